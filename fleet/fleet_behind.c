@@ -1,10 +1,10 @@
 /* Which process an upstream is, and who was away when the others were told to stand still, or to go
  * on: it is told as soon as it is there again. Nobody stays paused because it missed a resume. */
-#include "fleet/update/fleet_run.h"
+#include "fleet/update/fleet_update_priv.h"
 
 #include <string.h>
 
-void fleet_live(struct fleet_control *fc, size_t upstream, struct fleet_life *out)
+void fleet_live(struct fleet_control *fc, size_t upstream, struct fleet_incarnation *out)
 {
     struct upstream_info info;
 
@@ -14,9 +14,10 @@ void fleet_live(struct fleet_control *fc, size_t upstream, struct fleet_life *ou
     out->synced = info.synced;
 }
 
-bool fleet_is_another(struct fleet_control *fc, size_t upstream, const struct fleet_life *life)
+bool fleet_is_another(struct fleet_control *fc, size_t upstream,
+                      const struct fleet_incarnation *life)
 {
-    struct fleet_life now;
+    struct fleet_incarnation now;
 
     fleet_live(fc, upstream, &now);
     if (life->process[0] != '\0' && now.process[0] != '\0')
@@ -72,7 +73,7 @@ void fleet_note_reached(struct fleet_control *fc, const struct fleet_said *said,
     mtx_lock(&fc->lock);
     memset(fc->took, 0, sizeof fc->took);
     for (size_t i = 0; paused && i < n; i++) {
-        fc->took[said[i].upstream] = said_good(&said[i]);
+        fc->took[said[i].upstream] = result_ok(&said[i]);
         fleet_live(fc, said[i].upstream, &fc->paused[said[i].upstream]);
     }
     for (size_t i = 0; i < n_all; i++) {
@@ -119,11 +120,11 @@ static void tell(struct fleet_control *fc, enum wire_op op, const struct fleet_t
     for (size_t i = 0; i < n; i++) {
         if (said[i].end == FLEET_REFUSED)
             fleet_fence(fleet_of(fc), said[i].upstream, &said[i].why);
-        if (op == WIRE_PAUSE && said_good(&said[i]))
+        if (op == WIRE_PAUSE && result_ok(&said[i]))
             fleet_stands_still(fleet_of(fc), said[i].upstream, lives[i]);
         mtx_lock(&fc->lock);
-        fc->behind[said[i].upstream] = !said_good(&said[i]) && said[i].end != FLEET_REFUSED;
-        fc->took[said[i].upstream] = op == WIRE_PAUSE && said_good(&said[i]);
+        fc->behind[said[i].upstream] = !result_ok(&said[i]) && said[i].end != FLEET_REFUSED;
+        fc->took[said[i].upstream] = op == WIRE_PAUSE && result_ok(&said[i]);
         fleet_live(fc, said[i].upstream, &fc->paused[said[i].upstream]);
         mtx_unlock(&fc->lock);
     }

@@ -68,18 +68,18 @@ struct fleet_group *fleet_group_locked(struct fleet_control *fc, const char *nam
 /* The last word is of what is so: one is told under the lock, the other knows the order. */
 void fleet_tokens(struct fleet_control *fc)
 {
-    bool still, opened, held;
+    bool still, prepare_begun, paused;
     uint64_t order;
 
     mtx_lock(&fc->lock);
     order = ++fc->n_stills;
-    opened = fc->session != NULL && fc->session->opened;
-    held = opened || fc->n_replacing > 0;
+    prepare_begun = fc->session != NULL && fc->session->prepare_begun;
+    paused = prepare_begun || fc->n_replacing > 0;
     still = fc->hold.on || fc->weights_asleep || fc->kv_asleep || fc->n_quiet > 0;
-    upstreams_tokens(fc->upstreams, !still && !opened);
+    upstreams_tokens(fc->upstreams, !still && !prepare_begun);
     mtx_unlock(&fc->lock);
     fleet_still(fleet_of(fc), still, order);
-    fleet_hold_back(fleet_of(fc), still || held, order);
+    fleet_hold_back(fleet_of(fc), still || paused, order);
 }
 
 void fleet_replacing(struct fleet_control *fc, bool on)
@@ -265,7 +265,7 @@ static void on_due(void *arg)
 }
 
 /* While an end is under way its trainer waits for it. */
-bool fleet_lease_over_locked(const struct fleet_session *s)
+bool fleet_lease_expired_locked(const struct fleet_session *s)
 {
     return fleet_session_is_open(s) && s->n_running == 0 && s->phase != UPDATE_VERIFYING &&
            s->lease_until_us <= clock_now_us();
@@ -279,10 +279,10 @@ static void end_session(struct fleet_control *fc)
     if (s == NULL)
         return;
     mtx_lock(&fc->lock);
-    over = fleet_lease_over_locked(s);
+    over = fleet_lease_expired_locked(s);
     mtx_unlock(&fc->lock);
     if (over)
-        fleet_lapse(fc, s);
+        fleet_expire_update(fc, s);
     fleet_unref(fc, s);
 }
 

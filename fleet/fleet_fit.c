@@ -282,7 +282,7 @@ static enum fleet_has unloaded(struct fleet_control *fc, const struct fleet_to *
 
     if (fleet_ask(fc, WIRE_LORA_UNLOAD, to, 1, FLEET_CACHE_US, &said, why) != 0)
         return has;
-    fleet_empty_adapters(fc, said, 1);
+    fleet_reset_adapter_caches(fc, said, 1);
     if (said->end == FLEET_GOOD || fleet_has_no_adapter(fc, said, name))
         has = FLEET_HAS_NONE;
     else
@@ -318,7 +318,7 @@ static enum fleet_has loaded(struct fleet_control *fc, const struct fleet_to *to
         (void)unloaded(fc, to, fit->name, &ignored);
     if (fleet_ask(fc, WIRE_LORA_LOAD, to, 1, fit->timeout_us + FLEET_LATE_US, &said, why) != 0)
         return has;
-    fleet_empty_adapters(fc, said, 1);
+    fleet_reset_adapter_caches(fc, said, 1);
     *why = said->why;
     if (said->end == FLEET_GOOD)
         has = is_same(said, fit, why) ? FLEET_HAS_THIS : FLEET_HAS_OTHER;
@@ -392,7 +392,7 @@ static void log_emptied(const struct fleet_control *fc, size_t upstream)
 static bool empty_one(struct fleet_fitting *f)
 {
     struct fleet_control *fc = f->fc;
-    struct fleet_cached one = {.upstream = f->upstream, .preempt = fleet_recomputes(fc)};
+    struct fleet_cache_reset one = {.upstream = f->upstream, .preempt = fleet_recomputes_kv(fc)};
     struct upstream_info info;
     struct err why = {0};
     uint64_t n_stale;
@@ -401,13 +401,13 @@ static bool empty_one(struct fleet_fitting *f)
     mtx_lock(&fc->lock);
     n_stale = f->n_stale;
     stale = f->stale.code != ERR_NONE;
-    one.lenient = f->unasked;
+    one.route_optional = f->unasked;
     mtx_unlock(&fc->lock);
     if (!stale)
         return true;
     fleet_info(fleet_of(fc), f->upstream, &info);
     one.preempt = one.preempt || info.n_outstanding[FLEET_GENERATE] == 0;
-    fleet_empty(fc, &one, 1, &why);
+    fleet_reset_caches(fc, &one, 1, &why);
     mtx_lock(&fc->lock);
     if (f->n_stale == n_stale) {
         f->stale = why;

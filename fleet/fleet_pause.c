@@ -2,7 +2,7 @@
  *
  * A resume overtakes a pause that is still waiting for what runs: whoever gave up on that must not
  * wait for it. The pause then undoes itself. */
-#include "fleet/update/fleet_run.h"
+#include "fleet/update/fleet_update_priv.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,7 +62,7 @@ static void undo_pause(struct fleet_control *fc, const struct fleet_said *said, 
     if (fleet_ask(fc, WIRE_RESUME, to, n_to, FLEET_STEP_US, &undone, &ignored) != 0)
         return;
     for (size_t i = 0; i < n_to; i++)
-        if (!said_good(&undone[i]))
+        if (!result_ok(&undone[i]))
             fleet_fence(fleet_of(fc), undone[i].upstream, &undone[i].why);
     fleet_said_free(undone, n_to);
 }
@@ -197,9 +197,9 @@ bool fleet_is_held_locked(const struct fleet_control *fc, size_t upstream)
 
     for (size_t i = 0; s != NULL && i < s->n_parts; i++)
         if (s->parts[i].upstream == upstream)
-            return !s->parts[i].two_phase && s->opened &&
-                   (s->parts[i].held || !part_is_unchanged(&s->parts[i]) ||
-                    s->parts[i].own == PART_OWN_OPEN);
+            return !s->parts[i].two_phase && s->prepare_begun &&
+                   (s->parts[i].paused || !part_is_unchanged(&s->parts[i]) ||
+                    s->parts[i].own_update == PART_UPDATE_OPEN);
     return false;
 }
 
@@ -212,14 +212,14 @@ static size_t to_resume(struct fleet_control *fc, struct fleet_to *to)
     struct upstream_at at;
 
     for (size_t i = 0; i < n; i++) {
-        bool held;
+        bool paused;
 
         upstreams_at(fc->upstreams, alive[i].upstream, &at);
         fleet_info(fleet_of(fc), alive[i].upstream, &info);
         mtx_lock(&fc->lock);
-        held = fleet_is_held_locked(fc, alive[i].upstream);
+        paused = fleet_is_held_locked(fc, alive[i].upstream);
         mtx_unlock(&fc->lock);
-        if (!held && !(info.fenced && !wire_is_two_phase(at.dialect)))
+        if (!paused && !(info.fenced && !wire_is_two_phase(at.dialect)))
             to[n_to++] = alive[i];
     }
     return n_to;
@@ -281,7 +281,7 @@ int fleet_resume_all(struct fleet_control *fc, bool lapsed, struct fleet_said **
         *was = note_resume(fc);
     }
     for (size_t i = 0; rc == 0 && i < *n; i++)
-        if (!said_good(&(*said)[i]))
+        if (!result_ok(&(*said)[i]))
             fleet_fence(fleet_of(fc), (*said)[i].upstream, &(*said)[i].why);
     resume_end(fc);
     return rc;

@@ -12,7 +12,7 @@
 #include "fleet/fleet_control.h"
 #include "fleet/fleet_fit.h"
 #include "fleet/members/upstreams.h"
-#include "fleet/update/fleet_cover.h"
+#include "fleet/update/fleet_coverage.h"
 #include "fleet/update/fleet_session.h"
 #include "http/http_request.h"
 
@@ -70,11 +70,11 @@ struct fleet_control {
     unsigned n_replacing;          /* loads of adapters that may replace one under its name */
     unsigned n_quiet;              /* who does not want upstreams to be asked for tokens */
     uint64_t n_stills;             /* how often the fleet was told who stands still */
-    bool whole;                    /* an update by itself is under way: from its start to its end */
+    bool one_shot_running;         /* an update by itself is under way: from its start to its end */
     struct fleet_session *session; /* one reference; NULL: none is open */
     struct fleet_session *ended[FLEET_ENDED_KEPT]; /* one reference each; the last first */
     struct fleet_hold hold;
-    struct fleet_life paused[FLEET_MAX]; /* while `hold`: of those that `took` it */
+    struct fleet_incarnation paused[FLEET_MAX]; /* while `hold`: of those that `took` it */
     bool took[FLEET_MAX];
     bool behind[FLEET_MAX];  /* it did not answer when the others were paused, or resumed */
     uint64_t behind_due_us;  /* CLOCK_NEVER: nobody is */
@@ -171,8 +171,9 @@ size_t fleet_min_ready(struct fleet_control *fc);
 
 /* fleet_live - what an upstream's process is known by now.
  * fleet_is_another - is it another by now? One that does not name itself is, if it was away. */
-void fleet_live(struct fleet_control *fc, size_t upstream, struct fleet_life *out);
-bool fleet_is_another(struct fleet_control *fc, size_t upstream, const struct fleet_life *life);
+void fleet_live(struct fleet_control *fc, size_t upstream, struct fleet_incarnation *out);
+bool fleet_is_another(struct fleet_control *fc, size_t upstream,
+                      const struct fleet_incarnation *life);
 
 /* fleet_is_paused_locked - did it take the trainer's pause, and is the same process? */
 bool fleet_is_paused_locked(struct fleet_control *fc, size_t upstream);
@@ -201,31 +202,31 @@ void fleet_look(struct fleet_control *fc);
  * still now. No lock held. */
 void fleet_tokens(struct fleet_control *fc);
 
-/* fleet_tell_packed - tells those vLLM that take it only when their transfer is set up whether the
+/* fleet_send_packing - tells those vLLM that take it only when their transfer is set up whether the
  * handles of `body` are packed; whom that fails at is dropped. Blocks. */
-int fleet_tell_packed(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
-                      struct err *e);
+int fleet_send_packing(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
+                       struct err *e);
 
 /* fleet_put - reply[member] = value (stolen; NULL: no memory). Returns 0 or -1. */
 int fleet_put(json_t *reply, const char *member, json_t *value);
 
 /* updates (fleet/update/) */
 
-struct fleet_begin {
+struct fleet_update_request {
     struct http_request *x; /* whose client waits; or NULL */
-    const char *label;    /* "" = none */
-    const json_t *start;  /* of the native start, without its label */
-    const char *selector; /* static, or NULL */
-    bool implicit, unnamed, partial, sharded;
+    const char *label;      /* "" = none */
+    const json_t *start;    /* of the native start, without its label */
+    const char *selector;   /* static, or NULL */
+    bool auto_commit, anonymous, partial, sharded;
     uint32_t lease_s;
 };
 
-/* fleet_begin - open the fleet's update. @out  one reference
+/* fleet_start_update - open the fleet's update. @out  one reference
  * Errors: ERR_CONFLICT (one is open), ERR_UNSYNCED, an upstream's. *details may be set (new). */
-int fleet_begin(struct fleet_control *fc, const struct fleet_begin *req, struct fleet_session **out,
-                json_t **details, struct err *e);
+int fleet_start_update(struct fleet_control *fc, const struct fleet_update_request *req,
+                       struct fleet_session **out, json_t **details, struct err *e);
 
-/* fleet_send - tensors to all that take part.
+/* fleet_send_tensors - tensors to all that take part.
  * @body      without update_id, weight_version, chunk_id, abort_requests
  * @chunk_id  NULL: none
  * Errors: an upstream's, ERR_CONFLICT, ERR_ENDED. The update may have been ended by that. */
@@ -234,29 +235,32 @@ struct fleet_tensors {
     const char *chunk_id;
     bool by_group, abort_requests;
 };
-int fleet_send(struct fleet_control *fc, struct fleet_session *s, const struct fleet_tensors *t,
-               struct err *e);
+int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
+                       const struct fleet_tensors *t, struct err *e);
 
-/* fleet_end - prove, and commit if asked. @body  of the native finish: its checksums
+/* fleet_finish_update - prove, and commit if asked. @body  of the native finish: its checksums
  * Errors: an upstream's, ERR_CONFLICT, ERR_ENDED, ERR_INCOMPLETE; the update is aborted unless it
  * could not be begun to end. */
-int fleet_end(struct fleet_control *fc, struct fleet_session *s, const char *label,
-              const json_t *body, bool commit, struct err *e);
+int fleet_finish_update(struct fleet_control *fc, struct fleet_session *s, const char *label,
+                        const json_t *body, bool commit, struct err *e);
 
-/* fleet_give_up - abort. Errors: ERR_ENDED (committed), ERR_CONFLICT (being committed). */
-int fleet_give_up(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
-                  struct err *e);
+/* fleet_abort_update_wait - abort. Errors: ERR_ENDED (committed), ERR_CONFLICT (being committed).
+ */
+int fleet_abort_update_wait(struct fleet_control *fc, struct fleet_session *s,
+                            const struct err *why, struct err *e);
 
-/* fleet_abort - the same, for its trainer, who is told at once of what is under way. */
-int fleet_abort(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
-                struct err *e);
+/* fleet_abort_update - the same, for its trainer, who is told at once of what is under way. */
+int fleet_abort_update(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
+                       struct err *e);
 
-/* fleet_lapse - abort, if its lease is over when it is its turn. */
-void fleet_lapse(struct fleet_control *fc, struct fleet_session *s);
-bool fleet_lease_over_locked(const struct fleet_session *s);
+/* fleet_expire_update - abort, if its lease is over when it is its turn. */
+void fleet_expire_update(struct fleet_control *fc, struct fleet_session *s);
+bool fleet_lease_expired_locked(const struct fleet_session *s);
 
-/* fleet_find - a reference to the session of that id, open or ended. Errors: ERR_NOT_FOUND. */
-int fleet_find(struct fleet_control *fc, const char *id, struct fleet_session **out, struct err *e);
+/* fleet_find_update - a reference to the session of that id, open or ended. Errors: ERR_NOT_FOUND.
+ */
+int fleet_find_update(struct fleet_control *fc, const char *id, struct fleet_session **out,
+                      struct err *e);
 /* fleet_open_session - a reference to the open one, or NULL. */
 struct fleet_session *fleet_open_session(struct fleet_control *fc);
 void fleet_unref(struct fleet_control *fc, struct fleet_session *s); /* takes the lock */
@@ -277,10 +281,11 @@ int fleet_pause_all(struct fleet_control *fc, const struct pause_controller_paus
 int fleet_resume_all(struct fleet_control *fc, bool lapsed, struct fleet_said **said, size_t *n,
                      bool *was, struct err *e);
 
-/* fleet_commit_open - end the implicit update that is open, if any, as its trainer's last word.
- * Returns 0 when there is none or it was committed: *out is a reference to it then, or NULL. */
-int fleet_commit_open(struct fleet_control *fc, const char *label, struct fleet_session **out,
-                      struct err *e);
+/* fleet_commit_open_update - end the auto-commit update that is open, if any, as its trainer's last
+ * word. Returns 0 when there is none or it was committed: *out is a reference to it then, or NULL.
+ */
+int fleet_commit_open_update(struct fleet_control *fc, const char *label,
+                             struct fleet_session **out, struct err *e);
 
 /* fleet_is_held_locked - does the open update need this upstream to stand still? */
 bool fleet_is_held_locked(const struct fleet_control *fc, size_t upstream);

@@ -120,7 +120,7 @@ static int tell_one(struct fleet_control *fc, enum wire_op op, size_t upstream, 
         return -1;
     if (said->end == FLEET_UNKNOWN) /* it did, or not: nobody knows how it is */
         fleet_fence(fleet_of(fc), upstream, &said->why);
-    if (!said_good(said))
+    if (!result_ok(said))
         rc = refuse(said, e);
     fleet_said_free(said, 1);
     return rc;
@@ -164,7 +164,7 @@ static int resync_turn(struct fleet_control *fc, size_t upstream, struct err *e)
         wake_first(fc, upstream, &info, e) != 0 || ask_what(fc, upstream, &saw, e) != 0 ||
         ask_token(fc, upstream, e) != 0 || sleep_last(fc, upstream, &info, state, e) != 0)
         return -1;
-    fleet_empty_one(fc, upstream); /* nobody knows what made its entries */
+    fleet_reset_caches_of(fc, upstream); /* nobody knows what made its entries */
     return fleet_resync(fleet_of(fc), upstream, &saw, e);
 }
 

@@ -27,7 +27,7 @@
     X(OPERATION_UPDATE_DELETE, CALL_GENERATE)                                                      \
     X(OPERATION_UPDATE_ZMQ, CALL_GENERATE)                                                         \
     X(OPERATION_COMMIT_RESUME, CALL_RESUME)                                                        \
-    X(OPERATION_COMMIT_IMPLICIT, CALL_GENERATE)                                                    \
+    X(OPERATION_COMMIT_OPEN, CALL_GENERATE)                                                        \
     X(OPERATION_TENSOR_LIST_PUT, CALL_GENERATE)                                                    \
     X(OPERATION_WEIGHTS_LIST, CALL_GENERATE)                                                       \
     X(OPERATION_WEIGHTS_GET, CALL_GENERATE)                                                        \

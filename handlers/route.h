@@ -31,10 +31,11 @@ enum route_dialect {
 
 /* Which update session a request is part of. */
 enum route_session {
-    SESSION_NAMED,   /* the one that its update_id names; without one it is its own */
-    SESSION_OPEN,    /* the one that a dialect's start opened; none is a conflict */
-    SESSION_IMPLICIT /* the one that is open; the first request opens it. Of an init: a new trainer,
-                        who will send everything anew, gives up what is open and nobody names */
+    SESSION_NAMED,      /* the one that its update_id names; without one it is its own */
+    SESSION_OPEN,       /* the one that a dialect's start opened; none is a conflict */
+    SESSION_AUTO_COMMIT /* the one that is open; the first request opens it. Of an init: a new
+                        trainer, who will send everything anew, gives up what is open and nobody
+                        names */
 };
 
 /* A row is taken only if the body has this member, and if this is its value. */

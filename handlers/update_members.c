@@ -126,10 +126,10 @@ int label_check(const char *label, const char *field, struct err *e)
                            "byte %zu of the weight version is a control character", i);
     }
     memcpy(copy, label, len + 1);
-    if (fleet_is_unfinished(label))
+    if (fleet_is_dirty_marker(label))
         return err_set(e, ERR_BAD_REQUEST, field,
                        "'%s' begins the names of updates that did not end: choose another",
-                       FLEET_UNFINISHED);
+                       FLEET_DIRTY_MARKER);
     if (utf8_clean(copy) > 0) /* it came in a query: JSON has been checked */
         return err_set(e, ERR_BAD_REQUEST, field, "the weight version is not well-formed UTF-8");
     return 0;

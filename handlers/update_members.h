@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { UPDATE_UNNAMED_LEASE_S = 600 }; /* of sessions whose trainers do not know of leases */
+enum { UPDATE_ANONYMOUS_LEASE_S = 600 }; /* of sessions whose trainers do not know of leases */
 
 /* update_id_check - of 1 to len_max bytes? Errors: ERR_BAD_REQUEST at `field`. */
 int update_id_check(const char *id, size_t len_max, const char *field, struct err *e);
@@ -33,7 +33,7 @@ int placement_from_body(bool *sharded, const json_t *body, struct err *e);
 int selector_from_body(const char **selector, const json_t *body, struct err *e);
 
 /* label_check - a weight version label: 1..VERSION_LABEL_MAX bytes without control characters, and
- * none of an update that did not end (FLEET_UNFINISHED). */
+ * none of an update that did not end (FLEET_DIRTY_MARKER). */
 int label_check(const char *label, const char *field, struct err *e);
 
 /* A request for another name of what is served. */

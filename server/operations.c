@@ -5,8 +5,8 @@
 #include "handlers/compat/areal/dialect_areal.h"
 #include "handlers/control_plane.h"
 #include "handlers/data_plane.h"
-#include "handlers/fleet/fleet_handlers.h"
-#include "handlers/fleet/fleet_status.h"
+#include "handlers/fleet/handlers.h"
+#include "handlers/fleet/status.h"
 #include "handlers/relayed.h"
 #include "handlers/update/commit_resume.h"
 #include "handlers/update/update_zmq.h"
@@ -35,7 +35,7 @@
     X(OPERATION_UPDATE_DELETE, handle_update_delete, NULL)                                         \
     X(OPERATION_UPDATE_ZMQ, handle_update_zmq, NULL)                                               \
     X(OPERATION_COMMIT_RESUME, handle_commit_resume, NULL)                                         \
-    X(OPERATION_COMMIT_IMPLICIT, handle_commit_implicit, NULL)                                     \
+    X(OPERATION_COMMIT_OPEN, handle_commit_open, NULL)                                             \
     X(OPERATION_TENSOR_LIST_PUT, handle_tensor_list_put, NULL)                                     \
     X(OPERATION_WEIGHTS_LIST, handle_weights_list, NULL)                                           \
     X(OPERATION_WEIGHTS_GET, handle_weights_get, NULL)                                             \
@@ -85,52 +85,52 @@
     X(OPERATION_STATUS, EXECUTOR_LOOP, handle_fleet_status, false)                                 \
     X(OPERATION_RANKS, EXECUTOR_CONTROL, handle_fleet_ranks, false) /* each upstream is asked */   \
     X(OPERATION_METRICS, EXECUTOR_CONTROL, handle_metrics, false)                                  \
-    X(OPERATION_MODELS, EXECUTOR_LOOP, handle_relay, true)                                         \
-    X(OPERATION_MODEL, EXECUTOR_LOOP, handle_relay, true)                                          \
+    X(OPERATION_MODELS, EXECUTOR_LOOP, handle_fleet_proxy, true)                                   \
+    X(OPERATION_MODEL, EXECUTOR_LOOP, handle_fleet_proxy, true)                                    \
     X(OPERATION_UPSTREAMS, EXECUTOR_LOOP, handle_fleet_upstreams, false)                           \
     X(OPERATION_RESYNC, EXECUTOR_OPERATION, handle_fleet_resync, false)                            \
-    X(OPERATION_UPDATE_START, EXECUTOR_OPERATION, fleet_update_start, false)                       \
-    X(OPERATION_UPDATE, EXECUTOR_GENERATE, fleet_update, false)                                    \
-    X(OPERATION_UPDATE_VERIFY, EXECUTOR_GENERATE, fleet_update_verify, false)                      \
-    X(OPERATION_UPDATE_FINISH, EXECUTOR_GENERATE, fleet_update_finish, false)                      \
-    X(OPERATION_UPDATE_ABORT, EXECUTOR_ABORT, fleet_update_abort, false)                           \
-    X(OPERATION_UPDATE_RENEW, EXECUTOR_CONTROL, fleet_update_renew, false)                         \
-    X(OPERATION_UPDATE_GET, EXECUTOR_LOOP, fleet_update_get, false)                                \
-    X(OPERATION_UPDATE_DELETE, EXECUTOR_ABORT, fleet_update_delete, false)                         \
+    X(OPERATION_UPDATE_START, EXECUTOR_OPERATION, handle_fleet_update_start, false)                \
+    X(OPERATION_UPDATE, EXECUTOR_GENERATE, handle_fleet_update, false)                             \
+    X(OPERATION_UPDATE_VERIFY, EXECUTOR_GENERATE, handle_fleet_update_verify, false)               \
+    X(OPERATION_UPDATE_FINISH, EXECUTOR_GENERATE, handle_fleet_update_finish, false)               \
+    X(OPERATION_UPDATE_ABORT, EXECUTOR_ABORT, handle_fleet_update_abort, false)                    \
+    X(OPERATION_UPDATE_RENEW, EXECUTOR_CONTROL, handle_fleet_update_renew, false)                  \
+    X(OPERATION_UPDATE_GET, EXECUTOR_LOOP, handle_fleet_update_get, false)                         \
+    X(OPERATION_UPDATE_DELETE, EXECUTOR_ABORT, handle_fleet_update_delete, false)                  \
     X(OPERATION_UPDATE_ZMQ, EXECUTOR_OPERATION, fleet_update_zmq, false)                           \
-    X(OPERATION_COMMIT_RESUME, EXECUTOR_RESUME, fleet_commit_resume, false)                        \
-    X(OPERATION_COMMIT_IMPLICIT, EXECUTOR_OPERATION, fleet_commit_implicit, false)                 \
-    X(OPERATION_TENSOR_LIST_PUT, EXECUTOR_GENERATE, fleet_tensor_list_put, false)                  \
+    X(OPERATION_COMMIT_RESUME, EXECUTOR_RESUME, handle_fleet_commit_resume, false)                 \
+    X(OPERATION_COMMIT_OPEN, EXECUTOR_OPERATION, handle_fleet_commit_open, false)                  \
+    X(OPERATION_TENSOR_LIST_PUT, EXECUTOR_GENERATE, handle_fleet_tensor_list_put, false)           \
     X(OPERATION_WEIGHTS_LIST, EXECUTOR_LOOP, fleet_not_answered, false)                            \
     X(OPERATION_WEIGHTS_GET, EXECUTOR_LOOP, fleet_not_answered, false)                             \
-    X(OPERATION_WEIGHTS_LABEL, EXECUTOR_OPERATION, fleet_weights_label, false)                     \
+    X(OPERATION_WEIGHTS_LABEL, EXECUTOR_OPERATION, handle_fleet_weights_label, false)              \
     X(OPERATION_WEIGHTS_CHECK, EXECUTOR_LOOP, fleet_not_answered, false)                           \
     X(OPERATION_WEIGHT_VALUES, EXECUTOR_LOOP, fleet_not_answered, false)                           \
     X(OPERATION_HANDLES_GET, EXECUTOR_LOOP, fleet_not_answered, false)                             \
     X(OPERATION_HANDLES_RENEW, EXECUTOR_LOOP, fleet_not_answered, false)                           \
     X(OPERATION_HANDLES_DELETE, EXECUTOR_LOOP, fleet_not_answered, false)                          \
     X(OPERATION_PREFLIGHT, EXECUTOR_LOOP, fleet_not_answered, false)                               \
-    X(OPERATION_TRANSFER_INIT, EXECUTOR_OPERATION, fleet_transfer_init, false)                     \
-    X(OPERATION_TRANSFER_GET, EXECUTOR_LOOP, fleet_transfer_get, false)                            \
-    X(OPERATION_TRANSFER_DELETE, EXECUTOR_OPERATION, fleet_transfer_delete, false)                 \
-    X(OPERATION_PAUSE, EXECUTOR_PAUSE, fleet_pause, false)                                         \
-    X(OPERATION_RESUME, EXECUTOR_RESUME, fleet_resume, false)                                      \
-    X(OPERATION_SLEEP, EXECUTOR_OPERATION, fleet_sleep, false)                                     \
-    X(OPERATION_WAKE, EXECUTOR_OPERATION, fleet_wake, false)                                       \
-    X(OPERATION_RESET_CACHE, EXECUTOR_CONTROL, fleet_reset_cache, false)                           \
-    X(OPERATION_FLUSH_CACHE, EXECUTOR_CONTROL, fleet_flush_cache, false)                           \
-    X(OPERATION_ABORT_REQUESTS, EXECUTOR_CONTROL, fleet_abort_requests, false)                     \
-    X(OPERATION_LORA_LOAD, EXECUTOR_OPERATION, fleet_lora_load, false)                             \
-    X(OPERATION_LORA_UNLOAD, EXECUTOR_OPERATION, fleet_lora_unload, false)                         \
-    X(OPERATION_LORA_LIST, EXECUTOR_LOOP, fleet_lora_list, false)                                  \
-    X(OPERATION_GENERATE, EXECUTOR_LOOP, handle_relay, true)                                       \
-    X(OPERATION_COMPLETIONS, EXECUTOR_LOOP, handle_relay, true)                                    \
-    X(OPERATION_CHAT, EXECUTOR_LOOP, handle_relay, true)                                           \
-    X(OPERATION_CHAT_RENDER, EXECUTOR_LOOP, handle_relay, true)                                    \
-    X(OPERATION_SGLANG_GENERATE, EXECUTOR_LOOP, handle_relay, true)                                \
-    X(OPERATION_TOKENIZE, EXECUTOR_LOOP, handle_relay, true)                                       \
-    X(OPERATION_DETOKENIZE, EXECUTOR_LOOP, handle_relay, true)                                     \
-    X(OPERATION_RELAYED, EXECUTOR_LOOP, handle_relay, true)                                        \
+    X(OPERATION_TRANSFER_INIT, EXECUTOR_OPERATION, handle_fleet_transfer_init, false)              \
+    X(OPERATION_TRANSFER_GET, EXECUTOR_LOOP, handle_fleet_transfer_get, false)                     \
+    X(OPERATION_TRANSFER_DELETE, EXECUTOR_OPERATION, handle_fleet_transfer_delete, false)          \
+    X(OPERATION_PAUSE, EXECUTOR_PAUSE, handle_fleet_pause, false)                                  \
+    X(OPERATION_RESUME, EXECUTOR_RESUME, handle_fleet_resume, false)                               \
+    X(OPERATION_SLEEP, EXECUTOR_OPERATION, handle_fleet_sleep, false)                              \
+    X(OPERATION_WAKE, EXECUTOR_OPERATION, handle_fleet_wake, false)                                \
+    X(OPERATION_RESET_CACHE, EXECUTOR_CONTROL, handle_fleet_reset_cache, false)                    \
+    X(OPERATION_FLUSH_CACHE, EXECUTOR_CONTROL, handle_fleet_flush_cache, false)                    \
+    X(OPERATION_ABORT_REQUESTS, EXECUTOR_CONTROL, handle_fleet_abort_requests, false)              \
+    X(OPERATION_LORA_LOAD, EXECUTOR_OPERATION, handle_fleet_lora_load, false)                      \
+    X(OPERATION_LORA_UNLOAD, EXECUTOR_OPERATION, handle_fleet_lora_unload, false)                  \
+    X(OPERATION_LORA_LIST, EXECUTOR_LOOP, handle_fleet_lora_list, false)                           \
+    X(OPERATION_GENERATE, EXECUTOR_LOOP, handle_fleet_proxy, true)                                 \
+    X(OPERATION_COMPLETIONS, EXECUTOR_LOOP, handle_fleet_proxy, true)                              \
+    X(OPERATION_CHAT, EXECUTOR_LOOP, handle_fleet_proxy, true)                                     \
+    X(OPERATION_CHAT_RENDER, EXECUTOR_LOOP, handle_fleet_proxy, true)                              \
+    X(OPERATION_SGLANG_GENERATE, EXECUTOR_LOOP, handle_fleet_proxy, true)                          \
+    X(OPERATION_TOKENIZE, EXECUTOR_LOOP, handle_fleet_proxy, true)                                 \
+    X(OPERATION_DETOKENIZE, EXECUTOR_LOOP, handle_fleet_proxy, true)                               \
+    X(OPERATION_RELAYED, EXECUTOR_LOOP, handle_fleet_proxy, true)                                  \
     X(OPERATION_AREAL_META, EXECUTOR_CONTROL, handle_areal_meta, false)                            \
     X(OPERATION_AREAL_LORA_META, EXECUTOR_CONTROL, handle_areal_lora_meta, false)                  \
     X(OPERATION_SESSION_FINISH, EXECUTOR_LOOP, handle_session_finish, false)                       \

@@ -8,9 +8,9 @@
 #include "fleet/members/spec.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/proxy/relay.h"
-#include "fleet/update/fleet_cover.h"
+#include "fleet/update/fleet_coverage.h"
 #include "handlers/app.h"
-#include "handlers/fleet/fleet_status.h"
+#include "handlers/fleet/status.h"
 #include "handlers/tensor_list_json.h"
 #include "server/model_dir.h"
 #include "server/serve.h"
@@ -128,7 +128,7 @@ int fleet_open_spec(struct app *app, const struct config *c, struct err *e)
 
     if (spec_load(&spec, &from, c, e) != 0)
         return -1;
-    return spec != NULL ? fleet_spec_give(app->fleet->control, spec, from, e) : 0;
+    return spec != NULL ? fleet_spec_set(app->fleet->control, spec, from, e) : 0;
 }
 
 int fleet_pools_new(struct app *app, size_t n_queue_max, size_t n_threads, struct err *e)

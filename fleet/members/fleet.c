@@ -282,15 +282,15 @@ static void forget_key_locked(const struct fleet *f, struct upstream *u)
         BLAME(u, "its weights are not version '%s'", f->label);
 }
 
-bool fleet_is_unfinished(const char *label)
+bool fleet_is_dirty_marker(const char *label)
 {
-    return strncmp(label, FLEET_UNFINISHED, sizeof FLEET_UNFINISHED - 1) == 0;
+    return strncmp(label, FLEET_DIRTY_MARKER, sizeof FLEET_DIRTY_MARKER - 1) == 0;
 }
 
 /* Whoever began it did not live to end it. What is said during one of ours may be of that one. */
 static void fence_unfinished_locked(const struct fleet *f, struct upstream *u)
 {
-    if (f->updating || fleet_is_out(u, OUT_UPDATE_FAILED) || !fleet_is_unfinished(u->saw.label))
+    if (f->updating || fleet_is_out(u, OUT_UPDATE_FAILED) || !fleet_is_dirty_marker(u->saw.label))
         return;
     fleet_move(f, u, UPSTREAM_ON_UPDATE_FAILED);
     BLAME(u, "an update of it never ended ('%s'): its weights are of no version", u->saw.label);
@@ -308,7 +308,7 @@ void fleet_heard(struct fleet *f, size_t upstream, const struct upstream_saw *sa
     fleet_change_begin(f, &c);
     was = fleet_is_synced(u);
     heard.is_old |= f->updating &&
-                    fleet_is_unfinished(saw->label); /* of ours, and soon not any more */
+                    fleet_is_dirty_marker(saw->label); /* of ours, and soon not any more */
     check_sync_locked(f, u, &heard);
     note_locked(f, u, &heard);
     forget_key_locked(f, u);
@@ -609,7 +609,7 @@ static int check_resync_locked(const struct fleet *f, size_t upstream,
     if (saw->unready[0] != '\0')
         return err_set(e, ERR_CONFLICT, "", "%s is not ready: %s", fleet_who(f, upstream).text,
                        saw->unready);
-    if (fleet_is_unfinished(saw->label))
+    if (fleet_is_dirty_marker(saw->label))
         return err_set(e, ERR_NEEDS_UPDATE, "",
                        "an update of %s never ended ('%s'), and only a whole one makes that good",
                        fleet_who(f, upstream).text, saw->label);

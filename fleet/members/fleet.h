@@ -54,10 +54,10 @@ struct fleet;
 /* What one that overwrites what it serves, and takes names, is named from before the first byte of
  * an update to its end, with the update's id behind: a server after the one that began it fences
  * it. */
-#define FLEET_UNFINISHED "baton:unfinished:"
+#define FLEET_DIRTY_MARKER "baton:unfinished:"
 
-/* fleet_is_unfinished - is it such a name? */
-bool fleet_is_unfinished(const char *label);
+/* fleet_is_dirty_marker - is it such a name? */
+bool fleet_is_dirty_marker(const char *label);
 
 /* A change of an upstream's state. Those that follow each other are told in their order, unless two
  * threads make them at the same moment. */

@@ -22,7 +22,7 @@
 
 #include <string.h>
 
-bool fleet_recomputes(struct fleet_control *fc)
+bool fleet_recomputes_kv(struct fleet_control *fc)
 {
     return fc->cfg.recomputes;
 }
@@ -30,7 +30,7 @@ bool fleet_recomputes(struct fleet_control *fc)
 /* Some upstreams, and why each could not be emptied; clean: it was, or has not been asked yet. */
 struct emptying {
     struct fleet_control *fc;
-    const struct fleet_cached *list;
+    const struct fleet_cache_reset *list;
     struct err *why;
     size_t n;
 };
@@ -55,16 +55,16 @@ static bool picks_held(const struct emptying *x, size_t i)
     struct upstream_at at;
 
     upstreams_at(x->fc->upstreams, x->list[i].upstream, &at);
-    return at.dialect == WIRE_SGLANG && x->list[i].held && x->list[i].preempt &&
+    return at.dialect == WIRE_SGLANG && x->list[i].paused && x->list[i].preempt &&
            x->why[i].code != ERR_NONE;
 }
 
 /* An engine that has no such cache has no route for it; an SGLang without HiCache answers 400 where
  * one with it answers 200. A vLLM that is not in development mode has no route to empty its
  * prefixes by, nor any for updates; only its adapters can have changed. */
-static bool has_none(enum wire_op op, bool lenient, const struct fleet_said *said)
+static bool has_none(enum wire_op op, bool route_optional, const struct fleet_said *said)
 {
-    bool optional = op == WIRE_RESET_ENCODER || op == WIRE_RESET_STORAGE || lenient;
+    bool optional = op == WIRE_RESET_ENCODER || op == WIRE_RESET_STORAGE || route_optional;
 
     if (said->end != FLEET_REFUSED)
         return false;
@@ -79,7 +79,7 @@ static void cache_judge(const struct emptying *x, size_t i, enum wire_op op, con
 
     upstreams_at(x->fc->upstreams, said->upstream, &at);
     err_clear(&x->why[i]);
-    if (!said_good(said) && !has_none(op, x->list[i].lenient, said))
+    if (!result_ok(said) && !has_none(op, x->list[i].route_optional, said))
         x->why[i] = said->why;
     else if (op == WIRE_RESET_CACHE && said->end == FLEET_GOOD &&
              !wire_resets_surely(at.dialect, body, said->text != NULL ? said->text : "",
@@ -118,8 +118,8 @@ static void caches_ask(const struct emptying *x, enum wire_op op, picks_fn *pick
     json_decref(bodies[1]);
 }
 
-void fleet_empty(struct fleet_control *fc, const struct fleet_cached *list, size_t n,
-                 struct err *why)
+void fleet_reset_caches(struct fleet_control *fc, const struct fleet_cache_reset *list, size_t n,
+                        struct err *why)
 {
     const struct emptying x = {.fc = fc, .list = list, .why = why, .n = n};
     struct err refused[FLEET_MAX];
@@ -153,11 +153,11 @@ static void log_stale(struct fleet_control *fc, size_t upstream, const struct er
     log_end(&r);
 }
 
-/* @why  [n]; clean; set as fleet_empty's */
-static void empty_or_bar(struct fleet_control *fc, const struct fleet_cached *list, size_t n,
+/* @why  [n]; clean; set as fleet_reset_caches's */
+static void empty_or_bar(struct fleet_control *fc, const struct fleet_cache_reset *list, size_t n,
                          struct err *why)
 {
-    fleet_empty(fc, list, n, why);
+    fleet_reset_caches(fc, list, n, why);
     for (size_t i = 0; i < n; i++) {
         if (why[i].code != ERR_NONE)
             log_stale(fc, list[i].upstream, &why[i]);
@@ -165,9 +165,9 @@ static void empty_or_bar(struct fleet_control *fc, const struct fleet_cached *li
     }
 }
 
-void fleet_empty_parts(struct fleet_control *fc, struct fleet_session *s)
+void fleet_reset_part_caches(struct fleet_control *fc, struct fleet_session *s)
 {
-    struct fleet_cached list[FLEET_MAX];
+    struct fleet_cache_reset list[FLEET_MAX];
     struct fleet_part *parts[FLEET_MAX];
     struct err why[FLEET_MAX];
     size_t n = 0;
@@ -178,8 +178,8 @@ void fleet_empty_parts(struct fleet_control *fc, struct fleet_session *s)
 
         if (p->two_phase || !part_takes_part(p))
             continue;
-        list[n] = (struct fleet_cached){
-            .upstream = p->upstream, .held = p->held, .preempt = fleet_recomputes(fc)};
+        list[n] = (struct fleet_cache_reset){
+            .upstream = p->upstream, .paused = p->paused, .preempt = fleet_recomputes_kv(fc)};
         parts[n++] = p;
     }
     mtx_unlock(&fc->lock);
@@ -187,15 +187,15 @@ void fleet_empty_parts(struct fleet_control *fc, struct fleet_session *s)
     empty_or_bar(fc, list, n, why);
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < n; i++)
-        parts[i]->stale = why[i];
+        parts[i]->cache_error = why[i];
     mtx_unlock(&fc->lock);
 }
 
 /* An SGLang gives each load a name of its own. What runs with the adapter cannot keep the one that
  * it began with, so it begins again whatever --on-update says. */
-void fleet_empty_adapters(struct fleet_control *fc, const struct fleet_said *said, size_t n)
+void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_said *said, size_t n)
 {
-    struct fleet_cached list[FLEET_MAX];
+    struct fleet_cache_reset list[FLEET_MAX];
     struct err why[FLEET_MAX];
     struct upstream_at at;
     size_t n_list = 0;
@@ -203,18 +203,18 @@ void fleet_empty_adapters(struct fleet_control *fc, const struct fleet_said *sai
     for (size_t i = 0; i < n; i++) {
         upstreams_at(fc->upstreams, said[i].upstream, &at);
         if (at.dialect == WIRE_VLLM && fleet_worked(&said[i]))
-            list[n_list++] = (struct fleet_cached){
+            list[n_list++] = (struct fleet_cache_reset){
                 .upstream = said[i].upstream,
-                .lenient = !fleet_fit_is_stale(fc, said[i].upstream),
+                .route_optional = !fleet_fit_is_stale(fc, said[i].upstream),
                 .preempt = true};
     }
     memset(why, 0, n_list * sizeof *why);
     empty_or_bar(fc, list, n_list, why);
 }
 
-void fleet_empty_one(struct fleet_control *fc, size_t upstream)
+void fleet_reset_caches_of(struct fleet_control *fc, size_t upstream)
 {
-    const struct fleet_cached one = {.upstream = upstream, .preempt = fleet_recomputes(fc)};
+    const struct fleet_cache_reset one = {.upstream = upstream, .preempt = fleet_recomputes_kv(fc)};
     struct err why = {0};
     struct upstream_at at;
 

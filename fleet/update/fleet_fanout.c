@@ -13,7 +13,7 @@ void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part, cons
         .upstream = p->upstream,
         .body = body,
         .about = {.update_id = p->update_id[0] != '\0' ? p->update_id : NULL,
-                  .has_begun = p->own == PART_OWN_OPEN && !p->two_phase}};
+                  .has_begun = p->own_update == PART_UPDATE_OPEN && !p->two_phase}};
 }
 
 uint64_t fleet_step_us(struct fleet_control *fc)
@@ -23,7 +23,7 @@ uint64_t fleet_step_us(struct fleet_control *fc)
     return update_us < FLEET_STEP_US ? update_us : FLEET_STEP_US;
 }
 
-bool said_good(const struct fleet_said *said)
+bool result_ok(const struct fleet_said *said)
 {
     return said->end == FLEET_GOOD || said->end == FLEET_SKIPPED;
 }
@@ -41,15 +41,15 @@ size_t fanout_select(struct fleet_control *fc, struct fleet_session *s, const st
     return b->n;
 }
 
-static void take_results(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
-                         const struct fleet_batch *b, struct fleet_said *said)
+static void apply_results(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
+                          const struct fleet_batch *b, struct fleet_said *said)
 {
     mtx_lock(&fc->lock);
     for (size_t i = 0; f->on_result != NULL && i < b->n; i++)
         f->on_result(&s->parts[b->part[i]], b->part[i], &said[i], f->arg);
     mtx_unlock(&fc->lock);
     for (size_t i = 0; f->fence_failed && i < b->n; i++)
-        if (!said_good(&said[i]))
+        if (!result_ok(&said[i]))
             fleet_fence(fleet_of(fc), said[i].upstream, &said[i].why);
 }
 
@@ -74,11 +74,11 @@ static int ask_batch(struct fleet_control *fc, struct fleet_session *s, const st
     if (b->n == 0)
         return 0;
     assert(is_owner(fc, s));
-    rc = f->about_itself ? fleet_ask_about(fc, f->question, b->to, b->n, timeout_us, &said, e)
-                         : fleet_ask(fc, f->op, b->to, b->n, timeout_us, &said, e);
+    rc = f->is_query ? fleet_ask_about(fc, f->question, b->to, b->n, timeout_us, &said, e)
+                     : fleet_ask(fc, f->op, b->to, b->n, timeout_us, &said, e);
     if (rc != 0)
         return -1;
-    take_results(fc, s, f, b, said);
+    apply_results(fc, s, f, b, said);
     fleet_said_free(said, b->n);
     return 0;
 }
@@ -92,8 +92,8 @@ int fanout_apply(struct fleet_control *fc, struct fleet_session *s, const struct
     return ask_batch(fc, s, f, &b, e);
 }
 
-void fanout_or_fail(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
-                    struct err *why)
+void fanout_apply_or_fail(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
+                          struct err *why)
 {
     struct fleet_batch b;
 

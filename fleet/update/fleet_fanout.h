@@ -12,7 +12,7 @@ struct fleet_batch {
 };
 void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part, const json_t *body);
 
-bool said_good(const struct fleet_said *said);
+bool result_ok(const struct fleet_said *said);
 uint64_t fleet_step_us(struct fleet_control *fc);
 
 /* Parts of one update, by their indexes. */
@@ -23,7 +23,7 @@ struct part_set {
 /* What is asked, of whom, and what follows from an answer. The functions are called with the lock
  * of the fleet's control, and call nothing that blocks. */
 struct fanout {
-    bool about_itself; /* `question` is asked, else `op` */
+    bool is_query; /* `question` is asked, else `op` */
     enum wire_op op;
     enum wire_question question;
     const json_t *body;          /* borrowed; NULL: an empty one */
@@ -48,10 +48,10 @@ size_t fanout_select(struct fleet_control *fc, struct fleet_session *s, const st
 int fanout_apply(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
                  struct err *e);
 
-/* fanout_or_fail - the same; where nobody could be asked each of them is taken to have given no
- * answer, for the reason `why`.
+/* fanout_apply_or_fail - the same; where nobody could be asked each of them is taken to have given
+ * no answer, for the reason `why`.
  * @why  clean, or why it is not even tried */
-void fanout_or_fail(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
-                    struct err *why);
+void fanout_apply_or_fail(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
+                          struct err *why);
 
 #endif

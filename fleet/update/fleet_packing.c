@@ -1,6 +1,6 @@
 /* How handles are packed, which a vLLM since 0.27 takes only when its transfer is set up. What a
- * request does not say of it is added before (handlers/fleet/fleet_packing.c). */
-#include "fleet/update/fleet_run.h"
+ * request does not say of it is added before (handlers/fleet/packing.c). */
+#include "fleet/update/fleet_update_priv.h"
 
 static int no_memory(struct err *e)
 {
@@ -14,48 +14,49 @@ static bool is_given(const json_t *body, const char *member)
     return value != NULL && !json_is_null(value);
 }
 
-struct telling {
+struct packing_request {
     struct fleet_control *fc;
-    enum fleet_packed now;
+    enum fleet_packing_state now;
     size_t n_asked;
 };
 
 /* One that takes it only when a transfer is set up, and was not told so in this update. */
-static bool is_to_tell(const struct fleet_part *p, const void *arg)
+static bool needs_packing(const struct fleet_part *p, const void *arg)
 {
-    const struct telling *t = arg;
+    const struct packing_request *t = arg;
     struct upstream_info info;
 
     fleet_info(fleet_of(t->fc), p->upstream, &info);
-    return part_begins(p) && part_takes_part(p) && p->told_packed != t->now &&
+    return part_needs_start(p) && part_takes_part(p) && p->packing != t->now &&
            vllm_has(info.saw.release, VLLM_PACKS_HANDLES_AT_INIT);
 }
 
-static void take_told(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_packing_set(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
 {
-    struct telling *t = arg;
+    struct packing_request *t = arg;
 
     (void)part;
     t->n_asked++;
-    if (said_good(said))
-        p->told_packed = t->now;
+    if (result_ok(said))
+        p->packing = t->now;
     part_drop_failed(p, said);
 }
 
 /* An engine that nobody told takes them for not packed, one that was started anew too; and one that
  * was told by another server, before this one was started, as it was told then. */
-int fleet_tell_packed(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
-                      struct err *e)
+int fleet_send_packing(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
+                       struct err *e)
 {
-    struct telling t = {.fc = fc};
-    struct fanout f = {.op = WIRE_INIT, .select = is_to_tell, .on_result = take_told, .arg = &t};
+    struct packing_request t = {.fc = fc};
+    struct fanout f = {
+        .op = WIRE_INIT, .select = needs_packing, .on_result = on_packing_set, .arg = &t};
     bool packed = json_is_true(json_object_get(body, "packed"));
     json_t *init;
     int rc;
 
     if (!is_given(body, "ipc_handles_pickled") && !is_given(body, "ipc_handles"))
         return 0;
-    t.now = packed ? FLEET_PACKED : FLEET_NOT_PACKED;
+    t.now = packed ? FLEET_PACKED : FLEET_UNPACKED;
     init = json_pack("{s:s, s:b}", "transport", "ipc", "packed", (int)packed);
     if (init == NULL)
         return no_memory(e);
@@ -64,8 +65,8 @@ int fleet_tell_packed(struct fleet_control *fc, struct fleet_session *s, const j
     json_decref(init);
     if (rc != 0)
         return -1;
-    if (t.n_asked == 0 || fleet_stands(fc, s))
+    if (t.n_asked == 0 || fleet_has_quorum(fc, s))
         return 0;
-    fleet_tell_cause(fc, s, e);
+    fleet_set_cause(fc, s, e);
     return -1;
 }

@@ -22,9 +22,9 @@ static const struct part_rule rules[] = {
     /* tensors */
     {OVERWRITES, BIT(PART_CLEAN), PART_ON_SEND, PART_RECEIVING},
     {OVERWRITES, BIT(PART_DIRTY), PART_ON_SEND, PART_DIRTY},
-    {OVERWRITES, CHANGING, PART_ON_TAKEN, PART_DIRTY},
-    {OVERWRITES, BIT(PART_RECEIVING), PART_ON_NOT_TAKEN, PART_CLEAN},
-    {OVERWRITES, BIT(PART_DIRTY), PART_ON_NOT_TAKEN, PART_DIRTY},
+    {OVERWRITES, CHANGING, PART_ON_ACCEPTED, PART_DIRTY},
+    {OVERWRITES, BIT(PART_RECEIVING), PART_ON_REFUSED, PART_CLEAN},
+    {OVERWRITES, BIT(PART_DIRTY), PART_ON_REFUSED, PART_DIRTY},
 
     /* what may have been done there, and nobody knows */
     {OVERWRITES, BIT(PART_CLEAN) | CHANGING, PART_ON_DOUBT, PART_DIRTY},
@@ -39,18 +39,19 @@ static const struct part_rule rules[] = {
     {OVERWRITES, BIT(PART_DIRTY), PART_ON_FINISH, PART_FINISHED},
     {TWO_PHASE, BIT(PART_FINISHED), PART_ON_FAILURE, PART_DROPPED},
     {OVERWRITES, BIT(PART_FINISHED), PART_ON_FAILURE, PART_IN_DOUBT},
-    {OVERWRITES, BIT(PART_FINISHED), PART_ON_NO_RESUME, PART_STUCK},
-    {OVERWRITES, BIT(PART_CLEAN), PART_ON_NO_RESUME, PART_DROPPED},
+    {OVERWRITES, BIT(PART_FINISHED), PART_ON_RESUME_FAILED, PART_NOT_RESUMED},
+    {OVERWRITES, BIT(PART_CLEAN), PART_ON_RESUME_FAILED, PART_DROPPED},
 };
 
-void part_note(struct fleet_part *p, enum fleet_end end, int status, const struct err *why)
+void part_set_result(struct fleet_part *p, enum fleet_end end, int status, const struct err *why)
 {
     p->end = end;
     p->status = status;
     p->why = *why;
 }
 
-bool part_next(bool two_phase, enum part_state from, enum part_event event, enum part_state *to)
+bool part_transition(bool two_phase, enum part_state from, enum part_event event,
+                     enum part_state *to)
 {
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         const struct part_rule *r = &rules[i];
@@ -63,10 +64,10 @@ bool part_next(bool two_phase, enum part_state from, enum part_event event, enum
     return false;
 }
 
-void part_move(struct fleet_part *p, enum part_event event)
+void part_apply(struct fleet_part *p, enum part_event event)
 {
     enum part_state to = p->state;
-    bool allowed = part_next(p->two_phase, p->state, event, &to);
+    bool allowed = part_transition(p->two_phase, p->state, event, &to);
 
     assert(allowed);
     (void)allowed;

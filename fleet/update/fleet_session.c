@@ -21,8 +21,8 @@ void fleet_session_unref(struct fleet_session *s)
 {
     if (s == NULL || --s->n_refs > 0)
         return;
-    fleet_cover_free(s->cover);
-    json_decref(s->told);
+    fleet_coverage_free(s->coverage);
+    json_decref(s->report);
     free(s);
 }
 
@@ -31,7 +31,7 @@ bool fleet_session_is_open(const struct fleet_session *s)
     return s->phase != UPDATE_COMMITTED && s->phase != UPDATE_ABORTED;
 }
 
-bool fleet_session_has(const struct fleet_session *s, bool two_phase)
+bool fleet_session_has_part(const struct fleet_session *s, bool two_phase)
 {
     for (size_t i = 0; i < s->n_parts; i++)
         if (part_takes_part(&s->parts[i]) && s->parts[i].two_phase == two_phase)
@@ -47,13 +47,13 @@ bool fleet_session_overwrites(const struct fleet_session *s)
     return false;
 }
 
-void fleet_session_drop(struct fleet_part *p, enum fleet_end end, int status, const struct err *why)
+void part_drop(struct fleet_part *p, enum fleet_end end, int status, const struct err *why)
 {
-    part_move(p, PART_ON_FAILURE);
-    part_note(p, end, status, why);
+    part_apply(p, PART_ON_FAILURE);
+    part_set_result(p, end, status, why);
 }
 
-bool fleet_session_stands(const struct fleet_session *s, size_t min_ready)
+bool fleet_session_has_quorum(const struct fleet_session *s, size_t min_ready)
 {
     size_t n = 0;
 
@@ -67,14 +67,14 @@ bool fleet_session_stands(const struct fleet_session *s, size_t min_ready)
     return n >= min_ready;
 }
 
-static bool said_failed(const struct fleet_said *said)
+static bool result_failed(const struct fleet_said *said)
 {
     return said->end != FLEET_GOOD && said->end != FLEET_SKIPPED;
 }
 
-enum session_verdict fleet_session_took(struct fleet_session *s, const struct fleet_said *said,
-                                        const size_t *parts, size_t n, size_t min_ready,
-                                        bool repeats)
+enum session_verdict fleet_session_apply_results(struct fleet_session *s,
+                                                 const struct fleet_said *said, const size_t *parts,
+                                                 size_t n, size_t min_ready, bool repeats)
 {
     size_t n_failed = 0, n_worked = 0;
     bool one_phase = false, lost = false;
@@ -82,38 +82,38 @@ enum session_verdict fleet_session_took(struct fleet_session *s, const struct fl
     for (size_t i = 0; i < n; i++) {
         struct fleet_part *p = &s->parts[parts[i]];
 
-        n_failed += said_failed(&said[i]);
+        n_failed += result_failed(&said[i]);
         n_worked += said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN ||
                     (!p->two_phase && fleet_worked(&said[i]));
         one_phase = one_phase || !p->two_phase;
         lost = lost || said[i].end == FLEET_LOST;
         if (!p->two_phase)
-            part_move(p, fleet_worked(&said[i]) ? PART_ON_TAKEN : PART_ON_NOT_TAKEN);
-        part_note(p, said[i].end, said[i].status, &said[i].why);
+            part_apply(p, fleet_worked(&said[i]) ? PART_ON_ACCEPTED : PART_ON_REFUSED);
+        part_set_result(p, said[i].end, said[i].status, &said[i].why);
     }
     if (n_failed == 0) {
         s->n_received++;
-        return SESSION_GOES_ON;
+        return VERDICT_CONTINUE;
     }
     if (!lost && (n_worked == 0 || (repeats && !one_phase)))
-        return SESSION_AGAIN;
+        return VERDICT_RETRY;
     for (size_t i = 0; i < n; i++)
-        if (said_failed(&said[i]))
-            fleet_session_drop(&s->parts[parts[i]], said[i].end, said[i].status, &said[i].why);
-    if (!fleet_session_stands(s, min_ready))
-        return SESSION_OVER;
+        if (result_failed(&said[i]))
+            part_drop(&s->parts[parts[i]], said[i].end, said[i].status, &said[i].why);
+    if (!fleet_session_has_quorum(s, min_ready))
+        return VERDICT_ABORT;
     s->n_received++;
-    return SESSION_GOES_ON;
+    return VERDICT_CONTINUE;
 }
 
-void fleet_session_tell(const struct err *why, struct err *e)
+void fleet_client_error(const struct err *why, struct err *e)
 {
     *e = *why;
     if (e->code == ERR_NOT_FOUND && e->field[0] == '\0')
         e->code = ERR_UPSTREAM;
 }
 
-void fleet_session_cause(const struct fleet_session *s, size_t min_ready, struct err *e)
+void fleet_session_cause_error(const struct fleet_session *s, size_t min_ready, struct err *e)
 {
     const struct fleet_part *cause = NULL;
     size_t n = 0;
@@ -132,5 +132,5 @@ void fleet_session_cause(const struct fleet_session *s, size_t min_ready, struct
                       n, min_ready);
         return;
     }
-    fleet_session_tell(&cause->why, e);
+    fleet_client_error(&cause->why, e);
 }

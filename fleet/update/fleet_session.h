@@ -12,7 +12,7 @@
 #include "fleet/api/wire.h"
 #include "fleet/fleet_ask.h"
 #include "fleet/members/fleet.h"
-#include "fleet/update/fleet_cover.h"
+#include "fleet/update/fleet_coverage.h"
 #include "fleet/update/fleet_part.h"
 #include "weights/update/update.h"
 
@@ -32,22 +32,22 @@ struct fleet_session {
     unsigned n_refs;
     char id[UPDATE_ID_MAX + 1];
     enum update_phase phase;
-    bool implicit, unnamed, partial, sharded;
-    bool opened; /* those that are not in two phases are being stopped, or stand still */
-    bool ready;  /* they do, are marked, and have begun */
+    bool auto_commit, anonymous, partial, sharded;
+    bool prepare_begun; /* those that are not in two phases are being stopped, or stand still */
+    bool prepared;      /* they do, are marked, and have begun */
     char label[VERSION_LABEL_MAX + 1];
     /* Static: of the start, or of the first that says one; NULL: none does. */
     const char *selector;
     uint32_t lease_s;
     uint64_t lease_until_us;
-    unsigned n_running;        /* requests that bring tensors, under way */
-    bool sending;              /* one of them has the upstreams to itself */
-    pthread_t sender;          /* while `sending`: that one's, the last that began */
-    uint64_t n_received;       /* requests that brought some */
-    uint64_t serial;           /* of the fleet, once committed */
-    struct err error;          /* why it was aborted */
-    struct fleet_cover *cover; /* owned; NULL: only those in two phases take part */
-    json_t *told; /* owned, never changed; the last that a two-phase part said of its update, or
+    unsigned n_running;              /* requests that bring tensors, under way */
+    bool sending;                    /* one of them has the upstreams to itself */
+    pthread_t sender;                /* while `sending`: that one's, the last that began */
+    uint64_t n_received;             /* requests that brought some */
+    uint64_t serial;                 /* of the fleet, once committed */
+    struct err error;                /* why it was aborted */
+    struct fleet_coverage *coverage; /* owned; NULL: only those in two phases take part */
+    json_t *report; /* owned, never changed; the last that a two-phase part said of its update, or
                      without one what has come (fleet_cover.h) */
     size_t n_parts;
     struct fleet_part parts[];
@@ -59,40 +59,39 @@ void fleet_session_unref(struct fleet_session *s); /* accepts NULL */
 
 bool fleet_session_is_open(const struct fleet_session *s);
 
-/* fleet_session_has - does anybody (who is not out) take part in two phases; otherwise? */
-bool fleet_session_has(const struct fleet_session *s, bool two_phase);
+/* fleet_session_has_part - does anybody (who is not out) take part in two phases; otherwise? */
+bool fleet_session_has_part(const struct fleet_session *s, bool two_phase);
 
 /* fleet_session_overwrites - does anybody take part whose weights change as they come? */
 bool fleet_session_overwrites(const struct fleet_session *s);
 
-/* fleet_session_drop - a part failed. What it means for the rest: fleet_session_stands. */
-void fleet_session_drop(struct fleet_part *p, enum fleet_end end, int status,
-                        const struct err *why);
+/* part_drop - a part failed. What it means for the rest: fleet_session_has_quorum. */
+void part_drop(struct fleet_part *p, enum fleet_end end, int status, const struct err *why);
 
-/* fleet_session_stands - can it still be committed? Every part in two phases takes part, and at
+/* fleet_session_has_quorum - can it still be committed? Every part in two phases takes part, and at
  * least min_ready parts in all. */
-bool fleet_session_stands(const struct fleet_session *s, size_t min_ready);
+bool fleet_session_has_quorum(const struct fleet_session *s, size_t min_ready);
 
 enum session_verdict {
-    SESSION_GOES_ON,
-    SESSION_AGAIN, /* nobody took it: it may be sent again */
-    SESSION_OVER   /* parts differ now, or too few are left */
+    VERDICT_CONTINUE,
+    VERDICT_RETRY, /* nobody took it: it may be sent again */
+    VERDICT_ABORT  /* parts differ now, or too few are left */
 };
 
-/* fleet_session_took - tensors were sent: take down what each said of them.
+/* fleet_session_apply_results - tensors were sent: take down what each said of them.
  * @said    [n], in the order of `parts` [n], indexes of s->parts
  * @repeats  a request that was taken may come again where it was
  * Every part that is not in two phases was moved by PART_ON_SEND before. */
-enum session_verdict fleet_session_took(struct fleet_session *s, const struct fleet_said *said,
-                                        const size_t *parts, size_t n, size_t min_ready,
-                                        bool repeats);
+enum session_verdict fleet_session_apply_results(struct fleet_session *s,
+                                                 const struct fleet_said *said, const size_t *parts,
+                                                 size_t n, size_t min_ready, bool repeats);
 
-/* fleet_session_tell - what a part said, as our client is told it: what an upstream does not find
+/* fleet_client_error - what a part said, as our client is told it: what an upstream does not find
  * is not what the client named. @e  clean; set */
-void fleet_session_tell(const struct err *why, struct err *e);
+void fleet_client_error(const struct err *why, struct err *e);
 
-/* fleet_session_cause - the error that a client is told: of the parts that are out, the first that
- * was refused, else the first. @e  clean; set. */
-void fleet_session_cause(const struct fleet_session *s, size_t min_ready, struct err *e);
+/* fleet_session_cause_error - the error that a client is told: of the parts that are out, the first
+ * that was refused, else the first. @e  clean; set. */
+void fleet_session_cause_error(const struct fleet_session *s, size_t min_ready, struct err *e);
 
 #endif

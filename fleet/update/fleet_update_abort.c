@@ -1,6 +1,6 @@
 /* How an update of the fleet is given up: by its trainer, by a step that failed, or by its lease.
  */
-#include "fleet/update/fleet_run.h"
+#include "fleet/update/fleet_update_priv.h"
 
 #include <assert.h>
 
@@ -8,7 +8,7 @@ static const char aborting[] = "an abort";
 
 /* In a step, or while it is ending. The phase first: what is under way sees it. As long as somebody
  * may have our name it is an update of ours, and who is an upstream's index stays its own. */
-void fleet_abort_turn(struct fleet_control *fc, struct fleet_session *s, const struct err *why)
+void fleet_abort_with_lock(struct fleet_control *fc, struct fleet_session *s, const struct err *why)
 {
     assert(fleet_has_op(fc));
     upstreams_hold(fc->upstreams);
@@ -16,7 +16,7 @@ void fleet_abort_turn(struct fleet_control *fc, struct fleet_session *s, const s
     fleet_fence_parts(fc, s);
     fleet_log_ended(s, 0);
     fleet_abort_parts(fc, s, why->msg);
-    fleet_release(fc, s, false);
+    fleet_release_unchanged(fc, s, false);
     fleet_updating(fleet_of(fc), false);
     upstreams_release(fc->upstreams);
 }
@@ -32,13 +32,13 @@ static enum update_phase session_phase(struct fleet_control *fc, const struct fl
 }
 
 /* In `ending`, which is ended. */
-static int session_give_up(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
-                           struct err *e)
+static int abort_session(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
+                         struct err *e)
 {
     enum update_phase phase = session_phase(fc, s);
 
     if (phase != UPDATE_COMMITTED && phase != UPDATE_ABORTED)
-        fleet_abort_turn(fc, s, why);
+        fleet_abort_with_lock(fc, s, why);
     fleet_ending_end(fc);
     fleet_look(fc);
     if (phase == UPDATE_COMMITTED)
@@ -46,25 +46,25 @@ static int session_give_up(struct fleet_control *fc, struct fleet_session *s, co
     return 0;
 }
 
-int fleet_give_up(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
-                  struct err *e)
+int fleet_abort_update_wait(struct fleet_control *fc, struct fleet_session *s,
+                            const struct err *why, struct err *e)
 {
     if (fleet_lapsing(fc, aborting, e) != 0)
         return -1;
-    return session_give_up(fc, s, why, e);
+    return abort_session(fc, s, why, e);
 }
 
-int fleet_abort(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
-                struct err *e)
+int fleet_abort_update(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
+                       struct err *e)
 {
     if (session_phase(fc, s) == UPDATE_ABORTED)
         return 0;
     if (fleet_ending(fc, aborting, e) != 0)
         return -1;
-    return session_give_up(fc, s, why, e);
+    return abort_session(fc, s, why, e);
 }
 
-void fleet_lapse(struct fleet_control *fc, struct fleet_session *s)
+void fleet_expire_update(struct fleet_control *fc, struct fleet_session *s)
 {
     struct err why = {0}, ignored = {0};
     bool over;
@@ -72,10 +72,10 @@ void fleet_lapse(struct fleet_control *fc, struct fleet_session *s)
     if (fleet_lapsing(fc, aborting, &ignored) != 0)
         return;
     mtx_lock(&fc->lock);
-    over = fleet_lease_over_locked(s); /* its trainer may have come while this waited */
+    over = fleet_lease_expired_locked(s); /* its trainer may have come while this waited */
     (void)err_set(&why, ERR_CONFLICT, "", "its lease of %u s ended: no request came", s->lease_s);
     mtx_unlock(&fc->lock);
     if (over)
-        fleet_abort_turn(fc, s, &why);
+        fleet_abort_with_lock(fc, s, &why);
     fleet_ending_end(fc);
 }

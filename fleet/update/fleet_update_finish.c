@@ -9,8 +9,8 @@
 /* proof */
 
 /* Nothing is told of an end that somebody has no words for. */
-static int finish_check_words(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
-                              struct err *e)
+static int finish_validate(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
+                           struct err *e)
 {
     struct fleet_batch b = {0};
 
@@ -31,7 +31,7 @@ static int finish_enter(struct fleet_control *fc, struct fleet_session *s, bool 
     if (s->phase == UPDATE_COMMITTED && commit)
         rc = 1;
     else if (!fleet_session_is_open(s))
-        rc = refuse_ended(s, e);
+        rc = fleet_refuse_closed(s, e);
     else if (s->n_running > 0)
         rc = err_set(e, ERR_CONFLICT, "", "%u requests of update %s are still under way",
                      s->n_running, s->id);
@@ -55,7 +55,7 @@ static bool has_two_phase(const struct fleet_session *s)
     return false;
 }
 
-static void take_proof(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_verified(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
 {
     (void)part;
     (void)arg;
@@ -64,30 +64,30 @@ static void take_proof(struct fleet_part *p, size_t part, struct fleet_said *sai
     part_drop_failed(p, said);
 }
 
-static int parts_prove(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
-                       struct err *e)
+static int verify_parts(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
+                        struct err *e)
 {
     const struct fanout f = {.op = WIRE_VERIFY,
                              .body = body,
                              .timeout_us = fleet_update_us(fc),
                              .select = is_two_phase,
-                             .on_result = take_proof};
+                             .on_result = on_verified};
 
     if (s->n_received == 0)
         return err_set(e, ERR_INCOMPLETE, "", "no tensor of the model arrived in this update");
     if (!has_two_phase(s))
-        return fleet_cover_prove(s, e);
+        return fleet_coverage_verify(s, e);
     if (fanout_apply(fc, s, &f, e) != 0)
         return -1;
-    if (fleet_stands(fc, s))
+    if (fleet_has_quorum(fc, s))
         return 0;
-    fleet_tell_cause(fc, s, e);
+    fleet_set_cause(fc, s, e);
     return -1;
 }
 
 /* commit */
 
-static void version_name(struct fleet_control *fc, struct fleet_session *s, const char *label)
+static void set_label(struct fleet_control *fc, struct fleet_session *s, const char *label)
 {
     struct fleet_stats stats;
 
@@ -107,24 +107,24 @@ static bool is_to_finish(const struct fleet_part *p, const void *arg)
     return part_takes_part(p);
 }
 
-static void note_lives(struct fleet_control *fc, struct fleet_session *s)
+static void record_incarnations(struct fleet_control *fc, struct fleet_session *s)
 {
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
         if (s->parts[i].two_phase && part_takes_part(&s->parts[i]))
-            fleet_live(fc, s->parts[i].upstream, &s->parts[i].life);
+            fleet_live(fc, s->parts[i].upstream, &s->parts[i].incarnation);
     mtx_unlock(&fc->lock);
 }
 
-static void take_finish(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_finished(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
 {
     struct fleet_control *fc = arg;
 
     (void)part;
     p->end = said->end;
     p->status = said->status;
-    if (said_good(said))
-        part_move(p, PART_ON_FINISH);
+    if (result_ok(said))
+        part_apply(p, PART_ON_FINISH);
     else if (p->two_phase)
         fc->orphaned[p->upstream] = true;
     part_drop_failed(p, said);
@@ -137,28 +137,28 @@ static int finish_parts(struct fleet_control *fc, struct fleet_session *s, struc
                              .body = body,
                              .timeout_us = fleet_update_us(fc),
                              .select = is_to_finish,
-                             .on_result = take_finish,
+                             .on_result = on_finished,
                              .arg = fc,
                              .fence_failed = true};
     int rc;
 
-    note_lives(fc, s);
+    record_incarnations(fc, s);
     rc = body != NULL ? fanout_apply(fc, s, &f, e)
                       : err_set(e, ERR_NO_MEMORY, "", "no memory to end the update");
     json_decref(body);
     if (rc != 0)
         return -1;
-    fleet_name_parts(fc, s);
+    fleet_label_parts(fc, s);
     return 0;
 }
 
-static bool missed_pauses(const struct fleet_part *p, const void *arg)
+static bool may_have_missed_pause(const struct fleet_part *p, const void *arg)
 {
     (void)arg;
     return p->state == PART_FINISHED && p->two_phase && p->before != PART_WAS_IN_STEP;
 }
 
-static void take_align(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_pause_aligned(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
 {
     (void)part;
     (void)arg;
@@ -166,9 +166,10 @@ static void take_align(struct fleet_part *p, size_t part, struct fleet_said *sai
 }
 
 /* In the flow. What is not in two phases stands still and is let go with the others. */
-static int pauses_align_flow(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+static int align_pauses_with_lock(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
-    struct fanout f = {.select = missed_pauses, .on_result = take_align, .fence_failed = true};
+    struct fanout f = {
+        .select = may_have_missed_pause, .on_result = on_pause_aligned, .fence_failed = true};
     struct fleet_hold hold;
     json_t *body;
     int rc;
@@ -185,37 +186,37 @@ static int pauses_align_flow(struct fleet_control *fc, struct fleet_session *s, 
 }
 
 /* Whoever was away may have missed a pause, or a resume. */
-static int pauses_align(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+static int align_pauses(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     bool missed = false;
     int rc;
 
     for (size_t i = 0; i < s->n_parts; i++)
-        missed = missed || missed_pauses(&s->parts[i], NULL);
+        missed = missed || may_have_missed_pause(&s->parts[i], NULL);
     if (!missed)
         return 0;
     if (fleet_flow(fc, NULL, "the end of an update", e) != 0)
         return -1;
-    rc = pauses_align_flow(fc, s, e);
+    rc = align_pauses_with_lock(fc, s, e);
     fleet_flow_end(fc);
     return rc;
 }
 
 /* An upstream that ended well may be gone by now, and what answers in its place has none of it. */
-static void fence_replaced(struct fleet_control *fc, struct fleet_session *s)
+static void fence_restarted(struct fleet_control *fc, struct fleet_session *s)
 {
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
         struct err why = {0};
         struct upstream_at at;
 
-        if (p->state != PART_FINISHED || !fleet_is_another(fc, p->upstream, &p->life))
+        if (p->state != PART_FINISHED || !fleet_is_another(fc, p->upstream, &p->incarnation))
             continue;
         upstreams_at(fc->upstreams, p->upstream, &at);
         (void)err_set(&why, ERR_UPSTREAM, "",
                       "%.100s was restarted, or was away, before the update had ended", at.name);
         mtx_lock(&fc->lock);
-        fleet_session_drop(p, FLEET_UNKNOWN, 0, &why);
+        part_drop(p, FLEET_UNKNOWN, 0, &why);
         mtx_unlock(&fc->lock);
         fleet_fence(fleet_of(fc), p->upstream, &why);
     }
@@ -237,17 +238,17 @@ static size_t version_commit(struct fleet_control *fc, struct fleet_session *s)
     bool done[FLEET_MAX] = {false}, named[FLEET_MAX] = {false};
     uint64_t serial = 0;
 
-    fence_replaced(fc, s);
+    fence_restarted(fc, s);
     for (size_t i = 0; i < s->n_parts; i++) {
         const struct fleet_part *p = &s->parts[i];
 
         done[p->upstream] = p->state == PART_FINISHED;
         /* A baton's answer to finish was held against the label. */
-        named[p->upstream] = p->two_phase || strcmp(p->says, s->label) == 0;
+        named[p->upstream] = p->two_phase || strcmp(p->reported_label, s->label) == 0;
     }
     if (n_finished(s) > 0)
         serial = fleet_committed(fleet_of(fc), s->label, done, named);
-    fence_replaced(fc, s);
+    fence_restarted(fc, s);
     mtx_lock(&fc->lock);
     s->serial = serial;
     mtx_unlock(&fc->lock);
@@ -263,18 +264,18 @@ static int version_serve(struct fleet_control *fc, struct fleet_session *s, cons
     struct err ignored = {0};
     int rc;
 
-    version_name(fc, s, label);
+    set_label(fc, s, label);
     fleet_updating(fleet_of(fc), true);
-    fleet_release(fc, s, true);
-    fleet_empty_parts(fc, s);
+    fleet_release_unchanged(fc, s, true);
+    fleet_reset_part_caches(fc, s);
     /* Emptying may take seconds: what was started anew meanwhile must not get the new name. */
-    (void)fleet_check_marks(fc, s, true, &ignored);
+    (void)fleet_check_dirty_markers(fc, s, true, &ignored);
     rc = finish_parts(fc, s, e);
     if (rc == 0)
-        rc = pauses_align(fc, s, e);
+        rc = align_pauses(fc, s, e);
     n_done = version_commit(fc, s);
     if (rc == 0 && n_done < min_ready) {
-        fleet_session_cause(s, min_ready, e);
+        fleet_session_cause_error(s, min_ready, e);
         if (e->code != ERR_UPSTREAM_TIMEOUT)
             e->code = ERR_UPSTREAM;
         rc = -1;
@@ -284,15 +285,15 @@ static int version_serve(struct fleet_control *fc, struct fleet_session *s, cons
             fleet_release_finished(fc, s);
         return -1;
     }
-    fleet_cover_commit(fc, s);
+    fleet_coverage_commit(fc, s);
     fleet_close_session(fc, s, &none);
     fleet_release_finished(fc, s);
     fleet_log_ended(s, n_done);
     return 0;
 }
 
-static int finish_turn(struct fleet_control *fc, struct fleet_session *s, const char *label,
-                       const json_t *body, bool commit_too, struct err *e)
+static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, const char *label,
+                            const json_t *body, bool commit_too, struct err *e)
 {
     enum update_phase phase;
     int rc;
@@ -302,19 +303,19 @@ static int finish_turn(struct fleet_control *fc, struct fleet_session *s, const 
 
     if (rc != 0)
         return rc > 0 ? 0 : -1;
-    if (finish_check_words(fc, s, body, e) != 0) {
+    if (finish_validate(fc, s, body, e) != 0) {
         mtx_lock(&fc->lock);
         s->phase = phase;
         mtx_unlock(&fc->lock);
         return -1;
     }
-    rc = parts_prove(fc, s, body, e);
+    rc = verify_parts(fc, s, body, e);
     if (rc == 0 && commit_too)
-        rc = fleet_check_marks(fc, s, true, e);
+        rc = fleet_check_dirty_markers(fc, s, true, e);
     if (rc == 0 && commit_too)
         rc = version_serve(fc, s, label, e);
     if (rc != 0) {
-        fleet_abort_turn(fc, s, e);
+        fleet_abort_with_lock(fc, s, e);
         return -1;
     }
     if (!commit_too) {
@@ -326,21 +327,21 @@ static int finish_turn(struct fleet_control *fc, struct fleet_session *s, const 
     return 0;
 }
 
-int fleet_end(struct fleet_control *fc, struct fleet_session *s, const char *label,
-              const json_t *body, bool commit_too, struct err *e)
+int fleet_finish_update(struct fleet_control *fc, struct fleet_session *s, const char *label,
+                        const json_t *body, bool commit_too, struct err *e)
 {
     int rc;
 
     if (fleet_step(fc, NULL, "the end of an update", e) != 0)
         return -1;
-    rc = finish_turn(fc, s, label, body, commit_too, e);
+    rc = finish_with_lock(fc, s, label, body, commit_too, e);
     fleet_turn_end(fc);
     fleet_look(fc);
     return rc;
 }
 
-int fleet_commit_open(struct fleet_control *fc, const char *label, struct fleet_session **out,
-                      struct err *e)
+int fleet_commit_open_update(struct fleet_control *fc, const char *label,
+                             struct fleet_session **out, struct err *e)
 {
     struct fleet_session *s = fleet_open_session(fc);
     json_t *body;
@@ -349,12 +350,12 @@ int fleet_commit_open(struct fleet_control *fc, const char *label, struct fleet_
     *out = NULL;
     if (s == NULL)
         return 0;
-    if (!s->implicit) {
+    if (!s->auto_commit) {
         fleet_unref(fc, s);
         return 0;
     }
     body = json_object();
-    rc = body != NULL ? fleet_end(fc, s, label, body, true, e)
+    rc = body != NULL ? fleet_finish_update(fc, s, label, body, true, e)
                       : err_set(e, ERR_NO_MEMORY, "", "no memory to end the update");
     json_decref(body);
     *out = s;

@@ -1,20 +1,20 @@
 /* Updates that those in two phases have open: they are aborted there, and what did not say that it
  * was done is asked again before the next update. */
-#include "fleet/update/fleet_run.h"
+#include "fleet/update/fleet_update_priv.h"
 
 struct recovery {
     struct fleet_control *fc;
     struct part_set open;
 };
 
-static bool is_orphaned(const struct fleet_part *p, const void *arg)
+static bool may_have_open_update(const struct fleet_part *p, const void *arg)
 {
     const struct recovery *r = arg;
 
     return p->two_phase && r->fc->orphaned[p->upstream];
 }
 
-static void take_open_update(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_open_update(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
 {
     struct recovery *r = arg;
 
@@ -24,7 +24,7 @@ static void take_open_update(struct fleet_part *p, size_t part, struct fleet_sai
     r->fc->orphaned[p->upstream] = r->open.has[part];
 }
 
-static void take_recovered(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_recovered(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
 {
     struct recovery *r = arg;
 
@@ -37,15 +37,15 @@ static void take_recovered(struct fleet_part *p, size_t part, struct fleet_said 
 void fleet_recover(struct fleet_control *fc, struct fleet_session *s)
 {
     struct recovery r = {.fc = fc};
-    const struct fanout who = {.about_itself = true,
+    const struct fanout who = {.is_query = true,
                                .question = WIRE_WHO,
-                               .select = is_orphaned,
-                               .on_result = take_open_update,
+                               .select = may_have_open_update,
+                               .on_result = on_open_update,
                                .arg = &r};
     const struct fanout end = {.op = WIRE_ABORT,
                                .timeout_us = FLEET_ABORT_US,
                                .only = &r.open,
-                               .on_result = take_recovered,
+                               .on_result = on_recovered,
                                .arg = &r};
     struct err ignored = {0};
 
@@ -62,10 +62,10 @@ void fleet_recover(struct fleet_control *fc, struct fleet_session *s)
 static bool has_own_update(const struct fleet_part *p, const void *arg)
 {
     (void)arg;
-    return p->two_phase && p->own == PART_OWN_OPEN && p->state != PART_FINISHED;
+    return p->two_phase && p->own_update == PART_UPDATE_OPEN && p->state != PART_FINISHED;
 }
 
-static void take_abort(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_aborted(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
 {
     struct fleet_control *fc = arg;
 
@@ -81,7 +81,7 @@ void fleet_abort_parts(struct fleet_control *fc, struct fleet_session *s, const 
                              .body = body,
                              .timeout_us = FLEET_ABORT_US,
                              .select = has_own_update,
-                             .on_result = take_abort,
+                             .on_result = on_aborted,
                              .arg = fc};
 
     if (body != NULL)

@@ -1,10 +1,10 @@
 /* What stands still for an update goes on: what got nothing of it, and at the end what has it. */
-#include "fleet/update/fleet_run.h"
+#include "fleet/update/fleet_update_priv.h"
 
 #include <assert.h>
 
 /* The trainer's own pause and sleep are not ended with an update. */
-static bool may_go_on(struct fleet_control *fc)
+static bool may_resume(struct fleet_control *fc)
 {
     bool on;
 
@@ -14,45 +14,45 @@ static bool may_go_on(struct fleet_control *fc)
     return on;
 }
 
-struct letting_go {
+struct release_filter {
     bool dropped; /* only those that are out */
 };
 
 /* It stands still for the update, and got nothing of it. What was fenced stands still. */
-static bool is_unchanged_held(const struct fleet_part *p, const void *arg)
+static bool is_unchanged_paused(const struct fleet_part *p, const void *arg)
 {
-    const struct letting_go *l = arg;
+    const struct release_filter *l = arg;
 
-    return p->held && part_is_unchanged(p) && p->before != PART_WAS_FENCED &&
+    return p->paused && part_is_unchanged(p) && p->before != PART_WAS_FENCED &&
            !(l->dropped && part_takes_part(p));
 }
 
-static bool is_finished_held(const struct fleet_part *p, const void *arg)
+static bool is_finished_paused(const struct fleet_part *p, const void *arg)
 {
     (void)arg;
-    return p->state == PART_FINISHED && p->held;
+    return p->state == PART_FINISHED && p->paused;
 }
 
-static void take_resume(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_resumed(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
 {
     (void)part;
     (void)arg;
-    p->held = !said_good(said);
-    if (!p->held || !part_takes_part(p))
+    p->paused = !result_ok(said);
+    if (!p->paused || !part_takes_part(p))
         return;
-    part_move(p, PART_ON_NO_RESUME);
-    part_note(p, said->end, said->status, &said->why);
+    part_apply(p, PART_ON_RESUME_FAILED);
+    part_set_result(p, said->end, said->status, &said->why);
 }
 
 /* A pause that a trainer has asked for meanwhile has the last word: its end tells them too.
  * @select  whom */
-static void parts_let_go(struct fleet_control *fc, struct fleet_session *s,
+static void resume_parts(struct fleet_control *fc, struct fleet_session *s,
                          bool (*select)(const struct fleet_part *p, const void *arg),
-                         struct letting_go *l)
+                         struct release_filter *l)
 {
     const struct fanout f = {.op = WIRE_RESUME,
                              .select = select,
-                             .on_result = take_resume,
+                             .on_result = on_resumed,
                              .arg = l,
                              .fence_failed = true};
     struct err ignored = {0};
@@ -64,33 +64,33 @@ static void parts_let_go(struct fleet_control *fc, struct fleet_session *s,
         fleet_note_behind(fc, b.to, b.n);
         return;
     }
-    if (may_go_on(fc))
+    if (may_resume(fc))
         (void)fanout_apply(fc, s, &f, &ignored);
     fleet_flow_end(fc);
 }
 
 void fleet_release_finished(struct fleet_control *fc, struct fleet_session *s)
 {
-    struct letting_go all = {.dropped = false};
+    struct release_filter all = {.dropped = false};
 
-    if (may_go_on(fc))
-        parts_let_go(fc, s, is_finished_held, &all);
+    if (may_resume(fc))
+        resume_parts(fc, s, is_finished_paused, &all);
 }
 
 /* What was started and got nothing is ended: without a label that changes nothing. A start without
  * an answer may not have been one; then there is nothing to end. An SGLang that has none open,
  * since it was restarted, refuses to end it. */
-static void take_close(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_closed(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
 {
-    bool none_open = p->process_unnamed && said->end == FLEET_REFUSED && said->status == 400;
+    bool none_open = p->no_process_id && said->end == FLEET_REFUSED && said->status == 400;
     bool doubtful = !part_takes_part(p) && p->end == FLEET_UNKNOWN;
 
     (void)part;
     (void)arg;
-    if (said_good(said) || none_open || (doubtful && said->end == FLEET_REFUSED))
-        p->own = PART_OWN_CLOSED;
+    if (result_ok(said) || none_open || (doubtful && said->end == FLEET_REFUSED))
+        p->own_update = PART_UPDATE_CLOSED;
     else
-        part_move(p, PART_ON_DOUBT);
+        part_apply(p, PART_ON_DOUBT);
 }
 
 /* What was started, and will not be finished, is closed where nothing came. An SGLang is closed
@@ -98,25 +98,26 @@ static void take_close(struct fleet_part *p, size_t part, struct fleet_said *sai
  * which closes nothing. */
 static bool must_close(const struct fleet_part *p, const void *arg)
 {
-    const struct letting_go *l = arg;
+    const struct release_filter *l = arg;
     bool answers = p->end != FLEET_UNKNOWN && p->end != FLEET_UNSENT;
 
-    if ((l->dropped && part_takes_part(p)) || p->state == PART_FINISHED || p->state == PART_STUCK)
+    if ((l->dropped && part_takes_part(p)) || p->state == PART_FINISHED ||
+        p->state == PART_NOT_RESUMED)
         return false;
-    return part_begins(p) && p->own == PART_OWN_OPEN &&
-           (part_is_unchanged(p) || (p->process_unnamed && answers));
+    return part_needs_start(p) && p->own_update == PART_UPDATE_OPEN &&
+           (part_is_unchanged(p) || (p->no_process_id && answers));
 }
 
-void fleet_release(struct fleet_control *fc, struct fleet_session *s, bool dropped)
+void fleet_release_unchanged(struct fleet_control *fc, struct fleet_session *s, bool dropped)
 {
-    struct letting_go l = {.dropped = dropped};
+    struct release_filter l = {.dropped = dropped};
     const struct fanout close = {
-        .op = WIRE_FINISH, .select = must_close, .on_result = take_close, .arg = &l};
+        .op = WIRE_FINISH, .select = must_close, .on_result = on_closed, .arg = &l};
     struct err ignored = {0};
 
     assert(fleet_has_op(fc));
     (void)fanout_apply(fc, s, &close, &ignored);
-    fleet_unmark_parts(fc, s, dropped);
-    parts_let_go(fc, s, is_unchanged_held, &l);
+    fleet_clear_dirty_markers(fc, s, dropped);
+    resume_parts(fc, s, is_unchanged_paused, &l);
     fleet_fence_parts(fc, s);
 }

@@ -1,6 +1,6 @@
 /* The updates of the fleet that can be named: the open one, and the last that ended; and what their
  * steps ask of one, with the lock. */
-#include "fleet/update/fleet_run.h"
+#include "fleet/update/fleet_update_priv.h"
 
 #include "base/log.h"
 
@@ -35,7 +35,8 @@ static struct fleet_session *find_locked(struct fleet_control *fc, const char *i
     return NULL;
 }
 
-int fleet_find(struct fleet_control *fc, const char *id, struct fleet_session **out, struct err *e)
+int fleet_find_update(struct fleet_control *fc, const char *id, struct fleet_session **out,
+                      struct err *e)
 {
     struct fleet_session *s;
 
@@ -50,7 +51,7 @@ int fleet_find(struct fleet_control *fc, const char *id, struct fleet_session **
     return 0;
 }
 
-bool fleet_is_open(struct fleet_control *fc, const struct fleet_session *s)
+bool fleet_update_is_open(struct fleet_control *fc, const struct fleet_session *s)
 {
     bool open;
 
@@ -60,52 +61,52 @@ bool fleet_is_open(struct fleet_control *fc, const struct fleet_session *s)
     return open;
 }
 
-bool fleet_stands(struct fleet_control *fc, const struct fleet_session *s)
+bool fleet_has_quorum(struct fleet_control *fc, const struct fleet_session *s)
 {
     size_t min_ready = fleet_min_ready(fc);
     bool stands;
 
     mtx_lock(&fc->lock);
-    stands = fleet_session_stands(s, min_ready);
+    stands = fleet_session_has_quorum(s, min_ready);
     mtx_unlock(&fc->lock);
     return stands;
 }
 
-void fleet_tell_cause(struct fleet_control *fc, const struct fleet_session *s, struct err *e)
+void fleet_set_cause(struct fleet_control *fc, const struct fleet_session *s, struct err *e)
 {
     size_t min_ready = fleet_min_ready(fc);
 
     mtx_lock(&fc->lock);
-    fleet_session_cause(s, min_ready, e);
+    fleet_session_cause_error(s, min_ready, e);
     mtx_unlock(&fc->lock);
 }
 
-int refuse_ended(const struct fleet_session *s, struct err *e)
+int fleet_refuse_closed(const struct fleet_session *s, struct err *e)
 {
     if (s->error.code != ERR_NONE)
         return err_set(e, ERR_ENDED, "", "update %s was aborted: %.350s", s->id, s->error.msg);
     return err_set(e, ERR_ENDED, "", "update %s is %s", s->id, update_phase_name(s->phase));
 }
 
-void fleet_note_told(struct fleet_session *s, const struct fleet_said *said, size_t n)
+void fleet_session_set_report(struct fleet_session *s, const struct fleet_said *said, size_t n)
 {
-    json_t *told = NULL;
+    json_t *report = NULL;
 
-    for (size_t i = 0; told == NULL && i < n; i++)
+    for (size_t i = 0; report == NULL && i < n; i++)
         if (said[i].end == FLEET_GOOD && said[i].text != NULL)
-            told = json_loadb(said[i].text, said[i].text_len, 0, NULL);
-    if (!json_is_object(told)) {
-        json_decref(told);
+            report = json_loadb(said[i].text, said[i].text_len, 0, NULL);
+    if (!json_is_object(report)) {
+        json_decref(report);
         return;
     }
-    json_decref(s->told);
-    s->told = told;
+    json_decref(s->report);
+    s->report = report;
 }
 
 void part_drop_failed(struct fleet_part *p, const struct fleet_said *said)
 {
-    if (!said_good(said))
-        fleet_session_drop(p, said->end, said->status, &said->why);
+    if (!result_ok(said))
+        part_drop(p, said->end, said->status, &said->why);
 }
 
 void fleet_fence_parts(struct fleet_control *fc, struct fleet_session *s)
@@ -140,7 +141,7 @@ void fleet_log_ended(const struct fleet_session *s, size_t n_done)
     log_str(&r, "weight_version", s->label);
     log_u64(&r, "serial", s->serial);
     log_u64(&r, "upstreams", n_done);
-    log_str(&r, "coverage", s->phase == UPDATE_COMMITTED ? fleet_cover_word(s) : NULL);
+    log_str(&r, "coverage", s->phase == UPDATE_COMMITTED ? fleet_coverage_name(s) : NULL);
     log_str(&r, "error", s->error.code != ERR_NONE ? s->error.msg : NULL);
     log_end(&r);
 }

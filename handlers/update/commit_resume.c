@@ -48,7 +48,7 @@ static void resume_run(void *arg)
     free(end);
 }
 
-/* On the update's worker, or within updates_commit_implicit. A pool whose threads have ended runs
+/* On the update's worker, or within updates_commit_auto. A pool whose threads have ended runs
  * nothing, and nothing that the pause controller could wait for. */
 static void then_resume(void *arg, const struct update_info *info, const struct err *e)
 {
@@ -104,7 +104,7 @@ int handle_commit_resume(struct app *app, struct http_request *x, struct err *e)
 
     (void)e;
     if (ending_new(&end, app, x, &why) == 0) {
-        if (updates_commit_implicit(app->updates, then_resume, end, &why) == 0)
+        if (updates_commit_auto(app->updates, then_resume, end, &why) == 0)
             return 0;
         free(end);
     }
@@ -113,14 +113,14 @@ int handle_commit_resume(struct app *app, struct http_request *x, struct err *e)
     return 0;
 }
 
-int handle_commit_implicit(struct app *app, struct http_request *x, struct err *e)
+int handle_commit_open(struct app *app, struct http_request *x, struct err *e)
 {
     struct ending *end;
 
     if (pause_controller_allows(app->pause_controller, CALL_UPDATE_FINISH, e) != 0 ||
         ending_new(&end, app, x, e) != 0)
         return -1;
-    if (updates_commit_implicit(app->updates, then_answer, end, e) == 0)
+    if (updates_commit_auto(app->updates, then_answer, end, e) == 0)
         return 0;
     free(end);
     return -1;

@@ -10,13 +10,13 @@
 
 /* Operations' handlers (server/operations.h). */
 
-/* handle_commit_resume - commit the implicit update that is open, if any, then resume. Answers as
- * handle_resume, or with what is wrong with the update. */
+/* handle_commit_resume - commit the auto-commit update that is open, if any, then resume. Answers
+ * as handle_resume, or with what is wrong with the update. */
 int handle_commit_resume(struct app *app, struct http_request *x, struct err *e);
 
-/* handle_commit_implicit - only the first half: {"committed": bool, "weight_version", "serial"}, of
+/* handle_commit_open - only the first half: {"committed": bool, "weight_version", "serial"}, of
  * the update that was open; null when there was none, which is no error: one that was complete has
  * been committed already. */
-int handle_commit_implicit(struct app *app, struct http_request *x, struct err *e);
+int handle_commit_open(struct app *app, struct http_request *x, struct err *e);
 
 #endif

@@ -255,7 +255,7 @@ static int begin(struct weight_transfer *t, const struct init_req *req, struct h
 /* What the trainer before has left half sent must not become one model with what this one sends. */
 static void give_up_last(struct app *app, const struct route *route)
 {
-    if (route->session == SESSION_IMPLICIT)
+    if (route->session == SESSION_AUTO_COMMIT)
         session_give_up(app, true, "its trainer asks for a new group");
 }
 

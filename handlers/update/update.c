@@ -152,7 +152,7 @@ static int submit(struct app *app, struct http_request *x, struct update_chunk *
     if (updates_submit(app->updates, c, e) == 0)
         return 0;
     update_asker_free(asker);
-    if (route->session == SESSION_IMPLICIT) /* nobody would end one that has nothing */
+    if (route->session == SESSION_AUTO_COMMIT) /* nobody would end one that has nothing */
         session_give_up(app, false, "its first bucket was refused");
     details = missing_json(c, e);
     update_chunk_free(c);
@@ -338,7 +338,7 @@ static int update_from_json(struct app *app, struct http_request *x, const json_
         return -1;
     words_apply(c, &w, x);
     if (open_source(app, c, body, text, e) != 0 ||
-        (c->source != NULL && route->session == SESSION_IMPLICIT && c->update_id[0] == '\0' &&
+        (c->source != NULL && route->session == SESSION_AUTO_COMMIT && c->update_id[0] == '\0' &&
          session_begin(c->update_id, app, route, e) != 0)) {
         update_chunk_free(c);
         return -1;

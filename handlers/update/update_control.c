@@ -104,7 +104,7 @@ int handle_update_start(struct app *app, struct http_request *x, struct err *e)
         return -1;
     rc = start_parse(&req, body, e);
     json_decref(body);
-    req.unnamed = route->session != SESSION_NAMED;
+    req.anonymous = route->session != SESSION_NAMED;
     if (rc != 0 || pause_controller_allows(app->pause_controller, CALL_UPDATE_START, e) != 0 ||
         updates_start(app->updates, &req, &info, e) != 0)
         return -1;
@@ -122,11 +122,11 @@ int session_find(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route
     if (route->session == SESSION_NAMED)
         return 0;
     updates_current(app->updates, &info);
-    if (info.phase == UPDATE_NONE && route->session == SESSION_IMPLICIT)
+    if (info.phase == UPDATE_NONE && route->session == SESSION_AUTO_COMMIT)
         return 0;
     if (info.phase == UPDATE_NONE)
         return err_set(e, ERR_CONFLICT, "", "no weight update is open: start one first");
-    if (!info.unnamed)
+    if (!info.anonymous)
         return err_set(e, ERR_CONFLICT, "",
                        "update %s is open, and whoever started it names it in each request; this "
                        "one names none",
@@ -138,7 +138,7 @@ int session_find(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route
 int session_begin(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route *route,
                   struct err *e)
 {
-    struct update_start req = {.implicit = true, .lease_s = UPDATE_UNNAMED_LEASE_S};
+    struct update_start req = {.auto_commit = true, .lease_s = UPDATE_ANONYMOUS_LEASE_S};
     struct update_info info;
 
     if (pause_controller_allows(app->pause_controller, CALL_UPDATE_START, e) != 0)
@@ -159,8 +159,8 @@ void session_give_up(struct app *app, bool begun, const char *why)
     struct update_info info;
 
     updates_current(app->updates, &info);
-    if (begun ? info.unnamed && info.phase != UPDATE_NONE
-              : info.implicit && info.phase == UPDATE_OPEN)
+    if (begun ? info.anonymous && info.phase != UPDATE_NONE
+              : info.auto_commit && info.phase == UPDATE_OPEN)
         (void)updates_abort(app->updates, info.id, why, &info, &ignored);
 }
 

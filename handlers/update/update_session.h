@@ -17,12 +17,12 @@ struct app;
 int session_find(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route *route,
                  struct err *e);
 
-/* session_begin - open an implicit one, or find the one that another request just opened. */
+/* session_begin - open an auto-commit one, or find the one that another request just opened. */
 int session_begin(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route *route,
                   struct err *e);
 
 /* session_give_up - end the open update, if its requests do not name it.
- * @begun  whatever has come of it, and whoever started it; else only an implicit one of which
+ * @begun  whatever has come of it, and whoever started it; else only an auto-commit one of which
  *         nothing has been received */
 void session_give_up(struct app *app, bool begun, const char *why);
 

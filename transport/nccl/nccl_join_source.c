@@ -9,11 +9,11 @@ enum { LOOK_US = 50 * 1000 }; /* a stop is seen after this at the latest */
 
 struct join_source {
     struct source source;
-    struct nccl_join *join; /* a user of it */
-    struct source *group;   /* owned; of the group */
+    struct nccl_join *join;          /* a user of it */
+    struct source *group;            /* owned; of the group */
     struct tensor_list *tensor_list; /* owned: one reference */
-    uint32_t n_received;    /* worker only: the first so many tensors */
-    bool asked;             /* worker only: its trainer may have been told to send */
+    uint32_t n_received;             /* worker only: the first so many tensors */
+    bool asked;                      /* worker only: its trainer may have been told to send */
 };
 
 static struct join_source *of(struct source *s)
@@ -21,7 +21,7 @@ static struct join_source *of(struct source *s)
     return (struct join_source *)s;
 }
 
-static int refuse_ended(const struct err *cause, struct err *e)
+static int fleet_refuse_closed(const struct err *cause, struct err *e)
 {
     return err_set(e, cause->code, cause->field, "%.400s; the group has failed: another is needed",
                    cause->msg);
@@ -37,7 +37,7 @@ static int join_look(struct nccl_join *j, struct err *e)
     if (j->end.code == ERR_NONE && j->step != STEP_JOINED)
         (void)cnd_wait(&j->changed, &j->lock, until_us);
     if (j->end.code != ERR_NONE) {
-        rc = refuse_ended(&j->end, e);
+        rc = fleet_refuse_closed(&j->end, e);
     } else if (j->step != STEP_JOINED) {
         rc = 1;
     }
@@ -83,7 +83,7 @@ static int source_tell(struct join_source *s, struct err *e)
     err_clear(e);
     if (group.state == NCCL_GROUP_JOINED)
         return err_set(e, cause.code, cause.field, "%.480s", cause.msg);
-    return refuse_ended(&cause, e);
+    return fleet_refuse_closed(&cause, e);
 }
 
 /* The oldest that was posted: they come in order. */

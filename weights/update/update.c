@@ -237,8 +237,8 @@ static struct session *session_of_start(struct updates *u, const struct update_s
     s->partial = req->partial;
     s->sharded = req->sharded;
     s->convert = req->convert;
-    s->implicit = req->implicit;
-    s->unnamed = req->unnamed || req->implicit;
+    s->auto_commit = req->auto_commit;
+    s->anonymous = req->anonymous || req->auto_commit;
     memcpy(s->label, req->label, sizeof s->label);
     s->lease_us = (uint64_t)req->lease_s * 1000000;
     s->lease_end_us = clock_after_us(s->lease_us);
@@ -441,7 +441,7 @@ int updates_verify(struct updates *u, const char *id, const struct update_checks
     return queue_finish(u, id, "", checksums, n_checksums, job, e);
 }
 
-int updates_commit_implicit(struct updates *u, update_done_fn *done, void *done_arg, struct err *e)
+int updates_commit_auto(struct updates *u, update_done_fn *done, void *done_arg, struct err *e)
 {
     struct update_job *job = finish_job(done, done_arg, e);
     struct update_info none = {0};
@@ -452,7 +452,7 @@ int updates_commit_implicit(struct updates *u, update_done_fn *done, void *done_
     if (job == NULL)
         return -1;
     mtx_lock(&u->lock);
-    open = u->open != NULL && u->open->implicit;
+    open = u->open != NULL && u->open->auto_commit;
     u->closing = (struct closing){0}; /* who continues has had the answer */
     if (open)
         rc = update_check_queue_locked(u, e);
@@ -524,7 +524,7 @@ int updates_renew(struct updates *u, const char *id, uint32_t lease_s, struct up
     else if (session_ended(s))
         rc = session_refuse_ended(s, e);
     if (rc == 0) {
-        if (lease_s > 0 && !s->single)
+        if (lease_s > 0 && !s->one_shot)
             s->lease_us = (uint64_t)lease_s * 1000000;
         session_renew_locked(u, s);
         session_info_locked(u, s, out);

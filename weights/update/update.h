@@ -10,14 +10,14 @@
  * chunk.
  *
  * A tied name is compared with its target, at the latest by finish; if its target is not sent at
- * all, the tied name brings the target's bytes. A tied name that arrives after its implicit session
- * was committed is compared with the committed bytes; the session that it opened ends like that
- * one.
+ * all, the tied name brings the target's bytes. A tied name that arrives after its auto-commit
+ * session was committed is compared with the committed bytes; the session that it opened ends like
+ * that one.
  *
- * An implicit session accepts only chunks that can belong to one training step. All chunks that
+ * An auto-commit session accepts only chunks that can belong to one training step. All chunks that
  * name a version must name the same one. The first chunk must not be the one that completed the
  * session before (a retry whose answer was lost), unless it names another version or
- * updates_commit_implicit was called since. */
+ * updates_commit_auto was called since. */
 #ifndef BATON_WEIGHTS_UPDATE_UPDATE_H
 #define BATON_WEIGHTS_UPDATE_UPDATE_H
 
@@ -35,11 +35,11 @@
 enum {
     UPDATE_ID_MAX = 40, /* "upd-" + ID_LEN */
     UPDATE_CHUNK_ID_MAX = 128,
-    UPDATE_MISSING_MAX = 32,   /* names listed in a reply; others are only counted */
+    UPDATE_MISSING_MAX = 32,    /* names listed in a reply; others are only counted */
     UPDATE_NON_FINITE_MAX = 32, /* the same, for tensors with values that are not finite */
-    UPDATE_ENDED_KEPT = 16,    /* ended sessions that GET still shows */
-    UPDATE_CHUNKS_KEPT = 4096, /* answers kept for repeated chunks, a session */
-    UPDATE_QUEUE_MAX = 1024,   /* chunks and one-shot updates that wait for the worker */
+    UPDATE_ENDED_KEPT = 16,     /* ended sessions that GET still shows */
+    UPDATE_CHUNKS_KEPT = 4096,  /* answers kept for repeated chunks, a session */
+    UPDATE_QUEUE_MAX = 1024,    /* chunks and one-shot updates that wait for the worker */
     UPDATE_LEASE_S_DEFAULT = 60,
     UPDATE_LEASE_S_MAX = 3600
 };
@@ -64,25 +64,25 @@ struct non_finite_names {
 struct update_info {
     char id[UPDATE_ID_MAX + 1];
     enum update_phase phase;
-    bool partial, sharded, implicit, unnamed;
+    bool partial, sharded, auto_commit, anonymous;
     struct source_counts mappings;      /* of trainers' memory, made by this update */
     bool on_gpu;                        /* a chunk came from GPU memory, or into GPU memory */
     bool host_sums;                     /* checksums of GPU memory were computed on the host */
     char label[VERSION_LABEL_MAX + 1];  /* requested; after commit: the label it got */
     uint64_t serial;                    /* after commit, else 0 */
-    uint64_t nbytes_staging; /* size of the staging: the model spec; partial: the chunks
-                                so far */
+    uint64_t nbytes_staging;            /* size of the staging: the model spec; partial: the chunks
+                                           so far */
     uint64_t nbytes_done, nbytes_total; /* as sent: the chunks so far; the total of a whole update
                                            adds what is still missing */
     uint32_t n_tensors_done, n_tensors_total;
     char tensor[TENSOR_LIST_NAME_LEN_MAX + 1]; /* being received now, "" if none */
-    uint64_t lease_left_us;             /* until the lease ends; the whole lease while chunks are
-                                           queued or running; 0 once ended */
-    uint64_t deadline_left_us;          /* until the server gives up the running chunk, or, if none
-                                           runs, until the lease ends; 0 once ended */
-    uint32_t n_missing;                 /* of the model spec; 0 if partial */
+    uint64_t lease_left_us;    /* until the lease ends; the whole lease while chunks are
+                                  queued or running; 0 once ended */
+    uint64_t deadline_left_us; /* until the server gives up the running chunk, or, if none
+                                  runs, until the lease ends; 0 once ended */
+    uint32_t n_missing;        /* of the model spec; 0 if partial */
     const char *missing[UPDATE_MISSING_MAX]; /* borrowed from the model spec, which outlives all */
-    struct non_finite_names non_finite;        /* of the chunks that arrived; NON_FINITE_WARN */
+    struct non_finite_names non_finite;      /* of the chunks that arrived; NON_FINITE_WARN */
     uint64_t receive_us, verify_us, commit_us; /* time spent so far in each phase */
     struct err error;                          /* why it was aborted; clean otherwise */
 };
@@ -90,11 +90,11 @@ struct update_info {
 struct updates;
 
 struct updates_cfg {
-    struct store *store;          /* borrowed */
-    uint64_t receive_timeout_us;  /* longest single chunk */
-    uint64_t pin_timeout_us;      /* how long the first chunk waits for a version to be freed */
+    struct store *store;         /* borrowed */
+    uint64_t receive_timeout_us; /* longest single chunk */
+    uint64_t pin_timeout_us;     /* how long the first chunk waits for a version to be freed */
     enum non_finite_policy non_finite; /* policy for values that are not finite */
-    void (*on_change)(void *arg); /* any state change; no lock held; may be NULL */
+    void (*on_change)(void *arg);      /* any state change; no lock held; may be NULL */
     void *arg;
 };
 
@@ -108,9 +108,9 @@ void updates_free(struct updates *u); /* stops first; accepts NULL */
 
 struct update_start {
     bool partial, convert;
-    bool sharded;  /* the ranks together must be complete, not each by itself */
-    bool unnamed;  /* opened by a dialect whose requests carry no update_id */
-    bool implicit; /* opened by a dialect's first bucket: commits by itself when covered */
+    bool sharded;     /* the ranks together must be complete, not each by itself */
+    bool anonymous;   /* opened by a dialect whose requests carry no update_id */
+    bool auto_commit; /* opened by a dialect's first bucket: commits by itself when covered */
     char label[VERSION_LABEL_MAX + 1];
     uint32_t lease_s; /* 1..UPDATE_LEASE_S_MAX */
 };
@@ -143,8 +143,8 @@ typedef void update_done_fn(void *arg, const struct update_info *info, const str
 /* What one rank gets of a chunk, where ranks get different things. */
 struct chunk_rank {
     struct tensor_list *tensor_list; /* owned: one reference; NULL: nothing for this rank */
-    struct checksum *checksums; /* owned; [n_tensors] or NULL */
-    bool *has_checksum;         /* owned; [n_tensors] or NULL */
+    struct checksum *checksums;      /* owned; [n_tensors] or NULL */
+    bool *has_checksum;              /* owned; [n_tensors] or NULL */
 };
 
 /* Where tensors were in the request, for the JSON pointers in errors: those from `first` on were at
@@ -161,14 +161,14 @@ struct update_chunk {
                                                committed before `done`; several may be queued */
     char chunk_id[UPDATE_CHUNK_ID_MAX + 1]; /* "" = none */
     bool partial;                           /* one-shot update only */
-    bool convert;                      /* one-shot update; in a session: for this chunk too */
-    char label[VERSION_LABEL_MAX + 1]; /* "" = not given */
-    bool sharded;                      /* one-shot update only */
-    struct tensor_list *tensor_list;   /* owned: one reference; with `ranks`: the list of the first
-                                          rank that has one */
-    struct chunk_rank *ranks;          /* owned; [n_ranks], or NULL: each gets `tensor_list` */
-    uint32_t n_ranks;                  /* store_n_ranks, with `ranks` */
-    struct chunk_origin *origins;      /* owned; by rank, then first; or NULL: /names/<i> */
+    bool convert;                           /* one-shot update; in a session: for this chunk too */
+    char label[VERSION_LABEL_MAX + 1];      /* "" = not given */
+    bool sharded;                           /* one-shot update only */
+    struct tensor_list *tensor_list; /* owned: one reference; with `ranks`: the list of the first
+                                        rank that has one */
+    struct chunk_rank *ranks;        /* owned; [n_ranks], or NULL: each gets `tensor_list` */
+    uint32_t n_ranks;                /* store_n_ranks, with `ranks` */
+    struct chunk_origin *origins;    /* owned; by rank, then first; or NULL: /names/<i> */
     uint32_t n_origins;
     struct source *source;      /* owned */
     struct checksum *checksums; /* owned; [n_tensors] or NULL */
@@ -258,10 +258,10 @@ int updates_get(struct updates *u, const char *id, struct update_info *out, stru
 /* updates_current - the open session, or phase UPDATE_NONE. */
 void updates_current(struct updates *u, struct update_info *out);
 
-/* updates_commit_implicit - a dialect's resume or continue: commit an open implicit session.
+/* updates_commit_auto - a dialect's resume or continue: commit an open auto-commit session.
  * Returns 0 and calls `done` at once, on the caller's thread, with UPDATE_NONE when there is none.
  * Errors: ERR_CONFLICT (chunks are still queued). */
-int updates_commit_implicit(struct updates *u, update_done_fn *done, void *done_arg, struct err *e);
+int updates_commit_auto(struct updates *u, update_done_fn *done, void *done_arg, struct err *e);
 
 /* updates_lists - the cache of tensor lists; lives as long as `u`. Threads: any. */
 struct list_cache *updates_lists(struct updates *u);

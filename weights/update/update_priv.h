@@ -75,11 +75,11 @@ struct update_job {
     update_done_fn *done; /* NULL for DISPOSE */
     void *done_arg;
 
-    struct fill *fill; /* owned; worker only; NULL until it has begun */
+    struct fill *fill;                  /* owned; worker only; NULL until it has begun */
     struct non_finite_names non_finite; /* worker only: found in the chunk */
     char label[VERSION_LABEL_MAX + 1];  /* worker only, for messages: the chunk's, or the session's
                                            when the job began; "" = none yet */
-    struct err ahead;  /* worker only: why beginning ahead failed */
+    struct err ahead;                   /* worker only: why beginning ahead failed */
 
     struct update_job *next;  /* guarded by the updates' lock */
     uint64_t began_us;        /* guarded by the updates' lock; 0 while queued */
@@ -118,7 +118,7 @@ struct session {
     bool committing; /* too late to abort */
     struct update_job *running;
     unsigned char *tensor_states; /* owned; [n_tensors][n_ranks] TENSOR_*; NULL once ended */
-    bool *counted;         /* owned; [n_tensors] in n_claimed; NULL once ended */
+    bool *counted;                /* owned; [n_tensors] in n_claimed; NULL once ended */
     uint32_t n_arrived, n_claimed;
     uint32_t n_here;          /* arrived, also under a tied name; never decreases */
     uint32_t missing_from;    /* all tensors before this one have arrived */
@@ -137,12 +137,12 @@ struct session {
 
     /* Immutable. */
     char id[UPDATE_ID_MAX + 1];
-    bool single; /* a one-shot update */
-    bool implicit, unnamed, partial, sharded, convert;
+    bool one_shot; /* a one-shot update */
+    bool auto_commit, anonymous, partial, sharded, convert;
     uint32_t n_ranks;
 
     /* Worker only. */
-    bool proven; /* since its last chunk */
+    bool proven;                /* since its last chunk */
     struct staging *staging;    /* owned; NULL until the first chunk runs */
     struct source_scope *scope; /* owned; NULL until a source makes it */
     struct tie *ties;           /* owned */
@@ -152,7 +152,7 @@ struct session {
     struct update_job dispose; /* queued once, when the session is aborted */
 };
 
-/* The last bucket of a committed implicit update that had several; kept until another commit, or
+/* The last bucket of a committed auto-commit update that had several; kept until another commit, or
  * until generation continues. */
 struct closing {
     struct chunk_key key;
@@ -175,14 +175,14 @@ struct updates {
     struct updates_stats stats;
     struct closing closing;
 
-    struct update_job *begun;        /* worker only: the queued job that was begun ahead, or NULL */
-    uint64_t late_serial;            /* worker only: serial of the last commit if an implicit one
-                                        made it while a tied name was missing; else 0 */
-    struct updates_cfg cfg;          /* immutable */
+    struct update_job *begun; /* worker only: the queued job that was begun ahead, or NULL */
+    uint64_t late_serial;     /* worker only: serial of the last commit if an auto-commit one
+                                 made it while a tied name was missing; else 0 */
+    struct updates_cfg cfg;   /* immutable */
     const struct model_spec *model_spec; /* borrowed from the store; immutable */
-    struct list_cache *lists;        /* owned; immutable */
-    pthread_t worker, watchdog;      /* owner only */
-    bool stopped;                    /* owner only: both have been joined */
+    struct list_cache *lists;            /* owned; immutable */
+    pthread_t worker, watchdog;          /* owner only */
+    bool stopped;                        /* owner only: both have been joined */
 };
 
 /* update.c */

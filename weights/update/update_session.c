@@ -102,7 +102,7 @@ void session_begin_locked(struct updates *u, struct session *s)
     session_ref_locked(s);
     s->next = u->live;
     u->live = s;
-    if (!s->single)
+    if (!s->one_shot)
         u->open = s;
     u->stats.n_started++;
     cnd_signal(&u->tick);
@@ -110,7 +110,7 @@ void session_begin_locked(struct updates *u, struct session *s)
 
 void session_renew_locked(struct updates *u, struct session *s)
 {
-    if (s->single || session_ended(s))
+    if (s->one_shot || session_ended(s))
         return;
     s->lease_end_us = clock_after_us(s->lease_us);
     cnd_signal(&u->tick);
@@ -514,7 +514,7 @@ static uint64_t lease_left(const struct updates *u, const struct session *s)
 
     if (session_ended(s))
         return 0;
-    if (s->single) /* no lease: its chunk's deadline bounds it */
+    if (s->one_shot) /* no lease: its chunk's deadline bounds it */
         end = s->running != NULL && s->running->kind == JOB_CHUNK
                   ? s->running->progress.deadline_us
                   : clock_after_us(u->cfg.receive_timeout_us);
@@ -580,8 +580,8 @@ void session_info_locked(struct updates *u, struct session *s, struct update_inf
     out->mappings = s->mappings;
     out->on_gpu = s->on_gpu;
     out->host_sums = s->host_sums;
-    out->implicit = s->implicit;
-    out->unnamed = s->unnamed;
+    out->auto_commit = s->auto_commit;
+    out->anonymous = s->anonymous;
     memcpy(out->label, s->label, sizeof out->label);
     out->serial = s->serial;
     out->nbytes_staging = s->partial ? s->nbytes_claimed : u->model_spec->tensor_list->nbytes;

@@ -82,7 +82,7 @@ static int check_placement(const struct session *s, const struct update_job *job
                    ops->name, s->n_ranks);
 }
 
-/* An implicit update is whatever came since the last one. Two steps' buckets in it would make a
+/* An auto-commit update is whatever came since the last one. Two steps' buckets in it would make a
  * version that no trainer ever had, so what tells them apart is looked at: the version that they
  * name, and that an update does not begin with what just ended one. */
 static int check_meant_locked(struct updates *u, struct session *s, const struct update_job *job,
@@ -90,7 +90,7 @@ static int check_meant_locked(struct updates *u, struct session *s, const struct
 {
     const char *label = job->chunk->label;
 
-    if (!s->implicit)
+    if (!s->auto_commit)
         return 0;
     if (s->nbytes_accepted == 0 && u->closing.serial != 0 && strcmp(u->closing.label, label) == 0 &&
         chunk_key_same_tensors(&u->closing.key, &job->key))
@@ -111,7 +111,7 @@ static int check_meant_locked(struct updates *u, struct session *s, const struct
 /* What is queued behind this bucket is held against its version, so it is said now. */
 static void name_locked(struct session *s, const struct update_job *job)
 {
-    if (s->implicit && job->chunk->label[0] != '\0')
+    if (s->auto_commit && job->chunk->label[0] != '\0')
         memcpy(s->label, job->chunk->label, sizeof s->label);
 }
 
@@ -124,7 +124,7 @@ static int submit_to_session_locked(struct updates *u, const char *id, struct up
         return update_not_found(id, e);
     if (s->phase == UPDATE_ABORTED)
         return session_refuse_ended(s, e);
-    if (s->single)
+    if (s->one_shot)
         return err_set(e, ERR_CONFLICT, "/update_id",
                        "update %s is whole by itself: it takes no "
                        "more tensors",
@@ -157,12 +157,12 @@ static struct session *same_single_locked(struct updates *u, const struct update
     if (label[0] == '\0')
         return NULL;
     for (struct session *s = u->live; s != NULL; s = s->next)
-        if (s->single && chunk_key_equal(&s->key, &job->key) && strcmp(s->label, label) == 0)
+        if (s->one_shot && chunk_key_equal(&s->key, &job->key) && strcmp(s->label, label) == 0)
             return s;
     for (uint32_t i = 0; i < UPDATE_ENDED_KEPT; i++) {
         struct session *s = u->ended[i];
 
-        if (s != NULL && s->single && s->phase == UPDATE_COMMITTED &&
+        if (s != NULL && s->one_shot && s->phase == UPDATE_COMMITTED &&
             chunk_key_equal(&s->key, &job->key) && strcmp(s->label, label) == 0)
             return s;
     }
@@ -249,7 +249,7 @@ static struct session *session_of_chunk(struct updates *u, const struct update_j
 
     if (s == NULL)
         return NULL;
-    s->single = true;
+    s->one_shot = true;
     s->partial = job->chunk->partial;
     s->sharded = job->chunk->sharded;
     s->convert = job->chunk->convert;

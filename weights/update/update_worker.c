@@ -203,7 +203,7 @@ static void settle_chunk(struct updates *u, struct update_job *job, struct err *
         err_clear(e);
         (void)session_answer_ended(s, e);
     } else if (e->code != ERR_NONE) {
-        fatal = s->single;
+        fatal = s->one_shot;
         if (!fatal)
             tensor_states_release_locked(u, s, job);
     } else {
@@ -261,7 +261,7 @@ static bool lacks_name_locked(struct updates *u, const struct session *s)
     return false;
 }
 
-/* Whoever misses the answer to the bucket that completed an implicit update sends it again, and
+/* Whoever misses the answer to the bucket that completed an auto-commit update sends it again, and
  * would begin another one with it. */
 static void remember_closing_locked(struct updates *u, const struct update_job *job,
                                     uint64_t serial)
@@ -269,7 +269,7 @@ static void remember_closing_locked(struct updates *u, const struct update_job *
     const struct session *s = job->session;
 
     u->closing = (struct closing){0};
-    if (!s->implicit || job->kind != JOB_CHUNK ||
+    if (!s->auto_commit || job->kind != JOB_CHUNK ||
         s->nbytes_done <= chunk_nbytes(job->chunk, s->n_ranks))
         return;
     u->closing.key = job->key;
@@ -288,7 +288,7 @@ static int job_commit(struct updates *u, struct update_job *job, struct err *e)
 
     if (pass_point_of_no_return(u, job, label, e) != 0)
         return -1;
-    drop_begun(u, s); /* an implicit session commits once it is covered, whatever still waits */
+    drop_begun(u, s); /* an auto-commit session commits once it is covered, whatever still waits */
     rc = store_commit(u->cfg.store, s->staging, label, &stats, e);
     close_scope(u, s);
     mtx_lock(&u->lock);
@@ -299,7 +299,7 @@ static int job_commit(struct updates *u, struct update_job *job, struct err *e)
     s->running = NULL;
     if (rc == 0) {
         s->staging = NULL;
-        u->late_serial = s->implicit && lacks_name_locked(u, s) ? stats.serial : 0;
+        u->late_serial = s->auto_commit && lacks_name_locked(u, s) ? stats.serial : 0;
         remember_closing_locked(u, job, stats.serial);
         settle_commit_locked(s, &stats);
         to_free = session_end_locked(u, s, UPDATE_COMMITTED, NULL);
@@ -369,7 +369,7 @@ static bool session_covered(struct updates *u, struct session *s)
     bool yes;
 
     mtx_lock(&u->lock);
-    yes = !session_ended(s) && s->implicit && !s->partial &&
+    yes = !session_ended(s) && s->auto_commit && !s->partial &&
           s->n_arrived == u->model_spec->tensor_list->n_tensors;
     mtx_unlock(&u->lock);
     return yes;
@@ -404,14 +404,15 @@ static void end_as_served(struct updates *u, struct session *s, const struct ver
 }
 
 /* State dicts of tied models often have the tied name last. Then all that is served was there
- * before it, an implicit session has been committed, and the name opened another: if its bytes are
- * those that are served, it belonged to that commit. Left open, it would wait for a whole model. */
+ * before it, an auto-commit session has been committed, and the name opened another: if its bytes
+ * are those that are served, it belonged to that commit. Left open, it would wait for a whole
+ * model. */
 static void settle_late(struct updates *u, struct session *s, struct err *e)
 {
     const struct version *served;
     struct err none = {0};
 
-    if (!s->implicit || u->late_serial == 0 || !session_only_ties(s) ||
+    if (!s->auto_commit || u->late_serial == 0 || !session_only_ties(s) ||
         store_pin(u->cfg.store, &served, &none) != 0)
         return;
     if (served->serial != u->late_serial)
@@ -503,7 +504,7 @@ static void run_chunk(struct updates *u, struct update_job *job)
         (void)move_chunk(u, job, &e);
         chunk_drop(job); /* what failed half-way holds nothing any more */
         settle_chunk(u, job, &e);
-        if (e.code == ERR_NONE && (s->single || session_covered(u, s)))
+        if (e.code == ERR_NONE && (s->one_shot || session_covered(u, s)))
             job_finish(u, job, &e);
         else if (e.code == ERR_NONE)
             settle_late(u, s, &e);

@@ -45,14 +45,14 @@ int handle_areal_lora_meta(struct app *app, struct http_request *x, struct err *
               .error_members = sglang_disk_pairs, .translate_request = sglang_disk_request,        \
               .translate_response = sglang_update_response),                                       \
         AREAL_ROW(ROUTE_SMALL_MAX, "/areal_init_weights_update_group", "arealInitGroup",           \
-                  OPERATION_TRANSFER_INIT, .session = SESSION_IMPLICIT,                            \
+                  OPERATION_TRANSFER_INIT, .session = SESSION_AUTO_COMMIT,                         \
                   .members = areal_group_members, .translated_members = transfer_init_members,     \
                   .translate_request = areal_group_request,                                        \
                   .translate_response = sglang_group_response),                                    \
         AREAL_ROW(ROUTE_BODY_CONFIG, "/areal_set_update_weight_meta", "arealMeta",                 \
                   OPERATION_AREAL_META, .whole = true, .members = areal_meta_members),             \
         AREAL_ROW(ROUTE_SMALL_MAX, "/areal_update_weights_xccl", "arealUpdateXccl",                \
-                  OPERATION_UPDATE, .session = SESSION_IMPLICIT, .whole = true,                    \
+                  OPERATION_UPDATE, .session = SESSION_AUTO_COMMIT, .whole = true,                 \
                   .translated_members = update_members, .translate_request = areal_update_request, \
                   .translate_response = sglang_update_response)
 

@@ -107,7 +107,7 @@ int sglang_begin_request(json_t **body, const struct http_request *x, struct err
     (void)x;
     if (dialect_keep(body, *body, members, e) != 0)
         return -1;
-    return dialect_set(*body, "lease_s", json_integer(UPDATE_UNNAMED_LEASE_S), e);
+    return dialect_set(*body, "lease_s", json_integer(UPDATE_ANONYMOUS_LEASE_S), e);
 }
 
 int sglang_begin_response(json_t **reply, const struct http_request *x)

@@ -93,19 +93,19 @@ sglang_response sglang_loads_response;
 /* A part of a model, by the group: the session is whichever is open. */
 #define SGLANG_BUCKETS                                                                             \
     SGLANG_LONG("/update_weights_from_distributed", "sglangUpdateOne", OPERATION_UPDATE,           \
-                .session = SESSION_IMPLICIT, .body_match = {"name", NULL},                         \
+                .session = SESSION_AUTO_COMMIT, .body_match = {"name", NULL},                      \
                 .members = sglang_one_members, .whole = true,                                      \
                 .translated_members = update_members, .translate_request = sglang_one_request,     \
                 .translate_response = sglang_update_response),                                     \
         SGLANG_LONG("/update_weights_from_distributed", "sglangUpdate", OPERATION_UPDATE,          \
-                    .session = SESSION_IMPLICIT, .members = sglang_distributed_members,            \
+                    .session = SESSION_AUTO_COMMIT, .members = sglang_distributed_members,         \
                     .translated_members = update_members,                                          \
                     .translate_request = sglang_distributed_request,                               \
                     .translate_response = sglang_update_response)
 
 #define SGLANG_WEIGHTS                                                                             \
     SGLANG_CONTROL("/init_weights_update_group", "sglangInitGroup", OPERATION_TRANSFER_INIT,       \
-                   .session = SESSION_IMPLICIT, .members = sglang_group_members,                   \
+                   .session = SESSION_AUTO_COMMIT, .members = sglang_group_members,                \
                    .translated_members = transfer_init_members,                                    \
                    .translate_request = sglang_group_request,                                      \
                    .translate_response = sglang_group_response),                                   \

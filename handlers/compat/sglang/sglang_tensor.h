@@ -21,7 +21,7 @@ int sglang_tensor_request(json_t **body, const struct http_request *x, struct er
 /* A row of the route table; in the words of dialect_sglang.h. */
 #define SGLANG_TENSOR                                                                              \
     SGLANG_LONG("/update_weights_from_tensor", "sglangUpdateTensor", OPERATION_UPDATE,             \
-                .session = SESSION_IMPLICIT, .members = sglang_tensor_members,                     \
+                .session = SESSION_AUTO_COMMIT, .members = sglang_tensor_members,                  \
                 .translated_members = update_members, .translate_request = sglang_tensor_request,  \
                 .translate_response = sglang_update_response)
 

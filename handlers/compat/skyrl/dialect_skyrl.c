@@ -76,7 +76,7 @@ int skyrl_rpc_start_request(json_t **body, const struct http_request *x, struct 
                        "taken");
     if (dialect_keep(body, *body, none, e) != 0)
         return -1;
-    return dialect_set(*body, "lease_s", json_integer(UPDATE_UNNAMED_LEASE_S), e);
+    return dialect_set(*body, "lease_s", json_integer(UPDATE_ANONYMOUS_LEASE_S), e);
 }
 
 int skyrl_rpc_ipc_request(json_t **body, const struct http_request *x, struct err *e)
@@ -106,12 +106,9 @@ int skyrl_rpc_nccl_request(json_t **body, const struct http_request *x, struct e
         {"dtypes", "dtypes"}, {"shapes", "shapes"},
         {"packed", "packed"}, {"packed_buffer_size_bytes", "packed_buffer_size_bytes"},
         {NULL, NULL}};
-    static const struct dialect_member members[] = {{"names", "names"},
-                                                    {"dtype_names", "dtype_names"},
-                                                    {"dtypes", "dtypes"},
-                                                    {"shapes", "shapes"},
-                                                    {"packed", "packed"},
-                                                    {NULL, NULL}};
+    static const struct dialect_member members[] = {
+        {"names", "names"},   {"dtype_names", "dtype_names"}, {"dtypes", "dtypes"},
+        {"shapes", "shapes"}, {"packed", "packed"},           {NULL, NULL}};
     const json_t *info = NULL;
     bool packed = false;
 

@@ -68,7 +68,7 @@ int skyrl_paused_response(json_t **reply, const struct http_request *x);
 /* Columns: path, operationId; then what differs. */
 #define SKYRL_UPDATE(path, id, ...)                                                                \
     SKYRL_POST(path, id, OPERATION_UPDATE, .body_max = ROUTE_BODY_CONFIG,                          \
-               .session = SESSION_IMPLICIT, .translated_members = update_members,                  \
+               .session = SESSION_AUTO_COMMIT, .translated_members = update_members,               \
                .translate_response = dialect_out_status, __VA_ARGS__)
 
 /* Rows of the route table. */
@@ -134,17 +134,17 @@ int skyrl_paused_response(json_t **reply, const struct http_request *x);
 
 #define SKYRL_OLD_ROUTES                                                                           \
     SKYRL_SMALL("/init_weight_update_communicator", "skyrlInitCommunicator",                       \
-                OPERATION_TRANSFER_INIT, .session = SESSION_IMPLICIT,                              \
+                OPERATION_TRANSFER_INIT, .session = SESSION_AUTO_COMMIT,                           \
                 .members = skyrl_join_members, .translated_members = transfer_init_members,        \
                 .translate_request = skyrl_join_request,                                           \
                 .translate_response = dialect_out_status),                                         \
         SKYRL_SMALL(                                                                               \
             "/init_weight_transfer", "skyrlInitTransfer", OPERATION_TRANSFER_INIT,                 \
-            .session = SESSION_IMPLICIT, .members = skyrl_join_members,                            \
+            .session = SESSION_AUTO_COMMIT, .members = skyrl_join_members,                         \
             .body_match = {"master_addr", NULL}, .translated_members = transfer_init_members,      \
             .translate_request = skyrl_join_request, .translate_response = dialect_out_status),    \
         SKYRL_SMALL("/init_weight_transfer", "skyrlInitTransferIpc", OPERATION_TRANSFER_INIT,      \
-                    .session = SESSION_IMPLICIT, .members = skyrl_join_members,                    \
+                    .session = SESSION_AUTO_COMMIT, .members = skyrl_join_members,                 \
                     .translated_members = transfer_init_members,                                   \
                     .translate_request = skyrl_join_ipc_request,                                   \
                     .translate_response = dialect_out_status),                                     \
@@ -155,7 +155,7 @@ int skyrl_paused_response(json_t **reply, const struct http_request *x);
                      .body_match = {"names", NULL}, .translate_request = skyrl_list_request),      \
         SKYRL_UPDATE("/update_weights_skyrl", "skyrlUpdate", .members = skyrl_list_members,        \
                      .translate_request = skyrl_list_request),                                     \
-        SKYRL_SMALL("/finalize_weight_update", "skyrlFinalize", OPERATION_COMMIT_IMPLICIT,         \
+        SKYRL_SMALL("/finalize_weight_update", "skyrlFinalize", OPERATION_COMMIT_OPEN,             \
                     .json_optional = true, .translate_response = dialect_out_status),              \
         SKYRL_SMALL(                                                                               \
             "/destroy_weights_update_group", "skyrlDestroyGroup", OPERATION_TRANSFER_DELETE,       \

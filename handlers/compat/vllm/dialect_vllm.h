@@ -139,7 +139,7 @@ int vllm_reset_weights_response(json_t **reply, const struct http_request *x);
     VLLM_VIEW("/get_world_size", "vllmGetWorldSize", OPERATION_RANKS, .query = vllm_world_query,   \
               .translate_response = vllm_world_size_response),                                     \
         VLLM_CONTROL("/init_weight_transfer_engine", "vllmInitWeightTransferEngine",               \
-                     OPERATION_TRANSFER_INIT, .session = SESSION_IMPLICIT,                         \
+                     OPERATION_TRANSFER_INIT, .session = SESSION_AUTO_COMMIT,                      \
                      .members = vllm_init_members, .translated_members = transfer_init_members,    \
                      .error_members = vllm_init_group, .error_at = "/init_info",                   \
                      .translate_request = vllm_init_request,                                       \
@@ -156,10 +156,10 @@ int vllm_reset_weights_response(json_t **reply, const struct http_request *x);
                      .translated_members = update_start_members,                                   \
                      .translate_request = vllm_draft_request),                                     \
         VLLM_POST(BODY_JSON, ROUTE_BODY_CONFIG, "/update_weights", "vllmUpdateWeights",            \
-                  OPERATION_UPDATE, .session = SESSION_IMPLICIT, .members = vllm_update_members,   \
-                  .body_match = {"update_info", NULL}, .translated_members = update_members,       \
-                  .error_members = vllm_update_handles, .error_at = "/update_info",                \
-                  .translate_request = vllm_update_request,                                        \
+                  OPERATION_UPDATE, .session = SESSION_AUTO_COMMIT,                                \
+                  .members = vllm_update_members, .body_match = {"update_info", NULL},             \
+                  .translated_members = update_members, .error_members = vllm_update_handles,      \
+                  .error_at = "/update_info", .translate_request = vllm_update_request,            \
                   .translate_response = vllm_update_response),                                     \
         VLLM_CONTROL("/finish_weight_update", "vllmFinishWeightUpdate", OPERATION_UPDATE_FINISH,   \
                      .session = SESSION_OPEN, .members = vllm_finish_members,                      \

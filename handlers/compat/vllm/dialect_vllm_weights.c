@@ -188,7 +188,7 @@ int vllm_start_request(json_t **body, const struct http_request *x, struct err *
     if (draft)
         return refuse_draft("/include_draft", e);
     (void)json_object_clear(*body);
-    return dialect_set(*body, "lease_s", json_integer(UPDATE_UNNAMED_LEASE_S), e);
+    return dialect_set(*body, "lease_s", json_integer(UPDATE_ANONYMOUS_LEASE_S), e);
 }
 
 int vllm_start_response(json_t **reply, const struct http_request *x)

@@ -153,11 +153,11 @@ static void test_fanout_or_fail_takes_a_failure_of_each(void **state)
     struct fanout f = pause_of(w);
     struct err why = {0};
 
-    fanout_or_fail(&w->fc, w->s, &f, &why);
+    fanout_apply_or_fail(&w->fc, w->s, &f, &why);
     assert_string_equal(w->taken, ".xxx");
     memset(w->taken, '.', N);
     w->answers = "gggg"; /* it is not tried, for the reason of before */
-    fanout_or_fail(&w->fc, w->s, &f, &why);
+    fanout_apply_or_fail(&w->fc, w->s, &f, &why);
     assert_string_equal(w->asked, "....");
     assert_string_equal(w->taken, ".xxx");
 }

@@ -19,20 +19,21 @@ struct row {
 
 static const struct row rows[PART_EVENTS] = {
     [PART_ON_SEND] = {"send", "r-d----", "-------"},
-    [PART_ON_TAKEN] = {"taken", "-dd----", "-------"},
-    [PART_ON_NOT_TAKEN] = {"not taken", "-cd----", "-------"},
+    [PART_ON_ACCEPTED] = {"taken", "-dd----", "-------"},
+    [PART_ON_REFUSED] = {"not taken", "-cd----", "-------"},
     [PART_ON_DOUBT] = {"doubt", "ddd-xx-", "-------"},
     [PART_ON_FAILURE] = {"failure", "oxxxox-", "o--oo--"},
     [PART_ON_FINISH] = {"finish", "--f----", "f------"},
-    [PART_ON_NO_RESUME] = {"no resume", "o--s---", "-------"},
+    [PART_ON_RESUME_FAILED] = {"no resume", "o--s---", "-------"},
 };
 
 static char move_of(bool two_phase, size_t from, size_t event)
 {
     enum part_state to;
 
-    return part_next(two_phase, (enum part_state)from, (enum part_event)event, &to) ? letters[to]
-                                                                                    : '-';
+    return part_transition(two_phase, (enum part_state)from, (enum part_event)event, &to)
+               ? letters[to]
+               : '-';
 }
 
 static void test_part_next_is_the_table(void **state)
@@ -59,11 +60,11 @@ static void test_part_next_forgets_nothing(void **state)
             for (int event = 0; event < PART_EVENTS; event++) {
                 struct fleet_part a = {.state = (enum part_state)from}, b = {0};
 
-                if (!part_next(kind == 1, a.state, (enum part_event)event, &b.state))
+                if (!part_transition(kind == 1, a.state, (enum part_event)event, &b.state))
                     continue;
                 if (kind == 0 && !part_is_unchanged(&a) && part_is_unchanged(&b)) {
                     assert_int_equal(from, PART_RECEIVING);
-                    assert_int_equal(event, PART_ON_NOT_TAKEN);
+                    assert_int_equal(event, PART_ON_REFUSED);
                 }
                 if (!part_takes_part(&a))
                     assert_false(part_takes_part(&b));
@@ -73,15 +74,15 @@ static void test_part_next_forgets_nothing(void **state)
 /* Refused at the listener once it had some, it does not pass for clean. */
 static void test_part_move_keeps_what_was_taken(void **state)
 {
-    static const enum part_event events[] = {PART_ON_SEND,   PART_ON_NOT_TAKEN, PART_ON_SEND,
-                                             PART_ON_TAKEN,  PART_ON_SEND,      PART_ON_NOT_TAKEN,
+    static const enum part_event events[] = {PART_ON_SEND,     PART_ON_REFUSED, PART_ON_SEND,
+                                             PART_ON_ACCEPTED, PART_ON_SEND,    PART_ON_REFUSED,
                                              PART_ON_FAILURE};
     static const char after[] = "rcrdddx";
     struct fleet_part p = {0};
 
     (void)state;
     for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
-        part_move(&p, events[i]);
+        part_apply(&p, events[i]);
         assert_int_equal(letters[p.state], after[i]);
     }
 }

@@ -24,31 +24,31 @@ struct row {
 };
 
 static const struct row rows[] = {
-    {"bg bg bg", 3, false, SESSION_GOES_ON, "..."},
-    {"lg lg lg", 3, false, SESSION_GOES_ON, "ttt"},
+    {"bg bg bg", 3, false, VERDICT_CONTINUE, "..."},
+    {"lg lg lg", 3, false, VERDICT_CONTINUE, "ttt"},
     /* nobody took it: it may be sent again */
-    {"b5 b5 b5", 3, false, SESSION_AGAIN, "..."},
-    {"l4 l4 l4", 3, false, SESSION_AGAIN, "..."},
-    {"lu lu bu", 3, false, SESSION_AGAIN, "..."},
+    {"b5 b5 b5", 3, false, VERDICT_RETRY, "..."},
+    {"l4 l4 l4", 3, false, VERDICT_RETRY, "..."},
+    {"lu lu bu", 3, false, VERDICT_RETRY, "..."},
     /* one of those in two phases is missing, whatever the quorum */
-    {"bg b5 bg", 1, false, SESSION_OVER, ".o."},
-    {"bg bx bg", 1, false, SESSION_OVER, ".o."},
-    {"bg bu bg", 1, false, SESSION_OVER, ".o."},
-    {"lg lg b5", 1, false, SESSION_OVER, "tto"},
+    {"bg b5 bg", 1, false, VERDICT_ABORT, ".o."},
+    {"bg bx bg", 1, false, VERDICT_ABORT, ".o."},
+    {"bg bu bg", 1, false, VERDICT_ABORT, ".o."},
+    {"lg lg b5", 1, false, VERDICT_ABORT, "tto"},
     /* where it repeats harmlessly, it may */
-    {"bg b5 bg", 1, true, SESSION_AGAIN, "..."},
-    {"bg b5 lg", 1, true, SESSION_OVER, ".ot"},
+    {"bg b5 bg", 1, true, VERDICT_RETRY, "..."},
+    {"bg b5 lg", 1, true, VERDICT_ABORT, ".ot"},
     /* but not to one that lost what came before */
-    {"bg br bg", 1, true, SESSION_OVER, ".o."},
-    {"br br br", 3, false, SESSION_OVER, "ooo"},
+    {"bg br bg", 1, true, VERDICT_ABORT, ".o."},
+    {"br br br", 3, false, VERDICT_ABORT, "ooo"},
     /* the others go on if they are enough */
-    {"lg l5 lg", 2, false, SESSION_GOES_ON, "tft"},
-    {"lg lx lg", 2, false, SESSION_GOES_ON, "tft"},
-    {"lg lu lg", 2, false, SESSION_GOES_ON, "tot"},
-    {"lg l4 lg", 2, false, SESSION_GOES_ON, "tot"},
-    {"bg lx bg", 2, false, SESSION_GOES_ON, ".f."},
-    {"lg l5 lg", 3, false, SESSION_OVER, "tft"},
-    {"l5 l5 l5", 1, false, SESSION_OVER, "fff"},
+    {"lg l5 lg", 2, false, VERDICT_CONTINUE, "tft"},
+    {"lg lx lg", 2, false, VERDICT_CONTINUE, "tft"},
+    {"lg lu lg", 2, false, VERDICT_CONTINUE, "tot"},
+    {"lg l4 lg", 2, false, VERDICT_CONTINUE, "tot"},
+    {"bg lx bg", 2, false, VERDICT_CONTINUE, ".f."},
+    {"lg l5 lg", 3, false, VERDICT_ABORT, "tft"},
+    {"l5 l5 l5", 1, false, VERDICT_ABORT, "fff"},
 };
 
 static struct fleet_said said_of(char letter)
@@ -82,8 +82,9 @@ static struct fleet_session *session_of(const char *parts)
 static char letter_of(const struct fleet_part *p)
 {
     static const char letters[PART_STATES] = {
-        [PART_CLEAN] = '.',   [PART_RECEIVING] = 'r', [PART_DIRTY] = 't', [PART_FINISHED] = '+',
-        [PART_DROPPED] = 'o', [PART_IN_DOUBT] = 'f',  [PART_STUCK] = 's'};
+        [PART_CLEAN] = '.',      [PART_RECEIVING] = 'r', [PART_DIRTY] = 't',
+        [PART_FINISHED] = '+',   [PART_DROPPED] = 'o',   [PART_IN_DOUBT] = 'f',
+        [PART_NOT_RESUMED] = 's'};
 
     return letters[p->state];
 }
@@ -101,14 +102,15 @@ static void test_fleet_session_took_follows_the_rules(void **state)
         for (size_t k = 0; k < N; k++) {
             said[k] = said_of(rows[i].parts[3 * k + 1]);
             if (!s->parts[k].two_phase)
-                part_move(&s->parts[k], PART_ON_SEND);
+                part_apply(&s->parts[k], PART_ON_SEND);
         }
-        assert_int_equal(fleet_session_took(s, said, all, N, rows[i].min_ready, rows[i].repeats),
-                         rows[i].verdict);
+        assert_int_equal(
+            fleet_session_apply_results(s, said, all, N, rows[i].min_ready, rows[i].repeats),
+            rows[i].verdict);
         for (size_t k = 0; k < N; k++)
             after[k] = letter_of(&s->parts[k]);
         assert_string_equal(after, rows[i].after);
-        assert_int_equal(s->n_received, rows[i].verdict == SESSION_GOES_ON);
+        assert_int_equal(s->n_received, rows[i].verdict == VERDICT_CONTINUE);
         fleet_session_unref(s);
     }
 }
@@ -122,8 +124,8 @@ static void test_fleet_session_took_keeps_what_is_dirty(void **state)
 
     (void)state;
     s->parts[0].state = PART_DIRTY;
-    part_move(&s->parts[0], PART_ON_SEND);
-    assert_int_equal(fleet_session_took(s, &said, first, 1, 3, false), SESSION_AGAIN);
+    part_apply(&s->parts[0], PART_ON_SEND);
+    assert_int_equal(fleet_session_apply_results(s, &said, first, 1, 3, false), VERDICT_RETRY);
     assert_int_equal(s->parts[0].state, PART_DIRTY);
     fleet_session_unref(s);
 }
@@ -135,15 +137,15 @@ static void test_fleet_session_stands(void **state)
 
     (void)state;
     (void)err_set(&why, ERR_UPSTREAM, "", "gone");
-    assert_true(fleet_session_stands(s, 3));
+    assert_true(fleet_session_has_quorum(s, 3));
     assert_true(fleet_session_overwrites(s));
-    fleet_session_drop(&s->parts[1], FLEET_UNKNOWN, 0, &why);
-    assert_false(fleet_session_stands(s, 3));
-    assert_true(fleet_session_stands(s, 2));
-    fleet_session_drop(&s->parts[0], FLEET_UNKNOWN, 0, &why);
-    assert_false(fleet_session_stands(s, 1));
-    assert_false(fleet_session_has(s, true));
-    assert_true(fleet_session_has(s, false));
+    part_drop(&s->parts[1], FLEET_UNKNOWN, 0, &why);
+    assert_false(fleet_session_has_quorum(s, 3));
+    assert_true(fleet_session_has_quorum(s, 2));
+    part_drop(&s->parts[0], FLEET_UNKNOWN, 0, &why);
+    assert_false(fleet_session_has_quorum(s, 1));
+    assert_false(fleet_session_has_part(s, true));
+    assert_true(fleet_session_has_part(s, false));
     fleet_session_unref(s);
 }
 
@@ -154,23 +156,23 @@ static void test_fleet_session_cause_tells_a_refusal_first(void **state)
     struct err silent = {0}, refused = {0}, lost = {0}, e = {0};
 
     (void)state;
-    fleet_session_cause(s, 4, &e);
+    fleet_session_cause_error(s, 4, &e);
     assert_int_equal(e.code, ERR_UNSYNCED);
     err_clear(&e);
     (void)err_set(&silent, ERR_UPSTREAM_TIMEOUT, "", "silent");
     (void)err_set(&refused, ERR_CHECKSUM, "/checksums/0", "refused");
     (void)err_set(&lost, ERR_NOT_FOUND, "", "there is no update");
-    fleet_session_drop(&s->parts[0], FLEET_UNKNOWN, 0, &silent);
-    fleet_session_cause(s, 3, &e);
+    part_drop(&s->parts[0], FLEET_UNKNOWN, 0, &silent);
+    fleet_session_cause_error(s, 3, &e);
     assert_int_equal(e.code, ERR_UPSTREAM_TIMEOUT);
     err_clear(&e);
-    fleet_session_drop(&s->parts[1], FLEET_REFUSED, 422, &refused);
-    fleet_session_cause(s, 3, &e);
+    part_drop(&s->parts[1], FLEET_REFUSED, 422, &refused);
+    fleet_session_cause_error(s, 3, &e);
     assert_int_equal(e.code, ERR_CHECKSUM);
     assert_string_equal(e.field, "/checksums/0");
     err_clear(&e);
     s->parts[1].why = lost; /* of its own update, not of the client's */
-    fleet_session_cause(s, 3, &e);
+    fleet_session_cause_error(s, 3, &e);
     assert_int_equal(e.code, ERR_UPSTREAM);
     fleet_session_unref(s);
 }

@@ -65,7 +65,7 @@ static void test_most_upstreams_have_the_version(void **cmocka_state)
 /* All of them agree, and have half of the same update. */
 static void test_an_unfinished_update_is_no_version(void **cmocka_state)
 {
-    const struct upstream_saw saw = {.process = "p", .label = FLEET_UNFINISHED "upd-1"};
+    const struct upstream_saw saw = {.process = "p", .label = FLEET_DIRTY_MARKER "upd-1"};
     struct fleet *f = fleet_of(N);
     bool done[FLEET_MAX] = {true, true, true, true};
     struct upstream_info info;
@@ -90,7 +90,7 @@ static void test_an_unfinished_update_is_no_version(void **cmocka_state)
  * and what was asked in it, says nothing; nor is it the version of the most. */
 static void test_an_update_of_ours_that_was_given_up_is_not_unfinished(void **cmocka_state)
 {
-    struct upstream_saw saw = {.process = "p", .label = FLEET_UNFINISHED "upd-1"};
+    struct upstream_saw saw = {.process = "p", .label = FLEET_DIRTY_MARKER "upd-1"};
     struct fleet *f = fleet_of(N);
     struct fleet_stats s;
 
@@ -115,7 +115,7 @@ static void test_an_update_of_ours_that_was_given_up_is_not_unfinished(void **cm
 /* It says so while we are at it, and when it was asked before the end. */
 static void test_an_update_of_ours_is_not_unfinished(void **cmocka_state)
 {
-    struct upstream_saw saw = {.process = "p", .label = FLEET_UNFINISHED "upd-1"};
+    struct upstream_saw saw = {.process = "p", .label = FLEET_DIRTY_MARKER "upd-1"};
     struct fleet *f = fleet_of(N);
     bool done[FLEET_MAX] = {true, true, true, true};
     struct err e = {0};
@@ -148,7 +148,7 @@ static void test_why_one_is_fenced_stays_known(void **cmocka_state)
     assert_int_equal(fleet_committed(f, "w", done, NULL), 1);
     (void)err_set(&why, ERR_UPSTREAM, "", "it ran out of memory");
     fleet_fence(f, 0, &why);
-    heard(f, EACH(FLEET_UNFINISHED "upd-1", "x", "w", "w"));
+    heard(f, EACH(FLEET_DIRTY_MARKER "upd-1", "x", "w", "w"));
     states(f, EACH("fenced", "unsynced", "serving", "serving"));
     fleet_info(f, 0, &info);
     assert_string_equal(info.error.msg, "it ran out of memory");
@@ -519,7 +519,7 @@ static void test_an_answer_names_what_the_fleet_serves(void **cmocka_state)
     assert_true(fleet_may_name(f, "old", epoch));
     assert_false(fleet_may_name(f, "base", epoch));
     fleet_updating(f, true);
-    assert_true(fleet_may_name(f, FLEET_UNFINISHED "x", fleet_epoch(f)));
+    assert_true(fleet_may_name(f, FLEET_DIRTY_MARKER "x", fleet_epoch(f)));
     assert_true(fleet_may_name(f, "new", fleet_epoch(f)));
     epoch = fleet_epoch(f);
     (void)fleet_committed(f, "new", done, NULL);

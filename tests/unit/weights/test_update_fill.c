@@ -65,11 +65,11 @@ static void test_tied_name_in_another_chunk_must_agree(void **state)
     bench_close(&b);
 }
 
-/* An implicit session is committed when all is there; the name that comes last belongs to it. */
-static void test_tied_name_after_an_implicit_commit_must_agree(void **state)
+/* An auto-commit session is committed when all is there; the name that comes last belongs to it. */
+static void test_tied_name_after_an_auto_commit_must_agree(void **state)
 {
     static const struct fx_tensor *const head[] = {&fx_lm_head};
-    struct update_start implicit = {.implicit = true};
+    struct update_start auto_commit = {.auto_commit = true};
     struct update_info info, committed;
     struct slab_stats st;
     struct bench b;
@@ -78,11 +78,11 @@ static void test_tied_name_after_an_implicit_commit_must_agree(void **state)
     bench_open(&b);
     for (unsigned step = 1; step <= 2; step++) {
         for (unsigned head_step = step + 1; head_step >= step; head_step--) {
-            info = start(&b, implicit);
+            info = start(&b, auto_commit);
             assert_int_equal(send_mask(&b, info.id, FX_ALL, step), ERR_NONE);
             committed = b.answer.info;
             assert_int_equal(committed.phase, UPDATE_COMMITTED);
-            info = start(&b, implicit);
+            info = start(&b, auto_commit);
             submit(&b, chunk_of(&b, info.id, fx_tensor_list(head, 1), FX_STEP(head_step)));
             assert_int_equal(fx_await(&b.answer), head_step == step ? ERR_NONE : ERR_MISMATCH);
             assert_int_equal(b.answer.info.phase,
@@ -100,7 +100,7 @@ static void test_tied_name_after_an_implicit_commit_must_agree(void **state)
 }
 
 /* Where it comes first it waits for its target, also if it is what is served already. */
-static void test_tied_name_before_an_implicit_commit_waits(void **state)
+static void test_tied_name_before_an_auto_commit_waits(void **state)
 {
     static const struct fx_tensor *const head[] = {&fx_lm_head};
     struct update_info info;
@@ -111,7 +111,7 @@ static void test_tied_name_before_an_implicit_commit_waits(void **state)
     for (unsigned step = 1; step <= 3; step++) {
         unsigned head_step = step == 3 ? 2 : step; /* 3: the tied name is of the step before */
 
-        info = start(&b, (struct update_start){.implicit = true});
+        info = start(&b, (struct update_start){.auto_commit = true});
         submit(&b, chunk_of(&b, info.id, fx_tensor_list(head, 1), FX_STEP(head_step)));
         assert_int_equal(fx_await(&b.answer), ERR_NONE);
         assert_int_equal(b.answer.info.phase, UPDATE_RECEIVING);
@@ -229,8 +229,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tied_name_must_agree),
         cmocka_unit_test(test_tied_name_in_another_chunk_must_agree),
-        cmocka_unit_test(test_tied_name_after_an_implicit_commit_must_agree),
-        cmocka_unit_test(test_tied_name_before_an_implicit_commit_waits),
+        cmocka_unit_test(test_tied_name_after_an_auto_commit_must_agree),
+        cmocka_unit_test(test_tied_name_before_an_auto_commit_waits),
         cmocka_unit_test(test_tied_name_that_failed_leaves_nothing_behind),
         cmocka_unit_test(test_tied_name_alone_brings_its_target),
         cmocka_unit_test(test_fused_and_ignored_names_are_taken_apart),

@@ -1,4 +1,4 @@
-/* weights/update: leases, aborts, memory, implicit sessions, tensor lists, and many threads. */
+/* weights/update: leases, aborts, memory, auto-commit sessions, tensor lists, and many threads. */
 #include "tests/unit/update_fixture.h"
 
 #include "weights/update/update_priv.h"
@@ -304,16 +304,16 @@ static void test_ended_updates_are_shown_for_a_while(void **state)
     bench_close(&b);
 }
 
-/* implicit sessions */
+/* auto-commit sessions */
 
-static void test_implicit_session_commits_when_covered(void **state)
+static void test_auto_commit_session_commits_when_covered(void **state)
 {
     struct bench b;
     struct update_info info;
 
     (void)state;
     bench_open(&b);
-    info = start(&b, (struct update_start){.implicit = true, .label = "one"});
+    info = start(&b, (struct update_start){.auto_commit = true, .label = "one"});
     assert_int_equal(send_mask(&b, info.id, 0x0f, 1), ERR_NONE);
     assert_int_equal(b.answer.info.phase, UPDATE_RECEIVING);
     assert_int_equal(send_mask(&b, info.id, 0x70, 1), ERR_NONE);
@@ -323,7 +323,7 @@ static void test_implicit_session_commits_when_covered(void **state)
     bench_close(&b);
 }
 
-static void test_commit_implicit_finishes_what_is_open(void **state)
+static void test_commit_auto_finishes_what_is_open(void **state)
 {
     struct bench b;
     struct update_info info;
@@ -331,19 +331,19 @@ static void test_commit_implicit_finishes_what_is_open(void **state)
 
     (void)state;
     bench_open(&b);
-    assert_int_equal(updates_commit_implicit(b.updates, fx_done, &b.answer, &e), 0);
+    assert_int_equal(updates_commit_auto(b.updates, fx_done, &b.answer, &e), 0);
     assert_int_equal(b.answer.n, 1); /* at once: there is none */
     assert_int_equal(fx_await(&b.answer), ERR_NONE);
     assert_int_equal(b.answer.info.phase, UPDATE_NONE);
     assert_int_equal(push(&b, 1, "one"), ERR_NONE);
-    info = start(&b, (struct update_start){.implicit = true, .partial = true});
+    info = start(&b, (struct update_start){.auto_commit = true, .partial = true});
     assert_int_equal(send_mask(&b, info.id, 0x10, 2), ERR_NONE);
-    assert_int_equal(updates_commit_implicit(b.updates, fx_done, &b.answer, &e), 0);
+    assert_int_equal(updates_commit_auto(b.updates, fx_done, &b.answer, &e), 0);
     assert_int_equal(fx_await(&b.answer), ERR_NONE);
     assert_int_equal(b.answer.info.phase, UPDATE_COMMITTED);
-    info = start(&b, (struct update_start){.implicit = true});
+    info = start(&b, (struct update_start){.auto_commit = true});
     assert_int_equal(send_mask(&b, info.id, 0x0f, 2), ERR_NONE);
-    assert_int_equal(updates_commit_implicit(b.updates, fx_done, &b.answer, &e), 0);
+    assert_int_equal(updates_commit_auto(b.updates, fx_done, &b.answer, &e), 0);
     assert_int_equal(fx_await(&b.answer), ERR_INCOMPLETE);
     assert_int_equal(b.answer.info.n_missing, 3);
     bench_close(&b);
@@ -363,14 +363,14 @@ static enum err_code send_named(struct bench *b, const char *id, unsigned mask, 
 }
 
 /* Two steps never make one version: what is of another one is refused, and changes nothing. */
-static void test_implicit_session_takes_one_version(void **state)
+static void test_auto_commit_session_takes_one_version(void **state)
 {
     struct update_info info;
     struct bench b;
 
     (void)state;
     bench_open(&b);
-    info = start(&b, (struct update_start){.implicit = true});
+    info = start(&b, (struct update_start){.auto_commit = true});
     assert_int_equal(send_named(&b, info.id, 0x01, ""), ERR_NONE);
     assert_int_equal(send_named(&b, info.id, 0x02, "one"), ERR_NONE);
     assert_int_equal(send_named(&b, info.id, 0x0c, "two"), ERR_CONFLICT);
@@ -382,7 +382,7 @@ static void test_implicit_session_takes_one_version(void **state)
 }
 
 /* The last chunk again, as whoever has lost its answer sends it, begins no other update. */
-static void test_implicit_session_does_not_begin_with_the_last_end(void **state)
+static void test_auto_commit_session_does_not_begin_with_the_last_end(void **state)
 {
     struct update_info info, ended;
     struct err e = {0};
@@ -393,16 +393,16 @@ static void test_implicit_session_does_not_begin_with_the_last_end(void **state)
     for (unsigned step = 0; step < 3; step++) {
         const char *label = step == 0 ? "named" : "";
 
-        info = start(&b, (struct update_start){.implicit = true});
+        info = start(&b, (struct update_start){.auto_commit = true});
         assert_int_equal(send_named(&b, info.id, 0x0f, label), ERR_NONE);
         assert_int_equal(send_named(&b, info.id, 0x70, label), ERR_NONE);
         assert_int_equal(b.answer.info.phase, UPDATE_COMMITTED);
-        info = start(&b, (struct update_start){.implicit = true});
+        info = start(&b, (struct update_start){.auto_commit = true});
         assert_int_equal(send_named(&b, info.id, 0x70, label), ERR_CONFLICT);
         if (step == 1) { /* who continues begins anew */
-            assert_int_equal(updates_commit_implicit(b.updates, fx_done, &b.answer, &e), 0);
+            assert_int_equal(updates_commit_auto(b.updates, fx_done, &b.answer, &e), 0);
             assert_int_equal(fx_await(&b.answer), ERR_INCOMPLETE);
-            info = start(&b, (struct update_start){.implicit = true});
+            info = start(&b, (struct update_start){.auto_commit = true});
             label = "";
         } else { /* or who names another version */
             label = "another";
@@ -412,7 +412,7 @@ static void test_implicit_session_does_not_begin_with_the_last_end(void **state)
     }
     /* A whole model in one chunk is new each time. */
     for (unsigned step = 0; step < 2; step++) {
-        info = start(&b, (struct update_start){.implicit = true});
+        info = start(&b, (struct update_start){.auto_commit = true});
         assert_int_equal(send_named(&b, info.id, FX_ALL, ""), ERR_NONE);
         assert_int_equal(b.answer.info.phase, UPDATE_COMMITTED);
     }
@@ -562,10 +562,10 @@ int main(void)
         cmocka_unit_test(test_memory_that_ends_half_way_takes_the_chunk_back),
         cmocka_unit_test(test_memory_of_a_version_that_is_read_is_waited_for),
         cmocka_unit_test(test_ended_updates_are_shown_for_a_while),
-        cmocka_unit_test(test_implicit_session_commits_when_covered),
-        cmocka_unit_test(test_commit_implicit_finishes_what_is_open),
-        cmocka_unit_test(test_implicit_session_takes_one_version),
-        cmocka_unit_test(test_implicit_session_does_not_begin_with_the_last_end),
+        cmocka_unit_test(test_auto_commit_session_commits_when_covered),
+        cmocka_unit_test(test_commit_auto_finishes_what_is_open),
+        cmocka_unit_test(test_auto_commit_session_takes_one_version),
+        cmocka_unit_test(test_auto_commit_session_does_not_begin_with_the_last_end),
         cmocka_unit_test(test_missing_is_told_as_it_shrinks),
         cmocka_unit_test(test_updates_are_atomic_to_many_readers),
     };

@@ -312,7 +312,7 @@ static void test_commit_lets_go_of_what_was_begun(void **state)
     lane_open(&l, (struct gpus_cfg){.n_devices = 1, .mirror = true});
     tensor_lists[0] = fx_tensor_list_of(FX_ALL);
     tensor_lists[1] = fx_tensor_list(head, 1);
-    lane_start(&l, (struct update_start){.implicit = true});
+    lane_start(&l, (struct update_start){.auto_commit = true});
     l.holds = true;
     lane_queue(&l, tensor_lists, cfgs, 2);
     mfx_await_log(&l.g.watch, "M1");

@@ -1,7 +1,7 @@
 /* What is passed on to an upstream as it came. */
 #include "fleet/proxy/relay.h"
 
-#include "handlers/fleet/fleet_handlers.h"
+#include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
 
@@ -10,7 +10,7 @@ static void error_reply(const struct http_request *x, const struct err *e, struc
     reply_error_make(x->route, e, NULL, out);
 }
 
-int handle_relay(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_proxy(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
 

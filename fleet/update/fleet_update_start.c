@@ -1,6 +1,6 @@
 /* How an update of the fleet begins: those that answer take part, and each that has updates of its
  * own starts one. */
-#include "fleet/update/fleet_run.h"
+#include "fleet/update/fleet_update_priv.h"
 
 #include "base/id.h"
 
@@ -43,7 +43,7 @@ static uint32_t baton_lease_s(struct fleet_control *fc, uint32_t lease_s)
     return wanted < UPDATE_LEASE_S_MAX ? (uint32_t)wanted : UPDATE_LEASE_S_MAX;
 }
 
-static void note_parts(struct fleet_control *fc, struct fleet_session *s, const struct fleet_to *to)
+static void parts_init(struct fleet_control *fc, struct fleet_session *s, const struct fleet_to *to)
 {
     struct upstream_info info;
     struct upstream_at at;
@@ -57,14 +57,14 @@ static void note_parts(struct fleet_control *fc, struct fleet_session *s, const 
         fleet_info(fleet_of(fc), to[i].upstream, &info);
         p->upstream = to[i].upstream;
         p->two_phase = wire_is_two_phase(at.dialect);
-        p->process_unnamed = at.dialect == WIRE_SGLANG;
+        p->no_process_id = at.dialect == WIRE_SGLANG;
         if (!p->two_phase)
-            (void)snprintf(p->update_id, sizeof p->update_id, FLEET_UNFINISHED "%s", s->id);
+            (void)snprintf(p->update_id, sizeof p->update_id, FLEET_DIRTY_MARKER "%s", s->id);
         p->before = info.fenced   ? PART_WAS_FENCED
                     : info.synced ? PART_WAS_IN_STEP
                     : undecided   ? PART_WAS_UNDECIDED
                                   : PART_WAS_OUT_OF_STEP;
-        p->was_first = info.serial == 0;
+        p->first_update = info.serial == 0;
     }
 }
 
@@ -92,9 +92,9 @@ static void check_process(struct fleet_control *fc, const struct fleet_session *
 }
 
 /* What each two-phase part said to its start. */
-static int take_starts(struct fleet_control *fc, struct fleet_session *s,
-                       const struct fleet_batch *b, struct fleet_said *said, json_t **details,
-                       struct err *e)
+static int apply_start_results(struct fleet_control *fc, struct fleet_session *s,
+                               const struct fleet_batch *b, struct fleet_said *said,
+                               json_t **details, struct err *e)
 {
     const struct fleet_said *cause;
 
@@ -106,11 +106,11 @@ static int take_starts(struct fleet_control *fc, struct fleet_session *s,
             said[i].end = FLEET_UNKNOWN;
         if (said[i].end == FLEET_GOOD)
             check_process(fc, s, p, &said[i]);
-        p->own = said[i].end == FLEET_GOOD ? PART_OWN_OPEN : PART_OWN_CLOSED;
+        p->own_update = said[i].end == FLEET_GOOD ? PART_UPDATE_OPEN : PART_UPDATE_CLOSED;
         if (said[i].end == FLEET_UNKNOWN)
             fc->orphaned[p->upstream] = true;
     }
-    fleet_note_told(s, said, b->n);
+    fleet_session_set_report(s, said, b->n);
     cause = fleet_cause(said, b->n);
     if (cause == NULL)
         return 0;
@@ -122,7 +122,7 @@ static int take_starts(struct fleet_control *fc, struct fleet_session *s,
 }
 
 static int start_parts(struct fleet_control *fc, struct fleet_session *s,
-                       const struct fleet_begin *req, json_t **details, struct err *e)
+                       const struct fleet_update_request *req, json_t **details, struct err *e)
 {
     struct fleet_batch b = {0}, others = {0};
     struct fleet_said *said = NULL;
@@ -138,7 +138,7 @@ static int start_parts(struct fleet_control *fc, struct fleet_session *s,
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to start an update");
     else if (fleet_words(fc, WIRE_START, others.to, others.n, e) == 0 &&
              fleet_ask(fc, WIRE_START, b.to, b.n, fleet_step_us(fc), &said, e) == 0)
-        rc = take_starts(fc, s, &b, said, details, e);
+        rc = apply_start_results(fc, s, &b, said, details, e);
     fleet_said_free(said, b.n);
     json_decref(body);
     return rc;
@@ -146,7 +146,7 @@ static int start_parts(struct fleet_control *fc, struct fleet_session *s,
 
 /* What a partial update does not bring must be there: of those that answer, the ones that serve the
  * fleet's version. */
-static int keep_in_step(struct fleet_control *fc, struct fleet_to *to, size_t *n, struct err *e)
+static int keep_synced(struct fleet_control *fc, struct fleet_to *to, size_t *n, struct err *e)
 {
     size_t n_kept = 0, min_ready = fleet_min_ready(fc);
     struct upstream_info info;
@@ -165,7 +165,7 @@ static int keep_in_step(struct fleet_control *fc, struct fleet_to *to, size_t *n
                          n_kept, min_ready);
 }
 
-static int session_begin(struct fleet_control *fc, const struct fleet_begin *req,
+static int session_begin(struct fleet_control *fc, const struct fleet_update_request *req,
                          struct fleet_session **out, json_t **details, struct err *e)
 {
     struct fleet_to to[FLEET_MAX];
@@ -175,19 +175,19 @@ static int session_begin(struct fleet_control *fc, const struct fleet_begin *req
 
     assert(fleet_has_op(fc));
     if (check_none_open(fc, e) != 0 || fleet_alive_enough(fc, NULL, to, &n, e) != 0 ||
-        (req->partial && keep_in_step(fc, to, &n, e) != 0) || fleet_session_new(&s, n, e) != 0)
+        (req->partial && keep_synced(fc, to, &n, e) != 0) || fleet_session_new(&s, n, e) != 0)
         return -1;
     id_make(id);
     (void)snprintf(s->id, sizeof s->id, "upd-%s", id);
     (void)snprintf(s->label, sizeof s->label, "%s", req->label);
-    s->implicit = req->implicit;
-    s->unnamed = req->unnamed || req->implicit;
+    s->auto_commit = req->auto_commit;
+    s->anonymous = req->anonymous || req->auto_commit;
     s->partial = req->partial;
     s->sharded = req->sharded;
     s->selector = req->selector;
     s->lease_s = req->lease_s;
-    note_parts(fc, s, to);
-    if (fleet_cover_begin(fc, s, e) != 0 || start_parts(fc, s, req, details, e) != 0) {
+    parts_init(fc, s, to);
+    if (fleet_coverage_start(fc, s, e) != 0 || start_parts(fc, s, req, details, e) != 0) {
         fleet_unref(fc, s);
         return -1;
     }
@@ -200,8 +200,8 @@ static int session_begin(struct fleet_control *fc, const struct fleet_begin *req
     return 0;
 }
 
-int fleet_begin(struct fleet_control *fc, const struct fleet_begin *req, struct fleet_session **out,
-                json_t **details, struct err *e)
+int fleet_start_update(struct fleet_control *fc, const struct fleet_update_request *req,
+                       struct fleet_session **out, json_t **details, struct err *e)
 {
     int rc;
 

@@ -5,7 +5,7 @@
 
 #include "control/life.h"
 #include "handlers/app.h"
-#include "handlers/fleet/fleet_handlers.h"
+#include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
 
 #include <stdlib.h>
@@ -22,7 +22,7 @@ static struct fleet_session *copy_of(struct fleet_control *fc, const struct flee
         return NULL;
     mtx_lock(&fc->lock);
     memcpy(copy, s, nbytes);
-    json_incref(copy->told);
+    json_incref(copy->report);
     mtx_unlock(&fc->lock);
     return copy;
 }
@@ -30,7 +30,7 @@ static struct fleet_session *copy_of(struct fleet_control *fc, const struct flee
 static void copy_free(struct fleet_control *fc, struct fleet_session *copy)
 {
     mtx_lock(&fc->lock);
-    json_decref(copy->told);
+    json_decref(copy->report);
     mtx_unlock(&fc->lock);
     free(copy);
 }
@@ -40,12 +40,12 @@ static json_t *part_json(const struct fleet_session *s, const struct fleet_part 
 {
     bool ok = part_takes_part(p) && (fleet_session_is_open(s) || p->state == PART_FINISHED);
     const char *error = p->why.code != ERR_NONE ? p->why.msg : NULL;
-    char stale[ERR_MSG_MAX];
+    char cache_error[ERR_MSG_MAX];
 
-    (void)snprintf(stale, sizeof stale, "it gets no requests until its caches are empty: %.350s",
-                   p->stale.msg);
-    if (ok && error == NULL && p->stale.code != ERR_NONE)
-        error = stale;
+    (void)snprintf(cache_error, sizeof cache_error,
+                   "it gets no requests until its caches are empty: %.350s", p->cache_error.msg);
+    if (ok && error == NULL && p->cache_error.code != ERR_NONE)
+        error = cache_error;
     if (!ok && error == NULL)
         error = "it did not get to its end";
     return fleet_part_json(name, ok, p->status, error);
@@ -108,14 +108,14 @@ static int put_defaults(json_t *reply)
 
 static json_t *session_json(const struct app *app, const struct fleet_session *s)
 {
-    json_t *reply = s->told != NULL ? json_deep_copy(s->told) : json_object();
+    json_t *reply = s->report != NULL ? json_deep_copy(s->report) : json_object();
     uint64_t now = clock_now_us();
     double left_s = fleet_session_is_open(s) && s->lease_until_us > now
                         ? (double)(s->lease_until_us - now) / 1e6
                         : 0;
     json_t *own = json_pack(
         "{s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:f, s:f, s:s, s:o, s:o}", "update_id", s->id,
-        "phase", update_phase_name(s->phase), "coverage", fleet_cover_word(s), "mode", "staged",
+        "phase", update_phase_name(s->phase), "coverage", fleet_coverage_name(s), "mode", "staged",
         "placement", s->sharded ? "sharded" : "replicated", "partial", (int)s->partial,
         "weight_version", s->label[0] != '\0' ? json_string(s->label) : json_null(), "serial",
         s->serial > 0 ? json_integer((json_int_t)s->serial) : json_null(), "lease_left_s", left_s,
@@ -152,8 +152,8 @@ json_t *fleet_session_details(const struct app *app, struct fleet_session *s)
         return NULL;
     details = json_pack("{s:s, s:s, s:o, s:o*, s:o*}", "update_id", copy->id, "phase",
                         update_phase_name(copy->phase), "upstreams", parts_json(app, copy),
-                        "n_missing", json_deep_copy(json_object_get(copy->told, "n_missing")),
-                        "missing", json_deep_copy(json_object_get(copy->told, "missing")));
+                        "n_missing", json_deep_copy(json_object_get(copy->report, "n_missing")),
+                        "missing", json_deep_copy(json_object_get(copy->report, "missing")));
     copy_free(app->fleet->control, copy);
     return details;
 }

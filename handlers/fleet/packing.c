@@ -3,7 +3,7 @@
 #include "fleet/fleet_priv.h"
 
 #include "handlers/body.h"
-#include "handlers/fleet/fleet_handlers.h"
+#include "handlers/fleet/handlers.h"
 #include "handlers/packed_words.h"
 
 static int no_memory(struct err *e)

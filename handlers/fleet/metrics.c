@@ -1,6 +1,6 @@
 /* Upstream engines, as they are at the moment of the scrape. Labels are URLs of the configuration,
  * so that the number of series is bounded by it. */
-#include "handlers/fleet/fleet_status.h"
+#include "handlers/fleet/status.h"
 
 #include "base/clock.h"
 #include "base/prometheus.h"

@@ -1,6 +1,6 @@
 /* What is true of the upstreams, told: readiness, the status, who is in rotation and why not. */
-#ifndef BATON_HANDLERS_FLEET_FLEET_STATUS_H
-#define BATON_HANDLERS_FLEET_FLEET_STATUS_H
+#ifndef BATON_HANDLERS_FLEET_STATUS_H
+#define BATON_HANDLERS_FLEET_STATUS_H
 
 #include "base/buf.h"
 #include "base/err.h"

@@ -1,11 +1,11 @@
 /* The group with the trainer: each upstream is asked how many ranks it is, and gets those behind
  * the one before. All join, or those that did leave again, where their dialect has a word for it.
  */
-#include "fleet/update/fleet_run.h"
+#include "fleet/update/fleet_update_priv.h"
 
 #include "handlers/app.h"
 #include "handlers/body.h"
-#include "handlers/fleet/fleet_handlers.h"
+#include "handlers/fleet/handlers.h"
 #include "handlers/packed_words.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
@@ -248,12 +248,12 @@ static void give_up_last(struct app *app, const struct route *route)
     struct fleet_session *s;
     struct err why = {0}, ignored = {0};
 
-    if (route->session != SESSION_IMPLICIT)
+    if (route->session != SESSION_AUTO_COMMIT)
         return;
     s = fleet_open_session(app->fleet->control);
     (void)err_set(&why, ERR_CONFLICT, "", "its trainer asks for a new group");
-    if (s != NULL && s->unnamed)
-        (void)fleet_give_up(app->fleet->control, s, &why, &ignored);
+    if (s != NULL && s->anonymous)
+        (void)fleet_abort_update_wait(app->fleet->control, s, &why, &ignored);
     fleet_unref(app->fleet->control, s);
 }
 
@@ -291,7 +291,7 @@ static int group_join(struct app *app, struct http_request *x, const struct init
     return 0;
 }
 
-int fleet_transfer_init(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_transfer_init(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
     struct init_req req = {0};
@@ -316,7 +316,7 @@ int fleet_transfer_init(struct app *app, struct http_request *x, struct err *e)
     return 0;
 }
 
-int fleet_transfer_get(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_transfer_get(struct app *app, struct http_request *x, struct err *e)
 {
     (void)e;
     reply_json(x, 200, group_json(app));
@@ -413,7 +413,7 @@ static int group_leave(struct app *app, struct http_request *x, const char *name
     return 0;
 }
 
-int fleet_transfer_delete(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_transfer_delete(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
     const char *name = NULL;

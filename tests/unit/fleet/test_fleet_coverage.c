@@ -54,10 +54,10 @@ static void begin(struct world *w, const char *kinds, bool partial)
     assert_int_equal(fleet_session_new(&w->s, strlen(kinds), &e), 0);
     for (size_t i = 0; kinds[i] != '\0'; i++) {
         w->s->parts[i].two_phase = kinds[i] == 'b';
-        w->s->parts[i].process_unnamed = kinds[i] == 's';
+        w->s->parts[i].no_process_id = kinds[i] == 's';
     }
     w->s->partial = partial;
-    assert_int_equal(fleet_cover_begin(w->fc, w->s, &e), 0);
+    assert_int_equal(fleet_coverage_start(w->fc, w->s, &e), 0);
 }
 
 /* A request for tensors of shape [4]; a letter for each name. */
@@ -77,15 +77,15 @@ static json_t *body_of(const char *names)
 /* Refused before it is sent: -1. Steals body. */
 static int send_body(struct world *w, json_t *body, struct err *e)
 {
-    struct fleet_list list;
+    struct fleet_names list;
     int rc;
 
-    assert_int_equal(fleet_list_read(&list, w->fc, w->s, body, e), 0);
+    assert_int_equal(fleet_names_read(&list, w->fc, w->s, body, e), 0);
     json_decref(body);
-    rc = fleet_cover_check(w->s, &list, e);
+    rc = fleet_coverage_check(w->s, &list, e);
     if (rc == 0)
-        fleet_cover_took(w->fc, w->s, &list);
-    fleet_list_fini(&list);
+        fleet_coverage_add(w->fc, w->s, &list);
+    fleet_names_fini(&list);
     return rc;
 }
 
@@ -100,17 +100,17 @@ static void ends(struct world *w, const char *word)
 {
     struct err e = {0};
 
-    assert_int_equal(fleet_cover_prove(w->s, &e), 0);
-    fleet_cover_commit(w->fc, w->s);
-    assert_string_equal(fleet_cover_word(w->s), word);
-    assert_string_equal(fleet_coverage(w->fc), word);
+    assert_int_equal(fleet_coverage_verify(w->s, &e), 0);
+    fleet_coverage_commit(w->fc, w->s);
+    assert_string_equal(fleet_coverage_name(w->s), word);
+    assert_string_equal(fleet_last_coverage(w->fc), word);
 }
 
 static void is_refused(struct world *w, const char *names)
 {
     struct err e = {0};
 
-    assert_int_equal(fleet_cover_prove(w->s, &e), -1);
+    assert_int_equal(fleet_coverage_verify(w->s, &e), -1);
     assert_int_equal(e.code, ERR_INCOMPLETE);
     assert_non_null(strstr(e.msg, names));
 }
@@ -139,23 +139,23 @@ static void give(struct world *w, const char *names, uint64_t dim)
     }
     assert_int_equal(tensor_list_builder_finish(b, &tensor_list, &e), 0);
     assert_int_equal(model_spec_new(&m, tensor_list, NULL, 0, &e), 0);
-    assert_int_equal(fleet_spec_give(w->fc, m, "--model", &e), 0);
+    assert_int_equal(fleet_spec_set(w->fc, m, "--model", &e), 0);
 }
 
 static void test_fleet_cover_learns(void **state)
 {
     struct world *w = *state;
 
-    assert_null(fleet_coverage(w->fc));
+    assert_null(fleet_last_coverage(w->fc));
     begin(w, "vs", false);
     came(w, "ab");
     came(w, "c");
-    assert_string_equal(fleet_cover_word(w->s), "unknown");
+    assert_string_equal(fleet_coverage_name(w->s), "unknown");
     ends(w, "unknown");
     assert_int_equal(spec_size(w), 3);
     begin(w, "vs", false);
     came(w, "ac");
-    assert_string_equal(fleet_cover_word(w->s), "incomplete");
+    assert_string_equal(fleet_coverage_name(w->s), "incomplete");
     is_refused(w, "1 of the 3 tensors that the last whole update brought are missing: 'b'");
     begin(w, "vs", false);
     came(w, "cbad");
@@ -202,7 +202,7 @@ static void test_fleet_cover_takes_once(void **state)
     assert_int_equal(send_body(w, body_of("cb"), &e), -1);
     assert_int_equal(e.code, ERR_CONFLICT);
     assert_string_equal(e.field, "/names/1");
-    part_move(&w->s->parts[1], PART_ON_FAILURE);
+    part_apply(&w->s->parts[1], PART_ON_FAILURE);
     came(w, "cb");
     ends(w, "as_before");
 }
@@ -213,7 +213,7 @@ static void test_fleet_cover_partial(void **state)
     struct err e = {0};
 
     begin(w, "s", true);
-    assert_int_equal(fleet_cover_prove(w->s, &e), -1); /* nothing at all */
+    assert_int_equal(fleet_coverage_verify(w->s, &e), -1); /* nothing at all */
     assert_int_equal(e.code, ERR_INCOMPLETE);
     came(w, "a");
     ends(w, "partial");
@@ -245,18 +245,18 @@ static void test_fleet_cover_beside_batons(void **state)
     struct world *w = *state;
 
     begin(w, "bb", false);
-    assert_null(w->s->cover);
+    assert_null(w->s->coverage);
     came(w, "a");
-    assert_null(w->s->told);
+    assert_null(w->s->report);
     ends(w, "whole");
     assert_null(w->fc->spec);
     begin(w, "bv", false);
     came(w, "ab");
-    assert_null(w->s->told);
-    w->s->told = json_pack("{s:i}", "n_missing", 2);
-    assert_string_equal(fleet_cover_word(w->s), "incomplete");
-    json_decref(w->s->told);
-    w->s->told = NULL;
+    assert_null(w->s->report);
+    w->s->report = json_pack("{s:i}", "n_missing", 2);
+    assert_string_equal(fleet_coverage_name(w->s), "incomplete");
+    json_decref(w->s->report);
+    w->s->report = NULL;
     ends(w, "whole");
     assert_int_equal(spec_size(w), 2); /* for when the vLLM is alone */
 }

@@ -1,10 +1,10 @@
 /* The routes that begin an update in front of upstream engines, and bring its tensors. */
-#include "handlers/fleet/fleet_update.h"
+#include "handlers/fleet/update.h"
 
 #include "fleet/fleet_priv.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
-#include "handlers/fleet/fleet_handlers.h"
+#include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
 #include "handlers/tensor_list_json.h"
@@ -33,7 +33,7 @@ int fleet_update_no_memory(struct err *e)
 /* start */
 
 /* @out  borrows from `body`, whose label is taken out */
-static int begin_parse(struct fleet_begin *out, json_t *body, struct err *e)
+static int begin_parse(struct fleet_update_request *out, json_t *body, struct err *e)
 {
     const char *label = NULL;
     uint64_t lease_s = UPDATE_LEASE_S_DEFAULT;
@@ -52,10 +52,10 @@ static int begin_parse(struct fleet_begin *out, json_t *body, struct err *e)
     return 0;
 }
 
-int fleet_update_start(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_update_start(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
-    struct fleet_begin req = {.x = x, .unnamed = route->session != SESSION_NAMED};
+    struct fleet_update_request req = {.x = x, .anonymous = route->session != SESSION_NAMED};
     struct fleet_session *s;
     json_t *body, *details = NULL;
     int rc;
@@ -64,7 +64,7 @@ int fleet_update_start(struct app *app, struct http_request *x, struct err *e)
         return -1;
     rc = begin_parse(&req, body, e);
     if (rc == 0)
-        rc = fleet_begin(app->fleet->control, &req, &s, &details, e);
+        rc = fleet_start_update(app->fleet->control, &req, &s, &details, e);
     json_decref(body);
     if (rc == 0)
         return fleet_update_answer(app, x, s, 0, e);
@@ -74,13 +74,13 @@ int fleet_update_start(struct app *app, struct http_request *x, struct err *e)
 
 /* tensors */
 
-struct words {
+struct update_request {
     const char *update_id, *chunk_id, *label; /* borrowed from the body; NULL: not said */
     const char *selector;                     /* static, or NULL */
     bool chunk_named, abort_requests, by_group;
 };
 
-static int check_of_start(const json_t *body, struct err *e)
+static int refuse_start_members(const json_t *body, struct err *e)
 {
     static const char *const members[] = {"partial", "convert", "placement"};
     char field[32];
@@ -106,8 +106,8 @@ static int check_source(const json_t *body, struct err *e)
     return columns_check(body, NULL, "", e);
 }
 
-static int words_parse(struct words *w, const struct http_request *x, const json_t *body,
-                       struct err *e)
+static int update_parse(struct update_request *w, const struct http_request *x, const json_t *body,
+                        struct err *e)
 {
     const struct route *route = x->route;
 
@@ -125,7 +125,7 @@ static int words_parse(struct words *w, const struct http_request *x, const json
         (w->chunk_id != NULL &&
          update_id_check(w->chunk_id, UPDATE_CHUNK_ID_MAX, "/chunk_id", e) != 0) ||
         (w->label != NULL && label_check(w->label, "/weight_version", e) != 0) ||
-        (w->update_id != NULL && check_of_start(body, e) != 0) || check_source(body, e) != 0)
+        (w->update_id != NULL && refuse_start_members(body, e) != 0) || check_source(body, e) != 0)
         return -1;
     w->chunk_named = w->chunk_id != NULL;
     if (w->chunk_id == NULL && x->request_id_given && w->update_id != NULL)
@@ -135,7 +135,7 @@ static int words_parse(struct words *w, const struct http_request *x, const json
 }
 
 /* What is the fleet's or the session's to say, and not a request's. `start` gets the latter. */
-static json_t *bare_of(const json_t *body, json_t *start)
+static json_t *engine_body(const json_t *body, json_t *start)
 {
     static const char *const fleets[] = {"update_id", "weight_version", "chunk_id",
                                          "abort_requests"};
@@ -157,7 +157,7 @@ static json_t *bare_of(const json_t *body, json_t *start)
 }
 
 /* One that is not in two phases would take a repeated chunk twice. */
-static int check_chunk(const struct fleet_session *s, const struct words *w, struct err *e)
+static int check_chunk(const struct fleet_session *s, const struct update_request *w, struct err *e)
 {
     if (!w->chunk_named || !fleet_session_overwrites(s))
         return 0;
@@ -166,10 +166,10 @@ static int check_chunk(const struct fleet_session *s, const struct words *w, str
                    "taken twice");
 }
 
-/* Those of an implicit session that name a version name the same. Of one that takes no more tensors
- * the name stays; whoever sends some is told why. */
-static int take_label(struct fleet_control *fc, struct fleet_session *s, const char *label,
-                      struct err *e)
+/* Those of an auto-commit session that name a version name the same. Of one that takes no more
+ * tensors the name stays; whoever sends some is told why. */
+static int session_set_label(struct fleet_control *fc, struct fleet_session *s, const char *label,
+                             struct err *e)
 {
     int rc = 0;
 
@@ -178,7 +178,7 @@ static int take_label(struct fleet_control *fc, struct fleet_session *s, const c
     mtx_lock(&fc->lock);
     if (s->phase != UPDATE_OPEN && s->phase != UPDATE_RECEIVING)
         rc = 0;
-    else if (s->label[0] == '\0' || !s->implicit)
+    else if (s->label[0] == '\0' || !s->auto_commit)
         (void)snprintf(s->label, sizeof s->label, "%s", label);
     else if (strcmp(s->label, label) != 0)
         rc = err_set(e, ERR_CONFLICT, "/weight_version",
@@ -195,17 +195,17 @@ static bool is_covered(struct fleet_control *fc, const struct fleet_session *s)
     bool covered;
 
     mtx_lock(&fc->lock);
-    missing = json_object_get(s->told, "n_missing");
-    covered = s->implicit && fleet_session_is_open(s) && s->n_running == 0 &&
-              fleet_session_has(s, true) && json_is_integer(missing) &&
+    missing = json_object_get(s->report, "n_missing");
+    covered = s->auto_commit && fleet_session_is_open(s) && s->n_running == 0 &&
+              fleet_session_has_part(s, true) && json_is_integer(missing) &&
               json_integer_value(missing) == 0;
     mtx_unlock(&fc->lock);
     return covered;
 }
 
 /* Engines were told it when the update began there. */
-static int take_selector(struct fleet_control *fc, struct fleet_session *s, const char *selector,
-                         struct err *e)
+static int session_set_selector(struct fleet_control *fc, struct fleet_session *s,
+                                const char *selector, struct err *e)
 {
     const char *said;
 
@@ -222,8 +222,8 @@ static int take_selector(struct fleet_control *fc, struct fleet_session *s, cons
                    selector, said);
 }
 
-static int tensors_bring(struct app *app, struct fleet_session *s, const struct words *w,
-                         const json_t *bare, struct err *e)
+static int send_tensors(struct app *app, struct fleet_session *s, const struct update_request *w,
+                        const json_t *bare, struct err *e)
 {
     struct fleet_tensors t = {.body = bare,
                               .chunk_id = w->chunk_id,
@@ -232,47 +232,46 @@ static int tensors_bring(struct app *app, struct fleet_session *s, const struct 
     json_t *nothing;
     int rc;
 
-    if (check_chunk(s, w, e) != 0 || take_label(app->fleet->control, s, w->label, e) != 0 ||
-        take_selector(app->fleet->control, s, w->selector, e) != 0 ||
-        fleet_send(app->fleet->control, s, &t, e) != 0)
+    if (check_chunk(s, w, e) != 0 || session_set_label(app->fleet->control, s, w->label, e) != 0 ||
+        session_set_selector(app->fleet->control, s, w->selector, e) != 0 ||
+        fleet_send_tensors(app->fleet->control, s, &t, e) != 0)
         return -1;
     if (!is_covered(app->fleet->control, s))
         return 0;
     nothing = json_object();
-    rc = nothing != NULL ? fleet_end(app->fleet->control, s, "", nothing, true, e)
+    rc = nothing != NULL ? fleet_finish_update(app->fleet->control, s, "", nothing, true, e)
                          : fleet_update_no_memory(e);
     json_decref(nothing);
     return rc;
 }
 
 /* An update by itself. They come one after the other. */
-static int whole_take_turn(struct fleet_control *fc, struct err *e)
+static int one_shot_enter(struct fleet_control *fc, struct err *e)
 {
     uint64_t deadline_us = clock_after_us(fleet_update_us(fc));
     bool mine;
 
     mtx_lock(&fc->lock);
-    while (fc->whole && cnd_wait(&fc->changed, &fc->lock, deadline_us))
+    while (fc->one_shot_running && cnd_wait(&fc->changed, &fc->lock, deadline_us))
         continue;
-    mine = !fc->whole;
-    fc->whole = true;
+    mine = !fc->one_shot_running;
+    fc->one_shot_running = true;
     mtx_unlock(&fc->lock);
     return mine ? 0 : err_set(e, ERR_CONFLICT, "", "another update is under way");
 }
 
-static void whole_turn_end(struct fleet_control *fc)
+static void one_shot_leave(struct fleet_control *fc)
 {
     mtx_lock(&fc->lock);
-    fc->whole = false;
+    fc->one_shot_running = false;
     cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);
 }
 
-static int update_whole_in_turn(struct app *app, const struct words *w, const json_t *bare,
-                                json_t *start, struct fleet_session **out, json_t **details,
-                                struct err *e)
+static int one_shot_run(struct app *app, const struct update_request *w, const json_t *bare,
+                        json_t *start, struct fleet_session **out, json_t **details, struct err *e)
 {
-    struct fleet_begin req = {0};
+    struct fleet_update_request req = {0};
     struct fleet_session *s;
     struct err ignored = {0};
     json_t *nothing;
@@ -281,34 +280,34 @@ static int update_whole_in_turn(struct app *app, const struct words *w, const js
     if (begin_parse(&req, start, e) != 0)
         return -1;
     req.label = w->label != NULL ? w->label : "";
-    req.lease_s = UPDATE_UNNAMED_LEASE_S;
-    if (fleet_begin(app->fleet->control, &req, &s, details, e) != 0)
+    req.lease_s = UPDATE_ANONYMOUS_LEASE_S;
+    if (fleet_start_update(app->fleet->control, &req, &s, details, e) != 0)
         return -1;
     *out = s;
-    rc = tensors_bring(app, s, w, bare, e);
+    rc = send_tensors(app, s, w, bare, e);
     nothing = json_object();
     if (rc == 0)
-        rc = nothing != NULL ? fleet_end(app->fleet->control, s, "", nothing, true, e)
+        rc = nothing != NULL ? fleet_finish_update(app->fleet->control, s, "", nothing, true, e)
                              : fleet_update_no_memory(e);
     json_decref(nothing);
     if (rc != 0)
-        (void)fleet_give_up(app->fleet->control, s, e, &ignored);
+        (void)fleet_abort_update_wait(app->fleet->control, s, e, &ignored);
     return rc;
 }
 
-static int update_whole(struct app *app, struct http_request *x, const struct words *w,
-                        const json_t *body, struct err *e)
+static int one_shot_update(struct app *app, struct http_request *x, const struct update_request *w,
+                           const json_t *body, struct err *e)
 {
-    json_t *start = json_object(), *bare = bare_of(body, start), *details = NULL;
+    json_t *start = json_object(), *bare = engine_body(body, start), *details = NULL;
     struct fleet_session *s = NULL;
     int rc = -1;
 
     if (start == NULL || bare == NULL) {
         (void)fleet_update_no_memory(e);
     } else if (fleet_inherit_packing(app->fleet->control, bare, e) == 0 &&
-               whole_take_turn(app->fleet->control, e) == 0) {
-        rc = update_whole_in_turn(app, w, bare, start, &s, &details, e);
-        whole_turn_end(app->fleet->control);
+               one_shot_enter(app->fleet->control, e) == 0) {
+        rc = one_shot_run(app, w, bare, start, &s, &details, e);
+        one_shot_leave(app->fleet->control);
     }
     json_decref(start);
     json_decref(bare);
@@ -321,12 +320,12 @@ static int update_whole(struct app *app, struct http_request *x, const struct wo
 /* sessions that requests do not name */
 
 /* A reference to the open session, which nobody names; *out NULL: there is none. */
-static int find_unnamed(struct app *app, struct fleet_session **out, struct err *e)
+static int find_anonymous(struct app *app, struct fleet_session **out, struct err *e)
 {
     struct fleet_session *s = fleet_open_session(app->fleet->control);
 
     *out = NULL;
-    if (s != NULL && !s->unnamed) {
+    if (s != NULL && !s->anonymous) {
         (void)err_set(e, ERR_CONFLICT, "",
                       "update %s is open, and whoever started it names it in each request; this "
                       "one names none",
@@ -340,27 +339,28 @@ static int find_unnamed(struct app *app, struct fleet_session **out, struct err 
 
 int fleet_update_find_open(struct app *app, struct fleet_session **out, struct err *e)
 {
-    if (find_unnamed(app, out, e) != 0)
+    if (find_anonymous(app, out, e) != 0)
         return -1;
     return *out != NULL ? 0
                         : err_set(e, ERR_CONFLICT, "", "no weight update is open: start one first");
 }
 
 /* Where nobody counts tensors, the next version's first is what tells that one is whole. */
-static int end_other(struct app *app, struct fleet_session **s, const char *label, struct err *e)
+static int commit_previous(struct app *app, struct fleet_session **s, const char *label,
+                           struct err *e)
 {
     struct fleet_session *ended;
     bool other;
 
     mtx_lock(&app->fleet->control->lock);
-    other = label != NULL && (*s)->implicit && !fleet_session_has(*s, true) &&
+    other = label != NULL && (*s)->auto_commit && !fleet_session_has_part(*s, true) &&
             (*s)->label[0] != '\0' && strcmp((*s)->label, label) != 0;
     mtx_unlock(&app->fleet->control->lock);
     if (!other)
         return 0;
     fleet_unref(app->fleet->control, *s);
     *s = NULL;
-    if (fleet_commit_open(app->fleet->control, "", &ended, e) != 0) {
+    if (fleet_commit_open_update(app->fleet->control, "", &ended, e) != 0) {
         fleet_unref(app->fleet->control, ended);
         return -1;
     }
@@ -368,15 +368,15 @@ static int end_other(struct app *app, struct fleet_session **s, const char *labe
     return 0;
 }
 
-static int begin_implicit(struct app *app, const char *label, struct fleet_session **out,
-                          struct err *e)
+static int start_auto_commit(struct app *app, const char *label, struct fleet_session **out,
+                             struct err *e)
 {
     json_t *start = json_object(), *details = NULL;
-    struct fleet_begin req = {.label = label != NULL ? label : "",
-                              .start = start,
-                              .implicit = true,
-                              .lease_s = UPDATE_UNNAMED_LEASE_S};
-    int rc = start != NULL ? fleet_begin(app->fleet->control, &req, out, &details, e)
+    struct fleet_update_request req = {.label = label != NULL ? label : "",
+                                       .start = start,
+                                       .auto_commit = true,
+                                       .lease_s = UPDATE_ANONYMOUS_LEASE_S};
+    int rc = start != NULL ? fleet_start_update(app->fleet->control, &req, out, &details, e)
                            : fleet_update_no_memory(e);
 
     json_decref(start);
@@ -384,32 +384,34 @@ static int begin_implicit(struct app *app, const char *label, struct fleet_sessi
     if (rc == 0 || e->code != ERR_CONFLICT)
         return rc;
     /* another request just opened it? */
-    if (find_unnamed(app, out, &(struct err){0}) != 0 || *out == NULL)
+    if (find_anonymous(app, out, &(struct err){0}) != 0 || *out == NULL)
         return -1;
     err_clear(e);
     return 0;
 }
 
-static int find_session(struct app *app, const struct route *route, const struct words *w,
+static int find_session(struct app *app, const struct route *route, const struct update_request *w,
                         struct fleet_session **out, struct err *e)
 {
     if (w->update_id != NULL)
-        return fleet_find(app->fleet->control, w->update_id, out, e);
+        return fleet_find_update(app->fleet->control, w->update_id, out, e);
     if (route->session == SESSION_OPEN)
         return fleet_update_find_open(app, out, e);
-    if (find_unnamed(app, out, e) != 0 || (*out != NULL && end_other(app, out, w->label, e) != 0))
+    if (find_anonymous(app, out, e) != 0 ||
+        (*out != NULL && commit_previous(app, out, w->label, e) != 0))
         return -1;
-    return *out != NULL ? 0 : begin_implicit(app, w->label, out, e);
+    return *out != NULL ? 0 : start_auto_commit(app, w->label, out, e);
 }
 
 /* Nothing of it has come anywhere, and nothing is on its way. Nobody would end it, or upstreams
  * would stand still for it until its lease ends: who cannot name it cannot give it up either. */
-static bool is_left_empty(struct fleet_control *fc, const struct fleet_session *s)
+static bool is_empty_session(struct fleet_control *fc, const struct fleet_session *s)
 {
     bool empty;
 
     mtx_lock(&fc->lock);
-    empty = (s->implicit || (s->unnamed && s->opened)) && s->n_received == 0 && s->n_running == 0;
+    empty = (s->auto_commit || (s->anonymous && s->prepare_begun)) && s->n_received == 0 &&
+            s->n_running == 0;
     mtx_unlock(&fc->lock);
     return empty;
 }
@@ -419,15 +421,15 @@ static int update_parsed(struct app *app, struct http_request *x, const json_t *
     const struct route *route = x->route;
     struct fleet_session *s;
     struct err ignored = {0};
-    struct words w = {0};
+    struct update_request w = {0};
     json_t *bare;
     int rc;
 
-    if (words_parse(&w, x, body, e) != 0)
+    if (update_parse(&w, x, body, e) != 0)
         return -1;
     if (w.update_id == NULL && route->session == SESSION_NAMED)
-        return update_whole(app, x, &w, body, e);
-    bare = bare_of(body, NULL);
+        return one_shot_update(app, x, &w, body, e);
+    bare = engine_body(body, NULL);
     if (bare == NULL)
         return fleet_update_no_memory(e);
     rc = fleet_inherit_packing(app->fleet->control, bare, e);
@@ -437,14 +439,14 @@ static int update_parsed(struct app *app, struct http_request *x, const json_t *
         json_decref(bare);
         return -1;
     }
-    rc = tensors_bring(app, s, &w, bare, e);
+    rc = send_tensors(app, s, &w, bare, e);
     json_decref(bare);
-    if (rc != 0 && is_left_empty(app->fleet->control, s))
-        (void)fleet_give_up(app->fleet->control, s, e, &ignored);
+    if (rc != 0 && is_empty_session(app->fleet->control, s))
+        (void)fleet_abort_update_wait(app->fleet->control, s, e, &ignored);
     return fleet_update_answer(app, x, s, rc, e);
 }
 
-int fleet_update(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_update(struct app *app, struct http_request *x, struct err *e)
 {
     json_t *body;
     int rc;

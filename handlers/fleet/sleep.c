@@ -1,10 +1,10 @@
 /* Sleep and wake of the whole fleet. Neither can be undone everywhere (what was dropped is gone),
  * so an upstream that failed is fenced: it is not as the others are. */
-#include "fleet/update/fleet_run.h"
+#include "fleet/update/fleet_update_priv.h"
 
 #include "handlers/app.h"
 #include "handlers/body.h"
-#include "handlers/fleet/fleet_handlers.h"
+#include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
 
 #include <string.h>
@@ -64,7 +64,7 @@ static int check_no_update(struct fleet_control *fc, bool overwrites_only, struc
     int rc = 0;
 
     mtx_lock(&fc->lock);
-    if (fc->session != NULL && (!overwrites_only || fc->session->opened))
+    if (fc->session != NULL && (!overwrites_only || fc->session->prepare_begun))
         rc = err_set(e, ERR_CONFLICT, "", "update %s is open: finish or abort it first",
                      fc->session->id);
     mtx_unlock(&fc->lock);
@@ -86,7 +86,7 @@ static void note(struct fleet_control *fc, const struct sleep_req *req, bool asl
 static void fence_failed(struct app *app, const struct fleet_said *said, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        if (!said_good(&said[i]))
+        if (!result_ok(&said[i]))
             fleet_fence(fleet_of(app->fleet->control), said[i].upstream, &said[i].why);
 }
 
@@ -110,7 +110,7 @@ static void fence_absent(struct app *app, const struct fleet_to *to, size_t n, b
 static void note_told(struct app *app, const struct fleet_said *said, size_t n, bool asleep)
 {
     for (size_t i = 0; i < n; i++)
-        if (said_good(&said[i]))
+        if (result_ok(&said[i]))
             fleet_fence_told(fleet_of(app->fleet->control), said[i].upstream, asleep);
 }
 
@@ -121,7 +121,7 @@ static void fence_dropped(struct app *app, const struct fleet_said *said, size_t
 
     (void)err_set(&why, ERR_UNSYNCED, "", "its weights were dropped (sleep at level 2)");
     for (size_t i = 0; i < n; i++)
-        if (said_good(&said[i]))
+        if (result_ok(&said[i]))
             fleet_fence(fleet_of(app->fleet->control), said[i].upstream, &why);
 }
 
@@ -162,7 +162,7 @@ static int tell(struct app *app, struct http_request *x, const struct sleep_req 
     return 0;
 }
 
-int fleet_sleep(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_sleep(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
     struct sleep_req req = {.level = 1};
@@ -190,7 +190,7 @@ int fleet_sleep(struct app *app, struct http_request *x, struct err *e)
 }
 
 /* Who wakes the cache wants to generate: an update that nobody ends has come as far as it will. */
-int fleet_wake(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_wake(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
     struct fleet_session *s = NULL;
@@ -202,7 +202,7 @@ int fleet_wake(struct app *app, struct http_request *x, struct err *e)
         return -1;
     rc = tags_parse(&req, body, e);
     if (rc == 0 && req.kv) {
-        rc = fleet_commit_open(fc, "", &s, e);
+        rc = fleet_commit_open_update(fc, "", &s, e);
         fleet_unref(fc, s);
     }
     if (rc == 0)

@@ -6,7 +6,7 @@
 
 #include "handlers/app.h"
 #include "handlers/body.h"
-#include "handlers/fleet/fleet_handlers.h"
+#include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
 
 #include <stdio.h>
@@ -63,7 +63,7 @@ static json_t *loaded_json(struct fleet_control *fc)
     return loaded;
 }
 
-int fleet_lora_list(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_lora_list(struct app *app, struct http_request *x, struct err *e)
 {
     size_t n;
     struct told *all = copy_all(app->fleet->control, &n);
@@ -195,7 +195,7 @@ static void take_back(struct app *app, const struct fleet_said *said, size_t n, 
         for (size_t i = 0; i < n_to; i++) {
             uint8_t *has = &h->has[gone[i].upstream];
 
-            if (said_good(&gone[i]) || (gone[i].end == FLEET_REFUSED && *has != FLEET_HAS_THIS) ||
+            if (result_ok(&gone[i]) || (gone[i].end == FLEET_REFUSED && *has != FLEET_HAS_THIS) ||
                 fleet_has_no_adapter(fc, &gone[i], name))
                 *has = FLEET_HAS_NONE;
         }
@@ -238,7 +238,7 @@ static size_t n_good(const struct fleet_said *said, size_t n)
     size_t good = 0;
 
     for (size_t i = 0; i < n; i++)
-        good += said_good(&said[i]);
+        good += result_ok(&said[i]);
     return good;
 }
 
@@ -257,7 +257,7 @@ static void have_after(const struct fleet_said *said, size_t n, struct have *h)
     for (size_t i = 0; i < n; i++) {
         uint8_t *has = &h->has[said[i].upstream];
 
-        if (said_good(&said[i]))
+        if (result_ok(&said[i]))
             *has = FLEET_HAS_THIS;
         else if (said[i].end == FLEET_UNKNOWN)
             *has = FLEET_HAS_OTHER;
@@ -383,7 +383,7 @@ static int ask_load(struct app *app, const struct lora_req *req, const struct fl
     fleet_replacing(app->fleet->control, true);
     rc = fleet_ask(app->fleet->control, WIRE_LORA_LOAD, to, n, timeout_us, said, e);
     if (rc == 0)
-        fleet_empty_adapters(app->fleet->control, *said, n);
+        fleet_reset_adapter_caches(app->fleet->control, *said, n);
     fleet_replacing(app->fleet->control, false);
     return rc;
 }
@@ -431,7 +431,7 @@ static int load_turn(struct app *app, struct http_request *x, const struct lora_
     return 0;
 }
 
-int fleet_lora_load(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_lora_load(struct app *app, struct http_request *x, struct err *e)
 {
     struct lora_req req = {0};
     json_t *body;
@@ -471,7 +471,7 @@ static void left_after(const struct fleet_said *said, size_t n, struct have *h)
 {
     outdate(h);
     for (size_t i = 0; i < n; i++)
-        if (said_good(&said[i]))
+        if (result_ok(&said[i]))
             h->has[said[i].upstream] = FLEET_HAS_NONE;
         else if (said[i].end != FLEET_UNSENT)
             h->has[said[i].upstream] = FLEET_HAS_OTHER;
@@ -530,7 +530,7 @@ static int unload_turn(struct app *app, struct http_request *x, const char *name
         fleet_said_free(said, n);
         return none_has_it(name, e);
     }
-    fleet_empty_adapters(fc, said, n);
+    fleet_reset_adapter_caches(fc, said, n);
     revision = judge_unload(app, name, said, n, &h);
     if (fleet_cause(said, n) == NULL) {
         fleet_reply(app, x, reply_json_of(fc, name, revision, said, n), said, n);
@@ -542,7 +542,7 @@ static int unload_turn(struct app *app, struct http_request *x, const char *name
     return 0;
 }
 
-int fleet_lora_unload(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_lora_unload(struct app *app, struct http_request *x, struct err *e)
 {
     const char *name = NULL;
     json_t *body;

@@ -1,5 +1,5 @@
 /* Which tensors the fleet's model consists of, and which of them an update has brought so far. */
-#include "fleet/update/fleet_cover.h"
+#include "fleet/update/fleet_coverage.h"
 
 #include "base/log.h"
 #include "base/utf8.h"
@@ -15,12 +15,12 @@
 enum { COVER_NAMED = 3, COVER_NAME_MAX = 80 }; /* missing tensors in a message */
 
 struct fleet_spec {
-    unsigned n_refs;           /* the fleet's, and a session's; guarded by the fleet's lock */
+    unsigned n_refs;               /* the fleet's, and a session's; guarded by the fleet's lock */
     struct model_spec *model_spec; /* owned; immutable */
-    const char *from;          /* static; NULL: an update brought it */
+    const char *from;              /* static; NULL: an update brought it */
 };
 
-struct fleet_cover {
+struct fleet_coverage {
     struct fleet_spec *spec; /* one reference; NULL: nothing is known */
     struct tally *tally;     /* owned */
     uint64_t n_unseen;       /* requests that brought what nobody here could see */
@@ -49,7 +49,7 @@ void fleet_spec_unref(struct fleet_spec *spec)
     free(spec);
 }
 
-int fleet_spec_give(struct fleet_control *fc, struct model_spec *m, const char *from, struct err *e)
+int fleet_spec_set(struct fleet_control *fc, struct model_spec *m, const char *from, struct err *e)
 {
     return spec_new(&fc->spec, m, from, e);
 }
@@ -67,7 +67,7 @@ json_t *fleet_spec_json(struct fleet_control *fc)
     return spec;
 }
 
-const char *fleet_coverage(struct fleet_control *fc)
+const char *fleet_last_coverage(struct fleet_control *fc)
 {
     const char *coverage;
 
@@ -79,15 +79,15 @@ const char *fleet_coverage(struct fleet_control *fc)
 
 /* lists */
 
-void fleet_list_fini(struct fleet_list *l)
+void fleet_names_fini(struct fleet_names *l)
 {
     tensor_list_unref(l->tensor_list);
-    *l = (struct fleet_list){0};
+    *l = (struct fleet_names){0};
 }
 
 /* Each rank may get a list of its own. */
-static int list_join(struct tensor_list_builder *b, const struct tensor_list *tensor_list,
-                     struct err *e)
+static int add_tensors(struct tensor_list_builder *b, const struct tensor_list *tensor_list,
+                       struct err *e)
 {
     for (uint32_t i = 0; tensor_list != NULL && i < tensor_list->n_tensors; i++) {
         const struct tensor_spec *t = &tensor_list->tensors[i];
@@ -115,14 +115,14 @@ static bool join_pickles(struct tensor_list_builder *b, const json_t *strings, u
         good = json_is_string(text) &&
                torch_tensors_read(&t, json_string_value(text), json_string_length(text),
                                   (uint32_t)i, "", &ignored) == 0 &&
-               list_join(b, t.tensor_list, &ignored) == 0;
+               add_tensors(b, t.tensor_list, &ignored) == 0;
         *n += t.tensor_list != NULL ? t.tensor_list->n_tensors : 0;
         torch_tensors_fini(&t);
     }
     return good;
 }
 
-static int read_pickles(struct fleet_list *out, const json_t *strings, struct err *e)
+static int read_pickles(struct fleet_names *out, const json_t *strings, struct err *e)
 {
     struct tensor_list_builder *b;
     uint32_t n;
@@ -136,13 +136,13 @@ static int read_pickles(struct fleet_list *out, const json_t *strings, struct er
     return 0;
 }
 
-int fleet_list_read(struct fleet_list *out, const struct fleet_control *fc,
-                    const struct fleet_session *s, const json_t *body, struct err *e)
+int fleet_names_read(struct fleet_names *out, const struct fleet_control *fc,
+                     const struct fleet_session *s, const json_t *body, struct err *e)
 {
     const json_t *pickles = json_object_get(body, "serialized_named_tensors");
 
-    *out = (struct fleet_list){0};
-    if (s->cover == NULL)
+    *out = (struct fleet_names){0};
+    if (s->coverage == NULL)
         return 0;
     if (pickles != NULL && !json_is_null(pickles))
         return read_pickles(out, pickles, e);
@@ -154,9 +154,9 @@ int fleet_list_read(struct fleet_list *out, const struct fleet_control *fc,
 
 /* a session */
 
-static const char *word_of(const struct fleet_session *s, uint32_t n_missing)
+static const char *coverage_name(const struct fleet_session *s, uint32_t n_missing)
 {
-    const struct fleet_cover *c = s->cover;
+    const struct fleet_coverage *c = s->coverage;
 
     if (s->partial)
         return "partial";
@@ -170,19 +170,19 @@ static const char *word_of(const struct fleet_session *s, uint32_t n_missing)
 /* Is it counted here? */
 static bool is_counted(const struct fleet_session *s)
 {
-    return s->cover != NULL && !fleet_session_has(s, true);
+    return s->coverage != NULL && !fleet_session_has_part(s, true);
 }
 
 /* Reads the last report: all else in a copy of a session may change meanwhile. */
-const char *fleet_cover_word(const struct fleet_session *s)
+const char *fleet_coverage_name(const struct fleet_session *s)
 {
-    const char *said = json_string_value(json_object_get(s->told, "coverage"));
+    const char *said = json_string_value(json_object_get(s->report, "coverage"));
 
     if (s->partial)
         return "partial";
     if (is_counted(s))
         return said != NULL ? said : "unknown";
-    return json_integer_value(json_object_get(s->told, "n_missing")) > 0 ? "incomplete" : "whole";
+    return json_integer_value(json_object_get(s->report, "n_missing")) > 0 ? "incomplete" : "whole";
 }
 
 static json_t *names_json(const char *const *names, uint32_t n)
@@ -197,14 +197,14 @@ static json_t *names_json(const char *const *names, uint32_t n)
     return list;
 }
 
-static json_t *cover_json(const struct fleet_session *s)
+static json_t *coverage_json(const struct fleet_session *s)
 {
-    const struct fleet_cover *c = s->cover;
+    const struct fleet_coverage *c = s->coverage;
     const char *missing[UPDATE_MISSING_MAX];
     uint32_t n_missing = tally_missing(c->tally, missing, UPDATE_MISSING_MAX);
     uint32_t n = c->spec != NULL ? c->spec->model_spec->tensor_list->n_tensors : 0;
 
-    return json_pack("{s:s, s:I, s:I, s:I, s:o, s:I}", "coverage", word_of(s, n_missing),
+    return json_pack("{s:s, s:I, s:I, s:I, s:o, s:I}", "coverage", coverage_name(s, n_missing),
                      "n_tensors_total", (json_int_t)n, "n_tensors_done",
                      (json_int_t)(c->spec != NULL ? n - n_missing : tally_n_came(c->tally)),
                      "n_missing", (json_int_t)n_missing, "missing", names_json(missing, n_missing),
@@ -212,22 +212,22 @@ static json_t *cover_json(const struct fleet_session *s)
 }
 
 /* Without memory for a new report the last one stays. */
-static void cover_tell(struct fleet_control *fc, struct fleet_session *s)
+static void coverage_report(struct fleet_control *fc, struct fleet_session *s)
 {
-    json_t *told = cover_json(s), *before;
+    json_t *report = coverage_json(s), *before;
 
-    if (told == NULL)
+    if (report == NULL)
         return;
     mtx_lock(&fc->lock);
-    before = s->told;
-    s->told = told;
+    before = s->report;
+    s->report = report;
     json_decref(before);
     mtx_unlock(&fc->lock);
 }
 
-int fleet_cover_begin(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+int fleet_coverage_start(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
-    struct fleet_cover *c;
+    struct fleet_coverage *c;
 
     if (!fleet_session_overwrites(s))
         return 0;
@@ -239,15 +239,15 @@ int fleet_cover_begin(struct fleet_control *fc, struct fleet_session *s, struct 
     if (c->spec != NULL)
         c->spec->n_refs++;
     mtx_unlock(&fc->lock);
-    s->cover = c; /* freed with the session */
+    s->coverage = c; /* freed with the session */
     if (tally_new(&c->tally, c->spec != NULL ? c->spec->model_spec : NULL, e) != 0)
         return -1;
     if (is_counted(s))
-        cover_tell(fc, s);
+        coverage_report(fc, s);
     return 0;
 }
 
-void fleet_cover_free(struct fleet_cover *c)
+void fleet_coverage_free(struct fleet_coverage *c)
 {
     if (c == NULL)
         return;
@@ -258,28 +258,29 @@ void fleet_cover_free(struct fleet_cover *c)
 
 /* A vLLM counts the elements that arrive for a layer and builds the layer when the count is full. A
  * tensor that is sent twice fills the count in the place of another, which is then dropped. */
-static bool takes_once(const struct fleet_session *s)
+static bool rejects_repeats(const struct fleet_session *s)
 {
     for (size_t i = 0; i < s->n_parts; i++)
-        if (part_begins(&s->parts[i]) && !s->parts[i].process_unnamed &&
+        if (part_needs_start(&s->parts[i]) && !s->parts[i].no_process_id &&
             part_takes_part(&s->parts[i]))
             return true;
     return false;
 }
 
-int fleet_cover_check(const struct fleet_session *s, const struct fleet_list *l, struct err *e)
+int fleet_coverage_check(const struct fleet_session *s, const struct fleet_names *l, struct err *e)
 {
-    const struct fleet_cover *c = s->cover;
+    const struct fleet_coverage *c = s->coverage;
 
     if (c == NULL || l->tensor_list == NULL)
         return 0;
     return tally_check(c->tally, l->tensor_list, c->spec != NULL && c->spec->from != NULL,
-                       takes_once(s), e);
+                       rejects_repeats(s), e);
 }
 
-void fleet_cover_took(struct fleet_control *fc, struct fleet_session *s, const struct fleet_list *l)
+void fleet_coverage_add(struct fleet_control *fc, struct fleet_session *s,
+                        const struct fleet_names *l)
 {
-    struct fleet_cover *c = s->cover;
+    struct fleet_coverage *c = s->coverage;
     struct err ignored = {0};
 
     if (c == NULL)
@@ -287,7 +288,7 @@ void fleet_cover_took(struct fleet_control *fc, struct fleet_session *s, const s
     if (!l->seen || (l->tensor_list != NULL && tally_add(c->tally, l->tensor_list, &ignored) != 0))
         c->n_unseen++;
     if (is_counted(s))
-        cover_tell(fc, s);
+        coverage_report(fc, s);
 }
 
 /* the end */
@@ -307,7 +308,7 @@ static void name_missing(const struct tally *t, uint32_t n_missing, char *out, s
         (void)snprintf(out + len, cap - len, " and %" PRIu32 " more", n_missing - i);
 }
 
-static int refuse_missing(const struct fleet_cover *c, uint32_t n_missing, struct err *e)
+static int refuse_missing(const struct fleet_coverage *c, uint32_t n_missing, struct err *e)
 {
     uint32_t n = c->spec->model_spec->tensor_list->n_tensors;
     char names[COVER_NAMED * (COVER_NAME_MAX + 4) + 24];
@@ -329,9 +330,9 @@ static int refuse_missing(const struct fleet_cover *c, uint32_t n_missing, struc
         n_missing, n, names);
 }
 
-int fleet_cover_prove(const struct fleet_session *s, struct err *e)
+int fleet_coverage_verify(const struct fleet_session *s, struct err *e)
 {
-    const struct fleet_cover *c = s->cover;
+    const struct fleet_coverage *c = s->coverage;
     uint32_t n_missing;
 
     if (c == NULL || c->n_unseen > 0)
@@ -344,7 +345,7 @@ int fleet_cover_prove(const struct fleet_session *s, struct err *e)
 
 static void log_unknown(const struct fleet_session *s)
 {
-    const struct fleet_cover *c = s->cover;
+    const struct fleet_coverage *c = s->coverage;
     struct log_rec r;
 
     log_begin(&r, c->n_unseen > 0 ? LOG_INFO : LOG_WARN, "fleet.coverage_unknown");
@@ -358,25 +359,25 @@ static void log_unknown(const struct fleet_session *s)
     log_end(&r);
 }
 
-static bool is_learned(const struct fleet_session *s)
+static bool defines_spec(const struct fleet_session *s)
 {
-    const struct fleet_cover *c = s->cover;
+    const struct fleet_coverage *c = s->coverage;
 
     return c != NULL && !s->partial && c->n_unseen == 0 && tally_n_came(c->tally) > 0 &&
            (c->spec == NULL || c->spec->from == NULL);
 }
 
-void fleet_cover_commit(struct fleet_control *fc, struct fleet_session *s)
+void fleet_coverage_commit(struct fleet_control *fc, struct fleet_session *s)
 {
-    const char *word = is_counted(s) ? word_of(s, tally_missing(s->cover->tally, NULL, 0))
-                                     : fleet_cover_word(s);
+    const char *word = is_counted(s) ? coverage_name(s, tally_missing(s->coverage->tally, NULL, 0))
+                                     : fleet_coverage_name(s);
     struct fleet_spec *spec = NULL, *before = NULL;
     struct model_spec *m;
     struct err ignored = {0};
 
     if (strcmp(word, "unknown") == 0)
         log_unknown(s);
-    if (is_learned(s) && tally_model_spec(&m, s->cover->tally, &ignored) == 0)
+    if (defines_spec(s) && tally_model_spec(&m, s->coverage->tally, &ignored) == 0)
         (void)spec_new(&spec, m, NULL, &ignored);
     mtx_lock(&fc->lock);
     fc->coverage = word;

@@ -1,6 +1,6 @@
 /* What the routes of updates in front of upstream engines share. */
-#ifndef BATON_HANDLERS_FLEET_FLEET_UPDATE_H
-#define BATON_HANDLERS_FLEET_FLEET_UPDATE_H
+#ifndef BATON_HANDLERS_FLEET_UPDATE_H
+#define BATON_HANDLERS_FLEET_UPDATE_H
 
 #include "base/err.h"
 #include "http/http_request.h"

@@ -1,7 +1,7 @@
 /* The status with the ranks of all upstreams in it, for whoever makes a group by counting them.
  * Each upstream is asked now: one that came back with another number of GPUs must not be counted as
  * it was. */
-#include "handlers/fleet/fleet_status.h"
+#include "handlers/fleet/status.h"
 
 #include "fleet/api/wire.h"
 #include "fleet/fleet_ask.h"

@@ -1,16 +1,16 @@
 /* From the fleet's truth to JSON. All of it comes from short locks: this runs on event loops. */
-#include "handlers/fleet/fleet_status.h"
+#include "handlers/fleet/status.h"
 
 #include "base/clock.h"
 #include "control/life.h"
 #include "fleet/fleet_control.h"
 #include "fleet/fleet_fit.h"
 #include "fleet/members/upstreams.h"
-#include "fleet/update/fleet_cover.h"
+#include "fleet/update/fleet_coverage.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
-#include "handlers/fleet/fleet_handlers.h"
+#include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
 
 #include <stdio.h>
@@ -108,7 +108,7 @@ static json_t *weights_json(const struct app *app, const struct fleet_stats *s)
     return json_pack("{s:s, s:o, s:o, s:s?, s:o}", "state", s->n_serving > 0 ? "ready" : "unsynced",
                      "serial", s->serial > 0 ? json_integer((json_int_t)s->serial) : json_null(),
                      "weight_version", text_or_null(s->label), "coverage",
-                     fleet_coverage(app->fleet->control), "spec",
+                     fleet_last_coverage(app->fleet->control), "spec",
                      fleet_spec_json(app->fleet->control));
 }
 

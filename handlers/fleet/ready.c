@@ -1,6 +1,6 @@
 /* Would a generate sent now be served? From what is so at this moment: who is in rotation, and what
  * a trainer holds still. */
-#include "handlers/fleet/fleet_status.h"
+#include "handlers/fleet/status.h"
 
 #include "fleet/fleet_priv.h"
 #include "fleet/members/upstreams.h"
@@ -50,7 +50,7 @@ static size_t n_held_locked(struct fleet_control *fc)
     size_t n = 0;
 
     for (size_t i = 0; s != NULL && i < s->n_parts; i++) {
-        if (!s->parts[i].held)
+        if (!s->parts[i].paused)
             continue;
         fleet_info(fleet_of(fc), s->parts[i].upstream, &info);
         n += info.state == UPSTREAM_SERVING;

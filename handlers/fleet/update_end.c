@@ -1,10 +1,10 @@
 /* The routes that end an update in front of upstream engines, tell of it, or prolong its lease. */
-#include "handlers/fleet/fleet_update.h"
+#include "handlers/fleet/update.h"
 
 #include "fleet/fleet_priv.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
-#include "handlers/fleet/fleet_handlers.h"
+#include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
 #include "handlers/update_members.h"
@@ -18,7 +18,7 @@ static int update_named(struct app *app, const json_t *body, struct fleet_sessio
 
     if (update_id_parse(&id, body, e) != 0)
         return -1;
-    return fleet_find(app->fleet->control, id, out, e);
+    return fleet_find_update(app->fleet->control, id, out, e);
 }
 
 static int end_parsed(struct app *app, struct http_request *x, const json_t *body, bool commit,
@@ -38,7 +38,7 @@ static int end_parsed(struct app *app, struct http_request *x, const json_t *bod
                                          : fleet_update_find_open(app, &s, e)) != 0)
         return -1;
     proof = sums != NULL ? json_pack("{s:O}", "checksums", sums) : json_object();
-    rc = proof != NULL ? fleet_end(app->fleet->control, s, label, proof, commit, e)
+    rc = proof != NULL ? fleet_finish_update(app->fleet->control, s, label, proof, commit, e)
                        : fleet_update_no_memory(e);
     json_decref(proof);
     return fleet_update_answer(app, x, s, rc, e);
@@ -56,26 +56,26 @@ static int end_request(struct app *app, struct http_request *x, bool commit, str
     return rc;
 }
 
-int fleet_update_verify(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_update_verify(struct app *app, struct http_request *x, struct err *e)
 {
     return end_request(app, x, false, e);
 }
 
-int fleet_update_finish(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_update_finish(struct app *app, struct http_request *x, struct err *e)
 {
     return end_request(app, x, true, e);
 }
 
-static int update_give_up(struct app *app, struct http_request *x, struct fleet_session *s,
-                          const char *reason, struct err *e)
+static int abort_update(struct app *app, struct http_request *x, struct fleet_session *s,
+                        const char *reason, struct err *e)
 {
     struct err why = {0};
 
     (void)err_set(&why, ERR_CONFLICT, "", "%.*s", REASON_MAX, reason);
-    return fleet_update_answer(app, x, s, fleet_abort(app->fleet->control, s, &why, e), e);
+    return fleet_update_answer(app, x, s, fleet_abort_update(app->fleet->control, s, &why, e), e);
 }
 
-int fleet_update_abort(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_update_abort(struct app *app, struct http_request *x, struct err *e)
 {
     const char *reason = "aborted by its owner";
     struct fleet_session *s;
@@ -88,30 +88,30 @@ int fleet_update_abort(struct app *app, struct http_request *x, struct err *e)
     if (rc == 0)
         rc = update_named(app, body, &s, e);
     if (rc == 0)
-        rc = update_give_up(app, x, s, reason, e);
+        rc = abort_update(app, x, s, reason, e);
     json_decref(body);
     return rc;
 }
 
-int fleet_update_delete(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_update_delete(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_session *s;
 
-    if (fleet_find(app->fleet->control, x->path_arg, &s, e) != 0)
+    if (fleet_find_update(app->fleet->control, x->path_arg, &s, e) != 0)
         return -1;
-    return update_give_up(app, x, s, "aborted by DELETE", e);
+    return abort_update(app, x, s, "aborted by DELETE", e);
 }
 
-int fleet_update_get(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_update_get(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_session *s;
 
-    if (fleet_find(app->fleet->control, x->path_arg, &s, e) != 0)
+    if (fleet_find_update(app->fleet->control, x->path_arg, &s, e) != 0)
         return -1;
     return fleet_update_answer(app, x, s, 0, e);
 }
 
-static void lease_keep(struct fleet_control *fc, struct fleet_session *s, uint32_t lease_s)
+static void lease_extend(struct fleet_control *fc, struct fleet_session *s, uint32_t lease_s)
 {
     mtx_lock(&fc->lock);
     if (lease_s > 0)
@@ -146,7 +146,7 @@ static int lease_renew(struct app *app, struct fleet_session *s, uint64_t lease_
     if (rc == 0 && body == NULL)
         rc = fleet_update_no_memory(e);
     if (rc == 0)
-        lease_keep(fc, s, (uint32_t)lease_s);
+        lease_extend(fc, s, (uint32_t)lease_s);
     if (rc == 0)
         rc = fleet_ask(fc, WIRE_RENEW, to, n, FLEET_LOOK_US, &said, e);
     json_decref(body);
@@ -161,7 +161,7 @@ static int lease_renew(struct app *app, struct fleet_session *s, uint64_t lease_
     return rc;
 }
 
-int fleet_update_renew(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_update_renew(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_session *s;
     uint64_t lease_s = 0;

@@ -1,19 +1,19 @@
 /* The last words of updates that are not ended by name: commit what is open, or give what serves
  * another name. */
-#include "fleet/update/fleet_run.h"
+#include "fleet/update/fleet_update_priv.h"
 
 #include "handlers/app.h"
 #include "handlers/body.h"
-#include "handlers/fleet/fleet_handlers.h"
+#include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
 #include "handlers/update_members.h"
 
 #include <stdlib.h>
 
-int fleet_commit_implicit(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_commit_open(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_session *s = NULL;
-    int rc = fleet_commit_open(app->fleet->control, "", &s, e);
+    int rc = fleet_commit_open_update(app->fleet->control, "", &s, e);
 
     if (rc != 0)
         reply_error(x, e, s != NULL ? fleet_session_details(app, s) : NULL);
@@ -85,7 +85,7 @@ static int name_all(struct app *app, struct http_request *x, const struct label_
     }
     json_decref(body);
     for (size_t i = 0; i < n; i++) {
-        named[said[i].upstream] = said_good(&said[i]);
+        named[said[i].upstream] = result_ok(&said[i]);
         n_named += named[said[i].upstream];
     }
     serial = n_named > 0 ? fleet_relabelled(fleet_of(app->fleet->control), req->label, named) : 0;
@@ -121,7 +121,7 @@ static void abort_all(struct app *app)
 static bool ends_open(struct app *app)
 {
     struct fleet_session *s = fleet_open_session(app->fleet->control);
-    bool ends = s != NULL && s->implicit && fleet_session_overwrites(s);
+    bool ends = s != NULL && s->auto_commit && fleet_session_overwrites(s);
 
     fleet_unref(app->fleet->control, s);
     return ends;
@@ -130,7 +130,7 @@ static bool ends_open(struct app *app)
 static int end_open(struct app *app, struct http_request *x, const char *label, struct err *e)
 {
     struct fleet_session *s = NULL;
-    int rc = fleet_commit_open(app->fleet->control, label, &s, e);
+    int rc = fleet_commit_open_update(app->fleet->control, label, &s, e);
 
     if (rc != 0 || s == NULL)
         reply_error(x, e, s != NULL ? fleet_session_details(app, s) : NULL);
@@ -148,7 +148,7 @@ static int check_whole(struct fleet_control *fc, struct err *e)
     int rc = 0;
 
     mtx_lock(&fc->lock);
-    if (fc->session != NULL && fc->session->opened)
+    if (fc->session != NULL && fc->session->prepare_begun)
         rc = err_set(e, ERR_CONFLICT, "", "update %s is open: finish or abort it first",
                      fc->session->id);
     mtx_unlock(&fc->lock);
@@ -175,7 +175,7 @@ static int label_parsed(struct app *app, struct http_request *x, const json_t *b
     return rc;
 }
 
-int fleet_weights_label(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_weights_label(struct app *app, struct http_request *x, struct err *e)
 {
     json_t *body;
     int rc;

@@ -4,7 +4,7 @@
 
 #include "handlers/app.h"
 #include "handlers/body.h"
-#include "handlers/fleet/fleet_handlers.h"
+#include "handlers/fleet/handlers.h"
 
 #include <string.h>
 
@@ -63,7 +63,7 @@ static int put(struct app *app, struct http_request *x, const json_t *body, stru
     return 0;
 }
 
-int fleet_tensor_list_put(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_tensor_list_put(struct app *app, struct http_request *x, struct err *e)
 {
     json_t *body;
     int rc;

@@ -2,11 +2,11 @@
  *
  * An SGLang knows its requests by the rid that their bodies name, takes one of them at a time, and
  * does not say whether there was one. So it is asked once for each id, and counts nothing. */
-#include "fleet/update/fleet_run.h"
+#include "fleet/update/fleet_update_priv.h"
 
 #include "handlers/app.h"
 #include "handlers/body.h"
-#include "handlers/fleet/fleet_handlers.h"
+#include "handlers/fleet/handlers.h"
 
 #include <stdio.h>
 
@@ -76,7 +76,7 @@ static int ask_next(struct app *app, const json_t *id, uint64_t timeout_us, stru
 
         said[b->at[i]] = more[i];
         more[i] = swap;
-        if (said_good(&said[b->at[i]]))
+        if (result_ok(&said[b->at[i]]))
             b->at[b->n++] = b->at[i];
     }
     fleet_said_free(more, n);
@@ -133,7 +133,7 @@ static int end_them(struct app *app, const json_t *ids, const json_t *body,
     return 0;
 }
 
-int fleet_abort_requests(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_abort_requests(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_said *said = NULL;
     const json_t *ids = NULL;

@@ -2,11 +2,11 @@
  *
  * A resume overtakes a pause that is still waiting for what runs: whoever gave up on that must not
  * wait for it. The pause then undoes itself. */
-#include "fleet/update/fleet_run.h"
+#include "fleet/update/fleet_update_priv.h"
 
 #include "handlers/app.h"
 #include "handlers/body.h"
-#include "handlers/fleet/fleet_handlers.h"
+#include "handlers/fleet/handlers.h"
 #include "handlers/pause_controller_json.h"
 #include "handlers/reply.h"
 
@@ -91,7 +91,7 @@ static int pause_turn(struct app *app, struct http_request *x,
     return 0;
 }
 
-int fleet_pause(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_pause(struct app *app, struct http_request *x, struct err *e)
 {
     struct pause_controller_pause req = {0};
     json_t *body;
@@ -112,7 +112,7 @@ int fleet_pause(struct app *app, struct http_request *x, struct err *e)
 
 /* resume */
 
-int fleet_resume(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_resume(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
     struct fleet_said *said = NULL;
@@ -137,7 +137,7 @@ int fleet_resume(struct app *app, struct http_request *x, struct err *e)
 }
 
 /* Generation always runs again afterwards; what was wrong with the update is told all the same. */
-int fleet_commit_resume(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_commit_resume(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_session *s = NULL;
     struct fleet_said *said = NULL;
@@ -145,9 +145,9 @@ int fleet_commit_resume(struct app *app, struct http_request *x, struct err *e)
     size_t n = 0;
     bool was;
 
-    if (fleet_commit_open(app->fleet->control, "", &s, &why) == 0) {
+    if (fleet_commit_open_update(app->fleet->control, "", &s, &why) == 0) {
         fleet_unref(app->fleet->control, s);
-        return fleet_resume(app, x, e);
+        return handle_fleet_resume(app, x, e);
     }
     if (fleet_resume_all(app->fleet->control, false, &said, &n, &was, &ignored) == 0)
         fleet_said_free(said, n);
@@ -193,7 +193,7 @@ static int to_all(struct app *app, struct http_request *x, enum wire_op op, cons
     return 0;
 }
 
-int fleet_reset_cache(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_reset_cache(struct app *app, struct http_request *x, struct err *e)
 {
     json_t *body;
     int rc;
@@ -208,7 +208,7 @@ int fleet_reset_cache(struct app *app, struct http_request *x, struct err *e)
     return rc;
 }
 
-int fleet_flush_cache(struct app *app, struct http_request *x, struct err *e)
+int handle_fleet_flush_cache(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
     struct fleet_stats stats;
@@ -225,5 +225,5 @@ int fleet_flush_cache(struct app *app, struct http_request *x, struct err *e)
                        "%zu generations run or wait; pause first, or come again when they have "
                        "ended",
                        n_busy);
-    return fleet_reset_cache(app, x, e);
+    return handle_fleet_reset_cache(app, x, e);
 }

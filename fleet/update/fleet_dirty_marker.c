@@ -1,0 +1,400 @@
+/* What upstreams that overwrite what they serve are named from before the first byte of an update
+ * to its end: FLEET_DIRTY_MARKER and its id. Should this server not live to end it, the next one
+ * finds them so named, and serves nothing of them. That an upstream still has this name also says
+ * that it is the process that took what came so far, and that nobody else has changed it.
+ *
+ * No name is given without a question before it: an upstream may be another by now, or another's.
+ * The name of before is what it said itself, and is not given back to one that was bad already;
+ * what is not known to have it again is fenced. Rejected: to give names by what is known here. A
+ * process that came back was named after weights that it did not have, and half of an update well
+ * again.
+ *
+ * Those of a release that takes no names, or tells none, go without. */
+#include "fleet/update/fleet_update_priv.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+/* It says so of the route, or who stands between does. */
+static bool refuses_labels(const struct fleet_said *said)
+{
+    static const int statuses[] = {400, 403, 404, 405, 422, 501};
+    bool found = false;
+
+    for (size_t i = 0; i < sizeof statuses / sizeof statuses[0]; i++)
+        found = found || said->status == statuses[i];
+    return found && said->end == FLEET_REFUSED;
+}
+
+static bool has_our_marker(const struct fleet_part *p)
+{
+    return strcmp(p->reported_label, p->update_id) == 0;
+}
+
+/* A client's abort waits for it. */
+static uint64_t undo_timeout_us(struct fleet_control *fc)
+{
+    uint64_t step_us = fleet_step_us(fc);
+
+    return step_us < FLEET_ABORT_US ? step_us : FLEET_ABORT_US;
+}
+
+/* What each says now that it is named (p->says). FLEET_SKIPPED: it has no words for it. With the
+ * lock. */
+static void read_label(struct fleet_control *fc, struct fleet_part *p, struct fleet_said *said)
+{
+    const char *text = said->text != NULL ? said->text : "";
+    struct upstream_at at;
+    struct err why = {0};
+
+    upstreams_at(fc->upstreams, p->upstream, &at);
+    p->reported_label[0] = '\0';
+    if (refuses_labels(said) ||
+        (said->end == FLEET_GOOD &&
+         wire_read_name(p->reported_label, at.dialect, text, said->text_len, &why) != 0))
+        said->end = FLEET_SKIPPED;
+}
+
+/* ---- before the first byte ---- */
+
+struct marker_setting {
+    struct fleet_control *fc;
+    struct part_set named; /* those that told their names */
+};
+
+static void on_marker_set(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    (void)part;
+    (void)arg;
+    if (refuses_labels(said))
+        return;
+    p->may_have_marker = fleet_worked(said);
+    if (said->end == FLEET_UNKNOWN)
+        part_apply(p, PART_ON_DOUBT); /* it may be named so at any time */
+    part_drop_failed(p, said);
+}
+
+/* Nobody waits for the answers any more, and what was asked may be done. */
+static void markers_in_doubt(struct fleet_control *fc, struct fleet_session *s,
+                             const struct part_set *of)
+{
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (of->has[i]) {
+            s->parts[i].may_have_marker = true;
+            part_apply(&s->parts[i], PART_ON_DOUBT);
+        }
+    mtx_unlock(&fc->lock);
+}
+
+static int set_markers(struct fleet_control *fc, struct fleet_session *s,
+                       const struct part_set *named, struct err *e)
+{
+    json_t *body = json_pack("{s:s+}", "weight_version", FLEET_DIRTY_MARKER, s->id);
+    const struct fanout f = {
+        .op = WIRE_LABEL, .body = body, .only = named, .on_result = on_marker_set};
+    int rc = -1;
+
+    if (body == NULL)
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to start an update");
+    else
+        rc = fanout_apply(fc, s, &f, e);
+    if (rc != 0 && e->code == ERR_DRAINING)
+        markers_in_doubt(fc, s, named);
+    json_decref(body);
+    return rc;
+}
+
+/* Not one that is another server's mark, or too long: that stays what it was named. */
+static bool can_be_restored(const char *label)
+{
+    return !fleet_is_dirty_marker(label) && strlen(label) < WIRE_NAME_MAX;
+}
+
+static bool needs_marker(const struct fleet_part *p, const void *arg)
+{
+    (void)arg;
+    return !p->two_phase && part_takes_part(p) && !p->may_have_marker;
+}
+
+static void on_old_label(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    struct marker_setting *m = arg;
+
+    read_label(m->fc, p, said);
+    if (can_be_restored(p->old_label))
+        memcpy(p->old_label, p->reported_label, sizeof p->old_label);
+    m->named.has[part] = said->end == FLEET_GOOD;
+    part_drop_failed(p, said);
+}
+
+int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+{
+    struct marker_setting m = {.fc = fc};
+    const struct fanout f = {.is_query = true,
+                             .question = WIRE_NAME,
+                             .select = needs_marker,
+                             .on_result = on_old_label,
+                             .arg = &m};
+
+    assert(fleet_has_op(fc));
+    return fanout_apply(fc, s, &f, e) == 0 ? set_markers(fc, s, &m.named, e) : -1;
+}
+
+/* ---- that was not the first byte after all ---- */
+
+/* Only a whole update makes good what may be named by one that is over. With the lock. */
+static void part_set_in_doubt(struct fleet_part *p, const struct err *why)
+{
+    part_apply(p, PART_ON_DOUBT);
+    if (p->why.code == ERR_NONE)
+        p->why = *why;
+}
+
+struct marker_clearing {
+    struct fleet_control *fc;
+    bool dropped;         /* only those that are out */
+    struct part_set ours; /* those that still have our name */
+};
+
+static bool has_marker_to_clear(const struct fleet_part *p, const void *arg)
+{
+    const struct marker_clearing *u = arg;
+
+    return p->may_have_marker && part_is_unchanged(p) && !(u->dropped && part_takes_part(p));
+}
+
+/* It had another server's mark, or weights that were not the fleet's. */
+static bool was_out_of_step(const struct fleet_part *p)
+{
+    return p->before >= PART_WAS_OUT_OF_STEP || !can_be_restored(p->old_label);
+}
+
+/* One that has another name was restarted, or somebody else has named it. */
+static void on_marker_read(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    struct marker_clearing *u = arg;
+
+    read_label(u->fc, p, said);
+    if (said->end != FLEET_GOOD)
+        part_set_in_doubt(p, &said->why);
+    else if (has_our_marker(p))
+        u->ours.has[part] = true;
+    else
+        p->may_have_marker = false;
+}
+
+static void on_label_restored(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    (void)part;
+    (void)arg;
+    if (result_ok(said))
+        p->may_have_marker = false;
+    else
+        part_set_in_doubt(p, &said->why);
+}
+
+static void restore_labels(struct fleet_control *fc, struct fleet_session *s,
+                           const struct part_set *ours)
+{
+    json_t *bodies[FLEET_MAX] = {NULL};
+    const struct fanout f = {.op = WIRE_LABEL,
+                             .bodies = bodies,
+                             .timeout_us = undo_timeout_us(fc),
+                             .only = ours,
+                             .on_result = on_label_restored};
+    struct err why = {0};
+    bool made = true;
+
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (ours->has[i]) {
+            bodies[i] = json_pack("{s:s}", "weight_version", s->parts[i].old_label);
+            made = made && bodies[i] != NULL;
+        }
+    if (!made)
+        (void)err_set(&why, ERR_NO_MEMORY, "", "no memory to give upstreams their names again");
+    fanout_apply_or_fail(fc, s, &f, &why);
+    for (size_t i = 0; i < s->n_parts; i++)
+        json_decref(bodies[i]);
+}
+
+static void out_of_step_in_doubt(struct fleet_control *fc, struct fleet_session *s,
+                                 const struct marker_clearing *u)
+{
+    struct err bad = {0};
+
+    (void)err_set(&bad, ERR_UNSYNCED, "",
+                  "update %s ended before its first byte came, and before that its weights were "
+                  "not the fleet's",
+                  s->id);
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (has_marker_to_clear(&s->parts[i], u) && was_out_of_step(&s->parts[i]))
+            part_set_in_doubt(&s->parts[i], &bad);
+    mtx_unlock(&fc->lock);
+}
+
+void fleet_clear_dirty_markers(struct fleet_control *fc, struct fleet_session *s, bool dropped)
+{
+    struct marker_clearing u = {.fc = fc, .dropped = dropped};
+    const struct fanout f = {.is_query = true,
+                             .question = WIRE_NAME,
+                             .timeout_us = undo_timeout_us(fc),
+                             .select = has_marker_to_clear,
+                             .on_result = on_marker_read,
+                             .arg = &u};
+    struct err why = {0};
+
+    assert(fleet_has_op(fc));
+    out_of_step_in_doubt(fc, s, &u);
+    fanout_apply_or_fail(fc, s, &f, &why);
+    restore_labels(fc, s, &u.ours);
+}
+
+/* ---- on the way, and at the end ---- */
+
+/* One that takes no names may tell none. With the lock. */
+static void check_label(struct fleet_part *p, const struct fleet_said *said, const char *expected)
+{
+    struct err why = {0};
+
+    if (!p->may_have_marker && (said->end == FLEET_SKIPPED || said->end == FLEET_REFUSED ||
+                                (said->end == FLEET_GOOD && !p->reported_label[0])))
+        return;
+    if (said->end == FLEET_GOOD && strcmp(p->reported_label, expected) == 0)
+        return;
+    if (said->end == FLEET_GOOD || said->end == FLEET_SKIPPED)
+        (void)err_set(&why, ERR_UPSTREAM, "",
+                      "it was restarted, or changed by somebody else, during the update: it "
+                      "serves '%.100s'",
+                      p->reported_label);
+    part_drop(p, FLEET_UNKNOWN, said->status, why.code != ERR_NONE ? &why : &said->why);
+}
+
+struct marker_check {
+    struct fleet_control *fc;
+    bool all; /* also those that are known by more than their mark */
+    size_t n_asked;
+    const char *label;     /* of the new version */
+    struct part_set *kept; /* those that have our name yet; NULL: none may */
+};
+
+static bool needs_marker_check(const struct fleet_part *p, const void *arg)
+{
+    const struct marker_check *c = arg;
+
+    return part_takes_part(p) && (p->no_process_id ? !part_is_unchanged(p) || p->may_have_marker
+                                                   : c->all && p->may_have_marker);
+}
+
+static void on_marker_checked(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    struct marker_check *c = arg;
+
+    (void)part;
+    c->n_asked++;
+    read_label(c->fc, p, said);
+    check_label(p, said, p->update_id);
+}
+
+int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s, bool all,
+                              struct err *e)
+{
+    struct marker_check c = {.fc = fc, .all = all};
+    const struct fanout f = {.is_query = true,
+                             .question = WIRE_NAME,
+                             .select = needs_marker_check,
+                             .on_result = on_marker_checked,
+                             .arg = &c};
+
+    if (fanout_apply(fc, s, &f, e) != 0)
+        return -1;
+    if (c.n_asked == 0)
+        return 0;
+    fleet_fence_parts(fc, s);
+    if (fleet_has_quorum(fc, s))
+        return 0;
+    fleet_set_cause(fc, s, e);
+    return -1;
+}
+
+static void on_label_set(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    (void)part;
+    if (said->end == FLEET_GOOD)
+        (void)snprintf(p->reported_label, sizeof p->reported_label, "%s", (const char *)arg);
+    if (!result_ok(said))
+        part_drop(p, FLEET_UNKNOWN, said->status, &said->why);
+}
+
+/* Those whose end of an update takes no name still have ours. */
+static void set_new_labels(struct fleet_control *fc, struct fleet_session *s,
+                           const struct part_set *kept)
+{
+    json_t *body = json_pack("{s:s}", "weight_version", s->label);
+    const struct fanout f = {
+        .op = WIRE_LABEL, .body = body, .only = kept, .on_result = on_label_set, .arg = s->label};
+    struct err why = {0};
+
+    if (body == NULL)
+        (void)err_set(&why, ERR_NO_MEMORY, "", "no memory to name the version");
+    fanout_apply_or_fail(fc, s, &f, &why);
+    json_decref(body);
+}
+
+static void on_label_checked(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+{
+    struct marker_check *c = arg;
+
+    read_label(c->fc, p, said);
+    if (c->kept != NULL && part_needs_start(p) && said->end == FLEET_GOOD && has_our_marker(p))
+        c->kept->has[part] = true;
+    else
+        check_label(p, said, c->label);
+}
+
+static bool is_finished_with_label(const struct fleet_part *p, const void *arg)
+{
+    (void)arg;
+    return p->state == PART_FINISHED && (p->no_process_id || p->may_have_marker);
+}
+
+static bool is_finished_without_process_id(const struct fleet_part *p, const void *arg)
+{
+    (void)arg;
+    return p->state == PART_FINISHED && p->no_process_id;
+}
+
+static void check_labels(struct fleet_control *fc, struct fleet_session *s,
+                         bool (*select)(const struct fleet_part *p, const void *arg),
+                         struct part_set *kept)
+{
+    struct marker_check c = {.fc = fc, .label = s->label, .kept = kept};
+    const struct fanout f = {.is_query = true,
+                             .question = WIRE_NAME,
+                             .select = select,
+                             .on_result = on_label_checked,
+                             .arg = &c};
+    struct err why = {0};
+
+    fanout_apply_or_fail(fc, s, &f, &why);
+}
+
+/* Those that do not name their process are asked again when all have been named: one that was
+ * restarted meanwhile has another name. */
+void fleet_label_parts(struct fleet_control *fc, struct fleet_session *s)
+{
+    struct part_set kept = {{false}};
+    bool any = false;
+
+    assert(fleet_has_op(fc));
+    check_labels(fc, s, is_finished_with_label, &kept);
+    for (size_t i = 0; i < s->n_parts; i++)
+        any = any || kept.has[i];
+    if (any) {
+        set_new_labels(fc, s, &kept);
+        check_labels(fc, s, is_finished_without_process_id, NULL);
+    }
+    fleet_fence_parts(fc, s);
+}

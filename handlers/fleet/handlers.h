@@ -1,0 +1,69 @@
+/* Handlers in front of upstream engines, and how they answer. */
+#ifndef BATON_HANDLERS_FLEET_HANDLERS_H
+#define BATON_HANDLERS_FLEET_HANDLERS_H
+
+#include "base/err.h"
+#include "http/http_request.h"
+
+#include <jansson.h>
+#include <stddef.h>
+
+struct app;
+struct fleet_control;
+struct fleet_said;
+struct fleet_session;
+
+/* handle_fleet_proxy - on the loop. Errors: relay_begin's. */
+int handle_fleet_proxy(struct app *app, struct http_request *x, struct err *e);
+
+/* Handlers in front of upstreams (server/operations.h). */
+int handle_fleet_update_start(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_update(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_update_verify(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_update_finish(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_update_abort(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_update_renew(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_update_get(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_update_delete(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_commit_resume(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_commit_open(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_weights_label(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_tensor_list_put(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_transfer_init(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_transfer_get(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_transfer_delete(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_pause(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_resume(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_sleep(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_wake(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_reset_cache(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_flush_cache(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_abort_requests(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_lora_load(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_lora_unload(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_lora_list(struct app *app, struct http_request *x, struct err *e);
+
+/* fleet_reply - 200, with what each upstream said. Steals reply. */
+void fleet_reply(struct app *app, struct http_request *x, json_t *reply,
+                 const struct fleet_said *said, size_t n);
+void fleet_reply_error(struct app *app, struct http_request *x, const struct err *e,
+                       const struct fleet_said *said, size_t n);
+
+/* fleet_update_json - the update that is open (new), or JSON null. Any thread; NULL: no memory. */
+json_t *fleet_update_json(const struct app *app);
+
+/* fleet_pause_json, fleet_sleep_json - as /v1/status shows a pause (null: none) and what sleeps
+ * (new). Any thread; NULL: no memory. */
+json_t *fleet_pause_json(const struct app *app);
+json_t *fleet_sleep_json(const struct app *app);
+
+/* fleet_inherit_packing - what tensors do not say of how they are packed is as it was said when
+ * their transfer was set up: each upstream gets it in the form of its own release. @body  in, out
+ * Errors: ERR_BAD_REQUEST, ERR_NO_MEMORY. */
+int fleet_inherit_packing(struct fleet_control *fc, json_t *body, struct err *e);
+
+/* fleet_session_json - the update object (new), with `upstreams`; NULL: no memory. */
+json_t *fleet_session_json(const struct app *app, struct fleet_session *s);
+json_t *fleet_session_details(const struct app *app, struct fleet_session *s);
+
+#endif
