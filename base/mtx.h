@@ -16,7 +16,7 @@ enum mtx_rank {
     MTX_TRANSFER = 25,     /* control/weight_transfer: which group there is */
     MTX_STORE = 30,        /* weights/store: current version, slab pool */
     MTX_HTTP_REQUEST = 40, /* http/http_request: one request; callbacks run under it */
-    MTX_RELAYS = 42,       /* fleet/proxy: which loops there are */
+    MTX_PROXY = 42,        /* fleet/proxy: which loops there are */
     MTX_GENERATIONS = 43,  /* control/generations: which ones there are */
     MTX_GENERATION = 45,   /* handlers/generate: one running generate, its stream buffer */
     MTX_ADMISSION = 50,    /* control/admission: permits and FIFO; fleet/members: which serve */

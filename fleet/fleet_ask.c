@@ -30,7 +30,7 @@ enum err_code fleet_wire_code(const char *name)
  * for instance a path. */
 static bool refuses_us(int status, const char *field)
 {
-    return wire_refuses_key(status) && !(status == 403 && field[0] != '\0');
+    return api_is_auth_error(status) && !(status == 403 && field[0] != '\0');
 }
 
 /* A status of servers that have no words for what is wrong. What concerns us and not our client
@@ -80,7 +80,7 @@ static void read_refusal(struct fleet_said *said, const char *name)
     char words[SAID_MAX] = "";
 
     if (said->text_len > 0)
-        wire_read_error(words, sizeof words, text, said->text_len);
+        api_read_error(words, sizeof words, text, said->text_len);
     if (code == ERR_NONE)
         code = code_of_status(said->status);
     (void)err_set(&said->why, code, field, "%.100s %s%d: %s", name,
@@ -116,7 +116,7 @@ void fleet_read(struct fleet_said *said, const char *name, struct upstream_answe
 }
 
 /* The id is one that it gave us itself, and our client never saw. */
-bool fleet_read_lost(struct fleet_said *said, const struct wire_about *about, const char *name)
+bool fleet_read_lost(struct fleet_said *said, const struct api_context *about, const char *name)
 {
     if (said->end != FLEET_REFUSED || about->update_id == NULL || said->why.code != ERR_NOT_FOUND ||
         strcmp(said->why.field, "/update_id") != 0)
@@ -184,11 +184,11 @@ bool fleet_got_there(const struct fleet_said *said, size_t n, struct err *e)
 /* asking */
 
 /* The words of a release, and of how the group with the trainer was formed. */
-static int make_op(struct wire_request *out, struct fleet_control *fc, enum wire_dialect d, int op,
+static int make_op(struct api_request *out, struct fleet_control *fc, enum upstream_kind d, int op,
                    const struct fleet_to *to, struct err *e)
 {
     json_t *empty = to->body == NULL ? json_object() : NULL;
-    struct wire_about about = to->about;
+    struct api_context about = to->about;
     const struct fleet_group *group;
     struct upstream_info info;
     char name[FLEET_GROUP_NAME_MAX + 1] = "";
@@ -208,20 +208,20 @@ static int make_op(struct wire_request *out, struct fleet_control *fc, enum wire
 
     if (to->body == NULL && empty == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a request to an upstream");
-    rc = wire_make(out, d, (enum wire_op)op, to->body != NULL ? to->body : empty, &about, e);
+    rc = api_make_request(out, d, (enum api_op)op, to->body != NULL ? to->body : empty, &about, e);
     json_decref(empty);
     return rc;
 }
 
-static int make_question(struct wire_request *out, struct fleet_control *fc, enum wire_dialect d,
+static int make_question(struct api_request *out, struct fleet_control *fc, enum upstream_kind d,
                          int q, const struct fleet_to *to, struct err *e)
 {
     (void)fc;
     (void)to;
-    return wire_ask(out, d, (enum wire_question)q, e);
+    return api_make_query(out, d, (enum api_query)q, e);
 }
 
-typedef int make_fn(struct wire_request *out, struct fleet_control *fc, enum wire_dialect d,
+typedef int make_fn(struct api_request *out, struct fleet_control *fc, enum upstream_kind d,
                     int what, const struct fleet_to *to, struct err *e);
 
 static int make_parts(struct fleet_control *fc, make_fn *make, int what, const struct fleet_to *to,
@@ -235,10 +235,10 @@ static int make_parts(struct fleet_control *fc, make_fn *make, int what, const s
         parts[i].timeout_us = timeout_us;
         parts[i].until_down = to[i].until_down;
         parts[i].upstream = to[i].upstream;
-        if (make(&parts[i].request, fc, at.dialect, what, &to[i], e) == 0)
+        if (make(&parts[i].request, fc, at.kind, what, &to[i], e) == 0)
             continue;
         while (i-- > 0)
-            wire_request_fini(&parts[i].request);
+            api_request_fini(&parts[i].request);
         return -1;
     }
     return 0;
@@ -286,7 +286,7 @@ static int ask(struct fleet_control *fc, make_fn *make, int what, const struct f
 }
 
 /* One that answers 200, and says in the same breath that it was not done. */
-static void check_done(struct fleet_control *fc, enum wire_op op, const struct fleet_to *to,
+static void check_done(struct fleet_control *fc, enum api_op op, const struct fleet_to *to,
                        struct fleet_said *said)
 {
     char words[SAID_MAX] = "";
@@ -296,16 +296,16 @@ static void check_done(struct fleet_control *fc, enum wire_op op, const struct f
     if (said->end != FLEET_GOOD)
         return;
     upstreams_at(fc->upstreams, to->upstream, &at);
-    if (wire_read_done(at.dialect, op, to->body, &to->about, said->text != NULL ? said->text : "",
+    if (api_check_done(at.kind, op, to->body, &to->about, said->text != NULL ? said->text : "",
                        said->text_len, &why) == 0)
         return;
-    wire_read_error(words, sizeof words, said->text != NULL ? said->text : "", said->text_len);
+    api_read_error(words, sizeof words, said->text != NULL ? said->text : "", said->text_len);
     said->end = FLEET_REFUSED;
     (void)err_set(&said->why, ERR_UPSTREAM, "", "%.100s answered %d, but %s: %s", at.name,
                   said->status, why.msg, words);
 }
 
-int fleet_ask(struct fleet_control *fc, enum wire_op op, const struct fleet_to *to, size_t n,
+int fleet_ask(struct fleet_control *fc, enum api_op op, const struct fleet_to *to, size_t n,
               uint64_t timeout_us, struct fleet_said **out, struct err *e)
 {
     if (ask(fc, make_op, (int)op, to, n, timeout_us, out, e) != 0)
@@ -315,23 +315,23 @@ int fleet_ask(struct fleet_control *fc, enum wire_op op, const struct fleet_to *
     return 0;
 }
 
-int fleet_ask_about(struct fleet_control *fc, enum wire_question q, const struct fleet_to *to,
-                    size_t n, uint64_t timeout_us, struct fleet_said **out, struct err *e)
+int fleet_ask_about(struct fleet_control *fc, enum api_query q, const struct fleet_to *to, size_t n,
+                    uint64_t timeout_us, struct fleet_said **out, struct err *e)
 {
     return ask(fc, make_question, (int)q, to, n, timeout_us, out, e);
 }
 
-int fleet_words(struct fleet_control *fc, enum wire_op op, const struct fleet_to *to, size_t n,
+int fleet_words(struct fleet_control *fc, enum api_op op, const struct fleet_to *to, size_t n,
                 struct err *e)
 {
-    struct wire_request r;
+    struct api_request r;
     struct upstream_at at;
 
     for (size_t i = 0; i < n; i++) {
         upstreams_at(fc->upstreams, to[i].upstream, &at);
-        if (make_op(&r, fc, at.dialect, (int)op, &to[i], e) != 0)
+        if (make_op(&r, fc, at.kind, (int)op, &to[i], e) != 0)
             return -1;
-        wire_request_fini(&r);
+        api_request_fini(&r);
     }
     return 0;
 }

@@ -3,7 +3,7 @@
 #define BATON_FLEET_FLEET_ASK_H
 
 #include "base/err.h"
-#include "fleet/api/wire.h"
+#include "fleet/api/upstream_api.h"
 #include "fleet/members/fleet.h"
 
 #include <jansson.h>
@@ -37,7 +37,7 @@ void fleet_said_free(struct fleet_said *said, size_t n); /* accepts NULL */
 struct fleet_to {
     size_t upstream;
     const json_t *body; /* borrowed; NULL: an empty one */
-    struct wire_about about;
+    struct api_context about;
     bool until_down; /* it is not waited for once it is down: FLEET_UNKNOWN, ERR_UNSYNCED */
 };
 
@@ -45,17 +45,17 @@ struct fleet_to {
  * @to    [n], n <= FLEET_MAX
  * @said  [n], in the order of `to`; written on success; to be freed with fleet_said_free
  * Threads: control's. Blocks: up to timeout_us.
- * Errors: wire_make's (its dialect has no words for it): nobody was asked; ERR_NO_MEMORY: so too;
- *         ERR_DRAINING: what became of it is not known. */
-int fleet_ask(struct fleet_control *fc, enum wire_op op, const struct fleet_to *to, size_t n,
+ * Errors: api_make_request's (its dialect has no words for it): nobody was asked; ERR_NO_MEMORY: so
+ * too; ERR_DRAINING: what became of it is not known. */
+int fleet_ask(struct fleet_control *fc, enum api_op op, const struct fleet_to *to, size_t n,
               uint64_t timeout_us, struct fleet_said **said, struct err *e);
 
 /* fleet_ask_about - the same with a question about itself. */
-int fleet_ask_about(struct fleet_control *fc, enum wire_question q, const struct fleet_to *to,
-                    size_t n, uint64_t timeout_us, struct fleet_said **said, struct err *e);
+int fleet_ask_about(struct fleet_control *fc, enum api_query q, const struct fleet_to *to, size_t n,
+                    uint64_t timeout_us, struct fleet_said **said, struct err *e);
 
-/* fleet_words - has each of them words for it? Errors: wire_make's. */
-int fleet_words(struct fleet_control *fc, enum wire_op op, const struct fleet_to *to, size_t n,
+/* fleet_words - has each of them words for it? Errors: api_make_request's. */
+int fleet_words(struct fleet_control *fc, enum api_op op, const struct fleet_to *to, size_t n,
                 struct err *e);
 
 /* fleet_read - what an upstream's answer means to our client.
@@ -65,7 +65,7 @@ void fleet_read(struct fleet_said *said, const char *name, struct upstream_answe
 /* fleet_read_lost - was the part of an upstream in an update refused because there is no such
  * update? FLEET_LOST then.
  * @said  of fleet_read */
-bool fleet_read_lost(struct fleet_said *said, const struct wire_about *about, const char *name);
+bool fleet_read_lost(struct fleet_said *said, const struct api_context *about, const char *name);
 
 /* fleet_worked - may it have begun to work on it? Not if its door refused it. */
 bool fleet_worked(const struct fleet_said *said);

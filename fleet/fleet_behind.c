@@ -104,7 +104,7 @@ static size_t who_is_back(struct fleet_control *fc, const json_t *body, struct f
     return n_to;
 }
 
-static void tell(struct fleet_control *fc, enum wire_op op, const struct fleet_to *to, size_t n)
+static void tell(struct fleet_control *fc, enum api_op op, const struct fleet_to *to, size_t n)
 {
     struct fleet_said *said = NULL;
     struct upstream_info info;
@@ -120,11 +120,11 @@ static void tell(struct fleet_control *fc, enum wire_op op, const struct fleet_t
     for (size_t i = 0; i < n; i++) {
         if (said[i].end == FLEET_REFUSED)
             fleet_fence(fleet_of(fc), said[i].upstream, &said[i].why);
-        if (op == WIRE_PAUSE && result_ok(&said[i]))
+        if (op == API_PAUSE && result_ok(&said[i]))
             fleet_stands_still(fleet_of(fc), said[i].upstream, lives[i]);
         mtx_lock(&fc->lock);
         fc->behind[said[i].upstream] = !result_ok(&said[i]) && said[i].end != FLEET_REFUSED;
-        fc->took[said[i].upstream] = op == WIRE_PAUSE && result_ok(&said[i]);
+        fc->took[said[i].upstream] = op == API_PAUSE && result_ok(&said[i]);
         fleet_live(fc, said[i].upstream, &fc->paused[said[i].upstream]);
         mtx_unlock(&fc->lock);
     }
@@ -144,7 +144,7 @@ static void catch_up_flow(struct fleet_control *fc)
     if (hold.on)
         body = fleet_hold_body(&hold);
     if (!hold.on || body != NULL)
-        tell(fc, hold.on ? WIRE_PAUSE : WIRE_RESUME, to, who_is_back(fc, body, to));
+        tell(fc, hold.on ? API_PAUSE : API_RESUME, to, who_is_back(fc, body, to));
     json_decref(body);
 }
 

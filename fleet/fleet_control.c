@@ -50,7 +50,7 @@ void fleet_control_free(struct fleet_control *fc)
 static bool is_named(const struct fleet_group *g, const char *name)
 {
     return strcmp(g->name, name) == 0 ||
-           (g->name[0] == '\0' && strcmp(name, WIRE_SGLANG_GROUP) == 0);
+           (g->name[0] == '\0' && strcmp(name, SGLANG_GROUP_NAME) == 0);
 }
 
 struct fleet_group *fleet_group_locked(struct fleet_control *fc, const char *name)

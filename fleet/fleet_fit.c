@@ -46,10 +46,10 @@ void fleet_fit_see_locked(struct fleet_control *fc, size_t upstream)
     life = at.removed ? UINT64_MAX : info.n_lives;
     if (life == fc->adapters.lives[upstream])
         return;
-    fleet_adapters_is_in(&fc->adapters, upstream, life, at.removed || at.dialect != WIRE_SGLANG);
+    fleet_adapters_is_in(&fc->adapters, upstream, life, at.removed || at.kind != UPSTREAM_SGLANG);
     err_clear(&f->why);
     err_clear(&f->stale);
-    f->unasked = !at.removed && !wire_is_two_phase(at.dialect);
+    f->unasked = !at.removed && !upstream_is_two_phase(at.kind);
     if (f->unasked) {
         (void)err_set(&f->stale, ERR_UNSYNCED, "", "it has not been asked yet");
         f->n_stale++;
@@ -111,7 +111,7 @@ void fleet_fit_begin(struct fleet_control *fc)
 
     for (size_t i = 0; i < n; i++) {
         upstreams_at(fc->upstreams, i, &at);
-        if (at.removed || wire_is_two_phase(at.dialect))
+        if (at.removed || upstream_is_two_phase(at.kind))
             continue;
         fleet_fit_watch(fc);
         tell_one(fc, i);
@@ -270,8 +270,8 @@ bool fleet_has_no_adapter(struct fleet_control *fc, const struct fleet_said *sai
 
     upstreams_at(fc->upstreams, said->upstream, &at);
     return said->end == FLEET_REFUSED &&
-           wire_read_absent(at.dialect, name, said->status, said->text != NULL ? said->text : "",
-                            said->text_len);
+           api_adapter_is_absent(at.kind, name, said->status, said->text != NULL ? said->text : "",
+                                 said->text_len);
 }
 
 static enum fleet_has unloaded(struct fleet_control *fc, const struct fleet_to *to,
@@ -280,7 +280,7 @@ static enum fleet_has unloaded(struct fleet_control *fc, const struct fleet_to *
     enum fleet_has has = FLEET_HAS_OTHER;
     struct fleet_said *said = NULL;
 
-    if (fleet_ask(fc, WIRE_LORA_UNLOAD, to, 1, FLEET_CACHE_US, &said, why) != 0)
+    if (fleet_ask(fc, API_UNLOAD_ADAPTER, to, 1, FLEET_CACHE_US, &said, why) != 0)
         return has;
     fleet_reset_adapter_caches(fc, said, 1);
     if (said->end == FLEET_GOOD || fleet_has_no_adapter(fc, said, name))
@@ -314,9 +314,9 @@ static enum fleet_has loaded(struct fleet_control *fc, const struct fleet_to *to
     struct upstream_at at;
 
     upstreams_at(fc->upstreams, to->upstream, &at);
-    if (fit->may_have && at.dialect == WIRE_SGLANG) /* which replaces nothing */
+    if (fit->may_have && at.kind == UPSTREAM_SGLANG) /* which replaces nothing */
         (void)unloaded(fc, to, fit->name, &ignored);
-    if (fleet_ask(fc, WIRE_LORA_LOAD, to, 1, fit->timeout_us + FLEET_LATE_US, &said, why) != 0)
+    if (fleet_ask(fc, API_LOAD_ADAPTER, to, 1, fit->timeout_us + FLEET_LATE_US, &said, why) != 0)
         return has;
     fleet_reset_adapter_caches(fc, said, 1);
     *why = said->why;

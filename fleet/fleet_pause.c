@@ -59,7 +59,7 @@ static void undo_pause(struct fleet_control *fc, const struct fleet_said *said, 
         if (fleet_worked(&said[i]) && !fleet_is_held_locked(fc, said[i].upstream))
             to[n_to++] = (struct fleet_to){.upstream = said[i].upstream};
     mtx_unlock(&fc->lock);
-    if (fleet_ask(fc, WIRE_RESUME, to, n_to, FLEET_STEP_US, &undone, &ignored) != 0)
+    if (fleet_ask(fc, API_RESUME, to, n_to, FLEET_STEP_US, &undone, &ignored) != 0)
         return;
     for (size_t i = 0; i < n_to; i++)
         if (!result_ok(&undone[i]))
@@ -129,7 +129,7 @@ int fleet_pause_all(struct fleet_control *fc, const struct pause_controller_paus
     for (size_t i = 0; i < *n; i++)
         to[i].until_down = true;
     fleet_quiet(fc, true);
-    rc = fleet_ask(fc, WIRE_PAUSE, to, *n, (uint64_t)req->timeout_s * 1000000 + FLEET_LATE_US, said,
+    rc = fleet_ask(fc, API_PAUSE, to, *n, (uint64_t)req->timeout_s * 1000000 + FLEET_LATE_US, said,
                    e);
     if (rc == 0) {
         *n = take_down(*said, *n, to, &n_down);
@@ -219,7 +219,7 @@ static size_t to_resume(struct fleet_control *fc, struct fleet_to *to)
         mtx_lock(&fc->lock);
         paused = fleet_is_held_locked(fc, alive[i].upstream);
         mtx_unlock(&fc->lock);
-        if (!paused && !(info.fenced && !wire_is_two_phase(at.dialect)))
+        if (!paused && !(info.fenced && !upstream_is_two_phase(at.kind)))
             to[n_to++] = alive[i];
     }
     return n_to;
@@ -261,7 +261,7 @@ static void resume_removed(struct fleet_control *fc)
         if (is)
             to[n_to++] = (struct fleet_to){.upstream = i};
     }
-    if (n_to > 0 && fleet_ask(fc, WIRE_RESUME, to, n_to, FLEET_STEP_US, &said, &ignored) == 0)
+    if (n_to > 0 && fleet_ask(fc, API_RESUME, to, n_to, FLEET_STEP_US, &said, &ignored) == 0)
         fleet_said_free(said, n_to);
 }
 
@@ -275,7 +275,7 @@ int fleet_resume_all(struct fleet_control *fc, bool lapsed, struct fleet_said **
         return -1;
     *n = to_resume(fc, to);
     resume_removed(fc);
-    rc = fleet_ask(fc, WIRE_RESUME, to, *n, FLEET_STEP_US, said, e);
+    rc = fleet_ask(fc, API_RESUME, to, *n, FLEET_STEP_US, said, e);
     if (rc == 0) {
         fleet_note_reached(fc, *said, *n, false);
         *was = note_resume(fc);

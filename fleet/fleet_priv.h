@@ -45,7 +45,7 @@ struct fleet_hold { /* the trainer's pause */
 };
 
 struct fleet_group { /* with the trainer */
-    struct wire_packing packing;
+    struct api_packing packing;
     uint64_t world_size, rank_offset, began_us;
     char name[FLEET_GROUP_NAME_MAX + 1]; /* "": it was joined without one */
     bool joined[FLEET_MAX];

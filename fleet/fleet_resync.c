@@ -2,7 +2,7 @@
  * answer: it is asked now what it serves, and whether it generates, and its own word goes first. */
 #include "fleet/update/fleet_cache.h"
 
-static int ask_one(struct fleet_control *fc, enum wire_question q, size_t upstream,
+static int ask_one(struct fleet_control *fc, enum api_query q, size_t upstream,
                    struct fleet_said **said, struct err *e)
 {
     const struct fleet_to to = {.upstream = upstream};
@@ -24,20 +24,20 @@ static int ask_what(struct fleet_control *fc, size_t upstream, struct upstream_s
     int rc = -1;
 
     upstreams_at(fc->upstreams, upstream, &at);
-    if (ask_one(fc, WIRE_WHO, upstream, &who, e) != 0 ||
-        ask_one(fc, WIRE_LABEL_OF, upstream, &label, e) != 0)
+    if (ask_one(fc, API_GET_STATUS, upstream, &who, e) != 0 ||
+        ask_one(fc, API_GET_PROBE_VERSION, upstream, &label, e) != 0)
         goto free_said;
     if (who->end != FLEET_GOOD) {
         rc = refuse(who, e);
         goto free_said;
     }
-    wire_read_who(saw, at.dialect, who->text != NULL ? who->text : "", who->text_len);
+    api_read_status(saw, at.kind, who->text != NULL ? who->text : "", who->text_len);
     if (label->end == FLEET_UNSENT || label->end == FLEET_UNKNOWN ||
-        wire_refuses_key(label->status))
+        api_is_auth_error(label->status))
         rc = refuse(label, e);
     else
-        rc = wire_read_label(saw, at.dialect, label->status, label->text != NULL ? label->text : "",
-                             label->text_len, e);
+        rc = api_read_probe_version(saw, at.kind, label->status,
+                                    label->text != NULL ? label->text : "", label->text_len, e);
     if (e->code == ERR_UNREADABLE)
         e->code = ERR_CONFLICT;
 free_said:
@@ -51,7 +51,7 @@ static bool answers(const struct fleet_said *said)
 {
     return said->end == FLEET_GOOD ||
            (said->end == FLEET_REFUSED && said->status < 500 && said->status != 408 &&
-            said->status != 429 && !wire_refuses_key(said->status));
+            said->status != 429 && !api_is_auth_error(said->status));
 }
 
 /* One that serves has shown it. */
@@ -62,7 +62,7 @@ static int ask_token(struct fleet_control *fc, size_t upstream, struct err *e)
 
     if (fleet_serves(fleet_of(fc), upstream))
         return 0;
-    if (ask_one(fc, WIRE_TOKEN, upstream, &said, e) != 0)
+    if (ask_one(fc, API_GENERATE_TOKEN, upstream, &said, e) != 0)
         return -1;
     if (!answers(said))
         rc = refuse(said, e);
@@ -110,7 +110,7 @@ static int check_sleep(const struct upstream_info *info, enum sleep_state state,
     return 0;
 }
 
-static int tell_one(struct fleet_control *fc, enum wire_op op, size_t upstream, struct err *e)
+static int tell_one(struct fleet_control *fc, enum api_op op, size_t upstream, struct err *e)
 {
     const struct fleet_to to = {.upstream = upstream};
     struct fleet_said *said = NULL;
@@ -132,7 +132,7 @@ static int wake_first(struct fleet_control *fc, size_t upstream, const struct up
 {
     if (info->fence != FLEET_FENCE_WAKE || info->n_lives != info->fence_life)
         return 0;
-    return tell_one(fc, WIRE_WAKE, upstream, e);
+    return tell_one(fc, API_WAKE, upstream, e);
 }
 
 static int sleep_last(struct fleet_control *fc, size_t upstream, const struct upstream_info *info,
@@ -140,7 +140,7 @@ static int sleep_last(struct fleet_control *fc, size_t upstream, const struct up
 {
     if (info->fence != FLEET_FENCE_SLEEP || state != SLEEP_WHOLE)
         return 0;
-    if (tell_one(fc, WIRE_SLEEP, upstream, e) != 0)
+    if (tell_one(fc, API_SLEEP, upstream, e) != 0)
         return -1;
     fleet_stands_still(fleet_of(fc), upstream, info->n_lives);
     return 0;

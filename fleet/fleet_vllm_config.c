@@ -1,6 +1,6 @@
 /* What the upstreams say of their configuration, for clients of vLLM's /server_info: a member is
  * told where all upstreams say the same. */
-#include "fleet/api/wire.h"
+#include "fleet/api/upstream_api.h"
 #include "fleet/fleet_ask.h"
 #include "fleet/fleet_priv.h"
 #include "fleet/members/upstreams.h"
@@ -115,8 +115,8 @@ static void read_config(struct fleet_control *fc, struct config_said *out,
     out->why = said->why;
     if (said->end != FLEET_GOOD)
         return;
-    out->config = wire_read_config(at.dialect, said->text != NULL ? said->text : "", said->text_len,
-                                   &e);
+    out->config = api_read_config(at.kind, said->text != NULL ? said->text : "", said->text_len,
+                                  &e);
     if (out->config == NULL)
         (void)err_set(&out->why, e.code, "", "%.200s: %.250s", at.name, e.msg);
 }
@@ -133,7 +133,7 @@ json_t *fleet_vllm_config_json(struct fleet_control *fc, struct err *e)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to ask the upstreams");
     } else {
         n = fleet_alive(fc, NULL, to);
-        if (fleet_ask_about(fc, WIRE_CONFIG, to, n, CONFIG_TIMEOUT_US, &said, e) == 0) {
+        if (fleet_ask_about(fc, API_GET_CONFIG, to, n, CONFIG_TIMEOUT_US, &said, e) == 0) {
             for (size_t i = 0; i < n; i++)
                 read_config(fc, &configs[i], &said[i]);
             out = agreed_json(configs, n, e);

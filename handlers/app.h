@@ -36,7 +36,7 @@ struct model_config;
 struct store;
 struct tokenizer;
 struct updates;
-struct relays;
+struct proxy;
 struct upstreams;
 struct nccl_info;
 struct model_defaults;
@@ -47,7 +47,7 @@ struct zmq_updates;
 struct app_fleet {
     struct upstreams *upstreams;
     struct fleet_control *control; /* what a trainer told them all */
-    struct relays *relays;         /* of their data plane */
+    struct proxy *proxy;           /* of their data plane */
     struct workers *operation, *pause, *resume, *abort;
     /* Would a generate sent now be served? Threads: any. Blocks: no. Errors: why not. */
     int (*ready)(const struct app *app, struct err *why);
@@ -75,8 +75,8 @@ struct app {
     uint32_t vocab_size, max_model_len;    /* 0 without an engine */
     enum gen_on_update on_update;          /* of generations that do not say */
     enum gen_logprobs_mode logprobs_mode;
-    uint64_t max_logprobs;           /* with each token */
-    unsigned dialects;               /* that are answered: bits of route_find */
+    uint64_t max_logprobs; /* with each token */
+    unsigned dialects;     /* that are answered: bits of route_find */
     struct pause_controller
         *pause_controller;           /* pause, sleep, and which call works in which state */
     struct generations *generations; /* those under way */
@@ -87,11 +87,11 @@ struct app {
     const struct cuda_info *cuda;  /* what was found at start */
     struct device *const *devices; /* the ranks of the store, in its order; NULL without GPUs */
     uint32_t n_devices;
-    struct cuda_ipc_stats *ipc_stats;      /* of all updates so far */
-    const struct nccl_info *nccl;          /* what was found at start */
-    struct weight_transfer *transfer;      /* the group with a trainer */
-    struct zmq_updates *zmq;               /* updates that come over sockets; NULL with upstreams */
-    struct handle_leases *leases;          /* versions that other processes have mapped */
+    struct cuda_ipc_stats *ipc_stats; /* of all updates so far */
+    const struct nccl_info *nccl;     /* what was found at start */
+    struct weight_transfer *transfer; /* the group with a trainer */
+    struct zmq_updates *zmq;          /* updates that come over sockets; NULL with upstreams */
+    struct handle_leases *leases;     /* versions that other processes have mapped */
     _Atomic(struct http_server *) http_server; /* NULL until it listens, and a moment more */
     _Atomic(struct http_server *)
         control_http_server; /* so too; stays NULL without --control-listen */

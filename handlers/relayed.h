@@ -1,5 +1,5 @@
 /* Routes of the data plane that upstream engines have and the embedded one does not: they go on as
- * they came (fleet/proxy/relay.h), and are 404 where there is no upstream.
+ * they came (fleet/proxy/proxy.h), and are 404 where there is no upstream.
  *
  * Paths: vLLM 0.32 (vllm/entrypoints), SGLang 0.5.23 (srt/entrypoints/http_server.py). What makes
  * tokens or vectors takes a permit of generation, and waits while its engine stands still; what

@@ -12,7 +12,7 @@
 #include "control/life.h"
 #include "control/lifecycle.h"
 #include "control/metrics.h"
-#include "fleet/proxy/relay.h"
+#include "fleet/proxy/proxy.h"
 #include "handlers/body.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
@@ -332,13 +332,13 @@ static int app_loop_begin(void *arg, struct loop *l, void **out, struct err *e)
 {
     struct app *app = ((const struct listener_ctx *)arg)->app;
 
-    return app->fleet != NULL ? relay_loop_begin(app->fleet->relays, l, out, e) : 0;
+    return app->fleet != NULL ? proxy_loop_begin(app->fleet->proxy, l, out, e) : 0;
 }
 
 static void app_loop_end(void *loop_app)
 {
     if (loop_app != NULL)
-        relay_loop_end(loop_app);
+        proxy_loop_end(loop_app);
 }
 
 const struct http_server_app app_http_server = {

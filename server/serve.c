@@ -21,7 +21,7 @@
 #include "fleet/fleet_control.h"
 #include "fleet/fleet_fit.h"
 #include "fleet/members/upstreams.h"
-#include "fleet/proxy/relay.h"
+#include "fleet/proxy/proxy.h"
 #include "handlers/app.h"
 #include "handlers/dialect.h"
 #include "handlers/route.h"
@@ -595,7 +595,7 @@ static void stop_all(struct server *h)
         workers_stop(a->generate_pool);
     if (a->text != NULL)
         workers_stop(a->text);
-    relays_stop(h->fleet.relays);
+    proxy_stop(h->fleet.proxy);
     listeners_close(&h->listeners);
 }
 
@@ -625,7 +625,7 @@ static void take_down(struct server *h)
     admission_free(a->generate);
     admission_free(a->detokenize);
     admission_free(a->prompts);
-    relays_free(h->fleet.relays);
+    proxy_free(h->fleet.proxy);
     upstreams_free(h->fleet.upstreams); /* the HTTP servers, whose loops talk to them, are closed */
     fleet_control_free(h->fleet.control);
     metrics_free(a->metrics);

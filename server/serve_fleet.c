@@ -7,7 +7,7 @@
 #include "fleet/fleet_fit.h"
 #include "fleet/members/spec.h"
 #include "fleet/members/upstreams.h"
-#include "fleet/proxy/relay.h"
+#include "fleet/proxy/proxy.h"
 #include "fleet/update/fleet_coverage.h"
 #include "handlers/app.h"
 #include "handlers/fleet/status.h"
@@ -54,7 +54,7 @@ int fleet_open(struct app *app, const struct config *c, struct err *e)
         return -1;
     if (http_init(e) != 0 || upstreams_new(&app->fleet->upstreams, &cfg, e) != 0)
         return -1;
-    return relays_new(&app->fleet->relays, app->fleet->upstreams, e);
+    return proxy_new(&app->fleet->proxy, app->fleet->upstreams, e);
 }
 
 static const char otherwise[] =
@@ -199,7 +199,7 @@ static void put_upstream(struct upstreams *u, size_t i, FILE *to)
 
     upstreams_at(u, i, &at);
     port = http_target_port_meant(at.name);
-    (void)fprintf(to, "upstream: %s, %s%s%s", at.name, wire_dialect_name(at.dialect),
+    (void)fprintf(to, "upstream: %s, %s%s%s", at.name, upstream_kind_name(at.kind),
                   at.target->authorization != NULL ? ", with a key" : "",
                   at.target->ca_file != NULL ? ", with a CA of its own" : "");
     if (port > 0)

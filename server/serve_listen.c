@@ -6,7 +6,7 @@
 #include "base/log.h"
 #include "base/secret_file.h"
 #include "control/auth.h"
-#include "fleet/proxy/relay.h"
+#include "fleet/proxy/proxy.h"
 #include "handlers/route.h"
 #include "http/server/http_server.h"
 #include "server/health_watch.h"
@@ -160,7 +160,7 @@ static size_t at_most(size_t n, size_t max)
 /* In front of upstreams each connection may need another one, to an upstream. */
 static size_t share_upstream(size_t n, const struct config *c)
 {
-    size_t clients = (size_t)c->http_server_threads * RELAY_LOOP_NFDS;
+    size_t clients = (size_t)c->http_server_threads * PROXY_LOOP_NFDS;
 
     return (n > 2 * clients ? n - clients : n / 2) / 2;
 }

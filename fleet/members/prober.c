@@ -13,8 +13,8 @@ struct probe {
     struct prober *prober;
     size_t upstream;
     struct upstream_fanout *fanout; /* NULL: nothing is asked */
-    struct prober_who who; /* that was asked last */
-    enum wire_question question;
+    struct prober_who who;          /* that was asked last */
+    enum api_query question;
     uint64_t epoch;     /* of the fleet, when it was asked */
     uint64_t n_granted; /* when it was last asked: the same again means idle */
     unsigned n_asked, tokens_turn;
@@ -42,7 +42,7 @@ static void refused(struct probe *p, enum fleet_refusal what, const struct upstr
     struct err why = {0};
 
     (void)err_set(&why, ERR_UPSTREAM_KEY, "", "it %s: %.300s",
-                  wire_refusal(a->status, p->who.target->authorization != NULL), a->why.msg);
+                  api_auth_error_text(a->status, p->who.target->authorization != NULL), a->why.msg);
     fleet_refused(p->prober->cfg.fleet, p->upstream, what, &why);
 }
 
@@ -54,7 +54,7 @@ static void on_token(struct probe *p, const struct upstream_answer *a)
     if (p->tokens_turn != atomic_load_explicit(&prober->tokens_turn, memory_order_relaxed))
         return;
     p->mute = !is_answer(a);
-    if (wire_refuses_key(a->status))
+    if (api_is_auth_error(a->status))
         refused(p, FLEET_REFUSED_WORK, a);
     else if (p->mute)
         fleet_missed(prober->cfg.fleet, p->upstream, a->unreachable, &a->why);
@@ -69,18 +69,18 @@ static int read_who(struct upstream_saw *saw, const struct probe *p,
     const struct upstream_answer *who = &a[0], *label = &a[1], *release = &a[2];
     bool unasked = !label->asked;
 
-    wire_read_who(saw, p->who.dialect, who->text != NULL ? who->text : "", who->text_len);
-    wire_read_release(saw, release->status, release->text != NULL ? release->text : "",
-                      release->text_len);
+    api_read_status(saw, p->who.kind, who->text != NULL ? who->text : "", who->text_len);
+    api_read_release(saw, release->status, release->text != NULL ? release->text : "",
+                     release->text_len);
     if (!unasked && label->status == 0) {
         *why = label->why;
         return -1;
     }
-    return wire_read_label(saw, p->who.dialect, label->status,
-                           label->text != NULL ? label->text : "", label->text_len, why);
+    return api_read_probe_version(saw, p->who.kind, label->status,
+                                  label->text != NULL ? label->text : "", label->text_len, why);
 }
 
-/* @a  of WIRE_WHO, and behind it of WIRE_LABEL_OF and WIRE_RELEASE */
+/* @a  of API_GET_STATUS, and behind it of API_GET_PROBE_VERSION and API_GET_RELEASE */
 static void on_who(struct probe *p, const struct upstream_answer *a)
 {
     struct fleet *fleet = p->prober->cfg.fleet;
@@ -88,13 +88,13 @@ static void on_who(struct probe *p, const struct upstream_answer *a)
     struct err why = {0};
 
     for (size_t i = 0; i < 2; i++) /* a release that is not told is not known, no more */
-        if (wire_refuses_key(a[i].status)) {
+        if (api_is_auth_error(a[i].status)) {
             refused(p, FLEET_REFUSED_STATUS, &a[i]);
             return;
         }
     if (!a[0].good) {
         (void)err_set(&why, a[0].why.code, "", "%.380s%s", a[0].why.msg,
-                      wire_other_dialect(p->who.dialect, a[0].status));
+                      api_wrong_kind_hint(p->who.kind, a[0].status));
         fleet_silent(fleet, p->upstream, a[0].unreachable, &why);
         return;
     }
@@ -129,7 +129,7 @@ static void on_answer(void *arg, struct upstream_answer *answers, size_t n)
         return; /* it is another's index by now, or spoken to otherwise */
     if (lacked_memory(answers, n))
         return; /* it was not asked, or not heard */
-    if (p->question == WIRE_TOKEN)
+    if (p->question == API_GENERATE_TOKEN)
         on_token(p, answers);
     else
         on_who(p, answers);
@@ -139,7 +139,7 @@ static void on_answer(void *arg, struct upstream_answer *answers, size_t n)
  * none is asked for nothing else until it does, so that three times in a row can come about; out of
  * rotation it may well be paused. One that refuses our key for work only shows so that it does no
  * more. */
-static enum wire_question next_question(struct probe *p)
+static enum api_query next_question(struct probe *p)
 {
     struct prober *prober = p->prober;
     unsigned every = prober->cfg.token_every;
@@ -154,17 +154,18 @@ static enum wire_question next_question(struct probe *p)
     if (!serves)
         p->mute = false;
     may = every > 0 && serves && atomic_load_explicit(&prober->tokens, memory_order_relaxed);
-    if (may && (p->mute || (info.refuses_work && p->question != WIRE_TOKEN) ||
+    if (may && (p->mute || (info.refuses_work && p->question != API_GENERATE_TOKEN) ||
                 (idle && info.alive && p->n_asked % every == 0)))
-        return WIRE_TOKEN;
-    return WIRE_WHO;
+        return API_GENERATE_TOKEN;
+    return API_GET_STATUS;
 }
 
 /* Without memory to ask there is no answer, and nothing is held against the upstream. */
 static void ask(struct probe *p)
 {
     const struct prober_cfg *cfg = &p->prober->cfg;
-    static const enum wire_question who[N_WHO] = {WIRE_WHO, WIRE_LABEL_OF, WIRE_RELEASE};
+    static const enum api_query who[N_WHO] = {API_GET_STATUS, API_GET_PROBE_VERSION,
+                                              API_GET_RELEASE};
     struct upstream_question parts[N_WHO];
     struct err ignored = {0};
     size_t n;
@@ -172,15 +173,15 @@ static void ask(struct probe *p)
     p->question = next_question(p);
     p->epoch = fleet_epoch(cfg->fleet);
     p->tokens_turn = atomic_load_explicit(&p->prober->tokens_turn, memory_order_relaxed);
-    n = p->question == WIRE_WHO ? N_WHO : 1;
+    n = p->question == API_GET_STATUS ? N_WHO : 1;
     for (size_t i = 0; i < n; i++) {
         parts[i] = (struct upstream_question){.target = p->who.target,
                                               .timeout_us = cfg->timeout_us};
-        if (wire_ask(&parts[i].request, p->who.dialect, n > 1 ? who[i] : p->question, &ignored) ==
-            0)
+        if (api_make_query(&parts[i].request, p->who.kind, n > 1 ? who[i] : p->question,
+                           &ignored) == 0)
             continue;
         while (i-- > 0)
-            wire_request_fini(&parts[i].request);
+            api_request_fini(&parts[i].request);
         return;
     }
     (void)upstream_fanout_start(&p->fanout, cfg->client, parts, n, on_answer, p, &ignored);

@@ -6,7 +6,7 @@
 
 #include "base/err.h"
 #include "base/loop.h"
-#include "fleet/api/wire.h"
+#include "fleet/api/upstream_api.h"
 #include "fleet/members/fleet.h"
 #include "http/client/http.h"
 
@@ -19,7 +19,7 @@ struct prober;
 /* How an upstream is asked. */
 struct prober_who {
     const struct http_target *target; /* longer than the prober */
-    enum wire_dialect dialect;
+    enum upstream_kind kind;
 };
 
 struct prober_cfg {

@@ -39,8 +39,8 @@ static bool same_text(const char *a, const char *b)
 
 bool spec_same(const struct spec *a, const struct spec *b)
 {
-    return same_text(a->url, b->url) && a->dialect == b->dialect &&
-           same_text(a->ca_file, b->ca_file) && same_text(a->authorization, b->authorization);
+    return same_text(a->url, b->url) && a->kind == b->kind && same_text(a->ca_file, b->ca_file) &&
+           same_text(a->authorization, b->authorization);
 }
 
 /* Adds what was asked for to what was wrong with it. Always -1. */
@@ -173,7 +173,7 @@ static int read_word(struct spec *s, const char *word, bool *has_dialect, const 
                        "'%.60s' is none of key-file=FILE, ca-file=FILE, and the dialect is given",
                        word);
     *has_dialect = true;
-    return wire_dialect_parse(&s->dialect, word, field, e);
+    return upstream_kind_parse(&s->kind, word, field, e);
 }
 
 static bool is_loopback(const char *url)
@@ -247,7 +247,7 @@ static int read_spec(struct spec **out, const char *text, const char *field, str
 
     if (s == NULL)
         return err_set(e, ERR_NO_MEMORY, field, "no memory for it");
-    s->dialect = WIRE_BATON;
+    s->kind = UPSTREAM_BATON;
     s->url = strdup(text);
     if (s->url == NULL) {
         (void)err_set(e, ERR_NO_MEMORY, field, "no memory for it");

@@ -4,7 +4,7 @@
 #define BATON_FLEET_MEMBERS_SPEC_H
 
 #include "base/err.h"
-#include "fleet/api/wire.h"
+#include "fleet/api/upstream_api.h"
 #include "fleet/members/fleet.h"
 #include "http/client/http.h"
 
@@ -18,7 +18,7 @@ enum {
 
 struct spec {
     struct http_target target; /* its strings are the spec's own */
-    enum wire_dialect dialect;
+    enum upstream_kind kind;
     char *url, *ca_file, *authorization; /* owned; the last is wiped when it goes */
 };
 void spec_free(struct spec *s); /* accepts NULL */

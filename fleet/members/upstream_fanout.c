@@ -36,7 +36,7 @@ void upstream_fanout_cancel(struct upstream_fanout *f)
     for (size_t i = 0; i < f->n; i++) {
         if (f->parts[i].call != NULL)
             http_cancel(f->parts[i].call);
-        wire_request_fini(&f->parts[i].asked.request);
+        api_request_fini(&f->parts[i].asked.request);
         upstream_answer_fini(&f->answers[i]);
     }
     free(f->answers);
@@ -95,7 +95,7 @@ static void judge(struct part *p, const struct http_end *end)
                       p->asked.request.path, UPSTREAM_ANSWER_TEXT_MAX);
     } else if (a->status >= 300) {
         if (a->text != NULL)
-            wire_read_error(said, sizeof said, a->text, a->text_len);
+            api_read_error(said, sizeof said, a->text, a->text_len);
         (void)err_set(&a->why, ERR_ENGINE, "", "it answered %s with %d: %s", p->asked.request.path,
                       a->status, said);
     }
@@ -118,7 +118,7 @@ static int ask(struct part *p, struct err *e);
  * asked next. False: it has none for it, or cannot be asked. */
 static bool ask_older(struct part *p)
 {
-    struct wire_request *r = &p->asked.request;
+    struct api_request *r = &p->asked.request;
     struct err why = {0};
 
     if (r->older == NULL || (p->answer->status != 404 && p->answer->status != 405))
@@ -146,7 +146,7 @@ static void on_done(void *arg, const struct http_end *end)
 static int ask(struct part *p, struct err *e)
 {
     static const struct http_header json = {"Content-Type", "application/json"};
-    const struct wire_request *r = &p->asked.request;
+    const struct api_request *r = &p->asked.request;
     struct http_events events = {.head = on_head, .data = on_data, .done = on_done, .arg = p};
     struct http_call_request req = {.target = p->asked.target,
                                     .method = r->method,
@@ -192,7 +192,7 @@ int upstream_fanout_start(struct upstream_fanout **out, struct http_client *c,
 
     if (f == NULL) {
         for (size_t i = 0; i < n; i++)
-            wire_request_fini(&parts[i].request);
+            api_request_fini(&parts[i].request);
         return err_set(e, ERR_NO_MEMORY, "", "no memory to ask %zu upstreams", n);
     }
     f->client = c;

@@ -6,7 +6,7 @@
 #define BATON_FLEET_MEMBERS_UPSTREAM_FANOUT_H
 
 #include "base/err.h"
-#include "fleet/api/wire.h"
+#include "fleet/api/upstream_api.h"
 #include "http/client/http.h"
 
 #include <stdbool.h>
@@ -19,7 +19,7 @@ enum { UPSTREAM_ANSWER_TEXT_MAX = 1 << 20 };
 /* One of those asked. */
 struct upstream_question {
     const struct http_target *target; /* outlives the fan-out */
-    struct wire_request request;      /* moved in; method NULL: it is not asked, and is content */
+    struct api_request request;       /* moved in; method NULL: it is not asked, and is content */
     uint64_t timeout_us;
     bool until_down; /* upstreams_ask: not waited for once `upstream` is down */
     size_t upstream; /* then: its index */

@@ -41,8 +41,8 @@ struct ask {
     size_t n;
     struct upstream_fanout *fanout;  /* loop thread */
     struct upstream_answer *answers; /* the caller's; written before `ended` */
-    struct ask *next, **prev_next; /* under the room's lock, and so is what follows */
-    bool posted;                   /* its item has been; else it is about to be */
+    struct ask *next, **prev_next;   /* under the room's lock, and so is what follows */
+    bool posted;                     /* its item has been; else it is about to be */
     bool ended;
     struct err error;
 };
@@ -123,7 +123,7 @@ static bool who_is(void *arg, size_t i, struct prober_who *out)
         if (info.n_outstanding[FLEET_GENERATE] + info.n_outstanding[FLEET_TEXT] == 0)
             return false;
     }
-    *out = (struct prober_who){&slot.spec->target, slot.spec->dialect};
+    *out = (struct prober_who){&slot.spec->target, slot.spec->kind};
     return true;
 }
 
@@ -183,7 +183,7 @@ static int make_fleet(struct upstreams *u, struct err *e)
     if (fleet_new(&u->fleet, &cfg, e) != 0)
         return -1;
     for (size_t i = 0; i < u->n; i++)
-        fleet_pause_controller(u->fleet, i, wire_is_two_phase(u->slots[i].spec->dialect));
+        fleet_pause_controller(u->fleet, i, upstream_is_two_phase(u->slots[i].spec->kind));
     return 0;
 }
 
@@ -344,7 +344,7 @@ static void log_change(const char *what, const struct spec *s)
 
     log_begin(&r, LOG_INFO, what);
     log_str(&r, "upstream", s->url);
-    log_str(&r, "dialect", wire_dialect_name(s->dialect));
+    log_str(&r, "dialect", upstream_kind_name(s->kind));
     log_end(&r);
 }
 
@@ -368,7 +368,7 @@ static void change_one(struct upstreams *u, struct change *c, struct spec_list *
     set_slot(u, c->index, spec, false);
     if (c->is_new)
         fleet_add(u->fleet, c->index, spec->url);
-    fleet_pause_controller(u->fleet, c->index, wire_is_two_phase(spec->dialect));
+    fleet_pause_controller(u->fleet, c->index, upstream_is_two_phase(spec->kind));
     log_change(c->is_new ? "upstream.added" : "upstream.changed", spec);
 }
 
@@ -532,7 +532,7 @@ static void on_ask(void *arg)
 static void fini_parts(struct upstream_question *parts, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        wire_request_fini(&parts[i].request);
+        api_request_fini(&parts[i].request);
 }
 
 int upstreams_ask(struct upstreams *u, struct upstream_question *parts, size_t n,
@@ -669,7 +669,7 @@ void upstreams_at(struct upstreams *u, size_t i, struct upstream_at *out)
     mtx_unlock(&u->lock);
     *out = (struct upstream_at){.target = &slot.spec->target,
                                 .name = slot.spec->url,
-                                .dialect = slot.spec->dialect,
+                                .kind = slot.spec->kind,
                                 .removed = slot.removed};
 }
 

@@ -1,6 +1,6 @@
 /* The room of the upstream engines: where each of them is, what is true of it (its fleet), and the
  * one thread that asks them questions and tells them what to do. What their clients send them goes
- * over the HTTP server's loops (fleet/proxy/relay.h), which hold its permits.
+ * over the HTTP server's loops (fleet/proxy/proxy.h), which hold its permits.
  *
  * Upstreams come from the configuration only. The file is read again on SIGHUP: who is new begins
  * as unknown, who is gone gets nothing more, and what runs there may end. */
@@ -8,7 +8,7 @@
 #define BATON_FLEET_MEMBERS_UPSTREAMS_H
 
 #include "base/err.h"
-#include "fleet/api/wire.h"
+#include "fleet/api/upstream_api.h"
 #include "fleet/members/fleet.h"
 #include "fleet/members/upstream_fanout.h"
 #include "http/client/http.h"
@@ -56,7 +56,7 @@ struct fleet *upstreams_fleet(struct upstreams *u);
 struct upstream_at {
     const struct http_target *target; /* until upstreams_free, also if it changes meanwhile */
     const char *name;                 /* its URL; until upstreams_free */
-    enum wire_dialect dialect;
+    enum upstream_kind kind;
     bool removed; /* no longer configured */
 };
 

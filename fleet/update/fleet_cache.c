@@ -55,24 +55,25 @@ static bool picks_held(const struct emptying *x, size_t i)
     struct upstream_at at;
 
     upstreams_at(x->fc->upstreams, x->list[i].upstream, &at);
-    return at.dialect == WIRE_SGLANG && x->list[i].paused && x->list[i].preempt &&
+    return at.kind == UPSTREAM_SGLANG && x->list[i].paused && x->list[i].preempt &&
            x->why[i].code != ERR_NONE;
 }
 
 /* An engine that has no such cache has no route for it; an SGLang without HiCache answers 400 where
  * one with it answers 200. A vLLM that is not in development mode has no route to empty its
  * prefixes by, nor any for updates; only its adapters can have changed. */
-static bool has_none(enum wire_op op, bool route_optional, const struct fleet_said *said)
+static bool has_none(enum api_op op, bool route_optional, const struct fleet_said *said)
 {
-    bool optional = op == WIRE_RESET_ENCODER || op == WIRE_RESET_STORAGE || route_optional;
+    bool optional = op == API_RESET_ENCODER_CACHE || op == API_RESET_STORAGE_CACHE ||
+                    route_optional;
 
     if (said->end != FLEET_REFUSED)
         return false;
-    return (op == WIRE_RESET_STORAGE && said->status == 400) ||
+    return (op == API_RESET_STORAGE_CACHE && said->status == 400) ||
            (optional && (said->status == 404 || said->status == 405));
 }
 
-static void cache_judge(const struct emptying *x, size_t i, enum wire_op op, const json_t *body,
+static void cache_judge(const struct emptying *x, size_t i, enum api_op op, const json_t *body,
                         const struct fleet_said *said)
 {
     struct upstream_at at;
@@ -81,14 +82,14 @@ static void cache_judge(const struct emptying *x, size_t i, enum wire_op op, con
     err_clear(&x->why[i]);
     if (!result_ok(said) && !has_none(op, x->list[i].route_optional, said))
         x->why[i] = said->why;
-    else if (op == WIRE_RESET_CACHE && said->end == FLEET_GOOD &&
-             !wire_resets_surely(at.dialect, body, said->text != NULL ? said->text : "",
-                                 said->text_len))
+    else if (op == API_RESET_PREFIX_CACHE && said->end == FLEET_GOOD &&
+             !api_reset_is_proven(at.kind, body, said->text != NULL ? said->text : "",
+                                  said->text_len))
         (void)err_set(&x->why[i], ERR_UPSTREAM, "",
                       "%.100s does not say whether it has emptied its cache", at.name);
 }
 
-static void caches_ask(const struct emptying *x, enum wire_op op, picks_fn *picks)
+static void caches_ask(const struct emptying *x, enum api_op op, picks_fn *picks)
 {
     json_t *bodies[2] = {json_pack("{s:b}", "external", 1),
                          json_pack("{s:b, s:b}", "external", 1, "running", 1)};
@@ -127,18 +128,18 @@ void fleet_reset_caches(struct fleet_control *fc, const struct fleet_cache_reset
 
     if (n == 0)
         return;
-    caches_ask(&x, WIRE_RESET_CACHE, picks_all);
+    caches_ask(&x, API_RESET_PREFIX_CACHE, picks_all);
     for (size_t i = 0; i < n; i++)
         n_held += picks_held(&x, i);
     if (n_held > 0) {
         memcpy(refused, why, n * sizeof *why);
-        caches_ask(&x, WIRE_RETRACT, picks_held); /* and again, whatever it said to that */
+        caches_ask(&x, API_RETRACT_REQUESTS, picks_held); /* and again, whatever it said to that */
         for (size_t i = 0; i < n; i++)
             why[i] = refused[i];
-        caches_ask(&x, WIRE_RESET_CACHE, picks_held);
+        caches_ask(&x, API_RESET_PREFIX_CACHE, picks_held);
     }
-    caches_ask(&x, WIRE_RESET_ENCODER, picks_clean);
-    caches_ask(&x, WIRE_RESET_STORAGE, picks_clean);
+    caches_ask(&x, API_RESET_ENCODER_CACHE, picks_clean);
+    caches_ask(&x, API_RESET_STORAGE_CACHE, picks_clean);
 }
 
 static void log_stale(struct fleet_control *fc, size_t upstream, const struct err *why)
@@ -202,7 +203,7 @@ void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_sai
 
     for (size_t i = 0; i < n; i++) {
         upstreams_at(fc->upstreams, said[i].upstream, &at);
-        if (at.dialect == WIRE_VLLM && fleet_worked(&said[i]))
+        if (at.kind == UPSTREAM_VLLM && fleet_worked(&said[i]))
             list[n_list++] = (struct fleet_cache_reset){
                 .upstream = said[i].upstream,
                 .route_optional = !fleet_fit_is_stale(fc, said[i].upstream),
@@ -219,6 +220,6 @@ void fleet_reset_caches_of(struct fleet_control *fc, size_t upstream)
     struct upstream_at at;
 
     upstreams_at(fc->upstreams, upstream, &at);
-    if (!wire_is_two_phase(at.dialect))
+    if (!upstream_is_two_phase(at.kind))
         empty_or_bar(fc, &one, 1, &why);
 }

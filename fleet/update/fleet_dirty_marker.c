@@ -52,7 +52,7 @@ static void read_label(struct fleet_control *fc, struct fleet_part *p, struct fl
     p->reported_label[0] = '\0';
     if (refuses_labels(said) ||
         (said->end == FLEET_GOOD &&
-         wire_read_name(p->reported_label, at.dialect, text, said->text_len, &why) != 0))
+         api_read_version(p->reported_label, at.kind, text, said->text_len, &why) != 0))
         said->end = FLEET_SKIPPED;
 }
 
@@ -93,7 +93,7 @@ static int set_markers(struct fleet_control *fc, struct fleet_session *s,
 {
     json_t *body = json_pack("{s:s+}", "weight_version", FLEET_DIRTY_MARKER, s->id);
     const struct fanout f = {
-        .op = WIRE_LABEL, .body = body, .only = named, .on_result = on_marker_set};
+        .op = API_SET_VERSION, .body = body, .only = named, .on_result = on_marker_set};
     int rc = -1;
 
     if (body == NULL)
@@ -109,7 +109,7 @@ static int set_markers(struct fleet_control *fc, struct fleet_session *s,
 /* Not one that is another server's mark, or too long: that stays what it was named. */
 static bool can_be_restored(const char *label)
 {
-    return !fleet_is_dirty_marker(label) && strlen(label) < WIRE_NAME_MAX;
+    return !fleet_is_dirty_marker(label) && strlen(label) < API_VERSION_MAX;
 }
 
 static bool needs_marker(const struct fleet_part *p, const void *arg)
@@ -133,7 +133,7 @@ int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s, s
 {
     struct marker_setting m = {.fc = fc};
     const struct fanout f = {.is_query = true,
-                             .question = WIRE_NAME,
+                             .question = API_GET_VERSION,
                              .select = needs_marker,
                              .on_result = on_old_label,
                              .arg = &m};
@@ -199,7 +199,7 @@ static void restore_labels(struct fleet_control *fc, struct fleet_session *s,
                            const struct part_set *ours)
 {
     json_t *bodies[FLEET_MAX] = {NULL};
-    const struct fanout f = {.op = WIRE_LABEL,
+    const struct fanout f = {.op = API_SET_VERSION,
                              .bodies = bodies,
                              .timeout_us = undo_timeout_us(fc),
                              .only = ours,
@@ -239,7 +239,7 @@ void fleet_clear_dirty_markers(struct fleet_control *fc, struct fleet_session *s
 {
     struct marker_clearing u = {.fc = fc, .dropped = dropped};
     const struct fanout f = {.is_query = true,
-                             .question = WIRE_NAME,
+                             .question = API_GET_VERSION,
                              .timeout_us = undo_timeout_us(fc),
                              .select = has_marker_to_clear,
                              .on_result = on_marker_read,
@@ -303,7 +303,7 @@ int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s,
 {
     struct marker_check c = {.fc = fc, .all = all};
     const struct fanout f = {.is_query = true,
-                             .question = WIRE_NAME,
+                             .question = API_GET_VERSION,
                              .select = needs_marker_check,
                              .on_result = on_marker_checked,
                              .arg = &c};
@@ -333,8 +333,11 @@ static void set_new_labels(struct fleet_control *fc, struct fleet_session *s,
                            const struct part_set *kept)
 {
     json_t *body = json_pack("{s:s}", "weight_version", s->label);
-    const struct fanout f = {
-        .op = WIRE_LABEL, .body = body, .only = kept, .on_result = on_label_set, .arg = s->label};
+    const struct fanout f = {.op = API_SET_VERSION,
+                             .body = body,
+                             .only = kept,
+                             .on_result = on_label_set,
+                             .arg = s->label};
     struct err why = {0};
 
     if (body == NULL)
@@ -372,7 +375,7 @@ static void check_labels(struct fleet_control *fc, struct fleet_session *s,
 {
     struct marker_check c = {.fc = fc, .label = s->label, .kept = kept};
     const struct fanout f = {.is_query = true,
-                             .question = WIRE_NAME,
+                             .question = API_GET_VERSION,
                              .select = select,
                              .on_result = on_label_checked,
                              .arg = &c};

@@ -24,8 +24,8 @@ struct part_set {
  * of the fleet's control, and call nothing that blocks. */
 struct fanout {
     bool is_query; /* `question` is asked, else `op` */
-    enum wire_op op;
-    enum wire_question question;
+    enum api_op op;
+    enum api_query question;
     const json_t *body;          /* borrowed; NULL: an empty one */
     json_t *const *bodies;       /* borrowed, one for each part; NULL: `body` for all */
     uint64_t timeout_us;         /* 0: fleet_step_us */

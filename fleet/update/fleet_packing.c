@@ -49,7 +49,7 @@ int fleet_send_packing(struct fleet_control *fc, struct fleet_session *s, const 
 {
     struct packing_request t = {.fc = fc};
     struct fanout f = {
-        .op = WIRE_INIT, .select = needs_packing, .on_result = on_packing_set, .arg = &t};
+        .op = API_INIT_TRANSFER, .select = needs_packing, .on_result = on_packing_set, .arg = &t};
     bool packed = json_is_true(json_object_get(body, "packed"));
     json_t *init;
     int rc;

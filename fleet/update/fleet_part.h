@@ -23,7 +23,7 @@
 #define BATON_FLEET_UPDATE_FLEET_PART_H
 
 #include "base/err.h"
-#include "fleet/api/wire.h"
+#include "fleet/api/upstream_api.h"
 #include "fleet/fleet_ask.h"
 #include "fleet/members/fleet.h"
 
@@ -90,10 +90,10 @@ struct fleet_part {
     bool paused;                      /* it stands still for this update */
     enum fleet_packing_state packing; /* of handles, in this update */
     struct fleet_incarnation incarnation; /* when it got its first tensors, or was told to finish */
-    char old_label[WIRE_NAME_MAX + 1];    /* its own word before it was marked; "": none */
-    char reported_label[WIRE_NAME_MAX + 1]; /* the same, when it was asked last */
-    char update_id[WIRE_UPDATE_ID_MAX + 1]; /* of its own update, or what it is marked by */
-    enum fleet_end end;                     /* of the last step */
+    char old_label[API_VERSION_MAX + 1];  /* its own word before it was marked; "": none */
+    char reported_label[API_VERSION_MAX + 1]; /* the same, when it was asked last */
+    char update_id[API_UPDATE_ID_MAX + 1];    /* of its own update, or what it is marked by */
+    enum fleet_end end;                       /* of the last step */
     int status;
     struct err why;         /* of its failure */
     struct err cache_error; /* why its caches could not be emptied; clean: they were */

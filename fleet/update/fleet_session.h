@@ -9,7 +9,7 @@
 #define BATON_FLEET_UPDATE_FLEET_SESSION_H
 
 #include "base/err.h"
-#include "fleet/api/wire.h"
+#include "fleet/api/upstream_api.h"
 #include "fleet/fleet_ask.h"
 #include "fleet/members/fleet.h"
 #include "fleet/update/fleet_coverage.h"
@@ -22,7 +22,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-_Static_assert((int)WIRE_NAME_MAX > (int)VERSION_LABEL_MAX,
+_Static_assert((int)API_VERSION_MAX > (int)VERSION_LABEL_MAX,
                "a name of ours is told from a longer one");
 
 /* Written with the lock of the fleet's control. Only the holder of the operation lock begins it,

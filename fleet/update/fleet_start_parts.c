@@ -40,7 +40,7 @@ static int close_open(struct fleet_control *fc, struct fleet_session *s, const s
     for (size_t i = 0; i < b.n; i++)
         b.to[i].about.has_begun = true;
     if (b.n > 0)
-        rc = fleet_ask(fc, WIRE_FINISH, b.to, b.n, fleet_step_us(fc), &closed, e);
+        rc = fleet_ask(fc, API_FINISH_UPDATE, b.to, b.n, fleet_step_us(fc), &closed, e);
     fleet_said_free(closed, b.n);
     return rc;
 }
@@ -79,10 +79,13 @@ static void on_started_again(struct fleet_part *p, size_t part, struct fleet_sai
 static int start_engines(struct fleet_control *fc, struct start_request *b, const json_t *start,
                          struct err *e)
 {
-    const struct fanout first = {
-        .op = WIRE_START, .body = start, .select = needs_start, .on_result = on_started, .arg = b};
+    const struct fanout first = {.op = API_START_UPDATE,
+                                 .body = start,
+                                 .select = needs_start,
+                                 .on_result = on_started,
+                                 .arg = b};
     const struct fanout again = {
-        .op = WIRE_START, .body = start, .only = &b->again, .on_result = on_started_again};
+        .op = API_START_UPDATE, .body = start, .only = &b->again, .on_result = on_started_again};
 
     if (fanout_apply(fc, b->s, &first, e) != 0 || close_open(fc, b->s, &again, e) != 0)
         return -1;

@@ -17,7 +17,7 @@ static int finish_validate(struct fleet_control *fc, struct fleet_session *s, co
     for (size_t i = 0; i < s->n_parts; i++)
         if (!s->parts[i].two_phase && part_takes_part(&s->parts[i]))
             batch_add(&b, s, i, body);
-    return fleet_words(fc, WIRE_FINISH, b.to, b.n, e);
+    return fleet_words(fc, API_FINISH_UPDATE, b.to, b.n, e);
 }
 
 /* @phase  of before. Returns 1: it was committed before, and is told of again. */
@@ -67,7 +67,7 @@ static void on_verified(struct fleet_part *p, size_t part, struct fleet_said *sa
 static int verify_parts(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
                         struct err *e)
 {
-    const struct fanout f = {.op = WIRE_VERIFY,
+    const struct fanout f = {.op = API_VERIFY_UPDATE,
                              .body = body,
                              .timeout_us = fleet_update_us(fc),
                              .select = is_two_phase,
@@ -133,7 +133,7 @@ static void on_finished(struct fleet_part *p, size_t part, struct fleet_said *sa
 static int finish_parts(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     json_t *body = json_pack("{s:s}", "weight_version", s->label);
-    const struct fanout f = {.op = WIRE_FINISH,
+    const struct fanout f = {.op = API_FINISH_UPDATE,
                              .body = body,
                              .timeout_us = fleet_update_us(fc),
                              .select = is_to_finish,
@@ -178,7 +178,7 @@ static int align_pauses_with_lock(struct fleet_control *fc, struct fleet_session
     hold = fc->hold;
     mtx_unlock(&fc->lock);
     body = hold.on ? fleet_hold_body(&hold) : NULL;
-    f.op = hold.on ? WIRE_PAUSE : WIRE_RESUME;
+    f.op = hold.on ? API_PAUSE : API_RESUME;
     f.body = body;
     rc = fanout_apply(fc, s, &f, e);
     json_decref(body);

@@ -20,7 +20,7 @@ static void on_open_update(struct fleet_part *p, size_t part, struct fleet_said 
 
     if (said->end != FLEET_GOOD)
         return;
-    r->open.has[part] = wire_read_open_update(p->update_id, said->text, said->text_len);
+    r->open.has[part] = api_read_open_update(p->update_id, said->text, said->text_len);
     r->fc->orphaned[p->upstream] = r->open.has[part];
 }
 
@@ -38,11 +38,11 @@ void fleet_recover(struct fleet_control *fc, struct fleet_session *s)
 {
     struct recovery r = {.fc = fc};
     const struct fanout who = {.is_query = true,
-                               .question = WIRE_WHO,
+                               .question = API_GET_STATUS,
                                .select = may_have_open_update,
                                .on_result = on_open_update,
                                .arg = &r};
-    const struct fanout end = {.op = WIRE_ABORT,
+    const struct fanout end = {.op = API_ABORT_UPDATE,
                                .timeout_us = FLEET_ABORT_US,
                                .only = &r.open,
                                .on_result = on_recovered,
@@ -77,7 +77,7 @@ void fleet_abort_parts(struct fleet_control *fc, struct fleet_session *s, const 
 {
     struct err ignored = {0};
     json_t *body = json_pack("{s:s}", "reason", reason);
-    const struct fanout f = {.op = WIRE_ABORT,
+    const struct fanout f = {.op = API_ABORT_UPDATE,
                              .body = body,
                              .timeout_us = FLEET_ABORT_US,
                              .select = has_own_update,

@@ -50,7 +50,7 @@ static void resume_parts(struct fleet_control *fc, struct fleet_session *s,
                          bool (*select)(const struct fleet_part *p, const void *arg),
                          struct release_filter *l)
 {
-    const struct fanout f = {.op = WIRE_RESUME,
+    const struct fanout f = {.op = API_RESUME,
                              .select = select,
                              .on_result = on_resumed,
                              .arg = l,
@@ -112,7 +112,7 @@ void fleet_release_unchanged(struct fleet_control *fc, struct fleet_session *s, 
 {
     struct release_filter l = {.dropped = dropped};
     const struct fanout close = {
-        .op = WIRE_FINISH, .select = must_close, .on_result = on_closed, .arg = &l};
+        .op = API_FINISH_UPDATE, .select = must_close, .on_result = on_closed, .arg = &l};
     struct err ignored = {0};
 
     assert(fleet_has_op(fc));

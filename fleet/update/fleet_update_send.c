@@ -47,7 +47,7 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s, struct
 {
     json_t *keep = json_pack("{s:s}", "mode", "keep");
     const struct fanout f = {
-        .op = WIRE_PAUSE, .body = keep, .select = is_running, .on_result = on_paused, .arg = fc};
+        .op = API_PAUSE, .body = keep, .select = is_running, .on_result = on_paused, .arg = fc};
     int rc = -1;
 
     if (keep == NULL) {
@@ -281,7 +281,7 @@ static enum session_verdict tensors_send(struct fleet_control *fc, struct fleet_
     mtx_unlock(&fc->lock);
     if (begin_receiving(fc, s, &b, e) != 0)
         return VERDICT_RETRY;
-    if (fleet_ask(fc, WIRE_UPDATE, b.to, b.n, fleet_update_us(fc), &said, e) == 0)
+    if (fleet_ask(fc, API_UPDATE_WEIGHTS, b.to, b.n, fleet_update_us(fc), &said, e) == 0)
         verdict = apply_send_results(fc, s, &b, said, t->chunk_id != NULL, e);
     else
         apply_unanswered(fc, s, &b, e->code == ERR_DRAINING ? PART_ON_DOUBT : PART_ON_REFUSED);
@@ -298,7 +298,7 @@ static void abort_requests(struct fleet_control *fc)
     size_t n = fleet_alive(fc, all, to);
 
     if (all != NULL &&
-        fleet_ask(fc, WIRE_ABORT_REQUESTS, to, n, FLEET_CACHE_US, &said, &ignored) == 0)
+        fleet_ask(fc, API_ABORT_REQUESTS, to, n, FLEET_CACHE_US, &said, &ignored) == 0)
         fleet_said_free(said, n);
     json_decref(all);
 }
@@ -314,7 +314,7 @@ static int tensors_validate(struct fleet_control *fc, struct fleet_session *s,
         if (!s->parts[i].two_phase)
             batch_add(&b, s, i, t->body);
     mtx_unlock(&fc->lock);
-    return fleet_words(fc, WIRE_UPDATE, b.to, b.n, e);
+    return fleet_words(fc, API_UPDATE_WEIGHTS, b.to, b.n, e);
 }
 
 static enum session_verdict send_with_chunk_id(struct fleet_control *fc, struct fleet_session *s,

@@ -56,8 +56,8 @@ static void parts_init(struct fleet_control *fc, struct fleet_session *s, const 
         upstreams_at(fc->upstreams, to[i].upstream, &at);
         fleet_info(fleet_of(fc), to[i].upstream, &info);
         p->upstream = to[i].upstream;
-        p->two_phase = wire_is_two_phase(at.dialect);
-        p->no_process_id = at.dialect == WIRE_SGLANG;
+        p->two_phase = upstream_is_two_phase(at.kind);
+        p->no_process_id = at.kind == UPSTREAM_SGLANG;
         if (!p->two_phase)
             (void)snprintf(p->update_id, sizeof p->update_id, FLEET_DIRTY_MARKER "%s", s->id);
         p->before = info.fenced   ? PART_WAS_FENCED
@@ -76,7 +76,7 @@ static void check_process(struct fleet_control *fc, const struct fleet_session *
     char process[FLEET_LABEL_MAX + 1];
     struct upstream_at at;
 
-    wire_read_process(process, said->text, said->text_len);
+    api_read_boot_id(process, said->text, said->text_len);
     if (process[0] == '\0' || fleet_confirm(fleet_of(fc), p->upstream, process))
         return;
     if (p->before == PART_WAS_IN_STEP)
@@ -102,7 +102,7 @@ static int apply_start_results(struct fleet_control *fc, struct fleet_session *s
         struct fleet_part *p = &s->parts[b->part[i]];
 
         if (said[i].end == FLEET_GOOD &&
-            wire_read_update_id(p->update_id, said[i].text, said[i].text_len, &said[i].why) != 0)
+            api_read_update_id(p->update_id, said[i].text, said[i].text_len, &said[i].why) != 0)
             said[i].end = FLEET_UNKNOWN;
         if (said[i].end == FLEET_GOOD)
             check_process(fc, s, p, &said[i]);
@@ -136,8 +136,8 @@ static int start_parts(struct fleet_control *fc, struct fleet_session *s,
     if (body == NULL ||
         fleet_put(body, "lease_s", json_integer(baton_lease_s(fc, req->lease_s))) != 0)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to start an update");
-    else if (fleet_words(fc, WIRE_START, others.to, others.n, e) == 0 &&
-             fleet_ask(fc, WIRE_START, b.to, b.n, fleet_step_us(fc), &said, e) == 0)
+    else if (fleet_words(fc, API_START_UPDATE, others.to, others.n, e) == 0 &&
+             fleet_ask(fc, API_START_UPDATE, b.to, b.n, fleet_step_us(fc), &said, e) == 0)
         rc = apply_start_results(fc, s, &b, said, details, e);
     fleet_said_free(said, b.n);
     json_decref(body);

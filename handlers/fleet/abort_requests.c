@@ -65,7 +65,7 @@ static int ask_next(struct app *app, const json_t *id, uint64_t timeout_us, stru
     for (size_t i = 0; i < n; i++)
         to[i] = (struct fleet_to){.upstream = said[b->at[i]].upstream, .body = body};
     rc = body != NULL
-             ? fleet_ask(app->fleet->control, WIRE_ABORT_REQUESTS, to, n, timeout_us, &more, e)
+             ? fleet_ask(app->fleet->control, API_ABORT_REQUESTS, to, n, timeout_us, &more, e)
              : err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
     json_decref(body);
     if (rc != 0)
@@ -95,14 +95,14 @@ static int ask_first(struct app *app, const json_t *ids, struct fleet_to *to, si
 
     for (size_t i = 0; i < n; i++) {
         upstreams_at(app->fleet->upstreams, to[i].upstream, &at);
-        if (at.dialect != WIRE_SGLANG || first == NULL)
+        if (at.kind != UPSTREAM_SGLANG || first == NULL)
             continue;
         to[i].body = first;
         b->at[b->n++] = i;
     }
     rc = b->n > 0 ? check_one_by_one(ids, e) : 0;
     if (rc == 0)
-        rc = fleet_ask(app->fleet->control, WIRE_ABORT_REQUESTS, to, n, FLEET_CACHE_US, said, e);
+        rc = fleet_ask(app->fleet->control, API_ABORT_REQUESTS, to, n, FLEET_CACHE_US, said, e);
     json_decref(first);
     return rc;
 }

@@ -13,7 +13,7 @@ struct fleet_control;
 struct fleet_said;
 struct fleet_session;
 
-/* handle_fleet_proxy - on the loop. Errors: relay_begin's. */
+/* handle_fleet_proxy - on the loop. Errors: proxy_forward's. */
 int handle_fleet_proxy(struct app *app, struct http_request *x, struct err *e);
 
 /* Handlers in front of upstreams (server/operations.h). */

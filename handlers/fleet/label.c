@@ -77,8 +77,8 @@ static int name_all(struct app *app, struct http_request *x, const struct label_
         return e->code != ERR_NONE ? -1 : err_set(e, ERR_NO_MEMORY, "", "no memory for a name");
     }
     fleet_updating(fleet_of(app->fleet->control), true);
-    if (fleet_ask(app->fleet->control, WIRE_LABEL, to, n, fleet_step_us(app->fleet->control), &said,
-                  e) != 0) {
+    if (fleet_ask(app->fleet->control, API_SET_VERSION, to, n, fleet_step_us(app->fleet->control),
+                  &said, e) != 0) {
         fleet_updating(fleet_of(app->fleet->control), false);
         json_decref(body);
         return -1;
@@ -111,7 +111,7 @@ static void abort_all(struct app *app)
     struct err ignored = {0};
     size_t n = fleet_alive(app->fleet->control, all, to);
 
-    if (all != NULL && fleet_ask(app->fleet->control, WIRE_ABORT_REQUESTS, to, n, FLEET_CACHE_US,
+    if (all != NULL && fleet_ask(app->fleet->control, API_ABORT_REQUESTS, to, n, FLEET_CACHE_US,
                                  &said, &ignored) == 0)
         fleet_said_free(said, n);
     json_decref(all);

@@ -159,10 +159,10 @@ static void unload_first(struct app *app, const struct fleet_to *to, size_t n, c
 
     for (size_t i = 0; i < n; i++) {
         upstreams_at(app->fleet->upstreams, to[i].upstream, &at);
-        if (at.dialect == WIRE_SGLANG)
+        if (at.kind == UPSTREAM_SGLANG)
             few[n_few++] = (struct fleet_to){.upstream = to[i].upstream, .body = body};
     }
-    if (fleet_ask(app->fleet->control, WIRE_LORA_UNLOAD, few, n_few, FLEET_STEP_US, &said,
+    if (fleet_ask(app->fleet->control, API_UNLOAD_ADAPTER, few, n_few, FLEET_STEP_US, &said,
                   &ignored) != 0)
         return;
     for (size_t i = 0; i < n_few; i++)
@@ -191,7 +191,7 @@ static void take_back(struct app *app, const struct fleet_said *said, size_t n, 
         if (said[i].end != FLEET_UNSENT)
             to[n_to++] = (struct fleet_to){.upstream = said[i].upstream, .body = body};
     if (body != NULL &&
-        fleet_ask(fc, WIRE_LORA_UNLOAD, to, n_to, FLEET_STEP_US, &gone, &ignored) == 0) {
+        fleet_ask(fc, API_UNLOAD_ADAPTER, to, n_to, FLEET_STEP_US, &gone, &ignored) == 0) {
         for (size_t i = 0; i < n_to; i++) {
             uint8_t *has = &h->has[gone[i].upstream];
 
@@ -381,7 +381,7 @@ static int ask_load(struct app *app, const struct lora_req *req, const struct fl
     int rc;
 
     fleet_replacing(app->fleet->control, true);
-    rc = fleet_ask(app->fleet->control, WIRE_LORA_LOAD, to, n, timeout_us, said, e);
+    rc = fleet_ask(app->fleet->control, API_LOAD_ADAPTER, to, n, timeout_us, said, e);
     if (rc == 0)
         fleet_reset_adapter_caches(app->fleet->control, *said, n);
     fleet_replacing(app->fleet->control, false);
@@ -410,7 +410,7 @@ static int load_turn(struct app *app, struct http_request *x, const struct lora_
         return err_set(e, ERR_CONFLICT, "/lora_name",
                        "there is an adapter '%.128s', and load_inplace is false", req->name);
     if (fleet_alive_enough(fc, body, to, &n, e) != 0 ||
-        fleet_words(fc, WIRE_LORA_LOAD, to, n, e) != 0)
+        fleet_words(fc, API_LOAD_ADAPTER, to, n, e) != 0)
         return -1;
     fleet_fit_watch(fc);
     have_now(app, req->name, &h);
@@ -521,7 +521,7 @@ static int unload_turn(struct app *app, struct http_request *x, const char *name
         return -1;
     fleet_fit_watch(fc);
     have_now(app, name, &h);
-    if (fleet_ask(fc, WIRE_LORA_UNLOAD, to, n, FLEET_CACHE_US, &said, e) != 0)
+    if (fleet_ask(fc, API_UNLOAD_ADAPTER, to, n, FLEET_CACHE_US, &said, e) != 0)
         return -1;
     mtx_lock(&fc->lock);
     known = fleet_adapters_find(&fc->adapters, name) != NULL;

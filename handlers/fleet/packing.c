@@ -12,7 +12,7 @@ static int no_memory(struct err *e)
 }
 
 /* As a server with GPUs of its own has it (update_nccl.c). */
-static int of_group(const struct wire_packing *g, json_t *body, struct err *e)
+static int of_group(const struct api_packing *g, json_t *body, struct err *e)
 {
     bool sized = body_given(body, "sizes") != NULL;
     struct packed_words words;
@@ -46,7 +46,7 @@ int fleet_inherit_packing(struct fleet_control *fc, json_t *body, struct err *e)
     struct fleet_handles handles;
     bool packed = false;
     const struct fleet_group *group;
-    struct wire_packing packing = {0};
+    struct api_packing packing = {0};
 
     mtx_lock(&fc->lock);
     group = fleet_group_locked(fc, json_string_value(body_given(body, "group_name")));

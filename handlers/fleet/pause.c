@@ -163,7 +163,7 @@ int handle_fleet_commit_resume(struct app *app, struct http_request *x, struct e
 /* caches */
 
 /* The same to all; changes nothing that an upstream could be out of step with. */
-static int to_all(struct app *app, struct http_request *x, enum wire_op op, const json_t *body,
+static int to_all(struct app *app, struct http_request *x, enum api_op op, const json_t *body,
                   const char *counted, json_t *reply, struct err *e)
 {
     struct fleet_to to[FLEET_MAX];
@@ -200,7 +200,7 @@ int handle_fleet_reset_cache(struct app *app, struct http_request *x, struct err
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    rc = to_all(app, x, WIRE_RESET_CACHE, body, "entries_dropped",
+    rc = to_all(app, x, API_RESET_PREFIX_CACHE, body, "entries_dropped",
                 json_pack("{s:b, s:n, s:i, s:s}", "reset", 1, "prefix_cache", "entries_dropped", 0,
                           "message", "every upstream was told to drop its prefix cache"),
                 e);

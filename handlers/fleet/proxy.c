@@ -1,5 +1,5 @@
 /* What is passed on to an upstream as it came. */
-#include "fleet/proxy/relay.h"
+#include "fleet/proxy/proxy.h"
 
 #include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
@@ -15,6 +15,6 @@ int handle_fleet_proxy(struct app *app, struct http_request *x, struct err *e)
     const struct route *route = x->route;
 
     (void)app;
-    return relay_begin(x, route->executor == EXECUTOR_GENERATE ? FLEET_GENERATE : FLEET_TEXT,
-                       error_reply, e);
+    return proxy_forward(x, route->executor == EXECUTOR_GENERATE ? FLEET_GENERATE : FLEET_TEXT,
+                         error_reply, e);
 }

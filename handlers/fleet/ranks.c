@@ -3,7 +3,7 @@
  * it was. */
 #include "handlers/fleet/status.h"
 
-#include "fleet/api/wire.h"
+#include "fleet/api/upstream_api.h"
 #include "fleet/fleet_ask.h"
 #include "fleet/fleet_priv.h"
 #include "fleet/members/upstreams.h"
@@ -37,12 +37,12 @@ static int n_ranks(const struct fleet_said *said, const struct upstream_at *at, 
 
     if (said->end != FLEET_GOOD || said->text == NULL) {
         why = said->why;
-    } else if (wire_read_ranks(out, at->dialect, said->text, said->text_len, &why) == 0) {
+    } else if (api_read_ranks(out, at->kind, said->text, said->text_len, &why) == 0) {
         if (*out <= RANKS_EACH_MAX)
             return 0;
         (void)err_set(&why, ERR_UPSTREAM, "", "it says that it has %llu ranks",
                       (unsigned long long)*out);
-    } else if (at->dialect == WIRE_BATON && has_none(said)) {
+    } else if (at->kind == UPSTREAM_BATON && has_none(said)) {
         *out = 1;
         return 0;
     }
@@ -109,7 +109,8 @@ static int ask_ranks(struct app *app, json_t *ranks, json_t *args, struct err *e
     if (to == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to ask the upstreams");
     if (fleet_alive_enough(app->fleet->control, NULL, to, &n, e) == 0 &&
-        fleet_ask_about(app->fleet->control, WIRE_RANKS, to, n, RANKS_TIMEOUT_US, &said, e) == 0) {
+        fleet_ask_about(app->fleet->control, API_GET_RANKS, to, n, RANKS_TIMEOUT_US, &said, e) ==
+            0) {
         rc = 0;
         for (size_t i = 0; i < n && rc == 0; i++) {
             rc = add_ranks(app, ranks, &said[i], e);

@@ -136,8 +136,8 @@ static int tell(struct app *app, struct http_request *x, const struct sleep_req 
 
     if (fleet_alive_enough(app->fleet->control, body, to, &n, e) != 0)
         return -1;
-    if (fleet_ask(app->fleet->control, asleep ? WIRE_SLEEP : WIRE_WAKE, to, n, FLEET_SLEEP_US,
-                  &said, e) != 0)
+    if (fleet_ask(app->fleet->control, asleep ? API_SLEEP : API_WAKE, to, n, FLEET_SLEEP_US, &said,
+                  e) != 0)
         return -1;
     for (size_t i = 0; i < n; i++)
         n_changed += said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN;

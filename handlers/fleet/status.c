@@ -45,7 +45,7 @@ static json_t *one_json(const struct upstream_at *at, const struct upstream_info
 {
     return json_pack(
         "{s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o, s:o}", "upstream",
-        at->name, "dialect", wire_dialect_name(at->dialect), "state",
+        at->name, "dialect", upstream_kind_name(at->kind), "state",
         upstream_state_name(info->state), "weight_version", text_or_null(info->saw.label), "serial",
         info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(), "process",
         text_or_null(info->saw.process), "outstanding", "generate",

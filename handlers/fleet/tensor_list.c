@@ -46,7 +46,7 @@ static int put(struct app *app, struct http_request *x, const json_t *body, stru
     int rc = 0;
 
     if (fleet_alive_enough(app->fleet->control, body, to, &n, e) != 0 ||
-        fleet_ask(app->fleet->control, WIRE_TENSOR_LIST, to, n, FLEET_CACHE_US, &said, e) != 0)
+        fleet_ask(app->fleet->control, API_PUT_TENSOR_LIST, to, n, FLEET_CACHE_US, &said, e) != 0)
         return -1;
     cause = fleet_cause(said, n);
     if (cause != NULL)

@@ -58,8 +58,7 @@ static int init_parse(struct init_req *req, const struct app *app, const json_t 
 static int read_ranks(uint64_t *out, const struct upstream_at *at, const struct fleet_said *said,
                       struct err *e)
 {
-    if (wire_read_ranks(out, at->dialect, said->text != NULL ? said->text : "", said->text_len,
-                        e) != 0)
+    if (api_read_ranks(out, at->kind, said->text != NULL ? said->text : "", said->text_len, e) != 0)
         return -1;
     return *out < TRANSFER_WORLD_MAX
                ? 0
@@ -74,8 +73,8 @@ static int ask_ranks(struct app *app, const struct fleet_to *to, size_t n, uint6
     const struct fleet_said *cause;
     struct upstream_at at;
 
-    if (fleet_ask_about(app->fleet->control, WIRE_RANKS, to, n, fleet_step_us(app->fleet->control),
-                        &said, e) != 0)
+    if (fleet_ask_about(app->fleet->control, API_GET_RANKS, to, n,
+                        fleet_step_us(app->fleet->control), &said, e) != 0)
         return -1;
     for (size_t i = 0; i < n; i++) {
         struct err why = {0};
@@ -119,7 +118,7 @@ static int ranks_place(const struct init_req *req, struct fleet_to *to, size_t n
 static void leave_again(struct app *app, const struct init_req *req, const struct fleet_said *said,
                         size_t n)
 {
-    struct wire_about about = {.group_name = req->group_name != NULL ? req->group_name : ""};
+    struct api_context about = {.group_name = req->group_name != NULL ? req->group_name : ""};
     struct fleet_to to[FLEET_MAX];
     struct fleet_said *left = NULL;
     struct err ignored = {0};
@@ -128,8 +127,8 @@ static void leave_again(struct app *app, const struct init_req *req, const struc
     for (size_t i = 0; i < n; i++)
         if (said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN)
             to[n_to++] = (struct fleet_to){.upstream = said[i].upstream, .about = about};
-    if (fleet_ask(app->fleet->control, WIRE_LEAVE, to, n_to, TRANSFER_LEAVE_US, &left, &ignored) ==
-        0)
+    if (fleet_ask(app->fleet->control, API_SHUTDOWN_TRANSFER, to, n_to, TRANSFER_LEAVE_US, &left,
+                  &ignored) == 0)
         fleet_said_free(left, n_to);
 }
 
@@ -141,7 +140,7 @@ static bool keeps_groups(struct app *app, const struct fleet_to *to, size_t n)
 
     for (size_t i = 0; i < n; i++) {
         upstreams_at(app->fleet->upstreams, to[i].upstream, &at);
-        keeps = keeps && at.dialect == WIRE_SGLANG;
+        keeps = keeps && at.kind == UPSTREAM_SGLANG;
     }
     return keeps;
 }
@@ -164,7 +163,7 @@ static void forget_replaced(struct app *app, const struct init_req *req, const s
     mtx_lock(&fc->lock);
     if (!keeps)
         fc->n_groups = 0;
-    g = fleet_group_locked(fc, req->group_name != NULL ? req->group_name : WIRE_SGLANG_GROUP);
+    g = fleet_group_locked(fc, req->group_name != NULL ? req->group_name : SGLANG_GROUP_NAME);
     if (g != NULL)
         forget_group_locked(fc, g);
     mtx_unlock(&fc->lock);
@@ -182,7 +181,7 @@ static void note_group(struct app *app, const struct init_req *req, const struct
         forget_group_locked(fc, &fc->groups[0]);
     g = &fc->groups[fc->n_groups++];
     memset(g, 0, sizeof *g);
-    g->packing = (struct wire_packing){req->packed.packed, req->packed.bucket_nbytes};
+    g->packing = (struct api_packing){req->packed.packed, req->packed.bucket_nbytes};
     g->world_size = req->world_size;
     g->rank_offset = req->rank_offset;
     g->began_us = clock_now_us();
@@ -269,8 +268,8 @@ static int group_join(struct app *app, struct http_request *x, const struct init
     if (fleet_alive_enough(app->fleet->control, body, to, &n, e) != 0 ||
         (!req->by_handles && (ask_ranks(app, to, n, n_ranks, details, e) != 0 ||
                               ranks_place(req, to, n, n_ranks, e) != 0)) ||
-        fleet_ask(app->fleet->control, WIRE_INIT, to, n, req->timeout_us + FLEET_LATE_US, &said,
-                  e) != 0)
+        fleet_ask(app->fleet->control, API_INIT_TRANSFER, to, n, req->timeout_us + FLEET_LATE_US,
+                  &said, e) != 0)
         return -1;
     cause = fleet_cause(said, n);
     if (cause == NULL) {
@@ -344,7 +343,7 @@ static bool is_set_up_locked(struct app *app, const struct fleet_group *g, size_
 
     upstreams_at(app->fleet->upstreams, upstream, &at);
     return (g != NULL && g->joined[upstream]) ||
-           (app->fleet->control->handles.set && at.dialect == WIRE_VLLM);
+           (app->fleet->control->handles.set && at.kind == UPSTREAM_VLLM);
 }
 
 /* Those that are in it. @name  then: of the group  Returns how many. */
@@ -375,7 +374,7 @@ static bool group_forget(struct fleet_control *fc, const char *name)
     bool more;
 
     mtx_lock(&fc->lock);
-    g = fleet_group_locked(fc, name[0] != '\0' ? name : WIRE_SGLANG_GROUP);
+    g = fleet_group_locked(fc, name[0] != '\0' ? name : SGLANG_GROUP_NAME);
     if (g != NULL)
         forget_group_locked(fc, g);
     fc->handles.set = fc->handles.on = false;
@@ -398,7 +397,8 @@ static int group_leave(struct app *app, struct http_request *x, const char *name
     do {
         fleet_said_free(said, n);
         n = to_leave(app, name, body, to, left);
-        if (fleet_ask(app->fleet->control, WIRE_LEAVE, to, n, TRANSFER_LEAVE_US, &said, e) != 0)
+        if (fleet_ask(app->fleet->control, API_SHUTDOWN_TRANSFER, to, n, TRANSFER_LEAVE_US, &said,
+                      e) != 0)
             return -1;
         cause = fleet_cause(said, n);
         more = group_forget(app->fleet->control, left) && name == NULL;

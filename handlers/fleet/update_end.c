@@ -148,7 +148,7 @@ static int lease_renew(struct app *app, struct fleet_session *s, uint64_t lease_
     if (rc == 0)
         lease_extend(fc, s, (uint32_t)lease_s);
     if (rc == 0)
-        rc = fleet_ask(fc, WIRE_RENEW, to, n, FLEET_LOOK_US, &said, e);
+        rc = fleet_ask(fc, API_RENEW_UPDATE, to, n, FLEET_LOOK_US, &said, e);
     json_decref(body);
     if (rc != 0)
         return -1;

@@ -206,7 +206,7 @@ static void check_values(const struct config *c)
     }
     CHECK(specs.n == c->upstream.n);
     for (size_t i = 0; i < specs.n; i++)
-        CHECK(specs.items[i]->dialect < WIRE_DIALECTS && specs.items[i]->url[0] != '\0');
+        CHECK(specs.items[i]->kind < UPSTREAM_KINDS && specs.items[i]->url[0] != '\0');
     spec_list_fini(&specs);
 }
 

@@ -8,7 +8,7 @@
 
 #include "base/clock.h"
 #include "base/utf8.h"
-#include "fleet/api/wire.h"
+#include "fleet/api/upstream_api.h"
 #include "http/client/http.h"
 
 #include <pthread.h>
@@ -31,40 +31,40 @@ static void check_unreadable(const struct err *e)
     check_refusal(e, codes, "");
 }
 
-static void read_questions(enum wire_dialect d, const char *text, size_t len)
+static void read_questions(enum upstream_kind d, const char *text, size_t len)
 {
     struct upstream_saw saw;
-    char name[WIRE_NAME_MAX + 1], id[WIRE_UPDATE_ID_MAX + 1];
+    char name[API_VERSION_MAX + 1], id[API_UPDATE_ID_MAX + 1];
     struct err e = {0};
     uint64_t n_ranks = 0;
 
     memset(&saw, 'x', sizeof saw);
-    wire_read_who(&saw, d, text, len);
+    api_read_status(&saw, d, text, len);
     check_text(saw.process, sizeof saw.process);
     check_text(saw.label, sizeof saw.label);
     check_text(saw.unready, sizeof saw.unready);
     for (int status = 0; status < 600; status += 200) {
         err_clear(&e);
-        if (wire_read_label(&saw, d, status, text, len, &e) != 0)
+        if (api_read_probe_version(&saw, d, status, text, len, &e) != 0)
             check_unreadable(&e);
         check_text(saw.label, sizeof saw.label);
     }
     err_clear(&e);
-    if (wire_read_name(name, d, text, len, &e) != 0)
+    if (api_read_version(name, d, text, len, &e) != 0)
         check_unreadable(&e);
     else
         check_text(name, sizeof name);
     err_clear(&e);
-    if (wire_read_ranks(&n_ranks, d, text, len, &e) != 0)
+    if (api_read_ranks(&n_ranks, d, text, len, &e) != 0)
         check_unreadable(&e);
     else
         CHECK(n_ranks > 0);
     err_clear(&e);
-    if (wire_read_update_id(id, text, len, &e) != 0)
+    if (api_read_update_id(id, text, len, &e) != 0)
         check_unreadable(&e);
     else
         CHECK(id[0] != '\0' && strnlen(id, sizeof id) < sizeof id);
-    if (wire_read_open_update(id, text, len))
+    if (api_read_open_update(id, text, len))
         CHECK(id[0] != '\0' && strnlen(id, sizeof id) < sizeof id);
 }
 
@@ -76,51 +76,52 @@ static bool is_text(const json_t *o, const char *member, const char *wanted)
 }
 
 /* Nothing but what a baton says counts: no word of it, no success. */
-static void check_done(enum wire_op op, const json_t *answer)
+static void check_done(enum api_op op, const json_t *answer)
 {
-    if (op == WIRE_VERIFY)
+    if (op == API_VERIFY_UPDATE)
         CHECK(is_text(answer, "phase", "verified") && is_text(answer, "update_id", "u-1"));
-    if (op == WIRE_FINISH)
+    if (op == API_FINISH_UPDATE)
         CHECK(is_text(answer, "phase", "committed") && is_text(answer, "update_id", "u-1"));
-    if (op == WIRE_ABORT)
+    if (op == API_ABORT_UPDATE)
         CHECK(is_text(answer, "phase", "aborted") && is_text(answer, "update_id", "u-1"));
-    if (op == WIRE_UPDATE)
+    if (op == API_UPDATE_WEIGHTS)
         CHECK(is_text(answer, "update_id", "u-1"));
-    if (op == WIRE_PAUSE)
+    if (op == API_PAUSE)
         CHECK(json_is_true(json_object_get(answer, "paused")));
-    if (op == WIRE_RESUME)
+    if (op == API_RESUME)
         CHECK(json_is_false(json_object_get(answer, "paused")));
 }
 
-static void read_done(enum wire_dialect d, const json_t *native, const char *text, size_t len)
+static void read_done(enum upstream_kind d, const json_t *native, const char *text, size_t len)
 {
     static const enum err_code codes[] = {ERR_UPSTREAM, ERR_NONE};
-    const struct wire_about about = {.update_id = "u-1"};
+    const struct api_context about = {.update_id = "u-1"};
     json_t *answer = json_loadb(text, len, 0, NULL);
 
-    for (int op = 0; op < WIRE_OPS; op++) {
+    for (int op = 0; op < API_OPS; op++) {
         struct err e = {0};
 
-        if (wire_read_done(d, (enum wire_op)op, native, &about, text, len, &e) != 0)
+        if (api_check_done(d, (enum api_op)op, native, &about, text, len, &e) != 0)
             check_refusal(&e, codes, "");
-        else if (d == WIRE_BATON)
-            check_done((enum wire_op)op, answer);
+        else if (d == UPSTREAM_BATON)
+            check_done((enum api_op)op, answer);
         else
             CHECK(!json_is_false(json_object_get(answer, "success")));
     }
     json_decref(answer);
 }
 
-static void make_requests(enum wire_dialect d, const json_t *native)
+static void make_requests(enum upstream_kind d, const json_t *native)
 {
     static const enum err_code codes[] = {ERR_BAD_REQUEST, ERR_NONE};
-    const struct wire_about about = {.update_id = "u-1", .has_rank_offset = true, .rank_offset = 3};
+    const struct api_context about = {
+        .update_id = "u-1", .has_rank_offset = true, .rank_offset = 3};
 
-    for (int op = 0; op < WIRE_OPS; op++) {
-        struct wire_request r;
+    for (int op = 0; op < API_OPS; op++) {
+        struct api_request r;
         struct err e = {0};
 
-        if (wire_make(&r, d, (enum wire_op)op, native, &about, &e) != 0) {
+        if (api_make_request(&r, d, (enum api_op)op, native, &about, &e) != 0) {
             check_refusal(&e, codes, "");
             CHECK(r.method == NULL && r.body == NULL);
             continue;
@@ -134,7 +135,7 @@ static void make_requests(enum wire_dialect d, const json_t *native)
             CHECK(json_is_object(o));
             json_decref(o);
         }
-        wire_request_fini(&r);
+        api_request_fini(&r);
     }
 }
 
@@ -143,7 +144,7 @@ static void read_error(const char *text, size_t len, size_t cap)
     char out[512];
 
     memset(out, 'x', sizeof out);
-    wire_read_error(out, cap, text, len);
+    api_read_error(out, cap, text, len);
     CHECK(strnlen(out, cap) < cap && out[cap] == 'x');
     CHECK(out[0] == '\0' || utf8_valid_prefix(out, strlen(out)) == strlen(out));
     CHECK(strpbrk(out, "\r\n\t") == NULL);
@@ -163,13 +164,14 @@ static void check_answer(const char *data, size_t len)
         native = json_pack("{s:s, s:s}", "weight_version", "v", "mode", "keep");
     }
     memcpy(text, data, n);
-    for (int d = 0; d < WIRE_DIALECTS; d++) {
-        read_questions((enum wire_dialect)d, text, n);
-        read_done((enum wire_dialect)d, native, text, n);
-        make_requests((enum wire_dialect)d, native);
-        (void)wire_read_absent((enum wire_dialect)d, "a", 400, text, n);
-        CHECK(wire_read_absent((enum wire_dialect)d, "a", 404, text, n) == (d != WIRE_SGLANG) ||
-              d == WIRE_SGLANG);
+    for (int d = 0; d < UPSTREAM_KINDS; d++) {
+        read_questions((enum upstream_kind)d, text, n);
+        read_done((enum upstream_kind)d, native, text, n);
+        make_requests((enum upstream_kind)d, native);
+        (void)api_adapter_is_absent((enum upstream_kind)d, "a", 400, text, n);
+        CHECK(api_adapter_is_absent((enum upstream_kind)d, "a", 404, text, n) ==
+                  (d != UPSTREAM_SGLANG) ||
+              d == UPSTREAM_SGLANG);
     }
     read_error(text, n, 2);
     read_error(text, n, 256);

@@ -120,7 +120,7 @@ static void test_fleet_read_tells_a_lost_update(void **state)
 {
     static const char gone[] = "{\"error\":{\"code\":\"not_found\",\"message\":\"no\","
                                "\"param\":\"/update_id\"}}";
-    const struct wire_about inner = {.update_id = "upd-1"}, none = {0};
+    const struct api_context inner = {.update_id = "upd-1"}, none = {0};
     struct fleet_said said = read_answer(404, gone);
 
     (void)state;

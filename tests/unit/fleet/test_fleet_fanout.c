@@ -12,7 +12,7 @@
 
 enum { N = 4 };
 
-int __wrap_fleet_ask(struct fleet_control *fc, enum wire_op op, const struct fleet_to *to, size_t n,
+int __wrap_fleet_ask(struct fleet_control *fc, enum api_op op, const struct fleet_to *to, size_t n,
                      uint64_t timeout_us, struct fleet_said **said, struct err *e);
 void __wrap_fleet_fence(struct fleet *f, size_t upstream, const struct err *why);
 struct fleet *__wrap_upstreams_fleet(struct upstreams *u);
@@ -26,11 +26,11 @@ struct world {
 
 static struct world *world; /* of the test that runs */
 
-int __wrap_fleet_ask(struct fleet_control *fc, enum wire_op op, const struct fleet_to *to, size_t n,
+int __wrap_fleet_ask(struct fleet_control *fc, enum api_op op, const struct fleet_to *to, size_t n,
                      uint64_t timeout_us, struct fleet_said **said, struct err *e)
 {
     assert_ptr_equal(fc, &world->fc);
-    assert_int_equal(op, WIRE_PAUSE);
+    assert_int_equal(op, API_PAUSE);
     assert_int_equal(timeout_us, 1000);
     mtx_assert_none();
     if (world->answers == NULL)
@@ -113,7 +113,7 @@ static const struct part_set but_the_first = {{false, true, true, true}};
 
 static struct fanout pause_of(struct world *w)
 {
-    return (struct fanout){.op = WIRE_PAUSE,
+    return (struct fanout){.op = API_PAUSE,
                            .timeout_us = 1000,
                            .only = &but_the_first,
                            .select = is_clean,

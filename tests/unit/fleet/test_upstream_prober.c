@@ -15,7 +15,7 @@ struct world {
     struct fleet *fleet;
     struct prober *prober;
     struct http_target targets[N];
-    enum wire_dialect dialects[N];
+    enum upstream_kind dialects[N];
 };
 
 static bool who_is(void *arg, size_t i, struct prober_who *out)
@@ -41,7 +41,7 @@ static void world_make(struct world *w, const char *const urls[N], unsigned toke
 
     for (size_t i = 0; i < N; i++) {
         w->targets[i] = (struct http_target){.url = urls[i]};
-        w->dialects[i] = WIRE_BATON;
+        w->dialects[i] = UPSTREAM_BATON;
     }
     assert_int_equal(loop_new(&w->loop, &(struct loop_cfg){.name = "test"}, &e), 0);
     assert_int_equal(http_client_new(&w->client, w->loop, &e), 0);

@@ -118,12 +118,12 @@ static void test_specs_of_a_file(void **state)
     assert_int_equal(spec_list_read(&l, NULL, 0, file_of("list", text), &e), 0);
     assert_int_equal(l.n, 3);
     assert_string_equal(l.items[0]->url, "http://a:1");
-    assert_int_equal(l.items[0]->dialect, WIRE_BATON);
+    assert_int_equal(l.items[0]->kind, UPSTREAM_BATON);
     assert_null(l.items[0]->target.authorization);
-    assert_int_equal(l.items[1]->dialect, WIRE_SGLANG);
+    assert_int_equal(l.items[1]->kind, UPSTREAM_SGLANG);
     assert_string_equal(l.items[1]->target.authorization, "Bearer sk-1");
     assert_string_equal(l.items[2]->target.url, "unix:/run/c");
-    assert_int_equal(l.items[2]->dialect, WIRE_VLLM);
+    assert_int_equal(l.items[2]->kind, UPSTREAM_VLLM);
     spec_list_fini(&l);
 }
 
@@ -202,7 +202,7 @@ static void part_of(struct upstreams *u, struct upstream_question *part, size_t 
 
     upstreams_at(u, i, &at);
     *part = (struct upstream_question){.target = at.target, .timeout_us = timeout_us};
-    assert_int_equal(wire_ask(&part->request, at.dialect, WIRE_WHO, &e), 0);
+    assert_int_equal(api_make_query(&part->request, at.kind, API_GET_STATUS, &e), 0);
 }
 
 static void test_each_answers_for_itself(void **state)

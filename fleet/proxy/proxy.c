@@ -3,10 +3,10 @@
  * Everything happens on the loop that the request came on; what other threads have to say (a grant)
  * is posted to it. Rejected: a queue of each loop's own, which would let one loop starve while
  * another has permits. */
-#include "fleet/proxy/relay.h"
+#include "fleet/proxy/proxy.h"
 
 #include "base/log.h"
-#include "fleet/proxy/relay_priv.h"
+#include "fleet/proxy/proxy_priv.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@ enum { WHY_MAX = 200 }; /* of what an upstream did, in a message */
 
 /* the end */
 
-void relay_end(struct relay *r)
+void proxy_request_free(struct proxy_request *r)
 {
     struct loop *l = r->loop->loop;
 
@@ -34,22 +34,22 @@ void relay_end(struct relay *r)
 }
 
 /* Nobody who waits for a permit is forgotten: if one is on its way, the relay stays for it. */
-static void leave_line(struct relay *r)
+static void leave_line(struct proxy_request *r)
 {
-    if (r->stage == RELAY_QUEUED && !fleet_cancel(r->loop->all->fleet, &r->ticket))
-        r->stage = RELAY_OVER;
+    if (r->stage == PROXY_QUEUED && !fleet_cancel(r->loop->all->fleet, &r->ticket))
+        r->stage = PROXY_ANSWERED;
     else
-        relay_end(r);
+        proxy_request_free(r);
 }
 
-static void drop_call(struct relay *r)
+static void drop_call(struct proxy_request *r)
 {
     if (r->call != NULL)
         http_cancel(r->call);
     r->call = NULL;
 }
 
-static void log_cut(const struct relay *r, const char *why)
+static void log_cut(const struct proxy_request *r, const char *why)
 {
     struct log_rec rec;
 
@@ -62,7 +62,7 @@ static void log_cut(const struct relay *r, const char *why)
     log_end(&rec);
 }
 
-void relay_drop(struct relay *r)
+void proxy_drop(struct proxy_request *r)
 {
     static const struct http_reply nothing = {.status = 499, .data = ""};
     struct http_request *x = r->x;
@@ -70,26 +70,26 @@ void relay_drop(struct relay *r)
     drop_call(r);
     r->x = NULL;
     if (x == NULL)
-        return; /* RELAY_OVER already */
-    if (r->stage == RELAY_STREAM)
+        return; /* PROXY_ANSWERED already */
+    if (r->stage == PROXY_STREAMING)
         http_request_stream_close(x, false);
     else
         http_reply(x, &nothing);
     leave_line(r);
 }
 
-void relay_fail(struct relay *r, const struct err *e)
+void proxy_fail(struct proxy_request *r, const struct err *e)
 {
     struct http_reply out;
     struct http_request *x = r->x;
 
     drop_call(r);
-    if (r->stage == RELAY_STREAM) {
+    if (r->stage == PROXY_STREAMING) {
         log_cut(r, e->msg);
         http_request_stream_close(x, false);
     } else {
         r->error_reply(x, e, &out);
-        relay_name_upstream(r, &out);
+        proxy_name_upstream(r, &out);
         http_reply(x, &out);
     }
     r->x = NULL;
@@ -98,13 +98,13 @@ void relay_fail(struct relay *r, const struct err *e)
 
 /* asking */
 
-static void start(struct relay *r);
+static void start(struct proxy_request *r);
 
 /* A grant: at once, within fleet_enter, or later, on any thread. */
 static void on_granted(void *arg, size_t upstream)
 {
-    struct relay *r = arg;
-    struct relays *all = r->loop->all;
+    struct proxy_request *r = arg;
+    struct proxy *all = r->loop->all;
 
     (void)upstream; /* the ticket says it too */
     if (loop_is_current(r->loop->loop) && r->entering) {
@@ -118,11 +118,11 @@ static void on_granted(void *arg, size_t upstream)
     mtx_unlock(&all->lock);
 }
 
-int relay_enter(struct relay *r, struct err *e)
+int proxy_admit(struct proxy_request *r, struct err *e)
 {
     int rc;
 
-    r->stage = RELAY_QUEUED;
+    r->stage = PROXY_QUEUED;
     r->told = false;
     r->at.name = NULL;
     r->entering = true;
@@ -136,27 +136,27 @@ int relay_enter(struct relay *r, struct err *e)
 }
 
 /* Back into the line, or the answer why not. @why  goes before that nobody else serves; or NULL */
-static void enter_again(struct relay *r, const struct err *why)
+static void enter_again(struct proxy_request *r, const struct err *why)
 {
     struct err e = {0};
 
     if (r->has_permit)
         fleet_leave(r->loop->all->fleet, &r->ticket);
     r->has_permit = false;
-    if (relay_enter(r, &e) == 0)
+    if (proxy_admit(r, &e) == 0)
         return;
-    r->stage = RELAY_ASKED; /* it waits for nothing */
-    relay_fail(r, why != NULL && e.code == ERR_UNSYNCED ? why : &e);
+    r->stage = PROXY_SENT; /* it waits for nothing */
+    proxy_fail(r, why != NULL && e.code == ERR_UNSYNCED ? why : &e);
 }
 
 /* The loop's thread: what was granted elsewhere. */
 static void granted_later(void *arg)
 {
-    struct relay *r = arg;
+    struct proxy_request *r = arg;
 
     r->has_permit = true;
-    if (r->stage == RELAY_OVER)
-        relay_end(r);
+    if (r->stage == PROXY_ANSWERED)
+        proxy_request_free(r);
     else if (fleet_serves(r->loop->all->fleet, r->ticket.upstream))
         start(r);
     else /* it has left rotation since: those who run there have been cut already */
@@ -170,14 +170,14 @@ static void add(struct http_call_request *req, struct http_header *headers, cons
         headers[req->n_headers++] = (struct http_header){name, value};
 }
 
-static struct http_client *client_of(struct relay_loop *rl, enum fleet_lane lane)
+static struct http_client *client_of(struct proxy_loop *rl, enum fleet_lane lane)
 {
-    return lane == FLEET_TEXT ? rl->text : rl->generate[rl->turn++ % RELAY_CLIENTS];
+    return lane == FLEET_TEXT ? rl->text : rl->generate[rl->turn++ % PROXY_CLIENTS];
 }
 
 /* Not the client's Authorization, nor what belongs to its connection. HEAD is asked as GET, which
  * engines answer where they do not know HEAD. */
-static void start(struct relay *r)
+static void start(struct proxy_request *r)
 {
     struct http_request *x = r->x;
     bool text = r->lane == FLEET_TEXT;
@@ -188,11 +188,11 @@ static void start(struct relay *r)
         .body = x->body_len > 0 ? x->body : NULL,
         .body_len = x->body_len,
         .headers = headers,
-        .connect_timeout_us = (uint64_t)RELAY_CONNECT_MS * 1000,
-        .timeout_us = text ? (uint64_t)RELAY_TEXT_MS * 1000 : 0,
+        .connect_timeout_us = (uint64_t)PROXY_CONNECT_MS * 1000,
+        .timeout_us = text ? (uint64_t)PROXY_TEXT_MS * 1000 : 0,
         .fresh = !text, /* of a text that is looked at twice nothing is left behind */
     };
-    struct http_events events = relay_events(r);
+    struct http_events events = proxy_events(r);
     struct err e = {0};
 
     upstreams_at(r->loop->all->upstreams, r->ticket.upstream, &r->at);
@@ -203,21 +203,21 @@ static void start(struct relay *r)
     add(&req, headers, "X-Session-ID", x->session_id);
     add(&req, headers, "X-Request-Id", x->request_id);
     add(&req, headers, "Accept-Encoding", "identity"); /* the client's wishes are not asked */
-    r->stage = RELAY_ASKED;
+    r->stage = PROXY_SENT;
     r->n_tries++;
     if (http_start(&r->call, client_of(r->loop, r->lane), &req, &events, &e) != 0)
-        relay_fail(r, &e);
+        proxy_fail(r, &e);
 }
 
 /* what goes wrong */
 
 /* Once for each upstream that there is. */
-static bool may_try_again(const struct relay *r)
+static bool may_try_again(const struct proxy_request *r)
 {
     return r->n_tries < upstreams_n(r->loop->all->upstreams);
 }
 
-static void try_another(struct relay *r, const struct err *why)
+static void try_another(struct proxy_request *r, const struct err *why)
 {
     r->ticket.avoid_one = true;
     r->ticket.avoid = r->ticket.upstream;
@@ -225,23 +225,23 @@ static void try_another(struct relay *r, const struct err *why)
 }
 
 /* What was no fault of its key is found by the question that follows at once. */
-void relay_refused(struct relay *r)
+void proxy_auth_failed(struct proxy_request *r)
 {
     struct err e = {0};
 
     drop_call(r);
     (void)err_set(&e, ERR_UPSTREAM_KEY, "", "%.*s %s: it answered %d", WHY_MAX, r->at.name,
-                  wire_refusal(r->head.status, r->at.target->authorization != NULL),
+                  api_auth_error_text(r->head.status, r->at.target->authorization != NULL),
                   r->head.status);
     fleet_refused(r->loop->all->fleet, r->ticket.upstream, FLEET_REFUSED_WORK, &e);
     upstreams_look(r->loop->all->upstreams);
     if (may_try_again(r))
         try_another(r, &e);
     else
-        relay_fail(r, &e);
+        proxy_fail(r, &e);
 }
 
-static void say_unsent(const struct relay *r, const struct http_end *end, struct err *e)
+static void say_unsent(const struct proxy_request *r, const struct http_end *end, struct err *e)
 {
     bool late = end->outcome == HTTP_TIMED_OUT;
 
@@ -250,11 +250,11 @@ static void say_unsent(const struct relay *r, const struct http_end *end, struct
                   end->why);
 }
 
-static void say_sent(const struct relay *r, const struct http_end *end, struct err *e)
+static void say_sent(const struct proxy_request *r, const struct http_end *end, struct err *e)
 {
     if (end->outcome == HTTP_TIMED_OUT)
         (void)err_set(e, ERR_UPSTREAM_TIMEOUT, "", "%.*s did not answer within %d ms", WHY_MAX,
-                      r->at.name, RELAY_TEXT_MS);
+                      r->at.name, PROXY_TEXT_MS);
     else
         (void)err_set(e, ERR_UPSTREAM, "",
                       "the connection to %.*s was lost after the request was sent, which may have "
@@ -270,28 +270,28 @@ static void say_ours(const struct http_end *end, struct err *e)
 }
 
 /* Before the permit goes back: the next in line is not sent there too. */
-void relay_missed(struct relay *r, bool unreachable, const struct err *e)
+void proxy_upstream_failed(struct proxy_request *r, bool unreachable, const struct err *e)
 {
     r->ticket.answered = false;
     fleet_missed(r->loop->all->fleet, r->ticket.upstream, unreachable, e);
-    relay_fail(r, e);
+    proxy_fail(r, e);
 }
 
-void relay_break(struct relay *r, const struct http_end *end)
+void proxy_call_failed(struct proxy_request *r, const struct http_end *end)
 {
     bool unreachable = end->outcome == HTTP_UNREACHABLE;
     struct err e = {0};
 
     if (end->outcome == HTTP_NO_MEMORY) {
         say_ours(end, &e);
-        relay_fail(r, &e);
+        proxy_fail(r, &e);
     } else if (end->sent) {
         say_sent(r, end, &e);
-        relay_missed(r, unreachable, &e);
+        proxy_upstream_failed(r, unreachable, &e);
     } else {
         say_unsent(r, end, &e);
         if (!may_try_again(r)) {
-            relay_missed(r, unreachable, &e);
+            proxy_upstream_failed(r, unreachable, &e);
             return;
         }
         fleet_missed(r->loop->all->fleet, r->ticket.upstream, unreachable, &e);
@@ -299,21 +299,21 @@ void relay_break(struct relay *r, const struct http_end *end)
     }
 }
 
-void relay_cut(struct relay *r, const struct err *why)
+void proxy_evict(struct proxy_request *r, const struct err *why)
 {
     bool sent = http_sent(r->call);
     struct err e = {0};
 
     drop_call(r);
-    if (r->stage == RELAY_ASKED && !sent && may_try_again(r)) {
+    if (r->stage == PROXY_SENT && !sent && may_try_again(r)) {
         try_another(r, NULL);
         return;
     }
     (void)err_set(&e, ERR_UPSTREAM, "", "%.*s left rotation before its answer was whole%s: %.*s",
                   WHY_MAX, r->at.name,
-                  r->stage == RELAY_STREAM || !sent ? "" : "; it may have been processed", WHY_MAX,
-                  why->msg);
-    relay_fail(r, &e);
+                  r->stage == PROXY_STREAMING || !sent ? "" : "; it may have been processed",
+                  WHY_MAX, why->msg);
+    proxy_fail(r, &e);
 }
 
 /* the beginning */
@@ -321,20 +321,20 @@ void relay_cut(struct relay *r, const struct err *why)
 /* Under the request's lock. */
 static void on_gone(void *arg)
 {
-    struct relay *r = arg;
+    struct proxy_request *r = arg;
 
     loop_post(r->loop->loop, &r->gone);
 }
 
 static void gone(void *arg)
 {
-    relay_drop(arg);
+    proxy_drop(arg);
 }
 
-static struct relay *relay_new(struct relay_loop *rl, struct http_request *x, enum fleet_lane lane,
-                               struct err *e)
+static struct proxy_request *proxy_request_new(struct proxy_loop *rl, struct http_request *x,
+                                               enum fleet_lane lane, struct err *e)
 {
-    struct relay *r = calloc(1, sizeof *r);
+    struct proxy_request *r = calloc(1, sizeof *r);
 
     if (r == NULL) {
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
@@ -349,12 +349,12 @@ static struct relay *relay_new(struct relay_loop *rl, struct http_request *x, en
                                       .arg = r};
     r->granted = (struct loop_item){.run = granted_later, .arg = r};
     r->gone = (struct loop_item){.run = gone, .arg = r};
-    r->drained = (struct loop_item){.run = relay_drained, .arg = r};
-    r->next = rl->relays;
-    r->prev_next = &rl->relays;
+    r->drained = (struct loop_item){.run = proxy_resume_stream, .arg = r};
+    r->next = rl->requests;
+    r->prev_next = &rl->requests;
     if (r->next != NULL)
         r->next->prev_next = &r->next;
-    rl->relays = r;
+    rl->requests = r;
     return r;
 }
 
@@ -372,26 +372,26 @@ static bool has_dots(const char *variable)
     return false;
 }
 
-int relay_begin(struct http_request *x, enum fleet_lane lane, relay_error_fn *error_reply,
-                struct err *e)
+int proxy_forward(struct http_request *x, enum fleet_lane lane, proxy_error_fn *error_reply,
+                  struct err *e)
 {
-    struct relay_loop *rl = x->loop_app;
-    struct relay *r;
+    struct proxy_loop *rl = x->loop_app;
+    struct proxy_request *r;
 
     assert(rl != NULL && loop_is_current(rl->loop));
     if (x->target[0] != '/') /* "%2Fv1/models", which is a path only when it is decoded */
         return err_set(e, ERR_NOT_FOUND, "", "there is no route %.200s", x->target);
     if (has_dots(x->path_arg))
         return err_set(e, ERR_BAD_REQUEST, "", "%.200s has a segment '.' or '..'", x->path);
-    r = relay_new(rl, x, lane, e);
+    r = proxy_request_new(rl, x, lane, e);
     if (r == NULL)
         return -1;
     r->error_reply = error_reply;
     http_request_on_disconnect(x, on_gone, r);
-    if (relay_enter(r, e) == 0)
+    if (proxy_admit(r, e) == 0)
         return 0;
     http_request_on_disconnect(x, NULL, NULL); /* dispatch answers */
     r->x = NULL;
-    relay_end(r);
+    proxy_request_free(r);
     return -1;
 }

@@ -1,6 +1,6 @@
 /* Does an answer of success say that it was done? A server may answer 200 and say in the body that
  * it did nothing, or that what it did is something else than it was asked for. */
-#include "fleet/api/wire.h"
+#include "fleet/api/upstream_api.h"
 
 #include <string.h>
 
@@ -35,7 +35,7 @@ static int is_bool(const json_t *answer, const char *member, bool wanted, struct
 }
 
 /* Of the update that was named, and not at its end. */
-static int is_open(const json_t *answer, const struct wire_about *about, struct err *e)
+static int is_open(const json_t *answer, const struct api_context *about, struct err *e)
 {
     const char *phase = text_of(answer, "phase");
 
@@ -46,7 +46,7 @@ static int is_open(const json_t *answer, const struct wire_about *about, struct 
     return not_done(e, "phase", phase, "receiving");
 }
 
-static int is_ended(const json_t *answer, const struct wire_about *about, const char *phase,
+static int is_ended(const json_t *answer, const struct api_context *about, const char *phase,
                     struct err *e)
 {
     if (about->update_id != NULL && is_text(answer, "update_id", about->update_id, e) != 0)
@@ -61,30 +61,30 @@ static int is_named(const json_t *answer, const json_t *native, const char *memb
     return *label != '\0' ? is_text(answer, member, label, e) : 0;
 }
 
-static int baton_done(enum wire_op op, const json_t *native, const struct wire_about *about,
+static int baton_done(enum api_op op, const json_t *native, const struct api_context *about,
                       const json_t *answer, struct err *e)
 {
     switch (op) {
-    case WIRE_INIT:
+    case API_INIT_TRANSFER:
         return strcmp(text_of(native, "transport"), "nccl") == 0
                    ? is_text(answer, "state", "joined", e)
                    : 0;
-    case WIRE_UPDATE:
-    case WIRE_RENEW:
+    case API_UPDATE_WEIGHTS:
+    case API_RENEW_UPDATE:
         return is_open(answer, about, e);
-    case WIRE_VERIFY:
+    case API_VERIFY_UPDATE:
         return is_ended(answer, about, "verified", e);
-    case WIRE_FINISH:
+    case API_FINISH_UPDATE:
         return is_ended(answer, about, "committed", e) == 0
                    ? is_named(answer, native, "weight_version", e)
                    : -1;
-    case WIRE_ABORT:
+    case API_ABORT_UPDATE:
         return is_ended(answer, about, "aborted", e);
-    case WIRE_PAUSE:
+    case API_PAUSE:
         return is_bool(answer, "paused", true, e);
-    case WIRE_RESUME:
+    case API_RESUME:
         return is_bool(answer, "paused", false, e);
-    case WIRE_LABEL:
+    case API_SET_VERSION:
         return is_named(answer, native, "weight_version", e);
     default:
         return 0;
@@ -92,24 +92,25 @@ static int baton_done(enum wire_op op, const json_t *native, const struct wire_a
 }
 
 /* Many of the others' answers have no body, or one that says nothing. */
-static int other_done(enum wire_op op, const json_t *native, const json_t *answer, struct err *e)
+static int other_done(enum api_op op, const json_t *native, const json_t *answer, struct err *e)
 {
     const json_t *error = json_object_get(answer, "error");
 
     if (json_is_false(json_object_get(answer, "success")) || json_is_object(error) ||
         (json_is_string(error) && json_string_length(error) > 0))
         return err_set(e, ERR_UPSTREAM, "", "its answer says that it failed");
-    if ((op == WIRE_LABEL || op == WIRE_FINISH) && json_object_get(answer, "new_version") != NULL)
+    if ((op == API_SET_VERSION || op == API_FINISH_UPDATE) &&
+        json_object_get(answer, "new_version") != NULL)
         return is_named(answer, native, "new_version", e);
     return 0;
 }
 
-bool wire_resets_surely(enum wire_dialect d, const json_t *native, const char *text, size_t len)
+bool api_reset_is_proven(enum upstream_kind d, const json_t *native, const char *text, size_t len)
 {
     json_t *answer;
     bool success;
 
-    if (d != WIRE_VLLM || json_is_true(json_object_get(native, "running")))
+    if (d != UPSTREAM_VLLM || json_is_true(json_object_get(native, "running")))
         return true;
     answer = json_loadb(text, len, 0, NULL);
     success = json_is_true(json_object_get(answer, "success"));
@@ -129,13 +130,13 @@ static bool says_absent(const json_t *answer, const char *name)
     return strncmp(at, name, len) == 0 && strncmp(at + len, " does not exist", 15) == 0;
 }
 
-bool wire_read_absent(enum wire_dialect d, const char *name, int status, const char *text,
-                      size_t len)
+bool api_adapter_is_absent(enum upstream_kind d, const char *name, int status, const char *text,
+                           size_t len)
 {
     json_t *answer;
     bool absent;
 
-    if (d != WIRE_SGLANG || status != 400)
+    if (d != UPSTREAM_SGLANG || status != 400)
         return status == 404;
     answer = json_loadb(text, len, 0, NULL);
     absent = says_absent(answer, name);
@@ -143,12 +144,12 @@ bool wire_read_absent(enum wire_dialect d, const char *name, int status, const c
     return absent;
 }
 
-int wire_read_done(enum wire_dialect d, enum wire_op op, const json_t *native,
-                   const struct wire_about *about, const char *text, size_t len, struct err *e)
+int api_check_done(enum upstream_kind d, enum api_op op, const json_t *native,
+                   const struct api_context *about, const char *text, size_t len, struct err *e)
 {
     json_t *answer = json_loadb(text, len, 0, NULL);
-    int rc = d == WIRE_BATON ? baton_done(op, native, about, answer, e)
-                             : other_done(op, native, answer, e);
+    int rc = d == UPSTREAM_BATON ? baton_done(op, native, about, answer, e)
+                                 : other_done(op, native, answer, e);
 
     json_decref(answer);
     return rc;

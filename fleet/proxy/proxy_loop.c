@@ -1,7 +1,7 @@
 /* What each loop of the HTTP server has for its relays, and how they all are told: that an upstream
  * left rotation, that the server ends. */
 #include "base/clock.h"
-#include "fleet/proxy/relay_priv.h"
+#include "fleet/proxy/proxy_priv.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -10,10 +10,10 @@
 /* Any thread, no lock held. FLEET_MAX: none in particular. */
 static void on_left(void *arg, size_t upstream)
 {
-    struct relays *rs = arg;
+    struct proxy *rs = arg;
 
     mtx_lock(&rs->lock);
-    for (struct relay_loop *rl = rs->loops; rl != NULL; rl = rl->next) {
+    for (struct proxy_loop *rl = rs->loops; rl != NULL; rl = rl->next) {
         if (upstream < FLEET_MAX)
             rl->has_left[upstream] = true;
         loop_post(rl->loop, &rl->left);
@@ -21,20 +21,20 @@ static void on_left(void *arg, size_t upstream)
     mtx_unlock(&rs->lock);
 }
 
-static void cut_all(struct relay_loop *rl, size_t upstream)
+static void cut_all(struct proxy_loop *rl, size_t upstream)
 {
     struct upstream_info info;
 
     fleet_info(rl->all->fleet, upstream, &info);
-    for (struct relay *r = rl->relays, *next; r != NULL; r = next) {
+    for (struct proxy_request *r = rl->requests, *next; r != NULL; r = next) {
         next = r->next;
         if (r->call != NULL && r->ticket.upstream == upstream)
-            relay_cut(r, &info.error);
+            proxy_evict(r, &info.error);
     }
 }
 
 /* Where nobody serves nobody waits either: as for those who come now. */
-static void refuse_waiting(struct relay_loop *rl)
+static void refuse_waiting(struct proxy_loop *rl)
 {
     struct fleet *fleet = rl->all->fleet;
     struct fleet_stats stats;
@@ -42,23 +42,23 @@ static void refuse_waiting(struct relay_loop *rl)
     fleet_stats(fleet, &stats);
     if (stats.n_serving > 0)
         return;
-    for (struct relay *r = rl->relays, *next; r != NULL; r = next) {
+    for (struct proxy_request *r = rl->requests, *next; r != NULL; r = next) {
         struct err e = {0};
 
         next = r->next;
-        if (r->stage != RELAY_QUEUED || !fleet_cancel(fleet, &r->ticket))
+        if (r->stage != PROXY_QUEUED || !fleet_cancel(fleet, &r->ticket))
             continue;
-        if (relay_enter(r, &e) == 0)
+        if (proxy_admit(r, &e) == 0)
             continue;
-        r->stage = RELAY_ASKED;
-        relay_fail(r, &e);
+        r->stage = PROXY_SENT;
+        proxy_fail(r, &e);
     }
 }
 
 /* The loop's thread: some upstreams have left rotation, or the last one has. */
 static void left(void *arg)
 {
-    struct relay_loop *rl = arg;
+    struct proxy_loop *rl = arg;
     bool has_left[FLEET_MAX];
 
     mtx_lock(&rl->all->lock);
@@ -74,24 +74,24 @@ static void left(void *arg)
 /* The loop's thread: the server ends. */
 static void end(void *arg)
 {
-    struct relay_loop *rl = arg;
+    struct proxy_loop *rl = arg;
     struct err e = {0};
 
     (void)err_set(&e, ERR_DRAINING, "", "the server ended before the answer was whole");
-    for (struct relay *r = rl->relays, *next; r != NULL; r = next) {
+    for (struct proxy_request *r = rl->requests, *next; r != NULL; r = next) {
         next = r->next;
-        if (r->stage != RELAY_OVER)
-            relay_fail(r, &e);
+        if (r->stage != PROXY_ANSWERED)
+            proxy_fail(r, &e);
     }
 }
 
-int relays_new(struct relays **out, struct upstreams *u, struct err *e)
+int proxy_new(struct proxy **out, struct upstreams *u, struct err *e)
 {
-    struct relays *rs = calloc(1, sizeof *rs);
+    struct proxy *rs = calloc(1, sizeof *rs);
 
     if (rs == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for what is relayed");
-    mtx_init(&rs->lock, MTX_RELAYS);
+    mtx_init(&rs->lock, MTX_PROXY);
     cnd_init(&rs->told);
     rs->upstreams = u;
     rs->fleet = upstreams_fleet(u);
@@ -100,17 +100,17 @@ int relays_new(struct relays **out, struct upstreams *u, struct err *e)
     return 0;
 }
 
-void relays_stop(struct relays *rs)
+void proxy_stop(struct proxy *rs)
 {
     if (rs == NULL)
         return;
     mtx_lock(&rs->lock);
-    for (struct relay_loop *rl = rs->loops; rl != NULL; rl = rl->next)
+    for (struct proxy_loop *rl = rs->loops; rl != NULL; rl = rl->next)
         loop_post(rl->loop, &rl->end);
     mtx_unlock(&rs->lock);
 }
 
-void relays_free(struct relays *rs)
+void proxy_free(struct proxy *rs)
 {
     if (rs == NULL)
         return;
@@ -121,25 +121,25 @@ void relays_free(struct relays *rs)
     free(rs);
 }
 
-static void loop_ctx_free(struct relay_loop *rl)
+static void loop_ctx_free(struct proxy_loop *rl)
 {
     http_client_free(rl->text);
-    for (size_t i = 0; i < RELAY_CLIENTS; i++)
+    for (size_t i = 0; i < PROXY_CLIENTS; i++)
         http_client_free(rl->generate[i]);
     free(rl);
 }
 
-static int open_clients(struct relay_loop *rl, struct err *e)
+static int open_clients(struct proxy_loop *rl, struct err *e)
 {
-    for (size_t i = 0; i < RELAY_CLIENTS; i++)
+    for (size_t i = 0; i < PROXY_CLIENTS; i++)
         if (http_client_new(&rl->generate[i], rl->loop, e) != 0)
             return -1;
     return http_client_new(&rl->text, rl->loop, e);
 }
 
-int relay_loop_begin(struct relays *rs, struct loop *l, void **out, struct err *e)
+int proxy_loop_begin(struct proxy *rs, struct loop *l, void **out, struct err *e)
 {
-    struct relay_loop *rl = calloc(1, sizeof *rl);
+    struct proxy_loop *rl = calloc(1, sizeof *rl);
 
     if (rl == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for what a loop relays");
@@ -159,9 +159,9 @@ int relay_loop_begin(struct relays *rs, struct loop *l, void **out, struct err *
     return 0;
 }
 
-static void unlink_loop(struct relay_loop *rl)
+static void unlink_loop(struct proxy_loop *rl)
 {
-    struct relay_loop **at = &rl->all->loops;
+    struct proxy_loop **at = &rl->all->loops;
 
     mtx_lock(&rl->all->lock);
     while (*at != rl)
@@ -171,9 +171,9 @@ static void unlink_loop(struct relay_loop *rl)
 }
 
 /* A grant that was under way when the loop ended: its thread is about to say so. */
-static void await_grant(struct relay *r)
+static void await_grant(struct proxy_request *r)
 {
-    struct relays *all = r->loop->all;
+    struct proxy *all = r->loop->all;
 
     mtx_lock(&all->lock);
     while (!r->told)
@@ -182,20 +182,20 @@ static void await_grant(struct relay *r)
     r->has_permit = true;
 }
 
-void relay_loop_end(void *loop_app)
+void proxy_loop_end(void *loop_app)
 {
-    struct relay_loop *rl = loop_app;
+    struct proxy_loop *rl = loop_app;
 
     unlink_loop(rl);
-    while (rl->relays != NULL) {
-        struct relay *r = rl->relays;
+    while (rl->requests != NULL) {
+        struct proxy_request *r = rl->requests;
 
-        if (r->stage != RELAY_OVER)
-            relay_drop(r);
-        if (rl->relays != r)
+        if (r->stage != PROXY_ANSWERED)
+            proxy_drop(r);
+        if (rl->requests != r)
             continue; /* it has ended */
         await_grant(r);
-        relay_end(r);
+        proxy_request_free(r);
     }
     loop_unpost(rl->loop, &rl->left);
     loop_unpost(rl->loop, &rl->end);

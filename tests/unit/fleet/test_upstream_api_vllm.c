@@ -1,5 +1,5 @@
 /* vLLM in the words of each of its releases: how tensors are packed, and what came later. */
-#include "fleet/api/wire.h"
+#include "fleet/api/upstream_api.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,43 +21,46 @@
 /* Each release gets what it understands; NULL: not known. */
 static const struct row {
     const char *release;
-    enum wire_op op;
+    enum api_op op;
     const char *native, *path, *body;
 } rows[] = {
-    {"0.32.0", WIRE_LEAVE, "{}", "POST /shutdown_weight_transfer_engine", NULL},
-    {"0.31.1", WIRE_LEAVE, "{}", NULL, NULL},
-    {"0.28.0", WIRE_INIT, "{\"transport\":\"nccl\"," STORE BUFFERS ",\"packed_num_buffers\":3}",
-     INIT, "{\"init_info\":{" STORE BUFFERS ",\"packed_num_buffers\":3}}"},
-    {"0.32.0+cpu", WIRE_INIT,
+    {"0.32.0", API_SHUTDOWN_TRANSFER, "{}", "POST /shutdown_weight_transfer_engine", NULL},
+    {"0.31.1", API_SHUTDOWN_TRANSFER, "{}", NULL, NULL},
+    {"0.28.0", API_INIT_TRANSFER,
+     "{\"transport\":\"nccl\"," STORE BUFFERS ",\"packed_num_buffers\":3}", INIT,
+     "{\"init_info\":{" STORE BUFFERS ",\"packed_num_buffers\":3}}"},
+    {"0.32.0+cpu", API_INIT_TRANSFER,
      "{\"transport\":\"nccl\"," STORE ",\"packed\":true,\"bucket_nbytes\":9}", INIT,
      "{\"init_info\":{" STORE ",\"packed\":true,\"packed_buffer_size_bytes\":9}}"},
-    {"0.1.dev1+g12ab", WIRE_INIT, "{\"transport\":\"nccl\"," STORE ",\"packed\":false}", INIT,
-     "{\"init_info\":{" STORE ",\"packed\":false}}"},
-    {"0.27.1", WIRE_INIT, "{\"transport\":\"nccl\"," STORE BUFFERS "}", INIT,
+    {"0.1.dev1+g12ab", API_INIT_TRANSFER, "{\"transport\":\"nccl\"," STORE ",\"packed\":false}",
+     INIT, "{\"init_info\":{" STORE ",\"packed\":false}}"},
+    {"0.27.1", API_INIT_TRANSFER, "{\"transport\":\"nccl\"," STORE BUFFERS "}", INIT,
      "{\"init_info\":{" STORE "}}"},
-    {"0.27.0", WIRE_INIT, "{\"transport\":\"ipc\",\"packed\":true}", INIT,
+    {"0.27.0", API_INIT_TRANSFER, "{\"transport\":\"ipc\",\"packed\":true}", INIT,
      "{\"init_info\":{\"packed\":true}}"},
-    {"0.26.0", WIRE_INIT, "{\"transport\":\"ipc\",\"packed\":true}", INIT, "{\"init_info\":{}}"},
-    {"0.32.0", WIRE_INIT, "{\"transport\":\"ipc\"}", INIT, "{\"init_info\":{}}"},
-    {"0.30.0", WIRE_INIT, "{\"transport\":\"nccl\",\"world_size\":2,\"nccl_unique_id\":\"AA==\"}",
-     INIT, "{\"init_info\":{\"world_size\":2,\"nccl_unique_id_b64\":\"AA==\"}}"},
-    {"0.27.0", WIRE_UPDATE, "{" COLUMNS ",\"packed\":true,\"tensor_sizes\":[12]" PICKLED "}",
+    {"0.26.0", API_INIT_TRANSFER, "{\"transport\":\"ipc\",\"packed\":true}", INIT,
+     "{\"init_info\":{}}"},
+    {"0.32.0", API_INIT_TRANSFER, "{\"transport\":\"ipc\"}", INIT, "{\"init_info\":{}}"},
+    {"0.30.0", API_INIT_TRANSFER,
+     "{\"transport\":\"nccl\",\"world_size\":2,\"nccl_unique_id\":\"AA==\"}", INIT,
+     "{\"init_info\":{\"world_size\":2,\"nccl_unique_id_b64\":\"AA==\"}}"},
+    {"0.27.0", API_UPDATE_WEIGHTS, "{" COLUMNS ",\"packed\":true,\"tensor_sizes\":[12]" PICKLED "}",
      UPDATE, "{\"update_info\":{" THEIRS ",\"tensor_sizes\":[12]" PICKLED "}}"},
-    {"0.26.0", WIRE_UPDATE, "{" COLUMNS ",\"packed\":true,\"tensor_sizes\":[12]" PICKLED "}",
+    {"0.26.0", API_UPDATE_WEIGHTS, "{" COLUMNS ",\"packed\":true,\"tensor_sizes\":[12]" PICKLED "}",
      UPDATE, "{\"update_info\":{" THEIRS ",\"tensor_sizes\":[12]" PICKLED ",\"packed\":true}}"},
-    {"0.24.0", WIRE_UPDATE, "{\"transport\":\"nccl\"," COLUMNS ",\"packed\":false}", UPDATE,
+    {"0.24.0", API_UPDATE_WEIGHTS, "{\"transport\":\"nccl\"," COLUMNS ",\"packed\":false}", UPDATE,
      "{\"update_info\":{" THEIRS "}}"},
-    {"0.24.0", WIRE_UPDATE, "{\"transport\":\"nccl\"," COLUMNS ",\"packed\":true}", UPDATE,
+    {"0.24.0", API_UPDATE_WEIGHTS, "{\"transport\":\"nccl\"," COLUMNS ",\"packed\":true}", UPDATE,
      "{\"update_info\":{" THEIRS ",\"packed\":true}}"},
-    {"0.24.0", WIRE_UPDATE, "{\"transport\":\"nccl\"," COLUMNS ",\"packed\":true,\"sizes\":[6]}",
-     UPDATE,
+    {"0.24.0", API_UPDATE_WEIGHTS,
+     "{\"transport\":\"nccl\"," COLUMNS ",\"packed\":true,\"sizes\":[6]}", UPDATE,
      "{\"update_info\":{" THEIRS
      ",\"packed\":true,\"packed_buffer_size_bytes\":9223372036854775807}}"},
-    {"0.32.0", WIRE_UPDATE, "{\"transport\":\"nccl\"," COLUMNS "}", UPDATE,
+    {"0.32.0", API_UPDATE_WEIGHTS, "{\"transport\":\"nccl\"," COLUMNS "}", UPDATE,
      "{\"update_info\":{" THEIRS "}}"},
-    {"0.31.0", WIRE_SLEEP, "{\"level\":1,\"tags\":[\"kv_cache\"]}", "POST /release_kv_cache_memory",
+    {"0.31.0", API_SLEEP, "{\"level\":1,\"tags\":[\"kv_cache\"]}", "POST /release_kv_cache_memory",
      NULL},
-    {"0.27.0", WIRE_UPDATE,
+    {"0.27.0", API_UPDATE_WEIGHTS,
      "{\"transport\":\"nccl\"," COLUMNS ",\"packed\":true,\"bucket_nbytes\":1024}", UPDATE,
      "{\"update_info\":{" THEIRS BUFFERS "}}"},
 };
@@ -72,13 +75,13 @@ static json_t *parse(const char *text)
 
 static void check_row(const struct row *row)
 {
-    const struct wire_about about = {.release = row->release};
+    const struct api_context about = {.release = row->release};
     json_t *native = parse(row->native);
-    struct wire_request r;
+    struct api_request r;
     struct err e = {0};
-    char line[WIRE_PATH_MAX + 16];
+    char line[API_PATH_MAX + 16];
 
-    assert_int_equal(wire_make(&r, WIRE_VLLM, row->op, native, &about, &e), 0);
+    assert_int_equal(api_make_request(&r, UPSTREAM_VLLM, row->op, native, &about, &e), 0);
     json_decref(native);
     if (row->path == NULL) {
         assert_null(r.method);
@@ -91,7 +94,7 @@ static void check_row(const struct row *row)
     else
         assert_string_equal(r.body, row->body);
     assert_int_equal(r.body_len, row->body != NULL ? strlen(row->body) : 0);
-    wire_request_fini(&r);
+    api_request_fini(&r);
 }
 
 static void test_vllm_gets_the_form_of_its_release(void **state)
@@ -105,7 +108,7 @@ static void test_vllm_gets_the_form_of_its_release(void **state)
 static void test_vllm_updates_are_packed_as_their_group(void **state)
 {
     static const struct {
-        struct wire_packing group;
+        struct api_packing group;
         const char *packing;
         bool good;
     } cases[] = {
@@ -125,8 +128,8 @@ static void test_vllm_updates_are_packed_as_their_group(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const struct wire_about about = {.release = "0.32.0", .group = cases[i].group};
-        struct wire_request r;
+        const struct api_context about = {.release = "0.32.0", .group = cases[i].group};
+        struct api_request r;
         struct err e = {0};
         char text[256];
         json_t *native;
@@ -134,10 +137,10 @@ static void test_vllm_updates_are_packed_as_their_group(void **state)
         (void)snprintf(text, sizeof text, "{\"transport\":\"nccl\"," COLUMNS "%s}",
                        cases[i].packing);
         native = parse(text);
-        if (wire_make(&r, WIRE_VLLM, WIRE_UPDATE, native, &about, &e) == 0) {
+        if (api_make_request(&r, UPSTREAM_VLLM, API_UPDATE_WEIGHTS, native, &about, &e) == 0) {
             assert_true(cases[i].good);
             assert_string_equal(r.body, "{\"update_info\":{" THEIRS "}}");
-            wire_request_fini(&r);
+            api_request_fini(&r);
         } else {
             assert_false(cases[i].good);
             assert_string_equal(e.field, "/packed");
@@ -194,7 +197,7 @@ static void test_wire_read_release(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct upstream_saw saw = {.process = ""};
 
-        wire_read_release(&saw, cases[i].status, cases[i].text, strlen(cases[i].text));
+        api_read_release(&saw, cases[i].status, cases[i].text, strlen(cases[i].text));
         assert_string_equal(saw.release, cases[i].release);
     }
 }

@@ -1,5 +1,5 @@
 /* Questions about itself that an upstream is asked, and how its answers read. */
-#include "fleet/api/wire.h"
+#include "fleet/api/upstream_api.h"
 
 #include "base/utf8.h"
 
@@ -11,31 +11,31 @@ enum { VLLM_FIRST_MINOR = 10 }; /* before it there was no transfer: 0.1.dev is n
 
 /* Of /get_weight_version the newer SGLangs (of 2026) say only that it is gone; the names of before
  * for the others they answer with a warning in their log. */
-static const char *const paths[WIRE_DIALECTS][WIRE_QUESTIONS] = {
-    [WIRE_BATON] = {"/v1/status", NULL, "/v1/status", "/v1/status", "/v1/completions", NULL,
-                    "/server_info?config_format=json"},
-    [WIRE_VLLM] = {"/metrics", "/weight_info", "/weight_info", "/get_world_size", "/v1/completions",
-                   "/version", "/server_info?config_format=json"},
-    [WIRE_SGLANG] = {"/model_info", NULL, "/model_info", "/server_info", "/v1/completions", NULL,
-                     "/server_info"},
+static const char *const paths[UPSTREAM_KINDS][API_QUERIES] = {
+    [UPSTREAM_BATON] = {"/v1/status", NULL, "/v1/status", "/v1/status", "/v1/completions", NULL,
+                        "/server_info?config_format=json"},
+    [UPSTREAM_VLLM] = {"/metrics", "/weight_info", "/weight_info", "/get_world_size",
+                       "/v1/completions", "/version", "/server_info?config_format=json"},
+    [UPSTREAM_SGLANG] = {"/model_info", NULL, "/model_info", "/server_info", "/v1/completions",
+                         NULL, "/server_info"},
 };
-static const char *const sglang_before[WIRE_QUESTIONS] = {[WIRE_WHO] = "/get_model_info",
-                                                          [WIRE_NAME] = "/get_model_info",
-                                                          [WIRE_RANKS] = "/get_server_info",
-                                                          [WIRE_CONFIG] = "/get_server_info"};
+static const char *const sglang_before[API_QUERIES] = {[API_GET_STATUS] = "/get_model_info",
+                                                       [API_GET_VERSION] = "/get_model_info",
+                                                       [API_GET_RANKS] = "/get_server_info",
+                                                       [API_GET_CONFIG] = "/get_server_info"};
 
-int wire_ask(struct wire_request *out, enum wire_dialect d, enum wire_question q, struct err *e)
+int api_make_query(struct api_request *out, enum upstream_kind d, enum api_query q, struct err *e)
 {
     static const char one_token[] =
         "{\"prompt\":[0],\"max_tokens\":1,\"temperature\":0}"; /* every vocabulary has it */
-    struct wire_request made = {.method = q == WIRE_TOKEN ? "POST" : "GET"};
+    struct api_request made = {.method = q == API_GENERATE_TOKEN ? "POST" : "GET"};
 
     memset(out, 0, sizeof *out);
     if (paths[d][q] == NULL)
         return 0;
     (void)snprintf(made.path, sizeof made.path, "%s", paths[d][q]);
-    made.older = d == WIRE_SGLANG ? sglang_before[q] : NULL;
-    if (q == WIRE_TOKEN) {
+    made.older = d == UPSTREAM_SGLANG ? sglang_before[q] : NULL;
+    if (q == API_GENERATE_TOKEN) {
         made.body = strdup(one_token);
         if (made.body == NULL)
             return err_set(e, ERR_NO_MEMORY, "", "no memory for a request to an upstream");
@@ -88,25 +88,25 @@ static void who_vllm(struct upstream_saw *out, const char *text, size_t len)
         (void)snprintf(out->process, sizeof out->process, "%.*s", (int)(end - at), at);
 }
 
-void wire_read_who(struct upstream_saw *out, enum wire_dialect d, const char *text, size_t len)
+void api_read_status(struct upstream_saw *out, enum upstream_kind d, const char *text, size_t len)
 {
     json_t *answer;
 
     memset(out, 0, sizeof *out);
-    if (d == WIRE_VLLM) {
+    if (d == UPSTREAM_VLLM) {
         who_vllm(out, text, len);
         return;
     }
     answer = json_loadb(text, len, 0, NULL);
-    if (d == WIRE_BATON)
+    if (d == UPSTREAM_BATON)
         who_baton(out, answer);
     else
         copy_text(out->label, json_object_get(answer, "weight_version"));
     json_decref(answer);
 }
 
-int wire_read_label(struct upstream_saw *out, enum wire_dialect d, int status, const char *text,
-                    size_t len, struct err *e)
+int api_read_probe_version(struct upstream_saw *out, enum upstream_kind d, int status,
+                           const char *text, size_t len, struct err *e)
 {
     json_t *answer;
     const json_t *label;
@@ -125,10 +125,10 @@ int wire_read_label(struct upstream_saw *out, enum wire_dialect d, int status, c
     json_decref(answer);
     return says ? 0
                 : err_set(e, ERR_UNREADABLE, "", "its answer to %s, of status %d, names no version",
-                          paths[d][WIRE_LABEL_OF], status);
+                          paths[d][API_GET_PROBE_VERSION], status);
 }
 
-void wire_read_release(struct upstream_saw *out, int status, const char *text, size_t len)
+void api_read_release(struct upstream_saw *out, int status, const char *text, size_t len)
 {
     json_t *answer = status == 200 ? json_loadb(text, len, 0, NULL) : NULL;
     const char *release = json_string_value(json_object_get(answer, "version"));
@@ -147,34 +147,34 @@ bool vllm_has(const char *release, unsigned minor)
     return of_major > 0 || of_minor >= minor || of_minor < VLLM_FIRST_MINOR;
 }
 
-int wire_read_name(char out[WIRE_NAME_MAX + 1], enum wire_dialect d, const char *text, size_t len,
-                   struct err *e)
+int api_read_version(char out[API_VERSION_MAX + 1], enum upstream_kind d, const char *text,
+                     size_t len, struct err *e)
 {
     json_t *answer = json_loadb(text, len, 0, NULL);
-    const json_t *holder = d == WIRE_BATON ? json_object_get(answer, "weights") : answer;
+    const json_t *holder = d == UPSTREAM_BATON ? json_object_get(answer, "weights") : answer;
     const json_t *label = json_object_get(holder, "weight_version");
     bool says = json_is_string(label) || json_is_null(label);
 
     if (says)
-        (void)snprintf(out, WIRE_NAME_MAX + 1, "%s",
+        (void)snprintf(out, API_VERSION_MAX + 1, "%s",
                        json_is_string(label) ? json_string_value(label) : "");
     json_decref(answer);
     return says ? 0
                 : err_set(e, ERR_UNREADABLE, "", "its answer to %s names no version",
-                          paths[d][WIRE_NAME]);
+                          paths[d][API_GET_VERSION]);
 }
 
-bool wire_refuses_key(int status)
+bool api_is_auth_error(int status)
 {
     return status == 401 || status == 403 || status == 421;
 }
 
-bool wire_refuses_relayed(enum wire_dialect d, int status)
+bool api_is_auth_error_proxied(enum upstream_kind d, int status)
 {
-    return wire_refuses_key(status) && (status != 403 || d == WIRE_BATON);
+    return api_is_auth_error(status) && (status != 403 || d == UPSTREAM_BATON);
 }
 
-const char *wire_refusal(int status, bool has_key)
+const char *api_auth_error_text(int status, bool has_key)
 {
     if (status == 421)
         return "does not answer to the name in its URL: start it with --allowed-host NAME, or "
@@ -184,12 +184,12 @@ const char *wire_refusal(int status, bool has_key)
     return "wants a key, and this server has none for it (key-file)";
 }
 
-const char *wire_other_dialect(enum wire_dialect d, int status)
+const char *api_wrong_kind_hint(enum upstream_kind d, int status)
 {
     static const char *const hints[] = {
-        [WIRE_BATON] = "; if it is no baton, write URL,vllm or URL,sglang",
-        [WIRE_VLLM] = "; if it is no vLLM, write URL,sglang, or URL,baton",
-        [WIRE_SGLANG] = "; if it is no SGLang, write URL,vllm, or URL,baton",
+        [UPSTREAM_BATON] = "; if it is no baton, write URL,vllm or URL,sglang",
+        [UPSTREAM_VLLM] = "; if it is no vLLM, write URL,sglang, or URL,baton",
+        [UPSTREAM_SGLANG] = "; if it is no SGLang, write URL,vllm, or URL,baton",
     };
 
     return status == 404 || status == 405 ? hints[d] : "";
@@ -202,14 +202,14 @@ static uint64_t positive(const json_t *value)
     return n > 0 ? (uint64_t)n : 0;
 }
 
-static uint64_t ranks_of(enum wire_dialect d, const json_t *answer)
+static uint64_t ranks_of(enum upstream_kind d, const json_t *answer)
 {
     const json_t *cuda = json_object_get(answer, "cuda");
     uint64_t tp, pp, dp;
 
-    if (d == WIRE_BATON)
+    if (d == UPSTREAM_BATON)
         return json_array_size(json_object_get(cuda, "ranks"));
-    if (d == WIRE_VLLM)
+    if (d == UPSTREAM_VLLM)
         return positive(json_object_get(answer, "world_size"));
     tp = positive(json_object_get(answer, "tp_size"));
     pp = positive(json_object_get(answer, "pp_size"));
@@ -217,7 +217,7 @@ static uint64_t ranks_of(enum wire_dialect d, const json_t *answer)
     return tp * (pp > 0 ? pp : 1) * (dp > 0 ? dp : 1);
 }
 
-int wire_read_ranks(uint64_t *out, enum wire_dialect d, const char *text, size_t len, struct err *e)
+int api_read_ranks(uint64_t *out, enum upstream_kind d, const char *text, size_t len, struct err *e)
 {
     json_t *answer = json_loadb(text, len, 0, NULL);
     uint64_t n = ranks_of(d, answer);
@@ -225,7 +225,7 @@ int wire_read_ranks(uint64_t *out, enum wire_dialect d, const char *text, size_t
     json_decref(answer);
     if (n == 0)
         return err_set(e, ERR_UNREADABLE, "", "its answer to %s does not say how many ranks it is",
-                       paths[d][WIRE_RANKS]);
+                       paths[d][API_GET_RANKS]);
     *out = n;
     return 0;
 }
@@ -241,22 +241,22 @@ static json_t *config_sglang(const json_t *answer)
                      (json_int_t)(dp > 0 ? dp : 1), "weight_transfer_config", "backend", "nccl");
 }
 
-json_t *wire_read_config(enum wire_dialect d, const char *text, size_t len, struct err *e)
+json_t *api_read_config(enum upstream_kind d, const char *text, size_t len, struct err *e)
 {
     json_t *answer = json_loadb(text, len, 0, NULL);
-    json_t *config = d == WIRE_SGLANG ? config_sglang(answer)
-                                      : json_incref(json_object_get(answer, "vllm_config"));
+    json_t *config = d == UPSTREAM_SGLANG ? config_sglang(answer)
+                                          : json_incref(json_object_get(answer, "vllm_config"));
 
     json_decref(answer);
     if (json_is_object(config))
         return config;
     json_decref(config);
     (void)err_set(e, ERR_UNREADABLE, "", "its answer to %s has no vllm_config",
-                  paths[d][WIRE_CONFIG]);
+                  paths[d][API_GET_CONFIG]);
     return NULL;
 }
 
-void wire_read_process(char out[FLEET_LABEL_MAX + 1], const char *text, size_t len)
+void api_read_boot_id(char out[FLEET_LABEL_MAX + 1], const char *text, size_t len)
 {
     json_t *answer = json_loadb(text, len, 0, NULL);
 
@@ -265,28 +265,27 @@ void wire_read_process(char out[FLEET_LABEL_MAX + 1], const char *text, size_t l
     json_decref(answer);
 }
 
-int wire_read_update_id(char out[WIRE_UPDATE_ID_MAX + 1], const char *text, size_t len,
-                        struct err *e)
+int api_read_update_id(char out[API_UPDATE_ID_MAX + 1], const char *text, size_t len, struct err *e)
 {
     json_t *answer = json_loadb(text, len, 0, NULL);
     const char *id = json_string_value(json_object_get(answer, "update_id"));
-    bool good = id != NULL && id[0] != '\0' && strlen(id) <= WIRE_UPDATE_ID_MAX;
+    bool good = id != NULL && id[0] != '\0' && strlen(id) <= API_UPDATE_ID_MAX;
 
     if (good)
-        (void)snprintf(out, WIRE_UPDATE_ID_MAX + 1, "%s", id);
+        (void)snprintf(out, API_UPDATE_ID_MAX + 1, "%s", id);
     json_decref(answer);
     return good ? 0 : err_set(e, ERR_UNREADABLE, "", "its answer to start has no update_id");
 }
 
-bool wire_read_open_update(char out[WIRE_UPDATE_ID_MAX + 1], const char *text, size_t len)
+bool api_read_open_update(char out[API_UPDATE_ID_MAX + 1], const char *text, size_t len)
 {
     json_t *answer = json_loadb(text, len, 0, NULL);
     const json_t *update = json_object_get(answer, "update");
     const char *id = json_string_value(json_object_get(update, "update_id"));
-    bool open = id != NULL && id[0] != '\0' && strlen(id) <= WIRE_UPDATE_ID_MAX;
+    bool open = id != NULL && id[0] != '\0' && strlen(id) <= API_UPDATE_ID_MAX;
 
     if (open)
-        (void)snprintf(out, WIRE_UPDATE_ID_MAX + 1, "%s", id);
+        (void)snprintf(out, API_UPDATE_ID_MAX + 1, "%s", id);
     json_decref(answer);
     return open;
 }
@@ -304,7 +303,7 @@ static const char *message_of(const json_t *answer)
     return text;
 }
 
-void wire_read_error(char *out, size_t cap, const char *text, size_t len)
+void api_read_error(char *out, size_t cap, const char *text, size_t len)
 {
     json_t *answer = json_loadb(text, len, 0, NULL);
     const char *said = message_of(answer);

@@ -1,36 +1,36 @@
 /* One table for each dialect, a row for each operation. What the rows of a dialect cannot say is
  * refused by the member that asks for it, never left out. */
-#include "fleet/api/wire.h"
+#include "fleet/api/upstream_api.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const dialect_names[WIRE_DIALECTS] = {"baton", "vllm", "sglang"};
+static const char *const dialect_names[UPSTREAM_KINDS] = {"baton", "vllm", "sglang"};
 
-int wire_dialect_parse(enum wire_dialect *out, const char *name, const char *field, struct err *e)
+int upstream_kind_parse(enum upstream_kind *out, const char *name, const char *field, struct err *e)
 {
-    for (int d = 0; d < WIRE_DIALECTS; d++) {
+    for (int d = 0; d < UPSTREAM_KINDS; d++) {
         if (strcmp(name, dialect_names[d]) != 0)
             continue;
-        *out = (enum wire_dialect)d;
+        *out = (enum upstream_kind)d;
         return 0;
     }
     return err_set(e, ERR_BAD_REQUEST, field, "'%.32s' is none of baton, vllm, sglang", name);
 }
 
-const char *wire_dialect_name(enum wire_dialect d)
+const char *upstream_kind_name(enum upstream_kind d)
 {
     return dialect_names[d];
 }
 
-bool wire_is_two_phase(enum wire_dialect d)
+bool upstream_is_two_phase(enum upstream_kind d)
 {
-    return d == WIRE_BATON;
+    return d == UPSTREAM_BATON;
 }
 
-void wire_request_fini(struct wire_request *r)
+void api_request_fini(struct api_request *r)
 {
     free(r->body);
     memset(r, 0, sizeof *r);
@@ -43,7 +43,7 @@ static int no_memory(struct err *e)
     return err_set(e, ERR_NO_MEMORY, "", "no memory for a request to an upstream");
 }
 
-static int set_path(struct wire_request *out, const char *method, const char *path)
+static int set_path(struct api_request *out, const char *method, const char *path)
 {
     out->method = method;
     (void)snprintf(out->path, sizeof out->path, "%s", path);
@@ -51,7 +51,7 @@ static int set_path(struct wire_request *out, const char *method, const char *pa
 }
 
 /* Steals body; NULL: building it ran out of memory. */
-static int set_body(struct wire_request *out, const char *path, json_t *body, struct err *e)
+static int set_body(struct api_request *out, const char *path, json_t *body, struct err *e)
 {
     if (body != NULL)
         out->body = json_dumps(body, JSON_COMPACT | JSON_REAL_PRECISION(17));
@@ -125,25 +125,25 @@ static int refuse_given(const json_t *native, const char *const *members, const 
 static const struct {
     const char *method, *path;
     bool has_body, of_update; /* of_update: it names the update that it is a step of */
-} baton_rows[WIRE_OPS] = {
-    [WIRE_INIT] = {"POST", "/v1/weight_transfer/init", true},
-    [WIRE_LEAVE] = {"DELETE", "/v1/weight_transfer", false},
-    [WIRE_START] = {"POST", "/v1/update_weights/start", true},
-    [WIRE_UPDATE] = {"POST", "/v1/update_weights", true, true},
-    [WIRE_VERIFY] = {"POST", "/v1/update_weights/verify", true, true},
-    [WIRE_FINISH] = {"POST", "/v1/update_weights/finish", true, true},
-    [WIRE_ABORT] = {"POST", "/v1/update_weights/abort", true, true},
-    [WIRE_PAUSE] = {"POST", "/v1/pause", true},
-    [WIRE_RESUME] = {"POST", "/v1/resume", false},
-    [WIRE_SLEEP] = {"POST", "/v1/sleep", true},
-    [WIRE_WAKE] = {"POST", "/v1/wake", true},
-    [WIRE_RESET_CACHE] = {"POST", "/v1/reset_cache", true},
-    [WIRE_ABORT_REQUESTS] = {"POST", "/v1/abort_requests", true},
-    [WIRE_LORA_LOAD] = {"POST", "/v1/load_lora_adapter", true},
-    [WIRE_LORA_UNLOAD] = {"POST", "/v1/unload_lora_adapter", true},
-    [WIRE_RENEW] = {"POST", "/v1/update_weights/renew", true, true},
-    [WIRE_TENSOR_LIST] = {"POST", "/v1/weights/plans", true},
-    [WIRE_LABEL] = {"POST", "/v1/weights/label", true},
+} baton_rows[API_OPS] = {
+    [API_INIT_TRANSFER] = {"POST", "/v1/weight_transfer/init", true},
+    [API_SHUTDOWN_TRANSFER] = {"DELETE", "/v1/weight_transfer", false},
+    [API_START_UPDATE] = {"POST", "/v1/update_weights/start", true},
+    [API_UPDATE_WEIGHTS] = {"POST", "/v1/update_weights", true, true},
+    [API_VERIFY_UPDATE] = {"POST", "/v1/update_weights/verify", true, true},
+    [API_FINISH_UPDATE] = {"POST", "/v1/update_weights/finish", true, true},
+    [API_ABORT_UPDATE] = {"POST", "/v1/update_weights/abort", true, true},
+    [API_PAUSE] = {"POST", "/v1/pause", true},
+    [API_RESUME] = {"POST", "/v1/resume", false},
+    [API_SLEEP] = {"POST", "/v1/sleep", true},
+    [API_WAKE] = {"POST", "/v1/wake", true},
+    [API_RESET_PREFIX_CACHE] = {"POST", "/v1/reset_cache", true},
+    [API_ABORT_REQUESTS] = {"POST", "/v1/abort_requests", true},
+    [API_LOAD_ADAPTER] = {"POST", "/v1/load_lora_adapter", true},
+    [API_UNLOAD_ADAPTER] = {"POST", "/v1/unload_lora_adapter", true},
+    [API_RENEW_UPDATE] = {"POST", "/v1/update_weights/renew", true, true},
+    [API_PUT_TENSOR_LIST] = {"POST", "/v1/weights/plans", true},
+    [API_SET_VERSION] = {"POST", "/v1/weights/label", true},
 };
 
 static int set_text(json_t *body, const char *member, const char *text)
@@ -151,8 +151,8 @@ static int set_text(json_t *body, const char *member, const char *text)
     return json_object_set_new(body, member, json_string(text));
 }
 
-static int make_baton(struct wire_request *out, enum wire_op op, const json_t *native,
-                      const struct wire_about *about, struct err *e)
+static int make_baton(struct api_request *out, enum api_op op, const json_t *native,
+                      const struct api_context *about, struct err *e)
 {
     json_t *body;
 
@@ -201,7 +201,7 @@ static int refuse_reject(const json_t *native, const char *dialect, struct err *
                    dialect);
 }
 
-static int relabel(struct wire_request *out, const json_t *native, struct err *e)
+static int relabel(struct api_request *out, const json_t *native, struct err *e)
 {
     return set_body(out, "/update_weight_version",
                     json_pack("{s:s, s:b}", "new_version", text_of(native, "weight_version", ""),
@@ -249,14 +249,14 @@ static json_t *vllm_packing(json_t *info, const json_t *native)
 }
 
 /* Of handles there is no group, and no buffer of ours. */
-static json_t *vllm_init_handles(const json_t *native, const struct wire_about *about)
+static json_t *vllm_init_handles(const json_t *native, const struct api_context *about)
 {
     static const struct pair packed[] = {{"packed", "packed"}, {0}}, none[] = {{0}};
 
     return pick(native, vllm_has(about->release, VLLM_PACKS_HANDLES_AT_INIT) ? packed : none);
 }
 
-static json_t *vllm_init_group(const json_t *native, const struct wire_about *about)
+static json_t *vllm_init_group(const json_t *native, const struct api_context *about)
 {
     static const struct pair pairs[] = {{"master_address", "master_address"},
                                         {"master_port", "master_port"},
@@ -275,7 +275,7 @@ static json_t *vllm_init_group(const json_t *native, const struct wire_about *ab
     return vllm_has(about->release, VLLM_PACKS_GROUP_AT_INIT) ? vllm_packing(info, native) : info;
 }
 
-static int vllm_init(struct wire_request *out, const json_t *native, const struct wire_about *about,
+static int vllm_init(struct api_request *out, const json_t *native, const struct api_context *about,
                      struct err *e)
 {
     static const char *const unknown[] = {"group_name", NULL}, *const id[] = {"nccl_unique_id",
@@ -295,7 +295,7 @@ static int vllm_init(struct wire_request *out, const json_t *native, const struc
                     info != NULL ? json_pack("{s:o}", "init_info", info) : NULL, e);
 }
 
-static int vllm_start(struct wire_request *out, const json_t *native, struct err *e)
+static int vllm_start(struct api_request *out, const json_t *native, struct err *e)
 {
     static const char *const unknown[] = {"partial", "convert", NULL};
 
@@ -315,7 +315,7 @@ static uint64_t vllm_bound(const json_t *native)
 }
 
 /* It cuts all that comes by its group in one way. */
-static int check_group_packs(const json_t *native, const struct wire_about *about, struct err *e)
+static int check_group_packs(const json_t *native, const struct api_context *about, struct err *e)
 {
     uint64_t of_group = about->group.bucket_nbytes != 0 ? about->group.bucket_nbytes
                                                         : VLLM_BUCKET_NBYTES;
@@ -345,8 +345,8 @@ static json_t *vllm_say_packing(json_t *info, const json_t *native)
     return NULL;
 }
 
-static int vllm_update(struct wire_request *out, const json_t *native,
-                       const struct wire_about *about, struct err *e)
+static int vllm_update(struct api_request *out, const json_t *native,
+                       const struct api_context *about, struct err *e)
 {
     static const struct pair pairs[] = {{"names", "names"},
                                         {"dtypes", "dtype_names"},
@@ -384,7 +384,7 @@ static int vllm_update(struct wire_request *out, const json_t *native,
                     info != NULL ? json_pack("{s:o}", "update_info", info) : NULL, e);
 }
 
-static int vllm_finish(struct wire_request *out, const json_t *native, struct err *e)
+static int vllm_finish(struct api_request *out, const json_t *native, struct err *e)
 {
     static const struct pair pairs[] = {{"weight_version", "weight_version"}, {0}};
     static const char *const unknown[] = {"checksums", NULL};
@@ -394,7 +394,7 @@ static int vllm_finish(struct wire_request *out, const json_t *native, struct er
     return set_body(out, "/finish_weight_update", pick(native, pairs), e);
 }
 
-static int vllm_pause(struct wire_request *out, const json_t *native, struct err *e)
+static int vllm_pause(struct api_request *out, const json_t *native, struct err *e)
 {
     const char *mode = text_of(native, "mode", "keep");
 
@@ -405,7 +405,7 @@ static int vllm_pause(struct wire_request *out, const json_t *native, struct err
     return 0;
 }
 
-static int vllm_reset(struct wire_request *out, const json_t *native)
+static int vllm_reset(struct api_request *out, const json_t *native)
 {
     bool running = says(native, "running"), external = says(native, "external");
 
@@ -418,8 +418,8 @@ static int vllm_reset(struct wire_request *out, const json_t *native)
 
 /* Its sleep knows no parts, its wake does, and since 0.31 there is a word for the KV cache alone.
  */
-static int vllm_sleep(struct wire_request *out, const json_t *native,
-                      const struct wire_about *about, struct err *e)
+static int vllm_sleep(struct api_request *out, const json_t *native,
+                      const struct api_context *about, struct err *e)
 {
     const json_t *level = json_object_get(native, "level"), *tags = json_object_get(native, "tags");
     const char *tag = json_string_value(json_array_get(tags, 0));
@@ -436,7 +436,7 @@ static int vllm_sleep(struct wire_request *out, const json_t *native,
     return 0;
 }
 
-static int vllm_wake(struct wire_request *out, const json_t *native, struct err *e)
+static int vllm_wake(struct api_request *out, const json_t *native, struct err *e)
 {
     static const char *const known[] = {"weights", "kv_cache", NULL};
     const json_t *tags = json_object_get(native, "tags"), *tag;
@@ -457,7 +457,7 @@ static int vllm_wake(struct wire_request *out, const json_t *native, struct err 
     return 0;
 }
 
-static int lora_load(struct wire_request *out, const char *path, const char *dialect,
+static int lora_load(struct api_request *out, const char *path, const char *dialect,
                      const json_t *native, bool in_place, struct err *e)
 {
     static const struct pair pairs[] = {
@@ -475,7 +475,7 @@ static int lora_load(struct wire_request *out, const char *path, const char *dia
     return set_body(out, path, body, e);
 }
 
-static int lora_unload(struct wire_request *out, const char *path, const json_t *native,
+static int lora_unload(struct api_request *out, const char *path, const json_t *native,
                        struct err *e)
 {
     static const struct pair pairs[] = {{"lora_name", "lora_name"}, {0}};
@@ -483,48 +483,48 @@ static int lora_unload(struct wire_request *out, const char *path, const json_t 
     return set_body(out, path, pick(native, pairs), e);
 }
 
-static int make_vllm(struct wire_request *out, enum wire_op op, const json_t *native,
-                     const struct wire_about *about, struct err *e)
+static int make_vllm(struct api_request *out, enum api_op op, const json_t *native,
+                     const struct api_context *about, struct err *e)
 {
     static const struct pair ids[] = {{"request_ids", "request_ids"}, {0}};
 
     switch (op) {
-    case WIRE_INIT:
+    case API_INIT_TRANSFER:
         return vllm_init(out, native, about, e);
-    case WIRE_LEAVE:
+    case API_SHUTDOWN_TRANSFER:
         return vllm_has(about->release, VLLM_SHUTS_TRANSFER_DOWN)
                    ? set_path(out, "POST", "/shutdown_weight_transfer_engine")
                    : 0; /* it had no word for it */
-    case WIRE_START:
+    case API_START_UPDATE:
         return vllm_start(out, native, e);
-    case WIRE_UPDATE:
+    case API_UPDATE_WEIGHTS:
         return vllm_update(out, native, about, e);
-    case WIRE_FINISH:
+    case API_FINISH_UPDATE:
         return vllm_finish(out, native, e);
-    case WIRE_PAUSE:
+    case API_PAUSE:
         return vllm_pause(out, native, e);
-    case WIRE_RESUME:
+    case API_RESUME:
         return set_path(out, "POST", "/resume");
-    case WIRE_SLEEP:
+    case API_SLEEP:
         return vllm_sleep(out, native, about, e);
-    case WIRE_WAKE:
+    case API_WAKE:
         return vllm_wake(out, native, e);
-    case WIRE_RESET_CACHE:
+    case API_RESET_PREFIX_CACHE:
         return vllm_reset(out, native);
-    case WIRE_RESET_ENCODER:
+    case API_RESET_ENCODER_CACHE:
         return set_path(out, "POST", "/reset_encoder_cache");
-    case WIRE_ABORT_REQUESTS:
+    case API_ABORT_REQUESTS:
         if (given(native, "request_ids") &&
             json_array_size(json_object_get(native, "request_ids")) == 0)
             return 0; /* an empty list is all of them, there */
         return set_body(out, "/abort_requests", pick(native, ids), e);
-    case WIRE_LORA_LOAD:
+    case API_LOAD_ADAPTER:
         return lora_load(out, "/v1/load_lora_adapter", "vllm", native, true, e);
-    case WIRE_LORA_UNLOAD:
+    case API_UNLOAD_ADAPTER:
         return lora_unload(out, "/v1/unload_lora_adapter", native, e);
-    case WIRE_TENSOR_LIST:
+    case API_PUT_TENSOR_LIST:
         return refuse_tensor_list("vllm", e);
-    case WIRE_LABEL:
+    case API_SET_VERSION:
         return relabel(out, native, e);
     default: /* it proves nothing, and aborts nothing */
         return 0;
@@ -533,8 +533,8 @@ static int make_vllm(struct wire_request *out, enum wire_op op, const json_t *na
 
 /* sglang */
 
-static int sglang_init(struct wire_request *out, const json_t *native,
-                       const struct wire_about *about, struct err *e)
+static int sglang_init(struct api_request *out, const json_t *native,
+                       const struct api_context *about, struct err *e)
 {
     static const struct pair pairs[] = {
         {"master_address", "master_address"}, {"master_port", "master_port"},
@@ -559,7 +559,7 @@ static int sglang_init(struct wire_request *out, const json_t *native,
 }
 
 /* Since 0.5.18. One that says nothing of a selector means all: the model and its drafter. */
-static int sglang_begin(struct wire_request *out, const json_t *native, struct err *e)
+static int sglang_begin(struct api_request *out, const json_t *native, struct err *e)
 {
     static const struct pair pairs[] = {{"selector", "selector"}, {0}};
 
@@ -577,7 +577,7 @@ static json_t *with_text(json_t *body, const char *member, const char *text)
 
 /* As the version that it serves until the update has its name: whoever tells that one has all that
  * came since. Steals body. */
-static json_t *marked(json_t *body, const struct wire_about *about)
+static json_t *marked(json_t *body, const struct api_context *about)
 {
     return with_text(body, "weight_version", about->update_id);
 }
@@ -592,8 +592,8 @@ static json_t *unflushed(json_t *body)
     return NULL;
 }
 
-static int sglang_from_disk(struct wire_request *out, const json_t *native,
-                            const struct wire_about *about, struct err *e)
+static int sglang_from_disk(struct api_request *out, const json_t *native,
+                            const struct api_context *about, struct err *e)
 {
     static const struct pair pairs[] = {
         {"path", "model_path"}, {"weight_version", "weight_version"}, {0}};
@@ -625,8 +625,8 @@ static int sglang_cut(const json_t *native, const char **load_format, struct err
 }
 
 /* Tensors that say themselves what they are. */
-static int sglang_from_tensor(struct wire_request *out, const json_t *native,
-                              const struct wire_about *about, struct err *e)
+static int sglang_from_tensor(struct api_request *out, const json_t *native,
+                              const struct api_context *about, struct err *e)
 {
     static const struct pair pairs[] = {{"serialized_named_tensors", "serialized_named_tensors"},
                                         {"serialized_format", "load_format"},
@@ -646,8 +646,8 @@ static int sglang_from_tensor(struct wire_request *out, const json_t *native,
 }
 
 /* It may be in several groups, and ends where it is in none of that name. */
-static int sglang_update(struct wire_request *out, const json_t *native,
-                         const struct wire_about *about, struct err *e)
+static int sglang_update(struct api_request *out, const json_t *native,
+                         const struct api_context *about, struct err *e)
 {
     static const struct pair pairs[] = {
         {"names", "names"},           {"dtypes", "dtypes"},
@@ -685,8 +685,8 @@ static int sglang_update(struct wire_request *out, const json_t *native,
 }
 
 /* The end of an update takes no name. Where none has begun, the name is all that is left. */
-static int sglang_finish(struct wire_request *out, const json_t *native,
-                         const struct wire_about *about, struct err *e)
+static int sglang_finish(struct api_request *out, const json_t *native,
+                         const struct api_context *about, struct err *e)
 {
     static const char *const unknown[] = {"checksums", NULL};
 
@@ -700,7 +700,7 @@ static int sglang_finish(struct wire_request *out, const json_t *native,
 }
 
 /* It cannot wait for what runs; what is frozen goes on. */
-static int sglang_pause(struct wire_request *out, const json_t *native, struct err *e)
+static int sglang_pause(struct api_request *out, const json_t *native, struct err *e)
 {
     const char *mode = text_of(native, "mode", "keep");
 
@@ -714,7 +714,7 @@ static int sglang_pause(struct wire_request *out, const json_t *native, struct e
                     e);
 }
 
-static int sglang_memory(struct wire_request *out, const char *path, const json_t *native,
+static int sglang_memory(struct api_request *out, const char *path, const json_t *native,
                          struct err *e)
 {
     static const struct pair pairs[] = {{"tags", "tags"}, {0}};
@@ -723,7 +723,7 @@ static int sglang_memory(struct wire_request *out, const char *path, const json_
 }
 
 /* One at a time, by the rid that its client gave it. */
-static int sglang_abort_requests(struct wire_request *out, const json_t *native, struct err *e)
+static int sglang_abort_requests(struct api_request *out, const json_t *native, struct err *e)
 {
     const json_t *ids = json_object_get(native, "request_ids");
     const char *rid = json_string_value(json_array_get(ids, 0));
@@ -738,60 +738,60 @@ static int sglang_abort_requests(struct wire_request *out, const json_t *native,
     return set_body(out, "/abort_request", json_pack("{s:s}", "rid", rid), e);
 }
 
-static int make_sglang(struct wire_request *out, enum wire_op op, const json_t *native,
-                       const struct wire_about *about, struct err *e)
+static int make_sglang(struct api_request *out, enum api_op op, const json_t *native,
+                       const struct api_context *about, struct err *e)
 {
     switch (op) {
-    case WIRE_INIT:
+    case API_INIT_TRANSFER:
         return sglang_init(out, native, about, e);
-    case WIRE_LEAVE:
+    case API_SHUTDOWN_TRANSFER:
         return set_body(out, "/destroy_weights_update_group",
                         with_text(json_object(), "group_name", about->group_name), e);
-    case WIRE_START:
+    case API_START_UPDATE:
         return sglang_begin(out, native, e);
-    case WIRE_UPDATE:
+    case API_UPDATE_WEIGHTS:
         return sglang_update(out, native, about, e);
-    case WIRE_FINISH:
+    case API_FINISH_UPDATE:
         return sglang_finish(out, native, about, e);
-    case WIRE_PAUSE:
+    case API_PAUSE:
         return sglang_pause(out, native, e);
-    case WIRE_RESUME:
+    case API_RESUME:
         return set_body(out, "/continue_generation", json_object(), e);
-    case WIRE_SLEEP:
+    case API_SLEEP:
         return sglang_memory(out, "/release_memory_occupation", native, e);
-    case WIRE_WAKE:
+    case API_WAKE:
         return sglang_memory(out, "/resume_memory_occupation", native, e);
-    case WIRE_RESET_CACHE:
+    case API_RESET_PREFIX_CACHE:
         return set_body(out, "/flush_cache", json_object(), e);
-    case WIRE_RESET_STORAGE:
+    case API_RESET_STORAGE_CACHE:
         return set_path(out, "POST", "/hicache/storage-backend/clear");
-    case WIRE_RETRACT:
+    case API_RETRACT_REQUESTS:
         return set_body(out, "/pause_generation", json_pack("{s:s}", "mode", "retract"), e);
-    case WIRE_ABORT_REQUESTS:
+    case API_ABORT_REQUESTS:
         return sglang_abort_requests(out, native, e);
-    case WIRE_LORA_LOAD:
+    case API_LOAD_ADAPTER:
         return lora_load(out, "/load_lora_adapter", "sglang", native, false, e);
-    case WIRE_LORA_UNLOAD:
+    case API_UNLOAD_ADAPTER:
         return lora_unload(out, "/unload_lora_adapter", native, e);
-    case WIRE_TENSOR_LIST:
+    case API_PUT_TENSOR_LIST:
         return refuse_tensor_list("sglang", e);
-    case WIRE_LABEL:
+    case API_SET_VERSION:
         return relabel(out, native, e);
     default: /* it proves nothing, and aborts nothing */
         return 0;
     }
 }
 
-int wire_make(struct wire_request *out, enum wire_dialect d, enum wire_op op, const json_t *native,
-              const struct wire_about *about, struct err *e)
+int api_make_request(struct api_request *out, enum upstream_kind d, enum api_op op,
+                     const json_t *native, const struct api_context *about, struct err *e)
 {
-    static int (*const make[WIRE_DIALECTS])(struct wire_request *, enum wire_op, const json_t *,
-                                            const struct wire_about *,
-                                            struct err *) = {make_baton, make_vllm, make_sglang};
-    struct wire_request made = {0};
+    static int (*const make[UPSTREAM_KINDS])(struct api_request *, enum api_op, const json_t *,
+                                             const struct api_context *,
+                                             struct err *) = {make_baton, make_vllm, make_sglang};
+    struct api_request made = {0};
 
     if (make[d](&made, op, native, about, e) != 0) {
-        wire_request_fini(&made);
+        api_request_fini(&made);
         memset(out, 0, sizeof *out);
         return -1;
     }

@@ -1,0 +1,683 @@
+/* Our operations in the words of each upstream, and how its answers read. */
+#include "fleet/api/upstream_api.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* `body` NULL: none. `path` NULL: nothing is sent. */
+struct row {
+    enum upstream_kind kind;
+    enum api_op op;
+    const char *native, *path, *body;
+};
+
+static const struct row rows[] = {
+    {UPSTREAM_BATON, API_START_UPDATE, "{\"weight_version\":\"a\"}",
+     "POST /v1/update_weights/start", "{\"weight_version\":\"a\"}"},
+    {UPSTREAM_BATON, API_SHUTDOWN_TRANSFER, "{}", "DELETE /v1/weight_transfer", NULL},
+    {UPSTREAM_BATON, API_RESUME, "{}", "POST /v1/resume", NULL},
+    {UPSTREAM_BATON, API_VERIFY_UPDATE, "{}", "POST /v1/update_weights/verify", "{}"},
+    {UPSTREAM_VLLM, API_INIT_TRANSFER,
+     "{\"transport\":\"nccl\",\"master_address\":\"10.0.0.1\",\"master_port\":29500,"
+     "\"world_size\":9,\"rank_offset\":1}",
+     "POST /init_weight_transfer_engine",
+     "{\"init_info\":{\"master_address\":\"10.0.0.1\",\"master_port\":29500,\"world_size\":9,"
+     "\"rank_offset\":1}}"},
+    {UPSTREAM_VLLM, API_SHUTDOWN_TRANSFER, "{}", "POST /shutdown_weight_transfer_engine", NULL},
+    {UPSTREAM_VLLM, API_VERIFY_UPDATE, "{}", NULL, NULL},
+    {UPSTREAM_VLLM, API_START_UPDATE, "{\"weight_version\":\"a\"}", "POST /start_weight_update",
+     "{\"is_checkpoint_format\":true}"},
+    {UPSTREAM_VLLM, API_FINISH_UPDATE, "{\"update_id\":\"u\",\"weight_version\":\"a\"}",
+     "POST /finish_weight_update", "{\"weight_version\":\"a\"}"},
+    {UPSTREAM_VLLM, API_PAUSE, "{\"mode\":\"keep\"}", "POST /pause?mode=keep&clear_cache=false",
+     NULL},
+    {UPSTREAM_BATON, API_RESET_PREFIX_CACHE, "{\"running\":true}", "POST /v1/reset_cache",
+     "{\"running\":true}"},
+    {UPSTREAM_BATON, API_RESET_ENCODER_CACHE, "{}", NULL, NULL},
+    {UPSTREAM_BATON, API_RETRACT_REQUESTS, "{}", NULL, NULL},
+    {UPSTREAM_VLLM, API_RESET_PREFIX_CACHE, "{}", "POST /reset_prefix_cache", NULL},
+    {UPSTREAM_VLLM, API_RESET_PREFIX_CACHE, "{\"running\":false,\"external\":true}",
+     "POST /reset_prefix_cache?reset_external=true", NULL},
+    {UPSTREAM_VLLM, API_RESET_PREFIX_CACHE, "{\"running\":true}",
+     "POST /reset_prefix_cache?reset_running_requests=true", NULL},
+    {UPSTREAM_VLLM, API_RESET_PREFIX_CACHE, "{\"running\":true,\"external\":true}",
+     "POST /reset_prefix_cache?reset_running_requests=true&reset_external=true", NULL},
+    {UPSTREAM_VLLM, API_RESET_ENCODER_CACHE, "{}", "POST /reset_encoder_cache", NULL},
+    {UPSTREAM_VLLM, API_RETRACT_REQUESTS, "{}", NULL, NULL},
+    {UPSTREAM_SGLANG, API_RESET_PREFIX_CACHE, "{\"running\":true}", "POST /flush_cache", "{}"},
+    {UPSTREAM_SGLANG, API_RESET_ENCODER_CACHE, "{}", NULL, NULL},
+    {UPSTREAM_SGLANG, API_RESET_STORAGE_CACHE, "{}", "POST /hicache/storage-backend/clear", NULL},
+    {UPSTREAM_VLLM, API_RESET_STORAGE_CACHE, "{}", NULL, NULL},
+    {UPSTREAM_BATON, API_RESET_STORAGE_CACHE, "{}", NULL, NULL},
+    {UPSTREAM_SGLANG, API_RETRACT_REQUESTS, "{}", "POST /pause_generation",
+     "{\"mode\":\"retract\"}"},
+    {UPSTREAM_VLLM, API_SLEEP, "{\"level\":2}", "POST /sleep?level=2", NULL},
+    {UPSTREAM_VLLM, API_WAKE, "{\"tags\":[\"weights\",\"kv_cache\"]}",
+     "POST /wake_up?tags=weights&tags=kv_cache", NULL},
+    {UPSTREAM_VLLM, API_WAKE, "{}", "POST /wake_up", NULL},
+    {UPSTREAM_VLLM, API_ABORT_REQUESTS, "{\"all\":true}", "POST /abort_requests", "{}"},
+    {UPSTREAM_VLLM, API_ABORT_REQUESTS, "{\"request_ids\":[]}", NULL, NULL},
+    {UPSTREAM_SGLANG, API_ABORT_REQUESTS, "{\"request_ids\":[]}", NULL, NULL},
+    {UPSTREAM_VLLM, API_LOAD_ADAPTER, "{\"lora_name\":\"l\",\"lora_path\":\"/p\",\"pinned\":true}",
+     "POST /v1/load_lora_adapter",
+     "{\"lora_name\":\"l\",\"lora_path\":\"/p\",\"load_inplace\":true}"},
+    {UPSTREAM_SGLANG, API_INIT_TRANSFER,
+     "{\"master_address\":\"h\",\"master_port\":1,\"world_size\":3,\"rank_offset\":1,"
+     "\"group_name\":\"g\"}",
+     "POST /init_weights_update_group",
+     "{\"master_address\":\"h\",\"master_port\":1,\"world_size\":3,\"rank_offset\":1,"
+     "\"group_name\":\"g\",\"backend\":\"nccl\"}"},
+    {UPSTREAM_SGLANG, API_INIT_TRANSFER, "{\"transport\":\"ipc\"}", NULL, NULL},
+    {UPSTREAM_SGLANG, API_START_UPDATE, "{\"weight_version\":\"a\"}", "POST /begin_weight_update",
+     "{}"},
+    {UPSTREAM_SGLANG, API_START_UPDATE, "{\"selector\":\"target\"}", "POST /begin_weight_update",
+     "{\"selector\":\"target\"}"},
+    {UPSTREAM_SGLANG, API_UPDATE_WEIGHTS,
+     "{\"serialized_named_tensors\":[\"x\"],\"selector\":\"target\"}",
+     "POST /update_weights_from_tensor",
+     "{\"serialized_named_tensors\":[\"x\"],\"selector\":\"target\",\"flush_cache\":false,"
+     "\"disable_draft_model\":true}"},
+    {UPSTREAM_SGLANG, API_UPDATE_WEIGHTS,
+     "{\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[1]],\"selector\":\"all\"}",
+     "POST /update_weights_from_distributed",
+     "{\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[1]],\"selector\":\"all\","
+     "\"flush_cache\":false}"},
+    {UPSTREAM_SGLANG, API_RENEW_UPDATE, "{}", NULL, NULL},
+    {UPSTREAM_SGLANG, API_SET_VERSION, "{\"weight_version\":\"a\"}", "POST /update_weight_version",
+     "{\"new_version\":\"a\",\"abort_all_requests\":false}"},
+    {UPSTREAM_VLLM, API_SET_VERSION, "{\"weight_version\":\"a\"}", "POST /update_weight_version",
+     "{\"new_version\":\"a\",\"abort_all_requests\":false}"},
+    {UPSTREAM_BATON, API_SET_VERSION, "{\"weight_version\":\"a\"}", "POST /v1/weights/label",
+     "{\"weight_version\":\"a\"}"},
+    {UPSTREAM_BATON, API_RENEW_UPDATE, "{\"lease_s\":9}", "POST /v1/update_weights/renew",
+     "{\"lease_s\":9}"},
+    {UPSTREAM_BATON, API_PUT_TENSOR_LIST, "{\"names\":[]}", "POST /v1/weights/plans",
+     "{\"names\":[]}"},
+    {UPSTREAM_SGLANG, API_UPDATE_WEIGHTS,
+     "{\"transport\":\"nccl\",\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[1]]}",
+     "POST /update_weights_from_distributed",
+     "{\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[1]],\"flush_cache\":false}"},
+    {UPSTREAM_SGLANG, API_UPDATE_WEIGHTS,
+     "{\"transport\":\"nccl\",\"packed\":true,\"bucket_nbytes\":9223372036854775807,"
+     "\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[1]]}",
+     "POST /update_weights_from_distributed",
+     "{\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[1]],\"flush_cache\":false,"
+     "\"load_format\":\"flattened_bucket\"}"},
+    {UPSTREAM_SGLANG, API_UPDATE_WEIGHTS,
+     "{\"serialized_named_tensors\":[\"x\"],\"serialized_format\":\"flattened_bucket\"}",
+     "POST /update_weights_from_tensor",
+     "{\"serialized_named_tensors\":[\"x\"],\"load_format\":\"flattened_bucket\","
+     "\"flush_cache\":false}"},
+    {UPSTREAM_SGLANG, API_UPDATE_WEIGHTS, "{\"path\":\"/w\",\"weight_version\":\"a\"}",
+     "POST /update_weights_from_disk",
+     "{\"model_path\":\"/w\",\"weight_version\":\"a\",\"flush_cache\":false}"},
+    {UPSTREAM_SGLANG, API_FINISH_UPDATE, "{\"weight_version\":\"a\"}",
+     "POST /update_weight_version", "{\"new_version\":\"a\",\"abort_all_requests\":false}"},
+    {UPSTREAM_SGLANG, API_FINISH_UPDATE, "{}", NULL, NULL},
+    {UPSTREAM_SGLANG, API_PAUSE, "{\"mode\":\"keep\"}", "POST /pause_generation",
+     "{\"mode\":\"in_place\"}"},
+    {UPSTREAM_SGLANG, API_SLEEP, "{\"level\":1,\"tags\":[\"kv_cache\"]}",
+     "POST /release_memory_occupation", "{\"tags\":[\"kv_cache\"]}"},
+    {UPSTREAM_SGLANG, API_ABORT_REQUESTS, "{\"all\":true}", "POST /abort_request",
+     "{\"abort_all\":true}"},
+    {UPSTREAM_SGLANG, API_ABORT_REQUESTS, "{\"request_ids\":[\"a\"]}", "POST /abort_request",
+     "{\"rid\":\"a\"}"},
+};
+
+static json_t *parse(const char *text)
+{
+    json_t *native = json_loads(text, 0, NULL);
+
+    assert_non_null(native);
+    return native;
+}
+
+static void check_row(const struct row *row)
+{
+    static const struct api_context about = {0};
+    json_t *native = parse(row->native);
+    struct api_request r;
+    struct err e = {0};
+    char line[API_PATH_MAX + 16];
+
+    assert_int_equal(api_make_request(&r, row->kind, row->op, native, &about, &e), 0);
+    json_decref(native);
+    if (row->path == NULL) {
+        assert_null(r.method);
+        return;
+    }
+    (void)snprintf(line, sizeof line, "%s %s", r.method, r.path);
+    assert_string_equal(line, row->path);
+    if (row->body == NULL)
+        assert_null(r.body);
+    else
+        assert_string_equal(r.body, row->body);
+    assert_int_equal(r.body_len, row->body != NULL ? strlen(row->body) : 0);
+    api_request_fini(&r);
+}
+
+static void test_wire_make_says_it_in_their_words(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        check_row(&rows[i]);
+}
+
+static void test_wire_make_puts_in_what_is_each_ones_own(void **state)
+{
+    static const struct api_context about = {
+        .update_id = "upd-7", .has_rank_offset = true, .rank_offset = 5};
+    json_t *native = parse("{\"update_id\":\"upd-1\",\"master_address\":\"h\",\"rank_offset\":1}");
+    struct api_request r;
+    struct err e = {0};
+
+    (void)state;
+    for (int d = 0; d < UPSTREAM_KINDS; d++) {
+        assert_int_equal(
+            api_make_request(&r, (enum upstream_kind)d, API_INIT_TRANSFER, native, &about, &e), 0);
+        assert_non_null(strstr(r.body, "\"rank_offset\":5"));
+        api_request_fini(&r);
+    }
+    assert_int_equal(api_make_request(&r, UPSTREAM_BATON, API_FINISH_UPDATE, native, &about, &e),
+                     0);
+    assert_non_null(strstr(r.body, "\"update_id\":\"upd-7\""));
+    api_request_fini(&r);
+    assert_string_equal(json_string_value(json_object_get(native, "update_id")), "upd-1");
+    json_decref(native);
+    native = parse("{\"mode\":\"keep\"}"); /* at the end of an update, but no step of it */
+    assert_int_equal(api_make_request(&r, UPSTREAM_BATON, API_PAUSE, native, &about, &e), 0);
+    assert_null(strstr(r.body, "update_id"));
+    api_request_fini(&r);
+    json_decref(native);
+    native = parse("{\"path\":\"/w\",\"weight_version\":\"a\"}");
+    assert_int_equal(api_make_request(&r, UPSTREAM_SGLANG, API_UPDATE_WEIGHTS, native, &about, &e),
+                     0);
+    assert_non_null(strstr(r.body, "\"weight_version\":\"upd-7\"")); /* not yet what it is */
+    api_request_fini(&r);
+    json_decref(native);
+}
+
+static void test_wire_make_names_the_group_that_was_joined(void **state)
+{
+    static const struct api_context about = {.group_name = "g"}, unnamed = {.group_name = ""};
+    json_t *native = parse("{\"transport\":\"nccl\",\"names\":[]}");
+    enum api_op ops[] = {API_UPDATE_WEIGHTS, API_SHUTDOWN_TRANSFER};
+    struct api_request r;
+    struct err e = {0};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++) {
+        assert_int_equal(api_make_request(&r, UPSTREAM_SGLANG, ops[i], native, &about, &e), 0);
+        assert_non_null(strstr(r.body, "\"group_name\":\"g\""));
+        api_request_fini(&r);
+        assert_int_equal(api_make_request(&r, UPSTREAM_SGLANG, ops[i], native, &unnamed, &e), 0);
+        assert_null(strstr(r.body, "group_name"));
+        api_request_fini(&r);
+    }
+    json_decref(native);
+}
+
+static void test_wire_make_refuses_what_they_have_no_words_for(void **state)
+{
+    static const struct {
+        enum upstream_kind kind;
+        enum api_op op;
+        const char *native, *field;
+    } bad[] = {
+        {UPSTREAM_VLLM, API_INIT_TRANSFER, "{\"group_name\":\"x\"}", "/group_name"},
+        {UPSTREAM_VLLM, API_INIT_TRANSFER, "{\"warm_up\":false}", "/warm_up"},
+        {UPSTREAM_VLLM, API_UPDATE_WEIGHTS, "{\"shm\":{}}", "/shm"},
+        {UPSTREAM_VLLM, API_UPDATE_WEIGHTS, "{\"path\":\"/w\"}", "/path"},
+        {UPSTREAM_VLLM, API_UPDATE_WEIGHTS, "{\"checksums\":[]}", "/checksums"},
+        {UPSTREAM_VLLM, API_START_UPDATE, "{\"partial\":true}", "/partial"},
+        {UPSTREAM_VLLM, API_PAUSE, "{\"mode\":\"keep&level=2\"}", "/mode"},
+        {UPSTREAM_VLLM, API_PAUSE, "{\"new_requests\":\"reject\"}", "/new_requests"},
+        {UPSTREAM_VLLM, API_PUT_TENSOR_LIST, "{}", ""},
+        {UPSTREAM_VLLM, API_UPDATE_WEIGHTS, "{\"chunk_id\":\"c\"}", "/chunk_id"},
+        {UPSTREAM_VLLM, API_UPDATE_WEIGHTS, "{\"serialized_named_tensors\":[]}",
+         "/serialized_named_tensors"},
+        {UPSTREAM_SGLANG, API_UPDATE_WEIGHTS, "{\"packed\":true,\"bucket_nbytes\":4096}",
+         "/packed"},
+        {UPSTREAM_SGLANG, API_UPDATE_WEIGHTS, "{\"bucket_nbytes\":4096}", "/bucket_nbytes"},
+        {UPSTREAM_SGLANG, API_PAUSE, "{\"new_requests\":\"reject\"}", "/new_requests"},
+        {UPSTREAM_SGLANG, API_PUT_TENSOR_LIST, "{}", ""},
+        {UPSTREAM_VLLM, API_WAKE, "{\"tags\":[\"a b\"]}", "/tags"},
+        {UPSTREAM_VLLM, API_WAKE, "{\"tags\":[\"weights\",\"weights\",\"weights\"]}", "/tags"},
+        {UPSTREAM_VLLM, API_SLEEP, "{\"level\":2,\"tags\":[\"weights\"]}", "/tags"},
+        {UPSTREAM_VLLM, API_FINISH_UPDATE, "{\"checksums\":{}}", "/checksums"},
+        {UPSTREAM_VLLM, API_LOAD_ADAPTER, "{\"lora_name\":\"l\",\"shm\":{}}", "/lora_path"},
+        {UPSTREAM_SGLANG, API_UPDATE_WEIGHTS, "{\"packed\":true}", "/packed"},
+        {UPSTREAM_SGLANG, API_UPDATE_WEIGHTS, "{\"ipc_handles_pickled\":\"x\"}",
+         "/ipc_handles_pickled"},
+        {UPSTREAM_SGLANG, API_PAUSE, "{\"mode\":\"wait\"}", "/mode"},
+        {UPSTREAM_SGLANG, API_ABORT_REQUESTS, "{\"request_ids\":[\"a\",\"b\"]}", "/request_ids"},
+        {UPSTREAM_SGLANG, API_ABORT_REQUESTS, "{\"request_ids\":[\"\"]}", "/request_ids"},
+    };
+    static const struct api_context none = {0};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        json_t *native = parse(bad[i].native);
+        struct api_request r;
+        struct err e = {0};
+
+        assert_int_equal(api_make_request(&r, bad[i].kind, bad[i].op, native, &none, &e), -1);
+        assert_int_equal(e.code, ERR_BAD_REQUEST);
+        assert_string_equal(e.field, bad[i].field);
+        if (bad[i].op == API_UPDATE_WEIGHTS && strstr(e.msg, "know nothing of") != NULL)
+            assert_non_null(strstr(e.msg, ": they take tensors over NCCL"));
+        assert_null(r.body);
+        json_decref(native);
+    }
+}
+
+/* A pause or a sleep is the fleet's own doing, and ends before it is asked again. */
+static void test_wire_read_who_would_serve(void **state)
+{
+    static const struct {
+        const char *text, *unready;
+    } asked[] = {
+        {"{\"ready\":true,\"reason\":null}", ""},
+        {"{\"ready\":false,\"reason\":{\"code\":\"no_weights\"}}", "no_weights"},
+        {"{\"ready\":false,\"reason\":{\"code\":\"non_finite_logits\"}}", "non_finite_logits"},
+        {"{\"ready\":false,\"reason\":{\"code\":\"draining\"}}", "draining"},
+        {"{\"ready\":false,\"reason\":{\"code\":\"paused\"}}", ""},
+        {"{\"ready\":false,\"reason\":{\"code\":\"asleep\"}}", ""},
+        {"{\"ready\":false,\"reason\":{\"code\":\"overloaded\"}}", ""},
+        {"{\"ready\":false}", ""},
+        {"{\"ready\":\"no\",\"reason\":{\"code\":\"draining\"}}", ""},
+    };
+    struct upstream_saw saw;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof asked / sizeof asked[0]; i++) {
+        api_read_status(&saw, UPSTREAM_BATON, asked[i].text, strlen(asked[i].text));
+        assert_string_equal(saw.unready, asked[i].unready);
+    }
+}
+
+static void test_wire_read_who(void **state)
+{
+    static const struct {
+        enum upstream_kind kind;
+        const char *text, *process, *label;
+    } who[] = {
+        {UPSTREAM_BATON, "{\"boot_id\":\"b\",\"weights\":{\"weight_version\":\"v\"}}", "b", "v"},
+        {UPSTREAM_BATON, "{\"boot_id\":\"b\",\"weights\":{\"weight_version\":null}}", "b", ""},
+        {UPSTREAM_BATON, "<html>", "", ""},
+        {UPSTREAM_VLLM, "# HELP x\nprocess_start_time_seconds 1.7e+09\nvllm:x 1\n", "1.7e+09", ""},
+        {UPSTREAM_VLLM, "process_start", "", ""},
+        {UPSTREAM_SGLANG, "{\"weight_version\":\"v\"}", "", "v"},
+        {UPSTREAM_SGLANG, "", "", ""},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof who / sizeof who[0]; i++) {
+        struct upstream_saw saw;
+
+        api_read_status(&saw, who[i].kind, who[i].text, strlen(who[i].text));
+        assert_string_equal(saw.process, who[i].process);
+        assert_string_equal(saw.label, who[i].label);
+    }
+}
+
+static void test_wire_read_ranks(void **state)
+{
+    static const struct {
+        enum upstream_kind kind;
+        const char *text;
+        uint64_t n; /* 0: refused */
+    } ranks[] = {
+        {UPSTREAM_BATON, "{\"cuda\":{\"ranks\":[{},{}]}}", 2},
+        {UPSTREAM_BATON, "{\"cuda\":{\"ranks\":[]}}", 0},
+        {UPSTREAM_VLLM, "{\"world_size\":8}", 8},
+        {UPSTREAM_VLLM, "{\"world_size\":\"8\"}", 0},
+        {UPSTREAM_VLLM, "{\"world_size\":-1}", 0},
+        {UPSTREAM_SGLANG, "{\"tp_size\":4,\"pp_size\":2,\"dp_size\":1}", 8},
+        {UPSTREAM_SGLANG, "{\"tp_size\":4}", 4},
+        {UPSTREAM_SGLANG, "{}", 0},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
+        const char *text = ranks[i].text;
+        uint64_t n = 0;
+        struct err e = {0};
+        int rc = api_read_ranks(&n, ranks[i].kind, text, strlen(text), &e);
+
+        assert_int_equal(rc, ranks[i].n > 0 ? 0 : -1);
+        assert_int_equal(n, ranks[i].n);
+    }
+}
+
+static void test_wire_read_open_update(void **state)
+{
+    static const char open[] = "{\"update\":{\"update_id\":\"upd-1\"}}";
+    static const char none[] = "{\"update\":null}";
+    char id[API_UPDATE_ID_MAX + 1] = "";
+
+    (void)state;
+    assert_true(api_read_open_update(id, open, sizeof open - 1));
+    assert_string_equal(id, "upd-1");
+    assert_false(api_read_open_update(id, none, sizeof none - 1));
+    assert_false(api_read_open_update(id, "", 0));
+}
+
+static void test_wire_read_error(void **state)
+{
+    static const struct {
+        const char *text, *said;
+    } errors[] = {
+        {"{\"error\":{\"message\":\"no\"}}", "no"},
+        {"{\"error\":\"no\"}", "no"},
+        {"{\"success\":false,\"message\":\"no\"}", "no"},
+        {"{\"detail\":\"no\"}", "no"},
+        {"Internal\nServer Error", "Internal Server Error"},
+        {"caf\xc3", "caf?"},
+        {"", ""},
+    };
+    char out[32];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
+        api_read_error(out, sizeof out, errors[i].text, strlen(errors[i].text));
+        assert_string_equal(out, errors[i].said);
+    }
+    api_read_error(out, 4, "long text", 9);
+    assert_string_equal(out, "lon");
+}
+
+static void test_wire_read_update_id(void **state)
+{
+    char id[API_UPDATE_ID_MAX + 1] = "old";
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(api_read_update_id(id, "{\"update_id\":\"upd-1\"}", 21, &e), 0);
+    assert_string_equal(id, "upd-1");
+    assert_int_equal(api_read_update_id(id, "{}", 2, &e), -1);
+    assert_int_equal(e.code, ERR_UNREADABLE);
+    assert_string_equal(id, "upd-1");
+}
+
+static void test_wire_read_name_takes_what_it_says(void **state)
+{
+    static const struct {
+        enum upstream_kind kind;
+        const char *text, *name; /* NULL: it does not say */
+    } cases[] = {
+        {UPSTREAM_VLLM, "{\"weight_version\":\"step-1\"}", "step-1"},
+        {UPSTREAM_VLLM, "{\"weight_version\":null}", ""},
+        {UPSTREAM_VLLM, "{\"weight_version\":7}", NULL},
+        {UPSTREAM_VLLM, "{}", NULL},
+        {UPSTREAM_VLLM, "no JSON", NULL},
+        {UPSTREAM_VLLM, "", NULL},
+        {UPSTREAM_SGLANG, "{\"weight_version\":\"default\"}", "default"},
+        {UPSTREAM_SGLANG, "{\"version\":\"0.5\"}", NULL},
+        {UPSTREAM_BATON, "{\"weights\":{\"weight_version\":\"step-2\"}}", "step-2"},
+        {UPSTREAM_BATON, "{\"weight_version\":\"step-2\"}", NULL},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char name[API_VERSION_MAX + 1] = "before";
+        struct err e = {0};
+        int rc = api_read_version(name, cases[i].kind, cases[i].text, strlen(cases[i].text), &e);
+
+        assert_int_equal(rc, cases[i].name != NULL ? 0 : -1);
+        assert_string_equal(name, cases[i].name != NULL ? cases[i].name : "before");
+        assert_int_equal(e.code, cases[i].name != NULL ? ERR_NONE : ERR_UNREADABLE);
+    }
+}
+
+static void test_wire_read_name_shows_that_it_is_too_long(void **state)
+{
+    char name[API_VERSION_MAX + 1], text[API_VERSION_MAX + 64];
+    struct err e = {0};
+
+    (void)state;
+    for (int len = API_VERSION_MAX - 1; len < API_VERSION_MAX + 10; len++) {
+        (void)snprintf(text, sizeof text, "{\"weight_version\":\"%0*d\"}", len, 0);
+        assert_int_equal(api_read_version(name, UPSTREAM_VLLM, text, strlen(text), &e), 0);
+        assert_int_equal(strlen(name), len < API_VERSION_MAX ? len : API_VERSION_MAX);
+    }
+}
+
+static void test_wire_ask_and_names(void **state)
+{
+    (void)state;
+    for (int d = 0; d < UPSTREAM_KINDS; d++) {
+        enum upstream_kind found;
+        struct err e = {0};
+
+        assert_int_equal(upstream_kind_parse(&found, upstream_kind_name((enum upstream_kind)d),
+                                             "--upstream", &e),
+                         0);
+        assert_int_equal(found, d);
+        for (int q = 0; q < API_QUERIES; q++) {
+            bool asks = (q != API_GET_PROBE_VERSION && q != API_GET_RELEASE) ||
+                        found == UPSTREAM_VLLM;
+            struct api_request r;
+
+            assert_int_equal(api_make_query(&r, found, (enum api_query)q, &e), 0);
+            assert_true((r.method != NULL) == asks);
+            assert_int_equal(r.path[0], asks ? '/' : '\0');
+            assert_true((r.body != NULL) == (q == API_GENERATE_TOKEN));
+            api_request_fini(&r);
+        }
+        if (d == 0)
+            assert_int_equal(upstream_kind_parse(&found, "vLLM", "--upstream", &e), -1);
+    }
+}
+
+/* What vLLM says of its version, which one of before, or without its mode for developers, does not.
+ */
+static void test_wire_read_label(void **state)
+{
+    static const struct {
+        int status;
+        const char *text, *label; /* label NULL: it is no answer */
+    } labels[] = {
+        {200, "{\"weight_version\":\"step-1\"}", "step-1"},
+        {200, "{\"weight_version\":null}", ""},
+        {404, "{\"detail\":\"Not Found\"}", ""},
+        {405, "", ""},
+        {0, "", "as it was"},
+        {200, "{}", NULL},
+        {200, "<html>", NULL},
+        {500, "{\"weight_version\":\"step-1\"}", NULL},
+        {503, "", NULL},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof labels / sizeof labels[0]; i++) {
+        struct upstream_saw saw = {.label = "as it was"};
+        struct err e = {0};
+        int rc = api_read_probe_version(&saw, UPSTREAM_VLLM, labels[i].status, labels[i].text,
+                                        strlen(labels[i].text), &e);
+
+        assert_int_equal(rc, labels[i].label != NULL ? 0 : -1);
+        assert_int_equal(e.code, labels[i].label != NULL ? ERR_NONE : ERR_UNREADABLE);
+        assert_string_equal(saw.label, labels[i].label != NULL ? labels[i].label : "");
+    }
+}
+
+/* What a 200 says, in the answer to an operation; `good`: that it was done. */
+static const struct done {
+    enum upstream_kind kind;
+    enum api_op op;
+    const char *native, *answer;
+    bool good;
+} dones[] = {
+    {UPSTREAM_BATON, API_UPDATE_WEIGHTS, "{}", "{\"update_id\":\"u1\",\"phase\":\"receiving\"}",
+     true},
+    {UPSTREAM_BATON, API_UPDATE_WEIGHTS, "{}", "{\"update_id\":\"u2\",\"phase\":\"receiving\"}",
+     false},
+    {UPSTREAM_BATON, API_UPDATE_WEIGHTS, "{}", "{\"update_id\":\"u1\",\"phase\":\"aborted\"}",
+     false},
+    {UPSTREAM_BATON, API_UPDATE_WEIGHTS, "{}", "<html>", false},
+    {UPSTREAM_BATON, API_VERIFY_UPDATE, "{}", "{\"update_id\":\"u1\",\"phase\":\"verified\"}",
+     true},
+    {UPSTREAM_BATON, API_VERIFY_UPDATE, "{}", "{\"update_id\":\"u1\",\"phase\":\"verifying\"}",
+     false},
+    {UPSTREAM_BATON, API_FINISH_UPDATE, "{\"weight_version\":\"a\"}",
+     "{\"update_id\":\"u1\",\"phase\":\"committed\",\"weight_version\":\"a\"}", true},
+    {UPSTREAM_BATON, API_FINISH_UPDATE, "{\"weight_version\":\"a\"}",
+     "{\"update_id\":\"u1\",\"phase\":\"committed\",\"weight_version\":\"b\"}", false},
+    {UPSTREAM_BATON, API_FINISH_UPDATE, "{\"weight_version\":\"a\"}",
+     "{\"update_id\":\"u1\",\"phase\":\"verified\",\"weight_version\":\"a\"}", false},
+    {UPSTREAM_BATON, API_ABORT_UPDATE, "{}", "{\"update_id\":\"u1\",\"phase\":\"aborted\"}", true},
+    {UPSTREAM_BATON, API_ABORT_UPDATE, "{}", "{\"update_id\":\"u1\",\"phase\":\"open\"}", false},
+    {UPSTREAM_BATON, API_PAUSE, "{}", "{\"paused\":true}", true},
+    {UPSTREAM_BATON, API_PAUSE, "{}", "{\"paused\":false}", false},
+    {UPSTREAM_BATON, API_RESUME, "{}", "{\"paused\":false}", true},
+    {UPSTREAM_BATON, API_RESUME, "{}", "{}", false},
+    {UPSTREAM_BATON, API_SET_VERSION, "{\"weight_version\":\"a\"}", "{\"weight_version\":\"b\"}",
+     false},
+    {UPSTREAM_BATON, API_INIT_TRANSFER, "{\"transport\":\"nccl\"}", "{\"state\":\"joined\"}", true},
+    {UPSTREAM_BATON, API_INIT_TRANSFER, "{\"transport\":\"nccl\"}", "{\"state\":\"failed\"}",
+     false},
+    {UPSTREAM_BATON, API_INIT_TRANSFER, "{\"transport\":\"ipc\"}", "{\"state\":\"none\"}", true},
+    {UPSTREAM_VLLM, API_RESUME, "{}", "{\"status\":\"resumed\"}", true},
+    {UPSTREAM_VLLM, API_SLEEP, "{}", "", true},
+    {UPSTREAM_VLLM, API_UPDATE_WEIGHTS, "{}", "{\"error\":{\"message\":\"no\"}}", false},
+    {UPSTREAM_SGLANG, API_WAKE, "{}", "null", true},
+    {UPSTREAM_SGLANG, API_UPDATE_WEIGHTS, "{}", "{\"success\":true,\"message\":\"\"}", true},
+    {UPSTREAM_SGLANG, API_UPDATE_WEIGHTS, "{}", "{\"success\":false,\"message\":\"shapes\"}",
+     false},
+    {UPSTREAM_SGLANG, API_LOAD_ADAPTER, "{}", "{\"success\":true,\"error_message\":null}", true},
+    {UPSTREAM_SGLANG, API_FINISH_UPDATE, "{\"weight_version\":\"a\"}",
+     "{\"success\":true,\"new_version\":\"b\"}", false},
+};
+
+static void test_wire_read_absent_tells_none_from_no(void **state)
+{
+    static const struct {
+        enum upstream_kind kind;
+        int status;
+        const char *text;
+        bool absent;
+    } said[] = {
+        {UPSTREAM_VLLM, 404, "{\"error\":{\"message\":\"The lora adapter 'x' cannot be found\"}}",
+         true},
+        {UPSTREAM_VLLM, 400, "{}", false},
+        {UPSTREAM_BATON, 404, "", true},
+        {UPSTREAM_BATON, 500, "not found", false},
+        {UPSTREAM_SGLANG, 400,
+         "{\"success\":false,\"error_message\":\"LoRA with name x does not exist. Loaded LoRAs: "
+         "dict_keys([])\"}",
+         true},
+        {UPSTREAM_SGLANG, 400,
+         "{\"success\":false,\"error_message\":\"LoRA with name y does not exist\"}", false},
+        {UPSTREAM_SGLANG, 400, "{\"success\":false,\"error_message\":\"LoRA is not enabled\"}",
+         false},
+        {UPSTREAM_SGLANG, 400, "x does not exist", false},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof said / sizeof said[0]; i++)
+        assert_int_equal(api_adapter_is_absent(said[i].kind, "x", said[i].status, said[i].text,
+                                               strlen(said[i].text)),
+                         said[i].absent);
+}
+
+static void test_wire_read_done_believes_the_body(void **state)
+{
+    static const struct api_context about = {.update_id = "u1"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof dones / sizeof dones[0]; i++) {
+        const struct done *d = &dones[i];
+        json_t *native = json_loads(d->native, 0, NULL);
+        struct err e = {0};
+        int rc = api_check_done(d->kind, d->op, native, &about, d->answer, strlen(d->answer), &e);
+
+        if ((rc == 0) != d->good)
+            fail_msg("%s: %d, %s", d->answer, rc, e.msg);
+        assert_int_equal(e.code, d->good ? ERR_NONE : ERR_UPSTREAM);
+        json_decref(native);
+    }
+}
+
+static void test_wire_resets_surely_takes_silence_for_no_proof(void **state)
+{
+    static const struct {
+        enum upstream_kind kind;
+        const char *native, *answer;
+        bool surely;
+    } said[] = {
+        {UPSTREAM_VLLM, "{\"running\":true}", "", true}, /* it would have failed */
+        {UPSTREAM_VLLM, "{\"running\":false}", "", false},
+        {UPSTREAM_VLLM, "{}", "{\"success\":true}", true},
+        {UPSTREAM_VLLM, "{}", "{\"success\":\"true\"}", false},
+        {UPSTREAM_VLLM, "{}", "{\"success\":true", false},
+        {UPSTREAM_VLLM, "{}", "true", false},
+        {UPSTREAM_SGLANG, "{}", "Cache flushed.\n", true},
+        {UPSTREAM_BATON, "{}", "{}", true},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof said / sizeof said[0]; i++) {
+        json_t *native = json_loads(said[i].native, 0, NULL);
+
+        assert_int_equal(
+            api_reset_is_proven(said[i].kind, native, said[i].answer, strlen(said[i].answer)),
+            said[i].surely);
+        json_decref(native);
+    }
+}
+
+/* What ends an update that has begun takes no name, and nothing that begins none. */
+static void test_wire_make_of_what_has_begun(void **state)
+{
+    static const struct api_context begun = {.update_id = "upd-7", .has_begun = true};
+    json_t *native = parse("{\"weight_version\":\"a\"}"), *file = parse("{\"path\":\"/w\"}");
+    struct api_request r;
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(api_make_request(&r, UPSTREAM_SGLANG, API_FINISH_UPDATE, native, &begun, &e),
+                     0);
+    assert_string_equal(r.path, "/end_weight_update");
+    assert_string_equal(r.body, "{}");
+    api_request_fini(&r);
+    assert_int_equal(api_make_request(&r, UPSTREAM_SGLANG, API_UPDATE_WEIGHTS, file, &begun, &e),
+                     -1);
+    assert_int_equal(e.code, ERR_BAD_REQUEST);
+    assert_string_equal(e.field, "/path");
+    assert_null(r.method);
+    json_decref(native);
+    json_decref(file);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_wire_resets_surely_takes_silence_for_no_proof),
+        cmocka_unit_test(test_wire_make_says_it_in_their_words),
+        cmocka_unit_test(test_wire_make_puts_in_what_is_each_ones_own),
+        cmocka_unit_test(test_wire_make_names_the_group_that_was_joined),
+        cmocka_unit_test(test_wire_make_refuses_what_they_have_no_words_for),
+        cmocka_unit_test(test_wire_read_who),
+        cmocka_unit_test(test_wire_read_who_would_serve),
+        cmocka_unit_test(test_wire_read_ranks),
+        cmocka_unit_test(test_wire_read_open_update),
+        cmocka_unit_test(test_wire_read_error),
+        cmocka_unit_test(test_wire_read_update_id),
+        cmocka_unit_test(test_wire_read_absent_tells_none_from_no),
+        cmocka_unit_test(test_wire_read_done_believes_the_body),
+        cmocka_unit_test(test_wire_read_name_takes_what_it_says),
+        cmocka_unit_test(test_wire_read_name_shows_that_it_is_too_long),
+        cmocka_unit_test(test_wire_ask_and_names),
+        cmocka_unit_test(test_wire_make_of_what_has_begun),
+        cmocka_unit_test(test_wire_read_label),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
