@@ -33,7 +33,7 @@ const struct fleet_adapter *fleet_adapters_find(const struct fleet_adapters *fa,
     return a != NULL && !a->gone ? a : NULL;
 }
 
-int fleet_adapters_room(struct fleet_adapters *fa, const char *name, struct err *e)
+int fleet_adapters_reserve(struct fleet_adapters *fa, const char *name, struct err *e)
 {
     struct fleet_adapter *grown;
 
@@ -73,9 +73,9 @@ static void keep(struct fleet_adapter *a, char *path, char *load)
 
 static const uint8_t nobody[FLEET_MAX] = {FLEET_HAS_NONE};
 
-static bool is_fitting(const struct fleet_adapter *a)
+static bool is_pending(const struct fleet_adapter *a)
 {
-    return memchr(a->fitting, true, sizeof a->fitting) != NULL;
+    return memchr(a->pending, true, sizeof a->pending) != NULL;
 }
 
 static void forget_gone(struct fleet_adapters *fa)
@@ -83,7 +83,7 @@ static void forget_gone(struct fleet_adapters *fa)
     for (size_t i = fa->n; i-- > 0;) {
         struct fleet_adapter *a = &fa->list[i];
 
-        if (!a->gone || memcmp(a->has, nobody, sizeof nobody) != 0 || is_fitting(a))
+        if (!a->gone || memcmp(a->has, nobody, sizeof nobody) != 0 || is_pending(a))
             continue;
         keep(a, NULL, NULL);
         *a = fa->list[--fa->n];
@@ -94,11 +94,11 @@ static void forget_gone(struct fleet_adapters *fa)
 static void set_has(struct fleet_adapters *fa, struct fleet_adapter *a, const uint8_t *has)
 {
     for (size_t i = 0; i < FLEET_MAX; i++)
-        a->has[i] = a->fitting[i] ? FLEET_HAS_OTHER : has[i];
+        a->has[i] = a->pending[i] ? FLEET_HAS_OTHER : has[i];
     fa->changes++;
 }
 
-uint64_t fleet_adapters_put(struct fleet_adapters *fa, const struct fleet_adapter_from *from,
+uint64_t fleet_adapters_put(struct fleet_adapters *fa, const struct fleet_adapter_source *from,
                             const uint8_t *has)
 {
     struct fleet_adapter *a = add(fa, from->name);
@@ -108,18 +108,18 @@ uint64_t fleet_adapters_put(struct fleet_adapters *fa, const struct fleet_adapte
     keep(a, from->path, from->load);
     (void)snprintf(a->digest, sizeof a->digest, "%s", from->digest != NULL ? from->digest : "");
     set_has(fa, a, has);
-    a->made = fa->changes;
+    a->change = fa->changes;
     return ++a->revision;
 }
 
-void fleet_adapters_know(struct fleet_adapters *fa, const char *name, const uint8_t *has)
+void fleet_adapters_set_has(struct fleet_adapters *fa, const char *name, const uint8_t *has)
 {
     struct fleet_adapter *a = named(fa, name);
 
     if (a == NULL)
         return;
     set_has(fa, a, has);
-    a->made = fa->changes; /* what is asked for now may have come before it was lost */
+    a->change = fa->changes; /* what is asked for now may have come before it was lost */
 }
 
 static bool any(const uint8_t *has)
@@ -127,34 +127,35 @@ static bool any(const uint8_t *has)
     return memcmp(has, nobody, sizeof nobody) != 0;
 }
 
-uint64_t fleet_adapters_drop(struct fleet_adapters *fa, const char *name, const uint8_t *left)
+uint64_t fleet_adapters_remove(struct fleet_adapters *fa, const char *name, const uint8_t *left)
 {
     const struct fleet_adapter *was = fleet_adapters_find(fa, name);
     uint64_t revision = was != NULL ? was->revision : 0;
     struct err full = {0};
     struct fleet_adapter *a;
 
-    if (named(fa, name) == NULL && (!any(left) || fleet_adapters_room(fa, name, &full) != 0))
+    if (named(fa, name) == NULL && (!any(left) || fleet_adapters_reserve(fa, name, &full) != 0))
         return 0;
     a = add(fa, name);
     a->gone = true;
     a->revision = 0;
     set_has(fa, a, left);
-    a->made = fa->changes;
+    a->change = fa->changes;
     forget_gone(fa);
     return revision;
 }
 
-void fleet_adapters_is_in(struct fleet_adapters *fa, size_t upstream, uint64_t life, bool afresh)
+void fleet_adapters_set_incarnation(struct fleet_adapters *fa, size_t upstream,
+                                    uint64_t incarnation, bool afresh)
 {
-    if (fa->lives[upstream] == life)
+    if (fa->incarnation[upstream] == incarnation)
         return;
-    fa->lives[upstream] = life;
+    fa->incarnation[upstream] = incarnation;
     fa->changes++;
     for (size_t i = 0; i < fa->n; i++) {
         struct fleet_adapter *a = &fa->list[i];
 
-        if (a->fitting[upstream] || (!afresh && a->has[upstream] != FLEET_HAS_NONE))
+        if (a->pending[upstream] || (!afresh && a->has[upstream] != FLEET_HAS_NONE))
             a->has[upstream] = FLEET_HAS_OTHER;
         else
             a->has[upstream] = FLEET_HAS_NONE;
@@ -162,7 +163,7 @@ void fleet_adapters_is_in(struct fleet_adapters *fa, size_t upstream, uint64_t l
     forget_gone(fa);
 }
 
-bool fleet_adapters_lacks(const struct fleet_adapter *a, size_t upstream)
+bool fleet_adapters_is_missing(const struct fleet_adapter *a, size_t upstream)
 {
     return !a->gone && a->has[upstream] != FLEET_HAS_THIS;
 }
@@ -190,48 +191,49 @@ static struct fleet_adapter *next(const struct fleet_adapters *fa, size_t upstre
     return refused;
 }
 
-bool fleet_adapters_owes(const struct fleet_adapters *fa, size_t upstream)
+bool fleet_adapters_has_task(const struct fleet_adapters *fa, size_t upstream)
 {
     return next(fa, upstream) != NULL;
 }
 
-int fleet_adapters_begin(struct fleet_adapters *fa, size_t upstream, struct fleet_fit *out)
+int fleet_adapters_begin_task(struct fleet_adapters *fa, size_t upstream,
+                              struct fleet_adapter_task *out)
 {
     struct fleet_adapter *a = next(fa, upstream);
-    struct fleet_fit fit = {.life = fa->lives[upstream]};
+    struct fleet_adapter_task task = {.incarnation = fa->incarnation[upstream]};
 
     if (a == NULL)
         return 0;
     if (!a->gone) {
-        fit.load = strdup(a->load);
-        if (fit.load == NULL)
+        task.load = strdup(a->load);
+        if (task.load == NULL)
             return -1;
     }
-    memcpy(fit.name, a->name, sizeof fit.name);
-    memcpy(fit.digest, a->digest, sizeof fit.digest);
-    fit.had = (enum fleet_has)a->has[upstream];
-    fit.may_have = fit.had != FLEET_HAS_NONE;
-    fit.timeout_us = a->timeout_us;
-    fit.made = a->made;
-    a->fitting[upstream] = true;
-    *out = fit;
+    memcpy(task.name, a->name, sizeof task.name);
+    memcpy(task.digest, a->digest, sizeof task.digest);
+    task.had = (enum fleet_has)a->has[upstream];
+    task.may_have = task.had != FLEET_HAS_NONE;
+    task.timeout_us = a->timeout_us;
+    task.change = a->change;
+    a->pending[upstream] = true;
+    *out = task;
     return 1;
 }
 
-void fleet_adapters_end(struct fleet_adapters *fa, size_t upstream, struct fleet_fit *fit,
-                        enum fleet_has has)
+void fleet_adapters_end_task(struct fleet_adapters *fa, size_t upstream,
+                             struct fleet_adapter_task *task, enum fleet_has has)
 {
-    struct fleet_adapter *a = named(fa, fit->name); /* which is not forgotten meanwhile */
+    struct fleet_adapter *a = named(fa, task->name); /* which is not forgotten meanwhile */
 
-    assert(a != NULL && a->fitting[upstream]);
-    a->fitting[upstream] = false;
+    assert(a != NULL && a->pending[upstream]);
+    a->pending[upstream] = false;
     a->has[upstream] = (uint8_t)has;
-    if (fit->life != fa->lives[upstream] || fit->made != a->made)
+    if (task->incarnation != fa->incarnation[upstream] || task->change != a->change)
         a->has[upstream] = FLEET_HAS_OTHER;
     fa->changes++;
     forget_gone(fa);
-    free(fit->load);
-    fit->load = NULL;
+    free(task->load);
+    task->load = NULL;
 }
 
 static bool somebody_has(const struct fleet_adapter *a)
@@ -239,7 +241,8 @@ static bool somebody_has(const struct fleet_adapter *a)
     return memchr(a->has, FLEET_HAS_THIS, sizeof a->has) != NULL;
 }
 
-const struct fleet_adapter *fleet_adapters_bars(const struct fleet_adapters *fa, size_t upstream)
+const struct fleet_adapter *fleet_adapters_blocking(const struct fleet_adapters *fa,
+                                                    size_t upstream)
 {
     for (size_t i = 0; i < fa->n; i++) {
         const struct fleet_adapter *a = &fa->list[i];

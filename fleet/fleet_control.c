@@ -5,11 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LAPSE_AGAIN_US = 1000000 };
+enum { EXPIRY_RETRY_US = 1000000 };
 
-static void on_look(void *arg);
+static void on_reschedule(void *arg);
 static void on_due(void *arg);
-static void lapse_run(void *arg);
+static void expiry_run(void *arg);
 
 int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg *cfg,
                       struct err *e)
@@ -23,10 +23,10 @@ int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg
     fc->cfg = *cfg;
     fc->upstreams = cfg->upstreams;
     fc->hold.lease_until_us = CLOCK_NEVER;
-    fc->behind_due_us = CLOCK_NEVER;
-    fc->look = (struct loop_item){.run = on_look, .arg = fc};
-    fc->timer = (struct loop_timer){.fire = on_due, .arg = fc};
-    fleet_fit_init(fc);
+    fc->missed_pause_due_us = CLOCK_NEVER;
+    fc->reschedule = (struct loop_item){.run = on_reschedule, .arg = fc};
+    fc->expiry_timer = (struct loop_timer){.fire = on_due, .arg = fc};
+    fleet_reconcile_init(fc);
     *out = fc;
     return 0;
 }
@@ -36,7 +36,7 @@ void fleet_control_free(struct fleet_control *fc)
     if (fc == NULL)
         return;
     fleet_session_unref(fc->session);
-    for (size_t i = 0; i < FLEET_ENDED_KEPT; i++)
+    for (size_t i = 0; i < FLEET_ENDED_SESSIONS_MAX; i++)
         fleet_session_unref(fc->ended[i]);
     fleet_spec_unref(fc->spec);
     fleet_adapters_fini(&fc->adapters);
@@ -66,47 +66,47 @@ struct fleet_group *fleet_group_locked(struct fleet_control *fc, const char *nam
 /* who stands still, and who is asked for tokens */
 
 /* The last word is of what is so: one is told under the lock, the other knows the order. */
-void fleet_tokens(struct fleet_control *fc)
+void fleet_apply_quiesce(struct fleet_control *fc)
 {
     bool still, prepare_begun, paused;
     uint64_t order;
 
     mtx_lock(&fc->lock);
-    order = ++fc->n_stills;
+    order = ++fc->quiesce_order;
     prepare_begun = fc->session != NULL && fc->session->prepare_begun;
-    paused = prepare_begun || fc->n_replacing > 0;
-    still = fc->hold.on || fc->weights_asleep || fc->kv_asleep || fc->n_quiet > 0;
+    paused = prepare_begun || fc->n_adapters_replacing > 0;
+    still = fc->hold.on || fc->weights_asleep || fc->kv_asleep || fc->n_probe_suspensions > 0;
     upstreams_tokens(fc->upstreams, !still && !prepare_begun);
     mtx_unlock(&fc->lock);
     fleet_still(fleet_of(fc), still, order);
     fleet_hold_back(fleet_of(fc), still || paused, order);
 }
 
-void fleet_replacing(struct fleet_control *fc, bool on)
+void fleet_adapter_replacing(struct fleet_control *fc, bool on)
 {
     mtx_lock(&fc->lock);
     if (on)
-        fc->n_replacing++;
+        fc->n_adapters_replacing++;
     else
-        fc->n_replacing--;
+        fc->n_adapters_replacing--;
     mtx_unlock(&fc->lock);
-    fleet_tokens(fc);
+    fleet_apply_quiesce(fc);
 }
 
-void fleet_quiet(struct fleet_control *fc, bool on)
+void fleet_suspend_generation_probes(struct fleet_control *fc, bool on)
 {
     mtx_lock(&fc->lock);
     if (on)
-        fc->n_quiet++;
+        fc->n_probe_suspensions++;
     else
-        fc->n_quiet--;
+        fc->n_probe_suspensions--;
     mtx_unlock(&fc->lock);
-    fleet_tokens(fc);
+    fleet_apply_quiesce(fc);
 }
 
 /* who is there */
 
-size_t fleet_alive(struct fleet_control *fc, const json_t *body, struct fleet_to *to)
+size_t fleet_reachable(struct fleet_control *fc, const json_t *body, struct fleet_target *targets)
 {
     size_t n = upstreams_n(fc->upstreams), n_alive = 0;
     struct upstream_info info;
@@ -116,7 +116,7 @@ size_t fleet_alive(struct fleet_control *fc, const json_t *body, struct fleet_to
         upstreams_at(fc->upstreams, i, &at);
         fleet_info(fleet_of(fc), i, &info);
         if (!at.removed && info.alive)
-            to[n_alive++] = (struct fleet_to){.upstream = i, .body = body};
+            targets[n_alive++] = (struct fleet_target){.upstream = i, .body = body};
     }
     return n_alive;
 }
@@ -144,13 +144,13 @@ static void name_down(struct fleet_control *fc, char *out, size_t cap)
     }
 }
 
-int fleet_alive_enough(struct fleet_control *fc, const json_t *body, struct fleet_to *to, size_t *n,
-                       struct err *e)
+int fleet_reachable_quorum(struct fleet_control *fc, const json_t *body,
+                           struct fleet_target *targets, size_t *n, struct err *e)
 {
     size_t min_ready = fleet_min_ready(fc);
     char down[ERR_MSG_MAX / 2];
 
-    *n = fleet_alive(fc, body, to);
+    *n = fleet_reachable(fc, body, targets);
     if (*n >= min_ready)
         return 0;
     name_down(fc, down, sizeof down);
@@ -166,12 +166,12 @@ uint64_t fleet_update_us(const struct fleet_control *fc)
 
 /* JSON */
 
-int fleet_put(json_t *reply, const char *member, json_t *value)
+int fleet_json_set(json_t *reply, const char *member, json_t *value)
 {
     return json_object_set_new(reply, member, value);
 }
 
-json_t *fleet_part_json(const char *name, bool ok, int status, const char *error)
+json_t *fleet_result_json(const char *name, bool ok, int status, const char *error)
 {
     return json_pack("{s:s, s:b, s:o, s:s?}", "upstream", name, "ok", (int)ok, "status",
                      status > 0 ? json_integer(status) : json_null(), "error", error);
@@ -186,28 +186,29 @@ static json_t *absent_json(struct fleet_control *fc, size_t i, const struct upst
     fleet_info(fleet_of(fc), i, &info);
     (void)snprintf(why, sizeof why, "it is %s%s%s", upstream_state_name(info.state),
                    info.error.code != ERR_NONE ? ": " : "", info.error.msg);
-    return fleet_part_json(at->name, false, 0, info.alive ? "it was not asked" : why);
+    return fleet_result_json(at->name, false, 0, info.alive ? "it was not asked" : why);
 }
 
-json_t *fleet_said_json(struct fleet_control *fc, const struct fleet_said *said, size_t n)
+json_t *fleet_results_json(struct fleet_control *fc, const struct fleet_result *results, size_t n)
 {
     size_t n_all = upstreams_n(fc->upstreams);
     json_t *list = json_array();
     struct upstream_at at;
 
     for (size_t i = 0; i < n_all; i++) {
-        const struct fleet_said *s = NULL;
+        const struct fleet_result *s = NULL;
         json_t *one;
 
         upstreams_at(fc->upstreams, i, &at);
         for (size_t k = 0; k < n; k++)
-            if (said[k].upstream == i)
-                s = &said[k];
+            if (results[k].upstream == i)
+                s = &results[k];
         if (s == NULL && at.removed)
             continue;
         one = s == NULL ? absent_json(fc, i, &at)
-                        : fleet_part_json(at.name, s->end == FLEET_GOOD || s->end == FLEET_SKIPPED,
-                                          s->status, s->why.code != ERR_NONE ? s->why.msg : NULL);
+                        : fleet_result_json(at.name,
+                                            s->outcome == FLEET_OK || s->outcome == FLEET_SKIPPED,
+                                            s->status, s->why.code != ERR_NONE ? s->why.msg : NULL);
         if (json_array_append_new(list, one) != 0) {
             json_decref(list);
             return NULL;
@@ -226,12 +227,12 @@ static uint64_t due_locked(const struct fleet_control *fc)
     if (s != NULL && fleet_session_is_open(s) && s->n_running == 0 &&
         s->phase != UPDATE_VERIFYING && s->lease_until_us < due)
         due = s->lease_until_us;
-    if (fc->behind_due_us < due)
-        due = fc->behind_due_us;
-    return fc->lapsing ? CLOCK_NEVER : due;
+    if (fc->missed_pause_due_us < due)
+        due = fc->missed_pause_due_us;
+    return fc->expiring ? CLOCK_NEVER : due;
 }
 
-static void on_look(void *arg)
+static void on_reschedule(void *arg)
 {
     struct fleet_control *fc = arg;
     uint64_t due;
@@ -240,14 +241,14 @@ static void on_look(void *arg)
     due = due_locked(fc);
     mtx_unlock(&fc->lock);
     if (due == CLOCK_NEVER)
-        loop_timer_cancel(upstreams_loop(fc->upstreams), &fc->timer);
+        loop_timer_cancel(upstreams_loop(fc->upstreams), &fc->expiry_timer);
     else
-        loop_timer_set(upstreams_loop(fc->upstreams), &fc->timer, due);
+        loop_timer_set(upstreams_loop(fc->upstreams), &fc->expiry_timer, due);
 }
 
-void fleet_look(struct fleet_control *fc)
+void fleet_reschedule(struct fleet_control *fc)
 {
-    loop_post(upstreams_loop(fc->upstreams), &fc->look);
+    loop_post(upstreams_loop(fc->upstreams), &fc->reschedule);
 }
 
 /* The work waits for upstreams, so it is not this thread's. A pool that ends has nobody left whose
@@ -258,10 +259,10 @@ static void on_due(void *arg)
     struct err ignored = {0};
 
     mtx_lock(&fc->lock);
-    fc->lapsing = true;
-    fc->lapse = (struct job){.run = lapse_run, .arg = fc};
+    fc->expiring = true;
+    fc->expiry = (struct job){.run = expiry_run, .arg = fc};
     mtx_unlock(&fc->lock);
-    (void)workers_post(fc->cfg.abort, &fc->lapse, WORKERS_URGENT, &ignored);
+    (void)workers_post(fc->cfg.abort, &fc->expiry, WORKERS_URGENT, &ignored);
 }
 
 /* While an end is under way its trainer waits for it. */
@@ -293,7 +294,7 @@ static bool hold_over_locked(const struct fleet_control *fc)
 
 static void end_hold(struct fleet_control *fc)
 {
-    struct fleet_said *said = NULL;
+    struct fleet_result *results = NULL;
     struct err ignored = {0};
     bool over, was;
     size_t n = 0;
@@ -303,25 +304,25 @@ static void end_hold(struct fleet_control *fc)
     mtx_unlock(&fc->lock);
     if (!over)
         return;
-    if (fleet_resume_all(fc, true, &said, &n, &was, &ignored) == 0) {
-        fleet_said_free(said, n);
+    if (fleet_resume_all(fc, true, &results, &n, &was, &ignored) == 0) {
+        fleet_results_free(results, n);
         return;
     }
     mtx_lock(&fc->lock);
     if (hold_over_locked(fc))
-        fc->hold.lease_until_us = clock_after_us(LAPSE_AGAIN_US);
+        fc->hold.lease_until_us = clock_after_us(EXPIRY_RETRY_US);
     mtx_unlock(&fc->lock);
 }
 
-static void lapse_run(void *arg)
+static void expiry_run(void *arg)
 {
     struct fleet_control *fc = arg;
 
     end_session(fc);
     end_hold(fc);
-    fleet_catch_up(fc);
+    fleet_send_missed_pauses(fc);
     mtx_lock(&fc->lock);
-    fc->lapsing = false;
+    fc->expiring = false;
     mtx_unlock(&fc->lock);
-    fleet_look(fc);
+    fleet_reschedule(fc);
 }

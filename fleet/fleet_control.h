@@ -24,10 +24,10 @@ struct workers;
 /* What it works with; all borrowed until fleet_control_free. */
 struct fleet_control_cfg {
     struct upstreams *upstreams;
-    struct workers *abort; /* runs what ends by itself: leases */
-    struct workers *fit;   /* asks upstreams for adapters, and to empty their caches */
-    uint64_t update_us;    /* what one upstream has for a step of an update */
-    bool recomputes;       /* generations make their KV again with the weights of an update */
+    struct workers *abort;     /* runs what ends by itself: leases */
+    struct workers *reconcile; /* asks upstreams for adapters, and to empty their caches */
+    uint64_t update_us;        /* what one upstream has for a step of an update */
+    bool recomputes;           /* generations make their KV again with the weights of an update */
     /* Reads the tensors that a request lists (one reference). Errors: ERR_BAD_REQUEST at the
      * member; ERR_NO_MEMORY. Threads: any. */
     int (*tensor_list_of)(struct tensor_list **out, const json_t *body, struct err *e);
@@ -40,13 +40,13 @@ int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg
 /* fleet_control_free - after upstreams_stop, when the control pool has ended. Accepts NULL. */
 void fleet_control_free(struct fleet_control *fc);
 
-/* fleet_holds - has a trainer paused the fleet? Threads: any. */
-bool fleet_holds(struct fleet_control *fc);
+/* fleet_is_paused - has a trainer paused the fleet? Threads: any. */
+bool fleet_is_paused(struct fleet_control *fc);
 
 /* fleet_resync_one - ask an upstream what it serves now, and put it into step by that.
  * @x    whose client waits for its turn
  * @out  its index
- * Blocks: FLEET_LOOK_US for each of two questions. Errors: ERR_NOT_FOUND; ERR_CONFLICT: as
+ * Blocks: FLEET_QUERY_US for each of two questions. Errors: ERR_NOT_FOUND; ERR_CONFLICT: as
  * fleet_resync's, or it gave no answer. */
 int fleet_resync_one(struct fleet_control *fc, struct http_request *x, const char *name,
                      size_t *out, struct err *e);

@@ -42,62 +42,64 @@ static bool note_pause(struct fleet_control *fc, const struct pause_controller_p
     (void)snprintf(h->owner, sizeof h->owner, "%s", req->owner);
     fc->epoch++;
     mtx_unlock(&fc->lock);
-    fleet_look(fc);
+    fleet_reschedule(fc);
     return true;
 }
 
 /* Those that took it, or may have, go on as before. What an update holds stays. */
-static void undo_pause(struct fleet_control *fc, const struct fleet_said *said, size_t n)
+static void undo_pause(struct fleet_control *fc, const struct fleet_result *results, size_t n)
 {
-    struct fleet_to to[FLEET_MAX];
-    struct fleet_said *undone = NULL;
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *undone = NULL;
     struct err ignored = {0};
-    size_t n_to = 0;
+    size_t n_targets = 0;
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < n; i++)
-        if (fleet_worked(&said[i]) && !fleet_is_held_locked(fc, said[i].upstream))
-            to[n_to++] = (struct fleet_to){.upstream = said[i].upstream};
+        if (fleet_result_may_have_run(&results[i]) &&
+            !fleet_engine_is_held_locked(fc, results[i].upstream))
+            targets[n_targets++] = (struct fleet_target){.upstream = results[i].upstream};
     mtx_unlock(&fc->lock);
-    if (fleet_ask(fc, API_RESUME, to, n_to, FLEET_STEP_US, &undone, &ignored) != 0)
+    if (fleet_request(fc, API_RESUME, targets, n_targets, FLEET_STEP_US, &undone, &ignored) != 0)
         return;
-    for (size_t i = 0; i < n_to; i++)
+    for (size_t i = 0; i < n_targets; i++)
         if (!result_ok(&undone[i]))
             fleet_fence(fleet_of(fc), undone[i].upstream, &undone[i].why);
-    fleet_said_free(undone, n_to);
+    fleet_results_free(undone, n_targets);
 }
 
 /* Those that went down meanwhile: as if they had been down before. Returns how many stay. */
-static size_t take_down(struct fleet_said *said, size_t n, struct fleet_to *down, size_t *n_down)
+static size_t take_down(struct fleet_result *results, size_t n, struct fleet_target *down,
+                        size_t *n_down)
 {
     size_t n_kept = 0;
 
     *n_down = 0;
     for (size_t i = 0; i < n; i++)
-        if (said[i].end == FLEET_UNKNOWN && said[i].why.code == ERR_UNSYNCED) {
-            down[(*n_down)++] = (struct fleet_to){.upstream = said[i].upstream};
-            free(said[i].text);
+        if (results[i].outcome == FLEET_UNKNOWN && results[i].why.code == ERR_UNSYNCED) {
+            down[(*n_down)++] = (struct fleet_target){.upstream = results[i].upstream};
+            free(results[i].text);
         } else {
-            said[n_kept++] = said[i];
+            results[n_kept++] = results[i];
         }
     return n_kept;
 }
 
 /* Takes down what they said. @was  paused before: a failure leaves that */
 static int judge_pause(struct fleet_control *fc, const struct pause_controller_pause *req,
-                       const struct fleet_said *said, size_t n, bool was, struct err *e)
+                       const struct fleet_result *result, size_t n, bool was, struct err *e)
 {
-    const struct fleet_said *cause = fleet_cause(said, n);
+    const struct fleet_result *cause = fleet_results_cause(result, n);
     bool overtaken = is_overtaken(fc), enough = n >= fleet_min_ready(fc);
 
     if (!overtaken && cause == NULL && enough) {
-        fleet_note_reached(fc, said, n, true);
-        if (note_pause(fc, req, fleet_sum_of(said, n, "aborted")))
+        fleet_note_pause_results(fc, result, n, true);
+        if (note_pause(fc, req, fleet_results_sum(result, n, "aborted")))
             return 0;
         overtaken = true;
     }
     if (overtaken) {
-        undo_pause(fc, said, n);
+        undo_pause(fc, result, n);
         return err_set(e, ERR_CONFLICT, "", "generation was resumed before the pause held");
     }
     if (cause != NULL)
@@ -108,46 +110,46 @@ static int judge_pause(struct fleet_control *fc, const struct pause_controller_p
                       "before they answered; generation goes on as before",
                       n, fleet_min_ready(fc));
     if (!was)
-        undo_pause(fc, said, n);
+        undo_pause(fc, result, n);
     return -1;
 }
 
 int fleet_pause_all(struct fleet_control *fc, const struct pause_controller_pause *req,
-                    const json_t *body, struct fleet_said **said, size_t *n, struct err *e)
+                    const json_t *body, struct fleet_result **results, size_t *n, struct err *e)
 {
-    struct fleet_to to[FLEET_MAX];
+    struct fleet_target targets[FLEET_MAX];
     size_t n_down = 0;
     bool was;
     int rc;
 
-    *said = NULL;
+    *results = NULL;
     mtx_lock(&fc->lock);
     was = fc->hold.on;
     mtx_unlock(&fc->lock);
-    if (fleet_alive_enough(fc, body, to, n, e) != 0)
+    if (fleet_reachable_quorum(fc, body, targets, n, e) != 0)
         return -1;
     for (size_t i = 0; i < *n; i++)
-        to[i].until_down = true;
-    fleet_quiet(fc, true);
-    rc = fleet_ask(fc, API_PAUSE, to, *n, (uint64_t)req->timeout_s * 1000000 + FLEET_LATE_US, said,
-                   e);
+        targets[i].until_down = true;
+    fleet_suspend_generation_probes(fc, true);
+    rc = fleet_request(fc, API_PAUSE, targets, *n,
+                       (uint64_t)req->timeout_s * 1000000 + FLEET_GRACE_US, results, e);
     if (rc == 0) {
-        *n = take_down(*said, *n, to, &n_down);
-        rc = judge_pause(fc, req, *said, *n, was, e);
+        *n = take_down(*results, *n, targets, &n_down);
+        rc = judge_pause(fc, req, *results, *n, was, e);
     }
     if (rc != 0 && n_down > 0)
-        fleet_note_behind(fc, to, n_down);
-    fleet_quiet(fc, false);
+        fleet_note_missed_pause(fc, targets, n_down);
+    fleet_suspend_generation_probes(fc, false);
     return rc;
 }
 
-json_t *fleet_hold_body(const struct fleet_hold *h)
+json_t *fleet_pause_body(const struct fleet_hold *h)
 {
     return json_pack("{s:s, s:s*}", "mode", lifecycle_pause_name(h->mode), "new_requests",
                      h->reject ? "reject" : NULL);
 }
 
-bool fleet_holds(struct fleet_control *fc)
+bool fleet_is_paused(struct fleet_control *fc)
 {
     bool on;
 
@@ -157,13 +159,13 @@ bool fleet_holds(struct fleet_control *fc)
     return on;
 }
 
-const char fleet_pausing[] = "a pause";
+const char fleet_trainer_pause[] = "a pause";
 
 /* As the flow, but a pause is overtaken and not waited for; by a trainer, not by a lease. */
 static int resume_begin(struct fleet_control *fc, bool lapsed, struct err *e)
 {
-    uint64_t deadline_us = clock_after_us(FLEET_TURN_US);
-    const char *passes = lapsed ? NULL : fleet_pausing, *busy;
+    uint64_t deadline_us = clock_after_us(FLEET_OP_WAIT_US);
+    const char *passes = lapsed ? NULL : fleet_trainer_pause, *busy;
     bool renewed;
 
     mtx_lock(&fc->lock);
@@ -188,10 +190,10 @@ static void resume_end(struct fleet_control *fc)
     fc->n_resuming--;
     cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);
-    fleet_tokens(fc);
+    fleet_apply_quiesce(fc);
 }
 
-bool fleet_is_held_locked(const struct fleet_control *fc, size_t upstream)
+bool fleet_engine_is_held_locked(const struct fleet_control *fc, size_t upstream)
 {
     const struct fleet_session *s = fc->session;
 
@@ -204,10 +206,10 @@ bool fleet_is_held_locked(const struct fleet_control *fc, size_t upstream)
 }
 
 /* What is fenced and has half of an update in it must not run. */
-static size_t to_resume(struct fleet_control *fc, struct fleet_to *to)
+static size_t to_resume(struct fleet_control *fc, struct fleet_target *targets)
 {
-    struct fleet_to alive[FLEET_MAX];
-    size_t n = fleet_alive(fc, NULL, alive), n_to = 0;
+    struct fleet_target alive[FLEET_MAX];
+    size_t n = fleet_reachable(fc, NULL, alive), n_targets = 0;
     struct upstream_info info;
     struct upstream_at at;
 
@@ -217,12 +219,12 @@ static size_t to_resume(struct fleet_control *fc, struct fleet_to *to)
         upstreams_at(fc->upstreams, alive[i].upstream, &at);
         fleet_info(fleet_of(fc), alive[i].upstream, &info);
         mtx_lock(&fc->lock);
-        paused = fleet_is_held_locked(fc, alive[i].upstream);
+        paused = fleet_engine_is_held_locked(fc, alive[i].upstream);
         mtx_unlock(&fc->lock);
         if (!paused && !(info.fenced && !upstream_is_two_phase(at.kind)))
-            to[n_to++] = alive[i];
+            targets[n_targets++] = alive[i];
     }
-    return n_to;
+    return n_targets;
 }
 
 /* Of an open update's: they are let go with its end, unless somebody pauses again. */
@@ -235,16 +237,16 @@ static bool note_resume(struct fleet_control *fc)
     fc->hold = (struct fleet_hold){.lease_until_us = CLOCK_NEVER};
     fc->epoch++;
     mtx_unlock(&fc->lock);
-    fleet_look(fc);
+    fleet_reschedule(fc);
     return was;
 }
 
 /* What runs at one that is no longer configured may end; whether it did is nobody's concern. */
 static void resume_removed(struct fleet_control *fc)
 {
-    size_t n = upstreams_n(fc->upstreams), n_to = 0;
-    struct fleet_to to[FLEET_MAX];
-    struct fleet_said *said = NULL;
+    size_t n = upstreams_n(fc->upstreams), n_targets = 0;
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *results = NULL;
     struct upstream_info info;
     struct upstream_at at;
     struct err ignored = {0};
@@ -255,34 +257,35 @@ static void resume_removed(struct fleet_control *fc)
         upstreams_at(fc->upstreams, i, &at);
         fleet_info(fleet_of(fc), i, &info);
         mtx_lock(&fc->lock);
-        is = at.removed && info.alive && fleet_is_paused_locked(fc, i) &&
-             !fleet_is_held_locked(fc, i);
+        is = at.removed && info.alive && fleet_engine_is_paused_locked(fc, i) &&
+             !fleet_engine_is_held_locked(fc, i);
         mtx_unlock(&fc->lock);
         if (is)
-            to[n_to++] = (struct fleet_to){.upstream = i};
+            targets[n_targets++] = (struct fleet_target){.upstream = i};
     }
-    if (n_to > 0 && fleet_ask(fc, API_RESUME, to, n_to, FLEET_STEP_US, &said, &ignored) == 0)
-        fleet_said_free(said, n_to);
+    if (n_targets > 0 &&
+        fleet_request(fc, API_RESUME, targets, n_targets, FLEET_STEP_US, &results, &ignored) == 0)
+        fleet_results_free(results, n_targets);
 }
 
-int fleet_resume_all(struct fleet_control *fc, bool lapsed, struct fleet_said **said, size_t *n,
-                     bool *was, struct err *e)
+int fleet_resume_all(struct fleet_control *fc, bool lapsed, struct fleet_result **results,
+                     size_t *n, bool *was, struct err *e)
 {
-    struct fleet_to to[FLEET_MAX];
+    struct fleet_target targets[FLEET_MAX];
     int rc;
 
     if (resume_begin(fc, lapsed, e) != 0)
         return -1;
-    *n = to_resume(fc, to);
+    *n = to_resume(fc, targets);
     resume_removed(fc);
-    rc = fleet_ask(fc, API_RESUME, to, *n, FLEET_STEP_US, said, e);
+    rc = fleet_request(fc, API_RESUME, targets, *n, FLEET_STEP_US, results, e);
     if (rc == 0) {
-        fleet_note_reached(fc, *said, *n, false);
+        fleet_note_pause_results(fc, *results, *n, false);
         *was = note_resume(fc);
     }
     for (size_t i = 0; rc == 0 && i < *n; i++)
-        if (!result_ok(&(*said)[i]))
-            fleet_fence(fleet_of(fc), (*said)[i].upstream, &(*said)[i].why);
+        if (!result_ok(&(*results)[i]))
+            fleet_fence(fleet_of(fc), (*results)[i].upstream, &(*results)[i].why);
     resume_end(fc);
     return rc;
 }

@@ -8,28 +8,29 @@
 #include "base/workers.h"
 #include "control/pause_controller.h"
 #include "fleet/fleet_adapters.h"
-#include "fleet/fleet_ask.h"
 #include "fleet/fleet_control.h"
-#include "fleet/fleet_fit.h"
+#include "fleet/fleet_reconcile.h"
+#include "fleet/fleet_request.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_coverage.h"
 #include "fleet/update/fleet_session.h"
 #include "http/http_request.h"
 
 enum {
-    FLEET_STEP_US = 30000000,   /* for a pause, a resume, a start of our own, at one upstream */
-    FLEET_ABORT_US = 10000000,  /* for its update to be given up */
-    FLEET_LOOK_US = 10000000,   /* for a question about itself */
-    FLEET_CACHE_US = 60000000,  /* for its caches to be dropped, and for requests to be aborted */
-    FLEET_SLEEP_US = 300000000, /* weights to or from host memory */
-    FLEET_LATE_US = 2000000,    /* beyond what the upstream itself was given */
-    FLEET_TURN_US = 60000000,   /* until what is under way must have ended */
-    FLEET_BUSY_US = 3000000,    /* the same, for who must not wait behind one that hangs */
-    FLEET_GONE_US = 200000,     /* until who waits looks whether its client has left */
-    FLEET_ENDED_KEPT = 16,      /* updates that can still be asked about */
-    FLEET_BEHIND_US = 500000,   /* until who missed a pause or a resume is looked for again */
-    FLEET_GROUPS_MAX = 64,      /* of one trainer: one for each of its pipeline stages */
-    FLEET_GROUP_NAME_MAX = 256  /* bytes */
+    FLEET_STEP_US = 30000000,    /* for a pause, a resume, a start of our own, at one upstream */
+    FLEET_ABORT_US = 10000000,   /* for its update to be given up */
+    FLEET_QUERY_US = 10000000,   /* for a question about itself */
+    FLEET_CACHE_US = 60000000,   /* for its caches to be dropped, and for requests to be aborted */
+    FLEET_SLEEP_US = 300000000,  /* weights to or from host memory */
+    FLEET_GRACE_US = 2000000,    /* beyond what the upstream itself was given */
+    FLEET_OP_WAIT_US = 60000000, /* until what is under way must have ended */
+    FLEET_ABORT_WAIT_US = 3000000,     /* the same, for who must not wait behind one that hangs */
+    FLEET_DISCONNECT_POLL_US = 200000, /* until who waits looks whether its client has left */
+    FLEET_ENDED_SESSIONS_MAX = 16,     /* updates that can still be asked about */
+    FLEET_MISSED_PAUSE_RETRY_US =
+        500000,                /* until who missed a pause or a resume is looked for again */
+    FLEET_GROUPS_MAX = 64,     /* of one trainer: one for each of its pipeline stages */
+    FLEET_GROUP_NAME_MAX = 256 /* bytes */
 };
 
 struct fleet_hold { /* the trainer's pause */
@@ -67,19 +68,20 @@ struct fleet_control {
     bool overtaken; /* a resume came while a pause had the flow */
     unsigned n_resuming;
     uint64_t resuming_us;          /* since when */
-    unsigned n_replacing;          /* loads of adapters that may replace one under its name */
-    unsigned n_quiet;              /* who does not want upstreams to be asked for tokens */
-    uint64_t n_stills;             /* how often the fleet was told who stands still */
+    unsigned n_adapters_replacing; /* loads of adapters that may replace one under its name */
+    unsigned n_probe_suspensions;  /* who does not want upstreams to be asked for tokens */
+    uint64_t quiesce_order;        /* how often the fleet was told who stands still */
     bool one_shot_running;         /* an update by itself is under way: from its start to its end */
     struct fleet_session *session; /* one reference; NULL: none is open */
-    struct fleet_session *ended[FLEET_ENDED_KEPT]; /* one reference each; the last first */
+    struct fleet_session *ended[FLEET_ENDED_SESSIONS_MAX]; /* one reference each; the last first */
     struct fleet_hold hold;
-    struct fleet_incarnation paused[FLEET_MAX]; /* while `hold`: of those that `took` it */
-    bool took[FLEET_MAX];
-    bool behind[FLEET_MAX];  /* it did not answer when the others were paused, or resumed */
-    uint64_t behind_due_us;  /* CLOCK_NEVER: nobody is */
-    struct fleet_spec *spec; /* one reference; NULL: nothing is known of the model */
-    const char *coverage;    /* static: of the last update that was committed; NULL: none */
+    struct fleet_incarnation
+        paused[FLEET_MAX]; /* while `hold`: of those that `paused_by_trainer` it */
+    bool paused_by_trainer[FLEET_MAX];
+    bool missed_pause[FLEET_MAX]; /* it did not answer when the others were paused, or resumed */
+    uint64_t missed_pause_due_us; /* CLOCK_NEVER: nobody is */
+    struct fleet_spec *spec;      /* one reference; NULL: nothing is known of the model */
+    const char *coverage;         /* static: of the last update that was committed; NULL: none */
     bool weights_asleep, kv_asleep;
     int sleep_level;
     uint64_t epoch;                              /* of pauses and resumes */
@@ -90,22 +92,22 @@ struct fleet_control {
         bool on, packed;   /* on: it was said whether they are packed */
     } handles;
     struct fleet_adapters adapters;
-    struct fleet_fitting fits[FLEET_MAX];
-    unsigned n_fitting;
-    bool watched; /* who lacks adapters is looked for */
+    struct fleet_reconciler reconcilers[FLEET_MAX];
+    unsigned n_reconciling;
+    bool reconciling; /* who lacks adapters is looked for */
 
     /* owned by the holder of the operation lock; no lock */
-    bool orphaned[FLEET_MAX]; /* a baton may have an update open that nobody here knows */
+    bool update_in_doubt[FLEET_MAX]; /* a baton may have an update open that nobody here knows */
 
     struct fleet_control_cfg cfg; /* immutable, and so is the next one */
     struct upstreams *upstreams;  /* cfg's */
 
-    struct loop_item look;   /* of the room's loop */
-    struct loop_timer timer; /* of the room's loop */
-    struct job lapse;        /* posted by it, one at a time */
-    struct loop_item watch;  /* of the room's loop, and so is the next one */
-    struct loop_timer watch_timer;
-    bool lapsing; /* guarded by lock: it is */
+    struct loop_item reschedule;     /* of the room's loop */
+    struct loop_timer expiry_timer;  /* of the room's loop */
+    struct job expiry;               /* posted by it, one at a time */
+    struct loop_item reconcile_item; /* of the room's loop, and so is the next one */
+    struct loop_timer reconcile_timer;
+    bool expiring; /* guarded by lock: it is */
 };
 
 /* fleet_group_locked - the group that is meant, or NULL. One that was joined without a name has the
@@ -122,13 +124,13 @@ static inline struct fleet *fleet_of(const struct fleet_control *fc)
 /* What a trainer tells the fleet waits for an upstream that hangs as long as that may take. A pause
  * and an abort must not: they have turns of their own.
  *
- * fleet_turn - wait until nothing else has its turn, and take it: for what changes upstreams.
- * fleet_step - the same, for a step of an update, which an abort must wait for.
- * fleet_ending - for an abort: nothing but steps of updates is waited for. fleet_lapsing: the same
- * of our own accord, which has time.
- * fleet_flow - for who stops upstreams, or lets them go on. Taken after a turn, never before one,
- * and for no longer than it takes to ask for that. A pause of a trainer waits for another one of a
- * trainer, but of our own steps only a moment.
+ * fleet_op_lock - wait until nothing else has its turn, and take it: for what changes upstreams.
+ * fleet_step_lock - the same, for a step of an update, which an abort must wait for.
+ * fleet_abort_lock - for an abort: nothing but steps of updates is waited for. fleet_expiry_lock:
+ * the same of our own accord, which has time. fleet_pause_lock - for who stops upstreams, or lets
+ * them go on. Taken after a turn, never before one, and for no longer than it takes to ask for
+ * that. A pause of a trainer waits for another one of a trainer, but of our own steps only a
+ * moment.
  *
  * A step or an ending is the operation lock of updates: never two of them at a time. Each is ended
  * by the thread that took it.
@@ -136,79 +138,88 @@ static inline struct fleet *fleet_of(const struct fleet_control *fc)
  *        to be done though its client has left
  * @what  static: for others' messages. Errors: ERR_CONFLICT: what has it, and since when; ERR_GONE:
  *        the client has left. */
-int fleet_turn(struct fleet_control *fc, struct http_request *x, const char *what, struct err *e);
-int fleet_step(struct fleet_control *fc, struct http_request *x, const char *what, struct err *e);
-void fleet_turn_end(struct fleet_control *fc); /* of either */
-int fleet_ending(struct fleet_control *fc, const char *what, struct err *e);
-int fleet_lapsing(struct fleet_control *fc, const char *what, struct err *e);
-void fleet_ending_end(struct fleet_control *fc);
-int fleet_flow(struct fleet_control *fc, struct http_request *x, const char *what, struct err *e);
-void fleet_flow_end(struct fleet_control *fc);
+int fleet_op_lock(struct fleet_control *fc, struct http_request *x, const char *what,
+                  struct err *e);
+int fleet_step_lock(struct fleet_control *fc, struct http_request *x, const char *what,
+                    struct err *e);
+void fleet_op_unlock(struct fleet_control *fc); /* of either */
+int fleet_abort_lock(struct fleet_control *fc, const char *what, struct err *e);
+int fleet_expiry_lock(struct fleet_control *fc, const char *what, struct err *e);
+void fleet_abort_unlock(struct fleet_control *fc);
+int fleet_pause_lock(struct fleet_control *fc, struct http_request *x, const char *what,
+                     struct err *e);
+void fleet_pause_unlock(struct fleet_control *fc);
 
-/* fleet_has_op - has this thread the operation lock of updates? For asserts. No lock held. */
-bool fleet_has_op(struct fleet_control *fc);
+/* fleet_owns_update_lock - has this thread the operation lock of updates? For asserts. No lock
+ * held. */
+bool fleet_owns_update_lock(struct fleet_control *fc);
 
-/* fleet_flow_soon - the same, for what need not be now: false at once while a pause has it. */
-bool fleet_flow_soon(struct fleet_control *fc, const char *what);
+/* fleet_pause_lock_unless_pausing - the same, for what need not be now: false at once while a pause
+ * has it. */
+bool fleet_pause_lock_unless_pausing(struct fleet_control *fc, const char *what);
 
-/* fleet_replacing - an adapter is being loaded, maybe in the place of another: until the other call
- * new generates for upstreams that know an adapter by its name wait here. */
-void fleet_replacing(struct fleet_control *fc, bool on);
+/* fleet_adapter_replacing - an adapter is being loaded, maybe in the place of another: until the
+ * other call new generates for upstreams that know an adapter by its name wait here. */
+void fleet_adapter_replacing(struct fleet_control *fc, bool on);
 
-/* fleet_quiet - upstreams are not asked for tokens, until the other call. */
-void fleet_quiet(struct fleet_control *fc, bool on);
+/* fleet_suspend_generation_probes - upstreams are not asked for tokens, until the other call. */
+void fleet_suspend_generation_probes(struct fleet_control *fc, bool on);
 
-/* fleet_alive - all that are configured and answer.
- * @to  [FLEET_MAX], each with `body`. Returns: how many. */
-size_t fleet_alive(struct fleet_control *fc, const json_t *body, struct fleet_to *to);
+/* fleet_reachable - all that are configured and answer.
+ * @targets  [FLEET_MAX], each with `body`. Returns: how many. */
+size_t fleet_reachable(struct fleet_control *fc, const json_t *body, struct fleet_target *targets);
 
-/* fleet_alive_enough - the same; fewer than --min-ready are ERR_UNSYNCED, which names the others.
+/* fleet_reachable_quorum - the same; fewer than --min-ready are ERR_UNSYNCED, which names the
+ * others.
  */
-int fleet_alive_enough(struct fleet_control *fc, const json_t *body, struct fleet_to *to, size_t *n,
-                       struct err *e);
+int fleet_reachable_quorum(struct fleet_control *fc, const json_t *body,
+                           struct fleet_target *targets, size_t *n, struct err *e);
 
 size_t fleet_min_ready(struct fleet_control *fc);
 
-/* fleet_live - what an upstream's process is known by now.
- * fleet_is_another - is it another by now? One that does not name itself is, if it was away. */
-void fleet_live(struct fleet_control *fc, size_t upstream, struct fleet_incarnation *out);
-bool fleet_is_another(struct fleet_control *fc, size_t upstream,
-                      const struct fleet_incarnation *life);
+/* fleet_incarnation_of - what an upstream's process is known by now.
+ * fleet_is_other_incarnation - is it another by now? One that does not name itself is, if it was
+ * away. */
+void fleet_incarnation_of(struct fleet_control *fc, size_t upstream, struct fleet_incarnation *out);
+bool fleet_is_other_incarnation(struct fleet_control *fc, size_t upstream,
+                                const struct fleet_incarnation *incarnation);
 
-/* fleet_is_paused_locked - did it take the trainer's pause, and is the same process? */
-bool fleet_is_paused_locked(struct fleet_control *fc, size_t upstream);
+/* fleet_engine_is_paused_locked - did it take the trainer's pause, and is the same process? */
+bool fleet_engine_is_paused_locked(struct fleet_control *fc, size_t upstream);
 
-/* fleet_note_reached - a pause or a resume reached those, and no others. What comes back later is
- * told then (fleet_catch_up). */
-void fleet_note_reached(struct fleet_control *fc, const struct fleet_said *said, size_t n,
-                        bool paused);
-void fleet_catch_up(struct fleet_control *fc);
+/* fleet_note_pause_results - a pause or a resume reached those, and no others. What comes back
+ * later is told then (fleet_send_missed_pauses). */
+void fleet_note_pause_results(struct fleet_control *fc, const struct fleet_result *results,
+                              size_t n, bool paused);
+void fleet_send_missed_pauses(struct fleet_control *fc);
 
-/* fleet_note_behind - those are told later what the others were: to stand still, or to go on. */
-void fleet_note_behind(struct fleet_control *fc, const struct fleet_to *to, size_t n);
+/* fleet_note_missed_pause - those are told later what the others were: to stand still, or to go on.
+ */
+void fleet_note_missed_pause(struct fleet_control *fc, const struct fleet_target *targets,
+                             size_t n);
 
-/* fleet_said_json - [{"upstream", "ok", "status", "error"}] (new), of every configured upstream;
+/* fleet_results_json - [{"upstream", "ok", "status", "error"}] (new), of every configured upstream;
  * those that were not asked with why. NULL: no memory. */
-json_t *fleet_said_json(struct fleet_control *fc, const struct fleet_said *said, size_t n);
-json_t *fleet_part_json(const char *name, bool ok, int status, const char *error);
+json_t *fleet_results_json(struct fleet_control *fc, const struct fleet_result *results, size_t n);
+json_t *fleet_result_json(const char *name, bool ok, int status, const char *error);
 
 /* fleet_update_us - what one upstream has for a step of an update. */
 uint64_t fleet_update_us(const struct fleet_control *fc);
 
-/* fleet_look - the leases have changed. Threads: any. */
-void fleet_look(struct fleet_control *fc);
+/* fleet_reschedule - the leases have changed. Threads: any. */
+void fleet_reschedule(struct fleet_control *fc);
 
-/* fleet_tokens - may upstreams be asked for tokens, and must who was away wait? By what stands
- * still now. No lock held. */
-void fleet_tokens(struct fleet_control *fc);
+/* fleet_apply_quiesce - may upstreams be asked for tokens, and must who was away wait? By what
+ * stands still now. No lock held. */
+void fleet_apply_quiesce(struct fleet_control *fc);
 
 /* fleet_send_packing - tells those vLLM that take it only when their transfer is set up whether the
  * handles of `body` are packed; whom that fails at is dropped. Blocks. */
 int fleet_send_packing(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
                        struct err *e);
 
-/* fleet_put - reply[member] = value (stolen; NULL: no memory). Returns 0 or -1. */
-int fleet_put(json_t *reply, const char *member, json_t *value);
+/* fleet_json_set - reply[member] = value (stolen; NULL: no memory). Returns 0 or -1. */
+int fleet_json_set(json_t *reply, const char *member, json_t *value);
 
 /* updates (fleet/update/) */
 
@@ -265,21 +276,21 @@ int fleet_find_update(struct fleet_control *fc, const char *id, struct fleet_ses
 struct fleet_session *fleet_open_session(struct fleet_control *fc);
 void fleet_unref(struct fleet_control *fc, struct fleet_session *s); /* takes the lock */
 
-/* fleet_pause_all - tells all that answer to stand still. In the pause lock (fleet_flow). Where one
- * of them fails, or a resume comes meanwhile, those that took it go on.
+/* fleet_pause_all - tells all that answer to stand still. In the pause lock (fleet_pause_lock).
+ * Where one of them fails, or a resume comes meanwhile, those that took it go on.
  * @body  what they are told, as the request has it
- * @said  [n], also on failure; to be freed with fleet_said_free; NULL: nobody was asked
+ * @results  [n], also on failure; to be freed with fleet_results_free; NULL: nobody was asked
  * Blocks: up to the request's timeout; one that goes down meanwhile is not waited for, and is told
- * when it is back. Errors: fleet_alive_enough's, fleet_ask's, an upstream's;
+ * when it is back. Errors: fleet_reachable_quorum's, fleet_request's, an upstream's;
  * ERR_CONFLICT: it was resumed. */
 int fleet_pause_all(struct fleet_control *fc, const struct pause_controller_pause *req,
-                    const json_t *body, struct fleet_said **said, size_t *n, struct err *e);
+                    const json_t *body, struct fleet_result **results, size_t *n, struct err *e);
 
 /* fleet_resume_all - RESUME to all alive but those that an open update holds and those that are
- * fenced in the middle of one. What fails is fenced. @said as fleet_ask's
+ * fenced in the middle of one. What fails is fenced. @results as fleet_request's
  * @lapsed  only if the pause's lease is over when it is its turn; ERR_CONFLICT else */
-int fleet_resume_all(struct fleet_control *fc, bool lapsed, struct fleet_said **said, size_t *n,
-                     bool *was, struct err *e);
+int fleet_resume_all(struct fleet_control *fc, bool lapsed, struct fleet_result **results,
+                     size_t *n, bool *was, struct err *e);
 
 /* fleet_commit_open_update - end the auto-commit update that is open, if any, as its trainer's last
  * word. Returns 0 when there is none or it was committed: *out is a reference to it then, or NULL.
@@ -287,17 +298,17 @@ int fleet_resume_all(struct fleet_control *fc, bool lapsed, struct fleet_said **
 int fleet_commit_open_update(struct fleet_control *fc, const char *label,
                              struct fleet_session **out, struct err *e);
 
-/* fleet_is_held_locked - does the open update need this upstream to stand still? */
-bool fleet_is_held_locked(const struct fleet_control *fc, size_t upstream);
+/* fleet_engine_is_held_locked - does the open update need this upstream to stand still? */
+bool fleet_engine_is_held_locked(const struct fleet_control *fc, size_t upstream);
 
 /* fleet_has_no_adapter - was an unload refused because there is none of that name? */
-bool fleet_has_no_adapter(struct fleet_control *fc, const struct fleet_said *said,
+bool fleet_has_no_adapter(struct fleet_control *fc, const struct fleet_result *results,
                           const char *name);
 
-extern const char fleet_pausing[]; /* a flow that a resume overtakes */
+extern const char fleet_trainer_pause[]; /* a flow that a resume overtakes */
 
-/* fleet_hold_body - what tells an upstream of a pause that the others have (new). NULL: no memory.
+/* fleet_pause_body - what tells an upstream of a pause that the others have (new). NULL: no memory.
  */
-json_t *fleet_hold_body(const struct fleet_hold *h);
+json_t *fleet_pause_body(const struct fleet_hold *h);
 
 #endif

@@ -3,23 +3,23 @@
 #include "fleet/update/fleet_cache.h"
 
 static int ask_one(struct fleet_control *fc, enum api_query q, size_t upstream,
-                   struct fleet_said **said, struct err *e)
+                   struct fleet_result **results, struct err *e)
 {
-    const struct fleet_to to = {.upstream = upstream};
+    const struct fleet_target target = {.upstream = upstream};
 
-    return fleet_ask_about(fc, q, &to, 1, FLEET_LOOK_US, said, e);
+    return fleet_query(fc, q, &target, 1, FLEET_QUERY_US, results, e);
 }
 
-static int refuse(const struct fleet_said *said, struct err *e)
+static int refuse(const struct fleet_result *result, struct err *e)
 {
-    return err_set(e, ERR_CONFLICT, "", "it cannot be vouched for: %.400s", said->why.msg);
+    return err_set(e, ERR_CONFLICT, "", "it cannot be vouched for: %.400s", result->why.msg);
 }
 
 /* What it says of its weights at this moment. Errors: ERR_CONFLICT: it does not. */
 static int ask_what(struct fleet_control *fc, size_t upstream, struct upstream_saw *saw,
                     struct err *e)
 {
-    struct fleet_said *who = NULL, *label = NULL;
+    struct fleet_result *who = NULL, *label = NULL;
     struct upstream_at at;
     int rc = -1;
 
@@ -27,12 +27,12 @@ static int ask_what(struct fleet_control *fc, size_t upstream, struct upstream_s
     if (ask_one(fc, API_GET_STATUS, upstream, &who, e) != 0 ||
         ask_one(fc, API_GET_PROBE_VERSION, upstream, &label, e) != 0)
         goto free_said;
-    if (who->end != FLEET_GOOD) {
+    if (who->outcome != FLEET_OK) {
         rc = refuse(who, e);
         goto free_said;
     }
     api_read_status(saw, at.kind, who->text != NULL ? who->text : "", who->text_len);
-    if (label->end == FLEET_UNSENT || label->end == FLEET_UNKNOWN ||
+    if (label->outcome == FLEET_UNSENT || label->outcome == FLEET_UNKNOWN ||
         api_is_auth_error(label->status))
         rc = refuse(label, e);
     else
@@ -41,32 +41,32 @@ static int ask_what(struct fleet_control *fc, size_t upstream, struct upstream_s
     if (e->code == ERR_UNREADABLE)
         e->code = ERR_CONFLICT;
 free_said:
-    fleet_said_free(who, 1);
-    fleet_said_free(label, 1);
+    fleet_results_free(who, 1);
+    fleet_results_free(label, 1);
     return rc;
 }
 
 /* That it understood, and said no to this token, says that it would to others. */
-static bool answers(const struct fleet_said *said)
+static bool answers(const struct fleet_result *result)
 {
-    return said->end == FLEET_GOOD ||
-           (said->end == FLEET_REFUSED && said->status < 500 && said->status != 408 &&
-            said->status != 429 && !api_is_auth_error(said->status));
+    return result->outcome == FLEET_OK ||
+           (result->outcome == FLEET_REFUSED && result->status < 500 && result->status != 408 &&
+            result->status != 429 && !api_is_auth_error(result->status));
 }
 
 /* One that serves has shown it. */
 static int ask_token(struct fleet_control *fc, size_t upstream, struct err *e)
 {
-    struct fleet_said *said = NULL;
+    struct fleet_result *results = NULL;
     int rc = 0;
 
     if (fleet_serves(fleet_of(fc), upstream))
         return 0;
-    if (ask_one(fc, API_GENERATE_TOKEN, upstream, &said, e) != 0)
+    if (ask_one(fc, API_GENERATE_TOKEN, upstream, &results, e) != 0)
         return -1;
-    if (!answers(said))
-        rc = refuse(said, e);
-    fleet_said_free(said, 1);
+    if (!answers(results))
+        rc = refuse(results, e);
+    fleet_results_free(results, 1);
     return rc;
 }
 
@@ -112,17 +112,17 @@ static int check_sleep(const struct upstream_info *info, enum sleep_state state,
 
 static int tell_one(struct fleet_control *fc, enum api_op op, size_t upstream, struct err *e)
 {
-    const struct fleet_to to = {.upstream = upstream};
-    struct fleet_said *said = NULL;
+    const struct fleet_target target = {.upstream = upstream};
+    struct fleet_result *result = NULL;
     int rc = 0;
 
-    if (fleet_ask(fc, op, &to, 1, FLEET_SLEEP_US, &said, e) != 0)
+    if (fleet_request(fc, op, &target, 1, FLEET_SLEEP_US, &result, e) != 0)
         return -1;
-    if (said->end == FLEET_UNKNOWN) /* it did, or not: nobody knows how it is */
-        fleet_fence(fleet_of(fc), upstream, &said->why);
-    if (!result_ok(said))
-        rc = refuse(said, e);
-    fleet_said_free(said, 1);
+    if (result->outcome == FLEET_UNKNOWN) /* it did, or not: nobody knows how it is */
+        fleet_fence(fleet_of(fc), upstream, &result->why);
+    if (!result_ok(result))
+        rc = refuse(result, e);
+    fleet_results_free(result, 1);
     return rc;
 }
 
@@ -154,7 +154,7 @@ static int resync_turn(struct fleet_control *fc, size_t upstream, struct err *e)
     struct upstream_info info;
     struct upstream_saw saw;
 
-    if (fleet_holds(fc))
+    if (fleet_is_paused(fc))
         return err_set(e, ERR_CONFLICT, "",
                        "generation is paused, which an upstream that was away knows nothing of: "
                        "resume first");
@@ -173,13 +173,13 @@ int fleet_resync_one(struct fleet_control *fc, struct http_request *x, const cha
 {
     int rc;
 
-    if (fleet_turn(fc, x, "a resync", e) != 0)
+    if (fleet_op_lock(fc, x, "a resync", e) != 0)
         return -1;
     upstreams_hold(fc->upstreams);
     rc = upstreams_find(fc->upstreams, name, out, e);
     if (rc == 0)
         rc = resync_turn(fc, *out, e);
     upstreams_release(fc->upstreams);
-    fleet_turn_end(fc);
+    fleet_op_unlock(fc);
     return rc;
 }

@@ -1,8 +1,8 @@
 /* What the upstreams say of their configuration, for clients of vLLM's /server_info: a member is
  * told where all upstreams say the same. */
 #include "fleet/api/upstream_api.h"
-#include "fleet/fleet_ask.h"
 #include "fleet/fleet_priv.h"
+#include "fleet/fleet_request.h"
 #include "fleet/members/upstreams.h"
 
 #include <stdio.h>
@@ -105,44 +105,44 @@ static json_t *agreed_json(const struct config_said *said, size_t n, struct err 
 }
 
 static void read_config(struct fleet_control *fc, struct config_said *out,
-                        const struct fleet_said *said)
+                        const struct fleet_result *result)
 {
     struct upstream_at at;
     struct err e = {0};
 
-    upstreams_at(fc->upstreams, said->upstream, &at);
+    upstreams_at(fc->upstreams, result->upstream, &at);
     out->name = at.name;
-    out->why = said->why;
-    if (said->end != FLEET_GOOD)
+    out->why = result->why;
+    if (result->outcome != FLEET_OK)
         return;
-    out->config = api_read_config(at.kind, said->text != NULL ? said->text : "", said->text_len,
-                                  &e);
+    out->config = api_read_config(at.kind, result->text != NULL ? result->text : "",
+                                  result->text_len, &e);
     if (out->config == NULL)
         (void)err_set(&out->why, e.code, "", "%.200s: %.250s", at.name, e.msg);
 }
 
 json_t *fleet_vllm_config_json(struct fleet_control *fc, struct err *e)
 {
-    struct fleet_to *to = calloc(FLEET_MAX, sizeof *to);
+    struct fleet_target *targets = calloc(FLEET_MAX, sizeof *targets);
     struct config_said *configs = calloc(FLEET_MAX, sizeof *configs);
-    struct fleet_said *said = NULL;
+    struct fleet_result *results = NULL;
     json_t *out = NULL;
     size_t n = 0;
 
-    if (to == NULL || configs == NULL) {
+    if (targets == NULL || configs == NULL) {
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to ask the upstreams");
     } else {
-        n = fleet_alive(fc, NULL, to);
-        if (fleet_ask_about(fc, API_GET_CONFIG, to, n, CONFIG_TIMEOUT_US, &said, e) == 0) {
+        n = fleet_reachable(fc, NULL, targets);
+        if (fleet_query(fc, API_GET_CONFIG, targets, n, CONFIG_TIMEOUT_US, &results, e) == 0) {
             for (size_t i = 0; i < n; i++)
-                read_config(fc, &configs[i], &said[i]);
+                read_config(fc, &configs[i], &results[i]);
             out = agreed_json(configs, n, e);
             for (size_t i = 0; i < n; i++)
                 json_decref(configs[i].config);
-            fleet_said_free(said, n);
+            fleet_results_free(results, n);
         }
     }
-    free(to);
+    free(targets);
     free(configs);
     return out;
 }

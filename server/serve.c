@@ -19,7 +19,7 @@
 #include "engine/lora/adapters.h"
 #include "engine/scheduler/embedded.h"
 #include "fleet/fleet_control.h"
-#include "fleet/fleet_fit.h"
+#include "fleet/fleet_reconcile.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/proxy/proxy.h"
 #include "handlers/app.h"
@@ -540,7 +540,7 @@ static int build_fleet(struct server *h, const struct config *c, struct err *e)
         fleet_open_control(&h->app, c, e) != 0 || fleet_open_spec(&h->app, c, e) != 0 ||
         listeners_open(&h->listeners, &h->app, h->life.boot_id, e) != 0)
         return -1;
-    fleet_fit_begin(h->fleet.control);
+    fleet_reconcile_start(h->fleet.control);
     return upstreams_start(h->fleet.upstreams, e);
 }
 

@@ -4,7 +4,7 @@
 #include "base/log.h"
 #include "engine/model/model_config.h"
 #include "fleet/fleet_control.h"
-#include "fleet/fleet_fit.h"
+#include "fleet/fleet_reconcile.h"
 #include "fleet/members/spec.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/proxy/proxy.h"
@@ -113,7 +113,7 @@ int fleet_open_control(struct app *app, const struct config *c, struct err *e)
 {
     const struct fleet_control_cfg cfg = {.upstreams = app->fleet->upstreams,
                                           .abort = app->fleet->abort,
-                                          .fit = app->generate_pool,
+                                          .reconcile = app->generate_pool,
                                           .update_us = c->update_timeout * 1000,
                                           .recomputes = app->on_update == GEN_ON_UPDATE_RECOMPUTE,
                                           .tensor_list_of = tensor_list_of};
@@ -177,7 +177,7 @@ void fleet_reload(struct app *app)
                  e.field, e.msg);
         return;
     }
-    fleet_fit_begin(app->fleet->control);
+    fleet_reconcile_start(app->fleet->control);
     fleet_stats(upstreams_fleet(app->fleet->upstreams), &s);
     log_line(LOG_INFO, "upstreams.read", "%zu upstreams, %zu of them must serve", s.n_upstreams,
              s.min_ready);

@@ -62,29 +62,29 @@ static bool picks_held(const struct emptying *x, size_t i)
 /* An engine that has no such cache has no route for it; an SGLang without HiCache answers 400 where
  * one with it answers 200. A vLLM that is not in development mode has no route to empty its
  * prefixes by, nor any for updates; only its adapters can have changed. */
-static bool has_none(enum api_op op, bool route_optional, const struct fleet_said *said)
+static bool has_none(enum api_op op, bool route_optional, const struct fleet_result *result)
 {
     bool optional = op == API_RESET_ENCODER_CACHE || op == API_RESET_STORAGE_CACHE ||
                     route_optional;
 
-    if (said->end != FLEET_REFUSED)
+    if (result->outcome != FLEET_REFUSED)
         return false;
-    return (op == API_RESET_STORAGE_CACHE && said->status == 400) ||
-           (optional && (said->status == 404 || said->status == 405));
+    return (op == API_RESET_STORAGE_CACHE && result->status == 400) ||
+           (optional && (result->status == 404 || result->status == 405));
 }
 
 static void cache_judge(const struct emptying *x, size_t i, enum api_op op, const json_t *body,
-                        const struct fleet_said *said)
+                        const struct fleet_result *result)
 {
     struct upstream_at at;
 
-    upstreams_at(x->fc->upstreams, said->upstream, &at);
+    upstreams_at(x->fc->upstreams, result->upstream, &at);
     err_clear(&x->why[i]);
-    if (!result_ok(said) && !has_none(op, x->list[i].route_optional, said))
-        x->why[i] = said->why;
-    else if (op == API_RESET_PREFIX_CACHE && said->end == FLEET_GOOD &&
-             !api_reset_is_proven(at.kind, body, said->text != NULL ? said->text : "",
-                                  said->text_len))
+    if (!result_ok(result) && !has_none(op, x->list[i].route_optional, result))
+        x->why[i] = result->why;
+    else if (op == API_RESET_PREFIX_CACHE && result->outcome == FLEET_OK &&
+             !api_reset_is_proven(at.kind, body, result->text != NULL ? result->text : "",
+                                  result->text_len))
         (void)err_set(&x->why[i], ERR_UPSTREAM, "",
                       "%.100s does not say whether it has emptied its cache", at.name);
 }
@@ -93,28 +93,28 @@ static void caches_ask(const struct emptying *x, enum api_op op, picks_fn *picks
 {
     json_t *bodies[2] = {json_pack("{s:b}", "external", 1),
                          json_pack("{s:b, s:b}", "external", 1, "running", 1)};
-    struct fleet_to to[FLEET_MAX];
+    struct fleet_target targets[FLEET_MAX];
     size_t at[FLEET_MAX], n = 0;
-    struct fleet_said *said = NULL;
+    struct fleet_result *results = NULL;
     struct err e = {0};
 
     for (size_t i = 0; i < x->n; i++)
         if (picks(x, i)) {
-            to[n] = (struct fleet_to){.upstream = x->list[i].upstream,
-                                      .body = bodies[x->list[i].preempt]};
+            targets[n] = (struct fleet_target){.upstream = x->list[i].upstream,
+                                               .body = bodies[x->list[i].preempt]};
             at[n++] = i;
         }
     if (bodies[0] == NULL || bodies[1] == NULL)
         (void)err_set(&e, ERR_NO_MEMORY, "", "no memory to empty caches");
     else if (n > 0)
-        (void)fleet_ask(x->fc, op, to, n, fleet_step_us(x->fc), &said, &e);
+        (void)fleet_request(x->fc, op, targets, n, fleet_step_us(x->fc), &results, &e);
     for (size_t k = 0; k < n; k++) {
-        if (said != NULL)
-            cache_judge(x, at[k], op, to[k].body, &said[k]);
+        if (results != NULL)
+            cache_judge(x, at[k], op, targets[k].body, &results[k]);
         else
             x->why[at[k]] = e;
     }
-    fleet_said_free(said, n);
+    fleet_results_free(results, n);
     json_decref(bodies[0]);
     json_decref(bodies[1]);
 }
@@ -162,7 +162,7 @@ static void empty_or_bar(struct fleet_control *fc, const struct fleet_cache_rese
     for (size_t i = 0; i < n; i++) {
         if (why[i].code != ERR_NONE)
             log_stale(fc, list[i].upstream, &why[i]);
-        fleet_fit_stale(fc, list[i].upstream, &why[i]);
+        fleet_reconcile_set_stale(fc, list[i].upstream, &why[i]);
     }
 }
 
@@ -194,7 +194,8 @@ void fleet_reset_part_caches(struct fleet_control *fc, struct fleet_session *s)
 
 /* An SGLang gives each load a name of its own. What runs with the adapter cannot keep the one that
  * it began with, so it begins again whatever --on-update says. */
-void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_said *said, size_t n)
+void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_result *results,
+                                size_t n)
 {
     struct fleet_cache_reset list[FLEET_MAX];
     struct err why[FLEET_MAX];
@@ -202,11 +203,11 @@ void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_sai
     size_t n_list = 0;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(fc->upstreams, said[i].upstream, &at);
-        if (at.kind == UPSTREAM_VLLM && fleet_worked(&said[i]))
+        upstreams_at(fc->upstreams, results[i].upstream, &at);
+        if (at.kind == UPSTREAM_VLLM && fleet_result_may_have_run(&results[i]))
             list[n_list++] = (struct fleet_cache_reset){
-                .upstream = said[i].upstream,
-                .route_optional = !fleet_fit_is_stale(fc, said[i].upstream),
+                .upstream = results[i].upstream,
+                .route_optional = !fleet_reconcile_is_stale(fc, results[i].upstream),
                 .preempt = true};
     }
     memset(why, 0, n_list * sizeof *why);

@@ -25,14 +25,15 @@ void fleet_reset_caches(struct fleet_control *fc, const struct fleet_cache_reset
 
 /* fleet_reset_part_caches - of those that take part in an update and overwrite what they serve,
  * before they are told to finish. Where it fails the upstream is out of rotation until it has
- * worked, for which it is asked again and again (fleet/fleet_fit.h). In a turn. Blocks. */
+ * worked, for which it is asked again and again (fleet/fleet_reconcile.h). In a turn. Blocks. */
 void fleet_reset_part_caches(struct fleet_control *fc, struct fleet_session *s);
 
 /* fleet_reset_adapter_caches - of those that were asked to replace or unload an adapter, and that
  * key by its name what they cached with it. As fleet_reset_part_caches where it fails. No lock
  * held.
- * @said  [n], of that */
-void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_said *said, size_t n);
+ * @results  [n], of that */
+void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_result *results,
+                                size_t n);
 
 /* fleet_reset_caches_of - of one whose weights were changed by somebody else. As
  * fleet_reset_part_caches where it fails. No lock held. */

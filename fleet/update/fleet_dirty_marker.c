@@ -17,14 +17,14 @@
 #include <string.h>
 
 /* It says so of the route, or who stands between does. */
-static bool refuses_labels(const struct fleet_said *said)
+static bool refuses_labels(const struct fleet_result *result)
 {
     static const int statuses[] = {400, 403, 404, 405, 422, 501};
     bool found = false;
 
     for (size_t i = 0; i < sizeof statuses / sizeof statuses[0]; i++)
-        found = found || said->status == statuses[i];
-    return found && said->end == FLEET_REFUSED;
+        found = found || result->status == statuses[i];
+    return found && result->outcome == FLEET_REFUSED;
 }
 
 static bool has_our_marker(const struct fleet_part *p)
@@ -42,18 +42,18 @@ static uint64_t undo_timeout_us(struct fleet_control *fc)
 
 /* What each says now that it is named (p->says). FLEET_SKIPPED: it has no words for it. With the
  * lock. */
-static void read_label(struct fleet_control *fc, struct fleet_part *p, struct fleet_said *said)
+static void read_label(struct fleet_control *fc, struct fleet_part *p, struct fleet_result *result)
 {
-    const char *text = said->text != NULL ? said->text : "";
+    const char *text = result->text != NULL ? result->text : "";
     struct upstream_at at;
     struct err why = {0};
 
     upstreams_at(fc->upstreams, p->upstream, &at);
     p->reported_label[0] = '\0';
-    if (refuses_labels(said) ||
-        (said->end == FLEET_GOOD &&
-         api_read_version(p->reported_label, at.kind, text, said->text_len, &why) != 0))
-        said->end = FLEET_SKIPPED;
+    if (refuses_labels(result) ||
+        (result->outcome == FLEET_OK &&
+         api_read_version(p->reported_label, at.kind, text, result->text_len, &why) != 0))
+        result->outcome = FLEET_SKIPPED;
 }
 
 /* ---- before the first byte ---- */
@@ -63,16 +63,16 @@ struct marker_setting {
     struct part_set named; /* those that told their names */
 };
 
-static void on_marker_set(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_marker_set(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
     (void)part;
     (void)arg;
-    if (refuses_labels(said))
+    if (refuses_labels(result))
         return;
-    p->may_have_marker = fleet_worked(said);
-    if (said->end == FLEET_UNKNOWN)
+    p->may_have_marker = fleet_result_may_have_run(result);
+    if (result->outcome == FLEET_UNKNOWN)
         part_apply(p, PART_ON_DOUBT); /* it may be named so at any time */
-    part_drop_failed(p, said);
+    part_drop_failed(p, result);
 }
 
 /* Nobody waits for the answers any more, and what was asked may be done. */
@@ -118,15 +118,15 @@ static bool needs_marker(const struct fleet_part *p, const void *arg)
     return !p->two_phase && part_takes_part(p) && !p->may_have_marker;
 }
 
-static void on_old_label(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_old_label(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
     struct marker_setting *m = arg;
 
-    read_label(m->fc, p, said);
+    read_label(m->fc, p, result);
     if (can_be_restored(p->old_label))
         memcpy(p->old_label, p->reported_label, sizeof p->old_label);
-    m->named.has[part] = said->end == FLEET_GOOD;
-    part_drop_failed(p, said);
+    m->named.has[part] = result->outcome == FLEET_OK;
+    part_drop_failed(p, result);
 }
 
 int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s, struct err *e)
@@ -138,7 +138,7 @@ int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s, s
                              .on_result = on_old_label,
                              .arg = &m};
 
-    assert(fleet_has_op(fc));
+    assert(fleet_owns_update_lock(fc));
     return fanout_apply(fc, s, &f, e) == 0 ? set_markers(fc, s, &m.named, e) : -1;
 }
 
@@ -172,27 +172,29 @@ static bool was_out_of_step(const struct fleet_part *p)
 }
 
 /* One that has another name was restarted, or somebody else has named it. */
-static void on_marker_read(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_marker_read(struct fleet_part *p, size_t part, struct fleet_result *result,
+                           void *arg)
 {
     struct marker_clearing *u = arg;
 
-    read_label(u->fc, p, said);
-    if (said->end != FLEET_GOOD)
-        part_set_in_doubt(p, &said->why);
+    read_label(u->fc, p, result);
+    if (result->outcome != FLEET_OK)
+        part_set_in_doubt(p, &result->why);
     else if (has_our_marker(p))
         u->ours.has[part] = true;
     else
         p->may_have_marker = false;
 }
 
-static void on_label_restored(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_label_restored(struct fleet_part *p, size_t part, struct fleet_result *result,
+                              void *arg)
 {
     (void)part;
     (void)arg;
-    if (result_ok(said))
+    if (result_ok(result))
         p->may_have_marker = false;
     else
-        part_set_in_doubt(p, &said->why);
+        part_set_in_doubt(p, &result->why);
 }
 
 static void restore_labels(struct fleet_control *fc, struct fleet_session *s,
@@ -246,7 +248,7 @@ void fleet_clear_dirty_markers(struct fleet_control *fc, struct fleet_session *s
                              .arg = &u};
     struct err why = {0};
 
-    assert(fleet_has_op(fc));
+    assert(fleet_owns_update_lock(fc));
     out_of_step_in_doubt(fc, s, &u);
     fanout_apply_or_fail(fc, s, &f, &why);
     restore_labels(fc, s, &u.ours);
@@ -255,21 +257,23 @@ void fleet_clear_dirty_markers(struct fleet_control *fc, struct fleet_session *s
 /* ---- on the way, and at the end ---- */
 
 /* One that takes no names may tell none. With the lock. */
-static void check_label(struct fleet_part *p, const struct fleet_said *said, const char *expected)
+static void check_label(struct fleet_part *p, const struct fleet_result *result,
+                        const char *expected)
 {
     struct err why = {0};
 
-    if (!p->may_have_marker && (said->end == FLEET_SKIPPED || said->end == FLEET_REFUSED ||
-                                (said->end == FLEET_GOOD && !p->reported_label[0])))
+    if (!p->may_have_marker &&
+        (result->outcome == FLEET_SKIPPED || result->outcome == FLEET_REFUSED ||
+         (result->outcome == FLEET_OK && !p->reported_label[0])))
         return;
-    if (said->end == FLEET_GOOD && strcmp(p->reported_label, expected) == 0)
+    if (result->outcome == FLEET_OK && strcmp(p->reported_label, expected) == 0)
         return;
-    if (said->end == FLEET_GOOD || said->end == FLEET_SKIPPED)
+    if (result->outcome == FLEET_OK || result->outcome == FLEET_SKIPPED)
         (void)err_set(&why, ERR_UPSTREAM, "",
                       "it was restarted, or changed by somebody else, during the update: it "
                       "serves '%.100s'",
                       p->reported_label);
-    part_drop(p, FLEET_UNKNOWN, said->status, why.code != ERR_NONE ? &why : &said->why);
+    part_drop(p, FLEET_UNKNOWN, result->status, why.code != ERR_NONE ? &why : &result->why);
 }
 
 struct marker_check {
@@ -288,14 +292,15 @@ static bool needs_marker_check(const struct fleet_part *p, const void *arg)
                                                    : c->all && p->may_have_marker);
 }
 
-static void on_marker_checked(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_marker_checked(struct fleet_part *p, size_t part, struct fleet_result *results,
+                              void *arg)
 {
     struct marker_check *c = arg;
 
     (void)part;
     c->n_asked++;
-    read_label(c->fc, p, said);
-    check_label(p, said, p->update_id);
+    read_label(c->fc, p, results);
+    check_label(p, results, p->update_id);
 }
 
 int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s, bool all,
@@ -319,13 +324,13 @@ int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s,
     return -1;
 }
 
-static void on_label_set(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_label_set(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
     (void)part;
-    if (said->end == FLEET_GOOD)
+    if (result->outcome == FLEET_OK)
         (void)snprintf(p->reported_label, sizeof p->reported_label, "%s", (const char *)arg);
-    if (!result_ok(said))
-        part_drop(p, FLEET_UNKNOWN, said->status, &said->why);
+    if (!result_ok(result))
+        part_drop(p, FLEET_UNKNOWN, result->status, &result->why);
 }
 
 /* Those whose end of an update takes no name still have ours. */
@@ -346,15 +351,16 @@ static void set_new_labels(struct fleet_control *fc, struct fleet_session *s,
     json_decref(body);
 }
 
-static void on_label_checked(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_label_checked(struct fleet_part *p, size_t part, struct fleet_result *result,
+                             void *arg)
 {
     struct marker_check *c = arg;
 
-    read_label(c->fc, p, said);
-    if (c->kept != NULL && part_needs_start(p) && said->end == FLEET_GOOD && has_our_marker(p))
+    read_label(c->fc, p, result);
+    if (c->kept != NULL && part_needs_start(p) && result->outcome == FLEET_OK && has_our_marker(p))
         c->kept->has[part] = true;
     else
-        check_label(p, said, c->label);
+        check_label(p, result, c->label);
 }
 
 static bool is_finished_with_label(const struct fleet_part *p, const void *arg)
@@ -391,7 +397,7 @@ void fleet_label_parts(struct fleet_control *fc, struct fleet_session *s)
     struct part_set kept = {{false}};
     bool any = false;
 
-    assert(fleet_has_op(fc));
+    assert(fleet_owns_update_lock(fc));
     check_labels(fc, s, is_finished_with_label, &kept);
     for (size_t i = 0; i < s->n_parts; i++)
         any = any || kept.has[i];

@@ -9,7 +9,7 @@ void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part, cons
     struct fleet_part *p = &s->parts[part];
 
     b->part[b->n] = part;
-    b->to[b->n++] = (struct fleet_to){
+    b->targets[b->n++] = (struct fleet_target){
         .upstream = p->upstream,
         .body = body,
         .about = {.update_id = p->update_id[0] != '\0' ? p->update_id : NULL,
@@ -23,9 +23,9 @@ uint64_t fleet_step_us(struct fleet_control *fc)
     return update_us < FLEET_STEP_US ? update_us : FLEET_STEP_US;
 }
 
-bool result_ok(const struct fleet_said *said)
+bool result_ok(const struct fleet_result *result)
 {
-    return said->end == FLEET_GOOD || said->end == FLEET_SKIPPED;
+    return result->outcome == FLEET_OK || result->outcome == FLEET_SKIPPED;
 }
 
 size_t fanout_select(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
@@ -42,15 +42,15 @@ size_t fanout_select(struct fleet_control *fc, struct fleet_session *s, const st
 }
 
 static void apply_results(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
-                          const struct fleet_batch *b, struct fleet_said *said)
+                          const struct fleet_batch *b, struct fleet_result *results)
 {
     mtx_lock(&fc->lock);
     for (size_t i = 0; f->on_result != NULL && i < b->n; i++)
-        f->on_result(&s->parts[b->part[i]], b->part[i], &said[i], f->arg);
+        f->on_result(&s->parts[b->part[i]], b->part[i], &results[i], f->arg);
     mtx_unlock(&fc->lock);
     for (size_t i = 0; f->fence_failed && i < b->n; i++)
-        if (!result_ok(&said[i]))
-            fleet_fence(fleet_of(fc), said[i].upstream, &said[i].why);
+        if (!result_ok(&results[i]))
+            fleet_fence(fleet_of(fc), results[i].upstream, &results[i].why);
 }
 
 /* As fleet/update/fleet_part.h has it. */
@@ -61,25 +61,25 @@ static bool is_owner(struct fleet_control *fc, const struct fleet_session *s)
     mtx_lock(&fc->lock);
     sends = s->sending && pthread_equal(s->sender, pthread_self());
     mtx_unlock(&fc->lock);
-    return sends || fleet_has_op(fc);
+    return sends || fleet_owns_update_lock(fc);
 }
 
 static int ask_batch(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
                      const struct fleet_batch *b, struct err *e)
 {
     uint64_t timeout_us = f->timeout_us > 0 ? f->timeout_us : fleet_step_us(fc);
-    struct fleet_said *said = NULL;
+    struct fleet_result *results = NULL;
     int rc;
 
     if (b->n == 0)
         return 0;
     assert(is_owner(fc, s));
-    rc = f->is_query ? fleet_ask_about(fc, f->question, b->to, b->n, timeout_us, &said, e)
-                     : fleet_ask(fc, f->op, b->to, b->n, timeout_us, &said, e);
+    rc = f->is_query ? fleet_query(fc, f->question, b->targets, b->n, timeout_us, &results, e)
+                     : fleet_request(fc, f->op, b->targets, b->n, timeout_us, &results, e);
     if (rc != 0)
         return -1;
-    apply_results(fc, s, f, b, said);
-    fleet_said_free(said, b->n);
+    apply_results(fc, s, f, b, results);
+    fleet_results_free(results, b->n);
     return 0;
 }
 
@@ -102,7 +102,8 @@ void fanout_apply_or_fail(struct fleet_control *fc, struct fleet_session *s, con
         return;
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < b.n; i++) {
-        struct fleet_said none = {.upstream = b.to[i].upstream, .end = FLEET_UNKNOWN, .why = *why};
+        struct fleet_result none = {
+            .upstream = b.targets[i].upstream, .outcome = FLEET_UNKNOWN, .why = *why};
 
         f->on_result(&s->parts[b.part[i]], b.part[i], &none, f->arg);
     }

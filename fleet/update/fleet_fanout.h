@@ -8,11 +8,11 @@
 struct fleet_batch {
     size_t n;
     size_t part[FLEET_MAX]; /* indexes of s->parts */
-    struct fleet_to to[FLEET_MAX];
+    struct fleet_target targets[FLEET_MAX];
 };
 void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part, const json_t *body);
 
-bool result_ok(const struct fleet_said *said);
+bool result_ok(const struct fleet_result *results);
 uint64_t fleet_step_us(struct fleet_control *fc);
 
 /* Parts of one update, by their indexes. */
@@ -32,8 +32,8 @@ struct fanout {
     const struct part_set *only; /* borrowed; NULL: any */
     /* Is it asked? NULL: all of `only` are. */
     bool (*select)(const struct fleet_part *p, const void *arg);
-    /* @said  its text may be moved out of it. NULL: nothing follows. */
-    void (*on_result)(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg);
+    /* @results  its text may be moved out of it. NULL: nothing follows. */
+    void (*on_result)(struct fleet_part *p, size_t part, struct fleet_result *results, void *arg);
     void *arg;
     bool fence_failed; /* then: those that did not do it, for what they said */
 };
@@ -44,7 +44,7 @@ size_t fanout_select(struct fleet_control *fc, struct fleet_session *s, const st
 
 /* fanout_apply - ask them, and take down what each answered. Nobody selected: nothing is done.
  * Threads: the owner of the parts (fleet/update/fleet_part.h); asserted. No lock held. Blocks: up
- * to timeout_us. Errors: fleet_ask's; nothing was taken down then. */
+ * to timeout_us. Errors: fleet_request's; nothing was taken down then. */
 int fanout_apply(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
                  struct err *e);
 

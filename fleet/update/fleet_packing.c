@@ -31,15 +31,16 @@ static bool needs_packing(const struct fleet_part *p, const void *arg)
            vllm_has(info.saw.release, VLLM_PACKS_HANDLES_AT_INIT);
 }
 
-static void on_packing_set(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_packing_set(struct fleet_part *p, size_t part, struct fleet_result *results,
+                           void *arg)
 {
     struct packing_request *t = arg;
 
     (void)part;
     t->n_asked++;
-    if (result_ok(said))
+    if (result_ok(results))
         p->packing = t->now;
-    part_drop_failed(p, said);
+    part_drop_failed(p, results);
 }
 
 /* An engine that nobody told takes them for not packed, one that was started anew too; and one that

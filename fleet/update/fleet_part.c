@@ -43,9 +43,10 @@ static const struct part_rule rules[] = {
     {OVERWRITES, BIT(PART_CLEAN), PART_ON_RESUME_FAILED, PART_DROPPED},
 };
 
-void part_set_result(struct fleet_part *p, enum fleet_end end, int status, const struct err *why)
+void part_set_result(struct fleet_part *p, enum fleet_outcome end, int status,
+                     const struct err *why)
 {
-    p->end = end;
+    p->outcome = end;
     p->status = status;
     p->why = *why;
 }

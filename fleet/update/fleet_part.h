@@ -17,14 +17,14 @@
  * Each move is a row of the table in fleet_part.c; part_apply asserts that there is one.
  *
  * Ownership: the state, and the facts after it, are written with the lock of the fleet's control,
- * by the holder of the operation lock (a step of an update, or an abort: fleet_step, fleet_ending)
- * or by the one request that brings tensors (fleet_session.sending). */
+ * by the holder of the operation lock (a step of an update, or an abort: fleet_step_lock,
+ * fleet_abort_lock) or by the one request that brings tensors (fleet_session.sending). */
 #ifndef BATON_FLEET_UPDATE_FLEET_PART_H
 #define BATON_FLEET_UPDATE_FLEET_PART_H
 
 #include "base/err.h"
 #include "fleet/api/upstream_api.h"
-#include "fleet/fleet_ask.h"
+#include "fleet/fleet_request.h"
 #include "fleet/members/fleet.h"
 
 #include <stdbool.h>
@@ -93,14 +93,15 @@ struct fleet_part {
     char old_label[API_VERSION_MAX + 1];  /* its own word before it was marked; "": none */
     char reported_label[API_VERSION_MAX + 1]; /* the same, when it was asked last */
     char update_id[API_UPDATE_ID_MAX + 1];    /* of its own update, or what it is marked by */
-    enum fleet_end end;                       /* of the last step */
+    enum fleet_outcome outcome;               /* of the last step */
     int status;
     struct err why;         /* of its failure */
     struct err cache_error; /* why its caches could not be emptied; clean: they were */
 };
 
 /* part_set_result - what the last step came to there. */
-void part_set_result(struct fleet_part *p, enum fleet_end end, int status, const struct err *why);
+void part_set_result(struct fleet_part *p, enum fleet_outcome end, int status,
+                     const struct err *why);
 
 /* part_transition - the table: where an event leads. False: it cannot happen there. */
 bool part_transition(bool two_phase, enum part_state from, enum part_event event,

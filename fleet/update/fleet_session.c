@@ -47,7 +47,7 @@ bool fleet_session_overwrites(const struct fleet_session *s)
     return false;
 }
 
-void part_drop(struct fleet_part *p, enum fleet_end end, int status, const struct err *why)
+void part_drop(struct fleet_part *p, enum fleet_outcome end, int status, const struct err *why)
 {
     part_apply(p, PART_ON_FAILURE);
     part_set_result(p, end, status, why);
@@ -67,14 +67,15 @@ bool fleet_session_has_quorum(const struct fleet_session *s, size_t min_ready)
     return n >= min_ready;
 }
 
-static bool result_failed(const struct fleet_said *said)
+static bool result_failed(const struct fleet_result *result)
 {
-    return said->end != FLEET_GOOD && said->end != FLEET_SKIPPED;
+    return result->outcome != FLEET_OK && result->outcome != FLEET_SKIPPED;
 }
 
 enum session_verdict fleet_session_apply_results(struct fleet_session *s,
-                                                 const struct fleet_said *said, const size_t *parts,
-                                                 size_t n, size_t min_ready, bool repeats)
+                                                 const struct fleet_result *results,
+                                                 const size_t *parts, size_t n, size_t min_ready,
+                                                 bool repeats)
 {
     size_t n_failed = 0, n_worked = 0;
     bool one_phase = false, lost = false;
@@ -82,14 +83,15 @@ enum session_verdict fleet_session_apply_results(struct fleet_session *s,
     for (size_t i = 0; i < n; i++) {
         struct fleet_part *p = &s->parts[parts[i]];
 
-        n_failed += result_failed(&said[i]);
-        n_worked += said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN ||
-                    (!p->two_phase && fleet_worked(&said[i]));
+        n_failed += result_failed(&results[i]);
+        n_worked += results[i].outcome == FLEET_OK || results[i].outcome == FLEET_UNKNOWN ||
+                    (!p->two_phase && fleet_result_may_have_run(&results[i]));
         one_phase = one_phase || !p->two_phase;
-        lost = lost || said[i].end == FLEET_LOST;
+        lost = lost || results[i].outcome == FLEET_LOST;
         if (!p->two_phase)
-            part_apply(p, fleet_worked(&said[i]) ? PART_ON_ACCEPTED : PART_ON_REFUSED);
-        part_set_result(p, said[i].end, said[i].status, &said[i].why);
+            part_apply(p,
+                       fleet_result_may_have_run(&results[i]) ? PART_ON_ACCEPTED : PART_ON_REFUSED);
+        part_set_result(p, results[i].outcome, results[i].status, &results[i].why);
     }
     if (n_failed == 0) {
         s->n_received++;
@@ -98,8 +100,8 @@ enum session_verdict fleet_session_apply_results(struct fleet_session *s,
     if (!lost && (n_worked == 0 || (repeats && !one_phase)))
         return VERDICT_RETRY;
     for (size_t i = 0; i < n; i++)
-        if (result_failed(&said[i]))
-            part_drop(&s->parts[parts[i]], said[i].end, said[i].status, &said[i].why);
+        if (result_failed(&results[i]))
+            part_drop(&s->parts[parts[i]], results[i].outcome, results[i].status, &results[i].why);
     if (!fleet_session_has_quorum(s, min_ready))
         return VERDICT_ABORT;
     s->n_received++;
@@ -124,7 +126,7 @@ void fleet_session_cause_error(const struct fleet_session *s, size_t min_ready, 
         n += part_takes_part(p);
         if (part_takes_part(p) || p->why.code == ERR_NONE)
             continue;
-        if (cause == NULL || (p->end == FLEET_REFUSED && cause->end != FLEET_REFUSED))
+        if (cause == NULL || (p->outcome == FLEET_REFUSED && cause->outcome != FLEET_REFUSED))
             cause = p;
     }
     if (cause == NULL) {

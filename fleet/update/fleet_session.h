@@ -10,7 +10,7 @@
 
 #include "base/err.h"
 #include "fleet/api/upstream_api.h"
-#include "fleet/fleet_ask.h"
+#include "fleet/fleet_request.h"
 #include "fleet/members/fleet.h"
 #include "fleet/update/fleet_coverage.h"
 #include "fleet/update/fleet_part.h"
@@ -66,7 +66,7 @@ bool fleet_session_has_part(const struct fleet_session *s, bool two_phase);
 bool fleet_session_overwrites(const struct fleet_session *s);
 
 /* part_drop - a part failed. What it means for the rest: fleet_session_has_quorum. */
-void part_drop(struct fleet_part *p, enum fleet_end end, int status, const struct err *why);
+void part_drop(struct fleet_part *p, enum fleet_outcome end, int status, const struct err *why);
 
 /* fleet_session_has_quorum - can it still be committed? Every part in two phases takes part, and at
  * least min_ready parts in all. */
@@ -79,12 +79,13 @@ enum session_verdict {
 };
 
 /* fleet_session_apply_results - tensors were sent: take down what each said of them.
- * @said    [n], in the order of `parts` [n], indexes of s->parts
+ * @results    [n], in the order of `parts` [n], indexes of s->parts
  * @repeats  a request that was taken may come again where it was
  * Every part that is not in two phases was moved by PART_ON_SEND before. */
 enum session_verdict fleet_session_apply_results(struct fleet_session *s,
-                                                 const struct fleet_said *said, const size_t *parts,
-                                                 size_t n, size_t min_ready, bool repeats);
+                                                 const struct fleet_result *results,
+                                                 const size_t *parts, size_t n, size_t min_ready,
+                                                 bool repeats);
 
 /* fleet_client_error - what a part said, as our client is told it: what an upstream does not find
  * is not what the client named. @e  clean; set */

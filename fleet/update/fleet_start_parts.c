@@ -32,48 +32,50 @@ static bool may_be_open(const struct fleet_part *p)
 static int close_open(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
                       struct err *e)
 {
-    struct fleet_said *closed = NULL;
+    struct fleet_result *closed = NULL;
     struct fleet_batch b;
     int rc = 0;
 
     (void)fanout_select(fc, s, f, &b);
     for (size_t i = 0; i < b.n; i++)
-        b.to[i].about.has_begun = true;
+        b.targets[i].about.has_begun = true;
     if (b.n > 0)
-        rc = fleet_ask(fc, API_FINISH_UPDATE, b.to, b.n, fleet_step_us(fc), &closed, e);
-    fleet_said_free(closed, b.n);
+        rc = fleet_request(fc, API_FINISH_UPDATE, b.targets, b.n, fleet_step_us(fc), &closed, e);
+    fleet_results_free(closed, b.n);
     return rc;
 }
 
 /* An SGLang before 0.5.18 takes tensors as they come. */
-static bool has_no_start(const struct fleet_part *p, const struct fleet_said *said)
+static bool has_no_start(const struct fleet_part *p, const struct fleet_result *result)
 {
-    return p->no_process_id && said->end == FLEET_REFUSED &&
-           (said->status == 404 || said->status == 405);
+    return p->no_process_id && result->outcome == FLEET_REFUSED &&
+           (result->status == 404 || result->status == 405);
 }
 
 /* Those that refuse, since they may have an update open, are told again. */
-static void on_started(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_started(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
     struct start_request *b = arg;
 
-    p->own_update = said->end == FLEET_GOOD || said->end == FLEET_UNKNOWN ? PART_UPDATE_OPEN
-                                                                          : PART_UPDATE_CLOSED;
-    if (has_no_start(p, said))
+    p->own_update = result->outcome == FLEET_OK || result->outcome == FLEET_UNKNOWN
+                        ? PART_UPDATE_OPEN
+                        : PART_UPDATE_CLOSED;
+    if (has_no_start(p, result))
         p->own_update = PART_UPDATE_NONE;
-    else if (said->end == FLEET_REFUSED && may_be_open(p))
+    else if (result->outcome == FLEET_REFUSED && may_be_open(p))
         b->again.has[part] = true;
     else
-        part_drop_failed(p, said);
+        part_drop_failed(p, result);
 }
 
-static void on_started_again(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_started_again(struct fleet_part *p, size_t part, struct fleet_result *result,
+                             void *arg)
 {
     (void)part;
     (void)arg;
-    if (result_ok(said) || said->end == FLEET_UNKNOWN)
+    if (result_ok(result) || result->outcome == FLEET_UNKNOWN)
         p->own_update = PART_UPDATE_OPEN;
-    part_drop_failed(p, said);
+    part_drop_failed(p, result);
 }
 
 static int start_engines(struct fleet_control *fc, struct start_request *b, const json_t *start,

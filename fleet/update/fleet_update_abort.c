@@ -10,7 +10,7 @@ static const char aborting[] = "an abort";
  * may have our name it is an update of ours, and who is an upstream's index stays its own. */
 void fleet_abort_with_lock(struct fleet_control *fc, struct fleet_session *s, const struct err *why)
 {
-    assert(fleet_has_op(fc));
+    assert(fleet_owns_update_lock(fc));
     upstreams_hold(fc->upstreams);
     fleet_close_session(fc, s, why);
     fleet_fence_parts(fc, s);
@@ -39,8 +39,8 @@ static int abort_session(struct fleet_control *fc, struct fleet_session *s, cons
 
     if (phase != UPDATE_COMMITTED && phase != UPDATE_ABORTED)
         fleet_abort_with_lock(fc, s, why);
-    fleet_ending_end(fc);
-    fleet_look(fc);
+    fleet_abort_unlock(fc);
+    fleet_reschedule(fc);
     if (phase == UPDATE_COMMITTED)
         return err_set(e, ERR_ENDED, "", "update %s is committed", s->id);
     return 0;
@@ -49,7 +49,7 @@ static int abort_session(struct fleet_control *fc, struct fleet_session *s, cons
 int fleet_abort_update_wait(struct fleet_control *fc, struct fleet_session *s,
                             const struct err *why, struct err *e)
 {
-    if (fleet_lapsing(fc, aborting, e) != 0)
+    if (fleet_expiry_lock(fc, aborting, e) != 0)
         return -1;
     return abort_session(fc, s, why, e);
 }
@@ -59,7 +59,7 @@ int fleet_abort_update(struct fleet_control *fc, struct fleet_session *s, const 
 {
     if (session_phase(fc, s) == UPDATE_ABORTED)
         return 0;
-    if (fleet_ending(fc, aborting, e) != 0)
+    if (fleet_abort_lock(fc, aborting, e) != 0)
         return -1;
     return abort_session(fc, s, why, e);
 }
@@ -69,7 +69,7 @@ void fleet_expire_update(struct fleet_control *fc, struct fleet_session *s)
     struct err why = {0}, ignored = {0};
     bool over;
 
-    if (fleet_lapsing(fc, aborting, &ignored) != 0)
+    if (fleet_expiry_lock(fc, aborting, &ignored) != 0)
         return;
     mtx_lock(&fc->lock);
     over = fleet_lease_expired_locked(s); /* its trainer may have come while this waited */
@@ -77,5 +77,5 @@ void fleet_expire_update(struct fleet_control *fc, struct fleet_session *s)
     mtx_unlock(&fc->lock);
     if (over)
         fleet_abort_with_lock(fc, s, &why);
-    fleet_ending_end(fc);
+    fleet_abort_unlock(fc);
 }

@@ -17,7 +17,7 @@ static int finish_validate(struct fleet_control *fc, struct fleet_session *s, co
     for (size_t i = 0; i < s->n_parts; i++)
         if (!s->parts[i].two_phase && part_takes_part(&s->parts[i]))
             batch_add(&b, s, i, body);
-    return fleet_words(fc, API_FINISH_UPDATE, b.to, b.n, e);
+    return fleet_validate(fc, API_FINISH_UPDATE, b.targets, b.n, e);
 }
 
 /* @phase  of before. Returns 1: it was committed before, and is told of again. */
@@ -55,13 +55,13 @@ static bool has_two_phase(const struct fleet_session *s)
     return false;
 }
 
-static void on_verified(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_verified(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
     (void)part;
     (void)arg;
-    p->end = said->end;
-    p->status = said->status;
-    part_drop_failed(p, said);
+    p->outcome = result->outcome;
+    p->status = result->status;
+    part_drop_failed(p, result);
 }
 
 static int verify_parts(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
@@ -112,22 +112,22 @@ static void record_incarnations(struct fleet_control *fc, struct fleet_session *
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
         if (s->parts[i].two_phase && part_takes_part(&s->parts[i]))
-            fleet_live(fc, s->parts[i].upstream, &s->parts[i].incarnation);
+            fleet_incarnation_of(fc, s->parts[i].upstream, &s->parts[i].incarnation);
     mtx_unlock(&fc->lock);
 }
 
-static void on_finished(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_finished(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
     struct fleet_control *fc = arg;
 
     (void)part;
-    p->end = said->end;
-    p->status = said->status;
-    if (result_ok(said))
+    p->outcome = result->outcome;
+    p->status = result->status;
+    if (result_ok(result))
         part_apply(p, PART_ON_FINISH);
     else if (p->two_phase)
-        fc->orphaned[p->upstream] = true;
-    part_drop_failed(p, said);
+        fc->update_in_doubt[p->upstream] = true;
+    part_drop_failed(p, result);
 }
 
 static int finish_parts(struct fleet_control *fc, struct fleet_session *s, struct err *e)
@@ -158,11 +158,12 @@ static bool may_have_missed_pause(const struct fleet_part *p, const void *arg)
     return p->state == PART_FINISHED && p->two_phase && p->before != PART_WAS_IN_STEP;
 }
 
-static void on_pause_aligned(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_pause_aligned(struct fleet_part *p, size_t part, struct fleet_result *results,
+                             void *arg)
 {
     (void)part;
     (void)arg;
-    part_drop_failed(p, said);
+    part_drop_failed(p, results);
 }
 
 /* In the flow. What is not in two phases stands still and is let go with the others. */
@@ -177,7 +178,7 @@ static int align_pauses_with_lock(struct fleet_control *fc, struct fleet_session
     mtx_lock(&fc->lock);
     hold = fc->hold;
     mtx_unlock(&fc->lock);
-    body = hold.on ? fleet_hold_body(&hold) : NULL;
+    body = hold.on ? fleet_pause_body(&hold) : NULL;
     f.op = hold.on ? API_PAUSE : API_RESUME;
     f.body = body;
     rc = fanout_apply(fc, s, &f, e);
@@ -195,10 +196,10 @@ static int align_pauses(struct fleet_control *fc, struct fleet_session *s, struc
         missed = missed || may_have_missed_pause(&s->parts[i], NULL);
     if (!missed)
         return 0;
-    if (fleet_flow(fc, NULL, "the end of an update", e) != 0)
+    if (fleet_pause_lock(fc, NULL, "the end of an update", e) != 0)
         return -1;
     rc = align_pauses_with_lock(fc, s, e);
-    fleet_flow_end(fc);
+    fleet_pause_unlock(fc);
     return rc;
 }
 
@@ -210,7 +211,8 @@ static void fence_restarted(struct fleet_control *fc, struct fleet_session *s)
         struct err why = {0};
         struct upstream_at at;
 
-        if (p->state != PART_FINISHED || !fleet_is_another(fc, p->upstream, &p->incarnation))
+        if (p->state != PART_FINISHED ||
+            !fleet_is_other_incarnation(fc, p->upstream, &p->incarnation))
             continue;
         upstreams_at(fc->upstreams, p->upstream, &at);
         (void)err_set(&why, ERR_UPSTREAM, "",
@@ -298,7 +300,7 @@ static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, c
     enum update_phase phase;
     int rc;
 
-    assert(fleet_has_op(fc));
+    assert(fleet_owns_update_lock(fc));
     rc = finish_enter(fc, s, commit_too, &phase, e);
 
     if (rc != 0)
@@ -332,11 +334,11 @@ int fleet_finish_update(struct fleet_control *fc, struct fleet_session *s, const
 {
     int rc;
 
-    if (fleet_step(fc, NULL, "the end of an update", e) != 0)
+    if (fleet_step_lock(fc, NULL, "the end of an update", e) != 0)
         return -1;
     rc = finish_with_lock(fc, s, label, body, commit_too, e);
-    fleet_turn_end(fc);
-    fleet_look(fc);
+    fleet_op_unlock(fc);
+    fleet_reschedule(fc);
     return rc;
 }
 

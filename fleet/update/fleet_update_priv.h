@@ -10,7 +10,8 @@ int fleet_refuse_closed(const struct fleet_session *s, struct err *e);
 
 /* fleet_session_set_report - what the first of those that told something of their update told. With
  * the lock, or before others know of the session. */
-void fleet_session_set_report(struct fleet_session *s, const struct fleet_said *said, size_t n);
+void fleet_session_set_report(struct fleet_session *s, const struct fleet_result *results,
+                              size_t n);
 
 /* fleet_close_session - it has ended, and is not the open one any more. No lock held.
  * @why  clean: committed
@@ -24,12 +25,12 @@ void fleet_abort_with_lock(struct fleet_control *fc, struct fleet_session *s,
                            const struct err *why);
 
 /* part_drop_failed - it takes no part any more, unless it did what it was asked. With the lock. */
-void part_drop_failed(struct fleet_part *p, const struct fleet_said *said);
+void part_drop_failed(struct fleet_part *p, const struct fleet_result *results);
 
 /* fleet_must_start_parts - is one not told to start yet that has to be before it gets these
  * tensors? fleet_start_parts - tells them; drops those that refuse. One that may have an update
  * open that did not end is told to end that first. In a turn; they stand still. Blocks. Errors:
- * fleet_ask's; ERR_NO_MEMORY. */
+ * fleet_request's; ERR_NO_MEMORY. */
 bool fleet_must_start_parts(struct fleet_control *fc, const struct fleet_session *s,
                             const json_t *tensors);
 int fleet_start_parts(struct fleet_control *fc, struct fleet_session *s, const json_t *tensors,
@@ -54,7 +55,7 @@ void fleet_fence_parts(struct fleet_control *fc, struct fleet_session *s);
 
 /* fleet_set_dirty_markers - names those that overwrite what they serve by FLEET_DIRTY_MARKER and
  * our id, of which each tells first what it is named; drops whom it fails at. Whose answer was lost
- * is in doubt. In a turn. Blocks. Errors: fleet_ask's. */
+ * is in doubt. In a turn. Blocks. Errors: fleet_request's. */
 int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s, struct err *e);
 
 /* fleet_clear_dirty_markers - gives those that are unchanged the name that they had, if they still
@@ -66,7 +67,7 @@ void fleet_clear_dirty_markers(struct fleet_control *fc, struct fleet_session *s
  * took what came so far, or that somebody else has changed: they tell of another update, or do not
  * answer. Fences those of them that are in doubt. No lock held. Blocks.
  * @all  also those that are known by more than their mark: before they are told to finish
- * Errors: too few are left; fleet_ask_about's. */
+ * Errors: too few are left; fleet_query's. */
 int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s, bool all,
                               struct err *e);
 

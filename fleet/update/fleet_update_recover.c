@@ -11,26 +11,27 @@ static bool may_have_open_update(const struct fleet_part *p, const void *arg)
 {
     const struct recovery *r = arg;
 
-    return p->two_phase && r->fc->orphaned[p->upstream];
+    return p->two_phase && r->fc->update_in_doubt[p->upstream];
 }
 
-static void on_open_update(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_open_update(struct fleet_part *p, size_t part, struct fleet_result *result,
+                           void *arg)
 {
     struct recovery *r = arg;
 
-    if (said->end != FLEET_GOOD)
+    if (result->outcome != FLEET_OK)
         return;
-    r->open.has[part] = api_read_open_update(p->update_id, said->text, said->text_len);
-    r->fc->orphaned[p->upstream] = r->open.has[part];
+    r->open.has[part] = api_read_open_update(p->update_id, result->text, result->text_len);
+    r->fc->update_in_doubt[p->upstream] = r->open.has[part];
 }
 
-static void on_recovered(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_recovered(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
     struct recovery *r = arg;
 
     (void)part;
-    if (said->end == FLEET_GOOD)
-        r->fc->orphaned[p->upstream] = false;
+    if (result->outcome == FLEET_OK)
+        r->fc->update_in_doubt[p->upstream] = false;
 }
 
 /* Before anything is asked of them: their last answer to us was lost. */
@@ -65,12 +66,12 @@ static bool has_own_update(const struct fleet_part *p, const void *arg)
     return p->two_phase && p->own_update == PART_UPDATE_OPEN && p->state != PART_FINISHED;
 }
 
-static void on_aborted(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_aborted(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
     struct fleet_control *fc = arg;
 
     (void)part;
-    fc->orphaned[p->upstream] = said->end != FLEET_GOOD;
+    fc->update_in_doubt[p->upstream] = result->outcome != FLEET_OK;
 }
 
 void fleet_abort_parts(struct fleet_control *fc, struct fleet_session *s, const char *reason)

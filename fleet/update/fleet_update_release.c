@@ -33,15 +33,15 @@ static bool is_finished_paused(const struct fleet_part *p, const void *arg)
     return p->state == PART_FINISHED && p->paused;
 }
 
-static void on_resumed(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_resumed(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
     (void)part;
     (void)arg;
-    p->paused = !result_ok(said);
+    p->paused = !result_ok(result);
     if (!p->paused || !part_takes_part(p))
         return;
     part_apply(p, PART_ON_RESUME_FAILED);
-    part_set_result(p, said->end, said->status, &said->why);
+    part_set_result(p, result->outcome, result->status, &result->why);
 }
 
 /* A pause that a trainer has asked for meanwhile has the last word: its end tells them too.
@@ -60,13 +60,13 @@ static void resume_parts(struct fleet_control *fc, struct fleet_session *s,
 
     if (fanout_select(fc, s, &f, &b) == 0)
         return;
-    if (!fleet_flow_soon(fc, "the end of an update")) {
-        fleet_note_behind(fc, b.to, b.n);
+    if (!fleet_pause_lock_unless_pausing(fc, "the end of an update")) {
+        fleet_note_missed_pause(fc, b.targets, b.n);
         return;
     }
     if (may_resume(fc))
         (void)fanout_apply(fc, s, &f, &ignored);
-    fleet_flow_end(fc);
+    fleet_pause_unlock(fc);
 }
 
 void fleet_release_finished(struct fleet_control *fc, struct fleet_session *s)
@@ -80,14 +80,14 @@ void fleet_release_finished(struct fleet_control *fc, struct fleet_session *s)
 /* What was started and got nothing is ended: without a label that changes nothing. A start without
  * an answer may not have been one; then there is nothing to end. An SGLang that has none open,
  * since it was restarted, refuses to end it. */
-static void on_closed(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_closed(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
-    bool none_open = p->no_process_id && said->end == FLEET_REFUSED && said->status == 400;
-    bool doubtful = !part_takes_part(p) && p->end == FLEET_UNKNOWN;
+    bool none_open = p->no_process_id && result->outcome == FLEET_REFUSED && result->status == 400;
+    bool doubtful = !part_takes_part(p) && p->outcome == FLEET_UNKNOWN;
 
     (void)part;
     (void)arg;
-    if (result_ok(said) || none_open || (doubtful && said->end == FLEET_REFUSED))
+    if (result_ok(result) || none_open || (doubtful && result->outcome == FLEET_REFUSED))
         p->own_update = PART_UPDATE_CLOSED;
     else
         part_apply(p, PART_ON_DOUBT);
@@ -99,7 +99,7 @@ static void on_closed(struct fleet_part *p, size_t part, struct fleet_said *said
 static bool must_close(const struct fleet_part *p, const void *arg)
 {
     const struct release_filter *l = arg;
-    bool answers = p->end != FLEET_UNKNOWN && p->end != FLEET_UNSENT;
+    bool answers = p->outcome != FLEET_UNKNOWN && p->outcome != FLEET_UNSENT;
 
     if ((l->dropped && part_takes_part(p)) || p->state == PART_FINISHED ||
         p->state == PART_NOT_RESUMED)
@@ -115,7 +115,7 @@ void fleet_release_unchanged(struct fleet_control *fc, struct fleet_session *s, 
         .op = API_FINISH_UPDATE, .select = must_close, .on_result = on_closed, .arg = &l};
     struct err ignored = {0};
 
-    assert(fleet_has_op(fc));
+    assert(fleet_owns_update_lock(fc));
     (void)fanout_apply(fc, s, &close, &ignored);
     fleet_clear_dirty_markers(fc, s, dropped);
     resume_parts(fc, s, is_unchanged_paused, &l);

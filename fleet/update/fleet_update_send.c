@@ -27,19 +27,19 @@ static void adopt_trainer_pause(struct fleet_control *fc, struct fleet_session *
         struct fleet_part *p = &s->parts[i];
 
         if (is_running(p, fc) && fc->hold.on && p->before == PART_WAS_IN_STEP &&
-            fleet_is_paused_locked(fc, p->upstream))
+            fleet_engine_is_paused_locked(fc, p->upstream))
             p->paused = true;
     }
     mtx_unlock(&fc->lock);
 }
 
-static void on_paused(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void on_paused(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
     (void)part;
     (void)arg;
-    if (result_ok(said) || said->end == FLEET_UNKNOWN)
+    if (result_ok(result) || result->outcome == FLEET_UNKNOWN)
         p->paused = true;
-    part_drop_failed(p, said);
+    part_drop_failed(p, result);
 }
 
 /* Who lets upstreams go on finds them held from the moment on that this has begun. */
@@ -52,10 +52,10 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s, struct
 
     if (keep == NULL) {
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to pause upstreams");
-    } else if (fleet_flow(fc, NULL, "the start of an update", e) == 0) {
+    } else if (fleet_pause_lock(fc, NULL, "the start of an update", e) == 0) {
         adopt_trainer_pause(fc, s);
         rc = fanout_apply(fc, s, &f, e);
-        fleet_flow_end(fc);
+        fleet_pause_unlock(fc);
     }
     json_decref(keep);
     return rc;
@@ -67,14 +67,14 @@ static int prepare_with_lock(struct fleet_control *fc, struct fleet_session *s,
 {
     int rc = -1;
 
-    assert(fleet_has_op(fc));
+    assert(fleet_owns_update_lock(fc));
     if (!fleet_update_is_open(fc, s))
         return fleet_refuse_closed(s, e);
     mtx_lock(&fc->lock);
     s->prepare_begun = true;
     mtx_unlock(&fc->lock);
     fleet_updating(fleet_of(fc), true);
-    fleet_tokens(fc);
+    fleet_apply_quiesce(fc);
     if (pause_parts(fc, s, e) == 0 && fleet_set_dirty_markers(fc, s, e) == 0)
         rc = fleet_start_parts(fc, s, tensors, e);
     if (rc == 0)
@@ -96,10 +96,10 @@ static int prepare_parts(struct fleet_control *fc, struct fleet_session *s, cons
 
     if (!fleet_session_overwrites(s) || (s->prepared && !fleet_must_start_parts(fc, s, tensors)))
         return 0;
-    if (fleet_step(fc, NULL, "the start of an update", e) != 0)
+    if (fleet_step_lock(fc, NULL, "the start of an update", e) != 0)
         return -1;
     rc = prepare_with_lock(fc, s, tensors, e);
-    fleet_turn_end(fc);
+    fleet_op_unlock(fc);
     return rc;
 }
 
@@ -140,7 +140,7 @@ static void sending_leave(struct fleet_control *fc, struct fleet_session *s)
     s->lease_until_us = clock_after_us((uint64_t)s->lease_s * 1000000);
     cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);
-    fleet_look(fc);
+    fleet_reschedule(fc);
 }
 
 /* An SGLang that is in no group of a name ends when it is asked to receive by it. */
@@ -199,7 +199,7 @@ static int begin_receiving(struct fleet_control *fc, struct fleet_session *s,
         if (p->two_phase)
             continue;
         if (p->state == PART_CLEAN)
-            fleet_live(fc, p->upstream, &p->incarnation);
+            fleet_incarnation_of(fc, p->upstream, &p->incarnation);
         part_apply(p, PART_ON_SEND);
     }
     mtx_unlock(&fc->lock);
@@ -219,8 +219,9 @@ static void apply_unanswered(struct fleet_control *fc, struct fleet_session *s,
 
 /* Takes down what they said. */
 static enum session_verdict apply_send_results(struct fleet_control *fc, struct fleet_session *s,
-                                               const struct fleet_batch *b, struct fleet_said *said,
-                                               bool repeats, struct err *e)
+                                               const struct fleet_batch *b,
+                                               struct fleet_result *result, bool repeats,
+                                               struct err *e)
 {
     size_t min_ready = fleet_min_ready(fc);
     enum session_verdict verdict = VERDICT_RETRY;
@@ -229,11 +230,11 @@ static enum session_verdict apply_send_results(struct fleet_control *fc, struct 
     if (!fleet_session_is_open(s)) {
         (void)fleet_refuse_closed(s, e);
     } else {
-        verdict = fleet_session_apply_results(s, said, b->part, b->n, min_ready, repeats);
+        verdict = fleet_session_apply_results(s, result, b->part, b->n, min_ready, repeats);
         if (verdict == VERDICT_CONTINUE && fleet_session_has_part(s, true))
-            fleet_session_set_report(s, said, b->n);
+            fleet_session_set_report(s, result, b->n);
         if (verdict == VERDICT_RETRY)
-            fleet_client_error(&fleet_cause(said, b->n)->why, e);
+            fleet_client_error(&fleet_results_cause(result, b->n)->why, e);
         if (verdict == VERDICT_ABORT)
             fleet_session_cause_error(s, min_ready, e);
     }
@@ -259,11 +260,11 @@ static void release_dropped(struct fleet_control *fc, struct fleet_session *s)
 {
     struct err ignored = {0};
 
-    if (fleet_step(fc, NULL, "an update without one that refused it", &ignored) != 0)
+    if (fleet_step_lock(fc, NULL, "an update without one that refused it", &ignored) != 0)
         return;
     if (fleet_update_is_open(fc, s))
         fleet_release_unchanged(fc, s, true);
-    fleet_turn_end(fc);
+    fleet_op_unlock(fc);
 }
 
 static enum session_verdict tensors_send(struct fleet_control *fc, struct fleet_session *s,
@@ -271,7 +272,7 @@ static enum session_verdict tensors_send(struct fleet_control *fc, struct fleet_
                                          struct err *e)
 {
     enum session_verdict verdict = VERDICT_RETRY;
-    struct fleet_said *said = NULL;
+    struct fleet_result *results = NULL;
     struct fleet_batch b = {0};
 
     mtx_lock(&fc->lock);
@@ -281,25 +282,26 @@ static enum session_verdict tensors_send(struct fleet_control *fc, struct fleet_
     mtx_unlock(&fc->lock);
     if (begin_receiving(fc, s, &b, e) != 0)
         return VERDICT_RETRY;
-    if (fleet_ask(fc, API_UPDATE_WEIGHTS, b.to, b.n, fleet_update_us(fc), &said, e) == 0)
-        verdict = apply_send_results(fc, s, &b, said, t->chunk_id != NULL, e);
+    if (fleet_request(fc, API_UPDATE_WEIGHTS, b.targets, b.n, fleet_update_us(fc), &results, e) ==
+        0)
+        verdict = apply_send_results(fc, s, &b, results, t->chunk_id != NULL, e);
     else
         apply_unanswered(fc, s, &b, e->code == ERR_DRAINING ? PART_ON_DOUBT : PART_ON_REFUSED);
-    fleet_said_free(said, b.n);
+    fleet_results_free(results, b.n);
     return verdict;
 }
 
 static void abort_requests(struct fleet_control *fc)
 {
     json_t *all = json_pack("{s:b}", "all", 1);
-    struct fleet_to to[FLEET_MAX];
-    struct fleet_said *said = NULL;
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *results = NULL;
     struct err ignored = {0};
-    size_t n = fleet_alive(fc, all, to);
+    size_t n = fleet_reachable(fc, all, targets);
 
     if (all != NULL &&
-        fleet_ask(fc, API_ABORT_REQUESTS, to, n, FLEET_CACHE_US, &said, &ignored) == 0)
-        fleet_said_free(said, n);
+        fleet_request(fc, API_ABORT_REQUESTS, targets, n, FLEET_CACHE_US, &results, &ignored) == 0)
+        fleet_results_free(results, n);
     json_decref(all);
 }
 
@@ -314,7 +316,7 @@ static int tensors_validate(struct fleet_control *fc, struct fleet_session *s,
         if (!s->parts[i].two_phase)
             batch_add(&b, s, i, t->body);
     mtx_unlock(&fc->lock);
-    return fleet_words(fc, API_UPDATE_WEIGHTS, b.to, b.n, e);
+    return fleet_validate(fc, API_UPDATE_WEIGHTS, b.targets, b.n, e);
 }
 
 static enum session_verdict send_with_chunk_id(struct fleet_control *fc, struct fleet_session *s,
@@ -324,7 +326,7 @@ static enum session_verdict send_with_chunk_id(struct fleet_control *fc, struct 
     json_t *named = json_copy((json_t *)(uintptr_t)t->body);
 
     if (named == NULL ||
-        (t->chunk_id != NULL && fleet_put(named, "chunk_id", json_string(t->chunk_id)) != 0)) {
+        (t->chunk_id != NULL && fleet_json_set(named, "chunk_id", json_string(t->chunk_id)) != 0)) {
         json_decref(named);
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
         return VERDICT_RETRY;

@@ -29,7 +29,7 @@ static struct fleet_session *find_locked(struct fleet_control *fc, const char *i
 {
     if (fc->session != NULL && strcmp(fc->session->id, id) == 0)
         return fc->session;
-    for (size_t i = 0; i < FLEET_ENDED_KEPT; i++)
+    for (size_t i = 0; i < FLEET_ENDED_SESSIONS_MAX; i++)
         if (fc->ended[i] != NULL && strcmp(fc->ended[i]->id, id) == 0)
             return fc->ended[i];
     return NULL;
@@ -88,13 +88,13 @@ int fleet_refuse_closed(const struct fleet_session *s, struct err *e)
     return err_set(e, ERR_ENDED, "", "update %s is %s", s->id, update_phase_name(s->phase));
 }
 
-void fleet_session_set_report(struct fleet_session *s, const struct fleet_said *said, size_t n)
+void fleet_session_set_report(struct fleet_session *s, const struct fleet_result *results, size_t n)
 {
     json_t *report = NULL;
 
     for (size_t i = 0; report == NULL && i < n; i++)
-        if (said[i].end == FLEET_GOOD && said[i].text != NULL)
-            report = json_loadb(said[i].text, said[i].text_len, 0, NULL);
+        if (results[i].outcome == FLEET_OK && results[i].text != NULL)
+            report = json_loadb(results[i].text, results[i].text_len, 0, NULL);
     if (!json_is_object(report)) {
         json_decref(report);
         return;
@@ -103,10 +103,10 @@ void fleet_session_set_report(struct fleet_session *s, const struct fleet_said *
     s->report = report;
 }
 
-void part_drop_failed(struct fleet_part *p, const struct fleet_said *said)
+void part_drop_failed(struct fleet_part *p, const struct fleet_result *result)
 {
-    if (!result_ok(said))
-        part_drop(p, said->end, said->status, &said->why);
+    if (!result_ok(result))
+        part_drop(p, result->outcome, result->status, &result->why);
 }
 
 void fleet_fence_parts(struct fleet_control *fc, struct fleet_session *s)
@@ -153,7 +153,7 @@ void fleet_close_session(struct fleet_control *fc, struct fleet_session *s, cons
     s->error = *why;
     s->phase = why->code == ERR_NONE ? UPDATE_COMMITTED : UPDATE_ABORTED;
     if (fc->session == s) {
-        fleet_session_unref(fc->ended[FLEET_ENDED_KEPT - 1]);
+        fleet_session_unref(fc->ended[FLEET_ENDED_SESSIONS_MAX - 1]);
         memmove(&fc->ended[1], &fc->ended[0], sizeof fc->ended - sizeof fc->ended[0]);
         fc->ended[0] = s;
         fc->session = NULL;

@@ -43,7 +43,8 @@ static uint32_t baton_lease_s(struct fleet_control *fc, uint32_t lease_s)
     return wanted < UPDATE_LEASE_S_MAX ? (uint32_t)wanted : UPDATE_LEASE_S_MAX;
 }
 
-static void parts_init(struct fleet_control *fc, struct fleet_session *s, const struct fleet_to *to)
+static void parts_init(struct fleet_control *fc, struct fleet_session *s,
+                       const struct fleet_target *targets)
 {
     struct upstream_info info;
     struct upstream_at at;
@@ -53,9 +54,9 @@ static void parts_init(struct fleet_control *fc, struct fleet_session *s, const 
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
-        upstreams_at(fc->upstreams, to[i].upstream, &at);
-        fleet_info(fleet_of(fc), to[i].upstream, &info);
-        p->upstream = to[i].upstream;
+        upstreams_at(fc->upstreams, targets[i].upstream, &at);
+        fleet_info(fleet_of(fc), targets[i].upstream, &info);
+        p->upstream = targets[i].upstream;
         p->two_phase = upstream_is_two_phase(at.kind);
         p->no_process_id = at.kind == UPSTREAM_SGLANG;
         if (!p->two_phase)
@@ -71,12 +72,12 @@ static void parts_init(struct fleet_control *fc, struct fleet_session *s, const 
 /* One that was restarted since it last said how it is has its update in the new process, which has
  * none of what the fleet serves, and was not told of a pause. */
 static void check_process(struct fleet_control *fc, const struct fleet_session *s,
-                          struct fleet_part *p, struct fleet_said *said)
+                          struct fleet_part *p, struct fleet_result *result)
 {
     char process[FLEET_LABEL_MAX + 1];
     struct upstream_at at;
 
-    api_read_boot_id(process, said->text, said->text_len);
+    api_read_boot_id(process, result->text, result->text_len);
     if (process[0] == '\0' || fleet_confirm(fleet_of(fc), p->upstream, process))
         return;
     if (p->before == PART_WAS_IN_STEP)
@@ -84,8 +85,8 @@ static void check_process(struct fleet_control *fc, const struct fleet_session *
     if (!s->partial)
         return;
     upstreams_at(fc->upstreams, p->upstream, &at);
-    said->end = FLEET_UNKNOWN;
-    (void)err_set(&said->why, ERR_UPSTREAM, "",
+    result->outcome = FLEET_UNKNOWN;
+    (void)err_set(&result->why, ERR_UPSTREAM, "",
                   "%.100s was restarted: it does not serve the fleet's version, and a partial "
                   "update cannot bring it there; send it again for the others, or a whole one",
                   at.name);
@@ -93,29 +94,30 @@ static void check_process(struct fleet_control *fc, const struct fleet_session *
 
 /* What each two-phase part said to its start. */
 static int apply_start_results(struct fleet_control *fc, struct fleet_session *s,
-                               const struct fleet_batch *b, struct fleet_said *said,
+                               const struct fleet_batch *b, struct fleet_result *results,
                                json_t **details, struct err *e)
 {
-    const struct fleet_said *cause;
+    const struct fleet_result *cause;
 
     for (size_t i = 0; i < b->n; i++) {
         struct fleet_part *p = &s->parts[b->part[i]];
 
-        if (said[i].end == FLEET_GOOD &&
-            api_read_update_id(p->update_id, said[i].text, said[i].text_len, &said[i].why) != 0)
-            said[i].end = FLEET_UNKNOWN;
-        if (said[i].end == FLEET_GOOD)
-            check_process(fc, s, p, &said[i]);
-        p->own_update = said[i].end == FLEET_GOOD ? PART_UPDATE_OPEN : PART_UPDATE_CLOSED;
-        if (said[i].end == FLEET_UNKNOWN)
-            fc->orphaned[p->upstream] = true;
+        if (results[i].outcome == FLEET_OK &&
+            api_read_update_id(p->update_id, results[i].text, results[i].text_len,
+                               &results[i].why) != 0)
+            results[i].outcome = FLEET_UNKNOWN;
+        if (results[i].outcome == FLEET_OK)
+            check_process(fc, s, p, &results[i]);
+        p->own_update = results[i].outcome == FLEET_OK ? PART_UPDATE_OPEN : PART_UPDATE_CLOSED;
+        if (results[i].outcome == FLEET_UNKNOWN)
+            fc->update_in_doubt[p->upstream] = true;
     }
-    fleet_session_set_report(s, said, b->n);
-    cause = fleet_cause(said, b->n);
+    fleet_session_set_report(s, results, b->n);
+    cause = fleet_results_cause(results, b->n);
     if (cause == NULL)
         return 0;
     *e = cause->why;
-    *details = json_pack("{s:o}", "upstreams", fleet_said_json(fc, said, b->n));
+    *details = json_pack("{s:o}", "upstreams", fleet_results_json(fc, results, b->n));
     fleet_abort_parts(fc, s, "another server could not start its update");
     fleet_recover(fc, s);
     return -1;
@@ -125,7 +127,7 @@ static int start_parts(struct fleet_control *fc, struct fleet_session *s,
                        const struct fleet_update_request *req, json_t **details, struct err *e)
 {
     struct fleet_batch b = {0}, others = {0};
-    struct fleet_said *said = NULL;
+    struct fleet_result *results = NULL;
     json_t *body = json_copy((json_t *)(uintptr_t)req->start);
     int rc = -1;
 
@@ -134,27 +136,29 @@ static int start_parts(struct fleet_control *fc, struct fleet_session *s,
                   s->parts[i].two_phase ? body : req->start);
     fleet_recover(fc, s);
     if (body == NULL ||
-        fleet_put(body, "lease_s", json_integer(baton_lease_s(fc, req->lease_s))) != 0)
+        fleet_json_set(body, "lease_s", json_integer(baton_lease_s(fc, req->lease_s))) != 0)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to start an update");
-    else if (fleet_words(fc, API_START_UPDATE, others.to, others.n, e) == 0 &&
-             fleet_ask(fc, API_START_UPDATE, b.to, b.n, fleet_step_us(fc), &said, e) == 0)
-        rc = apply_start_results(fc, s, &b, said, details, e);
-    fleet_said_free(said, b.n);
+    else if (fleet_validate(fc, API_START_UPDATE, others.targets, others.n, e) == 0 &&
+             fleet_request(fc, API_START_UPDATE, b.targets, b.n, fleet_step_us(fc), &results, e) ==
+                 0)
+        rc = apply_start_results(fc, s, &b, results, details, e);
+    fleet_results_free(results, b.n);
     json_decref(body);
     return rc;
 }
 
 /* What a partial update does not bring must be there: of those that answer, the ones that serve the
  * fleet's version. */
-static int keep_synced(struct fleet_control *fc, struct fleet_to *to, size_t *n, struct err *e)
+static int keep_synced(struct fleet_control *fc, struct fleet_target *targets, size_t *n,
+                       struct err *e)
 {
     size_t n_kept = 0, min_ready = fleet_min_ready(fc);
     struct upstream_info info;
 
     for (size_t i = 0; i < *n; i++) {
-        fleet_info(fleet_of(fc), to[i].upstream, &info);
+        fleet_info(fleet_of(fc), targets[i].upstream, &info);
         if (info.synced && !info.fenced)
-            to[n_kept++] = to[i];
+            targets[n_kept++] = targets[i];
     }
     *n = n_kept;
     return n_kept >= min_ready
@@ -168,14 +172,14 @@ static int keep_synced(struct fleet_control *fc, struct fleet_to *to, size_t *n,
 static int session_begin(struct fleet_control *fc, const struct fleet_update_request *req,
                          struct fleet_session **out, json_t **details, struct err *e)
 {
-    struct fleet_to to[FLEET_MAX];
+    struct fleet_target targets[FLEET_MAX];
     struct fleet_session *s;
     char id[ID_LEN + 1];
     size_t n;
 
-    assert(fleet_has_op(fc));
-    if (check_none_open(fc, e) != 0 || fleet_alive_enough(fc, NULL, to, &n, e) != 0 ||
-        (req->partial && keep_synced(fc, to, &n, e) != 0) || fleet_session_new(&s, n, e) != 0)
+    assert(fleet_owns_update_lock(fc));
+    if (check_none_open(fc, e) != 0 || fleet_reachable_quorum(fc, NULL, targets, &n, e) != 0 ||
+        (req->partial && keep_synced(fc, targets, &n, e) != 0) || fleet_session_new(&s, n, e) != 0)
         return -1;
     id_make(id);
     (void)snprintf(s->id, sizeof s->id, "upd-%s", id);
@@ -186,7 +190,7 @@ static int session_begin(struct fleet_control *fc, const struct fleet_update_req
     s->sharded = req->sharded;
     s->selector = req->selector;
     s->lease_s = req->lease_s;
-    parts_init(fc, s, to);
+    parts_init(fc, s, targets);
     if (fleet_coverage_start(fc, s, e) != 0 || start_parts(fc, s, req, details, e) != 0) {
         fleet_unref(fc, s);
         return -1;
@@ -205,13 +209,13 @@ int fleet_start_update(struct fleet_control *fc, const struct fleet_update_reque
 {
     int rc;
 
-    if (fleet_step(fc, req->x, "the start of an update", e) != 0)
+    if (fleet_step_lock(fc, req->x, "the start of an update", e) != 0)
         return -1;
     upstreams_hold(fc->upstreams); /* the session remembers indexes: until close_session */
     rc = session_begin(fc, req, out, details, e);
     if (rc != 0)
         upstreams_release(fc->upstreams);
-    fleet_turn_end(fc);
-    fleet_look(fc);
+    fleet_op_unlock(fc);
+    fleet_reschedule(fc);
     return rc;
 }

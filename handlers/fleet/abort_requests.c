@@ -54,38 +54,38 @@ static int parse(const json_t **ids, const json_t *body, struct err *e)
 
 /* Each of `b` by its next body; who fails is asked no more, and has said so. */
 static int ask_next(struct app *app, const json_t *id, uint64_t timeout_us, struct by_one *b,
-                    struct fleet_said *said, struct err *e)
+                    struct fleet_result *results, struct err *e)
 {
     json_t *body = json_pack("{s:[O]}", "request_ids", id);
-    struct fleet_to to[FLEET_MAX];
-    struct fleet_said *more = NULL;
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *more = NULL;
     size_t n = b->n;
     int rc;
 
     for (size_t i = 0; i < n; i++)
-        to[i] = (struct fleet_to){.upstream = said[b->at[i]].upstream, .body = body};
-    rc = body != NULL
-             ? fleet_ask(app->fleet->control, API_ABORT_REQUESTS, to, n, timeout_us, &more, e)
-             : err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+        targets[i] = (struct fleet_target){.upstream = results[b->at[i]].upstream, .body = body};
+    rc = body != NULL ? fleet_request(app->fleet->control, API_ABORT_REQUESTS, targets, n,
+                                      timeout_us, &more, e)
+                      : err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
     json_decref(body);
     if (rc != 0)
         return -1;
     b->n = 0;
     for (size_t i = 0; i < n; i++) {
-        struct fleet_said swap = said[b->at[i]];
+        struct fleet_result swap = results[b->at[i]];
 
-        said[b->at[i]] = more[i];
+        results[b->at[i]] = more[i];
         more[i] = swap;
-        if (result_ok(&said[b->at[i]]))
+        if (result_ok(&results[b->at[i]]))
             b->at[b->n++] = b->at[i];
     }
-    fleet_said_free(more, n);
+    fleet_results_free(more, n);
     return 0;
 }
 
 /* All get the first id, and who takes more than one gets all of them. */
-static int ask_first(struct app *app, const json_t *ids, struct fleet_to *to, size_t n,
-                     struct by_one *b, struct fleet_said **said, struct err *e)
+static int ask_first(struct app *app, const json_t *ids, struct fleet_target *targets, size_t n,
+                     struct by_one *b, struct fleet_result **results, struct err *e)
 {
     json_t *first = json_array_size(ids) > 0
                         ? json_pack("{s:[O]}", "request_ids", json_array_get(ids, 0))
@@ -94,40 +94,41 @@ static int ask_first(struct app *app, const json_t *ids, struct fleet_to *to, si
     int rc;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(app->fleet->upstreams, to[i].upstream, &at);
+        upstreams_at(app->fleet->upstreams, targets[i].upstream, &at);
         if (at.kind != UPSTREAM_SGLANG || first == NULL)
             continue;
-        to[i].body = first;
+        targets[i].body = first;
         b->at[b->n++] = i;
     }
     rc = b->n > 0 ? check_one_by_one(ids, e) : 0;
     if (rc == 0)
-        rc = fleet_ask(app->fleet->control, API_ABORT_REQUESTS, to, n, FLEET_CACHE_US, said, e);
+        rc = fleet_request(app->fleet->control, API_ABORT_REQUESTS, targets, n, FLEET_CACHE_US,
+                           results, e);
     json_decref(first);
     return rc;
 }
 
 static int end_them(struct app *app, const json_t *ids, const json_t *body,
-                    struct fleet_said **said, size_t *n, struct err *e)
+                    struct fleet_result **results, size_t *n, struct err *e)
 {
     uint64_t deadline_us = clock_after_us(FLEET_CACHE_US);
-    struct fleet_to to[FLEET_MAX];
+    struct fleet_target targets[FLEET_MAX];
     struct by_one b = {0};
 
-    if (fleet_alive_enough(app->fleet->control, body, to, n, e) != 0 ||
-        ask_first(app, ids, to, *n, &b, said, e) != 0)
+    if (fleet_reachable_quorum(app->fleet->control, body, targets, n, e) != 0 ||
+        ask_first(app, ids, targets, *n, &b, results, e) != 0)
         return -1;
     for (size_t k = 1; b.n > 0 && k < json_array_size(ids); k++) {
         uint64_t now_us = clock_now_us();
         int rc = now_us < deadline_us
-                     ? ask_next(app, json_array_get(ids, k), deadline_us - now_us, &b, *said, e)
+                     ? ask_next(app, json_array_get(ids, k), deadline_us - now_us, &b, *results, e)
                      : err_set(e, ERR_UPSTREAM_TIMEOUT, "",
                                "sglang upstreams were told of %zu of %zu ids in time", k,
                                json_array_size(ids));
 
         if (rc == 0)
             continue;
-        fleet_said_free(*said, *n);
+        fleet_results_free(*results, *n);
         return -1;
     }
     return 0;
@@ -135,7 +136,7 @@ static int end_them(struct app *app, const json_t *ids, const json_t *body,
 
 int handle_fleet_abort_requests(struct app *app, struct http_request *x, struct err *e)
 {
-    struct fleet_said *said = NULL;
+    struct fleet_result *results = NULL;
     const json_t *ids = NULL;
     uint64_t aborted;
     json_t *body;
@@ -146,15 +147,15 @@ int handle_fleet_abort_requests(struct app *app, struct http_request *x, struct 
         return -1;
     rc = parse(&ids, body, e);
     if (rc == 0)
-        rc = end_them(app, ids, body, &said, &n, e);
+        rc = end_them(app, ids, body, &results, &n, e);
     json_decref(body);
     if (rc != 0)
         return -1;
-    aborted = fleet_sum_of(said, n, "aborted");
-    if (fleet_got_there(said, n, e))
-        fleet_reply(app, x, json_pack("{s:I}", "aborted", (json_int_t)aborted), said, n);
+    aborted = fleet_results_sum(results, n, "aborted");
+    if (fleet_results_ok(results, n, e))
+        fleet_reply(app, x, json_pack("{s:I}", "aborted", (json_int_t)aborted), results, n);
     else
-        fleet_reply_error(app, x, e, said, n);
-    fleet_said_free(said, n);
+        fleet_reply_error(app, x, e, results, n);
+    fleet_results_free(results, n);
     return 0;
 }

@@ -10,7 +10,7 @@
 
 struct app;
 struct fleet_control;
-struct fleet_said;
+struct fleet_result;
 struct fleet_session;
 
 /* handle_fleet_proxy - on the loop. Errors: proxy_forward's. */
@@ -45,9 +45,9 @@ int handle_fleet_lora_list(struct app *app, struct http_request *x, struct err *
 
 /* fleet_reply - 200, with what each upstream said. Steals reply. */
 void fleet_reply(struct app *app, struct http_request *x, json_t *reply,
-                 const struct fleet_said *said, size_t n);
+                 const struct fleet_result *result, size_t n);
 void fleet_reply_error(struct app *app, struct http_request *x, const struct err *e,
-                       const struct fleet_said *said, size_t n);
+                       const struct fleet_result *result, size_t n);
 
 /* fleet_update_json - the update that is open (new), or JSON null. Any thread; NULL: no memory. */
 json_t *fleet_update_json(const struct app *app);

@@ -28,18 +28,18 @@ int handle_fleet_commit_open(struct app *app, struct http_request *x, struct err
 
 /* Those that serve the fleet's version; the others have none that it could name. Before the first
  * update that is not known of one that would serve nobody. */
-static size_t to_name(struct app *app, const json_t *body, struct fleet_to *to)
+static size_t to_name(struct app *app, const json_t *body, struct fleet_target *targets)
 {
-    struct fleet_to alive[FLEET_MAX];
-    size_t n = fleet_alive(app->fleet->control, body, alive), n_to = 0;
+    struct fleet_target alive[FLEET_MAX];
+    size_t n = fleet_reachable(app->fleet->control, body, alive), n_targets = 0;
     struct upstream_info info;
 
     for (size_t i = 0; i < n; i++) {
         fleet_info(fleet_of(app->fleet->control), alive[i].upstream, &info);
         if (info.synced && !info.fenced && (info.serial > 0 || info.saw.unready[0] == '\0'))
-            to[n_to++] = alive[i];
+            targets[n_targets++] = alive[i];
     }
-    return n_to;
+    return n_targets;
 }
 
 static int check_serial(struct app *app, const struct label_req *req, struct err *e)
@@ -67,9 +67,9 @@ static int name_all(struct app *app, struct http_request *x, const struct label_
 {
     json_t *body = json_pack("{s:s}", "weight_version", req->label);
     bool named[FLEET_MAX] = {false};
-    struct fleet_to to[FLEET_MAX];
-    struct fleet_said *said = NULL;
-    size_t n = to_name(app, body, to), n_named = 0;
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *results = NULL;
+    size_t n = to_name(app, body, targets), n_named = 0;
     uint64_t serial;
 
     if (body == NULL || check_any(app, n, e) != 0 || check_serial(app, req, e) != 0) {
@@ -77,43 +77,43 @@ static int name_all(struct app *app, struct http_request *x, const struct label_
         return e->code != ERR_NONE ? -1 : err_set(e, ERR_NO_MEMORY, "", "no memory for a name");
     }
     fleet_updating(fleet_of(app->fleet->control), true);
-    if (fleet_ask(app->fleet->control, API_SET_VERSION, to, n, fleet_step_us(app->fleet->control),
-                  &said, e) != 0) {
+    if (fleet_request(app->fleet->control, API_SET_VERSION, targets, n,
+                      fleet_step_us(app->fleet->control), &results, e) != 0) {
         fleet_updating(fleet_of(app->fleet->control), false);
         json_decref(body);
         return -1;
     }
     json_decref(body);
     for (size_t i = 0; i < n; i++) {
-        named[said[i].upstream] = result_ok(&said[i]);
-        n_named += named[said[i].upstream];
+        named[results[i].upstream] = result_ok(&results[i]);
+        n_named += named[results[i].upstream];
     }
     serial = n_named > 0 ? fleet_relabelled(fleet_of(app->fleet->control), req->label, named) : 0;
     if (n_named == 0)
         fleet_updating(fleet_of(app->fleet->control), false);
-    if (fleet_got_there(said, n, e)) {
+    if (fleet_results_ok(results, n, e)) {
         fleet_reply(
             app, x,
             json_pack("{s:s, s:I}", "weight_version", req->label, "serial", (json_int_t)serial),
-            said, n);
+            results, n);
     } else {
-        fleet_reply_error(app, x, e, said, n);
+        fleet_reply_error(app, x, e, results, n);
     }
-    fleet_said_free(said, n);
+    fleet_results_free(results, n);
     return 0;
 }
 
 static void abort_all(struct app *app)
 {
     json_t *all = json_pack("{s:b}", "all", 1);
-    struct fleet_to to[FLEET_MAX];
-    struct fleet_said *said = NULL;
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *results = NULL;
     struct err ignored = {0};
-    size_t n = fleet_alive(app->fleet->control, all, to);
+    size_t n = fleet_reachable(app->fleet->control, all, targets);
 
-    if (all != NULL && fleet_ask(app->fleet->control, API_ABORT_REQUESTS, to, n, FLEET_CACHE_US,
-                                 &said, &ignored) == 0)
-        fleet_said_free(said, n);
+    if (all != NULL && fleet_request(app->fleet->control, API_ABORT_REQUESTS, targets, n,
+                                     FLEET_CACHE_US, &results, &ignored) == 0)
+        fleet_results_free(results, n);
     json_decref(all);
 }
 
@@ -164,14 +164,14 @@ static int label_parsed(struct app *app, struct http_request *x, const json_t *b
         return -1;
     if (ends_open(app))
         return end_open(app, x, req.label, e);
-    if (fleet_step(app->fleet->control, x, "another name", e) != 0)
+    if (fleet_step_lock(app->fleet->control, x, "another name", e) != 0)
         return -1;
     rc = check_whole(app->fleet->control, e);
     if (rc == 0 && req.abort_requests)
         abort_all(app);
     if (rc == 0)
         rc = name_all(app, x, &req, e);
-    fleet_turn_end(app->fleet->control);
+    fleet_op_unlock(app->fleet->control);
     return rc;
 }
 

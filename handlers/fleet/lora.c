@@ -57,8 +57,8 @@ static json_t *loaded_json(struct fleet_control *fc)
     json_t *loaded = all != NULL ? json_object() : NULL;
 
     for (size_t i = 0; loaded != NULL && i < n; i++)
-        (void)fleet_put(loaded, all[i].name,
-                        all[i].path != NULL ? json_string(all[i].path) : json_null());
+        (void)fleet_json_set(loaded, all[i].name,
+                             all[i].path != NULL ? json_string(all[i].path) : json_null());
     free_all(all, n);
     return loaded;
 }
@@ -128,8 +128,8 @@ static void have_now(struct app *app, const char *name, struct have *h)
     memset(h, 0, sizeof *h);
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < n; i++)
-        fleet_fit_see_locked(fc, i);
-    memcpy(h->lives, fc->adapters.lives, sizeof h->lives);
+        fleet_reconcile_check_incarnation_locked(fc, i);
+    memcpy(h->lives, fc->adapters.incarnation, sizeof h->lives);
     a = fleet_adapters_find(&fc->adapters, name);
     if (a != NULL)
         memcpy(h->has, a->has, sizeof h->has);
@@ -141,87 +141,89 @@ static void see_lives_locked(struct fleet_control *fc, struct have *h)
     size_t n = upstreams_n(fc->upstreams);
 
     for (size_t i = 0; i < n; i++) {
-        fleet_fit_see_locked(fc, i);
-        if (h->lives[i] != fc->adapters.lives[i])
+        fleet_reconcile_check_incarnation_locked(fc, i);
+        if (h->lives[i] != fc->adapters.incarnation[i])
             h->has[i] = FLEET_HAS_OTHER;
     }
 }
 
 /* One that cannot replace an adapter gives it up first. */
-static void unload_first(struct app *app, const struct fleet_to *to, size_t n, const json_t *body,
-                         struct have *h)
+static void unload_first(struct app *app, const struct fleet_target *targets, size_t n,
+                         const json_t *body, struct have *h)
 {
-    struct fleet_to few[FLEET_MAX];
-    struct fleet_said *said = NULL;
+    struct fleet_target few[FLEET_MAX];
+    struct fleet_result *results = NULL;
     struct err ignored = {0};
     struct upstream_at at;
     size_t n_few = 0;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(app->fleet->upstreams, to[i].upstream, &at);
+        upstreams_at(app->fleet->upstreams, targets[i].upstream, &at);
         if (at.kind == UPSTREAM_SGLANG)
-            few[n_few++] = (struct fleet_to){.upstream = to[i].upstream, .body = body};
+            few[n_few++] = (struct fleet_target){.upstream = targets[i].upstream, .body = body};
     }
-    if (fleet_ask(app->fleet->control, API_UNLOAD_ADAPTER, few, n_few, FLEET_STEP_US, &said,
-                  &ignored) != 0)
+    if (fleet_request(app->fleet->control, API_UNLOAD_ADAPTER, few, n_few, FLEET_STEP_US, &results,
+                      &ignored) != 0)
         return;
     for (size_t i = 0; i < n_few; i++)
-        if (fleet_worked(&said[i]))
-            h->has[said[i].upstream] = FLEET_HAS_NONE;
-    fleet_said_free(said, n_few);
+        if (fleet_result_may_have_run(&results[i]))
+            h->has[results[i].upstream] = FLEET_HAS_NONE;
+    fleet_results_free(results, n_few);
 }
 
 /* Where it is, or may be, it is taken away again; who does not let go of it is asked again, out of
  * rotation. One that has none after all says so. One that refused may have one from before this
  * server: it would be the only one with that, so it lets go of it too. Where all refused nothing
  * has changed. */
-static void take_back(struct app *app, const struct fleet_said *said, size_t n, const char *name,
-                      struct have *h)
+static void take_back(struct app *app, const struct fleet_result *results, size_t n,
+                      const char *name, struct have *h)
 {
     json_t *body = json_pack("{s:s}", "lora_name", name);
     struct fleet_control *fc = app->fleet->control;
-    struct fleet_to to[FLEET_MAX];
-    struct fleet_said *gone = NULL;
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *gone = NULL;
     struct err ignored = {0};
-    size_t n_to = 0, n_took = 0;
+    size_t n_targets = 0, n_took = 0;
 
     for (size_t i = 0; i < n; i++)
-        n_took += said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN;
+        n_took += results[i].outcome == FLEET_OK || results[i].outcome == FLEET_UNKNOWN;
     for (size_t i = 0; n_took > 0 && i < n; i++)
-        if (said[i].end != FLEET_UNSENT)
-            to[n_to++] = (struct fleet_to){.upstream = said[i].upstream, .body = body};
-    if (body != NULL &&
-        fleet_ask(fc, API_UNLOAD_ADAPTER, to, n_to, FLEET_STEP_US, &gone, &ignored) == 0) {
-        for (size_t i = 0; i < n_to; i++) {
+        if (results[i].outcome != FLEET_UNSENT)
+            targets[n_targets++] = (struct fleet_target){.upstream = results[i].upstream,
+                                                         .body = body};
+    if (body != NULL && fleet_request(fc, API_UNLOAD_ADAPTER, targets, n_targets, FLEET_STEP_US,
+                                      &gone, &ignored) == 0) {
+        for (size_t i = 0; i < n_targets; i++) {
             uint8_t *has = &h->has[gone[i].upstream];
 
-            if (result_ok(&gone[i]) || (gone[i].end == FLEET_REFUSED && *has != FLEET_HAS_THIS) ||
+            if (result_ok(&gone[i]) ||
+                (gone[i].outcome == FLEET_REFUSED && *has != FLEET_HAS_THIS) ||
                 fleet_has_no_adapter(fc, &gone[i], name))
                 *has = FLEET_HAS_NONE;
         }
-        fleet_said_free(gone, n_to);
+        fleet_results_free(gone, n_targets);
     }
     json_decref(body);
     mtx_lock(&fc->lock);
     see_lives_locked(fc, h);
-    (void)fleet_adapters_drop(&fc->adapters, name, h->has);
+    (void)fleet_adapters_remove(&fc->adapters, name, h->has);
     mtx_unlock(&fc->lock);
 }
 
-static json_t *first_answer(const struct fleet_said *said, size_t n)
+static json_t *first_answer(const struct fleet_result *results, size_t n)
 {
     json_t *answer = NULL;
 
     for (size_t i = 0; answer == NULL && i < n; i++)
-        if (said[i].text_len > 0 && said[i].text[0] == '{')
-            answer = json_loadb(said[i].text, said[i].text_len, 0, NULL);
+        if (results[i].text_len > 0 && results[i].text[0] == '{')
+            answer = json_loadb(results[i].text, results[i].text_len, 0, NULL);
     return json_is_object(answer) ? answer : json_object();
 }
 
 static json_t *reply_json_of(struct fleet_control *fc, const char *name, uint64_t revision,
-                             const struct fleet_said *said, size_t n)
+                             const struct fleet_result *results, size_t n)
 {
-    json_t *reply = first_answer(said, n);
+    json_t *reply = first_answer(results, n);
     json_t *own = json_pack("{s:s, s:s, s:I, s:o}", "status", "ok", "lora_name", name, "revision",
                             (json_int_t)revision, "loaded_adapters", loaded_json(fc));
 
@@ -233,17 +235,17 @@ static json_t *reply_json_of(struct fleet_control *fc, const char *name, uint64_
     return reply;
 }
 
-static size_t n_good(const struct fleet_said *said, size_t n)
+static size_t n_good(const struct fleet_result *results, size_t n)
 {
     size_t good = 0;
 
     for (size_t i = 0; i < n; i++)
-        good += result_ok(&said[i]);
+        good += result_ok(&results[i]);
     return good;
 }
 
 /* What is not there is the adapter, whatever words an upstream has for it. */
-static void tell_cause(const struct fleet_said *cause, struct err *e)
+static void tell_cause(const struct fleet_result *cause, struct err *e)
 {
     *e = cause->why;
     if (cause->status == 404)
@@ -252,14 +254,14 @@ static void tell_cause(const struct fleet_said *cause, struct err *e)
 
 /* By what each said to a load: those that did not take it have what they had, by now of another
  * revision. */
-static void have_after(const struct fleet_said *said, size_t n, struct have *h)
+static void have_after(const struct fleet_result *results, size_t n, struct have *h)
 {
     for (size_t i = 0; i < n; i++) {
-        uint8_t *has = &h->has[said[i].upstream];
+        uint8_t *has = &h->has[results[i].upstream];
 
-        if (result_ok(&said[i]))
+        if (result_ok(&results[i]))
             *has = FLEET_HAS_THIS;
-        else if (said[i].end == FLEET_UNKNOWN)
+        else if (results[i].outcome == FLEET_UNKNOWN)
             *has = FLEET_HAS_OTHER;
     }
 }
@@ -290,13 +292,13 @@ static char *request_again(const json_t *body)
 }
 
 /* Of what was loaded, by the first that tells it (new, or NULL). */
-static json_t *digest_of(const struct fleet_said *said, size_t n)
+static json_t *digest_of(const struct fleet_result *results, size_t n)
 {
     json_t *digest = NULL;
 
     for (size_t i = 0; digest == NULL && i < n; i++) {
-        json_t *answer = said[i].end == FLEET_GOOD && said[i].text != NULL
-                             ? json_loadb(said[i].text, said[i].text_len, 0, NULL)
+        json_t *answer = results[i].outcome == FLEET_OK && results[i].text != NULL
+                             ? json_loadb(results[i].text, results[i].text_len, 0, NULL)
                              : NULL;
 
         digest = json_incref(json_object_get(answer, "digest"));
@@ -307,15 +309,15 @@ static json_t *digest_of(const struct fleet_said *said, size_t n)
 
 /* It is the fleet's: who did not take it gets it again, or stays away. */
 static uint64_t put(struct app *app, const struct lora_req *req, const json_t *body,
-                    const struct fleet_said *said, size_t n, struct have *h)
+                    const struct fleet_result *results, size_t n, struct have *h)
 {
     struct fleet_control *fc = app->fleet->control;
-    json_t *digest = digest_of(said, n);
-    struct fleet_adapter_from from = {.name = req->name,
-                                      .digest = json_string_value(digest),
-                                      .path = req->path != NULL ? strdup(req->path) : NULL,
-                                      .load = request_again(body),
-                                      .timeout_us = req->timeout_s * 1000000};
+    json_t *digest = digest_of(results, n);
+    struct fleet_adapter_source from = {.name = req->name,
+                                        .digest = json_string_value(digest),
+                                        .path = req->path != NULL ? strdup(req->path) : NULL,
+                                        .load = request_again(body),
+                                        .timeout_us = req->timeout_s * 1000000};
     uint64_t revision;
 
     mtx_lock(&fc->lock);
@@ -343,29 +345,29 @@ static void keep_before(struct app *app, const char *name, struct have *h)
     mtx_lock(&fc->lock);
     see_lives_locked(fc, h);
     if (nobody_has(h))
-        (void)fleet_adapters_drop(&fc->adapters, name, h->has);
+        (void)fleet_adapters_remove(&fc->adapters, name, h->has);
     else
-        fleet_adapters_know(&fc->adapters, name, h->has);
+        fleet_adapters_set_has(&fc->adapters, name, h->has);
     mtx_unlock(&fc->lock);
 }
 
 static int judge_load(struct app *app, const struct lora_req *req, const json_t *body, bool known,
-                      const struct fleet_said *said, size_t n, struct have *h, uint64_t *revision,
-                      struct err *e)
+                      const struct fleet_result *results, size_t n, struct have *h,
+                      uint64_t *revision, struct err *e)
 {
-    const struct fleet_said *cause = fleet_cause(said, n);
-    bool changes = cause == NULL || (known && n_good(said, n) > 0);
+    const struct fleet_result *cause = fleet_results_cause(results, n);
+    bool changes = cause == NULL || (known && n_good(results, n) > 0);
 
     if (changes)
         outdate(h);
-    have_after(said, n, h);
+    have_after(results, n, h);
     if (changes)
-        *revision = put(app, req, body, said, n, h);
+        *revision = put(app, req, body, results, n, h);
     else if (known)
         keep_before(app, req->name, h);
     else
-        take_back(app, said, n, req->name, h);
-    fleet_fit_tell(app->fleet->control);
+        take_back(app, results, n, req->name, h);
+    fleet_reconcile_all(app->fleet->control);
     if (cause == NULL)
         return 0;
     tell_cause(cause, e);
@@ -374,17 +376,17 @@ static int judge_load(struct app *app, const struct lora_req *req, const json_t 
 
 /* A server before this one may have loaded that name, too. Until all caches are empty nobody gets a
  * new request: it would read, with the new adapter, what was cached with the one before. */
-static int ask_load(struct app *app, const struct lora_req *req, const struct fleet_to *to,
-                    size_t n, struct fleet_said **said, struct err *e)
+static int ask_load(struct app *app, const struct lora_req *req, const struct fleet_target *targets,
+                    size_t n, struct fleet_result **results, struct err *e)
 {
-    uint64_t timeout_us = req->timeout_s * 1000000 + FLEET_LATE_US;
+    uint64_t timeout_us = req->timeout_s * 1000000 + FLEET_GRACE_US;
     int rc;
 
-    fleet_replacing(app->fleet->control, true);
-    rc = fleet_ask(app->fleet->control, API_LOAD_ADAPTER, to, n, timeout_us, said, e);
+    fleet_adapter_replacing(app->fleet->control, true);
+    rc = fleet_request(app->fleet->control, API_LOAD_ADAPTER, targets, n, timeout_us, results, e);
     if (rc == 0)
-        fleet_reset_adapter_caches(app->fleet->control, *said, n);
-    fleet_replacing(app->fleet->control, false);
+        fleet_reset_adapter_caches(app->fleet->control, *results, n);
+    fleet_adapter_replacing(app->fleet->control, false);
     return rc;
 }
 
@@ -392,8 +394,8 @@ static int load_turn(struct app *app, struct http_request *x, const struct lora_
                      const json_t *body, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
-    struct fleet_to to[FLEET_MAX];
-    struct fleet_said *said = NULL;
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *results = NULL;
     uint64_t revision = 0;
     struct have h;
     bool known;
@@ -402,32 +404,32 @@ static int load_turn(struct app *app, struct http_request *x, const struct lora_
 
     mtx_lock(&fc->lock);
     known = fleet_adapters_find(&fc->adapters, req->name) != NULL;
-    rc = fleet_adapters_room(&fc->adapters, req->name, e);
+    rc = fleet_adapters_reserve(&fc->adapters, req->name, e);
     mtx_unlock(&fc->lock);
     if (rc != 0)
         return -1;
     if (known && !req->in_place)
         return err_set(e, ERR_CONFLICT, "/lora_name",
                        "there is an adapter '%.128s', and load_inplace is false", req->name);
-    if (fleet_alive_enough(fc, body, to, &n, e) != 0 ||
-        fleet_words(fc, API_LOAD_ADAPTER, to, n, e) != 0)
+    if (fleet_reachable_quorum(fc, body, targets, &n, e) != 0 ||
+        fleet_validate(fc, API_LOAD_ADAPTER, targets, n, e) != 0)
         return -1;
-    fleet_fit_watch(fc);
+    fleet_reconcile_watch(fc);
     have_now(app, req->name, &h);
     if (known)
-        unload_first(app, to, n, body, &h);
-    if (ask_load(app, req, to, n, &said, e) != 0) {
+        unload_first(app, targets, n, body, &h);
+    if (ask_load(app, req, targets, n, &results, e) != 0) {
         if (known)
             keep_before(app, req->name, &h);
-        fleet_fit_tell(fc);
+        fleet_reconcile_all(fc);
         return -1;
     }
-    rc = judge_load(app, req, body, known, said, n, &h, &revision, e);
+    rc = judge_load(app, req, body, known, results, n, &h, &revision, e);
     if (rc == 0)
-        fleet_reply(app, x, reply_json_of(fc, req->name, revision, said, n), said, n);
+        fleet_reply(app, x, reply_json_of(fc, req->name, revision, results, n), results, n);
     else
-        fleet_reply_error(app, x, e, said, n);
-    fleet_said_free(said, n);
+        fleet_reply_error(app, x, e, results, n);
+    fleet_results_free(results, n);
     return 0;
 }
 
@@ -441,10 +443,10 @@ int handle_fleet_lora_load(struct app *app, struct http_request *x, struct err *
         return -1;
     rc = load_parse(&req, body, e);
     if (rc == 0)
-        rc = fleet_turn(app->fleet->control, x, "the load of an adapter", e);
+        rc = fleet_op_lock(app->fleet->control, x, "the load of an adapter", e);
     if (rc == 0) {
         rc = load_turn(app, x, &req, body, e);
-        fleet_turn_end(app->fleet->control);
+        fleet_op_unlock(app->fleet->control);
     }
     json_decref(body);
     return rc;
@@ -453,51 +455,52 @@ int handle_fleet_lora_load(struct app *app, struct http_request *x, struct err *
 /* unload */
 
 /* One that has none has what is asked for; returns how many said so. */
-static size_t accept_absent(struct app *app, struct fleet_said *said, size_t n, const char *name)
+static size_t accept_absent(struct app *app, struct fleet_result *results, size_t n,
+                            const char *name)
 {
     size_t n_absent = 0;
 
     for (size_t i = 0; i < n; i++) {
-        if (!fleet_has_no_adapter(app->fleet->control, &said[i], name))
+        if (!fleet_has_no_adapter(app->fleet->control, &results[i], name))
             continue;
-        said[i].end = FLEET_SKIPPED;
-        err_clear(&said[i].why);
+        results[i].outcome = FLEET_SKIPPED;
+        err_clear(&results[i].why);
         n_absent++;
     }
     return n_absent;
 }
 
-static void left_after(const struct fleet_said *said, size_t n, struct have *h)
+static void left_after(const struct fleet_result *results, size_t n, struct have *h)
 {
     outdate(h);
     for (size_t i = 0; i < n; i++)
-        if (result_ok(&said[i]))
-            h->has[said[i].upstream] = FLEET_HAS_NONE;
-        else if (said[i].end != FLEET_UNSENT)
-            h->has[said[i].upstream] = FLEET_HAS_OTHER;
+        if (result_ok(&results[i]))
+            h->has[results[i].upstream] = FLEET_HAS_NONE;
+        else if (results[i].outcome != FLEET_UNSENT)
+            h->has[results[i].upstream] = FLEET_HAS_OTHER;
 }
 
 /* Who did not let go of it is asked again, out of rotation; unless nobody did. */
-static uint64_t judge_unload(struct app *app, const char *name, const struct fleet_said *said,
+static uint64_t judge_unload(struct app *app, const char *name, const struct fleet_result *results,
                              size_t n, struct have *h)
 {
     struct fleet_control *fc = app->fleet->control;
     uint64_t revision = 0;
 
-    if (n_good(said, n) > 0) {
-        left_after(said, n, h);
+    if (n_good(results, n) > 0) {
+        left_after(results, n, h);
         mtx_lock(&fc->lock);
         see_lives_locked(fc, h);
-        revision = fleet_adapters_drop(&fc->adapters, name, h->has);
+        revision = fleet_adapters_remove(&fc->adapters, name, h->has);
         mtx_unlock(&fc->lock);
     } else {
-        have_after(said, n, h);
+        have_after(results, n, h);
         mtx_lock(&fc->lock);
         see_lives_locked(fc, h);
-        fleet_adapters_know(&fc->adapters, name, h->has);
+        fleet_adapters_set_has(&fc->adapters, name, h->has);
         mtx_unlock(&fc->lock);
     }
-    fleet_fit_tell(fc);
+    fleet_reconcile_all(fc);
     return revision;
 }
 
@@ -510,35 +513,35 @@ static int unload_turn(struct app *app, struct http_request *x, const char *name
                        const json_t *body, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
-    struct fleet_to to[FLEET_MAX];
-    struct fleet_said *said = NULL;
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *results = NULL;
     uint64_t revision;
     struct have h;
     bool known;
     size_t n;
 
-    if (fleet_alive_enough(fc, body, to, &n, e) != 0)
+    if (fleet_reachable_quorum(fc, body, targets, &n, e) != 0)
         return -1;
-    fleet_fit_watch(fc);
+    fleet_reconcile_watch(fc);
     have_now(app, name, &h);
-    if (fleet_ask(fc, API_UNLOAD_ADAPTER, to, n, FLEET_CACHE_US, &said, e) != 0)
+    if (fleet_request(fc, API_UNLOAD_ADAPTER, targets, n, FLEET_CACHE_US, &results, e) != 0)
         return -1;
     mtx_lock(&fc->lock);
     known = fleet_adapters_find(&fc->adapters, name) != NULL;
     mtx_unlock(&fc->lock);
-    if (accept_absent(app, said, n, name) == n && !known) {
-        fleet_said_free(said, n);
+    if (accept_absent(app, results, n, name) == n && !known) {
+        fleet_results_free(results, n);
         return none_has_it(name, e);
     }
-    fleet_reset_adapter_caches(fc, said, n);
-    revision = judge_unload(app, name, said, n, &h);
-    if (fleet_cause(said, n) == NULL) {
-        fleet_reply(app, x, reply_json_of(fc, name, revision, said, n), said, n);
+    fleet_reset_adapter_caches(fc, results, n);
+    revision = judge_unload(app, name, results, n, &h);
+    if (fleet_results_cause(results, n) == NULL) {
+        fleet_reply(app, x, reply_json_of(fc, name, revision, results, n), results, n);
     } else {
-        tell_cause(fleet_cause(said, n), e);
-        fleet_reply_error(app, x, e, said, n);
+        tell_cause(fleet_results_cause(results, n), e);
+        fleet_reply_error(app, x, e, results, n);
     }
-    fleet_said_free(said, n);
+    fleet_results_free(results, n);
     return 0;
 }
 
@@ -552,10 +555,10 @@ int handle_fleet_lora_unload(struct app *app, struct http_request *x, struct err
         return -1;
     rc = name_parse(&name, body, e);
     if (rc == 0)
-        rc = fleet_turn(app->fleet->control, x, "the unload of an adapter", e);
+        rc = fleet_op_lock(app->fleet->control, x, "the unload of an adapter", e);
     if (rc == 0) {
         rc = unload_turn(app, x, name, body, e);
-        fleet_turn_end(app->fleet->control);
+        fleet_op_unlock(app->fleet->control);
     }
     json_decref(body);
     return rc;

@@ -28,9 +28,9 @@ static int of_group(const struct api_packing *g, json_t *body, struct err *e)
     if ((words.said && !words.packed) ||
         (words.said && (sized || words.bucket_nbytes != 0 || g->bucket_nbytes == 0)))
         return 0;
-    if (fleet_put(body, "packed", json_true()) != 0 ||
+    if (fleet_json_set(body, "packed", json_true()) != 0 ||
         (words.bucket_nbytes == 0 && g->bucket_nbytes != 0 &&
-         fleet_put(body, "bucket_nbytes", json_integer((json_int_t)g->bucket_nbytes)) != 0))
+         fleet_json_set(body, "bucket_nbytes", json_integer((json_int_t)g->bucket_nbytes)) != 0))
         return no_memory(e);
     return 0;
 }
@@ -62,5 +62,5 @@ int fleet_inherit_packing(struct fleet_control *fc, json_t *body, struct err *e)
         return -1;
     if (!handles.on || body_given(body, "packed") != NULL)
         return 0;
-    return fleet_put(body, "packed", json_boolean(handles.packed)) == 0 ? 0 : no_memory(e);
+    return fleet_json_set(body, "packed", json_boolean(handles.packed)) == 0 ? 0 : no_memory(e);
 }

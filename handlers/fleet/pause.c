@@ -57,10 +57,10 @@ json_t *fleet_pause_json(const struct app *app)
 
 /* Adds what each upstream said. Steals reply. */
 void fleet_reply(struct app *app, struct http_request *x, json_t *reply,
-                 const struct fleet_said *said, size_t n)
+                 const struct fleet_result *result, size_t n)
 {
-    if (reply != NULL &&
-        fleet_put(reply, "upstreams", fleet_said_json(app->fleet->control, said, n)) != 0) {
+    if (reply != NULL && fleet_json_set(reply, "upstreams",
+                                        fleet_results_json(app->fleet->control, result, n)) != 0) {
         json_decref(reply);
         reply = NULL;
     }
@@ -68,26 +68,26 @@ void fleet_reply(struct app *app, struct http_request *x, json_t *reply,
 }
 
 void fleet_reply_error(struct app *app, struct http_request *x, const struct err *e,
-                       const struct fleet_said *said, size_t n)
+                       const struct fleet_result *results, size_t n)
 {
-    reply_error(x, e,
-                json_pack("{s:o}", "upstreams", fleet_said_json(app->fleet->control, said, n)));
+    reply_error(
+        x, e, json_pack("{s:o}", "upstreams", fleet_results_json(app->fleet->control, results, n)));
 }
 
 static int pause_turn(struct app *app, struct http_request *x,
                       const struct pause_controller_pause *req, const json_t *body, struct err *e)
 {
-    struct fleet_said *said;
+    struct fleet_result *results;
     size_t n;
-    int rc = fleet_pause_all(app->fleet->control, req, body, &said, &n, e);
+    int rc = fleet_pause_all(app->fleet->control, req, body, &results, &n, e);
 
-    if (said == NULL)
+    if (results == NULL)
         return -1;
     if (rc == 0)
-        fleet_reply(app, x, hold_json(app), said, n);
+        fleet_reply(app, x, hold_json(app), results, n);
     else
-        fleet_reply_error(app, x, e, said, n);
-    fleet_said_free(said, n);
+        fleet_reply_error(app, x, e, results, n);
+    fleet_results_free(results, n);
     return 0;
 }
 
@@ -101,10 +101,10 @@ int handle_fleet_pause(struct app *app, struct http_request *x, struct err *e)
         return -1;
     rc = pause_parse(&req, x, body, e);
     if (rc == 0)
-        rc = fleet_flow(app->fleet->control, x, fleet_pausing, e);
+        rc = fleet_pause_lock(app->fleet->control, x, fleet_trainer_pause, e);
     if (rc == 0) {
         rc = pause_turn(app, x, &req, body, e);
-        fleet_flow_end(app->fleet->control);
+        fleet_pause_unlock(app->fleet->control);
     }
     json_decref(body);
     return rc;
@@ -115,24 +115,24 @@ int handle_fleet_pause(struct app *app, struct http_request *x, struct err *e)
 int handle_fleet_resume(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
-    struct fleet_said *said = NULL;
+    struct fleet_result *results = NULL;
     uint64_t epoch;
     bool was;
     size_t n;
 
-    if (fleet_resume_all(fc, false, &said, &n, &was, e) != 0)
+    if (fleet_resume_all(fc, false, &results, &n, &was, e) != 0)
         return -1;
     mtx_lock(&fc->lock);
     epoch = fc->epoch;
     mtx_unlock(&fc->lock);
-    if (fleet_got_there(said, n, e))
+    if (fleet_results_ok(results, n, e))
         fleet_reply(app, x,
                     json_pack("{s:b, s:b, s:I}", "paused", 0, "was_paused", (int)was, "epoch",
                               (json_int_t)epoch),
-                    said, n);
+                    results, n);
     else
-        fleet_reply_error(app, x, e, said, n);
-    fleet_said_free(said, n);
+        fleet_reply_error(app, x, e, results, n);
+    fleet_results_free(results, n);
     return 0;
 }
 
@@ -140,7 +140,7 @@ int handle_fleet_resume(struct app *app, struct http_request *x, struct err *e)
 int handle_fleet_commit_resume(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_session *s = NULL;
-    struct fleet_said *said = NULL;
+    struct fleet_result *results = NULL;
     struct err why = {0}, ignored = {0};
     size_t n = 0;
     bool was;
@@ -149,8 +149,8 @@ int handle_fleet_commit_resume(struct app *app, struct http_request *x, struct e
         fleet_unref(app->fleet->control, s);
         return handle_fleet_resume(app, x, e);
     }
-    if (fleet_resume_all(app->fleet->control, false, &said, &n, &was, &ignored) == 0)
-        fleet_said_free(said, n);
+    if (fleet_resume_all(app->fleet->control, false, &results, &n, &was, &ignored) == 0)
+        fleet_results_free(results, n);
     (void)err_set(e, why.code, why.field,
                   "generation was resumed, and what was sent since could not be put into service "
                   "everywhere: %.350s",
@@ -166,30 +166,30 @@ int handle_fleet_commit_resume(struct app *app, struct http_request *x, struct e
 static int to_all(struct app *app, struct http_request *x, enum api_op op, const json_t *body,
                   const char *counted, json_t *reply, struct err *e)
 {
-    struct fleet_to to[FLEET_MAX];
-    struct fleet_said *said = NULL;
-    const struct fleet_said *cause;
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *results = NULL;
+    const struct fleet_result *cause;
     size_t n = 0;
 
     if (reply == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
-    if (fleet_alive_enough(app->fleet->control, body, to, &n, e) != 0 ||
-        fleet_ask(app->fleet->control, op, to, n, FLEET_CACHE_US, &said, e) != 0) {
+    if (fleet_reachable_quorum(app->fleet->control, body, targets, &n, e) != 0 ||
+        fleet_request(app->fleet->control, op, targets, n, FLEET_CACHE_US, &results, e) != 0) {
         json_decref(reply);
         return -1;
     }
-    cause = fleet_cause(said, n);
+    cause = fleet_results_cause(results, n);
     if (cause != NULL) {
         *e = cause->why;
         json_decref(reply);
-        fleet_reply_error(app, x, e, said, n);
+        fleet_reply_error(app, x, e, results, n);
     } else {
         if (counted != NULL)
-            (void)fleet_put(reply, counted,
-                            json_integer((json_int_t)fleet_sum_of(said, n, counted)));
-        fleet_reply(app, x, reply, said, n);
+            (void)fleet_json_set(reply, counted,
+                                 json_integer((json_int_t)fleet_results_sum(results, n, counted)));
+        fleet_reply(app, x, reply, results, n);
     }
-    fleet_said_free(said, n);
+    fleet_results_free(results, n);
     return 0;
 }
 

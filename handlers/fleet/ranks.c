@@ -4,8 +4,8 @@
 #include "handlers/fleet/status.h"
 
 #include "fleet/api/upstream_api.h"
-#include "fleet/fleet_ask.h"
 #include "fleet/fleet_priv.h"
+#include "fleet/fleet_request.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
 #include "handlers/reply.h"
@@ -20,9 +20,9 @@ enum {
 
 /* A baton without GPUs says that it has no ranks; it counts as one, as it says itself to those who
  * ask for its world size. */
-static bool has_none(const struct fleet_said *said)
+static bool has_none(const struct fleet_result *result)
 {
-    json_t *answer = json_loadb(said->text, said->text_len, 0, NULL);
+    json_t *answer = json_loadb(result->text, result->text_len, 0, NULL);
     const json_t *ranks = json_object_get(json_object_get(answer, "cuda"), "ranks");
     bool none = json_is_array(ranks) && json_array_size(ranks) == 0;
 
@@ -30,19 +30,19 @@ static bool has_none(const struct fleet_said *said)
     return none;
 }
 
-static int n_ranks(const struct fleet_said *said, const struct upstream_at *at, uint64_t *out,
+static int n_ranks(const struct fleet_result *result, const struct upstream_at *at, uint64_t *out,
                    struct err *e)
 {
     struct err why = {0};
 
-    if (said->end != FLEET_GOOD || said->text == NULL) {
-        why = said->why;
-    } else if (api_read_ranks(out, at->kind, said->text, said->text_len, &why) == 0) {
+    if (result->outcome != FLEET_OK || result->text == NULL) {
+        why = result->why;
+    } else if (api_read_ranks(out, at->kind, result->text, result->text_len, &why) == 0) {
         if (*out <= RANKS_EACH_MAX)
             return 0;
         (void)err_set(&why, ERR_UPSTREAM, "", "it says that it has %llu ranks",
                       (unsigned long long)*out);
-    } else if (at->kind == UPSTREAM_BATON && has_none(said)) {
+    } else if (at->kind == UPSTREAM_BATON && has_none(result)) {
         *out = 1;
         return 0;
     }
@@ -51,13 +51,14 @@ static int n_ranks(const struct fleet_said *said, const struct upstream_at *at, 
 }
 
 /* [{"rank", "upstream"}], in the order of the upstreams, which is that of a group. */
-static int add_ranks(struct app *app, json_t *ranks, const struct fleet_said *said, struct err *e)
+static int add_ranks(struct app *app, json_t *ranks, const struct fleet_result *result,
+                     struct err *e)
 {
     struct upstream_at at;
     uint64_t n = 0;
 
-    upstreams_at(app->fleet->upstreams, said->upstream, &at);
-    if (n_ranks(said, &at, &n, e) != 0)
+    upstreams_at(app->fleet->upstreams, result->upstream, &at);
+    if (n_ranks(result, &at, &n, e) != 0)
         return -1;
     for (uint64_t i = 0; i < n; i++)
         if (json_array_append_new(ranks, json_pack("{s:I, s:s}", "rank",
@@ -69,11 +70,12 @@ static int add_ranks(struct app *app, json_t *ranks, const struct fleet_said *sa
 
 /* Keeps of `args` what this upstream says too; of the first, all that is known here. A baton has
  * them in an object of their own. */
-static void agree_on_args(json_t *args, bool first, const struct fleet_said *said)
+static void agree_on_args(json_t *args, bool first, const struct fleet_result *result)
 {
     static const char *const names[] = {"enable_memory_saver", "enable_return_routed_experts",
                                         "dtype"};
-    json_t *answer = json_loadb(said->text != NULL ? said->text : "", said->text_len, 0, NULL);
+    json_t *answer = json_loadb(result->text != NULL ? result->text : "", result->text_len, 0,
+                                NULL);
     const json_t *of_baton = json_object_get(answer, "server_args");
 
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -101,24 +103,24 @@ static int put_args(struct app *app, json_t *status, json_t *args)
 /* @args  in: an object */
 static int ask_ranks(struct app *app, json_t *ranks, json_t *args, struct err *e)
 {
-    struct fleet_to *to = calloc(FLEET_MAX, sizeof *to);
-    struct fleet_said *said = NULL;
+    struct fleet_target *targets = calloc(FLEET_MAX, sizeof *targets);
+    struct fleet_result *results = NULL;
     size_t n;
     int rc = -1;
 
-    if (to == NULL)
+    if (targets == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to ask the upstreams");
-    if (fleet_alive_enough(app->fleet->control, NULL, to, &n, e) == 0 &&
-        fleet_ask_about(app->fleet->control, API_GET_RANKS, to, n, RANKS_TIMEOUT_US, &said, e) ==
-            0) {
+    if (fleet_reachable_quorum(app->fleet->control, NULL, targets, &n, e) == 0 &&
+        fleet_query(app->fleet->control, API_GET_RANKS, targets, n, RANKS_TIMEOUT_US, &results,
+                    e) == 0) {
         rc = 0;
         for (size_t i = 0; i < n && rc == 0; i++) {
-            rc = add_ranks(app, ranks, &said[i], e);
-            agree_on_args(args, i == 0, &said[i]);
+            rc = add_ranks(app, ranks, &results[i], e);
+            agree_on_args(args, i == 0, &results[i]);
         }
-        fleet_said_free(said, n);
+        fleet_results_free(results, n);
     }
-    free(to);
+    free(targets);
     return rc;
 }
 

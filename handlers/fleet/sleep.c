@@ -83,22 +83,22 @@ static void note(struct fleet_control *fc, const struct sleep_req *req, bool asl
     mtx_unlock(&fc->lock);
 }
 
-static void fence_failed(struct app *app, const struct fleet_said *said, size_t n)
+static void fence_failed(struct app *app, const struct fleet_result *results, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        if (!result_ok(&said[i]))
-            fleet_fence(fleet_of(app->fleet->control), said[i].upstream, &said[i].why);
+        if (!result_ok(&results[i]))
+            fleet_fence(fleet_of(app->fleet->control), results[i].upstream, &results[i].why);
 }
 
 /* Whoever was away is not as the others are either, when it is back: a resync makes that good. */
-static void fence_absent(struct app *app, const struct fleet_to *to, size_t n, bool asleep)
+static void fence_absent(struct app *app, const struct fleet_target *targets, size_t n, bool asleep)
 {
     bool asked[FLEET_MAX] = {false};
     size_t n_all = upstreams_n(app->fleet->upstreams);
     struct upstream_at at;
 
     for (size_t i = 0; i < n; i++)
-        asked[to[i].upstream] = true;
+        asked[targets[i].upstream] = true;
     for (size_t i = 0; i < n_all; i++) {
         upstreams_at(app->fleet->upstreams, i, &at);
         if (!asked[i] && !at.removed)
@@ -107,58 +107,58 @@ static void fence_absent(struct app *app, const struct fleet_to *to, size_t n, b
     }
 }
 
-static void note_told(struct app *app, const struct fleet_said *said, size_t n, bool asleep)
+static void note_told(struct app *app, const struct fleet_result *results, size_t n, bool asleep)
 {
     for (size_t i = 0; i < n; i++)
-        if (result_ok(&said[i]))
-            fleet_fence_told(fleet_of(app->fleet->control), said[i].upstream, asleep);
+        if (result_ok(&results[i]))
+            fleet_fence_told(fleet_of(app->fleet->control), results[i].upstream, asleep);
 }
 
 /* What slept at level 2 has no weights that it could serve, whoever wakes it. */
-static void fence_dropped(struct app *app, const struct fleet_said *said, size_t n)
+static void fence_dropped(struct app *app, const struct fleet_result *results, size_t n)
 {
     struct err why = {0};
 
     (void)err_set(&why, ERR_UNSYNCED, "", "its weights were dropped (sleep at level 2)");
     for (size_t i = 0; i < n; i++)
-        if (result_ok(&said[i]))
-            fleet_fence(fleet_of(app->fleet->control), said[i].upstream, &why);
+        if (result_ok(&results[i]))
+            fleet_fence(fleet_of(app->fleet->control), results[i].upstream, &why);
 }
 
 /* In a turn. All that refused alike leave everything as it was. */
 static int tell(struct app *app, struct http_request *x, const struct sleep_req *req,
                 const json_t *body, bool asleep, struct err *e)
 {
-    struct fleet_to to[FLEET_MAX];
-    struct fleet_said *said = NULL;
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *results = NULL;
     json_t *reply;
     size_t n, n_changed = 0;
 
-    if (fleet_alive_enough(app->fleet->control, body, to, &n, e) != 0)
+    if (fleet_reachable_quorum(app->fleet->control, body, targets, &n, e) != 0)
         return -1;
-    if (fleet_ask(app->fleet->control, asleep ? API_SLEEP : API_WAKE, to, n, FLEET_SLEEP_US, &said,
-                  e) != 0)
+    if (fleet_request(app->fleet->control, asleep ? API_SLEEP : API_WAKE, targets, n,
+                      FLEET_SLEEP_US, &results, e) != 0)
         return -1;
     for (size_t i = 0; i < n; i++)
-        n_changed += said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN;
+        n_changed += results[i].outcome == FLEET_OK || results[i].outcome == FLEET_UNKNOWN;
     if (n_changed > 0) {
-        fence_failed(app, said, n);
-        fence_absent(app, to, n, asleep);
-        note_told(app, said, n, asleep);
+        fence_failed(app, results, n);
+        fence_absent(app, targets, n, asleep);
+        note_told(app, results, n, asleep);
         if (asleep && req->weights && req->level == 2)
-            fence_dropped(app, said, n);
+            fence_dropped(app, results, n);
         note(app->fleet->control, req, asleep);
     }
     reply = state_json(app->fleet->control);
-    if (fleet_got_there(said, n, e)) {
+    if (fleet_results_ok(results, n, e)) {
         if (reply != NULL && asleep)
-            (void)fleet_put(reply, "level", json_integer((json_int_t)req->level));
-        fleet_reply(app, x, reply, said, n);
+            (void)fleet_json_set(reply, "level", json_integer((json_int_t)req->level));
+        fleet_reply(app, x, reply, results, n);
     } else {
         json_decref(reply);
-        fleet_reply_error(app, x, e, said, n);
+        fleet_reply_error(app, x, e, results, n);
     }
-    fleet_said_free(said, n);
+    fleet_results_free(results, n);
     return 0;
 }
 
@@ -175,15 +175,15 @@ int handle_fleet_sleep(struct app *app, struct http_request *x, struct err *e)
     if (rc == 0)
         rc = tags_parse(&req, body, e);
     if (rc == 0)
-        rc = fleet_turn(fc, x, "a sleep", e);
+        rc = fleet_op_lock(fc, x, "a sleep", e);
     if (rc == 0) {
         rc = check_no_update(fc, false, e);
         if (rc == 0) {
-            fleet_quiet(fc, true);
+            fleet_suspend_generation_probes(fc, true);
             rc = tell(app, x, &req, body, true, e);
-            fleet_quiet(fc, false);
+            fleet_suspend_generation_probes(fc, false);
         }
-        fleet_turn_end(fc);
+        fleet_op_unlock(fc);
     }
     json_decref(body);
     return rc;
@@ -206,12 +206,12 @@ int handle_fleet_wake(struct app *app, struct http_request *x, struct err *e)
         fleet_unref(fc, s);
     }
     if (rc == 0)
-        rc = fleet_turn(fc, x, "a wake", e);
+        rc = fleet_op_lock(fc, x, "a wake", e);
     if (rc == 0) {
         rc = req.kv ? check_no_update(fc, true, e) : 0;
         if (rc == 0)
             rc = tell(app, x, &req, body, false, e);
-        fleet_turn_end(fc);
+        fleet_op_unlock(fc);
     }
     json_decref(body);
     return rc;

@@ -4,7 +4,7 @@
 #include "base/clock.h"
 #include "control/life.h"
 #include "fleet/fleet_control.h"
-#include "fleet/fleet_fit.h"
+#include "fleet/fleet_reconcile.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_coverage.h"
 #include "handlers/app.h"
@@ -64,7 +64,7 @@ static json_t *one_upstream_json(const struct app *app, size_t upstream)
 
     upstreams_at(app->fleet->upstreams, upstream, &at);
     fleet_info(upstreams_fleet(app->fleet->upstreams), upstream, &info);
-    return one_json(&at, &info, fleet_fit_lacks_json(app->fleet->control, upstream));
+    return one_json(&at, &info, fleet_missing_adapters_json(app->fleet->control, upstream));
 }
 
 /* Who is gone is told of while something runs there. */

@@ -9,18 +9,19 @@
 #include <string.h>
 
 /* What they answer, of which the first is told. @reply  new */
-static int agree(struct app *app, const struct fleet_said *said, size_t n, json_t **reply,
+static int agree(struct app *app, const struct fleet_result *results, size_t n, json_t **reply,
                  struct err *e)
 {
     const char *first = NULL;
     struct upstream_at at;
 
     for (size_t i = 0; i < n; i++) {
-        json_t *answer = said[i].text != NULL ? json_loadb(said[i].text, said[i].text_len, 0, NULL)
-                                              : NULL;
+        json_t *answer = results[i].text != NULL
+                             ? json_loadb(results[i].text, results[i].text_len, 0, NULL)
+                             : NULL;
         const char *id = json_string_value(json_object_get(answer, "plan_id"));
 
-        upstreams_at(app->fleet->upstreams, said[i].upstream, &at);
+        upstreams_at(app->fleet->upstreams, results[i].upstream, &at);
         if (id == NULL || (first != NULL && strcmp(first, id) != 0)) {
             json_decref(answer);
             return err_set(e, ERR_UPSTREAM, "", "%.100s makes %s of these tensors", at.name,
@@ -38,28 +39,29 @@ static int agree(struct app *app, const struct fleet_said *said, size_t n, json_
 
 static int put(struct app *app, struct http_request *x, const json_t *body, struct err *e)
 {
-    struct fleet_to to[FLEET_MAX];
-    struct fleet_said *said = NULL;
-    const struct fleet_said *cause;
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *results = NULL;
+    const struct fleet_result *cause;
     json_t *reply = NULL;
     size_t n;
     int rc = 0;
 
-    if (fleet_alive_enough(app->fleet->control, body, to, &n, e) != 0 ||
-        fleet_ask(app->fleet->control, API_PUT_TENSOR_LIST, to, n, FLEET_CACHE_US, &said, e) != 0)
+    if (fleet_reachable_quorum(app->fleet->control, body, targets, &n, e) != 0 ||
+        fleet_request(app->fleet->control, API_PUT_TENSOR_LIST, targets, n, FLEET_CACHE_US,
+                      &results, e) != 0)
         return -1;
-    cause = fleet_cause(said, n);
+    cause = fleet_results_cause(results, n);
     if (cause != NULL)
         *e = cause->why;
     else
-        rc = agree(app, said, n, &reply, e);
+        rc = agree(app, results, n, &reply, e);
     if (cause == NULL && rc == 0) {
-        fleet_reply(app, x, reply, said, n);
+        fleet_reply(app, x, reply, results, n);
     } else {
         json_decref(reply);
-        fleet_reply_error(app, x, e, said, n);
+        fleet_reply_error(app, x, e, results, n);
     }
-    fleet_said_free(said, n);
+    fleet_results_free(results, n);
     return 0;
 }
 

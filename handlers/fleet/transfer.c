@@ -55,10 +55,11 @@ static int init_parse(struct init_req *req, const struct app *app, const json_t 
     return 0;
 }
 
-static int read_ranks(uint64_t *out, const struct upstream_at *at, const struct fleet_said *said,
-                      struct err *e)
+static int read_ranks(uint64_t *out, const struct upstream_at *at,
+                      const struct fleet_result *result, struct err *e)
 {
-    if (api_read_ranks(out, at->kind, said->text != NULL ? said->text : "", said->text_len, e) != 0)
+    if (api_read_ranks(out, at->kind, result->text != NULL ? result->text : "", result->text_len,
+                       e) != 0)
         return -1;
     return *out < TRANSFER_WORLD_MAX
                ? 0
@@ -66,45 +67,46 @@ static int read_ranks(uint64_t *out, const struct upstream_at *at, const struct 
 }
 
 /* @n_ranks  [FLEET_MAX], by upstream */
-static int ask_ranks(struct app *app, const struct fleet_to *to, size_t n, uint64_t *n_ranks,
-                     json_t **details, struct err *e)
+static int ask_ranks(struct app *app, const struct fleet_target *targets, size_t n,
+                     uint64_t *n_ranks, json_t **details, struct err *e)
 {
-    struct fleet_said *said = NULL;
-    const struct fleet_said *cause;
+    struct fleet_result *results = NULL;
+    const struct fleet_result *cause;
     struct upstream_at at;
 
-    if (fleet_ask_about(app->fleet->control, API_GET_RANKS, to, n,
-                        fleet_step_us(app->fleet->control), &said, e) != 0)
+    if (fleet_query(app->fleet->control, API_GET_RANKS, targets, n,
+                    fleet_step_us(app->fleet->control), &results, e) != 0)
         return -1;
     for (size_t i = 0; i < n; i++) {
         struct err why = {0};
 
-        upstreams_at(app->fleet->upstreams, said[i].upstream, &at);
-        if (said[i].end != FLEET_GOOD ||
-            read_ranks(&n_ranks[said[i].upstream], &at, &said[i], &why) == 0)
+        upstreams_at(app->fleet->upstreams, results[i].upstream, &at);
+        if (results[i].outcome != FLEET_OK ||
+            read_ranks(&n_ranks[results[i].upstream], &at, &results[i], &why) == 0)
             continue;
-        said[i].end = FLEET_REFUSED;
-        (void)err_set(&said[i].why, ERR_UPSTREAM, "", "%.100s: %.300s", at.name, why.msg);
+        results[i].outcome = FLEET_REFUSED;
+        (void)err_set(&results[i].why, ERR_UPSTREAM, "", "%.100s: %.300s", at.name, why.msg);
     }
-    cause = fleet_cause(said, n);
+    cause = fleet_results_cause(results, n);
     if (cause != NULL) {
         *e = cause->why;
-        *details = json_pack("{s:o}", "upstreams", fleet_said_json(app->fleet->control, said, n));
+        *details = json_pack("{s:o}", "upstreams",
+                             fleet_results_json(app->fleet->control, results, n));
     }
-    fleet_said_free(said, n);
+    fleet_results_free(results, n);
     return cause == NULL ? 0 : -1;
 }
 
 /* One behind the other. */
-static int ranks_place(const struct init_req *req, struct fleet_to *to, size_t n,
+static int ranks_place(const struct init_req *req, struct fleet_target *targets, size_t n,
                        const uint64_t *n_ranks, struct err *e)
 {
     uint64_t next = req->rank_offset;
 
     for (size_t i = 0; i < n; i++) {
-        to[i].about.has_rank_offset = true;
-        to[i].about.rank_offset = next;
-        next += n_ranks[to[i].upstream];
+        targets[i].about.has_rank_offset = true;
+        targets[i].about.rank_offset = next;
+        next += n_ranks[targets[i].upstream];
     }
     if (next <= req->world_size && (req->offset_given || next == req->world_size))
         return 0;
@@ -115,31 +117,32 @@ static int ranks_place(const struct init_req *req, struct fleet_to *to, size_t n
                    n, req->rank_offset, next - 1, next, req->world_size);
 }
 
-static void leave_again(struct app *app, const struct init_req *req, const struct fleet_said *said,
-                        size_t n)
+static void leave_again(struct app *app, const struct init_req *req,
+                        const struct fleet_result *results, size_t n)
 {
     struct api_context about = {.group_name = req->group_name != NULL ? req->group_name : ""};
-    struct fleet_to to[FLEET_MAX];
-    struct fleet_said *left = NULL;
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *left = NULL;
     struct err ignored = {0};
-    size_t n_to = 0;
+    size_t n_targets = 0;
 
     for (size_t i = 0; i < n; i++)
-        if (said[i].end == FLEET_GOOD || said[i].end == FLEET_UNKNOWN)
-            to[n_to++] = (struct fleet_to){.upstream = said[i].upstream, .about = about};
-    if (fleet_ask(app->fleet->control, API_SHUTDOWN_TRANSFER, to, n_to, TRANSFER_LEAVE_US, &left,
-                  &ignored) == 0)
-        fleet_said_free(left, n_to);
+        if (results[i].outcome == FLEET_OK || results[i].outcome == FLEET_UNKNOWN)
+            targets[n_targets++] = (struct fleet_target){.upstream = results[i].upstream,
+                                                         .about = about};
+    if (fleet_request(app->fleet->control, API_SHUTDOWN_TRANSFER, targets, n_targets,
+                      TRANSFER_LEAVE_US, &left, &ignored) == 0)
+        fleet_results_free(left, n_targets);
 }
 
 /* An SGLang is in as many as it has joined; the last one of any other replaces the one before. */
-static bool keeps_groups(struct app *app, const struct fleet_to *to, size_t n)
+static bool keeps_groups(struct app *app, const struct fleet_target *targets, size_t n)
 {
     struct upstream_at at;
     bool keeps = true;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(app->fleet->upstreams, to[i].upstream, &at);
+        upstreams_at(app->fleet->upstreams, targets[i].upstream, &at);
         keeps = keeps && at.kind == UPSTREAM_SGLANG;
     }
     return keeps;
@@ -153,11 +156,11 @@ static void forget_group_locked(struct fleet_control *fc, struct fleet_group *g)
 }
 
 /* By a join, also by one that failed: who had joined before has left again. */
-static void forget_replaced(struct app *app, const struct init_req *req, const struct fleet_to *to,
-                            size_t n)
+static void forget_replaced(struct app *app, const struct init_req *req,
+                            const struct fleet_target *targets, size_t n)
 {
     struct fleet_control *fc = app->fleet->control;
-    bool keeps = keeps_groups(app, to, n);
+    bool keeps = keeps_groups(app, targets, n);
     struct fleet_group *g;
 
     mtx_lock(&fc->lock);
@@ -169,13 +172,13 @@ static void forget_replaced(struct app *app, const struct init_req *req, const s
     mtx_unlock(&fc->lock);
 }
 
-static void note_group(struct app *app, const struct init_req *req, const struct fleet_to *to,
-                       size_t n, const uint64_t *n_ranks)
+static void note_group(struct app *app, const struct init_req *req,
+                       const struct fleet_target *targets, size_t n, const uint64_t *n_ranks)
 {
     struct fleet_control *fc = app->fleet->control;
     struct fleet_group *g;
 
-    forget_replaced(app, req, to, n);
+    forget_replaced(app, req, targets, n);
     mtx_lock(&fc->lock);
     if (fc->n_groups == FLEET_GROUPS_MAX) /* of trainers that ended without a word */
         forget_group_locked(fc, &fc->groups[0]);
@@ -188,9 +191,9 @@ static void note_group(struct app *app, const struct init_req *req, const struct
     if (req->group_name != NULL)
         (void)snprintf(g->name, sizeof g->name, "%s", req->group_name);
     for (size_t i = 0; i < n; i++) {
-        g->joined[to[i].upstream] = true;
-        g->offset[to[i].upstream] = to[i].about.rank_offset;
-        g->n_ranks[to[i].upstream] = n_ranks[to[i].upstream];
+        g->joined[targets[i].upstream] = true;
+        g->offset[targets[i].upstream] = targets[i].about.rank_offset;
+        g->n_ranks[targets[i].upstream] = n_ranks[targets[i].upstream];
     }
     mtx_unlock(&fc->lock);
 }
@@ -260,33 +263,33 @@ static int group_join(struct app *app, struct http_request *x, const struct init
                       const json_t *body, json_t **details, struct err *e)
 {
     uint64_t n_ranks[FLEET_MAX] = {0};
-    struct fleet_to to[FLEET_MAX];
-    struct fleet_said *said = NULL;
-    const struct fleet_said *cause;
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *results = NULL;
+    const struct fleet_result *cause;
     size_t n;
 
-    if (fleet_alive_enough(app->fleet->control, body, to, &n, e) != 0 ||
-        (!req->by_handles && (ask_ranks(app, to, n, n_ranks, details, e) != 0 ||
-                              ranks_place(req, to, n, n_ranks, e) != 0)) ||
-        fleet_ask(app->fleet->control, API_INIT_TRANSFER, to, n, req->timeout_us + FLEET_LATE_US,
-                  &said, e) != 0)
+    if (fleet_reachable_quorum(app->fleet->control, body, targets, &n, e) != 0 ||
+        (!req->by_handles && (ask_ranks(app, targets, n, n_ranks, details, e) != 0 ||
+                              ranks_place(req, targets, n, n_ranks, e) != 0)) ||
+        fleet_request(app->fleet->control, API_INIT_TRANSFER, targets, n,
+                      req->timeout_us + FLEET_GRACE_US, &results, e) != 0)
         return -1;
-    cause = fleet_cause(said, n);
+    cause = fleet_results_cause(results, n);
     if (cause == NULL) {
         if (req->by_handles)
             note_handles(app->fleet->control, req);
         else
-            note_group(app, req, to, n, n_ranks);
-        fleet_reply(app, x, group_json(app), said, n);
+            note_group(app, req, targets, n, n_ranks);
+        fleet_reply(app, x, group_json(app), results, n);
     } else {
         *e = cause->why;
         if (!req->by_handles) {
-            leave_again(app, req, said, n);
-            forget_replaced(app, req, to, n);
+            leave_again(app, req, results, n);
+            forget_replaced(app, req, targets, n);
         }
-        fleet_reply_error(app, x, e, said, n);
+        fleet_reply_error(app, x, e, results, n);
     }
-    fleet_said_free(said, n);
+    fleet_results_free(results, n);
     return 0;
 }
 
@@ -303,10 +306,10 @@ int handle_fleet_transfer_init(struct app *app, struct http_request *x, struct e
     if (rc == 0)
         give_up_last(app, x->route);
     if (rc == 0)
-        rc = fleet_turn(fc, x, "the start of a group", e);
+        rc = fleet_op_lock(fc, x, "the start of a group", e);
     if (rc == 0) {
         rc = group_join(app, x, &req, body, &details, e);
-        fleet_turn_end(fc);
+        fleet_op_unlock(fc);
     }
     json_decref(body);
     if (rc == 0 || details == NULL)
@@ -347,12 +350,12 @@ static bool is_set_up_locked(struct app *app, const struct fleet_group *g, size_
 }
 
 /* Those that are in it. @name  then: of the group  Returns how many. */
-static size_t to_leave(struct app *app, const char *meant, const json_t *body, struct fleet_to *to,
-                       char name[FLEET_GROUP_NAME_MAX + 1])
+static size_t to_leave(struct app *app, const char *meant, const json_t *body,
+                       struct fleet_target *targets, char name[FLEET_GROUP_NAME_MAX + 1])
 {
     struct fleet_control *fc = app->fleet->control;
-    struct fleet_to alive[FLEET_MAX];
-    size_t n = fleet_alive(fc, body, alive), n_to = 0;
+    struct fleet_target alive[FLEET_MAX];
+    size_t n = fleet_reachable(fc, body, alive), n_targets = 0;
     const struct fleet_group *g;
 
     mtx_lock(&fc->lock);
@@ -360,11 +363,11 @@ static size_t to_leave(struct app *app, const char *meant, const json_t *body, s
     (void)snprintf(name, FLEET_GROUP_NAME_MAX + 1, "%s", g != NULL ? g->name : "");
     for (size_t i = 0; i < n; i++)
         if (is_set_up_locked(app, g, alive[i].upstream)) {
-            to[n_to] = alive[i];
-            to[n_to++].about.group_name = name;
+            targets[n_targets] = alive[i];
+            targets[n_targets++].about.group_name = name;
         }
     mtx_unlock(&fc->lock);
-    return n_to;
+    return n_targets;
 }
 
 /* Whatever upstreams said: one that is away has left. Returns true while there are others. */
@@ -388,28 +391,28 @@ static int group_leave(struct app *app, struct http_request *x, const char *name
                        const json_t *body, struct err *e)
 {
     char left[FLEET_GROUP_NAME_MAX + 1];
-    struct fleet_to to[FLEET_MAX];
-    struct fleet_said *said = NULL;
-    const struct fleet_said *cause;
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *results = NULL;
+    const struct fleet_result *cause;
     bool more = true;
     size_t n = 0;
 
     do {
-        fleet_said_free(said, n);
-        n = to_leave(app, name, body, to, left);
-        if (fleet_ask(app->fleet->control, API_SHUTDOWN_TRANSFER, to, n, TRANSFER_LEAVE_US, &said,
-                      e) != 0)
+        fleet_results_free(results, n);
+        n = to_leave(app, name, body, targets, left);
+        if (fleet_request(app->fleet->control, API_SHUTDOWN_TRANSFER, targets, n, TRANSFER_LEAVE_US,
+                          &results, e) != 0)
             return -1;
-        cause = fleet_cause(said, n);
+        cause = fleet_results_cause(results, n);
         more = group_forget(app->fleet->control, left) && name == NULL;
     } while (more && cause == NULL);
     if (cause == NULL) {
-        fleet_reply(app, x, group_json(app), said, n);
+        fleet_reply(app, x, group_json(app), results, n);
     } else {
         *e = cause->why;
-        fleet_reply_error(app, x, e, said, n);
+        fleet_reply_error(app, x, e, results, n);
     }
-    fleet_said_free(said, n);
+    fleet_results_free(results, n);
     return 0;
 }
 
@@ -425,12 +428,12 @@ int handle_fleet_transfer_delete(struct app *app, struct http_request *x, struct
     if (body != NULL)
         rc = body_str(&name, body, "", "group_name", e);
     if (rc == 0)
-        rc = fleet_turn(app->fleet->control, x, "the end of a group", e);
+        rc = fleet_op_lock(app->fleet->control, x, "the end of a group", e);
     if (rc == 0) {
         rc = group_check_name(app->fleet->control, name, e);
         if (rc == 0)
             rc = group_leave(app, x, name, body, e);
-        fleet_turn_end(app->fleet->control);
+        fleet_op_unlock(app->fleet->control);
     }
     json_decref(body);
     return rc;

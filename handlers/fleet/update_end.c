@@ -119,7 +119,7 @@ static void lease_extend(struct fleet_control *fc, struct fleet_session *s, uint
     if (fleet_session_is_open(s))
         s->lease_until_us = clock_after_us((uint64_t)s->lease_s * 1000000);
     mtx_unlock(&fc->lock);
-    fleet_look(fc);
+    fleet_reschedule(fc);
 }
 
 /* Those of the upstreams are longer than the trainer's, and begin anew with it. */
@@ -127,18 +127,18 @@ static int lease_renew(struct app *app, struct fleet_session *s, uint64_t lease_
 {
     json_t *body = json_pack("{s:i}", "lease_s", UPDATE_LEASE_S_MAX);
     struct fleet_control *fc = app->fleet->control;
-    struct fleet_to to[FLEET_MAX];
-    struct fleet_said *said = NULL;
-    const struct fleet_said *cause;
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *results = NULL;
+    const struct fleet_result *cause;
     size_t n = 0;
     int rc;
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
         if (s->parts[i].two_phase && part_takes_part(&s->parts[i]))
-            to[n++] = (struct fleet_to){.upstream = s->parts[i].upstream,
-                                        .body = body,
-                                        .about = {.update_id = s->parts[i].update_id}};
+            targets[n++] = (struct fleet_target){.upstream = s->parts[i].upstream,
+                                                 .body = body,
+                                                 .about = {.update_id = s->parts[i].update_id}};
     rc = fleet_session_is_open(s)
              ? 0
              : err_set(e, ERR_ENDED, "", "update %s is %s", s->id, update_phase_name(s->phase));
@@ -148,16 +148,16 @@ static int lease_renew(struct app *app, struct fleet_session *s, uint64_t lease_
     if (rc == 0)
         lease_extend(fc, s, (uint32_t)lease_s);
     if (rc == 0)
-        rc = fleet_ask(fc, API_RENEW_UPDATE, to, n, FLEET_LOOK_US, &said, e);
+        rc = fleet_request(fc, API_RENEW_UPDATE, targets, n, FLEET_QUERY_US, &results, e);
     json_decref(body);
     if (rc != 0)
         return -1;
-    cause = fleet_cause(said, n);
+    cause = fleet_results_cause(results, n);
     if (cause != NULL) {
         *e = cause->why;
         rc = -1;
     }
-    fleet_said_free(said, n);
+    fleet_results_free(results, n);
     return rc;
 }
 

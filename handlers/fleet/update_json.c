@@ -48,7 +48,7 @@ static json_t *part_json(const struct fleet_session *s, const struct fleet_part 
         error = cache_error;
     if (!ok && error == NULL)
         error = "it did not get to its end";
-    return fleet_part_json(name, ok, p->status, error);
+    return fleet_result_json(name, ok, p->status, error);
 }
 
 static const struct fleet_part *part_of(const struct fleet_session *s, size_t upstream)
@@ -83,7 +83,7 @@ static json_t *parts_json(const struct app *app, const struct fleet_session *s)
             continue;
         if (json_array_append_new(
                 list, p != NULL ? part_json(s, p, at.name)
-                                : fleet_part_json(at.name, false, 0, absence(s))) != 0) {
+                                : fleet_result_json(at.name, false, 0, absence(s))) != 0) {
             json_decref(list);
             return NULL;
         }
@@ -99,9 +99,10 @@ static int put_defaults(json_t *reply)
 
     for (size_t i = 0; i < sizeof zero / sizeof zero[0]; i++)
         if (json_object_get(reply, zero[i]) == NULL &&
-            fleet_put(reply, zero[i], json_integer(0)) != 0)
+            fleet_json_set(reply, zero[i], json_integer(0)) != 0)
             return -1;
-    if (json_object_get(reply, "missing") == NULL && fleet_put(reply, "missing", json_array()) != 0)
+    if (json_object_get(reply, "missing") == NULL &&
+        fleet_json_set(reply, "missing", json_array()) != 0)
         return -1;
     return 0;
 }

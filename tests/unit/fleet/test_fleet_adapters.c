@@ -25,28 +25,28 @@ static const uint8_t *has(enum fleet_has a, enum fleet_has b, enum fleet_has c)
 
 static uint64_t put(struct fleet_adapters *fa, const char *name, bool again, const uint8_t *took)
 {
-    struct fleet_adapter_from from = {.name = name, .load = again ? strdup("{}") : NULL};
+    struct fleet_adapter_source from = {.name = name, .load = again ? strdup("{}") : NULL};
     struct err e = {0};
 
-    assert_int_equal(fleet_adapters_room(fa, name, &e), 0);
+    assert_int_equal(fleet_adapters_reserve(fa, name, &e), 0);
     return fleet_adapters_put(fa, &from, took);
 }
 
 /* What upstream i is asked for next, answered with `then`. */
-static void fit(struct fleet_adapters *fa, size_t i, const char *name, enum fleet_has then)
+static void task(struct fleet_adapters *fa, size_t i, const char *name, enum fleet_has then)
 {
-    struct fleet_fit f;
+    struct fleet_adapter_task f;
 
-    assert_int_equal(fleet_adapters_begin(fa, i, &f), 1);
+    assert_int_equal(fleet_adapters_begin_task(fa, i, &f), 1);
     assert_string_equal(f.name, name);
-    fleet_adapters_end(fa, i, &f, then);
+    fleet_adapters_end_task(fa, i, &f, then);
 }
 
 static void assert_bars(const struct fleet_adapters *fa, bool a, bool b, bool c)
 {
-    assert_int_equal(fleet_adapters_bars(fa, 0) != NULL, a);
-    assert_int_equal(fleet_adapters_bars(fa, 1) != NULL, b);
-    assert_int_equal(fleet_adapters_bars(fa, 2) != NULL, c);
+    assert_int_equal(fleet_adapters_blocking(fa, 0) != NULL, a);
+    assert_int_equal(fleet_adapters_blocking(fa, 1) != NULL, b);
+    assert_int_equal(fleet_adapters_blocking(fa, 2) != NULL, c);
 }
 
 static void test_another_process_has_nothing(void **state)
@@ -56,14 +56,14 @@ static void test_another_process_has_nothing(void **state)
     (void)state;
     assert_int_equal(put(&fa, "x", true, has(THIS, THIS, THIS)), 1);
     assert_bars(&fa, false, false, false);
-    assert_false(fleet_adapters_owes(&fa, 1));
-    fleet_adapters_is_in(&fa, 1, 1, true);
+    assert_false(fleet_adapters_has_task(&fa, 1));
+    fleet_adapters_set_incarnation(&fa, 1, 1, true);
     assert_bars(&fa, false, true, false);
-    assert_true(fleet_adapters_lacks(&fa.list[0], 1));
-    fit(&fa, 1, "x", THIS);
+    assert_true(fleet_adapters_is_missing(&fa.list[0], 1));
+    task(&fa, 1, "x", THIS);
     assert_bars(&fa, false, false, false);
-    fleet_adapters_is_in(&fa, 1, 1, true); /* the same */
-    assert_false(fleet_adapters_owes(&fa, 1));
+    fleet_adapters_set_incarnation(&fa, 1, 1, true); /* the same */
+    assert_false(fleet_adapters_has_task(&fa, 1));
     fleet_adapters_fini(&fa);
 }
 
@@ -71,15 +71,15 @@ static void test_another_process_has_nothing(void **state)
 static void test_what_was_lost_meanwhile_is_asked_for_again(void **state)
 {
     struct fleet_adapters fa = {0};
-    struct fleet_fit f;
+    struct fleet_adapter_task f;
 
     (void)state;
     (void)put(&fa, "x", true, has(THIS, NONE, THIS));
-    assert_int_equal(fleet_adapters_begin(&fa, 1, &f), 1);
-    fleet_adapters_know(&fa, "x", has(THIS, NONE, THIS));
-    fleet_adapters_end(&fa, 1, &f, THIS);
+    assert_int_equal(fleet_adapters_begin_task(&fa, 1, &f), 1);
+    fleet_adapters_set_has(&fa, "x", has(THIS, NONE, THIS));
+    fleet_adapters_end_task(&fa, 1, &f, THIS);
     assert_bars(&fa, false, true, false);
-    fit(&fa, 1, "x", THIS);
+    task(&fa, 1, "x", THIS);
     assert_bars(&fa, false, false, false);
     fleet_adapters_fini(&fa);
 }
@@ -90,17 +90,17 @@ static void test_what_cannot_be_made_again_waits(void **state)
 
     (void)state;
     (void)put(&fa, "x", false, has(THIS, THIS, THIS));
-    fleet_adapters_is_in(&fa, 1, 1, true);
+    fleet_adapters_set_incarnation(&fa, 1, 1, true);
     assert_bars(&fa, false, true, false);
-    assert_false(fleet_adapters_owes(&fa, 1));
+    assert_false(fleet_adapters_has_task(&fa, 1));
     assert_int_equal(put(&fa, "x", false, has(THIS, THIS, THIS)), 2);
     assert_bars(&fa, false, false, false);
-    fleet_adapters_is_in(&fa, 0, 1, true);
-    fleet_adapters_is_in(&fa, 1, 2, true);
+    fleet_adapters_set_incarnation(&fa, 0, 1, true);
+    fleet_adapters_set_incarnation(&fa, 1, 2, true);
     assert_bars(&fa, true, true, false);
-    fleet_adapters_is_in(&fa, 2, 1, true); /* nobody has it any more: all are alike */
+    fleet_adapters_set_incarnation(&fa, 2, 1, true); /* nobody has it any more: all are alike */
     assert_bars(&fa, false, false, false);
-    assert_true(fleet_adapters_lacks(&fa.list[0], 2));
+    assert_true(fleet_adapters_is_missing(&fa.list[0], 2));
     fleet_adapters_fini(&fa);
 }
 
@@ -111,13 +111,13 @@ static void test_refused_by_all_keeps_nobody_away(void **state)
     (void)state;
     (void)put(&fa, "x", true, has(THIS, NONE, NONE));
     (void)put(&fa, "y", true, has(THIS, NONE, THIS));
-    fit(&fa, 1, "x", FLEET_HAS_REFUSED);
-    fit(&fa, 1, "y", THIS); /* what it has not refused comes first */
-    assert_true(fleet_adapters_owes(&fa, 1));
+    task(&fa, 1, "x", FLEET_HAS_REFUSED);
+    task(&fa, 1, "y", THIS); /* what it has not refused comes first */
+    assert_true(fleet_adapters_has_task(&fa, 1));
     assert_bars(&fa, false, true, true);
-    fleet_adapters_is_in(&fa, 0, 1, true);
+    fleet_adapters_set_incarnation(&fa, 0, 1, true);
     assert_bars(&fa, true, false, true);
-    fit(&fa, 2, "x", THIS);
+    task(&fa, 2, "x", THIS);
     assert_bars(&fa, true, true, false);
     fleet_adapters_fini(&fa);
 }
@@ -128,19 +128,19 @@ static void test_gone_is_unloaded_where_it_may_be(void **state)
 
     (void)state;
     (void)put(&fa, "x", true, has(THIS, THIS, NONE));
-    assert_int_equal(fleet_adapters_drop(&fa, "x", has(NONE, OTHER, NONE)), 1);
+    assert_int_equal(fleet_adapters_remove(&fa, "x", has(NONE, OTHER, NONE)), 1);
     assert_null(fleet_adapters_find(&fa, "x"));
     assert_bars(&fa, false, true, false);
-    assert_false(fleet_adapters_lacks(&fa.list[0], 1));
-    fit(&fa, 1, "x", OTHER);
+    assert_false(fleet_adapters_is_missing(&fa.list[0], 1));
+    task(&fa, 1, "x", OTHER);
     assert_bars(&fa, false, true, false);
-    fit(&fa, 1, "x", NONE);
+    task(&fa, 1, "x", NONE);
     assert_bars(&fa, false, false, false);
     assert_int_equal(fa.n, 0);
-    assert_int_equal(fleet_adapters_drop(&fa, "y", has(NONE, NONE, NONE)), 0);
+    assert_int_equal(fleet_adapters_remove(&fa, "y", has(NONE, NONE, NONE)), 0);
     assert_int_equal(fa.n, 0);
-    assert_int_equal(fleet_adapters_drop(&fa, "y", has(OTHER, NONE, NONE)), 0);
-    fleet_adapters_is_in(&fa, 0, 1, true); /* its process took it along */
+    assert_int_equal(fleet_adapters_remove(&fa, "y", has(OTHER, NONE, NONE)), 0);
+    fleet_adapters_set_incarnation(&fa, 0, 1, true); /* its process took it along */
     assert_int_equal(fa.n, 0);
     fleet_adapters_fini(&fa);
 }
@@ -149,28 +149,28 @@ static void test_gone_is_unloaded_where_it_may_be(void **state)
 static void test_what_is_under_way_is_not_believed(void **state)
 {
     struct fleet_adapters fa = {0};
-    struct fleet_fit f;
+    struct fleet_adapter_task f;
 
     (void)state;
     (void)put(&fa, "x", true, has(THIS, NONE, THIS));
-    assert_int_equal(fleet_adapters_begin(&fa, 1, &f), 1);
+    assert_int_equal(fleet_adapters_begin_task(&fa, 1, &f), 1);
     assert_int_equal(put(&fa, "x", true, has(THIS, THIS, THIS)), 2);
     assert_bars(&fa, false, true, false);
-    fleet_adapters_end(&fa, 1, &f, THIS);
+    fleet_adapters_end_task(&fa, 1, &f, THIS);
     assert_bars(&fa, false, true, false);
-    assert_int_equal(fleet_adapters_begin(&fa, 1, &f), 1);
+    assert_int_equal(fleet_adapters_begin_task(&fa, 1, &f), 1);
     assert_true(f.may_have);
-    fleet_adapters_is_in(&fa, 1, 7, true);
-    fleet_adapters_end(&fa, 1, &f, THIS);
+    fleet_adapters_set_incarnation(&fa, 1, 7, true);
+    fleet_adapters_end_task(&fa, 1, &f, THIS);
     assert_bars(&fa, false, true, false);
-    assert_int_equal(fleet_adapters_begin(&fa, 1, &f), 1);
-    assert_int_equal(fleet_adapters_drop(&fa, "x", has(NONE, NONE, NONE)), 2);
+    assert_int_equal(fleet_adapters_begin_task(&fa, 1, &f), 1);
+    assert_int_equal(fleet_adapters_remove(&fa, "x", has(NONE, NONE, NONE)), 2);
     assert_int_equal(fa.n, 1);
-    fleet_adapters_end(&fa, 1, &f, THIS);
+    fleet_adapters_end_task(&fa, 1, &f, THIS);
     assert_bars(&fa, false, true, false);
-    assert_int_equal(fleet_adapters_begin(&fa, 1, &f), 1);
+    assert_int_equal(fleet_adapters_begin_task(&fa, 1, &f), 1);
     assert_null(f.load);
-    fleet_adapters_end(&fa, 1, &f, NONE);
+    fleet_adapters_end_task(&fa, 1, &f, NONE);
     assert_int_equal(fa.n, 0);
     fleet_adapters_fini(&fa);
 }
@@ -182,12 +182,12 @@ static void test_it_may_be_the_same_process(void **state)
 
     (void)state;
     (void)put(&fa, "x", true, has(THIS, THIS, NONE));
-    fleet_adapters_is_in(&fa, 1, 1, false);
-    fleet_adapters_is_in(&fa, 2, 1, false);
+    fleet_adapters_set_incarnation(&fa, 1, 1, false);
+    fleet_adapters_set_incarnation(&fa, 2, 1, false);
     assert_int_equal(fa.list[0].has[1], OTHER);
     assert_int_equal(fa.list[0].has[2], NONE);
-    (void)fleet_adapters_drop(&fa, "x", has(NONE, OTHER, NONE));
-    fleet_adapters_is_in(&fa, 1, 2, false);
+    (void)fleet_adapters_remove(&fa, "x", has(NONE, OTHER, NONE));
+    fleet_adapters_set_incarnation(&fa, 1, 2, false);
     assert_bars(&fa, false, true, false);
     fleet_adapters_fini(&fa);
 }
@@ -203,12 +203,12 @@ static void test_no_more_than_may_be(void **state)
         (void)snprintf(name, sizeof name, "x%d", i);
         (void)put(&fa, name, false, has(THIS, THIS, THIS));
     }
-    assert_int_equal(fleet_adapters_room(&fa, "x7", &e), 0);
-    assert_int_equal(fleet_adapters_room(&fa, "more", &e), -1);
+    assert_int_equal(fleet_adapters_reserve(&fa, "x7", &e), 0);
+    assert_int_equal(fleet_adapters_reserve(&fa, "more", &e), -1);
     assert_int_equal(e.code, ERR_CONFLICT);
-    assert_int_equal(fleet_adapters_drop(&fa, "x7", has(NONE, NONE, NONE)), 1);
+    assert_int_equal(fleet_adapters_remove(&fa, "x7", has(NONE, NONE, NONE)), 1);
     err_clear(&e);
-    assert_int_equal(fleet_adapters_room(&fa, "more", &e), 0);
+    assert_int_equal(fleet_adapters_reserve(&fa, "more", &e), 0);
     fleet_adapters_fini(&fa);
 }
 

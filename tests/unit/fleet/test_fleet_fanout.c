@@ -12,8 +12,9 @@
 
 enum { N = 4 };
 
-int __wrap_fleet_ask(struct fleet_control *fc, enum api_op op, const struct fleet_to *to, size_t n,
-                     uint64_t timeout_us, struct fleet_said **said, struct err *e);
+int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
+                         const struct fleet_target *targets, size_t n, uint64_t timeout_us,
+                         struct fleet_result **results, struct err *e);
 void __wrap_fleet_fence(struct fleet *f, size_t upstream, const struct err *why);
 struct fleet *__wrap_upstreams_fleet(struct upstreams *u);
 
@@ -26,8 +27,9 @@ struct world {
 
 static struct world *world; /* of the test that runs */
 
-int __wrap_fleet_ask(struct fleet_control *fc, enum api_op op, const struct fleet_to *to, size_t n,
-                     uint64_t timeout_us, struct fleet_said **said, struct err *e)
+int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
+                         const struct fleet_target *targets, size_t n, uint64_t timeout_us,
+                         struct fleet_result **results, struct err *e)
 {
     assert_ptr_equal(fc, &world->fc);
     assert_int_equal(op, API_PAUSE);
@@ -35,14 +37,14 @@ int __wrap_fleet_ask(struct fleet_control *fc, enum api_op op, const struct flee
     mtx_assert_none();
     if (world->answers == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "nobody can be asked");
-    *said = calloc(n, sizeof **said);
-    assert_non_null(*said);
+    *results = calloc(n, sizeof **results);
+    assert_non_null(*results);
     for (size_t i = 0; i < n; i++) {
-        char answer = world->answers[to[i].upstream];
+        char answer = world->answers[targets[i].upstream];
 
-        world->asked[to[i].upstream] = answer;
-        (*said)[i] = (struct fleet_said){.upstream = to[i].upstream,
-                                         .end = answer == 'g' ? FLEET_GOOD : FLEET_REFUSED};
+        world->asked[targets[i].upstream] = answer;
+        (*results)[i] = (struct fleet_result){.upstream = targets[i].upstream,
+                                              .outcome = answer == 'g' ? FLEET_OK : FLEET_REFUSED};
     }
     return 0;
 }
@@ -98,15 +100,17 @@ static bool is_clean(const struct fleet_part *p, const void *arg)
     return p->state == PART_CLEAN;
 }
 
-static void take(struct fleet_part *p, size_t part, struct fleet_said *said, void *arg)
+static void take(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
     struct world *w = arg;
 
     mtx_assert_held(&w->fc.lock);
-    assert_int_equal(p->upstream, said->upstream);
+    assert_int_equal(p->upstream, result->upstream);
     assert_ptr_equal(p, &w->s->parts[part]);
     assert_int_equal(w->taken[part], '.');
-    w->taken[part] = said->end == FLEET_GOOD ? 'g' : said->end == FLEET_REFUSED ? 'r' : 'x';
+    w->taken[part] = result->outcome == FLEET_OK        ? 'g'
+                     : result->outcome == FLEET_REFUSED ? 'r'
+                                                        : 'x';
 }
 
 static const struct part_set but_the_first = {{false, true, true, true}};

@@ -51,19 +51,19 @@ static const struct row rows[] = {
     {"l5 l5 l5", 1, false, VERDICT_ABORT, "fff"},
 };
 
-static struct fleet_said said_of(char letter)
+static struct fleet_result said_of(char letter)
 {
-    struct fleet_said said = {.end = FLEET_GOOD, .status = 200};
+    struct fleet_result result = {.outcome = FLEET_OK, .status = 200};
 
     if (letter == 'g')
-        return said;
-    said.end = letter == 'u'   ? FLEET_UNSENT
-               : letter == 'x' ? FLEET_UNKNOWN
-               : letter == 'r' ? FLEET_LOST
-                               : FLEET_REFUSED;
-    said.status = letter == '5' ? 500 : letter == '4' ? 404 : 0;
-    (void)err_set(&said.why, ERR_UPSTREAM, "", "%c", letter);
-    return said;
+        return result;
+    result.outcome = letter == 'u'   ? FLEET_UNSENT
+                     : letter == 'x' ? FLEET_UNKNOWN
+                     : letter == 'r' ? FLEET_LOST
+                                     : FLEET_REFUSED;
+    result.status = letter == '5' ? 500 : letter == '4' ? 404 : 0;
+    (void)err_set(&result.why, ERR_UPSTREAM, "", "%c", letter);
+    return result;
 }
 
 static struct fleet_session *session_of(const char *parts)
@@ -96,16 +96,16 @@ static void test_fleet_session_took_follows_the_rules(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct fleet_session *s = session_of(rows[i].parts);
-        struct fleet_said said[N];
+        struct fleet_result results[N];
         char after[N + 1] = "";
 
         for (size_t k = 0; k < N; k++) {
-            said[k] = said_of(rows[i].parts[3 * k + 1]);
+            results[k] = said_of(rows[i].parts[3 * k + 1]);
             if (!s->parts[k].two_phase)
                 part_apply(&s->parts[k], PART_ON_SEND);
         }
         assert_int_equal(
-            fleet_session_apply_results(s, said, all, N, rows[i].min_ready, rows[i].repeats),
+            fleet_session_apply_results(s, results, all, N, rows[i].min_ready, rows[i].repeats),
             rows[i].verdict);
         for (size_t k = 0; k < N; k++)
             after[k] = letter_of(&s->parts[k]);
@@ -120,12 +120,12 @@ static void test_fleet_session_took_keeps_what_is_dirty(void **state)
 {
     static const size_t first[1] = {0};
     struct fleet_session *s = session_of("lu lu lu");
-    struct fleet_said said = said_of('u');
+    struct fleet_result result = said_of('u');
 
     (void)state;
     s->parts[0].state = PART_DIRTY;
     part_apply(&s->parts[0], PART_ON_SEND);
-    assert_int_equal(fleet_session_apply_results(s, &said, first, 1, 3, false), VERDICT_RETRY);
+    assert_int_equal(fleet_session_apply_results(s, &result, first, 1, 3, false), VERDICT_RETRY);
     assert_int_equal(s->parts[0].state, PART_DIRTY);
     fleet_session_unref(s);
 }

@@ -15,12 +15,12 @@ static int refuse_busy(const char *busy, uint64_t since_us, struct err *e)
 }
 
 /* Those who wait for a thread have waited too. */
-static uint64_t begun_us_of(const struct http_request *x)
+static uint64_t request_began_us(const struct http_request *x)
 {
     return x != NULL ? x->began_us : clock_now_us();
 }
 
-static bool is_gone(struct http_request *x)
+static bool is_disconnected(struct http_request *x)
 {
     return x != NULL && http_request_disconnected(x);
 }
@@ -28,56 +28,57 @@ static bool is_gone(struct http_request *x)
 /* False: it is late, or nobody waits for it any more. */
 static bool wait_locked(struct fleet_control *fc, struct http_request *x, uint64_t deadline_us)
 {
-    uint64_t now_us = clock_now_us(), look_us = now_us + FLEET_GONE_US;
+    uint64_t now_us = clock_now_us(), poll_us = now_us + FLEET_DISCONNECT_POLL_US;
 
-    if (now_us >= deadline_us || is_gone(x))
+    if (now_us >= deadline_us || is_disconnected(x))
         return false;
     (void)cnd_wait(&fc->changed, &fc->lock,
-                   x != NULL && look_us < deadline_us ? look_us : deadline_us);
+                   x != NULL && poll_us < deadline_us ? poll_us : deadline_us);
     return true;
 }
 
-static int refuse_gone(struct err *e)
+static int refuse_disconnected(struct err *e)
 {
     return err_set(e, ERR_GONE, "", "the client went away before its turn");
 }
 
-static int take_turn(struct fleet_control *fc, struct http_request *x, const char *what, bool steps,
-                     struct err *e)
+static int take_op_lock(struct fleet_control *fc, struct http_request *x, const char *what,
+                        bool steps, struct err *e)
 {
-    uint64_t deadline_us = begun_us_of(x) + FLEET_TURN_US, since_us;
+    uint64_t deadline_us = request_began_us(x) + FLEET_OP_WAIT_US, since_us;
     const char *busy;
-    bool gone;
+    bool disconnected;
 
     mtx_lock(&fc->lock);
     while ((fc->busy != NULL || fc->ending != NULL) && wait_locked(fc, x, deadline_us))
         continue;
-    gone = is_gone(x);
+    disconnected = is_disconnected(x);
     busy = fc->busy != NULL ? fc->busy : fc->ending;
     since_us = fc->busy != NULL ? fc->busy_us : fc->ending_us;
-    if (busy == NULL && !gone) {
+    if (busy == NULL && !disconnected) {
         fc->busy = what;
         fc->busy_us = clock_now_us();
         fc->busy_by = pthread_self();
         fc->steps = steps;
     }
     mtx_unlock(&fc->lock);
-    if (gone)
-        return refuse_gone(e);
+    if (disconnected)
+        return refuse_disconnected(e);
     return busy == NULL ? 0 : refuse_busy(busy, since_us, e);
 }
 
-int fleet_turn(struct fleet_control *fc, struct http_request *x, const char *what, struct err *e)
+int fleet_op_lock(struct fleet_control *fc, struct http_request *x, const char *what, struct err *e)
 {
-    return take_turn(fc, x, what, false, e);
+    return take_op_lock(fc, x, what, false, e);
 }
 
-int fleet_step(struct fleet_control *fc, struct http_request *x, const char *what, struct err *e)
+int fleet_step_lock(struct fleet_control *fc, struct http_request *x, const char *what,
+                    struct err *e)
 {
-    return take_turn(fc, x, what, true, e);
+    return take_op_lock(fc, x, what, true, e);
 }
 
-void fleet_turn_end(struct fleet_control *fc)
+void fleet_op_unlock(struct fleet_control *fc)
 {
     mtx_lock(&fc->lock);
     assert(fc->busy != NULL && pthread_equal(fc->busy_by, pthread_self()));
@@ -85,10 +86,11 @@ void fleet_turn_end(struct fleet_control *fc)
     fc->steps = false;
     cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);
-    fleet_tokens(fc);
+    fleet_apply_quiesce(fc);
 }
 
-static int take_ending(struct fleet_control *fc, const char *what, uint64_t wait_us, struct err *e)
+static int take_abort_lock(struct fleet_control *fc, const char *what, uint64_t wait_us,
+                           struct err *e)
 {
     uint64_t deadline_us = clock_after_us(wait_us), since_us;
     const char *busy;
@@ -108,27 +110,27 @@ static int take_ending(struct fleet_control *fc, const char *what, uint64_t wait
     return busy == NULL ? 0 : refuse_busy(busy, since_us, e);
 }
 
-int fleet_ending(struct fleet_control *fc, const char *what, struct err *e)
+int fleet_abort_lock(struct fleet_control *fc, const char *what, struct err *e)
 {
-    return take_ending(fc, what, FLEET_BUSY_US, e);
+    return take_abort_lock(fc, what, FLEET_ABORT_WAIT_US, e);
 }
 
-int fleet_lapsing(struct fleet_control *fc, const char *what, struct err *e)
+int fleet_expiry_lock(struct fleet_control *fc, const char *what, struct err *e)
 {
-    return take_ending(fc, what, FLEET_TURN_US, e);
+    return take_abort_lock(fc, what, FLEET_OP_WAIT_US, e);
 }
 
-void fleet_ending_end(struct fleet_control *fc)
+void fleet_abort_unlock(struct fleet_control *fc)
 {
     mtx_lock(&fc->lock);
     assert(fc->ending != NULL && pthread_equal(fc->ending_by, pthread_self()));
     fc->ending = NULL;
     cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);
-    fleet_tokens(fc);
+    fleet_apply_quiesce(fc);
 }
 
-bool fleet_has_op(struct fleet_control *fc)
+bool fleet_owns_update_lock(struct fleet_control *fc)
 {
     bool mine;
 
@@ -140,46 +142,48 @@ bool fleet_has_op(struct fleet_control *fc)
 }
 
 /* Whom a pause waits for may wait for what runs; our own steps are over soon, or hang. */
-static uint64_t flow_deadline(const struct fleet_control *fc, const char *what, uint64_t begun_us)
+static uint64_t pause_lock_deadline_us(const struct fleet_control *fc, const char *what,
+                                       uint64_t begun_us)
 {
     uint64_t since_us = fc->flow_us > begun_us ? fc->flow_us : begun_us;
 
-    if (what != fleet_pausing || fc->flow == NULL || fc->flow == fleet_pausing)
-        return begun_us + FLEET_TURN_US;
-    return since_us + FLEET_BUSY_US;
+    if (what != fleet_trainer_pause || fc->flow == NULL || fc->flow == fleet_trainer_pause)
+        return begun_us + FLEET_OP_WAIT_US;
+    return since_us + FLEET_ABORT_WAIT_US;
 }
 
-int fleet_flow(struct fleet_control *fc, struct http_request *x, const char *what, struct err *e)
+int fleet_pause_lock(struct fleet_control *fc, struct http_request *x, const char *what,
+                     struct err *e)
 {
-    uint64_t begun_us = begun_us_of(x), since_us;
+    uint64_t begun_us = request_began_us(x), since_us;
     const char *busy;
-    bool gone;
+    bool disconnected;
 
     mtx_lock(&fc->lock);
     while ((fc->flow != NULL || fc->n_resuming > 0) &&
-           wait_locked(fc, x, flow_deadline(fc, what, begun_us)))
+           wait_locked(fc, x, pause_lock_deadline_us(fc, what, begun_us)))
         continue;
-    gone = is_gone(x);
+    disconnected = is_disconnected(x);
     busy = fc->flow != NULL ? fc->flow : fc->n_resuming > 0 ? "a resume" : NULL;
     since_us = fc->flow != NULL ? fc->flow_us : fc->resuming_us;
-    if (busy == NULL && !gone) {
+    if (busy == NULL && !disconnected) {
         fc->flow = what;
         fc->flow_us = clock_now_us();
         fc->overtaken = false;
     }
     mtx_unlock(&fc->lock);
-    if (gone)
-        return refuse_gone(e);
+    if (disconnected)
+        return refuse_disconnected(e);
     return busy == NULL ? 0 : refuse_busy(busy, since_us, e);
 }
 
-bool fleet_flow_soon(struct fleet_control *fc, const char *what)
+bool fleet_pause_lock_unless_pausing(struct fleet_control *fc, const char *what)
 {
-    uint64_t deadline_us = clock_after_us(FLEET_TURN_US);
+    uint64_t deadline_us = clock_after_us(FLEET_OP_WAIT_US);
     bool mine;
 
     mtx_lock(&fc->lock);
-    while (((fc->flow != NULL && fc->flow != fleet_pausing) || fc->n_resuming > 0) &&
+    while (((fc->flow != NULL && fc->flow != fleet_trainer_pause) || fc->n_resuming > 0) &&
            cnd_wait(&fc->changed, &fc->lock, deadline_us))
         continue;
     mine = fc->flow == NULL && fc->n_resuming == 0;
@@ -192,11 +196,11 @@ bool fleet_flow_soon(struct fleet_control *fc, const char *what)
     return mine;
 }
 
-void fleet_flow_end(struct fleet_control *fc)
+void fleet_pause_unlock(struct fleet_control *fc)
 {
     mtx_lock(&fc->lock);
     fc->flow = NULL;
     cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);
-    fleet_tokens(fc);
+    fleet_apply_quiesce(fc);
 }

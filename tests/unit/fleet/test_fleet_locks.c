@@ -32,7 +32,7 @@ static int teardown(void **state)
 
 static void *ask_elsewhere(void *arg)
 {
-    return fleet_has_op(arg) ? arg : NULL;
+    return fleet_owns_update_lock(arg) ? arg : NULL;
 }
 
 static bool has_elsewhere(struct fleet_control *fc)
@@ -45,39 +45,39 @@ static bool has_elsewhere(struct fleet_control *fc)
     return has != NULL;
 }
 
-static void test_fleet_has_op_of_a_step(void **state)
+static void test_fleet_owns_update_lock_in_a_step(void **state)
 {
     struct fleet_control *fc = *state;
     struct err e = {0};
 
-    assert_false(fleet_has_op(fc));
-    assert_int_equal(fleet_step(fc, NULL, "a step", &e), 0);
-    assert_true(fleet_has_op(fc));
+    assert_false(fleet_owns_update_lock(fc));
+    assert_int_equal(fleet_step_lock(fc, NULL, "a step", &e), 0);
+    assert_true(fleet_owns_update_lock(fc));
     assert_false(has_elsewhere(fc));
-    fc->busy = NULL; /* as fleet_turn_end, which needs a fleet */
-    assert_false(fleet_has_op(fc));
+    fc->busy = NULL; /* as fleet_op_unlock, which needs a fleet */
+    assert_false(fleet_owns_update_lock(fc));
 }
 
-static void test_fleet_has_op_of_an_abort(void **state)
+static void test_fleet_owns_update_lock_in_an_abort(void **state)
 {
     struct fleet_control *fc = *state;
     struct err e = {0};
 
-    assert_int_equal(fleet_turn(fc, NULL, "a sleep", &e), 0);
-    assert_false(fleet_has_op(fc));
-    assert_int_equal(fleet_ending(fc, "an abort", &e), 0);
-    assert_true(fleet_has_op(fc));
+    assert_int_equal(fleet_op_lock(fc, NULL, "a sleep", &e), 0);
+    assert_false(fleet_owns_update_lock(fc));
+    assert_int_equal(fleet_abort_lock(fc, "an abort", &e), 0);
+    assert_true(fleet_owns_update_lock(fc));
     assert_false(has_elsewhere(fc));
     fc->busy = NULL;
     fc->ending = NULL;
-    assert_false(fleet_has_op(fc));
+    assert_false(fleet_owns_update_lock(fc));
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_fleet_has_op_of_a_step, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_fleet_has_op_of_an_abort, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_owns_update_lock_in_a_step, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_owns_update_lock_in_an_abort, setup, teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

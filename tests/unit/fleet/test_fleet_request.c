@@ -1,5 +1,5 @@
 /* What an upstream's answer means to our client. */
-#include "fleet/fleet_ask.h"
+#include "fleet/fleet_request.h"
 #include "fleet/members/upstream_fanout.h"
 
 #include <setjmp.h>
@@ -10,19 +10,19 @@
 
 #include <cmocka.h>
 
-static struct fleet_said read_answer(int status, const char *text)
+static struct fleet_result read_answer(int status, const char *text)
 {
     struct upstream_answer a = {
         .asked = true, .sent = true, .status = status, .good = status < 300};
-    struct fleet_said said = {0};
+    struct fleet_result result = {0};
 
     a.text = text != NULL ? strdup(text) : NULL;
     a.text_len = text != NULL ? strlen(text) : 0;
     if (!a.good)
         (void)err_set(&a.why, ERR_ENGINE, "", "it answered");
-    fleet_read(&said, "http://u", &a);
+    fleet_result_read(&result, "http://u", &a);
     assert_null(a.text);
-    return said;
+    return result;
 }
 
 static void test_fleet_read_tells_refusals_by_their_codes(void **state)
@@ -68,13 +68,13 @@ static void test_fleet_read_tells_refusals_by_their_codes(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        struct fleet_said said = read_answer(rows[i].status, rows[i].text);
+        struct fleet_result result = read_answer(rows[i].status, rows[i].text);
 
-        assert_int_equal(said.end, FLEET_REFUSED);
-        assert_int_equal(said.why.code, rows[i].code);
-        assert_string_equal(said.why.field, rows[i].field);
-        assert_string_equal(said.why.msg, rows[i].msg);
-        free(said.text);
+        assert_int_equal(result.outcome, FLEET_REFUSED);
+        assert_int_equal(result.why.code, rows[i].code);
+        assert_string_equal(result.why.field, rows[i].field);
+        assert_string_equal(result.why.msg, rows[i].msg);
+        free(result.text);
     }
 }
 
@@ -82,38 +82,38 @@ static void test_fleet_read_tells_silence(void **state)
 {
     struct upstream_answer hung = {.asked = true, .sent = true}, dead = {.asked = true},
                            none = {.good = true};
-    struct fleet_said said[3] = {{0}, {0}, {0}};
+    struct fleet_result results[3] = {{0}, {0}, {0}};
 
     (void)state;
     (void)err_set(&hung.why, ERR_TIMEOUT, "", "it did not answer");
     (void)err_set(&dead.why, ERR_ENGINE, "", "nobody listens");
-    fleet_read(&said[0], "http://u", &hung);
-    fleet_read(&said[1], "http://u", &dead);
-    fleet_read(&said[2], "http://u", &none);
-    assert_int_equal(said[0].end, FLEET_UNKNOWN);
-    assert_int_equal(said[0].why.code, ERR_UPSTREAM_TIMEOUT);
-    assert_int_equal(said[1].end, FLEET_UNSENT);
-    assert_int_equal(said[1].why.code, ERR_UPSTREAM);
-    assert_int_equal(said[2].end, FLEET_SKIPPED);
-    assert_true(fleet_worked(&said[0]));
-    assert_false(fleet_worked(&said[1]));
-    assert_false(fleet_worked(&said[2]));
-    assert_ptr_equal(fleet_cause(said, 3), &said[0]);
-    assert_ptr_equal(fleet_cause(&said[1], 2), &said[1]);
-    assert_null(fleet_cause(&said[2], 1));
+    fleet_result_read(&results[0], "http://u", &hung);
+    fleet_result_read(&results[1], "http://u", &dead);
+    fleet_result_read(&results[2], "http://u", &none);
+    assert_int_equal(results[0].outcome, FLEET_UNKNOWN);
+    assert_int_equal(results[0].why.code, ERR_UPSTREAM_TIMEOUT);
+    assert_int_equal(results[1].outcome, FLEET_UNSENT);
+    assert_int_equal(results[1].why.code, ERR_UPSTREAM);
+    assert_int_equal(results[2].outcome, FLEET_SKIPPED);
+    assert_true(fleet_result_may_have_run(&results[0]));
+    assert_false(fleet_result_may_have_run(&results[1]));
+    assert_false(fleet_result_may_have_run(&results[2]));
+    assert_ptr_equal(fleet_results_cause(results, 3), &results[0]);
+    assert_ptr_equal(fleet_results_cause(&results[1], 2), &results[1]);
+    assert_null(fleet_results_cause(&results[2], 1));
 }
 
 static void test_fleet_cause_is_a_refusal_before_silence(void **state)
 {
-    struct fleet_said said[2] = {{.end = FLEET_UNKNOWN}, {0}};
+    struct fleet_result results[2] = {{.outcome = FLEET_UNKNOWN}, {0}};
 
     (void)state;
-    said[1] = read_answer(503, "no");
-    assert_ptr_equal(fleet_cause(said, 2), &said[1]);
-    assert_true(fleet_worked(&said[1]));
-    free(said[1].text);
-    said[1] = read_answer(404, NULL);
-    assert_false(fleet_worked(&said[1])); /* its door refused it */
+    results[1] = read_answer(503, "no");
+    assert_ptr_equal(fleet_results_cause(results, 2), &results[1]);
+    assert_true(fleet_result_may_have_run(&results[1]));
+    free(results[1].text);
+    results[1] = read_answer(404, NULL);
+    assert_false(fleet_result_may_have_run(&results[1])); /* its door refused it */
 }
 
 static void test_fleet_read_tells_a_lost_update(void **state)
@@ -121,25 +121,25 @@ static void test_fleet_read_tells_a_lost_update(void **state)
     static const char gone[] = "{\"error\":{\"code\":\"not_found\",\"message\":\"no\","
                                "\"param\":\"/update_id\"}}";
     const struct api_context inner = {.update_id = "upd-1"}, none = {0};
-    struct fleet_said said = read_answer(404, gone);
+    struct fleet_result result = read_answer(404, gone);
 
     (void)state;
-    assert_false(fleet_read_lost(&said, &none, "http://u")); /* our client named it */
-    assert_int_equal(said.why.code, ERR_NOT_FOUND);
-    assert_true(fleet_read_lost(&said, &inner, "http://u"));
-    assert_int_equal(said.end, FLEET_LOST);
-    assert_int_equal(said.why.code, ERR_UPSTREAM);
-    assert_string_equal(said.why.field, "");
-    assert_non_null(strstr(said.why.msg, "http://u was restarted during the update"));
-    assert_false(fleet_worked(&said));
-    assert_ptr_equal(fleet_cause(&said, 1), &said);
-    free(said.text);
+    assert_false(fleet_result_read_lost(&result, &none, "http://u")); /* our client named it */
+    assert_int_equal(result.why.code, ERR_NOT_FOUND);
+    assert_true(fleet_result_read_lost(&result, &inner, "http://u"));
+    assert_int_equal(result.outcome, FLEET_LOST);
+    assert_int_equal(result.why.code, ERR_UPSTREAM);
+    assert_string_equal(result.why.field, "");
+    assert_non_null(strstr(result.why.msg, "http://u was restarted during the update"));
+    assert_false(fleet_result_may_have_run(&result));
+    assert_ptr_equal(fleet_results_cause(&result, 1), &result);
+    free(result.text);
 
-    said = read_answer(
+    result = read_answer(
         404, "{\"error\":{\"code\":\"not_found\",\"message\":\"no\",\"param\":\"/path\"}}");
-    assert_false(fleet_read_lost(&said, &inner, "http://u"));
-    assert_int_equal(said.end, FLEET_REFUSED);
-    free(said.text);
+    assert_false(fleet_result_read_lost(&result, &inner, "http://u"));
+    assert_int_equal(result.outcome, FLEET_REFUSED);
+    free(result.text);
 }
 
 static void test_fleet_wire_code_knows_each_name(void **state)

@@ -1,0 +1,174 @@
+/* Which process an upstream is, and who was away when the others were told to stand still, or to go
+ * on: it is told as soon as it is there again. Nobody stays paused because it missed a resume. */
+#include "fleet/update/fleet_update_priv.h"
+
+#include <string.h>
+
+void fleet_incarnation_of(struct fleet_control *fc, size_t upstream, struct fleet_incarnation *out)
+{
+    struct upstream_info info;
+
+    fleet_info(fleet_of(fc), upstream, &info);
+    memcpy(out->process, info.saw.process, sizeof out->process);
+    out->n_missed = info.n_missed;
+    out->synced = info.synced;
+}
+
+bool fleet_is_other_incarnation(struct fleet_control *fc, size_t upstream,
+                                const struct fleet_incarnation *life)
+{
+    struct fleet_incarnation now;
+
+    fleet_incarnation_of(fc, upstream, &now);
+    if (life->process[0] != '\0' && now.process[0] != '\0')
+        return strcmp(life->process, now.process) != 0;
+    return (life->synced && !now.synced) || now.n_missed >= life->n_missed + FLEET_MISSES_DOWN;
+}
+
+bool fleet_engine_is_paused_locked(struct fleet_control *fc, size_t upstream)
+{
+    return fc->paused_by_trainer[upstream] &&
+           !fleet_is_other_incarnation(fc, upstream, &fc->paused[upstream]);
+}
+
+static bool reached(const struct fleet_result *results, size_t n, size_t upstream)
+{
+    for (size_t i = 0; i < n; i++)
+        if (results[i].upstream == upstream)
+            return true;
+    return false;
+}
+
+static void set_due_locked(struct fleet_control *fc)
+{
+    size_t n = upstreams_n(fc->upstreams);
+    struct upstream_at at;
+
+    fc->missed_pause_due_us = CLOCK_NEVER;
+    for (size_t i = 0; i < n; i++) {
+        upstreams_at(fc->upstreams, i, &at);
+        fc->missed_pause[i] = fc->missed_pause[i] && !at.removed;
+        if (fc->missed_pause[i])
+            fc->missed_pause_due_us = clock_after_us(FLEET_MISSED_PAUSE_RETRY_US);
+    }
+}
+
+void fleet_note_missed_pause(struct fleet_control *fc, const struct fleet_target *targets, size_t n)
+{
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < n; i++)
+        fc->missed_pause[targets[i].upstream] = true;
+    set_due_locked(fc);
+    mtx_unlock(&fc->lock);
+    fleet_reschedule(fc);
+}
+
+/* What a resume failed at is fenced, and what is held or fenced has an update to wait for. */
+void fleet_note_pause_results(struct fleet_control *fc, const struct fleet_result *results,
+                              size_t n, bool paused)
+{
+    size_t n_all = upstreams_n(fc->upstreams);
+    struct upstream_info info;
+    struct upstream_at at;
+
+    mtx_lock(&fc->lock);
+    memset(fc->paused_by_trainer, 0, sizeof fc->paused_by_trainer);
+    for (size_t i = 0; paused && i < n; i++) {
+        fc->paused_by_trainer[results[i].upstream] = result_ok(&results[i]);
+        fleet_incarnation_of(fc, results[i].upstream, &fc->paused[results[i].upstream]);
+    }
+    for (size_t i = 0; i < n_all; i++) {
+        upstreams_at(fc->upstreams, i, &at);
+        fleet_info(fleet_of(fc), i, &info);
+        fc->missed_pause[i] = !at.removed && !info.fenced && !reached(results, n, i) &&
+                              !fleet_engine_is_held_locked(fc, i);
+    }
+    set_due_locked(fc);
+    mtx_unlock(&fc->lock);
+}
+
+/* @targets  those that are behind and there */
+static size_t select_missed_pause(struct fleet_control *fc, const json_t *body,
+                                  struct fleet_target *targets)
+{
+    struct fleet_target alive[FLEET_MAX];
+    size_t n = fleet_reachable(fc, body, alive), n_targets = 0;
+    struct upstream_info info;
+
+    for (size_t i = 0; i < n; i++) {
+        fleet_info(fleet_of(fc), alive[i].upstream, &info);
+        mtx_lock(&fc->lock);
+        if (fc->missed_pause[alive[i].upstream] && !info.fenced &&
+            !fleet_engine_is_held_locked(fc, alive[i].upstream))
+            targets[n_targets++] = alive[i];
+        mtx_unlock(&fc->lock);
+    }
+    return n_targets;
+}
+
+static void send_missed(struct fleet_control *fc, enum api_op op,
+                        const struct fleet_target *targets, size_t n)
+{
+    struct fleet_result *results = NULL;
+    struct upstream_info info;
+    uint64_t incarnation[FLEET_MAX];
+    struct err ignored = {0};
+
+    for (size_t i = 0; i < n; i++) {
+        fleet_info(fleet_of(fc), targets[i].upstream, &info);
+        incarnation[i] = info.n_lives;
+    }
+    if (n == 0 || fleet_request(fc, op, targets, n, fleet_step_us(fc), &results, &ignored) != 0)
+        return;
+    for (size_t i = 0; i < n; i++) {
+        if (results[i].outcome == FLEET_REFUSED)
+            fleet_fence(fleet_of(fc), results[i].upstream, &results[i].why);
+        if (op == API_PAUSE && result_ok(&results[i]))
+            fleet_stands_still(fleet_of(fc), results[i].upstream, incarnation[i]);
+        mtx_lock(&fc->lock);
+        fc->missed_pause[results[i].upstream] = !result_ok(&results[i]) &&
+                                                results[i].outcome != FLEET_REFUSED;
+        fc->paused_by_trainer[results[i].upstream] = op == API_PAUSE && result_ok(&results[i]);
+        fleet_incarnation_of(fc, results[i].upstream, &fc->paused[results[i].upstream]);
+        mtx_unlock(&fc->lock);
+    }
+    fleet_results_free(results, n);
+}
+
+/* In the flow, and so is who calls what it calls. */
+static void send_missed_locked(struct fleet_control *fc)
+{
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_hold hold;
+    json_t *body = NULL;
+
+    mtx_lock(&fc->lock);
+    hold = fc->hold;
+    mtx_unlock(&fc->lock);
+    if (hold.on)
+        body = fleet_pause_body(&hold);
+    if (!hold.on || body != NULL)
+        send_missed(fc, hold.on ? API_PAUSE : API_RESUME, targets,
+                    select_missed_pause(fc, body, targets));
+    json_decref(body);
+}
+
+void fleet_send_missed_pauses(struct fleet_control *fc)
+{
+    struct fleet_target targets[FLEET_MAX];
+    bool due;
+
+    mtx_lock(&fc->lock);
+    due = fc->missed_pause_due_us <= clock_now_us();
+    mtx_unlock(&fc->lock);
+    if (!due)
+        return;
+    if (select_missed_pause(fc, NULL, targets) > 0 &&
+        fleet_pause_lock_unless_pausing(fc, "what an upstream missed")) {
+        send_missed_locked(fc);
+        fleet_pause_unlock(fc);
+    }
+    mtx_lock(&fc->lock);
+    set_due_locked(fc);
+    mtx_unlock(&fc->lock);
+}

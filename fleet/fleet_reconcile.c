@@ -1,0 +1,466 @@
+/* Each upstream that owes something is asked for it by a job of its own, so that one that hangs
+ * keeps nobody else out; only so many at the same time. No turn is taken: a load of a trainer's may
+ * come at any moment, and is newer than what is made good here (fleet/fleet_adapters.h). */
+#include "fleet/fleet_reconcile.h"
+
+#include "base/log.h"
+#include "fleet/fleet_priv.h"
+#include "fleet/update/fleet_cache.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    RECONCILE_INTERVAL_US = 250000,    /* until it is looked again who lacks something */
+    RECONCILE_RETRY_US = 500000,       /* after a first failure; then twice as long each time … */
+    RECONCILE_RETRY_MAX_US = 30000000, /* … but not longer */
+    RECONCILE_CACHE_RETRY_MAX_US =
+        1000000,           /* the same, where what runs there keeps a cache from being emptied */
+    RECONCILE_JOBS_MAX = 4 /* at the same time: other work needs threads too */
+};
+
+static void on_watch(void *arg);
+static void reconcile_run(void *arg);
+
+void fleet_reconcile_init(struct fleet_control *fc)
+{
+    fc->reconcile_item = (struct loop_item){.run = on_watch, .arg = fc};
+    fc->reconcile_timer = (struct loop_timer){.fire = on_watch, .arg = fc};
+    for (size_t i = 0; i < FLEET_MAX; i++)
+        fc->reconcilers[i] = (struct fleet_reconciler){.fc = fc, .upstream = i};
+}
+
+/* What one has */
+
+/* A process that does not name itself may be the one before. */
+void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, size_t upstream)
+{
+    struct fleet_reconciler *f = &fc->reconcilers[upstream];
+    struct upstream_info info;
+    struct upstream_at at;
+    uint64_t incarnation;
+
+    upstreams_at(fc->upstreams, upstream, &at);
+    fleet_info(fleet_of(fc), upstream, &info);
+    incarnation = at.removed ? UINT64_MAX : info.n_lives;
+    if (incarnation == fc->adapters.incarnation[upstream])
+        return;
+    fleet_adapters_set_incarnation(&fc->adapters, upstream, incarnation,
+                                   at.removed || at.kind != UPSTREAM_SGLANG);
+    err_clear(&f->why);
+    err_clear(&f->stale);
+    f->unasked = !at.removed && !upstream_is_two_phase(at.kind);
+    if (f->unasked) {
+        (void)err_set(&f->stale, ERR_UNSYNCED, "", "it has not been asked yet");
+        f->n_stale++;
+    }
+    f->due_us = f->wait_us = 0;
+}
+
+static void describe_missing(const struct fleet_adapter *a, const struct err *why, struct err *out)
+{
+    const char *last = why->code != ERR_NONE ? "; the last time: " : "";
+
+    if (a->gone)
+        (void)err_set(out, ERR_UNSYNCED, "",
+                      "it may still have adapter '%.60s', which the fleet has no more, and is "
+                      "asked to unload it%s%.180s",
+                      a->name, last, why->msg);
+    else if (a->load != NULL)
+        (void)err_set(out, ERR_UNSYNCED, "",
+                      "it lacks adapter '%.60s', and is asked to load it%s%.180s", a->name, last,
+                      why->msg);
+    else
+        (void)err_set(out, ERR_UNSYNCED, "",
+                      "it lacks adapter '%.60s', whose tensors came with the request that loaded "
+                      "it: load it again, or unload it",
+                      a->name);
+}
+
+static void describe_stale(const struct err *why, struct err *out)
+{
+    (void)err_set(out, ERR_UNSYNCED, "",
+                  "its caches may hold what other weights made, and it is asked to empty them: "
+                  "%.250s",
+                  why->msg);
+}
+
+static void publish(struct fleet_control *fc, size_t upstream)
+{
+    const struct fleet_adapter *a;
+    struct fleet_outfit outfit;
+    struct err missing = {0};
+
+    mtx_lock(&fc->lock);
+    fleet_reconcile_check_incarnation_locked(fc, upstream);
+    a = fleet_adapters_blocking(&fc->adapters, upstream);
+    if (fc->reconcilers[upstream].stale.code != ERR_NONE)
+        describe_stale(&fc->reconcilers[upstream].stale, &missing);
+    else if (a != NULL)
+        describe_missing(a, &fc->reconcilers[upstream].why, &missing);
+    outfit = (struct fleet_outfit){.life = fc->adapters.incarnation[upstream],
+                                   .change = fc->adapters.changes,
+                                   .lack = &missing};
+    mtx_unlock(&fc->lock);
+    fleet_outfit(fleet_of(fc), upstream, &outfit);
+}
+
+void fleet_reconcile_start(struct fleet_control *fc)
+{
+    size_t n = upstreams_n(fc->upstreams);
+    struct upstream_at at;
+
+    for (size_t i = 0; i < n; i++) {
+        upstreams_at(fc->upstreams, i, &at);
+        if (at.removed || upstream_is_two_phase(at.kind))
+            continue;
+        fleet_reconcile_watch(fc);
+        publish(fc, i);
+    }
+}
+
+void fleet_reconcile_all(struct fleet_control *fc)
+{
+    size_t n = upstreams_n(fc->upstreams);
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < n; i++)
+        fc->reconcilers[i].due_us = fc->reconcilers[i].wait_us = 0;
+    mtx_unlock(&fc->lock);
+    for (size_t i = 0; i < n; i++)
+        publish(fc, i);
+}
+
+void fleet_reconcile_set_stale(struct fleet_control *fc, size_t upstream, const struct err *why)
+{
+    struct fleet_reconciler *f = &fc->reconcilers[upstream];
+    bool changes;
+
+    if (why->code != ERR_NONE)
+        fleet_reconcile_watch(fc);
+    mtx_lock(&fc->lock);
+    fleet_reconcile_check_incarnation_locked(fc, upstream);
+    changes = why->code != ERR_NONE || f->stale.code != ERR_NONE;
+    f->stale = *why;
+    f->unasked = false;
+    f->n_stale++;
+    f->due_us = f->wait_us = 0;
+    fc->adapters.changes += changes;
+    mtx_unlock(&fc->lock);
+    if (changes)
+        publish(fc, upstream);
+}
+
+bool fleet_reconcile_is_stale(struct fleet_control *fc, size_t upstream)
+{
+    bool stale;
+
+    mtx_lock(&fc->lock);
+    stale = fc->reconcilers[upstream].stale.code != ERR_NONE;
+    mtx_unlock(&fc->lock);
+    return stale;
+}
+
+json_t *fleet_missing_adapters_json(struct fleet_control *fc, size_t upstream)
+{
+    char(*names)[FLEET_ADAPTER_NAME_MAX + 1] = NULL;
+    json_t *list = json_array();
+    size_t n = 0;
+
+    mtx_lock(&fc->lock);
+    fleet_reconcile_check_incarnation_locked(fc, upstream);
+    for (size_t i = 0; i < fc->adapters.n; i++)
+        n += fleet_adapters_is_missing(&fc->adapters.list[i], upstream);
+    if (n > 0)
+        names = malloc(n * sizeof *names);
+    n = 0;
+    for (size_t i = 0; names != NULL && i < fc->adapters.n; i++)
+        if (fleet_adapters_is_missing(&fc->adapters.list[i], upstream))
+            memcpy(names[n++], fc->adapters.list[i].name, sizeof *names);
+    mtx_unlock(&fc->lock);
+    for (size_t i = 0; i < n; i++)
+        (void)json_array_append_new(list, json_string(names[i]));
+    free(names);
+    return list;
+}
+
+/* who is to be asked */
+
+static bool may_begin_locked(struct fleet_control *fc, size_t upstream)
+{
+    const struct fleet_reconciler *f = &fc->reconcilers[upstream];
+
+    return !f->running && fc->n_reconciling < RECONCILE_JOBS_MAX && f->due_us <= clock_now_us() &&
+           !fc->weights_asleep && !fc->kv_asleep && !fleet_engine_is_held_locked(fc, upstream) &&
+           (f->stale.code != ERR_NONE || fleet_adapters_has_task(&fc->adapters, upstream));
+}
+
+static void end_locked(struct fleet_reconciler *f)
+{
+    f->running = false;
+    f->fc->n_reconciling--;
+    upstreams_release(f->fc->upstreams);
+}
+
+static void begin(struct fleet_reconciler *f)
+{
+    struct fleet_control *fc = f->fc;
+    struct err ignored = {0};
+
+    f->job = (struct job){.run = reconcile_run, .arg = f};
+    if (workers_post(fc->cfg.reconcile, &f->job, WORKERS_URGENT, &ignored) == 0)
+        return;
+    mtx_lock(&fc->lock);
+    end_locked(f);
+    mtx_unlock(&fc->lock);
+}
+
+static void watch_one(struct fleet_control *fc, size_t upstream)
+{
+    struct fleet_reconciler *f = &fc->reconcilers[upstream];
+    struct upstream_info info;
+    bool bars, begins;
+
+    fleet_info(fleet_of(fc), upstream, &info);
+    mtx_lock(&fc->lock);
+    fleet_reconcile_check_incarnation_locked(fc, upstream);
+    bars = f->stale.code != ERR_NONE || fleet_adapters_blocking(&fc->adapters, upstream) != NULL;
+    begins = info.alive && !info.removed && may_begin_locked(fc, upstream);
+    if (begins) {
+        f->running = true;
+        fc->n_reconciling++;
+        upstreams_hold(fc->upstreams);
+    }
+    mtx_unlock(&fc->lock);
+    if (bars || info.lacks) /* also what has changed of why */
+        publish(fc, upstream);
+    if (begins)
+        begin(f);
+}
+
+/* The room's loop's thread. */
+static void on_watch(void *arg)
+{
+    struct fleet_control *fc = arg;
+    size_t n = upstreams_n(fc->upstreams);
+
+    for (size_t i = 0; i < n; i++)
+        watch_one(fc, i);
+    loop_timer_set(upstreams_loop(fc->upstreams), &fc->reconcile_timer,
+                   clock_after_us(RECONCILE_INTERVAL_US));
+}
+
+void fleet_reconcile_watch(struct fleet_control *fc)
+{
+    bool first;
+
+    mtx_lock(&fc->lock);
+    first = !fc->reconciling;
+    fc->reconciling = true;
+    mtx_unlock(&fc->lock);
+    if (!first)
+        return;
+    fleet_needs_outfit(fleet_of(fc));
+    loop_post(upstreams_loop(fc->upstreams), &fc->reconcile_item);
+}
+
+/* asking */
+
+bool fleet_has_no_adapter(struct fleet_control *fc, const struct fleet_result *result,
+                          const char *name)
+{
+    struct upstream_at at;
+
+    upstreams_at(fc->upstreams, result->upstream, &at);
+    return result->outcome == FLEET_REFUSED &&
+           api_adapter_is_absent(at.kind, name, result->status,
+                                 result->text != NULL ? result->text : "", result->text_len);
+}
+
+static enum fleet_has unloaded(struct fleet_control *fc, const struct fleet_target *targets,
+                               const char *name, struct err *why)
+{
+    enum fleet_has has = FLEET_HAS_OTHER;
+    struct fleet_result *result = NULL;
+
+    if (fleet_request(fc, API_UNLOAD_ADAPTER, targets, 1, FLEET_CACHE_US, &result, why) != 0)
+        return has;
+    fleet_reset_adapter_caches(fc, result, 1);
+    if (result->outcome == FLEET_OK || fleet_has_no_adapter(fc, result, name))
+        has = FLEET_HAS_NONE;
+    else
+        *why = result->why;
+    fleet_results_free(result, 1);
+    return has;
+}
+
+/* Files may have been replaced since the others read them; only who tells a digest shows it. */
+static bool is_same(const struct fleet_result *result, const struct fleet_adapter_task *task,
+                    struct err *why)
+{
+    json_t *answer = json_loadb(result->text != NULL ? result->text : "", result->text_len, 0,
+                                NULL);
+    const char *digest = json_string_value(json_object_get(answer, "digest"));
+    bool same = digest == NULL || task->digest[0] == '\0' || strcmp(digest, task->digest) == 0;
+
+    json_decref(answer);
+    if (!same)
+        (void)err_set(why, ERR_CONFLICT, "",
+                      "what is at its lora_path has changed since the others loaded it");
+    return same;
+}
+
+static enum fleet_has loaded(struct fleet_control *fc, const struct fleet_target *target,
+                             const struct fleet_adapter_task *task, struct err *why)
+{
+    enum fleet_has has = task->had;
+    struct fleet_result *result = NULL;
+    struct err ignored = {0};
+    struct upstream_at at;
+
+    upstreams_at(fc->upstreams, target->upstream, &at);
+    if (task->may_have && at.kind == UPSTREAM_SGLANG) /* which replaces nothing */
+        (void)unloaded(fc, target, task->name, &ignored);
+    if (fleet_request(fc, API_LOAD_ADAPTER, target, 1, task->timeout_us + FLEET_GRACE_US, &result,
+                      why) != 0)
+        return has;
+    fleet_reset_adapter_caches(fc, result, 1);
+    *why = result->why;
+    if (result->outcome == FLEET_OK)
+        has = is_same(result, task, why) ? FLEET_HAS_THIS : FLEET_HAS_OTHER;
+    else if (result->outcome == FLEET_REFUSED)
+        has = FLEET_HAS_REFUSED;
+    else if (result->outcome == FLEET_UNKNOWN)
+        has = FLEET_HAS_OTHER;
+    fleet_results_free(result, 1);
+    return has;
+}
+
+static enum fleet_has ask(struct fleet_control *fc, size_t upstream,
+                          const struct fleet_adapter_task *task, struct err *why)
+{
+    json_t *body = task->load != NULL ? json_loads(task->load, 0, NULL)
+                                      : json_pack("{s:s}", "lora_name", task->name);
+    struct fleet_target target = {.upstream = upstream, .body = body};
+    enum fleet_has has = task->had;
+
+    if (body == NULL)
+        (void)err_set(why, ERR_NO_MEMORY, "", "no memory to ask for an adapter");
+    else if (task->load != NULL)
+        has = loaded(fc, &target, task, why);
+    else
+        has = unloaded(fc, &target, task->name, why);
+    json_decref(body);
+    return has;
+}
+
+static void log_fitted(const struct fleet_control *fc, size_t upstream,
+                       const struct fleet_adapter_task *task, const struct err *why)
+{
+    struct upstream_at at;
+    struct log_rec r;
+
+    upstreams_at(fc->upstreams, upstream, &at);
+    log_begin(&r, why->code == ERR_NONE ? LOG_INFO : LOG_WARN,
+              task->load != NULL ? "fleet.adapter_loaded_again" : "fleet.adapter_unloaded_late");
+    log_str(&r, "upstream", at.name);
+    log_str(&r, "lora_name", task->name);
+    log_str(&r, "error", why->code != ERR_NONE ? why->msg : NULL);
+    log_end(&r);
+}
+
+static void note_locked(struct fleet_reconciler *f, uint64_t wait_max_us, const struct err *why)
+{
+    f->why = *why;
+    f->due_us = 0;
+    if (why->code == ERR_NONE) {
+        f->wait_us = 0;
+        return;
+    }
+    f->wait_us = f->wait_us == 0 ? RECONCILE_RETRY_US : 2 * f->wait_us;
+    if (f->wait_us > wait_max_us)
+        f->wait_us = wait_max_us;
+    f->due_us = clock_after_us(f->wait_us);
+}
+
+static void log_emptied(const struct fleet_control *fc, size_t upstream)
+{
+    struct upstream_at at;
+    struct log_rec r;
+
+    upstreams_at(fc->upstreams, upstream, &at);
+    log_begin(&r, LOG_INFO, "fleet.cache_emptied");
+    log_str(&r, "upstream", at.name);
+    log_end(&r);
+}
+
+/* One that runs nothing of ours has nobody who would make his KV again. False: not now. */
+static bool reconcile_cache(struct fleet_reconciler *f)
+{
+    struct fleet_control *fc = f->fc;
+    struct fleet_cache_reset one = {.upstream = f->upstream, .preempt = fleet_recomputes_kv(fc)};
+    struct upstream_info info;
+    struct err why = {0};
+    uint64_t n_stale;
+    bool stale;
+
+    mtx_lock(&fc->lock);
+    n_stale = f->n_stale;
+    stale = f->stale.code != ERR_NONE;
+    one.route_optional = f->unasked;
+    mtx_unlock(&fc->lock);
+    if (!stale)
+        return true;
+    fleet_info(fleet_of(fc), f->upstream, &info);
+    one.preempt = one.preempt || info.n_outstanding[FLEET_GENERATE] == 0;
+    fleet_reset_caches(fc, &one, 1, &why);
+    mtx_lock(&fc->lock);
+    if (f->n_stale == n_stale) {
+        f->stale = why;
+        fc->adapters.changes++;
+    }
+    note_locked(f, RECONCILE_CACHE_RETRY_MAX_US, &why);
+    mtx_unlock(&fc->lock);
+    if (why.code == ERR_NONE)
+        log_emptied(fc, f->upstream);
+    return why.code == ERR_NONE;
+}
+
+/* False: there is nothing more to ask it for, or not now. */
+static bool reconcile_adapter(struct fleet_reconciler *f)
+{
+    struct fleet_control *fc = f->fc;
+    struct fleet_adapter_task task;
+    struct err why = {0};
+    enum fleet_has has;
+    int found;
+
+    mtx_lock(&fc->lock);
+    fleet_reconcile_check_incarnation_locked(fc, f->upstream);
+    found = fleet_adapters_begin_task(&fc->adapters, f->upstream, &task);
+    mtx_unlock(&fc->lock);
+    if (found <= 0)
+        return false;
+    has = ask(fc, f->upstream, &task, &why);
+    log_fitted(fc, f->upstream, &task, &why);
+    mtx_lock(&fc->lock);
+    fleet_reconcile_check_incarnation_locked(fc, f->upstream);
+    fleet_adapters_end_task(&fc->adapters, f->upstream, &task, has);
+    note_locked(f, RECONCILE_RETRY_MAX_US, &why);
+    mtx_unlock(&fc->lock);
+    return why.code == ERR_NONE;
+}
+
+static void reconcile_run(void *arg)
+{
+    struct fleet_reconciler *f = arg;
+    struct fleet_control *fc = f->fc;
+
+    while (reconcile_cache(f) && reconcile_adapter(f))
+        continue;
+    publish(fc, f->upstream);
+    mtx_lock(&fc->lock);
+    end_locked(f);
+    mtx_unlock(&fc->lock);
+}

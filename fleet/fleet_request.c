@@ -1,0 +1,343 @@
+/* Requests are made before any is sent: what one dialect has no words for reaches nobody. */
+#include "fleet/fleet_request.h"
+
+#include "fleet/fleet_priv.h"
+#include "fleet/members/upstreams.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SAID_MAX = 300 }; /* bytes of what an upstream says that are told */
+
+void fleet_results_free(struct fleet_result *results, size_t n)
+{
+    for (size_t i = 0; results != NULL && i < n; i++)
+        free(results[i].text);
+    free(results);
+}
+
+enum err_code fleet_wire_code(const char *name)
+{
+    for (int code = ERR_NONE + 1; code < ERR_CODE_COUNT; code++)
+        if (strcmp(err_wire_name((enum err_code)code), name) == 0)
+            return (enum err_code)code;
+    return ERR_NONE;
+}
+
+/* What a 403 forbids is our key's, unless it blames a member of the request: that is its client's,
+ * for instance a path. */
+static bool refuses_us(int status, const char *field)
+{
+    return api_is_auth_error(status) && !(status == 403 && field[0] != '\0');
+}
+
+/* A status of servers that have no words for what is wrong. What concerns us and not our client
+ * (a route that is not there) is the upstream's failure. */
+static enum err_code code_of_status(int status)
+{
+    switch (status) {
+    case 400:
+        return ERR_BAD_REQUEST;
+    case 409:
+        return ERR_CONFLICT;
+    case 413:
+        return ERR_TOO_LARGE;
+    case 422:
+        return ERR_MISMATCH;
+    default:
+        return ERR_UPSTREAM;
+    }
+}
+
+static bool is_for_us_alone(enum err_code code)
+{
+    return code == ERR_INTERNAL || code == ERR_BAD_METHOD || code == ERR_MEDIA_TYPE ||
+           code == ERR_EXPECTATION || code == ERR_GONE;
+}
+
+/* A baton's own error body: its code, where its status is that code's, and the member it blames. */
+static enum err_code code_of_body(const json_t *error, int status)
+{
+    const char *name = json_string_value(json_object_get(error, "code"));
+    enum err_code code = name != NULL ? fleet_wire_code(name) : ERR_NONE;
+
+    if (code == ERR_NONE || err_http_status(code) != status)
+        return ERR_NONE;
+    return is_for_us_alone(code) ? ERR_UPSTREAM : code;
+}
+
+static void read_refusal(struct fleet_result *result, const char *name)
+{
+    const char *text = result->text != NULL ? result->text : "";
+    json_t *answer = json_loadb(text, result->text_len, 0, NULL);
+    const json_t *error = json_object_get(answer, "error");
+    const char *param = json_string_value(json_object_get(error, "param"));
+    const char *field = param != NULL && param[0] == '/' ? param : "";
+    bool refused = refuses_us(result->status, field);
+    enum err_code code = refused ? ERR_UPSTREAM_KEY : code_of_body(error, result->status);
+    char words[SAID_MAX] = "";
+
+    if (result->text_len > 0)
+        api_read_error(words, sizeof words, text, result->text_len);
+    if (code == ERR_NONE)
+        code = code_of_status(result->status);
+    (void)err_set(&result->why, code, field, "%.100s %s%d: %s", name,
+                  refused && result->status != 421 ? "refuses the key of this server: "
+                                                   : "answered ",
+                  result->status, words);
+    json_decref(answer);
+}
+
+/* Of one that did not answer: its own fault, or what we lack, or it is down by now. */
+static enum err_code code_of_silence(enum err_code why)
+{
+    if (why == ERR_NO_MEMORY || why == ERR_UNSYNCED)
+        return why;
+    return why == ERR_TIMEOUT ? ERR_UPSTREAM_TIMEOUT : ERR_UPSTREAM;
+}
+
+void fleet_result_read(struct fleet_result *result, const char *name, struct upstream_answer *a)
+{
+    result->status = a->status;
+    result->text = a->text;
+    result->text_len = a->text_len;
+    a->text = NULL;
+    if (a->good) {
+        result->outcome = a->asked ? FLEET_OK : FLEET_SKIPPED;
+    } else if (a->status >= 300) {
+        result->outcome = FLEET_REFUSED;
+        read_refusal(result, name);
+    } else {
+        result->outcome = a->sent ? FLEET_UNKNOWN : FLEET_UNSENT;
+        (void)err_set(&result->why, code_of_silence(a->why.code), "", "%.100s: %.320s%s", name,
+                      a->why.msg, a->sent ? "; it may have been processed" : "");
+    }
+}
+
+/* The id is one that it gave us itself, and our client never saw. */
+bool fleet_result_read_lost(struct fleet_result *result, const struct api_context *about,
+                            const char *name)
+{
+    if (result->outcome != FLEET_REFUSED || about->update_id == NULL ||
+        result->why.code != ERR_NOT_FOUND || strcmp(result->why.field, "/update_id") != 0)
+        return false;
+    result->outcome = FLEET_LOST;
+    err_clear(&result->why);
+    (void)err_set(&result->why, ERR_UPSTREAM, "",
+                  "%.100s was restarted during the update, of which it knows nothing: start the "
+                  "update again",
+                  name);
+    return true;
+}
+
+bool fleet_result_may_have_run(const struct fleet_result *result)
+{
+    static const int doors[] = {401, 403, 404, 405, 413, 415, 421};
+
+    if (result->outcome == FLEET_SKIPPED || result->outcome == FLEET_UNSENT ||
+        result->outcome == FLEET_LOST)
+        return false;
+    for (size_t i = 0; i < sizeof doors / sizeof doors[0]; i++)
+        if (result->outcome == FLEET_REFUSED && result->status == doors[i])
+            return false;
+    return true;
+}
+
+const struct fleet_result *fleet_results_cause(const struct fleet_result *results, size_t n)
+{
+    const struct fleet_result *cause = NULL;
+
+    for (size_t i = 0; i < n; i++) {
+        if (results[i].outcome == FLEET_REFUSED)
+            return &results[i];
+        if (cause == NULL && results[i].outcome != FLEET_OK && results[i].outcome != FLEET_SKIPPED)
+            cause = &results[i];
+    }
+    return cause;
+}
+
+uint64_t fleet_results_sum(const struct fleet_result *results, size_t n, const char *member)
+{
+    uint64_t sum = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        json_t *answer = results[i].text != NULL && results[i].outcome == FLEET_OK
+                             ? json_loadb(results[i].text, results[i].text_len, 0, NULL)
+                             : NULL;
+        json_int_t value = json_integer_value(json_object_get(answer, member));
+
+        sum += value > 0 ? (uint64_t)value : 0;
+        json_decref(answer);
+    }
+    return sum;
+}
+
+bool fleet_results_ok(const struct fleet_result *results, size_t n, struct err *e)
+{
+    const struct fleet_result *cause = fleet_results_cause(results, n);
+
+    if (cause == NULL)
+        return true;
+    *e = cause->why;
+    return false;
+}
+
+/* asking */
+
+/* The words of a release, and of how the group with the trainer was formed. */
+static int make_op(struct api_request *out, struct fleet_control *fc, enum upstream_kind d, int op,
+                   const struct fleet_target *target, struct err *e)
+{
+    json_t *empty = target->body == NULL ? json_object() : NULL;
+    struct api_context about = target->about;
+    const struct fleet_group *group;
+    struct upstream_info info;
+    char name[FLEET_GROUP_NAME_MAX + 1] = "";
+    int rc;
+
+    fleet_info(upstreams_fleet(fc->upstreams), target->upstream, &info);
+    about.release = info.saw.release;
+    mtx_lock(&fc->lock);
+    group = fleet_group_locked(fc, json_string_value(json_object_get(target->body, "group_name")));
+    if (group != NULL) {
+        about.group = group->packing;
+        memcpy(name, group->name, sizeof name);
+    }
+    mtx_unlock(&fc->lock);
+    if (about.group_name == NULL)
+        about.group_name = name;
+
+    if (target->body == NULL && empty == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a request to an upstream");
+    rc = api_make_request(out, d, (enum api_op)op, target->body != NULL ? target->body : empty,
+                          &about, e);
+    json_decref(empty);
+    return rc;
+}
+
+static int make_question(struct api_request *out, struct fleet_control *fc, enum upstream_kind d,
+                         int q, const struct fleet_target *targets, struct err *e)
+{
+    (void)fc;
+    (void)targets;
+    return api_make_query(out, d, (enum api_query)q, e);
+}
+
+typedef int make_fn(struct api_request *out, struct fleet_control *fc, enum upstream_kind d,
+                    int what, const struct fleet_target *targets, struct err *e);
+
+static int make_parts(struct fleet_control *fc, make_fn *make, int what,
+                      const struct fleet_target *targets, size_t n, uint64_t timeout_us,
+                      struct upstream_question *parts, struct err *e)
+{
+    struct upstream_at at;
+
+    for (size_t i = 0; i < n; i++) {
+        upstreams_at(fc->upstreams, targets[i].upstream, &at);
+        parts[i].target = at.target;
+        parts[i].timeout_us = timeout_us;
+        parts[i].until_down = targets[i].until_down;
+        parts[i].upstream = targets[i].upstream;
+        if (make(&parts[i].request, fc, at.kind, what, &targets[i], e) == 0)
+            continue;
+        while (i-- > 0)
+            api_request_fini(&parts[i].request);
+        return -1;
+    }
+    return 0;
+}
+
+/* What answers now is out of rotation at once, and not only when it is asked how it is. */
+static void note_lost(struct fleet_control *fc, size_t upstream, const char *process)
+{
+    if (process[0] != '\0')
+        (void)fleet_confirm(fleet_of(fc), upstream, process);
+    upstreams_look(fc->upstreams);
+}
+
+static int ask(struct fleet_control *fc, make_fn *make, int what,
+               const struct fleet_target *targets, size_t n, uint64_t timeout_us,
+               struct fleet_result **out, struct err *e)
+{
+    struct upstream_question *parts = calloc(n + 1, sizeof *parts);
+    struct upstream_answer *answers = calloc(n + 1, sizeof *answers);
+    struct fleet_result *results = calloc(n + 1, sizeof *results);
+    struct upstream_at at;
+    int rc = -1;
+
+    assert(n <= FLEET_MAX);
+    if (parts == NULL || answers == NULL || results == NULL)
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to ask %zu upstreams", n);
+    else
+        rc = make_parts(fc, make, what, targets, n, timeout_us, parts, e);
+    if (rc == 0 && n > 0)
+        rc = upstreams_ask(fc->upstreams, parts, n, answers, e);
+    for (size_t i = 0; rc == 0 && i < n; i++) {
+        results[i].upstream = targets[i].upstream;
+        upstreams_at(fc->upstreams, targets[i].upstream, &at);
+        fleet_result_read(&results[i], at.name, &answers[i]);
+        if (fleet_result_read_lost(&results[i], &targets[i].about, at.name))
+            note_lost(fc, targets[i].upstream, answers[i].process);
+        upstream_answer_fini(&answers[i]);
+    }
+    free(parts);
+    free(answers);
+    if (rc == 0)
+        *out = results;
+    else
+        free(results);
+    return rc;
+}
+
+/* One that answers 200, and says in the same breath that it was not done. */
+static void check_done(struct fleet_control *fc, enum api_op op, const struct fleet_target *target,
+                       struct fleet_result *result)
+{
+    char words[SAID_MAX] = "";
+    struct upstream_at at;
+    struct err why = {0};
+
+    if (result->outcome != FLEET_OK)
+        return;
+    upstreams_at(fc->upstreams, target->upstream, &at);
+    if (api_check_done(at.kind, op, target->body, &target->about,
+                       result->text != NULL ? result->text : "", result->text_len, &why) == 0)
+        return;
+    api_read_error(words, sizeof words, result->text != NULL ? result->text : "", result->text_len);
+    result->outcome = FLEET_REFUSED;
+    (void)err_set(&result->why, ERR_UPSTREAM, "", "%.100s answered %d, but %s: %s", at.name,
+                  result->status, why.msg, words);
+}
+
+int fleet_request(struct fleet_control *fc, enum api_op op, const struct fleet_target *targets,
+                  size_t n, uint64_t timeout_us, struct fleet_result **out, struct err *e)
+{
+    if (ask(fc, make_op, (int)op, targets, n, timeout_us, out, e) != 0)
+        return -1;
+    for (size_t i = 0; i < n; i++)
+        check_done(fc, op, &targets[i], &(*out)[i]);
+    return 0;
+}
+
+int fleet_query(struct fleet_control *fc, enum api_query q, const struct fleet_target *targets,
+                size_t n, uint64_t timeout_us, struct fleet_result **out, struct err *e)
+{
+    return ask(fc, make_question, (int)q, targets, n, timeout_us, out, e);
+}
+
+int fleet_validate(struct fleet_control *fc, enum api_op op, const struct fleet_target *targets,
+                   size_t n, struct err *e)
+{
+    struct api_request r;
+    struct upstream_at at;
+
+    for (size_t i = 0; i < n; i++) {
+        upstreams_at(fc->upstreams, targets[i].upstream, &at);
+        if (make_op(&r, fc, at.kind, (int)op, &targets[i], e) != 0)
+            return -1;
+        api_request_fini(&r);
+    }
+    return 0;
+}
