@@ -43,11 +43,45 @@ struct model_defaults;
 struct weight_transfer;
 struct zmq_updates;
 
+/* What handlers of updates and of weights work with. The pointers are set before the first request.
+ */
+struct app_weights {
+    struct store *store;
+    struct updates *updates;
+    struct list_cache *lists;      /* of `updates`; NULL: none is cached */
+    struct handle_leases *leases;  /* versions that other processes have mapped */
+    const struct cuda_info *cuda;  /* what was found at start */
+    struct device *const *devices; /* the ranks of the store, in its order; NULL without GPUs */
+    uint32_t n_devices;
+    struct cuda_ipc_stats *ipc_stats; /* of all updates so far */
+    const struct nccl_info *nccl;     /* what was found at start */
+    struct weight_transfer *transfer; /* the group with a trainer */
+    struct zmq_updates *zmq;          /* updates that come over sockets */
+};
+
+/* What handlers of generation and of adapters work with. */
+struct app_generate {
+    struct engine *engine;                 /* NULL with --engine none */
+    const struct tokenizer *tokenizer;     /* NULL without an engine */
+    struct adapters *adapters;             /* NULL without an engine, and so are the next two */
+    struct lora_loads *loads;              /* loads of adapters that are under way */
+    const struct model_config *model;      /* what adapters are checked against */
+    const struct chat_template *chat;      /* NULL: chat_why says why */
+    const struct err *chat_why;            /* ERR_NOT_FOUND: the model has no chat template */
+    const struct model_defaults *defaults; /* of /v1/completions; NULL: the model has none */
+    const char *model_name, *model_path;   /* "" without an engine */
+    uint32_t vocab_size, max_model_len;    /* 0 without an engine */
+    struct generations *generations;       /* those under way */
+    struct admission *admission;           /* of generates */
+    struct admission *text_admission;      /* of requests on `text` */
+    struct admission *prompt_admission; /* of completions whose prompts are tokenized on `text` */
+};
+
 /* What handlers in front of upstream engines work with. */
 struct app_fleet {
     struct upstreams *upstreams;
-    struct fleet_control *control; /* what a trainer told them all */
-    struct proxy *proxy;           /* of their data plane */
+    struct fleet_control *control; /* state of the fleet's control plane */
+    struct proxy *proxy;           /* loops of the proxy */
     struct workers *operation, *pause, *resume, *abort;
     /* Would a generate sent now be served? Threads: any. Blocks: no. Errors: why not. */
     int (*ready)(const struct app *app, struct err *why);
@@ -55,47 +89,26 @@ struct app_fleet {
     void (*metrics)(struct app *app, struct buf *out);
 };
 
+/* A server either has weights of its own or stands in front of a fleet. */
 struct app {
+    struct app_weights *weights; /* NULL in front of a fleet, and so are the next two */
+    struct app_generate *generate;
+    struct pause_controller *pause_controller; /* pause, sleep, which call works in which state */
+    struct app_fleet *fleet;                   /* NULL with weights of its own */
+
     struct settings settings;
     struct life *life;
-    struct app_fleet *fleet; /* NULL: the server has weights of its own. With it there is none of
-                                what weights are kept and tokens made with (store … leases) */
-    struct store *store;
-    struct updates *updates;
-    struct list_cache *lists;              /* of `updates`; NULL: none is cached */
-    struct engine *engine;                 /* NULL with --engine none */
-    const struct tokenizer *tokenizer;     /* NULL without a model */
-    struct adapters *adapters;             /* NULL without an engine, and so are the next two */
-    struct lora_loads *loads;              /* of adapters, under way */
-    const struct model_config *model;      /* what adapters are held against */
-    const struct chat_template *chat;      /* NULL: chat_why says why */
-    const struct err *chat_why;            /* ERR_NOT_FOUND: the model has no chat template */
-    const struct model_defaults *defaults; /* of /v1/completions; NULL: the model has none */
-    const char *model_name, *model_path;   /* "" without a model */
-    uint32_t vocab_size, max_model_len;    /* 0 without an engine */
-    enum gen_on_update on_update;          /* of generations that do not say */
-    enum gen_logprobs_mode logprobs_mode;
-    uint64_t max_logprobs; /* with each token */
-    unsigned dialects;     /* that are answered: bits of route_find */
-    struct pause_controller
-        *pause_controller;           /* pause, sleep, and which call works in which state */
-    struct generations *generations; /* those under way */
-    struct admission *generate, *detokenize;
-    struct admission *prompts; /* completions whose prompts are made ready on `text` */
-    struct workers *control, *generate_pool, *text;
     struct metrics *metrics;
-    const struct cuda_info *cuda;  /* what was found at start */
-    struct device *const *devices; /* the ranks of the store, in its order; NULL without GPUs */
-    uint32_t n_devices;
-    struct cuda_ipc_stats *ipc_stats; /* of all updates so far */
-    const struct nccl_info *nccl;     /* what was found at start */
-    struct weight_transfer *transfer; /* the group with a trainer */
-    struct zmq_updates *zmq;          /* updates that come over sockets; NULL with upstreams */
-    struct handle_leases *leases;     /* versions that other processes have mapped */
-    _Atomic(struct http_server *) http_server; /* NULL until it listens, and a moment more */
-    _Atomic(struct http_server *)
-        control_http_server; /* so too; stays NULL without --control-listen */
+    struct workers *control, *generate_pool, *text;
+    _Atomic(struct http_server *) http_server;         /* NULL until it listens */
+    _Atomic(struct http_server *) control_http_server; /* the same; NULL without --control-listen */
 };
+
+/* app_n_devices - GPUs that hold the weights; 0: host memory, or in front of a fleet. */
+static inline uint32_t app_n_devices(const struct app *app)
+{
+    return app->weights != NULL ? app->weights->n_devices : 0;
+}
 
 /* One listener, as requests find it. */
 struct listener_ctx {

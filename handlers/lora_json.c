@@ -9,10 +9,10 @@ json_t *lora_gauges_json(const struct app *app)
     const struct adapters_config *cfg;
     struct adapters_gauges g;
 
-    if (app->adapters == NULL)
+    if (app->generate->adapters == NULL)
         return json_null();
-    cfg = adapters_config_of(app->adapters);
-    adapters_gauges(app->adapters, &g);
+    cfg = adapters_config_of(app->generate->adapters);
+    adapters_gauges(app->generate->adapters, &g);
     return json_pack(
         "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "loaded", (json_int_t)g.n_loaded,
         "loading", (json_int_t)g.n_loading, "users", (json_int_t)g.n_pinned_refs, "older_revisions",
@@ -45,7 +45,7 @@ static json_t *list_json(const struct app *app, json_t *(*of)(const struct adapt
     json_t *array = json_array();
     struct err e = {0};
 
-    if (app->adapters != NULL && adapters_list(app->adapters, &list, &e) != 0) {
+    if (app->generate->adapters != NULL && adapters_list(app->generate->adapters, &list, &e) != 0) {
         json_decref(array);
         return NULL; /* no memory */
     }
@@ -76,7 +76,7 @@ json_t *lora_loaded_json(const struct app *app)
     struct err e = {0};
     bool told = true;
 
-    if (app->adapters != NULL && adapters_list(app->adapters, &list, &e) != 0)
+    if (app->generate->adapters != NULL && adapters_list(app->generate->adapters, &list, &e) != 0)
         told = false;
     for (uint32_t i = 0; i < list.n && told; i++) {
         const struct adapters_item *it = &list.items[i];

@@ -310,9 +310,9 @@ int tensor_list_named(struct tensor_list **out, const struct app *app, const jso
         return 0;
     }
     if (plan_id == NULL)
-        return tensor_list_from_list(out, app->lists, object, text, at, e);
+        return tensor_list_from_list(out, app->weights->lists, object, text, at, e);
     key = (struct list_key){LIST_BY_ID, {{plan_id, strlen(plan_id)}}};
-    *out = list_cache_get(app->lists, &key);
+    *out = list_cache_get(app->weights->lists, &key);
     if (*out == NULL)
         return err_set(e, ERR_NOT_FOUND, field_of(field, at, "plan_id"),
                        "no tensor list '%.80s' is registered; post it to /v1/weights/plans",

@@ -79,7 +79,7 @@ static int app_route(void *arg, struct http_request *x, struct http_server_route
     const struct route *route;
     size_t at = 0;
 
-    route = route_find(x->path, x->method, app->dialects, &at, e);
+    route = route_find(x->path, x->method, app->settings.dialects, &at, e);
     if (route == NULL)
         return -1;
     x->app = app;
@@ -137,7 +137,7 @@ static const struct route *route_by_body(const struct app *app, const struct htt
 
     if (app->fleet != NULL && operation_fleet(first->operation)->passed_on)
         return first;
-    return route_match_body(first, x->method, app->dialects, x->body, x->body_len);
+    return route_match_body(first, x->method, app->settings.dialects, x->body, x->body_len);
 }
 
 static void run_handler(struct app *app, struct http_request *x)
@@ -173,7 +173,7 @@ static void text_run(void *arg)
 
     http_request_on_disconnect(h->x, NULL, NULL);
     run_handler(h->app, h->x);
-    admission_leave(h->app->detokenize, &h->ticket);
+    admission_leave(h->app->generate->text_admission, &h->ticket);
     free(h);
 }
 
@@ -194,7 +194,7 @@ static void text_gone(void *arg)
     struct dispatch_job *h = arg;
     struct err ignored = {0};
 
-    if (!admission_cancel(h->app->detokenize, &h->ticket))
+    if (!admission_cancel(h->app->generate->text_admission, &h->ticket))
         return;
     h->job = (struct job){.run = text_drop, .arg = h};
     (void)workers_post(h->app->text, &h->job, WORKERS_URGENT, &ignored);
@@ -218,7 +218,7 @@ static int enter_text(struct app *app, struct dispatch_job *h, struct err *e)
 
     h->ticket = (struct ticket){.granted = text_granted, .arg = h};
     http_request_on_disconnect(x, text_gone, h);
-    if (admission_enter(app->detokenize, &h->ticket, e) == 0)
+    if (admission_enter(app->generate->text_admission, &h->ticket, e) == 0)
         return 0;
     http_request_on_disconnect(x, NULL, NULL);
     return -1;
@@ -296,7 +296,7 @@ static void app_reject(void *arg, struct http_request *x, const struct err *e,
     if (!stopped_at_door(e))
         refuse_unread(app, x);
     reply_error_make(x->route, e, NULL, out);
-    route_add_allow(out, x, app->dialects, e);
+    route_add_allow(out, x, app->settings.dialects, e);
 }
 
 static void app_done(void *arg, const struct http_request *x, const struct http_server_outcome *o)

@@ -61,7 +61,9 @@ _Static_assert((int)CUDA_DEVICES_MAX <= (int)STORE_DEVICES_MAX, "every GPU can b
 struct server {
     struct life life;
     struct app app;
-    struct app_fleet fleet; /* app.fleet, or zeroed */
+    struct app_weights weights;   /* app.weights, or zeroed */
+    struct app_generate generate; /* app.generate, or zeroed */
+    struct app_fleet fleet;       /* app.fleet, or zeroed */
     struct cuda_info cuda;
     struct device_list list;                   /* --device, among cuda.devices */
     struct device *devices[STORE_DEVICES_MAX]; /* app.n_devices of them, by rank */
@@ -208,16 +210,14 @@ static int choose_devices(struct server *h, const struct config *c, struct err *
 
 static int open_devices(struct server *h, struct err *e)
 {
-    struct app *a = &h->app;
-
-    a->ipc_stats = &h->ipc_stats;
+    h->weights.ipc_stats = &h->ipc_stats;
     for (uint32_t rank = 0; rank < h->list.n; rank++) {
         const struct cuda_device *about = &h->cuda.devices[h->list.index[rank]];
 
         if (device_new(&h->devices[rank], &h->cuda.api, about, e) != 0)
             return -1;
-        a->devices = h->devices;
-        a->n_devices = rank + 1;
+        h->weights.devices = h->devices;
+        h->weights.n_devices = rank + 1;
     }
     return 0;
 }
@@ -228,8 +228,8 @@ static int build_store(struct server *h, const struct config *c, struct err *e)
         .model_spec = h->model_spec,
         .n_versions_max = (uint32_t)c->max_versions,
         .nbytes_max = c->max_weight_bytes > 0 ? c->max_weight_bytes : UINT64_MAX,
-        .devices = h->app.devices,
-        .n_devices = h->app.n_devices,
+        .devices = h->weights.devices,
+        .n_devices = h->weights.n_devices,
         .mirror = has_engine(c),
     };
     struct updates_cfg updates_cfg = {
@@ -239,13 +239,13 @@ static int build_store(struct server *h, const struct config *c, struct err *e)
 
     (void)non_finite_policy_parse(&updates_cfg.non_finite, c->non_finite); /* is one of the words */
     h->model_spec = NULL; /* moved in, also on failure */
-    if (store_new(&h->app.store, &store_cfg, e) != 0 ||
-        leases_new(&h->app.leases, h->app.store, e) != 0)
+    if (store_new(&h->weights.store, &store_cfg, e) != 0 ||
+        leases_new(&h->weights.leases, h->weights.store, e) != 0)
         return -1;
-    updates_cfg.store = h->app.store;
-    if (updates_new(&h->app.updates, &updates_cfg, e) != 0)
+    updates_cfg.store = h->weights.store;
+    if (updates_new(&h->weights.updates, &updates_cfg, e) != 0)
         return -1;
-    h->app.lists = updates_lists(h->app.updates);
+    h->weights.lists = updates_lists(h->weights.updates);
     return 0;
 }
 
@@ -253,13 +253,13 @@ static int build_transfer(struct server *h, const struct config *c, struct err *
 {
     struct weight_transfer_cfg cfg = {
         .nccl = &h->nccl,
-        .devices = h->app.devices,
-        .n_devices = h->app.n_devices,
+        .devices = h->weights.devices,
+        .n_devices = h->weights.n_devices,
         .allow = &h->trainers,
         .join_timeout_us = c->join_timeout * 1000,
     };
 
-    return weight_transfer_new(&h->app.transfer, &cfg, e);
+    return weight_transfer_new(&h->weights.transfer, &cfg, e);
 }
 
 static int build_adapters(struct server *h, const struct config *c, struct err *e)
@@ -270,11 +270,11 @@ static int build_adapters(struct server *h, const struct config *c, struct err *
                                   .base_names = h->base_names};
 
     (void)non_finite_policy_parse(&cfg.non_finite, c->non_finite);
-    h->base_names[0] = h->app.model_name;
-    h->app.model = &h->model;
-    if (adapters_new(&h->app.adapters, &cfg, e) != 0)
+    h->base_names[0] = h->generate.model_name;
+    h->generate.model = &h->model;
+    if (adapters_new(&h->generate.adapters, &cfg, e) != 0)
         return -1;
-    return lora_loads_new(&h->app.loads, e);
+    return lora_loads_new(&h->generate.loads, e);
 }
 
 static int build_engine(struct server *h, const struct config *c, struct err *e)
@@ -282,7 +282,7 @@ static int build_engine(struct server *h, const struct config *c, struct err *e)
     struct embedded_cfg cfg = {
         .model_path = c->model,
         .model = &h->model,
-        .store = h->app.store,
+        .store = h->weights.store,
         .tokenizer = h->tokenizer,
         .n_threads = (uint32_t)c->engine_threads,
         .pin_threads = c->engine_pin,
@@ -297,24 +297,24 @@ static int build_engine(struct server *h, const struct config *c, struct err *e)
     if (!has_engine(c))
         return 0;
     if (c->on_update != NULL &&
-        gen_on_update_parse(&h->app.on_update, c->on_update, "--on-update", e) != 0)
+        gen_on_update_parse(&h->app.settings.on_update, c->on_update, "--on-update", e) != 0)
         return -1;
     if (strcmp(c->logprobs_mode, gen_logprobs_mode_name(GEN_LOGPROBS_PROCESSED)) == 0)
-        h->app.logprobs_mode = GEN_LOGPROBS_PROCESSED;
-    h->app.max_logprobs = c->max_logprobs;
-    if (embedded_new(&h->app.engine, &cfg, e) != 0)
+        h->app.settings.logprobs_mode = GEN_LOGPROBS_PROCESSED;
+    h->app.settings.max_logprobs = c->max_logprobs;
+    if (embedded_new(&h->generate.engine, &cfg, e) != 0)
         return -1;
-    h->app.engine->ops->info(h->app.engine, &info);
-    h->app.tokenizer = h->tokenizer;
-    h->app.chat = h->chat;
-    h->app.chat_why = &h->chat_why;
-    h->app.defaults = &h->model.defaults;
-    h->app.vocab_size = info.vocab_size;
-    h->app.max_model_len = info.max_model_len;
+    h->generate.engine->ops->info(h->generate.engine, &info);
+    h->generate.tokenizer = h->tokenizer;
+    h->generate.chat = h->chat;
+    h->generate.chat_why = &h->chat_why;
+    h->generate.defaults = &h->model.defaults;
+    h->generate.vocab_size = info.vocab_size;
+    h->generate.max_model_len = info.max_model_len;
     base_name(c->model, h->model_name, sizeof h->model_name);
-    h->app.model_name = c->served_model_name != NULL ? c->served_model_name : h->model_name;
+    h->generate.model_name = c->served_model_name != NULL ? c->served_model_name : h->model_name;
     absolute_path(c->model, h->model_path, sizeof h->model_path);
-    h->app.model_path = h->model_path;
+    h->generate.model_path = h->model_path;
     return build_adapters(h, c, e);
 }
 
@@ -340,10 +340,10 @@ static int build_pools(struct server *h, const struct config *c, struct err *e)
     if (metrics_new(&h->app.metrics, n_routes, route_operation_id, e) != 0 ||
         workers_new(&h->app.control, &control, e) != 0 ||
         workers_new(&h->app.generate_pool, &generate, e) != 0 ||
-        workers_new(&h->app.text, &text, e) != 0 || generations_new(&h->app.generations, e) != 0)
+        workers_new(&h->app.text, &text, e) != 0)
         return -1;
     if (h->app.fleet == NULL)
-        return 0;
+        return generations_new(&h->generate.generations, e);
     return fleet_pools_new(&h->app, c->control_queue, FLEET_THREADS, e);
 }
 
@@ -352,22 +352,22 @@ static int build_pause_controller(struct server *h, const struct config *c, stru
 {
     struct pause_controller_cfg cfg = {
         .life = &h->life,
-        .store = h->app.store,
-        .updates = h->app.updates,
-        .leases = h->app.leases,
-        .engine = h->app.engine,
-        .generations = h->app.generations,
+        .store = h->weights.store,
+        .updates = h->weights.updates,
+        .leases = h->weights.leases,
+        .engine = h->generate.engine,
+        .generations = h->generate.generations,
         .sleep_timeout_us = c->pin_timeout * 1000,
     };
 
-    if (admission_new(&h->app.generate, "generate", c->generate_concurrency, c->generate_queue,
-                      e) != 0 ||
-        admission_new(&h->app.detokenize, "detokenize", c->detokenize_concurrency,
+    if (admission_new(&h->generate.admission, "generate", c->generate_concurrency,
+                      c->generate_queue, e) != 0 ||
+        admission_new(&h->generate.text_admission, "detokenize", c->detokenize_concurrency,
                       c->detokenize_queue, e) != 0 ||
-        admission_new(&h->app.prompts, "completions", c->detokenize_concurrency,
+        admission_new(&h->generate.prompt_admission, "completions", c->detokenize_concurrency,
                       c->generate_queue + c->generate_concurrency, e) != 0)
         return -1;
-    cfg.generate = h->app.generate;
+    cfg.generate = h->generate.admission;
     return pause_controller_new(&h->app.pause_controller, &cfg, e);
 }
 
@@ -445,7 +445,7 @@ static int push_first(struct server *h, const struct config *c, struct err *e)
         return 0;
     }
     chunk = first_chunk(h, c, e);
-    return chunk != NULL ? first_push(h->app.updates, chunk, ended_within, e) : -1;
+    return chunk != NULL ? first_push(h->weights.updates, chunk, ended_within, e) : -1;
 }
 
 /* Requests name absolute paths; a root given as "./checkpoints" or through a link means the
@@ -524,10 +524,8 @@ static int build_frame(struct server *h, const struct config *c, struct err *e)
 {
     h->app.settings = settings_of(c);
     h->app.life = &h->life;
-    h->app.model_name = "";
-    h->app.model_path = "";
     life_init(&h->life);
-    if (dialects_parse(&h->app.dialects, c->compat, "--compat", e) != 0)
+    if (dialects_parse(&h->app.settings.dialects, c->compat, "--compat", e) != 0)
         return -1;
     return listeners_open_health(&h->listeners, h->life.boot_id, e);
 }
@@ -548,11 +546,13 @@ static int server_build(struct server *h, const struct config *c, struct err *e)
 {
     if (read_inputs(h, c, e) != 0 || build_frame(h, c, e) != 0)
         return -1;
-    h->app.cuda = &h->cuda;
-    h->app.nccl = &h->nccl;
+    h->weights = (struct app_weights){.cuda = &h->cuda, .nccl = &h->nccl};
+    h->generate = (struct app_generate){.model_name = "", .model_path = ""};
+    h->app.weights = &h->weights;
+    h->app.generate = &h->generate;
     if (open_devices(h, e) != 0 || build_store(h, c, e) != 0 || build_transfer(h, c, e) != 0 ||
         build_engine(h, c, e) != 0 || build_pools(h, c, e) != 0 ||
-        build_pause_controller(h, c, e) != 0 || zmq_updates_new(&h->app.zmq, e) != 0)
+        build_pause_controller(h, c, e) != 0 || zmq_updates_new(&h->weights.zmq, e) != 0)
         return -1;
     return listeners_open(&h->listeners, &h->app, h->life.boot_id, e);
 }
@@ -573,24 +573,24 @@ static void stop_all(struct server *h)
     if (a->control != NULL)
         workers_stop(a->control);
     fleet_pools_stop(&h->fleet);
-    if (a->loads != NULL)
-        lora_loads_stop(a->loads);
-    if (a->zmq != NULL)
-        zmq_updates_stop(a->zmq);
+    if (h->generate.loads != NULL)
+        lora_loads_stop(h->generate.loads);
+    if (h->weights.zmq != NULL)
+        zmq_updates_stop(h->weights.zmq);
     if (a->pause_controller != NULL)
         pause_controller_stop(a->pause_controller);
-    if (a->updates != NULL)
-        updates_stop(a->updates);
-    if (a->transfer != NULL)
-        weight_transfer_stop(a->transfer);
-    if (a->leases != NULL)
-        n_leases = leases_stop(a->leases);
+    if (h->weights.updates != NULL)
+        updates_stop(h->weights.updates);
+    if (h->weights.transfer != NULL)
+        weight_transfer_stop(h->weights.transfer);
+    if (h->weights.leases != NULL)
+        n_leases = leases_stop(h->weights.leases);
     if (n_leases > 0)
         log_line(LOG_WARN, "leases.cut", "%u processes may still have weights mapped that go now",
                  (unsigned)n_leases);
-    if (a->engine != NULL)
-        a->engine->ops->stop(a->engine);
-    generations_cut(a->generations);
+    if (h->generate.engine != NULL)
+        h->generate.engine->ops->stop(h->generate.engine);
+    generations_cut(h->generate.generations);
     if (a->generate_pool != NULL)
         workers_stop(a->generate_pool);
     if (a->text != NULL)
@@ -608,33 +608,33 @@ static void take_down(struct server *h)
     bool stuck;
 
     stop_all(h);
-    stuck = a->transfer != NULL && !weight_transfer_live(a->transfer, &why);
-    weight_transfer_free(a->transfer);
-    zmq_updates_free(a->zmq);
-    updates_free(a->updates);
-    if (a->engine != NULL)
-        a->engine->ops->free(a->engine);
+    stuck = h->weights.transfer != NULL && !weight_transfer_live(h->weights.transfer, &why);
+    weight_transfer_free(h->weights.transfer);
+    zmq_updates_free(h->weights.zmq);
+    updates_free(h->weights.updates);
+    if (h->generate.engine != NULL)
+        h->generate.engine->ops->free(h->generate.engine);
     workers_free(a->control);
     fleet_pools_free(&h->fleet);
     workers_free(a->generate_pool);
     workers_free(a->text);
-    lora_loads_free(a->loads);
-    adapters_free(a->adapters);
+    lora_loads_free(h->generate.loads);
+    adapters_free(h->generate.adapters);
     pause_controller_free(a->pause_controller);
-    generations_free(a->generations);
-    admission_free(a->generate);
-    admission_free(a->detokenize);
-    admission_free(a->prompts);
+    generations_free(h->generate.generations);
+    admission_free(h->generate.admission);
+    admission_free(h->generate.text_admission);
+    admission_free(h->generate.prompt_admission);
     proxy_free(h->fleet.proxy);
     upstreams_free(h->fleet.upstreams); /* the HTTP servers, whose loops talk to them, are closed */
     fleet_control_free(h->fleet.control);
     metrics_free(a->metrics);
     source_close(h->first);
     file_weights_fini(&h->first_weights);
-    leases_free(a->leases);
+    leases_free(h->weights.leases);
     if (!stuck) {
-        store_free(a->store);
-        for (uint32_t rank = a->n_devices; rank > 0; rank--)
+        store_free(h->weights.store);
+        for (uint32_t rank = h->weights.n_devices; rank > 0; rank--)
             device_free(h->devices[rank - 1]);
     }
     listeners_fini(&h->listeners);
@@ -648,16 +648,16 @@ static void take_down(struct server *h)
 }
 
 /* Nothing new is begun. */
-static void close_doors(struct app *a)
+static void close_admission(struct server *h)
 {
-    if (a->fleet != NULL) {
-        fleet_close(upstreams_fleet(a->fleet->upstreams));
+    if (h->app.fleet != NULL) {
+        fleet_close(upstreams_fleet(h->fleet.upstreams));
         return;
     }
-    admission_close(a->generate);
-    admission_close(a->detokenize);
-    admission_close(a->prompts);
-    pause_controller_drain(a->pause_controller);
+    admission_close(h->generate.admission);
+    admission_close(h->generate.text_admission);
+    admission_close(h->generate.prompt_admission);
+    pause_controller_drain(h->app.pause_controller);
 }
 
 /* Stop accepting, let what runs end until the deadline; a second signal ends at once. */
@@ -671,7 +671,7 @@ static void server_drain(struct server *h, const struct config *c)
              (unsigned long long)c->drain_timeout);
     life_set(&h->life, LIFE_DRAINING);
     listeners_quiesce(&h->listeners);
-    close_doors(&h->app);
+    close_admission(h);
     while (!idle && !clock_passed(deadline)) {
         if (ended_within(1)) {
             log_line(LOG_WARN, "shutdown.forced", "second signal: ending at once");
@@ -687,8 +687,8 @@ static void log_own(const struct server *h, struct log_rec *r)
 {
     struct store_info info;
 
-    store_info(h->app.store, &info);
-    log_str(r, "model", h->app.model_name);
+    store_info(h->weights.store, &info);
+    log_str(r, "model", h->generate.model_name);
     log_str(r, "weights", store_state_name(info.state));
     log_str(r, "weight_version", info.label);
     log_u64(r, "cuda_devices", h->cuda.n_devices);

@@ -48,9 +48,9 @@ int fleet_open(struct app *app, const struct config *c, struct err *e)
 
     app->fleet->ready = fleet_ready;
     app->fleet->metrics = metrics_fleet;
-    app->on_update = GEN_ON_UPDATE_RECOMPUTE;
+    app->settings.on_update = GEN_ON_UPDATE_RECOMPUTE;
     if (c->on_update != NULL &&
-        gen_on_update_parse(&app->on_update, c->on_update, "--on-update", e) != 0)
+        gen_on_update_parse(&app->settings.on_update, c->on_update, "--on-update", e) != 0)
         return -1;
     if (http_init(e) != 0 || upstreams_new(&app->fleet->upstreams, &cfg, e) != 0)
         return -1;
@@ -115,7 +115,8 @@ int fleet_open_control(struct app *app, const struct config *c, struct err *e)
                                           .abort = app->fleet->abort,
                                           .reconcile = app->generate_pool,
                                           .update_us = c->update_timeout * 1000,
-                                          .recomputes = app->on_update == GEN_ON_UPDATE_RECOMPUTE,
+                                          .recomputes = app->settings.on_update ==
+                                                        GEN_ON_UPDATE_RECOMPUTE,
                                           .tensor_list_of = tensor_list_of};
 
     return fleet_control_new(&app->fleet->control, &cfg, e);

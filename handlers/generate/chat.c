@@ -75,7 +75,7 @@ static int parse_sampling(struct completions_op *op, const json_t *body, struct 
     json_t *sampling;
     int rc;
 
-    if (sampling_of(&sampling, body, g->app->vocab_size, e) != 0)
+    if (sampling_of(&sampling, body, g->app->generate->vocab_size, e) != 0)
         return -1;
     rc = completions_sampling(op, sampling, e);
     json_decref(sampling);
@@ -116,7 +116,7 @@ int chat_op_parse(struct completions_op *op, const json_t *body, struct err *e)
         body_bool(&op->return_ids, body, "", "return_token_ids", e) != 0 ||
         body_bool(&op->as_ids, body, "", "return_tokens_as_token_ids", e) != 0 ||
         generate_neutral(body, "", chat_rules, e) != 0 || parse_sampling(op, body, e) != 0 ||
-        chat_parse(op->chat, body, g->app->chat, e) != 0)
+        chat_parse(op->chat, body, g->app->generate->chat, e) != 0)
         return -1;
     op->add_special = op->chat->add_special;
     if (!op->chat->add_generation_prompt) /* the last message goes on, as in vLLM */
@@ -129,7 +129,7 @@ int chat_render(struct completions_op *op, struct err *e)
     struct completions_prompt *p = &op->prompts[0];
     struct buf text = {0};
 
-    if (chat_prompt(op->chat, op->g.app->chat, &text, e) != 0) {
+    if (chat_prompt(op->chat, op->g.app->generate->chat, &text, e) != 0) {
         buf_fini(&text);
         return -1;
     }

@@ -21,17 +21,17 @@ static const char *found_name(const json_t *v)
 
 int chat_check_app(const struct app *app, struct err *e)
 {
-    if (app->tokenizer == NULL)
+    if (app->generate->tokenizer == NULL)
         return err_set(e, ERR_NO_ENGINE, "", "no tokenizer is loaded: text cannot be made");
-    if (app->chat != NULL)
+    if (app->generate->chat != NULL)
         return 0;
-    if (app->chat_why == NULL || app->chat_why->code == ERR_NOT_FOUND)
+    if (app->generate->chat_why == NULL || app->generate->chat_why->code == ERR_NOT_FOUND)
         return err_set(e, ERR_BAD_REQUEST, "/messages",
                        "the model has no chat template; send a prompt to /v1/completions");
     return err_set(e, ERR_BAD_REQUEST, "/messages",
                    "the model's chat template is not supported (%.300s); send a prompt to "
                    "/v1/completions",
-                   app->chat_why->msg);
+                   app->generate->chat_why->msg);
 }
 
 void chat_request_fini(struct chat_request *c)

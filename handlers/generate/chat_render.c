@@ -38,7 +38,7 @@ static int settle_defaults(json_t *o, const json_t *body, const struct gen_param
 static json_t *sampling_json(const struct completions_op *op, const json_t *body, uint32_t n_prompt)
 {
     const struct gen_params *p = &op->g.params.gen;
-    uint32_t rest = op->g.app->max_model_len - n_prompt;
+    uint32_t rest = op->g.app->generate->max_model_len - n_prompt;
     json_t *o = json_object();
     int rc = o == NULL ? -1 : 0;
 
@@ -71,8 +71,8 @@ static int encode(struct completions_op *op, struct err *e)
     struct generation_prompt *out = &op->g.prompts[0];
     size_t n = 0;
 
-    if (tokenizer_encode(op->g.app->tokenizer, p->text, p->len, op->add_special, &out->ids, &n,
-                         e) != 0) {
+    if (tokenizer_encode(op->g.app->generate->tokenizer, p->text, p->len, op->add_special,
+                         &out->ids, &n, e) != 0) {
         (void)snprintf(e->field, sizeof e->field, "%s", op->prompts_at);
         return -1;
     }

@@ -12,7 +12,7 @@ static void put_token(struct buf *out, const struct completions_op *op, uint32_t
 {
     struct buf text = {0};
 
-    generation_token_text(op->g.app->tokenizer, id, &text);
+    generation_token_text(op->g.app->generate->tokenizer, id, &text);
     if (text.failed)
         out->failed = true;
     json_put_name(out, "token");

@@ -132,8 +132,8 @@ static int copy_ids(struct completions_op *op, const json_t *v, uint32_t i, stru
     prompt_at(field, op, i);
     if (generation_check_prompt(g->app, json_array_size(v), field, e) != 0)
         return -1;
-    return generate_ids(&g->prompts[i].ids, &g->prompts[i].n, v, field, g->app->vocab_size,
-                        g->app->max_model_len, e);
+    return generate_ids(&g->prompts[i].ids, &g->prompts[i].n, v, field,
+                        g->app->generate->vocab_size, g->app->generate->max_model_len, e);
 }
 
 /* All prompts of the kind of the first, and their text within its limit. */
@@ -248,12 +248,12 @@ static void take_defaults(struct gen_params *p, const struct model_defaults *d)
 int completions_sampling(struct completions_op *op, const json_t *body, struct err *e)
 {
     struct generation *g = &op->g;
-    const struct model_defaults *d = g->app->defaults;
+    const struct model_defaults *d = g->app->generate->defaults;
 
     if (d != NULL)
         take_defaults(&g->params.gen, d);
-    if (generate_params_parse(&g->params, body, "", g->app->vocab_size, g->app->tokenizer, e) !=
-            0 ||
+    if (generate_params_parse(&g->params, body, "", g->app->generate->vocab_size,
+                              g->app->generate->tokenizer, e) != 0 ||
         generation_check_output(g->app, g->params.gen.max_tokens, "/max_tokens", e) != 0)
         return -1;
     if (d != NULL && d->has_max_tokens && g->params.gen.max_tokens > d->max_tokens)
@@ -305,8 +305,8 @@ static int encode_prompt(struct completions_op *op, uint32_t i, struct err *e)
     size_t n = 0;
 
     prompt_at(field, op, i);
-    if (tokenizer_encode(app->tokenizer, op->prompts[i].text, op->prompts[i].len, op->add_special,
-                         &ids, &n, e) != 0) {
+    if (tokenizer_encode(app->generate->tokenizer, op->prompts[i].text, op->prompts[i].len,
+                         op->add_special, &ids, &n, e) != 0) {
         (void)snprintf(e->field, sizeof e->field, "%s", field);
         return -1;
     }
@@ -328,7 +328,7 @@ static int settle_text(struct completions_op *op, uint32_t i, struct err *e)
         return 0;
     }
     if (p->text == NULL) {
-        if (tokenizer_decode(op->g.app->tokenizer, ids->ids, ids->n,
+        if (tokenizer_decode(op->g.app->generate->tokenizer, ids->ids, ids->n,
                              op->g.params.skip_special_tokens, &text, e) != 0) {
             buf_fini(&text);
             prompt_at(e->field, op, i);
@@ -354,9 +354,9 @@ static int make_texts(struct completions_op *op, struct err *e)
     for (uint32_t i = 0; i < g->n_seqs; i++) {
         const struct generation_prompt *prompt = &g->prompts[g->seqs[i].prompt];
 
-        completion_text_init(&op->texts[i], g->app->tokenizer, g->params.skip_special_tokens,
-                             &g->params.gen, g->params.include_stop_str,
-                             op->prompts[g->seqs[i].prompt].n_chars);
+        completion_text_init(&op->texts[i], g->app->generate->tokenizer,
+                             g->params.skip_special_tokens, &g->params.gen,
+                             g->params.include_stop_str, op->prompts[g->seqs[i].prompt].n_chars);
         completion_text_follow(&op->texts[i], prompt->ids, prompt->n);
     }
     return 0;
@@ -387,7 +387,7 @@ static void completions_prepare(void *arg)
 
     http_request_on_disconnect(op->g.x, NULL, NULL);
     rc = make_prompts(op, &e);
-    admission_leave(op->g.app->prompts, &op->ticket);
+    admission_leave(op->g.app->generate->prompt_admission, &op->ticket);
     if (rc != 0) {
         generation_fail(&op->g, &e);
         return;
@@ -413,7 +413,7 @@ static void completions_gone(void *arg)
     struct app *app = op->g.app;
     struct err ignored = {0};
 
-    if (!admission_cancel(app->prompts, &op->ticket))
+    if (!admission_cancel(app->generate->prompt_admission, &op->ticket))
         return;
     op->g.step = (struct job){.run = completions_drop, .arg = op};
     (void)workers_post(app->text, &op->g.step, WORKERS_URGENT, &ignored);
@@ -461,7 +461,7 @@ void completions_begin(struct completions_op *op)
         op->g.ops = op->stream_ops;
     op->ticket = (struct ticket){.granted = completions_granted, .arg = op};
     http_request_on_disconnect(x, completions_gone, op);
-    if (admission_enter(op->g.app->prompts, &op->ticket, &e) == 0)
+    if (admission_enter(op->g.app->generate->prompt_admission, &op->ticket, &e) == 0)
         return;
     http_request_on_disconnect(x, NULL, NULL);
     generation_fail(&op->g, &e);
@@ -475,7 +475,7 @@ int handle_completions(struct app *app, struct http_request *x, struct err *e)
 
     if (generation_check_app(app, NULL, e) != 0)
         return -1;
-    if (app->tokenizer == NULL)
+    if (app->generate->tokenizer == NULL)
         return err_set(e, ERR_NO_ENGINE, "", "no tokenizer is loaded: text cannot be made");
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;

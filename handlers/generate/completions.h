@@ -43,7 +43,7 @@ struct chat_request;
 struct completions_op {
     struct generation g;  /* first: generation_ops.free gets its address */
     char *request_id;     /* owned */
-    struct ticket ticket; /* of app->prompts */
+    struct ticket ticket; /* of app->generate->prompt_admission */
     int64_t created_s;
     struct generation_stream stream;
     const struct generation_ops *stream_ops; /* those of one that streams */

@@ -13,7 +13,7 @@ static void label_of(const struct completions_op *op, uint32_t id, struct buf *l
     if (op->as_ids)
         buf_printf(label, "token_id:%u", id);
     else
-        generation_token_text(op->g.app->tokenizer, id, label);
+        generation_token_text(op->g.app->generate->tokenizer, id, label);
 }
 
 static void put_label(struct buf *out, const struct completions_op *op, uint32_t id)
@@ -98,7 +98,7 @@ static void echo_prompt(struct completions_part *p)
     buf_append(&p->text, prompt->text, prompt->len);
     if (op->logprobs < 0 || out == NULL || out->prompt == NULL)
         return;
-    completion_text_init(&place, op->g.app->tokenizer, op->g.params.skip_special_tokens,
+    completion_text_init(&place, op->g.app->generate->tokenizer, op->g.params.skip_special_tokens,
                          &op->g.params.gen, true, 0);
     for (uint32_t i = 0; i < out->n_prompt; i++) {
         add_logprob(p, &out->prompt[i], i > 0, place.n_chars);
@@ -196,7 +196,7 @@ static void put_prompt_logprobs(struct buf *out, const struct completions_part *
     json_put_name(out, "prompt_logprobs");
     if (op->prompt_logprobs >= 0)
         generation_put_prompt_logprobs(out, prompt_output(p), (uint32_t)op->prompt_logprobs,
-                                       op->g.app->tokenizer);
+                                       op->g.app->generate->tokenizer);
     else
         json_put_null(out);
 }

@@ -33,7 +33,7 @@ static int detokenize_parse(uint32_t **ids, uint32_t *n, bool *skip_special, con
         body_array(&tokens, body, "", "tokens", e) != 0 ||
         body_bool(skip_special, body, "", "skip_special_tokens", e) != 0)
         return -1;
-    return generate_ids(ids, n, tokens, "/tokens", tokenizer_vocab_size(app->tokenizer),
+    return generate_ids(ids, n, tokens, "/tokens", tokenizer_vocab_size(app->generate->tokenizer),
                         DETOKENIZE_TOKENS_MAX, e);
 }
 
@@ -45,12 +45,12 @@ int handle_detokenize(struct app *app, struct http_request *x, struct err *e)
     json_t *body = NULL;
     int rc = -1;
 
-    if (app->tokenizer == NULL)
+    if (app->generate->tokenizer == NULL)
         return err_set(e, ERR_NO_ENGINE, "", "no tokenizer is loaded: start with --model DIR");
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
     if (detokenize_parse(&ids, &n, &skip_special, app, body, e) != 0 ||
-        tokenizer_decode(app->tokenizer, ids, n, skip_special, &text, e) != 0)
+        tokenizer_decode(app->generate->tokenizer, ids, n, skip_special, &text, e) != 0)
         goto out;
     reply_json(x, 200,
                text.failed ? NULL

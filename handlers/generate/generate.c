@@ -314,8 +314,8 @@ static int parse_prompt(struct generation *g, const json_t *body, struct err *e)
     if (g->prompts == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the prompt");
     g->n_prompts = 1;
-    return generate_ids(&g->prompts[0].ids, &g->prompts[0].n, ids, "/token_ids", app->vocab_size,
-                        app->max_model_len, e);
+    return generate_ids(&g->prompts[0].ids, &g->prompts[0].n, ids, "/token_ids",
+                        app->generate->vocab_size, app->generate->max_model_len, e);
 }
 
 static int parse_sampling(struct generate_op *op, const json_t *body, bool strict, struct err *e)
@@ -329,8 +329,8 @@ static int parse_sampling(struct generate_op *op, const json_t *body, bool stric
         return -1;
     if (strict && body_only(sampling, at, generate_sampling_members, e) != 0)
         return -1;
-    if (generate_params_parse(&g->params, sampling, at, g->app->vocab_size, g->app->tokenizer, e) !=
-        0)
+    if (generate_params_parse(&g->params, sampling, at, g->app->generate->vocab_size,
+                              g->app->generate->tokenizer, e) != 0)
         return -1;
     if (op->stream.on && g->params.gen.prompt_logprobs >= 0)
         return err_set(e, ERR_BAD_REQUEST, "/sampling_params/prompt_logprobs",

@@ -37,8 +37,8 @@ void generation_init(struct generation *g, struct app *app, struct http_request 
     g->prompt_logprobs_at = "/prompt_logprobs";
     g->prompt_logprobs_times = 1;
     generate_params_init(&g->params);
-    g->params.gen.logprobs_mode = app->logprobs_mode;
-    g->on_update = app->on_update;
+    g->params.gen.logprobs_mode = app->settings.logprobs_mode;
+    g->on_update = app->settings.on_update;
 }
 
 void generation_fini(struct generation *g)
@@ -73,7 +73,7 @@ void generation_unref(struct generation *g)
     mtx_unlock(&g->lock);
     if (!last)
         return;
-    generations_remove(g->app->generations, &g->entry);
+    generations_remove(g->app->generate->generations, &g->entry);
     g->ops->free(g);
 }
 
@@ -82,21 +82,21 @@ static int unknown_model(const struct app *app, const char *model, struct err *e
     return err_set(e, ERR_NOT_FOUND, "/model",
                    "model '%.160s' is not served here: it is neither '%.160s' nor an adapter that "
                    "is loaded",
-                   model, app->model_name);
+                   model, app->generate->model_name);
 }
 
 int generation_check_model(const struct app *app, const char *model, struct err *e)
 {
-    if (model == NULL || strcmp(model, app->model_name) == 0)
+    if (model == NULL || strcmp(model, app->generate->model_name) == 0)
         return 0;
-    if (app->adapters != NULL && adapters_has(app->adapters, model))
+    if (app->generate->adapters != NULL && adapters_has(app->generate->adapters, model))
         return 1;
     return unknown_model(app, model, e);
 }
 
 int generation_check_app(const struct app *app, const char *model, struct err *e)
 {
-    if (app->engine == NULL)
+    if (app->generate->engine == NULL)
         return err_set(e, ERR_NO_ENGINE, "",
                        "this server holds weights only (--engine none): it cannot generate");
     return generation_check_model(app, model, e) < 0 ? -1 : 0;
@@ -104,29 +104,29 @@ int generation_check_app(const struct app *app, const char *model, struct err *e
 
 const char *generation_model(const struct generation *g)
 {
-    return g->lora != NULL ? g->lora : g->app->model_name;
+    return g->lora != NULL ? g->lora : g->app->generate->model_name;
 }
 
 int generation_check_prompt(const struct app *app, size_t n, const char *at, struct err *e)
 {
     if (n == 0)
         return err_set(e, ERR_BAD_REQUEST, at, "the prompt has no tokens; at least 1 is needed");
-    if (n >= app->max_model_len)
+    if (n >= app->generate->max_model_len)
         return err_set(e, ERR_BAD_REQUEST, at,
                        "this model's maximum context length is %u tokens, but the prompt contains "
                        "%zu input tokens, which leaves no room for output: at most %u are allowed",
-                       app->max_model_len, n, app->max_model_len - 1);
+                       app->generate->max_model_len, n, app->generate->max_model_len - 1);
     return 0;
 }
 
 int generation_check_output(const struct app *app, uint32_t n, const char *at, struct err *e)
 {
-    if (n == GEN_MAX_TOKENS_REST || n <= app->max_model_len)
+    if (n == GEN_MAX_TOKENS_REST || n <= app->generate->max_model_len)
         return 0;
     return err_set(e, ERR_BAD_REQUEST, at,
                    "max_tokens=%u cannot be greater than max_model_len=%u: request fewer output "
                    "tokens",
-                   n, app->max_model_len);
+                   n, app->generate->max_model_len);
 }
 
 int generation_count_seqs(const struct generation *g, const char *at, uint32_t *out, struct err *e)
@@ -143,11 +143,11 @@ int generation_count_seqs(const struct generation *g, const char *at, uint32_t *
 
 static int check_each(const struct generation *g, const char *at, int32_t k, struct err *e)
 {
-    if (k <= 0 || (uint64_t)k <= g->app->max_logprobs)
+    if (k <= 0 || (uint64_t)k <= g->app->settings.max_logprobs)
         return 0;
     return err_set(e, ERR_BAD_REQUEST, at,
                    "%d logprobs with each token; at most %llu are allowed (--max-logprobs)", k,
-                   (unsigned long long)g->app->max_logprobs);
+                   (unsigned long long)g->app->settings.max_logprobs);
 }
 
 /* What the sequences can come to. */
@@ -157,7 +157,7 @@ static int check_made_logprobs(const struct generation *g, struct err *e)
     uint64_t n = 0;
 
     for (uint32_t i = 0; i < g->n_prompts; i++) {
-        uint32_t rest = g->app->max_model_len - g->prompts[i].n;
+        uint32_t rest = g->app->generate->max_model_len - g->prompts[i].n;
 
         n += (uint64_t)g->params.n * (p->max_tokens < rest ? p->max_tokens : rest);
     }
@@ -274,7 +274,7 @@ static void generation_forget(void *arg)
 
 static void cancel_locked(struct generation *g)
 {
-    struct engine *en = g->app->engine;
+    struct engine *en = g->app->generate->engine;
 
     mtx_assert_held(&g->lock);
     g->stopped = true;
@@ -307,7 +307,7 @@ static void generation_gone(void *arg)
     mtx_unlock(&g->lock);
     if (behind)
         wake(g, false);
-    if (!entered || !admission_cancel(g->app->generate, &g->ticket))
+    if (!entered || !admission_cancel(g->app->generate->admission, &g->ticket))
         return;
     g->step = (struct job){.run = generation_forget, .arg = g};
     if (workers_post(g->app->generate_pool, &g->step, WORKERS_URGENT, &e) != 0)
@@ -393,7 +393,7 @@ static void close_one(struct generation *g)
     mtx_unlock(&g->lock);
     if (!last)
         return;
-    admission_leave(g->app->generate, &g->ticket);
+    admission_leave(g->app->generate->admission, &g->ticket);
     wake(g, true);
 }
 
@@ -460,8 +460,8 @@ static int seq_request(struct gen_request *r, struct generation_seq *seq, struct
 
     if (ids == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a prompt of %u tokens", p->n);
-    if (generate_params_for(&r->params, &g->params, seq->choice, g->app->max_model_len - p->n, e) !=
-        0) {
+    if (generate_params_for(&r->params, &g->params, seq->choice,
+                            g->app->generate->max_model_len - p->n, e) != 0) {
         free(ids);
         return -1;
     }
@@ -480,7 +480,7 @@ static int seq_request(struct gen_request *r, struct generation_seq *seq, struct
 static int seq_submit(struct generation_seq *seq, struct err *e)
 {
     struct generation *g = seq->g;
-    struct engine *en = g->app->engine;
+    struct engine *en = g->app->generate->engine;
     struct gen_request r = {0};
     uint64_t id = 0;
 
@@ -509,7 +509,7 @@ static int take_adapter(struct generation *g, struct err *e)
 
     if (g->lora == NULL)
         return 0;
-    if (adapter_use_new(&g->use, g->app->adapters, g->lora, &why) != 0) {
+    if (adapter_use_new(&g->use, g->app->generate->adapters, g->lora, &why) != 0) {
         if (why.code == ERR_NOT_FOUND)
             return unknown_model(g->app, g->lora, e);
         *e = why;
@@ -608,7 +608,7 @@ static void post_end_queued(struct generation *g)
 
 bool generation_abort(struct generation *g)
 {
-    struct engine *en = g->app->engine;
+    struct engine *en = g->app->generate->engine;
     bool entered;
 
     mtx_lock(&g->lock);
@@ -622,7 +622,7 @@ bool generation_abort(struct generation *g)
             en->ops->cancel(en, g->seqs[i].id);
     entered = g->entered;
     mtx_unlock(&g->lock);
-    if (entered && admission_cancel(g->app->generate, &g->ticket))
+    if (entered && admission_cancel(g->app->generate->admission, &g->ticket))
         post_end_queued(g);
     return true;
 }
@@ -644,7 +644,7 @@ static void generation_cut(void *arg)
 bool generation_abort_seq(struct generation *g, uint32_t i)
 {
     struct generation_seq *seq = &g->seqs[i];
-    struct engine *en = g->app->engine;
+    struct engine *en = g->app->generate->engine;
     bool aborts;
 
     if (g->n_seqs == 1)
@@ -697,8 +697,8 @@ void generation_enter(struct generation *g)
     generation_ref(g); /* granted, it may end before we are back */
     g->ticket = (struct ticket){.granted = generation_granted, .arg = g};
     g->entry = (struct generations_entry){.ops = &entry_ops, .arg = g, .ticket = &g->ticket};
-    generations_add(g->app->generations, &g->entry);
-    if (admission_enter(g->app->generate, &g->ticket, &e) != 0) {
+    generations_add(g->app->generate->generations, &g->entry);
+    if (admission_enter(g->app->generate->admission, &g->ticket, &e) != 0) {
         generation_fail(g, &e);
         generation_unref(g);
         return;
@@ -709,7 +709,7 @@ void generation_enter(struct generation *g)
     aborted = g->aborted;
     mtx_unlock(&g->lock);
     /* Who left or aborted before `entered` could not cancel; after it, they do. */
-    if ((gone || aborted) && admission_cancel(g->app->generate, &g->ticket)) {
+    if ((gone || aborted) && admission_cancel(g->app->generate->admission, &g->ticket)) {
         if (gone)
             generation_forget(g);
         else

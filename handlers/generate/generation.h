@@ -91,7 +91,7 @@ struct generation {
     struct generation_seq *seqs; /* [n_seqs]; owned; set once, by generation_expand */
     uint32_t n_seqs;
 
-    struct generations_entry entry; /* of app->generations */
+    struct generations_entry entry; /* of app->generate->generations */
 
     /* Immutable once entered. */
     struct app *app;
@@ -102,7 +102,7 @@ struct generation {
     uint32_t prompt_logprobs_from;  /* first token of a prompt whose logprobs it tells */
     const char *id_prefix;          /* what vLLM's ids of such requests begin with; NULL: nothing */
     char *const *seq_ids;           /* [n_seqs], borrowed from it; NULL: sequences have no names */
-    char *lora;         /* owned; the adapter that `model` named; NULL: the base model */
+    char *lora;             /* owned; the adapter that `model` named; NULL: the base model */
     struct http_request *x; /* the flow's reference; given up by the answer */
     const struct generation_ops *ops;
     struct workers *pool; /* where news and finish run */
@@ -115,7 +115,7 @@ struct generation {
     uint64_t lora_revision;  /* that all sequences use; 0 while none is known */
     struct adapter_use *use; /* owned by the submitter while it submits */
 
-    struct ticket ticket; /* of app->generate */
+    struct ticket ticket; /* of app->generate->admission */
     struct job step;      /* of the flow: prepare, start, forget */
     struct job work;      /* news and finish */
 

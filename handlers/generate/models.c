@@ -20,9 +20,10 @@ static json_t *lora_card(const struct app *app, const struct adapters_item *i)
 {
     return json_pack("{s:s, s:s, s:I, s:s, s:s, s:s, s:o, s:[o], s:I, s:s}", "id", i->name,
                      "object", "model", "created", (json_int_t)i->loaded_at, "owned_by", "baton",
-                     "root", i->path[0] != '\0' ? i->path : i->name, "parent", app->model_name,
-                     "max_model_len", json_integer(app->max_model_len), "permission",
-                     permission(app), "revision", (json_int_t)i->revision, "digest", i->digest);
+                     "root", i->path[0] != '\0' ? i->path : i->name, "parent",
+                     app->generate->model_name, "max_model_len",
+                     json_integer(app->generate->max_model_len), "permission", permission(app),
+                     "revision", (json_int_t)i->revision, "digest", i->digest);
 }
 
 /* Returns false without memory. */
@@ -32,9 +33,9 @@ static bool add_adapters(const struct app *app, json_t *data)
     struct err e = {0};
     bool added = true;
 
-    if (app->adapters == NULL)
+    if (app->generate->adapters == NULL)
         return true;
-    if (adapters_list(app->adapters, &list, &e) != 0)
+    if (adapters_list(app->generate->adapters, &list, &e) != 0)
         return false;
     for (uint32_t i = 0; i < list.n && added; i++)
         added = json_array_append_new(data, lora_card(app, &list.items[i])) == 0;
@@ -45,18 +46,19 @@ static bool add_adapters(const struct app *app, json_t *data)
 /* NULL without memory. */
 static json_t *base_card(const struct app *app)
 {
-    return json_pack("{s:s, s:s, s:I, s:s, s:s, s:n, s:o, s:[o]}", "id", app->model_name, "object",
-                     "model", "created", (json_int_t)app->life->started_wall_s, "owned_by", "baton",
-                     "root", app->model_path, "parent", "max_model_len",
-                     app->max_model_len > 0 ? json_integer(app->max_model_len) : json_null(),
-                     "permission", permission(app));
+    return json_pack(
+        "{s:s, s:s, s:I, s:s, s:s, s:n, s:o, s:[o]}", "id", app->generate->model_name, "object",
+        "model", "created", (json_int_t)app->life->started_wall_s, "owned_by", "baton", "root",
+        app->generate->model_path, "parent", "max_model_len",
+        app->generate->max_model_len > 0 ? json_integer(app->generate->max_model_len) : json_null(),
+        "permission", permission(app));
 }
 
 static json_t *cards(const struct app *app)
 {
     json_t *data = json_array();
 
-    if (app->model_name[0] == '\0' ||
+    if (app->generate->model_name[0] == '\0' ||
         (json_array_append_new(data, base_card(app)) == 0 && add_adapters(app, data)))
         return data;
     json_decref(data);

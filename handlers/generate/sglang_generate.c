@@ -230,8 +230,8 @@ static int parse_sampling(struct sglang_op *op, const json_t *flat, struct err *
         body_bool(&g->params.include_stop_str, sampling, SAMPLING_AT, "no_stop_trim", e) != 0 ||
         dialect_keep(&ours, sampling, sampling_members, e) != 0)
         return -1;
-    rc = generate_params_parse(&g->params, ours, SAMPLING_AT, g->app->vocab_size, g->app->tokenizer,
-                               e);
+    rc = generate_params_parse(&g->params, ours, SAMPLING_AT, g->app->generate->vocab_size,
+                               g->app->generate->tokenizer, e);
     json_decref(ours);
     return rc;
 }
@@ -244,7 +244,8 @@ static int parse_logprobs(struct sglang_op *op, const json_t *flat, struct err *
 
     if (body_bool(&op->with_logprobs, flat, "", "return_logprob", e) != 0 ||
         body_i64(&start, flat, "", "logprob_start_len", -1, INT32_MAX, e) != 0 ||
-        body_u64(&n_top, flat, "", "top_logprobs_num", 0, op->c.g.app->vocab_size, e) != 0)
+        body_u64(&n_top, flat, "", "top_logprobs_num", 0, op->c.g.app->generate->vocab_size, e) !=
+            0)
         return -1;
     op->c.g.logprobs_at = op->c.g.prompt_logprobs_at = "/top_logprobs_num";
     op->logprob_start = op->with_logprobs ? start : -1;
@@ -398,7 +399,7 @@ int handle_sglang_generate(struct app *app, struct http_request *x, struct err *
 
     if (generation_check_app(app, NULL, e) != 0)
         return -1;
-    if (app->tokenizer == NULL)
+    if (app->generate->tokenizer == NULL)
         return err_set(e, ERR_NO_ENGINE, "", "no tokenizer is loaded: text cannot be made");
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;

@@ -27,7 +27,7 @@ static void put_tuple(struct buf *out, const struct sglang_op *op, uint32_t id, 
         json_put_null(out);
     json_put_int(out, id);
     if (op->with_text)
-        generation_put_token_text(out, op->c.g.app->tokenizer, id);
+        generation_put_token_text(out, op->c.g.app->generate->tokenizer, id);
     else
         json_put_null(out);
     json_put_close(out, ']');
@@ -98,9 +98,9 @@ static json_t *version_json(const struct sglang_op *op, const struct gen_output 
 
     if (out != NULL && out->n_spans > 0)
         return json_string(out->spans[out->n_spans - 1].label);
-    if (op->c.g.app->store == NULL)
+    if (op->c.g.app->weights->store == NULL)
         return json_null();
-    store_info(op->c.g.app->store, &info);
+    store_info(op->c.g.app->weights->store, &info);
     return info.serial > 0 ? json_string(info.label) : json_null();
 }
 

@@ -31,9 +31,9 @@ static int render_messages(struct tokenize_req *req, const struct app *app, cons
     int rc = chat_check_app(app, e);
 
     if (rc == 0)
-        rc = chat_parse(&chat, body, app->chat, e);
+        rc = chat_parse(&chat, body, app->generate->chat, e);
     if (rc == 0)
-        rc = chat_prompt(&chat, app->chat, &req->text, e);
+        rc = chat_prompt(&chat, app->generate->chat, &req->text, e);
     if (rc == 0) {
         req->prompt = req->text.data;
         req->len = req->text.len;
@@ -88,9 +88,10 @@ static json_t *tokenize_json(const struct app *app, const struct tokenize_req *r
                              const uint32_t *ids, size_t n)
 {
     return json_pack("{s:I, s:I, s:o, s:o}", "count", (json_int_t)n, "max_model_len",
-                     (json_int_t)app->max_model_len, "tokens",
+                     (json_int_t)app->generate->max_model_len, "tokens",
                      generation_ids_json(ids, (uint32_t)n), "token_strs",
-                     req->return_strings ? strings_json(app->tokenizer, ids, n) : json_null());
+                     req->return_strings ? strings_json(app->generate->tokenizer, ids, n)
+                                         : json_null());
 }
 
 int handle_tokenize(struct app *app, struct http_request *x, struct err *e)
@@ -101,13 +102,14 @@ int handle_tokenize(struct app *app, struct http_request *x, struct err *e)
     size_t n = 0;
     int rc = -1;
 
-    if (app->tokenizer == NULL)
+    if (app->generate->tokenizer == NULL)
         return err_set(e, ERR_NO_ENGINE, "", "no tokenizer is loaded: start with --model DIR");
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
     if (tokenize_parse(&req, app, body, e) != 0 || tokenize_validate(&req, app, e) != 0)
         goto out;
-    if (tokenizer_encode(app->tokenizer, req.prompt, req.len, req.add_special, &ids, &n, e) != 0)
+    if (tokenizer_encode(app->generate->tokenizer, req.prompt, req.len, req.add_special, &ids, &n,
+                         e) != 0)
         goto out;
     reply_json(x, 200, tokenize_json(app, &req, ids, n));
     rc = 0;

@@ -31,8 +31,8 @@ int handle_reset_cache(struct app *app, struct http_request *x, struct err *e)
     if (pause_controller_allows(app->pause_controller, CALL_RESET_CACHE, e) != 0 ||
         running_parse(&running, x, e) != 0)
         return -1;
-    if (running && app->engine != NULL)
-        app->engine->ops->kv_forget(app->engine);
+    if (running && app->generate->engine != NULL)
+        app->generate->engine->ops->kv_forget(app->generate->engine);
     reply_json(x, 200,
                json_pack("{s:b, s:n, s:i, s:s}", "reset", 1, "prefix_cache", "entries_dropped", 0,
                          "message", "there is no prefix cache: nothing is kept between requests"));

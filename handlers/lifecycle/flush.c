@@ -13,7 +13,7 @@ int handle_flush_cache(struct app *app, struct http_request *x, struct err *e)
     struct pause_controller_info info;
 
     pause_controller_info(app->pause_controller, &info);
-    admission_stats(app->generate, &s);
+    admission_stats(app->generate->admission, &s);
     if (info.pause == PAUSE_NONE && s.n_running + s.n_waiting > 0)
         return err_set(e, ERR_CONFLICT, "",
                        "%llu generations run and %llu wait; pause first, or come again when they "
@@ -21,7 +21,7 @@ int handle_flush_cache(struct app *app, struct http_request *x, struct err *e)
                        (unsigned long long)s.n_running, (unsigned long long)s.n_waiting);
     if (pause_controller_allows(app->pause_controller, CALL_RESET_CACHE, e) != 0)
         return -1;
-    if (app->engine != NULL)
-        app->engine->ops->kv_forget(app->engine);
+    if (app->generate->engine != NULL)
+        app->generate->engine->ops->kv_forget(app->generate->engine);
     return handle_reset_cache(app, x, e);
 }

@@ -135,7 +135,7 @@ static int do_abort(struct app *app, const json_t *body, uint32_t *n, struct err
         return err_set(e, ERR_BAD_REQUEST, "", "one of 'request_ids' and \"all\": true is needed");
     if (!all && ids_parse(&ids, &n_ids, list, e) != 0)
         return -1;
-    *n = generations_abort(app->generations, ids, n_ids);
+    *n = generations_abort(app->generate->generations, ids, n_ids);
     free(ids);
     return 0;
 }

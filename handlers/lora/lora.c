@@ -11,7 +11,7 @@ const char *const lora_unload_members[] = {"lora_name", "lora_int_id", NULL};
 
 static int need_engine(const struct app *app, struct err *e)
 {
-    if (app->adapters == NULL)
+    if (app->generate->adapters == NULL)
         return err_set(e, ERR_NO_ENGINE, "",
                        "this server holds weights only (--engine none): it has no adapters");
     return 0;
@@ -39,7 +39,7 @@ static int unload(struct app *app, const json_t *body, const char **name,
         return -1;
     if (**name == '\0')
         return err_set(e, ERR_BAD_REQUEST, "/lora_name", "the name is empty");
-    return adapters_unload(app->adapters, *name, done, e);
+    return adapters_unload(app->generate->adapters, *name, done, e);
 }
 
 int handle_lora_unload(struct app *app, struct http_request *x, struct err *e)

@@ -183,16 +183,17 @@ static bool load_over(void *arg)
 {
     const struct lora_load *l = arg;
 
-    return atomic_load_explicit(lora_loads_stopping(l->app->loads), memory_order_relaxed) ||
+    return atomic_load_explicit(lora_loads_stopping(l->app->generate->loads),
+                                memory_order_relaxed) ||
            http_request_disconnected(l->x);
 }
 
 static struct adapter_spec spec_of(const struct lora_load *l)
 {
-    const struct adapters_config *cfg = adapters_config_of(l->app->adapters);
+    const struct adapters_config *cfg = adapters_config_of(l->app->generate->adapters);
 
     return (struct adapter_spec){
-        .model = l->app->model,
+        .model = l->app->generate->model,
         .config = l->config,
         .rank_max = cfg->rank_max,
         .nbytes_max = cfg->nbytes_max < ADAPTER_NBYTES_MAX ? cfg->nbytes_max : ADAPTER_NBYTES_MAX,
@@ -214,7 +215,7 @@ static int read_directory(struct lora_load *l, struct adapter **out, struct adap
     struct adapter_room room = {.take = take_room, .arg = l->place};
     struct adapter_wait wait = {.deadline_us = l->deadline_us,
                                 .appear_us = l->appear_us,
-                                .stop = lora_loads_stopping(l->app->loads),
+                                .stop = lora_loads_stopping(l->app->generate->loads),
                                 .gone = load_gone,
                                 .gone_arg = l};
 
@@ -302,8 +303,8 @@ static int take(struct lora_load *l, struct adapter_builder *b, struct err *e)
     struct taking t = {.l = l, .builder = b};
     struct host_copy copy = {.source = l->chunk->source,
                              .tensor_list = tensor_list_of(l),
-                             .devices = l->app->devices,
-                             .n_devices = l->app->n_devices,
+                             .devices = l->app->weights->devices,
+                             .n_devices = l->app->weights->n_devices,
                              .progress = &p,
                              .place = taking_place,
                              .came = taking_came,
@@ -326,7 +327,7 @@ static int take(struct lora_load *l, struct adapter_builder *b, struct err *e)
 static void tell_stop(const struct lora_load *l, struct err *e)
 {
     if (e->code != ERR_GONE || http_request_disconnected(l->x) ||
-        !atomic_load_explicit(lora_loads_stopping(l->app->loads), memory_order_relaxed))
+        !atomic_load_explicit(lora_loads_stopping(l->app->generate->loads), memory_order_relaxed))
         return;
     err_clear(e);
     (void)err_set(e, ERR_CONFLICT, "", "the load was stopped while its tensors were read");
@@ -382,7 +383,7 @@ static int look_again_later(struct lora_load *l, struct err *e)
     static const struct timespec poll = {.tv_nsec = ADAPTER_POLL_MS * 1000000L};
 
     (void)nanosleep(&poll, NULL);
-    return lora_loads_again(l->app->loads, &l->job, lora_lane_of(l), e);
+    return lora_loads_again(l->app->generate->loads, &l->job, lora_lane_of(l), e);
 }
 
 /* The source is closed, and the place given back, before the answer: a trainer that was told may
@@ -401,7 +402,7 @@ static void load_run(void *arg)
     l->place = NULL;
     update_chunk_free(l->chunk);
     l->chunk = NULL;
-    lora_loads_end(l->app->loads, lane,
+    lora_loads_end(l->app->generate->loads, lane,
                    rc != 0               ? LORA_FAILED
                    : d.outcome.unchanged ? LORA_UNCHANGED
                                          : LORA_LOADED);
@@ -497,10 +498,10 @@ static int load_new(struct lora_load **out, struct app *app, struct http_request
 /* From here on the load's thread answers. */
 static int post(struct lora_load *l, struct err *e)
 {
-    if (adapters_begin(l->app->adapters, l->name, &l->options, &l->place, e) != 0)
+    if (adapters_begin(l->app->generate->adapters, l->name, &l->options, &l->place, e) != 0)
         return -1;
     l->job = (struct job){.run = load_run, .arg = l};
-    return lora_loads_post(l->app->loads, &l->job, lora_lane_of(l), e);
+    return lora_loads_post(l->app->generate->loads, &l->job, lora_lane_of(l), e);
 }
 
 static int load_from_json(struct app *app, struct http_request *x, const json_t *body,
@@ -534,7 +535,7 @@ static int check_app(struct app *app, struct err *e)
 {
     if (pause_controller_allows(app->pause_controller, CALL_LORA_LOAD, e) != 0)
         return -1;
-    if (app->adapters == NULL)
+    if (app->generate->adapters == NULL)
         return err_set(e, ERR_NO_ENGINE, "",
                        "this server holds weights only (--engine none): it has no adapters");
     return 0;
@@ -565,7 +566,8 @@ int handle_lora_load(struct app *app, struct http_request *x, struct err *e)
         return load_from_stream(app, x, e);
     rc = load_from_json(app, x, body, e);
     if (rc != 0 && body_given(body, "transport") != NULL)
-        weight_transfer_doubt(app->transfer, json_string_value(body_given(body, "group_name")));
+        weight_transfer_doubt(app->weights->transfer,
+                              json_string_value(body_given(body, "group_name")));
     json_decref(body);
     return rc;
 }

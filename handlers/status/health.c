@@ -23,11 +23,11 @@ bool app_live(const struct app *app, struct err *why)
 
     if (app->fleet != NULL)
         return upstreams_live(app->fleet->upstreams, why) == 0;
-    if (app->transfer != NULL && !weight_transfer_live(app->transfer, why))
+    if (app->weights->transfer != NULL && !weight_transfer_live(app->weights->transfer, why))
         return false;
-    if (app->engine == NULL)
+    if (app->generate->engine == NULL)
         return true;
-    app->engine->ops->stats(app->engine, &s);
+    app->generate->engine->ops->stats(app->generate->engine, &s);
     age_us = now > s.heartbeat_us ? now - s.heartbeat_us : 0;
     if (age_us <= LIVE_HEARTBEAT_MAX_S * UINT64_C(1000000))
         return true;
@@ -40,7 +40,7 @@ static int weights_ready(const struct app *app, struct err *why)
 {
     struct store_info info;
 
-    store_info(app->store, &info);
+    store_info(app->weights->store, &info);
     switch (info.state) {
     case STORE_UNSYNCED:
         return err_set(why, ERR_UNSYNCED, "", "no weights have been committed yet");
@@ -64,8 +64,9 @@ static int logits_ready(const struct app *app, struct err *why)
     struct engine_stats s = {0};
     struct store_info info;
 
-    app->engine->ops->stats(app->engine, &s); /* first: a commit meanwhile ends what it says */
-    store_info(app->store, &info);
+    app->generate->engine->ops->stats(app->generate->engine,
+                                      &s); /* first: a commit meanwhile ends what it says */
+    store_info(app->weights->store, &info);
     if (s.failing_serial == 0 || s.failing_serial != info.serial)
         return 0;
     return err_set(why, ERR_LOGITS, "",
@@ -98,12 +99,12 @@ static int check_ready(const struct app *app, struct err *why)
         return err_set(why, ERR_DRAINING, "", "the server is draining");
     if (app->fleet != NULL)
         return app_live(app, why) ? app->fleet->ready(app, why) : -1;
-    if (app->engine == NULL)
+    if (app->generate->engine == NULL)
         return err_set(why, ERR_NO_ENGINE, "", "the server runs with --engine none");
     if (!app_live(app, why) || weights_ready(app, why) != 0 || logits_ready(app, why) != 0 ||
         pause_controller_ready(app, why) != 0)
         return -1;
-    admission_stats(app->generate, &s);
+    admission_stats(app->generate->admission, &s);
     if (s.n_running >= s.n_permits && s.n_waiting >= s.n_queue_max)
         return err_set(why, ERR_OVERLOADED, "", "the generate queue is full");
     return 0;

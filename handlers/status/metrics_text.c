@@ -48,7 +48,7 @@ static void put_life(struct app *app, struct buf *out)
     for (int s = LIFE_STARTING; s <= LIFE_DRAINING; s++)
         prom_u64(out, "baton_life_state", LABELS({"state", life_state_name((enum life_state)s)}),
                  life_state(app->life) == (enum life_state)s);
-    if (app->fleet == NULL && (app->store == NULL || app->generate == NULL))
+    if (app->fleet == NULL && (app->weights == NULL || app->generate == NULL))
         return; /* neither can be told */
     prom_one(out, "baton_live", "gauge", "1 while the process can do its work",
              app_live(app, &ignored) ? 1 : 0);
@@ -233,11 +233,11 @@ static void put_admission_family(struct buf *out, const struct queues *q, const 
         prom_u64(out, name, LABELS({"queue", q->s[i].name}), values[i]);
 }
 
-static void put_admission(struct app *app, struct buf *out)
+static void put_admission(const struct app_generate *g, struct buf *out)
 {
     static const char waited[] = "baton_admission_wait_seconds_total",
                       longest[] = "baton_admission_wait_seconds_max";
-    struct admission *const all[N_QUEUES] = {app->generate, app->detokenize, app->prompts};
+    struct admission *const all[N_QUEUES] = {g->admission, g->text_admission, g->prompt_admission};
     struct queues q = {0};
 
     while (q.n < N_QUEUES && all[q.n] != NULL) {
@@ -284,15 +284,15 @@ static void put_engine(struct buf *out, const struct engine_stats *s)
              s->kv_tokens_max);
 }
 
-static void put_engine_vllm(struct app *app, struct buf *out, const struct engine_stats *s)
+static void put_engine_vllm(const struct app_generate *g, struct buf *out,
+                            const struct engine_stats *s)
 {
     const struct prom_label labels[] = {
-        {"model_name", app->model_name}, {"engine", "0"}, {NULL, NULL}};
+        {"model_name", g->model_name}, {"engine", "0"}, {NULL, NULL}};
     struct admission_stats queue = {0};
     double used = s->kv_tokens_max > 0 ? (double)s->kv_tokens_used / (double)s->kv_tokens_max : 0.0;
 
-    if (app->generate != NULL)
-        admission_stats(app->generate, &queue);
+    admission_stats(g->admission, &queue);
     prom_head(out, "vllm:num_requests_running", "gauge", "Sequences in the batch");
     prom_u64(out, "vllm:num_requests_running", labels, s->n_running);
     prom_head(out, "vllm:num_requests_waiting", "gauge", "Waiting for admission or for the batch");
@@ -386,37 +386,52 @@ static void put_process(struct buf *out)
     prom_one(out, "process_open_fds", "gauge", "Open file descriptors", open_fds());
 }
 
-static void put_rooms(struct app *app, struct buf *out)
+static void put_own_weights(const struct app_weights *w, struct buf *out)
 {
+    put_weights(w->store, out);
+    put_update(w->updates, out);
+    put_updates(w->updates, out);
+    if (w->ipc_stats != NULL)
+        put_ipc(w->ipc_stats, out);
+    if (w->transfer != NULL)
+        put_transfer(w->transfer, out);
+}
+
+static bool answers_vllm(const struct app *app)
+{
+    return app->generate != NULL && app->generate->engine != NULL &&
+           (app->settings.dialects & 1U << DIALECT_VLLM) != 0;
+}
+
+static void put_generate(const struct app *app, struct buf *out)
+{
+    const struct app_generate *g = app->generate;
     struct engine_stats stats = {0};
 
+    put_admission(g, out);
+    if (g->engine != NULL) {
+        g->engine->ops->stats(g->engine, &stats);
+        put_engine(out, &stats);
+        if (answers_vllm(app))
+            put_engine_vllm(g, out, &stats);
+    }
+    if (g->adapters != NULL)
+        put_lora(g->adapters, out);
+    if (g->loads != NULL)
+        put_lora_loads(g->loads, out);
+}
+
+static void put_parts(struct app *app, struct buf *out)
+{
     if (app->life != NULL)
         put_life(app, out);
     put_dialects(out);
     if (app->pause_controller != NULL)
         put_pause_controller(app->pause_controller, out);
-    if (app->store != NULL)
-        put_weights(app->store, out);
-    if (app->updates != NULL) {
-        put_update(app->updates, out);
-        put_updates(app->updates, out);
-    }
-    if (app->ipc_stats != NULL)
-        put_ipc(app->ipc_stats, out);
-    if (app->transfer != NULL)
-        put_transfer(app->transfer, out);
-    if (app->generate != NULL && app->detokenize != NULL)
-        put_admission(app, out);
-    if (app->engine != NULL) {
-        app->engine->ops->stats(app->engine, &stats);
-        put_engine(out, &stats);
-        if ((app->dialects & 1U << DIALECT_VLLM) != 0)
-            put_engine_vllm(app, out, &stats);
-    }
-    if (app->adapters != NULL)
-        put_lora(app->adapters, out);
-    if (app->loads != NULL)
-        put_lora_loads(app->loads, out);
+    if (app->weights != NULL)
+        put_own_weights(app->weights, out);
+    if (app->generate != NULL)
+        put_generate(app, out);
     if (app->fleet != NULL)
         app->fleet->metrics(app, out);
     if (app->http_server != NULL)
@@ -427,8 +442,8 @@ static void put_rooms(struct app *app, struct buf *out)
 
 void metrics_text(const struct metrics *m, struct app *app, struct buf *out)
 {
-    put_rooms(app, out);
+    put_parts(app, out);
     metrics_put(m, out);
-    if (app->engine != NULL && (app->dialects & 1U << DIALECT_VLLM) != 0)
-        metrics_put_vllm(m, app->model_name, out);
+    if (answers_vllm(app))
+        metrics_put_vllm(m, app->generate->model_name, out);
 }

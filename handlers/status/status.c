@@ -32,11 +32,11 @@ static enum dtype main_dtype(const struct tensor_list *tensor_list)
 
 static json_t *weights_json(const struct app *app)
 {
-    const struct tensor_list *tensor_list = store_model_spec(app->store)->tensor_list;
+    const struct tensor_list *tensor_list = store_model_spec(app->weights->store)->tensor_list;
     struct store_info info;
     json_t *age;
 
-    store_info(app->store, &info);
+    store_info(app->weights->store, &info);
     age = info.serial > 0 ? json_real((double)(clock_now_us() - info.committed_at_us) / 1e6)
                           : json_null();
     return json_pack(
@@ -52,7 +52,7 @@ static json_t *update_or_null(const struct app *app)
 {
     struct update_info info;
 
-    updates_current(app->updates, &info);
+    updates_current(app->weights->updates, &info);
     return info.phase == UPDATE_NONE ? json_null() : update_json(&info);
 }
 
@@ -73,20 +73,21 @@ static json_t *engine_json(const struct app *app)
     struct engine_stats s = {0};
     uint64_t now = clock_now_us();
 
-    if (app->engine == NULL)
+    if (app->generate->engine == NULL)
         return json_null();
-    app->engine->ops->stats(app->engine, &s);
-    return json_pack(
-        "{s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:s, s:s, s:I}", "name",
-        app->engine->ops->name, "heartbeat_age_ms",
-        now > s.heartbeat_us ? (double)(now - s.heartbeat_us) / 1e3 : 0.0, "running",
-        (json_int_t)s.n_running, "waiting", (json_int_t)s.n_waiting, "kv_tokens_used",
-        (json_int_t)s.kv_tokens_used, "kv_tokens_max", (json_int_t)s.kv_tokens_max, "n_steps",
-        (json_int_t)s.n_steps, "n_prompt_tokens", (json_int_t)s.n_prompt_tokens,
-        "n_generated_tokens", (json_int_t)s.n_generated_tokens, "n_recomputed_tokens",
-        (json_int_t)s.n_recomputed_tokens, "step_ms_max", (double)s.step_us_max / 1e3, "on_update",
-        gen_on_update_name(app->on_update), "logprobs_mode",
-        gen_logprobs_mode_name(app->logprobs_mode), "max_logprobs", (json_int_t)app->max_logprobs);
+    app->generate->engine->ops->stats(app->generate->engine, &s);
+    return json_pack("{s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:s, s:s, s:I}",
+                     "name", app->generate->engine->ops->name, "heartbeat_age_ms",
+                     now > s.heartbeat_us ? (double)(now - s.heartbeat_us) / 1e3 : 0.0, "running",
+                     (json_int_t)s.n_running, "waiting", (json_int_t)s.n_waiting, "kv_tokens_used",
+                     (json_int_t)s.kv_tokens_used, "kv_tokens_max", (json_int_t)s.kv_tokens_max,
+                     "n_steps", (json_int_t)s.n_steps, "n_prompt_tokens",
+                     (json_int_t)s.n_prompt_tokens, "n_generated_tokens",
+                     (json_int_t)s.n_generated_tokens, "n_recomputed_tokens",
+                     (json_int_t)s.n_recomputed_tokens, "step_ms_max", (double)s.step_us_max / 1e3,
+                     "on_update", gen_on_update_name(app->settings.on_update), "logprobs_mode",
+                     gen_logprobs_mode_name(app->settings.logprobs_mode), "max_logprobs",
+                     (json_int_t)app->settings.max_logprobs);
 }
 
 json_t *status_http_json(const struct app *app)
@@ -103,11 +104,11 @@ json_t *status_http_json(const struct app *app)
 
 static json_t *model_json(const struct app *app)
 {
-    if (app->model_name[0] == '\0')
+    if (app->generate->model_name[0] == '\0')
         return json_null();
-    return json_pack("{s:s, s:s, s:I, s:I}", "name", app->model_name, "path", app->model_path,
-                     "vocab_size", (json_int_t)app->vocab_size, "max_model_len",
-                     (json_int_t)app->max_model_len);
+    return json_pack("{s:s, s:s, s:I, s:I}", "name", app->generate->model_name, "path",
+                     app->generate->model_path, "vocab_size", (json_int_t)app->generate->vocab_size,
+                     "max_model_len", (json_int_t)app->generate->max_model_len);
 }
 
 static json_t *text_or_null(const char *text)
@@ -120,20 +121,21 @@ static json_t *ranks_json(const struct app *app)
 {
     json_t *ranks = json_array();
 
-    for (uint32_t r = 0; r < app->n_devices; r++) {
-        const struct cuda_device *d = device_about(app->devices[r]);
+    for (uint32_t r = 0; r < app->weights->n_devices; r++) {
+        const struct cuda_device *d = device_about(app->weights->devices[r]);
 
-        (void)json_array_append_new(ranks, json_pack("{s:i, s:s, s:s, s:s, s:b}", "rank", (int)r,
-                                                     "place", device_name(app->devices[r]), "uuid",
-                                                     d->uuid, "name", d->name, "checksums_on_gpu",
-                                                     (int)device_has_kernels(app->devices[r])));
+        (void)json_array_append_new(ranks,
+                                    json_pack("{s:i, s:s, s:s, s:s, s:b}", "rank", (int)r, "place",
+                                              device_name(app->weights->devices[r]), "uuid",
+                                              d->uuid, "name", d->name, "checksums_on_gpu",
+                                              (int)device_has_kernels(app->weights->devices[r])));
     }
     return ranks;
 }
 
 static json_t *cuda_json(const struct app *app)
 {
-    const struct cuda_info *cuda = app->cuda;
+    const struct cuda_info *cuda = app->weights->cuda;
     json_t *devices = json_array();
 
     for (size_t i = 0; i < cuda->n_devices; i++) {
@@ -151,11 +153,11 @@ static json_t *cuda_json(const struct app *app)
 /* The library, and the group that was joined with it. */
 static json_t *nccl_json(const struct app *app)
 {
-    const struct nccl_info *nccl = app->nccl;
+    const struct nccl_info *nccl = app->weights->nccl;
 
     return json_pack("{s:b, s:o, s:o, s:o, s:o}", "available", (int)nccl->available, "version",
                      text_or_null(nccl->version), "library", text_or_null(nccl->path), "reason",
-                     text_or_null(nccl->reason), "group", transfer_json(app->transfer));
+                     text_or_null(nccl->reason), "group", transfer_json(app->weights->transfer));
 }
 
 static json_t *pause_or_null(const struct app *app)
@@ -190,14 +192,15 @@ int handle_status(struct app *app, struct http_request *x, struct err *e)
     (void)e;
     if (status != NULL &&
         json_object_update_new(
-            status, json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
-                              "weights", weights_json(app), "update", update_or_null(app),
-                              "admission", "generate", admission_json(app->generate), "detokenize",
-                              admission_json(app->detokenize), "engine", engine_json(app), "http",
-                              status_http_json(app), "model", model_json(app), "cuda",
-                              cuda_json(app), "nccl", nccl_json(app), "pause", pause_or_null(app),
-                              "sleep", pause_controller_sleep_json(app->pause_controller),
-                              "adapters", lora_gauges_json(app))) != 0) {
+            status,
+            json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "weights",
+                      weights_json(app), "update", update_or_null(app), "admission", "generate",
+                      admission_json(app->generate->admission), "detokenize",
+                      admission_json(app->generate->text_admission), "engine", engine_json(app),
+                      "http", status_http_json(app), "model", model_json(app), "cuda",
+                      cuda_json(app), "nccl", nccl_json(app), "pause", pause_or_null(app), "sleep",
+                      pause_controller_sleep_json(app->pause_controller), "adapters",
+                      lora_gauges_json(app))) != 0) {
         json_decref(status);
         status = NULL;
     }

@@ -104,7 +104,7 @@ int handle_commit_resume(struct app *app, struct http_request *x, struct err *e)
 
     (void)e;
     if (ending_new(&end, app, x, &why) == 0) {
-        if (updates_commit_auto(app->updates, then_resume, end, &why) == 0)
+        if (updates_commit_auto(app->weights->updates, then_resume, end, &why) == 0)
             return 0;
         free(end);
     }
@@ -120,7 +120,7 @@ int handle_commit_open(struct app *app, struct http_request *x, struct err *e)
     if (pause_controller_allows(app->pause_controller, CALL_UPDATE_FINISH, e) != 0 ||
         ending_new(&end, app, x, e) != 0)
         return -1;
-    if (updates_commit_auto(app->updates, then_answer, end, e) == 0)
+    if (updates_commit_auto(app->weights->updates, then_answer, end, e) == 0)
         return 0;
     free(end);
     return -1;

@@ -123,12 +123,12 @@ static const struct cuda_device *gpu_of_host(const struct cuda_info *cuda, const
 
 static const char *device_at(const void *arg, uint32_t i)
 {
-    return device_name(((const struct app *)arg)->devices[i]);
+    return device_name(((const struct app *)arg)->weights->devices[i]);
 }
 
 static void judge_host(struct report *r, const struct app *app)
 {
-    const struct cuda_info *cuda = app->cuda;
+    const struct cuda_info *cuda = app->weights->cuda;
     char list[PREFLIGHT_LIST_MAX];
 
     if (cuda->available)
@@ -136,9 +136,9 @@ static void judge_host(struct report *r, const struct app *app)
             cuda->driver_version, cuda->n_devices, cuda->n_devices == 1 ? "" : "s");
     else
         say(r, "cuda", FAILED, NULL, "CUDA is not available to this server: %s", cuda->reason);
-    if (app->n_devices > 0)
+    if (app->weights->n_devices > 0)
         say(r, "device", PASSED, NULL, "the weights of this server lie on %s",
-            match_list(list, sizeof list, app->n_devices, device_at, app));
+            match_list(list, sizeof list, app->weights->n_devices, device_at, app));
     else
         say(r, "device", FAILED, NULL,
             "the weights of this server lie in host memory (--device cpu); start it with --device "
@@ -229,7 +229,8 @@ static void judge_uuid(struct report *r, const struct app *app, const struct ipc
                        struct pair *p)
 {
     const char *uuid = p->own->uuid, *place = device_name(p->device);
-    struct cuda_info *cuda = (struct cuda_info *)(uintptr_t)app->cuda; /* `seen` only reads it */
+    struct cuda_info *cuda = (struct cuda_info *)(uintptr_t)
+                                 app->weights->cuda; /* `seen` only reads it */
     struct match_ranks ranks = {.n = 1, .uuids = &uuid, .reach = seen, .arg = cuda};
     struct err e = {0};
 
@@ -238,7 +239,7 @@ static void judge_uuid(struct report *r, const struct app *app, const struct ipc
             "%s; are they on one host, and does CUDA_VISIBLE_DEVICES show it to both?", e.msg);
         return;
     }
-    p->theirs = gpu_of_host(app->cuda, p->gpu->uuid);
+    p->theirs = gpu_of_host(app->weights->cuda, p->gpu->uuid);
     if (p->theirs == NULL || strcmp(p->theirs->uuid, uuid) == 0)
         p->theirs = p->own;
     if (p->theirs == p->own)
@@ -350,8 +351,9 @@ static const char *const of_rank[] = {"peer_access", "open", "event", NULL};
 static void judge_rank(struct report *r, const struct app *app, const struct ipc_handles *h,
                        uint32_t rank)
 {
-    const char *place = device_name(app->devices[rank]);
-    struct pair p = {.device = app->devices[rank], .own = device_about(app->devices[rank])};
+    const char *place = device_name(app->weights->devices[rank]);
+    struct pair p = {.device = app->weights->devices[rank],
+                     .own = device_about(app->weights->devices[rank])};
     const struct ipc_handle *first;
 
     judge_uuid(r, app, h, &p);
@@ -405,10 +407,10 @@ static json_t *report_json(const struct app *app, const struct request *req)
 
     judge_host(&r, app);
     judge_allocator(&r, req);
-    if (req->expandable || app->n_devices == 0)
+    if (req->expandable || app->weights->n_devices == 0)
         judge_little(&r, req);
     else
-        for (uint32_t rank = 0; rank < app->n_devices; rank++)
+        for (uint32_t rank = 0; rank < app->weights->n_devices; rank++)
             judge_rank(&r, app, &req->handles, rank);
     if (r.no_memory) {
         json_decref(r.checks);

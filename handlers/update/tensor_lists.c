@@ -20,10 +20,10 @@ static int register_list(struct app *app, struct http_request *x, struct tensor_
     const char *missing[UPDATE_MISSING_MAX];
     uint32_t n_missing;
 
-    if (tensor_list_coverage(store_model_spec(app->store), *tensor_list, convert, missing,
+    if (tensor_list_coverage(store_model_spec(app->weights->store), *tensor_list, convert, missing,
                              UPDATE_MISSING_MAX, &n_missing, e) != 0)
         return -1;
-    if (!list_cache_put(app->lists, &key, tensor_list))
+    if (!list_cache_put(app->weights->lists, &key, tensor_list))
         return err_set(e, ERR_NO_MEMORY, "", "no memory to keep a list of %u tensors",
                        (unsigned)(*tensor_list)->n_tensors);
     reply_json(x, 200,
@@ -43,7 +43,7 @@ int handle_tensor_list_put(struct app *app, struct http_request *x, struct err *
     json_t *body;
     int rc;
 
-    if (body_parse_columns(&body, &text, x, x->route, app->lists, e) != 0)
+    if (body_parse_columns(&body, &text, x, x->route, app->weights->lists, e) != 0)
         return -1;
     rc = body_bool(&convert, body, "", "convert", e);
     if (rc == 0)

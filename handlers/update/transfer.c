@@ -261,14 +261,14 @@ static void give_up_last(struct app *app, const struct route *route)
 
 static int join_group(struct app *app, struct http_request *x, const json_t *body, struct err *e)
 {
-    const struct weight_transfer_cfg *cfg = weight_transfer_config(app->transfer);
+    const struct weight_transfer_cfg *cfg = weight_transfer_config(app->weights->transfer);
     struct init_req req = {0};
 
     if (init_parse(&req, cfg->join_timeout_us, body, e) != 0 || init_validate(&req, cfg, e) != 0 ||
-        weight_transfer_able(app->transfer, e) != 0)
+        weight_transfer_able(app->weights->transfer, e) != 0)
         return -1;
     give_up_last(app, x->route);
-    return begin(app->transfer, &req, x, e);
+    return begin(app->weights->transfer, &req, x, e);
 }
 
 int handle_transfer_init(struct app *app, struct http_request *x, struct err *e)
@@ -285,7 +285,7 @@ int handle_transfer_init(struct app *app, struct http_request *x, struct err *e)
     json_decref(body);
     if (rc == 0 && no_group) {
         give_up_last(app, route);
-        reply_json(x, 200, transfer_json(app->transfer));
+        reply_json(x, 200, transfer_json(app->weights->transfer));
     }
     return rc;
 }
@@ -293,7 +293,7 @@ int handle_transfer_init(struct app *app, struct http_request *x, struct err *e)
 int handle_transfer_get(struct app *app, struct http_request *x, struct err *e)
 {
     (void)e;
-    reply_json(x, 200, transfer_json(app->transfer));
+    reply_json(x, 200, transfer_json(app->weights->transfer));
     return 0;
 }
 
@@ -334,7 +334,7 @@ int handle_transfer_delete(struct app *app, struct http_request *x, struct err *
     if (body != NULL)
         rc = body_str(&name, body, "", "group_name", e);
     if (rc == 0)
-        rc = leave(app->transfer, x, name, e);
+        rc = leave(app->weights->transfer, x, name, e);
     json_decref(body);
     return rc;
 }

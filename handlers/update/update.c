@@ -149,7 +149,7 @@ static int submit(struct app *app, struct http_request *x, struct update_chunk *
     c->done = update_answered;
     c->done_arg = asker;
     c->gone = update_asker_gone;
-    if (updates_submit(app->updates, c, e) == 0)
+    if (updates_submit(app->weights->updates, c, e) == 0)
         return 0;
     update_asker_free(asker);
     if (route->session == SESSION_AUTO_COMMIT) /* nobody would end one that has nothing */
@@ -234,7 +234,7 @@ static int open_ipc(struct app *app, struct update_chunk *c, const json_t *body,
 {
     struct update_info info = {.sharded = c->sharded};
 
-    if (c->update_id[0] != '\0' && updates_get(app->updates, c->update_id, &info, e) != 0)
+    if (c->update_id[0] != '\0' && updates_get(app->weights->updates, c->update_id, &info, e) != 0)
         return -1;
     if (body_given(body, "serialized_named_tensors") != NULL)
         return tensors_from_body(c, app, body, info.sharded, e);
@@ -312,9 +312,9 @@ static int answer_nothing(struct app *app, struct http_request *x, struct update
     int rc = 0;
 
     if (c->update_id[0] != '\0')
-        rc = updates_get(app->updates, c->update_id, &info, e);
+        rc = updates_get(app->weights->updates, c->update_id, &info, e);
     else
-        updates_current(app->updates, &info);
+        updates_current(app->weights->updates, &info);
     update_chunk_free(c);
     if (rc == 0)
         reply_json(x, 200, update_json(&info));
@@ -345,7 +345,7 @@ static int update_from_json(struct app *app, struct http_request *x, const json_
     }
     /* Before the worker has it: what is sent after the answer must not end. */
     if (w.abort_requests)
-        (void)generations_abort(app->generations, NULL, 0);
+        (void)generations_abort(app->generate->generations, NULL, 0);
     if (c->source == NULL)
         return answer_nothing(app, x, c, e);
     return submit(app, x, c, body, e);
@@ -412,8 +412,8 @@ static bool may_broadcast(const struct route *route)
 
 void update_unread(struct app *app, const struct http_request *x)
 {
-    if (app->transfer != NULL && !body_is_tensors(x) && may_broadcast(x->route))
-        weight_transfer_doubt(app->transfer, NULL);
+    if (app->weights->transfer != NULL && !body_is_tensors(x) && may_broadcast(x->route))
+        weight_transfer_doubt(app->weights->transfer, NULL);
 }
 
 static int refuse_query(const struct http_request *x, struct err *e)
@@ -442,13 +442,14 @@ int handle_update(struct app *app, struct http_request *x, struct err *e)
         return update_from_stream(app, x, e);
     if (pause_controller_allows(app->pause_controller, CALL_UPDATE_RECEIVE, e) != 0 ||
         (route->strict && x->n_query > 0 && refuse_query(x, e) != 0) ||
-        body_parse_columns(&body, &text, x, route, app->lists, e) != 0) {
+        body_parse_columns(&body, &text, x, route, app->weights->lists, e) != 0) {
         update_unread(app, x);
         return -1;
     }
     rc = update_from_json(app, x, body, &text, e);
-    if (rc != 0 && app->transfer != NULL && body_given(body, "transport") != NULL)
-        weight_transfer_doubt(app->transfer, json_string_value(body_given(body, "group_name")));
+    if (rc != 0 && app->weights->transfer != NULL && body_given(body, "transport") != NULL)
+        weight_transfer_doubt(app->weights->transfer,
+                              json_string_value(body_given(body, "group_name")));
     json_decref(body);
     body_columns_fini(&text);
     return rc;

@@ -226,9 +226,9 @@ static void ranks_of_handles(struct ipc_request *q)
 
 static void ranks_of_server(struct ipc_request *q)
 {
-    q->n_ranks = q->app->n_devices;
+    q->n_ranks = q->app->weights->n_devices;
     for (uint32_t r = 0; r < q->n_ranks; r++) {
-        const char *text = device_about(q->app->devices[r])->uuid;
+        const char *text = device_about(q->app->weights->devices[r])->uuid;
         bool is_uuid = ipc_uuid_parse(q->uuids[r], text, strlen(text));
 
         assert(is_uuid);
@@ -280,7 +280,7 @@ int ipc_request_read(struct ipc_request *q, const struct app *app, const json_t 
     q->n_parts = (uint32_t)n;
     if (read_parts(q, body, buckets, e) != 0)
         return -1;
-    if (app->n_devices > 0)
+    if (app->weights->n_devices > 0)
         ranks_of_server(q);
     else
         ranks_of_handles(q);
@@ -292,11 +292,11 @@ enum match_reach ipc_reach(void *arg, uint32_t rank, const char *uuid)
     const struct app *app = arg;
     char shown[IPC_UUID_LEN + 1];
 
-    for (size_t i = 0; i < app->cuda->n_devices; i++) {
-        const struct cuda_device *d = &app->cuda->devices[i];
+    for (size_t i = 0; i < app->weights->cuda->n_devices; i++) {
+        const struct cuda_device *d = &app->weights->cuda->devices[i];
 
         if (ipc_uuid_parse(shown, d->uuid, strlen(d->uuid)) && strcmp(shown, uuid) == 0)
-            return device_can_reach(app->devices[rank], d) ? MATCH_YES : MATCH_NO;
+            return device_can_reach(app->weights->devices[rank], d) ? MATCH_YES : MATCH_NO;
     }
     return MATCH_UNSEEN;
 }
@@ -375,7 +375,7 @@ static int match_part(struct ipc_request *q, uint32_t i, const struct match_rank
     struct ipc_bucket *b = &q->buckets[i];
     struct ipc_part *p = &q->parts[i];
 
-    if (q->app->n_devices == 0)
+    if (q->app->weights->n_devices == 0)
         match_named(fed, q, p, &b->handles);
     else if (match_gpus(fed, ranks, &b->handles, q->sharded, p->field, e) != 0 ||
              check_orphans(p, ranks, &b->handles, e) != 0)

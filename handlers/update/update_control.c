@@ -49,7 +49,7 @@ static int start_parse(struct update_start *req, const json_t *body, struct err 
 static json_t *staging_json(const struct app *app, const struct update_info *info)
 {
     struct update_room rooms[STORE_PLACES_MAX];
-    uint32_t n = updates_room(app->updates, info, rooms);
+    uint32_t n = updates_room(app->weights->updates, info, rooms);
     json_t *list = json_array();
 
     for (uint32_t i = 0; i < n; i++) {
@@ -68,7 +68,7 @@ static json_t *staging_json(const struct app *app, const struct update_info *inf
 /* What start answers: the update, and what it is a part of. NULL without memory. */
 static json_t *started_json(const struct app *app, const struct update_info *info)
 {
-    const struct model_spec *m = store_model_spec(app->store);
+    const struct model_spec *m = store_model_spec(app->weights->store);
     json_t *reply = update_json(info);
 
     if (reply != NULL &&
@@ -87,7 +87,8 @@ static int take_back(struct app *app, const struct update_info *info, struct err
     struct update_info ended;
     struct err ignored = {0}; /* it may have ended already */
 
-    (void)updates_abort(app->updates, info->id, "no memory to answer its start", &ended, &ignored);
+    (void)updates_abort(app->weights->updates, info->id, "no memory to answer its start", &ended,
+                        &ignored);
     return err_set(e, ERR_NO_MEMORY, "", "no memory to answer");
 }
 
@@ -106,7 +107,7 @@ int handle_update_start(struct app *app, struct http_request *x, struct err *e)
     json_decref(body);
     req.anonymous = route->session != SESSION_NAMED;
     if (rc != 0 || pause_controller_allows(app->pause_controller, CALL_UPDATE_START, e) != 0 ||
-        updates_start(app->updates, &req, &info, e) != 0)
+        updates_start(app->weights->updates, &req, &info, e) != 0)
         return -1;
     if (!reply_json_make(x, 200, started_json(app, &info), &reply))
         return take_back(app, &info, e);
@@ -121,7 +122,7 @@ int session_find(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route
 
     if (route->session == SESSION_NAMED)
         return 0;
-    updates_current(app->updates, &info);
+    updates_current(app->weights->updates, &info);
     if (info.phase == UPDATE_NONE && route->session == SESSION_AUTO_COMMIT)
         return 0;
     if (info.phase == UPDATE_NONE)
@@ -143,7 +144,7 @@ int session_begin(char id[UPDATE_ID_MAX + 1], struct app *app, const struct rout
 
     if (pause_controller_allows(app->pause_controller, CALL_UPDATE_START, e) != 0)
         return -1;
-    if (updates_start(app->updates, &req, &info, e) == 0) {
+    if (updates_start(app->weights->updates, &req, &info, e) == 0) {
         memcpy(id, info.id, sizeof info.id);
         return 0;
     }
@@ -158,10 +159,10 @@ void session_give_up(struct app *app, bool begun, const char *why)
     struct err ignored = {0}; /* it may have ended, or be ending */
     struct update_info info;
 
-    updates_current(app->updates, &info);
+    updates_current(app->weights->updates, &info);
     if (begun ? info.anonymous && info.phase != UPDATE_NONE
               : info.auto_commit && info.phase == UPDATE_OPEN)
-        (void)updates_abort(app->updates, info.id, why, &info, &ignored);
+        (void)updates_abort(app->weights->updates, info.id, why, &info, &ignored);
 }
 
 /* checksums: {name: hex}. @out malloc'ed, names borrowed from the body. */
@@ -223,9 +224,10 @@ static int finish(struct app *app, struct http_request *x, const json_t *body, b
         return -1;
     rc = update_asker_new(&asker, app, x, e);
     if (rc == 0)
-        rc = commit
-                 ? updates_finish(app->updates, id, label, sums, n_sums, update_answered, asker, e)
-                 : updates_verify(app->updates, id, sums, n_sums, update_answered, asker, e);
+        rc = commit ? updates_finish(app->weights->updates, id, label, sums, n_sums,
+                                     update_answered, asker, e)
+                    : updates_verify(app->weights->updates, id, sums, n_sums, update_answered,
+                                     asker, e);
     if (rc != 0)
         update_asker_free(asker);
     free(sums);
@@ -263,7 +265,7 @@ static int abort_update(struct app *app, const json_t *body, struct update_info 
     if (update_id_parse(&id, body, e) != 0 || body_str(&reason, body, "", "reason", e) != 0)
         return -1;
     (void)snprintf(text, sizeof text, "%.*s", utf8_cut(reason, REASON_MAX), reason);
-    return updates_abort(app->updates, id, text, info, e);
+    return updates_abort(app->weights->updates, id, text, info, e);
 }
 
 static int renew(struct app *app, const json_t *body, struct update_info *info, struct err *e)
@@ -274,7 +276,7 @@ static int renew(struct app *app, const json_t *body, struct update_info *info, 
     if (update_id_parse(&id, body, e) != 0 ||
         body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e) != 0)
         return -1;
-    return updates_renew(app->updates, id, (uint32_t)lease_s, info, e);
+    return updates_renew(app->weights->updates, id, (uint32_t)lease_s, info, e);
 }
 
 /* What is done at once to the session that a body names, and told of it. */
@@ -309,7 +311,7 @@ int handle_update_get(struct app *app, struct http_request *x, struct err *e)
 {
     struct update_info info;
 
-    if (updates_get(app->updates, x->path_arg, &info, e) != 0)
+    if (updates_get(app->weights->updates, x->path_arg, &info, e) != 0)
         return -1;
     reply_json(x, 200, update_json(&info));
     return 0;
@@ -319,7 +321,7 @@ int handle_update_delete(struct app *app, struct http_request *x, struct err *e)
 {
     struct update_info info;
 
-    if (updates_abort(app->updates, x->path_arg, "aborted by DELETE", &info, e) != 0)
+    if (updates_abort(app->weights->updates, x->path_arg, "aborted by DELETE", &info, e) != 0)
         return -1;
     reply_json(x, 200, update_json(&info));
     return 0;

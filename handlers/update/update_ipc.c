@@ -11,7 +11,7 @@
 
 static int refuse_no_gpu(const struct ipc_request *q, struct err *e)
 {
-    const struct cuda_info *cuda = q->app->cuda;
+    const struct cuda_info *cuda = q->app->weights->cuda;
 
     if (!cuda->available)
         return err_set(e, ERR_NO_GPU, q->parts[0].field,
@@ -31,12 +31,12 @@ static int open_source(struct source **out, struct ipc_request *q, struct err *e
 {
     struct tensor_list *tensor_lists[IPC_RANKS_MAX];
     struct cuda_ipc_cfg cfg = {
-        .devices = q->app->devices,
+        .devices = q->app->weights->devices,
         .n_ranks = q->n_ranks,
         .tensor_lists = tensor_lists,
         .buckets = q->buckets,
         .n_buckets = q->n_parts,
-        .stats = q->app->ipc_stats,
+        .stats = q->app->weights->ipc_stats,
     };
 
     for (uint32_t r = 0; r < q->n_ranks; r++)
@@ -84,7 +84,7 @@ int ipc_from_body(struct update_chunk *c, const struct app *app, const json_t *b
     if (ipc_request_read(&q, app, body, text, sharded, e) != 0 || ipc_request_match(&q, e) != 0 ||
         ipc_request_join(&q, e) != 0 || ipc_request_judge(&q, e) != 0)
         goto err_fini;
-    if (app->n_devices == 0)
+    if (app->weights->n_devices == 0)
         rc = refuse_no_gpu(&q, e);
     else
         rc = open_source(&c->source, &q, e);

@@ -136,7 +136,8 @@ static int tensor_list_of_rank(struct ipc_request *q, uint32_t rank, struct err 
     rc = parts_of_rank(parts, &n, q, rank, e);
     if (rc == 0 && n > 0) {
         place_parts(q, rank, parts);
-        rc = merge_parts(&q->tensor_lists[rank].tensor_list, q->app->lists, parts, n, origins, e);
+        rc = merge_parts(&q->tensor_lists[rank].tensor_list, q->app->weights->lists, parts, n,
+                         origins, e);
     }
     parts_free(parts, n);
     return rc;

@@ -113,7 +113,7 @@ int nccl_from_body(struct update_chunk *c, struct app *app, const json_t *body,
     struct nccl_req req = {0};
     bool taken;
 
-    weight_transfer_packing(app->transfer, &group);
+    weight_transfer_packing(app->weights->transfer, &group);
     if (nccl_parse(&req, body, e) != 0)
         return -1;
     packed_inherit(&req, &group, &taken);
@@ -123,6 +123,6 @@ int nccl_from_body(struct update_chunk *c, struct app *app, const json_t *body,
                       c->tensor_list->n_tensors, e) != 0 ||
         check_digest(&req, c->tensor_list, e) != 0 || cut(&chunks, &req, c->tensor_list, e) != 0)
         return -1;
-    return weight_transfer_source(app->transfer, &c->source, c->tensor_list, &chunks,
+    return weight_transfer_source(app->weights->transfer, &c->source, c->tensor_list, &chunks,
                                   req.group_name, taken ? &group : NULL, req.digest != NULL, e);
 }

@@ -114,9 +114,9 @@ static int request_read(struct request *q, const struct app *app, const json_t *
 
 static void ranks_of_server(struct request *q)
 {
-    q->n_ranks = q->app->n_devices;
+    q->n_ranks = q->app->weights->n_devices;
     for (uint32_t r = 0; r < q->n_ranks; r++) {
-        const char *text = device_about(q->app->devices[r])->uuid;
+        const char *text = device_about(q->app->weights->devices[r])->uuid;
         bool is_uuid = ipc_uuid_parse(q->uuids[r], text, strlen(text));
 
         assert(is_uuid);
@@ -211,16 +211,16 @@ static int match(struct request *q, bool sharded, struct err *e)
 
 static int refuse_no_gpu(const struct app *app, struct err *e)
 {
-    if (!app->cuda->available)
+    if (!app->weights->cuda->available)
         return err_set(e, ERR_NO_GPU, "/serialized_named_tensors",
                        "the tensors are well formed, but this server has no CUDA: %.200s; send "
                        "them by shm, path or as the body",
-                       app->cuda->reason);
+                       app->weights->cuda->reason);
     return err_set(e, ERR_NO_GPU, "/serialized_named_tensors",
                    "the tensors are well formed, but this server was started with --device cpu, "
                    "which keeps its weights in host memory; start it with --device cuda:0 (it has "
                    "%s there), or send them by shm, path or as the body",
-                   app->cuda->devices[0].uuid);
+                   app->weights->cuda->devices[0].uuid);
 }
 
 /* Does every rank get the same tensors in the same order? Where they lie may differ. */
@@ -288,10 +288,10 @@ free_buckets:
 static int open_source(struct source **out, struct request *q, struct err *e)
 {
     struct tensor_list *tensor_lists[RANKS_MAX] = {NULL};
-    struct cuda_ipc_cfg cfg = {.devices = q->app->devices,
+    struct cuda_ipc_cfg cfg = {.devices = q->app->weights->devices,
                                .n_ranks = q->n_ranks,
                                .tensor_lists = tensor_lists,
-                               .stats = q->app->ipc_stats};
+                               .stats = q->app->weights->ipc_stats};
 
     for (uint32_t r = 0; r < q->n_ranks; r++)
         if (q->fed[r] != NO_STRING)
@@ -367,7 +367,7 @@ int tensors_from_body(struct update_chunk *c, const struct app *app, const json_
 
     if (request_read(&q, app, body, e) != 0)
         goto fini;
-    if (app->n_devices == 0) {
+    if (app->weights->n_devices == 0) {
         rc = refuse_no_gpu(app, e);
         goto fini;
     }

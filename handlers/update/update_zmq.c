@@ -93,16 +93,16 @@ static int read_gpus(struct ipc_handles *set, const json_t *handles, struct err 
 
 static int refuse_no_gpu(const struct app *app, const struct ipc_handles *set, struct err *e)
 {
-    if (!app->cuda->available)
+    if (!app->weights->cuda->available)
         return err_set(e, ERR_NO_GPU, FIELD,
                        "the sockets bring CUDA IPC handles (of GPU %s), but this server has no "
                        "CUDA: %.200s; send the tensors by shm, path or as the body",
-                       set->gpus[0].uuid, app->cuda->reason);
+                       set->gpus[0].uuid, app->weights->cuda->reason);
     return err_set(e, ERR_NO_GPU, FIELD,
                    "the sockets bring CUDA IPC handles (of GPU %s), but this server was started "
                    "with --device cpu, which keeps its weights in host memory; start it with "
                    "--device cuda:0 (it has %s there)",
-                   set->gpus[0].uuid, app->cuda->devices[0].uuid);
+                   set->gpus[0].uuid, app->weights->cuda->devices[0].uuid);
 }
 
 /* The address of a GPU, by the UUID that its key was read as; it is there. */
@@ -141,14 +141,16 @@ static int match(struct zmq_pull *p, const struct ipc_handles *set, const json_t
     const struct app *app = p->app;
     const struct ipc_gpu *fed[STORE_DEVICES_MAX];
     const char *uuids[STORE_DEVICES_MAX];
-    struct match_ranks ranks = {
-        .n = app->n_devices, .uuids = uuids, .reach = ipc_reach, .arg = (void *)(uintptr_t)app};
+    struct match_ranks ranks = {.n = app->weights->n_devices,
+                                .uuids = uuids,
+                                .reach = ipc_reach,
+                                .arg = (void *)(uintptr_t)app};
 
-    for (uint32_t r = 0; r < app->n_devices; r++)
-        uuids[r] = device_about(app->devices[r])->uuid;
+    for (uint32_t r = 0; r < app->weights->n_devices; r++)
+        uuids[r] = device_about(app->weights->devices[r])->uuid;
     if (match_gpus(fed, &ranks, set, false, FIELD, e) != 0)
         return -1;
-    for (uint32_t r = 0; r < app->n_devices; r++)
+    for (uint32_t r = 0; r < app->weights->n_devices; r++)
         if (add_port(p, fed[r]->uuid, handles, &p->port_of[r], e) != 0)
             return -1;
     return 0;
@@ -168,7 +170,7 @@ static int pull_parse(struct zmq_pull *p, const json_t *body, struct err *e)
         (label != NULL && label_check(label, "/weight_version", e) != 0) ||
         read_gpus(&set, handles, e) != 0)
         return -1;
-    if (p->app->n_devices == 0)
+    if (p->app->weights->n_devices == 0)
         return refuse_no_gpu(p->app, &set, e);
     (void)snprintf(p->label, sizeof p->label, "%s", label != NULL ? label : "");
     p->deadline_us = timeout_ms > 0 ? clock_after_us(timeout_ms * 1000) : CLOCK_NEVER;
@@ -225,7 +227,7 @@ int handle_update_zmq(struct app *app, struct http_request *x, struct err *e)
 
     if (pull_new(&p, app, x, e) != 0)
         return -1;
-    if (post(app->zmq, p, e) == 0)
+    if (post(app->weights->zmq, p, e) == 0)
         return 0;
     zmq_pull_free(p);
     return -1;

@@ -74,7 +74,7 @@ static int check_alive(struct zmq_pull *p, uint64_t deadline_us, struct err *e)
                        "the request's own timeout), and the trainer's next step, %s, has not come "
                        "or is not done",
                        (unsigned long long)p->app->settings.update_timeout_ms, steps[p->state]);
-    return updates_renew(p->app->updates, p->id, 0, &info, e);
+    return updates_renew(p->app->weights->updates, p->id, 0, &info, e);
 }
 
 /* Until every socket has brought a message. */
@@ -135,7 +135,7 @@ static int await_worker(struct zmq_pull *p, struct err *e)
     while (!wait_slice(&p->result)) {
         zmq_ports_wait(p->ports, 0);
         if (trouble.code == ERR_NONE && check_alive(p, p->deadline_us, &trouble) != 0)
-            (void)updates_abort(p->app->updates, p->id, trouble.msg, &info, &ignored);
+            (void)updates_abort(p->app->weights->updates, p->id, trouble.msg, &info, &ignored);
     }
     p->result.done = false;
     if (p->result.e.code == ERR_NONE)
@@ -175,7 +175,7 @@ static int check_alike(const struct zmq_pull *p, const struct zmq_message *m, st
 static int make_bucket(struct ipc_bucket *b, const struct zmq_pull *p, uint32_t port,
                        const struct zmq_message *m, struct err *e)
 {
-    uint32_t n_ranks = p->app->n_devices;
+    uint32_t n_ranks = p->app->weights->n_devices;
 
     b->ranks = calloc(n_ranks, sizeof b->ranks[0]);
     b->first = calloc(n_ranks, sizeof b->first[0]);
@@ -201,11 +201,11 @@ static int make_source(struct source **out, const struct zmq_pull *p, const stru
                        struct err *e)
 {
     struct tensor_list *tensor_lists[STORE_DEVICES_MAX];
-    struct cuda_ipc_cfg cfg = {.devices = p->app->devices,
-                               .n_ranks = p->app->n_devices,
+    struct cuda_ipc_cfg cfg = {.devices = p->app->weights->devices,
+                               .n_ranks = p->app->weights->n_devices,
                                .tensor_lists = tensor_lists,
                                .n_buckets = p->n_ports,
-                               .stats = p->app->ipc_stats};
+                               .stats = p->app->weights->ipc_stats};
 
     cfg.buckets = calloc(p->n_ports, sizeof cfg.buckets[0]);
     if (cfg.buckets == NULL)
@@ -246,7 +246,8 @@ static int take_tensors(struct zmq_pull *p, const struct zmq_message *m, struct 
     c->tensor_list = tensor_list_ref(m[0].tensor_list);
     c->done = worker_done;
     c->done_arg = &p->result;
-    if (make_source(&c->source, p, m, e) != 0 || updates_submit(p->app->updates, c, e) != 0) {
+    if (make_source(&c->source, p, m, e) != 0 ||
+        updates_submit(p->app->weights->updates, c, e) != 0) {
         update_chunk_free(c);
         return -1;
     }
@@ -259,7 +260,7 @@ static int prove(struct zmq_pull *p, const struct zmq_message *m, struct err *e)
 {
     (void)m;
     if (pause_controller_allows(p->app->pause_controller, CALL_UPDATE_FINISH, e) != 0 ||
-        updates_verify(p->app->updates, p->id, NULL, 0, worker_done, &p->result, e) != 0)
+        updates_verify(p->app->weights->updates, p->id, NULL, 0, worker_done, &p->result, e) != 0)
         return -1;
     return await_worker(p, e);
 }
@@ -268,7 +269,8 @@ static int commit(struct zmq_pull *p, const struct zmq_message *m, struct err *e
 {
     (void)m;
     if (pause_controller_allows(p->app->pause_controller, CALL_UPDATE_FINISH, e) != 0 ||
-        updates_finish(p->app->updates, p->id, "", NULL, 0, worker_done, &p->result, e) != 0)
+        updates_finish(p->app->weights->updates, p->id, "", NULL, 0, worker_done, &p->result, e) !=
+            0)
         return -1;
     return await_worker(p, e);
 }
@@ -368,7 +370,7 @@ static void await_unmapped(struct zmq_pull *p, struct update_info *info)
     struct err ignored = {0};
 
     for (uint32_t i = 0; i < UNMAP_NAPS; i++) {
-        if (updates_get(p->app->updates, p->id, info, &ignored) != 0 ||
+        if (updates_get(p->app->weights->updates, p->id, info, &ignored) != 0 ||
             info->mappings.n_mapped == 0)
             return;
         (void)nanosleep(&nap, NULL);
@@ -413,7 +415,7 @@ static void pull_fail(struct zmq_pull *p, const struct err *why)
     p->n_none = p->state == PULL_RELEASED;
     set_field(&p->why);
     if (p->id[0] != '\0') {
-        (void)updates_abort(p->app->updates, p->id, p->why.msg, &info, &ignored);
+        (void)updates_abort(p->app->weights->updates, p->id, p->why.msg, &info, &ignored);
         await_unmapped(p, &info);
     }
     drop_exports(p);
@@ -481,7 +483,7 @@ static int begin(struct zmq_pull *p, struct err *e)
         pause_controller_allows(p->app->pause_controller, CALL_UPDATE_START, e) != 0)
         return -1;
     memcpy(req.label, p->label, sizeof req.label);
-    if (updates_start(p->app->updates, &req, &info, e) != 0)
+    if (updates_start(p->app->weights->updates, &req, &info, e) != 0)
         return -1;
     memcpy(p->id, info.id, sizeof p->id);
     return 0;

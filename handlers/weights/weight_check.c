@@ -49,7 +49,7 @@ static int check_wanted(const struct check *c, struct err *e)
 
 static int hash_tensor(struct sha256_ctx *sha, const struct check *c, uint32_t i, struct err *e)
 {
-    struct store *s = c->app->store;
+    struct store *s = c->app->weights->store;
     uint64_t nbytes = store_model_spec(s)->tensor_list->tensors[i].nbytes, n;
 
     for (uint64_t at = 0; at < nbytes; at += n) {
@@ -114,7 +114,7 @@ static bool skips(const struct check *c, const char *name)
 
 static int check_served(struct check *c, struct err *e)
 {
-    const struct tensor_list *tensor_list = store_model_spec(c->app->store)->tensor_list;
+    const struct tensor_list *tensor_list = store_model_spec(c->app->weights->store)->tensor_list;
     char sum[SUM_LEN + 1] = "";
 
     for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
@@ -131,7 +131,7 @@ static int check_served(struct check *c, struct err *e)
 /* Of names that the model does not have. */
 static int check_strangers(struct check *c, struct err *e)
 {
-    const struct tensor_list *tensor_list = store_model_spec(c->app->store)->tensor_list;
+    const struct tensor_list *tensor_list = store_model_spec(c->app->weights->store)->tensor_list;
     const char *name;
     json_t *value;
 
@@ -215,7 +215,7 @@ static int check_parse(struct check *c, const json_t *body, struct err *e)
 /* Where nothing is left, nothing is equal; weights that sleep may be, but cannot be read. */
 static int pin(struct check *c, struct err *e)
 {
-    struct store *s = c->app->store;
+    struct store *s = c->app->weights->store;
     struct store_info info;
 
     if (store_pin(s, &c->v, e) != 0) {
@@ -289,7 +289,7 @@ static int check_alone(struct app *app, struct http_request *x, json_t **reply, 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
     rc = check(reply, &c, body, e);
-    store_unpin(app->store, c.v);
+    store_unpin(app->weights->store, c.v);
     free(c.piece);
     json_decref(c.found);
     json_decref(body);

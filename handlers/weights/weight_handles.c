@@ -147,8 +147,8 @@ static int add_columns(json_t *object, const struct view *views, uint32_t n_tens
 static json_t *device_json(const struct app *app, const struct version *v, uint32_t place,
                            struct err *e)
 {
-    uint32_t n_tensors = store_model_spec(app->store)->tensor_list->n_tensors;
-    struct device *device = store_device(app->store, place);
+    uint32_t n_tensors = store_model_spec(app->weights->store)->tensor_list->n_tensors;
+    struct device *device = store_device(app->weights->store, place);
     json_t *object = NULL, *slabs;
     struct slab_set set = {0};
 
@@ -156,8 +156,8 @@ static json_t *device_json(const struct app *app, const struct version *v, uint3
         return NULL;
     slabs = slabs_json(device, &set, e);
     if (slabs != NULL)
-        object = json_pack("{s:s, s:s, s:o}", "place", store_place_name(app->store, place), "uuid",
-                           device_about(device)->uuid, "slabs", slabs);
+        object = json_pack("{s:s, s:s, s:o}", "place", store_place_name(app->weights->store, place),
+                           "uuid", device_about(device)->uuid, "slabs", slabs);
     if (slabs != NULL &&
         (object == NULL || add_columns(object, v->places[place], n_tensors, &set) != 0)) {
         json_decref(object);
@@ -172,7 +172,7 @@ static json_t *devices_json(const struct app *app, const struct version *v, stru
 {
     json_t *list = json_array();
 
-    for (uint32_t place = 0; place < app->n_devices; place++) {
+    for (uint32_t place = 0; place < app->weights->n_devices; place++) {
         json_t *one = device_json(app, v, place, e);
 
         if (one == NULL || json_array_append_new(list, one) != 0) {
@@ -221,9 +221,9 @@ static int add_aliases(json_t *object, const struct model_spec *m)
 
 static const char *placement_of(const struct app *app, const struct version *v)
 {
-    uint32_t n_tensors = store_model_spec(app->store)->tensor_list->n_tensors;
+    uint32_t n_tensors = store_model_spec(app->weights->store)->tensor_list->n_tensors;
 
-    for (uint32_t place = 0; place < app->n_devices; place++)
+    for (uint32_t place = 0; place < app->weights->n_devices; place++)
         for (uint32_t i = 0; i < n_tensors; i++)
             if (v->places[place][i].slab == NULL)
                 return "sharded";
@@ -234,7 +234,7 @@ static const char *placement_of(const struct app *app, const struct version *v)
 static json_t *handles_json(const struct app *app, const struct version *v,
                             const struct lease_info *lease, struct err *e)
 {
-    const struct model_spec *m = store_model_spec(app->store);
+    const struct model_spec *m = store_model_spec(app->weights->store);
     json_t *devices = devices_json(app, v, e), *object;
 
     if (devices == NULL)
@@ -271,10 +271,10 @@ static int answer_head(struct app *app, struct http_request *x, uint32_t lease_s
     int rc;
 
     memset(none.id, '0', LEASE_ID_LEN);
-    if (store_pin(app->store, &v, e) != 0)
+    if (store_pin(app->weights->store, &v, e) != 0)
         return -1;
     rc = make_reply(app, v, &none, &reply, e);
-    store_unpin(app->store, v);
+    store_unpin(app->weights->store, v);
     if (rc == 0)
         http_reply(x, &reply);
     return rc;
@@ -282,16 +282,16 @@ static int answer_head(struct app *app, struct http_request *x, uint32_t lease_s
 
 static int check_gpus(const struct app *app, struct err *e)
 {
-    if (app->n_devices > 0)
+    if (app->weights->n_devices > 0)
         return 0;
-    if (!app->cuda->available)
+    if (!app->weights->cuda->available)
         return err_set(e, ERR_NO_GPU, "",
                        "the weights lie in host memory, and CUDA is not available: %.300s",
-                       app->cuda->reason);
+                       app->weights->cuda->reason);
     return err_set(e, ERR_NO_GPU, "",
                    "the weights lie in host memory: the server was started with --device cpu; "
                    "there are %zu GPUs, cuda:0 first",
-                   app->cuda->n_devices);
+                   app->weights->cuda->n_devices);
 }
 
 int handle_handles_get(struct app *app, struct http_request *x, struct err *e)
@@ -306,13 +306,13 @@ int handle_handles_get(struct app *app, struct http_request *x, struct err *e)
         return -1;
     if (x->method == METHOD_HEAD)
         return answer_head(app, x, (uint32_t)lease_s, e);
-    if (lease_open(app->leases, (uint32_t)lease_s, &lease, &v, e) != 0)
+    if (lease_open(app->weights->leases, (uint32_t)lease_s, &lease, &v, e) != 0)
         return -1;
     if (make_reply(app, v, &lease, &reply, e) != 0) {
-        (void)lease_close(app->leases, lease.id, &ignored);
+        (void)lease_close(app->weights->leases, lease.id, &ignored);
         return -1;
     }
-    lease_start(app->leases, lease.id); /* before anyone can renew it */
+    lease_start(app->weights->leases, lease.id); /* before anyone can renew it */
     http_reply(x, &reply);
     return 0;
 }
@@ -329,7 +329,7 @@ static json_t *renewed_json(const struct app *app, const struct lease_info *leas
 {
     struct store_info info;
 
-    store_info(app->store, &info);
+    store_info(app->weights->store, &info);
     return json_pack("{s:s, s:I, s:s, s:I, s:b}", "lease_id", lease->id, "lease_s",
                      (json_int_t)lease->lease_s, "weight_version", lease->label, "serial",
                      (json_int_t)lease->serial, "served", (int)(info.serial == lease->serial));
@@ -347,7 +347,7 @@ int handle_handles_renew(struct app *app, struct http_request *x, struct err *e)
         return -1;
     rc = renew_parse(&id, &lease_s, body, e);
     if (rc == 0)
-        rc = lease_renew(app->leases, id, (uint32_t)lease_s, &lease, e);
+        rc = lease_renew(app->weights->leases, id, (uint32_t)lease_s, &lease, e);
     json_decref(body);
     if (rc != 0)
         return -1;
@@ -357,7 +357,7 @@ int handle_handles_renew(struct app *app, struct http_request *x, struct err *e)
 
 int handle_handles_delete(struct app *app, struct http_request *x, struct err *e)
 {
-    if (lease_close(app->leases, x->path_arg, e) != 0)
+    if (lease_close(app->weights->leases, x->path_arg, e) != 0)
         return -1;
     reply_json(x, 200, json_pack("{s:s}", "lease_id", x->path_arg));
     return 0;

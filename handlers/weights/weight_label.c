@@ -29,10 +29,10 @@ static int set_label(json_t **reply, struct app *app, const json_t *body, struct
     uint64_t serial;
 
     if (label_parse(&req, body, e) != 0 ||
-        store_set_label(app->store, req.label, req.if_serial, &serial, e) != 0)
+        store_set_label(app->weights->store, req.label, req.if_serial, &serial, e) != 0)
         return -1;
     if (req.abort_requests)
-        (void)generations_abort(app->generations, NULL, 0);
+        (void)generations_abort(app->generate->generations, NULL, 0);
     log_labelled(req.label, serial);
     *reply = json_pack("{s:s, s:I}", "weight_version", req.label, "serial", (json_int_t)serial);
     return 0;

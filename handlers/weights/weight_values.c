@@ -96,10 +96,11 @@ static int no_memory(struct err *e)
 static int read_values(struct app *app, const struct version *v, uint32_t index, uint64_t numel,
                        void *raw, float *values, struct err *e)
 {
-    const struct tensor_spec *t = &store_model_spec(app->store)->tensor_list->tensors[index];
+    const struct tensor_spec *t =
+        &store_model_spec(app->weights->store)->tensor_list->tensors[index];
     uint64_t nbytes = numel * dtype_nbytes(t->dtype);
 
-    if (nbytes > 0 && store_read(app->store, v, index, 0, nbytes, raw, e) != 0)
+    if (nbytes > 0 && store_read(app->weights->store, v, index, 0, nbytes, raw, e) != 0)
         return -1;
     dtype_convert(values, DTYPE_F32, raw, t->dtype, numel);
     return 0;
@@ -109,7 +110,8 @@ static int read_values(struct app *app, const struct version *v, uint32_t index,
 static json_t *values_json(struct app *app, const struct version *v, uint32_t index,
                            uint64_t n_rows, struct err *e)
 {
-    const struct tensor_spec *t = &store_model_spec(app->store)->tensor_list->tensors[index];
+    const struct tensor_spec *t =
+        &store_model_spec(app->weights->store)->tensor_list->tensors[index];
     uint64_t shape[TENSOR_LIST_NDIM_MAX], numel = 1;
     struct block b = {.shape = shape, .ndim = t->ndim};
     json_t *list = NULL;
@@ -134,17 +136,17 @@ static json_t *values_json(struct app *app, const struct version *v, uint32_t in
 
 static int act(struct app *app, struct http_request *x, const struct values_req *req, struct err *e)
 {
-    const struct model_spec *m = store_model_spec(app->store);
+    const struct model_spec *m = store_model_spec(app->weights->store);
     const struct version *v;
     uint32_t index;
     json_t *list;
 
     if (weights_find(m, req->name, &index, e) != 0 ||
         values_check(&m->tensor_list->tensors[index], req->n_rows, e) != 0 ||
-        store_pin(app->store, &v, e) != 0)
+        store_pin(app->weights->store, &v, e) != 0)
         return -1;
     list = values_json(app, v, index, req->n_rows, e);
-    store_unpin(app->store, v);
+    store_unpin(app->weights->store, v);
     if (list == NULL)
         return -1;
     reply_json(x, 200, list);

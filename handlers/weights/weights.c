@@ -69,11 +69,11 @@ static int add_tensor(json_t *list, struct store *s, const struct version *v, ui
 /* New, or NULL with e set. */
 static json_t *list_json(struct app *app, const struct version *v, bool checksums, struct err *e)
 {
-    const struct tensor_list *tensor_list = store_model_spec(app->store)->tensor_list;
+    const struct tensor_list *tensor_list = store_model_spec(app->weights->store)->tensor_list;
     json_t *tensors = json_array(), *list;
 
     for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
-        if (add_tensor(tensors, app->store, v, i, checksums, e) != 0) {
+        if (add_tensor(tensors, app->weights->store, v, i, checksums, e) != 0) {
             json_decref(tensors);
             return NULL;
         }
@@ -93,10 +93,11 @@ int handle_weights_list(struct app *app, struct http_request *x, struct err *e)
     bool checksums = true;
     json_t *list;
 
-    if (query_bool(&checksums, x, "checksums", e) != 0 || store_pin(app->store, &v, e) != 0)
+    if (query_bool(&checksums, x, "checksums", e) != 0 ||
+        store_pin(app->weights->store, &v, e) != 0)
         return -1;
     list = list_json(app, v, checksums, e);
-    store_unpin(app->store, v);
+    store_unpin(app->weights->store, v);
     if (list == NULL)
         return -1;
     reply_json(x, 200, list);
@@ -221,15 +222,15 @@ int handle_weights_get(struct app *app, struct http_request *x, struct err *e)
     struct checksum sum;
     uint32_t index;
 
-    if (weights_find(store_model_spec(app->store), x->path_arg, &index, e) != 0)
+    if (weights_find(store_model_spec(app->weights->store), x->path_arg, &index, e) != 0)
         return -1;
     d = calloc(1, sizeof *d);
     if (d == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the download");
-    d->store = app->store;
+    d->store = app->weights->store;
     d->pool = app->control;
-    if (store_pin(app->store, &d->version, e) != 0 ||
-        store_checksum(app->store, d->version, index, &sum, e) != 0 ||
+    if (store_pin(app->weights->store, &d->version, e) != 0 ||
+        store_checksum(app->weights->store, d->version, index, &sum, e) != 0 ||
         (d->version->views == NULL && copy_tensor(d, index, x, e) != 0)) {
         download_end(d);
         return -1;

@@ -91,18 +91,22 @@ struct plane *plane_new(size_t n_permits, size_t n_queue, const struct tokenizer
     mtx_init(&p->lock, MTX_ENGINE);
     cnd_init(&p->moved);
     (void)snprintf(p->life.boot_id, sizeof p->life.boot_id, "feedfacefeedfacefeedfacefeedface");
+    p->generate = (struct app_generate){.engine = &p->engine,
+                                        .tokenizer = tokenizer,
+                                        .model_name = "fake-model",
+                                        .model_path = "",
+                                        .vocab_size = PLANE_VOCAB,
+                                        .max_model_len = PLANE_CONTEXT};
     p->app = (struct app){.life = &p->life,
-                          .engine = &p->engine,
-                          .tokenizer = tokenizer,
-                          .model_name = "fake-model",
-                          .model_path = "",
-                          .vocab_size = PLANE_VOCAB,
-                          .max_model_len = PLANE_CONTEXT,
-                          .max_logprobs = UINT64_MAX,
+                          .weights = &p->weights,
+                          .generate = &p->generate,
+                          .settings = {.max_logprobs = UINT64_MAX},
                           .generate_pool = pool_new("generate"),
                           .text = pool_new("text")};
-    assert_int_equal(admission_new(&p->app.generate, "generate", n_permits, n_queue, &e), 0);
-    assert_int_equal(admission_new(&p->app.prompts, "completions", POOL_THREADS, 64, &e), 0);
+    assert_int_equal(admission_new(&p->app.generate->admission, "generate", n_permits, n_queue, &e),
+                     0);
+    assert_int_equal(
+        admission_new(&p->app.generate->prompt_admission, "completions", POOL_THREADS, 64, &e), 0);
     assert_int_equal(metrics_new(&p->app.metrics, 1, operation_name, &e), 0);
     return p;
 }
@@ -114,16 +118,16 @@ void plane_free(struct plane *p)
     workers_free(p->app.generate_pool);
     workers_free(p->app.text);
     (void)pthread_barrier_destroy(&p->all_here);
-    admission_stats(p->app.generate, &s);
+    admission_stats(p->app.generate->admission, &s);
     assert_int_equal(s.n_running, 0);
     assert_int_equal(s.n_waiting, 0);
     for (uint64_t i = 0; i < p->n_seqs; i++)
         assert_null(p->seqs[i].rec);
-    admission_stats(p->app.prompts, &s);
+    admission_stats(p->app.generate->prompt_admission, &s);
     assert_int_equal(s.n_running, 0);
     assert_int_equal(s.n_waiting, 0);
-    admission_free(p->app.generate);
-    admission_free(p->app.prompts);
+    admission_free(p->app.generate->admission);
+    admission_free(p->app.generate->prompt_admission);
     metrics_free(p->app.metrics);
     cnd_fini(&p->moved);
     mtx_fini(&p->lock);

@@ -40,6 +40,8 @@ struct plane {
 
     pthread_barrier_t all_here; /* every thread of the text pool, and the test */
     struct app app;
+    struct app_weights weights;   /* of app: it has none */
+    struct app_generate generate; /* of app */
     struct life life;
 };
 
@@ -47,7 +49,7 @@ struct plane {
 struct plane_x {
     struct http_request_http_server http_server;
     struct http_request *x; /* the HTTP server's reference */
-    struct mtx lock;    /* rank MTX_LEAF; guards `woken` */
+    struct mtx lock;        /* rank MTX_LEAF; guards `woken` */
     struct cnd woken;
     uint64_t n_woken;
 };

@@ -213,7 +213,7 @@ int skyrl_rpc_refuse(json_t **body, const struct http_request *x, struct err *e)
 int skyrl_results_response(json_t **reply, const struct http_request *x)
 {
     const struct app *app = x->app;
-    uint32_t n_ranks = app->n_devices > 0 ? app->n_devices : 1;
+    uint32_t n_ranks = app_n_devices(app) > 0 ? app_n_devices(app) : 1;
     json_t *results = json_array();
 
     for (uint32_t r = 0; r < n_ranks; r++) {

@@ -255,8 +255,8 @@ static int one_for_all(const json_t **out, const json_t *list, const struct http
     size_t n = json_array_size(list), i = 1;
     uint32_t n_ranks = 1;
 
-    if (app != NULL && app->n_devices > 0)
-        n_ranks = app->n_devices;
+    if (app != NULL && app_n_devices(app) > 0)
+        n_ranks = app_n_devices(app);
     while (i < n && json_equal(json_array_get(entries, i), json_array_get(entries, 0)))
         i++;
     json_decref(whole);

@@ -82,7 +82,8 @@ static int read_sizes(struct outcome *o, const json_t *list, const struct body_c
 static int read_lists(struct outcome *o, json_t *const *lists, const struct chunk_origin *origins,
                       uint32_t n_lists, const struct body_columns *text, struct err *e)
 {
-    struct app app = {.lists = NULL};
+    struct app_weights weights = {.lists = NULL};
+    struct app app = {.weights = &weights};
     struct tensor_list_builder *b;
     struct tensor_list *tensor_list;
 

@@ -59,7 +59,7 @@ static struct plane *chat_plane(void)
 {
     struct plane *p = plane_new(1, 8, tok);
 
-    p->app.chat = template;
+    p->app.generate->chat = template;
     return p;
 }
 
@@ -399,8 +399,8 @@ static void test_render_makes_the_same_request(void **state)
     for (size_t i = 0; i < 2 * sizeof bodies / sizeof bodies[0]; i++) {
         struct plane *p = plane_new(4, 8, tok);
 
-        p->app.chat = template;
-        p->app.defaults = i % 2 == 0 ? &defaults : NULL;
+        p->app.generate->chat = template;
+        p->app.generate->defaults = i % 2 == 0 ? &defaults : NULL;
         assert_renders(p, bodies[i / 2]);
         plane_free(p);
     }
@@ -442,7 +442,7 @@ static void test_chat_says_why_there_is_no_template(void **state)
         json_t *reply;
         int status = 0;
 
-        p->app.chat_why = why[i];
+        p->app.generate->chat_why = why[i];
         plane_send(p, &px, &chat, USER "\"n\": 1}");
         reply = plane_wait_reply(&px, &status);
         assert_int_equal(status, 400);

@@ -455,7 +455,7 @@ static size_t n_prompts_waiting(struct plane *p)
 {
     struct admission_stats s;
 
-    admission_stats(p->app.prompts, &s);
+    admission_stats(p->app.generate->prompt_admission, &s);
     return s.n_waiting;
 }
 
@@ -470,11 +470,11 @@ static size_t hold_prompts(struct plane *p, struct ticket held[8])
     struct admission_stats s;
     struct err e = {0};
 
-    admission_stats(p->app.prompts, &s);
+    admission_stats(p->app.generate->prompt_admission, &s);
     assert_true(s.n_permits <= 8);
     for (size_t i = 0; i < s.n_permits; i++) {
         held[i] = (struct ticket){.granted = nothing_granted};
-        assert_int_equal(admission_enter(p->app.prompts, &held[i], &e), 0);
+        assert_int_equal(admission_enter(p->app.generate->prompt_admission, &held[i], &e), 0);
     }
     return s.n_permits;
 }
@@ -507,7 +507,7 @@ static void test_prompts_wait_at_their_semaphore(void **state)
         plane_wait_answer(&px[i]);
 
     for (size_t i = 0; i < n_held; i++)
-        admission_leave(p->app.prompts, &held[i]);
+        admission_leave(p->app.generate->prompt_admission, &held[i]);
     plane_wait_submitted(p, N / 2);
     for (uint64_t id = 1; id <= N / 2; id++) {
         plane_tokens(p, id, (uint32_t[]){1}, 1, 1);
@@ -535,16 +535,16 @@ static void test_prompts_over_the_queue_are_shed(void **state)
     (void)state;
     for (size_t i = 0; i < 64; i++) {
         waiting[i] = (struct ticket){.granted = nothing_granted};
-        assert_int_equal(admission_enter(p->app.prompts, &waiting[i], &e), 0);
+        assert_int_equal(admission_enter(p->app.generate->prompt_admission, &waiting[i], &e), 0);
     }
     plane_send(p, &px, &completions, "{\"prompt\": \"hello\"}");
     reply = plane_wait_reply(&px, &status);
     assert_int_equal(status, 503);
     json_decref(reply);
     for (size_t i = 0; i < 64; i++)
-        assert_true(admission_cancel(p->app.prompts, &waiting[i]));
+        assert_true(admission_cancel(p->app.generate->prompt_admission, &waiting[i]));
     for (size_t i = 0; i < n_held; i++)
-        admission_leave(p->app.prompts, &held[i]);
+        admission_leave(p->app.generate->prompt_admission, &held[i]);
     plane_x_fini(&px);
     plane_free(p);
 }

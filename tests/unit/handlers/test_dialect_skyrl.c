@@ -237,11 +237,12 @@ static void assert_out(int (*out)(json_t **, const struct http_request *), struc
 
 static void test_ways_out(void **state)
 {
-    struct app app = {.n_devices = 0};
+    struct app_weights weights = {.n_devices = 0};
+    struct app app = {.weights = &weights};
 
     (void)state;
     assert_out(skyrl_results_response, &app, "{\"phase\": \"open\"}", "{\"results\":[null]}");
-    app.n_devices = 3;
+    app.weights->n_devices = 3;
     assert_out(skyrl_results_response, &app, "{}", "{\"results\":[null,null,null]}");
     assert_out(skyrl_generate_response, &app,
                "{\"choices\": [{\"index\": 0, \"token_ids\": [4], \"finish_reason\": \"stop\", "

@@ -38,7 +38,7 @@ static size_t n_running(struct plane *p)
 {
     struct admission_stats s;
 
-    admission_stats(p->app.generate, &s);
+    admission_stats(p->app.generate->admission, &s);
     return s.n_running;
 }
 
@@ -46,7 +46,7 @@ static size_t n_waiting(struct plane *p)
 {
     struct admission_stats s;
 
-    admission_stats(p->app.generate, &s);
+    admission_stats(p->app.generate->admission, &s);
     return s.n_waiting;
 }
 
@@ -139,7 +139,7 @@ static void test_generate_hands_on_what_a_commit_does(void **state)
         struct plane_x px;
         int status = 0;
 
-        p->app.on_update = rows[i].of_server;
+        p->app.settings.on_update = rows[i].of_server;
         (void)snprintf(body, sizeof body, "{\"token_ids\": [1], \"sampling_params\": {\"n\": 2}%s}",
                        rows[i].member);
         plane_send(p, &px, i % 2 ? &native : &lenient, body);
@@ -232,7 +232,7 @@ static void test_generate_long_prompt_and_no_engine(void **state)
     json_decref(reply);
     plane_x_fini(&px);
 
-    p->app.engine = NULL;
+    p->app.generate->engine = NULL;
     plane_send(p, &px, &native, "{\"token_ids\": [1], \"sampling_params\": {}}");
     reply = plane_wait_reply(&px, &status);
     assert_int_equal(status, 409);
@@ -601,7 +601,7 @@ static void test_stream_waits_no_longer_than_it_must(void **state)
         bool complete = true;
 
         assert_int_equal(generations_new(&all, &e), 0);
-        p->app.generations = all;
+        p->app.generate->generations = all;
         stream_behind(p, &px, GENERATION_UNSENT_MAX + 1);
         if (cut)
             generations_cut(all);

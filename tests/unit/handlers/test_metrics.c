@@ -160,18 +160,21 @@ static const struct engine_ops ops = {.name = "fake", .stats = fake_engine_stats
 static struct engine engine = {.ops = &ops};
 static struct life life;
 
+static struct app_weights weights = {.store = (struct store *)(uintptr_t)16,
+                                     .updates = (struct updates *)(uintptr_t)16};
+static struct app_generate generate = {.engine = &engine,
+                                       .admission = (struct admission *)(uintptr_t)16,
+                                       .text_admission = (struct admission *)(uintptr_t)32,
+                                       .model_name = "a \"model\"\\of\nmine \xff\xc3\xa9"};
+
 static struct app whole_app(void)
 {
     return (struct app){.life = &life,
                         .pause_controller = (struct pause_controller *)(uintptr_t)16,
-                        .store = (struct store *)(uintptr_t)16,
-                        .updates = (struct updates *)(uintptr_t)16,
-                        .engine = &engine,
-                        .generate = (struct admission *)(uintptr_t)16,
-                        .detokenize = (struct admission *)(uintptr_t)32,
+                        .weights = &weights,
+                        .generate = &generate,
                         .http_server = (struct http_server *)(uintptr_t)16,
-                        .dialects = 1U << DIALECT_VLLM,
-                        .model_name = "a \"model\"\\of\nmine \xff\xc3\xa9"};
+                        .settings = {.dialects = 1U << DIALECT_VLLM}};
 }
 
 /* --- a small parser of the text format --- */
@@ -341,7 +344,7 @@ static struct metrics *metrics_made(void)
 static void test_metrics_text_is_well_formed(void **state)
 {
     struct metrics *m = metrics_made();
-    struct app app = whole_app(), bare = {.model_name = ""};
+    struct app app = whole_app(), bare = {0};
     char *text;
 
     (void)state;
@@ -363,7 +366,7 @@ static void test_metrics_text_is_well_formed(void **state)
 static void test_metrics_request_counts(void **state)
 {
     struct metrics *m = metrics_made();
-    struct app app = {.model_name = ""};
+    struct app app = {0};
     char *text;
 
     (void)state;
@@ -506,7 +509,7 @@ static void test_metrics_text_speaks_vllm(void **state)
     assert_line(text, "vllm:prompt_tokens_total" VLLM_LABELS " 1000");
     assert_line(text, "vllm:generation_tokens_total" VLLM_LABELS " 2000");
     free(text);
-    app.dialects = 1U << DIALECT_NATIVE;
+    app.settings.dialects = 1U << DIALECT_NATIVE;
     text = text_of(m, &app);
     assert_null(strstr(text, "vllm:"));
     free(text);
@@ -517,7 +520,7 @@ static void test_metrics_text_speaks_vllm(void **state)
 static void test_metrics_text_tells_of_the_process(void **state)
 {
     struct metrics *m = metrics_made();
-    struct app app = {.model_name = ""};
+    struct app app = {0};
     unsigned long long rss = 0, fds[2] = {0, 0};
     FILE *extra;
 
@@ -559,7 +562,7 @@ static void *count_many(void *arg)
 static void test_metrics_count_from_any_thread(void **state)
 {
     struct metrics *m = metrics_made();
-    struct app app = {.model_name = ""};
+    struct app app = {0};
     pthread_t threads[THREADS];
     char *text;
 

@@ -67,7 +67,7 @@ static struct said read_body(const char *text, struct app *app)
     json_t *body = NULL;
     struct said s = {.tensor_list = NULL};
     struct err e = {0};
-    int rc = body_parse_columns(&body, &columns, &x, &route, app->lists, &e);
+    int rc = body_parse_columns(&body, &columns, &x, &route, app->weights->lists, &e);
 
     if (rc == 0)
         rc = tensor_list_named(&tensor_list, app, body, &columns, "", false, &e);
@@ -84,14 +84,15 @@ static struct said read_body(const char *text, struct app *app)
 
 static void test_a_known_list_is_the_same_tensor_list(void **state)
 {
-    struct app app = {.lists = NULL}, without = {.lists = NULL};
+    struct app_weights weights = {.lists = NULL}, none = {.lists = NULL};
+    struct app app = {.weights = &weights}, without = {.weights = &none};
     const struct tensor_list *first[N_LISTS];
     char text[TEXT_MAX];
     struct bench b;
 
     (void)state;
     bench_open(&b);
-    app.lists = updates_lists(b.updates);
+    app.weights->lists = updates_lists(b.updates);
     for (int round = 0; round < 3; round++)
         for (int list = 0; list < N_LISTS; list++) {
             struct said s;
@@ -110,14 +111,15 @@ static void test_a_known_list_is_the_same_tensor_list(void **state)
 /* Lists that begin alike are each remembered once, and push out nothing. */
 static void test_lists_of_the_same_names(void **state)
 {
-    struct app app = {.lists = NULL};
+    struct app_weights weights = {.lists = NULL};
+    struct app app = {.weights = &weights};
     char text[TEXT_MAX], other[TEXT_MAX];
     struct said s;
     struct bench b;
 
     (void)state;
     bench_open(&b);
-    app.lists = updates_lists(b.updates);
+    app.weights->lists = updates_lists(b.updates);
     put_list(text, 1);
     (void)read_body(text, &app);
     put_list(text, 0);
@@ -131,29 +133,30 @@ static void test_lists_of_the_same_names(void **state)
         assert_true(s.tensor_list != NULL && s.tensor_list != is);
     }
     put_list(text, 1);
-    assert_true(knows(app.lists, strchr(text, '[')));
+    assert_true(knows(app.weights->lists, strchr(text, '[')));
     bench_close(&b);
 }
 
 /* The text is remembered with its tensor list, and one in other words is the same tensor list. */
 static void test_a_list_is_remembered(void **state)
 {
-    struct app app = {.lists = NULL};
+    struct app_weights weights = {.lists = NULL};
+    struct app app = {.weights = &weights};
     char text[TEXT_MAX], *blank;
     const struct tensor_list *first;
     struct bench b;
 
     (void)state;
     bench_open(&b);
-    app.lists = updates_lists(b.updates);
+    app.weights->lists = updates_lists(b.updates);
     put_list(text, 0);
-    assert_false(knows(app.lists, strchr(text, '[')));
+    assert_false(knows(app.weights->lists, strchr(text, '[')));
     first = read_body(text, &app).tensor_list;
-    assert_true(knows(app.lists, strchr(text, '[')));
+    assert_true(knows(app.weights->lists, strchr(text, '[')));
     blank = strstr(text, "],\"dtypes");
     memmove(blank + 1, blank, strlen(blank) + 1);
     *blank = ' ';
-    assert_false(knows(app.lists, strchr(text, '[')));
+    assert_false(knows(app.weights->lists, strchr(text, '[')));
     assert_ptr_equal(read_body(text, &app).tensor_list, first);
     bench_close(&b);
 }
@@ -162,7 +165,8 @@ static void test_a_list_is_remembered(void **state)
 static void test_an_almost_known_list_is_read(void **state)
 {
     static const char bytes[] = "019[]{},\" \\:aB\n";
-    struct app app = {.lists = NULL}, without = {.lists = NULL};
+    struct app_weights weights = {.lists = NULL}, none = {.lists = NULL};
+    struct app app = {.weights = &weights}, without = {.weights = &none};
     unsigned n_taken = 0, n_refused = 0;
     char text[TEXT_MAX], other[TEXT_MAX];
     struct bench b;
@@ -170,7 +174,7 @@ static void test_an_almost_known_list_is_read(void **state)
     (void)state;
     srand(11);
     bench_open(&b);
-    app.lists = updates_lists(b.updates);
+    app.weights->lists = updates_lists(b.updates);
     for (int i = 0; i < N_BODIES; i++) {
         struct said s;
 

@@ -130,8 +130,8 @@ static void run_case(struct buf *out, const char *path, const char *body, uint64
     struct plane_x px;
     struct err e = {0};
 
-    assert_int_equal(generations_new(&p->app.generations, &e), 0);
-    p->app.chat = template;
+    assert_int_equal(generations_new(&p->app.generate->generations, &e), 0);
+    p->app.generate->chat = template;
     plane_send(p, &px, route_of(path), body);
     make_all(p, n_seqs);
     if (stream)
@@ -139,7 +139,7 @@ static void run_case(struct buf *out, const char *path, const char *body, uint64
     else
         append_reply(out, &px);
     plane_x_fini(&px);
-    gs = p->app.generations;
+    gs = p->app.generate->generations;
     plane_free(p);
     generations_free(gs);
 }

@@ -56,13 +56,13 @@ static struct plane *make(size_t n_permits)
     struct plane *p = plane_new(n_permits, 8, tok);
     struct err e = {0};
 
-    assert_int_equal(generations_new(&p->app.generations, &e), 0);
+    assert_int_equal(generations_new(&p->app.generate->generations, &e), 0);
     return p;
 }
 
 static void unmake(struct plane *p)
 {
-    struct generations *gs = p->app.generations;
+    struct generations *gs = p->app.generate->generations;
 
     plane_free(p);
     generations_free(gs);
@@ -531,7 +531,7 @@ static void test_no_output_is_told_where_none_was_asked_for(void **state)
 
 static void abort_one(struct plane *p, const char *rid, uint32_t wanted)
 {
-    assert_int_equal(generations_abort(p->app.generations, &rid, 1), wanted);
+    assert_int_equal(generations_abort(p->app.generate->generations, &rid, 1), wanted);
 }
 
 static void test_a_name_aborts_its_request(void **state)

@@ -30,7 +30,8 @@
 static struct cuda_info cuda;
 static struct device *devices[2];
 static struct cuda_ipc_stats stats;
-static struct app app;
+static struct app_weights weights;
+static struct app app = {.weights = &weights};
 
 static int set_up(void **state)
 {
@@ -43,7 +44,8 @@ static int set_up(void **state)
     for (int i = 0; i < 2; i++)
         if (!cuda.available || device_new(&devices[i], &cuda.api, &cuda.devices[i], &e) != 0)
             return -1;
-    app = (struct app){.cuda = &cuda, .devices = devices, .n_devices = 2, .ipc_stats = &stats};
+    weights = (struct app_weights){
+        .cuda = &cuda, .devices = devices, .n_devices = 2, .ipc_stats = &stats};
     return 0;
 }
 

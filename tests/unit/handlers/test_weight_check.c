@@ -27,7 +27,8 @@ bool __wrap_http_request_disconnected(struct http_request *x)
 }
 
 static struct life life;
-static struct app app = {.life = &life};
+static struct app_weights weights;
+static struct app app = {.life = &life, .weights = &weights};
 
 static void no_wake(struct http_request_http_server *http_server)
 {
@@ -69,7 +70,7 @@ static void commit(unsigned step, const char *label)
     struct slab *slab = NULL;
     struct err e = {0};
 
-    assert_int_equal(store_stage(app.store, &cfg, CLOCK_NEVER, &g, &e), 0);
+    assert_int_equal(store_stage(app.weights->store, &cfg, CLOCK_NEVER, &g, &e), 0);
     assert_int_equal(staging_slab(g, FX_N * FX_NBYTES_MAX, &slab, &e), 0);
     for (uint32_t i = 0; i < FX_N; i++) {
         uint64_t at = slab->addr + (uint64_t)i * FX_NBYTES_MAX;
@@ -78,7 +79,7 @@ static void commit(unsigned step, const char *label)
         assert_int_equal(staging_view(g, 0, i, slab, at, &e), 0);
     }
     slab_unref(slab);
-    assert_int_equal(store_commit(app.store, g, label, &stats, &e), 0);
+    assert_int_equal(store_commit(app.weights->store, g, label, &stats, &e), 0);
 }
 
 static int setup(void **state)
@@ -92,14 +93,14 @@ static int setup(void **state)
     between = NULL;
     life_init(&life);
     life_set(&life, LIFE_SERVING);
-    return store_new(&app.store, &cfg, &e);
+    return store_new(&app.weights->store, &cfg, &e);
 }
 
 /* Fails if a version is still pinned. */
 static int teardown(void **state)
 {
     (void)state;
-    store_free(app.store);
+    store_free(app.weights->store);
     return 0;
 }
 
@@ -207,11 +208,11 @@ static void test_nothing_is_equal_where_nothing_is(void **state)
     err_clear(&e);
     commit(1, "one");
     found = sums();
-    assert_int_equal(store_sleep(app.store, 1, CLOCK_NEVER, &slept, &e), 0);
+    assert_int_equal(store_sleep(app.weights->store, 1, CLOCK_NEVER, &slept, &e), 0);
     assert_null(ask("{\"action\":\"compare\",\"baseline\":{}}", &e));
     assert_int_equal(e.code, ERR_ASLEEP); /* kept, but not to be read */
     err_clear(&e);
-    assert_int_equal(store_sleep(app.store, 2, CLOCK_NEVER, &slept, &e), 0);
+    assert_int_equal(store_sleep(app.weights->store, 2, CLOCK_NEVER, &slept, &e), 0);
     assert_mismatches(found, "[\"embed.weight\",\"layers.0.q\",\"layers.0.k\",\"layers.0.v\","
                              "\"norm.weight\",\"bias\",\"last.weight\"]");
     json_decref(found);

@@ -141,7 +141,9 @@ static void test_health_watch_answers_while_the_server_is_stuck(void **state)
     static const struct engine_ops ops = {.stats = fake_stats};
     struct engine engine = {.ops = &ops};
     struct life life;
-    struct app app = {.life = &life};
+    struct app_weights weights = {0};
+    struct app_generate generate = {0};
+    struct app app = {.life = &life, .weights = &weights, .generate = &generate};
     struct http_server_cfg cfg = {.address = "127.0.0.1",
                                   .n_connections_max = 64,
                                   .header_timeout_us = LIMIT_US,
@@ -174,7 +176,7 @@ static void test_health_watch_answers_while_the_server_is_stuck(void **state)
     expect(&c, "/livez", 200, "{\"live\":true}");
 
     life_set(&life, LIFE_DRAINING); /* of its weights nobody asks then, and there are none here */
-    app.engine = &engine;
+    app.generate->engine = &engine;
     atomic_store(&fake.heartbeat_us, clock_now_us());
     assert_int_equal(health_watch_start(w, &app, &e), 0);
     stick(true); /* from here on nobody can look */
