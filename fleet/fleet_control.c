@@ -76,10 +76,10 @@ void fleet_apply_quiesce(struct fleet_control *fc)
     prepare_begun = fc->session != NULL && fc->session->prepare_begun;
     paused = prepare_begun || fc->n_adapters_replacing > 0;
     still = fc->hold.on || fc->weights_asleep || fc->kv_asleep || fc->n_probe_suspensions > 0;
-    upstreams_tokens(fc->upstreams, !still && !prepare_begun);
+    upstreams_enable_generation_probes(fc->upstreams, !still && !prepare_begun);
     mtx_unlock(&fc->lock);
-    fleet_still(fleet_of(fc), still, order);
-    fleet_hold_back(fleet_of(fc), still || paused, order);
+    fleet_quiesce(fleet_of(fc), still, order);
+    fleet_hold_generates(fleet_of(fc), still || paused, order);
 }
 
 void fleet_adapter_replacing(struct fleet_control *fc, bool on)
@@ -110,10 +110,10 @@ size_t fleet_reachable(struct fleet_control *fc, const json_t *body, struct flee
 {
     size_t n = upstreams_n(fc->upstreams), n_alive = 0;
     struct upstream_info info;
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
     for (size_t i = 0; i < n && i < FLEET_MAX; i++) {
-        upstreams_at(fc->upstreams, i, &at);
+        upstreams_get(fc->upstreams, i, &at);
         fleet_info(fleet_of(fc), i, &info);
         if (!at.removed && info.alive)
             targets[n_alive++] = (struct fleet_target){.upstream = i, .body = body};
@@ -133,11 +133,11 @@ static void name_down(struct fleet_control *fc, char *out, size_t cap)
 {
     size_t n = upstreams_n(fc->upstreams), len = 0;
     struct upstream_info info;
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
     out[0] = '\0';
     for (size_t i = 0; i < n && len < cap; i++) {
-        upstreams_at(fc->upstreams, i, &at);
+        upstreams_get(fc->upstreams, i, &at);
         fleet_info(fleet_of(fc), i, &info);
         if (!at.removed && !info.alive)
             len += (size_t)snprintf(out + len, cap - len, "%s%s", len > 0 ? ", " : "", at.name);
@@ -178,7 +178,7 @@ json_t *fleet_result_json(const char *name, bool ok, int status, const char *err
 }
 
 /* Of one that nobody asked. */
-static json_t *absent_json(struct fleet_control *fc, size_t i, const struct upstream_at *at)
+static json_t *absent_json(struct fleet_control *fc, size_t i, const struct upstream_endpoint *at)
 {
     struct upstream_info info;
     char why[ERR_MSG_MAX + 32];
@@ -193,13 +193,13 @@ json_t *fleet_results_json(struct fleet_control *fc, const struct fleet_result *
 {
     size_t n_all = upstreams_n(fc->upstreams);
     json_t *list = json_array();
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
     for (size_t i = 0; i < n_all; i++) {
         const struct fleet_result *s = NULL;
         json_t *one;
 
-        upstreams_at(fc->upstreams, i, &at);
+        upstreams_get(fc->upstreams, i, &at);
         for (size_t k = 0; k < n; k++)
             if (results[k].upstream == i)
                 s = &results[k];

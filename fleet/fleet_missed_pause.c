@@ -9,8 +9,8 @@ void fleet_incarnation_of(struct fleet_control *fc, size_t upstream, struct flee
     struct upstream_info info;
 
     fleet_info(fleet_of(fc), upstream, &info);
-    memcpy(out->process, info.saw.process, sizeof out->process);
-    out->n_missed = info.n_missed;
+    memcpy(out->process, info.report.process, sizeof out->process);
+    out->n_failures = info.n_failures;
     out->synced = info.synced;
 }
 
@@ -22,7 +22,8 @@ bool fleet_is_other_incarnation(struct fleet_control *fc, size_t upstream,
     fleet_incarnation_of(fc, upstream, &now);
     if (life->process[0] != '\0' && now.process[0] != '\0')
         return strcmp(life->process, now.process) != 0;
-    return (life->synced && !now.synced) || now.n_missed >= life->n_missed + FLEET_MISSES_DOWN;
+    return (life->synced && !now.synced) ||
+           now.n_failures >= life->n_failures + FLEET_FAILURES_DOWN;
 }
 
 bool fleet_engine_is_paused_locked(struct fleet_control *fc, size_t upstream)
@@ -42,11 +43,11 @@ static bool reached(const struct fleet_result *results, size_t n, size_t upstrea
 static void set_due_locked(struct fleet_control *fc)
 {
     size_t n = upstreams_n(fc->upstreams);
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
     fc->missed_pause_due_us = CLOCK_NEVER;
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(fc->upstreams, i, &at);
+        upstreams_get(fc->upstreams, i, &at);
         fc->missed_pause[i] = fc->missed_pause[i] && !at.removed;
         if (fc->missed_pause[i])
             fc->missed_pause_due_us = clock_after_us(FLEET_MISSED_PAUSE_RETRY_US);
@@ -69,7 +70,7 @@ void fleet_note_pause_results(struct fleet_control *fc, const struct fleet_resul
 {
     size_t n_all = upstreams_n(fc->upstreams);
     struct upstream_info info;
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
     mtx_lock(&fc->lock);
     memset(fc->paused_by_trainer, 0, sizeof fc->paused_by_trainer);
@@ -78,7 +79,7 @@ void fleet_note_pause_results(struct fleet_control *fc, const struct fleet_resul
         fleet_incarnation_of(fc, results[i].upstream, &fc->paused[results[i].upstream]);
     }
     for (size_t i = 0; i < n_all; i++) {
-        upstreams_at(fc->upstreams, i, &at);
+        upstreams_get(fc->upstreams, i, &at);
         fleet_info(fleet_of(fc), i, &info);
         fc->missed_pause[i] = !at.removed && !info.fenced && !reached(results, n, i) &&
                               !fleet_engine_is_held_locked(fc, i);
@@ -116,7 +117,7 @@ static void send_missed(struct fleet_control *fc, enum api_op op,
 
     for (size_t i = 0; i < n; i++) {
         fleet_info(fleet_of(fc), targets[i].upstream, &info);
-        incarnation[i] = info.n_lives;
+        incarnation[i] = info.incarnation;
     }
     if (n == 0 || fleet_request(fc, op, targets, n, fleet_step_us(fc), &results, &ignored) != 0)
         return;
@@ -124,7 +125,7 @@ static void send_missed(struct fleet_control *fc, enum api_op op,
         if (results[i].outcome == FLEET_REFUSED)
             fleet_fence(fleet_of(fc), results[i].upstream, &results[i].why);
         if (op == API_PAUSE && result_ok(&results[i]))
-            fleet_stands_still(fleet_of(fc), results[i].upstream, incarnation[i]);
+            fleet_confirm_quiesced(fleet_of(fc), results[i].upstream, incarnation[i]);
         mtx_lock(&fc->lock);
         fc->missed_pause[results[i].upstream] = !result_ok(&results[i]) &&
                                                 results[i].outcome != FLEET_REFUSED;

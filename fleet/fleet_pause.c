@@ -211,12 +211,12 @@ static size_t to_resume(struct fleet_control *fc, struct fleet_target *targets)
     struct fleet_target alive[FLEET_MAX];
     size_t n = fleet_reachable(fc, NULL, alive), n_targets = 0;
     struct upstream_info info;
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
     for (size_t i = 0; i < n; i++) {
         bool paused;
 
-        upstreams_at(fc->upstreams, alive[i].upstream, &at);
+        upstreams_get(fc->upstreams, alive[i].upstream, &at);
         fleet_info(fleet_of(fc), alive[i].upstream, &info);
         mtx_lock(&fc->lock);
         paused = fleet_engine_is_held_locked(fc, alive[i].upstream);
@@ -248,13 +248,13 @@ static void resume_removed(struct fleet_control *fc)
     struct fleet_target targets[FLEET_MAX];
     struct fleet_result *results = NULL;
     struct upstream_info info;
-    struct upstream_at at;
+    struct upstream_endpoint at;
     struct err ignored = {0};
 
     for (size_t i = 0; i < n; i++) {
         bool is;
 
-        upstreams_at(fc->upstreams, i, &at);
+        upstreams_get(fc->upstreams, i, &at);
         fleet_info(fleet_of(fc), i, &info);
         mtx_lock(&fc->lock);
         is = at.removed && info.alive && fleet_engine_is_paused_locked(fc, i) &&

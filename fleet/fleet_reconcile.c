@@ -38,12 +38,12 @@ void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, size_t u
 {
     struct fleet_reconciler *f = &fc->reconcilers[upstream];
     struct upstream_info info;
-    struct upstream_at at;
+    struct upstream_endpoint at;
     uint64_t incarnation;
 
-    upstreams_at(fc->upstreams, upstream, &at);
+    upstreams_get(fc->upstreams, upstream, &at);
     fleet_info(fleet_of(fc), upstream, &info);
-    incarnation = at.removed ? UINT64_MAX : info.n_lives;
+    incarnation = at.removed ? UINT64_MAX : info.incarnation;
     if (incarnation == fc->adapters.incarnation[upstream])
         return;
     fleet_adapters_set_incarnation(&fc->adapters, upstream, incarnation,
@@ -89,7 +89,7 @@ static void describe_stale(const struct err *why, struct err *out)
 static void publish(struct fleet_control *fc, size_t upstream)
 {
     const struct fleet_adapter *a;
-    struct fleet_outfit outfit;
+    struct fleet_adapter_check outfit;
     struct err missing = {0};
 
     mtx_lock(&fc->lock);
@@ -99,20 +99,20 @@ static void publish(struct fleet_control *fc, size_t upstream)
         describe_stale(&fc->reconcilers[upstream].stale, &missing);
     else if (a != NULL)
         describe_missing(a, &fc->reconcilers[upstream].why, &missing);
-    outfit = (struct fleet_outfit){.life = fc->adapters.incarnation[upstream],
-                                   .change = fc->adapters.changes,
-                                   .lack = &missing};
+    outfit = (struct fleet_adapter_check){.incarnation = fc->adapters.incarnation[upstream],
+                                          .change = fc->adapters.changes,
+                                          .missing = &missing};
     mtx_unlock(&fc->lock);
-    fleet_outfit(fleet_of(fc), upstream, &outfit);
+    fleet_set_missing_adapters(fleet_of(fc), upstream, &outfit);
 }
 
 void fleet_reconcile_start(struct fleet_control *fc)
 {
     size_t n = upstreams_n(fc->upstreams);
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(fc->upstreams, i, &at);
+        upstreams_get(fc->upstreams, i, &at);
         if (at.removed || upstream_is_two_phase(at.kind))
             continue;
         fleet_reconcile_watch(fc);
@@ -200,7 +200,7 @@ static void end_locked(struct fleet_reconciler *f)
 {
     f->running = false;
     f->fc->n_reconciling--;
-    upstreams_release(f->fc->upstreams);
+    upstreams_release_indexes(f->fc->upstreams);
 }
 
 static void begin(struct fleet_reconciler *f)
@@ -230,10 +230,10 @@ static void watch_one(struct fleet_control *fc, size_t upstream)
     if (begins) {
         f->running = true;
         fc->n_reconciling++;
-        upstreams_hold(fc->upstreams);
+        upstreams_hold_indexes(fc->upstreams);
     }
     mtx_unlock(&fc->lock);
-    if (bars || info.lacks) /* also what has changed of why */
+    if (bars || info.missing_adapters) /* also what has changed of why */
         publish(fc, upstream);
     if (begins)
         begin(f);
@@ -261,7 +261,7 @@ void fleet_reconcile_watch(struct fleet_control *fc)
     mtx_unlock(&fc->lock);
     if (!first)
         return;
-    fleet_needs_outfit(fleet_of(fc));
+    fleet_require_adapters(fleet_of(fc));
     loop_post(upstreams_loop(fc->upstreams), &fc->reconcile_item);
 }
 
@@ -270,9 +270,9 @@ void fleet_reconcile_watch(struct fleet_control *fc)
 bool fleet_has_no_adapter(struct fleet_control *fc, const struct fleet_result *result,
                           const char *name)
 {
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
-    upstreams_at(fc->upstreams, result->upstream, &at);
+    upstreams_get(fc->upstreams, result->upstream, &at);
     return result->outcome == FLEET_REFUSED &&
            api_adapter_is_absent(at.kind, name, result->status,
                                  result->text != NULL ? result->text : "", result->text_len);
@@ -317,9 +317,9 @@ static enum fleet_has loaded(struct fleet_control *fc, const struct fleet_target
     enum fleet_has has = task->had;
     struct fleet_result *result = NULL;
     struct err ignored = {0};
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
-    upstreams_at(fc->upstreams, target->upstream, &at);
+    upstreams_get(fc->upstreams, target->upstream, &at);
     if (task->may_have && at.kind == UPSTREAM_SGLANG) /* which replaces nothing */
         (void)unloaded(fc, target, task->name, &ignored);
     if (fleet_request(fc, API_LOAD_ADAPTER, target, 1, task->timeout_us + FLEET_GRACE_US, &result,
@@ -358,10 +358,10 @@ static enum fleet_has ask(struct fleet_control *fc, size_t upstream,
 static void log_fitted(const struct fleet_control *fc, size_t upstream,
                        const struct fleet_adapter_task *task, const struct err *why)
 {
-    struct upstream_at at;
+    struct upstream_endpoint at;
     struct log_rec r;
 
-    upstreams_at(fc->upstreams, upstream, &at);
+    upstreams_get(fc->upstreams, upstream, &at);
     log_begin(&r, why->code == ERR_NONE ? LOG_INFO : LOG_WARN,
               task->load != NULL ? "fleet.adapter_loaded_again" : "fleet.adapter_unloaded_late");
     log_str(&r, "upstream", at.name);
@@ -386,10 +386,10 @@ static void note_locked(struct fleet_reconciler *f, uint64_t wait_max_us, const 
 
 static void log_emptied(const struct fleet_control *fc, size_t upstream)
 {
-    struct upstream_at at;
+    struct upstream_endpoint at;
     struct log_rec r;
 
-    upstreams_at(fc->upstreams, upstream, &at);
+    upstreams_get(fc->upstreams, upstream, &at);
     log_begin(&r, LOG_INFO, "fleet.cache_emptied");
     log_str(&r, "upstream", at.name);
     log_end(&r);

@@ -98,14 +98,14 @@ static enum err_code code_of_silence(enum err_code why)
     return why == ERR_TIMEOUT ? ERR_UPSTREAM_TIMEOUT : ERR_UPSTREAM;
 }
 
-void fleet_result_read(struct fleet_result *result, const char *name, struct upstream_answer *a)
+void fleet_result_read(struct fleet_result *result, const char *name, struct upstream_reply *a)
 {
     result->status = a->status;
     result->text = a->text;
     result->text_len = a->text_len;
     a->text = NULL;
     if (a->good) {
-        result->outcome = a->asked ? FLEET_OK : FLEET_SKIPPED;
+        result->outcome = a->requested ? FLEET_OK : FLEET_SKIPPED;
     } else if (a->status >= 300) {
         result->outcome = FLEET_REFUSED;
         read_refusal(result, name);
@@ -198,7 +198,7 @@ static int make_op(struct api_request *out, struct fleet_control *fc, enum upstr
     int rc;
 
     fleet_info(upstreams_fleet(fc->upstreams), target->upstream, &info);
-    about.release = info.saw.release;
+    about.release = info.report.release;
     mtx_lock(&fc->lock);
     group = fleet_group_locked(fc, json_string_value(json_object_get(target->body, "group_name")));
     if (group != NULL) {
@@ -230,12 +230,12 @@ typedef int make_fn(struct api_request *out, struct fleet_control *fc, enum upst
 
 static int make_parts(struct fleet_control *fc, make_fn *make, int what,
                       const struct fleet_target *targets, size_t n, uint64_t timeout_us,
-                      struct upstream_question *parts, struct err *e)
+                      struct upstream_call *parts, struct err *e)
 {
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(fc->upstreams, targets[i].upstream, &at);
+        upstreams_get(fc->upstreams, targets[i].upstream, &at);
         parts[i].target = at.target;
         parts[i].timeout_us = timeout_us;
         parts[i].until_down = targets[i].until_down;
@@ -253,18 +253,18 @@ static int make_parts(struct fleet_control *fc, make_fn *make, int what,
 static void note_lost(struct fleet_control *fc, size_t upstream, const char *process)
 {
     if (process[0] != '\0')
-        (void)fleet_confirm(fleet_of(fc), upstream, process);
-    upstreams_look(fc->upstreams);
+        (void)fleet_check_process(fleet_of(fc), upstream, process);
+    upstreams_probe_now(fc->upstreams);
 }
 
 static int ask(struct fleet_control *fc, make_fn *make, int what,
                const struct fleet_target *targets, size_t n, uint64_t timeout_us,
                struct fleet_result **out, struct err *e)
 {
-    struct upstream_question *parts = calloc(n + 1, sizeof *parts);
-    struct upstream_answer *answers = calloc(n + 1, sizeof *answers);
+    struct upstream_call *parts = calloc(n + 1, sizeof *parts);
+    struct upstream_reply *answers = calloc(n + 1, sizeof *answers);
     struct fleet_result *results = calloc(n + 1, sizeof *results);
-    struct upstream_at at;
+    struct upstream_endpoint at;
     int rc = -1;
 
     assert(n <= FLEET_MAX);
@@ -273,14 +273,14 @@ static int ask(struct fleet_control *fc, make_fn *make, int what,
     else
         rc = make_parts(fc, make, what, targets, n, timeout_us, parts, e);
     if (rc == 0 && n > 0)
-        rc = upstreams_ask(fc->upstreams, parts, n, answers, e);
+        rc = upstreams_call(fc->upstreams, parts, n, answers, e);
     for (size_t i = 0; rc == 0 && i < n; i++) {
         results[i].upstream = targets[i].upstream;
-        upstreams_at(fc->upstreams, targets[i].upstream, &at);
+        upstreams_get(fc->upstreams, targets[i].upstream, &at);
         fleet_result_read(&results[i], at.name, &answers[i]);
         if (fleet_result_read_lost(&results[i], &targets[i].about, at.name))
             note_lost(fc, targets[i].upstream, answers[i].process);
-        upstream_answer_fini(&answers[i]);
+        upstream_reply_fini(&answers[i]);
     }
     free(parts);
     free(answers);
@@ -296,12 +296,12 @@ static void check_done(struct fleet_control *fc, enum api_op op, const struct fl
                        struct fleet_result *result)
 {
     char words[SAID_MAX] = "";
-    struct upstream_at at;
+    struct upstream_endpoint at;
     struct err why = {0};
 
     if (result->outcome != FLEET_OK)
         return;
-    upstreams_at(fc->upstreams, target->upstream, &at);
+    upstreams_get(fc->upstreams, target->upstream, &at);
     if (api_check_done(at.kind, op, target->body, &target->about,
                        result->text != NULL ? result->text : "", result->text_len, &why) == 0)
         return;
@@ -331,10 +331,10 @@ int fleet_validate(struct fleet_control *fc, enum api_op op, const struct fleet_
                    size_t n, struct err *e)
 {
     struct api_request r;
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(fc->upstreams, targets[i].upstream, &at);
+        upstreams_get(fc->upstreams, targets[i].upstream, &at);
         if (make_op(&r, fc, at.kind, (int)op, &targets[i], e) != 0)
             return -1;
         api_request_fini(&r);

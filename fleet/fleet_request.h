@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 struct fleet_control;
-struct upstream_answer;
+struct upstream_reply;
 
 enum fleet_outcome {
     FLEET_SKIPPED, /* nothing had to be sent, or nobody wanted to */
@@ -60,7 +60,7 @@ int fleet_validate(struct fleet_control *fc, enum api_op op, const struct fleet_
 
 /* fleet_result_read - what an upstream's answer means to our client.
  * @results  upstream is set; the text is moved out of `a` */
-void fleet_result_read(struct fleet_result *results, const char *name, struct upstream_answer *a);
+void fleet_result_read(struct fleet_result *results, const char *name, struct upstream_reply *a);
 
 /* fleet_result_read_lost - was the part of an upstream in an update refused because there is no
  * such update? FLEET_LOST then.

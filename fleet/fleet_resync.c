@@ -16,14 +16,14 @@ static int refuse(const struct fleet_result *result, struct err *e)
 }
 
 /* What it says of its weights at this moment. Errors: ERR_CONFLICT: it does not. */
-static int ask_what(struct fleet_control *fc, size_t upstream, struct upstream_saw *saw,
+static int ask_what(struct fleet_control *fc, size_t upstream, struct upstream_report *report,
                     struct err *e)
 {
     struct fleet_result *who = NULL, *label = NULL;
-    struct upstream_at at;
+    struct upstream_endpoint at;
     int rc = -1;
 
-    upstreams_at(fc->upstreams, upstream, &at);
+    upstreams_get(fc->upstreams, upstream, &at);
     if (ask_one(fc, API_GET_STATUS, upstream, &who, e) != 0 ||
         ask_one(fc, API_GET_PROBE_VERSION, upstream, &label, e) != 0)
         goto free_said;
@@ -31,12 +31,12 @@ static int ask_what(struct fleet_control *fc, size_t upstream, struct upstream_s
         rc = refuse(who, e);
         goto free_said;
     }
-    api_read_status(saw, at.kind, who->text != NULL ? who->text : "", who->text_len);
+    api_read_status(report, at.kind, who->text != NULL ? who->text : "", who->text_len);
     if (label->outcome == FLEET_UNSENT || label->outcome == FLEET_UNKNOWN ||
         api_is_auth_error(label->status))
         rc = refuse(label, e);
     else
-        rc = api_read_probe_version(saw, at.kind, label->status,
+        rc = api_read_probe_version(report, at.kind, label->status,
                                     label->text != NULL ? label->text : "", label->text_len, e);
     if (e->code == ERR_UNREADABLE)
         e->code = ERR_CONFLICT;
@@ -102,7 +102,7 @@ static int check_sleep(const struct upstream_info *info, enum sleep_state state,
             e, ERR_CONFLICT, "",
             "the fleet sleeps, in part or this upstream with it: wake all of it, then name "
             "this upstream again");
-    if (info->fence == FLEET_FENCE_WAKE && info->saw.process[0] == '\0')
+    if (info->fence == FLEET_FENCE_WAKE && info->report.process[0] == '\0')
         return err_set(
             e, ERR_NEEDS_UPDATE, "",
             "it was away when the fleet was woken and does not name its process: whether "
@@ -130,7 +130,7 @@ static int tell_one(struct fleet_control *fc, enum api_op op, size_t upstream, s
 static int wake_first(struct fleet_control *fc, size_t upstream, const struct upstream_info *info,
                       struct err *e)
 {
-    if (info->fence != FLEET_FENCE_WAKE || info->n_lives != info->fence_life)
+    if (info->fence != FLEET_FENCE_WAKE || info->incarnation != info->fence_incarnation)
         return 0;
     return tell_one(fc, API_WAKE, upstream, e);
 }
@@ -142,7 +142,7 @@ static int sleep_last(struct fleet_control *fc, size_t upstream, const struct up
         return 0;
     if (tell_one(fc, API_SLEEP, upstream, e) != 0)
         return -1;
-    fleet_stands_still(fleet_of(fc), upstream, info->n_lives);
+    fleet_confirm_quiesced(fleet_of(fc), upstream, info->incarnation);
     return 0;
 }
 
@@ -152,7 +152,7 @@ static int resync_turn(struct fleet_control *fc, size_t upstream, struct err *e)
 {
     enum sleep_state state = sleep_of(fc);
     struct upstream_info info;
-    struct upstream_saw saw;
+    struct upstream_report report;
 
     if (fleet_is_paused(fc))
         return err_set(e, ERR_CONFLICT, "",
@@ -161,11 +161,11 @@ static int resync_turn(struct fleet_control *fc, size_t upstream, struct err *e)
     fleet_info(fleet_of(fc), upstream, &info);
     if (fleet_may_resync(fleet_of(fc), upstream, e) != 0 ||
         (info.fenced && check_sleep(&info, state, e) != 0) ||
-        wake_first(fc, upstream, &info, e) != 0 || ask_what(fc, upstream, &saw, e) != 0 ||
+        wake_first(fc, upstream, &info, e) != 0 || ask_what(fc, upstream, &report, e) != 0 ||
         ask_token(fc, upstream, e) != 0 || sleep_last(fc, upstream, &info, state, e) != 0)
         return -1;
     fleet_reset_caches_of(fc, upstream); /* nobody knows what made its entries */
-    return fleet_resync(fleet_of(fc), upstream, &saw, e);
+    return fleet_resync(fleet_of(fc), upstream, &report, e);
 }
 
 int fleet_resync_one(struct fleet_control *fc, struct http_request *x, const char *name,
@@ -175,11 +175,11 @@ int fleet_resync_one(struct fleet_control *fc, struct http_request *x, const cha
 
     if (fleet_op_lock(fc, x, "a resync", e) != 0)
         return -1;
-    upstreams_hold(fc->upstreams);
+    upstreams_hold_indexes(fc->upstreams);
     rc = upstreams_find(fc->upstreams, name, out, e);
     if (rc == 0)
         rc = resync_turn(fc, *out, e);
-    upstreams_release(fc->upstreams);
+    upstreams_release_indexes(fc->upstreams);
     fleet_op_unlock(fc);
     return rc;
 }

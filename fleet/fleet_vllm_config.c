@@ -107,10 +107,10 @@ static json_t *agreed_json(const struct config_said *said, size_t n, struct err 
 static void read_config(struct fleet_control *fc, struct config_said *out,
                         const struct fleet_result *result)
 {
-    struct upstream_at at;
+    struct upstream_endpoint at;
     struct err e = {0};
 
-    upstreams_at(fc->upstreams, result->upstream, &at);
+    upstreams_get(fc->upstreams, result->upstream, &at);
     out->name = at.name;
     out->why = result->why;
     if (result->outcome != FLEET_OK)

@@ -651,7 +651,7 @@ static void take_down(struct server *h)
 static void close_admission(struct server *h)
 {
     if (h->app.fleet != NULL) {
-        fleet_close(upstreams_fleet(h->fleet.upstreams));
+        fleet_permits_close(upstreams_fleet(h->fleet.upstreams));
         return;
     }
     admission_close(h->generate.admission);

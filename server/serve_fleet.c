@@ -5,7 +5,7 @@
 #include "engine/model/model_config.h"
 #include "fleet/fleet_control.h"
 #include "fleet/fleet_reconcile.h"
-#include "fleet/members/spec.h"
+#include "fleet/members/upstream_config.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/proxy/proxy.h"
 #include "fleet/update/fleet_coverage.h"
@@ -19,7 +19,9 @@
 
 #include <string.h>
 
-enum { TOKEN_EVERY = 5 }; /* of an idle upstream's questions, one in so many is for a token */
+enum {
+    GENERATION_PROBE_EVERY = 5
+}; /* of an idle upstream's questions, one in so many is for a token */
 
 bool fleet_wanted(const struct config *c)
 {
@@ -29,8 +31,8 @@ bool fleet_wanted(const struct config *c)
 static struct upstreams_cfg cfg_of(const struct config *c)
 {
     return (struct upstreams_cfg){
-        .specs = c->upstream.items,
-        .n_specs = c->upstream.n,
+        .entries = c->upstream.items,
+        .n_entries = c->upstream.n,
         .file = c->upstream_file,
         .min_ready = c->min_ready,
         .n_permits =
@@ -38,7 +40,7 @@ static struct upstreams_cfg cfg_of(const struct config *c)
         .n_queue_max = {[FLEET_GENERATE] = c->generate_queue, [FLEET_TEXT] = c->detokenize_queue},
         .probe_interval_us = c->probe_interval * 1000,
         .probe_timeout_us = c->probe_timeout * 1000,
-        .token_every = TOKEN_EVERY,
+        .generation_probe_every = GENERATION_PROBE_EVERY,
     };
 }
 
@@ -195,10 +197,10 @@ void fleet_log(const struct app *app, struct log_rec *r)
 
 static void put_upstream(struct upstreams *u, size_t i, FILE *to)
 {
-    struct upstream_at at;
+    struct upstream_endpoint at;
     unsigned port;
 
-    upstreams_at(u, i, &at);
+    upstreams_get(u, i, &at);
     port = http_target_port_meant(at.name);
     (void)fprintf(to, "upstream: %s, %s%s%s", at.name, upstream_kind_name(at.kind),
                   at.target->authorization != NULL ? ", with a key" : "",

@@ -55,7 +55,8 @@ struct api_packing {
 
 /* What differs from upstream to upstream in one operation. */
 struct api_context {
-    const char *release; /* of upstream_saw; NULL or one that says nothing: taken for the newest */
+    const char
+        *release; /* of upstream_report; NULL or one that says nothing: taken for the newest */
     struct api_packing group;
     const char *group_name; /* it was joined under; NULL or "": under none */
     const char *update_id;  /* the upstream's own, of its start; of the others, which have none, the
@@ -106,12 +107,13 @@ int api_make_query(struct api_request *out, enum upstream_kind d, enum api_query
 
 /* api_read_status - what an answer of status 200 to API_GET_STATUS says.
  * @text  not NUL-terminated. An answer that says nothing leaves *out empty. */
-void api_read_status(struct upstream_saw *out, enum upstream_kind d, const char *text, size_t len);
+void api_read_status(struct upstream_report *out, enum upstream_kind d, const char *text,
+                     size_t len);
 
 /* api_read_probe_version - what an answer to API_GET_PROBE_VERSION says: out->label, which it
  * leaves as it is where that was not asked (status 0), and empty where the upstream knows no such
  * question. Errors: ERR_UNREADABLE: it does not say. */
-int api_read_probe_version(struct upstream_saw *out, enum upstream_kind d, int status,
+int api_read_probe_version(struct upstream_report *out, enum upstream_kind d, int status,
                            const char *text, size_t len, struct err *e);
 
 /* api_wrong_kind_hint - what to write if an answer of this status to API_GET_STATUS, which every
@@ -121,7 +123,7 @@ const char *api_wrong_kind_hint(enum upstream_kind d, int status);
 
 /* api_read_release - what an answer to API_GET_RELEASE says: out->release, which it leaves as it is
  * where the answer does not say it. */
-void api_read_release(struct upstream_saw *out, int status, const char *text, size_t len);
+void api_read_release(struct upstream_report *out, int status, const char *text, size_t len);
 
 /* Where vLLM says how tensors are packed: in each update before these releases, and since then when
  * its transfer is set up; and what it has since when. */

@@ -53,7 +53,7 @@ static void copy_text(char out[FLEET_LABEL_MAX + 1], const json_t *value)
 
 /* What a pause or a sleep ends, or a moment without load, is not told: who ended it would find the
  * upstream out of rotation until it is asked again. */
-static void unready_baton(struct upstream_saw *out, const json_t *status)
+static void unready_baton(struct upstream_report *out, const json_t *status)
 {
     static const char *const codes[] = {"starting", "draining", "no_weights", "non_finite_logits",
                                         "no_engine"};
@@ -64,10 +64,10 @@ static void unready_baton(struct upstream_saw *out, const json_t *status)
         return;
     for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++)
         if (strcmp(codes[i], code) == 0)
-            (void)snprintf(out->unready, sizeof out->unready, "%s", code);
+            (void)snprintf(out->not_ready, sizeof out->not_ready, "%s", code);
 }
 
-static void who_baton(struct upstream_saw *out, const json_t *status)
+static void who_baton(struct upstream_report *out, const json_t *status)
 {
     copy_text(out->process, json_object_get(status, "boot_id"));
     copy_text(out->label, json_object_get(json_object_get(status, "weights"), "weight_version"));
@@ -75,7 +75,7 @@ static void who_baton(struct upstream_saw *out, const json_t *status)
 }
 
 /* What Python's client of Prometheus says of every process: when it began. */
-static void who_vllm(struct upstream_saw *out, const char *text, size_t len)
+static void who_vllm(struct upstream_report *out, const char *text, size_t len)
 {
     static const char name[] = "\nprocess_start_time_seconds ";
     const char *at = memmem(text, len, name, sizeof name - 1), *end;
@@ -88,7 +88,8 @@ static void who_vllm(struct upstream_saw *out, const char *text, size_t len)
         (void)snprintf(out->process, sizeof out->process, "%.*s", (int)(end - at), at);
 }
 
-void api_read_status(struct upstream_saw *out, enum upstream_kind d, const char *text, size_t len)
+void api_read_status(struct upstream_report *out, enum upstream_kind d, const char *text,
+                     size_t len)
 {
     json_t *answer;
 
@@ -105,7 +106,7 @@ void api_read_status(struct upstream_saw *out, enum upstream_kind d, const char 
     json_decref(answer);
 }
 
-int api_read_probe_version(struct upstream_saw *out, enum upstream_kind d, int status,
+int api_read_probe_version(struct upstream_report *out, enum upstream_kind d, int status,
                            const char *text, size_t len, struct err *e)
 {
     json_t *answer;
@@ -128,7 +129,7 @@ int api_read_probe_version(struct upstream_saw *out, enum upstream_kind d, int s
                           paths[d][API_GET_PROBE_VERSION], status);
 }
 
-void api_read_release(struct upstream_saw *out, int status, const char *text, size_t len)
+void api_read_release(struct upstream_report *out, int status, const char *text, size_t len)
 {
     json_t *answer = status == 200 ? json_loadb(text, len, 0, NULL) : NULL;
     const char *release = json_string_value(json_object_get(answer, "version"));

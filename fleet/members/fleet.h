@@ -9,15 +9,13 @@
  *            min_ready do, and to name none is a version like any other; until it is decided
  *            nobody is synced.
  *   unready  it says that it would serve nobody: it starts, drains, or has no weights yet
- *   silent   it answers clients, but for FLEET_SILENT_MAX questions in a row not what it serves
- *   refused  it does not take our key
- *   unfit    it lacks something that all are to have besides the weights, or may: adapters
- *   strayed  all others stand still (a pause, a sleep), and it may not have been told: until they
- *            go on
- *   fenced   an update touched it and did not end well there, maybe one of a server before this
- *            one: until the next one that does; or it was away when the others were put to sleep
- *            or woken: until a resync, too
- *   removed  the configuration names it no more: it gets nothing new, and what runs there may end
+ *   silent   it answers clients, but for FLEET_PROBE_FAILURES_MAX questions in a row not what it
+ * serves refused  it does not take our key unfit    it lacks something that all are to have besides
+ * the weights, or may: adapters strayed  all others stand still (a pause, a sleep), and it may not
+ * have been told: until they go on fenced   an update touched it and did not end well there, maybe
+ * one of a server before this one: until the next one that does; or it was away when the others
+ * were put to sleep or woken: until a resync, too removed  the configuration names it no more: it
+ * gets nothing new, and what runs there may end
  *
  * An upstream's index is its own until it is removed and idle, and somebody says that it may go to
  * another (fleet_add).
@@ -36,18 +34,19 @@
 #include <stdint.h>
 
 enum {
-    FLEET_MAX = 256,       /* indexes */
-    FLEET_MISSES_DOWN = 3, /* probes in a row without an answer; a refused connection counts once */
-    FLEET_SILENT_MAX =
-        10,               /* questions in a row without an answer, whatever clients got meanwhile */
-    FLEET_MOVES_MAX = 10, /* changes of one upstream's state that are told of within … */
-    FLEET_MOVES_US = 60000000, /* … this time */
-    FLEET_LABEL_MAX = 128,     /* bytes of a version's label, and of what names a process */
-    FLEET_RELEASE_MAX = 63,    /* bytes of the name of a release of its software */
-    FLEET_LOAD_PERCENT = 125   /* of its fair share: how much affinity may load one upstream */
+    FLEET_MAX = 256, /* indexes */
+    FLEET_FAILURES_DOWN =
+        3, /* probes in a row without an answer; a refused connection counts once */
+    FLEET_PROBE_FAILURES_MAX =
+        10, /* questions in a row without an answer, whatever clients got meanwhile */
+    FLEET_REPORTS_MAX = 10,      /* changes of one upstream's state that are told of within … */
+    FLEET_REPORTS_US = 60000000, /* … this time */
+    FLEET_LABEL_MAX = 128,       /* bytes of a version's label, and of what names a process */
+    FLEET_RELEASE_MAX = 63,      /* bytes of the name of a release of its software */
+    FLEET_LOAD_PERCENT = 125     /* of its fair share: how much affinity may load one upstream */
 };
 
-enum fleet_lane { FLEET_GENERATE, FLEET_TEXT, FLEET_LANES };
+enum fleet_queue { FLEET_GENERATE, FLEET_TEXT, FLEET_QUEUES };
 
 struct fleet;
 
@@ -61,28 +60,28 @@ bool fleet_is_dirty_marker(const char *label);
 
 /* A change of an upstream's state. Those that follow each other are told in their order, unless two
  * threads make them at the same moment. */
-struct fleet_move {
+struct fleet_state_change {
     size_t upstream;
     const char *name; /* or NULL */
     enum upstream_state from, to;
     char label[FLEET_LABEL_MAX + 1]; /* of what it serves, as far as that is known */
     struct err why;                  /* clean: it serves */
-    bool is_last;                    /* for FLEET_MOVES_US: what follows of it is told after that */
-    uint64_t n_untold;               /* states since the last that was told */
+    bool is_last;          /* for FLEET_REPORTS_US: what follows of it is told after that */
+    uint64_t n_unreported; /* states since the last that was told */
 };
 
 struct fleet_cfg {
-    size_t n_upstreams;              /* 1.. FLEET_MAX, to begin with */
-    const char *const *names;        /* [n_upstreams], each borrowed until fleet_free; NULL: none */
-    size_t n_permits[FLEET_LANES];   /* of each upstream */
-    size_t n_queue_max[FLEET_LANES]; /* that wait for any */
-    size_t min_ready;                /* 1.. */
+    size_t n_upstreams;             /* 1.. FLEET_MAX, to begin with */
+    const char *const *names;       /* [n_upstreams], each borrowed until fleet_free; NULL: none */
+    size_t n_permits[FLEET_QUEUES]; /* of each upstream */
+    size_t n_queue_max[FLEET_QUEUES]; /* that wait for any */
+    size_t min_ready;                 /* 1.. */
     /* An upstream left rotation: what is outstanding there may never end. Of FLEET_MAX: nobody is
      * in rotation any more, and whoever waits waits for nothing. No lock held; any thread; must
      * not block. May be NULL. */
-    void (*left)(void *arg, size_t upstream);
+    void (*left_rotation)(void *arg, size_t upstream);
     /* The state of one has changed. As left. May be NULL. */
-    void (*moved)(void *arg, const struct fleet_move *move);
+    void (*state_changed)(void *arg, const struct fleet_state_change *move);
     void *arg;
 };
 
@@ -109,70 +108,70 @@ void fleet_set_min_ready(struct fleet *f, size_t min_ready);
 /* ---- what was seen ---- */
 
 /* An upstream's answer to a question about itself; "" where it does not say. */
-struct upstream_saw {
+struct upstream_report {
     char process[FLEET_LABEL_MAX + 1];   /* names the process: new at each of its starts */
     char label[FLEET_LABEL_MAX + 1];     /* of the weights that it serves */
-    char unready[FLEET_LABEL_MAX + 1];   /* why it would serve nobody now; "" where it would */
+    char not_ready[FLEET_LABEL_MAX + 1]; /* why it would serve nobody now; "" where it would */
     char release[FLEET_RELEASE_MAX + 1]; /* of its software, where its wire differs by that */
-    bool
-        is_old; /* label and unready may be of before the last fleet_epoch, and are not looked at */
+    bool is_stale; /* label and unready may be of before the last fleet_weights_epoch, and are not
+                      looked at */
 };
 
-/* fleet_heard - it answered. While an update is under way labels are not judged.
+/* fleet_probe_ok - it answered. While an update is under way labels are not judged.
  * Threads: any. */
-void fleet_heard(struct fleet *f, size_t upstream, const struct upstream_saw *saw);
+void fleet_probe_ok(struct fleet *f, size_t upstream, const struct upstream_report *report);
 
-/* fleet_confirm - an answer (to a client, or to a step of an update) named the process that made
- * it. False: that is another than was known, so it is out of step, and is the one known from now
- * on. Threads: any. */
-bool fleet_confirm(struct fleet *f, size_t upstream, const char *process);
+/* fleet_check_process - an answer (to a client, or to a step of an update) named the process that
+ * made it. False: that is another than was known, so it is out of step, and is the one known from
+ * now on. Threads: any. */
+bool fleet_check_process(struct fleet *f, size_t upstream, const char *process);
 
-/* fleet_may_name - may an answer to a client name this version? Not if the fleet has another, and
- * had it when this was asked: who made it is no longer what was put into step. What changed since
- * is an update's to prove.
- * @epoch  of fleet_epoch, when it was asked. Threads: any. */
-bool fleet_may_name(struct fleet *f, const char *label, uint64_t epoch);
+/* fleet_may_report_version - may an answer to a client name this version? Not if the fleet has
+ * another, and had it when this was asked: who made it is no longer what was put into step. What
+ * changed since is an update's to prove.
+ * @epoch  of fleet_weights_epoch, when it was asked. Threads: any. */
+bool fleet_may_report_version(struct fleet *f, const char *label, uint64_t weights_epoch);
 
-/* fleet_missed - it did not answer a client, or gave no token.
- * fleet_silent - it did not answer a question about itself, or not well.
+/* fleet_request_failed - it did not answer a client, or gave no token.
+ * fleet_probe_failed - it did not answer a question about itself, or not well.
  * @refused  nobody listens there: it is down at once */
-void fleet_missed(struct fleet *f, size_t upstream, bool refused, const struct err *why);
-void fleet_silent(struct fleet *f, size_t upstream, bool refused, const struct err *why);
+void fleet_request_failed(struct fleet *f, size_t upstream, bool refused, const struct err *why);
+void fleet_probe_failed(struct fleet *f, size_t upstream, bool refused, const struct err *why);
 
-/* fleet_refused - it did not take our key, for what clients want (WORK: until fleet_admitted) or
- * for a question about itself (STATUS: until fleet_heard). What runs there may end.
+/* fleet_auth_failed - it did not take our key, for what clients want (WORK: until fleet_auth_ok) or
+ * for a question about itself (STATUS: until fleet_probe_ok). What runs there may end.
  * @why  of ERR_UPSTREAM_KEY */
-enum fleet_refusal { FLEET_REFUSED_STATUS, FLEET_REFUSED_WORK };
-void fleet_refused(struct fleet *f, size_t upstream, enum fleet_refusal what,
-                   const struct err *why);
-void fleet_admitted(struct fleet *f, size_t upstream);
+enum fleet_auth { FLEET_AUTH_PROBE, FLEET_AUTH_REQUEST };
+void fleet_auth_failed(struct fleet *f, size_t upstream, enum fleet_auth what,
+                       const struct err *why);
+void fleet_auth_ok(struct fleet *f, size_t upstream);
 
-/* fleet_updating - an update begins to change what upstreams serve, or has ended without a new
- * version (fleet_committed ends it too): meanwhile a label of the new version, or of the old one,
- * puts nobody out of step. */
-void fleet_updating(struct fleet *f, bool on);
+/* fleet_set_updating - an update begins to change what upstreams serve, or has ended without a new
+ * version (fleet_commit_version ends it too): meanwhile a label of the new version, or of the old
+ * one, puts nobody out of step. */
+void fleet_set_updating(struct fleet *f, bool on);
 
-/* fleet_still - all are told to stand still, or go on: whoever is away now, or is another process
+/* fleet_quiesce - all are told to stand still, or go on: whoever is away now, or is another process
  * meanwhile, gets nothing while that lasts. Before they are asked.
  * @order  more than before, or it is older than what is known. Threads: any. */
-void fleet_still(struct fleet *f, bool on, uint64_t order);
+void fleet_quiesce(struct fleet *f, bool on, uint64_t order);
 
-/* fleet_hold_back - from now on, or not any more, generates for upstreams without a gate wait here:
- * they stand still, and what waits within one of them might read what it had cached before.
- * @order  as fleet_still's. Threads: any. */
-void fleet_hold_back(struct fleet *f, bool on, uint64_t order);
+/* fleet_hold_generates - from now on, or not any more, generates for upstreams without a gate wait
+ * here: they stand still, and what waits within one of them might read what it had cached before.
+ * @order  as fleet_quiesce's. Threads: any. */
+void fleet_hold_generates(struct fleet *f, bool on, uint64_t order);
 
-/* fleet_pause_controller - has it a gate of its own, which keeps what comes while it stands still?
+/* fleet_set_pause_queue - has it a gate of its own, which keeps what comes while it stands still?
  * A baton has; at first an upstream has. Threads: as fleet_add. */
-void fleet_pause_controller(struct fleet *f, size_t upstream, bool has_pause_controller);
+void fleet_set_pause_queue(struct fleet *f, size_t upstream, bool has_pause_queue);
 
-/* fleet_stands_still - one that was away has been told.
+/* fleet_confirm_quiesced - one that was away has been told.
  * @life  of upstream_info: n_lives before that; of another than it is now nothing is believed */
-void fleet_stands_still(struct fleet *f, size_t upstream, uint64_t life);
+void fleet_confirm_quiesced(struct fleet *f, size_t upstream, uint64_t incarnation);
 
-/* fleet_epoch - another number after each fleet_updating and fleet_committed: a label that was
- * asked for under another one may be of before. */
-uint64_t fleet_epoch(struct fleet *f);
+/* fleet_weights_epoch - another number after each fleet_set_updating and fleet_commit_version: a
+ * label that was asked for under another one may be of before. */
+uint64_t fleet_weights_epoch(struct fleet *f);
 
 /* What keeps it out until it is made good. */
 enum fleet_fence {
@@ -182,13 +181,13 @@ enum fleet_fence {
     FLEET_FENCE_UPDATE /* nobody knows what it has: a whole update */
 };
 
-/* fleet_fence_absent - it was away then: until fleet_resync, if nothing worse fences it already.
+/* fleet_fence_missed - it was away then: until fleet_resync, if nothing worse fences it already.
  * @what  FLEET_FENCE_SLEEP or _WAKE */
-void fleet_fence_absent(struct fleet *f, size_t upstream, enum fleet_fence what);
+void fleet_fence_missed(struct fleet *f, size_t upstream, enum fleet_fence what);
 
-/* fleet_fence_told - one that is fenced as absent was put to sleep, or woken, with the others
+/* fleet_note_sleep - one that is fenced as absent was put to sleep, or woken, with the others
  * since: what that left it in is known, and that it is to be vouched for stays. */
-void fleet_fence_told(struct fleet *f, size_t upstream, bool asleep);
+void fleet_note_sleep(struct fleet *f, size_t upstream, bool asleep);
 
 /* fleet_fence - an update began to change it and did not end well there. */
 void fleet_fence(struct fleet *f, size_t upstream, const struct err *why);
@@ -202,51 +201,55 @@ int fleet_may_resync(struct fleet *f, size_t upstream, struct err *e);
  * version than the fleet (to name none is no contradiction after the first update), or an update is
  * under way;
  *         ERR_NOT_FOUND: it is removed. */
-int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_saw *saw, struct err *e);
+int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_report *report,
+                 struct err *e);
 
-/* fleet_needs_outfit - from now on there may be something that all are to have besides the weights:
- * whoever may be another process than before is out of rotation until it is said that it has it. */
-void fleet_needs_outfit(struct fleet *f);
+/* fleet_require_adapters - from now on there may be something that all are to have besides the
+ * weights: whoever may be another process than before is out of rotation until it is said that it
+ * has it. */
+void fleet_require_adapters(struct fleet *f);
 
-/* fleet_outfit - what a process of an upstream was found to lack of that.
+/* fleet_set_missing_adapters - what a process of an upstream was found to lack of that.
  * @life    of upstream_info: n_lives when that was found; of one before it nothing is believed
  * @change  grows with each change of what all are to have, or of who has it: nothing older than
  *          what is known is believed
  * @lack    clean: nothing */
-struct fleet_outfit {
-    uint64_t life, change;
-    const struct err *lack;
+struct fleet_adapter_check {
+    uint64_t incarnation, change;
+    const struct err *missing;
 };
-void fleet_outfit(struct fleet *f, size_t upstream, const struct fleet_outfit *outfit);
+void fleet_set_missing_adapters(struct fleet *f, size_t upstream,
+                                const struct fleet_adapter_check *check);
 
-/* fleet_undecided - do upstreams answer, and nobody knows which version is the fleet's?
+/* fleet_version_undecided - do upstreams answer, and nobody knows which version is the fleet's?
  * @e  clean; then set: which versions there are, and what to do */
-bool fleet_undecided(struct fleet *f, struct err *e);
+bool fleet_version_undecided(struct fleet *f, struct err *e);
 
-/* fleet_committed - an update ended: those of `done` serve `label` now, under a new serial, and are
- * no longer fenced; the others are out of step.
+/* fleet_commit_version - an update ended: those of `done` serve `label` now, under a new serial,
+ * and are no longer fenced; the others are out of step.
  * @done   [FLEET_MAX]: who was added meanwhile is none of them
  * @named  [FLEET_MAX]: those of them that said that they serve it under that label; NULL: nobody
  * Returns: the serial. */
-uint64_t fleet_committed(struct fleet *f, const char *label, const bool *done, const bool *named);
+uint64_t fleet_commit_version(struct fleet *f, const char *label, const bool *done,
+                              const bool *named);
 
-/* fleet_relabelled - those of `named` serve what they served, under another label; the others that
- * served the fleet's version are out of step. Ends fleet_updating.
+/* fleet_set_label - those of `named` serve what they served, under another label; the others that
+ * served the fleet's version are out of step. Ends fleet_set_updating.
  * @named  [n]. Returns: the serial, which stays. */
-uint64_t fleet_relabelled(struct fleet *f, const char *label, const bool *named);
+uint64_t fleet_set_label(struct fleet *f, const char *label, const bool *named);
 
 /* ---- permits ---- */
 
 struct fleet_ticket {
-    enum fleet_lane lane;
+    enum fleet_queue queue;
     uint64_t affinity; /* of a session; 0: none */
-    /* Called once when a permit is granted: by fleet_enter itself, or later by the thread that
-     * left, or that heard from an upstream. No lock held; must not block. */
+    /* Called once when a permit is granted: by fleet_permit_acquire itself, or later by the thread
+     * that left, or that heard from an upstream. No lock held; must not block. */
     void (*granted)(void *arg, size_t upstream);
     void *arg;
     bool avoid_one; /* rather not `avoid`: it has just failed */
     size_t avoid;
-    bool answered; /* the upstream has said something: told with fleet_leave */
+    bool responded; /* the upstream has said something: told with fleet_permit_release */
 
     /* Of the fleet. */
     struct fleet_ticket *next, **prev_next;
@@ -254,19 +257,19 @@ struct fleet_ticket {
     int state;
 };
 
-/* fleet_enter - take a permit now, or queue.
+/* fleet_permit_acquire - take a permit now, or queue.
  * Errors: ERR_UNSYNCED (no upstream is in rotation: why is told of one), ERR_UPSTREAM_KEY (since
  *         all refuse our key), ERR_OVERLOADED (the line is full), ERR_DRAINING. */
-int fleet_enter(struct fleet *f, struct fleet_ticket *t, struct err *e);
+int fleet_permit_acquire(struct fleet *f, struct fleet_ticket *t, struct err *e);
 
-/* fleet_cancel - take a queued ticket out. False: it was granted already. */
-bool fleet_cancel(struct fleet *f, struct fleet_ticket *t);
+/* fleet_permit_cancel - take a queued ticket out. False: it was granted already. */
+bool fleet_permit_cancel(struct fleet *f, struct fleet_ticket *t);
 
-/* fleet_leave - give a granted permit back. Who answered has missed nothing. */
-void fleet_leave(struct fleet *f, struct fleet_ticket *t);
+/* fleet_permit_release - give a granted permit back. Who answered has missed nothing. */
+void fleet_permit_release(struct fleet *f, struct fleet_ticket *t);
 
-/* fleet_close - from now on enter is ERR_DRAINING. */
-void fleet_close(struct fleet *f);
+/* fleet_permits_close - from now on enter is ERR_DRAINING. */
+void fleet_permits_close(struct fleet *f);
 
 /* fleet_serves - is it in rotation? Threads: any. */
 bool fleet_serves(struct fleet *f, size_t upstream);
@@ -280,18 +283,19 @@ struct upstream_info {
     bool alive; /* it answers us */
     bool synced, fenced, removed;
     enum fleet_fence fence;
-    uint64_t fence_life; /* n_lives when it was fenced */
-    bool refuses_work;   /* fleet_refused */
-    bool lacks;          /* fleet_outfit; or it has not been looked at */
-    uint64_t n_lives;    /* processes that it was, as far as can be told; never the same again */
+    uint64_t fence_incarnation; /* n_lives when it was fenced */
+    bool request_auth_failed;   /* fleet_auth_failed */
+    bool missing_adapters;      /* fleet_adapter_check; or it has not been looked at */
+    uint64_t incarnation; /* processes that it was, as far as can be told; never the same again */
     enum upstream_state state;
     uint64_t serial; /* of the fleet's versions, the one that it serves; 0: what it began with */
-    struct upstream_saw saw; /* last */
-    size_t n_outstanding[FLEET_LANES];
+    struct upstream_report report; /* last */
+    size_t n_outstanding[FLEET_QUEUES];
     uint64_t n_granted;
-    uint64_t n_missed; /* questions and requests that it did not answer, or not as it should */
-    uint64_t heard_us; /* when it last answered a question about itself; 0: never. base/clock.h */
-    struct err error;  /* what is wrong with it; clean: nothing */
+    uint64_t n_failures; /* questions and requests that it did not answer, or not as it should */
+    uint64_t
+        probe_ok_us;  /* when it last answered a question about itself; 0: never. base/clock.h */
+    struct err error; /* what is wrong with it; clean: nothing */
     int64_t
         error_wall_s; /* since when that is so; of what it did not answer, when it did not last */
 };
@@ -299,8 +303,8 @@ void fleet_info(struct fleet *f, size_t upstream, struct upstream_info *out);
 
 struct fleet_stats {
     size_t n_upstreams, n_serving, min_ready; /* the removed are not counted */
-    size_t n_waiting[FLEET_LANES], n_running[FLEET_LANES];
-    uint64_t n_refused[FLEET_LANES], n_cancelled[FLEET_LANES];
+    size_t n_waiting[FLEET_QUEUES], n_running[FLEET_QUEUES];
+    uint64_t n_refused[FLEET_QUEUES], n_cancelled[FLEET_QUEUES];
     uint64_t serial;
     char label[FLEET_LABEL_MAX + 1]; /* of its version; "": none is decided, or it has no name */
     bool ready;                      /* n_serving >= min_ready */

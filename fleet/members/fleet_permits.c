@@ -12,7 +12,7 @@ uint64_t fleet_affinity(const char *session)
     if (*session == '\0')
         return 0;
     for (; *session != '\0'; session++)
-        hash = fleet_mix(hash ^ (uint8_t)*session);
+        hash = fleet_hash_mix(hash ^ (uint8_t)*session);
     return hash != 0 ? hash : 1;
 }
 
@@ -28,10 +28,10 @@ struct search {
 static bool may_take(const struct search *s, size_t i)
 {
     const struct upstream *u = &s->f->upstreams[i];
-    enum fleet_lane lane = s->t->lane;
+    enum fleet_queue queue = s->t->queue;
 
-    return fleet_in_rotation(u) && u->n_outstanding[lane] < s->f->cfg.n_permits[lane] &&
-           !(s->f->held_back && u->no_pause_controller && lane == FLEET_GENERATE) &&
+    return fleet_in_rotation(u) && u->n_outstanding[queue] < s->f->cfg.n_permits[queue] &&
+           !(s->f->generates_held && u->no_pause_queue && queue == FLEET_GENERATE) &&
            !(s->avoid && s->t->avoid == i);
 }
 
@@ -43,12 +43,12 @@ static bool find_own(const struct search *s, size_t *out)
     bool found = false;
 
     for (size_t i = 0; i < s->f->n; i++) {
-        uint64_t score = fleet_mix(s->t->affinity ^ s->f->upstreams[i].hash);
+        uint64_t score = fleet_hash_mix(s->t->affinity ^ s->f->upstreams[i].hash);
 
         if (!may_take(s, i) || (found && score <= best))
             continue;
         /* at most ceil(share / n_open), this one counted */
-        if (s->f->upstreams[i].n_outstanding[s->t->lane] * 100 * s->n_open >= share)
+        if (s->f->upstreams[i].n_outstanding[s->t->queue] * 100 * s->n_open >= share)
             continue;
         best = score;
         *out = i;
@@ -62,11 +62,11 @@ static bool find_least(const struct search *s, size_t *out)
     size_t n = s->f->n, best = SIZE_MAX;
 
     for (size_t k = 0; k < n; k++) {
-        size_t i = (s->f->turn + k) % n;
+        size_t i = (s->f->next_upstream + k) % n;
 
-        if (!may_take(s, i) || s->f->upstreams[i].n_outstanding[s->t->lane] >= best)
+        if (!may_take(s, i) || s->f->upstreams[i].n_outstanding[s->t->queue] >= best)
             continue;
-        best = s->f->upstreams[i].n_outstanding[s->t->lane];
+        best = s->f->upstreams[i].n_outstanding[s->t->queue];
         *out = i;
     }
     return best != SIZE_MAX;
@@ -79,7 +79,7 @@ static bool find_locked(const struct fleet *f, const struct fleet_ticket *t, siz
 
     for (size_t i = 0; i < f->n; i++) {
         s.n_open += fleet_in_rotation(&f->upstreams[i]);
-        s.n_outstanding += f->upstreams[i].n_outstanding[t->lane];
+        s.n_outstanding += f->upstreams[i].n_outstanding[t->queue];
     }
     if (t->affinity != 0 && find_own(&s, out))
         return true;
@@ -95,41 +95,41 @@ static void grant_locked(struct fleet *f, struct fleet_ticket *t, size_t upstrea
 
     t->state = TICKET_GRANTED;
     t->upstream = upstream;
-    u->n_outstanding[t->lane]++;
+    u->n_outstanding[t->queue]++;
     u->n_granted++;
-    f->lines[t->lane].n_running++;
-    f->turn = (upstream + 1) % f->n;
+    f->queues[t->queue].n_running++;
+    f->next_upstream = (upstream + 1) % f->n;
 }
 
-static void queue_locked(struct line *line, struct fleet_ticket *t)
+static void queue_locked(struct permit_queue *q, struct fleet_ticket *t)
 {
     t->state = TICKET_QUEUED;
     t->next = NULL;
-    t->prev_next = line->tail;
-    *line->tail = t;
-    line->tail = &t->next;
-    line->n_waiting++;
+    t->prev_next = q->tail;
+    *q->tail = t;
+    q->tail = &t->next;
+    q->n_waiting++;
 }
 
-static void unqueue_locked(struct line *line, struct fleet_ticket *t)
+static void unqueue_locked(struct permit_queue *q, struct fleet_ticket *t)
 {
     *t->prev_next = t->next;
     if (t->next != NULL)
         t->next->prev_next = t->prev_next;
     else
-        line->tail = t->prev_next;
+        q->tail = t->prev_next;
     t->next = NULL;
     t->prev_next = NULL;
-    line->n_waiting--;
+    q->n_waiting--;
     t->state = TICKET_IDLE;
 }
 
 /* The first in line for whom there is room. Only one that avoids an upstream may find none where
  * the next one does. */
-static struct fleet_ticket *first_locked(const struct fleet *f, const struct line *line,
+static struct fleet_ticket *first_locked(const struct fleet *f, const struct permit_queue *q,
                                          size_t *upstream)
 {
-    for (struct fleet_ticket *t = line->head; t != NULL; t = t->next) {
+    for (struct fleet_ticket *t = q->head; t != NULL; t = t->next) {
         if (find_locked(f, t, upstream))
             return t;
         if (!t->avoid_one)
@@ -139,18 +139,18 @@ static struct fleet_ticket *first_locked(const struct fleet *f, const struct lin
 }
 
 /* Returns false when nobody was granted. */
-static bool grant_first(struct fleet *f, enum fleet_lane lane)
+static bool grant_first(struct fleet *f, enum fleet_queue queue)
 {
-    struct line *line = &f->lines[lane];
+    struct permit_queue *q = &f->queues[queue];
     void (*granted)(void *arg, size_t upstream) = NULL;
     struct fleet_ticket *t;
     void *arg = NULL;
     size_t upstream = 0;
 
     mtx_lock(&f->lock);
-    t = first_locked(f, line, &upstream);
+    t = first_locked(f, q, &upstream);
     if (t != NULL) {
-        unqueue_locked(line, t);
+        unqueue_locked(q, t);
         grant_locked(f, t, upstream);
         granted = t->granted;
         arg = t->arg;
@@ -163,13 +163,13 @@ static bool grant_first(struct fleet *f, enum fleet_lane lane)
 
 void fleet_grant_all(struct fleet *f)
 {
-    for (enum fleet_lane lane = FLEET_GENERATE; lane < FLEET_LANES; lane++)
-        while (grant_first(f, lane))
+    for (enum fleet_queue queue = FLEET_GENERATE; queue < FLEET_QUEUES; queue++)
+        while (grant_first(f, queue))
             continue;
 }
 
 /* All that are configured say no to our key. */
-static bool all_refuse_locked(const struct fleet *f, size_t *first)
+static bool all_auth_failed_locked(const struct fleet *f, size_t *first)
 {
     size_t n = 0;
 
@@ -178,7 +178,7 @@ static bool all_refuse_locked(const struct fleet *f, size_t *first)
 
         if (fleet_is_out(u, OUT_REMOVED))
             continue;
-        if (!fleet_is_out(u, OUT_KEY))
+        if (!fleet_is_out(u, OUT_AUTH))
             return false;
         *first = i;
         n++;
@@ -187,16 +187,16 @@ static bool all_refuse_locked(const struct fleet *f, size_t *first)
 }
 
 /* Why nothing serves: of the first upstream that says, unless they are at odds. */
-static int refuse_locked(const struct fleet *f, struct err *e)
+static int set_unsynced_error_locked(const struct fleet *f, struct err *e)
 {
     size_t first = 0;
     int64_t wall_s;
 
-    if (all_refuse_locked(f, &first))
+    if (all_auth_failed_locked(f, &first))
         return err_set(e, ERR_UPSTREAM_KEY, "", "no upstream serves; of %s: %.250s",
-                       fleet_who(f, first).text,
+                       fleet_name(f, first).text,
                        fleet_error_of(&f->upstreams[first], &wall_s)->msg);
-    if (fleet_undecided_locked(f, e))
+    if (fleet_version_undecided_locked(f, e))
         return -1;
     for (size_t i = 0; i < f->n; i++) {
         const struct upstream *u = &f->upstreams[i];
@@ -204,7 +204,7 @@ static int refuse_locked(const struct fleet *f, struct err *e)
 
         if (!fleet_is_out(u, OUT_REMOVED) && error->code != ERR_NONE)
             return err_set(e, ERR_UNSYNCED, "", "no upstream serves; of %s: %.250s",
-                           fleet_who(f, i).text, error->msg);
+                           fleet_name(f, i).text, error->msg);
     }
     return err_set(e, ERR_UNSYNCED, "", "no upstream serves: none has answered yet");
 }
@@ -217,9 +217,9 @@ bool fleet_any_serving_locked(const struct fleet *f)
     return false;
 }
 
-int fleet_enter(struct fleet *f, struct fleet_ticket *t, struct err *e)
+int fleet_permit_acquire(struct fleet *f, struct fleet_ticket *t, struct err *e)
 {
-    struct line *line = &f->lines[t->lane];
+    struct permit_queue *q = &f->queues[t->queue];
     bool granted = false;
     size_t upstream = 0;
     int rc = 0;
@@ -229,17 +229,17 @@ int fleet_enter(struct fleet *f, struct fleet_ticket *t, struct err *e)
     if (f->closed)
         rc = err_set(e, ERR_DRAINING, "", "the server is draining: nothing new is taken");
     else if (!fleet_any_serving_locked(f))
-        rc = refuse_locked(f, e);
-    else if (first_locked(f, line, &upstream) == NULL && find_locked(f, t, &upstream))
+        rc = set_unsynced_error_locked(f, e);
+    else if (first_locked(f, q, &upstream) == NULL && find_locked(f, t, &upstream))
         granted = true; /* who waits waits for something else */
-    else if (line->n_waiting >= f->cfg.n_queue_max[t->lane])
+    else if (q->n_waiting >= f->cfg.n_queue_max[t->queue])
         rc = err_set(e, ERR_OVERLOADED, "", "the upstreams are full: %zu requests run and %zu wait",
-                     line->n_running, line->n_waiting);
+                     q->n_running, q->n_waiting);
     else
-        queue_locked(line, t);
+        queue_locked(q, t);
     if (granted)
         grant_locked(f, t, upstream);
-    line->n_refused += rc != 0;
+    q->n_refused += rc != 0;
     mtx_unlock(&f->lock);
     /* A queued ticket may be granted and gone by now: it is not touched any more. */
     if (granted)
@@ -247,39 +247,39 @@ int fleet_enter(struct fleet *f, struct fleet_ticket *t, struct err *e)
     return rc;
 }
 
-bool fleet_cancel(struct fleet *f, struct fleet_ticket *t)
+bool fleet_permit_cancel(struct fleet *f, struct fleet_ticket *t)
 {
     bool queued;
 
     mtx_lock(&f->lock);
     queued = t->state == TICKET_QUEUED;
     if (queued) {
-        unqueue_locked(&f->lines[t->lane], t);
-        f->lines[t->lane].n_cancelled++;
+        unqueue_locked(&f->queues[t->queue], t);
+        f->queues[t->queue].n_cancelled++;
     }
     mtx_unlock(&f->lock);
     return queued;
 }
 
-void fleet_leave(struct fleet *f, struct fleet_ticket *t)
+void fleet_permit_release(struct fleet *f, struct fleet_ticket *t)
 {
-    enum fleet_lane lane = t->lane;
+    enum fleet_queue queue = t->queue;
     struct upstream *u = &f->upstreams[t->upstream];
     bool waiting;
 
     mtx_lock(&f->lock);
     assert(t->state == TICKET_GRANTED);
     t->state = TICKET_IDLE;
-    u->n_outstanding[lane]--;
-    if (t->answered) {
-        u->n_misses = 0;
-        fleet_answered_locked(u);
+    u->n_outstanding[queue]--;
+    if (t->responded) {
+        u->n_failures_in_row = 0;
+        fleet_clear_failure_locked(u);
     }
-    f->lines[lane].n_running--;
-    waiting = f->lines[lane].head != NULL;
+    f->queues[queue].n_running--;
+    waiting = f->queues[queue].head != NULL;
     mtx_unlock(&f->lock);
     if (waiting)
-        (void)grant_first(f, lane);
+        (void)grant_first(f, queue);
 }
 
 bool fleet_serves(struct fleet *f, size_t upstream)
@@ -292,7 +292,7 @@ bool fleet_serves(struct fleet *f, size_t upstream)
     return serves;
 }
 
-void fleet_close(struct fleet *f)
+void fleet_permits_close(struct fleet *f)
 {
     mtx_lock(&f->lock);
     f->closed = true;

@@ -10,25 +10,25 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { VERSIONS_TOLD = 4 };
+enum { VERSIONS_LISTED = 4 };
 
 /* Does it say what it would serve, if it got requests? */
-static bool is_holder(const struct upstream *u)
+static bool reports_version(const struct upstream *u)
 {
-    return u->told && !fleet_is_out(u, OUT_UNREACHED | OUT_FENCES | OUT_REMOVED) &&
-           u->saw.unready[0] == '\0';
+    return u->label_known && !fleet_is_out(u, OUT_UNREACHABLE | OUT_FENCES | OUT_REMOVED) &&
+           u->report.not_ready[0] == '\0';
 }
 
 /* Its first answer may still come: at the latest when its first question has run out of time. */
-static bool is_awaited(const struct upstream *u)
+static bool is_report_awaited(const struct upstream *u)
 {
-    return !u->told && !fleet_is_out(u, OUT_REMOVED | OUT_KEY_STATUS) &&
-           (fleet_is_alive(u) || u->n_missed == 0);
+    return !u->label_known && !fleet_is_out(u, OUT_REMOVED | OUT_AUTH_PROBE) &&
+           (fleet_is_alive(u) || u->n_failures == 0);
 }
 
 /* The versions that there are, those of most upstreams first. */
 struct versions {
-    size_t n, n_holders, n_awaited;
+    size_t n, n_reported, n_awaited;
     struct version {
         const char *label;
         size_t n;
@@ -57,27 +57,27 @@ static void sort(struct versions *v)
 
 static void count_locked(const struct fleet *f, struct versions *v)
 {
-    v->n = v->n_holders = v->n_awaited = 0;
+    v->n = v->n_reported = v->n_awaited = 0;
     for (size_t i = 0; i < f->n; i++) {
         const struct upstream *u = &f->upstreams[i];
 
-        v->n_awaited += is_awaited(u);
-        if (!is_holder(u))
+        v->n_awaited += is_report_awaited(u);
+        if (!reports_version(u))
             continue;
-        v->n_holders++;
-        version_of(v, u->saw.label)->n++;
+        v->n_reported++;
+        version_of(v, u->report.label)->n++;
     }
     sort(v);
 }
 
 /* Whoever does not answer now may have it. */
-static bool may_be_held_locked(const struct fleet *f)
+static bool may_be_served_locked(const struct fleet *f)
 {
     for (size_t i = 0; i < f->n; i++) {
         const struct upstream *u = &f->upstreams[i];
 
         if (!fleet_is_out(u, OUT_REMOVED | OUT_FENCES) &&
-            (!fleet_is_alive(u) || !u->told || strcmp(u->saw.label, f->label) == 0))
+            (!fleet_is_alive(u) || !u->label_known || strcmp(u->report.label, f->label) == 0))
             return true;
     }
     return false;
@@ -96,94 +96,94 @@ static void choose_locked(struct fleet *f)
     (void)snprintf(f->label, sizeof f->label, "%s", v.items[0].label);
 }
 
-struct fleet_named fleet_name_of(const char *label)
+struct fleet_label_text fleet_label_text(const char *label)
 {
-    struct fleet_named n;
+    struct fleet_label_text n;
 
     if (label[0] == '\0')
         (void)snprintf(n.text, sizeof n.text, "none that has a name");
     else
-        (void)snprintf(n.text, sizeof n.text, "'%.*s'", FLEET_NAMED_MAX, label);
+        (void)snprintf(n.text, sizeof n.text, "'%.*s'", FLEET_LABEL_TEXT_MAX, label);
     return n;
 }
 
 /* Unless something worse is known of it. */
-static void blame_locked(const struct fleet *f, struct upstream *u)
+static void set_version_error_locked(const struct fleet *f, struct upstream *u)
 {
     bool undecided = !f->decided;
     struct err why = {0};
 
-    if (fleet_is_out(u, OUT_UNREACHED | OUT_FENCES) || u->error.code == ERR_UPSTREAM_KEY)
+    if (fleet_is_out(u, OUT_UNREACHABLE | OUT_FENCES) || u->error.code == ERR_UPSTREAM_KEY)
         return;
     if (undecided)
         (void)err_set(&why, ERR_UNSYNCED, "",
                       "it serves weights %s, and which are the fleet's is not decided",
-                      fleet_name_of(u->saw.label).text);
+                      fleet_label_text(u->report.label).text);
     else
         (void)err_set(&why, ERR_UNSYNCED, "", "it serves weights %s, the fleet %s",
-                      fleet_name_of(u->saw.label).text, fleet_name_of(f->label).text);
-    fleet_blame(u, &why);
+                      fleet_label_text(u->report.label).text, fleet_label_text(f->label).text);
+    fleet_set_error(u, &why);
 }
 
 /* Of one that serves nobody it will be found when it does; what another said before its last
  * restart, or before a change of ours, says nothing against it. */
-static void judge_locked(const struct fleet *f, struct upstream *u)
+static void check_version_locked(const struct fleet *f, struct upstream *u)
 {
     bool was = fleet_is_synced(u), is = was;
 
     if (fleet_is_out(u, OUT_REMOVED)) /* what runs there ends as it began */
         return;
-    if (u->saw.unready[0] != '\0')
+    if (u->report.not_ready[0] != '\0')
         is = true;
     else if (!f->decided)
         is = false;
-    else if (u->told)
-        is = strcmp(u->saw.label, f->label) == 0;
-    fleet_move(f, u, is ? UPSTREAM_ON_IN_STEP : UPSTREAM_ON_OUT_OF_STEP);
-    if (!is && u->told)
-        blame_locked(f, u);
+    else if (u->label_known)
+        is = strcmp(u->report.label, f->label) == 0;
+    fleet_apply_event(f, u, is ? UPSTREAM_ON_SYNCED : UPSTREAM_ON_UNSYNCED);
+    if (!is && u->label_known)
+        set_version_error_locked(f, u);
     else if (is && !was && u->error.code == ERR_UNSYNCED)
         err_clear(&u->error);
 }
 
-void fleet_decide_locked(struct fleet *f)
+void fleet_decide_version_locked(struct fleet *f)
 {
     if (f->serial > 0 || f->updating)
         return;
-    if (f->decided && !may_be_held_locked(f)) {
+    if (f->decided && !may_be_served_locked(f)) {
         f->decided = false;
         f->label[0] = '\0';
     }
     if (!f->decided)
         choose_locked(f);
     for (size_t i = 0; i < f->n; i++)
-        judge_locked(f, &f->upstreams[i]);
+        check_version_locked(f, &f->upstreams[i]);
 }
 
-bool fleet_waits_locked(const struct fleet *f)
+bool fleet_awaits_probes_locked(const struct fleet *f)
 {
     if (f->serial > 0 || f->decided)
         return false;
     for (size_t i = 0; i < f->n; i++)
-        if (is_awaited(&f->upstreams[i]))
+        if (is_report_awaited(&f->upstreams[i]))
             return true;
     return false;
 }
 
 /* "'b' at 3, none that has a name at 1" */
-static void tell_versions(const struct versions *v, char *out, size_t cap)
+static void list_versions(const struct versions *v, char *out, size_t cap)
 {
     size_t len = 0;
 
     out[0] = '\0';
-    for (size_t i = 0; i < v->n && i < VERSIONS_TOLD && len < cap; i++)
+    for (size_t i = 0; i < v->n && i < VERSIONS_LISTED && len < cap; i++)
         len += (size_t)snprintf(out + len, cap - len, "%s%s at %zu", i > 0 ? ", " : "",
-                                fleet_name_of(v->items[i].label).text, v->items[i].n);
-    if (v->n > VERSIONS_TOLD && len < cap)
-        (void)snprintf(out + len, cap - len, " and %zu more", v->n - VERSIONS_TOLD);
+                                fleet_label_text(v->items[i].label).text, v->items[i].n);
+    if (v->n > VERSIONS_LISTED && len < cap)
+        (void)snprintf(out + len, cap - len, " and %zu more", v->n - VERSIONS_LISTED);
 }
 
-bool fleet_undecided_locked(const struct fleet *f, struct err *e)
+bool fleet_version_undecided_locked(const struct fleet *f, struct err *e)
 {
     char text[ERR_MSG_MAX];
     struct versions v;
@@ -191,9 +191,9 @@ bool fleet_undecided_locked(const struct fleet *f, struct err *e)
     if (f->serial > 0 || f->decided)
         return false;
     count_locked(f, &v);
-    if (v.n_holders == 0)
+    if (v.n_reported == 0)
         return false;
-    tell_versions(&v, text, sizeof text);
+    list_versions(&v, text, sizeof text);
     if (v.n_awaited > 0)
         (void)err_set(
             e, ERR_UNSYNCED, "",
@@ -210,12 +210,12 @@ bool fleet_undecided_locked(const struct fleet *f, struct err *e)
     return true;
 }
 
-bool fleet_undecided(struct fleet *f, struct err *e)
+bool fleet_version_undecided(struct fleet *f, struct err *e)
 {
     bool undecided;
 
     mtx_lock(&f->lock);
-    undecided = fleet_undecided_locked(f, e);
+    undecided = fleet_version_undecided_locked(f, e);
     mtx_unlock(&f->lock);
     return undecided;
 }

@@ -9,10 +9,11 @@ enum { CONNECT_TIMEOUT_US = 5000000 };
 
 struct part {
     struct upstream_fanout *fanout;
-    struct http_call *call;         /* NULL: none, or ended */
-    struct upstream_question asked; /* its request is owned */
-    struct upstream_answer *answer; /* of the fan-out */
-    bool too_long, lacks; /* what came is dropped: over the bound; we have no memory for it */
+    struct http_call *http_call;  /* NULL: none, or ended */
+    struct upstream_call call;    /* its request is owned */
+    struct upstream_reply *reply; /* of the fan-out */
+    bool too_long,
+        out_of_memory; /* what came is dropped: over the bound; we have no memory for it */
 };
 
 struct upstream_fanout {
@@ -20,11 +21,11 @@ struct upstream_fanout {
     upstream_fanout_done_fn *done;
     void *arg;
     size_t n, n_left;
-    struct upstream_answer *answers; /* owned; [n] */
+    struct upstream_reply *replies; /* owned; [n] */
     struct part parts[];
 };
 
-void upstream_answer_fini(struct upstream_answer *a)
+void upstream_reply_fini(struct upstream_reply *a)
 {
     free(a->text);
     a->text = NULL;
@@ -34,18 +35,18 @@ void upstream_answer_fini(struct upstream_answer *a)
 void upstream_fanout_cancel(struct upstream_fanout *f)
 {
     for (size_t i = 0; i < f->n; i++) {
-        if (f->parts[i].call != NULL)
-            http_cancel(f->parts[i].call);
-        api_request_fini(&f->parts[i].asked.request);
-        upstream_answer_fini(&f->answers[i]);
+        if (f->parts[i].http_call != NULL)
+            http_cancel(f->parts[i].http_call);
+        api_request_fini(&f->parts[i].call.request);
+        upstream_reply_fini(&f->replies[i]);
     }
-    free(f->answers);
+    free(f->replies);
     free(f);
 }
 
 static void on_head(void *arg, const struct http_head *head)
 {
-    struct upstream_answer *a = ((struct part *)arg)->answer;
+    struct upstream_reply *a = ((struct part *)arg)->reply;
 
     a->status = head->status;
     memcpy(a->process, head->boot_id, sizeof a->process);
@@ -56,15 +57,15 @@ static void on_head(void *arg, const struct http_head *head)
 static bool on_data(void *arg, const void *data, size_t len)
 {
     struct part *p = arg;
-    struct upstream_answer *a = p->answer;
+    struct upstream_reply *a = p->reply;
     char *grown;
 
-    p->too_long = p->too_long || len > UPSTREAM_ANSWER_TEXT_MAX - a->text_len;
-    if (p->too_long || p->lacks)
+    p->too_long = p->too_long || len > UPSTREAM_REPLY_TEXT_MAX - a->text_len;
+    if (p->too_long || p->out_of_memory)
         return true;
     grown = realloc(a->text, a->text_len + len + 1);
     if (grown == NULL) {
-        p->lacks = true;
+        p->out_of_memory = true;
         return true;
     }
     memcpy(grown + a->text_len, data, len);
@@ -74,62 +75,62 @@ static bool on_data(void *arg, const void *data, size_t len)
     return true;
 }
 
-static void judge(struct part *p, const struct http_end *end)
+static void part_set_result(struct part *p, const struct http_end *end)
 {
-    struct upstream_answer *a = p->answer;
-    char said[256] = "";
+    struct upstream_reply *a = p->reply;
+    char text[256] = "";
 
     a->sent = end->sent;
     a->unreachable = end->outcome == HTTP_UNREACHABLE;
-    if (end->outcome == HTTP_NO_MEMORY || p->lacks) {
+    if (end->outcome == HTTP_NO_MEMORY || p->out_of_memory) {
         (void)err_set(&a->why, ERR_NO_MEMORY, "", "this server has no memory or descriptor %s %s",
-                      end->sent ? "for its answer to" : "to ask it", p->asked.request.path);
+                      end->sent ? "for its answer to" : "to ask it", p->call.request.path);
     } else if (end->outcome == HTTP_TIMED_OUT) {
         (void)err_set(&a->why, ERR_TIMEOUT, "", "it did not answer %s in time",
-                      p->asked.request.path);
+                      p->call.request.path);
     } else if (end->outcome != HTTP_WHOLE) {
-        (void)err_set(&a->why, ERR_ENGINE, "", "it did not answer %s: %s", p->asked.request.path,
+        (void)err_set(&a->why, ERR_ENGINE, "", "it did not answer %s: %s", p->call.request.path,
                       end->why);
     } else if (p->too_long) {
         (void)err_set(&a->why, ERR_ENGINE, "", "its answer to %s is longer than %d bytes",
-                      p->asked.request.path, UPSTREAM_ANSWER_TEXT_MAX);
+                      p->call.request.path, UPSTREAM_REPLY_TEXT_MAX);
     } else if (a->status >= 300) {
         if (a->text != NULL)
-            api_read_error(said, sizeof said, a->text, a->text_len);
-        (void)err_set(&a->why, ERR_ENGINE, "", "it answered %s with %d: %s", p->asked.request.path,
-                      a->status, said);
+            api_read_error(text, sizeof text, a->text, a->text_len);
+        (void)err_set(&a->why, ERR_ENGINE, "", "it answered %s with %d: %s", p->call.request.path,
+                      a->status, text);
     }
-    if (end->outcome != HTTP_WHOLE || p->lacks)
+    if (end->outcome != HTTP_WHOLE || p->out_of_memory)
         a->status = 0;
     a->good = a->why.code == ERR_NONE;
 }
 
-static void one_less(struct upstream_fanout *f)
+static void part_ended(struct upstream_fanout *f)
 {
     if (--f->n_left > 0)
         return;
-    f->done(f->arg, f->answers, f->n);
+    f->done(f->arg, f->replies, f->n);
     upstream_fanout_cancel(f);
 }
 
-static int ask(struct part *p, struct err *e);
+static int part_start(struct part *p, struct err *e);
 
 /* Nothing remembers which of the two names an upstream has: it may be of another release when it is
  * asked next. False: it has none for it, or cannot be asked. */
-static bool ask_older(struct part *p)
+static bool part_retry_older(struct part *p)
 {
-    struct api_request *r = &p->asked.request;
+    struct api_request *r = &p->call.request;
     struct err why = {0};
 
-    if (r->older == NULL || (p->answer->status != 404 && p->answer->status != 405))
+    if (r->older == NULL || (p->reply->status != 404 && p->reply->status != 405))
         return false;
     (void)snprintf(r->path, sizeof r->path, "%s", r->older);
     r->older = NULL;
-    upstream_answer_fini(p->answer);
-    *p->answer = (struct upstream_answer){0};
-    if (ask(p, &why) == 0)
+    upstream_reply_fini(p->reply);
+    *p->reply = (struct upstream_reply){0};
+    if (part_start(p, &why) == 0)
         return true;
-    p->answer->why = why;
+    p->reply->why = why;
     return false;
 }
 
@@ -137,18 +138,18 @@ static void on_done(void *arg, const struct http_end *end)
 {
     struct part *p = arg;
 
-    p->call = NULL;
-    judge(p, end);
-    if (!ask_older(p))
-        one_less(p->fanout);
+    p->http_call = NULL;
+    part_set_result(p, end);
+    if (!part_retry_older(p))
+        part_ended(p->fanout);
 }
 
-static int ask(struct part *p, struct err *e)
+static int part_start(struct part *p, struct err *e)
 {
     static const struct http_header json = {"Content-Type", "application/json"};
-    const struct api_request *r = &p->asked.request;
+    const struct api_request *r = &p->call.request;
     struct http_events events = {.head = on_head, .data = on_data, .done = on_done, .arg = p};
-    struct http_call_request req = {.target = p->asked.target,
+    struct http_call_request req = {.target = p->call.target,
                                     .method = r->method,
                                     .path = r->path,
                                     .body = r->body,
@@ -156,36 +157,36 @@ static int ask(struct part *p, struct err *e)
                                     .headers = &json,
                                     .n_headers = r->body != NULL ? 1 : 0,
                                     .connect_timeout_us = CONNECT_TIMEOUT_US,
-                                    .timeout_us = p->asked.timeout_us,
+                                    .timeout_us = p->call.timeout_us,
                                     .fresh = strcmp(r->method, "GET") != 0};
 
-    p->answer->asked = true;
-    return http_start(&p->call, p->fanout->client, &req, &events, e);
+    p->reply->requested = true;
+    return http_start(&p->http_call, p->fanout->client, &req, &events, e);
 }
 
-static struct upstream_fanout *upstream_fanout_new(struct upstream_question *parts, size_t n)
+static struct upstream_fanout *upstream_fanout_new(struct upstream_call *parts, size_t n)
 {
     struct upstream_fanout *f = calloc(1, sizeof *f + n * sizeof f->parts[0]);
-    struct upstream_answer *answers = calloc(n, sizeof *answers);
+    struct upstream_reply *replies = calloc(n, sizeof *replies);
 
-    if (f == NULL || answers == NULL) {
+    if (f == NULL || replies == NULL) {
         free(f);
-        free(answers);
+        free(replies);
         return NULL;
     }
     f->n = n;
-    f->answers = answers;
+    f->replies = replies;
     for (size_t i = 0; i < n; i++) {
         f->parts[i].fanout = f;
-        f->parts[i].answer = &answers[i];
-        f->parts[i].asked = parts[i];
+        f->parts[i].reply = &replies[i];
+        f->parts[i].call = parts[i];
         memset(&parts[i].request, 0, sizeof parts[i].request);
     }
     return f;
 }
 
 int upstream_fanout_start(struct upstream_fanout **out, struct http_client *c,
-                          struct upstream_question *parts, size_t n, upstream_fanout_done_fn *done,
+                          struct upstream_call *parts, size_t n, upstream_fanout_done_fn *done,
                           void *arg, struct err *e)
 {
     struct upstream_fanout *f = upstream_fanout_new(parts, n);
@@ -199,11 +200,11 @@ int upstream_fanout_start(struct upstream_fanout **out, struct http_client *c,
     f->done = done;
     f->arg = arg;
     for (size_t i = 0; i < n; i++) {
-        f->answers[i].good = f->parts[i].asked.request.method == NULL;
-        if (f->answers[i].good)
+        f->replies[i].good = f->parts[i].call.request.method == NULL;
+        if (f->replies[i].good)
             continue;
         f->n_left++;
-        if (ask(&f->parts[i], e) != 0) {
+        if (part_start(&f->parts[i], e) != 0) {
             upstream_fanout_cancel(f);
             return -1;
         }
@@ -211,31 +212,31 @@ int upstream_fanout_start(struct upstream_fanout **out, struct http_client *c,
     *out = f->n_left > 0 ? f : NULL;
     if (f->n_left == 0) {
         f->n_left = 1;
-        one_less(f);
+        part_ended(f);
     }
     return 0;
 }
 
 void upstream_fanout_give_up(struct upstream_fanout *f,
-                             bool (*is_gone)(void *arg, const struct upstream_question *part),
+                             bool (*is_down)(void *arg, const struct upstream_call *part),
                              void *arg)
 {
-    size_t n_gone = 0;
+    size_t n_ended = 0;
 
     for (size_t i = 0; i < f->n; i++) {
         struct part *p = &f->parts[i];
 
-        if (p->call == NULL || !is_gone(arg, &p->asked))
+        if (p->http_call == NULL || !is_down(arg, &p->call))
             continue;
-        http_cancel(p->call);
-        p->call = NULL;
-        p->answer->status = 0;
-        p->answer->good = false;
-        p->answer->sent = true; /* for all that is known */
-        (void)err_set(&p->answer->why, ERR_UNSYNCED, "", "it went down before it answered %s",
-                      p->asked.request.path);
-        n_gone++;
+        http_cancel(p->http_call);
+        p->http_call = NULL;
+        p->reply->status = 0;
+        p->reply->good = false;
+        p->reply->sent = true; /* for all that is known */
+        (void)err_set(&p->reply->why, ERR_UNSYNCED, "", "it went down before it answered %s",
+                      p->call.request.path);
+        n_ended++;
     }
-    while (n_gone-- > 0)
-        one_less(f);
+    while (n_ended-- > 0)
+        part_ended(f);
 }

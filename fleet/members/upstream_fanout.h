@@ -14,19 +14,19 @@
 #include <stdint.h>
 
 /* Bytes of an answer; what is longer is no answer of theirs. */
-enum { UPSTREAM_ANSWER_TEXT_MAX = 1 << 20 };
+enum { UPSTREAM_REPLY_TEXT_MAX = 1 << 20 };
 
 /* One of those asked. */
-struct upstream_question {
+struct upstream_call {
     const struct http_target *target; /* outlives the fan-out */
     struct api_request request;       /* moved in; method NULL: it is not asked, and is content */
     uint64_t timeout_us;
-    bool until_down; /* upstreams_ask: not waited for once `upstream` is down */
+    bool until_down; /* upstreams_call: not waited for once `upstream` is down */
     size_t upstream; /* then: its index */
 };
 
-struct upstream_answer {
-    bool asked;
+struct upstream_reply {
+    bool requested;
     bool good;                    /* it answered, with a status below 300; or was not asked */
     bool sent;                    /* may it have begun to work on it? */
     bool unreachable;             /* nobody listens there */
@@ -42,25 +42,25 @@ struct upstream_answer {
 
 struct upstream_fanout;
 
-void upstream_answer_fini(
-    struct upstream_answer *a); /* of one that was taken over; accepts a zeroed one */
+void upstream_reply_fini(
+    struct upstream_reply *a); /* of one that was taken over; accepts a zeroed one */
 
 /* Called once, on the loop's thread; the answers are in the order of the parts. They end when it
  * returns; who moves a text out leaves NULL in its place. */
-typedef void upstream_fanout_done_fn(void *arg, struct upstream_answer *answers, size_t n);
+typedef void upstream_fanout_done_fn(void *arg, struct upstream_reply *replies, size_t n);
 
 /* upstream_fanout_start - Threads: the client's loop's. Blocks: no.
  * @parts  [n]; their requests are the fan-out's from here on, also after an error
  * @out    until `done` is called; NULL if that was before this returns: nobody had to be asked
  * Errors: ERR_NO_MEMORY: nobody was asked. */
 int upstream_fanout_start(struct upstream_fanout **out, struct http_client *c,
-                          struct upstream_question *parts, size_t n, upstream_fanout_done_fn *done,
+                          struct upstream_call *parts, size_t n, upstream_fanout_done_fn *done,
                           void *arg, struct err *e);
 
 /* upstream_fanout_give_up - wait no more for those of which `is_gone` is true. It may end with
  * that. Threads: as upstream_fanout_start. */
 void upstream_fanout_give_up(struct upstream_fanout *f,
-                             bool (*is_gone)(void *arg, const struct upstream_question *part),
+                             bool (*is_down)(void *arg, const struct upstream_call *part),
                              void *arg);
 
 /* upstream_fanout_cancel - ask no more, tell nobody. Threads: as upstream_fanout_start. */

@@ -14,23 +14,23 @@ struct rule {
 /* Of one event the first row that applies. */
 static const struct rule rules[] = {
     /* does it answer? */
-    {UPSTREAM_ON_ANSWER, 0, 0, 0, OUT_UNREACHED | OUT_KEY_STATUS},
-    {UPSTREAM_ON_NO_LISTENER, OUT_NEVER_ANSWERED, 0, 0, 0}, /* it may still be starting */
-    {UPSTREAM_ON_NO_LISTENER, 0, OUT_NEVER_ANSWERED, OUT_NO_ANSWER, 0},
-    {UPSTREAM_ON_NO_ANSWER, 0, 0, OUT_NO_ANSWER, OUT_NEVER_ANSWERED},
+    {UPSTREAM_ON_PROBE_OK, 0, 0, 0, OUT_UNREACHABLE | OUT_AUTH_PROBE},
+    {UPSTREAM_ON_CONNECTION_REFUSED, OUT_NEVER_REACHED, 0, 0, 0}, /* it may still be starting */
+    {UPSTREAM_ON_CONNECTION_REFUSED, 0, OUT_NEVER_REACHED, OUT_DOWN, 0},
+    {UPSTREAM_ON_DOWN, 0, 0, OUT_DOWN, OUT_NEVER_REACHED},
 
     /* does it take our key? */
-    {UPSTREAM_ON_STATUS_REFUSED, 0, 0, OUT_KEY_STATUS, 0},
-    {UPSTREAM_ON_WORK_REFUSED, 0, 0, OUT_KEY_WORK, 0},
-    {UPSTREAM_ON_WORK_ADMITTED, 0, 0, 0, OUT_KEY_WORK},
+    {UPSTREAM_ON_PROBE_AUTH_FAILED, 0, 0, OUT_AUTH_PROBE, 0},
+    {UPSTREAM_ON_REQUEST_AUTH_FAILED, 0, 0, OUT_AUTH_REQUEST, 0},
+    {UPSTREAM_ON_REQUEST_AUTH_OK, 0, 0, 0, OUT_AUTH_REQUEST},
 
     /* What runs at one that is removed ends on the version that it began with, unless that is lost
      * with its process. */
-    {UPSTREAM_ON_IN_STEP, 0, OUT_REMOVED, 0, OUT_OTHER_WEIGHTS},
-    {UPSTREAM_ON_OUT_OF_STEP, 0, 0, OUT_OTHER_WEIGHTS, 0},
+    {UPSTREAM_ON_SYNCED, 0, OUT_REMOVED, 0, OUT_OTHER_WEIGHTS},
+    {UPSTREAM_ON_UNSYNCED, 0, 0, OUT_OTHER_WEIGHTS, 0},
 
     {UPSTREAM_ON_PAUSE_MISSED, 0, 0, OUT_PAUSE_MISSED, 0},
-    {UPSTREAM_ON_PAUSE_TOLD, 0, 0, 0, OUT_PAUSE_MISSED},
+    {UPSTREAM_ON_PAUSE_CLEARED, 0, 0, 0, OUT_PAUSE_MISSED},
 
     /* A fence stays until its cause is made good: what was missed after it changes nothing. What it
      * does with the others afterwards is known, but not that it has their weights. */
@@ -45,7 +45,7 @@ static const struct rule rules[] = {
     {UPSTREAM_ON_UPDATE_FAILED, 0, 0, OUT_UPDATE_FAILED, OUT_SLEEP_MISSED | OUT_WAKE_MISSED},
     {UPSTREAM_ON_UPDATED, 0, 0, 0, OUT_FENCES | OUT_OTHER_WEIGHTS},
     {UPSTREAM_ON_RESYNCED, 0, OUT_UPDATE_FAILED | OUT_REMOVED, 0,
-     OUT_FENCES | OUT_OTHER_WEIGHTS | OUT_KEY_WORK},
+     OUT_FENCES | OUT_OTHER_WEIGHTS | OUT_AUTH_REQUEST},
 
     {UPSTREAM_ON_REMOVED, 0, OUT_REMOVED, OUT_REMOVED, 0},
 };
@@ -57,14 +57,14 @@ static const struct {
 } shown[] = {
     {OUT_REMOVED, UPSTREAM_REMOVED},
     {OUT_FENCES, UPSTREAM_FENCED},
-    {OUT_KEY, UPSTREAM_KEY_REFUSED},
-    {OUT_NEVER_ANSWERED, UPSTREAM_JOINING},
-    {OUT_NO_ANSWER, UPSTREAM_DOWN},
-    {OUT_OTHER_WEIGHTS | OUT_PAUSE_MISSED | OUT_SILENT | OUT_ADAPTERS, UPSTREAM_OUT_OF_STEP},
+    {OUT_AUTH, UPSTREAM_AUTH_FAILED},
+    {OUT_NEVER_REACHED, UPSTREAM_JOINING},
+    {OUT_DOWN, UPSTREAM_DOWN},
+    {OUT_OTHER_WEIGHTS | OUT_PAUSE_MISSED | OUT_PROBES_FAIL | OUT_ADAPTERS, UPSTREAM_UNSYNCED},
     {OUT_NOT_READY, UPSTREAM_NOT_READY},
 };
 
-bool upstream_next(unsigned from, enum upstream_event event, unsigned *to)
+bool upstream_state_next(unsigned from, enum upstream_event event, unsigned *to)
 {
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         const struct rule *r = &rules[i];
@@ -82,12 +82,12 @@ static bool at_most_one(unsigned set)
     return (set & (set - 1)) == 0;
 }
 
-void upstream_move(unsigned *out, enum upstream_event event)
+void upstream_state_apply(unsigned *out, enum upstream_event event)
 {
-    bool allowed = upstream_next(*out, event, out);
+    bool allowed = upstream_state_next(*out, event, out);
 
     assert(allowed);
-    assert(at_most_one(*out & OUT_UNREACHED) && at_most_one(*out & OUT_FENCES));
+    assert(at_most_one(*out & OUT_UNREACHABLE) && at_most_one(*out & OUT_FENCES));
 }
 
 enum upstream_state upstream_state_of(unsigned out)
@@ -102,8 +102,8 @@ const char *upstream_state_name(enum upstream_state state)
 {
     static const char *const names[UPSTREAM_STATES] = {
         [UPSTREAM_JOINING] = "unknown",     [UPSTREAM_SERVING] = "serving",
-        [UPSTREAM_NOT_READY] = "not_ready", [UPSTREAM_OUT_OF_STEP] = "unsynced",
-        [UPSTREAM_DOWN] = "down",           [UPSTREAM_KEY_REFUSED] = "refused",
+        [UPSTREAM_NOT_READY] = "not_ready", [UPSTREAM_UNSYNCED] = "unsynced",
+        [UPSTREAM_DOWN] = "down",           [UPSTREAM_AUTH_FAILED] = "refused",
         [UPSTREAM_FENCED] = "fenced",       [UPSTREAM_REMOVED] = "removed",
     };
 

@@ -20,13 +20,14 @@
 struct upstreams;
 
 struct upstreams_cfg {
-    const char *const *specs; /* [n_specs], as fleet/members/spec.h has them; borrowed */
-    size_t n_specs;
+    const char *const
+        *entries; /* [n_specs], as fleet/members/upstream_config.h has them; borrowed */
+    size_t n_entries;
     const char *file; /* more of them; NULL: none; borrowed */
     size_t min_ready; /* 0: all that are configured */
-    size_t n_permits[FLEET_LANES], n_queue_max[FLEET_LANES];
+    size_t n_permits[FLEET_QUEUES], n_queue_max[FLEET_QUEUES];
     uint64_t probe_interval_us, probe_timeout_us;
-    unsigned token_every; /* as prober_cfg's */
+    unsigned generation_probe_every; /* as prober_cfg's */
 };
 
 /* upstreams_new - read the specs; nothing is asked yet.
@@ -44,7 +45,7 @@ int upstreams_start(struct upstreams *u, struct err *e);
  * and ERR_CONFLICT: no index is free. Everything stays as it was then. Threads: main's. */
 int upstreams_reload(struct upstreams *u, struct err *e);
 
-/* upstreams_stop - end probes and thread; who waits in upstreams_ask, and who asks from now on, is
+/* upstreams_stop - end probes and thread; who waits in upstreams_call, and who asks from now on, is
  * told ERR_DRAINING. Timers on its loop do not fire any more. Accepts NULL. Threads: main's. */
 void upstreams_stop(struct upstreams *u);
 void upstreams_free(struct upstreams *u); /* stops first; accepts NULL */
@@ -53,41 +54,41 @@ struct fleet *upstreams_fleet(struct upstreams *u);
 
 /* One of them. Its index is that of the fleet, and stays its own until it was removed: then another
  * may get it, but not while somebody holds the indexes. */
-struct upstream_at {
+struct upstream_endpoint {
     const struct http_target *target; /* until upstreams_free, also if it changes meanwhile */
     const char *name;                 /* its URL; until upstreams_free */
     enum upstream_kind kind;
     bool removed; /* no longer configured */
 };
 
-/* upstreams_hold, upstreams_release - between the two no index goes to another upstream: for
- * whoever remembers indexes longer than one request, as an update does. Any number may. Threads:
- * any. */
-void upstreams_hold(struct upstreams *u);
-void upstreams_release(struct upstreams *u);
+/* upstreams_hold_indexes, upstreams_release_indexes - between the two no index goes to another
+ * upstream: for whoever remembers indexes longer than one request, as an update does. Any number
+ * may. Threads: any. */
+void upstreams_hold_indexes(struct upstreams *u);
+void upstreams_release_indexes(struct upstreams *u);
 
 /* upstreams_n - indexes used so far, those of the removed included. Threads: any. */
 size_t upstreams_n(struct upstreams *u);
-/* upstreams_at - Threads: any. @i  < upstreams_n */
-void upstreams_at(struct upstreams *u, size_t i, struct upstream_at *out);
+/* upstreams_get - Threads: any. @i  < upstreams_n */
+void upstreams_get(struct upstreams *u, size_t i, struct upstream_endpoint *out);
 
 /* upstreams_find - the index of a name. Errors: ERR_NOT_FOUND, which lists a few that there are. */
 int upstreams_find(struct upstreams *u, const char *name, size_t *out, struct err *e);
 
-/* upstreams_ask - one request to each of several, at the same time; returns when the last has
+/* upstreams_call - one request to each of several, at the same time; returns when the last has
  * answered or its own time is over.
  * @parts    [n]; requests are moved in, also on an error; each has a timeout_us > 0
- * @answers  [n]; each to be ended with upstream_answer_fini (only after success)
+ * @answers  [n]; each to be ended with upstream_reply_fini (only after success)
  * Threads: any but the room's and the HTTP server's loops. Blocks: up to the longest timeout_us.
  * Errors: ERR_NO_MEMORY: nobody was asked; ERR_DRAINING: what became of them is not known. */
-int upstreams_ask(struct upstreams *u, struct upstream_question *parts, size_t n,
-                  struct upstream_answer *answers, struct err *e);
+int upstreams_call(struct upstreams *u, struct upstream_call *calls, size_t n,
+                   struct upstream_reply *replies, struct err *e);
 
-/* upstreams_tokens - as prober_tokens. */
-void upstreams_tokens(struct upstreams *u, bool on);
+/* upstreams_enable_generation_probes - as prober_enable_generation_probes. */
+void upstreams_enable_generation_probes(struct upstreams *u, bool on);
 
-/* upstreams_look - as prober_look: what is known of them may be wrong. Threads: any. */
-void upstreams_look(struct upstreams *u);
+/* upstreams_probe_now - as prober_probe_now: what is known of them may be wrong. Threads: any. */
+void upstreams_probe_now(struct upstreams *u);
 
 /* upstreams_live - does the room's thread do its work? Threads: any.
  * Errors: ERR_INTERNAL, with how long it has not. */
@@ -96,8 +97,9 @@ int upstreams_live(struct upstreams *u, struct err *why);
 /* upstreams_loop - the room's own loop, for timers of those who tell upstreams what to do. */
 struct loop *upstreams_loop(struct upstreams *u);
 
-/* upstreams_on_left - call fn when an upstream leaves rotation, as fleet_cfg.left is; set before
- * upstreams_start, taken back (NULL) after everything that asks has stopped. */
-void upstreams_on_left(struct upstreams *u, void (*fn)(void *arg, size_t upstream), void *arg);
+/* upstreams_on_left_rotation - call fn when an upstream leaves rotation, as fleet_cfg.left is; set
+ * before upstreams_start, taken back (NULL) after everything that asks has stopped. */
+void upstreams_on_left_rotation(struct upstreams *u, void (*fn)(void *arg, size_t upstream),
+                                void *arg);
 
 #endif

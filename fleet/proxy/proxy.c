@@ -28,7 +28,7 @@ void proxy_request_free(struct proxy_request *r)
     loop_unpost(l, &r->gone);
     loop_unpost(l, &r->drained);
     if (r->has_permit)
-        fleet_leave(r->loop->all->fleet, &r->ticket);
+        fleet_permit_release(r->loop->all->fleet, &r->ticket);
     free(r->body);
     free(r);
 }
@@ -36,7 +36,7 @@ void proxy_request_free(struct proxy_request *r)
 /* Nobody who waits for a permit is forgotten: if one is on its way, the relay stays for it. */
 static void leave_line(struct proxy_request *r)
 {
-    if (r->stage == PROXY_QUEUED && !fleet_cancel(r->loop->all->fleet, &r->ticket))
+    if (r->stage == PROXY_QUEUED && !fleet_permit_cancel(r->loop->all->fleet, &r->ticket))
         r->stage = PROXY_ANSWERED;
     else
         proxy_request_free(r);
@@ -100,7 +100,7 @@ void proxy_fail(struct proxy_request *r, const struct err *e)
 
 static void start(struct proxy_request *r);
 
-/* A grant: at once, within fleet_enter, or later, on any thread. */
+/* A grant: at once, within fleet_permit_acquire, or later, on any thread. */
 static void on_granted(void *arg, size_t upstream)
 {
     struct proxy_request *r = arg;
@@ -126,7 +126,7 @@ int proxy_admit(struct proxy_request *r, struct err *e)
     r->told = false;
     r->at.name = NULL;
     r->entering = true;
-    rc = fleet_enter(r->loop->all->fleet, &r->ticket, e);
+    rc = fleet_permit_acquire(r->loop->all->fleet, &r->ticket, e);
     r->entering = false;
     if (rc != 0)
         return -1;
@@ -141,7 +141,7 @@ static void enter_again(struct proxy_request *r, const struct err *why)
     struct err e = {0};
 
     if (r->has_permit)
-        fleet_leave(r->loop->all->fleet, &r->ticket);
+        fleet_permit_release(r->loop->all->fleet, &r->ticket);
     r->has_permit = false;
     if (proxy_admit(r, &e) == 0)
         return;
@@ -170,9 +170,9 @@ static void add(struct http_call_request *req, struct http_header *headers, cons
         headers[req->n_headers++] = (struct http_header){name, value};
 }
 
-static struct http_client *client_of(struct proxy_loop *rl, enum fleet_lane lane)
+static struct http_client *client_of(struct proxy_loop *rl, enum fleet_queue queue)
 {
-    return lane == FLEET_TEXT ? rl->text : rl->generate[rl->turn++ % PROXY_CLIENTS];
+    return queue == FLEET_TEXT ? rl->text : rl->generate[rl->turn++ % PROXY_CLIENTS];
 }
 
 /* Not the client's Authorization, nor what belongs to its connection. HEAD is asked as GET, which
@@ -180,7 +180,7 @@ static struct http_client *client_of(struct proxy_loop *rl, enum fleet_lane lane
 static void start(struct proxy_request *r)
 {
     struct http_request *x = r->x;
-    bool text = r->lane == FLEET_TEXT;
+    bool text = r->queue == FLEET_TEXT;
     struct http_header headers[4];
     struct http_call_request req = {
         .method = x->method == METHOD_HEAD ? "GET" : http_request_method_name(x->method),
@@ -195,8 +195,8 @@ static void start(struct proxy_request *r)
     struct http_events events = proxy_events(r);
     struct err e = {0};
 
-    upstreams_at(r->loop->all->upstreams, r->ticket.upstream, &r->at);
-    r->epoch = fleet_epoch(r->loop->all->fleet);
+    upstreams_get(r->loop->all->upstreams, r->ticket.upstream, &r->at);
+    r->epoch = fleet_weights_epoch(r->loop->all->fleet);
     memset(&r->scan, 0, sizeof r->scan);
     req.target = r->at.target;
     add(&req, headers, "Content-Type", x->content_type);
@@ -205,7 +205,7 @@ static void start(struct proxy_request *r)
     add(&req, headers, "Accept-Encoding", "identity"); /* the client's wishes are not asked */
     r->stage = PROXY_SENT;
     r->n_tries++;
-    if (http_start(&r->call, client_of(r->loop, r->lane), &req, &events, &e) != 0)
+    if (http_start(&r->call, client_of(r->loop, r->queue), &req, &events, &e) != 0)
         proxy_fail(r, &e);
 }
 
@@ -233,8 +233,8 @@ void proxy_auth_failed(struct proxy_request *r)
     (void)err_set(&e, ERR_UPSTREAM_KEY, "", "%.*s %s: it answered %d", WHY_MAX, r->at.name,
                   api_auth_error_text(r->head.status, r->at.target->authorization != NULL),
                   r->head.status);
-    fleet_refused(r->loop->all->fleet, r->ticket.upstream, FLEET_REFUSED_WORK, &e);
-    upstreams_look(r->loop->all->upstreams);
+    fleet_auth_failed(r->loop->all->fleet, r->ticket.upstream, FLEET_AUTH_REQUEST, &e);
+    upstreams_probe_now(r->loop->all->upstreams);
     if (may_try_again(r))
         try_another(r, &e);
     else
@@ -272,8 +272,8 @@ static void say_ours(const struct http_end *end, struct err *e)
 /* Before the permit goes back: the next in line is not sent there too. */
 void proxy_upstream_failed(struct proxy_request *r, bool unreachable, const struct err *e)
 {
-    r->ticket.answered = false;
-    fleet_missed(r->loop->all->fleet, r->ticket.upstream, unreachable, e);
+    r->ticket.responded = false;
+    fleet_request_failed(r->loop->all->fleet, r->ticket.upstream, unreachable, e);
     proxy_fail(r, e);
 }
 
@@ -294,7 +294,7 @@ void proxy_call_failed(struct proxy_request *r, const struct http_end *end)
             proxy_upstream_failed(r, unreachable, &e);
             return;
         }
-        fleet_missed(r->loop->all->fleet, r->ticket.upstream, unreachable, &e);
+        fleet_request_failed(r->loop->all->fleet, r->ticket.upstream, unreachable, &e);
         try_another(r, NULL);
     }
 }
@@ -332,7 +332,7 @@ static void gone(void *arg)
 }
 
 static struct proxy_request *proxy_request_new(struct proxy_loop *rl, struct http_request *x,
-                                               enum fleet_lane lane, struct err *e)
+                                               enum fleet_queue queue, struct err *e)
 {
     struct proxy_request *r = calloc(1, sizeof *r);
 
@@ -342,8 +342,8 @@ static struct proxy_request *proxy_request_new(struct proxy_loop *rl, struct htt
     }
     r->loop = rl;
     r->x = x;
-    r->lane = lane;
-    r->ticket = (struct fleet_ticket){.lane = r->lane,
+    r->queue = queue;
+    r->ticket = (struct fleet_ticket){.queue = r->queue,
                                       .affinity = fleet_affinity(x->session_id),
                                       .granted = on_granted,
                                       .arg = r};
@@ -372,7 +372,7 @@ static bool has_dots(const char *variable)
     return false;
 }
 
-int proxy_forward(struct http_request *x, enum fleet_lane lane, proxy_error_fn *error_reply,
+int proxy_forward(struct http_request *x, enum fleet_queue queue, proxy_error_fn *error_reply,
                   struct err *e)
 {
     struct proxy_loop *rl = x->loop_app;
@@ -383,7 +383,7 @@ int proxy_forward(struct http_request *x, enum fleet_lane lane, proxy_error_fn *
         return err_set(e, ERR_NOT_FOUND, "", "there is no route %.200s", x->target);
     if (has_dots(x->path_arg))
         return err_set(e, ERR_BAD_REQUEST, "", "%.200s has a segment '.' or '..'", x->path);
-    r = proxy_request_new(rl, x, lane, e);
+    r = proxy_request_new(rl, x, queue, e);
     if (r == NULL)
         return -1;
     r->error_reply = error_reply;

@@ -31,7 +31,7 @@ enum {
 };
 
 /* proxy_new - Errors: ERR_NO_MEMORY.
- * @u  borrowed until proxy_free, not yet started: its upstreams_on_left is taken */
+ * @u  borrowed until proxy_free, not yet started: its upstreams_on_left_rotation is taken */
 int proxy_new(struct proxy **out, struct upstreams *u, struct err *e);
 
 /* proxy_stop - every relay that is under way is answered now: that the server ends. Before the
@@ -51,9 +51,10 @@ typedef void proxy_error_fn(const struct http_request *x, const struct err *e,
 
 /* proxy_forward - pass a request on to an upstream; on the loop. On success the request is answered
  * later; after an error it is still the caller's.
- * Errors: ERR_UNSYNCED, ERR_OVERLOADED, ERR_DRAINING (fleet_enter), ERR_NOT_FOUND, ERR_NO_MEMORY.
+ * Errors: ERR_UNSYNCED, ERR_OVERLOADED, ERR_DRAINING (fleet_permit_acquire), ERR_NOT_FOUND,
+ * ERR_NO_MEMORY.
  */
-int proxy_forward(struct http_request *x, enum fleet_lane lane, proxy_error_fn *error_reply,
+int proxy_forward(struct http_request *x, enum fleet_queue queue, proxy_error_fn *error_reply,
                   struct err *e);
 
 #endif

@@ -46,7 +46,7 @@ static void refuse_waiting(struct proxy_loop *rl)
         struct err e = {0};
 
         next = r->next;
-        if (r->stage != PROXY_QUEUED || !fleet_cancel(fleet, &r->ticket))
+        if (r->stage != PROXY_QUEUED || !fleet_permit_cancel(fleet, &r->ticket))
             continue;
         if (proxy_admit(r, &e) == 0)
             continue;
@@ -95,7 +95,7 @@ int proxy_new(struct proxy **out, struct upstreams *u, struct err *e)
     cnd_init(&rs->told);
     rs->upstreams = u;
     rs->fleet = upstreams_fleet(u);
-    upstreams_on_left(u, on_left, rs);
+    upstreams_on_left_rotation(u, on_left, rs);
     *out = rs;
     return 0;
 }
@@ -115,7 +115,7 @@ void proxy_free(struct proxy *rs)
     if (rs == NULL)
         return;
     assert(rs->loops == NULL);
-    upstreams_on_left(rs->upstreams, NULL, NULL);
+    upstreams_on_left_rotation(rs->upstreams, NULL, NULL);
     cnd_fini(&rs->told);
     mtx_fini(&rs->lock);
     free(rs);

@@ -54,17 +54,17 @@ struct proxy_request {
     struct proxy_request *next, **prev_next; /* of the loop's */
     struct http_request *x;                  /* our reference; NULL when answered */
     enum proxy_stage stage;
-    enum fleet_lane lane;
+    enum fleet_queue queue;
     proxy_error_fn *error_reply;
     struct fleet_ticket ticket;
-    bool entering; /* in fleet_enter: a grant is taken at once */
+    bool entering; /* in fleet_permit_acquire: a grant is taken at once */
     bool has_permit;
     bool held; /* by a client that is behind */
     bool told; /* all->lock: a later grant has been posted */
     size_t n_tries;
-    struct upstream_at at;    /* where it is asked, or was */
-    uint64_t epoch;           /* of the fleet, when it was asked */
-    struct version_scan scan; /* of an SGLang's answer */
+    struct upstream_endpoint at; /* where it is asked, or was */
+    uint64_t epoch;              /* of the fleet, when it was asked */
+    struct version_scan scan;    /* of an SGLang's answer */
     struct http_call *call;
     struct loop_item granted, gone, drained;
     struct http_head head; /* of the answer */
@@ -75,8 +75,8 @@ struct proxy_request {
 
 /* ---- relay.c ---- */
 
-/* proxy_admit - take a permit now, and ask, or queue for one. Errors: as fleet_enter's; r is as
- * before. */
+/* proxy_admit - take a permit now, and ask, or queue for one. Errors: as fleet_permit_acquire's; r
+ * is as before. */
 int proxy_admit(struct proxy_request *r, struct err *e);
 
 /* proxy_fail - answer with e, or cut what was begun, and end. */

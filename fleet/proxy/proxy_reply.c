@@ -93,7 +93,7 @@ static void begin_stream(struct proxy_request *r)
 static bool is_another(const struct proxy_request *r)
 {
     return r->at.kind == UPSTREAM_BATON && r->head.boot_id[0] != '\0' &&
-           !fleet_confirm(r->loop->all->fleet, r->ticket.upstream, r->head.boot_id);
+           !fleet_check_process(r->loop->all->fleet, r->ticket.upstream, r->head.boot_id);
 }
 
 static void refuse_another(struct proxy_request *r)
@@ -110,10 +110,10 @@ static void refuse_another(struct proxy_request *r)
  * that it began with. What it is to say of itself is asked at once. */
 static bool names_another(struct proxy_request *r, const char *data, size_t len)
 {
-    if (r->at.kind != UPSTREAM_SGLANG || r->lane != FLEET_GENERATE || r->head.status != 200)
+    if (r->at.kind != UPSTREAM_SGLANG || r->queue != FLEET_GENERATE || r->head.status != 200)
         return false;
     while (version_scan_next(&r->scan, &data, &len))
-        if (!fleet_may_name(r->loop->all->fleet, r->scan.name, r->epoch))
+        if (!fleet_may_report_version(r->loop->all->fleet, r->scan.name, r->epoch))
             return true;
     return false;
 }
@@ -125,7 +125,7 @@ static void refuse_version(struct proxy_request *r)
     (void)err_set(&e, ERR_UPSTREAM, "",
                   "%.200s answered with weights '%s', which are not what is served", r->at.name,
                   r->scan.name);
-    upstreams_look(r->loop->all->upstreams);
+    upstreams_probe_now(r->loop->all->upstreams);
     proxy_fail(r, &e);
 }
 
@@ -151,7 +151,7 @@ static void on_head(void *arg, const struct http_head *head)
     struct proxy_request *r = arg;
 
     r->head = *head;
-    r->ticket.answered = true; /* unless it breaks (proxy_upstream_failed) */
+    r->ticket.responded = true; /* unless it breaks (proxy_upstream_failed) */
     if (is_another(r))
         refuse_another(r);
     else if (api_is_auth_error_proxied(r->at.kind, head->status))

@@ -52,9 +52,9 @@ static bool picks_clean(const struct emptying *x, size_t i)
 /* Whoever refused, and is held: what it holds may be retracted. */
 static bool picks_held(const struct emptying *x, size_t i)
 {
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
-    upstreams_at(x->fc->upstreams, x->list[i].upstream, &at);
+    upstreams_get(x->fc->upstreams, x->list[i].upstream, &at);
     return at.kind == UPSTREAM_SGLANG && x->list[i].paused && x->list[i].preempt &&
            x->why[i].code != ERR_NONE;
 }
@@ -76,9 +76,9 @@ static bool has_none(enum api_op op, bool route_optional, const struct fleet_res
 static void cache_judge(const struct emptying *x, size_t i, enum api_op op, const json_t *body,
                         const struct fleet_result *result)
 {
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
-    upstreams_at(x->fc->upstreams, result->upstream, &at);
+    upstreams_get(x->fc->upstreams, result->upstream, &at);
     err_clear(&x->why[i]);
     if (!result_ok(result) && !has_none(op, x->list[i].route_optional, result))
         x->why[i] = result->why;
@@ -144,10 +144,10 @@ void fleet_reset_caches(struct fleet_control *fc, const struct fleet_cache_reset
 
 static void log_stale(struct fleet_control *fc, size_t upstream, const struct err *why)
 {
-    struct upstream_at at;
+    struct upstream_endpoint at;
     struct log_rec r;
 
-    upstreams_at(fc->upstreams, upstream, &at);
+    upstreams_get(fc->upstreams, upstream, &at);
     log_begin(&r, LOG_WARN, "fleet.cache_stale");
     log_str(&r, "upstream", at.name);
     log_str(&r, "error", why->msg);
@@ -199,11 +199,11 @@ void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_res
 {
     struct fleet_cache_reset list[FLEET_MAX];
     struct err why[FLEET_MAX];
-    struct upstream_at at;
+    struct upstream_endpoint at;
     size_t n_list = 0;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(fc->upstreams, results[i].upstream, &at);
+        upstreams_get(fc->upstreams, results[i].upstream, &at);
         if (at.kind == UPSTREAM_VLLM && fleet_result_may_have_run(&results[i]))
             list[n_list++] = (struct fleet_cache_reset){
                 .upstream = results[i].upstream,
@@ -218,9 +218,9 @@ void fleet_reset_caches_of(struct fleet_control *fc, size_t upstream)
 {
     const struct fleet_cache_reset one = {.upstream = upstream, .preempt = fleet_recomputes_kv(fc)};
     struct err why = {0};
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
-    upstreams_at(fc->upstreams, upstream, &at);
+    upstreams_get(fc->upstreams, upstream, &at);
     if (!upstream_is_two_phase(at.kind))
         empty_or_bar(fc, &one, 1, &why);
 }

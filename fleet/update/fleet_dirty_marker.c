@@ -45,10 +45,10 @@ static uint64_t undo_timeout_us(struct fleet_control *fc)
 static void read_label(struct fleet_control *fc, struct fleet_part *p, struct fleet_result *result)
 {
     const char *text = result->text != NULL ? result->text : "";
-    struct upstream_at at;
+    struct upstream_endpoint at;
     struct err why = {0};
 
-    upstreams_at(fc->upstreams, p->upstream, &at);
+    upstreams_get(fc->upstreams, p->upstream, &at);
     p->reported_label[0] = '\0';
     if (refuses_labels(result) ||
         (result->outcome == FLEET_OK &&

@@ -28,7 +28,7 @@ static bool needs_packing(const struct fleet_part *p, const void *arg)
 
     fleet_info(fleet_of(t->fc), p->upstream, &info);
     return part_needs_start(p) && part_takes_part(p) && p->packing != t->now &&
-           vllm_has(info.saw.release, VLLM_PACKS_HANDLES_AT_INIT);
+           vllm_has(info.report.release, VLLM_PACKS_HANDLES_AT_INIT);
 }
 
 static void on_packing_set(struct fleet_part *p, size_t part, struct fleet_result *results,

@@ -73,7 +73,7 @@ enum fleet_packing_state { FLEET_PACKING_UNKNOWN, FLEET_UNPACKED, FLEET_PACKED }
 /* By which process an upstream can be told from the one that answers under its name later. */
 struct fleet_incarnation {
     char process[FLEET_LABEL_MAX + 1]; /* "": it does not say */
-    uint64_t n_missed;
+    uint64_t n_failures;
     bool synced;
 };
 

@@ -11,14 +11,14 @@ static const char aborting[] = "an abort";
 void fleet_abort_with_lock(struct fleet_control *fc, struct fleet_session *s, const struct err *why)
 {
     assert(fleet_owns_update_lock(fc));
-    upstreams_hold(fc->upstreams);
+    upstreams_hold_indexes(fc->upstreams);
     fleet_close_session(fc, s, why);
     fleet_fence_parts(fc, s);
     fleet_log_ended(s, 0);
     fleet_abort_parts(fc, s, why->msg);
     fleet_release_unchanged(fc, s, false);
-    fleet_updating(fleet_of(fc), false);
-    upstreams_release(fc->upstreams);
+    fleet_set_updating(fleet_of(fc), false);
+    upstreams_release_indexes(fc->upstreams);
 }
 
 static enum update_phase session_phase(struct fleet_control *fc, const struct fleet_session *s)

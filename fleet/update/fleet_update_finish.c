@@ -209,12 +209,12 @@ static void fence_restarted(struct fleet_control *fc, struct fleet_session *s)
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
         struct err why = {0};
-        struct upstream_at at;
+        struct upstream_endpoint at;
 
         if (p->state != PART_FINISHED ||
             !fleet_is_other_incarnation(fc, p->upstream, &p->incarnation))
             continue;
-        upstreams_at(fc->upstreams, p->upstream, &at);
+        upstreams_get(fc->upstreams, p->upstream, &at);
         (void)err_set(&why, ERR_UPSTREAM, "",
                       "%.100s was restarted, or was away, before the update had ended", at.name);
         mtx_lock(&fc->lock);
@@ -249,7 +249,7 @@ static size_t version_commit(struct fleet_control *fc, struct fleet_session *s)
         named[p->upstream] = p->two_phase || strcmp(p->reported_label, s->label) == 0;
     }
     if (n_finished(s) > 0)
-        serial = fleet_committed(fleet_of(fc), s->label, done, named);
+        serial = fleet_commit_version(fleet_of(fc), s->label, done, named);
     fence_restarted(fc, s);
     mtx_lock(&fc->lock);
     s->serial = serial;
@@ -267,7 +267,7 @@ static int version_serve(struct fleet_control *fc, struct fleet_session *s, cons
     int rc;
 
     set_label(fc, s, label);
-    fleet_updating(fleet_of(fc), true);
+    fleet_set_updating(fleet_of(fc), true);
     fleet_release_unchanged(fc, s, true);
     fleet_reset_part_caches(fc, s);
     /* Emptying may take seconds: what was started anew meanwhile must not get the new name. */

@@ -73,7 +73,7 @@ static int prepare_with_lock(struct fleet_control *fc, struct fleet_session *s,
     mtx_lock(&fc->lock);
     s->prepare_begun = true;
     mtx_unlock(&fc->lock);
-    fleet_updating(fleet_of(fc), true);
+    fleet_set_updating(fleet_of(fc), true);
     fleet_apply_quiesce(fc);
     if (pause_parts(fc, s, e) == 0 && fleet_set_dirty_markers(fc, s, e) == 0)
         rc = fleet_start_parts(fc, s, tensors, e);

@@ -157,7 +157,7 @@ void fleet_close_session(struct fleet_control *fc, struct fleet_session *s, cons
         memmove(&fc->ended[1], &fc->ended[0], sizeof fc->ended - sizeof fc->ended[0]);
         fc->ended[0] = s;
         fc->session = NULL;
-        upstreams_release(fc->upstreams);
+        upstreams_release_indexes(fc->upstreams);
     }
     cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);

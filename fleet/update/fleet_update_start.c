@@ -47,14 +47,14 @@ static void parts_init(struct fleet_control *fc, struct fleet_session *s,
                        const struct fleet_target *targets)
 {
     struct upstream_info info;
-    struct upstream_at at;
+    struct upstream_endpoint at;
     struct err ignored = {0};
-    bool undecided = fleet_undecided(fleet_of(fc), &ignored);
+    bool undecided = fleet_version_undecided(fleet_of(fc), &ignored);
 
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
-        upstreams_at(fc->upstreams, targets[i].upstream, &at);
+        upstreams_get(fc->upstreams, targets[i].upstream, &at);
         fleet_info(fleet_of(fc), targets[i].upstream, &info);
         p->upstream = targets[i].upstream;
         p->two_phase = upstream_is_two_phase(at.kind);
@@ -75,16 +75,16 @@ static void check_process(struct fleet_control *fc, const struct fleet_session *
                           struct fleet_part *p, struct fleet_result *result)
 {
     char process[FLEET_LABEL_MAX + 1];
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
     api_read_boot_id(process, result->text, result->text_len);
-    if (process[0] == '\0' || fleet_confirm(fleet_of(fc), p->upstream, process))
+    if (process[0] == '\0' || fleet_check_process(fleet_of(fc), p->upstream, process))
         return;
     if (p->before == PART_WAS_IN_STEP)
         p->before = PART_WAS_OUT_OF_STEP;
     if (!s->partial)
         return;
-    upstreams_at(fc->upstreams, p->upstream, &at);
+    upstreams_get(fc->upstreams, p->upstream, &at);
     result->outcome = FLEET_UNKNOWN;
     (void)err_set(&result->why, ERR_UPSTREAM, "",
                   "%.100s was restarted: it does not serve the fleet's version, and a partial "
@@ -211,10 +211,10 @@ int fleet_start_update(struct fleet_control *fc, const struct fleet_update_reque
 
     if (fleet_step_lock(fc, req->x, "the start of an update", e) != 0)
         return -1;
-    upstreams_hold(fc->upstreams); /* the session remembers indexes: until close_session */
+    upstreams_hold_indexes(fc->upstreams); /* the session remembers indexes: until close_session */
     rc = session_begin(fc, req, out, details, e);
     if (rc != 0)
-        upstreams_release(fc->upstreams);
+        upstreams_release_indexes(fc->upstreams);
     fleet_op_unlock(fc);
     fleet_reschedule(fc);
     return rc;

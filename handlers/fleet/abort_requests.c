@@ -90,11 +90,11 @@ static int ask_first(struct app *app, const json_t *ids, struct fleet_target *ta
     json_t *first = json_array_size(ids) > 0
                         ? json_pack("{s:[O]}", "request_ids", json_array_get(ids, 0))
                         : NULL;
-    struct upstream_at at;
+    struct upstream_endpoint at;
     int rc;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(app->fleet->upstreams, targets[i].upstream, &at);
+        upstreams_get(app->fleet->upstreams, targets[i].upstream, &at);
         if (at.kind != UPSTREAM_SGLANG || first == NULL)
             continue;
         targets[i].body = first;

@@ -36,7 +36,7 @@ static size_t to_name(struct app *app, const json_t *body, struct fleet_target *
 
     for (size_t i = 0; i < n; i++) {
         fleet_info(fleet_of(app->fleet->control), alive[i].upstream, &info);
-        if (info.synced && !info.fenced && (info.serial > 0 || info.saw.unready[0] == '\0'))
+        if (info.synced && !info.fenced && (info.serial > 0 || info.report.not_ready[0] == '\0'))
             targets[n_targets++] = alive[i];
     }
     return n_targets;
@@ -57,7 +57,7 @@ static int check_any(struct app *app, size_t n, struct err *e)
 {
     if (n > 0)
         return 0;
-    if (fleet_undecided(fleet_of(app->fleet->control), e))
+    if (fleet_version_undecided(fleet_of(app->fleet->control), e))
         return -1;
     return err_set(e, ERR_UNSYNCED, "", "no upstream serves a version to be named");
 }
@@ -76,10 +76,10 @@ static int name_all(struct app *app, struct http_request *x, const struct label_
         json_decref(body);
         return e->code != ERR_NONE ? -1 : err_set(e, ERR_NO_MEMORY, "", "no memory for a name");
     }
-    fleet_updating(fleet_of(app->fleet->control), true);
+    fleet_set_updating(fleet_of(app->fleet->control), true);
     if (fleet_request(app->fleet->control, API_SET_VERSION, targets, n,
                       fleet_step_us(app->fleet->control), &results, e) != 0) {
-        fleet_updating(fleet_of(app->fleet->control), false);
+        fleet_set_updating(fleet_of(app->fleet->control), false);
         json_decref(body);
         return -1;
     }
@@ -88,9 +88,9 @@ static int name_all(struct app *app, struct http_request *x, const struct label_
         named[results[i].upstream] = result_ok(&results[i]);
         n_named += named[results[i].upstream];
     }
-    serial = n_named > 0 ? fleet_relabelled(fleet_of(app->fleet->control), req->label, named) : 0;
+    serial = n_named > 0 ? fleet_set_label(fleet_of(app->fleet->control), req->label, named) : 0;
     if (n_named == 0)
-        fleet_updating(fleet_of(app->fleet->control), false);
+        fleet_set_updating(fleet_of(app->fleet->control), false);
     if (fleet_results_ok(results, n, e)) {
         fleet_reply(
             app, x,

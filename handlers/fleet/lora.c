@@ -154,11 +154,11 @@ static void unload_first(struct app *app, const struct fleet_target *targets, si
     struct fleet_target few[FLEET_MAX];
     struct fleet_result *results = NULL;
     struct err ignored = {0};
-    struct upstream_at at;
+    struct upstream_endpoint at;
     size_t n_few = 0;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(app->fleet->upstreams, targets[i].upstream, &at);
+        upstreams_get(app->fleet->upstreams, targets[i].upstream, &at);
         if (at.kind == UPSTREAM_SGLANG)
             few[n_few++] = (struct fleet_target){.upstream = targets[i].upstream, .body = body};
     }

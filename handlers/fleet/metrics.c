@@ -12,7 +12,7 @@
 
 #define LABELS(...) ((const struct prom_label[]){__VA_ARGS__, {NULL, NULL}})
 
-static const char *const lane_names[FLEET_LANES] = {
+static const char *const lane_names[FLEET_QUEUES] = {
     [FLEET_GENERATE] = "generate", [FLEET_TEXT] = "text"};
 
 /* All of them at one moment each, so that a family's lines stand together. */
@@ -29,9 +29,9 @@ static void read_rows(struct app *app, struct rows *out)
     size_t n = upstreams_n(app->fleet->upstreams);
 
     for (size_t i = 0; i < n && i < FLEET_MAX; i++) {
-        struct upstream_at at;
+        struct upstream_endpoint at;
 
-        upstreams_at(app->fleet->upstreams, i, &at);
+        upstreams_get(app->fleet->upstreams, i, &at);
         if (at.removed)
             continue;
         out->items[out->n].name = at.name;
@@ -44,8 +44,8 @@ static void put_states(const struct rows *rows, struct buf *out)
 {
     static const char name[] = "baton_upstream_state";
     static const enum upstream_state states[] = {
-        UPSTREAM_SERVING,     UPSTREAM_NOT_READY, UPSTREAM_OUT_OF_STEP, UPSTREAM_FENCED,
-        UPSTREAM_KEY_REFUSED, UPSTREAM_DOWN,      UPSTREAM_JOINING};
+        UPSTREAM_SERVING,     UPSTREAM_NOT_READY, UPSTREAM_UNSYNCED, UPSTREAM_FENCED,
+        UPSTREAM_AUTH_FAILED, UPSTREAM_DOWN,      UPSTREAM_JOINING};
 
     prom_head(out, name, "gauge", "1 for the state of an upstream");
     for (size_t i = 0; i < rows->n; i++)
@@ -62,7 +62,7 @@ static void put_outstanding(const struct rows *rows, struct buf *out)
 
     prom_head(out, name, "gauge", "Requests that an upstream has not ended yet");
     for (size_t i = 0; i < rows->n; i++)
-        for (size_t lane = 0; lane < FLEET_LANES; lane++)
+        for (size_t lane = 0; lane < FLEET_QUEUES; lane++)
             prom_u64(out, name,
                      LABELS({"upstream", rows->items[i].name}, {"lane", lane_names[lane]}),
                      rows->items[i].info.n_outstanding[lane]);
@@ -84,7 +84,7 @@ static void put_counts(const struct rows *rows, struct buf *out)
               "Questions and requests that an upstream did not answer, or not as it should");
     for (size_t i = 0; i < rows->n; i++)
         prom_u64(out, missed, LABELS({"upstream", rows->items[i].name}),
-                 rows->items[i].info.n_missed);
+                 rows->items[i].info.n_failures);
     prom_head(out, serial, "gauge", "Serial of the version that an upstream was given last");
     for (size_t i = 0; i < rows->n; i++)
         prom_u64(out, serial, LABELS({"upstream", rows->items[i].name}),
@@ -93,7 +93,7 @@ static void put_counts(const struct rows *rows, struct buf *out)
               "Time since an upstream last answered a question about itself; clients' requests say "
               "nothing here");
     for (size_t i = 0; i < rows->n; i++) {
-        uint64_t at = rows->items[i].info.heard_us;
+        uint64_t at = rows->items[i].info.probe_ok_us;
 
         if (at > 0)
             prom_seconds(out, heard, LABELS({"upstream", rows->items[i].name}),
@@ -105,7 +105,7 @@ static void put_lanes(const struct fleet_stats *s, struct buf *out)
 {
 #define FAMILY(name, type, help, field)                                                            \
     prom_head(out, name, type, help);                                                              \
-    for (size_t lane = 0; lane < FLEET_LANES; lane++)                                              \
+    for (size_t lane = 0; lane < FLEET_QUEUES; lane++)                                             \
     prom_u64(out, name, LABELS({"lane", lane_names[lane]}), s->field[lane])
     FAMILY("baton_fleet_running", "gauge", "Requests at upstreams", n_running);
     FAMILY("baton_fleet_waiting", "gauge", "Requests that wait for an upstream", n_waiting);

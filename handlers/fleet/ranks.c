@@ -30,8 +30,8 @@ static bool has_none(const struct fleet_result *result)
     return none;
 }
 
-static int n_ranks(const struct fleet_result *result, const struct upstream_at *at, uint64_t *out,
-                   struct err *e)
+static int n_ranks(const struct fleet_result *result, const struct upstream_endpoint *at,
+                   uint64_t *out, struct err *e)
 {
     struct err why = {0};
 
@@ -54,10 +54,10 @@ static int n_ranks(const struct fleet_result *result, const struct upstream_at *
 static int add_ranks(struct app *app, json_t *ranks, const struct fleet_result *result,
                      struct err *e)
 {
-    struct upstream_at at;
+    struct upstream_endpoint at;
     uint64_t n = 0;
 
-    upstreams_at(app->fleet->upstreams, result->upstream, &at);
+    upstreams_get(app->fleet->upstreams, result->upstream, &at);
     if (n_ranks(result, &at, &n, e) != 0)
         return -1;
     for (uint64_t i = 0; i < n; i++)

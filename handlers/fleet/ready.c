@@ -30,10 +30,10 @@ static int too_few(const struct app *app, const struct fleet_stats *s, struct er
     size_t n = upstreams_n(app->fleet->upstreams), len = 0;
     char text[WHY_ALL_MAX] = "";
     struct upstream_info info;
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(app->fleet->upstreams, i, &at);
+        upstreams_get(app->fleet->upstreams, i, &at);
         fleet_info(f, i, &info);
         if (!at.removed && info.state != UPSTREAM_SERVING)
             add_why(text, &len, at.name, &info);
@@ -81,13 +81,14 @@ static int control_ready(struct fleet_control *fc, const struct fleet_stats *s, 
 
 int fleet_ready(const struct app *app, struct err *why)
 {
-    enum fleet_lane lane = FLEET_GENERATE;
+    enum fleet_queue lane = FLEET_GENERATE;
     struct fleet_stats s;
 
     fleet_stats(upstreams_fleet(app->fleet->upstreams), &s);
     if (!s.ready)
-        return fleet_undecided(upstreams_fleet(app->fleet->upstreams), why) ? -1
-                                                                            : too_few(app, &s, why);
+        return fleet_version_undecided(upstreams_fleet(app->fleet->upstreams), why)
+                   ? -1
+                   : too_few(app, &s, why);
     if (s.n_waiting[lane] > 0 && s.n_waiting[lane] >= app->settings.generate_queue)
         return err_set(why, ERR_OVERLOADED, "", "the generate queue is full");
     return control_ready(app->fleet->control, &s, why);

@@ -95,14 +95,14 @@ static void fence_absent(struct app *app, const struct fleet_target *targets, si
 {
     bool asked[FLEET_MAX] = {false};
     size_t n_all = upstreams_n(app->fleet->upstreams);
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
     for (size_t i = 0; i < n; i++)
         asked[targets[i].upstream] = true;
     for (size_t i = 0; i < n_all; i++) {
-        upstreams_at(app->fleet->upstreams, i, &at);
+        upstreams_get(app->fleet->upstreams, i, &at);
         if (!asked[i] && !at.removed)
-            fleet_fence_absent(fleet_of(app->fleet->control), i,
+            fleet_fence_missed(fleet_of(app->fleet->control), i,
                                asleep ? FLEET_FENCE_SLEEP : FLEET_FENCE_WAKE);
     }
 }
@@ -111,7 +111,7 @@ static void note_told(struct app *app, const struct fleet_result *results, size_
 {
     for (size_t i = 0; i < n; i++)
         if (result_ok(&results[i]))
-            fleet_fence_told(fleet_of(app->fleet->control), results[i].upstream, asleep);
+            fleet_note_sleep(fleet_of(app->fleet->control), results[i].upstream, asleep);
 }
 
 /* What slept at level 2 has no weights that it could serve, whoever wakes it. */

@@ -30,28 +30,28 @@ static json_t *error_or_null(const struct err *e)
     return json_pack("{s:s, s:s}", "code", err_wire_name(e->code), "message", e->msg);
 }
 
-static json_t *heard_or_null(uint64_t heard_us)
+static json_t *heard_or_null(uint64_t probe_ok_us)
 {
     uint64_t now = clock_now_us();
 
-    if (heard_us == 0)
+    if (probe_ok_us == 0)
         return json_null();
-    return json_real(now > heard_us ? (double)(now - heard_us) / 1e6 : 0.0);
+    return json_real(now > probe_ok_us ? (double)(now - probe_ok_us) / 1e6 : 0.0);
 }
 
 /* @lacks  stolen */
-static json_t *one_json(const struct upstream_at *at, const struct upstream_info *info,
+static json_t *one_json(const struct upstream_endpoint *at, const struct upstream_info *info,
                         json_t *lacks)
 {
     return json_pack(
         "{s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o, s:o}", "upstream",
         at->name, "dialect", upstream_kind_name(at->kind), "state",
-        upstream_state_name(info->state), "weight_version", text_or_null(info->saw.label), "serial",
-        info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(), "process",
-        text_or_null(info->saw.process), "outstanding", "generate",
+        upstream_state_name(info->state), "weight_version", text_or_null(info->report.label),
+        "serial", info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(),
+        "process", text_or_null(info->report.process), "outstanding", "generate",
         (json_int_t)info->n_outstanding[FLEET_GENERATE], "text",
         (json_int_t)info->n_outstanding[FLEET_TEXT], "n_granted", (json_int_t)info->n_granted,
-        "n_missed", (json_int_t)info->n_missed, "last_heard_s", heard_or_null(info->heard_us),
+        "n_missed", (json_int_t)info->n_failures, "last_heard_s", heard_or_null(info->probe_ok_us),
         "error", error_or_null(&info->error), "last_error_at",
         info->error.code != ERR_NONE ? json_integer(info->error_wall_s) : json_null(),
         "missing_adapters", lacks);
@@ -60,9 +60,9 @@ static json_t *one_json(const struct upstream_at *at, const struct upstream_info
 static json_t *one_upstream_json(const struct app *app, size_t upstream)
 {
     struct upstream_info info;
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
-    upstreams_at(app->fleet->upstreams, upstream, &at);
+    upstreams_get(app->fleet->upstreams, upstream, &at);
     fleet_info(upstreams_fleet(app->fleet->upstreams), upstream, &info);
     return one_json(&at, &info, fleet_missing_adapters_json(app->fleet->control, upstream));
 }
@@ -120,7 +120,7 @@ static json_t *engine_json(const struct fleet_stats *s)
                      (json_int_t)s->n_waiting[FLEET_GENERATE]);
 }
 
-static json_t *lane_json(const struct app *app, const struct fleet_stats *s, enum fleet_lane lane)
+static json_t *lane_json(const struct app *app, const struct fleet_stats *s, enum fleet_queue lane)
 {
     const struct settings *c = &app->settings;
     uint64_t each = lane == FLEET_GENERATE ? c->generate_concurrency : c->detokenize_concurrency;

@@ -13,7 +13,7 @@ static int agree(struct app *app, const struct fleet_result *results, size_t n, 
                  struct err *e)
 {
     const char *first = NULL;
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
     for (size_t i = 0; i < n; i++) {
         json_t *answer = results[i].text != NULL
@@ -21,7 +21,7 @@ static int agree(struct app *app, const struct fleet_result *results, size_t n, 
                              : NULL;
         const char *id = json_string_value(json_object_get(answer, "plan_id"));
 
-        upstreams_at(app->fleet->upstreams, results[i].upstream, &at);
+        upstreams_get(app->fleet->upstreams, results[i].upstream, &at);
         if (id == NULL || (first != NULL && strcmp(first, id) != 0)) {
             json_decref(answer);
             return err_set(e, ERR_UPSTREAM, "", "%.100s makes %s of these tensors", at.name,

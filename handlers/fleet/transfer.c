@@ -55,7 +55,7 @@ static int init_parse(struct init_req *req, const struct app *app, const json_t 
     return 0;
 }
 
-static int read_ranks(uint64_t *out, const struct upstream_at *at,
+static int read_ranks(uint64_t *out, const struct upstream_endpoint *at,
                       const struct fleet_result *result, struct err *e)
 {
     if (api_read_ranks(out, at->kind, result->text != NULL ? result->text : "", result->text_len,
@@ -72,7 +72,7 @@ static int ask_ranks(struct app *app, const struct fleet_target *targets, size_t
 {
     struct fleet_result *results = NULL;
     const struct fleet_result *cause;
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
     if (fleet_query(app->fleet->control, API_GET_RANKS, targets, n,
                     fleet_step_us(app->fleet->control), &results, e) != 0)
@@ -80,7 +80,7 @@ static int ask_ranks(struct app *app, const struct fleet_target *targets, size_t
     for (size_t i = 0; i < n; i++) {
         struct err why = {0};
 
-        upstreams_at(app->fleet->upstreams, results[i].upstream, &at);
+        upstreams_get(app->fleet->upstreams, results[i].upstream, &at);
         if (results[i].outcome != FLEET_OK ||
             read_ranks(&n_ranks[results[i].upstream], &at, &results[i], &why) == 0)
             continue;
@@ -138,11 +138,11 @@ static void leave_again(struct app *app, const struct init_req *req,
 /* An SGLang is in as many as it has joined; the last one of any other replaces the one before. */
 static bool keeps_groups(struct app *app, const struct fleet_target *targets, size_t n)
 {
-    struct upstream_at at;
+    struct upstream_endpoint at;
     bool keeps = true;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(app->fleet->upstreams, targets[i].upstream, &at);
+        upstreams_get(app->fleet->upstreams, targets[i].upstream, &at);
         keeps = keeps && at.kind == UPSTREAM_SGLANG;
     }
     return keeps;
@@ -211,10 +211,10 @@ static json_t *ranks_json(struct app *app, const struct fleet_group *g)
 {
     size_t n = upstreams_n(app->fleet->upstreams);
     json_t *ranks = json_array();
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_at(app->fleet->upstreams, i, &at);
+        upstreams_get(app->fleet->upstreams, i, &at);
         for (uint64_t r = 0; g->joined[i] && r < g->n_ranks[i]; r++)
             (void)json_array_append_new(ranks, json_pack("{s:I, s:s}", "rank",
                                                          (json_int_t)(g->offset[i] + r), "upstream",
@@ -342,9 +342,9 @@ static int group_check_name(struct fleet_control *fc, const char *name, struct e
 /* Of handles only a vLLM holds anything. @g  NULL: there is none */
 static bool is_set_up_locked(struct app *app, const struct fleet_group *g, size_t upstream)
 {
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
-    upstreams_at(app->fleet->upstreams, upstream, &at);
+    upstreams_get(app->fleet->upstreams, upstream, &at);
     return (g != NULL && g->joined[upstream]) ||
            (app->fleet->control->handles.set && at.kind == UPSTREAM_VLLM);
 }

@@ -73,12 +73,12 @@ static json_t *parts_json(const struct app *app, const struct fleet_session *s)
 {
     size_t n = upstreams_n(app->fleet->upstreams);
     json_t *list = json_array();
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
     for (size_t i = 0; i < n; i++) {
         const struct fleet_part *p = part_of(s, i);
 
-        upstreams_at(app->fleet->upstreams, i, &at);
+        upstreams_get(app->fleet->upstreams, i, &at);
         if (p == NULL && at.removed)
             continue;
         if (json_array_append_new(

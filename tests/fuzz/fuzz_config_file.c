@@ -4,7 +4,7 @@
  * defaults says the same again. */
 #include "tests/fuzz/fuzz.h"
 
-#include "fleet/members/spec.h"
+#include "fleet/members/upstream_config.h"
 #include "server/config/config_table.h"
 
 #include <jansson.h>
@@ -184,7 +184,7 @@ static void check_again(const struct config *c)
 /* The values that are read further: where to listen, and whom to ask. */
 static void check_values(const struct config *c)
 {
-    struct spec_list specs = {0};
+    struct upstream_config_list entries = {0};
     struct config_listen at = {0};
     struct err e = {0};
 
@@ -199,15 +199,15 @@ static void check_values(const struct config *c)
             return; /* the disk is none of the input */
     if (c->upstream.n == 0)
         return;
-    if (spec_list_read(&specs, c->upstream.items, c->upstream.n, NULL, &e) != 0) {
+    if (upstream_config_list_read(&entries, c->upstream.items, c->upstream.n, NULL, &e) != 0) {
         check_refusal(&e, codes, "--upstream");
-        CHECK(specs.n == 0);
+        CHECK(entries.n == 0);
         return;
     }
-    CHECK(specs.n == c->upstream.n);
-    for (size_t i = 0; i < specs.n; i++)
-        CHECK(specs.items[i]->kind < UPSTREAM_KINDS && specs.items[i]->url[0] != '\0');
-    spec_list_fini(&specs);
+    CHECK(entries.n == c->upstream.n);
+    for (size_t i = 0; i < entries.n; i++)
+        CHECK(entries.items[i]->kind < UPSTREAM_KINDS && entries.items[i]->url[0] != '\0');
+    upstream_config_list_fini(&entries);
 }
 
 /* Words behind the file, copied: an option of argv cannot be changed, but is not const either. */

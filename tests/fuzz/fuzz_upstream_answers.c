@@ -33,21 +33,21 @@ static void check_unreadable(const struct err *e)
 
 static void read_questions(enum upstream_kind d, const char *text, size_t len)
 {
-    struct upstream_saw saw;
+    struct upstream_report report;
     char name[API_VERSION_MAX + 1], id[API_UPDATE_ID_MAX + 1];
     struct err e = {0};
     uint64_t n_ranks = 0;
 
-    memset(&saw, 'x', sizeof saw);
-    api_read_status(&saw, d, text, len);
-    check_text(saw.process, sizeof saw.process);
-    check_text(saw.label, sizeof saw.label);
-    check_text(saw.unready, sizeof saw.unready);
+    memset(&report, 'x', sizeof report);
+    api_read_status(&report, d, text, len);
+    check_text(report.process, sizeof report.process);
+    check_text(report.label, sizeof report.label);
+    check_text(report.not_ready, sizeof report.not_ready);
     for (int status = 0; status < 600; status += 200) {
         err_clear(&e);
-        if (api_read_probe_version(&saw, d, status, text, len, &e) != 0)
+        if (api_read_probe_version(&report, d, status, text, len, &e) != 0)
             check_unreadable(&e);
-        check_text(saw.label, sizeof saw.label);
+        check_text(report.label, sizeof report.label);
     }
     err_clear(&e);
     if (api_read_version(name, d, text, len, &e) != 0)

@@ -12,8 +12,8 @@
 
 static struct fleet_result read_answer(int status, const char *text)
 {
-    struct upstream_answer a = {
-        .asked = true, .sent = true, .status = status, .good = status < 300};
+    struct upstream_reply a = {
+        .requested = true, .sent = true, .status = status, .good = status < 300};
     struct fleet_result result = {0};
 
     a.text = text != NULL ? strdup(text) : NULL;
@@ -80,8 +80,8 @@ static void test_fleet_read_tells_refusals_by_their_codes(void **state)
 
 static void test_fleet_read_tells_silence(void **state)
 {
-    struct upstream_answer hung = {.asked = true, .sent = true}, dead = {.asked = true},
-                           none = {.good = true};
+    struct upstream_reply hung = {.requested = true, .sent = true}, dead = {.requested = true},
+                          none = {.good = true};
     struct fleet_result results[3] = {{0}, {0}, {0}};
 
     (void)state;

@@ -281,7 +281,7 @@ static void test_wire_make_refuses_what_they_have_no_words_for(void **state)
 static void test_wire_read_who_would_serve(void **state)
 {
     static const struct {
-        const char *text, *unready;
+        const char *text, *not_ready;
     } asked[] = {
         {"{\"ready\":true,\"reason\":null}", ""},
         {"{\"ready\":false,\"reason\":{\"code\":\"no_weights\"}}", "no_weights"},
@@ -293,12 +293,12 @@ static void test_wire_read_who_would_serve(void **state)
         {"{\"ready\":false}", ""},
         {"{\"ready\":\"no\",\"reason\":{\"code\":\"draining\"}}", ""},
     };
-    struct upstream_saw saw;
+    struct upstream_report report;
 
     (void)state;
     for (size_t i = 0; i < sizeof asked / sizeof asked[0]; i++) {
-        api_read_status(&saw, UPSTREAM_BATON, asked[i].text, strlen(asked[i].text));
-        assert_string_equal(saw.unready, asked[i].unready);
+        api_read_status(&report, UPSTREAM_BATON, asked[i].text, strlen(asked[i].text));
+        assert_string_equal(report.not_ready, asked[i].not_ready);
     }
 }
 
@@ -319,11 +319,11 @@ static void test_wire_read_who(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof who / sizeof who[0]; i++) {
-        struct upstream_saw saw;
+        struct upstream_report report;
 
-        api_read_status(&saw, who[i].kind, who[i].text, strlen(who[i].text));
-        assert_string_equal(saw.process, who[i].process);
-        assert_string_equal(saw.label, who[i].label);
+        api_read_status(&report, who[i].kind, who[i].text, strlen(who[i].text));
+        assert_string_equal(report.process, who[i].process);
+        assert_string_equal(report.label, who[i].label);
     }
 }
 
@@ -497,14 +497,14 @@ static void test_wire_read_label(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof labels / sizeof labels[0]; i++) {
-        struct upstream_saw saw = {.label = "as it was"};
+        struct upstream_report report = {.label = "as it was"};
         struct err e = {0};
-        int rc = api_read_probe_version(&saw, UPSTREAM_VLLM, labels[i].status, labels[i].text,
+        int rc = api_read_probe_version(&report, UPSTREAM_VLLM, labels[i].status, labels[i].text,
                                         strlen(labels[i].text), &e);
 
         assert_int_equal(rc, labels[i].label != NULL ? 0 : -1);
         assert_int_equal(e.code, labels[i].label != NULL ? ERR_NONE : ERR_UNREADABLE);
-        assert_string_equal(saw.label, labels[i].label != NULL ? labels[i].label : "");
+        assert_string_equal(report.label, labels[i].label != NULL ? labels[i].label : "");
     }
 }
 

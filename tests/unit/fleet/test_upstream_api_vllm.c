@@ -195,10 +195,10 @@ static void test_wire_read_release(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct upstream_saw saw = {.process = ""};
+        struct upstream_report report = {.process = ""};
 
-        api_read_release(&saw, cases[i].status, cases[i].text, strlen(cases[i].text));
-        assert_string_equal(saw.release, cases[i].release);
+        api_read_release(&report, cases[i].status, cases[i].text, strlen(cases[i].text));
+        assert_string_equal(report.release, cases[i].release);
     }
 }
 

@@ -21,9 +21,9 @@ struct world {
     struct loop_item item;
     struct upstream_fanout *fanout;
     struct http_target targets[N];
-    struct upstream_question parts[N];
+    struct upstream_call parts[N];
     size_t n;
-    struct upstream_answer got[N];
+    struct upstream_reply got[N];
     char texts[N][64];
     sem_t done, started;
     int rc;
@@ -50,7 +50,7 @@ static void world_close(struct world *w)
 
 static void add(struct world *w, const char *url, const char *body)
 {
-    struct upstream_question *p = &w->parts[w->n];
+    struct upstream_call *p = &w->parts[w->n];
 
     w->targets[w->n].url = url;
     p->target = &w->targets[w->n++];
@@ -63,7 +63,7 @@ static void add(struct world *w, const char *url, const char *body)
     }
 }
 
-static void on_fan(void *arg, struct upstream_answer *answers, size_t n)
+static void on_fan(void *arg, struct upstream_reply *answers, size_t n)
 {
     struct world *w = arg;
 
@@ -129,7 +129,7 @@ static void test_each_answer_is_its_own(void **state)
     on_loop(&w, start);
     wait_for(&w.done);
 
-    assert_true(w.got[0].good && w.got[0].asked && w.got[0].sent);
+    assert_true(w.got[0].good && w.got[0].requested && w.got[0].sent);
     assert_int_equal(w.got[0].status, 200);
     assert_string_equal(w.texts[0], "ok");
     assert_false(w.got[1].good);
@@ -141,7 +141,7 @@ static void test_each_answer_is_its_own(void **state)
     assert_int_equal(w.got[3].why.code, ERR_ENGINE);
     assert_int_equal(w.got[3].status, 0);
     assert_false(w.got[4].good || w.got[4].sent);
-    assert_true(w.got[5].good && !w.got[5].asked);
+    assert_true(w.got[5].good && !w.got[5].requested);
     world_close(&w);
     peer_stop(&good);
     peer_stop(&bad);

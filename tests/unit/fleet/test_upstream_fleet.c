@@ -10,20 +10,20 @@ static void test_nobody_serves_until_enough_answer(void **cmocka_state)
 
     (void)cmocka_state;
     make_asker(&a, "");
-    assert_int_equal(fleet_enter(f, &a.ticket, &e), -1);
+    assert_int_equal(fleet_permit_acquire(f, &a.ticket, &e), -1);
     assert_int_equal(e.code, ERR_UNSYNCED);
     assert_string_equal(state(f, 0), "unknown");
-    hear(f, 1, "p", "");
+    report_ok(f, 1, "p", "");
     err_clear(&e);
-    assert_int_equal(fleet_enter(f, &a.ticket, &e), -1);
+    assert_int_equal(fleet_permit_acquire(f, &a.ticket, &e), -1);
     assert_non_null(strstr(e.msg, "1 upstreams have not answered"));
     fleet_stats(f, &s);
     assert_false(s.ready);
-    hear(f, 0, "p", "");
+    report_ok(f, 0, "p", "");
     fleet_stats(f, &s);
     assert_true(s.ready);
     assert_in_range(enter(f, &a, ""), 0, 1);
-    fleet_leave(f, &a.ticket);
+    fleet_permit_release(f, &a.ticket);
     fleet_free(f);
 }
 
@@ -40,7 +40,7 @@ static void test_the_least_loaded_is_next_and_equals_take_turns(void **cmocka_st
             assert_in_range(n_each[k], (i + 1) / N, (i + 1) / N + 1);
     }
     for (size_t i = 0; i < N * PERMITS; i++)
-        fleet_leave(f, &a[i].ticket);
+        fleet_permit_release(f, &a[i].ticket);
     fleet_free(f);
 }
 
@@ -54,15 +54,15 @@ static void test_a_full_fleet_queues_in_order_and_then_refuses(void **cmocka_sta
     for (size_t i = 0; i < PERMITS + QUEUE; i++)
         assert_int_equal(enter(f, &a[i], ""), i < PERMITS ? 0 : NOBODY);
     make_asker(&more, "");
-    assert_int_equal(fleet_enter(f, &more.ticket, &e), -1);
+    assert_int_equal(fleet_permit_acquire(f, &more.ticket, &e), -1);
     assert_int_equal(e.code, ERR_OVERLOADED);
-    assert_true(fleet_cancel(f, &a[PERMITS].ticket));
-    assert_false(fleet_cancel(f, &a[0].ticket));
+    assert_true(fleet_permit_cancel(f, &a[PERMITS].ticket));
+    assert_false(fleet_permit_cancel(f, &a[0].ticket));
     for (size_t i = 0; i < PERMITS + QUEUE; i++) {
         if (i == PERMITS)
             continue;
         assert_int_equal(a[i].n_granted, 1);
-        fleet_leave(f, &a[i].ticket);
+        fleet_permit_release(f, &a[i].ticket);
     }
     fleet_free(f);
 }
@@ -77,12 +77,12 @@ static void test_lanes_have_permits_of_their_own(void **cmocka_state)
     for (size_t i = 0; i < PERMITS; i++)
         (void)enter(f, &a[i], "");
     make_asker(&text, "");
-    text.ticket.lane = FLEET_TEXT;
-    assert_int_equal(fleet_enter(f, &text.ticket, &e), 0);
+    text.ticket.queue = FLEET_TEXT;
+    assert_int_equal(fleet_permit_acquire(f, &text.ticket, &e), 0);
     assert_int_equal(text.got, 0);
-    fleet_leave(f, &text.ticket);
+    fleet_permit_release(f, &text.ticket);
     for (size_t i = 0; i < PERMITS; i++)
-        fleet_leave(f, &a[i].ticket);
+        fleet_permit_release(f, &a[i].ticket);
     fleet_free(f);
 }
 
@@ -99,10 +99,10 @@ static void test_a_session_stays_where_it_was_within_its_share(void **cmocka_sta
 
         (void)snprintf(session, sizeof session, "s-%d", i);
         first = enter(f, &a, session);
-        fleet_leave(f, &a.ticket);
+        fleet_permit_release(f, &a.ticket);
         n_each[first]++;
         assert_int_equal(enter(f, &a, session), first);
-        fleet_leave(f, &a.ticket);
+        fleet_permit_release(f, &a.ticket);
     }
     for (size_t k = 0; k < N; k++)
         assert_in_range(n_each[k], 25, 85);
@@ -112,19 +112,19 @@ static void test_a_session_stays_where_it_was_within_its_share(void **cmocka_sta
 
         (void)snprintf(session, sizeof session, "s-%d", i);
         first = enter(f, &a, session);
-        fleet_leave(f, &a.ticket);
-        miss(f, 2, true);
+        fleet_permit_release(f, &a.ticket);
+        fail_request(f, 2, true);
         then = enter(f, &a, session);
-        fleet_leave(f, &a.ticket);
+        fleet_permit_release(f, &a.ticket);
         assert_true(first == 2 || then == first);
         moved += first != then;
-        hear(f, 2, "p", "");
+        report_ok(f, 2, "p", "");
     }
     assert_int_equal(moved, n_each[2]);
     /* Two at once of one session: the second would be more than a share. */
     assert_int_not_equal(enter(f, &busy[0], "s-1"), enter(f, &busy[1], "s-1"));
-    fleet_leave(f, &busy[0].ticket);
-    fleet_leave(f, &busy[1].ticket);
+    fleet_permit_release(f, &busy[0].ticket);
+    fleet_permit_release(f, &busy[1].ticket);
     fleet_free(f);
 }
 
@@ -139,17 +139,17 @@ static void test_what_failed_is_avoided_if_there_is_another(void **cmocka_state)
         make_asker(&a, "");
         a.ticket.avoid_one = true;
         a.ticket.avoid = 1;
-        assert_int_equal(fleet_enter(f, &a.ticket, &e), 0);
+        assert_int_equal(fleet_permit_acquire(f, &a.ticket, &e), 0);
         assert_int_equal(a.got, 0);
-        fleet_leave(f, &a.ticket);
+        fleet_permit_release(f, &a.ticket);
     }
-    miss(f, 0, true);
+    fail_request(f, 0, true);
     make_asker(&a, "");
     a.ticket.avoid_one = true;
     a.ticket.avoid = 1;
-    assert_int_equal(fleet_enter(f, &a.ticket, &e), 0);
+    assert_int_equal(fleet_permit_acquire(f, &a.ticket, &e), 0);
     assert_int_equal(a.got, 1);
-    fleet_leave(f, &a.ticket);
+    fleet_permit_release(f, &a.ticket);
     fleet_free(f);
 }
 
@@ -161,19 +161,19 @@ static void test_misses_take_it_out_and_an_answer_brings_it_back(void **cmocka_s
     (void)cmocka_state;
     for (size_t i = 0; i < PERMITS + 1; i++)
         (void)enter(f, &a[i], "");
-    for (int i = 0; i < FLEET_MISSES_DOWN; i++) {
+    for (int i = 0; i < FLEET_FAILURES_DOWN; i++) {
         assert_string_equal(state(f, 0), "serving");
-        miss(f, 0, false);
+        fail_request(f, 0, false);
     }
     assert_string_equal(state(f, 0), "down");
     assert_int_equal(left[0], 1);
-    fleet_leave(f, &a[0].ticket); /* room, but nobody to give it to */
+    fleet_permit_release(f, &a[0].ticket); /* room, but nobody to give it to */
     assert_int_equal(a[PERMITS].n_granted, 0);
-    hear(f, 0, "p", "");
+    report_ok(f, 0, "p", "");
     assert_string_equal(state(f, 0), "serving");
     assert_int_equal(a[PERMITS].n_granted, 1);
     for (size_t i = 1; i < PERMITS + 1; i++)
-        fleet_leave(f, &a[i].ticket);
+        fleet_permit_release(f, &a[i].ticket);
     fleet_free(f);
 }
 
@@ -183,24 +183,24 @@ static void test_who_restarts_is_out_of_step_after_the_first_update(void **cmock
     struct fleet *f = fleet_alive(2);
 
     (void)cmocka_state;
-    hear(f, 0, "p2", "");
+    report_ok(f, 0, "p2", "");
     assert_string_equal(state(f, 0), "serving"); /* what it began with is what all began with */
-    assert_int_equal(fleet_committed(f, "step-1", all, NULL), 1);
-    hear(f, 0, "p2", "step-1");
+    assert_int_equal(fleet_commit_version(f, "step-1", all, NULL), 1);
+    report_ok(f, 0, "p2", "step-1");
     assert_string_equal(state(f, 0), "serving");
-    hear(f, 0, "p3", "step-1");
+    report_ok(f, 0, "p3", "step-1");
     assert_string_equal(state(f, 0), "unsynced");
     assert_int_equal(left[0], 1);
-    hear(f, 1, "p", "other");
+    report_ok(f, 1, "p", "other");
     assert_string_equal(state(f, 1), "unsynced");
-    assert_int_equal(fleet_committed(f, "step-2", all, NULL), 2);
+    assert_int_equal(fleet_commit_version(f, "step-2", all, NULL), 2);
     assert_string_equal(state(f, 0), "serving");
     assert_string_equal(state(f, 1), "serving");
     /* Who does not name its process is not trusted once it was away. */
-    hear(f, 1, "", "");
+    report_ok(f, 1, "", "");
     assert_string_equal(state(f, 1), "serving");
-    miss(f, 1, true);
-    hear(f, 1, "", "");
+    fail_request(f, 1, true);
+    report_ok(f, 1, "", "");
     assert_string_equal(state(f, 1), "unsynced");
     fleet_free(f);
 }
@@ -217,14 +217,14 @@ static void test_a_fence_holds_until_an_update_that_ends_well(void **cmocka_stat
     assert_string_equal(state(f, 1), "fenced");
     assert_int_equal(vouch(f, 1, "", &e), -1);
     assert_int_equal(e.code, ERR_NEEDS_UPDATE);
-    hear(f, 1, "p", "");
+    report_ok(f, 1, "p", "");
     assert_string_equal(state(f, 1), "fenced");
-    (void)fleet_committed(f, "a", first, NULL);
+    (void)fleet_commit_version(f, "a", first, NULL);
     assert_string_equal(state(f, 0), "serving");
     assert_string_equal(state(f, 1), "fenced");
-    (void)fleet_committed(f, "b", both, NULL);
+    (void)fleet_commit_version(f, "b", both, NULL);
     assert_string_equal(state(f, 1), "serving");
-    (void)fleet_committed(f, "c", first, NULL);
+    (void)fleet_commit_version(f, "c", first, NULL);
     assert_string_equal(state(f, 1), "unsynced");
     err_clear(&e);
     assert_int_equal(vouch(f, 1, "b", &e), -1);
@@ -248,33 +248,33 @@ static void test_who_avoids_one_holds_up_nobody_else(void **cmocka_state)
     make_asker(&shy, "");
     shy.ticket.avoid_one = true;
     shy.ticket.avoid = busy[0].got;
-    assert_int_equal(fleet_enter(f, &shy.ticket, &e), 0);
+    assert_int_equal(fleet_permit_acquire(f, &shy.ticket, &e), 0);
     assert_int_equal(enter(f, &next, ""), NOBODY);
-    fleet_leave(f, &busy[0].ticket);
+    fleet_permit_release(f, &busy[0].ticket);
     assert_int_equal(shy.n_granted, 0);
     assert_int_equal(next.got, busy[0].got);
-    fleet_leave(f, &next.ticket);
+    fleet_permit_release(f, &next.ticket);
     assert_int_equal(enter(f, &late, ""), busy[0].got);
-    fleet_leave(f, &busy[1].ticket);
+    fleet_permit_release(f, &busy[1].ticket);
     assert_int_equal(shy.got, busy[1].got);
-    fleet_leave(f, &late.ticket);
-    fleet_leave(f, &shy.ticket);
+    fleet_permit_release(f, &late.ticket);
+    fleet_permit_release(f, &shy.ticket);
     for (size_t i = 2; i < 2 * PERMITS; i++)
-        fleet_leave(f, &busy[i].ticket);
+        fleet_permit_release(f, &busy[i].ticket);
     fleet_free(f);
 }
 
 static void test_it_is_told_when_nobody_serves_any_more(void **cmocka_state)
 {
-    struct upstream_saw starts = {.unready = "starting"};
+    struct upstream_report starts = {.not_ready = "starting"};
     struct fleet *f = fleet_alive(2);
 
     (void)cmocka_state;
-    fleet_heard(f, 0, &starts);
+    fleet_probe_ok(f, 0, &starts);
     assert_int_equal(n_nobody, 0);
-    fleet_heard(f, 1, &starts);
+    fleet_probe_ok(f, 1, &starts);
     assert_int_equal(n_nobody, 1);
-    hear(f, 1, "", "");
+    report_ok(f, 1, "", "");
     fleet_remove(f, 0);
     assert_int_equal(n_nobody, 1);
     fleet_remove(f, 1);
@@ -294,21 +294,21 @@ static void test_what_runs_at_a_removed_one_may_end(void **cmocka_state)
 
     (void)cmocka_state;
     while (enter(f, &a[0], "") != 0)
-        fleet_leave(f, &a[0].ticket);
+        fleet_permit_release(f, &a[0].ticket);
     fleet_remove(f, 0);
     assert_string_equal(state(f, 0), "removed");
     assert_int_equal(enter(f, &a[1], ""), 1);
     assert_int_equal(enter(f, &a[2], ""), 1);
     assert_int_equal(vouch(f, 0, "", &e), -1);
     assert_int_equal(e.code, ERR_NOT_FOUND);
-    (void)fleet_committed(f, "v", (const bool[]){false, true}, NULL);
+    (void)fleet_commit_version(f, "v", (const bool[]){false, true}, NULL);
     assert_int_equal(left[0], 0);
-    miss(f, 0, true);
+    fail_request(f, 0, true);
     assert_int_equal(left[0], 1);
     fleet_info(f, 0, &info);
     assert_int_equal(info.n_outstanding[FLEET_GENERATE], 1);
     for (size_t i = 0; i < 3; i++)
-        fleet_leave(f, &a[i].ticket);
+        fleet_permit_release(f, &a[i].ticket);
     fleet_free(f);
 }
 
@@ -322,20 +322,20 @@ static void test_who_comes_after_an_update_is_out_of_step(void **cmocka_state)
     (void)cmocka_state;
     fleet_add(f, 1, "http://b:1");
     assert_string_equal(state(f, 1), "unknown");
-    hear(f, 1, "p", "v");
+    report_ok(f, 1, "p", "v");
     assert_string_equal(state(f, 1), "unsynced");
-    hear(f, 1, "p", "");
+    report_ok(f, 1, "p", "");
     assert_string_equal(state(f, 1), "serving"); /* before the first update its word will do */
-    (void)fleet_committed(f, "v", (const bool[]){true, true}, NULL);
+    (void)fleet_commit_version(f, "v", (const bool[]){true, true}, NULL);
     fleet_add(f, 2, "http://c:1");
-    hear(f, 2, "p", "v");
+    report_ok(f, 2, "p", "v");
     assert_string_equal(state(f, 2), "unsynced");
     assert_int_equal(vouch(f, 2, "v", &e), 0);
     assert_string_equal(state(f, 2), "serving");
     fleet_remove(f, 1);
     fleet_add(f, 1, "http://b:1");
     assert_string_equal(state(f, 1), "unknown");
-    hear(f, 1, "p", "v");
+    report_ok(f, 1, "p", "v");
     assert_string_equal(state(f, 1), "unsynced");
     fleet_stats(f, &s);
     assert_int_equal(s.n_upstreams, 3);
@@ -349,47 +349,47 @@ static void test_who_comes_after_an_update_is_out_of_step(void **cmocka_state)
 /* Who says itself that it would serve nobody gets nothing, and what runs there may end. */
 static void test_who_is_not_ready_gets_nothing(void **cmocka_state)
 {
-    struct upstream_saw saw = {.process = "p", .unready = "draining"};
+    struct upstream_report report = {.process = "p", .not_ready = "draining"};
     struct fleet *f = fleet_alive(2);
     struct upstream_info info;
     struct asker a, b;
 
     (void)cmocka_state;
     while (enter(f, &a, "") != 0)
-        fleet_leave(f, &a.ticket);
-    fleet_heard(f, 0, &saw);
+        fleet_permit_release(f, &a.ticket);
+    fleet_probe_ok(f, 0, &report);
     assert_string_equal(state(f, 0), "not_ready");
     fleet_info(f, 0, &info);
     assert_non_null(strstr(info.error.msg, "draining"));
     assert_int_equal(left[0], 0);
     assert_int_equal(enter(f, &b, ""), 1);
-    fleet_leave(f, &b.ticket);
-    hear(f, 0, "p", "");
+    fleet_permit_release(f, &b.ticket);
+    report_ok(f, 0, "p", "");
     assert_string_equal(state(f, 0), "serving");
-    fleet_heard(f, 0, &saw);
-    (void)fleet_committed(f, "v", (const bool[]){true, true}, NULL); /* it has weights now */
+    fleet_probe_ok(f, 0, &report);
+    (void)fleet_commit_version(f, "v", (const bool[]){true, true}, NULL); /* it has weights now */
     assert_string_equal(state(f, 0), "serving");
-    fleet_leave(f, &a.ticket);
+    fleet_permit_release(f, &a.ticket);
     fleet_free(f);
 }
 
 static void test_labels_are_not_judged_while_an_update_runs(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(2);
-    uint64_t epoch = fleet_epoch(f);
+    uint64_t epoch = fleet_weights_epoch(f);
 
     (void)cmocka_state;
-    (void)fleet_committed(f, "v1", (const bool[]){true, true}, NULL);
-    assert_true(fleet_epoch(f) != epoch);
-    fleet_updating(f, true);
-    hear(f, 0, "p", "v2"); /* it has the new one already */
+    (void)fleet_commit_version(f, "v1", (const bool[]){true, true}, NULL);
+    assert_true(fleet_weights_epoch(f) != epoch);
+    fleet_set_updating(f, true);
+    report_ok(f, 0, "p", "v2"); /* it has the new one already */
     assert_string_equal(state(f, 0), "serving");
-    hear(f, 1, "q", "v1"); /* but a restart is one */
+    report_ok(f, 1, "q", "v1"); /* but a restart is one */
     assert_string_equal(state(f, 1), "unsynced");
-    epoch = fleet_epoch(f);
-    fleet_updating(f, false);
-    assert_true(fleet_epoch(f) != epoch);
-    hear(f, 0, "p", "v2");
+    epoch = fleet_weights_epoch(f);
+    fleet_set_updating(f, false);
+    assert_true(fleet_weights_epoch(f) != epoch);
+    report_ok(f, 0, "p", "v2");
     assert_string_equal(state(f, 0), "unsynced");
     fleet_free(f);
 }
@@ -399,15 +399,15 @@ static void test_another_label_changes_nothing_else(void **cmocka_state)
     struct fleet *f = fleet_alive(3);
 
     (void)cmocka_state;
-    (void)fleet_committed(f, "v1", (const bool[]){true, true, false}, NULL);
-    fleet_updating(f, true);
-    assert_int_equal(fleet_relabelled(f, "v1b", (const bool[]){true, false, false}), 1);
+    (void)fleet_commit_version(f, "v1", (const bool[]){true, true, false}, NULL);
+    fleet_set_updating(f, true);
+    assert_int_equal(fleet_set_label(f, "v1b", (const bool[]){true, false, false}), 1);
     assert_string_equal(state(f, 0), "serving");
     assert_string_equal(state(f, 1), "unsynced"); /* it did not take the name */
     assert_string_equal(state(f, 2), "unsynced"); /* no name puts anybody into step */
-    hear(f, 0, "p", "v1b");
+    report_ok(f, 0, "p", "v1b");
     assert_string_equal(state(f, 0), "serving");
-    hear(f, 0, "p", "v1");
+    report_ok(f, 0, "p", "v1");
     assert_string_equal(state(f, 0), "unsynced");
     fleet_free(f);
 }
@@ -418,7 +418,7 @@ static void test_sessions_follow_names(void **cmocka_state)
 {
     static const char *const names[] = {"http://a:1", "http://b:1", "http://c:1"};
     static const char *const turned[] = {"http://c:1", "http://a:1", "http://b:1"};
-    struct fleet *f = fleet_named(names, 3), *g = fleet_named(turned, 3);
+    struct fleet *f = fleet_alive_named(names, 3), *g = fleet_alive_named(turned, 3);
     char session[32];
     struct asker a;
 
@@ -428,9 +428,9 @@ static void test_sessions_follow_names(void **cmocka_state)
 
         (void)snprintf(session, sizeof session, "session-%d", i);
         at = enter(f, &a, session);
-        fleet_leave(f, &a.ticket);
+        fleet_permit_release(f, &a.ticket);
         there = enter(g, &a, session);
-        fleet_leave(g, &a.ticket);
+        fleet_permit_release(g, &a.ticket);
         assert_string_equal(names[at], turned[there]);
     }
     fleet_free(f);
@@ -444,9 +444,9 @@ static void test_a_closed_fleet_takes_nothing_new(void **cmocka_state)
     struct err e = {0};
 
     (void)cmocka_state;
-    fleet_close(f);
+    fleet_permits_close(f);
     make_asker(&a, "");
-    assert_int_equal(fleet_enter(f, &a.ticket, &e), -1);
+    assert_int_equal(fleet_permit_acquire(f, &a.ticket, &e), -1);
     assert_int_equal(e.code, ERR_DRAINING);
     fleet_free(f);
 }
@@ -473,12 +473,12 @@ static void move_ticket(struct walk *w)
 
     if (!w->in[k]) {
         make_asker(&w->a[k], sessions[draw(w, 4)]);
-        w->in[k] = fleet_enter(w->f, &w->a[k].ticket, &e) == 0;
+        w->in[k] = fleet_permit_acquire(w->f, &w->a[k].ticket, &e) == 0;
     } else if (w->a[k].n_granted > 0) {
-        fleet_leave(w->f, &w->a[k].ticket);
+        fleet_permit_release(w->f, &w->a[k].ticket);
         w->in[k] = false;
     } else {
-        assert_true(fleet_cancel(w->f, &w->a[k].ticket));
+        assert_true(fleet_permit_cancel(w->f, &w->a[k].ticket));
         w->in[k] = false;
     }
 }
@@ -494,13 +494,13 @@ static void move_upstream(struct walk *w)
     for (size_t k = 0; k < N; k++)
         done[k] = draw(w, 4) != 0;
     if (what < 4)
-        hear(w->f, i, processes[draw(w, 5)], "");
+        report_ok(w->f, i, processes[draw(w, 5)], "");
     else if (what < 6)
-        miss(w->f, i, draw(w, 2) == 0);
+        fail_request(w->f, i, draw(w, 2) == 0);
     else if (what == 6)
         fleet_fence(w->f, i, &why);
     else
-        (void)fleet_committed(w->f, "v", done, NULL);
+        (void)fleet_commit_version(w->f, "v", done, NULL);
 }
 
 static void check(struct walk *w)
@@ -548,8 +548,8 @@ static void test_a_long_walk(void **cmocka_state)
         check(&w);
     }
     for (size_t k = 0; k < 32; k++)
-        if (w.in[k] && !fleet_cancel(w.f, &w.a[k].ticket))
-            fleet_leave(w.f, &w.a[k].ticket);
+        if (w.in[k] && !fleet_permit_cancel(w.f, &w.a[k].ticket))
+            fleet_permit_release(w.f, &w.a[k].ticket);
     fleet_free(w.f);
 }
 
@@ -563,17 +563,17 @@ static void test_an_answer_disproves_that_there_is_none(void **state)
     struct asker a;
 
     (void)state;
-    hear(f, 0, "p0", "v1");
-    hear(f, 1, "p1", "v1");
+    report_ok(f, 0, "p0", "v1");
+    report_ok(f, 1, "p1", "v1");
     fleet_fence(f, 0, &torn);
     for (int i = 0; i < 25; i++)
         for (size_t u = 0; u < 2; u++)
-            fleet_silent(f, u, false, &late);
+            fleet_probe_failed(f, u, false, &late);
     for (size_t u = 0; u < 2; u++) {
         fleet_info(f, u, &info);
         assert_non_null(strstr(info.error.msg, "25 questions in a row got no answer; late"));
         assert_true(info.error_wall_s > 0);
-        hear(f, u, u == 0 ? "p0" : "p1", "v1");
+        report_ok(f, u, u == 0 ? "p0" : "p1", "v1");
     }
     fleet_info(f, 0, &info);
     assert_string_equal(info.error.msg, torn.msg); /* an answer does not disprove this */
@@ -581,12 +581,12 @@ static void test_an_answer_disproves_that_there_is_none(void **state)
     fleet_info(f, 1, &info);
     assert_int_equal(info.error.code, ERR_NONE);
     assert_int_equal(info.error_wall_s, 0);
-    fleet_missed(f, 1, false, &late); /* a client's answer disproves a client's miss */
+    fleet_request_failed(f, 1, false, &late); /* a client's answer disproves a client's miss */
     fleet_info(f, 1, &info);
     assert_string_equal(info.error.msg, "late");
     assert_int_equal(enter(f, &a, ""), 1);
-    a.ticket.answered = true;
-    fleet_leave(f, &a.ticket);
+    a.ticket.responded = true;
+    fleet_permit_release(f, &a.ticket);
     fleet_info(f, 1, &info);
     assert_int_equal(info.error.code, ERR_NONE);
     fleet_free(f);

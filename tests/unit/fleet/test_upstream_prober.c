@@ -18,25 +18,25 @@ struct world {
     enum upstream_kind dialects[N];
 };
 
-static bool who_is(void *arg, size_t i, struct prober_who *out)
+static bool who_is(void *arg, size_t i, struct probe_peer *out)
 {
     const struct world *w = arg;
 
     if (i < N)
-        *out = (struct prober_who){&w->targets[i], w->dialects[i]};
+        *out = (struct probe_peer){&w->targets[i], w->dialects[i]};
     return i < N;
 }
 
 /* All but started. */
-static void world_make(struct world *w, const char *const urls[N], unsigned token_every)
+static void world_make(struct world *w, const char *const urls[N], unsigned generation_probe_every)
 {
     struct fleet_cfg fleet = {
         .n_upstreams = N, .n_permits = {4, 4}, .n_queue_max = {4, 4}, .min_ready = 1};
-    struct prober_cfg cfg = {.who = who_is,
+    struct prober_cfg cfg = {.find_peer = who_is,
                              .arg = w,
                              .interval_us = 5 * MS,
                              .timeout_us = 1000 * MS,
-                             .token_every = token_every};
+                             .generation_probe_every = generation_probe_every};
     struct err e = {0};
 
     for (size_t i = 0; i < N; i++) {
@@ -52,11 +52,11 @@ static void world_make(struct world *w, const char *const urls[N], unsigned toke
     assert_int_equal(prober_new(&w->prober, &cfg, &e), 0);
 }
 
-static void world_open(struct world *w, const char *const urls[N], unsigned token_every)
+static void world_open(struct world *w, const char *const urls[N], unsigned generation_probe_every)
 {
     struct err e = {0};
 
-    world_make(w, urls, token_every);
+    world_make(w, urls, generation_probe_every);
     assert_int_equal(loop_start(w->loop, &e), 0);
 }
 
@@ -89,11 +89,11 @@ static void await_misses(struct world *w, size_t i, uint64_t n)
 
     for (int ms = 0; ms < LONG_MS; ms++) {
         fleet_info(w->fleet, i, &info);
-        if (info.n_missed >= n)
+        if (info.n_failures >= n)
             return;
         (void)poll(NULL, 0, 1);
     }
-    fail_msg("upstream %zu has missed %d times only", i, (int)info.n_missed);
+    fail_msg("upstream %zu has missed %d times only", i, (int)info.n_failures);
 }
 
 static void await_alive(struct world *w, size_t i)
@@ -124,8 +124,8 @@ static void test_each_is_known_by_its_answers(void **state)
     world_open(&w, (const char *const[N]){good.url, hung.url, busy.url}, 0);
     await_state(&w, 0, "serving");
     fleet_info(w.fleet, 0, &info);
-    assert_string_equal(info.saw.process, "b1");
-    assert_string_equal(info.saw.label, "v1");
+    assert_string_equal(info.report.process, "b1");
+    assert_string_equal(info.report.label, "v1");
     await_misses(&w, 1, 1);
     await_misses(&w, 2, 1);
     fleet_info(w.fleet, 1, &info);
@@ -170,7 +170,7 @@ static void test_one_that_goes_away_is_down(void **state)
     world_open(&w, (const char *const[N]){good.url, other.url, "unix:/nowhere"}, 0);
     await_state(&w, 0, "serving");
     await_state(&w, 1, "serving");
-    await_misses(&w, 2, FLEET_MISSES_DOWN);
+    await_misses(&w, 2, FLEET_FAILURES_DOWN);
     peer_stop(&other);
     await_state(&w, 1, "down");
     await_state(&w, 0, "serving");
@@ -180,7 +180,7 @@ static void test_one_that_goes_away_is_down(void **state)
 
 static void test_what_we_lack_is_held_against_nobody(void **state)
 {
-    enum { ROUNDS = 2 * FLEET_MISSES_DOWN };
+    enum { ROUNDS = 2 * FLEET_FAILURES_DOWN };
     struct rlimit before, none;
     struct upstream_info info;
     struct world w;
@@ -194,9 +194,9 @@ static void test_what_we_lack_is_held_against_nobody(void **state)
     none = (struct rlimit){.rlim_cur = 0, .rlim_max = before.rlim_max};
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
     assert_int_equal(loop_start(w.loop, &e), 0);
-    beat = prober_beat_us(w.prober);
-    for (size_t n = 0; n < ROUNDS; n += beat != prober_beat_us(w.prober)) {
-        beat = prober_beat_us(w.prober);
+    beat = prober_round_us(w.prober);
+    for (size_t n = 0; n < ROUNDS; n += beat != prober_round_us(w.prober)) {
+        beat = prober_round_us(w.prober);
         (void)poll(NULL, 0, 1);
     }
     loop_stop(w.loop);
@@ -204,7 +204,7 @@ static void test_what_we_lack_is_held_against_nobody(void **state)
     for (size_t i = 0; i < N; i++) {
         fleet_info(w.fleet, i, &info);
         assert_string_equal(info.error.msg, "");
-        assert_int_equal(info.n_missed, 0);
+        assert_int_equal(info.n_failures, 0);
     }
     world_close(&w);
 }
@@ -242,7 +242,7 @@ static void test_a_token_shows_who_only_talks(void **state)
     await_state(&w, 0, "down");
     fleet_info(w.fleet, 0, &info);
     assert_non_null(strstr(info.error.msg, "/v1/completions"));
-    await_misses(&w, 0, 2 * FLEET_MISSES_DOWN); /* and that it talks does not bring it back */
+    await_misses(&w, 0, 2 * FLEET_FAILURES_DOWN); /* and that it talks does not bring it back */
     fleet_info(w.fleet, 0, &info);
     assert_string_equal(upstream_state_name(info.state), "down");
     fleet_fence(w.fleet, 0, &info.error); /* one that an update left paused gives none either */
@@ -300,7 +300,7 @@ static void test_who_refuses_our_key_is_found_by_either_question(void **state)
         assert_non_null(strstr(info.error.msg, "401"));
         assert_non_null(strstr(info.error.msg, "wants a key"));
         assert_int_equal(info.alive, i == 1);
-        assert_int_equal(info.n_missed, 0); /* it answered */
+        assert_int_equal(info.n_failures, 0); /* it answered */
     }
     world_close(&w);
     peer_stop(&shut);
@@ -322,7 +322,7 @@ static void test_who_takes_our_key_again_is_back(void **state)
     world_open(&w, (const char *const[N]){half.url, "unix:/nowhere", "unix:/nowhere"}, 1000);
     await_state(&w, 0, "serving");
     (void)err_set(&why, ERR_UPSTREAM_KEY, "", "it said 401");
-    fleet_refused(w.fleet, 0, FLEET_REFUSED_WORK, &why);
+    fleet_auth_failed(w.fleet, 0, FLEET_AUTH_REQUEST, &why);
     await_state(&w, 0, "serving"); /* by a token out of its turn */
     world_close(&w);
     peer_stop(&half);

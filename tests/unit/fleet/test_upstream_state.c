@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-enum { SETS = 1 << 13, STORED = OUT_SILENT - 1 };
+enum { SETS = 1 << 13, STORED = OUT_PROBES_FAIL - 1 };
 
 #define ON(event) (1u << UPSTREAM_ON_##event)
 
@@ -19,17 +19,17 @@ static const struct row {
     const char *name;
     unsigned added_by, taken_by; /* sets of events */
 } rows[] = {
-    {OUT_NEVER_ANSWERED, "never answered", 0, ON(ANSWER) | ON(NO_ANSWER)},
-    {OUT_NO_ANSWER, "no answer", ON(NO_LISTENER) | ON(NO_ANSWER), ON(ANSWER)},
-    {OUT_OTHER_WEIGHTS, "other weights", ON(OUT_OF_STEP), ON(IN_STEP) | ON(UPDATED) | ON(RESYNCED)},
+    {OUT_NEVER_REACHED, "never answered", 0, ON(PROBE_OK) | ON(DOWN)},
+    {OUT_DOWN, "no answer", ON(CONNECTION_REFUSED) | ON(DOWN), ON(PROBE_OK)},
+    {OUT_OTHER_WEIGHTS, "other weights", ON(UNSYNCED), ON(SYNCED) | ON(UPDATED) | ON(RESYNCED)},
     {OUT_UPDATE_FAILED, "update failed", ON(UPDATE_FAILED), ON(UPDATED)},
     {OUT_SLEEP_MISSED, "sleep missed", ON(SLEEP_MISSED) | ON(WAKE),
      ON(SLEEP) | ON(UPDATE_FAILED) | ON(UPDATED) | ON(RESYNCED)},
     {OUT_WAKE_MISSED, "wake missed", ON(WAKE_MISSED) | ON(SLEEP),
      ON(WAKE) | ON(UPDATE_FAILED) | ON(UPDATED) | ON(RESYNCED)},
-    {OUT_PAUSE_MISSED, "pause missed", ON(PAUSE_MISSED), ON(PAUSE_TOLD)},
-    {OUT_KEY_STATUS, "key, status", ON(STATUS_REFUSED), ON(ANSWER)},
-    {OUT_KEY_WORK, "key, work", ON(WORK_REFUSED), ON(WORK_ADMITTED) | ON(RESYNCED)},
+    {OUT_PAUSE_MISSED, "pause missed", ON(PAUSE_MISSED), ON(PAUSE_CLEARED)},
+    {OUT_AUTH_PROBE, "key, status", ON(PROBE_AUTH_FAILED), ON(PROBE_OK)},
+    {OUT_AUTH_REQUEST, "key, work", ON(REQUEST_AUTH_FAILED), ON(REQUEST_AUTH_OK) | ON(RESYNCED)},
     {OUT_REMOVED, "removed", ON(REMOVED), 0},
 };
 enum { N_ROWS = sizeof rows / sizeof rows[0] };
@@ -43,7 +43,7 @@ static void reach(unsigned from)
     for (int event = 0; event < UPSTREAM_EVENTS; event++) {
         unsigned to = from;
 
-        if (upstream_next(from, (enum upstream_event)event, &to) && !reached[to])
+        if (upstream_state_next(from, (enum upstream_event)event, &to) && !reached[to])
             reach(to);
     }
 }
@@ -75,7 +75,7 @@ static void test_upstream_next_changes_what_it_says(void **state)
         for (int event = 0; event < UPSTREAM_EVENTS && reached[from]; event++) {
             unsigned to = from;
 
-            if (upstream_next(from, (enum upstream_event)event, &to))
+            if (upstream_state_next(from, (enum upstream_event)event, &to))
                 check_move(from, to, event);
         }
 }
@@ -91,7 +91,7 @@ static void test_upstream_next_does_all_of_it(void **state)
             for (int event = 0; event < UPSTREAM_EVENTS && reached[from]; event++) {
                 unsigned to = from;
 
-                if (!upstream_next(from, (enum upstream_event)event, &to))
+                if (!upstream_state_next(from, (enum upstream_event)event, &to))
                     continue;
                 adds |= (to & ~from & rows[i].out) != 0 ? 1u << event : 0;
                 takes |= (from & ~to & rows[i].out) != 0 ? 1u << event : 0;
@@ -104,7 +104,7 @@ static void test_upstream_next_does_all_of_it(void **state)
 static bool cannot_happen(unsigned from, int event)
 {
     switch (event) {
-    case UPSTREAM_ON_IN_STEP:
+    case UPSTREAM_ON_SYNCED:
     case UPSTREAM_ON_REMOVED:
         return (from & OUT_REMOVED) != 0;
     case UPSTREAM_ON_RESYNCED:
@@ -121,7 +121,7 @@ static void test_upstream_next_has_no_other_gaps(void **state)
         for (int event = 0; event < UPSTREAM_EVENTS && reached[from]; event++) {
             unsigned to = 0;
 
-            assert_int_equal(upstream_next(from, (enum upstream_event)event, &to),
+            assert_int_equal(upstream_state_next(from, (enum upstream_event)event, &to),
                              !cannot_happen(from, event));
         }
 }
@@ -137,7 +137,7 @@ static void test_upstream_next_keeps_one_reason_of_a_kind(void **state)
     for (unsigned set = 0; set < SETS; set++) {
         if (!reached[set])
             continue;
-        assert_true(at_most_one(set & OUT_UNREACHED));
+        assert_true(at_most_one(set & OUT_UNREACHABLE));
         assert_true(at_most_one(set & OUT_FENCES));
         assert_int_equal(set & ~(unsigned)STORED, 0);
     }
@@ -148,15 +148,15 @@ static void test_upstream_next_waits_for_one_that_starts(void **state)
     unsigned out = OUT_JOINED;
 
     (void)state;
-    upstream_move(&out, UPSTREAM_ON_NO_LISTENER);
+    upstream_state_apply(&out, UPSTREAM_ON_CONNECTION_REFUSED);
     assert_int_equal(upstream_state_of(out), UPSTREAM_JOINING);
-    upstream_move(&out, UPSTREAM_ON_NO_ANSWER);
+    upstream_state_apply(&out, UPSTREAM_ON_DOWN);
     assert_int_equal(upstream_state_of(out), UPSTREAM_DOWN);
-    upstream_move(&out, UPSTREAM_ON_ANSWER);
-    assert_int_equal(upstream_state_of(out), UPSTREAM_OUT_OF_STEP);
-    upstream_move(&out, UPSTREAM_ON_UPDATED);
+    upstream_state_apply(&out, UPSTREAM_ON_PROBE_OK);
+    assert_int_equal(upstream_state_of(out), UPSTREAM_UNSYNCED);
+    upstream_state_apply(&out, UPSTREAM_ON_UPDATED);
     assert_int_equal(upstream_state_of(out), UPSTREAM_SERVING);
-    upstream_move(&out, UPSTREAM_ON_NO_LISTENER);
+    upstream_state_apply(&out, UPSTREAM_ON_CONNECTION_REFUSED);
     assert_int_equal(upstream_state_of(out), UPSTREAM_DOWN);
 }
 
@@ -166,13 +166,13 @@ static void test_upstream_next_follows_a_sleep_of_one_that_is_fenced(void **stat
     unsigned out = OUT_SLEEP_MISSED;
 
     (void)state;
-    upstream_move(&out, UPSTREAM_ON_SLEEP);
+    upstream_state_apply(&out, UPSTREAM_ON_SLEEP);
     assert_int_equal(out, OUT_WAKE_MISSED);
-    upstream_move(&out, UPSTREAM_ON_WAKE);
+    upstream_state_apply(&out, UPSTREAM_ON_WAKE);
     assert_int_equal(out, OUT_SLEEP_MISSED);
-    upstream_move(&out, UPSTREAM_ON_UPDATE_FAILED);
-    upstream_move(&out, UPSTREAM_ON_WAKE_MISSED);
-    upstream_move(&out, UPSTREAM_ON_SLEEP);
+    upstream_state_apply(&out, UPSTREAM_ON_UPDATE_FAILED);
+    upstream_state_apply(&out, UPSTREAM_ON_WAKE_MISSED);
+    upstream_state_apply(&out, UPSTREAM_ON_SLEEP);
     assert_int_equal(out, OUT_UPDATE_FAILED);
 }
 
@@ -182,13 +182,13 @@ static const char *shown(unsigned out)
         return "removed";
     if (out & (OUT_UPDATE_FAILED | OUT_SLEEP_MISSED | OUT_WAKE_MISSED))
         return "fenced";
-    if (out & (OUT_KEY_STATUS | OUT_KEY_WORK))
+    if (out & (OUT_AUTH_PROBE | OUT_AUTH_REQUEST))
         return "refused";
-    if (out & OUT_NEVER_ANSWERED)
+    if (out & OUT_NEVER_REACHED)
         return "unknown";
-    if (out & OUT_NO_ANSWER)
+    if (out & OUT_DOWN)
         return "down";
-    if (out & (OUT_OTHER_WEIGHTS | OUT_PAUSE_MISSED | OUT_SILENT | OUT_ADAPTERS))
+    if (out & (OUT_OTHER_WEIGHTS | OUT_PAUSE_MISSED | OUT_PROBES_FAIL | OUT_ADAPTERS))
         return "unsynced";
     return out & OUT_NOT_READY ? "not_ready" : "serving";
 }

@@ -4,7 +4,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "fleet/members/spec.h"
+#include "fleet/members/upstream_config.h"
 #include "tests/unit/fleet/upstream_peer.h"
 
 #include <fcntl.h>
@@ -39,10 +39,10 @@ static const char *file_of(const char *name, const char *text)
 
 static void refused(const char *spec, const char *says)
 {
-    struct spec_list l = {.n = 0};
+    struct upstream_config_list l = {.n = 0};
     struct err e = {0};
 
-    assert_int_equal(spec_list_read(&l, &spec, 1, NULL, &e), -1);
+    assert_int_equal(upstream_config_list_read(&l, &spec, 1, NULL, &e), -1);
     assert_int_equal(l.n, 0);
     assert_string_equal(e.field, "--upstream");
     if (strstr(e.msg, says) == NULL)
@@ -87,18 +87,18 @@ static void test_a_spec_that_is_none_is_refused(void **state)
 static void test_no_message_has_a_key(void **state)
 {
     char of_file[512];
-    const char *specs[] = {of_file, "http://host:1,key=hunter2",
-                           "http://host:1,vllm,keyfile=hunter2",
-                           "http://host:1,authorization=hunter2"};
-    struct spec_list l = {.n = 0};
+    const char *entries[] = {of_file, "http://host:1,key=hunter2",
+                             "http://host:1,vllm,keyfile=hunter2",
+                             "http://host:1,authorization=hunter2"};
+    struct upstream_config_list l = {.n = 0};
 
     (void)state;
     (void)snprintf(of_file, sizeof of_file, "http://host:1,key-file=%s",
                    file_of("bad", "hunter2 \n"));
-    for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
+    for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
         struct err e = {0};
 
-        assert_int_equal(spec_list_read(&l, &specs[i], 1, NULL, &e), -1);
+        assert_int_equal(upstream_config_list_read(&l, &entries[i], 1, NULL, &e), -1);
         assert_null(strstr(e.msg, "hunter2"));
     }
 }
@@ -106,7 +106,7 @@ static void test_no_message_has_a_key(void **state)
 static void test_specs_of_a_file(void **state)
 {
     const char *key = file_of("key", "sk-1\r\n");
-    struct spec_list l;
+    struct upstream_config_list l;
     struct err e = {0};
     char text[1024];
 
@@ -115,7 +115,7 @@ static void test_specs_of_a_file(void **state)
                    "# engines\n\n  http://a:1  # the first\nhttps://b:2,sglang,key-file=%s\r\n"
                    "unix:/run/c,vllm",
                    key);
-    assert_int_equal(spec_list_read(&l, NULL, 0, file_of("list", text), &e), 0);
+    assert_int_equal(upstream_config_list_read(&l, NULL, 0, file_of("list", text), &e), 0);
     assert_int_equal(l.n, 3);
     assert_string_equal(l.items[0]->url, "http://a:1");
     assert_int_equal(l.items[0]->kind, UPSTREAM_BATON);
@@ -124,32 +124,34 @@ static void test_specs_of_a_file(void **state)
     assert_string_equal(l.items[1]->target.authorization, "Bearer sk-1");
     assert_string_equal(l.items[2]->target.url, "unix:/run/c");
     assert_int_equal(l.items[2]->kind, UPSTREAM_VLLM);
-    spec_list_fini(&l);
+    upstream_config_list_fini(&l);
 }
 
 static void test_a_bad_file_is_refused_whole(void **state)
 {
-    struct spec_list l = {.n = 0};
+    struct upstream_config_list l = {.n = 0};
     const char *given = "http://a:1";
     struct err e = {0};
     char *many = malloc((FLEET_MAX + 1) * 32);
     size_t len = 0;
 
     (void)state;
-    assert_int_equal(spec_list_read(&l, NULL, 0, file_of("f", "http://a:1\nnonsense\n"), &e), -1);
+    assert_int_equal(
+        upstream_config_list_read(&l, NULL, 0, file_of("f", "http://a:1\nnonsense\n"), &e), -1);
     assert_string_equal(e.field, "--upstream-file");
     assert_non_null(strstr(e.msg, "line 2"));
     err_clear(&e);
-    assert_int_equal(spec_list_read(&l, &given, 1, file_of("f", "http://a:1,vllm\n"), &e), -1);
+    assert_int_equal(
+        upstream_config_list_read(&l, &given, 1, file_of("f", "http://a:1,vllm\n"), &e), -1);
     assert_non_null(strstr(e.msg, "given twice"));
     err_clear(&e);
-    assert_int_equal(spec_list_read(&l, NULL, 0, file_of("f", "# none\n"), &e), -1);
+    assert_int_equal(upstream_config_list_read(&l, NULL, 0, file_of("f", "# none\n"), &e), -1);
     assert_non_null(strstr(e.msg, "no upstream"));
     err_clear(&e);
     assert_non_null(many);
     for (int i = 0; i <= FLEET_MAX; i++)
         len += (size_t)sprintf(many + len, "http://host:%d\n", i + 1);
-    assert_int_equal(spec_list_read(&l, NULL, 0, file_of("f", many), &e), -1);
+    assert_int_equal(upstream_config_list_read(&l, NULL, 0, file_of("f", many), &e), -1);
     assert_non_null(strstr(e.msg, "more than"));
     free(many);
 }
@@ -160,10 +162,10 @@ static const char ok[] = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: cl
 static const char no[] =
     "HTTP/1.1 422 No\r\nContent-Length: 21\r\nConnection: close\r\n\r\n{\"message\":\"not this\"}";
 
-static struct upstreams_cfg cfg_of(const char *const *specs, size_t n, const char *file)
+static struct upstreams_cfg cfg_of(const char *const *entries, size_t n, const char *file)
 {
-    return (struct upstreams_cfg){.specs = specs,
-                                  .n_specs = n,
+    return (struct upstreams_cfg){.entries = entries,
+                                  .n_entries = n,
                                   .file = file,
                                   .n_permits = {4, 4},
                                   .n_queue_max = {4, 4},
@@ -194,22 +196,21 @@ static void await_state(struct upstreams *u, size_t i, const char *state)
     fail_msg("upstream %zu is %s, not %s", i, upstream_state_name(info.state), state);
 }
 
-static void part_of(struct upstreams *u, struct upstream_question *part, size_t i,
-                    uint64_t timeout_us)
+static void part_of(struct upstreams *u, struct upstream_call *part, size_t i, uint64_t timeout_us)
 {
     struct err e = {0};
-    struct upstream_at at;
+    struct upstream_endpoint at;
 
-    upstreams_at(u, i, &at);
-    *part = (struct upstream_question){.target = at.target, .timeout_us = timeout_us};
+    upstreams_get(u, i, &at);
+    *part = (struct upstream_call){.target = at.target, .timeout_us = timeout_us};
     assert_int_equal(api_make_query(&part->request, at.kind, API_GET_STATUS, &e), 0);
 }
 
 static void test_each_answers_for_itself(void **state)
 {
     struct peer good, refuses, hangs;
-    struct upstream_answer answers[4];
-    struct upstream_question parts[4];
+    struct upstream_reply answers[4];
+    struct upstream_call parts[4];
     struct upstreams_cfg cfg;
     struct upstreams *u;
     struct err e = {0};
@@ -223,18 +224,17 @@ static void test_each_answers_for_itself(void **state)
     part_of(u, &parts[0], 0, LONG_MS * MS);
     part_of(u, &parts[1], 1, LONG_MS * MS);
     part_of(u, &parts[2], 2, 1000 * MS);
-    parts[3] = (struct upstream_question){.target = parts[0].target,
-                                          .timeout_us = 1}; /* not asked */
-    assert_int_equal(upstreams_ask(u, parts, 4, answers, &e), 0);
+    parts[3] = (struct upstream_call){.target = parts[0].target, .timeout_us = 1}; /* not asked */
+    assert_int_equal(upstreams_call(u, parts, 4, answers, &e), 0);
     assert_true(answers[0].good);
     assert_string_equal(answers[0].text, "{}");
     assert_int_equal(answers[1].status, 422);
     assert_non_null(strstr(answers[1].why.msg, "not this"));
     assert_int_equal(answers[2].why.code, ERR_TIMEOUT);
     assert_true(answers[2].sent);
-    assert_true(answers[3].good && !answers[3].asked);
+    assert_true(answers[3].good && !answers[3].requested);
     for (size_t i = 0; i < 4; i++)
-        upstream_answer_fini(&answers[i]);
+        upstream_reply_fini(&answers[i]);
     assert_int_equal(upstreams_live(u, &e), 0);
     upstreams_free(u);
     peer_stop(&good);
@@ -254,14 +254,14 @@ struct asker {
 static void *ask_main(void *arg)
 {
     struct asker *a = arg;
-    struct upstream_answer answer;
-    struct upstream_question part;
+    struct upstream_reply answer;
+    struct upstream_call part;
 
     part_of(a->u, &part, 0, a->timeout_us);
     atomic_store(&a->began, true);
-    a->rc = upstreams_ask(a->u, &part, 1, &answer, &a->e);
+    a->rc = upstreams_call(a->u, &part, 1, &answer, &a->e);
     if (a->rc == 0)
-        upstream_answer_fini(&answer);
+        upstream_reply_fini(&answer);
     return NULL;
 }
 
@@ -302,9 +302,9 @@ static void test_a_stop_tells_all_who_wait(void **state)
 {
     enum { N = 8 };
     struct asker askers[N];
-    struct upstream_answer answer;
+    struct upstream_reply answer;
     struct upstreams_cfg cfg;
-    struct upstream_question part;
+    struct upstream_call part;
     struct upstreams *u;
     struct err e = {0};
     struct peer hangs;
@@ -321,7 +321,7 @@ static void test_a_stop_tells_all_who_wait(void **state)
         assert_int_equal(askers[i].e.code, ERR_DRAINING);
     }
     part_of(u, &part, 0, MS);
-    assert_int_equal(upstreams_ask(u, &part, 1, &answer, &e), -1);
+    assert_int_equal(upstreams_call(u, &part, 1, &answer, &e), -1);
     assert_int_equal(e.code, ERR_DRAINING);
     assert_null(part.request.method);
     upstreams_free(u);
@@ -331,18 +331,18 @@ static void test_a_stop_tells_all_who_wait(void **state)
 static void *ask_on_main(void *arg)
 {
     struct asker *a = arg;
-    struct upstream_answer answer;
-    struct upstream_at at;
+    struct upstream_reply answer;
+    struct upstream_endpoint at;
 
-    upstreams_at(a->u, 0, &at);
+    upstreams_get(a->u, 0, &at);
     do {
-        struct upstream_question part = {.target = at.target,
-                                         .timeout_us = 1}; /* nobody has to be asked */
+        struct upstream_call part = {.target = at.target,
+                                     .timeout_us = 1}; /* nobody has to be asked */
 
-        a->rc = upstreams_ask(a->u, &part, 1, &answer, &a->e);
+        a->rc = upstreams_call(a->u, &part, 1, &answer, &a->e);
         atomic_store(&a->began, true);
         if (a->rc == 0)
-            upstream_answer_fini(&answer);
+            upstream_reply_fini(&answer);
     } while (a->rc == 0);
     return NULL;
 }
@@ -351,11 +351,11 @@ static void *ask_on_main(void *arg)
 static void test_a_stop_meets_those_who_come(void **state)
 {
     enum { N = 12, ROUNDS = 100 };
-    const char *const specs[] = {"http://127.0.0.1:1"};
+    const char *const entries[] = {"http://127.0.0.1:1"};
 
     (void)state;
     for (int round = 0; round < ROUNDS; round++) {
-        struct upstreams_cfg cfg = cfg_of(specs, 1, NULL);
+        struct upstreams_cfg cfg = cfg_of(entries, 1, NULL);
         struct upstreams *u = room_of(&cfg);
         struct asker askers[N];
 
@@ -406,7 +406,7 @@ static void test_who_leaves_is_told_of(void **state)
     peer_start(&b, ok);
     cfg = cfg_of((const char *const[]){a.url, b.url}, 2, NULL);
     assert_int_equal(upstreams_new(&u, &cfg, &e), 0);
-    upstreams_on_left(u, left, &who);
+    upstreams_on_left_rotation(u, left, &who);
     assert_int_equal(upstreams_start(u, &e), 0);
     await_state(u, 0, "serving");
     await_state(u, 1, "serving");
@@ -448,7 +448,7 @@ static void test_a_reload_adds_and_removes(void **state)
 {
     size_t at = FLEET_MAX;
     struct fleet_ticket t = {.granted = granted, .arg = &at};
-    const struct upstream_saw saw = {.label = "v1"};
+    const struct upstream_report report = {.label = "v1"};
     struct upstreams_cfg cfg;
     struct fleet_stats s;
     struct upstreams *u;
@@ -463,8 +463,8 @@ static void test_a_reload_adds_and_removes(void **state)
     cfg = cfg_of(NULL, 0, file_of("room", a.url));
     u = room_of(&cfg);
     await_state(u, 0, "serving");
-    (void)fleet_committed(upstreams_fleet(u), "v1", (const bool[FLEET_MAX]){true}, NULL);
-    assert_int_equal(fleet_enter(upstreams_fleet(u), &t, &e), 0);
+    (void)fleet_commit_version(upstreams_fleet(u), "v1", (const bool[FLEET_MAX]){true}, NULL);
+    assert_int_equal(fleet_permit_acquire(upstreams_fleet(u), &t, &e), 0);
     assert_int_equal(at, 0);
 
     (void)snprintf(text, sizeof text, "%s\n%s\n", a.url, b.url);
@@ -474,7 +474,7 @@ static void test_a_reload_adds_and_removes(void **state)
     assert_int_equal(s.n_upstreams, 2);
     assert_int_equal(s.min_ready, 2); /* all, and now that is two */
     assert_false(s.ready);
-    assert_int_equal(fleet_resync(upstreams_fleet(u), 1, &saw, &e), 0);
+    assert_int_equal(fleet_resync(upstreams_fleet(u), 1, &report, &e), 0);
     await_state(u, 1, "serving");
 
     reload(u, b.url);
@@ -484,10 +484,10 @@ static void test_a_reload_adds_and_removes(void **state)
     assert_true(s.ready);
     assert_int_equal(upstreams_find(u, a.url, &i, &e), -1);
     assert_non_null(strstr(e.msg, b.url));
-    fleet_leave(upstreams_fleet(u), &t); /* what ran there has ended */
-    assert_int_equal(fleet_enter(upstreams_fleet(u), &t, &(struct err){0}), 0);
+    fleet_permit_release(upstreams_fleet(u), &t); /* what ran there has ended */
+    assert_int_equal(fleet_permit_acquire(upstreams_fleet(u), &t, &(struct err){0}), 0);
     assert_int_equal(at, 1);
-    fleet_leave(upstreams_fleet(u), &t);
+    fleet_permit_release(upstreams_fleet(u), &t);
 
     reload(u, text); /* and back: nobody knows what it serves by now */
     await_state(u, 0, "unsynced");
@@ -500,7 +500,7 @@ static void test_a_reload_adds_and_removes(void **state)
 static void test_a_bad_reload_changes_nothing(void **state)
 {
     struct upstreams_cfg cfg;
-    struct upstream_at before, after;
+    struct upstream_endpoint before, after;
     struct upstreams *u;
     struct peer a;
     char text[256];
@@ -510,12 +510,12 @@ static void test_a_bad_reload_changes_nothing(void **state)
     cfg = cfg_of(NULL, 0, file_of("room", a.url));
     cfg.min_ready = 1;
     u = room_of(&cfg);
-    upstreams_at(u, 0, &before);
+    upstreams_get(u, 0, &before);
     reload_refused(u, "", "empty");
     reload_refused(u, "# none\n", "no upstream");
     (void)snprintf(text, sizeof text, "%s\nhttp://b:1,key-file=/nowhere\n", a.url);
     reload_refused(u, text, "line 2");
-    upstreams_at(u, 0, &after);
+    upstreams_get(u, 0, &after);
     assert_ptr_equal(before.target, after.target);
     assert_int_equal(upstreams_n(u), 1);
     await_state(u, 0, "serving");
@@ -527,7 +527,7 @@ static void test_a_bad_reload_changes_nothing(void **state)
 static void test_a_changed_key_is_used_from_then_on(void **state)
 {
     const char *key = file_of("rolled", "first\n");
-    struct upstream_at before, same, after;
+    struct upstream_endpoint before, same, after;
     struct upstreams_cfg cfg;
     struct upstreams *u;
     struct peer a;
@@ -539,13 +539,13 @@ static void test_a_changed_key_is_used_from_then_on(void **state)
     cfg = cfg_of(NULL, 0, file_of("room", text));
     u = room_of(&cfg);
     await_state(u, 0, "serving");
-    upstreams_at(u, 0, &before);
+    upstreams_get(u, 0, &before);
     reload(u, text);
-    upstreams_at(u, 0, &same);
+    upstreams_get(u, 0, &same);
     assert_ptr_equal(before.target, same.target);
     (void)file_of("rolled", "second\n");
     reload(u, text);
-    upstreams_at(u, 0, &after);
+    upstreams_get(u, 0, &after);
     assert_string_equal(before.target->authorization, "Bearer first");
     assert_string_equal(after.target->authorization, "Bearer second");
     await_state(u, 0, "serving");
@@ -566,7 +566,7 @@ static void test_indexes_are_used_again(void **state)
 {
     char *text = malloc((size_t)FLEET_MAX * 32);
     struct upstreams_cfg cfg;
-    struct upstream_at at;
+    struct upstream_endpoint at;
     struct upstreams *u;
     struct err e = {0};
     size_t i = 0;
@@ -581,14 +581,14 @@ static void test_indexes_are_used_again(void **state)
         many_lines(text, round, FLEET_MAX - 1); /* one goes */
         reload(u, text);
         many_lines(text, round, FLEET_MAX); /* another comes */
-        upstreams_hold(u);
+        upstreams_hold_indexes(u);
         reload_refused(u, text, "no place is left");
-        upstreams_release(u);
+        upstreams_release_indexes(u);
         reload(u, text);
         assert_int_equal(upstreams_n(u), FLEET_MAX);
         (void)snprintf(text, 64, "unix:/nowhere/%d", round + FLEET_MAX - 1);
         assert_int_equal(upstreams_find(u, text, &i, &e), 0);
-        upstreams_at(u, i, &at);
+        upstreams_get(u, i, &at);
         assert_false(at.removed);
         assert_int_equal(i, (size_t)round - 1);
     }

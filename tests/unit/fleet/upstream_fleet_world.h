@@ -31,15 +31,15 @@ static inline void on_left(void *arg, size_t upstream)
 }
 
 /* What was told of states; the last ones. */
-static struct fleet_move moves[64];
-static size_t n_moves;
+static struct fleet_state_change changes[64];
+static size_t n_changes;
 
-static inline void on_moved(void *arg, const struct fleet_move *m)
+static inline void on_state_changed(void *arg, const struct fleet_state_change *m)
 {
     (void)arg;
     mtx_assert_none();
-    assert_true(n_moves < sizeof moves / sizeof moves[0]);
-    moves[n_moves++] = *m;
+    assert_true(n_changes < sizeof changes / sizeof changes[0]);
+    changes[n_changes++] = *m;
 }
 
 static inline struct fleet *fleet_with(const char *const *names, size_t n)
@@ -49,14 +49,14 @@ static inline struct fleet *fleet_with(const char *const *names, size_t n)
                             .n_permits = {PERMITS, 1},
                             .n_queue_max = {QUEUE, QUEUE},
                             .min_ready = n < 2 ? n : 2,
-                            .left = on_left,
-                            .moved = on_moved};
+                            .left_rotation = on_left,
+                            .state_changed = on_state_changed};
     struct fleet *f = NULL;
     struct err e = {0};
 
     memset(left, 0, sizeof left);
     n_nobody = 0;
-    n_moves = 0;
+    n_changes = 0;
     assert_int_equal(fleet_new(&f, &cfg, &e), 0);
     return f;
 }
@@ -66,25 +66,25 @@ static inline struct fleet *fleet_of(size_t n)
     return fleet_with(NULL, n);
 }
 
-static inline void hear(struct fleet *f, size_t i, const char *process, const char *label)
+static inline void report_ok(struct fleet *f, size_t i, const char *process, const char *label)
 {
-    struct upstream_saw saw;
+    struct upstream_report report;
 
-    memset(&saw, 0, sizeof saw);
-    (void)snprintf(saw.process, sizeof saw.process, "%s", process);
-    (void)snprintf(saw.label, sizeof saw.label, "%s", label);
-    fleet_heard(f, i, &saw);
+    memset(&report, 0, sizeof report);
+    (void)snprintf(report.process, sizeof report.process, "%s", process);
+    (void)snprintf(report.label, sizeof report.label, "%s", label);
+    fleet_probe_ok(f, i, &report);
 }
 
 /* Somebody vouches for one that says this. */
 static inline int vouch(struct fleet *f, size_t i, const char *label, struct err *e)
 {
-    struct upstream_saw saw;
+    struct upstream_report report;
 
-    memset(&saw, 0, sizeof saw);
-    (void)snprintf(saw.process, sizeof saw.process, "p");
-    (void)snprintf(saw.label, sizeof saw.label, "%s", label);
-    return fleet_resync(f, i, &saw, e);
+    memset(&report, 0, sizeof report);
+    (void)snprintf(report.process, sizeof report.process, "p");
+    (void)snprintf(report.label, sizeof report.label, "%s", label);
+    return fleet_resync(f, i, &report, e);
 }
 
 static inline struct fleet *fleet_alive(size_t n)
@@ -92,25 +92,25 @@ static inline struct fleet *fleet_alive(size_t n)
     struct fleet *f = fleet_of(n);
 
     for (size_t i = 0; i < n; i++)
-        hear(f, i, "p", "");
+        report_ok(f, i, "p", "");
     return f;
 }
 
-static inline struct fleet *fleet_named(const char *const *names, size_t n)
+static inline struct fleet *fleet_alive_named(const char *const *names, size_t n)
 {
     struct fleet *f = fleet_with(names, n);
 
     for (size_t i = 0; i < n; i++)
-        hear(f, i, "p", "");
+        report_ok(f, i, "p", "");
     return f;
 }
 
-static inline void miss(struct fleet *f, size_t i, bool refused)
+static inline void fail_request(struct fleet *f, size_t i, bool refused)
 {
     struct err why = {0};
 
     (void)err_set(&why, ERR_INTERNAL, "", "nobody is there");
-    fleet_missed(f, i, refused, &why);
+    fleet_request_failed(f, i, refused, &why);
 }
 
 struct asker {
@@ -131,7 +131,7 @@ static inline void on_granted(void *arg, size_t upstream)
 static inline void make_asker(struct asker *a, const char *session)
 {
     *a = (struct asker){.got = NOBODY};
-    a->ticket = (struct fleet_ticket){.lane = FLEET_GENERATE,
+    a->ticket = (struct fleet_ticket){.queue = FLEET_GENERATE,
                                       .affinity = fleet_affinity(session),
                                       .granted = on_granted,
                                       .arg = a};
@@ -142,7 +142,7 @@ static size_t enter(struct fleet *f, struct asker *a, const char *session)
     struct err e = {0};
 
     make_asker(a, session);
-    assert_int_equal(fleet_enter(f, &a->ticket, &e), 0);
+    assert_int_equal(fleet_permit_acquire(f, &a->ticket, &e), 0);
     return a->got;
 }
 

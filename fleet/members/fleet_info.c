@@ -1,74 +1,75 @@
 /* How each upstream stands, for people: what there is to know of it now, and what has changed. Who
- * comes and goes all the time is told of FLEET_MOVES_MAX times in FLEET_MOVES_US; where it got to
- * in the end is told then. */
+ * comes and goes all the time is told of FLEET_REPORTS_MAX times in FLEET_REPORTS_US; where it got
+ * to in the end is told then. */
 #include "fleet/members/fleet_priv.h"
 
 #include "base/clock.h"
 
 #include <string.h>
 
-static bool may_tell_locked(struct upstream *u)
+static bool may_report_locked(struct upstream *u)
 {
     uint64_t now = clock_now_us();
 
-    if (u->n_moves > 0 && now - u->moves_us < FLEET_MOVES_US)
-        return u->n_moves < FLEET_MOVES_MAX;
-    u->moves_us = now;
-    u->n_moves = 0;
+    if (u->n_reports > 0 && now - u->reports_us < FLEET_REPORTS_US)
+        return u->n_reports < FLEET_REPORTS_MAX;
+    u->reports_us = now;
+    u->n_reports = 0;
     return true;
 }
 
 /* While it is open which version will be the fleet's, that it is out of step is no news; nor is
  * that it is removed, to whoever removed it. */
-static bool is_news(enum upstream_state state, bool waits)
+static bool is_reportable(enum upstream_state state, bool waits)
 {
-    return state != UPSTREAM_REMOVED && !(waits && state == UPSTREAM_OUT_OF_STEP);
+    return state != UPSTREAM_REMOVED && !(waits && state == UPSTREAM_UNSYNCED);
 }
 
-static bool next_locked(struct fleet *f, struct fleet_move *m)
+static bool next_change_locked(struct fleet *f, struct fleet_state_change *m)
 {
-    bool waits = fleet_waits_locked(f);
+    bool waits = fleet_awaits_probes_locked(f);
 
     for (size_t i = 0; i < f->n; i++) {
         struct upstream *u = &f->upstreams[i];
         enum upstream_state now = fleet_state_of(u);
         int64_t wall_s;
 
-        if (!is_news(now, waits))
+        if (!is_reportable(now, waits))
             continue;
-        u->n_untold += u->last != now && u->last != u->state;
-        u->last = now;
-        if (now == u->state || !may_tell_locked(u))
+        u->n_unreported += u->last_seen != now && u->last_seen != u->state;
+        u->last_seen = now;
+        if (now == u->state || !may_report_locked(u))
             continue;
-        *m = (struct fleet_move){.upstream = i,
-                                 .name = u->name,
-                                 .from = u->state,
-                                 .to = now,
-                                 .is_last = ++u->n_moves == FLEET_MOVES_MAX,
-                                 .n_untold = u->n_untold,
-                                 .why = *fleet_error_of(u, &wall_s)};
-        memcpy(m->label, fleet_is_synced(u) && u->saw.label[0] == '\0' ? f->label : u->saw.label,
+        *m = (struct fleet_state_change){.upstream = i,
+                                         .name = u->name,
+                                         .from = u->state,
+                                         .to = now,
+                                         .is_last = ++u->n_reports == FLEET_REPORTS_MAX,
+                                         .n_unreported = u->n_unreported,
+                                         .why = *fleet_error_of(u, &wall_s)};
+        memcpy(m->label,
+               fleet_is_synced(u) && u->report.label[0] == '\0' ? f->label : u->report.label,
                sizeof m->label);
         u->state = now;
-        u->n_untold = 0;
+        u->n_unreported = 0;
         return true;
     }
     return false;
 }
 
-void fleet_tell_moves(struct fleet *f)
+void fleet_report_states(struct fleet *f)
 {
-    struct fleet_move m;
+    struct fleet_state_change m;
     bool more;
 
-    if (f->cfg.moved == NULL)
+    if (f->cfg.state_changed == NULL)
         return;
     do {
         mtx_lock(&f->lock);
-        more = next_locked(f, &m);
+        more = next_change_locked(f, &m);
         mtx_unlock(&f->lock);
         if (more)
-            f->cfg.moved(f->cfg.arg, &m);
+            f->cfg.state_changed(f->cfg.arg, &m);
     } while (more);
 }
 
@@ -91,21 +92,21 @@ void fleet_info(struct fleet *f, size_t upstream, struct upstream_info *out)
 
     mtx_lock(&f->lock);
     error = fleet_error_of(u, &error_wall_s);
-    *out = (struct upstream_info){.alive = !fleet_is_out(u, OUT_UNREACHED | OUT_KEY_STATUS),
+    *out = (struct upstream_info){.alive = !fleet_is_out(u, OUT_UNREACHABLE | OUT_AUTH_PROBE),
                                   .synced = fleet_is_synced(u),
-                                  .lacks = !fleet_is_fit(u),
-                                  .n_lives = u->n_lives,
+                                  .missing_adapters = !fleet_has_adapters(u),
+                                  .incarnation = u->incarnation,
                                   .fenced = fleet_is_out(u, OUT_FENCES),
                                   .fence = fence_of(u),
-                                  .fence_life = u->fence_life,
+                                  .fence_incarnation = u->fence_incarnation,
                                   .removed = fleet_is_out(u, OUT_REMOVED),
-                                  .refuses_work = fleet_is_out(u, OUT_KEY_WORK),
+                                  .request_auth_failed = fleet_is_out(u, OUT_AUTH_REQUEST),
                                   .state = fleet_state_of(u),
                                   .serial = u->serial,
-                                  .saw = u->saw,
+                                  .report = u->report,
                                   .n_granted = u->n_granted,
-                                  .n_missed = u->n_missed,
-                                  .heard_us = u->heard_us,
+                                  .n_failures = u->n_failures,
+                                  .probe_ok_us = u->probe_ok_us,
                                   .error = *error,
                                   .error_wall_s = error_wall_s};
     memcpy(out->n_outstanding, u->n_outstanding, sizeof out->n_outstanding);
@@ -121,11 +122,11 @@ void fleet_stats(struct fleet *f, struct fleet_stats *out)
         out->n_upstreams += !fleet_is_out(&f->upstreams[i], OUT_REMOVED);
         out->n_serving += fleet_in_rotation(&f->upstreams[i]);
     }
-    for (size_t lane = 0; lane < FLEET_LANES; lane++) {
-        out->n_waiting[lane] = f->lines[lane].n_waiting;
-        out->n_running[lane] = f->lines[lane].n_running;
-        out->n_refused[lane] = f->lines[lane].n_refused;
-        out->n_cancelled[lane] = f->lines[lane].n_cancelled;
+    for (size_t queue = 0; queue < FLEET_QUEUES; queue++) {
+        out->n_waiting[queue] = f->queues[queue].n_waiting;
+        out->n_running[queue] = f->queues[queue].n_running;
+        out->n_refused[queue] = f->queues[queue].n_refused;
+        out->n_cancelled[queue] = f->queues[queue].n_cancelled;
     }
     out->serial = f->serial;
     memcpy(out->label, f->label, sizeof out->label);

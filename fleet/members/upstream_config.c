@@ -1,6 +1,6 @@
 /* Text of the configuration, read with care: a URL that is none, a key with a line break in it or a
  * CA file that is not there would otherwise be found at the first request only. */
-#include "fleet/members/spec.h"
+#include "fleet/members/upstream_config.h"
 
 #include "base/log.h"
 #include "base/secret_file.h"
@@ -13,7 +13,7 @@
 
 static const char scheme[] = "Bearer ";
 
-void spec_free(struct spec *s)
+void upstream_config_free(struct upstream_config *s)
 {
     if (s == NULL)
         return;
@@ -25,26 +25,26 @@ void spec_free(struct spec *s)
     free(s);
 }
 
-void spec_list_fini(struct spec_list *l)
+void upstream_config_list_fini(struct upstream_config_list *l)
 {
     for (size_t i = 0; i < l->n; i++)
-        spec_free(l->items[i]);
+        upstream_config_free(l->items[i]);
     l->n = 0;
 }
 
-static bool same_text(const char *a, const char *b)
+static bool text_same(const char *a, const char *b)
 {
     return a == b || (a != NULL && b != NULL && strcmp(a, b) == 0);
 }
 
-bool spec_same(const struct spec *a, const struct spec *b)
+bool upstream_config_same(const struct upstream_config *a, const struct upstream_config *b)
 {
-    return same_text(a->url, b->url) && a->kind == b->kind && same_text(a->ca_file, b->ca_file) &&
-           same_text(a->authorization, b->authorization);
+    return text_same(a->url, b->url) && a->kind == b->kind && text_same(a->ca_file, b->ca_file) &&
+           text_same(a->authorization, b->authorization);
 }
 
 /* Adds what was asked for to what was wrong with it. Always -1. */
-static int blame(struct err *e, const char *field, const char *url)
+static int prefix_url(struct err *e, const char *field, const char *url)
 {
     struct err cause = *e;
 
@@ -60,10 +60,10 @@ static int check_key(const char *text, size_t *len, const char *path, const char
 
     if (text[n + strspn(text + n, "\r\n")] != '\0')
         return err_set(e, ERR_BAD_REQUEST, field, "key file '%.200s' has more than one line", path);
-    if (n == 0 || n > SPEC_KEY_MAX)
+    if (n == 0 || n > UPSTREAM_CONFIG_KEY_MAX)
         return err_set(e, ERR_BAD_REQUEST, field,
                        "the key in '%.200s' has %zu bytes, expected 1 to %d", path, n,
-                       SPEC_KEY_MAX);
+                       UPSTREAM_CONFIG_KEY_MAX);
     for (size_t i = 0; i < n; i++)
         if (text[i] <= ' ' || text[i] > '~')
             return err_set(e, ERR_BAD_REQUEST, field,
@@ -73,7 +73,7 @@ static int check_key(const char *text, size_t *len, const char *path, const char
     return 0;
 }
 
-static int read_key(struct spec *s, const char *path, const char *field, struct err *e)
+static int read_key(struct upstream_config *s, const char *path, const char *field, struct err *e)
 {
     char *text = NULL;
     size_t n_text = 0, len = 0;
@@ -99,7 +99,8 @@ wipe:
     return rc;
 }
 
-static int keep_ca(struct spec *s, const char *path, const char *field, struct err *e)
+static int set_ca_file(struct upstream_config *s, const char *path, const char *field,
+                       struct err *e)
 {
     if (s->ca_file != NULL)
         return err_set(e, ERR_BAD_REQUEST, field, "ca-file is given twice");
@@ -113,7 +114,7 @@ static int keep_ca(struct spec *s, const char *path, const char *field, struct e
 }
 
 /* "key_file", "keyfile", "KEY-FILE" and "key" are the same wish. */
-static bool looks_like(const char *name, size_t len, const char *wanted)
+static bool is_misspelled(const char *name, size_t len, const char *wanted)
 {
     size_t k = 0;
 
@@ -130,50 +131,50 @@ static bool looks_like(const char *name, size_t len, const char *wanted)
 }
 
 /* Of NAME=VALUE only the name is told again: the value may be a key. */
-static int refuse_option(const char *word, const char *field, struct err *e)
+static int reject_option(const char *text, const char *field, struct err *e)
 {
-    size_t len = strcspn(word, "=");
+    size_t len = strcspn(text, "=");
     const char *hint = "";
 
-    if (looks_like(word, len, "key-file") || looks_like(word, len, "api-key"))
+    if (is_misspelled(text, len, "key-file") || is_misspelled(text, len, "api-key"))
         hint = ": is key-file=FILE meant, of a file with the key in it?";
-    else if (looks_like(word, len, "ca-file"))
+    else if (is_misspelled(text, len, "ca-file"))
         hint = ": is ca-file=FILE meant?";
     return err_set(e, ERR_BAD_REQUEST, field, "'%.*s=' is none of key-file=FILE, ca-file=FILE%s",
-                   (int)(len < 60 ? len : 60), word, hint);
+                   (int)(len < 60 ? len : 60), text, hint);
 }
 
-static bool is_url(const char *word)
+static bool is_url(const char *text)
 {
-    return strstr(word, "://") != NULL || strncmp(word, "unix:", strlen("unix:")) == 0;
+    return strstr(text, "://") != NULL || strncmp(text, "unix:", strlen("unix:")) == 0;
 }
 
-static int refuse_second(const char *word, const char *field, struct err *e)
+static int reject_second_url(const char *text, const char *field, struct err *e)
 {
     return err_set(e, ERR_BAD_REQUEST, field, "'%.200s' behind it is another upstream: %s for each",
-                   word, strcmp(field, "--upstream-file") == 0 ? "one line" : "one --upstream");
+                   text, strcmp(field, "--upstream-file") == 0 ? "one line" : "one --upstream");
 }
 
 /* What follows the URL, one after the other. @word  without its comma */
-static int read_word(struct spec *s, const char *word, bool *has_dialect, const char *field,
-                     struct err *e)
+static int read_field(struct upstream_config *s, const char *text, bool *has_dialect,
+                      const char *field, struct err *e)
 {
     static const char key[] = "key-file=", ca[] = "ca-file=";
 
-    if (strncmp(word, key, sizeof key - 1) == 0)
-        return read_key(s, word + sizeof key - 1, field, e);
-    if (strncmp(word, ca, sizeof ca - 1) == 0)
-        return keep_ca(s, word + sizeof ca - 1, field, e);
-    if (is_url(word))
-        return refuse_second(word, field, e);
-    if (strchr(word, '=') != NULL)
-        return refuse_option(word, field, e);
+    if (strncmp(text, key, sizeof key - 1) == 0)
+        return read_key(s, text + sizeof key - 1, field, e);
+    if (strncmp(text, ca, sizeof ca - 1) == 0)
+        return set_ca_file(s, text + sizeof ca - 1, field, e);
+    if (is_url(text))
+        return reject_second_url(text, field, e);
+    if (strchr(text, '=') != NULL)
+        return reject_option(text, field, e);
     if (*has_dialect)
         return err_set(e, ERR_BAD_REQUEST, field,
                        "'%.60s' is none of key-file=FILE, ca-file=FILE, and the dialect is given",
-                       word);
+                       text);
     *has_dialect = true;
-    return upstream_kind_parse(&s->kind, word, field, e);
+    return upstream_kind_parse(&s->kind, text, field, e);
 }
 
 static bool is_loopback(const char *url)
@@ -187,7 +188,7 @@ static bool is_loopback(const char *url)
     return strcmp(host, "localhost") == 0;
 }
 
-static void warn_of_plain_key(const struct spec *s)
+static void warn_of_plain_key(const struct upstream_config *s)
 {
     struct log_rec r;
 
@@ -201,7 +202,7 @@ static void warn_of_plain_key(const struct spec *s)
 }
 
 /* Of https without a port the usual one is meant; engines that speak http listen elsewhere. */
-static void warn_of_no_port(const struct spec *s)
+static void warn_of_no_port(const struct upstream_config *s)
 {
     struct log_rec r;
 
@@ -215,34 +216,35 @@ static void warn_of_no_port(const struct spec *s)
     log_end(&r);
 }
 
-static int read_words(struct spec *s, char *words, const char *field, struct err *e)
+static int read_fields(struct upstream_config *s, char *fields, const char *field, struct err *e)
 {
     bool has_dialect = false;
     char *next;
 
-    for (; words != NULL; words = next) {
-        next = strchr(words, ',');
+    for (; fields != NULL; fields = next) {
+        next = strchr(fields, ',');
         if (next != NULL)
             *next++ = '\0';
-        if (read_word(s, words, &has_dialect, field, e) != 0)
-            return blame(e, field, s->url);
+        if (read_field(s, fields, &has_dialect, field, e) != 0)
+            return prefix_url(e, field, s->url);
     }
     return 0;
 }
 
 /* Two with a blank between them are no URL with a path. */
-static int check_one(const char *url, const char *field, struct err *e)
+static int reject_two_urls(const char *url, const char *field, struct err *e)
 {
     const char *blank = strpbrk(url, " \t");
 
     if (blank == NULL || !is_url(blank + 1))
         return 0;
-    return refuse_second(blank + strspn(blank, " \t"), field, e);
+    return reject_second_url(blank + strspn(blank, " \t"), field, e);
 }
 
-static int read_spec(struct spec **out, const char *text, const char *field, struct err *e)
+static int parse_entry(struct upstream_config **out, const char *text, const char *field,
+                       struct err *e)
 {
-    struct spec *s = calloc(1, sizeof *s);
+    struct upstream_config *s = calloc(1, sizeof *s);
     char *comma;
 
     if (s == NULL)
@@ -251,40 +253,42 @@ static int read_spec(struct spec **out, const char *text, const char *field, str
     s->url = strdup(text);
     if (s->url == NULL) {
         (void)err_set(e, ERR_NO_MEMORY, field, "no memory for it");
-        goto free_spec;
+        goto free_config;
     }
     comma = strchr(s->url, ',');
     if (comma != NULL)
         *comma++ = '\0';
-    if (check_one(s->url, field, e) != 0 || http_target_check(s->url, field, e) != 0 ||
-        read_words(s, comma, field, e) != 0)
-        goto free_spec;
+    if (reject_two_urls(s->url, field, e) != 0 || http_target_check(s->url, field, e) != 0 ||
+        read_fields(s, comma, field, e) != 0)
+        goto free_config;
     s->target = (struct http_target){s->url, s->authorization, s->ca_file};
     warn_of_plain_key(s);
     warn_of_no_port(s);
     *out = s;
     return 0;
 
-free_spec:
-    spec_free(s);
+free_config:
+    upstream_config_free(s);
     return -1;
 }
 
-static int add_spec(struct spec_list *l, const char *text, const char *field, struct err *e)
+static int add_entry(struct upstream_config_list *l, const char *text, const char *field,
+                     struct err *e)
 {
-    struct spec *s;
+    struct upstream_config *s;
 
-    if (strnlen(text, SPEC_LEN_MAX + 1) > SPEC_LEN_MAX)
-        return err_set(e, ERR_BAD_REQUEST, field, "an entry is longer than %d bytes", SPEC_LEN_MAX);
+    if (strnlen(text, UPSTREAM_CONFIG_LEN_MAX + 1) > UPSTREAM_CONFIG_LEN_MAX)
+        return err_set(e, ERR_BAD_REQUEST, field, "an entry is longer than %d bytes",
+                       UPSTREAM_CONFIG_LEN_MAX);
     if (l->n == FLEET_MAX)
         return err_set(e, ERR_BAD_REQUEST, field, "more than %d upstreams", FLEET_MAX);
-    if (read_spec(&s, text, field, e) != 0)
+    if (parse_entry(&s, text, field, e) != 0)
         return -1;
     for (size_t i = 0; i < l->n; i++) {
         if (strcmp(l->items[i]->url, s->url) != 0)
             continue;
         (void)err_set(e, ERR_BAD_REQUEST, field, "'%.200s' is given twice", s->url);
-        spec_free(s);
+        upstream_config_free(s);
         return -1;
     }
     l->items[l->n++] = s;
@@ -304,20 +308,20 @@ static char *strip(char *line)
     return line;
 }
 
-static int add_lines(struct spec_list *l, char *text, const char *field, struct err *e)
+static int add_lines(struct upstream_config_list *l, char *text, const char *field, struct err *e)
 {
     size_t n = 0;
     char *next;
 
     for (char *line = text; line != NULL; line = next) {
-        const char *spec;
+        const char *entry;
 
         n++;
         next = strchr(line, '\n');
         if (next != NULL)
             *next++ = '\0';
-        spec = strip(line);
-        if (*spec != '\0' && add_spec(l, spec, field, e) != 0) {
+        entry = strip(line);
+        if (*entry != '\0' && add_entry(l, entry, field, e) != 0) {
             struct err cause = *e;
 
             err_clear(e);
@@ -327,7 +331,7 @@ static int add_lines(struct spec_list *l, char *text, const char *field, struct 
     return 0;
 }
 
-static int add_file(struct spec_list *l, const char *path, struct err *e)
+static int add_file(struct upstream_config_list *l, const char *path, struct err *e)
 {
     static const char field[] = "--upstream-file";
     char *text;
@@ -341,13 +345,13 @@ static int add_file(struct spec_list *l, const char *path, struct err *e)
     return rc;
 }
 
-int spec_list_read(struct spec_list *out, const char *const *specs, size_t n, const char *file,
-                   struct err *e)
+int upstream_config_list_read(struct upstream_config_list *out, const char *const *entries,
+                              size_t n, const char *file, struct err *e)
 {
-    struct spec_list l = {.n = 0};
+    struct upstream_config_list l = {.n = 0};
 
     for (size_t i = 0; i < n; i++)
-        if (add_spec(&l, specs[i], "--upstream", e) != 0)
+        if (add_entry(&l, entries[i], "--upstream", e) != 0)
             goto free_list;
     if (file != NULL && add_file(&l, file, e) != 0)
         goto free_list;
@@ -360,6 +364,6 @@ int spec_list_read(struct spec_list *out, const char *const *specs, size_t n, co
     return 0;
 
 free_list:
-    spec_list_fini(&l);
+    upstream_config_list_fini(&l);
     return -1;
 }

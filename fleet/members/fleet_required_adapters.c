@@ -4,18 +4,18 @@
 
 #include <string.h>
 
-void fleet_needs_outfit(struct fleet *f)
+void fleet_require_adapters(struct fleet *f)
 {
     mtx_lock(&f->lock);
-    f->needs_outfit = true;
+    f->requires_adapters = true;
     for (size_t i = 0; i < f->n; i++) {
-        f->upstreams[i].needs_outfit = true;
-        f->upstreams[i].fit_life = f->upstreams[i].n_lives;
+        f->upstreams[i].requires_adapters = true;
+        f->upstreams[i].adapters_incarnation = f->upstreams[i].incarnation;
     }
     mtx_unlock(&f->lock);
 }
 
-void fleet_blame_unfit_locked(struct fleet *f)
+void fleet_set_missing_errors_locked(struct fleet *f)
 {
     for (size_t i = 0; i < f->n; i++) {
         struct upstream *u = &f->upstreams[i];
@@ -23,37 +23,38 @@ void fleet_blame_unfit_locked(struct fleet *f)
 
         if (!fleet_is_alive(u) || u->error.code != ERR_NONE)
             continue;
-        if (fleet_is_out(u, OUT_KEY)) /* an update has ended well there all the same */
+        if (fleet_is_out(u, OUT_AUTH)) /* an update has ended well there all the same */
             (void)err_set(&why, ERR_UPSTREAM_KEY, "",
                           "it refuses the key of this server, or wants one (key-file)");
         else if (fleet_is_out(u, OUT_PAUSE_MISSED))
             (void)err_set(&why, ERR_UNSYNCED, "",
                           "it began, or was away, when the others were told to stand still: it "
                           "serves when they go on");
-        else if (u->lack.code != ERR_NONE && !fleet_is_fit(u))
-            why = u->lack;
-        else if (!fleet_is_fit(u))
+        else if (u->missing.code != ERR_NONE && !fleet_has_adapters(u))
+            why = u->missing;
+        else if (!fleet_has_adapters(u))
             (void)err_set(&why, ERR_UNSYNCED, "",
                           "it may have been restarted, and lack adapters of the fleet");
         if (why.code != ERR_NONE)
-            fleet_blame(u, &why);
+            fleet_set_error(u, &why);
     }
 }
 
 /* What was found of a process before it, or before what is known already, is not looked at. */
-void fleet_outfit(struct fleet *f, size_t upstream, const struct fleet_outfit *o)
+void fleet_set_missing_adapters(struct fleet *f, size_t upstream,
+                                const struct fleet_adapter_check *o)
 {
     struct upstream *u = &f->upstreams[upstream];
     struct fleet_change c;
     bool lacked;
 
     fleet_change_begin(f, &c);
-    lacked = !fleet_is_fit(u);
-    if (o->life == u->n_lives && o->change >= u->fit_change) {
-        u->fit_life = o->life;
-        u->fit_change = o->change;
-        u->lack = *o->lack;
-        if (lacked && fleet_is_sound(u) && u->error.code == ERR_UNSYNCED)
+    lacked = !fleet_has_adapters(u);
+    if (o->incarnation == u->incarnation && o->change >= u->adapters_change) {
+        u->adapters_incarnation = o->incarnation;
+        u->adapters_change = o->change;
+        u->missing = *o->missing;
+        if (lacked && fleet_is_reliable(u) && u->error.code == ERR_UNSYNCED)
             err_clear(&u->error);
     }
     fleet_change_end(f, &c);

@@ -22,11 +22,11 @@ static struct fleet *new_fleet(void)
 
 static void hear(struct fleet *f, size_t i, const char *process, const char *label)
 {
-    struct upstream_saw saw = {0};
+    struct upstream_report report = {0};
 
-    (void)snprintf(saw.process, sizeof saw.process, "%s", process);
-    (void)snprintf(saw.label, sizeof saw.label, "%s", label);
-    fleet_heard(f, i, &saw);
+    (void)snprintf(report.process, sizeof report.process, "%s", process);
+    (void)snprintf(report.label, sizeof report.label, "%s", label);
+    fleet_probe_ok(f, i, &report);
 }
 
 static struct upstream_info info_of(struct fleet *f, size_t i)
@@ -37,39 +37,41 @@ static struct upstream_info info_of(struct fleet *f, size_t i)
     return info;
 }
 
-static void outfit(struct fleet *f, uint64_t life, uint64_t change, const char *lack)
+static void check(struct fleet *f, uint64_t incarnation, uint64_t change, const char *missing)
 {
     struct err why = {0};
 
-    if (lack != NULL)
-        (void)err_set(&why, ERR_UNSYNCED, "", "%s", lack);
-    fleet_outfit(f, 0, &(struct fleet_outfit){.life = life, .change = change, .lack = &why});
+    if (missing != NULL)
+        (void)err_set(&why, ERR_UNSYNCED, "", "%s", missing);
+    fleet_set_missing_adapters(f, 0,
+                               &(struct fleet_adapter_check){
+                                   .incarnation = incarnation, .change = change, .missing = &why});
 }
 
 static void test_another_process_waits_to_be_looked_at(void **state)
 {
     struct fleet *f = new_fleet();
-    uint64_t life;
+    uint64_t incarnation;
 
     (void)state;
     hear(f, 0, "p1", "v");
     hear(f, 1, "q1", "v");
     assert_true(fleet_serves(f, 0));
-    fleet_needs_outfit(f);
+    fleet_require_adapters(f);
     assert_true(fleet_serves(f, 0)); /* who is there has what there was */
-    life = info_of(f, 0).n_lives;
+    incarnation = info_of(f, 0).incarnation;
     hear(f, 0, "p2", "v");
     assert_false(fleet_serves(f, 0));
     assert_true(fleet_serves(f, 1));
     assert_string_equal(upstream_state_name(info_of(f, 0).state), "unsynced");
     assert_non_null(strstr(info_of(f, 0).error.msg, "restarted"));
-    outfit(f, life, 1, NULL); /* of the process before */
+    check(f, incarnation, 1, NULL); /* of the process before */
     assert_false(fleet_serves(f, 0));
-    outfit(f, info_of(f, 0).n_lives, 1, "it lacks 'x'");
+    check(f, info_of(f, 0).incarnation, 1, "it lacks 'x'");
     assert_false(fleet_serves(f, 0));
     hear(f, 0, "p2", "v");
     assert_string_equal(info_of(f, 0).error.msg, "it lacks 'x'");
-    outfit(f, info_of(f, 0).n_lives, 2, NULL);
+    check(f, info_of(f, 0).incarnation, 2, NULL);
     assert_true(fleet_serves(f, 0));
     assert_int_equal(info_of(f, 0).error.code, ERR_NONE);
     fleet_free(f);
@@ -78,17 +80,17 @@ static void test_another_process_waits_to_be_looked_at(void **state)
 static void test_what_was_known_before_is_not_believed(void **state)
 {
     struct fleet *f = new_fleet();
-    uint64_t life;
+    uint64_t incarnation;
 
     (void)state;
     hear(f, 0, "p1", "v");
     hear(f, 1, "q1", "v");
-    fleet_needs_outfit(f);
-    life = info_of(f, 0).n_lives;
-    outfit(f, life, 5, "it lacks 'x'");
-    outfit(f, life, 4, NULL);
+    fleet_require_adapters(f);
+    incarnation = info_of(f, 0).incarnation;
+    check(f, incarnation, 5, "it lacks 'x'");
+    check(f, incarnation, 4, NULL);
     assert_false(fleet_serves(f, 0));
-    outfit(f, life, 5, NULL);
+    check(f, incarnation, 5, NULL);
     assert_true(fleet_serves(f, 0));
     fleet_free(f);
 }
@@ -98,19 +100,19 @@ static void test_weights_are_not_all(void **state)
 {
     struct fleet *f = new_fleet();
     const bool done[FLEET_MAX] = {true, true};
-    struct upstream_saw saw = {.process = "p1", .label = "w"};
+    struct upstream_report report = {.process = "p1", .label = "w"};
     struct err e = {0};
 
     (void)state;
     hear(f, 0, "p1", "v");
     hear(f, 1, "q1", "v");
-    fleet_needs_outfit(f);
-    outfit(f, info_of(f, 0).n_lives, 1, "it lacks 'x'");
-    (void)fleet_committed(f, "w", done, NULL);
+    fleet_require_adapters(f);
+    check(f, info_of(f, 0).incarnation, 1, "it lacks 'x'");
+    (void)fleet_commit_version(f, "w", done, NULL);
     assert_false(fleet_serves(f, 0));
-    assert_true(info_of(f, 0).synced && info_of(f, 0).lacks);
+    assert_true(info_of(f, 0).synced && info_of(f, 0).missing_adapters);
     assert_string_equal(info_of(f, 0).error.msg, "it lacks 'x'");
-    assert_int_equal(fleet_resync(f, 0, &saw, &e), 0);
+    assert_int_equal(fleet_resync(f, 0, &report, &e), 0);
     assert_false(fleet_serves(f, 0));
     fleet_free(f);
 }
@@ -121,22 +123,22 @@ static void test_lives_are_never_the_same(void **state)
 {
     struct fleet *f = new_fleet();
     const bool done[FLEET_MAX] = {true, true};
-    uint64_t life;
+    uint64_t incarnation;
 
     (void)state;
-    fleet_needs_outfit(f);
+    fleet_require_adapters(f);
     hear(f, 0, "", "v");
     hear(f, 1, "q1", "v");
-    (void)fleet_committed(f, "w", done, NULL);
+    (void)fleet_commit_version(f, "w", done, NULL);
     hear(f, 0, "", "w");
     assert_true(fleet_serves(f, 0));
-    life = info_of(f, 0).n_lives;
+    incarnation = info_of(f, 0).incarnation;
     hear(f, 0, "", "default");
-    assert_true(info_of(f, 0).n_lives > life && info_of(f, 0).lacks);
-    life = info_of(f, 0).n_lives;
+    assert_true(info_of(f, 0).incarnation > incarnation && info_of(f, 0).missing_adapters);
+    incarnation = info_of(f, 0).incarnation;
     fleet_remove(f, 0);
     fleet_add(f, 0, "http://another");
-    assert_true(info_of(f, 0).n_lives > life && info_of(f, 0).lacks);
+    assert_true(info_of(f, 0).incarnation > incarnation && info_of(f, 0).missing_adapters);
     fleet_free(f);
 }
 
@@ -155,26 +157,26 @@ static void test_it_is_back_when_the_last_reason_is_gone(void **state)
 
         hear(f, 0, "p1", "v");
         hear(f, 1, "q1", "v");
-        fleet_needs_outfit(f);
-        fleet_still(f, true, 1);
+        fleet_require_adapters(f);
+        fleet_quiesce(f, true, 1);
         hear(f, 0, "p2", "w");
         fleet_fence(f, 0, &why);
-        fleet_refused(f, 0, FLEET_REFUSED_WORK, &key);
+        fleet_auth_failed(f, 0, FLEET_AUTH_REQUEST, &key);
         for (int k = 0; k < N_REASONS; k++) {
             assert_false(fleet_serves(f, 0));
             assert_int_not_equal(info_of(f, 0).error.code, ERR_NONE);
             switch ((first + k) % N_REASONS) {
             case LACKS:
-                outfit(f, info_of(f, 0).n_lives, 1, NULL);
+                check(f, info_of(f, 0).incarnation, 1, NULL);
                 break;
             case FENCED: /* and out of step */
-                (void)fleet_committed(f, "x", done, NULL);
+                (void)fleet_commit_version(f, "x", done, NULL);
                 break;
             case STILL:
-                fleet_still(f, false, 2);
+                fleet_quiesce(f, false, 2);
                 break;
             default:
-                fleet_admitted(f, 0);
+                fleet_auth_ok(f, 0);
             }
             hear(f, 0, "p2", "x");
         }

@@ -1,7 +1,7 @@
 /* What the configuration says of upstreams: from "URL[,DIALECT][,key-file=FILE][,ca-file=FILE]" to
  * where it is, how it is spoken to and with which key. */
-#ifndef BATON_FLEET_MEMBERS_SPEC_H
-#define BATON_FLEET_MEMBERS_SPEC_H
+#ifndef BATON_FLEET_MEMBERS_UPSTREAM_CONFIG_H
+#define BATON_FLEET_MEMBERS_UPSTREAM_CONFIG_H
 
 #include "base/err.h"
 #include "fleet/api/upstream_api.h"
@@ -12,27 +12,28 @@
 #include <stddef.h>
 
 enum {
-    SPEC_LEN_MAX = 4096, /* bytes of one spec */
-    SPEC_KEY_MAX = 4096  /* bytes of a key */
+    UPSTREAM_CONFIG_LEN_MAX = 4096, /* bytes of one spec */
+    UPSTREAM_CONFIG_KEY_MAX = 4096  /* bytes of a key */
 };
 
-struct spec {
+struct upstream_config {
     struct http_target target; /* its strings are the spec's own */
     enum upstream_kind kind;
     char *url, *ca_file, *authorization; /* owned; the last is wiped when it goes */
 };
-void spec_free(struct spec *s); /* accepts NULL */
+void upstream_config_free(struct upstream_config *s); /* accepts NULL */
 
-/* spec_same - would the same be sent to the same place? */
-bool spec_same(const struct spec *a, const struct spec *b);
+/* upstream_config_same - would the same be sent to the same place? */
+bool upstream_config_same(const struct upstream_config *a, const struct upstream_config *b);
 
-struct spec_list {
-    struct spec *items[FLEET_MAX]; /* each owned; who takes one leaves NULL */
+struct upstream_config_list {
+    struct upstream_config *items[FLEET_MAX]; /* each owned; who takes one leaves NULL */
     size_t n;
 };
-void spec_list_fini(struct spec_list *l); /* accepts a zeroed one */
+void upstream_config_list_fini(struct upstream_config_list *l); /* accepts a zeroed one */
 
-/* spec_list_read - the specs given, and those of a file: one a line, '#' begins a comment.
+/* upstream_config_list_read - the specs given, and those of a file: one a line, '#' begins a
+ * comment.
  * @specs  [n]; @file  NULL: none
  * Key files are read, and logged as a warning if others may read them; CA files must be readable.
  * So is a key that would cross a network in clear text, and an http URL without a port: 80 is
@@ -40,7 +41,7 @@ void spec_list_fini(struct spec_list *l); /* accepts a zeroed one */
  * that names no file: it may be a key. Errors: ERR_BAD_REQUEST at --upstream or --upstream-file
  * (then with the line): what is no spec, one twice, none at all, more than FLEET_MAX;
  * ERR_NO_MEMORY. *out is empty then. */
-int spec_list_read(struct spec_list *out, const char *const *specs, size_t n, const char *file,
-                   struct err *e);
+int upstream_config_list_read(struct upstream_config_list *out, const char *const *entries,
+                              size_t n, const char *file, struct err *e);
 
 #endif
