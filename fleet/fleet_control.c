@@ -287,7 +287,7 @@ static void end_session(struct fleet_control *fc)
     fleet_unref(fc, s);
 }
 
-static bool hold_over_locked(const struct fleet_control *fc)
+bool fleet_pause_expired_locked(const struct fleet_control *fc)
 {
     return fc->hold.on && fc->hold.lease_until_us <= clock_now_us();
 }
@@ -300,7 +300,7 @@ static void end_hold(struct fleet_control *fc)
     size_t n = 0;
 
     mtx_lock(&fc->lock);
-    over = hold_over_locked(fc);
+    over = fleet_pause_expired_locked(fc);
     mtx_unlock(&fc->lock);
     if (!over)
         return;
@@ -309,7 +309,7 @@ static void end_hold(struct fleet_control *fc)
         return;
     }
     mtx_lock(&fc->lock);
-    if (hold_over_locked(fc))
+    if (fleet_pause_expired_locked(fc))
         fc->hold.lease_until_us = clock_after_us(EXPIRY_RETRY_US);
     mtx_unlock(&fc->lock);
 }

@@ -1,23 +1,71 @@
-/* Who may tell upstreams something now. Three things are held apart: a turn (what changes them),
- * the end of an update that is given up, and the flow (what stops them, or lets them go on).
- *
- * Rejected: one turn for all of it. A sleep or an end that hangs at one upstream kept a trainer's
- * pause, and its abort, waiting for as long. */
+/* One function takes each of the locks: it differs in what it waits for, and for how long. */
+#include "fleet/fleet_locks.h"
+
 #include "fleet/fleet_priv.h"
 
 #include <assert.h>
 #include <inttypes.h>
 
-static int refuse_busy(const char *busy, uint64_t since_us, struct err *e)
+/* A lock to be taken. */
+struct lock_request {
+    enum fleet_lock_kind kind;
+    const char *operation;
+    struct http_request *x; /* or NULL */
+    uint64_t wait_us;
+};
+
+static bool is_owned(const struct fleet_lock *l)
 {
-    return err_set(e, ERR_CONFLICT, "", "%s is under way at the upstreams, for %" PRIu64 " s now",
-                   busy, (clock_now_us() - since_us) / 1000000);
+    return l->operation != NULL;
 }
 
-/* Those who wait for a thread have waited too. */
-static uint64_t request_began_us(const struct http_request *x)
+static bool is_mine(const struct fleet_lock *l)
 {
-    return x != NULL ? x->began_us : clock_now_us();
+    return is_owned(l) && pthread_equal(l->owner, pthread_self());
+}
+
+static struct fleet_lock *lock_of(struct fleet_control *fc, enum fleet_lock_kind kind)
+{
+    switch (kind) {
+    case FLEET_LOCK_OPERATION:
+    case FLEET_LOCK_STEP:
+        return &fc->locks.op;
+    case FLEET_LOCK_ABORT:
+        return &fc->locks.abort;
+    default:
+        return &fc->locks.pause;
+    }
+}
+
+/* What such a lock waits for now; one that is free: nothing. */
+static struct fleet_lock blocker_locked(const struct fleet_control *fc, enum fleet_lock_kind kind)
+{
+    const struct fleet_locks *l = &fc->locks;
+
+    switch (kind) {
+    case FLEET_LOCK_OPERATION:
+    case FLEET_LOCK_STEP:
+        return is_owned(&l->op) ? l->op : l->abort;
+    case FLEET_LOCK_ABORT:
+        return is_owned(&l->op) && l->op.kind == FLEET_LOCK_STEP ? l->op : l->abort;
+    default:
+        if (!is_owned(&l->pause) && l->n_resumes > 0)
+            return (struct fleet_lock){.operation = "a resume", .since_us = l->resumes_since_us};
+        return l->pause;
+    }
+}
+
+/* A trainer's pause waits for a step of an update only a moment. */
+static uint64_t deadline_locked(const struct fleet_control *fc, const struct lock_request *r,
+                                uint64_t began_us)
+{
+    const struct fleet_lock *pause = &fc->locks.pause;
+    uint64_t since_us = pause->since_us > began_us ? pause->since_us : began_us;
+
+    if (r->kind != FLEET_LOCK_TRAINER_PAUSE || !is_owned(pause) ||
+        pause->kind == FLEET_LOCK_TRAINER_PAUSE)
+        return began_us + r->wait_us;
+    return since_us + FLEET_ABORT_WAIT_US;
 }
 
 static bool is_disconnected(struct http_request *x)
@@ -25,7 +73,7 @@ static bool is_disconnected(struct http_request *x)
     return x != NULL && http_request_disconnected(x);
 }
 
-/* False: it is late, or nobody waits for it any more. */
+/* False: the deadline is over, or the client disconnected. */
 static bool wait_locked(struct fleet_control *fc, struct http_request *x, uint64_t deadline_us)
 {
     uint64_t now_us = clock_now_us(), poll_us = now_us + FLEET_DISCONNECT_POLL_US;
@@ -37,97 +85,87 @@ static bool wait_locked(struct fleet_control *fc, struct http_request *x, uint64
     return true;
 }
 
-static int refuse_disconnected(struct err *e)
+static void own_locked(struct fleet_control *fc, enum fleet_lock_kind kind, const char *operation)
 {
-    return err_set(e, ERR_GONE, "", "the client went away before its turn");
+    struct fleet_lock *l = lock_of(fc, kind);
+
+    assert(!is_owned(l));
+    *l = (struct fleet_lock){
+        .operation = operation, .kind = kind, .since_us = clock_now_us(), .owner = pthread_self()};
+    if (l == &fc->locks.pause)
+        fc->locks.resumed = false;
 }
 
-static int take_op_lock(struct fleet_control *fc, struct http_request *x, const char *what,
-                        bool steps, struct err *e)
+static int refuse_busy(const struct fleet_lock *blocker, struct err *e)
 {
-    uint64_t deadline_us = request_began_us(x) + FLEET_OP_WAIT_US, since_us;
-    const char *busy;
+    return err_set(e, ERR_CONFLICT, "", "%s is under way at the upstreams, for %" PRIu64 " s now",
+                   blocker->operation, (clock_now_us() - blocker->since_us) / 1000000);
+}
+
+/* The time that the request waited for a thread counts. */
+static int take(struct fleet_control *fc, const struct lock_request *r, struct err *e)
+{
+    uint64_t began_us = r->x != NULL ? r->x->began_us : clock_now_us();
+    struct fleet_lock blocker;
     bool disconnected;
 
     mtx_lock(&fc->lock);
-    while ((fc->busy != NULL || fc->ending != NULL) && wait_locked(fc, x, deadline_us))
-        continue;
-    disconnected = is_disconnected(x);
-    busy = fc->busy != NULL ? fc->busy : fc->ending;
-    since_us = fc->busy != NULL ? fc->busy_us : fc->ending_us;
-    if (busy == NULL && !disconnected) {
-        fc->busy = what;
-        fc->busy_us = clock_now_us();
-        fc->busy_by = pthread_self();
-        fc->steps = steps;
-    }
+    blocker = blocker_locked(fc, r->kind);
+    while (is_owned(&blocker) && wait_locked(fc, r->x, deadline_locked(fc, r, began_us)))
+        blocker = blocker_locked(fc, r->kind);
+    disconnected = is_disconnected(r->x);
+    if (!is_owned(&blocker) && !disconnected)
+        own_locked(fc, r->kind, r->operation);
     mtx_unlock(&fc->lock);
     if (disconnected)
-        return refuse_disconnected(e);
-    return busy == NULL ? 0 : refuse_busy(busy, since_us, e);
+        return err_set(e, ERR_GONE, "", "the client disconnected before the operation began");
+    return is_owned(&blocker) ? refuse_busy(&blocker, e) : 0;
 }
 
-int fleet_op_lock(struct fleet_control *fc, struct http_request *x, const char *what, struct err *e)
+static void release(struct fleet_control *fc, struct fleet_lock *l)
 {
-    return take_op_lock(fc, x, what, false, e);
+    mtx_lock(&fc->lock);
+    assert(is_mine(l));
+    l->operation = NULL;
+    cnd_broadcast(&fc->changed);
+    mtx_unlock(&fc->lock);
+    fleet_apply_quiesce(fc);
 }
 
-int fleet_step_lock(struct fleet_control *fc, struct http_request *x, const char *what,
+/* operation and abort */
+
+int fleet_op_lock(struct fleet_control *fc, struct http_request *x, const char *operation,
+                  struct err *e)
+{
+    return take(fc, &(struct lock_request){FLEET_LOCK_OPERATION, operation, x, FLEET_OP_WAIT_US},
+                e);
+}
+
+int fleet_step_lock(struct fleet_control *fc, struct http_request *x, const char *operation,
                     struct err *e)
 {
-    return take_op_lock(fc, x, what, true, e);
+    return take(fc, &(struct lock_request){FLEET_LOCK_STEP, operation, x, FLEET_OP_WAIT_US}, e);
 }
 
 void fleet_op_unlock(struct fleet_control *fc)
 {
-    mtx_lock(&fc->lock);
-    assert(fc->busy != NULL && pthread_equal(fc->busy_by, pthread_self()));
-    fc->busy = NULL;
-    fc->steps = false;
-    cnd_broadcast(&fc->changed);
-    mtx_unlock(&fc->lock);
-    fleet_apply_quiesce(fc);
+    release(fc, &fc->locks.op);
 }
 
-static int take_abort_lock(struct fleet_control *fc, const char *what, uint64_t wait_us,
-                           struct err *e)
+int fleet_abort_lock(struct fleet_control *fc, const char *operation, struct err *e)
 {
-    uint64_t deadline_us = clock_after_us(wait_us), since_us;
-    const char *busy;
-
-    mtx_lock(&fc->lock);
-    while (((fc->busy != NULL && fc->steps) || fc->ending != NULL) &&
-           cnd_wait(&fc->changed, &fc->lock, deadline_us))
-        continue;
-    busy = fc->busy != NULL && fc->steps ? fc->busy : fc->ending;
-    since_us = fc->busy != NULL && fc->steps ? fc->busy_us : fc->ending_us;
-    if (busy == NULL) {
-        fc->ending = what;
-        fc->ending_us = clock_now_us();
-        fc->ending_by = pthread_self();
-    }
-    mtx_unlock(&fc->lock);
-    return busy == NULL ? 0 : refuse_busy(busy, since_us, e);
+    return take(fc, &(struct lock_request){FLEET_LOCK_ABORT, operation, NULL, FLEET_ABORT_WAIT_US},
+                e);
 }
 
-int fleet_abort_lock(struct fleet_control *fc, const char *what, struct err *e)
+int fleet_expiry_lock(struct fleet_control *fc, const char *operation, struct err *e)
 {
-    return take_abort_lock(fc, what, FLEET_ABORT_WAIT_US, e);
-}
-
-int fleet_expiry_lock(struct fleet_control *fc, const char *what, struct err *e)
-{
-    return take_abort_lock(fc, what, FLEET_OP_WAIT_US, e);
+    return take(fc, &(struct lock_request){FLEET_LOCK_ABORT, operation, NULL, FLEET_OP_WAIT_US}, e);
 }
 
 void fleet_abort_unlock(struct fleet_control *fc)
 {
-    mtx_lock(&fc->lock);
-    assert(fc->ending != NULL && pthread_equal(fc->ending_by, pthread_self()));
-    fc->ending = NULL;
-    cnd_broadcast(&fc->changed);
-    mtx_unlock(&fc->lock);
-    fleet_apply_quiesce(fc);
+    release(fc, &fc->locks.abort);
 }
 
 bool fleet_owns_update_lock(struct fleet_control *fc)
@@ -135,72 +173,116 @@ bool fleet_owns_update_lock(struct fleet_control *fc)
     bool mine;
 
     mtx_lock(&fc->lock);
-    mine = (fc->busy != NULL && fc->steps && pthread_equal(fc->busy_by, pthread_self())) ||
-           (fc->ending != NULL && pthread_equal(fc->ending_by, pthread_self()));
+    mine = (is_mine(&fc->locks.op) && fc->locks.op.kind == FLEET_LOCK_STEP) ||
+           is_mine(&fc->locks.abort);
     mtx_unlock(&fc->lock);
     return mine;
 }
 
-/* Whom a pause waits for may wait for what runs; our own steps are over soon, or hang. */
-static uint64_t pause_lock_deadline_us(const struct fleet_control *fc, const char *what,
-                                       uint64_t begun_us)
-{
-    uint64_t since_us = fc->flow_us > begun_us ? fc->flow_us : begun_us;
+/* pause and resume */
 
-    if (what != fleet_trainer_pause || fc->flow == NULL || fc->flow == fleet_trainer_pause)
-        return begun_us + FLEET_OP_WAIT_US;
-    return since_us + FLEET_ABORT_WAIT_US;
+int fleet_pause_lock(struct fleet_control *fc, const char *operation, struct err *e)
+{
+    return take(fc, &(struct lock_request){FLEET_LOCK_PAUSE, operation, NULL, FLEET_OP_WAIT_US}, e);
 }
 
-int fleet_pause_lock(struct fleet_control *fc, struct http_request *x, const char *what,
-                     struct err *e)
+int fleet_trainer_pause_lock(struct fleet_control *fc, struct http_request *x, struct err *e)
 {
-    uint64_t begun_us = request_began_us(x), since_us;
-    const char *busy;
-    bool disconnected;
-
-    mtx_lock(&fc->lock);
-    while ((fc->flow != NULL || fc->n_resuming > 0) &&
-           wait_locked(fc, x, pause_lock_deadline_us(fc, what, begun_us)))
-        continue;
-    disconnected = is_disconnected(x);
-    busy = fc->flow != NULL ? fc->flow : fc->n_resuming > 0 ? "a resume" : NULL;
-    since_us = fc->flow != NULL ? fc->flow_us : fc->resuming_us;
-    if (busy == NULL && !disconnected) {
-        fc->flow = what;
-        fc->flow_us = clock_now_us();
-        fc->overtaken = false;
-    }
-    mtx_unlock(&fc->lock);
-    if (disconnected)
-        return refuse_disconnected(e);
-    return busy == NULL ? 0 : refuse_busy(busy, since_us, e);
+    return take(
+        fc, &(struct lock_request){FLEET_LOCK_TRAINER_PAUSE, "a pause", x, FLEET_OP_WAIT_US}, e);
 }
 
-bool fleet_pause_lock_unless_pausing(struct fleet_control *fc, const char *what)
+bool fleet_pause_lock_unless_pausing(struct fleet_control *fc, const char *operation)
 {
     uint64_t deadline_us = clock_after_us(FLEET_OP_WAIT_US);
-    bool mine;
+    struct fleet_lock blocker;
 
     mtx_lock(&fc->lock);
-    while (((fc->flow != NULL && fc->flow != fleet_trainer_pause) || fc->n_resuming > 0) &&
-           cnd_wait(&fc->changed, &fc->lock, deadline_us))
-        continue;
-    mine = fc->flow == NULL && fc->n_resuming == 0;
-    if (mine) {
-        fc->flow = what;
-        fc->flow_us = clock_now_us();
-        fc->overtaken = false;
-    }
+    blocker = blocker_locked(fc, FLEET_LOCK_PAUSE);
+    while (is_owned(&blocker) &&
+           (blocker.kind != FLEET_LOCK_TRAINER_PAUSE || fc->locks.n_resumes > 0) &&
+           wait_locked(fc, NULL, deadline_us))
+        blocker = blocker_locked(fc, FLEET_LOCK_PAUSE);
+    if (!is_owned(&blocker))
+        own_locked(fc, FLEET_LOCK_PAUSE, operation);
     mtx_unlock(&fc->lock);
-    return mine;
+    return !is_owned(&blocker);
 }
 
 void fleet_pause_unlock(struct fleet_control *fc)
 {
+    release(fc, &fc->locks.pause);
+}
+
+static bool blocks_resume_locked(const struct fleet_control *fc, bool expired)
+{
+    const struct fleet_lock *pause = &fc->locks.pause;
+
+    return is_owned(pause) && (expired || pause->kind != FLEET_LOCK_TRAINER_PAUSE);
+}
+
+int fleet_resume_lock(struct fleet_control *fc, bool expired, struct err *e)
+{
+    uint64_t deadline_us = clock_after_us(FLEET_OP_WAIT_US);
+    const char *busy;
+    bool renewed;
+
     mtx_lock(&fc->lock);
-    fc->flow = NULL;
+    while (blocks_resume_locked(fc, expired) && wait_locked(fc, NULL, deadline_us))
+        continue;
+    busy = blocks_resume_locked(fc, expired) ? fc->locks.pause.operation : NULL;
+    renewed = expired && !fleet_pause_expired_locked(fc);
+    if (busy == NULL && !renewed) {
+        fc->locks.resumed = true;
+        if (fc->locks.n_resumes++ == 0)
+            fc->locks.resumes_since_us = clock_now_us();
+    }
+    mtx_unlock(&fc->lock);
+    if (busy != NULL)
+        return err_set(e, ERR_CONFLICT, "", "%s is under way at the upstreams", busy);
+    return renewed ? err_set(e, ERR_CONFLICT, "", "the pause was renewed") : 0;
+}
+
+void fleet_resume_unlock(struct fleet_control *fc)
+{
+    mtx_lock(&fc->lock);
+    assert(fc->locks.n_resumes > 0);
+    fc->locks.n_resumes--;
     cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);
     fleet_apply_quiesce(fc);
+}
+
+bool fleet_was_resumed(struct fleet_control *fc)
+{
+    bool resumed;
+
+    mtx_lock(&fc->lock);
+    resumed = fc->locks.resumed;
+    mtx_unlock(&fc->lock);
+    return resumed;
+}
+
+/* one-shot updates */
+
+int fleet_one_shot_lock(struct fleet_control *fc, struct err *e)
+{
+    uint64_t deadline_us = clock_after_us(fleet_update_us(fc));
+    bool mine;
+
+    mtx_lock(&fc->lock);
+    while (fc->locks.one_shot && wait_locked(fc, NULL, deadline_us))
+        continue;
+    mine = !fc->locks.one_shot;
+    fc->locks.one_shot = true;
+    mtx_unlock(&fc->lock);
+    return mine ? 0 : err_set(e, ERR_CONFLICT, "", "another update is under way");
+}
+
+void fleet_one_shot_unlock(struct fleet_control *fc)
+{
+    mtx_lock(&fc->lock);
+    fc->locks.one_shot = false;
+    cnd_broadcast(&fc->changed);
+    mtx_unlock(&fc->lock);
 }

@@ -7,16 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static bool is_overtaken(struct fleet_control *fc)
-{
-    bool overtaken;
-
-    mtx_lock(&fc->lock);
-    overtaken = fc->overtaken;
-    mtx_unlock(&fc->lock);
-    return overtaken;
-}
-
 /* False: a resume has overtaken it, and was the last word. */
 static bool note_pause(struct fleet_control *fc, const struct pause_controller_pause *req,
                        uint64_t n_aborted)
@@ -24,7 +14,7 @@ static bool note_pause(struct fleet_control *fc, const struct pause_controller_p
     struct fleet_hold *h = &fc->hold;
 
     mtx_lock(&fc->lock);
-    if (fc->overtaken) {
+    if (fc->locks.resumed) {
         mtx_unlock(&fc->lock);
         return false;
     }
@@ -90,7 +80,7 @@ static int judge_pause(struct fleet_control *fc, const struct pause_controller_p
                        const struct fleet_result *result, size_t n, bool was, struct err *e)
 {
     const struct fleet_result *cause = fleet_results_cause(result, n);
-    bool overtaken = is_overtaken(fc), enough = n >= fleet_min_ready(fc);
+    bool overtaken = fleet_was_resumed(fc), enough = n >= fleet_min_ready(fc);
 
     if (!overtaken && cause == NULL && enough) {
         fleet_note_pause_results(fc, result, n, true);
@@ -157,40 +147,6 @@ bool fleet_is_paused(struct fleet_control *fc)
     on = fc->hold.on;
     mtx_unlock(&fc->lock);
     return on;
-}
-
-const char fleet_trainer_pause[] = "a pause";
-
-/* As the flow, but a pause is overtaken and not waited for; by a trainer, not by a lease. */
-static int resume_begin(struct fleet_control *fc, bool lapsed, struct err *e)
-{
-    uint64_t deadline_us = clock_after_us(FLEET_OP_WAIT_US);
-    const char *passes = lapsed ? NULL : fleet_trainer_pause, *busy;
-    bool renewed;
-
-    mtx_lock(&fc->lock);
-    while (fc->flow != NULL && fc->flow != passes && cnd_wait(&fc->changed, &fc->lock, deadline_us))
-        continue;
-    busy = fc->flow == passes ? NULL : fc->flow;
-    renewed = lapsed && !(fc->hold.on && fc->hold.lease_until_us <= clock_now_us());
-    if (busy == NULL && !renewed) {
-        fc->overtaken = true;
-        if (fc->n_resuming++ == 0)
-            fc->resuming_us = clock_now_us();
-    }
-    mtx_unlock(&fc->lock);
-    if (busy != NULL)
-        return err_set(e, ERR_CONFLICT, "", "%s is under way at the upstreams", busy);
-    return renewed ? err_set(e, ERR_CONFLICT, "", "the pause was renewed") : 0;
-}
-
-static void resume_end(struct fleet_control *fc)
-{
-    mtx_lock(&fc->lock);
-    fc->n_resuming--;
-    cnd_broadcast(&fc->changed);
-    mtx_unlock(&fc->lock);
-    fleet_apply_quiesce(fc);
 }
 
 bool fleet_engine_is_held_locked(const struct fleet_control *fc, size_t upstream)
@@ -274,7 +230,7 @@ int fleet_resume_all(struct fleet_control *fc, bool lapsed, struct fleet_result 
     struct fleet_target targets[FLEET_MAX];
     int rc;
 
-    if (resume_begin(fc, lapsed, e) != 0)
+    if (fleet_resume_lock(fc, lapsed, e) != 0)
         return -1;
     *n = to_resume(fc, targets);
     resume_removed(fc);
@@ -286,6 +242,6 @@ int fleet_resume_all(struct fleet_control *fc, bool lapsed, struct fleet_result 
     for (size_t i = 0; rc == 0 && i < *n; i++)
         if (!result_ok(&(*results)[i]))
             fleet_fence(fleet_of(fc), (*results)[i].upstream, &(*results)[i].why);
-    resume_end(fc);
+    fleet_resume_unlock(fc);
     return rc;
 }

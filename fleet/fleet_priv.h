@@ -9,6 +9,7 @@
 #include "control/pause_controller.h"
 #include "fleet/fleet_adapters.h"
 #include "fleet/fleet_control.h"
+#include "fleet/fleet_locks.h"
 #include "fleet/fleet_reconcile.h"
 #include "fleet/fleet_request.h"
 #include "fleet/members/upstreams.h"
@@ -17,16 +18,13 @@
 #include "http/http_request.h"
 
 enum {
-    FLEET_STEP_US = 30000000,    /* for a pause, a resume, a start of our own, at one upstream */
-    FLEET_ABORT_US = 10000000,   /* for its update to be given up */
-    FLEET_QUERY_US = 10000000,   /* for a question about itself */
-    FLEET_CACHE_US = 60000000,   /* for its caches to be dropped, and for requests to be aborted */
-    FLEET_SLEEP_US = 300000000,  /* weights to or from host memory */
-    FLEET_GRACE_US = 2000000,    /* beyond what the upstream itself was given */
-    FLEET_OP_WAIT_US = 60000000, /* until what is under way must have ended */
-    FLEET_ABORT_WAIT_US = 3000000,     /* the same, for who must not wait behind one that hangs */
-    FLEET_DISCONNECT_POLL_US = 200000, /* until who waits looks whether its client has left */
-    FLEET_ENDED_SESSIONS_MAX = 16,     /* updates that can still be asked about */
+    FLEET_STEP_US = 30000000,   /* for a pause, a resume, a start of our own, at one upstream */
+    FLEET_ABORT_US = 10000000,  /* for its update to be given up */
+    FLEET_QUERY_US = 10000000,  /* for a question about itself */
+    FLEET_CACHE_US = 60000000,  /* for its caches to be dropped, and for requests to be aborted */
+    FLEET_SLEEP_US = 300000000, /* weights to or from host memory */
+    FLEET_GRACE_US = 2000000,   /* beyond what the upstream itself was given */
+    FLEET_ENDED_SESSIONS_MAX = 16, /* updates that can still be asked about */
     FLEET_MISSED_PAUSE_RETRY_US =
         500000,                /* until who missed a pause or a resume is looked for again */
     FLEET_GROUPS_MAX = 64,     /* of one trainer: one for each of its pipeline stages */
@@ -56,22 +54,10 @@ struct fleet_group { /* with the trainer */
 struct fleet_control {
     struct mtx lock; /* rank MTX_UPDATES; guards down to the blank line */
     struct cnd changed;
-    const char *busy;    /* static: what has its turn; NULL: nobody */
-    uint64_t busy_us;    /* since when */
-    pthread_t busy_by;   /* while `busy`: it ends it, too */
-    bool steps;          /* it is a step of an update */
-    const char *ending;  /* static: an update is being given up; NULL: none is */
-    pthread_t ending_by; /* while `ending`: it ends it, too */
-    uint64_t ending_us;
-    const char *flow; /* static: who stops upstreams, or lets them go on; NULL: nobody */
-    uint64_t flow_us;
-    bool overtaken; /* a resume came while a pause had the flow */
-    unsigned n_resuming;
-    uint64_t resuming_us;          /* since when */
+    struct fleet_locks locks;
     unsigned n_adapters_replacing; /* loads of adapters that may replace one under its name */
     unsigned n_probe_suspensions;  /* who does not want upstreams to be asked for tokens */
     uint64_t quiesce_order;        /* how often the fleet was told who stands still */
-    bool one_shot_running;         /* an update by itself is under way: from its start to its end */
     struct fleet_session *session; /* one reference; NULL: none is open */
     struct fleet_session *ended[FLEET_ENDED_SESSIONS_MAX]; /* one reference each; the last first */
     struct fleet_hold hold;
@@ -120,43 +106,6 @@ static inline struct fleet *fleet_of(const struct fleet_control *fc)
 {
     return upstreams_fleet(fc->upstreams);
 }
-
-/* What a trainer tells the fleet waits for an upstream that hangs as long as that may take. A pause
- * and an abort must not: they have turns of their own.
- *
- * fleet_op_lock - wait until nothing else has its turn, and take it: for what changes upstreams.
- * fleet_step_lock - the same, for a step of an update, which an abort must wait for.
- * fleet_abort_lock - for an abort: nothing but steps of updates is waited for. fleet_expiry_lock:
- * the same of our own accord, which has time. fleet_pause_lock - for who stops upstreams, or lets
- * them go on. Taken after a turn, never before one, and for no longer than it takes to ask for
- * that. A pause of a trainer waits for another one of a trainer, but of our own steps only a
- * moment.
- *
- * A step or an ending is the operation lock of updates: never two of them at a time. Each is ended
- * by the thread that took it.
- * @x     whose client waits, from the moment that it came; NULL: of our own accord, or of what is
- *        to be done though its client has left
- * @what  static: for others' messages. Errors: ERR_CONFLICT: what has it, and since when; ERR_GONE:
- *        the client has left. */
-int fleet_op_lock(struct fleet_control *fc, struct http_request *x, const char *what,
-                  struct err *e);
-int fleet_step_lock(struct fleet_control *fc, struct http_request *x, const char *what,
-                    struct err *e);
-void fleet_op_unlock(struct fleet_control *fc); /* of either */
-int fleet_abort_lock(struct fleet_control *fc, const char *what, struct err *e);
-int fleet_expiry_lock(struct fleet_control *fc, const char *what, struct err *e);
-void fleet_abort_unlock(struct fleet_control *fc);
-int fleet_pause_lock(struct fleet_control *fc, struct http_request *x, const char *what,
-                     struct err *e);
-void fleet_pause_unlock(struct fleet_control *fc);
-
-/* fleet_owns_update_lock - has this thread the operation lock of updates? For asserts. No lock
- * held. */
-bool fleet_owns_update_lock(struct fleet_control *fc);
-
-/* fleet_pause_lock_unless_pausing - the same, for what need not be now: false at once while a pause
- * has it. */
-bool fleet_pause_lock_unless_pausing(struct fleet_control *fc, const char *what);
 
 /* fleet_adapter_replacing - an adapter is being loaded, maybe in the place of another: until the
  * other call new generates for upstreams that know an adapter by its name wait here. */
@@ -305,7 +254,8 @@ bool fleet_engine_is_held_locked(const struct fleet_control *fc, size_t upstream
 bool fleet_has_no_adapter(struct fleet_control *fc, const struct fleet_result *results,
                           const char *name);
 
-extern const char fleet_trainer_pause[]; /* a flow that a resume overtakes */
+/* fleet_pause_expired_locked - has the lease of the trainer's pause ended? */
+bool fleet_pause_expired_locked(const struct fleet_control *fc);
 
 /* fleet_pause_body - what tells an upstream of a pause that the others have (new). NULL: no memory.
  */

@@ -196,7 +196,7 @@ static int align_pauses(struct fleet_control *fc, struct fleet_session *s, struc
         missed = missed || may_have_missed_pause(&s->parts[i], NULL);
     if (!missed)
         return 0;
-    if (fleet_pause_lock(fc, NULL, "the end of an update", e) != 0)
+    if (fleet_pause_lock(fc, "the end of an update", e) != 0)
         return -1;
     rc = align_pauses_with_lock(fc, s, e);
     fleet_pause_unlock(fc);

@@ -52,7 +52,7 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s, struct
 
     if (keep == NULL) {
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to pause upstreams");
-    } else if (fleet_pause_lock(fc, NULL, "the start of an update", e) == 0) {
+    } else if (fleet_pause_lock(fc, "the start of an update", e) == 0) {
         adopt_trainer_pause(fc, s);
         rc = fanout_apply(fc, s, &f, e);
         fleet_pause_unlock(fc);

@@ -101,7 +101,7 @@ int handle_fleet_pause(struct app *app, struct http_request *x, struct err *e)
         return -1;
     rc = pause_parse(&req, x, body, e);
     if (rc == 0)
-        rc = fleet_pause_lock(app->fleet->control, x, fleet_trainer_pause, e);
+        rc = fleet_trainer_pause_lock(app->fleet->control, x, e);
     if (rc == 0) {
         rc = pause_turn(app, x, &req, body, e);
         fleet_pause_unlock(app->fleet->control);

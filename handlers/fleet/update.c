@@ -245,29 +245,6 @@ static int send_tensors(struct app *app, struct fleet_session *s, const struct u
     return rc;
 }
 
-/* An update by itself. They come one after the other. */
-static int one_shot_enter(struct fleet_control *fc, struct err *e)
-{
-    uint64_t deadline_us = clock_after_us(fleet_update_us(fc));
-    bool mine;
-
-    mtx_lock(&fc->lock);
-    while (fc->one_shot_running && cnd_wait(&fc->changed, &fc->lock, deadline_us))
-        continue;
-    mine = !fc->one_shot_running;
-    fc->one_shot_running = true;
-    mtx_unlock(&fc->lock);
-    return mine ? 0 : err_set(e, ERR_CONFLICT, "", "another update is under way");
-}
-
-static void one_shot_leave(struct fleet_control *fc)
-{
-    mtx_lock(&fc->lock);
-    fc->one_shot_running = false;
-    cnd_broadcast(&fc->changed);
-    mtx_unlock(&fc->lock);
-}
-
 static int one_shot_run(struct app *app, const struct update_request *w, const json_t *bare,
                         json_t *start, struct fleet_session **out, json_t **details, struct err *e)
 {
@@ -305,9 +282,9 @@ static int one_shot_update(struct app *app, struct http_request *x, const struct
     if (start == NULL || bare == NULL) {
         (void)fleet_update_no_memory(e);
     } else if (fleet_inherit_packing(app->fleet->control, bare, e) == 0 &&
-               one_shot_enter(app->fleet->control, e) == 0) {
+               fleet_one_shot_lock(app->fleet->control, e) == 0) {
         rc = one_shot_run(app, w, bare, start, &s, &details, e);
-        one_shot_leave(app->fleet->control);
+        fleet_one_shot_unlock(app->fleet->control);
     }
     json_decref(start);
     json_decref(bare);

@@ -1,11 +1,12 @@
-/* Whose the operation lock of updates is: a step's, or an abort's; no other turn's, no other
- * thread's. */
+/* Which thread owns the update lock: that of a step or of an abort, and no other; and what a pause
+ * and a resume do to each other. */
 #include "fleet/fleet_priv.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -54,7 +55,7 @@ static void test_fleet_owns_update_lock_in_a_step(void **state)
     assert_int_equal(fleet_step_lock(fc, NULL, "a step", &e), 0);
     assert_true(fleet_owns_update_lock(fc));
     assert_false(has_elsewhere(fc));
-    fc->busy = NULL; /* as fleet_op_unlock, which needs a fleet */
+    fc->locks.op.operation = NULL; /* as fleet_op_unlock, which needs a fleet */
     assert_false(fleet_owns_update_lock(fc));
 }
 
@@ -68,9 +69,55 @@ static void test_fleet_owns_update_lock_in_an_abort(void **state)
     assert_int_equal(fleet_abort_lock(fc, "an abort", &e), 0);
     assert_true(fleet_owns_update_lock(fc));
     assert_false(has_elsewhere(fc));
-    fc->busy = NULL;
-    fc->ending = NULL;
+    fc->locks.op.operation = NULL;
+    fc->locks.abort.operation = NULL;
     assert_false(fleet_owns_update_lock(fc));
+}
+
+static void test_fleet_abort_lock_waits_for_steps_only(void **state)
+{
+    struct fleet_control *fc = *state;
+    struct err e = {0};
+
+    assert_int_equal(fleet_op_lock(fc, NULL, "a sleep", &e), 0);
+    assert_int_equal(fleet_abort_lock(fc, "an abort", &e), 0);
+    fc->locks.abort.operation = NULL;
+    fc->locks.op.kind = FLEET_LOCK_STEP;
+    assert_int_equal(fleet_abort_lock(fc, "an abort", &e), -1);
+    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_non_null(strstr(e.msg, "a sleep is under way at the upstreams, for "));
+}
+
+static void test_fleet_resume_lock_overtakes_a_trainers_pause(void **state)
+{
+    struct fleet_control *fc = *state;
+    struct err e = {0};
+
+    assert_int_equal(fleet_trainer_pause_lock(fc, NULL, &e), 0);
+    assert_false(fleet_was_resumed(fc));
+    assert_false(fleet_pause_lock_unless_pausing(fc, "a step"));
+    assert_int_equal(fleet_resume_lock(fc, false, &e), 0);
+    assert_true(fleet_was_resumed(fc));
+    fc->locks.pause.operation = NULL;
+    fc->locks.n_resumes--;
+    assert_int_equal(fleet_pause_lock(fc, "a step", &e), 0);
+    assert_false(fleet_was_resumed(fc));
+}
+
+/* A lease that ended resumes only the pause that it belongs to. */
+static void test_fleet_resume_lock_of_a_lease_refuses_a_renewed_pause(void **state)
+{
+    struct fleet_control *fc = *state;
+    struct err e = {0};
+
+    fc->hold.on = true;
+    fc->hold.lease_until_us = clock_after_us(FLEET_OP_WAIT_US);
+    assert_int_equal(fleet_resume_lock(fc, true, &e), -1);
+    assert_string_equal(e.msg, "the pause was renewed");
+    assert_int_equal(fc->locks.n_resumes, 0);
+    fc->hold.lease_until_us = 0;
+    err_clear(&e);
+    assert_int_equal(fleet_resume_lock(fc, true, &e), 0);
 }
 
 int main(void)
@@ -78,6 +125,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_fleet_owns_update_lock_in_a_step, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fleet_owns_update_lock_in_an_abort, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_abort_lock_waits_for_steps_only, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_resume_lock_overtakes_a_trainers_pause, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_resume_lock_of_a_lease_refuses_a_renewed_pause,
+                                        setup, teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
