@@ -44,13 +44,13 @@ struct upstream {
     struct err no_answer; /* to the last that it was asked; clean: it answered */
     int64_t no_answer_wall_s;
 
-    /* What it has besides the weights (fleet_outfit.c). */
+    /* What it has besides the weights (fleet_required_adapters.c). */
     bool requires_adapters;
     uint64_t incarnation, adapters_incarnation; /* processes so far; of which `lack` speaks */
     uint64_t adapters_change;
     struct err missing; /* clean: nothing */
 
-    /* What was told of its state (fleet_moves.c). */
+    /* What was told of its state (fleet_info.c). */
     enum upstream_state state, last_seen; /* told last; seen last */
     uint64_t reports_us;                  /* since when n_moves are counted */
     unsigned n_reports;
@@ -88,6 +88,14 @@ uint64_t fleet_hash_mix(uint64_t x); /* spreads whatever bits differ over the wh
 
 /* fleet_set_error - why it is out of step from now on; the same words again are not news. */
 void fleet_set_error(struct upstream *u, const struct err *why);
+
+/* FLEET_SET_ERROR - fleet_set_error with ERR_UNSYNCED and a formatted text. */
+#define FLEET_SET_ERROR(u, ...)                                                                    \
+    do {                                                                                           \
+        struct err why_ = {0};                                                                     \
+        (void)err_set(&why_, ERR_UNSYNCED, "", __VA_ARGS__);                                       \
+        fleet_set_error((u), &why_);                                                               \
+    } while (0)
 
 /* fleet_error_of - what is wrong with it, and since when or when last: that it does not answer goes
  * first, and is forgotten when it does. */
@@ -192,13 +200,19 @@ bool fleet_awaits_probes_locked(const struct fleet *f);
  * with which versions there are and what to do */
 bool fleet_version_undecided_locked(const struct fleet *f, struct err *e);
 
-/* ---- fleet_outfit.c ---- */
+/* ---- fleet_reports.c ---- */
+
+/* fleet_store_report_locked - keep what a probe reported. */
+void fleet_store_report_locked(const struct fleet *f, struct upstream *u,
+                               const struct upstream_report *report);
+
+/* ---- fleet_required_adapters.c ---- */
 
 /* fleet_set_missing_errors_locked - that one lacks something, is not as still as the others, or
  * refuses our key, is told where nothing worse is. */
 void fleet_set_missing_errors_locked(struct fleet *f);
 
-/* ---- fleet_moves.c ---- */
+/* ---- fleet_info.c ---- */
 
 /* fleet_report_states - says what states have changed. No lock held. */
 void fleet_report_states(struct fleet *f);

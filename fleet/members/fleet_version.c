@@ -219,3 +219,103 @@ bool fleet_version_undecided(struct fleet *f, struct err *e)
     mtx_unlock(&f->lock);
     return undecided;
 }
+
+/* changes of the version */
+
+void fleet_set_updating(struct fleet *f, bool on)
+{
+    struct fleet_change c;
+
+    fleet_change_begin(f, &c);
+    f->updating = on;
+    f->weights_epoch++;
+    fleet_change_end(f, &c);
+}
+
+uint64_t fleet_weights_epoch(struct fleet *f)
+{
+    uint64_t weights_epoch;
+
+    mtx_lock(&f->lock);
+    weights_epoch = f->weights_epoch;
+    mtx_unlock(&f->lock);
+    return weights_epoch;
+}
+
+bool fleet_may_report_version(struct fleet *f, const char *label, uint64_t weights_epoch)
+{
+    bool may;
+
+    mtx_lock(&f->lock);
+    may = f->updating || f->weights_epoch != weights_epoch || f->label[0] == '\0' ||
+          strcmp(label, f->label) == 0;
+    mtx_unlock(&f->lock);
+    return may;
+}
+
+/* @label  what it says from now on; "": that is not known */
+static void set_updated_locked(const struct fleet *f, struct upstream *u, bool done,
+                               const char *label)
+{
+    if (done) {
+        fleet_apply_event(f, u, UPSTREAM_ON_UPDATED);
+        u->serial = f->serial;
+        (void)snprintf(u->report.label, sizeof u->report.label, "%s", label); /* and what it said
+                                                                           before holds no more */
+        u->report.not_ready[0] = '\0';
+        err_clear(&u->error);
+        fleet_clear_failure_locked(u);
+        return;
+    }
+    if (fleet_is_out(u, OUT_REMOVED))
+        return; /* what runs there ends on the version that it began with */
+    fleet_apply_event(f, u, UPSTREAM_ON_UNSYNCED);
+    if (fleet_is_out(u, OUT_FENCES))
+        return;
+    FLEET_SET_ERROR(u, "it did not take version '%s'", f->label);
+}
+
+static void set_version_locked(struct fleet *f, const char *label)
+{
+    f->updating = false;
+    f->decided = true;
+    f->weights_epoch++;
+    (void)snprintf(f->label, sizeof f->label, "%s", label);
+}
+
+uint64_t fleet_commit_version(struct fleet *f, const char *label, const bool *done,
+                              const bool *named)
+{
+    struct fleet_change c;
+    uint64_t serial;
+
+    fleet_change_begin(f, &c);
+    serial = ++f->serial;
+    set_version_locked(f, label);
+    for (size_t i = 0; i < f->n; i++)
+        set_updated_locked(f, &f->upstreams[i], done[i], named != NULL && named[i] ? f->label : "");
+    fleet_change_end(f, &c);
+    return serial;
+}
+
+uint64_t fleet_set_label(struct fleet *f, const char *label, const bool *named)
+{
+    struct fleet_change c;
+    uint64_t serial;
+
+    fleet_change_begin(f, &c);
+    serial = f->serial;
+    set_version_locked(f, label);
+    for (size_t i = 0; i < f->n; i++) {
+        struct upstream *u = &f->upstreams[i];
+
+        if (named[i]) {
+            u->report.label[0] = '\0';
+            u->label_known = false;
+        } else if (u->serial == serial && fleet_is_synced(u)) {
+            set_updated_locked(f, u, false, "");
+        }
+    }
+    fleet_change_end(f, &c);
+    return serial;
+}

@@ -4,69 +4,16 @@
  *
  * Rejected: counting who uses a target, at the cost of two atomics for each request that is
  * relayed; keys change a few times in the life of a process. */
-#include "fleet/members/upstreams.h"
+#include "fleet/members/upstreams_priv.h"
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/loop.h"
-#include "base/mtx.h"
-#include "fleet/members/prober.h"
-#include "fleet/members/upstream_config.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    LIVE_BEAT_MAX_US = 60000000, /* without a round of probes for longer it is dead */
-    DOWN_CHECK_US = 200000       /* between looks at who went down while it was waited for */
-};
-
-/* A spec that was taken in. */
-struct retained {
-    struct retained *next;          /* of all there ever were */
-    struct upstream_config *config; /* owned */
-};
-
-struct slot {
-    const struct upstream_config *config; /* of a known one; NULL: the index was never used */
-    bool removed;
-};
-
-/* One call of upstreams_call, on its caller's stack. */
-struct batch {
-    struct loop_item item;
-    struct upstreams *upstreams;
-    struct upstream_call *calls;
-    size_t n;
-    struct upstream_fanout *fanout;  /* loop thread */
-    struct upstream_reply *replies;  /* the caller's; written before `ended` */
-    struct batch *next, **prev_next; /* under the room's lock, and so is what follows */
-    bool posted;                     /* its item has been; else it is about to be */
-    bool ended;
-    struct err error;
-};
-
-struct upstreams {
-    struct mtx lock; /* rank MTX_LEAF; guards down to the blank line */
-    struct slot slots[FLEET_MAX];
-    size_t n, n_holds;
-    struct batch *batches;
-    bool stopped;
-    void (*left_rotation)(void *arg, size_t upstream);
-    void *left_rotation_arg;
-    struct cnd ended; /* an ask, or posted */
-
-    struct upstreams_cfg cfg; /* immutable, and so are the pointers that follow */
-    struct fleet *fleet;
-    struct loop *loop;
-    struct http_client *client; /* loop thread */
-    struct prober *prober;
-    struct loop_item stop;
-    struct loop_timer down_check;
-
-    struct retained *retained; /* main's thread */
-};
+enum { LIVE_BEAT_MAX_US = 60000000 }; /* without a round of probes for longer it is dead */
 
 static void on_left_rotation(void *arg, size_t upstream)
 {
@@ -129,7 +76,7 @@ static bool find_peer(void *arg, size_t i, struct probe_peer *out)
 
 /* the configuration */
 
-static int check_min_ready(const struct upstreams_cfg *cfg, size_t n, struct err *e)
+int upstreams_check_min_ready(const struct upstreams_cfg *cfg, size_t n, struct err *e)
 {
     if (cfg->min_ready <= n)
         return 0;
@@ -137,14 +84,15 @@ static int check_min_ready(const struct upstreams_cfg *cfg, size_t n, struct err
                    cfg->min_ready, n);
 }
 
-static size_t min_ready_of(const struct upstreams_cfg *cfg, size_t n)
+size_t upstreams_min_ready(const struct upstreams_cfg *cfg, size_t n)
 {
     return cfg->min_ready > 0 ? cfg->min_ready : n;
 }
 
 /* Takes the spec out of the list. @known  of the caller, for it */
-static const struct upstream_config *retain(struct upstreams *u, struct upstream_config_list *list,
-                                            size_t i, struct retained *retained)
+const struct upstream_config *upstreams_retain(struct upstreams *u,
+                                               struct upstream_config_list *list, size_t i,
+                                               struct retained *retained)
 {
     retained->config = list->items[i];
     retained->next = u->retained;
@@ -160,7 +108,7 @@ static int init_slots(struct upstreams *u, struct upstream_config_list *list, st
 
         if (retained == NULL)
             return err_set(e, ERR_NO_MEMORY, "", "no memory for %zu upstreams", list->n);
-        u->slots[i].config = retain(u, list, i, retained);
+        u->slots[i].config = upstreams_retain(u, list, i, retained);
     }
     u->n = list->n;
     return 0;
@@ -171,7 +119,7 @@ static int make_fleet(struct upstreams *u, struct err *e)
     const char *names[FLEET_MAX];
     struct fleet_cfg cfg = {.n_upstreams = u->n,
                             .names = names,
-                            .min_ready = min_ready_of(&u->cfg, u->n),
+                            .min_ready = upstreams_min_ready(&u->cfg, u->n),
                             .left_rotation = on_left_rotation,
                             .state_changed = on_state_changed,
                             .arg = u};
@@ -201,9 +149,6 @@ static int make_prober(struct upstreams *u, struct err *e)
     return prober_new(&u->prober, &cfg, e);
 }
 
-static void on_stop(void *arg);
-static void on_down_check(void *arg);
-
 static int init_members(struct upstreams *u, struct upstream_config_list *list, struct err *e)
 {
     struct loop_cfg loop = {.name = "upstream"};
@@ -229,9 +174,9 @@ int upstreams_new(struct upstreams **out, const struct upstreams_cfg *cfg, struc
     mtx_init(&u->lock, MTX_LEAF);
     cnd_init(&u->ended);
     u->cfg = *cfg;
-    u->stop = (struct loop_item){.run = on_stop, .arg = u};
-    u->down_check = (struct loop_timer){.fire = on_down_check, .arg = u};
-    rc = check_min_ready(cfg, list.n, e) == 0 ? init_members(u, &list, e) : -1;
+    u->stop = (struct loop_item){.run = upstreams_fail_calls, .arg = u};
+    u->down_check = (struct loop_timer){.fire = upstreams_check_down, .arg = u};
+    rc = upstreams_check_min_ready(cfg, list.n, e) == 0 ? init_members(u, &list, e) : -1;
     upstream_config_list_fini(&list);
     if (rc == 0)
         *out = u;
@@ -245,363 +190,7 @@ int upstreams_start(struct upstreams *u, struct err *e)
     return loop_start(u->loop, e);
 }
 
-/* reading it again */
-
-/* What a reload does to one entry of the new configuration. */
-struct entry_change {
-    size_t index;              /* that it has, or gets */
-    bool is_new;               /* the index was not its own, or it had been removed */
-    struct retained *retained; /* owned; NULL: nothing about it has changed */
-};
-
-struct reload {
-    struct entry_change changes[FLEET_MAX]; /* [list->n] */
-    bool named[FLEET_MAX];                  /* the index is one of those */
-    size_t n;                               /* indexes used afterwards */
-};
-
-static bool index_of(const struct upstreams *u, const char *name, size_t *out)
-{
-    for (size_t i = 0; i < u->n; i++)
-        if (u->slots[i].config != NULL && strcmp(u->slots[i].config->url, name) == 0) {
-            *out = i;
-            return true;
-        }
-    return false;
-}
-
-static bool is_idle(struct upstreams *u, size_t i)
-{
-    struct upstream_info info;
-
-    fleet_info(u->fleet, i, &info);
-    for (size_t queue = 0; queue < FLEET_QUEUES; queue++)
-        if (info.n_outstanding[queue] > 0)
-            return false;
-    return true;
-}
-
-/* An index that nobody has, for one that has none. Indexes of the removed are taken last: those who
- * were told of one a moment ago have forgotten it the longer. */
-static bool free_index(struct upstreams *u, const struct reload *r, bool held, size_t *out)
-{
-    if (r->n < FLEET_MAX) {
-        *out = r->n;
-        return true;
-    }
-    for (size_t i = 0; i < u->n && !held; i++)
-        if (!r->named[i] && u->slots[i].removed && is_idle(u, i)) {
-            *out = i;
-            return true;
-        }
-    return false;
-}
-
-static int plan_entry(struct upstreams *u, struct reload *r, struct entry_change *c,
-                      const struct upstream_config *s, bool held, struct err *e)
-{
-    const struct slot *slot;
-
-    if (c->index == FLEET_MAX) {
-        if (!free_index(u, r, held, &c->index))
-            return err_set(e, ERR_CONFLICT, "--upstream-file",
-                           "no place is left for '%.200s': of %d all are taken, some by upstreams "
-                           "that are gone but still busy",
-                           s->url, FLEET_MAX);
-        c->is_new = true;
-    }
-    r->named[c->index] = true;
-    if (c->index >= r->n)
-        r->n = c->index + 1;
-    slot = &u->slots[c->index];
-    c->is_new = c->is_new || slot->removed;
-    if (!c->is_new && upstream_config_same(slot->config, s))
-        return 0;
-    c->retained = calloc(1, sizeof *c->retained);
-    return c->retained != NULL ? 0
-                               : err_set(e, ERR_NO_MEMORY, "", "no memory for '%.200s'", s->url);
-}
-
-/* Only main changes the table, so main reads it without the lock. Who keeps an index is found
- * first, so that nobody new gets it. */
-static int plan_reload(struct upstreams *u, struct reload *r,
-                       const struct upstream_config_list *list, bool held, struct err *e)
-{
-    r->n = u->n;
-    for (size_t i = 0; i < list->n; i++) {
-        r->changes[i].index = FLEET_MAX;
-        if (index_of(u, list->items[i]->url, &r->changes[i].index))
-            r->named[r->changes[i].index] = true;
-    }
-    for (size_t i = 0; i < list->n; i++)
-        if (plan_entry(u, r, &r->changes[i], list->items[i], held, e) != 0)
-            return -1;
-    return 0;
-}
-
-static void log_change(const char *what, const struct upstream_config *s)
-{
-    struct log_rec r;
-
-    log_begin(&r, LOG_INFO, what);
-    log_str(&r, "upstream", s->url);
-    log_str(&r, "dialect", upstream_kind_name(s->kind));
-    log_end(&r);
-}
-
-static void set_slot(struct upstreams *u, size_t i, const struct upstream_config *config,
-                     bool removed)
-{
-    mtx_lock(&u->lock);
-    u->slots[i] = (struct slot){config, removed};
-    if (i >= u->n)
-        u->n = i + 1;
-    mtx_unlock(&u->lock);
-}
-
-static void change_one(struct upstreams *u, struct entry_change *c,
-                       struct upstream_config_list *list, size_t i)
-{
-    const struct upstream_config *config;
-
-    if (c->retained == NULL)
-        return;
-    config = retain(u, list, i, c->retained);
-    c->retained = NULL;
-    set_slot(u, c->index, config, false);
-    if (c->is_new)
-        fleet_add(u->fleet, c->index, config->url);
-    fleet_set_pause_queue(u->fleet, c->index, upstream_is_two_phase(config->kind));
-    log_change(c->is_new ? "upstream.added" : "upstream.changed", config);
-}
-
-static void remove_others(struct upstreams *u, const struct reload *r)
-{
-    for (size_t i = 0; i < u->n; i++) {
-        if (r->named[i] || u->slots[i].removed)
-            continue;
-        set_slot(u, i, u->slots[i].config, true);
-        fleet_remove(u->fleet, i);
-        log_change("upstream.removed", u->slots[i].config);
-    }
-}
-
-static int apply_reload(struct upstreams *u, struct upstream_config_list *list, struct err *e)
-{
-    struct reload *r = calloc(1, sizeof *r);
-    bool held;
-    int rc;
-
-    if (r == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory to read the upstreams again");
-    mtx_lock(&u->lock);
-    held = u->n_holds > 0 || u->batches != NULL;
-    mtx_unlock(&u->lock);
-    rc = plan_reload(u, r, list, held, e);
-    if (rc == 0) {
-        for (size_t i = 0; i < list->n; i++)
-            change_one(u, &r->changes[i], list, i);
-        remove_others(u, r);
-        fleet_set_min_ready(u->fleet, min_ready_of(&u->cfg, list->n));
-        prober_probe_now(u->prober);
-    }
-    for (size_t i = 0; i < list->n; i++)
-        free(r->changes[i].retained);
-    free(r);
-    return rc;
-}
-
-int upstreams_reload(struct upstreams *u, struct err *e)
-{
-    const struct upstreams_cfg *cfg = &u->cfg;
-    struct upstream_config_list list;
-    int rc;
-
-    if (upstream_config_list_read(&list, cfg->entries, cfg->n_entries, cfg->file, e) != 0)
-        return -1;
-    rc = check_min_ready(cfg, list.n, e) == 0 ? apply_reload(u, &list, e) : -1;
-    upstream_config_list_fini(&list);
-    return rc;
-}
-
-void upstreams_hold_indexes(struct upstreams *u)
-{
-    mtx_lock(&u->lock);
-    u->n_holds++;
-    mtx_unlock(&u->lock);
-}
-
-void upstreams_release_indexes(struct upstreams *u)
-{
-    mtx_lock(&u->lock);
-    assert(u->n_holds > 0);
-    u->n_holds--;
-    mtx_unlock(&u->lock);
-}
-
-/* asking several */
-
-static void link_locked(struct upstreams *u, struct batch *a)
-{
-    a->next = u->batches;
-    a->prev_next = &u->batches;
-    if (a->next != NULL)
-        a->next->prev_next = &a->next;
-    u->batches = a;
-}
-
-/* The caller may be gone as soon as the lock is. */
-static void end_batch(struct batch *a, const struct err *why)
-{
-    struct upstreams *u = a->upstreams;
-
-    mtx_lock(&u->lock);
-    *a->prev_next = a->next;
-    if (a->next != NULL)
-        a->next->prev_next = a->prev_next;
-    if (why != NULL)
-        a->error = *why;
-    a->ended = true;
-    cnd_broadcast(&u->ended);
-    mtx_unlock(&u->lock);
-}
-
-static void on_replies(void *arg, struct upstream_reply *replies, size_t n)
-{
-    struct batch *a = arg;
-
-    for (size_t i = 0; i < n; i++) {
-        a->replies[i] = replies[i];
-        replies[i].text = NULL;
-    }
-    end_batch(a, NULL);
-}
-
-static bool is_down(void *arg, const struct upstream_call *call)
-{
-    struct upstreams *u = arg;
-    struct upstream_info info;
-
-    if (!call->until_down)
-        return false;
-    fleet_info(u->fleet, call->upstream, &info);
-    return !info.alive;
-}
-
-/* What ends is taken out of the list on this thread alone, so the rest of it stays. */
-static void on_down_check(void *arg)
-{
-    struct upstreams *u = arg;
-    struct batch *a, *next;
-
-    mtx_lock(&u->lock);
-    a = u->batches;
-    mtx_unlock(&u->lock);
-    if (a != NULL)
-        loop_timer_set(u->loop, &u->down_check, clock_after_us(DOWN_CHECK_US));
-    for (; a != NULL; a = next) {
-        mtx_lock(&u->lock);
-        next = a->next;
-        mtx_unlock(&u->lock);
-        if (a->fanout != NULL)
-            upstream_fanout_give_up(a->fanout, is_down, u);
-    }
-}
-
-/* Those that need it are few: each sets the timer anew. */
-static void watch_batch(struct batch *a, struct upstream_fanout *fanout)
-{
-    struct upstreams *u = a->upstreams;
-
-    a->fanout = fanout;
-    for (size_t i = 0; i < a->n; i++)
-        if (a->calls[i].until_down)
-            loop_timer_set(u->loop, &u->down_check, clock_after_us(DOWN_CHECK_US));
-}
-
-static void on_batch(void *arg)
-{
-    struct batch *a = arg;
-    struct upstream_fanout *fanout = NULL;
-    struct err e = {0};
-
-    /* If nobody had to be asked it has ended, and `a` is gone, when this returns. */
-    if (upstream_fanout_start(&fanout, a->upstreams->client, a->calls, a->n, on_replies, a, &e) !=
-        0)
-        end_batch(a, &e);
-    else if (fanout != NULL)
-        watch_batch(a, fanout);
-}
-
-static void fini_calls(struct upstream_call *calls, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        api_request_fini(&calls[i].request);
-}
-
-int upstreams_call(struct upstreams *u, struct upstream_call *calls, size_t n,
-                   struct upstream_reply *replies, struct err *e)
-{
-    struct batch a = {.upstreams = u, .calls = calls, .n = n, .replies = replies};
-    bool stopped;
-
-    assert(!loop_is_current(u->loop));
-    mtx_assert_none();
-    a.item = (struct loop_item){.run = on_batch, .arg = &a};
-    mtx_lock(&u->lock);
-    stopped = u->stopped;
-    if (!stopped)
-        link_locked(u, &a);
-    mtx_unlock(&u->lock);
-    if (stopped) {
-        fini_calls(calls, n);
-        return err_set(e, ERR_DRAINING, "", "the server is draining: upstreams are not asked");
-    }
-    loop_post(u->loop, &a.item);
-    mtx_lock(&u->lock);
-    a.posted = true;
-    cnd_broadcast(&u->ended);
-    while (!a.ended)
-        (void)cnd_wait(&u->ended, &u->lock, CLOCK_NEVER);
-    mtx_unlock(&u->lock);
-    if (a.error.code == ERR_NONE)
-        return 0;
-    *e = a.error;
-    return -1;
-}
-
 /* stopping */
-
-/* The first ask that has not ended: only this thread ends any. One that is about to be posted would
- * be so after it has ended and is gone. */
-static struct batch *first_batch(struct upstreams *u)
-{
-    struct batch *a;
-
-    mtx_lock(&u->lock);
-    a = u->batches;
-    while (a != NULL && !a->posted)
-        (void)cnd_wait(&u->ended, &u->lock, CLOCK_NEVER);
-    mtx_unlock(&u->lock);
-    return a;
-}
-
-static void on_stop(void *arg)
-{
-    struct upstreams *u = arg;
-    struct err why = {0};
-    struct batch *a;
-
-    (void)err_set(&why, ERR_DRAINING, "", "the server ended before all upstreams had answered");
-    while ((a = first_batch(u)) != NULL) {
-        loop_unpost(u->loop, &a->item);
-        if (a->fanout != NULL)
-            upstream_fanout_cancel(a->fanout);
-        else
-            fini_calls(a->calls, a->n); /* it was not begun */
-        end_batch(a, &why);
-    }
-}
 
 void upstreams_stop(struct upstreams *u)
 {
@@ -619,7 +208,7 @@ void upstreams_stop(struct upstreams *u)
         loop_post(u->loop, &u->stop);
         loop_stop(u->loop);
     } else {
-        on_stop(u);
+        upstreams_fail_calls(u);
     }
 }
 

@@ -1,0 +1,132 @@
+/* Fences: what keeps an upstream out until an update or a resync makes it good. */
+#include "fleet/members/fleet_priv.h"
+
+#include <stdio.h>
+#include <string.h>
+
+bool fleet_is_dirty_marker(const char *label)
+{
+    return strncmp(label, FLEET_DIRTY_MARKER, sizeof FLEET_DIRTY_MARKER - 1) == 0;
+}
+
+void fleet_fence(struct fleet *f, size_t upstream, const struct err *why)
+{
+    struct upstream *u = &f->upstreams[upstream];
+    struct fleet_change c;
+
+    fleet_change_begin(f, &c);
+    fleet_apply_event(f, u, UPSTREAM_ON_UPDATE_FAILED);
+    fleet_set_error(u, why);
+    fleet_change_end(f, &c);
+}
+
+static void set_missed_error(struct upstream *u)
+{
+    FLEET_SET_ERROR(
+        u,
+        "it did not answer when the fleet was %s: name it to /v1/upstreams/resync when it is "
+        "back, or push a whole update",
+        fleet_is_out(u, OUT_SLEEP_MISSED) ? "put to sleep" : "woken");
+}
+
+void fleet_fence_missed(struct fleet *f, size_t upstream, enum fleet_fence what)
+{
+    struct upstream *u = &f->upstreams[upstream];
+    struct fleet_change c;
+    bool fences;
+
+    fleet_change_begin(f, &c);
+    fences = !fleet_is_out(u, OUT_FENCES);
+    upstream_state_apply(&u->out, what == FLEET_FENCE_SLEEP ? UPSTREAM_ON_SLEEP_MISSED
+                                                            : UPSTREAM_ON_WAKE_MISSED);
+    if (fences) {
+        u->fence_incarnation = u->incarnation;
+        set_missed_error(u);
+    }
+    fleet_change_end(f, &c);
+}
+
+void fleet_note_sleep(struct fleet *f, size_t upstream, bool asleep)
+{
+    struct upstream *u = &f->upstreams[upstream];
+
+    mtx_lock(&f->lock);
+    fleet_apply_event(f, u, asleep ? UPSTREAM_ON_SLEEP : UPSTREAM_ON_WAKE);
+    if (fleet_is_out(u, OUT_SLEEP_MISSED | OUT_WAKE_MISSED))
+        u->fence_incarnation = u->incarnation;
+    mtx_unlock(&f->lock);
+}
+
+static int may_resync_locked(const struct fleet *f, size_t upstream, struct err *e)
+{
+    const struct upstream *u = &f->upstreams[upstream];
+    struct fleet_name name = fleet_name(f, upstream);
+
+    if (fleet_is_out(u, OUT_REMOVED))
+        return err_set(e, ERR_NOT_FOUND, "", "%s is no longer configured", name.text);
+    if (fleet_is_out(u, OUT_UPDATE_FAILED))
+        return err_set(e, ERR_NEEDS_UPDATE, "",
+                       "%s is fenced: it is not as the others are, and only a whole update makes "
+                       "that good",
+                       name.text);
+    if (f->updating)
+        return err_set(e, ERR_CONFLICT, "",
+                       "an update is under way: what is to be served is known when it has ended");
+    return 0;
+}
+
+int fleet_may_resync(struct fleet *f, size_t upstream, struct err *e)
+{
+    int rc;
+
+    mtx_lock(&f->lock);
+    rc = may_resync_locked(f, upstream, e);
+    mtx_unlock(&f->lock);
+    return rc;
+}
+
+static int check_resync_locked(const struct fleet *f, size_t upstream,
+                               const struct upstream_report *report, struct err *e)
+{
+    bool decided = f->serial > 0 || f->decided;
+
+    if (may_resync_locked(f, upstream, e) != 0)
+        return -1;
+    if (report->not_ready[0] != '\0')
+        return err_set(e, ERR_CONFLICT, "", "%s is not ready: %s", fleet_name(f, upstream).text,
+                       report->not_ready);
+    if (fleet_is_dirty_marker(report->label))
+        return err_set(e, ERR_NEEDS_UPDATE, "",
+                       "an update of %s never ended ('%s'), and only a whole one makes that good",
+                       fleet_name(f, upstream).text, report->label);
+    if (!decided || (f->serial > 0 && report->label[0] == '\0') ||
+        strcmp(report->label, f->label) == 0)
+        return 0;
+    return err_set(e, ERR_CONFLICT, "", "%s serves weights %s, and the fleet %s",
+                   fleet_name(f, upstream).text, fleet_label_text(report->label).text,
+                   fleet_label_text(f->label).text);
+}
+
+int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_report *report,
+                 struct err *e)
+{
+    struct upstream *u = &f->upstreams[upstream];
+    struct fleet_change c;
+    int rc;
+
+    fleet_change_begin(f, &c);
+    rc = check_resync_locked(f, upstream, report, e);
+    if (rc == 0) {
+        if (f->serial == 0 && !f->decided) {
+            f->decided = true;
+            (void)snprintf(f->label, sizeof f->label, "%s", report->label);
+        }
+        fleet_store_report_locked(f, u, report);
+        fleet_apply_event(f, u, UPSTREAM_ON_RESYNCED);
+        u->serial = f->serial;
+        f->weights_epoch++; /* what was asked before says nothing against it */
+        err_clear(&u->error);
+    }
+    fleet_change_end(f, &c);
+    return rc;
+}

@@ -1,0 +1,242 @@
+/* What probes and requests report of an upstream, and what follows for it. */
+#include "fleet/members/fleet_priv.h"
+
+#include "base/clock.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Is what answers the process that was put into step? Nobody can tell of one that was away and
+ * does not name itself. */
+static bool may_be_restarted(const struct upstream *u, const struct upstream_report *report)
+{
+    if (report->process[0] == '\0' || u->report.process[0] == '\0')
+        return u->probe_ok_us != 0 && !fleet_is_alive(u);
+    return strcmp(report->process, u->report.process) != 0;
+}
+
+static void set_restarted_error(const struct fleet *f, struct err *out)
+{
+    err_clear(out);
+    if (f->serial == 0)
+        (void)err_set(out, ERR_UNSYNCED, "", "it was restarted: what it serves is not known yet");
+    else
+        (void)err_set(out, ERR_UNSYNCED, "", "it was restarted: its weights are not version '%s'",
+                      f->label);
+}
+
+/* Before the first update what it says decides, but of nobody while that is under way. */
+static void check_sync_locked(const struct fleet *f, struct upstream *u,
+                              const struct upstream_report *report)
+{
+    struct err why = {0};
+
+    if (f->serial == 0 && !f->updating)
+        return;
+    if (may_be_restarted(u, report))
+        set_restarted_error(f, &why);
+    else if (!f->updating && !report->is_stale && report->label[0] != '\0' &&
+             u->serial == f->serial && strcmp(report->label, f->label) != 0)
+        (void)err_set(&why, ERR_UNSYNCED, "", "it serves weights '%s', not '%s'", report->label,
+                      f->label);
+    if (why.code == ERR_NONE)
+        return;
+    fleet_apply_event(f, u, UPSTREAM_ON_UNSYNCED);
+    if (!fleet_is_out(u, OUT_FENCES)) /* why that is says more */
+        fleet_set_error(u, &why);
+}
+
+/* What the process before it was told, and what it had, is not so of this one. */
+static void note_restart_locked(const struct fleet *f, struct upstream *u)
+{
+    u->incarnation++;
+    if (f->quiesced)
+        fleet_apply_event(f, u, UPSTREAM_ON_PAUSE_MISSED);
+}
+
+/* What it said of its weights before holds for the same process only. */
+void fleet_store_report_locked(const struct fleet *f, struct upstream *u,
+                               const struct upstream_report *report)
+{
+    struct upstream_report now = *report;
+    bool restarted = may_be_restarted(u, report);
+
+    if (report->is_stale && !restarted) {
+        memcpy(now.label, u->report.label, sizeof now.label);
+        memcpy(now.not_ready, u->report.not_ready, sizeof now.not_ready);
+    } else if (report->is_stale) {
+        now.label[0] = now.not_ready[0] = '\0';
+    }
+    if (now.release[0] == '\0' && !restarted)
+        memcpy(now.release, u->report.release, sizeof now.release);
+    if (restarted)
+        note_restart_locked(f, u);
+    u->label_known = !report->is_stale || (u->label_known && !restarted);
+    u->report = now;
+    fleet_apply_event(f, u, UPSTREAM_ON_PROBE_OK);
+    u->n_failures_in_row = 0;
+    u->n_probe_failures = 0;
+    err_clear(&u->no_answer);
+    u->probe_ok_us = clock_now_us();
+}
+
+/* What was wrong with it before it refused our key is not known any more. */
+static void clear_auth_error_locked(const struct fleet *f, struct upstream *u)
+{
+    if (u->error.code != ERR_UPSTREAM_KEY || fleet_is_out(u, OUT_AUTH))
+        return;
+    err_clear(&u->error);
+    if (fleet_is_out(u, OUT_FENCES))
+        FLEET_SET_ERROR(u, "it is not as the others are, and only a whole update makes that good");
+    else if (!fleet_is_synced(u) && f->serial > 0)
+        FLEET_SET_ERROR(u, "its weights are not version '%s'", f->label);
+}
+
+/* Whoever began it did not live to end it. What is said during one of ours may be of that one. */
+static void fence_dirty_locked(const struct fleet *f, struct upstream *u)
+{
+    if (f->updating || fleet_is_out(u, OUT_UPDATE_FAILED) ||
+        !fleet_is_dirty_marker(u->report.label))
+        return;
+    fleet_apply_event(f, u, UPSTREAM_ON_UPDATE_FAILED);
+    FLEET_SET_ERROR(u, "an update of it never ended ('%s'): its weights are of no version",
+                    u->report.label);
+}
+
+static const char not_ready_prefix[] = "it would serve nobody: ";
+
+void fleet_probe_ok(struct fleet *f, size_t upstream, const struct upstream_report *report)
+{
+    struct upstream *u = &f->upstreams[upstream];
+    struct upstream_report fresh_report = *report;
+    struct fleet_change c;
+    bool was;
+
+    fleet_change_begin(f, &c);
+    was = fleet_is_synced(u);
+    fresh_report.is_stale |= f->updating && fleet_is_dirty_marker(
+                                                report->label); /* of ours, and soon not any more */
+    check_sync_locked(f, u, &fresh_report);
+    fleet_store_report_locked(f, u, &fresh_report);
+    clear_auth_error_locked(f, u);
+    fence_dirty_locked(f, u);
+    fleet_decide_version_locked(f);
+    u->incarnation += was && !fleet_is_synced(u) &&
+                      report->process[0] == '\0'; /* by its words alone */
+    if (!fleet_is_out(u, OUT_UNRELIABLE | OUT_AUTH_REQUEST) ||
+        strncmp(u->error.msg, not_ready_prefix, sizeof not_ready_prefix - 1) == 0)
+        err_clear(&u->error);
+    if (u->error.code == ERR_NONE && u->report.not_ready[0] != '\0')
+        FLEET_SET_ERROR(u, "%s%s", not_ready_prefix, u->report.not_ready);
+    fleet_change_end(f, &c);
+}
+
+static bool is_same_locked(const struct upstream *u, const char *process)
+{
+    return u->report.process[0] == '\0' || strcmp(process, u->report.process) == 0;
+}
+
+/* With every answer of a baton: what changes nothing is done with at once. Before the first update
+ * its next answer about itself says what it has. The process that answered is the one that is known
+ * from now on: an update that it takes puts it into step. */
+bool fleet_check_process(struct fleet *f, size_t upstream, const char *process)
+{
+    struct upstream *u = &f->upstreams[upstream];
+    struct fleet_change c;
+    struct err why = {0};
+    bool same;
+
+    mtx_lock(&f->lock);
+    same = is_same_locked(u, process);
+    mtx_unlock(&f->lock);
+    if (same)
+        return true;
+    fleet_change_begin(f, &c);
+    same = is_same_locked(u, process);
+    if (!same) {
+        set_restarted_error(f, &why);
+        if (!fleet_is_out(u, OUT_FENCES)) /* why that is says more */
+            fleet_set_error(u, &why);
+        fleet_apply_event(f, u, UPSTREAM_ON_UNSYNCED);
+        note_restart_locked(f, u);
+        (void)snprintf(u->report.process, sizeof u->report.process, "%s", process);
+        u->report.label[0] = u->report.not_ready[0] = '\0';
+        u->label_known = false;
+    }
+    fleet_change_end(f, &c);
+    return same;
+}
+
+static void count_failure_locked(const struct fleet *f, struct upstream *u, bool refused,
+                                 const struct err *why)
+{
+    u->n_failures_in_row++;
+    u->n_failures++;
+    if (u->n_failures_in_row >= FLEET_FAILURES_DOWN)
+        fleet_apply_event(f, u, UPSTREAM_ON_DOWN);
+    else if (refused)
+        fleet_apply_event(f, u, UPSTREAM_ON_CONNECTION_REFUSED);
+    u->no_answer = *why;
+    u->no_answer_wall_s = clock_wall_s();
+}
+
+/* It answered, but for what it serves if that was not the question. */
+void fleet_clear_failure_locked(struct upstream *u)
+{
+    if (fleet_is_alive(u) && u->n_probe_failures == 0)
+        err_clear(&u->no_answer);
+}
+
+void fleet_request_failed(struct fleet *f, size_t upstream, bool refused, const struct err *why)
+{
+    struct fleet_change c;
+
+    fleet_change_begin(f, &c);
+    count_failure_locked(f, &f->upstreams[upstream], refused, why);
+    fleet_change_end(f, &c);
+}
+
+void fleet_probe_failed(struct fleet *f, size_t upstream, bool refused, const struct err *why)
+{
+    struct upstream *u = &f->upstreams[upstream];
+    struct fleet_change c;
+
+    fleet_change_begin(f, &c);
+    count_failure_locked(f, u, refused, why);
+    u->n_probe_failures++;
+    if (u->n_probe_failures >= FLEET_PROBE_FAILURES_MAX && u->probe_ok_us != 0) {
+        err_clear(&u->no_answer);
+        (void)err_set(&u->no_answer, why->code, "",
+                      "its version cannot be known: %u questions in a row got no answer; %.300s",
+                      u->n_probe_failures, why->msg);
+    }
+    fleet_change_end(f, &c);
+}
+
+void fleet_auth_failed(struct fleet *f, size_t upstream, enum fleet_auth what,
+                       const struct err *why)
+{
+    struct upstream *u = &f->upstreams[upstream];
+    struct fleet_change c;
+
+    assert(why->code == ERR_UPSTREAM_KEY);
+    fleet_change_begin(f, &c);
+    fleet_apply_event(f, u,
+                      what == FLEET_AUTH_PROBE ? UPSTREAM_ON_PROBE_AUTH_FAILED
+                                               : UPSTREAM_ON_REQUEST_AUTH_FAILED);
+    fleet_set_error(u, why);
+    fleet_clear_failure_locked(u);
+    fleet_change_end(f, &c);
+}
+
+void fleet_auth_ok(struct fleet *f, size_t upstream)
+{
+    struct upstream *u = &f->upstreams[upstream];
+    struct fleet_change c;
+
+    fleet_change_begin(f, &c);
+    fleet_apply_event(f, u, UPSTREAM_ON_REQUEST_AUTH_OK);
+    clear_auth_error_locked(f, u);
+    fleet_change_end(f, &c);
+}

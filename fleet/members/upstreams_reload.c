@@ -1,0 +1,200 @@
+/* Reading the configuration again. */
+#include "fleet/members/upstreams_priv.h"
+
+#include "base/log.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What a reload does to one entry of the new configuration. */
+struct entry_change {
+    size_t index;              /* that it has, or gets */
+    bool is_new;               /* the index was not its own, or it had been removed */
+    struct retained *retained; /* owned; NULL: nothing about it has changed */
+};
+
+struct reload {
+    struct entry_change changes[FLEET_MAX]; /* [list->n] */
+    bool named[FLEET_MAX];                  /* the index is one of those */
+    size_t n;                               /* indexes used afterwards */
+};
+
+static bool index_of(const struct upstreams *u, const char *name, size_t *out)
+{
+    for (size_t i = 0; i < u->n; i++)
+        if (u->slots[i].config != NULL && strcmp(u->slots[i].config->url, name) == 0) {
+            *out = i;
+            return true;
+        }
+    return false;
+}
+
+static bool is_idle(struct upstreams *u, size_t i)
+{
+    struct upstream_info info;
+
+    fleet_info(u->fleet, i, &info);
+    for (size_t queue = 0; queue < FLEET_QUEUES; queue++)
+        if (info.n_outstanding[queue] > 0)
+            return false;
+    return true;
+}
+
+/* An index that nobody has, for one that has none. Indexes of the removed are taken last: those who
+ * were told of one a moment ago have forgotten it the longer. */
+static bool free_index(struct upstreams *u, const struct reload *r, bool held, size_t *out)
+{
+    if (r->n < FLEET_MAX) {
+        *out = r->n;
+        return true;
+    }
+    for (size_t i = 0; i < u->n && !held; i++)
+        if (!r->named[i] && u->slots[i].removed && is_idle(u, i)) {
+            *out = i;
+            return true;
+        }
+    return false;
+}
+
+static int plan_entry(struct upstreams *u, struct reload *r, struct entry_change *c,
+                      const struct upstream_config *s, bool held, struct err *e)
+{
+    const struct slot *slot;
+
+    if (c->index == FLEET_MAX) {
+        if (!free_index(u, r, held, &c->index))
+            return err_set(e, ERR_CONFLICT, "--upstream-file",
+                           "no place is left for '%.200s': of %d all are taken, some by upstreams "
+                           "that are gone but still busy",
+                           s->url, FLEET_MAX);
+        c->is_new = true;
+    }
+    r->named[c->index] = true;
+    if (c->index >= r->n)
+        r->n = c->index + 1;
+    slot = &u->slots[c->index];
+    c->is_new = c->is_new || slot->removed;
+    if (!c->is_new && upstream_config_same(slot->config, s))
+        return 0;
+    c->retained = calloc(1, sizeof *c->retained);
+    return c->retained != NULL ? 0
+                               : err_set(e, ERR_NO_MEMORY, "", "no memory for '%.200s'", s->url);
+}
+
+/* Only main changes the table, so main reads it without the lock. Who keeps an index is found
+ * first, so that nobody new gets it. */
+static int plan_reload(struct upstreams *u, struct reload *r,
+                       const struct upstream_config_list *list, bool held, struct err *e)
+{
+    r->n = u->n;
+    for (size_t i = 0; i < list->n; i++) {
+        r->changes[i].index = FLEET_MAX;
+        if (index_of(u, list->items[i]->url, &r->changes[i].index))
+            r->named[r->changes[i].index] = true;
+    }
+    for (size_t i = 0; i < list->n; i++)
+        if (plan_entry(u, r, &r->changes[i], list->items[i], held, e) != 0)
+            return -1;
+    return 0;
+}
+
+static void log_change(const char *what, const struct upstream_config *s)
+{
+    struct log_rec r;
+
+    log_begin(&r, LOG_INFO, what);
+    log_str(&r, "upstream", s->url);
+    log_str(&r, "dialect", upstream_kind_name(s->kind));
+    log_end(&r);
+}
+
+static void set_slot(struct upstreams *u, size_t i, const struct upstream_config *config,
+                     bool removed)
+{
+    mtx_lock(&u->lock);
+    u->slots[i] = (struct slot){config, removed};
+    if (i >= u->n)
+        u->n = i + 1;
+    mtx_unlock(&u->lock);
+}
+
+static void change_one(struct upstreams *u, struct entry_change *c,
+                       struct upstream_config_list *list, size_t i)
+{
+    const struct upstream_config *config;
+
+    if (c->retained == NULL)
+        return;
+    config = upstreams_retain(u, list, i, c->retained);
+    c->retained = NULL;
+    set_slot(u, c->index, config, false);
+    if (c->is_new)
+        fleet_add(u->fleet, c->index, config->url);
+    fleet_set_pause_queue(u->fleet, c->index, upstream_is_two_phase(config->kind));
+    log_change(c->is_new ? "upstream.added" : "upstream.changed", config);
+}
+
+static void remove_others(struct upstreams *u, const struct reload *r)
+{
+    for (size_t i = 0; i < u->n; i++) {
+        if (r->named[i] || u->slots[i].removed)
+            continue;
+        set_slot(u, i, u->slots[i].config, true);
+        fleet_remove(u->fleet, i);
+        log_change("upstream.removed", u->slots[i].config);
+    }
+}
+
+static int apply_reload(struct upstreams *u, struct upstream_config_list *list, struct err *e)
+{
+    struct reload *r = calloc(1, sizeof *r);
+    bool held;
+    int rc;
+
+    if (r == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to read the upstreams again");
+    mtx_lock(&u->lock);
+    held = u->n_holds > 0 || u->batches != NULL;
+    mtx_unlock(&u->lock);
+    rc = plan_reload(u, r, list, held, e);
+    if (rc == 0) {
+        for (size_t i = 0; i < list->n; i++)
+            change_one(u, &r->changes[i], list, i);
+        remove_others(u, r);
+        fleet_set_min_ready(u->fleet, upstreams_min_ready(&u->cfg, list->n));
+        prober_probe_now(u->prober);
+    }
+    for (size_t i = 0; i < list->n; i++)
+        free(r->changes[i].retained);
+    free(r);
+    return rc;
+}
+
+int upstreams_reload(struct upstreams *u, struct err *e)
+{
+    const struct upstreams_cfg *cfg = &u->cfg;
+    struct upstream_config_list list;
+    int rc;
+
+    if (upstream_config_list_read(&list, cfg->entries, cfg->n_entries, cfg->file, e) != 0)
+        return -1;
+    rc = upstreams_check_min_ready(cfg, list.n, e) == 0 ? apply_reload(u, &list, e) : -1;
+    upstream_config_list_fini(&list);
+    return rc;
+}
+
+void upstreams_hold_indexes(struct upstreams *u)
+{
+    mtx_lock(&u->lock);
+    u->n_holds++;
+    mtx_unlock(&u->lock);
+}
+
+void upstreams_release_indexes(struct upstreams *u)
+{
+    mtx_lock(&u->lock);
+    assert(u->n_holds > 0);
+    u->n_holds--;
+    mtx_unlock(&u->lock);
+}
