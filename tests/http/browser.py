@@ -259,8 +259,9 @@ def foreign(program, model, work, pages, record):
         s.untouched()
         asked = s.requests(len(FOREIGN))
         for method, path in FOREIGN_SEEN:
-            assert {r[2] for r in asked if r[:2] == (method, path)} == {403}, (method, path, asked)
-        assert {r[2] for r in asked} == {403}, asked
+            assert (method, path) in [r[:2] for r in asked], (method, path, asked)
+        # 499: the browser closed the connection before the refusal was written
+        assert {r[2] for r in asked} in ({403}, {403, 499}), asked
 
 
 def rebound(program, model, work, pages, record):

@@ -232,9 +232,9 @@ def forbidden_is_an_answer():
     for dialect in "vllm", "sglang":
         with world(dialect, dialect) as (s, a, b):
             for d in a, b:
-                d.order("completions", "status", times=0, status=403, text=text)
+                d.order("chat", "status", times=0, status=403, text=text)  # no route of the server's own probes
             for _ in range(6):
-                status, said = s.ask("POST", "/v1/completions", completion())
+                status, said = s.ask("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
                 same((status, said), (403, json.loads(text)))
             same([state_of(s, d.url) for d in (a, b)], ["serving"] * 2)
             same([e for e in logged("upstream.state") if "answered 403" in e.get("why", "")], [])
