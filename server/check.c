@@ -102,7 +102,7 @@ static int check_fleet(const struct config *config, FILE *to, struct err *e)
     int rc = listeners_read(&l, config, e);
 
     listeners_fini(&l);
-    return rc == 0 ? fleet_check(config, to, e) : -1;
+    return rc == 0 ? serve_fleet_check(config, to, e) : -1;
 }
 
 int serve_check(const struct config *config, FILE *to, struct err *e)
@@ -112,7 +112,7 @@ int serve_check(const struct config *config, FILE *to, struct err *e)
 
     if (r == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to check");
-    if (fleet_wanted(config)) {
+    if (config_has_upstreams(config)) {
         rc = check_fleet(config, to, e);
         goto out;
     }

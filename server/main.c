@@ -6,10 +6,9 @@
 #include "server/check.h"
 #include "server/config/config.h"
 #include "server/serve.h"
+#include "server/signals.h"
 
 #include <jansson.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -66,20 +65,6 @@ static int level_of(const char *name, enum log_level *out)
     return -1;
 }
 
-/* Every thread inherits this: signals are read by main alone, and a dead peer is an error code.
- * SIGHUP too: it has files read again, and where there are none it is no reason to end. */
-static void block_signals(void)
-{
-    sigset_t set;
-
-    (void)sigemptyset(&set);
-    (void)sigaddset(&set, SIGTERM);
-    (void)sigaddset(&set, SIGINT);
-    (void)sigaddset(&set, SIGHUP);
-    (void)pthread_sigmask(SIG_BLOCK, &set, NULL);
-    (void)signal(SIGPIPE, SIG_IGN);
-}
-
 /* @c  NULL, or the configuration: an option is named as it was given, in a file or by a variable */
 static void error_print(const struct config *c, const struct err *e)
 {
@@ -106,7 +91,7 @@ static int serve_run(const struct config *c, bool check)
     json_parse_init();   /* all before threads: jansson's allocator, the seed that the first */
     json_object_seed(0); /* object would race for, and the process's environment */
     nccl_environment();
-    block_signals();
+    signals_block();
     if (log_open(STDERR_FILENO, least, &e) != 0) {
         error_print(c, &e);
         return 1;

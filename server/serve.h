@@ -27,8 +27,9 @@ struct serve_report {
     bool mirror;                /* beside GPUs, a copy in host memory for the engine */
 };
 
-/* serve_blame - name the option whose value was wrong, before what was wrong with it. Always -1. */
-int serve_blame(struct err *e, const char *option, const char *value);
+/* serve_option_error - make an error about the value of an option name both: its field becomes the
+ * option, its message begins with the value unless it names it already. Returns -1. */
+int serve_option_error(struct err *e, const char *option, const char *value);
 
 /* serve_inspect - read what serve reads before anything runs: model, tokenizer, model spec, the
  * first weights (their values too, unless --non-finite allow), CUDA and --device. Starts nothing,

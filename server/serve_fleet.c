@@ -1,4 +1,4 @@
-/* From the configuration to the room of the upstreams. */
+/* The server in front of a fleet: from the configuration to its upstreams. */
 #include "server/serve_fleet.h"
 
 #include "base/log.h"
@@ -9,24 +9,17 @@
 #include "fleet/members/upstreams.h"
 #include "fleet/proxy/proxy.h"
 #include "fleet/update/fleet_coverage.h"
-#include "handlers/app.h"
 #include "handlers/fleet/status.h"
 #include "handlers/tensor_list_json.h"
 #include "server/model_dir.h"
 #include "server/serve.h"
 #include "server/serve_listen.h"
+#include "server/serve_priv.h"
 #include "transport/file.h"
 
 #include <string.h>
 
-enum {
-    GENERATION_PROBE_EVERY = 5
-}; /* of an idle upstream's questions, one in so many is for a token */
-
-bool fleet_wanted(const struct config *c)
-{
-    return c->upstream.n > 0 || c->upstream_file != NULL;
-}
+enum { GENERATION_PROBE_EVERY = 5 }; /* every fifth probe of an idle upstream generates a token */
 
 static struct upstreams_cfg cfg_of(const struct config *c)
 {
@@ -44,27 +37,12 @@ static struct upstreams_cfg cfg_of(const struct config *c)
     };
 }
 
-int fleet_open(struct app *app, const struct config *c, struct err *e)
-{
-    struct upstreams_cfg cfg = cfg_of(c);
-
-    app->fleet->ready = fleet_ready;
-    app->fleet->metrics = metrics_fleet;
-    app->settings.on_update = GEN_ON_UPDATE_RECOMPUTE;
-    if (c->on_update != NULL &&
-        gen_on_update_parse(&app->settings.on_update, c->on_update, "--on-update", e) != 0)
-        return -1;
-    if (http_init(e) != 0 || upstreams_new(&app->fleet->upstreams, &cfg, e) != 0)
-        return -1;
-    return proxy_new(&app->fleet->proxy, app->fleet->upstreams, e);
-}
-
 static const char otherwise[] =
     "give --manifest FILE instead of --model, a .safetensors file of the model or JSON columns; or "
     "neither";
 
-/* Without weights in the directory the tensors could only come from what config.json says. */
-static void blame_no_weights(struct err *e)
+/* Without weights in the directory only config.json could say which tensors there are. */
+static void explain_no_weights(struct err *e)
 {
     struct err cause = *e;
 
@@ -74,7 +52,7 @@ static void blame_no_weights(struct err *e)
                   otherwise);
 }
 
-/* Of its files the headers alone are read. */
+/* Reads only the headers of the files. */
 static int spec_of_dir(struct model_spec **out, const char *dir, struct err *e)
 {
     struct file_weights stored = {0};
@@ -87,22 +65,22 @@ static int spec_of_dir(struct model_spec **out, const char *dir, struct err *e)
         return -1;
     rc = model_spec_of_dir(out, dir, stored.tensor_list, e);
     if (rc != 0 && !has)
-        blame_no_weights(e);
+        explain_no_weights(e);
     source_close(source);
     file_weights_fini(&stored);
     return rc;
 }
 
-/* @out, @from  NULL: neither option is given */
+/* *out and *from become NULL when neither option is given. */
 static int spec_load(struct model_spec **out, const char **from, const struct config *c,
                      struct err *e)
 {
     *out = NULL;
     *from = c->model_spec != NULL ? "--manifest" : c->model != NULL ? "--model" : NULL;
     if (c->model_spec != NULL && model_spec_load(out, c->model_spec, e) != 0)
-        return serve_blame(e, *from, c->model_spec);
+        return serve_option_error(e, *from, c->model_spec);
     if (c->model_spec == NULL && c->model != NULL && spec_of_dir(out, c->model, e) != 0)
-        return serve_blame(e, *from, c->model);
+        return serve_option_error(e, *from, c->model);
     return 0;
 }
 
@@ -111,38 +89,63 @@ static int tensor_list_of(struct tensor_list **out, const json_t *body, struct e
     return tensor_list_from_body(out, body, NULL, e);
 }
 
-int fleet_open_control(struct app *app, const struct config *c, struct err *e)
+static int open_upstreams(struct server *s, struct err *e)
 {
-    const struct fleet_control_cfg cfg = {.upstreams = app->fleet->upstreams,
-                                          .abort = app->fleet->abort,
-                                          .reconcile = app->generate_pool,
-                                          .update_us = c->update_timeout * 1000,
-                                          .recomputes = app->settings.on_update ==
+    struct upstreams_cfg cfg = cfg_of(&s->config);
+
+    s->fleet.ready = fleet_ready;
+    s->fleet.metrics = metrics_fleet;
+    if (http_init(e) != 0 || upstreams_new(&s->fleet.upstreams, &cfg, e) != 0)
+        return -1;
+    return proxy_new(&s->fleet.proxy, s->fleet.upstreams, e);
+}
+
+static int open_control(struct server *s, struct err *e)
+{
+    const struct settings *settings = &s->app.settings;
+    const struct fleet_control_cfg cfg = {.upstreams = s->fleet.upstreams,
+                                          .abort = s->fleet.abort,
+                                          .reconcile = s->app.generate_pool,
+                                          .update_us = settings->update_timeout_ms * 1000,
+                                          .recomputes = settings->on_update ==
                                                         GEN_ON_UPDATE_RECOMPUTE,
                                           .tensor_list_of = tensor_list_of};
 
-    return fleet_control_new(&app->fleet->control, &cfg, e);
+    return fleet_control_new(&s->fleet.control, &cfg, e);
 }
 
-int fleet_open_spec(struct app *app, const struct config *c, struct err *e)
+/* What each update must contain, if --model or --manifest say it. */
+static int open_spec(struct server *s, struct err *e)
 {
     struct model_spec *spec;
     const char *from;
 
-    if (spec_load(&spec, &from, c, e) != 0)
+    if (spec_load(&spec, &from, &s->config, e) != 0)
         return -1;
-    return spec != NULL ? fleet_spec_set(app->fleet->control, spec, from, e) : 0;
+    return spec != NULL ? fleet_spec_set(s->fleet.control, spec, from, e) : 0;
 }
 
-int fleet_pools_new(struct app *app, size_t n_queue_max, size_t n_threads, struct err *e)
+/* Probes begin last: their results go to parts that must exist by then. */
+int server_build_fleet(struct server *s, struct err *e)
+{
+    s->app.fleet = &s->fleet;
+    if (open_upstreams(s, e) != 0 || server_build_executors(s, e) != 0 || open_control(s, e) != 0 ||
+        open_spec(s, e) != 0 || listeners_open(&s->listeners, &s->app, s->life.boot_id, e) != 0)
+        return -1;
+    fleet_reconcile_start(s->fleet.control);
+    return upstreams_start(s->fleet.upstreams, e);
+}
+
+int serve_fleet_start_executors(struct app_fleet *fleet, size_t n_queue_max, size_t n_threads,
+                                struct err *e)
 {
     const struct {
         const char *name;
         struct workers **pool;
-    } rows[] = {{"operation", &app->fleet->operation},
-                {"pause", &app->fleet->pause},
-                {"resume", &app->fleet->resume},
-                {"abort", &app->fleet->abort}};
+    } rows[] = {{"operation", &fleet->operation},
+                {"pause", &fleet->pause},
+                {"resume", &fleet->resume},
+                {"abort", &fleet->abort}};
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct workers_cfg cfg = {rows[i].name, n_threads, n_queue_max};
@@ -153,7 +156,7 @@ int fleet_pools_new(struct app *app, size_t n_queue_max, size_t n_threads, struc
     return 0;
 }
 
-void fleet_pools_stop(struct app_fleet *fleet)
+void serve_fleet_stop_executors(struct app_fleet *fleet)
 {
     struct workers *pools[] = {fleet->operation, fleet->pause, fleet->resume, fleet->abort};
 
@@ -162,7 +165,7 @@ void fleet_pools_stop(struct app_fleet *fleet)
             workers_stop(pools[i]);
 }
 
-void fleet_pools_free(struct app_fleet *fleet)
+void serve_fleet_free_executors(struct app_fleet *fleet)
 {
     workers_free(fleet->operation);
     workers_free(fleet->pause);
@@ -170,27 +173,27 @@ void fleet_pools_free(struct app_fleet *fleet)
     workers_free(fleet->abort);
 }
 
-void fleet_reload(struct app *app)
+void serve_fleet_reload(struct app_fleet *fleet)
 {
     struct fleet_stats s;
     struct err e = {0};
 
-    if (upstreams_reload(app->fleet->upstreams, &e) != 0) {
+    if (upstreams_reload(fleet->upstreams, &e) != 0) {
         log_line(LOG_ERROR, "upstreams.reload_failed", "the upstreams stay as they were: %s: %s",
                  e.field, e.msg);
         return;
     }
-    fleet_reconcile_start(app->fleet->control);
-    fleet_stats(upstreams_fleet(app->fleet->upstreams), &s);
+    fleet_reconcile_start(fleet->control);
+    fleet_stats(upstreams_fleet(fleet->upstreams), &s);
     log_line(LOG_INFO, "upstreams.read", "%zu upstreams, %zu of them must serve", s.n_upstreams,
              s.min_ready);
 }
 
-void fleet_log(const struct app *app, struct log_rec *r)
+void serve_fleet_log(const struct app_fleet *fleet, struct log_rec *r)
 {
     struct fleet_stats s;
 
-    fleet_stats(upstreams_fleet(app->fleet->upstreams), &s);
+    fleet_stats(upstreams_fleet(fleet->upstreams), &s);
     log_u64(r, "upstreams", s.n_upstreams);
     log_u64(r, "min_ready", s.min_ready);
 }
@@ -221,7 +224,7 @@ static void put_spec(const struct model_spec *spec, const char *from, FILE *to)
                     to);
 }
 
-int fleet_check(const struct config *c, FILE *to, struct err *e)
+int serve_fleet_check(const struct config *c, FILE *to, struct err *e)
 {
     struct upstreams_cfg cfg = cfg_of(c);
     struct upstreams *u = NULL;

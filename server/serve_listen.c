@@ -180,7 +180,7 @@ static struct shares share_descriptors(const struct config *c)
         s.data -= at_most(s.control, s.data / 2);
     if (c->health_listen != NULL)
         s.data -= at_most(s.health, s.data / 2);
-    if (c->upstream.n > 0 || c->upstream_file != NULL)
+    if (config_has_upstreams(c))
         s.data = share_upstream(s.data, c);
     if (c->max_connections > 0)
         s.data = c->max_connections;

@@ -211,6 +211,9 @@ struct config {
 int config_load(struct config *out, int argc, char *const *argv, char *const *env, struct err *e);
 void config_fini(struct config *c); /* accepts a zeroed one */
 
+/* config_has_upstreams - is this a server in front of a fleet (--upstream, --upstream-file)? */
+bool config_has_upstreams(const struct config *c);
+
 /* config_where - where the value of an option was given: its variable, "FILE:LINE: MEMBER", or,
  * on the command line or nowhere, the flag. What is no flag ("--listen") is copied. */
 void config_where(char out[ERR_FIELD_MAX], const struct config *c, const char *field);

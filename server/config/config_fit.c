@@ -66,11 +66,16 @@ static int upstreams_fit(const struct config_loader *l, struct err *e)
         l, o, "with --upstream --model says too what an update must bring; give one of them", e);
 }
 
+bool config_has_upstreams(const struct config *c)
+{
+    return c->upstream.n > 0 || c->upstream_file != NULL;
+}
+
 int config_fit(const struct config_loader *l, struct err *e)
 {
     const struct config_option *o;
 
-    if (l->config.upstream.n > 0 || l->config.upstream_file != NULL)
+    if (config_has_upstreams(&l->config))
         return upstreams_fit(l, e);
     o = option_given(l, theirs, sizeof theirs / sizeof theirs[0]);
     return o == NULL ? 0

@@ -1,0 +1,186 @@
+/* What a start reads before anything runs. --check reads the same. */
+#include "base/log.h"
+#include "handlers/update_members.h"
+#include "server/model_dir.h"
+#include "server/serve.h"
+#include "server/serve_priv.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+#include "weights/model_spec.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+_Static_assert((int)CUDA_DEVICES_MAX <= (int)STORE_DEVICES_MAX, "every GPU can be a rank");
+
+int serve_option_error(struct err *e, const char *option, const char *value)
+{
+    struct err cause = *e;
+    /* "/path" is a member of a request: here the value came by an option. */
+    const char *field = strcmp(cause.field, "/path") == 0 ? "" : cause.field;
+    bool named = strstr(cause.msg, value) != NULL;
+
+    err_clear(e);
+    return err_set(e, cause.code, option, "%.200s%s%s%s%.400s", named ? "" : value,
+                   named ? "" : ": ", field, field[0] != '\0' ? ": " : "", cause.msg);
+}
+
+bool server_has_engine(const struct server *s)
+{
+    return strcmp(s->config.engine, "none") != 0;
+}
+
+const char *server_first_label(const struct server *s)
+{
+    if (s->config.weight_version != NULL)
+        return s->config.weight_version;
+    return s->first_weights.weight_version != NULL ? s->first_weights.weight_version : "initial";
+}
+
+/* Requests name absolute paths: a directory given as "./checkpoints", or through a symbolic link,
+ * is the one to which it leads now. */
+static int resolve_allow_path(struct server *s, struct err *e)
+{
+    struct config_list *list = &s->config.allow_path;
+
+    for (size_t i = 0; i < list->n; i++) {
+        s->allow_path[i] = realpath(list->items[i], NULL);
+        if (s->allow_path[i] == NULL)
+            return err_set_errno(e, ERR_BAD_REQUEST, "--allow-path", errno, "'%.200s'",
+                                 list->items[i]);
+        list->items[i] = s->allow_path[i];
+    }
+    return 0;
+}
+
+/* --weights, else those of --model, if it has any. */
+static int open_first_weights(struct server *s, struct err *e)
+{
+    const struct config *c = &s->config;
+    const char *path = c->weights;
+    bool has = path != NULL;
+
+    if (path != NULL && strcmp(path, "none") == 0)
+        return 0;
+    if (path == NULL && c->model != NULL &&
+        model_dir_weights(&has, c->model, "start without weights by --weights none", e) != 0)
+        return serve_option_error(e, "--model", c->model);
+    if (!has)
+        return 0;
+    if (file_source_open_local(&s->first, &s->first_weights, path != NULL ? path : c->model, e) ==
+        0)
+        return 0;
+    return serve_option_error(e, path != NULL ? "--weights" : "--model",
+                              path != NULL ? path : c->model);
+}
+
+/* Without a usable chat template the server starts; only chat requests fail. */
+static void load_chat_template(struct server *s)
+{
+    struct log_rec r;
+
+    if (chat_template_load(&s->chat, s->config.model, &s->chat_why) == 0)
+        return;
+    if (s->chat_why.code == ERR_NOT_FOUND)
+        return;
+    log_begin(&r, LOG_WARN, "chat_template.refused");
+    log_str(&r, "why", s->chat_why.msg);
+    log_end(&r);
+}
+
+static int spec_of_file(struct server *s, struct err *e)
+{
+    const char *path = s->config.model_spec;
+
+    if (path == NULL)
+        return err_set(e, ERR_BAD_REQUEST, "--manifest",
+                       "--engine none needs --manifest FILE: what must an update cover?");
+    if (model_spec_load(&s->model_spec, path, e) != 0)
+        return serve_option_error(e, "--manifest", path);
+    return 0;
+}
+
+static int read_model(struct server *s, struct err *e)
+{
+    const struct config *c = &s->config;
+
+    if (!server_has_engine(s))
+        return spec_of_file(s, e);
+    if (strcmp(c->engine, "embedded") != 0)
+        return err_set(e, ERR_BAD_REQUEST, "--engine",
+                       "engine '%.32s' is not one of embedded, none", c->engine);
+    if (c->model == NULL)
+        return err_set(
+            e, ERR_BAD_REQUEST, "--model",
+            "it is missing; a Hugging Face model directory is expected, as in 'baton serve "
+            "--model DIR'");
+    if (model_dir_check(c->model, e) != 0 || model_config_load(&s->model, c->model, e) != 0 ||
+        tokenizer_load(&s->tokenizer, c->model, e) != 0)
+        return serve_option_error(e, "--model", c->model);
+    load_chat_template(s);
+    return model_spec_of_config(&s->model_spec, &s->model, s->first_weights.tensor_list, e);
+}
+
+static int read_nccl_allow(struct server *s, struct err *e)
+{
+    const struct config_list *list = &s->config.nccl_allow_cidr;
+
+    for (size_t i = 0; i < list->n; i++)
+        if (cidr_list_add(&s->nccl_allow, list->items[i], "--nccl-allow-cidr", e) != 0)
+            return -1;
+    return 0;
+}
+
+/* The sizes of GPUs are checked before any of them is used. One version must fit into all of them
+ * together, since ranks may share it (placement: sharded). */
+static int choose_devices(struct server *s, struct err *e)
+{
+    const struct device_list *list = &s->device_list;
+    uint64_t needed = s->model_spec->tensor_list->nbytes, total = 0;
+
+    if (device_list_parse(&s->device_list, s->config.device, &s->cuda, e) != 0)
+        return -1;
+    for (uint32_t rank = 0; rank < list->n; rank++)
+        total += s->cuda.devices[list->index[rank]].nbytes_total;
+    if (list->n == 0 || needed <= total)
+        return 0;
+    if (list->n > 1)
+        return err_set(e, ERR_NO_STAGING, "--device",
+                       "one version of the weights has %llu bytes, these %u GPUs together have "
+                       "%llu",
+                       (unsigned long long)needed, (unsigned)list->n, (unsigned long long)total);
+    return err_set(e, ERR_NO_STAGING, "--device",
+                   "one version of the weights has %llu bytes, cuda:%d has %llu",
+                   (unsigned long long)needed, s->cuda.devices[list->index[0]].ordinal,
+                   (unsigned long long)total);
+}
+
+/* libnccl takes some 200 MB of memory and is of no use without a GPU. */
+static void probe_nccl(struct server *s)
+{
+    if (s->config.nccl_library != NULL || s->device_list.n > 0)
+        nccl_probe(&s->nccl, s->config.nccl_library);
+    else
+        (void)snprintf(s->nccl.reason, sizeof s->nccl.reason,
+                       "it was not looked for, since the weights lie in host memory");
+}
+
+int server_read_inputs(struct server *s, struct err *e)
+{
+    const char *label = s->config.weight_version;
+
+    if ((label != NULL && label_check(label, "--weight-version", e) != 0) ||
+        resolve_allow_path(s, e) != 0 || open_first_weights(s, e) != 0 || read_model(s, e) != 0)
+        return -1;
+    if (s->first != NULL && label_check(server_first_label(s), "--weights", e) != 0)
+        return -1;
+    if (read_nccl_allow(s, e) != 0)
+        return -1;
+    cuda_probe(&s->cuda, s->config.cuda_library);
+    if (choose_devices(s, e) != 0)
+        return -1;
+    probe_nccl(s);
+    return 0;
+}

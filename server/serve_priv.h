@@ -1,0 +1,99 @@
+/* The one server of the process, and the functions by which serve.c builds, drains and frees it.
+ * Private to server/serve*.c. All of them run on the main thread. */
+#ifndef BATON_SERVER_SERVE_PRIV_H
+#define BATON_SERVER_SERVE_PRIV_H
+
+#include "base/err.h"
+#include "base/net/cidr.h"
+#include "control/life.h"
+#include "driver/cuda_info.h"
+#include "driver/nccl_info.h"
+#include "engine/model/model_config.h"
+#include "handlers/app.h"
+#include "memory/device_list.h"
+#include "server/config/config.h"
+#include "server/serve_listen.h"
+#include "transport/file.h"
+#include "transport/ipc/cuda_ipc.h"
+#include "weights/store/store.h"
+
+#include <stdbool.h>
+
+struct chat_template;
+struct device;
+struct model_spec;
+struct source;
+struct tokenizer;
+
+enum { SERVER_PATH_MAX = 4096 };
+
+/* Each pointer is owned, and NULL until it is made: a server that was built in part can be freed.
+ */
+struct server {
+    struct config config; /* as given; --allow-path is resolved */
+    struct life life;
+    struct app app;
+    struct app_weights weights;   /* app.weights, or zeroed */
+    struct app_generate generate; /* app.generate, or zeroed */
+    struct app_fleet fleet;       /* app.fleet, or zeroed */
+    struct listeners listeners;
+
+    /* Read before anything runs (server_read_inputs). */
+    char *allow_path[CONFIG_LIST_MAX]; /* --allow-path as real, absolute directories */
+    struct source *first;              /* bytes of the first weights, until they are submitted */
+    struct file_weights first_weights; /* their list, checksums and label */
+    struct model_config model;
+    struct model_spec *model_spec; /* until the store takes it */
+    struct tokenizer *tokenizer;
+    struct chat_template *chat; /* NULL: chat_why says why */
+    struct err chat_why;
+    struct cidr_list nccl_allow; /* --nccl-allow-cidr */
+    struct cuda_info cuda;
+    struct device_list device_list; /* --device: indices into cuda.devices, by rank */
+    struct nccl_info nccl;
+
+    struct device *devices[STORE_DEVICES_MAX]; /* weights.n_devices of them, by rank */
+    struct cuda_ipc_stats ipc_stats;
+    char model_name[SERVER_PATH_MAX], model_path[SERVER_PATH_MAX];
+    const char *base_names[2]; /* names of the base model, which no adapter may have */
+};
+
+/* server_has_engine - is there an embedded engine, or is it --engine none? */
+bool server_has_engine(const struct server *s);
+
+/* server_first_label - the label of the first weights. */
+const char *server_first_label(const struct server *s);
+
+/* server_read_inputs - read and check what a server with weights of its own needs before anything
+ * runs: the headers of the first weights, model, tokenizer, --allow-path, CUDA, --device, NCCL.
+ * Errors: of what is read; the field is the option. */
+int server_read_inputs(struct server *s, struct err *e);
+
+/* server_build_common - what both servers have first: settings, life, the health listener.
+ * Errors: ERR_BAD_REQUEST for --compat; of listeners_open_health. */
+int server_build_common(struct server *s, struct err *e);
+
+/* server_build_executors - metrics, and the executors of requests; in front of a fleet at least
+ * FLEET_THREADS_MIN threads each. Errors: of workers_new, ERR_NO_MEMORY. */
+int server_build_executors(struct server *s, struct err *e);
+
+/* server_build_embedded - the server with weights of its own, up to its listeners.
+ * Errors: of each part; what was made is server_free's. */
+int server_build_embedded(struct server *s, struct err *e);
+
+/* server_push_first - commit the first weights, if there are any, by the update path.
+ * Blocks: until they are committed. Errors: of the update. */
+int server_push_first(struct server *s, struct err *e);
+
+/* server_build_fleet - the server in front of a fleet, up to its listeners; then probes begin.
+ * Errors: of each part; what was made is server_free's. */
+int server_build_fleet(struct server *s, struct err *e);
+
+/* server_drain - accept nothing new and wait until running work has ended, --drain-timeout has
+ * passed, or a second signal arrives. */
+void server_drain(struct server *s);
+
+/* server_free - stop and free everything, and s itself. */
+void server_free(struct server *s);
+
+#endif

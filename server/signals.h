@@ -1,0 +1,20 @@
+/* The signals of the server: SIGTERM and SIGINT end it, SIGHUP makes it read files again. Only the
+ * main thread receives them. */
+#ifndef BATON_SERVER_SIGNALS_H
+#define BATON_SERVER_SIGNALS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* signals_block - block SIGTERM, SIGINT and SIGHUP, and ignore SIGPIPE: writing to a closed
+ * connection is then an error code. Call it before the first thread starts: threads inherit it. */
+void signals_block(void);
+
+/* signals_wait - wait for one of them. Returns SIGTERM, SIGINT or SIGHUP. */
+int signals_wait(void);
+
+/* signals_end_within - wait up to timeout_us for SIGTERM or SIGINT, and take it. False: none
+ * arrived. */
+bool signals_end_within(uint64_t timeout_us);
+
+#endif
