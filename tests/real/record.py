@@ -6,7 +6,7 @@ of this machine, ports and handles, which are masked. Of the answer only the sha
 nothing volatile is in a recording: each value is named by its JSON type; of a list, the shapes of
 its elements are merged, and those of members that are token ids, as "0"; a member that not all
 elements have ends in "?"; of a stream of events the shapes are merged likewise.
-tests/http/recorded.py replays recordings."""
+tests/http/compat/recorded.py replays recordings."""
 
 import http.client
 import http.server

@@ -15,7 +15,7 @@ from real_world import ask, world
 from vllm.distributed.weight_transfer import ipc_engine, nccl_common, nccl_engine
 from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
 
-sys.path.insert(0, str(real_world.ROOT / "tests" / "http"))
+sys.path.insert(0, str(real_world.ROOT / "tests" / "http" / "lib"))
 from fake_engine_world import Double  # noqa: E402
 
 TENSORS = {"names": ["a", "b"], "dtype_names": ["bfloat16"] * 2, "shapes": [[1], [2, 3]]}

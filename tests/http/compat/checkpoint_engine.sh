@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Updates over ZeroMQ sockets, with real ZeroMQ and the fake driver. Usage: as lib.sh says, and then
+# the path of libfakecuda, and of the trainers'. env SEED repeats a run.
+# shellcheck source=tests/http/lib/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib/lib.sh"
+# libzmq is not instrumented: what its own threads do to its own memory is not to be judged.
+TSAN_OPTIONS="$TSAN_OPTIONS ignore_noninstrumented_modules=1"
+seed=${SEED:-$RANDOM}
+said=$(timeout 290 "$PYTHON" -B "$(dirname "${BASH_SOURCE[0]}")/checkpoint_engine_update.py" "$BATON" \
+  "$MODEL" "${CLIENT%/*}" "$(realpath "$4")" "$(realpath "$5")" "$seed") || fail "SEED=$seed: $said"
+echo "$said"
+N_CHECKS=$(sed --quiet 's/^ok: \([0-9]*\) checks;.*/\1/p' <<<"$said")
+done_testing

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# A training step of each mode of SkyRL, over the fakes. Usage: as lib.sh says, and then the paths of
+# libfakecuda, of libfakenccl, and of the trainers' two. env SEED repeats a run.
+# shellcheck source=tests/http/lib/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib/lib.sh"
+seed=${SEED:-$RANDOM}
+said=$(timeout 290 "$PYTHON" -B "$(dirname "${BASH_SOURCE[0]}")/dialect_skyrl.py" "$BATON" "$MODEL" \
+  "${CLIENT%/*}" "$(realpath "$4")" "$(realpath "$5")" "$(realpath "$6")" "$(realpath "$7")" \
+  "$seed") || fail "SEED=$seed: $said"
+echo "$said"
+N_CHECKS=$(sed --quiet 's/^ok: \([0-9]*\) checks.*/\1/p' <<<"$said")
+done_testing

@@ -1,9 +1,0 @@
-#!/usr/bin/env bash
-# Updates of an SGLang stand between a begin and an end. Usage: as lib.sh, then FAKE_ENGINE.
-# shellcheck source=tests/http/lib.sh
-source "$(dirname "$0")/lib.sh"
-
-mkdir "$WORK/files"
-"$PYTHON" -B "$(dirname "$0")/fleet_begin.py" "$BATON" "$4" "$WORK/log" "$3" "$WORK/files" sglang || fail "see above"
-N_CHECKS=$((N_CHECKS + 1))
-done_testing

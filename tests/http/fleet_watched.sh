@@ -1,9 +1,0 @@
-#!/usr/bin/env bash
-# An update of the fleet while it ends. Usage: as fleet_control.sh.
-# shellcheck source=tests/http/lib.sh
-source "$(dirname "$0")/lib.sh"
-
-mkdir "$WORK/files"
-"$PYTHON" -B "$(dirname "$0")/fleet_watched.py" "$BATON" "$4" "$WORK/log" "$3" "$WORK/files" "$5" || fail "see above"
-N_CHECKS=$((N_CHECKS + 1))
-done_testing

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# What a server holds while it writes replies with very many logprobs, in each form.
+# shellcheck source=tests/http/lib/lib.sh
+source "$(dirname "$0")/../lib/lib.sh"
+
+cp -r "$MODEL" "$WORK/model"
+echo '{% for m in messages %}{{ m.content }}{% endfor %}' >"$WORK/model/chat_template.jinja"
+MODEL=$WORK/model
+for form in completions chat generate skyrl sglang prompt; do
+  serve_model
+  timeout 280 "$PYTHON" -B "$(dirname "$0")/reply_memory.py" "$URL" "$SERVER_PID" "$form" ||
+    fail "$form"
+  N_CHECKS=$((N_CHECKS + 1))
+  stop_server
+done
+done_testing

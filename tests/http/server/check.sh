@@ -1,0 +1,183 @@
+#!/usr/bin/env bash
+# `baton serve --check`, and what /v1/status says of CUDA: without it, with a fake driver of two
+# devices, with one that has none, breaks, or lacks a symbol. Usage: as lib.sh says, and then the
+# paths of libfakecuda and of the one that lacks a symbol.
+# shellcheck source=tests/http/lib/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib/lib.sh"
+FAKE=$(realpath "$4")
+FAKE_OLD=$(realpath "$5")
+export FAKECUDA_DEVICES=2 FAKECUDA_MEMORY=1000000 FAKECUDA_REPORT=$WORK/report
+
+# check WANTED_STATUS [option...]: what it says lies in $WORK/body (and its errors).
+check() {
+  local want=$1 rc=0
+  shift
+  rm --force "$WORK/report"
+  timeout 60 "$BATON" serve --check "$@" >"$WORK/body" 2>"$WORK/errors" || rc=$?
+  cat "$WORK/errors" >>"$WORK/body"
+  N_CHECKS=$((N_CHECKS + 1))
+  ((rc == want)) || fail "--check $*: ended with $rc, wanted $want: $(cat "$WORK/body")"
+}
+
+# no_context: the driver was called, and no GPU was touched.
+no_context() {
+  N_CHECKS=$((N_CHECKS + 1))
+  jq --exit-status '.calls > 0 and .contexts_made == 0 and .allocations == 0' "$WORK/report" \
+    >/dev/null || fail "the driver was used: $(cat "$WORK/report")"
+}
+
+# What it would start with; nothing listens.
+check 0 --model "$MODEL" --weights "$CHECKPOINTS/step-00000.safetensors" --weight-version step-0 \
+  --cuda-library "$FAKE"
+has "configuration: ok, would listen on 127.0.0.1:8700"
+has "listen: 127.0.0.1:8700 is " # free or not: other servers may run here
+has "values of the first weights: read, all are finite"
+has "first weights: version step-0"
+has "cuda: available, driver for CUDA 13.0, 2 devices"
+has "cuda:1: Fake GPU, GPU-fa6ec0da-0000-4000-8000-000000000001, 1000000 bytes, compute capability 9.0"
+no_context
+NBYTES=$(sed --quiet 's/^weights: [0-9]* tensors, \([0-9]*\) bytes in each version$/\1/p' "$WORK/body")
+[[ -n $NBYTES ]] || fail "it does not say what the weights need: $(cat "$WORK/body")"
+
+# The place of the word among the options does not matter; one of its own it is not.
+check 0 --model "$MODEL" --weights none --check --cuda-library "$FAKE"
+has "first weights: none, unsynced"
+BATON_CHECK=true check 0 --model "$MODEL" --weights none --cuda-library "$FAKE"
+has "unknown" # the variable is no option
+check 0 --engine none --manifest "$CHECKPOINTS/step-00000.safetensors" --cuda-library "$FAKE"
+has "weights: "
+
+# What --device chooses, and what it would need there; no GPU is touched for it.
+has "device: cpu, the weights lie in host memory; there are GPUs, --device cuda:0 would use the first"
+FAKECUDA_MEMORY=9000000 check 0 --model "$MODEL" --weights none --cuda-library "$FAKE" \
+  --device GPU-fa6ec0da-0000-4000-8000-000000000001
+has "device: cuda:0 is not used"
+has "device: cuda:1 is rank 0, $NBYTES bytes in each version, the GPU has 9000000"
+has "device: checksums on the "
+has "device: each version is kept in host memory too, for the embedded engine"
+no_context
+FAKECUDA_MEMORY=9000000 check 0 --engine none --manifest "$CHECKPOINTS/step-00000.safetensors" \
+  --cuda-library "$FAKE" --device cuda:1,cuda:0
+has "device: cuda:0 is rank 1"
+has "device: no copy in host memory"
+check 2 --model "$MODEL" --weights none --cuda-library "$FAKE" --device cuda:1
+has "baton: --device: one version of the weights has $NBYTES bytes, cuda:1 has 1000000"
+# Two may share one, if not two too small ones.
+FAKECUDA_MEMORY=$((NBYTES / 2 + 1)) check 0 --engine none \
+  --manifest "$CHECKPOINTS/step-00000.safetensors" --cuda-library "$FAKE" --device cuda:0,cuda:1
+has "device: cuda:1 is rank 1, $NBYTES bytes"
+FAKECUDA_MEMORY=$((NBYTES / 2 - 1)) check 2 --engine none \
+  --manifest "$CHECKPOINTS/step-00000.safetensors" --cuda-library "$FAKE" --device cuda:0,cuda:1
+has "baton: --device: one version of the weights has $NBYTES bytes, these 2 GPUs together have"
+check 2 --model "$MODEL" --weights none --cuda-library "$FAKE" --device cuda:2
+has "baton: --device: there is no cuda:2; there is cuda:0 (GPU-fa6ec0da-0000-4000-8000-000000000000, Fake GPU), cuda:1"
+check 2 --model "$MODEL" --weights none --cuda-library "$FAKE" --device cuda:0,cuda:0
+has "given already"
+check 2 --model "$MODEL" --weights none --cuda-library "$FAKE" --device gpu0
+has "'gpu0' is not a device"
+check 2 --model "$MODEL" --weights none --cuda-library "$WORK/libcuda.so.1" --device cuda:0
+has "baton: --device: 'cuda:0' needs CUDA, which is not available: libcuda.so.1 could not be loaded"
+check 2 --model "$MODEL" --weights none --device=
+has "--device"
+
+# No CUDA is a fact, not a failure, and it has a reason.
+check 0 --model "$MODEL" --weights none --cuda-library "$WORK/libcuda.so.1"
+has "cuda: not available: libcuda.so.1 could not be loaded: cannot open shared object file"
+has "device: cpu, the weights lie in host memory"
+check 0 --model "$MODEL" --weights none --cuda-library "$FAKE_OLD"
+has "has no symbol 'cuIpcOpenMemHandle_v2'"
+FAKECUDA_DEVICES=0 check 0 --model "$MODEL" --weights none --cuda-library "$FAKE"
+has "cuda: not available: cuInit: CUDA_ERROR_NO_DEVICE (100)"
+FAKECUDA_FAIL_NTH=1 FAKECUDA_FAIL_CALL=cuDeviceTotalMem_v2 check 0 --model "$MODEL" --weights none \
+  --cuda-library "$FAKE"
+has "cuda: not available: cuDeviceTotalMem: CUDA_ERROR_UNKNOWN (999)"
+
+# What start would refuse is refused, with the same words and status.
+check 2 --model "$WORK/nobody"
+has "baton: --model: "
+check 2 --model "$MODEL" --no-such-option
+has "baton: --no-such-option: unknown option"
+check 2 --model "$MODEL" --weights none --listen 0.0.0.0:0
+has "beyond loopback"
+check 2 --model "$MODEL" --weights "$WORK/nothing.safetensors"
+has "baton: --weights: "
+"$PYTHON" - "$CHECKPOINTS/step-00000.safetensors" "$WORK/short.safetensors" <<'P'
+import json, struct, sys
+with open(sys.argv[1], "rb") as f:
+    (n,) = struct.unpack("<Q", f.read(8))
+    h, data = json.loads(f.read(n)), f.read()
+last = max((k for k in h if k != "__metadata__"), key=lambda k: h[k]["data_offsets"][1])
+end = h.pop(last)["data_offsets"][0]
+text = json.dumps(h).encode()
+with open(sys.argv[2], "wb") as f:
+    f.write(struct.pack("<Q", len(text)) + text + data[:end])
+P
+check 2 --model "$MODEL" --weights "$WORK/short.safetensors"
+has "1 tensors are missing, the first is "
+
+# One number of the first weights is NaN: a start would refuse it, or say so, or not look.
+"$PYTHON" - "$CHECKPOINTS/step-00000.safetensors" "$WORK/nan.safetensors" <<'P'
+import json, struct, sys
+data = bytearray(open(sys.argv[1], "rb").read())
+(n,) = struct.unpack("<Q", data[:8])
+header = json.loads(data[8:8 + n])
+tensor = header["model.layers.1.mlp.down_proj.weight"]
+width = {"BF16": 2, "F16": 2, "F32": 4}[tensor["dtype"]]
+at = 8 + n + tensor["data_offsets"][0] + 7 * width
+data[at:at + width] = b"\xff" * width
+open(sys.argv[2], "wb").write(data)
+P
+check 2 --model "$MODEL" --weights "$WORK/nan.safetensors"
+has "baton: --weights: "
+has "'model.layers.1.mlp.down_proj.weight'"
+check 0 --model "$MODEL" --weights "$WORK/nan.safetensors" --non-finite warn
+has "values of the first weights: read, 1 tensors have NaN or infinity (--non-finite warn)"
+check 0 --model "$MODEL" --weights "$WORK/nan.safetensors" --non-finite allow
+has "values of the first weights: not read (--non-finite allow)"
+
+# Where it would listen: free, in use, or not to be had.
+check 0 --model "$MODEL" --weights none --listen "127.0.0.1:0" --control-listen "unix:$WORK/c" \
+  --health-listen "127.0.0.1:0"
+has "listen: 127.0.0.1:0 is free"
+has "control-listen: unix:$WORK/c is free"
+has "health-listen: 127.0.0.1:0 is free"
+[[ ! -e $WORK/c ]] || fail "a socket was left behind"
+"$PYTHON" -c "import socket; socket.socket(socket.AF_UNIX).bind('$WORK/c')"
+check 0 --model "$MODEL" --weights none --control-listen "unix:$WORK/c"
+has "control-listen: unix:$WORK/c is a socket that nobody listens on: a start would replace it"
+[[ -S $WORK/c ]] || fail "a socket that was there has been removed"
+rm "$WORK/c"
+: >"$WORK/c"
+check 0 --model "$MODEL" --weights none --control-listen "unix:$WORK/c"
+has "control-listen: unix:$WORK/c is in use"
+[[ -f $WORK/c ]] || fail "a file that was there has been removed"
+rm "$WORK/c"
+check 2 --model "$MODEL" --weights none --control-listen "unix:$WORK/nobody/c"
+has "baton: --control-listen: cannot listen on unix:$WORK/nobody/c: No such file or directory"
+check 2 --model "$MODEL" --weights none --listen 203.0.113.7:0 --insecure
+has "baton: --listen: cannot listen on 203.0.113.7:0: "
+check 2 --upstream http://127.0.0.1:1 --listen 203.0.113.7:0 --insecure
+has "baton: --listen: cannot listen on 203.0.113.7:0: "
+
+# A server says the same as JSON, and creates no context either.
+serve_model --cuda-library "$FAKE"
+expect 200 GET /v1/status
+same .cuda.available true
+same .cuda.driver_version 13.0
+same .cuda.reason null
+same '[.cuda.devices[] | "\(.index) \(.name) \(.uuid) \(.nbytes_total)"] | join(";")' \
+  "0 Fake GPU GPU-fa6ec0da-0000-4000-8000-000000000000 1000000;1 Fake GPU GPU-fa6ec0da-0000-4000-8000-000000000001 1000000"
+same .weights.nbytes "$NBYTES"
+check 0 --model "$MODEL" --weights none --listen "${URL#http://}" --cuda-library "$FAKE"
+has "listen: ${URL#http://} is in use: a start now would fail"
+stop_server
+no_context
+
+serve_model --cuda-library "$WORK/libcuda.so.1"
+expect 200 GET /v1/status
+same .cuda.available false
+same .cuda.driver_version null
+same '.cuda.devices | length' 0
+same '.cuda.reason | startswith("libcuda.so.1 could not be loaded")' true
+
+done_testing

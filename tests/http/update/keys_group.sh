@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Requests without a key, beside a trainer's group. Usage: as weight_transfer.sh says.
+# shellcheck source=tests/http/lib/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib/lib.sh"
+said=$(timeout 120 "$PYTHON" -B "$(dirname "${BASH_SOURCE[0]}")/keys_group.py" "$BATON" "$MODEL" \
+  "${CLIENT%/*}" "$(realpath "$4")" "$(realpath "$5")" "$(realpath "$6")" "$(realpath "$7")") || fail "$said"
+echo "$said"
+N_CHECKS=$(sed --quiet 's/^ok: \([0-9]*\) checks.*/\1/p' <<<"$said")
+done_testing
