@@ -66,26 +66,22 @@ static void admission_idle(void *arg)
 /* Whoever is idle behind shut listeners stays so. */
 static bool is_still_locked(const struct pause_controller *g, size_t n_running)
 {
-    if (g->now.pause == PAUSE_NONE || !g->shut)
+    if (g->pause.state == PAUSE_OFF || !g->shut)
         return false;
-    return g->now.pause == PAUSE_KEEP ? g->frozen : n_running == 0;
+    return g->pause.mode == PAUSE_KEEP ? g->frozen : n_running == 0;
 }
 
 static void fill_info_locked(const struct pause_controller *g, struct pause_controller_info *out)
 {
-    uint64_t now = clock_now_us();
     struct admission_stats s;
 
     admission_stats(g->cfg.generate, &s);
-    *out = g->now;
-    out->n_running = s.n_running;
-    out->n_waiting = s.n_waiting;
-    out->acknowledged = is_still_locked(g, s.n_running);
-    out->lease_left_us = CLOCK_NEVER;
-    if (g->until_us != CLOCK_NEVER)
-        out->lease_left_us = g->until_us > now ? g->until_us - now : 0;
-    if (g->now.pause != PAUSE_NONE)
-        out->paused_us += now - g->now.since_us;
+    *out = (struct pause_controller_info){.pause = g->pause,
+                                          .n_running = s.n_running,
+                                          .n_waiting = s.n_waiting,
+                                          .acknowledged = is_still_locked(g, s.n_running)};
+    if (g->pause.state != PAUSE_OFF)
+        out->pause.paused_us += clock_now_us() - g->pause.since_us;
 }
 
 void pause_controller_info(struct pause_controller *g, struct pause_controller_info *out)
@@ -134,7 +130,7 @@ static void state_of_generation(struct pause_controller *g, struct lifecycle_sta
     if (en != NULL)
         en->ops->stats(en, &engine);
     mtx_lock(&g->lock);
-    *out = (struct lifecycle_state){.pause = g->now.pause, .reject = g->now.reject};
+    *out = (struct lifecycle_state){.pause = g->pause.mode, .reject = g->pause.reject};
     mtx_unlock(&g->lock);
     out->life = life_state(g->cfg.life);
     out->weights = weights_of(store.state);
@@ -149,12 +145,12 @@ void pause_controller_state(struct pause_controller *g, struct lifecycle_state *
 }
 
 /* Names who it was; heard from admission and from the table alike. */
-static void refusal_of(const struct pause_controller_info *now, struct err *e)
+static void refusal_of(const struct pause *p, struct err *e)
 {
     (void)err_set(e, ERR_PAUSED, "",
                   "generation is paused by '%s' (%s) and new requests are refused until it is "
                   "resumed",
-                  now->owner, lifecycle_pause_name(now->pause));
+                  p->owner, lifecycle_pause_name(p->mode));
 }
 
 int pause_controller_allows(struct pause_controller *g, enum lifecycle_call call, struct err *e)
@@ -171,7 +167,7 @@ int pause_controller_allows(struct pause_controller *g, enum lifecycle_call call
 
         pause_controller_info(g, &now);
         err_clear(e);
-        refusal_of(&now, e);
+        refusal_of(&now.pause, e);
     }
     return -1;
 }
@@ -183,11 +179,11 @@ void pause_controller_apply_admission(struct pause_controller *g)
     bool shut;
 
     pause_controller_info(g, &now);
-    shut = now.pause != PAUSE_NONE;
-    if (shut && now.reject)
-        refusal_of(&now, &refusal);
+    shut = now.pause.state != PAUSE_OFF;
+    if (shut && now.pause.reject)
+        refusal_of(&now.pause, &refusal);
     if (shut)
-        admission_hold(g->cfg.generate, now.reject ? &refusal : NULL);
+        admission_hold(g->cfg.generate, now.pause.reject ? &refusal : NULL);
     else
         admission_release(g->cfg.generate);
     mtx_lock(&g->lock);
@@ -195,14 +191,14 @@ void pause_controller_apply_admission(struct pause_controller *g)
     mtx_unlock(&g->lock);
 }
 
-static void log_change(const char *event, const struct pause_controller_info *info)
+static void log_change(const char *event, const struct pause *p)
 {
     struct log_rec r;
 
     log_begin(&r, LOG_INFO, event);
-    log_str(&r, "mode", lifecycle_pause_name(info->pause));
-    log_str(&r, "owner", info->owner);
-    log_u64(&r, "epoch", info->epoch);
+    log_str(&r, "mode", lifecycle_pause_name(p->mode));
+    log_str(&r, "owner", p->owner);
+    log_u64(&r, "epoch", p->epoch);
     log_end(&r);
 }
 
@@ -240,33 +236,24 @@ static void waits_answer(struct pause_controller *g, struct pause_controller_wai
 }
 
 /* Within an operation: generation runs from now on. */
-static bool pause_lift(struct pause_controller *g, const char *why)
+static bool lift_pause(struct pause_controller *g, const char *why)
 {
     struct pause_controller_wait *waits;
-    struct pause_controller_info was;
     struct err e = {0};
+    struct pause was;
 
     (void)err_set(&e, ERR_CONFLICT, "", "%s", why);
     mtx_lock(&g->lock);
-    was = g->now;
-    if (was.pause != PAUSE_NONE) {
-        g->now.paused_us += clock_now_us() - was.since_us;
-        g->now.pause = PAUSE_NONE;
-        g->now.reject = false;
-        g->now.owner[0] = '\0';
-        g->now.lease_s = 0;
-        g->now.epoch++;
-        g->until_us = CLOCK_NEVER;
-        g->stands = false;
-    }
+    was = g->pause;
+    pause_lift(&g->pause);
     waits = take_waits_locked(g, &e);
     mtx_unlock(&g->lock);
     engine_thaw(g); /* first: whoever is let in now meets an engine that says what it lacks */
     pause_controller_apply_admission(g);
     waits_answer(g, waits);
-    if (was.pause != PAUSE_NONE)
+    if (was.state != PAUSE_OFF)
         log_change("resume", &was);
-    return was.pause != PAUSE_NONE;
+    return was.state != PAUSE_OFF;
 }
 
 bool pause_controller_resume(struct pause_controller *g, struct pause_controller_info *out)
@@ -274,48 +261,27 @@ bool pause_controller_resume(struct pause_controller *g, struct pause_controller
     bool was;
 
     pause_controller_begin(g);
-    was = pause_lift(g, "generation was resumed before all that ran had ended");
+    was = lift_pause(g, "generation was resumed before all that ran had ended");
     pause_controller_info(g, out);
     pause_controller_end(g);
     return was;
 }
 
-struct before {
-    struct pause_controller_info now;
-    uint64_t until_us;
-};
-
-/* The pause stands from now on, as far as the listeners go. Returns what was before. */
-static struct before set_pause(struct pause_controller *g, const struct pause_controller_pause *req)
+/* The pause stands from now on, as far as the listeners go. */
+static void set_pause(struct pause_controller *g, const struct pause_request *req,
+                      struct pause *before)
 {
-    struct before was;
-
     mtx_lock(&g->lock);
-    was = (struct before){g->now, g->until_us};
-    if (was.now.pause == PAUSE_NONE) {
-        g->now.since_us = clock_now_us();
-        g->now.since_wall_s = clock_wall_s();
-        g->now.n_pauses++;
-    }
-    g->now.pause = req->mode;
-    g->now.reject = req->reject;
-    g->now.lease_s = req->lease_s;
-    g->now.n_aborted = 0;
-    g->now.epoch++;
-    memcpy(g->now.owner, req->owner, sizeof g->now.owner);
-    g->until_us = CLOCK_NEVER;
+    pause_set(&g->pause, req, before);
     mtx_unlock(&g->lock);
     pause_controller_apply_admission(g);
-    return was;
 }
 
 /* Keep could not freeze: as if it had not been asked for. */
-static void unset_pause(struct pause_controller *g, const struct before *was)
+static void undo_pause(struct pause_controller *g, const struct pause *before)
 {
     mtx_lock(&g->lock);
-    g->now = was->now;
-    g->now.epoch += 2;
-    g->until_us = was->until_us;
+    pause_undo(&g->pause, before);
     mtx_unlock(&g->lock);
     pause_controller_apply_admission(g);
 }
@@ -333,22 +299,6 @@ static struct pause_controller_wait *waits_displace(struct pause_controller *g)
     return displaced;
 }
 
-static void start_lease_locked(struct pause_controller *g)
-{
-    if (g->now.lease_s > 0)
-        g->until_us = clock_after_us((uint64_t)g->now.lease_s * 1000000);
-}
-
-/* From now on somebody counts on the pause. */
-static void acknowledge_locked(struct pause_controller *g)
-{
-    if (g->until_us == CLOCK_NEVER)
-        start_lease_locked(g);
-    g->stands = true;
-    g->stood_lease_s = g->now.lease_s;
-    g->stood_until_us = g->until_us;
-}
-
 static int engine_freeze(struct pause_controller *g, uint32_t timeout_s, struct err *e)
 {
     uint64_t deadline_us = clock_after_us((uint64_t)timeout_s * 1000000);
@@ -363,7 +313,7 @@ static int engine_freeze(struct pause_controller *g, uint32_t timeout_s, struct 
 }
 
 /* Within an operation; the listeners are shut. Returns as pause_controller_pause. */
-static int stop_running(struct pause_controller *g, const struct pause_controller_pause *req,
+static int stop_running(struct pause_controller *g, const struct pause_request *req,
                         struct pause_controller_wait *w, struct err *e)
 {
     bool later;
@@ -374,7 +324,7 @@ static int stop_running(struct pause_controller *g, const struct pause_controlle
         uint32_t n = generations_abort_granted(g->cfg.generations, g->cfg.generate);
 
         mtx_lock(&g->lock);
-        g->now.n_aborted = n;
+        g->pause.n_aborted = n;
         mtx_unlock(&g->lock);
     }
     if (req->mode != PAUSE_KEEP)
@@ -386,7 +336,7 @@ static int stop_running(struct pause_controller *g, const struct pause_controlle
         w->next = g->waits;
         g->waits = w;
     } else {
-        acknowledge_locked(g);
+        pause_acknowledge(&g->pause);
     }
     mtx_unlock(&g->lock);
     return later ? 1 : 0;
@@ -399,13 +349,13 @@ static enum lifecycle_call call_of(enum lifecycle_pause mode)
                                 : CALL_PAUSE_ABORT;
 }
 
-int pause_controller_pause(struct pause_controller *g, const struct pause_controller_pause *req,
+int pause_controller_pause(struct pause_controller *g, const struct pause_request *req,
                            struct pause_controller_wait *w, struct pause_controller_info *out,
                            struct err *e)
 {
     struct pause_controller_wait *displaced = NULL;
     struct pause_controller_info is;
-    struct before was;
+    struct pause before;
     int rc;
 
     assert(req->mode != PAUSE_NONE);
@@ -414,15 +364,15 @@ int pause_controller_pause(struct pause_controller *g, const struct pause_contro
         pause_controller_end(g);
         return -1;
     }
-    was = set_pause(g, req);
+    set_pause(g, req, &before);
     rc = stop_running(g, req, w, e);
     if (rc < 0) {
-        unset_pause(g, &was);
+        undo_pause(g, &before);
     } else {
         if (req->mode == PAUSE_KEEP)
             displaced = waits_displace(g);
         pause_controller_info(g, &is);
-        log_change("pause", &is);
+        log_change("pause", &is.pause);
     }
     if (rc == 0)
         *out = is;
@@ -446,18 +396,6 @@ static void wait_set_error(struct pause_controller_wait *w, bool undo)
                       undo ? "is not paused" : "stays paused, as somebody else asked for");
 }
 
-/* The last that waited gave up, and left the pause behind to whoever counts on the one before it:
- * it does not stand for ever if that did not. */
-static void keep_lease_locked(struct pause_controller *g)
-{
-    if (g->now.lease_s == 0) {
-        g->now.lease_s = g->stood_lease_s;
-        g->until_us = g->stood_until_us;
-    }
-    if (g->until_us == CLOCK_NEVER)
-        start_lease_locked(g);
-}
-
 /* Takes out what is settled. *undo: nobody was told of the pause, or waits to be, any more. */
 static struct pause_controller_wait *take_settled_locked(struct pause_controller *g, bool idle,
                                                          bool *undo)
@@ -478,10 +416,10 @@ static struct pause_controller_wait *take_settled_locked(struct pause_controller
     if (settled == NULL)
         return NULL;
     if (idle)
-        acknowledge_locked(g); /* with the lease of the last that was asked for */
-    else if (g->waits == NULL && g->stands)
-        keep_lease_locked(g);
-    *undo = !idle && g->waits == NULL && !g->stands;
+        pause_acknowledge(&g->pause); /* with the lease of the last that was asked for */
+    else if (g->waits == NULL && pause_is_held(&g->pause))
+        pause_give_up(&g->pause);
+    *undo = !idle && g->waits == NULL && !pause_is_held(&g->pause);
     for (struct pause_controller_wait *w = settled; w != NULL && !idle; w = w->next)
         wait_set_error(w, *undo);
     return settled;
@@ -495,12 +433,12 @@ static void pause_check(struct pause_controller *g)
 
     mtx_lock(&g->lock);
     settled = take_settled_locked(g, idle, &undo);
-    expired = g->until_us != CLOCK_NEVER && clock_passed(g->until_us);
+    expired = lease_timer_expired(&g->pause.lease);
     if (expired)
-        g->now.n_expired++;
+        g->pause.n_expired++;
     mtx_unlock(&g->lock);
     if (undo || expired)
-        (void)pause_lift(g, expired ? "the lease of the pause has ended"
+        (void)lift_pause(g, expired ? "the lease of the pause has ended"
                                     : "the pause was not acknowledged in time");
     if (expired)
         log_line(LOG_WARN, "pause.expired", "the lease of a pause has ended: generation goes on");
@@ -513,7 +451,7 @@ static uint64_t next_us(struct pause_controller *g)
     uint64_t at;
 
     mtx_lock(&g->lock);
-    at = g->until_us;
+    at = g->pause.lease.end_us;
     for (const struct pause_controller_wait *w = g->waits; w != NULL; w = w->next)
         if (w->deadline_us < at)
             at = w->deadline_us;
@@ -539,7 +477,7 @@ static bool pause_check_due(struct pause_controller *g)
     bool some;
 
     mtx_lock(&g->lock);
-    some = g->waits != NULL || (g->until_us != CLOCK_NEVER && clock_passed(g->until_us));
+    some = g->waits != NULL || lease_timer_expired(&g->pause.lease);
     mtx_unlock(&g->lock);
     return some;
 }
@@ -576,7 +514,7 @@ int pause_controller_new(struct pause_controller **out, const struct pause_contr
     cnd_init(&g->changed);
     cnd_init(&g->wakeup);
     g->cfg = *cfg;
-    g->until_us = CLOCK_NEVER;
+    pause_init(&g->pause);
     rc = pthread_create(&g->thread, NULL, pause_controller_main, g);
     if (rc != 0) {
         g->joined = true;
@@ -599,7 +537,7 @@ void pause_controller_drain(struct pause_controller *g)
     mtx_lock(&g->lock);
     waits = take_waits_locked(g, &e);
     mtx_unlock(&g->lock);
-    (void)pause_lift(g, "the server is draining: the pause is lifted");
+    (void)lift_pause(g, "the server is draining: the pause is lifted");
     waits_answer(g, waits);
     pause_controller_end(g);
 }

@@ -21,6 +21,7 @@
 
 #include "base/err.h"
 #include "control/lifecycle.h"
+#include "control/pause_state.h"
 #include "weights/store/store.h"
 
 #include <stdatomic.h>
@@ -34,13 +35,6 @@ struct generations;
 struct handle_leases;
 struct life;
 struct updates;
-
-enum {
-    PAUSE_OWNER_MAX = 64,
-    PAUSE_LEASE_S_MAX = 3600,
-    PAUSE_TIMEOUT_S_DEFAULT = 300,
-    PAUSE_TIMEOUT_S_MAX = 3600
-};
 
 /* The objects that a pause controller works on. All are borrowed and outlive it. */
 struct pause_controller_cfg {
@@ -76,34 +70,16 @@ void pause_controller_state(struct pause_controller *g, struct lifecycle_state *
 int pause_controller_allows(struct pause_controller *g, enum lifecycle_call call, struct err *e);
 
 struct pause_controller_info {
-    enum lifecycle_pause pause;
-    bool reject;
+    struct pause pause;          /* paused_us with the current pause */
     size_t n_running, n_waiting; /* generations, at that moment */
     bool acknowledged;           /* the pause is in effect: all is frozen, or nothing runs */
-    char owner[PAUSE_OWNER_MAX + 1];
-    uint64_t since_us; /* monotonic */
-    int64_t since_wall_s;
-    uint32_t lease_s;                        /* 0: none */
-    uint64_t lease_left_us;                  /* CLOCK_NEVER: none */
-    uint64_t epoch;                          /* counts every pause and resume */
-    uint32_t n_aborted;                      /* by the last pause */
-    uint64_t n_pauses, n_expired, paused_us; /* totals */
 };
 void pause_controller_info(struct pause_controller *g, struct pause_controller_info *out);
-
-struct pause_controller_pause {
-    enum lifecycle_pause mode; /* not PAUSE_NONE */
-    bool reject;
-    uint32_t lease_s;   /* 0: none, else up to PAUSE_LEASE_S_MAX, from the acknowledgement on */
-    uint32_t timeout_s; /* 1..PAUSE_TIMEOUT_S_MAX: longest wait for the acknowledgement */
-    char owner[PAUSE_OWNER_MAX + 1];
-};
 
 /* One request that waits for a pause to be acknowledged. */
 struct pause_controller_wait {
     struct pause_controller *pause_controller;
-    atomic_bool
-        gone; /* relaxed; the client has disconnected. Set, then pause_controller_wake_up */
+    atomic_bool gone; /* relaxed; the client has disconnected. Set, then pause_controller_wake_up */
     /* Called once, on the pause controller's thread or on the one that ends the wait, no lock held.
      * `e` is clean on success, else ERR_TIMEOUT, ERR_GONE, ERR_DRAINING, or ERR_CONFLICT (resumed,
      * or replaced by another pause). May free the wait. */
@@ -123,7 +99,7 @@ struct pause_controller_wait {
  * Threads: any that may block. Blocks: until operations under way have ended and, with keep, for
  * one step of the engine.
  * Errors: lifecycle_check's; ERR_TIMEOUT (keep: the step did not end). Nothing has changed then. */
-int pause_controller_pause(struct pause_controller *g, const struct pause_controller_pause *req,
+int pause_controller_pause(struct pause_controller *g, const struct pause_request *req,
                            struct pause_controller_wait *w, struct pause_controller_info *out,
                            struct err *e);
 void pause_controller_wake_up(

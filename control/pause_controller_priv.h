@@ -8,17 +8,13 @@
 #include <pthread.h>
 
 struct pause_controller {
-    struct mtx lock;                  /* rank MTX_LIFE; guards down to the blank line */
-    struct cnd changed;               /* busy became false, or admission idle */
-    bool busy;                        /* a pause, resume, sleep or wake is under way */
-    struct pause_controller_info now; /* lease_left_us and acknowledged are put in when asked for */
-    uint64_t until_us;                /* of the lease; CLOCK_NEVER: none */
+    struct mtx lock;    /* rank MTX_LIFE; guards down to the blank line */
+    struct cnd changed; /* busy became false, or admission idle */
+    bool busy;          /* a pause, resume, sleep or wake is under way */
+    struct pause pause;
     struct pause_controller_wait *waits;
     bool shut;   /* a pause holds admission */
     bool frozen; /* a pause with keep has frozen the engine */
-    bool stands; /* a pause was acknowledged and not lifted since; its lease: */
-    uint32_t stood_lease_s;
-    uint64_t stood_until_us;
 
     struct mtx wakeup_lock; /* rank MTX_LEAF; guards the next two */
     struct cnd wakeup;

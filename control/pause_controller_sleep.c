@@ -104,7 +104,7 @@ int pause_controller_sleep(struct pause_controller *g, int level, unsigned tags,
         struct pause_controller_info now;
 
         pause_controller_info(g, &now);
-        if (now.pause == PAUSE_NONE)
+        if (now.pause.state == PAUSE_OFF)
             admission_hold(g->cfg.generate, NULL);
         rc = put_away(g, level, tags, &slept, e);
         pause_controller_apply_admission(g);

@@ -22,7 +22,7 @@ int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg
     cnd_init(&fc->changed);
     fc->cfg = *cfg;
     fc->upstreams = cfg->upstreams;
-    fc->hold.lease_until_us = CLOCK_NEVER;
+    pause_init(&fc->pause);
     fc->missed_pause_due_us = CLOCK_NEVER;
     fc->reschedule = (struct loop_item){.run = on_reschedule, .arg = fc};
     fc->expiry_timer = (struct loop_timer){.fire = on_due, .arg = fc};
@@ -75,7 +75,8 @@ void fleet_apply_quiesce(struct fleet_control *fc)
     order = ++fc->quiesce_order;
     prepare_begun = fc->session != NULL && fc->session->prepare_begun;
     paused = prepare_begun || fc->n_adapters_replacing > 0;
-    still = fc->hold.on || fc->weights_asleep || fc->kv_asleep || fc->n_probe_suspensions > 0;
+    still = pause_is_held(&fc->pause) || fc->weights_asleep || fc->kv_asleep ||
+            fc->n_probe_suspensions > 0;
     upstreams_enable_generation_probes(fc->upstreams, !still && !prepare_begun);
     mtx_unlock(&fc->lock);
     fleet_quiesce(fleet_of(fc), still, order);
@@ -221,7 +222,7 @@ json_t *fleet_results_json(struct fleet_control *fc, const struct fleet_result *
 
 static uint64_t due_locked(const struct fleet_control *fc)
 {
-    uint64_t due = fc->hold.on ? fc->hold.lease_until_us : CLOCK_NEVER;
+    uint64_t due = fc->pause.lease.end_us;
     const struct fleet_session *s = fc->session;
 
     if (s != NULL && fleet_session_is_open(s) && s->n_running == 0 &&
@@ -289,7 +290,7 @@ static void end_session(struct fleet_control *fc)
 
 bool fleet_pause_expired_locked(const struct fleet_control *fc)
 {
-    return fc->hold.on && fc->hold.lease_until_us <= clock_now_us();
+    return lease_timer_expired(&fc->pause.lease);
 }
 
 static void end_hold(struct fleet_control *fc)
@@ -310,7 +311,7 @@ static void end_hold(struct fleet_control *fc)
     }
     mtx_lock(&fc->lock);
     if (fleet_pause_expired_locked(fc))
-        fc->hold.lease_until_us = clock_after_us(EXPIRY_RETRY_US);
+        fc->pause.lease.end_us = clock_after_us(EXPIRY_RETRY_US);
     mtx_unlock(&fc->lock);
 }
 

@@ -92,8 +92,6 @@ static void own_locked(struct fleet_control *fc, enum fleet_lock_kind kind, cons
     assert(!is_owned(l));
     *l = (struct fleet_lock){
         .operation = operation, .kind = kind, .since_us = clock_now_us(), .owner = pthread_self()};
-    if (l == &fc->locks.pause)
-        fc->locks.resumed = false;
 }
 
 static int refuse_busy(const struct fleet_lock *blocker, struct err *e)
@@ -233,7 +231,7 @@ int fleet_resume_lock(struct fleet_control *fc, bool expired, struct err *e)
     busy = blocks_resume_locked(fc, expired) ? fc->locks.pause.operation : NULL;
     renewed = expired && !fleet_pause_expired_locked(fc);
     if (busy == NULL && !renewed) {
-        fc->locks.resumed = true;
+        pause_begin_resume(&fc->pause);
         if (fc->locks.n_resumes++ == 0)
             fc->locks.resumes_since_us = clock_now_us();
     }
@@ -251,16 +249,6 @@ void fleet_resume_unlock(struct fleet_control *fc)
     cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);
     fleet_apply_quiesce(fc);
-}
-
-bool fleet_was_resumed(struct fleet_control *fc)
-{
-    bool resumed;
-
-    mtx_lock(&fc->lock);
-    resumed = fc->locks.resumed;
-    mtx_unlock(&fc->lock);
-    return resumed;
 }
 
 /* one-shot updates */

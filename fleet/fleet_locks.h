@@ -52,7 +52,6 @@ struct fleet_locks {
     struct fleet_lock op, abort, pause;
     unsigned n_resumes;        /* resumes under way; the pause lock is not taken meanwhile */
     uint64_t resumes_since_us; /* when the first of them began */
-    bool resumed;              /* a resume arrived since the pause lock was taken */
     bool one_shot;             /* the one-shot lock is taken */
 };
 
@@ -93,15 +92,13 @@ void fleet_pause_unlock(struct fleet_control *fc);
 bool fleet_pause_lock_unless_pausing(struct fleet_control *fc, const char *operation);
 
 /* fleet_resume_lock - begin a resume. A trainer's resume does not wait for a trainer's pause: it
- * sets `resumed`, by which the pause undoes itself. Any number of resumes may be under way.
+ * ends the pending pause in the record (control/pause_state.h), which then undoes itself. Any
+ * number of resumes may be under way.
  * @expired  the lease of the pause ended: waits for a trainer's pause too
  * Blocks: up to FLEET_OP_WAIT_US. Errors: ERR_CONFLICT: what is under way; @expired, and the pause
  * was renewed or is over. */
 int fleet_resume_lock(struct fleet_control *fc, bool expired, struct err *e);
 void fleet_resume_unlock(struct fleet_control *fc);
-
-/* fleet_was_resumed - did a resume arrive since this thread took the pause lock? */
-bool fleet_was_resumed(struct fleet_control *fc);
 
 /* fleet_one_shot_lock - wait until no other one-shot update is under way.
  * Blocks: up to the time of one step of an update. Errors: ERR_CONFLICT. */

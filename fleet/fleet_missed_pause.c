@@ -140,16 +140,16 @@ static void send_missed(struct fleet_control *fc, enum api_op op,
 static void send_missed_locked(struct fleet_control *fc)
 {
     struct fleet_target targets[FLEET_MAX];
-    struct fleet_hold hold;
+    struct pause pause;
     json_t *body = NULL;
 
     mtx_lock(&fc->lock);
-    hold = fc->hold;
+    pause = fc->pause;
     mtx_unlock(&fc->lock);
-    if (hold.on)
-        body = fleet_pause_body(&hold);
-    if (!hold.on || body != NULL)
-        send_missed(fc, hold.on ? API_PAUSE : API_RESUME, targets,
+    if (pause_is_held(&pause))
+        body = fleet_pause_body(&pause);
+    if (!pause_is_held(&pause) || body != NULL)
+        send_missed(fc, pause_is_held(&pause) ? API_PAUSE : API_RESUME, targets,
                     select_missed_pause(fc, body, targets));
     json_decref(body);
 }

@@ -7,33 +7,61 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* False: a resume has overtaken it, and was the last word. */
-static bool note_pause(struct fleet_control *fc, const struct pause_controller_pause *req,
-                       uint64_t n_aborted)
+/* A resume ends a pending pause at once. */
+static bool is_overtaken(struct fleet_control *fc)
 {
-    struct fleet_hold *h = &fc->hold;
+    bool pending;
 
     mtx_lock(&fc->lock);
-    if (fc->locks.resumed) {
-        mtx_unlock(&fc->lock);
-        return false;
+    pending = pause_is_pending(&fc->pause);
+    mtx_unlock(&fc->lock);
+    return !pending;
+}
+
+static int refuse_overtaken(struct err *e)
+{
+    return err_set(e, ERR_CONFLICT, "", "generation was resumed before the pause held");
+}
+
+/* With a resume under way the pause is not even begun. */
+static int begin_pause(struct fleet_control *fc, const struct pause_request *req,
+                       struct pause *before, struct err *e)
+{
+    bool resuming;
+
+    mtx_lock(&fc->lock);
+    resuming = fc->locks.n_resumes > 0;
+    if (!resuming)
+        pause_set(&fc->pause, req, before);
+    mtx_unlock(&fc->lock);
+    return resuming ? refuse_overtaken(e) : 0;
+}
+
+/* False: a resume has overtaken it. */
+static bool acknowledge_pause(struct fleet_control *fc, uint64_t n_aborted)
+{
+    bool pending;
+
+    mtx_lock(&fc->lock);
+    pending = pause_is_pending(&fc->pause);
+    if (pending) {
+        fc->pause.n_aborted = n_aborted;
+        pause_acknowledge(&fc->pause);
     }
-    if (!h->on) {
-        h->since_us = clock_now_us();
-        h->since_wall_s = clock_wall_s();
-    }
-    h->on = true;
-    h->mode = req->mode;
-    h->reject = req->reject;
-    h->lease_s = req->lease_s;
-    h->lease_until_us = req->lease_s > 0 ? clock_after_us((uint64_t)req->lease_s * 1000000)
-                                         : CLOCK_NEVER;
-    h->n_aborted = n_aborted;
-    (void)snprintf(h->owner, sizeof h->owner, "%s", req->owner);
-    fc->epoch++;
+    mtx_unlock(&fc->lock);
+    if (pending)
+        fleet_reschedule(fc);
+    return pending;
+}
+
+/* The pause failed; unless a resume has overtaken it, the one before it is in force again. */
+static void restore_pause(struct fleet_control *fc, const struct pause *before)
+{
+    mtx_lock(&fc->lock);
+    if (pause_is_pending(&fc->pause))
+        pause_undo(&fc->pause, before);
     mtx_unlock(&fc->lock);
     fleet_reschedule(fc);
-    return true;
 }
 
 /* Those that took it, or may have, go on as before. What an update holds stays. */
@@ -76,21 +104,21 @@ static size_t take_down(struct fleet_result *results, size_t n, struct fleet_tar
 }
 
 /* Takes down what they said. @was  paused before: a failure leaves that */
-static int judge_pause(struct fleet_control *fc, const struct pause_controller_pause *req,
-                       const struct fleet_result *result, size_t n, bool was, struct err *e)
+static int judge_pause(struct fleet_control *fc, const struct fleet_result *result, size_t n,
+                       bool was, struct err *e)
 {
     const struct fleet_result *cause = fleet_results_cause(result, n);
-    bool overtaken = fleet_was_resumed(fc), enough = n >= fleet_min_ready(fc);
+    bool overtaken = is_overtaken(fc), enough = n >= fleet_min_ready(fc);
 
     if (!overtaken && cause == NULL && enough) {
         fleet_note_pause_results(fc, result, n, true);
-        if (note_pause(fc, req, fleet_results_sum(result, n, "aborted")))
+        if (acknowledge_pause(fc, fleet_results_sum(result, n, "aborted")))
             return 0;
         overtaken = true;
     }
     if (overtaken) {
         undo_pause(fc, result, n);
-        return err_set(e, ERR_CONFLICT, "", "generation was resumed before the pause held");
+        return refuse_overtaken(e);
     }
     if (cause != NULL)
         *e = cause->why;
@@ -104,18 +132,14 @@ static int judge_pause(struct fleet_control *fc, const struct pause_controller_p
     return -1;
 }
 
-int fleet_pause_all(struct fleet_control *fc, const struct pause_controller_pause *req,
-                    const json_t *body, struct fleet_result **results, size_t *n, struct err *e)
+static int pause_engines(struct fleet_control *fc, const struct pause_request *req,
+                         const json_t *body, bool was_held, struct fleet_result **results,
+                         size_t *n, struct err *e)
 {
     struct fleet_target targets[FLEET_MAX];
     size_t n_down = 0;
-    bool was;
     int rc;
 
-    *results = NULL;
-    mtx_lock(&fc->lock);
-    was = fc->hold.on;
-    mtx_unlock(&fc->lock);
     if (fleet_reachable_quorum(fc, body, targets, n, e) != 0)
         return -1;
     for (size_t i = 0; i < *n; i++)
@@ -125,7 +149,7 @@ int fleet_pause_all(struct fleet_control *fc, const struct pause_controller_paus
                        (uint64_t)req->timeout_s * 1000000 + FLEET_GRACE_US, results, e);
     if (rc == 0) {
         *n = take_down(*results, *n, targets, &n_down);
-        rc = judge_pause(fc, req, *results, *n, was, e);
+        rc = judge_pause(fc, *results, *n, was_held, e);
     }
     if (rc != 0 && n_down > 0)
         fleet_note_missed_pause(fc, targets, n_down);
@@ -133,10 +157,24 @@ int fleet_pause_all(struct fleet_control *fc, const struct pause_controller_paus
     return rc;
 }
 
-json_t *fleet_pause_body(const struct fleet_hold *h)
+int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, const json_t *body,
+                    struct fleet_result **results, size_t *n, struct err *e)
 {
-    return json_pack("{s:s, s:s*}", "mode", lifecycle_pause_name(h->mode), "new_requests",
-                     h->reject ? "reject" : NULL);
+    struct pause before;
+
+    *results = NULL;
+    if (begin_pause(fc, req, &before, e) != 0)
+        return -1;
+    if (pause_engines(fc, req, body, pause_is_held(&before), results, n, e) == 0)
+        return 0;
+    restore_pause(fc, &before);
+    return -1;
+}
+
+json_t *fleet_pause_body(const struct pause *p)
+{
+    return json_pack("{s:s, s:s*}", "mode", lifecycle_pause_name(p->mode), "new_requests",
+                     p->reject ? "reject" : NULL);
 }
 
 bool fleet_is_paused(struct fleet_control *fc)
@@ -144,7 +182,7 @@ bool fleet_is_paused(struct fleet_control *fc)
     bool on;
 
     mtx_lock(&fc->lock);
-    on = fc->hold.on;
+    on = pause_is_held(&fc->pause);
     mtx_unlock(&fc->lock);
     return on;
 }
@@ -189,12 +227,19 @@ static bool note_resume(struct fleet_control *fc)
     bool was;
 
     mtx_lock(&fc->lock);
-    was = fc->hold.on;
-    fc->hold = (struct fleet_hold){.lease_until_us = CLOCK_NEVER};
-    fc->epoch++;
+    was = pause_is_held(&fc->pause);
+    pause_lift(&fc->pause);
     mtx_unlock(&fc->lock);
     fleet_reschedule(fc);
     return was;
+}
+
+static void note_resume_failed(struct fleet_control *fc)
+{
+    mtx_lock(&fc->lock);
+    pause_fail_resume(&fc->pause);
+    mtx_unlock(&fc->lock);
+    fleet_reschedule(fc);
 }
 
 /* What runs at one that is no longer configured may end; whether it did is nobody's concern. */
@@ -238,6 +283,8 @@ int fleet_resume_all(struct fleet_control *fc, bool lapsed, struct fleet_result 
     if (rc == 0) {
         fleet_note_pause_results(fc, *results, *n, false);
         *was = note_resume(fc);
+    } else {
+        note_resume_failed(fc);
     }
     for (size_t i = 0; rc == 0 && i < *n; i++)
         if (!result_ok(&(*results)[i]))

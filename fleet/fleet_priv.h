@@ -31,18 +31,6 @@ enum {
     FLEET_GROUP_NAME_MAX = 256 /* bytes */
 };
 
-struct fleet_hold { /* the trainer's pause */
-    bool on;
-    enum lifecycle_pause mode;
-    bool reject;             /* what comes while it lasts */
-    uint32_t lease_s;        /* 0: none */
-    uint64_t lease_until_us; /* CLOCK_NEVER: none */
-    uint64_t since_us;
-    int64_t since_wall_s;
-    char owner[PAUSE_OWNER_MAX + 1];
-    uint64_t n_aborted;
-};
-
 struct fleet_group { /* with the trainer */
     struct api_packing packing;
     uint64_t world_size, rank_offset, began_us;
@@ -60,9 +48,9 @@ struct fleet_control {
     uint64_t quiesce_order;        /* how often the fleet was told who stands still */
     struct fleet_session *session; /* one reference; NULL: none is open */
     struct fleet_session *ended[FLEET_ENDED_SESSIONS_MAX]; /* one reference each; the last first */
-    struct fleet_hold hold;
+    struct pause pause;                                    /* the trainer's */
     struct fleet_incarnation
-        paused[FLEET_MAX]; /* while `hold`: of those that `paused_by_trainer` it */
+        paused[FLEET_MAX]; /* while `pause` is held: of those that `paused_by_trainer` it */
     bool paused_by_trainer[FLEET_MAX];
     bool missed_pause[FLEET_MAX]; /* it did not answer when the others were paused, or resumed */
     uint64_t missed_pause_due_us; /* CLOCK_NEVER: nobody is */
@@ -70,7 +58,6 @@ struct fleet_control {
     const char *coverage;         /* static: of the last update that was committed; NULL: none */
     bool weights_asleep, kv_asleep;
     int sleep_level;
-    uint64_t epoch;                              /* of pauses and resumes */
     struct fleet_group groups[FLEET_GROUPS_MAX]; /* the latest last; several of SGLangs only */
     size_t n_groups;
     struct fleet_handles { /* of a trainer that set up nothing else */
@@ -232,8 +219,8 @@ void fleet_unref(struct fleet_control *fc, struct fleet_session *s); /* takes th
  * Blocks: up to the request's timeout; one that goes down meanwhile is not waited for, and is told
  * when it is back. Errors: fleet_reachable_quorum's, fleet_request's, an upstream's;
  * ERR_CONFLICT: it was resumed. */
-int fleet_pause_all(struct fleet_control *fc, const struct pause_controller_pause *req,
-                    const json_t *body, struct fleet_result **results, size_t *n, struct err *e);
+int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, const json_t *body,
+                    struct fleet_result **results, size_t *n, struct err *e);
 
 /* fleet_resume_all - RESUME to all alive but those that an open update holds and those that are
  * fenced in the middle of one. What fails is fenced. @results as fleet_request's
@@ -259,6 +246,6 @@ bool fleet_pause_expired_locked(const struct fleet_control *fc);
 
 /* fleet_pause_body - what tells an upstream of a pause that the others have (new). NULL: no memory.
  */
-json_t *fleet_pause_body(const struct fleet_hold *h);
+json_t *fleet_pause_body(const struct pause *p);
 
 #endif

@@ -9,19 +9,21 @@
 
 json_t *pause_controller_pause_json(const struct pause_controller_info *info)
 {
+    const struct pause *p = &info->pause;
     json_t *until = json_null();
 
-    if (info->lease_left_us != CLOCK_NEVER)
-        until = json_integer(clock_wall_s() + (json_int_t)(info->lease_left_us / 1000000));
-    return json_pack(
-        "{s:b, s:s, s:s, s:b, s:s, s:I, s:f, s:o, s:o, s:I, s:I, s:I, s:I}", "paused",
-        info->pause != PAUSE_NONE, "mode", lifecycle_pause_name(info->pause), "new_requests",
-        info->reject ? "reject" : "queue", "acknowledged", (int)info->acknowledged, "owner",
-        info->owner, "since", (json_int_t)info->since_wall_s, "held_s",
-        (double)(clock_now_us() - info->since_us) / 1e6, "lease_s",
-        info->lease_s > 0 ? json_integer(info->lease_s) : json_null(), "until", until, "epoch",
-        (json_int_t)info->epoch, "aborted", (json_int_t)info->n_aborted, "running",
-        (json_int_t)info->n_running, "waiting", (json_int_t)info->n_waiting);
+    if (lease_timer_runs(&p->lease))
+        until = json_integer(clock_wall_s() +
+                             (json_int_t)(lease_timer_left_us(&p->lease) / 1000000));
+    return json_pack("{s:b, s:s, s:s, s:b, s:s, s:I, s:f, s:o, s:o, s:I, s:I, s:I, s:I}", "paused",
+                     p->state != PAUSE_OFF, "mode", lifecycle_pause_name(p->mode), "new_requests",
+                     p->reject ? "reject" : "queue", "acknowledged", (int)info->acknowledged,
+                     "owner", p->owner, "since", (json_int_t)p->since_wall_s, "held_s",
+                     (double)(clock_now_us() - p->since_us) / 1e6, "lease_s",
+                     p->lease.length_s > 0 ? json_integer(p->lease.length_s) : json_null(), "until",
+                     until, "epoch", (json_int_t)p->epoch, "aborted", (json_int_t)p->n_aborted,
+                     "running", (json_int_t)info->n_running, "waiting",
+                     (json_int_t)info->n_waiting);
 }
 
 json_t *pause_controller_sleep_json(struct pause_controller *g)
@@ -64,8 +66,8 @@ static int new_requests_parse(bool *reject, const json_t *body, struct err *e)
     return 0;
 }
 
-int pause_parse(struct pause_controller_pause *req, const struct http_request *x,
-                const json_t *body, struct err *e)
+int pause_parse(struct pause_request *req, const struct http_request *x, const json_t *body,
+                struct err *e)
 {
     uint64_t lease_s = 0, timeout_s = PAUSE_TIMEOUT_S_DEFAULT;
     const char *owner = x->request_id;

@@ -8,8 +8,8 @@
 
 #include <jansson.h>
 
-/* pause_controller_pause_json - a pause that stands, all of it at one moment (new, or NULL without
- * memory). */
+/* pause_controller_pause_json - a pause as replies and the status show it, of one server or of a
+ * fleet (new, or NULL without memory). */
 json_t *pause_controller_pause_json(const struct pause_controller_info *info);
 
 /* pause_controller_sleep_json - what sleeps: {asleep, weights, kv_cache} (new, or NULL without
@@ -17,7 +17,7 @@ json_t *pause_controller_pause_json(const struct pause_controller_info *info);
 json_t *pause_controller_sleep_json(struct pause_controller *g);
 
 /* pause_parse - @req  zeroed. Errors: ERR_BAD_REQUEST at the member. */
-int pause_parse(struct pause_controller_pause *req, const struct http_request *x,
-                const json_t *body, struct err *e);
+int pause_parse(struct pause_request *req, const struct http_request *x, const json_t *body,
+                struct err *e);
 
 #endif

@@ -171,15 +171,15 @@ static int align_pauses_with_lock(struct fleet_control *fc, struct fleet_session
 {
     struct fanout f = {
         .select = may_have_missed_pause, .on_result = on_pause_aligned, .fence_failed = true};
-    struct fleet_hold hold;
+    struct pause pause;
     json_t *body;
     int rc;
 
     mtx_lock(&fc->lock);
-    hold = fc->hold;
+    pause = fc->pause;
     mtx_unlock(&fc->lock);
-    body = hold.on ? fleet_pause_body(&hold) : NULL;
-    f.op = hold.on ? API_PAUSE : API_RESUME;
+    body = pause_is_held(&pause) ? fleet_pause_body(&pause) : NULL;
+    f.op = pause_is_held(&pause) ? API_PAUSE : API_RESUME;
     f.body = body;
     rc = fanout_apply(fc, s, &f, e);
     json_decref(body);

@@ -26,7 +26,7 @@ static void adopt_trainer_pause(struct fleet_control *fc, struct fleet_session *
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
-        if (is_running(p, fc) && fc->hold.on && p->before == PART_WAS_IN_STEP &&
+        if (is_running(p, fc) && pause_is_held(&fc->pause) && p->before == PART_WAS_IN_STEP &&
             fleet_engine_is_paused_locked(fc, p->upstream))
             p->paused = true;
     }

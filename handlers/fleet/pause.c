@@ -16,43 +16,31 @@
 
 /* pause */
 
-static json_t *hold_json(const struct app *app)
+static void read_pause(struct fleet_control *fc, struct pause *out)
 {
-    struct fleet_control *fc = app->fleet->control;
+    mtx_lock(&fc->lock);
+    *out = fc->pause;
+    mtx_unlock(&fc->lock);
+}
+
+static json_t *pause_json(struct fleet_control *fc)
+{
+    struct pause_controller_info info = {0};
     struct fleet_stats stats;
-    struct fleet_hold h;
-    uint64_t epoch;
-    json_t *until = NULL;
 
     fleet_stats(fleet_of(fc), &stats);
-    mtx_lock(&fc->lock);
-    h = fc->hold;
-    epoch = fc->epoch;
-    mtx_unlock(&fc->lock);
-    until = json_null();
-    if (h.lease_until_us != CLOCK_NEVER && h.lease_until_us > clock_now_us())
-        until = json_integer(clock_wall_s() +
-                             (json_int_t)((h.lease_until_us - clock_now_us()) / 1000000));
-    return json_pack("{s:b, s:s, s:s, s:b, s:s, s:I, s:f, s:o, s:o, s:I, s:I, s:I, s:I}", "paused",
-                     h.on, "mode", lifecycle_pause_name(h.mode), "new_requests",
-                     h.reject ? "reject" : "queue", "acknowledged", 1, "owner", h.owner, "since",
-                     (json_int_t)h.since_wall_s, "held_s",
-                     (double)(clock_now_us() - h.since_us) / 1e6, "lease_s",
-                     h.lease_s > 0 ? json_integer(h.lease_s) : json_null(), "until", until, "epoch",
-                     (json_int_t)epoch, "aborted", (json_int_t)h.n_aborted, "running",
-                     (json_int_t)stats.n_running[FLEET_GENERATE], "waiting",
-                     (json_int_t)stats.n_waiting[FLEET_GENERATE]);
+    read_pause(fc, &info.pause);
+    info.acknowledged = true;
+    info.n_running = stats.n_running[FLEET_GENERATE];
+    info.n_waiting = stats.n_waiting[FLEET_GENERATE];
+    return pause_controller_pause_json(&info);
 }
 
 json_t *fleet_pause_json(const struct app *app)
 {
     struct fleet_control *fc = app->fleet->control;
-    bool on;
 
-    mtx_lock(&fc->lock);
-    on = fc->hold.on;
-    mtx_unlock(&fc->lock);
-    return on ? hold_json(app) : json_null();
+    return fleet_is_paused(fc) ? pause_json(fc) : json_null();
 }
 
 /* Adds what each upstream said. Steals reply. */
@@ -74,8 +62,8 @@ void fleet_reply_error(struct app *app, struct http_request *x, const struct err
         x, e, json_pack("{s:o}", "upstreams", fleet_results_json(app->fleet->control, results, n)));
 }
 
-static int pause_turn(struct app *app, struct http_request *x,
-                      const struct pause_controller_pause *req, const json_t *body, struct err *e)
+static int pause_turn(struct app *app, struct http_request *x, const struct pause_request *req,
+                      const json_t *body, struct err *e)
 {
     struct fleet_result *results;
     size_t n;
@@ -84,7 +72,7 @@ static int pause_turn(struct app *app, struct http_request *x,
     if (results == NULL)
         return -1;
     if (rc == 0)
-        fleet_reply(app, x, hold_json(app), results, n);
+        fleet_reply(app, x, pause_json(app->fleet->control), results, n);
     else
         fleet_reply_error(app, x, e, results, n);
     fleet_results_free(results, n);
@@ -93,7 +81,7 @@ static int pause_turn(struct app *app, struct http_request *x,
 
 int handle_fleet_pause(struct app *app, struct http_request *x, struct err *e)
 {
-    struct pause_controller_pause req = {0};
+    struct pause_request req = {0};
     json_t *body;
     int rc;
 
@@ -116,19 +104,17 @@ int handle_fleet_resume(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
     struct fleet_result *results = NULL;
-    uint64_t epoch;
+    struct pause now;
     bool was;
     size_t n;
 
     if (fleet_resume_all(fc, false, &results, &n, &was, e) != 0)
         return -1;
-    mtx_lock(&fc->lock);
-    epoch = fc->epoch;
-    mtx_unlock(&fc->lock);
+    read_pause(fc, &now);
     if (fleet_results_ok(results, n, e))
         fleet_reply(app, x,
                     json_pack("{s:b, s:b, s:I}", "paused", 0, "was_paused", (int)was, "epoch",
-                              (json_int_t)epoch),
+                              (json_int_t)now.epoch),
                     results, n);
     else
         fleet_reply_error(app, x, e, results, n);
@@ -213,14 +199,10 @@ int handle_fleet_flush_cache(struct app *app, struct http_request *x, struct err
     struct fleet_control *fc = app->fleet->control;
     struct fleet_stats stats;
     size_t n_busy;
-    bool still;
 
     fleet_stats(fleet_of(fc), &stats);
     n_busy = stats.n_running[FLEET_GENERATE] + stats.n_waiting[FLEET_GENERATE];
-    mtx_lock(&fc->lock);
-    still = fc->hold.on;
-    mtx_unlock(&fc->lock);
-    if (!still && n_busy > 0)
+    if (!fleet_is_paused(fc) && n_busy > 0)
         return err_set(e, ERR_CONFLICT, "",
                        "%zu generations run or wait; pause first, or come again when they have "
                        "ended",

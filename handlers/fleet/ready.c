@@ -68,9 +68,9 @@ static int control_ready(struct fleet_control *fc, const struct fleet_stats *s, 
     n_held = n_held_locked(fc);
     if (fc->weights_asleep || fc->kv_asleep)
         rc = err_set(why, ERR_ASLEEP, "", "the upstreams are asleep (level %d)", fc->sleep_level);
-    else if (fc->hold.on)
-        rc = err_set(why, ERR_PAUSED, "", "generation is paused by '%s' (%s)", fc->hold.owner,
-                     lifecycle_pause_name(fc->hold.mode));
+    else if (pause_is_held(&fc->pause))
+        rc = err_set(why, ERR_PAUSED, "", "generation is paused by '%s' (%s)", fc->pause.owner,
+                     lifecycle_pause_name(fc->pause.mode));
     else if (n_held > s->n_serving || s->n_serving - n_held < s->min_ready)
         rc = err_set(why, ERR_PAUSED, "",
                      "an update holds %zu of the %zu upstreams that serve, %zu are needed", n_held,

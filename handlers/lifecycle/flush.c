@@ -14,7 +14,7 @@ int handle_flush_cache(struct app *app, struct http_request *x, struct err *e)
 
     pause_controller_info(app->pause_controller, &info);
     admission_stats(app->generate->admission, &s);
-    if (info.pause == PAUSE_NONE && s.n_running + s.n_waiting > 0)
+    if (info.pause.state == PAUSE_OFF && s.n_running + s.n_waiting > 0)
         return err_set(e, ERR_CONFLICT, "",
                        "%llu generations run and %llu wait; pause first, or come again when they "
                        "have ended",

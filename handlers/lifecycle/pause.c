@@ -46,8 +46,8 @@ static void pausing_gone(void *arg)
 
 /* The wait's callback must be in place before the pause controller can answer it, and out of the
  * way before the wait is freed. */
-static int do_pause(struct app *app, struct http_request *x,
-                    const struct pause_controller_pause *req, struct err *e)
+static int do_pause(struct app *app, struct http_request *x, const struct pause_request *req,
+                    struct err *e)
 {
     struct pausing *p = calloc(1, sizeof *p);
     struct pause_controller_info info;
@@ -71,7 +71,7 @@ static int do_pause(struct app *app, struct http_request *x,
 
 int handle_pause(struct app *app, struct http_request *x, struct err *e)
 {
-    struct pause_controller_pause req = {0};
+    struct pause_request req = {0};
     json_t *body;
     int rc;
 
@@ -90,7 +90,7 @@ int handle_resume(struct app *app, struct http_request *x, struct err *e)
     (void)e;
     reply_json(x, 200,
                json_pack("{s:b, s:b, s:I}", "paused", 0, "was_paused", (int)was, "epoch",
-                         (json_int_t)info.epoch));
+                         (json_int_t)info.pause.epoch));
     return 0;
 }
 

@@ -83,9 +83,9 @@ static int pause_controller_ready(const struct app *app, struct err *why)
     if (app->pause_controller == NULL)
         return 0;
     pause_controller_info(app->pause_controller, &info);
-    if (info.pause != PAUSE_NONE)
-        return err_set(why, ERR_PAUSED, "", "generation is paused by '%s' (%s)", info.owner,
-                       lifecycle_pause_name(info.pause));
+    if (info.pause.state != PAUSE_OFF)
+        return err_set(why, ERR_PAUSED, "", "generation is paused by '%s' (%s)", info.pause.owner,
+                       lifecycle_pause_name(info.pause.mode));
     return pause_controller_allows(app->pause_controller, CALL_GENERATE, why);
 }
 

@@ -78,15 +78,16 @@ static void put_pause_controller(struct pause_controller *pause_controller, stru
     for (int p = PAUSE_NONE; p < PAUSE_COUNT; p++)
         prom_u64(out, "baton_pause",
                  LABELS({"mode", lifecycle_pause_name((enum lifecycle_pause)p)}),
-                 info.pause == (enum lifecycle_pause)p);
-    prom_one(out, "baton_pauses_total", "counter", "Pauses begun", info.n_pauses);
+                 info.pause.mode == (enum lifecycle_pause)p);
+    prom_one(out, "baton_pauses_total", "counter", "Pauses begun", info.pause.n_pauses);
     prom_one(out, "baton_pauses_expired_total", "counter", "Pauses ended by their lease",
-             info.n_expired);
+             info.pause.n_expired);
     prom_one_seconds(out, "baton_paused_seconds_total", "counter", "Time spent paused",
-                     info.paused_us);
-    if (info.lease_left_us != CLOCK_NEVER)
+                     info.pause.paused_us);
+    if (lease_timer_runs(&info.pause.lease))
         prom_one_seconds(out, "baton_pause_lease_left_seconds", "gauge",
-                         "Time until the pause ends by itself", info.lease_left_us);
+                         "Time until the pause ends by itself",
+                         lease_timer_left_us(&info.pause.lease));
     prom_one(out, "baton_kv_cache_released", "gauge", "1 while the KV cache's memory is given back",
              s.kv_released ? 1 : 0);
 }

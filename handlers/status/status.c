@@ -165,7 +165,7 @@ static json_t *pause_or_null(const struct app *app)
     struct pause_controller_info info;
 
     pause_controller_info(app->pause_controller, &info);
-    return info.pause == PAUSE_NONE ? json_null() : pause_controller_pause_json(&info);
+    return info.pause.state == PAUSE_OFF ? json_null() : pause_controller_pause_json(&info);
 }
 
 json_t *status_head_json(const struct app *app)

@@ -44,7 +44,7 @@ static void resume_run(void *arg)
     else
         reply_json(end->x, 200,
                    json_pack("{s:b, s:b, s:I}", "paused", 0, "was_paused", (int)was, "epoch",
-                             (json_int_t)info.epoch));
+                             (json_int_t)info.pause.epoch));
     free(end);
 }
 

@@ -1,5 +1,5 @@
-/* control/gate: pauses that are replaced, refused, given up or end by themselves, over an engine
- * that freezes when the test lets it. */
+/* control/pause_controller: pauses that are replaced, refused, given up or end by themselves, over
+ * an engine that freezes when the test lets it. */
 #include "tests/unit/weights_fixture.h"
 
 #include "control/admission.h"
@@ -67,12 +67,13 @@ static void still_thaw(struct engine *en)
 static int still_release(struct engine *en, uint64_t deadline_us, uint64_t *nbytes, struct err *e)
 {
     struct still *s = (struct still *)(void *)en;
-    struct pause_controller_info info = {.pause = s->outlasts ? PAUSE_KEEP : PAUSE_NONE,
-                                         .lease_left_us = 1};
+    struct pause_controller_info info = {
+        .pause = {.mode = s->outlasts ? PAUSE_KEEP : PAUSE_NONE, .lease = {.end_us = CLOCK_NEVER}}};
 
     (void)deadline_us;
     (void)e;
-    while (info.pause != PAUSE_NONE && info.lease_left_us > 0 && usleep(1000) == 0)
+    while (info.pause.mode != PAUSE_NONE && lease_timer_left_us(&info.pause.lease) > 0 &&
+           usleep(1000) == 0)
         pause_controller_info(*s->pause_controller, &info);
     if (s->meanwhile != NULL)
         s->meanwhile(s->arg);
@@ -192,10 +193,10 @@ static void asker_fini(struct asker *a)
 }
 
 /* As pause_controller_pause. */
-static int ask_for(struct bed *b, struct asker *a, const struct pause_controller_pause *what,
+static int ask_for(struct bed *b, struct asker *a, const struct pause_request *what,
                    const char *owner, struct pause_controller_info *out, struct err *e)
 {
-    struct pause_controller_pause req = *what;
+    struct pause_request req = *what;
 
     (void)snprintf(req.owner, sizeof req.owner, "%s", owner);
     return pause_controller_pause(b->pause_controller, &req, a != NULL ? &a->wait : NULL, out, e);
@@ -204,8 +205,7 @@ static int ask_for(struct bed *b, struct asker *a, const struct pause_controller
 static int ask(struct bed *b, struct asker *a, enum lifecycle_pause mode, const char *owner,
                uint32_t lease_s, struct pause_controller_info *out, struct err *e)
 {
-    struct pause_controller_pause req = {
-        .mode = mode, .lease_s = lease_s, .timeout_s = PAUSE_TIMEOUT_S_MAX};
+    struct pause_request req = {.mode = mode, .lease_s = lease_s, .timeout_s = PAUSE_TIMEOUT_S_MAX};
 
     return ask_for(b, a, &req, owner, out, e);
 }
@@ -224,7 +224,7 @@ static void await_lifted(struct bed *b)
 
     do
         pause_controller_info(b->pause_controller, &info);
-    while ((info.pause != PAUSE_NONE || atomic_load(&b->still.frozen)) && usleep(1000) == 0);
+    while ((info.pause.mode != PAUSE_NONE || atomic_load(&b->still.frozen)) && usleep(1000) == 0);
 }
 
 /* "Nothing has changed then." */
@@ -242,18 +242,19 @@ static void test_keep_that_cannot_freeze_changes_nothing(void **state)
     assert_int_equal(ask(&b, NULL, PAUSE_KEEP, "second", 0, &after, &e), -1);
     assert_int_equal(e.code, ERR_TIMEOUT);
     pause_controller_info(b.pause_controller, &after);
-    assert_int_equal(after.pause, PAUSE_KEEP);
-    assert_string_equal(after.owner, "first");
+    assert_int_equal(after.pause.mode, PAUSE_KEEP);
+    assert_string_equal(after.pause.owner, "first");
     assert_true(after.acknowledged);
-    assert_int_equal(after.lease_s, 3600);
-    assert_true(after.lease_left_us <= before.lease_left_us); /* not from the beginning */
-    assert_true(after.epoch > before.epoch);
-    assert_int_equal(after.n_pauses, 1);
+    assert_int_equal(after.pause.lease.length_s, 3600);
+    assert_true(lease_timer_left_us(&after.pause.lease) <=
+                lease_timer_left_us(&before.pause.lease)); /* not from the beginning */
+    assert_true(after.pause.epoch > before.pause.epoch);
+    assert_int_equal(after.pause.n_pauses, 1);
     assert_true(pause_controller_resume(b.pause_controller, &after));
     err_clear(&e);
     assert_int_equal(ask(&b, NULL, PAUSE_KEEP, "third", 0, &after, &e), -1);
     pause_controller_info(b.pause_controller, &after);
-    assert_int_equal(after.pause, PAUSE_NONE);
+    assert_int_equal(after.pause.mode, PAUSE_NONE);
     run_one(&b); /* its listeners are open */
     end_one(&b);
     bed_close(&b);
@@ -281,10 +282,10 @@ static void test_keep_that_cannot_freeze_displaces_nobody(void **state)
     assert_false(info.acknowledged);
     end_one(&b);
     assert_int_equal(asker_result(&first), ERR_NONE);
-    assert_int_equal(first.info.pause, PAUSE_WAIT);
-    assert_string_equal(first.info.owner, "first");
+    assert_int_equal(first.info.pause.mode, PAUSE_WAIT);
+    assert_string_equal(first.info.pause.owner, "first");
     assert_true(first.info.acknowledged);
-    assert_true(first.info.lease_left_us <= 1000000);
+    assert_true(lease_timer_left_us(&first.info.pause.lease) <= 1000000);
     await_lifted(&b); /* by its lease */
     asker_fini(&first);
     bed_close(&b);
@@ -307,7 +308,7 @@ static void test_keep_that_freezes_displaces_those_that_wait(void **state)
     assert_int_equal(asker_result(&first), ERR_CONFLICT);
     end_one(&b);
     pause_controller_info(b.pause_controller, &info);
-    assert_string_equal(info.owner, "second");
+    assert_string_equal(info.pause.owner, "second");
     asker_fini(&first);
     bed_close(&b);
 }
@@ -330,15 +331,17 @@ static void test_a_lease_outlives_whoever_gives_up(void **state)
         assert_int_equal(ask(&b, NULL, PAUSE_KEEP, "first", theirs, &info, &e), 0);
         assert_int_equal(ask(&b, &second, PAUSE_WAIT, "second", own, &info, &e), 1);
         pause_controller_info(b.pause_controller, &info);
-        assert_true(info.lease_left_us == CLOCK_NEVER); /* it is not acknowledged yet */
+        assert_true(lease_timer_left_us(&info.pause.lease) ==
+                    CLOCK_NEVER); /* it is not acknowledged yet */
         leave(&b, &second);
         assert_int_equal(asker_result(&second), ERR_GONE);
         pause_controller_info(b.pause_controller, &info);
         if (turn == 2) {
-            assert_int_equal(info.pause, PAUSE_WAIT); /* neither had one */
-            assert_true(info.lease_left_us == CLOCK_NEVER);
+            assert_int_equal(info.pause.mode, PAUSE_WAIT); /* neither had one */
+            assert_true(lease_timer_left_us(&info.pause.lease) == CLOCK_NEVER);
         } else {
-            assert_true(info.pause == PAUSE_NONE || info.lease_left_us <= 1000000);
+            assert_true(info.pause.mode == PAUSE_NONE ||
+                        lease_timer_left_us(&info.pause.lease) <= 1000000);
             await_lifted(&b);
         }
         end_one(&b);
@@ -368,8 +371,8 @@ static void test_two_that_wait(void **state)
             leave(&b, &second);
             assert_int_equal(asker_result(&second), ERR_GONE);
             pause_controller_info(b.pause_controller, &info);
-            assert_int_equal(info.pause, PAUSE_ABORT);
-            assert_true(info.lease_left_us == CLOCK_NEVER);
+            assert_int_equal(info.pause.mode, PAUSE_ABORT);
+            assert_true(lease_timer_left_us(&info.pause.lease) == CLOCK_NEVER);
             assert_true(asker_waits(&first));
         }
         end_one(&b);
@@ -406,9 +409,9 @@ static void test_a_lease_outlives_all_that_give_up(void **state)
             assert_int_equal(asker_result(&askers[i ^ turn]), ERR_GONE);
         }
         pause_controller_info(b.pause_controller, &info);
-        assert_int_equal(info.pause, PAUSE_WAIT);
-        assert_int_equal(info.lease_s, 60);
-        assert_true(info.lease_left_us <= 60000000);
+        assert_int_equal(info.pause.mode, PAUSE_WAIT);
+        assert_int_equal(info.pause.lease.length_s, 60);
+        assert_true(lease_timer_left_us(&info.pause.lease) <= 60000000);
         end_one(&b);
         for (unsigned i = 0; i < 2; i++)
             asker_fini(&askers[i]);
@@ -430,8 +433,7 @@ static void test_no_pause_is_left_by_those_that_give_up(void **state)
         bed_open(&b);
         run_one(&b);
         for (unsigned i = 0; i < 2; i++) {
-            struct pause_controller_pause req = {.mode = PAUSE_WAIT,
-                                                 .timeout_s = i == turn ? 60 : 2};
+            struct pause_request req = {.mode = PAUSE_WAIT, .timeout_s = i == turn ? 60 : 2};
 
             asker_init(&askers[i], &b);
             assert_int_equal(ask_for(&b, &askers[i], &req, "waits", &info, &e), 1);
@@ -441,7 +443,7 @@ static void test_no_pause_is_left_by_those_that_give_up(void **state)
         assert_int_equal(asker_result(stays), ERR_TIMEOUT);
         assert_non_null(strstr(stays->error.msg, "generation is not paused"));
         pause_controller_info(b.pause_controller, &info);
-        assert_int_equal(info.pause, PAUSE_NONE);
+        assert_int_equal(info.pause.mode, PAUSE_NONE);
         end_one(&b);
         run_one(&b); /* the listeners are open */
         end_one(&b);
@@ -455,7 +457,7 @@ static void test_no_pause_is_left_by_those_that_give_up(void **state)
  * given up has undone what keep had promised. */
 static void test_acknowledged_is_so(void **state)
 {
-    static const struct pause_controller_pause short_one = {.mode = PAUSE_WAIT, .timeout_s = 1};
+    static const struct pause_request short_one = {.mode = PAUSE_WAIT, .timeout_s = 1};
     struct pause_controller_info info;
     struct err e = {0};
     struct asker second;
@@ -472,7 +474,7 @@ static void test_acknowledged_is_so(void **state)
     assert_int_equal(asker_result(&second), ERR_TIMEOUT);
     assert_non_null(strstr(second.error.msg, "stays paused"));
     pause_controller_info(b.pause_controller, &info);
-    assert_int_equal(info.pause, PAUSE_WAIT);
+    assert_int_equal(info.pause.mode, PAUSE_WAIT);
     assert_false(atomic_load(&b.still.frozen));
     assert_false(info.acknowledged); /* one runs */
     end_one(&b);
@@ -495,7 +497,7 @@ static void test_keep_is_acknowledged_when_it_has_frozen(void **state)
     b.still.pause_controller = &b.pause_controller;
     assert_int_equal(ask(&b, NULL, PAUSE_KEEP, "first", 0, &info, &e), 0);
     assert_true(info.acknowledged);
-    assert_int_equal(b.still.seen.pause, PAUSE_KEEP);
+    assert_int_equal(b.still.seen.pause.mode, PAUSE_KEEP);
     assert_false(b.still.seen.acknowledged);
     end_one(&b);
     bed_close(&b);
@@ -531,7 +533,7 @@ static void test_every_wait_is_answered(void **state)
         }
         assert_int_equal(asker_result(&a), codes[how]);
         pause_controller_info(b.pause_controller, &info);
-        assert_int_equal(info.pause, how == 3 ? PAUSE_ABORT : PAUSE_NONE);
+        assert_int_equal(info.pause.mode, how == 3 ? PAUSE_ABORT : PAUSE_NONE);
         if (how == 2) {
             assert_int_equal(ask(&b, NULL, PAUSE_KEEP, "late", 0, &info, &e), -1);
             assert_int_equal(e.code, ERR_DRAINING);
@@ -563,7 +565,7 @@ static void test_a_lease_ends_while_a_sleep_runs(void **state)
     assert_int_equal(slept.n_aborted, 0); /* it is frozen, and stays */
     await_lifted(&b);
     pause_controller_info(b.pause_controller, &info);
-    assert_int_equal(info.n_expired, 1);
+    assert_int_equal(info.pause.n_expired, 1);
     end_one(&b);
     pause_controller_state(b.pause_controller, &is);
     assert_int_equal(is.pause, PAUSE_NONE);

@@ -91,17 +91,18 @@ static void test_fleet_abort_lock_waits_for_steps_only(void **state)
 static void test_fleet_resume_lock_overtakes_a_trainers_pause(void **state)
 {
     struct fleet_control *fc = *state;
+    const struct pause_request req = {.mode = PAUSE_WAIT, .owner = "trainer"};
+    struct pause before;
     struct err e = {0};
 
     assert_int_equal(fleet_trainer_pause_lock(fc, NULL, &e), 0);
-    assert_false(fleet_was_resumed(fc));
+    pause_set(&fc->pause, &req, &before);
     assert_false(fleet_pause_lock_unless_pausing(fc, "a step"));
     assert_int_equal(fleet_resume_lock(fc, false, &e), 0);
-    assert_true(fleet_was_resumed(fc));
+    assert_false(pause_is_pending(&fc->pause));
     fc->locks.pause.operation = NULL;
     fc->locks.n_resumes--;
     assert_int_equal(fleet_pause_lock(fc, "a step", &e), 0);
-    assert_false(fleet_was_resumed(fc));
 }
 
 /* A lease that ended resumes only the pause that it belongs to. */
@@ -110,12 +111,11 @@ static void test_fleet_resume_lock_of_a_lease_refuses_a_renewed_pause(void **sta
     struct fleet_control *fc = *state;
     struct err e = {0};
 
-    fc->hold.on = true;
-    fc->hold.lease_until_us = clock_after_us(FLEET_OP_WAIT_US);
+    fc->pause.lease.end_us = clock_after_us(FLEET_OP_WAIT_US);
     assert_int_equal(fleet_resume_lock(fc, true, &e), -1);
     assert_string_equal(e.msg, "the pause was renewed");
     assert_int_equal(fc->locks.n_resumes, 0);
-    fc->hold.lease_until_us = 0;
+    fc->pause.lease.end_us = 0;
     err_clear(&e);
     assert_int_equal(fleet_resume_lock(fc, true, &e), 0);
 }

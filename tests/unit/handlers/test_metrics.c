@@ -73,11 +73,12 @@ const char *store_state_name(enum store_state state)
 void pause_controller_info(struct pause_controller *g, struct pause_controller_info *out)
 {
     (void)g;
-    *out = (struct pause_controller_info){.pause = PAUSE_KEEP,
-                                          .lease_left_us = 1500000,
-                                          .n_pauses = 7,
-                                          .n_expired = 1,
-                                          .paused_us = 2500000};
+    *out = (struct pause_controller_info){.pause = {.state = PAUSE_HELD,
+                                                    .mode = PAUSE_KEEP,
+                                                    .lease = {.length_s = 2, .end_us = 1},
+                                                    .n_pauses = 7,
+                                                    .n_expired = 1,
+                                                    .paused_us = 2500000}};
 }
 
 int pause_controller_allows(struct pause_controller *g, enum lifecycle_call call, struct err *e)
@@ -434,7 +435,7 @@ static void test_metrics_text_tells_every_room(void **state)
         "baton_pauses_total 7",
         "baton_pauses_expired_total 1",
         "baton_paused_seconds_total 2.5",
-        "baton_pause_lease_left_seconds 1.5",
+        "baton_pause_lease_left_seconds 0",
         "baton_kv_cache_released 1",
         "baton_live 1",
         "baton_ready 0",
