@@ -215,7 +215,7 @@ static size_t to_resume(struct fleet_control *fc, struct fleet_target *targets)
         mtx_lock(&fc->lock);
         paused = fleet_engine_is_held_locked(fc, alive[i].upstream);
         mtx_unlock(&fc->lock);
-        if (!paused && !(info.fenced && !upstream_is_two_phase(at.kind)))
+        if (!paused && !(info.fenced && !upstream_caps(at.kind)->two_phase))
             targets[n_targets++] = alive[i];
     }
     return n_targets;

@@ -47,10 +47,10 @@ void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, size_t u
     if (incarnation == fc->adapters.incarnation[upstream])
         return;
     fleet_adapters_set_incarnation(&fc->adapters, upstream, incarnation,
-                                   at.removed || at.kind != UPSTREAM_SGLANG);
+                                   at.removed || upstream_caps(at.kind)->status_names_process);
     err_clear(&f->why);
     err_clear(&f->stale);
-    f->unasked = !at.removed && !upstream_is_two_phase(at.kind);
+    f->unasked = !at.removed && !upstream_caps(at.kind)->two_phase;
     if (f->unasked) {
         (void)err_set(&f->stale, ERR_UNSYNCED, "", "it has not been asked yet");
         f->n_stale++;
@@ -113,7 +113,7 @@ void fleet_reconcile_start(struct fleet_control *fc)
 
     for (size_t i = 0; i < n; i++) {
         upstreams_get(fc->upstreams, i, &at);
-        if (at.removed || upstream_is_two_phase(at.kind))
+        if (at.removed || upstream_caps(at.kind)->two_phase)
             continue;
         fleet_reconcile_watch(fc);
         publish(fc, i);
@@ -320,7 +320,7 @@ static enum fleet_has loaded(struct fleet_control *fc, const struct fleet_target
     struct upstream_endpoint at;
 
     upstreams_get(fc->upstreams, target->upstream, &at);
-    if (task->may_have && at.kind == UPSTREAM_SGLANG) /* which replaces nothing */
+    if (task->may_have && !upstream_caps(at.kind)->replaces_adapters)
         (void)unloaded(fc, target, task->name, &ignored);
     if (fleet_request(fc, API_LOAD_ADAPTER, target, 1, task->timeout_us + FLEET_GRACE_US, &result,
                       why) != 0)

@@ -1,50 +1,222 @@
-/* The requests of a baton: our own operations, with the update id and the rank of each upstream. */
+/* A baton as an upstream: our own operations, with the update id and the rank of this upstream. */
 #include "fleet/api/upstream_api_priv.h"
 
-/* baton: our own words, with its own update's id and rank */
-static const struct {
-    const char *method, *path;
-    bool has_body, of_update; /* of_update: it names the update that it is a step of */
-} baton_rows[API_OPS] = {
-    [API_INIT_TRANSFER] = {"POST", "/v1/weight_transfer/init", true},
-    [API_SHUTDOWN_TRANSFER] = {"DELETE", "/v1/weight_transfer", false},
-    [API_START_UPDATE] = {"POST", "/v1/update_weights/start", true},
-    [API_UPDATE_WEIGHTS] = {"POST", "/v1/update_weights", true, true},
-    [API_VERIFY_UPDATE] = {"POST", "/v1/update_weights/verify", true, true},
-    [API_FINISH_UPDATE] = {"POST", "/v1/update_weights/finish", true, true},
-    [API_ABORT_UPDATE] = {"POST", "/v1/update_weights/abort", true, true},
-    [API_PAUSE] = {"POST", "/v1/pause", true},
-    [API_RESUME] = {"POST", "/v1/resume", false},
-    [API_SLEEP] = {"POST", "/v1/sleep", true},
-    [API_WAKE] = {"POST", "/v1/wake", true},
-    [API_RESET_PREFIX_CACHE] = {"POST", "/v1/reset_cache", true},
-    [API_ABORT_REQUESTS] = {"POST", "/v1/abort_requests", true},
-    [API_LOAD_ADAPTER] = {"POST", "/v1/load_lora_adapter", true},
-    [API_UNLOAD_ADAPTER] = {"POST", "/v1/unload_lora_adapter", true},
-    [API_RENEW_UPDATE] = {"POST", "/v1/update_weights/renew", true, true},
-    [API_PUT_TENSOR_LIST] = {"POST", "/v1/weights/plans", true},
-    [API_SET_VERSION] = {"POST", "/v1/weights/label", true},
-};
+#include <stdio.h>
+#include <string.h>
 
-int baton_make_request(struct api_request *out, enum api_op op, const json_t *native,
-                       const struct api_context *about, struct err *e)
+/* requests */
+
+static int baton_body(struct api_request *out, const json_t *native, const struct api_context *ctx,
+                      struct err *e)
 {
-    json_t *body;
+    json_t *body = json_copy((json_t *)(uintptr_t)native);
 
-    if (baton_rows[op].method == NULL)
-        return 0; /* its cache is keyed by the weights */
-    if (!baton_rows[op].has_body)
-        return api_set_path(out, baton_rows[op].method, baton_rows[op].path);
-    body = json_copy((json_t *)(uintptr_t)native);
-    if (body == NULL)
-        return api_no_memory(e);
-    if ((baton_rows[op].of_update && about->update_id != NULL &&
-         api_set_text(body, "update_id", about->update_id) != 0) ||
-        (about->has_rank_offset &&
-         json_object_set_new(body, "rank_offset", json_integer((json_int_t)about->rank_offset)) !=
-             0)) {
-        json_decref(body);
-        return api_no_memory(e);
-    }
-    return api_set_body(out, baton_rows[op].path, body, e);
+    return api_set_body(out, api_with_rank(body, ctx), e);
 }
+
+/* A step of an update names the update that is open at this upstream. */
+static int baton_step(struct api_request *out, const json_t *native, const struct api_context *ctx,
+                      struct err *e)
+{
+    json_t *body = json_copy((json_t *)(uintptr_t)native);
+
+    if (ctx->update_id != NULL)
+        body = api_with(body, "update_id", json_string(ctx->update_id));
+    return api_set_body(out, api_with_rank(body, ctx), e);
+}
+
+/* replies */
+
+/* Only reasons that last. A pause, a sleep or a moment without load is left out: the fleet would
+ * keep the upstream out of rotation until the next probe, although it has ended. */
+static void read_not_ready(struct upstream_report *out, const json_t *status)
+{
+    static const char *const codes[] = {"starting", "draining", "no_weights", "non_finite_logits",
+                                        "no_engine"};
+    const json_t *reason = json_object_get(status, "reason");
+    const char *code = json_string_value(json_object_get(reason, "code"));
+
+    if (!json_is_false(json_object_get(status, "ready")) || code == NULL)
+        return;
+    for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++)
+        if (strcmp(codes[i], code) == 0)
+            (void)snprintf(out->not_ready, sizeof out->not_ready, "%s", code);
+}
+
+static const json_t *baton_version(const json_t *reply)
+{
+    return json_object_get(json_object_get(reply, "weights"), "weight_version");
+}
+
+static void baton_read_status(struct upstream_report *out, const char *text, size_t len)
+{
+    json_t *status = json_loadb(text, len, 0, NULL);
+
+    api_copy_text(out->process, json_object_get(status, "boot_id"));
+    api_copy_text(out->label, baton_version(status));
+    read_not_ready(out, status);
+    json_decref(status);
+}
+
+static const json_t *baton_ranks(const json_t *reply)
+{
+    return json_object_get(json_object_get(reply, "cuda"), "ranks");
+}
+
+static uint64_t baton_n_ranks(const json_t *reply)
+{
+    return json_array_size(baton_ranks(reply));
+}
+
+static bool baton_has_no_ranks(const json_t *reply)
+{
+    const json_t *ranks = baton_ranks(reply);
+
+    return json_is_array(ranks) && json_array_size(ranks) == 0;
+}
+
+void api_read_boot_id(char out[FLEET_LABEL_MAX + 1], const char *text, size_t len)
+{
+    json_t *reply = json_loadb(text, len, 0, NULL);
+
+    out[0] = '\0';
+    api_copy_text(out, json_object_get(reply, "boot_id"));
+    json_decref(reply);
+}
+
+static bool copy_update_id(char out[API_UPDATE_ID_MAX + 1], const json_t *from)
+{
+    const char *id = json_string_value(json_object_get(from, "update_id"));
+
+    if (id == NULL || id[0] == '\0' || strlen(id) > API_UPDATE_ID_MAX)
+        return false;
+    (void)snprintf(out, API_UPDATE_ID_MAX + 1, "%s", id);
+    return true;
+}
+
+int api_read_update_id(char out[API_UPDATE_ID_MAX + 1], const char *text, size_t len, struct err *e)
+{
+    json_t *reply = json_loadb(text, len, 0, NULL);
+    bool found = copy_update_id(out, reply);
+
+    json_decref(reply);
+    return found ? 0 : err_set(e, ERR_UNREADABLE, "", "its answer to start has no update_id");
+}
+
+bool api_read_open_update(char out[API_UPDATE_ID_MAX + 1], const char *text, size_t len)
+{
+    json_t *reply = json_loadb(text, len, 0, NULL);
+    bool open = copy_update_id(out, json_object_get(reply, "update"));
+
+    json_decref(reply);
+    return open;
+}
+
+/* is it done? */
+
+static int is_bool(const json_t *reply, const char *member, bool expected, struct err *e)
+{
+    const json_t *value = json_object_get(reply, member);
+    const char *is = json_is_true(value) ? "true" : json_is_false(value) ? "false" : "";
+    const char *wanted = expected ? "true" : "false";
+
+    return strcmp(is, wanted) == 0 ? 0 : api_is_not(e, member, is, wanted);
+}
+
+static int is_this_update(const json_t *reply, const struct api_context *ctx, struct err *e)
+{
+    return ctx->update_id != NULL ? api_is_text(reply, "update_id", ctx->update_id, e) : 0;
+}
+
+static int is_open(const json_t *reply, const struct api_context *ctx, struct err *e)
+{
+    const char *phase = api_text(reply, "phase", "");
+
+    if (is_this_update(reply, ctx, e) != 0)
+        return -1;
+    if (strcmp(phase, "committed") != 0 && strcmp(phase, "aborted") != 0)
+        return 0;
+    return api_is_not(e, "phase", phase, "receiving");
+}
+
+static int is_in_phase(const json_t *reply, const struct api_context *ctx, const char *phase,
+                       struct err *e)
+{
+    return is_this_update(reply, ctx, e) == 0 ? api_is_text(reply, "phase", phase, e) : -1;
+}
+
+static int baton_check_done(enum api_op op, const json_t *native, const struct api_context *ctx,
+                            const json_t *reply, struct err *e)
+{
+    switch (op) {
+    case API_INIT_TRANSFER:
+        return strcmp(api_text(native, "transport", ""), "nccl") == 0
+                   ? api_is_text(reply, "state", "joined", e)
+                   : 0;
+    case API_UPDATE_WEIGHTS:
+    case API_RENEW_UPDATE:
+        return is_open(reply, ctx, e);
+    case API_VERIFY_UPDATE:
+        return is_in_phase(reply, ctx, "verified", e);
+    case API_FINISH_UPDATE:
+        return is_in_phase(reply, ctx, "committed", e) == 0
+                   ? api_is_version(reply, native, "weight_version", e)
+                   : -1;
+    case API_ABORT_UPDATE:
+        return is_in_phase(reply, ctx, "aborted", e);
+    case API_PAUSE:
+        return is_bool(reply, "paused", true, e);
+    case API_RESUME:
+        return is_bool(reply, "paused", false, e);
+    case API_SET_VERSION:
+        return api_is_version(reply, native, "weight_version", e);
+    default:
+        return 0;
+    }
+}
+
+/* It needs no reset of its other caches: their keys contain the weights. */
+const struct upstream_api baton_api = {
+    .name = "baton",
+    .wrong_kind_hint = "; if it is no baton, write URL,vllm or URL,sglang",
+    .caps = {.two_phase = true,
+             .status_names_process = true,
+             .reply_names_process = true,
+             .forbids_by_key_only = true,
+             .replaces_adapters = true},
+    .ops =
+        {
+            [API_INIT_TRANSFER] = {"POST", "/v1/weight_transfer/init", baton_body},
+            [API_SHUTDOWN_TRANSFER] = {"DELETE", "/v1/weight_transfer", NULL},
+            [API_START_UPDATE] = {"POST", "/v1/update_weights/start", baton_body},
+            [API_UPDATE_WEIGHTS] = {"POST", "/v1/update_weights", baton_step},
+            [API_VERIFY_UPDATE] = {"POST", "/v1/update_weights/verify", baton_step},
+            [API_FINISH_UPDATE] = {"POST", "/v1/update_weights/finish", baton_step},
+            [API_ABORT_UPDATE] = {"POST", "/v1/update_weights/abort", baton_step},
+            [API_RENEW_UPDATE] = {"POST", "/v1/update_weights/renew", baton_step},
+            [API_PAUSE] = {"POST", "/v1/pause", baton_body},
+            [API_RESUME] = {"POST", "/v1/resume", NULL},
+            [API_SLEEP] = {"POST", "/v1/sleep", baton_body},
+            [API_WAKE] = {"POST", "/v1/wake", baton_body},
+            [API_RESET_PREFIX_CACHE] = {"POST", "/v1/reset_cache", baton_body},
+            [API_ABORT_REQUESTS] = {"POST", "/v1/abort_requests", baton_body},
+            [API_LOAD_ADAPTER] = {"POST", "/v1/load_lora_adapter", baton_body},
+            [API_UNLOAD_ADAPTER] = {"POST", "/v1/unload_lora_adapter", baton_body},
+            [API_PUT_TENSOR_LIST] = {"POST", "/v1/weights/plans", baton_body},
+            [API_SET_VERSION] = {"POST", "/v1/weights/label", baton_body},
+        },
+    .queries =
+        {
+            [API_GET_STATUS] = {"/v1/status", NULL},
+            [API_GET_VERSION] = {"/v1/status", NULL},
+            [API_GET_RANKS] = {"/v1/status", NULL},
+            [API_GENERATE_TOKEN] = {"/v1/completions", NULL},
+            [API_GET_CONFIG] = {"/server_info?config_format=json", NULL},
+        },
+    .read_status = baton_read_status,
+    .version = baton_version,
+    .n_ranks = baton_n_ranks,
+    .config = api_vllm_config,
+    .check_done = baton_check_done,
+    .has_no_ranks = baton_has_no_ranks,
+};

@@ -1,75 +1,98 @@
-/* The requests of an SGLang. */
+/* An SGLang as an upstream. What a request cannot express for it is refused by the member that asks
+ * for it, never left out. */
 #include "fleet/api/upstream_api_priv.h"
 
 #include <stdio.h>
 #include <string.h>
 
-static int sglang_init(struct api_request *out, const json_t *native,
-                       const struct api_context *about, struct err *e)
+/* the transfer */
+
+static int sglang_init_transfer(struct api_request *out, const json_t *native,
+                                const struct api_context *ctx, struct err *e)
 {
-    static const struct api_member pairs[] = {
+    static const struct api_member members[] = {
         {"master_address", "master_address"}, {"master_port", "master_port"},
         {"world_size", "world_size"},         {"rank_offset", "rank_offset"},
         {"group_name", "group_name"},         {0}};
     static const char *const unknown[] = {"nccl_unique_id", NULL};
     json_t *body;
 
-    if (api_refuse(native, unknown, "sglang", e) != 0)
+    if (api_refuse(native, unknown, "sglang", "", e) != 0)
         return -1;
     if (strcmp(api_text(native, "transport", "nccl"), "ipc") == 0)
-        return 0; /* handles need no group */
-    body = api_pick(native, pairs);
-    if (body == NULL || api_set_text(body, "backend", "nccl") != 0 ||
-        (about->has_rank_offset &&
-         json_object_set_new(body, "rank_offset", json_integer((json_int_t)about->rank_offset)) !=
-             0)) {
-        json_decref(body);
-        return api_no_memory(e);
-    }
-    return api_set_body(out, "/init_weights_update_group", body, e);
+        return api_send_nothing(out); /* handles need no group */
+    body = api_with_text(api_pick(native, members), "backend", "nccl");
+    return api_set_body(out, api_with_rank(body, ctx), e);
 }
 
-/* Since 0.5.18. One that says nothing of a selector means all: the model and its drafter. */
-static int sglang_begin(struct api_request *out, const json_t *native, struct err *e)
+static int sglang_shutdown_transfer(struct api_request *out, const json_t *native,
+                                    const struct api_context *ctx, struct err *e)
 {
-    static const struct api_member pairs[] = {{"selector", "selector"}, {0}};
-
-    return api_set_body(out, "/begin_weight_update", api_pick(native, pairs), e);
+    (void)native;
+    return api_set_body(out, api_with_text(json_object(), "group_name", ctx->group_name), e);
 }
 
-/* As the version that it serves until the update has its name: whoever tells that one has all that
- * came since. Steals body. */
-static json_t *marked(json_t *body, const struct api_context *about)
+/* updates */
+
+/* Since 0.5.18. Without a selector it means all: the model and its draft model. */
+static int sglang_start_update(struct api_request *out, const json_t *native,
+                               const struct api_context *ctx, struct err *e)
 {
-    return api_with_text(body, "weight_version", about->update_id);
+    static const struct api_member members[] = {{"selector", "selector"}, {0}};
+
+    (void)ctx;
+    return api_set_body(out, api_pick(native, members), e);
 }
 
-/* Whatever its trainer asked for: where requests are held an older one does not survive a flush
- * that fails, and all are told to flush at the end of the update. Steals body. */
-static json_t *unflushed(json_t *body)
+/* The version that it serves until the update gives it its own: an SGLang that reports this one has
+ * received all tensors since. Steals body. */
+static json_t *with_marker(json_t *body, const struct api_context *ctx)
 {
-    if (body == NULL || json_object_set_new(body, "flush_cache", json_false()) == 0)
-        return body;
-    json_decref(body);
-    return NULL;
+    return api_with_text(body, "weight_version", ctx->update_id);
 }
 
-static int sglang_from_disk(struct api_request *out, const json_t *native,
-                            const struct api_context *about, struct err *e)
+/* Whatever the trainer asked for: an older SGLang that holds requests does not survive a flush that
+ * fails, and the caches of all upstreams are reset at the end of the update. Steals body. */
+static json_t *without_flush(json_t *body)
 {
-    static const struct api_member pairs[] = {
+    return api_with(body, "flush_cache", json_false());
+}
+
+static int update_from_disk(struct api_request *out, const json_t *native,
+                            const struct api_context *ctx, struct err *e)
+{
+    static const struct api_member members[] = {
         {"path", "model_path"}, {"weight_version", "weight_version"}, {0}};
 
-    if (about->has_begun) /* its end would process what has been processed already */
+    if (ctx->has_begun) /* its end would process a second time what has been processed */
         return err_set(e, ERR_BAD_REQUEST, "/path",
                        "sglang upstreams take files in an update of their own: end the one that "
                        "has begun with tensors first");
-    return api_set_body(out, "/update_weights_from_disk",
-                        unflushed(marked(api_pick(native, pairs), about)), e);
+    (void)api_set_path(out, "/update_weights_from_disk");
+    return api_set_body(out, without_flush(with_marker(api_pick(native, members), ctx)), e);
 }
 
-/* One broadcast of all tensors back to back is what it calls flattened. */
-static int sglang_cut(const json_t *native, const char **load_format, struct err *e)
+/* Tensors in Python's serialized form, which describe themselves. */
+static int update_from_tensors(struct api_request *out, const json_t *native,
+                               const struct api_context *ctx, struct err *e)
+{
+    static const struct api_member members[] = {
+        {"serialized_named_tensors", "serialized_named_tensors"},
+        {"serialized_format", "load_format"},
+        {"weight_version", "weight_version"},
+        {"selector", "selector"},
+        {0}};
+    json_t *body = without_flush(with_marker(api_pick(native, members), ctx));
+
+    /* What "target" is called before 0.5.18. Tensors of a group mean it there without a member. */
+    if (strcmp(api_text(native, "selector", ""), "target") == 0)
+        body = api_with(body, "disable_draft_model", json_true());
+    (void)api_set_path(out, "/update_weights_from_tensor");
+    return api_set_body(out, body, e);
+}
+
+/* One broadcast of all tensors back to back is a flattened bucket there. */
+static int choose_load_format(const json_t *native, const char **load_format, struct err *e)
 {
     const json_t *bucket = json_object_get(native, "bucket_nbytes");
     bool whole = api_has(native, "sizes") || json_integer_value(bucket) == INT64_MAX;
@@ -86,37 +109,28 @@ static int sglang_cut(const json_t *native, const char **load_format, struct err
     return 0;
 }
 
-/* Tensors that say themselves what they are. */
-static int sglang_from_tensor(struct api_request *out, const json_t *native,
-                              const struct api_context *about, struct err *e)
+/* It may be in several groups, and exits if it is in none of that name. */
+static int update_from_group(struct api_request *out, const json_t *native,
+                             const struct api_context *ctx, struct err *e)
 {
-    static const struct api_member pairs[] = {
-        {"serialized_named_tensors", "serialized_named_tensors"},
-        {"serialized_format", "load_format"},
-        {"weight_version", "weight_version"},
-        {"selector", "selector"},
-        {0}};
-
-    json_t *body = unflushed(marked(api_pick(native, pairs), about));
-
-    /* What selector target is called before 0.5.18; of a group's tensors it is what these mean. */
-    if (body != NULL && strcmp(api_text(native, "selector", ""), "target") == 0 &&
-        json_object_set_new(body, "disable_draft_model", json_true()) != 0) {
-        json_decref(body);
-        body = NULL;
-    }
-    return api_set_body(out, "/update_weights_from_tensor", body, e);
-}
-
-/* It may be in several groups, and ends where it is in none of that name. */
-static int sglang_update(struct api_request *out, const json_t *native,
-                         const struct api_context *about, struct err *e)
-{
-    static const struct api_member pairs[] = {
+    static const struct api_member members[] = {
         {"names", "names"},           {"dtypes", "dtypes"},
         {"dtype_names", "dtypes"},    {"shapes", "shapes"},
         {"group_name", "group_name"}, {"weight_version", "weight_version"},
         {"selector", "selector"},     {0}};
+    const char *load_format = NULL;
+    json_t *body;
+
+    if (choose_load_format(native, &load_format, e) != 0)
+        return -1;
+    body = without_flush(with_marker(api_pick(native, members), ctx));
+    body = api_with_text(body, "group_name", ctx->group_name);
+    return api_set_body(out, api_with_text(body, "load_format", load_format), e);
+}
+
+static int sglang_update_weights(struct api_request *out, const json_t *native,
+                                 const struct api_context *ctx, struct err *e)
+{
     static const char *const unknown[] = {"shm",
                                           "ipc_handles",
                                           "ipc_handles_pickled",
@@ -129,120 +143,202 @@ static int sglang_update(struct api_request *out, const json_t *native,
                                           "expected_digest",
                                           "chunk_id",
                                           NULL};
-    const char *load_format = NULL;
-    json_t *body;
 
-    if (api_refuse_instead(native, unknown, "sglang",
-                           ": they take tensors over NCCL, serialized_named_tensors or a path",
-                           e) != 0)
+    if (api_refuse(native, unknown, "sglang",
+                   ": they take tensors over NCCL, serialized_named_tensors or a path", e) != 0)
         return -1;
     if (api_has(native, "serialized_named_tensors"))
-        return sglang_from_tensor(out, native, about, e);
+        return update_from_tensors(out, native, ctx, e);
     if (api_has(native, "path"))
-        return sglang_from_disk(out, native, about, e);
-    if (sglang_cut(native, &load_format, e) != 0)
-        return -1;
-    body = unflushed(marked(api_pick(native, pairs), about));
-    body = api_with_text(body, "group_name", about->group_name);
-    return api_set_body(out, "/update_weights_from_distributed",
-                        api_with_text(body, "load_format", load_format), e);
+        return update_from_disk(out, native, ctx, e);
+    return update_from_group(out, native, ctx, e);
 }
 
-/* The end of an update takes no name. Where none has begun, the name is all that is left. */
-static int sglang_finish(struct api_request *out, const json_t *native,
-                         const struct api_context *about, struct err *e)
+/* The end of an update takes no version. If none has begun there, only the version is left to set.
+ */
+static int sglang_finish_update(struct api_request *out, const json_t *native,
+                                const struct api_context *ctx, struct err *e)
 {
     static const char *const unknown[] = {"checksums", NULL};
 
-    if (api_refuse(native, unknown, "sglang", e) != 0)
+    if (api_refuse(native, unknown, "sglang", "", e) != 0)
         return -1;
-    if (about->has_begun)
-        return api_set_body(out, "/end_weight_update", json_object(), e);
+    if (ctx->has_begun)
+        return api_set_body(out, json_object(), e);
     if (!api_has(native, "weight_version"))
-        return 0;
-    return api_set_version(out, native, e);
+        return api_send_nothing(out);
+    (void)api_set_path(out, "/update_weight_version");
+    return api_set_version(out, native, ctx, e);
 }
 
-/* It cannot wait for what runs; what is frozen goes on. */
-static int sglang_pause(struct api_request *out, const json_t *native, struct err *e)
+/* pause, sleep, caches */
+
+/* It cannot wait for running requests. "in_place" holds them, and a resume continues them. */
+static int sglang_pause(struct api_request *out, const json_t *native,
+                        const struct api_context *ctx, struct err *e)
 {
     const char *mode = api_text(native, "mode", "keep");
 
-    if (api_check_word(mode, api_pause_modes, "/mode", e) != 0 ||
-        api_refuse_reject(native, "sglang", e) != 0)
+    (void)ctx;
+    if (api_check_mode(mode, native, "sglang", e) != 0)
         return -1;
     if (strcmp(mode, "wait") == 0)
         return err_set(e, ERR_BAD_REQUEST, "/mode",
                        "sglang upstreams cannot wait for what runs: pause with keep or abort");
     return api_set_body(
-        out, "/pause_generation",
-        json_pack("{s:s}", "mode", strcmp(mode, "keep") == 0 ? "in_place" : "abort"), e);
+        out, json_pack("{s:s}", "mode", strcmp(mode, "keep") == 0 ? "in_place" : "abort"), e);
 }
 
-static int sglang_memory(struct api_request *out, const char *path, const json_t *native,
-                         struct err *e)
+static int sglang_retract(struct api_request *out, const json_t *native,
+                          const struct api_context *ctx, struct err *e)
 {
-    static const struct api_member pairs[] = {{"tags", "tags"}, {0}};
+    (void)native;
+    (void)ctx;
+    return api_set_body(out, json_pack("{s:s}", "mode", "retract"), e);
+}
 
-    return api_set_body(out, path, api_pick(native, pairs), e);
+/* The body {}, of routes that want one and take no member of ours. */
+static int empty_body(struct api_request *out, const json_t *native, const struct api_context *ctx,
+                      struct err *e)
+{
+    (void)native;
+    (void)ctx;
+    return api_set_body(out, json_object(), e);
+}
+
+static int sglang_tags(struct api_request *out, const json_t *native, const struct api_context *ctx,
+                       struct err *e)
+{
+    static const struct api_member members[] = {{"tags", "tags"}, {0}};
+
+    (void)ctx;
+    return api_set_body(out, api_pick(native, members), e);
 }
 
 /* One at a time, by the rid that its client gave it. */
-static int sglang_abort_requests(struct api_request *out, const json_t *native, struct err *e)
+static int sglang_abort_requests(struct api_request *out, const json_t *native,
+                                 const struct api_context *ctx, struct err *e)
 {
     const json_t *ids = json_object_get(native, "request_ids");
     const char *rid = json_string_value(json_array_get(ids, 0));
 
+    (void)ctx;
     if (!api_has(native, "request_ids"))
-        return api_set_body(out, "/abort_request", json_pack("{s:b}", "abort_all", 1), e);
+        return api_set_body(out, json_pack("{s:b}", "abort_all", 1), e);
     if (json_array_size(ids) == 0)
-        return 0;
+        return api_send_nothing(out);
     if (json_array_size(ids) > 1 || rid == NULL || rid[0] == '\0')
         return err_set(e, ERR_BAD_REQUEST, "/request_ids",
                        "sglang upstreams abort one request at a time, by its rid");
-    return api_set_body(out, "/abort_request", json_pack("{s:s}", "rid", rid), e);
+    return api_set_body(out, json_pack("{s:s}", "rid", rid), e);
 }
 
-int sglang_make_request(struct api_request *out, enum api_op op, const json_t *native,
-                        const struct api_context *about, struct err *e)
+static int sglang_load_adapter(struct api_request *out, const json_t *native,
+                               const struct api_context *ctx, struct err *e)
 {
-    switch (op) {
-    case API_INIT_TRANSFER:
-        return sglang_init(out, native, about, e);
-    case API_SHUTDOWN_TRANSFER:
-        return api_set_body(out, "/destroy_weights_update_group",
-                            api_with_text(json_object(), "group_name", about->group_name), e);
-    case API_START_UPDATE:
-        return sglang_begin(out, native, e);
-    case API_UPDATE_WEIGHTS:
-        return sglang_update(out, native, about, e);
-    case API_FINISH_UPDATE:
-        return sglang_finish(out, native, about, e);
-    case API_PAUSE:
-        return sglang_pause(out, native, e);
-    case API_RESUME:
-        return api_set_body(out, "/continue_generation", json_object(), e);
-    case API_SLEEP:
-        return sglang_memory(out, "/release_memory_occupation", native, e);
-    case API_WAKE:
-        return sglang_memory(out, "/resume_memory_occupation", native, e);
-    case API_RESET_PREFIX_CACHE:
-        return api_set_body(out, "/flush_cache", json_object(), e);
-    case API_RESET_STORAGE_CACHE:
-        return api_set_path(out, "POST", "/hicache/storage-backend/clear");
-    case API_RETRACT_REQUESTS:
-        return api_set_body(out, "/pause_generation", json_pack("{s:s}", "mode", "retract"), e);
-    case API_ABORT_REQUESTS:
-        return sglang_abort_requests(out, native, e);
-    case API_LOAD_ADAPTER:
-        return api_load_adapter(out, "/load_lora_adapter", "sglang", native, false, e);
-    case API_UNLOAD_ADAPTER:
-        return api_unload_adapter(out, "/unload_lora_adapter", native, e);
-    case API_PUT_TENSOR_LIST:
-        return api_refuse_tensor_list("sglang", e);
-    case API_SET_VERSION:
-        return api_set_version(out, native, e);
-    default: /* it proves nothing, and aborts nothing */
-        return 0;
-    }
+    (void)ctx;
+    return api_load_adapter(out, "sglang", native, false, e);
 }
+
+static int sglang_refuse_tensor_list(struct api_request *out, const json_t *native,
+                                     const struct api_context *ctx, struct err *e)
+{
+    (void)out;
+    (void)native;
+    (void)ctx;
+    return api_refuse_tensor_list("sglang", e);
+}
+
+/* replies */
+
+static void sglang_read_status(struct upstream_report *out, const char *text, size_t len)
+{
+    json_t *reply = json_loadb(text, len, 0, NULL);
+
+    api_copy_text(out->label, api_top_version(reply));
+    json_decref(reply);
+}
+
+static uint64_t sglang_n_ranks(const json_t *reply)
+{
+    uint64_t tp = api_positive(json_object_get(reply, "tp_size"));
+    uint64_t pp = api_positive(json_object_get(reply, "pp_size"));
+    uint64_t dp = api_positive(json_object_get(reply, "dp_size"));
+
+    return tp * (pp > 0 ? pp : 1) * (dp > 0 ? dp : 1);
+}
+
+/* What means the same in a vLLM's configuration: its replicas, and that it can join a trainer's
+ * group, which is all that it can do. */
+static json_t *sglang_config(const json_t *reply)
+{
+    uint64_t dp = api_positive(json_object_get(reply, "dp_size"));
+
+    if (!json_is_object(reply))
+        return NULL;
+    return json_pack("{s:{s:I}, s:{s:s}}", "parallel_config", "data_parallel_size",
+                     (json_int_t)(dp > 0 ? dp : 1), "weight_transfer_config", "backend", "nccl");
+}
+
+/* It has one status for every error [srt/lora/lora_registry.py, unregister]. */
+static bool sglang_adapter_is_absent(const char *name, int status, const json_t *reply)
+{
+    static const char before[] = "LoRA with name ", behind[] = " does not exist";
+    const char *at = strstr(api_text(reply, "error_message", ""), before);
+    size_t len = strlen(name);
+
+    if (status != 400)
+        return status == 404;
+    if (at == NULL)
+        return false;
+    at += sizeof before - 1;
+    return strncmp(at, name, len) == 0 && strncmp(at + len, behind, sizeof behind - 1) == 0;
+}
+
+/* It proves nothing, and cannot abort an update. The older paths are those of before 2026; for some
+ * of them newer releases log a warning, and of /get_weight_version they say only that it is gone.
+ */
+const struct upstream_api sglang_api = {
+    .name = "sglang",
+    .wrong_kind_hint = "; if it is no SGLang, write URL,vllm, or URL,baton",
+    .caps = {.reply_names_version = true,
+             .retracts_requests = true,
+             .aborts_one_request = true,
+             .joins_many_groups = true},
+    .ops =
+        {
+            [API_INIT_TRANSFER] = {"POST", "/init_weights_update_group", sglang_init_transfer},
+            [API_SHUTDOWN_TRANSFER] = {"POST", "/destroy_weights_update_group",
+                                       sglang_shutdown_transfer},
+            [API_START_UPDATE] = {"POST", "/begin_weight_update", sglang_start_update},
+            [API_UPDATE_WEIGHTS] = {"POST", "/update_weights_from_distributed",
+                                    sglang_update_weights},
+            [API_FINISH_UPDATE] = {"POST", "/end_weight_update", sglang_finish_update},
+            [API_PAUSE] = {"POST", "/pause_generation", sglang_pause},
+            [API_RESUME] = {"POST", "/continue_generation", empty_body},
+            [API_SLEEP] = {"POST", "/release_memory_occupation", sglang_tags},
+            [API_WAKE] = {"POST", "/resume_memory_occupation", sglang_tags},
+            [API_RESET_PREFIX_CACHE] = {"POST", "/flush_cache", empty_body},
+            [API_RESET_STORAGE_CACHE] = {"POST", "/hicache/storage-backend/clear", NULL},
+            [API_RETRACT_REQUESTS] = {"POST", "/pause_generation", sglang_retract},
+            [API_ABORT_REQUESTS] = {"POST", "/abort_request", sglang_abort_requests},
+            [API_LOAD_ADAPTER] = {"POST", "/load_lora_adapter", sglang_load_adapter},
+            [API_UNLOAD_ADAPTER] = {"POST", "/unload_lora_adapter", api_unload_adapter},
+            [API_PUT_TENSOR_LIST] = {NULL, NULL, sglang_refuse_tensor_list},
+            [API_SET_VERSION] = {"POST", "/update_weight_version", api_set_version},
+        },
+    .queries =
+        {
+            [API_GET_STATUS] = {"/model_info", "/get_model_info"},
+            [API_GET_VERSION] = {"/model_info", "/get_model_info"},
+            [API_GET_RANKS] = {"/server_info", "/get_server_info"},
+            [API_GENERATE_TOKEN] = {"/v1/completions", NULL},
+            [API_GET_CONFIG] = {"/server_info", "/get_server_info"},
+        },
+    .read_status = sglang_read_status,
+    .version = api_top_version,
+    .n_ranks = sglang_n_ranks,
+    .config = sglang_config,
+    .check_done = api_check_success,
+    .adapter_is_absent = sglang_adapter_is_absent,
+};

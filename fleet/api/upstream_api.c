@@ -1,31 +1,48 @@
-/* One table for each dialect, a row for each operation. What the rows of a dialect cannot say is
- * refused by the member that asks for it, never left out. */
+/* The kinds of upstreams, and the requests for each. To add a kind: a file with its struct
+ * upstream_api, a value of enum upstream_kind, a row here. */
 #include "fleet/api/upstream_api_priv.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const dialect_names[UPSTREAM_KINDS] = {"baton", "vllm", "sglang"};
+static const struct upstream_api *const kinds[UPSTREAM_KINDS] = {
+    [UPSTREAM_BATON] = &baton_api,
+    [UPSTREAM_VLLM] = &vllm_api,
+    [UPSTREAM_SGLANG] = &sglang_api,
+};
+
+const struct upstream_api *upstream_api(enum upstream_kind kind)
+{
+    return kinds[kind];
+}
+
+const struct upstream_caps *upstream_caps(enum upstream_kind kind)
+{
+    return &kinds[kind]->caps;
+}
+
+const char *upstream_kind_name(enum upstream_kind kind)
+{
+    return kinds[kind]->name;
+}
 
 int upstream_kind_parse(enum upstream_kind *out, const char *name, const char *field, struct err *e)
 {
-    for (int d = 0; d < UPSTREAM_KINDS; d++) {
-        if (strcmp(name, dialect_names[d]) != 0)
+    for (int kind = 0; kind < UPSTREAM_KINDS; kind++) {
+        if (strcmp(name, kinds[kind]->name) != 0)
             continue;
-        *out = (enum upstream_kind)d;
+        *out = (enum upstream_kind)kind;
         return 0;
     }
     return err_set(e, ERR_BAD_REQUEST, field, "'%.32s' is none of baton, vllm, sglang", name);
 }
 
-const char *upstream_kind_name(enum upstream_kind d)
+bool api_packs_handles_at_init(enum upstream_kind kind, const char *release)
 {
-    return dialect_names[d];
-}
+    const struct upstream_api *api = kinds[kind];
 
-bool upstream_is_two_phase(enum upstream_kind d)
-{
-    return d == UPSTREAM_BATON;
+    return api->packs_handles_at_init != NULL && api->packs_handles_at_init(release);
 }
 
 void api_request_fini(struct api_request *r)
@@ -34,19 +51,48 @@ void api_request_fini(struct api_request *r)
     memset(r, 0, sizeof *r);
 }
 
-int api_make_request(struct api_request *out, enum upstream_kind d, enum api_op op,
-                     const json_t *native, const struct api_context *about, struct err *e)
+int api_make_request(struct api_request *out, enum upstream_kind kind, enum api_op op,
+                     const json_t *native, const struct api_context *ctx, struct err *e)
 {
-    static int (*const make[UPSTREAM_KINDS])(struct api_request *, enum api_op, const json_t *,
-                                             const struct api_context *, struct err *) = {
-        baton_make_request, vllm_make_request, sglang_make_request};
-    struct api_request made = {0};
+    const struct api_op_row *row = &kinds[kind]->ops[op];
+    struct api_request made = {.method = row->method};
 
-    if (make[d](&made, op, native, about, e) != 0) {
+    if (row->path != NULL)
+        (void)api_set_path(&made, row->path);
+    if (row->make != NULL && row->make(&made, native, ctx, e) != 0) {
         api_request_fini(&made);
-        memset(out, 0, sizeof *out);
+        *out = made;
         return -1;
     }
+    *out = made;
+    return 0;
+}
+
+/* One token of a prompt that every vocabulary has. */
+static int set_one_token(struct api_request *out, struct err *e)
+{
+    static const char body[] = "{\"prompt\":[0],\"max_tokens\":1,\"temperature\":0}";
+
+    out->method = "POST";
+    out->body = strdup(body);
+    if (out->body == NULL)
+        return api_no_memory(e);
+    out->body_len = sizeof body - 1;
+    return 0;
+}
+
+int api_make_query(struct api_request *out, enum upstream_kind kind, enum api_query query,
+                   struct err *e)
+{
+    const struct api_query_row *row = &kinds[kind]->queries[query];
+    struct api_request made = {.method = "GET", .older = row->older};
+
+    memset(out, 0, sizeof *out);
+    if (row->path == NULL)
+        return 0;
+    (void)api_set_path(&made, row->path);
+    if (query == API_GENERATE_TOKEN && set_one_token(&made, e) != 0)
+        return -1;
     *out = made;
     return 0;
 }

@@ -1,5 +1,6 @@
-/* Our operations in the words of an upstream: which request asks it for what, and how its answers
- * read. Tables and JSON only; nothing is sent here. */
+/* The APIs of the engines behind baton. For each kind of upstream: which request performs an
+ * operation or a query, what its replies mean, and what the kind can do. Only tables and JSON:
+ * nothing is sent here. Any thread; nothing blocks. To add a kind: fleet/api/upstream_api.c. */
 #ifndef BATON_FLEET_API_UPSTREAM_API_H
 #define BATON_FLEET_API_UPSTREAM_API_H
 
@@ -11,19 +12,47 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What an SGLang calls a group that was given no name. */
-#define SGLANG_GROUP_NAME "weight_update_group"
+/* ---- kinds ---- */
 
 enum upstream_kind { UPSTREAM_BATON, UPSTREAM_VLLM, UPSTREAM_SGLANG, UPSTREAM_KINDS };
 
 /* upstream_kind_parse - "baton", "vllm", "sglang". Errors: ERR_BAD_REQUEST at `field`. */
 int upstream_kind_parse(enum upstream_kind *out, const char *name, const char *field,
                         struct err *e);
-const char *upstream_kind_name(enum upstream_kind d);
+const char *upstream_kind_name(enum upstream_kind kind);
+
+/* How a kind differs from the others. */
+struct upstream_caps {
+    bool two_phase; /* it can prove an update before it serves it; the others serve every byte as
+                       soon as it arrives */
+    bool status_names_process;   /* API_GET_STATUS names the process, so that a restart is seen */
+    bool reply_names_process;    /* and so does each reply to a client, in a header */
+    bool reply_names_version;    /* each reply to a generate has the version that made it */
+    bool forbids_by_key_only;    /* it replies 403 to a client's request only because of our key */
+    bool replaces_adapters;      /* a load replaces an adapter of the same name */
+    bool caches_by_adapter_name; /* its prefix cache does not tell two adapters of one name apart */
+    bool retracts_requests;      /* requests held by a pause keep KV until API_RETRACT_REQUESTS */
+    bool aborts_one_request;     /* API_ABORT_REQUESTS takes one id, or all */
+    bool joins_many_groups;      /* else the last group joined replaces the one before */
+    bool keeps_handle_setup;     /* API_INIT_TRANSFER for handles sets up what it then keeps */
+};
+
+/* upstream_caps - static. */
+const struct upstream_caps *upstream_caps(enum upstream_kind kind);
+
+/* api_packs_handles_at_init - does this release take how IPC handles are packed only when its
+ * transfer is set up (API_INIT_TRANSFER), not in each update?
+ * @release  of upstream_report; NULL or unreadable: the newest */
+bool api_packs_handles_at_init(enum upstream_kind kind, const char *release);
+
+/* The group name that an SGLang uses if it was given none. */
+#define SGLANG_GROUP_NAME "weight_update_group"
+
+/* ---- requests ---- */
 
 enum api_op {
-    API_INIT_TRANSFER,
-    API_SHUTDOWN_TRANSFER, /* the group with the trainer */
+    API_INIT_TRANSFER,     /* join the trainer's group, or prepare for its handles */
+    API_SHUTDOWN_TRANSFER, /* leave the group */
     API_START_UPDATE,
     API_UPDATE_WEIGHTS,
     API_VERIFY_UPDATE,
@@ -33,168 +62,152 @@ enum api_op {
     API_RESUME,
     API_SLEEP,
     API_WAKE,
-    API_RESET_PREFIX_CACHE,  /* of prefixes; "running": preempt what runs, "external": beyond it too
-                              */
-    API_RESET_ENCODER_CACHE, /* of what was made of images: where that is another cache */
-    API_RESET_STORAGE_CACHE, /* of prefixes in the storage beyond an SGLang's memory (HiCache) */
-    API_RETRACT_REQUESTS,    /* what is held gives up its KV: where its reset does not do that */
+    API_RESET_PREFIX_CACHE,  /* "running": preempt running requests; "external": its storage too */
+    API_RESET_ENCODER_CACHE, /* of image embeddings, if that is another cache */
+    API_RESET_STORAGE_CACHE, /* of prefixes in storage outside an SGLang's memory (HiCache) */
+    API_RETRACT_REQUESTS,    /* requests held by a pause give up their KV */
     API_ABORT_REQUESTS,
     API_LOAD_ADAPTER,
     API_UNLOAD_ADAPTER,
     API_RENEW_UPDATE,    /* the lease of its update */
-    API_PUT_TENSOR_LIST, /* which tensors are to come */
-    API_SET_VERSION,     /* another name for what it serves */
+    API_PUT_TENSOR_LIST, /* register the tensors of later updates */
+    API_SET_VERSION,     /* change only the version that it reports */
     API_OPS
 };
 
-/* How the trainer's group packs tensors, as was said when it was formed; zeroed: not at all. */
+/* How a trainer's group packs tensors, as declared when it was formed; zeroed: it does not. */
 struct api_packing {
     bool packed;
-    uint64_t bucket_nbytes; /* 0: not said */
+    uint64_t bucket_nbytes; /* 0: not declared */
 };
 
-/* What differs from upstream to upstream in one operation. */
+/* What differs from upstream to upstream in one operation. All borrowed. */
 struct api_context {
-    const char
-        *release; /* of upstream_report; NULL or one that says nothing: taken for the newest */
+    const char *release; /* of upstream_report; NULL or unreadable: the newest */
     struct api_packing group;
-    const char *group_name; /* it was joined under; NULL or "": under none */
-    const char *update_id;  /* the upstream's own, of its start; of the others, which have none, the
-                               version that they are to tell until the update ends; NULL: none */
+    const char *group_name; /* that it joined; NULL or "": none was given */
+    const char *update_id;  /* a baton: its own, of its start. Others have none: the version to
+                               report until the update ends. NULL: none */
     bool has_rank_offset;
     uint64_t rank_offset; /* of its first rank in the trainer's group */
-    bool has_begun;       /* its own update is open: API_START_UPDATE was not refused */
+    bool has_begun;       /* its own update is open: it accepted API_START_UPDATE */
 };
 
 enum { API_PATH_MAX = 256 };
 
 struct api_request {
-    const char *method; /* static; NULL: this dialect needs nothing sent for it */
+    const char *method; /* static; NULL: this kind needs no request */
     char path[API_PATH_MAX];
-    const char *older; /* static: its path in older releases, to be asked where `path` is a 404;
-                          NULL: the same */
-    char *body;        /* owned, NUL behind it; NULL: none */
+    const char *older; /* static; the path in older releases, for a reply 404 or 405; NULL: the same
+                        */
+    char *body;        /* owned, NUL-terminated; NULL: none */
     size_t body_len;
 };
 void api_request_fini(struct api_request *r); /* accepts a zeroed one */
 
-/* api_make_request - the request for one upstream.
+/* api_make_request - the request that performs an operation at one upstream.
  * @native  borrowed; the body that our own route takes for it
- * Errors: ERR_BAD_REQUEST at the member that this dialect has no words for; ERR_NO_MEMORY.
+ * Errors: ERR_BAD_REQUEST at the member that this kind cannot express; ERR_NO_MEMORY.
  *         *out is empty then. */
-int api_make_request(struct api_request *out, enum upstream_kind d, enum api_op op,
-                     const json_t *native, const struct api_context *about, struct err *e);
+int api_make_request(struct api_request *out, enum upstream_kind kind, enum api_op op,
+                     const json_t *native, const struct api_context *ctx, struct err *e);
 
-/* upstream_is_two_phase - can it prove an update without serving it? Where not, every byte that
- * comes changes what it serves. */
-bool upstream_is_two_phase(enum upstream_kind d);
-
-/* What is asked of it about itself. */
 enum api_query {
     API_GET_STATUS,        /* the process, and the version that it serves */
-    API_GET_PROBE_VERSION, /* the version, where API_GET_STATUS does not say */
+    API_GET_PROBE_VERSION, /* the version, if API_GET_STATUS does not have it */
     API_GET_VERSION,       /* the version alone */
     API_GET_RANKS,         /* how many ranks it is in a trainer's group */
-    API_GENERATE_TOKEN,    /* one token: does it still generate? */
-    API_GET_RELEASE,       /* of its software, where its wire differs by that */
-    API_GET_CONFIG,        /* its configuration, as a vLLM tells it */
+    API_GENERATE_TOKEN,    /* one token, as a test of its generation */
+    API_GET_RELEASE,       /* of its software, if its API depends on it */
+    API_GET_CONFIG,        /* its configuration, in the form of a vLLM's */
     API_QUERIES
 };
 
-/* api_make_query - the request of a question; none where this dialect needs none for it.
+/* api_make_query - the request of a query; empty if this kind does not have it.
  * Errors: ERR_NO_MEMORY. */
-int api_make_query(struct api_request *out, enum upstream_kind d, enum api_query q, struct err *e);
-
-/* api_read_status - what an answer of status 200 to API_GET_STATUS says.
- * @text  not NUL-terminated. An answer that says nothing leaves *out empty. */
-void api_read_status(struct upstream_report *out, enum upstream_kind d, const char *text,
-                     size_t len);
-
-/* api_read_probe_version - what an answer to API_GET_PROBE_VERSION says: out->label, which it
- * leaves as it is where that was not asked (status 0), and empty where the upstream knows no such
- * question. Errors: ERR_UNREADABLE: it does not say. */
-int api_read_probe_version(struct upstream_report *out, enum upstream_kind d, int status,
-                           const char *text, size_t len, struct err *e);
-
-/* api_wrong_kind_hint - what to write if an answer of this status to API_GET_STATUS, which every
- * upstream of the dialect knows, is another dialect's: "; if it is no baton, …"; "" for other
- * statuses. */
-const char *api_wrong_kind_hint(enum upstream_kind d, int status);
-
-/* api_read_release - what an answer to API_GET_RELEASE says: out->release, which it leaves as it is
- * where the answer does not say it. */
-void api_read_release(struct upstream_report *out, int status, const char *text, size_t len);
-
-/* Where vLLM says how tensors are packed: in each update before these releases, and since then when
- * its transfer is set up; and what it has since when. */
-#define VLLM_PACKS_HANDLES_AT_INIT 27
-#define VLLM_PACKS_GROUP_AT_INIT   28
-#define VLLM_TAKES_UNIQUE_ID       30
-#define VLLM_SHUTS_TRANSFER_DOWN   32
-#define VLLM_RELEASES_KV           31
-
-/* vllm_has - is a release 0.`minor` or later? One that cannot be read, and one built from sources
- * without their tags ("0.1.dev1+g…"), are taken for the newest. */
-bool vllm_has(const char *release, unsigned minor);
-
-/* api_is_auth_error - does this status of an answer say that we are not let in: by our key, or by
- * the name in the URL (421, of a baton)?
- * api_is_auth_error_proxied - the same, of the answer to a client's request: a vLLM and an SGLang
- * refuse a key by 401, and what they forbid (403) is what was asked for, a route that is switched
- * off. A baton forbids no such request but for its key. api_auth_error_text - what such a status
- * says of the upstream, and what to do: "wants a key, …".
- * @has_key  one was sent */
-bool api_is_auth_error(int status);
-bool api_is_auth_error_proxied(enum upstream_kind d, int status);
-const char *api_auth_error_text(int status, bool has_key);
-
-/* api_read_version - what an answer of status 200 to API_GET_VERSION says; "": that it has none.
- * @out  of one that is longer its first API_VERSION_MAX bytes, which is more than any name of ours
- * Errors: ERR_UNREADABLE: it does not say. */
-enum { API_VERSION_MAX = 257 };
-int api_read_version(char out[API_VERSION_MAX + 1], enum upstream_kind d, const char *text,
-                     size_t len, struct err *e);
-
-/* api_read_ranks - of API_GET_RANKS. Errors: ERR_UNREADABLE: it does not say. */
-int api_read_ranks(uint64_t *out, enum upstream_kind d, const char *text, size_t len,
+int api_make_query(struct api_request *out, enum upstream_kind kind, enum api_query query,
                    struct err *e);
 
-/* api_read_config - what an answer of status 200 to API_GET_CONFIG says, with the names of a vLLM's
- * configuration; of an SGLang, what means the same there. New; NULL on errors.
- * Errors: ERR_UNREADABLE: it does not say. */
-json_t *api_read_config(enum upstream_kind d, const char *text, size_t len, struct err *e);
+/* ---- replies; `text` is never NUL-terminated ---- */
 
-/* api_read_boot_id - the process that an answer to API_START_UPDATE of a baton names; "": none. */
+/* api_read_status - of a reply 200 to API_GET_STATUS. What it does not say is "" in *out. */
+void api_read_status(struct upstream_report *out, enum upstream_kind kind, const char *text,
+                     size_t len);
+
+/* api_read_probe_version - of a reply to API_GET_PROBE_VERSION: out->label. Status 0, the query was
+ * not sent: unchanged. Status 404 or 405, the upstream does not have it: "".
+ * Errors: ERR_UNREADABLE: any other reply without a version. */
+int api_read_probe_version(struct upstream_report *out, enum upstream_kind kind, int status,
+                           const char *text, size_t len, struct err *e);
+
+/* api_read_release - of a reply to API_GET_RELEASE: out->release, unchanged if it does not say. */
+void api_read_release(struct upstream_report *out, int status, const char *text, size_t len);
+
+/* api_read_version - of a reply 200 to API_GET_VERSION; "": the weights have no version.
+ * @out  the first API_VERSION_MAX bytes of a longer one, which is more than any of ours has
+ * Errors: ERR_UNREADABLE: it does not say. */
+enum { API_VERSION_MAX = 257 };
+int api_read_version(char out[API_VERSION_MAX + 1], enum upstream_kind kind, const char *text,
+                     size_t len, struct err *e);
+
+/* api_read_ranks - of a reply to API_GET_RANKS; at least 1.
+ * Errors: ERR_UNREADABLE: it does not say.
+ * api_has_no_ranks - does such a reply say that the upstream has no GPU, so no rank? */
+int api_read_ranks(uint64_t *out, enum upstream_kind kind, const char *text, size_t len,
+                   struct err *e);
+bool api_has_no_ranks(enum upstream_kind kind, const char *text, size_t len);
+
+/* api_read_config - of a reply 200 to API_GET_CONFIG: an object with the names of a vLLM's
+ * configuration, of an SGLang the equivalent of these. New; NULL on errors.
+ * Errors: ERR_UNREADABLE: it does not say. */
+json_t *api_read_config(enum upstream_kind kind, const char *text, size_t len, struct err *e);
+
+/* api_read_boot_id - of a baton's reply to API_START_UPDATE: its process; "": it does not say. */
 void api_read_boot_id(char out[FLEET_LABEL_MAX + 1], const char *text, size_t len);
 
-/* api_read_update_id - of an answer to API_START_UPDATE of a baton. Errors: ERR_UNREADABLE. */
+/* api_read_update_id - of a baton's reply to API_START_UPDATE. Errors: ERR_UNREADABLE. */
 enum { API_UPDATE_ID_MAX = 64 };
 int api_read_update_id(char out[API_UPDATE_ID_MAX + 1], const char *text, size_t len,
                        struct err *e);
 
-/* api_read_open_update - of an answer of a baton to API_GET_STATUS. False: none is open there. */
+/* api_read_open_update - of a baton's reply to API_GET_STATUS. False: no update is open there. */
 bool api_read_open_update(char out[API_UPDATE_ID_MAX + 1], const char *text, size_t len);
 
-/* api_check_done - does an answer of status 200 say that the operation was done, as it was asked
- * for?
- * @native, @about  as they were given to api_make_request
+/* api_check_done - does a reply 200 say that the operation was done as requested?
+ * @native, @ctx  as they were given to api_make_request
  * Errors: ERR_UPSTREAM: what it says instead. */
-int api_check_done(enum upstream_kind d, enum api_op op, const json_t *native,
-                   const struct api_context *about, const char *text, size_t len, struct err *e);
+int api_check_done(enum upstream_kind kind, enum api_op op, const json_t *native,
+                   const struct api_context *ctx, const char *text, size_t len, struct err *e);
 
-/* api_reset_is_proven - does an answer of success to API_RESET_PREFIX_CACHE prove that the cache is
- * empty? Many versions of vLLM answer alike when nothing was reset, but never where they were told
- * to preempt what runs.
+/* api_reset_is_proven - does a reply of success to API_RESET_PREFIX_CACHE prove that the cache is
+ * empty?
  * @native  as it was given to api_make_request */
-bool api_reset_is_proven(enum upstream_kind d, const json_t *native, const char *text, size_t len);
+bool api_reset_is_proven(enum upstream_kind kind, const json_t *native, const char *text,
+                         size_t len);
 
-/* api_adapter_is_absent - does an answer that refuses to unload an adapter say that it has none of
- * that name? */
-bool api_adapter_is_absent(enum upstream_kind d, const char *name, int status, const char *text,
+/* api_adapter_is_absent - does a reply that refuses API_UNLOAD_ADAPTER say that the upstream has no
+ * adapter of this name? */
+bool api_adapter_is_absent(enum upstream_kind kind, const char *name, int status, const char *text,
                            size_t len);
 
-/* api_read_error - the message of an answer that is no success: as each of the three says it, or
- * the beginning of its text. @out  of at least 2 bytes; "" when it is empty */
+/* api_is_auth_error - does this status mean that the upstream does not let us in: because of our
+ * key (401, 403), or of the host name in its URL (421, of a baton)?
+ * api_is_auth_error_proxied - the same for a reply to a client's request. A vLLM or an SGLang
+ * refuses a key by 401; its 403 is about the request, as for a route that is switched off. A baton
+ * replies 403 only because of the key.
+ * api_auth_error_text - what such a status says of the upstream, and what to do, as a predicate:
+ * "wants a key, and this server has none for it (key-file)".
+ * @has_key  we sent one */
+bool api_is_auth_error(int status);
+bool api_is_auth_error_proxied(enum upstream_kind kind, int status);
+const char *api_auth_error_text(int status, bool has_key);
+
+/* api_wrong_kind_hint - every upstream of the kind has API_GET_STATUS. If it replied 404 or 405: a
+ * hint that it is of another kind, "; if it is no baton, …"; "" for other statuses. Static. */
+const char *api_wrong_kind_hint(enum upstream_kind kind, int status);
+
+/* api_read_error - the message of a reply that is no success, in the form of any of the kinds, or
+ * else the beginning of its text. @out  at least 2 bytes; "" when the reply is empty */
 void api_read_error(char *out, size_t cap, const char *text, size_t len);
 
 #endif

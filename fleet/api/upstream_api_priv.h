@@ -1,44 +1,148 @@
-/* What the files of fleet/api share: helpers that build and check JSON bodies. */
+/* What the files of fleet/api share: the description of one kind of upstream, and helpers that
+ * build and read JSON bodies. `native` is always the body of our own route. */
 #ifndef BATON_FLEET_API_UPSTREAM_API_PRIV_H
 #define BATON_FLEET_API_UPSTREAM_API_PRIV_H
 
 #include "fleet/api/upstream_api.h"
 
+/* Completes a request whose method and path are those of its row: sets the body, changes the path,
+ * or calls api_send_nothing(). Errors: api_make_request's; api_make_request() cleans up. */
+typedef int api_make_fn(struct api_request *out, const json_t *native,
+                        const struct api_context *ctx, struct err *e);
+
+/* A zeroed row: this kind needs no request for the operation. */
+struct api_op_row {
+    const char *method, *path; /* NULL: none, `make` only refuses */
+    api_make_fn *make;         /* NULL: the request has no body */
+};
+
+/* A zeroed row: this kind does not have the query. */
+struct api_query_row {
+    const char *path;
+    const char *older; /* in older releases; NULL: the same */
+};
+
+/* One kind of upstream. Replies are parsed JSON, NULL if they are not JSON. */
+struct upstream_api {
+    const char *name;
+    const char *wrong_kind_hint; /* of api_wrong_kind_hint */
+    struct upstream_caps caps;
+    struct api_op_row ops[API_OPS];
+    struct api_query_row queries[API_QUERIES];
+
+    /* Fills a zeroed *out from a reply to API_GET_STATUS. */
+    void (*read_status)(struct upstream_report *out, const char *text, size_t len);
+    /* The version in a reply to API_GET_VERSION: a string, or null; borrowed. */
+    const json_t *(*version)(const json_t *reply);
+    /* Of a reply to API_GET_RANKS. 0: it does not say. */
+    uint64_t (*n_ranks)(const json_t *reply);
+    /* Of a reply to API_GET_CONFIG: new; NULL: it does not say, or no memory. */
+    json_t *(*config)(const json_t *reply);
+    /* api_check_done. */
+    int (*check_done)(enum api_op op, const json_t *native, const struct api_context *ctx,
+                      const json_t *reply, struct err *e);
+    /* api_reset_is_proven; NULL: every success is a proof. */
+    bool (*reset_is_proven)(const json_t *native, const json_t *reply);
+    /* api_adapter_is_absent; NULL: status 404 says so, and nothing else. */
+    bool (*adapter_is_absent)(const char *name, int status, const json_t *reply);
+    /* api_has_no_ranks; NULL: never. */
+    bool (*has_no_ranks)(const json_t *reply);
+    /* api_packs_handles_at_init; NULL: never. */
+    bool (*packs_handles_at_init)(const char *release);
+};
+
+extern const struct upstream_api baton_api, vllm_api, sglang_api;
+
+/* upstream_api - the description of a kind; never NULL. */
+const struct upstream_api *upstream_api(enum upstream_kind kind);
+
+/* vllm_has - is the release of a vLLM 0.`minor` or later? One that is unknown or cannot be read,
+ * and one built from sources without their tags ("0.1.dev1+g…"), is taken for the newest. */
+bool vllm_has(const char *release, unsigned minor);
+
+/* ---- api_body.c: requests ---- */
+
+/* A member of our own body and its name in the upstream's. */
 struct api_member {
     const char *ours, *theirs;
 };
 
-extern const char *const api_pause_modes[];
-
 int api_no_memory(struct err *e);
-int api_set_path(struct api_request *out, const char *method, const char *path);
-int api_set_body(struct api_request *out, const char *path, json_t *body, struct err *e);
 
-json_t *api_pick(const json_t *from, const struct api_member *pairs);
+/* api_send_nothing - this upstream needs no request. Returns 0. */
+int api_send_nothing(struct api_request *out);
+
+int api_set_path(struct api_request *out, const char *path);
+
+/* api_set_body - steals body; NULL: building it ran out of memory. Errors: ERR_NO_MEMORY. */
+int api_set_body(struct api_request *out, json_t *body, struct err *e);
+
+/* api_pick - a new object with those members of `from` that are there and not null. NULL: no
+ * memory. @members  up to a zeroed one */
+json_t *api_pick(const json_t *from, const struct api_member *members);
+
+/* api_has - is the member there, and not null? */
 bool api_has(const json_t *native, const char *member);
+
+/* api_text - borrowed; `otherwise` if the member is no string. */
 const char *api_text(const json_t *native, const char *member, const char *otherwise);
-int api_set_text(json_t *body, const char *member, const char *text);
+
+/* api_with - body with one more member. Steals body and value; either is NULL: no memory, returns
+ * NULL.
+ * api_with_text - the same; text NULL or "": body is returned as it is. */
+json_t *api_with(json_t *body, const char *member, json_t *value);
 json_t *api_with_text(json_t *body, const char *member, const char *text);
 
+/* api_with_rank - body with "rank_offset", if this upstream has its own. Steals body. */
+json_t *api_with_rank(json_t *body, const struct api_context *ctx);
+
+/* api_check_word - Errors: ERR_BAD_REQUEST at `field` if the word is not in the list. Text of a
+ * client gets into a path only through this. @words  up to a NULL */
 int api_check_word(const char *word, const char *const *words, const char *field, struct err *e);
-int api_refuse(const json_t *native, const char *const *members, const char *dialect,
-               struct err *e);
-int api_refuse_instead(const json_t *native, const char *const *members, const char *dialect,
-                       const char *takes, struct err *e);
-int api_refuse_tensor_list(const char *dialect, struct err *e);
-int api_refuse_reject(const json_t *native, const char *dialect, struct err *e);
 
-int api_set_version(struct api_request *out, const json_t *native, struct err *e);
-int api_load_adapter(struct api_request *out, const char *path, const char *dialect,
-                     const json_t *native, bool in_place, struct err *e);
-int api_unload_adapter(struct api_request *out, const char *path, const json_t *native,
-                       struct err *e);
+/* api_check_mode - the mode of a pause, and that it does not reject new requests, which only a
+ * baton can. Errors: ERR_BAD_REQUEST at /mode, /new_requests. */
+int api_check_mode(const char *mode, const json_t *native, const char *kind, struct err *e);
 
-int baton_make_request(struct api_request *out, enum api_op op, const json_t *native,
-                       const struct api_context *about, struct err *e);
-int vllm_make_request(struct api_request *out, enum api_op op, const json_t *native,
-                      const struct api_context *about, struct err *e);
-int sglang_make_request(struct api_request *out, enum api_op op, const json_t *native,
-                        const struct api_context *about, struct err *e);
+/* api_refuse - Errors: ERR_BAD_REQUEST at the first of these members that is there.
+ * @members  up to a NULL  @takes  what this kind takes instead; "" */
+int api_refuse(const json_t *native, const char *const *members, const char *kind,
+               const char *takes, struct err *e);
+
+/* api_refuse_tensor_list - Errors: ERR_BAD_REQUEST, always. */
+int api_refuse_tensor_list(const char *kind, struct err *e);
+
+/* api_load_adapter - the body of a load from a directory. Errors: ERR_BAD_REQUEST at /lora_path,
+ * ERR_NO_MEMORY. @in_place  ask to replace an adapter of this name */
+int api_load_adapter(struct api_request *out, const char *kind, const json_t *native, bool in_place,
+                     struct err *e);
+
+/* The same in vLLM and SGLang. */
+api_make_fn api_unload_adapter, api_set_version;
+
+/* ---- api_reply.c: replies ---- */
+
+/* api_copy_text - the text of a string, cut at FLEET_LABEL_MAX; of anything else nothing. */
+void api_copy_text(char out[FLEET_LABEL_MAX + 1], const json_t *value);
+
+/* api_positive - 0 if it is no positive integer. */
+uint64_t api_positive(const json_t *value);
+
+/* api_is_text - Errors: ERR_UPSTREAM if the member of the reply is not this text. */
+int api_is_text(const json_t *reply, const char *member, const char *expected, struct err *e);
+
+/* api_is_not - the error of a reply whose member has another value than expected. Returns -1. */
+int api_is_not(struct err *e, const char *member, const char *is, const char *expected);
+
+/* api_is_version - api_is_text for the version of the native body, if it has one. */
+int api_is_version(const json_t *reply, const json_t *native, const char *member, struct err *e);
+
+/* The same in vLLM and SGLang: many of their replies have no body, or one that says nothing. */
+int api_check_success(enum api_op op, const json_t *native, const struct api_context *ctx,
+                      const json_t *reply, struct err *e);
+const json_t *api_top_version(const json_t *reply);
+
+/* A baton has its configuration in the form of a vLLM's. */
+json_t *api_vllm_config(const json_t *reply);
 
 #endif

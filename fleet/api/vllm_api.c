@@ -1,12 +1,47 @@
-/* The requests of a vLLM. */
+/* A vLLM as an upstream. What a request cannot express for it is refused by the member that asks
+ * for it, never left out. */
 #include "fleet/api/upstream_api_priv.h"
 
 #include <stdio.h>
 #include <string.h>
 
-enum { VLLM_BUCKET_NBYTES = 1 << 30 }; /* of a packed broadcast, where nobody says it */
+/* Since these minor releases (0.MINOR) vLLM has what the name says. Packing is declared in each
+ * update before, and when the transfer is set up since. */
+enum {
+    VLLM_PACKS_HANDLES_AT_INIT = 27,
+    VLLM_PACKS_GROUP_AT_INIT = 28,
+    VLLM_TAKES_UNIQUE_ID = 30,
+    VLLM_RELEASES_KV = 31,
+    VLLM_SHUTS_TRANSFER_DOWN = 32,
 
-static uint64_t bucket_of(const json_t *native)
+    VLLM_FIRST_MINOR = 10 /* no transfer before it: 0.1.dev is no release */
+};
+
+enum { VLLM_BUCKET_NBYTES = 1 << 30 }; /* of a packed broadcast, if no request says it */
+
+bool vllm_has(const char *release, unsigned minor)
+{
+    unsigned of_major = 0, of_minor = 0;
+
+    if (release == NULL || sscanf(release, "%3u.%4u", &of_major, &of_minor) != 2)
+        return true;
+    return of_major > 0 || of_minor >= minor || of_minor < VLLM_FIRST_MINOR;
+}
+
+static bool vllm_packs_handles_at_init(const char *release)
+{
+    return vllm_has(release, VLLM_PACKS_HANDLES_AT_INIT);
+}
+
+static bool is_on(const json_t *native, const char *member)
+{
+    return json_is_true(json_object_get(native, member));
+}
+
+/* the transfer */
+
+/* 0: the request does not say it. */
+static uint64_t bucket_nbytes(const json_t *native)
 {
     const json_t *bucket = json_object_get(native, "bucket_nbytes");
 
@@ -15,25 +50,19 @@ static uint64_t bucket_of(const json_t *native)
     return json_is_integer(bucket) ? (uint64_t)json_integer_value(bucket) : 0;
 }
 
-static bool says(const json_t *native, const char *member)
+/* Adds how tensors are packed to init_info. Steals info; NULL: no memory. */
+static json_t *with_init_packing(json_t *info, const json_t *native)
 {
-    return json_is_true(json_object_get(native, member));
-}
-
-/* What its init_info says of packing, where its release takes it there. NULL: no memory. Steals
- * info. */
-static json_t *vllm_packing(json_t *info, const json_t *native)
-{
-    static const struct api_member pairs[] = {{"packed", "packed"}, {0}};
+    static const struct api_member members[] = {{"packed", "packed"}, {0}};
     static const struct api_member buffers[] = {
         {"bucket_nbytes", "packed_buffer_size_bytes"},
         {"packed_buffer_size_bytes", "packed_buffer_size_bytes"},
         {"packed_num_buffers", "packed_num_buffers"},
         {0}};
-    json_t *packed = api_pick(native, pairs), *sizes = api_pick(native, buffers);
+    json_t *packed = api_pick(native, members), *sizes = api_pick(native, buffers);
 
     if (info == NULL || packed == NULL || sizes == NULL || json_object_update(info, packed) != 0 ||
-        (says(native, "packed") && json_object_update(info, sizes) != 0)) {
+        (is_on(native, "packed") && json_object_update(info, sizes) != 0)) {
         json_decref(info);
         info = NULL;
     }
@@ -42,114 +71,120 @@ static json_t *vllm_packing(json_t *info, const json_t *native)
     return info;
 }
 
-/* Of handles there is no group, and no buffer of ours. */
-static json_t *vllm_init_handles(const json_t *native, const struct api_context *about)
+/* IPC handles need no group, and no buffer of ours. */
+static json_t *handles_init_info(const json_t *native, const struct api_context *ctx)
 {
     static const struct api_member packed[] = {{"packed", "packed"}, {0}}, none[] = {{0}};
 
-    return api_pick(native, vllm_has(about->release, VLLM_PACKS_HANDLES_AT_INIT) ? packed : none);
+    return api_pick(native, vllm_packs_handles_at_init(ctx->release) ? packed : none);
 }
 
-static json_t *vllm_init_group(const json_t *native, const struct api_context *about)
+static json_t *group_init_info(const json_t *native, const struct api_context *ctx)
 {
-    static const struct api_member pairs[] = {{"master_address", "master_address"},
-                                              {"master_port", "master_port"},
-                                              {"world_size", "world_size"},
-                                              {"rank_offset", "rank_offset"},
-                                              {"nccl_unique_id", "nccl_unique_id_b64"},
-                                              {0}};
-    json_t *info = api_pick(native, pairs);
+    static const struct api_member members[] = {{"master_address", "master_address"},
+                                                {"master_port", "master_port"},
+                                                {"world_size", "world_size"},
+                                                {"rank_offset", "rank_offset"},
+                                                {"nccl_unique_id", "nccl_unique_id_b64"},
+                                                {0}};
+    json_t *info = api_with_rank(api_pick(native, members), ctx);
 
-    if (info != NULL && about->has_rank_offset &&
-        json_object_set_new(info, "rank_offset", json_integer((json_int_t)about->rank_offset)) !=
-            0) {
-        json_decref(info);
-        return NULL;
-    }
-    return vllm_has(about->release, VLLM_PACKS_GROUP_AT_INIT) ? vllm_packing(info, native) : info;
+    return vllm_has(ctx->release, VLLM_PACKS_GROUP_AT_INIT) ? with_init_packing(info, native)
+                                                            : info;
 }
 
-static int vllm_init(struct api_request *out, const json_t *native, const struct api_context *about,
-                     struct err *e)
+static int vllm_init_transfer(struct api_request *out, const json_t *native,
+                              const struct api_context *ctx, struct err *e)
 {
     static const char *const unknown[] = {"group_name", NULL}, *const id[] = {"nccl_unique_id",
                                                                               NULL};
     bool handles = strcmp(api_text(native, "transport", "nccl"), "ipc") == 0;
     json_t *info;
 
-    if (api_refuse(native, unknown, "vllm", e) != 0 ||
-        (!vllm_has(about->release, VLLM_TAKES_UNIQUE_ID) &&
-         api_refuse(native, id, "vllm (before 0.30)", e) != 0))
+    if (api_refuse(native, unknown, "vllm", "", e) != 0 ||
+        (!vllm_has(ctx->release, VLLM_TAKES_UNIQUE_ID) &&
+         api_refuse(native, id, "vllm (before 0.30)", "", e) != 0))
         return -1;
     if (json_is_false(json_object_get(native, "warm_up")))
         return err_set(e, ERR_BAD_REQUEST, "/warm_up",
                        "vllm upstreams always begin with an all-reduce: leave warm_up out");
-    info = handles ? vllm_init_handles(native, about) : vllm_init_group(native, about);
-    return api_set_body(out, "/init_weight_transfer_engine",
-                        info != NULL ? json_pack("{s:o}", "init_info", info) : NULL, e);
+    info = handles ? handles_init_info(native, ctx) : group_init_info(native, ctx);
+    return api_set_body(out, info != NULL ? json_pack("{s:o}", "init_info", info) : NULL, e);
 }
 
-static int vllm_start(struct api_request *out, const json_t *native, struct err *e)
+static int vllm_shutdown_transfer(struct api_request *out, const json_t *native,
+                                  const struct api_context *ctx, struct err *e)
+{
+    (void)native;
+    (void)e;
+    return vllm_has(ctx->release, VLLM_SHUTS_TRANSFER_DOWN) ? 0 : api_send_nothing(out);
+}
+
+/* updates */
+
+static int vllm_start_update(struct api_request *out, const json_t *native,
+                             const struct api_context *ctx, struct err *e)
 {
     static const char *const unknown[] = {"partial", "convert", NULL};
 
-    if (api_refuse(native, unknown, "vllm", e) != 0)
+    (void)ctx;
+    if (api_refuse(native, unknown, "vllm", "", e) != 0)
         return -1;
-    return api_set_body(out, "/start_weight_update", json_pack("{s:b}", "is_checkpoint_format", 1),
-                        e);
+    return api_set_body(out, json_pack("{s:b}", "is_checkpoint_format", 1), e);
 }
 
-/* With sizes all is one broadcast, which has no bound. */
-static uint64_t vllm_bound(const json_t *native)
+/* With sizes all tensors are one broadcast, which has no bound. */
+static uint64_t broadcast_nbytes_max(const json_t *native)
 {
-    uint64_t bucket = bucket_of(native);
+    uint64_t bucket = bucket_nbytes(native);
 
     if (bucket != 0)
         return bucket;
     return api_has(native, "sizes") ? INT64_MAX : VLLM_BUCKET_NBYTES;
 }
 
-/* It cuts all that comes by its group in one way. */
-static int check_group_packs(const json_t *native, const struct api_context *about, struct err *e)
+/* All that comes through its group is cut as was declared when the group was formed. */
+static int check_group_packing(const json_t *native, const struct api_context *ctx, struct err *e)
 {
-    uint64_t of_group = about->group.bucket_nbytes != 0 ? about->group.bucket_nbytes
-                                                        : VLLM_BUCKET_NBYTES;
-    bool packed = says(native, "packed");
+    uint64_t of_group = ctx->group.bucket_nbytes != 0 ? ctx->group.bucket_nbytes
+                                                      : VLLM_BUCKET_NBYTES;
+    bool packed = is_on(native, "packed");
 
-    if (packed == about->group.packed && (!packed || vllm_bound(native) == of_group))
+    if (packed == ctx->group.packed && (!packed || broadcast_nbytes_max(native) == of_group))
         return 0;
     return err_set(e, ERR_BAD_REQUEST, "/packed",
                    "vllm %s is told how tensors are packed when its group is formed, and was told "
                    "%s: say packed and bucket_nbytes (packed_buffer_size_bytes) there, as here",
-                   about->release != NULL && about->release[0] != '\0' ? about->release
-                                                                       : "of an unknown release",
-                   about->group.packed ? "otherwise" : "nothing of it");
+                   ctx->release != NULL && ctx->release[0] != '\0' ? ctx->release
+                                                                   : "of an unknown release",
+                   ctx->group.packed ? "otherwise" : "nothing of it");
 }
 
-/* Before, each update says it; a bound beside what is not packed is nobody's. */
-static json_t *vllm_say_packing(json_t *info, const json_t *native)
+/* Adds how tensors are packed to update_info, for releases that take it there; a bucket size only
+ * if they are packed. Steals info; NULL: no memory. */
+static json_t *with_update_packing(json_t *info, const json_t *native)
 {
-    if (info == NULL || !says(native, "packed"))
+    bool has_bound = bucket_nbytes(native) != 0 || api_has(native, "sizes");
+
+    if (!is_on(native, "packed"))
         return info;
-    if (json_object_set_new(info, "packed", json_true()) == 0 &&
-        (!api_has(native, "transport") || (bucket_of(native) == 0 && !api_has(native, "sizes")) ||
-         json_object_set_new(info, "packed_buffer_size_bytes",
-                             json_integer((json_int_t)vllm_bound(native))) == 0))
+    info = api_with(info, "packed", json_true());
+    if (!api_has(native, "transport") || !has_bound)
         return info;
-    json_decref(info);
-    return NULL;
+    return api_with(info, "packed_buffer_size_bytes",
+                    json_integer((json_int_t)broadcast_nbytes_max(native)));
 }
 
-static int vllm_update(struct api_request *out, const json_t *native,
-                       const struct api_context *about, struct err *e)
+static int vllm_update_weights(struct api_request *out, const json_t *native,
+                               const struct api_context *ctx, struct err *e)
 {
-    static const struct api_member pairs[] = {{"names", "names"},
-                                              {"dtypes", "dtype_names"},
-                                              {"dtype_names", "dtype_names"},
-                                              {"shapes", "shapes"},
-                                              {"tensor_sizes", "tensor_sizes"},
-                                              {"ipc_handles_pickled", "ipc_handles_pickled"},
-                                              {0}};
+    static const struct api_member members[] = {{"names", "names"},
+                                                {"dtypes", "dtype_names"},
+                                                {"dtype_names", "dtype_names"},
+                                                {"shapes", "shapes"},
+                                                {"tensor_sizes", "tensor_sizes"},
+                                                {"ipc_handles_pickled", "ipc_handles_pickled"},
+                                                {0}};
     static const char *const unknown[] = {"shm",
                                           "path",
                                           "ipc_handles",
@@ -164,81 +199,72 @@ static int vllm_update(struct api_request *out, const json_t *native,
                                           "group_name",
                                           NULL};
     bool group = api_has(native, "transport");
-    bool said_before = vllm_has(about->release,
-                                group ? VLLM_PACKS_GROUP_AT_INIT : VLLM_PACKS_HANDLES_AT_INIT);
+    bool packs_at_init = vllm_has(ctx->release,
+                                  group ? VLLM_PACKS_GROUP_AT_INIT : VLLM_PACKS_HANDLES_AT_INIT);
     json_t *info;
 
-    if (api_refuse_instead(native, unknown, "vllm",
-                           ": they take tensors over NCCL, or ipc_handles_pickled", e) != 0 ||
-        (said_before && group && check_group_packs(native, about, e) != 0))
+    if (api_refuse(native, unknown, "vllm", ": they take tensors over NCCL, or ipc_handles_pickled",
+                   e) != 0 ||
+        (packs_at_init && group && check_group_packing(native, ctx, e) != 0))
         return -1;
-    info = api_pick(native, pairs);
-    if (!said_before)
-        info = vllm_say_packing(info, native);
-    return api_set_body(out, "/update_weights",
-                        info != NULL ? json_pack("{s:o}", "update_info", info) : NULL, e);
+    info = api_pick(native, members);
+    if (!packs_at_init)
+        info = with_update_packing(info, native);
+    return api_set_body(out, info != NULL ? json_pack("{s:o}", "update_info", info) : NULL, e);
 }
 
-static int vllm_finish(struct api_request *out, const json_t *native, struct err *e)
+static int vllm_finish_update(struct api_request *out, const json_t *native,
+                              const struct api_context *ctx, struct err *e)
 {
-    static const struct api_member pairs[] = {{"weight_version", "weight_version"}, {0}};
+    static const struct api_member members[] = {{"weight_version", "weight_version"}, {0}};
     static const char *const unknown[] = {"checksums", NULL};
 
-    if (api_refuse(native, unknown, "vllm", e) != 0)
+    (void)ctx;
+    if (api_refuse(native, unknown, "vllm", "", e) != 0)
         return -1;
-    return api_set_body(out, "/finish_weight_update", api_pick(native, pairs), e);
+    return api_set_body(out, api_pick(native, members), e);
 }
 
-static int vllm_pause(struct api_request *out, const json_t *native, struct err *e)
+/* pause, sleep, caches */
+
+static int vllm_pause(struct api_request *out, const json_t *native, const struct api_context *ctx,
+                      struct err *e)
 {
     const char *mode = api_text(native, "mode", "keep");
 
-    if (api_check_word(mode, api_pause_modes, "/mode", e) != 0 ||
-        api_refuse_reject(native, "vllm", e) != 0)
+    (void)ctx;
+    if (api_check_mode(mode, native, "vllm", e) != 0)
         return -1;
-    (void)api_set_path(out, "POST", "");
     (void)snprintf(out->path, sizeof out->path, "/pause?mode=%s&clear_cache=false", mode);
     return 0;
 }
 
-static int vllm_reset(struct api_request *out, const json_t *native)
-{
-    bool running = says(native, "running"), external = says(native, "external");
-
-    (void)api_set_path(out, "POST", "");
-    (void)snprintf(out->path, sizeof out->path, "/reset_prefix_cache%s%s%s%s",
-                   running || external ? "?" : "", running ? "reset_running_requests=true" : "",
-                   running && external ? "&" : "", external ? "reset_external=true" : "");
-    return 0;
-}
-
-/* Its sleep knows no parts, its wake does, and since 0.31 there is a word for the KV cache alone.
- */
-static int vllm_sleep(struct api_request *out, const json_t *native,
-                      const struct api_context *about, struct err *e)
+/* Its sleep takes no tags; since 0.31 another route releases the KV cache alone. */
+static int vllm_sleep(struct api_request *out, const json_t *native, const struct api_context *ctx,
+                      struct err *e)
 {
     const json_t *level = json_object_get(native, "level"), *tags = json_object_get(native, "tags");
     const char *tag = json_string_value(json_array_get(tags, 0));
 
     if (json_array_size(tags) == 1 && tag != NULL && strcmp(tag, "kv_cache") == 0 &&
-        vllm_has(about->release, VLLM_RELEASES_KV))
-        return api_set_path(out, "POST", "/release_kv_cache_memory");
+        vllm_has(ctx->release, VLLM_RELEASES_KV))
+        return api_set_path(out, "/release_kv_cache_memory");
     if (json_array_size(tags) == 1)
         return err_set(e, ERR_BAD_REQUEST, "/tags",
                        "vllm upstreams sleep as a whole: leave tags out, and wake them by parts");
-    (void)api_set_path(out, "POST", "");
     (void)snprintf(out->path, sizeof out->path, "/sleep?level=%" JSON_INTEGER_FORMAT,
                    json_is_integer(level) ? json_integer_value(level) : 1);
     return 0;
 }
 
-static int vllm_wake(struct api_request *out, const json_t *native, struct err *e)
+static int vllm_wake(struct api_request *out, const json_t *native, const struct api_context *ctx,
+                     struct err *e)
 {
     static const char *const known[] = {"weights", "kv_cache", NULL};
     const json_t *tags = json_object_get(native, "tags"), *tag;
-    size_t i, len = (size_t)snprintf(out->path, sizeof out->path, "/wake_up");
+    size_t i, len = strlen(out->path);
 
-    out->method = "POST";
+    (void)ctx;
     if (json_array_size(tags) > 2)
         return err_set(e, ERR_BAD_REQUEST, "/tags", "there are two tags: weights, kv_cache");
     json_array_foreach(tags, i, tag)
@@ -253,50 +279,119 @@ static int vllm_wake(struct api_request *out, const json_t *native, struct err *
     return 0;
 }
 
-int vllm_make_request(struct api_request *out, enum api_op op, const json_t *native,
-                      const struct api_context *about, struct err *e)
+static int vllm_reset_prefix_cache(struct api_request *out, const json_t *native,
+                                   const struct api_context *ctx, struct err *e)
 {
-    static const struct api_member ids[] = {{"request_ids", "request_ids"}, {0}};
+    bool running = is_on(native, "running"), external = is_on(native, "external");
 
-    switch (op) {
-    case API_INIT_TRANSFER:
-        return vllm_init(out, native, about, e);
-    case API_SHUTDOWN_TRANSFER:
-        return vllm_has(about->release, VLLM_SHUTS_TRANSFER_DOWN)
-                   ? api_set_path(out, "POST", "/shutdown_weight_transfer_engine")
-                   : 0; /* it had no word for it */
-    case API_START_UPDATE:
-        return vllm_start(out, native, e);
-    case API_UPDATE_WEIGHTS:
-        return vllm_update(out, native, about, e);
-    case API_FINISH_UPDATE:
-        return vllm_finish(out, native, e);
-    case API_PAUSE:
-        return vllm_pause(out, native, e);
-    case API_RESUME:
-        return api_set_path(out, "POST", "/resume");
-    case API_SLEEP:
-        return vllm_sleep(out, native, about, e);
-    case API_WAKE:
-        return vllm_wake(out, native, e);
-    case API_RESET_PREFIX_CACHE:
-        return vllm_reset(out, native);
-    case API_RESET_ENCODER_CACHE:
-        return api_set_path(out, "POST", "/reset_encoder_cache");
-    case API_ABORT_REQUESTS:
-        if (api_has(native, "request_ids") &&
-            json_array_size(json_object_get(native, "request_ids")) == 0)
-            return 0; /* an empty list is all of them, there */
-        return api_set_body(out, "/abort_requests", api_pick(native, ids), e);
-    case API_LOAD_ADAPTER:
-        return api_load_adapter(out, "/v1/load_lora_adapter", "vllm", native, true, e);
-    case API_UNLOAD_ADAPTER:
-        return api_unload_adapter(out, "/v1/unload_lora_adapter", native, e);
-    case API_PUT_TENSOR_LIST:
-        return api_refuse_tensor_list("vllm", e);
-    case API_SET_VERSION:
-        return api_set_version(out, native, e);
-    default: /* it proves nothing, and aborts nothing */
-        return 0;
-    }
+    (void)ctx;
+    (void)e;
+    (void)snprintf(out->path, sizeof out->path, "/reset_prefix_cache%s%s%s%s",
+                   running || external ? "?" : "", running ? "reset_running_requests=true" : "",
+                   running && external ? "&" : "", external ? "reset_external=true" : "");
+    return 0;
 }
+
+/* An empty list means all requests there: none is sent. */
+static int vllm_abort_requests(struct api_request *out, const json_t *native,
+                               const struct api_context *ctx, struct err *e)
+{
+    static const struct api_member members[] = {{"request_ids", "request_ids"}, {0}};
+
+    (void)ctx;
+    if (api_has(native, "request_ids") &&
+        json_array_size(json_object_get(native, "request_ids")) == 0)
+        return api_send_nothing(out);
+    return api_set_body(out, api_pick(native, members), e);
+}
+
+static int vllm_load_adapter(struct api_request *out, const json_t *native,
+                             const struct api_context *ctx, struct err *e)
+{
+    (void)ctx;
+    return api_load_adapter(out, "vllm", native, true, e);
+}
+
+static int vllm_refuse_tensor_list(struct api_request *out, const json_t *native,
+                                   const struct api_context *ctx, struct err *e)
+{
+    (void)out;
+    (void)native;
+    (void)ctx;
+    return api_refuse_tensor_list("vllm", e);
+}
+
+/* replies */
+
+/* From its metrics: when the process began, which Python's client of Prometheus always exports. */
+static void vllm_read_status(struct upstream_report *out, const char *text, size_t len)
+{
+    static const char name[] = "\nprocess_start_time_seconds ";
+    const char *at = memmem(text, len, name, sizeof name - 1), *end;
+
+    if (at == NULL)
+        return;
+    at += sizeof name - 1;
+    end = memchr(at, '\n', len - (size_t)(at - text));
+    if (end != NULL && end - at <= FLEET_LABEL_MAX)
+        (void)snprintf(out->process, sizeof out->process, "%.*s", (int)(end - at), at);
+}
+
+static uint64_t vllm_n_ranks(const json_t *reply)
+{
+    return api_positive(json_object_get(reply, "world_size"));
+}
+
+/* Many releases reply alike when nothing was reset, but never when they were asked to preempt
+ * running requests. */
+static bool vllm_reset_is_proven(const json_t *native, const json_t *reply)
+{
+    return is_on(native, "running") || json_is_true(json_object_get(reply, "success"));
+}
+
+/* It proves nothing, and cannot abort an update. */
+const struct upstream_api vllm_api = {
+    .name = "vllm",
+    .wrong_kind_hint = "; if it is no vLLM, write URL,sglang, or URL,baton",
+    .caps = {.status_names_process = true,
+             .replaces_adapters = true,
+             .caches_by_adapter_name = true,
+             .keeps_handle_setup = true},
+    .ops =
+        {
+            [API_INIT_TRANSFER] = {"POST", "/init_weight_transfer_engine", vllm_init_transfer},
+            [API_SHUTDOWN_TRANSFER] = {"POST", "/shutdown_weight_transfer_engine",
+                                       vllm_shutdown_transfer},
+            [API_START_UPDATE] = {"POST", "/start_weight_update", vllm_start_update},
+            [API_UPDATE_WEIGHTS] = {"POST", "/update_weights", vllm_update_weights},
+            [API_FINISH_UPDATE] = {"POST", "/finish_weight_update", vllm_finish_update},
+            [API_PAUSE] = {"POST", "/pause", vllm_pause},
+            [API_RESUME] = {"POST", "/resume", NULL},
+            [API_SLEEP] = {"POST", "/sleep", vllm_sleep},
+            [API_WAKE] = {"POST", "/wake_up", vllm_wake},
+            [API_RESET_PREFIX_CACHE] = {"POST", "/reset_prefix_cache", vllm_reset_prefix_cache},
+            [API_RESET_ENCODER_CACHE] = {"POST", "/reset_encoder_cache", NULL},
+            [API_ABORT_REQUESTS] = {"POST", "/abort_requests", vllm_abort_requests},
+            [API_LOAD_ADAPTER] = {"POST", "/v1/load_lora_adapter", vllm_load_adapter},
+            [API_UNLOAD_ADAPTER] = {"POST", "/v1/unload_lora_adapter", api_unload_adapter},
+            [API_PUT_TENSOR_LIST] = {NULL, NULL, vllm_refuse_tensor_list},
+            [API_SET_VERSION] = {"POST", "/update_weight_version", api_set_version},
+        },
+    .queries =
+        {
+            [API_GET_STATUS] = {"/metrics", NULL},
+            [API_GET_PROBE_VERSION] = {"/weight_info", NULL},
+            [API_GET_VERSION] = {"/weight_info", NULL},
+            [API_GET_RANKS] = {"/get_world_size", NULL},
+            [API_GENERATE_TOKEN] = {"/v1/completions", NULL},
+            [API_GET_RELEASE] = {"/version", NULL},
+            [API_GET_CONFIG] = {"/server_info?config_format=json", NULL},
+        },
+    .read_status = vllm_read_status,
+    .version = api_top_version,
+    .n_ranks = vllm_n_ranks,
+    .config = api_vllm_config,
+    .check_done = api_check_success,
+    .reset_is_proven = vllm_reset_is_proven,
+    .packs_handles_at_init = vllm_packs_handles_at_init,
+};

@@ -131,7 +131,7 @@ static int make_fleet(struct upstreams *u, struct err *e)
     if (fleet_new(&u->fleet, &cfg, e) != 0)
         return -1;
     for (size_t i = 0; i < u->n; i++)
-        fleet_set_pause_queue(u->fleet, i, upstream_is_two_phase(u->slots[i].config->kind));
+        fleet_set_pause_queue(u->fleet, i, upstream_caps(u->slots[i].config->kind)->two_phase);
     return 0;
 }
 

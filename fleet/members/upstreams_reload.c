@@ -131,7 +131,7 @@ static void change_one(struct upstreams *u, struct entry_change *c,
     set_slot(u, c->index, config, false);
     if (c->is_new)
         fleet_add(u->fleet, c->index, config->url);
-    fleet_set_pause_queue(u->fleet, c->index, upstream_is_two_phase(config->kind));
+    fleet_set_pause_queue(u->fleet, c->index, upstream_caps(config->kind)->two_phase);
     log_change(c->is_new ? "upstream.added" : "upstream.changed", config);
 }
 

@@ -92,7 +92,7 @@ static void begin_stream(struct proxy_request *r)
  * serves other weights than the fleet. */
 static bool is_another(const struct proxy_request *r)
 {
-    return r->at.kind == UPSTREAM_BATON && r->head.boot_id[0] != '\0' &&
+    return upstream_caps(r->at.kind)->reply_names_process && r->head.boot_id[0] != '\0' &&
            !fleet_check_process(r->loop->all->fleet, r->ticket.upstream, r->head.boot_id);
 }
 
@@ -110,7 +110,8 @@ static void refuse_another(struct proxy_request *r)
  * that it began with. What it is to say of itself is asked at once. */
 static bool names_another(struct proxy_request *r, const char *data, size_t len)
 {
-    if (r->at.kind != UPSTREAM_SGLANG || r->queue != FLEET_GENERATE || r->head.status != 200)
+    if (!upstream_caps(r->at.kind)->reply_names_version || r->queue != FLEET_GENERATE ||
+        r->head.status != 200)
         return false;
     while (version_scan_next(&r->scan, &data, &len))
         if (!fleet_may_report_version(r->loop->all->fleet, r->scan.name, r->epoch))

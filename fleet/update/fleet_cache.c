@@ -55,7 +55,7 @@ static bool picks_held(const struct emptying *x, size_t i)
     struct upstream_endpoint at;
 
     upstreams_get(x->fc->upstreams, x->list[i].upstream, &at);
-    return at.kind == UPSTREAM_SGLANG && x->list[i].paused && x->list[i].preempt &&
+    return upstream_caps(at.kind)->retracts_requests && x->list[i].paused && x->list[i].preempt &&
            x->why[i].code != ERR_NONE;
 }
 
@@ -204,7 +204,8 @@ void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_res
 
     for (size_t i = 0; i < n; i++) {
         upstreams_get(fc->upstreams, results[i].upstream, &at);
-        if (at.kind == UPSTREAM_VLLM && fleet_result_may_have_run(&results[i]))
+        if (upstream_caps(at.kind)->caches_by_adapter_name &&
+            fleet_result_may_have_run(&results[i]))
             list[n_list++] = (struct fleet_cache_reset){
                 .upstream = results[i].upstream,
                 .route_optional = !fleet_reconcile_is_stale(fc, results[i].upstream),
@@ -221,6 +222,6 @@ void fleet_reset_caches_of(struct fleet_control *fc, size_t upstream)
     struct upstream_endpoint at;
 
     upstreams_get(fc->upstreams, upstream, &at);
-    if (!upstream_is_two_phase(at.kind))
+    if (!upstream_caps(at.kind)->two_phase)
         empty_or_bar(fc, &one, 1, &why);
 }

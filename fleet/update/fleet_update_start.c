@@ -57,8 +57,8 @@ static void parts_init(struct fleet_control *fc, struct fleet_session *s,
         upstreams_get(fc->upstreams, targets[i].upstream, &at);
         fleet_info(fleet_of(fc), targets[i].upstream, &info);
         p->upstream = targets[i].upstream;
-        p->two_phase = upstream_is_two_phase(at.kind);
-        p->no_process_id = at.kind == UPSTREAM_SGLANG;
+        p->two_phase = upstream_caps(at.kind)->two_phase;
+        p->no_process_id = !upstream_caps(at.kind)->status_names_process;
         if (!p->two_phase)
             (void)snprintf(p->update_id, sizeof p->update_id, FLEET_DIRTY_MARKER "%s", s->id);
         p->before = info.fenced   ? PART_WAS_FENCED

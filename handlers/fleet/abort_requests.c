@@ -95,7 +95,7 @@ static int ask_first(struct app *app, const json_t *ids, struct fleet_target *ta
 
     for (size_t i = 0; i < n; i++) {
         upstreams_get(app->fleet->upstreams, targets[i].upstream, &at);
-        if (at.kind != UPSTREAM_SGLANG || first == NULL)
+        if (!upstream_caps(at.kind)->aborts_one_request || first == NULL)
             continue;
         targets[i].body = first;
         b->at[b->n++] = i;

@@ -159,7 +159,7 @@ static void unload_first(struct app *app, const struct fleet_target *targets, si
 
     for (size_t i = 0; i < n; i++) {
         upstreams_get(app->fleet->upstreams, targets[i].upstream, &at);
-        if (at.kind == UPSTREAM_SGLANG)
+        if (!upstream_caps(at.kind)->replaces_adapters)
             few[n_few++] = (struct fleet_target){.upstream = targets[i].upstream, .body = body};
     }
     if (fleet_request(app->fleet->control, API_UNLOAD_ADAPTER, few, n_few, FLEET_STEP_US, &results,

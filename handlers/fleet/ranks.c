@@ -18,18 +18,6 @@ enum {
     RANKS_EACH_MAX = 4096 /* of one upstream; what claims more is no answer */
 };
 
-/* A baton without GPUs says that it has no ranks; it counts as one, as it says itself to those who
- * ask for its world size. */
-static bool has_none(const struct fleet_result *result)
-{
-    json_t *answer = json_loadb(result->text, result->text_len, 0, NULL);
-    const json_t *ranks = json_object_get(json_object_get(answer, "cuda"), "ranks");
-    bool none = json_is_array(ranks) && json_array_size(ranks) == 0;
-
-    json_decref(answer);
-    return none;
-}
-
 static int n_ranks(const struct fleet_result *result, const struct upstream_endpoint *at,
                    uint64_t *out, struct err *e)
 {
@@ -42,7 +30,8 @@ static int n_ranks(const struct fleet_result *result, const struct upstream_endp
             return 0;
         (void)err_set(&why, ERR_UPSTREAM, "", "it says that it has %llu ranks",
                       (unsigned long long)*out);
-    } else if (at->kind == UPSTREAM_BATON && has_none(result)) {
+    } else if (api_has_no_ranks(at->kind, result->text, result->text_len)) {
+        /* a baton without a GPU counts as one rank, as in its own world size */
         *out = 1;
         return 0;
     }

@@ -143,7 +143,7 @@ static bool keeps_groups(struct app *app, const struct fleet_target *targets, si
 
     for (size_t i = 0; i < n; i++) {
         upstreams_get(app->fleet->upstreams, targets[i].upstream, &at);
-        keeps = keeps && at.kind == UPSTREAM_SGLANG;
+        keeps = keeps && upstream_caps(at.kind)->joins_many_groups;
     }
     return keeps;
 }
@@ -346,7 +346,7 @@ static bool is_set_up_locked(struct app *app, const struct fleet_group *g, size_
 
     upstreams_get(app->fleet->upstreams, upstream, &at);
     return (g != NULL && g->joined[upstream]) ||
-           (app->fleet->control->handles.set && at.kind == UPSTREAM_VLLM);
+           (app->fleet->control->handles.set && upstream_caps(at.kind)->keeps_handle_setup);
 }
 
 /* Those that are in it. @name  then: of the group  Returns how many. */

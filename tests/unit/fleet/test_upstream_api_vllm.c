@@ -1,5 +1,5 @@
 /* vLLM in the words of each of its releases: how tensors are packed, and what came later. */
-#include "fleet/api/upstream_api.h"
+#include "fleet/api/upstream_api_priv.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,0 +1,259 @@
+/* Replies of upstreams: what all kinds have in common, and the choice of the kind's own reader. A
+ * server may reply 200 and say in the body that it did nothing, or something else than was asked
+ * for. */
+#include "fleet/api/upstream_api_priv.h"
+
+#include "base/utf8.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* for the kinds */
+
+void api_copy_text(char out[FLEET_LABEL_MAX + 1], const json_t *value)
+{
+    if (json_is_string(value))
+        (void)snprintf(out, FLEET_LABEL_MAX + 1, "%s", json_string_value(value));
+}
+
+uint64_t api_positive(const json_t *value)
+{
+    json_int_t n = json_is_integer(value) ? json_integer_value(value) : 0;
+
+    return n > 0 ? (uint64_t)n : 0;
+}
+
+int api_is_not(struct err *e, const char *member, const char *is, const char *expected)
+{
+    return err_set(e, ERR_UPSTREAM, "", "its answer says that %s is '%.100s', not '%.100s'", member,
+                   is, expected);
+}
+
+int api_is_text(const json_t *reply, const char *member, const char *expected, struct err *e)
+{
+    const char *is = api_text(reply, member, "");
+
+    return strcmp(is, expected) == 0 ? 0 : api_is_not(e, member, is, expected);
+}
+
+int api_is_version(const json_t *reply, const json_t *native, const char *member, struct err *e)
+{
+    const char *version = api_text(native, "weight_version", "");
+
+    return *version != '\0' ? api_is_text(reply, member, version, e) : 0;
+}
+
+int api_check_success(enum api_op op, const json_t *native, const struct api_context *ctx,
+                      const json_t *reply, struct err *e)
+{
+    const json_t *error = json_object_get(reply, "error");
+
+    (void)ctx;
+    if (json_is_false(json_object_get(reply, "success")) || json_is_object(error) ||
+        (json_is_string(error) && json_string_length(error) > 0))
+        return err_set(e, ERR_UPSTREAM, "", "its answer says that it failed");
+    if ((op == API_SET_VERSION || op == API_FINISH_UPDATE) &&
+        json_object_get(reply, "new_version") != NULL)
+        return api_is_version(reply, native, "new_version", e);
+    return 0;
+}
+
+const json_t *api_top_version(const json_t *reply)
+{
+    return json_object_get(reply, "weight_version");
+}
+
+json_t *api_vllm_config(const json_t *reply)
+{
+    return json_incref(json_object_get(reply, "vllm_config"));
+}
+
+/* queries */
+
+void api_read_status(struct upstream_report *out, enum upstream_kind kind, const char *text,
+                     size_t len)
+{
+    memset(out, 0, sizeof *out);
+    upstream_api(kind)->read_status(out, text, len);
+}
+
+int api_read_probe_version(struct upstream_report *out, enum upstream_kind kind, int status,
+                           const char *text, size_t len, struct err *e)
+{
+    json_t *reply;
+    const json_t *version;
+    bool says;
+
+    if (status == 0)
+        return 0;
+    out->label[0] = '\0';
+    if (status == 404 || status == 405) /* of a release, or a mode, without the query */
+        return 0;
+    reply = json_loadb(text, len, 0, NULL);
+    version = api_top_version(reply);
+    says = status == 200 && (json_is_string(version) || json_is_null(version));
+    if (says)
+        api_copy_text(out->label, version);
+    json_decref(reply);
+    return says ? 0
+                : err_set(e, ERR_UNREADABLE, "", "its answer to %s, of status %d, names no version",
+                          upstream_api(kind)->queries[API_GET_PROBE_VERSION].path, status);
+}
+
+void api_read_release(struct upstream_report *out, int status, const char *text, size_t len)
+{
+    json_t *reply = status == 200 ? json_loadb(text, len, 0, NULL) : NULL;
+    const char *release = json_string_value(json_object_get(reply, "version"));
+
+    if (release != NULL && strlen(release) <= FLEET_RELEASE_MAX)
+        (void)snprintf(out->release, sizeof out->release, "%s", release);
+    json_decref(reply);
+}
+
+int api_read_version(char out[API_VERSION_MAX + 1], enum upstream_kind kind, const char *text,
+                     size_t len, struct err *e)
+{
+    json_t *reply = json_loadb(text, len, 0, NULL);
+    const json_t *version = upstream_api(kind)->version(reply);
+    bool says = json_is_string(version) || json_is_null(version);
+
+    if (says)
+        (void)snprintf(out, API_VERSION_MAX + 1, "%s",
+                       json_is_string(version) ? json_string_value(version) : "");
+    json_decref(reply);
+    return says ? 0
+                : err_set(e, ERR_UNREADABLE, "", "its answer to %s names no version",
+                          upstream_api(kind)->queries[API_GET_VERSION].path);
+}
+
+int api_read_ranks(uint64_t *out, enum upstream_kind kind, const char *text, size_t len,
+                   struct err *e)
+{
+    json_t *reply = json_loadb(text, len, 0, NULL);
+    uint64_t n = upstream_api(kind)->n_ranks(reply);
+
+    json_decref(reply);
+    if (n == 0)
+        return err_set(e, ERR_UNREADABLE, "", "its answer to %s does not say how many ranks it is",
+                       upstream_api(kind)->queries[API_GET_RANKS].path);
+    *out = n;
+    return 0;
+}
+
+bool api_has_no_ranks(enum upstream_kind kind, const char *text, size_t len)
+{
+    const struct upstream_api *api = upstream_api(kind);
+    json_t *reply = json_loadb(text, len, 0, NULL);
+    bool none = api->has_no_ranks != NULL && api->has_no_ranks(reply);
+
+    json_decref(reply);
+    return none;
+}
+
+json_t *api_read_config(enum upstream_kind kind, const char *text, size_t len, struct err *e)
+{
+    json_t *reply = json_loadb(text, len, 0, NULL);
+    json_t *config = upstream_api(kind)->config(reply);
+
+    json_decref(reply);
+    if (json_is_object(config))
+        return config;
+    json_decref(config);
+    (void)err_set(e, ERR_UNREADABLE, "", "its answer to %s has no vllm_config",
+                  upstream_api(kind)->queries[API_GET_CONFIG].path);
+    return NULL;
+}
+
+/* operations */
+
+int api_check_done(enum upstream_kind kind, enum api_op op, const json_t *native,
+                   const struct api_context *ctx, const char *text, size_t len, struct err *e)
+{
+    json_t *reply = json_loadb(text, len, 0, NULL);
+    int rc = upstream_api(kind)->check_done(op, native, ctx, reply, e);
+
+    json_decref(reply);
+    return rc;
+}
+
+bool api_reset_is_proven(enum upstream_kind kind, const json_t *native, const char *text,
+                         size_t len)
+{
+    const struct upstream_api *api = upstream_api(kind);
+    json_t *reply = json_loadb(text, len, 0, NULL);
+    bool proven = api->reset_is_proven == NULL || api->reset_is_proven(native, reply);
+
+    json_decref(reply);
+    return proven;
+}
+
+bool api_adapter_is_absent(enum upstream_kind kind, const char *name, int status, const char *text,
+                           size_t len)
+{
+    const struct upstream_api *api = upstream_api(kind);
+    json_t *reply;
+    bool absent;
+
+    if (api->adapter_is_absent == NULL)
+        return status == 404;
+    reply = json_loadb(text, len, 0, NULL);
+    absent = api->adapter_is_absent(name, status, reply);
+    json_decref(reply);
+    return absent;
+}
+
+/* errors */
+
+bool api_is_auth_error(int status)
+{
+    return status == 401 || status == 403 || status == 421;
+}
+
+bool api_is_auth_error_proxied(enum upstream_kind kind, int status)
+{
+    return api_is_auth_error(status) && (status != 403 || upstream_caps(kind)->forbids_by_key_only);
+}
+
+const char *api_auth_error_text(int status, bool has_key)
+{
+    if (status == 421)
+        return "does not answer to the name in its URL: start it with --allowed-host NAME, or "
+               "write its address in the URL";
+    if (has_key)
+        return "refuses the key of this server (its key-file)";
+    return "wants a key, and this server has none for it (key-file)";
+}
+
+const char *api_wrong_kind_hint(enum upstream_kind kind, int status)
+{
+    return status == 404 || status == 405 ? upstream_api(kind)->wrong_kind_hint : "";
+}
+
+/* {"error": {"message"}}, {"error": "…"}, {"message"}, {"detail"}, {"error_message"}. */
+static const char *message_of(const json_t *reply)
+{
+    static const char *const members[] = {"message", "detail", "error_message"};
+    const json_t *error = json_object_get(reply, "error");
+    const char *text = json_is_object(error) ? json_string_value(json_object_get(error, "message"))
+                                             : json_string_value(error);
+
+    for (size_t i = 0; text == NULL && i < sizeof members / sizeof members[0]; i++)
+        text = json_string_value(json_object_get(reply, members[i]));
+    return text;
+}
+
+void api_read_error(char *out, size_t cap, const char *text, size_t len)
+{
+    json_t *reply = json_loadb(text, len, 0, NULL);
+    const char *message = message_of(reply);
+
+    if (message != NULL)
+        (void)snprintf(out, cap, "%s", message);
+    else
+        (void)snprintf(out, cap, "%.*s", (int)(len < cap ? len : cap - 1), text);
+    json_decref(reply);
+    for (char *c = out; *c != '\0'; c++)
+        if ((unsigned char)*c < 0x20)
+            *c = ' ';
+    (void)utf8_clean(out);
+}
