@@ -1,5 +1,5 @@
-/* Everything that handlers work with, made by main and passed to each. Borrowed pointers that
- * outlive every request; immutable after start. */
+/* What handlers work with: made by server/ before the first request, and passed to each handler.
+ * Pointers are borrowed, outlive every request and do not change after the start. */
 #ifndef BATON_HANDLERS_APP_H
 #define BATON_HANDLERS_APP_H
 
@@ -43,23 +43,22 @@ struct model_defaults;
 struct weight_transfer;
 struct zmq_updates;
 
-/* What handlers of updates and of weights work with. The pointers are set before the first request.
- */
+/* For handlers of updates and of weights. */
 struct app_weights {
     struct store *store;
     struct updates *updates;
     struct list_cache *lists;      /* of `updates`; NULL: none is cached */
-    struct handle_leases *leases;  /* versions that other processes have mapped */
-    const struct cuda_info *cuda;  /* what was found at start */
+    struct handle_leases *leases;  /* leases of other processes on versions */
+    const struct cuda_info *cuda;  /* found at start */
     struct device *const *devices; /* the ranks of the store, in its order; NULL without GPUs */
     uint32_t n_devices;
     struct cuda_ipc_stats *ipc_stats; /* of all updates so far */
-    const struct nccl_info *nccl;     /* what was found at start */
+    const struct nccl_info *nccl;     /* found at start */
     struct weight_transfer *transfer; /* the group with a trainer */
-    struct zmq_updates *zmq;          /* updates that come over sockets */
+    struct zmq_updates *zmq;          /* updates by checkpoint-engine's sockets */
 };
 
-/* What handlers of generation and of adapters work with. */
+/* For handlers of generation and of adapters. */
 struct app_generate {
     struct engine *engine;                 /* NULL with --engine none */
     const struct tokenizer *tokenizer;     /* NULL without an engine */
@@ -77,19 +76,19 @@ struct app_generate {
     struct admission *prompt_admission; /* of completions whose prompts are tokenized on `text` */
 };
 
-/* What handlers in front of upstream engines work with. */
+/* For handlers in front of a fleet. */
 struct app_fleet {
     struct upstreams *upstreams;
-    struct fleet_control *control; /* state of the fleet's control plane */
-    struct proxy *proxy;           /* loops of the proxy */
-    struct workers *operation, *pause, *resume, *abort;
+    struct fleet_control *control;                      /* updates, pauses, adapters of the fleet */
+    struct proxy *proxy;                                /* of generate requests */
+    struct workers *operation, *pause, *resume, *abort; /* executors */
     /* Would a generate sent now be served? Threads: any. Blocks: no. Errors: why not. */
     int (*ready)(const struct app *app, struct err *why);
-    /* All of it as Prometheus text. Threads: any; no lock held. */
+    /* Appends the fleet's metrics as Prometheus text. Threads: any; no lock held. */
     void (*metrics)(struct app *app, struct buf *out);
 };
 
-/* A server either has weights of its own or stands in front of a fleet. */
+/* A server either has weights of its own or is in front of a fleet. */
 struct app {
     struct app_weights *weights; /* NULL in front of a fleet, and so are the next two */
     struct app_generate *generate;
@@ -99,7 +98,7 @@ struct app {
     struct settings settings;
     struct life *life;
     struct metrics *metrics;
-    struct workers *control, *generate_pool, *text;
+    struct workers *control, *generate_pool, *text;    /* executors */
     _Atomic(struct http_server *) http_server;         /* NULL until it listens */
     _Atomic(struct http_server *) control_http_server; /* the same; NULL without --control-listen */
 };
@@ -110,24 +109,27 @@ static inline uint32_t app_n_devices(const struct app *app)
     return app->weights != NULL ? app->weights->n_devices : 0;
 }
 
-/* One listener, as requests find it. */
+/* One listener of routes. */
 struct listener_ctx {
     struct app *app;
-    struct auth *auth; /* who may come in */
-    unsigned roles;    /* what is answered here: bits 1 << enum route_role */
+    struct auth *auth; /* keys, and addresses that need none */
+    unsigned roles;    /* roles whose routes it answers: bits 1 << enum route_role */
 };
 
-/* app_http_server - what an HTTP server calls (http/server/http_server.h); its app_arg is a struct
- * door. */
+/* app_http_server - the callbacks of an HTTP server (http/server/http_server.h); its app_arg is a
+ * struct listener_ctx. */
 extern const struct http_server_app app_http_server;
 
-/* app_http_server_stats - of all listeners of routes together. Threads: any. */
+/* app_http_server_stats - sums of both listeners. Threads: any. */
 void app_http_server_stats(const struct app *app, struct http_server_stats *out);
 
-/* Why a generate sent now would not be served; ERR_NONE and true when it would. */
+/* app_ready - would a generate sent now be served? Threads: any. Blocks: on short locks only.
+ * Errors: why not. */
 bool app_ready(const struct app *app, struct err *why);
 
-/* Can the process do its work: loops turn, the engine's heart beats, no abort is stuck? */
+/* app_live - can the process do its work? In front of a fleet the loop of the upstreams must turn;
+ * else the engine's step loop, and no call into NCCL may be stuck. Threads, blocking and errors: as
+ * app_ready. */
 bool app_live(const struct app *app, struct err *why);
 
 #endif

@@ -1,4 +1,4 @@
-/* What handlers need to know of the configuration; server/ fills it before anything is served. */
+/* The configuration that handlers use; server/ fills it before the first request. */
 #ifndef BATON_HANDLERS_SETTINGS_H
 #define BATON_HANDLERS_SETTINGS_H
 
@@ -16,13 +16,13 @@ struct settings {
     uint64_t update_timeout_ms, body_stall_timeout_ms, join_timeout_ms;
     uint64_t generate_concurrency, generate_queue;
     uint64_t detokenize_concurrency, detokenize_queue;
-    unsigned dialects;            /* that are answered: bits of route_find */
-    enum gen_on_update on_update; /* of generations that do not say */
+    unsigned dialects; /* APIs of other servers that are answered: bits 1 << enum route_dialect */
+    enum gen_on_update on_update; /* of requests that do not set it */
     enum gen_logprobs_mode logprobs_mode;
-    uint64_t max_logprobs;    /* with each token */
+    uint64_t max_logprobs;    /* that a request may ask for with each token */
     const char *listen;       /* as given */
     bool has_tls;             /* there is a certificate */
-    bool sglang_memory_saver; /* what /server_info says of it */
+    bool sglang_memory_saver; /* reported by /server_info */
 };
 
 #endif

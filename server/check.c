@@ -1,4 +1,5 @@
-/* What --check says. Text for people and grep; /v1/status says it as JSON once a server runs. */
+/* The report of --check: text for people and grep. GET /v1/status reports the same as JSON once a
+ * server runs. */
 #include "server/check.h"
 
 #include "memory/copy_sum.h"
@@ -44,7 +45,7 @@ static void put_cuda(const struct cuda_info *cuda, FILE *to)
     }
 }
 
-/* Which rank a GPU is, or -1. */
+/* The rank of a GPU, or -1. */
 static int rank_of(const struct device_list *list, size_t index)
 {
     for (uint32_t rank = 0; rank < list->n; rank++)

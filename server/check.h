@@ -8,8 +8,8 @@
 
 struct config;
 
-/* serve_check - inspect as serve_inspect does and write one fact a line, "what: value".
- * That there is no CUDA is a fact, not a failure.
+/* serve_check - read what a start would read and write one fact per line, as "what: value".
+ * A missing CUDA driver is a fact, not a failure.
  * Threads: main's. Errors: as serve's (nothing is written then), ERR_INTERNAL if `to` fails. */
 int serve_check(const struct config *config, FILE *to, struct err *e);
 

@@ -1,9 +1,9 @@
-/* From the HTTP server to the handlers: which route, which threads, and what the log says at the
- * end.
+/* Dispatch of requests from the HTTP server to handlers: finds the route, posts the request to its
+ * executor, and logs it at its end.
  *
- * A loop thread only looks the route up and posts; parsing and work happen on the route's pool.
- * Text work passes the detokenize semaphore first, so that a flood of it queues behind its own
- * permits and not in front of anything else. */
+ * An event loop only finds the route and posts; parsing and work happen on the executor. Requests
+ * on the text executor take a permit of text_admission first, so that many of them wait for each
+ * other and delay nothing else. */
 #include "handlers/app.h"
 
 #include "base/log.h"
@@ -23,16 +23,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One dispatched request on its way to a thread. Freed by whichever job runs last. */
+/* A dispatched request that waits for a thread. The job that runs last frees it. */
 struct dispatch_job {
-    struct job job;       /* of a pool */
-    struct ticket ticket; /* text lane: of the detokenize semaphore */
+    struct job job;       /* of the executor */
+    struct ticket ticket; /* of text_admission; only on the text executor */
     struct app *app;
     struct http_request *x;
 };
 
-/* Health answers in every state; of other work the table says what the life alone allows, before a
- * body is read. Each handler asks again for all of the state. */
+/* Health and status are answered in every state. For other routes this checks, before the body is
+ * read, what depends on the life cycle alone; each handler checks the whole state again. */
 static int check_life(const struct app *app, const struct route *route, struct err *e)
 {
     struct lifecycle_state s = {.life = life_state(app->life), .weights = WEIGHTS_SERVED};
@@ -41,7 +41,8 @@ static int check_life(const struct app *app, const struct route *route, struct e
                                       : lifecycle_check(&s, operation_call(route->operation), e);
 }
 
-/* May this request pass? All rows of a path have one role, so the body need not be known. */
+/* Checks listener, role and key. All rows of a path have the same role, so the body is not needed.
+ */
 static int listener_check(const struct listener_ctx *listener_ctx, const struct http_request *x,
                           const struct route *route, struct err *e)
 {
@@ -59,7 +60,7 @@ static int listener_check(const struct listener_ctx *listener_ctx, const struct 
     return auth_check(listener_ctx->auth, x->authorization, x->peer_trusted, needs[route->role], e);
 }
 
-/* Upstreams are sent JSON only. */
+/* Only JSON is sent to upstreams. */
 static int check_stream(const struct app *app, struct err *e)
 {
     if (app->fleet == NULL)
@@ -105,7 +106,7 @@ static int app_route(void *arg, struct http_request *x, struct http_server_route
     return 0;
 }
 
-/* Of what no handler has looked at. */
+/* Notifies the operation of a request that is refused before its handler has run. */
 static void refuse_unread(struct app *app, const struct http_request *x)
 {
     const struct route *route = x->route;
@@ -116,7 +117,6 @@ static void refuse_unread(struct app *app, const struct http_request *x)
         operation_embedded(route->operation)->unread(app, x);
 }
 
-/* Answered by the route's own handler, or by the one that works in front of upstream engines. */
 static int route_handle(struct app *app, struct http_request *x, const struct route *route,
                         struct err *e)
 {
@@ -130,7 +130,8 @@ static enum route_executor executor_of(const struct app *app, const struct route
     return app->fleet == NULL ? route->executor : operation_fleet(route->operation)->executor;
 }
 
-/* Which row of the path? Of what is passed on as it is, no body is looked into. */
+/* Several rows may have one path: the body decides. The body of a request that is passed on
+ * unchanged is not read. */
 static const struct route *route_by_body(const struct app *app, const struct http_request *x)
 {
     const struct route *first = x->route;
@@ -145,8 +146,7 @@ static void run_handler(struct app *app, struct http_request *x)
     const struct route *route = route_by_body(app, x);
     struct err e = {0};
 
-    assert(route->role ==
-           ((const struct route *)x->route)->role); /* it was asked for at the listener */
+    assert(route->role == ((const struct route *)x->route)->role); /* the listener checked it */
     x->route = route;
     if (http_request_disconnected(x)) {
         (void)err_set(&e, ERR_GONE, "", "the client went away before its turn");
@@ -177,7 +177,7 @@ static void text_run(void *arg)
     free(h);
 }
 
-/* The client went away while queued: its ticket is out of the line already. */
+/* The client disconnected while queued: its ticket has left the queue already. */
 static void text_drop(void *arg)
 {
     struct dispatch_job *h = arg;
@@ -188,7 +188,7 @@ static void text_drop(void *arg)
     free(h);
 }
 
-/* Under the request's lock: only takes the ticket out; answering is another thread's. */
+/* Runs under the request's lock: it only cancels the ticket; another thread answers. */
 static void text_gone(void *arg)
 {
     struct dispatch_job *h = arg;
@@ -200,8 +200,8 @@ static void text_gone(void *arg)
     (void)workers_post(h->app->text, &h->job, WORKERS_URGENT, &ignored);
 }
 
-/* As many threads as permits: a granted ticket finds one at once. A pool whose threads have ended
- * runs nothing; then it is answered from here. */
+/* There are as many threads as permits, so the job runs at once. If the executor has stopped, it
+ * runs here. */
 static void text_granted(void *arg)
 {
     struct dispatch_job *h = arg;
@@ -281,8 +281,8 @@ static void app_dispatch(void *arg, struct http_request *x)
     }
 }
 
-/* Was it refused at the listener? Then it says nothing of what any trainer does: whoever has no key
- * may not shake the trust in a trainer's group. */
+/* Did the listener refuse it: key, role or path? Such a request is no evidence about a trainer: a
+ * client without a key must not bring a trainer's group in doubt. */
 static bool stopped_at_door(const struct err *e)
 {
     return e->code == ERR_UNAUTHORIZED || e->code == ERR_FORBIDDEN || e->code == ERR_NOT_FOUND;

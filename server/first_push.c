@@ -1,4 +1,4 @@
-/* The first weights on their way in: main waits for the worker. */
+/* Commits the first weights: the main thread waits for the update worker. */
 #include "server/first_push.h"
 
 #include "base/clock.h"
@@ -27,7 +27,7 @@ static void first_push_done(void *arg, const struct update_info *info, const str
     mtx_unlock(&p->lock);
 }
 
-/* Until the worker has answered; a signal makes it answer at once. */
+/* Waits until the worker has answered. A signal stops the updates, so that it answers at once. */
 static void await_done(struct updates *updates, struct first_push *p,
                        bool (*ended_within)(uint64_t timeout_us))
 {
@@ -40,7 +40,8 @@ static void await_done(struct updates *updates, struct first_push *p,
         mtx_unlock(&p->lock);
         if (ended_within(1)) {
             updates_stop(updates);
-            (void)kill(getpid(), SIGTERM); /* for the wait that follows: this one took it */
+            (void)kill(getpid(),
+                       SIGTERM); /* again, for the wait that follows: ended_within took it */
         }
         mtx_lock(&p->lock);
     }

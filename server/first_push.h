@@ -1,4 +1,4 @@
-/* The first weights, through the update path of all later ones, while main waits for its worker. */
+/* The first weights: committed by the update path, as all later ones are. */
 #ifndef BATON_SERVER_FIRST_PUSH_H
 #define BATON_SERVER_FIRST_PUSH_H
 
@@ -13,7 +13,7 @@ struct updates;
 /* first_push - submit the chunk and wait until the worker has answered (bounded by its own
  * deadlines). A signal that ends the process stops the updates and is raised again.
  * @chunk         moved in, also on failure; done and done_arg are set here
- * @ended_within  did such a signal come within timeout_us?
+ * @ended_within  wait up to timeout_us: has such a signal arrived?
  * Threads: main. Blocks. Errors: those of updates_submit and of the update. */
 int first_push(struct updates *updates, struct update_chunk *chunk,
                bool (*ended_within)(uint64_t timeout_us), struct err *e);

@@ -1,7 +1,7 @@
-/* One word: bit 0 live, bit 1 ready, bits 8 to 15 why not live, 16 to 23 why not ready (enum
- * err_code), from 24 on when, in milliseconds of the clock; 0 for when: nobody has looked yet.
- * Rejected: a struct under a lock, whose holder may lose its processor for longer than a probe
- * waits. */
+/* The health word: bit 0 live, bit 1 ready, bits 8 to 15 the reason of not live, 16 to 23 the
+ * reason of not ready (enum err_code), from bit 24 on the time of the check in milliseconds of the
+ * clock; time 0: the server has not been checked yet. Rejected: a struct under a lock, whose owner
+ * may be descheduled for longer than a probe waits. */
 #include "server/health_watch.h"
 
 #include "base/clock.h"
@@ -24,8 +24,8 @@ struct health_watch {
     struct http_server *http_server; /* owned */
     struct loop *loop;               /* owned; NULL until started and after it was stopped */
     struct loop_timer timer;
-    const struct app *app; /* borrowed; of the loop's thread */
-    /* Relaxed: whatever it says, it says alone. */
+    const struct app *app; /* borrowed; only the loop's thread uses it */
+    /* Relaxed: it publishes no other memory. */
     atomic_uint_fast64_t word;
 };
 
@@ -62,7 +62,7 @@ struct health health_of(uint64_t word, uint64_t now_us)
     return h;
 }
 
-/* An HTTP server whose loops do not turn answers nobody. */
+/* An HTTP server whose event loops do not turn answers no request. */
 static bool http_server_turns(struct http_server *f, uint64_t now_us)
 {
     uint64_t beat_us;
@@ -164,7 +164,7 @@ static void watch_reject(void *arg, struct http_request *x, const struct err *e,
     route_add_allow(out, x, 1U << DIALECT_NATIVE, e);
 }
 
-/* Neither counted nor logged: both would be shared with the rest of the server. */
+/* Probes are neither counted nor logged: metrics and log are shared with the rest of the server. */
 static void watch_done(void *arg, const struct http_request *x, const struct http_server_outcome *o)
 {
     (void)arg;
@@ -185,7 +185,7 @@ int health_watch_new(struct health_watch **out, const struct http_server_cfg *cf
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the health listener");
     own.name = "health";
     own.n_shards = 1;
-    own.oldest_gives_way = true; /* anybody may come here, and a probe has to */
+    own.oldest_gives_way = true; /* no key is needed here, and a probe must get in */
     own.app = &ops;
     own.app_arg = w;
     if (http_server_new(&w->http_server, &own, e) != 0) {
@@ -202,10 +202,10 @@ int health_watch_start(struct health_watch *w, const struct app *app, struct err
 
     assert(w->loop == NULL);
     w->app = app;
-    w->timer = (struct loop_timer){.fire = health_look, .arg = w}; /* of a new loop */
+    w->timer = (struct loop_timer){.fire = health_look, .arg = w}; /* for the new loop */
     if (loop_new(&w->loop, &cfg, e) != 0)
         return -1;
-    health_look(w); /* and arms the timer */
+    health_look(w); /* also arms the timer */
     if (loop_start(w->loop, e) == 0)
         return 0;
     health_watch_stop(w);

@@ -1,4 +1,4 @@
-/* The listeners that routes are answered on, seen as one. */
+/* Statistics of both listeners of routes together. */
 #include "handlers/app.h"
 
 void app_http_server_stats(const struct app *app, struct http_server_stats *out)

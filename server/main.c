@@ -31,7 +31,7 @@ static int usage_print(FILE *to, int rc)
     return rc;
 }
 
-/* What came in the place of a command, and which one was probably meant. */
+/* Names the closest command too. */
 static int unknown_command(const char *word)
 {
     static const char *const commands[] = {"serve", "help", "version", NULL};
@@ -65,7 +65,8 @@ static int level_of(const char *name, enum log_level *out)
     return -1;
 }
 
-/* @c  NULL, or the configuration: an option is named as it was given, in a file or by a variable */
+/* @c  NULL, or the configuration: an option is named by its variable or its place in the file, if
+ *     it was given there */
 static void error_print(const struct config *c, const struct err *e)
 {
     char where[ERR_FIELD_MAX];
@@ -88,8 +89,8 @@ static int serve_run(const struct config *c, bool check)
         error_print(c, &e);
         return 2;
     }
-    json_parse_init();   /* all before threads: jansson's allocator, the seed that the first */
-    json_object_seed(0); /* object would race for, and the process's environment */
+    json_parse_init();   /* before any thread: jansson's allocator, its hash seed, which the */
+    json_object_seed(0); /* first objects would race to set, and the environment */
     nccl_environment();
     signals_block();
     if (log_open(STDERR_FILENO, least, &e) != 0) {
@@ -102,7 +103,7 @@ static int serve_run(const struct config *c, bool check)
         error_print(c, &e);
     if (rc == 0)
         return 0;
-    return strncmp(e.field, "--", 2) == 0 ? 2 : 1; /* 2: what was asked for; 1: what happened */
+    return strncmp(e.field, "--", 2) == 0 ? 2 : 1; /* 2: a wrong option; 1: other failures */
 }
 
 static int command_serve(int argc, char **argv)
@@ -118,7 +119,7 @@ static int command_serve(int argc, char **argv)
             return 0;
         }
         if (strcmp(argv[i], "--check") == 0)
-            check = true; /* what to do, not a setting: no variable, no member */
+            check = true; /* a command, not a setting: it has no variable and no JSON member */
         else
             argv[n++] = argv[i];
     }

@@ -1,4 +1,4 @@
-/* Names alone: what is in the files is for those who read them. */
+/* Only names of files are checked here; their content is checked by what reads it. */
 #include "server/model_dir.h"
 
 #include <errno.h>
@@ -18,7 +18,8 @@ static int file_stat(const char *dir, const char *name, struct stat *st)
     return stat(path, st) == 0 ? 0 : errno;
 }
 
-/* "Qwen/Qwen3-0.6B": two words, as a hub's names are, and no way to write a path on purpose. */
+/* "Qwen/Qwen3-0.6B": two components, as in names of a hub; "./dir/model" and "~/model" are paths.
+ */
 static bool is_hub_name(const char *text)
 {
     const char *slash = strchr(text, '/');

@@ -1,5 +1,5 @@
-/* Is --model what it should be? Asked before anything of it is read, so that the everyday mistakes
- * are named: the name of a hub, a file, weights in another format. */
+/* Checks of --model before its files are read, so that common mistakes get a clear message: the
+ * name of a model on a hub, a file instead of a directory, weights in another format. */
 #ifndef BATON_SERVER_MODEL_DIR_H
 #define BATON_SERVER_MODEL_DIR_H
 
@@ -13,7 +13,7 @@
 int model_dir_check(const char *dir, struct err *e);
 
 /* model_dir_weights - *out: does it hold weights that can be read?
- * @otherwise  "start without", what else to do than to convert them
+ * @otherwise  for the message: what to do instead of converting the weights
  * Errors: ERR_BAD_REQUEST when it has none but has some in another format. */
 int model_dir_weights(bool *out, const char *dir, const char *otherwise, struct err *e);
 

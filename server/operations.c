@@ -1,5 +1,5 @@
-/* Two tables by operation. Each is written as a list of rows, so that the rows can be counted: a
- * row too few fails the assertion below it, one that comes twice is -Woverride-init. */
+/* Two tables, indexed by operation. Each is written as a list macro, so that its rows can be
+ * counted: a missing row fails the assertion below it, a duplicate one -Woverride-init. */
 #include "server/operations.h"
 
 #include "handlers/compat/areal/dialect_areal.h"
@@ -13,7 +13,7 @@
 
 #include <assert.h>
 
-/* Columns: operation; handler; which function is told of a refusal, or NULL. */
+/* Columns: operation; handler; function to call when a request is refused unread, or NULL. */
 #define EMBEDDED_OPERATIONS(X)                                                                     \
     X(OPERATION_LIVE, handle_live, NULL)                                                           \
     X(OPERATION_READY, handle_ready, NULL)                                                         \
@@ -72,18 +72,19 @@
     X(OPERATION_SESSION_FINISH, handle_session_finish, NULL)                                       \
     X(OPERATION_UNSUPPORTED, handle_unsupported, NULL)
 
-/* Columns: operation; lane; handler; is it passed on as it comes?
+/* Columns: operation; executor; handler; is the request passed on unchanged?
  *
- * Control plane: whatever waits for the operation lock, however many requests they are, never keeps
- * a pause, a resume, an abort or a lease waiting for a thread: each of these has threads of its
- * own. The steps of an open update (tensors, their proof) run on those that generate where there is
- * an engine. */
+ * Requests that wait for the operation lock, however many they are, never keep a pause, a resume,
+ * an abort or the renewal of a lease waiting for a thread: these have executors of their own. The
+ * steps of an open update (tensors, proof) run on the generate executor, which has no generations
+ * in front of a fleet. */
 #define FLEET_OPERATIONS(X)                                                                        \
     X(OPERATION_LIVE, EXECUTOR_LOOP, handle_live, false)                                           \
     X(OPERATION_READY, EXECUTOR_LOOP, handle_ready, false)                                         \
     X(OPERATION_VERSION, EXECUTOR_LOOP, handle_version, false)                                     \
     X(OPERATION_STATUS, EXECUTOR_LOOP, handle_fleet_status, false)                                 \
-    X(OPERATION_RANKS, EXECUTOR_CONTROL, handle_fleet_ranks, false) /* each upstream is asked */   \
+    X(OPERATION_RANKS, EXECUTOR_CONTROL, handle_fleet_ranks,                                       \
+      false) /* one request to each upstream */                                                    \
     X(OPERATION_METRICS, EXECUTOR_CONTROL, handle_metrics, false)                                  \
     X(OPERATION_MODELS, EXECUTOR_LOOP, handle_fleet_proxy, true)                                   \
     X(OPERATION_MODEL, EXECUTOR_LOOP, handle_fleet_proxy, true)                                    \

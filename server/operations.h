@@ -1,5 +1,5 @@
-/* Which handler does an operation: one table for the engine of our own, one for work in front of
- * upstream engines. Both are complete, or the program does not compile. */
+/* The handler of each operation: one table for a server with weights of its own, one for a server
+ * in front of a fleet. Both are complete, or the program does not compile. */
 #ifndef BATON_SERVER_OPERATIONS_H
 #define BATON_SERVER_OPERATIONS_H
 
@@ -13,33 +13,34 @@
 
 struct app;
 
-/* Owns one reference of x when called. 0: it answered, or somebody will. -1: nobody was answered;
- * dispatch answers with e. */
+/* Owns one reference of x. Returns 0 if it has answered or another thread will; -1 if it has not:
+ * dispatch then answers with e. */
 typedef int operation_handler(struct app *app, struct http_request *x, struct err *e);
 
-/* Without upstreams. The threads are those of the route's lane. */
+/* With weights of its own. Runs on the route's executor. */
 struct embedded_operation {
     operation_handler *handle;
-    /* Of a request that was refused before its handler saw it; NULL: nobody needs to know. Threads:
-     * any. Blocks: no. */
+    /* Called when a request is refused before its handler has run; NULL: not needed. Threads: any.
+     * Blocks: no. */
     void (*unread)(struct app *app, const struct http_request *x);
 };
 
-/* In front of upstream engines. */
+/* In front of a fleet. */
 struct fleet_operation {
-    enum route_executor executor; /* of the rows of one path the first one's counts */
+    enum route_executor executor; /* if a path has several rows, that of the first */
     operation_handler *handle;
-    bool passed_on; /* as it comes: no body is looked into */
+    bool passed_on; /* unchanged: its body is not read */
 };
 
-/* operation_embedded, operation_fleet - of what a row of the route table names. Threads: any. */
+/* operation_embedded, operation_fleet - the row of an operation. Threads: any. */
 const struct embedded_operation *operation_embedded(enum operation op);
 const struct fleet_operation *operation_fleet(enum operation op);
 
-/* operation_call - handlers/operation.h, second column. Threads: any. */
+/* operation_call - the call that it is for the life cycle: second column in handlers/operation.h.
+ * Threads: any. */
 enum lifecycle_call operation_call(enum operation op);
 
-/* fleet_not_answered - the handler of what has nothing to work on in front of upstream engines.
+/* fleet_not_answered - the handler of operations that need weights or an engine of this server.
  * Errors: ERR_HAS_UPSTREAMS. */
 int fleet_not_answered(struct app *app, struct http_request *x, struct err *e);
 

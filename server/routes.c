@@ -20,7 +20,7 @@ enum {
     ROUTE_SMALL_MAX = 1 << 20,   /* control members */
     ROUTE_FINISH_MAX = 16 << 20, /* checksums by name */
     ROUTE_DATA_MAX = 16 << 20,   /* prompts */
-    ROUTE_PATH_MAX = 200         /* longer ones are not compared with those that there are */
+    ROUTE_PATH_MAX = 200         /* for a longer one no other is suggested */
 };
 
 #define GET_HEAD (METHOD_GET | METHOD_HEAD)
@@ -153,7 +153,7 @@ const struct route routes[] = {
         DIALECT_PRIME_RL_ROUTES DIALECT_AREAL_ROUTES};
 const size_t n_routes = sizeof routes / sizeof routes[0];
 
-/* Does the pattern stand for the path? *arg = where its variable begins in the path. */
+/* Does the path match the pattern? *arg = where the variable begins in the path. */
 static bool pattern_matches(const char *pattern, const char *path, bool variable, size_t *arg)
 {
     const char *brace = strchr(pattern, '{');
@@ -208,7 +208,7 @@ static const char *closest_path(const char *path, unsigned dialects)
     return closest_match(path, patterns);
 }
 
-/* Without the slashes at its end, with the /v1 that it lacks, or without a slip of the finger. */
+/* Suggests the path without trailing slashes, with /v1 in front, or the closest one. */
 static void refuse_path(const char *path, unsigned dialects, struct err *e)
 {
     static const char version[] = "/v1";
@@ -229,14 +229,14 @@ static void refuse_path(const char *path, unsigned dialects, struct err *e)
                   near == NULL ? "" : "?");
 }
 
-/* The row, or NULL and which methods the path takes. */
+/* The row, or NULL and the methods that the path allows. */
 static const struct route *look_up(const char *path, unsigned method, unsigned dialects,
                                    size_t *arg, unsigned *allowed)
 {
     size_t at;
 
     *allowed = 0;
-    /* A fixed path wins over a variable, also when only its method is wrong. */
+    /* A fixed path takes precedence over a variable, even if its method does not match. */
     for (int variable = 0; variable <= 1 && *allowed == 0; variable++) {
         for (size_t i = 0; i < n_routes; i++) {
             if ((dialects & 1U << routes[i].dialect) == 0 ||
@@ -283,7 +283,7 @@ void route_add_allow(struct http_reply *out, const struct http_request *x, unsig
     http_reply_header(out, "Allow", "%s", list);
 }
 
-/* The next row of the same path behind `r`, or NULL. */
+/* The next row of the same path after `r`, or NULL. */
 static const struct route *next_of(const struct route *r, enum http_request_method method,
                                    unsigned dialects)
 {
@@ -296,7 +296,7 @@ static const struct route *next_of(const struct route *r, enum http_request_meth
     return NULL;
 }
 
-/* Which of those rows claims the member? NULL: none. */
+/* The row of this path whose body match is the member, or NULL. */
 static const struct route *body_match_find(const struct route *first,
                                            enum http_request_method method, unsigned dialects,
                                            const struct scan_member *m)

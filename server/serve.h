@@ -1,4 +1,4 @@
-/* Building and taking down the server: the only code that includes every room. */
+/* The server: start, serve, stop. */
 #ifndef BATON_SERVER_SERVE_H
 #define BATON_SERVER_SERVE_H
 
@@ -14,17 +14,17 @@
 
 struct config;
 
-/* What the server would start with. */
+/* What a start would read and find. */
 struct serve_report {
     uint64_t n_tensors, nbytes; /* of one version of the weights */
     uint64_t vocab_size;        /* 0 with --engine none */
-    bool has_weights;           /* false: it would start unsynced */
+    bool has_weights;           /* false: it would start without weights */
     struct value_report values; /* of the first weights */
     char label[VERSION_LABEL_MAX + 1];
     struct cuda_info cuda;
     struct nccl_info nccl;
-    struct device_list devices; /* what --device chose; none: host memory */
-    bool mirror;                /* beside GPUs, a copy in host memory for the engine */
+    struct device_list devices; /* chosen by --device; none: host memory */
+    bool mirror;                /* a copy in host memory too, for the embedded engine */
 };
 
 /* serve_option_error - make an error about the value of an option name both: its field becomes the
@@ -32,14 +32,14 @@ struct serve_report {
 int serve_option_error(struct err *e, const char *option, const char *value);
 
 /* serve_inspect - read what serve reads before anything runs: model, tokenizer, model spec, the
- * first weights (their values too, unless --non-finite allow), CUDA and --device. Starts nothing,
- * listens nowhere, creates no context on a GPU. Threads: main's. Errors: as serve's; *out is
+ * first weights (their values too, unless --non-finite allow), CUDA and --device. Starts no thread,
+ * opens no listener, creates no context on a GPU. Threads: main's. Errors: those of serve; *out is
  * untouched. */
 int serve_inspect(const struct config *config, struct serve_report *out, struct err *e);
 
 /* serve - run until SIGTERM or SIGINT, drain, and return.
  * Threads: main's, with SIGTERM and SIGINT blocked before any other thread starts.
- * Errors:  whatever kept it from starting; after a failure nothing is left running. */
+ * Errors:  what kept it from starting; after a failure nothing is left running. */
 int serve(const struct config *config, struct err *e);
 
 #endif

@@ -1,5 +1,5 @@
-/* Control routes, where they have a listener of their own, are answered by a front of their own: a
- * flood of generates on the other one cannot keep a trainer from being heard. */
+/* With --control-listen, control routes have an HTTP server of their own: many generates on
+ * --listen cannot delay a trainer's requests. */
 #include "server/serve_listen.h"
 
 #include "base/clock.h"
@@ -16,10 +16,10 @@
 #include <sys/resource.h>
 
 enum {
-    FDS_RESERVED = 576, /* descriptors that connections may not take */
-    SMALL_SHARE = 16,   /* of control and of health: at most this part of all descriptors, */
+    FDS_RESERVED = 576, /* descriptors kept free of connections */
+    SMALL_SHARE = 16,   /* control and health get at most 1/16 of all descriptors each, */
     CONTROL_CONNECTIONS_MAX = 1024,
-    HEALTH_CONNECTIONS_MAX = 256 /* and at most so many connections */
+    HEALTH_CONNECTIONS_MAX = 256 /* and at most this many connections */
 };
 
 #define ROLE_BIT(role) (1U << (role))
@@ -50,13 +50,13 @@ static int read_addresses(struct listeners *l, const struct config *c, struct er
     if (c->control_listen != NULL && read_address(&l->control_at, c->control_listen,
                                                   "--control-listen", asks, c->insecure, e) != 0)
         return -1;
-    /* Health tells nobody more than that it is there. */
+    /* Health needs no key: it reveals only that the server is there. */
     if (c->health_listen != NULL)
         return config_listen_parse(&l->health_at, c->health_listen, "--health-listen", e);
     return 0;
 }
 
-/* What a PEM file holds; it may be both. */
+/* A PEM file may contain both. */
 static bool has_certificate(const char *pem)
 {
     return strstr(pem, "-----BEGIN CERTIFICATE-----") != NULL ||
@@ -74,7 +74,7 @@ static bool is_locked(const char *pem)
            strstr(pem, "Proc-Type: 4,ENCRYPTED") != NULL;
 }
 
-/* GnuTLS only says that something is not there. */
+/* The messages of GnuTLS only say that something is missing. */
 static int check_pem(const struct listeners *l, const struct config *c, struct err *e)
 {
     bool swapped = has_key(l->cert) && has_certificate(l->key);
@@ -113,7 +113,7 @@ static int read_tls(struct listeners *l, const struct config *c, struct err *e)
         return 0;
     if (secret_file_read(&l->key, &l->key_len, c->tls_key, "--tls-key", e) != 0)
         return -1;
-    /* Public, and so of any mode; bounded and read as the other one is. */
+    /* A certificate is public: its file may have any mode. Its size is bounded as the key's is. */
     if (public_file_read(&l->cert, &l->cert_len, c->tls_cert, "--tls-cert", e) != 0)
         return -1;
     if (check_pem(l, c, e) != 0)
@@ -147,7 +147,7 @@ int listeners_read(struct listeners *l, const struct config *c, struct err *e)
     return read_tls(l, c, e);
 }
 
-/* How many descriptors each HTTP server may take. */
+/* Descriptors for the connections of each HTTP server. */
 struct shares {
     size_t data, control, health;
 };
@@ -157,7 +157,7 @@ static size_t at_most(size_t n, size_t max)
     return n < max ? n : max;
 }
 
-/* In front of upstreams each connection may need another one, to an upstream. */
+/* In front of a fleet each connection may need a second one, to an upstream. */
 static size_t share_upstream(size_t n, const struct config *c)
 {
     size_t clients = (size_t)c->http_server_threads * PROXY_LOOP_NFDS;
@@ -272,7 +272,7 @@ static void wipe_tls(struct listeners *l)
     l->key = l->cert = NULL;
 }
 
-/* What is allowed, and yet worth a second thought. */
+/* Warns of settings that are allowed but risky. */
 static void listeners_warn(const struct listeners *l)
 {
     bool keys = l->config->api_key_file != NULL;
@@ -285,7 +285,7 @@ static void listeners_warn(const struct listeners *l)
         log_line(LOG_WARN, "keys.no_control", "no key is a control key: nothing can be updated");
 }
 
-/* The control HTTP server first: a thread that finds it need not find the other one. */
+/* Opens the control HTTP server first: its requests may run while app->http_server is NULL. */
 int listeners_open(struct listeners *l, struct app *app, const char *boot_id, struct err *e)
 {
     l->app = app;
@@ -333,7 +333,7 @@ struct listener_row {
     const char *option, *text; /* NULL: not given */
 };
 
-/* Port 0 is none that could be in use. */
+/* Port 0 is never in use. */
 static int try_listener(const struct listener_row *row, enum http_server_place *out, struct err *e)
 {
     struct config_listen at;
@@ -413,7 +413,7 @@ void listeners_stop_health(struct listeners *l)
     health_watch_stop(l->health);
 }
 
-/* Who asks one of them how the server is is told of both, until neither calls the app any more. */
+/* Both are stopped before either is freed: a status request to one of them reads both. */
 void listeners_close(struct listeners *l)
 {
     if (l->app != NULL) {

@@ -1,4 +1,4 @@
-/* Where the server listens, and who may come in there. */
+/* The listeners of the server: addresses, keys, TLS. */
 #ifndef BATON_SERVER_SERVE_LISTEN_H
 #define BATON_SERVER_SERVE_LISTEN_H
 
@@ -16,10 +16,10 @@ struct auth;
 struct health_watch;
 struct log_rec;
 
-/* A zeroed one has nothing open. */
+/* Zeroed: nothing is open. */
 struct listeners {
     const struct config *config;     /* borrowed */
-    struct app *app;                 /* borrowed; whose HTTP servers these are */
+    struct app *app;                 /* borrowed; has these HTTP servers */
     struct auth *auth;               /* owned */
     struct health_watch *health;     /* owned; NULL without --health-listen */
     struct config_listen at;         /* --listen */
@@ -31,37 +31,40 @@ struct listeners {
     size_t cert_len, key_len;
 };
 
-/* listeners_read - addresses, keys, certificate: all that can be refused before anything listens.
- * Errors: ERR_BAD_REQUEST (the option is the field); ERR_FORBIDDEN: an address beyond loopback, and
- *         nothing says who may come in there. */
+/* listeners_read - read and check addresses, keys and certificate, before anything listens.
+ * Errors: ERR_BAD_REQUEST (the field is the option); ERR_FORBIDDEN: an address beyond loopback
+ *         without keys, --no-auth-cidr or --insecure. */
 int listeners_read(struct listeners *l, const struct config *c, struct err *e);
 
-/* listeners_open_health - before anything that takes long. */
+/* listeners_open_health - open the health listener, if there is one; before anything that takes
+ * long. Errors: of health_watch_new. */
 int listeners_open_health(struct listeners *l, const char *boot_id, struct err *e);
 
-/* listeners_open - sets app->http_server and app->control_http_server, and lets health look at the
- * app, which is complete but for these two. */
+/* listeners_open - open the other listeners: set app->http_server and app->control_http_server of
+ * an app that is otherwise complete; the health listener checks it from now on. Errors: of
+ * http_server_new and health_watch_start. */
 int listeners_open(struct listeners *l, struct app *app, const char *boot_id, struct err *e);
 
-/* listeners_reload - read the key file again; logs how that went. */
+/* listeners_reload - read the key file again, and log the result. */
 void listeners_reload(struct listeners *l);
 
-/* listeners_quiesce - accept nothing more, but on health. listeners_wait_idle -
- * http_server_wait_idle of all. */
+/* listeners_quiesce - accept no more connections, except of health. listeners_wait_idle -
+ * http_server_wait_idle of both. */
 void listeners_quiesce(struct listeners *l);
 bool listeners_wait_idle(struct listeners *l, uint64_t deadline_us);
 
-/* listeners_put - what --check says of them; each is bound for a moment, unless
- * something is there.
- * @c  that listeners_read has taken
- * Errors: http_server_try's, at the option; nothing is written then. */
+/* listeners_put - write the listeners' part of --check. Each address is bound for a moment, to see
+ * whether it is free.
+ * @c  accepted by listeners_read
+ * Errors: of http_server_try, at the option; nothing is written then. */
 int listeners_put(const struct config *c, FILE *to, struct err *e);
 
-/* listeners_log - "address", "port", and what else there is, of the line that says it serves. */
+/* listeners_log - add the addresses to the log line "serving". */
 void listeners_log(const struct listeners *l, struct log_rec *r);
 
-/* listeners_stop_health - look at the app no more: it is about to be taken down.
- * listeners_close - close the HTTP servers and health. listeners_fini - the rest. */
+/* listeners_stop_health - check the app no more: it is about to be freed.
+ * listeners_close - close the HTTP servers and the health listener.
+ * listeners_fini - free keys and certificate. */
 void listeners_stop_health(struct listeners *l);
 void listeners_close(struct listeners *l);
 void listeners_fini(struct listeners *l);

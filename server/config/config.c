@@ -1,8 +1,8 @@
 /* The layers of the configuration: defaults, file, environment, flags, each over the one before.
  *
- * Flags are walked twice: once for --config alone, so that the file can be read first, and once for
- * the rest. Rejected: collecting every layer and merging at the end, which needs a value type for
- * each kind and says where a bad value came from only in a second place. */
+ * Flags are read twice: once for --config alone, so that the file can be read first, and once for
+ * the rest. Rejected: collecting every layer and merging them at the end, which needs a value type
+ * for each kind, and a second place that finds where a bad value was given. */
 #include "server/config/config.h"
 
 #include "base/log.h"
@@ -30,13 +30,13 @@ static void flag_name(char out[CONFIG_NAME_MAX], const struct config_option *o)
 
 /* One flag of the command line: its name, and its value if it is attached or follows. */
 struct flag {
-    const char *name; /* behind "--" */
+    const char *name; /* after "--" */
     size_t len;
     const char *value;                  /* NULL when none is given */
     const struct config_option *option; /* NULL for --config */
 };
 
-/* What other servers call an option of ours. */
+/* The option of ours that other servers call `word`, or NULL. */
 static const char *foreign_flag(const char *word)
 {
     static const char *const names[][2] = {
@@ -68,7 +68,7 @@ static int unknown_flag(const struct flag *f, struct err *e)
                    near[0] == '\0' ? "; 'baton serve --help' lists all" : "");
 }
 
-/* What is no option and no value of one. */
+/* An argument that is neither an option nor a value. */
 static int unexpected(const char *text, struct err *e)
 {
     bool truth = strcmp(text, "true") == 0 || strcmp(text, "false") == 0;
@@ -81,7 +81,7 @@ static int unexpected(const char *text, struct err *e)
                          "serve DIR', or behind --model");
 }
 
-/* Reads the flag at argv[*i] and moves *i behind it and its value. */
+/* Reads the flag at argv[*i] and advances *i past it and its value. */
 static int read_flag(struct flag *out, int argc, char *const *argv, int *i, struct err *e)
 {
     const char *text = argv[*i];
@@ -146,7 +146,7 @@ static const char *env_value(char *const *env, const char *name)
     return NULL;
 }
 
-/* Its end says more than its beginning. */
+/* A long path loses its beginning, not its end. */
 static void name_file(struct config_origins *from, const char *path)
 {
     static const char dots[] = "...";
@@ -182,7 +182,7 @@ static int find_file(struct config_loader *l, int argc, char *const *argv, char 
     return 0;
 }
 
-/* A list in one variable is separated as PATH is; words are by blanks, as many as there are. */
+/* In a variable a LIST is separated by ':', as PATH is, and WORDS by any number of blanks. */
 static int set_env_list(struct config_loader *l, const struct config_option *o, const char *field,
                         const char *text, struct err *e)
 {
@@ -255,8 +255,8 @@ static bool ends_with(const char *text, const char *end)
     return len >= n && strcmp(text + len - n, end) == 0;
 }
 
-/* Kubernetes sets such for each service, here for one named "baton" or "baton-...". BATON_PORT
- * itself is of that kind only if its value is a URL: a number was meant for us. */
+/* Kubernetes sets such variables for each service, here for one named "baton" or "baton-...".
+ * BATON_PORT is one of them only if its value is a URL: a number was meant as an option. */
 static bool env_of_a_service(const char *name, const char *value)
 {
     return ends_with(name, "_SERVICE_HOST") || strstr(name, "_SERVICE_PORT") != NULL ||
@@ -264,7 +264,7 @@ static bool env_of_a_service(const char *name, const char *value)
            (ends_with(name, "_PORT") && strstr(value, "://") != NULL);
 }
 
-/* Warned of and not refused: not all that is set in a cluster is set for us. */
+/* Only warns: in a cluster such variables are also set for other programs. */
 static void warn_unknown_env(char *const *env)
 {
     char name[128], near[CONFIG_NEAR_MAX];

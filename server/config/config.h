@@ -15,9 +15,9 @@ enum { CONFIG_LIST_MAX = 256 };
 /* Row: kind, field, flag ("--" left out; the environment name is BATON_ + upper case with '_', the
  * JSON member is the flag with '_'), argument's name, default as text, minimum, maximum, help.
  * Kinds: STR (const char *, NULL when default is ""), INT (uint64_t), MS (uint64_t, milliseconds),
- * NBYTES (uint64_t; suffixes KiB MiB GiB TiB), BOOL, LIST (repeatable), WORDS (so too; but in its
- * variable separated by blanks, for what holds ':' itself). 0 of some INTs means "choose"; help
- * says so. */
+ * NBYTES (uint64_t; suffixes KiB MiB GiB TiB), BOOL, LIST (repeatable; separated by ':' in its
+ * variable), WORDS (repeatable; separated by blanks there, since its items contain ':'). For some
+ * INTs 0 means that the server chooses; help says so. */
 #define CONFIG_OPTIONS(X)                                                                          \
     X(STR, model, "model", "DIR", "", 0, 0,                                                        \
       "Hugging Face model directory: config.json, tokenizer.json, weights; with --upstream only "  \
@@ -202,8 +202,9 @@ struct config {
  *
  * An empty variable counts as unset; a LIST is separated by ':' in its variable, WORDS by blanks,
  * and either is an array in the file; a stronger layer's list replaces a weaker one's. The file is
- * strict. Options that would not be heeded beside others are refused. A BATON_* variable that is no
- * option is logged as a warning, since clusters set such. *out is untouched on failure.
+ * strict. An option that has no effect together with the others is refused. An unknown BATON_*
+ * variable is only logged as a warning, since clusters set such variables. *out is untouched on
+ * failure.
  * One argument without dashes, before all others, is the value of --model.
  * Errors: ERR_BAD_REQUEST; field is the flag, the variable, or "FILE:LINE: MEMBER"; the message
  *         says what was found, what is allowed, and the option probably meant for an unknown one.
@@ -214,8 +215,8 @@ void config_fini(struct config *c); /* accepts a zeroed one */
 /* config_has_upstreams - is this a server in front of a fleet (--upstream, --upstream-file)? */
 bool config_has_upstreams(const struct config *c);
 
-/* config_where - where the value of an option was given: its variable, "FILE:LINE: MEMBER", or,
- * on the command line or nowhere, the flag. What is no flag ("--listen") is copied. */
+/* config_where - how the value of an option was given: its variable, "FILE:LINE: MEMBER", or, if on
+ * the command line or not at all, the flag. A field that is not a flag is copied. */
 void config_where(char out[ERR_FIELD_MAX], const struct config *c, const char *field);
 
 /* config_help - every option with its default, environment name and meaning, within 100 columns. */
@@ -227,11 +228,11 @@ struct config_listen {
     char address[64];                    /* without brackets; "" for a unix socket */
     char path[CONFIG_UNIX_PATH_MAX + 1]; /* of a unix socket; "" for an address */
     uint16_t port;
-    bool loopback; /* unix sockets are */
+    bool loopback; /* true for a unix socket */
 };
 /* config_listen_parse - "127.0.0.1:8700", "[::1]:8700", "unix:/run/baton.sock". Numeric addresses
  * and "localhost" only.
- * @option  "--listen": who is named by an error */
+ * @option  the field of an error, as "--listen" */
 int config_listen_parse(struct config_listen *out, const char *text, const char *option,
                         struct err *e);
 

@@ -30,8 +30,8 @@ static int file_parse(json_t **out, const struct config_loader *l, const char *t
     return 0;
 }
 
-/* On which line a member of the outermost object stands; 0 if it is spelt with escapes.
- * @text  JSON, which has been parsed */
+/* The line of a member of the outermost object; 0 if its name is written with escapes.
+ * @text  valid JSON */
 static uint32_t line_of(const char *text, size_t len, const char *member)
 {
     uint32_t line = 1;

@@ -1,10 +1,10 @@
-/* Which options make sense together: one that would be given and never heeded is refused by name,
- * because whoever gave it counts on it. */
+/* Which options go together: an option that would have no effect is refused by name, because its
+ * user relies on it. */
 #include "server/config/config_table.h"
 
 #include <string.h>
 
-/* Of an engine and weights of its own. */
+/* Options of a server with weights of its own. */
 static const char *const own[] = {"weights",          "weight-version",  "served-model-name",
                                   "engine",           "engine-threads",  "engine-pin",
                                   "max-num-seqs",     "allow-path",      "kv-cache",
@@ -13,12 +13,12 @@ static const char *const own[] = {"weights",          "weight-version",  "served
                                   "nccl-library",     "nccl-allow-cidr", "max-versions",
                                   "max-weight-bytes", "pin-timeout",     "max-num-batched-tokens",
                                   "non-finite",       "logprobs-mode",   "max-logprobs"};
-/* In front of upstreams each says what an update must bring: one of them. */
+/* In front of a fleet each of these says what an update must contain: only one may be given. */
 static const char *const model[] = {"model"}, *const model_spec[] = {"manifest"};
-/* Of upstreams. */
+/* Options of a server in front of a fleet. */
 static const char *const theirs[] = {"min-ready", "probe-interval", "probe-timeout"};
 
-/* The option of a list that somebody gave, or NULL. */
+/* The first option of the list that was given, or NULL. */
 static const struct config_option *option_given(const struct config_loader *l,
                                                 const char *const *flags, size_t n)
 {
@@ -31,7 +31,7 @@ static const struct config_option *option_given(const struct config_loader *l,
     return NULL;
 }
 
-/* Under the name that it was given by. Always -1. */
+/* Names the option as it was given. Returns -1. */
 static int option_refuse(const struct config_loader *l, const struct config_option *o,
                          const char *why, struct err *e)
 {

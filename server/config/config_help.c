@@ -12,7 +12,7 @@ enum {
     HELP_TEXT_MAX = 640
 };
 
-/* A heading stands before the option named here. */
+/* The title is printed before this option. */
 static const struct {
     const char *before, *title;
 } groups[] = {
@@ -36,7 +36,7 @@ static void put_title(FILE *to, const char *flag)
     }
 }
 
-/* A blank inside a word: what belongs together stays on one line. */
+/* A blank at which no line is broken. */
 #define GLUE '\x1f'
 
 static void put_word(FILE *to, const char *word, size_t len)
@@ -45,7 +45,7 @@ static void put_word(FILE *to, const char *word, size_t len)
         (void)fputc(word[i] == GLUE ? ' ' : word[i], to);
 }
 
-/* Writes words, as many to a line as fit. */
+/* Writes the text in lines of at most HELP_COLUMNS. */
 static void put_wrapped(FILE *to, size_t indent, const char *text)
 {
     size_t column = 0, len;

@@ -43,7 +43,7 @@ struct config_count { /* one byte for each option: its size is their number */
 
 extern const struct config_option config_options[CONFIG_N_OPTIONS];
 
-/* Stronger layers replace what weaker ones said; within one layer a list grows. */
+/* A stronger layer replaces the value of a weaker one; within one layer a list grows. */
 enum config_layer { LAYER_DEFAULT, LAYER_FILE, LAYER_ENV, LAYER_FLAG };
 
 /* Where each value was given. */
@@ -84,8 +84,8 @@ void config_near(char out[CONFIG_NEAR_MAX], const char *word, const char *prefix
 void config_place(char out[ERR_FIELD_MAX], const struct config_origins *from, uint32_t line,
                   const char *member);
 
-/* config_fit - do the options that were given go together?
- * Errors: ERR_BAD_REQUEST at one that would not be heeded. */
+/* config_fit - check that the given options go together.
+ * Errors: ERR_BAD_REQUEST at an option that would have no effect. */
 int config_fit(const struct config_loader *l, struct err *e);
 
 /* config_file_load - the layer of the JSON file at l->file. */
