@@ -1,6 +1,8 @@
-/* One lock over a table of upstreams. Whatever is seen or done is a change of it, after which
- * follows who is in rotation (fleet_priv.h); who gets a request, which version is the first, and
- * what is told of all this are files of their own. */
+/* One lock guards the table of engines. Each report and each operation is a change of the table
+ * (fleet_change_begin, fleet_change_end); which engines are in rotation follows from the table.
+ * This file has the table, its changes and the pause. Reports are in fleet_reports.c, fences in
+ * fleet_fence.c, the fleet's version in fleet_version.c, permits in fleet_permits.c, and what users
+ * see of the state in fleet_info.c. */
 #include "fleet/members/fleet_priv.h"
 
 #include "base/clock.h"
@@ -111,8 +113,6 @@ struct fleet_name fleet_name(const struct fleet *f, size_t upstream)
     return w;
 }
 
-/* changes */
-
 static void rotation_snapshot(const struct fleet *f, size_t n, struct fleet_rotation *out)
 {
     for (size_t i = 0; i < n; i++)
@@ -127,7 +127,7 @@ void fleet_change_begin(struct fleet *f, struct fleet_change *c)
     rotation_snapshot(f, c->n, c->before);
 }
 
-/* Where nothing can be relied on any more is told of, and so is that nobody is left. */
+/* Reports engines that are not reliable any more, and that no engine is left in rotation. */
 void fleet_change_end(struct fleet *f, struct fleet_change *c)
 {
     bool closed = false, opened = false, any;
@@ -154,8 +154,6 @@ void fleet_change_end(struct fleet *f, struct fleet_change *c)
         fleet_grant_all(f);
     fleet_report_states(f);
 }
-
-/* members */
 
 void fleet_add(struct fleet *f, size_t upstream, const char *name)
 {
@@ -187,8 +185,6 @@ void fleet_set_min_ready(struct fleet *f, size_t min_ready)
     fleet_change_end(f, &c);
 }
 
-/* pause */
-
 static void clear_pause_missed_locked(const struct fleet *f, struct upstream *u)
 {
     if (fleet_is_out(u, OUT_PAUSE_MISSED) && fleet_is_reliable(u) && u->error.code == ERR_UNSYNCED)
@@ -207,7 +203,7 @@ void fleet_confirm_quiesced(struct fleet *f, size_t upstream, uint64_t incarnati
     fleet_change_end(f, &c);
 }
 
-/* Who is away takes nothing of it; who is there is told. */
+/* The caller sends the pause to the engines that are alive. */
 void fleet_quiesce(struct fleet *f, bool on, uint64_t order)
 {
     struct fleet_change c;

@@ -1,4 +1,4 @@
-/* Fences: what keeps an upstream out until an update or a resync makes it good. */
+/* Fences, which keep an engine out of rotation until an update or a resync ends them. */
 #include "fleet/members/fleet_priv.h"
 
 #include <stdio.h>
@@ -124,7 +124,7 @@ int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_report 
         fleet_store_report_locked(f, u, report);
         fleet_apply_event(f, u, UPSTREAM_ON_RESYNCED);
         u->serial = f->serial;
-        f->weights_epoch++; /* what was asked before says nothing against it */
+        f->weights_epoch++; /* probes that were sent before are outdated */
         err_clear(&u->error);
     }
     fleet_change_end(f, &c);

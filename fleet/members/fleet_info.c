@@ -1,6 +1,6 @@
-/* How each upstream stands, for people: what there is to know of it now, and what has changed. Who
- * comes and goes all the time is told of FLEET_REPORTS_MAX times in FLEET_REPORTS_US; where it got
- * to in the end is told then. */
+/* What users see of the engines' states: the state now, and the reports of its changes. An engine
+ * that changes often is reported FLEET_REPORTS_MAX times within FLEET_REPORTS_US; after that time
+ * its state is reported again if it differs. */
 #include "fleet/members/fleet_priv.h"
 
 #include "base/clock.h"
@@ -18,8 +18,8 @@ static bool may_report_locked(struct upstream *u)
     return true;
 }
 
-/* While it is open which version will be the fleet's, that it is out of step is no news; nor is
- * that it is removed, to whoever removed it. */
+/* While engines have yet to answer before the fleet's version can be decided, "unsynced" is not
+ * reported. "removed" never is: a reload logs it itself. */
 static bool is_reportable(enum upstream_state state, bool waits)
 {
     return state != UPSTREAM_REMOVED && !(waits && state == UPSTREAM_UNSYNCED);
@@ -72,8 +72,6 @@ void fleet_report_states(struct fleet *f)
             f->cfg.state_changed(f->cfg.arg, &m);
     } while (more);
 }
-
-/* the truth */
 
 static enum fleet_fence fence_of(const struct upstream *u)
 {

@@ -1,6 +1,6 @@
-/* Who gets the next request: one line for each lane. Whatever makes room (a permit that comes back,
- * an upstream that enters rotation) grants to the first in line, one at a time, outside of the
- * lock: a ticket may be gone as soon as its owner has been told. */
+/* Which engine gets the next request. There is one queue each for generate and text. When a permit
+ * is released or an engine enters rotation, permits are granted to the first tickets in the queue,
+ * one at a time and without the lock: a ticket may be freed as soon as its `granted` is called. */
 #include "fleet/members/fleet_priv.h"
 
 #include <assert.h>
@@ -16,7 +16,7 @@ uint64_t fleet_affinity(const char *session)
     return hash != 0 ? hash : 1;
 }
 
-/* What one lane looks like to a search. */
+/* A search for an engine, in one queue. */
 struct search {
     const struct fleet *f;
     const struct fleet_ticket *t;
@@ -35,7 +35,7 @@ static bool may_take(const struct search *s, size_t i)
            !(s->avoid && s->t->avoid == i);
 }
 
-/* The session's own, while it has no more than its share. */
+/* The session's own engine, unless it has more than its share. */
 static bool find_own(const struct search *s, size_t *out)
 {
     size_t share = (s->n_outstanding + 1) * FLEET_LOAD_PERCENT;
@@ -47,7 +47,7 @@ static bool find_own(const struct search *s, size_t *out)
 
         if (!may_take(s, i) || (found && score <= best))
             continue;
-        /* at most ceil(share / n_open), this one counted */
+        /* at most ceil(share / n_open), with this request */
         if (s->f->upstreams[i].n_outstanding[s->t->queue] * 100 * s->n_open >= share)
             continue;
         best = score;
@@ -72,7 +72,7 @@ static bool find_least(const struct search *s, size_t *out)
     return best != SIZE_MAX;
 }
 
-/* An upstream with a free permit for it. What is to be avoided is taken when nobody else can. */
+/* An engine with a free permit. The engine to avoid is taken if it is the only one in rotation. */
 static bool find_locked(const struct fleet *f, const struct fleet_ticket *t, size_t *out)
 {
     struct search s = {.f = f, .t = t, .avoid = t->avoid_one};
@@ -124,8 +124,8 @@ static void unqueue_locked(struct permit_queue *q, struct fleet_ticket *t)
     t->state = TICKET_IDLE;
 }
 
-/* The first in line for whom there is room. Only one that avoids an upstream may find none where
- * the next one does. */
+/* The first queued ticket that an engine can take. If there is none for a ticket, there is none for
+ * those behind it either, unless the ticket avoids an engine. */
 static struct fleet_ticket *first_locked(const struct fleet *f, const struct permit_queue *q,
                                          size_t *upstream)
 {
@@ -138,7 +138,7 @@ static struct fleet_ticket *first_locked(const struct fleet *f, const struct per
     return NULL;
 }
 
-/* Returns false when nobody was granted. */
+/* Returns: false if no ticket was granted. */
 static bool grant_first(struct fleet *f, enum fleet_queue queue)
 {
     struct permit_queue *q = &f->queues[queue];
@@ -168,7 +168,7 @@ void fleet_grant_all(struct fleet *f)
             continue;
 }
 
-/* All that are configured say no to our key. */
+/* Do all configured engines reject our key? */
 static bool all_auth_failed_locked(const struct fleet *f, size_t *first)
 {
     size_t n = 0;
@@ -186,7 +186,8 @@ static bool all_auth_failed_locked(const struct fleet *f, size_t *first)
     return n > 0;
 }
 
-/* Why nothing serves: of the first upstream that says, unless they are at odds. */
+/* Why no engine serves: the error of the first engine that has one, unless the version is not
+ * decided. */
 static int set_unsynced_error_locked(const struct fleet *f, struct err *e)
 {
     size_t first = 0;
@@ -231,7 +232,7 @@ int fleet_permit_acquire(struct fleet *f, struct fleet_ticket *t, struct err *e)
     else if (!fleet_any_serving_locked(f))
         rc = set_unsynced_error_locked(f, e);
     else if (first_locked(f, q, &upstream) == NULL && find_locked(f, t, &upstream))
-        granted = true; /* who waits waits for something else */
+        granted = true; /* no queued ticket can be granted now */
     else if (q->n_waiting >= f->cfg.n_queue_max[t->queue])
         rc = err_set(e, ERR_OVERLOADED, "", "the upstreams are full: %zu requests run and %zu wait",
                      q->n_running, q->n_waiting);
@@ -241,7 +242,7 @@ int fleet_permit_acquire(struct fleet *f, struct fleet_ticket *t, struct err *e)
         grant_locked(f, t, upstream);
     q->n_refused += rc != 0;
     mtx_unlock(&f->lock);
-    /* A queued ticket may be granted and gone by now: it is not touched any more. */
+    /* A queued ticket may be granted and freed by now: do not touch it any more. */
     if (granted)
         t->granted(t->arg, upstream);
     return rc;

@@ -1,4 +1,4 @@
-/* What the fleet's files share: its table, and how a change of it is begun and ended. */
+/* What the files fleet*.c share: the table, and how each change of it begins and ends. */
 #ifndef BATON_FLEET_MEMBERS_FLEET_PRIV_H
 #define BATON_FLEET_MEMBERS_FLEET_PRIV_H
 
@@ -7,28 +7,28 @@
 #include "fleet/members/upstream_state.h"
 
 enum {
-    FLEET_NAME_MAX = 200,      /* of a name in a message */
-    FLEET_LABEL_TEXT_MAX = 60, /* of a version's */
+    FLEET_NAME_MAX = 200,      /* bytes of an engine's name in a message */
+    FLEET_LABEL_TEXT_MAX = 60, /* bytes of a label in a message */
 };
 
 enum ticket_state { TICKET_IDLE, TICKET_QUEUED, TICKET_GRANTED };
 
-/* All of it is guarded by the fleet's lock, like the table that it is in. */
+/* One engine. Guarded by the fleet's lock, like the table that it is in. */
 struct upstream {
-    /* What it is: written when it joins, no_pause_controller by fleet_set_pause_queue. */
-    const char *name; /* borrowed; NULL: it has none */
-    uint64_t hash;    /* of the name, or else of the index: for affinity */
+    /* Written by fleet_add; no_pause_queue by fleet_set_pause_queue. */
+    const char *name; /* borrowed; NULL: none */
+    uint64_t hash;    /* of the name, or of the index if there is none: for affinity */
     bool no_pause_queue;
 
-    /* What keeps it out of rotation: written by fleet_state_change alone, once it has joined. */
+    /* What keeps it out of rotation. Written by fleet_apply_event alone, once it has joined. */
     unsigned out; /* set of enum upstream_out_reason, without what fleet_out_reasons adds */
-    uint64_t fence_incarnation; /* n_lives when it was fenced for what it missed */
+    uint64_t fence_incarnation; /* when it was fenced for a missed sleep or wake */
 
-    /* What it said, and how often it said nothing (fleet.c). */
+    /* What it reported, and what failed (fleet_reports.c). */
     uint64_t probe_ok_us;       /* 0: never */
-    bool label_known;           /* saw.label is what it serves now, as far as it says */
-    unsigned n_failures_in_row; /* in a row */
-    unsigned n_probe_failures;  /* questions about itself, in a row, that gave no answer */
+    bool label_known;           /* report.label is what it serves now, as far as it reports that */
+    unsigned n_failures_in_row; /* of probes and requests */
+    unsigned n_probe_failures;  /* of status probes, in a row */
     uint64_t serial;
     struct upstream_report report;
     uint64_t n_failures;
@@ -37,22 +37,22 @@ struct upstream {
     size_t n_outstanding[FLEET_QUEUES];
     uint64_t n_granted;
 
-    /* Why it is out, in words: written by fleet_set_error and those that clear it. */
-    struct err error;     /* why it is out of step, fenced or refused; clean: it is not */
-    int64_t error_wall_s; /* since when that is so; 0: it is not */
-    uint64_t error_hash;  /* a hash of them */
-    struct err no_answer; /* to the last that it was asked; clean: it answered */
+    /* Why it is out of rotation, as text. Written by fleet_set_error and by what clears it. */
+    struct err error; /* why it is not synced, is fenced or rejects our key; clean: it is fine */
+    int64_t error_wall_s; /* since when; 0: no error */
+    uint64_t error_hash;  /* of the text */
+    struct err no_answer; /* why the last probe or request failed; clean: it succeeded */
     int64_t no_answer_wall_s;
 
-    /* What it has besides the weights (fleet_required_adapters.c). */
+    /* Its adapters (fleet_required_adapters.c). */
     bool requires_adapters;
-    uint64_t incarnation, adapters_incarnation; /* processes so far; of which `lack` speaks */
+    uint64_t incarnation, adapters_incarnation; /* now; when `missing` was checked */
     uint64_t adapters_change;
-    struct err missing; /* clean: nothing */
+    struct err missing; /* clean: no adapter */
 
-    /* What was told of its state (fleet_info.c). */
-    enum upstream_state state, last_seen; /* told last; seen last */
-    uint64_t reports_us;                  /* since when n_moves are counted */
+    /* Reports of its state (fleet_info.c). */
+    enum upstream_state state, last_seen; /* last reported; last seen */
+    uint64_t reports_us;                  /* since when n_reports are counted */
     unsigned n_reports;
     uint64_t n_unreported;
 };
@@ -68,11 +68,11 @@ struct fleet {
     struct upstream *upstreams; /* [FLEET_MAX], of which n are used */
     size_t n, min_ready;
     struct permit_queue queues[FLEET_QUEUES];
-    size_t next_upstream; /* where the search for the least loaded begins: equals take turns */
+    size_t next_upstream; /* where the search for the least loaded begins: round robin of equals */
     uint64_t serial, weights_epoch, quiesce_order, hold_order;
-    char label[FLEET_LABEL_MAX + 1]; /* of the version that is decided */
+    char label[FLEET_LABEL_MAX + 1]; /* of the fleet's version, once it is decided */
     bool decided, updating, quiesced, closed, requires_adapters;
-    bool generates_held; /* generates for those without a gate wait here */
+    bool generates_held; /* generates for engines without a pause queue wait here */
 
     struct fleet_cfg cfg; /* immutable */
 };
@@ -81,12 +81,13 @@ struct fleet_name {
     char text[FLEET_NAME_MAX];
 };
 
-/* fleet_name - "http://10.0.0.1:8000", or "upstream 3" of one without a name. */
+/* fleet_name - "http://10.0.0.1:8000", or "upstream 3" for an engine without a name. */
 struct fleet_name fleet_name(const struct fleet *f, size_t upstream);
 
-uint64_t fleet_hash_mix(uint64_t x); /* spreads whatever bits differ over the whole word */
+uint64_t fleet_hash_mix(uint64_t x); /* spreads the bits that differ over the whole word */
 
-/* fleet_set_error - why it is out of step from now on; the same words again are not news. */
+/* fleet_set_error - why the engine is out of rotation from now on. The same text as before keeps
+ * its time. */
 void fleet_set_error(struct upstream *u, const struct err *why);
 
 /* FLEET_SET_ERROR - fleet_set_error with ERR_UNSYNCED and a formatted text. */
@@ -97,23 +98,23 @@ void fleet_set_error(struct upstream *u, const struct err *why);
         fleet_set_error((u), &why_);                                                               \
     } while (0)
 
-/* fleet_error_of - what is wrong with it, and since when or when last: that it does not answer goes
- * first, and is forgotten when it does. */
+/* fleet_error_of - what is wrong with the engine. A missing answer goes first, with the time of
+ * the last one; other errors have the time when they began. */
 const struct err *fleet_error_of(const struct upstream *u, int64_t *wall_s);
 
-/* fleet_clear_failure_locked - it answered somebody: unless its own questions go unanswered, or it
- * is down, nothing else is held against it. */
+/* fleet_clear_failure_locked - a request succeeded: clear no_answer, unless the engine is down or
+ * its status probes fail. */
 void fleet_clear_failure_locked(struct upstream *u);
 
-/* fleet_is_out - is any of these what keeps it out of rotation? Not of what fleet_out_reasons adds.
- */
+/* fleet_is_out - is it out of rotation for one of these reasons? Does not look at those that
+ * fleet_out_reasons adds. */
 static inline bool fleet_is_out(const struct upstream *u, unsigned any)
 {
     return (u->out & any) != 0;
 }
 
-/* fleet_apply_event - an event happened to one of the fleet's. Asserts that the lock is held, and
- * what upstream_state_apply does. */
+/* fleet_apply_event - an event happened to an engine. Asserts that the lock is held, and what
+ * upstream_state_apply asserts. */
 static inline void fleet_apply_event(const struct fleet *f, struct upstream *u,
                                      enum upstream_event event)
 {
@@ -132,13 +133,13 @@ static inline bool fleet_is_synced(const struct upstream *u)
     return !fleet_is_out(u, OUT_OTHER_WEIGHTS);
 }
 
-/* fleet_is_reliable - does what runs there run as it should? */
+/* fleet_is_reliable - are the replies to requests that run there correct? */
 static inline bool fleet_is_reliable(const struct upstream *u)
 {
     return !fleet_is_out(u, OUT_UNRELIABLE);
 }
 
-/* fleet_has_adapters - does it have all that it is to have besides the weights? */
+/* fleet_has_adapters - does it have all adapters of the fleet? */
 static inline bool fleet_has_adapters(const struct upstream *u)
 {
     return !u->requires_adapters ||
@@ -165,11 +166,12 @@ static inline bool fleet_in_rotation(const struct upstream *u)
 
 bool fleet_any_serving_locked(const struct fleet *f);
 
-/* Each change of the table is made between these two: the second takes down what follows for the
- * fleet's version, lets go of the lock, and tells. */
+/* Each change of the table is made between these two. fleet_change_end decides the fleet's version
+ * anew if that is still open, releases the lock, and then calls the callbacks of fleet_cfg and
+ * grants permits. */
 struct fleet_change {
     size_t n;
-    struct fleet_rotation { /* a removed one that is sound serves what it has, and no more */
+    struct fleet_rotation { /* a removed engine can be reliable: it finishes what it has */
         bool sound, open;
     } before[FLEET_MAX], after[FLEET_MAX];
 };
@@ -178,43 +180,43 @@ void fleet_change_end(struct fleet *f, struct fleet_change *c);
 
 /* ---- fleet_permits.c ---- */
 
-/* fleet_grant_all - somebody entered rotation, who brought room. No lock held. */
+/* fleet_grant_all - grant permits to waiting requests: an engine has entered rotation. No lock
+ * held. */
 void fleet_grant_all(struct fleet *f);
 
 /* ---- fleet_version.c ---- */
 
-/* fleet_label_text - "'step-3'", or "none that has a name". */
+/* fleet_label_text - a label for a message: "'step-3'", or "without a label". */
 struct fleet_label_text {
     char text[FLEET_LABEL_TEXT_MAX + 3];
 };
 struct fleet_label_text fleet_label_text(const char *label);
 
-/* fleet_decide_version_locked - before the first update: which version is the fleet's, and who has
- * it. */
+/* fleet_decide_version_locked - before the first update: decide which version is the fleet's, and
+ * which engines are synced. */
 void fleet_decide_version_locked(struct fleet *f);
 
-/* fleet_awaits_probes_locked - is the version undecided only because some have not answered yet? */
+/* fleet_awaits_probes_locked - is the version undecided because engines have yet to answer? */
 bool fleet_awaits_probes_locked(const struct fleet *f);
 
-/* fleet_version_undecided_locked - no version is decided, and some answered. @e  clean; then set,
- * with which versions there are and what to do */
+/* fleet_version_undecided_locked - as fleet_version_undecided. */
 bool fleet_version_undecided_locked(const struct fleet *f, struct err *e);
 
 /* ---- fleet_reports.c ---- */
 
-/* fleet_store_report_locked - keep what a probe reported. */
+/* fleet_store_report_locked - keep what a probe reported, and note a restart. */
 void fleet_store_report_locked(const struct fleet *f, struct upstream *u,
                                const struct upstream_report *report);
 
 /* ---- fleet_required_adapters.c ---- */
 
-/* fleet_set_missing_errors_locked - that one lacks something, is not as still as the others, or
- * refuses our key, is told where nothing worse is. */
+/* fleet_set_missing_errors_locked - set the error of each engine that has none although it is out
+ * of rotation: it rejects our key, has missed the pause, or lacks adapters. */
 void fleet_set_missing_errors_locked(struct fleet *f);
 
 /* ---- fleet_info.c ---- */
 
-/* fleet_report_states - says what states have changed. No lock held. */
+/* fleet_report_states - call state_changed for the states that have changed. No lock held. */
 void fleet_report_states(struct fleet *f);
 
 #endif

@@ -1,4 +1,4 @@
-/* What probes and requests report of an upstream, and what follows for it. */
+/* What probes and requests report of an engine, and what follows for its state. */
 #include "fleet/members/fleet_priv.h"
 
 #include "base/clock.h"
@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Is what answers the process that was put into step? Nobody can tell of one that was away and
- * does not name itself. */
+/* May the process have been replaced since the last report? An engine that does not report its
+ * process may have been, if it was not alive in between. */
 static bool may_be_restarted(const struct upstream *u, const struct upstream_report *report)
 {
     if (report->process[0] == '\0' || u->report.process[0] == '\0')
@@ -26,7 +26,7 @@ static void set_restarted_error(const struct fleet *f, struct err *out)
                       f->label);
 }
 
-/* Before the first update what it says decides, but of nobody while that is under way. */
+/* Before the first update fleet_decide_version_locked does this, except while that update runs. */
 static void check_sync_locked(const struct fleet *f, struct upstream *u,
                               const struct upstream_report *report)
 {
@@ -43,11 +43,11 @@ static void check_sync_locked(const struct fleet *f, struct upstream *u,
     if (why.code == ERR_NONE)
         return;
     fleet_apply_event(f, u, UPSTREAM_ON_UNSYNCED);
-    if (!fleet_is_out(u, OUT_FENCES)) /* why that is says more */
+    if (!fleet_is_out(u, OUT_FENCES)) /* the reason of a fence is more useful */
         fleet_set_error(u, &why);
 }
 
-/* What the process before it was told, and what it had, is not so of this one. */
+/* A new process is not paused, and has neither the adapters nor the state of the old one. */
 static void note_restart_locked(const struct fleet *f, struct upstream *u)
 {
     u->incarnation++;
@@ -55,7 +55,7 @@ static void note_restart_locked(const struct fleet *f, struct upstream *u)
         fleet_apply_event(f, u, UPSTREAM_ON_PAUSE_MISSED);
 }
 
-/* What it said of its weights before holds for the same process only. */
+/* What an earlier report says of the weights is kept for the same process only. */
 void fleet_store_report_locked(const struct fleet *f, struct upstream *u,
                                const struct upstream_report *report)
 {
@@ -81,7 +81,7 @@ void fleet_store_report_locked(const struct fleet *f, struct upstream *u,
     u->probe_ok_us = clock_now_us();
 }
 
-/* What was wrong with it before it refused our key is not known any more. */
+/* The error of the rejected key has replaced the one before it, so that one is made anew. */
 static void clear_auth_error_locked(const struct fleet *f, struct upstream *u)
 {
     if (u->error.code != ERR_UPSTREAM_KEY || fleet_is_out(u, OUT_AUTH))
@@ -93,7 +93,8 @@ static void clear_auth_error_locked(const struct fleet *f, struct upstream *u)
         FLEET_SET_ERROR(u, "its weights are not version '%s'", f->label);
 }
 
-/* Whoever began it did not live to end it. What is said during one of ours may be of that one. */
+/* A dirty marker is left: the server that began that update did not end it. During an update of
+ * ours the marker may be our own. */
 static void fence_dirty_locked(const struct fleet *f, struct upstream *u)
 {
     if (f->updating || fleet_is_out(u, OUT_UPDATE_FAILED) ||
@@ -115,15 +116,15 @@ void fleet_probe_ok(struct fleet *f, size_t upstream, const struct upstream_repo
 
     fleet_change_begin(f, &c);
     was = fleet_is_synced(u);
-    fresh_report.is_stale |= f->updating && fleet_is_dirty_marker(
-                                                report->label); /* of ours, and soon not any more */
+    /* The marker is that of our own update, and goes when the update ends. */
+    fresh_report.is_stale |= f->updating && fleet_is_dirty_marker(report->label);
     check_sync_locked(f, u, &fresh_report);
     fleet_store_report_locked(f, u, &fresh_report);
     clear_auth_error_locked(f, u);
     fence_dirty_locked(f, u);
     fleet_decide_version_locked(f);
-    u->incarnation += was && !fleet_is_synced(u) &&
-                      report->process[0] == '\0'; /* by its words alone */
+    /* An engine that does not report its process has restarted if it has lost the version. */
+    u->incarnation += was && !fleet_is_synced(u) && report->process[0] == '\0';
     if (!fleet_is_out(u, OUT_UNRELIABLE | OUT_AUTH_REQUEST) ||
         strncmp(u->error.msg, not_ready_prefix, sizeof not_ready_prefix - 1) == 0)
         err_clear(&u->error);
@@ -137,9 +138,9 @@ static bool is_same_locked(const struct upstream *u, const char *process)
     return u->report.process[0] == '\0' || strcmp(process, u->report.process) == 0;
 }
 
-/* With every answer of a baton: what changes nothing is done with at once. Before the first update
- * its next answer about itself says what it has. The process that answered is the one that is known
- * from now on: an update that it takes puts it into step. */
+/* Called with each reply of a baton, so the usual case takes the lock once. The new process becomes
+ * the known one: an update that it completes syncs it. Before the first update the next probe tells
+ * which version it has. */
 bool fleet_check_process(struct fleet *f, size_t upstream, const char *process)
 {
     struct upstream *u = &f->upstreams[upstream];
@@ -156,7 +157,7 @@ bool fleet_check_process(struct fleet *f, size_t upstream, const char *process)
     same = is_same_locked(u, process);
     if (!same) {
         set_restarted_error(f, &why);
-        if (!fleet_is_out(u, OUT_FENCES)) /* why that is says more */
+        if (!fleet_is_out(u, OUT_FENCES)) /* the reason of a fence is more useful */
             fleet_set_error(u, &why);
         fleet_apply_event(f, u, UPSTREAM_ON_UNSYNCED);
         note_restart_locked(f, u);
@@ -181,7 +182,6 @@ static void count_failure_locked(const struct fleet *f, struct upstream *u, bool
     u->no_answer_wall_s = clock_wall_s();
 }
 
-/* It answered, but for what it serves if that was not the question. */
 void fleet_clear_failure_locked(struct upstream *u)
 {
     if (fleet_is_alive(u) && u->n_probe_failures == 0)

@@ -1,5 +1,6 @@
-/* What all upstreams are to have besides the weights. A process that nobody has looked at since it
- * began may lack it, so it is out of rotation from its first answer on. */
+/* The adapters that each engine has to have besides the weights. A process whose adapters have not
+ * been checked since it started may lack some, so it is out of rotation from its first report on.
+ */
 #include "fleet/members/fleet_priv.h"
 
 #include <string.h>
@@ -23,7 +24,7 @@ void fleet_set_missing_errors_locked(struct fleet *f)
 
         if (!fleet_is_alive(u) || u->error.code != ERR_NONE)
             continue;
-        if (fleet_is_out(u, OUT_AUTH)) /* an update has ended well there all the same */
+        if (fleet_is_out(u, OUT_AUTH)) /* an update has cleared its error */
             (void)err_set(&why, ERR_UPSTREAM_KEY, "",
                           "it refuses the key of this server, or wants one (key-file)");
         else if (fleet_is_out(u, OUT_PAUSE_MISSED))
@@ -40,7 +41,7 @@ void fleet_set_missing_errors_locked(struct fleet *f)
     }
 }
 
-/* What was found of a process before it, or before what is known already, is not looked at. */
+/* A check of an earlier process, or one that is older than the last, is ignored. */
 void fleet_set_missing_adapters(struct fleet *f, size_t upstream,
                                 const struct fleet_adapter_check *o)
 {

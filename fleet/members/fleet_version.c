@@ -1,10 +1,12 @@
-/* The fleet's version before its first update: nobody has said which one it is to be, so it is the
- * one that most upstreams have, if --min-ready of them do and those that have not answered yet
- * could not make it another. To name none is a version like any other.
+/* The fleet's version.
  *
- * It is decided once, so that whoever was behind, or comes back with something else, gets nothing:
- * a server that is restarted in the middle of a training finds the fleet as it is. Only a version
- * that nobody can have any more is given up. */
+ * Before the first update it is the version that most engines serve, if at least --min-ready of
+ * them do, and if the engines that have not answered yet could not change the majority. An empty
+ * label counts as a version.
+ *
+ * This is decided once: an engine that is behind, or restarts with another version, gets no
+ * requests. So a server that restarts in the middle of a training takes the fleet as it finds it.
+ * The decision is dropped only when no engine can serve that version any more. */
 #include "fleet/members/fleet_priv.h"
 
 #include <stdio.h>
@@ -12,21 +14,21 @@
 
 enum { VERSIONS_LISTED = 4 };
 
-/* Does it say what it would serve, if it got requests? */
+/* Does it report the version that it can serve? */
 static bool reports_version(const struct upstream *u)
 {
     return u->label_known && !fleet_is_out(u, OUT_UNREACHABLE | OUT_FENCES | OUT_REMOVED) &&
            u->report.not_ready[0] == '\0';
 }
 
-/* Its first answer may still come: at the latest when its first question has run out of time. */
+/* May its first report still come? It has come, or failed, at the end of the first probe. */
 static bool is_report_awaited(const struct upstream *u)
 {
     return !u->label_known && !fleet_is_out(u, OUT_REMOVED | OUT_AUTH_PROBE) &&
            (fleet_is_alive(u) || u->n_failures == 0);
 }
 
-/* The versions that there are, those of most upstreams first. */
+/* The versions that engines report, the most frequent first. */
 struct versions {
     size_t n, n_reported, n_awaited;
     struct version {
@@ -70,7 +72,7 @@ static void count_locked(const struct fleet *f, struct versions *v)
     sort(v);
 }
 
-/* Whoever does not answer now may have it. */
+/* An engine that does not answer now may have the fleet's version. */
 static bool may_be_served_locked(const struct fleet *f)
 {
     for (size_t i = 0; i < f->n; i++) {
@@ -107,7 +109,7 @@ struct fleet_label_text fleet_label_text(const char *label)
     return n;
 }
 
-/* Unless something worse is known of it. */
+/* A graver error stays. */
 static void set_version_error_locked(const struct fleet *f, struct upstream *u)
 {
     bool undecided = !f->decided;
@@ -125,13 +127,13 @@ static void set_version_error_locked(const struct fleet *f, struct upstream *u)
     fleet_set_error(u, &why);
 }
 
-/* Of one that serves nobody it will be found when it does; what another said before its last
- * restart, or before a change of ours, says nothing against it. */
+/* An engine that is not ready is checked once it is ready. A label from before a restart, or from
+ * before a change of ours, does not count against an engine. */
 static void check_version_locked(const struct fleet *f, struct upstream *u)
 {
     bool was = fleet_is_synced(u), is = was;
 
-    if (fleet_is_out(u, OUT_REMOVED)) /* what runs there ends as it began */
+    if (fleet_is_out(u, OUT_REMOVED)) /* its requests finish on the version that they began with */
         return;
     if (u->report.not_ready[0] != '\0')
         is = true;
@@ -170,7 +172,7 @@ bool fleet_awaits_probes_locked(const struct fleet *f)
     return false;
 }
 
-/* "'b' at 3, none that has a name at 1" */
+/* "'b' at 3, without a label at 1" */
 static void list_versions(const struct versions *v, char *out, size_t cap)
 {
     size_t len = 0;
@@ -220,8 +222,6 @@ bool fleet_version_undecided(struct fleet *f, struct err *e)
     return undecided;
 }
 
-/* changes of the version */
-
 void fleet_set_updating(struct fleet *f, bool on)
 {
     struct fleet_change c;
@@ -253,22 +253,21 @@ bool fleet_may_report_version(struct fleet *f, const char *label, uint64_t weigh
     return may;
 }
 
-/* @label  what it says from now on; "": that is not known */
+/* @label  what it reports from now on; "": not known */
 static void set_updated_locked(const struct fleet *f, struct upstream *u, bool done,
                                const char *label)
 {
     if (done) {
         fleet_apply_event(f, u, UPSTREAM_ON_UPDATED);
         u->serial = f->serial;
-        (void)snprintf(u->report.label, sizeof u->report.label, "%s", label); /* and what it said
-                                                                           before holds no more */
+        (void)snprintf(u->report.label, sizeof u->report.label, "%s", label);
         u->report.not_ready[0] = '\0';
         err_clear(&u->error);
         fleet_clear_failure_locked(u);
         return;
     }
     if (fleet_is_out(u, OUT_REMOVED))
-        return; /* what runs there ends on the version that it began with */
+        return; /* its requests finish on the version that they began with */
     fleet_apply_event(f, u, UPSTREAM_ON_UNSYNCED);
     if (fleet_is_out(u, OUT_FENCES))
         return;

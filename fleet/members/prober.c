@@ -1,4 +1,4 @@
-/* One timer for all; an upstream that still owes an answer is not asked again. */
+/* One timer starts the probes of all engines. An engine with a probe under way is left out. */
 #include "fleet/members/prober.h"
 
 #include "base/clock.h"
@@ -7,32 +7,32 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-enum { N_STATUS_CALLS = 3 }; /* requests that tell together who it is and what it serves */
+enum { N_STATUS_CALLS = 3 }; /* requests of a status probe: process, version, release */
 
 struct probe {
     struct prober *prober;
     size_t upstream;
-    struct upstream_fanout *fanout; /* NULL: nothing is asked */
-    struct probe_peer peer;         /* that was asked last */
+    struct upstream_fanout *fanout; /* NULL: no probe is under way */
+    struct probe_peer peer;         /* of the last probe */
     enum api_query query;
-    uint64_t weights_epoch; /* of the fleet, when it was asked */
-    uint64_t n_granted;     /* when it was last asked: the same again means idle */
+    uint64_t weights_epoch; /* when the probe was sent */
+    uint64_t n_granted;     /* at the last probe; unchanged since: the engine is idle */
     unsigned n_probes, generation_probes_change;
-    bool no_token; /* it gave no token when it was asked for one last */
+    bool no_token; /* the last generation probe failed */
 };
 
 struct prober {
     struct prober_cfg cfg; /* immutable */
     struct loop_timer timer;
     struct loop_item probe_now;
-    atomic_bool generation_probes;        /* relaxed: a hint for the next question */
+    atomic_bool generation_probes;        /* relaxed: a hint for the next probe */
     atomic_uint generation_probes_change; /* relaxed: another one after each
                                              prober_enable_generation_probes */
     atomic_uint_fast64_t round_us;        /* relaxed: it says only when */
     struct probe probes[FLEET_MAX];
 };
 
-/* It understood, and said no: whoever does that is there. */
+/* An engine that rejects a request is alive. */
 static bool is_alive(const struct upstream_reply *a)
 {
     return a->good || (a->status >= 400 && a->status < 500 && a->status != 408 && a->status != 429);
@@ -48,7 +48,8 @@ static void auth_failed(struct probe *p, enum fleet_auth what, const struct upst
     fleet_auth_failed(p->prober->cfg.fleet, p->upstream, what, &why);
 }
 
-/* What is asked for a token when a pause begins gives none, and that says nothing. */
+/* A generation probe that was sent before a pause began may fail because of the pause: ignore it.
+ */
 static void on_token(struct probe *p, const struct upstream_reply *a)
 {
     struct prober *prober = p->prober;
@@ -65,7 +66,7 @@ static void on_token(struct probe *p, const struct upstream_reply *a)
         fleet_auth_ok(prober->cfg.fleet, p->upstream);
 }
 
-/* Returns -1 with what is wrong with the answers. */
+/* Returns -1 with `why` set if the replies are malformed or incomplete. */
 static int read_report(struct upstream_report *report, const struct probe *p,
                        const struct upstream_reply *a, struct err *why)
 {
@@ -90,7 +91,7 @@ static void on_status(struct probe *p, const struct upstream_reply *a)
     struct upstream_report report;
     struct err why = {0};
 
-    for (size_t i = 0; i < 2; i++) /* a release that is not told is not known, no more */
+    for (size_t i = 0; i < 2; i++) /* the release is optional */
         if (api_is_auth_error(a[i].status)) {
             auth_failed(p, FLEET_AUTH_PROBE, &a[i]);
             return;
@@ -102,7 +103,7 @@ static void on_status(struct probe *p, const struct upstream_reply *a)
         return;
     }
     if (p->no_token)
-        return; /* that it talks was never the question */
+        return; /* a status probe does not show that it generates */
     if (read_report(&report, p, a, &why) != 0) {
         fleet_probe_failed(fleet, p->upstream, false, &why);
         return;
@@ -110,7 +111,7 @@ static void on_status(struct probe *p, const struct upstream_reply *a)
     report.is_stale = fleet_weights_epoch(fleet) != p->weights_epoch;
     fleet_probe_ok(fleet, p->upstream, &report);
     if (p->prober->cfg.generation_probe_every ==
-        0) /* nothing else would show that its key is taken again */
+        0) /* nothing else would show that our key is accepted again */
         fleet_auth_ok(fleet, p->upstream);
 }
 
@@ -130,19 +131,20 @@ static void on_replies(void *arg, struct upstream_reply *replies, size_t n)
 
     p->fanout = NULL;
     if (!cfg->find_peer(cfg->arg, p->upstream, &now) || now.target != p->peer.target)
-        return; /* it is another's index by now, or spoken to otherwise */
+        return; /* the index has another engine by now, or its configuration has changed */
     if (was_out_of_memory(replies, n))
-        return; /* it was not asked, or not heard */
+        return; /* the fault of this server */
     if (p->query == API_GENERATE_TOKEN)
         on_token(p, replies);
     else
         on_status(p, replies);
 }
 
-/* A token only of one in rotation that nobody has asked for any since the last time. One that gave
- * none is asked for nothing else until it does, so that three times in a row can come about; out of
- * rotation it may well be paused. One that refuses our key for work only shows so that it does no
- * more. */
+/* A generation probe goes only to an engine that could serve and that had no generate request since
+ * the last probe. After a failed one only generation probes follow until one succeeds, so that
+ * FLEET_FAILURES_DOWN in a row can happen; but not for an engine that could not serve, which may be
+ * paused. An engine that rejects our key for requests gets them in turn with status probes: nothing
+ * else would show that it accepts the key again. */
 static enum api_query next_query(struct probe *p)
 {
     struct prober *prober = p->prober;
@@ -165,7 +167,7 @@ static enum api_query next_query(struct probe *p)
     return API_GET_STATUS;
 }
 
-/* Without memory to ask there is no answer, and nothing is held against the upstream. */
+/* If there is no memory for the requests, the engine is not probed this time. */
 static void send_probe(struct probe *p)
 {
     const struct prober_cfg *cfg = &p->prober->cfg;

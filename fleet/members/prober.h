@@ -1,6 +1,6 @@
-/* Asks every upstream, at an interval, who it is and what it serves, and while it is idle for one
- * token; what it says, or does not, goes to the fleet. One that accepts and never answers is found
- * so, and one that was restarted. */
+/* Probes every engine at an interval: a status probe reads its process id, version and readiness; a
+ * generation probe asks an idle engine for one token. The outcome goes to the fleet. So the fleet
+ * notices engines that restart, and those that accept requests but never answer. */
 #ifndef BATON_FLEET_MEMBERS_PROBER_H
 #define BATON_FLEET_MEMBERS_PROBER_H
 
@@ -16,42 +16,42 @@
 
 struct prober;
 
-/* How an upstream is asked. */
+/* Where and how an engine is probed. */
 struct probe_peer {
-    const struct http_target *target; /* longer than the prober */
+    const struct http_target *target; /* outlives the prober */
     enum upstream_kind kind;
 };
 
 struct prober_cfg {
-    struct fleet *fleet; /* borrowed, and so are the next two; of one loop */
+    struct fleet *fleet; /* borrowed, like the next two; the client uses this loop */
     struct loop *loop;
     struct http_client *client;
-    /* Who has index i now, of [0, FLEET_MAX)? False: nobody, or nobody who is to be asked. Called
-     * on the loop's thread, before each question. */
+    /* Which engine has index i now, of [0, FLEET_MAX)? Returns: false if none, or if it is not to
+     * be probed. Called on the loop's thread, before each probe and when its replies arrive. */
     bool (*find_peer)(void *arg, size_t i, struct probe_peer *out);
     void *arg;
-    uint64_t interval_us; /* between two questions to one upstream */
-    uint64_t timeout_us;  /* of an answer */
+    uint64_t interval_us; /* between two probes of one engine */
+    uint64_t timeout_us;  /* of a probe */
     unsigned
-        generation_probe_every; /* which question is for a token, of an idle one; 0: none ever is */
+        generation_probe_every; /* of an idle engine every Nth probe; 0: no generation probes */
 };
 
-/* prober_new - begins at once. Threads: the loop's, or any before loop_start.
+/* prober_new - start probing. Threads: the loop's, or any before loop_start.
  * Errors: ERR_NO_MEMORY. */
 int prober_new(struct prober **out, const struct prober_cfg *cfg, struct err *e);
 
-/* prober_probe_now - ask all that owe no answer, now. Threads: any; after loop_stop nothing
- * comes of it. */
+/* prober_probe_now - probe all engines now, except those with a probe under way. Threads: any; has
+ * no effect after loop_stop. */
 void prober_probe_now(struct prober *p);
 
-/* prober_round_us - when it last went round, of base/clock.h. Threads: any. */
+/* prober_round_us - time of the last round of probes (base/clock.h). Threads: any. */
 uint64_t prober_round_us(const struct prober *p);
 
-/* prober_enable_generation_probes - may tokens be asked for? Not while the fleet is paused or
- * asleep: none would come. Threads: any. */
+/* prober_enable_generation_probes - turn generation probes on or off. Off while the fleet is paused
+ * or asleep, since no token would come. Threads: any. */
 void prober_enable_generation_probes(struct prober *p, bool on);
 
-/* prober_free - Accepts NULL. Threads: the loop's, or any when it has stopped. */
+/* prober_free - Accepts NULL. Threads: the loop's, or any after the loop has stopped. */
 void prober_free(struct prober *p);
 
 #endif

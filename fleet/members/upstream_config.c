@@ -1,5 +1,5 @@
-/* Text of the configuration, read with care: a URL that is none, a key with a line break in it or a
- * CA file that is not there would otherwise be found at the first request only. */
+/* Parses and checks the configuration: otherwise a malformed URL, a key with a line break or a
+ * missing CA file would be noticed only at the first request. */
 #include "fleet/members/upstream_config.h"
 
 #include "base/log.h"
@@ -43,7 +43,7 @@ bool upstream_config_same(const struct upstream_config *a, const struct upstream
            text_same(a->authorization, b->authorization);
 }
 
-/* Adds what was asked for to what was wrong with it. Always -1. */
+/* Puts the URL before the message. Always -1. */
 static int prefix_url(struct err *e, const char *field, const char *url)
 {
     struct err cause = *e;
@@ -52,7 +52,7 @@ static int prefix_url(struct err *e, const char *field, const char *url)
     return err_set(e, cause.code, field, "'%.200s': %.250s", url, cause.msg);
 }
 
-/* One line of visible characters: a key goes into a header, and nothing else with it. */
+/* A key has to be one line of visible characters: it becomes the value of a header. */
 static int check_key(const char *text, size_t *len, const char *path, const char *field,
                      struct err *e)
 {
@@ -113,7 +113,7 @@ static int set_ca_file(struct upstream_config *s, const char *path, const char *
     return s->ca_file != NULL ? 0 : err_set(e, ERR_NO_MEMORY, field, "no memory for it");
 }
 
-/* "key_file", "keyfile", "KEY-FILE" and "key" are the same wish. */
+/* "key_file", "keyfile", "KEY-FILE" and "key" all mean key-file. */
 static bool is_misspelled(const char *name, size_t len, const char *wanted)
 {
     size_t k = 0;
@@ -130,7 +130,7 @@ static bool is_misspelled(const char *name, size_t len, const char *wanted)
     return wanted[k] == '\0' || strcmp(wanted + k, "-file") == 0;
 }
 
-/* Of NAME=VALUE only the name is told again: the value may be a key. */
+/* The message quotes only the name of NAME=VALUE: the value may be a key. */
 static int reject_option(const char *text, const char *field, struct err *e)
 {
     size_t len = strcspn(text, "=");
@@ -155,7 +155,7 @@ static int reject_second_url(const char *text, const char *field, struct err *e)
                    text, strcmp(field, "--upstream-file") == 0 ? "one line" : "one --upstream");
 }
 
-/* What follows the URL, one after the other. @word  without its comma */
+/* One of the fields after the URL. @text  without its comma */
 static int read_field(struct upstream_config *s, const char *text, bool *has_dialect,
                       const char *field, struct err *e)
 {
@@ -201,7 +201,8 @@ static void warn_of_plain_key(const struct upstream_config *s)
     log_end(&r);
 }
 
-/* Of https without a port the usual one is meant; engines that speak http listen elsewhere. */
+/* https without a port means 443, which is usual; but engines that speak http do not use port 80.
+ */
 static void warn_of_no_port(const struct upstream_config *s)
 {
     struct log_rec r;
@@ -231,7 +232,7 @@ static int read_fields(struct upstream_config *s, char *fields, const char *fiel
     return 0;
 }
 
-/* Two with a blank between them are no URL with a path. */
+/* Two URLs with a blank between them are not a URL with a path. */
 static int reject_two_urls(const char *url, const char *field, struct err *e)
 {
     const char *blank = strpbrk(url, " \t");
@@ -295,7 +296,7 @@ static int add_entry(struct upstream_config_list *l, const char *text, const cha
     return 0;
 }
 
-/* Without the comment and the blanks around; "" for nothing. */
+/* The line without its comment and surrounding blanks; may be "". */
 static char *strip(char *line)
 {
     size_t len;

@@ -1,5 +1,5 @@
-/* What the configuration says of upstreams: from "URL[,DIALECT][,key-file=FILE][,ca-file=FILE]" to
- * where it is, how it is spoken to and with which key. */
+/* The configuration of upstream engines: parses entries
+ * "URL[,DIALECT][,key-file=FILE][,ca-file=FILE]" into an address, an API and a key. */
 #ifndef BATON_FLEET_MEMBERS_UPSTREAM_CONFIG_H
 #define BATON_FLEET_MEMBERS_UPSTREAM_CONFIG_H
 
@@ -12,35 +12,36 @@
 #include <stddef.h>
 
 enum {
-    UPSTREAM_CONFIG_LEN_MAX = 4096, /* bytes of one spec */
+    UPSTREAM_CONFIG_LEN_MAX = 4096, /* bytes of one entry */
     UPSTREAM_CONFIG_KEY_MAX = 4096  /* bytes of a key */
 };
 
 struct upstream_config {
-    struct http_target target; /* its strings are the spec's own */
+    struct http_target target; /* borrows the strings below */
     enum upstream_kind kind;
-    char *url, *ca_file, *authorization; /* owned; the last is wiped when it goes */
+    char *url, *ca_file, *authorization; /* owned; the last is wiped before it is freed */
 };
 void upstream_config_free(struct upstream_config *s); /* accepts NULL */
 
-/* upstream_config_same - would the same be sent to the same place? */
+/* upstream_config_same - are all members equal? */
 bool upstream_config_same(const struct upstream_config *a, const struct upstream_config *b);
 
 struct upstream_config_list {
-    struct upstream_config *items[FLEET_MAX]; /* each owned; who takes one leaves NULL */
+    struct upstream_config *items[FLEET_MAX]; /* each owned; set to NULL to move one out */
     size_t n;
 };
 void upstream_config_list_fini(struct upstream_config_list *l); /* accepts a zeroed one */
 
-/* upstream_config_list_read - the specs given, and those of a file: one a line, '#' begins a
- * comment.
- * @specs  [n]; @file  NULL: none
- * Key files are read, and logged as a warning if others may read them; CA files must be readable.
- * So is a key that would cross a network in clear text, and an http URL without a port: 80 is
- * meant. Threads: main's. Blocks: on the disk. No message has a word of a spec behind '=' in it
- * that names no file: it may be a key. Errors: ERR_BAD_REQUEST at --upstream or --upstream-file
- * (then with the line): what is no spec, one twice, none at all, more than FLEET_MAX;
- * ERR_NO_MEMORY. *out is empty then. */
+/* upstream_config_list_read - parse `entries` and the lines of a file, in which '#' begins a
+ * comment. Reads the key files and checks that the CA files are readable. Logs a warning for a key
+ * file that others can read, for a key that is sent over a network in clear text, and for an http
+ * URL without a port, which means port 80. No message quotes what follows '=' in an unknown option:
+ * it may be a key.
+ * @entries  [n]
+ * @file     NULL: none
+ * Threads: main. Blocks: on the disk.
+ * Errors:  ERR_BAD_REQUEST  at --upstream, or at --upstream-file with the line: a malformed entry,
+ * a URL twice, no entry, more than FLEET_MAX ERR_NO_MEMORY *out is empty then. */
 int upstream_config_list_read(struct upstream_config_list *out, const char *const *entries,
                               size_t n, const char *file, struct err *e);
 

@@ -1,4 +1,4 @@
-/* Every part is one call; the last that ends tells. */
+/* Each part is one HTTP call; the last one that ends calls `done`. */
 #include "fleet/members/upstream_fanout.h"
 
 #include <stdio.h>
@@ -12,8 +12,7 @@ struct part {
     struct http_call *http_call;  /* NULL: none, or ended */
     struct upstream_call call;    /* its request is owned */
     struct upstream_reply *reply; /* of the fan-out */
-    bool too_long,
-        out_of_memory; /* what came is dropped: over the bound; we have no memory for it */
+    bool too_long, out_of_memory; /* the rest of the reply is dropped */
 };
 
 struct upstream_fanout {
@@ -52,8 +51,7 @@ static void on_head(void *arg, const struct http_head *head)
     memcpy(a->process, head->boot_id, sizeof a->process);
 }
 
-/* The text grows as it comes. Without memory, or over the bound, it ends, and what follows is
- * dropped. */
+/* If there is no memory, or the reply is too long, its text ends here and the rest is dropped. */
 static bool on_data(void *arg, const void *data, size_t len)
 {
     struct part *p = arg;
@@ -115,8 +113,9 @@ static void part_ended(struct upstream_fanout *f)
 
 static int part_start(struct part *p, struct err *e);
 
-/* Nothing remembers which of the two names an upstream has: it may be of another release when it is
- * asked next. False: it has none for it, or cannot be asked. */
+/* Sends the request to the path of older releases if the engine does not have the current one.
+ * Which path an engine has is not stored: the next request may meet another release. Returns: false
+ * if there is no older path, or the request could not be sent. */
 static bool part_retry_older(struct part *p)
 {
     struct api_request *r = &p->call.request;
@@ -232,7 +231,7 @@ void upstream_fanout_give_up(struct upstream_fanout *f,
         p->http_call = NULL;
         p->reply->status = 0;
         p->reply->good = false;
-        p->reply->sent = true; /* for all that is known */
+        p->reply->sent = true; /* as far as is known */
         (void)err_set(&p->reply->why, ERR_UNSYNCED, "", "it went down before it answered %s",
                       p->call.request.path);
         n_ended++;

@@ -1,4 +1,4 @@
-/* The events of an upstream engine and what they change. What is not a row cannot happen. */
+/* The events of an engine and what they change. An event without a row cannot happen. */
 #include "fleet/members/upstream_state.h"
 
 #include <assert.h>
@@ -7,11 +7,11 @@
 struct rule {
     enum upstream_event event;
     unsigned needs,
-        bars; /* it applies to sets with one of these (0: any), and with none of those */
+        bars; /* applies to sets with any of `needs` (0: all sets) and with none of `bars` */
     unsigned adds, takes;
 };
 
-/* Of one event the first row that applies. */
+/* The first row of the event that applies is used. */
 static const struct rule rules[] = {
     /* does it answer? */
     {UPSTREAM_ON_PROBE_OK, 0, 0, 0, OUT_UNREACHABLE | OUT_AUTH_PROBE},
@@ -19,21 +19,22 @@ static const struct rule rules[] = {
     {UPSTREAM_ON_CONNECTION_REFUSED, 0, OUT_NEVER_REACHED, OUT_DOWN, 0},
     {UPSTREAM_ON_DOWN, 0, 0, OUT_DOWN, OUT_NEVER_REACHED},
 
-    /* does it take our key? */
+    /* does it accept our key? */
     {UPSTREAM_ON_PROBE_AUTH_FAILED, 0, 0, OUT_AUTH_PROBE, 0},
     {UPSTREAM_ON_REQUEST_AUTH_FAILED, 0, 0, OUT_AUTH_REQUEST, 0},
     {UPSTREAM_ON_REQUEST_AUTH_OK, 0, 0, 0, OUT_AUTH_REQUEST},
 
-    /* What runs at one that is removed ends on the version that it began with, unless that is lost
-     * with its process. */
+    /* Requests at a removed engine finish on the version that they began with, unless its process
+     * ends. */
     {UPSTREAM_ON_SYNCED, 0, OUT_REMOVED, 0, OUT_OTHER_WEIGHTS},
     {UPSTREAM_ON_UNSYNCED, 0, 0, OUT_OTHER_WEIGHTS, 0},
 
     {UPSTREAM_ON_PAUSE_MISSED, 0, 0, OUT_PAUSE_MISSED, 0},
     {UPSTREAM_ON_PAUSE_CLEARED, 0, 0, 0, OUT_PAUSE_MISSED},
 
-    /* A fence stays until its cause is made good: what was missed after it changes nothing. What it
-     * does with the others afterwards is known, but not that it has their weights. */
+    /* A fence stays until its cause is repaired; what the engine misses later does not change it.
+     * If it is put to sleep or woken with the others later, its sleep state is known, but not
+     * whether it has their weights. */
     {UPSTREAM_ON_SLEEP_MISSED, 0, OUT_FENCES, OUT_SLEEP_MISSED, 0},
     {UPSTREAM_ON_SLEEP_MISSED, OUT_FENCES, 0, 0, 0},
     {UPSTREAM_ON_WAKE_MISSED, 0, OUT_FENCES, OUT_WAKE_MISSED, 0},
@@ -50,7 +51,7 @@ static const struct rule rules[] = {
     {UPSTREAM_ON_REMOVED, 0, OUT_REMOVED, OUT_REMOVED, 0},
 };
 
-/* The gravest first. */
+/* The gravest reason first. */
 static const struct {
     unsigned any;
     enum upstream_state state;

@@ -1,9 +1,9 @@
-/* A table of indexes under one leaf lock, and a loop. What is in the table is never changed, only
- * replaced, and what was replaced stays in memory: whoever read it may still be talking to it. A
- * reload with nothing new in it leaves nothing behind.
+/* A table of engines by index under one leaf lock, and a loop. A configuration in the table is
+ * never changed, only replaced, and stays in memory after that, since requests may still use it. A
+ * reload that changes nothing keeps no memory.
  *
- * Rejected: counting who uses a target, at the cost of two atomics for each request that is
- * relayed; keys change a few times in the life of a process. */
+ * Rejected: reference counts of the targets. They would cost two atomic operations for each proxied
+ * request, while keys change a few times in the life of a process. */
 #include "fleet/members/upstreams_priv.h"
 
 #include "base/clock.h"
@@ -13,7 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LIVE_BEAT_MAX_US = 60000000 }; /* without a round of probes for longer it is dead */
+enum {
+    LIVE_BEAT_MAX_US = 60000000
+}; /* the loop is dead after this time without a round of probes */
 
 static void on_left_rotation(void *arg, size_t upstream)
 {
@@ -29,7 +31,7 @@ static void on_left_rotation(void *arg, size_t upstream)
         left_rotation(left_rotation_arg, upstream);
 }
 
-/* A trainer that finds requests refused has to be able to read why. */
+/* The log tells why requests are rejected. */
 static void on_state_changed(void *arg, const struct fleet_state_change *m)
 {
     bool bad = m->from == UPSTREAM_SERVING || m->to == UPSTREAM_DOWN ||
@@ -53,7 +55,7 @@ static void on_state_changed(void *arg, const struct fleet_state_change *m)
     log_end(&r);
 }
 
-/* Of whom a removed one has nobody left to wait for is not asked any more. */
+/* A removed engine is probed until its last request has finished. */
 static bool find_peer(void *arg, size_t i, struct probe_peer *out)
 {
     struct upstreams *u = arg;
@@ -74,8 +76,6 @@ static bool find_peer(void *arg, size_t i, struct probe_peer *out)
     return true;
 }
 
-/* the configuration */
-
 int upstreams_check_min_ready(const struct upstreams_cfg *cfg, size_t n, struct err *e)
 {
     if (cfg->min_ready <= n)
@@ -89,7 +89,6 @@ size_t upstreams_min_ready(const struct upstreams_cfg *cfg, size_t n)
     return cfg->min_ready > 0 ? cfg->min_ready : n;
 }
 
-/* Takes the spec out of the list. @known  of the caller, for it */
 const struct upstream_config *upstreams_retain(struct upstreams *u,
                                                struct upstream_config_list *list, size_t i,
                                                struct retained *retained)
@@ -190,8 +189,6 @@ int upstreams_start(struct upstreams *u, struct err *e)
     return loop_start(u->loop, e);
 }
 
-/* stopping */
-
 void upstreams_stop(struct upstreams *u)
 {
     bool stopped;
@@ -234,8 +231,6 @@ void upstreams_free(struct upstreams *u)
     mtx_fini(&u->lock);
     free(u);
 }
-
-/* what there is */
 
 struct fleet *upstreams_fleet(struct upstreams *u)
 {

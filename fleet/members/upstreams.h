@@ -1,9 +1,10 @@
-/* The room of the upstream engines: where each of them is, what is true of it (its fleet), and the
- * one thread that asks them questions and tells them what to do. What their clients send them goes
- * over the HTTP server's loops (fleet/proxy/proxy.h), which hold its permits.
+/* The upstream engines: their addresses, their state (struct fleet), and the one thread that sends
+ * them probes and control requests. Requests of clients do not pass here: the loops of the HTTP
+ * server send them (fleet/proxy/proxy.h), with permits of the fleet.
  *
- * Upstreams come from the configuration only. The file is read again on SIGHUP: who is new begins
- * as unknown, who is gone gets nothing more, and what runs there may end. */
+ * Engines come from the configuration only. The file is read again on SIGHUP: a new engine starts
+ * with state "unknown"; a removed one gets no more requests, and those that run there may finish.
+ */
 #ifndef BATON_FLEET_MEMBERS_UPSTREAMS_H
 #define BATON_FLEET_MEMBERS_UPSTREAMS_H
 
@@ -20,85 +21,94 @@
 struct upstreams;
 
 struct upstreams_cfg {
-    const char *const
-        *entries; /* [n_specs], as fleet/members/upstream_config.h has them; borrowed */
+    const char *const *entries; /* [n_entries], as in fleet/members/upstream_config.h; borrowed */
     size_t n_entries;
-    const char *file; /* more of them; NULL: none; borrowed */
-    size_t min_ready; /* 0: all that are configured */
+    const char *file; /* with more entries; NULL: none; borrowed */
+    size_t min_ready; /* 0: all configured engines */
     size_t n_permits[FLEET_QUEUES], n_queue_max[FLEET_QUEUES];
     uint64_t probe_interval_us, probe_timeout_us;
-    unsigned generation_probe_every; /* as prober_cfg's */
+    unsigned generation_probe_every; /* as in prober_cfg */
 };
 
-/* upstreams_new - read the specs; nothing is asked yet.
- * Errors: ERR_BAD_REQUEST at --upstream, --upstream-file or --min-ready: none at all, more than
- *         FLEET_MAX, one twice, a spec that is none (which, and why), a file that cannot be read;
- *         ERR_NO_MEMORY. Threads: main's, after http_init. */
+/* upstreams_new - read the configuration; no request is sent yet.
+ * Threads: main, after http_init.
+ * Errors:  ERR_BAD_REQUEST  at --upstream, --upstream-file or --min-ready: no entry, more than
+ *                           FLEET_MAX, a URL twice, a malformed entry (which one, and why), a file
+ *                           that cannot be read
+ *          ERR_NO_MEMORY */
 int upstreams_new(struct upstreams **out, const struct upstreams_cfg *cfg, struct err *e);
 
 /* upstreams_start - start the thread and the probes. Errors: ERR_INTERNAL. */
 int upstreams_start(struct upstreams *u, struct err *e);
 
-/* upstreams_reload - read the file and all keys again. Who is new gets an index: one that was never
- * used, or one of a removed upstream where nothing runs any more, unless somebody holds them. Who
- * is gone is removed. A changed key, CA or dialect is used from now on. Errors: as upstreams_new's,
- * and ERR_CONFLICT: no index is free. Everything stays as it was then. Threads: main's. */
+/* upstreams_reload - read the file and all keys again. A new engine gets an index: one that was
+ * never used, or else that of a removed engine on which nothing runs any more, unless the indexes
+ * are held. Engines without an entry are removed. A changed key, CA or kind is used from now on.
+ * Threads: main.
+ * Errors:  as of upstreams_new, and ERR_CONFLICT: no index is free. After an error nothing has
+ *          changed. */
 int upstreams_reload(struct upstreams *u, struct err *e);
 
-/* upstreams_stop - end probes and thread; who waits in upstreams_call, and who asks from now on, is
- * told ERR_DRAINING. Timers on its loop do not fire any more. Accepts NULL. Threads: main's. */
+/* upstreams_stop - end the probes and the thread. Calls of upstreams_call, those under way and
+ * later ones, fail with ERR_DRAINING. Timers on the loop do not fire any more. Accepts NULL.
+ * Threads: main. */
 void upstreams_stop(struct upstreams *u);
 void upstreams_free(struct upstreams *u); /* stops first; accepts NULL */
 
 struct fleet *upstreams_fleet(struct upstreams *u);
 
-/* One of them. Its index is that of the fleet, and stays its own until it was removed: then another
- * may get it, but not while somebody holds the indexes. */
+/* An engine. Its index is the same in the fleet, and stays its own until the engine is removed;
+ * then a reload can give it to another engine, but not while the indexes are held. */
 struct upstream_endpoint {
-    const struct http_target *target; /* until upstreams_free, also if it changes meanwhile */
-    const char *name;                 /* its URL; until upstreams_free */
+    const struct http_target *target; /* valid until upstreams_free, even after a reload */
+    const char *name;                 /* its URL; valid until upstreams_free */
     enum upstream_kind kind;
-    bool removed; /* no longer configured */
+    bool removed; /* not configured any more */
 };
 
 /* upstreams_hold_indexes, upstreams_release_indexes - between the two no index goes to another
- * upstream: for whoever remembers indexes longer than one request, as an update does. Any number
- * may. Threads: any. */
+ * engine. For code that keeps indexes longer than one request, such as an update. They nest.
+ * Threads: any. */
 void upstreams_hold_indexes(struct upstreams *u);
 void upstreams_release_indexes(struct upstreams *u);
 
-/* upstreams_n - indexes used so far, those of the removed included. Threads: any. */
+/* upstreams_n - indexes used so far, also those of removed engines. Threads: any. */
 size_t upstreams_n(struct upstreams *u);
-/* upstreams_get - Threads: any. @i  < upstreams_n */
+
+/* upstreams_get - @i  < upstreams_n. Threads: any. */
 void upstreams_get(struct upstreams *u, size_t i, struct upstream_endpoint *out);
 
-/* upstreams_find - the index of a name. Errors: ERR_NOT_FOUND, which lists a few that there are. */
+/* upstreams_find - the index of the engine with this name. Threads: any.
+ * Errors: ERR_NOT_FOUND, with a few names that exist. */
 int upstreams_find(struct upstreams *u, const char *name, size_t *out, struct err *e);
 
-/* upstreams_call - one request to each of several, at the same time; returns when the last has
- * answered or its own time is over.
- * @parts    [n]; requests are moved in, also on an error; each has a timeout_us > 0
- * @answers  [n]; each to be ended with upstream_reply_fini (only after success)
- * Threads: any but the room's and the HTTP server's loops. Blocks: up to the longest timeout_us.
- * Errors: ERR_NO_MEMORY: nobody was asked; ERR_DRAINING: what became of them is not known. */
+/* upstreams_call - send one request to each of several engines at the same time, and wait until
+ * each has replied or its timeout is over.
+ * @calls    [n]; their requests are moved in, also on an error; each has a timeout_us > 0
+ * @replies  [n]; after success the caller ends each with upstream_reply_fini
+ * Threads: any but this module's loop and those of the HTTP server.
+ * Blocks:  up to the longest timeout_us.
+ * Errors:  ERR_NO_MEMORY  no request was sent
+ *          ERR_DRAINING   some requests may have been sent; their outcome is not known */
 int upstreams_call(struct upstreams *u, struct upstream_call *calls, size_t n,
                    struct upstream_reply *replies, struct err *e);
 
 /* upstreams_enable_generation_probes - as prober_enable_generation_probes. */
 void upstreams_enable_generation_probes(struct upstreams *u, bool on);
 
-/* upstreams_probe_now - as prober_probe_now: what is known of them may be wrong. Threads: any. */
+/* upstreams_probe_now - as prober_probe_now; for when the known state may be wrong. Threads: any.
+ */
 void upstreams_probe_now(struct upstreams *u);
 
-/* upstreams_live - does the room's thread do its work? Threads: any.
- * Errors: ERR_INTERNAL, with how long it has not. */
+/* upstreams_live - is the loop's thread working? Threads: any.
+ * Errors: ERR_INTERNAL, with the time since its last round of probes. */
 int upstreams_live(struct upstreams *u, struct err *why);
 
-/* upstreams_loop - the room's own loop, for timers of those who tell upstreams what to do. */
+/* upstreams_loop - the loop of probes and control requests, for timers of control operations. */
 struct loop *upstreams_loop(struct upstreams *u);
 
-/* upstreams_on_left_rotation - call fn when an upstream leaves rotation, as fleet_cfg.left is; set
- * before upstreams_start, taken back (NULL) after everything that asks has stopped. */
+/* upstreams_on_left_rotation - call fn as fleet_cfg.left_rotation. Set it before upstreams_start;
+ * reset it (NULL) after all users of permits have stopped. */
 void upstreams_on_left_rotation(struct upstreams *u, void (*fn)(void *arg, size_t upstream),
                                 void *arg);
 

@@ -1,4 +1,4 @@
-/* upstreams_call: one request to each of several upstreams, on the loop. */
+/* upstreams_call: one request to each of several engines, sent by the loop for a waiting thread. */
 #include "fleet/members/upstreams_priv.h"
 
 #include "base/clock.h"
@@ -6,7 +6,7 @@
 #include <assert.h>
 #include <string.h>
 
-enum { DOWN_CHECK_US = 200000 }; /* between looks at who went down while it was waited for */
+enum { DOWN_CHECK_US = 200000 }; /* between checks for engines that went down meanwhile */
 
 static void link_locked(struct upstreams *u, struct batch *a)
 {
@@ -17,7 +17,7 @@ static void link_locked(struct upstreams *u, struct batch *a)
     u->batches = a;
 }
 
-/* The caller may be gone as soon as the lock is. */
+/* The batch may be gone as soon as the lock is released. */
 static void end_batch(struct batch *a, const struct err *why)
 {
     struct upstreams *u = a->upstreams;
@@ -55,7 +55,7 @@ static bool is_down(void *arg, const struct upstream_call *call)
     return !info.alive;
 }
 
-/* What ends is taken out of the list on this thread alone, so the rest of it stays. */
+/* Only this thread removes batches from the list, so `next` stays valid. */
 void upstreams_check_down(void *arg)
 {
     struct upstreams *u = arg;
@@ -75,7 +75,7 @@ void upstreams_check_down(void *arg)
     }
 }
 
-/* Those that need it are few: each sets the timer anew. */
+/* Few calls have until_down, so each just sets the timer again. */
 static void watch_batch(struct batch *a, struct upstream_fanout *fanout)
 {
     struct upstreams *u = a->upstreams;
@@ -92,7 +92,7 @@ static void on_batch(void *arg)
     struct upstream_fanout *fanout = NULL;
     struct err e = {0};
 
-    /* If nobody had to be asked it has ended, and `a` is gone, when this returns. */
+    /* If there was nothing to send, `a` has ended and is gone when this returns. */
     if (upstream_fanout_start(&fanout, a->upstreams->client, a->calls, a->n, on_replies, a, &e) !=
         0)
         end_batch(a, &e);
@@ -137,8 +137,8 @@ int upstreams_call(struct upstreams *u, struct upstream_call *calls, size_t n,
     return -1;
 }
 
-/* The first ask that has not ended: only this thread ends any. One that is about to be posted would
- * be so after it has ended and is gone. */
+/* The first batch that has not ended; only this thread ends batches. If its item is about to be
+ * posted, wait for that: the batch must not be gone before. */
 static struct batch *first_batch(struct upstreams *u)
 {
     struct batch *a;
@@ -163,7 +163,7 @@ void upstreams_fail_calls(void *arg)
         if (a->fanout != NULL)
             upstream_fanout_cancel(a->fanout);
         else
-            fini_calls(a->calls, a->n); /* it was not begun */
+            fini_calls(a->calls, a->n); /* it was not started */
         end_batch(a, &why);
     }
 }

@@ -1,4 +1,4 @@
-/* What the files of upstreams_*.c share. */
+/* What upstreams.c, upstreams_call.c and upstreams_reload.c share. */
 #ifndef BATON_FLEET_MEMBERS_UPSTREAMS_PRIV_H
 #define BATON_FLEET_MEMBERS_UPSTREAMS_PRIV_H
 
@@ -8,27 +8,28 @@
 #include "fleet/members/upstream_config.h"
 #include "fleet/members/upstreams.h"
 
-/* A spec that was taken in. */
+/* A configuration that is, or was, in the table: kept until upstreams_free. */
 struct retained {
-    struct retained *next;          /* of all there ever were */
+    struct retained *next;          /* of all */
     struct upstream_config *config; /* owned */
 };
 
 struct slot {
-    const struct upstream_config *config; /* of a known one; NULL: the index was never used */
+    const struct upstream_config *config; /* of a retained one; NULL: the index was never used */
     bool removed;
 };
 
-/* One call of upstreams_call, on its caller's stack. */
+/* One call of upstreams_call; lives on its caller's stack. */
 struct batch {
     struct loop_item item;
     struct upstreams *upstreams;
     struct upstream_call *calls;
     size_t n;
-    struct upstream_fanout *fanout;  /* loop thread */
-    struct upstream_reply *replies;  /* the caller's; written before `ended` */
-    struct batch *next, **prev_next; /* under the room's lock, and so is what follows */
-    bool posted;                     /* its item has been; else it is about to be */
+    struct upstream_fanout *fanout; /* loop thread */
+    struct upstream_reply *replies; /* the caller's; written before `ended` */
+    struct batch *next,
+        **prev_next; /* guarded by the lock of struct upstreams, with what follows */
+    bool posted;     /* false: the item is about to be posted */
     bool ended;
     struct err error;
 };
@@ -41,7 +42,7 @@ struct upstreams {
     bool stopped;
     void (*left_rotation)(void *arg, size_t upstream);
     void *left_rotation_arg;
-    struct cnd ended; /* an ask, or posted */
+    struct cnd ended; /* a batch has ended or was posted */
 
     struct upstreams_cfg cfg; /* immutable, and so are the pointers that follow */
     struct fleet *fleet;
@@ -54,12 +55,24 @@ struct upstreams {
     struct retained *retained; /* main's thread */
 };
 
+/* upstreams_check_min_ready - could min_ready of n engines be ready? Errors: ERR_BAD_REQUEST. */
 int upstreams_check_min_ready(const struct upstreams_cfg *cfg, size_t n, struct err *e);
+
+/* upstreams_min_ready - the number of n engines that have to be ready. */
 size_t upstreams_min_ready(const struct upstreams_cfg *cfg, size_t n);
+
+/* upstreams_retain - move entry i out of the list and keep it until upstreams_free.
+ * @retained  memory for that; owned by u from here on. Threads: main. */
 const struct upstream_config *upstreams_retain(struct upstreams *u,
                                                struct upstream_config_list *list, size_t i,
                                                struct retained *retained);
+
+/* upstreams_fail_calls - end all calls under way with ERR_DRAINING. @arg  struct upstreams.
+ * Threads: the loop's, or any if it never started. */
 void upstreams_fail_calls(void *arg);
+
+/* upstreams_check_down - stop waiting for engines that are down, for calls with until_down. @arg
+ * struct upstreams. Threads: the loop's. */
 void upstreams_check_down(void *arg);
 
 #endif

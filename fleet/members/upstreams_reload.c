@@ -1,4 +1,5 @@
-/* Reading the configuration again. */
+/* Reading the configuration again: first plan all changes, so that an error changes nothing, then
+ * apply them. */
 #include "fleet/members/upstreams_priv.h"
 
 #include "base/log.h"
@@ -7,16 +8,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a reload does to one entry of the new configuration. */
+/* What a reload does for one entry of the new configuration. */
 struct entry_change {
-    size_t index;              /* that it has, or gets */
-    bool is_new;               /* the index was not its own, or it had been removed */
-    struct retained *retained; /* owned; NULL: nothing about it has changed */
+    size_t index;              /* its index, old or new */
+    bool is_new;               /* the engine is new, or had been removed */
+    struct retained *retained; /* owned; NULL: the entry has not changed */
 };
 
 struct reload {
     struct entry_change changes[FLEET_MAX]; /* [list->n] */
-    bool named[FLEET_MAX];                  /* the index is one of those */
+    bool named[FLEET_MAX];                  /* the index has an entry */
     size_t n;                               /* indexes used afterwards */
 };
 
@@ -41,8 +42,8 @@ static bool is_idle(struct upstreams *u, size_t i)
     return true;
 }
 
-/* An index that nobody has, for one that has none. Indexes of the removed are taken last: those who
- * were told of one a moment ago have forgotten it the longer. */
+/* An index for a new engine. Those of removed engines are used last, so that code which has just
+ * read such an index has most time to forget it. */
 static bool free_index(struct upstreams *u, const struct reload *r, bool held, size_t *out)
 {
     if (r->n < FLEET_MAX) {
@@ -82,8 +83,8 @@ static int plan_entry(struct upstreams *u, struct reload *r, struct entry_change
                                : err_set(e, ERR_NO_MEMORY, "", "no memory for '%.200s'", s->url);
 }
 
-/* Only main changes the table, so main reads it without the lock. Who keeps an index is found
- * first, so that nobody new gets it. */
+/* Only main changes the table, so main reads it without the lock. Engines that keep their index are
+ * found first, so that no new engine gets it. */
 static int plan_reload(struct upstreams *u, struct reload *r,
                        const struct upstream_config_list *list, bool held, struct err *e)
 {

@@ -23,7 +23,7 @@ static void take(struct version_scan *s, char c)
         s->name[s->len++] = c;
 }
 
-/* Returns true at the end of a name. */
+/* Returns: true at the end of a name. */
 static bool step(struct version_scan *s, char c)
 {
     switch (s->at) {

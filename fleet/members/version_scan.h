@@ -1,5 +1,6 @@
-/* The versions that a JSON answer names, each value of a member "weight_version", found as its
- * bytes come. Within a string of JSON the member cannot stand: quotes are escaped there. */
+/* Finds the versions that a JSON reply names, that is, each string value of a member
+ * "weight_version", while its bytes arrive. A string value cannot be mistaken for the member:
+ * quotes within a string are escaped. */
 #ifndef BATON_FLEET_MEMBERS_VERSION_SCAN_H
 #define BATON_FLEET_MEMBERS_VERSION_SCAN_H
 
@@ -8,18 +9,19 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Zeroed at first. One answer's. */
+/* State of the scan of one reply. Zero it first. */
 struct version_scan {
     size_t matched; /* bytes of the member's name */
     enum { SCAN_MEMBER, SCAN_VALUE, SCAN_STRING, SCAN_ESCAPE } at;
-    bool odd; /* with an escape that is not read here */
+    bool odd; /* has an escape that is not decoded here */
     size_t len;
-    char name[FLEET_LABEL_MAX + 1]; /* of a longer one its first bytes, as the fleet keeps it */
+    char name[FLEET_LABEL_MAX + 1]; /* of a longer one the first bytes, like the fleet's label */
 };
 
-/* version_scan_next - read on. True: *data and *len are what is behind a version that is named, in
- * s->name. False: all is read. Null, and a name with an escape other than of a quote or a slash,
- * are no names. */
+/* version_scan_next - read up to the end of the next version.
+ * Returns: true if s->name is a version; *data and *len are then what follows it. False when all
+ * bytes are read. null is skipped, and so is a name with an escape other than that of a quote, a
+ * backslash or a slash. */
 bool version_scan_next(struct version_scan *s, const char **data, size_t *len);
 
 #endif
