@@ -77,7 +77,7 @@ static int parse_sampling(struct completions_op *op, const json_t *body, struct 
 
     if (sampling_of(&sampling, body, g->app->generate->vocab_size, e) != 0)
         return -1;
-    rc = completions_sampling(op, sampling, e);
+    rc = completions_parse_sampling(op, sampling, e);
     json_decref(sampling);
     if (rc != 0)
         return -1;
@@ -115,7 +115,7 @@ int chat_op_parse(struct completions_op *op, const json_t *body, struct err *e)
         generation_parse_stream(&op->stream, body, false, e) != 0 ||
         body_bool(&op->return_ids, body, "", "return_token_ids", e) != 0 ||
         body_bool(&op->as_ids, body, "", "return_tokens_as_token_ids", e) != 0 ||
-        generate_neutral(body, "", chat_rules, e) != 0 || parse_sampling(op, body, e) != 0 ||
+        generate_check_neutral(body, "", chat_rules, e) != 0 || parse_sampling(op, body, e) != 0 ||
         chat_parse(op->chat, body, g->app->generate->chat, e) != 0)
         return -1;
     op->add_special = op->chat->add_special;

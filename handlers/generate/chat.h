@@ -7,7 +7,7 @@
 
 /* chat_op_parse - a chat request, of messages.
  * @op  of completions_new
- * Errors: at its members; see generation_parse_names, completions_sampling, chat_parse. */
+ * Errors: at its members; see generation_parse_names, completions_parse_sampling, chat_parse. */
 int chat_op_parse(struct completions_op *op, const json_t *body, struct err *e);
 
 /* chat_render - the text of the one prompt, on app->text, before it is encoded. */

@@ -44,8 +44,8 @@ void chat_request_fini(struct chat_request *c)
 }
 
 /* "/messages/3/content/1/type" and the like. */
-static void place(char field[ERR_FIELD_MAX], size_t i, const char *rest, size_t part,
-                  const char *member)
+static void message_field(char field[ERR_FIELD_MAX], size_t i, const char *rest, size_t part,
+                          const char *member)
 {
     int n = snprintf(field, ERR_FIELD_MAX, "/messages/%zu/%s", i, rest);
 
@@ -64,13 +64,13 @@ static int part_text(const char **out, size_t *len, const json_t *part, size_t i
         text = part;
     else if (!json_is_string(type) || (strcmp(json_string_value(type), "text") != 0 &&
                                        strcmp(json_string_value(type), "input_text") != 0)) {
-        place(field, i, "content", k, "/type");
+        message_field(field, i, "content", k, "/type");
         return err_set(e, ERR_BAD_REQUEST, field,
                        "a part of type '%.64s'; parts of type 'text' are supported",
                        json_is_string(type) ? json_string_value(type) : found_name(type));
     }
     if (!json_is_string(text)) {
-        place(field, i, "content", k, "/text");
+        message_field(field, i, "content", k, "/text");
         return err_set(e, ERR_BAD_REQUEST, field, "%s where a string belongs", found_name(text));
     }
     *out = json_string_value(text);
@@ -120,7 +120,7 @@ static int set_content(json_t *message, bool as_parts, size_t i, struct err *e)
     if (json_is_string(content))
         return 0;
     if (content != NULL && !json_is_array(content)) {
-        place(field, i, "content", 0, NULL);
+        message_field(field, i, "content", 0, NULL);
         return err_set(e, ERR_BAD_REQUEST, field, "%s where a string or an array of parts belongs",
                        found_name(content));
     }
@@ -147,7 +147,7 @@ static int set_arguments(json_t *function, size_t i, size_t k, struct err *e)
                             JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &je);
     if (made == NULL && json_string_length(arguments) > 0 &&
         json_error_code(&je) != json_error_out_of_memory) {
-        place(field, i, "tool_calls", k, "/function/arguments");
+        message_field(field, i, "tool_calls", k, "/function/arguments");
         return err_set(e, ERR_BAD_REQUEST, field, "a string that is not JSON: %.100s", je.text);
     }
     return json_object_set_new(function, "arguments", made) == 0 ? 0 : no_memory(e);
@@ -162,7 +162,7 @@ static int set_calls(json_t *message, size_t i, struct err *e)
     if (calls == NULL)
         return 0;
     if (!json_is_array(calls)) {
-        place(field, i, "tool_calls", 0, NULL);
+        message_field(field, i, "tool_calls", 0, NULL);
         return err_set(e, ERR_BAD_REQUEST, field, "%s where an array belongs", found_name(calls));
     }
     json_array_foreach(calls, k, call)
@@ -170,7 +170,7 @@ static int set_calls(json_t *message, size_t i, struct err *e)
         json_t *function = json_object_get(call, "function");
 
         if (!json_is_object(function)) {
-            place(field, i, "tool_calls", k, "/function");
+            message_field(field, i, "tool_calls", k, "/function");
             return err_set(e, ERR_BAD_REQUEST, field, "%s where an object belongs",
                            found_name(function));
         }
@@ -218,7 +218,7 @@ static int parse_messages(struct chat_request *c, const json_t *body, const stru
     return 0;
 }
 
-static json_t *kept(const json_t *v)
+static json_t *hold_ref(const json_t *v)
 {
     return json_incref((json_t *)(uintptr_t)v); /* the request is this thread's own */
 }
@@ -244,8 +244,8 @@ static int parse_tools(struct chat_request *c, const json_t *body, struct err *e
         (void)snprintf(field, sizeof field, "/tools/%zu", i);
         return err_set(e, ERR_BAD_REQUEST, field, "%s where an object belongs", found_name(tool));
     }
-    c->tools = json_array_size(tools) > 0 ? kept(tools) : NULL;
-    c->documents = documents != NULL ? kept(documents) : NULL;
+    c->tools = json_array_size(tools) > 0 ? hold_ref(tools) : NULL;
+    c->documents = documents != NULL ? hold_ref(documents) : NULL;
     return 0;
 }
 
@@ -271,7 +271,7 @@ static int parse_kwargs(struct chat_request *c, const json_t *body, struct err *
     if (kwargs != NULL &&
         body_bool(&c->add_generation_prompt, kwargs, at, "add_generation_prompt", e) != 0)
         return -1;
-    c->kwargs = kwargs != NULL ? kept(kwargs) : NULL;
+    c->kwargs = kwargs != NULL ? hold_ref(kwargs) : NULL;
     return 0;
 }
 

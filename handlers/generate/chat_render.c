@@ -14,7 +14,7 @@
 #include <stdio.h>
 
 /* o[member] = value (stolen; NULL: no memory), where `body` says nothing of it. */
-static int settle(json_t *o, const json_t *body, const char *member, json_t *value)
+static int set_default(json_t *o, const json_t *body, const char *member, json_t *value)
 {
     if (body_given(body, member) == NULL)
         return json_object_set_new(o, member, value);
@@ -22,14 +22,14 @@ static int settle(json_t *o, const json_t *body, const char *member, json_t *val
     return 0;
 }
 
-static int settle_defaults(json_t *o, const json_t *body, const struct gen_params *p)
+static int set_defaults(json_t *o, const json_t *body, const struct gen_params *p)
 {
-    return settle(o, body, "temperature", json_real((double)p->temperature)) != 0 ||
-                   settle(o, body, "top_p", json_real((double)p->top_p)) != 0 ||
-                   settle(o, body, "top_k", json_integer(p->top_k)) != 0 ||
-                   settle(o, body, "min_p", json_real((double)p->min_p)) != 0 ||
-                   settle(o, body, "repetition_penalty",
-                          json_real((double)p->repetition_penalty)) != 0
+    return set_default(o, body, "temperature", json_real((double)p->temperature)) != 0 ||
+                   set_default(o, body, "top_p", json_real((double)p->top_p)) != 0 ||
+                   set_default(o, body, "top_k", json_integer(p->top_k)) != 0 ||
+                   set_default(o, body, "min_p", json_real((double)p->min_p)) != 0 ||
+                   set_default(o, body, "repetition_penalty",
+                               json_real((double)p->repetition_penalty)) != 0
                ? -1
                : 0;
 }
@@ -47,7 +47,7 @@ static json_t *sampling_json(const struct completions_op *op, const json_t *body
 
         rc = v == NULL ? 0 : json_object_set(o, *m, (json_t *)(uintptr_t)v);
     }
-    if (rc == 0 && settle_defaults(o, body, p) == 0 &&
+    if (rc == 0 && set_defaults(o, body, p) == 0 &&
         json_object_set_new(o, "max_tokens",
                             json_integer(p->max_tokens < rest ? p->max_tokens : rest)) == 0 &&
         json_object_set_new(o, "logprobs",
@@ -57,7 +57,7 @@ static json_t *sampling_json(const struct completions_op *op, const json_t *body
     return NULL;
 }
 
-static json_t *kept_json(const json_t *body, const char *member)
+static json_t *member_json(const json_t *body, const char *member)
 {
     const json_t *v = body_given(body, member);
 
@@ -88,8 +88,8 @@ static json_t *rendered_json(const struct completions_op *op, const json_t *body
                      op->request_id, "model", generation_model(&op->g), "token_ids",
                      generation_ids_json(p->ids, p->n), "features", "sampling_params",
                      sampling_json(op, body, p->n), "stream", op->stream.on, "stream_options",
-                     kept_json(body, "stream_options"), "cache_salt", kept_json(body, "cache_salt"),
-                     "priority", 0, "kv_transfer_params");
+                     member_json(body, "stream_options"), "cache_salt",
+                     member_json(body, "cache_salt"), "priority", 0, "kv_transfer_params");
 }
 
 int handle_chat_render(struct app *app, struct http_request *x, struct err *e)

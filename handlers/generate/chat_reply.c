@@ -52,7 +52,7 @@ static void put_message(struct buf *out, const struct completions_part *p)
     json_put_open(out, '{');
     json_put_name(out, "content");
     json_put_string(out, p->text.len > 0 ? p->text.data : "", p->text.len);
-    if (!op->stream.on || !p->seq->begun) {
+    if (!op->stream.on || !p->seq->first_event_sent) {
         json_put_name(out, "role");
         json_put_value(out, op->role != NULL ? json_incref(op->role) : json_string("assistant"));
     }
@@ -109,9 +109,9 @@ void chat_put_tail(struct buf *out, struct completions_op *op, json_t *usage)
                      json_pack("{s:o, s:s}", "usage", usage, "boot_id", g->app->life->boot_id));
     if (!op->stream.on)
         json_put_members(out, json_pack("{s:n}", "prompt_logprobs"));
-    if (op->prompt_told)
+    if (op->prompt_sent)
         return;
-    op->prompt_told = true;
+    op->prompt_sent = true;
     json_put_members(out, json_pack("{s:n, s:o}", "prompt_text", "prompt_token_ids",
                                     op->return_ids
                                         ? generation_ids_json(g->prompts[0].ids, g->prompts[0].n)

@@ -48,7 +48,7 @@ static const struct neutral_rule completions_rules[] = {
     {"kv_transfer_params", NEUTRAL_NULL, 0},
     COMPLETIONS_SGLANG_NEUTRAL(COMPLETIONS_RULE){NULL, NEUTRAL_NULL, 0}};
 
-static void prompt_at(char field[ERR_FIELD_MAX], const struct completions_op *op, uint32_t i)
+static void prompt_field(char field[ERR_FIELD_MAX], const struct completions_op *op, uint32_t i)
 {
     if (op->is_list)
         (void)snprintf(field, ERR_FIELD_MAX, "%s/%u", op->prompts_at, i);
@@ -57,14 +57,14 @@ static void prompt_at(char field[ERR_FIELD_MAX], const struct completions_op *op
 }
 
 /* The engine speaks of /token_ids/<i> and /sampling_params/<member>; here they are elsewhere. */
-void completions_blame(const struct generation_seq *seq, struct err *e)
+void completions_set_error_field(const struct generation_seq *seq, struct err *e)
 {
     static const char ids[] = "/token_ids", sampling[] = "/sampling_params";
     const struct completions_op *op = completions_of(seq->g);
     char field[ERR_FIELD_MAX], rest[ERR_FIELD_MAX];
 
     if (strncmp(e->field, ids, sizeof ids - 1) == 0) {
-        prompt_at(field, op, seq->prompt);
+        prompt_field(field, op, seq->prompt);
         (void)snprintf(rest, sizeof rest, "%s", e->field + sizeof ids - 1);
         (void)snprintf(e->field, sizeof e->field, "%.32s%.100s", field, rest);
     } else if (strncmp(e->field, sampling, sizeof sampling - 1) == 0) {
@@ -97,10 +97,11 @@ static void completions_free(struct generation *g)
     free(g);
 }
 
-static const struct generation_ops whole_ops = {
-    .blame = completions_blame, .finish = completions_finish, .free = completions_free};
-static const struct generation_ops stream_ops = {.news = completions_news,
-                                                 .blame = completions_blame,
+static const struct generation_ops whole_ops = {.set_error_field = completions_set_error_field,
+                                                .finish = completions_finish,
+                                                .free = completions_free};
+static const struct generation_ops stream_ops = {.on_tokens = completions_on_tokens,
+                                                 .set_error_field = completions_set_error_field,
                                                  .finish = completions_finish,
                                                  .free = completions_free};
 
@@ -129,11 +130,11 @@ static int copy_ids(struct completions_op *op, const json_t *v, uint32_t i, stru
     struct generation *g = &op->g;
     char field[ERR_FIELD_MAX];
 
-    prompt_at(field, op, i);
+    prompt_field(field, op, i);
     if (generation_check_prompt(g->app, json_array_size(v), field, e) != 0)
         return -1;
-    return generate_ids(&g->prompts[i].ids, &g->prompts[i].n, v, field,
-                        g->app->generate->vocab_size, g->app->generate->max_model_len, e);
+    return generate_parse_ids(&g->prompts[i].ids, &g->prompts[i].n, v, field,
+                              g->app->generate->vocab_size, g->app->generate->max_model_len, e);
 }
 
 /* All prompts of the kind of the first, and their text within its limit. */
@@ -146,7 +147,7 @@ static int check_prompts(const struct completions_op *op, const json_t *prompt, 
     for (uint32_t i = 0; i < n; i++) {
         const json_t *v = prompt_value(op, prompt, i);
 
-        prompt_at(field, op, i);
+        prompt_field(field, op, i);
         if (op->is_text ? !json_is_string(v) : !json_is_array(v))
             return err_set(e, ERR_BAD_REQUEST, field,
                            "prompts must all be strings or all be arrays of token ids");
@@ -159,7 +160,7 @@ static int check_prompts(const struct completions_op *op, const json_t *prompt, 
     return 0;
 }
 
-int completions_prompts(struct completions_op *op, const json_t *prompt, struct err *e)
+int completions_parse_prompts(struct completions_op *op, const json_t *prompt, struct err *e)
 {
     const json_t *first = json_is_array(prompt) ? json_array_get(prompt, 0) : prompt;
     const char *at = op->prompts_at;
@@ -197,7 +198,7 @@ int completions_prompts(struct completions_op *op, const json_t *prompt, struct 
 }
 
 /* Logprobs of an echoed prompt come with those of the output. */
-static int settle_logprobs(struct completions_op *op, struct err *e)
+static int resolve_logprobs(struct completions_op *op, struct err *e)
 {
     struct gen_params *gen = &op->g.params.gen;
 
@@ -235,7 +236,7 @@ static int parse_flags(struct completions_op *op, const json_t *body, struct err
 }
 
 /* What generation_config.json says stands where a request is silent, as in vLLM on this route. */
-static void take_defaults(struct gen_params *p, const struct model_defaults *d)
+static void apply_defaults(struct gen_params *p, const struct model_defaults *d)
 {
     p->temperature = d->has_temperature ? d->temperature : p->temperature;
     p->top_p = d->has_top_p ? d->top_p : p->top_p;
@@ -245,13 +246,13 @@ static void take_defaults(struct gen_params *p, const struct model_defaults *d)
                                                       : p->repetition_penalty;
 }
 
-int completions_sampling(struct completions_op *op, const json_t *body, struct err *e)
+int completions_parse_sampling(struct completions_op *op, const json_t *body, struct err *e)
 {
     struct generation *g = &op->g;
     const struct model_defaults *d = g->app->generate->defaults;
 
     if (d != NULL)
-        take_defaults(&g->params.gen, d);
+        apply_defaults(&g->params.gen, d);
     if (generate_params_parse(&g->params, body, "", g->app->generate->vocab_size,
                               g->app->generate->tokenizer, e) != 0 ||
         generation_check_output(g->app, g->params.gen.max_tokens, "/max_tokens", e) != 0)
@@ -270,12 +271,12 @@ static int parse_sampling(struct completions_op *op, const json_t *body, struct 
 
     op->no_output = op->echo && json_is_integer(max) && json_integer_value(max) == 0;
     if (!op->no_output)
-        return completions_sampling(op, body, e);
+        return completions_parse_sampling(op, body, e);
     one = json_copy((json_t *)(uintptr_t)body);
     if (one == NULL || json_object_set_new(one, "max_tokens", json_integer(1)) != 0)
         rc = err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
     else
-        rc = completions_sampling(op, one, e);
+        rc = completions_parse_sampling(op, one, e);
     json_decref(one);
     return rc;
 }
@@ -287,13 +288,14 @@ static int completions_parse(struct completions_op *op, const json_t *body, stru
     g->params.gen.max_tokens = COMPLETIONS_MAX_TOKENS_DEFAULT; /* for null too, as in vLLM */
     if (generation_parse_names(&op->request_id, g, body, e) != 0 ||
         generation_parse_stream(&op->stream, body, false, e) != 0 ||
-        parse_flags(op, body, e) != 0 || generate_neutral(body, "", completions_rules, e) != 0 ||
-        parse_sampling(op, body, e) != 0 || settle_logprobs(op, e) != 0)
+        parse_flags(op, body, e) != 0 ||
+        generate_check_neutral(body, "", completions_rules, e) != 0 ||
+        parse_sampling(op, body, e) != 0 || resolve_logprobs(op, e) != 0)
         return -1;
     if (body_given(body, "prompt") == NULL && body_given(body, "messages") != NULL)
         return err_set(e, ERR_BAD_REQUEST, "/prompt",
                        "'prompt' is required; messages go to /v1/chat/completions");
-    return completions_prompts(op, json_object_get(body, "prompt"), e);
+    return completions_parse_prompts(op, json_object_get(body, "prompt"), e);
 }
 
 static int encode_prompt(struct completions_op *op, uint32_t i, struct err *e)
@@ -304,7 +306,7 @@ static int encode_prompt(struct completions_op *op, uint32_t i, struct err *e)
     uint32_t *ids = NULL;
     size_t n = 0;
 
-    prompt_at(field, op, i);
+    prompt_field(field, op, i);
     if (tokenizer_encode(app->generate->tokenizer, op->prompts[i].text, op->prompts[i].len,
                          op->add_special, &ids, &n, e) != 0) {
         (void)snprintf(e->field, sizeof e->field, "%s", field);
@@ -316,7 +318,7 @@ static int encode_prompt(struct completions_op *op, uint32_t i, struct err *e)
 }
 
 /* Only an echo needs the text beside the ids: the client's own, or the ids decoded. */
-static int settle_text(struct completions_op *op, uint32_t i, struct err *e)
+static int prepare_prompt_text(struct completions_op *op, uint32_t i, struct err *e)
 {
     struct completions_prompt *p = &op->prompts[i];
     const struct generation_prompt *ids = &op->g.prompts[i];
@@ -331,7 +333,7 @@ static int settle_text(struct completions_op *op, uint32_t i, struct err *e)
         if (tokenizer_decode(op->g.app->generate->tokenizer, ids->ids, ids->n,
                              op->g.params.skip_special_tokens, &text, e) != 0) {
             buf_fini(&text);
-            prompt_at(e->field, op, i);
+            prompt_field(e->field, op, i);
             return -1;
         }
         p->text = buf_take(&text, &p->len);
@@ -372,7 +374,7 @@ static int make_prompts(struct completions_op *op, struct err *e)
     if (op->chat != NULL && chat_render(op, e) != 0)
         return -1;
     for (uint32_t i = 0; i < op->g.n_prompts; i++) {
-        if ((op->is_text && encode_prompt(op, i, e) != 0) || settle_text(op, i, e) != 0)
+        if ((op->is_text && encode_prompt(op, i, e) != 0) || prepare_prompt_text(op, i, e) != 0)
             return -1;
     }
     return make_texts(op, e);
@@ -397,7 +399,7 @@ static void completions_prepare(void *arg)
 }
 
 /* The client went away while queued: its ticket is out of the line already. */
-static void completions_drop(void *arg)
+static void completions_fail_disconnected(void *arg)
 {
     struct completions_op *op = arg;
     struct err e = {0};
@@ -407,7 +409,7 @@ static void completions_drop(void *arg)
 }
 
 /* Under the request's lock: only takes the ticket out; answering is another thread's. */
-static void completions_gone(void *arg)
+static void completions_on_disconnect(void *arg)
 {
     struct completions_op *op = arg;
     struct app *app = op->g.app;
@@ -415,7 +417,7 @@ static void completions_gone(void *arg)
 
     if (!admission_cancel(app->generate->prompt_admission, &op->ticket))
         return;
-    op->g.step = (struct job){.run = completions_drop, .arg = op};
+    op->g.step = (struct job){.run = completions_fail_disconnected, .arg = op};
     (void)workers_post(app->text, &op->g.step, WORKERS_URGENT, &ignored);
 }
 
@@ -460,7 +462,7 @@ void completions_begin(struct completions_op *op)
     if (op->stream.on)
         op->g.ops = op->stream_ops;
     op->ticket = (struct ticket){.granted = completions_granted, .arg = op};
-    http_request_on_disconnect(x, completions_gone, op);
+    http_request_on_disconnect(x, completions_on_disconnect, op);
     if (admission_enter(op->g.app->generate->prompt_admission, &op->ticket, &e) == 0)
         return;
     http_request_on_disconnect(x, NULL, NULL);

@@ -50,7 +50,7 @@ struct completions_op {
     const char *prompts_at, *sampling_at;    /* pointers of those members in the request */
     struct chat_request *chat;               /* owned; NULL: no chat */
     json_t *role;                            /* owned; whose a chat's answer is; NULL: assistant */
-    bool prompt_told;                        /* a chat's first event has gone */
+    bool prompt_sent;                        /* a chat's first event has gone */
     bool is_text;                            /* prompts came as text */
     bool is_list;                            /* more than one could be given: pointers say which */
     bool echo, add_special, return_ids, as_ids;
@@ -97,27 +97,28 @@ struct completions_op *completions_new(struct app *app, struct http_request *x, 
 void completions_init(struct completions_op *op, struct app *app, struct http_request *x);
 void completions_fini(struct completions_op *op);
 
-/* completions_prompts - text, token ids, or an array of either; sets is_text and is_list.
+/* completions_parse_prompts - text, token ids, or an array of either; sets is_text and is_list.
  * @prompt  NULL: missing
  * Errors: ERR_BAD_REQUEST at or below prompts_at, ERR_TOO_LARGE, ERR_NO_MEMORY. */
-int completions_prompts(struct completions_op *op, const json_t *prompt, struct err *e);
+int completions_parse_prompts(struct completions_op *op, const json_t *prompt, struct err *e);
 
-/* completions_sampling - the sampling members of `body`, over the model's defaults. */
-int completions_sampling(struct completions_op *op, const json_t *body, struct err *e);
+/* completions_parse_sampling - the sampling members of `body`, over the model's defaults. */
+int completions_parse_sampling(struct completions_op *op, const json_t *body, struct err *e);
 
-/* completions_blame - of generation_ops; in terms of prompts_at and sampling_at. */
-void completions_blame(const struct generation_seq *seq, struct err *e);
+/* completions_set_error_field - of generation_ops; in terms of prompts_at and sampling_at. */
+void completions_set_error_field(const struct generation_seq *seq, struct err *e);
 
 /* completions_begin - make the prompts ready, queue, generate, answer; the op is the flow's. */
 void completions_begin(struct completions_op *op);
 
 /* Of completions_reply.c, on app->text. */
 
-/* completions_next - what there is to tell of a sequence since the last time. Returns false when
- * nothing is; else the caller tells *p, then calls completions_told. An error is told elsewhere. */
-bool completions_next(struct completions_part *p, struct completions_op *op,
-                      struct generation_seq *seq);
-void completions_told(struct completions_part *p);
+/* completions_part_next - what there is to tell of a sequence since the last time. Returns false
+ * when nothing is; else the caller tells *p, then calls completions_part_sent. An error is told
+ * elsewhere. */
+bool completions_part_next(struct completions_part *p, struct completions_op *op,
+                           struct generation_seq *seq);
+void completions_part_sent(struct completions_part *p);
 
 /* completions_put_token_ids - the member token_ids: of the part, or null. */
 void completions_put_token_ids(struct buf *out, const struct completions_part *p);
@@ -126,7 +127,7 @@ void completions_put_token_ids(struct buf *out, const struct completions_part *p
 json_t *completions_versions_json(const struct completions_op *op, const struct gen_output *out);
 
 /* As generation_ops says. */
-void completions_news(struct generation *g);
+void completions_on_tokens(struct generation *g);
 void completions_finish(struct generation *g);
 
 #endif

@@ -93,22 +93,22 @@ static void echo_prompt(struct completions_part *p)
     const struct completions_op *op = p->op;
     const struct completions_prompt *prompt = &op->prompts[p->seq->prompt];
     const struct gen_output *out = prompt_output(p);
-    struct completion_text place;
+    struct completion_text echoed;
 
     buf_append(&p->text, prompt->text, prompt->len);
     if (op->logprobs < 0 || out == NULL || out->prompt == NULL)
         return;
-    completion_text_init(&place, op->g.app->generate->tokenizer, op->g.params.skip_special_tokens,
+    completion_text_init(&echoed, op->g.app->generate->tokenizer, op->g.params.skip_special_tokens,
                          &op->g.params.gen, true, 0);
     for (uint32_t i = 0; i < out->n_prompt; i++) {
-        add_logprob(p, &out->prompt[i], i > 0, place.n_chars);
-        completion_text_push(&place, out->prompt[i].id);
+        add_logprob(p, &out->prompt[i], i > 0, echoed.n_chars);
+        completion_text_push(&echoed, out->prompt[i].id);
     }
-    completion_text_fini(&place);
+    completion_text_fini(&echoed);
 }
 
 /* The stop token itself is not text, as in every server that trainers know. */
-static bool is_silent(const struct completions_part *p, uint32_t i)
+static bool is_hidden_stop_token(const struct completions_part *p, uint32_t i)
 {
     return p->out != NULL && i + 1 == p->out->n_tokens && p->out->finish == GEN_STOP &&
            p->out->stop_text == NULL && !p->op->g.params.include_stop_str;
@@ -118,12 +118,12 @@ static void fill_part(struct completions_part *p)
 {
     struct completion_text *c = &p->op->texts[p->seq->index];
 
-    if (!p->seq->begun && p->op->echo)
+    if (!p->seq->first_event_sent && p->op->echo)
         echo_prompt(p);
     completion_text_more(c);
     for (uint32_t i = p->first; i < p->end; i++) {
         add_logprob(p, &p->tokens[i], true, c->n_chars);
-        if (!is_silent(p, i))
+        if (!is_hidden_stop_token(p, i))
             completion_text_push(c, p->tokens[i].id);
     }
     if (p->out != NULL && !p->op->no_output)
@@ -136,7 +136,7 @@ static json_t *prompt_ids_json(const struct completions_part *p)
 {
     const struct generation_prompt *prompt = &p->op->g.prompts[p->seq->prompt];
 
-    if (!p->op->return_ids || p->seq->begun)
+    if (!p->op->return_ids || p->seq->first_event_sent)
         return json_null();
     return generation_ids_json(prompt->ids, prompt->n);
 }
@@ -271,69 +271,69 @@ static json_t *usage_json(const struct completions_op *op)
     return generation_usage_json(generation_n_prompt(&op->g), generation_n_sent(&op->g));
 }
 
-static void drop_part(struct completions_part *p)
+static void part_fini(struct completions_part *p)
 {
     p->seq->n_sent = p->end;
-    p->seq->told = p->out != NULL;
+    p->seq->last_event_sent = p->out != NULL;
     for (size_t i = 0; i < COMPLETIONS_LOGPROBS_N; i++)
         buf_fini(&p->logprobs[i]);
     buf_fini(&p->text);
 }
 
-bool completions_next(struct completions_part *p, struct completions_op *op,
-                      struct generation_seq *seq)
+bool completions_part_next(struct completions_part *p, struct completions_op *op,
+                           struct generation_seq *seq)
 {
     struct gen_output *out;
 
     *p = (struct completions_part){.op = op, .seq = seq, .first = seq->n_sent};
-    generation_look(seq, &p->tokens, &p->end, &out);
+    generation_snapshot(seq, &p->tokens, &p->end, &out);
     p->out = out;
-    if (seq->told || (out != NULL && out->finish == GEN_ERROR))
+    if (seq->last_event_sent || (out != NULL && out->finish == GEN_ERROR))
         return false;
     if (op->no_output)
         p->end = p->first;
     if (out == NULL && p->end == p->first)
         return false;
-    if (op->stream.on && p->end - p->first > generation_share(&op->g)) {
-        p->end = p->first + generation_share(&op->g);
+    if (op->stream.on && p->end - p->first > generation_event_tokens_max(&op->g)) {
+        p->end = p->first + generation_event_tokens_max(&op->g);
         p->out = NULL;
     }
     fill_part(p);
     return true;
 }
 
-void completions_told(struct completions_part *p)
+void completions_part_sent(struct completions_part *p)
 {
-    p->seq->begun = true;
-    drop_part(p);
+    p->seq->first_event_sent = true;
+    part_fini(p);
 }
 
 /* The next part of a choice, for an event. Returns false when there is nothing to tell yet. */
-static bool tell_part(struct completions_op *op, struct generation_seq *seq)
+static bool send_part_event(struct completions_op *op, struct generation_seq *seq)
 {
     struct completions_part p;
     struct buf event = {0};
 
-    if (!completions_next(&p, op, seq))
+    if (!completions_part_next(&p, op, seq))
         return false;
     generation_event_begin(&event);
     put_head(&event, op);
     put_part(&event, &p);
-    completions_told(&p);
+    completions_part_sent(&p);
     put_tail(&event, op, op->stream.usage_each ? usage_json(op) : json_null());
     json_put_close(&event, '}');
     generation_event(&op->g, &event);
     return true;
 }
 
-void completions_news(struct generation *g)
+void completions_on_tokens(struct generation *g)
 {
     for (uint32_t i = 0; i < g->n_seqs; i++)
-        while (generation_keeps_up(g) && tell_part(completions_of(g), &g->seqs[i]))
+        while (generation_client_keeps_up(g) && send_part_event(completions_of(g), &g->seqs[i]))
             ;
 }
 
-static void tell_usage(struct completions_op *op)
+static void send_usage_event(struct completions_op *op)
 {
     struct buf event = {0};
 
@@ -352,12 +352,12 @@ static void put_whole(struct buf *out, struct completions_op *op)
     for (uint32_t i = 0; i < g->n_seqs; i++) {
         struct completions_part p;
 
-        if (http_request_disconnected(g->x) || !completions_next(&p, op, &g->seqs[i])) {
+        if (http_request_disconnected(g->x) || !completions_part_next(&p, op, &g->seqs[i])) {
             out->failed = true;
             return;
         }
         put_part(out, &p);
-        completions_told(&p);
+        completions_part_sent(&p);
     }
     put_tail(out, op, usage_json(op));
     json_put_members(
@@ -374,9 +374,9 @@ void completions_finish(struct generation *g)
     bool failed = generation_failed(g, &why);
 
     if (op->stream.on) {
-        completions_news(g);
+        completions_on_tokens(g);
         if (op->stream.usage_last && !failed)
-            tell_usage(op);
+            send_usage_event(op);
         generation_end(g);
         return;
     }

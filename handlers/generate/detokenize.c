@@ -33,8 +33,9 @@ static int detokenize_parse(uint32_t **ids, uint32_t *n, bool *skip_special, con
         body_array(&tokens, body, "", "tokens", e) != 0 ||
         body_bool(skip_special, body, "", "skip_special_tokens", e) != 0)
         return -1;
-    return generate_ids(ids, n, tokens, "/tokens", tokenizer_vocab_size(app->generate->tokenizer),
-                        DETOKENIZE_TOKENS_MAX, e);
+    return generate_parse_ids(ids, n, tokens, "/tokens",
+                              tokenizer_vocab_size(app->generate->tokenizer), DETOKENIZE_TOKENS_MAX,
+                              e);
 }
 
 int handle_detokenize(struct app *app, struct http_request *x, struct err *e)

@@ -204,35 +204,36 @@ static json_t *usage_each(const struct generate_op *op)
 }
 
 /* The next event of a sequence. Returns false when there is none yet. */
-static bool tell_seq(struct generate_op *op, struct generation_seq *seq)
+static bool send_seq_event(struct generate_op *op, struct generation_seq *seq)
 {
     const struct gen_token *tokens;
     struct buf event = {0};
     struct gen_output *out;
     uint32_t n, first = seq->n_sent;
 
-    generation_look(seq, &tokens, &n, &out);
-    if (seq->told || (n == first && out == NULL) || (out != NULL && out->finish == GEN_ERROR))
+    generation_snapshot(seq, &tokens, &n, &out);
+    if (seq->last_event_sent || (n == first && out == NULL) ||
+        (out != NULL && out->finish == GEN_ERROR))
         return false;
-    if (n - first > generation_share(&op->g)) {
-        n = first + generation_share(&op->g);
+    if (n - first > generation_event_tokens_max(&op->g)) {
+        n = first + generation_event_tokens_max(&op->g);
         out = NULL;
     }
     generation_event_begin(&event);
     put_head(&event, op);
     put_choice(&event, op, seq, tokens, first, n, out);
     seq->n_sent = n;
-    seq->told = out != NULL;
+    seq->last_event_sent = out != NULL;
     put_tail(&event, op, usage_each(op));
     json_put_close(&event, '}');
     generation_event(&op->g, &event);
     return true;
 }
 
-static void generate_news(struct generation *g)
+static void generate_on_tokens(struct generation *g)
 {
     for (uint32_t i = 0; i < g->n_seqs; i++)
-        while (generation_keeps_up(g) && tell_seq(op_of(g), &g->seqs[i]))
+        while (generation_client_keeps_up(g) && send_seq_event(op_of(g), &g->seqs[i]))
             ;
 }
 
@@ -242,7 +243,7 @@ static void finish_stream(struct generate_op *op)
     struct buf event = {0};
     struct err why = {0};
 
-    generate_news(g);
+    generate_on_tokens(g);
     if (op->stream.usage_last && !generation_failed(g, &why)) {
         generation_event_begin(&event);
         put_head(&event, op);
@@ -284,7 +285,7 @@ static void generate_free(struct generation *g)
 
 static const struct generation_ops whole_ops = {.finish = generate_finish, .free = generate_free};
 static const struct generation_ops stream_ops = {
-    .news = generate_news, .finish = generate_finish, .free = generate_free};
+    .on_tokens = generate_on_tokens, .finish = generate_finish, .free = generate_free};
 
 static int parse_mode(const json_t *body, struct err *e)
 {
@@ -314,8 +315,8 @@ static int parse_prompt(struct generation *g, const json_t *body, struct err *e)
     if (g->prompts == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the prompt");
     g->n_prompts = 1;
-    return generate_ids(&g->prompts[0].ids, &g->prompts[0].n, ids, "/token_ids",
-                        app->generate->vocab_size, app->generate->max_model_len, e);
+    return generate_parse_ids(&g->prompts[0].ids, &g->prompts[0].n, ids, "/token_ids",
+                              app->generate->vocab_size, app->generate->max_model_len, e);
 }
 
 static int parse_sampling(struct generate_op *op, const json_t *body, bool strict, struct err *e)
@@ -352,8 +353,8 @@ static int generate_parse(struct generate_op *op, const json_t *body, bool stric
     if (generation_parse_names(&op->request_id, &op->g, body, e) != 0 ||
         generation_parse_stream(&op->stream, body, strict, e) != 0 || parse_mode(body, e) != 0 ||
         parse_on_update(&op->g, body, e) != 0 ||
-        generate_neutral(body, "", generate_rules, e) != 0 || parse_prompt(&op->g, body, e) != 0 ||
-        parse_sampling(op, body, strict, e) != 0)
+        generate_check_neutral(body, "", generate_rules, e) != 0 ||
+        parse_prompt(&op->g, body, e) != 0 || parse_sampling(op, body, strict, e) != 0)
         return -1;
     return generation_expand(&op->g, "/sampling_params/n", e);
 }

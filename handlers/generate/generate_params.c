@@ -43,7 +43,7 @@ static bool is_neutral(const json_t *v, const struct neutral_rule *rule)
     case NEUTRAL_TEXT:
         v = json_object_get(v, "type");
         return json_is_string(v) && strcmp(json_string_value(v), "text") == 0;
-    case NEUTRAL_FORM:
+    case NEUTRAL_LOGPROBS_FORM:
         return json_is_object(v) && (json_object_size(v) == 0 ||
                                      (json_object_size(v) == 1 &&
                                       json_is_boolean(json_object_get(v, "prl_compact_logprobs"))));
@@ -67,15 +67,15 @@ static int refuse(const json_t *v, const char *at, const struct neutral_rule *ru
         (void)snprintf(allowed, sizeof allowed, "null or false");
     else if (rule->kind == NEUTRAL_TEXT)
         (void)snprintf(allowed, sizeof allowed, "null or {\"type\": \"text\"}");
-    else if (rule->kind == NEUTRAL_FORM)
+    else if (rule->kind == NEUTRAL_LOGPROBS_FORM)
         (void)snprintf(allowed, sizeof allowed, "null, {} or {\"prl_compact_logprobs\": BOOLEAN}");
     return err_set(e, ERR_BAD_REQUEST, field,
                    "'%s' is not supported by this server: found %s, only %s is accepted",
                    rule->member, found, allowed);
 }
 
-int generate_neutral(const json_t *object, const char *at, const struct neutral_rule *rules,
-                     struct err *e)
+int generate_check_neutral(const json_t *object, const char *at, const struct neutral_rule *rules,
+                           struct err *e)
 {
     for (; rules->member != NULL; rules++) {
         const json_t *v = json_object_get(object, rules->member);
@@ -206,7 +206,7 @@ static int read_stop_ids(struct gen_params *g, const json_t *o, const char *at, 
     if (array == NULL)
         return 0;
     (void)snprintf(field, sizeof field, "%s/stop_token_ids", at);
-    if (generate_ids(&ids, &n, array, field, vocab_size, GEN_STOP_IDS_MAX, e) != 0)
+    if (generate_parse_ids(&ids, &n, array, field, vocab_size, GEN_STOP_IDS_MAX, e) != 0)
         return -1;
     for (uint32_t i = 0; i < n; i++)
         g->stop_ids[i] = ids[i];
@@ -296,7 +296,8 @@ int generate_params_parse(struct generate_params *p, const json_t *object, const
         body_bool(&p->include_stop_str, object, at, "include_stop_str_in_output", e) != 0 ||
         read_stops(g, object, at, e) != 0 || read_stop_ids(g, object, at, vocab_size, e) != 0 ||
         read_harmless(object, at, e) != 0 ||
-        generate_neutral(object, at, sampling_neutral, e) != 0 || gen_params_check(g, at, e) != 0)
+        generate_check_neutral(object, at, sampling_neutral, e) != 0 ||
+        gen_params_check(g, at, e) != 0)
         return -1;
     return logits_processor_parse(&g->logits_processor, object, at, vocab_size, t, e);
 }
@@ -344,8 +345,8 @@ static int read_id(uint32_t *out, const json_t *v, const char *at, size_t i, uin
                    (long long)id, vocab_size);
 }
 
-int generate_ids(uint32_t **out, uint32_t *n, const json_t *array, const char *at,
-                 uint32_t vocab_size, uint32_t n_max, struct err *e)
+int generate_parse_ids(uint32_t **out, uint32_t *n, const json_t *array, const char *at,
+                       uint32_t vocab_size, uint32_t n_max, struct err *e)
 {
     size_t len = json_array_size(array);
     uint32_t *ids = NULL;

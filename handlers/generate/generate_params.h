@@ -19,13 +19,13 @@ enum { GENERATE_N_MAX = 128 }; /* sequences made from one prompt */
 
 /* How a member that is not supported looks when it changes nothing. */
 enum neutral {
-    NEUTRAL_NULL,   /* null only */
-    NEUTRAL_EMPTY,  /* null, {}, [] or "" */
-    NEUTRAL_FALSE,  /* null or false */
-    NEUTRAL_NUMBER, /* null or this number */
-    NEUTRAL_TEXT,   /* null or {"type": "text"} */
-    NEUTRAL_FORM    /* null, {}, or prime-rl's wish for another form of logprobs, which its client
-                       does without: {"prl_compact_logprobs": true or false} */
+    NEUTRAL_NULL,         /* null only */
+    NEUTRAL_EMPTY,        /* null, {}, [] or "" */
+    NEUTRAL_FALSE,        /* null or false */
+    NEUTRAL_NUMBER,       /* null or this number */
+    NEUTRAL_TEXT,         /* null or {"type": "text"} */
+    NEUTRAL_LOGPROBS_FORM /* null, {}, or prime-rl's wish for another form of logprobs, which its
+                    client does without: {"prl_compact_logprobs": true or false} */
 };
 struct neutral_rule {
     const char *member;
@@ -52,7 +52,7 @@ struct neutral_rule {
     X("trace_decode_token_ids", NEUTRAL_NULL, 0)                                                   \
     X("logprob_token_ids", NEUTRAL_EMPTY, 0)                                                       \
     X("flat_logprobs", NEUTRAL_FALSE, 0)                                                           \
-    X("extra_args", NEUTRAL_FORM, 0)                                                               \
+    X("extra_args", NEUTRAL_LOGPROBS_FORM, 0)                                                      \
     X("vllm_xargs", NEUTRAL_EMPTY, 0)
 
 /* Every sampling member, each followed by a comma: for lists of what a route accepts. */
@@ -99,19 +99,19 @@ int generate_params_parse(struct generate_params *p, const json_t *object, const
 int generate_params_for(struct gen_params *out, const struct generate_params *p, uint32_t choice,
                         uint32_t context, struct err *e);
 
-/* generate_neutral - refuse members of `object` whose value is not the neutral one.
+/* generate_check_neutral - refuse members of `object` whose value is not the neutral one.
  * @rules  ended by a row whose member is NULL
  * Errors: ERR_BAD_REQUEST at "<at>/<member>", saying which value is accepted. */
-int generate_neutral(const json_t *object, const char *at, const struct neutral_rule *rules,
-                     struct err *e);
+int generate_check_neutral(const json_t *object, const char *at, const struct neutral_rule *rules,
+                           struct err *e);
 
-/* generate_ids - an array of token ids.
+/* generate_parse_ids - an array of token ids.
  * @out, @n     on success a malloc'ed array of *n ids (NULL when 0), the caller's
  * @at          pointer of the array
  * @vocab_size  ids must be below it
  * @n_max       longest array accepted; checked before anything is allocated
  * Errors: ERR_BAD_REQUEST at "<at>/<i>" or `at`; ERR_NO_MEMORY. */
-int generate_ids(uint32_t **out, uint32_t *n, const json_t *array, const char *at,
-                 uint32_t vocab_size, uint32_t n_max, struct err *e);
+int generate_parse_ids(uint32_t **out, uint32_t *n, const json_t *array, const char *at,
+                       uint32_t vocab_size, uint32_t n_max, struct err *e);
 
 #endif

@@ -27,7 +27,7 @@ void generation_init(struct generation *g, struct app *app, struct http_request 
     assert(ops->finish != NULL && ops->free != NULL);
     mtx_init(&g->lock, MTX_GENERATION);
     g->n_refs = 1;
-    g->n_open = 1;
+    g->n_pending = 1;
     g->app = app;
     g->x = x;
     g->ops = ops;
@@ -77,7 +77,7 @@ void generation_unref(struct generation *g)
     g->ops->free(g);
 }
 
-static int unknown_model(const struct app *app, const char *model, struct err *e)
+static int refuse_model(const struct app *app, const char *model, struct err *e)
 {
     return err_set(e, ERR_NOT_FOUND, "/model",
                    "model '%.160s' is not served here: it is neither '%.160s' nor an adapter that "
@@ -91,7 +91,7 @@ int generation_check_model(const struct app *app, const char *model, struct err 
         return 0;
     if (app->generate->adapters != NULL && adapters_has(app->generate->adapters, model))
         return 1;
-    return unknown_model(app, model, e);
+    return refuse_model(app, model, e);
 }
 
 int generation_check_app(const struct app *app, const char *model, struct err *e)
@@ -141,7 +141,7 @@ int generation_count_seqs(const struct generation *g, const char *at, uint32_t *
     return 0;
 }
 
-static int check_each(const struct generation *g, const char *at, int32_t k, struct err *e)
+static int check_logprobs_each(const struct generation *g, const char *at, int32_t k, struct err *e)
 {
     if (k <= 0 || (uint64_t)k <= g->app->settings.max_logprobs)
         return 0;
@@ -193,8 +193,8 @@ static int check_all_logprobs(const struct generation *g, struct err *e)
 {
     const struct gen_params *p = &g->params.gen;
 
-    if (check_each(g, g->logprobs_at, p->logprobs, e) != 0 ||
-        check_each(g, g->prompt_logprobs_at, p->prompt_logprobs, e) != 0 ||
+    if (check_logprobs_each(g, g->logprobs_at, p->logprobs, e) != 0 ||
+        check_logprobs_each(g, g->prompt_logprobs_at, p->prompt_logprobs, e) != 0 ||
         check_made_logprobs(g, e) != 0)
         return -1;
     return check_prompt_logprobs(g, e);
@@ -249,22 +249,22 @@ static void post_work(struct generation *g)
 }
 
 /* Makes the work job look at the generation, now or once more. */
-static void wake(struct generation *g, bool ended)
+static void schedule_work(struct generation *g, bool ended)
 {
     bool post;
 
     mtx_lock(&g->lock);
     g->ended = g->ended || ended;
-    g->again = true;
-    g->behind = false;
-    post = !g->busy;
-    g->busy = true;
+    g->job_rerun = true;
+    g->awaits_client = false;
+    post = !g->job_posted;
+    g->job_posted = true;
     mtx_unlock(&g->lock);
     if (post)
         post_work(g);
 }
 
-static void generation_forget(void *arg)
+static void generation_fail_disconnected(void *arg)
 {
     struct err e = {0};
 
@@ -293,33 +293,33 @@ void generation_cancel(struct generation *g)
 
 /* The peer left: on the HTTP server's thread, with MTX_HTTP_REQUEST held, so nothing is answered
  * here. */
-static void generation_gone(void *arg)
+static void generation_on_disconnect(void *arg)
 {
     struct generation *g = arg;
     struct err e = {0};
-    bool entered, behind;
+    bool entered, awaits_client;
 
     mtx_lock(&g->lock);
-    g->gone = true;
+    g->client_disconnected = true;
     cancel_locked(g);
     entered = g->entered;
-    behind = g->behind;
+    awaits_client = g->awaits_client;
     mtx_unlock(&g->lock);
-    if (behind)
-        wake(g, false);
+    if (awaits_client)
+        schedule_work(g, false);
     if (!entered || !admission_cancel(g->app->generate->admission, &g->ticket))
         return;
-    g->step = (struct job){.run = generation_forget, .arg = g};
+    g->step = (struct job){.run = generation_fail_disconnected, .arg = g};
     if (workers_post(g->app->generate_pool, &g->step, WORKERS_URGENT, &e) != 0)
         log_line(LOG_WARN, "generate.left", "a queued request outlived its pool: %s", e.msg);
 }
 
 void generation_watch(struct generation *g)
 {
-    http_request_on_disconnect(g->x, generation_gone, g);
+    http_request_on_disconnect(g->x, generation_on_disconnect, g);
 }
 
-static void count_ended(const struct generation *g)
+static void record_metrics(const struct generation *g)
 {
     for (uint32_t i = 0; i < g->n_seqs; i++) {
         const struct generation_seq *seq = &g->seqs[i];
@@ -334,7 +334,7 @@ static void count_ended(const struct generation *g)
 /* On the HTTP server's thread, or that of the job. */
 static void client_drained(void *arg)
 {
-    wake(arg, false);
+    schedule_work(arg, false);
 }
 
 /* Is there a stream whose client has to take what it was sent before it is told more? Then the job
@@ -344,11 +344,11 @@ static bool wait_for_client(struct generation *g)
 {
     bool waits;
 
-    g->stream_late = !g->stream_broken && !generation_keeps_up(g);
-    if (!g->stream_late)
+    g->stream_lagged = !g->stream_broken && !generation_client_keeps_up(g);
+    if (!g->stream_lagged)
         return false;
     mtx_lock(&g->lock);
-    waits = g->behind = !g->gone && !g->cut;
+    waits = g->awaits_client = !g->client_disconnected && !g->server_stopping;
     mtx_unlock(&g->lock);
     if (!waits)
         g->stream_broken = true;
@@ -363,38 +363,38 @@ static void generation_work(void *arg)
     bool ended, more;
 
     mtx_lock(&g->lock);
-    g->again = false;
+    g->job_rerun = false;
     ended = g->ended;
     mtx_unlock(&g->lock);
-    if (g->ops->news != NULL)
-        g->ops->news(g);
+    if (g->ops->on_tokens != NULL)
+        g->ops->on_tokens(g);
     if (!wait_for_client(g) && ended) {
-        count_ended(g);
+        record_metrics(g);
         g->ops->finish(g);
         generation_unref(g);
         return;
     }
     mtx_lock(&g->lock);
-    more = g->again;
-    g->busy = more;
+    more = g->job_rerun;
+    g->job_posted = more;
     mtx_unlock(&g->lock);
     if (more)
         post_work(g); /* behind the other streams, not in front of them */
 }
 
 /* One fewer may call back. The last one gives the permit back. */
-static void close_one(struct generation *g)
+static void pending_done(struct generation *g)
 {
     bool last;
 
     mtx_lock(&g->lock);
-    assert(g->n_open > 0);
-    last = --g->n_open == 0;
+    assert(g->n_pending > 0);
+    last = --g->n_pending == 0;
     mtx_unlock(&g->lock);
     if (!last)
         return;
     admission_leave(g->app->generate->admission, &g->ticket);
-    wake(g, true);
+    schedule_work(g, true);
 }
 
 static void fail_locked(struct generation *g, const struct err *e)
@@ -416,37 +416,37 @@ static void seq_tokens(void *arg, const struct gen_output *out, uint32_t first)
     seq->tokens = out->tokens;
     seq->n_tokens = out->n_tokens;
     mtx_unlock(&seq->g->lock);
-    wake(seq->g, false);
+    schedule_work(seq->g, false);
 }
 
 static void seq_done(void *arg, struct gen_output *out)
 {
     struct generation_seq *seq = arg;
     struct generation *g = seq->g;
-    struct gen_output *kept = gen_output_take(out);
+    struct gen_output *taken = gen_output_take(out);
     struct err e = {0};
 
-    if (kept == NULL)
+    if (taken == NULL)
         (void)err_set(&e, ERR_NO_MEMORY, "", "no memory to keep the output");
-    else if (kept->finish == GEN_ERROR && kept->error.code != ERR_NONE)
-        e = kept->error;
-    else if (kept->finish == GEN_ERROR)
+    else if (taken->finish == GEN_ERROR && taken->error.code != ERR_NONE)
+        e = taken->error;
+    else if (taken->finish == GEN_ERROR)
         (void)err_set(&e, ERR_ENGINE, "", "the engine failed without saying why");
     seq->ended_us = clock_now_us();
     mtx_lock(&g->lock);
     seq->id = 0;
     seq->ended = true;
-    seq->out = kept;
-    if (kept != NULL) {
-        seq->tokens = kept->tokens;
-        seq->n_tokens = kept->n_tokens;
+    seq->out = taken;
+    if (taken != NULL) {
+        seq->tokens = taken->tokens;
+        seq->n_tokens = taken->n_tokens;
     }
     if (e.code != ERR_NONE)
         fail_locked(g, &e);
     mtx_unlock(&g->lock);
-    if (g->ops->news != NULL)
-        wake(g, false); /* its last event need not wait for the others */
-    close_one(g);
+    if (g->ops->on_tokens != NULL)
+        schedule_work(g, false); /* its last event need not wait for the others */
+    pending_done(g);
 }
 
 static const struct gen_sink sink_whole = {.done = seq_done};
@@ -472,7 +472,7 @@ static int seq_request(struct gen_request *r, struct generation_seq *seq, struct
     r->n_prompt = p->n;
     r->on_update = g->on_update;
     r->adapter = g->use != NULL ? adapter_use_ref(g->use) : NULL;
-    r->sink = g->ops->news != NULL ? &sink_stream : &sink_whole;
+    r->sink = g->ops->on_tokens != NULL ? &sink_stream : &sink_whole;
     r->sink_arg = seq;
     return 0;
 }
@@ -503,7 +503,7 @@ static int seq_submit(struct generation_seq *seq, struct err *e)
 /* One pin for all sequences of a request, so that its reply is of one revision. It is taken only
  * now: who waited for a permit gets what serves after the wait, and who named an adapter that is
  * gone by then gets an error. */
-static int take_adapter(struct generation *g, struct err *e)
+static int pin_adapter(struct generation *g, struct err *e)
 {
     struct err why = {0};
 
@@ -511,7 +511,7 @@ static int take_adapter(struct generation *g, struct err *e)
         return 0;
     if (adapter_use_new(&g->use, g->app->generate->adapters, g->lora, &why) != 0) {
         if (why.code == ERR_NOT_FOUND)
-            return unknown_model(g->app, g->lora, e);
+            return refuse_model(g->app, g->lora, e);
         *e = why;
         return -1;
     }
@@ -527,16 +527,16 @@ static void submit_all(struct generation *g)
 
         mtx_lock(&g->lock);
         stop = g->stopped;
-        g->n_open += stop ? 0 : 1;
+        g->n_pending += stop ? 0 : 1;
         mtx_unlock(&g->lock);
         if (stop)
             break;
         if (seq_submit(&g->seqs[i], &e) == 0)
             continue;
-        if (g->ops->blame != NULL)
-            g->ops->blame(&g->seqs[i], &e);
+        if (g->ops->set_error_field != NULL)
+            g->ops->set_error_field(&g->seqs[i], &e);
         mtx_lock(&g->lock);
-        g->n_open--; /* never the last: ours is still there */
+        g->n_pending--; /* never the last: ours is still there */
         fail_locked(g, &e);
         mtx_unlock(&g->lock);
         break;
@@ -549,7 +549,7 @@ static void generation_start(void *arg)
     struct generation *g = arg;
     struct err e = {0};
 
-    if (take_adapter(g, &e) == 0) {
+    if (pin_adapter(g, &e) == 0) {
         submit_all(g);
     } else {
         mtx_lock(&g->lock);
@@ -558,7 +558,7 @@ static void generation_start(void *arg)
     }
     adapter_use_unref(g->use); /* the sequences have their own */
     g->use = NULL;
-    close_one(g);
+    pending_done(g);
 }
 
 /* What the engine would give for a sequence that it ended before its first token. */
@@ -577,7 +577,7 @@ static struct gen_output *empty_output(const struct generation_seq *seq, struct 
 }
 
 /* Aborted in the queue: its ticket is out of the line already. */
-static void generation_end_queued(void *arg)
+static void generation_abort_queued(void *arg)
 {
     struct generation *g = arg;
     uint64_t now_us = clock_now_us();
@@ -594,16 +594,16 @@ static void generation_end_queued(void *arg)
             fail_locked(g, &e);
         mtx_unlock(&g->lock);
     }
-    wake(g, true);
+    schedule_work(g, true);
 }
 
-static void post_end_queued(struct generation *g)
+static void post_abort_queued(struct generation *g)
 {
     struct err stopping = {0};
 
-    g->step = (struct job){.run = generation_end_queued, .arg = g};
+    g->step = (struct job){.run = generation_abort_queued, .arg = g};
     if (workers_post(g->app->generate_pool, &g->step, WORKERS_URGENT, &stopping) != 0)
-        generation_end_queued(g);
+        generation_abort_queued(g);
 }
 
 bool generation_abort(struct generation *g)
@@ -623,7 +623,7 @@ bool generation_abort(struct generation *g)
     entered = g->entered;
     mtx_unlock(&g->lock);
     if (entered && admission_cancel(g->app->generate->admission, &g->ticket))
-        post_end_queued(g);
+        post_abort_queued(g);
     return true;
 }
 
@@ -631,14 +631,14 @@ bool generation_abort(struct generation *g)
 static void generation_cut(void *arg)
 {
     struct generation *g = arg;
-    bool behind;
+    bool awaits_client;
 
     mtx_lock(&g->lock);
-    g->cut = true;
-    behind = g->behind;
+    g->server_stopping = true;
+    awaits_client = g->awaits_client;
     mtx_unlock(&g->lock);
-    if (behind)
-        wake(g, false);
+    if (awaits_client)
+        schedule_work(g, false);
 }
 
 bool generation_abort_seq(struct generation *g, uint32_t i)
@@ -680,13 +680,13 @@ static const struct generations_ops entry_ops = {
 void generation_enter(struct generation *g)
 {
     struct err e = {0};
-    bool gone, aborted;
+    bool client_disconnected, aborted;
 
     mtx_lock(&g->lock);
-    gone = g->gone;
+    client_disconnected = g->client_disconnected;
     mtx_unlock(&g->lock);
-    if (gone) {
-        generation_forget(g);
+    if (client_disconnected) {
+        generation_fail_disconnected(g);
         return;
     }
     if (g->app->pause_controller != NULL &&
@@ -705,37 +705,38 @@ void generation_enter(struct generation *g)
     }
     mtx_lock(&g->lock);
     g->entered = true;
-    gone = g->gone;
+    client_disconnected = g->client_disconnected;
     aborted = g->aborted;
     mtx_unlock(&g->lock);
     /* Who left or aborted before `entered` could not cancel; after it, they do. */
-    if ((gone || aborted) && admission_cancel(g->app->generate->admission, &g->ticket)) {
-        if (gone)
-            generation_forget(g);
+    if ((client_disconnected || aborted) &&
+        admission_cancel(g->app->generate->admission, &g->ticket)) {
+        if (client_disconnected)
+            generation_fail_disconnected(g);
         else
-            post_end_queued(g);
+            post_abort_queued(g);
     }
     generation_unref(g);
 }
 
 bool generation_failed(struct generation *g, struct err *why)
 {
-    bool gone;
+    bool client_disconnected;
 
     if (why->code != ERR_NONE)
         return true;
     mtx_lock(&g->lock);
-    gone = g->gone;
-    if (!gone && g->err.code != ERR_NONE)
+    client_disconnected = g->client_disconnected;
+    if (!client_disconnected && g->err.code != ERR_NONE)
         *why = g->err;
     mtx_unlock(&g->lock);
-    if (gone)
+    if (client_disconnected)
         (void)err_set(why, ERR_GONE, "", "the client went away");
     return why->code != ERR_NONE;
 }
 
-void generation_look(const struct generation_seq *seq, const struct gen_token **tokens, uint32_t *n,
-                     struct gen_output **out)
+void generation_snapshot(const struct generation_seq *seq, const struct gen_token **tokens,
+                         uint32_t *n, struct gen_output **out)
 {
     mtx_lock(&seq->g->lock);
     *tokens = seq->tokens;

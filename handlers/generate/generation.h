@@ -40,10 +40,10 @@ struct generation_seq;
 /* What one operation does with it; no lock held, on the generation's pool but for blame. */
 struct generation_ops {
     /* Tokens came, or a sequence ended. NULL when the answer is made at the end only. */
-    void (*news)(struct generation *g);
+    void (*on_tokens)(struct generation *g);
     /* The engine refused a sequence: put its pointer in terms of this operation's members. May be
      * NULL. On app->generate_pool. */
-    void (*blame)(const struct generation_seq *seq, struct err *e);
+    void (*set_error_field)(const struct generation_seq *seq, struct err *e);
     /* Every sequence ended and the permit is back. Must answer the request. Called once, last;
      * not called when the request failed before it got a permit. */
     void (*finish)(struct generation *g);
@@ -72,22 +72,23 @@ struct generation_seq {
 
     uint64_t submitted_us, ended_us; /* of the submitter; of done, before `ended` */
     uint32_t n_sent;                 /* of the pool's job: tokens told in a stream */
-    bool begun, told;                /* of the pool's job: first event sent; last event sent */
+    bool first_event_sent,
+        last_event_sent; /* of the pool's job: first event sent; last event sent */
 };
 
 struct generation {
     struct mtx lock; /* rank MTX_GENERATION; guards down to the blank line */
     uint32_t n_refs;
-    uint32_t n_open;  /* sequences submitted and not ended, plus one until all are submitted */
-    bool gone;        /* the peer left */
-    bool stopped;     /* cancelled or failed: submit no more */
-    bool aborted;     /* what is submitted is cancelled at once */
-    bool entered;     /* the ticket has been through admission_enter */
-    bool ended;       /* n_open reached 0 and the permit is back */
-    bool cut;         /* the server stops: wait for no client */
-    bool behind;      /* nothing is told until the client has taken more, or has gone */
-    bool busy, again; /* the work job is posted or runs; it has to look once more */
-    struct err err;   /* first failure */
+    uint32_t n_pending; /* sequences submitted and not ended, plus one until all are submitted */
+    bool client_disconnected;    /* the peer left */
+    bool stopped;                /* cancelled or failed: submit no more */
+    bool aborted;                /* what is submitted is cancelled at once */
+    bool entered;                /* the ticket has been through admission_enter */
+    bool ended;                  /* n_open reached 0 and the permit is back */
+    bool server_stopping;        /* the server stops: wait for no client */
+    bool awaits_client;          /* nothing is told until the client has taken more, or has gone */
+    bool job_posted, job_rerun;  /* the work job is posted or runs; it has to look once more */
+    struct err err;              /* first failure */
     struct generation_seq *seqs; /* [n_seqs]; owned; set once, by generation_expand */
     uint32_t n_seqs;
 
@@ -120,7 +121,7 @@ struct generation {
     struct job work;      /* news and finish */
 
     bool stream_open, stream_broken; /* of the pool's job */
-    bool stream_late;                /* of it: its client was behind when the last one looked */
+    bool stream_lagged;              /* of it: its client was behind when the last one looked */
 };
 
 /* generation_init - an empty generation with one reference, the flow's; on_update is the server's.
@@ -195,8 +196,8 @@ const char *generation_model(const struct generation *g);
  * left, else the first failure). What is in `why` already stays. Returns false when all is well. */
 bool generation_failed(struct generation *g, struct err *why);
 
-/* generation_look - a consistent view of a sequence: out is NULL until it ended. */
-void generation_look(const struct generation_seq *seq, const struct gen_token **tokens, uint32_t *n,
-                     struct gen_output **out);
+/* generation_snapshot - a consistent view of a sequence: out is NULL until it ended. */
+void generation_snapshot(const struct generation_seq *seq, const struct gen_token **tokens,
+                         uint32_t *n, struct gen_output **out);
 
 #endif

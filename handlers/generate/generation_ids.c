@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int by_text(const void *x, const void *y)
+static int compare_text(const void *x, const void *y)
 {
     return strcmp(*(const char *const *)x, *(const char *const *)y);
 }
@@ -16,7 +16,7 @@ static bool is_one_of(const char *id, const char *const *ids, size_t n_ids)
 {
     if (id == NULL)
         return false;
-    return bsearch(&id, ids, n_ids, sizeof *ids, by_text) != NULL;
+    return bsearch(&id, ids, n_ids, sizeof *ids, compare_text) != NULL;
 }
 
 /* Aborts the sequences of prompt I for each id that goes on with "-I". */

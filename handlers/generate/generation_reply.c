@@ -200,17 +200,17 @@ static void stream_write(struct generation *g, const void *data, size_t len)
         break_stream(g);
 }
 
-bool generation_keeps_up(const struct generation *g)
+bool generation_client_keeps_up(const struct generation *g)
 {
     return !g->stream_open || http_request_stream_unsent(g->x) <= GENERATION_UNSENT_MAX;
 }
 
-uint32_t generation_share(const struct generation *g)
+uint32_t generation_event_tokens_max(const struct generation *g)
 {
     uint32_t n_each = g->params.gen.logprobs > 0 ? (uint32_t)g->params.gen.logprobs + 1 : 1;
     uint32_t n = GENERATION_UNSENT_MAX / GENERATION_LOGPROB_NBYTES / n_each;
 
-    if (!g->stream_late)
+    if (!g->stream_lagged)
         return 1;
     if (g->events_repeat)
         return UINT32_MAX;

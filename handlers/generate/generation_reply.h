@@ -46,16 +46,16 @@ uint64_t generation_n_prompt(const struct generation *g);
 uint64_t generation_n_sent(const struct generation *g);
 uint64_t generation_n_made(const struct generation *g);
 
-/* generation_keeps_up - does the client of a stream take what it is sent? Else news tells nothing
- * more, and is called again when it has. */
+/* generation_client_keeps_up - does the client of a stream take what it is sent? Else news tells
+ * nothing more, and is called again when it has. */
 enum { GENERATION_UNSENT_MAX = 65536 /* bytes; beyond it, it does not */ };
-bool generation_keeps_up(const struct generation *g);
+bool generation_client_keeps_up(const struct generation *g);
 
-/* generation_share - how many tokens of a sequence its next event may tell: each has one of its own
- * unless the client was behind; then what came since shares one, of about GENERATION_UNSENT_MAX
- * bytes at most where an event tells each token once. */
+/* generation_event_tokens_max - how many tokens of a sequence its next event may tell: each has one
+ * of its own unless the client was behind; then what came since shares one, of about
+ * GENERATION_UNSENT_MAX bytes at most where an event tells each token once. */
 enum { GENERATION_LOGPROB_NBYTES = 100 /* about: a logprob in an event */ };
-uint32_t generation_share(const struct generation *g);
+uint32_t generation_event_tokens_max(const struct generation *g);
 
 /* generation_event - send the JSON that was written to `event`, which generation_event_begin began
  * and this frees, as one server-sent event; the first one opens the stream. A stream that cannot go

@@ -27,7 +27,7 @@ static int read_allowed(struct logits_processor *s, const json_t *o, const char 
         return err_set(e, ERR_BAD_REQUEST, field,
                        "'allowed_token_ids' is an empty array; at least 1 id is needed, or null to "
                        "allow all");
-    if (generate_ids(&ids, &n, array, field, vocab_size, vocab_size, e) != 0)
+    if (generate_parse_ids(&ids, &n, array, field, vocab_size, vocab_size, e) != 0)
         return -1;
     logits_processor_allow(s, ids, n);
     return 0;

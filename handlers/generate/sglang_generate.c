@@ -113,19 +113,20 @@ static void sglang_free(struct generation *g)
     for (uint32_t i = 0; i < op->n_seqs; i++) {
         if (op->rids != NULL)
             free(op->rids[i]);
-        if (op->told != NULL)
-            sglang_told_fini(&op->told[i]);
+        if (op->sent != NULL)
+            sglang_sent_fini(&op->sent[i]);
     }
     free(op->rids);
-    free(op->told);
+    free(op->sent);
     completions_fini(&op->c);
     free(op);
 }
 
-static const struct generation_ops whole_ops = {
-    .blame = completions_blame, .finish = sglang_generate_finish, .free = sglang_free};
-static const struct generation_ops stream_ops = {.news = sglang_generate_news,
-                                                 .blame = completions_blame,
+static const struct generation_ops whole_ops = {.set_error_field = completions_set_error_field,
+                                                .finish = sglang_generate_finish,
+                                                .free = sglang_free};
+static const struct generation_ops stream_ops = {.on_tokens = sglang_generate_on_tokens,
+                                                 .set_error_field = completions_set_error_field,
                                                  .finish = sglang_generate_finish,
                                                  .free = sglang_free};
 
@@ -141,7 +142,7 @@ static int parse_prompts(struct sglang_op *op, const json_t *body, struct err *e
                            ? ": this route takes SGLang's form, token_ids go to /v1/generate"
                            : "");
     op->c.prompts_at = text != NULL ? "/text" : "/input_ids";
-    if (completions_prompts(&op->c, text != NULL ? text : ids, e) != 0)
+    if (completions_parse_prompts(&op->c, text != NULL ? text : ids, e) != 0)
         return -1;
     if (op->c.is_text == (text != NULL))
         return 0;
@@ -225,7 +226,7 @@ static int parse_sampling(struct sglang_op *op, const json_t *flat, struct err *
     int rc;
 
     if (body_object(&sampling, flat, "", "sampling_params", e) != 0 ||
-        generate_neutral(sampling, SAMPLING_AT, sampling_rules, e) != 0 ||
+        generate_check_neutral(sampling, SAMPLING_AT, sampling_rules, e) != 0 ||
         parse_lengths(op, sampling, e) != 0 ||
         body_bool(&g->params.include_stop_str, sampling, SAMPLING_AT, "no_stop_trim", e) != 0 ||
         dialect_keep(&ours, sampling, sampling_members, e) != 0)
@@ -331,7 +332,7 @@ static char *make_rid(const struct sglang_op *op, const json_t *rids, uint32_t i
 
     if (rids != NULL)
         base = json_string_value(json_array_get(rids, i / n));
-    if (rids != NULL ? n == 1 : !op->many)
+    if (rids != NULL ? n == 1 : !op->is_array)
         return strdup(base);
     (void)snprintf(text, sizeof text, "%s_%u", base, rids != NULL ? i % n : i);
     return strdup(text);
@@ -347,8 +348,8 @@ static int parse_rids(struct sglang_op *op, const json_t *body, struct err *e)
         return -1;
     op->c.request_id = strdup(v != NULL && rids == NULL ? json_string_value(v) : g->x->request_id);
     op->rids = calloc(op->n_seqs, sizeof *op->rids);
-    op->told = calloc(op->n_seqs, sizeof *op->told);
-    if (op->c.request_id == NULL || op->rids == NULL || op->told == NULL)
+    op->sent = calloc(op->n_seqs, sizeof *op->sent);
+    if (op->c.request_id == NULL || op->rids == NULL || op->sent == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for %u request ids", op->n_seqs);
     for (uint32_t i = 0; i < op->n_seqs; i++) {
         op->rids[i] = make_rid(op, rids, i);
@@ -368,7 +369,7 @@ static int parse_all(struct sglang_op *op, const json_t *body, const json_t *fla
         parse_lora(g, flat, e) != 0 ||
         generation_count_seqs(g, op->c.prompts_at, &op->n_seqs, e) != 0)
         return -1;
-    op->many = op->c.is_list || g->params.n > 1;
+    op->is_array = op->c.is_list || g->params.n > 1;
     return parse_rids(op, body, e);
 }
 
@@ -383,8 +384,8 @@ static int sglang_parse(struct sglang_op *op, const json_t *body, struct err *e)
     op->c.add_special = op->c.return_ids = true;
     if (body_bool(&op->c.stream.on, body, "", "stream", e) != 0 ||
         body_bool(&op->with_text, body, "", "return_text_in_logprobs", e) != 0 ||
-        generate_neutral(body, "", request_rules, e) != 0 || parse_prompts(op, body, e) != 0 ||
-        flatten_all(&flat, body, op->c.g.n_prompts, e) != 0)
+        generate_check_neutral(body, "", request_rules, e) != 0 ||
+        parse_prompts(op, body, e) != 0 || flatten_all(&flat, body, op->c.g.n_prompts, e) != 0)
         return -1;
     rc = parse_all(op, body, flat, e);
     json_decref(flat);

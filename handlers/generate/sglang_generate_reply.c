@@ -8,12 +8,12 @@
 #include "handlers/reply.h"
 #include "weights/store/store.h"
 
-void sglang_told_fini(struct sglang_told *told)
+void sglang_sent_fini(struct sglang_sent *sent)
 {
-    buf_fini(&told->text);
-    buf_fini(&told->ids);
-    buf_fini(&told->logprobs);
-    buf_fini(&told->tops);
+    buf_fini(&sent->text);
+    buf_fini(&sent->ids);
+    buf_fini(&sent->logprobs);
+    buf_fini(&sent->tops);
 }
 
 /* [logprob, id, text]; @known  false: the logprob is null */
@@ -42,21 +42,21 @@ static void put_tops(struct buf *out, const struct sglang_op *op, const struct g
 }
 
 /* Adds the part to what was told. */
-static void tell_part(const struct sglang_op *op, struct sglang_told *told,
-                      const struct completions_part *p)
+static void sent_append(const struct sglang_op *op, struct sglang_sent *sent,
+                        const struct completions_part *p)
 {
     for (uint32_t i = p->first; i < p->end; i++) {
         const struct gen_token *t = &p->tokens[i];
 
-        told->n_tokens++;
-        json_put_int(&told->ids, t->id);
+        sent->n_tokens++;
+        json_put_int(&sent->ids, t->id);
         if (op->with_logprobs)
-            put_tuple(&told->logprobs, op, t->id, t->logprob, true);
+            put_tuple(&sent->logprobs, op, t->id, t->logprob, true);
         if (op->n_top > 0)
-            put_tops(&told->tops, op, t);
+            put_tops(&sent->tops, op, t);
     }
-    buf_append(&told->text, p->text.data, p->text.len);
-    told->text.failed = told->text.failed || p->failed;
+    buf_append(&sent->text, p->text.data, p->text.len);
+    sent->text.failed = sent->text.failed || p->failed;
 }
 
 static json_t *stop_json(const struct gen_output *out)
@@ -123,7 +123,7 @@ static void put_input_logprobs(struct buf *out, const struct sglang_op *op,
     struct gen_output *made = NULL;
     uint32_t n = 0, start = 0;
 
-    generation_look(&g->seqs[seq->prompt * g->params.n], &ignored, &n, &made);
+    generation_snapshot(&g->seqs[seq->prompt * g->params.n], &ignored, &n, &made);
     n = op->logprob_start >= 0 && made != NULL && made->prompt != NULL ? made->n_prompt : 0;
     if (op->logprob_start < n)
         start = op->logprob_start > 0 ? (uint32_t)op->logprob_start : 0;
@@ -148,13 +148,13 @@ static void put_input_logprobs(struct buf *out, const struct sglang_op *op,
 static void put_logprobs(struct buf *out, const struct sglang_op *op,
                          const struct generation_seq *seq, const struct gen_output *made)
 {
-    const struct sglang_told *told = &op->told[seq->index];
+    const struct sglang_sent *sent = &op->sent[seq->index];
 
     if (!op->with_logprobs)
         return;
-    put_list(out, "output_token_logprobs", &told->logprobs);
+    put_list(out, "output_token_logprobs", &sent->logprobs);
     if (op->n_top > 0)
-        put_list(out, "output_top_logprobs", &told->tops);
+        put_list(out, "output_top_logprobs", &sent->tops);
     if (op->logprob_start < 0 || made != NULL)
         put_input_logprobs(out, op, seq);
 }
@@ -168,7 +168,7 @@ static void put_meta(struct buf *out, const struct sglang_op *op, const struct g
     json_put_members(out, json_pack("{s:s, s:o, s:I, s:I, s:i, s:o, s:o, s:s}", "id",
                                     op->rids[seq->index], "finish_reason", finish_json(op, made),
                                     "prompt_tokens", (json_int_t)g->prompts[seq->prompt].n,
-                                    "completion_tokens", (json_int_t)op->told[seq->index].n_tokens,
+                                    "completion_tokens", (json_int_t)op->sent[seq->index].n_tokens,
                                     "cached_tokens", 0, "weight_version", version_json(op, made),
                                     "adapter", generation_adapter_json(g), "boot_id",
                                     g->app->life->boot_id));
@@ -183,45 +183,45 @@ static void put_meta(struct buf *out, const struct sglang_op *op, const struct g
 /* A sequence as it stands after the part. */
 static void put_item(struct buf *out, const struct sglang_op *op, const struct completions_part *p)
 {
-    struct sglang_told *told = &op->told[p->seq->index];
+    struct sglang_sent *sent = &op->sent[p->seq->index];
 
-    tell_part(op, told, p);
-    if (told->text.failed)
+    sent_append(op, sent, p);
+    if (sent->text.failed)
         out->failed = true;
     json_put_open(out, '{');
     json_put_name(out, "text");
-    json_put_string(out, told->text.len > 0 ? told->text.data : "", told->text.len);
-    put_list(out, "output_ids", &told->ids);
+    json_put_string(out, sent->text.len > 0 ? sent->text.data : "", sent->text.len);
+    put_list(out, "output_ids", &sent->ids);
     json_put_name(out, "meta_info");
     put_meta(out, op, p->seq, p->out);
-    if (op->c.stream.on && op->many) {
+    if (op->c.stream.on && op->is_array) {
         json_put_name(out, "index");
         json_put_int(out, p->seq->index);
     }
     json_put_close(out, '}');
     if (p->out != NULL)
-        sglang_told_fini(told); /* nothing repeats it */
+        sglang_sent_fini(sent); /* nothing repeats it */
 }
 
 /* The next event of a sequence. Returns false when there is none. */
-static bool tell_seq(struct sglang_op *op, struct generation_seq *seq)
+static bool send_seq_event(struct sglang_op *op, struct generation_seq *seq)
 {
     struct completions_part p;
     struct buf event = {0};
 
-    if (!completions_next(&p, &op->c, seq))
+    if (!completions_part_next(&p, &op->c, seq))
         return false;
     generation_event_begin(&event);
     put_item(&event, op, &p);
     generation_event(&op->c.g, &event);
-    completions_told(&p);
+    completions_part_sent(&p);
     return true;
 }
 
-void sglang_generate_news(struct generation *g)
+void sglang_generate_on_tokens(struct generation *g)
 {
     for (uint32_t i = 0; i < g->n_seqs; i++)
-        while (generation_keeps_up(g) && tell_seq(sglang_of(g), &g->seqs[i]))
+        while (generation_client_keeps_up(g) && send_seq_event(sglang_of(g), &g->seqs[i]))
             ;
 }
 
@@ -229,19 +229,19 @@ static void put_whole(struct buf *out, struct sglang_op *op)
 {
     struct generation *g = &op->c.g;
 
-    if (op->many)
+    if (op->is_array)
         json_put_open(out, '[');
     for (uint32_t i = 0; i < g->n_seqs; i++) {
         struct completions_part p;
 
-        if (http_request_disconnected(g->x) || !completions_next(&p, &op->c, &g->seqs[i])) {
+        if (http_request_disconnected(g->x) || !completions_part_next(&p, &op->c, &g->seqs[i])) {
             out->failed = true;
             return;
         }
         put_item(out, op, &p);
-        completions_told(&p);
+        completions_part_sent(&p);
     }
-    if (op->many)
+    if (op->is_array)
         json_put_close(out, ']');
 }
 
@@ -253,7 +253,7 @@ void sglang_generate_finish(struct generation *g)
     struct buf whole = {0};
 
     if (op->c.stream.on) {
-        sglang_generate_news(g);
+        sglang_generate_on_tokens(g);
         generation_end(g);
         return;
     }

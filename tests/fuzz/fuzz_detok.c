@@ -228,7 +228,8 @@ static void check_request(const struct tokenizer *t, const int64_t *said, size_t
 
     for (size_t i = 0; i < n; i++)
         CHECK(json_array_append_new(tokens, json_integer(said[i])) == 0);
-    if (generate_ids(&ids, &n_ids, tokens, "/tokens", tokenizer_vocab_size(t), IDS_MAX, &e) != 0) {
+    if (generate_parse_ids(&ids, &n_ids, tokens, "/tokens", tokenizer_vocab_size(t), IDS_MAX, &e) !=
+        0) {
         char field[32];
 
         check_refusal(&e, codes, "/tokens");

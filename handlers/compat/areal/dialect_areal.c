@@ -24,7 +24,7 @@ const char *const areal_lora_tensors_members[] = {
  * acquire and release, since it is read by another thread. */
 static _Atomic(json_t *) next_list;
 
-static int put_done(json_t **reply, const char *message)
+static int put_success(json_t **reply, const char *message)
 {
     return dialect_put(reply, json_pack("{s:b, s:s}", "success", 1, "message", message));
 }
@@ -40,17 +40,17 @@ int areal_pause_request(json_t **body, const struct http_request *x, struct err 
 int areal_pause_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return put_done(reply, "Generation paused and all requests aborted");
+    return put_success(reply, "Generation paused and all requests aborted");
 }
 
 int areal_continue_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return put_done(reply, "Generation continued");
+    return put_success(reply, "Generation continued");
 }
 
 /* AReaL writes an address of IPv6 as in a URL. */
-static int unbracket(json_t *body, struct err *e)
+static int strip_brackets(json_t *body, struct err *e)
 {
     const char *address = json_string_value(json_object_get(body, "master_address"));
     size_t len = address != NULL ? strlen(address) : 0;
@@ -62,7 +62,7 @@ static int unbracket(json_t *body, struct err *e)
 
 int areal_group_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    return sglang_group_request(body, x, e) != 0 ? -1 : unbracket(*body, e);
+    return sglang_group_request(body, x, e) != 0 ? -1 : strip_brackets(*body, e);
 }
 
 static int check_list(const json_t *body, struct err *e)
@@ -197,5 +197,5 @@ int areal_lora_tensors_request(json_t **body, const struct http_request *x, stru
 int areal_lora_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return put_done(reply, "the adapter is loaded");
+    return put_success(reply, "the adapter is loaded");
 }

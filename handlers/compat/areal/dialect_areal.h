@@ -41,7 +41,7 @@ int handle_areal_lora_meta(struct app *app, struct http_request *x, struct err *
 
 #define AREAL_WEIGHTS                                                                              \
     AREAL_ROW(ROUTE_SMALL_MAX, "/areal_update_weights", "arealUpdate", OPERATION_UPDATE,           \
-              .members = areal_disk_members, .translated_members = sglang_disk_into,               \
+              .members = areal_disk_members, .translated_members = sglang_disk_translated,         \
               .error_members = sglang_disk_pairs, .translate_request = sglang_disk_request,        \
               .translate_response = sglang_update_response),                                       \
         AREAL_ROW(ROUTE_SMALL_MAX, "/areal_init_weights_update_group", "arealInitGroup",           \

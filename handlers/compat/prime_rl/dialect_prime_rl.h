@@ -8,7 +8,7 @@
 #include "handlers/control_plane.h"
 #include "handlers/dialect.h"
 
-extern const char *const prime_rl_update_members[], *const prime_rl_update_into[];
+extern const char *const prime_rl_update_members[], *const prime_rl_update_translated[];
 extern const char *const prime_rl_broadcaster_members[];
 extern const struct dialect_member prime_rl_update_pairs[]; /* for errors too */
 int prime_rl_update_request(json_t **body, const struct http_request *x, struct err *e);
@@ -16,11 +16,11 @@ int prime_rl_broadcaster_request(json_t **body, const struct http_request *x, st
 
 /* Columns: methods, body and how long it may be, lane, role; path, operationId, operation; then
  * what differs. */
-#define PRIME_RL_ROW(verbs, kind, max, where, who, path, id, op, ...)                              \
+#define PRIME_RL_ROW(verbs, kind, max, runs_on, needs_role, path, id, op, ...)                     \
     {                                                                                              \
-        .methods = verbs, .pattern = path, .operation_id = id, .executor = where, .role = who,     \
-        .body = kind, .json_optional = true, .form = FORM_OPENAI, .body_max = max,                 \
-        .dialect = DIALECT_PRIME_RL, .operation = op, __VA_ARGS__                                  \
+        .methods = verbs, .pattern = path, .operation_id = id, .executor = runs_on,                \
+        .role = needs_role, .body = kind, .json_optional = true, .form = FORM_OPENAI,              \
+        .body_max = max, .dialect = DIALECT_PRIME_RL, .operation = op, __VA_ARGS__                 \
     }
 #define PRIME_RL_CONTROL(path, id, op, ...)                                                        \
     PRIME_RL_ROW(METHOD_POST, BODY_JSON, ROUTE_SMALL_MAX, EXECUTOR_CONTROL, ROLE_CONTROL, path,    \
@@ -31,12 +31,12 @@ int prime_rl_broadcaster_request(json_t **body, const struct http_request *x, st
     PRIME_RL_ROW(                                                                                  \
         METHOD_POST, BODY_JSON, ROUTE_BODY_CONFIG, EXECUTOR_CONTROL, ROLE_CONTROL,                 \
         "/update_weights", "primeRlUpdate", OPERATION_UPDATE, .body_match = {"weight_dir", NULL},  \
-        .members = prime_rl_update_members, .translated_members = prime_rl_update_into,            \
+        .members = prime_rl_update_members, .translated_members = prime_rl_update_translated,      \
         .error_members = prime_rl_update_pairs, .translate_request = prime_rl_update_request,      \
         .translate_response = dialect_out_status),                                                 \
         PRIME_RL_CONTROL("/init_broadcaster", "primeRlInitBroadcaster", OPERATION_UNSUPPORTED,     \
                          .members = prime_rl_broadcaster_members,                                  \
-                         .translated_members = sglang_nothing,                                     \
+                         .translated_members = sglang_no_members,                                  \
                          .translate_request = prime_rl_broadcaster_request),                       \
         PRIME_RL_CONTROL("/pause", "primeRlPause", OPERATION_PAUSE, .query = vllm_pause_query,     \
                          .translated_members = pause_members,                                      \

@@ -20,23 +20,23 @@ const char *const sglang_distributed_members[] = {
     "weight_version", "load_format", "torch_empty_cache",
     "selector",       NULL};
 const char *const sglang_begin_members[] = {"selector", NULL};
-const char *const sglang_one_members[] = {
+const char *const sglang_one_tensor_members[] = {
     "name",           "dtype",       "shape",    "names", "group_name", "abort_all_requests",
     "weight_version", "flush_cache", "selector", NULL};
 const char *const sglang_disk_members[] = {
     "model_path", "load_format",       "abort_all_requests", "weight_version",
     "is_async",   "torch_empty_cache", "keep_pause",         "recapture_cuda_graph",
     "token_step", "flush_cache",       "manifest",           NULL};
-const char *const sglang_disk_into[] = {"path", "weight_version", "abort_requests", NULL};
+const char *const sglang_disk_translated[] = {"path", "weight_version", "abort_requests", NULL};
 const char *const sglang_ipc_members[] = {"zmq_handles", "flush_cache", "weight_version",
                                           "torch_empty_cache", NULL};
 const char *const sglang_label_members[] = {"new_version", "abort_all_requests", NULL};
-const char *const sglang_nothing[] = {NULL};
+const char *const sglang_no_members[] = {NULL};
 const char *const sglang_checker_members[] = {"action", "allow_quant_error", "skip_tensor_list",
                                               "selector", NULL};
 
 /* Some trainers send digits. What is no port is left as it came, for the native route to refuse. */
-static int number_port(json_t *body, struct err *e)
+static int port_to_number(json_t *body, struct err *e)
 {
     const char *text = json_string_value(json_object_get(body, "master_port"));
     size_t len = text != NULL ? strlen(text) : 0;
@@ -59,7 +59,7 @@ int sglang_group_request(json_t **body, const struct http_request *x, struct err
         return -1;
     if (strcmp(backend, "nccl") != 0)
         return err_set(e, ERR_BAD_REQUEST, "/backend", "backend '%.32s' is not nccl", backend);
-    if (dialect_keep(body, *body, members, e) != 0 || number_port(*body, e) != 0)
+    if (dialect_keep(body, *body, members, e) != 0 || port_to_number(*body, e) != 0)
         return -1;
     if (json_object_get(*body, "group_name") == NULL &&
         dialect_set(*body, "group_name", json_string("weight_update_group"), e) != 0)
@@ -125,7 +125,7 @@ int sglang_end_request(json_t **body, const struct http_request *x, struct err *
 }
 
 /* What one broadcast brings: each tensor by itself, or all of them back to back. */
-static int cut_in(json_t *body, const char *load_format, struct err *e)
+static int set_packing(json_t *body, const char *load_format, struct err *e)
 {
     if (load_format == NULL)
         return 0;
@@ -154,7 +154,7 @@ int sglang_distributed_request(json_t **body, const struct http_request *x, stru
     if (body_str(&load_format, *body, "", "load_format", e) != 0 ||
         dialect_keep(&made, *body, members, e) != 0)
         return -1;
-    if (cut_in(made, load_format, e) != 0 ||
+    if (set_packing(made, load_format, e) != 0 ||
         dialect_set(made, "transport", json_string("nccl"), e) != 0) {
         json_decref(made);
         return -1;
@@ -165,7 +165,7 @@ int sglang_distributed_request(json_t **body, const struct http_request *x, stru
 }
 
 /* One tensor a request, as SGLang once had it. */
-int sglang_one_request(json_t **body, const struct http_request *x, struct err *e)
+int sglang_one_tensor_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"group_name", "group_name"},
                                                     {"weight_version", "weight_version"},

@@ -21,13 +21,13 @@ typedef int sglang_response(json_t **reply, const struct http_request *x);
 
 /* dialect_sglang.c: weights and the group that brings them */
 extern const char *const sglang_group_members[], *const sglang_leave_members[];
-extern const char *const sglang_distributed_members[], *const sglang_one_members[];
-extern const char *const sglang_disk_members[], *const sglang_disk_into[];
-extern const char *const sglang_ipc_members[], *const sglang_nothing[];
+extern const char *const sglang_distributed_members[], *const sglang_one_tensor_members[];
+extern const char *const sglang_disk_members[], *const sglang_disk_translated[];
+extern const char *const sglang_ipc_members[], *const sglang_no_members[];
 extern const char *const sglang_begin_members[];
 extern const struct dialect_member sglang_disk_pairs[], sglang_label_pairs[]; /* for errors too */
 extern const char *const sglang_checker_members[], *const sglang_label_members[];
-sglang_request sglang_group_request, sglang_distributed_request, sglang_one_request,
+sglang_request sglang_group_request, sglang_distributed_request, sglang_one_tensor_request,
     sglang_disk_request, sglang_ipc_request;
 sglang_request sglang_leave_request, sglang_begin_request, sglang_end_request,
     sglang_checker_request, sglang_label_request;
@@ -39,11 +39,11 @@ sglang_response sglang_checker_response, sglang_label_response, sglang_reset_res
 /* dialect_sglang_life.c: pause, memory, requests, adapters */
 extern const char *const sglang_pause_members[], *const sglang_continue_members[];
 extern const char *const sglang_memory_members[], *const sglang_abort_members[];
-extern const char *const sglang_lora_members[], *const sglang_unlora_members[];
+extern const char *const sglang_lora_members[], *const sglang_lora_unload_members[];
 extern const char *const sglang_lora_tensors_members[];
 sglang_request sglang_pause_request, sglang_release_request, sglang_memory_request,
     sglang_abort_request;
-sglang_request sglang_lora_request, sglang_unlora_request, sglang_lora_tensors_request,
+sglang_request sglang_lora_request, sglang_lora_unload_request, sglang_lora_tensors_request,
     sglang_refused_request;
 sglang_response sglang_pause_response, sglang_continue_response, sglang_flush_response,
     sglang_lora_response;
@@ -56,11 +56,11 @@ sglang_response sglang_loads_response;
 
 /* Columns: dialect, form of errors, methods, body and how long it may be; path, operationId,
  * operation; then what differs. */
-#define SGLANG_ROW(whose, errors, verbs, kind, max, path, id, op, ...)                             \
+#define SGLANG_ROW(of_dialect, errors, verbs, kind, max, path, id, op, ...)                        \
     {                                                                                              \
         .methods = verbs, .pattern = path, .operation_id = id, .executor = EXECUTOR_CONTROL,       \
         .role = ROLE_CONTROL, .body = kind, .json_optional = true, .form = errors,                 \
-        .body_max = max, .dialect = whose, .operation = op, __VA_ARGS__                            \
+        .body_max = max, .dialect = of_dialect, .operation = op, __VA_ARGS__                       \
     }
 #define SGLANG_CONTROL(path, id, op, ...)                                                          \
     SGLANG_ROW(DIALECT_SGLANG, FORM_SGLANG, METHOD_POST, BODY_JSON, ROUTE_SMALL_MAX, path, id, op, \
@@ -71,10 +71,10 @@ sglang_response sglang_loads_response;
 #define SGLANG_BOTH(path, id, op, ...)                                                             \
     SGLANG_ROW(DIALECT_SGLANG, FORM_SGLANG, METHOD_GET | METHOD_POST, BODY_JSON, ROUTE_SMALL_MAX,  \
                path, id, op, __VA_ARGS__)
-#define SGLANG_VIEW(who, path, id, op, ...)                                                        \
+#define SGLANG_VIEW(needs_role, path, id, op, ...)                                                 \
     {                                                                                              \
         .methods = METHOD_GET | METHOD_HEAD, .pattern = path, .operation_id = id,                  \
-        .executor = EXECUTOR_LOOP, .role = who, .body = BODY_NONE, .json_optional = true,          \
+        .executor = EXECUTOR_LOOP, .role = needs_role, .body = BODY_NONE, .json_optional = true,   \
         .form = FORM_SGLANG, .body_max = ROUTE_NO_BODY_MAX, .dialect = DIALECT_SGLANG,             \
         .operation = op, __VA_ARGS__                                                               \
     }
@@ -94,8 +94,9 @@ sglang_response sglang_loads_response;
 #define SGLANG_BUCKETS                                                                             \
     SGLANG_LONG("/update_weights_from_distributed", "sglangUpdateOne", OPERATION_UPDATE,           \
                 .session = SESSION_AUTO_COMMIT, .body_match = {"name", NULL},                      \
-                .members = sglang_one_members, .whole = true,                                      \
-                .translated_members = update_members, .translate_request = sglang_one_request,     \
+                .members = sglang_one_tensor_members, .whole = true,                               \
+                .translated_members = update_members,                                              \
+                .translate_request = sglang_one_tensor_request,                                    \
                 .translate_response = sglang_update_response),                                     \
         SGLANG_LONG("/update_weights_from_distributed", "sglangUpdate", OPERATION_UPDATE,          \
                     .session = SESSION_AUTO_COMMIT, .members = sglang_distributed_members,         \
@@ -116,11 +117,11 @@ sglang_response sglang_loads_response;
                        .translate_request = sglang_leave_request,                                  \
                        .translate_response = sglang_leave_response),                               \
         SGLANG_SESSION, SGLANG_BUCKETS,                                                            \
-        SGLANG_CONTROL("/update_weights_from_disk", "sglangUpdateDisk", OPERATION_UPDATE,          \
-                       .members = sglang_disk_members, .translated_members = sglang_disk_into,     \
-                       .error_members = sglang_disk_pairs,                                         \
-                       .translate_request = sglang_disk_request,                                   \
-                       .translate_response = sglang_disk_response),                                \
+        SGLANG_CONTROL(                                                                            \
+            "/update_weights_from_disk", "sglangUpdateDisk", OPERATION_UPDATE,                     \
+            .members = sglang_disk_members, .translated_members = sglang_disk_translated,          \
+            .error_members = sglang_disk_pairs, .translate_request = sglang_disk_request,          \
+            .translate_response = sglang_disk_response),                                           \
         SGLANG_CONTROL("/update_weights_from_ipc", "sglangUpdateIpc", OPERATION_UPDATE_ZMQ,        \
                        .members = sglang_ipc_members, .translated_members = update_zmq_members,    \
                        .translate_request = sglang_ipc_request,                                    \
@@ -171,7 +172,7 @@ sglang_response sglang_loads_response;
 /* Said by name, for a path that is not there would say less. */
 #define SGLANG_REFUSED(path, id)                                                                   \
     SGLANG_CONTROL(path, id, OPERATION_UNSUPPORTED, .translate_request = sglang_refused_request,   \
-                   .translated_members = sglang_nothing)
+                   .translated_members = sglang_no_members)
 #define SGLANG_REFUSALS                                                                            \
     SGLANG_REFUSED("/slow_down", "sglangSlowDown"),                                                \
         SGLANG_REFUSED("/set_internal_state", "sglangSetState"),                                   \
@@ -181,15 +182,16 @@ sglang_response sglang_loads_response;
         SGLANG_REFUSED("/pull_weights", "sglangPull")
 
 /* Shared with prime-rl, whose clients retry by the status. */
-#define SGLANG_LORA(whose, load, unload)                                                           \
-    SGLANG_ROW(whose, FORM_SGLANG_LORA, METHOD_POST, BODY_JSON, ROUTE_SMALL_MAX,                   \
+#define SGLANG_LORA(of_dialect, load, unload)                                                      \
+    SGLANG_ROW(of_dialect, FORM_SGLANG_LORA, METHOD_POST, BODY_JSON, ROUTE_SMALL_MAX,              \
                "/load_lora_adapter", load, OPERATION_LORA_LOAD, .members = sglang_lora_members,    \
                .translated_members = lora_load_members, .translate_request = sglang_lora_request,  \
                .translate_response = sglang_lora_response),                                        \
-        SGLANG_ROW(whose, FORM_SGLANG_LORA, METHOD_POST, BODY_JSON, ROUTE_SMALL_MAX,               \
+        SGLANG_ROW(of_dialect, FORM_SGLANG_LORA, METHOD_POST, BODY_JSON, ROUTE_SMALL_MAX,          \
                    "/unload_lora_adapter", unload, OPERATION_LORA_UNLOAD,                          \
-                   .members = sglang_unlora_members, .translated_members = lora_unload_members,    \
-                   .translate_request = sglang_unlora_request,                                     \
+                   .members = sglang_lora_unload_members,                                          \
+                   .translated_members = lora_unload_members,                                      \
+                   .translate_request = sglang_lora_unload_request,                                \
                    .translate_response = sglang_lora_response)
 
 #define SGLANG_VIEWS                                                                               \
@@ -226,7 +228,7 @@ sglang_response sglang_loads_response;
         SGLANG_ROW(DIALECT_SGLANG, FORM_SGLANG_LORA, METHOD_POST, BODY_JSON, ROUTE_BODY_CONFIG,    \
                    "/load_lora_adapter_from_tensors", "sglangLoadLoraTensors",                     \
                    OPERATION_UNSUPPORTED, .members = sglang_lora_tensors_members,                  \
-                   .translated_members = sglang_nothing,                                           \
+                   .translated_members = sglang_no_members,                                        \
                    .translate_request = sglang_lora_tensors_request),                              \
         SGLANG_VIEWS, SGLANG_GENERATE,
 

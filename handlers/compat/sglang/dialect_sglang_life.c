@@ -11,7 +11,7 @@ const char *const sglang_memory_members[] = {"tags", NULL};
 const char *const sglang_abort_members[] = {"rid", "abort_all", "abort_message", NULL};
 const char *const sglang_lora_members[] = {"lora_name", "lora_path",    "pinned",
                                            "lora_id",   "load_inplace", NULL};
-const char *const sglang_unlora_members[] = {"lora_name", "lora_id", "lora_int_id", NULL};
+const char *const sglang_lora_unload_members[] = {"lora_name", "lora_id", "lora_int_id", NULL};
 const char *const sglang_lora_tensors_members[] = {"lora_name",
                                                    "config_dict",
                                                    "serialized_tensors",
@@ -142,7 +142,7 @@ int sglang_lora_request(json_t **body, const struct http_request *x, struct err 
     return dialect_set(*body, "load_inplace", json_true(), e);
 }
 
-int sglang_unlora_request(json_t **body, const struct http_request *x, struct err *e)
+int sglang_lora_unload_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"lora_name", "lora_name"}, {0}};
 

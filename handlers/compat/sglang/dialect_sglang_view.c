@@ -9,29 +9,29 @@ const char *const sglang_info_query[] = {"config_format", NULL};
 const char *const sglang_loads_query[] = {"include", "dp_rank", "format", NULL};
 
 /* Borrowed; NULL where a step is missing. */
-static json_t *look(const json_t *status, const char *room, const char *member)
+static json_t *status_member(const json_t *status, const char *section, const char *member)
 {
-    return json_object_get(json_object_get(status, room), member);
+    return json_object_get(json_object_get(status, section), member);
 }
 
 /* Weights that nobody has named, and none at all, are SGLang's "default". */
 static const char *version_of(const json_t *status)
 {
-    const char *label = json_string_value(look(status, "weights", "weight_version"));
+    const char *label = json_string_value(status_member(status, "weights", "weight_version"));
 
     return label != NULL ? label : "default";
 }
 
 static const char *path_of(const json_t *status)
 {
-    const char *path = json_string_value(look(status, "model", "path"));
+    const char *path = json_string_value(status_member(status, "model", "path"));
 
     return path != NULL ? path : "";
 }
 
 static json_int_t n_ranks(const json_t *status)
 {
-    return (json_int_t)json_array_size(look(status, "cuda", "ranks"));
+    return (json_int_t)json_array_size(status_member(status, "cuda", "ranks"));
 }
 
 int sglang_model_response(json_t **reply, const struct http_request *x)
@@ -56,10 +56,10 @@ int sglang_version_response(json_t **reply, const struct http_request *x)
 /* Of those that have a permit, frozen ones too, and those that wait for one. */
 static json_t *load_json(const json_t *status)
 {
-    const json_t *generate = look(status, "admission", "generate");
+    const json_t *generate = status_member(status, "admission", "generate");
     json_int_t running = json_integer_value(json_object_get(generate, "running"));
     json_int_t waiting = json_integer_value(json_object_get(generate, "waiting"));
-    json_t *used = look(status, "engine", "kv_tokens_used"); /* null: nobody knows */
+    json_t *used = status_member(status, "engine", "kv_tokens_used"); /* null: nobody knows */
 
     return json_pack("{s:i, s:I, s:I, s:I, s:I, s:O?}", "dp_rank", 0, "num_running_reqs", running,
                      "num_waiting_reqs", waiting, "num_reqs", running + waiting, "num_total_reqs",
@@ -90,7 +90,7 @@ int sglang_loads_response(json_t **reply, const struct http_request *x)
 /* The engine's view, as one of SGLang's schedulers has it. */
 static json_t *internal_json(const json_t *status)
 {
-    json_t *max = look(status, "engine", "kv_tokens_max");
+    json_t *max = status_member(status, "engine", "kv_tokens_max");
     json_t *state = load_json(status);
 
     if (state == NULL ||
@@ -106,7 +106,7 @@ static json_t *internal_json(const json_t *status)
 /* As vLLM prints torch's: "torch.bfloat16"; null where nobody knows. New. */
 static json_t *dtype_json(const json_t *status)
 {
-    const char *name = json_string_value(look(status, "weights", "dtype"));
+    const char *name = json_string_value(status_member(status, "weights", "dtype"));
 
     return name != NULL ? json_sprintf("torch.%s", dtype_torch_name(dtype_parse(name)))
                         : json_null();
@@ -129,7 +129,7 @@ static json_t *transfer_json(const json_t *status)
     if (n_ranks(status) == 0)
         return json_null();
     return json_pack("{s:s}", "backend",
-                     json_is_true(look(status, "nccl", "available")) ? "nccl" : "ipc");
+                     json_is_true(status_member(status, "nccl", "available")) ? "nccl" : "ipc");
 }
 
 /* In front of engines: what they say in the place of what was said for ourselves. Steals `ours`;
@@ -156,7 +156,7 @@ static json_t *config_of_upstreams(json_t *ours, const json_t *status)
 static json_t *vllm_json(const json_t *status, const struct http_request *x)
 {
     const char *format = http_request_query(x, "config_format");
-    json_int_t max_len = json_integer_value(look(status, "model", "max_model_len"));
+    json_int_t max_len = json_integer_value(status_member(status, "model", "max_model_len"));
     json_int_t ranks = n_ranks(status);
 
     if (format == NULL || strcmp(format, "json") != 0)
@@ -167,18 +167,18 @@ static json_t *vllm_json(const json_t *status, const struct http_request *x)
     return config_of_upstreams(
         json_pack("{s:{s:s, s:I, s:o, s:O?, s:O?}, s:{s:I, s:i, s:i}, s:o, s:o}", "model_config",
                   "model", path_of(status), "max_model_len", max_len, "dtype", dtype_json(status),
-                  "logprobs_mode", look(status, "engine", "logprobs_mode"), "max_logprobs",
-                  look(status, "engine", "max_logprobs"), "parallel_config", "tensor_parallel_size",
-                  ranks > 0 ? ranks : 1, "pipeline_parallel_size", 1, "data_parallel_size", 1,
-                  "lora_config", lora_json(status), "weight_transfer_config",
-                  transfer_json(status)),
+                  "logprobs_mode", status_member(status, "engine", "logprobs_mode"), "max_logprobs",
+                  status_member(status, "engine", "max_logprobs"), "parallel_config",
+                  "tensor_parallel_size", ranks > 0 ? ranks : 1, "pipeline_parallel_size", 1,
+                  "data_parallel_size", 1, "lora_config", lora_json(status),
+                  "weight_transfer_config", transfer_json(status)),
         status);
 }
 
 /* What slime compares with its own: those that can be true here, and the truth about the others. */
 static int add_args(json_t *reply, const json_t *status)
 {
-    const char *dtype = json_string_value(look(status, "weights", "dtype"));
+    const char *dtype = json_string_value(status_member(status, "weights", "dtype"));
     json_t *args = json_object_get(status, "server_args");
 
     if (dtype != NULL &&
@@ -193,8 +193,8 @@ int sglang_server_response(json_t **reply, const struct http_request *x)
 {
     const json_t *s = *reply;
     json_int_t ranks = n_ranks(s), size = ranks > 0 ? ranks : 1;
-    const char *name = json_string_value(look(s, "model", "name"));
-    json_t *max_len = look(s, "model", "max_model_len");
+    const char *name = json_string_value(status_member(s, "model", "name"));
+    json_t *max_len = status_member(s, "model", "max_model_len");
 
     json_t *made = json_pack(
         "{s:s, s:s, s:s, s:O?, s:I, s:i, s:i, s:I, s:I, s:s, s:n, s:b, s:s, s:o, s:O, "

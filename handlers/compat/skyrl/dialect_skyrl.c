@@ -14,13 +14,13 @@ enum {
 };
 
 const char *const skyrl_rpc_members[] = {"method", "kwargs", "args", "timeout", NULL};
-const char *const skyrl_nothing[] = {NULL};
+const char *const skyrl_no_members[] = {NULL};
 const char *const skyrl_lora_members[] = {"lora_name", "lora_path", NULL};
-const char *const skyrl_lora_into[] = {"lora_name", "lora_path", "load_inplace", NULL};
+const char *const skyrl_lora_translated[] = {"lora_name", "lora_path", "load_inplace", NULL};
 const char *const skyrl_generate_members[] = {"token_ids", "sampling_params", "cache_salt",
                                               "model",     "features",        NULL};
-const char *const skyrl_generate_into[] = {"token_ids", "sampling_params", "cache_salt",
-                                           "model",     "features",        NULL};
+const char *const skyrl_generate_translated[] = {"token_ids", "sampling_params", "cache_salt",
+                                                 "model",     "features",        NULL};
 const char *const skyrl_fetch_members[] = {"target_version", "sync_dir", "uri", NULL};
 const char *const skyrl_session_query[] = {"session_id", NULL};
 
@@ -241,7 +241,7 @@ int skyrl_lora_request(json_t **body, const struct http_request *x, struct err *
 
 /* A number that stands for a name, as its readers expect one: the same on every server and after
  * every restart. Requests name adapters by their names only. */
-static json_int_t number_of(const char *name)
+static json_int_t lora_id_of(const char *name)
 {
     struct checksum sum = checksum_of(name, strlen(name));
     uint64_t mixed = (sum.a ^ sum.b * 0x9e3779b97f4a7c15U) * 0xbf58476d1ce4e5b9U;
@@ -255,7 +255,7 @@ int skyrl_lora_response(json_t **reply, const struct http_request *x)
 
     (void)x;
     return dialect_put(reply, json_pack("{s:s, s:s, s:I}", "status", "ok", "lora_name", name,
-                                        "lora_int_id", number_of(name)));
+                                        "lora_int_id", lora_id_of(name)));
 }
 
 /* Generation */

@@ -11,12 +11,12 @@
 #include "handlers/data_plane.h"
 #include "handlers/dialect.h"
 
-extern const char *const skyrl_rpc_members[], *const skyrl_nothing[];
-extern const char *const skyrl_lora_members[], *const skyrl_lora_into[];
-extern const char *const skyrl_generate_members[], *const skyrl_generate_into[];
+extern const char *const skyrl_rpc_members[], *const skyrl_no_members[];
+extern const char *const skyrl_lora_members[], *const skyrl_lora_translated[];
+extern const char *const skyrl_generate_members[], *const skyrl_generate_translated[];
 extern const char *const skyrl_fetch_members[], *const skyrl_session_query[];
 extern const char *const skyrl_join_members[], *const skyrl_destroy_members[];
-extern const char *const skyrl_one_members[], *const skyrl_list_members[];
+extern const char *const skyrl_one_tensor_members[], *const skyrl_list_members[];
 extern const char *const skyrl_pause_members[];
 
 /* Ways in, of methods of /collective_rpc. */
@@ -38,7 +38,7 @@ int skyrl_fetch_refuse(json_t **body, const struct http_request *x, struct err *
 int skyrl_join_request(json_t **body, const struct http_request *x, struct err *e);
 int skyrl_join_ipc_request(json_t **body, const struct http_request *x, struct err *e);
 int skyrl_destroy_request(json_t **body, const struct http_request *x, struct err *e);
-int skyrl_one_request(json_t **body, const struct http_request *x, struct err *e);
+int skyrl_one_tensor_request(json_t **body, const struct http_request *x, struct err *e);
 int skyrl_list_request(json_t **body, const struct http_request *x, struct err *e);
 int skyrl_pause_request(json_t **body, const struct http_request *x, struct err *e);
 
@@ -96,9 +96,9 @@ int skyrl_paused_response(json_t **reply, const struct http_request *x);
                   .translate_request = skyrl_rpc_zmq_request),                                     \
         SKYRL_POST("/collective_rpc", "skyrlRpc", OPERATION_UNSUPPORTED,                           \
                    .body_max = ROUTE_BODY_CONFIG, .members = skyrl_rpc_members,                    \
-                   .translated_members = skyrl_nothing, .translate_request = skyrl_rpc_refuse),    \
+                   .translated_members = skyrl_no_members, .translate_request = skyrl_rpc_refuse), \
         SKYRL_SMALL("/skyrl/v1/load_lora_adapter", "skyrlLoraLoad", OPERATION_LORA_LOAD,           \
-                    .members = skyrl_lora_members, .translated_members = skyrl_lora_into,          \
+                    .members = skyrl_lora_members, .translated_members = skyrl_lora_translated,    \
                     .translate_request = skyrl_lora_request,                                       \
                     .translate_response = skyrl_lora_response),                                    \
         {.methods = METHOD_POST,                                                                   \
@@ -111,7 +111,7 @@ int skyrl_paused_response(json_t **reply, const struct http_request *x);
          .body_max = ROUTE_DATA_MAX,                                                               \
          .members = skyrl_generate_members,                                                        \
          .dialect = DIALECT_SKYRL,                                                                 \
-         .translated_members = skyrl_generate_into,                                                \
+         .translated_members = skyrl_generate_translated,                                          \
          .translate_request = skyrl_generate_request,                                              \
          .translate_response = skyrl_generate_response,                                            \
          .operation = OPERATION_GENERATE},                                                         \
@@ -129,7 +129,7 @@ int skyrl_paused_response(json_t **reply, const struct http_request *x);
          .translate_response = dialect_out_status,                                                 \
          .operation = OPERATION_SESSION_FINISH},                                                   \
         SKYRL_SMALL("/fetch_weights", "skyrlFetchWeights", OPERATION_UNSUPPORTED,                  \
-                    .members = skyrl_fetch_members, .translated_members = skyrl_nothing,           \
+                    .members = skyrl_fetch_members, .translated_members = skyrl_no_members,        \
                     .translate_request = skyrl_fetch_refuse),
 
 #define SKYRL_OLD_ROUTES                                                                           \
@@ -148,9 +148,9 @@ int skyrl_paused_response(json_t **reply, const struct http_request *x);
                     .translated_members = transfer_init_members,                                   \
                     .translate_request = skyrl_join_ipc_request,                                   \
                     .translate_response = dialect_out_status),                                     \
-        SKYRL_UPDATE("/update_weights", "skyrlUpdateOne", .members = skyrl_one_members,            \
+        SKYRL_UPDATE("/update_weights", "skyrlUpdateOne", .members = skyrl_one_tensor_members,     \
                      .body_match = {"name", NULL}, .whole = true,                                  \
-                     .translate_request = skyrl_one_request),                                      \
+                     .translate_request = skyrl_one_tensor_request),                               \
         SKYRL_UPDATE("/update_weights", "skyrlUpdateList", .members = skyrl_list_members,          \
                      .body_match = {"names", NULL}, .translate_request = skyrl_list_request),      \
         SKYRL_UPDATE("/update_weights_skyrl", "skyrlUpdate", .members = skyrl_list_members,        \

@@ -20,7 +20,7 @@ const char *const skyrl_join_members[] = {"master_address",
                                           "override_existing_receiver",
                                           NULL};
 const char *const skyrl_destroy_members[] = {"group_name", NULL};
-const char *const skyrl_one_members[] = {"name", "dtype", "shape", NULL};
+const char *const skyrl_one_tensor_members[] = {"name", "dtype", "shape", NULL};
 const char *const skyrl_list_members[] = {
     "names", "dtypes", "shapes", "sizes", "ipc_handles", "ipc_handles_pickled", "packed", NULL};
 const char *const skyrl_pause_members[] = {"wait_for_inflight_request", NULL};
@@ -76,7 +76,7 @@ int skyrl_destroy_request(json_t **body, const struct http_request *x, struct er
 }
 
 /* One tensor in each request, and one broadcast. */
-int skyrl_one_request(json_t **body, const struct http_request *x, struct err *e)
+int skyrl_one_tensor_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const char *const members[] = {"name", "dtype", "shape", NULL};
     const char *name = NULL, *dtype = NULL;
@@ -98,7 +98,7 @@ int skyrl_one_request(json_t **body, const struct http_request *x, struct err *e
                : err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
 }
 
-static int keep_handles(json_t **body, struct err *e)
+static int translate_handles(json_t **body, struct err *e)
 {
     static const struct dialect_member members[] = {{"names", "names"},
                                                     {"dtypes", "dtypes"},
@@ -125,7 +125,7 @@ static int is_packed(bool *out, const json_t *body, struct err *e)
     return 0;
 }
 
-static int keep_broadcast(json_t **body, struct err *e)
+static int translate_broadcast(json_t **body, struct err *e)
 {
     static const struct dialect_member members[] = {{"names", "names"},
                                                     {"dtypes", "dtypes"},
@@ -146,7 +146,7 @@ int skyrl_list_request(json_t **body, const struct http_request *x, struct err *
                    body_given(*body, "ipc_handles_pickled") != NULL;
 
     (void)x;
-    return handles ? keep_handles(body, e) : keep_broadcast(body, e);
+    return handles ? translate_handles(body, e) : translate_broadcast(body, e);
 }
 
 int skyrl_pause_request(json_t **body, const struct http_request *x, struct err *e)

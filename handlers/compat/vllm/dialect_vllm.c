@@ -102,7 +102,8 @@ static json_t *query_list(const struct http_request *x, const char *member)
 
 /* Tags come in the query, or in the body: a list, one by itself, or 1, which is all. What is none
  * of these the native route refuses. */
-static int keep_tags(json_t *made, const json_t *body, const struct http_request *x, struct err *e)
+static int translate_tags(json_t *made, const json_t *body, const struct http_request *x,
+                          struct err *e)
 {
     json_t *tags = json_object_get(body, "tags");
 
@@ -115,7 +116,8 @@ static int keep_tags(json_t *made, const json_t *body, const struct http_request
     return dialect_set(made, "tags", json_incref(tags), e);
 }
 
-static int keep_level(json_t *made, const json_t *body, const struct http_request *x, struct err *e)
+static int translate_level(json_t *made, const json_t *body, const struct http_request *x,
+                           struct err *e)
 {
     uint64_t level = 1;
 
@@ -143,7 +145,7 @@ static int check_sleep_mode(const struct http_request *x, struct err *e)
 }
 
 /* Replaces the body by `made` (stolen) unless `rc` says that making it failed. */
-static int become(json_t **body, json_t *made, int rc)
+static int replace_body(json_t **body, json_t *made, int rc)
 {
     if (rc != 0) {
         json_decref(made);
@@ -169,10 +171,10 @@ int vllm_sleep_request(json_t **body, const struct http_request *x, struct err *
     made = json_object();
     if (made == NULL)
         return no_memory(e);
-    rc = keep_level(made, *body, x, e);
+    rc = translate_level(made, *body, x, e);
     if (rc == 0)
-        rc = keep_tags(made, *body, x, e);
-    return become(body, made, rc);
+        rc = translate_tags(made, *body, x, e);
+    return replace_body(body, made, rc);
 }
 
 int vllm_wake_request(json_t **body, const struct http_request *x, struct err *e)
@@ -181,7 +183,7 @@ int vllm_wake_request(json_t **body, const struct http_request *x, struct err *e
 
     if (made == NULL)
         return no_memory(e);
-    return become(body, made, keep_tags(made, *body, x, e));
+    return replace_body(body, made, translate_tags(made, *body, x, e));
 }
 
 int vllm_sleep_response(json_t **reply, const struct http_request *x)

@@ -37,8 +37,8 @@ int vllm_world_size_response(json_t **reply, const struct http_request *x)
 
 /* The object `member` of the body, which is required. */
 /* @ours  the native route, which whoever left its /v1 away meant */
-static int info_of(const json_t **out, const json_t *body, const char *member, const char *ours,
-                   struct err *e)
+static int require_info(const json_t **out, const json_t *body, const char *member,
+                        const char *ours, struct err *e)
 {
     char field[ERR_FIELD_MAX];
 
@@ -54,8 +54,8 @@ static int info_of(const json_t **out, const json_t *body, const char *member, c
 
 /* Members of an object that we know; `ours` NULL: known, and of no use here. What is not known may
  * change what travels, and is refused by its name. */
-static int known_only(const json_t *info, const char *at, const struct dialect_member *known,
-                      struct err *e)
+static int check_known(const json_t *info, const char *at, const struct dialect_member *known,
+                       struct err *e)
 {
     char field[ERR_FIELD_MAX];
     const char *name;
@@ -80,8 +80,8 @@ static int known_only(const json_t *info, const char *at, const struct dialect_m
 }
 
 /* As dialect_keep, of those that have a word of ours. */
-static int keep_known(json_t **body, const json_t *info, const struct dialect_member *known,
-                      struct err *e)
+static int translate_known(json_t **body, const json_t *info, const struct dialect_member *known,
+                           struct err *e)
 {
     struct dialect_member kept[KNOWN_MAX] = {{NULL, NULL}};
     size_t n = 0;
@@ -144,13 +144,13 @@ int vllm_init_request(json_t **body, const struct http_request *x, struct err *e
     int rc;
 
     (void)x;
-    if (info_of(&info, *body, "init_info", "/v1/weight_transfer/init", e) != 0)
+    if (require_info(&info, *body, "init_info", "/v1/weight_transfer/init", e) != 0)
         return -1;
     held = json_incref((json_t *)(uintptr_t)info);
     group = names_group(info);
-    rc = known_only(info, "/init_info", group ? vllm_init_group : init_handles, e);
+    rc = check_known(info, "/init_info", group ? vllm_init_group : init_handles, e);
     if (rc == 0)
-        rc = keep_known(body, info, group ? vllm_init_group : init_handles, e);
+        rc = translate_known(body, info, group ? vllm_init_group : init_handles, e);
     if (rc == 0)
         rc = drop_buffers(*body, "/init_info", e);
     json_decref(held);
@@ -246,8 +246,8 @@ static int check_dense(const json_t *info, struct err *e)
 /* In vLLM rank i takes entry i. What a group broadcasts all ranks receive alike, and handles name
  * their GPUs: entries that differ would mean nothing here.
  * @out  borrowed from `list` */
-static int one_for_all(const json_t **out, const json_t *list, const struct http_request *x,
-                       struct err *e)
+static int single_entry(const json_t **out, const json_t *list, const struct http_request *x,
+                        struct err *e)
 {
     const struct app *app = x->app;
     json_t *whole = json_loadb(x->body, x->body_len, 0, NULL); /* its long columns too */
@@ -282,8 +282,8 @@ static int update_info_of(const json_t **out, const json_t *body, const struct h
 {
     const json_t *given = body_given(body, "update_info");
 
-    return json_is_array(given) ? one_for_all(out, given, x, e)
-                                : info_of(out, body, "update_info", "/v1/update_weights", e);
+    return json_is_array(given) ? single_entry(out, given, x, e)
+                                : require_info(out, body, "update_info", "/v1/update_weights", e);
 }
 
 static int translate_update(json_t **body, const json_t *info, struct err *e)
@@ -292,8 +292,8 @@ static int translate_update(json_t **body, const json_t *info, struct err *e)
                    body_given(info, "ipc_handles_pickled") != NULL;
     const struct dialect_member *known = handles ? vllm_update_handles : update_broadcasts;
 
-    if (known_only(info, "/update_info", known, e) != 0 || check_dense(info, e) != 0 ||
-        keep_known(body, info, known, e) != 0)
+    if (check_known(info, "/update_info", known, e) != 0 || check_dense(info, e) != 0 ||
+        translate_known(body, info, known, e) != 0)
         return -1;
     if (handles)
         return 0;

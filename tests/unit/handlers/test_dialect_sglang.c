@@ -102,15 +102,15 @@ static void test_updates_in(void **state)
          NULL},
         {sglang_distributed_request, "{\"load_format\":\"pickle\"}", NULL, "/load_format",
          "'pickle'"},
-        {sglang_one_request,
+        {sglang_one_tensor_request,
          "{\"name\":\"a\",\"dtype\":\"bfloat16\",\"shape\":[2,3],\"names\":null,"
          "\"weight_version\":\"v\"}",
          "{\"names\":[\"a\"],\"dtypes\":[\"bfloat16\"],\"shapes\":[[2,3]],\"transport\":\"nccl\","
          "\"weight_version\":\"v\"}",
          NULL, NULL},
-        {sglang_one_request, "{\"name\":\"a\",\"shape\":[]}", NULL, "/dtype", "required"},
-        {sglang_one_request, "{\"name\":\"a\",\"dtype\":\"x\",\"shape\":[],\"names\":[]}", NULL,
-         "/names", "beside"},
+        {sglang_one_tensor_request, "{\"name\":\"a\",\"shape\":[]}", NULL, "/dtype", "required"},
+        {sglang_one_tensor_request, "{\"name\":\"a\",\"dtype\":\"x\",\"shape\":[],\"names\":[]}",
+         NULL, "/names", "beside"},
         {sglang_disk_request,
          "{\"model_path\":\"/p\",\"load_format\":\"auto\",\"abort_all_requests\":false,"
          "\"weight_version\":null,\"is_async\":true,\"token_step\":3,\"manifest\":null}",
@@ -203,7 +203,7 @@ static void test_life_in(void **state)
          "p\",\"pinned\":true,\"load_inplace\":true}",
          NULL, NULL},
         {sglang_lora_request, "{\"lora_name\":\"a\"}", NULL, "/lora_path", "required"},
-        {sglang_unlora_request, "{\"lora_name\":\"a\",\"lora_int_id\":\"x\"}",
+        {sglang_lora_unload_request, "{\"lora_name\":\"a\",\"lora_int_id\":\"x\"}",
          "{\"lora_name\":\"a\"}", NULL, NULL},
         {sglang_lora_tensors_request, "{}", NULL, "", "pickled"},
     };

@@ -620,18 +620,18 @@ static void test_stream_waits_no_longer_than_it_must(void **state)
 /* An event that tells several tokens is bounded in bytes, one that tells one token is not. */
 static void test_what_an_event_shares(void **state)
 {
-    struct generation g = {.stream_late = true};
+    struct generation g = {.stream_lagged = true};
 
     (void)state;
     g.params.gen.logprobs = -1;
-    assert_int_equal(generation_share(&g), 655);
+    assert_int_equal(generation_event_tokens_max(&g), 655);
     g.params.gen.logprobs = 20;
-    assert_int_equal(generation_share(&g), 31);
+    assert_int_equal(generation_event_tokens_max(&g), 31);
     g.params.gen.logprobs = 151936;
-    assert_int_equal(generation_share(&g), 1);
-    g.stream_late = false;
+    assert_int_equal(generation_event_tokens_max(&g), 1);
+    g.stream_lagged = false;
     g.params.gen.logprobs = -1;
-    assert_int_equal(generation_share(&g), 1);
+    assert_int_equal(generation_event_tokens_max(&g), 1);
 }
 
 /* An engine thread of its own, which runs what is submitted and heeds cancels. */

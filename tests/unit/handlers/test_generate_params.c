@@ -320,7 +320,7 @@ static void test_ids_refuses(void **state)
         uint32_t *ids = NULL, n = 77;
         struct err e = {0};
 
-        assert_int_equal(generate_ids(&ids, &n, a, "/token_ids", VOCAB, 4, &e), -1);
+        assert_int_equal(generate_parse_ids(&ids, &n, a, "/token_ids", VOCAB, 4, &e), -1);
         assert_int_equal(e.code, ERR_BAD_REQUEST);
         assert_string_equal(e.field, rows[i].field);
         assert_null(ids);
@@ -336,12 +336,12 @@ static void test_ids_takes_what_fits(void **state)
     struct err e = {0};
 
     (void)state;
-    assert_int_equal(generate_ids(&ids, &n, a, "/x", VOCAB, 4, &e), 0);
+    assert_int_equal(generate_parse_ids(&ids, &n, a, "/x", VOCAB, 4, &e), 0);
     assert_int_equal(n, 4);
     assert_int_equal(ids[1], 99);
     free(ids);
     ids = NULL;
-    assert_int_equal(generate_ids(&ids, &n, none, "/x", VOCAB, 4, &e), 0);
+    assert_int_equal(generate_parse_ids(&ids, &n, none, "/x", VOCAB, 4, &e), 0);
     assert_int_equal(n, 0);
     json_decref(a);
     json_decref(none);
