@@ -23,14 +23,13 @@ static void read_pause(struct fleet_control *fc, struct pause *out)
     mtx_unlock(&fc->lock);
 }
 
-static json_t *pause_json(struct fleet_control *fc)
+static json_t *pause_json(struct fleet_control *fc, const struct pause *p)
 {
-    struct pause_controller_info info = {0};
+    struct pause_controller_info info = {.pause = *p};
     struct fleet_stats stats;
 
     fleet_stats(fleet_of(fc), &stats);
-    read_pause(fc, &info.pause);
-    info.acknowledged = true;
+    info.acknowledged = pause_is_held(&info.pause) && !pause_is_pending(&info.pause);
     info.n_running = stats.n_running[FLEET_GENERATE];
     info.n_waiting = stats.n_waiting[FLEET_GENERATE];
     return pause_controller_pause_json(&info);
@@ -39,8 +38,10 @@ static json_t *pause_json(struct fleet_control *fc)
 json_t *fleet_pause_json(const struct app *app)
 {
     struct fleet_control *fc = app->fleet->control;
+    struct pause now;
 
-    return fleet_is_paused(fc) ? pause_json(fc) : json_null();
+    read_pause(fc, &now);
+    return now.state != PAUSE_OFF ? pause_json(fc, &now) : json_null();
 }
 
 /* Adds what each upstream said. Steals reply. */
@@ -65,14 +66,17 @@ void fleet_reply_error(struct app *app, struct http_request *x, const struct err
 static int pause_turn(struct app *app, struct http_request *x, const struct pause_request *req,
                       const json_t *body, struct err *e)
 {
+    struct fleet_control *fc = app->fleet->control;
     struct fleet_result *results;
+    struct pause now;
     size_t n;
-    int rc = fleet_pause_all(app->fleet->control, req, body, &results, &n, e);
+    int rc = fleet_pause_all(fc, req, body, &results, &n, e);
 
     if (results == NULL)
         return -1;
+    read_pause(fc, &now);
     if (rc == 0)
-        fleet_reply(app, x, pause_json(app->fleet->control), results, n);
+        fleet_reply(app, x, pause_json(fc, &now), results, n);
     else
         fleet_reply_error(app, x, e, results, n);
     fleet_results_free(results, n);

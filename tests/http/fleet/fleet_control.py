@@ -284,7 +284,8 @@ def pauses(f):
     n = len(f.doubles)
     said = f.front.post("/v1/pause", {"mode": "keep", "owner": "me"})
     assert said["paused"] and said["owner"] == "me" and all(ok_of(said)) and not f.front.ready(), said
-    assert f.pauses() == ["keep"] * n and f.front.status()["pause"]["owner"] == "me"
+    p = f.front.status()["pause"]
+    assert f.pauses() == ["keep"] * n and p["owner"] == "me" and p["state"] == "held", p
     f.clean()
     if f.tensors() is BROADCAST:
         f.init()
@@ -749,6 +750,8 @@ def overtaken(f):
     t = threading.Thread(target=lambda: said.append(f.front.ask("POST", "/v1/pause", {"timeout_s": 30})))
     t.start()
     d.wait("the pause comes", lambda: d.journal("pause"))
+    p = f.front.status()["pause"]
+    assert p["state"] == "pending" and p["acknowledged"] is False, p
     f.front.post("/v1/resume")
     assert t.is_alive(), said
     t.join()

@@ -117,7 +117,7 @@ def words():
         assert post("/v1/pause", body, 400)["error"]["param"] == field
     assert post("/v1/resume")["was_paused"] is False
     first = post("/v1/pause", {"owner": "trainer-0", "lease_s": 100})
-    assert first["mode"] == "keep" and first["new_requests"] == "queue" and first["acknowledged"]
+    assert first["state"] == "held" and first["mode"] == "keep" and first["new_requests"] == "queue" and first["acknowledged"]
     again = post("/v1/pause", {"owner": "trainer-1", "new_requests": "reject"})
     assert again["epoch"] == first["epoch"] + 1 and again["lease_s"] is None
     p = status()["pause"]
@@ -212,7 +212,8 @@ def gone():
     s.sendall(b"POST /v1/pause HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
               b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
     wait_for("a pause", lambda: status()["pause"])
-    assert status()["pause"]["acknowledged"] is False
+    p = status()["pause"]
+    assert p["state"] == "pending" and p["acknowledged"] is False, p
     s.close()
     wait_for("no pause", lambda: status()["pause"] is None)
     c.result()
