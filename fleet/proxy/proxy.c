@@ -1,8 +1,8 @@
-/* One request in front of upstream engines, from its permit to its end.
+/* One forwarded request, from its permit to its end.
  *
- * Everything happens on the loop that the request came on; what other threads have to say (a grant)
- * is posted to it. Rejected: a queue of each loop's own, which would let one loop starve while
- * another has permits. */
+ * Everything happens on the loop on which the request arrived; a grant by another thread is posted
+ * to it. Rejected: a queue of permits for each loop, because one loop could starve while another
+ * has permits. */
 #include "fleet/proxy/proxy.h"
 
 #include "base/log.h"
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WHY_MAX = 200 }; /* of what an upstream did, in a message */
+enum { WHY_MAX = 200 }; /* bytes of a cause, in a message */
 
 /* the end */
 
@@ -25,31 +25,31 @@ void proxy_request_free(struct proxy_request *r)
     if (r->next != NULL)
         r->next->prev_next = r->prev_next;
     loop_unpost(l, &r->granted);
-    loop_unpost(l, &r->gone);
+    loop_unpost(l, &r->disconnected);
     loop_unpost(l, &r->drained);
     if (r->has_permit)
-        fleet_permit_release(r->loop->all->fleet, &r->ticket);
+        fleet_permit_release(r->loop->proxy->fleet, &r->ticket);
     free(r->body);
     free(r);
 }
 
-/* Nobody who waits for a permit is forgotten: if one is on its way, the relay stays for it. */
-static void leave_line(struct proxy_request *r)
+/* Free the request, or keep it until a grant that is on its way has arrived. */
+static void leave_queue(struct proxy_request *r)
 {
-    if (r->stage == PROXY_QUEUED && !fleet_permit_cancel(r->loop->all->fleet, &r->ticket))
+    if (r->stage == PROXY_QUEUED && !fleet_permit_cancel(r->loop->proxy->fleet, &r->ticket))
         r->stage = PROXY_ANSWERED;
     else
         proxy_request_free(r);
 }
 
-static void drop_call(struct proxy_request *r)
+void proxy_cancel_call(struct proxy_request *r)
 {
     if (r->call != NULL)
         http_cancel(r->call);
     r->call = NULL;
 }
 
-static void log_cut(const struct proxy_request *r, const char *why)
+static void log_aborted(const struct proxy_request *r, const char *why)
 {
     struct log_rec rec;
 
@@ -67,7 +67,7 @@ void proxy_drop(struct proxy_request *r)
     static const struct http_reply nothing = {.status = 499, .data = ""};
     struct http_request *x = r->x;
 
-    drop_call(r);
+    proxy_cancel_call(r);
     r->x = NULL;
     if (x == NULL)
         return; /* PROXY_ANSWERED already */
@@ -75,7 +75,7 @@ void proxy_drop(struct proxy_request *r)
         http_request_stream_close(x, false);
     else
         http_reply(x, &nothing);
-    leave_line(r);
+    leave_queue(r);
 }
 
 void proxy_fail(struct proxy_request *r, const struct err *e)
@@ -83,9 +83,9 @@ void proxy_fail(struct proxy_request *r, const struct err *e)
     struct http_reply out;
     struct http_request *x = r->x;
 
-    drop_call(r);
+    proxy_cancel_call(r);
     if (r->stage == PROXY_STREAMING) {
-        log_cut(r, e->msg);
+        log_aborted(r, e->msg);
         http_request_stream_close(x, false);
     } else {
         r->error_reply(x, e, &out);
@@ -93,29 +93,29 @@ void proxy_fail(struct proxy_request *r, const struct err *e)
         http_reply(x, &out);
     }
     r->x = NULL;
-    leave_line(r);
+    leave_queue(r);
 }
 
-/* asking */
+/* sending */
 
-static void start(struct proxy_request *r);
+static void send_request(struct proxy_request *r);
 
-/* A grant: at once, within fleet_permit_acquire, or later, on any thread. */
+/* Called at once, within fleet_permit_acquire, or later, on any thread. */
 static void on_granted(void *arg, size_t upstream)
 {
     struct proxy_request *r = arg;
-    struct proxy *all = r->loop->all;
+    struct proxy *proxy = r->loop->proxy;
 
-    (void)upstream; /* the ticket says it too */
-    if (loop_is_current(r->loop->loop) && r->entering) {
+    (void)upstream; /* the ticket has it too */
+    if (loop_is_current(r->loop->loop) && r->acquiring) {
         r->has_permit = true;
         return;
     }
-    mtx_lock(&all->lock);
-    r->told = true;
+    mtx_lock(&proxy->lock);
+    r->grant_posted = true;
     loop_post(r->loop->loop, &r->granted);
-    cnd_broadcast(&all->told);
-    mtx_unlock(&all->lock);
+    cnd_broadcast(&proxy->grant_posted);
+    mtx_unlock(&proxy->lock);
 }
 
 int proxy_admit(struct proxy_request *r, struct err *e)
@@ -123,61 +123,63 @@ int proxy_admit(struct proxy_request *r, struct err *e)
     int rc;
 
     r->stage = PROXY_QUEUED;
-    r->told = false;
+    r->grant_posted = false;
     r->at.name = NULL;
-    r->entering = true;
-    rc = fleet_permit_acquire(r->loop->all->fleet, &r->ticket, e);
-    r->entering = false;
+    r->acquiring = true;
+    rc = fleet_permit_acquire(r->loop->proxy->fleet, &r->ticket, e);
+    r->acquiring = false;
     if (rc != 0)
         return -1;
     if (r->has_permit)
-        start(r);
+        send_request(r);
     return 0;
 }
 
-/* Back into the line, or the answer why not. @why  goes before that nobody else serves; or NULL */
-static void enter_again(struct proxy_request *r, const struct err *why)
+/* Queue again for a permit, or fail.
+ * @why  the error to report if no other upstream is in rotation; NULL: fleet_permit_acquire's */
+static void readmit(struct proxy_request *r, const struct err *why)
 {
     struct err e = {0};
 
     if (r->has_permit)
-        fleet_permit_release(r->loop->all->fleet, &r->ticket);
+        fleet_permit_release(r->loop->proxy->fleet, &r->ticket);
     r->has_permit = false;
     if (proxy_admit(r, &e) == 0)
         return;
-    r->stage = PROXY_SENT; /* it waits for nothing */
+    r->stage = PROXY_SENT; /* no longer queued */
     proxy_fail(r, why != NULL && e.code == ERR_UNSYNCED ? why : &e);
 }
 
-/* The loop's thread: what was granted elsewhere. */
-static void granted_later(void *arg)
+/* A grant that was posted to the loop. If the upstream has left rotation since, its requests were
+ * evicted before this one had its permit here. */
+static void handle_granted(void *arg)
 {
     struct proxy_request *r = arg;
 
     r->has_permit = true;
     if (r->stage == PROXY_ANSWERED)
         proxy_request_free(r);
-    else if (fleet_serves(r->loop->all->fleet, r->ticket.upstream))
-        start(r);
-    else /* it has left rotation since: those who run there have been cut already */
-        enter_again(r, NULL);
+    else if (fleet_serves(r->loop->proxy->fleet, r->ticket.upstream))
+        send_request(r);
+    else
+        readmit(r, NULL);
 }
 
-static void add(struct http_call_request *req, struct http_header *headers, const char *name,
-                const char *value)
+static void add_header(struct http_call_request *req, struct http_header *headers, const char *name,
+                       const char *value)
 {
     if (value[0] != '\0')
         headers[req->n_headers++] = (struct http_header){name, value};
 }
 
-static struct http_client *client_of(struct proxy_loop *rl, enum fleet_queue queue)
+static struct http_client *choose_client(struct proxy_loop *pl, enum fleet_queue queue)
 {
-    return queue == FLEET_TEXT ? rl->text : rl->generate[rl->turn++ % PROXY_CLIENTS];
+    return queue == FLEET_TEXT ? pl->text : pl->generate[pl->next_client++ % PROXY_CLIENTS];
 }
 
-/* Not the client's Authorization, nor what belongs to its connection. HEAD is asked as GET, which
- * engines answer where they do not know HEAD. */
-static void start(struct proxy_request *r)
+/* The client's Authorization is not forwarded, nor are headers of its connection. HEAD is sent as
+ * GET, because some engines do not accept HEAD. */
+static void send_request(struct proxy_request *r)
 {
     struct http_request *x = r->x;
     bool text = r->queue == FLEET_TEXT;
@@ -190,58 +192,59 @@ static void start(struct proxy_request *r)
         .headers = headers,
         .connect_timeout_us = (uint64_t)PROXY_CONNECT_MS * 1000,
         .timeout_us = text ? (uint64_t)PROXY_TEXT_MS * 1000 : 0,
-        .fresh = !text, /* of a text that is looked at twice nothing is left behind */
+        .fresh = !text, /* only a text request may be sent twice: it changes nothing */
     };
     struct http_events events = proxy_events(r);
     struct err e = {0};
 
-    upstreams_get(r->loop->all->upstreams, r->ticket.upstream, &r->at);
-    r->epoch = fleet_weights_epoch(r->loop->all->fleet);
+    upstreams_get(r->loop->proxy->upstreams, r->ticket.upstream, &r->at);
+    r->epoch = fleet_weights_epoch(r->loop->proxy->fleet);
     memset(&r->scan, 0, sizeof r->scan);
     req.target = r->at.target;
-    add(&req, headers, "Content-Type", x->content_type);
-    add(&req, headers, "X-Session-ID", x->session_id);
-    add(&req, headers, "X-Request-Id", x->request_id);
-    add(&req, headers, "Accept-Encoding", "identity"); /* the client's wishes are not asked */
+    add_header(&req, headers, "Content-Type", x->content_type);
+    add_header(&req, headers, "X-Session-ID", x->session_id);
+    add_header(&req, headers, "X-Request-Id", x->request_id);
+    add_header(&req, headers, "Accept-Encoding", "identity"); /* whatever the client accepts */
     r->stage = PROXY_SENT;
-    r->n_tries++;
-    if (http_start(&r->call, client_of(r->loop, r->queue), &req, &events, &e) != 0)
+    r->n_attempts++;
+    if (http_start(&r->call, choose_client(r->loop, r->queue), &req, &events, &e) != 0)
         proxy_fail(r, &e);
 }
 
-/* what goes wrong */
+/* failures */
 
-/* Once for each upstream that there is. */
-static bool may_try_again(const struct proxy_request *r)
+/* As many attempts as there are upstreams. */
+static bool may_retry(const struct proxy_request *r)
 {
-    return r->n_tries < upstreams_n(r->loop->all->upstreams);
+    return r->n_attempts < upstreams_n(r->loop->proxy->upstreams);
 }
 
-static void try_another(struct proxy_request *r, const struct err *why)
+static void retry_elsewhere(struct proxy_request *r, const struct err *why)
 {
     r->ticket.avoid_one = true;
     r->ticket.avoid = r->ticket.upstream;
-    enter_again(r, why);
+    readmit(r, why);
 }
 
-/* What was no fault of its key is found by the question that follows at once. */
+/* If the key is not the cause, the probe that is started here finds out. */
 void proxy_auth_failed(struct proxy_request *r)
 {
     struct err e = {0};
 
-    drop_call(r);
+    proxy_cancel_call(r);
     (void)err_set(&e, ERR_UPSTREAM_KEY, "", "%.*s %s: it answered %d", WHY_MAX, r->at.name,
                   api_auth_error_text(r->head.status, r->at.target->authorization != NULL),
                   r->head.status);
-    fleet_auth_failed(r->loop->all->fleet, r->ticket.upstream, FLEET_AUTH_REQUEST, &e);
-    upstreams_probe_now(r->loop->all->upstreams);
-    if (may_try_again(r))
-        try_another(r, &e);
+    fleet_auth_failed(r->loop->proxy->fleet, r->ticket.upstream, FLEET_AUTH_REQUEST, &e);
+    upstreams_probe_now(r->loop->proxy->upstreams);
+    if (may_retry(r))
+        retry_elsewhere(r, &e);
     else
         proxy_fail(r, &e);
 }
 
-static void say_unsent(const struct proxy_request *r, const struct http_end *end, struct err *e)
+static void set_unsent_error(const struct proxy_request *r, const struct http_end *end,
+                             struct err *e)
 {
     bool late = end->outcome == HTTP_TIMED_OUT;
 
@@ -250,7 +253,7 @@ static void say_unsent(const struct proxy_request *r, const struct http_end *end
                   end->why);
 }
 
-static void say_sent(const struct proxy_request *r, const struct http_end *end, struct err *e)
+static void set_sent_error(const struct proxy_request *r, const struct http_end *end, struct err *e)
 {
     if (end->outcome == HTTP_TIMED_OUT)
         (void)err_set(e, ERR_UPSTREAM_TIMEOUT, "", "%.*s did not answer within %d ms", WHY_MAX,
@@ -262,18 +265,19 @@ static void say_sent(const struct proxy_request *r, const struct http_end *end, 
                       WHY_MAX, r->at.name, WHY_MAX, end->why);
 }
 
-static void say_ours(const struct http_end *end, struct err *e)
+static void set_resource_error(const struct http_end *end, struct err *e)
 {
     (void)err_set(e, ERR_NO_MEMORY, "", "this server has no memory or descriptor %s",
                   end->sent ? "for an answer from upstream; the request may have been processed"
                             : "for a connection upstream; nothing was sent");
 }
 
-/* Before the permit goes back: the next in line is not sent there too. */
+/* The failure is counted before the permit is given back, so that the next queued request is not
+ * sent there too. */
 void proxy_upstream_failed(struct proxy_request *r, bool unreachable, const struct err *e)
 {
     r->ticket.responded = false;
-    fleet_request_failed(r->loop->all->fleet, r->ticket.upstream, unreachable, e);
+    fleet_request_failed(r->loop->proxy->fleet, r->ticket.upstream, unreachable, e);
     proxy_fail(r, e);
 }
 
@@ -283,19 +287,19 @@ void proxy_call_failed(struct proxy_request *r, const struct http_end *end)
     struct err e = {0};
 
     if (end->outcome == HTTP_NO_MEMORY) {
-        say_ours(end, &e);
+        set_resource_error(end, &e);
         proxy_fail(r, &e);
     } else if (end->sent) {
-        say_sent(r, end, &e);
+        set_sent_error(r, end, &e);
         proxy_upstream_failed(r, unreachable, &e);
     } else {
-        say_unsent(r, end, &e);
-        if (!may_try_again(r)) {
+        set_unsent_error(r, end, &e);
+        if (!may_retry(r)) {
             proxy_upstream_failed(r, unreachable, &e);
             return;
         }
-        fleet_request_failed(r->loop->all->fleet, r->ticket.upstream, unreachable, &e);
-        try_another(r, NULL);
+        fleet_request_failed(r->loop->proxy->fleet, r->ticket.upstream, unreachable, &e);
+        retry_elsewhere(r, NULL);
     }
 }
 
@@ -304,9 +308,9 @@ void proxy_evict(struct proxy_request *r, const struct err *why)
     bool sent = http_sent(r->call);
     struct err e = {0};
 
-    drop_call(r);
-    if (r->stage == PROXY_SENT && !sent && may_try_again(r)) {
-        try_another(r, NULL);
+    proxy_cancel_call(r);
+    if (r->stage == PROXY_SENT && !sent && may_retry(r)) {
+        retry_elsewhere(r, NULL);
         return;
     }
     (void)err_set(&e, ERR_UPSTREAM, "", "%.*s left rotation before its answer was whole%s: %.*s",
@@ -319,19 +323,19 @@ void proxy_evict(struct proxy_request *r, const struct err *why)
 /* the beginning */
 
 /* Under the request's lock. */
-static void on_gone(void *arg)
+static void on_disconnect(void *arg)
 {
     struct proxy_request *r = arg;
 
-    loop_post(r->loop->loop, &r->gone);
+    loop_post(r->loop->loop, &r->disconnected);
 }
 
-static void gone(void *arg)
+static void handle_disconnect(void *arg)
 {
     proxy_drop(arg);
 }
 
-static struct proxy_request *proxy_request_new(struct proxy_loop *rl, struct http_request *x,
+static struct proxy_request *proxy_request_new(struct proxy_loop *pl, struct http_request *x,
                                                enum fleet_queue queue, struct err *e)
 {
     struct proxy_request *r = calloc(1, sizeof *r);
@@ -340,26 +344,26 @@ static struct proxy_request *proxy_request_new(struct proxy_loop *rl, struct htt
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
         return NULL;
     }
-    r->loop = rl;
+    r->loop = pl;
     r->x = x;
     r->queue = queue;
     r->ticket = (struct fleet_ticket){.queue = r->queue,
                                       .affinity = fleet_affinity(x->session_id),
                                       .granted = on_granted,
                                       .arg = r};
-    r->granted = (struct loop_item){.run = granted_later, .arg = r};
-    r->gone = (struct loop_item){.run = gone, .arg = r};
-    r->drained = (struct loop_item){.run = proxy_resume_stream, .arg = r};
-    r->next = rl->requests;
-    r->prev_next = &rl->requests;
+    r->granted = (struct loop_item){.run = handle_granted, .arg = r};
+    r->disconnected = (struct loop_item){.run = handle_disconnect, .arg = r};
+    r->drained = (struct loop_item){.run = proxy_resume_reading, .arg = r};
+    r->next = pl->requests;
+    r->prev_next = &pl->requests;
     if (r->next != NULL)
         r->next->prev_next = &r->next;
-    rl->requests = r;
+    pl->requests = r;
     return r;
 }
 
-/* Has what stands for a route's variable a segment "." or ".."? A proxy on the way would fold it,
- * to a path that a key of this role may not ask for. */
+/* Does the variable part of the path have a segment "." or ".."? A proxy on the way would resolve
+ * it, to a path that a key of this role may not request. */
 static bool has_dots(const char *variable)
 {
     size_t len;
@@ -375,22 +379,22 @@ static bool has_dots(const char *variable)
 int proxy_forward(struct http_request *x, enum fleet_queue queue, proxy_error_fn *error_reply,
                   struct err *e)
 {
-    struct proxy_loop *rl = x->loop_app;
+    struct proxy_loop *pl = x->loop_app;
     struct proxy_request *r;
 
-    assert(rl != NULL && loop_is_current(rl->loop));
-    if (x->target[0] != '/') /* "%2Fv1/models", which is a path only when it is decoded */
+    assert(pl != NULL && loop_is_current(pl->loop));
+    if (x->target[0] != '/') /* "%2Fv1/models" is a path only once it is decoded */
         return err_set(e, ERR_NOT_FOUND, "", "there is no route %.200s", x->target);
     if (has_dots(x->path_arg))
         return err_set(e, ERR_BAD_REQUEST, "", "%.200s has a segment '.' or '..'", x->path);
-    r = proxy_request_new(rl, x, queue, e);
+    r = proxy_request_new(pl, x, queue, e);
     if (r == NULL)
         return -1;
     r->error_reply = error_reply;
-    http_request_on_disconnect(x, on_gone, r);
+    http_request_on_disconnect(x, on_disconnect, r);
     if (proxy_admit(r, e) == 0)
         return 0;
-    http_request_on_disconnect(x, NULL, NULL); /* dispatch answers */
+    http_request_on_disconnect(x, NULL, NULL); /* the dispatcher answers it */
     r->x = NULL;
     proxy_request_free(r);
     return -1;

@@ -1,5 +1,5 @@
-/* What each loop of the HTTP server has for its relays, and how they all are told: that an upstream
- * left rotation, that the server ends. */
+/* The proxy's part of each loop of the HTTP server: its clients and requests, and the notices that
+ * reach all loops (an upstream left rotation, the server stops). */
 #include "base/clock.h"
 #include "fleet/proxy/proxy_priv.h"
 
@@ -7,42 +7,44 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Any thread, no lock held. FLEET_MAX: none in particular. */
-static void on_left(void *arg, size_t upstream)
-{
-    struct proxy *rs = arg;
+/* notices */
 
-    mtx_lock(&rs->lock);
-    for (struct proxy_loop *rl = rs->loops; rl != NULL; rl = rl->next) {
+/* Any thread, no lock held. @upstream  FLEET_MAX: none in particular, the last one has left */
+static void on_left_rotation(void *arg, size_t upstream)
+{
+    struct proxy *proxy = arg;
+
+    mtx_lock(&proxy->lock);
+    for (struct proxy_loop *pl = proxy->loops; pl != NULL; pl = pl->next) {
         if (upstream < FLEET_MAX)
-            rl->has_left[upstream] = true;
-        loop_post(rl->loop, &rl->left);
+            pl->has_left[upstream] = true;
+        loop_post(pl->loop, &pl->left_rotation);
     }
-    mtx_unlock(&rs->lock);
+    mtx_unlock(&proxy->lock);
 }
 
-static void cut_all(struct proxy_loop *rl, size_t upstream)
+static void evict_requests(struct proxy_loop *pl, size_t upstream)
 {
     struct upstream_info info;
 
-    fleet_info(rl->all->fleet, upstream, &info);
-    for (struct proxy_request *r = rl->requests, *next; r != NULL; r = next) {
+    fleet_info(pl->proxy->fleet, upstream, &info);
+    for (struct proxy_request *r = pl->requests, *next; r != NULL; r = next) {
         next = r->next;
         if (r->call != NULL && r->ticket.upstream == upstream)
             proxy_evict(r, &info.error);
     }
 }
 
-/* Where nobody serves nobody waits either: as for those who come now. */
-static void refuse_waiting(struct proxy_loop *rl)
+/* With no upstream in rotation a queued request fails as a new one does. */
+static void fail_queued(struct proxy_loop *pl)
 {
-    struct fleet *fleet = rl->all->fleet;
+    struct fleet *fleet = pl->proxy->fleet;
     struct fleet_stats stats;
 
     fleet_stats(fleet, &stats);
     if (stats.n_serving > 0)
         return;
-    for (struct proxy_request *r = rl->requests, *next; r != NULL; r = next) {
+    for (struct proxy_request *r = pl->requests, *next; r != NULL; r = next) {
         struct err e = {0};
 
         next = r->next;
@@ -50,154 +52,157 @@ static void refuse_waiting(struct proxy_loop *rl)
             continue;
         if (proxy_admit(r, &e) == 0)
             continue;
-        r->stage = PROXY_SENT;
+        r->stage = PROXY_SENT; /* no longer queued */
         proxy_fail(r, &e);
     }
 }
 
-/* The loop's thread: some upstreams have left rotation, or the last one has. */
-static void left(void *arg)
+static void handle_left_rotation(void *arg)
 {
-    struct proxy_loop *rl = arg;
+    struct proxy_loop *pl = arg;
     bool has_left[FLEET_MAX];
 
-    mtx_lock(&rl->all->lock);
-    memcpy(has_left, rl->has_left, sizeof has_left);
-    memset(rl->has_left, 0, sizeof rl->has_left);
-    mtx_unlock(&rl->all->lock);
+    mtx_lock(&pl->proxy->lock);
+    memcpy(has_left, pl->has_left, sizeof has_left);
+    memset(pl->has_left, 0, sizeof pl->has_left);
+    mtx_unlock(&pl->proxy->lock);
     for (size_t i = 0; i < FLEET_MAX; i++)
         if (has_left[i])
-            cut_all(rl, i);
-    refuse_waiting(rl);
+            evict_requests(pl, i);
+    fail_queued(pl);
 }
 
-/* The loop's thread: the server ends. */
-static void end(void *arg)
+static void handle_stop(void *arg)
 {
-    struct proxy_loop *rl = arg;
+    struct proxy_loop *pl = arg;
     struct err e = {0};
 
     (void)err_set(&e, ERR_DRAINING, "", "the server ended before the answer was whole");
-    for (struct proxy_request *r = rl->requests, *next; r != NULL; r = next) {
+    for (struct proxy_request *r = pl->requests, *next; r != NULL; r = next) {
         next = r->next;
         if (r->stage != PROXY_ANSWERED)
             proxy_fail(r, &e);
     }
 }
 
+/* the proxy */
+
 int proxy_new(struct proxy **out, struct upstreams *u, struct err *e)
 {
-    struct proxy *rs = calloc(1, sizeof *rs);
+    struct proxy *proxy = calloc(1, sizeof *proxy);
 
-    if (rs == NULL)
+    if (proxy == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for what is relayed");
-    mtx_init(&rs->lock, MTX_PROXY);
-    cnd_init(&rs->told);
-    rs->upstreams = u;
-    rs->fleet = upstreams_fleet(u);
-    upstreams_on_left_rotation(u, on_left, rs);
-    *out = rs;
+    mtx_init(&proxy->lock, MTX_PROXY);
+    cnd_init(&proxy->grant_posted);
+    proxy->upstreams = u;
+    proxy->fleet = upstreams_fleet(u);
+    upstreams_on_left_rotation(u, on_left_rotation, proxy);
+    *out = proxy;
     return 0;
 }
 
-void proxy_stop(struct proxy *rs)
+void proxy_stop(struct proxy *proxy)
 {
-    if (rs == NULL)
+    if (proxy == NULL)
         return;
-    mtx_lock(&rs->lock);
-    for (struct proxy_loop *rl = rs->loops; rl != NULL; rl = rl->next)
-        loop_post(rl->loop, &rl->end);
-    mtx_unlock(&rs->lock);
+    mtx_lock(&proxy->lock);
+    for (struct proxy_loop *pl = proxy->loops; pl != NULL; pl = pl->next)
+        loop_post(pl->loop, &pl->stopped);
+    mtx_unlock(&proxy->lock);
 }
 
-void proxy_free(struct proxy *rs)
+void proxy_free(struct proxy *proxy)
 {
-    if (rs == NULL)
+    if (proxy == NULL)
         return;
-    assert(rs->loops == NULL);
-    upstreams_on_left_rotation(rs->upstreams, NULL, NULL);
-    cnd_fini(&rs->told);
-    mtx_fini(&rs->lock);
-    free(rs);
+    assert(proxy->loops == NULL);
+    upstreams_on_left_rotation(proxy->upstreams, NULL, NULL);
+    cnd_fini(&proxy->grant_posted);
+    mtx_fini(&proxy->lock);
+    free(proxy);
 }
 
-static void loop_ctx_free(struct proxy_loop *rl)
+/* a loop */
+
+static void proxy_loop_free(struct proxy_loop *pl)
 {
-    http_client_free(rl->text);
+    http_client_free(pl->text);
     for (size_t i = 0; i < PROXY_CLIENTS; i++)
-        http_client_free(rl->generate[i]);
-    free(rl);
+        http_client_free(pl->generate[i]);
+    free(pl);
 }
 
-static int open_clients(struct proxy_loop *rl, struct err *e)
+static int open_clients(struct proxy_loop *pl, struct err *e)
 {
     for (size_t i = 0; i < PROXY_CLIENTS; i++)
-        if (http_client_new(&rl->generate[i], rl->loop, e) != 0)
+        if (http_client_new(&pl->generate[i], pl->loop, e) != 0)
             return -1;
-    return http_client_new(&rl->text, rl->loop, e);
+    return http_client_new(&pl->text, pl->loop, e);
 }
 
-int proxy_loop_begin(struct proxy *rs, struct loop *l, void **out, struct err *e)
+int proxy_loop_begin(struct proxy *proxy, struct loop *l, void **out, struct err *e)
 {
-    struct proxy_loop *rl = calloc(1, sizeof *rl);
+    struct proxy_loop *pl = calloc(1, sizeof *pl);
 
-    if (rl == NULL)
+    if (pl == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for what a loop relays");
-    rl->all = rs;
-    rl->loop = l;
-    rl->left = (struct loop_item){.run = left, .arg = rl};
-    rl->end = (struct loop_item){.run = end, .arg = rl};
-    if (open_clients(rl, e) != 0) {
-        loop_ctx_free(rl);
+    pl->proxy = proxy;
+    pl->loop = l;
+    pl->left_rotation = (struct loop_item){.run = handle_left_rotation, .arg = pl};
+    pl->stopped = (struct loop_item){.run = handle_stop, .arg = pl};
+    if (open_clients(pl, e) != 0) {
+        proxy_loop_free(pl);
         return -1;
     }
-    mtx_lock(&rs->lock);
-    rl->next = rs->loops;
-    rs->loops = rl;
-    mtx_unlock(&rs->lock);
-    *out = rl;
+    mtx_lock(&proxy->lock);
+    pl->next = proxy->loops;
+    proxy->loops = pl;
+    mtx_unlock(&proxy->lock);
+    *out = pl;
     return 0;
 }
 
-static void unlink_loop(struct proxy_loop *rl)
+static void unlink_loop(struct proxy_loop *pl)
 {
-    struct proxy_loop **at = &rl->all->loops;
+    struct proxy_loop **at = &pl->proxy->loops;
 
-    mtx_lock(&rl->all->lock);
-    while (*at != rl)
+    mtx_lock(&pl->proxy->lock);
+    while (*at != pl)
         at = &(*at)->next;
-    *at = rl->next;
-    mtx_unlock(&rl->all->lock);
+    *at = pl->next;
+    mtx_unlock(&pl->proxy->lock);
 }
 
-/* A grant that was under way when the loop ended: its thread is about to say so. */
+/* A grant was under way when the loop ended, and its thread is about to post it. Wait for that, so
+ * that the permit can be given back. */
 static void await_grant(struct proxy_request *r)
 {
-    struct proxy *all = r->loop->all;
+    struct proxy *proxy = r->loop->proxy;
 
-    mtx_lock(&all->lock);
-    while (!r->told)
-        (void)cnd_wait(&all->told, &all->lock, CLOCK_NEVER);
-    mtx_unlock(&all->lock);
+    mtx_lock(&proxy->lock);
+    while (!r->grant_posted)
+        (void)cnd_wait(&proxy->grant_posted, &proxy->lock, CLOCK_NEVER);
+    mtx_unlock(&proxy->lock);
     r->has_permit = true;
 }
 
 void proxy_loop_end(void *loop_app)
 {
-    struct proxy_loop *rl = loop_app;
+    struct proxy_loop *pl = loop_app;
 
-    unlink_loop(rl);
-    while (rl->requests != NULL) {
-        struct proxy_request *r = rl->requests;
+    unlink_loop(pl);
+    while (pl->requests != NULL) {
+        struct proxy_request *r = pl->requests;
 
         if (r->stage != PROXY_ANSWERED)
             proxy_drop(r);
-        if (rl->requests != r)
-            continue; /* it has ended */
+        if (pl->requests != r)
+            continue; /* proxy_drop has freed it */
         await_grant(r);
         proxy_request_free(r);
     }
-    loop_unpost(rl->loop, &rl->left);
-    loop_unpost(rl->loop, &rl->end);
-    loop_ctx_free(rl);
+    loop_unpost(pl->loop, &pl->left_rotation);
+    loop_unpost(pl->loop, &pl->stopped);
+    proxy_loop_free(pl);
 }

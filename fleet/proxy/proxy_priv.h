@@ -1,4 +1,4 @@
-/* What the relay's files share. All of it belongs to the thread of one loop unless a line says
+/* What the proxy's files share. All of it belongs to the thread of one loop unless a line says
  * otherwise. */
 #ifndef BATON_FLEET_PROXY_PROXY_PRIV_H
 #define BATON_FLEET_PROXY_PROXY_PRIV_H
@@ -17,8 +17,8 @@ enum { PROXY_CLIENTS = 64 }; /* of a loop */
 _Static_assert(2 * (PROXY_CLIENTS + 1) <= PROXY_LOOP_NFDS, "libcurl makes a pair for each client");
 
 struct proxy {
-    struct mtx lock; /* rank MTX_PROXY; guards down to the blank line */
-    struct cnd told; /* a relay's `told` */
+    struct mtx lock;         /* rank MTX_PROXY; guards down to the blank line */
+    struct cnd grant_posted; /* a request's `grant_posted` has been set */
     struct proxy_loop *loops;
 
     struct upstreams *upstreams; /* borrowed; immutable */
@@ -27,85 +27,97 @@ struct proxy {
 
 /* What one loop has. */
 struct proxy_loop {
-    struct proxy *all;
-    struct proxy_loop *next;    /* all->lock */
-    bool has_left[FLEET_MAX];   /* all->lock: upstreams whose relays are to be cut */
-    struct loop *loop;          /* immutable */
-    struct loop_item left, end; /* posted by any thread */
+    struct proxy *proxy;
+    struct proxy_loop *next;                 /* proxy->lock */
+    bool has_left[FLEET_MAX];                /* proxy->lock: evict the requests of this upstream */
+    struct loop *loop;                       /* immutable */
+    struct loop_item left_rotation, stopped; /* posted by any thread */
     struct proxy_request *requests;
-    /* libcurl looks through all connections of a client to one server for one that it may use
-     * again, or that has ended: texts do not look through those of thousands of generations, and
-     * these take turns among several clients. */
+    /* To find a connection that can be used again, or that has ended, libcurl looks through all
+     * connections of a client to one server. Text requests therefore have a client of their own,
+     * without the thousands of connections of generations, and generations are spread over
+     * several clients in turn. */
     struct http_client *text, *generate[PROXY_CLIENTS];
-    size_t turn;
+    size_t next_client;
 };
 
 enum proxy_stage {
-    PROXY_QUEUED,     /* for a permit; all that follow but PROXY_ANSWERED have one */
-    PROXY_SENT,       /* nothing has come yet */
-    PROXY_COLLECTING, /* an answer is being collected */
-    PROXY_STREAMING,  /* an answer is being passed on */
-    PROXY_ANSWERED    /* answered, but for a permit that is on its way here */
+    PROXY_QUEUED,     /* for a permit; in all stages below it has one, except in PROXY_ANSWERED */
+    PROXY_SENT,       /* no reply yet */
+    PROXY_COLLECTING, /* a short reply is collected, to be sent as a whole */
+    PROXY_STREAMING,  /* a long reply is forwarded as it comes */
+    PROXY_ANSWERED    /* the client was answered, and a late grant must still be given back */
 };
 
-/* One request. Freed by the end of its call, or by whatever ends it first. */
+/* One forwarded request. Freed when its call ends, or by whatever ends it first. */
 struct proxy_request {
     struct proxy_loop *loop;
-    struct proxy_request *next, **prev_next; /* of the loop's */
-    struct http_request *x;                  /* our reference; NULL when answered */
+    struct proxy_request *next, **prev_next; /* in loop->requests */
+    struct http_request *x;                  /* our reference; NULL once it is answered */
     enum proxy_stage stage;
     enum fleet_queue queue;
     proxy_error_fn *error_reply;
     struct fleet_ticket ticket;
-    bool entering; /* in fleet_permit_acquire: a grant is taken at once */
+    bool acquiring; /* in fleet_permit_acquire: a grant is taken at once */
     bool has_permit;
-    bool held; /* by a client that is behind */
-    bool told; /* all->lock: a later grant has been posted */
-    size_t n_tries;
-    struct upstream_endpoint at; /* where it is asked, or was */
-    uint64_t epoch;              /* of the fleet, when it was asked */
-    struct version_scan scan;    /* of an SGLang's answer */
-    struct http_call *call;
-    struct loop_item granted, gone, drained;
-    struct http_head head; /* of the answer */
+    bool is_paused;    /* reading the reply is paused: the client is slow */
+    bool grant_posted; /* proxy->lock: a later grant was posted to the loop */
+    size_t n_attempts;
+    struct upstream_endpoint at; /* of the last attempt; name NULL: there was none */
+    uint64_t epoch;              /* fleet_weights_epoch at the last attempt */
+    struct version_scan scan;    /* of the versions in its reply */
+    struct http_call *call;      /* NULL: none is under way */
+    struct loop_item granted, disconnected, drained;
+    struct http_head head; /* of the reply */
     char *body;            /* owned [head.content_length]; NULL: none */
     size_t len;
-    size_t ahead; /* of a stream: what its client has not taken, at most */
+    size_t ahead; /* of a stream: upper bound of the bytes that its client has not taken */
 };
 
-/* ---- relay.c ---- */
+/* ---- proxy.c ---- */
 
-/* proxy_admit - take a permit now, and ask, or queue for one. Errors: as fleet_permit_acquire's; r
- * is as before. */
+/* proxy_admit - take a permit and send the request, or queue for a permit. Errors: those of
+ * fleet_permit_acquire; r is unchanged. */
 int proxy_admit(struct proxy_request *r, struct err *e);
 
-/* proxy_fail - answer with e, or cut what was begun, and end. */
+/* proxy_fail - answer with e, or abort a stream that has begun, and end the request. */
 void proxy_fail(struct proxy_request *r, const struct err *e);
 
-/* proxy_drop - end without a word: nobody listens any more. Not on a thread that may still be told
- * of a grant (PROXY_ANSWERED). */
+/* proxy_drop - end the request without an answer: its client has disconnected. It may still wait
+ * for a late grant after that (PROXY_ANSWERED). */
 void proxy_drop(struct proxy_request *r);
 
-/* proxy_evict - what it was granted cannot be relied on any more. */
+/* proxy_evict - its upstream has left rotation: retry elsewhere if nothing was sent, or fail.
+ * @why  of the upstream */
 void proxy_evict(struct proxy_request *r, const struct err *why);
 
 /* proxy_request_free - give the permit back and free it. Its call has ended, its request is
  * answered. */
 void proxy_request_free(struct proxy_request *r);
 
-/* proxy_auth_failed - the upstream did not take our key, and none of the request. */
+/* proxy_auth_failed - the upstream refused our key (api_is_auth_error), so it processed nothing:
+ * retry elsewhere, or fail. */
 void proxy_auth_failed(struct proxy_request *r);
 
-/* proxy_call_failed - its call ended without a whole answer. */
+/* proxy_call_failed - the call ended without a complete reply. */
 void proxy_call_failed(struct proxy_request *r, const struct http_end *end);
 
-/* proxy_upstream_failed - the upstream is at fault: it is counted, and the client is told. */
+/* proxy_upstream_failed - count a failure of the upstream, and fail.
+ * @unreachable  nothing listens there */
 void proxy_upstream_failed(struct proxy_request *r, bool unreachable, const struct err *e);
 
-/* ---- relay_answer.c ---- */
+/* proxy_cancel_call - end the call, if there is one; no event of it follows. */
+void proxy_cancel_call(struct proxy_request *r);
 
+/* ---- proxy_reply.c ---- */
+
+/* proxy_events - the events of a call of this request. */
 struct http_events proxy_events(struct proxy_request *r);
-void proxy_resume_stream(void *arg); /* of struct proxy_request: its client has read on */
+
+/* proxy_resume_reading - the client has taken enough: read on. @arg  a struct proxy_request */
+void proxy_resume_reading(void *arg);
+
+/* proxy_name_upstream - add the header X-Baton-Upstream, if there was an attempt. */
 void proxy_name_upstream(const struct proxy_request *r, struct http_reply *out);
 
 #endif

@@ -1,8 +1,9 @@
-/* From an upstream's answer to the client's: short ones as a whole, others as they come.
+/* The reply of an upstream to the client: a short one is sent as a whole, a longer one as it comes.
  *
- * A stream is held when its client is behind: libcurl then leaves what comes in the socket, and the
- * upstream feels it. It goes on from the loop, never from within the HTTP server's own call for
- * more, because libcurl hands over at once what it has. */
+ * If the client of a stream is slow, reading of the upstream is paused: libcurl leaves the bytes in
+ * the socket, and the TCP window slows the upstream down. Reading is resumed from the loop, never
+ * from within the HTTP server's call for more data, because libcurl delivers at once what it has.
+ */
 #include "base/log.h"
 #include "fleet/proxy/proxy_priv.h"
 
@@ -15,14 +16,14 @@ void proxy_name_upstream(const struct proxy_request *r, struct http_reply *out)
         http_reply_header(out, "X-Baton-Upstream", "%s", r->at.name);
 }
 
-/* As it came. Types are headers here: those of a reply are static. */
-static struct http_reply head_of(const struct proxy_request *r)
+/* As it came. Content-Type is set as a header, because that of a reply must be static. */
+static struct http_reply reply_head(const struct proxy_request *r)
 {
     struct http_reply out = {.status = r->head.status};
 
     if (r->head.content_type[0] != '\0')
         http_reply_header(&out, "Content-Type", "%s", r->head.content_type);
-    if (r->head.content_encoding[0] != '\0') /* nobody asked for one */
+    if (r->head.content_encoding[0] != '\0') /* although none was accepted */
         http_reply_header(&out, "Content-Encoding", "%s", r->head.content_encoding);
     if (r->head.retry_after[0] != '\0')
         http_reply_header(&out, "Retry-After", "%s", r->head.retry_after);
@@ -30,10 +31,9 @@ static struct http_reply head_of(const struct proxy_request *r)
     return out;
 }
 
-/* All of it is there. */
-static void answer_whole(struct proxy_request *r)
+static void send_reply(struct proxy_request *r)
 {
-    struct http_reply out = head_of(r);
+    struct http_reply out = reply_head(r);
     struct http_request *x = r->x;
 
     out.data = r->body;
@@ -47,13 +47,7 @@ static void answer_whole(struct proxy_request *r)
     http_reply(x, &out);
 }
 
-static void give_up_call(struct proxy_request *r)
-{
-    http_cancel(r->call);
-    r->call = NULL;
-}
-
-static void begin_whole(struct proxy_request *r)
+static void begin_collecting(struct proxy_request *r)
 {
     struct err e = {0};
 
@@ -63,7 +57,7 @@ static void begin_whole(struct proxy_request *r)
     r->body = malloc((size_t)r->head.content_length);
     if (r->body != NULL)
         return;
-    give_up_call(r);
+    proxy_cancel_call(r);
     (void)err_set(
         &e, ERR_NO_MEMORY, "",
         "this server has no memory for an answer of %lld bytes; the request may have been "
@@ -72,13 +66,13 @@ static void begin_whole(struct proxy_request *r)
     proxy_fail(r, &e);
 }
 
-static void begin_stream(struct proxy_request *r)
+static void begin_streaming(struct proxy_request *r)
 {
-    struct http_reply out = head_of(r);
+    struct http_reply out = reply_head(r);
 
-    if (r->x->method == METHOD_HEAD) { /* it was asked as a GET, and this is all that is wanted */
-        give_up_call(r);
-        answer_whole(r);
+    if (r->x->method == METHOD_HEAD) { /* it was sent as GET: the rest is not needed */
+        proxy_cancel_call(r);
+        send_reply(r);
         proxy_request_free(r);
         return;
     }
@@ -88,15 +82,15 @@ static void begin_stream(struct proxy_request *r)
         http_request_drop_body(r->x);
 }
 
-/* A baton says which process of it answers: one that was restarted since the last question to it
+/* Does the reply name another process than the last probe? An upstream which was restarted since
  * serves other weights than the fleet. */
-static bool is_another(const struct proxy_request *r)
+static bool process_changed(const struct proxy_request *r)
 {
     return upstream_caps(r->at.kind)->reply_names_process && r->head.boot_id[0] != '\0' &&
-           !fleet_check_process(r->loop->all->fleet, r->ticket.upstream, r->head.boot_id);
+           !fleet_check_process(r->loop->proxy->fleet, r->ticket.upstream, r->head.boot_id);
 }
 
-static void refuse_another(struct proxy_request *r)
+static void fail_process_changed(struct proxy_request *r)
 {
     struct err e = {0};
 
@@ -106,33 +100,33 @@ static void refuse_another(struct proxy_request *r)
     proxy_fail(r, &e);
 }
 
-/* An SGLang says which version made it: of one that was restarted since the last question to it,
- * that it began with. What it is to say of itself is asked at once. */
-static bool names_another(struct proxy_request *r, const char *data, size_t len)
+/* Does the reply name another version than the fleet's? An upstream which was restarted since the
+ * last probe serves the weights that it started with. */
+static bool has_other_version(struct proxy_request *r, const char *data, size_t len)
 {
     if (!upstream_caps(r->at.kind)->reply_names_version || r->queue != FLEET_GENERATE ||
         r->head.status != 200)
         return false;
     while (version_scan_next(&r->scan, &data, &len))
-        if (!fleet_may_report_version(r->loop->all->fleet, r->scan.name, r->epoch))
+        if (!fleet_may_report_version(r->loop->proxy->fleet, r->scan.name, r->epoch))
             return true;
     return false;
 }
 
-static void refuse_version(struct proxy_request *r)
+static void fail_other_version(struct proxy_request *r)
 {
     struct err e = {0};
 
     (void)err_set(&e, ERR_UPSTREAM, "",
                   "%.200s answered with weights '%s', which are not what is served", r->at.name,
                   r->scan.name);
-    upstreams_probe_now(r->loop->all->upstreams);
+    upstreams_probe_now(r->loop->proxy->upstreams);
     proxy_fail(r, &e);
 }
 
-/* At once: what follows such a head may never end. A redirect may be our client's doing, by what it
- * asks for; any other status is none. */
-static void refuse_bad(struct proxy_request *r)
+/* Fail at once: the body behind such a head may never end. A redirect may be caused by the client's
+ * request, so it does not count as a failure of the upstream. */
+static void fail_bad_status(struct proxy_request *r)
 {
     bool redirects = r->head.status >= 300 && r->head.status < 400;
     struct err e = {0};
@@ -152,26 +146,26 @@ static void on_head(void *arg, const struct http_head *head)
     struct proxy_request *r = arg;
 
     r->head = *head;
-    r->ticket.responded = true; /* unless it breaks (proxy_upstream_failed) */
-    if (is_another(r))
-        refuse_another(r);
+    r->ticket.responded = true; /* unless it fails later (proxy_upstream_failed) */
+    if (process_changed(r))
+        fail_process_changed(r);
     else if (api_is_auth_error_proxied(r->at.kind, head->status))
         proxy_auth_failed(r);
     else if (!http_is_answer(head->status))
-        refuse_bad(r);
+        fail_bad_status(r);
     else if (head->status == 204 ||
              (head->content_length >= 0 && head->content_length <= PROXY_WHOLE_NBYTES_MAX))
-        begin_whole(r);
+        begin_collecting(r);
     else
-        begin_stream(r);
+        begin_streaming(r);
 }
 
 static void collect(struct proxy_request *r, const void *data, size_t len)
 {
-    size_t room = r->body != NULL ? (size_t)r->head.content_length - r->len : 0;
+    size_t left = r->body != NULL ? (size_t)r->head.content_length - r->len : 0;
 
-    if (len > room) /* libcurl ends with the length that it was told */
-        len = room;
+    if (len > left) /* libcurl delivers no more than the Content-Length */
+        len = left;
     if (len > 0)
         memcpy(r->body + r->len, data, len);
     r->len += len;
@@ -185,27 +179,27 @@ static void on_drained(void *arg)
     loop_post(r->loop->loop, &r->drained);
 }
 
-void proxy_resume_stream(void *arg)
+void proxy_resume_reading(void *arg)
 {
     struct proxy_request *r = arg;
 
-    r->held = false;
+    r->is_paused = false;
     if (r->call != NULL)
         http_resume(r->call);
 }
 
-static void hold(struct proxy_request *r)
+static void pause_reading(struct proxy_request *r)
 {
-    if (r->held)
+    if (r->is_paused)
         return;
-    r->held = true;
+    r->is_paused = true;
     http_hold(r->call);
     http_request_on_drained(r->x, PROXY_AHEAD_NBYTES / 2, on_drained, r);
 }
 
-/* Is its client so far behind? `ahead` is never too small: it is asked anew only when it could be
- * too much, for an answer comes in hundreds of small pieces. */
-static bool is_behind(struct proxy_request *r, size_t more, size_t limit)
+/* Would `limit` bytes or more be unsent? `ahead` is an upper bound: the exact number is read only
+ * when the bound is too high, because a reply comes in hundreds of small pieces. */
+static bool client_is_slow(struct proxy_request *r, size_t more, size_t limit)
 {
     if (r->ahead + more < limit)
         return false;
@@ -213,21 +207,21 @@ static bool is_behind(struct proxy_request *r, size_t more, size_t limit)
     return r->ahead + more >= limit;
 }
 
-/* libcurl hands over each chunk by itself: those that it has read at once leave together, when the
- * HTTP server sees to it later in this turn of the loop. */
-static bool pass_on(struct proxy_request *r, const void *data, size_t len)
+/* libcurl delivers chunk by chunk. The HTTP server sends all chunks of one read together, later in
+ * this iteration of the loop. False: not taken, deliver it again. */
+static bool forward_data(struct proxy_request *r, const void *data, size_t len)
 {
-    if (is_behind(r, len, PROXY_AHEAD_NBYTES + HTTP_PIECE_NBYTES + 1)) {
-        hold(r); /* libcurl reads on while there is something to read */
+    if (client_is_slow(r, len, PROXY_AHEAD_NBYTES + HTTP_PIECE_NBYTES + 1)) {
+        pause_reading(r); /* libcurl reads on while the socket has data */
         return false;
     }
     if (http_request_stream_write(r->x, data, len) != 0) {
-        proxy_drop(r); /* the client is gone, or there is no memory for what it is owed */
+        proxy_drop(r); /* the client has disconnected, or no memory */
         return true;
     }
     r->ahead += len;
-    if (is_behind(r, 0, PROXY_AHEAD_NBYTES))
-        hold(r);
+    if (client_is_slow(r, 0, PROXY_AHEAD_NBYTES))
+        pause_reading(r);
     return true;
 }
 
@@ -236,14 +230,14 @@ static bool on_data(void *arg, const void *data, size_t len)
     struct proxy_request *r = arg;
     struct version_scan before = r->scan;
 
-    if (names_another(r, data, len)) {
-        refuse_version(r);
+    if (has_other_version(r, data, len)) {
+        fail_other_version(r);
         return true;
     }
     if (r->stage == PROXY_STREAMING) {
-        if (pass_on(r, data, len))
+        if (forward_data(r, data, len))
             return true;
-        r->scan = before; /* it comes again */
+        r->scan = before; /* the data is delivered again */
         return false;
     }
     if (r->stage == PROXY_COLLECTING)
@@ -264,7 +258,7 @@ static void on_done(void *arg, const struct http_end *end)
         http_request_stream_close(r->x, true);
         r->x = NULL;
     } else {
-        answer_whole(r);
+        send_reply(r);
     }
     proxy_request_free(r);
 }
