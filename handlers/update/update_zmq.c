@@ -3,7 +3,7 @@
 
 #include "base/clock.h"
 #include "base/utf8.h"
-#include "control/pause_controller.h"
+#include "control/zmq_updates.h"
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -24,42 +24,6 @@
 enum { KEY_SHOWN = 64, TIMEOUT_MS_MAX = 86400000 };
 
 const char *const update_zmq_members[] = {"zmq_handles", "weight_version", "timeout_ms", NULL};
-
-struct zmq_updates {
-    struct workers *workers; /* owned */
-    atomic_uint n_open;      /* relaxed: a bound */
-    atomic_bool stop;        /* relaxed: each pull looks again and again */
-};
-
-int zmq_updates_new(struct zmq_updates **out, struct err *e)
-{
-    struct workers_cfg cfg = {"zmq", ZMQ_UPDATES_MAX, ZMQ_UPDATES_MAX};
-    struct zmq_updates *z = calloc(1, sizeof *z);
-
-    if (z == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for updates over sockets");
-    if (workers_new(&z->workers, &cfg, e) != 0) {
-        free(z);
-        return -1;
-    }
-    *out = z;
-    return 0;
-}
-
-void zmq_updates_stop(struct zmq_updates *z)
-{
-    atomic_store_explicit(&z->stop, true, memory_order_relaxed);
-    workers_stop(z->workers);
-}
-
-void zmq_updates_free(struct zmq_updates *z)
-{
-    if (z == NULL)
-        return;
-    zmq_updates_stop(z);
-    workers_free(z->workers);
-    free(z);
-}
 
 /* The GPUs that the request names. @set  zeroed; gets their UUIDs, and no handles */
 static int read_gpus(struct ipc_handles *set, const json_t *handles, struct err *e)
@@ -202,32 +166,15 @@ static int pull_new(struct zmq_pull **out, struct app *app, struct http_request 
     return 0;
 }
 
-/* The thread answers. As many may be under way as there are threads, so that none waits in the
- * queue while its trainer waits for it. */
-static int post(struct zmq_updates *z, struct zmq_pull *p, struct err *e)
-{
-    unsigned n = atomic_fetch_add_explicit(&z->n_open, 1, memory_order_relaxed);
-
-    p->stop = &z->stop;
-    p->n_open = &z->n_open;
-    p->job = (struct job){.run = zmq_pull_run, .arg = p};
-    if (n >= ZMQ_UPDATES_MAX)
-        (void)err_set(e, ERR_OVERLOADED, "",
-                      "%u updates over sockets are under way or ending; at most %d may be", n,
-                      ZMQ_UPDATES_MAX);
-    else if (workers_post(z->workers, &p->job, WORKERS_NORMAL, e) == 0)
-        return 0;
-    (void)atomic_fetch_sub_explicit(&z->n_open, 1, memory_order_relaxed);
-    return -1;
-}
-
 int handle_update_zmq(struct app *app, struct http_request *x, struct err *e)
 {
     struct zmq_pull *p;
 
     if (pull_new(&p, app, x, e) != 0)
         return -1;
-    if (post(app->weights->zmq, p, e) == 0)
+    p->pool = app->weights->zmq;
+    p->job = (struct job){.run = zmq_pull_run, .arg = p};
+    if (zmq_updates_post(p->pool, &p->job, e) == 0)
         return 0;
     zmq_pull_free(p);
     return -1;

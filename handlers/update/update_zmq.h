@@ -36,21 +36,12 @@
 #include "http/http_request.h"
 
 struct app;
-struct zmq_updates;
 
 enum {
-    ZMQ_UPDATES_MAX = 4, /* threads; each has one request, or says goodbye to its trainer */
     ZMQ_SLICE_MS = 50,
     ZMQ_CONNECT_MS = 1000,  /* a bound socket is found at once, or at libzmq's next try (0.1 s) */
     ZMQ_GOODBYE_MS = 120000 /* a trainer moves a bucket between two messages: seconds */
 };
-
-int zmq_updates_new(struct zmq_updates **out, struct err *e);
-
-/* zmq_updates_stop - abort what is under way and join the threads; later requests are ERR_DRAINING.
- * Threads: the owner's, before the updates stop. Blocks: for a copy at most, and ZMQ_LINGER_MS. */
-void zmq_updates_stop(struct zmq_updates *z);
-void zmq_updates_free(struct zmq_updates *z); /* stops first; accepts NULL */
 
 /* handle_update_zmq - members zmq_handles {uuid: address}, weight_version, timeout_ms.
  * Answers as handle_update_finish. Errors: ERR_BAD_REQUEST at the member; ERR_NO_GPU;

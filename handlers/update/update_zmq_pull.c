@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "control/pause_controller.h"
+#include "control/zmq_updates.h"
 #include "handlers/app.h"
 #include "handlers/update/update_asker.h"
 #include "handlers/update/update_zmq.h"
@@ -39,7 +40,7 @@ void zmq_pull_free(struct zmq_pull *p)
 
 static bool is_stopping(const struct zmq_pull *p)
 {
-    return atomic_load_explicit(p->stop, memory_order_relaxed);
+    return zmq_updates_stopping(p->pool);
 }
 
 static uint64_t message_deadline(const struct zmq_pull *p)
@@ -492,7 +493,7 @@ static int begin(struct zmq_pull *p, struct err *e)
 void zmq_pull_run(void *arg)
 {
     struct zmq_pull *p = arg;
-    atomic_uint *n_open = p->n_open;
+    struct zmq_updates *pool = p->pool;
     struct err e = {0};
     int rc = begin(p, &e);
 
@@ -506,5 +507,5 @@ void zmq_pull_run(void *arg)
         say_goodbye(p);
     zmq_ports_close(p->ports);
     zmq_pull_free(p);
-    (void)atomic_fetch_sub_explicit(n_open, 1, memory_order_relaxed);
+    zmq_updates_end(pool);
 }

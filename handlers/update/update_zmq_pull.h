@@ -11,12 +11,12 @@
 #include "weights/store/store.h"
 #include "weights/update/update.h"
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 struct app;
 struct update_asker;
+struct zmq_updates;
 
 enum { ZMQ_PULL_PORTS_MAX = STORE_DEVICES_MAX };
 _Static_assert((int)ZMQ_PULL_PORTS_MAX <= (int)ZMQ_PORTS_MAX, "a socket for each rank");
@@ -43,8 +43,7 @@ struct zmq_pull {
     /* Immutable once the thread has it. */
     struct job job;
     struct app *app;
-    const atomic_bool *stop; /* of the pool */
-    atomic_uint *n_open;     /* of the pool; counted down at the end */
+    struct zmq_updates *pool;
     uint32_t n_ports;
     char uuids[ZMQ_PULL_PORTS_MAX][IPC_UUID_LEN + 1];
     char *addresses[ZMQ_PULL_PORTS_MAX]; /* owned */
