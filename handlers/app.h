@@ -79,9 +79,10 @@ struct app_generate {
 /* For handlers in front of a fleet. */
 struct app_fleet {
     struct upstreams *upstreams;
-    struct fleet_control *control;                      /* updates, pauses, adapters of the fleet */
-    struct proxy *proxy;                                /* of generate requests */
-    struct workers *operation, *pause, *resume, *abort; /* executors */
+    struct fleet_control *control; /* updates, pauses, adapters of the fleet */
+    struct proxy *proxy;           /* of generate requests */
+    /* Executors of requests that wait for a lock of the fleet. */
+    struct workers *operation_executor, *pause_executor, *resume_executor, *abort_executor;
     /* Would a generate sent now be served? Threads: any. Blocks: no. Errors: why not. */
     int (*ready)(const struct app *app, struct err *why);
     /* Appends the fleet's metrics as Prometheus text. Threads: any; no lock held. */
@@ -98,7 +99,7 @@ struct app {
     struct settings settings;
     struct life *life;
     struct metrics *metrics;
-    struct workers *control, *generate_pool, *text;    /* executors */
+    struct workers *control_executor, *generate_executor, *text_executor;
     _Atomic(struct http_server *) http_server;         /* NULL until it listens */
     _Atomic(struct http_server *) control_http_server; /* the same; NULL without --control-listen */
 };

@@ -5,8 +5,8 @@
 #include "handlers/app.h"
 
 /* Every one is an operation's handler (server/operations.h). generate, completions and chat run on
- * app->generate_pool and take a permit of app->generate->admission themselves; chat_render,
- * tokenize and detokenize run on app->text, admitted already. */
+ * app->generate_executor and take a permit of app->generate->admission themselves; chat_render,
+ * tokenize and detokenize run on app->text_executor, admitted already. */
 int handle_generate(struct app *app, struct http_request *x, struct err *e);
 int handle_completions(struct app *app, struct http_request *x, struct err *e);
 int handle_sglang_generate(struct app *app, struct http_request *x, struct err *e);

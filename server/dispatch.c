@@ -107,7 +107,7 @@ static int app_route(void *arg, struct http_request *x, struct http_server_route
 }
 
 /* Notifies the operation of a request that is refused before its handler has run. */
-static void refuse_unread(struct app *app, const struct http_request *x)
+static void notify_unread(struct app *app, const struct http_request *x)
 {
     const struct route *route = x->route;
 
@@ -150,7 +150,7 @@ static void run_handler(struct app *app, struct http_request *x)
     x->route = route;
     if (http_request_disconnected(x)) {
         (void)err_set(&e, ERR_GONE, "", "the client went away before its turn");
-        refuse_unread(app, x);
+        notify_unread(app, x);
     } else if (route_handle(app, x, route, &e) == 0) {
         return;
     }
@@ -159,99 +159,99 @@ static void run_handler(struct app *app, struct http_request *x)
 
 static void dispatch_job_run(void *arg)
 {
-    struct dispatch_job *h = arg;
-    struct app *app = h->app;
-    struct http_request *x = h->x;
+    struct dispatch_job *d = arg;
+    struct app *app = d->app;
+    struct http_request *x = d->x;
 
-    free(h);
+    free(d);
     run_handler(app, x);
 }
 
 static void text_run(void *arg)
 {
-    struct dispatch_job *h = arg;
+    struct dispatch_job *d = arg;
 
-    http_request_on_disconnect(h->x, NULL, NULL);
-    run_handler(h->app, h->x);
-    admission_leave(h->app->generate->text_admission, &h->ticket);
-    free(h);
+    http_request_on_disconnect(d->x, NULL, NULL);
+    run_handler(d->app, d->x);
+    admission_leave(d->app->generate->text_admission, &d->ticket);
+    free(d);
 }
 
 /* The client disconnected while queued: its ticket has left the queue already. */
 static void text_drop(void *arg)
 {
-    struct dispatch_job *h = arg;
+    struct dispatch_job *d = arg;
     struct err e = {0};
 
     (void)err_set(&e, ERR_GONE, "", "the client went away before its turn");
-    reply_error(h->x, &e, NULL);
-    free(h);
+    reply_error(d->x, &e, NULL);
+    free(d);
 }
 
 /* Runs under the request's lock: it only cancels the ticket; another thread answers. */
-static void text_gone(void *arg)
+static void text_disconnected(void *arg)
 {
-    struct dispatch_job *h = arg;
+    struct dispatch_job *d = arg;
     struct err ignored = {0};
 
-    if (!admission_cancel(h->app->generate->text_admission, &h->ticket))
+    if (!admission_cancel(d->app->generate->text_admission, &d->ticket))
         return;
-    h->job = (struct job){.run = text_drop, .arg = h};
-    (void)workers_post(h->app->text, &h->job, WORKERS_URGENT, &ignored);
+    d->job = (struct job){.run = text_drop, .arg = d};
+    (void)workers_post(d->app->text_executor, &d->job, WORKERS_URGENT, &ignored);
 }
 
 /* There are as many threads as permits, so the job runs at once. If the executor has stopped, it
  * runs here. */
 static void text_granted(void *arg)
 {
-    struct dispatch_job *h = arg;
+    struct dispatch_job *d = arg;
     struct err ignored = {0};
 
-    h->job = (struct job){.run = text_run, .arg = h};
-    if (workers_post(h->app->text, &h->job, WORKERS_URGENT, &ignored) != 0)
-        text_run(h);
+    d->job = (struct job){.run = text_run, .arg = d};
+    if (workers_post(d->app->text_executor, &d->job, WORKERS_URGENT, &ignored) != 0)
+        text_run(d);
 }
 
-static int enter_text(struct app *app, struct dispatch_job *h, struct err *e)
+static int enter_text(struct app *app, struct dispatch_job *d, struct err *e)
 {
-    struct http_request *x = h->x;
+    struct http_request *x = d->x;
 
-    h->ticket = (struct ticket){.granted = text_granted, .arg = h};
-    http_request_on_disconnect(x, text_gone, h);
-    if (admission_enter(app->generate->text_admission, &h->ticket, e) == 0)
+    d->ticket = (struct ticket){.granted = text_granted, .arg = d};
+    http_request_on_disconnect(x, text_disconnected, d);
+    if (admission_enter(app->generate->text_admission, &d->ticket, e) == 0)
         return 0;
     http_request_on_disconnect(x, NULL, NULL);
     return -1;
 }
 
-static struct workers *pool_of(const struct app *app, enum route_executor executor)
+static struct workers *workers_of(const struct app *app, enum route_executor executor)
 {
     switch (executor) {
     case EXECUTOR_CONTROL:
-        return app->control;
+        return app->control_executor;
     case EXECUTOR_OPERATION:
-        return app->fleet->operation;
+        return app->fleet->operation_executor;
     case EXECUTOR_PAUSE:
-        return app->fleet->pause;
+        return app->fleet->pause_executor;
     case EXECUTOR_RESUME:
-        return app->fleet->resume;
+        return app->fleet->resume_executor;
     case EXECUTOR_ABORT:
-        return app->fleet->abort;
+        return app->fleet->abort_executor;
     case EXECUTOR_GENERATE:
     case EXECUTOR_TEXT:
     case EXECUTOR_LOOP:
         break;
     }
-    return app->generate_pool;
+    return app->generate_executor;
 }
 
-static int post_hop(struct app *app, struct dispatch_job *h, enum route_executor executor,
-                    struct err *e)
+static int dispatch_post(struct app *app, struct dispatch_job *d, enum route_executor executor,
+                         struct err *e)
 {
     if (executor == EXECUTOR_TEXT)
-        return enter_text(app, h, e);
-    h->job = (struct job){.run = dispatch_job_run, .arg = h};
-    return workers_post(pool_of(app, executor), &h->job, WORKERS_NORMAL, e);
+        return enter_text(app, d, e);
+    d->job = (struct job){.run = dispatch_job_run, .arg = d};
+    return workers_post(workers_of(app, executor), &d->job, WORKERS_NORMAL, e);
 }
 
 static void app_dispatch(void *arg, struct http_request *x)
@@ -259,31 +259,31 @@ static void app_dispatch(void *arg, struct http_request *x)
     struct app *app = ((const struct listener_ctx *)arg)->app;
     enum route_executor executor = executor_of(app, x->route);
     struct err e = {0};
-    struct dispatch_job *h;
+    struct dispatch_job *d;
 
     if (executor == EXECUTOR_LOOP) {
         run_handler(app, x);
         return;
     }
-    h = calloc(1, sizeof *h);
-    if (h == NULL) {
+    d = calloc(1, sizeof *d);
+    if (d == NULL) {
         (void)err_set(&e, ERR_NO_MEMORY, "", "no memory for the request");
-        refuse_unread(app, x);
+        notify_unread(app, x);
         reply_error(x, &e, NULL);
         return;
     }
-    h->app = app;
-    h->x = x;
-    if (post_hop(app, h, executor, &e) != 0) {
-        free(h);
-        refuse_unread(app, x);
+    d->app = app;
+    d->x = x;
+    if (dispatch_post(app, d, executor, &e) != 0) {
+        free(d);
+        notify_unread(app, x);
         reply_error(x, &e, NULL);
     }
 }
 
 /* Did the listener refuse it: key, role or path? Such a request is no evidence about a trainer: a
  * client without a key must not bring a trainer's group in doubt. */
-static bool stopped_at_door(const struct err *e)
+static bool refused_by_listener(const struct err *e)
 {
     return e->code == ERR_UNAUTHORIZED || e->code == ERR_FORBIDDEN || e->code == ERR_NOT_FOUND;
 }
@@ -293,8 +293,8 @@ static void app_reject(void *arg, struct http_request *x, const struct err *e,
 {
     struct app *app = ((const struct listener_ctx *)arg)->app;
 
-    if (!stopped_at_door(e))
-        refuse_unread(app, x);
+    if (!refused_by_listener(e))
+        notify_unread(app, x);
     reply_error_make(x->route, e, NULL, out);
     route_add_allow(out, x, app->settings.dialects, e);
 }

@@ -63,17 +63,17 @@ struct health health_of(uint64_t word, uint64_t now_us)
 }
 
 /* An HTTP server whose event loops do not turn answers no request. */
-static bool http_server_turns(struct http_server *f, uint64_t now_us)
+static bool http_server_turns(struct http_server *server, uint64_t now_us)
 {
     uint64_t beat_us;
 
-    if (f == NULL)
+    if (server == NULL)
         return true;
-    beat_us = http_server_beat_us(f);
+    beat_us = http_server_beat_us(server);
     return now_us <= beat_us || now_us - beat_us <= WATCH_LIVE_AGE_MAX_MS * UINT64_C(1000);
 }
 
-static void health_look(void *arg)
+static void health_check(void *arg)
 {
     struct health_watch *w = arg;
     struct err live_why = {0}, ready_why = {0};
@@ -198,14 +198,14 @@ int health_watch_new(struct health_watch **out, const struct http_server_cfg *cf
 
 int health_watch_start(struct health_watch *w, const struct app *app, struct err *e)
 {
-    struct loop_cfg cfg = {.name = "health/look"};
+    struct loop_cfg cfg = {.name = "health/watch"};
 
     assert(w->loop == NULL);
     w->app = app;
-    w->timer = (struct loop_timer){.fire = health_look, .arg = w}; /* for the new loop */
+    w->timer = (struct loop_timer){.fire = health_check, .arg = w}; /* for the new loop */
     if (loop_new(&w->loop, &cfg, e) != 0)
         return -1;
-    health_look(w); /* also arms the timer */
+    health_check(w); /* also arms the timer */
     if (loop_start(w->loop, e) == 0)
         return 0;
     health_watch_stop(w);

@@ -31,12 +31,12 @@ enum {
         methods, path, id, EXECUTOR_LOOP, ROLE_HEALTH, BODY_NONE, true, false, FORM_NATIVE,        \
             ROUTE_NO_BODY_MAX, NULL, NULL, .operation = op                                         \
     }
-#define WATCH(executor, path, id, op)                                                              \
+#define VIEWER(executor, path, id, op)                                                             \
     {                                                                                              \
         GET_HEAD, path, id, executor, ROLE_VIEWER, BODY_NONE, true, false, FORM_NATIVE,            \
             ROUTE_NO_BODY_MAX, NULL, NULL, .operation = op                                         \
     }
-#define VIEW(executor, path, id, query, op)                                                        \
+#define CONTROL_GET(executor, path, id, query, op)                                                 \
     {                                                                                              \
         GET_HEAD, path, id, executor, ROLE_CONTROL, BODY_NONE, true, true, FORM_NATIVE,            \
             ROUTE_NO_BODY_MAX, NULL, query, .operation = op                                        \
@@ -61,15 +61,15 @@ const struct route routes[] = {
     HEALTH(GET_HEAD, "/health/ready", "healthReady", OPERATION_READY),
     HEALTH(GET_HEAD, "/readyz", "readyz", OPERATION_READY),
     HEALTH(GET_HEAD, "/v2/health/ready", "v2HealthReady", OPERATION_READY),
-    WATCH(EXECUTOR_LOOP, "/version", "version", OPERATION_VERSION),
-    WATCH(EXECUTOR_LOOP, "/v1/status", "status", OPERATION_STATUS),
-    WATCH(EXECUTOR_CONTROL, "/metrics", "metrics", OPERATION_METRICS),
+    VIEWER(EXECUTOR_LOOP, "/version", "version", OPERATION_VERSION),
+    VIEWER(EXECUTOR_LOOP, "/v1/status", "status", OPERATION_STATUS),
+    VIEWER(EXECUTOR_CONTROL, "/metrics", "metrics", OPERATION_METRICS),
     {GET_HEAD, "/v1/models", "models", EXECUTOR_LOOP, ROLE_GENERATE, BODY_NONE, true, false,
      FORM_OPENAI, ROUTE_NO_BODY_MAX, NULL, NULL, .operation = OPERATION_MODELS},
     {GET_HEAD, "/v1/models/{id}", "model", EXECUTOR_LOOP, ROLE_GENERATE, BODY_NONE, true, false,
      FORM_OPENAI, ROUTE_NO_BODY_MAX, NULL, NULL, .operation = OPERATION_MODEL},
 
-    WATCH(EXECUTOR_LOOP, "/v1/upstreams", "upstreams", OPERATION_UPSTREAMS),
+    VIEWER(EXECUTOR_LOOP, "/v1/upstreams", "upstreams", OPERATION_UPSTREAMS),
     CONTROL("/v1/upstreams/resync", "upstreamsResync", false, ROUTE_SMALL_MAX, resync_members,
             OPERATION_RESYNC),
 
@@ -86,15 +86,15 @@ const struct route routes[] = {
             OPERATION_UPDATE_ABORT),
     CONTROL("/v1/update_weights/renew", "updateRenew", false, ROUTE_SMALL_MAX, update_renew_members,
             OPERATION_UPDATE_RENEW),
-    VIEW(EXECUTOR_LOOP, "/v1/update_weights/{id}", "updateGet", NULL, OPERATION_UPDATE_GET),
+    CONTROL_GET(EXECUTOR_LOOP, "/v1/update_weights/{id}", "updateGet", NULL, OPERATION_UPDATE_GET),
     {METHOD_DELETE, "/v1/update_weights/{id}", "updateDelete", EXECUTOR_CONTROL, ROLE_CONTROL,
      BODY_NONE, true, true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL,
      .operation = OPERATION_UPDATE_DELETE},
     CONTROL("/v1/weights/plans", "planPut", false, ROUTE_BODY_CONFIG, tensor_list_members,
             OPERATION_TENSOR_LIST_PUT),
-    VIEW(EXECUTOR_CONTROL, "/v1/weights", "weightsList", weights_list_query,
-         OPERATION_WEIGHTS_LIST),
-    VIEW(EXECUTOR_CONTROL, "/v1/weights/{name}", "weightsGet", NULL, OPERATION_WEIGHTS_GET),
+    CONTROL_GET(EXECUTOR_CONTROL, "/v1/weights", "weightsList", weights_list_query,
+                OPERATION_WEIGHTS_LIST),
+    CONTROL_GET(EXECUTOR_CONTROL, "/v1/weights/{name}", "weightsGet", NULL, OPERATION_WEIGHTS_GET),
     CONTROL("/v1/weights/label", "weightsLabel", false, ROUTE_SMALL_MAX, weights_label_members,
             OPERATION_WEIGHTS_LABEL),
     CONTROL("/v1/weights/check", "weightsCheck", false, ROUTE_FINISH_MAX, weights_check_members,
@@ -111,7 +111,7 @@ const struct route routes[] = {
             OPERATION_PREFLIGHT),
     CONTROL("/v1/weight_transfer/init", "transferInit", false, ROUTE_SMALL_MAX,
             transfer_init_members, OPERATION_TRANSFER_INIT),
-    VIEW(EXECUTOR_LOOP, "/v1/weight_transfer", "transferGet", NULL, OPERATION_TRANSFER_GET),
+    CONTROL_GET(EXECUTOR_LOOP, "/v1/weight_transfer", "transferGet", NULL, OPERATION_TRANSFER_GET),
     {METHOD_DELETE, "/v1/weight_transfer", "transferDelete", EXECUTOR_CONTROL, ROLE_CONTROL,
      BODY_NONE, true, true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, NULL,
      .operation = OPERATION_TRANSFER_DELETE},
@@ -131,7 +131,7 @@ const struct route routes[] = {
      .operation = OPERATION_LORA_LOAD},
     CONTROL("/v1/unload_lora_adapter", "loraUnload", false, ROUTE_SMALL_MAX, lora_unload_members,
             OPERATION_LORA_UNLOAD),
-    VIEW(EXECUTOR_LOOP, "/v1/lora_adapters", "loraList", NULL, OPERATION_LORA_LIST),
+    CONTROL_GET(EXECUTOR_LOOP, "/v1/lora_adapters", "loraList", NULL, OPERATION_LORA_LIST),
 
     {METHOD_POST, "/v1/generate", "generate", EXECUTOR_GENERATE, ROLE_GENERATE, BODY_JSON, false,
      true, FORM_NATIVE, ROUTE_DATA_MAX, generate_members, NULL, .hint = generate_hint,
@@ -230,8 +230,8 @@ static void refuse_path(const char *path, unsigned dialects, struct err *e)
 }
 
 /* The row, or NULL and the methods that the path allows. */
-static const struct route *look_up(const char *path, unsigned method, unsigned dialects,
-                                   size_t *arg, unsigned *allowed)
+static const struct route *route_look_up(const char *path, unsigned method, unsigned dialects,
+                                         size_t *arg, unsigned *allowed)
 {
     size_t at;
 
@@ -256,7 +256,7 @@ const struct route *route_find(const char *path, enum http_request_method method
                                size_t *arg, struct err *e)
 {
     unsigned allowed;
-    const struct route *route = look_up(path, method, dialects, arg, &allowed);
+    const struct route *route = route_look_up(path, method, dialects, arg, &allowed);
     char list[METHODS_CAP];
 
     if (route != NULL)
@@ -278,14 +278,14 @@ void route_add_allow(struct http_reply *out, const struct http_request *x, unsig
 
     if (e->code != ERR_BAD_METHOD)
         return;
-    (void)look_up(x->path, 0, dialects, &at, &allowed);
+    (void)route_look_up(x->path, 0, dialects, &at, &allowed);
     list_methods(allowed, list, sizeof list);
     http_reply_header(out, "Allow", "%s", list);
 }
 
 /* The next row of the same path after `r`, or NULL. */
-static const struct route *next_of(const struct route *r, enum http_request_method method,
-                                   unsigned dialects)
+static const struct route *next_of_path(const struct route *r, enum http_request_method method,
+                                        unsigned dialects)
 {
     const char *pattern = r->pattern;
 
@@ -301,7 +301,7 @@ static const struct route *body_match_find(const struct route *first,
                                            enum http_request_method method, unsigned dialects,
                                            const struct scan_member *m)
 {
-    for (const struct route *r = first; r != NULL; r = next_of(r, method, dialects)) {
+    for (const struct route *r = first; r != NULL; r = next_of_path(r, method, dialects)) {
         const struct route_body_match *c = &r->body_match;
 
         if (c->member != NULL && scan_is(m->name, m->name_len, c->member) &&
@@ -314,7 +314,7 @@ static const struct route *body_match_find(const struct route *first,
 static const struct route *body_match_default(const struct route *first,
                                               enum http_request_method method, unsigned dialects)
 {
-    for (const struct route *r = first; r != NULL; r = next_of(r, method, dialects))
+    for (const struct route *r = first; r != NULL; r = next_of_path(r, method, dialects))
         if (r->body_match.member == NULL)
             return r;
     return first;
@@ -325,7 +325,7 @@ const struct route *route_match_body(const struct route *first, enum http_reques
 {
     struct scan_member m = {0};
 
-    if (first->body_match.member == NULL && next_of(first, method, dialects) == NULL)
+    if (first->body_match.member == NULL && next_of_path(first, method, dialects) == NULL)
         return first;
     while (scan_next_member(body, len, &m)) {
         const struct route *r = body_match_find(first, method, dialects, &m);

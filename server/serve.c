@@ -81,8 +81,9 @@ int server_build_executors(struct server *s, struct err *e)
     if (a->fleet != NULL && generate.n_threads < FLEET_THREADS_MIN)
         generate.n_threads = FLEET_THREADS_MIN;
     if (metrics_new(&a->metrics, n_routes, route_operation_id, e) != 0 ||
-        workers_new(&a->control, &control, e) != 0 ||
-        workers_new(&a->generate_pool, &generate, e) != 0 || workers_new(&a->text, &text, e) != 0)
+        workers_new(&a->control_executor, &control, e) != 0 ||
+        workers_new(&a->generate_executor, &generate, e) != 0 ||
+        workers_new(&a->text_executor, &text, e) != 0)
         return -1;
     if (a->fleet == NULL)
         return 0;

@@ -104,8 +104,8 @@ static int open_control(struct server *s, struct err *e)
 {
     const struct settings *settings = &s->app.settings;
     const struct fleet_control_cfg cfg = {.upstreams = s->fleet.upstreams,
-                                          .abort = s->fleet.abort,
-                                          .reconcile = s->app.generate_pool,
+                                          .abort = s->fleet.abort_executor,
+                                          .reconcile = s->app.generate_executor,
                                           .update_us = settings->update_timeout_ms * 1000,
                                           .recomputes = settings->on_update ==
                                                         GEN_ON_UPDATE_RECOMPUTE,
@@ -142,10 +142,10 @@ int serve_fleet_start_executors(struct app_fleet *fleet, size_t n_queue_max, siz
     const struct {
         const char *name;
         struct workers **pool;
-    } rows[] = {{"operation", &fleet->operation},
-                {"pause", &fleet->pause},
-                {"resume", &fleet->resume},
-                {"abort", &fleet->abort}};
+    } rows[] = {{"operation", &fleet->operation_executor},
+                {"pause", &fleet->pause_executor},
+                {"resume", &fleet->resume_executor},
+                {"abort", &fleet->abort_executor}};
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct workers_cfg cfg = {rows[i].name, n_threads, n_queue_max};
@@ -158,7 +158,8 @@ int serve_fleet_start_executors(struct app_fleet *fleet, size_t n_queue_max, siz
 
 void serve_fleet_stop_executors(struct app_fleet *fleet)
 {
-    struct workers *pools[] = {fleet->operation, fleet->pause, fleet->resume, fleet->abort};
+    struct workers *pools[] = {fleet->operation_executor, fleet->pause_executor,
+                               fleet->resume_executor, fleet->abort_executor};
 
     for (size_t i = 0; i < sizeof pools / sizeof pools[0]; i++)
         if (pools[i] != NULL)
@@ -167,10 +168,10 @@ void serve_fleet_stop_executors(struct app_fleet *fleet)
 
 void serve_fleet_free_executors(struct app_fleet *fleet)
 {
-    workers_free(fleet->operation);
-    workers_free(fleet->pause);
-    workers_free(fleet->resume);
-    workers_free(fleet->abort);
+    workers_free(fleet->operation_executor);
+    workers_free(fleet->pause_executor);
+    workers_free(fleet->resume_executor);
+    workers_free(fleet->abort_executor);
 }
 
 void serve_fleet_reload(struct app_fleet *fleet)

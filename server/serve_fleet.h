@@ -11,8 +11,8 @@
 
 struct log_rec;
 
-/* serve_fleet_start_executors - start fleet->operation, pause, resume and abort: the threads of
- * requests that wait for a lock of the fleet.
+/* serve_fleet_start_executors - start fleet->operation_executor, pause, resume and abort: the
+ * threads of requests that wait for a lock of the fleet.
  * @n_queue_max  requests that may wait in each
  * @n_threads    of each
  * Errors: of workers_new; what was started is freed by serve_fleet_free_executors. */

@@ -256,7 +256,7 @@ static int open_control(struct listeners *l, const char *boot_id, struct err *e)
         return 0;
     l->control_listener_ctx = (struct listener_ctx){l->app, l->auth,
                                                     ROLES_ANYWHERE | ROLE_BIT(ROLE_CONTROL)};
-    cfg.name = "control";
+    cfg.name = "http-ctl";
     cfg.n_connections_max = share_descriptors(c).control;
     give_keys(l, &cfg, &l->control_listener_ctx);
     if (http_server_new(&made, &cfg, e) != 0)

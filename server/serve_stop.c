@@ -72,8 +72,8 @@ static void server_stop(struct server *s)
     if (a->pause_controller != NULL)
         pause_controller_drain(a->pause_controller);
     upstreams_stop(s->fleet.upstreams); /* executor threads wait for replies of upstreams */
-    if (a->control != NULL)
-        workers_stop(a->control);
+    if (a->control_executor != NULL)
+        workers_stop(a->control_executor);
     serve_fleet_stop_executors(&s->fleet);
     if (g->loads != NULL)
         lora_loads_stop(g->loads);
@@ -93,20 +93,20 @@ static void server_stop(struct server *s)
     if (g->engine != NULL)
         g->engine->ops->stop(g->engine);
     generations_cut(g->generations);
-    if (a->generate_pool != NULL)
-        workers_stop(a->generate_pool);
-    if (a->text != NULL)
-        workers_stop(a->text);
+    if (a->generate_executor != NULL)
+        workers_stop(a->generate_executor);
+    if (a->text_executor != NULL)
+        workers_stop(a->text_executor);
     proxy_stop(s->fleet.proxy);
     listeners_close(&s->listeners);
 }
 
 static void free_executors(struct server *s)
 {
-    workers_free(s->app.control);
+    workers_free(s->app.control_executor);
     serve_fleet_free_executors(&s->fleet);
-    workers_free(s->app.generate_pool);
-    workers_free(s->app.text);
+    workers_free(s->app.generate_executor);
+    workers_free(s->app.text_executor);
 }
 
 static void free_generate(struct server *s)

@@ -10,7 +10,7 @@
  * Errors: at its members; see generation_parse_names, completions_parse_sampling, chat_parse. */
 int chat_op_parse(struct completions_op *op, const json_t *body, struct err *e);
 
-/* chat_render - the text of the one prompt, on app->text, before it is encoded. */
+/* chat_render - the text of the one prompt, on app->text_executor, before it is encoded. */
 int chat_render(struct completions_op *op, struct err *e);
 
 /* Of chat_reply.c: JSON, as handlers/json_put.h writes it. */

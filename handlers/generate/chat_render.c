@@ -1,7 +1,7 @@
 /* POST /v1/chat/completions/render: the request to /inference/v1/generate that makes the tokens
  * which /v1/chat/completions would make of this one. Nothing is generated. What that route takes
  * from the model's generation_config.json is written out, because the other takes nothing from it.
- * Runs on app->text with a detokenize permit that the dispatcher holds. */
+ * Runs on app->text_executor with a detokenize permit that the dispatcher holds. */
 #include "handlers/body.h"
 #include "handlers/data_plane.h"
 #include "handlers/generate/chat.h"

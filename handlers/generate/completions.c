@@ -2,10 +2,11 @@
  *
  * A chat (chat.c) is a completion too: its prompt is rendered first, in the same place.
  *
- * Text prompts are tokenized on app->text before the request queues for its permit, and text is
- * made there after the permit is back, so that slow text never holds an engine slot. Both share
- * that pool's urgent lane with /tokenize and /detokenize, first come first served: each of the
- * three is bounded by a semaphore, so that whoever floods one waits at it and not in the lane. */
+ * Text prompts are tokenized on app->text_executor before the request queues for its permit, and
+ * text is made there after the permit is back, so that slow text never holds an engine slot. Both
+ * share that pool's urgent lane with /tokenize and /detokenize, first come first served: each of
+ * the three is bounded by a semaphore, so that whoever floods one waits at it and not in the lane.
+ */
 #include "handlers/data_plane.h"
 
 #include "base/clock.h"
@@ -380,7 +381,7 @@ static int make_prompts(struct completions_op *op, struct err *e)
     return make_texts(op, e);
 }
 
-/* On app->text. */
+/* On app->text_executor. */
 static void completions_prepare(void *arg)
 {
     struct completions_op *op = arg;
@@ -418,7 +419,7 @@ static void completions_on_disconnect(void *arg)
     if (!admission_cancel(app->generate->prompt_admission, &op->ticket))
         return;
     op->g.step = (struct job){.run = completions_fail_disconnected, .arg = op};
-    (void)workers_post(app->text, &op->g.step, WORKERS_URGENT, &ignored);
+    (void)workers_post(app->text_executor, &op->g.step, WORKERS_URGENT, &ignored);
 }
 
 /* A pool whose threads have ended runs nothing; then it is answered from here. */
@@ -428,13 +429,13 @@ static void completions_granted(void *arg)
     struct err ignored = {0};
 
     op->g.step = (struct job){.run = completions_prepare, .arg = op};
-    if (workers_post(op->g.app->text, &op->g.step, WORKERS_URGENT, &ignored) != 0)
+    if (workers_post(op->g.app->text_executor, &op->g.step, WORKERS_URGENT, &ignored) != 0)
         completions_prepare(op);
 }
 
 void completions_init(struct completions_op *op, struct app *app, struct http_request *x)
 {
-    generation_init(&op->g, app, x, &whole_ops, app->text);
+    generation_init(&op->g, app, x, &whole_ops, app->text_executor);
     op->created_s = clock_wall_s();
     op->g.id_prefix = "cmpl-";
     op->stream_ops = &stream_ops;

@@ -111,7 +111,7 @@ void completions_set_error_field(const struct generation_seq *seq, struct err *e
 /* completions_begin - make the prompts ready, queue, generate, answer; the op is the flow's. */
 void completions_begin(struct completions_op *op);
 
-/* Of completions_reply.c, on app->text. */
+/* Of completions_reply.c, on app->text_executor. */
 
 /* completions_part_next - what there is to tell of a sequence since the last time. Returns false
  * when nothing is; else the caller tells *p, then calls completions_part_sent. An error is told

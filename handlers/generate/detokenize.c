@@ -1,5 +1,5 @@
-/* POST /detokenize: ids to text. Runs on app->text with a detokenize permit that the dispatcher
- * holds. */
+/* POST /detokenize: ids to text. Runs on app->text_executor with a detokenize permit that the
+ * dispatcher holds. */
 #include "handlers/data_plane.h"
 
 #include "handlers/body.h"

@@ -373,7 +373,7 @@ int handle_generate(struct app *app, struct http_request *x, struct err *e)
         json_decref(body);
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
     }
-    generation_init(&op->g, app, x, &whole_ops, app->generate_pool);
+    generation_init(&op->g, app, x, &whole_ops, app->generate_executor);
     op->g.id_prefix = "generate-tokens-";
     op->g.logprobs_at = "/sampling_params/logprobs";
     op->g.prompt_logprobs_at = "/sampling_params/prompt_logprobs";

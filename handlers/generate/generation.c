@@ -310,7 +310,7 @@ static void generation_on_disconnect(void *arg)
     if (!entered || !admission_cancel(g->app->generate->admission, &g->ticket))
         return;
     g->step = (struct job){.run = generation_fail_disconnected, .arg = g};
-    if (workers_post(g->app->generate_pool, &g->step, WORKERS_URGENT, &e) != 0)
+    if (workers_post(g->app->generate_executor, &g->step, WORKERS_URGENT, &e) != 0)
         log_line(LOG_WARN, "generate.left", "a queued request outlived its pool: %s", e.msg);
 }
 
@@ -602,7 +602,7 @@ static void post_abort_queued(struct generation *g)
     struct err stopping = {0};
 
     g->step = (struct job){.run = generation_abort_queued, .arg = g};
-    if (workers_post(g->app->generate_pool, &g->step, WORKERS_URGENT, &stopping) != 0)
+    if (workers_post(g->app->generate_executor, &g->step, WORKERS_URGENT, &stopping) != 0)
         generation_abort_queued(g);
 }
 
@@ -665,7 +665,7 @@ static void generation_granted(void *arg)
     struct err stopping = {0};
 
     g->step = (struct job){.run = generation_start, .arg = g};
-    if (workers_post(g->app->generate_pool, &g->step, WORKERS_URGENT, &stopping) != 0)
+    if (workers_post(g->app->generate_executor, &g->step, WORKERS_URGENT, &stopping) != 0)
         generation_start(g);
 }
 

@@ -42,7 +42,7 @@ struct generation_ops {
     /* Tokens came, or a sequence ended. NULL when the answer is made at the end only. */
     void (*on_tokens)(struct generation *g);
     /* The engine refused a sequence: put its pointer in terms of this operation's members. May be
-     * NULL. On app->generate_pool. */
+     * NULL. On app->generate_executor. */
     void (*set_error_field)(const struct generation_seq *seq, struct err *e);
     /* Every sequence ended and the permit is back. Must answer the request. Called once, last;
      * not called when the request failed before it got a permit. */

@@ -37,7 +37,7 @@ static inline struct sglang_op *sglang_of(struct generation *g)
     return (struct sglang_op *)(void *)g;
 }
 
-/* Of sglang_generate_reply.c; as generation_ops says, on app->text. */
+/* Of sglang_generate_reply.c; as generation_ops says, on app->text_executor. */
 void sglang_generate_on_tokens(struct generation *g);
 void sglang_generate_finish(struct generation *g);
 

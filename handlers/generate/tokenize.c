@@ -1,5 +1,5 @@
-/* POST /tokenize: text, or messages through the chat template, to ids. Runs on app->text with a
- * detokenize permit that the dispatcher holds. */
+/* POST /tokenize: text, or messages through the chat template, to ids. Runs on app->text_executor
+ * with a detokenize permit that the dispatcher holds. */
 #include "handlers/data_plane.h"
 
 #include "handlers/body.h"

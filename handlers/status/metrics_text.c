@@ -337,10 +337,10 @@ static void put_pools(struct app *app, struct buf *out)
     const struct {
         const char *name;
         struct workers *pool;
-    } rows[] = {{"control", app->control}, {"generate", app->generate_pool},
-                {"text", app->text},       {"operation", fleet->operation},
-                {"pause", fleet->pause},   {"resume", fleet->resume},
-                {"abort", fleet->abort}};
+    } rows[] = {{"control", app->control_executor}, {"generate", app->generate_executor},
+                {"text", app->text_executor},       {"operation", fleet->operation_executor},
+                {"pause", fleet->pause_executor},   {"resume", fleet->resume_executor},
+                {"abort", fleet->abort_executor}};
 
     prom_head(out, "baton_pool_queued", "gauge", "Jobs that wait for a thread");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

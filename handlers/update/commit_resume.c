@@ -58,7 +58,7 @@ static void then_resume(void *arg, const struct update_info *info, const struct 
     end->why = *e;
     end->info = *info;
     end->job = (struct job){.run = resume_run, .arg = end};
-    if (workers_post(end->app->control, &end->job, WORKERS_URGENT, &ignored) != 0)
+    if (workers_post(end->app->control_executor, &end->job, WORKERS_URGENT, &ignored) != 0)
         resume_run(end);
 }
 

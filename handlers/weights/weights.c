@@ -228,7 +228,7 @@ int handle_weights_get(struct app *app, struct http_request *x, struct err *e)
     if (d == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the download");
     d->store = app->weights->store;
-    d->pool = app->control;
+    d->pool = app->control_executor;
     if (store_pin(app->weights->store, &d->version, e) != 0 ||
         store_checksum(app->weights->store, d->version, index, &sum, e) != 0 ||
         (d->version->views == NULL && copy_tensor(d, index, x, e) != 0)) {

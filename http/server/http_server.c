@@ -117,7 +117,7 @@ static int shard_start(struct shard *s, size_t i, struct err *e)
     const char *prefix = s->http_server->cfg.name;
     char name[16];
 
-    (void)snprintf(name, sizeof name, "%.10s/%zu", prefix != NULL ? prefix : "front", i % 1000);
+    (void)snprintf(name, sizeof name, "%.10s/%zu", prefix != NULL ? prefix : "http", i % 1000);
     cfg.name = name;
     s->quiesce = (struct loop_item){.run = shard_quiesce, .arg = s};
     s->finish = (struct loop_item){.run = shard_finish, .arg = s};

@@ -71,7 +71,7 @@ struct http_server_app {
 };
 
 struct http_server_cfg {
-    const char *name;      /* of its threads; NULL: "front" */
+    const char *name;      /* of its threads; NULL: "http" */
     const char *address;   /* numeric IPv4 or [IPv6] */
     uint16_t port;         /* 0: any free one */
     const char *unix_path; /* a unix socket instead: for its owner, and for its group if the umask

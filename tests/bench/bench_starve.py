@@ -28,7 +28,7 @@ from front_crowd import Crowd, ask, post, wait  # noqa: E402
 GENERATES = 16
 TEXTS = 4
 THREADS = {"engine": "engine", "compute": "engine", "text": "text", "generate": "generate",
-           "front": "loop"}  # beginning of a thread's name -> its role
+           "http": "loop"}  # beginning of a thread's name -> its role
 ROLES = ("engine", "text", "loop", "generate", "generate clients", "text clients")
 POOLS = {"engine": 0, "text": 1}  # what is told apart where there are not enough for all ROLES
 

@@ -233,7 +233,7 @@ def apart(server):
     first, second = cores[0], cores[-1]
     for task in os.listdir(f"/proc/{server.child.pid}/task"):
         with open(f"/proc/{server.child.pid}/task/{task}/comm", encoding="ascii") as f:
-            os.sched_setaffinity(int(task), {first if f.read().startswith("front") else second})
+            os.sched_setaffinity(int(task), {first if f.read().startswith("http/") else second})
     os.sched_setaffinity(0, {second})
     return {first}
 

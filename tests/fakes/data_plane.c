@@ -101,8 +101,8 @@ struct plane *plane_new(size_t n_permits, size_t n_queue, const struct tokenizer
                           .weights = &p->weights,
                           .generate = &p->generate,
                           .settings = {.max_logprobs = UINT64_MAX},
-                          .generate_pool = pool_new("generate"),
-                          .text = pool_new("text")};
+                          .generate_executor = pool_new("generate"),
+                          .text_executor = pool_new("text")};
     assert_int_equal(admission_new(&p->app.generate->admission, "generate", n_permits, n_queue, &e),
                      0);
     assert_int_equal(
@@ -115,8 +115,8 @@ void plane_free(struct plane *p)
 {
     struct admission_stats s;
 
-    workers_free(p->app.generate_pool);
-    workers_free(p->app.text);
+    workers_free(p->app.generate_executor);
+    workers_free(p->app.text_executor);
     (void)pthread_barrier_destroy(&p->all_here);
     admission_stats(p->app.generate->admission, &s);
     assert_int_equal(s.n_running, 0);
@@ -314,8 +314,8 @@ static void settle_pool(struct plane *p, struct workers *pool)
 
 void plane_settle(struct plane *p)
 {
-    settle_pool(p, p->app.generate_pool);
-    settle_pool(p, p->app.text);
+    settle_pool(p, p->app.generate_executor);
+    settle_pool(p, p->app.text_executor);
 }
 
 static struct plane_seq *seq_of(struct plane *p, uint64_t id)

@@ -103,7 +103,7 @@ class Server:
         for task in os.listdir(tasks):
             try:
                 with open(f"{tasks}/{task}/comm", encoding="ascii") as name:
-                    if name.read().startswith("front/"):
+                    if name.read().startswith("http/"):
                         return True
             except FileNotFoundError:  # it has just ended
                 continue

@@ -493,7 +493,8 @@ static void test_prompts_wait_at_their_semaphore(void **state)
     for (size_t i = 0; i < N; i++)
         plane_send(p, &px[i], &completions, body);
     assert_int_equal(n_prompts_waiting(p), N);
-    assert_int_equal(workers_queued(p->app.text), 0); /* nobody's text work is behind them */
+    assert_int_equal(workers_queued(p->app.text_executor),
+                     0); /* nobody's text work is behind them */
     plane_send(p, &detok, &detokenize, "{\"tokens\": [1]}");
     json_decref(plane_wait_reply(&detok, &status));
     assert_int_equal(status, 200);

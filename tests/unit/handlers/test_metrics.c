@@ -474,7 +474,7 @@ static void test_metrics_text_tells_every_room(void **state)
     char *text;
 
     (void)state;
-    assert_int_equal(workers_new(&app.control, &cfg, &e), 0);
+    assert_int_equal(workers_new(&app.control_executor, &cfg, &e), 0);
     text = text_of(m, &app);
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++)
         assert_line(text, lines[i]);
@@ -482,7 +482,7 @@ static void test_metrics_text_tells_every_room(void **state)
                    life.boot_id);
     assert_line(text, want);
     free(text);
-    workers_free(app.control);
+    workers_free(app.control_executor);
     metrics_free(m);
 }
 
