@@ -23,9 +23,9 @@ int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg
     fc->cfg = *cfg;
     fc->upstreams = cfg->upstreams;
     pause_init(&fc->pause);
-    fc->missed_pause_due_us = CLOCK_NEVER;
-    fc->reschedule = (struct loop_item){.run = on_reschedule, .arg = fc};
-    fc->expiry_timer = (struct loop_timer){.fire = on_due, .arg = fc};
+    fc->paused.missed_due_us = CLOCK_NEVER;
+    fc->expiry.reschedule = (struct loop_item){.run = on_reschedule, .arg = fc};
+    fc->expiry.timer = (struct loop_timer){.fire = on_due, .arg = fc};
     fleet_reconcile_init(fc);
     *out = fc;
     return 0;
@@ -45,24 +45,6 @@ void fleet_control_free(struct fleet_control *fc)
     free(fc);
 }
 
-/* the groups with the trainer */
-
-static bool is_named(const struct fleet_group *g, const char *name)
-{
-    return strcmp(g->name, name) == 0 ||
-           (g->name[0] == '\0' && strcmp(name, SGLANG_GROUP_NAME) == 0);
-}
-
-struct fleet_group *fleet_group_locked(struct fleet_control *fc, const char *name)
-{
-    if (name == NULL)
-        return fc->n_groups > 0 ? &fc->groups[fc->n_groups - 1] : NULL;
-    for (size_t i = 0; i < fc->n_groups; i++)
-        if (is_named(&fc->groups[i], name))
-            return &fc->groups[i];
-    return NULL;
-}
-
 /* who stands still, and who is asked for tokens */
 
 /* The last word is of what is so: one is told under the lock, the other knows the order. */
@@ -72,11 +54,11 @@ void fleet_apply_quiesce(struct fleet_control *fc)
     uint64_t order;
 
     mtx_lock(&fc->lock);
-    order = ++fc->quiesce_order;
+    order = ++fc->quiesce.order;
     prepare_begun = fc->session != NULL && fc->session->prepare_begun;
-    paused = prepare_begun || fc->n_adapters_replacing > 0;
-    still = pause_is_held(&fc->pause) || fc->weights_asleep || fc->kv_asleep ||
-            fc->n_probe_suspensions > 0;
+    paused = prepare_begun || fc->quiesce.n_adapters_replacing > 0;
+    still = pause_is_held(&fc->pause) || fc->sleep.weights || fc->sleep.kv ||
+            fc->quiesce.n_probe_suspensions > 0;
     upstreams_enable_generation_probes(fc->upstreams, !still && !prepare_begun);
     mtx_unlock(&fc->lock);
     fleet_quiesce(fleet_of(fc), still, order);
@@ -87,9 +69,9 @@ void fleet_adapter_replacing(struct fleet_control *fc, bool on)
 {
     mtx_lock(&fc->lock);
     if (on)
-        fc->n_adapters_replacing++;
+        fc->quiesce.n_adapters_replacing++;
     else
-        fc->n_adapters_replacing--;
+        fc->quiesce.n_adapters_replacing--;
     mtx_unlock(&fc->lock);
     fleet_apply_quiesce(fc);
 }
@@ -98,14 +80,19 @@ void fleet_suspend_generation_probes(struct fleet_control *fc, bool on)
 {
     mtx_lock(&fc->lock);
     if (on)
-        fc->n_probe_suspensions++;
+        fc->quiesce.n_probe_suspensions++;
     else
-        fc->n_probe_suspensions--;
+        fc->quiesce.n_probe_suspensions--;
     mtx_unlock(&fc->lock);
     fleet_apply_quiesce(fc);
 }
 
-/* who is there */
+struct fleet *fleet_of(const struct fleet_control *fc)
+{
+    return upstreams_fleet(fc->upstreams);
+}
+
+/* reachable engines */
 
 size_t fleet_reachable(struct fleet_control *fc, const json_t *body, struct fleet_target *targets)
 {
@@ -165,57 +152,61 @@ uint64_t fleet_update_us(const struct fleet_control *fc)
     return fc->cfg.update_us;
 }
 
-/* JSON */
+/* sleep and readiness */
 
-int fleet_json_set(json_t *reply, const char *member, json_t *value)
+void fleet_get_sleep(struct fleet_control *fc, struct fleet_sleep *out)
 {
-    return json_object_set_new(reply, member, value);
+    mtx_lock(&fc->lock);
+    *out = fc->sleep;
+    mtx_unlock(&fc->lock);
 }
 
-json_t *fleet_result_json(const char *name, bool ok, int status, const char *error)
+void fleet_set_sleep(struct fleet_control *fc, bool weights, bool kv, int level)
 {
-    return json_pack("{s:s, s:b, s:o, s:s?}", "upstream", name, "ok", (int)ok, "status",
-                     status > 0 ? json_integer(status) : json_null(), "error", error);
+    mtx_lock(&fc->lock);
+    if (weights)
+        fc->sleep.weights = level > 0;
+    if (kv)
+        fc->sleep.kv = level > 0;
+    if (weights && level > 0)
+        fc->sleep.level = level;
+    mtx_unlock(&fc->lock);
 }
 
-/* Of one that nobody asked. */
-static json_t *absent_json(struct fleet_control *fc, size_t i, const struct upstream_endpoint *at)
+/* Engines in rotation that the open update keeps paused: they accept requests and process none. */
+static size_t n_held_locked(struct fleet_control *fc)
 {
+    const struct fleet_session *s = fc->session;
     struct upstream_info info;
-    char why[ERR_MSG_MAX + 32];
+    size_t n = 0;
 
-    fleet_info(fleet_of(fc), i, &info);
-    (void)snprintf(why, sizeof why, "it is %s%s%s", upstream_state_name(info.state),
-                   info.error.code != ERR_NONE ? ": " : "", info.error.msg);
-    return fleet_result_json(at->name, false, 0, info.alive ? "it was not asked" : why);
+    for (size_t i = 0; s != NULL && i < s->n_parts; i++) {
+        if (!s->parts[i].paused)
+            continue;
+        fleet_info(fleet_of(fc), s->parts[i].upstream, &info);
+        n += info.state == UPSTREAM_SERVING;
+    }
+    return n;
 }
 
-json_t *fleet_results_json(struct fleet_control *fc, const struct fleet_result *results, size_t n)
+int fleet_check_serving(struct fleet_control *fc, const struct fleet_stats *s, struct err *why)
 {
-    size_t n_all = upstreams_n(fc->upstreams);
-    json_t *list = json_array();
-    struct upstream_endpoint at;
+    int rc = 0;
+    size_t n_held;
 
-    for (size_t i = 0; i < n_all; i++) {
-        const struct fleet_result *s = NULL;
-        json_t *one;
-
-        upstreams_get(fc->upstreams, i, &at);
-        for (size_t k = 0; k < n; k++)
-            if (results[k].upstream == i)
-                s = &results[k];
-        if (s == NULL && at.removed)
-            continue;
-        one = s == NULL ? absent_json(fc, i, &at)
-                        : fleet_result_json(at.name,
-                                            s->outcome == FLEET_OK || s->outcome == FLEET_SKIPPED,
-                                            s->status, s->why.code != ERR_NONE ? s->why.msg : NULL);
-        if (json_array_append_new(list, one) != 0) {
-            json_decref(list);
-            return NULL;
-        }
-    }
-    return list;
+    mtx_lock(&fc->lock);
+    n_held = n_held_locked(fc);
+    if (fc->sleep.weights || fc->sleep.kv)
+        rc = err_set(why, ERR_ASLEEP, "", "the upstreams are asleep (level %d)", fc->sleep.level);
+    else if (pause_is_held(&fc->pause))
+        rc = err_set(why, ERR_PAUSED, "", "generation is paused by '%s' (%s)", fc->pause.owner,
+                     lifecycle_pause_name(fc->pause.mode));
+    else if (n_held > s->n_serving || s->n_serving - n_held < s->min_ready)
+        rc = err_set(why, ERR_PAUSED, "",
+                     "an update holds %zu of the %zu upstreams that serve, %zu are needed", n_held,
+                     s->n_serving, s->min_ready);
+    mtx_unlock(&fc->lock);
+    return rc;
 }
 
 /* leases */
@@ -228,9 +219,9 @@ static uint64_t due_locked(const struct fleet_control *fc)
     if (s != NULL && fleet_session_is_open(s) && s->n_running == 0 &&
         s->phase != UPDATE_VERIFYING && s->lease_until_us < due)
         due = s->lease_until_us;
-    if (fc->missed_pause_due_us < due)
-        due = fc->missed_pause_due_us;
-    return fc->expiring ? CLOCK_NEVER : due;
+    if (fc->paused.missed_due_us < due)
+        due = fc->paused.missed_due_us;
+    return fc->expiry.running ? CLOCK_NEVER : due;
 }
 
 static void on_reschedule(void *arg)
@@ -242,14 +233,14 @@ static void on_reschedule(void *arg)
     due = due_locked(fc);
     mtx_unlock(&fc->lock);
     if (due == CLOCK_NEVER)
-        loop_timer_cancel(upstreams_loop(fc->upstreams), &fc->expiry_timer);
+        loop_timer_cancel(upstreams_loop(fc->upstreams), &fc->expiry.timer);
     else
-        loop_timer_set(upstreams_loop(fc->upstreams), &fc->expiry_timer, due);
+        loop_timer_set(upstreams_loop(fc->upstreams), &fc->expiry.timer, due);
 }
 
 void fleet_reschedule(struct fleet_control *fc)
 {
-    loop_post(upstreams_loop(fc->upstreams), &fc->reschedule);
+    loop_post(upstreams_loop(fc->upstreams), &fc->expiry.reschedule);
 }
 
 /* The work waits for upstreams, so it is not this thread's. A pool that ends has nobody left whose
@@ -260,10 +251,10 @@ static void on_due(void *arg)
     struct err ignored = {0};
 
     mtx_lock(&fc->lock);
-    fc->expiring = true;
-    fc->expiry = (struct job){.run = expiry_run, .arg = fc};
+    fc->expiry.running = true;
+    fc->expiry.job = (struct job){.run = expiry_run, .arg = fc};
     mtx_unlock(&fc->lock);
-    (void)workers_post(fc->cfg.abort, &fc->expiry, WORKERS_URGENT, &ignored);
+    (void)workers_post(fc->cfg.abort, &fc->expiry.job, WORKERS_URGENT, &ignored);
 }
 
 /* While an end is under way its trainer waits for it. */
@@ -323,7 +314,7 @@ static void expiry_run(void *arg)
     end_hold(fc);
     fleet_send_missed_pauses(fc);
     mtx_lock(&fc->lock);
-    fc->expiring = false;
+    fc->expiry.running = false;
     mtx_unlock(&fc->lock);
     fleet_reschedule(fc);
 }

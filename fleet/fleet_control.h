@@ -1,14 +1,13 @@
-/* What a trainer tells the whole fleet: the update that is open, the pause, the sleep, the group,
- * the adapters. Handlers of control routes in front of upstream engines work with it.
+/* The control plane of a fleet: what trainers asked of all engines together (the open update, the
+ * pause, the sleep, the transfer groups, the adapters), and requests to all of them.
  *
- * No lock is held while upstreams are asked. What may not overlap takes its turn (a sleep and the
- * end of an update); a pause, and an abort, have turns of their own, so that neither waits for one
- * that hangs in something else. Tensors of one update come beside each other, and beside a pause.
- */
+ * No lock is held while engines are asked. Operations exclude each other by fleet/fleet_locks.h.
+ * Requests that bring tensors of one update may overlap with each other and with a pause. */
 #ifndef BATON_FLEET_FLEET_CONTROL_H
 #define BATON_FLEET_FLEET_CONTROL_H
 
 #include "base/err.h"
+#include "fleet/fleet_request.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -16,18 +15,20 @@
 #include <stdint.h>
 
 struct http_request;
+struct fleet;
 struct fleet_control;
+struct fleet_stats;
 struct tensor_list;
 struct upstreams;
 struct workers;
 
-/* What it works with; all borrowed until fleet_control_free. */
+/* All borrowed until fleet_control_free. */
 struct fleet_control_cfg {
     struct upstreams *upstreams;
-    struct workers *abort;     /* runs what ends by itself: leases */
-    struct workers *reconcile; /* asks upstreams for adapters, and to empty their caches */
-    uint64_t update_us;        /* what one upstream has for a step of an update */
-    bool recomputes;           /* generations make their KV again with the weights of an update */
+    struct workers *abort;     /* runs what follows when a lease ends */
+    struct workers *reconcile; /* loads and unloads missing adapters, resets caches */
+    uint64_t update_us;        /* for one step of an update at one engine */
+    bool recomputes;           /* running generations recompute their KV after an update */
     /* Reads the tensors that a request lists (one reference). Errors: ERR_BAD_REQUEST at the
      * member; ERR_NO_MEMORY. Threads: any. */
     int (*tensor_list_of)(struct tensor_list **out, const json_t *body, struct err *e);
@@ -37,23 +38,62 @@ struct fleet_control_cfg {
 int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg *cfg,
                       struct err *e);
 
-/* fleet_control_free - after upstreams_stop, when the control pool has ended. Accepts NULL. */
+/* fleet_control_free - after upstreams_stop, when all executors have stopped. Accepts NULL. */
 void fleet_control_free(struct fleet_control *fc);
 
-/* fleet_is_paused - has a trainer paused the fleet? Threads: any. */
-bool fleet_is_paused(struct fleet_control *fc);
+/* fleet_of - what is known of each engine (fleet/members/fleet.h); borrowed. */
+struct fleet *fleet_of(const struct fleet_control *fc);
 
-/* fleet_resync_one - ask an upstream what it serves now, and put it into step by that.
- * @x    whose client waits for its turn
- * @out  its index
- * Blocks: FLEET_QUERY_US for each of two questions. Errors: ERR_NOT_FOUND; ERR_CONFLICT: as
- * fleet_resync's, or it gave no answer. */
+/* fleet_update_us - how long one engine may take for a step of an update. */
+uint64_t fleet_update_us(const struct fleet_control *fc);
+
+size_t fleet_min_ready(struct fleet_control *fc);
+
+/* fleet_reachable - all configured engines that reply to probes.
+ * @targets  [FLEET_MAX], each with `body`. Returns: how many. */
+size_t fleet_reachable(struct fleet_control *fc, const json_t *body, struct fleet_target *targets);
+
+/* fleet_reachable_quorum - the same. Errors: ERR_UNSYNCED: fewer than --min-ready; the message
+ * names the others. */
+int fleet_reachable_quorum(struct fleet_control *fc, const json_t *body,
+                           struct fleet_target *targets, size_t *n, struct err *e);
+
+/* fleet_suspend_generation_probes - while on, engines get no probe that generates a token. Calls
+ * are counted: each `true` needs a `false`. No lock held. */
+void fleet_suspend_generation_probes(struct fleet_control *fc, bool on);
+
+/* fleet_adapter_replacing - an adapter that is being loaded may replace one of the same name: while
+ * on, new generates wait here for engines that know an adapter by its name. Counted, as above. */
+void fleet_adapter_replacing(struct fleet_control *fc, bool on);
+
+/* What of the fleet is asleep. */
+struct fleet_sleep {
+    bool weights, kv;
+    int level; /* of the last sleep of the weights: 1 in host memory, 2 dropped */
+};
+void fleet_get_sleep(struct fleet_control *fc, struct fleet_sleep *out);
+
+/* fleet_set_sleep - weights, KV caches or both were put to sleep, or woken.
+ * @level  0: a wake. The caller owns the operation lock. */
+void fleet_set_sleep(struct fleet_control *fc, bool weights, bool kv, int level);
+
+/* fleet_check_serving - do enough engines serve, by what trainers asked? @s  fleet_stats' now
+ * Errors: ERR_ASLEEP; ERR_PAUSED: by a trainer, or by the open update. */
+int fleet_check_serving(struct fleet_control *fc, const struct fleet_stats *s, struct err *why);
+
+/* fleet_resync_one - query which weights an engine serves, and put it back in rotation by that.
+ * @x    the request whose client waits for the operation lock
+ * @out  the engine's index
+ * Blocks: for the operation lock, then FLEET_QUERY_US for each of three queries, and for a wake or
+ * sleep that the engine missed. Errors: fleet_op_lock's; ERR_NOT_FOUND: no such engine;
+ * ERR_CONFLICT: the fleet is paused, the engine did not reply, or as fleet_resync;
+ * ERR_NEEDS_UPDATE. */
 int fleet_resync_one(struct fleet_control *fc, struct http_request *x, const char *name,
                      size_t *out, struct err *e);
 
-/* fleet_vllm_config_json - of a vLLM's configuration what its clients act upon: the value that all
- * upstreams say that answer, or null, and then `unknown` has the reason by the member's name.
- * Blocks: up to 30 s. New. Errors: ERR_NO_MEMORY; ERR_DRAINING. */
+/* fleet_vllm_config_json - the members of a vLLM's configuration that its clients use (new): the
+ * value on which all reachable engines agree, or null; then `unknown` has the reason by the
+ * member's name. Blocks: up to 30 s. Errors: ERR_NO_MEMORY; ERR_DRAINING. */
 json_t *fleet_vllm_config_json(struct fleet_control *fc, struct err *e);
 
 #endif

@@ -28,8 +28,8 @@ bool fleet_is_other_incarnation(struct fleet_control *fc, size_t upstream,
 
 bool fleet_engine_is_paused_locked(struct fleet_control *fc, size_t upstream)
 {
-    return fc->paused_by_trainer[upstream] &&
-           !fleet_is_other_incarnation(fc, upstream, &fc->paused[upstream]);
+    return fc->paused.has[upstream] &&
+           !fleet_is_other_incarnation(fc, upstream, &fc->paused.incarnation[upstream]);
 }
 
 static bool reached(const struct fleet_result *results, size_t n, size_t upstream)
@@ -45,12 +45,12 @@ static void set_due_locked(struct fleet_control *fc)
     size_t n = upstreams_n(fc->upstreams);
     struct upstream_endpoint at;
 
-    fc->missed_pause_due_us = CLOCK_NEVER;
+    fc->paused.missed_due_us = CLOCK_NEVER;
     for (size_t i = 0; i < n; i++) {
         upstreams_get(fc->upstreams, i, &at);
-        fc->missed_pause[i] = fc->missed_pause[i] && !at.removed;
-        if (fc->missed_pause[i])
-            fc->missed_pause_due_us = clock_after_us(FLEET_MISSED_PAUSE_RETRY_US);
+        fc->paused.missed[i] = fc->paused.missed[i] && !at.removed;
+        if (fc->paused.missed[i])
+            fc->paused.missed_due_us = clock_after_us(FLEET_MISSED_PAUSE_RETRY_US);
     }
 }
 
@@ -58,7 +58,7 @@ void fleet_note_missed_pause(struct fleet_control *fc, const struct fleet_target
 {
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < n; i++)
-        fc->missed_pause[targets[i].upstream] = true;
+        fc->paused.missed[targets[i].upstream] = true;
     set_due_locked(fc);
     mtx_unlock(&fc->lock);
     fleet_reschedule(fc);
@@ -73,16 +73,16 @@ void fleet_note_pause_results(struct fleet_control *fc, const struct fleet_resul
     struct upstream_endpoint at;
 
     mtx_lock(&fc->lock);
-    memset(fc->paused_by_trainer, 0, sizeof fc->paused_by_trainer);
+    memset(fc->paused.has, 0, sizeof fc->paused.has);
     for (size_t i = 0; paused && i < n; i++) {
-        fc->paused_by_trainer[results[i].upstream] = result_ok(&results[i]);
-        fleet_incarnation_of(fc, results[i].upstream, &fc->paused[results[i].upstream]);
+        fc->paused.has[results[i].upstream] = result_ok(&results[i]);
+        fleet_incarnation_of(fc, results[i].upstream, &fc->paused.incarnation[results[i].upstream]);
     }
     for (size_t i = 0; i < n_all; i++) {
         upstreams_get(fc->upstreams, i, &at);
         fleet_info(fleet_of(fc), i, &info);
-        fc->missed_pause[i] = !at.removed && !info.fenced && !reached(results, n, i) &&
-                              !fleet_engine_is_held_locked(fc, i);
+        fc->paused.missed[i] = !at.removed && !info.fenced && !reached(results, n, i) &&
+                               !fleet_engine_is_held_locked(fc, i);
     }
     set_due_locked(fc);
     mtx_unlock(&fc->lock);
@@ -99,7 +99,7 @@ static size_t select_missed_pause(struct fleet_control *fc, const json_t *body,
     for (size_t i = 0; i < n; i++) {
         fleet_info(fleet_of(fc), alive[i].upstream, &info);
         mtx_lock(&fc->lock);
-        if (fc->missed_pause[alive[i].upstream] && !info.fenced &&
+        if (fc->paused.missed[alive[i].upstream] && !info.fenced &&
             !fleet_engine_is_held_locked(fc, alive[i].upstream))
             targets[n_targets++] = alive[i];
         mtx_unlock(&fc->lock);
@@ -127,10 +127,10 @@ static void send_missed(struct fleet_control *fc, enum api_op op,
         if (op == API_PAUSE && result_ok(&results[i]))
             fleet_confirm_quiesced(fleet_of(fc), results[i].upstream, incarnation[i]);
         mtx_lock(&fc->lock);
-        fc->missed_pause[results[i].upstream] = !result_ok(&results[i]) &&
-                                                results[i].outcome != FLEET_REFUSED;
-        fc->paused_by_trainer[results[i].upstream] = op == API_PAUSE && result_ok(&results[i]);
-        fleet_incarnation_of(fc, results[i].upstream, &fc->paused[results[i].upstream]);
+        fc->paused.missed[results[i].upstream] = !result_ok(&results[i]) &&
+                                                 results[i].outcome != FLEET_REFUSED;
+        fc->paused.has[results[i].upstream] = op == API_PAUSE && result_ok(&results[i]);
+        fleet_incarnation_of(fc, results[i].upstream, &fc->paused.incarnation[results[i].upstream]);
         mtx_unlock(&fc->lock);
     }
     fleet_results_free(results, n);
@@ -160,7 +160,7 @@ void fleet_send_missed_pauses(struct fleet_control *fc)
     bool due;
 
     mtx_lock(&fc->lock);
-    due = fc->missed_pause_due_us <= clock_now_us();
+    due = fc->paused.missed_due_us <= clock_now_us();
     mtx_unlock(&fc->lock);
     if (!due)
         return;

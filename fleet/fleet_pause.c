@@ -177,6 +177,13 @@ json_t *fleet_pause_body(const struct pause *p)
                      p->reject ? "reject" : NULL);
 }
 
+void fleet_get_pause(struct fleet_control *fc, struct pause *out)
+{
+    mtx_lock(&fc->lock);
+    *out = fc->pause;
+    mtx_unlock(&fc->lock);
+}
+
 bool fleet_is_paused(struct fleet_control *fc)
 {
     bool on;

@@ -25,10 +25,10 @@ static void reconcile_run(void *arg);
 
 void fleet_reconcile_init(struct fleet_control *fc)
 {
-    fc->reconcile_item = (struct loop_item){.run = on_watch, .arg = fc};
-    fc->reconcile_timer = (struct loop_timer){.fire = on_watch, .arg = fc};
+    fc->reconcile.item = (struct loop_item){.run = on_watch, .arg = fc};
+    fc->reconcile.timer = (struct loop_timer){.fire = on_watch, .arg = fc};
     for (size_t i = 0; i < FLEET_MAX; i++)
-        fc->reconcilers[i] = (struct fleet_reconciler){.fc = fc, .upstream = i};
+        fc->reconcile.list[i] = (struct fleet_reconciler){.fc = fc, .upstream = i};
 }
 
 /* What one has */
@@ -36,7 +36,7 @@ void fleet_reconcile_init(struct fleet_control *fc)
 /* A process that does not name itself may be the one before. */
 void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, size_t upstream)
 {
-    struct fleet_reconciler *f = &fc->reconcilers[upstream];
+    struct fleet_reconciler *f = &fc->reconcile.list[upstream];
     struct upstream_info info;
     struct upstream_endpoint at;
     uint64_t incarnation;
@@ -95,10 +95,10 @@ static void publish(struct fleet_control *fc, size_t upstream)
     mtx_lock(&fc->lock);
     fleet_reconcile_check_incarnation_locked(fc, upstream);
     a = fleet_adapters_blocking(&fc->adapters, upstream);
-    if (fc->reconcilers[upstream].stale.code != ERR_NONE)
-        describe_stale(&fc->reconcilers[upstream].stale, &missing);
+    if (fc->reconcile.list[upstream].stale.code != ERR_NONE)
+        describe_stale(&fc->reconcile.list[upstream].stale, &missing);
     else if (a != NULL)
-        describe_missing(a, &fc->reconcilers[upstream].why, &missing);
+        describe_missing(a, &fc->reconcile.list[upstream].why, &missing);
     outfit = (struct fleet_adapter_check){.incarnation = fc->adapters.incarnation[upstream],
                                           .change = fc->adapters.changes,
                                           .missing = &missing};
@@ -126,7 +126,7 @@ void fleet_reconcile_all(struct fleet_control *fc)
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < n; i++)
-        fc->reconcilers[i].due_us = fc->reconcilers[i].wait_us = 0;
+        fc->reconcile.list[i].due_us = fc->reconcile.list[i].wait_us = 0;
     mtx_unlock(&fc->lock);
     for (size_t i = 0; i < n; i++)
         publish(fc, i);
@@ -134,7 +134,7 @@ void fleet_reconcile_all(struct fleet_control *fc)
 
 void fleet_reconcile_set_stale(struct fleet_control *fc, size_t upstream, const struct err *why)
 {
-    struct fleet_reconciler *f = &fc->reconcilers[upstream];
+    struct fleet_reconciler *f = &fc->reconcile.list[upstream];
     bool changes;
 
     if (why->code != ERR_NONE)
@@ -157,7 +157,7 @@ bool fleet_reconcile_is_stale(struct fleet_control *fc, size_t upstream)
     bool stale;
 
     mtx_lock(&fc->lock);
-    stale = fc->reconcilers[upstream].stale.code != ERR_NONE;
+    stale = fc->reconcile.list[upstream].stale.code != ERR_NONE;
     mtx_unlock(&fc->lock);
     return stale;
 }
@@ -189,17 +189,18 @@ json_t *fleet_missing_adapters_json(struct fleet_control *fc, size_t upstream)
 
 static bool may_begin_locked(struct fleet_control *fc, size_t upstream)
 {
-    const struct fleet_reconciler *f = &fc->reconcilers[upstream];
+    const struct fleet_reconciler *f = &fc->reconcile.list[upstream];
 
-    return !f->running && fc->n_reconciling < RECONCILE_JOBS_MAX && f->due_us <= clock_now_us() &&
-           !fc->weights_asleep && !fc->kv_asleep && !fleet_engine_is_held_locked(fc, upstream) &&
+    return !f->running && fc->reconcile.n_running < RECONCILE_JOBS_MAX &&
+           f->due_us <= clock_now_us() && !fc->sleep.weights && !fc->sleep.kv &&
+           !fleet_engine_is_held_locked(fc, upstream) &&
            (f->stale.code != ERR_NONE || fleet_adapters_has_task(&fc->adapters, upstream));
 }
 
 static void end_locked(struct fleet_reconciler *f)
 {
     f->running = false;
-    f->fc->n_reconciling--;
+    f->fc->reconcile.n_running--;
     upstreams_release_indexes(f->fc->upstreams);
 }
 
@@ -218,7 +219,7 @@ static void begin(struct fleet_reconciler *f)
 
 static void watch_one(struct fleet_control *fc, size_t upstream)
 {
-    struct fleet_reconciler *f = &fc->reconcilers[upstream];
+    struct fleet_reconciler *f = &fc->reconcile.list[upstream];
     struct upstream_info info;
     bool bars, begins;
 
@@ -229,7 +230,7 @@ static void watch_one(struct fleet_control *fc, size_t upstream)
     begins = info.alive && !info.removed && may_begin_locked(fc, upstream);
     if (begins) {
         f->running = true;
-        fc->n_reconciling++;
+        fc->reconcile.n_running++;
         upstreams_hold_indexes(fc->upstreams);
     }
     mtx_unlock(&fc->lock);
@@ -247,7 +248,7 @@ static void on_watch(void *arg)
 
     for (size_t i = 0; i < n; i++)
         watch_one(fc, i);
-    loop_timer_set(upstreams_loop(fc->upstreams), &fc->reconcile_timer,
+    loop_timer_set(upstreams_loop(fc->upstreams), &fc->reconcile.timer,
                    clock_after_us(RECONCILE_INTERVAL_US));
 }
 
@@ -256,13 +257,13 @@ void fleet_reconcile_watch(struct fleet_control *fc)
     bool first;
 
     mtx_lock(&fc->lock);
-    first = !fc->reconciling;
-    fc->reconciling = true;
+    first = !fc->reconcile.watching;
+    fc->reconcile.watching = true;
     mtx_unlock(&fc->lock);
     if (!first)
         return;
     fleet_require_adapters(fleet_of(fc));
-    loop_post(upstreams_loop(fc->upstreams), &fc->reconcile_item);
+    loop_post(upstreams_loop(fc->upstreams), &fc->reconcile.item);
 }
 
 /* asking */

@@ -1,62 +1,53 @@
-/* Upstreams that lack adapters of the fleet, or have too many, or something in their caches that
- * other weights made, are made as the others are: before they get traffic. */
+/* Reconciling: an engine that lacks an adapter of the fleet, or still has one that was unloaded, or
+ * whose caches may hold entries of other weights, is brought in line with the others before it gets
+ * requests. Each engine has a job of its own, so that one that hangs does not delay the others. */
 #ifndef BATON_FLEET_FLEET_RECONCILE_H
 #define BATON_FLEET_FLEET_RECONCILE_H
 
 #include "base/err.h"
-#include "base/loop.h"
-#include "base/workers.h"
+#include "fleet/fleet_request.h"
 
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 
 struct fleet_control;
 
-/* Of one upstream; guarded by the control's lock. */
-struct fleet_reconciler {
-    struct fleet_control *fc; /* immutable, and so is the next one */
-    size_t upstream;
-    struct job job; /* of the generate pool; posted while `running` */
-    bool running;
-    uint64_t due_us, wait_us; /* not before; after the next failure */
-    struct err why;           /* of the last failure */
-    struct err stale;         /* why its caches could not be emptied; clean: they are not stale */
-    bool unasked;             /* they may be: nobody here has asked its process yet */
-    uint64_t n_stale;         /* grows each time that `stale` is said anew */
-};
-
-/* fleet_reconcile_init - before anything else here. */
+/* fleet_reconcile_init - part of fleet_control_new. */
 void fleet_reconcile_init(struct fleet_control *fc);
 
-/* fleet_reconcile_watch - adapters may come: from now on, whoever restarts is looked after. Before
- * the first upstream is asked for one. Threads: any. */
-void fleet_reconcile_watch(struct fleet_control *fc);
-
-/* fleet_reconcile_start - at the start, and when other upstreams are configured: those that
- * overwrite what they serve get no request before they have been asked to empty their caches.
- * Threads: main's. No lock held. */
+/* fleet_reconcile_start - at the start, and when other upstreams are configured: engines that
+ * overwrite what they serve get no request before their caches were reset. Threads: main's; no lock
+ * held. */
 void fleet_reconcile_start(struct fleet_control *fc);
 
-/* fleet_reconcile_all - the adapters have changed, or who has them: who lacks some is out of
- * rotation when this returns, who does not is in it. Threads: any. Blocks: no. No lock held. */
+/* fleet_reconcile_watch - begin to check each restarted engine. Before the first engine is asked to
+ * load an adapter. Threads: any; no lock held. */
+void fleet_reconcile_watch(struct fleet_control *fc);
+
+/* fleet_reconcile_all - the adapters have changed, or which engines have them. When this returns,
+ * engines that lack some are out of rotation, and no others for that reason. Threads: any; no lock
+ * held. Blocks: no. */
 void fleet_reconcile_all(struct fleet_control *fc);
 
-/* fleet_reconcile_set_stale - its caches may have entries of other weights than it serves, and it
- * is asked to empty them before it gets traffic; or they do not any more.
- * @why  clean: they are empty. Threads: any. Blocks: no. No lock held. */
+/* fleet_reconcile_set_stale - the caches of an engine may hold entries of other weights than it
+ * serves: it is out of rotation until they were reset, which is retried.
+ * @why  why they could not be reset; clean: they were. Threads: any; no lock held. Blocks: no. */
 void fleet_reconcile_set_stale(struct fleet_control *fc, size_t upstream, const struct err *why);
 
-/* fleet_reconcile_is_stale - by what was said last. Threads: any. No lock held. */
+/* fleet_reconcile_is_stale - by the last fleet_reconcile_set_stale. Threads: any; no lock held. */
 bool fleet_reconcile_is_stale(struct fleet_control *fc, size_t upstream);
 
-/* fleet_reconcile_check_incarnation_locked - notes which processes there are now: what those before
+/* fleet_reconcile_check_incarnation_locked - if the engine was restarted: what the process before
  * had is lost. */
 void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, size_t upstream);
 
-/* fleet_missing_adapters_json - names of the fleet's adapters that an upstream lacks (new; NULL: no
- * memory). Threads: any. */
+/* fleet_missing_adapters_json - names of the fleet's adapters that an engine lacks (new; NULL: no
+ * memory). Threads: any; no lock held. */
 json_t *fleet_missing_adapters_json(struct fleet_control *fc, size_t upstream);
+
+/* fleet_has_no_adapter - was an unload refused because the engine has no adapter of that name? */
+bool fleet_has_no_adapter(struct fleet_control *fc, const struct fleet_result *result,
+                          const char *name);
 
 #endif

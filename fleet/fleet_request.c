@@ -174,6 +174,11 @@ uint64_t fleet_results_sum(const struct fleet_result *results, size_t n, const c
     return sum;
 }
 
+bool result_ok(const struct fleet_result *result)
+{
+    return result->outcome == FLEET_OK || result->outcome == FLEET_SKIPPED;
+}
+
 bool fleet_results_ok(const struct fleet_result *results, size_t n, struct err *e)
 {
     const struct fleet_result *cause = fleet_results_cause(results, n);
@@ -184,7 +189,14 @@ bool fleet_results_ok(const struct fleet_result *results, size_t n, struct err *
     return false;
 }
 
-/* asking */
+uint64_t fleet_step_us(struct fleet_control *fc)
+{
+    uint64_t update_us = fleet_update_us(fc);
+
+    return update_us < FLEET_STEP_US ? update_us : FLEET_STEP_US;
+}
+
+/* requests */
 
 /* The words of a release, and of how the group with the trainer was formed. */
 static int make_op(struct api_request *out, struct fleet_control *fc, enum upstream_kind d, int op,
@@ -340,4 +352,57 @@ int fleet_validate(struct fleet_control *fc, enum api_op op, const struct fleet_
         api_request_fini(&r);
     }
     return 0;
+}
+
+/* JSON */
+
+int fleet_json_set(json_t *reply, const char *member, json_t *value)
+{
+    return json_object_set_new(reply, member, value);
+}
+
+json_t *fleet_result_json(const char *name, bool ok, int status, const char *error)
+{
+    return json_pack("{s:s, s:b, s:o, s:s?}", "upstream", name, "ok", (int)ok, "status",
+                     status > 0 ? json_integer(status) : json_null(), "error", error);
+}
+
+/* Of one that nobody asked. */
+static json_t *absent_json(struct fleet_control *fc, size_t i, const struct upstream_endpoint *at)
+{
+    struct upstream_info info;
+    char why[ERR_MSG_MAX + 32];
+
+    fleet_info(fleet_of(fc), i, &info);
+    (void)snprintf(why, sizeof why, "it is %s%s%s", upstream_state_name(info.state),
+                   info.error.code != ERR_NONE ? ": " : "", info.error.msg);
+    return fleet_result_json(at->name, false, 0, info.alive ? "it was not asked" : why);
+}
+
+json_t *fleet_results_json(struct fleet_control *fc, const struct fleet_result *results, size_t n)
+{
+    size_t n_all = upstreams_n(fc->upstreams);
+    json_t *list = json_array();
+    struct upstream_endpoint at;
+
+    for (size_t i = 0; i < n_all; i++) {
+        const struct fleet_result *s = NULL;
+        json_t *one;
+
+        upstreams_get(fc->upstreams, i, &at);
+        for (size_t k = 0; k < n; k++)
+            if (results[k].upstream == i)
+                s = &results[k];
+        if (s == NULL && at.removed)
+            continue;
+        one = s == NULL ? absent_json(fc, i, &at)
+                        : fleet_result_json(at.name,
+                                            s->outcome == FLEET_OK || s->outcome == FLEET_SKIPPED,
+                                            s->status, s->why.code != ERR_NONE ? s->why.msg : NULL);
+        if (json_array_append_new(list, one) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
 }

@@ -1,4 +1,4 @@
-/* One operation of ours to several upstreams at the same time, and what came of it at each. */
+/* One request to several engines at the same time, and the result of each. */
 #ifndef BATON_FLEET_FLEET_REQUEST_H
 #define BATON_FLEET_FLEET_REQUEST_H
 
@@ -14,74 +14,106 @@
 struct fleet_control;
 struct upstream_reply;
 
+/* How long one engine may take. */
+enum {
+    FLEET_STEP_US = 30000000,   /* a pause, a resume, the start of its own update */
+    FLEET_ABORT_US = 10000000,  /* the abort of its update */
+    FLEET_QUERY_US = 10000000,  /* a query of its state */
+    FLEET_CACHE_US = 60000000,  /* a reset of its caches, an abort of its requests */
+    FLEET_SLEEP_US = 300000000, /* a sleep or a wake: weights to or from host memory */
+    FLEET_GRACE_US = 2000000    /* added where the request itself gives the engine a timeout */
+};
+
 enum fleet_outcome {
-    FLEET_SKIPPED, /* nothing had to be sent, or nobody wanted to */
+    FLEET_SKIPPED, /* nothing had to be sent */
     FLEET_OK,
-    FLEET_REFUSED, /* it answered with an error */
-    FLEET_LOST,    /* it knows nothing of the update that it had begun: it was restarted */
-    FLEET_UNSENT,  /* it was not reached: nothing has changed there */
-    FLEET_UNKNOWN  /* it was sent, and no answer came: it may have been done, or be done yet */
+    FLEET_REFUSED, /* the engine replied with an error */
+    FLEET_LOST,    /* the engine does not know its own update: it was restarted */
+    FLEET_UNSENT,  /* the engine was not reached: nothing has changed there */
+    FLEET_UNKNOWN  /* no reply came: the engine may have processed the request, or may yet */
 };
 
 struct fleet_result {
     size_t upstream;
     enum fleet_outcome outcome;
-    int status;     /* 0: it did not answer */
-    struct err why; /* clean unless it failed; ours: names the upstream */
-    char *text;     /* owned; of its answer; NULL: none */
+    int status;     /* of the reply; 0: none came */
+    struct err why; /* clean unless it failed; names the engine */
+    char *text;     /* owned; body of the reply; NULL: none */
     size_t text_len;
 };
 void fleet_results_free(struct fleet_result *results, size_t n); /* accepts NULL */
 
-/* One of those asked. */
 struct fleet_target {
     size_t upstream;
-    const json_t *body; /* borrowed; NULL: an empty one */
+    const json_t *body; /* borrowed; NULL: an empty object */
     struct api_context about;
-    bool until_down; /* it is not waited for once it is down: FLEET_UNKNOWN, ERR_UNSYNCED */
+    bool until_down; /* stop waiting when the engine goes down: FLEET_UNKNOWN, ERR_UNSYNCED */
 };
 
-/* fleet_request - ask, and wait for the last answer.
- * @targets    [n], n <= FLEET_MAX
- * @results  [n], in the order of `targets`; written on success; to be freed with fleet_results_free
- * Threads: control's. Blocks: up to timeout_us.
- * Errors: api_make_request's (its dialect has no words for it): nobody was asked; ERR_NO_MEMORY: so
- * too; ERR_DRAINING: what became of it is not known. */
+/* fleet_request - send an operation to each target, and wait for the last reply. All requests are
+ * made before the first is sent.
+ * @targets  [n], n <= FLEET_MAX
+ * @results  [n], in the order of `targets`; written on success; free with fleet_results_free
+ * Threads: those that may wait for engines; no lock held. Blocks: up to timeout_us.
+ * Errors: api_make_request's, ERR_NO_MEMORY: nothing was sent; ERR_DRAINING: the engines may have
+ *         processed it. */
 int fleet_request(struct fleet_control *fc, enum api_op op, const struct fleet_target *targets,
                   size_t n, uint64_t timeout_us, struct fleet_result **results, struct err *e);
 
-/* fleet_query - the same with a question about itself. */
+/* fleet_query - the same with a query of an engine's state. */
 int fleet_query(struct fleet_control *fc, enum api_query q, const struct fleet_target *targets,
                 size_t n, uint64_t timeout_us, struct fleet_result **results, struct err *e);
 
-/* fleet_validate - has each of them words for it? Errors: api_make_request's. */
+/* fleet_validate - can the request be made for each target? Nothing is sent.
+ * Errors: api_make_request's. */
 int fleet_validate(struct fleet_control *fc, enum api_op op, const struct fleet_target *targets,
                    size_t n, struct err *e);
 
-/* fleet_result_read - what an upstream's answer means to our client.
- * @results  upstream is set; the text is moved out of `a` */
-void fleet_result_read(struct fleet_result *results, const char *name, struct upstream_reply *a);
+/* fleet_step_us - FLEET_STEP_US, or the time of a step of an update (fleet_update_us) if that is
+ * shorter. */
+uint64_t fleet_step_us(struct fleet_control *fc);
 
-/* fleet_result_read_lost - was the part of an upstream in an update refused because there is no
- * such update? FLEET_LOST then.
- * @results  of fleet_result_read */
-bool fleet_result_read_lost(struct fleet_result *results, const struct api_context *about,
+/* fleet_result_read - the result of an upstream's reply, in terms of our client's errors.
+ * @result  in: zeroed but for `upstream`
+ * @a       its text is moved out */
+void fleet_result_read(struct fleet_result *result, const char *name, struct upstream_reply *a);
+
+/* fleet_result_read_lost - was the request refused because the engine does not know the update_id
+ * that it gave out itself? Then `outcome` becomes FLEET_LOST.
+ * @result  of fleet_result_read */
+bool fleet_result_read_lost(struct fleet_result *result, const struct api_context *about,
                             const char *name);
 
-/* fleet_result_may_have_run - may it have begun to work on it? Not if its door refused it. */
-bool fleet_result_may_have_run(const struct fleet_result *results);
+/* result_ok - did the engine do it, or had nothing to be sent? */
+bool result_ok(const struct fleet_result *result);
 
-/* fleet_results_cause - the failure that a client is told of first: a refusal, which says why,
- * before silence. NULL: none failed. */
+/* fleet_result_may_have_run - may the engine have begun to process the request? Not if it rejected
+ * it by a status that precedes any work (401, 403, 404, 405, 413, 415, 421). */
+bool fleet_result_may_have_run(const struct fleet_result *result);
+
+/* fleet_results_cause - the failure to report to the client: a refusal, which has a reason, before
+ * a missing reply. NULL: none failed. */
 const struct fleet_result *fleet_results_cause(const struct fleet_result *results, size_t n);
 
-/* fleet_results_sum - of a member of what the good ones said. */
-uint64_t fleet_results_sum(const struct fleet_result *result, size_t n, const char *member);
-
-/* fleet_results_ok - did all of them do it? @e  set if not */
+/* fleet_results_ok - did none fail? @e  set to the cause if one did */
 bool fleet_results_ok(const struct fleet_result *results, size_t n, struct err *e);
 
-/* fleet_wire_code - the error of that name in our own error bodies; ERR_NONE: there is none. */
+/* fleet_results_sum - sum of an integer member of the replies that are FLEET_OK. */
+uint64_t fleet_results_sum(const struct fleet_result *results, size_t n, const char *member);
+
+/* fleet_wire_code - the error code of that name in our own error bodies; ERR_NONE: there is none.
+ */
 enum err_code fleet_wire_code(const char *name);
+
+/* ---- JSON of results ---- */
+
+/* fleet_results_json - [{"upstream", "ok", "status", "error"}] (new), one for each configured
+ * engine; for one without a result, `error` says why there is none. NULL: no memory.
+ * fleet_result_json - one of them (new). @error  NULL: none */
+json_t *fleet_results_json(struct fleet_control *fc, const struct fleet_result *results, size_t n);
+json_t *fleet_result_json(const char *name, bool ok, int status, const char *error);
+
+/* fleet_json_set - reply[member] = value (stolen; NULL: no memory). Returns 0 or -1. */
+int fleet_json_set(json_t *reply, const char *member, json_t *value);
 
 #endif

@@ -1,5 +1,6 @@
 /* Putting an upstream into step by somebody's word. What is known of it is as old as its last
  * answer: it is asked now what it serves, and whether it generates, and its own word goes first. */
+#include "fleet/fleet_priv.h"
 #include "fleet/update/fleet_cache.h"
 
 static int ask_one(struct fleet_control *fc, enum api_query q, size_t upstream,
@@ -79,11 +80,11 @@ static enum sleep_state sleep_of(struct fleet_control *fc)
     enum sleep_state state = SLEEP_NONE;
 
     mtx_lock(&fc->lock);
-    if (fc->weights_asleep && fc->sleep_level == 2)
+    if (fc->sleep.weights && fc->sleep.level == 2)
         state = SLEEP_DROPPED;
-    else if (fc->weights_asleep && fc->kv_asleep)
+    else if (fc->sleep.weights && fc->sleep.kv)
         state = SLEEP_WHOLE;
-    else if (fc->weights_asleep || fc->kv_asleep)
+    else if (fc->sleep.weights || fc->sleep.kv)
         state = SLEEP_HALF;
     mtx_unlock(&fc->lock);
     return state;

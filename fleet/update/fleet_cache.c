@@ -18,6 +18,8 @@
  * and only a whole update would lift it. */
 #include "fleet/update/fleet_cache.h"
 
+#include "fleet/update/fleet_update_priv.h"
+
 #include "base/log.h"
 
 #include <string.h>

@@ -2,7 +2,14 @@
 #ifndef BATON_FLEET_UPDATE_FLEET_CACHE_H
 #define BATON_FLEET_UPDATE_FLEET_CACHE_H
 
-#include "fleet/update/fleet_update_priv.h"
+#include "base/err.h"
+#include "fleet/fleet_request.h"
+#include "fleet/update/fleet_session.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+struct fleet_control;
 
 /* One whose caches are to be emptied. */
 struct fleet_cache_reset {

@@ -16,18 +16,6 @@ void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part, cons
                   .has_begun = p->own_update == PART_UPDATE_OPEN && !p->two_phase}};
 }
 
-uint64_t fleet_step_us(struct fleet_control *fc)
-{
-    uint64_t update_us = fleet_update_us(fc);
-
-    return update_us < FLEET_STEP_US ? update_us : FLEET_STEP_US;
-}
-
-bool result_ok(const struct fleet_result *result)
-{
-    return result->outcome == FLEET_OK || result->outcome == FLEET_SKIPPED;
-}
-
 size_t fanout_select(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
                      struct fleet_batch *b)
 {

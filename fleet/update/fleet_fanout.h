@@ -12,9 +12,6 @@ struct fleet_batch {
 };
 void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part, const json_t *body);
 
-bool result_ok(const struct fleet_result *results);
-uint64_t fleet_step_us(struct fleet_control *fc);
-
 /* Parts of one update, by their indexes. */
 struct part_set {
     bool has[FLEET_MAX];

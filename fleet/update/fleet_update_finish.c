@@ -1,5 +1,6 @@
 /* How an update of the fleet ends well: proven by all that can, then served by all. */
 #include "fleet/update/fleet_cache.h"
+#include "fleet/update/fleet_update_priv.h"
 
 #include <assert.h>
 #include <inttypes.h>

@@ -9,7 +9,7 @@ static bool may_resume(struct fleet_control *fc)
     bool on;
 
     mtx_lock(&fc->lock);
-    on = !pause_is_held(&fc->pause) && !fc->weights_asleep && !fc->kv_asleep;
+    on = !pause_is_held(&fc->pause) && !fc->sleep.weights && !fc->sleep.kv;
     mtx_unlock(&fc->lock);
     return on;
 }

@@ -15,8 +15,7 @@ static bool is_running(const struct fleet_part *p, const void *arg)
 {
     const struct fleet_control *fc = arg;
 
-    return !p->two_phase && part_takes_part(p) && !p->paused && !fc->weights_asleep &&
-           !fc->kv_asleep;
+    return !p->two_phase && part_takes_part(p) && !p->paused && !fc->sleep.weights && !fc->sleep.kv;
 }
 
 /* The trainer's pause holds for what took it, and is still the process that did. */
@@ -150,7 +149,7 @@ static int find_group_locked(struct fleet_control *fc, const char *name,
     *out = fleet_group_locked(fc, name);
     if (*out != NULL)
         return 0;
-    if (fc->n_groups == 0)
+    if (fc->transfer.n_groups == 0)
         return err_set(e, ERR_CONFLICT, "/transport",
                        "there is no group to receive from; POST /v1/weight_transfer/init joins "
                        "the upstreams to one");

@@ -28,7 +28,7 @@ static int check_none_open(struct fleet_control *fc, struct err *e)
     mtx_lock(&fc->lock);
     if (fc->session != NULL)
         rc = refuse_open(fc->session, e);
-    else if (fc->weights_asleep && fc->sleep_level < 2)
+    else if (fc->sleep.weights && fc->sleep.level < 2)
         rc = err_set(e, ERR_ASLEEP, "", "the weights are asleep: wake them first");
     mtx_unlock(&fc->lock);
     return rc;

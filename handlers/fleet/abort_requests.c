@@ -2,8 +2,9 @@
  *
  * An SGLang knows its requests by the rid that their bodies name, takes one of them at a time, and
  * does not say whether there was one. So it is asked once for each id, and counts nothing. */
-#include "fleet/update/fleet_update_priv.h"
-
+#include "base/clock.h"
+#include "fleet/fleet_control.h"
+#include "fleet/members/upstreams.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"

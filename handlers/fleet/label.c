@@ -1,7 +1,8 @@
 /* The last words of updates that are not ended by name: commit what is open, or give what serves
  * another name. */
-#include "fleet/update/fleet_update_priv.h"
-
+#include "fleet/fleet_control.h"
+#include "fleet/fleet_locks.h"
+#include "fleet/update/fleet_update.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
@@ -142,19 +143,6 @@ static int end_open(struct app *app, struct http_request *x, const char *label, 
     return 0;
 }
 
-/* What is overwritten serves no version that could have another name. */
-static int check_whole(struct fleet_control *fc, struct err *e)
-{
-    int rc = 0;
-
-    mtx_lock(&fc->lock);
-    if (fc->session != NULL && fc->session->prepare_begun)
-        rc = err_set(e, ERR_CONFLICT, "", "update %s is open: finish or abort it first",
-                     fc->session->id);
-    mtx_unlock(&fc->lock);
-    return rc;
-}
-
 static int label_parsed(struct app *app, struct http_request *x, const json_t *body, struct err *e)
 {
     struct label_req req = {0};
@@ -166,7 +154,7 @@ static int label_parsed(struct app *app, struct http_request *x, const json_t *b
         return end_open(app, x, req.label, e);
     if (fleet_step_lock(app->fleet->control, x, "another name", e) != 0)
         return -1;
-    rc = check_whole(app->fleet->control, e);
+    rc = fleet_check_no_update(app->fleet->control, true, e);
     if (rc == 0 && req.abort_requests)
         abort_all(app);
     if (rc == 0)

@@ -2,8 +2,12 @@
  *
  * A load that failed somewhere is taken back where it was new. One that replaced an adapter cannot
  * be: the upstreams that did not follow get it again then, and no requests before they have it. */
+#include "fleet/fleet_control.h"
+#include "fleet/fleet_locks.h"
+#include "fleet/fleet_lora.h"
+#include "fleet/fleet_reconcile.h"
+#include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_cache.h"
-
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
@@ -15,58 +19,24 @@
 
 enum { LORA_S_DEFAULT = 120, LORA_S_MAX = 3600 };
 
-/* A copy of one, for what is built without the lock. */
-struct told {
-    char name[FLEET_ADAPTER_NAME_MAX + 1];
-    char *path; /* owned, or NULL */
-    uint64_t revision;
-};
-
-static struct told *copy_all(struct fleet_control *fc, size_t *n)
-{
-    struct told *copy;
-
-    *n = 0;
-    mtx_lock(&fc->lock);
-    copy = calloc(fc->adapters.n + 1, sizeof *copy);
-    for (size_t i = 0; copy != NULL && i < fc->adapters.n; i++) {
-        const struct fleet_adapter *a = &fc->adapters.list[i];
-
-        if (a->gone)
-            continue;
-        memcpy(copy[*n].name, a->name, sizeof copy[*n].name);
-        copy[*n].path = a->path != NULL ? strdup(a->path) : NULL;
-        copy[(*n)++].revision = a->revision;
-    }
-    mtx_unlock(&fc->lock);
-    return copy;
-}
-
-static void free_all(struct told *copy, size_t n)
-{
-    for (size_t i = 0; copy != NULL && i < n; i++)
-        free(copy[i].path);
-    free(copy);
-}
-
 /* {name: path} */
 static json_t *loaded_json(struct fleet_control *fc)
 {
     size_t n;
-    struct told *all = copy_all(fc, &n);
+    struct fleet_lora_entry *all = fleet_lora_list(fc, &n);
     json_t *loaded = all != NULL ? json_object() : NULL;
 
     for (size_t i = 0; loaded != NULL && i < n; i++)
         (void)fleet_json_set(loaded, all[i].name,
                              all[i].path != NULL ? json_string(all[i].path) : json_null());
-    free_all(all, n);
+    fleet_lora_list_free(all, n);
     return loaded;
 }
 
 int handle_fleet_lora_list(struct app *app, struct http_request *x, struct err *e)
 {
     size_t n;
-    struct told *all = copy_all(app->fleet->control, &n);
+    struct fleet_lora_entry *all = fleet_lora_list(app->fleet->control, &n);
     json_t *list = all != NULL ? json_array() : NULL;
 
     (void)e;
@@ -74,7 +44,7 @@ int handle_fleet_lora_list(struct app *app, struct http_request *x, struct err *
         (void)json_array_append_new(list, json_pack("{s:s, s:s?, s:I}", "lora_name", all[i].name,
                                                     "path", all[i].path, "revision",
                                                     (json_int_t)all[i].revision));
-    free_all(all, n);
+    fleet_lora_list_free(all, n);
     reply_json(x, 200, list != NULL ? json_pack("{s:o}", "adapters", list) : NULL);
     return 0;
 }
@@ -85,12 +55,6 @@ struct lora_req {
     const char *name, *path; /* borrowed; path NULL: by tensors */
     bool in_place;
     uint64_t timeout_s;
-};
-
-/* What an upstream has of an adapter, by its index; before it is asked, and then. */
-struct have {
-    uint8_t has[FLEET_MAX];
-    uint64_t lives[FLEET_MAX];
 };
 
 static int name_parse(const char **name, const json_t *body, struct err *e)
@@ -118,38 +82,9 @@ static int load_parse(struct lora_req *req, const json_t *body, struct err *e)
     return 0;
 }
 
-/* Processes may change meanwhile: what one before has said is not believed. */
-static void have_now(struct app *app, const char *name, struct have *h)
-{
-    struct fleet_control *fc = app->fleet->control;
-    size_t n = upstreams_n(app->fleet->upstreams);
-    const struct fleet_adapter *a;
-
-    memset(h, 0, sizeof *h);
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < n; i++)
-        fleet_reconcile_check_incarnation_locked(fc, i);
-    memcpy(h->lives, fc->adapters.incarnation, sizeof h->lives);
-    a = fleet_adapters_find(&fc->adapters, name);
-    if (a != NULL)
-        memcpy(h->has, a->has, sizeof h->has);
-    mtx_unlock(&fc->lock);
-}
-
-static void see_lives_locked(struct fleet_control *fc, struct have *h)
-{
-    size_t n = upstreams_n(fc->upstreams);
-
-    for (size_t i = 0; i < n; i++) {
-        fleet_reconcile_check_incarnation_locked(fc, i);
-        if (h->lives[i] != fc->adapters.incarnation[i])
-            h->has[i] = FLEET_HAS_OTHER;
-    }
-}
-
 /* One that cannot replace an adapter gives it up first. */
 static void unload_first(struct app *app, const struct fleet_target *targets, size_t n,
-                         const json_t *body, struct have *h)
+                         const json_t *body, struct fleet_lora *h)
 {
     struct fleet_target few[FLEET_MAX];
     struct fleet_result *results = NULL;
@@ -176,7 +111,7 @@ static void unload_first(struct app *app, const struct fleet_target *targets, si
  * server: it would be the only one with that, so it lets go of it too. Where all refused nothing
  * has changed. */
 static void take_back(struct app *app, const struct fleet_result *results, size_t n,
-                      const char *name, struct have *h)
+                      const char *name, struct fleet_lora *h)
 {
     json_t *body = json_pack("{s:s}", "lora_name", name);
     struct fleet_control *fc = app->fleet->control;
@@ -204,10 +139,7 @@ static void take_back(struct app *app, const struct fleet_result *results, size_
         fleet_results_free(gone, n_targets);
     }
     json_decref(body);
-    mtx_lock(&fc->lock);
-    see_lives_locked(fc, h);
-    (void)fleet_adapters_remove(&fc->adapters, name, h->has);
-    mtx_unlock(&fc->lock);
+    (void)fleet_lora_remove(fc, name, h);
 }
 
 static json_t *first_answer(const struct fleet_result *results, size_t n)
@@ -254,7 +186,7 @@ static void tell_cause(const struct fleet_result *cause, struct err *e)
 
 /* By what each said to a load: those that did not take it have what they had, by now of another
  * revision. */
-static void have_after(const struct fleet_result *results, size_t n, struct have *h)
+static void have_after(const struct fleet_result *results, size_t n, struct fleet_lora *h)
 {
     for (size_t i = 0; i < n; i++) {
         uint8_t *has = &h->has[results[i].upstream];
@@ -266,7 +198,7 @@ static void have_after(const struct fleet_result *results, size_t n, struct have
     }
 }
 
-static void outdate(struct have *h)
+static void outdate(struct fleet_lora *h)
 {
     for (size_t i = 0; i < FLEET_MAX; i++)
         if (h->has[i] != FLEET_HAS_NONE)
@@ -309,7 +241,7 @@ static json_t *digest_of(const struct fleet_result *results, size_t n)
 
 /* It is the fleet's: who did not take it gets it again, or stays away. */
 static uint64_t put(struct app *app, const struct lora_req *req, const json_t *body,
-                    const struct fleet_result *results, size_t n, struct have *h)
+                    const struct fleet_result *results, size_t n, struct fleet_lora *h)
 {
     struct fleet_control *fc = app->fleet->control;
     json_t *digest = digest_of(results, n);
@@ -320,39 +252,13 @@ static uint64_t put(struct app *app, const struct lora_req *req, const json_t *b
                                         .timeout_us = req->timeout_s * 1000000};
     uint64_t revision;
 
-    mtx_lock(&fc->lock);
-    see_lives_locked(fc, h);
-    revision = fleet_adapters_put(&fc->adapters, &from, h->has);
-    mtx_unlock(&fc->lock);
+    revision = fleet_lora_put(fc, &from, h);
     json_decref(digest);
     return revision;
 }
 
-static bool nobody_has(const struct have *h)
-{
-    for (size_t i = 0; i < FLEET_MAX; i++)
-        if (h->has[i] != FLEET_HAS_NONE)
-            return false;
-    return true;
-}
-
-/* Nobody took it in place of the one before, which those that had to give that up first get again.
- * If all had to, it is gone. */
-static void keep_before(struct app *app, const char *name, struct have *h)
-{
-    struct fleet_control *fc = app->fleet->control;
-
-    mtx_lock(&fc->lock);
-    see_lives_locked(fc, h);
-    if (nobody_has(h))
-        (void)fleet_adapters_remove(&fc->adapters, name, h->has);
-    else
-        fleet_adapters_set_has(&fc->adapters, name, h->has);
-    mtx_unlock(&fc->lock);
-}
-
 static int judge_load(struct app *app, const struct lora_req *req, const json_t *body, bool known,
-                      const struct fleet_result *results, size_t n, struct have *h,
+                      const struct fleet_result *results, size_t n, struct fleet_lora *h,
                       uint64_t *revision, struct err *e)
 {
     const struct fleet_result *cause = fleet_results_cause(results, n);
@@ -364,7 +270,7 @@ static int judge_load(struct app *app, const struct lora_req *req, const json_t 
     if (changes)
         *revision = put(app, req, body, results, n, h);
     else if (known)
-        keep_before(app, req->name, h);
+        fleet_lora_keep(app->fleet->control, req->name, h);
     else
         take_back(app, results, n, req->name, h);
     fleet_reconcile_all(app->fleet->control);
@@ -397,15 +303,13 @@ static int load_turn(struct app *app, struct http_request *x, const struct lora_
     struct fleet_target targets[FLEET_MAX];
     struct fleet_result *results = NULL;
     uint64_t revision = 0;
-    struct have h;
+    struct fleet_lora h;
     bool known;
     size_t n;
     int rc;
 
-    mtx_lock(&fc->lock);
-    known = fleet_adapters_find(&fc->adapters, req->name) != NULL;
-    rc = fleet_adapters_reserve(&fc->adapters, req->name, e);
-    mtx_unlock(&fc->lock);
+    known = fleet_lora_exists(fc, req->name);
+    rc = fleet_lora_reserve(fc, req->name, e);
     if (rc != 0)
         return -1;
     if (known && !req->in_place)
@@ -415,12 +319,12 @@ static int load_turn(struct app *app, struct http_request *x, const struct lora_
         fleet_validate(fc, API_LOAD_ADAPTER, targets, n, e) != 0)
         return -1;
     fleet_reconcile_watch(fc);
-    have_now(app, req->name, &h);
+    fleet_lora_read(fc, req->name, &h);
     if (known)
         unload_first(app, targets, n, body, &h);
     if (ask_load(app, req, targets, n, &results, e) != 0) {
         if (known)
-            keep_before(app, req->name, &h);
+            fleet_lora_keep(fc, req->name, &h);
         fleet_reconcile_all(fc);
         return -1;
     }
@@ -470,7 +374,7 @@ static size_t accept_absent(struct app *app, struct fleet_result *results, size_
     return n_absent;
 }
 
-static void left_after(const struct fleet_result *results, size_t n, struct have *h)
+static void left_after(const struct fleet_result *results, size_t n, struct fleet_lora *h)
 {
     outdate(h);
     for (size_t i = 0; i < n; i++)
@@ -482,23 +386,17 @@ static void left_after(const struct fleet_result *results, size_t n, struct have
 
 /* Who did not let go of it is asked again, out of rotation; unless nobody did. */
 static uint64_t judge_unload(struct app *app, const char *name, const struct fleet_result *results,
-                             size_t n, struct have *h)
+                             size_t n, struct fleet_lora *h)
 {
     struct fleet_control *fc = app->fleet->control;
     uint64_t revision = 0;
 
     if (n_good(results, n) > 0) {
         left_after(results, n, h);
-        mtx_lock(&fc->lock);
-        see_lives_locked(fc, h);
-        revision = fleet_adapters_remove(&fc->adapters, name, h->has);
-        mtx_unlock(&fc->lock);
+        revision = fleet_lora_remove(fc, name, h);
     } else {
         have_after(results, n, h);
-        mtx_lock(&fc->lock);
-        see_lives_locked(fc, h);
-        fleet_adapters_set_has(&fc->adapters, name, h->has);
-        mtx_unlock(&fc->lock);
+        fleet_lora_set_has(fc, name, h);
     }
     fleet_reconcile_all(fc);
     return revision;
@@ -516,19 +414,17 @@ static int unload_turn(struct app *app, struct http_request *x, const char *name
     struct fleet_target targets[FLEET_MAX];
     struct fleet_result *results = NULL;
     uint64_t revision;
-    struct have h;
+    struct fleet_lora h;
     bool known;
     size_t n;
 
     if (fleet_reachable_quorum(fc, body, targets, &n, e) != 0)
         return -1;
     fleet_reconcile_watch(fc);
-    have_now(app, name, &h);
+    fleet_lora_read(fc, name, &h);
     if (fleet_request(fc, API_UNLOAD_ADAPTER, targets, n, FLEET_CACHE_US, &results, e) != 0)
         return -1;
-    mtx_lock(&fc->lock);
-    known = fleet_adapters_find(&fc->adapters, name) != NULL;
-    mtx_unlock(&fc->lock);
+    known = fleet_lora_exists(fc, name);
     if (accept_absent(app, results, n, name) == n && !known) {
         fleet_results_free(results, n);
         return none_has_it(name, e);

@@ -1,7 +1,7 @@
 /* How tensors are packed: vLLM says it when a transfer is set up, or, before 0.27 and 0.28, in each
  * update. A trainer of either age may stand in front of engines of either. */
-#include "fleet/fleet_priv.h"
-
+#include "fleet/fleet_request.h"
+#include "fleet/fleet_transfer.h"
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/packed_words.h"
@@ -44,18 +44,13 @@ static bool by_handles(const json_t *body)
 int fleet_inherit_packing(struct fleet_control *fc, json_t *body, struct err *e)
 {
     struct fleet_handles handles;
+    struct fleet_group group;
     bool packed = false;
-    const struct fleet_group *group;
-    struct api_packing packing = {0};
 
-    mtx_lock(&fc->lock);
-    group = fleet_group_locked(fc, json_string_value(body_given(body, "group_name")));
-    if (group != NULL)
-        packing = group->packing;
-    handles = fc->handles;
-    mtx_unlock(&fc->lock);
+    (void)fleet_get_group(fc, json_string_value(body_given(body, "group_name")), &group);
+    fleet_get_handles(fc, &handles);
     if (body_given(body, "transport") != NULL)
-        return of_group(&packing, body, e);
+        return of_group(&group.packing, body, e);
     if (!by_handles(body))
         return 0;
     if (body_bool(&packed, body, "", "packed", e) != 0)

@@ -2,8 +2,12 @@
  *
  * A resume overtakes a pause that is still waiting for what runs: whoever gave up on that must not
  * wait for it. The pause then undoes itself. */
-#include "fleet/update/fleet_update_priv.h"
+#include "fleet/fleet_pause.h"
 
+#include "base/clock.h"
+#include "fleet/fleet_control.h"
+#include "fleet/fleet_locks.h"
+#include "fleet/update/fleet_update.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
@@ -15,13 +19,6 @@
 #include <string.h>
 
 /* pause */
-
-static void read_pause(struct fleet_control *fc, struct pause *out)
-{
-    mtx_lock(&fc->lock);
-    *out = fc->pause;
-    mtx_unlock(&fc->lock);
-}
 
 static json_t *pause_json(struct fleet_control *fc, const struct pause *p)
 {
@@ -40,7 +37,7 @@ json_t *fleet_pause_json(const struct app *app)
     struct fleet_control *fc = app->fleet->control;
     struct pause now;
 
-    read_pause(fc, &now);
+    fleet_get_pause(fc, &now);
     return now.state != PAUSE_OFF ? pause_json(fc, &now) : json_null();
 }
 
@@ -74,7 +71,7 @@ static int pause_turn(struct app *app, struct http_request *x, const struct paus
 
     if (results == NULL)
         return -1;
-    read_pause(fc, &now);
+    fleet_get_pause(fc, &now);
     if (rc == 0)
         fleet_reply(app, x, pause_json(fc, &now), results, n);
     else
@@ -114,7 +111,7 @@ int handle_fleet_resume(struct app *app, struct http_request *x, struct err *e)
 
     if (fleet_resume_all(fc, false, &results, &n, &was, e) != 0)
         return -1;
-    read_pause(fc, &now);
+    fleet_get_pause(fc, &now);
     if (fleet_results_ok(results, n, e))
         fleet_reply(app, x,
                     json_pack("{s:b, s:b, s:I}", "paused", 0, "was_paused", (int)was, "epoch",

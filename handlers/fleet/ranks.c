@@ -4,7 +4,7 @@
 #include "handlers/fleet/status.h"
 
 #include "fleet/api/upstream_api.h"
-#include "fleet/fleet_priv.h"
+#include "fleet/fleet_control.h"
 #include "fleet/fleet_request.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"

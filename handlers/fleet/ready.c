@@ -2,7 +2,7 @@
  * a trainer holds still. */
 #include "handlers/fleet/status.h"
 
-#include "fleet/fleet_priv.h"
+#include "fleet/fleet_control.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
 
@@ -42,43 +42,6 @@ static int too_few(const struct app *app, const struct fleet_stats *s, struct er
                    s->n_serving, s->n_upstreams, s->min_ready, text);
 }
 
-/* Those that an update made stand still: they take requests, and serve none now. */
-static size_t n_held_locked(struct fleet_control *fc)
-{
-    const struct fleet_session *s = fc->session;
-    struct upstream_info info;
-    size_t n = 0;
-
-    for (size_t i = 0; s != NULL && i < s->n_parts; i++) {
-        if (!s->parts[i].paused)
-            continue;
-        fleet_info(fleet_of(fc), s->parts[i].upstream, &info);
-        n += info.state == UPSTREAM_SERVING;
-    }
-    return n;
-}
-
-/* What a trainer told the whole fleet. */
-static int control_ready(struct fleet_control *fc, const struct fleet_stats *s, struct err *why)
-{
-    int rc = 0;
-    size_t n_held;
-
-    mtx_lock(&fc->lock);
-    n_held = n_held_locked(fc);
-    if (fc->weights_asleep || fc->kv_asleep)
-        rc = err_set(why, ERR_ASLEEP, "", "the upstreams are asleep (level %d)", fc->sleep_level);
-    else if (pause_is_held(&fc->pause))
-        rc = err_set(why, ERR_PAUSED, "", "generation is paused by '%s' (%s)", fc->pause.owner,
-                     lifecycle_pause_name(fc->pause.mode));
-    else if (n_held > s->n_serving || s->n_serving - n_held < s->min_ready)
-        rc = err_set(why, ERR_PAUSED, "",
-                     "an update holds %zu of the %zu upstreams that serve, %zu are needed", n_held,
-                     s->n_serving, s->min_ready);
-    mtx_unlock(&fc->lock);
-    return rc;
-}
-
 int fleet_ready(const struct app *app, struct err *why)
 {
     enum fleet_queue lane = FLEET_GENERATE;
@@ -91,5 +54,5 @@ int fleet_ready(const struct app *app, struct err *why)
                    : too_few(app, &s, why);
     if (s.n_waiting[lane] > 0 && s.n_waiting[lane] >= app->settings.generate_queue)
         return err_set(why, ERR_OVERLOADED, "", "the generate queue is full");
-    return control_ready(app->fleet->control, &s, why);
+    return fleet_check_serving(app->fleet->control, &s, why);
 }

@@ -1,7 +1,9 @@
 /* Sleep and wake of the whole fleet. Neither can be undone everywhere (what was dropped is gone),
  * so an upstream that failed is fenced: it is not as the others are. */
-#include "fleet/update/fleet_update_priv.h"
-
+#include "fleet/fleet_control.h"
+#include "fleet/fleet_locks.h"
+#include "fleet/members/upstreams.h"
+#include "fleet/update/fleet_update.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
@@ -38,49 +40,19 @@ static int tags_parse(struct sleep_req *req, const json_t *body, struct err *e)
 
 static json_t *state_json(struct fleet_control *fc)
 {
-    bool weights, kv;
-    int level;
+    struct fleet_sleep s;
 
-    mtx_lock(&fc->lock);
-    weights = fc->weights_asleep;
-    kv = fc->kv_asleep;
-    level = fc->sleep_level;
-    mtx_unlock(&fc->lock);
-    return json_pack("{s:b, s:s, s:s}", "asleep", (int)(weights || kv), "weights",
-                     !weights     ? "ready"
-                     : level == 2 ? "dropped"
-                                  : "asleep",
-                     "kv_cache", kv ? "released" : "present");
+    fleet_get_sleep(fc, &s);
+    return json_pack("{s:b, s:s, s:s}", "asleep", (int)(s.weights || s.kv), "weights",
+                     !s.weights     ? "ready"
+                     : s.level == 2 ? "dropped"
+                                    : "asleep",
+                     "kv_cache", s.kv ? "released" : "present");
 }
 
 json_t *fleet_sleep_json(const struct app *app)
 {
     return state_json(app->fleet->control);
-}
-
-/* An update that overwrites what serves would wake, or vanish, half done. */
-static int check_no_update(struct fleet_control *fc, bool overwrites_only, struct err *e)
-{
-    int rc = 0;
-
-    mtx_lock(&fc->lock);
-    if (fc->session != NULL && (!overwrites_only || fc->session->prepare_begun))
-        rc = err_set(e, ERR_CONFLICT, "", "update %s is open: finish or abort it first",
-                     fc->session->id);
-    mtx_unlock(&fc->lock);
-    return rc;
-}
-
-static void note(struct fleet_control *fc, const struct sleep_req *req, bool asleep)
-{
-    mtx_lock(&fc->lock);
-    if (req->weights)
-        fc->weights_asleep = asleep;
-    if (req->kv)
-        fc->kv_asleep = asleep;
-    if (asleep && req->weights)
-        fc->sleep_level = (int)req->level;
-    mtx_unlock(&fc->lock);
 }
 
 static void fence_failed(struct app *app, const struct fleet_result *results, size_t n)
@@ -147,7 +119,7 @@ static int tell(struct app *app, struct http_request *x, const struct sleep_req 
         note_told(app, results, n, asleep);
         if (asleep && req->weights && req->level == 2)
             fence_dropped(app, results, n);
-        note(app->fleet->control, req, asleep);
+        fleet_set_sleep(app->fleet->control, req->weights, req->kv, asleep ? (int)req->level : 0);
     }
     reply = state_json(app->fleet->control);
     if (fleet_results_ok(results, n, e)) {
@@ -177,7 +149,7 @@ int handle_fleet_sleep(struct app *app, struct http_request *x, struct err *e)
     if (rc == 0)
         rc = fleet_op_lock(fc, x, "a sleep", e);
     if (rc == 0) {
-        rc = check_no_update(fc, false, e);
+        rc = fleet_check_no_update(fc, false, e);
         if (rc == 0) {
             fleet_suspend_generation_probes(fc, true);
             rc = tell(app, x, &req, body, true, e);
@@ -208,7 +180,7 @@ int handle_fleet_wake(struct app *app, struct http_request *x, struct err *e)
     if (rc == 0)
         rc = fleet_op_lock(fc, x, "a wake", e);
     if (rc == 0) {
-        rc = req.kv ? check_no_update(fc, true, e) : 0;
+        rc = req.kv ? fleet_check_no_update(fc, true, e) : 0;
         if (rc == 0)
             rc = tell(app, x, &req, body, false, e);
         fleet_op_unlock(fc);

@@ -1,7 +1,7 @@
 /* POST /v1/weights/plans in front of upstreams: each of them keeps the tensor list, and all
  * must make the same of it. */
-#include "fleet/fleet_priv.h"
-
+#include "fleet/fleet_control.h"
+#include "fleet/members/upstreams.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"

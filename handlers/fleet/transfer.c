@@ -1,8 +1,12 @@
 /* The group with the trainer: each upstream is asked how many ranks it is, and gets those behind
  * the one before. All join, or those that did leave again, where their dialect has a word for it.
  */
-#include "fleet/update/fleet_update_priv.h"
-
+#include "base/clock.h"
+#include "fleet/fleet_control.h"
+#include "fleet/fleet_locks.h"
+#include "fleet/fleet_transfer.h"
+#include "fleet/members/upstreams.h"
+#include "fleet/update/fleet_update.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
@@ -148,63 +152,34 @@ static bool keeps_groups(struct app *app, const struct fleet_target *targets, si
     return keeps;
 }
 
-static void forget_group_locked(struct fleet_control *fc, struct fleet_group *g)
-{
-    struct fleet_group *end = &fc->groups[fc->n_groups--];
-
-    memmove(g, g + 1, (size_t)(end - (g + 1)) * sizeof *g);
-}
-
-/* By a join, also by one that failed: who had joined before has left again. */
+/* A join replaces the group before, also a join that failed: engines left that one first. */
 static void forget_replaced(struct app *app, const struct init_req *req,
                             const struct fleet_target *targets, size_t n)
 {
     struct fleet_control *fc = app->fleet->control;
-    bool keeps = keeps_groups(app, targets, n);
-    struct fleet_group *g;
 
-    mtx_lock(&fc->lock);
-    if (!keeps)
-        fc->n_groups = 0;
-    g = fleet_group_locked(fc, req->group_name != NULL ? req->group_name : SGLANG_GROUP_NAME);
-    if (g != NULL)
-        forget_group_locked(fc, g);
-    mtx_unlock(&fc->lock);
+    if (!keeps_groups(app, targets, n))
+        fleet_forget_groups(fc);
+    (void)fleet_forget_group(fc, req->group_name != NULL ? req->group_name : SGLANG_GROUP_NAME);
 }
 
 static void note_group(struct app *app, const struct init_req *req,
                        const struct fleet_target *targets, size_t n, const uint64_t *n_ranks)
 {
-    struct fleet_control *fc = app->fleet->control;
-    struct fleet_group *g;
+    struct fleet_group g = {.packing = {req->packed.packed, req->packed.bucket_nbytes},
+                            .world_size = req->world_size,
+                            .rank_offset = req->rank_offset,
+                            .began_us = clock_now_us()};
 
     forget_replaced(app, req, targets, n);
-    mtx_lock(&fc->lock);
-    if (fc->n_groups == FLEET_GROUPS_MAX) /* of trainers that ended without a word */
-        forget_group_locked(fc, &fc->groups[0]);
-    g = &fc->groups[fc->n_groups++];
-    memset(g, 0, sizeof *g);
-    g->packing = (struct api_packing){req->packed.packed, req->packed.bucket_nbytes};
-    g->world_size = req->world_size;
-    g->rank_offset = req->rank_offset;
-    g->began_us = clock_now_us();
     if (req->group_name != NULL)
-        (void)snprintf(g->name, sizeof g->name, "%s", req->group_name);
+        (void)snprintf(g.name, sizeof g.name, "%s", req->group_name);
     for (size_t i = 0; i < n; i++) {
-        g->joined[targets[i].upstream] = true;
-        g->offset[targets[i].upstream] = targets[i].about.rank_offset;
-        g->n_ranks[targets[i].upstream] = n_ranks[targets[i].upstream];
+        g.joined[targets[i].upstream] = true;
+        g.offset[targets[i].upstream] = targets[i].about.rank_offset;
+        g.n_ranks[targets[i].upstream] = n_ranks[targets[i].upstream];
     }
-    mtx_unlock(&fc->lock);
-}
-
-static void note_handles(struct fleet_control *fc, const struct init_req *req)
-{
-    mtx_lock(&fc->lock);
-    fc->handles.set = true;
-    fc->handles.on = req->packed.said;
-    fc->handles.packed = req->packed.packed;
-    mtx_unlock(&fc->lock);
+    fleet_add_group(app->fleet->control, &g);
 }
 
 static json_t *ranks_json(struct app *app, const struct fleet_group *g)
@@ -226,15 +201,9 @@ static json_t *ranks_json(struct app *app, const struct fleet_group *g)
 /* The members of a server's own group, as far as they are known here: of the latest one. */
 static json_t *group_json(struct app *app)
 {
-    struct fleet_control *fc = app->fleet->control;
-    struct fleet_group g = {0};
-    bool on;
+    struct fleet_group g;
+    bool on = fleet_get_group(app->fleet->control, NULL, &g);
 
-    mtx_lock(&fc->lock);
-    on = fc->n_groups > 0;
-    if (on)
-        g = *fleet_group_locked(fc, NULL);
-    mtx_unlock(&fc->lock);
     return json_pack("{s:s, s:s?, s:o, s:o, s:o, s:o, s:n, s:o}", "state", on ? "joined" : "none",
                      "transport", on ? "nccl" : NULL, "world_size",
                      on ? json_integer((json_int_t)g.world_size) : json_null(), "rank_offset",
@@ -277,7 +246,10 @@ static int group_join(struct app *app, struct http_request *x, const struct init
     cause = fleet_results_cause(results, n);
     if (cause == NULL) {
         if (req->by_handles)
-            note_handles(app->fleet->control, req);
+            fleet_set_handles(app->fleet->control,
+                              &(struct fleet_handles){.set = true,
+                                                      .on = req->packed.said,
+                                                      .packed = req->packed.packed});
         else
             note_group(app, req, targets, n, n_ranks);
         fleet_reply(app, x, group_json(app), results, n);
@@ -327,26 +299,13 @@ int handle_fleet_transfer_get(struct app *app, struct http_request *x, struct er
 
 /* leave */
 
-static int group_check_name(struct fleet_control *fc, const char *name, struct err *e)
-{
-    int rc = 0;
-
-    mtx_lock(&fc->lock);
-    if (name != NULL && fc->n_groups > 0 && fleet_group_locked(fc, name) == NULL)
-        rc = err_set(e, ERR_NOT_FOUND, "/group_name", "the group's name is '%.100s', not '%.100s'",
-                     fleet_group_locked(fc, NULL)->name, name);
-    mtx_unlock(&fc->lock);
-    return rc;
-}
-
-/* Of handles only a vLLM holds anything. @g  NULL: there is none */
-static bool is_set_up_locked(struct app *app, const struct fleet_group *g, size_t upstream)
+/* Of handles only a vLLM holds anything. */
+static bool is_set_up(struct app *app, const struct fleet_group *g, bool handles, size_t upstream)
 {
     struct upstream_endpoint at;
 
     upstreams_get(app->fleet->upstreams, upstream, &at);
-    return (g != NULL && g->joined[upstream]) ||
-           (app->fleet->control->handles.set && upstream_caps(at.kind)->keeps_handle_setup);
+    return g->joined[upstream] || (handles && upstream_caps(at.kind)->keeps_handle_setup);
 }
 
 /* Those that are in it. @name  then: of the group  Returns how many. */
@@ -356,34 +315,25 @@ static size_t to_leave(struct app *app, const char *meant, const json_t *body,
     struct fleet_control *fc = app->fleet->control;
     struct fleet_target alive[FLEET_MAX];
     size_t n = fleet_reachable(fc, body, alive), n_targets = 0;
-    const struct fleet_group *g;
+    struct fleet_handles handles;
+    struct fleet_group g;
 
-    mtx_lock(&fc->lock);
-    g = fleet_group_locked(fc, meant);
-    (void)snprintf(name, FLEET_GROUP_NAME_MAX + 1, "%s", g != NULL ? g->name : "");
+    (void)fleet_get_group(fc, meant, &g);
+    fleet_get_handles(fc, &handles);
+    (void)snprintf(name, FLEET_GROUP_NAME_MAX + 1, "%s", g.name);
     for (size_t i = 0; i < n; i++)
-        if (is_set_up_locked(app, g, alive[i].upstream)) {
+        if (is_set_up(app, &g, handles.set, alive[i].upstream)) {
             targets[n_targets] = alive[i];
             targets[n_targets++].about.group_name = name;
         }
-    mtx_unlock(&fc->lock);
     return n_targets;
 }
 
-/* Whatever upstreams said: one that is away has left. Returns true while there are others. */
+/* Whatever engines replied: one that is down has left. Returns true while there are others. */
 static bool group_forget(struct fleet_control *fc, const char *name)
 {
-    struct fleet_group *g;
-    bool more;
-
-    mtx_lock(&fc->lock);
-    g = fleet_group_locked(fc, name[0] != '\0' ? name : SGLANG_GROUP_NAME);
-    if (g != NULL)
-        forget_group_locked(fc, g);
-    fc->handles.set = fc->handles.on = false;
-    more = fc->n_groups > 0;
-    mtx_unlock(&fc->lock);
-    return more;
+    fleet_set_handles(fc, NULL);
+    return fleet_forget_group(fc, name[0] != '\0' ? name : SGLANG_GROUP_NAME);
 }
 
 /* @name  NULL: each that there is */
@@ -430,7 +380,7 @@ int handle_fleet_transfer_delete(struct app *app, struct http_request *x, struct
     if (rc == 0)
         rc = fleet_op_lock(app->fleet->control, x, "the end of a group", e);
     if (rc == 0) {
-        rc = group_check_name(app->fleet->control, name, e);
+        rc = fleet_check_group_name(app->fleet->control, name, e);
         if (rc == 0)
             rc = group_leave(app, x, name, body, e);
         fleet_op_unlock(app->fleet->control);

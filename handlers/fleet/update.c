@@ -1,7 +1,9 @@
 /* The routes that begin an update in front of upstream engines, and bring its tensors. */
 #include "handlers/fleet/update.h"
 
-#include "fleet/fleet_priv.h"
+#include "fleet/fleet_control.h"
+#include "fleet/fleet_locks.h"
+#include "fleet/update/fleet_update.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
@@ -166,62 +168,6 @@ static int check_chunk(const struct fleet_session *s, const struct update_reques
                    "taken twice");
 }
 
-/* Those of an auto-commit session that name a version name the same. Of one that takes no more
- * tensors the name stays; whoever sends some is told why. */
-static int session_set_label(struct fleet_control *fc, struct fleet_session *s, const char *label,
-                             struct err *e)
-{
-    int rc = 0;
-
-    if (label == NULL)
-        return 0;
-    mtx_lock(&fc->lock);
-    if (s->phase != UPDATE_OPEN && s->phase != UPDATE_RECEIVING)
-        rc = 0;
-    else if (s->label[0] == '\0' || !s->auto_commit)
-        (void)snprintf(s->label, sizeof s->label, "%s", label);
-    else if (strcmp(s->label, label) != 0)
-        rc = err_set(e, ERR_CONFLICT, "/weight_version",
-                     "the update that is open is to be '%.128s', and this is of '%.128s'", s->label,
-                     label);
-    mtx_unlock(&fc->lock);
-    return rc;
-}
-
-/* Everything has come, says one that counts; and nothing else is on its way. */
-static bool is_covered(struct fleet_control *fc, const struct fleet_session *s)
-{
-    const json_t *missing;
-    bool covered;
-
-    mtx_lock(&fc->lock);
-    missing = json_object_get(s->report, "n_missing");
-    covered = s->auto_commit && fleet_session_is_open(s) && s->n_running == 0 &&
-              fleet_session_has_part(s, true) && json_is_integer(missing) &&
-              json_integer_value(missing) == 0;
-    mtx_unlock(&fc->lock);
-    return covered;
-}
-
-/* Engines were told it when the update began there. */
-static int session_set_selector(struct fleet_control *fc, struct fleet_session *s,
-                                const char *selector, struct err *e)
-{
-    const char *said;
-
-    if (selector == NULL)
-        return 0;
-    mtx_lock(&fc->lock);
-    if (s->selector == NULL)
-        s->selector = selector;
-    said = s->selector;
-    mtx_unlock(&fc->lock);
-    if (strcmp(said, selector) == 0)
-        return 0;
-    return err_set(e, ERR_CONFLICT, "/selector", "'%s', but this update was begun with '%s'",
-                   selector, said);
-}
-
 static int send_tensors(struct app *app, struct fleet_session *s, const struct update_request *w,
                         const json_t *bare, struct err *e)
 {
@@ -232,11 +178,12 @@ static int send_tensors(struct app *app, struct fleet_session *s, const struct u
     json_t *nothing;
     int rc;
 
-    if (check_chunk(s, w, e) != 0 || session_set_label(app->fleet->control, s, w->label, e) != 0 ||
-        session_set_selector(app->fleet->control, s, w->selector, e) != 0 ||
+    if (check_chunk(s, w, e) != 0 ||
+        fleet_update_set_label(app->fleet->control, s, w->label, e) != 0 ||
+        fleet_update_set_selector(app->fleet->control, s, w->selector, e) != 0 ||
         fleet_send_tensors(app->fleet->control, s, &t, e) != 0)
         return -1;
-    if (!is_covered(app->fleet->control, s))
+    if (!fleet_update_is_covered(app->fleet->control, s))
         return 0;
     nothing = json_object();
     rc = nothing != NULL ? fleet_finish_update(app->fleet->control, s, "", nothing, true, e)
@@ -327,13 +274,8 @@ static int commit_previous(struct app *app, struct fleet_session **s, const char
                            struct err *e)
 {
     struct fleet_session *ended;
-    bool other;
 
-    mtx_lock(&app->fleet->control->lock);
-    other = label != NULL && (*s)->auto_commit && !fleet_session_has_part(*s, true) &&
-            (*s)->label[0] != '\0' && strcmp((*s)->label, label) != 0;
-    mtx_unlock(&app->fleet->control->lock);
-    if (!other)
+    if (!fleet_update_is_other_version(app->fleet->control, *s, label))
         return 0;
     fleet_unref(app->fleet->control, *s);
     *s = NULL;
@@ -380,19 +322,6 @@ static int find_session(struct app *app, const struct route *route, const struct
     return *out != NULL ? 0 : start_auto_commit(app, w->label, out, e);
 }
 
-/* Nothing of it has come anywhere, and nothing is on its way. Nobody would end it, or upstreams
- * would stand still for it until its lease ends: who cannot name it cannot give it up either. */
-static bool is_empty_session(struct fleet_control *fc, const struct fleet_session *s)
-{
-    bool empty;
-
-    mtx_lock(&fc->lock);
-    empty = (s->auto_commit || (s->anonymous && s->prepare_begun)) && s->n_received == 0 &&
-            s->n_running == 0;
-    mtx_unlock(&fc->lock);
-    return empty;
-}
-
 static int update_parsed(struct app *app, struct http_request *x, const json_t *body, struct err *e)
 {
     const struct route *route = x->route;
@@ -418,7 +347,7 @@ static int update_parsed(struct app *app, struct http_request *x, const json_t *
     }
     rc = send_tensors(app, s, &w, bare, e);
     json_decref(bare);
-    if (rc != 0 && is_empty_session(app->fleet->control, s))
+    if (rc != 0 && fleet_update_is_empty(app->fleet->control, s))
         (void)fleet_abort_update_wait(app->fleet->control, s, e, &ignored);
     return fleet_update_answer(app, x, s, rc, e);
 }

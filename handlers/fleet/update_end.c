@@ -1,7 +1,7 @@
 /* The routes that end an update in front of upstream engines, tell of it, or prolong its lease. */
 #include "handlers/fleet/update.h"
 
-#include "fleet/fleet_priv.h"
+#include "fleet/update/fleet_update.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
@@ -111,56 +111,6 @@ int handle_fleet_update_get(struct app *app, struct http_request *x, struct err 
     return fleet_update_answer(app, x, s, 0, e);
 }
 
-static void lease_extend(struct fleet_control *fc, struct fleet_session *s, uint32_t lease_s)
-{
-    mtx_lock(&fc->lock);
-    if (lease_s > 0)
-        s->lease_s = lease_s;
-    if (fleet_session_is_open(s))
-        s->lease_until_us = clock_after_us((uint64_t)s->lease_s * 1000000);
-    mtx_unlock(&fc->lock);
-    fleet_reschedule(fc);
-}
-
-/* Those of the upstreams are longer than the trainer's, and begin anew with it. */
-static int lease_renew(struct app *app, struct fleet_session *s, uint64_t lease_s, struct err *e)
-{
-    json_t *body = json_pack("{s:i}", "lease_s", UPDATE_LEASE_S_MAX);
-    struct fleet_control *fc = app->fleet->control;
-    struct fleet_target targets[FLEET_MAX];
-    struct fleet_result *results = NULL;
-    const struct fleet_result *cause;
-    size_t n = 0;
-    int rc;
-
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].two_phase && part_takes_part(&s->parts[i]))
-            targets[n++] = (struct fleet_target){.upstream = s->parts[i].upstream,
-                                                 .body = body,
-                                                 .about = {.update_id = s->parts[i].update_id}};
-    rc = fleet_session_is_open(s)
-             ? 0
-             : err_set(e, ERR_ENDED, "", "update %s is %s", s->id, update_phase_name(s->phase));
-    mtx_unlock(&fc->lock);
-    if (rc == 0 && body == NULL)
-        rc = fleet_update_no_memory(e);
-    if (rc == 0)
-        lease_extend(fc, s, (uint32_t)lease_s);
-    if (rc == 0)
-        rc = fleet_request(fc, API_RENEW_UPDATE, targets, n, FLEET_QUERY_US, &results, e);
-    json_decref(body);
-    if (rc != 0)
-        return -1;
-    cause = fleet_results_cause(results, n);
-    if (cause != NULL) {
-        *e = cause->why;
-        rc = -1;
-    }
-    fleet_results_free(results, n);
-    return rc;
-}
-
 int handle_fleet_update_renew(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_session *s;
@@ -176,5 +126,6 @@ int handle_fleet_update_renew(struct app *app, struct http_request *x, struct er
     json_decref(body);
     if (rc != 0)
         return -1;
-    return fleet_update_answer(app, x, s, lease_renew(app, s, lease_s, e), e);
+    return fleet_update_answer(app, x, s, fleet_renew_update(app->fleet->control, s, lease_s, e),
+                               e);
 }

@@ -1,7 +1,10 @@
 /* An update of the fleet as JSON: the members of an update on one server, as one of those in two
  * phases tells them of its own, with what is the fleet's put over them, and how each upstream
  * stands. */
-#include "fleet/fleet_priv.h"
+#include "base/clock.h"
+#include "fleet/fleet_control.h"
+#include "fleet/members/upstreams.h"
+#include "fleet/update/fleet_update.h"
 
 #include "control/life.h"
 #include "handlers/app.h"
@@ -10,30 +13,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-
-/* A copy, so that nothing is encoded under the lock. Its `told` is shared with others who encode:
- * it is referred to under the lock only, and read. */
-static struct fleet_session *copy_of(struct fleet_control *fc, const struct fleet_session *s)
-{
-    size_t nbytes = sizeof *s + s->n_parts * sizeof s->parts[0];
-    struct fleet_session *copy = malloc(nbytes);
-
-    if (copy == NULL)
-        return NULL;
-    mtx_lock(&fc->lock);
-    memcpy(copy, s, nbytes);
-    json_incref(copy->report);
-    mtx_unlock(&fc->lock);
-    return copy;
-}
-
-static void copy_free(struct fleet_control *fc, struct fleet_session *copy)
-{
-    mtx_lock(&fc->lock);
-    json_decref(copy->report);
-    mtx_unlock(&fc->lock);
-    free(copy);
-}
 
 static json_t *part_json(const struct fleet_session *s, const struct fleet_part *p,
                          const char *name)
@@ -134,19 +113,19 @@ static json_t *session_json(const struct app *app, const struct fleet_session *s
 
 json_t *fleet_session_json(const struct app *app, struct fleet_session *s)
 {
-    struct fleet_session *copy = copy_of(app->fleet->control, s);
+    struct fleet_session *copy = fleet_update_copy(app->fleet->control, s);
     json_t *reply;
 
     if (copy == NULL)
         return NULL;
     reply = session_json(app, copy);
-    copy_free(app->fleet->control, copy);
+    fleet_update_copy_free(app->fleet->control, copy);
     return reply;
 }
 
 json_t *fleet_session_details(const struct app *app, struct fleet_session *s)
 {
-    struct fleet_session *copy = copy_of(app->fleet->control, s);
+    struct fleet_session *copy = fleet_update_copy(app->fleet->control, s);
     json_t *details;
 
     if (copy == NULL)
@@ -155,7 +134,7 @@ json_t *fleet_session_details(const struct app *app, struct fleet_session *s)
                         update_phase_name(copy->phase), "upstreams", parts_json(app, copy),
                         "n_missing", json_deep_copy(json_object_get(copy->report, "n_missing")),
                         "missing", json_deep_copy(json_object_get(copy->report, "missing")));
-    copy_free(app->fleet->control, copy);
+    fleet_update_copy_free(app->fleet->control, copy);
     return details;
 }
 

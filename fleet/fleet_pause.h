@@ -1,0 +1,46 @@
+/* The trainer's pause of a fleet, and its end.
+ *
+ * A resume does not wait for a pause that still waits for running generations: a trainer that gave
+ * up on that pause must be able to resume at once. The pause then undoes itself. */
+#ifndef BATON_FLEET_FLEET_PAUSE_H
+#define BATON_FLEET_FLEET_PAUSE_H
+
+#include "base/err.h"
+#include "control/pause_state.h"
+#include "fleet/fleet_request.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct fleet_control;
+
+/* fleet_get_pause - a copy of the pause as it is now. Threads: any; no lock held. */
+void fleet_get_pause(struct fleet_control *fc, struct pause *out);
+
+/* fleet_is_paused - has a trainer paused the fleet? Threads: any. */
+bool fleet_is_paused(struct fleet_control *fc);
+
+/* fleet_pause_all - pause every reachable engine. The caller owns the pause lock
+ * (fleet_trainer_pause_lock). If one engine fails, or a resume arrives meanwhile, the engines that
+ * did pause are resumed, and the pause before it, if any, is in force again. An engine that goes
+ * down meanwhile is not waited for, and is paused when it is back.
+ * @body     of the request to each engine, in our own form
+ * @results  [n], also on failure; free with fleet_results_free; NULL: nothing was sent
+ * Blocks: up to the request's timeout. Errors: fleet_reachable_quorum's, fleet_request's, an
+ * engine's; ERR_CONFLICT: it was resumed. */
+int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, const json_t *body,
+                    struct fleet_result **results, size_t *n, struct err *e);
+
+/* fleet_resume_all - resume every reachable engine but those that the open update keeps paused and
+ * those that are fenced because they have part of an update. An engine that fails is fenced.
+ * @expired  the lease of the pause ended. ERR_CONFLICT if it was renewed meanwhile.
+ * @results  [n], on success; free with fleet_results_free
+ * @was      was the fleet paused?
+ * Blocks: for fleet_resume_lock, then up to FLEET_STEP_US twice. Errors: fleet_resume_lock's,
+ * fleet_request's. */
+int fleet_resume_all(struct fleet_control *fc, bool expired, struct fleet_result **results,
+                     size_t *n, bool *was, struct err *e);
+
+#endif

@@ -1,0 +1,105 @@
+/* Several groups exist at SGLang engines only; a group of any other engine replaces the one before.
+ */
+#include "fleet/fleet_transfer.h"
+
+#include "fleet/fleet_priv.h"
+
+#include <string.h>
+
+static bool is_named(const struct fleet_group *g, const char *name)
+{
+    return strcmp(g->name, name) == 0 ||
+           (g->name[0] == '\0' && strcmp(name, SGLANG_GROUP_NAME) == 0);
+}
+
+struct fleet_group *fleet_group_locked(struct fleet_control *fc, const char *name)
+{
+    struct fleet_transfer *t = &fc->transfer;
+
+    if (name == NULL)
+        return t->n_groups > 0 ? &t->groups[t->n_groups - 1] : NULL;
+    for (size_t i = 0; i < t->n_groups; i++)
+        if (is_named(&t->groups[i], name))
+            return &t->groups[i];
+    return NULL;
+}
+
+bool fleet_get_group(struct fleet_control *fc, const char *name, struct fleet_group *out)
+{
+    const struct fleet_group *g;
+    bool found;
+
+    memset(out, 0, sizeof *out);
+    mtx_lock(&fc->lock);
+    g = fleet_group_locked(fc, name);
+    found = g != NULL;
+    if (found)
+        *out = *g;
+    mtx_unlock(&fc->lock);
+    return found;
+}
+
+void fleet_get_handles(struct fleet_control *fc, struct fleet_handles *out)
+{
+    mtx_lock(&fc->lock);
+    *out = fc->transfer.handles;
+    mtx_unlock(&fc->lock);
+}
+
+static void forget_locked(struct fleet_transfer *t, struct fleet_group *g)
+{
+    struct fleet_group *end = &t->groups[t->n_groups--];
+
+    memmove(g, g + 1, (size_t)(end - (g + 1)) * sizeof *g);
+}
+
+void fleet_add_group(struct fleet_control *fc, const struct fleet_group *g)
+{
+    struct fleet_transfer *t = &fc->transfer;
+
+    mtx_lock(&fc->lock);
+    if (t->n_groups == FLEET_GROUPS_MAX)
+        forget_locked(t, &t->groups[0]);
+    t->groups[t->n_groups++] = *g;
+    mtx_unlock(&fc->lock);
+}
+
+bool fleet_forget_group(struct fleet_control *fc, const char *name)
+{
+    struct fleet_group *g;
+    bool more;
+
+    mtx_lock(&fc->lock);
+    g = fleet_group_locked(fc, name);
+    if (g != NULL)
+        forget_locked(&fc->transfer, g);
+    more = fc->transfer.n_groups > 0;
+    mtx_unlock(&fc->lock);
+    return more;
+}
+
+void fleet_forget_groups(struct fleet_control *fc)
+{
+    mtx_lock(&fc->lock);
+    fc->transfer.n_groups = 0;
+    mtx_unlock(&fc->lock);
+}
+
+void fleet_set_handles(struct fleet_control *fc, const struct fleet_handles *handles)
+{
+    mtx_lock(&fc->lock);
+    fc->transfer.handles = handles != NULL ? *handles : (struct fleet_handles){0};
+    mtx_unlock(&fc->lock);
+}
+
+int fleet_check_group_name(struct fleet_control *fc, const char *name, struct err *e)
+{
+    int rc = 0;
+
+    mtx_lock(&fc->lock);
+    if (name != NULL && fc->transfer.n_groups > 0 && fleet_group_locked(fc, name) == NULL)
+        rc = err_set(e, ERR_NOT_FOUND, "/group_name", "the group's name is '%.100s', not '%.100s'",
+                     fleet_group_locked(fc, NULL)->name, name);
+    mtx_unlock(&fc->lock);
+    return rc;
+}

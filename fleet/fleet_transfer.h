@@ -1,0 +1,56 @@
+/* What the engines of a fleet joined for transfers from a trainer: NCCL groups, or handles of GPU
+ * memory. Changed by owners of the operation lock only. Threads: any; no lock held. */
+#ifndef BATON_FLEET_FLEET_TRANSFER_H
+#define BATON_FLEET_FLEET_TRANSFER_H
+
+#include "base/err.h"
+#include "fleet/api/upstream_api.h"
+#include "fleet/members/fleet.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct fleet_control;
+
+enum {
+    FLEET_GROUPS_MAX = 64,     /* of one trainer: one for each of its pipeline stages */
+    FLEET_GROUP_NAME_MAX = 256 /* bytes */
+};
+
+struct fleet_group {
+    struct api_packing packing;
+    uint64_t world_size, rank_offset, began_us;
+    char name[FLEET_GROUP_NAME_MAX + 1]; /* "": it was joined without one */
+    bool joined[FLEET_MAX];
+    uint64_t offset[FLEET_MAX], n_ranks[FLEET_MAX]; /* of each engine that joined */
+};
+
+/* Of a trainer that sends handles and joins no group. */
+struct fleet_handles {
+    bool set;        /* engines were told that handles will come */
+    bool on, packed; /* on: the trainer said whether they are packed */
+};
+
+/* fleet_get_group - a copy of a group. A group that was joined without a name has SGLang's default
+ * name too. @name  NULL: the latest. Returns: false: there is none (zeroed then). */
+bool fleet_get_group(struct fleet_control *fc, const char *name, struct fleet_group *out);
+void fleet_get_handles(struct fleet_control *fc, struct fleet_handles *out);
+
+/* fleet_add_group - engines joined it. When there are FLEET_GROUPS_MAX the oldest is forgotten: its
+ * trainer ended without leaving. */
+void fleet_add_group(struct fleet_control *fc, const struct fleet_group *g);
+
+/* fleet_forget_group - engines left it, or failed to join it; @name as fleet_get_group's.
+ * Returns: are there others? */
+bool fleet_forget_group(struct fleet_control *fc, const char *name);
+void fleet_forget_groups(struct fleet_control *fc);
+
+/* fleet_set_handles - NULL: the trainer left. */
+void fleet_set_handles(struct fleet_control *fc, const struct fleet_handles *handles);
+
+/* fleet_check_group_name - may a request name this group? @name  NULL: it names none
+ * Errors: ERR_NOT_FOUND at /group_name: there are groups, and none of that name. */
+int fleet_check_group_name(struct fleet_control *fc, const char *name, struct err *e);
+
+#endif

@@ -1,0 +1,115 @@
+/* Updates of a fleet, as handlers use them: start one, send tensors, finish or abort it; what a
+ * request changes of a session, under the lock of the fleet's control.
+ *
+ * Threads: those that may wait for engines; no lock held. */
+#ifndef BATON_FLEET_UPDATE_FLEET_UPDATE_H
+#define BATON_FLEET_UPDATE_FLEET_UPDATE_H
+
+#include "base/err.h"
+#include "fleet/update/fleet_session.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct fleet_control;
+struct http_request;
+
+struct fleet_update_request {
+    struct http_request *x; /* whose client waits for the operation lock; or NULL */
+    const char *label;      /* "": none */
+    const json_t *start;    /* of our own start, without its label */
+    const char *selector;   /* static, or NULL */
+    bool auto_commit, anonymous, partial, sharded;
+    uint32_t lease_s;
+};
+
+/* fleet_start_update - open an update. Blocks: for the operation lock, then up to the time of a
+ * step.
+ * @out      one reference
+ * @details  new on some errors: what each engine replied
+ * Errors: fleet_step_lock's; ERR_CONFLICT: one is open; ERR_UNSYNCED: too few engines; an engine's.
+ */
+int fleet_start_update(struct fleet_control *fc, const struct fleet_update_request *req,
+                       struct fleet_session **out, json_t **details, struct err *e);
+
+struct fleet_tensors {
+    const json_t *body;   /* without update_id, weight_version, chunk_id, abort_requests */
+    const char *chunk_id; /* NULL: none */
+    bool by_group, abort_requests;
+};
+
+/* fleet_send_tensors - send tensors to all engines that take part. Blocks: up to the time of a step
+ * for each step. Errors: an engine's, ERR_CONFLICT, ERR_ENDED. The update may have been aborted. */
+int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
+                       const struct fleet_tensors *t, struct err *e);
+
+/* fleet_finish_update - verify, and commit if asked. @body  of our own finish: its checksums
+ * Errors: fleet_step_lock's; an engine's; ERR_CONFLICT, ERR_ENDED, ERR_INCOMPLETE. The update is
+ * aborted then, unless it could not be finished now at all (a lock, a phase, a request that an
+ * engine's API cannot express). */
+int fleet_finish_update(struct fleet_control *fc, struct fleet_session *s, const char *label,
+                        const json_t *body, bool commit, struct err *e);
+
+/* fleet_commit_open_update - finish the auto-commit update that is open, if there is one.
+ * @out  one reference, also on failure; NULL: there is none. Errors: as fleet_finish_update. */
+int fleet_commit_open_update(struct fleet_control *fc, const char *label,
+                             struct fleet_session **out, struct err *e);
+
+/* fleet_abort_update - abort, for its trainer: waits only FLEET_ABORT_WAIT_US for a step under way.
+ * fleet_abort_update_wait - the same, after a failure: waits as long as an operation.
+ * Errors: ERR_CONFLICT: the lock was not free in time; ERR_ENDED: it is committed. */
+int fleet_abort_update(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
+                       struct err *e);
+int fleet_abort_update_wait(struct fleet_control *fc, struct fleet_session *s,
+                            const struct err *why, struct err *e);
+
+/* fleet_renew_update - extend its lease, and those of the batons' own updates.
+ * @lease_s  0: as before. Blocks: up to FLEET_QUERY_US. Errors: ERR_ENDED, ERR_NO_MEMORY, an
+ * engine's: the fleet's own lease is extended all the same. */
+int fleet_renew_update(struct fleet_control *fc, struct fleet_session *s, uint64_t lease_s,
+                       struct err *e);
+
+/* ---- sessions ---- */
+
+/* fleet_find_update - a reference to the session of that id, open or ended. Errors: ERR_NOT_FOUND.
+ */
+int fleet_find_update(struct fleet_control *fc, const char *id, struct fleet_session **out,
+                      struct err *e);
+/* fleet_open_session - a reference to the open one, or NULL. */
+struct fleet_session *fleet_open_session(struct fleet_control *fc);
+void fleet_unref(struct fleet_control *fc, struct fleet_session *s); /* accepts NULL */
+
+/* fleet_check_no_update - ERR_CONFLICT while an update is open.
+ * @prepared_only  only if engines that overwrite what they serve were prepared for it */
+int fleet_check_no_update(struct fleet_control *fc, bool prepared_only, struct err *e);
+
+/* fleet_update_set_label - a request named the version. Requests of an auto-commit update must name
+ * the same one; a session that takes no more tensors keeps its label.
+ * @label  NULL: it named none. Errors: ERR_CONFLICT at /weight_version. */
+int fleet_update_set_label(struct fleet_control *fc, struct fleet_session *s, const char *label,
+                           struct err *e);
+
+/* fleet_update_set_selector - a request named how tensors are selected.
+ * @selector  static; NULL: it named none. Errors: ERR_CONFLICT at /selector. */
+int fleet_update_set_selector(struct fleet_control *fc, struct fleet_session *s,
+                              const char *selector, struct err *e);
+
+/* fleet_update_is_covered - an auto-commit update: did the engines that count tensors receive all
+ * of them, and is no request under way? */
+bool fleet_update_is_covered(struct fleet_control *fc, const struct fleet_session *s);
+
+/* fleet_update_is_other_version - an auto-commit update of engines that do not count tensors: does
+ * this label name the next version, so that this one is complete? @label  NULL: no */
+bool fleet_update_is_other_version(struct fleet_control *fc, const struct fleet_session *s,
+                                   const char *label);
+
+/* fleet_update_is_empty - an update that its trainer cannot name: did no tensors arrive, and is no
+ * request under way? */
+bool fleet_update_is_empty(struct fleet_control *fc, const struct fleet_session *s);
+
+/* fleet_update_copy - a copy to read without the lock; its report is shared. NULL: no memory. */
+struct fleet_session *fleet_update_copy(struct fleet_control *fc, const struct fleet_session *s);
+void fleet_update_copy_free(struct fleet_control *fc, struct fleet_session *copy);
+
+#endif

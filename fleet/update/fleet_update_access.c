@@ -1,0 +1,162 @@
+/* What requests read and write of a session while steps of its update may be under way. */
+#include "fleet/update/fleet_update.h"
+
+#include "fleet/fleet_priv.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int fleet_check_no_update(struct fleet_control *fc, bool prepared_only, struct err *e)
+{
+    int rc = 0;
+
+    mtx_lock(&fc->lock);
+    if (fc->session != NULL && (!prepared_only || fc->session->prepare_begun))
+        rc = err_set(e, ERR_CONFLICT, "", "update %s is open: finish or abort it first",
+                     fc->session->id);
+    mtx_unlock(&fc->lock);
+    return rc;
+}
+
+int fleet_update_set_label(struct fleet_control *fc, struct fleet_session *s, const char *label,
+                           struct err *e)
+{
+    int rc = 0;
+
+    if (label == NULL)
+        return 0;
+    mtx_lock(&fc->lock);
+    if (s->phase != UPDATE_OPEN && s->phase != UPDATE_RECEIVING)
+        rc = 0;
+    else if (s->label[0] == '\0' || !s->auto_commit)
+        (void)snprintf(s->label, sizeof s->label, "%s", label);
+    else if (strcmp(s->label, label) != 0)
+        rc = err_set(e, ERR_CONFLICT, "/weight_version",
+                     "the update that is open is to be '%.128s', and this is of '%.128s'", s->label,
+                     label);
+    mtx_unlock(&fc->lock);
+    return rc;
+}
+
+int fleet_update_set_selector(struct fleet_control *fc, struct fleet_session *s,
+                              const char *selector, struct err *e)
+{
+    const char *known;
+
+    if (selector == NULL)
+        return 0;
+    mtx_lock(&fc->lock);
+    if (s->selector == NULL)
+        s->selector = selector;
+    known = s->selector;
+    mtx_unlock(&fc->lock);
+    if (strcmp(known, selector) == 0)
+        return 0;
+    return err_set(e, ERR_CONFLICT, "/selector", "'%s', but this update was begun with '%s'",
+                   selector, known);
+}
+
+bool fleet_update_is_covered(struct fleet_control *fc, const struct fleet_session *s)
+{
+    const json_t *missing;
+    bool covered;
+
+    mtx_lock(&fc->lock);
+    missing = json_object_get(s->report, "n_missing");
+    covered = s->auto_commit && fleet_session_is_open(s) && s->n_running == 0 &&
+              fleet_session_has_part(s, true) && json_is_integer(missing) &&
+              json_integer_value(missing) == 0;
+    mtx_unlock(&fc->lock);
+    return covered;
+}
+
+bool fleet_update_is_other_version(struct fleet_control *fc, const struct fleet_session *s,
+                                   const char *label)
+{
+    bool other;
+
+    mtx_lock(&fc->lock);
+    other = label != NULL && s->auto_commit && !fleet_session_has_part(s, true) &&
+            s->label[0] != '\0' && strcmp(s->label, label) != 0;
+    mtx_unlock(&fc->lock);
+    return other;
+}
+
+bool fleet_update_is_empty(struct fleet_control *fc, const struct fleet_session *s)
+{
+    bool empty;
+
+    mtx_lock(&fc->lock);
+    empty = (s->auto_commit || (s->anonymous && s->prepare_begun)) && s->n_received == 0 &&
+            s->n_running == 0;
+    mtx_unlock(&fc->lock);
+    return empty;
+}
+
+/* Others may encode the same report: references to it are counted under the lock only. */
+struct fleet_session *fleet_update_copy(struct fleet_control *fc, const struct fleet_session *s)
+{
+    size_t nbytes = sizeof *s + s->n_parts * sizeof s->parts[0];
+    struct fleet_session *copy = malloc(nbytes);
+
+    if (copy == NULL)
+        return NULL;
+    mtx_lock(&fc->lock);
+    memcpy(copy, s, nbytes);
+    json_incref(copy->report);
+    mtx_unlock(&fc->lock);
+    return copy;
+}
+
+void fleet_update_copy_free(struct fleet_control *fc, struct fleet_session *copy)
+{
+    mtx_lock(&fc->lock);
+    json_decref(copy->report);
+    mtx_unlock(&fc->lock);
+    free(copy);
+}
+
+/* renewal */
+
+static int renew_locked(struct fleet_session *s, uint32_t lease_s, struct err *e)
+{
+    if (!fleet_session_is_open(s))
+        return err_set(e, ERR_ENDED, "", "update %s is %s", s->id, update_phase_name(s->phase));
+    if (lease_s > 0)
+        s->lease_s = lease_s;
+    s->lease_until_us = clock_after_us((uint64_t)s->lease_s * 1000000);
+    return 0;
+}
+
+/* The leases of the batons' own updates are longer than the trainer's, and renewed with it. */
+int fleet_renew_update(struct fleet_control *fc, struct fleet_session *s, uint64_t lease_s,
+                       struct err *e)
+{
+    json_t *body = json_pack("{s:i}", "lease_s", UPDATE_LEASE_S_MAX);
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *results = NULL;
+    size_t n = 0;
+    int rc;
+
+    if (body == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].two_phase && part_takes_part(&s->parts[i]))
+            targets[n++] = (struct fleet_target){.upstream = s->parts[i].upstream,
+                                                 .body = body,
+                                                 .about = {.update_id = s->parts[i].update_id}};
+    rc = renew_locked(s, (uint32_t)lease_s, e);
+    mtx_unlock(&fc->lock);
+    if (rc == 0) {
+        fleet_reschedule(fc);
+        rc = fleet_request(fc, API_RENEW_UPDATE, targets, n, FLEET_QUERY_US, &results, e);
+    }
+    json_decref(body);
+    if (rc != 0)
+        return -1;
+    rc = fleet_results_ok(results, n, e) ? 0 : -1;
+    fleet_results_free(results, n);
+    return rc;
+}
