@@ -2,8 +2,8 @@
 """The layers of the tree, checked: which room may include which, and which files may use which library.
 
 A room may include only itself and the rooms above it in the table "Rooms" of ARCHITECTURE.md. A folder
-of handlers/ may include handlers/ and itself, and no other folder of handlers/. Known exceptions are in
-layer_exceptions.txt, one "file included" a line; one that is not needed any more is an error, so that
+of handlers/ may include handlers/ and itself, and no other folder of handlers/. A private header, *_priv.h,
+may be included in its own room only. Known exceptions are in layer_exceptions.txt, one "file included" a line; one that is not needed any more is an error, so that
 the list only shrinks. Usage: tests/tools/check_layers.py [ROOT]
 """
 import pathlib
@@ -35,6 +35,8 @@ def may_include(rooms, file, included):
     if target not in rooms:
         return True  # a library, or a test's own
     if rooms.index(target) > rooms.index(room):
+        return False
+    if included.endswith("_priv.h") and room != target:
         return False
     here, there = file.split("/")[1:-1], included.split("/")[1:-1]
     return not (room == target == "handlers" and there and here[:1] != there[:1])
