@@ -22,11 +22,10 @@ void fleet_fence(struct fleet *f, size_t upstream, const struct err *why)
 
 static void set_missed_error(struct upstream *u)
 {
-    FLEET_SET_ERROR(
-        u,
-        "it did not answer when the fleet was %s: name it to /v1/upstreams/resync when it is "
-        "back, or push a whole update",
-        fleet_is_out(u, OUT_SLEEP_MISSED) ? "put to sleep" : "woken");
+    FLEET_SET_ERROR(u,
+                    "it was not reachable when the fleet was %s: once it answers again, resync it "
+                    "(/v1/upstreams/resync) or push a whole update",
+                    fleet_is_out(u, OUT_SLEEP_MISSED) ? "put to sleep" : "woken");
 }
 
 void fleet_fence_missed(struct fleet *f, size_t upstream, enum fleet_fence what)
@@ -66,12 +65,11 @@ static int may_resync_locked(const struct fleet *f, size_t upstream, struct err 
         return err_set(e, ERR_NOT_FOUND, "", "%s is no longer configured", name.text);
     if (fleet_is_out(u, OUT_UPDATE_FAILED))
         return err_set(e, ERR_NEEDS_UPDATE, "",
-                       "%s is fenced: it is not as the others are, and only a whole update makes "
-                       "that good",
-                       name.text);
+                       "%s is fenced, since a change of it failed: push a whole update", name.text);
     if (f->updating)
-        return err_set(e, ERR_CONFLICT, "",
-                       "an update is under way: what is to be served is known when it has ended");
+        return err_set(
+            e, ERR_CONFLICT, "",
+            "an update is under way and may change the version: try again when it has ended");
     return 0;
 }
 
@@ -97,12 +95,12 @@ static int check_resync_locked(const struct fleet *f, size_t upstream,
                        report->not_ready);
     if (fleet_is_dirty_marker(report->label))
         return err_set(e, ERR_NEEDS_UPDATE, "",
-                       "an update of %s never ended ('%s'), and only a whole one makes that good",
+                       "an update of %s never ended (weight_version '%s'): push a whole update",
                        fleet_name(f, upstream).text, report->label);
     if (!decided || (f->serial > 0 && report->label[0] == '\0') ||
         strcmp(report->label, f->label) == 0)
         return 0;
-    return err_set(e, ERR_CONFLICT, "", "%s serves weights %s, and the fleet %s",
+    return err_set(e, ERR_CONFLICT, "", "%s serves version %s, and the fleet %s",
                    fleet_name(f, upstream).text, fleet_label_text(report->label).text,
                    fleet_label_text(f->label).text);
 }

@@ -194,7 +194,7 @@ static int set_unsynced_error_locked(const struct fleet *f, struct err *e)
     int64_t wall_s;
 
     if (all_auth_failed_locked(f, &first))
-        return err_set(e, ERR_UPSTREAM_KEY, "", "no upstream serves; of %s: %.250s",
+        return err_set(e, ERR_UPSTREAM_KEY, "", "no upstream serves; %s: %.250s",
                        fleet_name(f, first).text,
                        fleet_error_of(&f->upstreams[first], &wall_s)->msg);
     if (fleet_version_undecided_locked(f, e))
@@ -204,7 +204,7 @@ static int set_unsynced_error_locked(const struct fleet *f, struct err *e)
         const struct err *error = fleet_error_of(u, &wall_s);
 
         if (!fleet_is_out(u, OUT_REMOVED) && error->code != ERR_NONE)
-            return err_set(e, ERR_UNSYNCED, "", "no upstream serves; of %s: %.250s",
+            return err_set(e, ERR_UNSYNCED, "", "no upstream serves; %s: %.250s",
                            fleet_name(f, i).text, error->msg);
     }
     return err_set(e, ERR_UNSYNCED, "", "no upstream serves: none has answered yet");
@@ -228,13 +228,13 @@ int fleet_permit_acquire(struct fleet *f, struct fleet_ticket *t, struct err *e)
     mtx_lock(&f->lock);
     assert(t->state == TICKET_IDLE);
     if (f->closed)
-        rc = err_set(e, ERR_DRAINING, "", "the server is draining: nothing new is taken");
+        rc = err_set(e, ERR_DRAINING, "", "the server is draining: no new requests are accepted");
     else if (!fleet_any_serving_locked(f))
         rc = set_unsynced_error_locked(f, e);
     else if (first_locked(f, q, &upstream) == NULL && find_locked(f, t, &upstream))
         granted = true; /* no queued ticket can be granted now */
     else if (q->n_waiting >= f->cfg.n_queue_max[t->queue])
-        rc = err_set(e, ERR_OVERLOADED, "", "the upstreams are full: %zu requests run and %zu wait",
+        rc = err_set(e, ERR_OVERLOADED, "", "the queue is full: %zu requests run and %zu wait",
                      q->n_running, q->n_waiting);
     else
         queue_locked(q, t);

@@ -186,7 +186,7 @@ void fleet_grant_all(struct fleet *f);
 
 /* ---- fleet_version.c ---- */
 
-/* fleet_label_text - a label for a message: "'step-3'", or "without a label". */
+/* fleet_label_text - a label for a message: "'step-3'", or "(no label)". */
 struct fleet_label_text {
     char text[FLEET_LABEL_TEXT_MAX + 3];
 };

@@ -20,7 +20,7 @@ static void set_restarted_error(const struct fleet *f, struct err *out)
 {
     err_clear(out);
     if (f->serial == 0)
-        (void)err_set(out, ERR_UNSYNCED, "", "it was restarted: what it serves is not known yet");
+        (void)err_set(out, ERR_UNSYNCED, "", "it was restarted: its version is not known yet");
     else
         (void)err_set(out, ERR_UNSYNCED, "", "it was restarted: its weights are not version '%s'",
                       f->label);
@@ -38,7 +38,7 @@ static void check_sync_locked(const struct fleet *f, struct upstream *u,
         set_restarted_error(f, &why);
     else if (!f->updating && !report->is_stale && report->label[0] != '\0' &&
              u->serial == f->serial && strcmp(report->label, f->label) != 0)
-        (void)err_set(&why, ERR_UNSYNCED, "", "it serves weights '%s', not '%s'", report->label,
+        (void)err_set(&why, ERR_UNSYNCED, "", "it serves version '%s', not '%s'", report->label,
                       f->label);
     if (why.code == ERR_NONE)
         return;
@@ -88,7 +88,7 @@ static void clear_auth_error_locked(const struct fleet *f, struct upstream *u)
         return;
     err_clear(&u->error);
     if (fleet_is_out(u, OUT_FENCES))
-        FLEET_SET_ERROR(u, "it is not as the others are, and only a whole update makes that good");
+        FLEET_SET_ERROR(u, "it is fenced: push a whole update");
     else if (!fleet_is_synced(u) && f->serial > 0)
         FLEET_SET_ERROR(u, "its weights are not version '%s'", f->label);
 }
@@ -101,11 +101,11 @@ static void fence_dirty_locked(const struct fleet *f, struct upstream *u)
         !fleet_is_dirty_marker(u->report.label))
         return;
     fleet_apply_event(f, u, UPSTREAM_ON_UPDATE_FAILED);
-    FLEET_SET_ERROR(u, "an update of it never ended ('%s'): its weights are of no version",
+    FLEET_SET_ERROR(u, "an update of it never ended (weight_version '%s'): push a whole update",
                     u->report.label);
 }
 
-static const char not_ready_prefix[] = "it would serve nobody: ";
+static const char not_ready_prefix[] = "it is not ready: ";
 
 void fleet_probe_ok(struct fleet *f, size_t upstream, const struct upstream_report *report)
 {
@@ -208,7 +208,7 @@ void fleet_probe_failed(struct fleet *f, size_t upstream, bool refused, const st
     if (u->n_probe_failures >= FLEET_PROBE_FAILURES_MAX && u->probe_ok_us != 0) {
         err_clear(&u->no_answer);
         (void)err_set(&u->no_answer, why->code, "",
-                      "its version cannot be known: %u questions in a row got no answer; %.300s",
+                      "its version is not known: %u probes in a row failed; %.300s",
                       u->n_probe_failures, why->msg);
     }
     fleet_change_end(f, &c);

@@ -26,16 +26,16 @@ void fleet_set_missing_errors_locked(struct fleet *f)
             continue;
         if (fleet_is_out(u, OUT_AUTH)) /* an update has cleared its error */
             (void)err_set(&why, ERR_UPSTREAM_KEY, "",
-                          "it refuses the key of this server, or wants one (key-file)");
+                          "it refuses the key of this server, or requires one (key-file)");
         else if (fleet_is_out(u, OUT_PAUSE_MISSED))
             (void)err_set(&why, ERR_UNSYNCED, "",
-                          "it began, or was away, when the others were told to stand still: it "
-                          "serves when they go on");
+                          "it started, or was not reachable, when the others were paused: it "
+                          "serves again when they resume");
         else if (u->missing.code != ERR_NONE && !fleet_has_adapters(u))
             why = u->missing;
         else if (!fleet_has_adapters(u))
             (void)err_set(&why, ERR_UNSYNCED, "",
-                          "it may have been restarted, and lack adapters of the fleet");
+                          "it may have restarted, and its adapters have not been checked yet");
         if (why.code != ERR_NONE)
             fleet_set_error(u, &why);
     }

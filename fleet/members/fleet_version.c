@@ -103,7 +103,7 @@ struct fleet_label_text fleet_label_text(const char *label)
     struct fleet_label_text n;
 
     if (label[0] == '\0')
-        (void)snprintf(n.text, sizeof n.text, "none that has a name");
+        (void)snprintf(n.text, sizeof n.text, "(no label)");
     else
         (void)snprintf(n.text, sizeof n.text, "'%.*s'", FLEET_LABEL_TEXT_MAX, label);
     return n;
@@ -119,10 +119,10 @@ static void set_version_error_locked(const struct fleet *f, struct upstream *u)
         return;
     if (undecided)
         (void)err_set(&why, ERR_UNSYNCED, "",
-                      "it serves weights %s, and which are the fleet's is not decided",
+                      "it serves version %s, and the version of the fleet is not decided",
                       fleet_label_text(u->report.label).text);
     else
-        (void)err_set(&why, ERR_UNSYNCED, "", "it serves weights %s, the fleet %s",
+        (void)err_set(&why, ERR_UNSYNCED, "", "it serves version %s, the fleet %s",
                       fleet_label_text(u->report.label).text, fleet_label_text(f->label).text);
     fleet_set_error(u, &why);
 }
@@ -172,7 +172,7 @@ bool fleet_awaits_probes_locked(const struct fleet *f)
     return false;
 }
 
-/* "'b' at 3, without a label at 1" */
+/* "'b' at 3, (no label) at 1" */
 static void list_versions(const struct versions *v, char *out, size_t cap)
 {
     size_t len = 0;
@@ -199,15 +199,15 @@ bool fleet_version_undecided_locked(const struct fleet *f, struct err *e)
     if (v.n_awaited > 0)
         (void)err_set(
             e, ERR_UNSYNCED, "",
-            "which version is served is not decided yet: %zu upstreams have not answered; "
+            "the version of the fleet is not decided yet: %zu upstreams have not answered; "
             "of the others: %.300s",
             v.n_awaited, text);
     else
         (void)err_set(
             e, ERR_UNSYNCED, "",
-            "no one version is what most upstreams and at least %zu (--min-ready) of them "
-            "serve: %.250s; push an update, or name one that has the right weights to "
-            "/v1/upstreams/resync",
+            "no version is served by most upstreams and by at least %zu (--min-ready): %.250s; "
+            "push an update, or resync an upstream that has the right weights "
+            "(/v1/upstreams/resync)",
             f->min_ready, text);
     return true;
 }
@@ -271,7 +271,7 @@ static void set_updated_locked(const struct fleet *f, struct upstream *u, bool d
     fleet_apply_event(f, u, UPSTREAM_ON_UNSYNCED);
     if (fleet_is_out(u, OUT_FENCES))
         return;
-    FLEET_SET_ERROR(u, "it did not take version '%s'", f->label);
+    FLEET_SET_ERROR(u, "it did not get version '%s'", f->label);
 }
 
 static void set_version_locked(struct fleet *f, const char *label)

@@ -220,7 +220,7 @@ int prober_new(struct prober **out, const struct prober_cfg *cfg, struct err *e)
     struct prober *p = calloc(1, sizeof *p);
 
     if (p == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory to watch the upstreams");
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the probes");
     p->cfg = *cfg;
     atomic_init(&p->generation_probes, true);
     atomic_init(&p->generation_probes_change, 0);

@@ -67,7 +67,7 @@ static int check_key(const char *text, size_t *len, const char *path, const char
     for (size_t i = 0; i < n; i++)
         if (text[i] <= ' ' || text[i] > '~')
             return err_set(e, ERR_BAD_REQUEST, field,
-                           "the key in '%.200s' has a blank or a byte that is no visible ASCII",
+                           "the key in '%.200s' has a blank or a byte that is not printable ASCII",
                            path);
     *len = n;
     return 0;
@@ -87,7 +87,7 @@ static int read_key(struct upstream_config *s, const char *path, const char *fie
         goto wipe;
     s->authorization = malloc(sizeof scheme + len);
     if (s->authorization == NULL) {
-        (void)err_set(e, ERR_NO_MEMORY, field, "no memory for its key");
+        (void)err_set(e, ERR_NO_MEMORY, field, "no memory for the key");
         goto wipe;
     }
     memcpy(s->authorization, scheme, sizeof scheme - 1);
@@ -105,12 +105,12 @@ static int set_ca_file(struct upstream_config *s, const char *path, const char *
     if (s->ca_file != NULL)
         return err_set(e, ERR_BAD_REQUEST, field, "ca-file is given twice");
     if (strncmp(s->url, "https://", strlen("https://")) != 0)
-        return err_set(e, ERR_BAD_REQUEST, field, "ca-file is of use with https only");
+        return err_set(e, ERR_BAD_REQUEST, field, "ca-file needs an https URL");
     if (access(path, R_OK) != 0)
         return err_set_errno(e, ERR_BAD_REQUEST, field, errno, "ca-file '%.200s' cannot be read",
                              path);
     s->ca_file = strdup(path);
-    return s->ca_file != NULL ? 0 : err_set(e, ERR_NO_MEMORY, field, "no memory for it");
+    return s->ca_file != NULL ? 0 : err_set(e, ERR_NO_MEMORY, field, "no memory for an upstream");
 }
 
 /* "key_file", "keyfile", "KEY-FILE" and "key" all mean key-file. */
@@ -137,10 +137,10 @@ static int reject_option(const char *text, const char *field, struct err *e)
     const char *hint = "";
 
     if (is_misspelled(text, len, "key-file") || is_misspelled(text, len, "api-key"))
-        hint = ": is key-file=FILE meant, of a file with the key in it?";
+        hint = "; did you mean key-file=FILE, a file that contains the key?";
     else if (is_misspelled(text, len, "ca-file"))
-        hint = ": is ca-file=FILE meant?";
-    return err_set(e, ERR_BAD_REQUEST, field, "'%.*s=' is none of key-file=FILE, ca-file=FILE%s",
+        hint = "; did you mean ca-file=FILE?";
+    return err_set(e, ERR_BAD_REQUEST, field, "'%.*s=' is not one of key-file=FILE, ca-file=FILE%s",
                    (int)(len < 60 ? len : 60), text, hint);
 }
 
@@ -151,8 +151,9 @@ static bool is_url(const char *text)
 
 static int reject_second_url(const char *text, const char *field, struct err *e)
 {
-    return err_set(e, ERR_BAD_REQUEST, field, "'%.200s' behind it is another upstream: %s for each",
-                   text, strcmp(field, "--upstream-file") == 0 ? "one line" : "one --upstream");
+    return err_set(e, ERR_BAD_REQUEST, field,
+                   "'%.200s' after it is another upstream: use %s for each", text,
+                   strcmp(field, "--upstream-file") == 0 ? "one line" : "one --upstream");
 }
 
 /* One of the fields after the URL. @text  without its comma */
@@ -170,9 +171,10 @@ static int read_field(struct upstream_config *s, const char *text, bool *has_dia
     if (strchr(text, '=') != NULL)
         return reject_option(text, field, e);
     if (*has_dialect)
-        return err_set(e, ERR_BAD_REQUEST, field,
-                       "'%.60s' is none of key-file=FILE, ca-file=FILE, and the dialect is given",
-                       text);
+        return err_set(
+            e, ERR_BAD_REQUEST, field,
+            "'%.60s' is not one of key-file=FILE, ca-file=FILE, and the dialect is already given",
+            text);
     *has_dialect = true;
     return upstream_kind_parse(&s->kind, text, field, e);
 }
@@ -197,7 +199,7 @@ static void warn_of_plain_key(const struct upstream_config *s)
         return;
     log_begin(&r, LOG_WARN, "upstream.plain");
     log_str(&r, "upstream", s->url);
-    log_str(&r, "why", "its key crosses the network in clear text: https would hide it");
+    log_str(&r, "why", "its key is sent over the network in clear text: use https");
     log_end(&r);
 }
 
@@ -212,8 +214,8 @@ static void warn_of_no_port(const struct upstream_config *s)
     log_begin(&r, LOG_WARN, "upstream.port");
     log_str(&r, "upstream", s->url);
     log_str(&r, "why",
-            "it names no port, so it is asked at port 80; unless told otherwise vLLM listens at "
-            "8000, SGLang at 30000, baton at 8700");
+            "its URL has no port, so port 80 is used; by default vLLM listens on 8000, SGLang on "
+            "30000, baton on 8700");
     log_end(&r);
 }
 
@@ -249,11 +251,11 @@ static int parse_entry(struct upstream_config **out, const char *text, const cha
     char *comma;
 
     if (s == NULL)
-        return err_set(e, ERR_NO_MEMORY, field, "no memory for it");
+        return err_set(e, ERR_NO_MEMORY, field, "no memory for an upstream");
     s->kind = UPSTREAM_BATON;
     s->url = strdup(text);
     if (s->url == NULL) {
-        (void)err_set(e, ERR_NO_MEMORY, field, "no memory for it");
+        (void)err_set(e, ERR_NO_MEMORY, field, "no memory for an upstream");
         goto free_config;
     }
     comma = strchr(s->url, ',');
@@ -358,7 +360,7 @@ int upstream_config_list_read(struct upstream_config_list *out, const char *cons
         goto free_list;
     if (l.n == 0) {
         (void)err_set(e, ERR_BAD_REQUEST, file != NULL ? "--upstream-file" : "--upstream",
-                      "there is no upstream");
+                      "no upstream is given");
         goto free_list;
     }
     *out = l;

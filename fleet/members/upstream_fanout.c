@@ -81,8 +81,9 @@ static void part_set_result(struct part *p, const struct http_end *end)
     a->sent = end->sent;
     a->unreachable = end->outcome == HTTP_UNREACHABLE;
     if (end->outcome == HTTP_NO_MEMORY || p->out_of_memory) {
-        (void)err_set(&a->why, ERR_NO_MEMORY, "", "this server has no memory or descriptor %s %s",
-                      end->sent ? "for its answer to" : "to ask it", p->call.request.path);
+        (void)err_set(&a->why, ERR_NO_MEMORY, "",
+                      "this server has no memory or file descriptor for %s %s",
+                      end->sent ? "the reply to" : "a request to", p->call.request.path);
     } else if (end->outcome == HTTP_TIMED_OUT) {
         (void)err_set(&a->why, ERR_TIMEOUT, "", "it did not answer %s in time",
                       p->call.request.path);
@@ -90,7 +91,7 @@ static void part_set_result(struct part *p, const struct http_end *end)
         (void)err_set(&a->why, ERR_ENGINE, "", "it did not answer %s: %s", p->call.request.path,
                       end->why);
     } else if (p->too_long) {
-        (void)err_set(&a->why, ERR_ENGINE, "", "its answer to %s is longer than %d bytes",
+        (void)err_set(&a->why, ERR_ENGINE, "", "its reply to %s is longer than %d bytes",
                       p->call.request.path, UPSTREAM_REPLY_TEXT_MAX);
     } else if (a->status >= 300) {
         if (a->text != NULL)
@@ -193,7 +194,7 @@ int upstream_fanout_start(struct upstream_fanout **out, struct http_client *c,
     if (f == NULL) {
         for (size_t i = 0; i < n; i++)
             api_request_fini(&parts[i].request);
-        return err_set(e, ERR_NO_MEMORY, "", "no memory to ask %zu upstreams", n);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for requests to %zu upstreams", n);
     }
     f->client = c;
     f->done = done;

@@ -49,9 +49,9 @@ static void on_state_changed(void *arg, const struct fleet_state_change *m)
     log_str(&r, "why", m->why.code != ERR_NONE ? m->why.msg : NULL);
     log_str(&r, "weight_version", m->label[0] != '\0' ? m->label : NULL);
     if (m->n_unreported > 0)
-        log_u64(&r, "untold", m->n_unreported);
+        log_u64(&r, "unreported", m->n_unreported);
     if (m->is_last)
-        log_u64(&r, "silent_for_s", FLEET_REPORTS_US / 1000000);
+        log_u64(&r, "suppressed_for_s", FLEET_REPORTS_US / 1000000);
     log_end(&r);
 }
 
@@ -80,8 +80,8 @@ int upstreams_check_min_ready(const struct upstreams_cfg *cfg, size_t n, struct 
 {
     if (cfg->min_ready <= n)
         return 0;
-    return err_set(e, ERR_BAD_REQUEST, "--min-ready", "%zu of %zu upstreams can never be ready",
-                   cfg->min_ready, n);
+    return err_set(e, ERR_BAD_REQUEST, "--min-ready",
+                   "%zu is more than the %zu configured upstreams", cfg->min_ready, n);
 }
 
 size_t upstreams_min_ready(const struct upstreams_cfg *cfg, size_t n)
@@ -274,7 +274,7 @@ static int not_found(struct upstreams *u, const char *name, struct err *e)
             some[n_named++] = at.name;
     }
     return err_set(e, ERR_NOT_FOUND, "",
-                   "there is no upstream '%.100s'; there is %.80s%s%.80s%s%.80s", name, some[0],
+                   "there is no upstream '%.100s'; configured: %.80s%s%.80s%s%.80s", name, some[0],
                    n_named > 1 ? ", " : "", some[1], n_named > 2 ? ", " : "", some[2]);
 }
 
@@ -310,7 +310,7 @@ int upstreams_live(struct upstreams *u, struct err *why)
 
     if (age <= u->cfg.probe_interval_us || age - u->cfg.probe_interval_us <= LIVE_BEAT_MAX_US)
         return 0;
-    return err_set(why, ERR_INTERNAL, "", "no upstream was asked how it is for %llu s",
+    return err_set(why, ERR_INTERNAL, "", "no upstream has been probed for %llu s",
                    (unsigned long long)(age / 1000000));
 }
 

@@ -122,7 +122,8 @@ int upstreams_call(struct upstreams *u, struct upstream_call *calls, size_t n,
     mtx_unlock(&u->lock);
     if (stopped) {
         fini_calls(calls, n);
-        return err_set(e, ERR_DRAINING, "", "the server is draining: upstreams are not asked");
+        return err_set(e, ERR_DRAINING, "",
+                       "the server is draining: no requests are sent to upstreams");
     }
     loop_post(u->loop, &a.item);
     mtx_lock(&u->lock);
@@ -157,7 +158,7 @@ void upstreams_fail_calls(void *arg)
     struct err why = {0};
     struct batch *a;
 
-    (void)err_set(&why, ERR_DRAINING, "", "the server ended before all upstreams had answered");
+    (void)err_set(&why, ERR_DRAINING, "", "the server stopped before all upstreams had answered");
     while ((a = first_batch(u)) != NULL) {
         loop_unpost(u->loop, &a->item);
         if (a->fanout != NULL)

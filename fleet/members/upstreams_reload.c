@@ -66,8 +66,8 @@ static int plan_entry(struct upstreams *u, struct reload *r, struct entry_change
     if (c->index == FLEET_MAX) {
         if (!free_index(u, r, held, &c->index))
             return err_set(e, ERR_CONFLICT, "--upstream-file",
-                           "no place is left for '%.200s': of %d all are taken, some by upstreams "
-                           "that are gone but still busy",
+                           "no index is free for '%.200s': all %d are used, some by removed "
+                           "upstreams that still serve requests",
                            s->url, FLEET_MAX);
         c->is_new = true;
     }
@@ -154,7 +154,7 @@ static int apply_reload(struct upstreams *u, struct upstream_config_list *list, 
     int rc;
 
     if (r == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory to read the upstreams again");
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to reload the upstreams");
     mtx_lock(&u->lock);
     held = u->n_holds > 0 || u->batches != NULL;
     mtx_unlock(&u->lock);

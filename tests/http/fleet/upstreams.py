@@ -382,11 +382,11 @@ def starts_with():
             ((*one, "--engine", "embedded"), "--engine: it is of an engine"), ((*one, "--device", "cpu"), "--device: it is of an engine"),
             ((*one, "--weights", "none"), "--weights: it is of an engine"), ((*one, "--manifest", "x"), "--manifest: 'x' cannot be opened"),
             (("--model", MODEL, "--min-ready", 1), "--min-ready: it is of engines that --upstream names"),
-            ((*one, "--min-ready", 2), "--min-ready: 2 of 1 upstreams"), ((*one, *one), "given twice"),
+            ((*one, "--min-ready", 2), "--min-ready: 2 is more than the 1 configured"), ((*one, *one), "given twice"),
             (("--upstream", "ftp://a:1"), "--upstream: 'ftp://a:1' is none of"),
             (("--upstream", "http://h:99999"), "--upstream: 'http://h:99999' has port '99999'"),
-            (("--upstream", "http://a:1,http://b:2"), "one --upstream for each"),
-            (("--upstream", "http://a:1,keyfile=sk-1"), "is key-file=FILE meant"),
+            (("--upstream", "http://a:1,http://b:2"), "use one --upstream for each"),
+            (("--upstream", "http://a:1,keyfile=sk-1"), "did you mean key-file=FILE"),
             (("--upstream", "http://a:1,key-file=/nowhere"), "/nowhere"),
             (("--upstream", "http://a:1,tgi"), "--upstream"), (("--upstream-file", "/nowhere"), "--upstream-file")):
         rc, said = run_check(*options)

@@ -190,7 +190,7 @@ def a_flood_is_not():
             d.good("DELETE", "/fault")
             becomes(s, d.url, "serving")
         told = [e for e in logged("upstream.state") if e["upstream"] == d.url]
-        same((len(told), told[-1]["silent_for_s"]), (10, 60), "ten, and the last one says that it is")
+        same((len(told), told[-1]["suppressed_for_s"]), (10, 60), "ten, and the last one says that it is")
 
 
 def key_taken_for_questions_only():
@@ -268,7 +268,7 @@ def answers_clients_and_no_question():
             s.process.send_signal(signal.SIGHUP)
             until("it was asked", lambda: s.upstreams()[d.url]["n_missed"] == n)
         same(state_of(s, d.url), "unsynced")
-        check("cannot be known" in why_not(s), why_not(s))
+        check("is not known" in why_not(s), why_not(s))
         check("500" in s.upstreams()[d.url]["error"]["message"], s.upstreams())
         until("it is told", lambda: states_told(d.url)[-1] == ("serving", "unsynced", "warn"))
         d.good("DELETE", "/fault")

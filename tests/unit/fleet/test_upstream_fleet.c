@@ -228,7 +228,7 @@ static void test_a_fence_holds_until_an_update_that_ends_well(void **cmocka_stat
     assert_string_equal(state(f, 1), "unsynced");
     err_clear(&e);
     assert_int_equal(vouch(f, 1, "b", &e), -1);
-    assert_non_null(strstr(e.msg, "serves weights 'b', and the fleet 'c'"));
+    assert_non_null(strstr(e.msg, "serves version 'b', and the fleet 'c'"));
     err_clear(&e);
     assert_int_equal(vouch(f, 1, "c", &e), 0);
     assert_string_equal(state(f, 1), "serving");
@@ -571,7 +571,7 @@ static void test_an_answer_disproves_that_there_is_none(void **state)
             fleet_probe_failed(f, u, false, &late);
     for (size_t u = 0; u < 2; u++) {
         fleet_info(f, u, &info);
-        assert_non_null(strstr(info.error.msg, "25 questions in a row got no answer; late"));
+        assert_non_null(strstr(info.error.msg, "25 probes in a row failed; late"));
         assert_true(info.error_wall_s > 0);
         report_ok(f, u, u == 0 ? "p0" : "p1", "v1");
     }

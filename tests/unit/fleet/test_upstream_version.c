@@ -75,8 +75,8 @@ static void test_an_unfinished_update_is_no_version(void **cmocka_state)
     all_say(f, &report);
     states(f, EACH("fenced", "fenced", "fenced", "fenced"));
     fleet_info(f, 0, &info);
-    assert_non_null(
-        strstr(info.error.msg, "an update of it never ended ('baton:unfinished:upd-1')"));
+    assert_non_null(strstr(
+        info.error.msg, "an update of it never ended (weight_version 'baton:unfinished:upd-1')"));
     heard(f, EACH("v", "v", "v", "v")); /* somebody else named it: that says nothing */
     states(f, EACH("fenced", "fenced", "fenced", "fenced"));
     assert_int_equal(fleet_may_resync(f, 0, &e), -1);
@@ -177,10 +177,10 @@ static void test_without_a_majority_nobody_serves(void **cmocka_state)
     heard(f, EACH("a", "b", "a", "b"));
     states(f, EACH("unsynced", "unsynced", "unsynced", "unsynced"));
     refused(f,
-            "at least 2 (--min-ready) of them serve: 'a' at 2, 'b' at 2; push an update, or name "
-            "one that has the right weights to /v1/upstreams/resync");
+            "at least 2 (--min-ready): 'a' at 2, 'b' at 2; push an update, or resync an upstream "
+            "that has the right weights (/v1/upstreams/resync)");
     heard(g, EACH("a", "b", "", "c"));
-    refused(g, "none that has a name at 1");
+    refused(g, "(no label) at 1");
     /* Somebody who knows says which. */
     assert_int_equal(vouch(f, 1, "b", &e), 0);
     states(f, EACH("unsynced", "serving", "unsynced", "serving"));
@@ -349,7 +349,7 @@ static void test_who_was_not_told_to_stand_still_waits(void **cmocka_state)
     report_ok(f, 2, "q", "");
     states(f, EACH("serving", "serving", "unsynced", "unsynced"));
     fleet_info(f, 2, &info);
-    assert_non_null(strstr(info.error.msg, "when they go on"));
+    assert_non_null(strstr(info.error.msg, "when they resume"));
     fleet_confirm_quiesced(f, 2, info.incarnation - 1); /* the process before */
     states(f, EACH("serving", "serving", "unsynced", "unsynced"));
     fleet_confirm_quiesced(f, 2, info.incarnation);
@@ -422,7 +422,7 @@ static void test_a_key_that_is_taken_again_is_no_reason(void **cmocka_state)
     report_ok(f, 0, "p", "b");
     fleet_info(f, 0, &info);
     assert_string_equal(upstream_state_name(info.state), "unsynced");
-    assert_non_null(strstr(info.error.msg, "it serves weights 'b'"));
+    assert_non_null(strstr(info.error.msg, "it serves version 'b'"));
     (void)fleet_commit_version(f, "d", (const bool[FLEET_MAX]){false, true, true, true}, NULL);
     refuse_key(f, 0, FLEET_AUTH_PROBE);
     report_ok(f, 0, "p", "b");
@@ -453,7 +453,7 @@ static void test_who_never_says_what_it_serves_leaves(void **cmocka_state)
     }
     assert_string_equal(state(f, 0), "unsynced");
     fleet_info(f, 0, &info);
-    assert_non_null(strstr(info.error.msg, "10 questions in a row got no answer"));
+    assert_non_null(strstr(info.error.msg, "10 probes in a row failed"));
     assert_non_null(strstr(info.error.msg, "with 500"));
     assert_int_equal(info.n_failures, FLEET_PROBE_FAILURES_MAX);
     assert_int_equal(left[0], 0);
@@ -487,7 +487,7 @@ static void test_each_change_of_a_state_is_told(void **cmocka_state)
     assert_string_equal(changes[2].why.msg, "nobody is there");
     report_ok(f, 0, "p", "w");
     assert_string_equal(upstream_state_name(changes[3].to), "unsynced");
-    assert_string_equal(changes[3].why.msg, "it serves weights 'w', the fleet 'v'");
+    assert_string_equal(changes[3].why.msg, "it serves version 'w', the fleet 'v'");
     fleet_free(f);
 }
 

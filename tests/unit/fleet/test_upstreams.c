@@ -61,19 +61,21 @@ static void test_a_spec_that_is_none_is_refused(void **state)
     refused("http://host:1/v1", "paths and users are not taken");
     refused("http://me@host:1", "paths and users are not taken");
     refused("http://host:1,tgi", "tgi");
-    refused("http://host:1,vllm,vllm", "the dialect is given");
+    refused("http://host:1,vllm,vllm", "the dialect is already given");
     refused("http://host:1,", "''");
     refused("http://host:99999", "has port '99999', which is none of 1 to 65535");
-    refused("http://a:1,http://b:2", "'http://b:2' behind it is another upstream: one --upstream");
-    refused("http://a:1 http://b:2", "'http://b:2' behind it is another upstream: one --upstream");
+    refused("http://a:1,http://b:2",
+            "'http://b:2' after it is another upstream: use one --upstream");
+    refused("http://a:1 http://b:2",
+            "'http://b:2' after it is another upstream: use one --upstream");
     refused("http://a:1,vllm,unix:/b", "one --upstream for each");
-    refused("http://host:1,keyfile=/key", "'keyfile=' is none of key-file=FILE, ca-file=FILE: is "
-                                          "key-file=FILE meant");
-    refused("http://host:1,API_KEY=sk", "is key-file=FILE meant");
-    refused("https://host:1,ca=/ca", "is ca-file=FILE meant?");
-    refused("http://host:1,timeout=3", "'timeout=' is none of key-file=FILE, ca-file=FILE");
+    refused("http://host:1,keyfile=/key", "'keyfile=' is not one of key-file=FILE, ca-file=FILE; "
+                                          "did you mean key-file=FILE");
+    refused("http://host:1,API_KEY=sk", "did you mean key-file=FILE");
+    refused("https://host:1,ca=/ca", "did you mean ca-file=FILE?");
+    refused("http://host:1,timeout=3", "'timeout=' is not one of key-file=FILE, ca-file=FILE");
     refused("http://host:1,key-file=/nowhere/key", "/nowhere/key");
-    refused("http://host:1,ca-file=/etc/passwd", "https only");
+    refused("http://host:1,ca-file=/etc/passwd", "needs an https URL");
     refused("https://host:1,ca-file=/nowhere/ca", "/nowhere/ca");
     (void)snprintf(spec, sizeof spec, "http://host:1,key-file=%s", file_of("two", "one\ntwo\n"));
     refused(spec, "more than one line");
@@ -582,7 +584,7 @@ static void test_indexes_are_used_again(void **state)
         reload(u, text);
         many_lines(text, round, FLEET_MAX); /* another comes */
         upstreams_hold_indexes(u);
-        reload_refused(u, text, "no place is left");
+        reload_refused(u, text, "no index is free");
         upstreams_release_indexes(u);
         reload(u, text);
         assert_int_equal(upstreams_n(u), FLEET_MAX);
