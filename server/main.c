@@ -1,7 +1,8 @@
-/* The program: `baton serve`, `baton help`, `baton version`. */
+/* The program: `baton serve`, `baton help`, `baton version`, and the commands of cli/. */
 #include "base/closest_match.h"
 #include "base/json_parse.h"
 #include "base/log.h"
+#include "cli/cli.h"
 #include "driver/nccl.h"
 #include "server/check.h"
 #include "server/config/config.h"
@@ -17,6 +18,8 @@ extern char **environ;
 
 static int usage_print(FILE *to, int rc)
 {
+    struct buf commands = {0};
+
     (void)fprintf(to, "baton " BATON_VERSION
                       ": inference control for reinforcement-learning post-training\n"
                       "\n"
@@ -26,16 +29,22 @@ static int usage_print(FILE *to, int rc)
                       "       baton help                    this text, as --help\n"
                       "       baton version                 as --version\n"
                       "\n"
-                      "Weights are pushed to a running server by client/baton.py, or by\n"
-                      "POST /v1/update_weights.\n");
+                      "of a running server (--url URL, or BATON_URL):\n");
+    cli_usage(&commands);
+    (void)fputs(commands.data != NULL ? commands.data : "", to);
+    (void)fputs("\nTrainers push weights by client/baton.py, or by POST /v1/update_weights.\n", to);
+    buf_fini(&commands);
     return rc;
 }
 
 /* Names the closest command too. */
 static int unknown_command(const char *word)
 {
-    static const char *const commands[] = {"serve", "help", "version", NULL};
-    const char *near = closest_match(word, commands);
+    static const char *const own[] = {"serve", "help", "version", NULL};
+    const char *near = closest_match(word, own);
+
+    if (near == NULL)
+        near = closest_match(word, cli_commands());
 
     (void)fprintf(stderr, "baton: unknown command '%.60s'", word);
     if (near != NULL)
@@ -142,5 +151,7 @@ int main(int argc, char **argv)
         return puts("baton " BATON_VERSION) < 0;
     if (is_word(argc, argv, "help", "--help", "-h"))
         return usage_print(stdout, 0);
+    if (cli_is_command(argv[1]))
+        return cli_run(argc, argv);
     return unknown_command(argv[1]);
 }

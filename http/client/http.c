@@ -592,12 +592,17 @@ bool http_sent(const struct http_call *call)
     return n_sent > 0;
 }
 
-bool http_body_sent(const struct http_call *call)
+uint64_t http_body_nbytes_sent(const struct http_call *call)
 {
     curl_off_t n_sent = 0;
 
     (void)curl_easy_getinfo(call->easy, CURLINFO_SIZE_UPLOAD_T, &n_sent);
-    return n_sent >= 0 && (size_t)n_sent >= call->body_len;
+    return n_sent > 0 ? (uint64_t)n_sent : 0;
+}
+
+bool http_body_sent(const struct http_call *call)
+{
+    return http_body_nbytes_sent(call) >= call->body_len;
 }
 
 void http_hold(struct http_call *call)

@@ -120,6 +120,9 @@ bool http_sent(const struct http_call *call);
 /* http_body_sent - the whole request was sent: its body is not read any more. */
 bool http_body_sent(const struct http_call *call);
 
+/* http_body_nbytes_sent - bytes of the body that were handed to the system so far. */
+uint64_t http_body_nbytes_sent(const struct http_call *call);
+
 /* http_hold - stop reading the connection of the call; what is being read still comes. Cheaper than
  * returning false from `data`; both may be used. */
 void http_hold(struct http_call *call);

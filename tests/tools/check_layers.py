@@ -21,7 +21,7 @@ LIBRARIES = {
     "nccl.h": ("driver/",),
     "dlfcn.h": ("driver/", "http/server/http_server_library.c"),
     "jansson.h": ("base/json_parse", "text/", "weights/", "http/client/", "transport/", "engine/",
-                  "fleet/", "handlers/", "server/config/", "server/main.c"),
+                  "fleet/", "handlers/", "cli/", "server/config/", "server/main.c"),
 }
 
 

@@ -1,0 +1,279 @@
+/* One table has every command: its words, its arguments, the options that it takes. Help,
+ * completion and the manual are made of it. */
+#include "cli/cli_priv.h"
+
+#include "base/closest_match.h"
+#include "base/json_parse.h"
+#include "base/log.h"
+#include "base/secret_file.h"
+#include "cli/interrupt.h"
+#include "cli/manual.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { TIMEOUT_S = 600, TIMEOUT_S_MAX = 86400 };
+
+const struct option_row option_rows[CLI_OPTION_COUNT] = {
+#define X(constant, flag_, value_, text_) [constant] = {flag_, value_, text_},
+    CLI_OPTIONS(X)
+#undef X
+};
+
+#define BIT(o) (1u << (o))
+#define ASK    (BIT(OPT_URL) | BIT(OPT_KEY_FILE) | BIT(OPT_CA_FILE) | BIT(OPT_TIMEOUT) | BIT(OPT_HELP))
+#define REPLY  (ASK | BIT(OPT_JSON))
+
+const struct command commands[] = {
+    {"push", NULL, "FILE|DIR", "push weights, prove them, put them into service", 1, 1,
+     REPLY | BIT(OPT_VERSION) | BIT(OPT_PARTIAL) | BIT(OPT_CONVERT) | BIT(OPT_PATH) |
+         BIT(OPT_NO_CHECKSUMS),
+     cmd_push},
+    {"status", NULL, "", "what the server serves and does", 0, 0, REPLY | BIT(OPT_WATCH),
+     cmd_status},
+    {"upstreams", NULL, "", "the engines behind the server", 0, 0, REPLY | BIT(OPT_WATCH),
+     cmd_upstreams},
+    {"generate", NULL, "PROMPT|-", "stream a reply; - reads the prompt from stdin", 1, 1,
+     REPLY | BIT(OPT_MAX_TOKENS) | BIT(OPT_TEMPERATURE) | BIT(OPT_SEED) | BIT(OPT_MODEL) |
+         BIT(OPT_CHAT),
+     cmd_generate},
+    {"lora", "load", "NAME DIR", "load an adapter, or its next revision", 2, 2,
+     REPLY | BIT(OPT_PATH), cmd_lora_load},
+    {"lora", "unload", "NAME", "unload an adapter", 1, 1, REPLY, cmd_lora_unload},
+    {"lora", "list", "", "the adapters that are loaded", 0, 0, REPLY, cmd_lora_list},
+    {"pause", NULL, "", "stop generation", 0, 0,
+     REPLY | BIT(OPT_MODE) | BIT(OPT_LEASE) | BIT(OPT_REJECT), cmd_pause},
+    {"resume", NULL, "", "end the pause", 0, 0, REPLY, cmd_resume},
+    {"sleep", NULL, "", "free the memory of weights and KV cache", 0, 0,
+     REPLY | BIT(OPT_LEVEL) | BIT(OPT_TAGS), cmd_sleep},
+    {"wake", NULL, "", "allocate it again", 0, 0, REPLY | BIT(OPT_TAGS), cmd_wake},
+    {"abort", NULL, "[ID...]", "end requests with the tokens that they have", 0, 1024,
+     REPLY | BIT(OPT_ALL), cmd_abort},
+    {"weights", "list", "", "name, dtype, shape and checksum of each served tensor", 0, 0, REPLY,
+     cmd_weights_list},
+    {"weights", "verify", "FILE|DIR", "is exactly this served?", 1, 1, ASK, cmd_weights_verify},
+    {"weights", "diff", "FILE|DIR FILE|DIR", "which tensors differ between two checkpoints", 2, 2,
+     BIT(OPT_HELP), cmd_weights_diff},
+    {"completion", NULL, "bash|zsh", "a completion script for the shell", 1, 1, BIT(OPT_HELP),
+     cmd_completion},
+    {NULL, NULL, NULL, NULL, 0, 0, 0, NULL}};
+
+const char *const *cli_commands(void)
+{
+    static const char *const names[] = {"push",    "status",     "upstreams", "generate", "lora",
+                                        "pause",   "resume",     "sleep",     "wake",     "abort",
+                                        "weights", "completion", NULL};
+
+    return names;
+}
+
+bool cli_is_command(const char *word)
+{
+    for (const struct command *c = commands; c->name != NULL; c++)
+        if (strcmp(c->name, word) == 0)
+            return true;
+    return false;
+}
+
+enum cli_exit cli_usage_error(const struct cli *c, const char *fmt, ...)
+{
+    va_list args;
+
+    (void)fprintf(stderr, "baton %s: ", c->name);
+    va_start(args, fmt);
+    (void)vfprintf(stderr, fmt, args);
+    va_end(args);
+    (void)fprintf(stderr, "; see 'baton %s --help'\n", c->name);
+    return CLI_USAGE;
+}
+
+static enum cli_exit option_unknown(const struct cli *c, const char *flag)
+{
+    const char *near[CLI_OPTION_COUNT + 1];
+    size_t n = 0;
+
+    for (int o = 0; o < CLI_OPTION_COUNT; o++)
+        if ((c->command->options & BIT(o)) != 0)
+            near[n++] = option_rows[o].flag;
+    near[n] = NULL;
+    near[0] = closest_match(flag, near);
+    return near[0] != NULL
+               ? cli_usage_error(c, "unknown option %.60s; did you mean %s?", flag, near[0])
+               : cli_usage_error(c, "unknown option %.60s", flag);
+}
+
+/* Reads argv[i], an option. Returns how many words it took; 0 after a message. */
+static int option_read(struct cli *c, char **argv, int i, int argc)
+{
+    const char *equals = strchr(argv[i], '=');
+    size_t len = equals != NULL ? (size_t)(equals - argv[i]) : strlen(argv[i]);
+
+    for (int o = 0; o < CLI_OPTION_COUNT; o++) {
+        const struct option_row *row = &option_rows[o];
+
+        if ((c->command->options & BIT(o)) == 0 || strlen(row->flag) != len ||
+            strncmp(row->flag, argv[i], len) != 0)
+            continue;
+        if (row->value[0] == '\0') {
+            c->values[o] = "";
+            return equals == NULL ? 1 : (cli_usage_error(c, "%s takes no value", row->flag), 0);
+        }
+        c->values[o] = equals != NULL ? equals + 1 : i + 1 < argc ? argv[i + 1] : NULL;
+        if (c->values[o] == NULL)
+            return cli_usage_error(c, "%s needs a value: %s", row->flag, row->value), 0;
+        return equals != NULL ? 1 : 2;
+    }
+    (void)option_unknown(c, argv[i]);
+    return 0;
+}
+
+/* Options and arguments in any order; what follows "--" is an argument. */
+static enum cli_exit words_read(struct cli *c, char **argv, int argc, const char **args)
+{
+    bool only_args = false;
+
+    for (int i = 0; i < argc;) {
+        int n = 1;
+
+        if (!only_args && strcmp(argv[i], "--") == 0)
+            only_args = true;
+        else if (!only_args && (strcmp(argv[i], "-h") == 0))
+            c->values[OPT_HELP] = "";
+        else if (!only_args && argv[i][0] == '-' && argv[i][1] != '\0')
+            n = option_read(c, argv, i, argc);
+        else
+            args[c->n_args++] = argv[i];
+        if (n == 0)
+            return CLI_USAGE;
+        i += n;
+    }
+    c->args = args;
+    if (cli_has(c, OPT_HELP))
+        return CLI_OK;
+    if (c->n_args < c->command->n_args_min || c->n_args > c->command->n_args_max)
+        return cli_usage_error(c, "expected %s",
+                               c->command->args[0] != '\0' ? c->command->args : "no argument");
+    return CLI_OK;
+}
+
+/* Finds the command; @n_words is how many words of the line name it. */
+static const struct command *command_find(int argc, char **argv, int *n_words)
+{
+    for (const struct command *c = commands; c->name != NULL; c++) {
+        if (strcmp(c->name, argv[0]) != 0)
+            continue;
+        *n_words = c->sub != NULL ? 2 : 1;
+        if (c->sub == NULL || (argc > 1 && strcmp(c->sub, argv[1]) == 0))
+            return c;
+    }
+    return NULL;
+}
+
+/* "lora" without, or with an unknown, second word. */
+static int sub_missing(int argc, char **argv)
+{
+    bool help = argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0);
+    FILE *to = help ? stdout : stderr;
+
+    if (!help && argc > 1)
+        (void)fprintf(to, "baton %s: unknown command '%.60s'\n", argv[0], argv[1]);
+    for (const struct command *c = commands; c->name != NULL; c++)
+        if (strcmp(c->name, argv[0]) == 0)
+            (void)fprintf(to, "  baton %s %s %s\n      %s\n", c->name, c->sub, c->args, c->summary);
+    return help ? CLI_OK : CLI_USAGE;
+}
+
+static enum cli_exit connect_by(struct cli *c, const char *key)
+{
+    const char *env = getenv("BATON_URL"), *key_env = getenv("BATON_API_KEY");
+    struct connection_cfg cfg = {.key = key != NULL ? key : key_env,
+                                 .ca_file = c->values[OPT_CA_FILE]};
+    struct err e = {0};
+    double timeout_s;
+
+    if (cli_number(c, OPT_TIMEOUT, TIMEOUT_S, 0.001, TIMEOUT_S_MAX, &timeout_s) != CLI_OK)
+        return CLI_USAGE;
+    cfg.timeout_us = (uint64_t)(timeout_s * 1e6);
+    cfg.url = cli_has(c, OPT_URL)             ? c->values[OPT_URL]
+              : env != NULL && env[0] != '\0' ? env
+                                              : "http://127.0.0.1:8700";
+    if (cfg.key != NULL && cfg.key[0] == '\0')
+        cfg.key = NULL;
+    if (connection_new(&c->connection, &cfg, &e) != 0)
+        return cli_usage_error(c, "%s%s%s", e.field, e.field[0] != '\0' ? ": " : "", e.msg);
+    return CLI_OK;
+}
+
+/* With the key in place, and a connection unless the command needs none. */
+static enum cli_exit command_run(struct cli *c)
+{
+    char *key = NULL;
+    size_t len = 0;
+    struct err e = {0};
+    enum cli_exit rc = CLI_OK;
+
+    if ((c->command->options & BIT(OPT_URL)) == 0)
+        return c->command->run(c);
+    if (cli_has(c, OPT_KEY_FILE)) {
+        if (secret_file_read(&key, &len, c->values[OPT_KEY_FILE], "--key-file", &e) != 0)
+            return cli_usage_error(c, "--key-file: %s", e.msg);
+        key[strcspn(key, "\r\n")] = '\0';
+    }
+    rc = connect_by(c, key);
+    if (rc == CLI_OK)
+        rc = c->command->run(c);
+    connection_free(c->connection);
+    secret_file_free(key, len);
+    return rc;
+}
+
+int cli_run(int argc, char **argv)
+{
+    struct cli c = {0};
+    const char **args = calloc((size_t)argc + 1, sizeof *args);
+    char name[CLI_TEXT_MAX];
+    int n_words = 1, rc;
+
+    if (args == NULL)
+        return CLI_USAGE;
+    c.command = command_find(argc - 1, argv + 1, &n_words);
+    if (c.command == NULL) {
+        rc = sub_missing(argc - 1, argv + 1);
+    } else {
+        (void)snprintf(name, sizeof name, "%s%s%s", c.command->name,
+                       c.command->sub != NULL ? " " : "",
+                       c.command->sub != NULL ? c.command->sub : "");
+        c.name = name;
+        json_parse_init();
+        json_object_seed(0);
+        interrupt_watch();
+        rc = words_read(&c, argv + 1 + n_words, argc - 1 - n_words, args);
+        if (rc == CLI_OK && cli_has(&c, OPT_HELP))
+            command_help(c.command);
+        else if (rc == CLI_OK)
+            rc = command_run(&c);
+    }
+    free(args);
+    if (fflush(stdout) != 0 && rc == CLI_OK)
+        rc = CLI_REFUSED;
+    return rc;
+}
+
+enum cli_exit cli_number(const struct cli *c, enum cli_option o, double fallback, double least,
+                         double most, double *out)
+{
+    char *end;
+
+    *out = fallback;
+    if (!cli_has(c, o))
+        return CLI_OK;
+    *out = strtod(c->values[o], &end);
+    if (end == c->values[o] || *end != '\0' || !isfinite(*out) || *out < least || *out > most)
+        return cli_usage_error(c, "%s: expected a number of %.10g to %.10g, not '%.40s'",
+                               option_rows[o].flag, least, most, c->values[o]);
+    return CLI_OK;
+}

@@ -1,0 +1,304 @@
+/* The loop of the HTTP client has a thread of its own; main waits on a condition, and looks for an
+ * interrupt each time it wakes. Rejected: libcurl's easy interface here, which would be a second
+ * way to make requests. */
+#include "cli/connection.h"
+
+#include "base/clock.h"
+#include "base/json_parse.h"
+#include "base/loop.h"
+#include "base/mtx.h"
+#include "cli/interrupt.h"
+#include "http/client/http.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    CONNECT_TIMEOUT_US = 10000000,
+    LOOK_US = 200000,              /* between two looks at the interrupt and the progress */
+    ANSWER_NBYTES_MAX = 256 << 20, /* of an answer that is kept; a list of all tensors fits */
+    ERROR_TEXT_MAX = 300,          /* bytes shown of an answer that is no JSON */
+    AUTHORIZATION_MAX = 4096 + 8
+};
+
+struct connection {
+    struct loop *loop;
+    struct http_client *client;
+    struct http_target target;
+    char authorization[AUTHORIZATION_MAX];
+    uint64_t timeout_us;
+
+    struct mtx lock; /* rank MTX_LEAF; guards what follows */
+    struct cnd changed;
+    bool ended;
+    uint64_t nbytes_sent;
+    struct http_end end;
+
+    /* owned by the loop's thread while a call runs */
+    struct loop_item begin, cancel;
+    struct loop_timer look;
+    const struct call *call;
+    struct http_call *http;
+    struct answer *answer;
+};
+
+static void call_ended(struct connection *c)
+{
+    c->http = NULL;
+    loop_timer_cancel(c->loop, &c->look);
+    mtx_lock(&c->lock);
+    c->ended = true;
+    cnd_signal(&c->changed);
+    mtx_unlock(&c->lock);
+}
+
+static void on_head(void *arg, const struct http_head *head)
+{
+    struct connection *c = arg;
+
+    c->answer->status = head->status;
+}
+
+static bool is_good(int status)
+{
+    return status >= 200 && status < 300;
+}
+
+static bool on_data(void *arg, const void *data, size_t len)
+{
+    struct connection *c = arg;
+
+    if (c->call->data != NULL && is_good(c->answer->status))
+        c->call->data(c->call->arg, data, len);
+    else if (c->answer->text.len + len <= ANSWER_NBYTES_MAX)
+        buf_append(&c->answer->text, data, len);
+    else
+        c->answer->text.failed = true;
+    return true;
+}
+
+static void on_done(void *arg, const struct http_end *end)
+{
+    struct connection *c = arg;
+
+    c->end = *end;
+    call_ended(c);
+}
+
+static void on_look(void *arg)
+{
+    struct connection *c = arg;
+
+    mtx_lock(&c->lock);
+    if (c->http != NULL)
+        c->nbytes_sent = http_body_nbytes_sent(c->http);
+    mtx_unlock(&c->lock);
+    loop_timer_set(c->loop, &c->look, clock_after_us(LOOK_US / 2));
+}
+
+static void run_begin(void *arg)
+{
+    struct connection *c = arg;
+    const struct call *call = c->call;
+    struct http_header type = {"Content-Type", call->content_type != NULL ? call->content_type
+                                                                          : "application/json"};
+    struct http_call_request req = {.target = &c->target,
+                                    .method = call->method,
+                                    .path = call->path,
+                                    .body = call->body,
+                                    .body_len = call->body_len,
+                                    .headers = &type,
+                                    .n_headers = call->body != NULL ? 1 : 0,
+                                    .connect_timeout_us = CONNECT_TIMEOUT_US,
+                                    .timeout_us = c->timeout_us,
+                                    .fresh = true};
+    struct http_events events = {.head = on_head, .data = on_data, .done = on_done, .arg = c};
+    struct err e = {0};
+
+    if (http_start(&c->http, c->client, &req, &events, &e) != 0) {
+        c->end = (struct http_end){.outcome = HTTP_NO_MEMORY};
+        (void)snprintf(c->end.why, sizeof c->end.why, "%.200s", e.msg);
+        call_ended(c);
+        return;
+    }
+    loop_timer_set(c->loop, &c->look, clock_after_us(LOOK_US / 2));
+}
+
+static void run_cancel(void *arg)
+{
+    struct connection *c = arg;
+
+    if (c->http == NULL)
+        return;
+    http_cancel(c->http);
+    call_ended(c);
+}
+
+/* Until the call has ended; an interrupt cancels it. */
+static void call_wait(struct connection *c)
+{
+    bool ended = false;
+
+    while (!ended) {
+        uint64_t nbytes_sent;
+
+        mtx_lock(&c->lock);
+        if (!c->ended)
+            (void)cnd_wait(&c->changed, &c->lock, clock_after_us(LOOK_US));
+        ended = c->ended;
+        nbytes_sent = c->nbytes_sent;
+        mtx_unlock(&c->lock);
+        if (!ended && interrupted() && !c->answer->interrupted) {
+            c->answer->interrupted = true;
+            loop_post(c->loop, &c->cancel);
+        }
+        if (!ended && c->call->progress != NULL)
+            c->call->progress(c->call->arg, nbytes_sent);
+    }
+}
+
+static enum cli_exit answer_settle(struct connection *c, struct answer *a)
+{
+    bool starved = false;
+    json_error_t why;
+
+    if (a->interrupted) {
+        (void)snprintf(a->why, sizeof a->why, "interrupted");
+        return CLI_INTERRUPTED;
+    }
+    if (c->end.outcome != HTTP_WHOLE || a->text.failed) {
+        bool cut = c->end.outcome == HTTP_WHOLE;
+
+        (void)snprintf(a->why, sizeof a->why, "%s",
+                       cut ? "the answer is too long, or there is no memory" : c->end.why);
+        a->status = 0;
+        return CLI_UNREACHABLE;
+    }
+    if (a->text.len > 0)
+        a->json = json_parse(a->text.data, a->text.len, 0, &why, &starved);
+    return is_good(a->status) ? CLI_OK : CLI_REFUSED;
+}
+
+enum cli_exit connection_call(struct connection *c, const struct call *call, struct answer *out)
+{
+    *out = (struct answer){0};
+    c->call = call;
+    c->answer = out;
+    c->end = (struct http_end){0};
+    c->ended = false;
+    c->nbytes_sent = 0;
+    loop_post(c->loop, &c->begin);
+    call_wait(c);
+    return answer_settle(c, out);
+}
+
+enum cli_exit connection_json(struct connection *c, const char *method, const char *path,
+                              json_t *body, struct answer *out)
+{
+    char *text = body != NULL ? json_dumps(body, JSON_COMPACT) : NULL;
+    struct call call = {
+        .method = method, .path = path, .body = text, .body_len = text != NULL ? strlen(text) : 0};
+    enum cli_exit rc = connection_call(c, &call, out);
+
+    free(text);
+    json_decref(body);
+    return rc;
+}
+
+void answer_fini(struct answer *a)
+{
+    buf_fini(&a->text);
+    json_decref(a->json);
+    *a = (struct answer){0};
+}
+
+/* "; missing: a, b, c and 4 more", of an update that was refused for it. */
+static void report_missing(const json_t *details)
+{
+    enum { SHOWN = 8 };
+    const json_t *missing = json_object_get(details, "missing");
+    size_t n = json_array_size(missing);
+
+    for (size_t i = 0; i < n && i < SHOWN; i++) {
+        const char *name = json_string_value(json_array_get(missing, i));
+
+        (void)fprintf(stderr, "%s%s", i == 0 ? "; missing: " : ", ", name != NULL ? name : "?");
+    }
+    if (n > SHOWN)
+        (void)fprintf(stderr, " and %zu more", n - SHOWN);
+}
+
+void answer_report(const struct answer *a, const struct connection *c, const char *what)
+{
+    const json_t *error = json_object_get(a->json, "error");
+    const char *code = json_string_value(json_object_get(error, "code"));
+    const char *message = json_string_value(json_object_get(error, "message"));
+    const char *param = json_string_value(json_object_get(error, "param"));
+
+    if (a->status == 0) {
+        (void)fprintf(stderr, "baton %s: %s: %s\n", what, c->target.url, a->why);
+        return;
+    }
+    if (message == NULL) {
+        int n = a->text.len < ERROR_TEXT_MAX ? (int)a->text.len : (int)ERROR_TEXT_MAX;
+
+        (void)fprintf(stderr, "baton %s: %s answered %d: %.*s\n", what, c->target.url, a->status, n,
+                      a->text.data != NULL ? a->text.data : "");
+        return;
+    }
+    (void)fprintf(stderr, "baton %s: %d%s%s: %s", what, a->status, code != NULL ? " " : "",
+                  code != NULL ? code : "", message);
+    if (param != NULL && param[0] != '\0')
+        (void)fprintf(stderr, " (at %s)", param);
+    report_missing(json_object_get(error, "details"));
+    (void)fputc('\n', stderr);
+}
+
+const char *connection_url(const struct connection *c)
+{
+    return c->target.url;
+}
+
+int connection_new(struct connection **out, const struct connection_cfg *cfg, struct err *e)
+{
+    static const struct loop_cfg loop_cfg = {.name = "connection"};
+    struct connection *c;
+
+    if (http_target_check(cfg->url, "--url", e) != 0)
+        return -1;
+    c = calloc(1, sizeof *c);
+    if (c == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a connection");
+    mtx_init(&c->lock, MTX_LEAF);
+    cnd_init(&c->changed);
+    c->begin = (struct loop_item){.run = run_begin, .arg = c};
+    c->cancel = (struct loop_item){.run = run_cancel, .arg = c};
+    c->look = (struct loop_timer){.fire = on_look, .arg = c};
+    c->timeout_us = cfg->timeout_us;
+    c->target = (struct http_target){.url = cfg->url, .ca_file = cfg->ca_file};
+    if (cfg->key != NULL) {
+        (void)snprintf(c->authorization, sizeof c->authorization, "Bearer %s", cfg->key);
+        c->target.authorization = c->authorization;
+    }
+    if (http_init(e) != 0 || loop_new(&c->loop, &loop_cfg, e) != 0 ||
+        http_client_new(&c->client, c->loop, e) != 0 || loop_start(c->loop, e) != 0) {
+        connection_free(c);
+        return -1;
+    }
+    *out = c;
+    return 0;
+}
+
+void connection_free(struct connection *c)
+{
+    if (c == NULL)
+        return;
+    if (c->loop != NULL)
+        loop_stop(c->loop);
+    http_client_free(c->client);
+    loop_free(c->loop);
+    cnd_fini(&c->changed);
+    mtx_fini(&c->lock);
+    free(c);
+}

@@ -1,0 +1,149 @@
+/* Commands that are one request each. */
+#include "cli/cli_priv.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Sends it, and prints the answer's JSON, or `done`. */
+static enum cli_exit send_one(struct cli *c, const char *path, json_t *body,
+                              void (*done)(const json_t *answer))
+{
+    struct answer a;
+    enum cli_exit rc = cli_ask(c, "POST", path, body, &a);
+
+    if (rc == CLI_OK && cli_has(c, OPT_JSON))
+        cli_print_json(&a);
+    else if (rc == CLI_OK)
+        done(a.json);
+    answer_fini(&a);
+    return rc;
+}
+
+static void pause_done(const json_t *a)
+{
+    (void)printf("paused (%s): %.0f frozen, %.0f waiting, %.0f aborted\n", cli_text(a, "mode"),
+                 cli_real(a, "running"), cli_real(a, "waiting"), cli_real(a, "aborted"));
+}
+
+enum cli_exit cmd_pause(struct cli *c)
+{
+    json_t *body = json_object();
+    double lease_s;
+
+    if (cli_number(c, OPT_LEASE, 0, 1, 3600, &lease_s) != CLI_OK)
+        return json_decref(body), CLI_USAGE;
+    if (cli_has(c, OPT_MODE))
+        (void)json_object_set_new(body, "mode", json_string(c->values[OPT_MODE]));
+    if (lease_s > 0)
+        (void)json_object_set_new(body, "lease_s", json_integer((json_int_t)lease_s));
+    if (cli_has(c, OPT_REJECT))
+        (void)json_object_set_new(body, "new_requests", json_string("reject"));
+    (void)json_object_set_new(body, "owner", json_string("baton pause"));
+    return send_one(c, "/v1/pause", body, pause_done);
+}
+
+static void resume_done(const json_t *a)
+{
+    (void)puts(json_is_true(cli_at(a, "was_paused")) ? "resumed" : "it was not paused");
+}
+
+enum cli_exit cmd_resume(struct cli *c)
+{
+    return send_one(c, "/v1/resume", json_object(), resume_done);
+}
+
+/* {"tags": ["weights", …]} of --tags, or {}. */
+static json_t *tags_body(const struct cli *c)
+{
+    json_t *body = json_object(), *tags = json_array();
+    const char *at = cli_has(c, OPT_TAGS) ? c->values[OPT_TAGS] : "";
+
+    while (*at != '\0') {
+        size_t len = strcspn(at, ",");
+
+        (void)json_array_append_new(tags, json_stringn(at, len));
+        at += len + (at[len] == ',');
+    }
+    if (json_array_size(tags) > 0)
+        (void)json_object_set(body, "tags", tags);
+    json_decref(tags);
+    return body;
+}
+
+static void sleep_done(const json_t *a)
+{
+    (void)printf("weights %s, KV cache %s\n", cli_text(a, "weights"), cli_text(a, "kv_cache"));
+}
+
+enum cli_exit cmd_sleep(struct cli *c)
+{
+    json_t *body;
+    double level;
+
+    if (cli_number(c, OPT_LEVEL, 1, 1, 2, &level) != CLI_OK)
+        return CLI_USAGE;
+    body = tags_body(c);
+    (void)json_object_set_new(body, "level", json_integer((json_int_t)level));
+    return send_one(c, "/v1/sleep", body, sleep_done);
+}
+
+enum cli_exit cmd_wake(struct cli *c)
+{
+    return send_one(c, "/v1/wake", tags_body(c), sleep_done);
+}
+
+static void abort_done(const json_t *a)
+{
+    (void)printf("aborted %.0f\n", cli_real(a, "aborted"));
+}
+
+enum cli_exit cmd_abort(struct cli *c)
+{
+    json_t *body, *ids;
+
+    if (cli_has(c, OPT_ALL) == (c->n_args > 0))
+        return cli_usage_error(c, "expected the ids of requests, or --all");
+    if (cli_has(c, OPT_ALL))
+        return send_one(c, "/v1/abort_requests", json_pack("{s:b}", "all", 1), abort_done);
+    ids = json_array();
+    for (int i = 0; i < c->n_args; i++)
+        (void)json_array_append_new(ids, json_string(c->args[i]));
+    body = json_pack("{s:o}", "request_ids", ids);
+    return send_one(c, "/v1/abort_requests", body, abort_done);
+}
+
+static void lora_unload_done(const json_t *a)
+{
+    (void)a;
+    (void)puts("unloaded");
+}
+
+enum cli_exit cmd_lora_unload(struct cli *c)
+{
+    return send_one(c, "/v1/unload_lora_adapter", json_pack("{s:s}", "lora_name", c->args[0]),
+                    lora_unload_done);
+}
+
+enum cli_exit cmd_lora_list(struct cli *c)
+{
+    struct answer a;
+    enum cli_exit rc = cli_ask(c, "GET", "/v1/lora_adapters", NULL, &a);
+    const json_t *row;
+    size_t i;
+
+    if (rc == CLI_OK && cli_has(c, OPT_JSON)) {
+        cli_print_json(&a);
+    } else if (rc == CLI_OK) {
+        (void)printf("%-24s %8s %5s %10s\n", "ADAPTER", "REVISION", "RANK", "SIZE");
+        json_array_foreach(cli_at(a.json, "adapters"), i, row)
+        {
+            char size[CLI_TEXT_MAX];
+
+            (void)printf("%-24s %8.0f %5.0f %10s\n", cli_text(row, "lora_name"),
+                         cli_real(row, "revision"), cli_real(row, "rank"),
+                         cli_nbytes(cli_real(row, "nbytes"), size));
+        }
+    }
+    answer_fini(&a);
+    return rc;
+}

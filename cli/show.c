@@ -1,0 +1,139 @@
+/* status and upstreams: a page of lines, once or each second. */
+#include "cli/cli_priv.h"
+#include "cli/interrupt.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static void show_weights(const json_t *s)
+{
+    char size[CLI_TEXT_MAX], age[CLI_TEXT_MAX];
+    const json_t *w = cli_at(s, "weights");
+
+    if (!json_is_string(cli_at(w, "weight_version"))) {
+        (void)printf("weights     %s\n", cli_text(w, "state"));
+        return;
+    }
+    (void)printf("weights     %s (serial %.0f), %s", cli_text(w, "weight_version"),
+                 cli_real(w, "serial"), cli_text(w, "state"));
+    if (json_is_integer(cli_at(w, "n_tensors")))
+        (void)printf(", %.0f tensors, %s %s", cli_real(w, "n_tensors"),
+                     cli_nbytes(cli_real(w, "nbytes"), size), cli_text(w, "dtype"));
+    if (json_is_number(cli_at(w, "age_s")))
+        (void)printf(", committed %s ago", cli_duration(cli_real(w, "age_s"), age));
+    (void)putchar('\n');
+}
+
+static void show_update(const json_t *s)
+{
+    char done[CLI_TEXT_MAX], total[CLI_TEXT_MAX], rate[CLI_TEXT_MAX];
+    const json_t *u = cli_at(s, "update");
+
+    if (!json_is_object(u)) {
+        (void)puts("update      none");
+        return;
+    }
+    (void)printf("update      %s %s: %s of %s, %.0f of %.0f tensors, %s/s\n",
+                 cli_text(u, "update_id"), cli_text(u, "phase"),
+                 cli_nbytes(cli_real(u, "nbytes_done"), done),
+                 cli_nbytes(cli_real(u, "nbytes_total"), total), cli_real(u, "n_tensors_done"),
+                 cli_real(u, "n_tensors_total"), cli_nbytes(cli_real(u, "nbytes_per_s"), rate));
+}
+
+static void show_pause(const json_t *s)
+{
+    const json_t *p = cli_at(s, "pause");
+    char held[CLI_TEXT_MAX];
+
+    if (json_is_object(p))
+        (void)printf("paused      %s by %s, for %s\n", cli_text(p, "mode"), cli_text(p, "owner"),
+                     cli_duration(cli_real(p, "held_s"), held));
+    if (json_is_true(cli_at(s, "sleep.asleep")))
+        (void)printf("asleep      weights %s, KV cache %s\n", cli_text(s, "sleep.weights"),
+                     cli_text(s, "sleep.kv_cache"));
+}
+
+static void show_status(const struct cli *c, const json_t *s)
+{
+    char up[CLI_TEXT_MAX];
+    const json_t *g = cli_at(s, "admission.generate");
+
+    (void)printf("baton %s at %s, up %s, %s\n", cli_text(s, "version"),
+                 connection_url(c->connection), cli_duration(cli_real(s, "uptime_s"), up),
+                 cli_text(s, "life"));
+    if (json_is_true(cli_at(s, "ready")))
+        (void)puts("ready       yes");
+    else
+        (void)printf("ready       no: %s\n", cli_text(s, "reason.message"));
+    show_weights(s);
+    show_update(s);
+    show_pause(s);
+    (void)printf("generate    %.0f running, %.0f waiting, %.0f granted, %.0f refused\n",
+                 cli_real(g, "running"), cli_real(g, "waiting"), cli_real(g, "granted"),
+                 cli_real(g, "refused"));
+    if (json_is_object(cli_at(s, "adapters")))
+        (void)printf("adapters    %.0f loaded, %.0f loading\n", cli_real(s, "adapters.loaded"),
+                     cli_real(s, "adapters.loading"));
+    if (json_is_object(cli_at(s, "upstreams")))
+        (void)printf("upstreams   %.0f of %.0f serving, %.0f needed\n",
+                     cli_real(s, "upstreams.n_serving"), cli_real(s, "upstreams.n"),
+                     cli_real(s, "upstreams.min_ready"));
+}
+
+static void show_upstreams(const struct cli *c, const json_t *s)
+{
+    const json_t *row;
+    size_t i;
+
+    (void)c;
+    (void)printf("%.0f of %.0f serving, %.0f needed\n", cli_real(s, "n_serving"), cli_real(s, "n"),
+                 cli_real(s, "min_ready"));
+    (void)printf("%-32s %-7s %-9s %-20s %7s  %s\n", "UPSTREAM", "DIALECT", "STATE", "VERSION",
+                 "RUNNING", "ERROR");
+    json_array_foreach(cli_at(s, "list"), i, row)(void)
+        printf("%-32s %-7s %-9s %-20s %7.0f  %s\n", cli_text(row, "upstream"),
+               cli_text(row, "dialect"), cli_text(row, "state"), cli_text(row, "weight_version"),
+               cli_real(row, "outstanding.generate"), cli_text(row, "error.message"));
+}
+
+/* Shows the answer of `path` once; with --watch each second, also while the server is away. */
+static enum cli_exit show(struct cli *c, const char *path,
+                          void (*print)(const struct cli *c, const json_t *s))
+{
+    const struct timespec second = {.tv_sec = 1};
+    enum cli_exit rc;
+
+    for (;;) {
+        struct answer a;
+
+        rc = connection_json(c->connection, "GET", path, NULL, &a);
+        if (rc == CLI_OK && cli_has(c, OPT_WATCH) && isatty(STDOUT_FILENO))
+            (void)fputs("\033[H\033[2J", stdout);
+        if (rc == CLI_OK && cli_has(c, OPT_JSON))
+            cli_print_json(&a);
+        else if (rc == CLI_OK)
+            print(c, a.json);
+        else if (rc != CLI_INTERRUPTED)
+            answer_report(&a, c->connection, c->name);
+        answer_fini(&a);
+        (void)fflush(stdout);
+        if (!cli_has(c, OPT_WATCH))
+            return rc;
+        if (!interrupted())
+            (void)nanosleep(&second, NULL);
+        if (interrupted())
+            return CLI_OK; /* how a watch ends */
+    }
+}
+
+enum cli_exit cmd_status(struct cli *c)
+{
+    return show(c, "/v1/status", show_status);
+}
+
+enum cli_exit cmd_upstreams(struct cli *c)
+{
+    return show(c, "/v1/upstreams", show_upstreams);
+}

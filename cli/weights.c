@@ -1,0 +1,181 @@
+/* weights: what is served, tensor by tensor, and whether files hold the same. */
+#include "cli/cli_priv.h"
+#include "cli/interrupt.h"
+#include "cli/weight_files.h"
+
+#include "memory/dtype.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { SHAPE_TEXT_MAX = 192 };
+
+static const char *shape_json_text(const json_t *shape, char out[SHAPE_TEXT_MAX])
+{
+    size_t len = 0;
+
+    out[0] = '\0';
+    for (size_t i = 0; i < json_array_size(shape) && len < SHAPE_TEXT_MAX; i++)
+        len += (size_t)snprintf(out + len, SHAPE_TEXT_MAX - len, "%s%lld", i > 0 ? "x" : "",
+                                (long long)json_integer_value(json_array_get(shape, i)));
+    return out;
+}
+
+enum cli_exit cmd_weights_list(struct cli *c)
+{
+    struct answer a;
+    enum cli_exit rc = cli_ask(c, "GET", "/v1/weights", NULL, &a);
+    char shape[SHAPE_TEXT_MAX];
+    const json_t *t;
+    size_t i;
+
+    if (rc == CLI_OK && cli_has(c, OPT_JSON)) {
+        cli_print_json(&a);
+    } else if (rc == CLI_OK) {
+        (void)printf("# %s, serial %.0f\n", cli_text(a.json, "weight_version"),
+                     cli_real(a.json, "serial"));
+        json_array_foreach(cli_at(a.json, "tensors"), i, t)(void)
+            printf("%s %-8s %-16s %s\n", cli_text(t, "checksum"), cli_text(t, "dtype"),
+                   shape_json_text(cli_at(t, "shape"), shape), cli_text(t, "name"));
+    }
+    answer_fini(&a);
+    return rc;
+}
+
+static const char *shape_text(const struct tensor_spec *t, char out[SHAPE_TEXT_MAX])
+{
+    size_t len = 0;
+
+    out[0] = '\0';
+    for (uint32_t i = 0; i < t->ndim; i++)
+        len += (size_t)snprintf(out + len, SHAPE_TEXT_MAX - len, "%s%llu", i > 0 ? "x" : "",
+                                (unsigned long long)t->shape[i]);
+    return out;
+}
+
+/* {name: "BF16 128x64 CHECKSUM"} of all tensors of a checkpoint. */
+static json_t *files_table(const struct weight_files *w)
+{
+    json_t *table = json_object();
+    char shape[SHAPE_TEXT_MAX], sum[CHECKSUM_LEN + 1];
+
+    for (size_t i = 0; i < w->n; i++) {
+        const struct tensor_list *l = w->files[i].head.tensor_list;
+
+        for (uint32_t k = 0; k < l->n_tensors && !interrupted(); k++) {
+            const struct tensor_spec *t = &l->tensors[k];
+            struct checksum s = weight_file_checksum(&w->files[i], k);
+
+            checksum_text(&s, sum);
+            (void)json_object_set_new(
+                table, t->name,
+                json_sprintf("%s %s %s", dtype_name(t->dtype), shape_text(t, shape), sum));
+        }
+    }
+    return table;
+}
+
+/* The same of an answer of /v1/weights. */
+static json_t *served_table(const json_t *answer)
+{
+    json_t *table = json_object();
+    char shape[SHAPE_TEXT_MAX];
+    const json_t *t;
+    size_t i;
+
+    json_array_foreach(cli_at(answer, "tensors"), i, t)(void) json_object_set_new(
+        table, cli_text(t, "name"),
+        json_sprintf("%s %s %s", cli_text(t, "dtype"), shape_json_text(cli_at(t, "shape"), shape),
+                     cli_text(t, "checksum")));
+    return table;
+}
+
+static json_t *path_table(const struct cli *c, const char *path)
+{
+    struct weight_files w;
+    struct err e = {0};
+    json_t *table;
+
+    if (weight_files_open(&w, path, &e) != 0) {
+        (void)fprintf(stderr, "baton %s: %s\n", c->name, e.msg);
+        return NULL;
+    }
+    table = files_table(&w);
+    weight_files_close(&w);
+    return table;
+}
+
+/* Prints what differs; @from and @to name the two sides. Returns how many tensors do. */
+static size_t tables_compare(json_t *a, const char *from, json_t *b, const char *to)
+{
+    size_t n = 0;
+    const char *name;
+    json_t *value;
+
+    json_object_foreach(a, name, value)
+    {
+        const char *other = json_string_value(json_object_get(b, name));
+
+        if (other != NULL && strcmp(other, json_string_value(value)) == 0)
+            continue;
+        n++;
+        if (other == NULL)
+            (void)printf("only in %s: %s\n", from, name);
+        else
+            (void)printf("differs: %s: %s | %s\n", name, json_string_value(value), other);
+    }
+    json_object_foreach(b, name, value)
+    {
+        if (json_object_get(a, name) != NULL)
+            continue;
+        n++;
+        (void)printf("only in %s: %s\n", to, name);
+    }
+    return n;
+}
+
+static enum cli_exit tables_judge(json_t *a, const char *from, json_t *b, const char *to)
+{
+    size_t n;
+
+    if (interrupted())
+        return CLI_INTERRUPTED;
+    n = tables_compare(a, from, b, to);
+    if (n == 0)
+        (void)printf("the same: %zu tensors\n", json_object_size(a));
+    else
+        (void)printf("%zu of %zu tensors differ\n", n,
+                     json_object_size(a) > json_object_size(b) ? json_object_size(a)
+                                                               : json_object_size(b));
+    return n == 0 ? CLI_OK : CLI_REFUSED;
+}
+
+enum cli_exit cmd_weights_verify(struct cli *c)
+{
+    json_t *files = path_table(c, c->args[0]), *served = NULL;
+    struct answer a = {0};
+    enum cli_exit rc = CLI_USAGE;
+
+    if (files != NULL)
+        rc = cli_ask(c, "GET", "/v1/weights", NULL, &a);
+    if (rc == CLI_OK) {
+        served = served_table(a.json);
+        rc = tables_judge(files, c->args[0], served, cli_text(a.json, "weight_version"));
+    }
+    json_decref(served);
+    json_decref(files);
+    answer_fini(&a);
+    return rc;
+}
+
+enum cli_exit cmd_weights_diff(struct cli *c)
+{
+    json_t *a = path_table(c, c->args[0]), *b = a != NULL ? path_table(c, c->args[1]) : NULL;
+    enum cli_exit rc = CLI_USAGE;
+
+    if (b != NULL)
+        rc = tables_judge(a, c->args[0], b, c->args[1]);
+    json_decref(a);
+    json_decref(b);
+    return rc;
+}

@@ -1,0 +1,215 @@
+#!/usr/bin/env bash
+# baton push, status, generate, lora, pause, weights …: what they do to a real server, what they print,
+# and what they end with.
+# shellcheck source=tests/http/lib/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../lib/lib.sh"
+
+# run WANTED_STATUS ARG...: what the command prints lies in $WORK/body, its errors in $WORK/errors.
+run() {
+  local want=$1 rc=0
+  shift
+  BATON_URL=${URL:-} timeout 60 "$BATON" "$@" >"$WORK/body" 2>"$WORK/errors" </dev/null || rc=$?
+  N_CHECKS=$((N_CHECKS + 1))
+  ((rc == want)) || fail "$*: ended with $rc, wanted $want: $(cat "$WORK/body" "$WORK/errors")"
+}
+
+# complains TEXT: the errors of the last run contain it.
+complains() {
+  N_CHECKS=$((N_CHECKS + 1))
+  grep --quiet --fixed-strings -- "$1" "$WORK/errors" || fail "'$1' is not in: $(cat "$WORK/errors")"
+}
+
+serve_model
+STEP=$CHECKPOINTS/step-01500.safetensors
+
+# push: proven, named, served
+run 0 push "$STEP" --weight-version step-1500
+has "step-1500 is served (serial 2): 46 tensors, 1.8 MB"
+run 0 status
+has "step-1500 (serial 2), ready, 46 tensors, 1.8 MB BF16"
+has "ready       yes"
+run 0 status --json
+same .weights.weight_version step-1500
+run 0 weights verify "$STEP"
+has "the same: 46 tensors"
+run 1 weights verify "$CHECKPOINTS/step-00100.safetensors"
+has "differs: model.norm.weight: BF16 128 "
+has "46 of 46 tensors differ"
+run 0 weights list
+has "# step-1500, serial 2"
+has "1024x128         model.embed_tokens.weight"
+
+# a directory of shards is one update; with an index, only what it names
+mkdir "$WORK/shards"
+"$PYTHON" - "$STEP" "$WORK/shards" <<'P'
+import json, os, struct, sys
+with open(sys.argv[1], "rb") as f:
+    head = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+    at = f.tell()
+    data = f.read()
+head.pop("__metadata__", None)
+rows = sorted(head.items(), key=lambda kv: kv[1]["data_offsets"])
+index = {}
+for k, part in enumerate((rows[:20], rows[20:])):
+    name, out, body = f"model-{k + 1}-of-2.safetensors", {}, b""
+    for tensor, row in part:
+        a, b = row["data_offsets"]
+        out[tensor] = dict(row, data_offsets=[len(body), len(body) + b - a])
+        body += data[a:b]
+        index[tensor] = name
+    text = json.dumps(out).encode()
+    with open(os.path.join(sys.argv[2], name), "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + body)
+with open(os.path.join(sys.argv[2], "model.safetensors.index.json"), "w") as f:
+    json.dump({"weight_map": index}, f)
+P
+run 0 push "$WORK/shards" --weight-version sharded
+has "sharded is served (serial 3): 46 tensors"
+run 0 weights diff "$WORK/shards" "$STEP"
+has "the same: 46 tensors"
+cp "$STEP" "$WORK/shards/other.safetensors" # the index does not name it
+run 0 weights verify "$WORK/shards"
+
+# half of a model is refused by name, and what served goes on
+cp "$WORK/shards/model-1-of-2.safetensors" "$WORK/half.safetensors"
+run 1 push "$WORK/half.safetensors"
+complains "422 incomplete_update"
+complains "; missing: "
+run 0 weights verify "$STEP"
+run 0 status --json
+same .update null
+run 1 weights diff "$WORK/half.safetensors" "$STEP"
+has "only in $STEP: "
+
+# --partial takes it
+run 0 push "$WORK/half.safetensors" --partial --weight-version half
+has "half is served"
+
+# generate streams text; --json its events
+run 0 generate "In the beginning" --max-tokens 8 --temperature 0 --seed 7
+call POST /v1/completions --header 'Content-Type: application/json' \
+  --data '{"prompt": "In the beginning", "max_tokens": 8, "temperature": 0, "seed": 7}'
+WANTED=$(jq --raw-output '.choices[0].text' "$WORK/body")
+run 0 generate "In the beginning" --max-tokens=8 --temperature 0
+has "$WANTED"
+printf 'In the beginning' | BATON_URL=$URL "$BATON" generate - --max-tokens 8 --temperature 0 >"$WORK/body"
+has "$WANTED"
+run 0 generate "In the beginning" --max-tokens 2 --json
+jq --exit-status .choices "$WORK/body" >/dev/null || fail "not a JSON value for each line: $(cat "$WORK/body")"
+run 1 generate hello --model nobody
+complains "404"
+
+# adapters
+run 0 lora load shout "$MODEL/adapters/shout"
+has "shout: revision 1"
+run 0 lora list
+has "shout                           1    16"
+run 0 generate "In the beginning" --model shout --max-tokens 8 --temperature 0
+run 1 lora load shout "$MODEL/adapters/shout" --path
+complains "--allow-path"
+run 0 lora unload shout
+run 1 lora unload shout
+complains "there is no adapter 'shout'"
+run 2 lora load shout "$WORK"
+complains "adapter_config.json"
+
+# pause, resume, sleep, wake, abort
+run 0 pause --mode abort --reject --lease 60
+has "paused (abort)"
+run 0 status
+has "paused      abort by baton pause"
+run 1 generate hello
+complains "503"
+run 0 resume
+has resumed
+run 0 resume
+has "it was not paused"
+run 0 sleep --level 1 --tags weights
+has "weights asleep, KV cache present"
+run 0 wake --tags weights
+has "weights ready"
+run 0 abort --all
+has "aborted 0"
+run 0 abort nobody
+run 1 upstreams
+complains "no_upstreams"
+
+# a watch ends well when it is interrupted
+BATON_URL=$URL "$BATON" status --watch >"$WORK/body" &
+WATCH=$!
+until [[ -s $WORK/body ]]; do sleep 0.1; done
+kill -INT "$WATCH"
+wait "$WATCH" || fail "an interrupted watch ended with $?"
+
+# an interrupted push leaves no open update: a proxy takes the tensors, and passes nothing on
+"$PYTHON" -B "$(dirname "${BASH_SOURCE[0]}")/stall.py" "${URL##*:}" >"$WORK/stall" &
+STALL=$!
+until [[ -s $WORK/stall ]]; do sleep 0.1; done
+BATON_URL=http://127.0.0.1:$(cat "$WORK/stall") "$BATON" push "$STEP" 2>"$WORK/errors" &
+PUSH=$!
+open() { call GET /v1/status && jq --exit-status '.update != null' "$WORK/body" >/dev/null; }
+until open; do sleep 0.1; done
+kill -INT "$PUSH"
+rc=0
+wait "$PUSH" || rc=$?
+((rc == 130)) || fail "an interrupted push ended with $rc"
+complains interrupted
+call GET /v1/status
+same .update null
+same .weights.weight_version half
+kill "$STALL"
+
+# what the command line gets wrong
+run 2 push
+complains "expected FILE|DIR"
+run 2 push /nowhere
+complains "/nowhere cannot be read"
+run 2 push "$MODEL/config.json"
+complains "this is JSON; a safetensors file is expected"
+run 2 status --jsn
+complains "did you mean --json?"
+run 2 generate hello --max-tokens many
+complains "--max-tokens: expected a number of 1 to 1048576, not 'many'"
+run 2 lora lod
+complains "unknown command 'lod'"
+run 2 stats
+complains "did you mean 'status'?"
+run 2 status --url ftp://here
+run 0 push --help
+has "--no-checksums"
+run 0 lora --help
+has "baton lora load NAME DIR"
+run 0 help
+has "baton weights verify FILE|DIR"
+for shell in bash zsh; do
+  run 0 completion "$shell"
+done
+run 0 completion bash
+bash -n "$WORK/body"
+has "--weight-version"
+
+# a server that is not there, and one that asks for a key
+stop_server
+run 3 status
+complains "$URL: "
+printf 'control %s\n' 0123456789abcdef0123456789abcdef >"$WORK/keys"
+printf '%s\n' 0123456789abcdef0123456789abcdef >"$WORK/key"
+chmod 600 "$WORK/keys" "$WORK/key"
+serve_model --api-key-file "$WORK/keys"
+run 1 status
+complains "401 unauthorized"
+run 0 status --key-file "$WORK/key"
+BATON_API_KEY=0123456789abcdef0123456789abcdef run 0 status
+stop_server
+
+# over a unix socket
+: >"$WORK/log"
+"$BATON" serve --listen "unix:$WORK/s" --model "$MODEL" --weights "$STEP" 2>>"$WORK/log" &
+SERVER_PID=$!
+until grep --quiet '"event":"serving"' "$WORK/log"; do sleep 0.1; done
+URL=unix:$WORK/s
+run 0 weights verify "$STEP"
+run 0 push "$CHECKPOINTS/step-00100.safetensors" --weight-version over-unix
+stop_server
+
+done_testing
