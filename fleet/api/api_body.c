@@ -88,10 +88,17 @@ json_t *api_with_rank(json_t *body, const struct api_context *ctx)
 
 int api_check_word(const char *word, const char *const *words, const char *field, struct err *e)
 {
-    for (size_t i = 0; words[i] != NULL; i++)
+    char known[64] = "";
+    size_t len = 0;
+
+    for (size_t i = 0; words[i] != NULL; i++) {
         if (strcmp(words[i], word) == 0)
             return 0;
-    return err_set(e, ERR_BAD_REQUEST, field, "'%.32s' is not known here", word);
+        if (len < sizeof known)
+            len += (size_t)snprintf(known + len, sizeof known - len, "%s%s", i > 0 ? ", " : "",
+                                    words[i]);
+    }
+    return err_set(e, ERR_BAD_REQUEST, field, "'%.32s' is not one of %s", word, known);
 }
 
 int api_check_mode(const char *mode, const json_t *native, const char *kind, struct err *e)
@@ -102,9 +109,11 @@ int api_check_mode(const char *mode, const json_t *native, const char *kind, str
         return -1;
     if (strcmp(api_text(native, "new_requests", "queue"), "reject") != 0)
         return 0;
-    return err_set(e, ERR_BAD_REQUEST, "/new_requests",
-                   "%s upstreams queue what comes while they are paused: they cannot reject it",
-                   kind);
+    return err_set(
+        e, ERR_BAD_REQUEST, "/new_requests",
+        "%s upstreams queue new requests while they are paused: leave new_requests out, or "
+        "send queue",
+        kind);
 }
 
 int api_refuse(const json_t *native, const char *const *members, const char *kind,
@@ -116,7 +125,7 @@ int api_refuse(const json_t *native, const char *const *members, const char *kin
         if (!api_has(native, *members))
             continue;
         (void)snprintf(field, sizeof field, "/%s", *members);
-        return err_set(e, ERR_BAD_REQUEST, field, "%s upstreams know nothing of %s%s", kind,
+        return err_set(e, ERR_BAD_REQUEST, field, "%s upstreams do not support %s%s", kind,
                        *members, takes);
     }
     return 0;
@@ -124,8 +133,10 @@ int api_refuse(const json_t *native, const char *const *members, const char *kin
 
 int api_refuse_tensor_list(const char *kind, struct err *e)
 {
-    return err_set(e, ERR_BAD_REQUEST, "",
-                   "%s upstreams keep no plans: say in each update what comes", kind);
+    return err_set(
+        e, ERR_BAD_REQUEST, "",
+        "%s upstreams do not store tensor lists: send names, dtypes and shapes in each update",
+        kind);
 }
 
 int api_load_adapter(struct api_request *out, const char *kind, const json_t *native, bool in_place,
@@ -137,7 +148,7 @@ int api_load_adapter(struct api_request *out, const char *kind, const json_t *na
 
     if (!api_has(native, "lora_path"))
         return err_set(e, ERR_BAD_REQUEST, "/lora_path",
-                       "%s upstreams take adapters from a directory only: send lora_path", kind);
+                       "%s upstreams load adapters only from a directory: send lora_path", kind);
     body = api_pick(native, members);
     return api_set_body(out, in_place ? api_with(body, "load_inplace", json_true()) : body, e);
 }

@@ -25,8 +25,8 @@ uint64_t api_positive(const json_t *value)
 
 int api_is_not(struct err *e, const char *member, const char *is, const char *expected)
 {
-    return err_set(e, ERR_UPSTREAM, "", "its answer says that %s is '%.100s', not '%.100s'", member,
-                   is, expected);
+    return err_set(e, ERR_UPSTREAM, "", "its reply has %s '%.100s', expected '%.100s'", member, is,
+                   expected);
 }
 
 int api_is_text(const json_t *reply, const char *member, const char *expected, struct err *e)
@@ -51,7 +51,7 @@ int api_check_success(enum api_op op, const json_t *native, const struct api_con
     (void)ctx;
     if (json_is_false(json_object_get(reply, "success")) || json_is_object(error) ||
         (json_is_string(error) && json_string_length(error) > 0))
-        return err_set(e, ERR_UPSTREAM, "", "its answer says that it failed");
+        return err_set(e, ERR_UPSTREAM, "", "its reply says that it failed");
     if ((op == API_SET_VERSION || op == API_FINISH_UPDATE) &&
         json_object_get(reply, "new_version") != NULL)
         return api_is_version(reply, native, "new_version", e);
@@ -96,7 +96,8 @@ int api_read_probe_version(struct upstream_report *out, enum upstream_kind kind,
         api_copy_text(out->label, version);
     json_decref(reply);
     return says ? 0
-                : err_set(e, ERR_UNREADABLE, "", "its answer to %s, of status %d, names no version",
+                : err_set(e, ERR_UNREADABLE, "",
+                          "its reply to %s, with status %d, has no weight_version",
                           upstream_api(kind)->queries[API_GET_PROBE_VERSION].path, status);
 }
 
@@ -122,7 +123,7 @@ int api_read_version(char out[API_VERSION_MAX + 1], enum upstream_kind kind, con
                        json_is_string(version) ? json_string_value(version) : "");
     json_decref(reply);
     return says ? 0
-                : err_set(e, ERR_UNREADABLE, "", "its answer to %s names no version",
+                : err_set(e, ERR_UNREADABLE, "", "its reply to %s has no weight_version",
                           upstream_api(kind)->queries[API_GET_VERSION].path);
 }
 
@@ -134,7 +135,7 @@ int api_read_ranks(uint64_t *out, enum upstream_kind kind, const char *text, siz
 
     json_decref(reply);
     if (n == 0)
-        return err_set(e, ERR_UNREADABLE, "", "its answer to %s does not say how many ranks it is",
+        return err_set(e, ERR_UNREADABLE, "", "its reply to %s does not say how many ranks it has",
                        upstream_api(kind)->queries[API_GET_RANKS].path);
     *out = n;
     return 0;
@@ -159,7 +160,7 @@ json_t *api_read_config(enum upstream_kind kind, const char *text, size_t len, s
     if (json_is_object(config))
         return config;
     json_decref(config);
-    (void)err_set(e, ERR_UNREADABLE, "", "its answer to %s has no vllm_config",
+    (void)err_set(e, ERR_UNREADABLE, "", "its reply to %s has no configuration",
                   upstream_api(kind)->queries[API_GET_CONFIG].path);
     return NULL;
 }
@@ -217,11 +218,11 @@ bool api_is_auth_error_proxied(enum upstream_kind kind, int status)
 const char *api_auth_error_text(int status, bool has_key)
 {
     if (status == 421)
-        return "does not answer to the name in its URL: start it with --allowed-host NAME, or "
-               "write its address in the URL";
+        return "rejects the host name in its URL: start it with --allowed-host NAME, or put its "
+               "address into the URL";
     if (has_key)
         return "refuses the key of this server (its key-file)";
-    return "wants a key, and this server has none for it (key-file)";
+    return "requires a key, and this server has none for it (key-file)";
 }
 
 const char *api_wrong_kind_hint(enum upstream_kind kind, int status)

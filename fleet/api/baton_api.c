@@ -100,7 +100,7 @@ int api_read_update_id(char out[API_UPDATE_ID_MAX + 1], const char *text, size_t
     bool found = copy_update_id(out, reply);
 
     json_decref(reply);
-    return found ? 0 : err_set(e, ERR_UNREADABLE, "", "its answer to start has no update_id");
+    return found ? 0 : err_set(e, ERR_UNREADABLE, "", "its reply to start has no update_id");
 }
 
 bool api_read_open_update(char out[API_UPDATE_ID_MAX + 1], const char *text, size_t len)
@@ -178,7 +178,7 @@ static int baton_check_done(enum api_op op, const json_t *native, const struct a
 /* It needs no reset of its other caches: their keys contain the weights. */
 const struct upstream_api baton_api = {
     .name = "baton",
-    .wrong_kind_hint = "; if it is no baton, write URL,vllm or URL,sglang",
+    .wrong_kind_hint = "; if it is not a baton, configure it as URL,vllm or URL,sglang",
     .caps = {.two_phase = true,
              .status_names_process = true,
              .reply_names_process = true,

@@ -66,8 +66,8 @@ static int update_from_disk(struct api_request *out, const json_t *native,
 
     if (ctx->has_begun) /* its end would process a second time what has been processed */
         return err_set(e, ERR_BAD_REQUEST, "/path",
-                       "sglang upstreams take files in an update of their own: end the one that "
-                       "has begun with tensors first");
+                       "sglang upstreams load files only in an update without tensors: finish the "
+                       "open update first");
     (void)api_set_path(out, "/update_weights_from_disk");
     return api_set_body(out, without_flush(with_marker(api_pick(native, members), ctx)), e);
 }
@@ -99,12 +99,14 @@ static int choose_load_format(const json_t *native, const char **load_format, st
 
     if (!json_is_true(json_object_get(native, "packed")))
         return api_has(native, "bucket_nbytes")
-                   ? err_set(e, ERR_BAD_REQUEST, "/bucket_nbytes", "bucket_nbytes goes with packed")
+                   ? err_set(e, ERR_BAD_REQUEST, "/bucket_nbytes",
+                             "bucket_nbytes is allowed only with packed")
                    : 0;
     if (!whole)
-        return err_set(e, ERR_BAD_REQUEST, "/packed",
-                       "sglang upstreams receive one broadcast for each tensor, or one of all: "
-                       "send sizes, or no packed");
+        return err_set(
+            e, ERR_BAD_REQUEST, "/packed",
+            "sglang upstreams receive one broadcast for each tensor, or one for all: send "
+            "sizes, or leave packed out");
     *load_format = "flattened_bucket";
     return 0;
 }
@@ -145,7 +147,7 @@ static int sglang_update_weights(struct api_request *out, const json_t *native,
                                           NULL};
 
     if (api_refuse(native, unknown, "sglang",
-                   ": they take tensors over NCCL, serialized_named_tensors or a path", e) != 0)
+                   ": they accept tensors over NCCL, serialized_named_tensors or a path", e) != 0)
         return -1;
     if (api_has(native, "serialized_named_tensors"))
         return update_from_tensors(out, native, ctx, e);
@@ -183,8 +185,9 @@ static int sglang_pause(struct api_request *out, const json_t *native,
     if (api_check_mode(mode, native, "sglang", e) != 0)
         return -1;
     if (strcmp(mode, "wait") == 0)
-        return err_set(e, ERR_BAD_REQUEST, "/mode",
-                       "sglang upstreams cannot wait for what runs: pause with keep or abort");
+        return err_set(
+            e, ERR_BAD_REQUEST, "/mode",
+            "sglang upstreams cannot wait for running requests: pause with keep or abort");
     return api_set_body(
         out, json_pack("{s:s}", "mode", strcmp(mode, "keep") == 0 ? "in_place" : "abort"), e);
 }
@@ -229,7 +232,7 @@ static int sglang_abort_requests(struct api_request *out, const json_t *native,
         return api_send_nothing(out);
     if (json_array_size(ids) > 1 || rid == NULL || rid[0] == '\0')
         return err_set(e, ERR_BAD_REQUEST, "/request_ids",
-                       "sglang upstreams abort one request at a time, by its rid");
+                       "sglang upstreams abort one request at a time, by its rid: send one id");
     return api_set_body(out, json_pack("{s:s}", "rid", rid), e);
 }
 
@@ -300,7 +303,7 @@ static bool sglang_adapter_is_absent(const char *name, int status, const json_t 
  */
 const struct upstream_api sglang_api = {
     .name = "sglang",
-    .wrong_kind_hint = "; if it is no SGLang, write URL,vllm, or URL,baton",
+    .wrong_kind_hint = "; if it is not an SGLang, configure it as URL,vllm or URL,baton",
     .caps = {.reply_names_version = true,
              .retracts_requests = true,
              .aborts_one_request = true,

@@ -29,13 +29,14 @@ const char *upstream_kind_name(enum upstream_kind kind)
 
 int upstream_kind_parse(enum upstream_kind *out, const char *name, const char *field, struct err *e)
 {
+    const char *names[UPSTREAM_KINDS + 1] = {NULL};
+
     for (int kind = 0; kind < UPSTREAM_KINDS; kind++) {
-        if (strcmp(name, kinds[kind]->name) != 0)
-            continue;
-        *out = (enum upstream_kind)kind;
-        return 0;
+        names[kind] = kinds[kind]->name;
+        if (strcmp(name, names[kind]) == 0)
+            *out = (enum upstream_kind)kind;
     }
-    return err_set(e, ERR_BAD_REQUEST, field, "'%.32s' is none of baton, vllm, sglang", name);
+    return api_check_word(name, names, field, e);
 }
 
 bool api_packs_handles_at_init(enum upstream_kind kind, const char *release)

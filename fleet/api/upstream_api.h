@@ -196,14 +196,14 @@ bool api_adapter_is_absent(enum upstream_kind kind, const char *name, int status
  * refuses a key by 401; its 403 is about the request, as for a route that is switched off. A baton
  * replies 403 only because of the key.
  * api_auth_error_text - what such a status says of the upstream, and what to do, as a predicate:
- * "wants a key, and this server has none for it (key-file)".
+ * "requires a key, and this server has none for it (key-file)".
  * @has_key  we sent one */
 bool api_is_auth_error(int status);
 bool api_is_auth_error_proxied(enum upstream_kind kind, int status);
 const char *api_auth_error_text(int status, bool has_key);
 
 /* api_wrong_kind_hint - every upstream of the kind has API_GET_STATUS. If it replied 404 or 405: a
- * hint that it is of another kind, "; if it is no baton, …"; "" for other statuses. Static. */
+ * hint that it is of another kind, "; if it is not a baton, …"; "" for other statuses. Static. */
 const char *api_wrong_kind_hint(enum upstream_kind kind, int status);
 
 /* api_read_error - the message of a reply that is no success, in the form of any of the kinds, or

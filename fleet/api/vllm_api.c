@@ -107,7 +107,7 @@ static int vllm_init_transfer(struct api_request *out, const json_t *native,
         return -1;
     if (json_is_false(json_object_get(native, "warm_up")))
         return err_set(e, ERR_BAD_REQUEST, "/warm_up",
-                       "vllm upstreams always begin with an all-reduce: leave warm_up out");
+                       "vllm upstreams always start with an all-reduce: leave warm_up out");
     info = handles ? handles_init_info(native, ctx) : group_init_info(native, ctx);
     return api_set_body(out, info != NULL ? json_pack("{s:o}", "init_info", info) : NULL, e);
 }
@@ -152,12 +152,12 @@ static int check_group_packing(const json_t *native, const struct api_context *c
 
     if (packed == ctx->group.packed && (!packed || broadcast_nbytes_max(native) == of_group))
         return 0;
-    return err_set(e, ERR_BAD_REQUEST, "/packed",
-                   "vllm %s is told how tensors are packed when its group is formed, and was told "
-                   "%s: say packed and bucket_nbytes (packed_buffer_size_bytes) there, as here",
-                   ctx->release != NULL && ctx->release[0] != '\0' ? ctx->release
-                                                                   : "of an unknown release",
-                   ctx->group.packed ? "otherwise" : "nothing of it");
+    return err_set(
+        e, ERR_BAD_REQUEST, "/packed",
+        "vllm %s takes how tensors are packed when its group is formed, and there %s: send "
+        "packed and bucket_nbytes (packed_buffer_size_bytes) to the init as in the update",
+        ctx->release != NULL && ctx->release[0] != '\0' ? ctx->release : "of an unknown release",
+        ctx->group.packed ? "other values were sent" : "packed was not sent");
 }
 
 /* Adds how tensors are packed to update_info, for releases that take it there; a bucket size only
@@ -203,8 +203,8 @@ static int vllm_update_weights(struct api_request *out, const json_t *native,
                                   group ? VLLM_PACKS_GROUP_AT_INIT : VLLM_PACKS_HANDLES_AT_INIT);
     json_t *info;
 
-    if (api_refuse(native, unknown, "vllm", ": they take tensors over NCCL, or ipc_handles_pickled",
-                   e) != 0 ||
+    if (api_refuse(native, unknown, "vllm",
+                   ": they accept tensors over NCCL, or ipc_handles_pickled", e) != 0 ||
         (packs_at_init && group && check_group_packing(native, ctx, e) != 0))
         return -1;
     info = api_pick(native, members);
@@ -250,8 +250,10 @@ static int vllm_sleep(struct api_request *out, const json_t *native, const struc
         vllm_has(ctx->release, VLLM_RELEASES_KV))
         return api_set_path(out, "/release_kv_cache_memory");
     if (json_array_size(tags) == 1)
-        return err_set(e, ERR_BAD_REQUEST, "/tags",
-                       "vllm upstreams sleep as a whole: leave tags out, and wake them by parts");
+        return err_set(
+            e, ERR_BAD_REQUEST, "/tags",
+            "vllm upstreams release everything, or since 0.31 kv_cache alone: leave tags "
+            "out, and send them to wake");
     (void)snprintf(out->path, sizeof out->path, "/sleep?level=%" JSON_INTEGER_FORMAT,
                    json_is_integer(level) ? json_integer_value(level) : 1);
     return 0;
@@ -266,7 +268,7 @@ static int vllm_wake(struct api_request *out, const json_t *native, const struct
 
     (void)ctx;
     if (json_array_size(tags) > 2)
-        return err_set(e, ERR_BAD_REQUEST, "/tags", "there are two tags: weights, kv_cache");
+        return err_set(e, ERR_BAD_REQUEST, "/tags", "expected at most two tags: weights, kv_cache");
     json_array_foreach(tags, i, tag)
     {
         const char *word = json_is_string(tag) ? json_string_value(tag) : "";
@@ -352,7 +354,7 @@ static bool vllm_reset_is_proven(const json_t *native, const json_t *reply)
 /* It proves nothing, and cannot abort an update. */
 const struct upstream_api vllm_api = {
     .name = "vllm",
-    .wrong_kind_hint = "; if it is no vLLM, write URL,sglang, or URL,baton",
+    .wrong_kind_hint = "; if it is not a vLLM, configure it as URL,sglang or URL,baton",
     .caps = {.status_names_process = true,
              .replaces_adapters = true,
              .caches_by_adapter_name = true,

@@ -232,7 +232,7 @@ void proxy_auth_failed(struct proxy_request *r)
     struct err e = {0};
 
     proxy_cancel_call(r);
-    (void)err_set(&e, ERR_UPSTREAM_KEY, "", "%.*s %s: it answered %d", WHY_MAX, r->at.name,
+    (void)err_set(&e, ERR_UPSTREAM_KEY, "", "%.*s %s: it replied %d", WHY_MAX, r->at.name,
                   api_auth_error_text(r->head.status, r->at.target->authorization != NULL),
                   r->head.status);
     fleet_auth_failed(r->loop->proxy->fleet, r->ticket.upstream, FLEET_AUTH_REQUEST, &e);
@@ -256,7 +256,7 @@ static void set_unsent_error(const struct proxy_request *r, const struct http_en
 static void set_sent_error(const struct proxy_request *r, const struct http_end *end, struct err *e)
 {
     if (end->outcome == HTTP_TIMED_OUT)
-        (void)err_set(e, ERR_UPSTREAM_TIMEOUT, "", "%.*s did not answer within %d ms", WHY_MAX,
+        (void)err_set(e, ERR_UPSTREAM_TIMEOUT, "", "%.*s did not reply within %d ms", WHY_MAX,
                       r->at.name, PROXY_TEXT_MS);
     else
         (void)err_set(e, ERR_UPSTREAM, "",
@@ -268,8 +268,8 @@ static void set_sent_error(const struct proxy_request *r, const struct http_end 
 static void set_resource_error(const struct http_end *end, struct err *e)
 {
     (void)err_set(e, ERR_NO_MEMORY, "", "this server has no memory or descriptor %s",
-                  end->sent ? "for an answer from upstream; the request may have been processed"
-                            : "for a connection upstream; nothing was sent");
+                  end->sent ? "for a reply of the upstream; the request may have been processed"
+                            : "for a connection to the upstream; nothing was sent");
 }
 
 /* The failure is counted before the permit is given back, so that the next queued request is not
@@ -313,7 +313,7 @@ void proxy_evict(struct proxy_request *r, const struct err *why)
         retry_elsewhere(r, NULL);
         return;
     }
-    (void)err_set(&e, ERR_UPSTREAM, "", "%.*s left rotation before its answer was whole%s: %.*s",
+    (void)err_set(&e, ERR_UPSTREAM, "", "%.*s left rotation before its reply was complete%s: %.*s",
                   WHY_MAX, r->at.name,
                   r->stage == PROXY_STREAMING || !sent ? "" : "; it may have been processed",
                   WHY_MAX, why->msg);

@@ -77,7 +77,7 @@ static void handle_stop(void *arg)
     struct proxy_loop *pl = arg;
     struct err e = {0};
 
-    (void)err_set(&e, ERR_DRAINING, "", "the server ended before the answer was whole");
+    (void)err_set(&e, ERR_DRAINING, "", "the server stopped before the reply was complete");
     for (struct proxy_request *r = pl->requests, *next; r != NULL; r = next) {
         next = r->next;
         if (r->stage != PROXY_ANSWERED)
@@ -92,7 +92,7 @@ int proxy_new(struct proxy **out, struct upstreams *u, struct err *e)
     struct proxy *proxy = calloc(1, sizeof *proxy);
 
     if (proxy == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for what is relayed");
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the proxy");
     mtx_init(&proxy->lock, MTX_PROXY);
     cnd_init(&proxy->grant_posted);
     proxy->upstreams = u;
@@ -146,7 +146,7 @@ int proxy_loop_begin(struct proxy *proxy, struct loop *l, void **out, struct err
     struct proxy_loop *pl = calloc(1, sizeof *pl);
 
     if (pl == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for what a loop relays");
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a loop of the proxy");
     pl->proxy = proxy;
     pl->loop = l;
     pl->left_rotation = (struct loop_item){.run = handle_left_rotation, .arg = pl};

@@ -58,11 +58,10 @@ static void begin_collecting(struct proxy_request *r)
     if (r->body != NULL)
         return;
     proxy_cancel_call(r);
-    (void)err_set(
-        &e, ERR_NO_MEMORY, "",
-        "this server has no memory for an answer of %lld bytes; the request may have been "
-        "processed",
-        (long long)r->head.content_length);
+    (void)err_set(&e, ERR_NO_MEMORY, "",
+                  "this server has no memory for a reply of %lld bytes; the request may have been "
+                  "processed",
+                  (long long)r->head.content_length);
     proxy_fail(r, &e);
 }
 
@@ -95,7 +94,7 @@ static void fail_process_changed(struct proxy_request *r)
     struct err e = {0};
 
     (void)err_set(&e, ERR_UPSTREAM, "",
-                  "%.200s was restarted: what it answers is not of the version that is served",
+                  "%.200s was restarted: its reply may not be of the version that is served",
                   r->at.name);
     proxy_fail(r, &e);
 }
@@ -118,8 +117,8 @@ static void fail_other_version(struct proxy_request *r)
     struct err e = {0};
 
     (void)err_set(&e, ERR_UPSTREAM, "",
-                  "%.200s answered with weights '%s', which are not what is served", r->at.name,
-                  r->scan.name);
+                  "%.200s replied with weights '%s', which are not the version that is served",
+                  r->at.name, r->scan.name);
     upstreams_probe_now(r->loop->proxy->upstreams);
     proxy_fail(r, &e);
 }
@@ -131,10 +130,11 @@ static void fail_bad_status(struct proxy_request *r)
     bool redirects = r->head.status >= 300 && r->head.status < 400;
     struct err e = {0};
 
-    (void)err_set(&e, ERR_UPSTREAM, "", "%.200s gave no answer to pass on: it answered %d, %s",
+    (void)err_set(&e, ERR_UPSTREAM, "", "%.200s replied %d, which cannot be forwarded: %s",
                   r->at.name, r->head.status,
-                  redirects ? "and redirects are not followed"
-                            : "which is no status of an answer; it may have been processed");
+                  redirects
+                      ? "redirects are not followed"
+                      : "it is not the status of a reply; the request may have been processed");
     if (redirects)
         proxy_fail(r, &e);
     else

@@ -461,7 +461,7 @@ def drain(dialect):
             s.process.terminate()
             for each in (unanswered, waiting):
                 said = each.answer()
-                assert said[0] == 503 and "ended" in code_of(said, 503)[1], said
+                assert said[0] == 503 and "stopped" in code_of(said, 503)[1], said
             try:
                 raise AssertionError(f"the end was hidden: {begun.read()[-100:]}")
             except http.client.IncompleteRead:

@@ -209,7 +209,7 @@ def key_taken_for_questions_only():
         check(s.ready(), "the other one serves")
         shut(b)
         status, said = s.ask("POST", "/v1/completions", completion())
-        check(status == 502 and "wants a key" in said["error"]["message"], said)
+        check(status == 502 and "requires a key" in said["error"]["message"], said)
         until("its code is told", lambda: ("/v1/completions", "upstream_auth_failed") in [
             (e["route"], e["code"]) for e in logged("request") if e["status"] == 502])
         becomes(s, b.url, "refused")
@@ -237,7 +237,7 @@ def forbidden_is_an_answer():
                 status, said = s.ask("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
                 same((status, said), (403, json.loads(text)))
             same([state_of(s, d.url) for d in (a, b)], ["serving"] * 2)
-            same([e for e in logged("upstream.state") if "answered 403" in e.get("why", "")], [])
+            same([e for e in logged("upstream.state") if "403" in e.get("why", "")], [])
     with world("baton") as (s, a):
         a.order("generate", "status", times=0, status=403, text='{"error": {"code": "forbidden"}}')
         status, said = s.ask("POST", "/v1/generate", {"token_ids": [1]})

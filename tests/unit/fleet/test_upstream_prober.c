@@ -298,7 +298,7 @@ static void test_who_refuses_our_key_is_found_by_either_question(void **state)
         fleet_info(w.fleet, i, &info);
         assert_int_equal(info.error.code, ERR_UPSTREAM_KEY);
         assert_non_null(strstr(info.error.msg, "401"));
-        assert_non_null(strstr(info.error.msg, "wants a key"));
+        assert_non_null(strstr(info.error.msg, "requires a key"));
         assert_int_equal(info.alive, i == 1);
         assert_int_equal(info.n_failures, 0); /* it answered */
     }
