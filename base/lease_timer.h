@@ -26,6 +26,14 @@ static inline void lease_timer_renew(struct lease_timer *t)
         t->end_us = clock_after_us((uint64_t)t->length_s * 1000000);
 }
 
+/* lease_timer_extend - the same, with another length from now on. @length_s  0: the one it has */
+static inline void lease_timer_extend(struct lease_timer *t, uint32_t length_s)
+{
+    if (length_s > 0)
+        t->length_s = length_s;
+    lease_timer_renew(t);
+}
+
 static inline bool lease_timer_runs(const struct lease_timer *t)
 {
     return t->end_us != CLOCK_NEVER;

@@ -217,8 +217,8 @@ static uint64_t due_locked(const struct fleet_control *fc)
     const struct fleet_session *s = fc->session;
 
     if (s != NULL && fleet_session_is_open(s) && s->n_running == 0 &&
-        s->phase != UPDATE_VERIFYING && s->lease_until_us < due)
-        due = s->lease_until_us;
+        s->phase != UPDATE_VERIFYING && s->lease.end_us < due)
+        due = s->lease.end_us;
     if (fc->paused.missed_due_us < due)
         due = fc->paused.missed_due_us;
     return fc->expiry.running ? CLOCK_NEVER : due;
@@ -261,7 +261,7 @@ static void on_due(void *arg)
 bool fleet_lease_expired_locked(const struct fleet_session *s)
 {
     return fleet_session_is_open(s) && s->n_running == 0 && s->phase != UPDATE_VERIFYING &&
-           s->lease_until_us <= clock_now_us();
+           lease_timer_expired(&s->lease);
 }
 
 static void end_session(struct fleet_control *fc)

@@ -9,6 +9,7 @@
 #define BATON_FLEET_UPDATE_FLEET_SESSION_H
 
 #include "base/err.h"
+#include "base/lease_timer.h"
 #include "fleet/api/upstream_api.h"
 #include "fleet/fleet_request.h"
 #include "fleet/members/fleet.h"
@@ -38,8 +39,7 @@ struct fleet_session {
     char label[VERSION_LABEL_MAX + 1];
     /* Static: of the start, or of the first that says one; NULL: none does. */
     const char *selector;
-    uint32_t lease_s;
-    uint64_t lease_until_us;
+    struct lease_timer lease;
     unsigned n_running;              /* requests that bring tensors, under way */
     bool sending;                    /* one of them has the upstreams to itself */
     pthread_t sender;                /* while `sending`: that one's, the last that began */

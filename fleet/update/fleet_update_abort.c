@@ -73,7 +73,8 @@ void fleet_expire_update(struct fleet_control *fc, struct fleet_session *s)
         return;
     mtx_lock(&fc->lock);
     over = fleet_lease_expired_locked(s); /* its trainer may have come while this waited */
-    (void)err_set(&why, ERR_CONFLICT, "", "its lease of %u s ended: no request came", s->lease_s);
+    (void)err_set(&why, ERR_CONFLICT, "", "its lease of %u s ended: no request came",
+                  s->lease.length_s);
     mtx_unlock(&fc->lock);
     if (over)
         fleet_abort_with_lock(fc, s, &why);

@@ -123,9 +123,7 @@ static int renew_locked(struct fleet_session *s, uint32_t lease_s, struct err *e
 {
     if (!fleet_session_is_open(s))
         return err_set(e, ERR_ENDED, "", "update %s is %s", s->id, update_phase_name(s->phase));
-    if (lease_s > 0)
-        s->lease_s = lease_s;
-    s->lease_until_us = clock_after_us((uint64_t)s->lease_s * 1000000);
+    lease_timer_extend(&s->lease, lease_s);
     return 0;
 }
 

@@ -324,7 +324,7 @@ static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, c
     if (!commit_too) {
         mtx_lock(&fc->lock);
         s->phase = UPDATE_VERIFIED;
-        s->lease_until_us = clock_after_us((uint64_t)s->lease_s * 1000000);
+        lease_timer_renew(&s->lease);
         mtx_unlock(&fc->lock);
     }
     return 0;

@@ -136,7 +136,7 @@ static void sending_leave(struct fleet_control *fc, struct fleet_session *s)
     mtx_lock(&fc->lock);
     s->n_running--;
     s->sending = false;
-    s->lease_until_us = clock_after_us((uint64_t)s->lease_s * 1000000);
+    lease_timer_renew(&s->lease);
     cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);
     fleet_reschedule(fc);

@@ -12,13 +12,10 @@ enum { BATON_LEASE_SPARE_S = 60 };
 
 static int refuse_open(const struct fleet_session *s, struct err *e)
 {
-    uint64_t now = clock_now_us();
-    uint64_t left = s->lease_until_us > now ? s->lease_until_us - now : 0;
-
     return err_set(e, ERR_CONFLICT, "",
                    "update %s is %s, and its lease has %" PRIu64
                    " s left: finish or abort it first",
-                   s->id, update_phase_name(s->phase), left / 1000000);
+                   s->id, update_phase_name(s->phase), lease_timer_left_us(&s->lease) / 1000000);
 }
 
 static int check_none_open(struct fleet_control *fc, struct err *e)
@@ -189,13 +186,13 @@ static int session_begin(struct fleet_control *fc, const struct fleet_update_req
     s->partial = req->partial;
     s->sharded = req->sharded;
     s->selector = req->selector;
-    s->lease_s = req->lease_s;
+    lease_timer_set(&s->lease, req->lease_s);
     parts_init(fc, s, targets);
     if (fleet_coverage_start(fc, s, e) != 0 || start_parts(fc, s, req, details, e) != 0) {
         fleet_unref(fc, s);
         return -1;
     }
-    s->lease_until_us = clock_after_us((uint64_t)s->lease_s * 1000000);
+    lease_timer_renew(&s->lease);
     mtx_lock(&fc->lock);
     s->n_refs++;
     fc->session = s;

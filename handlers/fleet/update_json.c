@@ -89,10 +89,7 @@ static int put_defaults(json_t *reply)
 static json_t *session_json(const struct app *app, const struct fleet_session *s)
 {
     json_t *reply = s->report != NULL ? json_deep_copy(s->report) : json_object();
-    uint64_t now = clock_now_us();
-    double left_s = fleet_session_is_open(s) && s->lease_until_us > now
-                        ? (double)(s->lease_until_us - now) / 1e6
-                        : 0;
+    double left_s = fleet_session_is_open(s) ? (double)lease_timer_left_us(&s->lease) / 1e6 : 0;
     json_t *own = json_pack(
         "{s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:f, s:f, s:s, s:o, s:o}", "update_id", s->id,
         "phase", update_phase_name(s->phase), "coverage", fleet_coverage_name(s), "mode", "staged",

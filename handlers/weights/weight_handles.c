@@ -240,7 +240,7 @@ static json_t *handles_json(const struct app *app, const struct version *v,
     if (devices == NULL)
         return NULL;
     object = json_pack("{s:s, s:I, s:s, s:s, s:I, s:s, s:I, s:s, s:o}", "lease_id", lease->id,
-                       "lease_s", (json_int_t)lease->lease_s, "boot_id", app->life->boot_id,
+                       "lease_s", (json_int_t)lease->timer.length_s, "boot_id", app->life->boot_id,
                        "weight_version", v->label, "serial", (json_int_t)v->serial, "plan_digest",
                        m->tensor_list->digest, "nbytes", (json_int_t)v->nbytes, "placement",
                        placement_of(app, v), "devices", devices);
@@ -265,7 +265,7 @@ static int make_reply(const struct app *app, const struct version *v,
 /* The answer's head and length, without a lease. */
 static int answer_head(struct app *app, struct http_request *x, uint32_t lease_s, struct err *e)
 {
-    struct lease_info none = {.lease_s = lease_s};
+    struct lease_info none = {.timer = {.length_s = lease_s}};
     const struct version *v;
     struct http_reply reply;
     int rc;
@@ -331,7 +331,7 @@ static json_t *renewed_json(const struct app *app, const struct lease_info *leas
 
     store_info(app->weights->store, &info);
     return json_pack("{s:s, s:I, s:s, s:I, s:b}", "lease_id", lease->id, "lease_s",
-                     (json_int_t)lease->lease_s, "weight_version", lease->label, "serial",
+                     (json_int_t)lease->timer.length_s, "weight_version", lease->label, "serial",
                      (json_int_t)lease->serial, "served", (int)(info.serial == lease->serial));
 }
 

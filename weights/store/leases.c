@@ -19,7 +19,6 @@ struct lease {
     enum lease_state state;
     struct lease_info info;
     const struct version *version; /* pinned; NULL until it is */
-    uint64_t end_us;               /* of a running one */
 };
 
 struct handle_leases {
@@ -54,10 +53,10 @@ static struct lease *expired_locked(struct handle_leases *l, uint64_t *next_us)
 
         if (it->state != LEASE_RUNNING)
             continue;
-        if (clock_passed(it->end_us))
+        if (lease_timer_expired(&it->info.timer))
             return it;
-        if (it->end_us < *next_us)
-            *next_us = it->end_us;
+        if (it->info.timer.end_us < *next_us)
+            *next_us = it->info.timer.end_us;
     }
     return NULL;
 }
@@ -69,7 +68,7 @@ static void log_expired(const struct lease_info *info)
     log_begin(&r, LOG_WARN, "lease.expired");
     log_str(&r, "lease_id", info->id);
     log_u64(&r, "serial", info->serial);
-    log_u64(&r, "lease_s", info->lease_s);
+    log_u64(&r, "lease_s", info->timer.length_s);
     log_end(&r);
 }
 
@@ -182,13 +181,14 @@ static struct lease *lease_reserve(struct handle_leases *l, struct err *e)
 int lease_open(struct handle_leases *l, uint32_t lease_s, struct lease_info *out,
                const struct version **version, struct err *e)
 {
-    struct lease_info info = {.lease_s = lease_s};
+    struct lease_info info = {0};
     const struct version *v = NULL;
     struct lease *it;
     char id[ID_LEN + 1];
     int rc;
 
     assert(lease_s >= 1 && lease_s <= LEASE_S_MAX);
+    lease_timer_set(&info.timer, lease_s);
     it = lease_reserve(l, e);
     if (it == NULL)
         return -1;
@@ -239,7 +239,7 @@ void lease_start(struct handle_leases *l, const char *id)
     it = find_locked(l, id);
     assert(it != NULL && it->state == LEASE_OPENING);
     it->state = LEASE_RUNNING;
-    it->end_us = clock_after_us((uint64_t)it->info.lease_s * 1000000);
+    lease_timer_renew(&it->info.timer);
     cnd_signal(&l->changed);
     mtx_unlock(&l->lock);
 }
@@ -252,12 +252,10 @@ int lease_renew(struct handle_leases *l, const char *id, uint32_t lease_s, struc
     assert(lease_s <= LEASE_S_MAX);
     mtx_lock(&l->lock);
     it = find_locked(l, id);
-    if (it != NULL && clock_passed(it->end_us))
+    if (it != NULL && (it->state != LEASE_RUNNING || lease_timer_expired(&it->info.timer)))
         it = NULL; /* its end is decided, if not done yet */
     if (it != NULL) {
-        if (lease_s > 0)
-            it->info.lease_s = lease_s;
-        it->end_us = clock_after_us((uint64_t)it->info.lease_s * 1000000);
+        lease_timer_extend(&it->info.timer, lease_s);
         cnd_signal(&l->changed); /* it may end sooner than before */
         *out = it->info;
     }

@@ -9,6 +9,7 @@
 
 #include "base/err.h"
 #include "base/id.h"
+#include "base/lease_timer.h"
 #include "weights/store/store.h"
 
 #include <stdbool.h>
@@ -25,7 +26,7 @@ struct handle_leases;
 
 struct lease_info {
     char id[LEASE_ID_LEN + 1];
-    uint32_t lease_s;
+    struct lease_timer timer;
     uint64_t serial; /* of the version that it holds */
     char label[VERSION_LABEL_MAX + 1];
 };

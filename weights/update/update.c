@@ -240,8 +240,8 @@ static struct session *session_of_start(struct updates *u, const struct update_s
     s->auto_commit = req->auto_commit;
     s->anonymous = req->anonymous || req->auto_commit;
     memcpy(s->label, req->label, sizeof s->label);
-    s->lease_us = (uint64_t)req->lease_s * 1000000;
-    s->lease_end_us = clock_after_us(s->lease_us);
+    lease_timer_set(&s->lease, req->lease_s);
+    lease_timer_renew(&s->lease);
     return s;
 }
 
@@ -304,7 +304,7 @@ void update_queue_locked(struct updates *u, struct session *s, struct update_job
 {
     job->session = s;
     session_ref_locked(s);
-    session_renew_locked(u, s);
+    session_renew_locked(u, s, 0);
     job_queue_locked(u, job);
 }
 
@@ -524,9 +524,7 @@ int updates_renew(struct updates *u, const char *id, uint32_t lease_s, struct up
     else if (session_ended(s))
         rc = session_refuse_ended(s, e);
     if (rc == 0) {
-        if (lease_s > 0 && !s->one_shot)
-            s->lease_us = (uint64_t)lease_s * 1000000;
-        session_renew_locked(u, s);
+        session_renew_locked(u, s, lease_s);
         session_info_locked(u, s, out);
     }
     mtx_unlock(&u->lock);

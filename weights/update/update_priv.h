@@ -2,6 +2,7 @@
 #ifndef BATON_WEIGHTS_UPDATE_UPDATE_PRIV_H
 #define BATON_WEIGHTS_UPDATE_UPDATE_PRIV_H
 
+#include "base/lease_timer.h"
 #include "base/mtx.h"
 #include "weights/model_spec.h"
 #include "weights/store/store_priv.h"
@@ -112,10 +113,10 @@ struct session {
     char label[VERSION_LABEL_MAX + 1];
     struct source_counts mappings;
     bool on_gpu, host_sums;
-    uint64_t lease_us, lease_end_us;
-    uint32_t n_jobs; /* queued or running; the lease does not run out meanwhile */
-    bool finishing;  /* a finish is queued or running */
-    bool committing; /* too late to abort */
+    struct lease_timer lease; /* a one-shot session has none */
+    uint32_t n_jobs;          /* queued or running; the lease does not run out meanwhile */
+    bool finishing;           /* a finish is queued or running */
+    bool committing;          /* too late to abort */
     struct update_job *running;
     unsigned char *tensor_states; /* owned; [n_tensors][n_ranks] TENSOR_*; NULL once ended */
     bool *counted;                /* owned; [n_tensors] in n_claimed; NULL once ended */
@@ -220,7 +221,7 @@ void session_begin_locked(struct updates *u, struct session *s);
 struct session *session_end_locked(struct updates *u, struct session *s, enum update_phase phase,
                                    const struct err *why);
 void session_info_locked(struct updates *u, struct session *s, struct update_info *out);
-void session_renew_locked(struct updates *u, struct session *s);
+void session_renew_locked(struct updates *u, struct session *s, uint32_t lease_s);
 
 /* ERR_ENDED for a new call on an ended session; the message says how it ended. */
 int session_refuse_ended(const struct session *s, struct err *e);

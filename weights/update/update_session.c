@@ -56,7 +56,7 @@ struct session *session_new(const struct updates *u, struct err *e)
     (void)snprintf(s->id, sizeof s->id, "upd-%s", id);
     s->phase = UPDATE_OPEN;
     s->n_ranks = n_ranks;
-    s->lease_end_us = CLOCK_NEVER;
+    lease_timer_set(&s->lease, 0);
     s->dispose.kind = JOB_DISPOSE;
     s->dispose.session = s;
     return s;
@@ -108,11 +108,11 @@ void session_begin_locked(struct updates *u, struct session *s)
     cnd_signal(&u->tick);
 }
 
-void session_renew_locked(struct updates *u, struct session *s)
+void session_renew_locked(struct updates *u, struct session *s, uint32_t lease_s)
 {
     if (s->one_shot || session_ended(s))
         return;
-    s->lease_end_us = clock_after_us(s->lease_us);
+    lease_timer_extend(&s->lease, lease_s);
     cnd_signal(&u->tick);
 }
 
@@ -509,18 +509,17 @@ const struct chunk_key *session_recall_locked(const struct session *s, const cha
 
 static uint64_t lease_left(const struct updates *u, const struct session *s)
 {
-    uint64_t now = clock_now_us();
-    uint64_t end = s->lease_end_us;
+    struct lease_timer bound = s->lease;
 
     if (session_ended(s))
         return 0;
     if (s->one_shot) /* no lease: its chunk's deadline bounds it */
-        end = s->running != NULL && s->running->kind == JOB_CHUNK
-                  ? s->running->progress.deadline_us
-                  : clock_after_us(u->cfg.receive_timeout_us);
+        bound.end_us = s->running != NULL && s->running->kind == JOB_CHUNK
+                           ? s->running->progress.deadline_us
+                           : clock_after_us(u->cfg.receive_timeout_us);
     else if (s->n_jobs > 0) /* renewed when they end */
-        return s->lease_us;
-    return end > now ? end - now : 0;
+        return (uint64_t)s->lease.length_s * 1000000;
+    return lease_timer_left_us(&bound);
 }
 
 /* Until the server ends by itself what is under way. */

@@ -73,7 +73,7 @@ static void job_answer(struct updates *u, struct update_job *job, const struct e
     job_free(job);
     mtx_lock(&u->lock);
     s->n_jobs--;
-    session_renew_locked(u, s);
+    session_renew_locked(u, s, 0);
     session_info_locked(u, s, &info);
     to_free = session_unref_locked(s);
     mtx_unlock(&u->lock);
@@ -582,10 +582,10 @@ static bool lease_ended_locked(struct updates *u, struct update_info *info,
     struct session *s = u->open;
     struct err why = {0};
 
-    if (s == NULL || s->n_jobs > 0 || !clock_passed(s->lease_end_us))
+    if (s == NULL || s->n_jobs > 0 || !lease_timer_expired(&s->lease))
         return false;
-    (void)err_set(&why, ERR_TIMEOUT, "", "the lease of %llu s ended without any use or renewal",
-                  (unsigned long long)(s->lease_us / 1000000));
+    (void)err_set(&why, ERR_TIMEOUT, "", "the lease of %u s ended without any use or renewal",
+                  s->lease.length_s);
     *to_free = session_end_locked(u, s, UPDATE_ABORTED, &why);
     session_info_locked(u, s, info);
     return true;
@@ -609,7 +609,7 @@ void *update_watchdog_main(void *arg)
             continue;
         }
         (void)cnd_wait(&u->tick, &u->lock,
-                       u->open != NULL && u->open->n_jobs == 0 ? u->open->lease_end_us
+                       u->open != NULL && u->open->n_jobs == 0 ? u->open->lease.end_us
                                                                : CLOCK_NEVER);
     }
     mtx_unlock(&u->lock);

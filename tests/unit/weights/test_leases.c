@@ -67,7 +67,7 @@ static struct lease_info open_lease(struct world *w, uint32_t lease_s)
         fail_msg("%s", e.msg);
     assert_int_equal(info.serial, v->serial);
     assert_string_equal(info.label, v->label);
-    assert_int_equal(info.lease_s, lease_s);
+    assert_int_equal(info.timer.length_s, lease_s);
     assert_int_equal(strlen(info.id), LEASE_ID_LEN);
     lease_start(w->leases, info.id);
     return info;
@@ -203,7 +203,7 @@ static void test_lease_renew_and_unstarted_outlive(void **state)
     commit_step(w->store, 1);
     renewed = open_lease(w, SHORT_S);
     assert_int_equal(lease_renew(w->leases, renewed.id, 3600, &now, &e), 0);
-    assert_int_equal(now.lease_s, 3600);
+    assert_int_equal(now.timer.length_s, 3600);
     commit_step(w->store, 2);
     assert_int_equal(lease_open(w->leases, SHORT_S, &slow, &v, &e), 0);
     commit_step(w->store, 3);
