@@ -1,0 +1,569 @@
+/* Three doubles of engines, and two threads that take turns: the trainer, and what interferes with
+ * its update.
+ *
+ * One thread runs at a time. It may hand over at each request to an engine, where it gives the lock
+ * of the fleet's control back, and where it waits for a lock. Who runs and which request fails is
+ * drawn from a seed, so that each run can be repeated. Time stands still, and jumps to a deadline
+ * when nothing else can happen. */
+#ifndef BATON_TESTS_UNIT_FLEET_UPDATE_FAULTS_WORLD_H
+#define BATON_TESTS_UNIT_FLEET_UPDATE_FAULTS_WORLD_H
+
+#include "fleet/update/fleet_update_priv.h"
+
+#include "base/log.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum {
+    ENGINES = 3,
+    SEEDS = 4000,
+    SEEDS_MAX = 100000, /* until every transition was reached */
+    CHUNKS = 2,
+    EVENTS_MAX = 3,
+    LEASE_S = 60,
+    STEP_US = 1000,
+    TORN = -1
+};
+
+/* ---- the double of an engine ---- */
+
+struct engine {
+    enum upstream_kind kind;
+    bool knows_start; /* else an SGLang of an old release */
+    unsigned process;
+    char label[API_VERSION_MAX + 1];
+    int version;     /* of the weights that it had before `chunks` came; TORN: of none */
+    int target;      /* of the update that `chunks` belong to */
+    unsigned chunks; /* a bit for each */
+    bool open, paused;
+};
+
+/* ---- the world ---- */
+
+enum { TRAINER, OTHER };
+
+enum event {
+    EVENT_ABORT,
+    EVENT_ABORT_WAIT,
+    EVENT_EXPIRE,
+    EVENT_RESTART,
+    EVENT_PAUSE,
+    EVENT_RESUME,
+    EVENT_SECOND_UPDATE,
+    EVENT_SEND,
+    EVENTS
+};
+
+static struct world {
+    unsigned seed;
+    bool traced;
+    uint64_t random, now_us;
+    unsigned fault_percent, all_fail_percent, abort_percent;
+    struct fleet *fleet;
+    struct fleet_control *fc;
+    struct engine engines[ENGINES];
+    int version, target; /* committed by this test's trainers; of the update that is sent now */
+    unsigned accepted;   /* the chunks of it that the fleet has taken, a bit for each */
+    unsigned switch_percent, unlock_percent;
+    bool by_handles, by_path;
+
+    pthread_mutex_t lock; /* guards the next three */
+    pthread_cond_t changed;
+    int turn;
+    bool done[2], blocked[2];
+    uint64_t progress, seen[2];
+} w;
+
+static __thread int me;
+static bool reached[2][PART_STATES][PART_EVENTS]; /* by kind, over all seeds */
+
+/* For a run of one seed. */
+__attribute__((format(printf, 1, 2))) static void trace(const char *fmt, ...)
+{
+    va_list args;
+
+    if (!w.traced)
+        return;
+    (void)fprintf(stderr, "%s ", me == TRAINER ? "trainer" : "other  ");
+    va_start(args, fmt);
+    (void)vfprintf(stderr, fmt, args);
+    va_end(args);
+    (void)fprintf(stderr, "\n");
+}
+
+static unsigned draw(unsigned n)
+{
+    w.random ^= w.random << 13;
+    w.random ^= w.random >> 7;
+    w.random ^= w.random << 17;
+    return (unsigned)((w.random >> 11) % n);
+}
+
+static bool chance(unsigned percent)
+{
+    return draw(100) < percent;
+}
+
+/* ---- whose turn it is ---- */
+
+static void hand_over(void)
+{
+    assert_int_equal(pthread_mutex_lock(&w.lock), 0);
+    w.turn = !me;
+    (void)pthread_cond_broadcast(&w.changed);
+    while (w.turn != me)
+        (void)pthread_cond_wait(&w.changed, &w.lock);
+    (void)pthread_mutex_unlock(&w.lock);
+}
+
+static void may_switch(unsigned percent)
+{
+    if (!w.done[!me] && chance(percent))
+        hand_over();
+}
+
+void __wrap_mtx_unlock(struct mtx *m);
+void __real_mtx_unlock(struct mtx *m);
+bool __wrap_cnd_wait(struct cnd *c, struct mtx *m, uint64_t deadline_us);
+void __wrap_cnd_broadcast(struct cnd *c);
+uint64_t __wrap_clock_now_us(void);
+uint64_t __wrap_clock_after_us(uint64_t delay_us);
+
+/* Whoever gives the lock of the fleet's control back may be overtaken there. */
+void __wrap_mtx_unlock(struct mtx *m)
+{
+    __real_mtx_unlock(m);
+    if (w.fc != NULL && m == &w.fc->lock)
+        may_switch(w.unlock_percent);
+}
+
+uint64_t __wrap_clock_now_us(void)
+{
+    return w.now_us;
+}
+
+uint64_t __wrap_clock_after_us(uint64_t delay_us)
+{
+    return w.now_us + delay_us;
+}
+
+void __wrap_cnd_broadcast(struct cnd *c)
+{
+    (void)c;
+    w.progress++;
+}
+
+/* The deadline passes when the other thread waits too, or has ended, and nothing has changed. */
+bool __wrap_cnd_wait(struct cnd *c, struct mtx *m, uint64_t deadline_us)
+{
+    bool stuck = w.done[!me] || (w.blocked[!me] && w.seen[!me] == w.progress);
+
+    (void)c;
+    w.blocked[me] = true;
+    w.seen[me] = w.progress;
+    if (stuck) {
+        w.blocked[me] = false;
+        if (w.now_us < deadline_us)
+            w.now_us = deadline_us;
+        return false;
+    }
+    __real_mtx_unlock(m);
+    hand_over();
+    mtx_lock(m);
+    w.blocked[me] = false;
+    return true;
+}
+
+/* ---- what is around the update ---- */
+
+struct fleet *__wrap_upstreams_fleet(struct upstreams *u);
+size_t __wrap_upstreams_n(struct upstreams *u);
+void __wrap_upstreams_get(struct upstreams *u, size_t i, struct upstream_endpoint *out);
+void __wrap_upstreams_hold_indexes(struct upstreams *u);
+void __wrap_upstreams_release_indexes(struct upstreams *u);
+void __wrap_upstreams_enable_generation_probes(struct upstreams *u, bool on);
+void __wrap_fleet_reschedule(struct fleet_control *fc);
+void __wrap_fleet_reconcile_set_stale(struct fleet_control *fc, size_t upstream,
+                                      const struct err *why);
+int __wrap_fleet_validate(struct fleet_control *fc, enum api_op op,
+                          const struct fleet_target *targets, size_t n, struct err *e);
+void __wrap_log_end(struct log_rec *r);
+void __wrap_part_apply(struct fleet_part *p, enum part_event event);
+void __real_part_apply(struct fleet_part *p, enum part_event event);
+int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
+                         const struct fleet_target *targets, size_t n, uint64_t timeout_us,
+                         struct fleet_result **results, struct err *e);
+int __wrap_fleet_query(struct fleet_control *fc, enum api_query q,
+                       const struct fleet_target *targets, size_t n, uint64_t timeout_us,
+                       struct fleet_result **results, struct err *e);
+
+struct fleet *__wrap_upstreams_fleet(struct upstreams *u)
+{
+    (void)u;
+    return w.fleet;
+}
+
+size_t __wrap_upstreams_n(struct upstreams *u)
+{
+    (void)u;
+    return ENGINES;
+}
+
+void __wrap_upstreams_get(struct upstreams *u, size_t i, struct upstream_endpoint *out)
+{
+    static const char *const names[ENGINES] = {"http://a", "http://b", "http://c"};
+
+    (void)u;
+    *out = (struct upstream_endpoint){.name = names[i], .kind = w.engines[i].kind};
+}
+
+void __wrap_upstreams_hold_indexes(struct upstreams *u)
+{
+    (void)u;
+}
+
+void __wrap_upstreams_release_indexes(struct upstreams *u)
+{
+    (void)u;
+}
+
+void __wrap_upstreams_enable_generation_probes(struct upstreams *u, bool on)
+{
+    (void)u;
+    (void)on;
+}
+
+void __wrap_fleet_reschedule(struct fleet_control *fc)
+{
+    (void)fc;
+}
+
+void __wrap_fleet_reconcile_set_stale(struct fleet_control *fc, size_t upstream,
+                                      const struct err *why)
+{
+    (void)fc;
+    (void)upstream;
+    (void)why;
+}
+
+int __wrap_fleet_validate(struct fleet_control *fc, enum api_op op,
+                          const struct fleet_target *targets, size_t n, struct err *e)
+{
+    (void)fc;
+    (void)op;
+    (void)targets;
+    (void)n;
+    (void)e;
+    return 0;
+}
+
+void __wrap_log_end(struct log_rec *r)
+{
+    (void)r;
+}
+
+void __wrap_part_apply(struct fleet_part *p, enum part_event event)
+{
+    enum part_state to;
+
+    if (!part_transition(p->two_phase, p->state, event, &to)) {
+        (void)fprintf(stderr, "event %d in state %d of kind %d\n", (int)event, (int)p->state,
+                      (int)p->two_phase);
+        abort();
+    }
+    reached[p->two_phase][p->state][event] = true;
+    trace("event %d at %zu in state %d", (int)event, p->upstream, (int)p->state);
+    __real_part_apply(p, event);
+}
+
+/* ---- the engines ---- */
+
+static void process_name(const struct engine *g, char *out, size_t cap)
+{
+    (void)snprintf(out, cap, "p-%zu-%u", (size_t)(g - w.engines), g->process);
+}
+
+/* It starts anew, with the weights of its model's directory. That takes longer than the interval of
+ * the probes, so one of them finds that nothing listens there; an engine that names its process is
+ * recognized without that, too. */
+static void engine_restart(struct engine *g)
+{
+    struct err why = {0};
+
+    (void)err_set(&why, ERR_UPSTREAM, "", "connection refused");
+    if (g->kind == UPSTREAM_SGLANG || chance(50))
+        fleet_probe_failed(w.fleet, (size_t)(g - w.engines), true, &why);
+    g->process++;
+    g->version = 0;
+    g->chunks = 0;
+    g->open = g->paused = false;
+    (void)snprintf(g->label, sizeof g->label, "v0");
+}
+
+static bool is_whole(const struct engine *g)
+{
+    return g->chunks == 0 || (g->target == w.target && (g->chunks & w.accepted) == w.accepted);
+}
+
+static int version_of(const struct engine *g)
+{
+    return g->chunks == 0 ? g->version : is_whole(g) ? g->target : TORN;
+}
+
+/* The tensors of a chunk; of a baton they wait beside what it serves. */
+static void engine_take(struct engine *g, unsigned chunk)
+{
+    if (g->target != w.target && g->chunks != 0 && g->kind != UPSTREAM_BATON) {
+        g->version = TORN; /* half of one update below another, until that is whole */
+        g->chunks = 0;
+    }
+    g->target = w.target;
+    g->chunks |= 1u << chunk;
+}
+
+static void engine_finish(struct engine *g, const char *label)
+{
+    if (g->chunks != 0) {
+        g->version = version_of(g);
+        g->chunks = 0;
+    }
+    if (label != NULL)
+        (void)snprintf(g->label, sizeof g->label, "%s", label);
+    g->open = false;
+}
+
+/* Has the engine words for it? Else nothing is sent to it. */
+static bool is_asked(const struct engine *g, enum api_op op, const struct fleet_target *t)
+{
+    bool label = json_object_get(t->body, "weight_version") != NULL;
+
+    switch (op) {
+    case API_VERIFY_UPDATE:
+    case API_ABORT_UPDATE:
+        return g->kind == UPSTREAM_BATON;
+    case API_FINISH_UPDATE:
+        return g->kind != UPSTREAM_SGLANG || t->about.has_begun || label;
+    case API_INIT_TRANSFER:
+        return g->kind == UPSTREAM_VLLM;
+    case API_RESET_ENCODER_CACHE:
+        return g->kind == UPSTREAM_VLLM;
+    case API_RESET_STORAGE_CACHE:
+    case API_RETRACT_REQUESTS:
+        return g->kind == UPSTREAM_SGLANG;
+    default:
+        return true;
+    }
+}
+
+/* Returns the status of its answer. */
+static int engine_do(struct engine *g, enum api_op op, const struct fleet_target *t)
+{
+    const char *label = json_string_value(json_object_get(t->body, "weight_version"));
+    bool baton = g->kind == UPSTREAM_BATON;
+
+    switch (op) {
+    case API_START_UPDATE:
+        if (!g->knows_start)
+            return 404;
+        if (g->open && !baton)
+            return 400;
+        g->open = true;
+        return 200;
+    case API_UPDATE_WEIGHTS:
+        if (baton && !g->open)
+            return 410; /* stands for: no such update */
+        engine_take(g, (unsigned)json_integer_value(json_object_get(t->body, "chunk")));
+        return 200;
+    case API_VERIFY_UPDATE:
+        return !g->open ? 410 : is_whole(g) ? 200 : 422;
+    case API_FINISH_UPDATE:
+        if (baton && (!g->open || !is_whole(g)))
+            return g->open ? 422 : 410;
+        if (g->kind == UPSTREAM_SGLANG && t->about.has_begun && !g->open)
+            return 400;
+        engine_finish(g, g->kind == UPSTREAM_SGLANG && t->about.has_begun ? NULL : label);
+        return 200;
+    case API_ABORT_UPDATE:
+        g->chunks = 0;
+        g->open = false;
+        return 200;
+    case API_PAUSE:
+        g->paused = true;
+        return 200;
+    case API_RESUME:
+        g->paused = false;
+        return 200;
+    case API_SET_VERSION:
+        (void)snprintf(g->label, sizeof g->label, "%s", label);
+        return 200;
+    default:
+        return 200;
+    }
+}
+
+/* What a failure leaves behind: tensors may have come in part, everything else wholly or not. */
+static void do_maybe(struct engine *g, enum api_op op, const struct fleet_target *t)
+{
+    if (chance(50))
+        return;
+    if (op == API_UPDATE_WEIGHTS && g->kind != UPSTREAM_BATON && chance(50)) {
+        g->version = TORN;
+        return;
+    }
+    (void)engine_do(g, op, t);
+}
+
+static void set_text(struct fleet_result *r, json_t *answer)
+{
+    r->text = json_dumps(answer, 0);
+    assert_non_null(r->text);
+    r->text_len = strlen(r->text);
+    json_decref(answer);
+}
+
+static void set_failure(struct fleet_result *r, enum fleet_outcome outcome, int status)
+{
+    r->outcome = outcome;
+    r->status = status;
+    (void)err_set(&r->why, outcome == FLEET_UNKNOWN ? ERR_UPSTREAM_TIMEOUT : ERR_UPSTREAM, "",
+                  "it failed (%d)", status);
+    if (outcome == FLEET_REFUSED)
+        set_text(r, json_pack("{s:s}", "message", "no"));
+}
+
+static void answer_op(struct fleet_result *r, enum api_op op, const struct fleet_target *t)
+{
+    struct engine *g = &w.engines[t->upstream];
+    char process[FLEET_LABEL_MAX + 1];
+    int status;
+
+    r->upstream = t->upstream;
+    if (!is_asked(g, op, t)) {
+        r->outcome = FLEET_SKIPPED;
+        return;
+    }
+    if (chance(w.fault_percent)) {
+        static const int statuses[] = {400, 403, 404, 409, 500, 503};
+        unsigned kind = draw(4);
+
+        if (kind == 0) {
+            set_failure(r, FLEET_UNSENT, 0);
+        } else if (kind == 1) {
+            do_maybe(g, op, t);
+            set_failure(r, FLEET_UNKNOWN, 0);
+        } else {
+            set_failure(r, FLEET_REFUSED, statuses[draw(6)]);
+            if (r->status >= 500)
+                do_maybe(g, op, t);
+        }
+        return;
+    }
+    status = engine_do(g, op, t);
+    if (status == 410) {
+        set_failure(r, FLEET_LOST, 404);
+    } else if (status != 200) {
+        set_failure(r, FLEET_REFUSED, status);
+    } else {
+        process_name(g, process, sizeof process);
+        r->outcome = FLEET_OK;
+        r->status = 200;
+        set_text(
+            r, json_pack("{s:s, s:s, s:b}", "update_id", "upd", "boot_id", process, "success", 1));
+    }
+}
+
+static void answer_query(struct fleet_result *r, enum api_query q, const struct fleet_target *t)
+{
+    const struct engine *g = &w.engines[t->upstream];
+
+    r->upstream = t->upstream;
+    if (chance(w.fault_percent)) {
+        set_failure(r, chance(50) ? FLEET_UNSENT : FLEET_UNKNOWN, 0);
+        return;
+    }
+    r->outcome = FLEET_OK;
+    r->status = 200;
+    set_text(r, json_pack("{s:s, s:o}", "weight_version", g->label, "update",
+                          q == API_GET_STATUS && g->open ? json_pack("{s:s}", "update_id", "upd")
+                                                         : json_null()));
+}
+
+/* Requests reach the engines one by one, and what interferes may come before any of them. */
+static int all_fail(struct err *e, bool *sent)
+{
+    bool draining;
+
+    *sent = false;
+    if (!chance(w.all_fail_percent))
+        return 0;
+    draining = chance(50);
+    *sent = draining && chance(50);
+    return draining ? err_set(e, ERR_DRAINING, "", "the server drains")
+                    : err_set(e, ERR_NO_MEMORY, "", "no memory");
+}
+
+int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
+                         const struct fleet_target *targets, size_t n, uint64_t timeout_us,
+                         struct fleet_result **results, struct err *e)
+{
+    bool sent = false;
+    int rc;
+
+    assert_ptr_equal(fc, w.fc);
+    assert_true(timeout_us > 0);
+    mtx_assert_none();
+    w.now_us += STEP_US;
+    *results = NULL;
+    may_switch(w.switch_percent);
+    rc = n > 0 ? all_fail(e, &sent) : 0;
+    if (rc != 0 && !sent)
+        return -1;
+    *results = calloc(n + 1, sizeof **results);
+    assert_non_null(*results);
+    for (size_t i = 0; i < n; i++) {
+        answer_op(&(*results)[i], op, &targets[i]);
+        trace("op %d at %zu: outcome %d (%d), label %s, chunks %x", (int)op, targets[i].upstream,
+              (int)(*results)[i].outcome, (*results)[i].status,
+              w.engines[targets[i].upstream].label, w.engines[targets[i].upstream].chunks);
+        may_switch(w.switch_percent);
+    }
+    if (rc == 0)
+        return 0;
+    fleet_results_free(*results, n);
+    *results = NULL;
+    return -1;
+}
+
+int __wrap_fleet_query(struct fleet_control *fc, enum api_query q,
+                       const struct fleet_target *targets, size_t n, uint64_t timeout_us,
+                       struct fleet_result **results, struct err *e)
+{
+    bool sent;
+
+    assert_ptr_equal(fc, w.fc);
+    assert_true(timeout_us > 0);
+    mtx_assert_none();
+    w.now_us += STEP_US;
+    *results = NULL;
+    may_switch(w.switch_percent);
+    if (n > 0 && all_fail(e, &sent) != 0)
+        return -1;
+    *results = calloc(n + 1, sizeof **results);
+    assert_non_null(*results);
+    for (size_t i = 0; i < n; i++) {
+        answer_query(&(*results)[i], q, &targets[i]);
+        trace("query %d at %zu: outcome %d, label %s", (int)q, targets[i].upstream,
+              (int)(*results)[i].outcome, w.engines[targets[i].upstream].label);
+        may_switch(w.switch_percent);
+    }
+    return 0;
+}
+
+#endif
