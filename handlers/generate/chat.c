@@ -1,5 +1,5 @@
-/* POST /v1/chat/completions: messages in, a message out. The prompt is what the model's chat
- * template makes of the messages; from there on it is a completion. */
+/* POST /v1/chat/completions: messages in, a message out. The model's chat template renders the
+ * prompt; from there on it is a completion. */
 #include "handlers/generate/chat.h"
 
 #include "handlers/body.h"
@@ -42,7 +42,8 @@ static const struct neutral_rule chat_rules[] = {
     {"kv_transfer_params", NEUTRAL_NULL, 0},
     COMPLETIONS_SGLANG_NEUTRAL(COMPLETIONS_RULE){NULL, NEUTRAL_NULL, 0}};
 
-/* The sampling members as a completion says them: logprobs as a number, max_tokens. New. */
+/* Translates the sampling members to those of a completion: logprobs is a number, max_tokens. New.
+ */
 static int sampling_of(json_t **out, const json_t *body, uint32_t vocab_size, struct err *e)
 {
     const json_t *max = body_given(body, "max_completion_tokens");
@@ -119,7 +120,7 @@ int chat_op_parse(struct completions_op *op, const json_t *body, struct err *e)
         chat_parse(op->chat, body, g->app->generate->chat, e) != 0)
         return -1;
     op->add_special = op->chat->add_special;
-    if (!op->chat->add_generation_prompt) /* the last message goes on, as in vLLM */
+    if (!op->chat->add_generation_prompt) /* the last message is continued, as in vLLM */
         op->role = json_incref(last_role(op->chat));
     return 0;
 }
@@ -133,7 +134,7 @@ int chat_render(struct completions_op *op, struct err *e)
         buf_fini(&text);
         return -1;
     }
-    chat_request_fini(op->chat); /* as large as the prompt, and not needed any more */
+    chat_request_fini(op->chat); /* it is as large as the prompt and no longer needed */
     p->text = buf_take(&text, &p->len);
     if (p->text == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the text of the prompt");

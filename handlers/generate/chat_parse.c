@@ -1,5 +1,5 @@
-/* Messages as clients write them, messages as templates expect them. The request's own JSON is not
- * changed: what differs is a copy. */
+/* Turns messages as clients send them into messages as templates expect them. The request's JSON is
+ * not changed: a copy is. */
 #include "handlers/generate/chat_parse.h"
 
 #include "base/clock.h"
@@ -13,7 +13,7 @@ static int no_memory(struct err *e)
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the messages");
 }
 
-/* As body_type_name, also of what is absent. */
+/* As body_type_name; NULL is "nothing". */
 static const char *found_name(const json_t *v)
 {
     return v != NULL ? body_type_name(v) : "nothing";
@@ -78,7 +78,7 @@ static int part_text(const char **out, size_t *len, const json_t *part, size_t i
     return 0;
 }
 
-/* Parts, as an array of {type, text} or joined by newlines; new. */
+/* The parts as an array of {type, text}, or joined by newlines. Returns a new reference. */
 static int join_parts(json_t **out, const json_t *parts, bool as_parts, size_t i, struct err *e)
 {
     json_t *list = json_array(), *v;
@@ -131,7 +131,7 @@ static int set_content(json_t *message, bool as_parts, size_t i, struct err *e)
     return json_object_set_new(message, "content", made) == 0 ? 0 : no_memory(e);
 }
 
-/* Templates write arguments as JSON themselves; clients send that JSON in a string. */
+/* Templates expect arguments as an object; clients send them as JSON in a string. */
 static int set_arguments(json_t *function, size_t i, size_t k, struct err *e)
 {
     const json_t *arguments = json_object_get(function, "arguments");
@@ -220,7 +220,7 @@ static int parse_messages(struct chat_request *c, const json_t *body, const stru
 
 static json_t *hold_ref(const json_t *v)
 {
-    return json_incref((json_t *)(uintptr_t)v); /* the request is this thread's own */
+    return json_incref((json_t *)(uintptr_t)v); /* no other thread uses the request */
 }
 
 static int parse_tools(struct chat_request *c, const json_t *body, struct err *e)

@@ -1,7 +1,7 @@
-/* POST /v1/chat/completions/render: the request to /inference/v1/generate that makes the tokens
- * which /v1/chat/completions would make of this one. Nothing is generated. What that route takes
- * from the model's generation_config.json is written out, because the other takes nothing from it.
- * Runs on app->text_executor with a detokenize permit that the dispatcher holds. */
+/* POST /v1/chat/completions/render: returns the request to /inference/v1/generate that generates
+ * the same as /v1/chat/completions would for this body. Nothing is generated here. Defaults from
+ * the model's generation_config.json are written out, because /inference/v1/generate does not use
+ * them. Runs on app->text_executor with a detokenize permit that the dispatcher holds. */
 #include "handlers/body.h"
 #include "handlers/data_plane.h"
 #include "handlers/generate/chat.h"
@@ -13,7 +13,7 @@
 
 #include <stdio.h>
 
-/* o[member] = value (stolen; NULL: no memory), where `body` says nothing of it. */
+/* o[member] = value (stolen; NULL: no memory), unless `body` has the member. */
 static int set_default(json_t *o, const json_t *body, const char *member, json_t *value)
 {
     if (body_given(body, member) == NULL)
@@ -34,7 +34,7 @@ static int set_defaults(json_t *o, const json_t *body, const struct gen_params *
                : 0;
 }
 
-/* New, or NULL without memory. */
+/* Returns a new reference, or NULL if there is no memory. */
 static json_t *sampling_json(const struct completions_op *op, const json_t *body, uint32_t n_prompt)
 {
     const struct gen_params *p = &op->g.params.gen;
@@ -64,7 +64,7 @@ static json_t *member_json(const json_t *body, const char *member)
     return v == NULL ? json_null() : json_incref((json_t *)(uintptr_t)v);
 }
 
-/* The text of chat_render as ids, into the generation's prompt. */
+/* Tokenizes the text of chat_render into the generation's prompt. */
 static int encode(struct completions_op *op, struct err *e)
 {
     const struct completions_prompt *p = &op->prompts[0];

@@ -1,4 +1,4 @@
-/* Answers and events of /v1/chat/completions: OpenAI's chat.completion and chat.completion.chunk.
+/* Replies and events of /v1/chat/completions: OpenAI's chat.completion and chat.completion.chunk.
  */
 #include "handlers/generate/chat.h"
 
@@ -6,8 +6,8 @@
 #include "handlers/generate/generation_reply.h"
 #include "handlers/json_put.h"
 
-/* The members token, logprob, bytes: the bytes are of the text as told, U+FFFD where a token is no
- * whole character. */
+/* Writes token, logprob, bytes. The bytes are those of the text as sent, with U+FFFD where a token
+ * is not a whole character. */
 static void put_token(struct buf *out, const struct completions_op *op, uint32_t id, float logprob)
 {
     struct buf text = {0};

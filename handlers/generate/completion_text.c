@@ -1,5 +1,6 @@
-/* Hold back as little as decides: the longest end of the text that begins a stop string, or a whole
- * stop string of the last step, which is the match unless the engine goes on (min_tokens). */
+/* Only as much text as necessary is held back: the longest end of it that begins a stop string, or
+ * a complete stop string in the text of the last step, which is a match unless the engine continues
+ * (min_tokens). */
 #include "handlers/generate/completion_text.h"
 
 #include <string.h>
@@ -48,7 +49,7 @@ void completion_text_push(struct completion_text *c, uint32_t id)
     c->n_chars = c->n_decoded + completion_text_chars(held, n_held);
 }
 
-/* Where a whole stop string begins that ends in the newest text, or the end of `pending`. */
+/* Start of a complete stop string that ends in the newest text, or the length of `pending`. */
 static size_t match_start(const struct completion_text *c, const char *stop, size_t len)
 {
     const char *at;
@@ -61,7 +62,7 @@ static size_t match_start(const struct completion_text *c, const char *stop, siz
     return at != NULL ? (size_t)(at - c->pending.data) : c->pending.len;
 }
 
-/* Where the longest end of `pending` begins that is the beginning of the stop string. */
+/* Start of the longest end of `pending` which is the beginning of the stop string. */
 static size_t prefix_start(const struct completion_text *c, const char *stop, size_t len)
 {
     size_t n = len - 1 < c->pending.len ? len - 1 : c->pending.len;
@@ -88,8 +89,8 @@ size_t completion_text_ready(const struct completion_text *c)
     return ready;
 }
 
-/* The engine's cut counts from the end of its own text, which shows special tokens or not as it
- * likes; where ours differs, the last place of the stop string is the one that ended it. */
+/* `cut` counts from the end of the engine's text, which may differ from ours in special tokens. If
+ * it does not fit our text, the last occurrence of the stop string is the match. */
 static bool find_stop(const struct completion_text *c, const char *stop, size_t len, uint32_t cut,
                       size_t *at)
 {
@@ -117,7 +118,7 @@ void completion_text_end(struct completion_text *c, const char *stop_text, uint3
 
     n_held = detok_peek(&c->detok, &held);
     if (stop_text != NULL && n_held > 0)
-        buf_append(&c->pending, held, n_held); /* the engine looked at it too */
+        buf_append(&c->pending, held, n_held); /* the engine's match included it */
     if (stop_text != NULL && find_stop(c, stop_text, len, cut, &at)) {
         c->pending.len = c->include_stop ? at + len : at;
         return; /* a character cut short at the end comes after the stop string */

@@ -1,12 +1,12 @@
-/* POST /v1/completions: the OpenAI form, text or token ids in, text out.
+/* POST /v1/completions: OpenAI's form, text or token ids in, text out.
  *
- * A chat (chat.c) is a completion too: its prompt is rendered first, in the same place.
+ * A chat (chat.c) is a completion too: its prompt is rendered first, on the same executor.
  *
  * Text prompts are tokenized on app->text_executor before the request queues for its permit, and
- * text is made there after the permit is back, so that slow text never holds an engine slot. Both
- * share that pool's urgent lane with /tokenize and /detokenize, first come first served: each of
- * the three is bounded by a semaphore, so that whoever floods one waits at it and not in the lane.
- */
+ * text is made there after the permit is given back, so that slow text never holds an engine slot.
+ * Both share that executor's urgent queue with /tokenize and /detokenize, first come first served.
+ * Each of the three is bounded by an admission queue of its own, so a flood of one does not fill
+ * the urgent queue. */
 #include "handlers/data_plane.h"
 
 #include "base/clock.h"
@@ -57,7 +57,7 @@ static void prompt_field(char field[ERR_FIELD_MAX], const struct completions_op 
         (void)snprintf(field, ERR_FIELD_MAX, "%s", op->prompts_at);
 }
 
-/* The engine speaks of /token_ids/<i> and /sampling_params/<member>; here they are elsewhere. */
+/* The engine reports /token_ids/<i> and /sampling_params/<member>; here these have other names. */
 void completions_set_error_field(const struct generation_seq *seq, struct err *e)
 {
     static const char ids[] = "/token_ids", sampling[] = "/sampling_params";
@@ -106,7 +106,7 @@ static const struct generation_ops stream_ops = {.on_tokens = completions_on_tok
                                                  .finish = completions_finish,
                                                  .free = completions_free};
 
-/* The n-th prompt as it stands in the request. */
+/* The i-th prompt of the request. */
 static const json_t *prompt_value(const struct completions_op *op, const json_t *prompt, uint32_t i)
 {
     return op->is_list ? json_array_get(prompt, i) : prompt;
@@ -138,7 +138,7 @@ static int copy_ids(struct completions_op *op, const json_t *v, uint32_t i, stru
                               g->app->generate->vocab_size, g->app->generate->max_model_len, e);
 }
 
-/* All prompts of the kind of the first, and their text within its limit. */
+/* Checks that all prompts are of the same kind as the first, and the total length of their text. */
 static int check_prompts(const struct completions_op *op, const json_t *prompt, uint32_t n,
                          struct err *e)
 {
@@ -198,7 +198,7 @@ int completions_parse_prompts(struct completions_op *op, const json_t *prompt, s
     return 0;
 }
 
-/* Logprobs of an echoed prompt come with those of the output. */
+/* Which logprobs the engine computes and the reply has; an echoed prompt has them too. */
 static int resolve_logprobs(struct completions_op *op, struct err *e)
 {
     struct gen_params *gen = &op->g.params.gen;
@@ -211,7 +211,7 @@ static int resolve_logprobs(struct completions_op *op, struct err *e)
     op->g.prompt_logprobs_times = op->g.params.n; /* each choice repeats them */
     if (!op->echo || op->logprobs < 0)
         return 0;
-    op->g.prompt_logprobs_times *= 2; /* as the echo's, and as the prompt's */
+    op->g.prompt_logprobs_times *= 2; /* in the echo and in prompt_logprobs */
     if (op->stream.on)
         return err_set(e, ERR_BAD_REQUEST, "/echo",
                        "logprobs of an echoed prompt are not sent in a stream; set 'stream' to "
@@ -236,7 +236,8 @@ static int parse_flags(struct completions_op *op, const json_t *body, struct err
     return body_bool(&op->as_ids, body, "", "return_tokens_as_token_ids", e);
 }
 
-/* What generation_config.json says stands where a request is silent, as in vLLM on this route. */
+/* generation_config.json has the defaults of members that the request leaves out, as in vLLM on
+ * this route. */
 static void apply_defaults(struct gen_params *p, const struct model_defaults *d)
 {
     p->temperature = d->has_temperature ? d->temperature : p->temperature;
@@ -263,7 +264,7 @@ int completions_parse_sampling(struct completions_op *op, const json_t *body, st
     return 0;
 }
 
-/* 0 tokens after an echo: the prompt is scored. The engine makes one, which is not told. */
+/* max_tokens = 0 with echo scores the prompt. The engine makes one token, which is not sent. */
 static int parse_sampling(struct completions_op *op, const json_t *body, struct err *e)
 {
     const json_t *max = json_object_get(body, "max_tokens");
@@ -318,7 +319,7 @@ static int encode_prompt(struct completions_op *op, uint32_t i, struct err *e)
     return generation_check_prompt(app, out->n, field, e);
 }
 
-/* Only an echo needs the text beside the ids: the client's own, or the ids decoded. */
+/* An echo needs the text of the prompt: the client's, or else the decoded ids. */
 static int prepare_prompt_text(struct completions_op *op, uint32_t i, struct err *e)
 {
     struct completions_prompt *p = &op->prompts[i];
@@ -365,7 +366,7 @@ static int make_texts(struct completions_op *op, struct err *e)
     return 0;
 }
 
-/* Everything that the tokenizer does before the request queues. */
+/* All work of the tokenizer before the request queues for its permit. */
 static int make_prompts(struct completions_op *op, struct err *e)
 {
     if (http_request_disconnected(op->g.x))
@@ -399,7 +400,7 @@ static void completions_prepare(void *arg)
     generation_enter(&op->g);
 }
 
-/* The client went away while queued: its ticket is out of the line already. */
+/* The client disconnected while queued: its ticket has already been removed from the queue. */
 static void completions_fail_disconnected(void *arg)
 {
     struct completions_op *op = arg;
@@ -409,7 +410,7 @@ static void completions_fail_disconnected(void *arg)
     generation_fail(&op->g, &e);
 }
 
-/* Under the request's lock: only takes the ticket out; answering is another thread's. */
+/* Runs under the request's lock: only removes the ticket; another thread answers. */
 static void completions_on_disconnect(void *arg)
 {
     struct completions_op *op = arg;
@@ -422,7 +423,7 @@ static void completions_on_disconnect(void *arg)
     (void)workers_post(app->text_executor, &op->g.step, WORKERS_URGENT, &ignored);
 }
 
-/* A pool whose threads have ended runs nothing; then it is answered from here. */
+/* If the threads of the executor have ended, it runs here. */
 static void completions_granted(void *arg)
 {
     struct completions_op *op = arg;

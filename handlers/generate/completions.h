@@ -1,6 +1,6 @@
-/* One running completion: a generation with text on both sides. Shared by completions.c, which
- * reads the request, completions_reply.c, which writes the answer, chat.c, whose prompt is made of
- * messages, and sglang_generate.c, whose requests and answers are another server's. */
+/* One running completion: a generation whose prompt and output are text. Shared by completions.c
+ * (parses the request), completions_reply.c (writes the reply), chat.c (renders the prompt from
+ * messages) and sglang_generate.c (SGLang's form of requests and replies). */
 #ifndef BATON_HANDLERS_GENERATE_COMPLETIONS_H
 #define BATON_HANDLERS_GENERATE_COMPLETIONS_H
 
@@ -19,7 +19,7 @@ enum {
     COMPLETIONS_MAX_TOKENS_DEFAULT = 16
 };
 
-/* What SGLang's servers take on these routes beside what vLLM's do; refused unless neutral. */
+/* Members that SGLang's servers take on these routes and vLLM's do not. Refused unless neutral. */
 #define COMPLETIONS_SGLANG_NEUTRAL(X)                                                              \
     X("lora_path", NEUTRAL_EMPTY, 0)                                                               \
     X("json_schema", NEUTRAL_EMPTY, 0)                                                             \
@@ -43,21 +43,21 @@ struct chat_request;
 struct completions_op {
     struct generation g;  /* first: generation_ops.free gets its address */
     char *request_id;     /* owned */
-    struct ticket ticket; /* of app->generate->prompt_admission */
+    struct ticket ticket; /* in app->generate->prompt_admission */
     int64_t created_s;
     struct generation_stream stream;
-    const struct generation_ops *stream_ops; /* those of one that streams */
-    const char *prompts_at, *sampling_at;    /* pointers of those members in the request */
-    struct chat_request *chat;               /* owned; NULL: no chat */
-    json_t *role;                            /* owned; whose a chat's answer is; NULL: assistant */
-    bool prompt_sent;                        /* a chat's first event has gone */
-    bool is_text;                            /* prompts came as text */
-    bool is_list;                            /* more than one could be given: pointers say which */
+    const struct generation_ops *stream_ops; /* used instead if the request streams */
+    const char *prompts_at, *sampling_at;    /* JSON pointers of those members in the request */
+    struct chat_request *chat;               /* owned; NULL: not a chat */
+    json_t *role;                            /* owned; role of a chat's reply; NULL: assistant */
+    bool prompt_sent;                        /* the first event of a chat has been sent */
+    bool is_text;                            /* the prompts are text, not token ids */
+    bool is_list;                            /* an array of prompts: pointers have an index */
     bool echo, add_special, return_ids, as_ids;
-    bool no_output; /* 0 tokens are asked for: the one that is made is not told */
-    int32_t logprobs, prompt_logprobs;  /* asked for; -1 = none */
+    bool no_output; /* 0 tokens requested: the one token that the engine makes is not sent */
+    int32_t logprobs, prompt_logprobs;  /* as requested; -1 = none */
     struct completions_prompt *prompts; /* [g.n_prompts]; owned */
-    struct completion_text *texts;      /* [g.n_seqs]; owned; of the pool's job */
+    struct completion_text *texts;      /* [g.n_seqs]; owned; used by the pool's job only */
 };
 
 static inline struct completions_op *completions_of(struct generation *g)
@@ -65,7 +65,7 @@ static inline struct completions_op *completions_of(struct generation *g)
     return (struct completions_op *)(void *)g;
 }
 
-/* The lists of `logprobs`. A chat has one, of objects. */
+/* The lists in `logprobs`. A chat has one list, of objects. */
 enum completions_logprobs {
     COMPLETIONS_TOKENS,
     COMPLETIONS_CONTENT = COMPLETIONS_TOKENS,
@@ -75,7 +75,8 @@ enum completions_logprobs {
     COMPLETIONS_LOGPROBS_N
 };
 
-/* Some tokens of one sequence: those after what was told, and the end when out is there. */
+/* The tokens of one sequence that have not been sent yet; `out` is set if the sequence has ended.
+ */
 struct completions_part {
     struct completions_op *op;
     struct generation_seq *seq;
@@ -83,50 +84,52 @@ struct completions_part {
     uint32_t first, end;
     const struct gen_output *out;
     struct buf text;
-    struct buf logprobs[COMPLETIONS_LOGPROBS_N]; /* JSON: what the lists of `logprobs` hold */
-    bool failed;                                 /* no memory */
+    struct buf logprobs[COMPLETIONS_LOGPROBS_N]; /* JSON: the entries of each list */
+    bool failed;                                 /* out of memory */
 };
 
-/* completions_new - an empty op; NULL with e set when there is no memory. Until completions_begin
- * the caller drops it with generation_unref, and the request stays the caller's. */
+/* completions_new - create an empty op; NULL with e set if there is no memory.
+ * Until completions_begin the caller owns it (generation_unref frees it), and owns the request. */
 struct completions_op *completions_new(struct app *app, struct http_request *x, struct err *e);
 
-/* completions_init, completions_fini - the same for one that is a part of something larger, whose
- * operations are its own.
+/* completions_init, completions_fini - the same for an op that is embedded in a larger structure,
+ * which has generation_ops of its own.
  * @op  zeroed */
 void completions_init(struct completions_op *op, struct app *app, struct http_request *x);
 void completions_fini(struct completions_op *op);
 
-/* completions_parse_prompts - text, token ids, or an array of either; sets is_text and is_list.
- * @prompt  NULL: missing
+/* completions_parse_prompts - parse text, token ids, or an array of either; set is_text and
+ * is_list.
+ * @prompt  NULL: the member is missing
  * Errors: ERR_BAD_REQUEST at or below prompts_at, ERR_TOO_LARGE, ERR_NO_MEMORY. */
 int completions_parse_prompts(struct completions_op *op, const json_t *prompt, struct err *e);
 
-/* completions_parse_sampling - the sampling members of `body`, over the model's defaults. */
+/* completions_parse_sampling - parse the sampling members of `body`; the model's defaults are used
+ * for those which are missing. */
 int completions_parse_sampling(struct completions_op *op, const json_t *body, struct err *e);
 
-/* completions_set_error_field - of generation_ops; in terms of prompts_at and sampling_at. */
+/* completions_set_error_field - as in generation_ops; uses prompts_at and sampling_at. */
 void completions_set_error_field(const struct generation_seq *seq, struct err *e);
 
-/* completions_begin - make the prompts ready, queue, generate, answer; the op is the flow's. */
+/* completions_begin - tokenize the prompts, queue, generate, reply. Takes ownership of the op. */
 void completions_begin(struct completions_op *op);
 
-/* Of completions_reply.c, on app->text_executor. */
+/* completions_reply.c; all run on app->text_executor. */
 
-/* completions_part_next - what there is to tell of a sequence since the last time. Returns false
- * when nothing is; else the caller tells *p, then calls completions_part_sent. An error is told
- * elsewhere. */
+/* completions_part_next - get the tokens of a sequence that have not been sent yet.
+ * Returns false if there are none, or the sequence failed (errors are sent elsewhere). Otherwise
+ * the caller writes *p, then calls completions_part_sent. */
 bool completions_part_next(struct completions_part *p, struct completions_op *op,
                            struct generation_seq *seq);
 void completions_part_sent(struct completions_part *p);
 
-/* completions_put_token_ids - the member token_ids: of the part, or null. */
+/* completions_put_token_ids - append the member token_ids: those of the part, or null. */
 void completions_put_token_ids(struct buf *out, const struct completions_part *p);
 
-/* completions_versions_json - generation_versions_json, of what is told. */
+/* completions_versions_json - generation_versions_json for the tokens that are sent. */
 json_t *completions_versions_json(const struct completions_op *op, const struct gen_output *out);
 
-/* As generation_ops says. */
+/* Members of generation_ops. */
 void completions_on_tokens(struct generation *g);
 void completions_finish(struct generation *g);
 

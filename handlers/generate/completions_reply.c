@@ -1,5 +1,5 @@
-/* Answers and events of /v1/completions, and what a chat's share with them. One part of a choice is
- * made the same way for both: a whole answer is a stream of one part. */
+/* Replies and events of /v1/completions, and what chat replies share with them. A reply that is not
+ * streamed is made as a stream of one part. */
 #include "handlers/generate/completions.h"
 
 #include "control/life.h"
@@ -27,7 +27,8 @@ static void put_label(struct buf *out, const struct completions_op *op, uint32_t
     buf_fini(&label);
 }
 
-/* Several tokens can spell alike (parts of one character): the first, the likeliest, stays. */
+/* Several tokens can have the same text (parts of one character): the first, most likely one stays.
+ */
 static int add_top(const struct completions_op *op, json_t *top, uint32_t id, float logprob)
 {
     struct buf label = {0};
@@ -42,7 +43,7 @@ static int add_top(const struct completions_op *op, json_t *top, uint32_t id, fl
     return rc;
 }
 
-/* A tree, of one token, which sees to it that no name comes twice. NULL: no memory. */
+/* top_logprobs of one token: an object, so that no name comes twice. NULL: no memory. */
 static json_t *top_json(const struct completions_op *op, const struct gen_token *t)
 {
     json_t *top = json_object();
@@ -56,7 +57,7 @@ static json_t *top_json(const struct completions_op *op, const struct gen_token 
     return NULL;
 }
 
-/* @known  false for a prompt's first token, which nothing predicts */
+/* @known  false for a prompt's first token, which has no logprob */
 static void add_logprob(struct completions_part *p, const struct gen_token *t, bool known,
                         uint64_t offset)
 {
@@ -80,7 +81,8 @@ static void add_logprob(struct completions_part *p, const struct gen_token *t, b
     json_put_int(&lists[COMPLETIONS_TEXT_OFFSET], (int64_t)offset);
 }
 
-/* The output that carries the prompt's logprobs: the prompt's first choice's. */
+/* The output that has the prompt's logprobs: that of the prompt's first choice. NULL in a stream.
+ */
 static const struct gen_output *prompt_output(const struct completions_part *p)
 {
     const struct generation *g = &p->op->g;
@@ -107,7 +109,7 @@ static void echo_prompt(struct completions_part *p)
     completion_text_fini(&echoed);
 }
 
-/* The stop token itself is not text, as in every server that trainers know. */
+/* The stop token is not part of the text, as in vLLM and SGLang. */
 static bool is_hidden_stop_token(const struct completions_part *p, uint32_t i)
 {
     return p->out != NULL && i + 1 == p->out->n_tokens && p->out->finish == GEN_STOP &&
@@ -141,7 +143,8 @@ static json_t *prompt_ids_json(const struct completions_part *p)
     return generation_ids_json(prompt->ids, prompt->n);
 }
 
-/* A token that nobody asked for stops nothing. */
+/* With 0 tokens requested the finish reason is "length", even if the hidden token is a stop token.
+ */
 static json_t *finish_json(const struct completions_part *p)
 {
     if (p->op->no_output && p->out->finish == GEN_STOP)
@@ -236,7 +239,7 @@ static void put_part(struct buf *out, const struct completions_part *p)
         put_choice(out, p);
 }
 
-/* What every answer and every event says, around its choices. */
+/* put_head and put_tail write the members around the choices of each reply and event. */
 static void put_head(struct buf *out, const struct completions_op *op)
 {
     const char *kind = op->chat == NULL ? "text_completion"
@@ -308,7 +311,7 @@ void completions_part_sent(struct completions_part *p)
     part_fini(p);
 }
 
-/* The next part of a choice, for an event. Returns false when there is nothing to tell yet. */
+/* Sends the next part of a choice as an event. Returns false if there is none yet. */
 static bool send_part_event(struct completions_op *op, struct generation_seq *seq)
 {
     struct completions_part p;
@@ -382,7 +385,7 @@ void completions_finish(struct generation *g)
     }
     if (!failed)
         put_whole(&whole, op);
-    failed = generation_failed(g, &why); /* the client may have gone meanwhile */
+    failed = generation_failed(g, &why); /* the client may have disconnected meanwhile */
     g->x = NULL;
     if (failed)
         reply_error(x, &why, NULL);

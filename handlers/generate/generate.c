@@ -1,7 +1,7 @@
 /* POST /v1/generate and /inference/v1/generate: token ids in, token ids out.
  *
- * The two routes differ only in how they treat members that nobody knows. Text is not made here:
- * stop strings work, but the answer is ids, so that what was sampled is what is trained on. */
+ * The two routes differ only in how they treat unknown members. The reply has no text: stop strings
+ * work, but a trainer gets exactly the sampled ids. */
 #include "handlers/data_plane.h"
 
 #include "base/clock.h"
@@ -75,7 +75,7 @@ struct generate_op {
     char *request_id;    /* owned */
     int64_t created_s;
     struct generation_stream stream;
-    bool sampled_only; /* the dialect tells of no other token's logprob */
+    bool sampled_only; /* the dialect has only the logprob of the sampled token */
 };
 
 static struct generate_op *op_of(struct generation *g)
@@ -100,7 +100,7 @@ static void put_entry(struct buf *out, uint32_t id, float logprob, uint32_t rank
     json_put_null(out);
 }
 
-/* @n_top  how many of the best are told beside it */
+/* @n_top  how many of the most likely tokens to list */
 static void put_token(struct buf *out, const struct gen_token *t, uint32_t n_top)
 {
     json_put_open(out, '{');
@@ -132,7 +132,7 @@ static void put_logprobs(struct buf *out, const struct generate_op *op,
     json_put_close(out, '}');
 }
 
-/* A choice with the tokens [first, end); made is NULL while the sequence runs. */
+/* Writes a choice with the tokens [first, end). `made` is NULL while the sequence runs. */
 static void put_choice(struct buf *out, const struct generate_op *op,
                        const struct generation_seq *seq, const struct gen_token *tokens,
                        uint32_t first, uint32_t end, const struct gen_output *made)
@@ -156,7 +156,7 @@ static void put_choice(struct buf *out, const struct generate_op *op,
     json_put_close(out, '}');
 }
 
-/* What every answer and every event says, around its choices. */
+/* put_head and put_tail write the members around the choices of each reply and event. */
 static void put_head(struct buf *out, const struct generate_op *op)
 {
     json_put_open(out, '{');
@@ -203,7 +203,7 @@ static json_t *usage_each(const struct generate_op *op)
                : json_null();
 }
 
-/* The next event of a sequence. Returns false when there is none yet. */
+/* Sends the next event of a sequence. Returns false if there is none yet. */
 static bool send_seq_event(struct generate_op *op, struct generation_seq *seq)
 {
     const struct gen_token *tokens;

@@ -1,8 +1,8 @@
-/* What a request may ask of the sampler, and what this build refuses rather than ignores.
+/* Sampling members: which are honoured, and which are refused rather than ignored.
  *
- * Ranges that the engine defines are checked by gen_params_check, once, after everything is read.
- * Rejected: ignoring unsupported members with a warning in the log, because a trainer then learns
- * from samples of another distribution than the one it asked for. */
+ * gen_params_check checks the ranges that the engine defines, once, after all members are read.
+ * Rejected design: ignore unsupported members with a warning in the log. A trainer would then learn
+ * from samples of another distribution than it requested. */
 #include "handlers/generate/generate_params.h"
 
 #include "base/id.h"
@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OUTPUT_KIND_MAX = 2 }; /* cumulative, delta, final: how another server groups its events */
+enum { OUTPUT_KIND_MAX = 2 }; /* vLLM's RequestOutputKind: cumulative, delta, final */
 
 static const struct neutral_rule sampling_neutral[] = {
 #define X(member, kind, number) {member, kind, number},
@@ -215,7 +215,7 @@ static int read_stop_ids(struct gen_params *g, const json_t *o, const char *at, 
     return 0;
 }
 
-/* vLLM no longer has it; where it was, it meant how many to make before the best n are told. */
+/* best_of of older vLLM: the number of sequences to generate before the best n are returned. */
 static int read_best_of(uint32_t n, const json_t *o, const char *at, struct err *e)
 {
     char field[ERR_FIELD_MAX];
@@ -232,7 +232,7 @@ static int read_best_of(uint32_t n, const json_t *o, const char *at, struct err 
                    best_of, n);
 }
 
-/* -1 is the whole vocabulary. */
+/* -1 means the whole vocabulary. */
 static int read_logprobs(int32_t *out, const json_t *o, const char *at, const char *member,
                          uint32_t vocab_size, struct err *e)
 {
@@ -265,7 +265,7 @@ static int read_shape(struct generate_params *p, const json_t *object, const cha
     return read_seed(p, object, at, e);
 }
 
-/* Members whose type is checked although no value of them changes what this server answers. */
+/* Members that have no effect on this server's reply; only their type is checked. */
 static int read_harmless(const json_t *o, const char *at, struct err *e)
 {
     static const char *const flags[] = {"spaces_between_special_tokens", "detokenize",

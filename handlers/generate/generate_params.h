@@ -1,8 +1,8 @@
-/* Sampling members of a generate or completions request, as the engine wants them.
+/* The sampling members of a generate or completions request, parsed for the engine.
  *
- * Every member that another server knows is in one of three groups: honoured; accepted because it
- * cannot change the output here; or refused unless its value is the neutral one. A member that
- * would change the output is never ignored. */
+ * Each member that vLLM or SGLang knows is in one of three groups: honoured; accepted because it
+ * cannot change the output here; or refused unless its value is neutral. A member that would change
+ * the output is never ignored. */
 #ifndef BATON_HANDLERS_GENERATE_GENERATE_PARAMS_H
 #define BATON_HANDLERS_GENERATE_GENERATE_PARAMS_H
 
@@ -15,17 +15,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { GENERATE_N_MAX = 128 }; /* sequences made from one prompt */
+enum { GENERATE_N_MAX = 128 }; /* sequences for one prompt */
 
-/* How a member that is not supported looks when it changes nothing. */
+/* Which value of an unsupported member changes nothing. */
 enum neutral {
     NEUTRAL_NULL,         /* null only */
     NEUTRAL_EMPTY,        /* null, {}, [] or "" */
     NEUTRAL_FALSE,        /* null or false */
     NEUTRAL_NUMBER,       /* null or this number */
     NEUTRAL_TEXT,         /* null or {"type": "text"} */
-    NEUTRAL_LOGPROBS_FORM /* null, {}, or prime-rl's wish for another form of logprobs, which its
-                    client does without: {"prl_compact_logprobs": true or false} */
+    NEUTRAL_LOGPROBS_FORM /* null, {}, or {"prl_compact_logprobs": BOOLEAN}: prime-rl requests
+                         compact logprobs, and its client also accepts the normal form */
 };
 struct neutral_rule {
     const char *member;
@@ -55,7 +55,7 @@ struct neutral_rule {
     X("extra_args", NEUTRAL_LOGPROBS_FORM, 0)                                                      \
     X("vllm_xargs", NEUTRAL_EMPTY, 0)
 
-/* Every sampling member, each followed by a comma: for lists of what a route accepts. */
+/* All sampling members, each followed by a comma: for the lists of members that a route accepts. */
 #define GENERATE_MEMBER(member, kind, number) member,
 #define GENERATE_SAMPLING_MEMBERS                                                                  \
     "n", "best_of", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p",          \
@@ -70,44 +70,44 @@ struct generate_params {
                               unset unless `seeded` */
     bool seeded;
     uint32_t n;
-    bool skip_special_tokens, include_stop_str; /* of text only */
+    bool skip_special_tokens, include_stop_str; /* for text output only */
 };
 
 /* generate_sampling_members - members of "sampling_params", NULL-terminated. */
 extern const char *const generate_sampling_members[];
 
-/* generate_params_init - the defaults of gen_params_init, n = 1, special tokens skipped. */
+/* generate_params_init - set the defaults of gen_params_init, n = 1, special tokens skipped. */
 void generate_params_init(struct generate_params *p);
 void generate_params_fini(struct generate_params *p); /* accepts a zeroed one */
 
-/* generate_params_parse - read the sampling members of `object` over what *p holds.
+/* generate_params_parse - read the sampling members of `object`; the others keep their value in *p.
  * @p           initialised; the caller calls generate_params_fini also after an error
- * @at          pointer of `object`: "" or "/sampling_params"
+ * @at          JSON pointer of `object`: "" or "/sampling_params"
  * @vocab_size  ids must be below it
- * @t           for bad words; may be NULL, then they are refused
+ * @t           tokenizes bad words; NULL: they are refused
  * Errors: ERR_BAD_REQUEST at "<at>/<member>": wrong type, out of range, or a value that would
  *         change the output and is not supported; ERR_NO_MEMORY. */
 int generate_params_parse(struct generate_params *p, const json_t *object, const char *at,
                           uint32_t vocab_size, const struct tokenizer *t, struct err *e);
 
-/* generate_params_for - what one sequence is submitted with: its own stop strings, its own seed, a
- * reference of the logits_processor.
- * @choice      0..n-1; a given seed is raised by it, so that choices differ and stay repeatable,
- *              each by a request of its own
- * @context     tokens that the context leaves after the prompt; a larger max_tokens means "the
- * rest" Errors: ERR_NO_MEMORY; *out is then untouched. */
+/* generate_params_for - make the parameters of one sequence: its own stop strings and seed, a
+ * reference to the logits_processor.
+ * @choice   0..n-1; added to a given seed, so that choices differ and can be repeated: choice i is
+ *           what a request with seed + i generates
+ * @context  tokens that the context leaves after the prompt; max_tokens is reduced to it
+ * Errors: ERR_NO_MEMORY; *out is then untouched. */
 int generate_params_for(struct gen_params *out, const struct generate_params *p, uint32_t choice,
                         uint32_t context, struct err *e);
 
-/* generate_check_neutral - refuse members of `object` whose value is not the neutral one.
- * @rules  ended by a row whose member is NULL
+/* generate_check_neutral - refuse members of `object` whose value is not neutral.
+ * @rules  ends with a row whose member is NULL
  * Errors: ERR_BAD_REQUEST at "<at>/<member>", saying which value is accepted. */
 int generate_check_neutral(const json_t *object, const char *at, const struct neutral_rule *rules,
                            struct err *e);
 
-/* generate_parse_ids - an array of token ids.
- * @out, @n     on success a malloc'ed array of *n ids (NULL when 0), the caller's
- * @at          pointer of the array
+/* generate_parse_ids - parse an array of token ids.
+ * @out, @n     on success a malloc'ed array of *n ids (NULL if 0), which the caller owns
+ * @at          JSON pointer of the array
  * @vocab_size  ids must be below it
  * @n_max       longest array accepted; checked before anything is allocated
  * Errors: ERR_BAD_REQUEST at "<at>/<i>" or `at`; ERR_NO_MEMORY. */

@@ -1,8 +1,8 @@
-/* The life of a generate, from its ticket to its answer. See the header for who runs what.
+/* The life of a generation, from its ticket to its reply. The header says which thread runs what.
  *
- * n_open counts what may still call back: the submitter holds one until the last sequence is in,
- * so that an early end cannot finish a half-submitted request. Whoever brings it to 0 gives the
- * permit back and then, and only then, lets the answer be made. */
+ * n_pending counts what may still call back. The submitter holds one until the last sequence is
+ * submitted, so that an early end cannot finish a request that is only half submitted. The thread
+ * that brings it to 0 gives the permit back first, then schedules the reply. */
 #include "handlers/generate/generation.h"
 
 #include "base/clock.h"
@@ -150,7 +150,7 @@ static int check_logprobs_each(const struct generation *g, const char *at, int32
                    (unsigned long long)g->app->settings.max_logprobs);
 }
 
-/* What the sequences can come to. */
+/* Checks how many logprobs the sequences can produce. */
 static int check_made_logprobs(const struct generation *g, struct err *e)
 {
     const struct gen_params *p = &g->params.gen;
@@ -169,7 +169,8 @@ static int check_made_logprobs(const struct generation *g, struct err *e)
                    p->logprobs, (unsigned long long)n, GENERATION_LOGPROBS_MAX);
 }
 
-/* What the answer tells of the prompts; the prompt's own token alone is one, too. */
+/* Checks how many logprobs of prompts the reply would have; the prompt's own token counts as one.
+ */
 static int check_prompt_logprobs(const struct generation *g, struct err *e)
 {
     int32_t k = g->params.gen.prompt_logprobs;
@@ -188,7 +189,7 @@ static int check_prompt_logprobs(const struct generation *g, struct err *e)
                    k > 0 ? k : 1, (unsigned long long)n, GENERATION_PROMPT_LOGPROBS_MAX);
 }
 
-/* What the answer can hold of them, before anything is computed. */
+/* Checks all logprob limits before anything is computed. */
 static int check_all_logprobs(const struct generation *g, struct err *e)
 {
     const struct gen_params *p = &g->params.gen;
@@ -225,7 +226,7 @@ int generation_expand(struct generation *g, const char *at, struct err *e)
         seqs[i].prompt = i / g->params.n;
         seqs[i].choice = i % g->params.n;
     }
-    mtx_lock(&g->lock); /* the peer's callback may be looking */
+    mtx_lock(&g->lock); /* the disconnect callback may be reading them */
     g->seqs = seqs;
     g->n_seqs = n_seqs;
     mtx_unlock(&g->lock);
@@ -243,12 +244,12 @@ static void post_work(struct generation *g)
 {
     struct err stopping = {0};
 
-    /* A pool that stops before its generations is the end of the process: answer from here. */
+    /* The pool stops before its generations only when the process ends: answer from here. */
     if (workers_post(g->pool, &g->work, WORKERS_URGENT, &stopping) != 0)
         generation_work(g);
 }
 
-/* Makes the work job look at the generation, now or once more. */
+/* Makes the work job run, now or once more. */
 static void schedule_work(struct generation *g, bool ended)
 {
     bool post;
@@ -291,8 +292,8 @@ void generation_cancel(struct generation *g)
     mtx_unlock(&g->lock);
 }
 
-/* The peer left: on the HTTP server's thread, with MTX_HTTP_REQUEST held, so nothing is answered
- * here. */
+/* The client disconnected. Runs on the HTTP server's thread with MTX_HTTP_REQUEST held, so it must
+ * not answer. */
 static void generation_on_disconnect(void *arg)
 {
     struct generation *g = arg;
@@ -331,15 +332,15 @@ static void record_metrics(const struct generation *g)
     }
 }
 
-/* On the HTTP server's thread, or that of the job. */
+/* Runs on the HTTP server's thread, or on that of the job. */
 static void client_drained(void *arg)
 {
     schedule_work(arg, false);
 }
 
-/* Is there a stream whose client has to take what it was sent before it is told more? Then the job
- * looks again when it has, or has gone: what the engine made waits in its output, where it is
- * small. The HTTP server gives up on a client that takes nothing. */
+/* Does a stream have to wait until its client has read more? Then the job runs again once it has,
+ * or has disconnected. Meanwhile tokens stay in the engine's output, where they are small. The HTTP
+ * server times out a client that reads nothing. */
 static bool wait_for_client(struct generation *g)
 {
     bool waits;
@@ -379,10 +380,10 @@ static void generation_work(void *arg)
     g->job_posted = more;
     mtx_unlock(&g->lock);
     if (more)
-        post_work(g); /* behind the other streams, not in front of them */
+        post_work(g); /* queue behind the other streams */
 }
 
-/* One fewer may call back. The last one gives the permit back. */
+/* One callback fewer is pending. The last one gives the permit back. */
 static void pending_done(struct generation *g)
 {
     bool last;
@@ -411,7 +412,7 @@ static void seq_tokens(void *arg, const struct gen_output *out, uint32_t first)
 
     (void)first;
     if (out->finish != GEN_RUNNING)
-        return; /* done comes now, so that the last token and the end are one event */
+        return; /* seq_done follows at once: the last token and the end become one event */
     mtx_lock(&seq->g->lock);
     seq->tokens = out->tokens;
     seq->n_tokens = out->n_tokens;
@@ -445,7 +446,7 @@ static void seq_done(void *arg, struct gen_output *out)
         fail_locked(g, &e);
     mtx_unlock(&g->lock);
     if (g->ops->on_tokens != NULL)
-        schedule_work(g, false); /* its last event need not wait for the others */
+        schedule_work(g, false); /* send its last event without waiting for the other sequences */
     pending_done(g);
 }
 
@@ -466,7 +467,7 @@ static int seq_request(struct gen_request *r, struct generation_seq *seq, struct
         return -1;
     }
     if (seq->choice > 0)
-        r->params.prompt_logprobs = -1; /* those of the prompt's first choice serve all */
+        r->params.prompt_logprobs = -1; /* all choices use those of the prompt's first choice */
     memcpy(ids, p->ids, p->n * sizeof *ids);
     r->prompt = ids;
     r->n_prompt = p->n;
@@ -500,9 +501,9 @@ static int seq_submit(struct generation_seq *seq, struct err *e)
     return 0;
 }
 
-/* One pin for all sequences of a request, so that its reply is of one revision. It is taken only
- * now: who waited for a permit gets what serves after the wait, and who named an adapter that is
- * gone by then gets an error. */
+/* All sequences of a request share one pin, so that its reply is made with one revision. It is
+ * taken after the wait for a permit: the request gets the revision that serves then, or an error if
+ * the adapter was unloaded meanwhile. */
 static int pin_adapter(struct generation *g, struct err *e)
 {
     struct err why = {0};
@@ -536,14 +537,15 @@ static void submit_all(struct generation *g)
         if (g->ops->set_error_field != NULL)
             g->ops->set_error_field(&g->seqs[i], &e);
         mtx_lock(&g->lock);
-        g->n_pending--; /* never the last: ours is still there */
+        g->n_pending--; /* never the last: the submitter still holds one */
         fail_locked(g, &e);
         mtx_unlock(&g->lock);
         break;
     }
 }
 
-/* With the permit: submit every sequence, unless the peer leaves or one is refused meanwhile. */
+/* Runs with the permit: submits all sequences; stops if the client disconnects or one is refused.
+ */
 static void generation_start(void *arg)
 {
     struct generation *g = arg;
@@ -556,12 +558,12 @@ static void generation_start(void *arg)
         fail_locked(g, &e);
         mtx_unlock(&g->lock);
     }
-    adapter_use_unref(g->use); /* the sequences have their own */
+    adapter_use_unref(g->use); /* each sequence has its own reference */
     g->use = NULL;
     pending_done(g);
 }
 
-/* What the engine would give for a sequence that it ended before its first token. */
+/* The output that the engine returns for a sequence which ended before its first token. */
 static struct gen_output *empty_output(const struct generation_seq *seq, struct err *e)
 {
     struct gen_record_cfg cfg = {.n_tokens_max = 1,
@@ -576,7 +578,7 @@ static struct gen_output *empty_output(const struct generation_seq *seq, struct 
     return &rec->out;
 }
 
-/* Aborted in the queue: its ticket is out of the line already. */
+/* Aborted while queued: its ticket has already been removed from the queue. */
 static void generation_abort_queued(void *arg)
 {
     struct generation *g = arg;
@@ -627,7 +629,7 @@ bool generation_abort(struct generation *g)
     return true;
 }
 
-/* Its stream is cut if its client is behind. */
+/* The server stops: end the stream without waiting for a slow client. */
 static void generation_cut(void *arg)
 {
     struct generation *g = arg;
@@ -658,7 +660,7 @@ bool generation_abort_seq(struct generation *g, uint32_t i)
     return aborts;
 }
 
-/* By admission_enter itself, or by the thread that left: only posts. */
+/* Called in admission_enter, or by the thread that gave its permit back: only posts a job. */
 static void generation_granted(void *arg)
 {
     struct generation *g = arg;
@@ -694,7 +696,7 @@ void generation_enter(struct generation *g)
         generation_fail(g, &e);
         return;
     }
-    generation_ref(g); /* granted, it may end before we are back */
+    generation_ref(g); /* if it is granted at once, it may end before admission_enter returns */
     g->ticket = (struct ticket){.granted = generation_granted, .arg = g};
     g->entry = (struct generations_entry){.ops = &entry_ops, .arg = g, .ticket = &g->ticket};
     generations_add(g->app->generate->generations, &g->entry);
@@ -708,7 +710,7 @@ void generation_enter(struct generation *g)
     client_disconnected = g->client_disconnected;
     aborted = g->aborted;
     mtx_unlock(&g->lock);
-    /* Who left or aborted before `entered` could not cancel; after it, they do. */
+    /* A disconnect or abort before `entered` was set could not cancel the ticket: do it here. */
     if ((client_disconnected || aborted) &&
         admission_cancel(g->app->generate->admission, &g->ticket)) {
         if (client_disconnected)

@@ -1,16 +1,17 @@
-/* One running generate: a request's request, its permit, and its sequences in the engine.
+/* One running generation: an HTTP request, its permit, and its sequences in the engine.
  *
- * Life. The flow (whoever carries the request on) owns one reference. It goes: init -> watch ->
- * enter (queue for the permit) -> granted -> submit every sequence -> the last one is done -> the
- * permit goes back -> finish answers -> freed. Every path ends in one answer, and a permit that was
- * granted goes back only when the engine is done with every sequence.
+ * Life cycle: init -> watch -> enter (queue for a permit) -> granted -> submit all sequences -> the
+ * last one is done -> the permit is given back -> finish sends the reply -> freed. The thread that
+ * carries out the current step owns one reference (the "flow" reference). Each path ends in exactly
+ * one reply. A permit that was granted is given back only after the engine is done with all
+ * sequences.
  *
- *   HTTP server thread    gone: the peer left. Out of the queue, or every sequence is cancelled.
- *   engine thread   tokens, done: copy pointers, count, post. Nothing is formatted there.
- *   pool thread     news, finish: one at a time for a generation, so events keep their order.
+ *   HTTP server thread   the client disconnected: leave the queue, or cancel all sequences
+ *   engine thread        tokens, done: copy pointers, count, post a job; no formatting here
+ *   pool thread          on_tokens, finish: one at a time for a generation, so events are in order
  *
- * The peer's callback holds MTX_HTTP_REQUEST and cannot run once the request is answered, so that
- * the generation outlives it. The pools and the engine outlive every generation. */
+ * The disconnect callback holds MTX_HTTP_REQUEST and cannot run after the request is answered, so
+ * the generation outlives it. The pools and the engine outlive all generations. */
 #ifndef BATON_HANDLERS_GENERATE_GENERATION_H
 #define BATON_HANDLERS_GENERATE_GENERATION_H
 
@@ -28,26 +29,26 @@
 #include <stdint.h>
 
 enum {
-    GENERATION_SEQS_MAX = 1024,                 /* prompts times n of one request */
-    GENERATION_PROMPT_TOKENS_MAX = 8 * 1048576, /* over all sequences of one request */
-    GENERATION_LOGPROBS_MAX = 2 * 1048576,      /* entries that they can come to, likewise */
-    GENERATION_PROMPT_LOGPROBS_MAX = 262144     /* entries of prompts that an answer tells */
+    GENERATION_SEQS_MAX = 1024,                 /* prompts times n in one request */
+    GENERATION_PROMPT_TOKENS_MAX = 8 * 1048576, /* in all sequences of one request */
+    GENERATION_LOGPROBS_MAX = 2 * 1048576,  /* logprob entries in all sequences of one request */
+    GENERATION_PROMPT_LOGPROBS_MAX = 262144 /* logprob entries of prompts in one reply */
 };
 
 struct generation;
 struct generation_seq;
 
-/* What one operation does with it; no lock held, on the generation's pool but for blame. */
+/* Callbacks of the operation. They run without a lock, on the generation's pool unless noted. */
 struct generation_ops {
-    /* Tokens came, or a sequence ended. NULL when the answer is made at the end only. */
+    /* There are new tokens, or a sequence ended. NULL if the reply is made at the end only. */
     void (*on_tokens)(struct generation *g);
-    /* The engine refused a sequence: put its pointer in terms of this operation's members. May be
-     * NULL. On app->generate_executor. */
+    /* The engine refused a sequence: change e->field to name a member of this operation's request.
+     * May be NULL. Runs on app->generate_executor. */
     void (*set_error_field)(const struct generation_seq *seq, struct err *e);
-    /* Every sequence ended and the permit is back. Must answer the request. Called once, last;
-     * not called when the request failed before it got a permit. */
+    /* All sequences ended and the permit was given back. Must answer the request. Called once,
+     * last; not called if the request failed before it got a permit. */
     void (*finish)(struct generation *g);
-    /* Frees the operation, whose first member is the generation, after generation_fini. */
+    /* Calls generation_fini and frees the operation, whose first member is the generation. */
     void (*free)(struct generation *g);
 };
 
@@ -58,74 +59,73 @@ struct generation_prompt {
 
 struct generation_seq {
     /* Guarded by the generation's lock. */
-    uint64_t id; /* of the engine; 0 while it has none, and when it ended */
-    const struct gen_token
-        *tokens; /* [n_tokens]: entries never change or move once they are there */
+    uint64_t id; /* the engine's id; 0 before it is submitted and after it ended */
+    const struct gen_token *tokens; /* [n_tokens]: entries never change or move */
     uint32_t n_tokens;
     struct gen_output *out; /* owned; set by done */
     bool ended;
-    bool aborted; /* alone: what is submitted is cancelled at once */
+    bool aborted; /* this sequence only: cancel it as soon as it is submitted */
 
     /* Immutable. */
     struct generation *g;
     uint32_t index, prompt, choice; /* index = prompt * n + choice */
 
-    uint64_t submitted_us, ended_us; /* of the submitter; of done, before `ended` */
-    uint32_t n_sent;                 /* of the pool's job: tokens told in a stream */
-    bool first_event_sent,
-        last_event_sent; /* of the pool's job: first event sent; last event sent */
+    uint64_t submitted_us, ended_us;        /* set by the submitter; set by done, before `ended` */
+    uint32_t n_sent;                        /* pool's job: tokens sent in a stream */
+    bool first_event_sent, last_event_sent; /* pool's job only */
 };
 
 struct generation {
     struct mtx lock; /* rank MTX_GENERATION; guards down to the blank line */
     uint32_t n_refs;
-    uint32_t n_pending; /* sequences submitted and not ended, plus one until all are submitted */
-    bool client_disconnected;    /* the peer left */
-    bool stopped;                /* cancelled or failed: submit no more */
-    bool aborted;                /* what is submitted is cancelled at once */
-    bool entered;                /* the ticket has been through admission_enter */
-    bool ended;                  /* n_open reached 0 and the permit is back */
-    bool server_stopping;        /* the server stops: wait for no client */
-    bool awaits_client;          /* nothing is told until the client has taken more, or has gone */
-    bool job_posted, job_rerun;  /* the work job is posted or runs; it has to look once more */
+    uint32_t n_pending; /* sequences submitted and not ended, plus 1 until all are submitted */
+    bool client_disconnected;
+    bool stopped;                /* cancelled or failed: submit no more sequences */
+    bool aborted;                /* cancel each sequence as soon as it is submitted */
+    bool entered;                /* admission_enter has returned for the ticket */
+    bool ended;                  /* n_pending reached 0 and the permit was given back */
+    bool server_stopping;        /* do not wait for slow clients any more */
+    bool awaits_client;          /* send nothing until the client has read more or disconnected */
+    bool job_posted, job_rerun;  /* the work job is queued or runs; it has to run once more */
     struct err err;              /* first failure */
     struct generation_seq *seqs; /* [n_seqs]; owned; set once, by generation_expand */
     uint32_t n_seqs;
 
-    struct generations_entry entry; /* of app->generate->generations */
+    struct generations_entry entry; /* in app->generate->generations */
 
     /* Immutable once entered. */
     struct app *app;
     const char *request_id;                       /* borrowed from the operation; NULL: none */
-    const char *logprobs_at, *prompt_logprobs_at; /* pointers of those members in the request */
-    bool events_repeat; /* an event of a stream tells all tokens of its sequence so far */
-    uint32_t prompt_logprobs_times; /* how often the answer tells those of a prompt */
-    uint32_t prompt_logprobs_from;  /* first token of a prompt whose logprobs it tells */
-    const char *id_prefix;          /* what vLLM's ids of such requests begin with; NULL: nothing */
-    char *const *seq_ids;           /* [n_seqs], borrowed from it; NULL: sequences have no names */
+    const char *logprobs_at, *prompt_logprobs_at; /* JSON pointers of those members */
+    bool events_repeat; /* each event of a stream has all tokens of its sequence so far */
+    uint32_t prompt_logprobs_times; /* how many times the reply contains those of a prompt */
+    uint32_t prompt_logprobs_from;  /* first token of a prompt whose logprobs are in the reply */
+    const char *id_prefix;          /* prefix of vLLM's ids of such requests; NULL: none */
+    char *const *seq_ids;   /* [n_seqs], borrowed from the operation; NULL: sequences have no ids */
     char *lora;             /* owned; the adapter that `model` named; NULL: the base model */
-    struct http_request *x; /* the flow's reference; given up by the answer */
+    struct http_request *x; /* the flow's reference; the reply gives it up */
     const struct generation_ops *ops;
-    struct workers *pool; /* where news and finish run */
+    struct workers *pool; /* on_tokens and finish run here */
     struct generate_params params;
     enum gen_on_update on_update;
     struct generation_prompt *prompts; /* [n_prompts]; owned */
     uint32_t n_prompts;
 
-    /* Of the submitter, before the first sequence; immutable then. */
-    uint64_t lora_revision;  /* that all sequences use; 0 while none is known */
+    /* Set by the submitter before the first sequence; then immutable. */
+    uint64_t lora_revision;  /* used by all sequences; 0 until it is known */
     struct adapter_use *use; /* owned by the submitter while it submits */
 
-    struct ticket ticket; /* of app->generate->admission */
-    struct job step;      /* of the flow: prepare, start, forget */
-    struct job work;      /* news and finish */
+    struct ticket ticket; /* in app->generate->admission */
+    struct job step;      /* the flow's next step: prepare, start, fail */
+    struct job work;      /* on_tokens and finish */
 
-    bool stream_open, stream_broken; /* of the pool's job */
-    bool stream_lagged;              /* of it: its client was behind when the last one looked */
+    bool stream_open, stream_broken; /* pool's job only */
+    bool stream_lagged;              /* pool's job only: the client was slow at the last check */
 };
 
-/* generation_init - an empty generation with one reference, the flow's; on_update is the server's.
- * @x     the flow's reference moves in with generation_watch; until then it is the caller's */
+/* generation_init - initialise an empty generation with one reference, the flow's. on_update is the
+ * server's default.
+ * @x  generation_watch takes over this reference; until then the caller owns it */
 void generation_init(struct generation *g, struct app *app, struct http_request *x,
                      const struct generation_ops *ops, struct workers *pool);
 void generation_fini(struct generation *g); /* for ops->free */
@@ -133,70 +133,74 @@ void generation_fini(struct generation *g); /* for ops->free */
 /* generation_unref - drop a reference; the last one frees. Accepts NULL. */
 void generation_unref(struct generation *g);
 
-/* generation_check_app - ERR_NO_ENGINE without an engine; what generation_check_model says of
- * `model`. */
+/* generation_check_app - check that there is an engine and that `model` is served.
+ * Errors: ERR_NO_ENGINE without an engine; those of generation_check_model. */
 int generation_check_app(const struct app *app, const char *model, struct err *e);
 
-/* generation_check_model - @model  NULL: the base model
- * Returns: 0 it is the base model, 1 an adapter that is loaded now; -1 with ERR_NOT_FOUND at
- * /model: who names an adapter never gets the base model. */
+/* generation_check_model - look up a model name.
+ * @model  NULL: the base model
+ * Returns: 0 for the base model, 1 for an adapter that is loaded now, -1 with ERR_NOT_FOUND at
+ * /model for any other name: a request for an adapter never gets the base model. */
 int generation_check_model(const struct app *app, const char *model, struct err *e);
 
-/* generation_check_prompt - does a prompt of n tokens fit the context, with room for one more?
- * Clients know the words "maximum context length" of vLLM, and then shorten the prompt.
- * Errors: ERR_BAD_REQUEST at `at`. */
+/* generation_check_prompt - check that a prompt of n tokens leaves at least 1 token of the context
+ * for output. The message has vLLM's words "maximum context length": clients look for them, and
+ * then shorten the prompt. Errors: ERR_BAD_REQUEST at `at`. */
 int generation_check_prompt(const struct app *app, size_t n, const char *at, struct err *e);
 
-/* generation_check_output - could n output tokens fit the context, without any prompt? vLLM refuses
- * more on its OpenAI routes, and clips the rest. Errors: ERR_BAD_REQUEST at `at`. */
+/* generation_check_output - check that n output tokens are not more than the whole context. As vLLM
+ * on its OpenAI routes; what exceeds the context together with the prompt is cut, not refused.
+ * Errors: ERR_BAD_REQUEST at `at`. */
 int generation_check_output(const struct app *app, uint32_t n, const char *at, struct err *e);
 
-/* generation_count_seqs - prompts times n.
- * @at  pointer of the prompts, for errors
+/* generation_count_seqs - compute prompts times n.
+ * @at  JSON pointer of the prompts, for errors
  * Errors: ERR_BAD_REQUEST (more than GENERATION_SEQS_MAX). */
 int generation_count_seqs(const struct generation *g, const char *at, uint32_t *out, struct err *e);
 
-/* generation_expand - make the sequences, n for each prompt.
+/* generation_expand - create the sequences, n for each prompt.
  * @at  as above
- * Errors: as above; ERR_BAD_REQUEST at logprobs_at or prompt_logprobs_at (more with each token than
- *         --max-logprobs, or more in all than GENERATION_LOGPROBS_MAX or, of the prompts,
- *         GENERATION_PROMPT_LOGPROBS_MAX); ERR_TOO_LARGE (the prompts of all sequences pass
- *         GENERATION_PROMPT_TOKENS_MAX), ERR_NO_MEMORY. */
+ * Errors: as above; ERR_BAD_REQUEST at logprobs_at or prompt_logprobs_at (more than --max-logprobs
+ * for each token, or more in total than GENERATION_LOGPROBS_MAX or, for prompts,
+ *         GENERATION_PROMPT_LOGPROBS_MAX); ERR_TOO_LARGE (the prompts of all sequences exceed
+ *         GENERATION_PROMPT_TOKENS_MAX); ERR_NO_MEMORY. */
 int generation_expand(struct generation *g, const char *at, struct err *e);
 
-/* generation_watch - from now on the peer's leaving ends it, and the request is the flow's. */
+/* generation_watch - from now on a disconnect of the client ends the generation. Takes over the
+ * reference to the request. */
 void generation_watch(struct generation *g);
 
-/* generation_enter - take a permit or queue for it; the flow's reference moves on. A refusal is
- * answered here. The caller must not touch g afterwards. Threads: a pool's. */
+/* generation_enter - take a permit or queue for one. Takes over the flow's reference: the caller
+ * must not touch g afterwards. A refusal is answered here. Threads: a pool's. */
 void generation_enter(struct generation *g);
 
-/* generation_fail - answer with e and give up the flow's reference; before generation_enter only.
- */
+/* generation_fail - answer with e and drop the flow's reference. Before generation_enter only. */
 void generation_fail(struct generation *g, const struct err *e);
 
-/* generation_cancel - end every sequence soon, and submit no more. Any thread. */
+/* generation_cancel - cancel all sequences and submit no more. Any thread. Does not block. */
 void generation_cancel(struct generation *g);
 
-/* generation_abort - end every sequence soon, with the tokens that it has; one that queues ends
- * without any. Returns false when it has ended or was aborted before. Any thread; the caller sees
- * to it that it is not freed. */
+/* generation_abort - end all sequences soon, with the tokens that they have; a queued generation
+ * ends without tokens. Returns false if it has ended or was aborted before. Any thread; the caller
+ * guarantees that it is not freed meanwhile. */
 bool generation_abort(struct generation *g);
 
-/* generation_abort_seq - the same for one sequence; while its request queues, it queues on. */
+/* generation_abort_seq - the same for one sequence. If the request is queued, it stays queued. */
 bool generation_abort_seq(struct generation *g, uint32_t i);
 
-/* generation_abort_named - abort_named of struct generations_ops. */
+/* generation_abort_named - the abort_named of struct generations_ops. */
 uint32_t generation_abort_named(void *arg, const char *const *ids, size_t n_ids);
 
-/* generation_model - what the reply calls the model: the name that the request used. */
+/* generation_model - the model name for the reply: the one that the request used. */
 const char *generation_model(const struct generation *g);
 
-/* generation_failed - in news or finish: why there is no whole answer (ERR_GONE when the peer
- * left, else the first failure). What is in `why` already stays. Returns false when all is well. */
+/* generation_failed - check in on_tokens or finish whether the reply can be complete.
+ * @why  set to ERR_GONE if the client disconnected, else to the first failure; unchanged if it
+ *       already holds an error
+ * Returns false if nothing failed. */
 bool generation_failed(struct generation *g, struct err *why);
 
-/* generation_snapshot - a consistent view of a sequence: out is NULL until it ended. */
+/* generation_snapshot - get a consistent view of a sequence; *out is NULL until it ended. */
 void generation_snapshot(const struct generation_seq *seq, const struct gen_token **tokens,
                          uint32_t *n, struct gen_output **out);
 

@@ -1,4 +1,4 @@
-/* What the ids of an abort name: a whole request, one of its prompts, or one sequence. */
+/* Abort by id. An id names a whole request, one of its prompts, or one sequence. */
 #include "handlers/generate/generation_parse.h"
 
 #include <stdio.h>
@@ -10,8 +10,8 @@ static int compare_text(const void *x, const void *y)
     return strcmp(*(const char *const *)x, *(const char *const *)y);
 }
 
-/* @ids  sorted: with many ids and many sequences, comparing each with each would hold the lock for
- * seconds */
+/* @ids  sorted: comparing many ids with many sequences one by one would hold the lock for seconds
+ */
 static bool is_one_of(const char *id, const char *const *ids, size_t n_ids)
 {
     if (id == NULL)
@@ -19,7 +19,7 @@ static bool is_one_of(const char *id, const char *const *ids, size_t n_ids)
     return bsearch(&id, ids, n_ids, sizeof *ids, compare_text) != NULL;
 }
 
-/* Aborts the sequences of prompt I for each id that goes on with "-I". */
+/* Aborts the sequences of prompt I if the rest of the id is "-I". */
 static uint32_t abort_prompt(struct generation *g, const char *rest)
 {
     unsigned long prompt;
@@ -37,7 +37,7 @@ static uint32_t abort_prompt(struct generation *g, const char *rest)
     return n;
 }
 
-/* First of the sorted ids that is not before `text`. */
+/* Index of the first sorted id that is not less than `text`. */
 static size_t lower_bound(const char *text, const char *const *ids, size_t n_ids)
 {
     size_t low = 0, high = n_ids;
@@ -53,7 +53,7 @@ static size_t lower_bound(const char *text, const char *const *ids, size_t n_ids
     return low;
 }
 
-/* By vLLM's ids: PREFIX-ID of all, PREFIX-ID-I of prompt I. */
+/* vLLM's ids: PREFIX-ID names the request, PREFIX-ID-I its prompt I. */
 static uint32_t abort_prompts(struct generation *g, const char *const *ids, size_t n_ids)
 {
     char id[GENERATION_REQUEST_ID_MAX + 64];
@@ -71,7 +71,7 @@ static uint32_t abort_prompts(struct generation *g, const char *const *ids, size
     return n;
 }
 
-/* Of the sequences that have names of their own. */
+/* Aborts the sequences that have ids of their own. */
 static uint32_t abort_seqs(struct generation *g, const char *const *ids, size_t n_ids)
 {
     uint32_t n = 0;

@@ -1,4 +1,4 @@
-/* Names and stream options of a generate request. */
+/* The model, ids and stream options of a generate request. */
 #include "handlers/generate/generation_parse.h"
 
 #include "handlers/body.h"

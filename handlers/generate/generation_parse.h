@@ -1,4 +1,4 @@
-/* Members that generate and completions share. */
+/* Request members that all generate routes share. */
 #ifndef BATON_HANDLERS_GENERATE_GENERATION_PARSE_H
 #define BATON_HANDLERS_GENERATE_GENERATION_PARSE_H
 
@@ -14,19 +14,21 @@ enum {
 
 struct generation_stream {
     bool on;
-    bool usage_last; /* an event with the usage before the end */
-    bool usage_each; /* and the usage so far in every event */
+    bool usage_last; /* send an event with the usage before the end */
+    bool usage_each; /* and put the usage so far into each event */
 };
 
-/* generation_parse_names - model (the base's name, or that of a loaded adapter), request_id,
- * cache_salt, session_id.
- * @request_id  on success a copy of the body's, or of the request's; the caller's
- * A cache salt is checked and has no effect: this server shares no prompt cache among requests.
+/* generation_parse_names - parse model (the base model or a loaded adapter), request_id,
+ * cache_salt, session_id. A cache salt is checked and has no effect: requests share no prompt cache
+ * here.
+ * @request_id  on success a copy of the body's member, or else of the HTTP request's id; the caller
+ *              owns it
  * Errors: ERR_NOT_FOUND at /model, ERR_BAD_REQUEST, ERR_NO_MEMORY. */
 int generation_parse_names(char **request_id, struct generation *g, const json_t *body,
                            struct err *e);
 
-/* generation_parse_stream - stream and stream_options; options without a stream are refused. */
+/* generation_parse_stream - parse stream and stream_options. Options without a stream are refused.
+ * @strict  refuse unknown members of stream_options */
 int generation_parse_stream(struct generation_stream *out, const json_t *body, bool strict,
                             struct err *e);
 

@@ -1,4 +1,4 @@
-/* JSON of what the engine made, and the framing of server-sent events. */
+/* JSON of the engine's output, and the framing of server-sent events. */
 #include "handlers/generate/generation_reply.h"
 
 #include "handlers/json_put.h"
@@ -17,7 +17,7 @@ double generation_logprob(float logprob)
     return isfinite(v) && v > GENERATION_LOGPROB_MIN ? v : GENERATION_LOGPROB_MIN;
 }
 
-/* Appends, and turns a failure into NULL so that builders check once. */
+/* Appends; returns NULL on failure, so that callers check only once. */
 static json_t *append(json_t *array, json_t *item)
 {
     if (array != NULL && json_array_append_new(array, item) == 0)
@@ -94,7 +94,7 @@ void generation_put_token_ids(struct buf *out, const struct gen_token *tokens, u
 void generation_token_text(const struct tokenizer *t, uint32_t id, struct buf *out)
 {
     if (tokenizer_token(t, id) == NULL)
-        buf_printf(out, "token_id:%u", id); /* the model's padding has no spelling */
+        buf_printf(out, "token_id:%u", id); /* padding of the vocabulary has no text */
     else
         tokenizer_token_text(t, id, out);
 }
@@ -130,7 +130,7 @@ static void put_prompt_logprob(struct buf *out, uint32_t id, float logprob, uint
     json_put_close(out, '}');
 }
 
-/* The best are different tokens; the prompt's own is often one of them. */
+/* The prompt's own token is often one of the most likely ones: it is listed once. */
 static void put_prompt_token(struct buf *out, const struct gen_token *token, uint32_t n_top_max,
                              const struct tokenizer *t)
 {
@@ -150,7 +150,7 @@ void generation_put_prompt_logprobs(struct buf *out, const struct gen_output *ma
         return;
     }
     json_put_open(out, '[');
-    json_put_null(out); /* nothing predicts the first token */
+    json_put_null(out); /* the first token has no logprob */
     for (uint32_t i = 1; i < made->n_prompt; i++)
         put_prompt_token(out, &made->prompt[i], n_top_max, t);
     json_put_close(out, ']');

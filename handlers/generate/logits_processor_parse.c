@@ -1,7 +1,7 @@
-/* What each list may hold is checked against its limit before anything is made of it.
+/* Each list is checked against its limit before anything is allocated for it.
  *
- * Rejected: taking an id twice in logit_bias ("5" and "05"), as readers do that let the last one
- * win: which one that is, is the JSON writer's accident. */
+ * Rejected design: accept an id twice in logit_bias ("5" and "05") and let the last one win. The
+ * order of JSON members is arbitrary. */
 #include "handlers/generate/logits_processor_parse.h"
 
 #include "handlers/body.h"
@@ -98,7 +98,7 @@ static int read_biases(struct logits_processor *s, const json_t *o, const char *
     return 0;
 }
 
-/* Bytes of white space, as Unicode and Python have it, that the text begins with. */
+/* Length in bytes of the white-space character (as in Python) that the text begins with, or 0. */
 static size_t space_len(const char *text, size_t len)
 {
     static const char *const spaces[] = {
@@ -143,8 +143,8 @@ static int encode_word(struct word *w, const struct tokenizer *t, const char *te
     return 0;
 }
 
-/* vLLM's rule: the second form counts when the space makes another first token and no further one.
- */
+/* vLLM's rule: the form with a space is forbidden too if it has as many tokens and another first
+ * token. */
 static int forbid_word(struct logits_processor *s, const struct word *w, const char *field,
                        struct err *e)
 {

@@ -1,4 +1,4 @@
-/* Members of a request that speak of single tokens: logit_bias, allowed_token_ids, bad_words. */
+/* Request members about single tokens: logit_bias, allowed_token_ids, bad_words. */
 #ifndef BATON_HANDLERS_GENERATE_LOGITS_PROCESSOR_PARSE_H
 #define BATON_HANDLERS_GENERATE_LOGITS_PROCESSOR_PARSE_H
 
@@ -16,11 +16,11 @@ enum {
 };
 
 /* logits_processor_parse - read them from `object`.
- * @out         one reference, the caller's; NULL when none of them says anything
- * @at          pointer of `object`: "" or "/sampling_params"
+ * @out         one reference, which the caller owns; NULL if none of the members is given
+ * @at          JSON pointer of `object`: "" or "/sampling_params"
  * @vocab_size  ids must be below it
- * @t           makes tokens of bad words, without and with a space before them, as vLLM does; NULL:
- *              bad words are refused
+ * @t           tokenizes bad words, without and with a space before them, as vLLM does; NULL: bad
+ *              words are refused
  * Errors: ERR_BAD_REQUEST at "<at>/<member>" or below it; ERR_NO_MEMORY. *out is then untouched. */
 int logits_processor_parse(struct logits_processor **out, const json_t *object, const char *at,
                            uint32_t vocab_size, const struct tokenizer *t, struct err *e);

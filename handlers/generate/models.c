@@ -1,4 +1,4 @@
-/* GET /v1/models and one of them: the OpenAI list, adapters with their parent; trainers match `id`
+/* GET /v1/models and /v1/models/{id}: OpenAI's list. Adapters have a parent. Trainers compare `id`
  * exactly and read `max_model_len`. */
 #include "control/life.h"
 #include "engine/lora/adapters.h"
@@ -26,7 +26,7 @@ static json_t *lora_card(const struct app *app, const struct adapters_item *i)
                      "revision", (json_int_t)i->revision, "digest", i->digest);
 }
 
-/* Returns false without memory. */
+/* Returns false if there is no memory. */
 static bool add_adapters(const struct app *app, json_t *data)
 {
     struct adapters_list list = {0};
@@ -43,7 +43,7 @@ static bool add_adapters(const struct app *app, json_t *data)
     return added;
 }
 
-/* NULL without memory. */
+/* Returns NULL if there is no memory. */
 static json_t *base_card(const struct app *app)
 {
     return json_pack(

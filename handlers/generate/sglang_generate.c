@@ -1,13 +1,13 @@
 /* POST and PUT /generate: SGLang's form, text or token ids in, text and token ids out.
  *
- * A handler of its own and no translation of another: an answer is an object or an array by what
- * was asked, an event repeats all that came before it, and nothing in a native reply could be
- * turned into either. From the prompts to the answer it is a completion
+ * It has a handler of its own, not a translation of another route: a reply is an object or an
+ * array, depending on the request, and an event repeats all earlier tokens; neither can be made
+ * from a native reply. Between the prompts and the reply it is a completion
  * (handlers/generate/completions.h).
  *
- * Where a request is silent, SGLang's own defaults stand, not those of the model's
- * generation_config.json. Logprobs of the output are SGLang's too: of the logits divided by the
- * temperature, before penalties, bias and filters. All prompts of one request are sampled alike. */
+ * Defaults are those of SGLang, not those of the model's generation_config.json. Logprobs of the
+ * output are those of SGLang too: of the logits divided by the temperature, before penalties, bias
+ * and filters. All prompts of one request have the same sampling parameters. */
 #include "handlers/generate/sglang_generate.h"
 
 #include "handlers/body.h"
@@ -54,8 +54,8 @@
 #define MEMBER(member, kind, number) member,
 #define RULE(member, kind, number)   {member, kind, number},
 
-/* What stands here without a word below changes nothing that this server answers: names, labels,
- * hints for routers and caches. */
+/* Members in this list that the code below does not read have no effect here: names, labels, hints
+ * for routers and caches. */
 const char *const sglang_generate_members[] = {"text",
                                                "input_ids",
                                                "sampling_params",
@@ -86,7 +86,7 @@ static const struct neutral_rule sampling_rules[] = {
     {"structural_tag", NEUTRAL_EMPTY, 0}, {"custom_params", NEUTRAL_EMPTY, 0},
     {"beam_width", NEUTRAL_NUMBER, 1},    {NULL, NEUTRAL_NULL, 0}};
 
-/* Sampling members that mean what ours of that name mean. */
+/* SGLang's sampling members and the native members with the same meaning. */
 static const struct dialect_member sampling_members[] = {
     {"n", "n"},
     {"temperature", "temperature"},
@@ -151,8 +151,8 @@ static int parse_prompts(struct sglang_op *op, const json_t *body, struct err *e
                                 : "text belongs in 'text', not in 'input_ids'");
 }
 
-/* flat[member] = what the request says of every prompt. SGLang takes an array with a value for each
- * prompt too; here they have to be equal. */
+/* flat[member] = the value for all prompts. SGLang also takes an array with a value for each
+ * prompt; here these must be equal. */
 static int flatten(json_t *flat, const json_t *body, const char *member, uint32_t n_prompts,
                    struct err *e)
 {
@@ -196,7 +196,7 @@ static int flatten_all(json_t **out, const json_t *body, uint32_t n_prompts, str
     return 0;
 }
 
-/* null asks for the rest of the context; leaving it out asks for the default. */
+/* max_new_tokens: null means the rest of the context; without the member the default is used. */
 static int parse_lengths(struct sglang_op *op, const json_t *sampling, struct err *e)
 {
     struct gen_params *gen = &op->c.g.params.gen;
@@ -301,7 +301,7 @@ static int check_rid(const json_t *v, const char *field, struct err *e)
                    rid == NULL ? body_type_name(v) : "no such string", GENERATION_REQUEST_ID_MAX);
 }
 
-/* Different ids for all prompts, or one could not be aborted without the other. */
+/* Ids must differ: otherwise one prompt could not be aborted without the other. */
 static int check_rids(const json_t *rids, uint32_t n_prompts, struct err *e)
 {
     char field[ERR_FIELD_MAX];
@@ -323,7 +323,8 @@ static int check_rids(const json_t *rids, uint32_t n_prompts, struct err *e)
     return 0;
 }
 
-/* As SGLang names them; where it draws names at random (n), ours say where they belong. */
+/* Ids as SGLang makes them. Where SGLang uses random ids (n > 1), here they are the request's id
+ * and an index. */
 static char *make_rid(const struct sglang_op *op, const json_t *rids, uint32_t i)
 {
     uint32_t n = op->c.g.params.n;
@@ -380,7 +381,7 @@ static int sglang_parse(struct sglang_op *op, const json_t *body, struct err *e)
 
     op->c.sampling_at = SAMPLING_AT;
     op->c.g.events_repeat = true;
-    op->c.logprobs = op->c.prompt_logprobs = -1; /* in another server's form */
+    op->c.logprobs = op->c.prompt_logprobs = -1; /* they are sent in SGLang's form */
     op->c.add_special = op->c.return_ids = true;
     if (body_bool(&op->c.stream.on, body, "", "stream", e) != 0 ||
         body_bool(&op->with_text, body, "", "return_text_in_logprobs", e) != 0 ||

@@ -1,5 +1,5 @@
-/* Answers and events of SGLang's /generate. An event says all of its sequence so far, so that one
- * may be left out for a reader that is slow; the last one of each sequence never is. */
+/* Replies and events of SGLang's /generate. Each event has all of its sequence so far, so events
+ * may be skipped for a slow client; the last event of a sequence is never skipped. */
 #include "handlers/generate/sglang_generate.h"
 
 #include "control/life.h"
@@ -41,7 +41,7 @@ static void put_tops(struct buf *out, const struct sglang_op *op, const struct g
     json_put_close(out, ']');
 }
 
-/* Adds the part to what was told. */
+/* Adds the part to what was sent. */
 static void sent_append(const struct sglang_op *op, struct sglang_sent *sent,
                         const struct completions_part *p)
 {
@@ -71,7 +71,7 @@ static json_t *stop_json(const struct gen_output *out)
                      matched != NULL ? matched : json_null());
 }
 
-/* AReaL takes a message that begins with "Abort before prefill" for an output without tokens. */
+/* AReaL reads a message that begins with "Abort before prefill" as an output without tokens. */
 static json_t *abort_json(const struct gen_output *out)
 {
     return json_pack("{s:s, s:s, s:n, s:n}", "type", "abort", "message",
@@ -91,7 +91,8 @@ static json_t *finish_json(const struct sglang_op *op, const struct gen_output *
                      (json_int_t)(op->c.no_output ? 0 : out->n_tokens));
 }
 
-/* Of the newest token; where there is none, and before the end, what serves now. */
+/* The version of the newest token; if there is none, and before the end, the version that serves
+ * now. */
 static json_t *version_json(const struct sglang_op *op, const struct gen_output *out)
 {
     struct store_info info = {0};
@@ -112,8 +113,9 @@ static void put_list(struct buf *out, const char *name, const struct buf *list)
     json_put_close(out, ']');
 }
 
-/* The prompt's, from the start that was asked for; as SGLang, of the first of them nothing is told.
- * They are there when the prompt's first sequence ended, which computes them for all. */
+/* Logprobs of the prompt from the requested start. The first of them is null, as in SGLang. They
+ * are available once the prompt's first sequence has ended, which computes them for all its
+ * choices. */
 static void put_input_logprobs(struct buf *out, const struct sglang_op *op,
                                const struct generation_seq *seq)
 {
@@ -180,7 +182,7 @@ static void put_meta(struct buf *out, const struct sglang_op *op, const struct g
     json_put_close(out, '}');
 }
 
-/* A sequence as it stands after the part. */
+/* Writes the sequence including the part. */
 static void put_item(struct buf *out, const struct sglang_op *op, const struct completions_part *p)
 {
     struct sglang_sent *sent = &op->sent[p->seq->index];
@@ -200,10 +202,10 @@ static void put_item(struct buf *out, const struct sglang_op *op, const struct c
     }
     json_put_close(out, '}');
     if (p->out != NULL)
-        sglang_sent_fini(sent); /* nothing repeats it */
+        sglang_sent_fini(sent); /* no later event repeats it */
 }
 
-/* The next event of a sequence. Returns false when there is none. */
+/* Sends the next event of a sequence. Returns false if there is none. */
 static bool send_seq_event(struct sglang_op *op, struct generation_seq *seq)
 {
     struct completions_part p;
@@ -259,7 +261,7 @@ void sglang_generate_finish(struct generation *g)
     }
     if (!generation_failed(g, &why))
         put_whole(&whole, op);
-    (void)generation_failed(g, &why); /* the client may have gone meanwhile */
+    (void)generation_failed(g, &why); /* the client may have disconnected meanwhile */
     g->x = NULL;
     if (why.code != ERR_NONE)
         reply_error(x, &why, NULL);

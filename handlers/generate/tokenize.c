@@ -20,7 +20,7 @@ struct tokenize_req {
     const char *model, *prompt; /* borrowed from the body */
     size_t len;
     bool add_special, return_strings;
-    struct buf text; /* of messages */
+    struct buf text; /* rendered messages */
 };
 
 /* The prompt that /v1/chat/completions would make of the same members. */

@@ -1,6 +1,6 @@
-/* Health: three different questions. Live: can the process do its work? Ready: would a generate
- * sent now be served? Both are computed from what is so at this moment, never from a flag that
- * somebody forgot to clear. */
+/* Health. Live: can the process do its work? Ready: would a generation request sent now be served?
+ * Both are computed from the current state at each request, never from a flag that could be stale.
+ */
 #include "base/clock.h"
 #include "control/admission.h"
 #include "control/life.h"
@@ -14,7 +14,7 @@
 
 #include <string.h>
 
-enum { LIVE_HEARTBEAT_MAX_S = 60 }; /* an engine whose loop has not turned for this long is dead */
+enum { LIVE_HEARTBEAT_MAX_S = 60 }; /* an engine without a step for this long is dead */
 
 bool app_live(const struct app *app, struct err *why)
 {
@@ -56,16 +56,17 @@ static int weights_ready(const struct app *app, struct err *why)
     return 0;
 }
 
-/* The same weights would fail the same prompt again: what the engine saw of these bytes stays true,
- * whatever they are called, until others are served. What a request asks for cannot make it so:
- * logits are looked at before any sampling rule. */
+/* The same weights would fail the same prompt again, so this lasts until other weights are served,
+ * whatever their label. No request can cause it by its parameters: logits are checked before any
+ * sampling rule. */
 static int logits_ready(const struct app *app, struct err *why)
 {
     struct engine_stats s = {0};
     struct store_info info;
 
-    app->generate->engine->ops->stats(app->generate->engine,
-                                      &s); /* first: a commit meanwhile ends what it says */
+    app->generate->engine->ops->stats(
+        app->generate->engine,
+        &s); /* before store_info: if a commit comes between, the serials differ */
     store_info(app->weights->store, &info);
     if (s.failing_serial == 0 || s.failing_serial != info.serial)
         return 0;
@@ -75,7 +76,7 @@ static int logits_ready(const struct app *app, struct err *why)
                    info.label, (unsigned long long)info.serial);
 }
 
-/* Paused, a generate may well be taken; it is not served now. */
+/* A paused server may accept requests, but does not serve them now. */
 static int pause_controller_ready(const struct app *app, struct err *why)
 {
     struct pause_controller_info info;

@@ -1,4 +1,4 @@
-/* Gauges and counters that other rooms keep, asked for at the moment of the scrape. */
+/* Gauges and counters of other modules, read at the moment of the scrape. */
 #include "handlers/status/metrics_text.h"
 
 #include "base/clock.h"
@@ -49,7 +49,7 @@ static void put_life(struct app *app, struct buf *out)
         prom_u64(out, "baton_life_state", LABELS({"state", life_state_name((enum life_state)s)}),
                  life_state(app->life) == (enum life_state)s);
     if (app->fleet == NULL && (app->weights == NULL || app->generate == NULL))
-        return; /* neither can be told */
+        return; /* live and ready are not known */
     prom_one(out, "baton_live", "gauge", "1 while the process can do its work",
              app_live(app, &ignored) ? 1 : 0);
     err_clear(&ignored);
@@ -350,7 +350,7 @@ static void put_pools(struct app *app, struct buf *out)
     }
 }
 
-/* Resident bytes, or 0 where /proc does not tell. */
+/* Resident bytes, or 0 if /proc cannot be read. */
 static uint64_t resident_nbytes(void)
 {
     FILE *f = fopen("/proc/self/statm", "re");
@@ -364,7 +364,7 @@ static uint64_t resident_nbytes(void)
     return n_pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* Open descriptors, the one that counts them left out; 0 where /proc does not tell. */
+/* Open descriptors, without the one that counts them; 0 if /proc cannot be read. */
 static uint64_t open_fds(void)
 {
     DIR *dir = opendir("/proc/self/fd");

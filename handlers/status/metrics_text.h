@@ -1,4 +1,4 @@
-/* Everything as Prometheus text. */
+/* The metrics as Prometheus text. */
 #ifndef BATON_HANDLERS_STATUS_METRICS_TEXT_H
 #define BATON_HANDLERS_STATUS_METRICS_TEXT_H
 
@@ -7,9 +7,9 @@
 struct app;
 struct metrics;
 
-/* metrics_text - life, weights, updates, admission, engine or upstream engines, HTTP server, pools,
- * log, process, and what is counted of requests and generations. A part of `app` that is NULL is
- * left out. Threads: any; no lock held. */
+/* metrics_text - append all metrics: life, weights, updates, admission, engine or upstream engines,
+ * HTTP server, pools, log, process, requests and generations. A part of `app` that is NULL is left
+ * out. Threads: any; no lock held. */
 void metrics_text(const struct metrics *m, struct app *app, struct buf *out);
 
 #endif

@@ -1,4 +1,4 @@
-/* GET /v1/status: everything about the server at this moment, from short locks and atomics only. */
+/* GET /v1/status: the current state of the server. It takes short locks and reads atomics only. */
 #include "base/clock.h"
 #include "control/admission.h"
 #include "control/life.h"
@@ -15,7 +15,7 @@
 #include "memory/dtype.h"
 #include "weights/store/store.h"
 
-/* The type that most of their bytes have. */
+/* The dtype that most bytes have. */
 static enum dtype main_dtype(const struct tensor_list *tensor_list)
 {
     uint64_t nbytes[DTYPE_COUNT] = {0};
@@ -116,7 +116,7 @@ static json_t *text_or_null(const char *text)
     return text[0] != '\0' ? json_string(text) : json_null();
 }
 
-/* The GPUs that hold the weights. Asks no driver: this runs on an event loop. */
+/* The GPUs that hold the weights. Makes no driver call: this runs on an event loop. */
 static json_t *ranks_json(const struct app *app)
 {
     json_t *ranks = json_array();
@@ -150,7 +150,7 @@ static json_t *cuda_json(const struct app *app)
                      "ranks", ranks_json(app), "reason", text_or_null(cuda->reason));
 }
 
-/* The library, and the group that was joined with it. */
+/* The NCCL library and the trainer's group. */
 static json_t *nccl_json(const struct app *app)
 {
     const struct nccl_info *nccl = app->weights->nccl;
