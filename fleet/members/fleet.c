@@ -23,20 +23,20 @@ uint64_t fleet_hash_mix(uint64_t x)
 
 void fleet_set_error(struct upstream *u, const struct err *why)
 {
-    uint64_t words = fleet_affinity(why->msg);
+    uint64_t hash = fleet_affinity(why->msg);
 
-    if (u->error_wall_s == 0 || words != u->error_hash)
+    if (u->error_wall_s == 0 || hash != u->error_hash)
         u->error_wall_s = clock_wall_s();
-    u->error_hash = words;
+    u->error_hash = hash;
     u->error = *why;
 }
 
 const struct err *fleet_error_of(const struct upstream *u, int64_t *wall_s)
 {
-    bool silent = u->no_answer.code != ERR_NONE;
+    bool failed = u->no_answer.code != ERR_NONE;
 
-    *wall_s = silent ? u->no_answer_wall_s : u->error_wall_s;
-    return silent ? &u->no_answer : &u->error;
+    *wall_s = failed ? u->no_answer_wall_s : u->error_wall_s;
+    return failed ? &u->no_answer : &u->error;
 }
 
 static void upstream_join_locked(struct fleet *f, size_t upstream, const char *name)
@@ -141,12 +141,12 @@ void fleet_change_end(struct fleet *f, struct fleet_change *c)
     any = fleet_any_serving_locked(f);
     mtx_unlock(&f->lock);
     for (size_t i = 0; i < c->n; i++) {
-        bool lost = c->before[i].sound && !c->after[i].sound;
+        bool lost = c->before[i].reliable && !c->after[i].reliable;
 
         if (lost && f->cfg.left_rotation != NULL)
             f->cfg.left_rotation(f->cfg.arg, i);
-        closed = closed || (!lost && c->before[i].open && !c->after[i].open);
-        opened = opened || (!c->before[i].open && c->after[i].open);
+        closed = closed || (!lost && c->before[i].in_rotation && !c->after[i].in_rotation);
+        opened = opened || (!c->before[i].in_rotation && c->after[i].in_rotation);
     }
     if (closed && !any && f->cfg.left_rotation != NULL)
         f->cfg.left_rotation(f->cfg.arg, FLEET_MAX);

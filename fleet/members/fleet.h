@@ -85,7 +85,7 @@ struct fleet_cfg {
      * thread; must not block. May be NULL. */
     void (*left_rotation)(void *arg, size_t upstream);
     /* The state of one engine has changed. Called like left_rotation. May be NULL. */
-    void (*state_changed)(void *arg, const struct fleet_state_change *move);
+    void (*state_changed)(void *arg, const struct fleet_state_change *change);
     void *arg;
 };
 

@@ -25,7 +25,7 @@ struct search {
     bool avoid;
 };
 
-static bool may_take(const struct search *s, size_t i)
+static bool has_free_permit(const struct search *s, size_t i)
 {
     const struct upstream *u = &s->f->upstreams[i];
     enum fleet_queue queue = s->t->queue;
@@ -36,7 +36,7 @@ static bool may_take(const struct search *s, size_t i)
 }
 
 /* The session's own engine, unless it has more than its share. */
-static bool find_own(const struct search *s, size_t *out)
+static bool find_by_affinity(const struct search *s, size_t *out)
 {
     size_t share = (s->n_outstanding + 1) * FLEET_LOAD_PERCENT;
     uint64_t best = 0;
@@ -45,7 +45,7 @@ static bool find_own(const struct search *s, size_t *out)
     for (size_t i = 0; i < s->f->n; i++) {
         uint64_t score = fleet_hash_mix(s->t->affinity ^ s->f->upstreams[i].hash);
 
-        if (!may_take(s, i) || (found && score <= best))
+        if (!has_free_permit(s, i) || (found && score <= best))
             continue;
         /* at most ceil(share / n_open), with this request */
         if (s->f->upstreams[i].n_outstanding[s->t->queue] * 100 * s->n_open >= share)
@@ -57,14 +57,14 @@ static bool find_own(const struct search *s, size_t *out)
     return found;
 }
 
-static bool find_least(const struct search *s, size_t *out)
+static bool find_least_loaded(const struct search *s, size_t *out)
 {
     size_t n = s->f->n, best = SIZE_MAX;
 
     for (size_t k = 0; k < n; k++) {
         size_t i = (s->f->next_upstream + k) % n;
 
-        if (!may_take(s, i) || s->f->upstreams[i].n_outstanding[s->t->queue] >= best)
+        if (!has_free_permit(s, i) || s->f->upstreams[i].n_outstanding[s->t->queue] >= best)
             continue;
         best = s->f->upstreams[i].n_outstanding[s->t->queue];
         *out = i;
@@ -73,7 +73,7 @@ static bool find_least(const struct search *s, size_t *out)
 }
 
 /* An engine with a free permit. The engine to avoid is taken if it is the only one in rotation. */
-static bool find_locked(const struct fleet *f, const struct fleet_ticket *t, size_t *out)
+static bool find_engine_locked(const struct fleet *f, const struct fleet_ticket *t, size_t *out)
 {
     struct search s = {.f = f, .t = t, .avoid = t->avoid_one};
 
@@ -81,12 +81,12 @@ static bool find_locked(const struct fleet *f, const struct fleet_ticket *t, siz
         s.n_open += fleet_in_rotation(&f->upstreams[i]);
         s.n_outstanding += f->upstreams[i].n_outstanding[t->queue];
     }
-    if (t->affinity != 0 && find_own(&s, out))
+    if (t->affinity != 0 && find_by_affinity(&s, out))
         return true;
-    if (find_least(&s, out))
+    if (find_least_loaded(&s, out))
         return true;
     s.avoid = false;
-    return t->avoid_one && s.n_open == 1 && find_least(&s, out);
+    return t->avoid_one && s.n_open == 1 && find_least_loaded(&s, out);
 }
 
 static void grant_locked(struct fleet *f, struct fleet_ticket *t, size_t upstream)
@@ -126,11 +126,11 @@ static void unqueue_locked(struct permit_queue *q, struct fleet_ticket *t)
 
 /* The first queued ticket that an engine can take. If there is none for a ticket, there is none for
  * those behind it either, unless the ticket avoids an engine. */
-static struct fleet_ticket *first_locked(const struct fleet *f, const struct permit_queue *q,
-                                         size_t *upstream)
+static struct fleet_ticket *first_grantable_locked(const struct fleet *f,
+                                                   const struct permit_queue *q, size_t *upstream)
 {
     for (struct fleet_ticket *t = q->head; t != NULL; t = t->next) {
-        if (find_locked(f, t, upstream))
+        if (find_engine_locked(f, t, upstream))
             return t;
         if (!t->avoid_one)
             break;
@@ -148,7 +148,7 @@ static bool grant_first(struct fleet *f, enum fleet_queue queue)
     size_t upstream = 0;
 
     mtx_lock(&f->lock);
-    t = first_locked(f, q, &upstream);
+    t = first_grantable_locked(f, q, &upstream);
     if (t != NULL) {
         unqueue_locked(q, t);
         grant_locked(f, t, upstream);
@@ -231,7 +231,7 @@ int fleet_permit_acquire(struct fleet *f, struct fleet_ticket *t, struct err *e)
         rc = err_set(e, ERR_DRAINING, "", "the server is draining: no new requests are accepted");
     else if (!fleet_any_serving_locked(f))
         rc = set_unsynced_error_locked(f, e);
-    else if (first_locked(f, q, &upstream) == NULL && find_locked(f, t, &upstream))
+    else if (first_grantable_locked(f, q, &upstream) == NULL && find_engine_locked(f, t, &upstream))
         granted = true; /* no queued ticket can be granted now */
     else if (q->n_waiting >= f->cfg.n_queue_max[t->queue])
         rc = err_set(e, ERR_OVERLOADED, "", "the queue is full: %zu requests run and %zu wait",

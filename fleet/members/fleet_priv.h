@@ -172,7 +172,7 @@ bool fleet_any_serving_locked(const struct fleet *f);
 struct fleet_change {
     size_t n;
     struct fleet_rotation { /* a removed engine can be reliable: it finishes what it has */
-        bool sound, open;
+        bool reliable, in_rotation;
     } before[FLEET_MAX], after[FLEET_MAX];
 };
 void fleet_change_begin(struct fleet *f, struct fleet_change *c); /* takes the lock */

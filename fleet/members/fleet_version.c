@@ -46,7 +46,7 @@ static struct version *version_of(struct versions *v, const char *label)
     return &v->items[v->n++];
 }
 
-static void sort(struct versions *v)
+static void sort_versions(struct versions *v)
 {
     for (size_t i = 1; i < v->n; i++)
         for (size_t k = i; k > 0 && v->items[k].n > v->items[k - 1].n; k--) {
@@ -57,7 +57,7 @@ static void sort(struct versions *v)
         }
 }
 
-static void count_locked(const struct fleet *f, struct versions *v)
+static void count_versions_locked(const struct fleet *f, struct versions *v)
 {
     v->n = v->n_reported = v->n_awaited = 0;
     for (size_t i = 0; i < f->n; i++) {
@@ -69,7 +69,7 @@ static void count_locked(const struct fleet *f, struct versions *v)
         v->n_reported++;
         version_of(v, u->report.label)->n++;
     }
-    sort(v);
+    sort_versions(v);
 }
 
 /* An engine that does not answer now may have the fleet's version. */
@@ -85,12 +85,12 @@ static bool may_be_served_locked(const struct fleet *f)
     return false;
 }
 
-static void choose_locked(struct fleet *f)
+static void choose_version_locked(struct fleet *f)
 {
     struct versions v;
     size_t second;
 
-    count_locked(f, &v);
+    count_versions_locked(f, &v);
     second = v.n > 1 ? v.items[1].n : 0;
     if (v.n == 0 || v.items[0].n < f->min_ready || v.items[0].n <= second + v.n_awaited)
         return;
@@ -157,7 +157,7 @@ void fleet_decide_version_locked(struct fleet *f)
         f->label[0] = '\0';
     }
     if (!f->decided)
-        choose_locked(f);
+        choose_version_locked(f);
     for (size_t i = 0; i < f->n; i++)
         check_version_locked(f, &f->upstreams[i]);
 }
@@ -192,7 +192,7 @@ bool fleet_version_undecided_locked(const struct fleet *f, struct err *e)
 
     if (f->serial > 0 || f->decided)
         return false;
-    count_locked(f, &v);
+    count_versions_locked(f, &v);
     if (v.n_reported == 0)
         return false;
     list_versions(&v, text, sizeof text);

@@ -70,13 +70,14 @@ static void on_token(struct probe *p, const struct upstream_reply *a)
 static int read_report(struct upstream_report *report, const struct probe *p,
                        const struct upstream_reply *a, struct err *why)
 {
-    const struct upstream_reply *peer = &a[0], *label = &a[1], *release = &a[2];
-    bool has_no_query = !label->requested;
+    const struct upstream_reply *status = &a[0], *label = &a[1], *release = &a[2];
+    bool no_version_request = !label->requested;
 
-    api_read_status(report, p->peer.kind, peer->text != NULL ? peer->text : "", peer->text_len);
+    api_read_status(report, p->peer.kind, status->text != NULL ? status->text : "",
+                    status->text_len);
     api_read_release(report, release->status, release->text != NULL ? release->text : "",
                      release->text_len);
-    if (!has_no_query && label->status == 0) {
+    if (!no_version_request && label->status == 0) {
         *why = label->why;
         return -1;
     }
@@ -171,8 +172,8 @@ static enum api_query next_query(struct probe *p)
 static void send_probe(struct probe *p)
 {
     const struct prober_cfg *cfg = &p->prober->cfg;
-    static const enum api_query peer[N_STATUS_CALLS] = {API_GET_STATUS, API_GET_PROBE_VERSION,
-                                                        API_GET_RELEASE};
+    static const enum api_query status_queries[N_STATUS_CALLS] = {
+        API_GET_STATUS, API_GET_PROBE_VERSION, API_GET_RELEASE};
     struct upstream_call calls[N_STATUS_CALLS];
     struct err ignored = {0};
     size_t n;
@@ -184,8 +185,8 @@ static void send_probe(struct probe *p)
     n = p->query == API_GET_STATUS ? N_STATUS_CALLS : 1;
     for (size_t i = 0; i < n; i++) {
         calls[i] = (struct upstream_call){.target = p->peer.target, .timeout_us = cfg->timeout_us};
-        if (api_make_query(&calls[i].request, p->peer.kind, n > 1 ? peer[i] : p->query, &ignored) ==
-            0)
+        if (api_make_query(&calls[i].request, p->peer.kind, n > 1 ? status_queries[i] : p->query,
+                           &ignored) == 0)
             continue;
         while (i-- > 0)
             api_request_fini(&calls[i].request);

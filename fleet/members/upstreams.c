@@ -14,7 +14,7 @@
 #include <string.h>
 
 enum {
-    LIVE_BEAT_MAX_US = 60000000
+    LIVE_ROUND_MAX_US = 60000000
 }; /* the loop is dead after this time without a round of probes */
 
 static void on_left_rotation(void *arg, size_t upstream)
@@ -261,7 +261,7 @@ void upstreams_get(struct upstreams *u, size_t i, struct upstream_endpoint *out)
                                       .removed = slot.removed};
 }
 
-static int not_found(struct upstreams *u, const char *name, struct err *e)
+static int set_not_found(struct upstreams *u, const char *name, struct err *e)
 {
     enum { N_NAMED = 3 };
     const char *some[N_NAMED] = {"", "", ""};
@@ -290,7 +290,7 @@ int upstreams_find(struct upstreams *u, const char *name, size_t *out, struct er
         *out = i;
         return 0;
     }
-    return not_found(u, name, e);
+    return set_not_found(u, name, e);
 }
 
 void upstreams_enable_generation_probes(struct upstreams *u, bool on)
@@ -305,10 +305,10 @@ void upstreams_probe_now(struct upstreams *u)
 
 int upstreams_live(struct upstreams *u, struct err *why)
 {
-    uint64_t now = clock_now_us(), beat = prober_round_us(u->prober);
-    uint64_t age = now > beat ? now - beat : 0;
+    uint64_t now = clock_now_us(), round = prober_round_us(u->prober);
+    uint64_t age = now > round ? now - round : 0;
 
-    if (age <= u->cfg.probe_interval_us || age - u->cfg.probe_interval_us <= LIVE_BEAT_MAX_US)
+    if (age <= u->cfg.probe_interval_us || age - u->cfg.probe_interval_us <= LIVE_ROUND_MAX_US)
         return 0;
     return err_set(why, ERR_INTERNAL, "", "no upstream has been probed for %llu s",
                    (unsigned long long)(age / 1000000));

@@ -8,43 +8,43 @@
 
 enum { DOWN_CHECK_US = 200000 }; /* between checks for engines that went down meanwhile */
 
-static void link_locked(struct upstreams *u, struct batch *a)
+static void link_batch_locked(struct upstreams *u, struct call_batch *b)
 {
-    a->next = u->batches;
-    a->prev_next = &u->batches;
-    if (a->next != NULL)
-        a->next->prev_next = &a->next;
-    u->batches = a;
+    b->next = u->batches;
+    b->prev_next = &u->batches;
+    if (b->next != NULL)
+        b->next->prev_next = &b->next;
+    u->batches = b;
 }
 
 /* The batch may be gone as soon as the lock is released. */
-static void end_batch(struct batch *a, const struct err *why)
+static void end_batch(struct call_batch *b, const struct err *why)
 {
-    struct upstreams *u = a->upstreams;
+    struct upstreams *u = b->upstreams;
 
     mtx_lock(&u->lock);
-    *a->prev_next = a->next;
-    if (a->next != NULL)
-        a->next->prev_next = a->prev_next;
+    *b->prev_next = b->next;
+    if (b->next != NULL)
+        b->next->prev_next = b->prev_next;
     if (why != NULL)
-        a->error = *why;
-    a->ended = true;
+        b->error = *why;
+    b->ended = true;
     cnd_broadcast(&u->ended);
     mtx_unlock(&u->lock);
 }
 
 static void on_replies(void *arg, struct upstream_reply *replies, size_t n)
 {
-    struct batch *a = arg;
+    struct call_batch *b = arg;
 
     for (size_t i = 0; i < n; i++) {
-        a->replies[i] = replies[i];
+        b->replies[i] = replies[i];
         replies[i].text = NULL;
     }
-    end_batch(a, NULL);
+    end_batch(b, NULL);
 }
 
-static bool is_down(void *arg, const struct upstream_call *call)
+static bool is_call_down(void *arg, const struct upstream_call *call)
 {
     struct upstreams *u = arg;
     struct upstream_info info;
@@ -59,45 +59,45 @@ static bool is_down(void *arg, const struct upstream_call *call)
 void upstreams_check_down(void *arg)
 {
     struct upstreams *u = arg;
-    struct batch *a, *next;
+    struct call_batch *b, *next;
 
     mtx_lock(&u->lock);
-    a = u->batches;
+    b = u->batches;
     mtx_unlock(&u->lock);
-    if (a != NULL)
+    if (b != NULL)
         loop_timer_set(u->loop, &u->down_check, clock_after_us(DOWN_CHECK_US));
-    for (; a != NULL; a = next) {
+    for (; b != NULL; b = next) {
         mtx_lock(&u->lock);
-        next = a->next;
+        next = b->next;
         mtx_unlock(&u->lock);
-        if (a->fanout != NULL)
-            upstream_fanout_give_up(a->fanout, is_down, u);
+        if (b->fanout != NULL)
+            upstream_fanout_give_up(b->fanout, is_call_down, u);
     }
 }
 
 /* Few calls have until_down, so each just sets the timer again. */
-static void watch_batch(struct batch *a, struct upstream_fanout *fanout)
+static void watch_batch(struct call_batch *b, struct upstream_fanout *fanout)
 {
-    struct upstreams *u = a->upstreams;
+    struct upstreams *u = b->upstreams;
 
-    a->fanout = fanout;
-    for (size_t i = 0; i < a->n; i++)
-        if (a->calls[i].until_down)
+    b->fanout = fanout;
+    for (size_t i = 0; i < b->n; i++)
+        if (b->calls[i].until_down)
             loop_timer_set(u->loop, &u->down_check, clock_after_us(DOWN_CHECK_US));
 }
 
-static void on_batch(void *arg)
+static void start_batch(void *arg)
 {
-    struct batch *a = arg;
+    struct call_batch *b = arg;
     struct upstream_fanout *fanout = NULL;
     struct err e = {0};
 
-    /* If there was nothing to send, `a` has ended and is gone when this returns. */
-    if (upstream_fanout_start(&fanout, a->upstreams->client, a->calls, a->n, on_replies, a, &e) !=
+    /* If there was nothing to send, `b` has ended and is gone when this returns. */
+    if (upstream_fanout_start(&fanout, b->upstreams->client, b->calls, b->n, on_replies, b, &e) !=
         0)
-        end_batch(a, &e);
+        end_batch(b, &e);
     else if (fanout != NULL)
-        watch_batch(a, fanout);
+        watch_batch(b, fanout);
 }
 
 static void fini_calls(struct upstream_call *calls, size_t n)
@@ -109,62 +109,62 @@ static void fini_calls(struct upstream_call *calls, size_t n)
 int upstreams_call(struct upstreams *u, struct upstream_call *calls, size_t n,
                    struct upstream_reply *replies, struct err *e)
 {
-    struct batch a = {.upstreams = u, .calls = calls, .n = n, .replies = replies};
+    struct call_batch b = {.upstreams = u, .calls = calls, .n = n, .replies = replies};
     bool stopped;
 
     assert(!loop_is_current(u->loop));
     mtx_assert_none();
-    a.item = (struct loop_item){.run = on_batch, .arg = &a};
+    b.item = (struct loop_item){.run = start_batch, .arg = &b};
     mtx_lock(&u->lock);
     stopped = u->stopped;
     if (!stopped)
-        link_locked(u, &a);
+        link_batch_locked(u, &b);
     mtx_unlock(&u->lock);
     if (stopped) {
         fini_calls(calls, n);
         return err_set(e, ERR_DRAINING, "",
                        "the server is draining: no requests are sent to upstreams");
     }
-    loop_post(u->loop, &a.item);
+    loop_post(u->loop, &b.item);
     mtx_lock(&u->lock);
-    a.posted = true;
+    b.posted = true;
     cnd_broadcast(&u->ended);
-    while (!a.ended)
+    while (!b.ended)
         (void)cnd_wait(&u->ended, &u->lock, CLOCK_NEVER);
     mtx_unlock(&u->lock);
-    if (a.error.code == ERR_NONE)
+    if (b.error.code == ERR_NONE)
         return 0;
-    *e = a.error;
+    *e = b.error;
     return -1;
 }
 
 /* The first batch that has not ended; only this thread ends batches. If its item is about to be
  * posted, wait for that: the batch must not be gone before. */
-static struct batch *first_batch(struct upstreams *u)
+static struct call_batch *first_batch(struct upstreams *u)
 {
-    struct batch *a;
+    struct call_batch *b;
 
     mtx_lock(&u->lock);
-    a = u->batches;
-    while (a != NULL && !a->posted)
+    b = u->batches;
+    while (b != NULL && !b->posted)
         (void)cnd_wait(&u->ended, &u->lock, CLOCK_NEVER);
     mtx_unlock(&u->lock);
-    return a;
+    return b;
 }
 
 void upstreams_fail_calls(void *arg)
 {
     struct upstreams *u = arg;
     struct err why = {0};
-    struct batch *a;
+    struct call_batch *b;
 
     (void)err_set(&why, ERR_DRAINING, "", "the server stopped before all upstreams had answered");
-    while ((a = first_batch(u)) != NULL) {
-        loop_unpost(u->loop, &a->item);
-        if (a->fanout != NULL)
-            upstream_fanout_cancel(a->fanout);
+    while ((b = first_batch(u)) != NULL) {
+        loop_unpost(u->loop, &b->item);
+        if (b->fanout != NULL)
+            upstream_fanout_cancel(b->fanout);
         else
-            fini_calls(a->calls, a->n); /* it was not started */
-        end_batch(a, &why);
+            fini_calls(b->calls, b->n); /* it was not started */
+        end_batch(b, &why);
     }
 }

@@ -20,14 +20,14 @@ struct slot {
 };
 
 /* One call of upstreams_call; lives on its caller's stack. */
-struct batch {
+struct call_batch {
     struct loop_item item;
     struct upstreams *upstreams;
     struct upstream_call *calls;
     size_t n;
     struct upstream_fanout *fanout; /* loop thread */
     struct upstream_reply *replies; /* the caller's; written before `ended` */
-    struct batch *next,
+    struct call_batch *next,
         **prev_next; /* guarded by the lock of struct upstreams, with what follows */
     bool posted;     /* false: the item is about to be posted */
     bool ended;
@@ -38,7 +38,7 @@ struct upstreams {
     struct mtx lock; /* rank MTX_LEAF; guards down to the blank line */
     struct slot slots[FLEET_MAX];
     size_t n, n_holds;
-    struct batch *batches;
+    struct call_batch *batches;
     bool stopped;
     void (*left_rotation)(void *arg, size_t upstream);
     void *left_rotation_arg;

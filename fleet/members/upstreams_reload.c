@@ -21,7 +21,7 @@ struct reload {
     size_t n;                               /* indexes used afterwards */
 };
 
-static bool index_of(const struct upstreams *u, const char *name, size_t *out)
+static bool find_index(const struct upstreams *u, const char *name, size_t *out)
 {
     for (size_t i = 0; i < u->n; i++)
         if (u->slots[i].config != NULL && strcmp(u->slots[i].config->url, name) == 0) {
@@ -31,7 +31,7 @@ static bool index_of(const struct upstreams *u, const char *name, size_t *out)
     return false;
 }
 
-static bool is_idle(struct upstreams *u, size_t i)
+static bool is_upstream_idle(struct upstreams *u, size_t i)
 {
     struct upstream_info info;
 
@@ -51,7 +51,7 @@ static bool free_index(struct upstreams *u, const struct reload *r, bool held, s
         return true;
     }
     for (size_t i = 0; i < u->n && !held; i++)
-        if (!r->named[i] && u->slots[i].removed && is_idle(u, i)) {
+        if (!r->named[i] && u->slots[i].removed && is_upstream_idle(u, i)) {
             *out = i;
             return true;
         }
@@ -91,7 +91,7 @@ static int plan_reload(struct upstreams *u, struct reload *r,
     r->n = u->n;
     for (size_t i = 0; i < list->n; i++) {
         r->changes[i].index = FLEET_MAX;
-        if (index_of(u, list->items[i]->url, &r->changes[i].index))
+        if (find_index(u, list->items[i]->url, &r->changes[i].index))
             r->named[r->changes[i].index] = true;
     }
     for (size_t i = 0; i < list->n; i++)
@@ -120,8 +120,8 @@ static void set_slot(struct upstreams *u, size_t i, const struct upstream_config
     mtx_unlock(&u->lock);
 }
 
-static void change_one(struct upstreams *u, struct entry_change *c,
-                       struct upstream_config_list *list, size_t i)
+static void apply_entry(struct upstreams *u, struct entry_change *c,
+                        struct upstream_config_list *list, size_t i)
 {
     const struct upstream_config *config;
 
@@ -136,7 +136,7 @@ static void change_one(struct upstreams *u, struct entry_change *c,
     log_change(c->is_new ? "upstream.added" : "upstream.changed", config);
 }
 
-static void remove_others(struct upstreams *u, const struct reload *r)
+static void remove_unnamed(struct upstreams *u, const struct reload *r)
 {
     for (size_t i = 0; i < u->n; i++) {
         if (r->named[i] || u->slots[i].removed)
@@ -161,8 +161,8 @@ static int apply_reload(struct upstreams *u, struct upstream_config_list *list, 
     rc = plan_reload(u, r, list, held, e);
     if (rc == 0) {
         for (size_t i = 0; i < list->n; i++)
-            change_one(u, &r->changes[i], list, i);
-        remove_others(u, r);
+            apply_entry(u, &r->changes[i], list, i);
+        remove_unnamed(u, r);
         fleet_set_min_ready(u->fleet, upstreams_min_ready(&u->cfg, list->n));
         prober_probe_now(u->prober);
     }

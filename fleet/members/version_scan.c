@@ -4,7 +4,7 @@
 
 static const char member[] = "\"weight_version\":";
 
-static void look_for_member(struct version_scan *s, char c)
+static void match_member(struct version_scan *s, char c)
 {
     if (c == member[s->matched])
         s->matched++;
@@ -13,30 +13,30 @@ static void look_for_member(struct version_scan *s, char c)
     if (s->matched < sizeof member - 1)
         return;
     s->matched = s->len = 0;
-    s->odd = false;
+    s->has_escape = false;
     s->at = SCAN_VALUE;
 }
 
-static void take(struct version_scan *s, char c)
+static void add_byte(struct version_scan *s, char c)
 {
     if (s->len < FLEET_LABEL_MAX)
         s->name[s->len++] = c;
 }
 
 /* Returns: true at the end of a name. */
-static bool step(struct version_scan *s, char c)
+static bool scan_byte(struct version_scan *s, char c)
 {
     switch (s->at) {
     case SCAN_MEMBER:
-        look_for_member(s, c);
+        match_member(s, c);
         return false;
     case SCAN_VALUE:
         if (c != ' ')
             s->at = c == '"' ? SCAN_STRING : SCAN_MEMBER;
         return false;
     case SCAN_ESCAPE:
-        s->odd = s->odd || (c != '"' && c != '\\' && c != '/');
-        take(s, c);
+        s->has_escape = s->has_escape || (c != '"' && c != '\\' && c != '/');
+        add_byte(s, c);
         s->at = SCAN_STRING;
         return false;
     case SCAN_STRING:
@@ -45,11 +45,11 @@ static bool step(struct version_scan *s, char c)
     if (c == '\\') {
         s->at = SCAN_ESCAPE;
     } else if (c != '"') {
-        take(s, c);
+        add_byte(s, c);
     } else {
         s->name[s->len] = '\0';
         s->at = SCAN_MEMBER;
-        return !s->odd;
+        return !s->has_escape;
     }
     return false;
 }
@@ -66,7 +66,7 @@ bool version_scan_next(struct version_scan *s, const char **data, size_t *len)
         }
         *len -= (size_t)(quote - *data) + 1;
         *data = quote + 1;
-        if (step(s, *quote))
+        if (scan_byte(s, *quote))
             return true;
     }
     *len = 0;

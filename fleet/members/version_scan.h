@@ -13,7 +13,7 @@
 struct version_scan {
     size_t matched; /* bytes of the member's name */
     enum { SCAN_MEMBER, SCAN_VALUE, SCAN_STRING, SCAN_ESCAPE } at;
-    bool odd; /* has an escape that is not decoded here */
+    bool has_escape; /* one that is not decoded here */
     size_t len;
     char name[FLEET_LABEL_MAX + 1]; /* of a longer one the first bytes, like the fleet's label */
 };
