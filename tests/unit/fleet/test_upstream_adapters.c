@@ -1,4 +1,4 @@
-/* Whoever may lack what all are to have besides the weights is out of rotation. */
+/* An engine that may lack adapters of the fleet is out of rotation. */
 #include "fleet/members/fleet.h"
 
 #include <setjmp.h>
@@ -20,7 +20,7 @@ static struct fleet *new_fleet(void)
     return f;
 }
 
-static void hear(struct fleet *f, size_t i, const char *process, const char *label)
+static void report_ok(struct fleet *f, size_t i, const char *process, const char *label)
 {
     struct upstream_report report = {0};
 
@@ -48,19 +48,19 @@ static void check(struct fleet *f, uint64_t incarnation, uint64_t change, const 
                                    .incarnation = incarnation, .change = change, .missing = &why});
 }
 
-static void test_another_process_waits_to_be_looked_at(void **state)
+static void test_new_process_waits_for_its_adapter_check(void **state)
 {
     struct fleet *f = new_fleet();
     uint64_t incarnation;
 
     (void)state;
-    hear(f, 0, "p1", "v");
-    hear(f, 1, "q1", "v");
+    report_ok(f, 0, "p1", "v");
+    report_ok(f, 1, "q1", "v");
     assert_true(fleet_serves(f, 0));
     fleet_require_adapters(f);
-    assert_true(fleet_serves(f, 0)); /* who is there has what there was */
+    assert_true(fleet_serves(f, 0)); /* there were no adapters before */
     incarnation = info_of(f, 0).incarnation;
-    hear(f, 0, "p2", "v");
+    report_ok(f, 0, "p2", "v");
     assert_false(fleet_serves(f, 0));
     assert_true(fleet_serves(f, 1));
     assert_string_equal(upstream_state_name(info_of(f, 0).state), "unsynced");
@@ -69,7 +69,7 @@ static void test_another_process_waits_to_be_looked_at(void **state)
     assert_false(fleet_serves(f, 0));
     check(f, info_of(f, 0).incarnation, 1, "it lacks 'x'");
     assert_false(fleet_serves(f, 0));
-    hear(f, 0, "p2", "v");
+    report_ok(f, 0, "p2", "v");
     assert_string_equal(info_of(f, 0).error.msg, "it lacks 'x'");
     check(f, info_of(f, 0).incarnation, 2, NULL);
     assert_true(fleet_serves(f, 0));
@@ -77,14 +77,14 @@ static void test_another_process_waits_to_be_looked_at(void **state)
     fleet_free(f);
 }
 
-static void test_what_was_known_before_is_not_believed(void **state)
+static void test_older_adapter_check_is_ignored(void **state)
 {
     struct fleet *f = new_fleet();
     uint64_t incarnation;
 
     (void)state;
-    hear(f, 0, "p1", "v");
-    hear(f, 1, "q1", "v");
+    report_ok(f, 0, "p1", "v");
+    report_ok(f, 1, "q1", "v");
     fleet_require_adapters(f);
     incarnation = info_of(f, 0).incarnation;
     check(f, incarnation, 5, "it lacks 'x'");
@@ -95,8 +95,8 @@ static void test_what_was_known_before_is_not_believed(void **state)
     fleet_free(f);
 }
 
-/* Neither an update nor somebody's word for its weights gives it what it lacks. */
-static void test_weights_are_not_all(void **state)
+/* Neither an update nor a resync gives it the adapters that it lacks. */
+static void test_weights_do_not_replace_adapters(void **state)
 {
     struct fleet *f = new_fleet();
     const bool done[FLEET_MAX] = {true, true};
@@ -104,8 +104,8 @@ static void test_weights_are_not_all(void **state)
     struct err e = {0};
 
     (void)state;
-    hear(f, 0, "p1", "v");
-    hear(f, 1, "q1", "v");
+    report_ok(f, 0, "p1", "v");
+    report_ok(f, 1, "q1", "v");
     fleet_require_adapters(f);
     check(f, info_of(f, 0).incarnation, 1, "it lacks 'x'");
     (void)fleet_commit_version(f, "w", done, NULL);
@@ -117,9 +117,8 @@ static void test_weights_are_not_all(void **state)
     fleet_free(f);
 }
 
-/* An index that goes to another is another process, and so is one that only its label gives away.
- */
-static void test_lives_are_never_the_same(void **state)
+/* It changes for another engine at the index, and for a restart that only the label shows. */
+static void test_incarnation_never_repeats(void **state)
 {
     struct fleet *f = new_fleet();
     const bool done[FLEET_MAX] = {true, true};
@@ -127,13 +126,13 @@ static void test_lives_are_never_the_same(void **state)
 
     (void)state;
     fleet_require_adapters(f);
-    hear(f, 0, "", "v");
-    hear(f, 1, "q1", "v");
+    report_ok(f, 0, "", "v");
+    report_ok(f, 1, "q1", "v");
     (void)fleet_commit_version(f, "w", done, NULL);
-    hear(f, 0, "", "w");
+    report_ok(f, 0, "", "w");
     assert_true(fleet_serves(f, 0));
     incarnation = info_of(f, 0).incarnation;
-    hear(f, 0, "", "default");
+    report_ok(f, 0, "", "default");
     assert_true(info_of(f, 0).incarnation > incarnation && info_of(f, 0).missing_adapters);
     incarnation = info_of(f, 0).incarnation;
     fleet_remove(f, 0);
@@ -142,10 +141,10 @@ static void test_lives_are_never_the_same(void **state)
     fleet_free(f);
 }
 
-/* Out for every reason there is: it is back with the last one's end, whichever that is. */
-static void test_it_is_back_when_the_last_reason_is_gone(void **state)
+/* The reasons end in each order. */
+static void test_engine_serves_when_the_last_reason_has_ended(void **state)
 {
-    enum { LACKS, FENCED, STILL, KEY, N_REASONS };
+    enum { ADAPTERS, FENCED, PAUSE, KEY, N_REASONS };
     const bool done[FLEET_MAX] = {true, true};
     struct err why = {0}, key = {0};
 
@@ -155,30 +154,30 @@ static void test_it_is_back_when_the_last_reason_is_gone(void **state)
     for (int first = 0; first < N_REASONS; first++) {
         struct fleet *f = new_fleet();
 
-        hear(f, 0, "p1", "v");
-        hear(f, 1, "q1", "v");
+        report_ok(f, 0, "p1", "v");
+        report_ok(f, 1, "q1", "v");
         fleet_require_adapters(f);
         fleet_quiesce(f, true, 1);
-        hear(f, 0, "p2", "w");
+        report_ok(f, 0, "p2", "w");
         fleet_fence(f, 0, &why);
         fleet_auth_failed(f, 0, FLEET_AUTH_REQUEST, &key);
         for (int k = 0; k < N_REASONS; k++) {
             assert_false(fleet_serves(f, 0));
             assert_int_not_equal(info_of(f, 0).error.code, ERR_NONE);
             switch ((first + k) % N_REASONS) {
-            case LACKS:
+            case ADAPTERS:
                 check(f, info_of(f, 0).incarnation, 1, NULL);
                 break;
-            case FENCED: /* and out of step */
+            case FENCED: /* and unsynced */
                 (void)fleet_commit_version(f, "x", done, NULL);
                 break;
-            case STILL:
+            case PAUSE:
                 fleet_quiesce(f, false, 2);
                 break;
             default:
                 fleet_auth_ok(f, 0);
             }
-            hear(f, 0, "p2", "x");
+            report_ok(f, 0, "p2", "x");
         }
         assert_true(fleet_serves(f, 0));
         assert_string_equal(upstream_state_name(info_of(f, 0).state), "serving");
@@ -190,11 +189,11 @@ static void test_it_is_back_when_the_last_reason_is_gone(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_another_process_waits_to_be_looked_at),
-        cmocka_unit_test(test_what_was_known_before_is_not_believed),
-        cmocka_unit_test(test_weights_are_not_all),
-        cmocka_unit_test(test_lives_are_never_the_same),
-        cmocka_unit_test(test_it_is_back_when_the_last_reason_is_gone),
+        cmocka_unit_test(test_new_process_waits_for_its_adapter_check),
+        cmocka_unit_test(test_older_adapter_check_is_ignored),
+        cmocka_unit_test(test_weights_do_not_replace_adapters),
+        cmocka_unit_test(test_incarnation_never_repeats),
+        cmocka_unit_test(test_engine_serves_when_the_last_reason_has_ended),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

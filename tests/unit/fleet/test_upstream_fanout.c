@@ -1,4 +1,4 @@
-/* One question to several peers at once: each answer is told as it was, whatever the others do. */
+/* One request to several peers at the same time: no reply depends on the other peers. */
 #include "fleet/members/upstream_fanout.h"
 
 #include "tests/unit/fleet/upstream_peer.h"
@@ -63,15 +63,15 @@ static void add(struct world *w, const char *url, const char *body)
     }
 }
 
-static void on_fan(void *arg, struct upstream_reply *answers, size_t n)
+static void on_replies(void *arg, struct upstream_reply *replies, size_t n)
 {
     struct world *w = arg;
 
     assert_int_equal(n, w->n);
-    memcpy(w->got, answers, n * sizeof *answers);
+    memcpy(w->got, replies, n * sizeof *replies);
     for (size_t i = 0; i < n; i++)
         (void)snprintf(w->texts[i], sizeof w->texts[i], "%s",
-                       answers[i].text != NULL ? answers[i].text : "");
+                       replies[i].text != NULL ? replies[i].text : "");
     assert_int_equal(sem_post(&w->done), 0);
 }
 
@@ -80,7 +80,7 @@ static void start(void *arg)
     struct world *w = arg;
     struct err e = {0};
 
-    w->rc = upstream_fanout_start(&w->fanout, w->client, w->parts, w->n, on_fan, w, &e);
+    w->rc = upstream_fanout_start(&w->fanout, w->client, w->parts, w->n, on_replies, w, &e);
     assert_int_equal(sem_post(&w->started), 0);
 }
 
@@ -104,7 +104,7 @@ static void wait_for(sem_t *s)
         continue;
 }
 
-static void test_each_answer_is_its_own(void **state)
+static void test_fanout_keeps_replies_apart(void **state)
 {
     static const char ok[] = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
     static const char no[] = "HTTP/1.1 500 No\r\nContent-Length: 35\r\n\r\n"
@@ -125,7 +125,7 @@ static void test_each_answer_is_its_own(void **state)
     add(&w, part.url, NULL);
     add(&w, "unix:/nowhere/at/all", "{}");
     add(&w, good.url, NULL);
-    w.parts[5].request.method = NULL; /* is not asked */
+    w.parts[5].request.method = NULL; /* nothing is sent */
     on_loop(&w, start);
     wait_for(&w.done);
 
@@ -149,7 +149,7 @@ static void test_each_answer_is_its_own(void **state)
     peer_stop(&part);
 }
 
-static void test_nobody_to_ask_is_told_at_once(void **state)
+static void test_fanout_without_requests_ends_at_once(void **state)
 {
     struct world w;
 
@@ -165,7 +165,7 @@ static void test_nobody_to_ask_is_told_at_once(void **state)
     world_close(&w);
 }
 
-static void test_a_cancelled_fan_tells_nobody(void **state)
+static void test_fanout_cancel_does_not_call_done(void **state)
 {
     struct peer hung;
     struct world w;
@@ -188,9 +188,9 @@ static void test_a_cancelled_fan_tells_nobody(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_each_answer_is_its_own),
-        cmocka_unit_test(test_nobody_to_ask_is_told_at_once),
-        cmocka_unit_test(test_a_cancelled_fan_tells_nobody),
+        cmocka_unit_test(test_fanout_keeps_replies_apart),
+        cmocka_unit_test(test_fanout_without_requests_ends_at_once),
+        cmocka_unit_test(test_fanout_cancel_does_not_call_done),
     };
     struct err e = {0};
 

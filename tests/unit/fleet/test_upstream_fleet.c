@@ -1,15 +1,15 @@
-/* Which upstream gets the next request, and which gets none. */
+/* Which engine gets the next request, and which gets none. */
 #include "tests/unit/fleet/upstream_fleet_world.h"
 
-static void test_nobody_serves_until_enough_answer(void **cmocka_state)
+static void test_fleet_serves_once_enough_engines_answer(void **cmocka_state)
 {
     struct fleet *f = fleet_of(2);
     struct fleet_stats s;
-    struct asker a;
+    struct requester a;
     struct err e = {0};
 
     (void)cmocka_state;
-    make_asker(&a, "");
+    make_requester(&a, "");
     assert_int_equal(fleet_permit_acquire(f, &a.ticket, &e), -1);
     assert_int_equal(e.code, ERR_UNSYNCED);
     assert_string_equal(state(f, 0), "unknown");
@@ -22,20 +22,20 @@ static void test_nobody_serves_until_enough_answer(void **cmocka_state)
     report_ok(f, 0, "p", "");
     fleet_stats(f, &s);
     assert_true(s.ready);
-    assert_in_range(enter(f, &a, ""), 0, 1);
+    assert_in_range(acquire(f, &a, ""), 0, 1);
     fleet_permit_release(f, &a.ticket);
     fleet_free(f);
 }
 
-static void test_the_least_loaded_is_next_and_equals_take_turns(void **cmocka_state)
+static void test_permit_acquire_takes_the_least_loaded_in_turn(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(N);
-    struct asker a[N * PERMITS];
+    struct requester a[N * PERMITS];
     size_t n_each[N] = {0};
 
     (void)cmocka_state;
     for (size_t i = 0; i < N * PERMITS; i++) {
-        n_each[enter(f, &a[i], "")]++;
+        n_each[acquire(f, &a[i], "")]++;
         for (size_t k = 0; k < N; k++)
             assert_in_range(n_each[k], (i + 1) / N, (i + 1) / N + 1);
     }
@@ -44,16 +44,16 @@ static void test_the_least_loaded_is_next_and_equals_take_turns(void **cmocka_st
     fleet_free(f);
 }
 
-static void test_a_full_fleet_queues_in_order_and_then_refuses(void **cmocka_state)
+static void test_permit_acquire_queues_in_order_then_is_overloaded(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(1);
-    struct asker a[PERMITS + QUEUE], more;
+    struct requester a[PERMITS + QUEUE], more;
     struct err e = {0};
 
     (void)cmocka_state;
     for (size_t i = 0; i < PERMITS + QUEUE; i++)
-        assert_int_equal(enter(f, &a[i], ""), i < PERMITS ? 0 : NOBODY);
-    make_asker(&more, "");
+        assert_int_equal(acquire(f, &a[i], ""), i < PERMITS ? 0 : NO_ENGINE);
+    make_requester(&more, "");
     assert_int_equal(fleet_permit_acquire(f, &more.ticket, &e), -1);
     assert_int_equal(e.code, ERR_OVERLOADED);
     assert_true(fleet_permit_cancel(f, &a[PERMITS].ticket));
@@ -67,16 +67,16 @@ static void test_a_full_fleet_queues_in_order_and_then_refuses(void **cmocka_sta
     fleet_free(f);
 }
 
-static void test_lanes_have_permits_of_their_own(void **cmocka_state)
+static void test_queues_have_separate_permits(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(1);
-    struct asker a[PERMITS], text;
+    struct requester a[PERMITS], text;
     struct err e = {0};
 
     (void)cmocka_state;
     for (size_t i = 0; i < PERMITS; i++)
-        (void)enter(f, &a[i], "");
-    make_asker(&text, "");
+        (void)acquire(f, &a[i], "");
+    make_requester(&text, "");
     text.ticket.queue = FLEET_TEXT;
     assert_int_equal(fleet_permit_acquire(f, &text.ticket, &e), 0);
     assert_int_equal(text.got, 0);
@@ -86,10 +86,10 @@ static void test_lanes_have_permits_of_their_own(void **cmocka_state)
     fleet_free(f);
 }
 
-static void test_a_session_stays_where_it_was_within_its_share(void **cmocka_state)
+static void test_session_keeps_its_engine_within_its_share(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(N);
-    struct asker a, busy[2];
+    struct requester a, busy[2];
     char session[16];
     size_t moved = 0, n_each[N] = {0};
 
@@ -98,10 +98,10 @@ static void test_a_session_stays_where_it_was_within_its_share(void **cmocka_sta
         size_t first;
 
         (void)snprintf(session, sizeof session, "s-%d", i);
-        first = enter(f, &a, session);
+        first = acquire(f, &a, session);
         fleet_permit_release(f, &a.ticket);
         n_each[first]++;
-        assert_int_equal(enter(f, &a, session), first);
+        assert_int_equal(acquire(f, &a, session), first);
         fleet_permit_release(f, &a.ticket);
     }
     for (size_t k = 0; k < N; k++)
@@ -111,32 +111,32 @@ static void test_a_session_stays_where_it_was_within_its_share(void **cmocka_sta
         size_t first, then;
 
         (void)snprintf(session, sizeof session, "s-%d", i);
-        first = enter(f, &a, session);
+        first = acquire(f, &a, session);
         fleet_permit_release(f, &a.ticket);
         fail_request(f, 2, true);
-        then = enter(f, &a, session);
+        then = acquire(f, &a, session);
         fleet_permit_release(f, &a.ticket);
         assert_true(first == 2 || then == first);
         moved += first != then;
         report_ok(f, 2, "p", "");
     }
     assert_int_equal(moved, n_each[2]);
-    /* Two at once of one session: the second would be more than a share. */
-    assert_int_not_equal(enter(f, &busy[0], "s-1"), enter(f, &busy[1], "s-1"));
+    /* Two requests of one session at a time: the second would exceed the share. */
+    assert_int_not_equal(acquire(f, &busy[0], "s-1"), acquire(f, &busy[1], "s-1"));
     fleet_permit_release(f, &busy[0].ticket);
     fleet_permit_release(f, &busy[1].ticket);
     fleet_free(f);
 }
 
-static void test_what_failed_is_avoided_if_there_is_another(void **cmocka_state)
+static void test_permit_acquire_avoids_the_failed_engine(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(2);
-    struct asker a;
+    struct requester a;
     struct err e = {0};
 
     (void)cmocka_state;
     for (size_t i = 0; i < 4; i++) {
-        make_asker(&a, "");
+        make_requester(&a, "");
         a.ticket.avoid_one = true;
         a.ticket.avoid = 1;
         assert_int_equal(fleet_permit_acquire(f, &a.ticket, &e), 0);
@@ -144,7 +144,7 @@ static void test_what_failed_is_avoided_if_there_is_another(void **cmocka_state)
         fleet_permit_release(f, &a.ticket);
     }
     fail_request(f, 0, true);
-    make_asker(&a, "");
+    make_requester(&a, "");
     a.ticket.avoid_one = true;
     a.ticket.avoid = 1;
     assert_int_equal(fleet_permit_acquire(f, &a.ticket, &e), 0);
@@ -153,21 +153,21 @@ static void test_what_failed_is_avoided_if_there_is_another(void **cmocka_state)
     fleet_free(f);
 }
 
-static void test_misses_take_it_out_and_an_answer_brings_it_back(void **cmocka_state)
+static void test_failures_take_an_engine_down_and_a_probe_restores_it(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(1);
-    struct asker a[PERMITS + 1];
+    struct requester a[PERMITS + 1];
 
     (void)cmocka_state;
     for (size_t i = 0; i < PERMITS + 1; i++)
-        (void)enter(f, &a[i], "");
+        (void)acquire(f, &a[i], "");
     for (int i = 0; i < FLEET_FAILURES_DOWN; i++) {
         assert_string_equal(state(f, 0), "serving");
         fail_request(f, 0, false);
     }
     assert_string_equal(state(f, 0), "down");
     assert_int_equal(left[0], 1);
-    fleet_permit_release(f, &a[0].ticket); /* room, but nobody to give it to */
+    fleet_permit_release(f, &a[0].ticket); /* a free permit, but no engine in rotation */
     assert_int_equal(a[PERMITS].n_granted, 0);
     report_ok(f, 0, "p", "");
     assert_string_equal(state(f, 0), "serving");
@@ -177,14 +177,14 @@ static void test_misses_take_it_out_and_an_answer_brings_it_back(void **cmocka_s
     fleet_free(f);
 }
 
-static void test_who_restarts_is_out_of_step_after_the_first_update(void **cmocka_state)
+static void test_restarted_engine_is_unsynced_after_the_first_update(void **cmocka_state)
 {
     const bool all[2] = {true, true};
     struct fleet *f = fleet_alive(2);
 
     (void)cmocka_state;
     report_ok(f, 0, "p2", "");
-    assert_string_equal(state(f, 0), "serving"); /* what it began with is what all began with */
+    assert_string_equal(state(f, 0), "serving"); /* before the first update */
     assert_int_equal(fleet_commit_version(f, "step-1", all, NULL), 1);
     report_ok(f, 0, "p2", "step-1");
     assert_string_equal(state(f, 0), "serving");
@@ -196,7 +196,7 @@ static void test_who_restarts_is_out_of_step_after_the_first_update(void **cmock
     assert_int_equal(fleet_commit_version(f, "step-2", all, NULL), 2);
     assert_string_equal(state(f, 0), "serving");
     assert_string_equal(state(f, 1), "serving");
-    /* Who does not name its process is not trusted once it was away. */
+    /* An engine that reports no process is not synced after it was down. */
     report_ok(f, 1, "", "");
     assert_string_equal(state(f, 1), "serving");
     fail_request(f, 1, true);
@@ -205,7 +205,7 @@ static void test_who_restarts_is_out_of_step_after_the_first_update(void **cmock
     fleet_free(f);
 }
 
-static void test_a_fence_holds_until_an_update_that_ends_well(void **cmocka_state)
+static void test_fence_holds_until_an_update_succeeds(void **cmocka_state)
 {
     const bool first[2] = {true, false}, both[2] = {true, true};
     struct fleet *f = fleet_alive(2);
@@ -215,7 +215,7 @@ static void test_a_fence_holds_until_an_update_that_ends_well(void **cmocka_stat
     (void)err_set(&why, ERR_ENGINE, "", "it answered 500 in mid-update");
     fleet_fence(f, 1, &why);
     assert_string_equal(state(f, 1), "fenced");
-    assert_int_equal(vouch(f, 1, "", &e), -1);
+    assert_int_equal(resync(f, 1, "", &e), -1);
     assert_int_equal(e.code, ERR_NEEDS_UPDATE);
     report_ok(f, 1, "p", "");
     assert_string_equal(state(f, 1), "fenced");
@@ -227,79 +227,79 @@ static void test_a_fence_holds_until_an_update_that_ends_well(void **cmocka_stat
     (void)fleet_commit_version(f, "c", first, NULL);
     assert_string_equal(state(f, 1), "unsynced");
     err_clear(&e);
-    assert_int_equal(vouch(f, 1, "b", &e), -1);
+    assert_int_equal(resync(f, 1, "b", &e), -1);
     assert_non_null(strstr(e.msg, "serves version 'b', and the fleet 'c'"));
     err_clear(&e);
-    assert_int_equal(vouch(f, 1, "c", &e), 0);
+    assert_int_equal(resync(f, 1, "c", &e), 0);
     assert_string_equal(state(f, 1), "serving");
     fleet_free(f);
 }
 
-/* One that failed waits for another; those behind it have no reason to. */
-static void test_who_avoids_one_holds_up_nobody_else(void **cmocka_state)
+/* A ticket that avoids an engine waits for another one; those behind it need not wait. */
+static void test_ticket_that_avoids_an_engine_delays_no_other(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(2);
-    struct asker busy[2 * PERMITS], shy, next, late;
+    struct requester busy[2 * PERMITS], picky, next, late;
     struct err e = {0};
 
     (void)cmocka_state;
     for (size_t i = 0; i < 2 * PERMITS; i++)
-        (void)enter(f, &busy[i], "");
-    make_asker(&shy, "");
-    shy.ticket.avoid_one = true;
-    shy.ticket.avoid = busy[0].got;
-    assert_int_equal(fleet_permit_acquire(f, &shy.ticket, &e), 0);
-    assert_int_equal(enter(f, &next, ""), NOBODY);
+        (void)acquire(f, &busy[i], "");
+    make_requester(&picky, "");
+    picky.ticket.avoid_one = true;
+    picky.ticket.avoid = busy[0].got;
+    assert_int_equal(fleet_permit_acquire(f, &picky.ticket, &e), 0);
+    assert_int_equal(acquire(f, &next, ""), NO_ENGINE);
     fleet_permit_release(f, &busy[0].ticket);
-    assert_int_equal(shy.n_granted, 0);
+    assert_int_equal(picky.n_granted, 0);
     assert_int_equal(next.got, busy[0].got);
     fleet_permit_release(f, &next.ticket);
-    assert_int_equal(enter(f, &late, ""), busy[0].got);
+    assert_int_equal(acquire(f, &late, ""), busy[0].got);
     fleet_permit_release(f, &busy[1].ticket);
-    assert_int_equal(shy.got, busy[1].got);
+    assert_int_equal(picky.got, busy[1].got);
     fleet_permit_release(f, &late.ticket);
-    fleet_permit_release(f, &shy.ticket);
+    fleet_permit_release(f, &picky.ticket);
     for (size_t i = 2; i < 2 * PERMITS; i++)
         fleet_permit_release(f, &busy[i].ticket);
     fleet_free(f);
 }
 
-static void test_it_is_told_when_nobody_serves_any_more(void **cmocka_state)
+static void test_left_rotation_reports_that_no_engine_serves(void **cmocka_state)
 {
     struct upstream_report starts = {.not_ready = "starting"};
     struct fleet *f = fleet_alive(2);
 
     (void)cmocka_state;
     fleet_probe_ok(f, 0, &starts);
-    assert_int_equal(n_nobody, 0);
+    assert_int_equal(n_none_left, 0);
     fleet_probe_ok(f, 1, &starts);
-    assert_int_equal(n_nobody, 1);
+    assert_int_equal(n_none_left, 1);
     report_ok(f, 1, "", "");
     fleet_remove(f, 0);
-    assert_int_equal(n_nobody, 1);
+    assert_int_equal(n_none_left, 1);
     fleet_remove(f, 1);
-    assert_int_equal(n_nobody, 2);
-    assert_int_equal(left[0] + left[1], 0); /* what runs there may end */
+    assert_int_equal(n_none_left, 2);
+    assert_int_equal(left[0] + left[1], 0); /* requests there may finish */
     fleet_free(f);
 }
 
-/* A removed upstream gets nothing new and misses no update; what runs there is told of only when it
- * can no longer end. */
-static void test_what_runs_at_a_removed_one_may_end(void **cmocka_state)
+/* A removed engine gets no requests and does not take part in updates. left_rotation is called for
+ * it only when its requests cannot finish any more. */
+static void test_requests_at_a_removed_engine_may_finish(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(2);
     struct upstream_info info;
-    struct asker a[3];
+    struct requester a[3];
     struct err e = {0};
 
     (void)cmocka_state;
-    while (enter(f, &a[0], "") != 0)
+    while (acquire(f, &a[0], "") != 0)
         fleet_permit_release(f, &a[0].ticket);
     fleet_remove(f, 0);
     assert_string_equal(state(f, 0), "removed");
-    assert_int_equal(enter(f, &a[1], ""), 1);
-    assert_int_equal(enter(f, &a[2], ""), 1);
-    assert_int_equal(vouch(f, 0, "", &e), -1);
+    assert_int_equal(acquire(f, &a[1], ""), 1);
+    assert_int_equal(acquire(f, &a[2], ""), 1);
+    assert_int_equal(resync(f, 0, "", &e), -1);
     assert_int_equal(e.code, ERR_NOT_FOUND);
     (void)fleet_commit_version(f, "v", (const bool[]){false, true}, NULL);
     assert_int_equal(left[0], 0);
@@ -312,8 +312,8 @@ static void test_what_runs_at_a_removed_one_may_end(void **cmocka_state)
     fleet_free(f);
 }
 
-/* Nobody knows what one that comes later serves, also one that was here before. */
-static void test_who_comes_after_an_update_is_out_of_step(void **cmocka_state)
+/* The version of an engine that is added later is not known, even if it was a member before. */
+static void test_engine_added_after_an_update_is_unsynced(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(1);
     struct fleet_stats s;
@@ -325,12 +325,12 @@ static void test_who_comes_after_an_update_is_out_of_step(void **cmocka_state)
     report_ok(f, 1, "p", "v");
     assert_string_equal(state(f, 1), "unsynced");
     report_ok(f, 1, "p", "");
-    assert_string_equal(state(f, 1), "serving"); /* before the first update its word will do */
+    assert_string_equal(state(f, 1), "serving"); /* before the first update its report is enough */
     (void)fleet_commit_version(f, "v", (const bool[]){true, true}, NULL);
     fleet_add(f, 2, "http://c:1");
     report_ok(f, 2, "p", "v");
     assert_string_equal(state(f, 2), "unsynced");
-    assert_int_equal(vouch(f, 2, "v", &e), 0);
+    assert_int_equal(resync(f, 2, "v", &e), 0);
     assert_string_equal(state(f, 2), "serving");
     fleet_remove(f, 1);
     fleet_add(f, 1, "http://b:1");
@@ -346,23 +346,23 @@ static void test_who_comes_after_an_update_is_out_of_step(void **cmocka_state)
     fleet_free(f);
 }
 
-/* Who says itself that it would serve nobody gets nothing, and what runs there may end. */
-static void test_who_is_not_ready_gets_nothing(void **cmocka_state)
+/* It gets no requests, and those that run there may finish. */
+static void test_engine_that_is_not_ready_gets_no_requests(void **cmocka_state)
 {
     struct upstream_report report = {.process = "p", .not_ready = "draining"};
     struct fleet *f = fleet_alive(2);
     struct upstream_info info;
-    struct asker a, b;
+    struct requester a, b;
 
     (void)cmocka_state;
-    while (enter(f, &a, "") != 0)
+    while (acquire(f, &a, "") != 0)
         fleet_permit_release(f, &a.ticket);
     fleet_probe_ok(f, 0, &report);
     assert_string_equal(state(f, 0), "not_ready");
     fleet_info(f, 0, &info);
     assert_non_null(strstr(info.error.msg, "draining"));
     assert_int_equal(left[0], 0);
-    assert_int_equal(enter(f, &b, ""), 1);
+    assert_int_equal(acquire(f, &b, ""), 1);
     fleet_permit_release(f, &b.ticket);
     report_ok(f, 0, "p", "");
     assert_string_equal(state(f, 0), "serving");
@@ -373,7 +373,7 @@ static void test_who_is_not_ready_gets_nothing(void **cmocka_state)
     fleet_free(f);
 }
 
-static void test_labels_are_not_judged_while_an_update_runs(void **cmocka_state)
+static void test_labels_are_not_compared_during_an_update(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(2);
     uint64_t epoch = fleet_weights_epoch(f);
@@ -382,9 +382,9 @@ static void test_labels_are_not_judged_while_an_update_runs(void **cmocka_state)
     (void)fleet_commit_version(f, "v1", (const bool[]){true, true}, NULL);
     assert_true(fleet_weights_epoch(f) != epoch);
     fleet_set_updating(f, true);
-    report_ok(f, 0, "p", "v2"); /* it has the new one already */
+    report_ok(f, 0, "p", "v2"); /* it has the new version already */
     assert_string_equal(state(f, 0), "serving");
-    report_ok(f, 1, "q", "v1"); /* but a restart is one */
+    report_ok(f, 1, "q", "v1"); /* a restart is noticed */
     assert_string_equal(state(f, 1), "unsynced");
     epoch = fleet_weights_epoch(f);
     fleet_set_updating(f, false);
@@ -394,7 +394,7 @@ static void test_labels_are_not_judged_while_an_update_runs(void **cmocka_state)
     fleet_free(f);
 }
 
-static void test_another_label_changes_nothing_else(void **cmocka_state)
+static void test_set_label_syncs_no_other_engine(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(3);
 
@@ -403,8 +403,8 @@ static void test_another_label_changes_nothing_else(void **cmocka_state)
     fleet_set_updating(f, true);
     assert_int_equal(fleet_set_label(f, "v1b", (const bool[]){true, false, false}), 1);
     assert_string_equal(state(f, 0), "serving");
-    assert_string_equal(state(f, 1), "unsynced"); /* it did not take the name */
-    assert_string_equal(state(f, 2), "unsynced"); /* no name puts anybody into step */
+    assert_string_equal(state(f, 1), "unsynced"); /* it did not take the label */
+    assert_string_equal(state(f, 2), "unsynced"); /* a label syncs no engine */
     report_ok(f, 0, "p", "v1b");
     assert_string_equal(state(f, 0), "serving");
     report_ok(f, 0, "p", "v1");
@@ -412,24 +412,23 @@ static void test_another_label_changes_nothing_else(void **cmocka_state)
     fleet_free(f);
 }
 
-/* A session's upstream is found by its name: another order, or a restart of this process, changes
- * nothing about it. */
-static void test_sessions_follow_names(void **cmocka_state)
+/* The engine of a session depends on the engines' names, not on their order or on this process. */
+static void test_session_affinity_depends_on_names_only(void **cmocka_state)
 {
     static const char *const names[] = {"http://a:1", "http://b:1", "http://c:1"};
     static const char *const turned[] = {"http://c:1", "http://a:1", "http://b:1"};
     struct fleet *f = fleet_alive_named(names, 3), *g = fleet_alive_named(turned, 3);
     char session[32];
-    struct asker a;
+    struct requester a;
 
     (void)cmocka_state;
     for (int i = 0; i < 50; i++) {
         size_t at, there;
 
         (void)snprintf(session, sizeof session, "session-%d", i);
-        at = enter(f, &a, session);
+        at = acquire(f, &a, session);
         fleet_permit_release(f, &a.ticket);
-        there = enter(g, &a, session);
+        there = acquire(g, &a, session);
         fleet_permit_release(g, &a.ticket);
         assert_string_equal(names[at], turned[there]);
     }
@@ -437,25 +436,25 @@ static void test_sessions_follow_names(void **cmocka_state)
     fleet_free(g);
 }
 
-static void test_a_closed_fleet_takes_nothing_new(void **cmocka_state)
+static void test_permit_acquire_fails_after_close(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(1);
-    struct asker a;
+    struct requester a;
     struct err e = {0};
 
     (void)cmocka_state;
     fleet_permits_close(f);
-    make_asker(&a, "");
+    make_requester(&a, "");
     assert_int_equal(fleet_permit_acquire(f, &a.ticket, &e), -1);
     assert_int_equal(e.code, ERR_DRAINING);
     fleet_free(f);
 }
 
-/* One step of a long walk, after which what must always hold is looked at. */
+/* A random walk; the invariants are checked after each step. */
 struct walk {
     struct fleet *f;
-    struct asker a[32];
-    bool in[32]; /* entered and not left */
+    struct requester a[32];
+    bool in[32]; /* queued or granted */
     uint32_t seed;
 };
 
@@ -472,7 +471,7 @@ static void move_ticket(struct walk *w)
     struct err e = {0};
 
     if (!w->in[k]) {
-        make_asker(&w->a[k], sessions[draw(w, 4)]);
+        make_requester(&w->a[k], sessions[draw(w, 4)]);
         w->in[k] = fleet_permit_acquire(w->f, &w->a[k].ticket, &e) == 0;
     } else if (w->a[k].n_granted > 0) {
         fleet_permit_release(w->f, &w->a[k].ticket);
@@ -532,10 +531,10 @@ static void check(struct walk *w)
     fleet_stats(w->f, &s);
     assert_int_equal(s.n_waiting[FLEET_GENERATE], n_waiting);
     assert_int_equal(s.n_serving, n_serving);
-    assert_true(n_waiting == 0 || n_free == 0); /* nobody waits beside a free permit */
+    assert_true(n_waiting == 0 || n_free == 0); /* no request waits while a permit is free */
 }
 
-static void test_a_long_walk(void **cmocka_state)
+static void test_invariants_hold_in_a_random_walk(void **cmocka_state)
 {
     struct walk w = {.f = fleet_alive(N), .seed = 20261121};
 
@@ -553,14 +552,14 @@ static void test_a_long_walk(void **cmocka_state)
     fleet_free(w.f);
 }
 
-/* That it does not answer is what is wrong while it does not; then it is what was wrong before. */
-static void test_an_answer_disproves_that_there_is_none(void **state)
+/* While an engine does not answer, that is its error; then it is the error from before again. */
+static void test_probe_ok_clears_the_missing_answer_only(void **state)
 {
     struct fleet *f = fleet_of(2);
     struct err late = {.code = ERR_TIMEOUT, .msg = "late"};
     struct err torn = {.code = ERR_UPSTREAM, .msg = "it took half of an update"};
     struct upstream_info info;
-    struct asker a;
+    struct requester a;
 
     (void)state;
     report_ok(f, 0, "p0", "v1");
@@ -576,15 +575,15 @@ static void test_an_answer_disproves_that_there_is_none(void **state)
         report_ok(f, u, u == 0 ? "p0" : "p1", "v1");
     }
     fleet_info(f, 0, &info);
-    assert_string_equal(info.error.msg, torn.msg); /* an answer does not disprove this */
+    assert_string_equal(info.error.msg, torn.msg); /* an answer does not clear this */
     assert_true(info.error_wall_s > 0);
     fleet_info(f, 1, &info);
     assert_int_equal(info.error.code, ERR_NONE);
     assert_int_equal(info.error_wall_s, 0);
-    fleet_request_failed(f, 1, false, &late); /* a client's answer disproves a client's miss */
+    fleet_request_failed(f, 1, false, &late); /* cleared by a reply to a client */
     fleet_info(f, 1, &info);
     assert_string_equal(info.error.msg, "late");
-    assert_int_equal(enter(f, &a, ""), 1);
+    assert_int_equal(acquire(f, &a, ""), 1);
     a.ticket.responded = true;
     fleet_permit_release(f, &a.ticket);
     fleet_info(f, 1, &info);
@@ -595,26 +594,26 @@ static void test_an_answer_disproves_that_there_is_none(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_an_answer_disproves_that_there_is_none),
-        cmocka_unit_test(test_nobody_serves_until_enough_answer),
-        cmocka_unit_test(test_the_least_loaded_is_next_and_equals_take_turns),
-        cmocka_unit_test(test_a_full_fleet_queues_in_order_and_then_refuses),
-        cmocka_unit_test(test_lanes_have_permits_of_their_own),
-        cmocka_unit_test(test_a_session_stays_where_it_was_within_its_share),
-        cmocka_unit_test(test_what_failed_is_avoided_if_there_is_another),
-        cmocka_unit_test(test_misses_take_it_out_and_an_answer_brings_it_back),
-        cmocka_unit_test(test_who_restarts_is_out_of_step_after_the_first_update),
-        cmocka_unit_test(test_a_fence_holds_until_an_update_that_ends_well),
-        cmocka_unit_test(test_who_avoids_one_holds_up_nobody_else),
-        cmocka_unit_test(test_it_is_told_when_nobody_serves_any_more),
-        cmocka_unit_test(test_what_runs_at_a_removed_one_may_end),
-        cmocka_unit_test(test_who_comes_after_an_update_is_out_of_step),
-        cmocka_unit_test(test_who_is_not_ready_gets_nothing),
-        cmocka_unit_test(test_labels_are_not_judged_while_an_update_runs),
-        cmocka_unit_test(test_another_label_changes_nothing_else),
-        cmocka_unit_test(test_sessions_follow_names),
-        cmocka_unit_test(test_a_closed_fleet_takes_nothing_new),
-        cmocka_unit_test(test_a_long_walk),
+        cmocka_unit_test(test_probe_ok_clears_the_missing_answer_only),
+        cmocka_unit_test(test_fleet_serves_once_enough_engines_answer),
+        cmocka_unit_test(test_permit_acquire_takes_the_least_loaded_in_turn),
+        cmocka_unit_test(test_permit_acquire_queues_in_order_then_is_overloaded),
+        cmocka_unit_test(test_queues_have_separate_permits),
+        cmocka_unit_test(test_session_keeps_its_engine_within_its_share),
+        cmocka_unit_test(test_permit_acquire_avoids_the_failed_engine),
+        cmocka_unit_test(test_failures_take_an_engine_down_and_a_probe_restores_it),
+        cmocka_unit_test(test_restarted_engine_is_unsynced_after_the_first_update),
+        cmocka_unit_test(test_fence_holds_until_an_update_succeeds),
+        cmocka_unit_test(test_ticket_that_avoids_an_engine_delays_no_other),
+        cmocka_unit_test(test_left_rotation_reports_that_no_engine_serves),
+        cmocka_unit_test(test_requests_at_a_removed_engine_may_finish),
+        cmocka_unit_test(test_engine_added_after_an_update_is_unsynced),
+        cmocka_unit_test(test_engine_that_is_not_ready_gets_no_requests),
+        cmocka_unit_test(test_labels_are_not_compared_during_an_update),
+        cmocka_unit_test(test_set_label_syncs_no_other_engine),
+        cmocka_unit_test(test_session_affinity_depends_on_names_only),
+        cmocka_unit_test(test_permit_acquire_fails_after_close),
+        cmocka_unit_test(test_invariants_hold_in_a_random_walk),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

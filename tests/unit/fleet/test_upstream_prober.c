@@ -1,4 +1,4 @@
-/* What upstreams say of themselves, or do not, comes to the fleet. */
+/* The prober reports replies of engines, and missing ones, to the fleet. */
 #include "fleet/members/prober.h"
 
 #include "tests/unit/fleet/upstream_peer.h"
@@ -18,7 +18,7 @@ struct world {
     enum upstream_kind dialects[N];
 };
 
-static bool who_is(void *arg, size_t i, struct probe_peer *out)
+static bool find_peer(void *arg, size_t i, struct probe_peer *out)
 {
     const struct world *w = arg;
 
@@ -27,12 +27,12 @@ static bool who_is(void *arg, size_t i, struct probe_peer *out)
     return i < N;
 }
 
-/* All but started. */
+/* Everything but the loop's thread is started. */
 static void world_make(struct world *w, const char *const urls[N], unsigned generation_probe_every)
 {
     struct fleet_cfg fleet = {
         .n_upstreams = N, .n_permits = {4, 4}, .n_queue_max = {4, 4}, .min_ready = 1};
-    struct prober_cfg cfg = {.find_peer = who_is,
+    struct prober_cfg cfg = {.find_peer = find_peer,
                              .arg = w,
                              .interval_us = 5 * MS,
                              .timeout_us = 1000 * MS,
@@ -69,7 +69,6 @@ static void world_close(struct world *w)
     loop_free(w->loop);
 }
 
-/* Waits until it is said to be so. */
 static void await_state(struct world *w, size_t i, const char *state)
 {
     struct upstream_info info;
@@ -83,7 +82,7 @@ static void await_state(struct world *w, size_t i, const char *state)
     fail_msg("upstream %zu is %s, not %s", i, upstream_state_name(info.state), state);
 }
 
-static void await_misses(struct world *w, size_t i, uint64_t n)
+static void await_failures(struct world *w, size_t i, uint64_t n)
 {
     struct upstream_info info;
 
@@ -111,7 +110,7 @@ static const char status_ok[] = "HTTP/1.1 200 OK\r\nContent-Length: 50\r\nConnec
                                 "{\"boot_id\":\"b1\",\"weights\":{\"weight_version\":\"v1\"}}";
 static const char refusal[] = "HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
-static void test_each_is_known_by_its_answers(void **state)
+static void test_prober_reports_each_reply(void **state)
 {
     struct peer good, hung, busy;
     struct upstream_info info;
@@ -126,8 +125,8 @@ static void test_each_is_known_by_its_answers(void **state)
     fleet_info(w.fleet, 0, &info);
     assert_string_equal(info.report.process, "b1");
     assert_string_equal(info.report.label, "v1");
-    await_misses(&w, 1, 1);
-    await_misses(&w, 2, 1);
+    await_failures(&w, 1, 1);
+    await_failures(&w, 2, 1);
     fleet_info(w.fleet, 1, &info);
     assert_int_equal(info.error.code, ERR_TIMEOUT);
     fleet_info(w.fleet, 2, &info);
@@ -138,8 +137,8 @@ static void test_each_is_known_by_its_answers(void **state)
     peer_stop(&busy);
 }
 
-/* A vLLM or SGLang that is spoken to as a baton: it is down, and the error says what to write. */
-static void test_one_of_another_dialect_is_down(void **state)
+/* A vLLM or SGLang that is configured as a baton: it is down, and the error says what to write. */
+static void test_engine_with_another_api_is_down(void **state)
 {
     struct upstream_info info;
     struct peer other;
@@ -159,7 +158,7 @@ static void test_one_of_another_dialect_is_down(void **state)
     peer_stop(&other);
 }
 
-static void test_one_that_goes_away_is_down(void **state)
+static void test_engine_that_stops_is_down(void **state)
 {
     struct peer good, other;
     struct world w;
@@ -170,7 +169,7 @@ static void test_one_that_goes_away_is_down(void **state)
     world_open(&w, (const char *const[N]){good.url, other.url, "unix:/nowhere"}, 0);
     await_state(&w, 0, "serving");
     await_state(&w, 1, "serving");
-    await_misses(&w, 2, FLEET_FAILURES_DOWN);
+    await_failures(&w, 2, FLEET_FAILURES_DOWN);
     peer_stop(&other);
     await_state(&w, 1, "down");
     await_state(&w, 0, "serving");
@@ -178,7 +177,7 @@ static void test_one_that_goes_away_is_down(void **state)
     peer_stop(&good);
 }
 
-static void test_what_we_lack_is_held_against_nobody(void **state)
+static void test_lack_of_descriptors_here_counts_against_no_engine(void **state)
 {
     enum { ROUNDS = 2 * FLEET_FAILURES_DOWN };
     struct rlimit before, none;
@@ -209,8 +208,8 @@ static void test_what_we_lack_is_held_against_nobody(void **state)
     world_close(&w);
 }
 
-/* It says that it is well, answering GET, and gives no token: POST is never answered. */
-static void *talker_main(void *arg)
+/* Answers GET with a good status, and never answers POST, so it generates no token. */
+static void *silent_main(void *arg)
 {
     struct peer *p = arg;
     char text[4096];
@@ -229,32 +228,34 @@ static void *talker_main(void *arg)
     return NULL;
 }
 
-static void test_a_token_shows_who_only_talks(void **state)
+static void test_generation_probe_finds_an_engine_that_generates_nothing(void **state)
 {
-    struct peer talker;
+    struct peer silent;
     struct upstream_info info;
     struct world w;
 
     (void)state;
-    peer_listen(&talker);
-    assert_int_equal(pthread_create(&talker.thread, NULL, talker_main, &talker), 0);
-    world_open(&w, (const char *const[N]){talker.url, "unix:/nowhere", "unix:/nowhere"}, 2);
+    peer_listen(&silent);
+    assert_int_equal(pthread_create(&silent.thread, NULL, silent_main, &silent), 0);
+    world_open(&w, (const char *const[N]){silent.url, "unix:/nowhere", "unix:/nowhere"}, 2);
     await_state(&w, 0, "down");
     fleet_info(w.fleet, 0, &info);
     assert_non_null(strstr(info.error.msg, "/v1/completions"));
-    await_misses(&w, 0, 2 * FLEET_FAILURES_DOWN); /* and that it talks does not bring it back */
+    await_failures(&w, 0, 2 * FLEET_FAILURES_DOWN); /* status probes do not restore it */
     fleet_info(w.fleet, 0, &info);
     assert_string_equal(upstream_state_name(info.state), "down");
-    fleet_fence(w.fleet, 0, &info.error); /* one that an update left paused gives none either */
+    fleet_fence(w.fleet, 0,
+                &info.error); /* a fenced engine may be paused, so only status probes are sent */
     await_alive(&w, 0);
     world_close(&w);
-    peer_stop(&talker);
+    peer_stop(&silent);
 }
 
-static const char keyless[] = "HTTP/1.1 401 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+static const char unauthorized[] =
+    "HTTP/1.1 401 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 static const char text_ok[] = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
-/* What wants a key for the rest answers GET without one; `says` is for the rest. */
+/* Answers GET with a good status, which needs no key, and other methods with `says`. */
 static void *open_status_main(void *arg)
 {
     struct peer *p = arg;
@@ -263,9 +264,9 @@ static void *open_status_main(void *arg)
 
     while ((fd = accept(p->fd, NULL, NULL)) >= 0) {
         ssize_t n = recv(fd, text, sizeof text - 1, 0);
-        const char *said = n > 3 && memcmp(text, "GET", 3) == 0 ? status_ok : p->says;
+        const char *reply = n > 3 && memcmp(text, "GET", 3) == 0 ? status_ok : p->says;
 
-        (void)send(fd, said, strlen(said), MSG_NOSIGNAL);
+        (void)send(fd, reply, strlen(reply), MSG_NOSIGNAL);
         (void)shutdown(fd, SHUT_WR);
         while (n > 0)
             n = recv(fd, text, sizeof text, 0);
@@ -274,17 +275,17 @@ static void *open_status_main(void *arg)
     return NULL;
 }
 
-static void test_who_refuses_our_key_is_found_by_either_question(void **state)
+static void test_rejected_key_is_found_by_both_probes(void **state)
 {
     struct peer shut, half, misnamed;
     struct upstream_info info;
     struct world w;
 
     (void)state;
-    peer_start(&shut, keyless);
+    peer_start(&shut, unauthorized);
     peer_start(&misnamed, "HTTP/1.1 421 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
     peer_listen(&half);
-    half.says = keyless;
+    half.says = unauthorized;
     assert_int_equal(pthread_create(&half.thread, NULL, open_status_main, &half), 0);
     world_open(&w, (const char *const[N]){shut.url, half.url, misnamed.url}, 2);
     await_state(&w, 0, "refused");
@@ -308,8 +309,8 @@ static void test_who_refuses_our_key_is_found_by_either_question(void **state)
     peer_stop(&misnamed);
 }
 
-/* Only the question that was refused shows that it is no more. */
-static void test_who_takes_our_key_again_is_back(void **state)
+/* Only a generation probe shows that the key is accepted again. */
+static void test_accepted_key_restores_the_engine(void **state)
 {
     struct peer half;
     struct err why = {0};
@@ -321,9 +322,9 @@ static void test_who_takes_our_key_again_is_back(void **state)
     assert_int_equal(pthread_create(&half.thread, NULL, open_status_main, &half), 0);
     world_open(&w, (const char *const[N]){half.url, "unix:/nowhere", "unix:/nowhere"}, 1000);
     await_state(&w, 0, "serving");
-    (void)err_set(&why, ERR_UPSTREAM_KEY, "", "it said 401");
+    (void)err_set(&why, ERR_UPSTREAM_KEY, "", "it answered 401");
     fleet_auth_failed(w.fleet, 0, FLEET_AUTH_REQUEST, &why);
-    await_state(&w, 0, "serving"); /* by a token out of its turn */
+    await_state(&w, 0, "serving"); /* by an extra generation probe */
     world_close(&w);
     peer_stop(&half);
 }
@@ -331,13 +332,13 @@ static void test_who_takes_our_key_again_is_back(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_each_is_known_by_its_answers),
-        cmocka_unit_test(test_one_of_another_dialect_is_down),
-        cmocka_unit_test(test_one_that_goes_away_is_down),
-        cmocka_unit_test(test_what_we_lack_is_held_against_nobody),
-        cmocka_unit_test(test_a_token_shows_who_only_talks),
-        cmocka_unit_test(test_who_refuses_our_key_is_found_by_either_question),
-        cmocka_unit_test(test_who_takes_our_key_again_is_back),
+        cmocka_unit_test(test_prober_reports_each_reply),
+        cmocka_unit_test(test_engine_with_another_api_is_down),
+        cmocka_unit_test(test_engine_that_stops_is_down),
+        cmocka_unit_test(test_lack_of_descriptors_here_counts_against_no_engine),
+        cmocka_unit_test(test_generation_probe_finds_an_engine_that_generates_nothing),
+        cmocka_unit_test(test_rejected_key_is_found_by_both_probes),
+        cmocka_unit_test(test_accepted_key_restores_the_engine),
     };
     struct err e = {0};
 

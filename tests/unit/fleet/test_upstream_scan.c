@@ -1,4 +1,4 @@
-/* The versions that an answer names, however its bytes are cut. */
+/* The versions that a reply names, in chunks of any size. */
 #include "fleet/members/version_scan.h"
 
 #include <setjmp.h>
@@ -21,7 +21,7 @@ static const struct {
     {"{\"weight_versions\":[{\"version\":\"a\"}],\"weight_version\":\"b\"}", "b|"},
     {"{\"weight_version\":null,\"x\":\"y\"}", ""},
     {"{\"weight_version\":\"\"}", "|"},
-    /* what was generated is no member */
+    /* generated text is not a member */
     {"{\"text\":\"\\\"weight_version\\\":\\\"evil\\\"\",\"weight_version\":\"good\"}", "good|"},
     {"{\"weight_version\":\"a\\\"b\\\\c\\/d\"}", "a\"b\\c/d|"},
     {"{\"weight_version\":\"\\u00e4\",\"weight_version\":\"b\"}", "b|"},
@@ -44,7 +44,7 @@ static void scan(char *out, size_t cap, const char *text, size_t cut)
     }
 }
 
-static void test_version_scan_finds_each_name_however_it_is_cut(void **state)
+static void test_version_scan_finds_each_name_in_any_chunks(void **state)
 {
     char out[256];
 
@@ -69,7 +69,7 @@ static void test_version_scan_cuts_a_long_name(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_version_scan_finds_each_name_however_it_is_cut),
+        cmocka_unit_test(test_version_scan_finds_each_name_in_any_chunks),
         cmocka_unit_test(test_version_scan_cuts_a_long_name),
     };
 

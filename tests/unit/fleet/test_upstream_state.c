@@ -1,5 +1,5 @@
-/* What keeps an upstream out of rotation: which event adds what, and which takes it away, against
- * the rows; in every set that an upstream can come to. */
+/* The table of reasons and events, against the rows below, in every set that an engine can reach.
+ */
 #include "fleet/members/upstream_state.h"
 
 #include <setjmp.h>
@@ -34,7 +34,7 @@ static const struct row {
 };
 enum { N_ROWS = sizeof rows / sizeof rows[0] };
 
-/* Every set that events lead to, from a new upstream's. */
+/* Every set that events lead to, from that of a new engine. */
 static bool reached[SETS];
 
 static void reach(unsigned from)
@@ -68,7 +68,7 @@ static void check_move(unsigned from, unsigned to, int event)
     }
 }
 
-static void test_upstream_next_changes_what_it_says(void **state)
+static void test_upstream_state_next_changes_only_what_the_rows_say(void **state)
 {
     (void)state;
     for (unsigned from = 0; from < SETS; from++)
@@ -80,8 +80,8 @@ static void test_upstream_next_changes_what_it_says(void **state)
         }
 }
 
-/* What a row above names does happen somewhere. */
-static void test_upstream_next_does_all_of_it(void **state)
+/* Each event of a row changes some set. */
+static void test_upstream_state_next_makes_each_change_of_the_rows(void **state)
 {
     (void)state;
     for (size_t i = 0; i < N_ROWS; i++) {
@@ -114,7 +114,7 @@ static bool cannot_happen(unsigned from, int event)
     }
 }
 
-static void test_upstream_next_has_no_other_gaps(void **state)
+static void test_upstream_state_next_has_no_other_gaps(void **state)
 {
     (void)state;
     for (unsigned from = 0; from < SETS; from++)
@@ -131,7 +131,7 @@ static bool at_most_one(unsigned set)
     return (set & (set - 1)) == 0;
 }
 
-static void test_upstream_next_keeps_one_reason_of_a_kind(void **state)
+static void test_upstream_state_next_keeps_one_reason_of_a_group(void **state)
 {
     (void)state;
     for (unsigned set = 0; set < SETS; set++) {
@@ -143,7 +143,7 @@ static void test_upstream_next_keeps_one_reason_of_a_kind(void **state)
     }
 }
 
-static void test_upstream_next_waits_for_one_that_starts(void **state)
+static void test_upstream_state_next_waits_for_an_engine_that_starts(void **state)
 {
     unsigned out = OUT_JOINED;
 
@@ -160,8 +160,8 @@ static void test_upstream_next_waits_for_one_that_starts(void **state)
     assert_int_equal(upstream_state_of(out), UPSTREAM_DOWN);
 }
 
-/* Put to sleep while it is fenced for a wake that it missed, it missed that wake still. */
-static void test_upstream_next_follows_a_sleep_of_one_that_is_fenced(void **state)
+/* The kind of its fence follows its sleep state, but not if an update failed there. */
+static void test_upstream_state_next_follows_the_sleep_of_a_fenced_engine(void **state)
 {
     unsigned out = OUT_SLEEP_MISSED;
 
@@ -203,12 +203,12 @@ static void test_upstream_state_of_shows_the_gravest(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_upstream_next_changes_what_it_says),
-        cmocka_unit_test(test_upstream_next_does_all_of_it),
-        cmocka_unit_test(test_upstream_next_has_no_other_gaps),
-        cmocka_unit_test(test_upstream_next_keeps_one_reason_of_a_kind),
-        cmocka_unit_test(test_upstream_next_waits_for_one_that_starts),
-        cmocka_unit_test(test_upstream_next_follows_a_sleep_of_one_that_is_fenced),
+        cmocka_unit_test(test_upstream_state_next_changes_only_what_the_rows_say),
+        cmocka_unit_test(test_upstream_state_next_makes_each_change_of_the_rows),
+        cmocka_unit_test(test_upstream_state_next_has_no_other_gaps),
+        cmocka_unit_test(test_upstream_state_next_keeps_one_reason_of_a_group),
+        cmocka_unit_test(test_upstream_state_next_waits_for_an_engine_that_starts),
+        cmocka_unit_test(test_upstream_state_next_follows_the_sleep_of_a_fenced_engine),
         cmocka_unit_test(test_upstream_state_of_shows_the_gravest),
     };
 

@@ -1,39 +1,39 @@
-/* Which version is the fleet's before its first update, who is trusted, and what is told of it. */
+/* Which version is the fleet's, which engines are synced, and which state changes are reported. */
 #include "tests/unit/fleet/upstream_fleet_world.h"
 
-static void heard(struct fleet *f, const char *const labels[N])
+static void report_labels(struct fleet *f, const char *const labels[N])
 {
     for (size_t i = 0; i < N; i++)
         report_ok(f, i, "p", labels[i]);
 }
 
-static void all_say(struct fleet *f, const struct upstream_report *report)
+static void report_all(struct fleet *f, const struct upstream_report *report)
 {
     for (size_t i = 0; i < N; i++)
         fleet_probe_ok(f, i, report);
 }
 
-static void states(struct fleet *f, const char *const wanted[N])
+static void assert_states(struct fleet *f, const char *const wanted[N])
 {
     for (size_t i = 0; i < N; i++)
         assert_string_equal(state(f, i), wanted[i]);
 }
 
-static void refused(struct fleet *f, const char *says)
+static void assert_unsynced(struct fleet *f, const char *wanted)
 {
-    struct asker a;
+    struct requester a;
     struct err e = {0};
 
-    make_asker(&a, "");
+    make_requester(&a, "");
     assert_int_equal(fleet_permit_acquire(f, &a.ticket, &e), -1);
     assert_int_equal(e.code, ERR_UNSYNCED);
-    if (strstr(e.msg, says) == NULL)
-        fail_msg("refused with '%s', not with '%s'", e.msg, says);
+    if (strstr(e.msg, wanted) == NULL)
+        fail_msg("refused with '%s', not with '%s'", e.msg, wanted);
 }
 
 #define EACH(...) ((const char *const[N]){__VA_ARGS__})
 
-static void test_most_upstreams_have_the_version(void **cmocka_state)
+static void test_first_version_is_that_of_most_engines(void **cmocka_state)
 {
     struct fleet *f = fleet_of(N);
     struct fleet_stats s;
@@ -42,16 +42,16 @@ static void test_most_upstreams_have_the_version(void **cmocka_state)
     (void)cmocka_state;
     report_ok(f, 0, "p", "old");
     report_ok(f, 1, "p", "new");
-    report_ok(f, 2, "p", "new"); /* the last one may still be of the old one */
-    refused(f, "1 upstreams have not answered; of the others: 'new' at 2, 'old' at 1");
+    report_ok(f, 2, "p", "new"); /* the last engine may still have the old one */
+    assert_unsynced(f, "1 upstreams have not answered; of the others: 'new' at 2, 'old' at 1");
     assert_true(fleet_version_undecided(f, &e));
-    fail_request(f, 3, false); /* not within its first time */
-    states(f, EACH("unsynced", "serving", "serving", "unknown"));
+    fail_request(f, 3, false); /* its first probe failed */
+    assert_states(f, EACH("unsynced", "serving", "serving", "unknown"));
     err_clear(&e);
     assert_false(fleet_version_undecided(f, &e));
     report_ok(f, 3, "p", "old"); /* it is decided once */
-    states(f, EACH("unsynced", "serving", "serving", "unsynced"));
-    report_ok(f, 0, "p", "new"); /* whoever has caught up by itself is welcome */
+    assert_states(f, EACH("unsynced", "serving", "serving", "unsynced"));
+    report_ok(f, 0, "p", "new"); /* an engine that has caught up is synced */
     assert_string_equal(state(f, 0), "serving");
     fleet_stats(f, &s);
     assert_string_equal(s.label, "new");
@@ -62,8 +62,8 @@ static void test_most_upstreams_have_the_version(void **cmocka_state)
     fleet_free(f);
 }
 
-/* All of them agree, and have half of the same update. */
-static void test_an_unfinished_update_is_no_version(void **cmocka_state)
+/* All engines have the marker of the same update. */
+static void test_dirty_marker_is_no_version(void **cmocka_state)
 {
     const struct upstream_report report = {.process = "p", .label = FLEET_DIRTY_MARKER "upd-1"};
     struct fleet *f = fleet_of(N);
@@ -72,48 +72,48 @@ static void test_an_unfinished_update_is_no_version(void **cmocka_state)
     struct err e = {0};
 
     (void)cmocka_state;
-    all_say(f, &report);
-    states(f, EACH("fenced", "fenced", "fenced", "fenced"));
+    report_all(f, &report);
+    assert_states(f, EACH("fenced", "fenced", "fenced", "fenced"));
     fleet_info(f, 0, &info);
     assert_non_null(strstr(
         info.error.msg, "an update of it never ended (weight_version 'baton:unfinished:upd-1')"));
-    heard(f, EACH("v", "v", "v", "v")); /* somebody else named it: that says nothing */
-    states(f, EACH("fenced", "fenced", "fenced", "fenced"));
+    report_labels(f, EACH("v", "v", "v", "v")); /* another label proves nothing */
+    assert_states(f, EACH("fenced", "fenced", "fenced", "fenced"));
     assert_int_equal(fleet_may_resync(f, 0, &e), -1);
     assert_int_equal(fleet_commit_version(f, "w", done, NULL), 1);
-    heard(f, EACH("w", "w", "w", "w"));
-    states(f, EACH("serving", "serving", "serving", "serving"));
+    report_labels(f, EACH("w", "w", "w", "w"));
+    assert_states(f, EACH("serving", "serving", "serving", "serving"));
     fleet_free(f);
 }
 
-/* One that we have given up before anything came of it leaves all as it was: what was heard in it,
- * and what was asked in it, says nothing; nor is it the version of the most. */
-static void test_an_update_of_ours_that_was_given_up_is_not_unfinished(void **cmocka_state)
+/* After an update that was aborted before its first byte nothing has changed: reports and probes
+ * from that time do not count, and its marker is not taken for a version. */
+static void test_marker_of_our_aborted_update_fences_nothing(void **cmocka_state)
 {
     struct upstream_report report = {.process = "p", .label = FLEET_DIRTY_MARKER "upd-1"};
     struct fleet *f = fleet_of(N);
     struct fleet_stats s;
 
     (void)cmocka_state;
-    heard(f, EACH("v", "v", "v", "v"));
+    report_labels(f, EACH("v", "v", "v", "v"));
     for (int round = 0; round < 2; round++) {
         fleet_set_updating(f, true);
         report.is_stale = false;
-        all_say(f, &report);
+        report_all(f, &report);
         fleet_set_updating(f, false);
         fleet_stats(f, &s);
         assert_string_equal(s.label, "v");
         report.is_stale = true;
-        all_say(f, &report);
-        states(f, EACH("serving", "serving", "serving", "serving"));
-        heard(f, EACH("v", "v", "v", "v"));
-        states(f, EACH("serving", "serving", "serving", "serving"));
+        report_all(f, &report);
+        assert_states(f, EACH("serving", "serving", "serving", "serving"));
+        report_labels(f, EACH("v", "v", "v", "v"));
+        assert_states(f, EACH("serving", "serving", "serving", "serving"));
     }
     fleet_free(f);
 }
 
-/* It says so while we are at it, and when it was asked before the end. */
-static void test_an_update_of_ours_is_not_unfinished(void **cmocka_state)
+/* The engine reports the marker during the update, and in a probe that was sent before its end. */
+static void test_marker_of_our_running_update_fences_nothing(void **cmocka_state)
 {
     struct upstream_report report = {.process = "p", .label = FLEET_DIRTY_MARKER "upd-1"};
     struct fleet *f = fleet_of(N);
@@ -121,22 +121,22 @@ static void test_an_update_of_ours_is_not_unfinished(void **cmocka_state)
     struct err e = {0};
 
     (void)cmocka_state;
-    heard(f, EACH("v", "v", "v", "v"));
+    report_labels(f, EACH("v", "v", "v", "v"));
     fleet_set_updating(f, true);
-    all_say(f, &report);
-    states(f, EACH("serving", "serving", "serving", "serving"));
+    report_all(f, &report);
+    assert_states(f, EACH("serving", "serving", "serving", "serving"));
     assert_int_equal(fleet_commit_version(f, "w", done, NULL), 1);
     report.is_stale = true;
-    all_say(f, &report);
-    states(f, EACH("serving", "serving", "serving", "serving"));
+    report_all(f, &report);
+    assert_states(f, EACH("serving", "serving", "serving", "serving"));
     report.is_stale = false;
     assert_int_equal(fleet_resync(f, 0, &report, &e), -1);
     assert_non_null(strstr(e.msg, "never ended"));
     fleet_free(f);
 }
 
-/* Not what it says since, which follows from that. */
-static void test_why_one_is_fenced_stays_known(void **cmocka_state)
+/* A later report follows from the failure and does not replace its reason. */
+static void test_reason_of_a_fence_is_kept(void **cmocka_state)
 {
     struct fleet *f = fleet_of(N);
     bool done[FLEET_MAX] = {true, true, true, true};
@@ -144,74 +144,73 @@ static void test_why_one_is_fenced_stays_known(void **cmocka_state)
     struct err why = {0};
 
     (void)cmocka_state;
-    heard(f, EACH("v", "v", "v", "v"));
+    report_labels(f, EACH("v", "v", "v", "v"));
     assert_int_equal(fleet_commit_version(f, "w", done, NULL), 1);
     (void)err_set(&why, ERR_UPSTREAM, "", "it ran out of memory");
     fleet_fence(f, 0, &why);
-    heard(f, EACH(FLEET_DIRTY_MARKER "upd-1", "x", "w", "w"));
-    states(f, EACH("fenced", "unsynced", "serving", "serving"));
+    report_labels(f, EACH(FLEET_DIRTY_MARKER "upd-1", "x", "w", "w"));
+    assert_states(f, EACH("fenced", "unsynced", "serving", "serving"));
     fleet_info(f, 0, &info);
     assert_string_equal(info.error.msg, "it ran out of memory");
     fleet_free(f);
 }
 
-static void test_no_name_is_a_version_too(void **cmocka_state)
+static void test_empty_label_counts_as_a_version(void **cmocka_state)
 {
     struct fleet *f = fleet_of(N), *g = fleet_of(N);
 
     (void)cmocka_state;
-    heard(f, EACH("", "", "", "v"));
-    states(f, EACH("serving", "serving", "serving", "unsynced"));
-    heard(g, EACH("v", "v", "", "v"));
-    states(g, EACH("serving", "serving", "unsynced", "serving"));
+    report_labels(f, EACH("", "", "", "v"));
+    assert_states(f, EACH("serving", "serving", "serving", "unsynced"));
+    report_labels(g, EACH("v", "v", "", "v"));
+    assert_states(g, EACH("serving", "serving", "unsynced", "serving"));
     fleet_free(f);
     fleet_free(g);
 }
 
-static void test_without_a_majority_nobody_serves(void **cmocka_state)
+static void test_no_engine_serves_without_a_majority(void **cmocka_state)
 {
     struct fleet *f = fleet_of(N), *g = fleet_of(N);
     struct err e = {0};
 
     (void)cmocka_state;
-    heard(f, EACH("a", "b", "a", "b"));
-    states(f, EACH("unsynced", "unsynced", "unsynced", "unsynced"));
-    refused(f,
-            "at least 2 (--min-ready): 'a' at 2, 'b' at 2; push an update, or resync an upstream "
-            "that has the right weights (/v1/upstreams/resync)");
-    heard(g, EACH("a", "b", "", "c"));
-    refused(g, "(no label) at 1");
-    /* Somebody who knows says which. */
-    assert_int_equal(vouch(f, 1, "b", &e), 0);
-    states(f, EACH("unsynced", "serving", "unsynced", "serving"));
-    assert_int_equal(vouch(f, 0, "a", &e), -1);
+    report_labels(f, EACH("a", "b", "a", "b"));
+    assert_states(f, EACH("unsynced", "unsynced", "unsynced", "unsynced"));
+    assert_unsynced(
+        f, "at least 2 (--min-ready): 'a' at 2, 'b' at 2; push an update, or resync an upstream "
+           "that has the right weights (/v1/upstreams/resync)");
+    report_labels(g, EACH("a", "b", "", "c"));
+    assert_unsynced(g, "(no label) at 1");
+    /* An operator decides it by a resync. */
+    assert_int_equal(resync(f, 1, "b", &e), 0);
+    assert_states(f, EACH("unsynced", "serving", "unsynced", "serving"));
+    assert_int_equal(resync(f, 0, "a", &e), -1);
     assert_int_equal(e.code, ERR_CONFLICT);
     /* An update needs no version before it. */
     (void)fleet_commit_version(g, "d", (const bool[]){true, true, true, true}, NULL);
-    states(g, EACH("serving", "serving", "serving", "serving"));
+    assert_states(g, EACH("serving", "serving", "serving", "serving"));
     fleet_free(f);
     fleet_free(g);
 }
 
-static void test_a_version_that_nobody_can_have_is_given_up(void **cmocka_state)
+static void test_version_that_no_engine_can_have_is_dropped(void **cmocka_state)
 {
     struct fleet *f = fleet_of(N);
 
     (void)cmocka_state;
-    heard(f, EACH("a", "a", "a", "b"));
+    report_labels(f, EACH("a", "a", "a", "b"));
     for (size_t i = 0; i < 3; i++)
         fail_request(f, i, true);
-    assert_string_equal(state(f, 3), "unsynced"); /* they may come back */
+    assert_string_equal(state(f, 3), "unsynced"); /* they may come back with that version */
     report_ok(f, 0, "q", "b");
     report_ok(f, 1, "q", "b");
-    states(f, EACH("unsynced", "unsynced", "down", "unsynced"));
+    assert_states(f, EACH("unsynced", "unsynced", "down", "unsynced"));
     report_ok(f, 2, "q", "b");
-    states(f, EACH("serving", "serving", "serving", "serving"));
+    assert_states(f, EACH("serving", "serving", "serving", "serving"));
     fleet_free(f);
 }
 
-/* What is no version of those that serve decides nothing. */
-static void test_who_cannot_serve_has_no_vote(void **cmocka_state)
+static void test_engine_that_is_not_ready_does_not_count_for_the_version(void **cmocka_state)
 {
     struct upstream_report starts = {.process = "p", .not_ready = "no_weights"};
     struct upstream_report late = {.process = "p", .label = "b", .is_stale = true};
@@ -221,18 +220,18 @@ static void test_who_cannot_serve_has_no_vote(void **cmocka_state)
     fleet_probe_ok(f, 0, &starts);
     fleet_probe_ok(f, 1, &starts);
     report_ok(f, 2, "p", "a");
-    fleet_probe_ok(f, 3, &late); /* asked before something changed: it is asked again */
-    states(f, EACH("not_ready", "not_ready", "unsynced", "unsynced"));
+    fleet_probe_ok(f, 3, &late); /* a stale report: its label is ignored */
+    assert_states(f, EACH("not_ready", "not_ready", "unsynced", "unsynced"));
     report_ok(f, 3, "p", "a");
-    states(f, EACH("not_ready", "not_ready", "serving", "serving"));
+    assert_states(f, EACH("not_ready", "not_ready", "serving", "serving"));
     report_ok(f, 0, "p", "b");
     assert_string_equal(state(f, 0), "unsynced");
-    fleet_probe_ok(f, 2, &late); /* says nothing against it */
+    fleet_probe_ok(f, 2, &late); /* does not count against it */
     assert_string_equal(state(f, 2), "serving");
     fleet_free(f);
 }
 
-static void test_another_process_must_say_what_it_has(void **cmocka_state)
+static void test_new_process_must_report_its_version(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(2);
 
@@ -245,8 +244,8 @@ static void test_another_process_must_say_what_it_has(void **cmocka_state)
     fleet_free(f);
 }
 
-/* Whoever takes an update names itself when that starts: what answers later is the same, or not. */
-static void test_who_took_an_update_is_in_step(void **cmocka_state)
+/* The process that starts an update is recorded, so a later reply shows whether it is the same. */
+static void test_process_that_took_an_update_is_synced(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(2);
 
@@ -266,11 +265,11 @@ static void test_who_took_an_update_is_in_step(void **cmocka_state)
     fleet_free(f);
 }
 
-/* What it answered to the end of an update is what it says, until it is asked again. */
-static void test_who_said_its_new_version_is_not_asked_for_it(void **cmocka_state)
+/* The label that it reported at the end of an update is kept until the next probe. */
+static void test_commit_keeps_labels_that_engines_reported(void **cmocka_state)
 {
     static const bool done[FLEET_MAX] = {true, true, false}, named[FLEET_MAX] = {true, false, true};
-    static const char *const says[] = {"v1", "", "v0"};
+    static const char *const wanted[] = {"v1", "", "v0"};
     struct fleet *f = fleet_alive(3);
     struct upstream_report late = {.process = "p", .label = "v0", .is_stale = true};
     struct upstream_info info;
@@ -279,16 +278,16 @@ static void test_who_said_its_new_version_is_not_asked_for_it(void **cmocka_stat
     for (size_t i = 0; i < 3; i++)
         report_ok(f, i, "p", "v0");
     (void)fleet_commit_version(f, "v1", done, named);
-    fleet_probe_ok(f, 0, &late); /* asked before */
+    fleet_probe_ok(f, 0, &late); /* sent before the commit */
     for (size_t i = 0; i < 3; i++) {
         fleet_info(f, i, &info);
-        assert_string_equal(info.report.label, says[i]);
+        assert_string_equal(info.report.label, wanted[i]);
     }
     fleet_free(f);
 }
 
-/* Labels are not judged while an update is under way; that another process answers is seen. */
-static void test_a_restart_within_an_update_is_out(void **cmocka_state)
+/* Labels are not compared during an update, but a restart is noticed. */
+static void test_restart_during_an_update_is_unsynced(void **cmocka_state)
 {
     struct fleet *f = fleet_of(2);
     struct upstream_info info;
@@ -311,8 +310,8 @@ static void test_a_restart_within_an_update_is_out(void **cmocka_state)
     fleet_free(f);
 }
 
-/* Whoever configures it again does not make its weights whole. */
-static void test_who_is_added_again_stays_fenced(void **cmocka_state)
+/* Adding it again does not repair its weights. */
+static void test_engine_added_again_stays_fenced(void **cmocka_state)
 {
     static const char *const names[] = {"http://a", "http://b"};
     struct fleet *f = fleet_alive_named(names, 2);
@@ -329,14 +328,14 @@ static void test_who_is_added_again_stays_fenced(void **cmocka_state)
     assert_string_equal(state(f, 1), "serving");
     fleet_fence(f, 1, &why);
     fleet_remove(f, 1);
-    fleet_add(f, 1, "http://c"); /* another has nothing of it */
+    fleet_add(f, 1, "http://c"); /* another engine is not fenced */
     report_ok(f, 1, "p", "");
     assert_string_equal(state(f, 1), "unsynced");
     fleet_free(f);
 }
 
-/* Whoever did not hear that all stand still would be the only one that does not. */
-static void test_who_was_not_told_to_stand_still_waits(void **cmocka_state)
+/* It would be the only engine that is not paused. */
+static void test_engine_that_missed_the_pause_waits(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(N);
     struct upstream_info info;
@@ -344,31 +343,29 @@ static void test_who_was_not_told_to_stand_still_waits(void **cmocka_state)
     (void)cmocka_state;
     fail_request(f, 3, true);
     fleet_quiesce(f, true, 1);
-    states(f, EACH("serving", "serving", "serving", "down"));
+    assert_states(f, EACH("serving", "serving", "serving", "down"));
     report_ok(f, 3, "p", "");
     report_ok(f, 2, "q", "");
-    states(f, EACH("serving", "serving", "unsynced", "unsynced"));
+    assert_states(f, EACH("serving", "serving", "unsynced", "unsynced"));
     fleet_info(f, 2, &info);
     assert_non_null(strstr(info.error.msg, "when they resume"));
     fleet_confirm_quiesced(f, 2, info.incarnation - 1); /* the process before */
-    states(f, EACH("serving", "serving", "unsynced", "unsynced"));
+    assert_states(f, EACH("serving", "serving", "unsynced", "unsynced"));
     fleet_confirm_quiesced(f, 2, info.incarnation);
-    states(f, EACH("serving", "serving", "serving", "unsynced"));
+    assert_states(f, EACH("serving", "serving", "serving", "unsynced"));
     report_ok(f, 2, "r", "");
-    states(f, EACH("serving", "serving", "unsynced", "unsynced"));
+    assert_states(f, EACH("serving", "serving", "unsynced", "unsynced"));
     fleet_quiesce(f, false, 3);
-    states(f, EACH("serving", "serving", "serving", "serving"));
+    assert_states(f, EACH("serving", "serving", "serving", "serving"));
     fleet_info(f, 2, &info);
     assert_int_equal(info.error.code, ERR_NONE);
-    fleet_quiesce(f, true, 2); /* of before */
+    fleet_quiesce(f, true, 2); /* an older call */
     report_ok(f, 2, "s", "");
     assert_string_equal(state(f, 2), "serving");
     fleet_free(f);
 }
 
-/* keys and silence */
-
-static void refuse_key(struct fleet *f, size_t i, enum fleet_auth what)
+static void reject_key(struct fleet *f, size_t i, enum fleet_auth what)
 {
     struct err why = {0};
 
@@ -376,29 +373,29 @@ static void refuse_key(struct fleet *f, size_t i, enum fleet_auth what)
     fleet_auth_failed(f, i, what, &why);
 }
 
-static void test_who_refuses_our_key_gets_nothing(void **cmocka_state)
+static void test_engine_that_rejects_our_key_gets_no_requests(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(2);
     struct upstream_info info;
-    struct asker a, b;
+    struct requester a, b;
     struct err e = {0};
 
     (void)cmocka_state;
-    while (enter(f, &a, "") != 0)
+    while (acquire(f, &a, "") != 0)
         fleet_permit_release(f, &a.ticket);
-    refuse_key(f, 0, FLEET_AUTH_REQUEST);
+    reject_key(f, 0, FLEET_AUTH_REQUEST);
     assert_string_equal(state(f, 0), "refused");
-    assert_int_equal(left[0], 0); /* what runs there may end */
-    report_ok(f, 0, "p", "");     /* that it talks about itself was never the question */
+    assert_int_equal(left[0], 0); /* requests there may finish */
+    report_ok(f, 0, "p", "");     /* a status probe does not clear it */
     fleet_info(f, 0, &info);
     assert_true(info.alive && info.request_auth_failed);
     assert_int_equal(info.error.code, ERR_UPSTREAM_KEY);
-    assert_int_equal(enter(f, &b, ""), 1);
+    assert_int_equal(acquire(f, &b, ""), 1);
     fleet_permit_release(f, &b.ticket);
-    refuse_key(f, 1, FLEET_AUTH_PROBE);
+    reject_key(f, 1, FLEET_AUTH_PROBE);
     fleet_info(f, 1, &info);
     assert_false(info.alive);
-    make_asker(&b, "");
+    make_requester(&b, "");
     assert_int_equal(fleet_permit_acquire(f, &b.ticket, &e), -1);
     assert_int_equal(e.code, ERR_UPSTREAM_KEY);
     report_ok(f, 1, "p", "");
@@ -411,20 +408,19 @@ static void test_who_refuses_our_key_gets_nothing(void **cmocka_state)
     fleet_free(f);
 }
 
-/* What is wrong with one that takes our key again is something else. */
-static void test_a_key_that_is_taken_again_is_no_reason(void **cmocka_state)
+static void test_accepted_key_clears_its_error(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(N);
     struct upstream_info info;
 
     (void)cmocka_state;
-    refuse_key(f, 0, FLEET_AUTH_PROBE);
+    reject_key(f, 0, FLEET_AUTH_PROBE);
     report_ok(f, 0, "p", "b");
     fleet_info(f, 0, &info);
     assert_string_equal(upstream_state_name(info.state), "unsynced");
     assert_non_null(strstr(info.error.msg, "it serves version 'b'"));
     (void)fleet_commit_version(f, "d", (const bool[FLEET_MAX]){false, true, true, true}, NULL);
-    refuse_key(f, 0, FLEET_AUTH_PROBE);
+    reject_key(f, 0, FLEET_AUTH_PROBE);
     report_ok(f, 0, "p", "b");
     fleet_info(f, 0, &info);
     assert_string_equal(upstream_state_name(info.state), "unsynced");
@@ -433,19 +429,19 @@ static void test_a_key_that_is_taken_again_is_no_reason(void **cmocka_state)
     fleet_free(f);
 }
 
-/* It answers clients, so that it never misses three times in a row. */
-static void test_who_never_says_what_it_serves_leaves(void **cmocka_state)
+/* It answers clients, so it never fails FLEET_FAILURES_DOWN times in a row. */
+static void test_engine_whose_probes_fail_leaves_rotation(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(2);
     struct upstream_info info;
-    struct asker a;
+    struct requester a;
     struct err why = {0};
 
     (void)cmocka_state;
     (void)err_set(&why, ERR_ENGINE, "", "it answered /metrics with 500");
     for (int i = 0; i < FLEET_PROBE_FAILURES_MAX; i++) {
         assert_string_equal(state(f, 0), "serving");
-        while (enter(f, &a, "") != 0)
+        while (acquire(f, &a, "") != 0)
             fleet_permit_release(f, &a.ticket);
         fleet_probe_failed(f, 0, false, &why);
         a.ticket.responded = true;
@@ -462,14 +458,12 @@ static void test_who_never_says_what_it_serves_leaves(void **cmocka_state)
     fleet_free(f);
 }
 
-/* what is told */
-
-static void test_each_change_of_a_state_is_told(void **cmocka_state)
+static void test_state_changes_are_reported(void **cmocka_state)
 {
     struct fleet *f = fleet_of(2);
 
     (void)cmocka_state;
-    report_ok(f, 0, "p", "v"); /* that nothing is decided yet is no news */
+    report_ok(f, 0, "p", "v"); /* not reported while the version is not decided */
     assert_int_equal(n_changes, 0);
     report_ok(f, 1, "p", "v");
     assert_int_equal(n_changes, 2);
@@ -484,14 +478,14 @@ static void test_each_change_of_a_state_is_told(void **cmocka_state)
     assert_int_equal(changes[2].upstream, 1);
     assert_string_equal(upstream_state_name(changes[2].from), "serving");
     assert_string_equal(upstream_state_name(changes[2].to), "down");
-    assert_string_equal(changes[2].why.msg, "nobody is there");
+    assert_string_equal(changes[2].why.msg, "connection refused");
     report_ok(f, 0, "p", "w");
     assert_string_equal(upstream_state_name(changes[3].to), "unsynced");
     assert_string_equal(changes[3].why.msg, "it serves version 'w', the fleet 'v'");
     fleet_free(f);
 }
 
-static void test_who_flaps_is_told_of_so_often_and_no_more(void **cmocka_state)
+static void test_state_reports_of_a_flapping_engine_are_limited(void **cmocka_state)
 {
     struct fleet *f = fleet_of(1);
 
@@ -506,8 +500,8 @@ static void test_who_flaps_is_told_of_so_often_and_no_more(void **cmocka_state)
     fleet_free(f);
 }
 
-/* What is named by who was put into step, or changed since it was asked, is right. */
-static void test_an_answer_names_what_the_fleet_serves(void **cmocka_state)
+/* A version that changed after the request was sent is accepted, too. */
+static void test_may_report_version_accepts_the_fleets_version_only(void **cmocka_state)
 {
     struct fleet *f = fleet_of(N);
     bool done[FLEET_MAX] = {true, true, true, true};
@@ -515,7 +509,7 @@ static void test_an_answer_names_what_the_fleet_serves(void **cmocka_state)
 
     (void)cmocka_state;
     assert_true(fleet_may_report_version(f, "any", epoch)); /* none is decided */
-    heard(f, EACH("old", "old", "old", "old"));
+    report_labels(f, EACH("old", "old", "old", "old"));
     assert_true(fleet_may_report_version(f, "old", epoch));
     assert_false(fleet_may_report_version(f, "base", epoch));
     fleet_set_updating(f, true);
@@ -523,7 +517,7 @@ static void test_an_answer_names_what_the_fleet_serves(void **cmocka_state)
     assert_true(fleet_may_report_version(f, "new", fleet_weights_epoch(f)));
     epoch = fleet_weights_epoch(f);
     (void)fleet_commit_version(f, "new", done, NULL);
-    assert_true(fleet_may_report_version(f, "old", epoch)); /* asked before */
+    assert_true(fleet_may_report_version(f, "old", epoch)); /* sent before the commit */
     assert_false(fleet_may_report_version(f, "old", fleet_weights_epoch(f)));
     assert_false(fleet_may_report_version(f, "", fleet_weights_epoch(f)));
     assert_true(fleet_may_report_version(f, "new", fleet_weights_epoch(f)));
@@ -533,27 +527,27 @@ static void test_an_answer_names_what_the_fleet_serves(void **cmocka_state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_most_upstreams_have_the_version),
-        cmocka_unit_test(test_an_unfinished_update_is_no_version),
-        cmocka_unit_test(test_an_update_of_ours_is_not_unfinished),
-        cmocka_unit_test(test_an_update_of_ours_that_was_given_up_is_not_unfinished),
-        cmocka_unit_test(test_why_one_is_fenced_stays_known),
-        cmocka_unit_test(test_no_name_is_a_version_too),
-        cmocka_unit_test(test_without_a_majority_nobody_serves),
-        cmocka_unit_test(test_a_version_that_nobody_can_have_is_given_up),
-        cmocka_unit_test(test_who_cannot_serve_has_no_vote),
-        cmocka_unit_test(test_another_process_must_say_what_it_has),
-        cmocka_unit_test(test_who_took_an_update_is_in_step),
-        cmocka_unit_test(test_who_said_its_new_version_is_not_asked_for_it),
-        cmocka_unit_test(test_a_restart_within_an_update_is_out),
-        cmocka_unit_test(test_who_is_added_again_stays_fenced),
-        cmocka_unit_test(test_who_was_not_told_to_stand_still_waits),
-        cmocka_unit_test(test_who_refuses_our_key_gets_nothing),
-        cmocka_unit_test(test_a_key_that_is_taken_again_is_no_reason),
-        cmocka_unit_test(test_who_never_says_what_it_serves_leaves),
-        cmocka_unit_test(test_each_change_of_a_state_is_told),
-        cmocka_unit_test(test_an_answer_names_what_the_fleet_serves),
-        cmocka_unit_test(test_who_flaps_is_told_of_so_often_and_no_more),
+        cmocka_unit_test(test_first_version_is_that_of_most_engines),
+        cmocka_unit_test(test_dirty_marker_is_no_version),
+        cmocka_unit_test(test_marker_of_our_running_update_fences_nothing),
+        cmocka_unit_test(test_marker_of_our_aborted_update_fences_nothing),
+        cmocka_unit_test(test_reason_of_a_fence_is_kept),
+        cmocka_unit_test(test_empty_label_counts_as_a_version),
+        cmocka_unit_test(test_no_engine_serves_without_a_majority),
+        cmocka_unit_test(test_version_that_no_engine_can_have_is_dropped),
+        cmocka_unit_test(test_engine_that_is_not_ready_does_not_count_for_the_version),
+        cmocka_unit_test(test_new_process_must_report_its_version),
+        cmocka_unit_test(test_process_that_took_an_update_is_synced),
+        cmocka_unit_test(test_commit_keeps_labels_that_engines_reported),
+        cmocka_unit_test(test_restart_during_an_update_is_unsynced),
+        cmocka_unit_test(test_engine_added_again_stays_fenced),
+        cmocka_unit_test(test_engine_that_missed_the_pause_waits),
+        cmocka_unit_test(test_engine_that_rejects_our_key_gets_no_requests),
+        cmocka_unit_test(test_accepted_key_clears_its_error),
+        cmocka_unit_test(test_engine_whose_probes_fail_leaves_rotation),
+        cmocka_unit_test(test_state_changes_are_reported),
+        cmocka_unit_test(test_may_report_version_accepts_the_fleets_version_only),
+        cmocka_unit_test(test_state_reports_of_a_flapping_engine_are_limited),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

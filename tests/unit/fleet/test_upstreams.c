@@ -1,5 +1,4 @@
-/* The room of the upstreams: what its configuration says, how several are asked, and what a reload
- * changes while others work. */
+/* The upstream engines: their configuration, calls to several of them, and reloads meanwhile. */
 #include "fleet/members/upstreams.h"
 
 #include "base/clock.h"
@@ -18,7 +17,7 @@ enum { MS = 1000, LONG_MS = 30000 };
 
 static char dir[] = "/tmp/test_upstreams.XXXXXX";
 
-/* The path of a file in the test's directory with this in it; valid until the fourth call on. */
+/* The path of a file with this text in the test's directory; valid for the next three calls. */
 static const char *file_of(const char *name, const char *text)
 {
     static char paths[4][256];
@@ -35,54 +34,54 @@ static const char *file_of(const char *name, const char *text)
     return path;
 }
 
-/* specs */
-
-static void refused(const char *spec, const char *says)
+static void assert_rejected(const char *entry, const char *wanted)
 {
     struct upstream_config_list l = {.n = 0};
     struct err e = {0};
 
-    assert_int_equal(upstream_config_list_read(&l, &spec, 1, NULL, &e), -1);
+    assert_int_equal(upstream_config_list_read(&l, &entry, 1, NULL, &e), -1);
     assert_int_equal(l.n, 0);
     assert_string_equal(e.field, "--upstream");
-    if (strstr(e.msg, says) == NULL)
-        fail_msg("'%s' is refused with '%s', not with '%s'", spec, e.msg, says);
+    if (strstr(e.msg, wanted) == NULL)
+        fail_msg("'%s' is refused with '%s', not with '%s'", entry, e.msg, wanted);
 }
 
-static void test_a_spec_that_is_none_is_refused(void **state)
+static void test_malformed_entry_is_an_error(void **state)
 {
-    char spec[512];
+    char entry[512];
 
     (void)state;
-    refused("", "none of http://host:port");
-    refused("10.0.0.1:8000", "none of http://host:port");
-    refused("ftp://host:1", "none of http://host:port");
-    refused("http://", "none of http://host:port");
-    refused("http://host:1/v1", "paths and users are not taken");
-    refused("http://me@host:1", "paths and users are not taken");
-    refused("http://host:1,tgi", "tgi");
-    refused("http://host:1,vllm,vllm", "the dialect is already given");
-    refused("http://host:1,", "''");
-    refused("http://host:99999", "has port '99999', which is none of 1 to 65535");
-    refused("http://a:1,http://b:2",
-            "'http://b:2' after it is another upstream: use one --upstream");
-    refused("http://a:1 http://b:2",
-            "'http://b:2' after it is another upstream: use one --upstream");
-    refused("http://a:1,vllm,unix:/b", "one --upstream for each");
-    refused("http://host:1,keyfile=/key", "'keyfile=' is not one of key-file=FILE, ca-file=FILE; "
-                                          "did you mean key-file=FILE");
-    refused("http://host:1,API_KEY=sk", "did you mean key-file=FILE");
-    refused("https://host:1,ca=/ca", "did you mean ca-file=FILE?");
-    refused("http://host:1,timeout=3", "'timeout=' is not one of key-file=FILE, ca-file=FILE");
-    refused("http://host:1,key-file=/nowhere/key", "/nowhere/key");
-    refused("http://host:1,ca-file=/etc/passwd", "needs an https URL");
-    refused("https://host:1,ca-file=/nowhere/ca", "/nowhere/ca");
-    (void)snprintf(spec, sizeof spec, "http://host:1,key-file=%s", file_of("two", "one\ntwo\n"));
-    refused(spec, "more than one line");
-    (void)snprintf(spec, sizeof spec, "http://host:1,key-file=%s", file_of("blank", "a key\n"));
-    refused(spec, "a blank");
-    (void)snprintf(spec, sizeof spec, "http://host:1,key-file=%s", file_of("empty", "\n"));
-    refused(spec, "0 bytes");
+    assert_rejected("", "none of http://host:port");
+    assert_rejected("10.0.0.1:8000", "none of http://host:port");
+    assert_rejected("ftp://host:1", "none of http://host:port");
+    assert_rejected("http://", "none of http://host:port");
+    assert_rejected("http://host:1/v1", "paths and users are not taken");
+    assert_rejected("http://me@host:1", "paths and users are not taken");
+    assert_rejected("http://host:1,tgi", "tgi");
+    assert_rejected("http://host:1,vllm,vllm", "the dialect is already given");
+    assert_rejected("http://host:1,", "''");
+    assert_rejected("http://host:99999", "has port '99999', which is none of 1 to 65535");
+    assert_rejected("http://a:1,http://b:2",
+                    "'http://b:2' after it is another upstream: use one --upstream");
+    assert_rejected("http://a:1 http://b:2",
+                    "'http://b:2' after it is another upstream: use one --upstream");
+    assert_rejected("http://a:1,vllm,unix:/b", "one --upstream for each");
+    assert_rejected("http://host:1,keyfile=/key",
+                    "'keyfile=' is not one of key-file=FILE, ca-file=FILE; "
+                    "did you mean key-file=FILE");
+    assert_rejected("http://host:1,API_KEY=sk", "did you mean key-file=FILE");
+    assert_rejected("https://host:1,ca=/ca", "did you mean ca-file=FILE?");
+    assert_rejected("http://host:1,timeout=3",
+                    "'timeout=' is not one of key-file=FILE, ca-file=FILE");
+    assert_rejected("http://host:1,key-file=/nowhere/key", "/nowhere/key");
+    assert_rejected("http://host:1,ca-file=/etc/passwd", "needs an https URL");
+    assert_rejected("https://host:1,ca-file=/nowhere/ca", "/nowhere/ca");
+    (void)snprintf(entry, sizeof entry, "http://host:1,key-file=%s", file_of("two", "one\ntwo\n"));
+    assert_rejected(entry, "more than one line");
+    (void)snprintf(entry, sizeof entry, "http://host:1,key-file=%s", file_of("blank", "a key\n"));
+    assert_rejected(entry, "a blank");
+    (void)snprintf(entry, sizeof entry, "http://host:1,key-file=%s", file_of("empty", "\n"));
+    assert_rejected(entry, "0 bytes");
 }
 
 /* A key is in no message, whatever is wrong with it. */
@@ -105,7 +104,7 @@ static void test_no_message_has_a_key(void **state)
     }
 }
 
-static void test_specs_of_a_file(void **state)
+static void test_entries_of_a_file_are_read(void **state)
 {
     const char *key = file_of("key", "sk-1\r\n");
     struct upstream_config_list l;
@@ -129,7 +128,7 @@ static void test_specs_of_a_file(void **state)
     upstream_config_list_fini(&l);
 }
 
-static void test_a_bad_file_is_refused_whole(void **state)
+static void test_malformed_file_is_an_error(void **state)
 {
     struct upstream_config_list l = {.n = 0};
     const char *given = "http://a:1";
@@ -158,8 +157,6 @@ static void test_a_bad_file_is_refused_whole(void **state)
     free(many);
 }
 
-/* the room */
-
 static const char ok[] = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}";
 static const char no[] =
     "HTTP/1.1 422 No\r\nContent-Length: 21\r\nConnection: close\r\n\r\n{\"message\":\"not this\"}";
@@ -175,7 +172,7 @@ static struct upstreams_cfg cfg_of(const char *const *entries, size_t n, const c
                                   .probe_timeout_us = 1000 * MS};
 }
 
-static struct upstreams *room_of(const struct upstreams_cfg *cfg)
+static struct upstreams *upstreams_of(const struct upstreams_cfg *cfg)
 {
     struct upstreams *u = NULL;
     struct err e = {0};
@@ -198,53 +195,54 @@ static void await_state(struct upstreams *u, size_t i, const char *state)
     fail_msg("upstream %zu is %s, not %s", i, upstream_state_name(info.state), state);
 }
 
-static void part_of(struct upstreams *u, struct upstream_call *part, size_t i, uint64_t timeout_us)
+static void make_call(struct upstreams *u, struct upstream_call *call, size_t i,
+                      uint64_t timeout_us)
 {
     struct err e = {0};
     struct upstream_endpoint at;
 
     upstreams_get(u, i, &at);
-    *part = (struct upstream_call){.target = at.target, .timeout_us = timeout_us};
-    assert_int_equal(api_make_query(&part->request, at.kind, API_GET_STATUS, &e), 0);
+    *call = (struct upstream_call){.target = at.target, .timeout_us = timeout_us};
+    assert_int_equal(api_make_query(&call->request, at.kind, API_GET_STATUS, &e), 0);
 }
 
-static void test_each_answers_for_itself(void **state)
+static void test_upstreams_call_keeps_replies_apart(void **state)
 {
-    struct peer good, refuses, hangs;
-    struct upstream_reply answers[4];
-    struct upstream_call parts[4];
+    struct peer good, rejects, hangs;
+    struct upstream_reply replies[4];
+    struct upstream_call calls[4];
     struct upstreams_cfg cfg;
     struct upstreams *u;
     struct err e = {0};
 
     (void)state;
     peer_start(&good, ok);
-    peer_start(&refuses, no);
+    peer_start(&rejects, no);
     peer_start(&hangs, NULL);
-    cfg = cfg_of((const char *const[]){good.url, refuses.url, hangs.url}, 3, NULL);
-    u = room_of(&cfg);
-    part_of(u, &parts[0], 0, LONG_MS * MS);
-    part_of(u, &parts[1], 1, LONG_MS * MS);
-    part_of(u, &parts[2], 2, 1000 * MS);
-    parts[3] = (struct upstream_call){.target = parts[0].target, .timeout_us = 1}; /* not asked */
-    assert_int_equal(upstreams_call(u, parts, 4, answers, &e), 0);
-    assert_true(answers[0].good);
-    assert_string_equal(answers[0].text, "{}");
-    assert_int_equal(answers[1].status, 422);
-    assert_non_null(strstr(answers[1].why.msg, "not this"));
-    assert_int_equal(answers[2].why.code, ERR_TIMEOUT);
-    assert_true(answers[2].sent);
-    assert_true(answers[3].good && !answers[3].requested);
+    cfg = cfg_of((const char *const[]){good.url, rejects.url, hangs.url}, 3, NULL);
+    u = upstreams_of(&cfg);
+    make_call(u, &calls[0], 0, LONG_MS * MS);
+    make_call(u, &calls[1], 1, LONG_MS * MS);
+    make_call(u, &calls[2], 2, 1000 * MS);
+    calls[3] = (struct upstream_call){.target = calls[0].target, .timeout_us = 1}; /* no request */
+    assert_int_equal(upstreams_call(u, calls, 4, replies, &e), 0);
+    assert_true(replies[0].good);
+    assert_string_equal(replies[0].text, "{}");
+    assert_int_equal(replies[1].status, 422);
+    assert_non_null(strstr(replies[1].why.msg, "not this"));
+    assert_int_equal(replies[2].why.code, ERR_TIMEOUT);
+    assert_true(replies[2].sent);
+    assert_true(replies[3].good && !replies[3].requested);
     for (size_t i = 0; i < 4; i++)
-        upstream_reply_fini(&answers[i]);
+        upstream_reply_fini(&replies[i]);
     assert_int_equal(upstreams_live(u, &e), 0);
     upstreams_free(u);
     peer_stop(&good);
-    peer_stop(&refuses);
+    peer_stop(&rejects);
     peer_stop(&hangs);
 }
 
-struct asker {
+struct caller {
     struct upstreams *u;
     uint64_t timeout_us;
     int rc;
@@ -253,35 +251,35 @@ struct asker {
     pthread_t thread;
 };
 
-static void *ask_main(void *arg)
+static void *call_main(void *arg)
 {
-    struct asker *a = arg;
-    struct upstream_reply answer;
-    struct upstream_call part;
+    struct caller *a = arg;
+    struct upstream_reply reply;
+    struct upstream_call call;
 
-    part_of(a->u, &part, 0, a->timeout_us);
+    make_call(a->u, &call, 0, a->timeout_us);
     atomic_store(&a->began, true);
-    a->rc = upstreams_call(a->u, &part, 1, &answer, &a->e);
+    a->rc = upstreams_call(a->u, &call, 1, &reply, &a->e);
     if (a->rc == 0)
-        upstream_reply_fini(&answer);
+        upstream_reply_fini(&reply);
     return NULL;
 }
 
-static void askers_start(struct asker *a, size_t n, struct upstreams *u, uint64_t timeout_us)
+static void callers_start(struct caller *a, size_t n, struct upstreams *u, uint64_t timeout_us)
 {
     for (size_t i = 0; i < n; i++) {
-        a[i] = (struct asker){.u = u, .timeout_us = timeout_us};
-        assert_int_equal(pthread_create(&a[i].thread, NULL, ask_main, &a[i]), 0);
+        a[i] = (struct caller){.u = u, .timeout_us = timeout_us};
+        assert_int_equal(pthread_create(&a[i].thread, NULL, call_main, &a[i]), 0);
     }
     for (size_t i = 0; i < n; i++)
         while (!atomic_load(&a[i].began))
             (void)poll(NULL, 0, 1);
 }
 
-static void test_many_threads_ask(void **state)
+static void test_upstreams_call_from_many_threads(void **state)
 {
     enum { N = 16 };
-    struct asker askers[N];
+    struct caller callers[N];
     struct upstreams_cfg cfg;
     struct upstreams *u;
     struct peer good;
@@ -289,24 +287,24 @@ static void test_many_threads_ask(void **state)
     (void)state;
     peer_start(&good, ok);
     cfg = cfg_of((const char *const[]){good.url}, 1, NULL);
-    u = room_of(&cfg);
-    askers_start(askers, N, u, LONG_MS * MS);
+    u = upstreams_of(&cfg);
+    callers_start(callers, N, u, LONG_MS * MS);
     for (size_t i = 0; i < N; i++) {
-        assert_int_equal(pthread_join(askers[i].thread, NULL), 0);
-        assert_int_equal(askers[i].rc, 0);
+        assert_int_equal(pthread_join(callers[i].thread, NULL), 0);
+        assert_int_equal(callers[i].rc, 0);
     }
     upstreams_free(u);
     peer_stop(&good);
 }
 
-/* Those that have begun, those that have not, and those that come later. */
-static void test_a_stop_tells_all_who_wait(void **state)
+/* Calls that were started, that were not, and later ones. */
+static void test_stop_ends_calls_with_draining(void **state)
 {
     enum { N = 8 };
-    struct asker askers[N];
-    struct upstream_reply answer;
+    struct caller callers[N];
+    struct upstream_reply reply;
     struct upstreams_cfg cfg;
-    struct upstream_call part;
+    struct upstream_call call;
     struct upstreams *u;
     struct err e = {0};
     struct peer hangs;
@@ -314,43 +312,42 @@ static void test_a_stop_tells_all_who_wait(void **state)
     (void)state;
     peer_start(&hangs, NULL);
     cfg = cfg_of((const char *const[]){hangs.url}, 1, NULL);
-    u = room_of(&cfg);
-    askers_start(askers, N, u, 10 * 60 * 1000000ULL);
+    u = upstreams_of(&cfg);
+    callers_start(callers, N, u, 10 * 60 * 1000000ULL);
     upstreams_stop(u);
     for (size_t i = 0; i < N; i++) {
-        assert_int_equal(pthread_join(askers[i].thread, NULL), 0);
-        assert_int_equal(askers[i].rc, -1);
-        assert_int_equal(askers[i].e.code, ERR_DRAINING);
+        assert_int_equal(pthread_join(callers[i].thread, NULL), 0);
+        assert_int_equal(callers[i].rc, -1);
+        assert_int_equal(callers[i].e.code, ERR_DRAINING);
     }
-    part_of(u, &part, 0, MS);
-    assert_int_equal(upstreams_call(u, &part, 1, &answer, &e), -1);
+    make_call(u, &call, 0, MS);
+    assert_int_equal(upstreams_call(u, &call, 1, &reply, &e), -1);
     assert_int_equal(e.code, ERR_DRAINING);
-    assert_null(part.request.method);
+    assert_null(call.request.method);
     upstreams_free(u);
     peer_stop(&hangs);
 }
 
-static void *ask_on_main(void *arg)
+static void *call_again_main(void *arg)
 {
-    struct asker *a = arg;
-    struct upstream_reply answer;
+    struct caller *a = arg;
+    struct upstream_reply reply;
     struct upstream_endpoint at;
 
     upstreams_get(a->u, 0, &at);
     do {
-        struct upstream_call part = {.target = at.target,
-                                     .timeout_us = 1}; /* nobody has to be asked */
+        struct upstream_call call = {.target = at.target, .timeout_us = 1}; /* no request */
 
-        a->rc = upstreams_call(a->u, &part, 1, &answer, &a->e);
+        a->rc = upstreams_call(a->u, &call, 1, &reply, &a->e);
         atomic_store(&a->began, true);
         if (a->rc == 0)
-            upstream_reply_fini(&answer);
+            upstream_reply_fini(&reply);
     } while (a->rc == 0);
     return NULL;
 }
 
-/* ... and those that are just about to begin: nothing of theirs is touched once they were told. */
-static void test_a_stop_meets_those_who_come(void **state)
+/* Their memory must not be used after they have returned. */
+static void test_stop_ends_calls_that_just_begin(void **state)
 {
     enum { N = 12, ROUNDS = 100 };
     const char *const entries[] = {"http://127.0.0.1:1"};
@@ -358,20 +355,21 @@ static void test_a_stop_meets_those_who_come(void **state)
     (void)state;
     for (int round = 0; round < ROUNDS; round++) {
         struct upstreams_cfg cfg = cfg_of(entries, 1, NULL);
-        struct upstreams *u = room_of(&cfg);
-        struct asker askers[N];
+        struct upstreams *u = upstreams_of(&cfg);
+        struct caller callers[N];
 
         for (size_t i = 0; i < N; i++) {
-            askers[i] = (struct asker){.u = u};
-            assert_int_equal(pthread_create(&askers[i].thread, NULL, ask_on_main, &askers[i]), 0);
+            callers[i] = (struct caller){.u = u};
+            assert_int_equal(pthread_create(&callers[i].thread, NULL, call_again_main, &callers[i]),
+                             0);
         }
         for (size_t i = 0; i < N; i++)
-            while (!atomic_load(&askers[i].began))
+            while (!atomic_load(&callers[i].began))
                 (void)sched_yield();
         upstreams_stop(u);
         for (size_t i = 0; i < N; i++) {
-            assert_int_equal(pthread_join(askers[i].thread, NULL), 0);
-            assert_int_equal(askers[i].e.code, ERR_DRAINING);
+            assert_int_equal(pthread_join(callers[i].thread, NULL), 0);
+            assert_int_equal(callers[i].e.code, ERR_DRAINING);
         }
         upstreams_free(u);
     }
@@ -395,9 +393,9 @@ static void left(void *arg, size_t upstream)
     atomic_store((atomic_size_t *)arg, upstream + 1);
 }
 
-static void test_who_leaves_is_told_of(void **state)
+static void test_on_left_rotation_is_called(void **state)
 {
-    atomic_size_t who = 0;
+    atomic_size_t gone = 0;
     struct upstreams_cfg cfg;
     struct upstreams *u = NULL;
     struct peer a, b;
@@ -408,37 +406,35 @@ static void test_who_leaves_is_told_of(void **state)
     peer_start(&b, ok);
     cfg = cfg_of((const char *const[]){a.url, b.url}, 2, NULL);
     assert_int_equal(upstreams_new(&u, &cfg, &e), 0);
-    upstreams_on_left_rotation(u, left, &who);
+    upstreams_on_left_rotation(u, left, &gone);
     assert_int_equal(upstreams_start(u, &e), 0);
     await_state(u, 0, "serving");
     await_state(u, 1, "serving");
     peer_stop(&b);
     await_state(u, 1, "down");
-    upstreams_stop(u); /* whoever tells has told */
-    assert_int_equal(atomic_load(&who), 2);
+    upstreams_stop(u); /* no callback runs any more */
+    assert_int_equal(atomic_load(&gone), 2);
     upstreams_free(u);
     peer_stop(&a);
 }
-
-/* reading it again */
 
 static void reload(struct upstreams *u, const char *text)
 {
     struct err e = {0};
 
-    (void)file_of("room", text);
+    (void)file_of("entries", text);
     if (upstreams_reload(u, &e) != 0)
         fail_msg("%s: %s", e.field, e.msg);
 }
 
-static void reload_refused(struct upstreams *u, const char *text, const char *says)
+static void assert_reload_fails(struct upstreams *u, const char *text, const char *wanted)
 {
     struct err e = {0};
 
-    (void)file_of("room", text);
+    (void)file_of("entries", text);
     assert_int_equal(upstreams_reload(u, &e), -1);
-    if (strstr(e.msg, says) == NULL)
-        fail_msg("refused with '%s', not with '%s'", e.msg, says);
+    if (strstr(e.msg, wanted) == NULL)
+        fail_msg("refused with '%s', not with '%s'", e.msg, wanted);
 }
 
 static void granted(void *arg, size_t upstream)
@@ -446,7 +442,7 @@ static void granted(void *arg, size_t upstream)
     *(size_t *)arg = upstream;
 }
 
-static void test_a_reload_adds_and_removes(void **state)
+static void test_reload_adds_and_removes(void **state)
 {
     size_t at = FLEET_MAX;
     struct fleet_ticket t = {.granted = granted, .arg = &at};
@@ -462,8 +458,8 @@ static void test_a_reload_adds_and_removes(void **state)
     (void)state;
     peer_start(&a, ok);
     peer_start(&b, ok);
-    cfg = cfg_of(NULL, 0, file_of("room", a.url));
-    u = room_of(&cfg);
+    cfg = cfg_of(NULL, 0, file_of("entries", a.url));
+    u = upstreams_of(&cfg);
     await_state(u, 0, "serving");
     (void)fleet_commit_version(upstreams_fleet(u), "v1", (const bool[FLEET_MAX]){true}, NULL);
     assert_int_equal(fleet_permit_acquire(upstreams_fleet(u), &t, &e), 0);
@@ -471,7 +467,7 @@ static void test_a_reload_adds_and_removes(void **state)
 
     (void)snprintf(text, sizeof text, "%s\n%s\n", a.url, b.url);
     reload(u, text);
-    await_state(u, 1, "unsynced"); /* it came after the update */
+    await_state(u, 1, "unsynced"); /* it was added after the update */
     fleet_stats(upstreams_fleet(u), &s);
     assert_int_equal(s.n_upstreams, 2);
     assert_int_equal(s.min_ready, 2); /* all, and now that is two */
@@ -486,12 +482,12 @@ static void test_a_reload_adds_and_removes(void **state)
     assert_true(s.ready);
     assert_int_equal(upstreams_find(u, a.url, &i, &e), -1);
     assert_non_null(strstr(e.msg, b.url));
-    fleet_permit_release(upstreams_fleet(u), &t); /* what ran there has ended */
+    fleet_permit_release(upstreams_fleet(u), &t); /* its last request has finished */
     assert_int_equal(fleet_permit_acquire(upstreams_fleet(u), &t, &(struct err){0}), 0);
     assert_int_equal(at, 1);
     fleet_permit_release(upstreams_fleet(u), &t);
 
-    reload(u, text); /* and back: nobody knows what it serves by now */
+    reload(u, text); /* added again: its version is not known */
     await_state(u, 0, "unsynced");
     assert_int_equal(upstreams_n(u), 2);
     upstreams_free(u);
@@ -499,7 +495,7 @@ static void test_a_reload_adds_and_removes(void **state)
     peer_stop(&b);
 }
 
-static void test_a_bad_reload_changes_nothing(void **state)
+static void test_failed_reload_changes_nothing(void **state)
 {
     struct upstreams_cfg cfg;
     struct upstream_endpoint before, after;
@@ -509,14 +505,14 @@ static void test_a_bad_reload_changes_nothing(void **state)
 
     (void)state;
     peer_start(&a, ok);
-    cfg = cfg_of(NULL, 0, file_of("room", a.url));
+    cfg = cfg_of(NULL, 0, file_of("entries", a.url));
     cfg.min_ready = 1;
-    u = room_of(&cfg);
+    u = upstreams_of(&cfg);
     upstreams_get(u, 0, &before);
-    reload_refused(u, "", "empty");
-    reload_refused(u, "# none\n", "no upstream");
+    assert_reload_fails(u, "", "empty");
+    assert_reload_fails(u, "# none\n", "no upstream");
     (void)snprintf(text, sizeof text, "%s\nhttp://b:1,key-file=/nowhere\n", a.url);
-    reload_refused(u, text, "line 2");
+    assert_reload_fails(u, text, "line 2");
     upstreams_get(u, 0, &after);
     assert_ptr_equal(before.target, after.target);
     assert_int_equal(upstreams_n(u), 1);
@@ -525,8 +521,8 @@ static void test_a_bad_reload_changes_nothing(void **state)
     peer_stop(&a);
 }
 
-/* What was told before stays readable; the upstream stays in rotation. */
-static void test_a_changed_key_is_used_from_then_on(void **state)
+/* The old target stays valid, and the engine stays in rotation. */
+static void test_reload_uses_a_changed_key(void **state)
 {
     const char *key = file_of("rolled", "first\n");
     struct upstream_endpoint before, same, after;
@@ -538,8 +534,8 @@ static void test_a_changed_key_is_used_from_then_on(void **state)
     (void)state;
     peer_start(&a, ok);
     (void)snprintf(text, sizeof text, "%s,key-file=%s", a.url, key);
-    cfg = cfg_of(NULL, 0, file_of("room", text));
-    u = room_of(&cfg);
+    cfg = cfg_of(NULL, 0, file_of("entries", text));
+    u = upstreams_of(&cfg);
     await_state(u, 0, "serving");
     upstreams_get(u, 0, &before);
     reload(u, text);
@@ -563,8 +559,7 @@ static void many_lines(char *text, int from, int n)
         len += (size_t)sprintf(text + len, "unix:/nowhere/%d\n", i);
 }
 
-/* Engines come and go for as long as the process lives. */
-static void test_indexes_are_used_again(void **state)
+static void test_indexes_of_removed_engines_are_used_again(void **state)
 {
     char *text = malloc((size_t)FLEET_MAX * 32);
     struct upstreams_cfg cfg;
@@ -576,15 +571,15 @@ static void test_indexes_are_used_again(void **state)
     (void)state;
     assert_non_null(text);
     many_lines(text, 0, FLEET_MAX);
-    cfg = cfg_of(NULL, 0, file_of("room", text));
+    cfg = cfg_of(NULL, 0, file_of("entries", text));
     cfg.min_ready = 1;
-    u = room_of(&cfg);
+    u = upstreams_of(&cfg);
     for (int round = 1; round <= 3; round++) {
-        many_lines(text, round, FLEET_MAX - 1); /* one goes */
+        many_lines(text, round, FLEET_MAX - 1); /* one is removed */
         reload(u, text);
-        many_lines(text, round, FLEET_MAX); /* another comes */
+        many_lines(text, round, FLEET_MAX); /* another is added */
         upstreams_hold_indexes(u);
-        reload_refused(u, text, "no index is free");
+        assert_reload_fails(u, text, "no index is free");
         upstreams_release_indexes(u);
         reload(u, text);
         assert_int_equal(upstreams_n(u), FLEET_MAX);
@@ -608,8 +603,8 @@ static int make_dir(void **state)
 
 static int remove_dir(void **state)
 {
-    static const char *const names[] = {"two",  "blank", "empty", "bad",   "key",
-                                        "list", "f",     "room",  "rolled"};
+    static const char *const names[] = {"two",  "blank", "empty",   "bad",   "key",
+                                        "list", "f",     "entries", "rolled"};
     char path[256];
 
     (void)state;
@@ -623,20 +618,20 @@ static int remove_dir(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_spec_that_is_none_is_refused),
+        cmocka_unit_test(test_malformed_entry_is_an_error),
         cmocka_unit_test(test_no_message_has_a_key),
-        cmocka_unit_test(test_specs_of_a_file),
-        cmocka_unit_test(test_a_bad_file_is_refused_whole),
-        cmocka_unit_test(test_each_answers_for_itself),
-        cmocka_unit_test(test_many_threads_ask),
-        cmocka_unit_test(test_a_stop_tells_all_who_wait),
-        cmocka_unit_test(test_a_stop_meets_those_who_come),
+        cmocka_unit_test(test_entries_of_a_file_are_read),
+        cmocka_unit_test(test_malformed_file_is_an_error),
+        cmocka_unit_test(test_upstreams_call_keeps_replies_apart),
+        cmocka_unit_test(test_upstreams_call_from_many_threads),
+        cmocka_unit_test(test_stop_ends_calls_with_draining),
+        cmocka_unit_test(test_stop_ends_calls_that_just_begin),
         cmocka_unit_test(test_min_ready_must_be_possible),
-        cmocka_unit_test(test_who_leaves_is_told_of),
-        cmocka_unit_test(test_a_reload_adds_and_removes),
-        cmocka_unit_test(test_a_bad_reload_changes_nothing),
-        cmocka_unit_test(test_a_changed_key_is_used_from_then_on),
-        cmocka_unit_test(test_indexes_are_used_again),
+        cmocka_unit_test(test_on_left_rotation_is_called),
+        cmocka_unit_test(test_reload_adds_and_removes),
+        cmocka_unit_test(test_failed_reload_changes_nothing),
+        cmocka_unit_test(test_reload_uses_a_changed_key),
+        cmocka_unit_test(test_indexes_of_removed_engines_are_used_again),
     };
 
     return cmocka_run_group_tests(tests, make_dir, remove_dir);

@@ -1,4 +1,5 @@
-/* A fleet without upstreams: what is said of them, who asks for them, and what came of it. */
+/* A fleet without engines behind it: tests report on them, acquire permits, and record callbacks.
+ */
 #ifndef BATON_TESTS_UNIT_FLEET_UPSTREAM_FLEET_WORLD_H
 #define BATON_TESTS_UNIT_FLEET_UPSTREAM_FLEET_WORLD_H
 
@@ -15,22 +16,22 @@
 
 #include <cmocka.h>
 
-enum { N = 4, PERMITS = 3, QUEUE = 5, NOBODY = 999 };
+enum { N = 4, PERMITS = 3, QUEUE = 5, NO_ENGINE = 999 };
 
-static size_t left[N];  /* how often each was said to have left rotation */
-static size_t n_nobody; /* how often it was said that nobody is in rotation */
+static size_t left[N];     /* calls of left_rotation, of each engine */
+static size_t n_none_left; /* calls of left_rotation: no engine is in rotation */
 
 static inline void on_left(void *arg, size_t upstream)
 {
     (void)arg;
     mtx_assert_none();
     if (upstream == FLEET_MAX)
-        n_nobody++;
+        n_none_left++;
     else
         left[upstream]++;
 }
 
-/* What was told of states; the last ones. */
+/* Calls of state_changed. */
 static struct fleet_state_change changes[64];
 static size_t n_changes;
 
@@ -55,7 +56,7 @@ static inline struct fleet *fleet_with(const char *const *names, size_t n)
     struct err e = {0};
 
     memset(left, 0, sizeof left);
-    n_nobody = 0;
+    n_none_left = 0;
     n_changes = 0;
     assert_int_equal(fleet_new(&f, &cfg, &e), 0);
     return f;
@@ -76,8 +77,8 @@ static inline void report_ok(struct fleet *f, size_t i, const char *process, con
     fleet_probe_ok(f, i, &report);
 }
 
-/* Somebody vouches for one that says this. */
-static inline int vouch(struct fleet *f, size_t i, const char *label, struct err *e)
+/* A resync of an engine that reports this label. */
+static inline int resync(struct fleet *f, size_t i, const char *label, struct err *e)
 {
     struct upstream_report report;
 
@@ -109,11 +110,11 @@ static inline void fail_request(struct fleet *f, size_t i, bool refused)
 {
     struct err why = {0};
 
-    (void)err_set(&why, ERR_INTERNAL, "", "nobody is there");
+    (void)err_set(&why, ERR_INTERNAL, "", "connection refused");
     fleet_request_failed(f, i, refused, &why);
 }
 
-struct asker {
+struct requester {
     struct fleet_ticket ticket;
     size_t got;
     int n_granted;
@@ -121,27 +122,27 @@ struct asker {
 
 static inline void on_granted(void *arg, size_t upstream)
 {
-    struct asker *a = arg;
+    struct requester *a = arg;
 
     mtx_assert_none();
     a->got = upstream;
     a->n_granted++;
 }
 
-static inline void make_asker(struct asker *a, const char *session)
+static inline void make_requester(struct requester *a, const char *session)
 {
-    *a = (struct asker){.got = NOBODY};
+    *a = (struct requester){.got = NO_ENGINE};
     a->ticket = (struct fleet_ticket){.queue = FLEET_GENERATE,
                                       .affinity = fleet_affinity(session),
                                       .granted = on_granted,
                                       .arg = a};
 }
 
-static size_t enter(struct fleet *f, struct asker *a, const char *session)
+static size_t acquire(struct fleet *f, struct requester *a, const char *session)
 {
     struct err e = {0};
 
-    make_asker(a, session);
+    make_requester(a, session);
     assert_int_equal(fleet_permit_acquire(f, &a->ticket, &e), 0);
     return a->got;
 }

@@ -16,7 +16,8 @@
 
 #include <cmocka.h>
 
-/* A peer reads until the blank line and says its text; NULL: nothing, until the other side goes. */
+/* A peer reads the head of a request and sends `says`; NULL: it sends nothing until the client
+ * closes. */
 struct peer {
     int fd;
     const char *says;
