@@ -1,8 +1,4 @@
-/* One operation at a time changes the pause controller; one thread watches the lease and answers
- * the waits.
- *
- * The thread sleeps on a bell with a lock of its own, so that the callback of a peer that left,
- * which runs under a high lock, can ring it. */
+/* Pause and resume: one operation at a time changes the pause controller. */
 #include "control/pause_controller_priv.h"
 
 #include "base/clock.h"
@@ -17,14 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-void pause_controller_wake_up(struct pause_controller *g)
-{
-    mtx_lock(&g->wakeup_lock);
-    g->rung = true;
-    cnd_signal(&g->wakeup);
-    mtx_unlock(&g->wakeup_lock);
-}
 
 void pause_controller_begin(struct pause_controller *g)
 {
@@ -50,17 +38,6 @@ bool pause_controller_idle(const struct pause_controller *g)
 
     admission_stats(g->cfg.generate, &s);
     return s.n_running == 0;
-}
-
-/* By whoever gives the last permit back. */
-static void admission_idle(void *arg)
-{
-    struct pause_controller *g = arg;
-
-    mtx_lock(&g->lock);
-    cnd_broadcast(&g->changed);
-    mtx_unlock(&g->lock);
-    pause_controller_wake_up(g);
 }
 
 /* Whoever is idle behind shut listeners stays so. */
@@ -212,8 +189,8 @@ static void engine_thaw(struct pause_controller *g)
 }
 
 /* Everybody who waits, with that error; called after the lock was let go. */
-static struct pause_controller_wait *take_waits_locked(struct pause_controller *g,
-                                                       const struct err *why)
+struct pause_controller_wait *pause_controller_take_waits_locked(struct pause_controller *g,
+                                                                 const struct err *why)
 {
     struct pause_controller_wait *all = g->waits;
 
@@ -224,7 +201,7 @@ static struct pause_controller_wait *take_waits_locked(struct pause_controller *
     return all;
 }
 
-static void waits_answer(struct pause_controller *g, struct pause_controller_wait *all)
+void pause_controller_answer(struct pause_controller *g, struct pause_controller_wait *all)
 {
     struct pause_controller_info info;
 
@@ -236,7 +213,7 @@ static void waits_answer(struct pause_controller *g, struct pause_controller_wai
 }
 
 /* Within an operation: generation runs from now on. */
-static bool lift_pause(struct pause_controller *g, const char *why)
+bool pause_controller_lift(struct pause_controller *g, const char *why)
 {
     struct pause_controller_wait *waits;
     struct err e = {0};
@@ -246,11 +223,11 @@ static bool lift_pause(struct pause_controller *g, const char *why)
     mtx_lock(&g->lock);
     was = g->pause;
     pause_lift(&g->pause);
-    waits = take_waits_locked(g, &e);
+    waits = pause_controller_take_waits_locked(g, &e);
     mtx_unlock(&g->lock);
     engine_thaw(g); /* first: whoever is let in now meets an engine that says what it lacks */
     pause_controller_apply_admission(g);
-    waits_answer(g, waits);
+    pause_controller_answer(g, waits);
     if (was.state != PAUSE_OFF)
         log_change("resume", &was);
     return was.state != PAUSE_OFF;
@@ -261,7 +238,7 @@ bool pause_controller_resume(struct pause_controller *g, struct pause_controller
     bool was;
 
     pause_controller_begin(g);
-    was = lift_pause(g, "generation was resumed before all that ran had ended");
+    was = pause_controller_lift(g, "generation was resumed before all that ran had ended");
     pause_controller_info(g, out);
     pause_controller_end(g);
     return was;
@@ -294,7 +271,7 @@ static struct pause_controller_wait *waits_displace(struct pause_controller *g)
 
     (void)err_set(&e, ERR_CONFLICT, "", "another pause, with mode keep, took its place");
     mtx_lock(&g->lock);
-    displaced = take_waits_locked(g, &e);
+    displaced = pause_controller_take_waits_locked(g, &e);
     mtx_unlock(&g->lock);
     return displaced;
 }
@@ -376,194 +353,7 @@ int pause_controller_pause(struct pause_controller *g, const struct pause_reques
     }
     if (rc == 0)
         *out = is;
-    waits_answer(g, displaced);
+    pause_controller_answer(g, displaced);
     pause_controller_end(g);
     return rc;
-}
-
-static bool is_gone(const struct pause_controller_wait *w)
-{
-    return atomic_load_explicit(&w->gone, memory_order_relaxed);
-}
-
-/* Why somebody gave up. @undo  and nobody else wanted the pause */
-static void wait_set_error(struct pause_controller_wait *w, bool undo)
-{
-    if (is_gone(w))
-        (void)err_set(&w->error, ERR_GONE, "", "the client went away before all had ended");
-    else
-        (void)err_set(&w->error, ERR_TIMEOUT, "", "what ran did not end in time; generation %s",
-                      undo ? "is not paused" : "stays paused, as somebody else asked for");
-}
-
-/* Takes out what is settled. *undo: nobody was told of the pause, or waits to be, any more. */
-static struct pause_controller_wait *take_settled_locked(struct pause_controller *g, bool idle,
-                                                         bool *undo)
-{
-    struct pause_controller_wait *settled = NULL, **at = &g->waits;
-
-    while (*at != NULL) {
-        struct pause_controller_wait *w = *at;
-
-        if (!idle && !is_gone(w) && !clock_passed(w->deadline_us)) {
-            at = &w->next;
-            continue;
-        }
-        *at = w->next;
-        w->next = settled;
-        settled = w;
-    }
-    if (settled == NULL)
-        return NULL;
-    if (idle)
-        pause_acknowledge(&g->pause); /* with the lease of the last that was asked for */
-    else if (g->waits == NULL && pause_is_held(&g->pause))
-        pause_give_up(&g->pause);
-    *undo = !idle && g->waits == NULL && !pause_is_held(&g->pause);
-    for (struct pause_controller_wait *w = settled; w != NULL && !idle; w = w->next)
-        wait_set_error(w, *undo);
-    return settled;
-}
-
-/* One look at everything; within an operation. */
-static void pause_check(struct pause_controller *g)
-{
-    struct pause_controller_wait *settled;
-    bool idle = pause_controller_idle(g), undo = false, expired;
-
-    mtx_lock(&g->lock);
-    settled = take_settled_locked(g, idle, &undo);
-    expired = lease_timer_expired(&g->pause.lease);
-    if (expired)
-        g->pause.n_expired++;
-    mtx_unlock(&g->lock);
-    if (undo || expired)
-        (void)lift_pause(g, expired ? "the lease of the pause has ended"
-                                    : "the pause was not acknowledged in time");
-    if (expired)
-        log_line(LOG_WARN, "pause.expired", "the lease of a pause has ended: generation goes on");
-    waits_answer(g, settled);
-}
-
-/* When there is something to look at, if the bell does not ring before. */
-static uint64_t next_us(struct pause_controller *g)
-{
-    uint64_t at;
-
-    mtx_lock(&g->lock);
-    at = g->pause.lease.end_us;
-    for (const struct pause_controller_wait *w = g->waits; w != NULL; w = w->next)
-        if (w->deadline_us < at)
-            at = w->deadline_us;
-    mtx_unlock(&g->lock);
-    return at;
-}
-
-static bool wait_wakeup(struct pause_controller *g, uint64_t deadline_us)
-{
-    bool stopping;
-
-    mtx_lock(&g->wakeup_lock);
-    while (!g->rung && !g->stopping && !clock_passed(deadline_us))
-        (void)cnd_wait(&g->wakeup, &g->wakeup_lock, deadline_us);
-    g->rung = false;
-    stopping = g->stopping;
-    mtx_unlock(&g->wakeup_lock);
-    return !stopping;
-}
-
-static bool pause_check_due(struct pause_controller *g)
-{
-    bool some;
-
-    mtx_lock(&g->lock);
-    some = g->waits != NULL || lease_timer_expired(&g->pause.lease);
-    mtx_unlock(&g->lock);
-    return some;
-}
-
-/* Ends an operation without ringing: the bell is for others. */
-static void *pause_controller_main(void *arg)
-{
-    struct pause_controller *g = arg;
-
-    (void)pthread_setname_np(pthread_self(), "gate");
-    while (wait_wakeup(g, next_us(g))) {
-        if (!pause_check_due(g))
-            continue;
-        pause_controller_begin(g);
-        pause_check(g);
-        mtx_lock(&g->lock);
-        g->busy = false;
-        cnd_broadcast(&g->changed);
-        mtx_unlock(&g->lock);
-    }
-    return NULL;
-}
-
-int pause_controller_new(struct pause_controller **out, const struct pause_controller_cfg *cfg,
-                         struct err *e)
-{
-    struct pause_controller *g = calloc(1, sizeof *g);
-    int rc;
-
-    if (g == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for the pause controller");
-    mtx_init(&g->lock, MTX_LIFE);
-    mtx_init(&g->wakeup_lock, MTX_LEAF);
-    cnd_init(&g->changed);
-    cnd_init(&g->wakeup);
-    g->cfg = *cfg;
-    pause_init(&g->pause);
-    rc = pthread_create(&g->thread, NULL, pause_controller_main, g);
-    if (rc != 0) {
-        g->joined = true;
-        pause_controller_free(g);
-        return err_set_errno(e, ERR_INTERNAL, "", rc,
-                             "the thread of the pause controller could not start");
-    }
-    admission_on_idle(cfg->generate, admission_idle, g);
-    *out = g;
-    return 0;
-}
-
-void pause_controller_drain(struct pause_controller *g)
-{
-    struct pause_controller_wait *waits;
-    struct err e = {0};
-
-    (void)err_set(&e, ERR_DRAINING, "", "the server is draining: the pause is lifted");
-    pause_controller_begin(g);
-    mtx_lock(&g->lock);
-    waits = take_waits_locked(g, &e);
-    mtx_unlock(&g->lock);
-    (void)lift_pause(g, "the server is draining: the pause is lifted");
-    waits_answer(g, waits);
-    pause_controller_end(g);
-}
-
-void pause_controller_stop(struct pause_controller *g)
-{
-    if (g->joined)
-        return;
-    pause_controller_drain(g);
-    mtx_lock(&g->wakeup_lock);
-    g->stopping = true;
-    cnd_signal(&g->wakeup);
-    mtx_unlock(&g->wakeup_lock);
-    (void)pthread_join(g->thread, NULL);
-    g->joined = true;
-}
-
-void pause_controller_free(struct pause_controller *g)
-{
-    if (g == NULL)
-        return;
-    pause_controller_stop(g);
-    assert(g->waits == NULL);
-    cnd_fini(&g->wakeup);
-    cnd_fini(&g->changed);
-    mtx_fini(&g->wakeup_lock);
-    mtx_fini(&g->lock);
-    free(g);
 }

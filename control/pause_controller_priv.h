@@ -1,4 +1,4 @@
-/* Shared by pause_controller.c and pause_controller_sleep.c. */
+/* Shared by pause_controller.c, pause_controller_sleep.c and pause_controller_thread.c. */
 #ifndef BATON_CONTROL_PAUSE_CONTROLLER_PRIV_H
 #define BATON_CONTROL_PAUSE_CONTROLLER_PRIV_H
 
@@ -36,5 +36,15 @@ void pause_controller_apply_admission(struct pause_controller *g);
 
 /* pause_controller_idle - no generation has a permit. */
 bool pause_controller_idle(const struct pause_controller *g);
+
+/* pause_controller_take_waits_locked - all requests that wait, each with that error.
+ * pause_controller_answer - call their done; no lock held. */
+struct pause_controller_wait *pause_controller_take_waits_locked(struct pause_controller *g,
+                                                                 const struct err *why);
+void pause_controller_answer(struct pause_controller *g, struct pause_controller_wait *all);
+
+/* pause_controller_lift - let generation run; within an operation only. @why  the error of requests
+ * that wait for the pause. Returns: was it paused? */
+bool pause_controller_lift(struct pause_controller *g, const char *why);
 
 #endif

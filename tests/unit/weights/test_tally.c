@@ -11,8 +11,8 @@
 #include <cmocka.h>
 
 static const struct row embed = {"embed", DTYPE_BF16, {8, 4}}, norm = {"norm", DTYPE_BF16, {1, 4}},
-                        pause_controller = {"gate", DTYPE_BF16, {6, 4}},
-                        up = {"up", DTYPE_BF16, {6, 4}}, gate_up = {"gate_up", DTYPE_BF16, {12, 4}},
+                        gate = {"gate", DTYPE_BF16, {6, 4}}, up = {"up", DTYPE_BF16, {6, 4}},
+                        gate_up = {"gate_up", DTYPE_BF16, {12, 4}},
                         head = {"head", DTYPE_BF16, {8, 4}};
 
 struct world {
@@ -69,7 +69,7 @@ static const char *first_missing(const struct world *w, uint32_t n)
 
 static void test_tally_counts_over_lists(void **state)
 {
-    const struct row some[] = {norm, pause_controller};
+    const struct row some[] = {norm, gate};
     struct world w = begin(model_spec_of_model());
 
     (void)state;
@@ -138,9 +138,9 @@ static void test_tally_model_spec_is_what_came(void **state)
 
     (void)state;
     assert_string_equal(first_missing(&w, 0), "");
-    come_one(&w, pause_controller);
+    come_one(&w, gate);
     come_one(&w, head);
-    come_one(&w, pause_controller);
+    come_one(&w, gate);
     assert_int_equal(tally_model_spec(&m, w.t, &e), 0);
     end(&w);
     next = begin(m);
@@ -148,7 +148,7 @@ static void test_tally_model_spec_is_what_came(void **state)
     come_one(&next, head);
     come_one(&next, gate_up); /* exact names: nothing says what that is */
     assert_string_equal(first_missing(&next, 1), "gate");
-    come_one(&next, pause_controller);
+    come_one(&next, gate);
     assert_string_equal(first_missing(&next, 0), "");
     end(&next);
 }
