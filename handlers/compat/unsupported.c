@@ -1,5 +1,5 @@
-/* What other servers do and this one does not: it is refused by name, for a reason that the row's
- * way in gives. A path that is not there would say less. */
+/* Routes of other servers that are not supported. translate_request of the row refuses them with a
+ * reason, which is more help than a 404. */
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/route.h"

@@ -1,5 +1,5 @@
-/* AReaL's routes of its vLLM server. An update comes in two requests: the list, then the word to
- * receive it. */
+/* The routes that AReaL adds to vLLM's server. An update is two requests: the tensor list, then the
+ * request to receive the tensors. */
 #include "handlers/compat/areal/dialect_areal.h"
 
 #include "handlers/body.h"
@@ -20,8 +20,8 @@ const char *const areal_lora_tensors_members[] = {
     "names",     "dtypes",     "shapes",    "group_name",      "lora_name",           "lora_int_id",
     "lora_rank", "lora_alpha", "lora_bias", "base_model_name", "lora_target_modules", NULL};
 
-/* The list of the update that comes next; NULL: none. Owned; whoever requests it owns what it got:
- * acquire and release, since it is read by another thread. */
+/* The tensor list of the next update; NULL: none. Owned; the thread that takes it by an exchange
+ * owns it then. Acquire and release, because another thread reads the JSON. */
 static _Atomic(json_t *) next_list;
 
 static int put_success(json_t **reply, const char *message)
@@ -29,7 +29,8 @@ static int put_success(json_t **reply, const char *message)
     return dialect_put(reply, json_pack("{s:b, s:s}", "success", 1, "message", message));
 }
 
-/* As there, what runs is ended: its clients ask again with what they have. */
+/* As in AReaL's server, running requests are aborted: its clients send them again with the tokens
+ * that they have. */
 int areal_pause_request(json_t **body, const struct http_request *x, struct err *e)
 {
     (void)x;
@@ -49,7 +50,7 @@ int areal_continue_response(json_t **reply, const struct http_request *x)
     return put_success(reply, "Generation continued");
 }
 
-/* AReaL writes an address of IPv6 as in a URL. */
+/* AReaL sends an IPv6 address in brackets, as in a URL. */
 static int strip_brackets(json_t *body, struct err *e)
 {
     const char *address = json_string_value(json_object_get(body, "master_address"));
@@ -137,7 +138,7 @@ int areal_lora_request(json_t **body, const struct http_request *x, struct err *
     return dialect_set(*body, "load_inplace", json_true(), e);
 }
 
-/* As PEFT writes them, without the name that PEFT gives to an adapter that has none. */
+/* PEFT's tensor names without "default.", PEFT's name for an adapter without a name. */
 static json_t *plain_names(const json_t *names)
 {
     static const char word[] = "default.";

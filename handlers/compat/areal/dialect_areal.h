@@ -1,12 +1,10 @@
-/* What AReaL's clients send to vLLM: the routes that its own vLLM server adds. The others are
- * vLLM's.
+/* The routes that AReaL adds to vLLM's server. Its clients use vLLM's routes for the rest.
  *
- * Where AReaL's server means something that is not so here:
- *   pause     ends what runs, as there; new requests queue until /areal_continue_generation
- *   meta      is the list of the one update that follows, which takes it: a list of before is never
- *             applied to other tensors
- *   update    a bucket is received, and served when the model is whole, or generation continues
- *   group     there is one at a time; the last that was asked for replaces it */
+ * Differences from AReaL's server:
+ *   pause     aborts running requests, as in AReaL; new requests queue until
+ * /areal_continue_generation meta      is the tensor list of exactly one update, the next: an old
+ * list is never applied to other tensors update    a received bucket is served once the model is
+ * complete or generation continues group     there is one at a time; a newer one replaces it */
 #ifndef BATON_HANDLERS_COMPAT_AREAL_DIALECT_AREAL_H
 #define BATON_HANDLERS_COMPAT_AREAL_DIALECT_AREAL_H
 
@@ -28,14 +26,16 @@ int areal_lora_request(json_t **body, const struct http_request *x, struct err *
 int areal_lora_tensors_request(json_t **body, const struct http_request *x, struct err *e);
 int areal_lora_response(json_t **reply, const struct http_request *x);
 
-/* handle_areal_meta - keep a list for the next /areal_update_weights_xccl. Errors: as
- * columns_check's. */
+/* handle_areal_meta - keep a tensor list for the next /areal_update_weights_xccl.
+ * Errors: those of columns_check. */
 int handle_areal_meta(struct app *app, struct http_request *x, struct err *e);
 
-/* handle_areal_lora_meta - the list of an adapter's tensors, which their update says again. */
+/* handle_areal_lora_meta - check the tensor list of an adapter. It is not kept: the update that
+ * follows repeats it. */
 int handle_areal_lora_meta(struct app *app, struct http_request *x, struct err *e);
 
-/* Columns: how long the body may be; path, operationId, operation; then what differs. */
+/* Columns: maximum length of the body; path, operationId, operation; then other members of the row.
+ */
 #define AREAL_ROW(max, path, id, op, ...)                                                          \
     SGLANG_ROW(DIALECT_AREAL, FORM_SGLANG, METHOD_POST, BODY_JSON, max, path, id, op, __VA_ARGS__)
 

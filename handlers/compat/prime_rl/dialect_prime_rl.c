@@ -1,5 +1,5 @@
-/* prime-rl's way of updates: a directory that the trainer has written. Its NCCL broadcaster frames
- * what it sends in a protocol of its own, which is refused by name. */
+/* prime-rl's updates: a directory that the trainer has written. Its NCCL broadcaster has a protocol
+ * of its own, which is refused with a reason. */
 #include "handlers/compat/prime_rl/dialect_prime_rl.h"
 
 #include "handlers/body.h"

@@ -1,5 +1,5 @@
-/* What prime-rl's clients send: its paths, ways in and out. Pauses are vLLM's, adapters SGLang's.
- */
+/* prime-rl's routes, with the translation of their requests and replies. Pauses are as in vLLM,
+ * adapters as in SGLang. */
 #ifndef BATON_HANDLERS_COMPAT_PRIME_RL_DIALECT_PRIME_RL_H
 #define BATON_HANDLERS_COMPAT_PRIME_RL_DIALECT_PRIME_RL_H
 
@@ -14,8 +14,8 @@ extern const struct dialect_member prime_rl_update_pairs[]; /* for errors too */
 int prime_rl_update_request(json_t **body, const struct http_request *x, struct err *e);
 int prime_rl_broadcaster_request(json_t **body, const struct http_request *x, struct err *e);
 
-/* Columns: methods, body and how long it may be, lane, role; path, operationId, operation; then
- * what differs. */
+/* Columns: methods, body and its maximum length, executor, role; path, operationId, operation; then
+ * other members of the row. */
 #define PRIME_RL_ROW(verbs, kind, max, runs_on, needs_role, path, id, op, ...)                     \
     {                                                                                              \
         .methods = verbs, .pattern = path, .operation_id = id, .executor = runs_on,                \

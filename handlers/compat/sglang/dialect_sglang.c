@@ -35,7 +35,7 @@ const char *const sglang_no_members[] = {NULL};
 const char *const sglang_checker_members[] = {"action", "allow_quant_error", "skip_tensor_list",
                                               "selector", NULL};
 
-/* Some trainers send digits. What is no port is left as it came, for the native route to refuse. */
+/* Some trainers send the port as a string of digits. The native route refuses any other string. */
 static int port_to_number(json_t *body, struct err *e)
 {
     const char *text = json_string_value(json_object_get(body, "master_port"));
@@ -67,14 +67,14 @@ int sglang_group_request(json_t **body, const struct http_request *x, struct err
     return dialect_set(*body, "transport", json_string("nccl"), e);
 }
 
-/* {success: true, message} and, after it, whatever else. */
+/* The reply {success: true, message}. */
 static int put_message(json_t **reply, json_t *message)
 {
     return dialect_put(reply, json_pack("{s:b, s:o}", "success", 1, "message", message));
 }
 
-/* As SGLang's, it is answered before anybody has joined: a torch group is complete with its first
- * broadcast. */
+/* As in SGLang, the reply is sent before any rank has joined: a torch group is complete with its
+ * first broadcast. */
 int sglang_group_response(json_t **reply, const struct http_request *x)
 {
     const json_t *name = json_object_get(*reply, "group_name");
@@ -124,7 +124,8 @@ int sglang_end_request(json_t **body, const struct http_request *x, struct err *
     return 0;
 }
 
-/* What one broadcast brings: each tensor by itself, or all of them back to back. */
+/* Without load_format each tensor is one broadcast; flattened_bucket sends all of them back to
+ * back. */
 static int set_packing(json_t *body, const char *load_format, struct err *e)
 {
     if (load_format == NULL)
@@ -164,7 +165,7 @@ int sglang_distributed_request(json_t **body, const struct http_request *x, stru
     return 0;
 }
 
-/* One tensor a request, as SGLang once had it. */
+/* One tensor per request, the form of older SGLang. */
 int sglang_one_tensor_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"group_name", "group_name"},
@@ -212,7 +213,7 @@ static json_t *update_message(const json_t *update)
     if (phase != NULL && strcmp(phase, "committed") == 0)
         return json_sprintf("the weights are served. Weight version updated to %s.",
                             label != NULL ? label : "what was sent");
-    if (total == 0) /* in front of engines, while nothing says what the model consists of */
+    if (total == 0) /* in front of engines, while the model's tensors are not known */
         return json_sprintf("received: %lld tensors, which are served when the update is ended, or "
                             "generation is continued",
                             done);
@@ -254,7 +255,7 @@ int sglang_disk_request(json_t **body, const struct http_request *x, struct err 
     return check_disk(*body, e) != 0 ? -1 : dialect_keep(body, *body, sglang_disk_pairs, e);
 }
 
-/* No request is ever paused by an update here: generation goes on while the bytes come. */
+/* An update never pauses requests here: generation continues while the bytes are received. */
 int sglang_disk_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
@@ -262,7 +263,8 @@ int sglang_disk_response(json_t **reply, const struct http_request *x)
                                         update_message(*reply), "num_paused_requests", 0));
 }
 
-/* What is cached belongs to a version here, and no memory of torch's is kept. */
+/* flush_cache and torch_empty_cache have no effect: caches belong to a version, and there is no
+ * torch allocator. */
 int sglang_ipc_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {
@@ -305,8 +307,8 @@ int sglang_checker_response(json_t **reply, const struct http_request *x)
 }
 
 /* SGLang overwrites the weights with noise, so that a compare after the next update proves that
- * each tensor was sent. A version is never changed here: all of them are dropped, which proves as
- * much, for nothing is served until a whole update has come; and noise never is. */
+ * each tensor was sent. Here versions never change: all weights are dropped, which proves the same,
+ * because nothing is served until a whole update is committed. Noise is never served. */
 int sglang_reset_request(json_t **body, const struct http_request *x, struct err *e)
 {
     const char *selector = NULL;
@@ -326,7 +328,7 @@ int sglang_reset_response(json_t **reply, const struct http_request *x)
     return put_message(reply, json_string("the weights are dropped: send a whole update"));
 }
 
-/* Other than vLLM's, who asks without a word about requests means that all end. */
+/* Unlike vLLM's route, this one aborts all requests by default. */
 const struct dialect_member sglang_label_pairs[] = {
     {"new_version", "weight_version"}, {"abort_all_requests", "abort_requests"}, {0}};
 

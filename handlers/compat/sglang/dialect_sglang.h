@@ -1,13 +1,12 @@
-/* What SGLang's clients send: its paths, ways in and out. /generate has a handler of its own
- * (handlers/generate/sglang_generate.c).
+/* SGLang's control routes, with the translation of their requests and replies. /generate has a
+ * handler of its own (handlers/generate/sglang_generate.c).
  *
- * Where SGLang means something that is not so here:
- *   retract   pushes what runs back into its queue; here it is frozen, as with in_place: KV that is
- *             kept may be used on, and is made again where the weights ask for it
- *   release   of the weights keeps no copy, as SGLang's does by default: nothing is generated until
- *             a whole update has come; /v1/sleep at level 1 keeps one
- *   update    a bucket is received, and served when the model is whole, or generation continues
- *   group     there is one at a time; the last that was asked for replaces it */
+ * Differences from SGLang:
+ *   retract   in SGLang running requests go back into the queue; here they are frozen, as with
+ * in_place: their KV stays in use, and is recomputed if the weights require it release   of the
+ * weights keeps no copy, as in SGLang by default: nothing is generated until a whole update is
+ * committed; /v1/sleep at level 1 keeps a copy update    a received bucket is served once the model
+ * is complete or generation continues group     there is one at a time; a newer one replaces it */
 #ifndef BATON_HANDLERS_COMPAT_SGLANG_DIALECT_SGLANG_H
 #define BATON_HANDLERS_COMPAT_SGLANG_DIALECT_SGLANG_H
 
@@ -48,14 +47,14 @@ sglang_request sglang_lora_request, sglang_lora_unload_request, sglang_lora_tens
 sglang_response sglang_pause_response, sglang_continue_response, sglang_flush_response,
     sglang_lora_response;
 
-/* dialect_sglang_view.c: what the server says of itself */
+/* dialect_sglang_view.c: information about the server */
 extern const char *const sglang_info_query[], *const sglang_loads_query[];
 sglang_response sglang_model_response, sglang_server_response, sglang_version_response,
     sglang_load_response;
 sglang_response sglang_loads_response;
 
-/* Columns: dialect, form of errors, methods, body and how long it may be; path, operationId,
- * operation; then what differs. */
+/* Columns: dialect, form of errors, methods, body and its maximum length; path, operationId,
+ * operation; then other members of the row. */
 #define SGLANG_ROW(of_dialect, errors, verbs, kind, max, path, id, op, ...)                        \
     {                                                                                              \
         .methods = verbs, .pattern = path, .operation_id = id, .executor = EXECUTOR_CONTROL,       \
@@ -79,7 +78,7 @@ sglang_response sglang_loads_response;
         .operation = op, __VA_ARGS__                                                               \
     }
 
-/* An update whose beginning and end are said. Trainers of before 0.5.18 say neither. */
+/* The begin and the end of an update. Trainers for SGLang before 0.5.18 send neither. */
 #define SGLANG_SESSION                                                                             \
     SGLANG_CONTROL(                                                                                \
         "/begin_weight_update", "sglangBegin", OPERATION_UPDATE_START, .session = SESSION_OPEN,    \
@@ -90,7 +89,7 @@ sglang_response sglang_loads_response;
                        .translate_request = sglang_end_request,                                    \
                        .translate_response = sglang_update_response)
 
-/* A part of a model, by the group: the session is whichever is open. */
+/* Tensors by the group: they belong to the session that is open. */
 #define SGLANG_BUCKETS                                                                             \
     SGLANG_LONG("/update_weights_from_distributed", "sglangUpdateOne", OPERATION_UPDATE,           \
                 .session = SESSION_AUTO_COMMIT, .body_match = {"name", NULL},                      \
@@ -169,7 +168,7 @@ sglang_response sglang_loads_response;
             .members = sglang_abort_members, .translated_members = abort_requests_members,         \
             .translate_request = sglang_abort_request, .translate_response = dialect_out_null)
 
-/* Said by name, for a path that is not there would say less. */
+/* Refused with a reason, which is more help than a 404. */
 #define SGLANG_REFUSED(path, id)                                                                   \
     SGLANG_CONTROL(path, id, OPERATION_UNSUPPORTED, .translate_request = sglang_refused_request,   \
                    .translated_members = sglang_no_members)
@@ -181,7 +180,7 @@ sglang_response sglang_loads_response;
         SGLANG_REFUSED("/post_process_weights", "sglangPostProcess"),                              \
         SGLANG_REFUSED("/pull_weights", "sglangPull")
 
-/* Shared with prime-rl, whose clients retry by the status. */
+/* Shared with prime-rl, whose clients decide by the status code whether to retry. */
 #define SGLANG_LORA(of_dialect, load, unload)                                                      \
     SGLANG_ROW(of_dialect, FORM_SGLANG_LORA, METHOD_POST, BODY_JSON, ROUTE_SMALL_MAX,              \
                "/load_lora_adapter", load, OPERATION_LORA_LOAD, .members = sglang_lora_members,    \

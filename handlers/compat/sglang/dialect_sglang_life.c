@@ -1,4 +1,4 @@
-/* SGLang's pauses, memory, requests and adapters. */
+/* SGLang's routes for pauses, memory, aborts and adapters. */
 #include "handlers/compat/sglang/dialect_sglang.h"
 
 #include "handlers/body.h"
@@ -72,7 +72,7 @@ int sglang_memory_request(json_t **body, const struct http_request *x, struct er
     return dialect_keep(body, *body, members, e);
 }
 
-/* A copy in host memory is what nobody has asked for: its clients push before they generate. */
+/* No copy in host memory is kept: SGLang's clients push weights before they generate again. */
 int sglang_release_request(json_t **body, const struct http_request *x, struct err *e)
 {
     if (sglang_memory_request(body, x, e) != 0)
@@ -101,7 +101,7 @@ int sglang_abort_request(json_t **body, const struct http_request *x, struct err
                         (const struct dialect_member[]){{"request_ids", "request_ids"}, {0}}, e);
 }
 
-/* What an SGLang does and this server does not, by name. */
+/* Routes of SGLang that are not supported, each with its reason. */
 int sglang_refused_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct {
@@ -129,8 +129,8 @@ int sglang_refused_request(json_t **body, const struct http_request *x, struct e
     return 0;
 }
 
-/* One name, a new path at every step: clients of the one kind mean a reload, and of the other give
- * each its own name. */
+/* A load replaces an adapter of the same name: some clients reload one name with a new path at each
+ * step; the others use a new name each time. */
 int sglang_lora_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {
@@ -150,7 +150,7 @@ int sglang_lora_unload_request(json_t **body, const struct http_request *x, stru
     return dialect_keep(body, *body, members, e);
 }
 
-/* For the readers of two servers' replies. */
+/* The reply has the members of SGLang's and of vLLM's. */
 int sglang_lora_response(json_t **reply, const struct http_request *x)
 {
     json_t *loaded = json_object_get(*reply, "loaded_adapters");

@@ -1,4 +1,4 @@
-/* What SGLang's clients ask a server about itself, out of the status. */
+/* SGLang's routes for information about the server, made from the status. */
 #include "handlers/compat/sglang/dialect_sglang.h"
 
 #include "memory/dtype.h"
@@ -8,13 +8,13 @@
 const char *const sglang_info_query[] = {"config_format", NULL};
 const char *const sglang_loads_query[] = {"include", "dp_rank", "format", NULL};
 
-/* Borrowed; NULL where a step is missing. */
+/* status[section][member]; borrowed; NULL if one is missing. */
 static json_t *status_member(const json_t *status, const char *section, const char *member)
 {
     return json_object_get(json_object_get(status, section), member);
 }
 
-/* Weights that nobody has named, and none at all, are SGLang's "default". */
+/* Weights without a label, and no weights, are "default" in SGLang. */
 static const char *version_of(const json_t *status)
 {
     const char *label = json_string_value(status_member(status, "weights", "weight_version"));
@@ -53,13 +53,14 @@ int sglang_version_response(json_t **reply, const struct http_request *x)
     return dialect_put(reply, json_pack("{s:s}", "weight_version", version));
 }
 
-/* Of those that have a permit, frozen ones too, and those that wait for one. */
+/* Running counts requests with a permit, frozen ones too; waiting counts those that queue for one.
+ */
 static json_t *load_json(const json_t *status)
 {
     const json_t *generate = status_member(status, "admission", "generate");
     json_int_t running = json_integer_value(json_object_get(generate, "running"));
     json_int_t waiting = json_integer_value(json_object_get(generate, "waiting"));
-    json_t *used = status_member(status, "engine", "kv_tokens_used"); /* null: nobody knows */
+    json_t *used = status_member(status, "engine", "kv_tokens_used"); /* null: not known */
 
     return json_pack("{s:i, s:I, s:I, s:I, s:I, s:O?}", "dp_rank", 0, "num_running_reqs", running,
                      "num_waiting_reqs", waiting, "num_reqs", running + waiting, "num_total_reqs",
@@ -87,7 +88,7 @@ int sglang_loads_response(json_t **reply, const struct http_request *x)
     return dialect_put(reply, made);
 }
 
-/* The engine's view, as one of SGLang's schedulers has it. */
+/* internal_states: the state of one SGLang scheduler. */
 static json_t *internal_json(const json_t *status)
 {
     json_t *max = status_member(status, "engine", "kv_tokens_max");
@@ -103,7 +104,7 @@ static json_t *internal_json(const json_t *status)
     return json_pack("[o]", state);
 }
 
-/* As vLLM prints torch's: "torch.bfloat16"; null where nobody knows. New. */
+/* The dtype as vLLM prints it ("torch.bfloat16"); null if it is not known. New. */
 static json_t *dtype_json(const json_t *status)
 {
     const char *name = json_string_value(status_member(status, "weights", "dtype"));
@@ -112,7 +113,7 @@ static json_t *dtype_json(const json_t *status)
                         : json_null();
 }
 
-/* Null: no adapter can be loaded. New. */
+/* null: adapters cannot be loaded. New. */
 static json_t *lora_json(const json_t *status)
 {
     const json_t *adapters = json_object_get(status, "adapters");
@@ -123,7 +124,7 @@ static json_t *lora_json(const json_t *status)
                      "max_loras", json_object_get(adapters, "max_loras"));
 }
 
-/* How a trainer's GPU can send weights here; null: it cannot. New. */
+/* How a trainer can send weights from GPU memory; null: it cannot. New. */
 static json_t *transfer_json(const json_t *status)
 {
     if (n_ranks(status) == 0)
@@ -132,8 +133,8 @@ static json_t *transfer_json(const json_t *status)
                      json_is_true(status_member(status, "nccl", "available")) ? "nccl" : "ipc");
 }
 
-/* In front of engines: what they say in the place of what was said for ourselves. Steals `ours`;
- * NULL without memory. Each of their replicas has as many of the ranks as the others. */
+/* In front of engines, their configuration replaces ours. Steals `ours`; NULL if there is no
+ * memory. The ranks are divided equally among data-parallel replicas. */
 static json_t *config_of_upstreams(json_t *ours, const json_t *status)
 {
     json_t *theirs = json_object_get(status, "vllm_config");
@@ -152,7 +153,7 @@ static json_t *config_of_upstreams(json_t *ours, const json_t *status)
     return ours;
 }
 
-/* vLLM's part: text, or an object when it is asked for. */
+/* vLLM's configuration: text, or an object with ?config_format=json. */
 static json_t *vllm_json(const json_t *status, const struct http_request *x)
 {
     const char *format = http_request_query(x, "config_format");
@@ -175,7 +176,7 @@ static json_t *vllm_json(const json_t *status, const struct http_request *x)
         status);
 }
 
-/* What slime compares with its own: those that can be true here, and the truth about the others. */
+/* The server arguments that slime compares with its own, with their true values here. */
 static int add_args(json_t *reply, const json_t *status)
 {
     const char *dtype = json_string_value(status_member(status, "weights", "dtype"));
@@ -187,8 +188,8 @@ static int add_args(json_t *reply, const json_t *status)
     return args == NULL ? 0 : json_object_update(reply, args);
 }
 
-/* Whoever makes a group counts ranks by these: each GPU is one. Without GPUs the server is one rank
- * to count with, though no group can be joined. */
+/* Trainers compute the ranks of a group from these: each GPU is one rank. A server without GPUs
+ * counts as one rank, although it cannot join a group. */
 int sglang_server_response(json_t **reply, const struct http_request *x)
 {
     const json_t *s = *reply;

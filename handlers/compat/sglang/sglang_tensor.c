@@ -1,4 +1,4 @@
-/* The way in of SGLang's updates by tensor. */
+/* Translates the requests of SGLang's updates by tensor. */
 #include "handlers/compat/sglang/sglang_tensor.h"
 
 #include "handlers/body.h"
@@ -11,7 +11,7 @@ const char *const sglang_tensor_members[] = {
     "abort_all_requests",       "weight_version", "disable_draft_model",
     "torch_empty_cache",        "selector",       NULL};
 
-/* The pickles say themselves which of the two forms they have. */
+/* The pickles themselves show which of the two forms they have. */
 static int check_format(const json_t *body, struct err *e)
 {
     const char *load_format = "direct";
@@ -41,7 +41,7 @@ int sglang_tensor_request(json_t **body, const struct http_request *x, struct er
     (void)x;
     if (body_bool(&target, *body, "", "disable_draft_model", e) != 0)
         return -1;
-    /* The word for it before 0.5.18. */
+    /* The name of selector before 0.5.18. */
     if (target && body_given(*body, "selector") == NULL &&
         dialect_set(*body, "selector", json_string("target"), e) != 0)
         return -1;

@@ -1,12 +1,11 @@
 /* SGLang's /update_weights_from_tensor: buckets of tensors in a trainer's GPU memory, by pickles
  * that are read and never executed (transport/ipc/torch_tensors.h).
- *
- * Where SGLang means something that is not so here:
- *   load_format   its custom loaders are code that a server imports by name; null, direct and
- *                 flattened_bucket are all read by what the pickles hold
- *   flush_cache   what a cache holds is keyed by the weights here
- *   update        a bucket is received, and served when the model is whole, or generation continues
- *   a rank        is a GPU with all of the model; a string that is for another one's is not read */
+ * Differences from SGLang:
+ *   load_format   custom loaders are code that SGLang imports by name, which is refused; null,
+ * direct and flattened_bucket are all read according to the content of the pickles flush_cache has
+ * no effect: caches are keyed by the weights update        a received bucket is served once the
+ * model is complete or generation continues a rank        is a GPU with the whole model; strings
+ * for other ranks are not read */
 #ifndef BATON_HANDLERS_COMPAT_SGLANG_SGLANG_TENSOR_H
 #define BATON_HANDLERS_COMPAT_SGLANG_SGLANG_TENSOR_H
 
@@ -18,7 +17,7 @@
 extern const char *const sglang_tensor_members[];
 int sglang_tensor_request(json_t **body, const struct http_request *x, struct err *e);
 
-/* A row of the route table; in the words of dialect_sglang.h. */
+/* A row of the route table, made with the macros of dialect_sglang.h. */
 #define SGLANG_TENSOR                                                                              \
     SGLANG_LONG("/update_weights_from_tensor", "sglangUpdateTensor", OPERATION_UPDATE,             \
                 .session = SESSION_AUTO_COMMIT, .members = sglang_tensor_members,                  \

@@ -1,4 +1,4 @@
-/* SkyRL of today: methods of /collective_rpc, adapters, generation. */
+/* Today's SkyRL: methods of /collective_rpc, adapters, generation. */
 #include "handlers/compat/skyrl/dialect_skyrl.h"
 
 #include "handlers/body.h"
@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum {
-    LORA_ID_BITS = 48, /* every JSON reader keeps them exactly */
+    LORA_ID_BITS = 48, /* exact in every JSON parser */
     METHOD_SHOWN_MAX = 64,
     RPC_TIMEOUT_MS_MAX = 86400000
 };
@@ -26,7 +26,7 @@ const char *const skyrl_session_query[] = {"session_id", NULL};
 
 /* /collective_rpc */
 
-/* The arguments of a method. @out  borrowed; NULL: none came */
+/* Gets the arguments of a method. @out  borrowed; NULL: none */
 static int kwargs_of(const json_t **out, const json_t *body, struct err *e)
 {
     const json_t *args = NULL, *kwargs = NULL;
@@ -58,7 +58,7 @@ static int update_info_of(const json_t **out, const json_t *body, struct err *e)
     return 0;
 }
 
-/* Tensors in the layout that some engine has made for itself are nobody else's to read. */
+/* Tensors in an engine's internal layout (is_checkpoint_format false) cannot be read here. */
 int skyrl_rpc_start_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member none[] = {{NULL, NULL}};
@@ -97,8 +97,8 @@ int skyrl_rpc_ipc_request(json_t **body, const struct http_request *x, struct er
     return update_info_of(&info, *body, e) != 0 ? -1 : dialect_keep(body, info, members, e);
 }
 
-/* Nothing of how tensors travel is on NCCL's wire: unless the request says it, it is as vLLM's
- * defaults are, which this route's native side knows. */
+/* NCCL transfers no metadata about packing: members that the request leaves out have vLLM's
+ * defaults, which the native route applies. */
 int skyrl_rpc_nccl_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member packed_members[] = {
@@ -130,8 +130,8 @@ int skyrl_rpc_finish_request(json_t **body, const struct http_request *x, struct
     return kwargs_of(&kwargs, *body, e) != 0 ? -1 : dialect_keep(body, kwargs, members, e);
 }
 
-/* The caller has frozen what runs. Its KV is in the host's memory as it is: to offload it means to
- * leave it there; else it is dropped, and made again when generation goes on. */
+/* The caller has frozen the running requests. The KV cache is in host memory already, so offload_kv
+ * keeps it; otherwise it is dropped, and recomputed when generation continues. */
 int skyrl_rpc_sleep_request(json_t **body, const struct http_request *x, struct err *e)
 {
     const json_t *kwargs = NULL;
@@ -158,8 +158,8 @@ int skyrl_rpc_wake_request(json_t **body, const struct http_request *x, struct e
     return kwargs_of(&kwargs, *body, e) != 0 ? -1 : dialect_keep(body, kwargs, members, e);
 }
 
-/* vLLM gives args to the method of checkpoint-engine's worker, zmq_handles its only one, by
- * position or by name; timeout, in seconds, is of the whole call. */
+/* vLLM passes args to the method of checkpoint-engine's worker. Its only argument, zmq_handles,
+ * comes by position or by name. timeout, in seconds, is for the whole call. */
 int skyrl_rpc_zmq_request(json_t **body, const struct http_request *x, struct err *e)
 {
     const json_t *args = NULL, *kwargs = NULL, *handles, *timeout = body_given(*body, "timeout");
@@ -239,8 +239,8 @@ int skyrl_lora_request(json_t **body, const struct http_request *x, struct err *
     return dialect_set(*body, "load_inplace", json_true(), e);
 }
 
-/* A number that stands for a name, as its readers expect one: the same on every server and after
- * every restart. Requests name adapters by their names only. */
+/* lora_int_id: a number derived from the name, the same on every server and after a restart.
+ * Clients expect one, but requests name adapters only by name. */
 static json_int_t lora_id_of(const char *name)
 {
     struct checksum sum = checksum_of(name, strlen(name));
@@ -260,7 +260,7 @@ int skyrl_lora_response(json_t **reply, const struct http_request *x)
 
 /* Generation */
 
-/* One choice is answered, so more than one is not made in silence. */
+/* The reply has one choice, so n > 1 is refused instead of dropping choices silently. */
 static int check_n(const json_t *body, struct err *e)
 {
     const json_t *sampling = NULL;
@@ -278,8 +278,8 @@ static int check_n(const json_t *body, struct err *e)
                    (unsigned long long)n);
 }
 
-/* The model is looked at although SkyRL's own server does not: an adapter's name must not get the
- * base model's tokens. */
+/* `model` is checked, although SkyRL's own server ignores it: a request for an adapter must not get
+ * the base model's tokens. */
 int skyrl_generate_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {
@@ -295,7 +295,7 @@ int skyrl_generate_request(json_t **body, const struct http_request *x, struct e
     return dialect_set(*body, "sampling_params", json_object(), e);
 }
 
-/* Of each token its logprob and no more; null when none were asked for. */
+/* Only the logprob of each token; null if none were requested. */
 static json_t *plain_logprobs(const json_t *logprobs)
 {
     const json_t *theirs = json_object_get(logprobs, "content");
@@ -316,7 +316,7 @@ static json_t *plain_logprobs(const json_t *logprobs)
     return json_pack("{s:o}", "content", content);
 }
 
-/* routed_experts is null: the models that are served here route nothing. */
+/* routed_experts is null: no mixture-of-experts model is served here. */
 int skyrl_generate_response(json_t **reply, const struct http_request *x)
 {
     const json_t *c = json_array_get(json_object_get(*reply, "choices"), 0);

@@ -1,9 +1,9 @@
-/* What SkyRL's clients send: its paths, ways in and out. What it shares with vLLM is in vLLM's
- * table.
+/* SkyRL's routes, with the translation of their requests and replies. Routes that vLLM has too are
+ * in vLLM's table.
  *
- * Today's client opens and closes each update by /collective_rpc. The forms before that (until
- * March 2026) have neither start nor finish: their first request opens an update, which is
- * committed when the model is covered, or by /finalize_weight_update or /resume. */
+ * Today's client starts and finishes each update by /collective_rpc. The older forms (until March
+ * 2026) have neither start nor finish: their first request opens an update, which is committed when
+ * it covers the model, or by /finalize_weight_update or /resume. */
 #ifndef BATON_HANDLERS_COMPAT_SKYRL_DIALECT_SKYRL_H
 #define BATON_HANDLERS_COMPAT_SKYRL_DIALECT_SKYRL_H
 
@@ -19,7 +19,7 @@ extern const char *const skyrl_join_members[], *const skyrl_destroy_members[];
 extern const char *const skyrl_one_tensor_members[], *const skyrl_list_members[];
 extern const char *const skyrl_pause_members[];
 
-/* Ways in, of methods of /collective_rpc. */
+/* Requests: methods of /collective_rpc. */
 int skyrl_rpc_start_request(json_t **body, const struct http_request *x, struct err *e);
 int skyrl_rpc_ipc_request(json_t **body, const struct http_request *x, struct err *e);
 int skyrl_rpc_nccl_request(json_t **body, const struct http_request *x, struct err *e);
@@ -29,12 +29,12 @@ int skyrl_rpc_wake_request(json_t **body, const struct http_request *x, struct e
 int skyrl_rpc_zmq_request(json_t **body, const struct http_request *x, struct err *e);
 int skyrl_rpc_refuse(json_t **body, const struct http_request *x, struct err *e);
 
-/* Of routes of its own. */
+/* Requests: SkyRL's own routes. */
 int skyrl_lora_request(json_t **body, const struct http_request *x, struct err *e);
 int skyrl_generate_request(json_t **body, const struct http_request *x, struct err *e);
 int skyrl_fetch_refuse(json_t **body, const struct http_request *x, struct err *e);
 
-/* Of the older forms. */
+/* Requests: the older forms. */
 int skyrl_join_request(json_t **body, const struct http_request *x, struct err *e);
 int skyrl_join_ipc_request(json_t **body, const struct http_request *x, struct err *e);
 int skyrl_destroy_request(json_t **body, const struct http_request *x, struct err *e);
@@ -42,14 +42,14 @@ int skyrl_one_tensor_request(json_t **body, const struct http_request *x, struct
 int skyrl_list_request(json_t **body, const struct http_request *x, struct err *e);
 int skyrl_pause_request(json_t **body, const struct http_request *x, struct err *e);
 
-/* Ways out: one null for each rank; {status, lora_name, lora_int_id}; exactly one choice. */
+/* Replies: one null for each rank; {status, lora_name, lora_int_id}; exactly one choice. */
 int skyrl_results_response(json_t **reply, const struct http_request *x);
 int skyrl_lora_response(json_t **reply, const struct http_request *x);
 int skyrl_generate_response(json_t **reply, const struct http_request *x);
 int skyrl_info_response(json_t **reply, const struct http_request *x);
 int skyrl_paused_response(json_t **reply, const struct http_request *x);
 
-/* Columns: path, operationId, operation; then what differs. */
+/* Columns: path, operationId, operation; then other members of the row. */
 #define SKYRL_POST(path, id, op, ...)                                                              \
     {                                                                                              \
         .methods = METHOD_POST, .pattern = path, .operation_id = id, .executor = EXECUTOR_CONTROL, \
@@ -59,13 +59,13 @@ int skyrl_paused_response(json_t **reply, const struct http_request *x);
 #define SKYRL_SMALL(path, id, op, ...)                                                             \
     SKYRL_POST(path, id, op, .body_max = ROUTE_SMALL_MAX, __VA_ARGS__)
 
-/* Columns: operationId, method, operation; then what differs. */
+/* Columns: operationId, method, operation; then other members of the row. */
 #define SKYRL_RPC(id, name, op, ...)                                                               \
     SKYRL_POST("/collective_rpc", id, op, .body_max = ROUTE_BODY_CONFIG,                           \
                .members = skyrl_rpc_members, .body_match = {"method", name},                       \
                .session = SESSION_OPEN, .translate_response = skyrl_results_response, __VA_ARGS__)
 
-/* Columns: path, operationId; then what differs. */
+/* Columns: path, operationId; then other members of the row. */
 #define SKYRL_UPDATE(path, id, ...)                                                                \
     SKYRL_POST(path, id, OPERATION_UPDATE, .body_max = ROUTE_BODY_CONFIG,                          \
                .session = SESSION_AUTO_COMMIT, .translated_members = update_members,               \

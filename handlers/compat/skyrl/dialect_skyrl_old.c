@@ -1,4 +1,4 @@
-/* SkyRL until March 2026: three forms, of which none starts or finishes an update. */
+/* SkyRL until March 2026: three forms; none of them starts or finishes an update. */
 #include "handlers/compat/skyrl/dialect_skyrl.h"
 
 #include "handlers/body.h"
@@ -25,7 +25,8 @@ const char *const skyrl_list_members[] = {
     "names", "dtypes", "shapes", "sizes", "ipc_handles", "ipc_handles_pickled", "packed", NULL};
 const char *const skyrl_pause_members[] = {"wait_for_inflight_request", NULL};
 
-/* A torch process group: its name is part of where its id is found. */
+/* A torch process group: its name is part of the store's key for the unique id, so it is required.
+ */
 int skyrl_join_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"master_address", "master_address"},
@@ -48,7 +49,7 @@ int skyrl_join_request(json_t **body, const struct http_request *x, struct err *
     return dialect_set(*body, "transport", json_string("nccl"), e);
 }
 
-/* Handles need no group: there is nothing to set up for them. */
+/* IPC handles need no group: there is nothing to set up. */
 int skyrl_join_ipc_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member none[] = {{NULL, NULL}};
@@ -75,7 +76,7 @@ int skyrl_destroy_request(json_t **body, const struct http_request *x, struct er
     return dialect_keep(body, *body, members, e);
 }
 
-/* One tensor in each request, and one broadcast. */
+/* One tensor per request, in one broadcast. */
 int skyrl_one_tensor_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const char *const members[] = {"name", "dtype", "shape", NULL};
@@ -111,7 +112,7 @@ static int translate_handles(json_t **body, struct err *e)
     return dialect_keep(body, *body, members, e);
 }
 
-/* With sizes all tensors are one broadcast, without them each is one, unless the request says. */
+/* Unless `packed` is given: with `sizes` all tensors are one broadcast, without it each is one. */
 static int is_packed(bool *out, const json_t *body, struct err *e)
 {
     bool sized = body_given(body, "sizes") != NULL;
@@ -167,7 +168,8 @@ int skyrl_paused_response(json_t **reply, const struct http_request *x)
     return dialect_put(reply, json_pack("{s:s}", "status", "paused"));
 }
 
-/* Where it listens, in JSON (new): null where that is no address that anyone could connect to. */
+/* The address of the listener; null if a client cannot connect to it (a wildcard, a unix socket).
+ * New. */
 static json_t *address_json(const char *listen)
 {
     static const char *const everywhere[] = {"0.0.0.0", "[::]", "", NULL};
@@ -182,7 +184,7 @@ static json_t *address_json(const char *listen)
     return json_stringn(listen, len);
 }
 
-/* 0: a unix socket, or it does not listen yet. */
+/* 0: a unix socket, or the server does not listen yet. */
 static unsigned port_of(const struct app *app)
 {
     const struct http_server *http_server = app->http_server;
@@ -198,7 +200,8 @@ static json_t *url_json(const struct app *app, const json_t *address)
                         json_string_value(address), port_of(app));
 }
 
-/* SGLang's clients ask the same path: the answer is for both. `world_size` is in theirs. */
+/* SGLang's clients use the same path, so the reply has the members of both. `world_size` is in
+ * SGLang's part. */
 int skyrl_info_response(json_t **reply, const struct http_request *x)
 {
     const struct app *app = x->app;

@@ -1,4 +1,4 @@
-/* vLLM's control routes, as its server has them in development mode: generation. */
+/* vLLM's control routes of its development mode: generation. */
 #include "handlers/compat/vllm/dialect_vllm.h"
 
 #include "handlers/body.h"
@@ -14,8 +14,7 @@ const char *const vllm_reset_query[] = {"reset_running_requests", "reset_externa
 const char *const vllm_reset_members[] = {"reset_running_requests", "reset_external", NULL};
 const char *const vllm_abort_members[] = {"request_ids", NULL};
 
-/* vLLM aborts unless told otherwise. No cache outlives its weights here, so nothing has to be
- * cleared. */
+/* vLLM's default is abort. clear_cache has no effect: caches are keyed by the weights here. */
 int vllm_pause_request(json_t **body, const struct http_request *x, struct err *e)
 {
     const char *mode = http_request_query(x, "mode");
@@ -29,7 +28,7 @@ int vllm_pause_request(json_t **body, const struct http_request *x, struct err *
     return dialect_set(*body, "mode", json_string(mode), e);
 }
 
-/* vLLM reads the query, SkyRL's own server the body, whatever that is otherwise. */
+/* vLLM has these members in the query, SkyRL's own server in the body. */
 int vllm_reset_request(json_t **body, const struct http_request *x, struct err *e)
 {
     bool running = false, external = false;
@@ -57,8 +56,9 @@ int vllm_resume_response(json_t **reply, const struct http_request *x)
     return dialect_put(reply, json_pack("{s:s}", "status", "resumed"));
 }
 
-/* Weights that were dropped do not come back by waking, neither there nor here: what is awake then
- * waits for an update, and who asks until it is awake waits for nothing. */
+/* Weights that were dropped (level 2) are not "asleep": in vLLM as here, a wake-up does not restore
+ * them, and the awake server waits for an update. A client that polls until it is awake must not
+ * wait for ever. */
 static bool is_asleep(const json_t *sleep)
 {
     const char *weights = json_string_value(json_object_get(sleep, "weights"));
@@ -68,7 +68,7 @@ static bool is_asleep(const json_t *sleep)
            (kv != NULL && strcmp(kv, "released") == 0);
 }
 
-/* As vLLM's: a server that sleeps schedules nothing either. */
+/* As in vLLM, a sleeping server counts as paused: it schedules nothing. */
 int vllm_is_paused_response(json_t **reply, const struct http_request *x)
 {
     bool paused = json_is_object(json_object_get(*reply, "pause"));
@@ -85,7 +85,7 @@ int vllm_is_sleeping_response(json_t **reply, const struct http_request *x)
         reply, json_pack("{s:b}", "is_sleeping", is_asleep(json_object_get(*reply, "sleep"))));
 }
 
-/* All that a repeated query member says; NULL without memory. */
+/* All values of a repeated query member; NULL if there is no memory. */
 static json_t *query_list(const struct http_request *x, const char *member)
 {
     json_t *list = json_array();
@@ -100,8 +100,8 @@ static json_t *query_list(const struct http_request *x, const char *member)
     return list;
 }
 
-/* Tags come in the query, or in the body: a list, one by itself, or 1, which is all. What is none
- * of these the native route refuses. */
+/* Tags are in the query or in the body: a list, one string, or 1, which means all. The native route
+ * refuses anything else. */
 static int translate_tags(json_t *made, const json_t *body, const struct http_request *x,
                           struct err *e)
 {
@@ -131,7 +131,7 @@ static int translate_level(json_t *made, const json_t *body, const struct http_r
     return dialect_set(made, "level", json_integer((json_int_t)level), e);
 }
 
-/* What runs is aborted by a sleep, or was frozen by a pause before; there is nothing between. */
+/* A sleep aborts what runs, unless an earlier pause froze it: only mode abort is supported. */
 static int check_sleep_mode(const struct http_request *x, struct err *e)
 {
     const char *mode = http_request_query(x, "mode");
@@ -144,7 +144,7 @@ static int check_sleep_mode(const struct http_request *x, struct err *e)
                    mode);
 }
 
-/* Replaces the body by `made` (stolen) unless `rc` says that making it failed. */
+/* Replaces the body by `made` (stolen), unless `rc` is an error. */
 static int replace_body(json_t **body, json_t *made, int rc)
 {
     if (rc != 0) {
@@ -194,7 +194,7 @@ int vllm_sleep_response(json_t **reply, const struct http_request *x)
     return dialect_put(reply, json_pack("{s:s, s:O?}", "status", "sleeping", "level", level));
 }
 
-/* The tags as they were asked for; null: all. */
+/* The reply has the requested tags; null: all. */
 int vllm_wake_response(json_t **reply, const struct http_request *x)
 {
     bool some = http_request_query(x, "tags") != NULL;
@@ -204,7 +204,7 @@ int vllm_wake_response(json_t **reply, const struct http_request *x)
                                  "tags", some ? query_list(x, "tags") : json_null()));
 }
 
-/* Since vLLM 0.32: the KV cache alone. */
+/* Since vLLM 0.32: releases the KV cache only. */
 int vllm_release_request(json_t **body, const struct http_request *x, struct err *e)
 {
     (void)x;
@@ -218,7 +218,7 @@ int vllm_release_response(json_t **reply, const struct http_request *x)
     return dialect_put(reply, json_pack("{s:s}", "status", "kv_cache_released"));
 }
 
-/* vLLM's clients read success, SkyRL's older ones status. */
+/* vLLM's clients read `success`, SkyRL's older ones `status`. */
 int vllm_reset_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
@@ -227,7 +227,7 @@ int vllm_reset_response(json_t **reply, const struct http_request *x)
 
 static const struct dialect_member abort_members[] = {{"request_ids", "request_ids"}, {NULL, NULL}};
 
-/* Without ids, or with none in the list: all. */
+/* No ids, or an empty list, means all requests. */
 int vllm_abort_request(json_t **body, const struct http_request *x, struct err *e)
 {
     const json_t *ids = json_object_get(*body, "request_ids");
@@ -239,7 +239,7 @@ int vllm_abort_request(json_t **body, const struct http_request *x, struct err *
     return dialect_set(*body, "all", json_true(), e);
 }
 
-/* Since vLLM 0.32, beside generate: those that are named, which may be none. */
+/* Since vLLM 0.32, next to /inference/v1/generate: aborts the given ids; the list may be empty. */
 int vllm_abort_some_request(json_t **body, const struct http_request *x, struct err *e)
 {
     (void)x;
@@ -255,7 +255,7 @@ int vllm_abort_response(json_t **reply, const struct http_request *x)
                                         json_object_get(*reply, "aborted")));
 }
 
-/* Generations that run or wait. */
+/* The number of generations that run or wait. */
 int vllm_load_response(json_t **reply, const struct http_request *x)
 {
     const json_t *queue = json_object_get(json_object_get(*reply, "admission"), "generate");

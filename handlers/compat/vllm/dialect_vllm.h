@@ -1,9 +1,9 @@
-/* What vLLM's clients send: its paths, ways in and out.
+/* vLLM's control routes, with the translation of their requests and replies.
  *
- * Where we differ from vLLM on purpose. An update that is already open, or none, is a 409 that says
- * so instead of a 500. Replies that are empty in vLLM are {"status":"ok"}: its clients read only
- * their status, SkyRL's older ones the JSON. A sleep does not pause, so the last wake_up alone lets
- * generation go on; what was paused before by /pause stays so until /resume. */
+ * Differences from vLLM on purpose. If an update is already open, or none is, the error is a 409
+ * with a reason instead of a 500. Replies that are empty in vLLM are {"status":"ok"}: vLLM's
+ * clients read only the status code, SkyRL's older ones the JSON. A sleep does not pause, so
+ * generation continues after the last wake_up; a pause by an earlier /pause lasts until /resume. */
 #ifndef BATON_HANDLERS_COMPAT_VLLM_DIALECT_VLLM_H
 #define BATON_HANDLERS_COMPAT_VLLM_DIALECT_VLLM_H
 
@@ -15,7 +15,7 @@ extern const char *const vllm_reset_query[], *const vllm_world_query[];
 extern const char *const vllm_init_members[], *const vllm_start_members[];
 extern const char *const vllm_update_members[], *const vllm_finish_members[];
 extern const char *const vllm_label_members[], *const vllm_checker_members[];
-/* In whose words errors are told. */
+/* Errors name these members instead of the native ones. */
 extern const struct dialect_member vllm_init_group[], vllm_update_handles[], vllm_label_pairs[];
 extern const char *const vllm_sleep_members[], *const vllm_wake_members[];
 extern const char *const vllm_reset_members[], *const vllm_abort_members[];
@@ -58,7 +58,7 @@ int vllm_checker_request(json_t **body, const struct http_request *x, struct err
 int vllm_reset_weights_request(json_t **body, const struct http_request *x, struct err *e);
 int vllm_reset_weights_response(json_t **reply, const struct http_request *x);
 
-/* Columns: path, operationId, operation; then what differs. */
+/* Columns: path, operationId, operation; then other members of the row. */
 #define VLLM_POST(kind, max, path, id, op, ...)                                                    \
     {                                                                                              \
         .methods = METHOD_POST, .pattern = path, .operation_id = id, .executor = EXECUTOR_CONTROL, \
@@ -67,7 +67,7 @@ int vllm_reset_weights_response(json_t **reply, const struct http_request *x);
     }
 #define VLLM_CONTROL(path, id, op, ...)                                                            \
     VLLM_POST(BODY_JSON, ROUTE_SMALL_MAX, path, id, op, __VA_ARGS__)
-/* Whatever comes as a body is dropped. */
+/* A body is ignored. */
 #define VLLM_NO_BODY(path, id, op, ...)                                                            \
     VLLM_POST(BODY_NONE, ROUTE_NO_BODY_MAX, path, id, op, __VA_ARGS__)
 #define VLLM_VIEW(path, id, op, ...)                                                               \
@@ -133,8 +133,9 @@ int vllm_reset_weights_response(json_t **reply, const struct http_request *x);
         VLLM_VIEW("/load", "vllmLoad", OPERATION_STATUS,                                           \
                   .translate_response = vllm_load_response),
 
-/* init joins; start opens a session that update and finish do not name. Before 0.22 there was
- * neither: the first update opens one that is committed when the model is covered. */
+/* init joins the group; start opens a session, and update and finish do not name it. vLLM before
+ * 0.22 has neither: the first update opens a session, which is committed when it covers the model.
+ */
 #define VLLM_WEIGHTS_ROUTES                                                                        \
     VLLM_VIEW("/get_world_size", "vllmGetWorldSize", OPERATION_RANKS, .query = vllm_world_query,   \
               .translate_response = vllm_world_size_response),                                     \

@@ -1,5 +1,5 @@
-/* vLLM's control routes: weights. Of all its generations: what was added or dropped between them
- * may be there or not. None names its update: each means the one that is open. */
+/* vLLM's control routes: weights, in the forms of all its releases. Members that only some releases
+ * have are optional. No request names its update: each means the one that is open. */
 #include "handlers/compat/vllm/dialect_vllm.h"
 
 #include "handlers/app.h"
@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { KNOWN_MAX = 16 }; /* members of an object that we know */
+enum { KNOWN_MAX = 16 }; /* known members of an object */
 
 const char *const vllm_world_query[] = {"include_dp", NULL};
 const char *const vllm_init_members[] = {"init_info", NULL};
@@ -25,7 +25,7 @@ static int put_message(json_t **reply, const char *message)
     return dialect_put(reply, json_pack("{s:s}", "message", message));
 }
 
-/* One rank for each GPU that holds the weights; a server without any is one. */
+/* One rank for each GPU that holds the weights; a server without GPUs has one. */
 int vllm_world_size_response(json_t **reply, const struct http_request *x)
 {
     const json_t *ranks = json_object_get(json_object_get(*reply, "cuda"), "ranks");
@@ -35,8 +35,8 @@ int vllm_world_size_response(json_t **reply, const struct http_request *x)
     return dialect_put(reply, json_pack("{s:I}", "world_size", (json_int_t)(n > 0 ? n : 1)));
 }
 
-/* The object `member` of the body, which is required. */
-/* @ours  the native route, which whoever left its /v1 away meant */
+/* Gets the required object `member` of the body.
+ * @ours  the native route: the client may have left out its /v1 */
 static int require_info(const json_t **out, const json_t *body, const char *member,
                         const char *ours, struct err *e)
 {
@@ -52,8 +52,8 @@ static int require_info(const json_t **out, const json_t *body, const char *memb
         member, ours);
 }
 
-/* Members of an object that we know; `ours` NULL: known, and of no use here. What is not known may
- * change what travels, and is refused by its name. */
+/* Refuses members of an object that are not in `known`, by name: they may change what is sent. A
+ * known member whose `ours` is NULL is ignored. */
 static int check_known(const json_t *info, const char *at, const struct dialect_member *known,
                        struct err *e)
 {
@@ -79,7 +79,7 @@ static int check_known(const json_t *info, const char *at, const struct dialect_
     return 0;
 }
 
-/* As dialect_keep, of those that have a word of ours. */
+/* As dialect_keep, for the known members that have a native name. */
 static int translate_known(json_t **body, const json_t *info, const struct dialect_member *known,
                            struct err *e)
 {
@@ -109,7 +109,7 @@ static const struct dialect_member init_handles[] = {{"packed", "packed"},
                                                      {"packed_num_buffers", NULL},
                                                      {NULL, NULL}};
 
-/* vLLM's trainers state the buffers of packed broadcasts also when they do not pack. */
+/* vLLM's trainers send the buffer sizes of packed broadcasts even if they do not pack. */
 static int drop_buffers(json_t *body, const char *at, struct err *e)
 {
     bool packed = false;
@@ -123,7 +123,7 @@ static int drop_buffers(json_t *body, const char *at, struct err *e)
     return 0;
 }
 
-/* Which backend a trainer has shows in what it says: of handles nothing has to be set up. */
+/* The members show which backend a trainer uses: only a group has an address and ranks. */
 static bool names_group(const json_t *info)
 {
     static const char *const members[] = {"master_address", "master_port", "rank_offset",
@@ -135,7 +135,7 @@ static bool names_group(const json_t *info)
     return false;
 }
 
-/* Since vLLM 0.28 how tensors are packed is said here, and in no update. */
+/* Since vLLM 0.28 the packing of tensors is given here, and not in updates. */
 int vllm_init_request(json_t **body, const struct http_request *x, struct err *e)
 {
     const json_t *info = NULL;
@@ -176,7 +176,7 @@ static int refuse_draft(const char *field, struct err *e)
                    "decode speculatively");
 }
 
-/* In which layout the tensors come shows in their names and shapes, which are checked. */
+/* is_checkpoint_format is ignored: names and shapes show the layout, and they are checked. */
 int vllm_start_request(json_t **body, const struct http_request *x, struct err *e)
 {
     bool draft = false, format = true;
@@ -204,7 +204,7 @@ int vllm_draft_request(json_t **body, const struct http_request *x, struct err *
     return refuse_draft("", e);
 }
 
-/* Of all generations: 0.24 to 0.26 say the kind of each update, 0.20 in which layout it is. */
+/* Members of all releases: 0.24 to 0.26 send update_kind, 0.20 is_checkpoint_format. */
 const struct dialect_member vllm_update_handles[] = {{"names", "names"},
                                                      {"dtype_names", "dtype_names"},
                                                      {"shapes", "shapes"},
@@ -243,14 +243,14 @@ static int check_dense(const json_t *info, struct err *e)
                          kind);
 }
 
-/* In vLLM rank i takes entry i. What a group broadcasts all ranks receive alike, and handles name
- * their GPUs: entries that differ would mean nothing here.
+/* update_info may be a list: in vLLM, rank i takes entry i. Here all entries must be equal: all
+ * ranks receive the same broadcasts, and handles name their GPU.
  * @out  borrowed from `list` */
 static int single_entry(const json_t **out, const json_t *list, const struct http_request *x,
                         struct err *e)
 {
     const struct app *app = x->app;
-    json_t *whole = json_loadb(x->body, x->body_len, 0, NULL); /* its long columns too */
+    json_t *whole = json_loadb(x->body, x->body_len, 0, NULL); /* with its long columns */
     const json_t *entries = json_object_get(whole, "update_info");
     size_t n = json_array_size(list), i = 1;
     uint32_t n_ranks = 1;
@@ -354,7 +354,7 @@ int vllm_label_response(json_t **reply, const struct http_request *x)
                                         json_object_get(*reply, "weight_version")));
 }
 
-/* null: nothing has been committed, or it was dropped. */
+/* null: no weights have been committed, or they were dropped. */
 int vllm_info_response(json_t **reply, const struct http_request *x)
 {
     json_t *label = json_object_get(json_object_get(*reply, "weights"), "weight_version");
@@ -364,7 +364,7 @@ int vllm_info_response(json_t **reply, const struct http_request *x)
                                             : json_pack("{s:O}", "weight_version", label));
 }
 
-/* vLLM's own clients leave no baseline beside checksum; others send null. */
+/* Some clients send "baseline": null with other actions than compare. */
 int vllm_checker_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {
@@ -382,8 +382,8 @@ int vllm_checker_request(json_t **body, const struct http_request *x, struct err
     return 0;
 }
 
-/* vLLM overwrites the weights with noise, so that a later comparison proves that all came anew.
- * Here they are dropped: that proves as much, and noise is never served. */
+/* vLLM overwrites the weights with noise, so that a later compare proves that all tensors were
+ * sent. Here the weights are dropped, which proves the same, and noise is never served. */
 int vllm_reset_weights_request(json_t **body, const struct http_request *x, struct err *e)
 {
     (void)x;
