@@ -15,8 +15,8 @@
 #include <string.h>
 
 enum {
-    DIGITS_MAX = 18,   /* of a plain integer: below 2^63 whatever they are */
-    PLACE_LEN_MAX = 24 /* "[[4294967295]]" */
+    DIGITS_MAX = 18,         /* of a plain integer: below 2^63 whatever they are */
+    PLACEHOLDER_LEN_MAX = 24 /* "[[4294967295]]" */
 };
 
 enum kind { KIND_STRINGS, KIND_INTEGERS, KIND_SHAPES };
@@ -133,16 +133,16 @@ static bool plain_column(struct walk *w, enum kind kind, struct column_text *out
 }
 
 /* As plain_column, of what came before in these very bytes. */
-static bool known_column(struct walk *w, enum list_column which, struct body_columns *columns,
-                         struct list_cache *lists, struct column_text *out)
+static bool cached_column(struct walk *w, enum list_column which, struct body_columns *columns,
+                          struct list_cache *lists, struct column_text *out)
 {
-    struct list_entry *before = columns->n > 0 ? columns->items[columns->n - 1].known : NULL;
+    struct list_entry *before = columns->n > 0 ? columns->items[columns->n - 1].cached : NULL;
     struct list_entry *l = list_cache_find(lists, which, w->at, (size_t)(w->end - w->at), before);
 
     if (l == NULL)
         return false;
     *out = (struct column_text){
-        .text = {w->at, l->key.text[which].len}, .n = l->tensor_list->n_tensors, .known = l};
+        .text = {w->at, l->key.text[which].len}, .n = l->tensor_list->n_tensors, .cached = l};
     w->at += l->key.text[which].len;
     return true;
 }
@@ -175,15 +175,15 @@ static void rest_copy(struct rest *r, const char *from, const char *to)
 }
 
 /* As deep as what it stands for, so that depth is judged as it came. False: it would be longer. */
-static bool rest_place(struct rest *r, enum kind kind, uint32_t number, size_t len)
+static bool rest_placeholder(struct rest *r, enum kind kind, uint32_t number, size_t len)
 {
-    char place[PLACE_LEN_MAX];
-    int n = snprintf(place, sizeof place, kind == KIND_SHAPES ? "[[%u]]" : "[%u]",
+    char placeholder[PLACEHOLDER_LEN_MAX];
+    int n = snprintf(placeholder, sizeof placeholder, kind == KIND_SHAPES ? "[[%u]]" : "[%u]",
                      (unsigned)number);
 
     if ((size_t)n > len)
         return false;
-    rest_copy(r, place, place + n);
+    rest_copy(r, placeholder, placeholder + n);
     return true;
 }
 
@@ -192,7 +192,7 @@ static bool rest_place(struct rest *r, enum kind kind, uint32_t number, size_t l
 static bool cut_member(struct walk *w, const char *name, size_t len, struct body_columns *columns,
                        struct list_cache *lists, struct rest *r, const char **from)
 {
-    const struct column_member *is;
+    const struct column_member *column_member;
     struct column_text column;
     const char *begin;
 
@@ -200,23 +200,24 @@ static bool cut_member(struct walk *w, const char *name, size_t len, struct body
         return true; /* no member's name */
     if (memchr(name, '\\', len) != NULL)
         return false; /* a column's name, spelled otherwise? */
-    is = find_member(name, len);
-    if (is == NULL)
+    column_member = find_member(name, len);
+    if (column_member == NULL)
         return true;
     while (w->at < w->end && is_blank(*w->at))
         w->at++;
     begin = w->at;
     if (w->at == w->end || *w->at != '[')
         return true; /* absent, or refused by whoever wants an array */
-    if (!known_column(w, is->which, columns, lists, &column) && !plain_column(w, is->kind, &column))
+    if (!cached_column(w, column_member->which, columns, lists, &column) &&
+        !plain_column(w, column_member->kind, &column))
         return false;
     if (!push(columns, column)) {
-        list_entry_unref(column.known);
+        list_entry_unref(column.cached);
         return false;
     }
     rest_copy(r, *from, begin);
     *from = w->at;
-    return rest_place(r, is->kind, columns->n - 1, (size_t)(w->at - begin));
+    return rest_placeholder(r, column_member->kind, columns->n - 1, (size_t)(w->at - begin));
 }
 
 /* False: the body has no columns, or they are not all plain, or there is no memory. */
@@ -252,7 +253,7 @@ static bool cut(const char *text, size_t len, struct body_columns *columns,
 void body_columns_fini(struct body_columns *columns)
 {
     for (uint32_t i = 0; i < columns->n; i++)
-        list_entry_unref(columns->items[i].known);
+        list_entry_unref(columns->items[i].cached);
     free(columns->items);
     memset(columns, 0, sizeof *columns);
 }
@@ -277,12 +278,13 @@ int body_parse_columns(json_t **out, struct body_columns *columns, const struct 
 /* reading */
 
 /* The number that stands in the place of a column. */
-static const struct column_text *column_of(const struct body_columns *columns, const json_t *place)
+static const struct column_text *column_of(const struct body_columns *columns,
+                                           const json_t *placeholder)
 {
-    while (json_is_array(place))
-        place = json_array_get(place, 0);
-    assert(json_is_integer(place) && (uint64_t)json_integer_value(place) < columns->n);
-    return &columns->items[json_integer_value(place)];
+    while (json_is_array(placeholder))
+        placeholder = json_array_get(placeholder, 0);
+    assert(json_is_integer(placeholder) && (uint64_t)json_integer_value(placeholder) < columns->n);
+    return &columns->items[json_integer_value(placeholder)];
 }
 
 int column_open(struct column *out, const struct body_columns *columns, const json_t *o,

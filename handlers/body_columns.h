@@ -14,9 +14,9 @@
 
 /* A plain column in the text of a request. */
 struct column_text {
-    struct list_text text;    /* borrowed from the request */
-    uint32_t n;               /* elements */
-    struct list_entry *known; /* counted: a cached list that has this very column, or NULL */
+    struct list_text text;     /* borrowed from the request */
+    uint32_t n;                /* elements */
+    struct list_entry *cached; /* counted: a cached list that has this very column, or NULL */
 };
 
 /* The columns that were left in the text; in the tree the number of each stands in its place. */
@@ -38,10 +38,10 @@ struct column {
     bool given;
     size_t n;
 
-    const json_t *tree;                 /* borrowed; NULL: it is in the text */
-    size_t i;                           /* of the tree: the next one */
-    const struct column_text *text;     /* borrowed; NULL: it is in the tree */
-    const char *at;                     /* in the text: before the next one */
+    const json_t *tree;                        /* borrowed; NULL: it is in the text */
+    size_t i;                                  /* of the tree: the next one */
+    const struct column_text *text;            /* borrowed; NULL: it is in the tree */
+    const char *at;                            /* in the text: before the next one */
     char string[TENSOR_LIST_NAME_LEN_MAX + 1]; /* of the text: the last one */
 };
 

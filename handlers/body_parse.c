@@ -54,7 +54,7 @@ static int check_depth(const char *text, size_t len, struct err *e)
 }
 
 /* jansson's offset is behind the token that it stopped at. */
-static int refuse(const char *text, size_t len, const json_error_t *why, struct err *e)
+static int refuse_syntax(const char *text, size_t len, const json_error_t *why, struct err *e)
 {
     size_t at = why->position > 0 ? (size_t)why->position : 0, line, column;
     char field[ERR_FIELD_MAX];
@@ -76,17 +76,17 @@ static int refuse(const char *text, size_t len, const json_error_t *why, struct 
 
 /* Text of a dialect's prompt may hold NULs, as other servers take them; on strict routes, where
  * strings are names, none is allowed. */
-static int load(json_t **out, const char *text, size_t len, bool strict, struct err *e)
+static int parse_json(json_t **out, const char *text, size_t len, bool strict, struct err *e)
 {
     size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | (strict ? 0 : JSON_ALLOW_NUL);
     json_error_t why;
-    bool starved;
-    json_t *root = json_parse(text, len, flags, &why, &starved);
+    bool no_memory;
+    json_t *root = json_parse(text, len, flags, &why, &no_memory);
 
-    if (starved)
+    if (no_memory)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to parse a body of %zu bytes", len);
     if (root == NULL)
-        return refuse(text, len, &why, e);
+        return refuse_syntax(text, len, &why, e);
     *out = root;
     return 0;
 }
@@ -100,8 +100,8 @@ static int check_object(const json_t *root, const struct route *route, struct er
 }
 
 /* Through the dialect's way in, if the row has one. Steals root. */
-static int give(json_t **out, json_t *root, const struct http_request *x, const struct route *route,
-                struct err *e)
+static int translate_body(json_t **out, json_t *root, const struct http_request *x,
+                          const struct route *route, struct err *e)
 {
     if (route->dialect != DIALECT_NATIVE && dialect_request(&root, x, route, e) != 0) {
         json_decref(root);
@@ -119,7 +119,7 @@ int body_parse(json_t **out, const struct http_request *x, const struct route *r
         root = json_object();
         if (root == NULL)
             return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
-        return give(out, root, x, route, e);
+        return translate_body(out, root, x, route, e);
     }
     if (x->body_len > 0)
         return body_parse_text(out, x, x->body, x->body_len, route, e);
@@ -134,13 +134,13 @@ int body_parse_text(json_t **out, const struct http_request *x, const char *text
     json_t *root = NULL;
 
     if (check_type(x, route, e) != 0 || check_depth(text, len, e) != 0 ||
-        load(&root, text, len, route->strict, e) != 0)
+        parse_json(&root, text, len, route->strict, e) != 0)
         return -1;
     if (check_object(root, route, e) != 0) {
         json_decref(root);
         return -1;
     }
-    return give(out, root, x, route, e);
+    return translate_body(out, root, x, route, e);
 }
 
 bool body_is_tensors(const struct http_request *x)

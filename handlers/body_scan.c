@@ -72,7 +72,7 @@ struct walk {
     unsigned depth;
 };
 
-static void take_string(struct walk *w, size_t first, size_t end)
+static void walk_string(struct walk *w, size_t first, size_t end)
 {
     struct step *s = w->depth > 0 ? &w->steps[w->depth - 1] : NULL;
 
@@ -82,7 +82,7 @@ static void take_string(struct walk *w, size_t first, size_t end)
     s->name_len = end - first;
 }
 
-static void take_mark(struct walk *w, char c)
+static void walk_mark(struct walk *w, char c)
 {
     struct step *s = w->depth > 0 ? &w->steps[w->depth - 1] : NULL;
 
@@ -124,10 +124,10 @@ void scan_pointer(const char *text, size_t at, char *out, size_t cap)
         if (text[i] == '"') {
             size_t end = scan_string_end(text, at, i + 1);
 
-            take_string(&w, i + 1, end);
+            walk_string(&w, i + 1, end);
             i = end;
         } else {
-            take_mark(&w, text[i]);
+            walk_mark(&w, text[i]);
         }
     }
     out[0] = '\0';
@@ -175,7 +175,7 @@ static size_t skip_value(const char *text, size_t len, size_t at)
 }
 
 /* A string from its quote at `at` on. Returns: behind its end, or 0 when it has none. */
-static size_t take_quoted(const char *text, size_t len, size_t at, const char **out,
+static size_t scan_quoted(const char *text, size_t len, size_t at, const char **out,
                           size_t *out_len)
 {
     size_t end;
@@ -196,14 +196,14 @@ bool scan_next_member(const char *text, size_t len, struct scan_member *m)
 
     if (at >= len || text[at] != (m->next == 0 ? '{' : ','))
         return false;
-    at = take_quoted(text, len, skip_blank(text, len, at + 1), &m->name, &m->name_len);
+    at = scan_quoted(text, len, skip_blank(text, len, at + 1), &m->name, &m->name_len);
     if (at == 0)
         return false;
     at = skip_blank(text, len, at);
     if (at >= len || text[at] != ':')
         return false;
     at = skip_blank(text, len, at + 1);
-    end = take_quoted(text, len, at, &m->value, &m->value_len);
+    end = scan_quoted(text, len, at, &m->value, &m->value_len);
     if (end == 0) {
         end = skip_value(text, len, at);
         m->value = text + at;
@@ -213,7 +213,7 @@ bool scan_next_member(const char *text, size_t len, struct scan_member *m)
     return true;
 }
 
-bool scan_is(const char *text, size_t len, const char *word)
+bool scan_equals(const char *text, size_t len, const char *word)
 {
     return strlen(word) == len && memcmp(text, word, len) == 0;
 }

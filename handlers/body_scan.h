@@ -37,7 +37,7 @@ struct scan_member {
  * text is not JSON from here on. Nothing is decoded: escapes stand as they came. */
 bool scan_next_member(const char *text, size_t len, struct scan_member *m);
 
-/* scan_is - is the text of that length this word? */
-bool scan_is(const char *text, size_t len, const char *word);
+/* scan_equals - is the text of that length this word? */
+bool scan_equals(const char *text, size_t len, const char *word);
 
 #endif

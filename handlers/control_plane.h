@@ -56,9 +56,10 @@ int handle_transfer_delete(struct app *app, struct http_request *x, struct err *
 json_t *status_head_json(const struct app *app);
 json_t *status_http_json(const struct app *app);
 
-/* update_unread - an update, or the load of an adapter, was refused before its body was understood:
- * it may have been one by the trainer's group (weight_transfer_doubt). Threads: any. Blocks: no. */
-void update_unread(struct app *app, const struct http_request *x);
+/* update_refused_unread - an update, or the load of an adapter, was refused before its body was
+ * understood: it may have been one by the trainer's group (weight_transfer_doubt). Threads: any.
+ * Blocks: no. */
+void update_refused_unread(struct app *app, const struct http_request *x);
 
 extern const char *const update_members[], *const update_query[];
 extern const char *const update_verify_members[];

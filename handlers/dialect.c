@@ -20,7 +20,7 @@ const char *dialect_name(enum route_dialect d)
     return names[d];
 }
 
-uint64_t dialect_unknown(enum route_dialect d)
+uint64_t dialect_n_unknown(enum route_dialect d)
 {
     return atomic_load_explicit(&n_unknown[d], memory_order_relaxed);
 }
@@ -87,7 +87,7 @@ static void count_unknown(const json_t *body, const struct http_request *x,
 }
 
 /* Our own rows are right, or a test says so; a client is told of what slipped through. */
-static int check_made(const json_t *body, const struct route *route, struct err *e)
+static int check_translated(const json_t *body, const struct route *route, struct err *e)
 {
     const char *name;
     json_t *value;
@@ -107,7 +107,7 @@ int dialect_request(json_t **body, const struct http_request *x, const struct ro
     count_unknown(*body, x, route);
     if (route->translate_request == NULL)
         return 0;
-    return route->translate_request(body, x, e) != 0 ? -1 : check_made(*body, route, e);
+    return route->translate_request(body, x, e) != 0 ? -1 : check_translated(*body, route, e);
 }
 
 int dialect_set(json_t *body, const char *member, json_t *value, struct err *e)
@@ -117,25 +117,25 @@ int dialect_set(json_t *body, const char *member, json_t *value, struct err *e)
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
 }
 
-int dialect_keep(json_t **body, const json_t *from, const struct dialect_member *members,
-                 struct err *e)
+int dialect_select_members(json_t **body, const json_t *from, const struct dialect_member *members,
+                           struct err *e)
 {
-    json_t *made = json_object();
+    json_t *selected = json_object();
 
-    if (made == NULL)
+    if (selected == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
     for (; members->theirs != NULL; members++) {
         json_t *value = json_object_get(from, members->theirs);
 
         if (value == NULL || json_is_null(value))
             continue;
-        if (dialect_set(made, members->ours, json_incref(value), e) != 0) {
-            json_decref(made);
+        if (dialect_set(selected, members->ours, json_incref(value), e) != 0) {
+            json_decref(selected);
             return -1;
         }
     }
     json_decref(*body);
-    *body = made;
+    *body = selected;
     return 0;
 }
 
@@ -150,7 +150,7 @@ static const char *error_member(const struct dialect_member *members, const char
 void dialect_error_field(char field[ERR_FIELD_MAX], const struct route *route)
 {
     const char *at = route->error_at != NULL ? route->error_at : "", *theirs, *rest;
-    char name[ERR_FIELD_MAX], told[ERR_FIELD_MAX] = "";
+    char name[ERR_FIELD_MAX], client_field[ERR_FIELD_MAX] = "";
 
     if (route->error_members == NULL || field[0] != '/')
         return;
@@ -161,9 +161,10 @@ void dialect_error_field(char field[ERR_FIELD_MAX], const struct route *route)
     theirs = error_member(route->error_members, name);
     if (theirs == NULL && !listed(name, route->translated_members))
         return;
-    if (theirs != NULL && snprintf(told, sizeof told, "%s/%s%s", at, theirs, rest) >= ERR_FIELD_MAX)
-        told[0] = '\0';
-    memcpy(field, told, sizeof told);
+    if (theirs != NULL &&
+        snprintf(client_field, sizeof client_field, "%s/%s%s", at, theirs, rest) >= ERR_FIELD_MAX)
+        client_field[0] = '\0';
+    memcpy(field, client_field, sizeof client_field);
 }
 
 int dialect_flag(bool *out, const struct http_request *x, const char *member, struct err *e)
@@ -199,7 +200,7 @@ int dialect_check_action(const char *action, const char *reset, struct err *e)
                          reset);
 }
 
-int dialect_put(json_t **reply, json_t *value)
+int dialect_replace(json_t **reply, json_t *value)
 {
     if (value == NULL)
         return -1;
@@ -208,7 +209,7 @@ int dialect_put(json_t **reply, json_t *value)
     return 0;
 }
 
-int dialect_out_empty(json_t **reply, const struct http_request *x)
+int dialect_reply_empty(json_t **reply, const struct http_request *x)
 {
     (void)x;
     json_decref(*reply);
@@ -216,14 +217,14 @@ int dialect_out_empty(json_t **reply, const struct http_request *x)
     return 0;
 }
 
-int dialect_out_null(json_t **reply, const struct http_request *x)
+int dialect_reply_null(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return dialect_put(reply, json_null());
+    return dialect_replace(reply, json_null());
 }
 
-int dialect_out_status(json_t **reply, const struct http_request *x)
+int dialect_reply_status(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return dialect_put(reply, json_pack("{s:s}", "status", "ok"));
+    return dialect_replace(reply, json_pack("{s:s}", "status", "ok"));
 }

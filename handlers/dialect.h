@@ -35,8 +35,8 @@ const char *dialect_name(enum route_dialect d);
 int dialect_request(json_t **body, const struct http_request *x, const struct route *route,
                     struct err *e);
 
-/* dialect_unknown - members that were ignored so far, since the start of the process. */
-uint64_t dialect_unknown(enum route_dialect d);
+/* dialect_n_unknown - members that were ignored so far, since the start of the process. */
+uint64_t dialect_n_unknown(enum route_dialect d);
 
 /* What several tables say in `in` and `out`. All are for memory's lack too: -1 with e set, or
  * without an e just -1. */
@@ -44,13 +44,14 @@ uint64_t dialect_unknown(enum route_dialect d);
 /* dialect_set - body[member] = value (stolen, NULL: no memory). */
 int dialect_set(json_t *body, const char *member, json_t *value, struct err *e);
 
-/* dialect_keep - a new object with those members of `body` (by reference), in place of *body.
+/* dialect_select_members - a new object with those members of `body` (by reference), in place of
+ * *body.
  * @members  pairs {theirs, ours}, ended by {NULL, NULL}; null values are left out */
 struct dialect_member {
     const char *theirs, *ours;
 };
-int dialect_keep(json_t **body, const json_t *from, const struct dialect_member *members,
-                 struct err *e);
+int dialect_select_members(json_t **body, const json_t *from, const struct dialect_member *members,
+                           struct err *e);
 
 /* dialect_error_field - a place of the native body, as the client of the row sent it: "/path" is
  * "/model_path". "" for a member that only the translation made.
@@ -67,12 +68,12 @@ int dialect_flag(bool *out, const struct http_request *x, const char *member, st
  * Errors: ERR_BAD_REQUEST at /action. */
 int dialect_check_action(const char *action, const char *reset, struct err *e);
 
-/* dialect_put - *reply = `value` (stolen; NULL: no memory, *reply stays). For `out`. */
-int dialect_put(json_t **reply, json_t *value);
+/* dialect_replace - *reply = `value` (stolen; NULL: no memory, *reply stays). For `out`. */
+int dialect_replace(json_t **reply, json_t *value);
 
 /* Outs. */
-int dialect_out_empty(json_t **reply, const struct http_request *x);  /* no body */
-int dialect_out_null(json_t **reply, const struct http_request *x);   /* null */
-int dialect_out_status(json_t **reply, const struct http_request *x); /* {"status":"ok"} */
+int dialect_reply_empty(json_t **reply, const struct http_request *x);  /* no body */
+int dialect_reply_null(json_t **reply, const struct http_request *x);   /* null */
+int dialect_reply_status(json_t **reply, const struct http_request *x); /* {"status":"ok"} */
 
 #endif

@@ -111,7 +111,7 @@ void json_put_null(struct buf *out)
 void json_put_value(struct buf *out, json_t *v)
 {
     put_comma(out);
-    reply_dump(out, v);
+    reply_append_json(out, v);
     json_decref(v);
 }
 

@@ -1,9 +1,9 @@
 /* JSON written as text, piece by piece: what can be large, such as the logprobs of a reply, never
  * is a tree of values, which is ten times its text.
  *
- * The text is that of reply_dump. What stands last in the buffer says whether a comma is due, so
- * that pieces need no state, and lists made apart can be put together. Whoever writes sees to it
- * that brackets match and no name comes twice. A lack of memory makes out->failed. */
+ * The text is that of reply_append_json. What stands last in the buffer says whether a comma is
+ * due, so that pieces need no state, and lists made apart can be put together. Whoever writes sees
+ * to it that brackets match and no name comes twice. A lack of memory makes out->failed. */
 #ifndef BATON_HANDLERS_JSON_PUT_H
 #define BATON_HANDLERS_JSON_PUT_H
 

@@ -74,18 +74,19 @@ json_t *lora_loaded_json(const struct app *app)
     struct adapters_list list = {0};
     json_t *loaded = json_object();
     struct err e = {0};
-    bool told = true;
+    bool complete = true;
 
     if (app->generate->adapters != NULL && adapters_list(app->generate->adapters, &list, &e) != 0)
-        told = false;
-    for (uint32_t i = 0; i < list.n && told; i++) {
+        complete = false;
+    for (uint32_t i = 0; i < list.n && complete; i++) {
         const struct adapters_item *it = &list.items[i];
 
-        told = json_object_set_new(loaded, it->name,
-                                   it->path[0] != '\0' ? json_string(it->path) : json_null()) == 0;
+        complete = json_object_set_new(loaded, it->name,
+                                       it->path[0] != '\0' ? json_string(it->path) : json_null()) ==
+                   0;
     }
     adapters_list_fini(&list);
-    if (told)
+    if (complete)
         return loaded;
     json_decref(loaded);
     return NULL;

@@ -21,7 +21,7 @@ static void add_retry_after(struct http_reply *r)
 }
 
 /* What is sent when there is no memory to say anything else. */
-static void make_last_resort(enum route_form form, struct http_reply *out)
+static void make_no_memory_reply(enum route_form form, struct http_reply *out)
 {
     static const char native[] =
         "{\"error\":{\"message\":\"no memory for the answer\",\"type\":\"unavailable_error\","
@@ -50,7 +50,7 @@ static void make_last_resort(enum route_form form, struct http_reply *out)
     add_retry_after(out);
 }
 
-static int dump_piece(const char *text, size_t len, void *arg)
+static int append_piece(const char *text, size_t len, void *arg)
 {
     struct buf *out = arg;
 
@@ -58,10 +58,10 @@ static int dump_piece(const char *text, size_t len, void *arg)
     return out->failed ? -1 : 0;
 }
 
-void reply_dump(struct buf *out, const json_t *body)
+void reply_append_json(struct buf *out, const json_t *body)
 {
     if (body == NULL ||
-        json_dump_callback(body, dump_piece, out, REPLY_JSON_FLAGS | JSON_ENCODE_ANY) != 0)
+        json_dump_callback(body, append_piece, out, REPLY_JSON_FLAGS | JSON_ENCODE_ANY) != 0)
         out->failed = true;
 }
 
@@ -105,15 +105,15 @@ static bool make_text(int status, struct buf *text, struct http_reply *out)
 bool reply_json_make(const struct http_request *x, int status, json_t *body, struct http_reply *out)
 {
     struct buf dump = {0};
-    bool some = body != NULL;
+    bool had_body = body != NULL;
 
     if (translate(x, &body) != 0) {
         json_decref(body);
         return false;
     }
-    if (some && body == NULL)
+    if (had_body && body == NULL)
         return make_empty(status, out);
-    reply_dump(&dump, body);
+    reply_append_json(&dump, body);
     json_decref(body);
     return make_text(status, &dump, out);
 }
@@ -128,7 +128,7 @@ void reply_json(struct http_request *x, int status, json_t *body)
     struct http_reply r;
 
     if (!reply_json_make(x, status, body, &r))
-        make_last_resort(form_of(x->route), &r);
+        make_no_memory_reply(form_of(x->route), &r);
     http_reply(x, &r);
 }
 
@@ -136,10 +136,10 @@ void reply_json(struct http_request *x, int status, json_t *body)
 static json_t *parse_text(struct buf *text)
 {
     json_error_t why;
-    bool starved;
+    bool no_memory;
     json_t *body = text->failed ? NULL
                                 : json_parse(text->data, text->len,
-                                             JSON_DECODE_ANY | JSON_ALLOW_NUL, &why, &starved);
+                                             JSON_DECODE_ANY | JSON_ALLOW_NUL, &why, &no_memory);
 
     buf_fini(text);
     return body;
@@ -155,7 +155,7 @@ void reply_text(struct http_request *x, int status, struct buf *body)
         return;
     }
     if (!make_text(status, body, &r))
-        make_last_resort(form_of(route), &r);
+        make_no_memory_reply(form_of(route), &r);
     http_reply(x, &r);
 }
 
@@ -310,14 +310,14 @@ void reply_error_make(const struct route *route, const struct err *e, json_t *de
                       struct http_reply *out)
 {
     enum route_form form = form_of(route);
-    struct err told = *e;
+    struct err shown = *e;
 
     if (route != NULL)
-        dialect_error_field(told.field, route);
-    if (reply_json_make(NULL, reply_status(form, e), reply_error_json(form, &told, details), out))
+        dialect_error_field(shown.field, route);
+    if (reply_json_make(NULL, reply_status(form, e), reply_error_json(form, &shown, details), out))
         out->log_code = err_wire_name(e->code);
     else
-        make_last_resort(form, out);
+        make_no_memory_reply(form, out);
     if (out->status == err_http_status(ERR_UNAUTHORIZED))
         http_reply_header(out, "WWW-Authenticate", "Bearer realm=\"baton\"");
 }

@@ -20,10 +20,10 @@ void reply_json(struct http_request *x, int status, json_t *body);
 /* reply_text - the same of text that was written with json_put.h, emptied; `failed`: for memory. */
 void reply_text(struct http_request *x, int status, struct buf *body);
 
-/* reply_dump - append the text of `body` (borrowed) to out; NULL, or no memory, makes out->failed.
- * Not json_dumps: jansson 2.14 goes on when its buffer fails to grow at an object's key, and would
- * hand back a text without that key. A struct buf remembers. */
-void reply_dump(struct buf *out, const json_t *body);
+/* reply_append_json - append the text of `body` (borrowed) to out; NULL, or no memory, makes
+ * out->failed. Not json_dumps: jansson 2.14 goes on when its buffer fails to grow at an object's
+ * key, and would hand back a text without that key. A struct buf remembers. */
+void reply_append_json(struct buf *out, const json_t *body);
 
 /* reply_json_make - the reply that reply_json would send, for a handler that must undo what it did
  * when there is no memory to tell of it. Steals body. Returns false without memory: *out is

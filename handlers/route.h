@@ -82,7 +82,7 @@ struct route {
     const char *const *members;              /* JSON members, NULL-terminated; NULL: none */
     const char *const *query;                /* query members, NULL-terminated; NULL: none */
     const char *(*hint)(const char *member); /* of an unknown one: where it belongs; or NULL */
-    bool get_acts;                           /* its GET changes something; else it is a view */
+    bool get_has_effects;                    /* its GET changes something; else it is a view */
 
     /* All zero on native rows; handlers/dialect.h. */
     enum route_dialect dialect;

@@ -39,8 +39,8 @@ static const char *element_of(char field[ERR_FIELD_MAX], const char *at, const c
     return field;
 }
 
-static int same_length(const struct columns *c, const struct column *column, const char *member,
-                       struct err *e)
+static int check_length(const struct columns *c, const struct column *column, const char *member,
+                        struct err *e)
 {
     char field[ERR_FIELD_MAX];
 
@@ -78,8 +78,9 @@ static int read_columns(struct columns *c, const json_t *object, const struct bo
     if (c->names.n == 0)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, at, "names"),
                        "there are no tensors; at least 1 is needed");
-    if (same_length(c, &c->dtypes, c->dtypes_member, e) != 0 ||
-        same_length(c, &c->shapes, "shapes", e) != 0 || same_length(c, &c->sizes, "sizes", e) != 0)
+    if (check_length(c, &c->dtypes, c->dtypes_member, e) != 0 ||
+        check_length(c, &c->shapes, "shapes", e) != 0 ||
+        check_length(c, &c->sizes, "sizes", e) != 0)
         return -1;
     return 0;
 }
@@ -114,8 +115,8 @@ static int read_size(uint64_t *numel, struct columns *c, size_t i, struct err *e
 }
 
 /* The request's pointer for a tensor of the tensor list. */
-static const char *place_of(char out[ERR_FIELD_MAX], const struct chunk_origin *origins,
-                            uint32_t n_origins, uint32_t i)
+static const char *origin_pointer(char out[ERR_FIELD_MAX], const struct chunk_origin *origins,
+                                  uint32_t n_origins, uint32_t i)
 {
     uint32_t k = n_origins - 1;
 
@@ -125,15 +126,15 @@ static const char *place_of(char out[ERR_FIELD_MAX], const struct chunk_origin *
 }
 
 /* The builder counts from the first list's first tensor; the request does not. */
-static int place_error(const struct tensor_list_builder *b, const struct chunk_origin *origins,
-                       uint32_t n_origins, size_t i, const char *name, struct err *e)
+static int relocate_error(const struct tensor_list_builder *b, const struct chunk_origin *origins,
+                          uint32_t n_origins, size_t i, const char *name, struct err *e)
 {
     uint32_t before = tensor_list_builder_find(b, name);
     const struct chunk_origin *o = &origins[n_origins - 1];
     char first[ERR_FIELD_MAX], here[ERR_FIELD_MAX], member[16];
-    unsigned joined;
+    unsigned merged;
 
-    if (o->at[0] == '\0' || sscanf(e->field, "/%15[a-z]/%u", member, &joined) != 2)
+    if (o->at[0] == '\0' || sscanf(e->field, "/%15[a-z]/%u", member, &merged) != 2)
         return -1;
     (void)element_of(here, o->at, member, i);
     if (before == TENSOR_LIST_NO_TENSOR) {
@@ -142,7 +143,8 @@ static int place_error(const struct tensor_list_builder *b, const struct chunk_o
     }
     err_clear(e);
     return err_set(e, ERR_BAD_REQUEST, here, "tensor '%.*s' is named twice, at %s and at %s",
-                   utf8_cut_name(name), name, place_of(first, origins, n_origins, before), here);
+                   utf8_cut_name(name), name, origin_pointer(first, origins, n_origins, before),
+                   here);
 }
 
 static enum dtype read_dtype(struct columns *c, const char *text)
@@ -179,11 +181,11 @@ static int add_tensor(struct tensor_list_builder *b, struct columns *c, size_t i
         return -1;
     if (tensor_list_builder_add(b, name, dtype, shape, ndim, numel, e) == 0)
         return 0;
-    return place_error(b, origin, 1, i, name, e);
+    return relocate_error(b, origin, 1, i, name, e);
 }
 
-int specs_add(struct tensor_list_builder *b, const struct tensor_list *tensor_list,
-              const struct chunk_origin *origins, uint32_t n_origins, struct err *e)
+int tensor_list_append(struct tensor_list_builder *b, const struct tensor_list *tensor_list,
+                       const struct chunk_origin *origins, uint32_t n_origins, struct err *e)
 {
     if (tensor_list_builder_reserve(b, tensor_list->n_tensors, e) != 0)
         return -1;
@@ -191,7 +193,7 @@ int specs_add(struct tensor_list_builder *b, const struct tensor_list *tensor_li
         const struct tensor_spec *t = &tensor_list->tensors[i];
 
         if (tensor_list_builder_add(b, t->name, t->dtype, t->shape, t->ndim, t->numel, e) != 0)
-            return place_error(b, origins, n_origins, i, t->name, e);
+            return relocate_error(b, origins, n_origins, i, t->name, e);
     }
     return 0;
 }
@@ -219,8 +221,8 @@ err_free:
     return -1;
 }
 
-int columns_check(const json_t *object, const struct body_columns *text, const char *at,
-                  struct err *e)
+int tensor_columns_check(const json_t *object, const struct body_columns *text, const char *at,
+                         struct err *e)
 {
     struct tensor_list_builder *b;
     struct columns c;
@@ -247,13 +249,13 @@ static bool key_of_columns(struct list_key *out, const struct columns *c)
 }
 
 /* Is this the list of the entry? Every column was compared with it when it was found there. */
-static bool is_entry(const struct list_entry *l, const struct columns *c)
+static bool is_cached_entry(const struct list_entry *l, const struct columns *c)
 {
     const struct column *columns[LIST_COLUMNS] = {&c->names, &c->dtypes, &c->shapes, &c->sizes};
     bool is = l != NULL;
 
     for (size_t i = 0; i < LIST_COLUMNS && is; i++)
-        is = columns[i]->given ? columns[i]->text->known == l : l->key.text[i].text == NULL;
+        is = columns[i]->given ? columns[i]->text->cached == l : l->key.text[i].text == NULL;
     return is;
 }
 
@@ -270,8 +272,8 @@ static int tensor_list_from_list(struct tensor_list **out, struct list_cache *li
     if (read_columns(&c, object, text, at, e) != 0)
         return -1;
     cached = lists != NULL && c.names.n >= CACHED_MIN && key_of_columns(&key, &c);
-    if (cached && is_entry(c.names.text->known, &c)) {
-        *out = tensor_list_ref(c.names.text->known->tensor_list);
+    if (cached && is_cached_entry(c.names.text->cached, &c)) {
+        *out = tensor_list_ref(c.names.text->cached->tensor_list);
         return 0;
     }
     *out = cached ? list_cache_get(lists, &key) : NULL;
@@ -290,8 +292,9 @@ int tensor_list_from_body(struct tensor_list **out, const json_t *body,
     return tensor_list_from_list(out, NULL, body, text, "", e);
 }
 
-int tensor_list_named(struct tensor_list **out, const struct app *app, const json_t *object,
-                      const struct body_columns *text, const char *at, bool optional, struct err *e)
+int tensor_list_resolve(struct tensor_list **out, const struct app *app, const json_t *object,
+                        const struct body_columns *text, const char *at, bool optional,
+                        struct err *e)
 {
     static const char *const columns[] = {"names", "dtypes", "dtype_names", "shapes", "sizes"};
     const char *plan_id = NULL, *column = NULL;

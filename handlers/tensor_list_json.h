@@ -23,22 +23,22 @@ struct app;
 int tensor_list_from_body(struct tensor_list **out, const json_t *body,
                           const struct body_columns *text, struct err *e);
 
-/* specs_add - append the tensors of a list to a tensor list that is being built.
+/* tensor_list_append - append the tensors of a list to a tensor list that is being built.
  * @origins  [n_origins], where the tensors of that tensor list stood so far; the last is this list,
  * and errors point below it. Only `first` and `at` are read. */
-int specs_add(struct tensor_list_builder *b, const struct tensor_list *tensor_list,
-              const struct chunk_origin *origins, uint32_t n_origins, struct err *e);
+int tensor_list_append(struct tensor_list_builder *b, const struct tensor_list *tensor_list,
+                       const struct chunk_origin *origins, uint32_t n_origins, struct err *e);
 
-/* columns_check - are they well formed? Errors: as tensor_list_from_body's, below `at`. */
-int columns_check(const json_t *object, const struct body_columns *text, const char *at,
-                  struct err *e);
+/* tensor_columns_check - are they well formed? Errors: as tensor_list_from_body's, below `at`. */
+int tensor_columns_check(const json_t *object, const struct body_columns *text, const char *at,
+                         struct err *e);
 
-/* tensor_list_named - by the object's plan_id, by its columns, or NULL when neither is given and
+/* tensor_list_resolve - by the object's plan_id, by its columns, or NULL when neither is given and
  * `optional`. Both together are ERR_BAD_REQUEST; an unknown plan_id is ERR_NOT_FOUND.
  * @at  the object's JSON pointer, "" for the body */
-int tensor_list_named(struct tensor_list **out, const struct app *app, const json_t *object,
-                      const struct body_columns *text, const char *at, bool optional,
-                      struct err *e);
+int tensor_list_resolve(struct tensor_list **out, const struct app *app, const json_t *object,
+                        const struct body_columns *text, const char *at, bool optional,
+                        struct err *e);
 
 /* checksums_add - `checksums` of an object, 32 hex digits or null each, for tensors [first,
  * first + n) of the tensor list.

@@ -94,7 +94,7 @@ static int app_route(void *arg, struct http_request *x, struct http_server_route
     out->body_max = route->body_max == ROUTE_BODY_CONFIG ? app->settings.json_body_max
                                                          : route->body_max;
     out->of_get = route->body == BODY_JSON;
-    out->get_acts = route->get_acts;
+    out->get_has_effects = route->get_has_effects;
     out->reserved = route->role != ROLE_GENERATE;
     if (route->body == BODY_TENSORS && body_is_tensors(x)) {
         if (check_stream(app, e) != 0)

@@ -26,7 +26,7 @@
     X(OPERATION_UPSTREAMS, handle_upstreams, NULL)                                                 \
     X(OPERATION_RESYNC, handle_resync, NULL)                                                       \
     X(OPERATION_UPDATE_START, handle_update_start, NULL)                                           \
-    X(OPERATION_UPDATE, handle_update, update_unread)                                              \
+    X(OPERATION_UPDATE, handle_update, update_refused_unread)                                      \
     X(OPERATION_UPDATE_VERIFY, handle_update_verify, NULL)                                         \
     X(OPERATION_UPDATE_FINISH, handle_update_finish, NULL)                                         \
     X(OPERATION_UPDATE_ABORT, handle_update_abort, NULL)                                           \
@@ -56,7 +56,7 @@
     X(OPERATION_RESET_CACHE, handle_reset_cache, NULL)                                             \
     X(OPERATION_FLUSH_CACHE, handle_flush_cache, NULL)                                             \
     X(OPERATION_ABORT_REQUESTS, handle_abort_requests, NULL)                                       \
-    X(OPERATION_LORA_LOAD, handle_lora_load, update_unread)                                        \
+    X(OPERATION_LORA_LOAD, handle_lora_load, update_refused_unread)                                \
     X(OPERATION_LORA_UNLOAD, handle_lora_unload, NULL)                                             \
     X(OPERATION_LORA_LIST, handle_lora_list, NULL)                                                 \
     X(OPERATION_GENERATE, handle_generate, NULL)                                                   \

@@ -100,7 +100,7 @@ const struct route routes[] = {
     CONTROL("/v1/weights/check", "weightsCheck", false, ROUTE_FINISH_MAX, weights_check_members,
             OPERATION_WEIGHTS_CHECK),
     {GET_HEAD, "/v1/weights/handles", "handlesGet", EXECUTOR_CONTROL, ROLE_CONTROL, BODY_NONE, true,
-     true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, handles_query, .get_acts = true,
+     true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, handles_query, .get_has_effects = true,
      .operation = OPERATION_HANDLES_GET},
     CONTROL("/v1/weights/handles/renew", "handlesRenew", false, ROUTE_SMALL_MAX,
             handles_renew_members, OPERATION_HANDLES_RENEW),
@@ -304,8 +304,8 @@ static const struct route *body_match_find(const struct route *first,
     for (const struct route *r = first; r != NULL; r = next_of_path(r, method, dialects)) {
         const struct route_body_match *c = &r->body_match;
 
-        if (c->member != NULL && scan_is(m->name, m->name_len, c->member) &&
-            (c->value == NULL || scan_is(m->value, m->value_len, c->value)))
+        if (c->member != NULL && scan_equals(m->name, m->name_len, c->member) &&
+            (c->value == NULL || scan_equals(m->value, m->value_len, c->value)))
             return r;
     }
     return NULL;

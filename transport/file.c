@@ -46,10 +46,10 @@ struct part {
 /* What is known while the files are opened one after the other. */
 struct loading {
     struct file_source *src;
-    uint64_t resolve;         /* of openat2; 0 = links are followed */
+    uint64_t resolve;                /* of openat2; 0 = links are followed */
     struct tensor_list_builder *all; /* owned; every tensor of every file, in order */
-    struct names names;       /* of those */
-    struct part *parts;       /* owned; [names.n] */
+    struct names names;              /* of those */
+    struct part *parts;              /* owned; [names.n] */
     uint64_t cap;
     char *weight_version; /* owned, or NULL */
     uint32_t n_unmapped;  /* tensors that the index does not name */
@@ -170,16 +170,16 @@ static int add_tensor(struct loading *l, const struct safetensors *s, uint32_t i
     uint32_t other = names_find(&l->names, t->name), mapped;
 
     if (other != NAMES_NONE)
-        return err_set(
-            e, ERR_BAD_REQUEST, "/path", "tensor '%.*s' is both in '%.*s' and in '%.*s'",
-            utf8_cut_name(t->name), t->name, utf8_cut(files[l->parts[other].at.file], 100),
-            files[l->parts[other].at.file], utf8_cut(files[file], 100), files[file]);
+        return err_set(e, ERR_BAD_REQUEST, "/path", "tensor '%.*s' is both in '%.*s' and in '%.*s'",
+                       utf8_cut_name(t->name), t->name,
+                       utf8_cut(files[l->parts[other].at.file], 100),
+                       files[l->parts[other].at.file], utf8_cut(files[file], 100), files[file]);
     mapped = index != NULL ? names_find(&index->tensors, t->name) : NAMES_NONE;
     if (mapped != NAMES_NONE && strcmp(index->files.items[index->file[mapped]], files[file]) != 0)
         return err_set(e, ERR_BAD_REQUEST, "/path",
                        "tensor '%.*s' is in '%.*s', but the index says '%.*s'",
-                       utf8_cut_name(t->name), t->name, utf8_cut(files[file], 100),
-                       files[file], utf8_cut(index->files.items[index->file[mapped]], 100),
+                       utf8_cut_name(t->name), t->name, utf8_cut(files[file], 100), files[file],
+                       utf8_cut(index->files.items[index->file[mapped]], 100),
                        index->files.items[index->file[mapped]]);
     l->n_unmapped += index != NULL && mapped == NAMES_NONE;
     if (tensor_list_builder_add(l->all, t->name, t->dtype, t->shape, t->ndim, UINT64_MAX, e) != 0)
@@ -191,7 +191,7 @@ static int add_tensor(struct loading *l, const struct safetensors *s, uint32_t i
 }
 
 /* Files of one checkpoint that say different labels are not one checkpoint. */
-static int take_label(struct loading *l, struct safetensors *s, const char *name, struct err *e)
+static int use_label(struct loading *l, struct safetensors *s, const char *name, struct err *e)
 {
     if (s->weight_version == NULL)
         return 0;
@@ -224,7 +224,7 @@ static int add_file(struct loading *l, const char *name, int fd, const struct fi
     for (uint32_t i = 0; rc == 0 && i < s.tensor_list->n_tensors; i++)
         rc = add_tensor(l, &s, i, file, index, e);
     if (rc == 0)
-        rc = take_label(l, &s, name, e);
+        rc = use_label(l, &s, name, e);
     safetensors_fini(&s);
     return rc;
 }
@@ -342,8 +342,8 @@ static int find_part(const struct loading *l, const struct tensor_list *all,
 }
 
 /* Lays out `tensor_list` (NULL: everything) into the source and w. */
-static int lay_out(struct loading *l, struct tensor_list *all, struct tensor_list *tensor_list,
-                   struct file_weights *w, struct err *e)
+static int set_offsets(struct loading *l, struct tensor_list *all, struct tensor_list *tensor_list,
+                       struct file_weights *w, struct err *e)
 {
     struct ranges *r = &l->src->ranges;
     uint32_t k;
@@ -382,7 +382,7 @@ static int files_load(struct loading *l, const char *path, int fd, struct tensor
     l->all = NULL;
     if (tensor_list_builder_finish(b, &all, e) != 0)
         return -1;
-    rc = lay_out(l, all, tensor_list, w, e);
+    rc = set_offsets(l, all, tensor_list, w, e);
     tensor_list_unref(all);
     return rc;
 }

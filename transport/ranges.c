@@ -153,10 +153,10 @@ static void run_fail(struct run *run, uint64_t at, const struct err *e)
 }
 
 /* As read_piece, for somebody who looks at what comes. */
-static int read_telling(const struct run *run, uint64_t at, uint64_t nbytes, uint64_t *done)
+static int read_reporting(const struct run *run, uint64_t at, uint64_t nbytes, uint64_t *done)
 {
     const struct range *from = &run->r->at[run->first];
-    uint64_t most = run->p->came != NULL ? SOURCE_CAME_NBYTES : nbytes, want, n;
+    uint64_t most = run->p->came != NULL ? SOURCE_REPORT_NBYTES : nbytes, want, n;
     int rc = 0;
 
     *done = 0;
@@ -181,7 +181,7 @@ static int run_piece(struct run *run, uint64_t at, struct err *e)
     atomic_store_explicit(&run->p->tensor,
                           tensor_at(run->tensor_list, run->first, run->end, run->begin + at),
                           memory_order_relaxed);
-    rc = read_telling(run, at, want, &done);
+    rc = read_reporting(run, at, want, &done);
     atomic_fetch_add_explicit(&run->p->nbytes_done, done, memory_order_relaxed);
     if (rc == 0 && done == want)
         return 0;

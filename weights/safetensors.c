@@ -416,7 +416,7 @@ static int make_tensor_list(const struct header *h, struct tensor_list **out, st
     return tensor_list_builder_finish(b, out, e);
 }
 
-static int give_checksums(const struct header *h, struct safetensors *s, struct err *e)
+static int copy_checksums(const struct header *h, struct safetensors *s, struct err *e)
 {
     s->checksums = calloc(s->tensor_list->n_tensors, sizeof *s->checksums);
     s->has_checksum = calloc(s->tensor_list->n_tensors, sizeof *s->has_checksum);
@@ -451,7 +451,7 @@ static int header_parse(struct header *h, struct safetensors *s, uint64_t nbytes
         return err_set(e, ERR_BAD_REQUEST, "",
                        "%s: the header describes %llu bytes in all, but there are %llu", h->label,
                        (unsigned long long)s->nbytes_total, (unsigned long long)nbytes_total);
-    if (make_tensor_list(h, &s->tensor_list, e) != 0 || give_checksums(h, s, e) != 0)
+    if (make_tensor_list(h, &s->tensor_list, e) != 0 || copy_checksums(h, s, e) != 0)
         return -1;
     s->weight_version = h->weight_version;
     h->weight_version = NULL;
@@ -577,9 +577,9 @@ int safetensors_open(struct safetensors *out, int *fd, int dirfd, const char *pa
     int file = openat(dirfd, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 
     if (file < 0)
-        return err_set_errno(
-            e, errno == ENOENT || errno == ENOTDIR ? ERR_NOT_FOUND : ERR_UNREADABLE, "", errno,
-            "file '%.*s' cannot be opened", utf8_cut(path, 160), path);
+        return err_set_errno(e,
+                             errno == ENOENT || errno == ENOTDIR ? ERR_NOT_FOUND : ERR_UNREADABLE,
+                             "", errno, "file '%.*s' cannot be opened", utf8_cut(path, 160), path);
     if (safetensors_read(out, file, path, e) != 0) {
         (void)close(file);
         return -1;

@@ -22,10 +22,9 @@ struct source;
 
 enum {
     SOURCE_PIECE_NBYTES = 8 << 20,
-    SOURCE_CAME_NBYTES = 256 << 10, /* reported at once: fits in a processor's cache */
-    SOURCE_POSTED_MAX =
-        16 /* buckets of the third kind in flight; they need no memory of their own, and a small
-              one takes less time than waking a thread */
+    SOURCE_REPORT_NBYTES = 256 << 10, /* reported at once: fits in a processor's cache */
+    SOURCE_POSTED_MAX = 16 /* buckets of the third kind in flight; they need no memory of their own,
+                              and a small one takes less time than waking a thread */
 };
 
 /* State that the sources of one update share: mappings that stay open, exports that have been

@@ -102,7 +102,7 @@ int tally_add(struct tally *t, const struct tensor_list *list, struct err *e)
     return 0;
 }
 
-uint32_t tally_n_came(const struct tally *t)
+uint32_t tally_n_sent(const struct tally *t)
 {
     return t->n_came;
 }

@@ -32,7 +32,7 @@ int tally_check(const struct tally *t, const struct tensor_list *list, bool shap
  * error some of them are counted. */
 int tally_add(struct tally *t, const struct tensor_list *list, struct err *e);
 
-uint32_t tally_n_came(const struct tally *t); /* names, of the model or not */
+uint32_t tally_n_sent(const struct tally *t); /* names, of the model or not */
 
 /* tally_missing - how many of the model's tensors were not sent; 0 if the model is not known.
  * @out  [cap] receives the first of their names, borrowed from the model spec */

@@ -20,7 +20,7 @@ static void *values_place(void *arg, uint32_t i)
     return ((const struct values *)arg)->room;
 }
 
-static int values_came(void *arg, uint32_t i, const void *bytes, struct err *e)
+static int values_arrived(void *arg, uint32_t i, const void *bytes, struct err *e)
 {
     struct values *v = arg;
     const struct tensor_spec *t = &v->tensor_list->tensors[i];
@@ -45,14 +45,14 @@ static uint64_t tensor_nbytes_largest(const struct tensor_list *tensor_list)
     return nbytes;
 }
 
-static int look_at_all(struct values *v, struct source *source, struct err *e)
+static int check_all(struct values *v, struct source *source, struct err *e)
 {
     struct progress p = {.deadline_us = CLOCK_NEVER};
     struct host_copy copy = {.source = source,
                              .tensor_list = v->tensor_list,
                              .progress = &p,
                              .place = values_place,
-                             .came = values_came,
+                             .came = values_arrived,
                              .arg = v};
     int rc;
 
@@ -71,7 +71,7 @@ int value_check(struct source *source, const struct tensor_list *tensor_list,
     struct values v = {.tensor_list = tensor_list, .policy = NON_FINITE_REFUSE};
 
     (void)non_finite_policy_parse(&v.policy, non_finite); /* is one of the words */
-    if (v.policy != NON_FINITE_ALLOW && look_at_all(&v, source, e) != 0)
+    if (v.policy != NON_FINITE_ALLOW && check_all(&v, source, e) != 0)
         return -1;
     *out = (struct value_report){.read = v.policy != NON_FINITE_ALLOW, .n_non_finite = v.n_bad};
     return 0;

@@ -102,7 +102,7 @@ static struct seq *pop_waiting(struct scheduler *s)
 
 static void let_go(struct scheduler *s, const struct version *v)
 {
-    if (v != NULL && store_let_go(s->cfg.store, v))
+    if (v != NULL && store_unpin_deferred(s->cfg.store, v))
         free_queue_reap(s->cfg.free_queue);
 }
 

@@ -206,7 +206,7 @@ static json_t *coverage_json(const struct fleet_session *s)
 
     return json_pack("{s:s, s:I, s:I, s:I, s:o, s:I}", "coverage", coverage_name(s, n_missing),
                      "n_tensors_total", (json_int_t)n, "n_tensors_done",
-                     (json_int_t)(c->spec != NULL ? n - n_missing : tally_n_came(c->tally)),
+                     (json_int_t)(c->spec != NULL ? n - n_missing : tally_n_sent(c->tally)),
                      "n_missing", (json_int_t)n_missing, "missing", names_json(missing, n_missing),
                      "n_unseen", (json_int_t)c->n_unseen);
 }
@@ -337,7 +337,7 @@ int fleet_coverage_verify(const struct fleet_session *s, struct err *e)
 
     if (c == NULL || c->n_unseen > 0)
         return 0;
-    if (tally_n_came(c->tally) == 0)
+    if (tally_n_sent(c->tally) == 0)
         return err_set(e, ERR_INCOMPLETE, "", "no tensor of the model arrived in this update");
     n_missing = tally_missing(c->tally, NULL, 0);
     return s->partial || n_missing == 0 ? 0 : refuse_missing(c, n_missing, e);
@@ -350,7 +350,7 @@ static void log_unknown(const struct fleet_session *s)
 
     log_begin(&r, c->n_unseen > 0 ? LOG_INFO : LOG_WARN, "fleet.coverage_unknown");
     log_str(&r, "update_id", s->id);
-    log_u64(&r, "n_tensors", tally_n_came(c->tally));
+    log_u64(&r, "n_tensors", tally_n_sent(c->tally));
     log_u64(&r, "n_unseen", c->n_unseen);
     log_str(&r, "why",
             c->n_unseen > 0 ? "the names of some tensors were not seen here"
@@ -363,7 +363,7 @@ static bool defines_spec(const struct fleet_session *s)
 {
     const struct fleet_coverage *c = s->coverage;
 
-    return c != NULL && !s->partial && c->n_unseen == 0 && tally_n_came(c->tally) > 0 &&
+    return c != NULL && !s->partial && c->n_unseen == 0 && tally_n_sent(c->tally) > 0 &&
            (c->spec == NULL || c->spec->from == NULL);
 }
 

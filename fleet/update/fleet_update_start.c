@@ -166,8 +166,8 @@ static int keep_synced(struct fleet_control *fc, struct fleet_target *targets, s
                          n_kept, min_ready);
 }
 
-static int session_begin(struct fleet_control *fc, const struct fleet_update_request *req,
-                         struct fleet_session **out, json_t **details, struct err *e)
+static int request_session_start(struct fleet_control *fc, const struct fleet_update_request *req,
+                                 struct fleet_session **out, json_t **details, struct err *e)
 {
     struct fleet_target targets[FLEET_MAX];
     struct fleet_session *s;
@@ -209,7 +209,7 @@ int fleet_start_update(struct fleet_control *fc, const struct fleet_update_reque
     if (fleet_step_lock(fc, req->x, "the start of an update", e) != 0)
         return -1;
     upstreams_hold_indexes(fc->upstreams); /* the session remembers indexes: until close_session */
-    rc = session_begin(fc, req, out, details, e);
+    rc = request_session_start(fc, req, out, details, e);
     if (rc != 0)
         upstreams_release_indexes(fc->upstreams);
     fleet_op_unlock(fc);

@@ -4,7 +4,7 @@
 #include "fleet/fleet_transfer.h"
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
-#include "handlers/packed_words.h"
+#include "handlers/packing_json.h"
 
 static int no_memory(struct err *e)
 {
@@ -15,18 +15,18 @@ static int no_memory(struct err *e)
 static int of_group(const struct api_packing *g, json_t *body, struct err *e)
 {
     bool sized = body_given(body, "sizes") != NULL;
-    struct packed_words words;
+    struct packing_params words;
 
     if (!g->packed)
         return 0;
-    if (packed_parse(&words, body, e) != 0)
+    if (packing_parse(&words, body, e) != 0)
         return -1;
-    if (!words.said && sized)
+    if (!words.packed_given && sized)
         return err_set(e, ERR_BAD_REQUEST, "/sizes",
                        "the group was joined with packed, which is many broadcasts, and packed "
                        "with sizes is one of all: say packed here too, or leave sizes out");
-    if ((words.said && !words.packed) ||
-        (words.said && (sized || words.bucket_nbytes != 0 || g->bucket_nbytes == 0)))
+    if ((words.packed_given && !words.packed) ||
+        (words.packed_given && (sized || words.bucket_nbytes != 0 || g->bucket_nbytes == 0)))
         return 0;
     if (fleet_json_set(body, "packed", json_true()) != 0 ||
         (words.bucket_nbytes == 0 && g->bucket_nbytes != 0 &&

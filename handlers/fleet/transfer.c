@@ -10,7 +10,7 @@
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
-#include "handlers/packed_words.h"
+#include "handlers/packing_json.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
 
@@ -24,7 +24,7 @@ enum { TRANSFER_S_MAX = 3600, TRANSFER_WORLD_MAX = 65536, TRANSFER_LEAVE_US = 30
 struct init_req {
     uint64_t world_size, rank_offset, timeout_us;
     const char *group_name; /* borrowed, or NULL */
-    struct packed_words packed;
+    struct packing_params packed;
     bool offset_given, by_handles;
 };
 
@@ -38,7 +38,7 @@ static int init_parse(struct init_req *req, const struct app *app, const json_t 
         body_str(&transport, body, "", "transport", e) != 0 ||
         body_str(&req->group_name, body, "", "group_name", e) != 0 ||
         body_u64(&timeout_s, body, "", "timeout_s", 1, TRANSFER_S_MAX, e) != 0 ||
-        packed_parse_join(&req->packed, body, e) != 0)
+        packing_parse_join(&req->packed, body, e) != 0)
         return -1;
     if (req->group_name != NULL && strlen(req->group_name) > FLEET_GROUP_NAME_MAX)
         return err_set(e, ERR_BAD_REQUEST, "/group_name", "%zu bytes, %d are allowed",
@@ -248,7 +248,7 @@ static int group_join(struct app *app, struct http_request *x, const struct init
         if (req->by_handles)
             fleet_set_handles(app->fleet->control,
                               &(struct fleet_handles){.set = true,
-                                                      .on = req->packed.said,
+                                                      .on = req->packed.packed_given,
                                                       .packed = req->packed.packed});
         else
             note_group(app, req, targets, n, n_ranks);

@@ -105,7 +105,7 @@ static int check_source(const json_t *body, struct err *e)
         return -1;
     if (body_given(body, "names") == NULL)
         return 0;
-    return columns_check(body, NULL, "", e);
+    return tensor_columns_check(body, NULL, "", e);
 }
 
 static int update_parse(struct update_request *w, const struct http_request *x, const json_t *body,

@@ -229,7 +229,7 @@ static int parse_sampling(struct sglang_op *op, const json_t *flat, struct err *
         generate_check_neutral(sampling, SAMPLING_AT, sampling_rules, e) != 0 ||
         parse_lengths(op, sampling, e) != 0 ||
         body_bool(&g->params.include_stop_str, sampling, SAMPLING_AT, "no_stop_trim", e) != 0 ||
-        dialect_keep(&ours, sampling, sampling_members, e) != 0)
+        dialect_select_members(&ours, sampling, sampling_members, e) != 0)
         return -1;
     rc = generate_params_parse(&g->params, ours, SAMPLING_AT, g->app->generate->vocab_size,
                                g->app->generate->tokenizer, e);

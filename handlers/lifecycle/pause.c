@@ -18,15 +18,15 @@ const char *const pause_members[] = {"mode", "new_requests", "lease_s", "timeout
 const char *const abort_requests_members[] = {"request_ids", "all", NULL};
 
 /* A pause on its way to be acknowledged. */
-struct pausing {
+struct pending_pause {
     struct pause_controller_wait wait; /* first */
     struct http_request *x;
 };
 
-static void pausing_done(struct pause_controller_wait *w, const struct pause_controller_info *info,
-                         const struct err *e)
+static void pending_pause_done(struct pause_controller_wait *w,
+                               const struct pause_controller_info *info, const struct err *e)
 {
-    struct pausing *p = (struct pausing *)(void *)w;
+    struct pending_pause *p = (struct pending_pause *)(void *)w;
 
     if (e->code != ERR_NONE)
         reply_error(p->x, e, NULL);
@@ -36,9 +36,9 @@ static void pausing_done(struct pause_controller_wait *w, const struct pause_con
 }
 
 /* Under the request's lock. */
-static void pausing_gone(void *arg)
+static void pending_pause_disconnected(void *arg)
 {
-    struct pausing *p = arg;
+    struct pending_pause *p = arg;
 
     atomic_store_explicit(&p->wait.gone, true, memory_order_relaxed);
     pause_controller_wake_up(p->wait.pause_controller);
@@ -49,16 +49,16 @@ static void pausing_gone(void *arg)
 static int do_pause(struct app *app, struct http_request *x, const struct pause_request *req,
                     struct err *e)
 {
-    struct pausing *p = calloc(1, sizeof *p);
+    struct pending_pause *p = calloc(1, sizeof *p);
     struct pause_controller_info info;
     int rc;
 
     if (p == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to wait for the pause");
     p->wait.pause_controller = app->pause_controller;
-    p->wait.done = pausing_done;
+    p->wait.done = pending_pause_done;
     p->x = x;
-    http_request_on_disconnect(x, pausing_gone, p);
+    http_request_on_disconnect(x, pending_pause_disconnected, p);
     rc = pause_controller_pause(app->pause_controller, req, &p->wait, &info, e);
     if (rc == 1)
         return 0;

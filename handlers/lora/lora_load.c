@@ -31,7 +31,7 @@ enum {
     LORA_TIMEOUT_S_DEFAULT = 20, /* clients that wait 30 s, as SGLang's and prime-rl's, hear why */
     LORA_APPEAR_S = 5, /* for lora_path to exist, unless timeout_s is given: it may be mistyped */
     LORA_TIMEOUT_S_MAX = 600,
-    LORA_NAMES_TOLD_MAX = 4096 /* of each list in a reply; the counts beside them are whole */
+    LORA_NAMES_REPORTED_MAX = 4096 /* of each list in a reply; the counts beside them are whole */
 };
 
 const char *const lora_load_members[] = {"lora_name",
@@ -85,11 +85,11 @@ static void load_free(struct lora_load *l)
 
 /* ---- the answer ---- */
 
-static json_t *told_json(const struct names *names)
+static json_t *names_array_json(const struct names *names)
 {
     json_t *array = json_array();
 
-    for (uint32_t i = 0; i < names->n && i < LORA_NAMES_TOLD_MAX && array != NULL; i++) {
+    for (uint32_t i = 0; i < names->n && i < LORA_NAMES_REPORTED_MAX && array != NULL; i++) {
         if (json_array_append_new(array, json_string(names->items[i])) != 0) {
             json_decref(array);
             array = NULL;
@@ -119,16 +119,16 @@ static json_t *loaded_json(const struct lora_load *l, const struct loaded *d)
         d->digest, "unchanged", (int)o->unchanged, "replaced", (int)o->replaced, "pinned",
         (int)l->options.pinned, "rank", (json_int_t)d->rank, "nbytes", (json_int_t)d->nbytes,
         "n_users_older", (json_int_t)o->n_users, "n_matched", (json_int_t)r->matched.n, "matched",
-        told_json(&r->matched), "n_unmatched", (json_int_t)r->unmatched.n, "unmatched",
-        told_json(&r->unmatched), "n_ignored", (json_int_t)r->ignored.n, "ignored",
-        told_json(&r->ignored), "n_missing", (json_int_t)r->missing.n, "missing",
-        told_json(&r->missing), "n_non_finite", (json_int_t)r->non_finite.n, "non_finite",
-        told_json(&r->non_finite), "n_config_keys_ignored", (json_int_t)r->n_keys_ignored,
+        names_array_json(&r->matched), "n_unmatched", (json_int_t)r->unmatched.n, "unmatched",
+        names_array_json(&r->unmatched), "n_ignored", (json_int_t)r->ignored.n, "ignored",
+        names_array_json(&r->ignored), "n_missing", (json_int_t)r->missing.n, "missing",
+        names_array_json(&r->missing), "n_non_finite", (json_int_t)r->non_finite.n, "non_finite",
+        names_array_json(&r->non_finite), "n_config_keys_ignored", (json_int_t)r->n_keys_ignored,
         "base_changed", (int)r->base_changed, "loaded_adapters", lora_loaded_json(l->app));
 }
 
 /* What was put serves, whatever memory is left to tell of it. */
-static void answer_loaded(struct lora_load *l, const struct loaded *d)
+static void reply_loaded(struct lora_load *l, const struct loaded *d)
 {
     static const char bare[] = "{\"status\":\"ok\"}";
     struct http_reply r;
@@ -160,7 +160,7 @@ static void log_loaded(const struct lora_load *l, const struct loaded *d)
 
 static void warn_non_finite(const struct lora_load *l, const struct loaded *d)
 {
-    for (uint32_t i = 0; i < d->report.non_finite.n && i < LORA_NAMES_TOLD_MAX; i++) {
+    for (uint32_t i = 0; i < d->report.non_finite.n && i < LORA_NAMES_REPORTED_MAX; i++) {
         struct log_rec r;
 
         log_begin(&r, LOG_WARN, "lora.non_finite");
@@ -173,13 +173,13 @@ static void warn_non_finite(const struct lora_load *l, const struct loaded *d)
 
 /* ---- the work ---- */
 
-static bool load_gone(void *arg)
+static bool load_client_disconnected(void *arg)
 {
     return http_request_disconnected(((struct lora_load *)arg)->x);
 }
 
 /* A source looks at `gone` only; a server that stops ends it the same way. */
-static bool load_over(void *arg)
+static bool load_cancelled(void *arg)
 {
     const struct lora_load *l = arg;
 
@@ -201,7 +201,7 @@ static struct adapter_spec spec_of(const struct lora_load *l)
         .non_finite = cfg->non_finite};
 }
 
-static int take_room(void *arg, uint64_t nbytes, struct err *e)
+static int reserve_memory(void *arg, uint64_t nbytes, struct err *e)
 {
     return adapters_reserve(arg, nbytes, e);
 }
@@ -212,21 +212,21 @@ static int read_directory(struct lora_load *l, struct adapter **out, struct adap
 {
     struct adapter_spec spec = spec_of(l);
     struct adapter_dir dir = {.dirfd = l->root, .path = l->rest, .inside = true};
-    struct adapter_room room = {.take = take_room, .arg = l->place};
+    struct adapter_room room = {.take = reserve_memory, .arg = l->place};
     struct adapter_wait wait = {.deadline_us = l->deadline_us,
                                 .appear_us = l->appear_us,
                                 .stop = lora_loads_stopping(l->app->generate->loads),
-                                .gone = load_gone,
+                                .gone = load_client_disconnected,
                                 .gone_arg = l};
 
     return adapter_file_look(&l->sight, out, report, &spec, &dir, &room, &wait, e);
 }
 
 /* The tensors on their way into the adapter. */
-struct taking {
+struct tensor_sink {
     const struct lora_load *l;
     struct adapter_builder *builder;
-    void *aside; /* owned; room for any that is not wanted: a source has them in its way */
+    void *scratch; /* owned; room for any that is not wanted: a source has them in its way */
 };
 
 static const struct tensor_list *tensor_list_of(const struct lora_load *l)
@@ -234,12 +234,12 @@ static const struct tensor_list *tensor_list_of(const struct lora_load *l)
     return l->chunk->ranks != NULL ? l->chunk->ranks[0].tensor_list : l->chunk->tensor_list;
 }
 
-static void *taking_place(void *arg, uint32_t i)
+static void *sink_buffer(void *arg, uint32_t i)
 {
-    const struct taking *t = arg;
+    const struct tensor_sink *t = arg;
     void *place = adapter_builder_place(t->builder, i);
 
-    return place != NULL ? place : t->aside;
+    return place != NULL ? place : t->scratch;
 }
 
 static int check_sum(const struct lora_load *l, uint32_t i, const void *bytes, struct err *e)
@@ -248,7 +248,7 @@ static int check_sum(const struct lora_load *l, uint32_t i, const void *bytes, s
     const struct checksum *sums = c->ranks != NULL ? c->ranks[0].checksums : c->checksums;
     const bool *has_sum = c->ranks != NULL ? c->ranks[0].has_checksum : c->has_checksum;
     const struct tensor_spec *t = &tensor_list_of(l)->tensors[i];
-    char found[CHECKSUM_LEN + 1], wanted[CHECKSUM_LEN + 1], field[32];
+    char found[CHECKSUM_LEN + 1], expected[CHECKSUM_LEN + 1], field[32];
     struct checksum sum;
 
     if (sums == NULL || !has_sum[i])
@@ -257,34 +257,34 @@ static int check_sum(const struct lora_load *l, uint32_t i, const void *bytes, s
     if (checksum_equal(sum, sums[i]))
         return 0;
     checksum_text(&sum, found);
-    checksum_text(&sums[i], wanted);
+    checksum_text(&sums[i], expected);
     (void)snprintf(field, sizeof field, "/checksums/%u", i);
     return err_set(e, ERR_CHECKSUM, field, "tensor '%.*s' has checksum %s, not %s",
-                   utf8_cut_name(t->name), t->name, found, wanted);
+                   utf8_cut_name(t->name), t->name, found, expected);
 }
 
-static int taking_came(void *arg, uint32_t i, const void *bytes, struct err *e)
+static int sink_arrived(void *arg, uint32_t i, const void *bytes, struct err *e)
 {
-    const struct taking *t = arg;
+    const struct tensor_sink *t = arg;
 
     return check_sum(t->l, i, bytes, e) != 0
                ? -1
                : adapter_builder_came(t->builder, tensor_list_of(t->l), i, e);
 }
 
-static void *aside_new(const struct tensor_list *tensor_list, const struct adapter_builder *b,
-                       struct err *e)
+static void *scratch_new(const struct tensor_list *tensor_list, const struct adapter_builder *b,
+                         struct err *e)
 {
     uint64_t nbytes = 1;
-    void *aside;
+    void *scratch;
 
     for (uint32_t i = 0; i < tensor_list->n_tensors; i++)
         if (adapter_builder_place(b, i) == NULL && tensor_list->tensors[i].nbytes > nbytes)
             nbytes = tensor_list->tensors[i].nbytes;
-    aside = malloc(nbytes);
-    if (aside == NULL)
+    scratch = malloc(nbytes);
+    if (scratch == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for a tensor of %" PRIu64 " bytes", nbytes);
-    return aside;
+    return scratch;
 }
 
 /* Whoever went away may have used the memory again that was read. */
@@ -297,17 +297,17 @@ static int check_client(const struct lora_load *l, struct err *e)
                    "the reading and were not taken");
 }
 
-static int take(struct lora_load *l, struct adapter_builder *b, struct err *e)
+static int read_source(struct lora_load *l, struct adapter_builder *b, struct err *e)
 {
-    struct progress p = {.deadline_us = l->deadline_us, .gone = load_over, .gone_arg = l};
-    struct taking t = {.l = l, .builder = b};
+    struct progress p = {.deadline_us = l->deadline_us, .gone = load_cancelled, .gone_arg = l};
+    struct tensor_sink t = {.l = l, .builder = b};
     struct host_copy copy = {.source = l->chunk->source,
                              .tensor_list = tensor_list_of(l),
                              .devices = l->app->weights->devices,
                              .n_devices = l->app->weights->n_devices,
                              .progress = &p,
-                             .place = taking_place,
-                             .came = taking_came,
+                             .place = sink_buffer,
+                             .came = sink_arrived,
                              .arg = &t};
     int rc;
 
@@ -315,16 +315,16 @@ static int take(struct lora_load *l, struct adapter_builder *b, struct err *e)
     if (adapters_reserve(l->place, adapter_builder_nbytes(b), e) != 0 ||
         adapter_builder_reserve(b, e) != 0)
         return -1;
-    t.aside = aside_new(tensor_list_of(l), b, e);
-    if (t.aside == NULL)
+    t.scratch = scratch_new(tensor_list_of(l), b, e);
+    if (t.scratch == NULL)
         return -1;
     rc = host_copy_run(&copy, e);
-    free(t.aside);
+    free(t.scratch);
     return rc == 0 ? check_client(l, e) : -1;
 }
 
 /* What a source calls a client that went away may have been this server's end. */
-static void tell_stop(const struct lora_load *l, struct err *e)
+static void set_stop_error(const struct lora_load *l, struct err *e)
 {
     if (e->code != ERR_GONE || http_request_disconnected(l->x) ||
         !atomic_load_explicit(lora_loads_stopping(l->app->generate->loads), memory_order_relaxed))
@@ -348,10 +348,10 @@ static int read_tensors(struct lora_load *l, struct adapter **out, struct adapte
         chunk_refield(l->chunk, 0, e);
         return -1;
     }
-    if (take(l, b, e) != 0) {
+    if (read_source(l, b, e) != 0) {
         adapter_builder_free(b);
         chunk_refield(l->chunk, 0, e);
-        tell_stop(l, e);
+        set_stop_error(l, e);
         return -1;
     }
     *out = adapter_builder_finish(b, report);
@@ -359,7 +359,7 @@ static int read_tensors(struct lora_load *l, struct adapter **out, struct adapte
 }
 
 /* Returns: 0; 1 not yet; -1. */
-static int load(struct lora_load *l, struct loaded *d, struct err *e)
+static int load_adapter(struct lora_load *l, struct loaded *d, struct err *e)
 {
     struct adapters_load *place;
     struct adapter *a;
@@ -378,7 +378,7 @@ static int load(struct lora_load *l, struct loaded *d, struct err *e)
 
 /* A trainer still writes: others get their turn first. Not sooner than after a pause, or those that
  * wait would look without end. */
-static int look_again_later(struct lora_load *l, struct err *e)
+static int retry_later(struct lora_load *l, struct err *e)
 {
     static const struct timespec poll = {.tv_nsec = ADAPTER_POLL_MS * 1000000L};
 
@@ -394,9 +394,9 @@ static void load_run(void *arg)
     enum lora_lane lane = lora_lane_of(l);
     struct loaded d = {0};
     struct err e = {0};
-    int rc = load(l, &d, &e);
+    int rc = load_adapter(l, &d, &e);
 
-    if (rc == 1 && look_again_later(l, &e) == 0)
+    if (rc == 1 && retry_later(l, &e) == 0)
         return;
     adapters_cancel(l->place);
     l->place = NULL;
@@ -409,7 +409,7 @@ static void load_run(void *arg)
     if (rc == 0) {
         warn_non_finite(l, &d);
         log_loaded(l, &d);
-        answer_loaded(l, &d);
+        reply_loaded(l, &d);
     } else {
         reply_error(l->x, &e, NULL);
     }
@@ -420,16 +420,17 @@ static void load_run(void *arg)
 /* ---- the request ---- */
 
 /* What a request says beside its tensors; the same members in JSON and in the query. */
-struct words {
+struct load_params {
     const char *name, *path;
     bool in_place, pinned, allow_partial, has_if_revision, has_timeout;
     uint64_t if_revision, timeout_s;
 };
 
-static const struct words words_default = {.in_place = true, .timeout_s = LORA_TIMEOUT_S_DEFAULT};
+static const struct load_params load_params_default = {.in_place = true,
+                                                       .timeout_s = LORA_TIMEOUT_S_DEFAULT};
 
 /* The three-dimensional tensors of mixtures of experts are none of ours. */
-static int words_from_body(struct words *w, const json_t *body, struct err *e)
+static int params_from_body(struct load_params *w, const json_t *body, struct err *e)
 {
     bool three_d = false;
 
@@ -451,7 +452,7 @@ static int words_from_body(struct words *w, const json_t *body, struct err *e)
     return 0;
 }
 
-static int words_from_query(struct words *w, const struct http_request *x, struct err *e)
+static int params_from_query(struct load_params *w, const struct http_request *x, struct err *e)
 {
     w->name = http_request_query(x, "lora_name");
     w->has_if_revision = http_request_query(x, "if_revision") != NULL;
@@ -468,7 +469,7 @@ static int words_from_query(struct words *w, const struct http_request *x, struc
 }
 
 static int load_new(struct lora_load **out, struct app *app, struct http_request *x,
-                    const struct words *w, struct err *e)
+                    const struct load_params *w, struct err *e)
 {
     struct lora_load *l = calloc(1, sizeof *l);
 
@@ -496,7 +497,7 @@ static int load_new(struct lora_load **out, struct app *app, struct http_request
 }
 
 /* From here on the load's thread answers. */
-static int post(struct lora_load *l, struct err *e)
+static int post_load(struct lora_load *l, struct err *e)
 {
     if (adapters_begin(l->app->generate->adapters, l->name, &l->options, &l->place, e) != 0)
         return -1;
@@ -507,12 +508,12 @@ static int post(struct lora_load *l, struct err *e)
 static int load_from_json(struct app *app, struct http_request *x, const json_t *body,
                           struct err *e)
 {
-    struct words w = words_default;
+    struct load_params w = load_params_default;
     struct lora_load *l;
 
-    if (words_from_body(&w, body, e) != 0 || load_new(&l, app, x, &w, e) != 0)
+    if (params_from_body(&w, body, e) != 0 || load_new(&l, app, x, &w, e) != 0)
         return -1;
-    if (lora_open(l, body, e) == 0 && post(l, e) == 0)
+    if (lora_open(l, body, e) == 0 && post_load(l, e) == 0)
         return 0;
     load_free(l);
     return -1;
@@ -520,12 +521,12 @@ static int load_from_json(struct app *app, struct http_request *x, const json_t 
 
 static int load_from_stream(struct app *app, struct http_request *x, struct err *e)
 {
-    struct words w = words_default;
+    struct load_params w = load_params_default;
     struct lora_load *l;
 
-    if (words_from_query(&w, x, e) != 0 || load_new(&l, app, x, &w, e) != 0)
+    if (params_from_query(&w, x, e) != 0 || load_new(&l, app, x, &w, e) != 0)
         return -1;
-    if (lora_open_stream(l, e) == 0 && post(l, e) == 0)
+    if (lora_open_stream(l, e) == 0 && post_load(l, e) == 0)
         return 0;
     load_free(l);
     return -1;
@@ -559,7 +560,7 @@ int handle_lora_load(struct app *app, struct http_request *x, struct err *e)
     if (check_app(app, e) != 0 ||
         (!stream && ((route->strict && x->n_query > 0 && refuse_query(x, e) != 0) ||
                      body_parse(&body, x, route, e) != 0))) {
-        update_unread(app, x);
+        update_refused_unread(app, x);
         return -1;
     }
     if (stream)

@@ -36,9 +36,9 @@ static const struct {
 /* What goes with which source; what goes with buckets stands in each of them, and is told there. */
 static const struct {
     const char *member;
-    unsigned with;
+    unsigned sources_allowed;
     const char *why;
-} companions[] = {
+} members_of_source[] = {
 #define TENSORS "what a directory holds stands in its files"
     {"names", FROM_TENSORS, TENSORS},
     {"dtypes", FROM_TENSORS, TENSORS},
@@ -85,17 +85,18 @@ static int source_of(enum lora_source *out, const char **name, const json_t *bod
         "dtypes, shapes; or a body of type application/vnd.safetensors");
 }
 
-static int check_companions(enum lora_source source, const char *name, const json_t *body,
-                            struct err *e)
+static int check_members_of_source(enum lora_source source, const char *name, const json_t *body,
+                                   struct err *e)
 {
     char field[32];
 
-    for (size_t i = 0; i < sizeof companions / sizeof companions[0]; i++) {
-        if ((companions[i].with & source) != 0 || body_given(body, companions[i].member) == NULL)
+    for (size_t i = 0; i < sizeof members_of_source / sizeof members_of_source[0]; i++) {
+        if ((members_of_source[i].sources_allowed & source) != 0 ||
+            body_given(body, members_of_source[i].member) == NULL)
             continue;
-        (void)snprintf(field, sizeof field, "/%s", companions[i].member);
+        (void)snprintf(field, sizeof field, "/%s", members_of_source[i].member);
         return err_set(e, ERR_BAD_REQUEST, field, "%s does not go with %s: %s",
-                       companions[i].member, name, companions[i].why);
+                       members_of_source[i].member, name, members_of_source[i].why);
     }
     return 0;
 }
@@ -126,7 +127,7 @@ static int config_from_body(struct lora_load *l, const json_t *body, struct err 
     if (body_required(body, "", "adapter_config", e) != 0 ||
         body_object(&object, body, "", "adapter_config", e) != 0)
         return -1;
-    reply_dump(&text, object);
+    reply_append_json(&text, object);
     rc = text.failed ? err_set(e, ERR_NO_MEMORY, "", "no memory for the adapter's config")
                      : read_config(l, text.data, text.len, e);
     buf_fini(&text);
@@ -166,7 +167,8 @@ int lora_open(struct lora_load *l, const json_t *body, struct err *e)
     enum lora_source source = FROM_PATH;
     const char *name;
 
-    if (source_of(&source, &name, body, e) != 0 || check_companions(source, name, body, e) != 0)
+    if (source_of(&source, &name, body, e) != 0 ||
+        check_members_of_source(source, name, body, e) != 0)
         return -1;
     return source == FROM_PATH ? open_directory(l, e) : open_tensors(l, source, body, e);
 }

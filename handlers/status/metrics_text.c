@@ -64,7 +64,7 @@ static void put_dialects(struct buf *out)
     for (int d = DIALECT_NATIVE + 1; d < DIALECT_COUNT; d++)
         prom_u64(out, "baton_dialect_unknown_members_total",
                  LABELS({"dialect", dialect_name((enum route_dialect)d)}),
-                 dialect_unknown((enum route_dialect)d));
+                 dialect_n_unknown((enum route_dialect)d));
 }
 
 static void put_pause_controller(struct pause_controller *pause_controller, struct buf *out)

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 
 /* What has to be answered when the update has ended. */
-struct ending {
+struct finish_request {
     struct job job;
     struct app *app;
     struct http_request *x;
@@ -22,7 +22,7 @@ struct ending {
 };
 
 /* Says that generation runs all the same. */
-static void reply_unserved(struct http_request *x, const struct err *why, json_t *details)
+static void reply_not_committed(struct http_request *x, const struct err *why, json_t *details)
 {
     struct err e = {0};
 
@@ -35,31 +35,31 @@ static void reply_unserved(struct http_request *x, const struct err *why, json_t
 
 static void resume_run(void *arg)
 {
-    struct ending *end = arg;
+    struct finish_request *r = arg;
     struct pause_controller_info info;
-    bool was = pause_controller_resume(end->app->pause_controller, &info);
+    bool was_paused = pause_controller_resume(r->app->pause_controller, &info);
 
-    if (end->why.code != ERR_NONE)
-        reply_unserved(end->x, &end->why, update_details(&end->info));
+    if (r->why.code != ERR_NONE)
+        reply_not_committed(r->x, &r->why, update_details(&r->info));
     else
-        reply_json(end->x, 200,
-                   json_pack("{s:b, s:b, s:I}", "paused", 0, "was_paused", (int)was, "epoch",
+        reply_json(r->x, 200,
+                   json_pack("{s:b, s:b, s:I}", "paused", 0, "was_paused", (int)was_paused, "epoch",
                              (json_int_t)info.pause.epoch));
-    free(end);
+    free(r);
 }
 
 /* On the update's worker, or within updates_commit_auto. A pool whose threads have ended runs
  * nothing, and nothing that the pause controller could wait for. */
-static void then_resume(void *arg, const struct update_info *info, const struct err *e)
+static void on_finished_resume(void *arg, const struct update_info *info, const struct err *e)
 {
-    struct ending *end = arg;
+    struct finish_request *r = arg;
     struct err ignored = {0};
 
-    end->why = *e;
-    end->info = *info;
-    end->job = (struct job){.run = resume_run, .arg = end};
-    if (workers_post(end->app->control_executor, &end->job, WORKERS_URGENT, &ignored) != 0)
-        resume_run(end);
+    r->why = *e;
+    r->info = *info;
+    r->job = (struct job){.run = resume_run, .arg = r};
+    if (workers_post(r->app->control_executor, &r->job, WORKERS_URGENT, &ignored) != 0)
+        resume_run(r);
 }
 
 static json_t *committed_json(const struct update_info *info)
@@ -71,26 +71,27 @@ static json_t *committed_json(const struct update_info *info)
                      some ? json_integer((json_int_t)info->serial) : json_null());
 }
 
-static void then_answer(void *arg, const struct update_info *info, const struct err *e)
+static void on_finished_reply(void *arg, const struct update_info *info, const struct err *e)
 {
-    struct ending *end = arg;
+    struct finish_request *r = arg;
 
     if (e->code != ERR_NONE)
-        reply_error(end->x, e, update_details(info));
+        reply_error(r->x, e, update_details(info));
     else
-        reply_json(end->x, 200, committed_json(info));
-    free(end);
+        reply_json(r->x, 200, committed_json(info));
+    free(r);
 }
 
-static int ending_new(struct ending **out, struct app *app, struct http_request *x, struct err *e)
+static int finish_request_new(struct finish_request **out, struct app *app, struct http_request *x,
+                              struct err *e)
 {
-    struct ending *end = calloc(1, sizeof *end);
+    struct finish_request *r = calloc(1, sizeof *r);
 
-    if (end == NULL)
+    if (r == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to end the update");
-    end->app = app;
-    end->x = x;
-    *out = end;
+    r->app = app;
+    r->x = x;
+    *out = r;
     return 0;
 }
 
@@ -99,29 +100,29 @@ static int ending_new(struct ending **out, struct app *app, struct http_request 
 int handle_commit_resume(struct app *app, struct http_request *x, struct err *e)
 {
     struct pause_controller_info info;
-    struct ending *end;
+    struct finish_request *r;
     struct err why = {0};
 
     (void)e;
-    if (ending_new(&end, app, x, &why) == 0) {
-        if (updates_commit_auto(app->weights->updates, then_resume, end, &why) == 0)
+    if (finish_request_new(&r, app, x, &why) == 0) {
+        if (updates_commit_auto(app->weights->updates, on_finished_resume, r, &why) == 0)
             return 0;
-        free(end);
+        free(r);
     }
     (void)pause_controller_resume(app->pause_controller, &info);
-    reply_unserved(x, &why, NULL);
+    reply_not_committed(x, &why, NULL);
     return 0;
 }
 
 int handle_commit_open(struct app *app, struct http_request *x, struct err *e)
 {
-    struct ending *end;
+    struct finish_request *r;
 
     if (pause_controller_allows(app->pause_controller, CALL_UPDATE_FINISH, e) != 0 ||
-        ending_new(&end, app, x, e) != 0)
+        finish_request_new(&r, app, x, e) != 0)
         return -1;
-    if (updates_commit_auto(app->weights->updates, then_answer, end, e) == 0)
+    if (updates_commit_auto(app->weights->updates, on_finished_reply, r, e) == 0)
         return 0;
-    free(end);
+    free(r);
     return -1;
 }

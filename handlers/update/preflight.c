@@ -9,7 +9,7 @@
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
-#include "handlers/update/update_match.h"
+#include "handlers/update/gpu_match.h"
 #include "memory/device.h"
 #include "transport/ipc/ref_counter.h"
 #include "transport/ipc/torch_handle.h"
@@ -29,15 +29,15 @@ enum {
 
 const char *const preflight_members[] = {"ipc_handles", "ipc_handles_pickled", NULL};
 
-enum verdict { FAILED, PASSED, NOT_MADE };
+enum check_result { CHECK_FAILED, CHECK_PASSED, CHECK_SKIPPED };
 
-struct report {
+struct preflight_report {
     json_t *checks;
     bool failed, no_memory;
 };
 
 /* What a request holds: handles, or that they are of a kind which nobody can open. */
-struct request {
+struct preflight_req {
     struct ipc_handles handles;
     bool expandable;
     bool pickled;
@@ -45,14 +45,15 @@ struct request {
 };
 
 /* One of the ranks, and whose memory it would read. */
-struct pair {
+struct gpu_pair {
     struct device *device;
     const struct cuda_device *own, *theirs; /* GPUs of this host; theirs NULL: not found */
     const struct ipc_gpu *gpu;              /* in the request; NULL: none for this rank */
 };
 
-__attribute__((format(printf, 5, 6))) static void
-say(struct report *r, const char *check, enum verdict v, const char *place, const char *fmt, ...)
+__attribute__((format(printf, 5, 6))) static void add_check(struct preflight_report *r,
+                                                            const char *check, enum check_result v,
+                                                            const char *place, const char *fmt, ...)
 {
     char text[PREFLIGHT_TEXT_MAX];
     va_list ap;
@@ -61,11 +62,11 @@ say(struct report *r, const char *check, enum verdict v, const char *place, cons
     (void)vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     (void)utf8_clean(text);
-    r->failed = r->failed || v == FAILED;
-    if (json_array_append_new(r->checks,
-                              json_pack("{s:s, s:o, s:s, s:s?}", "check", check, "ok",
-                                        v == NOT_MADE ? json_null() : json_boolean(v == PASSED),
-                                        "message", text, "place", place)) != 0)
+    r->failed = r->failed || v == CHECK_FAILED;
+    if (json_array_append_new(
+            r->checks, json_pack("{s:s, s:o, s:s, s:s?}", "check", check, "ok",
+                                 v == CHECK_SKIPPED ? json_null() : json_boolean(v == CHECK_PASSED),
+                                 "message", text, "place", place)) != 0)
         r->no_memory = true;
 }
 
@@ -76,7 +77,7 @@ static bool is_given(const json_t *body, const char *member)
     return value != NULL && !json_is_null(value);
 }
 
-static int read_pickled(struct request *out, const json_t *body, struct err *e)
+static int read_pickled(struct preflight_req *out, const json_t *body, struct err *e)
 {
     const json_t *value = json_object_get(body, "ipc_handles_pickled");
 
@@ -84,7 +85,7 @@ static int read_pickled(struct request *out, const json_t *body, struct err *e)
     if (!json_is_string(value))
         return err_set(e, ERR_BAD_REQUEST, "/ipc_handles_pickled",
                        "ipc_handles_pickled is %s; it is base64", body_type_name(value));
-    if (torch_handles_judge(&out->handles, json_string_value(value), json_string_length(value),
+    if (torch_handles_check(&out->handles, json_string_value(value), json_string_length(value),
                             "/ipc_handles_pickled", &out->expandable, e) == 0)
         return 0;
     if (!out->expandable)
@@ -94,7 +95,7 @@ static int read_pickled(struct request *out, const json_t *body, struct err *e)
     return 0;
 }
 
-static int preflight_parse(struct request *out, const json_t *body, struct err *e)
+static int preflight_parse(struct preflight_req *out, const json_t *body, struct err *e)
 {
     bool plain = is_given(body, "ipc_handles"), pickled = is_given(body, "ipc_handles_pickled");
 
@@ -126,34 +127,37 @@ static const char *device_at(const void *arg, uint32_t i)
     return device_name(((const struct app *)arg)->weights->devices[i]);
 }
 
-static void judge_host(struct report *r, const struct app *app)
+static void check_host(struct preflight_report *r, const struct app *app)
 {
     const struct cuda_info *cuda = app->weights->cuda;
     char list[PREFLIGHT_LIST_MAX];
 
     if (cuda->available)
-        say(r, "cuda", PASSED, NULL, "the driver runs CUDA %s and shows %zu GPU%s",
-            cuda->driver_version, cuda->n_devices, cuda->n_devices == 1 ? "" : "s");
+        add_check(r, "cuda", CHECK_PASSED, NULL, "the driver runs CUDA %s and shows %zu GPU%s",
+                  cuda->driver_version, cuda->n_devices, cuda->n_devices == 1 ? "" : "s");
     else
-        say(r, "cuda", FAILED, NULL, "CUDA is not available to this server: %s", cuda->reason);
+        add_check(r, "cuda", CHECK_FAILED, NULL, "CUDA is not available to this server: %s",
+                  cuda->reason);
     if (app->weights->n_devices > 0)
-        say(r, "device", PASSED, NULL, "the weights of this server lie on %s",
-            match_list(list, sizeof list, app->weights->n_devices, device_at, app));
+        add_check(r, "device", CHECK_PASSED, NULL, "the weights of this server lie on %s",
+                  gpu_list_text(list, sizeof list, app->weights->n_devices, device_at, app));
     else
-        say(r, "device", FAILED, NULL,
+        add_check(
+            r, "device", CHECK_FAILED, NULL,
             "the weights of this server lie in host memory (--device cpu); start it with --device "
             "cuda:0 to take handles");
 }
 
-static void judge_allocator(struct report *r, const struct request *req)
+static void check_allocator(struct preflight_report *r, const struct preflight_req *req)
 {
     if (req->expandable)
-        say(r, "allocator", FAILED, NULL, "%s", req->why);
+        add_check(r, "allocator", CHECK_FAILED, NULL, "%s", req->why);
     else if (!req->pickled)
-        say(r, "allocator", NOT_MADE, NULL,
+        add_check(
+            r, "allocator", CHECK_SKIPPED, NULL,
             "plain handles do not tell how their memory was allocated: it must be cudaMalloc's");
     else
-        say(r, "allocator", PASSED, NULL, "the memory was allocated by cudaMalloc");
+        add_check(r, "allocator", CHECK_PASSED, NULL, "the memory was allocated by cudaMalloc");
 }
 
 static bool process_visible(pid_t pid)
@@ -162,7 +166,8 @@ static bool process_visible(pid_t pid)
 }
 
 /* Whether the exporter is one of the processes that we see, and its counter one of our objects. */
-static void judge_pid(struct report *r, const struct ipc_handle *h, const char *place)
+static void check_pid_namespace(struct preflight_report *r, const struct ipc_handle *h,
+                                const char *place)
 {
     pid_t pid = ref_counter_pid(h->ref_name);
     char path[PREFLIGHT_PATH_MAX];
@@ -172,15 +177,17 @@ static void judge_pid(struct report *r, const struct ipc_handle *h, const char *
     process = process_visible(pid);
     object = access(path, F_OK) == 0;
     if (process && object)
-        say(r, "pid_namespace", PASSED, place, "process %d and its counter are visible here",
-            (int)pid);
+        add_check(r, "pid_namespace", CHECK_PASSED, place,
+                  "process %d and its counter are visible here", (int)pid);
     else if (object)
-        say(r, "pid_namespace", FAILED, place,
+        add_check(
+            r, "pid_namespace", CHECK_FAILED, place,
             "the counter of process %d is here and the process is not: it has exited, or it runs "
             "in another pid namespace; share the pid namespace of its container",
             (int)pid);
     else
-        say(r, "pid_namespace", FAILED, place,
+        add_check(
+            r, "pid_namespace", CHECK_FAILED, place,
             "%s: the trainer runs in another container or IPC namespace, or has exited; share "
             "/dev/shm and the pid namespace",
             process ? "its counter is not in /dev/shm here, and whoever has its process number "
@@ -188,122 +195,131 @@ static void judge_pid(struct report *r, const struct ipc_handle *h, const char *
                     : "neither its process nor its counter is visible here");
 }
 
-static void judge_counter(struct report *r, const struct ipc_handle *h, const char *place)
+static void check_ref_counter(struct preflight_report *r, const struct ipc_handle *h,
+                              const char *place)
 {
     struct ref_counter counter;
     struct err e = {0};
 
     if (ref_counter_open(&counter, h->ref_name, &e) == 0) {
         ref_counter_close(&counter);
-        say(r, "ref_counter", PASSED, place, "counter '%s' can be counted down", h->ref_name);
+        add_check(r, "ref_counter", CHECK_PASSED, place, "counter '%s' can be counted down",
+                  h->ref_name);
     } else {
-        say(r, "ref_counter", FAILED, place,
-            "%s; the trainer would keep every bucket that it sends until it exits", e.msg);
+        add_check(r, "ref_counter", CHECK_FAILED, place,
+                  "%s; the trainer would keep every bucket that it sends until it exits", e.msg);
     }
 }
 
-static void judge_exporter(struct report *r, const struct ipc_handle *h, const char *place)
+static void check_exporter(struct preflight_report *r, const struct ipc_handle *h,
+                           const char *place)
 {
     static const char *const checks[] = {"pid_namespace", "ref_counter"};
 
     if (h->ref_name[0] != '\0') {
-        judge_pid(r, h, place);
-        judge_counter(r, h, place);
+        check_pid_namespace(r, h, place);
+        check_ref_counter(r, h, place);
         return;
     }
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
-        say(r, checks[i], NOT_MADE, place,
-            "the handle names no counter, so it does not tell who "
-            "exported it");
+        add_check(r, checks[i], CHECK_SKIPPED, place,
+                  "the handle names no counter, so it does not tell who "
+                  "exported it");
 }
 
 /* Whether it can really be read is a check of its own. */
-static enum match_reach seen(void *arg, uint32_t rank, const char *uuid)
+static enum gpu_reach gpu_visible(void *arg, uint32_t rank, const char *uuid)
 {
     (void)rank;
-    return gpu_of_host(arg, uuid) != NULL ? MATCH_YES : MATCH_UNSEEN;
+    return gpu_of_host(arg, uuid) != NULL ? GPU_REACHABLE : GPU_NOT_VISIBLE;
 }
 
 /* Which handles an update would open on this rank. */
-static void judge_uuid(struct report *r, const struct app *app, const struct ipc_handles *h,
-                       struct pair *p)
+static void check_uuid(struct preflight_report *r, const struct app *app,
+                       const struct ipc_handles *h, struct gpu_pair *p)
 {
     const char *uuid = p->own->uuid, *place = device_name(p->device);
     struct cuda_info *cuda = (struct cuda_info *)(uintptr_t)
                                  app->weights->cuda; /* `seen` only reads it */
-    struct match_ranks ranks = {.n = 1, .uuids = &uuid, .reach = seen, .arg = cuda};
+    struct gpu_match_ranks ranks = {.n = 1, .uuids = &uuid, .reach = gpu_visible, .arg = cuda};
     struct err e = {0};
 
-    if (match_gpus(&p->gpu, &ranks, h, false, "", &e) != 0) {
-        say(r, "uuid", FAILED, place,
-            "%s; are they on one host, and does CUDA_VISIBLE_DEVICES show it to both?", e.msg);
+    if (gpu_match(&p->gpu, &ranks, h, false, "", &e) != 0) {
+        add_check(r, "uuid", CHECK_FAILED, place,
+                  "%s; are they on one host, and does CUDA_VISIBLE_DEVICES show it to both?",
+                  e.msg);
         return;
     }
     p->theirs = gpu_of_host(app->weights->cuda, p->gpu->uuid);
     if (p->theirs == NULL || strcmp(p->theirs->uuid, uuid) == 0)
         p->theirs = p->own;
     if (p->theirs == p->own)
-        say(r, "uuid", PASSED, place, "the handles name this GPU, %s", uuid);
+        add_check(r, "uuid", CHECK_PASSED, place, "the handles name this GPU, %s", uuid);
     else
-        say(r, "uuid", PASSED, place, "the handles name only %s, which is cuda:%d here, not %s",
-            p->theirs->uuid, p->theirs->ordinal, uuid);
+        add_check(r, "uuid", CHECK_PASSED, place,
+                  "the handles name only %s, which is cuda:%d here, not %s", p->theirs->uuid,
+                  p->theirs->ordinal, uuid);
 }
 
-static void judge_mig(struct report *r, const struct pair *p)
+static void check_mig(struct preflight_report *r, const struct gpu_pair *p)
 {
     const char *place = device_name(p->device);
 
     if (!p->own->mig && (p->theirs == NULL || !p->theirs->mig))
-        say(r, "mig", PASSED, place, "no MIG slice takes part");
+        add_check(r, "mig", CHECK_PASSED, place, "no MIG slice takes part");
     else if (p->theirs == p->own)
-        say(r, "mig", PASSED, place, "trainer and server are in the same MIG slice");
+        add_check(r, "mig", CHECK_PASSED, place, "trainer and server are in the same MIG slice");
     else
-        say(r, "mig", FAILED, place,
+        add_check(
+            r, "mig", CHECK_FAILED, place,
             "a MIG slice takes part: CUDA IPC works within one slice only, and its UUID is the "
             "slice's own, which begins with MIG-");
 }
 
 /* Is a path for the bytes from their GPU to ours? */
-static bool judge_peer(struct report *r, const struct pair *p)
+static bool check_peer_access(struct preflight_report *r, const struct gpu_pair *p)
 {
     const char *place = device_name(p->device);
     bool can = p->theirs == p->own || device_can_reach(p->device, p->theirs);
 
     if (p->theirs == p->own)
-        say(r, "peer_access", PASSED, place, "it is the same GPU");
+        add_check(r, "peer_access", CHECK_PASSED, place, "it is the same GPU");
     else if (can)
-        say(r, "peer_access", PASSED, place, "this GPU can read the memory of cuda:%d",
-            p->theirs->ordinal);
+        add_check(r, "peer_access", CHECK_PASSED, place, "this GPU can read the memory of cuda:%d",
+                  p->theirs->ordinal);
     else
-        say(r, "peer_access", FAILED, place,
+        add_check(
+            r, "peer_access", CHECK_FAILED, place,
             "this GPU cannot read the memory of cuda:%d: no NVLink, and no PCIe path that the "
             "driver allows",
             p->theirs->ordinal);
     return can;
 }
 
-static bool judge_open(struct report *r, const struct pair *p, const struct ipc_handle *h)
+static bool check_open(struct preflight_report *r, const struct gpu_pair *p,
+                       const struct ipc_handle *h)
 {
     const char *place = device_name(p->device);
     uint64_t addr, nbytes, end = h->storage_offset + h->tensor_offset + h->nbytes;
     struct err e = {0};
 
     if (device_import(p->device, h->mem, &addr, &nbytes, &e) != 0) {
-        say(r, "open", FAILED, place, "%s", e.msg);
+        add_check(r, "open", CHECK_FAILED, place, "%s", e.msg);
         return false;
     }
     device_unimport(p->device, addr);
     if (end > nbytes)
-        say(r, "open", FAILED, place,
-            "the handle opens, but the bucket ends at byte %llu and the allocation has %llu",
-            (unsigned long long)end, (unsigned long long)nbytes);
+        add_check(r, "open", CHECK_FAILED, place,
+                  "the handle opens, but the bucket ends at byte %llu and the allocation has %llu",
+                  (unsigned long long)end, (unsigned long long)nbytes);
     else
-        say(r, "open", PASSED, place, "the handle opens: an allocation of %llu bytes",
-            (unsigned long long)nbytes);
+        add_check(r, "open", CHECK_PASSED, place, "the handle opens: an allocation of %llu bytes",
+                  (unsigned long long)nbytes);
     return true;
 }
 
-static void judge_event(struct report *r, const struct pair *p, const struct ipc_handle *h)
+static void check_event(struct preflight_report *r, const struct gpu_pair *p,
+                        const struct ipc_handle *h)
 {
     const char *place = device_name(p->device);
     struct device_event *event;
@@ -311,21 +327,22 @@ static void judge_event(struct report *r, const struct pair *p, const struct ipc
     int passed;
 
     if (!h->event_sync) {
-        say(r, "event", PASSED, place, "there is no event to wait for");
+        add_check(r, "event", CHECK_PASSED, place, "there is no event to wait for");
         return;
     }
     if (device_event_open(p->device, h->event, &event, &e) != 0) {
-        say(r, "event", FAILED, place, "%s", e.msg);
+        add_check(r, "event", CHECK_FAILED, place, "%s", e.msg);
         return;
     }
     passed = device_event_passed(p->device, event, &e);
     device_event_close(p->device, event);
     if (passed < 0)
-        say(r, "event", FAILED, place, "%s", e.msg);
+        add_check(r, "event", CHECK_FAILED, place, "%s", e.msg);
     else
-        say(r, "event", PASSED, place,
-            passed > 0 ? "the event opens, and has happened"
-                       : "the event opens, and has not happened yet: an update would wait for it");
+        add_check(r, "event", CHECK_PASSED, place,
+                  passed > 0
+                      ? "the event opens, and has happened"
+                      : "the event opens, and has not happened yet: an update would wait for it");
 }
 
 /* The first handle with memory: an empty tensor shares none. */
@@ -337,51 +354,52 @@ static const struct ipc_handle *first_handle(const struct ipc_handles *h, const 
     return NULL;
 }
 
-static void not_made(struct report *r, const char *const *checks, const char *place,
-                     const char *why)
+static void add_skipped(struct preflight_report *r, const char *const *checks, const char *place,
+                        const char *why)
 {
     for (; *checks != NULL; checks++)
-        say(r, *checks, NOT_MADE, place, "not made: %s", why);
+        add_check(r, *checks, CHECK_SKIPPED, place, "not made: %s", why);
 }
 
-static const char *const of_opening[] = {"open", "event", NULL};
-static const char *const of_memory[] = {"pid_namespace", "ref_counter", "open", "event", NULL};
-static const char *const of_rank[] = {"peer_access", "open", "event", NULL};
+static const char *const checks_of_open[] = {"open", "event", NULL};
+static const char *const checks_of_handle[] = {"pid_namespace", "ref_counter", "open", "event",
+                                               NULL};
+static const char *const checks_of_gpu[] = {"peer_access", "open", "event", NULL};
 
-static void judge_rank(struct report *r, const struct app *app, const struct ipc_handles *h,
-                       uint32_t rank)
+static void check_rank(struct preflight_report *r, const struct app *app,
+                       const struct ipc_handles *h, uint32_t rank)
 {
     const char *place = device_name(app->weights->devices[rank]);
-    struct pair p = {.device = app->weights->devices[rank],
-                     .own = device_about(app->weights->devices[rank])};
+    struct gpu_pair p = {.device = app->weights->devices[rank],
+                         .own = device_about(app->weights->devices[rank])};
     const struct ipc_handle *first;
 
-    judge_uuid(r, app, h, &p);
-    judge_mig(r, &p);
+    check_uuid(r, app, h, &p);
+    check_mig(r, &p);
     if (p.gpu == NULL) {
         first = first_handle(h, &h->gpus[0]);
         if (first != NULL)
-            judge_exporter(r, first, place);
-        not_made(r, of_rank, place, "no handle is of a GPU of this host");
+            check_exporter(r, first, place);
+        add_skipped(r, checks_of_gpu, place, "no handle is of a GPU of this host");
         return;
     }
     first = first_handle(h, p.gpu);
     if (first == NULL) {
-        (void)judge_peer(r, &p);
-        not_made(r, of_memory, place, "the tensors are empty, no memory was shared");
+        (void)check_peer_access(r, &p);
+        add_skipped(r, checks_of_handle, place, "the tensors are empty, no memory was shared");
         return;
     }
-    judge_exporter(r, first, place);
-    if (!judge_peer(r, &p))
-        not_made(r, of_opening, place, "there is no peer access");
-    else if (judge_open(r, &p, first))
-        judge_event(r, &p, first);
+    check_exporter(r, first, place);
+    if (!check_peer_access(r, &p))
+        add_skipped(r, checks_of_open, place, "there is no peer access");
+    else if (check_open(r, &p, first))
+        check_event(r, &p, first);
     else
-        say(r, "event", NOT_MADE, place, "not made: the handle does not open");
+        add_check(r, "event", CHECK_SKIPPED, place, "not made: the handle does not open");
 }
 
 /* Without handles, or without a GPU to open them on. */
-static void judge_little(struct report *r, const struct request *req)
+static void check_without_gpu(struct preflight_report *r, const struct preflight_req *req)
 {
     static const char *const checks[] = {"uuid", "mig", NULL};
     const struct ipc_handle *first = NULL;
@@ -391,27 +409,27 @@ static void judge_little(struct report *r, const struct request *req)
         why = "handles of expandable segments cannot be opened";
     else
         first = first_handle(&req->handles, &req->handles.gpus[0]);
-    not_made(r, checks, NULL, why);
+    add_skipped(r, checks, NULL, why);
     if (first != NULL) {
-        judge_exporter(r, first, NULL);
-        not_made(r, of_rank, NULL, why);
+        check_exporter(r, first, NULL);
+        add_skipped(r, checks_of_gpu, NULL, why);
     } else {
-        say(r, "peer_access", NOT_MADE, NULL, "not made: %s", why);
-        not_made(r, of_memory, NULL, why);
+        add_check(r, "peer_access", CHECK_SKIPPED, NULL, "not made: %s", why);
+        add_skipped(r, checks_of_handle, NULL, why);
     }
 }
 
-static json_t *report_json(const struct app *app, const struct request *req)
+static json_t *report_json(const struct app *app, const struct preflight_req *req)
 {
-    struct report r = {.checks = json_array()};
+    struct preflight_report r = {.checks = json_array()};
 
-    judge_host(&r, app);
-    judge_allocator(&r, req);
+    check_host(&r, app);
+    check_allocator(&r, req);
     if (req->expandable || app->weights->n_devices == 0)
-        judge_little(&r, req);
+        check_without_gpu(&r, req);
     else
         for (uint32_t rank = 0; rank < app->weights->n_devices; rank++)
-            judge_rank(&r, app, &req->handles, rank);
+            check_rank(&r, app, &req->handles, rank);
     if (r.no_memory) {
         json_decref(r.checks);
         return NULL;
@@ -421,7 +439,7 @@ static json_t *report_json(const struct app *app, const struct request *req)
 
 int handle_preflight(struct app *app, struct http_request *x, struct err *e)
 {
-    struct request req = {0};
+    struct preflight_req req = {0};
     json_t *body, *report;
     int rc;
 

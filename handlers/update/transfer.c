@@ -5,7 +5,7 @@
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
-#include "handlers/packed_words.h"
+#include "handlers/packing_json.h"
 #include "handlers/reply.h"
 #include "handlers/transfer_json.h"
 #include "handlers/update/update_session.h"
@@ -39,20 +39,21 @@ const char *const transfer_init_members[] = {
 const char *const transfer_delete_members[] = {"group_name", NULL}; /* of dialects */
 
 /* Who is to be answered when a join is so far, or gone. */
-struct waiter {
+struct join_waiter {
     struct weight_transfer *transfer;
     struct http_request *x;
 };
 
-static struct waiter *waiter_new(struct weight_transfer *t, struct http_request *x, struct err *e)
+static struct join_waiter *join_waiter_new(struct weight_transfer *t, struct http_request *x,
+                                           struct err *e)
 {
-    struct waiter *w = malloc(sizeof *w);
+    struct join_waiter *w = malloc(sizeof *w);
 
     if (w == NULL) {
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
         return NULL;
     }
-    *w = (struct waiter){t, x};
+    *w = (struct join_waiter){t, x};
     return w;
 }
 
@@ -136,14 +137,14 @@ static int parse_transport(const json_t *body, struct err *e)
 }
 
 /* Trainers that send handles announce themselves too: there is nothing to join, nor to leave. */
-static bool needs_no_group(const json_t *body)
+static bool is_ipc(const json_t *body)
 {
     const char *transport = json_string_value(json_object_get(body, "transport"));
 
     return transport != NULL && strcmp(transport, "ipc") == 0;
 }
 
-static int check_no_group(const json_t *body, struct err *e)
+static int check_ipc_members(const json_t *body, struct err *e)
 {
     bool packed = false; /* the handles say it themselves */
     char field[32];
@@ -178,16 +179,17 @@ static int init_parse(struct init_req *req, uint64_t join_timeout_us, const json
 {
     const char *id = NULL;
     uint64_t world_size = 0, rank_offset = 1;
-    struct packed_words words;
+    struct packing_params packing;
 
     if (parse_transport(body, e) != 0 || body_required(body, "", "world_size", e) != 0 ||
         body_u64(&world_size, body, "", "world_size", 2, NCCL_WORLD_MAX, e) != 0 ||
         body_u64(&rank_offset, body, "", "rank_offset", 1, NCCL_WORLD_MAX - 1, e) != 0 ||
         body_str(&id, body, "", "nccl_unique_id", e) != 0 ||
         (id != NULL ? parse_id(req, id, body, e) : parse_store(req, body, e)) != 0 ||
-        parse_time(req, body, join_timeout_us, e) != 0 || packed_parse_join(&words, body, e) != 0)
+        parse_time(req, body, join_timeout_us, e) != 0 ||
+        packing_parse_join(&packing, body, e) != 0)
         return -1;
-    req->packing = (struct nccl_packing){words.packed, words.bucket_nbytes};
+    req->packing = (struct nccl_packing){packing.packed, packing.bucket_nbytes};
     req->world_size = (uint32_t)world_size;
     req->rank_offset = (uint32_t)rank_offset;
     req->warm_up = req->form != NCCL_FORM_TORCH;
@@ -213,9 +215,9 @@ static int init_validate(const struct init_req *req, const struct weight_transfe
     return 0;
 }
 
-static void init_answered(void *arg, const struct nccl_join_info *info, const struct err *e)
+static void reply_joined(void *arg, const struct nccl_join_info *info, const struct err *e)
 {
-    struct waiter *w = arg;
+    struct join_waiter *w = arg;
 
     if (e->code != ERR_NONE)
         reply_error(w->x, e, NULL);
@@ -224,10 +226,10 @@ static void init_answered(void *arg, const struct nccl_join_info *info, const st
     free(w);
 }
 
-static int begin(struct weight_transfer *t, const struct init_req *req, struct http_request *x,
-                 struct err *e)
+static int start_join(struct weight_transfer *t, const struct init_req *req, struct http_request *x,
+                      struct err *e)
 {
-    struct waiter *w = waiter_new(t, x, e);
+    struct join_waiter *w = join_waiter_new(t, x, e);
     struct nccl_join_cfg invitation = {
         .group = {.world_size = req->world_size,
                   .rank_offset = req->rank_offset,
@@ -238,7 +240,7 @@ static int begin(struct weight_transfer *t, const struct init_req *req, struct h
         .group_name = req->group_name,
         .timeout_us = req->timeout_us,
         .first_collective_us = req->first_collective_us,
-        .answer = init_answered,
+        .answer = reply_joined,
         .answer_arg = w,
         .x = x,
     };
@@ -253,10 +255,10 @@ static int begin(struct weight_transfer *t, const struct init_req *req, struct h
 }
 
 /* What the trainer before has left half sent must not become one model with what this one sends. */
-static void give_up_last(struct app *app, const struct route *route)
+static void abort_open_update(struct app *app, const struct route *route)
 {
     if (route->session == SESSION_AUTO_COMMIT)
-        session_give_up(app, true, "its trainer asks for a new group");
+        request_session_abort(app, true, "its trainer asks for a new group");
 }
 
 static int join_group(struct app *app, struct http_request *x, const json_t *body, struct err *e)
@@ -267,8 +269,8 @@ static int join_group(struct app *app, struct http_request *x, const json_t *bod
     if (init_parse(&req, cfg->join_timeout_us, body, e) != 0 || init_validate(&req, cfg, e) != 0 ||
         weight_transfer_able(app->weights->transfer, e) != 0)
         return -1;
-    give_up_last(app, x->route);
-    return begin(app->weights->transfer, &req, x, e);
+    abort_open_update(app, x->route);
+    return start_join(app->weights->transfer, &req, x, e);
 }
 
 int handle_transfer_init(struct app *app, struct http_request *x, struct err *e)
@@ -280,11 +282,11 @@ int handle_transfer_init(struct app *app, struct http_request *x, struct err *e)
 
     if (body_parse(&body, x, route, e) != 0)
         return -1;
-    no_group = needs_no_group(body);
-    rc = no_group ? check_no_group(body, e) : join_group(app, x, body, e);
+    no_group = is_ipc(body);
+    rc = no_group ? check_ipc_members(body, e) : join_group(app, x, body, e);
     json_decref(body);
     if (rc == 0 && no_group) {
-        give_up_last(app, route);
+        abort_open_update(app, route);
         reply_json(x, 200, transfer_json(app->weights->transfer));
     }
     return rc;
@@ -298,26 +300,27 @@ int handle_transfer_get(struct app *app, struct http_request *x, struct err *e)
 }
 
 /* Nothing of the group is left. */
-static void left(void *arg)
+static void reply_left(void *arg)
 {
-    struct waiter *w = arg;
+    struct join_waiter *w = arg;
 
     reply_json(w->x, 200, transfer_json_of(w->transfer, NULL));
     free(w);
 }
 
-static int leave(struct weight_transfer *t, struct http_request *x, const char *name, struct err *e)
+static int leave_group(struct weight_transfer *t, struct http_request *x, const char *name,
+                       struct err *e)
 {
-    struct waiter *w = waiter_new(t, x, e);
+    struct join_waiter *w = join_waiter_new(t, x, e);
     int rc;
 
     if (w == NULL)
         return -1;
-    rc = weight_transfer_leave(t, name, left, w, e);
+    rc = weight_transfer_leave(t, name, reply_left, w, e);
     if (rc < 0)
         free(w);
     else if (rc == 0)
-        left(w);
+        reply_left(w);
     return rc < 0 ? -1 : 0;
 }
 
@@ -334,7 +337,7 @@ int handle_transfer_delete(struct app *app, struct http_request *x, struct err *
     if (body != NULL)
         rc = body_str(&name, body, "", "group_name", e);
     if (rc == 0)
-        rc = leave(app->weights->transfer, x, name, e);
+        rc = leave_group(app->weights->transfer, x, name, e);
     json_decref(body);
     return rc;
 }

@@ -10,8 +10,8 @@
 #include "handlers/reply.h"
 #include "handlers/source_json.h"
 #include "handlers/tensor_list_json.h"
-#include "handlers/update/update_asker.h"
 #include "handlers/update/update_ipc.h"
+#include "handlers/update/update_requester.h"
 #include "handlers/update/update_session.h"
 #include "handlers/update_json.h"
 #include "handlers/update_members.h"
@@ -63,14 +63,14 @@ const char *const update_query[] = {
 };
 
 /* What a request says beside its tensors; the same members in JSON and in the query. */
-struct update_words {
+struct update_params {
     const char *update_id, *chunk_id, *label;
     bool partial, convert, sharded, abort_requests;
     bool partial_given, convert_given, placement_given;
 };
 
 /* Session members are the session's to say; a chunk in one may not contradict it. */
-static int words_check(const struct update_words *w, struct err *e)
+static int params_check(const struct update_params *w, struct err *e)
 {
     if (w->update_id != NULL && update_id_check(w->update_id, UPDATE_ID_MAX, "/update_id", e) != 0)
         return -1;
@@ -93,8 +93,8 @@ static int words_check(const struct update_words *w, struct err *e)
 
 /* A client's X-Request-Id names its chunk within a session. A whole update never repeats by it: a
  * trainer that sends one id at every step would get an old answer for new weights. */
-static void words_apply(struct update_chunk *c, const struct update_words *w,
-                        const struct http_request *x)
+static void params_apply(struct update_chunk *c, const struct update_params *w,
+                         const struct http_request *x)
 {
     if (w->update_id != NULL)
         (void)snprintf(c->update_id, sizeof c->update_id, "%s", w->update_id);
@@ -120,7 +120,7 @@ static json_t *missing_json(const struct update_chunk *c, const struct err *e)
 
 /* What is missing stands in no member of the request: the one that lists what came is pointed at.
  * @body  NULL when the tensors are the body */
-static void blame_list(const json_t *body, struct err *e)
+static void set_missing_field(const json_t *body, struct err *e)
 {
     static const char *const lists[] = {"/buckets", "/serialized_named_tensors",
                                         "/per_gpu", "/metadata_by_gpu",
@@ -133,31 +133,31 @@ static void blame_list(const json_t *body, struct err *e)
     (void)snprintf(e->field, sizeof e->field, "%s", found);
 }
 
-/* Hands the chunk to the worker; from then on update_answered answers. A source is closed before
+/* Hands the chunk to the worker; from then on update_reply_done answers. A source is closed before
  * the answer, because it may read from the request. @body  as blame_list takes it */
-static int submit(struct app *app, struct http_request *x, struct update_chunk *c,
-                  const json_t *body, struct err *e)
+static int submit_chunk(struct app *app, struct http_request *x, struct update_chunk *c,
+                        const json_t *body, struct err *e)
 {
     const struct route *route = x->route;
-    struct update_asker *asker;
+    struct update_requester *asker;
     json_t *details;
 
-    if (update_asker_new(&asker, app, x, e) != 0) {
+    if (update_requester_new(&asker, app, x, e) != 0) {
         update_chunk_free(c);
         return -1;
     }
-    c->done = update_answered;
+    c->done = update_reply_done;
     c->done_arg = asker;
-    c->gone = update_asker_gone;
+    c->gone = update_requester_disconnected;
     if (updates_submit(app->weights->updates, c, e) == 0)
         return 0;
-    update_asker_free(asker);
+    update_requester_free(asker);
     if (route->session == SESSION_AUTO_COMMIT) /* nobody would end one that has nothing */
-        session_give_up(app, false, "its first bucket was refused");
+        request_session_abort(app, false, "its first bucket was refused");
     details = missing_json(c, e);
     update_chunk_free(c);
     if (e->code == ERR_INCOMPLETE)
-        blame_list(body, e);
+        set_missing_field(body, e);
     reply_error(x, e, details);
     return 0;
 }
@@ -172,7 +172,7 @@ static struct update_chunk *chunk_new(struct err *e)
 }
 
 /* What a file or a header says of itself holds unless the request says otherwise. */
-static int take_label(struct update_chunk *c, const char *label, struct err *e)
+static int use_source_label(struct update_chunk *c, const char *label, struct err *e)
 {
     if (c->label[0] != '\0' || label == NULL)
         return 0;
@@ -182,7 +182,7 @@ static int take_label(struct update_chunk *c, const char *label, struct err *e)
     return 0;
 }
 
-static void take_file(struct update_chunk *c, struct file_weights *w)
+static void use_file_metadata(struct update_chunk *c, struct file_weights *w)
 {
     if (c->tensor_list == NULL)
         c->tensor_list = tensor_list_ref(w->tensor_list);
@@ -203,14 +203,14 @@ static int open_path(const struct app *app, struct update_chunk *c, const char *
     if (file_source_open(&c->source, &w, s->allow_path, s->n_allow_path, path, c->tensor_list, e) !=
         0)
         return -1;
-    take_file(c, &w);
-    rc = take_label(c, w.weight_version, e);
+    use_file_metadata(c, &w);
+    rc = use_source_label(c, w.weight_version, e);
     file_weights_fini(&w);
     return rc;
 }
 
 /* What speaks of handles goes with handles. */
-static int check_beside(const json_t *body, struct err *e)
+static int check_no_ipc_members(const json_t *body, struct err *e)
 {
     static const char *const members[] = {"per_gpu", "metadata_by_gpu"};
     char field[32];
@@ -237,12 +237,12 @@ static int open_ipc(struct app *app, struct update_chunk *c, const json_t *body,
     if (c->update_id[0] != '\0' && updates_get(app->weights->updates, c->update_id, &info, e) != 0)
         return -1;
     if (body_given(body, "serialized_named_tensors") != NULL)
-        return tensors_from_body(c, app, body, info.sharded, e);
+        return named_tensors_from_body(c, app, body, info.sharded, e);
     return ipc_from_body(c, app, body, text, info.sharded, e);
 }
 
 /* What speaks of broadcasts goes with them. */
-static int check_not_nccl(const json_t *body, struct err *e)
+static int check_no_nccl_members(const json_t *body, struct err *e)
 {
     static const char *const members[] = {"expected_digest", "bucket_nbytes",
                                           "packed_buffer_size_bytes", "group_name"};
@@ -265,13 +265,13 @@ static int open_source(struct app *app, struct update_chunk *c, const json_t *bo
     if (body_str(&path, body, "", "path", e) != 0 || update_source_of(&source, body, e) != 0)
         return -1;
     if (strcmp(source, "transport") == 0)
-        return check_beside(body, e) != 0 ? -1 : nccl_from_body(c, app, body, text, e);
-    if (check_not_nccl(body, e) != 0)
+        return check_no_ipc_members(body, e) != 0 ? -1 : nccl_from_body(c, app, body, text, e);
+    if (check_no_nccl_members(body, e) != 0)
         return -1;
     if (strcmp(source, "shm") != 0 && strcmp(source, "path") != 0)
         return open_ipc(app, c, body, text, e);
-    if (check_beside(body, e) != 0 ||
-        tensor_list_named(&c->tensor_list, app, body, text, "", path != NULL, e) != 0)
+    if (check_no_ipc_members(body, e) != 0 ||
+        tensor_list_resolve(&c->tensor_list, app, body, text, "", path != NULL, e) != 0)
         return -1;
     if (c->tensor_list == NULL && body_given(body, "checksums") != NULL)
         return err_set(e, ERR_BAD_REQUEST, "/checksums",
@@ -285,7 +285,7 @@ static int open_source(struct app *app, struct update_chunk *c, const json_t *bo
                         : shm_from_body(&c->source, body, c->tensor_list, e);
 }
 
-static int words_from_body(struct update_words *w, const json_t *body, struct err *e)
+static int params_from_body(struct update_params *w, const json_t *body, struct err *e)
 {
     const char *selector = NULL;
 
@@ -301,12 +301,12 @@ static int words_from_body(struct update_words *w, const json_t *body, struct er
     w->partial_given = body_given(body, "partial") != NULL;
     w->convert_given = body_given(body, "convert") != NULL;
     w->placement_given = body_given(body, "placement") != NULL;
-    return words_check(w, e);
+    return params_check(w, e);
 }
 
 /* A trainer's pickles may hold nothing for this server: it is told how the update stands. */
-static int answer_nothing(struct app *app, struct http_request *x, struct update_chunk *c,
-                          struct err *e)
+static int reply_no_tensors(struct app *app, struct http_request *x, struct update_chunk *c,
+                            struct err *e)
 {
     struct update_info info;
     int rc = 0;
@@ -326,20 +326,20 @@ static int update_from_json(struct app *app, struct http_request *x, const json_
 {
     const struct route *route = x->route;
     char id[UPDATE_ID_MAX + 1] = "";
-    struct update_words w = {0};
+    struct update_params w = {0};
     struct update_chunk *c;
 
-    if (words_from_body(&w, body, e) != 0 || session_find(id, app, route, e) != 0)
+    if (params_from_body(&w, body, e) != 0 || request_session_find(id, app, route, e) != 0)
         return -1;
     if (id[0] != '\0')
         w.update_id = id;
     c = chunk_new(e);
     if (c == NULL)
         return -1;
-    words_apply(c, &w, x);
+    params_apply(c, &w, x);
     if (open_source(app, c, body, text, e) != 0 ||
         (c->source != NULL && route->session == SESSION_AUTO_COMMIT && c->update_id[0] == '\0' &&
-         session_begin(c->update_id, app, route, e) != 0)) {
+         request_session_start(c->update_id, app, route, e) != 0)) {
         update_chunk_free(c);
         return -1;
     }
@@ -347,11 +347,11 @@ static int update_from_json(struct app *app, struct http_request *x, const json_
     if (w.abort_requests)
         (void)generations_abort(app->generate->generations, NULL, 0);
     if (c->source == NULL)
-        return answer_nothing(app, x, c, e);
-    return submit(app, x, c, body, e);
+        return reply_no_tensors(app, x, c, e);
+    return submit_chunk(app, x, c, body, e);
 }
 
-static int words_from_query(struct update_words *w, const struct http_request *x, struct err *e)
+static int params_from_query(struct update_params *w, const struct http_request *x, struct err *e)
 {
     w->update_id = http_request_query(x, "update_id");
     w->chunk_id = http_request_query(x, "chunk_id");
@@ -361,47 +361,47 @@ static int words_from_query(struct update_words *w, const struct http_request *x
     if (query_bool(&w->partial, x, "partial", e) != 0 ||
         query_bool(&w->convert, x, "convert", e) != 0)
         return -1;
-    return words_check(w, e);
+    return params_check(w, e);
 }
 
-static int take_head(struct update_chunk *c, struct safetensors *head, struct err *e)
+static int use_stream_header(struct update_chunk *c, struct safetensors *head, struct err *e)
 {
     c->tensor_list = tensor_list_ref(head->tensor_list);
     c->checksums = head->checksums;
     c->has_checksum = head->has_checksum;
     head->checksums = NULL;
     head->has_checksum = NULL;
-    return take_label(c, head->weight_version, e);
+    return use_source_label(c, head->weight_version, e);
 }
 
 /* The body's head has been read; its tensors will be, by the worker, straight into staging. */
 static int update_from_stream(struct app *app, struct http_request *x, struct err *e)
 {
-    struct update_words w = {0};
+    struct update_params w = {0};
     struct safetensors head = {0};
     struct update_chunk *c;
     int rc;
 
-    if (words_from_query(&w, x, e) != 0)
+    if (params_from_query(&w, x, e) != 0)
         return -1;
     c = chunk_new(e);
     if (c == NULL)
         return -1;
-    words_apply(c, &w, x);
+    params_apply(c, &w, x);
     rc = safetensors_parse(&head, x->body, x->body_len, x->content_length, e);
     if (rc == 0)
-        rc = take_head(c, &head, e);
+        rc = use_stream_header(c, &head, e);
     safetensors_fini(&head);
     if (rc == 0)
         rc = body_source_new(&c->source, x, app->settings.body_stall_timeout_ms * 1000, e);
     if (rc == 0)
-        return submit(app, x, c, NULL, e);
+        return submit_chunk(app, x, c, NULL, e);
     update_chunk_free(c);
     return -1;
 }
 
 /* A dialect's row whose way in never says which transport is not by the group. */
-static bool may_broadcast(const struct route *route)
+static bool accepts_nccl(const struct route *route)
 {
     bool may = route->translated_members == NULL;
 
@@ -410,9 +410,9 @@ static bool may_broadcast(const struct route *route)
     return may;
 }
 
-void update_unread(struct app *app, const struct http_request *x)
+void update_refused_unread(struct app *app, const struct http_request *x)
 {
-    if (app->weights->transfer != NULL && !body_is_tensors(x) && may_broadcast(x->route))
+    if (app->weights->transfer != NULL && !body_is_tensors(x) && accepts_nccl(x->route))
         weight_transfer_doubt(app->weights->transfer, NULL);
 }
 
@@ -443,7 +443,7 @@ int handle_update(struct app *app, struct http_request *x, struct err *e)
     if (pause_controller_allows(app->pause_controller, CALL_UPDATE_RECEIVE, e) != 0 ||
         (route->strict && x->n_query > 0 && refuse_query(x, e) != 0) ||
         body_parse_columns(&body, &text, x, route, app->weights->lists, e) != 0) {
-        update_unread(app, x);
+        update_refused_unread(app, x);
         return -1;
     }
     rc = update_from_json(app, x, body, &text, e);

@@ -6,7 +6,7 @@
 #include "handlers/body_scan.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
-#include "handlers/update/update_asker.h"
+#include "handlers/update/update_requester.h"
 #include "handlers/update/update_session.h"
 #include "handlers/update_json.h"
 #include "handlers/update_members.h"
@@ -82,7 +82,7 @@ static json_t *started_json(const struct app *app, const struct update_info *inf
 }
 
 /* A session whose id cannot be told to its owner would shut everyone out until its lease ends. */
-static int take_back(struct app *app, const struct update_info *info, struct err *e)
+static int abort_unreported(struct app *app, const struct update_info *info, struct err *e)
 {
     struct update_info ended;
     struct err ignored = {0}; /* it may have ended already */
@@ -110,13 +110,13 @@ int handle_update_start(struct app *app, struct http_request *x, struct err *e)
         updates_start(app->weights->updates, &req, &info, e) != 0)
         return -1;
     if (!reply_json_make(x, 200, started_json(app, &info), &reply))
-        return take_back(app, &info, e);
+        return abort_unreported(app, &info, e);
     http_reply(x, &reply);
     return 0;
 }
 
-int session_find(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route *route,
-                 struct err *e)
+int request_session_find(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route *route,
+                         struct err *e)
 {
     struct update_info info;
 
@@ -136,8 +136,8 @@ int session_find(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route
     return 0;
 }
 
-int session_begin(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route *route,
-                  struct err *e)
+int request_session_start(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route *route,
+                          struct err *e)
 {
     struct update_start req = {.auto_commit = true, .lease_s = UPDATE_ANONYMOUS_LEASE_S};
     struct update_info info;
@@ -148,13 +148,13 @@ int session_begin(char id[UPDATE_ID_MAX + 1], struct app *app, const struct rout
         memcpy(id, info.id, sizeof info.id);
         return 0;
     }
-    if (e->code != ERR_CONFLICT || session_find(id, app, route, e) != 0)
+    if (e->code != ERR_CONFLICT || request_session_find(id, app, route, e) != 0)
         return -1;
     return id[0] != '\0' ? 0
                          : err_set(e, ERR_CONFLICT, "", "the update ended just now: send it again");
 }
 
-void session_give_up(struct app *app, bool begun, const char *why)
+void request_session_abort(struct app *app, bool begun, const char *why)
 {
     struct err ignored = {0}; /* it may have ended, or be ending */
     struct update_info info;
@@ -166,7 +166,8 @@ void session_give_up(struct app *app, bool begun, const char *why)
 }
 
 /* checksums: {name: hex}. @out malloc'ed, names borrowed from the body. */
-static int sums_parse(struct update_checksum **out, uint32_t *n, const json_t *body, struct err *e)
+static int checksums_parse(struct update_checksum **out, uint32_t *n, const json_t *body,
+                           struct err *e)
 {
     const json_t *object = NULL, *value;
     struct update_checksum *sums;
@@ -199,18 +200,18 @@ static int sums_parse(struct update_checksum **out, uint32_t *n, const json_t *b
 }
 
 /* @commit  false: only proves */
-static int finish(struct app *app, struct http_request *x, const json_t *body, bool commit,
-                  struct err *e)
+static int finish_update(struct app *app, struct http_request *x, const json_t *body, bool commit,
+                         struct err *e)
 {
     struct update_checksum *sums = NULL;
-    struct update_asker *asker = NULL;
+    struct update_requester *asker = NULL;
     const struct route *route = x->route;
     const char *id = NULL, *label = "";
     char open[UPDATE_ID_MAX + 1] = "";
     uint32_t n_sums = 0;
     int rc;
 
-    if (session_find(open, app, route, e) != 0)
+    if (request_session_find(open, app, route, e) != 0)
         return -1;
     if (open[0] != '\0')
         id = open;
@@ -220,16 +221,16 @@ static int finish(struct app *app, struct http_request *x, const json_t *body, b
     if (*label != '\0' && label_check(label, "/weight_version", e) != 0)
         return -1;
     if (pause_controller_allows(app->pause_controller, CALL_UPDATE_FINISH, e) != 0 ||
-        sums_parse(&sums, &n_sums, body, e) != 0)
+        checksums_parse(&sums, &n_sums, body, e) != 0)
         return -1;
-    rc = update_asker_new(&asker, app, x, e);
+    rc = update_requester_new(&asker, app, x, e);
     if (rc == 0)
         rc = commit ? updates_finish(app->weights->updates, id, label, sums, n_sums,
-                                     update_answered, asker, e)
-                    : updates_verify(app->weights->updates, id, sums, n_sums, update_answered,
+                                     update_reply_done, asker, e)
+                    : updates_verify(app->weights->updates, id, sums, n_sums, update_reply_done,
                                      asker, e);
     if (rc != 0)
-        update_asker_free(asker);
+        update_requester_free(asker);
     free(sums);
     return rc;
 }
@@ -241,7 +242,7 @@ static int parse_and_finish(struct app *app, struct http_request *x, bool commit
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    rc = finish(app, x, body, commit, e);
+    rc = finish_update(app, x, body, commit, e);
     json_decref(body);
     return rc;
 }
@@ -268,7 +269,8 @@ static int abort_update(struct app *app, const json_t *body, struct update_info 
     return updates_abort(app->weights->updates, id, text, info, e);
 }
 
-static int renew(struct app *app, const json_t *body, struct update_info *info, struct err *e)
+static int renew_update(struct app *app, const json_t *body, struct update_info *info,
+                        struct err *e)
 {
     const char *id = NULL;
     uint64_t lease_s = 0;
@@ -280,9 +282,10 @@ static int renew(struct app *app, const json_t *body, struct update_info *info, 
 }
 
 /* What is done at once to the session that a body names, and told of it. */
-static int act_on(struct app *app, struct http_request *x,
-                  int (*act)(struct app *, const json_t *, struct update_info *, struct err *),
-                  struct err *e)
+static int run_on_session(struct app *app, struct http_request *x,
+                          int (*act)(struct app *, const json_t *, struct update_info *,
+                                     struct err *),
+                          struct err *e)
 {
     struct update_info info;
     json_t *body;
@@ -299,12 +302,12 @@ static int act_on(struct app *app, struct http_request *x,
 
 int handle_update_abort(struct app *app, struct http_request *x, struct err *e)
 {
-    return act_on(app, x, abort_update, e);
+    return run_on_session(app, x, abort_update, e);
 }
 
 int handle_update_renew(struct app *app, struct http_request *x, struct err *e)
 {
-    return act_on(app, x, renew, e);
+    return run_on_session(app, x, renew_update, e);
 }
 
 int handle_update_get(struct app *app, struct http_request *x, struct err *e)

@@ -35,12 +35,12 @@ static int open_source(struct source **out, struct ipc_request *q, struct err *e
         .n_ranks = q->n_ranks,
         .tensor_lists = tensor_lists,
         .buckets = q->buckets,
-        .n_buckets = q->n_parts,
+        .n_buckets = q->n_buckets,
         .stats = q->app->weights->ipc_stats,
     };
 
     for (uint32_t r = 0; r < q->n_ranks; r++)
-        tensor_lists[r] = q->tensor_lists[q->alike ? 0 : r].tensor_list;
+        tensor_lists[r] = q->tensor_lists[q->ranks_equal ? 0 : r].tensor_list;
     q->buckets = NULL; /* moved, also on failure */
     return cuda_ipc_source_new(out, &cfg, e);
 }
@@ -82,7 +82,7 @@ int ipc_from_body(struct update_chunk *c, const struct app *app, const json_t *b
     int rc = -1;
 
     if (ipc_request_read(&q, app, body, text, sharded, e) != 0 || ipc_request_match(&q, e) != 0 ||
-        ipc_request_join(&q, e) != 0 || ipc_request_judge(&q, e) != 0)
+        ipc_request_merge(&q, e) != 0 || ipc_request_validate(&q, e) != 0)
         goto err_fini;
     if (app->weights->n_devices == 0)
         rc = refuse_no_gpu(&q, e);
@@ -90,7 +90,7 @@ int ipc_from_body(struct update_chunk *c, const struct app *app, const json_t *b
         rc = open_source(&c->source, &q, e);
     if (rc != 0)
         goto err_fini;
-    if (q.alike)
+    if (q.ranks_equal)
         move_alike(c, &q);
     else
         move_ranks(c, &q);

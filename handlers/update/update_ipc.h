@@ -1,10 +1,10 @@
-/* A request with CUDA IPC handles while it is read, as update_ipc.c, update_buckets.c,
- * update_judge.c and update_join.c share it. */
+/* A request with CUDA IPC handles while it is read, as update_ipc.c, buckets_read.c,
+ * handles_validate.c and buckets_merge.c share it. */
 #ifndef BATON_HANDLERS_UPDATE_UPDATE_IPC_H
 #define BATON_HANDLERS_UPDATE_UPDATE_IPC_H
 
 #include "base/err.h"
-#include "handlers/update/update_match.h"
+#include "handlers/update/gpu_match.h"
 #include "transport/ipc/cuda_ipc.h"
 #include "weights/update/update.h"
 
@@ -17,11 +17,11 @@ struct body_columns;
 
 enum {
     IPC_AT_MAX = sizeof(((struct chunk_origin *)0)->at),
-    IPC_PART_AT_MAX = sizeof "/buckets/4095",
+    IPC_BUCKET_AT_MAX = sizeof "/buckets/4095",
     IPC_RANKS_MAX = STORE_DEVICES_MAX
 };
 _Static_assert((int)IPC_BUCKETS_MAX == 4096, "the pointer of the last has room");
-_Static_assert((int)IPC_PART_AT_MAX + (int)sizeof "/metadata_by_gpu/GPU-" + (int)IPC_UUID_LEN <=
+_Static_assert((int)IPC_BUCKET_AT_MAX + (int)sizeof "/metadata_by_gpu/GPU-" + (int)IPC_UUID_LEN <=
                    (int)IPC_AT_MAX + 1,
                "so has that of a list in it");
 
@@ -34,10 +34,10 @@ struct ipc_list {
 };
 
 /* One bucket. Its handles are in the struct ipc_bucket of the same number. */
-struct ipc_part {
-    const json_t *object;     /* borrowed; holds all that belongs to it */
-    char at[IPC_PART_AT_MAX]; /* its JSON pointer: "" or "/buckets/<i>" */
-    char field[IPC_AT_MAX];   /* of the handles */
+struct ipc_bucket_json {
+    const json_t *object;       /* borrowed; holds all that belongs to it */
+    char at[IPC_BUCKET_AT_MAX]; /* its JSON pointer: "" or "/buckets/<i>" */
+    char field[IPC_AT_MAX];     /* of the handles */
     const char *per_gpu;    /* the member that its lists came in; NULL: there is one for all GPUs */
     struct ipc_list *lists; /* owned; [n_lists] */
     uint32_t n_lists;
@@ -47,9 +47,9 @@ struct ipc_request {
     const struct app *app;           /* borrowed */
     const struct body_columns *text; /* borrowed; NULL: all columns are in the tree */
     bool sharded;
-    uint32_t n_parts;
-    struct ipc_part *parts;     /* owned; [n_parts] */
-    struct ipc_bucket *buckets; /* owned; [n_parts] */
+    uint32_t n_buckets;
+    struct ipc_bucket_json *parts; /* owned; [n_parts] */
+    struct ipc_bucket *buckets;    /* owned; [n_parts] */
 
     /* The ranks. Without a GPU they are the GPUs that the handles name, so that what came can be
      * judged all the same. */
@@ -58,21 +58,21 @@ struct ipc_request {
     const struct ipc_list **lists; /* owned; [n_parts][n_ranks]; NULL: nothing for that rank */
 
     /* What each gets. `alike`: all the same, and only [0] is filled. */
-    bool alike;
+    bool ranks_equal;
     struct chunk_rank *tensor_lists; /* owned; [n_ranks] */
-    struct chunk_origin *origins; /* owned; NULL: every pointer is right as it is */
+    struct chunk_origin *origins;    /* owned; NULL: every pointer is right as it is */
     uint32_t n_origins;
 };
 
 void ipc_request_fini(struct ipc_request *q); /* accepts a zeroed one */
 
-static inline const struct ipc_list *list_of(const struct ipc_request *q, uint32_t part,
-                                             uint32_t rank)
+static inline const struct ipc_list *ipc_rank_list(const struct ipc_request *q, uint32_t part,
+                                                   uint32_t rank)
 {
     return q->lists[(size_t)part * q->n_ranks + rank];
 }
 
-/* update_buckets.c */
+/* buckets_read.c */
 
 /* ipc_request_read - the buckets, their handles and where their lists are; nothing is matched yet.
  * @body  borrowed, longer than the request
@@ -81,28 +81,28 @@ static inline const struct ipc_list *list_of(const struct ipc_request *q, uint32
 int ipc_request_read(struct ipc_request *q, const struct app *app, const json_t *body,
                      const struct body_columns *text, bool sharded, struct err *e);
 
-/* ipc_reach - can that rank of the server copy from that GPU? For match_gpus.
+/* ipc_gpu_reach - can that rank of the server copy from that GPU? For gpu_match.
  * @app  the struct app, which has GPUs. Threads: any. Blocks: no. */
-enum match_reach ipc_reach(void *app, uint32_t rank, const char *uuid);
+enum gpu_reach ipc_gpu_reach(void *app, uint32_t rank, const char *uuid);
 
 /* ipc_request_match - which GPU's handle and which list feed each rank.
- * Errors: as match_gpus; ERR_BAD_REQUEST at per_gpu (no list for a GPU that is to be read); and of
+ * Errors: as gpu_match; ERR_BAD_REQUEST at per_gpu (no list for a GPU that is to be read); and of
  *         lists that no rank uses, what is wrong with them in themselves. */
 int ipc_request_match(struct ipc_request *q, struct err *e);
 
-/* update_join.c */
+/* buckets_merge.c */
 
-/* ipc_request_join - one tensor list for each rank from the lists of all buckets, and the
- * checksums. Errors: as tensor_list_named; ERR_BAD_REQUEST at /checksums or an element of it. */
-int ipc_request_join(struct ipc_request *q, struct err *e);
+/* ipc_request_merge - one tensor list for each rank from the lists of all buckets, and the
+ * checksums. Errors: as tensor_list_resolve; ERR_BAD_REQUEST at /checksums or an element of it. */
+int ipc_request_merge(struct ipc_request *q, struct err *e);
 
-/* update_judge.c */
+/* handles_validate.c */
 
-/* ipc_request_judge - hold each bucket against the tensors that it is said to contain: `packed`,
+/* ipc_request_validate - hold each bucket against the tensors that it is said to contain: `packed`,
  * `tensor_sizes`, number of handles, dtypes, shapes, length. Errors: ERR_BAD_REQUEST. */
-int ipc_request_judge(const struct ipc_request *q, struct err *e);
+int ipc_request_validate(const struct ipc_request *q, struct err *e);
 
-/* tensors_from_body - the tensor lists and source of a chunk whose names, dtypes, shapes and
+/* named_tensors_from_body - the tensor lists and source of a chunk whose names, dtypes, shapes and
  * handles stand in pickles, one for each GPU of the trainer (`serialized_named_tensors`). Nothing
  * is opened here.
  * @c        gets tensor list or ranks, origins and source; none of them where the strings are empty
@@ -111,7 +111,7 @@ int ipc_request_judge(const struct ipc_request *q, struct err *e);
  * are on GPUs that are not this server's, too), or at a member that stands beside; those of
  * torch_tensors_read; ERR_NO_GPU when nothing is wrong and the weights of this server are not on a
  * GPU. On an error c is still to be freed. */
-int tensors_from_body(struct update_chunk *c, const struct app *app, const json_t *body,
-                      bool sharded, struct err *e);
+int named_tensors_from_body(struct update_chunk *c, const struct app *app, const json_t *body,
+                            bool sharded, struct err *e);
 
 #endif

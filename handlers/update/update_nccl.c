@@ -3,7 +3,7 @@
 #include "control/weight_transfer.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
-#include "handlers/packed_words.h"
+#include "handlers/packing_json.h"
 #include "handlers/source_json.h"
 #include "handlers/tensor_list_json.h"
 #include "transport/nccl/packed_chunks.h"
@@ -13,26 +13,26 @@
 
 /* A request by its own words. */
 struct nccl_req {
-    struct packed_words packed;
-    bool sized;
+    struct packing_params packed;
+    bool has_sizes;
     const char *digest; /* borrowed, as the next; NULL: not given */
     const char *group_name;
 };
 
 /* What the request does not say is as it was said when the group was joined.
  * @taken  set where that makes a difference */
-static void packed_inherit(struct nccl_req *req, const struct nccl_packing *group, bool *taken)
+static void packing_inherit(struct nccl_req *req, const struct nccl_packing *group, bool *inherited)
 {
-    struct packed_words *p = &req->packed;
+    struct packing_params *p = &req->packed;
 
-    *taken = !p->said;
-    if (!p->said)
+    *inherited = !p->packed_given;
+    if (!p->packed_given)
         p->packed = group->packed;
-    if (!p->packed || p->bucket_nbytes != 0 || (p->said && req->sized))
+    if (!p->packed || p->bucket_nbytes != 0 || (p->packed_given && req->has_sizes))
         return;
     p->bucket_nbytes = group->bucket_nbytes;
     p->bucket_field = "/sizes";
-    *taken = true;
+    *inherited = true;
 }
 
 static int nccl_parse(struct nccl_req *req, const json_t *body, struct err *e)
@@ -46,8 +46,8 @@ static int nccl_parse(struct nccl_req *req, const json_t *body, struct err *e)
                        "transport '%.32s' is not nccl; the other sources are members of their own: "
                        "shm, path, ipc_handles",
                        transport);
-    req->sized = body_given(body, "sizes") != NULL;
-    if (packed_parse(&req->packed, body, e) != 0 ||
+    req->has_sizes = body_given(body, "sizes") != NULL;
+    if (packing_parse(&req->packed, body, e) != 0 ||
         body_str(&req->group_name, body, "", "group_name", e) != 0)
         return -1;
     return body_str(&req->digest, body, "", "expected_digest", e);
@@ -55,14 +55,14 @@ static int nccl_parse(struct nccl_req *req, const json_t *body, struct err *e)
 
 static int nccl_validate(const struct nccl_req *req, struct err *e)
 {
-    const struct packed_words *p = &req->packed;
+    const struct packing_params *p = &req->packed;
 
     if (req->digest != NULL &&
         (strlen(req->digest) != TENSOR_LIST_DIGEST_LEN ||
          strspn(req->digest, "0123456789abcdefABCDEF") != TENSOR_LIST_DIGEST_LEN))
         return err_set(e, ERR_BAD_REQUEST, "/expected_digest", "a plan's digest is %d hex digits",
                        TENSOR_LIST_DIGEST_LEN);
-    if (p->packed && !p->said && req->sized)
+    if (p->packed && !p->packed_given && req->has_sizes)
         return err_set(e, ERR_BAD_REQUEST, "/sizes",
                        "the group was joined with packed, which is many broadcasts, and packed "
                        "with sizes is one of all: say packed here too, or leave sizes out");
@@ -73,7 +73,7 @@ static int nccl_validate(const struct nccl_req *req, struct err *e)
                        "%s is for packed broadcasts: say \"packed\": true, or leave it out for one "
                        "broadcast of each tensor",
                        p->bucket_field + 1);
-    if (req->sized)
+    if (req->has_sizes)
         return err_set(e, ERR_BAD_REQUEST, "/sizes",
                        "packed with sizes is one broadcast of all, with %s many: send one of them",
                        p->bucket_field + 1);
@@ -91,14 +91,14 @@ static int check_digest(const struct nccl_req *req, const struct tensor_list *te
                    req->digest, tensor_list->digest);
 }
 
-static int cut(struct packed_chunks *out, const struct nccl_req *req,
-               const struct tensor_list *tensor_list, struct err *e)
+static int split_chunks(struct packed_chunks *out, const struct nccl_req *req,
+                        const struct tensor_list *tensor_list, struct err *e)
 {
     uint64_t bucket_nbytes = PACKED_BUCKET_NBYTES_DEFAULT;
 
     if (!req->packed.packed)
         return packed_chunks_each(out, tensor_list, e);
-    if (req->sized)
+    if (req->has_sizes)
         bucket_nbytes = UINT64_MAX;
     else if (req->packed.bucket_nbytes != 0)
         bucket_nbytes = req->packed.bucket_nbytes;
@@ -111,18 +111,19 @@ int nccl_from_body(struct update_chunk *c, struct app *app, const json_t *body,
     struct packed_chunks chunks = {0};
     struct nccl_packing group;
     struct nccl_req req = {0};
-    bool taken;
+    bool inherited;
 
     weight_transfer_packing(app->weights->transfer, &group);
     if (nccl_parse(&req, body, e) != 0)
         return -1;
-    packed_inherit(&req, &group, &taken);
+    packing_inherit(&req, &group, &inherited);
     if (nccl_validate(&req, e) != 0 ||
-        tensor_list_named(&c->tensor_list, app, body, text, "", false, e) != 0 ||
+        tensor_list_resolve(&c->tensor_list, app, body, text, "", false, e) != 0 ||
         checksums_add(&c->checksums, &c->has_checksum, body, "", c->tensor_list, 0,
                       c->tensor_list->n_tensors, e) != 0 ||
-        check_digest(&req, c->tensor_list, e) != 0 || cut(&chunks, &req, c->tensor_list, e) != 0)
+        check_digest(&req, c->tensor_list, e) != 0 ||
+        split_chunks(&chunks, &req, c->tensor_list, e) != 0)
         return -1;
     return weight_transfer_source(app->weights->transfer, &c->source, c->tensor_list, &chunks,
-                                  req.group_name, taken ? &group : NULL, req.digest != NULL, e);
+                                  req.group_name, inherited ? &group : NULL, req.digest != NULL, e);
 }

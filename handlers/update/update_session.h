@@ -10,20 +10,21 @@
 
 struct app;
 
-/* session_find - the open session, if the route's requests do not name theirs.
- * @id  "" when there is none yet and the first request opens it (session_begin)
+/* request_session_find - the open session, if the route's requests do not name theirs.
+ * @id  "" when there is none yet and the first request opens it (request_session_start)
  * Errors: ERR_CONFLICT: none is open and this route opens none; or it was started by somebody who
  *         names it. */
-int session_find(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route *route,
-                 struct err *e);
+int request_session_find(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route *route,
+                         struct err *e);
 
-/* session_begin - open an auto-commit one, or find the one that another request just opened. */
-int session_begin(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route *route,
-                  struct err *e);
+/* request_session_start - open an auto-commit one, or find the one that another request just
+ * opened. */
+int request_session_start(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route *route,
+                          struct err *e);
 
-/* session_give_up - end the open update, if its requests do not name it.
+/* request_session_abort - end the open update, if its requests do not name it.
  * @begun  whatever has come of it, and whoever started it; else only an auto-commit one of which
  *         nothing has been received */
-void session_give_up(struct app *app, bool begun, const char *why);
+void request_session_abort(struct app *app, bool begun, const char *why);
 
 #endif

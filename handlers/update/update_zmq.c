@@ -7,10 +7,10 @@
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
-#include "handlers/update/update_asker.h"
+#include "handlers/update/gpu_match.h"
 #include "handlers/update/update_ipc.h"
-#include "handlers/update/update_match.h"
-#include "handlers/update/update_zmq_pull.h"
+#include "handlers/update/update_requester.h"
+#include "handlers/update/zmq_update.h"
 #include "handlers/update_members.h"
 #include "memory/device.h"
 
@@ -84,7 +84,7 @@ static const char *address_of(const json_t *handles, const char *uuid)
     return NULL;
 }
 
-static int add_port(struct zmq_pull *p, const char *uuid, const json_t *handles, uint32_t *port,
+static int add_port(struct zmq_update *p, const char *uuid, const json_t *handles, uint32_t *port,
                     struct err *e)
 {
     for (*port = 0; *port < p->n_ports; ++*port)
@@ -99,28 +99,28 @@ static int add_port(struct zmq_pull *p, const char *uuid, const json_t *handles,
 }
 
 /* Which socket feeds which rank. Sockets of other GPUs are other servers'. */
-static int match(struct zmq_pull *p, const struct ipc_handles *set, const json_t *handles,
-                 struct err *e)
+static int match_ports(struct zmq_update *p, const struct ipc_handles *set, const json_t *handles,
+                       struct err *e)
 {
     const struct app *app = p->app;
-    const struct ipc_gpu *fed[STORE_DEVICES_MAX];
+    const struct ipc_gpu *rank_gpus[STORE_DEVICES_MAX];
     const char *uuids[STORE_DEVICES_MAX];
-    struct match_ranks ranks = {.n = app->weights->n_devices,
-                                .uuids = uuids,
-                                .reach = ipc_reach,
-                                .arg = (void *)(uintptr_t)app};
+    struct gpu_match_ranks ranks = {.n = app->weights->n_devices,
+                                    .uuids = uuids,
+                                    .reach = ipc_gpu_reach,
+                                    .arg = (void *)(uintptr_t)app};
 
     for (uint32_t r = 0; r < app->weights->n_devices; r++)
         uuids[r] = device_about(app->weights->devices[r])->uuid;
-    if (match_gpus(fed, &ranks, set, false, FIELD, e) != 0)
+    if (gpu_match(rank_gpus, &ranks, set, false, FIELD, e) != 0)
         return -1;
     for (uint32_t r = 0; r < app->weights->n_devices; r++)
-        if (add_port(p, fed[r]->uuid, handles, &p->port_of[r], e) != 0)
+        if (add_port(p, rank_gpus[r]->uuid, handles, &p->port_of[r], e) != 0)
             return -1;
     return 0;
 }
 
-static int pull_parse(struct zmq_pull *p, const json_t *body, struct err *e)
+static int zmq_update_parse(struct zmq_update *p, const json_t *body, struct err *e)
 {
     const json_t *handles = NULL;
     struct ipc_handles set = {0};
@@ -138,12 +138,13 @@ static int pull_parse(struct zmq_pull *p, const json_t *body, struct err *e)
         return refuse_no_gpu(p->app, &set, e);
     (void)snprintf(p->label, sizeof p->label, "%s", label != NULL ? label : "");
     p->deadline_us = timeout_ms > 0 ? clock_after_us(timeout_ms * 1000) : CLOCK_NEVER;
-    return match(p, &set, handles, e);
+    return match_ports(p, &set, handles, e);
 }
 
-static int pull_new(struct zmq_pull **out, struct app *app, struct http_request *x, struct err *e)
+static int zmq_update_new(struct zmq_update **out, struct app *app, struct http_request *x,
+                          struct err *e)
 {
-    struct zmq_pull *p = calloc(1, sizeof *p);
+    struct zmq_update *p = calloc(1, sizeof *p);
     json_t *body = NULL;
     int rc;
 
@@ -151,15 +152,15 @@ static int pull_new(struct zmq_pull **out, struct app *app, struct http_request 
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
     p->app = app;
     mtx_init(&p->result.lock, MTX_LEAF);
-    cnd_init(&p->result.came);
+    cnd_init(&p->result.done_cnd);
     rc = body_parse(&body, x, x->route, e);
     if (rc == 0)
-        rc = pull_parse(p, body, e);
+        rc = zmq_update_parse(p, body, e);
     json_decref(body);
     if (rc == 0)
-        rc = update_asker_new(&p->asker, app, x, e);
+        rc = update_requester_new(&p->asker, app, x, e);
     if (rc != 0) {
-        zmq_pull_free(p);
+        zmq_update_free(p);
         return -1;
     }
     *out = p;
@@ -168,15 +169,15 @@ static int pull_new(struct zmq_pull **out, struct app *app, struct http_request 
 
 int handle_update_zmq(struct app *app, struct http_request *x, struct err *e)
 {
-    struct zmq_pull *p;
+    struct zmq_update *p;
 
-    if (pull_new(&p, app, x, e) != 0)
+    if (zmq_update_new(&p, app, x, e) != 0)
         return -1;
     p->pool = app->weights->zmq;
-    p->job = (struct job){.run = zmq_pull_run, .arg = p};
+    p->job = (struct job){.run = zmq_update_run, .arg = p};
     if (zmq_updates_post(p->pool, &p->job, e) == 0)
         return 0;
-    zmq_pull_free(p);
+    zmq_update_free(p);
     return -1;
 }
 

@@ -4,7 +4,7 @@
  *
  * Which side connects: each rank of the trainer has bound a REQ socket on this machine, and the
  * request says {GPU's UUID: address}. For each of our ranks the address of its GPU is taken, by the
- * rule of match_gpus, and a REP socket is connected to it. The trainer then sends, on every socket
+ * rule of gpu_match, and a REP socket is connected to it. The trainer then sends, on every socket
  * in the same order: a CUDA IPC handle of a buffer; lists of the tensors that lie in the buffer
  * now; None; None (transport/zmq/zmq_messages.h). A message is acted on when all sockets have
  * brought theirs, and then all are replied to, by nothing, or by the text of what went wrong.
@@ -21,7 +21,7 @@
  * trainer has closed its socket (or died), the client of the request has gone, the server stops,
  * somebody has aborted the update, or a deadline has passed: --update-timeout for each message, and
  * the request's own timeout for all. Whatever ends it early aborts the session, waits until nothing
- * of the buffer is mapped any more, answers the request, and then, for ZMQ_GOODBYE_MS at most,
+ * of the buffer is mapped any more, answers the request, and then, for ZMQ_REFUSE_MS at most,
  * replies to what the trainer still sends by the reason, so that it stops too: it has no deadlines
  * of its own. When no socket is left but those that nobody has bound in ZMQ_CONNECT_MS, it ends.
  * checkpoint-engine 0.4.2 ignores the replies to its last list and to both None, so the
@@ -39,8 +39,8 @@ struct app;
 
 enum {
     ZMQ_SLICE_MS = 50,
-    ZMQ_CONNECT_MS = 1000,  /* a bound socket is found at once, or at libzmq's next try (0.1 s) */
-    ZMQ_GOODBYE_MS = 120000 /* a trainer moves a bucket between two messages: seconds */
+    ZMQ_CONNECT_MS = 1000, /* a bound socket is found at once, or at libzmq's next try (0.1 s) */
+    ZMQ_REFUSE_MS = 120000 /* a trainer moves a bucket between two messages: seconds */
 };
 
 /* handle_update_zmq - members zmq_handles {uuid: address}, weight_version, timeout_ms.

@@ -25,7 +25,7 @@ enum { SUM_LEN = 2 * SHA256_DIGEST_SIZE, SKIP_MAX = 1024 };
 const char *const weights_check_members[] = {"action", "baseline", "skip", "must_match", NULL};
 
 static json_t *snapshot; /* owned: sums by name; NULL: none was taken; guarded by under_way */
-static atomic_flag under_way = ATOMIC_FLAG_INIT; /* acquire, release: one check at a time */
+static atomic_flag check_running = ATOMIC_FLAG_INIT; /* acquire, release: one check at a time */
 
 struct check {
     struct app *app;
@@ -38,7 +38,7 @@ struct check {
     json_t *found;           /* owned: sums by name, or an array of the names that differ */
 };
 
-static int check_wanted(const struct check *c, struct err *e)
+static int check_cancelled(const struct check *c, struct err *e)
 {
     if (http_request_disconnected(c->x))
         return err_set(e, ERR_GONE, "", "the client went away before all was summed");
@@ -56,7 +56,7 @@ static int hash_tensor(struct sha256_ctx *sha, const struct check *c, uint32_t i
         const char *bytes = c->piece;
 
         n = nbytes - at < SOURCE_PIECE_NBYTES ? nbytes - at : SOURCE_PIECE_NBYTES;
-        if (check_wanted(c, e) != 0)
+        if (check_cancelled(c, e) != 0)
             return -1;
         if (c->piece == NULL)
             bytes = (const char *)c->v->views[i].data + at;
@@ -87,16 +87,16 @@ static int refuse_memory(struct err *e)
 }
 
 /* @sum  "" when nothing is served */
-static int note(struct check *c, const char *name, const char *sum, struct err *e)
+static int record_sum(struct check *c, const char *name, const char *sum, struct err *e)
 {
-    const char *wanted;
+    const char *expected;
     int rc = 0;
 
     if (c->baseline == NULL) {
         rc = json_object_set_new(c->found, name, json_string(sum));
     } else {
-        wanted = json_string_value(json_object_get(c->baseline, name));
-        if (wanted == NULL || strcasecmp(wanted, sum) != 0)
+        expected = json_string_value(json_object_get(c->baseline, name));
+        if (expected == NULL || strcasecmp(expected, sum) != 0)
             rc = json_array_append_new(c->found, json_string(name));
     }
     return rc == 0 ? 0 : refuse_memory(e);
@@ -122,14 +122,14 @@ static int check_served(struct check *c, struct err *e)
             continue;
         if (c->v != NULL && sum_tensor(sum, c, i, e) != 0)
             return -1;
-        if (note(c, tensor_list->tensors[i].name, sum, e) != 0)
+        if (record_sum(c, tensor_list->tensors[i].name, sum, e) != 0)
             return -1;
     }
     return 0;
 }
 
 /* Of names that the model does not have. */
-static int check_strangers(struct check *c, struct err *e)
+static int check_unknown_names(struct check *c, struct err *e)
 {
     const struct tensor_list *tensor_list = store_model_spec(c->app->weights->store)->tensor_list;
     const char *name;
@@ -213,7 +213,7 @@ static int check_parse(struct check *c, const json_t *body, struct err *e)
 }
 
 /* Where nothing is left, nothing is equal; weights that sleep may be, but cannot be read. */
-static int pin(struct check *c, struct err *e)
+static int pin_version(struct check *c, struct err *e)
 {
     struct store *s = c->app->weights->store;
     struct store_info info;
@@ -257,7 +257,7 @@ static int refuse_mismatch(const struct check *c, struct err *e)
                    n > 1 ? " and others" : "");
 }
 
-static void remember(struct check *c)
+static void keep_snapshot(struct check *c)
 {
     json_decref(snapshot);
     snapshot = json_incref(c->found);
@@ -265,22 +265,22 @@ static void remember(struct check *c)
 
 static int check(json_t **reply, struct check *c, const json_t *body, struct err *e)
 {
-    if (check_parse(c, body, e) != 0 || pin(c, e) != 0)
+    if (check_parse(c, body, e) != 0 || pin_version(c, e) != 0)
         return -1;
     c->found = c->baseline == NULL ? json_object() : json_array();
     if (c->found == NULL)
         return refuse_memory(e);
-    if (check_served(c, e) != 0 || check_strangers(c, e) != 0)
+    if (check_served(c, e) != 0 || check_unknown_names(c, e) != 0)
         return -1;
     if (c->is_snapshot)
-        remember(c);
+        keep_snapshot(c);
     if (c->must_match && json_is_array(c->found) && json_array_size(c->found) > 0)
         return refuse_mismatch(c, e);
     *reply = answer_json(c);
     return 0;
 }
 
-static int check_alone(struct app *app, struct http_request *x, json_t **reply, struct err *e)
+static int run_check(struct app *app, struct http_request *x, json_t **reply, struct err *e)
 {
     struct check c = {.app = app, .x = x};
     json_t *body;
@@ -301,11 +301,11 @@ int handle_weights_check(struct app *app, struct http_request *x, struct err *e)
     json_t *reply = NULL;
     int rc;
 
-    if (atomic_flag_test_and_set_explicit(&under_way, memory_order_acquire))
+    if (atomic_flag_test_and_set_explicit(&check_running, memory_order_acquire))
         return err_set(e, ERR_CONFLICT, "",
                        "another check of the weights is under way: ask again when it has ended");
-    rc = check_alone(app, x, &reply, e);
-    atomic_flag_clear_explicit(&under_way, memory_order_release);
+    rc = run_check(app, x, &reply, e);
+    atomic_flag_clear_explicit(&check_running, memory_order_release);
     if (rc == 0)
         reply_json(x, 200, reply);
     return rc;

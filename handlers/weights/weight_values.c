@@ -28,7 +28,7 @@ static int values_parse(struct values_req *req, const json_t *body, struct err *
 }
 
 /* Numbers and lists that its first rows make. False: over VALUES_MAX. */
-static bool count(const struct tensor_spec *t, uint64_t n_rows, uint64_t *out)
+static bool count_values(const struct tensor_spec *t, uint64_t n_rows, uint64_t *out)
 {
     uint64_t n = 1;
 
@@ -52,7 +52,7 @@ static int values_check(const struct tensor_spec *t, uint64_t n_rows, struct err
                        "'%.*s' is %s, which is not told in numbers; GET /v1/weights/{name} gives "
                        "its bytes",
                        utf8_cut_name(t->name), t->name, dtype_name(t->dtype));
-    if (!count(t, n_rows, &n))
+    if (!count_values(t, n_rows, &n))
         return err_set(e, ERR_BAD_REQUEST, "/truncate_size",
                        "%llu rows of '%.*s' are more than %d values; ask for fewer, or GET "
                        "/v1/weights/{name}",
@@ -68,7 +68,7 @@ struct block {
 };
 
 /* New, or NULL; no deeper than TENSOR_LIST_NDIM_MAX. JSON has no word for what is no number. */
-static json_t *nest(struct block *b, uint32_t k)
+static json_t *nested_json(struct block *b, uint32_t k)
 {
     json_t *list;
 
@@ -79,7 +79,7 @@ static json_t *nest(struct block *b, uint32_t k)
     }
     list = json_array();
     for (uint64_t i = 0; i < b->shape[k] && list != NULL; i++) {
-        if (json_array_append_new(list, nest(b, k + 1)) != 0) {
+        if (json_array_append_new(list, nested_json(b, k + 1)) != 0) {
             json_decref(list);
             list = NULL;
         }
@@ -127,14 +127,16 @@ static json_t *values_json(struct app *app, const struct version *v, uint32_t in
     b.next = values;
     if (raw == NULL || values == NULL)
         (void)no_memory(e);
-    else if (read_values(app, v, index, numel, raw, values, e) == 0 && (list = nest(&b, 0)) == NULL)
+    else if (read_values(app, v, index, numel, raw, values, e) == 0 &&
+             (list = nested_json(&b, 0)) == NULL)
         (void)no_memory(e);
     free(raw);
     free(values);
     return list;
 }
 
-static int act(struct app *app, struct http_request *x, const struct values_req *req, struct err *e)
+static int reply_values(struct app *app, struct http_request *x, const struct values_req *req,
+                        struct err *e)
 {
     const struct model_spec *m = store_model_spec(app->weights->store);
     const struct version *v;
@@ -163,7 +165,7 @@ int handle_weight_values(struct app *app, struct http_request *x, struct err *e)
         return -1;
     rc = values_parse(&req, body, e);
     if (rc == 0)
-        rc = act(app, x, &req, e);
+        rc = reply_values(app, x, &req, e);
     json_decref(body);
     return rc;
 }

@@ -19,7 +19,7 @@
 _Static_assert((int)VERSION_LABEL_MAX <= (int)HTTP_REQUEST_HEADER_VALUE_MAX,
                "a label is told whole in a header");
 
-enum { DOWNLOAD_ROOM_PART = 2 }; /* a copy may take one part in this many of what is free */
+enum { DOWNLOAD_MEMORY_SHARE = 2 }; /* a copy may take one part in this many of what is free */
 
 const char *const weights_list_query[] = {"checksums", NULL};
 
@@ -156,16 +156,16 @@ static void shape_header(char *out, size_t cap, const struct tensor_spec *t)
 }
 
 /* Room for a copy, unless too little would be left to everybody else. */
-static int copy_room(void **out, const struct tensor_spec *t, struct err *e)
+static int copy_alloc(void **out, const struct tensor_spec *t, struct err *e)
 {
     struct memory_room room = memory_room("");
 
-    if (t->nbytes > room.nbytes / DOWNLOAD_ROOM_PART)
+    if (t->nbytes > room.nbytes / DOWNLOAD_MEMORY_SHARE)
         return err_set(e, ERR_NO_MEMORY, "",
                        "'%.*s' has %llu bytes, which lie on a GPU; a copy to send them may take "
                        "%llu (bound: a part of %s)",
                        utf8_cut_name(t->name), t->name, (unsigned long long)t->nbytes,
-                       (unsigned long long)(room.nbytes / DOWNLOAD_ROOM_PART), room.bound);
+                       (unsigned long long)(room.nbytes / DOWNLOAD_MEMORY_SHARE), room.bound);
     *out = malloc(t->nbytes > 0 ? t->nbytes : 1);
     if (*out == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to copy %llu bytes from the GPU",
@@ -179,7 +179,7 @@ static int copy_tensor(struct download *d, uint32_t index, const struct http_req
     const struct tensor_spec *t = &store_model_spec(d->store)->tensor_list->tensors[index];
     uint64_t piece;
 
-    if (copy_room(&d->copy, t, e) != 0)
+    if (copy_alloc(&d->copy, t, e) != 0)
         return -1;
     if (x->method == METHOD_HEAD)
         return 0; /* only its length is told */

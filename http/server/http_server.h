@@ -30,10 +30,10 @@ enum http_server_body {
 /* How to serve a request whose headers have come; set by the application. */
 struct http_server_route {
     enum http_server_body body;
-    uint64_t body_max; /* bytes; over it ERR_TOO_LARGE, early if Content-Length shows it */
-    bool of_get;       /* the body of a GET is read too, not dropped */
-    bool get_acts;     /* a GET changes something: it must pass origin_check_act */
-    bool reserved;     /* served even when others are refused for the number of connections */
+    uint64_t body_max;    /* bytes; over it ERR_TOO_LARGE, early if Content-Length shows it */
+    bool of_get;          /* the body of a GET is read too, not dropped */
+    bool get_has_effects; /* a GET changes something: it must pass origin_check_act */
+    bool reserved;        /* served even when others are refused for the number of connections */
     /* For HTTP_SERVER_BODY_STREAM, as safetensors_head_nbytes. Returns 0 with *out = length of the
      * head once it is known, 0 with *out = 0 while more bytes are needed, -1 when the head is
      * refused. */

@@ -41,7 +41,7 @@ int origin_admit(struct request *r, struct err *e)
 
 int origin_admit_act(const struct request *r, struct err *e)
 {
-    bool acts = r->x->method == METHOD_GET && r->route.get_acts;
+    bool acts = r->x->method == METHOD_GET && r->route.get_has_effects;
 
     return rules_of(r) != NULL && acts ? origin_check_act(&r->origin, e) : 0;
 }

@@ -360,7 +360,7 @@ int ipc_scope_take_export(struct ipc_scope *c, const struct ipc_handle *h, uint3
 }
 
 /* One line for an update: a hundred thousand exports may have the same reason. */
-static void tell_stuck(struct ipc_scope *c, const struct err *e)
+static void report_stuck(struct ipc_scope *c, const struct err *e)
 {
     if (c->stuck_told)
         return;
@@ -377,7 +377,7 @@ static void count_down(struct ipc_scope *c, uint32_t counter, uint32_t slot)
     if (k->object.base == NULL && !k->failed &&
         ref_counter_open(&k->object, c->counter_names.items[counter], &e) != 0) {
         k->failed = true;
-        tell_stuck(c, &e);
+        report_stuck(c, &e);
     }
     if (k->failed)
         (void)atomic_fetch_add_explicit(&c->stats->n_exports_stuck, 1, memory_order_relaxed);

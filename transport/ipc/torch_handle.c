@@ -470,7 +470,7 @@ static int read_list(struct walk *w, const struct pickle_value *list, struct ipc
     return 0;
 }
 
-static int make_room(struct walk *w, struct ipc_handles *set)
+static int reserve_handles(struct walk *w, struct ipc_handles *set)
 {
     uint64_t n = (uint64_t)set->n_gpus * set->n_handles;
 
@@ -508,7 +508,7 @@ static int walk_root(struct walk *w, struct ipc_handles *set)
         return -1;
     w->packed = set->packed = root->kind == PICKLE_DICT;
     set->n_handles = set->packed ? 1 : root->n;
-    if (read_gpus(w, first, set) != 0 || make_room(w, set) != 0)
+    if (read_gpus(w, first, set) != 0 || reserve_handles(w, set) != 0)
         return -1;
     return set->packed ? read_dict(w, root, set) : read_list(w, root, set);
 }
@@ -532,7 +532,7 @@ static int read_pickle(struct ipc_handles *out, const uint8_t *bytes, size_t nby
     return rc;
 }
 
-int torch_handles_judge(struct ipc_handles *out, const char *text, size_t len, const char *field,
+int torch_handles_check(struct ipc_handles *out, const char *text, size_t len, const char *field,
                         bool *expandable, struct err *e)
 {
     uint8_t *bytes;
@@ -553,7 +553,7 @@ int torch_handles_read(struct ipc_handles *out, const char *text, size_t len, co
 {
     bool expandable;
 
-    return torch_handles_judge(out, text, len, field, &expandable, e);
+    return torch_handles_check(out, text, len, field, &expandable, e);
 }
 
 int torch_export_read(struct ipc_handle *out, char uuid[IPC_UUID_LEN + 1], const struct pickle *p,

@@ -28,10 +28,10 @@
 int torch_handles_read(struct ipc_handles *out, const char *text, size_t len, const char *field,
                        struct err *e);
 
-/* torch_handles_judge - torch_handles_read that also reports one reason of a refusal.
+/* torch_handles_check - torch_handles_read that also reports one reason of a refusal.
  * @expandable  always written: was it refused because its memory is an expandable segment? That is
  *              a setting of the trainer's allocator, and not a mistake in the request */
-int torch_handles_judge(struct ipc_handles *out, const char *text, size_t len, const char *field,
+int torch_handles_check(struct ipc_handles *out, const char *text, size_t len, const char *field,
                         bool *expandable, struct err *e);
 
 struct pickle;

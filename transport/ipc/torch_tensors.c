@@ -26,7 +26,7 @@ struct walk {
     uint32_t rank;
     const char *field;
     struct tensor_list_builder *builder; /* owned */
-    struct ipc_handle *handles;   /* owned; [n] of [room] */
+    struct ipc_handle *handles;          /* owned; [n] of [room] */
     uint32_t n, room;
     char uuid[IPC_UUID_LEN + 1]; /* of the tensors so far; "": an index */
     char what[WHAT_MAX];         /* the tensor that is being read; for messages */
@@ -66,8 +66,9 @@ struct member {
     const struct pickle_value **value;
 };
 
-static int take_member(struct walk *w, const char *whose, const struct member *members, uint32_t n,
-                       const struct pickle_value *key, const struct pickle_value *value)
+static int read_member_once(struct walk *w, const char *whose, const struct member *members,
+                            uint32_t n, const struct pickle_value *key,
+                            const struct pickle_value *value)
 {
     int shown = key->n < KEY_SHOWN ? (int)key->n : KEY_SHOWN;
 
@@ -93,7 +94,7 @@ static int read_dict(struct walk *w, const struct pickle_value *dict, const char
         const struct pickle_value *key = value_at(w, cell);
 
         cell = w->p.cells[cell].next;
-        if (take_member(w, whose, members, n, key, value_at(w, cell)) != 0)
+        if (read_member_once(w, whose, members, n, key, value_at(w, cell)) != 0)
             return -1;
         cell = w->p.cells[cell].next;
     }
@@ -112,8 +113,8 @@ static const struct pickle_value *dict_of(const struct walk *w, const struct pic
     return v->kind == PICKLE_DICT ? v : NULL;
 }
 
-static int take_name(struct walk *w, char name[TENSOR_LIST_NAME_LEN_MAX + 1],
-                     const struct pickle_value *v, uint32_t i)
+static int check_name(struct walk *w, char name[TENSOR_LIST_NAME_LEN_MAX + 1],
+                      const struct pickle_value *v, uint32_t i)
 {
     w->what[0] = '\0';
     if (v->kind != PICKLE_STR)
@@ -153,7 +154,7 @@ static int add_handle(struct walk *w, const struct ipc_handle *h)
 }
 
 /* All tensors of a string lie on one GPU, as they were one process's. */
-static int take_gpu(struct walk *w, const char *uuid)
+static int check_gpu(struct walk *w, const char *uuid)
 {
     if (w->n == 0)
         memcpy(w->uuid, uuid, sizeof w->uuid);
@@ -210,8 +211,8 @@ static int read_index(struct walk *w, const struct pickle_value *v, const char *
 
 /* Where the part begins in the flattened tensor, in bytes: [start_idx, end_idx) lies within it, and
  * has as many bytes as dtype and shape make. */
-static int place_part(struct walk *w, const struct part *part, const struct ipc_handle *flat,
-                      uint64_t nbytes, uint64_t *at)
+static int check_part_offset(struct walk *w, const struct part *part, const struct ipc_handle *flat,
+                             uint64_t nbytes, uint64_t *at)
 {
     uint64_t unit = dtype_nbytes(flat->dtype), start = 0, end = 0, numel = 0;
 
@@ -243,7 +244,7 @@ static int add_part(struct walk *w, const struct pickle_value *v, uint32_t i,
     struct part part;
     uint64_t numel = 0, at = 0;
 
-    if (read_part(w, v, i, &part) != 0 || take_name(w, name, part.name, i) != 0 ||
+    if (read_part(w, v, i, &part) != 0 || check_name(w, name, part.name, i) != 0 ||
         read_shape(w, part.shape, h.shape) != 0)
         return -1;
     if (part.dtype->kind != PICKLE_GLOBAL || part.dtype->global != PICKLE_DTYPE)
@@ -257,7 +258,7 @@ static int add_part(struct walk *w, const struct pickle_value *v, uint32_t i,
                       dtype_name(h.dtype), dtype_name(flat->dtype));
     if (!tensor_list_measure(h.dtype, h.shape, h.ndim, &numel, &h.nbytes))
         return refuse(w, "its shape makes more than 2^63 - 1 bytes");
-    if (place_part(w, &part, flat, h.nbytes, &at) != 0 ||
+    if (check_part_offset(w, &part, flat, h.nbytes, &at) != 0 ||
         tensor_list_add(w, name, h.dtype, h.shape, h.ndim) != 0)
         return -1;
     h.tensor_offset += at;
@@ -387,9 +388,9 @@ static int add_pair(struct walk *w, const struct pickle_value *pair, uint32_t i)
         return refuse(w, "entry %u is %s; it is a tuple of a name and a tensor", i,
                       pickle_kind_name(pair));
     cell = pair->u.items.first;
-    if (take_name(w, name, value_at(w, cell), i) != 0 ||
+    if (check_name(w, name, value_at(w, cell), i) != 0 ||
         read_tensor(w, value_at(w, w->p.cells[cell].next), &h, uuid) != 0 ||
-        take_gpu(w, uuid) != 0 || tensor_list_add(w, name, h.dtype, h.shape, h.ndim) != 0)
+        check_gpu(w, uuid) != 0 || tensor_list_add(w, name, h.dtype, h.shape, h.ndim) != 0)
         return -1;
     return add_handle(w, &h);
 }
@@ -419,7 +420,7 @@ static int walk_root(struct walk *w)
 }
 
 /* Hands over what was read. @out zeroed */
-static int walk_give(struct walk *w, struct torch_tensors *out)
+static int walk_finish(struct walk *w, struct torch_tensors *out)
 {
     struct tensor_list_builder *builder = w->builder;
     bool some = w->n > 0;
@@ -453,7 +454,7 @@ static int read_pickle(struct torch_tensors *out, const uint8_t *bytes, size_t n
     if (rc == 0)
         rc = walk_root(&w);
     if (rc == 0)
-        rc = walk_give(&w, &made);
+        rc = walk_finish(&w, &made);
     tensor_list_builder_free(w.builder);
     free(w.handles);
     pickle_fini(&w.p);

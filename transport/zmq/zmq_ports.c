@@ -28,7 +28,7 @@ enum {
 };
 
 static const char scheme[] = "ipc://";
-static const char gone_text[] =
+static const char disconnect_text[] =
     "the trainer closed its socket, died, or sent a message that is too long";
 
 /* Makes finding descriptors and taking them one step, among updates. Guards nothing else. */
@@ -247,7 +247,7 @@ void zmq_ports_close(struct zmq_ports *p)
     free(p);
 }
 
-static void port_lose(struct port *port, enum err_code code, const char *why)
+static void port_set_lost(struct port *port, enum err_code code, const char *why)
 {
     if (port->lost)
         return;
@@ -256,14 +256,14 @@ static void port_lose(struct port *port, enum err_code code, const char *why)
 }
 
 /* The process behind the connection, as the kernel knows it. */
-static void judge_peer(struct port *port, int fd)
+static void check_peer(struct port *port, int fd)
 {
     struct ucred peer = {0};
     socklen_t len = sizeof peer;
     char why[ERR_MSG_MAX];
 
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) != 0) {
-        port_lose(port, ERR_GONE, "the trainer closed its socket at once");
+        port_set_lost(port, ERR_GONE, "the trainer closed its socket at once");
         return;
     }
     if (peer.uid == geteuid() || peer.uid == 0 || geteuid() == 0) {
@@ -274,7 +274,7 @@ static void judge_peer(struct port *port, int fd)
                    "the socket is one of user %u; this server runs as user %u, and believes its "
                    "own and root's",
                    (unsigned)peer.uid, (unsigned)geteuid());
-    port_lose(port, ERR_FORBIDDEN, why);
+    port_set_lost(port, ERR_FORBIDDEN, why);
 }
 
 /* The next event of a monitor: {uint16 event, uint32 value}, then the address. */
@@ -317,8 +317,8 @@ static void port_receive(struct zmq_ports *p, struct port *port)
     if (more == 0)
         return;
     drop_message(p, port);
-    port_lose(port, ERR_BAD_REQUEST,
-              "the trainer sent a message of several parts; each is one pickle");
+    port_set_lost(port, ERR_BAD_REQUEST,
+                  "the trainer sent a message of several parts; each is one pickle");
 }
 
 /* All events that there are. Only the first connection is believed: libzmq does not say by which of
@@ -331,9 +331,9 @@ static bool take_events(const struct zmq_ports *p, struct port *port)
 
     while (next_event(p, port, &event, &value)) {
         if (event == ZMQ_EVENT_CONNECTED && port->connected)
-            port_lose(port, ERR_GONE, gone_text);
+            port_set_lost(port, ERR_GONE, disconnect_text);
         else if (event == ZMQ_EVENT_CONNECTED)
-            judge_peer(port, value);
+            check_peer(port, value);
         gone = gone || event == ZMQ_EVENT_DISCONNECTED;
     }
     return gone;
@@ -341,7 +341,7 @@ static bool take_events(const struct zmq_ports *p, struct port *port)
 
 /* What has happened to a port since. What came before a loss is still read, unless somebody has
  * connected meanwhile: a connection's event comes before its messages, so it is seen below. */
-static void port_look(struct zmq_ports *p, struct port *port)
+static void port_poll(struct zmq_ports *p, struct port *port)
 {
     bool gone = take_events(p, port);
 
@@ -352,7 +352,7 @@ static void port_look(struct zmq_ports *p, struct port *port)
             drop_message(p, port);
     }
     if (gone)
-        port_lose(port, ERR_GONE, gone_text);
+        port_set_lost(port, ERR_GONE, disconnect_text);
 }
 
 void zmq_ports_wait(struct zmq_ports *p, uint32_t ms)
@@ -369,7 +369,7 @@ void zmq_ports_wait(struct zmq_ports *p, uint32_t ms)
     }
     (void)p->zmq.poll(items, n, (long)ms);
     for (uint32_t i = 0; i < p->n; i++)
-        port_look(p, &p->ports[i]);
+        port_poll(p, &p->ports[i]);
 }
 
 bool zmq_ports_connected(const struct zmq_ports *p, uint32_t i)

@@ -83,8 +83,8 @@ static void hole_add(struct staging_whole *whole, uint64_t offset, uint64_t nbyt
 
 /* From the slab that holds a whole update on a GPU. 1: there is no such slab, because only a part
  * comes there; or it is full, since buckets that begin aligned may waste more than was foreseen. */
-static int room_in_whole(struct staging *g, uint32_t place, uint64_t nbytes,
-                         struct staging_room *out, struct err *e)
+static int memory_in_whole(struct staging *g, uint32_t place, uint64_t nbytes,
+                           struct staging_memory *out, struct err *e)
 {
     struct staging_whole *whole = &g->whole[place < STORE_DEVICES_MAX ? place : 0];
     uint64_t at;
@@ -103,15 +103,15 @@ static int room_in_whole(struct staging *g, uint32_t place, uint64_t nbytes,
             return 1;
         whole->end = at + nbytes;
     }
-    *out = (struct staging_room){slab_ref(whole->slab), at, nbytes};
+    *out = (struct staging_memory){slab_ref(whole->slab), at, nbytes};
     return 0;
 }
 
-int staging_room(struct staging *g, uint32_t place, uint64_t nbytes, struct staging_room *out,
-                 struct err *e)
+int staging_memory(struct staging *g, uint32_t place, uint64_t nbytes, struct staging_memory *out,
+                   struct err *e)
 {
-    struct staging_room room = {.nbytes = nbytes};
-    int rc = room_in_whole(g, place, nbytes, &room, e);
+    struct staging_memory room = {.nbytes = nbytes};
+    int rc = memory_in_whole(g, place, nbytes, &room, e);
 
     if (rc > 0)
         rc = slab_of(store_slabs(g->store, place), nbytes, &room.slab, e);
@@ -120,7 +120,7 @@ int staging_room(struct staging *g, uint32_t place, uint64_t nbytes, struct stag
     return rc;
 }
 
-void staging_room_back(struct staging *g, uint32_t place, struct staging_room *room)
+void staging_memory_return(struct staging *g, uint32_t place, struct staging_memory *room)
 {
     struct staging_whole *whole = g != NULL && place < STORE_DEVICES_MAX ? &g->whole[place] : NULL;
 

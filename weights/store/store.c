@@ -228,7 +228,7 @@ static struct version_owned *version_new(const struct store *s)
 }
 
 /* Neighbours most often lie in one slab. */
-static void views_let_go(struct version_owned *v)
+static void views_release(struct version_owned *v)
 {
     size_t n = (size_t)v->n_tensors * v->n_places;
 
@@ -245,7 +245,7 @@ void version_free(struct version_owned *v)
 {
     if (v == NULL)
         return;
-    views_let_go(v);
+    views_release(v);
     version_label_unref(v->version.name);
     free(v->views);
     free(v->sums);
@@ -369,7 +369,7 @@ static bool stop_is_set(const atomic_bool *stop)
     return stop != NULL && atomic_load_explicit(stop, memory_order_relaxed);
 }
 
-bool store_wait_piece_locked(struct store *s, uint64_t deadline_us, const atomic_bool *stop)
+bool store_wait_slice_locked(struct store *s, uint64_t deadline_us, const atomic_bool *stop)
 {
     uint64_t piece = clock_after_us(STORE_STOP_POLL_US);
 
@@ -384,18 +384,18 @@ bool store_wait_drained(struct store *s, uint64_t deadline_us, const atomic_bool
     bool drained;
 
     mtx_lock(&s->lock);
-    while (s->n_live > 1 && store_wait_piece_locked(s, deadline_us, stop))
+    while (s->n_live > 1 && store_wait_slice_locked(s, deadline_us, stop))
         continue;
     drained = s->n_live <= 1;
     mtx_unlock(&s->lock);
     return drained;
 }
 
-static int await_room_locked(struct store *s, uint64_t deadline_us, const atomic_bool *stop,
-                             struct err *e)
+static int wait_version_slot_locked(struct store *s, uint64_t deadline_us, const atomic_bool *stop,
+                                    struct err *e)
 {
     while (s->n_live + 1 > s->n_versions_max) {
-        if (store_wait_piece_locked(s, deadline_us, stop))
+        if (store_wait_slice_locked(s, deadline_us, stop))
             continue;
         return err_set(e, ERR_CONFLICT, "",
                        "%u versions of the weights are alive, %u are allowed: older ones are still "
@@ -419,7 +419,7 @@ static int staging_begin_locked(struct store *s, const struct staging_cfg *cfg,
     s->staging_open = true; /* also while waiting: one at a time */
     g->partial = cfg->partial;
     g->sharded = cfg->sharded;
-    if (await_room_locked(s, deadline_us, stop, e) != 0) {
+    if (wait_version_slot_locked(s, deadline_us, stop, e) != 0) {
         s->staging_open = false;
         return -1;
     }
@@ -494,7 +494,7 @@ static int staging_check_complete(const struct store *s, const struct staging *g
 
 /* The next version's views in a place: what arrived there, or what was served there unless another
  * place got it anew. */
-static void staging_settle_views(const struct staging *g, uint32_t place, uint64_t serial)
+static void staging_fill_views(const struct staging *g, uint32_t place, uint64_t serial)
 {
     struct view *views = version_view(g->next, place, 0);
     const bool *arrived = staging_arrivals(g, place);
@@ -507,10 +507,10 @@ static void staging_settle_views(const struct staging *g, uint32_t place, uint64
     }
 }
 
-static void staging_settle(const struct staging *g, uint64_t serial)
+static void staging_complete_views(const struct staging *g, uint64_t serial)
 {
     for (uint32_t p = 0; p < g->next->n_places; p++)
-        staging_settle_views(g, p, serial);
+        staging_fill_views(g, p, serial);
     for (uint32_t i = 0; g->base != NULL && i < g->next->n_tensors; i++)
         if (g->spread[i].n_places == 0)
             share_sum(g->next, g->base, i);
@@ -553,7 +553,7 @@ int store_commit(struct store *s, struct staging *g, const char *label, struct s
         return -1;
     next->version.nbytes = s->model_spec->tensor_list->nbytes;
     next->version.serial = s->serial + 1; /* only commits write it, and they come one at a time */
-    staging_settle(g, next->version.serial);
+    staging_complete_views(g, next->version.serial);
     mtx_lock(&s->lock);
     old = publish_locked(s, next, label);
     s->serial = next->version.serial;

@@ -90,12 +90,12 @@ void store_unpin(struct store *s, const struct version *v); /* accepts NULL */
 /* store_pin_again - one more store_unpin for a version that the caller has pinned. */
 void store_pin_again(struct store *s, const struct version *v);
 
-/* store_let_go - store_unpin for a thread that must not wait for memory to be freed. Returns true
- * when the version has no reader left: a thread must then call store_reap soon. */
-bool store_let_go(struct store *s, const struct version *v);
+/* store_unpin_deferred - store_unpin for a thread that must not wait for memory to be freed.
+ * Returns true when the version has no reader left: a thread must then call store_reap soon. */
+bool store_unpin_deferred(struct store *s, const struct version *v);
 
-/* store_reap - free the versions that store_let_go left without readers; they count as alive until
- * then. Any thread. */
+/* store_reap - free the versions that store_unpin_deferred left without readers; they count as
+ * alive until then. Any thread. */
 void store_reap(struct store *s);
 
 /* store_wait_pinnable - wait while the store is asleep or its weights are dropped, until the
@@ -123,20 +123,21 @@ int store_stage(struct store *s, const struct staging_cfg *cfg, uint64_t deadlin
 int staging_slab(struct staging *g, uint64_t nbytes, struct slab **out, struct err *e);
 
 /* Memory for a chunk in a place. */
-struct staging_room {
+struct staging_memory {
     struct slab *slab; /* one reference, the holder's; NULL: none */
     uint64_t offset;   /* in the slab; a multiple of STAGING_ALIGN */
     uint64_t nbytes;
 };
 enum { STAGING_ALIGN = 256 };
 
-/* staging_room - take memory for one bucket. In a whole update on a GPU it is part of the one slab
- * that the store reserved; else it is a slab of its own. Views made in it hold the slab themselves.
- * Errors: ERR_NO_STAGING. */
-int staging_room(struct staging *g, uint32_t place, uint64_t nbytes, struct staging_room *out,
-                 struct err *e);
-/* staging_room_back - give back the memory of a failed chunk. `g` NULL: the staging has ended. */
-void staging_room_back(struct staging *g, uint32_t place, struct staging_room *room);
+/* staging_memory - take memory for one bucket. In a whole update on a GPU it is part of the one
+ * slab that the store reserved; else it is a slab of its own. Views made in it hold the slab
+ * themselves. Errors: ERR_NO_STAGING. */
+int staging_memory(struct staging *g, uint32_t place, uint64_t nbytes, struct staging_memory *out,
+                   struct err *e);
+/* staging_memory_return - give back the memory of a failed chunk. `g` NULL: the staging has ended.
+ */
+void staging_memory_return(struct staging *g, uint32_t place, struct staging_memory *room);
 
 /* staging_view - set where tensor `index` is in a place. Replaces nothing: a tensor arrives once.
  * @addr  aligned for its dtype, in slab
@@ -144,7 +145,7 @@ void staging_room_back(struct staging *g, uint32_t place, struct staging_room *r
 int staging_view(struct staging *g, uint32_t place, uint32_t index, struct slab *slab,
                  uint64_t addr, struct err *e);
 
-/* Where a tensor of the model spec is in a staging_room, and which part brought it. */
+/* Where a tensor of the model spec is in a staging_memory, and which part brought it. */
 struct dst_slot {
     uint32_t index; /* of the tensor */
     uint32_t part;  /* the caller's; not read here */

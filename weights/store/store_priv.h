@@ -38,20 +38,20 @@ struct place {
 
 /* The weights of a sleeping store in host memory, if the store has no place there. */
 struct host_backup {
-    struct slab *slab;  /* counted */
-    uint64_t *offsets;  /* owned; [n_tensors] */
+    struct slab *slab; /* counted */
+    uint64_t *offsets; /* owned; [n_tensors] */
 };
 
 struct store {
     struct mtx lock;    /* rank MTX_STORE; guards down to the blank line */
     struct cnd changed; /* state, pins or live versions changed */
     enum store_state state;
-    struct version_owned *current; /* counted; NULL until the first commit */
-    struct version_owned *retired; /* owned: without readers, to be freed by store_reap */
-    uint32_t n_live;               /* versions not freed yet; the staging is not one */
-    bool staging_open;             /* true also during a sleep or wake */
+    struct version_owned *current;  /* counted; NULL until the first commit */
+    struct version_owned *retired;  /* owned: without readers, to be freed by store_reap */
+    uint32_t n_live;                /* versions not freed yet; the staging is not one */
+    bool staging_open;              /* true also during a sleep or wake */
     struct host_backup host_backup; /* used only by the thread that set staging_open */
-    uint64_t serial; /* of the last commit */
+    uint64_t serial;                /* of the last commit */
     uint64_t n_commits, committed_at_us;
     struct label_kept labels[STORE_LABELS_KEPT]; /* ring, by serial */
 
@@ -68,8 +68,8 @@ enum { STAGING_HOLES_MAX = 16 };
 /* A GPU's part of a whole update. If more than STAGING_HOLES_MAX holes arise, the memory of the
  * others is not used again until the staging ends. */
 struct staging_whole {
-    struct slab *slab;    /* counted; NULL until the first staging_room */
-    uint64_t nbytes, end; /* the next staging_room begins at `end` or later */
+    struct slab *slab;    /* counted; NULL until the first staging_memory */
+    uint64_t nbytes, end; /* the next staging_memory begins at `end` or later */
     struct staging_hole {
         uint64_t offset, nbytes;
     } holes[STAGING_HOLES_MAX]; /* given back, with others in use behind them */
@@ -106,7 +106,7 @@ int store_reserve_whole(const struct store *s, uint32_t place, struct err *e);
 
 /* Waits for `changed`, for a short time only, because setting *stop does not signal it. Returns
  * false when *stop is set or the deadline has passed. */
-bool store_wait_piece_locked(struct store *s, uint64_t deadline_us, const atomic_bool *stop);
+bool store_wait_slice_locked(struct store *s, uint64_t deadline_us, const atomic_bool *stop);
 
 void host_backup_fini(struct host_backup *b); /* accepts a zeroed one */
 

@@ -13,7 +13,7 @@ void store_pin_again(struct store *s, const struct version *v)
     mtx_unlock(&s->lock);
 }
 
-bool store_let_go(struct store *s, const struct version *v)
+bool store_unpin_deferred(struct store *s, const struct version *v)
 {
     struct version_owned *o = (struct version_owned *)(uintptr_t)v;
     bool last;

@@ -31,7 +31,7 @@ static uint64_t nbytes_of(const struct store *s, uint32_t index)
     return s->model_spec->tensor_list->tensors[index].nbytes;
 }
 
-static bool was_there(const struct version_owned *v, uint32_t place, uint32_t index)
+static bool was_seen(const struct version_owned *v, uint32_t place, uint32_t index)
 {
     return version_view(v, place, index)->addr != 0;
 }
@@ -41,7 +41,7 @@ static uint32_t first_place(const struct version_owned *v, uint32_t index)
 {
     uint32_t p = 0;
 
-    while (p + 1 < v->n_places && !was_there(v, p, index))
+    while (p + 1 < v->n_places && !was_seen(v, p, index))
         p++;
     return p;
 }
@@ -112,11 +112,11 @@ static void leave_devices(const struct store *s, const struct version_owned *v)
 }
 
 /* Bytes of all pools, of GPUs and of the host. */
-struct held {
+struct pool_usage {
     uint64_t live_device, live_host, idle;
 };
 
-static void add_held(struct held *h, struct slab_pool *pool, bool device)
+static void pool_usage_add(struct pool_usage *h, struct slab_pool *pool, bool device)
 {
     struct slab_stats st;
 
@@ -125,14 +125,14 @@ static void add_held(struct held *h, struct slab_pool *pool, bool device)
     h->idle += st.nbytes_idle;
 }
 
-static struct held held_now(const struct store *s)
+static struct pool_usage pool_usage_now(const struct store *s)
 {
-    struct held h = {0};
+    struct pool_usage h = {0};
 
     for (uint32_t p = 0; p < s->n_places; p++)
-        add_held(&h, s->places[p].slabs, store_device(s, p) != NULL);
+        pool_usage_add(&h, s->places[p].slabs, store_device(s, p) != NULL);
     if (!store_has_host(s))
-        add_held(&h, s->scratch, false);
+        pool_usage_add(&h, s->scratch, false);
     return h;
 }
 
@@ -150,10 +150,10 @@ static uint64_t nbytes_less(uint64_t a, uint64_t b)
 
 /* Takes the place of an update. What was aborted gives its staging back a moment after its session
  * has ended; whoever calls has seen to it that no session is open. */
-static int take_turn_locked(struct store *s, uint64_t deadline_us, struct err *e)
+static int lock_staging_locked(struct store *s, uint64_t deadline_us, struct err *e)
 {
     while (s->staging_open)
-        if (!store_wait_piece_locked(s, deadline_us, NULL))
+        if (!store_wait_slice_locked(s, deadline_us, NULL))
             return err_set(e, ERR_CONFLICT, "", "an update is being staged, or a sleep or wake is");
     s->staging_open = true;
     return 0;
@@ -163,14 +163,14 @@ static int take_turn_locked(struct store *s, uint64_t deadline_us, struct err *e
 static int begin_sleep_locked(struct store *s, uint64_t deadline_us, enum store_state *before,
                               struct err *e)
 {
-    if (take_turn_locked(s, deadline_us, e) != 0)
+    if (lock_staging_locked(s, deadline_us, e) != 0)
         return -1;
     *before = s->state;
     if (s->current == NULL)
         return 0;
     s->state = STORE_ASLEEP;
     while (s->current->refs > 1 || s->n_live > 1) {
-        if (store_wait_piece_locked(s, deadline_us, NULL))
+        if (store_wait_slice_locked(s, deadline_us, NULL))
             continue;
         s->state = *before;
         s->staging_open = false;
@@ -206,7 +206,7 @@ static void end_sleep(struct store *s, enum store_state state)
 }
 
 /* Level 1, with weights that are awake. */
-static int lie_down(struct store *s, struct err *e)
+static int sleep_level_1(struct store *s, struct err *e)
 {
     if (!store_has_host(s) && host_backup_make(s, s->current, &s->host_backup, e) != 0)
         return -1;
@@ -218,7 +218,7 @@ int store_sleep(struct store *s, int level, uint64_t deadline_us, struct store_s
                 struct err *e)
 {
     enum store_state before, after;
-    struct held was, is;
+    struct pool_usage was, is;
     int rc;
 
     assert(level == 1 || level == 2);
@@ -227,14 +227,14 @@ int store_sleep(struct store *s, int level, uint64_t deadline_us, struct store_s
     mtx_unlock(&s->lock);
     if (rc != 0)
         return -1;
-    was = held_now(s);
+    was = pool_usage_now(s);
     after = s->current == NULL ? before : level == 2 ? STORE_DROPPED : STORE_ASLEEP;
-    if (after == STORE_ASLEEP && before != STORE_ASLEEP && lie_down(s, e) != 0) {
+    if (after == STORE_ASLEEP && before != STORE_ASLEEP && sleep_level_1(s, e) != 0) {
         end_sleep(s, before);
         return -1;
     }
     end_sleep(s, after);
-    is = held_now(s);
+    is = pool_usage_now(s);
     *out = (struct store_slept){.nbytes_device = nbytes_less(was.live_device, is.live_device),
                                 .nbytes_host = nbytes_less(was.live_host, is.live_host),
                                 .nbytes_ready = nbytes_less(was.idle, is.idle),
@@ -243,7 +243,8 @@ int store_sleep(struct store *s, int level, uint64_t deadline_us, struct store_s
 }
 
 /* The bytes of a tensor in host memory. */
-static const void *kept_at(const struct store *s, const struct version_owned *v, uint32_t index)
+static const void *backup_place(const struct store *s, const struct version_owned *v,
+                                uint32_t index)
 {
     if (store_has_host(s))
         return version_view(v, store_host_place(s), index)->data;
@@ -256,8 +257,8 @@ static int new_slab(struct slab_pool *pool, uint64_t nbytes, struct slab **out, 
 }
 
 /* A place's tensors, one behind the other; as large as an update's, so that it is used again. */
-static int get_up_place(struct store *s, const struct version_owned *v, uint32_t p,
-                        struct slab **out, struct err *e)
+static int wake_place(struct store *s, const struct version_owned *v, uint32_t p, struct slab **out,
+                      struct err *e)
 {
     uint64_t nbytes = 0;
     struct device_batch *b;
@@ -265,7 +266,7 @@ static int get_up_place(struct store *s, const struct version_owned *v, uint32_t
     int rc = 0;
 
     for (uint32_t i = 0; i < v->n_tensors; i++)
-        if (was_there(v, p, i)) {
+        if (was_seen(v, p, i)) {
             nbytes = backup_aligned(nbytes) + nbytes_of(s, i);
             n++;
         }
@@ -279,12 +280,12 @@ static int get_up_place(struct store *s, const struct version_owned *v, uint32_t
         return -1;
     nbytes = 0;
     for (uint32_t i = 0; i < v->n_tensors && rc == 0; i++) {
-        if (!was_there(v, p, i))
+        if (!was_seen(v, p, i))
             continue;
         nbytes = backup_aligned(nbytes);
         if (nbytes_of(s, i) > 0)
-            rc = device_batch_from_host(b, (*out)->addr + nbytes, kept_at(s, v, i), nbytes_of(s, i),
-                                        e);
+            rc = device_batch_from_host(b, (*out)->addr + nbytes, backup_place(s, v, i),
+                                        nbytes_of(s, i), e);
         nbytes += nbytes_of(s, i);
     }
     if (rc == 0)
@@ -293,15 +294,15 @@ static int get_up_place(struct store *s, const struct version_owned *v, uint32_t
     return rc;
 }
 
-static void move_in(const struct store *s, const struct version_owned *v, uint32_t p,
-                    struct slab *slab)
+static void use_wake_slab(const struct store *s, const struct version_owned *v, uint32_t p,
+                          struct slab *slab)
 {
     uint64_t at = 0;
 
     for (uint32_t i = 0; i < v->n_tensors; i++) {
         struct view *view = version_view(v, p, i);
 
-        if (!was_there(v, p, i))
+        if (!was_seen(v, p, i))
             continue;
         at = backup_aligned(at);
         view->slab = slab_ref(slab);
@@ -311,7 +312,7 @@ static void move_in(const struct store *s, const struct version_owned *v, uint32
 }
 
 /* All places or none. */
-static int get_up(struct store *s, uint64_t *nbytes, struct err *e)
+static int wake_devices(struct store *s, uint64_t *nbytes, struct err *e)
 {
     struct slab *slabs[STORE_PLACES_MAX] = {NULL};
     struct version_owned *v = s->current;
@@ -319,10 +320,10 @@ static int get_up(struct store *s, uint64_t *nbytes, struct err *e)
 
     for (uint32_t p = 0; p < s->n_places && rc == 0; p++)
         if (store_device(s, p) != NULL)
-            rc = get_up_place(s, v, p, &slabs[p], e);
+            rc = wake_place(s, v, p, &slabs[p], e);
     for (uint32_t p = 0; p < s->n_places; p++) {
         if (rc == 0 && slabs[p] != NULL) {
-            move_in(s, v, p, slabs[p]);
+            use_wake_slab(s, v, p, slabs[p]);
             *nbytes += slabs[p]->nbytes;
         }
         slab_unref(slabs[p]);
@@ -336,7 +337,7 @@ static int get_up(struct store *s, uint64_t *nbytes, struct err *e)
     return 0;
 }
 
-static int make_room(struct store *s, struct err *e)
+static int ensure_backup_memory(struct store *s, struct err *e)
 {
     for (uint32_t p = 0; p < s->n_places; p++)
         if (store_device(s, p) != NULL && store_reserve_whole(s, p, e) != 0)
@@ -354,15 +355,15 @@ int store_wake(struct store *s, uint64_t deadline_us, uint64_t *nbytes, struct e
     mtx_lock(&s->lock);
     asleep = s->state == STORE_ASLEEP || s->state == STORE_DROPPED;
     if (asleep)
-        rc = take_turn_locked(s, deadline_us, e);
+        rc = lock_staging_locked(s, deadline_us, e);
     state = s->state; /* another one, if the update that was waited for was committed */
     mtx_unlock(&s->lock);
     if (rc != 0)
         return -1;
     if (state == STORE_ASLEEP)
-        rc = get_up(s, &n, e);
+        rc = wake_devices(s, &n, e);
     if (state == STORE_DROPPED)
-        rc = make_room(s, e);
+        rc = ensure_backup_memory(s, e);
     if (asleep) {
         mtx_lock(&s->lock);
         s->state = rc == 0 && state == STORE_ASLEEP ? STORE_READY : state;

@@ -209,8 +209,8 @@ static void rooms_give(struct fill *f, struct staging *g)
         struct rank_fill *rank = &f->ranks[r - 1];
 
         if (rank->mirrored)
-            staging_room_back(g, store_host_place(f->store), &rank->mirror);
-        staging_room_back(g, r - 1, &rank->room);
+            staging_memory_return(g, store_host_place(f->store), &rank->mirror);
+        staging_memory_return(g, r - 1, &rank->room);
     }
 }
 
@@ -221,9 +221,9 @@ static int rooms_take_once(struct fill *f, struct err *e)
 
         if (rank->tensor_list == NULL || rank->layout->n_dst_slots == 0)
             continue;
-        if (staging_room(f->staging, r, rank->layout->nbytes_kept, &rank->room, e) != 0 ||
-            (rank->mirrored && staging_room(f->staging, store_host_place(f->store),
-                                            rank->layout->nbytes_kept, &rank->mirror, e) != 0)) {
+        if (staging_memory(f->staging, r, rank->layout->nbytes_kept, &rank->room, e) != 0 ||
+            (rank->mirrored && staging_memory(f->staging, store_host_place(f->store),
+                                              rank->layout->nbytes_kept, &rank->mirror, e) != 0)) {
             rooms_give(f, f->staging);
             return -1;
         }

@@ -17,12 +17,12 @@ struct bounce_buffer {
 /* What comes for one rank. */
 struct rank_fill {
     const struct tensor_list *tensor_list; /* borrowed; NULL: nothing */
-    const struct layout *layout;      /* borrowed */
-    const struct checksum *checksums; /* borrowed; [n_tensors] or NULL */
-    const bool *has_checksum;         /* borrowed; [n_tensors]; NULL: all, if there are any */
-    struct staging_room room;         /* of the rank's place */
-    struct staging_room mirror;       /* of the host's copy */
-    bool mirrored;                    /* its tensors go to the host's copy too */
+    const struct layout *layout;           /* borrowed */
+    const struct checksum *checksums;      /* borrowed; [n_tensors] or NULL */
+    const bool *has_checksum;              /* borrowed; [n_tensors]; NULL: all, if there are any */
+    struct staging_memory room;            /* of the rank's place */
+    struct staging_memory mirror;          /* of the host's copy */
+    bool mirrored;                         /* its tensors go to the host's copy too */
 
     /* Mapped and received chunks. */
     struct device_batch *batch; /* owned */
@@ -76,7 +76,7 @@ struct fill {
 /* A room in a place: where targets lie. */
 struct dst_region {
     uint32_t place;
-    const struct staging_room *room;
+    const struct staging_memory *room;
 };
 
 static inline struct dst_region dst_region_of_rank(const struct fill *f, uint32_t rank)

@@ -56,7 +56,7 @@ struct end dst_region_end(const struct fill *f, struct dst_region at, const stru
 
 static uint64_t staged_place(const struct fill *f, uint32_t rank, uint32_t i)
 {
-    const struct staging_room *room = &f->ranks[rank].room;
+    const struct staging_memory *room = &f->ranks[rank].room;
 
     return room->slab->addr + room->offset + f->ranks[rank].layout->parts[i].offset;
 }

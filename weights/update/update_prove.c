@@ -163,14 +163,14 @@ static int settle_tie_at(struct staging *g, const struct tie *tie, uint32_t plac
     struct store *s = g->store;
     uint32_t index = tie->alias->targets[0];
     uint64_t nbytes = s->model_spec->tensor_list->tensors[index].nbytes, addr;
-    struct staging_room room = {0};
+    struct staging_memory room = {0};
     int rc;
 
     if (staging_has(g, place, index))
         return 0;
     if (store_device(s, place) == NULL)
         return staging_view(g, place, index, tie->slab, (uint64_t)(uintptr_t)tie->data, e);
-    if (staging_room(g, place, nbytes, &room, e) != 0)
+    if (staging_memory(g, place, nbytes, &room, e) != 0)
         return -1;
     addr = room.slab->addr + room.offset;
     rc = place_write(s, place, addr, tie->data, nbytes, e);

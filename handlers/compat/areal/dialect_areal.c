@@ -26,7 +26,7 @@ static _Atomic(json_t *) next_list;
 
 static int put_success(json_t **reply, const char *message)
 {
-    return dialect_put(reply, json_pack("{s:b, s:s}", "success", 1, "message", message));
+    return dialect_replace(reply, json_pack("{s:b, s:s}", "success", 1, "message", message));
 }
 
 /* As in AReaL's server, running requests are aborted: its clients send them again with the tokens
@@ -68,7 +68,7 @@ int areal_group_request(json_t **body, const struct http_request *x, struct err 
 
 static int check_list(const json_t *body, struct err *e)
 {
-    return body_required(body, "", "names", e) != 0 ? -1 : columns_check(body, NULL, "", e);
+    return body_required(body, "", "names", e) != 0 ? -1 : tensor_columns_check(body, NULL, "", e);
 }
 
 int handle_areal_meta(struct app *app, struct http_request *x, struct err *e)
@@ -121,7 +121,7 @@ int areal_update_request(json_t **body, const struct http_request *x, struct err
         return err_set(e, ERR_CONFLICT, "",
                        "there is no list of what comes: POST it to /areal_set_update_weight_meta "
                        "before each of these");
-    rc = dialect_keep(body, list, members, e);
+    rc = dialect_select_members(body, list, members, e);
     json_decref(list);
     return rc != 0 ? -1 : dialect_set(*body, "transport", json_string("nccl"), e);
 }
@@ -133,7 +133,7 @@ int areal_lora_request(json_t **body, const struct http_request *x, struct err *
 
     (void)x;
     if (body_required(*body, "", "lora_model_path", e) != 0 ||
-        dialect_keep(body, *body, members, e) != 0)
+        dialect_select_members(body, *body, members, e) != 0)
         return -1;
     return dialect_set(*body, "load_inplace", json_true(), e);
 }
@@ -177,11 +177,11 @@ int areal_lora_tensors_request(json_t **body, const struct http_request *x, stru
     json_t *config = NULL, *names;
 
     (void)x;
-    if (check_list(*body, e) != 0 || dialect_keep(&config, *body, config_members, e) != 0)
+    if (check_list(*body, e) != 0 || dialect_select_members(&config, *body, config_members, e) != 0)
         return -1;
     names = plain_names(json_object_get(*body, "names"));
     if (dialect_set(config, "peft_type", json_string("LORA"), e) != 0 ||
-        dialect_keep(body, *body, members, e) != 0 ||
+        dialect_select_members(body, *body, members, e) != 0 ||
         dialect_set(*body, "adapter_config", json_incref(config), e) != 0 ||
         dialect_set(*body, "names", json_incref(names), e) != 0 ||
         dialect_set(*body, "transport", json_string("nccl"), e) != 0 ||

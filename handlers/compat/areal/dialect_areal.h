@@ -27,7 +27,7 @@ int areal_lora_tensors_request(json_t **body, const struct http_request *x, stru
 int areal_lora_response(json_t **reply, const struct http_request *x);
 
 /* handle_areal_meta - keep a tensor list for the next /areal_update_weights_xccl.
- * Errors: those of columns_check. */
+ * Errors: those of tensor_columns_check. */
 int handle_areal_meta(struct app *app, struct http_request *x, struct err *e);
 
 /* handle_areal_lora_meta - check the tensor list of an adapter. It is not kept: the update that

@@ -19,7 +19,7 @@ int prime_rl_update_request(json_t **body, const struct http_request *x, struct 
         return err_set(e, ERR_BAD_REQUEST, "/weight_dir",
                        "weight_dir is null, which means weights by the trainer's own broadcaster; "
                        "only directories are read: use its filesystem broadcast");
-    return dialect_keep(body, *body, prime_rl_update_pairs, e);
+    return dialect_select_members(body, *body, prime_rl_update_pairs, e);
 }
 
 int prime_rl_broadcaster_request(json_t **body, const struct http_request *x, struct err *e)

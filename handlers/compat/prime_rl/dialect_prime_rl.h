@@ -33,7 +33,7 @@ int prime_rl_broadcaster_request(json_t **body, const struct http_request *x, st
         "/update_weights", "primeRlUpdate", OPERATION_UPDATE, .body_match = {"weight_dir", NULL},  \
         .members = prime_rl_update_members, .translated_members = prime_rl_update_translated,      \
         .error_members = prime_rl_update_pairs, .translate_request = prime_rl_update_request,      \
-        .translate_response = dialect_out_status),                                                 \
+        .translate_response = dialect_reply_status),                                               \
         PRIME_RL_CONTROL("/init_broadcaster", "primeRlInitBroadcaster", OPERATION_UNSUPPORTED,     \
                          .members = prime_rl_broadcaster_members,                                  \
                          .translated_members = sglang_no_members,                                  \
@@ -47,7 +47,7 @@ int prime_rl_broadcaster_request(json_t **body, const struct http_request *x, st
                      .translate_response = vllm_resume_response),                                  \
         PRIME_RL_ROW(METHOD_GET | METHOD_HEAD, BODY_NONE, ROUTE_NO_BODY_MAX, EXECUTOR_LOOP,        \
                      ROLE_HEALTH, "/liveness", "primeRlLiveness", OPERATION_LIVE,                  \
-                     .translate_response = dialect_out_status),                                    \
+                     .translate_response = dialect_reply_status),                                  \
         SGLANG_LORA(DIALECT_PRIME_RL, "primeRlLoadLora", "primeRlUnloadLora"),
 
 #endif

@@ -59,7 +59,7 @@ int sglang_group_request(json_t **body, const struct http_request *x, struct err
         return -1;
     if (strcmp(backend, "nccl") != 0)
         return err_set(e, ERR_BAD_REQUEST, "/backend", "backend '%.32s' is not nccl", backend);
-    if (dialect_keep(body, *body, members, e) != 0 || port_to_number(*body, e) != 0)
+    if (dialect_select_members(body, *body, members, e) != 0 || port_to_number(*body, e) != 0)
         return -1;
     if (json_object_get(*body, "group_name") == NULL &&
         dialect_set(*body, "group_name", json_string("weight_update_group"), e) != 0)
@@ -70,7 +70,7 @@ int sglang_group_request(json_t **body, const struct http_request *x, struct err
 /* The reply {success: true, message}. */
 static int put_message(json_t **reply, json_t *message)
 {
-    return dialect_put(reply, json_pack("{s:b, s:o}", "success", 1, "message", message));
+    return dialect_replace(reply, json_pack("{s:b, s:o}", "success", 1, "message", message));
 }
 
 /* As in SGLang, the reply is sent before any rank has joined: a torch group is complete with its
@@ -91,7 +91,7 @@ int sglang_leave_request(json_t **body, const struct http_request *x, struct err
     static const struct dialect_member members[] = {{"group_name", "group_name"}, {0}};
 
     (void)x;
-    return dialect_keep(body, *body, members, e);
+    return dialect_select_members(body, *body, members, e);
 }
 
 int sglang_leave_response(json_t **reply, const struct http_request *x)
@@ -105,7 +105,7 @@ int sglang_begin_request(json_t **body, const struct http_request *x, struct err
     static const struct dialect_member members[] = {{"selector", "selector"}, {0}};
 
     (void)x;
-    if (dialect_keep(body, *body, members, e) != 0)
+    if (dialect_select_members(body, *body, members, e) != 0)
         return -1;
     return dialect_set(*body, "lease_s", json_integer(UPDATE_ANONYMOUS_LEASE_S), e);
 }
@@ -153,7 +153,7 @@ int sglang_distributed_request(json_t **body, const struct http_request *x, stru
 
     (void)x;
     if (body_str(&load_format, *body, "", "load_format", e) != 0 ||
-        dialect_keep(&made, *body, members, e) != 0)
+        dialect_select_members(&made, *body, members, e) != 0)
         return -1;
     if (set_packing(made, load_format, e) != 0 ||
         dialect_set(made, "transport", json_string("nccl"), e) != 0) {
@@ -184,7 +184,7 @@ int sglang_one_tensor_request(json_t **body, const struct http_request *x, struc
     if (body_given(*body, "names") != NULL)
         return err_set(e, ERR_BAD_REQUEST, "/names",
                        "a tensor's name is given and names beside it: which are broadcast?");
-    if (dialect_keep(&made, *body, members, e) != 0)
+    if (dialect_select_members(&made, *body, members, e) != 0)
         return -1;
     for (const struct dialect_member *m = lists; m->theirs != NULL; m++) {
         json_t *one = json_pack("[O]", json_object_get(*body, m->theirs));
@@ -252,15 +252,16 @@ const struct dialect_member sglang_disk_pairs[] = {{"model_path", "path"},
 int sglang_disk_request(json_t **body, const struct http_request *x, struct err *e)
 {
     (void)x;
-    return check_disk(*body, e) != 0 ? -1 : dialect_keep(body, *body, sglang_disk_pairs, e);
+    return check_disk(*body, e) != 0 ? -1
+                                     : dialect_select_members(body, *body, sglang_disk_pairs, e);
 }
 
 /* An update never pauses requests here: generation continues while the bytes are received. */
 int sglang_disk_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return dialect_put(reply, json_pack("{s:b, s:o, s:i}", "success", 1, "message",
-                                        update_message(*reply), "num_paused_requests", 0));
+    return dialect_replace(reply, json_pack("{s:b, s:o, s:i}", "success", 1, "message",
+                                            update_message(*reply), "num_paused_requests", 0));
 }
 
 /* flush_cache and torch_empty_cache have no effect: caches belong to a version, and there is no
@@ -271,7 +272,7 @@ int sglang_ipc_request(json_t **body, const struct http_request *x, struct err *
         {"zmq_handles", "zmq_handles"}, {"weight_version", "weight_version"}, {0}};
 
     (void)x;
-    return dialect_keep(body, *body, members, e);
+    return dialect_select_members(body, *body, members, e);
 }
 
 int sglang_checker_request(json_t **body, const struct http_request *x, struct err *e)
@@ -281,7 +282,8 @@ int sglang_checker_request(json_t **body, const struct http_request *x, struct e
     const char *selector = NULL, *action;
 
     (void)x;
-    if (selector_from_body(&selector, *body, e) != 0 || dialect_keep(body, *body, members, e) != 0)
+    if (selector_from_body(&selector, *body, e) != 0 ||
+        dialect_select_members(body, *body, members, e) != 0)
         return -1;
     if (json_object_get(*body, "action") == NULL &&
         dialect_set(*body, "action", json_string("checksum"), e) != 0)
@@ -302,7 +304,7 @@ int sglang_checker_response(json_t **reply, const struct http_request *x)
         message = "what is served is what the snapshot was taken of";
     else if (json_object_get(payload, "n_tensors") != NULL)
         message = "the checksums are kept for compare";
-    return dialect_put(
+    return dialect_replace(
         reply, json_pack("{s:b, s:s, s:o}", "success", 1, "message", message, "payload", payload));
 }
 
@@ -336,7 +338,7 @@ int sglang_label_request(json_t **body, const struct http_request *x, struct err
 {
     (void)x;
     if (body_required(*body, "", "new_version", e) != 0 ||
-        dialect_keep(body, *body, sglang_label_pairs, e) != 0)
+        dialect_select_members(body, *body, sglang_label_pairs, e) != 0)
         return -1;
     if (json_object_get(*body, "abort_requests") != NULL)
         return 0;
@@ -348,6 +350,6 @@ int sglang_label_response(json_t **reply, const struct http_request *x)
     json_t *label = json_object_get(*reply, "weight_version");
 
     (void)x;
-    return dialect_put(reply, json_pack("{s:b, s:s, s:O}", "success", 1, "message",
-                                        "what is served has that name", "new_version", label));
+    return dialect_replace(reply, json_pack("{s:b, s:s, s:O}", "success", 1, "message",
+                                            "what is served has that name", "new_version", label));
 }

@@ -154,19 +154,20 @@ sglang_response sglang_loads_response;
                        .translate_response = sglang_continue_response),                            \
         SGLANG_ROW(DIALECT_SGLANG, FORM_SGLANG, METHOD_GET | METHOD_POST, BODY_NONE,               \
                    ROUTE_NO_BODY_MAX, "/flush_cache", "sglangFlush", OPERATION_FLUSH_CACHE,        \
-                   .get_acts = true, .translate_response = sglang_flush_response),                 \
+                   .get_has_effects = true, .translate_response = sglang_flush_response),          \
+        SGLANG_BOTH("/release_memory_occupation", "sglangRelease", OPERATION_SLEEP,                \
+                    .get_has_effects = true, .members = sglang_memory_members,                     \
+                    .translated_members = sleep_members,                                           \
+                    .translate_request = sglang_release_request,                                   \
+                    .translate_response = dialect_reply_null),                                     \
         SGLANG_BOTH(                                                                               \
-            "/release_memory_occupation", "sglangRelease", OPERATION_SLEEP, .get_acts = true,      \
-            .members = sglang_memory_members, .translated_members = sleep_members,                 \
-            .translate_request = sglang_release_request, .translate_response = dialect_out_null),  \
-        SGLANG_BOTH("/resume_memory_occupation", "sglangResume", OPERATION_WAKE, .get_acts = true, \
-                    .members = sglang_memory_members, .translated_members = wake_members,          \
-                    .translate_request = sglang_memory_request,                                    \
-                    .translate_response = dialect_out_null),                                       \
+            "/resume_memory_occupation", "sglangResume", OPERATION_WAKE, .get_has_effects = true,  \
+            .members = sglang_memory_members, .translated_members = wake_members,                  \
+            .translate_request = sglang_memory_request, .translate_response = dialect_reply_null), \
         SGLANG_CONTROL(                                                                            \
             "/abort_request", "sglangAbort", OPERATION_ABORT_REQUESTS,                             \
             .members = sglang_abort_members, .translated_members = abort_requests_members,         \
-            .translate_request = sglang_abort_request, .translate_response = dialect_out_null)
+            .translate_request = sglang_abort_request, .translate_response = dialect_reply_null)
 
 /* Refused with a reason, which is more help than a 404. */
 #define SGLANG_REFUSED(path, id)                                                                   \
@@ -195,7 +196,7 @@ sglang_response sglang_loads_response;
 
 #define SGLANG_VIEWS                                                                               \
     SGLANG_VIEW(ROLE_HEALTH, "/health_generate", "sglangHealth", OPERATION_READY,                  \
-                .translate_response = dialect_out_empty),                                          \
+                .translate_response = dialect_reply_empty),                                        \
         SGLANG_VIEW(ROLE_VIEWER, "/get_model_info", "sglangModelInfo", OPERATION_STATUS,           \
                     .translate_response = sglang_model_response),                                  \
         SGLANG_VIEW(ROLE_VIEWER, "/model_info", "sglangModelInfoNew", OPERATION_STATUS,            \

@@ -45,15 +45,15 @@ int sglang_pause_request(json_t **body, const struct http_request *x, struct err
 int sglang_pause_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return dialect_put(reply, json_pack("{s:s, s:s}", "message", "Generation paused successfully.",
-                                        "status", "ok"));
+    return dialect_replace(reply, json_pack("{s:s, s:s}", "message",
+                                            "Generation paused successfully.", "status", "ok"));
 }
 
 int sglang_continue_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return dialect_put(reply, json_pack("{s:s, s:s}", "message",
-                                        "Generation continued successfully.", "status", "ok"));
+    return dialect_replace(reply, json_pack("{s:s, s:s}", "message",
+                                            "Generation continued successfully.", "status", "ok"));
 }
 
 int sglang_flush_response(json_t **reply, const struct http_request *x)
@@ -61,7 +61,7 @@ int sglang_flush_response(json_t **reply, const struct http_request *x)
     json_t *message = json_object_get(*reply, "message");
 
     (void)x;
-    return dialect_put(reply, json_pack("{s:b, s:O}", "success", 1, "message", message));
+    return dialect_replace(reply, json_pack("{s:b, s:O}", "success", 1, "message", message));
 }
 
 int sglang_memory_request(json_t **body, const struct http_request *x, struct err *e)
@@ -69,7 +69,7 @@ int sglang_memory_request(json_t **body, const struct http_request *x, struct er
     static const struct dialect_member members[] = {{"tags", "tags"}, {0}};
 
     (void)x;
-    return dialect_keep(body, *body, members, e);
+    return dialect_select_members(body, *body, members, e);
 }
 
 /* No copy in host memory is kept: SGLang's clients push weights before they generate again. */
@@ -97,8 +97,8 @@ int sglang_abort_request(json_t **body, const struct http_request *x, struct err
     }
     if (dialect_set(*body, "request_ids", json_pack("[s]", rid), e) != 0)
         return -1;
-    return dialect_keep(body, *body,
-                        (const struct dialect_member[]){{"request_ids", "request_ids"}, {0}}, e);
+    return dialect_select_members(
+        body, *body, (const struct dialect_member[]){{"request_ids", "request_ids"}, {0}}, e);
 }
 
 /* Routes of SGLang that are not supported, each with its reason. */
@@ -137,7 +137,8 @@ int sglang_lora_request(json_t **body, const struct http_request *x, struct err 
         {"lora_name", "lora_name"}, {"lora_path", "lora_path"}, {"pinned", "pinned"}, {0}};
 
     (void)x;
-    if (body_required(*body, "", "lora_path", e) != 0 || dialect_keep(body, *body, members, e) != 0)
+    if (body_required(*body, "", "lora_path", e) != 0 ||
+        dialect_select_members(body, *body, members, e) != 0)
         return -1;
     return dialect_set(*body, "load_inplace", json_true(), e);
 }
@@ -147,7 +148,7 @@ int sglang_lora_unload_request(json_t **body, const struct http_request *x, stru
     static const struct dialect_member members[] = {{"lora_name", "lora_name"}, {0}};
 
     (void)x;
-    return dialect_keep(body, *body, members, e);
+    return dialect_select_members(body, *body, members, e);
 }
 
 /* The reply has the members of SGLang's and of vLLM's. */
@@ -156,8 +157,8 @@ int sglang_lora_response(json_t **reply, const struct http_request *x)
     json_t *loaded = json_object_get(*reply, "loaded_adapters");
 
     (void)x;
-    return dialect_put(reply, json_pack("{s:s, s:b, s:n, s:O}", "status", "ok", "success", 1,
-                                        "error_message", "loaded_adapters", loaded));
+    return dialect_replace(reply, json_pack("{s:s, s:b, s:n, s:O}", "status", "ok", "success", 1,
+                                            "error_message", "loaded_adapters", loaded));
 }
 
 int sglang_lora_tensors_request(json_t **body, const struct http_request *x, struct err *e)

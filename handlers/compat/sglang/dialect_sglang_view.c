@@ -39,7 +39,7 @@ int sglang_model_response(json_t **reply, const struct http_request *x)
     const json_t *s = *reply;
 
     (void)x;
-    return dialect_put(
+    return dialect_replace(
         reply, json_pack("{s:s, s:s, s:b, s:n, s:s}", "model_path", path_of(s), "tokenizer_path",
                          path_of(s), "is_generation", json_is_object(json_object_get(s, "engine")),
                          "preferred_sampling_params", "weight_version", version_of(s)));
@@ -50,7 +50,7 @@ int sglang_version_response(json_t **reply, const struct http_request *x)
     const char *version = version_of(*reply);
 
     (void)x;
-    return dialect_put(reply, json_pack("{s:s}", "weight_version", version));
+    return dialect_replace(reply, json_pack("{s:s}", "weight_version", version));
 }
 
 /* Running counts requests with a permit, frozen ones too; waiting counts those that queue for one.
@@ -70,7 +70,7 @@ static json_t *load_json(const json_t *status)
 int sglang_load_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return dialect_put(reply, json_pack("[o]", load_json(*reply)));
+    return dialect_replace(reply, json_pack("[o]", load_json(*reply)));
 }
 
 int sglang_loads_response(json_t **reply, const struct http_request *x)
@@ -85,7 +85,7 @@ int sglang_loads_response(json_t **reply, const struct http_request *x)
         json_decref(made);
         return -1;
     }
-    return dialect_put(reply, made);
+    return dialect_replace(reply, made);
 }
 
 /* internal_states: the state of one SGLang scheduler. */
@@ -211,5 +211,5 @@ int sglang_server_response(json_t **reply, const struct http_request *x)
         json_decref(made);
         return -1;
     }
-    return dialect_put(reply, made);
+    return dialect_replace(reply, made);
 }

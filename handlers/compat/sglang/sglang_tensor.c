@@ -47,5 +47,5 @@ int sglang_tensor_request(json_t **body, const struct http_request *x, struct er
         return -1;
     if (check_format(*body, e) != 0 || body_required(*body, "", "serialized_named_tensors", e) != 0)
         return -1;
-    return dialect_keep(body, *body, members, e);
+    return dialect_select_members(body, *body, members, e);
 }

@@ -74,7 +74,7 @@ int skyrl_rpc_start_request(json_t **body, const struct http_request *x, struct 
         return err_set(e, ERR_BAD_REQUEST, "/kwargs/is_checkpoint_format",
                        "is_checkpoint_format is false; only tensors as a checkpoint has them are "
                        "taken");
-    if (dialect_keep(body, *body, none, e) != 0)
+    if (dialect_select_members(body, *body, none, e) != 0)
         return -1;
     return dialect_set(*body, "lease_s", json_integer(UPDATE_ANONYMOUS_LEASE_S), e);
 }
@@ -94,7 +94,8 @@ int skyrl_rpc_ipc_request(json_t **body, const struct http_request *x, struct er
     const json_t *info = NULL;
 
     (void)x;
-    return update_info_of(&info, *body, e) != 0 ? -1 : dialect_keep(body, info, members, e);
+    return update_info_of(&info, *body, e) != 0 ? -1
+                                                : dialect_select_members(body, info, members, e);
 }
 
 /* NCCL transfers no metadata about packing: members that the request leaves out have vLLM's
@@ -115,7 +116,7 @@ int skyrl_rpc_nccl_request(json_t **body, const struct http_request *x, struct e
     (void)x;
     if (update_info_of(&info, *body, e) != 0 ||
         body_bool(&packed, info, "/kwargs/update_info", "packed", e) != 0 ||
-        dialect_keep(body, info, packed ? packed_members : members, e) != 0)
+        dialect_select_members(body, info, packed ? packed_members : members, e) != 0)
         return -1;
     return dialect_set(*body, "transport", json_string("nccl"), e);
 }
@@ -127,7 +128,8 @@ int skyrl_rpc_finish_request(json_t **body, const struct http_request *x, struct
     const json_t *kwargs = NULL;
 
     (void)x;
-    return kwargs_of(&kwargs, *body, e) != 0 ? -1 : dialect_keep(body, kwargs, members, e);
+    return kwargs_of(&kwargs, *body, e) != 0 ? -1
+                                             : dialect_select_members(body, kwargs, members, e);
 }
 
 /* The caller has frozen the running requests. The KV cache is in host memory already, so offload_kv
@@ -144,7 +146,7 @@ int skyrl_rpc_sleep_request(json_t **body, const struct http_request *x, struct 
         return -1;
     made = offload ? json_pack("{s:i, s:[s]}", "level", 2, "tags", "weights")
                    : json_pack("{s:i, s:[s, s]}", "level", 2, "tags", "weights", "kv_cache");
-    return dialect_put(body, made) == 0
+    return dialect_replace(body, made) == 0
                ? 0
                : err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
 }
@@ -155,7 +157,8 @@ int skyrl_rpc_wake_request(json_t **body, const struct http_request *x, struct e
     const json_t *kwargs = NULL;
 
     (void)x;
-    return kwargs_of(&kwargs, *body, e) != 0 ? -1 : dialect_keep(body, kwargs, members, e);
+    return kwargs_of(&kwargs, *body, e) != 0 ? -1
+                                             : dialect_select_members(body, kwargs, members, e);
 }
 
 /* vLLM passes args to the method of checkpoint-engine's worker. Its only argument, zmq_handles,
@@ -222,7 +225,7 @@ int skyrl_results_response(json_t **reply, const struct http_request *x)
             return -1;
         }
     }
-    return dialect_put(reply, json_pack("{s:o}", "results", results));
+    return dialect_replace(reply, json_pack("{s:o}", "results", results));
 }
 
 /* Adapters */
@@ -234,7 +237,8 @@ int skyrl_lora_request(json_t **body, const struct http_request *x, struct err *
 
     (void)x;
     if (body_required(*body, "", "lora_name", e) != 0 ||
-        body_required(*body, "", "lora_path", e) != 0 || dialect_keep(body, *body, members, e) != 0)
+        body_required(*body, "", "lora_path", e) != 0 ||
+        dialect_select_members(body, *body, members, e) != 0)
         return -1;
     return dialect_set(*body, "load_inplace", json_true(), e);
 }
@@ -254,8 +258,8 @@ int skyrl_lora_response(json_t **reply, const struct http_request *x)
     const char *name = json_string_value(json_object_get(*reply, "lora_name"));
 
     (void)x;
-    return dialect_put(reply, json_pack("{s:s, s:s, s:I}", "status", "ok", "lora_name", name,
-                                        "lora_int_id", lora_id_of(name)));
+    return dialect_replace(reply, json_pack("{s:s, s:s, s:I}", "status", "ok", "lora_name", name,
+                                            "lora_int_id", lora_id_of(name)));
 }
 
 /* Generation */
@@ -288,7 +292,7 @@ int skyrl_generate_request(json_t **body, const struct http_request *x, struct e
         {"features", "features"},     {NULL, NULL}};
 
     (void)x;
-    if (check_n(*body, e) != 0 || dialect_keep(body, *body, members, e) != 0)
+    if (check_n(*body, e) != 0 || dialect_select_members(body, *body, members, e) != 0)
         return -1;
     if (json_object_get(*body, "sampling_params") != NULL)
         return 0;
@@ -322,11 +326,11 @@ int skyrl_generate_response(json_t **reply, const struct http_request *x)
     const json_t *c = json_array_get(json_object_get(*reply, "choices"), 0);
 
     (void)x;
-    return dialect_put(reply,
-                       json_pack("{s:[{s:O, s:O, s:o, s:n}]}", "choices", "token_ids",
-                                 json_object_get(c, "token_ids"), "finish_reason",
-                                 json_object_get(c, "finish_reason"), "logprobs",
-                                 plain_logprobs(json_object_get(c, "logprobs")), "routed_experts"));
+    return dialect_replace(reply, json_pack("{s:[{s:O, s:O, s:o, s:n}]}", "choices", "token_ids",
+                                            json_object_get(c, "token_ids"), "finish_reason",
+                                            json_object_get(c, "finish_reason"), "logprobs",
+                                            plain_logprobs(json_object_get(c, "logprobs")),
+                                            "routed_experts"));
 }
 
 int skyrl_fetch_refuse(json_t **body, const struct http_request *x, struct err *e)

@@ -69,7 +69,7 @@ int skyrl_paused_response(json_t **reply, const struct http_request *x);
 #define SKYRL_UPDATE(path, id, ...)                                                                \
     SKYRL_POST(path, id, OPERATION_UPDATE, .body_max = ROUTE_BODY_CONFIG,                          \
                .session = SESSION_AUTO_COMMIT, .translated_members = update_members,               \
-               .translate_response = dialect_out_status, __VA_ARGS__)
+               .translate_response = dialect_reply_status, __VA_ARGS__)
 
 /* Rows of the route table. */
 #define SKYRL_NOW_ROUTES                                                                           \
@@ -126,7 +126,7 @@ int skyrl_paused_response(json_t **reply, const struct http_request *x);
          .body_max = ROUTE_NO_BODY_MAX,                                                            \
          .query = skyrl_session_query,                                                             \
          .dialect = DIALECT_SKYRL,                                                                 \
-         .translate_response = dialect_out_status,                                                 \
+         .translate_response = dialect_reply_status,                                               \
          .operation = OPERATION_SESSION_FINISH},                                                   \
         SKYRL_SMALL("/fetch_weights", "skyrlFetchWeights", OPERATION_UNSUPPORTED,                  \
                     .members = skyrl_fetch_members, .translated_members = skyrl_no_members,        \
@@ -137,17 +137,17 @@ int skyrl_paused_response(json_t **reply, const struct http_request *x);
                 OPERATION_TRANSFER_INIT, .session = SESSION_AUTO_COMMIT,                           \
                 .members = skyrl_join_members, .translated_members = transfer_init_members,        \
                 .translate_request = skyrl_join_request,                                           \
-                .translate_response = dialect_out_status),                                         \
+                .translate_response = dialect_reply_status),                                       \
         SKYRL_SMALL(                                                                               \
             "/init_weight_transfer", "skyrlInitTransfer", OPERATION_TRANSFER_INIT,                 \
             .session = SESSION_AUTO_COMMIT, .members = skyrl_join_members,                         \
             .body_match = {"master_addr", NULL}, .translated_members = transfer_init_members,      \
-            .translate_request = skyrl_join_request, .translate_response = dialect_out_status),    \
+            .translate_request = skyrl_join_request, .translate_response = dialect_reply_status),  \
         SKYRL_SMALL("/init_weight_transfer", "skyrlInitTransferIpc", OPERATION_TRANSFER_INIT,      \
                     .session = SESSION_AUTO_COMMIT, .members = skyrl_join_members,                 \
                     .translated_members = transfer_init_members,                                   \
                     .translate_request = skyrl_join_ipc_request,                                   \
-                    .translate_response = dialect_out_status),                                     \
+                    .translate_response = dialect_reply_status),                                   \
         SKYRL_UPDATE("/update_weights", "skyrlUpdateOne", .members = skyrl_one_tensor_members,     \
                      .body_match = {"name", NULL}, .whole = true,                                  \
                      .translate_request = skyrl_one_tensor_request),                               \
@@ -156,12 +156,13 @@ int skyrl_paused_response(json_t **reply, const struct http_request *x);
         SKYRL_UPDATE("/update_weights_skyrl", "skyrlUpdate", .members = skyrl_list_members,        \
                      .translate_request = skyrl_list_request),                                     \
         SKYRL_SMALL("/finalize_weight_update", "skyrlFinalize", OPERATION_COMMIT_OPEN,             \
-                    .json_optional = true, .translate_response = dialect_out_status),              \
-        SKYRL_SMALL(                                                                               \
-            "/destroy_weights_update_group", "skyrlDestroyGroup", OPERATION_TRANSFER_DELETE,       \
-            .json_optional = true, .members = skyrl_destroy_members,                               \
-            .translated_members = transfer_delete_members,                                         \
-            .translate_request = skyrl_destroy_request, .translate_response = dialect_out_status), \
+                    .json_optional = true, .translate_response = dialect_reply_status),            \
+        SKYRL_SMALL("/destroy_weights_update_group", "skyrlDestroyGroup",                          \
+                    OPERATION_TRANSFER_DELETE, .json_optional = true,                              \
+                    .members = skyrl_destroy_members,                                              \
+                    .translated_members = transfer_delete_members,                                 \
+                    .translate_request = skyrl_destroy_request,                                    \
+                    .translate_response = dialect_reply_status),                                   \
         SKYRL_SMALL("/pause", "skyrlPause", OPERATION_PAUSE, .members = skyrl_pause_members,       \
                     .body_match = {"wait_for_inflight_request", NULL},                             \
                     .translated_members = pause_members, .translate_request = skyrl_pause_request, \

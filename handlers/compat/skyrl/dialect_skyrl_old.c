@@ -44,7 +44,7 @@ int skyrl_join_request(json_t **body, const struct http_request *x, struct err *
         return -1;
     if (strcmp(backend, "nccl") != 0)
         return err_set(e, ERR_BAD_REQUEST, "/backend", "backend '%.32s' is not nccl", backend);
-    if (dialect_keep(body, *body, members, e) != 0)
+    if (dialect_select_members(body, *body, members, e) != 0)
         return -1;
     return dialect_set(*body, "transport", json_string("nccl"), e);
 }
@@ -63,7 +63,7 @@ int skyrl_join_ipc_request(json_t **body, const struct http_request *x, struct e
         return err_set(e, ERR_BAD_REQUEST, "",
                        "neither a group to join (master_addr, master_port, rank_offset, "
                        "world_size, group_name) nor CUDA IPC (model_dtype_str)");
-    if (dialect_keep(body, *body, none, e) != 0)
+    if (dialect_select_members(body, *body, none, e) != 0)
         return -1;
     return dialect_set(*body, "transport", json_string("ipc"), e);
 }
@@ -73,7 +73,7 @@ int skyrl_destroy_request(json_t **body, const struct http_request *x, struct er
     static const struct dialect_member members[] = {{"group_name", "group_name"}, {NULL, NULL}};
 
     (void)x;
-    return dialect_keep(body, *body, members, e);
+    return dialect_select_members(body, *body, members, e);
 }
 
 /* One tensor per request, in one broadcast. */
@@ -94,7 +94,7 @@ int skyrl_one_tensor_request(json_t **body, const struct http_request *x, struct
         return -1;
     made = json_pack("{s:[s], s:[s], s:[O], s:s}", "names", name, "dtypes", dtype, "shapes", shape,
                      "transport", "nccl");
-    return dialect_put(body, made) == 0
+    return dialect_replace(body, made) == 0
                ? 0
                : err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
 }
@@ -109,7 +109,7 @@ static int translate_handles(json_t **body, struct err *e)
                                                     {"ipc_handles_pickled", "ipc_handles_pickled"},
                                                     {NULL, NULL}};
 
-    return dialect_keep(body, *body, members, e);
+    return dialect_select_members(body, *body, members, e);
 }
 
 /* Unless `packed` is given: with `sizes` all tensors are one broadcast, without it each is one. */
@@ -135,7 +135,7 @@ static int translate_broadcast(json_t **body, struct err *e)
                                                     {NULL, NULL}};
     bool packed = false;
 
-    if (is_packed(&packed, *body, e) != 0 || dialect_keep(body, *body, members, e) != 0 ||
+    if (is_packed(&packed, *body, e) != 0 || dialect_select_members(body, *body, members, e) != 0 ||
         dialect_set(*body, "transport", json_string("nccl"), e) != 0)
         return -1;
     return packed ? dialect_set(*body, "packed", json_true(), e) : 0;
@@ -157,7 +157,7 @@ int skyrl_pause_request(json_t **body, const struct http_request *x, struct err 
     (void)x;
     if (body_bool(&wait, *body, "", "wait_for_inflight_request", e) != 0)
         return -1;
-    return dialect_put(body, json_pack("{s:s}", "mode", wait ? "wait" : "abort")) == 0
+    return dialect_replace(body, json_pack("{s:s}", "mode", wait ? "wait" : "abort")) == 0
                ? 0
                : err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
 }
@@ -165,7 +165,7 @@ int skyrl_pause_request(json_t **body, const struct http_request *x, struct err 
 int skyrl_paused_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return dialect_put(reply, json_pack("{s:s}", "status", "paused"));
+    return dialect_replace(reply, json_pack("{s:s}", "status", "paused"));
 }
 
 /* The address of the listener; null if a client cannot connect to it (a wildcard, a unix socket).

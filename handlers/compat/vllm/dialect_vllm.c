@@ -47,13 +47,13 @@ int vllm_reset_request(json_t **body, const struct http_request *x, struct err *
 int vllm_pause_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return dialect_put(reply, json_pack("{s:s}", "status", "paused"));
+    return dialect_replace(reply, json_pack("{s:s}", "status", "paused"));
 }
 
 int vllm_resume_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return dialect_put(reply, json_pack("{s:s}", "status", "resumed"));
+    return dialect_replace(reply, json_pack("{s:s}", "status", "resumed"));
 }
 
 /* Weights that were dropped (level 2) are not "asleep": in vLLM as here, a wake-up does not restore
@@ -74,14 +74,14 @@ int vllm_is_paused_response(json_t **reply, const struct http_request *x)
     bool paused = json_is_object(json_object_get(*reply, "pause"));
 
     (void)x;
-    return dialect_put(reply, json_pack("{s:b}", "is_paused",
-                                        paused || is_asleep(json_object_get(*reply, "sleep"))));
+    return dialect_replace(reply, json_pack("{s:b}", "is_paused",
+                                            paused || is_asleep(json_object_get(*reply, "sleep"))));
 }
 
 int vllm_is_sleeping_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return dialect_put(
+    return dialect_replace(
         reply, json_pack("{s:b}", "is_sleeping", is_asleep(json_object_get(*reply, "sleep"))));
 }
 
@@ -191,7 +191,7 @@ int vllm_sleep_response(json_t **reply, const struct http_request *x)
     json_t *level = json_object_get(*reply, "level");
 
     (void)x;
-    return dialect_put(reply, json_pack("{s:s, s:O?}", "status", "sleeping", "level", level));
+    return dialect_replace(reply, json_pack("{s:s, s:O?}", "status", "sleeping", "level", level));
 }
 
 /* The reply has the requested tags; null: all. */
@@ -199,9 +199,9 @@ int vllm_wake_response(json_t **reply, const struct http_request *x)
 {
     bool some = http_request_query(x, "tags") != NULL;
 
-    return dialect_put(reply,
-                       json_pack("{s:s, s:o}", "status", is_asleep(*reply) ? "sleeping" : "awake",
-                                 "tags", some ? query_list(x, "tags") : json_null()));
+    return dialect_replace(reply, json_pack("{s:s, s:o}", "status",
+                                            is_asleep(*reply) ? "sleeping" : "awake", "tags",
+                                            some ? query_list(x, "tags") : json_null()));
 }
 
 /* Since vLLM 0.32: releases the KV cache only. */
@@ -215,14 +215,14 @@ int vllm_release_request(json_t **body, const struct http_request *x, struct err
 int vllm_release_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return dialect_put(reply, json_pack("{s:s}", "status", "kv_cache_released"));
+    return dialect_replace(reply, json_pack("{s:s}", "status", "kv_cache_released"));
 }
 
 /* vLLM's clients read `success`, SkyRL's older ones `status`. */
 int vllm_reset_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return dialect_put(reply, json_pack("{s:b, s:s}", "success", 1, "status", "ok"));
+    return dialect_replace(reply, json_pack("{s:b, s:s}", "success", 1, "status", "ok"));
 }
 
 static const struct dialect_member abort_members[] = {{"request_ids", "request_ids"}, {NULL, NULL}};
@@ -234,7 +234,7 @@ int vllm_abort_request(json_t **body, const struct http_request *x, struct err *
 
     (void)x;
     if (ids != NULL && !json_is_null(ids) && !(json_is_array(ids) && json_array_size(ids) == 0))
-        return dialect_keep(body, *body, abort_members, e);
+        return dialect_select_members(body, *body, abort_members, e);
     (void)json_object_clear(*body);
     return dialect_set(*body, "all", json_true(), e);
 }
@@ -245,14 +245,14 @@ int vllm_abort_some_request(json_t **body, const struct http_request *x, struct 
     (void)x;
     if (body_required(*body, "", "request_ids", e) != 0)
         return -1;
-    return dialect_keep(body, *body, abort_members, e);
+    return dialect_select_members(body, *body, abort_members, e);
 }
 
 int vllm_abort_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return dialect_put(reply, json_pack("{s:s, s:O}", "status", "aborted", "aborted",
-                                        json_object_get(*reply, "aborted")));
+    return dialect_replace(reply, json_pack("{s:s, s:O}", "status", "aborted", "aborted",
+                                            json_object_get(*reply, "aborted")));
 }
 
 /* The number of generations that run or wait. */
@@ -261,7 +261,8 @@ int vllm_load_response(json_t **reply, const struct http_request *x)
     const json_t *queue = json_object_get(json_object_get(*reply, "admission"), "generate");
 
     (void)x;
-    return dialect_put(reply, json_pack("{s:I}", "server_load",
-                                        json_integer_value(json_object_get(queue, "running")) +
-                                            json_integer_value(json_object_get(queue, "waiting"))));
+    return dialect_replace(reply,
+                           json_pack("{s:I}", "server_load",
+                                     json_integer_value(json_object_get(queue, "running")) +
+                                         json_integer_value(json_object_get(queue, "waiting"))));
 }

@@ -117,9 +117,9 @@ int vllm_reset_weights_response(json_t **reply, const struct http_request *x);
             .body_match = {"reset_external", NULL}, .translated_members = reset_cache_members,     \
             .translate_request = vllm_reset_request, .translate_response = vllm_reset_response),   \
         VLLM_NO_BODY("/reset_mm_cache", "vllmResetMmCache", OPERATION_RESET_CACHE,                 \
-                     .translate_response = dialect_out_status),                                    \
+                     .translate_response = dialect_reply_status),                                  \
         VLLM_NO_BODY("/reset_encoder_cache", "vllmResetEncoderCache", OPERATION_RESET_CACHE,       \
-                     .translate_response = dialect_out_status),                                    \
+                     .translate_response = dialect_reply_status),                                  \
         VLLM_POST(BODY_JSON, ROUTE_DATA_MAX, "/abort_requests", "vllmAbortRequests",               \
                   OPERATION_ABORT_REQUESTS, .members = vllm_abort_members,                         \
                   .translated_members = abort_requests_members,                                    \
@@ -129,7 +129,7 @@ int vllm_reset_weights_response(json_t **reply, const struct http_request *x);
                   "vllmInferenceAbortRequests", OPERATION_ABORT_REQUESTS,                          \
                   .members = vllm_abort_members, .translated_members = abort_requests_members,     \
                   .translate_request = vllm_abort_some_request,                                    \
-                  .translate_response = dialect_out_empty),                                        \
+                  .translate_response = dialect_reply_empty),                                      \
         VLLM_VIEW("/load", "vllmLoad", OPERATION_STATUS,                                           \
                   .translate_response = vllm_load_response),
 

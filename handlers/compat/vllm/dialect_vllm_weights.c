@@ -22,7 +22,7 @@ const char *const vllm_checker_members[] = {"action", "baseline", NULL};
 
 static int put_message(json_t **reply, const char *message)
 {
-    return dialect_put(reply, json_pack("{s:s}", "message", message));
+    return dialect_replace(reply, json_pack("{s:s}", "message", message));
 }
 
 /* One rank for each GPU that holds the weights; a server without GPUs has one. */
@@ -32,7 +32,7 @@ int vllm_world_size_response(json_t **reply, const struct http_request *x)
     size_t n = json_array_size(ranks);
 
     (void)x;
-    return dialect_put(reply, json_pack("{s:I}", "world_size", (json_int_t)(n > 0 ? n : 1)));
+    return dialect_replace(reply, json_pack("{s:I}", "world_size", (json_int_t)(n > 0 ? n : 1)));
 }
 
 /* Gets the required object `member` of the body.
@@ -79,7 +79,7 @@ static int check_known(const json_t *info, const char *at, const struct dialect_
     return 0;
 }
 
-/* As dialect_keep, for the known members that have a native name. */
+/* As dialect_select_members, for the known members that have a native name. */
 static int translate_known(json_t **body, const json_t *info, const struct dialect_member *known,
                            struct err *e)
 {
@@ -91,7 +91,7 @@ static int translate_known(json_t **body, const json_t *info, const struct diale
         if (known->ours != NULL)
             kept[n++] = *known;
     }
-    return dialect_keep(body, info, kept, e);
+    return dialect_select_members(body, info, kept, e);
 }
 
 const struct dialect_member vllm_init_group[] = {
@@ -328,7 +328,7 @@ int vllm_finish_request(json_t **body, const struct http_request *x, struct err 
                                                     {NULL, NULL}};
 
     (void)x;
-    return dialect_keep(body, *body, members, e);
+    return dialect_select_members(body, *body, members, e);
 }
 
 int vllm_finish_response(json_t **reply, const struct http_request *x)
@@ -344,14 +344,14 @@ int vllm_label_request(json_t **body, const struct http_request *x, struct err *
     (void)x;
     if (body_required(*body, "", "new_version", e) != 0)
         return -1;
-    return dialect_keep(body, *body, vllm_label_pairs, e);
+    return dialect_select_members(body, *body, vllm_label_pairs, e);
 }
 
 int vllm_label_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return dialect_put(reply, json_pack("{s:b, s:O}", "success", 1, "new_version",
-                                        json_object_get(*reply, "weight_version")));
+    return dialect_replace(reply, json_pack("{s:b, s:O}", "success", 1, "new_version",
+                                            json_object_get(*reply, "weight_version")));
 }
 
 /* null: no weights have been committed, or they were dropped. */
@@ -360,8 +360,8 @@ int vllm_info_response(json_t **reply, const struct http_request *x)
     json_t *label = json_object_get(json_object_get(*reply, "weights"), "weight_version");
 
     (void)x;
-    return dialect_put(reply, label == NULL ? json_pack("{s:n}", "weight_version")
-                                            : json_pack("{s:O}", "weight_version", label));
+    return dialect_replace(reply, label == NULL ? json_pack("{s:n}", "weight_version")
+                                                : json_pack("{s:O}", "weight_version", label));
 }
 
 /* Some clients send "baseline": null with other actions than compare. */
@@ -373,7 +373,7 @@ int vllm_checker_request(json_t **body, const struct http_request *x, struct err
 
     (void)x;
     if (body_str(&action, *body, "", "action", e) != 0 ||
-        dialect_keep(body, *body, members, e) != 0)
+        dialect_select_members(body, *body, members, e) != 0)
         return -1;
     if (action != NULL && dialect_check_action(action, "reset", e) != 0)
         return -1;
@@ -396,5 +396,5 @@ int vllm_reset_weights_request(json_t **body, const struct http_request *x, stru
 int vllm_reset_weights_response(json_t **reply, const struct http_request *x)
 {
     (void)x;
-    return dialect_put(reply, json_pack("{s:s}", "status", "reset"));
+    return dialect_replace(reply, json_pack("{s:s}", "status", "reset"));
 }

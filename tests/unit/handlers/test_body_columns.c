@@ -90,10 +90,10 @@ static int read_lists(struct outcome *o, json_t *const *lists, const struct chun
     if (tensor_list_builder_new(&b, e) != 0)
         return -1;
     for (uint32_t i = 0; i < n_lists; i++) {
-        int rc = tensor_list_named(&tensor_list, &app, lists[i], text, origins[i].at, false, e);
+        int rc = tensor_list_resolve(&tensor_list, &app, lists[i], text, origins[i].at, false, e);
 
         if (rc == 0) {
-            rc = specs_add(b, tensor_list, origins, i + 1, e);
+            rc = tensor_list_append(b, tensor_list, origins, i + 1, e);
             tensor_list_unref(tensor_list);
         }
         if (rc != 0 || read_sizes(o, lists[i], text, origins[i].at, e) != 0) {
@@ -126,7 +126,7 @@ static int read_body(struct outcome *o, const json_t *body, const struct body_co
     }
     json_object_foreach(json_object_get(body, "per_gpu"), key, value)
     {
-        if (json_is_object(value) && columns_check(value, text, "/per_gpu/x", e) != 0)
+        if (json_is_object(value) && tensor_columns_check(value, text, "/per_gpu/x", e) != 0)
             return -1;
     }
     return read_lists(o, lists, origins, n, text, e);

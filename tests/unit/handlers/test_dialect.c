@@ -135,7 +135,7 @@ static int keep_a(json_t **body, const struct http_request *x, struct err *e)
     static const struct dialect_member members[] = {{"theirs", "ours"}, {"typo", "tpyo"}, {0}};
 
     (void)x;
-    return dialect_keep(body, *body, members, e);
+    return dialect_select_members(body, *body, members, e);
 }
 
 static const char *const known[] = {"theirs", "typo", NULL};
@@ -209,15 +209,15 @@ static void test_body_parse_goes_through_the_way_in(void **state)
 
 static void test_body_parse_counts_what_nobody_knows(void **state)
 {
-    uint64_t before = dialect_unknown(DIALECT_SGLANG);
+    uint64_t before = dialect_n_unknown(DIALECT_SGLANG);
     struct err e = {0};
     json_t *body = NULL;
 
     (void)state;
     assert_int_equal(parse(&body, "{\"theirs\":5,\"x\":1,\"y\":{\"theirs\":1}}", &e), 0);
     json_decref(body);
-    assert_int_equal(dialect_unknown(DIALECT_SGLANG) - before, 2);
-    assert_int_equal(dialect_unknown(DIALECT_VLLM), 0);
+    assert_int_equal(dialect_n_unknown(DIALECT_SGLANG) - before, 2);
+    assert_int_equal(dialect_n_unknown(DIALECT_VLLM), 0);
 }
 
 static void test_body_parse_refuses_what_the_native_route_does_not_take(void **state)

@@ -20,12 +20,12 @@ static void assert_text(struct buf *out, const char *want)
     buf_fini(out);
 }
 
-/* As reply_dump writes the value; steals both. */
+/* As reply_append_json writes the value; steals both. */
 static void assert_as_tree(struct buf *found, json_t *v)
 {
     struct buf want = {0};
 
-    reply_dump(&want, v);
+    reply_append_json(&want, v);
     json_decref(v);
     assert_false(want.failed || found->failed);
     assert_int_equal(found->len, want.len);

@@ -18,12 +18,12 @@ static void commit_step(struct store *s, unsigned step)
     struct staging_cfg cfg = {0};
     struct store_stats stats;
     struct staging *g = NULL;
-    struct staging_room room = {0};
+    struct staging_memory room = {0};
     struct err e = {0};
     uint64_t at;
 
     assert_int_equal(store_stage(s, &cfg, clock_after_us(WAIT_US), &g, &e), 0);
-    assert_int_equal(staging_room(g, 0, FX_N * FX_NBYTES_MAX, &room, &e), 0);
+    assert_int_equal(staging_memory(g, 0, FX_N * FX_NBYTES_MAX, &room, &e), 0);
     for (uint32_t i = 0; i < FX_N; i++) {
         at = room.slab->addr + room.offset + (uint64_t)i * FX_NBYTES_MAX;
         (void)fx_bytes(fx_model[i].name, step, (unsigned char *)(uintptr_t)at);

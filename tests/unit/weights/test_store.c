@@ -132,12 +132,12 @@ static void test_store_let_go_frees_nothing(void **state)
     commit_step(s, 1, "a");
     assert_int_equal(store_pin(s, &v, &e), 0);
     store_pin_again(s, v);
-    assert_false(store_let_go(s, v));
+    assert_false(store_unpin_deferred(s, v));
     commit_step(s, 2, "b");
     assert_int_equal(info_of(s).n_live, 2);
     assert_int_equal(stage_refused(s, false), ERR_CONFLICT);
     name = version_label_ref(v->name);
-    assert_true(store_let_go(s, v));
+    assert_true(store_unpin_deferred(s, v));
     assert_int_equal(info_of(s).n_live, 2);
     assert_int_equal(stage_refused(s, false), ERR_CONFLICT);
     store_reap(s);

@@ -45,11 +45,11 @@ static void commit_step(struct store *s, unsigned step, bool sharded)
     for (uint32_t p = 0; p < store_n_places(s); p++) {
         for (uint32_t i = 0; i < FX_N; i++) {
             uint64_t n = fx_bytes(fx_model[i].name, step, bytes);
-            struct staging_room room;
+            struct staging_memory room;
 
             if (sharded && store_device(s, p) != NULL && i % store_n_ranks(s) != p)
                 continue;
-            assert_int_equal(staging_room(g, p, n, &room, &e), 0);
+            assert_int_equal(staging_memory(g, p, n, &room, &e), 0);
             assert_int_equal(place_write(s, p, room.slab->addr + room.offset, bytes, n, &e), 0);
             assert_int_equal(staging_view(g, p, i, room.slab, room.slab->addr + room.offset, &e),
                              0);

@@ -82,7 +82,7 @@ static void test_tally_counts_over_lists(void **state)
     assert_string_equal(first_missing(&w, 1), "up");
     come_one(&w, up);
     assert_string_equal(first_missing(&w, 0), "");
-    assert_int_equal(tally_n_came(w.t), 4);
+    assert_int_equal(tally_n_sent(w.t), 4);
     end(&w);
 }
 
@@ -100,7 +100,7 @@ static void test_tally_knows_other_names(void **state)
     come_one(&w, (struct row){"gate.weight_scale", DTYPE_F32, {1, 1}});
     come_one(&w, embed);
     assert_string_equal(first_missing(&w, 0), "");
-    assert_int_equal(tally_n_came(w.t), 6);
+    assert_int_equal(tally_n_sent(w.t), 6);
     end(&w);
 }
 

@@ -1,9 +1,9 @@
 /* The members that say how a group's tensors are packed. */
-#include "handlers/packed_words.h"
+#include "handlers/packing_json.h"
 
 #include "handlers/body.h"
 
-static int parse_bucket(struct packed_words *out, const json_t *body, struct err *e)
+static int parse_bucket(struct packing_params *out, const json_t *body, struct err *e)
 {
     static const char *const fields[] = {"/bucket_nbytes", "/packed_buffer_size_bytes"};
 
@@ -21,19 +21,19 @@ static int parse_bucket(struct packed_words *out, const json_t *body, struct err
     return 0;
 }
 
-int packed_parse(struct packed_words *out, const json_t *body, struct err *e)
+int packing_parse(struct packing_params *out, const json_t *body, struct err *e)
 {
-    *out = (struct packed_words){.said = body_given(body, "packed") != NULL};
+    *out = (struct packing_params){.packed_given = body_given(body, "packed") != NULL};
     if (body_bool(&out->packed, body, "", "packed", e) != 0)
         return -1;
     return parse_bucket(out, body, e);
 }
 
-int packed_parse_join(struct packed_words *out, const json_t *body, struct err *e)
+int packing_parse_join(struct packing_params *out, const json_t *body, struct err *e)
 {
     uint64_t n_buffers = 0;
 
-    if (packed_parse(out, body, e) != 0 ||
+    if (packing_parse(out, body, e) != 0 ||
         body_u64(&n_buffers, body, "", "packed_num_buffers", 1, INT64_MAX, e) != 0)
         return -1;
     if (out->packed || out->bucket_nbytes == 0)

@@ -1,5 +1,5 @@
 /* Which GPU's bucket feeds which rank. */
-#include "handlers/update/update_match.h"
+#include "handlers/update/gpu_match.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,15 +24,15 @@ struct machine {
     int n_asked;
 };
 
-static enum match_reach reach(void *arg, uint32_t rank, const char *uuid)
+static enum gpu_reach reach(void *arg, uint32_t rank, const char *uuid)
 {
     struct machine *m = arg;
 
     (void)rank;
     m->n_asked++;
     if (strchr(m->shown, uuid[0]) == NULL)
-        return MATCH_UNSEEN;
-    return strchr(m->readable, uuid[0]) != NULL ? MATCH_YES : MATCH_NO;
+        return GPU_NOT_VISIBLE;
+    return strchr(m->readable, uuid[0]) != NULL ? GPU_REACHABLE : GPU_NO_PEER_ACCESS;
 }
 
 struct row {
@@ -96,7 +96,7 @@ static void test_match_gpus_feeds_by_uuid(void **state)
         const char *uuids[8];
         const struct ipc_gpu *fed[8], *const untouched = (const void *)r;
         struct machine m = {.shown = r->shown, .readable = r->readable};
-        struct match_ranks ranks = {(uint32_t)strlen(r->ranks), uuids, reach, &m};
+        struct gpu_match_ranks ranks = {(uint32_t)strlen(r->ranks), uuids, reach, &m};
         struct ipc_handles h;
         struct err e = {0};
         int rc;
@@ -107,7 +107,7 @@ static void test_match_gpus_feeds_by_uuid(void **state)
             fed[i] = untouched;
         }
         fill(&h, r->gpus);
-        rc = match_gpus(fed, &ranks, &h, r->sharded, FIELD, &e);
+        rc = gpu_match(fed, &ranks, &h, r->sharded, FIELD, &e);
         if ((rc == 0) != (r->fed != NULL))
             fail_msg("%s: %d %s", r->what, rc, e.msg);
         if (rc == 0) {
@@ -137,15 +137,15 @@ static void test_match_gpus_reads_any_spelling_of_a_uuid(void **state)
     (void)snprintf(h.gpus[0].uuid, sizeof h.gpus[0].uuid, "abcdefab-0000-4000-8000-000000000000");
     for (size_t i = 0; i < sizeof spelt / sizeof spelt[0]; i++) {
         struct machine m = {.shown = "", .readable = ""};
-        struct match_ranks ranks = {1, &spelt[i], reach, &m};
+        struct gpu_match_ranks ranks = {1, &spelt[i], reach, &m};
         const struct ipc_gpu *fed = NULL;
         struct err e = {0};
 
-        assert_int_equal(match_gpus(&fed, &ranks, &h, false, FIELD, &e), 0);
+        assert_int_equal(gpu_match(&fed, &ranks, &h, false, FIELD, &e), 0);
         assert_ptr_equal(fed, &h.gpus[0]);
         assert_int_equal(m.n_asked, 0); /* whose handle is there is not looked for elsewhere */
-        assert_true(match_is_rank(&ranks, h.gpus[0].uuid));
-        assert_false(match_is_rank(&ranks, "abcdefab-0000-4000-8000-000000000001"));
+        assert_true(gpu_match_is_rank(&ranks, h.gpus[0].uuid));
+        assert_false(gpu_match_is_rank(&ranks, "abcdefab-0000-4000-8000-000000000001"));
     }
 }
 
@@ -155,7 +155,7 @@ static void test_match_gpus_lists_both_sides_cut(void **state)
     static char ours[IPC_GPUS_MAX][IPC_UUID_LEN + 1];
     const char *uuids[IPC_GPUS_MAX];
     struct machine m = {.shown = "", .readable = ""};
-    struct match_ranks ranks = {IPC_GPUS_MAX, uuids, reach, &m};
+    struct gpu_match_ranks ranks = {IPC_GPUS_MAX, uuids, reach, &m};
     struct ipc_handles h = {.packed = true, .n_handles = 1, .n_gpus = IPC_GPUS_MAX};
     const struct ipc_gpu *fed[IPC_GPUS_MAX];
     struct err e = {0};
@@ -167,7 +167,7 @@ static void test_match_gpus_lists_both_sides_cut(void **state)
                        i & 255);
         uuids[i] = ours[i];
     }
-    assert_int_equal(match_gpus(fed, &ranks, &h, false, FIELD, &e), -1);
+    assert_int_equal(gpu_match(fed, &ranks, &h, false, FIELD, &e), -1);
     assert_non_null(strstr(e.msg, ours[0]));
     assert_non_null(strstr(e.msg, ours[3]));
     assert_non_null(strstr(e.msg, h.gpus[0].uuid));

@@ -1,5 +1,5 @@
 /* The answer to a request whose update has ended. */
-#include "handlers/update/update_asker.h"
+#include "handlers/update/update_requester.h"
 
 #include "handlers/lora_json.h"
 #include "handlers/reply.h"
@@ -8,31 +8,31 @@
 
 #include <stdlib.h>
 
-struct update_asker {
+struct update_requester {
     const struct app *app; /* borrowed */
     struct http_request *x;
 };
 
-int update_asker_new(struct update_asker **out, const struct app *app, struct http_request *x,
-                     struct err *e)
+int update_requester_new(struct update_requester **out, const struct app *app,
+                         struct http_request *x, struct err *e)
 {
-    struct update_asker *a = malloc(sizeof *a);
+    struct update_requester *a = malloc(sizeof *a);
 
     if (a == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
-    *a = (struct update_asker){.app = app, .x = x};
+    *a = (struct update_requester){.app = app, .x = x};
     *out = a;
     return 0;
 }
 
-void update_asker_free(struct update_asker *a)
+void update_requester_free(struct update_requester *a)
 {
     free(a);
 }
 
-bool update_asker_gone(void *asker)
+bool update_requester_disconnected(void *asker)
 {
-    return http_request_disconnected(((struct update_asker *)asker)->x);
+    return http_request_disconnected(((struct update_requester *)asker)->x);
 }
 
 /* What was committed serves, whatever memory is left to tell of it: a 503 here would say that
@@ -62,11 +62,11 @@ static void answer_committed(const struct app *app, struct http_request *x,
     http_reply(x, &r);
 }
 
-void update_answered(void *arg, const struct update_info *info, const struct err *e)
+void update_reply_done(void *arg, const struct update_info *info, const struct err *e)
 {
-    struct update_asker a = *(struct update_asker *)arg;
+    struct update_requester a = *(struct update_requester *)arg;
 
-    update_asker_free(arg);
+    update_requester_free(arg);
     if (e->code != ERR_NONE)
         reply_error(a.x, e, update_details(info));
     else if (info->phase == UPDATE_COMMITTED)

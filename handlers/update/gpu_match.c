@@ -1,6 +1,6 @@
 /* Matching by UUID, never by position: a bucket that is sliced for the wrong rank trains a model on
  * another rank's bytes, and no error tells. */
-#include "handlers/update/update_match.h"
+#include "handlers/update/gpu_match.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@ static bool same_gpu(const char *text, const char *uuid)
     return ipc_uuid_parse(bare, text, strlen(text)) && strcmp(bare, uuid) == 0;
 }
 
-bool match_is_rank(const struct match_ranks *ranks, const char *uuid)
+bool gpu_match_is_rank(const struct gpu_match_ranks *ranks, const char *uuid)
 {
     for (uint32_t r = 0; r < ranks->n; r++)
         if (same_gpu(ranks->uuids[r], uuid))
@@ -24,8 +24,8 @@ bool match_is_rank(const struct match_ranks *ranks, const char *uuid)
     return false;
 }
 
-const char *match_list(char *out, size_t cap, uint32_t n,
-                       const char *(*at)(const void *arg, uint32_t i), const void *arg)
+const char *gpu_list_text(char *out, size_t cap, uint32_t n,
+                          const char *(*at)(const void *arg, uint32_t i), const void *arg)
 {
     static const char more[] = " and 4294967295 more";
     size_t len = 0;
@@ -46,7 +46,7 @@ const char *match_list(char *out, size_t cap, uint32_t n,
 
 static const char *rank_at(const void *arg, uint32_t i)
 {
-    return ((const struct match_ranks *)arg)->uuids[i];
+    return ((const struct gpu_match_ranks *)arg)->uuids[i];
 }
 
 static const char *gpu_at(const void *arg, uint32_t i)
@@ -54,7 +54,7 @@ static const char *gpu_at(const void *arg, uint32_t i)
     return ((const struct ipc_handles *)arg)->gpus[i].uuid;
 }
 
-static const struct ipc_gpu *own_gpu(const struct match_ranks *ranks, uint32_t rank,
+static const struct ipc_gpu *own_gpu(const struct gpu_match_ranks *ranks, uint32_t rank,
                                      const struct ipc_handles *h)
 {
     for (uint32_t i = 0; i < h->n_gpus; i++)
@@ -63,12 +63,13 @@ static const struct ipc_gpu *own_gpu(const struct match_ranks *ranks, uint32_t r
     return NULL;
 }
 
-static int refuse(const struct match_ranks *ranks, uint32_t rank, const struct ipc_handles *h,
-                  enum match_reach reach, const char *field, struct err *e)
+static int refuse_unmatched(const struct gpu_match_ranks *ranks, uint32_t rank,
+                            const struct ipc_handles *h, enum gpu_reach reach, const char *field,
+                            struct err *e)
 {
     char ours[SIDE_TEXT_MAX], theirs[SIDE_TEXT_MAX];
 
-    if (reach == MATCH_NO)
+    if (reach == GPU_NO_PEER_ACCESS)
         return err_set(e, ERR_BAD_REQUEST, field,
                        "the handles are of GPU %s alone, whose memory this server's GPU %s cannot "
                        "read: there is no peer access between the two",
@@ -76,35 +77,35 @@ static int refuse(const struct match_ranks *ranks, uint32_t rank, const struct i
     return err_set(e, ERR_BAD_REQUEST, field,
                    "there is no handle for GPU %s; this server's GPUs are %s; the handles are of "
                    "%s",
-                   ranks->uuids[rank], match_list(ours, sizeof ours, ranks->n, rank_at, ranks),
-                   match_list(theirs, sizeof theirs, h->n_gpus, gpu_at, h));
+                   ranks->uuids[rank], gpu_list_text(ours, sizeof ours, ranks->n, rank_at, ranks),
+                   gpu_list_text(theirs, sizeof theirs, h->n_gpus, gpu_at, h));
 }
 
-int match_gpus(const struct ipc_gpu **fed, const struct match_ranks *ranks,
-               const struct ipc_handles *h, bool sharded, const char *field, struct err *e)
+int gpu_match(const struct ipc_gpu **rank_gpus, const struct gpu_match_ranks *ranks,
+              const struct ipc_handles *h, bool sharded, const char *field, struct err *e)
 {
-    const struct ipc_gpu *found[IPC_GPUS_MAX] = {NULL};
-    bool one = h->n_gpus == 1 && !(sharded && match_is_rank(ranks, h->gpus[0].uuid));
-    enum match_reach why = MATCH_UNSEEN;
-    uint32_t n_fed = 0;
+    const struct ipc_gpu *matched[IPC_GPUS_MAX] = {NULL};
+    bool single_gpu = h->n_gpus == 1 && !(sharded && gpu_match_is_rank(ranks, h->gpus[0].uuid));
+    enum gpu_reach first_reach = GPU_NOT_VISIBLE;
+    uint32_t n_matched = 0;
 
     assert(ranks->n > 0 && ranks->n <= IPC_GPUS_MAX && h->n_gpus > 0);
     for (uint32_t r = 0; r < ranks->n; r++) {
-        enum match_reach reach = MATCH_UNSEEN;
+        enum gpu_reach reach = GPU_NOT_VISIBLE;
 
-        found[r] = own_gpu(ranks, r, h);
-        if (found[r] == NULL && one)
+        matched[r] = own_gpu(ranks, r, h);
+        if (matched[r] == NULL && single_gpu)
             reach = ranks->reach(ranks->arg, r, h->gpus[0].uuid);
-        if (reach == MATCH_YES)
-            found[r] = &h->gpus[0];
-        if (found[r] == NULL && !sharded)
-            return refuse(ranks, r, h, reach, field, e);
+        if (reach == GPU_REACHABLE)
+            matched[r] = &h->gpus[0];
+        if (matched[r] == NULL && !sharded)
+            return refuse_unmatched(ranks, r, h, reach, field, e);
         if (r == 0)
-            why = reach;
-        n_fed += found[r] != NULL;
+            first_reach = reach;
+        n_matched += matched[r] != NULL;
     }
-    if (n_fed == 0)
-        return refuse(ranks, 0, h, why, field, e);
-    memcpy(fed, found, ranks->n * sizeof fed[0]);
+    if (n_matched == 0)
+        return refuse_unmatched(ranks, 0, h, first_reach, field, e);
+    memcpy(rank_gpus, matched, ranks->n * sizeof rank_gpus[0]);
     return 0;
 }

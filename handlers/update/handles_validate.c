@@ -7,25 +7,26 @@
 #include <string.h>
 
 /* What a bucket is said to hold: tensors [first, first + n) of a tensor list. */
-struct run {
+struct tensor_run {
     const struct tensor_spec *tensors; /* [n] */
     uint32_t n;
     uint64_t nbytes;
 };
 
-static struct run run_of(const struct ipc_request *q, const struct ipc_bucket *b, uint32_t rank)
+static struct tensor_run tensor_run_of(const struct ipc_request *q, const struct ipc_bucket *b,
+                                       uint32_t rank)
 {
-    const struct tensor_list *tensor_list = q->tensor_lists[q->alike ? 0 : rank].tensor_list;
+    const struct tensor_list *tensor_list = q->tensor_lists[q->ranks_equal ? 0 : rank].tensor_list;
     uint32_t first = b->first[rank], end = first + b->n_tensors[rank];
     uint64_t from = tensor_list->tensors[first].offset;
     uint64_t to = end < tensor_list->n_tensors ? tensor_list->tensors[end].offset
                                                : tensor_list->nbytes;
 
-    return (struct run){&tensor_list->tensors[first], b->n_tensors[rank], to - from};
+    return (struct tensor_run){&tensor_list->tensors[first], b->n_tensors[rank], to - from};
 }
 
 /* `packed` may be left out; given, it must say what the handles say. */
-static int check_packed(const struct ipc_part *p, const struct ipc_handles *h, struct err *e)
+static int check_packed(const struct ipc_bucket_json *p, const struct ipc_handles *h, struct err *e)
 {
     bool packed = h->packed;
     char field[ERR_FIELD_MAX];
@@ -41,8 +42,8 @@ static int check_packed(const struct ipc_part *p, const struct ipc_handles *h, s
 }
 
 /* vLLM's `tensor_sizes` are bytes, where `sizes` are elements. */
-static int check_tensor_sizes(const struct ipc_part *p, const struct body_columns *text,
-                              const struct run *run, struct err *e)
+static int check_tensor_sizes(const struct ipc_bucket_json *p, const struct body_columns *text,
+                              const struct tensor_run *run, struct err *e)
 {
     struct column list;
     char field[ERR_FIELD_MAX];
@@ -68,7 +69,7 @@ static int check_tensor_sizes(const struct ipc_part *p, const struct body_column
 }
 
 /* With several GPUs and one list, ranks that hold different tensors are the usual reason. */
-static const char *hint(const struct ipc_part *p, const struct ipc_handles *h)
+static const char *per_gpu_hint(const struct ipc_bucket_json *p, const struct ipc_handles *h)
 {
     return p->per_gpu == NULL && h->n_gpus > 1
                ? "; if the GPUs hold different tensors, say which in per_gpu"
@@ -78,8 +79,8 @@ static const char *hint(const struct ipc_part *p, const struct ipc_handles *h)
 /* A bucket of bytes from torch has a capacity and may be longer than what this request puts there;
  * every other bucket holds these tensors and no more. So does each of several with lists of their
  * own, whose lengths are what tells swapped lists apart. */
-static int check_bucket(const struct ipc_part *p, const struct ipc_handles *all,
-                        const struct ipc_gpu *gpu, const struct run *run, struct err *e)
+static int check_bucket(const struct ipc_bucket_json *p, const struct ipc_handles *all,
+                        const struct ipc_gpu *gpu, const struct tensor_run *run, struct err *e)
 {
     const struct ipc_handle *h = &gpu->handles[0];
     bool exact = body_given(p->object, "ipc_handles") != NULL || h->dtype != DTYPE_U8 ||
@@ -92,14 +93,14 @@ static int check_bucket(const struct ipc_part *p, const struct ipc_handles *all,
             return err_set(e, ERR_BAD_REQUEST, p->field,
                            "GPU %s: the bucket is of %s, tensor '%.*s' of %s%s", gpu->uuid,
                            dtype_name(h->dtype), utf8_cut_name(t->name), t->name,
-                           dtype_name(t->dtype), hint(p, all));
+                           dtype_name(t->dtype), per_gpu_hint(p, all));
     }
     if (run->nbytes > h->nbytes || (exact && run->nbytes < h->nbytes))
         return err_set(e, ERR_BAD_REQUEST, p->field,
                        "GPU %s: the bucket has %llu bytes, names, dtypes and shapes make %s%llu%s",
                        gpu->uuid, (unsigned long long)h->nbytes,
                        run->nbytes < h->nbytes ? "only " : "", (unsigned long long)run->nbytes,
-                       hint(p, all));
+                       per_gpu_hint(p, all));
     return 0;
 }
 
@@ -122,23 +123,23 @@ static int check_tensor(const struct ipc_gpu *gpu, uint32_t i, const struct tens
     return 0;
 }
 
-static int check_gpu(const struct ipc_part *p, const struct ipc_handles *h,
-                     const struct ipc_gpu *gpu, const struct run *run, struct err *e)
+static int check_gpu(const struct ipc_bucket_json *p, const struct ipc_handles *h,
+                     const struct ipc_gpu *gpu, const struct tensor_run *run, struct err *e)
 {
     if (h->packed)
         return check_bucket(p, h, gpu, run, e);
     if (h->n_handles != run->n)
         return err_set(e, ERR_BAD_REQUEST, p->field, "there are %u handles for %u tensors%s",
-                       (unsigned)h->n_handles, (unsigned)run->n, hint(p, h));
+                       (unsigned)h->n_handles, (unsigned)run->n, per_gpu_hint(p, h));
     for (uint32_t i = 0; i < run->n; i++)
         if (check_tensor(gpu, i, &run->tensors[i], p->field, e) != 0)
             return -1;
     return 0;
 }
 
-static int judge_part(const struct ipc_request *q, uint32_t part, struct err *e)
+static int validate_bucket(const struct ipc_request *q, uint32_t part, struct err *e)
 {
-    const struct ipc_part *p = &q->parts[part];
+    const struct ipc_bucket_json *p = &q->parts[part];
     const struct ipc_bucket *b = &q->buckets[part];
     const struct ipc_gpu *last = NULL; /* peers read one bucket by one list: judged once */
 
@@ -146,11 +147,11 @@ static int judge_part(const struct ipc_request *q, uint32_t part, struct err *e)
         return -1;
     for (uint32_t r = 0; r < q->n_ranks; r++) {
         const struct ipc_gpu *gpu = b->ranks[r].gpu;
-        struct run run;
+        struct tensor_run run;
 
         if (gpu == NULL || gpu == last)
             continue;
-        run = run_of(q, b, r);
+        run = tensor_run_of(q, b, r);
         if ((last == NULL && check_tensor_sizes(p, q->text, &run, e) != 0) ||
             check_gpu(p, &b->handles, gpu, &run, e) != 0)
             return -1;
@@ -159,10 +160,10 @@ static int judge_part(const struct ipc_request *q, uint32_t part, struct err *e)
     return 0;
 }
 
-int ipc_request_judge(const struct ipc_request *q, struct err *e)
+int ipc_request_validate(const struct ipc_request *q, struct err *e)
 {
-    for (uint32_t i = 0; i < q->n_parts; i++)
-        if (judge_part(q, i, e) != 0)
+    for (uint32_t i = 0; i < q->n_buckets; i++)
+        if (validate_bucket(q, i, e) != 0)
             return -1;
     return 0;
 }

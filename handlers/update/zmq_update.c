@@ -1,13 +1,13 @@
 /* The thread of one update over sockets: a message from every socket, what it means for the update,
  * a reply to every socket. */
-#include "handlers/update/update_zmq_pull.h"
+#include "handlers/update/zmq_update.h"
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "control/pause_controller.h"
 #include "control/zmq_updates.h"
 #include "handlers/app.h"
-#include "handlers/update/update_asker.h"
+#include "handlers/update/update_requester.h"
 #include "handlers/update/update_zmq.h"
 #include "transport/ipc/cuda_ipc.h"
 #include "transport/ipc/ref_counter.h"
@@ -21,29 +21,29 @@
 #define FIELD "/zmq_handles"
 
 enum {
-    UNMAP_NAP_NS = 1000000, /* between two looks whether the worker has let go of the buffer */
-    UNMAP_NAPS = 5000,
+    UNMAP_POLL_NS = 1000000, /* between two looks whether the worker has let go of the buffer */
+    UNMAP_POLLS = 5000,
     REPLY_TEXT_MAX = ERR_MSG_MAX + 64
 };
 
-void zmq_pull_free(struct zmq_pull *p)
+void zmq_update_free(struct zmq_update *p)
 {
     if (p == NULL)
         return;
     for (uint32_t i = 0; i < p->n_ports; i++)
         free(p->addresses[i]);
-    update_asker_free(p->asker);
-    cnd_fini(&p->result.came);
+    update_requester_free(p->asker);
+    cnd_fini(&p->result.done_cnd);
     mtx_fini(&p->result.lock);
     free(p);
 }
 
-static bool is_stopping(const struct zmq_pull *p)
+static bool is_stopping(const struct zmq_update *p)
 {
     return zmq_updates_stopping(p->pool);
 }
 
-static uint64_t message_deadline(const struct zmq_pull *p)
+static uint64_t message_deadline(const struct zmq_update *p)
 {
     uint64_t us = clock_after_us(p->app->settings.update_timeout_ms * 1000);
 
@@ -51,18 +51,18 @@ static uint64_t message_deadline(const struct zmq_pull *p)
 }
 
 /* What the trainer sends next. */
-static const char *const steps[] = {[PULL_BUFFER] = "a buffer's handle",
-                                    [PULL_TENSORS] = "a list of tensors, or None",
-                                    [PULL_RELEASED] = "None"};
+static const char *const expected_next[] = {[ZMQ_EXPECT_BUFFER] = "a buffer's handle",
+                                            [ZMQ_EXPECT_TENSORS] = "a list of tensors, or None",
+                                            [ZMQ_EXPECT_COMMIT] = "None"};
 
 /* Is there a reason to give up? Renews the session's lease too. */
-static int check_alive(struct zmq_pull *p, uint64_t deadline_us, struct err *e)
+static int check_alive(struct zmq_update *p, uint64_t deadline_us, struct err *e)
 {
     struct update_info info;
 
     if (is_stopping(p))
         return err_set(e, ERR_DRAINING, "", "the server is stopping");
-    if (update_asker_gone(p->asker))
+    if (update_requester_disconnected(p->asker))
         return err_set(e, ERR_GONE, "", "the client that asked for the update has gone away");
     for (uint32_t i = 0; i < p->n_ports; i++)
         if (zmq_ports_lost(p->ports, i, e)) {
@@ -74,12 +74,13 @@ static int check_alive(struct zmq_pull *p, uint64_t deadline_us, struct err *e)
                        "the deadline has passed (--update-timeout, %llu ms for each message, or "
                        "the request's own timeout), and the trainer's next step, %s, has not come "
                        "or is not done",
-                       (unsigned long long)p->app->settings.update_timeout_ms, steps[p->state]);
+                       (unsigned long long)p->app->settings.update_timeout_ms,
+                       expected_next[p->state]);
     return updates_renew(p->app->weights->updates, p->id, 0, &info, e);
 }
 
 /* Until every socket has brought a message. */
-static int await_round(struct zmq_pull *p, struct err *e)
+static int wait_messages(struct zmq_update *p, struct err *e)
 {
     uint64_t deadline_us = message_deadline(p);
     uint32_t n = 0;
@@ -95,32 +96,32 @@ static int await_round(struct zmq_pull *p, struct err *e)
     return 0;
 }
 
-static void reply_all(struct zmq_pull *p)
+static void reply_all(struct zmq_update *p)
 {
     for (uint32_t i = 0; i < p->n_ports; i++)
         zmq_ports_reply(p->ports, i, "", 0);
 }
 
 /* On the worker; the pull outlives it. */
-static void worker_done(void *arg, const struct update_info *info, const struct err *e)
+static void on_worker_done(void *arg, const struct update_info *info, const struct err *e)
 {
-    struct pull_result *r = arg;
+    struct zmq_worker_result *r = arg;
 
     mtx_lock(&r->lock);
     r->info = *info;
     r->e = *e;
     r->done = true;
-    cnd_signal(&r->came);
+    cnd_signal(&r->done_cnd);
     mtx_unlock(&r->lock);
 }
 
-static bool wait_slice(struct pull_result *r)
+static bool wait_slice(struct zmq_worker_result *r)
 {
     bool done;
 
     mtx_lock(&r->lock);
     if (!r->done)
-        (void)cnd_wait(&r->came, &r->lock, clock_after_us(ZMQ_SLICE_MS * 1000));
+        (void)cnd_wait(&r->done_cnd, &r->lock, clock_after_us(ZMQ_SLICE_MS * 1000));
     done = r->done;
     mtx_unlock(&r->lock);
     return done;
@@ -128,26 +129,26 @@ static bool wait_slice(struct pull_result *r)
 
 /* Until the worker is through with what it was given, whatever happens: it has been asked to give
  * up then. The first reason is told, unless the worker was through all the same. */
-static int await_worker(struct zmq_pull *p, struct err *e)
+static int wait_worker(struct zmq_update *p, struct err *e)
 {
-    struct err trouble = {0}, ignored = {0};
+    struct err abort_cause = {0}, ignored = {0};
     struct update_info info;
 
     while (!wait_slice(&p->result)) {
         zmq_ports_wait(p->ports, 0);
-        if (trouble.code == ERR_NONE && check_alive(p, p->deadline_us, &trouble) != 0)
-            (void)updates_abort(p->app->weights->updates, p->id, trouble.msg, &info, &ignored);
+        if (abort_cause.code == ERR_NONE && check_alive(p, p->deadline_us, &abort_cause) != 0)
+            (void)updates_abort(p->app->weights->updates, p->id, abort_cause.msg, &info, &ignored);
     }
     p->result.done = false;
     if (p->result.e.code == ERR_NONE)
         return 0;
-    *e = trouble.code != ERR_NONE && trouble.code != ERR_ENDED ? trouble : p->result.e;
+    *e = abort_cause.code != ERR_NONE && abort_cause.code != ERR_ENDED ? abort_cause : p->result.e;
     return -1;
 }
 
 /* The rounds */
 
-static int take_buffers(struct zmq_pull *p, const struct zmq_message *m, struct err *e)
+static int receive_buffers(struct zmq_update *p, const struct zmq_message *m, struct err *e)
 {
     for (uint32_t i = 0; i < p->n_ports; i++) {
         if (m[i].uuid[0] != '\0' && strcmp(m[i].uuid, p->uuids[i]) != 0)
@@ -160,7 +161,7 @@ static int take_buffers(struct zmq_pull *p, const struct zmq_message *m, struct 
 }
 
 /* Every rank of the trainer has the same tensors at the same places of its own buffer. */
-static int check_alike(const struct zmq_pull *p, const struct zmq_message *m, struct err *e)
+static int check_equal_lists(const struct zmq_update *p, const struct zmq_message *m, struct err *e)
 {
     for (uint32_t i = 1; i < p->n_ports; i++)
         if (strcmp(m[i].tensor_list->digest, m[0].tensor_list->digest) != 0 ||
@@ -173,7 +174,7 @@ static int check_alike(const struct zmq_pull *p, const struct zmq_message *m, st
 }
 
 /* What one socket brings, for the ranks that it feeds. */
-static int make_bucket(struct ipc_bucket *b, const struct zmq_pull *p, uint32_t port,
+static int make_bucket(struct ipc_bucket *b, const struct zmq_update *p, uint32_t port,
                        const struct zmq_message *m, struct err *e)
 {
     uint32_t n_ranks = p->app->weights->n_devices;
@@ -198,7 +199,7 @@ static int make_bucket(struct ipc_bucket *b, const struct zmq_pull *p, uint32_t 
     return 0;
 }
 
-static int make_source(struct source **out, const struct zmq_pull *p, const struct zmq_message *m,
+static int make_source(struct source **out, const struct zmq_update *p, const struct zmq_message *m,
                        struct err *e)
 {
     struct tensor_list *tensor_lists[STORE_DEVICES_MAX];
@@ -227,17 +228,17 @@ free_buckets:
 
 /* The trainer has synchronized its GPU before it sends a list; its event is of the time when it
  * made the handle, and has to be waited for once. */
-static void forget_events(struct zmq_pull *p)
+static void clear_events(struct zmq_update *p)
 {
     for (uint32_t i = 0; i < p->n_ports; i++)
         p->buffers[i].event_sync = false;
 }
 
-static int take_tensors(struct zmq_pull *p, const struct zmq_message *m, struct err *e)
+static int receive_tensors(struct zmq_update *p, const struct zmq_message *m, struct err *e)
 {
     struct update_chunk *c;
 
-    if (check_alike(p, m, e) != 0 ||
+    if (check_equal_lists(p, m, e) != 0 ||
         pause_controller_allows(p->app->pause_controller, CALL_UPDATE_RECEIVE, e) != 0)
         return -1;
     c = calloc(1, sizeof *c);
@@ -245,7 +246,7 @@ static int take_tensors(struct zmq_pull *p, const struct zmq_message *m, struct 
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
     memcpy(c->update_id, p->id, sizeof c->update_id);
     c->tensor_list = tensor_list_ref(m[0].tensor_list);
-    c->done = worker_done;
+    c->done = on_worker_done;
     c->done_arg = &p->result;
     if (make_source(&c->source, p, m, e) != 0 ||
         updates_submit(p->app->weights->updates, c, e) != 0) {
@@ -253,40 +254,41 @@ static int take_tensors(struct zmq_pull *p, const struct zmq_message *m, struct 
         return -1;
     }
     p->submitted = true;
-    forget_events(p);
-    return await_worker(p, e);
+    clear_events(p);
+    return wait_worker(p, e);
 }
 
-static int prove(struct zmq_pull *p, const struct zmq_message *m, struct err *e)
+static int prove(struct zmq_update *p, const struct zmq_message *m, struct err *e)
 {
     (void)m;
     if (pause_controller_allows(p->app->pause_controller, CALL_UPDATE_FINISH, e) != 0 ||
-        updates_verify(p->app->weights->updates, p->id, NULL, 0, worker_done, &p->result, e) != 0)
-        return -1;
-    return await_worker(p, e);
-}
-
-static int commit(struct zmq_pull *p, const struct zmq_message *m, struct err *e)
-{
-    (void)m;
-    if (pause_controller_allows(p->app->pause_controller, CALL_UPDATE_FINISH, e) != 0 ||
-        updates_finish(p->app->weights->updates, p->id, "", NULL, 0, worker_done, &p->result, e) !=
+        updates_verify(p->app->weights->updates, p->id, NULL, 0, on_worker_done, &p->result, e) !=
             0)
         return -1;
-    return await_worker(p, e);
+    return wait_worker(p, e);
+}
+
+static int commit(struct zmq_update *p, const struct zmq_message *m, struct err *e)
+{
+    (void)m;
+    if (pause_controller_allows(p->app->pause_controller, CALL_UPDATE_FINISH, e) != 0 ||
+        updates_finish(p->app->weights->updates, p->id, "", NULL, 0, on_worker_done, &p->result,
+                       e) != 0)
+        return -1;
+    return wait_worker(p, e);
 }
 
 /* Which message may come when, what it does, and where it leads. Anything else is a mistake. */
 static const struct transition {
-    enum pull_state from;
+    enum zmq_update_state from;
     enum zmq_message_kind message;
-    int (*act)(struct zmq_pull *p, const struct zmq_message *m, struct err *e);
-    enum pull_state to;
+    int (*act)(struct zmq_update *p, const struct zmq_message *m, struct err *e);
+    enum zmq_update_state to;
 } transitions[] = {
-    {PULL_BUFFER, ZMQ_MESSAGE_BUFFER, take_buffers, PULL_TENSORS},
-    {PULL_TENSORS, ZMQ_MESSAGE_TENSORS, take_tensors, PULL_TENSORS},
-    {PULL_TENSORS, ZMQ_MESSAGE_NONE, prove, PULL_RELEASED},
-    {PULL_RELEASED, ZMQ_MESSAGE_NONE, commit, PULL_ENDED},
+    {ZMQ_EXPECT_BUFFER, ZMQ_MESSAGE_BUFFER, receive_buffers, ZMQ_EXPECT_TENSORS},
+    {ZMQ_EXPECT_TENSORS, ZMQ_MESSAGE_TENSORS, receive_tensors, ZMQ_EXPECT_TENSORS},
+    {ZMQ_EXPECT_TENSORS, ZMQ_MESSAGE_NONE, prove, ZMQ_EXPECT_COMMIT},
+    {ZMQ_EXPECT_COMMIT, ZMQ_MESSAGE_NONE, commit, ZMQ_COMMITTED},
 };
 
 static const char *kind_name(enum zmq_message_kind kind)
@@ -299,7 +301,8 @@ static const char *kind_name(enum zmq_message_kind kind)
     return names[kind];
 }
 
-static const struct transition *find_transition(enum pull_state from, enum zmq_message_kind message)
+static const struct transition *find_transition(enum zmq_update_state from,
+                                                enum zmq_message_kind message)
 {
     for (size_t i = 0; i < sizeof transitions / sizeof transitions[0]; i++)
         if (transitions[i].from == from && transitions[i].message == message)
@@ -307,7 +310,7 @@ static const struct transition *find_transition(enum pull_state from, enum zmq_m
     return NULL;
 }
 
-static int act(struct zmq_pull *p, const struct zmq_message *m, struct err *e)
+static int apply_messages(struct zmq_update *p, const struct zmq_message *m, struct err *e)
 {
     const struct transition *t = find_transition(p->state, m[0].kind);
 
@@ -320,14 +323,14 @@ static int act(struct zmq_pull *p, const struct zmq_message *m, struct err *e)
         if (m[i].kind != m[0].kind || t == NULL)
             return err_set(e, ERR_BAD_REQUEST, FIELD,
                            "GPU %s: the trainer sent %s; what comes now is %s", p->uuids[i],
-                           kind_name(m[i].kind), steps[p->state]);
+                           kind_name(m[i].kind), expected_next[p->state]);
     if (t->act(p, m, e) != 0)
         return -1;
     p->state = t->to;
     return 0;
 }
 
-static int read_round(struct zmq_pull *p, struct zmq_message *m, struct err *e)
+static int read_messages(struct zmq_update *p, struct zmq_message *m, struct err *e)
 {
     struct err cause = {0};
 
@@ -341,19 +344,19 @@ static int read_round(struct zmq_pull *p, struct zmq_message *m, struct err *e)
     return 0;
 }
 
-static int run_round(struct zmq_pull *p, struct err *e)
+static int run_step(struct zmq_update *p, struct err *e)
 {
     struct zmq_message *m;
     int rc;
 
-    if (await_round(p, e) != 0)
+    if (wait_messages(p, e) != 0)
         return -1;
     m = calloc(p->n_ports, sizeof *m);
     if (m == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the messages");
-    rc = read_round(p, m, e);
+    rc = read_messages(p, m, e);
     if (rc == 0)
-        rc = act(p, m, e);
+        rc = apply_messages(p, m, e);
     for (uint32_t i = 0; i < p->n_ports; i++)
         zmq_message_fini(&m[i]);
     free(m);
@@ -365,25 +368,25 @@ static int run_round(struct zmq_pull *p, struct err *e)
 /* The ends */
 
 /* The trainer frees its buffer when it hears of the failure: nothing may have it mapped then. */
-static void await_unmapped(struct zmq_pull *p, struct update_info *info)
+static void wait_unmapped(struct zmq_update *p, struct update_info *info)
 {
-    struct timespec nap = {0, UNMAP_NAP_NS};
+    struct timespec poll_interval = {0, UNMAP_POLL_NS};
     struct err ignored = {0};
 
-    for (uint32_t i = 0; i < UNMAP_NAPS; i++) {
+    for (uint32_t i = 0; i < UNMAP_POLLS; i++) {
         if (updates_get(p->app->weights->updates, p->id, info, &ignored) != 0 ||
             info->mappings.n_mapped == 0)
             return;
-        (void)nanosleep(&nap, NULL);
+        (void)nanosleep(&poll_interval, NULL);
     }
     log_line(LOG_WARN, "update.still_mapped", "a trainer's buffer is mapped after update %s ended",
              p->id);
 }
 
 /* A handle that was received counts in the trainer until it is said that it is of no more use. */
-static void drop_exports(struct zmq_pull *p)
+static void drop_exports(struct zmq_update *p)
 {
-    for (uint32_t i = 0; i < p->n_ports && p->state == PULL_TENSORS && !p->submitted; i++) {
+    for (uint32_t i = 0; i < p->n_ports && p->state == ZMQ_EXPECT_TENSORS && !p->submitted; i++) {
         struct err e = {0};
 
         if (p->buffers[i].ref_name[0] != '\0' &&
@@ -392,41 +395,42 @@ static void drop_exports(struct zmq_pull *p)
     }
 }
 
-static void answer(struct zmq_pull *p, const struct update_info *info, const struct err *e)
+static void reply_to_client(struct zmq_update *p, const struct update_info *info,
+                            const struct err *e)
 {
-    struct update_asker *asker = p->asker;
+    struct update_requester *asker = p->asker;
 
     p->asker = NULL;
-    update_answered(asker, info, e);
+    update_reply_done(asker, info, e);
 }
 
 /* Names and shapes stood in no member of the request. */
-static void set_field(struct err *e)
+static void set_request_field(struct err *e)
 {
     if (e->field[0] != '\0')
         (void)snprintf(e->field, sizeof e->field, FIELD);
 }
 
-static void pull_fail(struct zmq_pull *p, const struct err *why)
+static void fail_update(struct zmq_update *p, const struct err *cause)
 {
     struct update_info info = {.phase = UPDATE_NONE};
     struct err ignored = {0};
 
-    p->why = *why;
-    p->n_none = p->state == PULL_RELEASED;
-    set_field(&p->why);
+    p->cause = *cause;
+    p->n_none = p->state == ZMQ_EXPECT_COMMIT;
+    set_request_field(&p->cause);
     if (p->id[0] != '\0') {
-        (void)updates_abort(p->app->weights->updates, p->id, p->why.msg, &info, &ignored);
-        await_unmapped(p, &info);
+        (void)updates_abort(p->app->weights->updates, p->id, p->cause.msg, &info, &ignored);
+        wait_unmapped(p, &info);
     }
     drop_exports(p);
-    p->state = PULL_FAILED;
-    answer(p, &info, &p->why);
+    p->state = ZMQ_FAILED;
+    reply_to_client(p, &info, &p->cause);
 }
 
 /* One socket of an update that has failed. Returns: has the trainer nothing more to say there? It
  * says an error when it has understood, which takes no reply, or None twice. */
-static bool refuse_message(struct zmq_pull *p, uint32_t i, uint32_t *n_none)
+static bool refuse_message(struct zmq_update *p, uint32_t i, uint32_t *n_none)
 {
     char text[REPLY_TEXT_MAX];
     struct zmq_message m = {0};
@@ -444,7 +448,7 @@ static bool refuse_message(struct zmq_pull *p, uint32_t i, uint32_t *n_none)
         return true;
     if (known && m.kind == ZMQ_MESSAGE_NONE)
         ++*n_none;
-    len = snprintf(text, sizeof text, "baton: %s: %s", err_wire_name(p->why.code), p->why.msg);
+    len = snprintf(text, sizeof text, "baton: %s: %s", err_wire_name(p->cause.code), p->cause.msg);
     zmq_ports_reply(p->ports, i, text, (size_t)len);
     return *n_none > 1;
 }
@@ -452,11 +456,11 @@ static bool refuse_message(struct zmq_pull *p, uint32_t i, uint32_t *n_none)
 /* The trainer waits for replies without a deadline, so it is told why, as often as it asks, until
  * it stops, dies, or is given up. A socket that nobody has bound keeps nobody waiting, and holds
  * the thread no longer than it takes to find that out. */
-static void say_goodbye(struct zmq_pull *p)
+static void refuse_remaining(struct zmq_update *p)
 {
-    uint64_t deadline_us = clock_after_us(ZMQ_GOODBYE_MS * 1000ULL);
-    uint32_t n_none[ZMQ_PULL_PORTS_MAX], n_left = p->n_ports;
-    bool ended[ZMQ_PULL_PORTS_MAX] = {false};
+    uint64_t deadline_us = clock_after_us(ZMQ_REFUSE_MS * 1000ULL);
+    uint32_t n_none[ZMQ_UPDATE_PORTS_MAX], n_left = p->n_ports;
+    bool ended[ZMQ_UPDATE_PORTS_MAX] = {false};
 
     for (uint32_t i = 0; i < p->n_ports; i++)
         n_none[i] = p->n_none;
@@ -472,7 +476,7 @@ static void say_goodbye(struct zmq_pull *p)
     }
 }
 
-static int begin(struct zmq_pull *p, struct err *e)
+static int start_update(struct zmq_update *p, struct err *e)
 {
     struct update_start req = {.lease_s = UPDATE_LEASE_S_DEFAULT};
     const struct settings *s = &p->app->settings;
@@ -490,22 +494,22 @@ static int begin(struct zmq_pull *p, struct err *e)
     return 0;
 }
 
-void zmq_pull_run(void *arg)
+void zmq_update_run(void *arg)
 {
-    struct zmq_pull *p = arg;
+    struct zmq_update *p = arg;
     struct zmq_updates *pool = p->pool;
     struct err e = {0};
-    int rc = begin(p, &e);
+    int rc = start_update(p, &e);
 
-    while (rc == 0 && p->state != PULL_ENDED)
-        rc = run_round(p, &e);
+    while (rc == 0 && p->state != ZMQ_COMMITTED)
+        rc = run_step(p, &e);
     if (rc == 0)
-        answer(p, &p->result.info, &e);
+        reply_to_client(p, &p->result.info, &e);
     else
-        pull_fail(p, &e);
+        fail_update(p, &e);
     if (rc != 0 && p->ports != NULL)
-        say_goodbye(p);
+        refuse_remaining(p);
     zmq_ports_close(p->ports);
-    zmq_pull_free(p);
+    zmq_update_free(p);
     zmq_updates_end(pool);
 }

@@ -112,7 +112,7 @@ static int take(struct update_chunk **out, json_t *body, bool sharded, struct er
     int rc;
 
     assert_non_null(c);
-    rc = tensors_from_body(c, &app, body, sharded, e);
+    rc = named_tensors_from_body(c, &app, body, sharded, e);
     json_decref(body);
     if (rc != 0)
         update_chunk_free(c);

@@ -15,7 +15,7 @@
 #include <string.h>
 
 enum { STRINGS_MAX = TENSORS_RANKS_MAX, RANKS_MAX = STORE_DEVICES_MAX };
-_Static_assert((int)RANKS_MAX <= (int)IPC_GPUS_MAX, "match_gpus has room for as many");
+_Static_assert((int)RANKS_MAX <= (int)IPC_GPUS_MAX, "gpu_match has room for as many");
 
 struct request {
     const struct app *app;         /* borrowed */
@@ -23,12 +23,12 @@ struct request {
     uint32_t n;
     uint32_t n_ranks;
     char uuids[RANKS_MAX][IPC_UUID_LEN + 1]; /* of the ranks */
-    uint32_t fed[RANKS_MAX];                 /* string of each rank, or NO_STRING */
+    uint32_t rank_gpus[RANKS_MAX];           /* string of each rank, or NO_STRING */
 };
 
 enum { NO_STRING = UINT32_MAX };
 
-static void field_of(char field[ERR_FIELD_MAX], uint32_t i)
+static void string_field(char field[ERR_FIELD_MAX], uint32_t i)
 {
     (void)snprintf(field, ERR_FIELD_MAX, "/serialized_named_tensors/%u", i);
 }
@@ -41,7 +41,7 @@ static void request_fini(struct request *q)
 }
 
 /* The pickles say what is in them. */
-static int check_beside(const json_t *body, struct err *e)
+static int check_excluded_members(const json_t *body, struct err *e)
 {
     static const char *const members[] = {"names",        "dtypes",  "dtype_names",    "shapes",
                                           "sizes",        "packed",  "checksums",      "plan_id",
@@ -80,7 +80,7 @@ static int read_strings(struct request *q, const json_t *list, struct err *e)
     for (uint32_t i = 0; i < q->n; i++) {
         const json_t *text = json_array_get(list, i);
 
-        field_of(field, i);
+        string_field(field, i);
         if (!json_is_string(text))
             return err_set(e, ERR_BAD_REQUEST, field,
                            "string %u of the tensors is %s; it is base64", i, body_type_name(text));
@@ -97,7 +97,7 @@ static int request_read(struct request *q, const struct app *app, const json_t *
     size_t n;
 
     *q = (struct request){.app = app};
-    if (check_beside(body, e) != 0 || check_format(body, e) != 0 ||
+    if (check_excluded_members(body, e) != 0 || check_format(body, e) != 0 ||
         body_array(&list, body, "", "serialized_named_tensors", e) != 0)
         return -1;
     n = json_array_size(list);
@@ -121,7 +121,7 @@ static void ranks_of_server(struct request *q)
 
         assert(is_uuid);
         (void)is_uuid;
-        q->fed[r] = NO_STRING;
+        q->rank_gpus[r] = NO_STRING;
     }
 }
 
@@ -132,7 +132,7 @@ static bool is_empty(const struct request *q, uint32_t i)
 
 /* Strings that hold something and do not say which GPU it is on are those of the ranks in their
  * order, as SGLang takes them; where the two do not pair up, they are nobody's. */
-static int name_gpus(struct request *q, struct err *e)
+static int assign_gpus(struct request *q, struct err *e)
 {
     char field[ERR_FIELD_MAX];
 
@@ -141,7 +141,7 @@ static int name_gpus(struct request *q, struct err *e)
 
         if (is_empty(q, i) || t->uuid[0] != '\0')
             continue;
-        field_of(field, i);
+        string_field(field, i);
         if (q->n != q->n_ranks)
             return err_set(e, ERR_BAD_REQUEST, field,
                            "the tensors name their GPU by the sender's index, which means nothing "
@@ -167,12 +167,12 @@ static uint32_t find_string(const struct request *q, uint32_t rank, const char *
 }
 
 /* No string is empty: each rank gets one, as with handles by UUID. */
-static int match_all(struct request *q, bool sharded, struct err *e)
+static int match_by_gpu(struct request *q, bool sharded, struct err *e)
 {
-    const struct ipc_gpu *fed[RANKS_MAX];
+    const struct ipc_gpu *rank_gpus[RANKS_MAX];
     const char *uuids[RANKS_MAX];
-    struct match_ranks ranks = {
-        .n = q->n_ranks, .uuids = uuids, .reach = ipc_reach, .arg = (void *)(uintptr_t)q->app};
+    struct gpu_match_ranks ranks = {
+        .n = q->n_ranks, .uuids = uuids, .reach = ipc_gpu_reach, .arg = (void *)(uintptr_t)q->app};
     struct ipc_handles set = {0};
 
     for (uint32_t r = 0; r < q->n_ranks; r++)
@@ -185,27 +185,27 @@ static int match_all(struct request *q, bool sharded, struct err *e)
         if (g == set.n_gpus)
             memcpy(set.gpus[set.n_gpus++].uuid, q->strings[i].uuid, sizeof set.gpus[0].uuid);
     }
-    if (match_gpus(fed, &ranks, &set, sharded, "/serialized_named_tensors", e) != 0)
+    if (gpu_match(rank_gpus, &ranks, &set, sharded, "/serialized_named_tensors", e) != 0)
         return -1;
     for (uint32_t r = 0; r < q->n_ranks; r++)
-        if (fed[r] != NULL)
-            q->fed[r] = find_string(q, r, fed[r]->uuid);
+        if (rank_gpus[r] != NULL)
+            q->rank_gpus[r] = find_string(q, r, rank_gpus[r]->uuid);
     return 0;
 }
 
 /* Trainers fill up with empty strings: the ranks that have none of their own get nothing. */
-static int match(struct request *q, bool sharded, struct err *e)
+static int match_strings(struct request *q, bool sharded, struct err *e)
 {
     uint32_t n_empty = 0;
 
-    if (name_gpus(q, e) != 0)
+    if (assign_gpus(q, e) != 0)
         return -1;
     for (uint32_t i = 0; i < q->n; i++)
         n_empty += is_empty(q, i);
     if (n_empty == 0)
-        return match_all(q, sharded, e);
+        return match_by_gpu(q, sharded, e);
     for (uint32_t r = 0; r < q->n_ranks; r++)
-        q->fed[r] = find_string(q, r, q->uuids[r]);
+        q->rank_gpus[r] = find_string(q, r, q->uuids[r]);
     return 0;
 }
 
@@ -224,11 +224,12 @@ static int refuse_no_gpu(const struct app *app, struct err *e)
 }
 
 /* Does every rank get the same tensors in the same order? Where they lie may differ. */
-static bool is_alike(const struct request *q)
+static bool are_ranks_equal(const struct request *q)
 {
     for (uint32_t r = 0; r < q->n_ranks; r++)
-        if (q->fed[r] == NO_STRING || strcmp(q->strings[q->fed[r]].tensor_list->digest,
-                                             q->strings[q->fed[0]].tensor_list->digest) != 0)
+        if (q->rank_gpus[r] == NO_STRING ||
+            strcmp(q->strings[q->rank_gpus[r]].tensor_list->digest,
+                   q->strings[q->rank_gpus[0]].tensor_list->digest) != 0)
             return false;
     return true;
 }
@@ -246,7 +247,7 @@ static int make_bucket(struct ipc_bucket *b, struct request *q, uint32_t string,
     b->handles = t->handles;
     t->handles = (struct ipc_handles){0};
     for (uint32_t r = 0; r < q->n_ranks; r++) {
-        if (q->fed[r] != string)
+        if (q->rank_gpus[r] != string)
             continue;
         b->ranks[r].gpu = &b->handles.gpus[0];
         b->n_tensors[r] = t->tensor_list->n_tensors;
@@ -257,7 +258,7 @@ static int make_bucket(struct ipc_bucket *b, struct request *q, uint32_t string,
 static bool is_used(const struct request *q, uint32_t string)
 {
     for (uint32_t r = 0; r < q->n_ranks; r++)
-        if (q->fed[r] == string)
+        if (q->rank_gpus[r] == string)
             return true;
     return false;
 }
@@ -294,8 +295,8 @@ static int open_source(struct source **out, struct request *q, struct err *e)
                                .stats = q->app->weights->ipc_stats};
 
     for (uint32_t r = 0; r < q->n_ranks; r++)
-        if (q->fed[r] != NO_STRING)
-            tensor_lists[r] = q->strings[q->fed[is_alike(q) ? 0 : r]].tensor_list;
+        if (q->rank_gpus[r] != NO_STRING)
+            tensor_lists[r] = q->strings[q->rank_gpus[are_ranks_equal(q) ? 0 : r]].tensor_list;
     if (make_buckets(&cfg.buckets, &cfg.n_buckets, q, e) != 0)
         return -1;
     return cuda_ipc_source_new(out, &cfg, e);
@@ -312,45 +313,45 @@ static void add_origin(struct update_chunk *c, uint32_t rank, uint32_t string)
 /* What each rank gets, and where it stood. */
 static int move_tensor_lists(struct update_chunk *c, const struct request *q, struct err *e)
 {
-    bool alike = is_alike(q);
+    bool ranks_equal = are_ranks_equal(q);
 
     c->origins = calloc(q->n_ranks, sizeof c->origins[0]);
-    if (!alike)
+    if (!ranks_equal)
         c->ranks = calloc(q->n_ranks, sizeof c->ranks[0]);
-    if (c->origins == NULL || (!alike && c->ranks == NULL))
+    if (c->origins == NULL || (!ranks_equal && c->ranks == NULL))
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the tensors");
-    c->n_ranks = alike ? 0 : q->n_ranks;
+    c->n_ranks = ranks_equal ? 0 : q->n_ranks;
     for (uint32_t r = 0; r < q->n_ranks; r++) {
-        if (q->fed[r] == NO_STRING)
+        if (q->rank_gpus[r] == NO_STRING)
             continue;
         if (c->tensor_list == NULL)
-            c->tensor_list = tensor_list_ref(q->strings[q->fed[r]].tensor_list);
-        if (!alike)
-            c->ranks[r].tensor_list = tensor_list_ref(q->strings[q->fed[r]].tensor_list);
-        if (!alike || r == 0)
-            add_origin(c, r, q->fed[r]);
+            c->tensor_list = tensor_list_ref(q->strings[q->rank_gpus[r]].tensor_list);
+        if (!ranks_equal)
+            c->ranks[r].tensor_list = tensor_list_ref(q->strings[q->rank_gpus[r]].tensor_list);
+        if (!ranks_equal || r == 0)
+            add_origin(c, r, q->rank_gpus[r]);
     }
     return 0;
 }
 
-static bool feeds_nobody(const struct request *q)
+static bool has_no_matched_rank(const struct request *q)
 {
     for (uint32_t r = 0; r < q->n_ranks; r++)
-        if (q->fed[r] != NO_STRING)
+        if (q->rank_gpus[r] != NO_STRING)
             return false;
     return true;
 }
 
 /* Nothing for this server is no error when nothing was sent. Tensors that are all for other GPUs
  * have gone astray: who heard that they were received would believe that they are served. */
-static int check_astray(const struct request *q, struct err *e)
+static int check_unmatched(const struct request *q, struct err *e)
 {
     char field[ERR_FIELD_MAX];
 
     for (uint32_t i = 0; i < q->n; i++) {
         if (is_empty(q, i))
             continue;
-        field_of(field, i);
+        string_field(field, i);
         return err_set(e, ERR_BAD_REQUEST, field,
                        "the tensors are on GPU %s, and none of the strings has any on this "
                        "server's, the first of which is %s",
@@ -359,8 +360,8 @@ static int check_astray(const struct request *q, struct err *e)
     return 0;
 }
 
-int tensors_from_body(struct update_chunk *c, const struct app *app, const json_t *body,
-                      bool sharded, struct err *e)
+int named_tensors_from_body(struct update_chunk *c, const struct app *app, const json_t *body,
+                            bool sharded, struct err *e)
 {
     struct request q;
     int rc = -1;
@@ -372,9 +373,9 @@ int tensors_from_body(struct update_chunk *c, const struct app *app, const json_
         goto fini;
     }
     ranks_of_server(&q);
-    rc = match(&q, sharded, e);
+    rc = match_strings(&q, sharded, e);
     if (rc == 0)
-        rc = feeds_nobody(&q) ? check_astray(&q, e) : open_source(&c->source, &q, e);
+        rc = has_no_matched_rank(&q) ? check_unmatched(&q, e) : open_source(&c->source, &q, e);
     if (rc == 0 && c->source != NULL)
         rc = move_tensor_lists(c, &q, e);
 

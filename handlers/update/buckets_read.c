@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert((int)IPC_RANKS_MAX <= (int)IPC_GPUS_MAX, "match_gpus has room for as many");
+_Static_assert((int)IPC_RANKS_MAX <= (int)IPC_GPUS_MAX, "gpu_match has room for as many");
 
 enum { LIST_TEXT_MAX = 200 };
 
@@ -28,7 +28,7 @@ static const char *const list_members[] = {
 
 void ipc_request_fini(struct ipc_request *q)
 {
-    for (uint32_t i = 0; i < q->n_parts; i++) {
+    for (uint32_t i = 0; i < q->n_buckets; i++) {
         if (q->parts != NULL)
             free(q->parts[i].lists);
         if (q->buckets != NULL)
@@ -46,7 +46,7 @@ void ipc_request_fini(struct ipc_request *q)
     free(q->origins);
 }
 
-static int read_handles(struct ipc_handles *h, const struct ipc_part *p, struct err *e)
+static int read_handles(struct ipc_handles *h, const struct ipc_bucket_json *p, struct err *e)
 {
     const json_t *value = body_given(p->object, "ipc_handles");
 
@@ -60,7 +60,7 @@ static int read_handles(struct ipc_handles *h, const struct ipc_part *p, struct 
 }
 
 /* Exactly one of the two members; in the body itself that has been seen to. */
-static int find_handles(struct ipc_part *p, struct err *e)
+static int find_handles(struct ipc_bucket_json *p, struct err *e)
 {
     bool plain = body_given(p->object, "ipc_handles") != NULL;
     bool pickled = body_given(p->object, "ipc_handles_pickled") != NULL;
@@ -75,7 +75,8 @@ static int find_handles(struct ipc_part *p, struct err *e)
     return 0;
 }
 
-static int read_list(struct ipc_part *p, const char *key, const json_t *object, struct err *e)
+static int read_list(struct ipc_bucket_json *p, const char *key, const json_t *object,
+                     struct err *e)
 {
     struct ipc_list *list = &p->lists[p->n_lists];
     char field[ERR_FIELD_MAX];
@@ -98,7 +99,7 @@ static int read_list(struct ipc_part *p, const char *key, const json_t *object, 
 
 /* Beside lists for each GPU there may be columns for all (SkyRL sends rank 0's): they are never
  * applied to any GPU's bytes, and what would be is refused. */
-static int check_beside(const struct ipc_part *p, struct err *e)
+static int check_per_gpu_members(const struct ipc_bucket_json *p, struct err *e)
 {
     static const char *const refused[] = {"plan_id", "checksums", "tensor_sizes"};
     char field[ERR_FIELD_MAX];
@@ -114,7 +115,7 @@ static int check_beside(const struct ipc_part *p, struct err *e)
     return 0;
 }
 
-static int read_per_gpu(struct ipc_part *p, const json_t *object, struct err *e)
+static int read_per_gpu(struct ipc_bucket_json *p, const json_t *object, struct err *e)
 {
     size_t n = json_object_size(object);
     char field[ERR_FIELD_MAX];
@@ -135,10 +136,10 @@ static int read_per_gpu(struct ipc_part *p, const json_t *object, struct err *e)
         if (read_list(p, key, value, e) != 0)
             return -1;
     }
-    return check_beside(p, e);
+    return check_per_gpu_members(p, e);
 }
 
-static int read_lists(struct ipc_part *p, struct err *e)
+static int read_lists(struct ipc_bucket_json *p, struct err *e)
 {
     const json_t *native = body_given(p->object, "per_gpu");
     const json_t *skyrl = body_given(p->object, "metadata_by_gpu");
@@ -162,7 +163,7 @@ static int read_lists(struct ipc_part *p, struct err *e)
     return 0;
 }
 
-static int read_part(struct ipc_part *p, struct ipc_bucket *b, struct err *e)
+static int read_bucket(struct ipc_bucket_json *p, struct ipc_bucket *b, struct err *e)
 {
     if (find_handles(p, e) != 0 || read_lists(p, e) != 0)
         return -1;
@@ -170,7 +171,7 @@ static int read_part(struct ipc_part *p, struct ipc_bucket *b, struct err *e)
 }
 
 /* What belongs to one bucket stands in it; beside `buckets` it would belong to none. */
-static int check_top(const json_t *body, struct err *e)
+static int check_outer_members(const json_t *body, struct err *e)
 {
     char field[ERR_FIELD_MAX];
 
@@ -184,11 +185,11 @@ static int check_top(const json_t *body, struct err *e)
     return 0;
 }
 
-static int read_parts(struct ipc_request *q, const json_t *body, const json_t *buckets,
-                      struct err *e)
+static int read_buckets(struct ipc_request *q, const json_t *body, const json_t *buckets,
+                        struct err *e)
 {
-    for (uint32_t i = 0; i < q->n_parts; i++) {
-        struct ipc_part *p = &q->parts[i];
+    for (uint32_t i = 0; i < q->n_buckets; i++) {
+        struct ipc_bucket_json *p = &q->parts[i];
 
         p->object = body;
         if (buckets != NULL) {
@@ -201,7 +202,7 @@ static int read_parts(struct ipc_request *q, const json_t *body, const json_t *b
             if (body_only(p->object, p->at, bucket_members, e) != 0)
                 return -1;
         }
-        if (read_part(p, &q->buckets[i], e) != 0)
+        if (read_bucket(p, &q->buckets[i], e) != 0)
             return -1;
     }
     return 0;
@@ -210,7 +211,7 @@ static int read_parts(struct ipc_request *q, const json_t *body, const json_t *b
 /* The GPUs that the handles name, as far as there could be ranks for them. */
 static void ranks_of_handles(struct ipc_request *q)
 {
-    for (uint32_t i = 0; i < q->n_parts; i++) {
+    for (uint32_t i = 0; i < q->n_buckets; i++) {
         const struct ipc_handles *h = &q->buckets[i].handles;
 
         for (uint32_t g = 0; g < h->n_gpus && q->n_ranks < IPC_RANKS_MAX; g++) {
@@ -241,18 +242,19 @@ static int ranks_alloc(struct ipc_request *q, struct err *e)
 {
     uint32_t n = q->n_ranks;
 
-    q->lists = calloc((size_t)q->n_parts * n, sizeof q->lists[0]);
+    q->lists = calloc((size_t)q->n_buckets * n, sizeof q->lists[0]);
     q->tensor_lists = calloc(n, sizeof q->tensor_lists[0]);
     if (q->lists == NULL || q->tensor_lists == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for %u buckets", (unsigned)q->n_parts);
-    for (uint32_t i = 0; i < q->n_parts; i++) {
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for %u buckets", (unsigned)q->n_buckets);
+    for (uint32_t i = 0; i < q->n_buckets; i++) {
         struct ipc_bucket *b = &q->buckets[i];
 
         b->ranks = calloc(n, sizeof b->ranks[0]);
         b->first = calloc(n, sizeof b->first[0]);
         b->n_tensors = calloc(n, sizeof b->n_tensors[0]);
         if (b->ranks == NULL || b->first == NULL || b->n_tensors == NULL)
-            return err_set(e, ERR_NO_MEMORY, "", "no memory for %u buckets", (unsigned)q->n_parts);
+            return err_set(e, ERR_NO_MEMORY, "", "no memory for %u buckets",
+                           (unsigned)q->n_buckets);
     }
     return 0;
 }
@@ -271,14 +273,14 @@ int ipc_request_read(struct ipc_request *q, const struct app *app, const json_t 
     if (n == 0 || n > IPC_BUCKETS_MAX)
         return err_set(e, ERR_BAD_REQUEST, "/buckets", "there are %zu buckets; 1 to %d are taken",
                        n, (int)IPC_BUCKETS_MAX);
-    if (buckets != NULL && check_top(body, e) != 0)
+    if (buckets != NULL && check_outer_members(body, e) != 0)
         return -1;
     q->parts = calloc(n, sizeof q->parts[0]);
     q->buckets = calloc(n, sizeof q->buckets[0]);
     if (q->parts == NULL || q->buckets == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for %zu buckets", n);
-    q->n_parts = (uint32_t)n;
-    if (read_parts(q, body, buckets, e) != 0)
+    q->n_buckets = (uint32_t)n;
+    if (read_buckets(q, body, buckets, e) != 0)
         return -1;
     if (app->weights->n_devices > 0)
         ranks_of_server(q);
@@ -287,7 +289,7 @@ int ipc_request_read(struct ipc_request *q, const struct app *app, const json_t 
     return ranks_alloc(q, e);
 }
 
-enum match_reach ipc_reach(void *arg, uint32_t rank, const char *uuid)
+enum gpu_reach ipc_gpu_reach(void *arg, uint32_t rank, const char *uuid)
 {
     const struct app *app = arg;
     char shown[IPC_UUID_LEN + 1];
@@ -296,13 +298,14 @@ enum match_reach ipc_reach(void *arg, uint32_t rank, const char *uuid)
         const struct cuda_device *d = &app->weights->cuda->devices[i];
 
         if (ipc_uuid_parse(shown, d->uuid, strlen(d->uuid)) && strcmp(shown, uuid) == 0)
-            return device_can_reach(app->weights->devices[rank], d) ? MATCH_YES : MATCH_NO;
+            return device_can_reach(app->weights->devices[rank], d) ? GPU_REACHABLE
+                                                                    : GPU_NO_PEER_ACCESS;
     }
-    return MATCH_UNSEEN;
+    return GPU_NOT_VISIBLE;
 }
 
 /* The list that slices a GPU's bucket, or NULL; no other is ever tried. */
-static struct ipc_list *find_list(const struct ipc_part *p, const struct ipc_gpu *gpu)
+static struct ipc_list *find_list(const struct ipc_bucket_json *p, const struct ipc_gpu *gpu)
 {
     for (uint32_t i = 0; i < p->n_lists; i++)
         if (p->per_gpu == NULL || strcmp(p->lists[i].uuid, gpu->uuid) == 0)
@@ -311,29 +314,29 @@ static struct ipc_list *find_list(const struct ipc_part *p, const struct ipc_gpu
 }
 
 /* Without a GPU of ours, each that is named is judged, if it is said what it holds. */
-static void match_named(const struct ipc_gpu **fed, const struct ipc_request *q,
-                        const struct ipc_part *p, const struct ipc_handles *h)
+static void match_without_gpus(const struct ipc_gpu **rank_gpus, const struct ipc_request *q,
+                               const struct ipc_bucket_json *p, const struct ipc_handles *h)
 {
     bool any = false;
 
     for (uint32_t r = 0; r < q->n_ranks; r++) {
-        fed[r] = NULL;
+        rank_gpus[r] = NULL;
         for (uint32_t g = 0; g < h->n_gpus; g++)
             if (strcmp(q->uuids[r], h->gpus[g].uuid) == 0 && find_list(p, &h->gpus[g]) != NULL)
-                fed[r] = &h->gpus[g];
-        any = any || fed[r] != NULL;
+                rank_gpus[r] = &h->gpus[g];
+        any = any || rank_gpus[r] != NULL;
     }
     if (!any)
-        fed[0] = &h->gpus[0]; /* to be told that it has no list */
+        rank_gpus[0] = &h->gpus[0]; /* to be told that it has no list */
 }
 
 static const char *list_uuid(const void *arg, uint32_t i)
 {
-    return ((const struct ipc_part *)arg)->lists[i].uuid;
+    return ((const struct ipc_bucket_json *)arg)->lists[i].uuid;
 }
 
-static int take_list(const struct ipc_list **out, const struct ipc_part *p,
-                     const struct ipc_gpu *gpu, struct err *e)
+static int use_list(const struct ipc_list **out, const struct ipc_bucket_json *p,
+                    const struct ipc_gpu *gpu, struct err *e)
 {
     struct ipc_list *list = find_list(p, gpu);
     char field[ERR_FIELD_MAX], text[LIST_TEXT_MAX];
@@ -347,12 +350,14 @@ static int take_list(const struct ipc_list **out, const struct ipc_part *p,
     return err_set(e, ERR_BAD_REQUEST, field,
                    "GPU %s is in the handles, but %s has no list of what it holds; it has those of "
                    "%s",
-                   gpu->uuid, p->per_gpu, match_list(text, sizeof text, p->n_lists, list_uuid, p));
+                   gpu->uuid, p->per_gpu,
+                   gpu_list_text(text, sizeof text, p->n_lists, list_uuid, p));
 }
 
 /* A list for a GPU of ours that has no handle: whose bytes were those names for? */
-static int check_orphans(const struct ipc_part *p, const struct match_ranks *ranks,
-                         const struct ipc_handles *h, struct err *e)
+static int check_lists_without_handle(const struct ipc_bucket_json *p,
+                                      const struct gpu_match_ranks *ranks,
+                                      const struct ipc_handles *h, struct err *e)
 {
     for (uint32_t i = 0; p->per_gpu != NULL && i < p->n_lists; i++) {
         const struct ipc_list *list = &p->lists[i];
@@ -360,7 +365,7 @@ static int check_orphans(const struct ipc_part *p, const struct match_ranks *ran
 
         for (uint32_t g = 0; g < h->n_gpus; g++)
             has_handle = has_handle || strcmp(h->gpus[g].uuid, list->uuid) == 0;
-        if (!has_handle && match_is_rank(ranks, list->uuid))
+        if (!has_handle && gpu_match_is_rank(ranks, list->uuid))
             return err_set(e, ERR_BAD_REQUEST, list->at,
                            "%s lists what GPU %s holds, but there is no handle of that GPU",
                            p->per_gpu, list->uuid);
@@ -368,21 +373,22 @@ static int check_orphans(const struct ipc_part *p, const struct match_ranks *ran
     return 0;
 }
 
-static int match_part(struct ipc_request *q, uint32_t i, const struct match_ranks *ranks,
-                      struct err *e)
+static int match_bucket(struct ipc_request *q, uint32_t i, const struct gpu_match_ranks *ranks,
+                        struct err *e)
 {
-    const struct ipc_gpu *fed[IPC_RANKS_MAX];
+    const struct ipc_gpu *rank_gpus[IPC_RANKS_MAX];
     struct ipc_bucket *b = &q->buckets[i];
-    struct ipc_part *p = &q->parts[i];
+    struct ipc_bucket_json *p = &q->parts[i];
 
     if (q->app->weights->n_devices == 0)
-        match_named(fed, q, p, &b->handles);
-    else if (match_gpus(fed, ranks, &b->handles, q->sharded, p->field, e) != 0 ||
-             check_orphans(p, ranks, &b->handles, e) != 0)
+        match_without_gpus(rank_gpus, q, p, &b->handles);
+    else if (gpu_match(rank_gpus, ranks, &b->handles, q->sharded, p->field, e) != 0 ||
+             check_lists_without_handle(p, ranks, &b->handles, e) != 0)
         return -1;
     for (uint32_t r = 0; r < q->n_ranks; r++) {
-        b->ranks[r].gpu = fed[r];
-        if (fed[r] != NULL && take_list(&q->lists[(size_t)i * q->n_ranks + r], p, fed[r], e) != 0)
+        b->ranks[r].gpu = rank_gpus[r];
+        if (rank_gpus[r] != NULL &&
+            use_list(&q->lists[(size_t)i * q->n_ranks + r], p, rank_gpus[r], e) != 0)
             return -1;
     }
     return 0;
@@ -391,12 +397,12 @@ static int match_part(struct ipc_request *q, uint32_t i, const struct match_rank
 /* What is meant for others is nobody's here to judge, but it is what it says it is. */
 static int check_unused(const struct ipc_request *q, struct err *e)
 {
-    for (uint32_t i = 0; i < q->n_parts; i++) {
-        const struct ipc_part *p = &q->parts[i];
+    for (uint32_t i = 0; i < q->n_buckets; i++) {
+        const struct ipc_bucket_json *p = &q->parts[i];
 
         for (uint32_t k = 0; k < p->n_lists; k++)
             if (!p->lists[k].used &&
-                columns_check(p->lists[k].object, q->text, p->lists[k].at, e) != 0)
+                tensor_columns_check(p->lists[k].object, q->text, p->lists[k].at, e) != 0)
                 return -1;
     }
     return 0;
@@ -405,13 +411,13 @@ static int check_unused(const struct ipc_request *q, struct err *e)
 int ipc_request_match(struct ipc_request *q, struct err *e)
 {
     const char *uuids[IPC_RANKS_MAX];
-    struct match_ranks ranks = {
-        .n = q->n_ranks, .uuids = uuids, .reach = ipc_reach, .arg = (void *)(uintptr_t)q->app};
+    struct gpu_match_ranks ranks = {
+        .n = q->n_ranks, .uuids = uuids, .reach = ipc_gpu_reach, .arg = (void *)(uintptr_t)q->app};
 
     for (uint32_t r = 0; r < q->n_ranks; r++)
         uuids[r] = q->uuids[r];
-    for (uint32_t i = 0; i < q->n_parts; i++)
-        if (match_part(q, i, &ranks, e) != 0)
+    for (uint32_t i = 0; i < q->n_buckets; i++)
+        if (match_bucket(q, i, &ranks, e) != 0)
             return -1;
     return check_unused(q, e);
 }
