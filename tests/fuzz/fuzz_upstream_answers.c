@@ -1,9 +1,9 @@
-/* What upstreams answer. The first byte picks what is read:
- *   'h'  an HTTP answer, by a client that connects to it; the end is told once, and of what is
- *        whole the head is within its limits
- *   else the JSON (or metrics) of an answer, to every operation and question of the three dialects;
- *        behind a NUL byte, the body of the request that it answers
- * A refusal explains itself; what is read is bounded, ended, and what the answer says. */
+/* Replies of upstreams. The first byte chooses the reader:
+ *   'h'  an HTTP reply, read by a client that connects to its server; the end is reported once, and
+ *        the head of a complete reply is within its limits
+ *   else the JSON (or metrics) of a reply to every operation and query of each kind of upstream;
+ *        behind a NUL byte, the body of the request
+ * Every error has a message; every text that is read is bounded, terminated, and in the reply. */
 #include "tests/fuzz/fuzz.h"
 
 #include "base/clock.h"

@@ -1,4 +1,4 @@
-/* Our operations in the words of each upstream, and how its answers read. */
+/* The requests of each kind of upstream for our operations and queries, and its replies. */
 #include "fleet/api/upstream_api.h"
 
 #include <setjmp.h>
@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-/* `body` NULL: none. `path` NULL: nothing is sent. */
+/* `body` NULL: the request has none. `path` NULL: nothing is sent. */
 struct row {
     enum upstream_kind kind;
     enum api_op op;
@@ -140,13 +140,13 @@ static json_t *parse(const char *text)
 
 static void check_row(const struct row *row)
 {
-    static const struct api_context about = {0};
+    static const struct api_context ctx = {0};
     json_t *native = parse(row->native);
     struct api_request r;
     struct err e = {0};
     char line[API_PATH_MAX + 16];
 
-    assert_int_equal(api_make_request(&r, row->kind, row->op, native, &about, &e), 0);
+    assert_int_equal(api_make_request(&r, row->kind, row->op, native, &ctx, &e), 0);
     json_decref(native);
     if (row->path == NULL) {
         assert_null(r.method);
@@ -162,16 +162,16 @@ static void check_row(const struct row *row)
     api_request_fini(&r);
 }
 
-static void test_wire_make_says_it_in_their_words(void **state)
+static void test_make_request_translates_for_each_kind(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         check_row(&rows[i]);
 }
 
-static void test_wire_make_puts_in_what_is_each_ones_own(void **state)
+static void test_make_request_adds_what_the_upstream_has(void **state)
 {
-    static const struct api_context about = {
+    static const struct api_context ctx = {
         .update_id = "upd-7", .has_rank_offset = true, .rank_offset = 5};
     json_t *native = parse("{\"update_id\":\"upd-1\",\"master_address\":\"h\",\"rank_offset\":1}");
     struct api_request r;
@@ -180,32 +180,32 @@ static void test_wire_make_puts_in_what_is_each_ones_own(void **state)
     (void)state;
     for (int d = 0; d < UPSTREAM_KINDS; d++) {
         assert_int_equal(
-            api_make_request(&r, (enum upstream_kind)d, API_INIT_TRANSFER, native, &about, &e), 0);
+            api_make_request(&r, (enum upstream_kind)d, API_INIT_TRANSFER, native, &ctx, &e), 0);
         assert_non_null(strstr(r.body, "\"rank_offset\":5"));
         api_request_fini(&r);
     }
-    assert_int_equal(api_make_request(&r, UPSTREAM_BATON, API_FINISH_UPDATE, native, &about, &e),
-                     0);
+    assert_int_equal(api_make_request(&r, UPSTREAM_BATON, API_FINISH_UPDATE, native, &ctx, &e), 0);
     assert_non_null(strstr(r.body, "\"update_id\":\"upd-7\""));
     api_request_fini(&r);
     assert_string_equal(json_string_value(json_object_get(native, "update_id")), "upd-1");
     json_decref(native);
-    native = parse("{\"mode\":\"keep\"}"); /* at the end of an update, but no step of it */
-    assert_int_equal(api_make_request(&r, UPSTREAM_BATON, API_PAUSE, native, &about, &e), 0);
+    native = parse("{\"mode\":\"keep\"}"); /* sent during an update, but not a step of it */
+    assert_int_equal(api_make_request(&r, UPSTREAM_BATON, API_PAUSE, native, &ctx, &e), 0);
     assert_null(strstr(r.body, "update_id"));
     api_request_fini(&r);
     json_decref(native);
     native = parse("{\"path\":\"/w\",\"weight_version\":\"a\"}");
-    assert_int_equal(api_make_request(&r, UPSTREAM_SGLANG, API_UPDATE_WEIGHTS, native, &about, &e),
+    assert_int_equal(api_make_request(&r, UPSTREAM_SGLANG, API_UPDATE_WEIGHTS, native, &ctx, &e),
                      0);
-    assert_non_null(strstr(r.body, "\"weight_version\":\"upd-7\"")); /* not yet what it is */
+    assert_non_null(
+        strstr(r.body, "\"weight_version\":\"upd-7\"")); /* the marker, not the version */
     api_request_fini(&r);
     json_decref(native);
 }
 
-static void test_wire_make_names_the_group_that_was_joined(void **state)
+static void test_make_request_names_the_joined_group(void **state)
 {
-    static const struct api_context about = {.group_name = "g"}, unnamed = {.group_name = ""};
+    static const struct api_context ctx = {.group_name = "g"}, unnamed = {.group_name = ""};
     json_t *native = parse("{\"transport\":\"nccl\",\"names\":[]}");
     enum api_op ops[] = {API_UPDATE_WEIGHTS, API_SHUTDOWN_TRANSFER};
     struct api_request r;
@@ -213,7 +213,7 @@ static void test_wire_make_names_the_group_that_was_joined(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++) {
-        assert_int_equal(api_make_request(&r, UPSTREAM_SGLANG, ops[i], native, &about, &e), 0);
+        assert_int_equal(api_make_request(&r, UPSTREAM_SGLANG, ops[i], native, &ctx, &e), 0);
         assert_non_null(strstr(r.body, "\"group_name\":\"g\""));
         api_request_fini(&r);
         assert_int_equal(api_make_request(&r, UPSTREAM_SGLANG, ops[i], native, &unnamed, &e), 0);
@@ -223,7 +223,7 @@ static void test_wire_make_names_the_group_that_was_joined(void **state)
     json_decref(native);
 }
 
-static void test_wire_make_refuses_what_they_have_no_words_for(void **state)
+static void test_make_request_refuses_unsupported_members(void **state)
 {
     static const struct {
         enum upstream_kind kind;
@@ -277,8 +277,8 @@ static void test_wire_make_refuses_what_they_have_no_words_for(void **state)
     }
 }
 
-/* A pause or a sleep is the fleet's own doing, and ends before it is asked again. */
-static void test_wire_read_who_would_serve(void **state)
+/* A pause or a sleep is not reported: the fleet ends it itself, before the next probe. */
+static void test_read_status_reports_lasting_reasons(void **state)
 {
     static const struct {
         const char *text, *not_ready;
@@ -302,7 +302,7 @@ static void test_wire_read_who_would_serve(void **state)
     }
 }
 
-static void test_wire_read_who(void **state)
+static void test_read_status(void **state)
 {
     static const struct {
         enum upstream_kind kind;
@@ -327,12 +327,12 @@ static void test_wire_read_who(void **state)
     }
 }
 
-static void test_wire_read_ranks(void **state)
+static void test_read_ranks(void **state)
 {
     static const struct {
         enum upstream_kind kind;
         const char *text;
-        uint64_t n; /* 0: refused */
+        uint64_t n; /* 0: an error */
     } ranks[] = {
         {UPSTREAM_BATON, "{\"cuda\":{\"ranks\":[{},{}]}}", 2},
         {UPSTREAM_BATON, "{\"cuda\":{\"ranks\":[]}}", 0},
@@ -356,7 +356,7 @@ static void test_wire_read_ranks(void **state)
     }
 }
 
-static void test_wire_read_open_update(void **state)
+static void test_read_open_update(void **state)
 {
     static const char open[] = "{\"update\":{\"update_id\":\"upd-1\"}}";
     static const char none[] = "{\"update\":null}";
@@ -369,7 +369,7 @@ static void test_wire_read_open_update(void **state)
     assert_false(api_read_open_update(id, "", 0));
 }
 
-static void test_wire_read_error(void **state)
+static void test_read_error(void **state)
 {
     static const struct {
         const char *text, *said;
@@ -393,7 +393,7 @@ static void test_wire_read_error(void **state)
     assert_string_equal(out, "lon");
 }
 
-static void test_wire_read_update_id(void **state)
+static void test_read_update_id(void **state)
 {
     char id[API_UPDATE_ID_MAX + 1] = "old";
     struct err e = {0};
@@ -406,11 +406,11 @@ static void test_wire_read_update_id(void **state)
     assert_string_equal(id, "upd-1");
 }
 
-static void test_wire_read_name_takes_what_it_says(void **state)
+static void test_read_version(void **state)
 {
     static const struct {
         enum upstream_kind kind;
-        const char *text, *name; /* NULL: it does not say */
+        const char *text, *name; /* NULL: an error */
     } cases[] = {
         {UPSTREAM_VLLM, "{\"weight_version\":\"step-1\"}", "step-1"},
         {UPSTREAM_VLLM, "{\"weight_version\":null}", ""},
@@ -436,7 +436,7 @@ static void test_wire_read_name_takes_what_it_says(void **state)
     }
 }
 
-static void test_wire_read_name_shows_that_it_is_too_long(void **state)
+static void test_read_version_of_a_long_one(void **state)
 {
     char name[API_VERSION_MAX + 1], text[API_VERSION_MAX + 64];
     struct err e = {0};
@@ -449,7 +449,7 @@ static void test_wire_read_name_shows_that_it_is_too_long(void **state)
     }
 }
 
-static void test_wire_ask_and_names(void **state)
+static void test_make_query_and_kind_names(void **state)
 {
     (void)state;
     for (int d = 0; d < UPSTREAM_KINDS; d++) {
@@ -476,13 +476,12 @@ static void test_wire_ask_and_names(void **state)
     }
 }
 
-/* What vLLM says of its version, which one of before, or without its mode for developers, does not.
- */
-static void test_wire_read_label(void **state)
+/* vLLM's /weight_info. Older releases do not have it, nor does one without its development mode. */
+static void test_read_probe_version(void **state)
 {
     static const struct {
         int status;
-        const char *text, *label; /* label NULL: it is no answer */
+        const char *text, *label; /* label NULL: an error */
     } labels[] = {
         {200, "{\"weight_version\":\"step-1\"}", "step-1"},
         {200, "{\"weight_version\":null}", ""},
@@ -508,7 +507,7 @@ static void test_wire_read_label(void **state)
     }
 }
 
-/* What a 200 says, in the answer to an operation; `good`: that it was done. */
+/* Replies 200 to an operation; `good`: it was done as requested. */
 static const struct done {
     enum upstream_kind kind;
     enum api_op op;
@@ -556,7 +555,7 @@ static const struct done {
      "{\"success\":true,\"new_version\":\"b\"}", false},
 };
 
-static void test_wire_read_absent_tells_none_from_no(void **state)
+static void test_adapter_is_absent(void **state)
 {
     static const struct {
         enum upstream_kind kind;
@@ -587,16 +586,16 @@ static void test_wire_read_absent_tells_none_from_no(void **state)
                          said[i].absent);
 }
 
-static void test_wire_read_done_believes_the_body(void **state)
+static void test_check_done_reads_the_body(void **state)
 {
-    static const struct api_context about = {.update_id = "u1"};
+    static const struct api_context ctx = {.update_id = "u1"};
 
     (void)state;
     for (size_t i = 0; i < sizeof dones / sizeof dones[0]; i++) {
         const struct done *d = &dones[i];
         json_t *native = json_loads(d->native, 0, NULL);
         struct err e = {0};
-        int rc = api_check_done(d->kind, d->op, native, &about, d->answer, strlen(d->answer), &e);
+        int rc = api_check_done(d->kind, d->op, native, &ctx, d->answer, strlen(d->answer), &e);
 
         if ((rc == 0) != d->good)
             fail_msg("%s: %d, %s", d->answer, rc, e.msg);
@@ -605,14 +604,14 @@ static void test_wire_read_done_believes_the_body(void **state)
     }
 }
 
-static void test_wire_resets_surely_takes_silence_for_no_proof(void **state)
+static void test_reset_is_proven_only_by_the_body(void **state)
 {
     static const struct {
         enum upstream_kind kind;
         const char *native, *answer;
         bool surely;
     } said[] = {
-        {UPSTREAM_VLLM, "{\"running\":true}", "", true}, /* it would have failed */
+        {UPSTREAM_VLLM, "{\"running\":true}", "", true}, /* a failure has another status */
         {UPSTREAM_VLLM, "{\"running\":false}", "", false},
         {UPSTREAM_VLLM, "{}", "{\"success\":true}", true},
         {UPSTREAM_VLLM, "{}", "{\"success\":\"true\"}", false},
@@ -633,8 +632,9 @@ static void test_wire_resets_surely_takes_silence_for_no_proof(void **state)
     }
 }
 
-/* What ends an update that has begun takes no name, and nothing that begins none. */
-static void test_wire_make_of_what_has_begun(void **state)
+/* The end of a started update takes no version; without a started update only the version is set.
+ */
+static void test_make_request_of_a_started_update(void **state)
 {
     static const struct api_context begun = {.update_id = "upd-7", .has_begun = true};
     json_t *native = parse("{\"weight_version\":\"a\"}"), *file = parse("{\"path\":\"/w\"}");
@@ -659,24 +659,24 @@ static void test_wire_make_of_what_has_begun(void **state)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wire_resets_surely_takes_silence_for_no_proof),
-        cmocka_unit_test(test_wire_make_says_it_in_their_words),
-        cmocka_unit_test(test_wire_make_puts_in_what_is_each_ones_own),
-        cmocka_unit_test(test_wire_make_names_the_group_that_was_joined),
-        cmocka_unit_test(test_wire_make_refuses_what_they_have_no_words_for),
-        cmocka_unit_test(test_wire_read_who),
-        cmocka_unit_test(test_wire_read_who_would_serve),
-        cmocka_unit_test(test_wire_read_ranks),
-        cmocka_unit_test(test_wire_read_open_update),
-        cmocka_unit_test(test_wire_read_error),
-        cmocka_unit_test(test_wire_read_update_id),
-        cmocka_unit_test(test_wire_read_absent_tells_none_from_no),
-        cmocka_unit_test(test_wire_read_done_believes_the_body),
-        cmocka_unit_test(test_wire_read_name_takes_what_it_says),
-        cmocka_unit_test(test_wire_read_name_shows_that_it_is_too_long),
-        cmocka_unit_test(test_wire_ask_and_names),
-        cmocka_unit_test(test_wire_make_of_what_has_begun),
-        cmocka_unit_test(test_wire_read_label),
+        cmocka_unit_test(test_reset_is_proven_only_by_the_body),
+        cmocka_unit_test(test_make_request_translates_for_each_kind),
+        cmocka_unit_test(test_make_request_adds_what_the_upstream_has),
+        cmocka_unit_test(test_make_request_names_the_joined_group),
+        cmocka_unit_test(test_make_request_refuses_unsupported_members),
+        cmocka_unit_test(test_read_status),
+        cmocka_unit_test(test_read_status_reports_lasting_reasons),
+        cmocka_unit_test(test_read_ranks),
+        cmocka_unit_test(test_read_open_update),
+        cmocka_unit_test(test_read_error),
+        cmocka_unit_test(test_read_update_id),
+        cmocka_unit_test(test_adapter_is_absent),
+        cmocka_unit_test(test_check_done_reads_the_body),
+        cmocka_unit_test(test_read_version),
+        cmocka_unit_test(test_read_version_of_a_long_one),
+        cmocka_unit_test(test_make_query_and_kind_names),
+        cmocka_unit_test(test_make_request_of_a_started_update),
+        cmocka_unit_test(test_read_probe_version),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* vLLM in the words of each of its releases: how tensors are packed, and what came later. */
+/* The requests of the releases of vLLM: how tensors are packed, and what newer ones have. */
 #include "fleet/api/upstream_api_priv.h"
 
 #include <setjmp.h>
@@ -18,7 +18,7 @@
 #define BUFFERS ",\"packed\":true,\"packed_buffer_size_bytes\":1024"
 #define PICKLED ",\"ipc_handles_pickled\":\"gA==\""
 
-/* Each release gets what it understands; NULL: not known. */
+/* Each release gets the form that it accepts; NULL: the release is unknown. */
 static const struct row {
     const char *release;
     enum api_op op;
@@ -75,13 +75,13 @@ static json_t *parse(const char *text)
 
 static void check_row(const struct row *row)
 {
-    const struct api_context about = {.release = row->release};
+    const struct api_context ctx = {.release = row->release};
     json_t *native = parse(row->native);
     struct api_request r;
     struct err e = {0};
     char line[API_PATH_MAX + 16];
 
-    assert_int_equal(api_make_request(&r, UPSTREAM_VLLM, row->op, native, &about, &e), 0);
+    assert_int_equal(api_make_request(&r, UPSTREAM_VLLM, row->op, native, &ctx, &e), 0);
     json_decref(native);
     if (row->path == NULL) {
         assert_null(r.method);
@@ -104,7 +104,7 @@ static void test_vllm_gets_the_form_of_its_release(void **state)
         check_row(&rows[i]);
 }
 
-/* A vLLM of 0.28 and later cuts as its group was formed, whatever an update says. */
+/* Since 0.28 a vLLM unpacks as declared when its group was formed, whatever an update says. */
 static void test_vllm_updates_are_packed_as_their_group(void **state)
 {
     static const struct {
@@ -115,7 +115,7 @@ static void test_vllm_updates_are_packed_as_their_group(void **state)
         {{false, 0}, "", true},
         {{false, 0}, ",\"packed\":false", true},
         {{false, 0}, ",\"packed\":true", false},
-        {{true, 0}, "", false}, /* the fleet says it in each (fleet_packing.c) */
+        {{true, 0}, "", false}, /* handlers/fleet/packing.c adds it to each update */
         {{true, 0}, ",\"packed\":false", false},
         {{true, 0}, ",\"packed\":true", true},
         {{true, 0}, ",\"packed\":true,\"packed_buffer_size_bytes\":1073741824", true},
@@ -128,7 +128,7 @@ static void test_vllm_updates_are_packed_as_their_group(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const struct api_context about = {.release = "0.32.0", .group = cases[i].group};
+        const struct api_context ctx = {.release = "0.32.0", .group = cases[i].group};
         struct api_request r;
         struct err e = {0};
         char text[256];
@@ -137,7 +137,7 @@ static void test_vllm_updates_are_packed_as_their_group(void **state)
         (void)snprintf(text, sizeof text, "{\"transport\":\"nccl\"," COLUMNS "%s}",
                        cases[i].packing);
         native = parse(text);
-        if (api_make_request(&r, UPSTREAM_VLLM, API_UPDATE_WEIGHTS, native, &about, &e) == 0) {
+        if (api_make_request(&r, UPSTREAM_VLLM, API_UPDATE_WEIGHTS, native, &ctx, &e) == 0) {
             assert_true(cases[i].good);
             assert_string_equal(r.body, "{\"update_info\":{" THEIRS "}}");
             api_request_fini(&r);
@@ -177,7 +177,7 @@ static void test_vllm_has(void **state)
         assert_int_equal(vllm_has(cases[i].release, cases[i].minor), cases[i].has);
 }
 
-static void test_wire_read_release(void **state)
+static void test_read_release(void **state)
 {
     static const struct {
         int status;
@@ -208,7 +208,7 @@ int main(void)
         cmocka_unit_test(test_vllm_gets_the_form_of_its_release),
         cmocka_unit_test(test_vllm_updates_are_packed_as_their_group),
         cmocka_unit_test(test_vllm_has),
-        cmocka_unit_test(test_wire_read_release),
+        cmocka_unit_test(test_read_release),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
