@@ -12,6 +12,9 @@ import signal
 import ssl
 import subprocess
 import threading
+from pathlib import Path
+
+import yaml
 
 from fake_engine_world import PROMPT, Double, completion, expected, ids_of
 from fleet_world import Server, until
@@ -45,6 +48,11 @@ def each_dialect():
     with world("baton", "vllm", "sglang") as (s, *ds):
         check(s.ready(), "all serve")
         listed = s.get("/v1/upstreams")
+        described = yaml.safe_load((Path(__file__).parents[3] / "openapi" / "baton.yaml").read_text("utf-8"))
+        described = described["components"]["schemas"]
+        same(set(listed), set(described["Upstreams"]["properties"]), "members as in openapi/baton.yaml")
+        for u in listed["list"]:
+            same(set(u), set(described["Upstream"]["properties"]), "members as in openapi/baton.yaml")
         same((listed["n"], listed["n_serving"], listed["min_ready"]), (3, 3, 3))
         same([(u["upstream"], u["dialect"], u["state"]) for u in listed["list"]],
              [(d.url, d.dialect, "serving") for d in ds])
