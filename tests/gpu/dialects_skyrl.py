@@ -20,7 +20,7 @@ from dialects_world import (
     wire,
 )
 
-sys.path.insert(0, str(world.ROOT / "tests" / "http" / "dialects"))
+sys.path.insert(0, str(world.ROOT / "tests" / "http" / "compat"))
 
 PLAY_S = 90  # longest that one play may take
 N_BIG = 8  # tensors of the model whose memory is measured

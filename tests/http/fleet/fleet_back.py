@@ -332,7 +332,7 @@ def back_while_still():
             restart(f, d)
             until(lambda: f"it is told: {of(f, d)}", lambda: of(f, d)["state"] == "unsynced")
             f.stays("serving", "unsynced", "serving")
-            assert "when they go on" in of(f, d)["error"]["message"], of(f, d)
+            assert "when they resume" in of(f, d)["error"]["message"], of(f, d)
             f.front.post(go)
             f.wait(*["serving"] * 3)
             assert f.pauses() == [None] * 3

@@ -19,7 +19,7 @@ WAIT_S = 60
 COMMANDS = [
     ("server --model {m}", 2, ["unknown command 'server'; did you mean 'serve'?"]),
     ("serv", 2, ["did you mean 'serve'?"]),
-    ("push x.safetensors", 2, ["unknown command 'push'"]),
+    ("psuh x.safetensors", 2, ["unknown command 'psuh'; did you mean 'push'?"]),
     ("-v", 2, ["unknown command '-v'"]),
     ("serve {m} more", 2, ["unexpected argument 'more'", "'baton serve DIR'", "--model"]),
     ("serve --listen 127.0.0.1:0 {m}", 2, ["unexpected argument", "'baton serve DIR'", "--model"]),
