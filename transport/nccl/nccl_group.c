@@ -27,6 +27,24 @@ const char *nccl_group_state_name(enum nccl_group_state state)
     return names[state];
 }
 
+bool nccl_group_next(enum nccl_group_state from, enum nccl_group_state to)
+{
+    static const unsigned comes_from[] = {
+        [NCCL_GROUP_JOINED] = 1u << NCCL_GROUP_JOINING,
+        [NCCL_GROUP_FAILED] = 1u << NCCL_GROUP_JOINING | 1u << NCCL_GROUP_JOINED,
+        [NCCL_GROUP_STUCK] = 1u << NCCL_GROUP_FAILED,
+    };
+
+    return (comes_from[to] & 1u << from) != 0;
+}
+
+static void group_move_locked(struct nccl_group *g, enum nccl_group_state to)
+{
+    mtx_assert_held(&g->lock);
+    assert(nccl_group_next(g->state, to));
+    g->state = to;
+}
+
 bool group_failed_locked(const struct nccl_group *g)
 {
     mtx_assert_held(&g->lock);
@@ -38,7 +56,7 @@ void group_fail_locked(struct nccl_group *g, const struct err *cause)
 {
     if (group_failed_locked(g))
         return;
-    g->state = NCCL_GROUP_FAILED;
+    group_move_locked(g, NCCL_GROUP_FAILED);
     g->error = *cause;
     g->abort_deadline_us = clock_after_us(g->abort_timeout_us);
     atomic_store_explicit(&g->give_up, true, memory_order_relaxed);
@@ -53,7 +71,7 @@ static void find_stuck_locked(struct nccl_group *g, uint32_t n_done)
     if (g->state != NCCL_GROUP_FAILED || n_done == g->n_threads ||
         !clock_passed(g->abort_deadline_us))
         return;
-    g->state = NCCL_GROUP_STUCK;
+    group_move_locked(g, NCCL_GROUP_STUCK);
     err_clear(&g->error);
     (void)err_set(&g->error, ERR_NCCL, "",
                   "aborting the NCCL group did not end within %g s and may never: this server must "
@@ -331,7 +349,7 @@ static int join_locked(struct nccl_group *g, const uint8_t id[NCCL_ID_NBYTES],
         return -1;
     if (group_failed_locked(g))
         return refuse_locked(g, e);
-    g->state = NCCL_GROUP_JOINED;
+    group_move_locked(g, NCCL_GROUP_JOINED);
     return 0;
 }
 

@@ -23,8 +23,9 @@ enum {
 void join_end_locked(struct nccl_join *j, const struct err *why)
 {
     mtx_assert_held(&j->lock);
-    if (j->end.code != ERR_NONE)
+    if (join_has_ended(j->state))
         return;
+    join_move(&j->state, JOIN_ON_END);
     j->end = *why;
     atomic_store_explicit(&j->progress.stop, true, memory_order_relaxed);
     cnd_broadcast(&j->changed);
@@ -39,10 +40,10 @@ void join_end(struct nccl_join *j, const struct err *why)
 
 /* The joiner. */
 
-static void join_reach(struct nccl_join *j, enum join_step step)
+static void join_reach(struct nccl_join *j, enum join_event event)
 {
     mtx_lock(&j->lock);
-    j->step = step;
+    join_move(&j->state, event);
     cnd_broadcast(&j->changed);
     mtx_unlock(&j->lock);
 }
@@ -62,7 +63,7 @@ static int find_id(struct nccl_join *j, struct err *e)
     mtx_unlock(&j->lock);
     if (j->cfg.form == NCCL_FORM_TORCH)
         j->progress.deadline_us = clock_after_us(j->cfg.first_collective_us);
-    join_reach(j, STEP_COUNTED);
+    join_reach(j, JOIN_ON_COUNTED);
     return rendezvous_id(j->id, j, store, e);
 }
 
@@ -146,7 +147,7 @@ static void *joiner_main(void *arg)
     mtx_lock(&j->lock);
     j->trainer_version = trainer;
     if (e.code == ERR_NONE)
-        j->step = STEP_JOINED;
+        join_move(&j->state, JOIN_ON_JOINED);
     else
         join_end_locked(j, &e);
     cnd_broadcast(&j->changed);
@@ -172,7 +173,8 @@ static bool answer_well(struct nccl_join *j)
 
 static bool answer_due_locked(const struct nccl_join *j)
 {
-    return !j->answered && j->step >= (j->cfg.form == NCCL_FORM_TORCH ? STEP_COUNTED : STEP_JOINED);
+    return !j->answered && (j->state == JOIN_JOINED ||
+                            (j->state == JOIN_COUNTED && j->cfg.form == NCCL_FORM_TORCH));
 }
 
 static void check_store(struct nccl_join *j, const struct tcpstore *store)
@@ -191,7 +193,7 @@ static void check_store(struct nccl_join *j, const struct tcpstore *store)
 static void join_keep(struct nccl_join *j)
 {
     mtx_lock(&j->lock);
-    while (j->end.code == ERR_NONE) {
+    while (!join_has_ended(j->state)) {
         const struct tcpstore *store = j->store;
         bool due = answer_due_locked(j), done;
 
@@ -201,7 +203,7 @@ static void join_keep(struct nccl_join *j)
             check_store(j, store);
         mtx_lock(&j->lock);
         j->answered = j->answered || done;
-        if (j->end.code == ERR_NONE && !answer_due_locked(j))
+        if (!join_has_ended(j->state) && !answer_due_locked(j))
             (void)cnd_wait(&j->changed, &j->lock,
                            j->store != NULL ? clock_after_us(WATCH_US) : CLOCK_NEVER);
     }
@@ -226,7 +228,7 @@ static void drop_group(struct nccl_join *j)
     struct nccl_group_info last;
 
     mtx_lock(&j->lock);
-    j->closing = true;
+    join_move(&j->state, JOIN_ON_CLOSE);
     while (j->n_users > 0 || j->n_pins > 0)
         (void)cnd_wait(&j->changed, &j->lock, CLOCK_NEVER);
     mtx_unlock(&j->lock);
@@ -253,7 +255,7 @@ static void join_settle(struct nccl_join *j)
     mtx_lock(&j->lock);
     j->group = NULL;
     j->store = NULL;
-    j->over = true;
+    join_move(&j->state, JOIN_ON_OVER);
     gone = j->gone;
     answered = j->answered;
     j->answered = true;
@@ -293,7 +295,7 @@ static bool join_ended(struct nccl_join *j)
     bool yes;
 
     mtx_lock(&j->lock);
-    yes = j->end.code != ERR_NONE;
+    yes = join_has_ended(j->state);
     mtx_unlock(&j->lock);
     return yes;
 }
@@ -431,10 +433,10 @@ bool nccl_join_leave(struct nccl_join *j, const struct err *why, void (*gone)(vo
     bool over;
 
     mtx_lock(&j->lock);
-    if (j->end.code == ERR_NONE)
+    if (!join_has_ended(j->state))
         j->left = true;
     join_end_locked(j, why);
-    over = j->over;
+    over = j->state == JOIN_OVER;
     if (gone != NULL && !over) {
         assert(j->gone == NULL);
         j->gone = gone;
@@ -456,7 +458,7 @@ static void ask_group(struct nccl_join *j, struct nccl_group_info *out)
     struct nccl_group *group = NULL;
 
     mtx_lock(&j->lock);
-    if (!j->closing)
+    if (j->state < JOIN_CLOSING)
         group = j->group;
     if (group != NULL)
         j->n_pins++;
@@ -488,15 +490,14 @@ void nccl_join_info(struct nccl_join *j, struct nccl_join_info *out)
     memcpy(out->master, j->master, sizeof out->master);
     memcpy(out->group_name, j->group_name, sizeof out->group_name);
     mtx_lock(&j->lock);
-    out->counted = j->step >= STEP_COUNTED;
     out->n_users = j->n_users;
     out->trainer_version = j->trainer_version;
     out->error = j->end;
     if (j->has_id)
         (void)nccl_id_addr_text(j->id, out->bootstrap);
-    out->state = j->step == STEP_JOINED ? NCCL_GROUP_JOINED : NCCL_GROUP_JOINING;
-    if (j->end.code != ERR_NONE)
-        out->state = NCCL_GROUP_FAILED;
+    out->state = join_has_ended(j->state)  ? NCCL_GROUP_FAILED
+                 : j->state == JOIN_JOINED ? NCCL_GROUP_JOINED
+                                           : NCCL_GROUP_JOINING;
     mtx_unlock(&j->lock);
     if (group.state == NCCL_GROUP_STUCK || (group.state == NCCL_GROUP_FAILED && !out->error.code)) {
         out->state = group.state;

@@ -48,7 +48,6 @@ struct nccl_join_stats {
 struct nccl_join_info {
     enum nccl_group_state state;
     enum nccl_form form;
-    bool counted; /* in the store: whoever invited has been answered, or may be */
     uint32_t world_size, rank_offset, n_ranks;
     uint32_t n_users;                   /* sources that are open */
     int trainer_version;                /* 22809; 0 while it is not known */

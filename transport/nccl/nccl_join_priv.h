@@ -4,25 +4,22 @@
 
 #include "base/mtx.h"
 #include "transport/nccl/nccl_join.h"
+#include "transport/nccl/nccl_join_state.h"
 #include "transport/nccl/tcpstore.h"
 
 #include <pthread.h>
 
-enum join_step { STEP_BEGUN, STEP_COUNTED, STEP_JOINED };
-
 struct nccl_join {
     struct mtx lock; /* rank MTX_LEAF; guards down to the blank line */
     struct cnd changed;
-    enum join_step step;
-    struct err end;              /* why it ends: written once; clean until then */
-    bool left;                   /* the end was asked for; written with `end`, never after it */
-    bool answered;               /* whoever invited */
-    bool doubt;                  /* nccl_join_doubt */
-    bool closing;                /* no more pins */
-    bool over;                   /* nothing is left */
-    bool has_id;                 /* `id` is written */
-    uint32_t n_users;            /* sources that are open; none is added once `end` is set */
-    uint32_t n_pins;             /* calls of nccl_group_info */
+    enum join_state state;
+    struct err end;           /* why it ends: written once; clean until JOIN_ENDING */
+    bool left;                /* the end was asked for; written with `end`, never after it */
+    bool answered;            /* whoever invited */
+    bool doubt;               /* nccl_join_doubt */
+    bool has_id;              /* `id` is written */
+    uint32_t n_users;         /* sources that are open; none is added from JOIN_ENDING on */
+    uint32_t n_pins;          /* calls of nccl_group_info; none is added from JOIN_CLOSING on */
     struct nccl_group *group; /* the supervisor's; others use it while they are users or pin it */
     struct nccl_group_info last; /* of a group that is no more */
     struct tcpstore *store; /* once counted; read by anyone, closed by the supervisor at the end */

@@ -21,7 +21,7 @@ static struct join_source *of(struct source *s)
     return (struct join_source *)s;
 }
 
-static int fleet_refuse_closed(const struct err *cause, struct err *e)
+static int refuse_failed(const struct err *cause, struct err *e)
 {
     return err_set(e, cause->code, cause->field, "%.400s; the group has failed: another is needed",
                    cause->msg);
@@ -34,13 +34,12 @@ static int join_look(struct nccl_join *j, struct err *e)
     int rc = 0;
 
     mtx_lock(&j->lock);
-    if (j->end.code == ERR_NONE && j->step != STEP_JOINED)
+    if (j->state < JOIN_JOINED)
         (void)cnd_wait(&j->changed, &j->lock, until_us);
-    if (j->end.code != ERR_NONE) {
-        rc = fleet_refuse_closed(&j->end, e);
-    } else if (j->step != STEP_JOINED) {
+    if (join_has_ended(j->state))
+        rc = refuse_failed(&j->end, e);
+    else if (j->state != JOIN_JOINED)
         rc = 1;
-    }
     mtx_unlock(&j->lock);
     return rc;
 }
@@ -78,12 +77,12 @@ static int source_tell(struct join_source *s, struct err *e)
     mtx_lock(&j->lock);
     if (group.state != NCCL_GROUP_JOINED)
         join_end_locked(j, e);
-    cause = j->end.code != ERR_NONE && group.state != NCCL_GROUP_STUCK ? j->end : *e;
+    cause = join_has_ended(j->state) && group.state != NCCL_GROUP_STUCK ? j->end : *e;
     mtx_unlock(&j->lock);
     err_clear(e);
     if (group.state == NCCL_GROUP_JOINED)
         return err_set(e, cause.code, cause.field, "%.480s", cause.msg);
-    return fleet_refuse_closed(&cause, e);
+    return refuse_failed(&cause, e);
 }
 
 /* The oldest that was posted: they come in order. */
@@ -200,9 +199,9 @@ void nccl_join_doubt(struct nccl_join *j)
 /* A group that is on its way: only what was counted in can wait for its trainer's collective. */
 static int take_user_locked(struct nccl_join *j, bool sure, struct err *e)
 {
-    if (j->end.code != ERR_NONE)
+    if (join_has_ended(j->state))
         return err_set(e, ERR_CONFLICT, "", "the group has failed: %.400s", j->end.msg);
-    if (j->step != STEP_JOINED && (j->cfg.form != NCCL_FORM_TORCH || j->step != STEP_COUNTED))
+    if (j->state != JOIN_JOINED && !(j->cfg.form == NCCL_FORM_TORCH && j->state == JOIN_COUNTED))
         return err_set(e, ERR_CONFLICT, "", "the group is still being joined");
     if (j->doubt && !sure)
         return err_set(e, ERR_CONFLICT, "",

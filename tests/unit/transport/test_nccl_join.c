@@ -65,7 +65,6 @@ static void test_torch_is_answered_before_it_has_joined(void **state)
     (void)state;
     assert_int_equal(await(&i)->code, ERR_NONE);
     assert_int_equal(i.info.state, NCCL_GROUP_JOINING);
-    assert_true(i.info.counted);
     assert_int_equal(store_server_add(store, "init/", 0), 2);
     s = source_new(j);
     store_server_await_waiters(store, 1);
