@@ -50,17 +50,6 @@ int handle_transfer_init(struct app *app, struct http_request *x, struct err *e)
 int handle_transfer_get(struct app *app, struct http_request *x, struct err *e);
 int handle_transfer_delete(struct app *app, struct http_request *x, struct err *e);
 
-/* Parts of the status that any server has, of whatever engine. Each is new, or NULL without memory.
- * status_head_json - boot_id, version, uptime_s, life, live, ready, reason, server_args.
- * status_http_json - of all listeners. Threads: any. */
-json_t *status_head_json(const struct app *app);
-json_t *status_http_json(const struct app *app);
-
-/* update_refused_unread - an update, or the load of an adapter, was refused before its body was
- * understood: it may have been one by the trainer's group (weight_transfer_doubt). Threads: any.
- * Blocks: no. */
-void update_refused_unread(struct app *app, const struct http_request *x);
-
 extern const char *const update_members[], *const update_query[];
 extern const char *const update_verify_members[];
 extern const char *const update_start_members[], *const update_finish_members[];

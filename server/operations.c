@@ -8,6 +8,7 @@
 #include "handlers/fleet/handlers.h"
 #include "handlers/fleet/status.h"
 #include "handlers/relayed.h"
+#include "handlers/source/source_json.h"
 #include "handlers/update/commit_resume.h"
 #include "handlers/update/update_zmq.h"
 

@@ -11,7 +11,7 @@ static int no_memory(struct err *e)
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
 }
 
-/* As a server with GPUs of its own has it (update_nccl.c). */
+/* As a server with GPUs of its own has it (nccl_request.c). */
 static int of_group(const struct api_packing *g, json_t *body, struct err *e)
 {
     bool sized = body_given(body, "sizes") != NULL;

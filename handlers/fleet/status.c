@@ -12,6 +12,7 @@
 #include "handlers/control_plane.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
+#include "handlers/status_json.h"
 
 #include <stdio.h>
 #include <string.h>

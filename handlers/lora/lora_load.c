@@ -17,6 +17,7 @@
 #include "handlers/lora_json.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
+#include "handlers/source/source_json.h"
 #include "weights/update/host_copy.h"
 
 #include <inttypes.h>

@@ -5,7 +5,7 @@
 #include "handlers/body.h"
 #include "handlers/lora/lora_load.h"
 #include "handlers/reply.h"
-#include "handlers/source_json.h"
+#include "handlers/source/source_json.h"
 #include "handlers/tensor_list_json.h"
 #include "transport/body.h"
 #include "transport/roots.h"

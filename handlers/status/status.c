@@ -9,6 +9,7 @@
 #include "handlers/lora_json.h"
 #include "handlers/pause_controller_json.h"
 #include "handlers/reply.h"
+#include "handlers/status_json.h"
 #include "handlers/transfer_json.h"
 #include "handlers/update_json.h"
 #include "memory/device.h"
@@ -90,18 +91,6 @@ static json_t *engine_json(const struct app *app)
                      (json_int_t)app->settings.max_logprobs);
 }
 
-json_t *status_http_json(const struct app *app)
-{
-    struct http_server_stats s = {0};
-
-    app_http_server_stats(app, &s);
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "connections",
-                     (json_int_t)s.n_connections, "accepted", (json_int_t)s.n_accepted, "requests",
-                     (json_int_t)s.n_requests, "rejected", (json_int_t)s.n_rejected, "gone",
-                     (json_int_t)s.n_gone, "timeouts", (json_int_t)s.n_timeouts, "loop_lag_ms_max",
-                     (double)s.lag_us_max / 1e3);
-}
-
 static json_t *model_json(const struct app *app)
 {
     if (app->generate->model_name[0] == '\0')
@@ -166,23 +155,6 @@ static json_t *pause_or_null(const struct app *app)
 
     pause_controller_info(app->pause_controller, &info);
     return info.pause.state == PAUSE_OFF ? json_null() : pause_controller_pause_json(&info);
-}
-
-json_t *status_head_json(const struct app *app)
-{
-    struct err live_why = {0}, why = {0};
-    bool live = app_live(app, &live_why);
-    bool ready = app_ready(app, &why);
-    json_t *reason = ready ? json_null()
-                           : json_pack("{s:s, s:s}", "code", err_wire_name(why.code), "message",
-                                       why.msg);
-
-    return json_pack("{s:s, s:s, s:f, s:s, s:b, s:b, s:o, s:{s:b, s:b}}", "boot_id",
-                     app->life->boot_id, "version", BATON_VERSION, "uptime_s",
-                     (double)(clock_now_us() - app->life->started_us) / 1e6, "life",
-                     life_state_name(life_state(app->life)), "live", (int)live, "ready", (int)ready,
-                     "reason", reason, "server_args", "enable_memory_saver",
-                     (int)app->settings.sglang_memory_saver, "enable_return_routed_experts", 0);
 }
 
 int handle_status(struct app *app, struct http_request *x, struct err *e)

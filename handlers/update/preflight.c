@@ -9,7 +9,7 @@
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
-#include "handlers/update/gpu_match.h"
+#include "handlers/source/gpu_match.h"
 #include "memory/device.h"
 #include "transport/ipc/ref_counter.h"
 #include "transport/ipc/torch_handle.h"

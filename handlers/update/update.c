@@ -1,6 +1,5 @@
 /* POST /v1/update_weights: buckets of a session, or a whole update by itself. The bytes come from
  * GPUs, from shared memory, from files, or are the body itself. */
-#include "weights/update/update.h"
 #include "control/generations.h"
 #include "control/pause_controller.h"
 #include "control/weight_transfer.h"
@@ -8,9 +7,9 @@
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
-#include "handlers/source_json.h"
+#include "handlers/source/ipc_request.h"
+#include "handlers/source/source_json.h"
 #include "handlers/tensor_list_json.h"
-#include "handlers/update/update_ipc.h"
 #include "handlers/update/update_requester.h"
 #include "handlers/update/update_session.h"
 #include "handlers/update_json.h"
@@ -18,6 +17,7 @@
 #include "transport/body.h"
 #include "transport/file.h"
 #include "weights/safetensors.h"
+#include "weights/update/update.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -398,22 +398,6 @@ static int update_from_stream(struct app *app, struct http_request *x, struct er
         return submit_chunk(app, x, c, NULL, e);
     update_chunk_free(c);
     return -1;
-}
-
-/* A dialect's row whose way in never says which transport is not by the group. */
-static bool accepts_nccl(const struct route *route)
-{
-    bool may = route->translated_members == NULL;
-
-    for (size_t i = 0; !may && route->translated_members[i] != NULL; i++)
-        may = strcmp(route->translated_members[i], "transport") == 0;
-    return may;
-}
-
-void update_refused_unread(struct app *app, const struct http_request *x)
-{
-    if (app->weights->transfer != NULL && !body_is_tensors(x) && accepts_nccl(x->route))
-        weight_transfer_doubt(app->weights->transfer, NULL);
 }
 
 static int refuse_query(const struct http_request *x, struct err *e)

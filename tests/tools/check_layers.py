@@ -2,14 +2,17 @@
 """The layers of the tree, checked: which room may include which, and which files may use which library.
 
 A room may include only itself and the rooms above it in the table "Rooms" of ARCHITECTURE.md. A folder
-of handlers/ may include handlers/ and itself, and no other folder of handlers/. A private header, *_priv.h,
-may be included in its own room only. Known exceptions are in layer_exceptions.txt, one "file included" a line; one that is not needed any more is an error, so that
-the list only shrinks. Usage: tests/tools/check_layers.py [ROOT]
+of handlers/ may include handlers/, handlers/source/ and itself, and no other folder of handlers/. The
+same holds for the functions that they call: OBJECTS is the folder of their object files. A private header,
+*_priv.h, may be included in its own room only. Known exceptions are in layer_exceptions.txt, one "file
+included" a line; one that is not needed any more is an error, so that the list only shrinks. Usage: tests/tools/check_layers.py [ROOT [OBJECTS]]
 """
 import pathlib
 import re
+import subprocess
 import sys
 
+SHARED = ("source",)  # folders of handlers/ that the others may include
 FILES_MAX = 40  # sources and headers in one folder
 
 # Header -> the only places that may include it.
@@ -39,7 +42,27 @@ def may_include(rooms, file, included):
     if included.endswith("_priv.h") and room != target:
         return False
     here, there = file.split("/")[1:-1], included.split("/")[1:-1]
-    return not (room == target == "handlers" and there and here[:1] != there[:1])
+    return not (room == target == "handlers" and there and here[:1] != there[:1]
+                and there[0] not in SHARED)
+
+
+def links(root, objects):
+    """(source, symbol) where an object of handlers/ needs a symbol of a folder that it may not include."""
+    defined, needed = {}, []
+    paths = [path for path in sorted(objects.rglob("*.o"))
+             if (root / "handlers" / path.relative_to(objects).with_suffix("")).exists()]  # not an old build's
+    for line in subprocess.run(["nm", "-A", *paths], capture_output=True, text=True, check=True).stdout.splitlines():
+        path, rest = line.split(":", 1)
+        source = pathlib.Path(path).relative_to(objects).with_suffix("")
+        folder = source.parts[0] if len(source.parts) > 1 else ""
+        *_, kind, symbol = rest.split()
+        if kind == "U":
+            needed.append((folder, "handlers" / source, symbol))
+        elif kind.isupper():
+            defined[symbol] = folder
+    assert defined, f"no objects in {objects}"
+    return [(source, symbol) for folder, source, symbol in needed
+            if defined.get(symbol, "") not in ("", folder, *SHARED)]
 
 
 def main():
@@ -68,6 +91,9 @@ def main():
               for file, included in sorted(exceptions - needed)]
     wrong += [f"{folder.relative_to(root)}/: {n} files, {FILES_MAX} are allowed"
               for folder, n in sorted(per_folder.items()) if n > FILES_MAX]
+    if len(sys.argv) > 2:
+        wrong += [f"{source}: calls {symbol}() of another folder of handlers/"
+                  for source, symbol in links(root, pathlib.Path(sys.argv[2]))]
     if len(rooms) < 2 or n_files == 0:
         wrong.append("no rooms or no files were found")
     print("\n".join(wrong + [f"{len(rooms)} rooms, {n_files} files checked, {len(exceptions)} exceptions"]))

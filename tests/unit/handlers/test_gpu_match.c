@@ -1,5 +1,5 @@
 /* Which GPU's bucket feeds which rank. */
-#include "handlers/update/gpu_match.h"
+#include "handlers/source/gpu_match.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

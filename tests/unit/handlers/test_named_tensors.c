@@ -2,7 +2,8 @@
  * stood. Over two of the fake's GPUs; nothing is opened. Allocations fail when a test says so. */
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
-#include "handlers/update/update_ipc.h"
+#include "handlers/source/ipc_request.h"
+#include "handlers/source/source_json.h"
 #include "memory/device.h"
 #include "tests/unit/failing_alloc.h"
 #include "transport/ipc/cuda_ipc.h"

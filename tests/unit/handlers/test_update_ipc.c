@@ -3,7 +3,7 @@
  * so. */
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
-#include "handlers/source_json.h"
+#include "handlers/source/source_json.h"
 #include "memory/device.h"
 #include "tests/unit/failing_alloc.h"
 #include "transport/ipc/cuda_ipc.h"

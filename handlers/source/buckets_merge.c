@@ -2,8 +2,8 @@
  * and where each of them stood in the request is remembered for the errors that come later. */
 #include "handlers/app.h"
 #include "handlers/body.h"
+#include "handlers/source/ipc_request.h"
 #include "handlers/tensor_list_json.h"
-#include "handlers/update/update_ipc.h"
 #include "weights/update/list_cache.h"
 
 #include <assert.h>

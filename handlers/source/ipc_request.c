@@ -1,11 +1,11 @@
 /* CUDA IPC handles in a request: read, matched with the GPUs that hold this server's weights, held
  * against what they are said to contain, and then made a source. A server without a GPU does all
  * but the last, so that what is wrong is told there too. */
-#include "handlers/update/update_ipc.h"
+#include "handlers/source/ipc_request.h"
 
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
-#include "handlers/source_json.h"
+#include "handlers/source/source_json.h"
 
 #include <stdlib.h>
 

@@ -1,7 +1,7 @@
 /* Where the bytes of a request come from, as it says it: what updates and loads of adapters have in
  * common. Opened in handlers/update/. */
-#ifndef BATON_HANDLERS_SOURCE_JSON_H
-#define BATON_HANDLERS_SOURCE_JSON_H
+#ifndef BATON_HANDLERS_SOURCE_SOURCE_JSON_H
+#define BATON_HANDLERS_SOURCE_SOURCE_JSON_H
 
 #include "base/err.h"
 #include "handlers/body_columns.h"
@@ -13,6 +13,7 @@
 #include <stdbool.h>
 
 struct app;
+struct http_request;
 
 /* `text`, where it stands beside an object: the columns of the request that were left in its text,
  * of body_parse_columns; NULL when all are in the tree. */
@@ -41,5 +42,22 @@ int ipc_from_body(struct update_chunk *c, const struct app *app, const json_t *b
  *          ERR_CONFLICT at /expected_digest; those of weight_transfer_source. */
 int nccl_from_body(struct update_chunk *c, struct app *app, const json_t *body,
                    const struct body_columns *text, struct err *e);
+
+/* named_tensors_from_body - the tensor lists and source of a chunk whose names, dtypes, shapes and
+ * handles stand in pickles, one for each GPU of the trainer (`serialized_named_tensors`). Nothing
+ * is opened here.
+ * @c        gets tensor list or ranks, origins and source; none of them where the strings are empty
+ * @sharded  the ranks together must be complete, not each by itself
+ * Threads: any. Errors: ERR_BAD_REQUEST at /serialized_named_tensors or one of them (all tensors
+ * are on GPUs that are not this server's, too), or at a member that stands beside; those of
+ * torch_tensors_read; ERR_NO_GPU when nothing is wrong and the weights of this server are not on a
+ * GPU. On an error c is still to be freed. */
+int named_tensors_from_body(struct update_chunk *c, const struct app *app, const json_t *body,
+                            bool sharded, struct err *e);
+
+/* update_refused_unread - an update, or the load of an adapter, was refused before its body was
+ * understood: the trainer may already broadcast it to its group (weight_transfer_doubt).
+ * Threads: any. Blocks: no. */
+void update_refused_unread(struct app *app, const struct http_request *x);
 
 #endif

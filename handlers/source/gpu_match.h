@@ -1,6 +1,6 @@
 /* Which GPU's bucket feeds which rank of the store. */
-#ifndef BATON_HANDLERS_UPDATE_GPU_MATCH_H
-#define BATON_HANDLERS_UPDATE_GPU_MATCH_H
+#ifndef BATON_HANDLERS_SOURCE_GPU_MATCH_H
+#define BATON_HANDLERS_SOURCE_GPU_MATCH_H
 
 #include "base/err.h"
 #include "transport/ipc/ipc_handle.h"

@@ -4,7 +4,8 @@
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/packing_json.h"
-#include "handlers/source_json.h"
+#include "handlers/route.h"
+#include "handlers/source/source_json.h"
 #include "handlers/tensor_list_json.h"
 #include "transport/nccl/packed_chunks.h"
 
@@ -126,4 +127,20 @@ int nccl_from_body(struct update_chunk *c, struct app *app, const json_t *body,
         return -1;
     return weight_transfer_source(app->weights->transfer, &c->source, c->tensor_list, &chunks,
                                   req.group_name, inherited ? &group : NULL, req.digest != NULL, e);
+}
+
+/* A dialect's row whose way in never says which transport is not by the group. */
+static bool accepts_nccl(const struct route *route)
+{
+    bool may = route->translated_members == NULL;
+
+    for (size_t i = 0; !may && route->translated_members[i] != NULL; i++)
+        may = strcmp(route->translated_members[i], "transport") == 0;
+    return may;
+}
+
+void update_refused_unread(struct app *app, const struct http_request *x)
+{
+    if (app->weights->transfer != NULL && !body_is_tensors(x) && accepts_nccl(x->route))
+        weight_transfer_doubt(app->weights->transfer, NULL);
 }

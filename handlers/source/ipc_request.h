@@ -1,10 +1,10 @@
-/* A request with CUDA IPC handles while it is read, as update_ipc.c, buckets_read.c,
+/* A request with CUDA IPC handles while it is read, as ipc_request.c, buckets_read.c,
  * handles_validate.c and buckets_merge.c share it. */
-#ifndef BATON_HANDLERS_UPDATE_UPDATE_IPC_H
-#define BATON_HANDLERS_UPDATE_UPDATE_IPC_H
+#ifndef BATON_HANDLERS_SOURCE_IPC_REQUEST_H
+#define BATON_HANDLERS_SOURCE_IPC_REQUEST_H
 
 #include "base/err.h"
-#include "handlers/update/gpu_match.h"
+#include "handlers/source/gpu_match.h"
 #include "transport/ipc/cuda_ipc.h"
 #include "weights/update/update.h"
 
@@ -101,17 +101,5 @@ int ipc_request_merge(struct ipc_request *q, struct err *e);
 /* ipc_request_validate - hold each bucket against the tensors that it is said to contain: `packed`,
  * `tensor_sizes`, number of handles, dtypes, shapes, length. Errors: ERR_BAD_REQUEST. */
 int ipc_request_validate(const struct ipc_request *q, struct err *e);
-
-/* named_tensors_from_body - the tensor lists and source of a chunk whose names, dtypes, shapes and
- * handles stand in pickles, one for each GPU of the trainer (`serialized_named_tensors`). Nothing
- * is opened here.
- * @c        gets tensor list or ranks, origins and source; none of them where the strings are empty
- * @sharded  the ranks together must be complete, not each by itself
- * Threads: any. Errors: ERR_BAD_REQUEST at /serialized_named_tensors or one of them (all tensors
- * are on GPUs that are not this server's, too), or at a member that stands beside; those of
- * torch_tensors_read; ERR_NO_GPU when nothing is wrong and the weights of this server are not on a
- * GPU. On an error c is still to be freed. */
-int named_tensors_from_body(struct update_chunk *c, const struct app *app, const json_t *body,
-                            bool sharded, struct err *e);
 
 #endif

@@ -1,6 +1,6 @@
 /* Matching by UUID, never by position: a bucket that is sliced for the wrong rank trains a model on
  * another rank's bytes, and no error tells. */
-#include "handlers/update/gpu_match.h"
+#include "handlers/source/gpu_match.h"
 
 #include <assert.h>
 #include <stdio.h>

@@ -3,8 +3,8 @@
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
+#include "handlers/source/ipc_request.h"
 #include "handlers/tensor_list_json.h"
-#include "handlers/update/update_ipc.h"
 #include "memory/device.h"
 #include "transport/ipc/torch_handle.h"
 

@@ -1,7 +1,7 @@
 /* Handles held against the tensors that they are said to be. Pure. */
 #include "base/utf8.h"
 #include "handlers/body_columns.h"
-#include "handlers/update/update_ipc.h"
+#include "handlers/source/ipc_request.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* The `shm` member: one packed bucket, or one range for each tensor. */
 #include "handlers/body.h"
-#include "handlers/source_json.h"
+#include "handlers/source/source_json.h"
 #include "transport/shm.h"
 
 #include <stdio.h>

@@ -1,0 +1,114 @@
+/* Health. Live: can the process do its work? Ready: would a generation request sent now be served?
+ * Both are computed from the current state at each request, never from a flag that could be stale.
+ */
+#include "base/clock.h"
+#include "control/admission.h"
+#include "control/life.h"
+#include "control/pause_controller.h"
+#include "control/weight_transfer.h"
+#include "engine/engine.h"
+#include "fleet/members/upstreams.h"
+#include "handlers/app.h"
+#include "weights/store/store.h"
+
+enum { LIVE_HEARTBEAT_MAX_S = 60 }; /* an engine without a step for this long is dead */
+
+bool app_live(const struct app *app, struct err *why)
+{
+    struct engine_stats s = {0};
+    uint64_t now = clock_now_us(), age_us;
+
+    if (app->fleet != NULL)
+        return upstreams_live(app->fleet->upstreams, why) == 0;
+    if (app->weights->transfer != NULL && !weight_transfer_live(app->weights->transfer, why))
+        return false;
+    if (app->generate->engine == NULL)
+        return true;
+    app->generate->engine->ops->stats(app->generate->engine, &s);
+    age_us = now > s.heartbeat_us ? now - s.heartbeat_us : 0;
+    if (age_us <= LIVE_HEARTBEAT_MAX_S * UINT64_C(1000000))
+        return true;
+    (void)err_set(why, ERR_ENGINE, "", "the engine has not turned for %llu s",
+                  (unsigned long long)(age_us / 1000000));
+    return false;
+}
+
+static int weights_ready(const struct app *app, struct err *why)
+{
+    struct store_info info;
+
+    store_info(app->weights->store, &info);
+    switch (info.state) {
+    case STORE_UNSYNCED:
+        return err_set(why, ERR_UNSYNCED, "", "no weights have been committed yet");
+    case STORE_ASLEEP:
+        return err_set(why, ERR_ASLEEP, "", "the weights are asleep (level 1)");
+    case STORE_DROPPED:
+        return err_set(why, ERR_ASLEEP, "",
+                       "the weights were dropped (sleep at level 2); a whole update is needed");
+    case STORE_READY:
+    case STORE_STATE_COUNT:
+        break;
+    }
+    return 0;
+}
+
+/* The same weights would fail the same prompt again, so this lasts until other weights are served,
+ * whatever their label. No request can cause it by its parameters: logits are checked before any
+ * sampling rule. */
+static int logits_ready(const struct app *app, struct err *why)
+{
+    struct engine_stats s = {0};
+    struct store_info info;
+
+    app->generate->engine->ops->stats(
+        app->generate->engine,
+        &s); /* before store_info: if a commit comes between, the serials differ */
+    store_info(app->weights->store, &info);
+    if (s.failing_serial == 0 || s.failing_serial != info.serial)
+        return 0;
+    return err_set(why, ERR_LOGITS, "",
+                   "a generation with weights '%.256s' (serial %llu) ended because their logits "
+                   "are not finite (NaN or infinity); ready again once an update commits others",
+                   info.label, (unsigned long long)info.serial);
+}
+
+/* A paused server may accept requests, but does not serve them now. */
+static int pause_controller_ready(const struct app *app, struct err *why)
+{
+    struct pause_controller_info info;
+
+    if (app->pause_controller == NULL)
+        return 0;
+    pause_controller_info(app->pause_controller, &info);
+    if (info.pause.state != PAUSE_OFF)
+        return err_set(why, ERR_PAUSED, "", "generation is paused by '%s' (%s)", info.pause.owner,
+                       lifecycle_pause_name(info.pause.mode));
+    return pause_controller_allows(app->pause_controller, CALL_GENERATE, why);
+}
+
+static int check_ready(const struct app *app, struct err *why)
+{
+    struct admission_stats s;
+
+    if (life_state(app->life) == LIFE_STARTING)
+        return err_set(why, ERR_STARTING, "", "the server is loading its first weights");
+    if (life_state(app->life) == LIFE_DRAINING)
+        return err_set(why, ERR_DRAINING, "", "the server is draining");
+    if (app->fleet != NULL)
+        return app_live(app, why) ? app->fleet->ready(app, why) : -1;
+    if (app->generate->engine == NULL)
+        return err_set(why, ERR_NO_ENGINE, "", "the server runs with --engine none");
+    if (!app_live(app, why) || weights_ready(app, why) != 0 || logits_ready(app, why) != 0 ||
+        pause_controller_ready(app, why) != 0)
+        return -1;
+    admission_stats(app->generate->admission, &s);
+    if (s.n_running >= s.n_permits && s.n_waiting >= s.n_queue_max)
+        return err_set(why, ERR_OVERLOADED, "", "the generate queue is full");
+    return 0;
+}
+
+bool app_ready(const struct app *app, struct err *why)
+{
+    return check_ready(app, why) == 0;
+}
