@@ -18,7 +18,7 @@ void fleet_adapters_fini(struct fleet_adapters *fa)
 }
 
 /* Of the fleet's, or gone. */
-static struct fleet_adapter *named(const struct fleet_adapters *fa, const char *name)
+static struct fleet_adapter *find(const struct fleet_adapters *fa, const char *name)
 {
     for (size_t i = 0; i < fa->n; i++)
         if (strcmp(fa->list[i].name, name) == 0)
@@ -28,21 +28,21 @@ static struct fleet_adapter *named(const struct fleet_adapters *fa, const char *
 
 const struct fleet_adapter *fleet_adapters_find(const struct fleet_adapters *fa, const char *name)
 {
-    struct fleet_adapter *a = named(fa, name);
+    struct fleet_adapter *a = find(fa, name);
 
-    return a != NULL && !a->gone ? a : NULL;
+    return a != NULL && !a->removed ? a : NULL;
 }
 
 int fleet_adapters_reserve(struct fleet_adapters *fa, const char *name, struct err *e)
 {
     struct fleet_adapter *grown;
 
-    if (named(fa, name) != NULL)
+    if (find(fa, name) != NULL)
         return 0;
     if (fa->n >= FLEET_ADAPTERS_MAX)
         return err_set(e, ERR_CONFLICT, "",
-                       "there are %d adapters, those that an upstream has yet to let go of "
-                       "counted, which is as many as may be",
+                       "there are %d adapters, which is the limit; an unloaded one counts until "
+                       "every upstream has unloaded it",
                        FLEET_ADAPTERS_MAX);
     grown = realloc(fa->list, (fa->n + 1) * sizeof *grown);
     if (grown == NULL)
@@ -53,7 +53,7 @@ int fleet_adapters_reserve(struct fleet_adapters *fa, const char *name, struct e
 
 static struct fleet_adapter *add(struct fleet_adapters *fa, const char *name)
 {
-    struct fleet_adapter *a = named(fa, name);
+    struct fleet_adapter *a = find(fa, name);
 
     if (a != NULL)
         return a;
@@ -63,7 +63,7 @@ static struct fleet_adapter *add(struct fleet_adapters *fa, const char *name)
     return a;
 }
 
-static void keep(struct fleet_adapter *a, char *path, char *load)
+static void set_source(struct fleet_adapter *a, char *path, char *load)
 {
     free(a->path);
     free(a->load);
@@ -71,21 +71,21 @@ static void keep(struct fleet_adapter *a, char *path, char *load)
     a->load = load;
 }
 
-static const uint8_t nobody[FLEET_MAX] = {FLEET_HAS_NONE};
+static const uint8_t has_none[FLEET_MAX] = {FLEET_HAS_NONE};
 
 static bool is_pending(const struct fleet_adapter *a)
 {
     return memchr(a->pending, true, sizeof a->pending) != NULL;
 }
 
-static void forget_gone(struct fleet_adapters *fa)
+static void forget_removed(struct fleet_adapters *fa)
 {
     for (size_t i = fa->n; i-- > 0;) {
         struct fleet_adapter *a = &fa->list[i];
 
-        if (!a->gone || memcmp(a->has, nobody, sizeof nobody) != 0 || is_pending(a))
+        if (!a->removed || memcmp(a->has, has_none, sizeof has_none) != 0 || is_pending(a))
             continue;
-        keep(a, NULL, NULL);
+        set_source(a, NULL, NULL);
         *a = fa->list[--fa->n];
     }
 }
@@ -103,9 +103,9 @@ uint64_t fleet_adapters_put(struct fleet_adapters *fa, const struct fleet_adapte
 {
     struct fleet_adapter *a = add(fa, from->name);
 
-    a->gone = false;
+    a->removed = false;
     a->timeout_us = from->timeout_us;
-    keep(a, from->path, from->load);
+    set_source(a, from->path, from->load);
     (void)snprintf(a->digest, sizeof a->digest, "%s", from->digest != NULL ? from->digest : "");
     set_has(fa, a, has);
     a->change = fa->changes;
@@ -114,7 +114,7 @@ uint64_t fleet_adapters_put(struct fleet_adapters *fa, const struct fleet_adapte
 
 void fleet_adapters_set_has(struct fleet_adapters *fa, const char *name, const uint8_t *has)
 {
-    struct fleet_adapter *a = named(fa, name);
+    struct fleet_adapter *a = find(fa, name);
 
     if (a == NULL)
         return;
@@ -122,9 +122,9 @@ void fleet_adapters_set_has(struct fleet_adapters *fa, const char *name, const u
     a->change = fa->changes; /* what is asked for now may have come before it was lost */
 }
 
-static bool any(const uint8_t *has)
+static bool any_has(const uint8_t *has)
 {
-    return memcmp(has, nobody, sizeof nobody) != 0;
+    return memcmp(has, has_none, sizeof has_none) != 0;
 }
 
 uint64_t fleet_adapters_remove(struct fleet_adapters *fa, const char *name, const uint8_t *left)
@@ -134,19 +134,19 @@ uint64_t fleet_adapters_remove(struct fleet_adapters *fa, const char *name, cons
     struct err full = {0};
     struct fleet_adapter *a;
 
-    if (named(fa, name) == NULL && (!any(left) || fleet_adapters_reserve(fa, name, &full) != 0))
+    if (find(fa, name) == NULL && (!any_has(left) || fleet_adapters_reserve(fa, name, &full) != 0))
         return 0;
     a = add(fa, name);
-    a->gone = true;
+    a->removed = true;
     a->revision = 0;
     set_has(fa, a, left);
     a->change = fa->changes;
-    forget_gone(fa);
+    forget_removed(fa);
     return revision;
 }
 
 void fleet_adapters_set_incarnation(struct fleet_adapters *fa, size_t upstream,
-                                    uint64_t incarnation, bool afresh)
+                                    uint64_t incarnation, bool is_new)
 {
     if (fa->incarnation[upstream] == incarnation)
         return;
@@ -155,37 +155,37 @@ void fleet_adapters_set_incarnation(struct fleet_adapters *fa, size_t upstream,
     for (size_t i = 0; i < fa->n; i++) {
         struct fleet_adapter *a = &fa->list[i];
 
-        if (a->pending[upstream] || (!afresh && a->has[upstream] != FLEET_HAS_NONE))
+        if (a->pending[upstream] || (!is_new && a->has[upstream] != FLEET_HAS_NONE))
             a->has[upstream] = FLEET_HAS_OTHER;
         else
             a->has[upstream] = FLEET_HAS_NONE;
     }
-    forget_gone(fa);
+    forget_removed(fa);
 }
 
 bool fleet_adapters_is_missing(const struct fleet_adapter *a, size_t upstream)
 {
-    return !a->gone && a->has[upstream] != FLEET_HAS_THIS;
+    return !a->removed && a->has[upstream] != FLEET_HAS_THIS;
 }
 
-static bool can_ask(const struct fleet_adapter *a, size_t upstream)
+static bool has_task(const struct fleet_adapter *a, size_t upstream)
 {
-    if (a->gone)
+    if (a->removed)
         return a->has[upstream] != FLEET_HAS_NONE;
     return a->load != NULL && a->has[upstream] != FLEET_HAS_THIS;
 }
 
 /* What it has refused comes behind what it has not. */
-static struct fleet_adapter *next(const struct fleet_adapters *fa, size_t upstream)
+static struct fleet_adapter *next_task(const struct fleet_adapters *fa, size_t upstream)
 {
     struct fleet_adapter *refused = NULL;
 
     for (size_t i = 0; i < fa->n; i++) {
         struct fleet_adapter *a = &fa->list[i];
 
-        if (can_ask(a, upstream) && a->has[upstream] != FLEET_HAS_REFUSED)
+        if (has_task(a, upstream) && a->has[upstream] != FLEET_HAS_REFUSED)
             return a;
-        if (can_ask(a, upstream))
+        if (has_task(a, upstream))
             refused = a;
     }
     return refused;
@@ -193,18 +193,18 @@ static struct fleet_adapter *next(const struct fleet_adapters *fa, size_t upstre
 
 bool fleet_adapters_has_task(const struct fleet_adapters *fa, size_t upstream)
 {
-    return next(fa, upstream) != NULL;
+    return next_task(fa, upstream) != NULL;
 }
 
 int fleet_adapters_begin_task(struct fleet_adapters *fa, size_t upstream,
                               struct fleet_adapter_task *out)
 {
-    struct fleet_adapter *a = next(fa, upstream);
+    struct fleet_adapter *a = next_task(fa, upstream);
     struct fleet_adapter_task task = {.incarnation = fa->incarnation[upstream]};
 
     if (a == NULL)
         return 0;
-    if (!a->gone) {
+    if (!a->removed) {
         task.load = strdup(a->load);
         if (task.load == NULL)
             return -1;
@@ -223,7 +223,7 @@ int fleet_adapters_begin_task(struct fleet_adapters *fa, size_t upstream,
 void fleet_adapters_end_task(struct fleet_adapters *fa, size_t upstream,
                              struct fleet_adapter_task *task, enum fleet_has has)
 {
-    struct fleet_adapter *a = named(fa, task->name); /* which is not forgotten meanwhile */
+    struct fleet_adapter *a = find(fa, task->name); /* which is not forgotten meanwhile */
 
     assert(a != NULL && a->pending[upstream]);
     a->pending[upstream] = false;
@@ -231,12 +231,12 @@ void fleet_adapters_end_task(struct fleet_adapters *fa, size_t upstream,
     if (task->incarnation != fa->incarnation[upstream] || task->change != a->change)
         a->has[upstream] = FLEET_HAS_OTHER;
     fa->changes++;
-    forget_gone(fa);
+    forget_removed(fa);
     free(task->load);
     task->load = NULL;
 }
 
-static bool somebody_has(const struct fleet_adapter *a)
+static bool any_has_this(const struct fleet_adapter *a)
 {
     return memchr(a->has, FLEET_HAS_THIS, sizeof a->has) != NULL;
 }
@@ -247,10 +247,10 @@ const struct fleet_adapter *fleet_adapters_blocking(const struct fleet_adapters 
     for (size_t i = 0; i < fa->n; i++) {
         const struct fleet_adapter *a = &fa->list[i];
         enum fleet_has has = (enum fleet_has)a->has[upstream];
-        bool may_come = a->load != NULL && has != FLEET_HAS_REFUSED;
+        bool can_load = a->load != NULL && has != FLEET_HAS_REFUSED;
 
-        if (a->gone ? has != FLEET_HAS_NONE
-                    : has != FLEET_HAS_THIS && (may_come || somebody_has(a)))
+        if (a->removed ? has != FLEET_HAS_NONE
+                       : has != FLEET_HAS_THIS && (can_load || any_has_this(a)))
             return a;
     }
     return NULL;

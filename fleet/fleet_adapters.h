@@ -39,7 +39,7 @@ struct fleet_adapter {
         digest[FLEET_ADAPTER_DIGEST_MAX + 1]; /* of what is in it, as it was said; "": nobody did */
     uint64_t revision, timeout_us;
     uint64_t change;         /* the last change that a request made of it */
-    bool gone;               /* the fleet has it no more, an upstream may */
+    bool removed;            /* the fleet has it no more, an upstream may */
     uint8_t has[FLEET_MAX];  /* enum fleet_has */
     bool pending[FLEET_MAX]; /* it is being asked for there: it may come, or go, at any time */
 };
@@ -82,9 +82,9 @@ void fleet_adapters_set_has(struct fleet_adapters *fa, const char *name, const u
 uint64_t fleet_adapters_remove(struct fleet_adapters *fa, const char *name, const uint8_t *left);
 
 /* fleet_adapters_set_incarnation - an upstream's process is of this number (upstream_info.n_lives).
- * @afresh  another than before has nothing of what that one had, for sure */
+ * @is_new  another than before has nothing of what that one had, for sure */
 void fleet_adapters_set_incarnation(struct fleet_adapters *fa, size_t upstream,
-                                    uint64_t incarnation, bool afresh);
+                                    uint64_t incarnation, bool is_new);
 
 /* Something that an upstream is to be asked for. */
 struct fleet_adapter_task {

@@ -8,7 +8,7 @@
 enum { EXPIRY_RETRY_US = 1000000 };
 
 static void on_reschedule(void *arg);
-static void on_due(void *arg);
+static void on_expiry(void *arg);
 static void expiry_run(void *arg);
 
 int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg *cfg,
@@ -25,7 +25,7 @@ int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg
     pause_init(&fc->pause);
     fc->paused.missed_due_us = CLOCK_NEVER;
     fc->expiry.reschedule = (struct loop_item){.run = on_reschedule, .arg = fc};
-    fc->expiry.timer = (struct loop_timer){.fire = on_due, .arg = fc};
+    fc->expiry.timer = (struct loop_timer){.fire = on_expiry, .arg = fc};
     fleet_reconcile_init(fc);
     *out = fc;
     return 0;
@@ -50,19 +50,19 @@ void fleet_control_free(struct fleet_control *fc)
 /* The last word is of what is so: one is told under the lock, the other knows the order. */
 void fleet_apply_quiesce(struct fleet_control *fc)
 {
-    bool still, prepare_begun, paused;
+    bool quiesced, prepare_begun, paused;
     uint64_t order;
 
     mtx_lock(&fc->lock);
     order = ++fc->quiesce.order;
     prepare_begun = fc->session != NULL && fc->session->prepare_begun;
     paused = prepare_begun || fc->quiesce.n_adapters_replacing > 0;
-    still = pause_is_held(&fc->pause) || fc->sleep.weights || fc->sleep.kv ||
-            fc->quiesce.n_probe_suspensions > 0;
-    upstreams_enable_generation_probes(fc->upstreams, !still && !prepare_begun);
+    quiesced = pause_is_held(&fc->pause) || fc->sleep.weights || fc->sleep.kv ||
+               fc->quiesce.n_probe_suspensions > 0;
+    upstreams_enable_generation_probes(fc->upstreams, !quiesced && !prepare_begun);
     mtx_unlock(&fc->lock);
-    fleet_quiesce(fleet_of(fc), still, order);
-    fleet_hold_generates(fleet_of(fc), still || paused, order);
+    fleet_quiesce(fleet_of(fc), quiesced, order);
+    fleet_hold_generates(fleet_of(fc), quiesced || paused, order);
 }
 
 void fleet_adapter_replacing(struct fleet_control *fc, bool on)
@@ -96,7 +96,7 @@ struct fleet *fleet_of(const struct fleet_control *fc)
 
 size_t fleet_reachable(struct fleet_control *fc, const json_t *body, struct fleet_target *targets)
 {
-    size_t n = upstreams_n(fc->upstreams), n_alive = 0;
+    size_t n = upstreams_n(fc->upstreams), n_reachable = 0;
     struct upstream_info info;
     struct upstream_endpoint at;
 
@@ -104,9 +104,9 @@ size_t fleet_reachable(struct fleet_control *fc, const json_t *body, struct flee
         upstreams_get(fc->upstreams, i, &at);
         fleet_info(fleet_of(fc), i, &info);
         if (!at.removed && info.alive)
-            targets[n_alive++] = (struct fleet_target){.upstream = i, .body = body};
+            targets[n_reachable++] = (struct fleet_target){.upstream = i, .body = body};
     }
-    return n_alive;
+    return n_reachable;
 }
 
 size_t fleet_min_ready(struct fleet_control *fc)
@@ -117,7 +117,7 @@ size_t fleet_min_ready(struct fleet_control *fc)
     return stats.min_ready;
 }
 
-static void name_down(struct fleet_control *fc, char *out, size_t cap)
+static void list_down(struct fleet_control *fc, char *out, size_t cap)
 {
     size_t n = upstreams_n(fc->upstreams), len = 0;
     struct upstream_info info;
@@ -141,9 +141,9 @@ int fleet_reachable_quorum(struct fleet_control *fc, const json_t *body,
     *n = fleet_reachable(fc, body, targets);
     if (*n >= min_ready)
         return 0;
-    name_down(fc, down, sizeof down);
+    list_down(fc, down, sizeof down);
     return err_set(e, ERR_UNSYNCED, "",
-                   "upstreams that answer: %zu, and --min-ready is %zu: nothing was done; down: %s",
+                   "%zu upstreams are reachable, --min-ready is %zu: nothing was sent; down: %s",
                    *n, min_ready, down);
 }
 
@@ -245,7 +245,7 @@ void fleet_reschedule(struct fleet_control *fc)
 
 /* The work waits for upstreams, so it is not this thread's. A pool that ends has nobody left whose
  * lease it could be. */
-static void on_due(void *arg)
+static void on_expiry(void *arg)
 {
     struct fleet_control *fc = arg;
     struct err ignored = {0};
@@ -264,17 +264,17 @@ bool fleet_lease_expired_locked(const struct fleet_session *s)
            lease_timer_expired(&s->lease);
 }
 
-static void end_session(struct fleet_control *fc)
+static void expire_session(struct fleet_control *fc)
 {
     struct fleet_session *s = fleet_open_session(fc);
-    bool over;
+    bool expired;
 
     if (s == NULL)
         return;
     mtx_lock(&fc->lock);
-    over = fleet_lease_expired_locked(s);
+    expired = fleet_lease_expired_locked(s);
     mtx_unlock(&fc->lock);
-    if (over)
+    if (expired)
         fleet_expire_update(fc, s);
     fleet_unref(fc, s);
 }
@@ -284,17 +284,17 @@ bool fleet_pause_expired_locked(const struct fleet_control *fc)
     return lease_timer_expired(&fc->pause.lease);
 }
 
-static void end_hold(struct fleet_control *fc)
+static void expire_pause(struct fleet_control *fc)
 {
     struct fleet_result *results = NULL;
     struct err ignored = {0};
-    bool over, was;
+    bool expired, was;
     size_t n = 0;
 
     mtx_lock(&fc->lock);
-    over = fleet_pause_expired_locked(fc);
+    expired = fleet_pause_expired_locked(fc);
     mtx_unlock(&fc->lock);
-    if (!over)
+    if (!expired)
         return;
     if (fleet_resume_all(fc, true, &results, &n, &was, &ignored) == 0) {
         fleet_results_free(results, n);
@@ -310,8 +310,8 @@ static void expiry_run(void *arg)
 {
     struct fleet_control *fc = arg;
 
-    end_session(fc);
-    end_hold(fc);
+    expire_session(fc);
+    expire_pause(fc);
     fleet_send_missed_pauses(fc);
     mtx_lock(&fc->lock);
     fc->expiry.running = false;

@@ -114,7 +114,7 @@ struct fleet_lora_entry *fleet_lora_list(struct fleet_control *fc, size_t *n)
     for (size_t i = 0; list != NULL && i < fc->adapters.n; i++) {
         const struct fleet_adapter *a = &fc->adapters.list[i];
 
-        if (a->gone)
+        if (a->removed)
             continue;
         memcpy(list[*n].name, a->name, sizeof list[*n].name);
         list[*n].path = a->path != NULL ? strdup(a->path) : NULL;

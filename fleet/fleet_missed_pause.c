@@ -15,15 +15,15 @@ void fleet_incarnation_of(struct fleet_control *fc, size_t upstream, struct flee
 }
 
 bool fleet_is_other_incarnation(struct fleet_control *fc, size_t upstream,
-                                const struct fleet_incarnation *life)
+                                const struct fleet_incarnation *before)
 {
     struct fleet_incarnation now;
 
     fleet_incarnation_of(fc, upstream, &now);
-    if (life->process[0] != '\0' && now.process[0] != '\0')
-        return strcmp(life->process, now.process) != 0;
-    return (life->synced && !now.synced) ||
-           now.n_failures >= life->n_failures + FLEET_FAILURES_DOWN;
+    if (before->process[0] != '\0' && now.process[0] != '\0')
+        return strcmp(before->process, now.process) != 0;
+    return (before->synced && !now.synced) ||
+           now.n_failures >= before->n_failures + FLEET_FAILURES_DOWN;
 }
 
 bool fleet_engine_is_paused_locked(struct fleet_control *fc, size_t upstream)
@@ -32,7 +32,7 @@ bool fleet_engine_is_paused_locked(struct fleet_control *fc, size_t upstream)
            !fleet_is_other_incarnation(fc, upstream, &fc->paused.incarnation[upstream]);
 }
 
-static bool reached(const struct fleet_result *results, size_t n, size_t upstream)
+static bool is_among(const struct fleet_result *results, size_t n, size_t upstream)
 {
     for (size_t i = 0; i < n; i++)
         if (results[i].upstream == upstream)
@@ -81,7 +81,7 @@ void fleet_note_pause_results(struct fleet_control *fc, const struct fleet_resul
     for (size_t i = 0; i < n_all; i++) {
         upstreams_get(fc->upstreams, i, &at);
         fleet_info(fleet_of(fc), i, &info);
-        fc->paused.missed[i] = !at.removed && !info.fenced && !reached(results, n, i) &&
+        fc->paused.missed[i] = !at.removed && !info.fenced && !is_among(results, n, i) &&
                                !fleet_engine_is_held_locked(fc, i);
     }
     set_due_locked(fc);

@@ -20,7 +20,7 @@ static bool is_overtaken(struct fleet_control *fc)
 
 static int refuse_overtaken(struct err *e)
 {
-    return err_set(e, ERR_CONFLICT, "", "generation was resumed before the pause held");
+    return err_set(e, ERR_CONFLICT, "", "generation was resumed before the pause took effect");
 }
 
 /* With a resume under way the pause is not even begun. */
@@ -65,7 +65,7 @@ static void restore_pause(struct fleet_control *fc, const struct pause *before)
 }
 
 /* Those that took it, or may have, go on as before. What an update holds stays. */
-static void undo_pause(struct fleet_control *fc, const struct fleet_result *results, size_t n)
+static void resume_paused(struct fleet_control *fc, const struct fleet_result *results, size_t n)
 {
     struct fleet_target targets[FLEET_MAX];
     struct fleet_result *undone = NULL;
@@ -87,8 +87,8 @@ static void undo_pause(struct fleet_control *fc, const struct fleet_result *resu
 }
 
 /* Those that went down meanwhile: as if they had been down before. Returns how many stay. */
-static size_t take_down(struct fleet_result *results, size_t n, struct fleet_target *down,
-                        size_t *n_down)
+static size_t split_off_down(struct fleet_result *results, size_t n, struct fleet_target *down,
+                             size_t *n_down)
 {
     size_t n_kept = 0;
 
@@ -104,31 +104,31 @@ static size_t take_down(struct fleet_result *results, size_t n, struct fleet_tar
 }
 
 /* Takes down what they said. @was  paused before: a failure leaves that */
-static int judge_pause(struct fleet_control *fc, const struct fleet_result *result, size_t n,
-                       bool was, struct err *e)
+static int evaluate_pause(struct fleet_control *fc, const struct fleet_result *results, size_t n,
+                          bool was_held, struct err *e)
 {
-    const struct fleet_result *cause = fleet_results_cause(result, n);
+    const struct fleet_result *cause = fleet_results_cause(results, n);
     bool overtaken = is_overtaken(fc), enough = n >= fleet_min_ready(fc);
 
     if (!overtaken && cause == NULL && enough) {
-        fleet_note_pause_results(fc, result, n, true);
-        if (acknowledge_pause(fc, fleet_results_sum(result, n, "aborted")))
+        fleet_note_pause_results(fc, results, n, true);
+        if (acknowledge_pause(fc, fleet_results_sum(results, n, "aborted")))
             return 0;
         overtaken = true;
     }
     if (overtaken) {
-        undo_pause(fc, result, n);
+        resume_paused(fc, results, n);
         return refuse_overtaken(e);
     }
     if (cause != NULL)
         *e = cause->why;
     else
         (void)err_set(e, ERR_UNSYNCED, "",
-                      "upstreams that paused: %zu, and --min-ready is %zu: the others went down "
-                      "before they answered; generation goes on as before",
+                      "%zu upstreams paused, --min-ready is %zu: the others went down before they "
+                      "replied; generation continues as before",
                       n, fleet_min_ready(fc));
-    if (!was)
-        undo_pause(fc, result, n);
+    if (!was_held)
+        resume_paused(fc, results, n);
     return -1;
 }
 
@@ -148,8 +148,8 @@ static int pause_engines(struct fleet_control *fc, const struct pause_request *r
     rc = fleet_request(fc, API_PAUSE, targets, *n,
                        (uint64_t)req->timeout_s * 1000000 + FLEET_GRACE_US, results, e);
     if (rc == 0) {
-        *n = take_down(*results, *n, targets, &n_down);
-        rc = judge_pause(fc, *results, *n, was_held, e);
+        *n = split_off_down(*results, *n, targets, &n_down);
+        rc = evaluate_pause(fc, *results, *n, was_held, e);
     }
     if (rc != 0 && n_down > 0)
         fleet_note_missed_pause(fc, targets, n_down);
@@ -207,7 +207,7 @@ bool fleet_engine_is_held_locked(const struct fleet_control *fc, size_t upstream
 }
 
 /* What is fenced and has half of an update in it must not run. */
-static size_t to_resume(struct fleet_control *fc, struct fleet_target *targets)
+static size_t select_resumable(struct fleet_control *fc, struct fleet_target *targets)
 {
     struct fleet_target alive[FLEET_MAX];
     size_t n = fleet_reachable(fc, NULL, alive), n_targets = 0;
@@ -276,15 +276,15 @@ static void resume_removed(struct fleet_control *fc)
         fleet_results_free(results, n_targets);
 }
 
-int fleet_resume_all(struct fleet_control *fc, bool lapsed, struct fleet_result **results,
+int fleet_resume_all(struct fleet_control *fc, bool expired, struct fleet_result **results,
                      size_t *n, bool *was, struct err *e)
 {
     struct fleet_target targets[FLEET_MAX];
     int rc;
 
-    if (fleet_resume_lock(fc, lapsed, e) != 0)
+    if (fleet_resume_lock(fc, expired, e) != 0)
         return -1;
-    *n = to_resume(fc, targets);
+    *n = select_resumable(fc, targets);
     resume_removed(fc);
     rc = fleet_request(fc, API_RESUME, targets, *n, FLEET_STEP_US, results, e);
     if (rc == 0) {

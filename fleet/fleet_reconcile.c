@@ -20,13 +20,13 @@ enum {
     RECONCILE_JOBS_MAX = 4 /* at the same time: other work needs threads too */
 };
 
-static void on_watch(void *arg);
+static void on_timer(void *arg);
 static void reconcile_run(void *arg);
 
 void fleet_reconcile_init(struct fleet_control *fc)
 {
-    fc->reconcile.item = (struct loop_item){.run = on_watch, .arg = fc};
-    fc->reconcile.timer = (struct loop_timer){.fire = on_watch, .arg = fc};
+    fc->reconcile.item = (struct loop_item){.run = on_timer, .arg = fc};
+    fc->reconcile.timer = (struct loop_timer){.fire = on_timer, .arg = fc};
     for (size_t i = 0; i < FLEET_MAX; i++)
         fc->reconcile.list[i] = (struct fleet_reconciler){.fc = fc, .upstream = i};
 }
@@ -52,7 +52,7 @@ void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, size_t u
     err_clear(&f->stale);
     f->unasked = !at.removed && !upstream_caps(at.kind)->two_phase;
     if (f->unasked) {
-        (void)err_set(&f->stale, ERR_UNSYNCED, "", "it has not been asked yet");
+        (void)err_set(&f->stale, ERR_UNSYNCED, "", "no attempt was made yet");
         f->n_stale++;
     }
     f->due_us = f->wait_us = 0;
@@ -60,17 +60,19 @@ void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, size_t u
 
 static void describe_missing(const struct fleet_adapter *a, const struct err *why, struct err *out)
 {
-    const char *last = why->code != ERR_NONE ? "; the last time: " : "";
+    const char *last = why->code != ERR_NONE ? "; last error: " : "";
 
-    if (a->gone)
-        (void)err_set(out, ERR_UNSYNCED, "",
-                      "it may still have adapter '%.60s', which the fleet has no more, and is "
-                      "asked to unload it%s%.180s",
-                      a->name, last, why->msg);
+    if (a->removed)
+        (void)err_set(
+            out, ERR_UNSYNCED, "",
+            "it may still have adapter '%.60s', which the fleet has unloaded and which is "
+            "unloaded there before it gets requests%s%.180s",
+            a->name, last, why->msg);
     else if (a->load != NULL)
-        (void)err_set(out, ERR_UNSYNCED, "",
-                      "it lacks adapter '%.60s', and is asked to load it%s%.180s", a->name, last,
-                      why->msg);
+        (void)err_set(
+            out, ERR_UNSYNCED, "",
+            "it lacks adapter '%.60s', which is loaded there before it gets requests%s%.180s",
+            a->name, last, why->msg);
     else
         (void)err_set(out, ERR_UNSYNCED, "",
                       "it lacks adapter '%.60s', whose tensors came with the request that loaded "
@@ -81,15 +83,15 @@ static void describe_missing(const struct fleet_adapter *a, const struct err *wh
 static void describe_stale(const struct err *why, struct err *out)
 {
     (void)err_set(out, ERR_UNSYNCED, "",
-                  "its caches may hold what other weights made, and it is asked to empty them: "
-                  "%.250s",
+                  "its caches may hold entries of other weights, and are reset before it gets "
+                  "requests: %.250s",
                   why->msg);
 }
 
 static void publish(struct fleet_control *fc, size_t upstream)
 {
     const struct fleet_adapter *a;
-    struct fleet_adapter_check outfit;
+    struct fleet_adapter_check check;
     struct err missing = {0};
 
     mtx_lock(&fc->lock);
@@ -99,11 +101,11 @@ static void publish(struct fleet_control *fc, size_t upstream)
         describe_stale(&fc->reconcile.list[upstream].stale, &missing);
     else if (a != NULL)
         describe_missing(a, &fc->reconcile.list[upstream].why, &missing);
-    outfit = (struct fleet_adapter_check){.incarnation = fc->adapters.incarnation[upstream],
-                                          .change = fc->adapters.changes,
-                                          .missing = &missing};
+    check = (struct fleet_adapter_check){.incarnation = fc->adapters.incarnation[upstream],
+                                         .change = fc->adapters.changes,
+                                         .missing = &missing};
     mtx_unlock(&fc->lock);
-    fleet_set_missing_adapters(fleet_of(fc), upstream, &outfit);
+    fleet_set_missing_adapters(fleet_of(fc), upstream, &check);
 }
 
 void fleet_reconcile_start(struct fleet_control *fc)
@@ -187,7 +189,7 @@ json_t *fleet_missing_adapters_json(struct fleet_control *fc, size_t upstream)
 
 /* who is to be asked */
 
-static bool may_begin_locked(struct fleet_control *fc, size_t upstream)
+static bool may_start_locked(struct fleet_control *fc, size_t upstream)
 {
     const struct fleet_reconciler *f = &fc->reconcile.list[upstream];
 
@@ -197,14 +199,14 @@ static bool may_begin_locked(struct fleet_control *fc, size_t upstream)
            (f->stale.code != ERR_NONE || fleet_adapters_has_task(&fc->adapters, upstream));
 }
 
-static void end_locked(struct fleet_reconciler *f)
+static void end_job_locked(struct fleet_reconciler *f)
 {
     f->running = false;
     f->fc->reconcile.n_running--;
     upstreams_release_indexes(f->fc->upstreams);
 }
 
-static void begin(struct fleet_reconciler *f)
+static void start_job(struct fleet_reconciler *f)
 {
     struct fleet_control *fc = f->fc;
     struct err ignored = {0};
@@ -213,41 +215,41 @@ static void begin(struct fleet_reconciler *f)
     if (workers_post(fc->cfg.reconcile, &f->job, WORKERS_URGENT, &ignored) == 0)
         return;
     mtx_lock(&fc->lock);
-    end_locked(f);
+    end_job_locked(f);
     mtx_unlock(&fc->lock);
 }
 
-static void watch_one(struct fleet_control *fc, size_t upstream)
+static void check_one(struct fleet_control *fc, size_t upstream)
 {
     struct fleet_reconciler *f = &fc->reconcile.list[upstream];
     struct upstream_info info;
-    bool bars, begins;
+    bool blocked, starts;
 
     fleet_info(fleet_of(fc), upstream, &info);
     mtx_lock(&fc->lock);
     fleet_reconcile_check_incarnation_locked(fc, upstream);
-    bars = f->stale.code != ERR_NONE || fleet_adapters_blocking(&fc->adapters, upstream) != NULL;
-    begins = info.alive && !info.removed && may_begin_locked(fc, upstream);
-    if (begins) {
+    blocked = f->stale.code != ERR_NONE || fleet_adapters_blocking(&fc->adapters, upstream) != NULL;
+    starts = info.alive && !info.removed && may_start_locked(fc, upstream);
+    if (starts) {
         f->running = true;
         fc->reconcile.n_running++;
         upstreams_hold_indexes(fc->upstreams);
     }
     mtx_unlock(&fc->lock);
-    if (bars || info.missing_adapters) /* also what has changed of why */
+    if (blocked || info.missing_adapters) /* also what has changed of why */
         publish(fc, upstream);
-    if (begins)
-        begin(f);
+    if (starts)
+        start_job(f);
 }
 
 /* The room's loop's thread. */
-static void on_watch(void *arg)
+static void on_timer(void *arg)
 {
     struct fleet_control *fc = arg;
     size_t n = upstreams_n(fc->upstreams);
 
     for (size_t i = 0; i < n; i++)
-        watch_one(fc, i);
+        check_one(fc, i);
     loop_timer_set(upstreams_loop(fc->upstreams), &fc->reconcile.timer,
                    clock_after_us(RECONCILE_INTERVAL_US));
 }
@@ -279,13 +281,13 @@ bool fleet_has_no_adapter(struct fleet_control *fc, const struct fleet_result *r
                                  result->text != NULL ? result->text : "", result->text_len);
 }
 
-static enum fleet_has unloaded(struct fleet_control *fc, const struct fleet_target *targets,
-                               const char *name, struct err *why)
+static enum fleet_has unload(struct fleet_control *fc, const struct fleet_target *target,
+                             const char *name, struct err *why)
 {
     enum fleet_has has = FLEET_HAS_OTHER;
     struct fleet_result *result = NULL;
 
-    if (fleet_request(fc, API_UNLOAD_ADAPTER, targets, 1, FLEET_CACHE_US, &result, why) != 0)
+    if (fleet_request(fc, API_UNLOAD_ADAPTER, target, 1, FLEET_CACHE_US, &result, why) != 0)
         return has;
     fleet_reset_adapter_caches(fc, result, 1);
     if (result->outcome == FLEET_OK || fleet_has_no_adapter(fc, result, name))
@@ -307,13 +309,14 @@ static bool is_same(const struct fleet_result *result, const struct fleet_adapte
 
     json_decref(answer);
     if (!same)
-        (void)err_set(why, ERR_CONFLICT, "",
-                      "what is at its lora_path has changed since the others loaded it");
+        (void)err_set(
+            why, ERR_CONFLICT, "",
+            "the files at its lora_path have changed since the other upstreams loaded them");
     return same;
 }
 
-static enum fleet_has loaded(struct fleet_control *fc, const struct fleet_target *target,
-                             const struct fleet_adapter_task *task, struct err *why)
+static enum fleet_has load(struct fleet_control *fc, const struct fleet_target *target,
+                           const struct fleet_adapter_task *task, struct err *why)
 {
     enum fleet_has has = task->had;
     struct fleet_result *result = NULL;
@@ -322,7 +325,7 @@ static enum fleet_has loaded(struct fleet_control *fc, const struct fleet_target
 
     upstreams_get(fc->upstreams, target->upstream, &at);
     if (task->may_have && !upstream_caps(at.kind)->replaces_adapters)
-        (void)unloaded(fc, target, task->name, &ignored);
+        (void)unload(fc, target, task->name, &ignored);
     if (fleet_request(fc, API_LOAD_ADAPTER, target, 1, task->timeout_us + FLEET_GRACE_US, &result,
                       why) != 0)
         return has;
@@ -338,8 +341,8 @@ static enum fleet_has loaded(struct fleet_control *fc, const struct fleet_target
     return has;
 }
 
-static enum fleet_has ask(struct fleet_control *fc, size_t upstream,
-                          const struct fleet_adapter_task *task, struct err *why)
+static enum fleet_has run_task(struct fleet_control *fc, size_t upstream,
+                               const struct fleet_adapter_task *task, struct err *why)
 {
     json_t *body = task->load != NULL ? json_loads(task->load, 0, NULL)
                                       : json_pack("{s:s}", "lora_name", task->name);
@@ -347,17 +350,17 @@ static enum fleet_has ask(struct fleet_control *fc, size_t upstream,
     enum fleet_has has = task->had;
 
     if (body == NULL)
-        (void)err_set(why, ERR_NO_MEMORY, "", "no memory to ask for an adapter");
+        (void)err_set(why, ERR_NO_MEMORY, "", "no memory to load or unload an adapter");
     else if (task->load != NULL)
-        has = loaded(fc, &target, task, why);
+        has = load(fc, &target, task, why);
     else
-        has = unloaded(fc, &target, task->name, why);
+        has = unload(fc, &target, task->name, why);
     json_decref(body);
     return has;
 }
 
-static void log_fitted(const struct fleet_control *fc, size_t upstream,
-                       const struct fleet_adapter_task *task, const struct err *why)
+static void log_task(const struct fleet_control *fc, size_t upstream,
+                     const struct fleet_adapter_task *task, const struct err *why)
 {
     struct upstream_endpoint at;
     struct log_rec r;
@@ -371,7 +374,8 @@ static void log_fitted(const struct fleet_control *fc, size_t upstream,
     log_end(&r);
 }
 
-static void note_locked(struct fleet_reconciler *f, uint64_t wait_max_us, const struct err *why)
+static void set_retry_locked(struct fleet_reconciler *f, uint64_t wait_max_us,
+                             const struct err *why)
 {
     f->why = *why;
     f->due_us = 0;
@@ -385,7 +389,7 @@ static void note_locked(struct fleet_reconciler *f, uint64_t wait_max_us, const 
     f->due_us = clock_after_us(f->wait_us);
 }
 
-static void log_emptied(const struct fleet_control *fc, size_t upstream)
+static void log_cache_reset(const struct fleet_control *fc, size_t upstream)
 {
     struct upstream_endpoint at;
     struct log_rec r;
@@ -421,10 +425,10 @@ static bool reconcile_cache(struct fleet_reconciler *f)
         f->stale = why;
         fc->adapters.changes++;
     }
-    note_locked(f, RECONCILE_CACHE_RETRY_MAX_US, &why);
+    set_retry_locked(f, RECONCILE_CACHE_RETRY_MAX_US, &why);
     mtx_unlock(&fc->lock);
     if (why.code == ERR_NONE)
-        log_emptied(fc, f->upstream);
+        log_cache_reset(fc, f->upstream);
     return why.code == ERR_NONE;
 }
 
@@ -443,12 +447,12 @@ static bool reconcile_adapter(struct fleet_reconciler *f)
     mtx_unlock(&fc->lock);
     if (found <= 0)
         return false;
-    has = ask(fc, f->upstream, &task, &why);
-    log_fitted(fc, f->upstream, &task, &why);
+    has = run_task(fc, f->upstream, &task, &why);
+    log_task(fc, f->upstream, &task, &why);
     mtx_lock(&fc->lock);
     fleet_reconcile_check_incarnation_locked(fc, f->upstream);
     fleet_adapters_end_task(&fc->adapters, f->upstream, &task, has);
-    note_locked(f, RECONCILE_RETRY_MAX_US, &why);
+    set_retry_locked(f, RECONCILE_RETRY_MAX_US, &why);
     mtx_unlock(&fc->lock);
     return why.code == ERR_NONE;
 }
@@ -462,6 +466,6 @@ static void reconcile_run(void *arg)
         continue;
     publish(fc, f->upstream);
     mtx_lock(&fc->lock);
-    end_locked(f);
+    end_job_locked(f);
     mtx_unlock(&fc->lock);
 }

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SAID_MAX = 300 }; /* bytes of what an upstream says that are told */
+enum { ERROR_TEXT_MAX = 300 }; /* bytes of what an upstream says that are told */
 
 void fleet_results_free(struct fleet_result *results, size_t n)
 {
@@ -28,7 +28,7 @@ enum err_code fleet_wire_code(const char *name)
 
 /* What a 403 forbids is our key's, unless it blames a member of the request: that is its client's,
  * for instance a path. */
-static bool refuses_us(int status, const char *field)
+static bool rejects_our_key(int status, const char *field)
 {
     return api_is_auth_error(status) && !(status == 403 && field[0] != '\0');
 }
@@ -51,7 +51,7 @@ static enum err_code code_of_status(int status)
     }
 }
 
-static bool is_for_us_alone(enum err_code code)
+static bool is_internal(enum err_code code)
 {
     return code == ERR_INTERNAL || code == ERR_BAD_METHOD || code == ERR_MEDIA_TYPE ||
            code == ERR_EXPECTATION || code == ERR_GONE;
@@ -65,7 +65,7 @@ static enum err_code code_of_body(const json_t *error, int status)
 
     if (code == ERR_NONE || err_http_status(code) != status)
         return ERR_NONE;
-    return is_for_us_alone(code) ? ERR_UPSTREAM : code;
+    return is_internal(code) ? ERR_UPSTREAM : code;
 }
 
 static void read_refusal(struct fleet_result *result, const char *name)
@@ -75,9 +75,9 @@ static void read_refusal(struct fleet_result *result, const char *name)
     const json_t *error = json_object_get(answer, "error");
     const char *param = json_string_value(json_object_get(error, "param"));
     const char *field = param != NULL && param[0] == '/' ? param : "";
-    bool refused = refuses_us(result->status, field);
+    bool refused = rejects_our_key(result->status, field);
     enum err_code code = refused ? ERR_UPSTREAM_KEY : code_of_body(error, result->status);
-    char words[SAID_MAX] = "";
+    char words[ERROR_TEXT_MAX] = "";
 
     if (result->text_len > 0)
         api_read_error(words, sizeof words, text, result->text_len);
@@ -91,7 +91,7 @@ static void read_refusal(struct fleet_result *result, const char *name)
 }
 
 /* Of one that did not answer: its own fault, or what we lack, or it is down by now. */
-static enum err_code code_of_silence(enum err_code why)
+static enum err_code code_of_no_reply(enum err_code why)
 {
     if (why == ERR_NO_MEMORY || why == ERR_UNSYNCED)
         return why;
@@ -111,7 +111,7 @@ void fleet_result_read(struct fleet_result *result, const char *name, struct ups
         read_refusal(result, name);
     } else {
         result->outcome = a->sent ? FLEET_UNKNOWN : FLEET_UNSENT;
-        (void)err_set(&result->why, code_of_silence(a->why.code), "", "%.100s: %.320s%s", name,
+        (void)err_set(&result->why, code_of_no_reply(a->why.code), "", "%.100s: %.320s%s", name,
                       a->why.msg, a->sent ? "; it may have been processed" : "");
     }
 }
@@ -126,21 +126,20 @@ bool fleet_result_read_lost(struct fleet_result *result, const struct api_contex
     result->outcome = FLEET_LOST;
     err_clear(&result->why);
     (void)err_set(&result->why, ERR_UPSTREAM, "",
-                  "%.100s was restarted during the update, of which it knows nothing: start the "
-                  "update again",
+                  "%.100s was restarted during the update and has lost it: start the update again",
                   name);
     return true;
 }
 
 bool fleet_result_may_have_run(const struct fleet_result *result)
 {
-    static const int doors[] = {401, 403, 404, 405, 413, 415, 421};
+    static const int early[] = {401, 403, 404, 405, 413, 415, 421};
 
     if (result->outcome == FLEET_SKIPPED || result->outcome == FLEET_UNSENT ||
         result->outcome == FLEET_LOST)
         return false;
-    for (size_t i = 0; i < sizeof doors / sizeof doors[0]; i++)
-        if (result->outcome == FLEET_REFUSED && result->status == doors[i])
+    for (size_t i = 0; i < sizeof early / sizeof early[0]; i++)
+        if (result->outcome == FLEET_REFUSED && result->status == early[i])
             return false;
     return true;
 }
@@ -199,8 +198,8 @@ uint64_t fleet_step_us(struct fleet_control *fc)
 /* requests */
 
 /* The words of a release, and of how the group with the trainer was formed. */
-static int make_op(struct api_request *out, struct fleet_control *fc, enum upstream_kind d, int op,
-                   const struct fleet_target *target, struct err *e)
+static int make_op(struct api_request *out, struct fleet_control *fc, enum upstream_kind kind,
+                   int op, const struct fleet_target *target, struct err *e)
 {
     json_t *empty = target->body == NULL ? json_object() : NULL;
     struct api_context about = target->about;
@@ -223,79 +222,79 @@ static int make_op(struct api_request *out, struct fleet_control *fc, enum upstr
 
     if (target->body == NULL && empty == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a request to an upstream");
-    rc = api_make_request(out, d, (enum api_op)op, target->body != NULL ? target->body : empty,
+    rc = api_make_request(out, kind, (enum api_op)op, target->body != NULL ? target->body : empty,
                           &about, e);
     json_decref(empty);
     return rc;
 }
 
-static int make_question(struct api_request *out, struct fleet_control *fc, enum upstream_kind d,
-                         int q, const struct fleet_target *targets, struct err *e)
+static int make_query(struct api_request *out, struct fleet_control *fc, enum upstream_kind kind,
+                      int q, const struct fleet_target *targets, struct err *e)
 {
     (void)fc;
     (void)targets;
-    return api_make_query(out, d, (enum api_query)q, e);
+    return api_make_query(out, kind, (enum api_query)q, e);
 }
 
-typedef int make_fn(struct api_request *out, struct fleet_control *fc, enum upstream_kind d,
+typedef int make_fn(struct api_request *out, struct fleet_control *fc, enum upstream_kind kind,
                     int what, const struct fleet_target *targets, struct err *e);
 
-static int make_parts(struct fleet_control *fc, make_fn *make, int what,
+static int make_calls(struct fleet_control *fc, make_fn *make, int what,
                       const struct fleet_target *targets, size_t n, uint64_t timeout_us,
-                      struct upstream_call *parts, struct err *e)
+                      struct upstream_call *calls, struct err *e)
 {
     struct upstream_endpoint at;
 
     for (size_t i = 0; i < n; i++) {
         upstreams_get(fc->upstreams, targets[i].upstream, &at);
-        parts[i].target = at.target;
-        parts[i].timeout_us = timeout_us;
-        parts[i].until_down = targets[i].until_down;
-        parts[i].upstream = targets[i].upstream;
-        if (make(&parts[i].request, fc, at.kind, what, &targets[i], e) == 0)
+        calls[i].target = at.target;
+        calls[i].timeout_us = timeout_us;
+        calls[i].until_down = targets[i].until_down;
+        calls[i].upstream = targets[i].upstream;
+        if (make(&calls[i].request, fc, at.kind, what, &targets[i], e) == 0)
             continue;
         while (i-- > 0)
-            api_request_fini(&parts[i].request);
+            api_request_fini(&calls[i].request);
         return -1;
     }
     return 0;
 }
 
 /* What answers now is out of rotation at once, and not only when it is asked how it is. */
-static void note_lost(struct fleet_control *fc, size_t upstream, const char *process)
+static void note_restart(struct fleet_control *fc, size_t upstream, const char *process)
 {
     if (process[0] != '\0')
         (void)fleet_check_process(fleet_of(fc), upstream, process);
     upstreams_probe_now(fc->upstreams);
 }
 
-static int ask(struct fleet_control *fc, make_fn *make, int what,
-               const struct fleet_target *targets, size_t n, uint64_t timeout_us,
-               struct fleet_result **out, struct err *e)
+static int send_all(struct fleet_control *fc, make_fn *make, int what,
+                    const struct fleet_target *targets, size_t n, uint64_t timeout_us,
+                    struct fleet_result **out, struct err *e)
 {
-    struct upstream_call *parts = calloc(n + 1, sizeof *parts);
-    struct upstream_reply *answers = calloc(n + 1, sizeof *answers);
+    struct upstream_call *calls = calloc(n + 1, sizeof *calls);
+    struct upstream_reply *replies = calloc(n + 1, sizeof *replies);
     struct fleet_result *results = calloc(n + 1, sizeof *results);
     struct upstream_endpoint at;
     int rc = -1;
 
     assert(n <= FLEET_MAX);
-    if (parts == NULL || answers == NULL || results == NULL)
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to ask %zu upstreams", n);
+    if (calls == NULL || replies == NULL || results == NULL)
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for requests to %zu upstreams", n);
     else
-        rc = make_parts(fc, make, what, targets, n, timeout_us, parts, e);
+        rc = make_calls(fc, make, what, targets, n, timeout_us, calls, e);
     if (rc == 0 && n > 0)
-        rc = upstreams_call(fc->upstreams, parts, n, answers, e);
+        rc = upstreams_call(fc->upstreams, calls, n, replies, e);
     for (size_t i = 0; rc == 0 && i < n; i++) {
         results[i].upstream = targets[i].upstream;
         upstreams_get(fc->upstreams, targets[i].upstream, &at);
-        fleet_result_read(&results[i], at.name, &answers[i]);
+        fleet_result_read(&results[i], at.name, &replies[i]);
         if (fleet_result_read_lost(&results[i], &targets[i].about, at.name))
-            note_lost(fc, targets[i].upstream, answers[i].process);
-        upstream_reply_fini(&answers[i]);
+            note_restart(fc, targets[i].upstream, replies[i].process);
+        upstream_reply_fini(&replies[i]);
     }
-    free(parts);
-    free(answers);
+    free(calls);
+    free(replies);
     if (rc == 0)
         *out = results;
     else
@@ -307,7 +306,7 @@ static int ask(struct fleet_control *fc, make_fn *make, int what,
 static void check_done(struct fleet_control *fc, enum api_op op, const struct fleet_target *target,
                        struct fleet_result *result)
 {
-    char words[SAID_MAX] = "";
+    char words[ERROR_TEXT_MAX] = "";
     struct upstream_endpoint at;
     struct err why = {0};
 
@@ -326,7 +325,7 @@ static void check_done(struct fleet_control *fc, enum api_op op, const struct fl
 int fleet_request(struct fleet_control *fc, enum api_op op, const struct fleet_target *targets,
                   size_t n, uint64_t timeout_us, struct fleet_result **out, struct err *e)
 {
-    if (ask(fc, make_op, (int)op, targets, n, timeout_us, out, e) != 0)
+    if (send_all(fc, make_op, (int)op, targets, n, timeout_us, out, e) != 0)
         return -1;
     for (size_t i = 0; i < n; i++)
         check_done(fc, op, &targets[i], &(*out)[i]);
@@ -336,7 +335,7 @@ int fleet_request(struct fleet_control *fc, enum api_op op, const struct fleet_t
 int fleet_query(struct fleet_control *fc, enum api_query q, const struct fleet_target *targets,
                 size_t n, uint64_t timeout_us, struct fleet_result **out, struct err *e)
 {
-    return ask(fc, make_question, (int)q, targets, n, timeout_us, out, e);
+    return send_all(fc, make_query, (int)q, targets, n, timeout_us, out, e);
 }
 
 int fleet_validate(struct fleet_control *fc, enum api_op op, const struct fleet_target *targets,
@@ -368,7 +367,8 @@ json_t *fleet_result_json(const char *name, bool ok, int status, const char *err
 }
 
 /* Of one that nobody asked. */
-static json_t *absent_json(struct fleet_control *fc, size_t i, const struct upstream_endpoint *at)
+static json_t *no_result_json(struct fleet_control *fc, size_t i,
+                              const struct upstream_endpoint *at)
 {
     struct upstream_info info;
     char why[ERR_MSG_MAX + 32];
@@ -376,7 +376,7 @@ static json_t *absent_json(struct fleet_control *fc, size_t i, const struct upst
     fleet_info(fleet_of(fc), i, &info);
     (void)snprintf(why, sizeof why, "it is %s%s%s", upstream_state_name(info.state),
                    info.error.code != ERR_NONE ? ": " : "", info.error.msg);
-    return fleet_result_json(at->name, false, 0, info.alive ? "it was not asked" : why);
+    return fleet_result_json(at->name, false, 0, info.alive ? "no request was sent to it" : why);
 }
 
 json_t *fleet_results_json(struct fleet_control *fc, const struct fleet_result *results, size_t n)
@@ -395,7 +395,7 @@ json_t *fleet_results_json(struct fleet_control *fc, const struct fleet_result *
                 s = &results[k];
         if (s == NULL && at.removed)
             continue;
-        one = s == NULL ? absent_json(fc, i, &at)
+        one = s == NULL ? no_result_json(fc, i, &at)
                         : fleet_result_json(at.name,
                                             s->outcome == FLEET_OK || s->outcome == FLEET_SKIPPED,
                                             s->status, s->why.code != ERR_NONE ? s->why.msg : NULL);

@@ -3,52 +3,52 @@
 #include "fleet/fleet_priv.h"
 #include "fleet/update/fleet_cache.h"
 
-static int ask_one(struct fleet_control *fc, enum api_query q, size_t upstream,
-                   struct fleet_result **results, struct err *e)
+static int query_one(struct fleet_control *fc, enum api_query q, size_t upstream,
+                     struct fleet_result **result, struct err *e)
 {
     const struct fleet_target target = {.upstream = upstream};
 
-    return fleet_query(fc, q, &target, 1, FLEET_QUERY_US, results, e);
+    return fleet_query(fc, q, &target, 1, FLEET_QUERY_US, result, e);
 }
 
-static int refuse(const struct fleet_result *result, struct err *e)
+static int refuse_unverified(const struct fleet_result *result, struct err *e)
 {
-    return err_set(e, ERR_CONFLICT, "", "it cannot be vouched for: %.400s", result->why.msg);
+    return err_set(e, ERR_CONFLICT, "", "its weights cannot be verified: %.400s", result->why.msg);
 }
 
 /* What it says of its weights at this moment. Errors: ERR_CONFLICT: it does not. */
-static int ask_what(struct fleet_control *fc, size_t upstream, struct upstream_report *report,
-                    struct err *e)
+static int query_version(struct fleet_control *fc, size_t upstream, struct upstream_report *report,
+                         struct err *e)
 {
-    struct fleet_result *who = NULL, *label = NULL;
+    struct fleet_result *status = NULL, *label = NULL;
     struct upstream_endpoint at;
     int rc = -1;
 
     upstreams_get(fc->upstreams, upstream, &at);
-    if (ask_one(fc, API_GET_STATUS, upstream, &who, e) != 0 ||
-        ask_one(fc, API_GET_PROBE_VERSION, upstream, &label, e) != 0)
+    if (query_one(fc, API_GET_STATUS, upstream, &status, e) != 0 ||
+        query_one(fc, API_GET_PROBE_VERSION, upstream, &label, e) != 0)
         goto free_said;
-    if (who->outcome != FLEET_OK) {
-        rc = refuse(who, e);
+    if (status->outcome != FLEET_OK) {
+        rc = refuse_unverified(status, e);
         goto free_said;
     }
-    api_read_status(report, at.kind, who->text != NULL ? who->text : "", who->text_len);
+    api_read_status(report, at.kind, status->text != NULL ? status->text : "", status->text_len);
     if (label->outcome == FLEET_UNSENT || label->outcome == FLEET_UNKNOWN ||
         api_is_auth_error(label->status))
-        rc = refuse(label, e);
+        rc = refuse_unverified(label, e);
     else
         rc = api_read_probe_version(report, at.kind, label->status,
                                     label->text != NULL ? label->text : "", label->text_len, e);
     if (e->code == ERR_UNREADABLE)
         e->code = ERR_CONFLICT;
 free_said:
-    fleet_results_free(who, 1);
+    fleet_results_free(status, 1);
     fleet_results_free(label, 1);
     return rc;
 }
 
 /* That it understood, and said no to this token, says that it would to others. */
-static bool answers(const struct fleet_result *result)
+static bool can_generate(const struct fleet_result *result)
 {
     return result->outcome == FLEET_OK ||
            (result->outcome == FLEET_REFUSED && result->status < 500 && result->status != 408 &&
@@ -56,24 +56,24 @@ static bool answers(const struct fleet_result *result)
 }
 
 /* One that serves has shown it. */
-static int ask_token(struct fleet_control *fc, size_t upstream, struct err *e)
+static int probe_generation(struct fleet_control *fc, size_t upstream, struct err *e)
 {
-    struct fleet_result *results = NULL;
+    struct fleet_result *result = NULL;
     int rc = 0;
 
     if (fleet_serves(fleet_of(fc), upstream))
         return 0;
-    if (ask_one(fc, API_GENERATE_TOKEN, upstream, &results, e) != 0)
+    if (query_one(fc, API_GENERATE_TOKEN, upstream, &result, e) != 0)
         return -1;
-    if (!answers(results))
-        rc = refuse(results, e);
-    fleet_results_free(results, 1);
+    if (!can_generate(result))
+        rc = refuse_unverified(result, e);
+    fleet_results_free(result, 1);
     return rc;
 }
 
 /* sleep, which it missed */
 
-enum sleep_state { SLEEP_NONE, SLEEP_WHOLE, SLEEP_HALF, SLEEP_DROPPED };
+enum sleep_state { SLEEP_NONE, SLEEP_ALL, SLEEP_PARTIAL, SLEEP_DROPPED };
 
 static enum sleep_state sleep_of(struct fleet_control *fc)
 {
@@ -83,9 +83,9 @@ static enum sleep_state sleep_of(struct fleet_control *fc)
     if (fc->sleep.weights && fc->sleep.level == 2)
         state = SLEEP_DROPPED;
     else if (fc->sleep.weights && fc->sleep.kv)
-        state = SLEEP_WHOLE;
+        state = SLEEP_ALL;
     else if (fc->sleep.weights || fc->sleep.kv)
-        state = SLEEP_HALF;
+        state = SLEEP_PARTIAL;
     mtx_unlock(&fc->lock);
     return state;
 }
@@ -96,22 +96,22 @@ static int check_sleep(const struct upstream_info *info, enum sleep_state state,
     if (state == SLEEP_DROPPED)
         return err_set(
             e, ERR_CONFLICT, "",
-            "the fleet sleeps and its weights were dropped (level 2): wake it and push a "
-            "whole update, which this upstream takes too");
-    if (state == SLEEP_HALF || (state != SLEEP_NONE && info->fence == FLEET_FENCE_WAKE))
+            "the fleet is asleep and its weights were dropped (level 2): wake it and push "
+            "a full update, which includes this upstream");
+    if (state == SLEEP_PARTIAL || (state != SLEEP_NONE && info->fence == FLEET_FENCE_WAKE))
         return err_set(
             e, ERR_CONFLICT, "",
-            "the fleet sleeps, in part or this upstream with it: wake all of it, then name "
-            "this upstream again");
+            "the fleet is asleep, in part or together with this upstream: wake all of it, "
+            "then resync this upstream again");
     if (info->fence == FLEET_FENCE_WAKE && info->report.process[0] == '\0')
         return err_set(
             e, ERR_NEEDS_UPDATE, "",
-            "it was away when the fleet was woken and does not name its process: whether "
-            "it still sleeps cannot be known; push a whole update");
+            "it was down when the fleet was woken and does not report its process: whether "
+            "it is still asleep is unknown; push a full update");
     return 0;
 }
 
-static int tell_one(struct fleet_control *fc, enum api_op op, size_t upstream, struct err *e)
+static int request_one(struct fleet_control *fc, enum api_op op, size_t upstream, struct err *e)
 {
     const struct fleet_target target = {.upstream = upstream};
     struct fleet_result *result = NULL;
@@ -122,26 +122,26 @@ static int tell_one(struct fleet_control *fc, enum api_op op, size_t upstream, s
     if (result->outcome == FLEET_UNKNOWN) /* it did, or not: nobody knows how it is */
         fleet_fence(fleet_of(fc), upstream, &result->why);
     if (!result_ok(result))
-        rc = refuse(result, e);
+        rc = refuse_unverified(result, e);
     fleet_results_free(result, 1);
     return rc;
 }
 
 /* The process that slept through the others' wake. Another one never slept. */
-static int wake_first(struct fleet_control *fc, size_t upstream, const struct upstream_info *info,
-                      struct err *e)
+static int wake_if_missed(struct fleet_control *fc, size_t upstream,
+                          const struct upstream_info *info, struct err *e)
 {
     if (info->fence != FLEET_FENCE_WAKE || info->incarnation != info->fence_incarnation)
         return 0;
-    return tell_one(fc, API_WAKE, upstream, e);
+    return request_one(fc, API_WAKE, upstream, e);
 }
 
-static int sleep_last(struct fleet_control *fc, size_t upstream, const struct upstream_info *info,
-                      enum sleep_state state, struct err *e)
+static int sleep_if_missed(struct fleet_control *fc, size_t upstream,
+                           const struct upstream_info *info, enum sleep_state state, struct err *e)
 {
-    if (info->fence != FLEET_FENCE_SLEEP || state != SLEEP_WHOLE)
+    if (info->fence != FLEET_FENCE_SLEEP || state != SLEEP_ALL)
         return 0;
-    if (tell_one(fc, API_SLEEP, upstream, e) != 0)
+    if (request_one(fc, API_SLEEP, upstream, e) != 0)
         return -1;
     fleet_confirm_quiesced(fleet_of(fc), upstream, info->incarnation);
     return 0;
@@ -149,7 +149,7 @@ static int sleep_last(struct fleet_control *fc, size_t upstream, const struct up
 
 /* What refuses it without a question is looked at first. It generates while it is awake: what it
  * missed of a wake comes before that is asked, and of a sleep behind it. */
-static int resync_turn(struct fleet_control *fc, size_t upstream, struct err *e)
+static int resync_with_lock(struct fleet_control *fc, size_t upstream, struct err *e)
 {
     enum sleep_state state = sleep_of(fc);
     struct upstream_info info;
@@ -157,13 +157,14 @@ static int resync_turn(struct fleet_control *fc, size_t upstream, struct err *e)
 
     if (fleet_is_paused(fc))
         return err_set(e, ERR_CONFLICT, "",
-                       "generation is paused, which an upstream that was away knows nothing of: "
-                       "resume first");
+                       "generation is paused, and this upstream may have missed the pause: resume "
+                       "first");
     fleet_info(fleet_of(fc), upstream, &info);
     if (fleet_may_resync(fleet_of(fc), upstream, e) != 0 ||
         (info.fenced && check_sleep(&info, state, e) != 0) ||
-        wake_first(fc, upstream, &info, e) != 0 || ask_what(fc, upstream, &report, e) != 0 ||
-        ask_token(fc, upstream, e) != 0 || sleep_last(fc, upstream, &info, state, e) != 0)
+        wake_if_missed(fc, upstream, &info, e) != 0 ||
+        query_version(fc, upstream, &report, e) != 0 || probe_generation(fc, upstream, e) != 0 ||
+        sleep_if_missed(fc, upstream, &info, state, e) != 0)
         return -1;
     fleet_reset_caches_of(fc, upstream); /* nobody knows what made its entries */
     return fleet_resync(fleet_of(fc), upstream, &report, e);
@@ -179,7 +180,7 @@ int fleet_resync_one(struct fleet_control *fc, struct http_request *x, const cha
     upstreams_hold_indexes(fc->upstreams);
     rc = upstreams_find(fc->upstreams, name, out, e);
     if (rc == 0)
-        rc = resync_turn(fc, *out, e);
+        rc = resync_with_lock(fc, *out, e);
     upstreams_release_indexes(fc->upstreams);
     fleet_op_unlock(fc);
     return rc;

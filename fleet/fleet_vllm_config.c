@@ -16,7 +16,7 @@ enum {
 
 /* What a client acts upon. */
 static const struct config_member {
-    const char *room, *member; /* room NULL: a member of the whole */
+    const char *section, *member; /* room NULL: a member of the whole */
 } members[] = {
     {"model_config", "model"},
     {"model_config", "max_model_len"},
@@ -29,29 +29,29 @@ static const struct config_member {
 };
 
 /* One upstream's. */
-struct config_said {
+struct engine_config {
     const char *name; /* the upstream's; until upstreams_free */
     json_t *config;   /* owned; NULL: it does not say, and `why` is the reason */
     struct err why;
 };
 
-static json_t *room_of(json_t *config, const struct config_member *m)
+static json_t *section_of(json_t *config, const struct config_member *m)
 {
-    return m->room != NULL ? json_object_get(config, m->room) : config;
+    return m->section != NULL ? json_object_get(config, m->section) : config;
 }
 
 /* Borrowed; NULL: it does not say. */
-static json_t *value_of(const struct config_said *said, const struct config_member *m)
+static json_t *value_of(const struct engine_config *configs, const struct config_member *m)
 {
-    return json_object_get(room_of(said->config, m), m->member);
+    return json_object_get(section_of(configs->config, m), m->member);
 }
 
-static json_t *two_values(const struct config_said *a, const struct config_said *b,
+static json_t *difference(const struct engine_config *a, const struct engine_config *b,
                           const struct config_member *m)
 {
     char *of_a = json_dumps(value_of(a, m), JSON_ENCODE_ANY | JSON_COMPACT);
     char *of_b = json_dumps(value_of(b, m), JSON_ENCODE_ANY | JSON_COMPACT);
-    json_t *text = json_sprintf("%s says %.*s, %s says %.*s", a->name, VALUE_SHOWN_MAX,
+    json_t *text = json_sprintf("%s has %.*s, %s has %.*s", a->name, VALUE_SHOWN_MAX,
                                 of_a != NULL ? of_a : "", b->name, VALUE_SHOWN_MAX,
                                 of_b != NULL ? of_b : "");
 
@@ -61,42 +61,43 @@ static json_t *two_values(const struct config_said *a, const struct config_said 
 }
 
 /* What keeps all from saying the same. New; NULL: they do. */
-static json_t *disagreement(const struct config_said *said, size_t n, const struct config_member *m)
+static json_t *disagreement(const struct engine_config *configs, size_t n,
+                            const struct config_member *m)
 {
     for (size_t i = 0; i < n; i++) {
-        if (said[i].config == NULL)
-            return json_string(said[i].why.msg);
-        if (value_of(&said[i], m) == NULL)
-            return json_sprintf("%s does not say", said[i].name);
-        if (!json_equal(value_of(&said[i], m), value_of(&said[0], m)))
-            return two_values(&said[0], &said[i], m);
+        if (configs[i].config == NULL)
+            return json_string(configs[i].why.msg);
+        if (value_of(&configs[i], m) == NULL)
+            return json_sprintf("%s does not report it", configs[i].name);
+        if (!json_equal(value_of(&configs[i], m), value_of(&configs[0], m)))
+            return difference(&configs[0], &configs[i], m);
     }
-    return n > 0 ? NULL : json_string("no upstream answers");
+    return n > 0 ? NULL : json_string("no upstream replied");
 }
 
-static int add_member(json_t *out, const struct config_said *said, size_t n,
+static int add_member(json_t *out, const struct engine_config *configs, size_t n,
                       const struct config_member *m)
 {
-    json_t *why = disagreement(said, n, m);
-    json_t *value = why == NULL ? json_incref(value_of(&said[0], m)) : json_null();
+    json_t *why = disagreement(configs, n, m);
+    json_t *value = why == NULL ? json_incref(value_of(&configs[0], m)) : json_null();
     char path[PATH_MAX_NBYTES];
 
-    (void)snprintf(path, sizeof path, "%s%s%s", m->room != NULL ? m->room : "",
-                   m->room != NULL ? "." : "", m->member);
+    (void)snprintf(path, sizeof path, "%s%s%s", m->section != NULL ? m->section : "",
+                   m->section != NULL ? "." : "", m->member);
     if (why != NULL && json_object_set_new(json_object_get(out, "unknown"), path, why) != 0) {
         json_decref(value);
         return -1;
     }
-    return json_object_set_new(room_of(out, m), m->member, value);
+    return json_object_set_new(section_of(out, m), m->member, value);
 }
 
-static json_t *agreed_json(const struct config_said *said, size_t n, struct err *e)
+static json_t *common_json(const struct engine_config *configs, size_t n, struct err *e)
 {
     json_t *out = json_pack("{s:{}, s:{}, s:{}}", "model_config", "parallel_config", "unknown");
     bool whole = out != NULL;
 
     for (size_t i = 0; i < sizeof members / sizeof members[0] && whole; i++)
-        whole = add_member(out, said, n, &members[i]) == 0;
+        whole = add_member(out, configs, n, &members[i]) == 0;
     if (whole)
         return out;
     json_decref(out);
@@ -104,7 +105,7 @@ static json_t *agreed_json(const struct config_said *said, size_t n, struct err 
     return NULL;
 }
 
-static void read_config(struct fleet_control *fc, struct config_said *out,
+static void read_config(struct fleet_control *fc, struct engine_config *out,
                         const struct fleet_result *result)
 {
     struct upstream_endpoint at;
@@ -124,19 +125,19 @@ static void read_config(struct fleet_control *fc, struct config_said *out,
 json_t *fleet_vllm_config_json(struct fleet_control *fc, struct err *e)
 {
     struct fleet_target *targets = calloc(FLEET_MAX, sizeof *targets);
-    struct config_said *configs = calloc(FLEET_MAX, sizeof *configs);
+    struct engine_config *configs = calloc(FLEET_MAX, sizeof *configs);
     struct fleet_result *results = NULL;
     json_t *out = NULL;
     size_t n = 0;
 
     if (targets == NULL || configs == NULL) {
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to ask the upstreams");
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for requests to the upstreams");
     } else {
         n = fleet_reachable(fc, NULL, targets);
         if (fleet_query(fc, API_GET_CONFIG, targets, n, CONFIG_TIMEOUT_US, &results, e) == 0) {
             for (size_t i = 0; i < n; i++)
                 read_config(fc, &configs[i], &results[i]);
-            out = agreed_json(configs, n, e);
+            out = common_json(configs, n, e);
             for (size_t i = 0; i < n; i++)
                 json_decref(configs[i].config);
             fleet_results_free(results, n);

@@ -33,8 +33,8 @@ int fleet_update_set_label(struct fleet_control *fc, struct fleet_session *s, co
         (void)snprintf(s->label, sizeof s->label, "%s", label);
     else if (strcmp(s->label, label) != 0)
         rc = err_set(e, ERR_CONFLICT, "/weight_version",
-                     "the update that is open is to be '%.128s', and this is of '%.128s'", s->label,
-                     label);
+                     "the open update is of version '%.128s', and this request of '%.128s'",
+                     s->label, label);
     mtx_unlock(&fc->lock);
     return rc;
 }
@@ -53,8 +53,8 @@ int fleet_update_set_selector(struct fleet_control *fc, struct fleet_session *s,
     mtx_unlock(&fc->lock);
     if (strcmp(known, selector) == 0)
         return 0;
-    return err_set(e, ERR_CONFLICT, "/selector", "'%s', but this update was begun with '%s'",
-                   selector, known);
+    return err_set(e, ERR_CONFLICT, "/selector", "'%s', but this update began with '%s'", selector,
+                   known);
 }
 
 bool fleet_update_is_covered(struct fleet_control *fc, const struct fleet_session *s)

@@ -242,7 +242,7 @@ def changed_on_disk(f):
     restart(f, d)
     until("it has another", lambda: theirs(f)[1] == ["mine"])
     f.update_all_but(1)
-    until("that is told", lambda: "has changed since" in (of(f, d)["error"] or {"message": ""})["message"])
+    until("that is told", lambda: "have changed since" in (of(f, d)["error"] or {"message": ""})["message"])
     assert of(f, d)["missing_adapters"] == ["mine"]
     d.good("DELETE", "/fault")
     says(d, "d1", 0)

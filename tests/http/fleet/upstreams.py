@@ -84,7 +84,7 @@ def views(s):
     config = info["vllm_config"]
     same(config["weight_transfer_config"], {"backend": "nccl"})
     same(config["model_config"]["dtype"], None)
-    check("does not say" in config["unknown"]["model_config.dtype"], "an SGLang has another word for it")
+    check("does not report it" in config["unknown"]["model_config.dtype"], "an SGLang has another word for it")
     same((info["num_gpus"], info["world_size"], info["tp_size"]), (6, 6, 6))
     same(s.get("/get_model_info")["is_generation"], True)
     check(s.get("/get_load")[0]["num_tokens"] is None, "nobody knows")
@@ -120,7 +120,7 @@ def configuration_of_vllms():
     found, urls = what_all_say(one, other)
     same(found["model_config"], dict(model, dtype=None))
     same((found["weight_transfer_config"], found["lora_config"]), (None, None))
-    same(found["unknown"]["model_config.dtype"], f'{urls[0]} says "torch.float32", {urls[1]} says "torch.float16"')
+    same(found["unknown"]["model_config.dtype"], f'{urls[0]} has "torch.float32", {urls[1]} has "torch.float16"')
     same(sorted(found["unknown"]), ["lora_config", "model_config.dtype", "weight_transfer_config"])
     for fault in ({"do": "status", "status": 404, "text": '{"detail":"Not Found"}'}, {"do": "raw", "text": "nothing"},
                   {"do": "status", "status": 200, "text": "<html>"}):
