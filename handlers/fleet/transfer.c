@@ -1,10 +1,8 @@
-/* The group with the trainer: each upstream is asked how many ranks it is, and gets those behind
- * the one before. All join, or those that did leave again, where their dialect has a word for it.
- */
+/* The routes of a trainer's group in front of upstream engines. */
 #include "base/clock.h"
 #include "fleet/fleet_control.h"
+#include "fleet/fleet_group_join.h"
 #include "fleet/fleet_locks.h"
-#include "fleet/fleet_transfer.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_update.h"
 #include "handlers/app.h"
@@ -14,172 +12,51 @@
 #include "handlers/reply.h"
 #include "handlers/route.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-enum { TRANSFER_S_MAX = 3600, TRANSFER_WORLD_MAX = 65536, TRANSFER_LEAVE_US = 30000000 };
+enum { TRANSFER_S_MAX = 3600 };
 
 struct init_req {
-    uint64_t world_size, rank_offset, timeout_us;
-    const char *group_name; /* borrowed, or NULL */
-    struct packing_params packed;
-    bool offset_given, by_handles;
+    struct fleet_join_request join;
+    struct fleet_handles handles; /* join.handles, or unused */
 };
 
 static int init_parse(struct init_req *req, const struct app *app, const json_t *body,
                       struct err *e)
 {
     const char *transport = NULL;
+    struct packing_params packed = {0};
     uint64_t timeout_s = 0;
 
     if (body_required(body, "", "transport", e) != 0 ||
         body_str(&transport, body, "", "transport", e) != 0 ||
-        body_str(&req->group_name, body, "", "group_name", e) != 0 ||
+        body_str(&req->join.group_name, body, "", "group_name", e) != 0 ||
         body_u64(&timeout_s, body, "", "timeout_s", 1, TRANSFER_S_MAX, e) != 0 ||
-        packing_parse_join(&req->packed, body, e) != 0)
+        packing_parse_join(&packed, body, e) != 0)
         return -1;
-    if (req->group_name != NULL && strlen(req->group_name) > FLEET_GROUP_NAME_MAX)
+    if (req->join.group_name != NULL && strlen(req->join.group_name) > FLEET_GROUP_NAME_MAX)
         return err_set(e, ERR_BAD_REQUEST, "/group_name", "%zu bytes, %d are allowed",
-                       strlen(req->group_name), FLEET_GROUP_NAME_MAX);
-    req->timeout_us = timeout_s > 0 ? timeout_s * 1000000 : app->settings.join_timeout_ms * 1000;
-    req->by_handles = strcmp(transport, "ipc") == 0;
-    if (req->by_handles)
+                       strlen(req->join.group_name), FLEET_GROUP_NAME_MAX);
+    req->join.timeout_us = timeout_s > 0 ? timeout_s * 1000000
+                                         : app->settings.join_timeout_ms * 1000;
+    if (strcmp(transport, "ipc") == 0) {
+        req->handles = (struct fleet_handles){
+            .set = true, .on = packed.packed_given, .packed = packed.packed};
+        req->join.handles = &req->handles;
         return 0;
+    }
     if (strcmp(transport, "nccl") != 0)
         return err_set(e, ERR_BAD_REQUEST, "/transport",
                        "transport '%.32s' is not nccl or ipc; the others need no group", transport);
-    req->rank_offset = 1;
-    req->offset_given = body_given(body, "rank_offset") != NULL;
+    req->join.packing = (struct api_packing){packed.packed, packed.bucket_nbytes};
+    req->join.rank_offset = 1;
+    req->join.offset_given = body_given(body, "rank_offset") != NULL;
     if (body_required(body, "", "world_size", e) != 0 ||
-        body_u64(&req->world_size, body, "", "world_size", 2, TRANSFER_WORLD_MAX, e) != 0 ||
-        body_u64(&req->rank_offset, body, "", "rank_offset", 1, TRANSFER_WORLD_MAX - 1, e) != 0)
+        body_u64(&req->join.world_size, body, "", "world_size", 2, FLEET_WORLD_SIZE_MAX, e) != 0 ||
+        body_u64(&req->join.rank_offset, body, "", "rank_offset", 1, FLEET_WORLD_SIZE_MAX - 1, e) !=
+            0)
         return -1;
     return 0;
-}
-
-static int read_ranks(uint64_t *out, const struct upstream_endpoint *at,
-                      const struct fleet_result *result, struct err *e)
-{
-    if (api_read_ranks(out, at->kind, result->text != NULL ? result->text : "", result->text_len,
-                       e) != 0)
-        return -1;
-    return *out < TRANSFER_WORLD_MAX
-               ? 0
-               : err_set(e, ERR_UPSTREAM, "", "it says that it has %" PRIu64 " ranks", *out);
-}
-
-/* @n_ranks  [FLEET_MAX], by upstream */
-static int ask_ranks(struct app *app, const struct fleet_target *targets, size_t n,
-                     uint64_t *n_ranks, json_t **details, struct err *e)
-{
-    struct fleet_result *results = NULL;
-    const struct fleet_result *cause;
-    struct upstream_endpoint at;
-
-    if (fleet_query(app->fleet->control, API_GET_RANKS, targets, n,
-                    fleet_step_us(app->fleet->control), &results, e) != 0)
-        return -1;
-    for (size_t i = 0; i < n; i++) {
-        struct err why = {0};
-
-        upstreams_get(app->fleet->upstreams, results[i].upstream, &at);
-        if (results[i].outcome != FLEET_OK ||
-            read_ranks(&n_ranks[results[i].upstream], &at, &results[i], &why) == 0)
-            continue;
-        results[i].outcome = FLEET_REFUSED;
-        (void)err_set(&results[i].why, ERR_UPSTREAM, "", "%.100s: %.300s", at.name, why.msg);
-    }
-    cause = fleet_results_cause(results, n);
-    if (cause != NULL) {
-        *e = cause->why;
-        *details = json_pack("{s:o}", "upstreams",
-                             fleet_results_json(app->fleet->control, results, n));
-    }
-    fleet_results_free(results, n);
-    return cause == NULL ? 0 : -1;
-}
-
-/* One behind the other. */
-static int ranks_place(const struct init_req *req, struct fleet_target *targets, size_t n,
-                       const uint64_t *n_ranks, struct err *e)
-{
-    uint64_t next = req->rank_offset;
-
-    for (size_t i = 0; i < n; i++) {
-        targets[i].about.has_rank_offset = true;
-        targets[i].about.rank_offset = next;
-        next += n_ranks[targets[i].upstream];
-    }
-    if (next <= req->world_size && (req->offset_given || next == req->world_size))
-        return 0;
-    return err_set(e, ERR_BAD_REQUEST, "/world_size",
-                   "the %zu upstreams are ranks %" PRIu64 " to %" PRIu64
-                   ", which with the trainer's before them make a world of %" PRIu64
-                   ", not of %" PRIu64,
-                   n, req->rank_offset, next - 1, next, req->world_size);
-}
-
-static void leave_again(struct app *app, const struct init_req *req,
-                        const struct fleet_result *results, size_t n)
-{
-    struct api_context about = {.group_name = req->group_name != NULL ? req->group_name : ""};
-    struct fleet_target targets[FLEET_MAX];
-    struct fleet_result *left = NULL;
-    struct err ignored = {0};
-    size_t n_targets = 0;
-
-    for (size_t i = 0; i < n; i++)
-        if (results[i].outcome == FLEET_OK || results[i].outcome == FLEET_UNKNOWN)
-            targets[n_targets++] = (struct fleet_target){.upstream = results[i].upstream,
-                                                         .about = about};
-    if (fleet_request(app->fleet->control, API_SHUTDOWN_TRANSFER, targets, n_targets,
-                      TRANSFER_LEAVE_US, &left, &ignored) == 0)
-        fleet_results_free(left, n_targets);
-}
-
-/* An SGLang is in as many as it has joined; the last one of any other replaces the one before. */
-static bool keeps_groups(struct app *app, const struct fleet_target *targets, size_t n)
-{
-    struct upstream_endpoint at;
-    bool keeps = true;
-
-    for (size_t i = 0; i < n; i++) {
-        upstreams_get(app->fleet->upstreams, targets[i].upstream, &at);
-        keeps = keeps && upstream_caps(at.kind)->joins_many_groups;
-    }
-    return keeps;
-}
-
-/* A join replaces the group before, also a join that failed: engines left that one first. */
-static void forget_replaced(struct app *app, const struct init_req *req,
-                            const struct fleet_target *targets, size_t n)
-{
-    struct fleet_control *fc = app->fleet->control;
-
-    if (!keeps_groups(app, targets, n))
-        fleet_forget_groups(fc);
-    (void)fleet_forget_group(fc, req->group_name != NULL ? req->group_name : SGLANG_GROUP_NAME);
-}
-
-static void note_group(struct app *app, const struct init_req *req,
-                       const struct fleet_target *targets, size_t n, const uint64_t *n_ranks)
-{
-    struct fleet_group g = {.packing = {req->packed.packed, req->packed.bucket_nbytes},
-                            .world_size = req->world_size,
-                            .rank_offset = req->rank_offset,
-                            .began_us = clock_now_us()};
-
-    forget_replaced(app, req, targets, n);
-    if (req->group_name != NULL)
-        (void)snprintf(g.name, sizeof g.name, "%s", req->group_name);
-    for (size_t i = 0; i < n; i++) {
-        g.joined[targets[i].upstream] = true;
-        g.offset[targets[i].upstream] = targets[i].about.rank_offset;
-        g.n_ranks[targets[i].upstream] = n_ranks[targets[i].upstream];
-    }
-    fleet_add_group(app->fleet->control, &g);
 }
 
 static json_t *ranks_json(struct app *app, const struct fleet_group *g)
@@ -198,7 +75,7 @@ static json_t *ranks_json(struct app *app, const struct fleet_group *g)
     return ranks;
 }
 
-/* The members of a server's own group, as far as they are known here: of the latest one. */
+/* The latest group, with the members of a group of a server's own engine. */
 static json_t *group_json(struct app *app)
 {
     struct fleet_group g;
@@ -213,8 +90,9 @@ static json_t *group_json(struct app *app)
                      on ? json_real((double)(clock_now_us() - g.began_us) / 1e6) : json_null());
 }
 
-/* What the trainer before has left half sent must not become one model with what this one sends. */
-static void give_up_last(struct app *app, const struct route *route)
+/* The tensors of the trainer before must not be mixed with those of this one: its open update is
+ * aborted, if requests cannot name it. */
+static void abort_previous(struct app *app, const struct route *route)
 {
     struct fleet_session *s;
     struct err why = {0}, ignored = {0};
@@ -228,66 +106,42 @@ static void give_up_last(struct app *app, const struct route *route)
     fleet_unref(app->fleet->control, s);
 }
 
-static int group_join(struct app *app, struct http_request *x, const struct init_req *req,
-                      const json_t *body, json_t **details, struct err *e)
+/* @rc  of the operation, with e set if it failed. Frees the reply. */
+static int group_reply(struct app *app, struct http_request *x, int rc,
+                       struct fleet_group_reply *reply, struct err *e)
 {
-    uint64_t n_ranks[FLEET_MAX] = {0};
-    struct fleet_target targets[FLEET_MAX];
-    struct fleet_result *results = NULL;
-    const struct fleet_result *cause;
-    size_t n;
-
-    if (fleet_reachable_quorum(app->fleet->control, body, targets, &n, e) != 0 ||
-        (!req->by_handles && (ask_ranks(app, targets, n, n_ranks, details, e) != 0 ||
-                              ranks_place(req, targets, n, n_ranks, e) != 0)) ||
-        fleet_request(app->fleet->control, API_INIT_TRANSFER, targets, n,
-                      req->timeout_us + FLEET_GRACE_US, &results, e) != 0)
+    if (reply->results == NULL)
         return -1;
-    cause = fleet_results_cause(results, n);
-    if (cause == NULL) {
-        if (req->by_handles)
-            fleet_set_handles(app->fleet->control,
-                              &(struct fleet_handles){.set = true,
-                                                      .on = req->packed.packed_given,
-                                                      .packed = req->packed.packed});
-        else
-            note_group(app, req, targets, n, n_ranks);
-        fleet_reply(app, x, group_json(app), results, n);
-    } else {
-        *e = cause->why;
-        if (!req->by_handles) {
-            leave_again(app, req, results, n);
-            forget_replaced(app, req, targets, n);
-        }
-        fleet_reply_error(app, x, e, results, n);
-    }
-    fleet_results_free(results, n);
+    if (rc == 0)
+        fleet_reply(app, x, group_json(app), reply->results, reply->n);
+    else
+        fleet_reply_error(app, x, e, reply->results, reply->n);
+    fleet_group_reply_fini(reply);
     return 0;
 }
 
 int handle_fleet_transfer_init(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
+    struct fleet_group_reply reply = {0};
     struct init_req req = {0};
-    json_t *body, *details = NULL;
+    json_t *body;
     int rc;
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
     rc = init_parse(&req, app, body, e);
     if (rc == 0)
-        give_up_last(app, x->route);
+        abort_previous(app, x->route);
     if (rc == 0)
         rc = fleet_op_lock(fc, x, "the start of a group", e);
     if (rc == 0) {
-        rc = group_join(app, x, &req, body, &details, e);
+        rc = fleet_group_join(fc, &req.join, body, &reply, e);
+        rc = group_reply(app, x, rc, &reply, e);
         fleet_op_unlock(fc);
     }
     json_decref(body);
-    if (rc == 0 || details == NULL)
-        return rc;
-    reply_error(x, e, details);
-    return 0;
+    return rc;
 }
 
 int handle_fleet_transfer_get(struct app *app, struct http_request *x, struct err *e)
@@ -297,78 +151,10 @@ int handle_fleet_transfer_get(struct app *app, struct http_request *x, struct er
     return 0;
 }
 
-/* leave */
-
-/* Of handles only a vLLM holds anything. */
-static bool is_set_up(struct app *app, const struct fleet_group *g, bool handles, size_t upstream)
-{
-    struct upstream_endpoint at;
-
-    upstreams_get(app->fleet->upstreams, upstream, &at);
-    return g->joined[upstream] || (handles && upstream_caps(at.kind)->keeps_handle_setup);
-}
-
-/* Those that are in it. @name  then: of the group  Returns how many. */
-static size_t to_leave(struct app *app, const char *meant, const json_t *body,
-                       struct fleet_target *targets, char name[FLEET_GROUP_NAME_MAX + 1])
-{
-    struct fleet_control *fc = app->fleet->control;
-    struct fleet_target alive[FLEET_MAX];
-    size_t n = fleet_reachable(fc, body, alive), n_targets = 0;
-    struct fleet_handles handles;
-    struct fleet_group g;
-
-    (void)fleet_get_group(fc, meant, &g);
-    fleet_get_handles(fc, &handles);
-    (void)snprintf(name, FLEET_GROUP_NAME_MAX + 1, "%s", g.name);
-    for (size_t i = 0; i < n; i++)
-        if (is_set_up(app, &g, handles.set, alive[i].upstream)) {
-            targets[n_targets] = alive[i];
-            targets[n_targets++].about.group_name = name;
-        }
-    return n_targets;
-}
-
-/* Whatever engines replied: one that is down has left. Returns true while there are others. */
-static bool group_forget(struct fleet_control *fc, const char *name)
-{
-    fleet_set_handles(fc, NULL);
-    return fleet_forget_group(fc, name[0] != '\0' ? name : SGLANG_GROUP_NAME);
-}
-
-/* @name  NULL: each that there is */
-static int group_leave(struct app *app, struct http_request *x, const char *name,
-                       const json_t *body, struct err *e)
-{
-    char left[FLEET_GROUP_NAME_MAX + 1];
-    struct fleet_target targets[FLEET_MAX];
-    struct fleet_result *results = NULL;
-    const struct fleet_result *cause;
-    bool more = true;
-    size_t n = 0;
-
-    do {
-        fleet_results_free(results, n);
-        n = to_leave(app, name, body, targets, left);
-        if (fleet_request(app->fleet->control, API_SHUTDOWN_TRANSFER, targets, n, TRANSFER_LEAVE_US,
-                          &results, e) != 0)
-            return -1;
-        cause = fleet_results_cause(results, n);
-        more = group_forget(app->fleet->control, left) && name == NULL;
-    } while (more && cause == NULL);
-    if (cause == NULL) {
-        fleet_reply(app, x, group_json(app), results, n);
-    } else {
-        *e = cause->why;
-        fleet_reply_error(app, x, e, results, n);
-    }
-    fleet_results_free(results, n);
-    return 0;
-}
-
 int handle_fleet_transfer_delete(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
+    struct fleet_group_reply reply = {0};
     const char *name = NULL;
     json_t *body = NULL;
     int rc = 0;
@@ -380,9 +166,8 @@ int handle_fleet_transfer_delete(struct app *app, struct http_request *x, struct
     if (rc == 0)
         rc = fleet_op_lock(app->fleet->control, x, "the end of a group", e);
     if (rc == 0) {
-        rc = fleet_check_group_name(app->fleet->control, name, e);
-        if (rc == 0)
-            rc = group_leave(app, x, name, body, e);
+        rc = fleet_group_leave(app->fleet->control, name, body, &reply, e);
+        rc = group_reply(app, x, rc, &reply, e);
         fleet_op_unlock(app->fleet->control);
     }
     json_decref(body);

@@ -1,0 +1,235 @@
+/* How engines join a trainer's group and leave it. */
+#include "fleet/fleet_group_join.h"
+
+#include "base/clock.h"
+#include "fleet/fleet_priv.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+void fleet_group_reply_fini(struct fleet_group_reply *reply)
+{
+    fleet_results_free(reply->results, reply->n);
+    *reply = (struct fleet_group_reply){0};
+}
+
+/* join */
+
+static int read_ranks(uint64_t *out, const struct upstream_endpoint *at,
+                      const struct fleet_result *result, struct err *e)
+{
+    if (api_read_ranks(out, at->kind, result->text != NULL ? result->text : "", result->text_len,
+                       e) != 0)
+        return -1;
+    return *out < FLEET_WORLD_SIZE_MAX
+               ? 0
+               : err_set(e, ERR_UPSTREAM, "", "it says that it has %" PRIu64 " ranks", *out);
+}
+
+/* @n_ranks  [FLEET_MAX], by upstream */
+static int ask_ranks(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
+                     uint64_t *n_ranks, struct fleet_group_reply *reply, struct err *e)
+{
+    struct fleet_result *results = NULL;
+    const struct fleet_result *cause;
+    struct upstream_endpoint at;
+
+    if (fleet_query(fc, API_GET_RANKS, targets, n, fleet_step_us(fc), &results, e) != 0)
+        return -1;
+    for (size_t i = 0; i < n; i++) {
+        struct err why = {0};
+
+        upstreams_get(fc->upstreams, results[i].upstream, &at);
+        if (results[i].outcome != FLEET_OK ||
+            read_ranks(&n_ranks[results[i].upstream], &at, &results[i], &why) == 0)
+            continue;
+        results[i].outcome = FLEET_REFUSED;
+        (void)err_set(&results[i].why, ERR_UPSTREAM, "", "%.100s: %.300s", at.name, why.msg);
+    }
+    cause = fleet_results_cause(results, n);
+    if (cause != NULL) {
+        *e = cause->why;
+        *reply = (struct fleet_group_reply){results, n};
+        return -1;
+    }
+    fleet_results_free(results, n);
+    return 0;
+}
+
+/* The ranks of each engine follow those of the one before it. */
+static int place_ranks(const struct fleet_join_request *req, struct fleet_target *targets, size_t n,
+                       const uint64_t *n_ranks, struct err *e)
+{
+    uint64_t next = req->rank_offset;
+
+    for (size_t i = 0; i < n; i++) {
+        targets[i].about.has_rank_offset = true;
+        targets[i].about.rank_offset = next;
+        next += n_ranks[targets[i].upstream];
+    }
+    if (next <= req->world_size && (req->offset_given || next == req->world_size))
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, "/world_size",
+                   "the %zu upstreams are ranks %" PRIu64 " to %" PRIu64
+                   ", which with the trainer's before them make a world of %" PRIu64
+                   ", not of %" PRIu64,
+                   n, req->rank_offset, next - 1, next, req->world_size);
+}
+
+/* After a join that failed on some engines. */
+static void leave_again(struct fleet_control *fc, const struct fleet_join_request *req,
+                        const struct fleet_result *results, size_t n)
+{
+    struct api_context about = {.group_name = req->group_name != NULL ? req->group_name : ""};
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *left = NULL;
+    struct err ignored = {0};
+    size_t n_targets = 0;
+
+    for (size_t i = 0; i < n; i++)
+        if (results[i].outcome == FLEET_OK || results[i].outcome == FLEET_UNKNOWN)
+            targets[n_targets++] = (struct fleet_target){.upstream = results[i].upstream,
+                                                         .about = about};
+    if (fleet_request(fc, API_SHUTDOWN_TRANSFER, targets, n_targets, FLEET_LEAVE_US, &left,
+                      &ignored) == 0)
+        fleet_results_free(left, n_targets);
+}
+
+/* Does every engine stay in the groups that it joined before? */
+static bool keeps_groups(struct fleet_control *fc, const struct fleet_target *targets, size_t n)
+{
+    struct upstream_endpoint at;
+    bool keeps = true;
+
+    for (size_t i = 0; i < n; i++) {
+        upstreams_get(fc->upstreams, targets[i].upstream, &at);
+        keeps = keeps && upstream_caps(at.kind)->joins_many_groups;
+    }
+    return keeps;
+}
+
+/* A join replaces the group before, also a join that failed: engines left that one first. */
+static void forget_replaced(struct fleet_control *fc, const struct fleet_join_request *req,
+                            const struct fleet_target *targets, size_t n)
+{
+    if (!keeps_groups(fc, targets, n))
+        fleet_forget_groups(fc);
+    (void)fleet_forget_group(fc, req->group_name != NULL ? req->group_name : SGLANG_GROUP_NAME);
+}
+
+static void record_group(struct fleet_control *fc, const struct fleet_join_request *req,
+                         const struct fleet_target *targets, size_t n, const uint64_t *n_ranks)
+{
+    struct fleet_group g = {.packing = req->packing,
+                            .world_size = req->world_size,
+                            .rank_offset = req->rank_offset,
+                            .began_us = clock_now_us()};
+
+    forget_replaced(fc, req, targets, n);
+    if (req->group_name != NULL)
+        (void)snprintf(g.name, sizeof g.name, "%s", req->group_name);
+    for (size_t i = 0; i < n; i++) {
+        g.joined[targets[i].upstream] = true;
+        g.offset[targets[i].upstream] = targets[i].about.rank_offset;
+        g.n_ranks[targets[i].upstream] = n_ranks[targets[i].upstream];
+    }
+    fleet_add_group(fc, &g);
+}
+
+int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *req,
+                     const json_t *body, struct fleet_group_reply *reply, struct err *e)
+{
+    uint64_t n_ranks[FLEET_MAX] = {0};
+    struct fleet_target targets[FLEET_MAX];
+    const struct fleet_result *cause;
+    size_t n;
+
+    if (fleet_reachable_quorum(fc, body, targets, &n, e) != 0 ||
+        (req->handles == NULL && (ask_ranks(fc, targets, n, n_ranks, reply, e) != 0 ||
+                                  place_ranks(req, targets, n, n_ranks, e) != 0)) ||
+        fleet_request(fc, API_INIT_TRANSFER, targets, n, req->timeout_us + FLEET_GRACE_US,
+                      &reply->results, e) != 0)
+        return -1;
+    reply->n = n;
+    cause = fleet_results_cause(reply->results, n);
+    if (cause == NULL) {
+        if (req->handles != NULL)
+            fleet_set_handles(fc, req->handles);
+        else
+            record_group(fc, req, targets, n, n_ranks);
+        return 0;
+    }
+    *e = cause->why;
+    if (req->handles == NULL) {
+        leave_again(fc, req, reply->results, n);
+        forget_replaced(fc, req, targets, n);
+    }
+    return -1;
+}
+
+/* leave */
+
+/* Has the engine anything to undo? Not every kind keeps anything of a set-up for handles. */
+static bool is_set_up(struct fleet_control *fc, const struct fleet_group *g, bool handles,
+                      size_t upstream)
+{
+    struct upstream_endpoint at;
+
+    upstreams_get(fc->upstreams, upstream, &at);
+    return g->joined[upstream] || (handles && upstream_caps(at.kind)->keeps_handle_setup);
+}
+
+/* The engines that joined a group, or are set up for handles.
+ * @meant  the group's name, or NULL: the latest
+ * @name   out: the name that it was joined under. Returns: how many engines. */
+static size_t members_of(struct fleet_control *fc, const char *meant, const json_t *body,
+                         struct fleet_target *targets, char name[FLEET_GROUP_NAME_MAX + 1])
+{
+    struct fleet_target reachable[FLEET_MAX];
+    size_t n = fleet_reachable(fc, body, reachable), n_targets = 0;
+    struct fleet_handles handles;
+    struct fleet_group g;
+
+    (void)fleet_get_group(fc, meant, &g);
+    fleet_get_handles(fc, &handles);
+    (void)snprintf(name, FLEET_GROUP_NAME_MAX + 1, "%s", g.name);
+    for (size_t i = 0; i < n; i++)
+        if (is_set_up(fc, &g, handles.set, reachable[i].upstream)) {
+            targets[n_targets] = reachable[i];
+            targets[n_targets++].about.group_name = name;
+        }
+    return n_targets;
+}
+
+/* Whatever engines replied: one that is down has left. Returns: are there other groups? */
+static bool forget_group(struct fleet_control *fc, const char *name)
+{
+    fleet_set_handles(fc, NULL);
+    return fleet_forget_group(fc, name[0] != '\0' ? name : SGLANG_GROUP_NAME);
+}
+
+int fleet_group_leave(struct fleet_control *fc, const char *name, const json_t *body,
+                      struct fleet_group_reply *reply, struct err *e)
+{
+    char left[FLEET_GROUP_NAME_MAX + 1];
+    struct fleet_target targets[FLEET_MAX];
+    const struct fleet_result *cause;
+    bool more = true;
+
+    if (fleet_check_group_name(fc, name, e) != 0)
+        return -1;
+    do {
+        fleet_group_reply_fini(reply);
+        reply->n = members_of(fc, name, body, targets, left);
+        if (fleet_request(fc, API_SHUTDOWN_TRANSFER, targets, reply->n, FLEET_LEAVE_US,
+                          &reply->results, e) != 0)
+            return -1;
+        cause = fleet_results_cause(reply->results, reply->n);
+        more = forget_group(fc, left) && name == NULL;
+    } while (more && cause == NULL);
+    if (cause == NULL)
+        return 0;
+    *e = cause->why;
+    return -1;
+}
