@@ -65,7 +65,7 @@ static const char *sums(const struct cu_api *cu)
 static void put_devices(const struct serve_report *r, FILE *to)
 {
     if (r->devices.n == 0) {
-        (void)fprintf(to, "device: cpu, the weights lie in host memory%s\n",
+        (void)fprintf(to, "device: cpu, the weights are kept in host memory%s\n",
                       r->cuda.available ? "; there are GPUs, --device cuda:0 would use the first"
                                         : "");
         return;

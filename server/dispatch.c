@@ -54,9 +54,9 @@ static int listener_check(const struct listener_ctx *listener_ctx, const struct 
     };
 
     if ((listener_ctx->roles & 1U << route->role) == 0)
-        return err_set(e, ERR_NOT_FOUND, "", "%.200s is not answered on this listener: %s", x->path,
-                       route->role == ROLE_CONTROL ? "control routes have one of their own"
-                                                   : "it answers control routes");
+        return err_set(e, ERR_NOT_FOUND, "",
+                       "%.200s is not answered on this listener, use that of %s", x->path,
+                       route->role == ROLE_CONTROL ? "--control-listen" : "--listen");
     return auth_check(listener_ctx->auth, x->authorization, x->peer_trusted, needs[route->role], e);
 }
 
@@ -65,11 +65,11 @@ static int check_stream(const struct app *app, struct err *e)
 {
     if (app->fleet == NULL)
         return 0;
-    return err_set(e, ERR_HAS_UPSTREAMS, "",
-                   "tensors in the request body are not passed on to upstream engines: send them "
-                   "over NCCL, or say in JSON where they are: a baton takes path, shm or "
-                   "ipc_handles, a vLLM ipc_handles_pickled, an SGLang path or "
-                   "serialized_named_tensors");
+    return err_set(
+        e, ERR_HAS_UPSTREAMS, "",
+        "a body of tensors is not supported in front of upstream engines; use NCCL, or in "
+        "JSON path, shm or ipc_handles for baton, ipc_handles_pickled for vLLM, path "
+        "or serialized_named_tensors for SGLang");
 }
 
 static int app_route(void *arg, struct http_request *x, struct http_server_route *out,
@@ -149,7 +149,7 @@ static void run_handler(struct app *app, struct http_request *x)
     assert(route->role == ((const struct route *)x->route)->role); /* the listener checked it */
     x->route = route;
     if (http_request_disconnected(x)) {
-        (void)err_set(&e, ERR_GONE, "", "the client went away before its turn");
+        (void)err_set(&e, ERR_GONE, "", "the client disconnected while its request was queued");
         notify_unread(app, x);
     } else if (route_handle(app, x, route, &e) == 0) {
         return;
@@ -183,7 +183,7 @@ static void text_drop(void *arg)
     struct dispatch_job *d = arg;
     struct err e = {0};
 
-    (void)err_set(&e, ERR_GONE, "", "the client went away before its turn");
+    (void)err_set(&e, ERR_GONE, "", "the client disconnected while its request was queued");
     reply_error(d->x, &e, NULL);
     free(d);
 }

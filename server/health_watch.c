@@ -106,8 +106,7 @@ static int watch_route(void *arg, struct http_request *x, struct http_server_rou
         return -1;
     if (route->role != ROLE_HEALTH)
         return err_set(e, ERR_NOT_FOUND, "",
-                       "%.200s is not answered on this listener: it has "
-                       "health only",
+                       "%.200s is not answered on this listener: it answers health routes only",
                        x->path);
     assert(route->operation == OPERATION_LIVE || route->operation == OPERATION_READY);
     x->route = route;
@@ -140,7 +139,7 @@ static void answer_ready(struct http_request *x, const struct health *h)
                    json_pack("{s:b, s:s, s:s}", "ready", 0, "reason", why, "message",
                              h->ready_why == ERR_DRAINING
                                  ? "the server is stopping: send requests to another one"
-                                 : "ask GET /readyz of --listen: its answer says more"));
+                                 : "GET /readyz on --listen reports the detailed reason"));
 }
 
 static void watch_dispatch(void *arg, struct http_request *x)

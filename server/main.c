@@ -24,7 +24,7 @@ static int usage_print(FILE *to, int rc)
                       ": inference control for reinforcement-learning post-training\n"
                       "\n"
                       "usage: baton serve DIR [options]     run the server; also --model DIR\n"
-                      "       baton serve --check [options] say what it would start with\n"
+                      "       baton serve --check [options] report what it would start with\n"
                       "       baton serve --help            every option, with its default\n"
                       "       baton help                    this text, as --help\n"
                       "       baton version                 as --version\n"

@@ -184,5 +184,6 @@ int fleet_not_answered(struct app *app, struct http_request *x, struct err *e)
 {
     (void)app;
     return err_set(e, ERR_HAS_UPSTREAMS, "",
-                   "%.200s is not answered in front of upstream engines: ask them", x->path);
+                   "%.200s is not supported in front of upstream engines; send it to an engine",
+                   x->path);
 }

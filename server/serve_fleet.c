@@ -48,8 +48,8 @@ static void explain_no_weights(struct err *e)
 
     err_clear(e);
     (void)err_set(e, cause.code, cause.field,
-                  "%.300s, and '*.safetensors' is not there to name the tensors: %s", cause.msg,
-                  otherwise);
+                  "%.300s, and there is no '*.safetensors' file that names the tensors: %s",
+                  cause.msg, otherwise);
 }
 
 /* Reads only the headers of the files. */
@@ -180,13 +180,13 @@ void serve_fleet_reload(struct app_fleet *fleet)
     struct err e = {0};
 
     if (upstreams_reload(fleet->upstreams, &e) != 0) {
-        log_line(LOG_ERROR, "upstreams.reload_failed", "the upstreams stay as they were: %s: %s",
+        log_line(LOG_ERROR, "upstreams.reload_failed", "the upstreams are unchanged: %s: %s",
                  e.field, e.msg);
         return;
     }
     fleet_reconcile_start(fleet->control);
     fleet_stats(upstreams_fleet(fleet->upstreams), &s);
-    log_line(LOG_INFO, "upstreams.read", "%zu upstreams, %zu of them must serve", s.n_upstreams,
+    log_line(LOG_INFO, "upstreams.read", "%zu upstreams, of which %zu must serve", s.n_upstreams,
              s.min_ready);
 }
 
@@ -210,18 +210,18 @@ static void put_upstream(struct upstreams *u, size_t i, FILE *to)
                   at.target->authorization != NULL ? ", with a key" : "",
                   at.target->ca_file != NULL ? ", with a CA of its own" : "");
     if (port > 0)
-        (void)fprintf(to, ", at port %u since none is named", port);
+        (void)fprintf(to, ", at the default port %u", port);
     (void)fputc('\n', to);
 }
 
 static void put_spec(const struct model_spec *spec, const char *from, FILE *to)
 {
     if (spec != NULL)
-        (void)fprintf(to, "updates: each must bring the %u tensors of %s\n",
+        (void)fprintf(to, "updates: each must contain the %u tensors of %s\n",
                       (unsigned)spec->tensor_list->n_tensors, from);
     else
-        (void)fputs("updates: each must bring what the one before brought; nothing is known of the "
-                    "first (--model or --manifest would say what it must bring)\n",
+        (void)fputs("updates: each must contain the tensors of the one before; the first is not "
+                    "checked (--model or --manifest would name its tensors)\n",
                     to);
 }
 

@@ -95,8 +95,9 @@ static int spec_of_file(struct server *s, struct err *e)
     const char *path = s->config.model_spec;
 
     if (path == NULL)
-        return err_set(e, ERR_BAD_REQUEST, "--manifest",
-                       "--engine none needs --manifest FILE: what must an update cover?");
+        return err_set(
+            e, ERR_BAD_REQUEST, "--manifest",
+            "it is missing; --engine none needs a file that lists the tensors of an update");
     if (model_spec_load(&s->model_spec, path, e) != 0)
         return serve_option_error(e, "--manifest", path);
     return 0;
@@ -164,7 +165,7 @@ static void probe_nccl(struct server *s)
         nccl_probe(&s->nccl, s->config.nccl_library);
     else
         (void)snprintf(s->nccl.reason, sizeof s->nccl.reason,
-                       "it was not looked for, since the weights lie in host memory");
+                       "it was not looked for, since the weights are in host memory");
 }
 
 int server_read_inputs(struct server *s, struct err *e)

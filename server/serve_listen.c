@@ -34,8 +34,8 @@ static int read_address(struct config_listen *out, const char *text, const char 
         return -1;
     if (!l.loopback && !asks && !insecure)
         return err_set(e, ERR_FORBIDDEN, option,
-                       "'%.64s' is beyond loopback: say who may come in by --api-key-file or "
-                       "--no-auth-cidr, or --insecure if the network itself is trusted",
+                       "'%.64s' is beyond loopback: it needs --api-key-file or --no-auth-cidr, or "
+                       "--insecure if the network itself is trusted",
                        text);
     *out = l;
     return 0;
@@ -88,15 +88,15 @@ static int check_pem(const struct listeners *l, const struct config *c, struct e
         return err_set(
             e, ERR_BAD_REQUEST, "--tls-cert",
             "'%.200s' %s; a certificate in PEM is expected (-----BEGIN CERTIFICATE-----)",
-            c->tls_cert, has_key(l->cert) ? "is a private key" : "is none");
+            c->tls_cert, has_key(l->cert) ? "is a private key" : "has no certificate");
     if (!has_key(l->key))
         return err_set(
             e, ERR_BAD_REQUEST, "--tls-key",
             "'%.200s' %s; a private key in PEM is expected (-----BEGIN PRIVATE KEY-----)",
-            c->tls_key, has_certificate(l->key) ? "is a certificate" : "is none");
+            c->tls_key, has_certificate(l->key) ? "is a certificate" : "has no private key");
     if (is_locked(l->key))
         return err_set(e, ERR_BAD_REQUEST, "--tls-key",
-                       "'%.200s' is locked by a password; a key without one is expected, as "
+                       "'%.200s' is encrypted with a password; a key without one is expected, as "
                        "'openssl pkey -in FILE -out FILE' writes",
                        c->tls_key);
     return 0;
@@ -280,9 +280,10 @@ static void listeners_warn(const struct listeners *l)
 
     if (keys && beyond && l->cert == NULL)
         log_line(LOG_WARN, "listen.plain",
-                 "keys cross the network in clear text: --tls-cert would hide them");
+                 "keys are sent in clear text; --tls-cert and --tls-key encrypt them");
     if (keys && l->config->no_auth_cidr.n == 0 && auth_n_keys(l->auth, AUTH_CONTROL) == 0)
-        log_line(LOG_WARN, "keys.no_control", "no key is a control key: nothing can be updated");
+        log_line(LOG_WARN, "keys.no_control",
+                 "there is no control key, so no request can update the weights");
 }
 
 /* Opens the control HTTP server first: its requests may run while app->http_server is NULL. */
@@ -305,7 +306,7 @@ void listeners_reload(struct listeners *l)
                  auth_n_keys(l->auth, AUTH_VIEWER), auth_n_keys(l->auth, AUTH_GENERATE),
                  auth_n_keys(l->auth, AUTH_CONTROL));
     else
-        log_line(LOG_ERROR, "keys.reload_failed", "the keys stay as they were: %s", e.msg);
+        log_line(LOG_ERROR, "keys.reload_failed", "the keys are unchanged: %s", e.msg);
 }
 
 void listeners_quiesce(struct listeners *l)
@@ -353,9 +354,8 @@ int listeners_put(const struct config *c, FILE *to, struct err *e)
                                         {"--health-listen", c->health_listen}};
     static const char *const words[] = {
         [HTTP_SERVER_FREE] = "is free",
-        [HTTP_SERVER_IN_USE] =
-            "is in use: a start now would fail, until what listens there has ended",
-        [HTTP_SERVER_LEFT_OVER] = "is a socket that nobody listens on: a start would replace it",
+        [HTTP_SERVER_IN_USE] = "is in use: a start would fail until the other listener is closed",
+        [HTTP_SERVER_LEFT_OVER] = "is a socket without a listener: a start would replace it",
     };
     enum http_server_place places[sizeof rows / sizeof rows[0]] = {HTTP_SERVER_FREE};
 
@@ -366,9 +366,9 @@ int listeners_put(const struct config *c, FILE *to, struct err *e)
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (rows[i].text != NULL)
             (void)fprintf(to, "%s: %s %s\n", rows[i].option + 2, rows[i].text, words[places[i]]);
-    (void)fputs("hosts that requests without a key may name: addresses, localhost", to);
+    (void)fputs("allowed hosts of requests without a key: addresses, localhost", to);
     put_list(&c->allowed_host, to);
-    (void)fputs("web pages that may use it: its own", to);
+    (void)fputs("allowed origins of web pages: its own", to);
     put_list(&c->allow_origin, to);
     return 0;
 }

@@ -43,7 +43,7 @@ void server_drain(struct server *s)
     uint64_t deadline = clock_after_us(timeout_ms * 1000);
     bool idle = false;
 
-    log_line(LOG_INFO, "drain", "stopping: running work has %llu ms",
+    log_line(LOG_INFO, "drain", "stopping: running work may take %llu ms",
              (unsigned long long)timeout_ms);
     life_set(&s->life, LIFE_DRAINING);
     listeners_quiesce(&s->listeners);
@@ -56,7 +56,7 @@ void server_drain(struct server *s)
         idle = listeners_wait_idle(&s->listeners, clock_after_us(POLL_US));
     }
     log_line(idle ? LOG_INFO : LOG_WARN, "drain.end",
-             idle ? "all work has ended" : "the deadline passed; what runs is aborted");
+             idle ? "all work has ended" : "the deadline has passed; running work is aborted");
 }
 
 /* Stops every owner of threads in the order in which work flows, so that every open request is
@@ -88,7 +88,7 @@ static void server_stop(struct server *s)
     if (w->leases != NULL)
         n_leases = leases_stop(w->leases);
     if (n_leases > 0)
-        log_line(LOG_WARN, "leases.cut", "%u processes may still have weights mapped that go now",
+        log_line(LOG_WARN, "leases.cut", "%u processes may still map weights that are freed now",
                  (unsigned)n_leases);
     if (g->engine != NULL)
         g->engine->ops->stop(g->engine);

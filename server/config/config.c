@@ -74,11 +74,11 @@ static int unexpected(const char *text, struct err *e)
     bool truth = strcmp(text, "true") == 0 || strcmp(text, "false") == 0;
 
     return err_set(e, ERR_BAD_REQUEST, "", "unexpected argument '%.100s'; %s", text,
-                   truth ? "a truth value is attached, as in --insecure=false"
+                   truth ? "write true or false with '=', as in --insecure=false"
                    : text[0] == '-'
                        ? "options begin with two dashes, 'baton serve --help' lists all"
-                       : "a model directory stands before all options, as in 'baton "
-                         "serve DIR', or behind --model");
+                       : "a model directory comes before all options, as in 'baton "
+                         "serve DIR', or after --model");
 }
 
 /* Reads the flag at argv[*i] and advances *i past it and its value. */
@@ -127,7 +127,7 @@ static int set_flags(struct config_loader *l, int argc, char *const *argv, struc
         (void)snprintf(field, sizeof field, "--%s", f.option->flag);
         if (f.option == model && f.value != argv[0] && argv[0][0] != '-')
             return err_set(e, ERR_BAD_REQUEST, field,
-                           "there is '%.100s' before the options already: give one of the two",
+                           "'%.100s' is given before the options too; give one of the two",
                            argv[0]);
         if (config_set(l, f.option, LAYER_FLAG, field, f.value, e) != 0)
             return -1;

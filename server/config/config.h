@@ -20,89 +20,93 @@ enum { CONFIG_LIST_MAX = 256 };
  * INTs 0 means that the server chooses; help says so. */
 #define CONFIG_OPTIONS(X)                                                                          \
     X(STR, model, "model", "DIR", "", 0, 0,                                                        \
-      "Hugging Face model directory: config.json, tokenizer.json, weights; with --upstream only "  \
-      "what an update must bring is read of it")                                                   \
+      "Hugging Face model directory: config.json, tokenizer.json, weights; with "                  \
+      "--upstream only the list of tensors that an update must contain is read from it")           \
     X(STR, weights, "weights", "FILE", "", 0, 0,                                                   \
-      "weights to serve first: a .safetensors file or a directory; 'none' starts unsynced; "       \
-      "default: those of --model, if it has any")                                                  \
+      "weights to serve first: a .safetensors file or a directory; 'none' starts without "         \
+      "weights; default: those of --model, if it has any")                                         \
     X(STR, weight_version, "weight-version", "LABEL", "", 0, 0,                                    \
-      "label of the weights served first; default: what their file says, else initial")            \
+      "label of the first weights; default: the one in their file, else initial")                  \
     X(STR, served_model_name, "served-model-name", "NAME", "", 0, 0,                               \
       "name in /v1/models and accepted as \"model\"; default: the directory's name")               \
     X(STR, engine, "engine", "KIND", "embedded", 0, 0,                                             \
       "embedded, or none: a store without generation (with --manifest)")                           \
     X(STR, model_spec, "manifest", "FILE", "", 0, 0,                                               \
-      "with --engine none, or --upstream: what an update must cover, a .safetensors file or JSON " \
-      "columns")                                                                                   \
+      "with --engine none, or --upstream: the tensors that an update must contain, as a "          \
+      ".safetensors file or JSON columns")                                                         \
     X(WORDS, upstream, "upstream", "SPEC", "", 0, 0,                                               \
-      "engine to stand in front of, instead of one of its own: URL[,DIALECT][,key-file=FILE]"      \
-      "[,ca-file=FILE]; URL is http://HOST:PORT, https://HOST:PORT (without a port 80, 443) or "   \
-      "unix:PATH; DIALECT is baton (the default), vllm or sglang; once for each engine, in the "   \
-      "variable with blanks between; SIGHUP reads the key files again")                            \
+      "engine to run in front of, instead of an embedded one: "                                    \
+      "URL[,DIALECT][,key-file=FILE][,ca-file=FILE]; URL is http://HOST:PORT, "                    \
+      "https://HOST:PORT (default ports 80 and 443) or unix:PATH; DIALECT is baton (the "          \
+      "default), vllm or sglang; once for each engine, separated by blanks in the "                \
+      "variable; SIGHUP reads the key files again")                                                \
     X(STR, upstream_file, "upstream-file", "FILE", "", 0, 0,                                       \
-      "more of them, one SPEC a line, '#' begins a comment; SIGHUP reads it again")                \
+      "more upstreams, one SPEC per line, '#' begins a comment; SIGHUP reads it again")            \
     X(INT, min_ready, "min-ready", "N", "0", 0, 256,                                               \
-      "upstreams that must serve the current version for this server to be ready, and for an "     \
-      "update to succeed; that many must have one version before the first update; 0: all")        \
+      "upstreams that must serve the current version for this server to be ready, and "            \
+      "for an update to succeed; as many must have the same version before the first "             \
+      "update; 0: all")                                                                            \
     X(MS, probe_interval, "probe-interval", "MS", "2000", 10, 600000,                              \
-      "how often each upstream is asked how it is, and while it is idle for a token")              \
+      "time between two probes of each upstream; while it is idle, some of them generate "         \
+      "a token")                                                                                   \
     X(MS, probe_timeout, "probe-timeout", "MS", "5000", 10, 600000,                                \
-      "how long it may take to answer; three times in a row too long, and it is down")             \
+      "time limit of a probe; after three timeouts in a row an upstream is down")                  \
     X(STR, listen, "listen", "ADDRESS", "127.0.0.1:8700", 0, 0,                                    \
-      "where to listen: ADDRESS:PORT, or unix:PATH; port 0 takes a free one; beyond loopback it "  \
-      "needs --api-key-file, --no-auth-cidr, or --insecure")                                       \
+      "address to listen on: ADDRESS:PORT, or unix:PATH; port 0 takes a free one; beyond "         \
+      "loopback it needs --api-key-file, --no-auth-cidr, or --insecure")                           \
     X(STR, control_listen, "control-listen", "ADDRESS", "", 0, 0,                                  \
-      "where control routes are answered, and then only there, by a thread of their own; as "      \
-      "--listen; default: on --listen too")                                                        \
+      "address for control routes, which are then answered only there, by a thread of "            \
+      "their own; as --listen; default: they are answered on --listen")                            \
     X(STR, health_listen, "health-listen", "ADDRESS", "", 0, 0,                                    \
-      "where health is answered besides --listen, by a thread that waits for no other; plain "     \
-      "HTTP, no key; as --listen; default: nowhere else")                                          \
+      "additional address for health routes, answered by a thread that waits for no "              \
+      "other; plain HTTP, no key; as --listen; default: only on --listen")                         \
     X(STR, api_key_file, "api-key-file", "FILE", "", 0, 0,                                         \
-      "keys that requests must carry as 'Authorization: Bearer KEY'; lines of ROLE KEY; a viewer " \
-      "key may read status and metrics, a generate key generate too, a control key everything; "   \
-      "SIGHUP reads it again; default: no keys")                                                   \
+      "keys that requests must carry as 'Authorization: Bearer KEY'; lines of ROLE KEY; "          \
+      "a viewer key may read status and metrics, a generate key may also generate, a "             \
+      "control key may do everything; SIGHUP reads it again; default: no keys")                    \
     X(LIST, no_auth_cidr, "no-auth-cidr", "CIDR", "", 0, 0,                                        \
-      "addresses whose requests need no key, as 10.0.0.0/8, or unix for those over a unix "        \
-      "socket; repeatable; others need one of --api-key-file")                                     \
+      "addresses of clients that need no key, as 10.0.0.0/8, or unix for clients of a "            \
+      "unix socket; repeatable; others need a key of --api-key-file")                              \
     X(WORDS, allowed_host, "allowed-host", "NAME", "", 0, 0,                                       \
-      "a name of this server that requests without a key may use, besides its addresses and "      \
-      "localhost; NAME, *.SUFFIX, or * for any; repeatable, in the variable with blanks between")  \
+      "name of this server that requests without a key may use, besides its addresses "            \
+      "and localhost; NAME, *.SUFFIX, or * for any; repeatable, separated by blanks in "           \
+      "the variable")                                                                              \
     X(WORDS, allow_origin, "allow-origin", "ORIGIN", "", 0, 0,                                     \
-      "web pages that may use this server: SCHEME://HOST[:PORT], or * for all; repeatable, in "    \
-      "the variable with blanks between; none: those of no other origin")                          \
+      "origin whose web pages may use this server: SCHEME://HOST[:PORT], or * for all; "           \
+      "repeatable, separated by blanks in the variable; default: only its own")                    \
     X(STR, tls_cert, "tls-cert", "FILE", "", 0, 0,                                                 \
-      "certificate of --listen and --control-listen, PEM, with its chain behind it; with "         \
+      "certificate of --listen and --control-listen, PEM, followed by its chain; with "            \
       "--tls-key; default: plain HTTP")                                                            \
     X(STR, tls_key, "tls-key", "FILE", "", 0, 0,                                                   \
       "private key of --tls-cert, PEM, without a password; default: plain HTTP")                   \
     X(BOOL, insecure, "insecure", "", "false", 0, 0,                                               \
-      "allow to listen beyond loopback although neither a key nor --no-auth-cidr says who may "    \
-      "come")                                                                                      \
+      "allow listening beyond loopback without --api-key-file and --no-auth-cidr")                 \
     X(STR, compat, "compat", "LIST", "all", 0, 0,                                                  \
-      "other servers' APIs that are answered too: all, none, or some of vllm, skyrl (with vllm), " \
-      "sglang, prime-rl, areal (with vllm), with commas between them")                             \
+      "other servers' APIs that are answered too: all, none, or some of vllm, skyrl "              \
+      "(with vllm), sglang, prime-rl, areal (with vllm), separated by commas")                     \
     X(LIST, allow_path, "allow-path", "DIR", "", 0, 0,                                             \
-      "root beneath which update sources of kind \"path\" and LoRA adapters may lie; "             \
-      "repeatable; none: refused")                                                                 \
-    X(INT, http_server_threads, "front-threads", "N", "1", 1, 64, "event loops of the HTTP front") \
+      "directory below which update sources of kind \"path\" and LoRA adapters may be "            \
+      "read; repeatable; default: such requests are refused")                                      \
+    X(INT, http_server_threads, "front-threads", "N", "1", 1, 64,                                  \
+      "event loops of the HTTP server")                                                            \
     X(INT, control_threads, "control-threads", "N", "4", 1, 64,                                    \
       "threads for update, weights and status requests")                                           \
     X(INT, control_queue, "control-queue", "N", "1024", 1, 1000000,                                \
-      "control requests that may wait; over it 503")                                               \
+      "control requests that may wait; more get 503")                                              \
     X(INT, generate_concurrency, "generate-concurrency", "N", "512", 1, 1000000,                   \
       "generations admitted at once")                                                              \
     X(INT, generate_queue, "generate-queue", "N", "8192", 0, 1000000,                              \
-      "generations that may wait for admission; over it 503")                                      \
+      "generations that may wait for admission; more get 503")                                     \
     X(INT, generate_threads, "generate-threads", "N", "2", 1, 64,                                  \
       "threads that parse generate requests and write their replies")                              \
     X(INT, detokenize_concurrency, "detokenize-concurrency", "N", "2", 1, 1024,                    \
-      "tokenize and detokenize requests worked on at once, a thread each")                         \
+      "tokenize and detokenize requests processed at once, a thread for each")                     \
     X(INT, detokenize_queue, "detokenize-queue", "N", "4096", 0, 1000000,                          \
-      "tokenize and detokenize requests that may wait; over it 503")                               \
+      "tokenize and detokenize requests that may wait; more get 503")                              \
     X(INT, engine_threads, "engine-threads", "N", "0", 0, 256,                                     \
       "compute threads of the embedded engine; 0: one for each processor it may use")              \
     X(BOOL, engine_pin, "engine-pin", "", "false", 0, 0,                                           \
-      "tie each compute thread of the embedded engine to a processor of its own")                  \
+      "bind each compute thread of the embedded engine to a processor of its own")                 \
     X(INT, max_num_seqs, "max-num-seqs", "N", "256", 1, 65536,                                     \
       "sequences in one batch of the embedded engine")                                             \
     X(INT, max_num_batched_tokens, "max-num-batched-tokens", "N", "512", 1, 65536,                 \
@@ -110,54 +114,60 @@ enum { CONFIG_LIST_MAX = 256 };
     X(INT, max_model_len, "max-model-len", "N", "0", 0, 16777216,                                  \
       "longest prompt and output together; 0: the model's own")                                    \
     X(STR, logprobs_mode, "logprobs-mode", "MODE", "raw_logprobs", 0, 0,                           \
-      "which logprobs of sampled tokens are told, as in vLLM: raw_logprobs (of the model's "       \
-      "logits) or processed_logprobs (of what the token was drawn from: after penalties, "         \
-      "temperature, top_k and top_p; TRL wants these); SGLang's /generate tells its own")          \
+      "which logprobs of sampled tokens are returned, as in vLLM: raw_logprobs (of the "           \
+      "model's logits) or processed_logprobs (of the distribution that the token was "             \
+      "drawn from: after penalties, temperature, top_k and top_p; TRL needs these); "              \
+      "SGLang's /generate returns its own")                                                        \
     X(BOOL, sglang_memory_saver, "sglang-memory-saver", "", "false", 0, 0,                         \
-      "say in /server_info that enable_memory_saver is on: slime compares it with its "            \
+      "report enable_memory_saver as on in /server_info: slime compares it with its "              \
       "--offload-rollout; sleeping works either way")                                              \
     X(LIMIT, max_logprobs, "max-logprobs", "N", "-1", 0, 16777216,                                 \
-      "most logprobs that a request may ask for with each token, of prompt or output; over it "    \
-      "400; -1: as many as the vocabulary has")                                                    \
+      "most logprobs that a request may ask for with each token, of prompt or output; "            \
+      "more get 400; -1: as many as the vocabulary has")                                           \
     X(STR, on_update, "on-update", "MODE", "", 0, 0,                                               \
-      "what a commit does to sequences that run, unless the request says: continue (the next "     \
-      "token reads the new weights), finish (they end on the version they began with), or "        \
-      "recompute (their KV is made again with the new weights first); default: continue. In "      \
-      "front of vLLM and SGLang: recompute (the default) or continue")                             \
+      "what a commit does to running sequences, unless the request sets it: continue "             \
+      "(the next token reads the new weights), finish (they end on the version they "              \
+      "began with), or recompute (their KV is computed again with the new weights "                \
+      "first); default: continue. In front of vLLM and SGLang: recompute (the default) "           \
+      "or continue")                                                                               \
     X(NBYTES, kv_cache, "kv-cache", "BYTES", "256MiB", 65536, UINT64_MAX / 2,                      \
       "memory for the KV cache of the embedded engine")                                            \
     X(INT, max_loras, "max-loras", "N", "64", 1, 4096,                                             \
-      "LoRA adapters loaded at once; over it 409: nothing is evicted")                             \
+      "LoRA adapters loaded at once; more get 409: nothing is evicted")                            \
     X(INT, max_lora_rank, "max-lora-rank", "N", "64", 1, 4096, "largest rank of a LoRA adapter")   \
     X(NBYTES, max_lora_bytes, "max-lora-bytes", "BYTES", "4GiB", 65536, UINT64_MAX / 2,            \
-      "memory for LoRA adapters, those being loaded and old revisions still in use included; "     \
-      "over it 507")                                                                               \
+      "memory for LoRA adapters, including those being loaded and old revisions still in "         \
+      "use; more get 507")                                                                         \
     X(STR, device, "device", "LIST", "cpu", 0, 0,                                                  \
-      "where the weights lie: cpu, or cuda:0 or cuda:0,cuda:1 or GPU UUIDs: a rank on each")       \
+      "memory of the weights: cpu, or cuda:0 or cuda:0,cuda:1 or GPU UUIDs: a rank on "            \
+      "each")                                                                                      \
     X(STR, cuda_library, "cuda-library", "FILE", "", 0, 0,                                         \
-      "the CUDA driver's library; default: libcuda.so.1, wherever the loader finds it")            \
+      "the CUDA driver's library; default: libcuda.so.1, as the loader finds it")                  \
     X(STR, nccl_library, "nccl-library", "FILE", "", 0, 0,                                         \
-      "NCCL's library, of exactly the trainer's version: best the trainer's own file; default: "   \
-      "libnccl.so.2, wherever the loader finds it")                                                \
+      "NCCL's library, of exactly the trainer's version: best the trainer's own file; "            \
+      "default: libnccl.so.2, as the loader finds it")                                             \
     X(LIST, nccl_allow_cidr, "nccl-allow-cidr", "CIDR", "", 0, 0,                                  \
-      "addresses of trainers whose NCCL groups may be joined, as 10.0.0.0/8; repeatable; none: "   \
-      "every address")                                                                             \
+      "addresses of trainers whose NCCL groups may be joined, as 10.0.0.0/8; repeatable; "         \
+      "default: every address")                                                                    \
     X(MS, join_timeout, "join-timeout", "MS", "120000", 100, 86400000,                             \
-      "longest time to join a trainer's NCCL group, unless the request says timeout_s")            \
+      "longest time to join a trainer's NCCL group, unless the request sets timeout_s")            \
     X(NBYTES, max_weight_bytes, "max-weight-bytes", "BYTES", "0", 0, UINT64_MAX / 2,               \
-      "bound on weights in memory, served and staging together; 0: what the machine has free")     \
+      "limit of weights in memory, served and staging together; 0: the free memory of "            \
+      "the machine")                                                                               \
     X(STR, non_finite, "non-finite", "WHAT", "refuse", 0, 0,                                       \
-      "what to do with weights and LoRA adapters that hold NaN or infinity, as far as they come "  \
-      "to host memory: refuse (422, names the tensor), warn (take them, and say so in the log "    \
-      "and the reply), allow (do not look); what goes from GPU to GPU is not looked at")           \
+      "what to do with weights and LoRA adapters that contain NaN or infinity: refuse "            \
+      "(422, names the tensor), warn (accept them, and report it in the log and the "              \
+      "reply), allow (do not check); bytes that are copied from GPU to GPU are not "               \
+      "checked")                                                                                   \
     X(INT, max_versions, "max-versions", "N", "3", 2, 64,                                          \
-      "versions alive at once, the one being staged counted")                                      \
+      "versions in memory at once, including the one being staged")                                \
     X(NBYTES, json_body_max, "json-body-max", "BYTES", "64MiB", 65536, UINT64_MAX / 2,             \
-      "largest JSON body of an update or plan; other JSON routes take 16 MiB or less")             \
+      "largest JSON body of an update or tensor list; other JSON routes take 16 MiB or "           \
+      "less")                                                                                      \
     X(MS, update_timeout, "update-timeout", "MS", "600000", 100, 86400000,                         \
-      "longest single update request")                                                             \
+      "longest time of a single update request")                                                   \
     X(MS, body_stall_timeout, "body-stall-timeout", "MS", "10000", 100, 3600000,                   \
-      "longest silence inside a streamed tensor body")                                             \
+      "longest pause between bytes of a streamed tensor body")                                     \
     X(MS, pin_timeout, "pin-timeout", "MS", "30000", 10, 3600000,                                  \
       "how long an update waits for readers of an old version")                                    \
     X(MS, header_timeout, "header-timeout", "MS", "10000", 100, 3600000,                           \
@@ -165,11 +175,12 @@ enum { CONFIG_LIST_MAX = 256 };
     X(MS, body_timeout, "body-timeout", "MS", "60000", 100, 3600000,                               \
       "longest time to send a whole JSON body")                                                    \
     X(MS, idle_timeout, "idle-timeout", "MS", "75000", 2500, 86400000,                             \
-      "a connection without a request is closed after this, or when others need its place")        \
+      "time after which an idle connection is closed; sooner when others need its place")          \
     X(INT, max_connections, "max-connections", "N", "0", 0, 1000000,                               \
-      "connections at once; near it idle ones are closed; 0: what descriptors allow")              \
+      "connections at once; near the limit idle ones are closed; 0: as many as file "              \
+      "descriptors allow")                                                                         \
     X(MS, drain_timeout, "drain-timeout", "MS", "30000", 0, 86400000,                              \
-      "after SIGTERM, how long running work may take to end")                                      \
+      "after SIGTERM, longest time for running work to end")                                       \
     X(STR, log_level, "log-level", "LEVEL", "info", 0, 0, "debug, info, warn or error")
 
 #define CONFIG_TYPE_STR    const char *

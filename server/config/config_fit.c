@@ -48,22 +48,22 @@ static int upstreams_fit(const struct config_loader *l, struct err *e)
     const char *on_update = l->config.on_update;
 
     if (o != NULL)
-        return option_refuse(
-            l, o,
-            "it is of an engine or of weights of this server's own, and with --upstream "
-            "there are none: leave it out, or leave out --upstream",
-            e);
+        return option_refuse(l, o,
+                             "it has no effect with --upstream: this server then has no engine and "
+                             "no weights of its "
+                             "own; remove it, or remove --upstream",
+                             e);
     if (on_update != NULL && strcmp(on_update, "finish") == 0)
         return option_refuse(
             l, config_find("on-update", strlen("on-update")),
-            "upstreams have one version at a time: recompute and continue are supported; "
-            "to let what runs end first, pause with mode wait before the update",
+            "finish is not supported with --upstream; use recompute or continue; to let running "
+            "requests end first, pause with mode wait before the update",
             e);
     o = option_given(l, model_spec, 1);
     if (o == NULL || option_given(l, model, 1) == NULL)
         return 0;
     return option_refuse(
-        l, o, "with --upstream --model says too what an update must bring; give one of them", e);
+        l, o, "with --upstream --model names the tensors of an update too; give one of them", e);
 }
 
 bool config_has_upstreams(const struct config *c)
@@ -78,7 +78,7 @@ int config_fit(const struct config_loader *l, struct err *e)
     if (config_has_upstreams(&l->config))
         return upstreams_fit(l, e);
     o = option_given(l, theirs, sizeof theirs / sizeof theirs[0]);
-    return o == NULL ? 0
-                     : option_refuse(
-                           l, o, "it is of engines that --upstream names, and none is named", e);
+    return o == NULL
+               ? 0
+               : option_refuse(l, o, "it has no effect without --upstream or --upstream-file", e);
 }

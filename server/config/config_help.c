@@ -17,8 +17,8 @@ static const struct {
     const char *before, *title;
 } groups[] = {
     {"model", "Model and weights"},
-    {"upstream", "In front of engines of others"},
-    {"listen", "Who may reach the server, and what it may read"},
+    {"upstream", "In front of other engines"},
+    {"listen", "Listeners, authentication and files"},
     {"front-threads", "Threads, admission and queues"},
     {"engine-threads", "Embedded engine"},
     {"max-loras", "LoRA adapters"},
@@ -113,15 +113,15 @@ void config_help(FILE *to)
     put_wrapped(to, 0,
                 "Each option may be a flag (--flag VALUE or --flag=VALUE), an environment variable "
                 "(the name beside it), or a member of a JSON file (the flag with '_' for '-'). A "
-                "flag is stronger than a variable, a variable than the file, the file than the "
-                "default. BYTES may end in KiB, MiB, GiB or TiB; a repeatable option is an array "
+                "flag overrides a variable, a variable the file, the file the default. "
+                "BYTES may end in KiB, MiB, GiB or TiB; a repeatable option is an array "
                 "in the file and separated by ':' in its variable, unless it says otherwise.");
     (void)fprintf(to, "\n%-*s %s\n", HELP_ENV_COLUMN - 1, "  --config FILE", "BATON_CONFIG");
     put_wrapped(to, HELP_INDENT, "the JSON file (no default)");
     (void)fprintf(to, "\n  --check\n");
     put_wrapped(to, HELP_INDENT,
-                "start nothing; read what a start would read and say what it would serve, how many "
-                "bytes the weights need, and which GPUs there are");
+                "start nothing; read what a start would read, and report what it would serve, how "
+                "many bytes the weights need, and which GPUs there are");
     for (size_t i = 0; i < CONFIG_N_OPTIONS; i++) {
         put_title(to, config_options[i].flag);
         put_option(to, &config_options[i]);

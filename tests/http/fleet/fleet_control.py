@@ -737,7 +737,7 @@ def by_client(f):
         baton.push(FILE, f.front.url, via="body")
         raise AssertionError("a body was taken")
     except baton.BatonError as e:
-        assert e.code == "unsupported_in_proxy_mode" and "a vLLM ipc_handles_pickled" in str(e), e
+        assert e.code == "unsupported_in_proxy_mode" and "ipc_handles_pickled for vLLM" in str(e), e
 
 
 # ---- at the same time ----

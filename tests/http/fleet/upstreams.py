@@ -68,7 +68,7 @@ def each_dialect():
         same((status["life"], status["ready"], status["reason"]), ("serving", True, None))
         same(sorted(status["admission"]), ["detokenize", "generate"])
         views(s)
-        check("is not answered in front of" in refused(s, 409, "unsupported_in_proxy_mode", "POST", "/v1/preflight", {}), "preflight")
+        check("is not supported in front of" in refused(s, 409, "unsupported_in_proxy_mode", "POST", "/v1/preflight", {}), "preflight")
         idle = lambda: [d.journal("completions") for d in ds]
         until("the idle are asked for a token", lambda: all(idle()))
         check(s.ready(), "and give one")
@@ -386,10 +386,10 @@ def starts_with():
     one = ("--upstream", "http://a:1")
     for options, wanted in (
             ((*one, "--model", "/nowhere"), "--model: there is no directory '/nowhere'"),
-            ((*one, "--model", MODEL, "--manifest", "x"), "--manifest: with --upstream --model says too"),
-            ((*one, "--engine", "embedded"), "--engine: it is of an engine"), ((*one, "--device", "cpu"), "--device: it is of an engine"),
-            ((*one, "--weights", "none"), "--weights: it is of an engine"), ((*one, "--manifest", "x"), "--manifest: 'x' cannot be opened"),
-            (("--model", MODEL, "--min-ready", 1), "--min-ready: it is of engines that --upstream names"),
+            ((*one, "--model", MODEL, "--manifest", "x"), "--manifest: with --upstream --model names the tensors"),
+            ((*one, "--engine", "embedded"), "--engine: it has no effect with --upstream"), ((*one, "--device", "cpu"), "--device: it has no effect with --upstream"),
+            ((*one, "--weights", "none"), "--weights: it has no effect with --upstream"), ((*one, "--manifest", "x"), "--manifest: 'x' cannot be opened"),
+            (("--model", MODEL, "--min-ready", 1), "--min-ready: it has no effect without --upstream"),
             ((*one, "--min-ready", 2), "--min-ready: 2 is more than the 1 configured"), ((*one, *one), "given twice"),
             (("--upstream", "ftp://a:1"), "--upstream: 'ftp://a:1' is none of"),
             (("--upstream", "http://h:99999"), "--upstream: 'http://h:99999' has port '99999'"),
@@ -401,10 +401,10 @@ def starts_with():
         check(rc == 2 and wanted in said, f"{options}: {rc} {said}")
         check("configuration: ok" not in said and "sk-1" not in said, said)
     rc, said = run_check("--upstream", "http://a", "--upstream", "https://b", "--upstream", "unix:/c")
-    check(rc == 0 and "http://a, baton, at port 80 since none is named" in said and "port 443" in said, said)
-    check(said.count("since none is named") == 2 and said.count('"event":"upstream.port"') == 1, said)
+    check(rc == 0 and "http://a, baton, at the default port 80" in said and "port 443" in said, said)
+    check(said.count("at the default port") == 2 and said.count('"event":"upstream.port"') == 1, said)
     rc, said = run_check(*one, env={"BATON_WEIGHTS": MODEL})
-    check(rc == 2 and "BATON_WEIGHTS: it is of an engine" in said, said)
+    check(rc == 2 and "BATON_WEIGHTS: it has no effect with --upstream" in said, said)
 
 
 run({test.__name__: test for test in (

@@ -48,7 +48,7 @@ check 0 --engine none --manifest "$CHECKPOINTS/step-00000.safetensors" --cuda-li
 has "weights: "
 
 # What --device chooses, and what it would need there; no GPU is touched for it.
-has "device: cpu, the weights lie in host memory; there are GPUs, --device cuda:0 would use the first"
+has "device: cpu, the weights are kept in host memory; there are GPUs, --device cuda:0 would use the first"
 FAKECUDA_MEMORY=9000000 check 0 --model "$MODEL" --weights none --cuda-library "$FAKE" \
   --device GPU-fa6ec0da-0000-4000-8000-000000000001
 has "device: cuda:0 is not used"
@@ -83,7 +83,7 @@ has "--device"
 # No CUDA is a fact, not a failure, and it has a reason.
 check 0 --model "$MODEL" --weights none --cuda-library "$WORK/libcuda.so.1"
 has "cuda: not available: libcuda.so.1 could not be loaded: cannot open shared object file"
-has "device: cpu, the weights lie in host memory"
+has "device: cpu, the weights are kept in host memory"
 check 0 --model "$MODEL" --weights none --cuda-library "$FAKE_OLD"
 has "has no symbol 'cuIpcOpenMemHandle_v2'"
 FAKECUDA_DEVICES=0 check 0 --model "$MODEL" --weights none --cuda-library "$FAKE"
@@ -144,7 +144,7 @@ has "health-listen: 127.0.0.1:0 is free"
 [[ ! -e $WORK/c ]] || fail "a socket was left behind"
 "$PYTHON" -c "import socket; socket.socket(socket.AF_UNIX).bind('$WORK/c')"
 check 0 --model "$MODEL" --weights none --control-listen "unix:$WORK/c"
-has "control-listen: unix:$WORK/c is a socket that nobody listens on: a start would replace it"
+has "control-listen: unix:$WORK/c is a socket without a listener: a start would replace it"
 [[ -S $WORK/c ]] || fail "a socket that was there has been removed"
 rm "$WORK/c"
 : >"$WORK/c"
@@ -169,7 +169,7 @@ same '[.cuda.devices[] | "\(.index) \(.name) \(.uuid) \(.nbytes_total)"] | join(
   "0 Fake GPU GPU-fa6ec0da-0000-4000-8000-000000000000 1000000;1 Fake GPU GPU-fa6ec0da-0000-4000-8000-000000000001 1000000"
 same .weights.nbytes "$NBYTES"
 check 0 --model "$MODEL" --weights none --listen "${URL#http://}" --cuda-library "$FAKE"
-has "listen: ${URL#http://} is in use: a start now would fail"
+has "listen: ${URL#http://} is in use: a start would fail"
 stop_server
 no_context
 

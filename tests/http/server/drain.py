@@ -230,7 +230,7 @@ def main():
         wait("it drains", lambda: logged(log, "drain"))
         os.kill(pid, signal.SIGTERM)
     check_cut(crowd, clients)
-    assert re.search("shutdown.forced" if how == "twice" else "the deadline passed", open(log, encoding="utf-8").read())
+    assert re.search("shutdown.forced" if how == "twice" else "the deadline has passed", open(log, encoding="utf-8").read())
 
 
 if __name__ == "__main__":

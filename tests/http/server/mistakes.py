@@ -68,8 +68,8 @@ COMMANDS = [
     ("serve {m} --weights {w}/x.pt", 2,
      ["'{w}/x.pt': this is a zip file, as torch.save writes; a safetensors file is expected"]),
     ("serve {m} --weights {w}/pointer.safetensors", 2, ["a Git LFS pointer", "'git lfs pull'"]),
-    ("serve --check --upstream http://127.0.0.1:1 --max-loras 3", 2, ["--max-loras: ", "leave out --upstream"]),
-    ("serve --check {m} --min-ready 1", 2, ["--min-ready: it is of engines that --upstream names"]),
+    ("serve --check --upstream http://127.0.0.1:1 --max-loras 3", 2, ["--max-loras: ", "remove --upstream"]),
+    ("serve --check {m} --min-ready 1", 2, ["--min-ready: it has no effect without --upstream"]),
 ]
 
 # What is no mistake, and is answered on standard output.

@@ -370,8 +370,8 @@ def checked():
 
     for of in (("--model", MODEL), ("--upstream", "http://127.0.0.1:1")):
         rc, said = check(*of)
-        assert rc == 0 and "requests without a key may name: addresses, localhost\n" in said, said
-        assert "web pages that may use it: its own\n" in said, said
+        assert rc == 0 and "allowed hosts of requests without a key: addresses, localhost\n" in said, said
+        assert "allowed origins of web pages: its own\n" in said, said
         rc, said = check(*of, "--allowed-host", "baton", "--allowed-host", "*.svc", "--allow-origin", APP)
         assert rc == 0 and "addresses, localhost, baton, *.svc\n" in said and f"its own, {APP}\n" in said, said
         for bad in (("--allowed-host", "baton:8700"), ("--allowed-host", "http://baton"), ("--allow-origin", "app.example"),

@@ -75,10 +75,10 @@ refused "--tls-cert: '$WORK/ec.key' is a private key, and '$WORK/ec.pem' of --tl
 refused "--tls-key: '$WORK/ec.pem' is a certificate; a private key in PEM is expected" --tls-cert "$WORK/ec.pem" \
   --tls-key "$WORK/ec.pem"
 echo 'no PEM' >"$WORK/text"
-refused "--tls-cert: '$WORK/text' is none; a certificate in PEM is expected" --tls-cert "$WORK/text" --tls-key "$WORK/ec.key"
-refused "--tls-key: '$WORK/text' is none; a private key in PEM is expected" --tls-cert "$WORK/ec.pem" --tls-key "$WORK/text"
+refused "--tls-cert: '$WORK/text' has no certificate; a certificate in PEM is expected" --tls-cert "$WORK/text" --tls-key "$WORK/ec.key"
+refused "--tls-key: '$WORK/text' has no private key; a private key in PEM is expected" --tls-cert "$WORK/ec.pem" --tls-key "$WORK/text"
 openssl x509 -in "$WORK/ec.pem" -outform der -out "$WORK/ec.der"
 refused "PEM" --tls-cert "$WORK/ec.der" --tls-key "$WORK/ec.key"
 openssl pkey -in "$WORK/ec.key" -aes128 -passout pass:secret -out "$WORK/locked.key"
-refused "--tls-key: '$WORK/locked.key' is locked by a password" --tls-cert "$WORK/ec.pem" --tls-key "$WORK/locked.key"
+refused "--tls-key: '$WORK/locked.key' is encrypted with a password" --tls-cert "$WORK/ec.pem" --tls-key "$WORK/locked.key"
 done_testing

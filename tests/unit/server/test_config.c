@@ -267,8 +267,8 @@ static const struct refusal {
     {"no value", "--model", NULL, NULL, NULL, "--model", "needs a value, DIR"},
     {"a flag as value", "--model", "--insecure", NULL, NULL, "--model", "needs a value"},
     {"an argument behind options", "--insecure", "model", NULL, NULL, "",
-     "unexpected argument 'model'; a model directory stands before all options"},
-    {"two models", "model", "--model=other", NULL, NULL, "--model", "there is 'model' before"},
+     "unexpected argument 'model'; a model directory comes before all options"},
+    {"two models", "model", "--model=other", NULL, NULL, "--model", "'model' is given before"},
     {"an empty argument", "", NULL, NULL, NULL, "", "unexpected argument ''"},
     {"one dash", "-h", NULL, NULL, NULL, "", "unexpected argument '-h'"},
     {"a truth value apart", "--insecure", "false", NULL, NULL, "", "--insecure=false"},
@@ -477,7 +477,7 @@ static void test_config_help_names_every_option(void **state)
     static const char *const titles[] = {"\nModel and weights\n", "\nThreads, admission",
                                          "\nEmbedded engine\n",   "\nMemory\n",
                                          "\nTime limits",         "\nLog\n",
-                                         "\nWho may reach",       "\nGPUs\n  --device LIST"};
+                                         "\nListeners, auth",     "\nGPUs\n  --device LIST"};
     static const struct {
         const char *flag, *def;
     } rows[] = {

@@ -164,7 +164,7 @@ static void test_health_watch_answers_while_the_server_is_stuck(void **state)
     client_open(&c, health_watch_port(w));
     expect(&c, "/livez", 200, "{\"live\":true}");
     expect(&c, "/readyz", 503, "\"reason\":\"starting\"");
-    expect(&c, "/v1/status", 404, "health only");
+    expect(&c, "/v1/status", 404, "health routes only");
 
     assert_int_equal(health_watch_start(w, &app, &e), 0);
     expect(&c, "/readyz", 503, "\"reason\":\"no_engine\"");
