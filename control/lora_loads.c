@@ -1,14 +1,45 @@
 /* The threads that load adapters, and how their work ended. */
 #include "control/lora_loads.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 struct lora_loads {
-    struct workers *workers[LORA_LANE_COUNT];       /* owned */
-    atomic_uint n_open[LORA_LANE_COUNT];            /* relaxed: a bound */
-    atomic_bool stop;                               /* relaxed: a load looks again and again */
-    atomic_uint_fast64_t n_ended[LORA_ENDED_COUNT]; /* relaxed: counters */
+    struct workers *workers[LORA_LANE_COUNT];  /* owned */
+    atomic_uint n_open[LORA_LANE_COUNT];       /* relaxed: a bound */
+    atomic_bool stop;                          /* relaxed: a load looks again and again */
+    atomic_uint_fast64_t n_ended[LORA_STATES]; /* relaxed: counters */
 };
+
+static const struct {
+    enum lora_state from;
+    enum lora_event event;
+    enum lora_state to;
+} rules[] = {
+    {LORA_NEW, LORA_ON_POST, LORA_QUEUED},       {LORA_QUEUED, LORA_ON_START, LORA_RUNNING},
+    {LORA_RUNNING, LORA_ON_WAIT, LORA_WAITING},  {LORA_WAITING, LORA_ON_START, LORA_RUNNING},
+    {LORA_RUNNING, LORA_ON_LOADED, LORA_LOADED}, {LORA_RUNNING, LORA_ON_UNCHANGED, LORA_UNCHANGED},
+    {LORA_RUNNING, LORA_ON_FAILED, LORA_FAILED},
+};
+
+bool lora_next(enum lora_state from, enum lora_event event, enum lora_state *to)
+{
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+        if (rules[i].from != from || rules[i].event != event)
+            continue;
+        *to = rules[i].to;
+        return true;
+    }
+    return false;
+}
+
+void lora_move(struct lora_job *job, enum lora_event event)
+{
+    bool allowed = lora_next(job->state, event, &job->state);
+
+    assert(allowed);
+    (void)allowed;
+}
 
 int lora_loads_new(struct lora_loads **out, struct err *e)
 {
@@ -49,24 +80,46 @@ void lora_loads_free(struct lora_loads *l)
     free(l);
 }
 
-/* All of a lane go through the pool's urgent queue, which has no bound and takes what a job of its
- * own posts until the end; so they take turns, and ours is the bound. */
-int lora_loads_post(struct lora_loads *l, struct job *job, enum lora_lane lane, struct err *e)
+static void job_run(void *arg)
 {
-    unsigned n = atomic_fetch_add_explicit(&l->n_open[lane], 1, memory_order_relaxed);
+    struct lora_job *job = arg;
+
+    lora_move(job, LORA_ON_START);
+    job->run(job->arg);
+}
+
+/* The state changes before the job is queued: from then on another thread may have it. */
+static int queue(struct lora_loads *l, struct lora_job *job, enum lora_event event, struct err *e)
+{
+    enum lora_state before = job->state;
+
+    lora_move(job, event);
+    job->job = (struct job){.run = job_run, .arg = job};
+    if (workers_post(l->workers[job->lane], &job->job, WORKERS_URGENT, e) == 0)
+        return 0;
+    job->state = before;
+    return -1;
+}
+
+/* All jobs go through the pool's urgent queue, which takes what a job of its own posts until the
+ * end. So jobs take turns, and the bound is counted here, because that queue has none. */
+int lora_loads_post(struct lora_loads *l, struct lora_job *job, struct err *e)
+{
+    atomic_uint *n_open = &l->n_open[job->lane];
+    unsigned n = atomic_fetch_add_explicit(n_open, 1, memory_order_relaxed);
 
     if (n >= LORA_OPEN_MAX)
         (void)err_set(e, ERR_OVERLOADED, "", "%u adapters are being loaded; at most %d may be", n,
                       LORA_OPEN_MAX);
-    else if (workers_post(l->workers[lane], job, WORKERS_URGENT, e) == 0)
+    else if (queue(l, job, LORA_ON_POST, e) == 0)
         return 0;
-    (void)atomic_fetch_sub_explicit(&l->n_open[lane], 1, memory_order_relaxed);
+    (void)atomic_fetch_sub_explicit(n_open, 1, memory_order_relaxed);
     return -1;
 }
 
-int lora_loads_again(struct lora_loads *l, struct job *job, enum lora_lane lane, struct err *e)
+int lora_loads_again(struct lora_loads *l, struct lora_job *job, struct err *e)
 {
-    return workers_post(l->workers[lane], job, WORKERS_URGENT, e);
+    return queue(l, job, LORA_ON_WAIT, e);
 }
 
 const atomic_bool *lora_loads_stopping(const struct lora_loads *l)
@@ -74,15 +127,16 @@ const atomic_bool *lora_loads_stopping(const struct lora_loads *l)
     return &l->stop;
 }
 
-void lora_loads_end(struct lora_loads *l, enum lora_lane lane, enum lora_ended how)
+void lora_loads_end(struct lora_loads *l, struct lora_job *job, enum lora_event how)
 {
-    (void)atomic_fetch_sub_explicit(&l->n_open[lane], 1, memory_order_relaxed);
-    (void)atomic_fetch_add_explicit(&l->n_ended[how], 1, memory_order_relaxed);
+    lora_move(job, how);
+    (void)atomic_fetch_sub_explicit(&l->n_open[job->lane], 1, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&l->n_ended[job->state], 1, memory_order_relaxed);
 }
 
 void lora_stats(struct lora_loads *l, struct lora_stats *out)
 {
-    for (int i = 0; i < LORA_ENDED_COUNT; i++)
+    for (int i = 0; i < LORA_STATES; i++)
         out->n_ended[i] = atomic_load_explicit(&l->n_ended[i], memory_order_relaxed);
     out->n_queued = 0;
     for (int i = 0; i < LORA_LANE_COUNT; i++)

@@ -1,7 +1,16 @@
 /* The threads that load adapters.
  *
  * A load reads files, memory or a body, and may wait for a trainer that still writes. It runs on
- * threads of its own, so that neither an update nor a pause waits for it. */
+ * threads of its own, so that neither an update nor a pause waits for it.
+ *
+ *     NEW --post--> QUEUED --start--> RUNNING --end--> LOADED, UNCHANGED, FAILED
+ *                                     |    ^
+ *                                   wait  start
+ *                                     v    |
+ *                                    WAITING
+ *
+ * Each change is a row of the table in lora_loads.c; lora_move asserts that there is one. A load
+ * belongs to one thread at a time: to the one that posts it, then to the one that runs it. */
 #ifndef BATON_CONTROL_LORA_LOADS_H
 #define BATON_CONTROL_LORA_LOADS_H
 
@@ -30,27 +39,63 @@ void lora_loads_free(struct lora_loads *l); /* stops first; accepts NULL */
  * for other loads. */
 enum lora_lane { LORA_LANE_HOST, LORA_LANE_HANDLES, LORA_LANE_GROUP, LORA_LANE_COUNT };
 
-/* lora_loads_post - run the job on a thread of the lane; it ends with lora_loads_end.
- * Errors: ERR_OVERLOADED (LORA_OPEN_MAX), those of workers_post. */
-int lora_loads_post(struct lora_loads *l, struct job *job, enum lora_lane lane, struct err *e);
+enum lora_state {
+    LORA_NEW,
+    LORA_QUEUED,
+    LORA_RUNNING,
+    LORA_WAITING, /* for a trainer that still writes: queued once more */
+    LORA_LOADED,
+    LORA_UNCHANGED, /* it was loaded already */
+    LORA_FAILED,
+    LORA_STATES
+};
+
+enum lora_event {
+    LORA_ON_POST,
+    LORA_ON_START,
+    LORA_ON_WAIT,
+    LORA_ON_LOADED,
+    LORA_ON_UNCHANGED,
+    LORA_ON_FAILED,
+    LORA_EVENTS
+};
+
+/* One load; embedded in what it is a load of. Zeroed, then `run`, `arg` and `lane` are set. */
+struct lora_job {
+    void (*run)(void *arg); /* on a thread of the lane, no lock held; ends by lora_loads_again or
+                               lora_loads_end */
+    void *arg;
+    enum lora_lane lane;
+
+    enum lora_state state; /* written by lora_move alone */
+    struct job job;        /* of the pool */
+};
+
+/* lora_next - the table: the state after an event. False: the event cannot happen there.
+ * lora_move - the event happened. Asserts that the table has it. */
+bool lora_next(enum lora_state from, enum lora_event event, enum lora_state *to);
+void lora_move(struct lora_job *job, enum lora_event event);
+
+/* lora_loads_post - run a NEW job on a thread of its lane; it ends with lora_loads_end.
+ * Errors: ERR_OVERLOADED (LORA_OPEN_MAX), those of workers_post; the job is NEW still. */
+int lora_loads_post(struct lora_loads *l, struct lora_job *job, struct err *e);
 
 /* lora_loads_again - from within the job: run it once more, after those that are queued now. A load
  * that waits for a trainer waits so without a thread; otherwise a few of them would block all
- * others.
- * Errors: none while the job runs on a thread of its lane. */
-int lora_loads_again(struct lora_loads *l, struct job *job, enum lora_lane lane, struct err *e);
+ * others. The job is no longer the caller's.
+ * Errors: none while the job runs on a thread of its lane; it is RUNNING still. */
+int lora_loads_again(struct lora_loads *l, struct lora_job *job, struct err *e);
 
 /* lora_loads_stopping - true (relaxed) once running loads have to end. */
 const atomic_bool *lora_loads_stopping(const struct lora_loads *l);
 
-enum lora_ended { LORA_LOADED, LORA_UNCHANGED, LORA_FAILED, LORA_ENDED_COUNT };
-
-/* lora_loads_end - record how a posted job ended. Threads: any. */
-void lora_loads_end(struct lora_loads *l, enum lora_lane lane, enum lora_ended how);
+/* lora_loads_end - from within the job: it is over. @how  LORA_ON_LOADED, LORA_ON_UNCHANGED or
+ * LORA_ON_FAILED */
+void lora_loads_end(struct lora_loads *l, struct lora_job *job, enum lora_event how);
 
 struct lora_stats {
-    uint64_t n_ended[LORA_ENDED_COUNT]; /* totals */
-    size_t n_queued;                    /* on all threads */
+    uint64_t n_ended[LORA_STATES]; /* totals, of the last three states */
+    size_t n_queued;               /* on all threads */
 };
 void lora_stats(struct lora_loads *l, struct lora_stats *out); /* any thread */
 

@@ -384,7 +384,7 @@ static int retry_later(struct lora_load *l, struct err *e)
     static const struct timespec poll = {.tv_nsec = ADAPTER_POLL_MS * 1000000L};
 
     (void)nanosleep(&poll, NULL);
-    return lora_loads_again(l->app->generate->loads, &l->job, lora_lane_of(l), e);
+    return lora_loads_again(l->app->generate->loads, &l->job, e);
 }
 
 /* The source is closed, and the place given back, before the answer: a trainer that was told may
@@ -392,7 +392,6 @@ static int retry_later(struct lora_load *l, struct err *e)
 static void load_run(void *arg)
 {
     struct lora_load *l = arg;
-    enum lora_lane lane = lora_lane_of(l);
     struct loaded d = {0};
     struct err e = {0};
     int rc = load_adapter(l, &d, &e);
@@ -403,10 +402,10 @@ static void load_run(void *arg)
     l->place = NULL;
     update_chunk_free(l->chunk);
     l->chunk = NULL;
-    lora_loads_end(l->app->generate->loads, lane,
-                   rc != 0               ? LORA_FAILED
-                   : d.outcome.unchanged ? LORA_UNCHANGED
-                                         : LORA_LOADED);
+    lora_loads_end(l->app->generate->loads, &l->job,
+                   rc != 0               ? LORA_ON_FAILED
+                   : d.outcome.unchanged ? LORA_ON_UNCHANGED
+                                         : LORA_ON_LOADED);
     if (rc == 0) {
         warn_non_finite(l, &d);
         log_loaded(l, &d);
@@ -502,8 +501,8 @@ static int post_load(struct lora_load *l, struct err *e)
 {
     if (adapters_begin(l->app->generate->adapters, l->name, &l->options, &l->place, e) != 0)
         return -1;
-    l->job = (struct job){.run = load_run, .arg = l};
-    return lora_loads_post(l->app->generate->loads, &l->job, lora_lane_of(l), e);
+    l->job = (struct lora_job){.run = load_run, .arg = l, .lane = lora_lane_of(l)};
+    return lora_loads_post(l->app->generate->loads, &l->job, e);
 }
 
 static int load_from_json(struct app *app, struct http_request *x, const json_t *body,

@@ -19,10 +19,10 @@
 struct app;
 
 struct lora_load {
-    struct job job;
-    struct app *app;    /* borrowed */
+    struct lora_job job;
+    struct app *app;        /* borrowed */
     struct http_request *x; /* its reference; given up by the answer */
-    char *name;         /* owned */
+    char *name;             /* owned */
     struct adapters_options options;
     struct adapters_load *place; /* owned until put or cancelled */
     bool allow_partial;
