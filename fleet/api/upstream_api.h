@@ -31,7 +31,7 @@ struct upstream_caps {
     bool forbids_by_key_only;    /* it replies 403 to a client's request only because of our key */
     bool replaces_adapters;      /* a load replaces an adapter of the same name */
     bool caches_by_adapter_name; /* its prefix cache does not tell two adapters of one name apart */
-    bool retracts_requests;      /* requests held by a pause keep KV until API_RETRACT_REQUESTS */
+    bool retracts_requests;      /* a pause holds KV, which API_RETRACT_REQUESTS frees */
     bool aborts_one_request;     /* API_ABORT_REQUESTS takes one id, or all */
     bool joins_many_groups;      /* else the last group joined replaces the one before */
     bool keeps_handle_setup;     /* API_INIT_TRANSFER for handles sets up what it then keeps */

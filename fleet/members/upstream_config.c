@@ -157,7 +157,7 @@ static int reject_second_url(const char *text, const char *field, struct err *e)
 }
 
 /* One of the fields after the URL. @text  without its comma */
-static int read_field(struct upstream_config *s, const char *text, bool *has_dialect,
+static int read_field(struct upstream_config *s, const char *text, bool *has_kind,
                       const char *field, struct err *e)
 {
     static const char key[] = "key-file=", ca[] = "ca-file=";
@@ -170,12 +170,12 @@ static int read_field(struct upstream_config *s, const char *text, bool *has_dia
         return reject_second_url(text, field, e);
     if (strchr(text, '=') != NULL)
         return reject_option(text, field, e);
-    if (*has_dialect)
+    if (*has_kind)
         return err_set(
             e, ERR_BAD_REQUEST, field,
-            "'%.60s' is not one of key-file=FILE, ca-file=FILE, and the dialect is already given",
+            "'%.60s' is not one of key-file=FILE, ca-file=FILE, and the kind is already given",
             text);
-    *has_dialect = true;
+    *has_kind = true;
     return upstream_kind_parse(&s->kind, text, field, e);
 }
 
@@ -221,14 +221,14 @@ static void warn_of_no_port(const struct upstream_config *s)
 
 static int read_fields(struct upstream_config *s, char *fields, const char *field, struct err *e)
 {
-    bool has_dialect = false;
+    bool has_kind = false;
     char *next;
 
     for (; fields != NULL; fields = next) {
         next = strchr(fields, ',');
         if (next != NULL)
             *next++ = '\0';
-        if (read_field(s, fields, &has_dialect, field, e) != 0)
+        if (read_field(s, fields, &has_kind, field, e) != 0)
             return prefix_url(e, field, s->url);
     }
     return 0;

@@ -58,7 +58,7 @@ static void test_malformed_entry_is_an_error(void **state)
     assert_rejected("http://host:1/v1", "paths and users are not taken");
     assert_rejected("http://me@host:1", "paths and users are not taken");
     assert_rejected("http://host:1,tgi", "tgi");
-    assert_rejected("http://host:1,vllm,vllm", "the dialect is already given");
+    assert_rejected("http://host:1,vllm,vllm", "the kind is already given");
     assert_rejected("http://host:1,", "''");
     assert_rejected("http://host:99999", "has port '99999', which is none of 1 to 65535");
     assert_rejected("http://a:1,http://b:2",
