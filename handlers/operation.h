@@ -58,7 +58,7 @@
     X(OPERATION_SGLANG_GENERATE, CALL_GENERATE)                                                    \
     X(OPERATION_TOKENIZE, CALL_GENERATE)                                                           \
     X(OPERATION_DETOKENIZE, CALL_GENERATE)                                                         \
-    X(OPERATION_RELAYED, CALL_GENERATE) /* what only upstream engines have */                      \
+    X(OPERATION_PROXIED, CALL_GENERATE) /* what only upstream engines have */                      \
     X(OPERATION_AREAL_META, CALL_GENERATE)                                                         \
     X(OPERATION_AREAL_LORA_META, CALL_GENERATE)                                                    \
     X(OPERATION_SESSION_FINISH, CALL_GENERATE)                                                     \

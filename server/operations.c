@@ -7,7 +7,7 @@
 #include "handlers/data_plane.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/fleet/status.h"
-#include "handlers/relayed.h"
+#include "handlers/proxied.h"
 #include "handlers/source/source_json.h"
 #include "handlers/update/commit_resume.h"
 #include "handlers/update/update_zmq.h"
@@ -67,7 +67,7 @@
     X(OPERATION_SGLANG_GENERATE, handle_sglang_generate, NULL)                                     \
     X(OPERATION_TOKENIZE, handle_tokenize, NULL)                                                   \
     X(OPERATION_DETOKENIZE, handle_detokenize, NULL)                                               \
-    X(OPERATION_RELAYED, handle_relayed, NULL)                                                     \
+    X(OPERATION_PROXIED, handle_proxied, NULL)                                                     \
     X(OPERATION_AREAL_META, handle_areal_meta, NULL)                                               \
     X(OPERATION_AREAL_LORA_META, handle_areal_lora_meta, NULL)                                     \
     X(OPERATION_SESSION_FINISH, handle_session_finish, NULL)                                       \
@@ -132,7 +132,7 @@
     X(OPERATION_SGLANG_GENERATE, EXECUTOR_LOOP, handle_fleet_proxy, true)                          \
     X(OPERATION_TOKENIZE, EXECUTOR_LOOP, handle_fleet_proxy, true)                                 \
     X(OPERATION_DETOKENIZE, EXECUTOR_LOOP, handle_fleet_proxy, true)                               \
-    X(OPERATION_RELAYED, EXECUTOR_LOOP, handle_fleet_proxy, true)                                  \
+    X(OPERATION_PROXIED, EXECUTOR_LOOP, handle_fleet_proxy, true)                                  \
     X(OPERATION_AREAL_META, EXECUTOR_CONTROL, handle_areal_meta, false)                            \
     X(OPERATION_AREAL_LORA_META, EXECUTOR_CONTROL, handle_areal_lora_meta, false)                  \
     X(OPERATION_SESSION_FINISH, EXECUTOR_LOOP, handle_session_finish, false)                       \

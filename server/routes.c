@@ -10,7 +10,7 @@
 #include "handlers/compat/vllm/dialect_vllm.h"
 #include "handlers/control_plane.h"
 #include "handlers/data_plane.h"
-#include "handlers/relayed.h"
+#include "handlers/proxied.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -149,7 +149,7 @@ const struct route routes[] = {
     DATA("/detokenize", "detokenize", EXECUTOR_TEXT, false, FORM_OPENAI, detokenize_members,
          OPERATION_DETOKENIZE),
 
-    RELAYED_ROUTES DIALECT_VLLM_ROUTES DIALECT_SKYRL_ROUTES DIALECT_SGLANG_ROUTES
+    PROXIED_ROUTES DIALECT_VLLM_ROUTES DIALECT_SKYRL_ROUTES DIALECT_SGLANG_ROUTES
         DIALECT_PRIME_RL_ROUTES DIALECT_AREAL_ROUTES};
 const size_t n_routes = sizeof routes / sizeof routes[0];
 

@@ -1,6 +1,6 @@
 """baton in front of an engine, against nginx and HAProxy as plain proxies in front of the same.
 
-Usage: bench_relay.py BATON FAKE_ENGINE RELAY_LOAD RELAY_UPSTREAM [ROUNDS [SECONDS [STREAMS [PARTS]]]]
+Usage: bench_proxy.py BATON FAKE_ENGINE PROXY_LOAD PROXY_UPSTREAM [ROUNDS [SECONDS [STREAMS [PARTS]]]]
 PARTS: some of flood,tokens,requests,light,streams,memory; all by default. The proxy runs on one
 processor, clients and upstream on another (or two). Every proxy opens a connection to the upstream
 for each request. Rounds are interleaved; medians are printed and what baton's is of the others'.
@@ -25,7 +25,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from relay_proxies import HAPROXY, NGINX, Load, Upstream, World, ask, cores, wait  # noqa: E402
+from proxy_world import HAPROXY, NGINX, Load, Upstream, World, ask, cores, wait  # noqa: E402
 
 PARTS = ("flood", "tokens", "requests", "light", "streams", "memory")
 PATH, HANGING, OVER_S = "/v1/completions", "/v1/chat/completions", 120

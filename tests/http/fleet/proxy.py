@@ -1,7 +1,7 @@
 """What a server in front of upstream engines does with requests for tokens and text: they go on as they came, once,
 and their answers come back as they are.
 
-Usage: relay.py BATON FAKE_ENGINE LOG N_CLIENTS
+Usage: proxy.py BATON FAKE_ENGINE LOG N_CLIENTS
 """
 
 import contextlib
@@ -111,7 +111,7 @@ def old_client(s, body):
 TEXT = b'{ "prompt" :"In the \\u0062eginning \xc3\xa9", "max_tokens": 5 , "stream":%s, "odd":[1e0,  -0.0] }'
 
 
-RELAYED = ["/v1/responses", "/v1/messages", "/v1/chat/completions/batch", "/v1/systemone", "/cohere/v2/chat", "/invocations",
+PROXIED = ["/v1/responses", "/v1/messages", "/v1/chat/completions/batch", "/v1/systemone", "/cohere/v2/chat", "/invocations",
            "/generative_scoring", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/classify", "/classify",
            "/v1/embeddings", "/v2/embed", "/encode", "/pooling", "/v1/audio/transcriptions", "/v1/audio/translations",
            "/v1/completions/render", "/v1/completions/derender", "/v1/chat/completions/derender", "/v1/responses/render",
@@ -138,7 +138,7 @@ def requests_of(dialect):
     yield "POST", "/detokenize", b'{"tokens":[255305, 255342]}'
     yield "GET", "/v1/models", None
     yield "GET", "/v1/models?x=%20y", None
-    for path in RELAYED:
+    for path in PROXIED:
         yield "POST", path + "?x=%20y", json.dumps({"path": path, "stream": True}).encode()
     yield "GET", "/v1/responses/resp_1?stream=true", None
     yield "GET", "/tokenizer_info", None
@@ -162,10 +162,10 @@ def as_it_came(dialect):
             said = fetch(s.port, method, path, body, headers)
             direct = fetch(d.port, method, path, body, headers)
             assert said[:4] == direct[:4] and said[4] == d.url, (path, said, direct)
-            relayed, asked = d.journal()[n:]
+            proxied, asked = d.journal()[n:]
             for member in ("method", "path", "query", "body", "body_nbytes", "status"):
-                assert relayed[member] == asked[member], (path, member, relayed, asked)
-            sent = {k.lower(): v for k, v in relayed["headers"].items()}
+                assert proxied[member] == asked[member], (path, member, proxied, asked)
+            sent = {k.lower(): v for k, v in proxied["headers"].items()}
             assert {"content-type", "x-session-id", "x-request-id", "accept-encoding", "host"} <= sent.keys(), sent
             assert not {"authorization", "cookie", "expect"} & sent.keys(), sent
             assert sent["content-type"] == headers["Content-Type"] and sent["x-session-id"] == headers["X-Session-ID"], sent

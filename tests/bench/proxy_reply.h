@@ -1,6 +1,6 @@
 /* The answers of a server, one after another, as they come in pieces: heads, chunks, ends. */
-#ifndef BATON_TESTS_BENCH_RELAY_ANSWER_H
-#define BATON_TESTS_BENCH_RELAY_ANSWER_H
+#ifndef BATON_TESTS_BENCH_PROXY_REPLY_H
+#define BATON_TESTS_BENCH_PROXY_REPLY_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,8 +1,8 @@
-#include "handlers/relayed.h"
+#include "handlers/proxied.h"
 
 #include "handlers/route.h"
 
-int handle_relayed(struct app *app, struct http_request *x, struct err *e)
+int handle_proxied(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
 

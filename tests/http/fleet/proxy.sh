@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The data plane in front of upstream engines. Usage: relay.sh BATON FAKE_ENGINE N_CLIENTS
+# The data plane in front of upstream engines. Usage: proxy.sh BATON FAKE_ENGINE N_CLIENTS
 set -euo pipefail
 
 here=$(dirname "$(realpath "$0")")
@@ -16,4 +16,4 @@ cleanup() {
 }
 trap cleanup EXIT
 
-"$PYTHON" -B "$here/relay.py" "$1" "$2" "$work/log" "$3"
+"$PYTHON" -B "$here/proxy.py" "$1" "$2" "$work/log" "$3"

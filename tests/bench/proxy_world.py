@@ -170,7 +170,7 @@ class Upstream:
 
 
 class Load:
-    """relay_load (see the head of relay_load.c), and the proxy's processor time meanwhile."""
+    """proxy_load (see the head of proxy_load.c), and the proxy's processor time meanwhile."""
 
     binary = None
 
@@ -185,7 +185,7 @@ class Load:
 
     def line(self):
         said = self.process.stdout.readline()
-        assert said, f"relay_load ended with {self.process.wait(END_S)}"
+        assert said, f"proxy_load ended with {self.process.wait(END_S)}"
         return said
 
     def end(self):

@@ -1,4 +1,4 @@
-#include "relay_answer.h"
+#include "proxy_reply.h"
 
 #include <stdlib.h>
 #include <string.h>

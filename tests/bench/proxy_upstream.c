@@ -1,8 +1,8 @@
-/* relay_upstream: an engine as vLLM's clients see it that costs next to nothing, so that a proxy
- * before it is what is measured; for bench_relay.py. The double (tests/fakes/engine.h), which keeps
+/* proxy_upstream: an engine as vLLM's clients see it that costs next to nothing, so that a proxy
+ * before it is what is measured; for bench_proxy.py. The double (tests/fakes/engine.h), which keeps
  * a journal and true state, takes several times as long for a small request as a proxy may.
  *
- * Usage: relay_upstream TOKENS EVENT_NBYTES INTERVAL_US      prints its port
+ * Usage: proxy_upstream TOKENS EVENT_NBYTES INTERVAL_US      prints its port
  * A POST whose body has "stream" is answered by TOKENS events of EVENT_NBYTES each, one each
  * INTERVAL_US with the time in it ("t", of CLOCK_MONOTONIC in us), or, if that is 0, as fast as
  * they are taken; any other with ANSWER_NBYTES of JSON. GET of /metrics says that the process began
@@ -195,7 +195,7 @@ static void writable(struct upstream *u, struct conn *c)
         stream_over(u, c);
         return;
     }
-    (void)fprintf(stderr, "relay_upstream: a reader of paced tokens is behind\n");
+    (void)fprintf(stderr, "proxy_upstream: a reader of paced tokens is behind\n");
     hang_up(u, c);
 }
 
@@ -383,7 +383,7 @@ int main(int argc, char **argv)
     static struct upstream u;
 
     if (argc != 4) {
-        (void)fprintf(stderr, "relay_upstream: see the head of tests/bench/relay_upstream.c\n");
+        (void)fprintf(stderr, "proxy_upstream: see the head of tests/bench/proxy_upstream.c\n");
         return 2;
     }
     init(&u, argv);

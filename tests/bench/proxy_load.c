@@ -1,7 +1,7 @@
-/* relay_load: many clients of one server, as one thread and one epoll can drive them; for
- * bench_relay.py. Prints one line of JSON.
+/* proxy_load: many clients of one server, as one thread and one epoll can drive them; for
+ * bench_proxy.py. Prints one line of JSON.
  *
- * Usage: relay_load PORT CONNECTIONS PATH BODY HOW [SECONDS [PAUSE_US]]
+ * Usage: proxy_load PORT CONNECTIONS PATH BODY HOW [SECONDS [PAUSE_US]]
  *   HOW loop   each sends again when its answer is whole, for SECONDS after a warm-up of as long
  *              as a quarter of that; PAUSE_US between an answer and the next request
  *       once   one request each; ends with the last of them, or after SECONDS
@@ -12,7 +12,7 @@
  * An event that holds "t":<CLOCK_MONOTONIC in us>, of 16 digits, is timed by that. */
 #include "base/clock.h"
 
-#include "relay_answer.h"
+#include "proxy_reply.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -454,7 +454,7 @@ int main(int argc, char **argv)
     uint64_t span_us = 10000000;
 
     if (argc < 6 || argc > 8) {
-        (void)fprintf(stderr, "relay_load: see the head of tests/bench/relay_load.c\n");
+        (void)fprintf(stderr, "proxy_load: see the head of tests/bench/proxy_load.c\n");
         return 2;
     }
     init(&load, argv);
