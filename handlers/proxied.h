@@ -1,9 +1,9 @@
-/* Routes of the data plane that upstream engines have and the embedded one does not: they go on as
- * they came (fleet/proxy/proxy.h), and are 404 where there is no upstream.
+/* Routes of the data plane that upstream engines have and the embedded engine does not. In front of
+ * a fleet they are forwarded as they come (fleet/proxy/proxy.h); without upstreams they are 404.
  *
  * Paths: vLLM 0.32 (vllm/entrypoints), SGLang 0.5.23 (srt/entrypoints/http_server.py). What makes
- * tokens or vectors takes a permit of generation, and waits while its engine stands still; what
- * only reads or makes text takes one of text. */
+ * tokens or vectors takes a generation permit, and waits while its engine is paused; what only
+ * reads or makes text takes a text permit. */
 #ifndef BATON_HANDLERS_PROXIED_H
 #define BATON_HANDLERS_PROXIED_H
 
@@ -12,10 +12,10 @@
 
 struct app;
 
-/* handle_proxied - where there is no upstream. Errors: ERR_NOT_FOUND. */
+/* handle_proxied - the handler without upstreams. Errors: ERR_NOT_FOUND, always. */
 int handle_proxied(struct app *app, struct http_request *x, struct err *e);
 
-/* No body is looked into, whatever its type. */
+/* Bodies are not parsed, whatever their type. */
 #define PROXIED(executor_, methods_, path, id)                                                     \
     {                                                                                              \
         .methods = methods_, .pattern = path, .operation_id = id, .executor = executor_,           \
