@@ -139,32 +139,56 @@ int dialect_select_members(json_t **body, const json_t *from, const struct diale
     return 0;
 }
 
-static const char *error_member(const struct dialect_member *members, const char *ours)
+/* The pair whose native place the field is at or below; NULL: none.
+ * @field  without its first '/' */
+static const struct dialect_member *error_pair(const struct dialect_member *members,
+                                               const char *field)
 {
-    for (; members->theirs != NULL; members++)
-        if (members->ours != NULL && strcmp(members->ours, ours) == 0)
-            return members->theirs;
+    for (; members != NULL && members->theirs != NULL; members++) {
+        size_t len = members->ours != NULL ? strlen(members->ours) : 0;
+
+        if (len > 0 && strncmp(field, members->ours, len) == 0 &&
+            (field[len] == '/' || field[len] == '\0'))
+            return members;
+    }
     return NULL;
 }
 
-void dialect_error_field(char field[ERR_FIELD_MAX], const struct route *route)
+/* A message can begin with the name of the member, as those of handlers/body.h do. */
+static void rename_in_message(char msg[ERR_MSG_MAX], const struct dialect_member *m)
 {
-    const char *at = route->error_at != NULL ? route->error_at : "", *theirs, *rest;
-    char name[ERR_FIELD_MAX], client_field[ERR_FIELD_MAX] = "";
+    const char *last = strrchr(m->ours, '/'), *ours = last != NULL ? last + 1 : m->ours;
+    size_t len = strlen(ours);
+    char renamed[ERR_MSG_MAX + ERR_FIELD_MAX];
 
-    if (route->error_members == NULL || field[0] != '/')
+    if (strncmp(msg, ours, len) != 0 || msg[len] != ' ')
         return;
-    rest = field + 1 + strcspn(field + 1, "/");
-    (void)snprintf(name, sizeof name, "%.*s", (int)(rest - field - 1), field + 1);
-    if (listed(name, route->members)) /* as it came */
+    (void)snprintf(renamed, sizeof renamed, "%s%s", m->theirs, msg + len);
+    (void)snprintf(msg, ERR_MSG_MAX, "%.*s", ERR_MSG_MAX - 1, renamed);
+}
+
+void dialect_error(struct err *e, const struct route *route)
+{
+    const char *at = route->error_at != NULL ? route->error_at : "";
+    const struct dialect_member *m;
+    char place[2 * ERR_FIELD_MAX] = "";
+
+    if (route->translated_members == NULL || e->field[0] != '/')
         return;
-    theirs = error_member(route->error_members, name);
-    if (theirs == NULL && !listed(name, route->translated_members))
-        return;
-    if (theirs != NULL &&
-        snprintf(client_field, sizeof client_field, "%s/%s%s", at, theirs, rest) >= ERR_FIELD_MAX)
-        client_field[0] = '\0';
-    memcpy(field, client_field, sizeof client_field);
+    m = error_pair(route->error_members, e->field + 1);
+    if (m != NULL) {
+        (void)snprintf(place, sizeof place, "%s/%s%s", at, m->theirs,
+                       e->field + 1 + strlen(m->ours));
+        rename_in_message(e->msg, m);
+    } else {
+        (void)snprintf(place, sizeof place, "%.*s", (int)strcspn(e->field + 1, "/"), e->field + 1);
+        if (listed(place, route->members) || listed(place, route->query) ||
+            !listed(place, route->translated_members))
+            return; /* as the client sent it */
+        place[0] = '\0';
+    }
+    (void)snprintf(e->field, sizeof e->field, "%.*s", ERR_FIELD_MAX - 1,
+                   strlen(place) < ERR_FIELD_MAX ? place : "");
 }
 
 int dialect_flag(bool *out, const struct http_request *x, const char *member, struct err *e)

@@ -53,10 +53,11 @@ struct dialect_member {
 int dialect_select_members(json_t **body, const json_t *from, const struct dialect_member *members,
                            struct err *e);
 
-/* dialect_error_field - a place of the native body, as the client of the row sent it: "/path" is
- * "/model_path". "" for a member that only the translation made.
- * @route  of a native row, or of one without error_members: nothing */
-void dialect_error_field(char field[ERR_FIELD_MAX], const struct route *route);
+/* dialect_error - change an error of the native handler so that it names the member which the
+ * client sent: "/path: path is ..." becomes "/model_path: model_path is ...". The field is "" for a
+ * member that only the translation made.
+ * @route  of a native row: nothing changes */
+void dialect_error(struct err *e, const struct route *route);
 
 /* dialect_flag - a query member as Python's clients and servers spell it: true, True, 1, yes, on
  * @out  unchanged when absent

@@ -313,7 +313,7 @@ void reply_error_make(const struct route *route, const struct err *e, json_t *de
     struct err shown = *e;
 
     if (route != NULL)
-        dialect_error_field(shown.field, route);
+        dialect_error(&shown, route);
     if (reply_json_make(NULL, reply_status(form, e), reply_error_json(form, &shown, details), out))
         out->log_code = err_wire_name(e->code);
     else

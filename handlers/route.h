@@ -92,9 +92,11 @@ struct route {
                    some */
     const char *const *translated_members; /* members that `translate_request` may make: those of
                                               the native row; NULL: none */
-    const struct dialect_member *error_members; /* how the client names members that an error is at;
-                                                   NULL: as the native row does */
-    const char *error_at; /* "/init_info": the object in which it sends them; NULL: the body */
+    /* Pairs {client's name, native place such as "names/0"}: the first one that fits the field of a
+     * native error. NULL: names are the same. */
+    const struct dialect_member *error_members;
+    const char
+        *error_at; /* "/init_info": the object in which the client sends them; NULL: the body */
     int (*translate_request)(json_t **body, const struct http_request *x, struct err *e);
     int (*translate_response)(json_t **reply, const struct http_request *x);
 

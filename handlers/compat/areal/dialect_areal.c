@@ -106,13 +106,14 @@ int handle_areal_lora_meta(struct app *app, struct http_request *x, struct err *
     return rc;
 }
 
-int areal_update_request(json_t **body, const struct http_request *x, struct err *e)
-{
-    static const struct dialect_member members[] = {{"names", "names"},
+const struct dialect_member areal_update_pairs[] = {{"names", "names"},
                                                     {"dtypes", "dtypes"},
                                                     {"shapes", "shapes"},
                                                     {"group_name", "group_name"},
                                                     {0}};
+
+int areal_update_request(json_t **body, const struct http_request *x, struct err *e)
+{
     json_t *list = atomic_exchange_explicit(&next_list, NULL, memory_order_acq_rel);
     int rc;
 
@@ -121,19 +122,19 @@ int areal_update_request(json_t **body, const struct http_request *x, struct err
         return err_set(e, ERR_CONFLICT, "",
                        "there is no list of what comes: POST it to /areal_set_update_weight_meta "
                        "before each of these");
-    rc = dialect_select_members(body, list, members, e);
+    rc = dialect_select_members(body, list, areal_update_pairs, e);
     json_decref(list);
     return rc != 0 ? -1 : dialect_set(*body, "transport", json_string("nccl"), e);
 }
 
+const struct dialect_member areal_lora_pairs[] = {
+    {"lora_name", "lora_name"}, {"lora_model_path", "lora_path"}, {0}};
+
 int areal_lora_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    static const struct dialect_member members[] = {
-        {"lora_name", "lora_name"}, {"lora_model_path", "lora_path"}, {0}};
-
     (void)x;
     if (body_required(*body, "", "lora_model_path", e) != 0 ||
-        dialect_select_members(body, *body, members, e) != 0)
+        dialect_select_members(body, *body, areal_lora_pairs, e) != 0)
         return -1;
     return dialect_set(*body, "load_inplace", json_true(), e);
 }
@@ -160,6 +161,13 @@ static json_t *plain_names(const json_t *names)
     }
     return plain;
 }
+
+const struct dialect_member areal_lora_tensors_pairs[] = {
+    {"lora_rank", "adapter_config/r"},
+    {"lora_alpha", "adapter_config/lora_alpha"},
+    {"lora_bias", "adapter_config/bias"},
+    {"lora_target_modules", "adapter_config/target_modules"},
+    {0}};
 
 int areal_lora_tensors_request(json_t **body, const struct http_request *x, struct err *e)
 {

@@ -138,22 +138,23 @@ static int set_packing(json_t *body, const char *load_format, struct err *e)
     return dialect_set(body, "bucket_nbytes", json_integer(INT64_MAX), e);
 }
 
+const struct dialect_member sglang_distributed_pairs[] = {{"names", "names"},
+                                                          {"dtypes", "dtypes"},
+                                                          {"shapes", "shapes"},
+                                                          {"group_name", "group_name"},
+                                                          {"weight_version", "weight_version"},
+                                                          {"abort_all_requests", "abort_requests"},
+                                                          {"selector", "selector"},
+                                                          {0}};
+
 int sglang_distributed_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    static const struct dialect_member members[] = {{"names", "names"},
-                                                    {"dtypes", "dtypes"},
-                                                    {"shapes", "shapes"},
-                                                    {"group_name", "group_name"},
-                                                    {"weight_version", "weight_version"},
-                                                    {"abort_all_requests", "abort_requests"},
-                                                    {"selector", "selector"},
-                                                    {0}};
     const char *load_format = NULL;
     json_t *made = NULL;
 
     (void)x;
     if (body_str(&load_format, *body, "", "load_format", e) != 0 ||
-        dialect_select_members(&made, *body, members, e) != 0)
+        dialect_select_members(&made, *body, sglang_distributed_pairs, e) != 0)
         return -1;
     if (set_packing(made, load_format, e) != 0 ||
         dialect_set(made, "transport", json_string("nccl"), e) != 0) {
@@ -164,6 +165,12 @@ int sglang_distributed_request(json_t **body, const struct http_request *x, stru
     *body = made;
     return 0;
 }
+
+const struct dialect_member sglang_one_tensor_pairs[] = {{"name", "names/0"},
+                                                         {"dtype", "dtypes/0"},
+                                                         {"shape", "shapes/0"},
+                                                         {"abort_all_requests", "abort_requests"},
+                                                         {0}};
 
 /* One tensor per request, the form of older SGLang. */
 int sglang_one_tensor_request(json_t **body, const struct http_request *x, struct err *e)
@@ -275,15 +282,16 @@ int sglang_ipc_request(json_t **body, const struct http_request *x, struct err *
     return dialect_select_members(body, *body, members, e);
 }
 
+const struct dialect_member sglang_checker_pairs[] = {
+    {"action", "action"}, {"skip_tensor_list", "skip"}, {0}};
+
 int sglang_checker_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    static const struct dialect_member members[] = {
-        {"action", "action"}, {"skip_tensor_list", "skip"}, {0}};
     const char *selector = NULL, *action;
 
     (void)x;
     if (selector_from_body(&selector, *body, e) != 0 ||
-        dialect_select_members(body, *body, members, e) != 0)
+        dialect_select_members(body, *body, sglang_checker_pairs, e) != 0)
         return -1;
     if (json_object_get(*body, "action") == NULL &&
         dialect_set(*body, "action", json_string("checksum"), e) != 0)

@@ -24,7 +24,10 @@ extern const char *const sglang_distributed_members[], *const sglang_one_tensor_
 extern const char *const sglang_disk_members[], *const sglang_disk_translated[];
 extern const char *const sglang_ipc_members[], *const sglang_no_members[];
 extern const char *const sglang_begin_members[];
-extern const struct dialect_member sglang_disk_pairs[], sglang_label_pairs[]; /* for errors too */
+/* For errors too. */
+extern const struct dialect_member sglang_disk_pairs[], sglang_label_pairs[],
+    sglang_checker_pairs[];
+extern const struct dialect_member sglang_distributed_pairs[], sglang_one_tensor_pairs[];
 extern const char *const sglang_checker_members[], *const sglang_label_members[];
 sglang_request sglang_group_request, sglang_distributed_request, sglang_one_tensor_request,
     sglang_disk_request, sglang_ipc_request;
@@ -40,6 +43,7 @@ extern const char *const sglang_pause_members[], *const sglang_continue_members[
 extern const char *const sglang_memory_members[], *const sglang_abort_members[];
 extern const char *const sglang_lora_members[], *const sglang_lora_unload_members[];
 extern const char *const sglang_lora_tensors_members[];
+extern const struct dialect_member sglang_abort_pairs[]; /* for errors only */
 sglang_request sglang_pause_request, sglang_release_request, sglang_memory_request,
     sglang_abort_request;
 sglang_request sglang_lora_request, sglang_lora_unload_request, sglang_lora_tensors_request,
@@ -94,12 +98,13 @@ sglang_response sglang_loads_response;
     SGLANG_LONG("/update_weights_from_distributed", "sglangUpdateOne", OPERATION_UPDATE,           \
                 .session = SESSION_AUTO_COMMIT, .body_match = {"name", NULL},                      \
                 .members = sglang_one_tensor_members, .whole = true,                               \
-                .translated_members = update_members,                                              \
+                .translated_members = update_members, .error_members = sglang_one_tensor_pairs,    \
                 .translate_request = sglang_one_tensor_request,                                    \
                 .translate_response = sglang_update_response),                                     \
         SGLANG_LONG("/update_weights_from_distributed", "sglangUpdate", OPERATION_UPDATE,          \
                     .session = SESSION_AUTO_COMMIT, .members = sglang_distributed_members,         \
                     .translated_members = update_members,                                          \
+                    .error_members = sglang_distributed_pairs,                                     \
                     .translate_request = sglang_distributed_request,                               \
                     .translate_response = sglang_update_response)
 
@@ -127,11 +132,11 @@ sglang_response sglang_loads_response;
                        .translate_response = sglang_update_response),                              \
         SGLANG_BOTH("/get_weights_by_name", "sglangWeights", OPERATION_WEIGHT_VALUES,              \
                     .members = weight_values_members),                                             \
-        SGLANG_CONTROL("/weights_checker", "sglangChecker", OPERATION_WEIGHTS_CHECK,               \
-                       .members = sglang_checker_members,                                          \
-                       .translated_members = weights_check_members,                                \
-                       .translate_request = sglang_checker_request,                                \
-                       .translate_response = sglang_checker_response),                             \
+        SGLANG_CONTROL(                                                                            \
+            "/weights_checker", "sglangChecker", OPERATION_WEIGHTS_CHECK,                          \
+            .members = sglang_checker_members, .translated_members = weights_check_members,        \
+            .error_members = sglang_checker_pairs, .translate_request = sglang_checker_request,    \
+            .translate_response = sglang_checker_response),                                        \
         SGLANG_CONTROL(                                                                            \
             "/weights_checker", "sglangCheckerReset", OPERATION_SLEEP,                             \
             .members = sglang_checker_members, .body_match = {"action", "reset_tensors"},          \
@@ -167,7 +172,8 @@ sglang_response sglang_loads_response;
         SGLANG_CONTROL(                                                                            \
             "/abort_request", "sglangAbort", OPERATION_ABORT_REQUESTS,                             \
             .members = sglang_abort_members, .translated_members = abort_requests_members,         \
-            .translate_request = sglang_abort_request, .translate_response = dialect_reply_null)
+            .error_members = sglang_abort_pairs, .translate_request = sglang_abort_request,        \
+            .translate_response = dialect_reply_null)
 
 /* Refused with a reason, which is more help than a 404. */
 #define SGLANG_REFUSED(path, id)                                                                   \

@@ -80,6 +80,9 @@ int sglang_release_request(json_t **body, const struct http_request *x, struct e
     return dialect_set(*body, "level", json_integer(2), e);
 }
 
+const struct dialect_member sglang_abort_pairs[] = {
+    {"rid", "request_ids/0"}, {"abort_all", "all"}, {0}};
+
 int sglang_abort_request(json_t **body, const struct http_request *x, struct err *e)
 {
     const char *rid = "";

@@ -26,16 +26,16 @@ static int check_format(const json_t *body, struct err *e)
                    load_format);
 }
 
+const struct dialect_member sglang_tensor_pairs[] = {
+    {"serialized_named_tensors", "serialized_named_tensors"},
+    {"load_format", "serialized_format"},
+    {"weight_version", "weight_version"},
+    {"abort_all_requests", "abort_requests"},
+    {"selector", "selector"},
+    {0}};
+
 int sglang_tensor_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    static const struct dialect_member members[] = {
-        {"serialized_named_tensors", "serialized_named_tensors"},
-        {"load_format", "serialized_format"},
-        {"weight_version", "weight_version"},
-        {"abort_all_requests", "abort_requests"},
-        {"selector", "selector"},
-        {0}};
-
     bool target = false;
 
     (void)x;
@@ -47,5 +47,5 @@ int sglang_tensor_request(json_t **body, const struct http_request *x, struct er
         return -1;
     if (check_format(*body, e) != 0 || body_required(*body, "", "serialized_named_tensors", e) != 0)
         return -1;
-    return dialect_select_members(body, *body, members, e);
+    return dialect_select_members(body, *body, sglang_tensor_pairs, e);
 }

@@ -79,6 +79,20 @@ int skyrl_rpc_start_request(json_t **body, const struct http_request *x, struct 
     return dialect_set(*body, "lease_s", json_integer(UPDATE_ANONYMOUS_LEASE_S), e);
 }
 
+/* Of both sources; packed_buffer_size_bytes is of NCCL's only. */
+const struct dialect_member skyrl_rpc_update_pairs[] = {
+    {"names", "names"},
+    {"dtype_names", "dtype_names"},
+    {"dtypes", "dtypes"},
+    {"shapes", "shapes"},
+    {"sizes", "sizes"},
+    {"tensor_sizes", "tensor_sizes"},
+    {"packed", "packed"},
+    {"packed_buffer_size_bytes", "packed_buffer_size_bytes"},
+    {"metadata_by_gpu", "metadata_by_gpu"},
+    {"ipc_handles_pickled", "ipc_handles_pickled"},
+    {NULL, NULL}};
+
 int skyrl_rpc_ipc_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {{"names", "names"},
@@ -121,15 +135,17 @@ int skyrl_rpc_nccl_request(json_t **body, const struct http_request *x, struct e
     return dialect_set(*body, "transport", json_string("nccl"), e);
 }
 
+const struct dialect_member skyrl_rpc_finish_pairs[] = {{"weight_version", "weight_version"},
+                                                        {NULL, NULL}};
+
 int skyrl_rpc_finish_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    static const struct dialect_member members[] = {{"weight_version", "weight_version"},
-                                                    {NULL, NULL}};
     const json_t *kwargs = NULL;
 
     (void)x;
-    return kwargs_of(&kwargs, *body, e) != 0 ? -1
-                                             : dialect_select_members(body, kwargs, members, e);
+    return kwargs_of(&kwargs, *body, e) != 0
+               ? -1
+               : dialect_select_members(body, kwargs, skyrl_rpc_finish_pairs, e);
 }
 
 /* The caller has frozen the running requests. The KV cache is in host memory already, so offload_kv
@@ -151,15 +167,20 @@ int skyrl_rpc_sleep_request(json_t **body, const struct http_request *x, struct 
                : err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
 }
 
+const struct dialect_member skyrl_rpc_wake_pairs[] = {{"tags", "tags"}, {NULL, NULL}};
+
 int skyrl_rpc_wake_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    static const struct dialect_member members[] = {{"tags", "tags"}, {NULL, NULL}};
     const json_t *kwargs = NULL;
 
     (void)x;
-    return kwargs_of(&kwargs, *body, e) != 0 ? -1
-                                             : dialect_select_members(body, kwargs, members, e);
+    return kwargs_of(&kwargs, *body, e) != 0
+               ? -1
+               : dialect_select_members(body, kwargs, skyrl_rpc_wake_pairs, e);
 }
+
+/* zmq_handles is left out: it comes by position or by name. */
+const struct dialect_member skyrl_rpc_zmq_pairs[] = {{"timeout", "timeout_ms"}, {NULL, NULL}};
 
 /* vLLM passes args to the method of checkpoint-engine's worker. Its only argument, zmq_handles,
  * comes by position or by name. timeout, in seconds, is for the whole call. */

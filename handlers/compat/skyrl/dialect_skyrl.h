@@ -18,6 +18,10 @@ extern const char *const skyrl_fetch_members[], *const skyrl_session_query[];
 extern const char *const skyrl_join_members[], *const skyrl_destroy_members[];
 extern const char *const skyrl_one_tensor_members[], *const skyrl_list_members[];
 extern const char *const skyrl_pause_members[];
+/* For errors too. */
+extern const struct dialect_member skyrl_rpc_update_pairs[], skyrl_rpc_finish_pairs[];
+extern const struct dialect_member skyrl_rpc_wake_pairs[], skyrl_rpc_zmq_pairs[];
+extern const struct dialect_member skyrl_one_tensor_pairs[];
 
 /* Requests: methods of /collective_rpc. */
 int skyrl_rpc_start_request(json_t **body, const struct http_request *x, struct err *e);
@@ -77,22 +81,23 @@ int skyrl_paused_response(json_t **reply, const struct http_request *x);
               .translated_members = update_start_members,                                          \
               .translate_request = skyrl_rpc_start_request),                                       \
         SKYRL_RPC("skyrlRpcIpc", "update_weights_ipc", OPERATION_UPDATE,                           \
-                  .translated_members = update_members,                                            \
-                  .translate_request = skyrl_rpc_ipc_request),                                     \
+                  .translated_members = update_members, .error_members = skyrl_rpc_update_pairs,   \
+                  .error_at = "/kwargs/update_info", .translate_request = skyrl_rpc_ipc_request),  \
         SKYRL_RPC("skyrlRpcNccl", "update_weights_nccl", OPERATION_UPDATE,                         \
-                  .translated_members = update_members,                                            \
-                  .translate_request = skyrl_rpc_nccl_request),                                    \
+                  .translated_members = update_members, .error_members = skyrl_rpc_update_pairs,   \
+                  .error_at = "/kwargs/update_info", .translate_request = skyrl_rpc_nccl_request), \
         SKYRL_RPC("skyrlRpcFinish", "skyrl_finish_weight_update", OPERATION_UPDATE_FINISH,         \
                   .translated_members = update_finish_members,                                     \
+                  .error_members = skyrl_rpc_finish_pairs, .error_at = "/kwargs",                  \
                   .translate_request = skyrl_rpc_finish_request),                                  \
         SKYRL_RPC("skyrlRpcSleep", "skyrl_sleep_for_weight_sync", OPERATION_SLEEP,                 \
                   .translated_members = sleep_members,                                             \
                   .translate_request = skyrl_rpc_sleep_request),                                   \
         SKYRL_RPC("skyrlRpcWake", "skyrl_wake_for_weight_sync", OPERATION_WAKE,                    \
-                  .translated_members = wake_members,                                              \
-                  .translate_request = skyrl_rpc_wake_request),                                    \
+                  .translated_members = wake_members, .error_members = skyrl_rpc_wake_pairs,       \
+                  .error_at = "/kwargs", .translate_request = skyrl_rpc_wake_request),             \
         SKYRL_RPC("checkpointEngineRpc", "update_weights_from_ipc", OPERATION_UPDATE_ZMQ,          \
-                  .translated_members = update_zmq_members,                                        \
+                  .translated_members = update_zmq_members, .error_members = skyrl_rpc_zmq_pairs,  \
                   .translate_request = skyrl_rpc_zmq_request),                                     \
         SKYRL_POST("/collective_rpc", "skyrlRpc", OPERATION_UNSUPPORTED,                           \
                    .body_max = ROUTE_BODY_CONFIG, .members = skyrl_rpc_members,                    \
@@ -150,6 +155,7 @@ int skyrl_paused_response(json_t **reply, const struct http_request *x);
                     .translate_response = dialect_reply_status),                                   \
         SKYRL_UPDATE("/update_weights", "skyrlUpdateOne", .members = skyrl_one_tensor_members,     \
                      .body_match = {"name", NULL}, .whole = true,                                  \
+                     .error_members = skyrl_one_tensor_pairs,                                      \
                      .translate_request = skyrl_one_tensor_request),                               \
         SKYRL_UPDATE("/update_weights", "skyrlUpdateList", .members = skyrl_list_members,          \
                      .body_match = {"names", NULL}, .translate_request = skyrl_list_request),      \

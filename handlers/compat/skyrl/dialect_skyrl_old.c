@@ -76,6 +76,9 @@ int skyrl_destroy_request(json_t **body, const struct http_request *x, struct er
     return dialect_select_members(body, *body, members, e);
 }
 
+const struct dialect_member skyrl_one_tensor_pairs[] = {
+    {"name", "names/0"}, {"dtype", "dtypes/0"}, {"shape", "shapes/0"}, {NULL, NULL}};
+
 /* One tensor per request, in one broadcast. */
 int skyrl_one_tensor_request(json_t **body, const struct http_request *x, struct err *e)
 {

@@ -28,6 +28,9 @@ int vllm_pause_request(json_t **body, const struct http_request *x, struct err *
     return dialect_set(*body, "mode", json_string(mode), e);
 }
 
+const struct dialect_member vllm_reset_pairs[] = {
+    {"reset_running_requests", "running"}, {"reset_external", "external"}, {NULL, NULL}};
+
 /* vLLM has these members in the query, SkyRL's own server in the body. */
 int vllm_reset_request(json_t **body, const struct http_request *x, struct err *e)
 {

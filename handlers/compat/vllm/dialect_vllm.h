@@ -16,7 +16,8 @@ extern const char *const vllm_init_members[], *const vllm_start_members[];
 extern const char *const vllm_update_members[], *const vllm_finish_members[];
 extern const char *const vllm_label_members[], *const vllm_checker_members[];
 /* Errors name these members instead of the native ones. */
-extern const struct dialect_member vllm_init_group[], vllm_update_handles[], vllm_label_pairs[];
+extern const struct dialect_member vllm_init_group[], vllm_update_pairs[], vllm_label_pairs[];
+extern const struct dialect_member vllm_reset_pairs[];
 extern const char *const vllm_sleep_members[], *const vllm_wake_members[];
 extern const char *const vllm_reset_members[], *const vllm_abort_members[];
 
@@ -102,20 +103,21 @@ int vllm_reset_weights_response(json_t **reply, const struct http_request *x);
                   .translate_response = vllm_is_sleeping_response),                                \
         VLLM_NO_BODY("/reset_prefix_cache", "vllmResetPrefixCache", OPERATION_RESET_CACHE,         \
                      .members = vllm_reset_members, .query = vllm_reset_query,                     \
-                     .translated_members = reset_cache_members,                                    \
+                     .translated_members = reset_cache_members, .error_members = vllm_reset_pairs, \
                      .translate_request = vllm_reset_request,                                      \
                      .translate_response = vllm_reset_response),                                   \
         VLLM_POST(BODY_JSON, ROUTE_NO_BODY_MAX, "/reset_prefix_cache", "vllmResetRunning",         \
                   OPERATION_RESET_CACHE, .members = vllm_reset_members, .query = vllm_reset_query, \
                   .body_match = {"reset_running_requests", NULL},                                  \
-                  .translated_members = reset_cache_members,                                       \
+                  .translated_members = reset_cache_members, .error_members = vllm_reset_pairs,    \
                   .translate_request = vllm_reset_request,                                         \
                   .translate_response = vllm_reset_response),                                      \
-        VLLM_POST(                                                                                 \
-            BODY_JSON, ROUTE_NO_BODY_MAX, "/reset_prefix_cache", "vllmResetExternal",              \
-            OPERATION_RESET_CACHE, .members = vllm_reset_members, .query = vllm_reset_query,       \
-            .body_match = {"reset_external", NULL}, .translated_members = reset_cache_members,     \
-            .translate_request = vllm_reset_request, .translate_response = vllm_reset_response),   \
+        VLLM_POST(BODY_JSON, ROUTE_NO_BODY_MAX, "/reset_prefix_cache", "vllmResetExternal",        \
+                  OPERATION_RESET_CACHE, .members = vllm_reset_members, .query = vllm_reset_query, \
+                  .body_match = {"reset_external", NULL},                                          \
+                  .translated_members = reset_cache_members, .error_members = vllm_reset_pairs,    \
+                  .translate_request = vllm_reset_request,                                         \
+                  .translate_response = vllm_reset_response),                                      \
         VLLM_NO_BODY("/reset_mm_cache", "vllmResetMmCache", OPERATION_RESET_CACHE,                 \
                      .translate_response = dialect_reply_status),                                  \
         VLLM_NO_BODY("/reset_encoder_cache", "vllmResetEncoderCache", OPERATION_RESET_CACHE,       \
@@ -159,7 +161,7 @@ int vllm_reset_weights_response(json_t **reply, const struct http_request *x);
         VLLM_POST(BODY_JSON, ROUTE_BODY_CONFIG, "/update_weights", "vllmUpdateWeights",            \
                   OPERATION_UPDATE, .session = SESSION_AUTO_COMMIT,                                \
                   .members = vllm_update_members, .body_match = {"update_info", NULL},             \
-                  .translated_members = update_members, .error_members = vllm_update_handles,      \
+                  .translated_members = update_members, .error_members = vllm_update_pairs,        \
                   .error_at = "/update_info", .translate_request = vllm_update_request,            \
                   .translate_response = vllm_update_response),                                     \
         VLLM_CONTROL("/finish_weight_update", "vllmFinishWeightUpdate", OPERATION_UPDATE_FINISH,   \

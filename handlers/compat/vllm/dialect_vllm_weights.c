@@ -205,20 +205,21 @@ int vllm_draft_request(json_t **body, const struct http_request *x, struct err *
 }
 
 /* Members of all releases: 0.24 to 0.26 send update_kind, 0.20 is_checkpoint_format. */
-const struct dialect_member vllm_update_handles[] = {{"names", "names"},
-                                                     {"dtype_names", "dtype_names"},
-                                                     {"shapes", "shapes"},
-                                                     {"sizes", "sizes"},
-                                                     {"tensor_sizes", "tensor_sizes"},
-                                                     {"packed", "packed"},
-                                                     {"packed_buffer_size_bytes", NULL},
-                                                     {"packed_num_buffers", NULL},
-                                                     {"ipc_handles", "ipc_handles"},
-                                                     {"ipc_handles_pickled", "ipc_handles_pickled"},
-                                                     {"metadata_by_gpu", "metadata_by_gpu"},
-                                                     {"update_kind", NULL},
-                                                     {"is_checkpoint_format", NULL},
-                                                     {NULL, NULL}};
+static const struct dialect_member update_handles[] = {
+    {"names", "names"},
+    {"dtype_names", "dtype_names"},
+    {"shapes", "shapes"},
+    {"sizes", "sizes"},
+    {"tensor_sizes", "tensor_sizes"},
+    {"packed", "packed"},
+    {"packed_buffer_size_bytes", NULL},
+    {"packed_num_buffers", NULL},
+    {"ipc_handles", "ipc_handles"},
+    {"ipc_handles_pickled", "ipc_handles_pickled"},
+    {"metadata_by_gpu", "metadata_by_gpu"},
+    {"update_kind", NULL},
+    {"is_checkpoint_format", NULL},
+    {NULL, NULL}};
 static const struct dialect_member update_broadcasts[] = {
     {"names", "names"},
     {"dtype_names", "dtype_names"},
@@ -228,6 +229,20 @@ static const struct dialect_member update_broadcasts[] = {
     {"packed_num_buffers", NULL},
     {"update_kind", NULL},
     {"is_checkpoint_format", NULL},
+    {NULL, NULL}};
+
+/* The native names are the same: an error's place differs only by the object. */
+const struct dialect_member vllm_update_pairs[] = {
+    {"names", "names"},
+    {"dtype_names", "dtype_names"},
+    {"shapes", "shapes"},
+    {"sizes", "sizes"},
+    {"tensor_sizes", "tensor_sizes"},
+    {"packed", "packed"},
+    {"packed_buffer_size_bytes", "packed_buffer_size_bytes"},
+    {"ipc_handles", "ipc_handles"},
+    {"ipc_handles_pickled", "ipc_handles_pickled"},
+    {"metadata_by_gpu", "metadata_by_gpu"},
     {NULL, NULL}};
 
 static int check_dense(const json_t *info, struct err *e)
@@ -290,7 +305,7 @@ static int translate_update(json_t **body, const json_t *info, struct err *e)
 {
     bool handles = body_given(info, "ipc_handles") != NULL ||
                    body_given(info, "ipc_handles_pickled") != NULL;
-    const struct dialect_member *known = handles ? vllm_update_handles : update_broadcasts;
+    const struct dialect_member *known = handles ? update_handles : update_broadcasts;
 
     if (check_known(info, "/update_info", known, e) != 0 || check_dense(info, e) != 0 ||
         translate_known(body, info, known, e) != 0)

@@ -110,11 +110,36 @@ REQUESTS = [
      ["this is a zip file, as torch.save writes; a safetensors file is expected"]),
     ("POST", "/v1/update_weights", TENSORS, "@pointer.safetensors", 400, ["a Git LFS pointer"]),
     ("POST", "/v1/update_weights", JSON, '{"path": "/etc/hostname"}', 403, ["--allow-path"]),
-    ("POST", "/update_weights_from_disk", JSON, '{"model_path": 5}', 400, ["/model_path: "]),
+    ("POST", "/update_weights_from_disk", JSON, '{"model_path": 5}', 400,
+     ["/model_path: model_path is an integer"]),
+    ("POST", "/update_weights_from_distributed", JSON,
+     '{"names": ["x"], "dtypes": ["bfloat16"], "shapes": [[1]], "abort_all_requests": 5}', 400,
+     ["/abort_all_requests: abort_all_requests is an integer"]),
+    ("POST", "/update_weights_from_distributed", JSON, '{"name": "x", "dtype": "f7", "shape": [1]}', 400,
+     ["/dtype: "]),
+    ("POST", "/update_weights_from_tensor", JSON,
+     '{"serialized_named_tensors": ["x"], "abort_all_requests": 5}', 400,
+     ["/abort_all_requests: abort_all_requests is an integer"]),
+    ("POST", "/weights_checker", JSON, '{"action": "compare", "skip_tensor_list": 5}', 400,
+     ["/skip_tensor_list: skip_tensor_list is not an array"]),
+    ("POST", "/areal_update_weights_lora", JSON, '{"lora_name": "a", "lora_model_path": 5}', 400,
+     ["/lora_model_path: lora_model_path is an integer"]),
+    ("POST", "/update_weights", JSON,
+     '{"update_info": {"names": ["x"], "dtype_names": ["f7"], "shapes": [[1]]}}', 400,
+     ["update_info.dtype_names.0: "]),
+    ("POST", "/collective_rpc", JSON,
+     '{"method": "skyrl_wake_for_weight_sync", "kwargs": {"tags": ["frob"]}}', 400,
+     ["kwargs.tags.0: "]),
     ("POST", "/weights_checker", JSON, '{"action": "frob"}', 400, ["checksum, compare, snapshot, reset_tensors"]),
     ("POST", "/weight_checker", JSON, '{"action": "frob"}', 400, ["checksum, compare, snapshot, reset"]),
     ("POST", "/update_weights", JSON, '{"update_info": []}', 400, ["this server has 1: send that many"]),
     ("POST", "/start_weight_update", JSON, "{}", 200, None),
+    ("POST", "/collective_rpc", JSON, '{"method": "update_weights_nccl", "kwargs": {"update_info": '
+     '{"names": ["x"], "dtype_names": ["f7"], "shapes": [[1]]}}}', 400,
+     ["kwargs.update_info.dtype_names.0: "]),
+    ("POST", "/collective_rpc", JSON,
+     '{"method": "skyrl_finish_weight_update", "kwargs": {"weight_version": 5}}', 400,
+     ["kwargs.weight_version: weight_version is an integer"]),
     ("POST", "/finish_weight_update", JSON, "{}", 422, [" first; the update has to bring them all"]),
     ("POST", "/v1/update_weights/start", JSON, '{"lease_s": 30}', 200, None),
     ("POST", "/v1/update_weights/start", JSON, '{"lease_s": 30}', 409,
@@ -213,7 +238,10 @@ def requests(url, work):
         answer = c.getresponse()
         text = answer.read().decode()
         c.close()
-        message = "" if said is None else json.loads(text)["error"]["message"]
+        error = {} if said is None else json.loads(text)["error"]
+        message = error.get("message", "")
+        if error.get("param"):
+            message = f"{error['param']}: {message}"
         tally.check(f"{method} {path} {body}", answer.status, status, message or text, said or [])
     tally.end()
 

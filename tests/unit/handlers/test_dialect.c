@@ -158,37 +158,50 @@ static int parse(json_t **out, const char *text, struct err *e)
     return body_parse(out, &x, &row, e);
 }
 
-static void test_dialect_error_field(void **state)
+static void test_dialect_error(void **state)
 {
-    static const struct dialect_member pairs[] = {{"theirs", "ours"}, {0}};
+    static const struct dialect_member pairs[] = {
+        {"theirs", "ours"}, {"one", "list/0"}, {"count", "config/n"}, {0}};
     static const char *const members[] = {"info", "typo", NULL};
-    static const char *const made[] = {"ours", "transport", NULL};
+    static const char *const query[] = {"ours", NULL};
+    static const char *const made[] = {"ours", "list", "config", "transport", NULL};
     struct route within = {.error_members = pairs,
                            .error_at = "/info",
                            .members = members,
                            .translated_members = made};
-    struct route beside = within, plain = {.members = members, .translated_members = made};
+    struct route beside = within, same = {.members = members, .translated_members = made};
+    struct route asked = {.query = query, .translated_members = made}, plain = {.members = members};
     const struct {
         const struct route *route;
-        const char *field, *told;
-    } rows[] = {{&within, "/ours", "/info/theirs"},
-                {&within, "/ours/3/x", "/info/theirs/3/x"},
-                {&within, "/info/other", "/info/other"},
-                {&within, "/transport", ""},
-                {&within, "/elsewhere", "/elsewhere"},
-                {&within, "", ""},
-                {&beside, "/ours", "/theirs"},
-                {&beside, "/typo/0", "/typo/0"},
-                {&plain, "/ours", "/ours"}};
+        const char *field, *msg, *client_field, *client_msg;
+    } rows[] = {{&within, "/ours", "ours is null", "/info/theirs", "theirs is null"},
+                {&within, "/ours/3/x", "x is null", "/info/theirs/3/x", "x is null"},
+                {&within, "/ours", "ours", "/info/theirs", "ours"},
+                {&within, "/info/other", "other is null", "/info/other", "other is null"},
+                {&within, "/oursome", "oursome is null", "/oursome", "oursome is null"},
+                {&within, "/transport", "transport is null", "", "transport is null"},
+                {&within, "/elsewhere", "", "/elsewhere", ""},
+                {&within, "", "ours is null", "", "ours is null"},
+                {&beside, "/ours", "ours is null", "/theirs", "theirs is null"},
+                {&beside, "/typo/0", "", "/typo/0", ""},
+                {&beside, "/list/0", "", "/one", ""},
+                {&beside, "/list/0/2", "", "/one/2", ""},
+                {&beside, "/list/1", "", "", ""},
+                {&beside, "/config/n", "n is null", "/count", "count is null"},
+                {&same, "/ours", "", "", ""},
+                {&same, "/typo", "", "/typo", ""},
+                {&asked, "/ours", "", "/ours", ""},
+                {&plain, "/ours", "ours is null", "/ours", "ours is null"}};
 
     (void)state;
     beside.error_at = NULL;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        char field[ERR_FIELD_MAX];
+        struct err e = {0};
 
-        (void)snprintf(field, sizeof field, "%s", rows[i].field);
-        dialect_error_field(field, rows[i].route);
-        assert_string_equal(field, rows[i].told);
+        (void)err_set(&e, ERR_BAD_REQUEST, rows[i].field, "%s", rows[i].msg);
+        dialect_error(&e, rows[i].route);
+        assert_string_equal(e.field, rows[i].client_field);
+        assert_string_equal(e.msg, rows[i].client_msg);
     }
 }
 
@@ -238,7 +251,7 @@ int main(void)
         cmocka_unit_test(test_scan_next_member_stays_inside),
         cmocka_unit_test(test_dialects_parse_reads),
         cmocka_unit_test(test_dialect_flag_reads_what_python_writes),
-        cmocka_unit_test(test_dialect_error_field),
+        cmocka_unit_test(test_dialect_error),
         cmocka_unit_test(test_body_parse_goes_through_the_way_in),
         cmocka_unit_test(test_body_parse_counts_what_nobody_knows),
         cmocka_unit_test(test_body_parse_refuses_what_the_native_route_does_not_take),
