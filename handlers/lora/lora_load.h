@@ -37,6 +37,15 @@ struct lora_load {
     struct adapter_config *config; /* owned; NULL with a path */
 };
 
+/* What was loaded, told after the registry has taken it over. */
+struct lora_loaded {
+    struct adapter_report report;
+    struct adapters_outcome outcome;
+    char digest[ADAPTER_DIGEST_LEN + 1];
+    uint32_t rank;
+    uint64_t nbytes;
+};
+
 /* lora_open - where a JSON body says that the adapter is; nothing of it is read or received yet.
  * Errors: ERR_BAD_REQUEST at the member that is wrong; roots_open's, adapter_config_parse's,
  *         shm_source_open's, ipc_from_body's, nccl_from_body's; ERR_NO_MEMORY. */
@@ -48,5 +57,21 @@ int lora_open_stream(struct lora_load *l, struct err *e);
 
 /* lora_lane_of - where a load that was opened belongs. */
 enum lora_lane lora_lane_of(const struct lora_load *l);
+
+/* lora_read_directory, lora_read_tensors - make the adapter from its directory, or from the chunk.
+ * @out, @report  written on success only; @report is the caller's to free
+ * Threads: one of the loads'. Blocks: on the disk or the source, up to l->deadline_us.
+ * Returns: 0; 1: the directory is not complete yet (only lora_read_directory); -1.
+ * Errors: as adapter_file_look; as adapter_builder_new and host_copy_run, with fields of the
+ *         request; ERR_CHECKSUM, ERR_TOO_LARGE, ERR_GONE (the client), ERR_CONFLICT (stopped). */
+int lora_read_directory(struct lora_load *l, struct adapter **out, struct adapter_report *report,
+                        struct err *e);
+int lora_read_tensors(struct lora_load *l, struct adapter **out, struct adapter_report *report,
+                      struct err *e);
+
+/* lora_reply_loaded - answer the request; a static body if there is no memory for the full one. */
+void lora_reply_loaded(struct lora_load *l, const struct lora_loaded *d);
+void lora_log_loaded(const struct lora_load *l, const struct lora_loaded *d);
+void lora_warn_non_finite(const struct lora_load *l, const struct lora_loaded *d);
 
 #endif

@@ -1,5 +1,6 @@
 /* POST /v1/update_weights: buckets of a session, or a whole update by itself. The bytes come from
  * GPUs, from shared memory, from files, or are the body itself. */
+#include "weights/update/update.h"
 #include "control/generations.h"
 #include "control/pause_controller.h"
 #include "control/weight_transfer.h"
@@ -10,6 +11,7 @@
 #include "handlers/source/ipc_request.h"
 #include "handlers/source/source_json.h"
 #include "handlers/tensor_list_json.h"
+#include "handlers/update/update_params.h"
 #include "handlers/update/update_requester.h"
 #include "handlers/update/update_session.h"
 #include "handlers/update_json.h"
@@ -17,7 +19,6 @@
 #include "transport/body.h"
 #include "transport/file.h"
 #include "weights/safetensors.h"
-#include "weights/update/update.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,53 +62,6 @@ const char *const update_members[] = {
 const char *const update_query[] = {
     "update_id", "weight_version", "partial", "convert", "chunk_id", NULL,
 };
-
-/* What a request says beside its tensors; the same members in JSON and in the query. */
-struct update_params {
-    const char *update_id, *chunk_id, *label;
-    bool partial, convert, sharded, abort_requests;
-    bool partial_given, convert_given, placement_given;
-};
-
-/* Session members are the session's to say; a chunk in one may not contradict it. */
-static int params_check(const struct update_params *w, struct err *e)
-{
-    if (w->update_id != NULL && update_id_check(w->update_id, UPDATE_ID_MAX, "/update_id", e) != 0)
-        return -1;
-    if (w->chunk_id != NULL &&
-        update_id_check(w->chunk_id, UPDATE_CHUNK_ID_MAX, "/chunk_id", e) != 0)
-        return -1;
-    if (w->label != NULL && label_check(w->label, "/weight_version", e) != 0)
-        return -1;
-    if (w->update_id != NULL && w->partial_given)
-        return err_set(e, ERR_BAD_REQUEST, "/partial",
-                       "partial is said once, at /v1/update_weights/start");
-    if (w->update_id != NULL && w->convert_given)
-        return err_set(e, ERR_BAD_REQUEST, "/convert",
-                       "convert is said once, at /v1/update_weights/start");
-    if (w->update_id != NULL && w->placement_given)
-        return err_set(e, ERR_BAD_REQUEST, "/placement",
-                       "placement is said once, at /v1/update_weights/start");
-    return 0;
-}
-
-/* A client's X-Request-Id names its chunk within a session. A whole update never repeats by it: a
- * trainer that sends one id at every step would get an old answer for new weights. */
-static void params_apply(struct update_chunk *c, const struct update_params *w,
-                         const struct http_request *x)
-{
-    if (w->update_id != NULL)
-        (void)snprintf(c->update_id, sizeof c->update_id, "%s", w->update_id);
-    if (w->chunk_id != NULL)
-        (void)snprintf(c->chunk_id, sizeof c->chunk_id, "%s", w->chunk_id);
-    else if (x->request_id_given && w->update_id != NULL)
-        (void)snprintf(c->chunk_id, sizeof c->chunk_id, "%s", x->request_id);
-    if (w->label != NULL)
-        (void)snprintf(c->label, sizeof c->label, "%s", w->label);
-    c->partial = w->partial;
-    c->convert = w->convert;
-    c->sharded = w->sharded;
-}
 
 /* What a whole update lacks (new), or NULL. */
 static json_t *missing_json(const struct update_chunk *c, const struct err *e)
@@ -285,25 +239,6 @@ static int open_source(struct app *app, struct update_chunk *c, const json_t *bo
                         : shm_from_body(&c->source, body, c->tensor_list, e);
 }
 
-static int params_from_body(struct update_params *w, const json_t *body, struct err *e)
-{
-    const char *selector = NULL;
-
-    if (body_str(&w->update_id, body, "", "update_id", e) != 0 ||
-        body_str(&w->chunk_id, body, "", "chunk_id", e) != 0 ||
-        body_str(&w->label, body, "", "weight_version", e) != 0 ||
-        body_bool(&w->partial, body, "", "partial", e) != 0 ||
-        body_bool(&w->convert, body, "", "convert", e) != 0 ||
-        body_bool(&w->abort_requests, body, "", "abort_requests", e) != 0 ||
-        placement_from_body(&w->sharded, body, e) != 0 ||
-        selector_from_body(&selector, body, e) != 0)
-        return -1;
-    w->partial_given = body_given(body, "partial") != NULL;
-    w->convert_given = body_given(body, "convert") != NULL;
-    w->placement_given = body_given(body, "placement") != NULL;
-    return params_check(w, e);
-}
-
 /* A trainer's pickles may hold nothing for this server: it is told how the update stands. */
 static int reply_no_tensors(struct app *app, struct http_request *x, struct update_chunk *c,
                             struct err *e)
@@ -329,14 +264,14 @@ static int update_from_json(struct app *app, struct http_request *x, const json_
     struct update_params w = {0};
     struct update_chunk *c;
 
-    if (params_from_body(&w, body, e) != 0 || request_session_find(id, app, route, e) != 0)
+    if (update_params_from_body(&w, body, e) != 0 || request_session_find(id, app, route, e) != 0)
         return -1;
     if (id[0] != '\0')
         w.update_id = id;
     c = chunk_new(e);
     if (c == NULL)
         return -1;
-    params_apply(c, &w, x);
+    update_params_apply(c, &w, x);
     if (open_source(app, c, body, text, e) != 0 ||
         (c->source != NULL && route->session == SESSION_AUTO_COMMIT && c->update_id[0] == '\0' &&
          request_session_start(c->update_id, app, route, e) != 0)) {
@@ -349,19 +284,6 @@ static int update_from_json(struct app *app, struct http_request *x, const json_
     if (c->source == NULL)
         return reply_no_tensors(app, x, c, e);
     return submit_chunk(app, x, c, body, e);
-}
-
-static int params_from_query(struct update_params *w, const struct http_request *x, struct err *e)
-{
-    w->update_id = http_request_query(x, "update_id");
-    w->chunk_id = http_request_query(x, "chunk_id");
-    w->label = http_request_query(x, "weight_version");
-    w->partial_given = http_request_query(x, "partial") != NULL;
-    w->convert_given = http_request_query(x, "convert") != NULL;
-    if (query_bool(&w->partial, x, "partial", e) != 0 ||
-        query_bool(&w->convert, x, "convert", e) != 0)
-        return -1;
-    return params_check(w, e);
 }
 
 static int use_stream_header(struct update_chunk *c, struct safetensors *head, struct err *e)
@@ -382,12 +304,12 @@ static int update_from_stream(struct app *app, struct http_request *x, struct er
     struct update_chunk *c;
     int rc;
 
-    if (params_from_query(&w, x, e) != 0)
+    if (update_params_from_query(&w, x, e) != 0)
         return -1;
     c = chunk_new(e);
     if (c == NULL)
         return -1;
-    params_apply(c, &w, x);
+    update_params_apply(c, &w, x);
     rc = safetensors_parse(&head, x->body, x->body_len, x->content_length, e);
     if (rc == 0)
         rc = use_stream_header(c, &head, e);

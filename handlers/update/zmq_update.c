@@ -3,28 +3,16 @@
 #include "handlers/update/zmq_update.h"
 
 #include "base/clock.h"
-#include "base/log.h"
 #include "control/pause_controller.h"
 #include "control/zmq_updates.h"
 #include "handlers/app.h"
 #include "handlers/update/update_requester.h"
 #include "handlers/update/update_zmq.h"
 #include "transport/ipc/cuda_ipc.h"
-#include "transport/ipc/ref_counter.h"
 
-#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-#define FIELD "/zmq_handles"
-
-enum {
-    UNMAP_POLL_NS = 1000000, /* between two looks whether the worker has let go of the buffer */
-    UNMAP_POLLS = 5000,
-    REPLY_TEXT_MAX = ERR_MSG_MAX + 64
-};
 
 void zmq_update_free(struct zmq_update *p)
 {
@@ -36,11 +24,6 @@ void zmq_update_free(struct zmq_update *p)
     cnd_fini(&p->result.done_cnd);
     mtx_fini(&p->result.lock);
     free(p);
-}
-
-static bool is_stopping(const struct zmq_update *p)
-{
-    return zmq_updates_stopping(p->pool);
 }
 
 static uint64_t message_deadline(const struct zmq_update *p)
@@ -60,17 +43,17 @@ static int check_alive(struct zmq_update *p, uint64_t deadline_us, struct err *e
 {
     struct update_info info;
 
-    if (is_stopping(p))
+    if (zmq_updates_stopping(p->pool))
         return err_set(e, ERR_DRAINING, "", "the server is stopping");
     if (update_requester_disconnected(p->asker))
         return err_set(e, ERR_GONE, "", "the client that asked for the update has gone away");
     for (uint32_t i = 0; i < p->n_ports; i++)
         if (zmq_ports_lost(p->ports, i, e)) {
-            (void)snprintf(e->field, sizeof e->field, FIELD);
+            (void)snprintf(e->field, sizeof e->field, ZMQ_UPDATE_FIELD);
             return -1;
         }
     if (clock_passed(deadline_us))
-        return err_set(e, ERR_TIMEOUT, FIELD,
+        return err_set(e, ERR_TIMEOUT, ZMQ_UPDATE_FIELD,
                        "the deadline has passed (--update-timeout, %llu ms for each message, or "
                        "the request's own timeout), and the trainer's next step, %s, has not come "
                        "or is not done",
@@ -146,13 +129,11 @@ static int wait_worker(struct zmq_update *p, struct err *e)
     return -1;
 }
 
-/* The rounds */
-
 static int receive_buffers(struct zmq_update *p, const struct zmq_message *m, struct err *e)
 {
     for (uint32_t i = 0; i < p->n_ports; i++) {
         if (m[i].uuid[0] != '\0' && strcmp(m[i].uuid, p->uuids[i]) != 0)
-            return err_set(e, ERR_BAD_REQUEST, FIELD,
+            return err_set(e, ERR_BAD_REQUEST, ZMQ_UPDATE_FIELD,
                            "the socket of GPU %s brings a buffer on GPU %s", p->uuids[i],
                            m[i].uuid);
         p->buffers[i] = m[i].buffer;
@@ -167,7 +148,7 @@ static int check_equal_lists(const struct zmq_update *p, const struct zmq_messag
         if (strcmp(m[i].tensor_list->digest, m[0].tensor_list->digest) != 0 ||
             memcmp(m[i].offsets, m[0].offsets,
                    m[0].tensor_list->n_tensors * sizeof m[0].offsets[0]) != 0)
-            return err_set(e, ERR_BAD_REQUEST, FIELD,
+            return err_set(e, ERR_BAD_REQUEST, ZMQ_UPDATE_FIELD,
                            "GPUs %s and %s were sent different lists of tensors", p->uuids[0],
                            p->uuids[i]);
     return 0;
@@ -316,12 +297,12 @@ static int apply_messages(struct zmq_update *p, const struct zmq_message *m, str
 
     for (uint32_t i = 0; i < p->n_ports; i++)
         if (m[i].kind == ZMQ_MESSAGE_ERROR)
-            return err_set(e, ERR_CONFLICT, FIELD,
+            return err_set(e, ERR_CONFLICT, ZMQ_UPDATE_FIELD,
                            "the trainer has given the update up: another of its ranks, or another "
                            "server that it updates, has failed");
     for (uint32_t i = 0; i < p->n_ports; i++)
         if (m[i].kind != m[0].kind || t == NULL)
-            return err_set(e, ERR_BAD_REQUEST, FIELD,
+            return err_set(e, ERR_BAD_REQUEST, ZMQ_UPDATE_FIELD,
                            "GPU %s: the trainer sent %s; what comes now is %s", p->uuids[i],
                            kind_name(m[i].kind), expected_next[p->state]);
     if (t->act(p, m, e) != 0)
@@ -339,7 +320,8 @@ static int read_messages(struct zmq_update *p, struct zmq_message *m, struct err
         const void *data = zmq_ports_message(p->ports, i, &nbytes);
 
         if (zmq_message_read(&m[i], data, nbytes, &cause) != 0)
-            return err_set(e, cause.code, FIELD, "GPU %s: %.400s", p->uuids[i], cause.msg);
+            return err_set(e, cause.code, ZMQ_UPDATE_FIELD, "GPU %s: %.400s", p->uuids[i],
+                           cause.msg);
     }
     return 0;
 }
@@ -363,117 +345,6 @@ static int run_step(struct zmq_update *p, struct err *e)
     if (rc == 0)
         reply_all(p);
     return rc;
-}
-
-/* The ends */
-
-/* The trainer frees its buffer when it hears of the failure: nothing may have it mapped then. */
-static void wait_unmapped(struct zmq_update *p, struct update_info *info)
-{
-    struct timespec poll_interval = {0, UNMAP_POLL_NS};
-    struct err ignored = {0};
-
-    for (uint32_t i = 0; i < UNMAP_POLLS; i++) {
-        if (updates_get(p->app->weights->updates, p->id, info, &ignored) != 0 ||
-            info->mappings.n_mapped == 0)
-            return;
-        (void)nanosleep(&poll_interval, NULL);
-    }
-    log_line(LOG_WARN, "update.still_mapped", "a trainer's buffer is mapped after update %s ended",
-             p->id);
-}
-
-/* A handle that was received counts in the trainer until it is said that it is of no more use. */
-static void drop_exports(struct zmq_update *p)
-{
-    for (uint32_t i = 0; i < p->n_ports && p->state == ZMQ_EXPECT_TENSORS && !p->submitted; i++) {
-        struct err e = {0};
-
-        if (p->buffers[i].ref_name[0] != '\0' &&
-            ref_counter_release(p->buffers[i].ref_name, p->buffers[i].ref_slot, &e) != 0)
-            log_line(LOG_WARN, "ipc.counter_stuck", "%.300s", e.msg);
-    }
-}
-
-static void reply_to_client(struct zmq_update *p, const struct update_info *info,
-                            const struct err *e)
-{
-    struct update_requester *asker = p->asker;
-
-    p->asker = NULL;
-    update_reply_done(asker, info, e);
-}
-
-/* Names and shapes stood in no member of the request. */
-static void set_request_field(struct err *e)
-{
-    if (e->field[0] != '\0')
-        (void)snprintf(e->field, sizeof e->field, FIELD);
-}
-
-static void fail_update(struct zmq_update *p, const struct err *cause)
-{
-    struct update_info info = {.phase = UPDATE_NONE};
-    struct err ignored = {0};
-
-    p->cause = *cause;
-    p->n_none = p->state == ZMQ_EXPECT_COMMIT;
-    set_request_field(&p->cause);
-    if (p->id[0] != '\0') {
-        (void)updates_abort(p->app->weights->updates, p->id, p->cause.msg, &info, &ignored);
-        wait_unmapped(p, &info);
-    }
-    drop_exports(p);
-    p->state = ZMQ_FAILED;
-    reply_to_client(p, &info, &p->cause);
-}
-
-/* One socket of an update that has failed. Returns: has the trainer nothing more to say there? It
- * says an error when it has understood, which takes no reply, or None twice. */
-static bool refuse_message(struct zmq_update *p, uint32_t i, uint32_t *n_none)
-{
-    char text[REPLY_TEXT_MAX];
-    struct zmq_message m = {0};
-    struct err ignored = {0};
-    size_t nbytes = 0;
-    const void *data = zmq_ports_message(p->ports, i, &nbytes);
-    bool known;
-    int len;
-
-    if (data == NULL)
-        return zmq_ports_lost(p->ports, i, NULL);
-    known = zmq_message_read(&m, data, nbytes, &ignored) == 0;
-    zmq_message_fini(&m);
-    if (known && m.kind == ZMQ_MESSAGE_ERROR)
-        return true;
-    if (known && m.kind == ZMQ_MESSAGE_NONE)
-        ++*n_none;
-    len = snprintf(text, sizeof text, "baton: %s: %s", err_wire_name(p->cause.code), p->cause.msg);
-    zmq_ports_reply(p->ports, i, text, (size_t)len);
-    return *n_none > 1;
-}
-
-/* The trainer waits for replies without a deadline, so it is told why, as often as it asks, until
- * it stops, dies, or is given up. A socket that nobody has bound keeps nobody waiting, and holds
- * the thread no longer than it takes to find that out. */
-static void refuse_remaining(struct zmq_update *p)
-{
-    uint64_t deadline_us = clock_after_us(ZMQ_REFUSE_MS * 1000ULL);
-    uint32_t n_none[ZMQ_UPDATE_PORTS_MAX], n_left = p->n_ports;
-    bool ended[ZMQ_UPDATE_PORTS_MAX] = {false};
-
-    for (uint32_t i = 0; i < p->n_ports; i++)
-        n_none[i] = p->n_none;
-    while (n_left > 0 && !is_stopping(p) && !clock_passed(deadline_us)) {
-        n_left = 0;
-        for (uint32_t i = 0; i < p->n_ports; i++) {
-            ended[i] = ended[i] || refuse_message(p, i, &n_none[i]);
-            if (!ended[i] && (zmq_ports_connected(p->ports, i) || !clock_passed(p->connect_us)))
-                n_left++;
-        }
-        if (n_left > 0)
-            zmq_ports_wait(p->ports, ZMQ_SLICE_MS);
-    }
 }
 
 static int start_update(struct zmq_update *p, struct err *e)
@@ -504,11 +375,11 @@ void zmq_update_run(void *arg)
     while (rc == 0 && p->state != ZMQ_COMMITTED)
         rc = run_step(p, &e);
     if (rc == 0)
-        reply_to_client(p, &p->result.info, &e);
+        zmq_update_reply(p, &p->result.info, &e);
     else
-        fail_update(p, &e);
+        zmq_update_fail(p, &e);
     if (rc != 0 && p->ports != NULL)
-        refuse_remaining(p);
+        zmq_update_refuse_remaining(p);
     zmq_ports_close(p->ports);
     zmq_update_free(p);
     zmq_updates_end(pool);

@@ -70,4 +70,19 @@ struct zmq_update {
 void zmq_update_run(void *arg);
 void zmq_update_free(struct zmq_update *p); /* of one that did not run; accepts NULL */
 
+/* Shared by zmq_update.c and zmq_update_end.c; on the update's thread. */
+
+#define ZMQ_UPDATE_FIELD "/zmq_handles" /* the field of all errors */
+
+/* zmq_update_reply - answer the request; consumes p->requester. */
+void zmq_update_reply(struct zmq_update *p, const struct update_info *info, const struct err *e);
+
+/* zmq_update_fail - abort the session, wait until the buffer is unmapped, count its exports down if
+ * the worker did not, answer the request with `cause`. Blocks: UNMAP_POLLS times UNMAP_POLL_NS. */
+void zmq_update_fail(struct zmq_update *p, const struct err *cause);
+
+/* zmq_update_refuse_remaining - after zmq_update_fail: reply to every further message with the
+ * cause, until the trainer stops or closes its sockets. Blocks: ZMQ_REFUSE_MS. */
+void zmq_update_refuse_remaining(struct zmq_update *p);
+
 #endif
