@@ -1,5 +1,5 @@
-/* A list; names are few. An adapter that was unloaded stays in it as long as an upstream may have
- * it: what nobody remembers nobody takes away. */
+/* A list: there are few names. An adapter that was unloaded stays in it while an engine may still
+ * have it, so that it is unloaded there. */
 #include "fleet/fleet_adapters.h"
 
 #include <assert.h>
@@ -17,7 +17,7 @@ void fleet_adapters_fini(struct fleet_adapters *fa)
     memset(fa, 0, sizeof *fa);
 }
 
-/* Of the fleet's, or gone. */
+/* Also one that was unloaded and that an engine may still have. */
 static struct fleet_adapter *find(const struct fleet_adapters *fa, const char *name)
 {
     for (size_t i = 0; i < fa->n; i++)
@@ -90,7 +90,7 @@ static void forget_removed(struct fleet_adapters *fa)
     }
 }
 
-/* One that is being asked for it may do that after what it said here. */
+/* A task that is pending at an engine may change what it has after this reply. */
 static void set_has(struct fleet_adapters *fa, struct fleet_adapter *a, const uint8_t *has)
 {
     for (size_t i = 0; i < FLEET_MAX; i++)
@@ -119,7 +119,8 @@ void fleet_adapters_set_has(struct fleet_adapters *fa, const char *name, const u
     if (a == NULL)
         return;
     set_has(fa, a, has);
-    a->change = fa->changes; /* what is asked for now may have come before it was lost */
+    a->change =
+        fa->changes; /* a pending load may have been processed before the adapter was lost */
 }
 
 static bool any_has(const uint8_t *has)
@@ -175,7 +176,7 @@ static bool has_task(const struct fleet_adapter *a, size_t upstream)
     return a->load != NULL && a->has[upstream] != FLEET_HAS_THIS;
 }
 
-/* What it has refused comes behind what it has not. */
+/* Adapters that the engine refused come last. */
 static struct fleet_adapter *next_task(const struct fleet_adapters *fa, size_t upstream)
 {
     struct fleet_adapter *refused = NULL;
@@ -223,7 +224,7 @@ int fleet_adapters_begin_task(struct fleet_adapters *fa, size_t upstream,
 void fleet_adapters_end_task(struct fleet_adapters *fa, size_t upstream,
                              struct fleet_adapter_task *task, enum fleet_has has)
 {
-    struct fleet_adapter *a = find(fa, task->name); /* which is not forgotten meanwhile */
+    struct fleet_adapter *a = find(fa, task->name); /* not forgotten while a task is pending */
 
     assert(a != NULL && a->pending[upstream]);
     a->pending[upstream] = false;

@@ -1,11 +1,11 @@
-/* The adapters of the fleet, and which upstream has which of them. No I/O and no lock here: whoever
- * has the fleet's control locks it (fleet/fleet_priv.h).
+/* The adapters of the fleet, and which engine has which of them. No I/O and no locking: callers
+ * hold the lock of the fleet's control (fleet/fleet_priv.h).
  *
- * What an upstream has is known from what it answered, and lost with its process. One that lacks an
- * adapter of the fleet, or may still have one that the fleet has no more, is not as the others are,
- * and gets no traffic until that is made good. An adapter that cannot be made again (its tensors
- * came with the request that loaded it) keeps who lacks it away until it is loaded again or
- * unloaded; when no upstream has it any more, it keeps nobody away: all are alike without it. */
+ * What an engine has is known from its replies, and lost with its process. An engine that lacks an
+ * adapter, or may still have one that was unloaded, gets no requests until that is resolved. An
+ * adapter whose tensors came with the request cannot be loaded again from here: an engine that
+ * lacks it stays out of rotation until a trainer loads it again or unloads it. When no engine has
+ * it any more, it keeps none out: all are alike without it. */
 #ifndef BATON_FLEET_FLEET_ADAPTERS_H
 #define BATON_FLEET_FLEET_ADAPTERS_H
 
@@ -20,101 +20,103 @@ enum {
     FLEET_ADAPTERS_MAX = 1024,
     FLEET_ADAPTER_NAME_MAX = 256,
     FLEET_ADAPTER_DIGEST_MAX = 64,
-    FLEET_ADAPTER_LOAD_MAX = 1 << 20 /* bytes of a request that is kept, to load it again with */
+    FLEET_ADAPTER_LOAD_MAX = 1 << 20 /* bytes of a request that is kept to load it again */
 };
 
-/* What an upstream has by an adapter's name. */
+/* What an engine has under an adapter's name. */
 enum fleet_has {
     FLEET_HAS_NONE,
-    FLEET_HAS_OTHER,   /* another revision, or nobody knows what */
-    FLEET_HAS_REFUSED, /* none, or another: it did not take this one when it was asked to */
+    FLEET_HAS_OTHER,   /* another revision, or unknown */
+    FLEET_HAS_REFUSED, /* none or another: it refused to load this one */
     FLEET_HAS_THIS
 };
 
 struct fleet_adapter {
     char name[FLEET_ADAPTER_NAME_MAX + 1];
-    char *path; /* owned; NULL: it came by tensors */
-    char *load; /* owned; the request that loads it, as JSON; NULL: it cannot be made again */
-    char
-        digest[FLEET_ADAPTER_DIGEST_MAX + 1]; /* of what is in it, as it was said; "": nobody did */
+    char *path; /* owned; NULL: its tensors came with the request */
+    char *load; /* owned; the request that loads it, as JSON; NULL: it is not known */
+    /* Of its tensors, as an engine reported it; "": none did. */
+    char digest[FLEET_ADAPTER_DIGEST_MAX + 1];
     uint64_t revision, timeout_us;
-    uint64_t change;         /* the last change that a request made of it */
-    bool removed;            /* the fleet has it no more, an upstream may */
+    uint64_t change;         /* `changes` when a request last changed it */
+    bool removed;            /* unloaded, but an engine may still have it */
     uint8_t has[FLEET_MAX];  /* enum fleet_has */
-    bool pending[FLEET_MAX]; /* it is being asked for there: it may come, or go, at any time */
+    bool pending[FLEET_MAX]; /* a task is under way there: `has` may change at any time */
 };
 
 struct fleet_adapters {
     struct fleet_adapter *list; /* owned; [n] */
     size_t n;
-    uint64_t changes;                /* of all this: grows with each */
-    uint64_t incarnation[FLEET_MAX]; /* which process of an upstream `has` speaks of */
+    uint64_t changes;                /* grows with each change of the list or of `has` */
+    uint64_t incarnation[FLEET_MAX]; /* the process that `has` is about */
 };
 
 void fleet_adapters_fini(struct fleet_adapters *fa);
 
-/* fleet_adapters_find - of the fleet's; NULL: there is none. Until the next change. */
+/* fleet_adapters_find - one that is loaded, valid until the next change; NULL: there is none. */
 const struct fleet_adapter *fleet_adapters_find(const struct fleet_adapters *fa, const char *name);
 
-/* fleet_adapters_reserve - for one more, before anybody is asked.
- * Errors: ERR_CONFLICT (as many as may be), ERR_NO_MEMORY. */
+/* fleet_adapters_reserve - memory for one more, before any request is sent.
+ * Errors: ERR_CONFLICT: there are FLEET_ADAPTERS_MAX; ERR_NO_MEMORY. */
 int fleet_adapters_reserve(struct fleet_adapters *fa, const char *name, struct err *e);
 
-/* fleet_adapters_put - the fleet has it, in a revision more than the one before; room was made.
- * @path, @load  moved in; as struct fleet_adapter's
- * @has          [FLEET_MAX]: what of it each upstream has. Returns: its revision. */
+/* fleet_adapters_put - an adapter was loaded, as the next revision. Needs fleet_adapters_reserve
+ * before.
+ * @path, @load  moved in; as in struct fleet_adapter
+ * @has          [FLEET_MAX]: what each engine has of it now (enum fleet_has)
+ * Returns: the revision. */
 struct fleet_adapter_source {
-    const char *name, *digest; /* NULL: it is not known */
+    const char *name, *digest; /* digest NULL: not known */
     char *path, *load;
     uint64_t timeout_us;
 };
 uint64_t fleet_adapters_put(struct fleet_adapters *fa, const struct fleet_adapter_source *from,
                             const uint8_t *has);
 
-/* fleet_adapters_set_has - no other revision came of it, but upstreams may have lost the one
- * before.
- */
+/* fleet_adapters_set_has - a load or an unload failed: there is no new revision, but engines may
+ * have lost the one before. An unknown name is ignored. */
 void fleet_adapters_set_has(struct fleet_adapters *fa, const char *name, const uint8_t *has);
 
-/* fleet_adapters_remove - the fleet has it no more.
- * @left  [FLEET_MAX]: what each upstream may still have by that name
- * Returns: the revision that it had; 0: none. */
+/* fleet_adapters_remove - an adapter was unloaded.
+ * @left  [FLEET_MAX]: what each engine may still have under that name
+ * Returns: the revision that it had; 0: there was none. */
 uint64_t fleet_adapters_remove(struct fleet_adapters *fa, const char *name, const uint8_t *left);
 
-/* fleet_adapters_set_incarnation - an upstream's process is of this number (upstream_info.n_lives).
- * @is_new  another than before has nothing of what that one had, for sure */
+/* fleet_adapters_set_incarnation - the number of an engine's process (upstream_info.incarnation).
+ * @is_new  a changed number means another process, which has none; false: it may be the same */
 void fleet_adapters_set_incarnation(struct fleet_adapters *fa, size_t upstream,
                                     uint64_t incarnation, bool is_new);
 
-/* Something that an upstream is to be asked for. */
+/* A load or an unload that an engine needs. */
 struct fleet_adapter_task {
     char name[FLEET_ADAPTER_NAME_MAX + 1];
     char digest[FLEET_ADAPTER_DIGEST_MAX + 1];
-    char *load;          /* owned; NULL: to unload it */
-    bool may_have;       /* something by that name */
-    enum fleet_has had;  /* before */
-    uint64_t timeout_us; /* of a load */
+    char *load;          /* owned; NULL: an unload */
+    bool may_have;       /* the engine may have one of that name */
+    enum fleet_has had;  /* what it had before */
+    uint64_t timeout_us; /* for a load */
     uint64_t change, incarnation;
 };
 
-/* fleet_adapters_begin_task - the next that an upstream can be asked for; each is to be ended.
- * Returns: 1; 0: there is nothing; -1: no memory. */
+/* fleet_adapters_begin_task - the next task of an engine; end it with fleet_adapters_end_task.
+ * Returns: 1; 0: there is none; -1: no memory. */
 int fleet_adapters_begin_task(struct fleet_adapters *fa, size_t upstream,
                               struct fleet_adapter_task *out);
 
-/* fleet_adapters_end_task - it has been asked. What another process said, or what was said of
- * another revision, is not believed: then nobody knows what is there. Frees what the fit owns. */
+/* fleet_adapters_end_task - the engine replied. If the process or the revision has changed since
+ * the task began, the result is not trusted and becomes FLEET_HAS_OTHER. Frees what the task owns.
+ * @has  what the engine has now, by its reply */
 void fleet_adapters_end_task(struct fleet_adapters *fa, size_t upstream,
                              struct fleet_adapter_task *task, enum fleet_has has);
 
-/* fleet_adapters_has_task - is there anything that it can be asked for? */
+/* fleet_adapters_has_task - does the engine need a load or an unload that can be sent from here? */
 bool fleet_adapters_has_task(const struct fleet_adapters *fa, size_t upstream);
 
-/* fleet_adapters_blocking - one that keeps an upstream away; NULL: none does. */
+/* fleet_adapters_blocking - an adapter that keeps an engine out of rotation; NULL: none does. */
 const struct fleet_adapter *fleet_adapters_blocking(const struct fleet_adapters *fa,
                                                     size_t upstream);
 
-/* fleet_adapters_is_missing - is it one of the fleet's that the upstream does not have? */
+/* fleet_adapters_is_missing - is it loaded in the fleet, and not at this engine? */
 bool fleet_adapters_is_missing(const struct fleet_adapter *a, size_t upstream);
 
 #endif

@@ -1,4 +1,4 @@
-/* The state, and the leases that end by themselves. */
+/* The state of a fleet's control plane, and what follows when a lease ends. */
 #include "fleet/fleet_priv.h"
 
 #include <stdio.h>
@@ -45,9 +45,10 @@ void fleet_control_free(struct fleet_control *fc)
     free(fc);
 }
 
-/* who stands still, and who is asked for tokens */
+/* quiesce */
 
-/* The last word is of what is so: one is told under the lock, the other knows the order. */
+/* Threads that call this at the same time may reach fleet_quiesce in any order, so it gets a number
+ * and ignores older ones. Probes are switched under the lock and need none. */
 void fleet_apply_quiesce(struct fleet_control *fc)
 {
     bool quiesced, prepare_begun, paused;
@@ -243,8 +244,8 @@ void fleet_reschedule(struct fleet_control *fc)
     loop_post(upstreams_loop(fc->upstreams), &fc->expiry.reschedule);
 }
 
-/* The work waits for upstreams, so it is not this thread's. A pool that ends has nobody left whose
- * lease it could be. */
+/* The work blocks on engines, so it is a job. The job is refused only when the executor has
+ * stopped: then the server stops, and no lease matters. */
 static void on_expiry(void *arg)
 {
     struct fleet_control *fc = arg;
@@ -257,7 +258,7 @@ static void on_expiry(void *arg)
     (void)workers_post(fc->cfg.abort, &fc->expiry.job, WORKERS_URGENT, &ignored);
 }
 
-/* While an end is under way its trainer waits for it. */
+/* During a verify or a finish the trainer waits for its reply. */
 bool fleet_lease_expired_locked(const struct fleet_session *s)
 {
     return fleet_session_is_open(s) && s->n_running == 0 && s->phase != UPDATE_VERIFYING &&

@@ -1,8 +1,9 @@
 /* The control plane of a fleet: what trainers asked of all engines together (the open update, the
  * pause, the sleep, the transfer groups, the adapters), and requests to all of them.
  *
- * No lock is held while engines are asked. Operations exclude each other by fleet/fleet_locks.h.
- * Requests that bring tensors of one update may overlap with each other and with a pause. */
+ * No mutex is held while engines process requests. Operations exclude each other by
+ * fleet/fleet_locks.h. Requests that bring tensors of one update may overlap with each other and
+ * with a pause. */
 #ifndef BATON_FLEET_FLEET_CONTROL_H
 #define BATON_FLEET_FLEET_CONTROL_H
 

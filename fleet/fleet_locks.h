@@ -1,12 +1,12 @@
-/* The locks of the operations on a fleet. Each is owned for as long as engines are asked, so none
- * is a mutex: a thread waits for one with a deadline, and is told which operation owns it.
+/* The locks of the operations on a fleet. Each is owned for as long as engines process requests, so
+ * none is a mutex: a thread waits for one with a deadline, and is told which operation owns it.
  *
- *   operation lock  whatever changes engines: a sleep, a load of an adapter, a step of an update
- *   abort lock      the abort of an update. It waits for the steps of an update, and for no other
- *                   operation, so that an engine that hangs in a sleep does not delay an abort.
- *   pause lock      whatever pauses or resumes engines. Taken after the operation lock, never
- * before it, and only for as long as the engines are asked. one-shot lock   an update that is one
- * request, from its start to its end
+ * The operation lock is for whatever changes engines: a sleep, a load of an adapter, a step of an
+ * update. The abort lock is for the abort of an update: it waits for the steps of an update, and
+ * for no other operation, so that an engine that hangs in a sleep does not delay an abort. The
+ * pause lock is for whatever pauses or resumes engines; it is taken after the operation lock, never
+ * before it, and only until the engines have replied. The one-shot lock is for an update that is
+ * one request, from its start to its end.
  *
  * A step of an update and an abort exclude each other: the owner of either has the update lock.
  * Each lock is released by the thread that took it, which is asserted.

@@ -1,4 +1,4 @@
-/* Results of a load or an unload are stored only for processes that were asked: an engine may be
+/* Results of a load or an unload are stored only for processes that sent them: an engine may be
  * restarted between its reply and this. */
 #include "fleet/fleet_lora.h"
 

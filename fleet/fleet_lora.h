@@ -26,7 +26,7 @@ void fleet_lora_read(struct fleet_control *fc, const char *name, struct fleet_lo
 /* fleet_lora_exists - does the fleet have an adapter of that name? */
 bool fleet_lora_exists(struct fleet_control *fc, const char *name);
 
-/* fleet_lora_reserve - memory for one more, before any engine is asked. Errors: as
+/* fleet_lora_reserve - memory for one more, before any request is sent. Errors: as
  * fleet_adapters_reserve. */
 int fleet_lora_reserve(struct fleet_control *fc, const char *name, struct err *e);
 

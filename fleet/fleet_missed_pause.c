@@ -1,5 +1,6 @@
-/* Which process an upstream is, and who was away when the others were told to stand still, or to go
- * on: it is told as soon as it is there again. Nobody stays paused because it missed a resume. */
+/* Which process answers for an upstream, and which engines were not reachable when the others were
+ * paused or resumed: those get it as soon as they are back, so that none stays paused after a
+ * resume. */
 #include "fleet/update/fleet_update_priv.h"
 
 #include <string.h>
@@ -64,7 +65,8 @@ void fleet_note_missed_pause(struct fleet_control *fc, const struct fleet_target
     fleet_reschedule(fc);
 }
 
-/* What a resume failed at is fenced, and what is held or fenced has an update to wait for. */
+/* An engine at which a resume fails is fenced by the caller; one that is fenced, or that an update
+ * keeps paused, is resumed with that update. */
 void fleet_note_pause_results(struct fleet_control *fc, const struct fleet_result *results,
                               size_t n, bool paused)
 {
@@ -88,7 +90,7 @@ void fleet_note_pause_results(struct fleet_control *fc, const struct fleet_resul
     mtx_unlock(&fc->lock);
 }
 
-/* @targets  those that are behind and there */
+/* @targets  [FLEET_MAX]: those that missed it and are back */
 static size_t select_missed_pause(struct fleet_control *fc, const json_t *body,
                                   struct fleet_target *targets)
 {
@@ -136,7 +138,7 @@ static void send_missed(struct fleet_control *fc, enum api_op op,
     fleet_results_free(results, n);
 }
 
-/* In the flow, and so is who calls what it calls. */
+/* The caller owns the pause lock. */
 static void send_missed_locked(struct fleet_control *fc)
 {
     struct fleet_target targets[FLEET_MAX];

@@ -1,13 +1,10 @@
-/* The trainer's pause as the fleet knows it, and its end.
- *
- * A resume overtakes a pause that is still waiting for what runs: whoever gave up on that must not
- * wait for it. The pause then undoes itself. */
+/* Pause and resume of all engines (fleet/fleet_pause.h). */
 #include "fleet/update/fleet_update_priv.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-/* A resume ends a pending pause at once. */
+/* A resume has ended the pending pause. */
 static bool is_overtaken(struct fleet_control *fc)
 {
     bool pending;
@@ -23,7 +20,7 @@ static int refuse_overtaken(struct err *e)
     return err_set(e, ERR_CONFLICT, "", "generation was resumed before the pause took effect");
 }
 
-/* With a resume under way the pause is not even begun. */
+/* While a resume is under way no pause begins. */
 static int begin_pause(struct fleet_control *fc, const struct pause_request *req,
                        struct pause *before, struct err *e)
 {
@@ -37,7 +34,7 @@ static int begin_pause(struct fleet_control *fc, const struct pause_request *req
     return resuming ? refuse_overtaken(e) : 0;
 }
 
-/* False: a resume has overtaken it. */
+/* Returns false: a resume has ended it. */
 static bool acknowledge_pause(struct fleet_control *fc, uint64_t n_aborted)
 {
     bool pending;
@@ -54,7 +51,7 @@ static bool acknowledge_pause(struct fleet_control *fc, uint64_t n_aborted)
     return pending;
 }
 
-/* The pause failed; unless a resume has overtaken it, the one before it is in force again. */
+/* The pause failed: the one before it is in force again, unless a resume has ended it. */
 static void restore_pause(struct fleet_control *fc, const struct pause *before)
 {
     mtx_lock(&fc->lock);
@@ -64,7 +61,7 @@ static void restore_pause(struct fleet_control *fc, const struct pause *before)
     fleet_reschedule(fc);
 }
 
-/* Those that took it, or may have, go on as before. What an update holds stays. */
+/* Resume the engines that paused, or may have; not those that the open update keeps paused. */
 static void resume_paused(struct fleet_control *fc, const struct fleet_result *results, size_t n)
 {
     struct fleet_target targets[FLEET_MAX];
@@ -86,7 +83,8 @@ static void resume_paused(struct fleet_control *fc, const struct fleet_result *r
     fleet_results_free(undone, n_targets);
 }
 
-/* Those that went down meanwhile: as if they had been down before. Returns how many stay. */
+/* Move the results of engines that went down meanwhile to `down`: those count as down before.
+ * Returns how many results are left. */
 static size_t split_off_down(struct fleet_result *results, size_t n, struct fleet_target *down,
                              size_t *n_down)
 {
@@ -103,7 +101,7 @@ static size_t split_off_down(struct fleet_result *results, size_t n, struct flee
     return n_kept;
 }
 
-/* Takes down what they said. @was  paused before: a failure leaves that */
+/* @was_held  the fleet was paused before: it stays paused if this fails */
 static int evaluate_pause(struct fleet_control *fc, const struct fleet_result *results, size_t n,
                           bool was_held, struct err *e)
 {
@@ -206,7 +204,7 @@ bool fleet_engine_is_held_locked(const struct fleet_control *fc, size_t upstream
     return false;
 }
 
-/* What is fenced and has half of an update in it must not run. */
+/* A fenced engine that overwrites what it serves may have part of an update, and must not run. */
 static size_t select_resumable(struct fleet_control *fc, struct fleet_target *targets)
 {
     struct fleet_target alive[FLEET_MAX];
@@ -228,7 +226,8 @@ static size_t select_resumable(struct fleet_control *fc, struct fleet_target *ta
     return n_targets;
 }
 
-/* Of an open update's: they are let go with its end, unless somebody pauses again. */
+/* Engines that the open update keeps paused are resumed at its end, unless a trainer pauses then.
+ */
 static bool note_resume(struct fleet_control *fc)
 {
     bool was;
@@ -249,7 +248,7 @@ static void note_resume_failed(struct fleet_control *fc)
     fleet_reschedule(fc);
 }
 
-/* What runs at one that is no longer configured may end; whether it did is nobody's concern. */
+/* Requests that still run at an engine that was removed may end; its reply does not matter. */
 static void resume_removed(struct fleet_control *fc)
 {
     size_t n = upstreams_n(fc->upstreams), n_targets = 0;

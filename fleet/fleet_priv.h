@@ -57,7 +57,7 @@ struct fleet_reconciler {
     uint64_t due_us, wait_us; /* no attempt before; delay after the next failure */
     struct err why;           /* of the last failure */
     struct err stale;         /* why its caches could not be reset; clean: they are not stale */
-    bool unasked;             /* they may be: this server has not yet asked the process */
+    bool unasked;             /* they may be: this server has not yet reset those of the process */
     uint64_t n_stale;         /* grows with each change of `stale` */
 };
 

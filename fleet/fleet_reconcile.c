@@ -1,6 +1,5 @@
-/* Each upstream that owes something is asked for it by a job of its own, so that one that hangs
- * keeps nobody else out; only so many at the same time. No turn is taken: a load of a trainer's may
- * come at any moment, and is newer than what is made good here (fleet/fleet_adapters.h). */
+/* One job for each engine, and a limit on how many run. They take no operation lock: a trainer's
+ * load may come at any moment, and is newer than what a job is doing (fleet/fleet_adapters.h). */
 #include "fleet/fleet_reconcile.h"
 
 #include "base/log.h"
@@ -12,11 +11,11 @@
 #include <string.h>
 
 enum {
-    RECONCILE_INTERVAL_US = 250000,    /* until it is looked again who lacks something */
-    RECONCILE_RETRY_US = 500000,       /* after a first failure; then twice as long each time … */
-    RECONCILE_RETRY_MAX_US = 30000000, /* … but not longer */
-    RECONCILE_CACHE_RETRY_MAX_US =
-        1000000,           /* the same, where what runs there keeps a cache from being emptied */
+    RECONCILE_INTERVAL_US = 250000,    /* between two checks of all engines */
+    RECONCILE_RETRY_US = 500000,       /* delay after the first failure; doubled each time … */
+    RECONCILE_RETRY_MAX_US = 30000000, /* … up to this */
+    /* The same for a cache that cannot be reset while requests run. */
+    RECONCILE_CACHE_RETRY_MAX_US = 1000000,
     RECONCILE_JOBS_MAX = 4 /* at the same time: other work needs threads too */
 };
 
@@ -31,9 +30,9 @@ void fleet_reconcile_init(struct fleet_control *fc)
         fc->reconcile.list[i] = (struct fleet_reconciler){.fc = fc, .upstream = i};
 }
 
-/* What one has */
+/* state of one engine */
 
-/* A process that does not name itself may be the one before. */
+/* An engine that does not report its process may be the same process as before. */
 void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, size_t upstream)
 {
     struct fleet_reconciler *f = &fc->reconcile.list[upstream];
@@ -187,7 +186,7 @@ json_t *fleet_missing_adapters_json(struct fleet_control *fc, size_t upstream)
     return list;
 }
 
-/* who is to be asked */
+/* jobs */
 
 static bool may_start_locked(struct fleet_control *fc, size_t upstream)
 {
@@ -236,13 +235,13 @@ static void check_one(struct fleet_control *fc, size_t upstream)
         upstreams_hold_indexes(fc->upstreams);
     }
     mtx_unlock(&fc->lock);
-    if (blocked || info.missing_adapters) /* also what has changed of why */
+    if (blocked || info.missing_adapters) /* the reason may have changed too */
         publish(fc, upstream);
     if (starts)
         start_job(f);
 }
 
-/* The room's loop's thread. */
+/* On the thread of the upstreams' loop. */
 static void on_timer(void *arg)
 {
     struct fleet_control *fc = arg;
@@ -268,7 +267,7 @@ void fleet_reconcile_watch(struct fleet_control *fc)
     loop_post(upstreams_loop(fc->upstreams), &fc->reconcile.item);
 }
 
-/* asking */
+/* tasks */
 
 bool fleet_has_no_adapter(struct fleet_control *fc, const struct fleet_result *result,
                           const char *name)
@@ -298,7 +297,8 @@ static enum fleet_has unload(struct fleet_control *fc, const struct fleet_target
     return has;
 }
 
-/* Files may have been replaced since the others read them; only who tells a digest shows it. */
+/* The files may have been replaced since the others read them; only an engine that reports a digest
+ * shows it. */
 static bool is_same(const struct fleet_result *result, const struct fleet_adapter_task *task,
                     struct err *why)
 {
@@ -400,7 +400,8 @@ static void log_cache_reset(const struct fleet_control *fc, size_t upstream)
     log_end(&r);
 }
 
-/* One that runs nothing of ours has nobody who would make his KV again. False: not now. */
+/* At an engine without requests of this server, preemption makes no client recompute its KV.
+ * Returns false: it failed, and is due later. */
 static bool reconcile_cache(struct fleet_reconciler *f)
 {
     struct fleet_control *fc = f->fc;
@@ -432,7 +433,7 @@ static bool reconcile_cache(struct fleet_reconciler *f)
     return why.code == ERR_NONE;
 }
 
-/* False: there is nothing more to ask it for, or not now. */
+/* Returns false: nothing is left to do, or it failed and is due later. */
 static bool reconcile_adapter(struct fleet_reconciler *f)
 {
     struct fleet_control *fc = f->fc;

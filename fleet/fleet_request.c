@@ -1,4 +1,5 @@
-/* Requests are made before any is sent: what one dialect has no words for reaches nobody. */
+/* All requests are made before the first is sent: an operation that one engine's API cannot express
+ * reaches no engine. */
 #include "fleet/fleet_request.h"
 
 #include "fleet/fleet_priv.h"
@@ -9,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ERROR_TEXT_MAX = 300 }; /* bytes of what an upstream says that are told */
+enum { ERROR_TEXT_MAX = 300 }; /* bytes of an engine's error message that are passed on */
 
 void fleet_results_free(struct fleet_result *results, size_t n)
 {
@@ -26,15 +27,15 @@ enum err_code fleet_wire_code(const char *name)
     return ERR_NONE;
 }
 
-/* What a 403 forbids is our key's, unless it blames a member of the request: that is its client's,
- * for instance a path. */
+/* A 403 concerns our key, unless it names a member of the request, for instance a path: then it
+ * concerns our client's request. */
 static bool rejects_our_key(int status, const char *field)
 {
     return api_is_auth_error(status) && !(status == 403 && field[0] != '\0');
 }
 
-/* A status of servers that have no words for what is wrong. What concerns us and not our client
- * (a route that is not there) is the upstream's failure. */
+/* For servers whose error bodies have no code. A status that concerns this server and not our
+ * client (a route that does not exist) is the upstream's failure. */
 static enum err_code code_of_status(int status)
 {
     switch (status) {
@@ -57,7 +58,7 @@ static bool is_internal(enum err_code code)
            code == ERR_EXPECTATION || code == ERR_GONE;
 }
 
-/* A baton's own error body: its code, where its status is that code's, and the member it blames. */
+/* The code in a baton's error body, if it belongs to the status. */
 static enum err_code code_of_body(const json_t *error, int status)
 {
     const char *name = json_string_value(json_object_get(error, "code"));
@@ -90,7 +91,7 @@ static void read_refusal(struct fleet_result *result, const char *name)
     json_decref(answer);
 }
 
-/* Of one that did not answer: its own fault, or what we lack, or it is down by now. */
+/* No reply came: this server has no memory, the engine is down, or the engine failed. */
 static enum err_code code_of_no_reply(enum err_code why)
 {
     if (why == ERR_NO_MEMORY || why == ERR_UNSYNCED)
@@ -116,7 +117,7 @@ void fleet_result_read(struct fleet_result *result, const char *name, struct ups
     }
 }
 
-/* The id is one that it gave us itself, and our client never saw. */
+/* The engine gave out that id itself; our client never saw it. */
 bool fleet_result_read_lost(struct fleet_result *result, const struct api_context *about,
                             const char *name)
 {
@@ -197,7 +198,8 @@ uint64_t fleet_step_us(struct fleet_control *fc)
 
 /* requests */
 
-/* The words of a release, and of how the group with the trainer was formed. */
+/* The form of a request depends on the engine's release, and on how the group with the trainer was
+ * made. */
 static int make_op(struct api_request *out, struct fleet_control *fc, enum upstream_kind kind,
                    int op, const struct fleet_target *target, struct err *e)
 {
@@ -260,7 +262,7 @@ static int make_calls(struct fleet_control *fc, make_fn *make, int what,
     return 0;
 }
 
-/* What answers now is out of rotation at once, and not only when it is asked how it is. */
+/* The new process leaves rotation at once, not only at its next probe. */
 static void note_restart(struct fleet_control *fc, size_t upstream, const char *process)
 {
     if (process[0] != '\0')
@@ -302,7 +304,7 @@ static int send_all(struct fleet_control *fc, make_fn *make, int what,
     return rc;
 }
 
-/* One that answers 200, and says in the same breath that it was not done. */
+/* Some engines reply 200 with a body that reports a failure. */
 static void check_done(struct fleet_control *fc, enum api_op op, const struct fleet_target *target,
                        struct fleet_result *result)
 {
@@ -366,7 +368,7 @@ json_t *fleet_result_json(const char *name, bool ok, int status, const char *err
                      status > 0 ? json_integer(status) : json_null(), "error", error);
 }
 
-/* Of one that nobody asked. */
+/* For an engine to which nothing was sent. */
 static json_t *no_result_json(struct fleet_control *fc, size_t i,
                               const struct upstream_endpoint *at)
 {

@@ -1,5 +1,5 @@
-/* Putting an upstream into step by somebody's word. What is known of it is as old as its last
- * answer: it is asked now what it serves, and whether it generates, and its own word goes first. */
+/* A resync: a trainer vouches for the weights of an engine. What is known of the engine is as old
+ * as its last reply, so it is queried now, and what it reports takes precedence. */
 #include "fleet/fleet_priv.h"
 #include "fleet/update/fleet_cache.h"
 
@@ -16,7 +16,7 @@ static int refuse_unverified(const struct fleet_result *result, struct err *e)
     return err_set(e, ERR_CONFLICT, "", "its weights cannot be verified: %.400s", result->why.msg);
 }
 
-/* What it says of its weights at this moment. Errors: ERR_CONFLICT: it does not. */
+/* Which weights the engine serves now. Errors: ERR_CONFLICT: it does not report them. */
 static int query_version(struct fleet_control *fc, size_t upstream, struct upstream_report *report,
                          struct err *e)
 {
@@ -47,7 +47,7 @@ free_said:
     return rc;
 }
 
-/* That it understood, and said no to this token, says that it would to others. */
+/* An engine that understood the request and refused this token would generate others. */
 static bool can_generate(const struct fleet_result *result)
 {
     return result->outcome == FLEET_OK ||
@@ -55,7 +55,7 @@ static bool can_generate(const struct fleet_result *result)
             result->status != 429 && !api_is_auth_error(result->status));
 }
 
-/* One that serves has shown it. */
+/* An engine in rotation has shown that it generates. */
 static int probe_generation(struct fleet_control *fc, size_t upstream, struct err *e)
 {
     struct fleet_result *result = NULL;
@@ -71,7 +71,7 @@ static int probe_generation(struct fleet_control *fc, size_t upstream, struct er
     return rc;
 }
 
-/* sleep, which it missed */
+/* a sleep or a wake that the engine missed */
 
 enum sleep_state { SLEEP_NONE, SLEEP_ALL, SLEEP_PARTIAL, SLEEP_DROPPED };
 
@@ -90,7 +90,7 @@ static enum sleep_state sleep_of(struct fleet_control *fc)
     return state;
 }
 
-/* What cannot be made good, or not now, and what to do then. */
+/* Refuses what cannot be resolved, or not now. */
 static int check_sleep(const struct upstream_info *info, enum sleep_state state, struct err *e)
 {
     if (state == SLEEP_DROPPED)
@@ -119,7 +119,7 @@ static int request_one(struct fleet_control *fc, enum api_op op, size_t upstream
 
     if (fleet_request(fc, op, &target, 1, FLEET_SLEEP_US, &result, e) != 0)
         return -1;
-    if (result->outcome == FLEET_UNKNOWN) /* it did, or not: nobody knows how it is */
+    if (result->outcome == FLEET_UNKNOWN) /* it may be asleep or awake */
         fleet_fence(fleet_of(fc), upstream, &result->why);
     if (!result_ok(result))
         rc = refuse_unverified(result, e);
@@ -127,7 +127,7 @@ static int request_one(struct fleet_control *fc, enum api_op op, size_t upstream
     return rc;
 }
 
-/* The process that slept through the others' wake. Another one never slept. */
+/* Only the process that was down during the wake may still sleep; one started since never slept. */
 static int wake_if_missed(struct fleet_control *fc, size_t upstream,
                           const struct upstream_info *info, struct err *e)
 {
@@ -147,8 +147,8 @@ static int sleep_if_missed(struct fleet_control *fc, size_t upstream,
     return 0;
 }
 
-/* What refuses it without a question is looked at first. It generates while it is awake: what it
- * missed of a wake comes before that is asked, and of a sleep behind it. */
+/* Refusals that need no query come first. An engine generates only while it is awake: a wake that
+ * it missed is sent before the probe, a sleep after it. */
 static int resync_with_lock(struct fleet_control *fc, size_t upstream, struct err *e)
 {
     enum sleep_state state = sleep_of(fc);
@@ -166,7 +166,7 @@ static int resync_with_lock(struct fleet_control *fc, size_t upstream, struct er
         query_version(fc, upstream, &report, e) != 0 || probe_generation(fc, upstream, e) != 0 ||
         sleep_if_missed(fc, upstream, &info, state, e) != 0)
         return -1;
-    fleet_reset_caches_of(fc, upstream); /* nobody knows what made its entries */
+    fleet_reset_caches_of(fc, upstream); /* its entries may be of other weights */
     return fleet_resync(fleet_of(fc), upstream, &report, e);
 }
 

@@ -29,7 +29,7 @@ struct fleet_group {
 /* Of a trainer that sends handles and joins no group. */
 struct fleet_handles {
     bool set;        /* engines were told that handles will come */
-    bool on, packed; /* on: the trainer said whether they are packed */
+    bool on, packed; /* on: the trainer's request has `packed` */
 };
 
 /* fleet_get_group - a copy of a group. A group that was joined without a name has SGLang's default

@@ -1,5 +1,5 @@
-/* What the upstreams say of their configuration, for clients of vLLM's /server_info: a member is
- * told where all upstreams say the same. */
+/* The engines' configuration for clients of vLLM's /server_info: a member has a value if all
+ * engines report the same. */
 #include "fleet/api/upstream_api.h"
 #include "fleet/fleet_priv.h"
 #include "fleet/fleet_request.h"
@@ -9,14 +9,14 @@
 #include <stdlib.h>
 
 enum {
-    CONFIG_TIMEOUT_US = 30000000, /* a vLLM looks at its host before its first answer */
+    CONFIG_TIMEOUT_US = 30000000, /* a vLLM inspects its host before the first reply */
     VALUE_SHOWN_MAX = 100,        /* bytes of a value that differs */
     PATH_MAX_NBYTES = 64
 };
 
-/* What a client acts upon. */
+/* Members that clients use. */
 static const struct config_member {
-    const char *section, *member; /* room NULL: a member of the whole */
+    const char *section, *member; /* section NULL: a member of the object itself */
 } members[] = {
     {"model_config", "model"},
     {"model_config", "max_model_len"},
@@ -28,10 +28,9 @@ static const struct config_member {
     {NULL, "weight_transfer_config"},
 };
 
-/* One upstream's. */
 struct engine_config {
-    const char *name; /* the upstream's; until upstreams_free */
-    json_t *config;   /* owned; NULL: it does not say, and `why` is the reason */
+    const char *name; /* the engine's; until upstreams_free */
+    json_t *config;   /* owned; NULL: not reported, `why` has the reason */
     struct err why;
 };
 
@@ -40,7 +39,7 @@ static json_t *section_of(json_t *config, const struct config_member *m)
     return m->section != NULL ? json_object_get(config, m->section) : config;
 }
 
-/* Borrowed; NULL: it does not say. */
+/* Borrowed; NULL: it does not report it. */
 static json_t *value_of(const struct engine_config *configs, const struct config_member *m)
 {
     return json_object_get(section_of(configs->config, m), m->member);
@@ -60,7 +59,7 @@ static json_t *difference(const struct engine_config *a, const struct engine_con
     return text != NULL ? text : json_string("the upstreams differ");
 }
 
-/* What keeps all from saying the same. New; NULL: they do. */
+/* Why there is no common value (new); NULL: there is one. */
 static json_t *disagreement(const struct engine_config *configs, size_t n,
                             const struct config_member *m)
 {

@@ -72,8 +72,8 @@ int fleet_renew_update(struct fleet_control *fc, struct fleet_session *s, uint64
 
 /* ---- sessions ---- */
 
-/* fleet_find_update - a reference to the session of that id, open or ended. Errors: ERR_NOT_FOUND.
- */
+/* fleet_find_update - a reference to the session of that id, open or ended.
+ * Errors: ERR_NOT_FOUND. */
 int fleet_find_update(struct fleet_control *fc, const char *id, struct fleet_session **out,
                       struct err *e);
 /* fleet_open_session - a reference to the open one, or NULL. */

@@ -1,4 +1,5 @@
-/* Which upstream has which adapter, owes which, and is kept away by one. */
+/* Which engine has which adapter, which task it needs next, and which adapter keeps it out of
+ * rotation. */
 #include "fleet/fleet_adapters.h"
 
 #include <setjmp.h>
@@ -12,7 +13,7 @@
 
 static const enum fleet_has NONE = FLEET_HAS_NONE, OTHER = FLEET_HAS_OTHER, THIS = FLEET_HAS_THIS;
 
-/* Of three upstreams. */
+/* What three engines have. */
 static const uint8_t *has(enum fleet_has a, enum fleet_has b, enum fleet_has c)
 {
     static uint8_t all[FLEET_MAX];
@@ -32,7 +33,7 @@ static uint64_t put(struct fleet_adapters *fa, const char *name, bool again, con
     return fleet_adapters_put(fa, &from, took);
 }
 
-/* What upstream i is asked for next, answered with `then`. */
+/* The next task of engine i, which ends with `then`. */
 static void task(struct fleet_adapters *fa, size_t i, const char *name, enum fleet_has then)
 {
     struct fleet_adapter_task f;
@@ -67,7 +68,7 @@ static void test_another_process_has_nothing(void **state)
     fleet_adapters_fini(&fa);
 }
 
-/* It was taken away while it was being asked for: which was first nobody knows. */
+/* It was lost while a load was under way: which came first is unknown. */
 static void test_what_was_lost_meanwhile_is_asked_for_again(void **state)
 {
     struct fleet_adapters fa = {0};
@@ -98,7 +99,7 @@ static void test_what_cannot_be_made_again_waits(void **state)
     fleet_adapters_set_incarnation(&fa, 0, 1, true);
     fleet_adapters_set_incarnation(&fa, 1, 2, true);
     assert_bars(&fa, true, true, false);
-    fleet_adapters_set_incarnation(&fa, 2, 1, true); /* nobody has it any more: all are alike */
+    fleet_adapters_set_incarnation(&fa, 2, 1, true); /* no engine has it any more: all are alike */
     assert_bars(&fa, false, false, false);
     assert_true(fleet_adapters_is_missing(&fa.list[0], 2));
     fleet_adapters_fini(&fa);
@@ -112,7 +113,7 @@ static void test_refused_by_all_keeps_nobody_away(void **state)
     (void)put(&fa, "x", true, has(THIS, NONE, NONE));
     (void)put(&fa, "y", true, has(THIS, NONE, THIS));
     task(&fa, 1, "x", FLEET_HAS_REFUSED);
-    task(&fa, 1, "y", THIS); /* what it has not refused comes first */
+    task(&fa, 1, "y", THIS); /* one that it has not refused comes first */
     assert_true(fleet_adapters_has_task(&fa, 1));
     assert_bars(&fa, false, true, true);
     fleet_adapters_set_incarnation(&fa, 0, 1, true);
@@ -140,12 +141,12 @@ static void test_gone_is_unloaded_where_it_may_be(void **state)
     assert_int_equal(fleet_adapters_remove(&fa, "y", has(NONE, NONE, NONE)), 0);
     assert_int_equal(fa.n, 0);
     assert_int_equal(fleet_adapters_remove(&fa, "y", has(OTHER, NONE, NONE)), 0);
-    fleet_adapters_set_incarnation(&fa, 0, 1, true); /* its process took it along */
+    fleet_adapters_set_incarnation(&fa, 0, 1, true); /* it was lost with its process */
     assert_int_equal(fa.n, 0);
     fleet_adapters_fini(&fa);
 }
 
-/* A load of before, one of a process before, and one of an adapter that is gone by now. */
+/* Results of an older load, of an older process, and of an adapter that was unloaded meanwhile. */
 static void test_what_is_under_way_is_not_believed(void **state)
 {
     struct fleet_adapters fa = {0};
@@ -175,7 +176,7 @@ static void test_what_is_under_way_is_not_believed(void **state)
     fleet_adapters_fini(&fa);
 }
 
-/* Who does not name its process may have kept what it had. */
+/* A restarted engine that does not report its process may have kept what it had. */
 static void test_it_may_be_the_same_process(void **state)
 {
     struct fleet_adapters fa = {0};

@@ -1,4 +1,4 @@
-/* What an upstream's answer means to our client. */
+/* Results of engines' replies, in terms of our client's errors. */
 #include "fleet/fleet_request.h"
 #include "fleet/members/upstream_fanout.h"
 
@@ -39,23 +39,23 @@ static void test_fleet_read_tells_refusals_by_their_codes(void **state)
          ERR_CHECKSUM, "/checksums/a", "http://u answered 422: no"},
         {409, "{\"error\":{\"code\":\"update_closed\",\"message\":\"no\",\"param\":null}}",
          ERR_ENDED, "", "http://u answered 409: no"},
-        /* a code that is not its status's says nothing */
+        /* a code that does not belong to the status is ignored */
         {500, "{\"error\":{\"code\":\"checksum_mismatch\",\"message\":\"no\"}}", ERR_UPSTREAM, "",
          "http://u answered 500: no"},
-        /* our own key and our own bugs are not our client's */
+        /* errors about our own key, and internal errors, do not concern our client */
         {401, "{\"error\":{\"code\":\"unauthorized\",\"message\":\"no\"}}", ERR_UPSTREAM_KEY, "",
          "http://u refuses the key of this server: 401: no"},
         {403, "no", ERR_UPSTREAM_KEY, "", "http://u refuses the key of this server: 403: no"},
         {403, "{\"error\":{\"code\":\"forbidden\",\"message\":\"no\",\"param\":null}}",
          ERR_UPSTREAM_KEY, "", "http://u refuses the key of this server: 403: no"},
-        /* what the request names is */
+        /* a member of the request does */
         {403, "{\"error\":{\"code\":\"forbidden\",\"message\":\"no\",\"param\":\"/path\"}}",
          ERR_FORBIDDEN, "/path", "http://u answered 403: no"},
         {421, "{\"error\":{\"code\":\"misdirected_request\",\"message\":\"no\"}}", ERR_UPSTREAM_KEY,
          "", "http://u answered 421: no"},
         {500, "{\"error\":{\"code\":\"internal_error\",\"message\":\"no\"}}", ERR_UPSTREAM, "",
          "http://u answered 500: no"},
-        /* servers of other kinds */
+        /* servers without our error codes */
         {400, "{\"detail\":\"no\"}", ERR_BAD_REQUEST, "", "http://u answered 400: no"},
         {409, "no", ERR_CONFLICT, "", "http://u answered 409: no"},
         {422, "no", ERR_MISMATCH, "", "http://u answered 422: no"},
@@ -113,7 +113,7 @@ static void test_fleet_cause_is_a_refusal_before_silence(void **state)
     assert_true(fleet_result_may_have_run(&results[1]));
     free(results[1].text);
     results[1] = read_answer(404, NULL);
-    assert_false(fleet_result_may_have_run(&results[1])); /* its door refused it */
+    assert_false(fleet_result_may_have_run(&results[1])); /* rejected before any work */
 }
 
 static void test_fleet_read_tells_a_lost_update(void **state)
@@ -124,7 +124,7 @@ static void test_fleet_read_tells_a_lost_update(void **state)
     struct fleet_result result = read_answer(404, gone);
 
     (void)state;
-    assert_false(fleet_result_read_lost(&result, &none, "http://u")); /* our client named it */
+    assert_false(fleet_result_read_lost(&result, &none, "http://u")); /* our client gave the id */
     assert_int_equal(result.why.code, ERR_NOT_FOUND);
     assert_true(fleet_result_read_lost(&result, &inner, "http://u"));
     assert_int_equal(result.outcome, FLEET_LOST);
