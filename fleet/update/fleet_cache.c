@@ -1,21 +1,22 @@
-/* What upstreams cached of prompts was made by the weights that they had then. An update that
- * overwrites those weights empties these caches before it ends, while its upstreams stand still,
- * whatever paused them and whatever resumes them: no request that is sent after it reads an entry
- * of another version. That is: the prefix cache, a vLLM's cache of encoder outputs (images), and an
- * SGLang's storage beyond its memory (HiCache). An SGLang has no route that empties its cache of
- * image embeddings; those stay.
+/* What an engine cached of prompts was computed with the weights of that time. An update that
+ * overwrites those weights therefore empties the caches before it ends, while the engines are
+ * paused, whoever paused them and whoever resumes them: no request that is sent after the update
+ * reads an entry of another version. The caches are: the prefix cache, a vLLM's cache of encoder
+ * outputs (images), and an SGLang's storage beyond its memory (HiCache). An SGLang has no route
+ * that empties its cache of image embeddings; those entries stay.
  *
- * A cache cannot be emptied while a request holds KV. By default held requests are preempted, and
+ * A cache cannot be emptied while a request holds KV. By default such requests are preempted, and
  * compute their KV again with the new weights. With --on-update continue, or in an SGLang before
- * 0.5.23, which cannot flush while it holds a request, they go on; the upstream gets no other
- * request until its cache is empty.
+ * 0.5.23, which cannot flush while it holds a request, they go on; the engine gets no other request
+ * until its cache is empty.
  *
- * What made the entries of a process that this server has not asked yet is unknown: an earlier
- * server may have ended while they were stale. So it is asked before it gets its first request.
+ * A process that this server has not asked yet may have stale entries, because an earlier server
+ * may have ended in the middle of an update. So it is asked to empty its caches before it gets its
+ * first request.
  *
- * Rejected: to empty them when they are let go of. A trainer's pause outlives the update, and the
- * end of that was then an answer too late. Rejected, too: a fence. The weights are the right ones,
- * and only a whole update would lift it. */
+ * Rejected: to empty caches when the engines are resumed. A trainer's pause may outlast the update,
+ * and a failure could not be reported to anyone then. Rejected, too: a fence. The weights are the
+ * right ones, and only a whole update would lift the fence. */
 #include "fleet/update/fleet_cache.h"
 
 #include "fleet/update/fleet_update_priv.h"
@@ -29,7 +30,8 @@ bool fleet_recomputes_kv(struct fleet_control *fc)
     return fc->cfg.recomputes;
 }
 
-/* Some upstreams, and why each could not be emptied; clean: it was, or has not been asked yet. */
+/* Some engines, and why the caches of each could not be emptied; clean: they were, or the engine
+ * has not been asked yet. */
 struct emptying {
     struct fleet_control *fc;
     const struct fleet_cache_reset *list;
@@ -51,7 +53,7 @@ static bool picks_clean(const struct emptying *x, size_t i)
     return x->why[i].code == ERR_NONE;
 }
 
-/* Whoever refused, and is held: what it holds may be retracted. */
+/* An SGLang that refused and is paused: the requests that it holds may be retracted. */
 static bool picks_held(const struct emptying *x, size_t i)
 {
     struct upstream_endpoint at;
@@ -61,9 +63,9 @@ static bool picks_held(const struct emptying *x, size_t i)
            x->why[i].code != ERR_NONE;
 }
 
-/* An engine that has no such cache has no route for it; an SGLang without HiCache answers 400 where
- * one with it answers 200. A vLLM that is not in development mode has no route to empty its
- * prefixes by, nor any for updates; only its adapters can have changed. */
+/* An engine without such a cache has no route for it; an SGLang without HiCache answers 400 where
+ * one with it answers 200. A vLLM outside of development mode has neither a route to reset its
+ * prefix cache nor routes for updates; only its adapters can have changed. */
 static bool has_none(enum api_op op, bool route_optional, const struct fleet_result *result)
 {
     bool optional = op == API_RESET_ENCODER_CACHE || op == API_RESET_STORAGE_CACHE ||
@@ -135,7 +137,7 @@ void fleet_reset_caches(struct fleet_control *fc, const struct fleet_cache_reset
         n_held += picks_held(&x, i);
     if (n_held > 0) {
         memcpy(refused, why, n * sizeof *why);
-        caches_ask(&x, API_RETRACT_REQUESTS, picks_held); /* and again, whatever it said to that */
+        caches_ask(&x, API_RETRACT_REQUESTS, picks_held); /* again, whatever it answered to that */
         for (size_t i = 0; i < n; i++)
             why[i] = refused[i];
         caches_ask(&x, API_RESET_PREFIX_CACHE, picks_held);
@@ -156,7 +158,7 @@ static void log_stale(struct fleet_control *fc, size_t upstream, const struct er
     log_end(&r);
 }
 
-/* @why  [n]; clean; set as fleet_reset_caches's */
+/* @why  [n]; clean; set as by fleet_reset_caches */
 static void empty_or_bar(struct fleet_control *fc, const struct fleet_cache_reset *list, size_t n,
                          struct err *why)
 {
@@ -194,8 +196,9 @@ void fleet_reset_part_caches(struct fleet_control *fc, struct fleet_session *s)
     mtx_unlock(&fc->lock);
 }
 
-/* An SGLang gives each load a name of its own. What runs with the adapter cannot keep the one that
- * it began with, so it begins again whatever --on-update says. */
+/* An SGLang gives each load of an adapter a new id, so its entries cannot be mixed up. A running
+ * request of a vLLM cannot keep the adapter that it began with, so it computes its KV again
+ * whatever --on-update says. */
 void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_result *results,
                                 size_t n)
 {

@@ -1,4 +1,4 @@
-/* Which tensors the fleet's model consists of, and which of them an update has brought so far. */
+/* Which tensors the fleet's model has, and which of them an update has brought so far. */
 #include "fleet/update/fleet_coverage.h"
 
 #include "base/log.h"
@@ -12,18 +12,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { COVER_NAMED = 3, COVER_NAME_MAX = 80 }; /* missing tensors in a message */
+enum { COVER_NAMED = 3, COVER_NAME_MAX = 80 }; /* names of missing tensors in a message */
 
 struct fleet_spec {
-    unsigned n_refs;               /* the fleet's, and a session's; guarded by the fleet's lock */
+    unsigned n_refs; /* of the fleet and of a session; guarded by the lock of the fleet's control */
     struct model_spec *model_spec; /* owned; immutable */
-    const char *from;              /* static; NULL: an update brought it */
+    const char *from;              /* static; NULL: learned from an update */
 };
 
 struct fleet_coverage {
-    struct fleet_spec *spec; /* one reference; NULL: nothing is known */
+    struct fleet_spec *spec; /* one reference; NULL: no model spec is known */
     struct tally *tally;     /* owned */
-    uint64_t n_unseen;       /* requests that brought what nobody here could see */
+    uint64_t n_unseen;       /* requests whose tensor names could not be read here */
 };
 
 /* the spec */
@@ -85,7 +85,7 @@ void fleet_names_fini(struct fleet_names *l)
     *l = (struct fleet_names){0};
 }
 
-/* Each rank may get a list of its own. */
+/* Each rank may have a list of its own. */
 static int add_tensors(struct tensor_list_builder *b, const struct tensor_list *tensor_list,
                        struct err *e)
 {
@@ -99,7 +99,7 @@ static int add_tensors(struct tensor_list_builder *b, const struct tensor_list *
     return 0;
 }
 
-/* False: one of them cannot be read. */
+/* Returns: false: one of them cannot be read. */
 static bool join_pickles(struct tensor_list_builder *b, const json_t *strings, uint32_t *n)
 {
     struct err ignored = {0};
@@ -167,13 +167,13 @@ static const char *coverage_name(const struct fleet_session *s, uint32_t n_missi
     return c->spec->from != NULL ? "whole" : "as_before";
 }
 
-/* Is it counted here? */
+/* Are tensors counted here? Not where a two-phase engine counts them. */
 static bool is_counted(const struct fleet_session *s)
 {
     return s->coverage != NULL && !fleet_session_has_part(s, true);
 }
 
-/* Reads the last report: all else in a copy of a session may change meanwhile. */
+/* Reads only the last report: everything else in a copy of a session may change meanwhile. */
 const char *fleet_coverage_name(const struct fleet_session *s)
 {
     const char *said = json_string_value(json_object_get(s->report, "coverage"));
@@ -211,7 +211,7 @@ static json_t *coverage_json(const struct fleet_session *s)
                      "n_unseen", (json_int_t)c->n_unseen);
 }
 
-/* Without memory for a new report the last one stays. */
+/* Without memory for a new report the last one is kept. */
 static void coverage_report(struct fleet_control *fc, struct fleet_session *s)
 {
     json_t *report = coverage_json(s), *before;
@@ -256,8 +256,8 @@ void fleet_coverage_free(struct fleet_coverage *c)
     free(c);
 }
 
-/* A vLLM counts the elements that arrive for a layer and builds the layer when the count is full. A
- * tensor that is sent twice fills the count in the place of another, which is then dropped. */
+/* A vLLM counts the elements that arrive for a layer, and builds the layer when the count is full.
+ * A tensor that is sent twice fills the count instead of another one, which is then lost. */
 static bool rejects_repeats(const struct fleet_session *s)
 {
     for (size_t i = 0; i < s->n_parts; i++)

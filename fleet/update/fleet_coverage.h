@@ -1,12 +1,12 @@
-/* Did an update bring the whole model, where nobody who receives it can tell? Engines that
- * overwrite what they serve take what comes and say that all went well, also of half a model. So
- * the names of each list are held against a spec: of --model or --manifest, else of what the last
- * whole update brought that ended well. Before the first one nothing is known, and that is what is
- * told.
+/* Did an update bring the whole model, where no engine can tell? Engines that overwrite their
+ * weights accept whatever arrives, and report success for half a model too. So the names of each
+ * tensor list are compared with a model spec: that of --model or --manifest, else what the last
+ * whole update that was committed brought. Before the first such update the spec is unknown, and so
+ * is the coverage.
  *
- * Only missing names are refused, and shapes that a given spec says otherwise. What else comes (the
- * scales of quantized tensors, another dtype) is the engine's to judge. Where those in two phases
- * take part, their proof is the one that counts. */
+ * Only missing names are refused, and shapes that differ from a configured spec. Anything else
+ * (scales of quantized tensors, another dtype) is left to the engine. Where two-phase engines take
+ * part, their verification decides. */
 #ifndef BATON_FLEET_UPDATE_FLEET_COVERAGE_H
 #define BATON_FLEET_UPDATE_FLEET_COVERAGE_H
 
@@ -21,53 +21,58 @@ struct fleet_session;
 struct fleet_spec;
 struct fleet_coverage;
 
-/* fleet_spec_set - what each update has to bring, from now on.
+/* fleet_spec_set - the model spec that each update has to bring, from the configuration.
  * @m     moved, also on failure
  * @from  static: "--model", "--manifest"
  * Threads: before any request. Errors: ERR_NO_MEMORY. */
 int fleet_spec_set(struct fleet_control *fc, struct model_spec *m, const char *from, struct err *e);
-void fleet_spec_unref(struct fleet_spec *spec); /* with the lock, or at the end; accepts NULL */
+void fleet_spec_unref(struct fleet_spec *spec); /* under the lock, or at shutdown; accepts NULL */
 
-/* fleet_spec_json - {"from", "n_tensors"} (new), or JSON null: nothing is known. NULL: no memory.
- * fleet_last_coverage - of the last update that was committed: static; NULL: there was none. */
+/* fleet_spec_json - {"from", "n_tensors"} (new), or JSON null: no spec is known. NULL: no memory.
+ * fleet_last_coverage - of the last committed update: static; NULL: there was none. */
 json_t *fleet_spec_json(struct fleet_control *fc);
 const char *fleet_last_coverage(struct fleet_control *fc);
 
-/* fleet_coverage_start - of a session that is about to open. Errors: ERR_NO_MEMORY. */
+/* fleet_coverage_start - count the tensors of a session that is about to open. Errors:
+ * ERR_NO_MEMORY. */
 int fleet_coverage_start(struct fleet_control *fc, struct fleet_session *s, struct err *e);
-void fleet_coverage_free(struct fleet_coverage *c); /* with the lock, or at the end; accepts NULL */
+void fleet_coverage_free(
+    struct fleet_coverage *c); /* under the lock, or at shutdown; accepts NULL */
 
-/* The names of a request that brings tensors. */
+/* The tensor names of one request. */
 struct fleet_names {
     bool seen;
-    struct tensor_list *tensor_list; /* one reference; NULL: it brings none, or they are not seen */
+    struct tensor_list *tensor_list; /* one reference; NULL: it has none, or they cannot be read */
 };
 void fleet_names_fini(struct fleet_names *l);
 
-/* fleet_names_read - of a request that the routes have checked. Pickles are read, never executed;
- * of one that cannot be read, and of a path, nothing is seen. Errors: ERR_NO_MEMORY and such. */
+/* fleet_names_read - read the names of a request that the handlers have checked. Pickles are
+ * parsed, never executed. The names in a pickle that cannot be parsed, and those behind a path,
+ * stay unknown. Errors: ERR_NO_MEMORY; those of cfg.tensor_list_of. */
 int fleet_names_read(struct fleet_names *out, const struct fleet_control *fc,
                      const struct fleet_session *s, const json_t *body, struct err *e);
 
-/* All below: by whoever has the session's upstreams to itself (`sending`, or its end).
+/* All below are called by the owner of the parts (`sending`, or the owner of the operation lock).
  *
- * fleet_coverage_check - before the first byte of it is sent. Errors: ERR_MISMATCH at /shapes/<i>;
- * ERR_CONFLICT at /names/<i>: it came before, and an upstream would take it for another. */
+ * fleet_coverage_check - before the first byte of a request is sent. Errors: ERR_MISMATCH at
+ * /shapes/<i>; ERR_CONFLICT at /names/<i>: the tensor was sent before, and an engine would count it
+ * as another one. */
 int fleet_coverage_check(const struct fleet_session *s, const struct fleet_names *l, struct err *e);
 
-/* fleet_coverage_add - the upstreams that are left have it. */
+/* fleet_coverage_add - the engines that still take part accepted the tensors. */
 void fleet_coverage_add(struct fleet_control *fc, struct fleet_session *s,
                         const struct fleet_names *l);
 
-/* fleet_coverage_verify - has all come that has to? Errors: ERR_INCOMPLETE, which names some. */
+/* fleet_coverage_verify - did every tensor of the model arrive? Errors: ERR_INCOMPLETE, which names
+ * some that did not. */
 int fleet_coverage_verify(const struct fleet_session *s, struct err *e);
 
-/* fleet_coverage_commit - it ended well: what it brought is what the next one has to bring, unless
- * that was given. */
+/* fleet_coverage_commit - the update is committed: the next ones have to bring what this one
+ * brought, unless the spec is from the configuration. */
 void fleet_coverage_commit(struct fleet_control *fc, struct fleet_session *s);
 
-/* fleet_coverage_name - as it was told last, also of a copy of a session: "whole", "as_before" (all
- * that the last one brought), "partial" (as it said), "incomplete" or "unknown". */
+/* fleet_coverage_name - of the last report, also in a copy of a session: "whole", "as_before" (all
+ * that the last whole update brought), "partial" (as its start said), "incomplete" or "unknown". */
 const char *fleet_coverage_name(const struct fleet_session *s);
 
 #endif

@@ -1,22 +1,23 @@
-/* What upstreams that overwrite what they serve are named from before the first byte of an update
- * to its end: FLEET_DIRTY_MARKER and its id. Should this server not live to end it, the next one
- * finds them so named, and serves nothing of them. That an upstream still has this name also says
- * that it is the process that took what came so far, and that nobody else has changed it.
+/* The dirty marker: FLEET_DIRTY_MARKER and the update's id, which engines that overwrite their
+ * weights report as their version from before the first byte of an update to its end. If this
+ * server ends before the update does, the next one finds the marker and fences the engine. An
+ * engine that still reports the marker is also known to be the process that accepted the tensors so
+ * far, and that nobody else has changed.
  *
- * No name is given without a question before it: an upstream may be another by now, or another's.
- * The name of before is what it said itself, and is not given back to one that was bad already;
- * what is not known to have it again is fenced. Rejected: to give names by what is known here. A
- * process that came back was named after weights that it did not have, and half of an update well
- * again.
+ * A version is never set without reading it first, since the process may have been replaced, or
+ * changed by somebody else. The old version is what the engine reported itself. It is not restored
+ * on an engine that was out of step before; an engine that is not known to have it again is fenced.
+ * Rejected: to set versions from what is known here. A restarted engine then reported the version
+ * of weights that it did not have, and half of an update looked like a whole version.
  *
- * Those of a release that takes no names, or tells none, go without. */
+ * Engines of releases that take no version, or report none, have no marker. */
 #include "fleet/update/fleet_update_priv.h"
 
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
-/* It says so of the route, or who stands between does. */
+/* The engine, or a proxy before it, says that the route does not exist, or may not be used. */
 static bool refuses_labels(const struct fleet_result *result)
 {
     static const int statuses[] = {400, 403, 404, 405, 422, 501};
@@ -32,7 +33,7 @@ static bool has_our_marker(const struct fleet_part *p)
     return strcmp(p->reported_label, p->update_id) == 0;
 }
 
-/* A client's abort waits for it. */
+/* A client's abort waits for these requests. */
 static uint64_t undo_timeout_us(struct fleet_control *fc)
 {
     uint64_t step_us = fleet_step_us(fc);
@@ -40,8 +41,8 @@ static uint64_t undo_timeout_us(struct fleet_control *fc)
     return step_us < FLEET_ABORT_US ? step_us : FLEET_ABORT_US;
 }
 
-/* What each says now that it is named (p->says). FLEET_SKIPPED: it has no words for it. With the
- * lock. */
+/* Reads the version that the engine reports (p->reported_label). The result becomes FLEET_SKIPPED
+ * if its API has none. The caller holds the lock. */
 static void read_label(struct fleet_control *fc, struct fleet_part *p, struct fleet_result *result)
 {
     const char *text = result->text != NULL ? result->text : "";
@@ -60,7 +61,7 @@ static void read_label(struct fleet_control *fc, struct fleet_part *p, struct fl
 
 struct marker_setting {
     struct fleet_control *fc;
-    struct part_set named; /* those that told their names */
+    struct part_set named; /* engines that reported their versions */
 };
 
 static void on_marker_set(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
@@ -71,11 +72,11 @@ static void on_marker_set(struct fleet_part *p, size_t part, struct fleet_result
         return;
     p->may_have_marker = fleet_result_may_have_run(result);
     if (result->outcome == FLEET_UNKNOWN)
-        part_apply(p, PART_ON_DOUBT); /* it may be named so at any time */
+        part_apply(p, PART_ON_DOUBT); /* the request may still be executed at any time */
     part_drop_failed(p, result);
 }
 
-/* Nobody waits for the answers any more, and what was asked may be done. */
+/* The server is stopping, so the answers are lost, and each request may have been executed. */
 static void markers_in_doubt(struct fleet_control *fc, struct fleet_session *s,
                              const struct part_set *of)
 {
@@ -106,7 +107,7 @@ static int set_markers(struct fleet_control *fc, struct fleet_session *s,
     return rc;
 }
 
-/* Not one that is another server's mark, or too long: that stays what it was named. */
+/* Not the marker of another server, and not a version that is too long to be set: those stay. */
 static bool can_be_restored(const char *label)
 {
     return !fleet_is_dirty_marker(label) && strlen(label) < API_VERSION_MAX;
@@ -142,9 +143,10 @@ int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s, s
     return fanout_apply(fc, s, &f, e) == 0 ? set_markers(fc, s, &m.named, e) : -1;
 }
 
-/* ---- that was not the first byte after all ---- */
+/* ---- when no byte was accepted ---- */
 
-/* Only a whole update makes good what may be named by one that is over. With the lock. */
+/* An engine that may still get the marker of an update that is over needs a whole update. The
+ * caller holds the lock. */
 static void part_set_in_doubt(struct fleet_part *p, const struct err *why)
 {
     part_apply(p, PART_ON_DOUBT);
@@ -154,8 +156,8 @@ static void part_set_in_doubt(struct fleet_part *p, const struct err *why)
 
 struct marker_clearing {
     struct fleet_control *fc;
-    bool dropped;         /* only those that are out */
-    struct part_set ours; /* those that still have our name */
+    bool dropped;         /* only engines that are out */
+    struct part_set ours; /* engines that still report our marker */
 };
 
 static bool has_marker_to_clear(const struct fleet_part *p, const void *arg)
@@ -165,13 +167,13 @@ static bool has_marker_to_clear(const struct fleet_part *p, const void *arg)
     return p->may_have_marker && part_is_unchanged(p) && !(u->dropped && part_takes_part(p));
 }
 
-/* It had another server's mark, or weights that were not the fleet's. */
+/* It had another server's marker, or weights of another version than the fleet's. */
 static bool was_out_of_step(const struct fleet_part *p)
 {
     return p->before >= PART_WAS_OUT_OF_STEP || !can_be_restored(p->old_label);
 }
 
-/* One that has another name was restarted, or somebody else has named it. */
+/* An engine that reports another version was restarted, or somebody else has changed it. */
 static void on_marker_read(struct fleet_part *p, size_t part, struct fleet_result *result,
                            void *arg)
 {
@@ -254,9 +256,9 @@ void fleet_clear_dirty_markers(struct fleet_control *fc, struct fleet_session *s
     restore_labels(fc, s, &u.ours);
 }
 
-/* ---- on the way, and at the end ---- */
+/* ---- during the update, and at its end ---- */
 
-/* One that takes no names may tell none. With the lock. */
+/* An engine that was given no marker may report no version. The caller holds the lock. */
 static void check_label(struct fleet_part *p, const struct fleet_result *result,
                         const char *expected)
 {
@@ -278,10 +280,10 @@ static void check_label(struct fleet_part *p, const struct fleet_result *result,
 
 struct marker_check {
     struct fleet_control *fc;
-    bool all; /* also those that are known by more than their mark */
+    bool all; /* also engines that name their process */
     size_t n_asked;
-    const char *label;     /* of the new version */
-    struct part_set *kept; /* those that have our name yet; NULL: none may */
+    const char *label;     /* the new version */
+    struct part_set *kept; /* engines that still report our marker; NULL: none may */
 };
 
 static bool needs_marker_check(const struct fleet_part *p, const void *arg)
@@ -333,7 +335,7 @@ static void on_label_set(struct fleet_part *p, size_t part, struct fleet_result 
         part_drop(p, FLEET_UNKNOWN, result->status, &result->why);
 }
 
-/* Those whose end of an update takes no name still have ours. */
+/* The finish of these engines takes no version, so they still report our marker. */
 static void set_new_labels(struct fleet_control *fc, struct fleet_session *s,
                            const struct part_set *kept)
 {
@@ -390,8 +392,8 @@ static void check_labels(struct fleet_control *fc, struct fleet_session *s,
     fanout_apply_or_fail(fc, s, &f, &why);
 }
 
-/* Those that do not name their process are asked again when all have been named: one that was
- * restarted meanwhile has another name. */
+/* Engines that do not name their process are asked again after the version was set: one that was
+ * restarted meanwhile reports another version. */
 void fleet_label_parts(struct fleet_control *fc, struct fleet_session *s)
 {
     struct part_set kept = {{false}};

@@ -1,5 +1,5 @@
-/* Rejected: a batch, a loop and a lock at each place that asks. Which of twenty forgot one of them
- * could be seen by reading all. */
+/* Rejected: a batch, a loop and a lock at each place that sends a request to parts. Twenty such
+ * loops had to be read to see which of them forgot to lock, to free or to fence. */
 #include "fleet/update/fleet_fanout.h"
 
 #include <assert.h>
@@ -41,7 +41,7 @@ static void apply_results(struct fleet_control *fc, struct fleet_session *s, con
             fleet_fence(fleet_of(fc), results[i].upstream, &results[i].why);
 }
 
-/* As fleet/update/fleet_part.h has it. */
+/* Ownership as fleet/update/fleet_part.h defines it. */
 static bool is_owner(struct fleet_control *fc, const struct fleet_session *s)
 {
     bool sends;

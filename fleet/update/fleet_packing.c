@@ -1,5 +1,5 @@
-/* How handles are packed, which a vLLM since 0.27 takes only when its transfer is set up. What a
- * request does not say of it is added before (handlers/fleet/packing.c). */
+/* How handles are packed, which a vLLM since 0.27 is told only when its transfer is set up. What a
+ * request leaves out was added before (handlers/fleet/packing.c). */
 #include "fleet/update/fleet_update_priv.h"
 
 static int no_memory(struct err *e)
@@ -20,7 +20,7 @@ struct packing_request {
     size_t n_asked;
 };
 
-/* One that takes it only when a transfer is set up, and was not told so in this update. */
+/* An engine that is told only when a transfer is set up, and was not told so in this update. */
 static bool needs_packing(const struct fleet_part *p, const void *arg)
 {
     const struct packing_request *t = arg;
@@ -45,8 +45,8 @@ static void on_packing_set(struct fleet_part *p, size_t part, struct fleet_resul
     part_drop_failed(p, results);
 }
 
-/* An engine that nobody told takes them for not packed, one that was started anew too; and one that
- * was told by another server, before this one was started, as it was told then. */
+/* An engine that was not told takes handles for unpacked, also after a restart; one that an earlier
+ * server has told keeps that. */
 int fleet_send_packing(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
                        struct err *e)
 {

@@ -1,4 +1,4 @@
-/* The moves of one engine's part in an update. What is not a row cannot happen. */
+/* The transitions of one engine's part in an update. An event without a row cannot happen. */
 #include "fleet/update/fleet_part.h"
 
 #include <assert.h>
@@ -13,7 +13,7 @@ enum {
 };
 
 struct part_rule {
-    unsigned kinds, from; /* sets */
+    unsigned kinds, from; /* bit sets */
     enum part_event event;
     enum part_state to;
 };
@@ -26,11 +26,11 @@ static const struct part_rule rules[] = {
     {OVERWRITES, BIT(PART_RECEIVING), PART_ON_REFUSED, PART_CLEAN},
     {OVERWRITES, BIT(PART_DIRTY), PART_ON_REFUSED, PART_DIRTY},
 
-    /* what may have been done there, and nobody knows */
+    /* a request whose effect is unknown */
     {OVERWRITES, BIT(PART_CLEAN) | CHANGING, PART_ON_DOUBT, PART_DIRTY},
     {OVERWRITES, BIT(PART_DROPPED) | BIT(PART_IN_DOUBT), PART_ON_DOUBT, PART_IN_DOUBT},
 
-    /* A later failure of one that is out says no more. */
+    /* A failure of an engine that is out changes nothing. */
     {TWO_PHASE | OVERWRITES, BIT(PART_CLEAN) | BIT(PART_DROPPED), PART_ON_FAILURE, PART_DROPPED},
     {OVERWRITES, CHANGING | BIT(PART_IN_DOUBT), PART_ON_FAILURE, PART_IN_DOUBT},
 

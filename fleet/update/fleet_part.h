@@ -1,24 +1,25 @@
-/* One engine's part in an update of the fleet: a state, and the few facts beside it that do not
- * follow from the state.
+/* One engine's part in an update of the fleet: a state, and the few facts that do not follow from
+ * the state.
  *
- * The state answers one question: what does this engine serve, and does it still take part?
+ * The state says what the engine serves, and whether it still takes part:
  *
- *                    takes part                        is out
+ *                                        takes part    is out
  *     what it served before the update:  CLEAN         DROPPED
- *     its first tensors are on the way:  RECEIVING
+ *     its first tensors were sent:       RECEIVING
  *     maybe half of the update:          DIRTY         IN_DOUBT
- *     the new version:                   FINISHED      STUCK
+ *     the new version:                   FINISHED      NOT_RESUMED
  *
- * An engine in two phases (a baton) proves what it got and serves it only when it is told to: it is
- * never RECEIVING, DIRTY or IN_DOUBT. The others overwrite what they serve, so from the first
- * tensor on an engine is whole only at its end. Only one move leads from maybe changed back to
- * CLEAN: its first tensors did not get in. What is out stays out.
+ * A two-phase engine (a baton) verifies the tensors that it got, and serves them only when it is
+ * told to finish: it is never RECEIVING, DIRTY or IN_DOUBT. The other kinds overwrite the weights
+ * that they serve, so from the first tensor to the end of the update their weights are not whole.
+ * Only one transition leads back to CLEAN: the first tensors were not accepted. An engine that is
+ * out stays out.
  *
- * Each move is a row of the table in fleet_part.c; part_apply asserts that there is one.
+ * Every transition is a row of the table in fleet_part.c; part_apply asserts that there is one.
  *
- * Ownership: the state, and the facts after it, are written with the lock of the fleet's control,
- * by the holder of the operation lock (a step of an update, or an abort: fleet_step_lock,
- * fleet_abort_lock) or by the one request that brings tensors (fleet_session.sending). */
+ * Ownership: the state, and the members after it, are written under the lock of the fleet's
+ * control, by the owner of the operation lock (fleet_step_lock) or of the abort lock
+ * (fleet_abort_lock), or by the one request that sends tensors (fleet_session.sending). */
 #ifndef BATON_FLEET_UPDATE_FLEET_PART_H
 #define BATON_FLEET_UPDATE_FLEET_PART_H
 
@@ -37,82 +38,86 @@ enum part_state {
     PART_DIRTY,
     PART_FINISHED,
     PART_DROPPED,
-    PART_IN_DOUBT,    /* to be fenced */
-    PART_NOT_RESUMED, /* it did not resume: fenced */
+    PART_IN_DOUBT,    /* it has to be fenced */
+    PART_NOT_RESUMED, /* it finished, and its resume failed: fenced */
     PART_STATES
 };
 
 enum part_event {
-    PART_ON_SEND,          /* tensors are about to be sent to it */
-    PART_ON_ACCEPTED,      /* it took some of them, or may have */
-    PART_ON_REFUSED,       /* they did not get in */
-    PART_ON_DOUBT,         /* it may not be as it was, though no tensor came */
-    PART_ON_FAILURE,       /* a step failed there, or what it said of its end was not so */
-    PART_ON_FINISH,        /* it said that it serves the new version */
-    PART_ON_RESUME_FAILED, /* it should have gone on, and did not */
+    PART_ON_SEND,          /* tensors are about to be sent */
+    PART_ON_ACCEPTED,      /* it accepted some of them, or may have */
+    PART_ON_REFUSED,       /* it accepted none of them */
+    PART_ON_DOUBT,         /* it may have changed, though no tensor was sent */
+    PART_ON_FAILURE,       /* a step failed, or its version is not the expected one */
+    PART_ON_FINISH,        /* it reports that it serves the new version */
+    PART_ON_RESUME_FAILED, /* it did not resume */
     PART_EVENTS
 };
 
-/* What it was when the update began. */
+/* The engine's state when the update started. */
 enum part_before {
     PART_WAS_IN_STEP,
-    PART_WAS_UNDECIDED,   /* out of rotation: no version was decided for the fleet */
-    PART_WAS_OUT_OF_STEP, /* with what the others served */
+    PART_WAS_UNDECIDED,   /* out of rotation: the fleet had no version yet */
+    PART_WAS_OUT_OF_STEP, /* with the version that the others served */
     PART_WAS_FENCED
 };
 
-/* An update of its own, which tensors belong to. */
+/* The update that the engine itself keeps, to which tensors belong. */
 enum part_update {
     PART_UPDATE_CLOSED,
-    PART_UPDATE_OPEN, /* it, or maybe it, was told to start, and not yet to finish */
-    PART_UPDATE_NONE  /* it knows of no start */
+    PART_UPDATE_OPEN, /* it was, or may have been, told to start, and not yet to finish */
+    PART_UPDATE_NONE  /* it has no route to start one */
 };
 
 enum fleet_packing_state { FLEET_PACKING_UNKNOWN, FLEET_UNPACKED, FLEET_PACKED };
 
-/* By which process an upstream can be told from the one that answers under its name later. */
+/* What tells an engine's process from a later one at the same address. */
 struct fleet_incarnation {
-    char process[FLEET_LABEL_MAX + 1]; /* "": it does not say */
+    char process[FLEET_LABEL_MAX + 1]; /* "": it does not name its process */
     uint64_t n_failures;
     bool synced;
 };
 
 struct fleet_part {
-    size_t upstream; /* immutable since the update began, and so are the next four */
+    size_t upstream; /* immutable since the update started, and so are the next four */
     bool two_phase;
-    bool no_process_id; /* it names not its process, but the update (update_id) that it had last */
-    bool first_update;  /* it had none from here before */
+    bool no_process_id; /* it does not name its process; its version names the update (update_id)
+                           instead */
+    bool first_update;  /* this server has not updated it before */
     enum part_before before;
 
-    enum part_state state;            /* written by part_apply alone */
-    enum part_update own_update;      /* which a start and an end without tensors do not change */
-    bool may_have_marker;             /* it is, or may be, named FLEET_DIRTY_MARKER and our id */
-    bool paused;                      /* it stands still for this update */
-    enum fleet_packing_state packing; /* of handles, in this update */
-    struct fleet_incarnation incarnation; /* when it got its first tensors, or was told to finish */
-    char old_label[API_VERSION_MAX + 1];  /* its own word before it was marked; "": none */
-    char reported_label[API_VERSION_MAX + 1]; /* the same, when it was asked last */
-    char update_id[API_UPDATE_ID_MAX + 1];    /* of its own update, or what it is marked by */
+    enum part_state state;       /* written by part_apply only */
+    enum part_update own_update; /* a start and a finish without tensors change nothing there */
+    bool may_have_marker;        /* its version is, or may be, our dirty marker */
+    bool paused;                 /* for this update */
+    enum fleet_packing_state packing; /* of handles, as it was told in this update */
+    struct fleet_incarnation
+        incarnation; /* when its first tensors were sent, or it was told to finish */
+    char old_label[API_VERSION_MAX +
+                   1]; /* the version that it reported before it was marked; "": none */
+    char reported_label[API_VERSION_MAX + 1]; /* the version that it reported last */
+    char update_id[API_UPDATE_ID_MAX + 1];    /* of its own update; else its dirty marker */
     enum fleet_outcome outcome;               /* of the last step */
     int status;
-    struct err why;         /* of its failure */
-    struct err cache_error; /* why its caches could not be emptied; clean: they were */
+    struct err why;         /* why it failed */
+    struct err cache_error; /* why its caches were not emptied; clean: they were */
 };
 
-/* part_set_result - what the last step came to there. */
+/* part_set_result - record the result of the last step. */
 void part_set_result(struct fleet_part *p, enum fleet_outcome end, int status,
                      const struct err *why);
 
-/* part_transition - the table: where an event leads. False: it cannot happen there. */
+/* part_transition - look an event up in the table. Returns: false: it cannot happen in that
+ * state. */
 bool part_transition(bool two_phase, enum part_state from, enum part_event event,
                      enum part_state *to);
 
-/* part_apply - the event happened. Asserts that the table has it. */
+/* part_apply - change the state by an event. Asserts that the table has the transition. */
 void part_apply(struct fleet_part *p, enum part_event event);
 
 /* part_takes_part - is it not out?
- * part_is_unchanged - does it serve what it did before the update?
- * part_needs_start - is it told to start and to finish each update, as far as is known? */
+ * part_is_unchanged - does it serve what it served before the update?
+ * part_needs_start - has it to be told to start and to finish an update, as far as is known? */
 static inline bool part_takes_part(const struct fleet_part *p)
 {
     return p->state <= PART_FINISHED;

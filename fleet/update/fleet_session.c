@@ -1,4 +1,4 @@
-/* What follows from what each upstream said. */
+/* What follows for an update from the results at its engines. */
 #include "fleet/update/fleet_session.h"
 
 #include <assert.h>

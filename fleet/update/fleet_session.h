@@ -1,10 +1,11 @@
-/* One weight update of the whole fleet: who takes part, how far each is, and what follows from what
- * each of them said. No I/O and no lock here: whoever runs the steps owns it.
+/* One weight update of the whole fleet: which engines take part, the state of each, and what
+ * follows from their replies. No I/O and no lock in these functions: the thread that runs a step
+ * owns the session.
  *
- * Two kinds of upstream take part (fleet/update/fleet_part.h). Those in two phases (batons) prove
- * what they got and serve it only when told: all of them must, or none does. The others overwrite
- * what they serve, so each stands still from its first byte to its end, and one that did not get
- * there is fenced. */
+ * Two kinds of engine take part (fleet/update/fleet_part.h). Two-phase engines (batons) verify what
+ * they got and serve it only when they are told to: either all of them commit, or none does. The
+ * others overwrite the weights that they serve, so each is paused from its first byte to the end of
+ * the update, and one that does not get to the end is fenced. */
 #ifndef BATON_FLEET_UPDATE_FLEET_SESSION_H
 #define BATON_FLEET_UPDATE_FLEET_SESSION_H
 
@@ -26,73 +27,73 @@
 _Static_assert((int)API_VERSION_MAX > (int)VERSION_LABEL_MAX,
                "a name of ours is told from a longer one");
 
-/* Written with the lock of the fleet's control. Only the holder of the operation lock begins it,
- * makes it ready and ends it; a request of it writes what it brings (label, selector, lease), and
- * that it is under way. */
+/* Written under the lock of the fleet's control. Only the owner of the operation lock starts it,
+ * prepares it and ends it; a request of the update writes what it brings (label, selector, lease),
+ * and that it is under way. */
 struct fleet_session {
     unsigned n_refs;
     char id[UPDATE_ID_MAX + 1];
     enum update_phase phase;
     bool auto_commit, anonymous, partial, sharded;
-    bool prepare_begun; /* those that are not in two phases are being stopped, or stand still */
-    bool prepared;      /* they do, are marked, and have begun */
+    bool prepare_begun; /* engines that overwrite their weights are paused, or are being paused */
+    bool prepared;      /* they are paused, have the dirty marker, and have started */
     char label[VERSION_LABEL_MAX + 1];
-    /* Static: of the start, or of the first that says one; NULL: none does. */
+    /* Static: from the start, or from the first request that names one; NULL: none does. */
     const char *selector;
     struct lease_timer lease;
-    unsigned n_running;              /* requests that bring tensors, under way */
-    bool sending;                    /* one of them has the upstreams to itself */
-    pthread_t sender;                /* while `sending`: that one's, the last that began */
-    uint64_t n_received;             /* requests that brought some */
-    uint64_t serial;                 /* of the fleet, once committed */
-    struct err error;                /* why it was aborted */
-    struct fleet_coverage *coverage; /* owned; NULL: only those in two phases take part */
-    json_t *report; /* owned, never changed; the last that a two-phase part said of its update, or
-                     without one what has come (fleet_cover.h) */
+    unsigned n_running;              /* requests with tensors that are under way */
+    bool sending;                    /* one of them owns the parts */
+    pthread_t sender;                /* while `sending`: its thread; the last one that began */
+    uint64_t n_received;             /* requests whose tensors were accepted */
+    uint64_t serial;                 /* of the fleet; 0 until it is committed */
+    struct err error;                /* the reason of the abort */
+    struct fleet_coverage *coverage; /* owned; NULL: only two-phase engines take part */
+    json_t *report; /* owned, immutable; the last description of its own update by a two-phase
+                       engine; without such engines the coverage (fleet_coverage.h) */
     size_t n_parts;
     struct fleet_part parts[];
 };
 
-/* fleet_session_new - with room for parts. Errors: ERR_NO_MEMORY. */
+/* fleet_session_new - allocate a session with n_parts zeroed parts. Errors: ERR_NO_MEMORY. */
 int fleet_session_new(struct fleet_session **out, size_t n_parts, struct err *e);
 void fleet_session_unref(struct fleet_session *s); /* accepts NULL */
 
 bool fleet_session_is_open(const struct fleet_session *s);
 
-/* fleet_session_has_part - does anybody (who is not out) take part in two phases; otherwise? */
+/* fleet_session_has_part - does an engine of this kind take part (and is not out)? */
 bool fleet_session_has_part(const struct fleet_session *s, bool two_phase);
 
-/* fleet_session_overwrites - does anybody take part whose weights change as they come? */
+/* fleet_session_overwrites - is there a part, out or not, whose engine overwrites its weights? */
 bool fleet_session_overwrites(const struct fleet_session *s);
 
-/* part_drop - a part failed. What it means for the rest: fleet_session_has_quorum. */
+/* part_drop - the part failed. Whether the update can go on: fleet_session_has_quorum. */
 void part_drop(struct fleet_part *p, enum fleet_outcome end, int status, const struct err *why);
 
-/* fleet_session_has_quorum - can it still be committed? Every part in two phases takes part, and at
+/* fleet_session_has_quorum - can it still be committed? That needs every two-phase part, and at
  * least min_ready parts in all. */
 bool fleet_session_has_quorum(const struct fleet_session *s, size_t min_ready);
 
 enum session_verdict {
     VERDICT_CONTINUE,
-    VERDICT_RETRY, /* nobody took it: it may be sent again */
-    VERDICT_ABORT  /* parts differ now, or too few are left */
+    VERDICT_RETRY, /* no engine accepted the tensors: they may be sent again */
+    VERDICT_ABORT  /* engines differ now, or too few are left */
 };
 
-/* fleet_session_apply_results - tensors were sent: take down what each said of them.
- * @results    [n], in the order of `parts` [n], indexes of s->parts
- * @repeats  a request that was taken may come again where it was
- * Every part that is not in two phases was moved by PART_ON_SEND before. */
+/* fleet_session_apply_results - apply the results of a request with tensors.
+ * @results  [n], in the order of `parts` [n], indexes of s->parts
+ * @repeats  the same request may be sent again to an engine that accepted it PART_ON_SEND was
+ *           applied before to every part that is not two-phase. */
 enum session_verdict fleet_session_apply_results(struct fleet_session *s,
                                                  const struct fleet_result *results,
                                                  const size_t *parts, size_t n, size_t min_ready,
                                                  bool repeats);
 
-/* fleet_client_error - what a part said, as our client is told it: what an upstream does not find
- * is not what the client named. @e  clean; set */
+/* fleet_client_error - an engine's error, for our client: an ERR_NOT_FOUND that blames no member is
+ * about the engine, not about what the client named, and becomes ERR_UPSTREAM. @e  clean; set */
 void fleet_client_error(const struct err *why, struct err *e);
 
-/* fleet_session_cause_error - the error that a client is told: of the parts that are out, the first
- * that was refused, else the first. @e  clean; set. */
+/* fleet_session_cause_error - the error for the client: of the parts that are out, the first
+ * refusal, else the first failure. @e  clean; set */
 void fleet_session_cause_error(const struct fleet_session *s, size_t min_ready, struct err *e);
 
 #endif

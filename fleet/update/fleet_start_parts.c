@@ -1,17 +1,17 @@
-/* Upstreams that overwrite what they serve are told to start an update before their first tensor,
- * and only then: a start may already take the weights apart, so they stand still. Which of them
- * know of no start is found out by that, each time: nothing that was remembered could be another's.
- */
+/* Engines that overwrite their weights are told to start an update before their first tensor, and
+ * not earlier: a start may already take the weights apart, so the engines are paused by then.
+ * Whether an engine has a route to start an update is found out by the request itself, in each
+ * update: what was learned earlier may have been about another process. */
 #include "fleet/update/fleet_update_priv.h"
 
 struct start_request {
     struct fleet_session *s;
-    bool by_path, files; /* files: those that take these tensors without a start, else those that do
-                            not */
+    bool by_path, files; /* files: engines that take these tensors without a start; else those that
+                            need one */
     struct part_set again;
 };
 
-/* One that has not been told to start. An SGLang takes a file without. */
+/* An engine that was not told to start. An SGLang loads a file without a start. */
 static bool needs_start(const struct fleet_part *p, const void *arg)
 {
     const struct start_request *b = arg;
@@ -20,15 +20,16 @@ static bool needs_start(const struct fleet_part *p, const void *arg)
            (b->by_path && p->no_process_id) == b->files;
 }
 
-/* May it have an update open that did not end, of this server or one before it? */
+/* May an earlier update, of this server or one before it, still be open there? */
 static bool may_be_open(const struct fleet_part *p)
 {
     return p->before != PART_WAS_IN_STEP || p->first_update;
 }
 
-/* An end without a label closes such an update, which there is no word to give up. Whether there
- * was one is not looked at: the start that follows, or the tensors, would say so.
- * @f  of whom */
+/* A finish without a version closes such an update; these engines have no request to abort one. The
+ * reply is not looked at: if no update was open, the start that follows, or the tensors, will work;
+ * if it could not be closed, they fail.
+ * @f  selects the engines */
 static int close_open(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
                       struct err *e)
 {
@@ -45,14 +46,15 @@ static int close_open(struct fleet_control *fc, struct fleet_session *s, const s
     return rc;
 }
 
-/* An SGLang before 0.5.18 takes tensors as they come. */
+/* An SGLang before 0.5.18 has no start, and takes tensors as they come. */
 static bool has_no_start(const struct fleet_part *p, const struct fleet_result *result)
 {
     return p->no_process_id && result->outcome == FLEET_REFUSED &&
            (result->status == 404 || result->status == 405);
 }
 
-/* Those that refuse, since they may have an update open, are told again. */
+/* An engine that refuses, and may have an update open, is told to start again after that is
+ * closed. */
 static void on_started(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
     struct start_request *b = arg;

@@ -1,13 +1,13 @@
-/* How an update of the fleet is given up: by its trainer, by a step that failed, or by its lease.
- */
+/* How an update of the fleet is aborted: by its trainer, by a step that failed, or by its lease. */
 #include "fleet/update/fleet_update_priv.h"
 
 #include <assert.h>
 
 static const char aborting[] = "an abort";
 
-/* In a step, or while it is ending. The phase first: what is under way sees it. As long as somebody
- * may have our name it is an update of ours, and who is an upstream's index stays its own. */
+/* The session is closed first, so that requests under way see it. Until the end of this function
+ * engines may still report our marker, which counts as an update of ours; their indexes must not be
+ * given to others before that. */
 void fleet_abort_with_lock(struct fleet_control *fc, struct fleet_session *s, const struct err *why)
 {
     assert(fleet_owns_update_lock(fc));
@@ -31,7 +31,7 @@ static enum update_phase session_phase(struct fleet_control *fc, const struct fl
     return phase;
 }
 
-/* In `ending`, which is ended. */
+/* The caller has the abort lock; it is given back here. */
 static int abort_session(struct fleet_control *fc, struct fleet_session *s, const struct err *why,
                          struct err *e)
 {
@@ -72,7 +72,8 @@ void fleet_expire_update(struct fleet_control *fc, struct fleet_session *s)
     if (fleet_expiry_lock(fc, aborting, &ignored) != 0)
         return;
     mtx_lock(&fc->lock);
-    over = fleet_lease_expired_locked(s); /* its trainer may have come while this waited */
+    over = fleet_lease_expired_locked(
+        s); /* the trainer may have sent a request while this waited */
     (void)err_set(&why, ERR_CONFLICT, "", "its lease of %u s ended: no request came",
                   s->lease.length_s);
     mtx_unlock(&fc->lock);

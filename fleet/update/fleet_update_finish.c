@@ -1,4 +1,4 @@
-/* How an update of the fleet ends well: proven by all that can, then served by all. */
+/* How an update of the fleet is finished: verified by all engines that can, then served by all. */
 #include "fleet/update/fleet_cache.h"
 #include "fleet/update/fleet_update_priv.h"
 
@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* proof */
+/* verify */
 
-/* Nothing is told of an end that somebody has no words for. */
+/* If one engine's API cannot express the finish, no engine is told to finish. */
 static int finish_validate(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
                            struct err *e)
 {
@@ -21,7 +21,8 @@ static int finish_validate(struct fleet_control *fc, struct fleet_session *s, co
     return fleet_validate(fc, API_FINISH_UPDATE, b.targets, b.n, e);
 }
 
-/* @phase  of before. Returns 1: it was committed before, and is told of again. */
+/* @phase  out: the phase before. Returns: 1 if the update is already committed, and this is a
+ *         repeated request. */
 static int finish_enter(struct fleet_control *fc, struct fleet_session *s, bool commit,
                         enum update_phase *phase, struct err *e)
 {
@@ -101,7 +102,7 @@ static void set_label(struct fleet_control *fc, struct fleet_session *s, const c
     mtx_unlock(&fc->lock);
 }
 
-/* As it is told to finish, the process of one in two phases is the one that has it. */
+/* A baton's process is recorded right before it is told to finish. */
 static bool is_to_finish(const struct fleet_part *p, const void *arg)
 {
     (void)arg;
@@ -167,7 +168,8 @@ static void on_pause_aligned(struct fleet_part *p, size_t part, struct fleet_res
     part_drop_failed(p, results);
 }
 
-/* In the flow. What is not in two phases stands still and is let go with the others. */
+/* The caller holds the pause lock. Engines that overwrite their weights are paused now, and are
+ * resumed with the others. */
 static int align_pauses_with_lock(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     struct fanout f = {
@@ -187,7 +189,7 @@ static int align_pauses_with_lock(struct fleet_control *fc, struct fleet_session
     return rc;
 }
 
-/* Whoever was away may have missed a pause, or a resume. */
+/* A baton that was out of rotation when the update started may have missed a pause, or a resume. */
 static int align_pauses(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     bool missed = false;
@@ -204,7 +206,8 @@ static int align_pauses(struct fleet_control *fc, struct fleet_session *s, struc
     return rc;
 }
 
-/* An upstream that ended well may be gone by now, and what answers in its place has none of it. */
+/* An engine that finished may have been restarted since, and its new process does not have the
+ * update. */
 static void fence_restarted(struct fleet_control *fc, struct fleet_session *s)
 {
     for (size_t i = 0; i < s->n_parts; i++) {
@@ -234,8 +237,8 @@ static size_t n_finished(const struct fleet_session *s)
     return n;
 }
 
-/* Who is restarted while the fleet is told is found the second time; later it is found by who asks
- * how it is, since the process in step is then the one that finished. */
+/* Checked twice: an engine may be restarted while the version is committed. Later restarts are
+ * found by probes, since the process in rotation is then the one that finished. */
 static size_t version_commit(struct fleet_control *fc, struct fleet_session *s)
 {
     bool done[FLEET_MAX] = {false}, named[FLEET_MAX] = {false};
@@ -246,7 +249,7 @@ static size_t version_commit(struct fleet_control *fc, struct fleet_session *s)
         const struct fleet_part *p = &s->parts[i];
 
         done[p->upstream] = p->state == PART_FINISHED;
-        /* A baton's answer to finish was held against the label. */
+        /* A baton's reply to finish was compared with the version already. */
         named[p->upstream] = p->two_phase || strcmp(p->reported_label, s->label) == 0;
     }
     if (n_finished(s) > 0)
@@ -258,7 +261,8 @@ static size_t version_commit(struct fleet_control *fc, struct fleet_session *s)
     return n_finished(s);
 }
 
-/* Returns -1 with e set also when too few have got there: the others serve it all the same. */
+/* Returns: -1 with e set also if fewer than --min-ready engines finished; those that did serve the
+ * new version. */
 static int version_serve(struct fleet_control *fc, struct fleet_session *s, const char *label,
                          struct err *e)
 {
@@ -271,7 +275,8 @@ static int version_serve(struct fleet_control *fc, struct fleet_session *s, cons
     fleet_set_updating(fleet_of(fc), true);
     fleet_release_unchanged(fc, s, true);
     fleet_reset_part_caches(fc, s);
-    /* Emptying may take seconds: what was started anew meanwhile must not get the new name. */
+    /* Emptying may take seconds: an engine that was restarted meanwhile must not get the new
+     * version. */
     (void)fleet_check_dirty_markers(fc, s, true, &ignored);
     rc = finish_parts(fc, s, e);
     if (rc == 0)

@@ -1,86 +1,95 @@
-/* What the steps of an update share. */
+/* What the steps of an update share. "Operation lock" is the lock of a step or of an abort
+ * (fleet/fleet_locks.h). */
 #ifndef BATON_FLEET_UPDATE_FLEET_UPDATE_PRIV_H
 #define BATON_FLEET_UPDATE_FLEET_UPDATE_PRIV_H
 
 #include "fleet/update/fleet_fanout.h"
 
 bool fleet_update_is_open(struct fleet_control *fc, const struct fleet_session *s);
-bool fleet_has_quorum(struct fleet_control *fc, const struct fleet_session *s); /* by --min-ready */
+bool fleet_has_quorum(struct fleet_control *fc,
+                      const struct fleet_session *s); /* with --min-ready */
 int fleet_refuse_closed(const struct fleet_session *s, struct err *e);
 
-/* fleet_session_set_report - what the first of those that told something of their update told. With
- * the lock, or before others know of the session. */
+/* fleet_session_set_report - keep the first reply that describes an engine's own update. The caller
+ * holds the lock of the fleet's control, or nobody else knows the session yet. */
 void fleet_session_set_report(struct fleet_session *s, const struct fleet_result *results,
                               size_t n);
 
-/* fleet_close_session - it has ended, and is not the open one any more. No lock held.
- * @why  clean: committed
- * fleet_log_ended - after that. @n_done  upstreams that serve it */
+/* fleet_close_session - end a session; it is not the open one any more. No lock held.
+ * @why  clean: it is committed; else the reason why it is aborted
+ * fleet_log_ended - log the end, after that. @n_done  engines that serve the new version */
 void fleet_close_session(struct fleet_control *fc, struct fleet_session *s, const struct err *why);
 void fleet_log_ended(const struct fleet_session *s, size_t n_done);
 
-/* fleet_abort_with_lock - abort it, in a step or while it is ending: it ends, what may be half of
- * it is fenced, the rest goes on. Blocks. */
+/* fleet_abort_with_lock - abort an update: close the session, fence the engines that may have half
+ * of it, resume the others. The caller owns the operation lock. Blocks: up to the time of a few
+ * steps. */
 void fleet_abort_with_lock(struct fleet_control *fc, struct fleet_session *s,
                            const struct err *why);
 
-/* part_drop_failed - it takes no part any more, unless it did what it was asked. With the lock. */
+/* part_drop_failed - drop a part if its request failed. The caller holds the lock. */
 void part_drop_failed(struct fleet_part *p, const struct fleet_result *results);
 
-/* fleet_must_start_parts - is one not told to start yet that has to be before it gets these
- * tensors? fleet_start_parts - tells them; drops those that refuse. One that may have an update
- * open that did not end is told to end that first. In a turn; they stand still. Blocks. Errors:
- * fleet_request's; ERR_NO_MEMORY. */
+/* fleet_must_start_parts - has an engine to be told to start before it gets these tensors?
+ * fleet_start_parts - tell those engines to start, and drop the ones that refuse. An engine that
+ * may still have an earlier update open is told to finish that first. The caller owns the operation
+ * lock, and the engines are paused. Blocks: up to the time of three steps. Errors: fleet_request's;
+ * ERR_NO_MEMORY. */
 bool fleet_must_start_parts(struct fleet_control *fc, const struct fleet_session *s,
                             const json_t *tensors);
 int fleet_start_parts(struct fleet_control *fc, struct fleet_session *s, const json_t *tensors,
                       struct err *e);
 
-/* fleet_set_cause - the error that a client is told of what failed at the parts that are out.
+/* fleet_set_cause - the error for the client, from the parts that are out.
  * @e  clean; set. No lock held. */
 void fleet_set_cause(struct fleet_control *fc, const struct fleet_session *s, struct err *e);
 
-/* fleet_release_unchanged - let go on what stands still for the update and is unchanged, having
- * closed what was started there and given it its name again. What fails is fenced, and what was
- * fenced stands still. In a turn.
- * @dropped  only those that are out */
+/* fleet_release_unchanged - for engines that are paused for the update and unchanged: close their
+ * own updates, restore their versions, and resume them. An engine on which that fails is fenced. An
+ * engine that was fenced before stays paused. The caller owns the operation lock.
+ * @dropped  only engines that are out */
 void fleet_release_unchanged(struct fleet_control *fc, struct fleet_session *s, bool dropped);
 
-/* fleet_release_finished - let go on what has the new version. What fails is fenced. In a turn. */
+/* fleet_release_finished - resume the engines that serve the new version. One that fails is fenced.
+ * The caller owns the operation lock. */
 void fleet_release_finished(struct fleet_control *fc, struct fleet_session *s);
 
-/* fleet_fence_parts - those that are in doubt; after the end of the update also those that are
- * dirty. No lock held. */
+/* fleet_fence_parts - fence the engines in doubt; after the end of the session also the dirty ones.
+ * No lock held. */
 void fleet_fence_parts(struct fleet_control *fc, struct fleet_session *s);
 
-/* fleet_set_dirty_markers - names those that overwrite what they serve by FLEET_DIRTY_MARKER and
- * our id, of which each tells first what it is named; drops whom it fails at. Whose answer was lost
- * is in doubt. In a turn. Blocks. Errors: fleet_request's. */
+/* fleet_set_dirty_markers - read the version of each engine that overwrites its weights, then
+ * replace it by the dirty marker: FLEET_DIRTY_MARKER and the update's id. An engine on which that
+ * fails is dropped; one whose answer was lost is in doubt. The caller owns the operation lock.
+ * Blocks: up to the time of two steps. Errors: fleet_request's. */
 int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s, struct err *e);
 
-/* fleet_clear_dirty_markers - gives those that are unchanged the name that they had, if they still
- * have ours. What fails, and what was bad before, is in doubt. In a turn. Blocks.
- * @dropped  only those that are out */
+/* fleet_clear_dirty_markers - give unchanged engines their old versions back, if they still have
+ * our marker. An engine on which that fails, and one that was out of step before, is in doubt. The
+ * caller owns the operation lock. Blocks: up to twice FLEET_ABORT_US.
+ * @dropped  only engines that are out */
 void fleet_clear_dirty_markers(struct fleet_control *fc, struct fleet_session *s, bool dropped);
 
-/* fleet_check_dirty_markers - drops those whose process is not the one that was marked, and that
- * took what came so far, or that somebody else has changed: they tell of another update, or do not
- * answer. Fences those of them that are in doubt. No lock held. Blocks.
- * @all  also those that are known by more than their mark: before they are told to finish
- * Errors: too few are left; fleet_query's. */
+/* fleet_check_dirty_markers - drop the engines that no longer have our marker: they were restarted,
+ * or somebody else changed them. Engines that do not answer are dropped too. Those of them that are
+ * in doubt are fenced. No lock held. Blocks: up to the time of a step.
+ * @all  also engines that name their process: before they are told to finish
+ * Errors: too few engines are left; fleet_query's. */
 int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s, bool all,
                               struct err *e);
 
-/* fleet_label_parts - of those that have finished: sees that they have the name of the new version,
- * and gives it to those that kept ours, since their end of an update takes none. Drops, and fences,
- * whom it fails at, and what has another name: that is not what was sent. In a turn. Blocks. */
+/* fleet_label_parts - check that each engine that finished reports the new version. An engine that
+ * still reports our marker, because its finish takes no version, gets it now. An engine on which
+ * that fails, or that reports anything else, is dropped and fenced. The caller owns the operation
+ * lock. Blocks: up to the time of three steps. */
 void fleet_label_parts(struct fleet_control *fc, struct fleet_session *s);
 
-/* fleet_recover - what may have an update open that nobody here knows is asked, and told to abort
- * it. Before a start. In a turn. Blocks. */
+/* fleet_recover - ask batons that may still have an update open, and abort it there. Before a
+ * start. The caller owns the operation lock. Blocks: up to the time of a step and
+ * FLEET_ABORT_US. */
 void fleet_recover(struct fleet_control *fc, struct fleet_session *s);
 
-/* fleet_abort_parts - tell those in two phases that it is over. */
+/* fleet_abort_parts - tell two-phase engines that the update is aborted. */
 void fleet_abort_parts(struct fleet_control *fc, struct fleet_session *s, const char *reason);
 
 #endif

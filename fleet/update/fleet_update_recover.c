@@ -1,5 +1,5 @@
-/* Updates that those in two phases have open: they are aborted there, and what did not say that it
- * was done is asked again before the next update. */
+/* Updates that batons may still have open: they are aborted. A baton that did not confirm it is
+ * asked again before the next update. */
 #include "fleet/update/fleet_update_priv.h"
 
 struct recovery {
@@ -34,7 +34,8 @@ static void on_recovered(struct fleet_part *p, size_t part, struct fleet_result 
         r->fc->update_in_doubt[p->upstream] = false;
 }
 
-/* Before anything is asked of them: their last answer to us was lost. */
+/* A baton's id of the update may be unknown here, because its answer was lost, so it is asked
+ * first. */
 void fleet_recover(struct fleet_control *fc, struct fleet_session *s)
 {
     struct recovery r = {.fc = fc};

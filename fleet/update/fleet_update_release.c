@@ -1,9 +1,10 @@
-/* What stands still for an update goes on: what got nothing of it, and at the end what has it. */
+/* Engines that were paused for an update are resumed: those that did not get any of it, and at the
+ * end those that have all of it. */
 #include "fleet/update/fleet_update_priv.h"
 
 #include <assert.h>
 
-/* The trainer's own pause and sleep are not ended with an update. */
+/* A trainer's own pause or sleep outlasts the update. */
 static bool may_resume(struct fleet_control *fc)
 {
     bool on;
@@ -15,10 +16,10 @@ static bool may_resume(struct fleet_control *fc)
 }
 
 struct release_filter {
-    bool dropped; /* only those that are out */
+    bool dropped; /* only engines that are out */
 };
 
-/* It stands still for the update, and got nothing of it. What was fenced stands still. */
+/* Paused for the update, and unchanged. An engine that was fenced before stays paused. */
 static bool is_unchanged_paused(const struct fleet_part *p, const void *arg)
 {
     const struct release_filter *l = arg;
@@ -44,8 +45,8 @@ static void on_resumed(struct fleet_part *p, size_t part, struct fleet_result *r
     part_set_result(p, result->outcome, result->status, &result->why);
 }
 
-/* A pause that a trainer has asked for meanwhile has the last word: its end tells them too.
- * @select  whom */
+/* If a trainer pauses the fleet meanwhile, its resume will resume these engines too.
+ * @select  the engines */
 static void resume_parts(struct fleet_control *fc, struct fleet_session *s,
                          bool (*select)(const struct fleet_part *p, const void *arg),
                          struct release_filter *l)
@@ -77,9 +78,9 @@ void fleet_release_finished(struct fleet_control *fc, struct fleet_session *s)
         resume_parts(fc, s, is_finished_paused, &all);
 }
 
-/* What was started and got nothing is ended: without a label that changes nothing. A start without
- * an answer may not have been one; then there is nothing to end. An SGLang that has none open,
- * since it was restarted, refuses to end it. */
+/* An engine that was started and got no tensors is told to finish without a version, which changes
+ * nothing. A start whose answer was lost may not have been executed; then there is nothing to
+ * finish. An SGLang without an open update, since it was restarted, answers 400. */
 static void on_closed(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
     bool none_open = p->no_process_id && result->outcome == FLEET_REFUSED && result->status == 400;
@@ -93,9 +94,9 @@ static void on_closed(struct fleet_part *p, size_t part, struct fleet_result *re
         part_apply(p, PART_ON_DOUBT);
 }
 
-/* What was started, and will not be finished, is closed where nothing came. An SGLang is closed
- * also where something did, if it answers: it is fenced, and its next update may be one of files,
- * which closes nothing. */
+/* An engine that was started and will not be finished is closed if it got no tensors. An SGLang
+ * that answers is closed also if it got some: it is fenced, and its next update may be one of
+ * files, which does not close an open one. */
 static bool must_close(const struct fleet_part *p, const void *arg)
 {
     const struct release_filter *l = arg;

@@ -1,7 +1,8 @@
-/* Tensors of an update of the fleet, and what must be so before the first of them.
+/* How tensors are sent to the engines of an update, and how engines are prepared for the first of
+ * them.
  *
- * What overwrites live weights is stopped before the first byte, and told to start only then: its
- * own start may already take the weights apart. */
+ * Engines that overwrite their weights are paused before the first byte, and told to start only
+ * then: their own start may already take the weights apart. */
 #include "fleet/update/fleet_update_priv.h"
 
 #include <assert.h>
@@ -9,8 +10,7 @@
 
 /* before the first byte */
 
-/* One that overwrites what it serves, and does not stand still for the update. What is asleep does
- * not run. */
+/* An engine that overwrites its weights, and is neither paused for the update nor asleep. */
 static bool is_running(const struct fleet_part *p, const void *arg)
 {
     const struct fleet_control *fc = arg;
@@ -18,7 +18,8 @@ static bool is_running(const struct fleet_part *p, const void *arg)
     return !p->two_phase && part_takes_part(p) && !p->paused && !fc->sleep.weights && !fc->sleep.kv;
 }
 
-/* The trainer's pause holds for what took it, and is still the process that did. */
+/* Engines that the trainer has paused, and that have not been restarted since, need no other
+ * pause. */
 static void adopt_trainer_pause(struct fleet_control *fc, struct fleet_session *s)
 {
     mtx_lock(&fc->lock);
@@ -41,7 +42,7 @@ static void on_paused(struct fleet_part *p, size_t part, struct fleet_result *re
     part_drop_failed(p, result);
 }
 
-/* Who lets upstreams go on finds them held from the moment on that this has begun. */
+/* A resume does not touch these engines any more once this has begun (prepare_begun). */
 static int pause_parts(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     json_t *keep = json_pack("{s:s}", "mode", "keep");
@@ -60,7 +61,7 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s, struct
     return rc;
 }
 
-/* Returns -1 also when it was ended meanwhile, or too few are left. */
+/* Returns: -1 also if the update was aborted meanwhile, or too few engines are left. */
 static int prepare_with_lock(struct fleet_control *fc, struct fleet_session *s,
                              const json_t *tensors, struct err *e)
 {
@@ -104,7 +105,7 @@ static int prepare_parts(struct fleet_control *fc, struct fleet_session *s, cons
 
 /* tensors */
 
-/* Those that overwrite what they serve get one request after the other. */
+/* Engines that overwrite their weights get one request after the other. */
 static int sending_enter(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     uint64_t deadline_us = clock_after_us(fleet_update_us(fc));
@@ -142,7 +143,7 @@ static void sending_leave(struct fleet_control *fc, struct fleet_session *s)
     fleet_reschedule(fc);
 }
 
-/* An SGLang that is in no group of a name ends when it is asked to receive by it. */
+/* An SGLang process ends when it is asked to receive by a group that it has not joined. */
 static int find_group_locked(struct fleet_control *fc, const char *name,
                              const struct fleet_group **out, struct err *e)
 {
@@ -159,7 +160,7 @@ static int find_group_locked(struct fleet_control *fc, const char *name,
                    fleet_group_locked(fc, NULL)->name, name);
 }
 
-/* Who is not in the trainer's group gets nothing of what it broadcasts. */
+/* An engine that has not joined the trainer's group gets nothing of what it broadcasts. */
 static int drop_non_members(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
                             struct err *e)
 {
@@ -183,7 +184,7 @@ static int drop_non_members(struct fleet_control *fc, struct fleet_session *s, c
     return stands ? 0 : -1;
 }
 
-/* Of an update that was given up meanwhile nobody gets any: they have been let go. */
+/* Tensors of an update that was aborted meanwhile are not sent: its engines have been resumed. */
 static int begin_receiving(struct fleet_control *fc, struct fleet_session *s,
                            const struct fleet_batch *b, struct err *e)
 {
@@ -205,7 +206,7 @@ static int begin_receiving(struct fleet_control *fc, struct fleet_session *s,
     return rc;
 }
 
-/* @event  PART_ON_REFUSED: it reached nobody; PART_ON_DOUBT: nobody waits for the answers */
+/* @event  PART_ON_REFUSED: nothing was sent; PART_ON_DOUBT: the answers are lost */
 static void apply_unanswered(struct fleet_control *fc, struct fleet_session *s,
                              const struct fleet_batch *b, enum part_event event)
 {
@@ -216,7 +217,6 @@ static void apply_unanswered(struct fleet_control *fc, struct fleet_session *s,
     mtx_unlock(&fc->lock);
 }
 
-/* Takes down what they said. */
 static enum session_verdict apply_send_results(struct fleet_control *fc, struct fleet_session *s,
                                                const struct fleet_batch *b,
                                                struct fleet_result *result, bool repeats,
@@ -253,8 +253,9 @@ static size_t n_dropped(struct fleet_control *fc, const struct fleet_session *s)
     return n;
 }
 
-/* Who refused it at its door goes on with what it served, and has its name again, while the others
- * get the rest. Who cannot be let go of now is before the others are told to finish. */
+/* An engine that refused the tensors without reading them is resumed with its old weights and
+ * version, while the others get the rest. If the lock is not free now, this is done before the
+ * others are told to finish. */
 static void release_dropped(struct fleet_control *fc, struct fleet_session *s)
 {
     struct err ignored = {0};
@@ -304,7 +305,7 @@ static void abort_requests(struct fleet_control *fc)
     json_decref(all);
 }
 
-/* Words first: what somebody has none for must not stop anybody. */
+/* Checked first: tensors that one engine's API cannot express must not pause any engine. */
 static int tensors_validate(struct fleet_control *fc, struct fleet_session *s,
                             const struct fleet_tensors *t, struct err *e)
 {

@@ -1,5 +1,5 @@
-/* The updates of the fleet that can be named: the open one, and the last that ended; and what their
- * steps ask of one, with the lock. */
+/* Sessions that a request can name: the open one, and the last that ended; and what the steps of an
+ * update ask of a session, under the lock. */
 #include "fleet/update/fleet_update_priv.h"
 
 #include "base/log.h"
@@ -146,7 +146,6 @@ void fleet_log_ended(const struct fleet_session *s, size_t n_done)
     log_end(&r);
 }
 
-/* It is not the open one any more. @why  clean: committed */
 void fleet_close_session(struct fleet_control *fc, struct fleet_session *s, const struct err *why)
 {
     mtx_lock(&fc->lock);

@@ -1,5 +1,5 @@
-/* How an update of the fleet begins: those that answer take part, and each that has updates of its
- * own starts one. */
+/* How an update of the fleet starts: the engines that answer take part, and each baton starts an
+ * update of its own. */
 #include "fleet/update/fleet_update_priv.h"
 
 #include "base/id.h"
@@ -66,8 +66,8 @@ static void parts_init(struct fleet_control *fc, struct fleet_session *s,
     }
 }
 
-/* One that was restarted since it last said how it is has its update in the new process, which has
- * none of what the fleet serves, and was not told of a pause. */
+/* A baton that was restarted since its last probe has started the update in its new process, which
+ * has none of the fleet's weights and missed a pause. */
 static void check_process(struct fleet_control *fc, const struct fleet_session *s,
                           struct fleet_part *p, struct fleet_result *result)
 {
@@ -89,7 +89,7 @@ static void check_process(struct fleet_control *fc, const struct fleet_session *
                   at.name);
 }
 
-/* What each two-phase part said to its start. */
+/* The replies of the batons to their start. */
 static int apply_start_results(struct fleet_control *fc, struct fleet_session *s,
                                const struct fleet_batch *b, struct fleet_result *results,
                                json_t **details, struct err *e)
@@ -144,8 +144,8 @@ static int start_parts(struct fleet_control *fc, struct fleet_session *s,
     return rc;
 }
 
-/* What a partial update does not bring must be there: of those that answer, the ones that serve the
- * fleet's version. */
+/* A partial update keeps the tensors that it does not bring, so of the engines that answer only
+ * those that serve the fleet's version take part. */
 static int keep_synced(struct fleet_control *fc, struct fleet_target *targets, size_t *n,
                        struct err *e)
 {
@@ -208,7 +208,8 @@ int fleet_start_update(struct fleet_control *fc, const struct fleet_update_reque
 
     if (fleet_step_lock(fc, req->x, "the start of an update", e) != 0)
         return -1;
-    upstreams_hold_indexes(fc->upstreams); /* the session remembers indexes: until close_session */
+    upstreams_hold_indexes(
+        fc->upstreams); /* the session refers to engines by index, until fleet_close_session */
     rc = request_session_start(fc, req, out, details, e);
     if (rc != 0)
         upstreams_release_indexes(fc->upstreams);
