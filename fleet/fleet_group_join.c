@@ -64,8 +64,8 @@ static int place_ranks(const struct fleet_join_request *req, struct fleet_target
     uint64_t next = req->rank_offset;
 
     for (size_t i = 0; i < n; i++) {
-        targets[i].about.has_rank_offset = true;
-        targets[i].about.rank_offset = next;
+        targets[i].ctx.has_rank_offset = true;
+        targets[i].ctx.rank_offset = next;
         next += n_ranks[targets[i].upstream];
     }
     if (next <= req->world_size && (req->offset_given || next == req->world_size))
@@ -81,7 +81,7 @@ static int place_ranks(const struct fleet_join_request *req, struct fleet_target
 static void leave_again(struct fleet_control *fc, const struct fleet_join_request *req,
                         const struct fleet_result *results, size_t n)
 {
-    struct api_context about = {.group_name = req->group_name != NULL ? req->group_name : ""};
+    struct api_context ctx = {.group_name = req->group_name != NULL ? req->group_name : ""};
     struct fleet_target targets[FLEET_MAX];
     struct fleet_result *left = NULL;
     struct err ignored = {0};
@@ -90,7 +90,7 @@ static void leave_again(struct fleet_control *fc, const struct fleet_join_reques
     for (size_t i = 0; i < n; i++)
         if (results[i].outcome == FLEET_OK || results[i].outcome == FLEET_UNKNOWN)
             targets[n_targets++] = (struct fleet_target){.upstream = results[i].upstream,
-                                                         .about = about};
+                                                         .ctx = ctx};
     if (fleet_request(fc, API_SHUTDOWN_TRANSFER, targets, n_targets, FLEET_LEAVE_US, &left,
                       &ignored) == 0)
         fleet_results_free(left, n_targets);
@@ -131,7 +131,7 @@ static void record_group(struct fleet_control *fc, const struct fleet_join_reque
         (void)snprintf(g.name, sizeof g.name, "%s", req->group_name);
     for (size_t i = 0; i < n; i++) {
         g.joined[targets[i].upstream] = true;
-        g.offset[targets[i].upstream] = targets[i].about.rank_offset;
+        g.offset[targets[i].upstream] = targets[i].ctx.rank_offset;
         g.n_ranks[targets[i].upstream] = n_ranks[targets[i].upstream];
     }
     fleet_add_group(fc, &g);
@@ -197,7 +197,7 @@ static size_t members_of(struct fleet_control *fc, const char *meant, const json
     for (size_t i = 0; i < n; i++)
         if (is_set_up(fc, &g, handles.set, reachable[i].upstream)) {
             targets[n_targets] = reachable[i];
-            targets[n_targets++].about.group_name = name;
+            targets[n_targets++].ctx.group_name = name;
         }
     return n_targets;
 }

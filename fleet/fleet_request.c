@@ -118,10 +118,10 @@ void fleet_result_read(struct fleet_result *result, const char *name, struct ups
 }
 
 /* The engine gave out that id itself; our client never saw it. */
-bool fleet_result_read_lost(struct fleet_result *result, const struct api_context *about,
+bool fleet_result_read_lost(struct fleet_result *result, const struct api_context *ctx,
                             const char *name)
 {
-    if (result->outcome != FLEET_REFUSED || about->update_id == NULL ||
+    if (result->outcome != FLEET_REFUSED || ctx->update_id == NULL ||
         result->why.code != ERR_NOT_FOUND || strcmp(result->why.field, "/update_id") != 0)
         return false;
     result->outcome = FLEET_LOST;
@@ -204,28 +204,28 @@ static int make_op(struct api_request *out, struct fleet_control *fc, enum upstr
                    int op, const struct fleet_target *target, struct err *e)
 {
     json_t *empty = target->body == NULL ? json_object() : NULL;
-    struct api_context about = target->about;
+    struct api_context ctx = target->ctx;
     const struct fleet_group *group;
     struct upstream_info info;
     char name[FLEET_GROUP_NAME_MAX + 1] = "";
     int rc;
 
     fleet_info(upstreams_fleet(fc->upstreams), target->upstream, &info);
-    about.release = info.report.release;
+    ctx.release = info.report.release;
     mtx_lock(&fc->lock);
     group = fleet_group_locked(fc, json_string_value(json_object_get(target->body, "group_name")));
     if (group != NULL) {
-        about.group = group->packing;
+        ctx.group = group->packing;
         memcpy(name, group->name, sizeof name);
     }
     mtx_unlock(&fc->lock);
-    if (about.group_name == NULL)
-        about.group_name = name;
+    if (ctx.group_name == NULL)
+        ctx.group_name = name;
 
     if (target->body == NULL && empty == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a request to an upstream");
     rc = api_make_request(out, kind, (enum api_op)op, target->body != NULL ? target->body : empty,
-                          &about, e);
+                          &ctx, e);
     json_decref(empty);
     return rc;
 }
@@ -291,7 +291,7 @@ static int send_all(struct fleet_control *fc, make_fn *make, int what,
         results[i].upstream = targets[i].upstream;
         upstreams_get(fc->upstreams, targets[i].upstream, &at);
         fleet_result_read(&results[i], at.name, &replies[i]);
-        if (fleet_result_read_lost(&results[i], &targets[i].about, at.name))
+        if (fleet_result_read_lost(&results[i], &targets[i].ctx, at.name))
             note_restart(fc, targets[i].upstream, replies[i].process);
         upstream_reply_fini(&replies[i]);
     }
@@ -315,7 +315,7 @@ static void check_done(struct fleet_control *fc, enum api_op op, const struct fl
     if (result->outcome != FLEET_OK)
         return;
     upstreams_get(fc->upstreams, target->upstream, &at);
-    if (api_check_done(at.kind, op, target->body, &target->about,
+    if (api_check_done(at.kind, op, target->body, &target->ctx,
                        result->text != NULL ? result->text : "", result->text_len, &why) == 0)
         return;
     api_read_error(words, sizeof words, result->text != NULL ? result->text : "", result->text_len);

@@ -46,7 +46,7 @@ void fleet_results_free(struct fleet_result *results, size_t n); /* accepts NULL
 struct fleet_target {
     size_t upstream;
     const json_t *body; /* borrowed; NULL: an empty object */
-    struct api_context about;
+    struct api_context ctx;
     bool until_down; /* stop waiting when the engine goes down: FLEET_UNKNOWN, ERR_UNSYNCED */
 };
 
@@ -81,7 +81,7 @@ void fleet_result_read(struct fleet_result *result, const char *name, struct ups
 /* fleet_result_read_lost - was the request refused because the engine does not know the update_id
  * that it gave out itself? Then `outcome` becomes FLEET_LOST.
  * @result  of fleet_result_read */
-bool fleet_result_read_lost(struct fleet_result *result, const struct api_context *about,
+bool fleet_result_read_lost(struct fleet_result *result, const struct api_context *ctx,
                             const char *name);
 
 /* result_ok - did the engine do it, or had nothing to be sent? */

@@ -12,8 +12,8 @@ void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part, cons
     b->targets[b->n++] = (struct fleet_target){
         .upstream = p->upstream,
         .body = body,
-        .about = {.update_id = p->update_id[0] != '\0' ? p->update_id : NULL,
-                  .has_begun = p->own_update == PART_UPDATE_OPEN && !p->two_phase}};
+        .ctx = {.update_id = p->update_id[0] != '\0' ? p->update_id : NULL,
+                .has_begun = p->own_update == PART_UPDATE_OPEN && !p->two_phase}};
 }
 
 size_t fanout_select(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,

@@ -39,7 +39,7 @@ static int close_open(struct fleet_control *fc, struct fleet_session *s, const s
 
     (void)fanout_select(fc, s, f, &b);
     for (size_t i = 0; i < b.n; i++)
-        b.targets[i].about.has_begun = true;
+        b.targets[i].ctx.has_begun = true;
     if (b.n > 0)
         rc = fleet_request(fc, API_FINISH_UPDATE, b.targets, b.n, fleet_step_us(fc), &closed, e);
     fleet_results_free(closed, b.n);

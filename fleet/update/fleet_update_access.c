@@ -144,7 +144,7 @@ int fleet_renew_update(struct fleet_control *fc, struct fleet_session *s, uint64
         if (s->parts[i].two_phase && part_takes_part(&s->parts[i]))
             targets[n++] = (struct fleet_target){.upstream = s->parts[i].upstream,
                                                  .body = body,
-                                                 .about = {.update_id = s->parts[i].update_id}};
+                                                 .ctx = {.update_id = s->parts[i].update_id}};
     rc = renew_locked(s, (uint32_t)lease_s, e);
     mtx_unlock(&fc->lock);
     if (rc == 0) {

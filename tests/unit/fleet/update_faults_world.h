@@ -349,7 +349,7 @@ static bool is_asked(const struct engine *g, enum api_op op, const struct fleet_
     case API_ABORT_UPDATE:
         return g->kind == UPSTREAM_BATON;
     case API_FINISH_UPDATE:
-        return g->kind != UPSTREAM_SGLANG || t->about.has_begun || label;
+        return g->kind != UPSTREAM_SGLANG || t->ctx.has_begun || label;
     case API_INIT_TRANSFER:
         return g->kind == UPSTREAM_VLLM;
     case API_RESET_ENCODER_CACHE:
@@ -386,9 +386,9 @@ static int engine_do(struct engine *g, enum api_op op, const struct fleet_target
     case API_FINISH_UPDATE:
         if (baton && (!g->open || !is_whole(g)))
             return g->open ? 422 : 410;
-        if (g->kind == UPSTREAM_SGLANG && t->about.has_begun && !g->open)
+        if (g->kind == UPSTREAM_SGLANG && t->ctx.has_begun && !g->open)
             return 400;
-        engine_finish(g, g->kind == UPSTREAM_SGLANG && t->about.has_begun ? NULL : label);
+        engine_finish(g, g->kind == UPSTREAM_SGLANG && t->ctx.has_begun ? NULL : label);
         return 200;
     case API_ABORT_UPDATE:
         g->chunks = 0;
