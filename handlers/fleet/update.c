@@ -158,14 +158,14 @@ static json_t *engine_body(const json_t *body, json_t *start)
     return bare;
 }
 
-/* One that is not in two phases would take a repeated chunk twice. */
+/* An engine that overwrites what it serves cannot tell a repeated chunk from a new one. */
 static int check_chunk(const struct fleet_session *s, const struct update_request *w, struct err *e)
 {
     if (!w->chunk_named || !fleet_session_overwrites(s))
         return 0;
     return err_set(e, ERR_BAD_REQUEST, "/chunk_id",
-                   "upstreams of vllm and sglang know nothing of chunk_id: what came twice is "
-                   "taken twice");
+                   "vllm and sglang upstreams do not support chunk_id: they would load a repeated "
+                   "chunk twice; leave chunk_id out");
 }
 
 static int send_tensors(struct app *app, struct fleet_session *s, const struct update_request *w,
