@@ -4,15 +4,15 @@
 #include "engine/lora/adapters.h"
 #include "handlers/app.h"
 
-json_t *lora_gauges_json(const struct app *app)
+json_t *lora_gauges_json(const struct app_generate *generate)
 {
     const struct adapters_config *cfg;
     struct adapters_gauges g;
 
-    if (app->generate->adapters == NULL)
+    if (generate->adapters == NULL)
         return json_null();
-    cfg = adapters_config_of(app->generate->adapters);
-    adapters_gauges(app->generate->adapters, &g);
+    cfg = adapters_config_of(generate->adapters);
+    adapters_gauges(generate->adapters, &g);
     return json_pack(
         "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "loaded", (json_int_t)g.n_loaded,
         "loading", (json_int_t)g.n_loading, "users", (json_int_t)g.n_pinned_refs, "older_revisions",
@@ -39,13 +39,14 @@ static json_t *valid_json(const struct adapters_item *i)
                      "valid", 1);
 }
 
-static json_t *list_json(const struct app *app, json_t *(*of)(const struct adapters_item *))
+static json_t *list_json(const struct app_generate *generate,
+                         json_t *(*of)(const struct adapters_item *))
 {
     struct adapters_list list = {0};
     json_t *array = json_array();
     struct err e = {0};
 
-    if (app->generate->adapters != NULL && adapters_list(app->generate->adapters, &list, &e) != 0) {
+    if (generate->adapters != NULL && adapters_list(generate->adapters, &list, &e) != 0) {
         json_decref(array);
         return NULL; /* no memory */
     }
@@ -59,24 +60,24 @@ static json_t *list_json(const struct app *app, json_t *(*of)(const struct adapt
     return array;
 }
 
-json_t *lora_list_json(const struct app *app)
+json_t *lora_list_json(const struct app_generate *generate)
 {
-    return list_json(app, item_json);
+    return list_json(generate, item_json);
 }
 
-json_t *lora_valid_json(const struct app *app)
+json_t *lora_valid_json(const struct app_generate *generate)
 {
-    return list_json(app, valid_json);
+    return list_json(generate, valid_json);
 }
 
-json_t *lora_loaded_json(const struct app *app)
+json_t *lora_loaded_json(const struct app_generate *generate)
 {
     struct adapters_list list = {0};
     json_t *loaded = json_object();
     struct err e = {0};
     bool complete = true;
 
-    if (app->generate->adapters != NULL && adapters_list(app->generate->adapters, &list, &e) != 0)
+    if (generate->adapters != NULL && adapters_list(generate->adapters, &list, &e) != 0)
         complete = false;
     for (uint32_t i = 0; i < list.n && complete; i++) {
         const struct adapters_item *it = &list.items[i];

@@ -292,9 +292,9 @@ int tensor_list_from_body(struct tensor_list **out, const json_t *body,
     return tensor_list_from_list(out, NULL, body, text, "", e);
 }
 
-int tensor_list_resolve(struct tensor_list **out, const struct app *app, const json_t *object,
-                        const struct body_columns *text, const char *at, bool optional,
-                        struct err *e)
+int tensor_list_resolve(struct tensor_list **out, const struct app_weights *weights,
+                        const json_t *object, const struct body_columns *text, const char *at,
+                        bool optional, struct err *e)
 {
     static const char *const columns[] = {"names", "dtypes", "dtype_names", "shapes", "sizes"};
     const char *plan_id = NULL, *column = NULL;
@@ -313,9 +313,9 @@ int tensor_list_resolve(struct tensor_list **out, const struct app *app, const j
         return 0;
     }
     if (plan_id == NULL)
-        return tensor_list_from_list(out, app->weights->lists, object, text, at, e);
+        return tensor_list_from_list(out, weights->lists, object, text, at, e);
     key = (struct list_key){LIST_BY_ID, {{plan_id, strlen(plan_id)}}};
-    *out = list_cache_get(app->weights->lists, &key);
+    *out = list_cache_get(weights->lists, &key);
     if (*out == NULL)
         return err_set(e, ERR_NOT_FOUND, field_of(field, at, "plan_id"),
                        "no tensor list '%.80s' is registered; post it to /v1/weights/plans",

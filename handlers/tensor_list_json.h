@@ -12,7 +12,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 
-struct app;
+struct app_weights;
 
 /* `text`, where it stands beside an object: the columns of the request that were left in its text,
  * of body_parse_columns; NULL when all are in the tree. */
@@ -36,9 +36,9 @@ int tensor_columns_check(const json_t *object, const struct body_columns *text, 
 /* tensor_list_resolve - by the object's plan_id, by its columns, or NULL when neither is given and
  * `optional`. Both together are ERR_BAD_REQUEST; an unknown plan_id is ERR_NOT_FOUND.
  * @at  the object's JSON pointer, "" for the body */
-int tensor_list_resolve(struct tensor_list **out, const struct app *app, const json_t *object,
-                        const struct body_columns *text, const char *at, bool optional,
-                        struct err *e);
+int tensor_list_resolve(struct tensor_list **out, const struct app_weights *weights,
+                        const json_t *object, const struct body_columns *text, const char *at,
+                        bool optional, struct err *e);
 
 /* checksums_add - `checksums` of an object, 32 hex digits or null each, for tensors [first,
  * first + n) of the tensor list.

@@ -77,12 +77,12 @@ void generation_unref(struct generation *g)
     g->ops->free(g);
 }
 
-static int refuse_model(const struct app *app, const char *model, struct err *e)
+static int refuse_model(const struct app_generate *generate, const char *model, struct err *e)
 {
     return err_set(e, ERR_NOT_FOUND, "/model",
                    "model '%.160s' is not served here: it is neither '%.160s' nor an adapter that "
                    "is loaded",
-                   model, app->generate->model_name);
+                   model, generate->model_name);
 }
 
 int generation_check_model(const struct app *app, const char *model, struct err *e)
@@ -91,7 +91,7 @@ int generation_check_model(const struct app *app, const char *model, struct err 
         return 0;
     if (app->generate->adapters != NULL && adapters_has(app->generate->adapters, model))
         return 1;
-    return refuse_model(app, model, e);
+    return refuse_model(app->generate, model, e);
 }
 
 int generation_check_app(const struct app *app, const char *model, struct err *e)
@@ -512,7 +512,7 @@ static int pin_adapter(struct generation *g, struct err *e)
         return 0;
     if (adapter_use_new(&g->use, g->app->generate->adapters, g->lora, &why) != 0) {
         if (why.code == ERR_NOT_FOUND)
-            return refuse_model(g->app, g->lora, e);
+            return refuse_model(g->app->generate, g->lora, e);
         *e = why;
         return -1;
     }

@@ -84,14 +84,13 @@ static json_t *strings_json(const struct tokenizer *t, const uint32_t *ids, size
     return array;
 }
 
-static json_t *tokenize_json(const struct app *app, const struct tokenize_req *req,
+static json_t *tokenize_json(const struct app_generate *generate, const struct tokenize_req *req,
                              const uint32_t *ids, size_t n)
 {
     return json_pack("{s:I, s:I, s:o, s:o}", "count", (json_int_t)n, "max_model_len",
-                     (json_int_t)app->generate->max_model_len, "tokens",
+                     (json_int_t)generate->max_model_len, "tokens",
                      generation_ids_json(ids, (uint32_t)n), "token_strs",
-                     req->return_strings ? strings_json(app->generate->tokenizer, ids, n)
-                                         : json_null());
+                     req->return_strings ? strings_json(generate->tokenizer, ids, n) : json_null());
 }
 
 int handle_tokenize(struct app *app, struct http_request *x, struct err *e)
@@ -111,7 +110,7 @@ int handle_tokenize(struct app *app, struct http_request *x, struct err *e)
     if (tokenizer_encode(app->generate->tokenizer, req.prompt, req.len, req.add_special, &ids, &n,
                          e) != 0)
         goto out;
-    reply_json(x, 200, tokenize_json(app, &req, ids, n));
+    reply_json(x, 200, tokenize_json(app->generate, &req, ids, n));
     rc = 0;
 out:
     free(ids);

@@ -121,7 +121,8 @@ static int ids_parse(const char ***out, size_t *n, const json_t *list, struct er
     return 0;
 }
 
-static int do_abort(struct app *app, const json_t *body, uint32_t *n, struct err *e)
+static int do_abort(const struct app_generate *generate, const json_t *body, uint32_t *n,
+                    struct err *e)
 {
     const json_t *list = NULL;
     const char **ids = NULL;
@@ -135,7 +136,7 @@ static int do_abort(struct app *app, const json_t *body, uint32_t *n, struct err
         return err_set(e, ERR_BAD_REQUEST, "", "one of 'request_ids' and \"all\": true is needed");
     if (!all && ids_parse(&ids, &n_ids, list, e) != 0)
         return -1;
-    *n = generations_abort(app->generate->generations, ids, n_ids);
+    *n = generations_abort(generate->generations, ids, n_ids);
     free(ids);
     return 0;
 }
@@ -149,7 +150,7 @@ int handle_abort_requests(struct app *app, struct http_request *x, struct err *e
     if (pause_controller_allows(app->pause_controller, CALL_ABORT_REQUESTS, e) != 0 ||
         body_parse(&body, x, x->route, e) != 0)
         return -1;
-    rc = do_abort(app, body, &n, e);
+    rc = do_abort(app->generate, body, &n, e);
     json_decref(body);
     if (rc == 0)
         reply_json(x, 200, json_pack("{s:I}", "aborted", (json_int_t)n));

@@ -9,9 +9,9 @@
 
 const char *const lora_unload_members[] = {"lora_name", "lora_int_id", NULL};
 
-static int need_engine(const struct app *app, struct err *e)
+static int need_engine(const struct app_generate *generate, struct err *e)
 {
-    if (app->generate->adapters == NULL)
+    if (generate->adapters == NULL)
         return err_set(e, ERR_NO_ENGINE, "",
                        "this server holds weights only (--engine none): it has no adapters");
     return 0;
@@ -19,16 +19,16 @@ static int need_engine(const struct app *app, struct err *e)
 
 int handle_lora_list(struct app *app, struct http_request *x, struct err *e)
 {
-    if (need_engine(app, e) != 0)
+    if (need_engine(app->generate, e) != 0)
         return -1;
-    reply_json(
-        x, 200,
-        json_pack("{s:o, s:o}", "adapters", lora_list_json(app), "totals", lora_gauges_json(app)));
+    reply_json(x, 200,
+               json_pack("{s:o, s:o}", "adapters", lora_list_json(app->generate), "totals",
+                         lora_gauges_json(app->generate)));
     return 0;
 }
 
 /* Other servers number adapters too; here a name is enough, and the number is not looked at. */
-static int unload(struct app *app, const json_t *body, const char **name,
+static int unload(const struct app_generate *generate, const json_t *body, const char **name,
                   struct adapters_unloaded *done, struct err *e)
 {
     int64_t number = 0;
@@ -39,7 +39,7 @@ static int unload(struct app *app, const json_t *body, const char **name,
         return -1;
     if (**name == '\0')
         return err_set(e, ERR_BAD_REQUEST, "/lora_name", "the name is empty");
-    return adapters_unload(app->generate->adapters, *name, done, e);
+    return adapters_unload(generate->adapters, *name, done, e);
 }
 
 int handle_lora_unload(struct app *app, struct http_request *x, struct err *e)
@@ -50,14 +50,15 @@ int handle_lora_unload(struct app *app, struct http_request *x, struct err *e)
     int rc;
 
     if (pause_controller_allows(app->pause_controller, CALL_LORA_UNLOAD, e) != 0 ||
-        need_engine(app, e) != 0 || body_parse(&body, x, x->route, e) != 0)
+        need_engine(app->generate, e) != 0 || body_parse(&body, x, x->route, e) != 0)
         return -1;
-    rc = unload(app, body, &name, &done, e);
+    rc = unload(app->generate, body, &name, &done, e);
     if (rc == 0)
         reply_json(x, 200,
                    json_pack("{s:s, s:s, s:I, s:I, s:o}", "status", "ok", "lora_name", name,
                              "revision", (json_int_t)done.revision, "n_users",
-                             (json_int_t)done.n_users, "loaded_adapters", lora_loaded_json(app)));
+                             (json_int_t)done.n_users, "loaded_adapters",
+                             lora_loaded_json(app->generate)));
     json_decref(body);
     return rc;
 }

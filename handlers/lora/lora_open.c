@@ -158,8 +158,8 @@ static int open_tensors(struct lora_load *l, enum lora_source source, const json
     if (source == FROM_SHM)
         return open_shm(l->chunk, body, e);
     if (source == FROM_NCCL)
-        return nccl_from_body(l->chunk, l->app, body, NULL, e);
-    return ipc_from_body(l->chunk, l->app, body, NULL, false, e);
+        return nccl_from_body(l->chunk, l->app->weights, body, NULL, e);
+    return ipc_from_body(l->chunk, l->app->weights, body, NULL, false, e);
 }
 
 int lora_open(struct lora_load *l, const json_t *body, struct err *e)

@@ -1,5 +1,6 @@
 /* The reply to a load of an adapter, and its log lines. */
 #include "base/log.h"
+#include "handlers/app.h"
 #include "handlers/lora/lora_load.h"
 #include "handlers/lora_json.h"
 #include "handlers/reply.h"
@@ -38,7 +39,8 @@ static json_t *loaded_json(const struct lora_load *l, const struct lora_loaded *
         names_array_json(&r->ignored), "n_missing", (json_int_t)r->missing.n, "missing",
         names_array_json(&r->missing), "n_non_finite", (json_int_t)r->non_finite.n, "non_finite",
         names_array_json(&r->non_finite), "n_config_keys_ignored", (json_int_t)r->n_keys_ignored,
-        "base_changed", (int)r->base_changed, "loaded_adapters", lora_loaded_json(l->app));
+        "base_changed", (int)r->base_changed, "loaded_adapters",
+        lora_loaded_json(l->app->generate));
 }
 
 /* What was put serves, whatever memory is left to tell of it. */

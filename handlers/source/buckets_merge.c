@@ -56,7 +56,7 @@ static int lists_of_rank(struct tensor_list **rank_lists, uint32_t *n, const str
 
         if (list == NULL)
             continue;
-        if (tensor_list_resolve(&rank_lists[*n], q->app, list->object, q->text, list->at, false,
+        if (tensor_list_resolve(&rank_lists[*n], q->weights, list->object, q->text, list->at, false,
                                 e) != 0)
             return -1;
         ++*n;
@@ -138,7 +138,7 @@ static int tensor_list_of_rank(struct ipc_request *q, uint32_t rank, struct err 
     rc = lists_of_rank(rank_lists, &n, q, rank, e);
     if (rc == 0 && n > 0) {
         set_runs(q, rank, rank_lists);
-        rc = merge_lists(&q->tensor_lists[rank].tensor_list, q->app->weights->lists, rank_lists, n,
+        rc = merge_lists(&q->tensor_lists[rank].tensor_list, q->weights->lists, rank_lists, n,
                          origins, e);
     }
     lists_free(rank_lists, n);

@@ -227,9 +227,9 @@ static void ranks_of_handles(struct ipc_request *q)
 
 static void ranks_of_server(struct ipc_request *q)
 {
-    q->n_ranks = q->app->weights->n_devices;
+    q->n_ranks = q->weights->n_devices;
     for (uint32_t r = 0; r < q->n_ranks; r++) {
-        const char *text = device_about(q->app->weights->devices[r])->uuid;
+        const char *text = device_about(q->weights->devices[r])->uuid;
         bool is_uuid = ipc_uuid_parse(q->uuids[r], text, strlen(text));
 
         assert(is_uuid);
@@ -259,13 +259,13 @@ static int ranks_alloc(struct ipc_request *q, struct err *e)
     return 0;
 }
 
-int ipc_request_read(struct ipc_request *q, const struct app *app, const json_t *body,
+int ipc_request_read(struct ipc_request *q, const struct app_weights *weights, const json_t *body,
                      const struct body_columns *text, bool sharded, struct err *e)
 {
     const json_t *buckets = NULL;
     size_t n = 1;
 
-    *q = (struct ipc_request){.app = app, .text = text, .sharded = sharded};
+    *q = (struct ipc_request){.weights = weights, .text = text, .sharded = sharded};
     if (body_array(&buckets, body, "", "buckets", e) != 0)
         return -1;
     if (buckets != NULL)
@@ -282,7 +282,7 @@ int ipc_request_read(struct ipc_request *q, const struct app *app, const json_t 
     q->n_buckets = (uint32_t)n;
     if (read_buckets(q, body, buckets, e) != 0)
         return -1;
-    if (app->weights->n_devices > 0)
+    if (weights->n_devices > 0)
         ranks_of_server(q);
     else
         ranks_of_handles(q);
@@ -291,15 +291,14 @@ int ipc_request_read(struct ipc_request *q, const struct app *app, const json_t 
 
 enum gpu_reach ipc_gpu_reach(void *arg, uint32_t rank, const char *uuid)
 {
-    const struct app *app = arg;
+    const struct app_weights *weights = arg;
     char shown[IPC_UUID_LEN + 1];
 
-    for (size_t i = 0; i < app->weights->cuda->n_devices; i++) {
-        const struct cuda_device *d = &app->weights->cuda->devices[i];
+    for (size_t i = 0; i < weights->cuda->n_devices; i++) {
+        const struct cuda_device *d = &weights->cuda->devices[i];
 
         if (ipc_uuid_parse(shown, d->uuid, strlen(d->uuid)) && strcmp(shown, uuid) == 0)
-            return device_can_reach(app->weights->devices[rank], d) ? GPU_REACHABLE
-                                                                    : GPU_NO_PEER_ACCESS;
+            return device_can_reach(weights->devices[rank], d) ? GPU_REACHABLE : GPU_NO_PEER_ACCESS;
     }
     return GPU_NOT_VISIBLE;
 }
@@ -380,7 +379,7 @@ static int match_bucket(struct ipc_request *q, uint32_t i, const struct gpu_matc
     struct ipc_bucket *b = &q->buckets[i];
     struct ipc_bucket_json *p = &q->parts[i];
 
-    if (q->app->weights->n_devices == 0)
+    if (q->weights->n_devices == 0)
         match_without_gpus(rank_gpus, q, p, &b->handles);
     else if (gpu_match(rank_gpus, ranks, &b->handles, q->sharded, p->field, e) != 0 ||
              check_lists_without_handle(p, ranks, &b->handles, e) != 0)
@@ -411,8 +410,10 @@ static int check_unused(const struct ipc_request *q, struct err *e)
 int ipc_request_match(struct ipc_request *q, struct err *e)
 {
     const char *uuids[IPC_RANKS_MAX];
-    struct gpu_match_ranks ranks = {
-        .n = q->n_ranks, .uuids = uuids, .reach = ipc_gpu_reach, .arg = (void *)(uintptr_t)q->app};
+    struct gpu_match_ranks ranks = {.n = q->n_ranks,
+                                    .uuids = uuids,
+                                    .reach = ipc_gpu_reach,
+                                    .arg = (void *)(uintptr_t)q->weights};
 
     for (uint32_t r = 0; r < q->n_ranks; r++)
         uuids[r] = q->uuids[r];

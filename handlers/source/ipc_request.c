@@ -11,7 +11,7 @@
 
 static int refuse_no_gpu(const struct ipc_request *q, struct err *e)
 {
-    const struct cuda_info *cuda = q->app->weights->cuda;
+    const struct cuda_info *cuda = q->weights->cuda;
 
     if (!cuda->available)
         return err_set(e, ERR_NO_GPU, q->parts[0].field,
@@ -31,12 +31,12 @@ static int open_source(struct source **out, struct ipc_request *q, struct err *e
 {
     struct tensor_list *tensor_lists[IPC_RANKS_MAX];
     struct cuda_ipc_cfg cfg = {
-        .devices = q->app->weights->devices,
+        .devices = q->weights->devices,
         .n_ranks = q->n_ranks,
         .tensor_lists = tensor_lists,
         .buckets = q->buckets,
         .n_buckets = q->n_buckets,
-        .stats = q->app->weights->ipc_stats,
+        .stats = q->weights->ipc_stats,
     };
 
     for (uint32_t r = 0; r < q->n_ranks; r++)
@@ -75,16 +75,17 @@ static void move_origins(struct update_chunk *c, struct ipc_request *q)
     q->origins = NULL;
 }
 
-int ipc_from_body(struct update_chunk *c, const struct app *app, const json_t *body,
+int ipc_from_body(struct update_chunk *c, const struct app_weights *weights, const json_t *body,
                   const struct body_columns *text, bool sharded, struct err *e)
 {
     struct ipc_request q;
     int rc = -1;
 
-    if (ipc_request_read(&q, app, body, text, sharded, e) != 0 || ipc_request_match(&q, e) != 0 ||
-        ipc_request_merge(&q, e) != 0 || ipc_request_validate(&q, e) != 0)
+    if (ipc_request_read(&q, weights, body, text, sharded, e) != 0 ||
+        ipc_request_match(&q, e) != 0 || ipc_request_merge(&q, e) != 0 ||
+        ipc_request_validate(&q, e) != 0)
         goto err_fini;
-    if (app->weights->n_devices == 0)
+    if (weights->n_devices == 0)
         rc = refuse_no_gpu(&q, e);
     else
         rc = open_source(&c->source, &q, e);

@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct app;
+struct app_weights;
 struct body_columns;
 
 enum {
@@ -44,8 +44,8 @@ struct ipc_bucket_json {
 };
 
 struct ipc_request {
-    const struct app *app;           /* borrowed */
-    const struct body_columns *text; /* borrowed; NULL: all columns are in the tree */
+    const struct app_weights *weights; /* borrowed */
+    const struct body_columns *text;   /* borrowed; NULL: all columns are in the tree */
     bool sharded;
     uint32_t n_buckets;
     struct ipc_bucket_json *parts; /* owned; [n_parts] */
@@ -78,12 +78,12 @@ static inline const struct ipc_list *ipc_rank_list(const struct ipc_request *q, 
  * @body  borrowed, longer than the request
  * Errors: ERR_BAD_REQUEST at the member; the readers' ERR_TOO_LARGE and ERR_NO_MEMORY. On an error
  *         the request is still to be finished. */
-int ipc_request_read(struct ipc_request *q, const struct app *app, const json_t *body,
+int ipc_request_read(struct ipc_request *q, const struct app_weights *weights, const json_t *body,
                      const struct body_columns *text, bool sharded, struct err *e);
 
 /* ipc_gpu_reach - can that rank of the server copy from that GPU? For gpu_match.
- * @app  the struct app, which has GPUs. Threads: any. Blocks: no. */
-enum gpu_reach ipc_gpu_reach(void *app, uint32_t rank, const char *uuid);
+ * @weights  a struct app_weights with GPUs. Threads: any. Blocks: no. */
+enum gpu_reach ipc_gpu_reach(void *weights, uint32_t rank, const char *uuid);
 
 /* ipc_request_match - which GPU's handle and which list feed each rank.
  * Errors: as gpu_match; ERR_BAD_REQUEST at per_gpu (no list for a GPU that is to be read); and of

@@ -19,8 +19,8 @@ enum { STRINGS_MAX = TENSORS_RANKS_MAX, RANKS_MAX = STORE_DEVICES_MAX };
 _Static_assert((int)RANKS_MAX <= (int)IPC_GPUS_MAX, "gpu_match has room for as many");
 
 struct request {
-    const struct app *app;         /* borrowed */
-    struct torch_tensors *strings; /* owned; [n] */
+    const struct app_weights *weights; /* borrowed */
+    struct torch_tensors *strings;     /* owned; [n] */
     uint32_t n;
     uint32_t n_ranks;
     char uuids[RANKS_MAX][IPC_UUID_LEN + 1]; /* of the ranks */
@@ -92,12 +92,13 @@ static int read_strings(struct request *q, const json_t *list, struct err *e)
     return 0;
 }
 
-static int request_read(struct request *q, const struct app *app, const json_t *body, struct err *e)
+static int request_read(struct request *q, const struct app_weights *weights, const json_t *body,
+                        struct err *e)
 {
     const json_t *list = NULL;
     size_t n;
 
-    *q = (struct request){.app = app};
+    *q = (struct request){.weights = weights};
     if (check_excluded_members(body, e) != 0 || check_format(body, e) != 0 ||
         body_array(&list, body, "", "serialized_named_tensors", e) != 0)
         return -1;
@@ -115,9 +116,9 @@ static int request_read(struct request *q, const struct app *app, const json_t *
 
 static void ranks_of_server(struct request *q)
 {
-    q->n_ranks = q->app->weights->n_devices;
+    q->n_ranks = q->weights->n_devices;
     for (uint32_t r = 0; r < q->n_ranks; r++) {
-        const char *text = device_about(q->app->weights->devices[r])->uuid;
+        const char *text = device_about(q->weights->devices[r])->uuid;
         bool is_uuid = ipc_uuid_parse(q->uuids[r], text, strlen(text));
 
         assert(is_uuid);
@@ -172,8 +173,10 @@ static int match_by_gpu(struct request *q, bool sharded, struct err *e)
 {
     const struct ipc_gpu *rank_gpus[RANKS_MAX];
     const char *uuids[RANKS_MAX];
-    struct gpu_match_ranks ranks = {
-        .n = q->n_ranks, .uuids = uuids, .reach = ipc_gpu_reach, .arg = (void *)(uintptr_t)q->app};
+    struct gpu_match_ranks ranks = {.n = q->n_ranks,
+                                    .uuids = uuids,
+                                    .reach = ipc_gpu_reach,
+                                    .arg = (void *)(uintptr_t)q->weights};
     struct ipc_handles set = {0};
 
     for (uint32_t r = 0; r < q->n_ranks; r++)
@@ -210,18 +213,18 @@ static int match_strings(struct request *q, bool sharded, struct err *e)
     return 0;
 }
 
-static int refuse_no_gpu(const struct app *app, struct err *e)
+static int refuse_no_gpu(const struct app_weights *weights, struct err *e)
 {
-    if (!app->weights->cuda->available)
+    if (!weights->cuda->available)
         return err_set(e, ERR_NO_GPU, "/serialized_named_tensors",
                        "the tensors are well formed, but this server has no CUDA: %.200s; send "
                        "them by shm, path or as the body",
-                       app->weights->cuda->reason);
+                       weights->cuda->reason);
     return err_set(e, ERR_NO_GPU, "/serialized_named_tensors",
                    "the tensors are well formed, but this server was started with --device cpu, "
                    "which keeps its weights in host memory; start it with --device cuda:0 (it has "
                    "%s there), or send them by shm, path or as the body",
-                   app->weights->cuda->devices[0].uuid);
+                   weights->cuda->devices[0].uuid);
 }
 
 /* Does every rank get the same tensors in the same order? Where they lie may differ. */
@@ -290,10 +293,10 @@ free_buckets:
 static int open_source(struct source **out, struct request *q, struct err *e)
 {
     struct tensor_list *tensor_lists[RANKS_MAX] = {NULL};
-    struct cuda_ipc_cfg cfg = {.devices = q->app->weights->devices,
+    struct cuda_ipc_cfg cfg = {.devices = q->weights->devices,
                                .n_ranks = q->n_ranks,
                                .tensor_lists = tensor_lists,
-                               .stats = q->app->weights->ipc_stats};
+                               .stats = q->weights->ipc_stats};
 
     for (uint32_t r = 0; r < q->n_ranks; r++)
         if (q->rank_gpus[r] != NO_STRING)
@@ -361,16 +364,16 @@ static int check_unmatched(const struct request *q, struct err *e)
     return 0;
 }
 
-int named_tensors_from_body(struct update_chunk *c, const struct app *app, const json_t *body,
-                            bool sharded, struct err *e)
+int named_tensors_from_body(struct update_chunk *c, const struct app_weights *weights,
+                            const json_t *body, bool sharded, struct err *e)
 {
     struct request q;
     int rc = -1;
 
-    if (request_read(&q, app, body, e) != 0)
+    if (request_read(&q, weights, body, e) != 0)
         goto fini;
-    if (app->weights->n_devices == 0) {
-        rc = refuse_no_gpu(app, e);
+    if (weights->n_devices == 0) {
+        rc = refuse_no_gpu(weights, e);
         goto fini;
     }
     ranks_of_server(&q);

@@ -106,7 +106,7 @@ static int split_chunks(struct packed_chunks *out, const struct nccl_req *req,
     return packed_chunks_init(out, tensor_list, bucket_nbytes, "", e);
 }
 
-int nccl_from_body(struct update_chunk *c, struct app *app, const json_t *body,
+int nccl_from_body(struct update_chunk *c, const struct app_weights *weights, const json_t *body,
                    const struct body_columns *text, struct err *e)
 {
     struct packed_chunks chunks = {0};
@@ -114,18 +114,18 @@ int nccl_from_body(struct update_chunk *c, struct app *app, const json_t *body,
     struct nccl_req req = {0};
     bool inherited;
 
-    weight_transfer_packing(app->weights->transfer, &group);
+    weight_transfer_packing(weights->transfer, &group);
     if (nccl_parse(&req, body, e) != 0)
         return -1;
     packing_inherit(&req, &group, &inherited);
     if (nccl_validate(&req, e) != 0 ||
-        tensor_list_resolve(&c->tensor_list, app, body, text, "", false, e) != 0 ||
+        tensor_list_resolve(&c->tensor_list, weights, body, text, "", false, e) != 0 ||
         checksums_add(&c->checksums, &c->has_checksum, body, "", c->tensor_list, 0,
                       c->tensor_list->n_tensors, e) != 0 ||
         check_digest(&req, c->tensor_list, e) != 0 ||
         split_chunks(&chunks, &req, c->tensor_list, e) != 0)
         return -1;
-    return weight_transfer_source(app->weights->transfer, &c->source, c->tensor_list, &chunks,
+    return weight_transfer_source(weights->transfer, &c->source, c->tensor_list, &chunks,
                                   req.group_name, inherited ? &group : NULL, req.digest != NULL, e);
 }
 

@@ -13,6 +13,7 @@
 #include <stdbool.h>
 
 struct app;
+struct app_weights;
 struct http_request;
 
 /* `text`, where it stands beside an object: the columns of the request that were left in its text,
@@ -32,7 +33,7 @@ int shm_from_body(struct source **out, const json_t *body, const struct tensor_l
  * Threads: any. Errors: ERR_BAD_REQUEST at the member that is wrong; the readers' ERR_TOO_LARGE and
  *          ERR_NO_MEMORY; ERR_NOT_FOUND (plan_id); ERR_NO_GPU when nothing is wrong and the weights
  *          of this server are not on a GPU. */
-int ipc_from_body(struct update_chunk *c, const struct app *app, const json_t *body,
+int ipc_from_body(struct update_chunk *c, const struct app_weights *weights, const json_t *body,
                   const struct body_columns *text, bool sharded, struct err *e);
 
 /* nccl_from_body - the tensor list, checksums and source of a chunk that the trainer's group
@@ -40,7 +41,7 @@ int ipc_from_body(struct update_chunk *c, const struct app *app, const json_t *b
  * @c  gets tensor list, checksums, source; on an error, what was read of them
  * Threads: any. Errors: ERR_BAD_REQUEST at the member that is wrong; ERR_NOT_FOUND (plan_id);
  *          ERR_CONFLICT at /expected_digest; those of weight_transfer_source. */
-int nccl_from_body(struct update_chunk *c, struct app *app, const json_t *body,
+int nccl_from_body(struct update_chunk *c, const struct app_weights *weights, const json_t *body,
                    const struct body_columns *text, struct err *e);
 
 /* named_tensors_from_body - the tensor lists and source of a chunk whose names, dtypes, shapes and
@@ -52,8 +53,8 @@ int nccl_from_body(struct update_chunk *c, struct app *app, const json_t *body,
  * are on GPUs that are not this server's, too), or at a member that stands beside; those of
  * torch_tensors_read; ERR_NO_GPU when nothing is wrong and the weights of this server are not on a
  * GPU. On an error c is still to be freed. */
-int named_tensors_from_body(struct update_chunk *c, const struct app *app, const json_t *body,
-                            bool sharded, struct err *e);
+int named_tensors_from_body(struct update_chunk *c, const struct app_weights *weights,
+                            const json_t *body, bool sharded, struct err *e);
 
 /* update_refused_unread - an update, or the load of an adapter, was refused before its body was
  * understood: the trainer may already broadcast it to its group (weight_transfer_doubt).

@@ -31,13 +31,13 @@ static enum dtype main_dtype(const struct tensor_list *tensor_list)
     return best;
 }
 
-static json_t *weights_json(const struct app *app)
+static json_t *weights_json(const struct app_weights *weights)
 {
-    const struct tensor_list *tensor_list = store_model_spec(app->weights->store)->tensor_list;
+    const struct tensor_list *tensor_list = store_model_spec(weights->store)->tensor_list;
     struct store_info info;
     json_t *age;
 
-    store_info(app->weights->store, &info);
+    store_info(weights->store, &info);
     age = info.serial > 0 ? json_real((double)(clock_now_us() - info.committed_at_us) / 1e6)
                           : json_null();
     return json_pack(
@@ -49,11 +49,11 @@ static json_t *weights_json(const struct app *app)
         (json_int_t)info.n_live, "n_commits", (json_int_t)info.n_commits, "age_s", age);
 }
 
-static json_t *update_or_null(const struct app *app)
+static json_t *update_or_null(const struct app_weights *weights)
 {
     struct update_info info;
 
-    updates_current(app->weights->updates, &info);
+    updates_current(weights->updates, &info);
     return info.phase == UPDATE_NONE ? json_null() : update_json(&info);
 }
 
@@ -91,13 +91,13 @@ static json_t *engine_json(const struct app *app)
                      (json_int_t)app->settings.max_logprobs);
 }
 
-static json_t *model_json(const struct app *app)
+static json_t *model_json(const struct app_generate *generate)
 {
-    if (app->generate->model_name[0] == '\0')
+    if (generate->model_name[0] == '\0')
         return json_null();
-    return json_pack("{s:s, s:s, s:I, s:I}", "name", app->generate->model_name, "path",
-                     app->generate->model_path, "vocab_size", (json_int_t)app->generate->vocab_size,
-                     "max_model_len", (json_int_t)app->generate->max_model_len);
+    return json_pack("{s:s, s:s, s:I, s:I}", "name", generate->model_name, "path",
+                     generate->model_path, "vocab_size", (json_int_t)generate->vocab_size,
+                     "max_model_len", (json_int_t)generate->max_model_len);
 }
 
 static json_t *text_or_null(const char *text)
@@ -106,25 +106,24 @@ static json_t *text_or_null(const char *text)
 }
 
 /* The GPUs that hold the weights. Makes no driver call: this runs on an event loop. */
-static json_t *ranks_json(const struct app *app)
+static json_t *ranks_json(const struct app_weights *weights)
 {
     json_t *ranks = json_array();
 
-    for (uint32_t r = 0; r < app->weights->n_devices; r++) {
-        const struct cuda_device *d = device_about(app->weights->devices[r]);
+    for (uint32_t r = 0; r < weights->n_devices; r++) {
+        const struct cuda_device *d = device_about(weights->devices[r]);
 
-        (void)json_array_append_new(ranks,
-                                    json_pack("{s:i, s:s, s:s, s:s, s:b}", "rank", (int)r, "place",
-                                              device_name(app->weights->devices[r]), "uuid",
-                                              d->uuid, "name", d->name, "checksums_on_gpu",
-                                              (int)device_has_kernels(app->weights->devices[r])));
+        (void)json_array_append_new(
+            ranks, json_pack("{s:i, s:s, s:s, s:s, s:b}", "rank", (int)r, "place",
+                             device_name(weights->devices[r]), "uuid", d->uuid, "name", d->name,
+                             "checksums_on_gpu", (int)device_has_kernels(weights->devices[r])));
     }
     return ranks;
 }
 
-static json_t *cuda_json(const struct app *app)
+static json_t *cuda_json(const struct app_weights *weights)
 {
-    const struct cuda_info *cuda = app->weights->cuda;
+    const struct cuda_info *cuda = weights->cuda;
     json_t *devices = json_array();
 
     for (size_t i = 0; i < cuda->n_devices; i++) {
@@ -136,17 +135,17 @@ static json_t *cuda_json(const struct app *app)
     }
     return json_pack("{s:b, s:o, s:o, s:o, s:o}", "available", (int)cuda->available,
                      "driver_version", text_or_null(cuda->driver_version), "devices", devices,
-                     "ranks", ranks_json(app), "reason", text_or_null(cuda->reason));
+                     "ranks", ranks_json(weights), "reason", text_or_null(cuda->reason));
 }
 
 /* The NCCL library and the trainer's group. */
-static json_t *nccl_json(const struct app *app)
+static json_t *nccl_json(const struct app_weights *weights)
 {
-    const struct nccl_info *nccl = app->weights->nccl;
+    const struct nccl_info *nccl = weights->nccl;
 
     return json_pack("{s:b, s:o, s:o, s:o, s:o}", "available", (int)nccl->available, "version",
                      text_or_null(nccl->version), "library", text_or_null(nccl->path), "reason",
-                     text_or_null(nccl->reason), "group", transfer_json(app->weights->transfer));
+                     text_or_null(nccl->reason), "group", transfer_json(weights->transfer));
 }
 
 static json_t *pause_or_null(const struct app *app)
@@ -166,13 +165,14 @@ int handle_status(struct app *app, struct http_request *x, struct err *e)
         json_object_update_new(
             status,
             json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "weights",
-                      weights_json(app), "update", update_or_null(app), "admission", "generate",
-                      admission_json(app->generate->admission), "detokenize",
-                      admission_json(app->generate->text_admission), "engine", engine_json(app),
-                      "http", status_http_json(app), "model", model_json(app), "cuda",
-                      cuda_json(app), "nccl", nccl_json(app), "pause", pause_or_null(app), "sleep",
+                      weights_json(app->weights), "update", update_or_null(app->weights),
+                      "admission", "generate", admission_json(app->generate->admission),
+                      "detokenize", admission_json(app->generate->text_admission), "engine",
+                      engine_json(app), "http", status_http_json(app), "model",
+                      model_json(app->generate), "cuda", cuda_json(app->weights), "nccl",
+                      nccl_json(app->weights), "pause", pause_or_null(app), "sleep",
                       pause_controller_sleep_json(app->pause_controller), "adapters",
-                      lora_gauges_json(app))) != 0) {
+                      lora_gauges_json(app->generate))) != 0) {
         json_decref(status);
         status = NULL;
     }

@@ -175,12 +175,12 @@ static enum gpu_reach gpu_visible(void *arg, uint32_t rank, const char *uuid)
 }
 
 /* Which handles an update would open on this rank. */
-static void check_uuid(struct preflight_report *r, const struct app *app,
+static void check_uuid(struct preflight_report *r, const struct app_weights *weights,
                        const struct ipc_handles *h, struct gpu_pair *p)
 {
     const char *uuid = p->own->uuid, *place = device_name(p->device);
     struct cuda_info *cuda = (struct cuda_info *)(uintptr_t)
-                                 app->weights->cuda; /* `seen` only reads it */
+                                 weights->cuda; /* `seen` only reads it */
     struct gpu_match_ranks ranks = {.n = 1, .uuids = &uuid, .reach = gpu_visible, .arg = cuda};
     struct err e = {0};
 
@@ -190,7 +190,7 @@ static void check_uuid(struct preflight_report *r, const struct app *app,
                   e.msg);
         return;
     }
-    p->theirs = gpu_of_host(app->weights->cuda, p->gpu->uuid);
+    p->theirs = gpu_of_host(weights->cuda, p->gpu->uuid);
     if (p->theirs == NULL || strcmp(p->theirs->uuid, uuid) == 0)
         p->theirs = p->own;
     if (p->theirs == p->own)
@@ -314,7 +314,7 @@ void preflight_check_rank(struct preflight_report *r, const struct app *app,
                          .own = device_about(app->weights->devices[rank])};
     const struct ipc_handle *first;
 
-    check_uuid(r, app, h, &p);
+    check_uuid(r, app->weights, h, &p);
     check_mig(r, &p);
     if (p.gpu == NULL) {
         first = first_handle(h, &h->gpus[0]);

@@ -13,17 +13,17 @@ const char *const tensor_list_members[] = {"names", "dtypes",  "dtype_names", "s
 
 /* @tensor_list  one reference, replaced by one to an equal tensor list where one is cached already
  */
-static int register_list(struct app *app, struct http_request *x, struct tensor_list **tensor_list,
-                         bool convert, struct err *e)
+static int register_list(const struct app_weights *weights, struct http_request *x,
+                         struct tensor_list **tensor_list, bool convert, struct err *e)
 {
     struct list_key key = {LIST_BY_ID, {{(*tensor_list)->digest, TENSOR_LIST_DIGEST_LEN}}};
     const char *missing[UPDATE_MISSING_MAX];
     uint32_t n_missing;
 
-    if (tensor_list_coverage(store_model_spec(app->weights->store), *tensor_list, convert, missing,
+    if (tensor_list_coverage(store_model_spec(weights->store), *tensor_list, convert, missing,
                              UPDATE_MISSING_MAX, &n_missing, e) != 0)
         return -1;
-    if (!list_cache_put(app->weights->lists, &key, tensor_list))
+    if (!list_cache_put(weights->lists, &key, tensor_list))
         return err_set(e, ERR_NO_MEMORY, "", "no memory to keep a list of %u tensors",
                        (unsigned)(*tensor_list)->n_tensors);
     reply_json(x, 200,
@@ -51,7 +51,7 @@ int handle_tensor_list_put(struct app *app, struct http_request *x, struct err *
     json_decref(body);
     body_columns_fini(&text);
     if (rc == 0)
-        rc = register_list(app, x, &tensor_list, convert, e);
+        rc = register_list(app->weights, x, &tensor_list, convert, e);
     tensor_list_unref(tensor_list);
     return rc;
 }

@@ -96,7 +96,7 @@ static int submit_chunk(struct app *app, struct http_request *x, struct update_c
     struct update_requester *asker;
     json_t *details;
 
-    if (update_requester_new(&asker, app, x, e) != 0) {
+    if (update_requester_new(&asker, app->generate, x, e) != 0) {
         update_chunk_free(c);
         return -1;
     }
@@ -191,8 +191,8 @@ static int open_ipc(struct app *app, struct update_chunk *c, const json_t *body,
     if (c->update_id[0] != '\0' && updates_get(app->weights->updates, c->update_id, &info, e) != 0)
         return -1;
     if (body_given(body, "serialized_named_tensors") != NULL)
-        return named_tensors_from_body(c, app, body, info.sharded, e);
-    return ipc_from_body(c, app, body, text, info.sharded, e);
+        return named_tensors_from_body(c, app->weights, body, info.sharded, e);
+    return ipc_from_body(c, app->weights, body, text, info.sharded, e);
 }
 
 /* What speaks of broadcasts goes with them. */
@@ -219,13 +219,14 @@ static int open_source(struct app *app, struct update_chunk *c, const json_t *bo
     if (body_str(&path, body, "", "path", e) != 0 || update_source_of(&source, body, e) != 0)
         return -1;
     if (strcmp(source, "transport") == 0)
-        return check_no_ipc_members(body, e) != 0 ? -1 : nccl_from_body(c, app, body, text, e);
+        return check_no_ipc_members(body, e) != 0 ? -1
+                                                  : nccl_from_body(c, app->weights, body, text, e);
     if (check_no_nccl_members(body, e) != 0)
         return -1;
     if (strcmp(source, "shm") != 0 && strcmp(source, "path") != 0)
         return open_ipc(app, c, body, text, e);
     if (check_no_ipc_members(body, e) != 0 ||
-        tensor_list_resolve(&c->tensor_list, app, body, text, "", path != NULL, e) != 0)
+        tensor_list_resolve(&c->tensor_list, app->weights, body, text, "", path != NULL, e) != 0)
         return -1;
     if (c->tensor_list == NULL && body_given(body, "checksums") != NULL)
         return err_set(e, ERR_BAD_REQUEST, "/checksums",
@@ -240,16 +241,16 @@ static int open_source(struct app *app, struct update_chunk *c, const json_t *bo
 }
 
 /* A trainer's pickles may hold nothing for this server: it is told how the update stands. */
-static int reply_no_tensors(struct app *app, struct http_request *x, struct update_chunk *c,
-                            struct err *e)
+static int reply_no_tensors(const struct app_weights *weights, struct http_request *x,
+                            struct update_chunk *c, struct err *e)
 {
     struct update_info info;
     int rc = 0;
 
     if (c->update_id[0] != '\0')
-        rc = updates_get(app->weights->updates, c->update_id, &info, e);
+        rc = updates_get(weights->updates, c->update_id, &info, e);
     else
-        updates_current(app->weights->updates, &info);
+        updates_current(weights->updates, &info);
     update_chunk_free(c);
     if (rc == 0)
         reply_json(x, 200, update_json(&info));
@@ -282,7 +283,7 @@ static int update_from_json(struct app *app, struct http_request *x, const json_
     if (w.abort_requests)
         (void)generations_abort(app->generate->generations, NULL, 0);
     if (c->source == NULL)
-        return reply_no_tensors(app, x, c, e);
+        return reply_no_tensors(app->weights, x, c, e);
     return submit_chunk(app, x, c, body, e);
 }
 

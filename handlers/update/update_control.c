@@ -46,10 +46,10 @@ static int start_parse(struct update_start *req, const json_t *body, struct err 
 }
 
 /* What staging takes and what there is, of each place (new, or NULL). */
-static json_t *staging_json(const struct app *app, const struct update_info *info)
+static json_t *staging_json(const struct app_weights *weights, const struct update_info *info)
 {
     struct update_room rooms[STORE_PLACES_MAX];
-    uint32_t n = updates_room(app->weights->updates, info, rooms);
+    uint32_t n = updates_room(weights->updates, info, rooms);
     json_t *list = json_array();
 
     for (uint32_t i = 0; i < n; i++) {
@@ -74,7 +74,7 @@ static json_t *started_json(const struct app *app, const struct update_info *inf
     if (reply != NULL &&
         (json_object_set_new(reply, "plan_digest", json_string(m->tensor_list->digest)) != 0 ||
          json_object_set_new(reply, "boot_id", json_string(app->life->boot_id)) != 0 ||
-         json_object_set_new(reply, "staging", staging_json(app, info)) != 0)) {
+         json_object_set_new(reply, "staging", staging_json(app->weights, info)) != 0)) {
         json_decref(reply);
         return NULL;
     }
@@ -82,12 +82,13 @@ static json_t *started_json(const struct app *app, const struct update_info *inf
 }
 
 /* A session whose id cannot be told to its owner would shut everyone out until its lease ends. */
-static int abort_unreported(struct app *app, const struct update_info *info, struct err *e)
+static int abort_unreported(const struct app_weights *weights, const struct update_info *info,
+                            struct err *e)
 {
     struct update_info ended;
     struct err ignored = {0}; /* it may have ended already */
 
-    (void)updates_abort(app->weights->updates, info->id, "no memory to answer its start", &ended,
+    (void)updates_abort(weights->updates, info->id, "no memory to answer its start", &ended,
                         &ignored);
     return err_set(e, ERR_NO_MEMORY, "", "no memory to answer");
 }
@@ -110,7 +111,7 @@ int handle_update_start(struct app *app, struct http_request *x, struct err *e)
         updates_start(app->weights->updates, &req, &info, e) != 0)
         return -1;
     if (!reply_json_make(x, 200, started_json(app, &info), &reply))
-        return abort_unreported(app, &info, e);
+        return abort_unreported(app->weights, &info, e);
     http_reply(x, &reply);
     return 0;
 }
@@ -223,7 +224,7 @@ static int finish_update(struct app *app, struct http_request *x, const json_t *
     if (pause_controller_allows(app->pause_controller, CALL_UPDATE_FINISH, e) != 0 ||
         checksums_parse(&sums, &n_sums, body, e) != 0)
         return -1;
-    rc = update_requester_new(&asker, app, x, e);
+    rc = update_requester_new(&asker, app->generate, x, e);
     if (rc == 0)
         rc = commit ? updates_finish(app->weights->updates, id, label, sums, n_sums,
                                      update_reply_done, asker, e)

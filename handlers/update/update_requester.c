@@ -9,18 +9,18 @@
 #include <stdlib.h>
 
 struct update_requester {
-    const struct app *app; /* borrowed */
+    const struct app_generate *generate; /* borrowed */
     struct http_request *x;
 };
 
-int update_requester_new(struct update_requester **out, const struct app *app,
+int update_requester_new(struct update_requester **out, const struct app_generate *generate,
                          struct http_request *x, struct err *e)
 {
     struct update_requester *a = malloc(sizeof *a);
 
     if (a == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
-    *a = (struct update_requester){.app = app, .x = x};
+    *a = (struct update_requester){.generate = generate, .x = x};
     *out = a;
     return 0;
 }
@@ -37,24 +37,24 @@ bool update_requester_disconnected(void *asker)
 
 /* What was committed serves, whatever memory is left to tell of it: a 503 here would say that
  * nothing has changed. */
-static json_t *committed_json(const struct app *app, const struct update_info *info)
+static json_t *committed_json(const struct app_generate *generate, const struct update_info *info)
 {
     json_t *reply = update_json(info);
 
-    if (reply != NULL && json_object_set_new(reply, "adapters", lora_valid_json(app)) != 0) {
+    if (reply != NULL && json_object_set_new(reply, "adapters", lora_valid_json(generate)) != 0) {
         json_decref(reply);
         return NULL;
     }
     return reply;
 }
 
-static void answer_committed(const struct app *app, struct http_request *x,
+static void answer_committed(const struct app_generate *generate, struct http_request *x,
                              const struct update_info *info)
 {
     static const char bare[] = "{\"phase\":\"committed\"}";
     struct http_reply r;
 
-    if (!reply_json_make(x, 200, committed_json(app, info), &r))
+    if (!reply_json_make(x, 200, committed_json(generate, info), &r))
         r = (struct http_reply){.status = 200,
                                 .content_type = "application/json",
                                 .data = bare,
@@ -70,7 +70,7 @@ void update_reply_done(void *arg, const struct update_info *info, const struct e
     if (e->code != ERR_NONE)
         reply_error(a.x, e, update_details(info));
     else if (info->phase == UPDATE_COMMITTED)
-        answer_committed(a.app, a.x, info);
+        answer_committed(a.generate, a.x, info);
     else
         reply_json(a.x, 200, update_json(info));
 }

@@ -7,7 +7,7 @@
 
 #include <stdbool.h>
 
-struct app;
+struct app_generate;
 struct http_request;
 
 /* Who is told how an update ended. */
@@ -15,7 +15,7 @@ struct update_requester;
 
 /* update_requester_new - @x  the reference is update_reply_done's from then on, not yet here
  * Errors: ERR_NO_MEMORY. */
-int update_requester_new(struct update_requester **out, const struct app *app,
+int update_requester_new(struct update_requester **out, const struct app_generate *generate,
                          struct http_request *x, struct err *e);
 void update_requester_free(struct update_requester *a); /* for one that is not told; accepts NULL */
 

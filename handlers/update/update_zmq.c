@@ -55,18 +55,19 @@ static int read_gpus(struct ipc_handles *set, const json_t *handles, struct err 
     return 0;
 }
 
-static int refuse_no_gpu(const struct app *app, const struct ipc_handles *set, struct err *e)
+static int refuse_no_gpu(const struct app_weights *weights, const struct ipc_handles *set,
+                         struct err *e)
 {
-    if (!app->weights->cuda->available)
+    if (!weights->cuda->available)
         return err_set(e, ERR_NO_GPU, FIELD,
                        "the sockets bring CUDA IPC handles (of GPU %s), but this server has no "
                        "CUDA: %.200s; send the tensors by shm, path or as the body",
-                       set->gpus[0].uuid, app->weights->cuda->reason);
+                       set->gpus[0].uuid, weights->cuda->reason);
     return err_set(e, ERR_NO_GPU, FIELD,
                    "the sockets bring CUDA IPC handles (of GPU %s), but this server was started "
                    "with --device cpu, which keeps its weights in host memory; start it with "
                    "--device cuda:0 (it has %s there)",
-                   set->gpus[0].uuid, app->weights->cuda->devices[0].uuid);
+                   set->gpus[0].uuid, weights->cuda->devices[0].uuid);
 }
 
 /* The address of a GPU, by the UUID that its key was read as; it is there. */
@@ -102,19 +103,19 @@ static int add_port(struct zmq_update *p, const char *uuid, const json_t *handle
 static int match_ports(struct zmq_update *p, const struct ipc_handles *set, const json_t *handles,
                        struct err *e)
 {
-    const struct app *app = p->app;
+    const struct app_weights *weights = p->app->weights;
     const struct ipc_gpu *rank_gpus[STORE_DEVICES_MAX];
     const char *uuids[STORE_DEVICES_MAX];
-    struct gpu_match_ranks ranks = {.n = app->weights->n_devices,
+    struct gpu_match_ranks ranks = {.n = weights->n_devices,
                                     .uuids = uuids,
                                     .reach = ipc_gpu_reach,
-                                    .arg = (void *)(uintptr_t)app};
+                                    .arg = (void *)(uintptr_t)weights};
 
-    for (uint32_t r = 0; r < app->weights->n_devices; r++)
-        uuids[r] = device_about(app->weights->devices[r])->uuid;
+    for (uint32_t r = 0; r < weights->n_devices; r++)
+        uuids[r] = device_about(weights->devices[r])->uuid;
     if (gpu_match(rank_gpus, &ranks, set, false, FIELD, e) != 0)
         return -1;
-    for (uint32_t r = 0; r < app->weights->n_devices; r++)
+    for (uint32_t r = 0; r < weights->n_devices; r++)
         if (add_port(p, rank_gpus[r]->uuid, handles, &p->port_of[r], e) != 0)
             return -1;
     return 0;
@@ -135,7 +136,7 @@ static int zmq_update_parse(struct zmq_update *p, const json_t *body, struct err
         read_gpus(&set, handles, e) != 0)
         return -1;
     if (p->app->weights->n_devices == 0)
-        return refuse_no_gpu(p->app, &set, e);
+        return refuse_no_gpu(p->app->weights, &set, e);
     (void)snprintf(p->label, sizeof p->label, "%s", label != NULL ? label : "");
     p->deadline_us = timeout_ms > 0 ? clock_after_us(timeout_ms * 1000) : CLOCK_NEVER;
     return match_ports(p, &set, handles, e);
@@ -158,7 +159,7 @@ static int zmq_update_new(struct zmq_update **out, struct app *app, struct http_
         rc = zmq_update_parse(p, body, e);
     json_decref(body);
     if (rc == 0)
-        rc = update_requester_new(&p->asker, app, x, e);
+        rc = update_requester_new(&p->asker, app->generate, x, e);
     if (rc != 0) {
         zmq_update_free(p);
         return -1;

@@ -144,11 +144,11 @@ static int add_columns(json_t *object, const struct view *views, uint32_t n_tens
 }
 
 /* One GPU. New, or NULL with e set. */
-static json_t *device_json(const struct app *app, const struct version *v, uint32_t place,
-                           struct err *e)
+static json_t *device_json(const struct app_weights *weights, const struct version *v,
+                           uint32_t place, struct err *e)
 {
-    uint32_t n_tensors = store_model_spec(app->weights->store)->tensor_list->n_tensors;
-    struct device *device = store_device(app->weights->store, place);
+    uint32_t n_tensors = store_model_spec(weights->store)->tensor_list->n_tensors;
+    struct device *device = store_device(weights->store, place);
     json_t *object = NULL, *slabs;
     struct slab_set set = {0};
 
@@ -156,7 +156,7 @@ static json_t *device_json(const struct app *app, const struct version *v, uint3
         return NULL;
     slabs = slabs_json(device, &set, e);
     if (slabs != NULL)
-        object = json_pack("{s:s, s:s, s:o}", "place", store_place_name(app->weights->store, place),
+        object = json_pack("{s:s, s:s, s:o}", "place", store_place_name(weights->store, place),
                            "uuid", device_about(device)->uuid, "slabs", slabs);
     if (slabs != NULL &&
         (object == NULL || add_columns(object, v->places[place], n_tensors, &set) != 0)) {
@@ -168,12 +168,13 @@ static json_t *device_json(const struct app *app, const struct version *v, uint3
     return object;
 }
 
-static json_t *devices_json(const struct app *app, const struct version *v, struct err *e)
+static json_t *devices_json(const struct app_weights *weights, const struct version *v,
+                            struct err *e)
 {
     json_t *list = json_array();
 
-    for (uint32_t place = 0; place < app->weights->n_devices; place++) {
-        json_t *one = device_json(app, v, place, e);
+    for (uint32_t place = 0; place < weights->n_devices; place++) {
+        json_t *one = device_json(weights, v, place, e);
 
         if (one == NULL || json_array_append_new(list, one) != 0) {
             json_decref(list);
@@ -219,11 +220,11 @@ static int add_aliases(json_t *object, const struct model_spec *m)
     return json_object_set_new(object, "aliases", aliases) | rc;
 }
 
-static const char *placement_of(const struct app *app, const struct version *v)
+static const char *placement_of(const struct app_weights *weights, const struct version *v)
 {
-    uint32_t n_tensors = store_model_spec(app->weights->store)->tensor_list->n_tensors;
+    uint32_t n_tensors = store_model_spec(weights->store)->tensor_list->n_tensors;
 
-    for (uint32_t place = 0; place < app->weights->n_devices; place++)
+    for (uint32_t place = 0; place < weights->n_devices; place++)
         for (uint32_t i = 0; i < n_tensors; i++)
             if (v->places[place][i].slab == NULL)
                 return "sharded";
@@ -235,7 +236,7 @@ static json_t *handles_json(const struct app *app, const struct version *v,
                             const struct lease_info *lease, struct err *e)
 {
     const struct model_spec *m = store_model_spec(app->weights->store);
-    json_t *devices = devices_json(app, v, e), *object;
+    json_t *devices = devices_json(app->weights, v, e), *object;
 
     if (devices == NULL)
         return NULL;
@@ -243,7 +244,7 @@ static json_t *handles_json(const struct app *app, const struct version *v,
                        "lease_s", (json_int_t)lease->timer.length_s, "boot_id", app->life->boot_id,
                        "weight_version", v->label, "serial", (json_int_t)v->serial, "plan_digest",
                        m->tensor_list->digest, "nbytes", (json_int_t)v->nbytes, "placement",
-                       placement_of(app, v), "devices", devices);
+                       placement_of(app->weights, v), "devices", devices);
     if (object == NULL || add_tensors(object, m->tensor_list) != 0 || add_aliases(object, m) != 0) {
         json_decref(object);
         (void)refuse_memory(e);
@@ -325,11 +326,11 @@ static int renew_parse(const char **id, uint64_t *lease_s, const json_t *body, s
     return 0;
 }
 
-static json_t *renewed_json(const struct app *app, const struct lease_info *lease)
+static json_t *renewed_json(const struct app_weights *weights, const struct lease_info *lease)
 {
     struct store_info info;
 
-    store_info(app->weights->store, &info);
+    store_info(weights->store, &info);
     return json_pack("{s:s, s:I, s:s, s:I, s:b}", "lease_id", lease->id, "lease_s",
                      (json_int_t)lease->timer.length_s, "weight_version", lease->label, "serial",
                      (json_int_t)lease->serial, "served", (int)(info.serial == lease->serial));
@@ -351,7 +352,7 @@ int handle_handles_renew(struct app *app, struct http_request *x, struct err *e)
     json_decref(body);
     if (rc != 0)
         return -1;
-    reply_json(x, 200, renewed_json(app, &lease));
+    reply_json(x, 200, renewed_json(app->weights, &lease));
     return 0;
 }
 

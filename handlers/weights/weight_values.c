@@ -93,25 +93,23 @@ static int no_memory(struct err *e)
 }
 
 /* @raw, @values  room for `numel` elements of either kind, more than none */
-static int read_values(struct app *app, const struct version *v, uint32_t index, uint64_t numel,
-                       void *raw, float *values, struct err *e)
+static int read_values(const struct app_weights *weights, const struct version *v, uint32_t index,
+                       uint64_t numel, void *raw, float *values, struct err *e)
 {
-    const struct tensor_spec *t =
-        &store_model_spec(app->weights->store)->tensor_list->tensors[index];
+    const struct tensor_spec *t = &store_model_spec(weights->store)->tensor_list->tensors[index];
     uint64_t nbytes = numel * dtype_nbytes(t->dtype);
 
-    if (nbytes > 0 && store_read(app->weights->store, v, index, 0, nbytes, raw, e) != 0)
+    if (nbytes > 0 && store_read(weights->store, v, index, 0, nbytes, raw, e) != 0)
         return -1;
     dtype_convert(values, DTYPE_F32, raw, t->dtype, numel);
     return 0;
 }
 
 /* New, or NULL with e set. */
-static json_t *values_json(struct app *app, const struct version *v, uint32_t index,
-                           uint64_t n_rows, struct err *e)
+static json_t *values_json(const struct app_weights *weights, const struct version *v,
+                           uint32_t index, uint64_t n_rows, struct err *e)
 {
-    const struct tensor_spec *t =
-        &store_model_spec(app->weights->store)->tensor_list->tensors[index];
+    const struct tensor_spec *t = &store_model_spec(weights->store)->tensor_list->tensors[index];
     uint64_t shape[TENSOR_LIST_NDIM_MAX], numel = 1;
     struct block b = {.shape = shape, .ndim = t->ndim};
     json_t *list = NULL;
@@ -127,7 +125,7 @@ static json_t *values_json(struct app *app, const struct version *v, uint32_t in
     b.next = values;
     if (raw == NULL || values == NULL)
         (void)no_memory(e);
-    else if (read_values(app, v, index, numel, raw, values, e) == 0 &&
+    else if (read_values(weights, v, index, numel, raw, values, e) == 0 &&
              (list = nested_json(&b, 0)) == NULL)
         (void)no_memory(e);
     free(raw);
@@ -135,20 +133,20 @@ static json_t *values_json(struct app *app, const struct version *v, uint32_t in
     return list;
 }
 
-static int reply_values(struct app *app, struct http_request *x, const struct values_req *req,
-                        struct err *e)
+static int reply_values(const struct app_weights *weights, struct http_request *x,
+                        const struct values_req *req, struct err *e)
 {
-    const struct model_spec *m = store_model_spec(app->weights->store);
+    const struct model_spec *m = store_model_spec(weights->store);
     const struct version *v;
     uint32_t index;
     json_t *list;
 
     if (weights_find(m, req->name, &index, e) != 0 ||
         values_check(&m->tensor_list->tensors[index], req->n_rows, e) != 0 ||
-        store_pin(app->weights->store, &v, e) != 0)
+        store_pin(weights->store, &v, e) != 0)
         return -1;
-    list = values_json(app, v, index, req->n_rows, e);
-    store_unpin(app->weights->store, v);
+    list = values_json(weights, v, index, req->n_rows, e);
+    store_unpin(weights->store, v);
     if (list == NULL)
         return -1;
     reply_json(x, 200, list);
@@ -165,7 +163,7 @@ int handle_weight_values(struct app *app, struct http_request *x, struct err *e)
         return -1;
     rc = values_parse(&req, body, e);
     if (rc == 0)
-        rc = reply_values(app, x, &req, e);
+        rc = reply_values(app->weights, x, &req, e);
     json_decref(body);
     return rc;
 }

@@ -83,14 +83,14 @@ static int read_lists(struct outcome *o, json_t *const *lists, const struct chun
                       uint32_t n_lists, const struct body_columns *text, struct err *e)
 {
     struct app_weights weights = {.lists = NULL};
-    struct app app = {.weights = &weights};
     struct tensor_list_builder *b;
     struct tensor_list *tensor_list;
 
     if (tensor_list_builder_new(&b, e) != 0)
         return -1;
     for (uint32_t i = 0; i < n_lists; i++) {
-        int rc = tensor_list_resolve(&tensor_list, &app, lists[i], text, origins[i].at, false, e);
+        int rc = tensor_list_resolve(&tensor_list, &weights, lists[i], text, origins[i].at, false,
+                                     e);
 
         if (rc == 0) {
             rc = tensor_list_append(b, tensor_list, origins, i + 1, e);

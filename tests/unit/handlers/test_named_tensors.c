@@ -30,7 +30,6 @@ static struct cuda_info cuda;
 static struct device *devices[2];
 static struct cuda_ipc_stats stats;
 static struct app_weights weights;
-static struct app app = {.weights = &weights};
 static json_t *fixture;
 
 static int set_up(void **state)
@@ -113,7 +112,7 @@ static int take(struct update_chunk **out, json_t *body, bool sharded, struct er
     int rc;
 
     assert_non_null(c);
-    rc = named_tensors_from_body(c, &app, body, sharded, e);
+    rc = named_tensors_from_body(c, &weights, body, sharded, e);
     json_decref(body);
     if (rc != 0)
         update_chunk_free(c);

@@ -70,7 +70,7 @@ static struct said read_body(const char *text, struct app *app)
     int rc = body_parse_columns(&body, &columns, &x, &route, app->weights->lists, &e);
 
     if (rc == 0)
-        rc = tensor_list_resolve(&tensor_list, app, body, &columns, "", false, &e);
+        rc = tensor_list_resolve(&tensor_list, app->weights, body, &columns, "", false, &e);
     if (rc == 0)
         (void)snprintf(s.text, sizeof s.text, "%s", tensor_list->digest);
     else

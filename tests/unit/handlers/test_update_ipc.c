@@ -31,7 +31,6 @@ static struct cuda_info cuda;
 static struct device *devices[2];
 static struct cuda_ipc_stats stats;
 static struct app_weights weights;
-static struct app app = {.weights = &weights};
 
 static int set_up(void **state)
 {
@@ -65,7 +64,7 @@ static int take(struct update_chunk **out, const char *text, bool sharded, struc
 
     assert_non_null(c);
     assert_non_null(body);
-    rc = ipc_from_body(c, &app, body, NULL, sharded, e);
+    rc = ipc_from_body(c, &weights, body, NULL, sharded, e);
     json_decref(body);
     if (rc != 0) {
         assert_null(c->tensor_list);
