@@ -499,7 +499,7 @@ def run_written():
     check(totals()["loading"] == len(names))
     began = time.monotonic()
     error = post("/v1/load_lora_adapter", {"lora_name": "typo", "lora_path": f"{WORK}/mistyped"}, 404)["error"]
-    check("mistyped" in error["message"] and 4.5 < time.monotonic() - began < 15, error, time.monotonic() - began)
+    check("mistyped" in error["message"] and 4.5 < time.monotonic() - began < 60, error, time.monotonic() - began)
     error = load("short", f"{WORK}/late-never", 404, timeout_s=1)["error"]
     check("late-never" in error["message"] and totals()["loading"] == len(names), error)
     case = golden_base("step-01500")[0]

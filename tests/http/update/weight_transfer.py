@@ -25,7 +25,7 @@ import baton  # noqa: E402
 N_KILLS = 9
 GIVE_UP_S = 280
 START, FINISH = "/v1/update_weights/start", "/v1/update_weights/finish"
-VAIN_S = 2  # of a join in vain: until then it must have come to what it waits for
+VAIN_S = 3  # timeout of a join that cannot succeed: long enough to reach the step at which it waits
 UPDATE_S = 3  # --update-timeout of the server that is made to wait in vain
 LATE_S = 20  # how much later than a deadline the answer may come, on the busiest machine
 
