@@ -1,6 +1,7 @@
 /* The state of a fleet's control plane, and what follows when a lease ends. */
 #include "fleet/fleet_priv.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -164,6 +165,7 @@ void fleet_get_sleep(struct fleet_control *fc, struct fleet_sleep *out)
 
 void fleet_set_sleep(struct fleet_control *fc, bool weights, bool kv, int level)
 {
+    assert(fleet_owns_op_lock(fc));
     mtx_lock(&fc->lock);
     if (weights)
         fc->sleep.weights = level > 0;

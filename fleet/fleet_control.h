@@ -75,7 +75,7 @@ struct fleet_sleep {
 void fleet_get_sleep(struct fleet_control *fc, struct fleet_sleep *out);
 
 /* fleet_set_sleep - weights, KV caches or both were put to sleep, or woken.
- * @level  0: a wake. The caller owns the operation lock. */
+ * @level  0: a wake. The caller owns the operation lock (asserted). */
 void fleet_set_sleep(struct fleet_control *fc, bool weights, bool kv, int level);
 
 /* fleet_check_serving - do enough engines serve, by what trainers asked? @s  fleet_stats' now

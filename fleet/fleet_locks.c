@@ -166,6 +166,26 @@ void fleet_abort_unlock(struct fleet_control *fc)
     release(fc, &fc->locks.abort);
 }
 
+static bool owns(struct fleet_control *fc, const struct fleet_lock *l)
+{
+    bool mine;
+
+    mtx_lock(&fc->lock);
+    mine = is_mine(l);
+    mtx_unlock(&fc->lock);
+    return mine;
+}
+
+bool fleet_owns_op_lock(struct fleet_control *fc)
+{
+    return owns(fc, &fc->locks.op);
+}
+
+bool fleet_owns_pause_lock(struct fleet_control *fc)
+{
+    return owns(fc, &fc->locks.pause);
+}
+
 bool fleet_owns_update_lock(struct fleet_control *fc)
 {
     bool mine;

@@ -74,8 +74,11 @@ int fleet_abort_lock(struct fleet_control *fc, const char *operation, struct err
 int fleet_expiry_lock(struct fleet_control *fc, const char *operation, struct err *e);
 void fleet_abort_unlock(struct fleet_control *fc);
 
-/* fleet_owns_update_lock - does this thread own the operation lock for a step of an update, or the
+/* fleet_owns_op_lock, fleet_owns_pause_lock - does this thread own that lock, of any kind?
+ * fleet_owns_update_lock - does this thread own the operation lock for a step of an update, or the
  * abort lock? For assertions. Threads: any; no lock held. */
+bool fleet_owns_op_lock(struct fleet_control *fc);
+bool fleet_owns_pause_lock(struct fleet_control *fc);
 bool fleet_owns_update_lock(struct fleet_control *fc);
 
 /* fleet_pause_lock - take the pause lock, for anything but a trainer's pause.

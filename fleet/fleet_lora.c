@@ -4,6 +4,7 @@
 
 #include "fleet/fleet_priv.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,6 +60,7 @@ uint64_t fleet_lora_put(struct fleet_control *fc, const struct fleet_adapter_sou
 {
     uint64_t revision;
 
+    assert(fleet_owns_op_lock(fc));
     mtx_lock(&fc->lock);
     check_incarnations_locked(fc, l);
     revision = fleet_adapters_put(&fc->adapters, from, l->has);
@@ -70,6 +72,7 @@ uint64_t fleet_lora_remove(struct fleet_control *fc, const char *name, struct fl
 {
     uint64_t revision;
 
+    assert(fleet_owns_op_lock(fc));
     mtx_lock(&fc->lock);
     check_incarnations_locked(fc, l);
     revision = fleet_adapters_remove(&fc->adapters, name, l->has);
@@ -79,6 +82,7 @@ uint64_t fleet_lora_remove(struct fleet_control *fc, const char *name, struct fl
 
 void fleet_lora_set_has(struct fleet_control *fc, const char *name, struct fleet_lora *l)
 {
+    assert(fleet_owns_op_lock(fc));
     mtx_lock(&fc->lock);
     check_incarnations_locked(fc, l);
     fleet_adapters_set_has(&fc->adapters, name, l->has);
@@ -95,6 +99,7 @@ static bool has_none(const struct fleet_lora *l)
 
 void fleet_lora_keep(struct fleet_control *fc, const char *name, struct fleet_lora *l)
 {
+    assert(fleet_owns_op_lock(fc));
     mtx_lock(&fc->lock);
     check_incarnations_locked(fc, l);
     if (has_none(l))

@@ -1,5 +1,6 @@
-/* The adapters of a fleet, for handlers: fleet/fleet_adapters.h with its lock. Changed by owners of
- * the operation lock, and by reconciling (fleet/fleet_reconcile.h). Threads: any; no lock held. */
+/* The adapters of a fleet, for handlers: fleet/fleet_adapters.h with its lock. Changed by the
+ * owner of the operation lock (asserted), and by reconciling (fleet/fleet_reconcile.h). Threads:
+ * any; no lock held. */
 #ifndef BATON_FLEET_FLEET_LORA_H
 #define BATON_FLEET_FLEET_LORA_H
 

@@ -1,6 +1,7 @@
 /* Pause and resume of all engines (fleet/fleet_pause.h). */
 #include "fleet/update/fleet_update_priv.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -160,6 +161,7 @@ int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, c
 {
     struct pause before;
 
+    assert(fleet_owns_pause_lock(fc));
     *results = NULL;
     if (begin_pause(fc, req, &before, e) != 0)
         return -1;

@@ -23,9 +23,9 @@ void fleet_get_pause(struct fleet_control *fc, struct pause *out);
 bool fleet_is_paused(struct fleet_control *fc);
 
 /* fleet_pause_all - pause every reachable engine. The caller owns the pause lock
- * (fleet_trainer_pause_lock). If one engine fails, or a resume arrives meanwhile, the engines that
- * did pause are resumed, and the pause before it, if any, is in force again. An engine that goes
- * down meanwhile is not waited for, and is paused when it is back.
+ * (fleet_trainer_pause_lock; asserted). If one engine fails, or a resume arrives meanwhile, the
+ * engines that did pause are resumed, and the pause before it, if any, is in force again. An engine
+ * that goes down meanwhile is not waited for, and is paused when it is back.
  * @body     of the request to each engine, in our own form
  * @results  [n], also on failure; free with fleet_results_free; NULL: nothing was sent
  * Blocks: up to the request's timeout. Errors: fleet_reachable_quorum's, fleet_request's, an

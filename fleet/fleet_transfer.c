@@ -4,6 +4,7 @@
 
 #include "fleet/fleet_priv.h"
 
+#include <assert.h>
 #include <string.h>
 
 static bool is_named(const struct fleet_group *g, const char *name)
@@ -57,6 +58,7 @@ void fleet_add_group(struct fleet_control *fc, const struct fleet_group *g)
 {
     struct fleet_transfer *t = &fc->transfer;
 
+    assert(fleet_owns_op_lock(fc));
     mtx_lock(&fc->lock);
     if (t->n_groups == FLEET_GROUPS_MAX)
         forget_locked(t, &t->groups[0]);
@@ -69,6 +71,7 @@ bool fleet_forget_group(struct fleet_control *fc, const char *name)
     struct fleet_group *g;
     bool more;
 
+    assert(fleet_owns_op_lock(fc));
     mtx_lock(&fc->lock);
     g = fleet_group_locked(fc, name);
     if (g != NULL)
@@ -80,6 +83,7 @@ bool fleet_forget_group(struct fleet_control *fc, const char *name)
 
 void fleet_forget_groups(struct fleet_control *fc)
 {
+    assert(fleet_owns_op_lock(fc));
     mtx_lock(&fc->lock);
     fc->transfer.n_groups = 0;
     mtx_unlock(&fc->lock);
@@ -87,6 +91,7 @@ void fleet_forget_groups(struct fleet_control *fc)
 
 void fleet_set_handles(struct fleet_control *fc, const struct fleet_handles *handles)
 {
+    assert(fleet_owns_op_lock(fc));
     mtx_lock(&fc->lock);
     fc->transfer.handles = handles != NULL ? *handles : (struct fleet_handles){0};
     mtx_unlock(&fc->lock);

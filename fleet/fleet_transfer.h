@@ -1,5 +1,6 @@
 /* What the engines of a fleet joined for transfers from a trainer: NCCL groups, or handles of GPU
- * memory. Changed by owners of the operation lock only. Threads: any; no lock held. */
+ * memory. Changed by the owner of the operation lock only, which is asserted. Threads: any; no lock
+ * held. */
 #ifndef BATON_FLEET_FLEET_TRANSFER_H
 #define BATON_FLEET_FLEET_TRANSFER_H
 

@@ -43,33 +43,33 @@ static void task(struct fleet_adapters *fa, size_t i, const char *name, enum fle
     fleet_adapters_end_task(fa, i, &f, then);
 }
 
-static void assert_bars(const struct fleet_adapters *fa, bool a, bool b, bool c)
+static void assert_blocked(const struct fleet_adapters *fa, bool a, bool b, bool c)
 {
     assert_int_equal(fleet_adapters_blocking(fa, 0) != NULL, a);
     assert_int_equal(fleet_adapters_blocking(fa, 1) != NULL, b);
     assert_int_equal(fleet_adapters_blocking(fa, 2) != NULL, c);
 }
 
-static void test_another_process_has_nothing(void **state)
+static void test_adapters_are_lost_with_the_process(void **state)
 {
     struct fleet_adapters fa = {0};
 
     (void)state;
     assert_int_equal(put(&fa, "x", true, has(THIS, THIS, THIS)), 1);
-    assert_bars(&fa, false, false, false);
+    assert_blocked(&fa, false, false, false);
     assert_false(fleet_adapters_has_task(&fa, 1));
     fleet_adapters_set_incarnation(&fa, 1, 1, true);
-    assert_bars(&fa, false, true, false);
+    assert_blocked(&fa, false, true, false);
     assert_true(fleet_adapters_is_missing(&fa.list[0], 1));
     task(&fa, 1, "x", THIS);
-    assert_bars(&fa, false, false, false);
+    assert_blocked(&fa, false, false, false);
     fleet_adapters_set_incarnation(&fa, 1, 1, true); /* the same */
     assert_false(fleet_adapters_has_task(&fa, 1));
     fleet_adapters_fini(&fa);
 }
 
 /* It was lost while a load was under way: which came first is unknown. */
-static void test_what_was_lost_meanwhile_is_asked_for_again(void **state)
+static void test_lost_during_a_load_is_loaded_again(void **state)
 {
     struct fleet_adapters fa = {0};
     struct fleet_adapter_task f;
@@ -79,33 +79,33 @@ static void test_what_was_lost_meanwhile_is_asked_for_again(void **state)
     assert_int_equal(fleet_adapters_begin_task(&fa, 1, &f), 1);
     fleet_adapters_set_has(&fa, "x", has(THIS, NONE, THIS));
     fleet_adapters_end_task(&fa, 1, &f, THIS);
-    assert_bars(&fa, false, true, false);
+    assert_blocked(&fa, false, true, false);
     task(&fa, 1, "x", THIS);
-    assert_bars(&fa, false, false, false);
+    assert_blocked(&fa, false, false, false);
     fleet_adapters_fini(&fa);
 }
 
-static void test_what_cannot_be_made_again_waits(void **state)
+static void test_without_its_request_it_waits_for_the_trainer(void **state)
 {
     struct fleet_adapters fa = {0};
 
     (void)state;
     (void)put(&fa, "x", false, has(THIS, THIS, THIS));
     fleet_adapters_set_incarnation(&fa, 1, 1, true);
-    assert_bars(&fa, false, true, false);
+    assert_blocked(&fa, false, true, false);
     assert_false(fleet_adapters_has_task(&fa, 1));
     assert_int_equal(put(&fa, "x", false, has(THIS, THIS, THIS)), 2);
-    assert_bars(&fa, false, false, false);
+    assert_blocked(&fa, false, false, false);
     fleet_adapters_set_incarnation(&fa, 0, 1, true);
     fleet_adapters_set_incarnation(&fa, 1, 2, true);
-    assert_bars(&fa, true, true, false);
+    assert_blocked(&fa, true, true, false);
     fleet_adapters_set_incarnation(&fa, 2, 1, true); /* no engine has it any more: all are alike */
-    assert_bars(&fa, false, false, false);
+    assert_blocked(&fa, false, false, false);
     assert_true(fleet_adapters_is_missing(&fa.list[0], 2));
     fleet_adapters_fini(&fa);
 }
 
-static void test_refused_by_all_keeps_nobody_away(void **state)
+static void test_refused_by_all_keeps_none_out(void **state)
 {
     struct fleet_adapters fa = {0};
 
@@ -115,15 +115,15 @@ static void test_refused_by_all_keeps_nobody_away(void **state)
     task(&fa, 1, "x", FLEET_HAS_REFUSED);
     task(&fa, 1, "y", THIS); /* one that it has not refused comes first */
     assert_true(fleet_adapters_has_task(&fa, 1));
-    assert_bars(&fa, false, true, true);
+    assert_blocked(&fa, false, true, true);
     fleet_adapters_set_incarnation(&fa, 0, 1, true);
-    assert_bars(&fa, true, false, true);
+    assert_blocked(&fa, true, false, true);
     task(&fa, 2, "x", THIS);
-    assert_bars(&fa, true, true, false);
+    assert_blocked(&fa, true, true, false);
     fleet_adapters_fini(&fa);
 }
 
-static void test_gone_is_unloaded_where_it_may_be(void **state)
+static void test_unloaded_where_it_may_still_be(void **state)
 {
     struct fleet_adapters fa = {0};
 
@@ -131,12 +131,12 @@ static void test_gone_is_unloaded_where_it_may_be(void **state)
     (void)put(&fa, "x", true, has(THIS, THIS, NONE));
     assert_int_equal(fleet_adapters_remove(&fa, "x", has(NONE, OTHER, NONE)), 1);
     assert_null(fleet_adapters_find(&fa, "x"));
-    assert_bars(&fa, false, true, false);
+    assert_blocked(&fa, false, true, false);
     assert_false(fleet_adapters_is_missing(&fa.list[0], 1));
     task(&fa, 1, "x", OTHER);
-    assert_bars(&fa, false, true, false);
+    assert_blocked(&fa, false, true, false);
     task(&fa, 1, "x", NONE);
-    assert_bars(&fa, false, false, false);
+    assert_blocked(&fa, false, false, false);
     assert_int_equal(fa.n, 0);
     assert_int_equal(fleet_adapters_remove(&fa, "y", has(NONE, NONE, NONE)), 0);
     assert_int_equal(fa.n, 0);
@@ -147,7 +147,7 @@ static void test_gone_is_unloaded_where_it_may_be(void **state)
 }
 
 /* Results of an older load, of an older process, and of an adapter that was unloaded meanwhile. */
-static void test_what_is_under_way_is_not_believed(void **state)
+static void test_late_results_are_not_trusted(void **state)
 {
     struct fleet_adapters fa = {0};
     struct fleet_adapter_task f;
@@ -156,19 +156,19 @@ static void test_what_is_under_way_is_not_believed(void **state)
     (void)put(&fa, "x", true, has(THIS, NONE, THIS));
     assert_int_equal(fleet_adapters_begin_task(&fa, 1, &f), 1);
     assert_int_equal(put(&fa, "x", true, has(THIS, THIS, THIS)), 2);
-    assert_bars(&fa, false, true, false);
+    assert_blocked(&fa, false, true, false);
     fleet_adapters_end_task(&fa, 1, &f, THIS);
-    assert_bars(&fa, false, true, false);
+    assert_blocked(&fa, false, true, false);
     assert_int_equal(fleet_adapters_begin_task(&fa, 1, &f), 1);
     assert_true(f.may_have);
     fleet_adapters_set_incarnation(&fa, 1, 7, true);
     fleet_adapters_end_task(&fa, 1, &f, THIS);
-    assert_bars(&fa, false, true, false);
+    assert_blocked(&fa, false, true, false);
     assert_int_equal(fleet_adapters_begin_task(&fa, 1, &f), 1);
     assert_int_equal(fleet_adapters_remove(&fa, "x", has(NONE, NONE, NONE)), 2);
     assert_int_equal(fa.n, 1);
     fleet_adapters_end_task(&fa, 1, &f, THIS);
-    assert_bars(&fa, false, true, false);
+    assert_blocked(&fa, false, true, false);
     assert_int_equal(fleet_adapters_begin_task(&fa, 1, &f), 1);
     assert_null(f.load);
     fleet_adapters_end_task(&fa, 1, &f, NONE);
@@ -177,7 +177,7 @@ static void test_what_is_under_way_is_not_believed(void **state)
 }
 
 /* A restarted engine that does not report its process may have kept what it had. */
-static void test_it_may_be_the_same_process(void **state)
+static void test_an_unnamed_process_may_have_kept_it(void **state)
 {
     struct fleet_adapters fa = {0};
 
@@ -189,11 +189,11 @@ static void test_it_may_be_the_same_process(void **state)
     assert_int_equal(fa.list[0].has[2], NONE);
     (void)fleet_adapters_remove(&fa, "x", has(NONE, OTHER, NONE));
     fleet_adapters_set_incarnation(&fa, 1, 2, false);
-    assert_bars(&fa, false, true, false);
+    assert_blocked(&fa, false, true, false);
     fleet_adapters_fini(&fa);
 }
 
-static void test_no_more_than_may_be(void **state)
+static void test_reserve_refuses_beyond_the_limit(void **state)
 {
     struct fleet_adapters fa = {0};
     struct err e = {0};
@@ -216,14 +216,14 @@ static void test_no_more_than_may_be(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_another_process_has_nothing),
-        cmocka_unit_test(test_what_was_lost_meanwhile_is_asked_for_again),
-        cmocka_unit_test(test_what_cannot_be_made_again_waits),
-        cmocka_unit_test(test_refused_by_all_keeps_nobody_away),
-        cmocka_unit_test(test_gone_is_unloaded_where_it_may_be),
-        cmocka_unit_test(test_what_is_under_way_is_not_believed),
-        cmocka_unit_test(test_it_may_be_the_same_process),
-        cmocka_unit_test(test_no_more_than_may_be),
+        cmocka_unit_test(test_adapters_are_lost_with_the_process),
+        cmocka_unit_test(test_lost_during_a_load_is_loaded_again),
+        cmocka_unit_test(test_without_its_request_it_waits_for_the_trainer),
+        cmocka_unit_test(test_refused_by_all_keeps_none_out),
+        cmocka_unit_test(test_unloaded_where_it_may_still_be),
+        cmocka_unit_test(test_late_results_are_not_trusted),
+        cmocka_unit_test(test_an_unnamed_process_may_have_kept_it),
+        cmocka_unit_test(test_reserve_refuses_beyond_the_limit),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

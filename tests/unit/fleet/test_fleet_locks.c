@@ -64,7 +64,10 @@ static void test_fleet_owns_update_lock_in_an_abort(void **state)
     struct fleet_control *fc = *state;
     struct err e = {0};
 
+    assert_false(fleet_owns_op_lock(fc));
     assert_int_equal(fleet_op_lock(fc, NULL, "a sleep", &e), 0);
+    assert_true(fleet_owns_op_lock(fc));
+    assert_false(fleet_owns_pause_lock(fc));
     assert_false(fleet_owns_update_lock(fc));
     assert_int_equal(fleet_abort_lock(fc, "an abort", &e), 0);
     assert_true(fleet_owns_update_lock(fc));
@@ -96,6 +99,7 @@ static void test_fleet_resume_lock_overtakes_a_trainers_pause(void **state)
     struct err e = {0};
 
     assert_int_equal(fleet_trainer_pause_lock(fc, NULL, &e), 0);
+    assert_true(fleet_owns_pause_lock(fc));
     pause_set(&fc->pause, &req, &before);
     assert_false(fleet_pause_lock_unless_pausing(fc, "a step"));
     assert_int_equal(fleet_resume_lock(fc, false, &e), 0);

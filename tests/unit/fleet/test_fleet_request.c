@@ -25,7 +25,7 @@ static struct fleet_result read_answer(int status, const char *text)
     return result;
 }
 
-static void test_fleet_read_tells_refusals_by_their_codes(void **state)
+static void test_fleet_result_read_maps_refusals_by_code(void **state)
 {
     static const struct {
         int status;
@@ -78,7 +78,7 @@ static void test_fleet_read_tells_refusals_by_their_codes(void **state)
     }
 }
 
-static void test_fleet_read_tells_silence(void **state)
+static void test_fleet_result_read_without_a_reply(void **state)
 {
     struct upstream_reply hung = {.requested = true, .sent = true}, dead = {.requested = true},
                           none = {.good = true};
@@ -86,7 +86,7 @@ static void test_fleet_read_tells_silence(void **state)
 
     (void)state;
     (void)err_set(&hung.why, ERR_TIMEOUT, "", "it did not answer");
-    (void)err_set(&dead.why, ERR_ENGINE, "", "nobody listens");
+    (void)err_set(&dead.why, ERR_ENGINE, "", "connection refused");
     fleet_result_read(&results[0], "http://u", &hung);
     fleet_result_read(&results[1], "http://u", &dead);
     fleet_result_read(&results[2], "http://u", &none);
@@ -103,7 +103,7 @@ static void test_fleet_read_tells_silence(void **state)
     assert_null(fleet_results_cause(&results[2], 1));
 }
 
-static void test_fleet_cause_is_a_refusal_before_silence(void **state)
+static void test_fleet_results_cause_prefers_a_refusal(void **state)
 {
     struct fleet_result results[2] = {{.outcome = FLEET_UNKNOWN}, {0}};
 
@@ -116,7 +116,7 @@ static void test_fleet_cause_is_a_refusal_before_silence(void **state)
     assert_false(fleet_result_may_have_run(&results[1])); /* rejected before any work */
 }
 
-static void test_fleet_read_tells_a_lost_update(void **state)
+static void test_fleet_result_read_lost_update(void **state)
 {
     static const char gone[] = "{\"error\":{\"code\":\"not_found\",\"message\":\"no\","
                                "\"param\":\"/update_id\"}}";
@@ -153,10 +153,10 @@ static void test_fleet_wire_code_knows_each_name(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fleet_read_tells_refusals_by_their_codes),
-        cmocka_unit_test(test_fleet_read_tells_silence),
-        cmocka_unit_test(test_fleet_cause_is_a_refusal_before_silence),
-        cmocka_unit_test(test_fleet_read_tells_a_lost_update),
+        cmocka_unit_test(test_fleet_result_read_maps_refusals_by_code),
+        cmocka_unit_test(test_fleet_result_read_without_a_reply),
+        cmocka_unit_test(test_fleet_results_cause_prefers_a_refusal),
+        cmocka_unit_test(test_fleet_result_read_lost_update),
         cmocka_unit_test(test_fleet_wire_code_knows_each_name),
     };
 

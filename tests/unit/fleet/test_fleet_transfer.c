@@ -16,14 +16,16 @@ static int setup(void **state)
 
     assert_non_null(fc);
     mtx_init(&fc->lock, MTX_UPDATES);
+    cnd_init(&fc->changed);
     *state = fc;
-    return 0;
+    return fleet_op_lock(fc, NULL, "a test", &(struct err){0});
 }
 
 static int teardown(void **state)
 {
     struct fleet_control *fc = *state;
 
+    cnd_fini(&fc->changed);
     mtx_fini(&fc->lock);
     free(fc);
     return 0;
@@ -64,7 +66,7 @@ static void test_fleet_get_group_by_name(void **state)
     assert_string_equal(e.field, "/group_name");
 }
 
-static void test_fleet_forget_group_tells_of_others(void **state)
+static void test_fleet_forget_group_returns_whether_others_exist(void **state)
 {
     struct fleet_control *fc = *state;
 
@@ -97,7 +99,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_fleet_get_group_by_name, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_fleet_forget_group_tells_of_others, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_forget_group_returns_whether_others_exist, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(test_fleet_add_group_forgets_the_oldest, setup, teardown),
     };
 
