@@ -97,7 +97,7 @@ static int check_sleep(const struct upstream_info *info, enum sleep_state state,
         return err_set(
             e, ERR_CONFLICT, "",
             "the fleet is asleep and its weights were dropped (level 2): wake it and push "
-            "a full update, which includes this upstream");
+            "a whole update, which includes this upstream");
     if (state == SLEEP_PARTIAL || (state != SLEEP_NONE && info->fence == FLEET_FENCE_WAKE))
         return err_set(
             e, ERR_CONFLICT, "",
@@ -107,7 +107,7 @@ static int check_sleep(const struct upstream_info *info, enum sleep_state state,
         return err_set(
             e, ERR_NEEDS_UPDATE, "",
             "it was down when the fleet was woken and does not report its process: whether "
-            "it is still asleep is unknown; push a full update");
+            "it is still asleep is unknown; push a whole update");
     return 0;
 }
 

@@ -419,10 +419,10 @@ def says_at_check(unknown):
     with open(os.path.join(other_weights, "pytorch_model.bin"), "wb"):
         pass
     for options, rc, wanted in (
-            ((), 0, "nothing is known of the first"), (("--model", MODEL), 0, "the 46 tensors of --model"),
+            ((), 0, "the first is not checked"), (("--model", MODEL), 0, "the 46 tensors of --model"),
             (("--model", unknown), 0, "the 46 tensors of --model"),
             (("--manifest", CHECKPOINT), 0, "the 46 tensors of --manifest"),
-            (("--model", MODEL, "--manifest", CHECKPOINT), 2, "--manifest: with --upstream --model says too"),
+            (("--model", MODEL, "--manifest", CHECKPOINT), 2, "--manifest: with --upstream --model names the tensors of an update too"),
             (("--model", "/nowhere"), 2, "--model: there is no directory"),
             (("--manifest", "/nowhere"), 2, "--manifest: '/nowhere'"),
             (("--model", WORK), 2, "config.json"),
