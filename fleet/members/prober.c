@@ -26,9 +26,8 @@ struct prober {
     struct loop_timer timer;
     struct loop_item probe_now;
     atomic_bool generation_probes;        /* relaxed: a hint for the next probe */
-    atomic_uint generation_probes_change; /* relaxed: another one after each
-                                             prober_enable_generation_probes */
-    atomic_uint_fast64_t round_us;        /* relaxed: it says only when */
+    atomic_uint generation_probes_change; /* relaxed: counts prober_enable_generation_probes */
+    atomic_uint_fast64_t round_us;        /* relaxed: only a time */
     struct probe probes[FLEET_MAX];
 };
 
@@ -85,7 +84,7 @@ static int read_report(struct upstream_report *report, const struct probe *p,
                                   label->text != NULL ? label->text : "", label->text_len, why);
 }
 
-/* @a  of API_GET_STATUS, and behind it of API_GET_PROBE_VERSION and API_GET_RELEASE */
+/* @a  of API_GET_STATUS, API_GET_PROBE_VERSION and API_GET_RELEASE, in this order */
 static void on_status(struct probe *p, const struct upstream_reply *a)
 {
     struct fleet *fleet = p->prober->cfg.fleet;
@@ -111,8 +110,8 @@ static void on_status(struct probe *p, const struct upstream_reply *a)
     }
     report.is_stale = fleet_weights_epoch(fleet) != p->weights_epoch;
     fleet_probe_ok(fleet, p->upstream, &report);
-    if (p->prober->cfg.generation_probe_every ==
-        0) /* nothing else would show that our key is accepted again */
+    /* Without generation probes nothing else would show that our key is accepted again. */
+    if (p->prober->cfg.generation_probe_every == 0)
         fleet_auth_ok(fleet, p->upstream);
 }
 

@@ -44,7 +44,7 @@ static bool is_upstream_idle(struct upstreams *u, size_t i)
 
 /* An index for a new engine. Those of removed engines are used last, so that code which has just
  * read such an index has most time to forget it. */
-static bool free_index(struct upstreams *u, const struct reload *r, bool held, size_t *out)
+static bool find_free_index(struct upstreams *u, const struct reload *r, bool held, size_t *out)
 {
     if (r->n < FLEET_MAX) {
         *out = r->n;
@@ -64,7 +64,7 @@ static int plan_entry(struct upstreams *u, struct reload *r, struct entry_change
     const struct slot *slot;
 
     if (c->index == FLEET_MAX) {
-        if (!free_index(u, r, held, &c->index))
+        if (!find_free_index(u, r, held, &c->index))
             return err_set(e, ERR_CONFLICT, "--upstream-file",
                            "no index is free for '%.200s': all %d are used, some by removed "
                            "upstreams that still serve requests",
