@@ -57,7 +57,7 @@ struct fleet_reconciler {
     uint64_t due_us, wait_us; /* no attempt before; delay after the next failure */
     struct err why;           /* of the last failure */
     struct err stale;         /* why its caches could not be reset; clean: they are not stale */
-    bool unasked;             /* they may be: this server has not yet reset those of the process */
+    bool untried;             /* they may be: this server has not yet reset those of the process */
     uint64_t n_stale;         /* grows with each change of `stale` */
 };
 
@@ -142,6 +142,14 @@ bool fleet_pause_expired_locked(const struct fleet_control *fc);
 
 /* fleet_pause_body - the request that pauses an engine as the others are (new). NULL: no memory. */
 json_t *fleet_pause_body(const struct pause *p);
+
+/* ---- adapters ---- */
+
+/* fleet_run_adapter_task - send the load or unload of a task. Blocks: up to the time of a load, and
+ * of cache resets. No lock held. @why  clean; set if it failed. Returns: what the engine has now.
+ */
+enum fleet_has fleet_run_adapter_task(struct fleet_control *fc, size_t upstream,
+                                      const struct fleet_adapter_task *task, struct err *why);
 
 /* ---- quiesce and leases ---- */
 

@@ -49,8 +49,8 @@ void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, size_t u
                                    at.removed || upstream_caps(at.kind)->status_names_process);
     err_clear(&f->why);
     err_clear(&f->stale);
-    f->unasked = !at.removed && !upstream_caps(at.kind)->two_phase;
-    if (f->unasked) {
+    f->untried = !at.removed && !upstream_caps(at.kind)->two_phase;
+    if (f->untried) {
         (void)err_set(&f->stale, ERR_UNSYNCED, "", "no attempt was made yet");
         f->n_stale++;
     }
@@ -144,7 +144,7 @@ void fleet_reconcile_set_stale(struct fleet_control *fc, size_t upstream, const 
     fleet_reconcile_check_incarnation_locked(fc, upstream);
     changes = why->code != ERR_NONE || f->stale.code != ERR_NONE;
     f->stale = *why;
-    f->unasked = false;
+    f->untried = false;
     f->n_stale++;
     f->due_us = f->wait_us = 0;
     fc->adapters.changes += changes;
@@ -269,96 +269,6 @@ void fleet_reconcile_watch(struct fleet_control *fc)
 
 /* tasks */
 
-bool fleet_has_no_adapter(struct fleet_control *fc, const struct fleet_result *result,
-                          const char *name)
-{
-    struct upstream_endpoint at;
-
-    upstreams_get(fc->upstreams, result->upstream, &at);
-    return result->outcome == FLEET_REFUSED &&
-           api_adapter_is_absent(at.kind, name, result->status,
-                                 result->text != NULL ? result->text : "", result->text_len);
-}
-
-static enum fleet_has unload(struct fleet_control *fc, const struct fleet_target *target,
-                             const char *name, struct err *why)
-{
-    enum fleet_has has = FLEET_HAS_OTHER;
-    struct fleet_result *result = NULL;
-
-    if (fleet_request(fc, API_UNLOAD_ADAPTER, target, 1, FLEET_CACHE_US, &result, why) != 0)
-        return has;
-    fleet_reset_adapter_caches(fc, result, 1);
-    if (result->outcome == FLEET_OK || fleet_has_no_adapter(fc, result, name))
-        has = FLEET_HAS_NONE;
-    else
-        *why = result->why;
-    fleet_results_free(result, 1);
-    return has;
-}
-
-/* The files may have been replaced since the others read them; only an engine that reports a digest
- * shows it. */
-static bool is_same(const struct fleet_result *result, const struct fleet_adapter_task *task,
-                    struct err *why)
-{
-    json_t *answer = json_loadb(result->text != NULL ? result->text : "", result->text_len, 0,
-                                NULL);
-    const char *digest = json_string_value(json_object_get(answer, "digest"));
-    bool same = digest == NULL || task->digest[0] == '\0' || strcmp(digest, task->digest) == 0;
-
-    json_decref(answer);
-    if (!same)
-        (void)err_set(
-            why, ERR_CONFLICT, "",
-            "the files at its lora_path have changed since the other upstreams loaded them");
-    return same;
-}
-
-static enum fleet_has load(struct fleet_control *fc, const struct fleet_target *target,
-                           const struct fleet_adapter_task *task, struct err *why)
-{
-    enum fleet_has has = task->had;
-    struct fleet_result *result = NULL;
-    struct err ignored = {0};
-    struct upstream_endpoint at;
-
-    upstreams_get(fc->upstreams, target->upstream, &at);
-    if (task->may_have && !upstream_caps(at.kind)->replaces_adapters)
-        (void)unload(fc, target, task->name, &ignored);
-    if (fleet_request(fc, API_LOAD_ADAPTER, target, 1, task->timeout_us + FLEET_GRACE_US, &result,
-                      why) != 0)
-        return has;
-    fleet_reset_adapter_caches(fc, result, 1);
-    *why = result->why;
-    if (result->outcome == FLEET_OK)
-        has = is_same(result, task, why) ? FLEET_HAS_THIS : FLEET_HAS_OTHER;
-    else if (result->outcome == FLEET_REFUSED)
-        has = FLEET_HAS_REFUSED;
-    else if (result->outcome == FLEET_UNKNOWN)
-        has = FLEET_HAS_OTHER;
-    fleet_results_free(result, 1);
-    return has;
-}
-
-static enum fleet_has run_task(struct fleet_control *fc, size_t upstream,
-                               const struct fleet_adapter_task *task, struct err *why)
-{
-    json_t *body = task->load != NULL ? json_loads(task->load, 0, NULL)
-                                      : json_pack("{s:s}", "lora_name", task->name);
-    struct fleet_target target = {.upstream = upstream, .body = body};
-    enum fleet_has has = task->had;
-
-    if (body == NULL)
-        (void)err_set(why, ERR_NO_MEMORY, "", "no memory to load or unload an adapter");
-    else if (task->load != NULL)
-        has = load(fc, &target, task, why);
-    else
-        has = unload(fc, &target, task->name, why);
-    json_decref(body);
-    return has;
-}
-
 static void log_task(const struct fleet_control *fc, size_t upstream,
                      const struct fleet_adapter_task *task, const struct err *why)
 {
@@ -414,7 +324,7 @@ static bool reconcile_cache(struct fleet_reconciler *f)
     mtx_lock(&fc->lock);
     n_stale = f->n_stale;
     stale = f->stale.code != ERR_NONE;
-    one.route_optional = f->unasked;
+    one.route_optional = f->untried;
     mtx_unlock(&fc->lock);
     if (!stale)
         return true;
@@ -448,7 +358,7 @@ static bool reconcile_adapter(struct fleet_reconciler *f)
     mtx_unlock(&fc->lock);
     if (found <= 0)
         return false;
-    has = run_task(fc, f->upstream, &task, &why);
+    has = fleet_run_adapter_task(fc, f->upstream, &task, &why);
     log_task(fc, f->upstream, &task, &why);
     mtx_lock(&fc->lock);
     fleet_reconcile_check_incarnation_locked(fc, f->upstream);

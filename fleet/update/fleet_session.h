@@ -12,7 +12,7 @@
 #include "base/err.h"
 #include "base/lease_timer.h"
 #include "fleet/api/upstream_api.h"
-#include "fleet/fleet_request.h"
+#include "fleet/fleet_result.h"
 #include "fleet/members/fleet.h"
 #include "fleet/update/fleet_coverage.h"
 #include "fleet/update/fleet_part.h"

@@ -1,5 +1,7 @@
 /* Results of engines' replies, in terms of our client's errors. */
-#include "fleet/fleet_request.h"
+#include "fleet/fleet_result.h"
+
+#include "fleet/api/upstream_api.h"
 #include "fleet/members/upstream_fanout.h"
 
 #include <setjmp.h>
