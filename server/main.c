@@ -4,9 +4,9 @@
 #include "base/log.h"
 #include "cli/cli.h"
 #include "driver/nccl.h"
-#include "server/check.h"
 #include "server/config/config.h"
 #include "server/serve.h"
+#include "server/serve_check.h"
 #include "server/signals.h"
 
 #include <jansson.h>

@@ -11,9 +11,9 @@
 #include "fleet/update/fleet_coverage.h"
 #include "handlers/fleet/status.h"
 #include "handlers/tensor_list_json.h"
+#include "server/listeners.h"
 #include "server/model_dir.h"
 #include "server/serve.h"
-#include "server/serve_listen.h"
 #include "server/serve_priv.h"
 #include "transport/file.h"
 

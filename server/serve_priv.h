@@ -12,7 +12,7 @@
 #include "handlers/app.h"
 #include "memory/device_list.h"
 #include "server/config/config.h"
-#include "server/serve_listen.h"
+#include "server/listeners.h"
 #include "transport/file.h"
 #include "transport/ipc/cuda_ipc.h"
 #include "weights/store/store.h"

@@ -288,15 +288,15 @@ int config_set(struct config_loader *l, const struct config_option *o, enum conf
                const char *field, const char *text, struct err *e)
 {
     char *at = (char *)&l->config + o->offset;
-    enum config_layer *said = &l->config.origins->layers[o - config_options];
+    enum config_layer *given_by = &l->config.origins->layers[o - config_options];
     int rc = 0;
 
     if (strnlen(text, CONFIG_VALUE_LEN_MAX + 1) > CONFIG_VALUE_LEN_MAX)
         return err_set(e, ERR_BAD_REQUEST, field, "it is longer than %d bytes",
                        CONFIG_VALUE_LEN_MAX);
-    if (config_is_list(o) && *said != layer)
+    if (config_is_list(o) && *given_by != layer)
         ((struct config_list *)(void *)at)->n = 0;
-    *said = layer;
+    *given_by = layer;
     switch (o->kind) {
     case KIND_STR:
         rc = set_str(&l->config, (const char **)(void *)at, o, field, text, e);

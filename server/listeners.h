@@ -1,6 +1,6 @@
 /* The listeners of the server: addresses, keys, TLS. */
-#ifndef BATON_SERVER_SERVE_LISTEN_H
-#define BATON_SERVER_SERVE_LISTEN_H
+#ifndef BATON_SERVER_LISTENERS_H
+#define BATON_SERVER_LISTENERS_H
 
 #include "base/err.h"
 #include "handlers/app.h"

@@ -1,6 +1,6 @@
 /* `baton serve --check`: would the server start, and with what? */
-#ifndef BATON_SERVER_CHECK_H
-#define BATON_SERVER_CHECK_H
+#ifndef BATON_SERVER_SERVE_CHECK_H
+#define BATON_SERVER_SERVE_CHECK_H
 
 #include "base/err.h"
 

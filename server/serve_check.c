@@ -1,12 +1,12 @@
 /* The report of --check: text for people and grep. GET /v1/status reports the same as JSON once a
  * server runs. */
-#include "server/check.h"
+#include "server/serve_check.h"
 
 #include "memory/copy_sum.h"
 #include "server/config/config.h"
+#include "server/listeners.h"
 #include "server/serve.h"
 #include "server/serve_fleet.h"
-#include "server/serve_listen.h"
 
 #include <errno.h>
 #include <inttypes.h>
