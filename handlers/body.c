@@ -1,5 +1,5 @@
-/* Readers of JSON members. A member of the wrong type is refused and never bent: 1.0 and true are
- * not integers here, because what a trainer wrote by mistake should be told and not guessed. */
+/* Readers of JSON members. A member of the wrong type is refused, never converted: true is not
+ * an integer, because a trainer's mistake should be reported, not guessed at. */
 #include "handlers/body.h"
 
 #include "handlers/body_scan.h"
@@ -66,7 +66,7 @@ static bool listed(const char *name, const char *const *names)
     return false;
 }
 
-/* What to say after "unknown member 'x'": the near one, or all there are. */
+/* The text after "unknown member 'x'": the closest known name, or all known names. */
 static void suggest(char out[LIST_TEXT_MAX], const char *name, const char *const *names)
 {
     const char *near = closest_match(name, names);
@@ -135,7 +135,8 @@ int body_query_only(const struct http_request *x, const struct route *route, str
 {
     char field[ERR_FIELD_MAX];
 
-    /* Quadratic in what the route lists, not in what came: after that many, one must repeat. */
+    /* Quadratic in the number of members that the route lists, not in what was sent: after that
+     * many, one must be repeated. */
     for (size_t i = 0; i < x->n_query; i++) {
         const char *name = x->query[i].name;
 
@@ -163,7 +164,7 @@ int body_required(const json_t *o, const char *at, const char *member, struct er
                    v == NULL ? "missing" : "null");
 }
 
-/* A C string would end at the NUL and name something else. */
+/* A C string would end at the NUL. */
 static int refuse_nul(const char *at, const char *member, struct err *e)
 {
     char field[ERR_FIELD_MAX];
@@ -212,11 +213,10 @@ int body_bool(bool *out, const json_t *o, const char *at, const char *member, st
     return 0;
 }
 
-/* A real that is whole counts, as in JSON Schema: some clients write 5.0. @v  a number or another
- */
+/* A whole real is an integer, as in JSON Schema: some clients write 5.0. @v  any value */
 static bool whole(int64_t *out, const json_t *v)
 {
-    const double exact_max = 0x1p53; /* beyond it a double does not know its last digit */
+    const double exact_max = 0x1p53; /* beyond it a double is not exact */
     double real = json_is_real(v) ? json_real_value(v) : 0;
 
     if (json_is_integer(v)) {
@@ -325,7 +325,7 @@ int query_bool(bool *out, const struct http_request *x, const char *member, stru
     return 0;
 }
 
-/* Digits only. Returns false for anything else, and for more than 64 bits. */
+/* Returns false if the text is not digits only, or has more than 64 bits. */
 static bool all_digits(uint64_t *out, const char *text)
 {
     uint64_t v = 0;

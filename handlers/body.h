@@ -1,8 +1,8 @@
-/* Readers that move JSON members into a struct, and say which member was wrong.
+/* Readers of JSON members and query members of requests.
  *
  * Every reader returns 0, or -1 with ERR_BAD_REQUEST and the member's JSON pointer in e->field.
- * A reader of an absent member leaves *out as it was and returns 0, unless it is `_required`.
- * JSON null counts as absent. Values are borrowed from the body. */
+ * If the member is absent, a reader leaves *out unchanged and returns 0, unless its name ends in
+ * `_required`. JSON null counts as absent. Values are borrowed from the body. */
 #ifndef BATON_HANDLERS_BODY_H
 #define BATON_HANDLERS_BODY_H
 
@@ -19,33 +19,35 @@ enum { BODY_DEPTH_MAX = 32 };
 
 struct route;
 
-/* body_parse - the request's body as a JSON object (new), checked against its route, and through
- * its way in where that speaks a dialect: strict or not, optional or not; duplicate members,
- * trailing bytes, depth over BODY_DEPTH_MAX are refused, and on strict routes unknown members,
- * naming the one that was probably meant.
- * Errors: ERR_BAD_REQUEST (position, or member), ERR_MEDIA_TYPE (a content type that is not JSON;
- *         absent is taken as JSON), ERR_NO_MEMORY. */
+/* body_parse - parse the request's body as a JSON object (new), and translate it if the route
+ * belongs to a dialect. Refused are: duplicate members, trailing bytes, a depth over
+ * BODY_DEPTH_MAX, and on strict routes unknown members (the message suggests the closest known
+ * one).
+ * Errors: ERR_BAD_REQUEST (with position or member), ERR_MEDIA_TYPE (the content type is not
+ *         JSON; without one JSON is assumed, except for a body on a control route),
+ *         ERR_NO_MEMORY. */
 int body_parse(json_t **out, const struct http_request *x, const struct route *route,
                struct err *e);
 
-/* body_parse_text - the same for a text that is not empty and stands for the body's. */
+/* body_parse_text - parse a non-empty text instead of the body. */
 int body_parse_text(json_t **out, const struct http_request *x, const char *text, size_t len,
                     const struct route *route, struct err *e);
 
 /* body_only - refuse members of `object` (at pointer `at`) that are not in `members`. */
 int body_only(const json_t *object, const char *at, const char *const *members, struct err *e);
 
-/* body_only_of - the same for a whole body; what the route has a hint for is refused with it. */
+/* body_only_of - body_only for a whole body and its route's members; if the route has a hint for
+ * an unknown member, the message contains it. */
 int body_only_of(const json_t *body, const struct route *route, struct err *e);
 
-/* body_query_only - refuse query members that the route does not list, or that come twice. */
+/* body_query_only - refuse query members that the route does not list, or that are repeated. */
 int body_query_only(const struct http_request *x, const struct route *route, struct err *e);
 
-/* body_is_tensors - is the body a safetensors stream, by its content type, and its route takes
- * such? */
+/* body_is_tensors - is the body a safetensors stream, by its content type, on a route that
+ * accepts one? */
 bool body_is_tensors(const struct http_request *x);
 
-/* body_given - the value, or NULL when it is absent or null. */
+/* body_given - the value; NULL if it is absent or null. */
 const json_t *body_given(const json_t *o, const char *member);
 
 /* `at` is the pointer of the object that holds the member: "" or "/sampling_params". */

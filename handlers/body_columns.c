@@ -1,9 +1,9 @@
-/* The request is walked once; each plain column is cut out, and its number left in its place. What
- * remains is small, and is parsed as any other body. If that fails, for whatever reason, the whole
- * is parsed as it came: what is then told, and where, is right for the text that was sent.
+/* The request is scanned once. Each plain column is cut out and replaced by its number. The rest
+ * is small, and is parsed as any other body. If that fails, the whole request is parsed as it
+ * was sent, so that errors and their positions are those of the sent text.
  *
- * Nobody can send what looks like a column that was cut out: either every array of a column's name
- * is cut out, or none is. */
+ * A client cannot send text that looks like the number of a column: either all arrays with a
+ * column's name are cut out, or none is. */
 #include "handlers/body_columns.h"
 
 #include "handlers/body_scan.h"
@@ -15,25 +15,25 @@
 #include <string.h>
 
 enum {
-    DIGITS_MAX = 18,         /* of a plain integer: below 2^63 whatever they are */
+    DIGITS_MAX = 18,         /* of a plain integer: always below 2^63 */
     PLACEHOLDER_LEN_MAX = 24 /* "[[4294967295]]" */
 };
 
 enum kind { KIND_STRINGS, KIND_INTEGERS, KIND_SHAPES };
 
-/* Walking along text that ends at `end`. */
+/* A scan of text that ends at `end`. */
 struct walk {
     const char *at, *end;
 };
 
-/* A member that is a column if it is an array, and what it then holds. */
+/* A member that is a column if it is an array, and the type of its elements. */
 struct column_member {
     const char *name;
     enum kind kind;
     enum list_column which;
 };
 
-/* NULL: it is no column's name. */
+/* NULL: it is not a column's name. */
 static const struct column_member *find_member(const char *name, size_t len)
 {
     static const struct column_member columns[] = {
@@ -53,7 +53,7 @@ static bool is_blank(char c)
     return c == ' ' || c == '\t' || c == '\n' || c == '\r';
 }
 
-/* Takes `c`, if it is the next that is not blank. */
+/* Consumes `c` if it is the next byte that is not blank. */
 static bool take(struct walk *w, char c)
 {
     while (w->at < w->end && is_blank(*w->at))
@@ -64,7 +64,7 @@ static bool take(struct walk *w, char c)
     return true;
 }
 
-/* Strings without escapes, of ASCII, no longer than a name may be. */
+/* A string of ASCII without escapes, not longer than a name may be. */
 static bool plain_string(struct walk *w)
 {
     const char *first;
@@ -89,7 +89,7 @@ static bool plain_integer(struct walk *w)
     first = w->at;
     while (w->at < w->end && *w->at >= '0' && *w->at <= '9')
         w->at++;
-    /* A real number goes on where neither ',' nor ']' may stand. */
+    /* After the digits of a real number comes neither ',' nor ']': the caller refuses it. */
     return w->at > first && w->at - first <= DIGITS_MAX && (*first != '0' || w->at - first == 1);
 }
 
@@ -108,7 +108,7 @@ static bool plain_shape(struct walk *w)
     return take(w, ']');
 }
 
-/* The whole array, from its '[' on. */
+/* The whole array, beginning with its '['. */
 static bool plain_column(struct walk *w, enum kind kind, struct column_text *out)
 {
     const char *begin = w->at;
@@ -132,7 +132,7 @@ static bool plain_column(struct walk *w, enum kind kind, struct column_text *out
     return true;
 }
 
-/* As plain_column, of what came before in these very bytes. */
+/* As plain_column, for a column with the same bytes as one of a cached list. */
 static bool cached_column(struct walk *w, enum list_column which, struct body_columns *columns,
                           struct list_cache *lists, struct column_text *out)
 {
@@ -162,9 +162,9 @@ static bool push(struct body_columns *columns, struct column_text column)
     return true;
 }
 
-/* The text without its columns, growing. */
+/* The text without its columns. */
 struct rest {
-    char *text; /* owned; room for all that came */
+    char *text; /* owned; as large as the request */
     size_t len;
 };
 
@@ -174,7 +174,8 @@ static void rest_copy(struct rest *r, const char *from, const char *to)
     r->len += (size_t)(to - from);
 }
 
-/* As deep as what it stands for, so that depth is judged as it came. False: it would be longer. */
+/* Writes a column's placeholder, as deep as the column, so that the depth check gives the same
+ * result. Returns false if it would be longer than the column. */
 static bool rest_placeholder(struct rest *r, enum kind kind, uint32_t number, size_t len)
 {
     char placeholder[PLACEHOLDER_LEN_MAX];
@@ -187,8 +188,9 @@ static bool rest_placeholder(struct rest *r, enum kind kind, uint32_t number, si
     return true;
 }
 
-/* Behind the string whose first byte is at w->at: if it names a column and that is an array, cuts
- * it out. @from  what has not been copied begins there. False: nothing is to be cut out at all. */
+/* Called after each string: if it is the name of a column that is an array, cuts out the column.
+ * @from  begin of the text that has not been copied to r
+ * Returns false: no column of this request may be cut out. */
 static bool cut_member(struct walk *w, const char *name, size_t len, struct body_columns *columns,
                        struct list_cache *lists, struct rest *r, const char **from)
 {
@@ -197,9 +199,9 @@ static bool cut_member(struct walk *w, const char *name, size_t len, struct body
     const char *begin;
 
     if (!take(w, ':'))
-        return true; /* no member's name */
+        return true; /* not a member's name */
     if (memchr(name, '\\', len) != NULL)
-        return false; /* a column's name, spelled otherwise? */
+        return false; /* may be a column's name, with escapes */
     column_member = find_member(name, len);
     if (column_member == NULL)
         return true;
@@ -207,7 +209,7 @@ static bool cut_member(struct walk *w, const char *name, size_t len, struct body
         w->at++;
     begin = w->at;
     if (w->at == w->end || *w->at != '[')
-        return true; /* absent, or refused by whoever wants an array */
+        return true; /* absent, or refused later because it is not an array */
     if (!cached_column(w, column_member->which, columns, lists, &column) &&
         !plain_column(w, column_member->kind, &column))
         return false;
@@ -220,7 +222,7 @@ static bool cut_member(struct walk *w, const char *name, size_t len, struct body
     return rest_placeholder(r, column_member->kind, columns->n - 1, (size_t)(w->at - begin));
 }
 
-/* False: the body has no columns, or they are not all plain, or there is no memory. */
+/* Returns false if the body has no columns, if they are not all plain, or without memory. */
 static bool cut(const char *text, size_t len, struct body_columns *columns,
                 struct list_cache *lists, struct rest *r)
 {
@@ -275,9 +277,7 @@ int body_parse_columns(json_t **out, struct body_columns *columns, const struct 
     return body_parse(out, x, route, e);
 }
 
-/* reading */
-
-/* The number that stands in the place of a column. */
+/* The column whose number is in the tree. */
 static const struct column_text *column_of(const struct body_columns *columns,
                                            const json_t *placeholder)
 {
@@ -314,7 +314,7 @@ int column_open(struct column *out, const struct body_columns *columns, const js
     return 0;
 }
 
-/* Elements of plain columns have been checked: between two of them is nothing but this. */
+/* Between two elements of a plain column are only commas and blanks. */
 static const char *skip_between(const char *at)
 {
     while (*at == ',' || is_blank(*at))

@@ -1,4 +1,4 @@
-/* The body as a JSON object. Nothing is parsed that is too deep for jansson's recursion. */
+/* The body as a JSON object. Its depth is checked first, because jansson recurses. */
 #include "handlers/body.h"
 
 #include "base/json_parse.h"
@@ -20,8 +20,8 @@ static bool is_json(const char *type)
     return strncasecmp(type, name, len) == 0 && strchr("; \t", type[len]) != NULL;
 }
 
-/* A web page can send a body without a type, and no type but those of forms, to another's server
- * without being asked first: on control routes no type is not JSON. */
+/* A web page can send a body without a Content-Type, or with a form's, to another server without
+ * a preflight request of the browser: on control routes a body needs a type. */
 static int check_type(const struct http_request *x, const struct route *route, struct err *e)
 {
     const char *other = route->body == BODY_TENSORS ? " or application/vnd.safetensors" : "";
@@ -53,7 +53,7 @@ static int check_depth(const char *text, size_t len, struct err *e)
                    BODY_DEPTH_MAX, at, line, column);
 }
 
-/* jansson's offset is behind the token that it stopped at. */
+/* jansson's offset is after the token at which it stopped. */
 static int refuse_syntax(const char *text, size_t len, const json_error_t *why, struct err *e)
 {
     size_t at = why->position > 0 ? (size_t)why->position : 0, line, column;
@@ -74,8 +74,8 @@ static int refuse_syntax(const char *text, size_t len, const json_error_t *why, 
                    at, line, column);
 }
 
-/* Text of a dialect's prompt may hold NULs, as other servers take them; on strict routes, where
- * strings are names, none is allowed. */
+/* A dialect's prompts may contain NULs, as in other servers; on strict routes, where strings are
+ * names, NULs are refused. */
 static int parse_json(json_t **out, const char *text, size_t len, bool strict, struct err *e)
 {
     size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | (strict ? 0 : JSON_ALLOW_NUL);
@@ -99,7 +99,7 @@ static int check_object(const json_t *root, const struct route *route, struct er
     return route->strict ? body_only_of(root, route, e) : 0;
 }
 
-/* Through the dialect's way in, if the row has one. Steals root. */
+/* Translates the body if the row belongs to a dialect. Steals root. */
 static int translate_body(json_t **out, json_t *root, const struct http_request *x,
                           const struct route *route, struct err *e)
 {

@@ -1,5 +1,5 @@
-/* One pass over JSON text, strings skipped: nesting is bounded here because jansson recurses, and
- * places are found here because jansson tells an offset and people want a member. */
+/* One pass over JSON text that skips strings. The depth is limited because jansson recurses;
+ * positions are converted to members because jansson reports an offset. */
 #include "handlers/body_scan.h"
 
 #include "handlers/body.h"
@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Each byte is looked at twice at most: a quote that was found is kept while escapes before it are
- * passed over. */
+/* Reads each byte at most twice: a quote that was found is remembered while escapes before it
+ * are skipped. */
 size_t scan_string_end(const char *text, size_t len, size_t i)
 {
     const char *quote = NULL, *escape;
@@ -59,7 +59,7 @@ void scan_line(const char *text, size_t at, size_t *line, size_t *column)
     *column = at - start + 1;
 }
 
-/* One open object or array on the way to a place. */
+/* One open object or array on the path to an offset. */
 struct step {
     bool array;
     size_t index;          /* of an array's element */
@@ -142,7 +142,7 @@ void scan_pointer(const char *text, size_t at, char *out, size_t cap)
         else if (s->name > 0)
             scan_escape(out, cap, text + s->name, s->name_len);
         if (strlen(out) == before)
-            return; /* no room, or a name has yet to come */
+            return; /* does not fit, or the name has not been read yet */
     }
 }
 
@@ -153,7 +153,8 @@ static size_t skip_blank(const char *text, size_t len, size_t at)
     return at;
 }
 
-/* Behind a value that is no string: at the ',' or the bracket that ends its object, or `len`. */
+/* The end of a value that is not a string: the offset of the ',' or of the bracket that ends its
+ * object, or `len`. */
 static size_t skip_value(const char *text, size_t len, size_t at)
 {
     size_t depth = 0;
@@ -174,7 +175,7 @@ static size_t skip_value(const char *text, size_t len, size_t at)
     return len;
 }
 
-/* A string from its quote at `at` on. Returns: behind its end, or 0 when it has none. */
+/* A string whose quote is at `at`. Returns the offset after it, or 0 if it has no end. */
 static size_t scan_quoted(const char *text, size_t len, size_t at, const char **out,
                           size_t *out_len)
 {

@@ -1,4 +1,5 @@
-/* The handlers of health, status and weights, and the members that each accepts. */
+/* The handlers of health, status, weights, adapters and the life cycle, and the members that
+ * each accepts. */
 #ifndef BATON_HANDLERS_CONTROL_PLANE_H
 #define BATON_HANDLERS_CONTROL_PLANE_H
 
@@ -6,7 +7,7 @@
 
 #include <jansson.h>
 
-/* Every one is an operation's handler (server/operations.h). */
+/* Each is the handler of an operation (server/operations.h). */
 int handle_live(struct app *app, struct http_request *x, struct err *e);
 int handle_ready(struct app *app, struct http_request *x, struct err *e);
 int handle_status(struct app *app, struct http_request *x, struct err *e);

@@ -1,4 +1,5 @@
-/* What all dialects share: which there are, what nobody knows, and small pieces of translation. */
+/* What all dialects share: their names, the count of unknown members, and helpers for
+ * translations. */
 #include "handlers/dialect.h"
 
 #include "handlers/body.h"
@@ -13,7 +14,7 @@ static const char *const names[DIALECT_COUNT] = {
     [DIALECT_NATIVE] = "native", [DIALECT_VLLM] = "vllm",         [DIALECT_SKYRL] = "skyrl",
     [DIALECT_SGLANG] = "sglang", [DIALECT_PRIME_RL] = "prime-rl", [DIALECT_AREAL] = "areal"};
 
-static _Atomic uint64_t n_unknown[DIALECT_COUNT]; /* for metrics; nothing reads it to decide */
+static _Atomic uint64_t n_unknown[DIALECT_COUNT]; /* for metrics only */
 
 const char *dialect_name(enum route_dialect d)
 {
@@ -25,8 +26,8 @@ uint64_t dialect_n_unknown(enum route_dialect d)
     return atomic_load_explicit(&n_unknown[d], memory_order_relaxed);
 }
 
-/* Its bit, and that of whose routes it shares; or 0. SkyRL's and AReaL's servers are vLLM's and
- * some more. */
+/* The bits of a dialect and of the dialect whose routes it includes; or 0. The servers of SkyRL
+ * and AReaL have vLLM's routes and some more. */
 static unsigned bits_of(const char *word, size_t len)
 {
     static const unsigned shared[DIALECT_COUNT] = {
@@ -86,7 +87,7 @@ static void count_unknown(const json_t *body, const struct http_request *x,
         atomic_fetch_add_explicit(&n_unknown[route->dialect], n, memory_order_relaxed);
 }
 
-/* Our own rows are right, or a test says so; a client is told of what slipped through. */
+/* The translations are ours and tested; this catches a member that no handler reads. */
 static int check_translated(const json_t *body, const struct route *route, struct err *e)
 {
     const char *name;

@@ -1,14 +1,15 @@
-/* Other servers' wire forms of our operations (vLLM, SkyRL, SGLang, prime-rl, AReaL).
+/* Other servers' APIs for baton's operations (vLLM, SkyRL, SGLang, prime-rl, AReaL).
  *
- * A dialect is rows of the route table that name an operation of ours and what stands around it:
- *   in    turns the request (its body, and its query) into the body that the native route takes;
- *   out   turns the native reply into the one that the dialect's clients read;
- *   form  is how errors look; their statuses and messages are ours.
- * It holds no state and decides nothing: what it cannot say in a native request it refuses by name.
- * Where two callers claim one path, the row's claim decides by the body (handlers/route.h).
+ * A dialect is a set of rows of the route table. Each names an operation of baton, and:
+ *   translate_request   turns the request (body and query) into the body of the native route;
+ *   translate_response  turns the native reply into the one that the dialect's clients expect;
+ *   form                is the form of error bodies; statuses and messages are baton's.
+ * A dialect has no state and decides nothing: what a native request cannot express is refused by
+ * name. If two dialects use one path, the row's body_match chooses (handlers/route.h).
  *
- * These APIs grow, so unknown members are ignored, and counted. What `in` makes is held against
- * the native members all the same: a translation that says what nobody reads is our bug. */
+ * These APIs grow, so unknown members are ignored, and counted. The result of translate_request
+ * is checked against the native members: a member that no handler reads is a bug of the
+ * translation. */
 #ifndef BATON_HANDLERS_DIALECT_H
 #define BATON_HANDLERS_DIALECT_H
 
@@ -19,27 +20,26 @@
 #include <jansson.h>
 #include <stdint.h>
 
-/* dialects_parse - "vllm,skyrl", "none", "all" -> bits of route_find; the native one is always in,
- * and vLLM's with SkyRL's and AReaL's, whose clients use both.
+/* dialects_parse - "vllm,skyrl", "none", "all" -> bits of route_find. Native is always included;
+ * SkyRL and AReaL include vLLM, because their clients use both.
  * Errors: ERR_BAD_REQUEST at `field`. */
 int dialects_parse(unsigned *out, const char *text, const char *field, struct err *e);
 
 /* dialect_name - "native", "vllm", "skyrl", "sglang", "prime-rl", "areal". */
 const char *dialect_name(enum route_dialect d);
 
-/* dialect_request - a parsed body on its way in: counts unknown members of body and query, and lets
- * the row translate.
+/* dialect_request - count unknown members of body and query, and translate the body.
  * @route  of a dialect
- * @body  in, out; owned by the caller, also after an error
- * Errors: `in`'s; ERR_INTERNAL when it made a member that the native route does not take. */
+ * @body   in, out; owned by the caller, also after an error
+ * Errors: those of translate_request; ERR_INTERNAL if it made a member that the native route
+ *         does not accept. */
 int dialect_request(json_t **body, const struct http_request *x, const struct route *route,
                     struct err *e);
 
-/* dialect_n_unknown - members that were ignored so far, since the start of the process. */
+/* dialect_n_unknown - members that were ignored since the start of the process. */
 uint64_t dialect_n_unknown(enum route_dialect d);
 
-/* What several tables say in `in` and `out`. All are for memory's lack too: -1 with e set, or
- * without an e just -1. */
+/* Helpers of the translations. Without memory they return -1, with e set if there is one. */
 
 /* dialect_set - body[member] = value (stolen, NULL: no memory). */
 int dialect_set(json_t *body, const char *member, json_t *value, struct err *e);
@@ -59,20 +59,22 @@ int dialect_select_members(json_t **body, const json_t *from, const struct diale
  * @route  of a native row: nothing changes */
 void dialect_error(struct err *e, const struct route *route);
 
-/* dialect_flag - a query member as Python's clients and servers spell it: true, True, 1, yes, on
- * @out  unchanged when absent
+/* dialect_flag - a boolean query member as Python's clients and servers spell it: true, True, 1,
+ * yes, on
+ * @out  unchanged if absent
  * Errors: ERR_BAD_REQUEST at /<member>. */
 int dialect_flag(bool *out, const struct http_request *x, const char *member, struct err *e);
 
-/* dialect_check_action - of the routes that check weights: the native actions, or the dialect's own
- * for a reset, which another row takes.
+/* dialect_check_action - check the action of a route that checks weights: one of the native
+ * actions. `reset` is the dialect's own action for a reset, which another row handles; it is
+ * named in the message.
  * Errors: ERR_BAD_REQUEST at /action. */
 int dialect_check_action(const char *action, const char *reset, struct err *e);
 
-/* dialect_replace - *reply = `value` (stolen; NULL: no memory, *reply stays). For `out`. */
+/* dialect_replace - replace *reply by `value` (stolen; NULL: no memory, *reply is unchanged). */
 int dialect_replace(json_t **reply, json_t *value);
 
-/* Outs. */
+/* For translate_response. */
 int dialect_reply_empty(json_t **reply, const struct http_request *x);  /* no body */
 int dialect_reply_null(json_t **reply, const struct http_request *x);   /* null */
 int dialect_reply_status(json_t **reply, const struct http_request *x); /* {"status":"ok"} */

@@ -10,7 +10,7 @@
 
 enum { REAL_DIGITS = 9, NUMBER_CAP = 32 };
 
-/* After a value, whose last byte none of these is. */
+/* Puts a comma after a value. The last byte of a value is never one of these. */
 static void put_comma(struct buf *out)
 {
     if (out->len > 0 && strchr("{[: ", out->data[out->len - 1]) == NULL)

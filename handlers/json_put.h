@@ -1,9 +1,10 @@
-/* JSON written as text, piece by piece: what can be large, such as the logprobs of a reply, never
- * is a tree of values, which is ten times its text.
+/* JSON written as text, piece by piece, for parts of replies that may be large, such as
+ * logprobs: a tree of values takes ten times the memory of its text.
  *
- * The text is that of reply_append_json. What stands last in the buffer says whether a comma is
- * due, so that pieces need no state, and lists made apart can be put together. Whoever writes sees
- * to it that brackets match and no name comes twice. A lack of memory makes out->failed. */
+ * The text is that of reply_append_json. The last byte of the buffer determines whether a comma
+ * is needed, so the functions keep no state, and lists that were written separately can be
+ * joined. The caller makes sure that brackets match and that no name is repeated. A lack of
+ * memory sets out->failed. */
 #ifndef BATON_HANDLERS_JSON_PUT_H
 #define BATON_HANDLERS_JSON_PUT_H
 
@@ -29,7 +30,8 @@ void json_put_value(struct buf *out, json_t *v);
 /* json_put_members - the members of an object, as json_put_value takes it. */
 void json_put_members(struct buf *out, json_t *object);
 
-/* json_put_text - a value, or several with commas between them, written apart; or nothing. */
+/* json_put_text - append text that was written separately: one value, or several with commas
+ * between them, or nothing. */
 void json_put_text(struct buf *out, const struct buf *text);
 
 #endif

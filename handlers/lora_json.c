@@ -1,4 +1,4 @@
-/* How adapters look in replies. */
+/* Adapters in replies. */
 #include "handlers/lora_json.h"
 
 #include "engine/lora/adapters.h"
@@ -31,8 +31,8 @@ static json_t *item_json(const struct adapters_item *i)
                      "n_users_older", (json_int_t)i->n_users_older);
 }
 
-/* An update keeps every name and shape of the model, which is all that an adapter was held against:
- * it stays valid. Whether it was trained on these weights is its trainer's to know. */
+/* An update keeps all names and shapes of the model, and an adapter was checked against nothing
+ * else: it stays valid. Only its trainer knows whether it fits these weights. */
 static json_t *valid_json(const struct adapters_item *i)
 {
     return json_pack("{s:s, s:I, s:b}", "name", i->name, "revision", (json_int_t)i->revision,

@@ -1,11 +1,10 @@
-/* What a request can ask for, in whichever dialect: a row of the route table names one, and
- * server/operations.c says which handler does it. */
+/* The operations of the API, the same for all dialects: a row of the route table names one, and
+ * server/operations.c has its handlers. */
 #ifndef BATON_HANDLERS_OPERATION_H
 #define BATON_HANDLERS_OPERATION_H
 
-/* Columns: operation; the call of the life cycle whose refusals by the life alone (starting,
- * draining) are its own too (control/lifecycle.h): that of a generate, where nothing is said of it.
- */
+/* Columns: the operation; the call (control/lifecycle.h) by whose rules it is refused while the
+ * server starts or drains. */
 #define OPERATIONS(X)                                                                              \
     X(OPERATION_LIVE, CALL_GENERATE)                                                               \
     X(OPERATION_READY, CALL_GENERATE)                                                              \
@@ -58,14 +57,14 @@
     X(OPERATION_SGLANG_GENERATE, CALL_GENERATE)                                                    \
     X(OPERATION_TOKENIZE, CALL_GENERATE)                                                           \
     X(OPERATION_DETOKENIZE, CALL_GENERATE)                                                         \
-    X(OPERATION_PROXIED, CALL_GENERATE) /* what only upstream engines have */                      \
+    X(OPERATION_PROXIED, CALL_GENERATE) /* routes that only upstream engines have */               \
     X(OPERATION_AREAL_META, CALL_GENERATE)                                                         \
     X(OPERATION_AREAL_LORA_META, CALL_GENERATE)                                                    \
     X(OPERATION_SESSION_FINISH, CALL_GENERATE)                                                     \
     X(OPERATION_UNSUPPORTED, CALL_GENERATE) /* refused by name, for a reason */
 
 enum operation {
-    OPERATION_NONE, /* of a row that names none, which no table may have */
+    OPERATION_NONE, /* a row without an operation, which is a bug */
 #define X(operation, call) operation,
     OPERATIONS(X)
 #undef X

@@ -1,4 +1,4 @@
-/* The members that say how a group's tensors are packed. */
+/* The members that describe how a group's broadcasts are packed. */
 #include "handlers/packing_json.h"
 
 #include "handlers/body.h"

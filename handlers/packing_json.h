@@ -1,5 +1,5 @@
-/* How tensors of a group are packed, as far as a request says it: the same members when the group
- * is joined, where they hold for all its updates, and in an update. */
+/* The members of a request that describe how a group's broadcasts are packed. A request that
+ * joins a group has them for all its updates; an update may have them too. */
 #ifndef BATON_HANDLERS_PACKING_JSON_H
 #define BATON_HANDLERS_PACKING_JSON_H
 
@@ -19,8 +19,8 @@ struct packing_params {
  * Errors: ERR_BAD_REQUEST at the member that is wrong. */
 int packing_parse(struct packing_params *out, const json_t *body, struct err *e);
 
-/* packing_parse_join - the same of a request that joins a group, where all has to be said at once;
- * `packed_num_buffers` too, which makes no difference to what travels. */
+/* packing_parse_join - packing_parse for a request that joins a group: a bucket size needs
+ * `packed`. It also accepts `packed_num_buffers`, which has no effect on what is sent. */
 int packing_parse_join(struct packing_params *out, const json_t *body, struct err *e);
 
 #endif

@@ -1,5 +1,4 @@
-/* The pause controller as JSON: what a request for a pause says, and what replies and the status
- * tell. */
+/* The pause controller as JSON, in requests, replies and the status. */
 #ifndef BATON_HANDLERS_PAUSE_CONTROLLER_JSON_H
 #define BATON_HANDLERS_PAUSE_CONTROLLER_JSON_H
 
@@ -12,8 +11,8 @@
  * fleet (new, or NULL without memory). */
 json_t *pause_controller_pause_json(const struct pause_controller_info *info);
 
-/* pause_controller_sleep_json - what sleeps: {asleep, weights, kv_cache} (new, or NULL without
- * memory). */
+/* pause_controller_sleep_json - the sleep state: {asleep, weights, kv_cache} (new, or NULL
+ * without memory). */
 json_t *pause_controller_sleep_json(struct pause_controller *g);
 
 /* pause_parse - @req  zeroed. Errors: ERR_BAD_REQUEST at the member. */

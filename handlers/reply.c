@@ -1,5 +1,5 @@
-/* Answers. Building one may fail for memory; then a static body says so, because a request that
- * nobody answers would hang its client. */
+/* Replies. If there is no memory to build one, a static body is sent, because a client without a
+ * reply would wait forever. */
 #include "handlers/reply.h"
 
 #include "base/json_parse.h"
@@ -13,14 +13,13 @@
 
 static const char media_type[] = "application/json";
 
-/* Statuses that say "later" say when. */
+/* Replies that ask the client to retry say when. */
 static void add_retry_after(struct http_reply *r)
 {
     if (r->status == 503 || r->status == 507)
         http_reply_header(r, "Retry-After", "1");
 }
 
-/* What is sent when there is no memory to say anything else. */
 static void make_no_memory_reply(enum route_form form, struct http_reply *out)
 {
     static const char native[] =
@@ -65,7 +64,7 @@ void reply_append_json(struct buf *out, const json_t *body)
         out->failed = true;
 }
 
-/* As the dialect's clients want it; NULL inside is an empty body. */
+/* Translates a reply for the dialect's clients. *body NULL afterwards: an empty body. */
 static int translate(const struct http_request *x, json_t **body)
 {
     const struct route *route = x != NULL ? x->route : NULL;
@@ -132,7 +131,7 @@ void reply_json(struct http_request *x, int status, json_t *body)
     http_reply(x, &r);
 }
 
-/* What a dialect's way out reads is a tree. */
+/* translate_response needs a tree. */
 static json_t *parse_text(struct buf *text)
 {
     json_error_t why;
@@ -224,8 +223,8 @@ static json_t *native_json(const struct err *e, const char *msg, const char *fie
                      "retryable", err_retryable(e->code) ? 1 : 0, "details", details);
 }
 
-/* SGLang's clients know one status of what was wrong with a request; who may not make it at all is
- * told as everywhere. vLLM takes a media type that it does not read for a request that is none. */
+/* SGLang's clients expect one status for all mistakes in a request, except for authorization.
+ * vLLM answers 400 to an unknown media type. */
 static int reply_status(enum route_form form, const struct err *e)
 {
     int status = err_http_status(e->code);
@@ -237,7 +236,7 @@ static int reply_status(enum route_form form, const struct err *e)
     return form == FORM_SGLANG && status < 500 ? 400 : status;
 }
 
-/* In place, from a JSON pointer to the way vLLM names places: "/tokens/1" is tokens.1. */
+/* Converts a JSON pointer, in place, to vLLM's form: "/tokens/1" is tokens.1. */
 static void make_dotted(char *field)
 {
     char *to = field;
@@ -260,8 +259,8 @@ static json_t *openai_json(const struct err *e, const char *msg, const char *fie
                      openai_type(status), "param", field, "code", status);
 }
 
-/* All of SGLang's: of its control routes, of generate, and of adapters. It has no member for the
- * place of a mistake, so the message begins with it. */
+/* The forms of SGLang's control routes, of generate, and of adapters. They have no member for
+ * the field of an error, so the message begins with it. */
 static json_t *sglang_json(enum route_form form, const char *text, const char *field)
 {
     char msg[ERR_FIELD_MAX + sizeof ": " + ERR_MSG_MAX];
@@ -272,7 +271,7 @@ static json_t *sglang_json(enum route_form form, const char *text, const char *f
                      form == FORM_SGLANG_LORA ? msg : NULL, "error", "message", msg);
 }
 
-/* A message may have been cut inside a character, which JSON cannot carry. */
+/* A message may have been cut inside a character, and JSON must be UTF-8. */
 json_t *error_json(const struct err *cause)
 {
     struct err copy = *cause, *e = &copy;

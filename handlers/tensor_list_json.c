@@ -11,16 +11,16 @@
 
 enum {
     DTYPE_TEXT_MAX = 32,
-    CACHED_MIN = 16 /* tensors; a shorter list is read as fast as it is found */
+    CACHED_MIN = 16 /* tensors; reading a shorter list is as fast as finding it in the cache */
 };
 
 /* The four columns of one list. */
 struct columns {
     struct column names, dtypes, shapes, sizes;
-    const char *dtypes_member; /* which of its two names was used */
-    const char *at;            /* JSON pointer of the object that they stand in */
+    const char *dtypes_member; /* the name that was used: dtypes or dtype_names */
+    const char *at;            /* JSON pointer of the object that contains them */
 
-    /* What was read last: neighbours nearly always have the same dtype. */
+    /* The last dtype that was read: adjacent tensors nearly always have the same. */
     char dtype_text[DTYPE_TEXT_MAX];
     enum dtype dtype;
 };
@@ -114,7 +114,7 @@ static int read_size(uint64_t *numel, struct columns *c, size_t i, struct err *e
     return 0;
 }
 
-/* The request's pointer for a tensor of the tensor list. */
+/* The request's JSON pointer for a tensor of the merged list. */
 static const char *origin_pointer(char out[ERR_FIELD_MAX], const struct chunk_origin *origins,
                                   uint32_t n_origins, uint32_t i)
 {
@@ -125,7 +125,8 @@ static const char *origin_pointer(char out[ERR_FIELD_MAX], const struct chunk_or
     return element_of(out, origins[k].at, "names", i - origins[k].first);
 }
 
-/* The builder counts from the first list's first tensor; the request does not. */
+/* The builder's indexes count from the first tensor of the first list; converts them to pointers
+ * into the request. */
 static int relocate_error(const struct tensor_list_builder *b, const struct chunk_origin *origins,
                           uint32_t n_origins, size_t i, const char *name, struct err *e)
 {
@@ -233,7 +234,7 @@ int tensor_columns_check(const json_t *object, const struct body_columns *text, 
     return 0;
 }
 
-/* What the list is cached by. False: one of its columns is in the tree. */
+/* Makes the key of the list for the cache. Returns false if one of its columns is in the tree. */
 static bool key_of_columns(struct list_key *out, const struct columns *c)
 {
     const struct column *columns[LIST_COLUMNS] = {&c->names, &c->dtypes, &c->shapes, &c->sizes};
@@ -248,7 +249,7 @@ static bool key_of_columns(struct list_key *out, const struct columns *c)
     return true;
 }
 
-/* Is this the list of the entry? Every column was compared with it when it was found there. */
+/* Is this the list of the cache entry? Each column was compared with it when it was found. */
 static bool is_cached_entry(const struct list_entry *l, const struct columns *c)
 {
     const struct column *columns[LIST_COLUMNS] = {&c->names, &c->dtypes, &c->shapes, &c->sizes};
@@ -259,7 +260,7 @@ static bool is_cached_entry(const struct list_entry *l, const struct columns *c)
     return is;
 }
 
-/* @lists  where long ones that are plain text are cached; NULL: nowhere */
+/* @lists  cache for long lists whose columns are in the text; NULL: no cache */
 static int tensor_list_from_list(struct tensor_list **out, struct list_cache *lists,
                                  const json_t *object, const struct body_columns *text,
                                  const char *at, struct err *e)

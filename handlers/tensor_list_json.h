@@ -1,5 +1,5 @@
-/* Lists of tensors in requests: columns of names, dtypes and shapes, or a registered tensor list.
- */
+/* Tensor lists in requests: columns of names, dtypes and shapes, or the plan_id of a registered
+ * list. */
 #ifndef BATON_HANDLERS_TENSOR_LIST_JSON_H
 #define BATON_HANDLERS_TENSOR_LIST_JSON_H
 
@@ -14,36 +14,40 @@
 
 struct app_weights;
 
-/* `text`, where it stands beside an object: the columns of the request that were left in its text,
- * of body_parse_columns; NULL when all are in the tree. */
+/* `text` next to an object: the columns that body_parse_columns left in the request's text; NULL
+ * if all are in the tree. */
 
-/* tensor_list_from_body - names, dtypes (or dtype_names), shapes, sizes -> a tensor list (one
- * reference). Errors: ERR_BAD_REQUEST at the member or its element: absent, not as long as names,
- * not a known dtype, not a shape; and those of tensor_list_builder_add. */
+/* tensor_list_from_body - make a tensor list (one reference) of names, dtypes (or dtype_names),
+ * shapes and sizes.
+ * Errors: ERR_BAD_REQUEST at the member or its element: absent, not as long as names, not a
+ *         known dtype, not a shape; those of tensor_list_builder_add. */
 int tensor_list_from_body(struct tensor_list **out, const json_t *body,
                           const struct body_columns *text, struct err *e);
 
-/* tensor_list_append - append the tensors of a list to a tensor list that is being built.
- * @origins  [n_origins], where the tensors of that tensor list stood so far; the last is this list,
- * and errors point below it. Only `first` and `at` are read. */
+/* tensor_list_append - append the tensors of a list to a builder.
+ * @origins  [n_origins]: the JSON pointers of the lists in the builder; the last is this list's,
+ *           and errors are reported below it. Only `first` and `at` are read. */
 int tensor_list_append(struct tensor_list_builder *b, const struct tensor_list *tensor_list,
                        const struct chunk_origin *origins, uint32_t n_origins, struct err *e);
 
-/* tensor_columns_check - are they well formed? Errors: as tensor_list_from_body's, below `at`. */
+/* tensor_columns_check - are the columns of the object well formed? Errors: as
+ * tensor_list_from_body, below `at`. */
 int tensor_columns_check(const json_t *object, const struct body_columns *text, const char *at,
                          struct err *e);
 
-/* tensor_list_resolve - by the object's plan_id, by its columns, or NULL when neither is given and
- * `optional`. Both together are ERR_BAD_REQUEST; an unknown plan_id is ERR_NOT_FOUND.
- * @at  the object's JSON pointer, "" for the body */
+/* tensor_list_resolve - the tensor list of an object, by its plan_id or its columns; NULL if it
+ * has neither and `optional` is set.
+ * @at  the object's JSON pointer, "" for the body
+ * Errors: ERR_BAD_REQUEST (both plan_id and columns; as tensor_list_from_body), ERR_NOT_FOUND
+ *         (the plan_id is not known). */
 int tensor_list_resolve(struct tensor_list **out, const struct app_weights *weights,
                         const json_t *object, const struct body_columns *text, const char *at,
                         bool optional, struct err *e);
 
-/* checksums_add - `checksums` of an object, 32 hex digits or null each, for tensors [first,
+/* checksums_add - read `checksums` of an object, 32 hex digits or null each, for tensors [first,
  * first + n) of the tensor list.
- * @sums, @has  malloc'ed [n_tensors] when the first list of them comes, the caller's also on
- *              failure; NULL as long as none has
+ * @sums, @has  malloc'ed [n_tensors] at the first list of checksums, the caller's also after an
+ *              error; NULL until then
  * Errors: ERR_BAD_REQUEST at <at>/checksums or an element of it; ERR_NO_MEMORY. */
 int checksums_add(struct checksum **sums, bool **has, const json_t *object, const char *at,
                   const struct tensor_list *tensor_list, uint32_t first, uint32_t n, struct err *e);

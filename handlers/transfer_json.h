@@ -9,7 +9,8 @@ struct weight_transfer;
 
 json_t *transfer_json(struct weight_transfer *t); /* new, or NULL. Instant */
 
-/* transfer_json_of - the same of what is known already. @info  NULL: there is no group */
+/* transfer_json_of - transfer_json of an info that the caller has. @info  NULL: there is no
+ * group */
 json_t *transfer_json_of(const struct weight_transfer *t, const struct nccl_join_info *info);
 
 #endif

@@ -22,7 +22,7 @@ static json_t *timing_json(const struct update_info *info)
                      (double)info->verify_us / 1e3, "commit_ms", (double)info->commit_us / 1e3);
 }
 
-/* Of trainers' memory, by this update. */
+/* This update's mappings of trainers' memory. */
 static json_t *mappings_json(const struct update_info *info)
 {
     return json_pack("{s:I, s:I, s:I}", "opened", (json_int_t)info->mappings.n_opened, "closed",
@@ -30,8 +30,8 @@ static json_t *mappings_json(const struct update_info *info)
                      (json_int_t)info->mappings.n_mapped);
 }
 
-/* Bytes that come from or to GPU memory are summed there, by a GPU that can; all others on their
- * way through the host. NULL while none has come. */
+/* Where checksums are computed: on the GPU for bytes from or to GPU memory, if the GPU can;
+ * otherwise on the host. NULL until bytes have arrived. */
 static const char *checksums_on(const struct update_info *info)
 {
     if (info->n_tensors_done == 0 && !info->on_gpu)
@@ -39,7 +39,8 @@ static const char *checksums_on(const struct update_info *info)
     return info->host_sums || !info->on_gpu ? "host" : "gpu";
 }
 
-/* Since the first byte was asked for, waits for the trainer counted. NULL while none has come. */
+/* Bytes per second since the first byte was requested, including waits for the trainer. null
+ * until bytes have arrived. */
 static json_t *rate_json(const struct update_info *info)
 {
     if (info->nbytes_done == 0 || info->receive_us == 0)
@@ -47,7 +48,7 @@ static json_t *rate_json(const struct update_info *info)
     return json_integer((json_int_t)((double)info->nbytes_done * 1e6 / (double)info->receive_us));
 }
 
-/* Of the model's tensors, which are known here. */
+/* Coverage of the model's tensors. */
 static const char *coverage(const struct update_info *info)
 {
     if (info->partial)

@@ -10,7 +10,8 @@
 /* update_json - the update object (new), or NULL for lack of memory. */
 json_t *update_json(const struct update_info *info);
 
-/* update_details - what an error about an update adds: its id, phase and what is missing (new). */
+/* update_details - the details of an error about an update: its id, phase and missing tensors
+ * (new). */
 json_t *update_details(const struct update_info *info);
 
 /* names_json - up to UPDATE_MISSING_MAX names as an array (new). */

@@ -1,4 +1,4 @@
-/* Members that requests of several kinds say in the same words. */
+/* Members of requests about updates that several operations share. */
 #include "handlers/update_members.h"
 
 #include "base/utf8.h"
@@ -130,7 +130,7 @@ int label_check(const char *label, const char *field, struct err *e)
         return err_set(e, ERR_BAD_REQUEST, field,
                        "'%s' begins the names of updates that did not end: choose another",
                        FLEET_DIRTY_MARKER);
-    if (utf8_clean(copy) > 0) /* it came in a query: JSON has been checked */
+    if (utf8_clean(copy) > 0) /* only from a query: JSON has been checked */
         return err_set(e, ERR_BAD_REQUEST, field, "the weight version is not well-formed UTF-8");
     return 0;
 }

@@ -1,5 +1,5 @@
-/* reset_cache: what is kept of generations that have ended, which is nothing; if asked for, also
- * the KV of those that run or are frozen. */
+/* reset_cache: there is no cache of ended generations; on request, also drops the KV of
+ * generations that run or are frozen. */
 #include "control/pause_controller.h"
 #include "engine/engine.h"
 #include "handlers/app.h"
@@ -11,7 +11,7 @@ const char *const reset_cache_members[] = {"running", "external", NULL};
 
 static int running_parse(bool *out, struct http_request *x, struct err *e)
 {
-    bool external = false; /* upstreams may have one beyond their own; there is none here */
+    bool external = false; /* only upstreams may have an external cache */
     json_t *body;
     int rc;
 

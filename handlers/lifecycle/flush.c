@@ -1,6 +1,6 @@
-/* Flush the cache, as clients know it that ask before an update whether the server is idle: refused
- * as long as generations run or wait. While generation is paused nobody's turn comes, and what is
- * frozen makes its KV again: then there is nothing in the way. */
+/* Flush the cache, for clients that call this before an update to make sure that the server is
+ * idle: refused while generations run or wait. While generation is paused, no waiting generation
+ * starts, and frozen ones compute their KV again, so then it is allowed. */
 #include "control/admission.h"
 #include "control/pause_controller.h"
 #include "engine/engine.h"

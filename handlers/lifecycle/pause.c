@@ -17,7 +17,7 @@ enum { ABORT_IDS_MAX = 65536, REQUEST_ID_LEN_MAX = 256 };
 const char *const pause_members[] = {"mode", "new_requests", "lease_s", "timeout_s", "owner", NULL};
 const char *const abort_requests_members[] = {"request_ids", "all", NULL};
 
-/* A pause on its way to be acknowledged. */
+/* A pause request that waits for its acknowledgement. */
 struct pending_pause {
     struct pause_controller_wait wait; /* first */
     struct http_request *x;
@@ -35,7 +35,7 @@ static void pending_pause_done(struct pause_controller_wait *w,
     free(p);
 }
 
-/* Under the request's lock. */
+/* Called under the request's lock. */
 static void pending_pause_disconnected(void *arg)
 {
     struct pending_pause *p = arg;
@@ -44,8 +44,8 @@ static void pending_pause_disconnected(void *arg)
     pause_controller_wake_up(p->wait.pause_controller);
 }
 
-/* The wait's callback must be in place before the pause controller can answer it, and out of the
- * way before the wait is freed. */
+/* The disconnect callback must be set before the pause controller can answer, and removed before
+ * the wait is freed. */
 static int do_pause(struct app *app, struct http_request *x, const struct pause_request *req,
                     struct err *e)
 {

@@ -12,8 +12,8 @@
 const char *const sleep_members[] = {"level", "tags", NULL};
 const char *const wake_members[] = {"tags", NULL};
 
-/* None: all. What was captured for graphs is a tag of other servers; there is nothing of it here,
- * so that alone it is *out = 0. */
+/* No tags mean all. cuda_graph is a tag of other servers that has no effect here: alone it gives
+ * *out = 0. */
 static int tags_parse(unsigned *out, const json_t *body, struct err *e)
 {
     const json_t *list = NULL;
@@ -59,7 +59,7 @@ static int sleep_parse(int *level, unsigned *tags, struct http_request *x, struc
     return rc;
 }
 
-/* Adds to what sleeps now. @more  stolen */
+/* Replies with the sleep state and `more` (stolen). */
 static void reply_sleep(struct app *app, struct http_request *x, json_t *more)
 {
     json_t *reply = pause_controller_sleep_json(app->pause_controller);

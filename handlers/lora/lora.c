@@ -27,7 +27,7 @@ int handle_lora_list(struct app *app, struct http_request *x, struct err *e)
     return 0;
 }
 
-/* Other servers number adapters too; here a name is enough, and the number is not looked at. */
+/* Other servers also number adapters; here the name is enough, and the number is ignored. */
 static int unload(const struct app_generate *generate, const json_t *body, const char **name,
                   struct adapters_unloaded *done, struct err *e)
 {

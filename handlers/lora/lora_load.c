@@ -1,8 +1,8 @@
-/* POST /v1/load_lora_adapter, whatever its tensors come by.
+/* POST /v1/load_lora_adapter, for every source of tensors.
  *
- * The name's place is taken and everything that can be refused at once is, on the handler's thread;
- * the bytes are read on a thread for loads. What served before serves until the last check of the
- * new one has passed. */
+ * The handler's thread reserves the name and refuses what can be refused at once; a thread for
+ * loads reads the bytes. The previous revision is served until the last check of the new one has
+ * passed. */
 #include "handlers/lora/lora_load.h"
 
 #include "base/clock.h"
@@ -24,8 +24,9 @@
 #include <unistd.h>
 
 enum {
-    LORA_TIMEOUT_S_DEFAULT = 20, /* clients that wait 30 s, as SGLang's and prime-rl's, hear why */
-    LORA_APPEAR_S = 5, /* for lora_path to exist, unless timeout_s is given: it may be mistyped */
+    LORA_TIMEOUT_S_DEFAULT = 20, /* less than the 30 s that clients of SGLang and prime-rl wait, so
+                                    that they receive the error */
+    LORA_APPEAR_S = 5, /* for lora_path to appear, unless timeout_s is given: it may be mistyped */
     LORA_TIMEOUT_S_MAX = 600
 };
 
@@ -57,8 +58,8 @@ const char *const lora_load_members[] = {"lora_name",
                                          "group_name",
                                          "adapter_config",
                                          "is_3d_lora_weight",
-                                         "lora_int_id",     /* these two are of vLLM's clients */
-                                         "base_model_name", /* and of no use here */
+                                         "lora_int_id",     /* sent by vLLM's clients, */
+                                         "base_model_name", /* without effect here */
                                          NULL};
 const char *const lora_load_query[] = {
     "lora_name",     "load_inplace", "pinned",         "if_revision",
@@ -78,7 +79,7 @@ static void load_free(struct lora_load *l)
     free(l);
 }
 
-/* Returns: 0; 1 not yet; -1. */
+/* Returns 0; 1 if the directory is not complete yet; -1. */
 static int load_adapter(struct lora_load *l, struct lora_loaded *d, struct err *e)
 {
     struct adapters_load *place;
@@ -96,8 +97,8 @@ static int load_adapter(struct lora_load *l, struct lora_loaded *d, struct err *
     return adapters_put(place, a, &d->outcome, e);
 }
 
-/* A trainer still writes: others get their turn first. Not sooner than after a pause, or those that
- * wait would look without end. */
+/* The trainer is still writing: other loads run first. This pauses before it queues the load
+ * again, because several waiting loads would otherwise poll without a pause. */
 static int retry_later(struct lora_load *l, struct err *e)
 {
     static const struct timespec poll = {.tv_nsec = ADAPTER_POLL_MS * 1000000L};
@@ -106,8 +107,8 @@ static int retry_later(struct lora_load *l, struct err *e)
     return lora_loads_again(l->app->generate->loads, &l->job, e);
 }
 
-/* The source is closed, and the place given back, before the answer: a trainer that was told may
- * send the next thing at once. */
+/* The source is closed, and the reservation cancelled, before the answer: a trainer may send the
+ * next request as soon as it has the reply. */
 static void load_run(void *arg)
 {
     struct lora_load *l = arg;
@@ -136,7 +137,7 @@ static void load_run(void *arg)
     load_free(l);
 }
 
-/* What a request says beside its tensors; the same members in JSON and in the query. */
+/* The members of a request besides its tensors, the same in JSON and in the query. */
 struct load_params {
     const char *name, *path;
     bool in_place, pinned, allow_partial, has_if_revision, has_timeout;
@@ -146,7 +147,7 @@ struct load_params {
 static const struct load_params load_params_default = {.in_place = true,
                                                        .timeout_s = LORA_TIMEOUT_S_DEFAULT};
 
-/* The three-dimensional tensors of mixtures of experts are none of ours. */
+/* Three-dimensional tensors are for mixtures of experts, which are not supported. */
 static int params_from_body(struct load_params *w, const json_t *body, struct err *e)
 {
     bool three_d = false;
@@ -213,7 +214,7 @@ static int load_new(struct lora_load **out, struct app *app, struct http_request
     return 0;
 }
 
-/* From here on the load's thread answers. */
+/* From here on the load's thread answers the request. */
 static int post_load(struct lora_load *l, struct err *e)
 {
     if (adapters_begin(l->app->generate->adapters, l->name, &l->options, &l->place, e) != 0)
@@ -266,7 +267,7 @@ static int refuse_query(const struct http_request *x, struct err *e)
                    x->query[0].name);
 }
 
-/* A trainer that is refused may not have waited for the answer before it broadcasts. */
+/* A trainer may broadcast without waiting for the answer, so a refusal puts the group in doubt. */
 int handle_lora_load(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;

@@ -1,5 +1,5 @@
-/* One load of an adapter, from the request to its answer, as lora_load.c and lora_open.c share it.
- */
+/* One load of an adapter, from the request to its answer. lora_open.c finds the source,
+ * lora_read.c reads it, lora_reply.c answers, lora_load.c does the rest. */
 #ifndef BATON_HANDLERS_LORA_LORA_LOAD_H
 #define BATON_HANDLERS_LORA_LORA_LOAD_H
 
@@ -21,14 +21,14 @@ struct app;
 struct lora_load {
     struct lora_job job;
     struct app *app;        /* borrowed */
-    struct http_request *x; /* its reference; given up by the answer */
+    struct http_request *x; /* consumed by the answer */
     char *name;             /* owned */
     struct adapters_options options;
     struct adapters_load *place; /* owned until put or cancelled */
     bool allow_partial;
     uint64_t deadline_us, appear_us; /* as of adapter_wait */
 
-    char *path;       /* owned; a directory; NULL: tensors come by the chunk's source */
+    char *path;       /* owned; a directory; NULL: the tensors come from the chunk's source */
     int root;         /* owned; -1 without a path */
     const char *rest; /* of path, beneath root */
     struct adapter_sight sight;
@@ -37,7 +37,7 @@ struct lora_load {
     struct adapter_config *config; /* owned; NULL with a path */
 };
 
-/* What was loaded, told after the registry has taken it over. */
+/* Properties of a loaded adapter, kept because the registry owns the adapter by then. */
 struct lora_loaded {
     struct adapter_report report;
     struct adapters_outcome outcome;
@@ -46,16 +46,17 @@ struct lora_loaded {
     uint64_t nbytes;
 };
 
-/* lora_open - where a JSON body says that the adapter is; nothing of it is read or received yet.
- * Errors: ERR_BAD_REQUEST at the member that is wrong; roots_open's, adapter_config_parse's,
- *         shm_source_open's, ipc_from_body's, nccl_from_body's; ERR_NO_MEMORY. */
+/* lora_open - find the source of the adapter that a JSON body names; nothing is read or received
+ * yet.
+ * Errors: ERR_BAD_REQUEST at the member; those of roots_open, adapter_config_parse,
+ *         shm_source_open, ipc_from_body, nccl_from_body; ERR_NO_MEMORY. */
 int lora_open(struct lora_load *l, const json_t *body, struct err *e);
 
-/* lora_open_stream - the same of a body that is tensors, whose head has come.
- * Errors: ERR_BAD_REQUEST, safetensors_parse's, ERR_NO_MEMORY. */
+/* lora_open_stream - the same for a body of tensors, whose head has been received.
+ * Errors: ERR_BAD_REQUEST; those of safetensors_parse; ERR_NO_MEMORY. */
 int lora_open_stream(struct lora_load *l, struct err *e);
 
-/* lora_lane_of - where a load that was opened belongs. */
+/* lora_lane_of - the queue for a load whose source was opened. */
 enum lora_lane lora_lane_of(const struct lora_load *l);
 
 /* lora_read_directory, lora_read_tensors - make the adapter from its directory, or from the chunk.

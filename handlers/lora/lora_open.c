@@ -1,4 +1,4 @@
-/* Where an adapter is, as a request says it: a PEFT directory, shared memory, CUDA IPC handles, the
+/* The source of an adapter in a request: a PEFT directory, shared memory, CUDA IPC handles, the
  * broadcasts of a trainer's group, or the body itself. */
 #include "engine/lora/adapter_file.h"
 #include "handlers/app.h"
@@ -33,7 +33,7 @@ static const struct {
     {"buckets", FROM_BUCKETS},     {"transport", FROM_NCCL},
 };
 
-/* What goes with which source; what goes with buckets stands in each of them, and is told there. */
+/* Members, and the sources that they are for. Members of buckets are checked by ipc_from_body. */
 static const struct {
     const char *member;
     unsigned sources_allowed;
@@ -62,7 +62,7 @@ static const struct {
 #undef NCCL
 };
 
-/* The one source that the body names; none and several are refused. @name  its member */
+/* Finds the one source that the body names; none or several are refused. @name  its member */
 static int source_of(enum lora_source *out, const char **name, const json_t *body, struct err *e)
 {
     char field[32] = "";
@@ -108,7 +108,8 @@ static int open_directory(struct lora_load *l, struct err *e)
     return roots_open(&l->root, &l->rest, s->allow_path, s->n_allow_path, l->path, "/lora_path", e);
 }
 
-/* A file may only be unreadable yet; a request is wrong. */
+/* In a file an incomplete config is ERR_UNREADABLE, because it may still be written; in a
+ * request it is a mistake. */
 static int read_config(struct lora_load *l, const char *text, size_t len, struct err *e)
 {
     if (adapter_config_parse(&l->config, text, len, e) == 0)
@@ -149,7 +150,7 @@ static int open_shm(struct update_chunk *c, const json_t *body, struct err *e)
     return shm_from_body(&c->source, body, c->tensor_list, e);
 }
 
-/* An adapter is the same on every GPU: there is nothing to shard. */
+/* An adapter is the same on every GPU, so it is never sharded. */
 static int open_tensors(struct lora_load *l, enum lora_source source, const json_t *body,
                         struct err *e)
 {
@@ -173,7 +174,7 @@ int lora_open(struct lora_load *l, const json_t *body, struct err *e)
     return source == FROM_PATH ? open_directory(l, e) : open_tensors(l, source, body, e);
 }
 
-/* The config is small beside the tensors, and stands in the query. */
+/* The body is tensors, so the config is in the query. */
 int lora_open_stream(struct lora_load *l, struct err *e)
 {
     const char *config = http_request_query(l->x, "adapter_config");

@@ -15,7 +15,7 @@ static bool load_client_disconnected(void *arg)
     return http_request_disconnected(((struct lora_load *)arg)->x);
 }
 
-/* A source looks at `gone` only; a server that stops ends it the same way. */
+/* A source checks only `gone`, so a stop of the server is reported to it in the same way. */
 static bool load_cancelled(void *arg)
 {
     const struct lora_load *l = arg;
@@ -43,7 +43,6 @@ static int reserve_memory(void *arg, uint64_t nbytes, struct err *e)
     return adapters_reserve(arg, nbytes, e);
 }
 
-/* As adapter_file_look. */
 int lora_read_directory(struct lora_load *l, struct adapter **out, struct adapter_report *report,
                         struct err *e)
 {
@@ -59,11 +58,12 @@ int lora_read_directory(struct lora_load *l, struct adapter **out, struct adapte
     return adapter_file_look(&l->sight, out, report, &spec, &dir, &room, &wait, e);
 }
 
-/* The tensors on their way into the adapter. */
+/* The destination of the tensors that a source delivers. */
 struct tensor_sink {
     const struct lora_load *l;
     struct adapter_builder *builder;
-    void *scratch; /* owned; room for any that is not wanted: a source has them in its way */
+    void *scratch; /* owned; memory for a tensor that the adapter does not use, but that the source
+                      delivers */
 };
 
 static const struct tensor_list *tensor_list_of(const struct lora_load *l)
@@ -124,7 +124,7 @@ static void *scratch_new(const struct tensor_list *tensor_list, const struct ada
     return scratch;
 }
 
-/* Whoever went away may have used the memory again that was read. */
+/* A client that disconnected may have reused the memory while it was read. */
 static int check_client(const struct lora_load *l, struct err *e)
 {
     if (!http_request_disconnected(l->x))
@@ -160,7 +160,7 @@ static int read_source(struct lora_load *l, struct adapter_builder *b, struct er
     return rc == 0 ? check_client(l, e) : -1;
 }
 
-/* What a source calls a client that went away may have been this server's end. */
+/* A source reports ERR_GONE also if the server stops; corrects the error. */
 static void set_stop_error(const struct lora_load *l, struct err *e)
 {
     if (e->code != ERR_GONE || http_request_disconnected(l->x) ||

@@ -43,7 +43,8 @@ static json_t *loaded_json(const struct lora_load *l, const struct lora_loaded *
         lora_loaded_json(l->app->generate));
 }
 
-/* What was put serves, whatever memory is left to tell of it. */
+/* The adapter is in service, so the reply is a success even if there is no memory for the full
+ * body. */
 void lora_reply_loaded(struct lora_load *l, const struct lora_loaded *d)
 {
     static const char bare[] = "{\"status\":\"ok\"}";

@@ -1,5 +1,5 @@
-/* Several buckets, one tensor list for each rank: what the worker copies is one list of tensors,
- * and where each of them stood in the request is remembered for the errors that come later. */
+/* Merges the lists of several buckets into one tensor list for each rank, which is what the
+ * worker copies. The place of each list in the request is kept for later errors. */
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/source/ipc_request.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Do all ranks get everything, by the same lists? */
+/* Do all ranks receive all buckets, with the same lists? */
 static bool are_ranks_equal(const struct ipc_request *q)
 {
     for (uint32_t i = 0; i < q->n_buckets; i++)
@@ -47,7 +47,7 @@ static void lists_free(struct tensor_list **rank_lists, uint32_t n)
     free(rank_lists);
 }
 
-/* The tensor lists of a rank's lists. @parts  [n_parts]; @n  so many of them, one reference each */
+/* The tensor lists of a rank. @rank_lists  [n_buckets]; receives *n references */
 static int lists_of_rank(struct tensor_list **rank_lists, uint32_t *n, const struct ipc_request *q,
                          uint32_t rank, struct err *e)
 {
@@ -64,7 +64,7 @@ static int lists_of_rank(struct tensor_list **rank_lists, uint32_t *n, const str
     return 0;
 }
 
-/* Where each list begins, in the tensor list and in the request. */
+/* Records where each list begins, in the merged list and in the request. */
 static void set_runs(struct ipc_request *q, uint32_t rank, struct tensor_list *const *rank_lists)
 {
     uint32_t n_tensors = 0, k = 0;
@@ -96,7 +96,7 @@ static int build_merged(struct tensor_list **out, struct tensor_list *const *ran
     return tensor_list_builder_finish(b, out, e);
 }
 
-/* One list is the tensor list: nothing is built then. @origins  [n] */
+/* A single list needs no merge. @origins  [n] */
 static int merge_lists(struct tensor_list **out, struct list_cache *lists,
                        struct tensor_list *const *rank_lists, uint32_t n,
                        const struct chunk_origin *origins, struct err *e)

@@ -1,4 +1,4 @@
-/* From JSON to buckets: which member holds what, and which rank is fed by which. */
+/* Reading buckets from JSON, and choosing the bucket and the list of each rank. */
 #include "base/utf8.h"
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
@@ -59,7 +59,8 @@ static int read_handles(struct ipc_handles *h, const struct ipc_bucket_json *p, 
     return torch_handles_read(h, json_string_value(value), json_string_length(value), p->field, e);
 }
 
-/* Exactly one of the two members; in the body itself that has been seen to. */
+/* Exactly one of the two members is needed. (For a body without `buckets`, update_source_of has
+ * checked that.) */
 static int find_handles(struct ipc_bucket_json *p, struct err *e)
 {
     bool plain = body_given(p->object, "ipc_handles") != NULL;
@@ -97,8 +98,8 @@ static int read_list(struct ipc_bucket_json *p, const char *key, const json_t *o
     return body_only(object, list->at, list_members, e);
 }
 
-/* Beside lists for each GPU there may be columns for all (SkyRL sends rank 0's): they are never
- * applied to any GPU's bytes, and what would be is refused. */
+/* Next to lists for each GPU there may be columns for all (SkyRL sends those of rank 0). They
+ * are never applied to any GPU's bytes; members that would be applied to them are refused. */
 static int check_per_gpu_members(const struct ipc_bucket_json *p, struct err *e)
 {
     static const char *const refused[] = {"plan_id", "checksums", "tensor_sizes"};
@@ -170,7 +171,7 @@ static int read_bucket(struct ipc_bucket_json *p, struct ipc_bucket *b, struct e
     return read_handles(&b->handles, p, e);
 }
 
-/* What belongs to one bucket stands in it; beside `buckets` it would belong to none. */
+/* Members of a bucket are refused next to `buckets`, where they would belong to no bucket. */
 static int check_outer_members(const json_t *body, struct err *e)
 {
     char field[ERR_FIELD_MAX];
@@ -208,7 +209,7 @@ static int read_buckets(struct ipc_request *q, const json_t *body, const json_t 
     return 0;
 }
 
-/* The GPUs that the handles name, as far as there could be ranks for them. */
+/* The GPUs that the handles name, at most as many as there can be ranks. */
 static void ranks_of_handles(struct ipc_request *q)
 {
     for (uint32_t i = 0; i < q->n_buckets; i++) {
@@ -237,7 +238,7 @@ static void ranks_of_server(struct ipc_request *q)
     }
 }
 
-/* What a bucket says of each rank, in the arrays that travel with it. */
+/* Allocates the arrays of each bucket with one element for each rank. */
 static int ranks_alloc(struct ipc_request *q, struct err *e)
 {
     uint32_t n = q->n_ranks;
@@ -303,7 +304,7 @@ enum gpu_reach ipc_gpu_reach(void *arg, uint32_t rank, const char *uuid)
     return GPU_NOT_VISIBLE;
 }
 
-/* The list that slices a GPU's bucket, or NULL; no other is ever tried. */
+/* The list that describes a GPU's bucket, or NULL. No other list is ever used for it. */
 static struct ipc_list *find_list(const struct ipc_bucket_json *p, const struct ipc_gpu *gpu)
 {
     for (uint32_t i = 0; i < p->n_lists; i++)
@@ -312,7 +313,7 @@ static struct ipc_list *find_list(const struct ipc_bucket_json *p, const struct 
     return NULL;
 }
 
-/* Without a GPU of ours, each that is named is judged, if it is said what it holds. */
+/* For a server without GPUs: every GPU in the request that has a list is checked. */
 static void match_without_gpus(const struct ipc_gpu **rank_gpus, const struct ipc_request *q,
                                const struct ipc_bucket_json *p, const struct ipc_handles *h)
 {
@@ -326,7 +327,7 @@ static void match_without_gpus(const struct ipc_gpu **rank_gpus, const struct ip
         any = any || rank_gpus[r] != NULL;
     }
     if (!any)
-        rank_gpus[0] = &h->gpus[0]; /* to be told that it has no list */
+        rank_gpus[0] = &h->gpus[0]; /* use_list then reports that it has no list */
 }
 
 static const char *list_uuid(const void *arg, uint32_t i)
@@ -353,7 +354,8 @@ static int use_list(const struct ipc_list **out, const struct ipc_bucket_json *p
                    gpu_list_text(text, sizeof text, p->n_lists, list_uuid, p));
 }
 
-/* A list for a GPU of ours that has no handle: whose bytes were those names for? */
+/* Refuses a list for a GPU of this server without a handle: it is not clear whose bytes it
+ * describes. */
 static int check_lists_without_handle(const struct ipc_bucket_json *p,
                                       const struct gpu_match_ranks *ranks,
                                       const struct ipc_handles *h, struct err *e)
@@ -393,7 +395,7 @@ static int match_bucket(struct ipc_request *q, uint32_t i, const struct gpu_matc
     return 0;
 }
 
-/* What is meant for others is nobody's here to judge, but it is what it says it is. */
+/* Lists for other servers' GPUs are not matched with buckets, but they must be well formed. */
 static int check_unused(const struct ipc_request *q, struct err *e)
 {
     for (uint32_t i = 0; i < q->n_buckets; i++) {

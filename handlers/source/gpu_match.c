@@ -1,5 +1,5 @@
-/* Matching by UUID, never by position: a bucket that is sliced for the wrong rank trains a model on
- * another rank's bytes, and no error tells. */
+/* Matching is by UUID, never by position: if a rank reads another rank's bucket, training
+ * continues with wrong bytes and nothing reports it. */
 #include "handlers/source/gpu_match.h"
 
 #include <assert.h>
@@ -8,7 +8,7 @@
 
 enum { SIDE_TEXT_MAX = 180 }; /* four UUIDs */
 
-/* Do two texts name one GPU? @uuid as ipc_uuid_parse makes it */
+/* Do two texts name the same GPU? @uuid  as ipc_uuid_parse makes it */
 static bool same_gpu(const char *text, const char *uuid)
 {
     char bare[IPC_UUID_LEN + 1];

@@ -1,4 +1,5 @@
-/* Which GPU's bucket feeds which rank of the store. */
+/* Assignment of a trainer's GPUs to the ranks of the store: from which GPU's bucket each rank
+ * reads. */
 #ifndef BATON_HANDLERS_SOURCE_GPU_MATCH_H
 #define BATON_HANDLERS_SOURCE_GPU_MATCH_H
 
@@ -10,8 +11,8 @@
 
 /* Can a rank's GPU read the memory of another one? */
 enum gpu_reach {
-    GPU_NOT_VISIBLE,    /* this machine shows no such GPU */
-    GPU_NO_PEER_ACCESS, /* it does, but there is no way between the two */
+    GPU_NOT_VISIBLE,    /* the driver of this machine shows no such GPU */
+    GPU_NO_PEER_ACCESS, /* it does, but this rank's GPU cannot read its memory */
     GPU_REACHABLE
 };
 
@@ -23,26 +24,27 @@ struct gpu_match_ranks {
     void *arg;
 };
 
-/* gpu_match - for each rank the bucket of its own GPU; without one, the bucket of the only GPU
- * there is, if the rank's GPU can read it (the copy then goes from GPU to GPU). With `sharded` a
- * rank may go without, and one GPU that is a rank itself feeds only that one: a shard is meant for
- * whom it is addressed to.
- * @fed    [ranks->n], NULL for a rank that gets nothing; points into h->gpus; written on success
- *         only
- * @field  the handles' JSON pointer
+/* gpu_match - for each rank choose the bucket of its own GPU; if there is none, the bucket of
+ * the only GPU in the request, if the rank's GPU can read it (the copy then goes from GPU to
+ * GPU). With `sharded` a rank may get nothing, and a bucket of a rank's own GPU feeds only that
+ * rank: a shard is addressed to one rank.
+ * @rank_gpus  [ranks->n], NULL for a rank that gets nothing; points into h->gpus; written on
+ *             success only
+ * @field      the handles' JSON pointer
  *
- * Threads: any. Pure but for ranks->reach.
- * Errors:  ERR_BAD_REQUEST  a rank goes without (sharded: all do); both sides are in the message.
- */
+ * Threads: any. Pure except for ranks->reach.
+ * Errors:  ERR_BAD_REQUEST  a rank gets nothing (sharded: all ranks do); the message names the
+ *          GPUs of both sides */
 int gpu_match(const struct ipc_gpu **rank_gpus, const struct gpu_match_ranks *ranks,
               const struct ipc_handles *h, bool sharded, const char *field, struct err *e);
 
-/* gpu_list_text - UUIDs for a message: as many as fit, how many more there are. Returns out.
- * @at  the i-th of them */
+/* gpu_list_text - UUIDs for a message: as many as fit, and the number of the others. Returns
+ * out.
+ * @at  returns the i-th UUID */
 const char *gpu_list_text(char *out, size_t cap, uint32_t n,
                           const char *(*at)(const void *arg, uint32_t i), const void *arg);
 
-/* gpu_match_is_rank - is it the GPU of one of the ranks?
+/* gpu_match_is_rank - is this the GPU of one of the ranks?
  * @uuid  as ipc_uuid_parse makes it */
 bool gpu_match_is_rank(const struct gpu_match_ranks *ranks, const char *uuid);
 

@@ -1,4 +1,4 @@
-/* Handles held against the tensors that they are said to be. Pure. */
+/* Checks of handles against the tensors of the request. Pure. */
 #include "base/utf8.h"
 #include "handlers/body_columns.h"
 #include "handlers/source/ipc_request.h"
@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What a bucket is said to hold: tensors [first, first + n) of a tensor list. */
+/* The tensors of a bucket: [first, first + n) of a tensor list. */
 struct tensor_run {
     const struct tensor_spec *tensors; /* [n] */
     uint32_t n;
@@ -25,7 +25,7 @@ static struct tensor_run tensor_run_of(const struct ipc_request *q, const struct
     return (struct tensor_run){&tensor_list->tensors[first], b->n_tensors[rank], to - from};
 }
 
-/* `packed` may be left out; given, it must say what the handles say. */
+/* `packed` is optional; if given, it must agree with the handles. */
 static int check_packed(const struct ipc_bucket_json *p, const struct ipc_handles *h, struct err *e)
 {
     bool packed = h->packed;
@@ -68,7 +68,7 @@ static int check_tensor_sizes(const struct ipc_bucket_json *p, const struct body
     return 0;
 }
 
-/* With several GPUs and one list, ranks that hold different tensors are the usual reason. */
+/* If there are several GPUs and one list, the usual reason is that ranks hold different tensors. */
 static const char *per_gpu_hint(const struct ipc_bucket_json *p, const struct ipc_handles *h)
 {
     return p->per_gpu == NULL && h->n_gpus > 1
@@ -76,9 +76,9 @@ static const char *per_gpu_hint(const struct ipc_bucket_json *p, const struct ip
                : "";
 }
 
-/* A bucket of bytes from torch has a capacity and may be longer than what this request puts there;
- * every other bucket holds these tensors and no more. So does each of several with lists of their
- * own, whose lengths are what tells swapped lists apart. */
+/* A bucket of bytes from torch may be longer than its tensors, because it has a fixed capacity.
+ * Every other bucket must have exactly their length; so must buckets with a list for each GPU,
+ * because their lengths reveal swapped lists. */
 static int check_bucket(const struct ipc_bucket_json *p, const struct ipc_handles *all,
                         const struct ipc_gpu *gpu, const struct tensor_run *run, struct err *e)
 {
@@ -141,7 +141,7 @@ static int validate_bucket(const struct ipc_request *q, uint32_t part, struct er
 {
     const struct ipc_bucket_json *p = &q->parts[part];
     const struct ipc_bucket *b = &q->buckets[part];
-    const struct ipc_gpu *last = NULL; /* peers read one bucket by one list: judged once */
+    const struct ipc_gpu *last = NULL; /* ranks that share a bucket and its list are checked once */
 
     if (check_packed(p, &b->handles, e) != 0)
         return -1;

@@ -1,6 +1,6 @@
-/* CUDA IPC handles in a request: read, matched with the GPUs that hold this server's weights, held
- * against what they are said to contain, and then made a source. A server without a GPU does all
- * but the last, so that what is wrong is told there too. */
+/* CUDA IPC handles in a request: they are read, matched with the GPUs that hold this server's
+ * weights, checked against their tensors, and then made a source. A server without GPUs does all
+ * but the last step, so that it reports the same mistakes. */
 #include "handlers/source/ipc_request.h"
 
 #include "driver/cuda_info.h"
@@ -65,7 +65,7 @@ static void move_ranks(struct update_chunk *c, struct ipc_request *q)
             c->tensor_list = tensor_list_ref(c->ranks[r].tensor_list);
 }
 
-/* A list in the body itself needs no translation. */
+/* Errors of a list in the body itself need no other pointer. */
 static void move_origins(struct update_chunk *c, struct ipc_request *q)
 {
     if (q->origins[0].at[0] == '\0')

@@ -1,6 +1,6 @@
-/* The `serialized_named_tensors` member: pickles that hold the tensors of one GPU each, with their
- * names. The trainer wrote one for each of the server's ranks; which is whose is told by the GPU,
- * and by the order only where a string names none. */
+/* The member `serialized_named_tensors`: pickles with the tensors of one GPU each, and their
+ * names. The trainer wrote one for each of the server's ranks. A string belongs to the rank of
+ * its GPU; only strings that name no GPU are assigned by order. */
 #include "driver/cuda_info.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -41,7 +41,7 @@ static void request_fini(struct request *q)
     free(q->strings);
 }
 
-/* The pickles say what is in them. */
+/* Refuses members that describe tensors: the pickles contain their names, dtypes and shapes. */
 static int check_excluded_members(const json_t *body, struct err *e)
 {
     static const char *const members[] = {"names",        "dtypes",  "dtype_names",    "shapes",
@@ -61,7 +61,7 @@ static int check_excluded_members(const json_t *body, struct err *e)
     return 0;
 }
 
-/* The pickles say it themselves; it is for servers that have to be told. */
+/* The format is visible in the pickles; the member exists for servers that need it. */
 static int check_format(const json_t *body, struct err *e)
 {
     const char *format = "direct";
@@ -132,8 +132,8 @@ static bool is_empty(const struct request *q, uint32_t i)
     return q->strings[i].tensor_list == NULL;
 }
 
-/* Strings that hold something and do not say which GPU it is on are those of the ranks in their
- * order, as SGLang takes them; where the two do not pair up, they are nobody's. */
+/* Non-empty strings that do not name their GPU belong to the ranks in order, as in SGLang; if
+ * there is not one string for each rank, they are refused. */
 static int assign_gpus(struct request *q, struct err *e)
 {
     char field[ERR_FIELD_MAX];
@@ -157,7 +157,7 @@ static int assign_gpus(struct request *q, struct err *e)
     return 0;
 }
 
-/* The string with the tensors of a GPU; of several, the one that stands at the rank's place. */
+/* The string with the tensors of a GPU; if there are several, the one at the rank's position. */
 static uint32_t find_string(const struct request *q, uint32_t rank, const char *uuid)
 {
     if (rank < q->n && !is_empty(q, rank) && strcmp(q->strings[rank].uuid, uuid) == 0)
@@ -168,7 +168,7 @@ static uint32_t find_string(const struct request *q, uint32_t rank, const char *
     return NO_STRING;
 }
 
-/* No string is empty: each rank gets one, as with handles by UUID. */
+/* If no string is empty, each rank gets one, as gpu_match assigns handles. */
 static int match_by_gpu(struct request *q, bool sharded, struct err *e)
 {
     const struct ipc_gpu *rank_gpus[RANKS_MAX];
@@ -197,7 +197,7 @@ static int match_by_gpu(struct request *q, bool sharded, struct err *e)
     return 0;
 }
 
-/* Trainers fill up with empty strings: the ranks that have none of their own get nothing. */
+/* Trainers pad with empty strings: ranks without tensors of their own get nothing. */
 static int match_strings(struct request *q, bool sharded, struct err *e)
 {
     uint32_t n_empty = 0;
@@ -227,7 +227,7 @@ static int refuse_no_gpu(const struct app_weights *weights, struct err *e)
                    weights->cuda->devices[0].uuid);
 }
 
-/* Does every rank get the same tensors in the same order? Where they lie may differ. */
+/* Does every rank receive the same tensors in the same order? Their addresses may differ. */
 static bool are_ranks_equal(const struct request *q)
 {
     for (uint32_t r = 0; r < q->n_ranks; r++)
@@ -238,7 +238,7 @@ static bool are_ranks_equal(const struct request *q)
     return true;
 }
 
-/* One string as a bucket: its handles are moved, and the ranks that it feeds read all of it. */
+/* Makes one string a bucket: its handles are moved, and its ranks read all of it. */
 static int make_bucket(struct ipc_bucket *b, struct request *q, uint32_t string, struct err *e)
 {
     struct torch_tensors *t = &q->strings[string];
@@ -314,7 +314,7 @@ static void add_origin(struct update_chunk *c, uint32_t rank, uint32_t string)
     (void)snprintf(o->at, sizeof o->at, "/serialized_named_tensors/%u", string);
 }
 
-/* What each rank gets, and where it stood. */
+/* Sets what each rank receives, and its place in the request. */
 static int move_tensor_lists(struct update_chunk *c, const struct request *q, struct err *e)
 {
     bool ranks_equal = are_ranks_equal(q);
@@ -346,8 +346,9 @@ static bool has_no_matched_rank(const struct request *q)
     return true;
 }
 
-/* Nothing for this server is no error when nothing was sent. Tensors that are all for other GPUs
- * have gone astray: who heard that they were received would believe that they are served. */
+/* If all strings are empty it is no error that this server receives nothing. If there are
+ * tensors and all are on other servers' GPUs, the request was sent to the wrong server: a
+ * success would make the trainer believe that they are served. */
 static int check_unmatched(const struct request *q, struct err *e)
 {
     char field[ERR_FIELD_MAX];

@@ -1,5 +1,6 @@
-/* Tensors that the trainer's group broadcasts: which of them travel together. Nothing of that is on
- * NCCL's wire, so both sides have to cut alike: the request says how the trainer does. */
+/* How the tensors that the trainer's group broadcasts are packed. NCCL transfers no such
+ * information, so both sides must split the tensors in the same way: the request describes what
+ * the trainer does. */
 #include "control/weight_transfer.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -12,7 +13,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* A request by its own words. */
+/* The members of a request. */
 struct nccl_req {
     struct packing_params packed;
     bool has_sizes;
@@ -20,8 +21,8 @@ struct nccl_req {
     const char *group_name;
 };
 
-/* What the request does not say is as it was said when the group was joined.
- * @taken  set where that makes a difference */
+/* Members that the request does not have are those of the request that joined the group.
+ * @inherited  set if that makes a difference */
 static void packing_inherit(struct nccl_req *req, const struct nccl_packing *group, bool *inherited)
 {
     struct packing_params *p = &req->packed;
@@ -129,7 +130,7 @@ int nccl_from_body(struct update_chunk *c, const struct app_weights *weights, co
                                   req.group_name, inherited ? &group : NULL, req.digest != NULL, e);
 }
 
-/* A dialect's row whose way in never says which transport is not by the group. */
+/* A dialect's row whose translation never sets `transport` is not for broadcasts. */
 static bool accepts_nccl(const struct route *route)
 {
     bool may = route->translated_members == NULL;

@@ -33,7 +33,7 @@ static int read_ranges(struct shm_range *ranges, const json_t *list, struct err 
     return 0;
 }
 
-/* `packed` may be left out; given, it must say what the form of `shm` says. */
+/* `packed` is optional; if given, it must agree with the form of `shm`. */
 static int check_packed(const json_t *body, bool is_packed, struct err *e)
 {
     bool packed = is_packed;

@@ -1,5 +1,5 @@
-/* The update ends on its worker, and resuming may wait for other operations of the pause
- * controller, so that half runs on a control thread again: the worker never waits for the pause
+/* The update ends on the update worker. A resume may wait for other operations of the pause
+ * controller, so it runs on a control thread again: the worker never waits for the pause
  * controller. */
 #include "handlers/update/commit_resume.h"
 
@@ -12,16 +12,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* What has to be answered when the update has ended. */
+/* A request to be answered when the update has ended. */
 struct finish_request {
     struct job job;
     struct app *app;
     struct http_request *x;
-    struct err why; /* of the update; clean: committed, or there was none */
+    struct err why; /* of the update; ERR_NONE: committed, or there was none */
     struct update_info info;
 };
 
-/* Says that generation runs all the same. */
+/* The error of the update; the message adds that generation runs. */
 static void reply_not_committed(struct http_request *x, const struct err *why, json_t *details)
 {
     struct err e = {0};
@@ -48,8 +48,8 @@ static void resume_run(void *arg)
     free(r);
 }
 
-/* On the update's worker, or within updates_commit_auto. A pool whose threads have ended runs
- * nothing, and nothing that the pause controller could wait for. */
+/* On the update worker, or within updates_commit_auto. If the executor's threads have ended,
+ * nothing runs any more that the pause controller could wait for. */
 static void on_finished_resume(void *arg, const struct update_info *info, const struct err *e)
 {
     struct finish_request *r = arg;
@@ -95,8 +95,8 @@ static int finish_request_new(struct finish_request **out, struct app *app, stru
     return 0;
 }
 
-/* Without memory, or while buckets are still on their way, nothing is committed; resuming needs
- * neither. */
+/* Without memory, or while buckets are still being received, nothing is committed; the resume
+ * needs neither. */
 int handle_commit_resume(struct app *app, struct http_request *x, struct err *e)
 {
     struct pause_controller_info info;

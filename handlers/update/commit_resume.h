@@ -1,22 +1,23 @@
-/* Resume, where trainers send buckets without a start and a finish: their resume is the finish too.
+/* Resume for trainers that send buckets without a start and a finish: their resume is also the
+ * finish.
  *
- * Generation always runs again afterwards. If what had been sent could not be put into service, the
- * answer is that error, and the version that served before serves on: a trainer that is told
- * nothing would go on as if its weights were in use. */
+ * Generation always runs again afterwards. If the buckets could not be committed, the answer is
+ * that error, and the previous version is still served: otherwise the trainer would assume that
+ * its weights are in use. */
 #ifndef BATON_HANDLERS_UPDATE_COMMIT_RESUME_H
 #define BATON_HANDLERS_UPDATE_COMMIT_RESUME_H
 
 #include "handlers/app.h"
 
-/* Operations' handlers (server/operations.h). */
+/* Handlers of operations (server/operations.h). */
 
-/* handle_commit_resume - commit the auto-commit update that is open, if any, then resume. Answers
- * as handle_resume, or with what is wrong with the update. */
+/* handle_commit_resume - commit the open auto-commit update, if there is one, then resume.
+ * Answers as handle_resume, or with the error of the update. */
 int handle_commit_resume(struct app *app, struct http_request *x, struct err *e);
 
-/* handle_commit_open - only the first half: {"committed": bool, "weight_version", "serial"}, of
- * the update that was open; null when there was none, which is no error: one that was complete has
- * been committed already. */
+/* handle_commit_open - only the commit. The reply is {"committed": bool, "weight_version",
+ * "serial"} of the update that was open. Without an open update it is no error and the two are
+ * null: a complete update was committed before. */
 int handle_commit_open(struct app *app, struct http_request *x, struct err *e);
 
 #endif

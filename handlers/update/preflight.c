@@ -1,9 +1,9 @@
-/* POST /v1/preflight: would this trainer's CUDA IPC handles work here, and if not, what is in the
- * way? One handle is opened on each rank and closed again; nothing is copied, and nothing counted
- * down: the trainer may send the same handles in an update afterwards.
+/* POST /v1/preflight: would this trainer's CUDA IPC handles work here, and if not, why? One
+ * handle is opened on each rank and closed again. Nothing is copied and no counter is
+ * decremented: the trainer may send the same handles in an update afterwards.
  *
- * A check that fails is an answer and not an error. Each has a sentence; one that could not be made
- * says what it waits for. Only a body that is no request is refused. */
+ * A failed check is a result, not an error. Each check has a message; for a check that was
+ * skipped, the message has the reason. Only a malformed body is refused. */
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"

@@ -23,7 +23,7 @@ enum {
 
 enum check_result { CHECK_FAILED, CHECK_PASSED, CHECK_SKIPPED };
 
-/* One of the ranks, and whose memory it would read. */
+/* A rank, and the GPU whose memory it would read. */
 struct gpu_pair {
     struct device *device;
     const struct cuda_device *own, *theirs; /* GPUs of this host; theirs NULL: not found */
@@ -105,7 +105,7 @@ static bool process_visible(pid_t pid)
     return pid > 0 && (kill(pid, 0) == 0 || errno == EPERM);
 }
 
-/* Whether the exporter is one of the processes that we see, and its counter one of our objects. */
+/* Is the exporter's process visible here, and its counter's object? */
 static void check_pid_namespace(struct preflight_report *r, const struct ipc_handle *h,
                                 const char *place)
 {
@@ -167,20 +167,20 @@ static void check_exporter(struct preflight_report *r, const struct ipc_handle *
                   "exported it");
 }
 
-/* Whether it can really be read is a check of its own. */
+/* Peer access is a check of its own. */
 static enum gpu_reach gpu_visible(void *arg, uint32_t rank, const char *uuid)
 {
     (void)rank;
     return gpu_of_host(arg, uuid) != NULL ? GPU_REACHABLE : GPU_NOT_VISIBLE;
 }
 
-/* Which handles an update would open on this rank. */
+/* Finds the handles that an update would open on this rank. */
 static void check_uuid(struct preflight_report *r, const struct app_weights *weights,
                        const struct ipc_handles *h, struct gpu_pair *p)
 {
     const char *uuid = p->own->uuid, *place = device_name(p->device);
     struct cuda_info *cuda = (struct cuda_info *)(uintptr_t)
-                                 weights->cuda; /* `seen` only reads it */
+                                 weights->cuda; /* gpu_visible only reads it */
     struct gpu_match_ranks ranks = {.n = 1, .uuids = &uuid, .reach = gpu_visible, .arg = cuda};
     struct err e = {0};
 
@@ -216,7 +216,7 @@ static void check_mig(struct preflight_report *r, const struct gpu_pair *p)
             "slice's own, which begins with MIG-");
 }
 
-/* Is a path for the bytes from their GPU to ours? */
+/* Can our GPU read the memory of theirs? */
 static bool check_peer_access(struct preflight_report *r, const struct gpu_pair *p)
 {
     const char *place = device_name(p->device);
@@ -285,7 +285,7 @@ static void check_event(struct preflight_report *r, const struct gpu_pair *p,
                       : "the event opens, and has not happened yet: an update would wait for it");
 }
 
-/* The first handle with memory: an empty tensor shares none. */
+/* The first handle with memory; handles of empty tensors have none. */
 static const struct ipc_handle *first_handle(const struct ipc_handles *h, const struct ipc_gpu *gpu)
 {
     for (uint32_t i = 0; i < h->n_handles; i++)
@@ -338,7 +338,6 @@ void preflight_check_rank(struct preflight_report *r, const struct app *app,
         add_check(r, "event", CHECK_SKIPPED, place, "not made: the handle does not open");
 }
 
-/* Without handles, or without a GPU to open them on. */
 void preflight_check_without_gpu(struct preflight_report *r, const struct preflight_req *req)
 {
     static const char *const checks[] = {"uuid", "mig", NULL};

@@ -16,7 +16,8 @@ struct preflight_report {
     bool failed, no_memory;
 };
 
-/* What a request holds: handles, or that they are of a kind which nobody can open. */
+/* The content of a request: handles, or the finding that they are of a kind that cannot be
+ * opened. */
 struct preflight_req {
     struct ipc_handles handles;
     bool expandable;

@@ -1,5 +1,5 @@
-/* A trajectory is over, says a client whose router kept its requests on one server. Here no session
- * holds anything, so there is nothing to give back. */
+/* A client whose router sends all requests of a trajectory to one server reports its end. This
+ * server keeps nothing for a trajectory, so there is nothing to free. */
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
 

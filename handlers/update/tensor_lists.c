@@ -1,4 +1,4 @@
-/* POST /v1/weights/plans: say once which tensors come; later requests name the plan_id. */
+/* POST /v1/weights/plans: registers a tensor list; later requests name its plan_id. */
 #include "handlers/body_columns.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
@@ -11,8 +11,7 @@
 const char *const tensor_list_members[] = {"names", "dtypes",  "dtype_names", "shapes",
                                            "sizes", "convert", NULL};
 
-/* @tensor_list  one reference, replaced by one to an equal tensor list where one is cached already
- */
+/* @tensor_list  one reference; replaced by one to an equal list if that is cached */
 static int register_list(const struct app_weights *weights, struct http_request *x,
                          struct tensor_list **tensor_list, bool convert, struct err *e)
 {

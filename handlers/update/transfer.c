@@ -1,5 +1,5 @@
-/* /v1/weight_transfer: join a trainer's NCCL group, look at it, leave it. What there is of it
- * outlives the requests: control/weight_transfer.h. */
+/* /v1/weight_transfer: join a trainer's NCCL group, show it, leave it. The group itself belongs
+ * to control/weight_transfer.h. */
 #include "control/weight_transfer.h"
 
 #include "handlers/app.h"
@@ -16,8 +16,9 @@
 
 enum {
     TIMEOUT_S_MAX = 86400,
-    FIRST_COLLECTIVE_S = 86400 /* a torch group's first collective is its trainer's first update;
-                                  until then only the store tells that the trainer lives */
+    FIRST_COLLECTIVE_S =
+        86400 /* in a torch group the first collective is the trainer's first update; until then
+                 only the store shows whether the trainer is alive */
 };
 
 const char *const transfer_init_members[] = {
@@ -36,9 +37,9 @@ const char *const transfer_init_members[] = {
     "packed_num_buffers",
     NULL,
 };
-const char *const transfer_delete_members[] = {"group_name", NULL}; /* of dialects */
+const char *const transfer_delete_members[] = {"group_name", NULL}; /* for dialects */
 
-/* Who is to be answered when a join is so far, or gone. */
+/* A request to be answered when the join or the leave is done. */
 struct join_waiter {
     struct weight_transfer *transfer;
     struct http_request *x;
@@ -136,7 +137,7 @@ static int parse_transport(const json_t *body, struct err *e)
     return 0;
 }
 
-/* Trainers that send handles announce themselves too: there is nothing to join, nor to leave. */
+/* Trainers that send CUDA IPC handles also send an init: there is no group to join or leave. */
 static bool is_ipc(const json_t *body)
 {
     const char *transport = json_string_value(json_object_get(body, "transport"));
@@ -146,7 +147,7 @@ static bool is_ipc(const json_t *body)
 
 static int check_ipc_members(const json_t *body, struct err *e)
 {
-    bool packed = false; /* the handles say it themselves */
+    bool packed = false; /* ignored: visible in the handles */
     char field[32];
 
     for (size_t i = 0; transfer_init_members[i] != NULL; i++) {
@@ -196,7 +197,7 @@ static int init_parse(struct init_req *req, uint64_t join_timeout_us, const json
     return body_bool(&req->warm_up, body, "", "warm_up", e);
 }
 
-/* A server without GPUs would be one rank at least. */
+/* A server without GPUs counts as one rank. */
 static int init_validate(const struct init_req *req, const struct weight_transfer_cfg *cfg,
                          struct err *e)
 {
@@ -254,7 +255,7 @@ static int start_join(struct weight_transfer *t, const struct init_req *req, str
     return -1;
 }
 
-/* What the trainer before has left half sent must not become one model with what this one sends. */
+/* Tensors of an unfinished update of the previous trainer must not be mixed with this one's. */
 static void abort_open_update(struct app *app, const struct route *route)
 {
     if (route->session == SESSION_AUTO_COMMIT)
@@ -299,7 +300,7 @@ int handle_transfer_get(struct app *app, struct http_request *x, struct err *e)
     return 0;
 }
 
-/* Nothing of the group is left. */
+/* The group has been left completely. */
 static void reply_left(void *arg)
 {
     struct join_waiter *w = arg;
@@ -324,7 +325,7 @@ static int leave_group(struct weight_transfer *t, struct http_request *x, const 
     return rc < 0 ? -1 : 0;
 }
 
-/* A dialect's request may name the group in its body. */
+/* A dialect's request may contain the group's name. */
 int handle_transfer_delete(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;

@@ -1,5 +1,5 @@
-/* POST /v1/update_weights: buckets of a session, or a whole update by itself. The bytes come from
- * GPUs, from shared memory, from files, or are the body itself. */
+/* POST /v1/update_weights: a bucket of a session, or a whole update. The bytes come from GPUs,
+ * from shared memory, from files, or are the body itself. */
 #include "weights/update/update.h"
 #include "control/generations.h"
 #include "control/pause_controller.h"
@@ -63,7 +63,7 @@ const char *const update_query[] = {
     "update_id", "weight_version", "partial", "convert", "chunk_id", NULL,
 };
 
-/* What a whole update lacks (new), or NULL. */
+/* The missing tensors of a whole update (new), or NULL. */
 static json_t *missing_json(const struct update_chunk *c, const struct err *e)
 {
     if (e->code != ERR_INCOMPLETE || c->n_missing == 0)
@@ -72,8 +72,9 @@ static json_t *missing_json(const struct update_chunk *c, const struct err *e)
                      names_json(c->missing, c->n_missing));
 }
 
-/* What is missing stands in no member of the request: the one that lists what came is pointed at.
- * @body  NULL when the tensors are the body */
+/* No member of the request contains a missing tensor, so the error points at the member that
+ * lists the tensors sent.
+ * @body  NULL if the tensors are the body */
 static void set_missing_field(const json_t *body, struct err *e)
 {
     static const char *const lists[] = {"/buckets", "/serialized_named_tensors",
@@ -87,8 +88,8 @@ static void set_missing_field(const json_t *body, struct err *e)
     (void)snprintf(e->field, sizeof e->field, "%s", found);
 }
 
-/* Hands the chunk to the worker; from then on update_reply_done answers. A source is closed before
- * the answer, because it may read from the request. @body  as blame_list takes it */
+/* Submits the chunk to the worker; then update_reply_done answers. The source is closed before
+ * the answer, because it may read from the request. @body  as for set_missing_field */
 static int submit_chunk(struct app *app, struct http_request *x, struct update_chunk *c,
                         const json_t *body, struct err *e)
 {
@@ -106,7 +107,8 @@ static int submit_chunk(struct app *app, struct http_request *x, struct update_c
     if (updates_submit(app->weights->updates, c, e) == 0)
         return 0;
     update_requester_free(asker);
-    if (route->session == SESSION_AUTO_COMMIT) /* nobody would end one that has nothing */
+    if (route->session ==
+        SESSION_AUTO_COMMIT) /* no later request would end a session that received nothing */
         request_session_abort(app, false, "its first bucket was refused");
     details = missing_json(c, e);
     update_chunk_free(c);
@@ -125,7 +127,7 @@ static struct update_chunk *chunk_new(struct err *e)
     return c;
 }
 
-/* What a file or a header says of itself holds unless the request says otherwise. */
+/* The label of a file or a header is used unless the request has one. */
 static int use_source_label(struct update_chunk *c, const char *label, struct err *e)
 {
     if (c->label[0] != '\0' || label == NULL)
@@ -163,7 +165,7 @@ static int open_path(const struct app *app, struct update_chunk *c, const char *
     return rc;
 }
 
-/* What speaks of handles goes with handles. */
+/* Members that describe handles need handles. */
 static int check_no_ipc_members(const json_t *body, struct err *e)
 {
     static const char *const members[] = {"per_gpu", "metadata_by_gpu"};
@@ -182,7 +184,7 @@ static int check_no_ipc_members(const json_t *body, struct err *e)
     return 0;
 }
 
-/* The placement of a session is the session's. */
+/* In a session, its placement counts, not the request's. */
 static int open_ipc(struct app *app, struct update_chunk *c, const json_t *body,
                     const struct body_columns *text, struct err *e)
 {
@@ -195,7 +197,7 @@ static int open_ipc(struct app *app, struct update_chunk *c, const json_t *body,
     return ipc_from_body(c, app->weights, body, text, info.sharded, e);
 }
 
-/* What speaks of broadcasts goes with them. */
+/* Members that describe broadcasts need transport nccl. */
 static int check_no_nccl_members(const json_t *body, struct err *e)
 {
     static const char *const members[] = {"expected_digest", "bucket_nbytes",
@@ -240,7 +242,7 @@ static int open_source(struct app *app, struct update_chunk *c, const json_t *bo
                         : shm_from_body(&c->source, body, c->tensor_list, e);
 }
 
-/* A trainer's pickles may hold nothing for this server: it is told how the update stands. */
+/* A trainer's pickles may contain nothing for this server: the reply is the state of the update. */
 static int reply_no_tensors(const struct app_weights *weights, struct http_request *x,
                             struct update_chunk *c, struct err *e)
 {
@@ -279,7 +281,8 @@ static int update_from_json(struct app *app, struct http_request *x, const json_
         update_chunk_free(c);
         return -1;
     }
-    /* Before the worker has it: what is sent after the answer must not end. */
+    /* Before the chunk is submitted: generations that are sent after the reply must not be
+     * aborted. */
     if (w.abort_requests)
         (void)generations_abort(app->generate->generations, NULL, 0);
     if (c->source == NULL)
@@ -297,7 +300,7 @@ static int use_stream_header(struct update_chunk *c, struct safetensors *head, s
     return use_source_label(c, head->weight_version, e);
 }
 
-/* The body's head has been read; its tensors will be, by the worker, straight into staging. */
+/* The body's head has been read; the worker will read its tensors directly into staging. */
 static int update_from_stream(struct app *app, struct http_request *x, struct err *e)
 {
     struct update_params w = {0};
@@ -334,7 +337,7 @@ static int refuse_query(const struct http_request *x, struct err *e)
                    x->query[0].name);
 }
 
-/* A trainer that is refused may not have waited for the answer before it broadcasts. */
+/* A trainer may broadcast without waiting for the answer, so a refusal puts the group in doubt. */
 int handle_update(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;

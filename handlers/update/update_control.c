@@ -1,4 +1,4 @@
-/* start, finish, abort, renew and get of an update session. */
+/* Start, verify, finish, abort, renew and get of an update session. */
 #include "base/utf8.h"
 #include "control/life.h"
 #include "control/pause_controller.h"
@@ -45,7 +45,7 @@ static int start_parse(struct update_start *req, const json_t *body, struct err 
     return 0;
 }
 
-/* What staging takes and what there is, of each place (new, or NULL). */
+/* Bytes that staging needs and that are available, for each place (new, or NULL). */
 static json_t *staging_json(const struct app_weights *weights, const struct update_info *info)
 {
     struct update_room rooms[STORE_PLACES_MAX];
@@ -65,7 +65,8 @@ static json_t *staging_json(const struct app_weights *weights, const struct upda
     return list;
 }
 
-/* What start answers: the update, and what it is a part of. NULL without memory. */
+/* The reply to a start: the update, the model spec's digest, the boot id, and memory. NULL
+ * without memory. */
 static json_t *started_json(const struct app *app, const struct update_info *info)
 {
     const struct model_spec *m = store_model_spec(app->weights->store);
@@ -81,7 +82,8 @@ static json_t *started_json(const struct app *app, const struct update_info *inf
     return reply;
 }
 
-/* A session whose id cannot be told to its owner would shut everyone out until its lease ends. */
+/* If the session's id cannot be sent to the client, the session would block all others until its
+ * lease ends. */
 static int abort_unreported(const struct app_weights *weights, const struct update_info *info,
                             struct err *e)
 {
@@ -157,7 +159,7 @@ int request_session_start(char id[UPDATE_ID_MAX + 1], struct app *app, const str
 
 void request_session_abort(struct app *app, bool begun, const char *why)
 {
-    struct err ignored = {0}; /* it may have ended, or be ending */
+    struct err ignored = {0}; /* it may have ended, or be finishing */
     struct update_info info;
 
     updates_current(app->weights->updates, &info);
@@ -200,7 +202,7 @@ static int checksums_parse(struct update_checksum **out, uint32_t *n, const json
     return 0;
 }
 
-/* @commit  false: only proves */
+/* @commit  false: only verify */
 static int finish_update(struct app *app, struct http_request *x, const json_t *body, bool commit,
                          struct err *e)
 {
@@ -282,7 +284,7 @@ static int renew_update(struct app *app, const json_t *body, struct update_info 
     return updates_renew(app->weights->updates, id, (uint32_t)lease_s, info, e);
 }
 
-/* What is done at once to the session that a body names, and told of it. */
+/* Runs an immediate action on the session that the body names, and replies with its state. */
 static int run_on_session(struct app *app, struct http_request *x,
                           int (*act)(struct app *, const json_t *, struct update_info *,
                                      struct err *),

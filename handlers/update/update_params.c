@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-/* Session members are the session's to say; a chunk in one may not contradict it. */
+/* Options of a session are given at its start; its chunks must not repeat them. */
 static int params_check(const struct update_params *w, struct err *e)
 {
     if (w->update_id != NULL && update_id_check(w->update_id, UPDATE_ID_MAX, "/update_id", e) != 0)
@@ -28,8 +28,8 @@ static int params_check(const struct update_params *w, struct err *e)
     return 0;
 }
 
-/* A client's X-Request-Id names its chunk within a session. A whole update never repeats by it: a
- * trainer that sends one id at every step would get an old answer for new weights. */
+/* Within a session, a client's X-Request-Id is the chunk's id. Not for a whole update: a trainer
+ * that sends the same id at every step would get an old reply for new weights. */
 void update_params_apply(struct update_chunk *c, const struct update_params *w,
                          const struct http_request *x)
 {

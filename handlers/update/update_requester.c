@@ -1,4 +1,4 @@
-/* The answer to a request whose update has ended. */
+/* The reply to a request whose update has ended. */
 #include "handlers/update/update_requester.h"
 
 #include "handlers/lora_json.h"
@@ -35,7 +35,7 @@ bool update_requester_disconnected(void *asker)
     return http_request_disconnected(((struct update_requester *)asker)->x);
 }
 
-/* What was committed serves, whatever memory is left to tell of it: a 503 here would say that
+/* A commit is reported even if there is no memory for the full reply: a 503 would mean that
  * nothing has changed. */
 static json_t *committed_json(const struct app_generate *generate, const struct update_info *info)
 {

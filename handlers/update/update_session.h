@@ -1,4 +1,4 @@
-/* The session that a request belongs to, where its route does not name it. */
+/* The session that a request belongs to, if requests of its route do not name it. */
 #ifndef BATON_HANDLERS_UPDATE_UPDATE_SESSION_H
 #define BATON_HANDLERS_UPDATE_UPDATE_SESSION_H
 
@@ -10,21 +10,22 @@
 
 struct app;
 
-/* request_session_find - the open session, if the route's requests do not name theirs.
- * @id  "" when there is none yet and the first request opens it (request_session_start)
- * Errors: ERR_CONFLICT: none is open and this route opens none; or it was started by somebody who
- *         names it. */
+/* request_session_find - find the open session, if requests of the route do not name theirs.
+ * @id  unchanged if they do, or if there is no session yet and the first request opens it
+ *      (request_session_start)
+ * Errors: ERR_CONFLICT: no session is open and requests of this route open none; or the open
+ *         session was started by a client that names it. */
 int request_session_find(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route *route,
                          struct err *e);
 
-/* request_session_start - open an auto-commit one, or find the one that another request just
- * opened. */
+/* request_session_start - open an auto-commit session, or find the one that another request has
+ * just opened. Errors: ERR_CONFLICT; those of updates_start. */
 int request_session_start(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route *route,
                           struct err *e);
 
-/* request_session_abort - end the open update, if its requests do not name it.
- * @begun  whatever has come of it, and whoever started it; else only an auto-commit one of which
- *         nothing has been received */
+/* request_session_abort - abort the open update, if its requests do not name it.
+ * @begun  true: also if it has received tensors, and if it was opened by a start; false: only an
+ *         auto-commit update that has received nothing */
 void request_session_abort(struct app *app, bool begun, const char *why);
 
 #endif

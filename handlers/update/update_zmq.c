@@ -1,4 +1,4 @@
-/* The request: which addresses, and which of them feeds which of our GPUs. */
+/* The request of an update over sockets: its addresses, and the address for each rank. */
 #include "handlers/update/update_zmq.h"
 
 #include "base/clock.h"
@@ -25,7 +25,7 @@ enum { KEY_SHOWN = 64, TIMEOUT_MS_MAX = 86400000 };
 
 const char *const update_zmq_members[] = {"zmq_handles", "weight_version", "timeout_ms", NULL};
 
-/* The GPUs that the request names. @set  zeroed; gets their UUIDs, and no handles */
+/* The GPUs that the request names. @set  zeroed; receives their UUIDs, no handles */
 static int read_gpus(struct ipc_handles *set, const json_t *handles, struct err *e)
 {
     const char *key;
@@ -70,7 +70,7 @@ static int refuse_no_gpu(const struct app_weights *weights, const struct ipc_han
                    set->gpus[0].uuid, weights->cuda->devices[0].uuid);
 }
 
-/* The address of a GPU, by the UUID that its key was read as; it is there. */
+/* The address of a GPU that the request names. @uuid  as ipc_uuid_parse made it from the key */
 static const char *address_of(const json_t *handles, const char *uuid)
 {
     char found[IPC_UUID_LEN + 1];
@@ -99,7 +99,7 @@ static int add_port(struct zmq_update *p, const char *uuid, const json_t *handle
     return 0;
 }
 
-/* Which socket feeds which rank. Sockets of other GPUs are other servers'. */
+/* Assigns a socket to each rank. Sockets of other GPUs are for other servers. */
 static int match_ports(struct zmq_update *p, const struct ipc_handles *set, const json_t *handles,
                        struct err *e)
 {

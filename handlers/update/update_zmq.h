@@ -1,33 +1,34 @@
 /* Whole updates that a trainer pushes over ZeroMQ sockets: checkpoint-engine's
- * `update_weights_from_ipc`, as vLLM (/collective_rpc) and SGLang (/update_weights_from_ipc) take
- * it.
+ * `update_weights_from_ipc`, with the routes of vLLM (/collective_rpc) and SGLang
+ * (/update_weights_from_ipc).
  *
- * Which side connects: each rank of the trainer has bound a REQ socket on this machine, and the
- * request says {GPU's UUID: address}. For each of our ranks the address of its GPU is taken, by the
- * rule of gpu_match, and a REP socket is connected to it. The trainer then sends, on every socket
- * in the same order: a CUDA IPC handle of a buffer; lists of the tensors that lie in the buffer
- * now; None; None (transport/zmq/zmq_messages.h). A message is acted on when all sockets have
- * brought theirs, and then all are replied to, by nothing, or by the text of what went wrong.
+ * Connection: each rank of the trainer has bound a REQ socket on this machine, and the request
+ * contains {GPU's UUID: address}. For each of our ranks the address of its GPU is chosen as in
+ * gpu_match, and a REP socket is connected to it. The trainer then sends, on every socket in the
+ * same order: a CUDA IPC handle of a buffer; lists of the tensors that are in the buffer now;
+ * None; None (transport/zmq/zmq_messages.h). A message is handled when every socket has received
+ * its copy; then each is replied to, by an empty reply, or by the text of the error.
  *
- * The update is a session of its own, which nobody else may send to. A list is a chunk of it: the
- * reply goes out when the worker has copied it, since the trainer refills that half of its buffer
- * then. At the first None the update is proven and every mapping of the buffer closed; at the
- * second it is committed; then the request is answered.
+ * The update is a session of its own, which no other client can send to. Each list is a chunk of
+ * it. The reply is sent when the worker has copied the chunk, because the trainer then refills
+ * that half of its buffer. At the first None the update is verified and every mapping of the
+ * buffer closed; at the second it is committed; then the request is answered.
  *
- * Threads: a request is parsed on a control thread and then belongs to one thread of a small pool,
- * which alone touches its sockets; copies are made on the updates' worker, as ever.
+ * Threads: a request is parsed on a control thread, and then handled by one thread of
+ *          control/zmq_updates.h, which alone uses its sockets; the update worker makes the
+ *          copies.
  *
- * Ends: every wait is cut into slices of ZMQ_SLICE_MS, between which the thread looks whether the
- * trainer has closed its socket (or died), the client of the request has gone, the server stops,
- * somebody has aborted the update, or a deadline has passed: --update-timeout for each message, and
- * the request's own timeout for all. Whatever ends it early aborts the session, waits until nothing
- * of the buffer is mapped any more, answers the request, and then, for ZMQ_REFUSE_MS at most,
- * replies to what the trainer still sends by the reason, so that it stops too: it has no deadlines
- * of its own. When no socket is left but those that nobody has bound in ZMQ_CONNECT_MS, it ends.
- * checkpoint-engine 0.4.2 ignores the replies to its last list and to both None, so the
- * answer to the request decides.
+ * Ends: every wait is cut into slices of ZMQ_SLICE_MS. After each slice the thread checks
+ * whether the trainer closed its socket (or died), the client of the request disconnected, the
+ * server stops, the update was aborted, or a deadline passed: --update-timeout for each message,
+ * and the request's own timeout for the whole update. An early end aborts the session, waits
+ * until nothing of the buffer is mapped any more, and answers the request. Then, for at most
+ * ZMQ_REFUSE_MS, every further message of the trainer is replied to with the error, so that the
+ * trainer stops too: it has no deadlines of its own. This ends earlier if the only sockets left
+ * are ones that no process has bound within ZMQ_CONNECT_MS. checkpoint-engine 0.4.2 ignores the
+ * replies to its last list and to both None, so the reply to the request decides.
  *
- * Bounds: ZMQ_MESSAGE_NBYTES_MAX a message, one of them at a time on each socket; ZMQ_UPDATES_MAX
+ * Bounds: ZMQ_MESSAGE_NBYTES_MAX for a message, one at a time on each socket; ZMQ_UPDATES_MAX
  * requests at once, of which one can have the open update. */
 #ifndef BATON_HANDLERS_UPDATE_UPDATE_ZMQ_H
 #define BATON_HANDLERS_UPDATE_UPDATE_ZMQ_H
@@ -39,19 +40,23 @@ struct app;
 
 enum {
     ZMQ_SLICE_MS = 50,
-    ZMQ_CONNECT_MS = 1000, /* a bound socket is found at once, or at libzmq's next try (0.1 s) */
-    ZMQ_REFUSE_MS = 120000 /* a trainer moves a bucket between two messages: seconds */
+    ZMQ_CONNECT_MS =
+        1000, /* a bound socket is connected at once, or at libzmq's next attempt (0.1 s) */
+    ZMQ_REFUSE_MS =
+        120000 /* a trainer may copy a bucket between two messages, which takes seconds */
 };
 
 /* handle_update_zmq - members zmq_handles {uuid: address}, weight_version, timeout_ms.
- * Answers as handle_update_finish. Errors: ERR_BAD_REQUEST at the member; ERR_NO_GPU;
- * ERR_OVERLOADED (ZMQ_UPDATES_MAX); ERR_DRAINING. The answer may be ERR_NO_ZMQ, ERR_FORBIDDEN,
- * ERR_UNREADABLE (zmq_ports_open), ERR_TIMEOUT, ERR_GONE (the trainer, or the client),
- * ERR_CONFLICT (another update is open; aborted; the trainer's other ranks failed), and all that
- * updates_submit and updates_finish bring; ERR_BAD_REQUEST for what a trainer sent. */
+ * Answers as handle_update_finish.
+ * Errors: ERR_BAD_REQUEST at the member; ERR_NO_GPU; ERR_OVERLOADED (ZMQ_UPDATES_MAX);
+ *         ERR_DRAINING. The answer may be ERR_NO_ZMQ, ERR_FORBIDDEN, ERR_UNREADABLE
+ *         (zmq_ports_open), ERR_TIMEOUT, ERR_GONE (the trainer, or the client), ERR_CONFLICT
+ *         (another update is open; aborted; another rank of the trainer failed), those of
+ *         updates_submit and updates_finish; ERR_BAD_REQUEST for a wrong message. */
 int handle_update_zmq(struct app *app, struct http_request *x, struct err *e);
 
-/* fleet_update_zmq - the same route in front of upstream engines: refused, and why. */
+/* fleet_update_zmq - the same route in front of a fleet. Errors: ERR_HAS_UPSTREAMS, always; the
+ * message has the reason and the alternatives. */
 int fleet_update_zmq(struct app *app, struct http_request *x, struct err *e);
 
 #endif

@@ -1,5 +1,5 @@
-/* The thread of one update over sockets: a message from every socket, what it means for the update,
- * a reply to every socket. */
+/* The steps of one update over sockets: receive a message from every socket, apply it to the
+ * update, reply on every socket. */
 #include "handlers/update/zmq_update.h"
 
 #include "base/clock.h"
@@ -33,12 +33,12 @@ static uint64_t message_deadline(const struct zmq_update *p)
     return us < p->deadline_us ? us : p->deadline_us;
 }
 
-/* What the trainer sends next. */
+/* For messages: what the trainer has to send next. */
 static const char *const expected_next[] = {[ZMQ_EXPECT_BUFFER] = "a buffer's handle",
                                             [ZMQ_EXPECT_TENSORS] = "a list of tensors, or None",
                                             [ZMQ_EXPECT_COMMIT] = "None"};
 
-/* Is there a reason to give up? Renews the session's lease too. */
+/* Fails if the update has to end early. Renews the session's lease. */
 static int check_alive(struct zmq_update *p, uint64_t deadline_us, struct err *e)
 {
     struct update_info info;
@@ -62,7 +62,7 @@ static int check_alive(struct zmq_update *p, uint64_t deadline_us, struct err *e
     return updates_renew(p->app->weights->updates, p->id, 0, &info, e);
 }
 
-/* Until every socket has brought a message. */
+/* Waits until every socket has a message. */
 static int wait_messages(struct zmq_update *p, struct err *e)
 {
     uint64_t deadline_us = message_deadline(p);
@@ -85,7 +85,7 @@ static void reply_all(struct zmq_update *p)
         zmq_ports_reply(p->ports, i, "", 0);
 }
 
-/* On the worker; the pull outlives it. */
+/* On the update worker; `arg` outlives the job. */
 static void on_worker_done(void *arg, const struct update_info *info, const struct err *e)
 {
     struct zmq_worker_result *r = arg;
@@ -110,8 +110,8 @@ static bool wait_slice(struct zmq_worker_result *r)
     return done;
 }
 
-/* Until the worker is through with what it was given, whatever happens: it has been asked to give
- * up then. The first reason is told, unless the worker was through all the same. */
+/* Waits until the worker's job has ended, in every case; if there is a reason to end early, the
+ * update is aborted first. The first reason is returned, unless the job succeeded all the same. */
 static int wait_worker(struct zmq_update *p, struct err *e)
 {
     struct err abort_cause = {0}, ignored = {0};
@@ -141,7 +141,7 @@ static int receive_buffers(struct zmq_update *p, const struct zmq_message *m, st
     return 0;
 }
 
-/* Every rank of the trainer has the same tensors at the same places of its own buffer. */
+/* Every rank of the trainer must send the same tensors at the same offsets of its own buffer. */
 static int check_equal_lists(const struct zmq_update *p, const struct zmq_message *m, struct err *e)
 {
     for (uint32_t i = 1; i < p->n_ports; i++)
@@ -154,7 +154,7 @@ static int check_equal_lists(const struct zmq_update *p, const struct zmq_messag
     return 0;
 }
 
-/* What one socket brings, for the ranks that it feeds. */
+/* The bucket of one socket, for the ranks that use it. */
 static int make_bucket(struct ipc_bucket *b, const struct zmq_update *p, uint32_t port,
                        const struct zmq_message *m, struct err *e)
 {
@@ -207,8 +207,8 @@ free_buckets:
     return -1;
 }
 
-/* The trainer has synchronized its GPU before it sends a list; its event is of the time when it
- * made the handle, and has to be waited for once. */
+/* The trainer synchronizes its GPU before it sends a list. The event in the handle is from the
+ * time when the handle was made, and has to be waited for once only. */
 static void clear_events(struct zmq_update *p)
 {
     for (uint32_t i = 0; i < p->n_ports; i++)
@@ -259,7 +259,8 @@ static int commit(struct zmq_update *p, const struct zmq_message *m, struct err 
     return wait_worker(p, e);
 }
 
-/* Which message may come when, what it does, and where it leads. Anything else is a mistake. */
+/* The accepted messages of each state, their actions, and the next state. Other messages are
+ * errors. */
 static const struct transition {
     enum zmq_update_state from;
     enum zmq_message_kind message;

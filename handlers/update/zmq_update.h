@@ -1,5 +1,5 @@
-/* One update over sockets, between update_zmq.c (which reads the request) and zmq_update.c
- * (which is the thread that works on it). */
+/* One update over sockets: update_zmq.c reads the request, zmq_update.c runs the update on its
+ * thread, zmq_update_end.c ends it. */
 #ifndef BATON_HANDLERS_UPDATE_ZMQ_UPDATE_H
 #define BATON_HANDLERS_UPDATE_ZMQ_UPDATE_H
 
@@ -21,16 +21,17 @@ struct zmq_updates;
 enum { ZMQ_UPDATE_PORTS_MAX = STORE_DEVICES_MAX };
 _Static_assert((int)ZMQ_UPDATE_PORTS_MAX <= (int)ZMQ_PORTS_MAX, "a socket for each rank");
 
-/* What the trainer has said so far; in zmq_update.c is which message leads where. */
+/* The message that the trainer has to send next; the transitions are in zmq_update.c. */
 enum zmq_update_state {
-    ZMQ_EXPECT_BUFFER,  /* nothing */
-    ZMQ_EXPECT_TENSORS, /* its buffer's handle */
-    ZMQ_EXPECT_COMMIT,  /* that all tensors have come: the update is proven, the buffer let go of */
+    ZMQ_EXPECT_BUFFER,  /* the handle of its buffer */
+    ZMQ_EXPECT_TENSORS, /* a list of tensors, or None: the update is verified and the buffer
+                           unmapped */
+    ZMQ_EXPECT_COMMIT,  /* None: the update is committed */
     ZMQ_COMMITTED,      /* committed */
     ZMQ_FAILED
 };
 
-/* What the updates' worker hands back. */
+/* The result of the update worker's last job. */
 struct zmq_worker_result {
     struct mtx lock; /* MTX_LEAF; guards down to the blank line */
     struct cnd done_cnd;
@@ -47,28 +48,28 @@ struct zmq_update {
     uint32_t n_ports;
     char uuids[ZMQ_UPDATE_PORTS_MAX][IPC_UUID_LEN + 1];
     char *addresses[ZMQ_UPDATE_PORTS_MAX]; /* owned */
-    uint32_t port_of[STORE_DEVICES_MAX];   /* of each rank */
-    char label[VERSION_LABEL_MAX + 1];     /* "": not said */
-    uint64_t deadline_us;                  /* of the whole; CLOCK_NEVER: not said */
+    uint32_t port_of[STORE_DEVICES_MAX];   /* [rank]: its socket */
+    char label[VERSION_LABEL_MAX + 1];     /* "": not given */
+    uint64_t deadline_us;                  /* of the whole update; CLOCK_NEVER: not given */
 
-    /* The thread's. */
-    struct update_requester *asker; /* owned; NULL once it has been told */
+    /* Used by the update's thread only. */
+    struct update_requester *asker; /* owned; NULL once the request is answered */
     struct zmq_ports *ports;        /* owned */
-    uint64_t connect_us;            /* when a trainer that has bound its sockets is connected to */
+    uint64_t connect_us;            /* the time by which a bound socket is connected */
     enum zmq_update_state state;
-    char id[UPDATE_ID_MAX + 1];                      /* of the session; "": there is none yet */
-    struct ipc_handle buffers[ZMQ_UPDATE_PORTS_MAX]; /* from ZMQ_EXPECT_TENSORS on */
-    bool submitted;   /* a chunk: from then on the worker counts the exports down */
-    struct err cause; /* ZMQ_FAILED, and so the next */
-    uint32_t n_none;  /* how often each socket's None was replied to by nothing */
+    char id[UPDATE_ID_MAX + 1];                      /* of the session; "": not started yet */
+    struct ipc_handle buffers[ZMQ_UPDATE_PORTS_MAX]; /* valid from ZMQ_EXPECT_TENSORS on */
+    bool submitted;   /* a chunk was submitted: the worker counts the exports down */
+    struct err cause; /* valid in ZMQ_FAILED, as the next */
+    uint32_t n_none;  /* None messages that each socket got an empty reply for */
 
     struct zmq_worker_result result;
 };
 
-/* zmq_update_run - the thread, from the first message to the last; frees the pull. @arg  struct
- * zmq_update, with an asker */
+/* zmq_update_run - run the update from the first message to the last, answer the request and
+ * free the update. @arg  struct zmq_update, with a requester */
 void zmq_update_run(void *arg);
-void zmq_update_free(struct zmq_update *p); /* of one that did not run; accepts NULL */
+void zmq_update_free(struct zmq_update *p); /* for an update that did not run; accepts NULL */
 
 /* Shared by zmq_update.c and zmq_update_end.c; on the update's thread. */
 

@@ -14,12 +14,12 @@
 #include <time.h>
 
 enum {
-    UNMAP_POLL_NS = 1000000, /* between two looks whether the worker has unmapped the buffer */
+    UNMAP_POLL_NS = 1000000, /* between two checks whether the worker has unmapped the buffer */
     UNMAP_POLLS = 5000,
     REPLY_TEXT_MAX = ERR_MSG_MAX + 64
 };
 
-/* The trainer frees its buffer when it hears of the failure: nothing may have it mapped then. */
+/* The trainer frees its buffer when it receives the error: nothing may have it mapped then. */
 static void wait_unmapped(struct zmq_update *p, struct update_info *info)
 {
     struct timespec poll_interval = {0, UNMAP_POLL_NS};
@@ -35,7 +35,7 @@ static void wait_unmapped(struct zmq_update *p, struct update_info *info)
              p->id);
 }
 
-/* A handle that was received counts in the trainer until it is said that it is of no more use. */
+/* A received handle keeps the trainer's memory until its counter is decremented. */
 static void drop_exports(struct zmq_update *p)
 {
     for (uint32_t i = 0; i < p->n_ports && p->state == ZMQ_EXPECT_TENSORS && !p->submitted; i++) {
@@ -55,7 +55,7 @@ void zmq_update_reply(struct zmq_update *p, const struct update_info *info, cons
     update_reply_done(asker, info, e);
 }
 
-/* Names and shapes stood in no member of the request. */
+/* Tensors' names and shapes are not members of the request. */
 static void set_request_field(struct err *e)
 {
     if (e->field[0] != '\0')
@@ -79,8 +79,8 @@ void zmq_update_fail(struct zmq_update *p, const struct err *cause)
     zmq_update_reply(p, &info, &p->cause);
 }
 
-/* One socket of an update that has failed. Returns: has the trainer nothing more to say there? It
- * says an error when it has understood, which takes no reply, or None twice. */
+/* Replies to one socket of a failed update. Returns true if the trainer will send nothing more
+ * there: it has sent an error, which needs no reply, or None twice. */
 static bool refuse_message(struct zmq_update *p, uint32_t i, uint32_t *n_none)
 {
     char text[REPLY_TEXT_MAX];
@@ -104,9 +104,9 @@ static bool refuse_message(struct zmq_update *p, uint32_t i, uint32_t *n_none)
     return *n_none > 1;
 }
 
-/* The trainer waits for replies without a deadline, so it is told why, as often as it asks, until
- * it stops, dies, or is given up. A socket that nobody has bound keeps nobody waiting, and holds
- * the thread no longer than it takes to find that out. */
+/* The trainer waits for replies without a deadline, so each of its messages is answered with the
+ * error until it stops, dies, or ZMQ_REFUSE_MS have passed. For a socket that no process has
+ * bound, this waits only until p->connect_us. */
 void zmq_update_refuse_remaining(struct zmq_update *p)
 {
     uint64_t deadline_us = clock_after_us(ZMQ_REFUSE_MS * 1000ULL);

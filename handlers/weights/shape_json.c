@@ -1,4 +1,4 @@
-/* A tensor's shape in an answer. */
+/* A tensor's shape in a reply. */
 #include "handlers/weights/shape_json.h"
 
 json_t *shape_json(const struct tensor_spec *t)

@@ -1,4 +1,4 @@
-/* A tensor's shape in an answer. */
+/* A tensor's shape in a reply. */
 #ifndef BATON_HANDLERS_WEIGHTS_SHAPE_JSON_H
 #define BATON_HANDLERS_WEIGHTS_SHAPE_JSON_H
 

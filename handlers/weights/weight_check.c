@@ -1,9 +1,9 @@
-/* POST /v1/weights/check: the SHA-256 of each tensor that is served, told or compared with a
- * caller's, or with those of a snapshot, which is the one thing that is remembered here.
+/* POST /v1/weights/check: the SHA-256 of each served tensor, either returned or compared with a
+ * caller's or with those of a snapshot. The snapshot is the only state here.
  *
- * All is read from one pinned version, a piece at a time, and hashed on the handler's own thread;
- * one check at a time, so that several cannot take all the threads of control calls. It ends early
- * when its client has gone, or the server drains. */
+ * Everything is read from one pinned version, a piece at a time, and hashed on the handler's own
+ * thread. Only one check runs at a time, so that checks cannot occupy all threads of the control
+ * executor. It ends early if its client disconnects or the server drains. */
 #include "control/life.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -24,16 +24,18 @@ enum { SUM_LEN = 2 * SHA256_DIGEST_SIZE, SKIP_MAX = 1024 };
 
 const char *const weights_check_members[] = {"action", "baseline", "skip", "must_match", NULL};
 
-static json_t *snapshot; /* owned: sums by name; NULL: none was taken; guarded by under_way */
+static json_t *snapshot; /* owned: sums by name; NULL: no snapshot yet; guarded by check_running */
 static atomic_flag check_running = ATOMIC_FLAG_INIT; /* acquire, release: one check at a time */
 
 struct check {
     struct app *app;
     struct http_request *x;
-    const json_t *baseline; /* borrowed from the body, or the snapshot; NULL: the sums are told */
-    const json_t *skip;     /* borrowed: parts of names that are left out; NULL: none */
+    const json_t
+        *baseline; /* borrowed from the body, or the snapshot; NULL: the sums are returned */
+    const json_t
+        *skip; /* borrowed: tensors whose names contain one of these are skipped; NULL: none */
     bool is_snapshot, must_match;
-    const struct version *v; /* pinned; NULL: nothing is served that could be equal */
+    const struct version *v; /* pinned; NULL: nothing is served, so nothing can be equal */
     char *piece;             /* owned; NULL when the host has the bytes */
     json_t *found;           /* owned: sums by name, or an array of the names that differ */
 };
@@ -86,7 +88,7 @@ static int refuse_memory(struct err *e)
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the answer");
 }
 
-/* @sum  "" when nothing is served */
+/* @sum  "" if nothing is served */
 static int record_sum(struct check *c, const char *name, const char *sum, struct err *e)
 {
     const char *expected;
@@ -128,7 +130,7 @@ static int check_served(struct check *c, struct err *e)
     return 0;
 }
 
-/* Of names that the model does not have. */
+/* Names of the baseline that the model does not have are mismatches. */
 static int check_unknown_names(struct check *c, struct err *e)
 {
     const struct tensor_list *tensor_list = store_model_spec(c->app->weights->store)->tensor_list;
@@ -212,7 +214,8 @@ static int check_parse(struct check *c, const json_t *body, struct err *e)
     return 0;
 }
 
-/* Where nothing is left, nothing is equal; weights that sleep may be, but cannot be read. */
+/* Without weights, a comparison reports every tensor as different; weights that are asleep
+ * cannot be read, which is an error. */
 static int pin_version(struct check *c, struct err *e)
 {
     struct store *s = c->app->weights->store;

@@ -1,9 +1,9 @@
-/* The served weights for other processes of this host: one CUDA IPC handle for each slab on a GPU,
- * and where each tensor lies in them, under a lease.
+/* The served weights for other processes on this host: one CUDA IPC handle for each slab on a
+ * GPU, and the place of each tensor in the slabs, under a lease.
  *
- * The columns names, dtypes and shapes are those of an update; each GPU adds which slab a tensor is
- * in, and where. So tens of thousands of tensors on several GPUs stay one answer of a few
- * megabytes. */
+ * The columns names, dtypes and shapes are those of an update; for each GPU two more columns
+ * give the slab and the offset of each tensor. So the reply for tens of thousands of tensors on
+ * several GPUs is only a few megabytes. */
 #include "control/life.h"
 #include "driver/cuda_info.h"
 #include "handlers/body.h"
@@ -28,7 +28,7 @@ static int refuse_memory(struct err *e)
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the handles");
 }
 
-/* As torch says it, where torch has it. */
+/* torch's name of a dtype, if torch has it. */
 static const char *dtype_for_torch(enum dtype d)
 {
     static const char *const names[DTYPE_COUNT] = {
@@ -40,7 +40,7 @@ static const char *dtype_for_torch(enum dtype d)
     return names[d] != NULL ? names[d] : dtype_name(d);
 }
 
-/* The distinct slabs that a version has in one place, and where each begins in its allocation. */
+/* The distinct slabs of a version in one place, and the offset of each in its allocation. */
 struct slab_set {
     struct slab **slabs; /* owned; [n], ascending by address of the struct */
     uint64_t *offsets;   /* owned; [n] */
@@ -71,7 +71,7 @@ static int slab_set_init(struct slab_set *out, const struct view *views, uint32_
         slab_set_fini(&set);
         return refuse_memory(e);
     }
-    for (uint32_t i = 0; i < n_tensors; i++) /* neighbours mostly share */
+    for (uint32_t i = 0; i < n_tensors; i++) /* adjacent tensors mostly share a slab */
         if (views[i].slab != NULL && (n == 0 || set.slabs[n - 1] != views[i].slab))
             set.slabs[n++] = views[i].slab;
     qsort(set.slabs, n, sizeof *set.slabs, compare_slabs);
@@ -89,7 +89,7 @@ static uint32_t slab_index(const struct slab_set *set, struct slab *slab)
     return (uint32_t)(at - set->slabs);
 }
 
-/* [{handle, nbytes}]: as many bytes of the allocation as weights may lie in. New, or NULL. */
+/* [{handle, nbytes}]; nbytes from the allocation's begin to the slab's end. New, or NULL. */
 static json_t *slabs_json(struct device *device, struct slab_set *set, struct err *e)
 {
     uint8_t handle[DEVICE_IPC_NBYTES];
@@ -263,7 +263,7 @@ static int make_reply(const struct app *app, const struct version *v,
     return reply_json_make(NULL, 200, object, reply) ? 0 : refuse_memory(e);
 }
 
-/* The answer's head and length, without a lease. */
+/* HEAD: the reply's head and length, without a lease. */
 static int answer_head(struct app *app, struct http_request *x, uint32_t lease_s, struct err *e)
 {
     struct lease_info none = {.timer = {.length_s = lease_s}};
@@ -313,7 +313,7 @@ int handle_handles_get(struct app *app, struct http_request *x, struct err *e)
         (void)lease_close(app->weights->leases, lease.id, &ignored);
         return -1;
     }
-    lease_start(app->weights->leases, lease.id); /* before anyone can renew it */
+    lease_start(app->weights->leases, lease.id); /* before a client can renew it */
     http_reply(x, &reply);
     return 0;
 }

@@ -1,7 +1,6 @@
-/* POST /v1/weights/label: another name for what is served. Nothing else changes: the bytes and
- * their serial stay, so what is generated goes on. A generation tells the new name in a span of its
- * own from its next token on; downloads and leases that were there before keep the name they began
- * with. */
+/* POST /v1/weights/label: rename the served version. Bytes and serial stay the same, so
+ * generations continue. A running generation reports the new name, in a span of its own, from
+ * its next token on; downloads and leases that began before keep the old name. */
 #include "base/log.h"
 #include "control/generations.h"
 #include "handlers/app.h"

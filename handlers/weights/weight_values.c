@@ -1,5 +1,5 @@
-/* The first rows of a tensor as numbers, for a trainer that compares a few with its own. Whole
- * tensors are read as bytes: GET /v1/weights/{name}. */
+/* The first rows of a tensor as numbers, for a trainer that compares a few with its own. GET
+ * /v1/weights/{name} returns a whole tensor as bytes. */
 #include "base/utf8.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
@@ -27,7 +27,8 @@ static int values_parse(struct values_req *req, const json_t *body, struct err *
     return body_u64(&req->n_rows, body, "", "truncate_size", 1, INT64_MAX, e);
 }
 
-/* Numbers and lists that its first rows make. False: over VALUES_MAX. */
+/* Counts the numbers and lists of the first rows. Returns false if there are more than
+ * VALUES_MAX. */
 static bool count_values(const struct tensor_spec *t, uint64_t n_rows, uint64_t *out)
 {
     uint64_t n = 1;
@@ -60,14 +61,14 @@ static int values_check(const struct tensor_spec *t, uint64_t n_rows, struct err
     return 0;
 }
 
-/* A row-major block on its way into lists. */
+/* A row-major block that is converted to nested lists. */
 struct block {
     const float *next;
     const uint64_t *shape;
     uint32_t ndim;
 };
 
-/* New, or NULL; no deeper than TENSOR_LIST_NDIM_MAX. JSON has no word for what is no number. */
+/* New, or NULL; no deeper than TENSOR_LIST_NDIM_MAX. NaN and infinity become null. */
 static json_t *nested_json(struct block *b, uint32_t k)
 {
     json_t *list;
@@ -92,7 +93,7 @@ static int no_memory(struct err *e)
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the values");
 }
 
-/* @raw, @values  room for `numel` elements of either kind, more than none */
+/* @raw, @values  memory for `numel` elements of either type, and not empty */
 static int read_values(const struct app_weights *weights, const struct version *v, uint32_t index,
                        uint64_t numel, void *raw, float *values, struct err *e)
 {

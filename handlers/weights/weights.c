@@ -1,6 +1,6 @@
-/* What is served: the list of tensors, and the bytes of one. Both read a pinned version, so that a
- * commit in between cannot mix two. Bytes in host memory are sent from where they lie; those that
- * lie only on GPUs are copied first, since an answer is sent from memory. */
+/* The served weights: the list of tensors, and the bytes of one tensor. Both read a pinned
+ * version, so that a commit in between cannot mix two versions. Bytes in host memory are sent
+ * from where they are; bytes that are only on GPUs are copied first. */
 #include "base/utf8.h"
 #include "control/life.h"
 #include "handlers/body.h"
@@ -19,7 +19,7 @@
 _Static_assert((int)VERSION_LABEL_MAX <= (int)HTTP_REQUEST_HEADER_VALUE_MAX,
                "a label is told whole in a header");
 
-enum { DOWNLOAD_MEMORY_SHARE = 2 }; /* a copy may take one part in this many of what is free */
+enum { DOWNLOAD_MEMORY_SHARE = 2 }; /* a copy may take half of the free memory */
 
 const char *const weights_list_query[] = {"checksums", NULL};
 
@@ -30,7 +30,7 @@ static json_t *label_or_null(struct store *s, uint64_t serial)
     return store_label_of(s, serial, label) ? json_string(label) : json_null();
 }
 
-/* The version that brought a tensor's bytes, the same wherever they lie. */
+/* The serial of the version that brought a tensor's bytes; it is the same in all places. */
 static uint64_t serial_of(const struct store *s, const struct version *v, uint32_t i)
 {
     for (uint32_t p = 0; p < store_n_places(s); p++)
@@ -104,13 +104,13 @@ int handle_weights_list(struct app *app, struct http_request *x, struct err *e)
     return 0;
 }
 
-/* A download holds its version until the last byte has left. */
+/* A download pins its version until the last byte is sent. */
 struct download {
     struct store *store;
     struct workers *pool;
     struct job job;
     const struct version *version;
-    void *copy; /* owned; NULL when the bytes are sent from where they lie */
+    void *copy; /* owned; NULL if the bytes are sent from the version's memory */
 };
 
 static void download_end(void *arg)
@@ -122,7 +122,7 @@ static void download_end(void *arg)
     free(d);
 }
 
-/* Called on an HTTP server loop, which must not be the one that unmaps an old version. */
+/* Called on an HTTP event loop, which must not unmap the memory of an old version. */
 static void download_release(void *arg)
 {
     struct download *d = arg;
@@ -130,7 +130,7 @@ static void download_release(void *arg)
 
     d->job = (struct job){.run = download_end, .arg = d};
     if (workers_post(d->pool, &d->job, WORKERS_URGENT, &ignored) != 0)
-        download_end(d); /* the pool has stopped: so does everything */
+        download_end(d); /* the executor has stopped: the server ends */
 }
 
 int weights_find(const struct model_spec *m, const char *name, uint32_t *index, struct err *e)
@@ -155,7 +155,7 @@ static void shape_header(char *out, size_t cap, const struct tensor_spec *t)
                                 (unsigned long long)t->shape[k]);
 }
 
-/* Room for a copy, unless too little would be left to everybody else. */
+/* Allocates memory for a copy, if enough memory remains for everything else. */
 static int copy_alloc(void **out, const struct tensor_spec *t, struct err *e)
 {
     struct memory_room room = memory_room("");
@@ -182,7 +182,7 @@ static int copy_tensor(struct download *d, uint32_t index, const struct http_req
     if (copy_alloc(&d->copy, t, e) != 0)
         return -1;
     if (x->method == METHOD_HEAD)
-        return 0; /* only its length is told */
+        return 0; /* only its length is sent */
     for (uint64_t at = 0; at < t->nbytes; at += piece) {
         piece = t->nbytes - at < SOURCE_PIECE_NBYTES ? t->nbytes - at : SOURCE_PIECE_NBYTES;
         if (store_read(d->store, d->version, index, at, piece, (char *)d->copy + at, e) != 0)
@@ -208,7 +208,7 @@ static void send_tensor(struct http_request *x, struct download *d, uint32_t ind
     shape_header(shape, sizeof shape, t);
     checksum_text(c, sum);
     http_reply_header(&r, "X-Baton-Dtype", "%s", dtype_name(t->dtype));
-    if (shape[0] != '\0') /* a scalar has none, and no header can be empty */
+    if (shape[0] != '\0') /* a scalar has none, and a header cannot be empty */
         http_reply_header(&r, "X-Baton-Shape", "%s", shape);
     http_reply_header(&r, "X-Baton-Weight-Version", "%s", d->version->label);
     http_reply_header(&r, "X-Baton-Serial", "%llu", (unsigned long long)d->version->serial);

@@ -1,4 +1,4 @@
-/* A tensor that a request names. */
+/* Finding the tensor that a request names. */
 #ifndef BATON_HANDLERS_WEIGHTS_WEIGHTS_FIND_H
 #define BATON_HANDLERS_WEIGHTS_WEIGHTS_FIND_H
 
@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-/* weights_find - a tensor of the model spec, by its own name or one that ties to it.
+/* weights_find - index of a tensor of the model spec, by its own name or a tied name.
  * Errors: ERR_NOT_FOUND. */
 int weights_find(const struct model_spec *m, const char *name, uint32_t *index, struct err *e);
 
