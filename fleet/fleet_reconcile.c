@@ -277,7 +277,7 @@ static void log_task(const struct fleet_control *fc, size_t upstream,
 
     upstreams_get(fc->upstreams, upstream, &at);
     log_begin(&r, why->code == ERR_NONE ? LOG_INFO : LOG_WARN,
-              task->load != NULL ? "fleet.adapter_loaded_again" : "fleet.adapter_unloaded_late");
+              task->load != NULL ? "fleet.adapter_reloaded" : "fleet.adapter_unloaded");
     log_str(&r, "upstream", at.name);
     log_str(&r, "lora_name", task->name);
     log_str(&r, "error", why->code != ERR_NONE ? why->msg : NULL);
@@ -305,7 +305,7 @@ static void log_cache_reset(const struct fleet_control *fc, size_t upstream)
     struct log_rec r;
 
     upstreams_get(fc->upstreams, upstream, &at);
-    log_begin(&r, LOG_INFO, "fleet.cache_emptied");
+    log_begin(&r, LOG_INFO, "fleet.cache_reset");
     log_str(&r, "upstream", at.name);
     log_end(&r);
 }
