@@ -1,8 +1,8 @@
 /* A FIFO semaphore over intrusive tickets.
  *
- * Invariant: a ticket waits only while every permit is taken, or while it is held; a permit that is
- * left goes straight to the first in line, so nobody overtakes. Rejected: a condition variable for
- * each waiter, which would need a thread for each. */
+ * Invariant: a ticket waits only while every permit is taken, or while admission is held. A free
+ * permit goes directly to the first ticket in the queue, so no ticket overtakes another. Rejected:
+ * a condition variable for each waiter, which would need a thread for each. */
 #include "control/admission.h"
 
 #include "base/clock.h"
@@ -19,9 +19,9 @@ struct admission {
     size_t n_running, n_waiting;
     uint64_t n_granted, n_refused, n_cancelled, wait_us_sum, wait_us_max;
     bool closed, held;
-    struct err refusal; /* of who enters while held; clean: they queue */
+    struct err refusal; /* the error of tickets that enter while held; clean: they queue */
 
-    const char *name; /* static; immutable down to the end */
+    const char *name; /* static; immutable, like all members below */
     size_t n_permits, n_queue_max;
     void (*idle)(void *arg); /* may be NULL */
     void *idle_arg;
@@ -116,7 +116,7 @@ int admission_enter(struct admission *a, struct ticket *t, struct err *e)
     n_waiting = a->n_waiting;
     mtx_unlock(&a->lock);
 
-    /* A queued ticket may be granted and gone by now: it is not touched any more. */
+    /* A queued ticket may already be granted and freed: it must not be accessed any more. */
     if (what == GRANTED)
         t->granted(t->arg);
     if (what == FULL)
@@ -146,7 +146,7 @@ bool admission_cancel(struct admission *a, struct ticket *t)
     return queued;
 }
 
-/* The next in line, granted; NULL when none may be. */
+/* Grants the first ticket in the queue; NULL when no permit is free or admission is held. */
 static struct ticket *grant_next_locked(struct admission *a)
 {
     struct ticket *next = a->head;
@@ -201,7 +201,7 @@ void admission_hold(struct admission *a, const struct err *refusal)
     mtx_unlock(&a->lock);
 }
 
-/* One at a time: a ticket may be gone as soon as its owner has been told. */
+/* One ticket at a time: it may be freed as soon as its owner was notified. */
 void admission_release(struct admission *a)
 {
     bool more = true;

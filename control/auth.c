@@ -1,5 +1,5 @@
-/* Keys and addresses. No message, of an error or of the log, has a byte of a key or of a line of
- * the key file: a line that was refused may be a key without its role. */
+/* Keys and addresses. No error message or log line contains a byte of a key or of a line of the
+ * key file, because a rejected line may be a key without its role. */
 #include "control/auth.h"
 
 #include "base/mtx.h"
@@ -23,14 +23,14 @@ struct auth_key {
 struct key_ring {
     size_t n;
     struct auth_key keys[AUTH_KEYS_MAX];
-    size_t lines[AUTH_KEYS_MAX]; /* where each was, for messages */
+    size_t lines[AUTH_KEYS_MAX]; /* the line of each key in the file, for messages */
 };
 
 struct auth {
     struct mtx lock; /* rank MTX_LEAF; guards down to the blank line */
     struct key_ring ring;
 
-    struct auth_cfg cfg; /* immutable from here on */
+    struct auth_cfg cfg; /* immutable, like all members below */
     struct cidr_list trusted;
     bool trusts_unix;
 };
@@ -55,10 +55,11 @@ static void digest_of(uint8_t out[SHA256_DIGEST_SIZE], const char *key, size_t l
     sha256_init(&ctx);
     sha256_update(&ctx, len, (const uint8_t *)key);
     sha256_digest(&ctx, SHA256_DIGEST_SIZE, out);
-    explicit_bzero(&ctx, sizeof ctx); /* its last block is the key */
+    explicit_bzero(&ctx, sizeof ctx); /* the last block of the context is the key */
 }
 
-/* The role whose key has this digest, AUTH_ANYONE if none has; as long for any as for none. */
+/* The role of the key with this digest, AUTH_ANYONE if there is none. The time does not depend on
+ * the result. */
 static enum auth_role role_of(const struct key_ring *ring, const uint8_t *digest)
 {
     unsigned role = AUTH_ANYONE;
@@ -76,7 +77,7 @@ static bool is_blank(char c)
     return c == ' ' || c == '\t' || c == '\r';
 }
 
-/* The word at *at within the line, its length; *at moves behind it and the blanks that follow. */
+/* The word at *at within the line, and its length; *at moves past it and the blanks after it. */
 static size_t next_word(const char **word, const char **at, const char *end)
 {
     const char *p = *at;
@@ -268,7 +269,7 @@ bool auth_trusts(const void *auth, const struct sockaddr *peer)
     return cidr_list_match(&a->trusted, peer);
 }
 
-/* "Bearer KEY" -> the key and its length; NULL when it is not of that form. */
+/* "Bearer KEY" -> the key and its length; NULL if the header does not have this form. */
 static const char *bearer(const char *authorization, size_t *len)
 {
     const char *key;
@@ -283,8 +284,8 @@ static const char *bearer(const char *authorization, size_t *len)
     return key;
 }
 
-/* The role of the key in the header's value; AUTH_ANYONE if it is none of ours. False: the value is
- * not of the form that a key has. */
+/* The role of the key in the header's value; AUTH_ANYONE if the key is unknown. False: the value
+ * does not have the form of a key. */
 static bool read_role(enum auth_role *out, struct auth *a, const char *authorization)
 {
     uint8_t digest[SHA256_DIGEST_SIZE];

@@ -1,5 +1,5 @@
-/* An intrusive list under one lock. A generation leaves it when it is freed, so that whoever walks
- * the list may touch each. */
+/* An intrusive list under one lock. A generation is removed when it is freed, so a thread that
+ * walks the list may access every entry. */
 #include "control/generations.h"
 
 #include "base/mtx.h"

@@ -1,6 +1,6 @@
-/* The table is a list of refusals: a call works unless a row says otherwise, and the first row that
- * fits gives the reason. Rejected: a full matrix of calls by states, whose thousands of cells
- * nobody reads; the test walks all of them instead. */
+/* The table is a list of refusals: a call is allowed unless a row refuses it, and the first row
+ * that matches gives the reason. Rejected: a full matrix of calls by states, with thousands of
+ * cells that no one reads; the test walks all of them instead. */
 #include "control/lifecycle.h"
 
 #include <assert.h>
@@ -17,14 +17,14 @@ enum {
     NO = BIT(0),
     YES = BIT(1),
 
-    /* What the end of the process must not be in the way of. */
+    /* Calls that never delay the end of the process. */
     ALWAYS = BIT(CALL_RESUME) | BIT(CALL_DRAIN),
     GENERATE = BIT(CALL_GENERATE),
     SLEEP_WEIGHTS = BIT(CALL_SLEEP_WEIGHTS_1) | BIT(CALL_SLEEP_WEIGHTS_2),
     UPDATE_BRINGS = BIT(CALL_UPDATE_START) | BIT(CALL_UPDATE_RECEIVE) | BIT(CALL_UPDATE_FINISH)
 };
 
-/* Sets of values; all have to fit. */
+/* Sets of values; a row matches if all of them match. */
 struct refusal {
     unsigned calls, life, pause, reject, weights, kv_released, update, busy;
     enum err_code code;
@@ -118,7 +118,7 @@ static void lifecycle_text(const struct lifecycle_state *s, char *out, size_t ca
                    updates[s->update]);
 }
 
-/* Why, where we are, and the ways on. */
+/* The message has the reason, the whole state and the calls that are allowed in it. */
 static int lifecycle_refuse(const struct lifecycle_state *s, enum lifecycle_call call,
                             const char *why, struct err *e)
 {

@@ -1,4 +1,4 @@
-/* The threads that load adapters, and how their work ended. */
+/* The threads that load adapters, the states of a load, and counters of how loads ended. */
 #include "control/lora_loads.h"
 
 #include <assert.h>
@@ -7,7 +7,7 @@
 struct lora_loads {
     struct workers *workers[LORA_LANE_COUNT];  /* owned */
     atomic_uint n_open[LORA_LANE_COUNT];       /* relaxed: a bound */
-    atomic_bool stop;                          /* relaxed: a load looks again and again */
+    atomic_bool stop;                          /* relaxed: running loads poll it */
     atomic_uint_fast64_t n_ended[LORA_STATES]; /* relaxed: counters */
 };
 

@@ -15,14 +15,14 @@ static const uint64_t bounds_us[] = {1000,     2500,     5000,     10000,     25
                                      10000000, 30000000, 60000000, 300000000, 600000000};
 enum { N_BOUNDS = sizeof bounds_us / sizeof bounds_us[0] };
 
-/* The same of counts, each a second. */
+/* Bounds of a histogram of counts, in the histogram's unit: a count of one is one second. */
 #define COUNT(n) ((n)*UINT64_C(1000000))
 static const uint64_t bounds_count[N_BOUNDS] = {
     COUNT(1),     COUNT(2),     COUNT(5),     COUNT(10),     COUNT(20),    COUNT(50),
     COUNT(100),   COUNT(200),   COUNT(500),   COUNT(1000),   COUNT(2000),  COUNT(5000),
     COUNT(10000), COUNT(20000), COUNT(50000), COUNT(100000), COUNT(200000)};
 
-/* One cell each, and one for any other. */
+/* One counter for each of these, and one for all other statuses. */
 static const int statuses[] = {200, 400, 401, 403, 404, 405, 408, 409, 413, 415,
                                417, 421, 422, 499, 500, 502, 503, 504, 507};
 enum { N_STATUSES = sizeof statuses / sizeof statuses[0] };
@@ -41,13 +41,14 @@ struct operation_counters {
 };
 
 struct metrics {
-    struct operation_counters *operations; /* owned; [n + 1]: the last for none */
+    struct operation_counters
+        *operations; /* owned; [n + 1]: the last is for requests without an operation */
     size_t n_operations;
     const char *(*operation)(size_t i);
 
     atomic_uint_fast64_t finished[N_FINISHES];
     atomic_uint_fast64_t prompt_tokens, tokens;
-    struct histogram first_token, generation, each_token; /* each: the mean of one sequence */
+    struct histogram first_token, generation, each_token; /* each_token: the mean of one sequence */
     struct histogram n_prompt, n_made;                    /* counts of one sequence */
 };
 
@@ -172,7 +173,7 @@ static void put_statuses(const struct metrics *m, struct buf *out)
             uint64_t n = counter_get(&m->operations[i].by_status[s]);
 
             if (n == 0 && (s > 0 || i == m->n_operations))
-                continue; /* 200 is there from the start, so that rates have a beginning */
+                continue; /* 200 is exported from the start, so that rates have a first value */
             if (s < N_STATUSES)
                 (void)snprintf(code, sizeof code, "%d", statuses[s]);
             prom_u64(out, name,

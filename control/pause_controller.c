@@ -40,7 +40,7 @@ bool pause_controller_idle(const struct pause_controller *g)
     return s.n_running == 0;
 }
 
-/* Whoever is idle behind shut listeners stays so. */
+/* Is the pause in effect? If nothing runs while admission is held, nothing can start to run. */
 static bool is_still_locked(const struct pause_controller *g, size_t n_running)
 {
     if (g->pause.state == PAUSE_OFF || !g->shut)
@@ -96,7 +96,7 @@ static enum lifecycle_update update_of(struct updates *updates)
     return info.phase == UPDATE_VERIFYING ? UPDATE_IS_FINISHING : UPDATE_IS_OPEN;
 }
 
-/* All but the update. */
+/* The whole state except the update. */
 static void state_of_generation(struct pause_controller *g, struct lifecycle_state *out)
 {
     struct engine *en = g->cfg.engine;
@@ -121,7 +121,7 @@ void pause_controller_state(struct pause_controller *g, struct lifecycle_state *
     out->update = update_of(g->cfg.updates);
 }
 
-/* Names who it was; heard from admission and from the table alike. */
+/* The error that names the owner of the pause, for admission and for the lifecycle table. */
 static void refusal_of(const struct pause *p, struct err *e)
 {
     (void)err_set(e, ERR_PAUSED, "",
@@ -188,7 +188,8 @@ static void engine_thaw(struct pause_controller *g)
         g->cfg.engine->ops->thaw(g->cfg.engine);
 }
 
-/* Everybody who waits, with that error; called after the lock was let go. */
+/* Takes all waiting requests from the list, each with that error. The caller answers them after it
+ * has released the lock. */
 struct pause_controller_wait *pause_controller_take_waits_locked(struct pause_controller *g,
                                                                  const struct err *why)
 {
@@ -212,7 +213,7 @@ void pause_controller_answer(struct pause_controller *g, struct pause_controller
     }
 }
 
-/* Within an operation: generation runs from now on. */
+/* Within an operation. Generation runs from now on. */
 bool pause_controller_lift(struct pause_controller *g, const char *why)
 {
     struct pause_controller_wait *waits;
@@ -225,7 +226,7 @@ bool pause_controller_lift(struct pause_controller *g, const char *why)
     pause_lift(&g->pause);
     waits = pause_controller_take_waits_locked(g, &e);
     mtx_unlock(&g->lock);
-    engine_thaw(g); /* first: whoever is let in now meets an engine that says what it lacks */
+    engine_thaw(g); /* first: a generation admitted next meets an engine that names what it lacks */
     pause_controller_apply_admission(g);
     pause_controller_answer(g, waits);
     if (was.state != PAUSE_OFF)
@@ -244,7 +245,7 @@ bool pause_controller_resume(struct pause_controller *g, struct pause_controller
     return was;
 }
 
-/* The pause stands from now on, as far as the listeners go. */
+/* Records the pause and closes admission. */
 static void set_pause(struct pause_controller *g, const struct pause_request *req,
                       struct pause *before)
 {
@@ -254,7 +255,7 @@ static void set_pause(struct pause_controller *g, const struct pause_request *re
     pause_controller_apply_admission(g);
 }
 
-/* Keep could not freeze: as if it had not been asked for. */
+/* The engine could not be frozen (mode keep): restores the state before the request. */
 static void undo_pause(struct pause_controller *g, const struct pause *before)
 {
     mtx_lock(&g->lock);
@@ -263,7 +264,7 @@ static void undo_pause(struct pause_controller *g, const struct pause *before)
     pause_controller_apply_admission(g);
 }
 
-/* Keep has frozen what others wait for. */
+/* A pause with mode keep has frozen the generations whose end the waiting requests wait for. */
 static struct pause_controller_wait *waits_displace(struct pause_controller *g)
 {
     struct pause_controller_wait *displaced;
@@ -289,7 +290,7 @@ static int engine_freeze(struct pause_controller *g, uint32_t timeout_s, struct 
     return 0;
 }
 
-/* Within an operation; the listeners are shut. Returns as pause_controller_pause. */
+/* Within an operation, with admission closed. Returns as pause_controller_pause. */
 static int stop_running(struct pause_controller *g, const struct pause_request *req,
                         struct pause_controller_wait *w, struct err *e)
 {

@@ -1,4 +1,4 @@
-/* Shared by pause_controller.c, pause_controller_sleep.c and pause_controller_thread.c. */
+/* The state behind control/pause_controller.h, and the functions that its files share. */
 #ifndef BATON_CONTROL_PAUSE_CONTROLLER_PRIV_H
 #define BATON_CONTROL_PAUSE_CONTROLLER_PRIV_H
 
@@ -21,12 +21,12 @@ struct pause_controller {
     bool rung, stopping;
 
     struct pause_controller_cfg cfg; /* immutable */
-    pthread_t thread;                /* the owner's, as the next */
+    pthread_t thread;                /* the owner's, like the next */
     bool joined;
 };
 
-/* pause_controller_begin - wait until operations under way have ended, then begin one; it lasts
- * until pause_controller_end. */
+/* pause_controller_begin - wait until no operation is under way, then begin one.
+ * pause_controller_end - end it, and wake the thread. */
 void pause_controller_begin(struct pause_controller *g);
 void pause_controller_end(struct pause_controller *g);
 
@@ -37,8 +37,9 @@ void pause_controller_apply_admission(struct pause_controller *g);
 /* pause_controller_idle - no generation has a permit. */
 bool pause_controller_idle(const struct pause_controller *g);
 
-/* pause_controller_take_waits_locked - all requests that wait, each with that error.
- * pause_controller_answer - call their done; no lock held. */
+/* pause_controller_take_waits_locked - take all waiting requests from the list, each with that
+ * error.
+ * pause_controller_answer - call their done. No lock held. */
 struct pause_controller_wait *pause_controller_take_waits_locked(struct pause_controller *g,
                                                                  const struct err *why);
 void pause_controller_answer(struct pause_controller *g, struct pause_controller_wait *all);

@@ -1,4 +1,5 @@
-/* Sleep and wake: what runs ends, or is frozen already; then memory goes back, and comes again. */
+/* Sleep and wake. Before a sleep, running generations are frozen already or are aborted; then
+ * memory is released, and wake allocates it again. */
 #include "control/pause_controller_priv.h"
 
 #include "base/clock.h"
@@ -16,7 +17,7 @@ static int sleep_check(struct pause_controller *g, unsigned tags, enum lifecycle
     return (tags & PAUSE_KV) != 0 ? pause_controller_allows(g, kv, e) : 0;
 }
 
-/* Another process reads them where they lie. */
+/* Another process has mapped the weights. */
 static int check_leases(const struct pause_controller *g, struct err *e)
 {
     struct lease_info lease;
@@ -36,7 +37,7 @@ static int wait_idle(struct pause_controller *g, uint64_t deadline_us, struct er
     while (!idle && !clock_passed(deadline_us)) {
         mtx_lock(&g->lock);
         idle = pause_controller_idle(
-            g); /* asked under the lock that the last one out takes to say so */
+            g); /* checked under the lock that admission_idle takes before it signals */
         if (!idle)
             (void)cnd_wait(&g->changed, &g->lock, deadline_us);
         mtx_unlock(&g->lock);
@@ -46,7 +47,7 @@ static int wait_idle(struct pause_controller *g, uint64_t deadline_us, struct er
     return err_set(e, ERR_TIMEOUT, "", "what was aborted did not end in time");
 }
 
-/* Within an operation, with the listeners shut. What is frozen stays. */
+/* Within an operation, with admission closed. Frozen generations stay. */
 static int end_running(struct pause_controller *g, uint64_t deadline_us, uint32_t *n_aborted,
                        struct err *e)
 {

@@ -1,8 +1,8 @@
-/* The thread of the pause controller, which watches the lease and answers the requests that wait
- * for a pause; its start and its stop.
+/* The thread of the pause controller: it ends expired pauses and answers the requests that wait
+ * for a pause. Its start and its stop.
  *
- * The thread sleeps on a condition with a lock of its own, so that the callback of a peer that
- * left, which runs under a high lock, can wake it. */
+ * The thread waits on a condition with a lock of its own, because the callback for a disconnected
+ * client runs under a lock of high rank and must wake it. */
 #include "control/pause_controller_priv.h"
 
 #include "base/clock.h"
@@ -25,7 +25,7 @@ static bool is_gone(const struct pause_controller_wait *w)
     return atomic_load_explicit(&w->gone, memory_order_relaxed);
 }
 
-/* Why somebody gave up. @undo  and nobody else wanted the pause */
+/* The error of a request that gave up. @undo  the pause ends, because no other request wants it */
 static void wait_set_error(struct pause_controller_wait *w, bool undo)
 {
     if (is_gone(w))
@@ -35,7 +35,8 @@ static void wait_set_error(struct pause_controller_wait *w, bool undo)
                       undo ? "is not paused" : "stays paused, as somebody else asked for");
 }
 
-/* Takes out what is settled. *undo: nobody was told of the pause, or waits to be, any more. */
+/* Takes from the list the requests that can be answered now. *undo: no request waits for the
+ * pause, and none was acknowledged. */
 static struct pause_controller_wait *take_settled_locked(struct pause_controller *g, bool idle,
                                                          bool *undo)
 {
@@ -55,7 +56,7 @@ static struct pause_controller_wait *take_settled_locked(struct pause_controller
     if (settled == NULL)
         return NULL;
     if (idle)
-        pause_acknowledge(&g->pause); /* with the lease of the last that was asked for */
+        pause_acknowledge(&g->pause); /* with the lease of the last request */
     else if (g->waits == NULL && pause_is_held(&g->pause))
         pause_give_up(&g->pause);
     *undo = !idle && g->waits == NULL && !pause_is_held(&g->pause);
@@ -64,7 +65,7 @@ static struct pause_controller_wait *take_settled_locked(struct pause_controller
     return settled;
 }
 
-/* One look at everything; within an operation. */
+/* Answers requests and ends the pause if its lease has expired; within an operation. */
 static void pause_check(struct pause_controller *g)
 {
     struct pause_controller_wait *settled;
@@ -84,7 +85,7 @@ static void pause_check(struct pause_controller *g)
     pause_controller_answer(g, settled);
 }
 
-/* When there is something to look at, if the bell does not ring before. */
+/* The time of the next check, unless the thread is woken before. */
 static uint64_t next_us(struct pause_controller *g)
 {
     uint64_t at;
@@ -121,7 +122,7 @@ static bool pause_check_due(struct pause_controller *g)
     return some;
 }
 
-/* Ends an operation without ringing: the bell is for others. */
+/* Ends an operation without a wake-up: those are for changes by other threads. */
 static void *pause_controller_main(void *arg)
 {
     struct pause_controller *g = arg;
@@ -140,7 +141,7 @@ static void *pause_controller_main(void *arg)
     return NULL;
 }
 
-/* By whoever gives the last permit back. */
+/* On the thread that returned the last permit. */
 static void admission_idle(void *arg)
 {
     struct pause_controller *g = arg;

@@ -1,5 +1,5 @@
-/* There is one group at a time. The next one is only begun when the last has been left: it takes
- * the last along and waits for its end on a thread of its own, so no request waits here. */
+/* There is one group at a time. A new join first leaves the previous group: it takes it over and
+ * waits for its end on a thread of its own, so no request waits here. */
 #include "control/weight_transfer.h"
 
 #include "base/mtx.h"
@@ -8,11 +8,12 @@
 #include <string.h>
 
 struct weight_transfer {
-    struct mtx lock;             /* rank MTX_TRANSFER; guards down to the blank line */
-    struct nccl_join *current;   /* owned; also one that has failed, so that it can be told why */
-    struct nccl_join *leaving;   /* owned; was left by request; then there is no current one */
-    struct nccl_packing packing; /* of the current one */
-    struct err stuck;            /* clean unless an abort did not come back */
+    struct mtx lock; /* rank MTX_TRANSFER; guards down to the blank line */
+    struct nccl_join
+        *current; /* owned; kept after a failure, so that status and later requests get its error */
+    struct nccl_join *leaving;   /* owned; left by a request; `current` is NULL meanwhile */
+    struct nccl_packing packing; /* of `current` */
+    struct err stuck;            /* clean unless an abort of NCCL did not return */
     bool stopped;
 
     struct weight_transfer_cfg cfg; /* immutable */
@@ -120,7 +121,8 @@ static int refuse_stopped(struct err *e)
     return err_set(e, ERR_DRAINING, "", "the server is stopping");
 }
 
-/* Whose broadcast comes first nobody could tell: nothing on NCCL's wire says what it is. */
+/* NCCL's broadcasts carry no identity: with two receivers at a time, no one could tell whose bytes
+ * come first. */
 static int check_alone_locked(struct weight_transfer *t, struct err *e)
 {
     struct nccl_join_info info;
@@ -133,7 +135,7 @@ static int check_alone_locked(struct weight_transfer *t, struct err *e)
                    "been answered");
 }
 
-/* Of two groups, bytes of the one under names of the other would do worse than fail. */
+/* Bytes of one group received under names of another would be silently wrong. */
 static int check_name_locked(struct weight_transfer *t, const char *name, struct err *e)
 {
     struct nccl_join_info info;
@@ -166,7 +168,7 @@ void weight_transfer_packing(struct weight_transfer *t, struct nccl_packing *out
     mtx_unlock(&t->lock);
 }
 
-/* Cut as another group's were, bytes would come under wrong names. */
+/* Tensors packed as for another group would be received under wrong names. */
 static int check_packing_locked(const struct weight_transfer *t, const struct nccl_packing *p,
                                 struct err *e)
 {
@@ -220,7 +222,7 @@ static void got_stuck(void *arg, const struct err *why)
     mtx_unlock(&t->lock);
 }
 
-/* May another group take the place of the one there is? */
+/* Can a new group replace the current one? */
 static int check_replaceable_locked(struct weight_transfer *t, struct err *e)
 {
     struct nccl_join_info info;
