@@ -1,4 +1,4 @@
-/* A communicator without blocking calls: what begins is looked at until it has ended. */
+/* A communicator without blocking calls: every call is polled until it has completed. */
 #include "transport/nccl/communicator.h"
 
 #include "base/clock.h"
@@ -10,11 +10,11 @@
 #include <time.h>
 
 enum {
-    SPIN_US = 200,   /* as long as small broadcasts take; a sleep would cost as much */
-    STEP_SHARE = 64, /* no look comes later than by this part of the wait */
+    SPIN_US = 200,   /* the time of a small broadcast; a sleep would take as long */
+    STEP_SHARE = 64, /* a sleep is at most this part of the time waited so far */
     STEP_US_MIN = 20,
     STEP_US_MAX = 1000,
-    IDLE_AFTER_US = 1000 * 1000, /* nobody sends: from here on waiting must cost nothing */
+    IDLE_AFTER_US = 1000 * 1000, /* no peer sends; from here on waiting must not use CPU time */
     IDLE_STEP_US = 10 * 1000
 };
 
@@ -34,7 +34,7 @@ void communicator_pause(uint64_t since_us)
     if (step > STEP_US_MAX)
         step = waited < IDLE_AFTER_US ? STEP_US_MAX : IDLE_STEP_US;
     t.tv_nsec = (long)step * 1000;
-    (void)nanosleep(&t, NULL); /* cut short by a signal: one look more */
+    (void)nanosleep(&t, NULL); /* interrupted by a signal: polls once more */
 }
 
 static const struct cu_api *cu_of(const struct communicator *r)
@@ -60,7 +60,7 @@ static void released(const struct communicator *r, CUresult result, const char *
         log_release(r, &e);
 }
 
-/* What is freed waits for all that runs on the GPU: only when nothing of ours does. */
+/* A free waits for everything that runs on the GPU: only called when nothing of this rank does. */
 static void free_one(struct communicator *r)
 {
     if (r->one != 0)
@@ -133,7 +133,7 @@ void communicator_close(struct communicator *r)
     r->stream = NULL;
 }
 
-/* Until the communicator's last call has ended. */
+/* Waits until the communicator's last call has completed. */
 static int await_call(const struct communicator *r, const char *call, struct err *e)
 {
     uint64_t since_us = clock_now_us();
@@ -150,7 +150,7 @@ static int await_call(const struct communicator *r, const char *call, struct err
     }
 }
 
-/* A collective that was called: until it is on the stream, and an event behind it. */
+/* Waits until a collective that was called is on the stream, and records an event after it. */
 static int enter(struct communicator *r, ncclResult_t called, const char *call, struct err *e)
 {
     const struct cu_api *cu = cu_of(r);
@@ -168,8 +168,8 @@ static int enter(struct communicator *r, ncclResult_t called, const char *call, 
     return 0;
 }
 
-/* How far has the stream come? NCCL is asked each time, and after the events: a transfer that
- * failed is told of there, and the stream may wait for it for ever. */
+/* Counts the collectives that have finished. NCCL is asked each time, and after the events: a
+ * failed transfer is reported only there, and the stream may then wait for it without end. */
 static int communicator_poll(struct communicator *r, const char *call, struct err *e)
 {
     const struct cu_api *cu = cu_of(r);
@@ -209,7 +209,7 @@ int communicator_join(struct communicator *r, const uint8_t id[NCCL_ID_NBYTES], 
     return await_call(r, call, e);
 }
 
-/* Until all that was entered is over. */
+/* Waits until all entered collectives have finished. */
 static int await_landed(struct communicator *r, const char *call, struct err *e)
 {
     uint64_t since_us = clock_now_us();
@@ -234,7 +234,7 @@ int communicator_warm_up(struct communicator *r, struct err *e)
     int rc;
 
     assert(r->one != 0);
-    /* By the rank's own stream: a plain copy could wait for what others do on the GPU. */
+    /* On the rank's own stream: a plain copy could wait for other work on the GPU. */
     if (cu_try(cu, cu->memcpy_htod_async(r->one, &mine, sizeof mine, r->stream),
                "cuMemcpyHtoDAsync", e) != 0)
         return -1;
@@ -243,7 +243,7 @@ int communicator_warm_up(struct communicator *r, struct err *e)
     if (rc == 0)
         rc = await_landed(r, call, e);
     if (rc == 0)
-        free_one(r); /* otherwise the sum is still waited for, and freeing would wait too */
+        free_one(r); /* otherwise the sum is still awaited, and freeing would wait too */
     return rc;
 }
 
@@ -254,7 +254,7 @@ int communicator_enter(struct communicator *r, uint64_t dst, uint64_t nbytes, st
     assert(r->n_entered - r->n_landed < SOURCE_POSTED_MAX);
     if (nbytes == 0)
         return enter(r, ncclSuccess, broadcast_call, e);
-    /* NCCL counts in bytes before it decides anything: the sender's dtype need not be known. */
+    /* NCCL counts bytes before it decides anything: the sender's dtype need not be known. */
     return enter(r, r->nccl->broadcast(NULL, to, nbytes, ncclUint8, 0, r->comm, r->stream),
                  broadcast_call, e);
 }

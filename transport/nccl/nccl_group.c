@@ -1,4 +1,5 @@
-/* Those who leave requests with a group's owners, and wait; and what becomes of the group. */
+/* The callers' side of a group: they post requests to the owner threads and wait. Also the states
+ * of the group. */
 #include "base/clock.h"
 #include "base/log.h"
 #include "transport/nccl/nccl_group_priv.h"
@@ -10,8 +11,8 @@
 #include <string.h>
 
 enum {
-    LOOK_US = 10 * 1000,           /* between two looks at a caller's stop */
-    HANG_UP_AFTER_US = 300 * 1000, /* of aborting; libnccl looks for it every 500 ms by itself */
+    LOOK_US = 10 * 1000,           /* interval of the checks of a caller's stop */
+    HANG_UP_AFTER_US = 300 * 1000, /* after the abort began; libnccl itself checks every 500 ms */
     THREAD_NAME_MAX = 16
 };
 
@@ -63,7 +64,8 @@ void group_fail_locked(struct nccl_group *g, const struct err *cause)
     cnd_broadcast(&g->changed);
 }
 
-/* Judges by the clock. @n_done  of the threads have come as far as they must */
+/* Sets STUCK if the time for aborts is over. @n_done  threads that have reached the awaited point
+ */
 static void find_stuck_locked(struct nccl_group *g, uint32_t n_done)
 {
     struct err cause = g->error;
@@ -79,7 +81,7 @@ static void find_stuck_locked(struct nccl_group *g, uint32_t n_done)
                   (double)g->abort_timeout_us / 1e6, cause.msg);
 }
 
-/* Gives the lock up for the time of the log's write. */
+/* Releases the lock while it writes to the log. */
 static void log_stuck_locked(struct nccl_group *g)
 {
     struct err e = g->error;
@@ -106,7 +108,8 @@ void group_unref(struct nccl_group *g)
     free(g);
 }
 
-/* A deadline has passed. What hangs says nothing: these are the usual reasons. */
+/* The error of a deadline that has passed. A peer that hangs gives no reason: the message names
+ * the usual ones. */
 static int group_late(const struct nccl_group *g, struct err *e)
 {
     const char *cumem = getenv("NCCL_CUMEM_ENABLE");
@@ -126,7 +129,7 @@ static int group_late(const struct nccl_group *g, struct err *e)
                    g->version, cumem != NULL ? cumem : "not set");
 }
 
-/* Has the caller had enough? No lock held: `gone` may take one. */
+/* Does the caller want to stop waiting? No lock held: `gone` may take one. */
 static int group_look(const struct nccl_group *g, const struct progress *p, struct err *e)
 {
     const char *what = g->what == REQUEST_RECEIVE ? "the trainer's broadcast was received"
@@ -141,13 +144,13 @@ static int group_look(const struct nccl_group *g, const struct progress *p, stru
     return 0;
 }
 
-/* Has every rank done what is waited for? */
+/* Has every rank completed the awaited request? */
 static bool is_done_locked(const struct nccl_group *g)
 {
     return g->what == REQUEST_RECEIVE ? g->n_landed > g->n_received : g->n_pending == 0;
 }
 
-/* Until every rank is done, or one has failed, or the caller gives up. */
+/* Waits until every rank is done, one has failed, or the caller gives up, which fails the group. */
 static void watch_locked(struct nccl_group *g, const struct progress *p)
 {
     while (!is_done_locked(g) && !group_failed_locked(g)) {
@@ -168,7 +171,8 @@ static void watch_locked(struct nccl_group *g, const struct progress *p)
     }
 }
 
-/* Aborts that are late wait for peers. Gives the lock up meanwhile. */
+/* Aborts that take long wait for peers: shuts down the peers' connections. Releases the lock
+ * meanwhile. */
 static void hang_up_locked(struct nccl_group *g)
 {
     struct log_rec r;
@@ -185,7 +189,8 @@ static void hang_up_locked(struct nccl_group *g)
     mtx_lock(&g->lock);
 }
 
-/* Until all threads of a group that has failed have come as far as `n` counts, or are too late. */
+/* Waits until all threads of a failed group have reached the point counted by `n`, or the time for
+ * aborts is over. */
 static void await_end_locked(struct nccl_group *g, const uint32_t *n)
 {
     uint64_t late_us = g->abort_deadline_us - g->abort_timeout_us + HANG_UP_AFTER_US;
@@ -198,7 +203,7 @@ static void await_end_locked(struct nccl_group *g, const uint32_t *n)
         ;
 }
 
-/* Of a group that has failed: waits until nothing writes any more, or it is stuck. */
+/* The error of a failed group. Waits until nothing writes any more, or the group is stuck. */
 static int tell_end_locked(struct nccl_group *g, struct err *e)
 {
     await_end_locked(g, &g->n_quiet);
@@ -208,7 +213,7 @@ static int tell_end_locked(struct nccl_group *g, struct err *e)
     return -1;
 }
 
-/* Something for every rank to look at. */
+/* Posts a request to every rank. */
 static void ask_locked(struct nccl_group *g, enum request what)
 {
     g->what = what;
@@ -216,8 +221,8 @@ static void ask_locked(struct nccl_group *g, enum request what)
     cnd_broadcast(&g->changed);
 }
 
-/* Leaves a request with every rank and waits. After a failure: until nothing writes any more, or
- * the group is stuck. */
+/* Posts a request to every rank and waits. After a failure: waits until nothing writes any more,
+ * or the group is stuck. */
 static int perform_locked(struct nccl_group *g, enum request what, const struct progress *p,
                           struct err *e)
 {
@@ -228,7 +233,7 @@ static int perform_locked(struct nccl_group *g, enum request what, const struct 
     return g->n_pending == 0 ? 0 : tell_end_locked(g, e);
 }
 
-/* The members; n_ranks threads, or an error and fewer. */
+/* Starts n_ranks threads, or fails with fewer started. */
 static int group_start(struct nccl_group *g, const struct nccl_group_cfg *cfg, struct err *e)
 {
     char name[THREAD_NAME_MAX];
@@ -313,7 +318,7 @@ int nccl_group_new(struct nccl_group **out, const struct nccl_group_cfg *cfg, st
     return 0;
 }
 
-/* What a call finds that comes too late. */
+/* The error of a call in a state that does not allow it. */
 static int refuse_locked(const struct nccl_group *g, struct err *e)
 {
     if (group_failed_locked(g))
@@ -365,7 +370,7 @@ int nccl_group_join(struct nccl_group *g, const uint8_t id[NCCL_ID_NBYTES],
     return rc;
 }
 
-/* After a failure: what is under way is told of once, and what comes later is refused. */
+/* After a failure the posted broadcasts get its error once, and later posts are refused. */
 static int post_locked(struct nccl_group *g, const uint64_t *dst, uint64_t nbytes, struct err *e)
 {
     uint64_t n = g->n_posted, slot = n % SOURCE_POSTED_MAX;
@@ -411,7 +416,7 @@ static int receive_locked(struct nccl_group *g, const struct progress *p, struct
     return 0;
 }
 
-/* Without the lock, for as long as a small one may take. */
+/* Polls without the lock, for the time of a small broadcast. */
 static void await_landing(const struct nccl_group *g, uint64_t n)
 {
     uint64_t since_us = clock_now_us();
@@ -427,7 +432,7 @@ int nccl_group_receive(struct nccl_group *g, const struct progress *p, struct er
     int rc;
 
     mtx_assert_none();
-    await_landing(g, g->n_received); /* which this thread alone writes */
+    await_landing(g, g->n_received); /* n_received is written by this thread only */
     mtx_lock(&g->lock);
     rc = receive_locked(g, p, e);
     mtx_unlock(&g->lock);

@@ -1,7 +1,8 @@
-/* The unique id's three forms, and the address that it carries.
+/* The three forms of a unique id, and the address in it.
  *
  * Layout, from NCCL 2.26 to 2.30: 8 bytes of magic, then a union of sockaddr_in and sockaddr_in6
- * as the minting host has them in memory (x86-64 and arm64: the family is little-endian). */
+ * as the host that made the id has them in memory (x86-64 and arm64: the family is little-endian).
+ */
 #include "transport/nccl/nccl_id.h"
 
 #include "transport/ipc/ipc_handle.h"
@@ -12,7 +13,7 @@
 enum {
     PICKLE_TAIL = 8, /* MEMOIZE TUPLE2 MEMOIZE TUPLE2 MEMOIZE REDUCE MEMOIZE STOP */
     ADDR_OFFSET = 8, /* of the sockaddr in the id */
-    ID_AF_INET = 2,  /* Linux's, which is what the other host wrote */
+    ID_AF_INET = 2,  /* Linux's values, which the other host wrote */
     ID_AF_INET6 = 10
 };
 

@@ -22,38 +22,38 @@ enum {
     NCCL_ID_PICKLE_NBYTES_MAX = 4096
 };
 
-/* nccl_id_from_raw - a store's value that is the id itself.
+/* nccl_id_from_raw - read a store's value that is the id itself.
  * @out  written on success only, here and below
  * Errors: ERR_UNREADABLE (not 128 bytes). Threads: any, here and below. */
 int nccl_id_from_raw(uint8_t out[NCCL_ID_NBYTES], const uint8_t *value, size_t nbytes,
                      struct err *e);
 
-/* nccl_id_from_pickle - a store's value that is pickle.dumps(ncclUniqueId) of protocol 4 or 5, of
- * whatever module: what Python's default has been since 3.8.
- * Errors: ERR_UNREADABLE (says which part of the shape is missing). */
+/* nccl_id_from_pickle - read a store's value that is pickle.dumps(ncclUniqueId), of any module, in
+ * protocol 4 or 5 (Python's default since 3.8).
+ * Errors: ERR_UNREADABLE (names the missing part of the shape). */
 int nccl_id_from_pickle(uint8_t out[NCCL_ID_NBYTES], const uint8_t *value, size_t nbytes,
                         struct err *e);
 
-/* nccl_id_from_base64 - the standard alphabet, padded, 172 characters.
+/* nccl_id_from_base64 - read an id in base64: the standard alphabet, padded, 172 characters.
  * @text   [len], need not end in NUL
  * @field  the member's JSON pointer
  * Errors: ERR_BAD_REQUEST at `field`. */
 int nccl_id_from_base64(uint8_t out[NCCL_ID_NBYTES], const char *text, size_t len,
                         const char *field, struct err *e);
 
-/* nccl_id_addr - where the minting process's bootstrap listens.
- * Returns: false, with *out untouched, when there is no IP address with a port at its place: NCCL
- * documents none of the layout, so that is no reason to refuse an id unless addresses are limited.
- */
+/* nccl_id_addr - get the address at which the bootstrap of the process that made the id listens.
+ * Returns: false, with *out untouched, if there is no IP address with a port at its place. NCCL
+ * does not document the layout, so an id without an address is refused only if addresses are
+ * limited. */
 bool nccl_id_addr(const uint8_t id[NCCL_ID_NBYTES], struct sockaddr_storage *out);
 
-/* nccl_id_addr_text - the same in words: "10.0.0.17:45123", or "no address". Returns out. */
+/* nccl_id_addr_text - format that address: "10.0.0.17:45123", or "no address". Returns out. */
 const char *nccl_id_addr_text(const uint8_t id[NCCL_ID_NBYTES], char out[CIDR_ADDR_TEXT_CAP]);
 
-/* nccl_id_allow - whether NCCL may be sent to the address in the id.
+/* nccl_id_allow - check that NCCL may connect to the address in the id.
  * @allows  cidr_list_match with a struct cidr_list, or a callback of that form; NULL allows all
- * @field   what the error points at
- * Errors: ERR_FORBIDDEN (not allowed, or no address to be read although addresses are limited). */
+ * @field   the field of the error
+ * Errors: ERR_FORBIDDEN (not allowed, or no address can be read although addresses are limited). */
 int nccl_id_allow(const uint8_t id[NCCL_ID_NBYTES],
                   bool (*allows)(const void *arg, const struct sockaddr *addr), const void *arg,
                   const char *field, struct err *e);

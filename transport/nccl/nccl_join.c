@@ -1,9 +1,9 @@
-/* The life of a join. Its supervisor is the only one that makes, leaves and frees the group and
- * closes the store, and the only one that answers; all others set why it ends, or how far it is,
- * and wake it.
+/* The life of a join. Only its supervisor creates, leaves and frees the group, closes the store,
+ * and answers. All other threads change the state, or set the error that ends the join, and wake
+ * the supervisor.
  *
- * Rejected: one thread for everything. Inside NCCL's init it could not see that the trainer's store
- * has hung up, which is the only word there is of a trainer that died. */
+ * Rejected: one thread for everything. Inside NCCL's init it could not notice that the trainer's
+ * store closed the connection, which is the only sign of a trainer that died. */
 #include "base/clock.h"
 #include "base/log.h"
 #include "transport/nccl/nccl_join_priv.h"
@@ -16,8 +16,8 @@
 #include <string.h>
 
 enum {
-    WATCH_US = 100 * 1000,       /* a store that hung up is seen after this at the latest */
-    VERSION_COMPARED_MIN = 22304 /* from 2.23.4 on ranks of other versions cannot have joined */
+    WATCH_US = 100 * 1000,       /* interval of the checks of the store's connection */
+    VERSION_COMPARED_MIN = 22304 /* from 2.23.4 on, ranks of different versions cannot join */
 };
 
 void join_end_locked(struct nccl_join *j, const struct err *why)
@@ -38,7 +38,7 @@ void join_end(struct nccl_join *j, const struct err *why)
     mtx_unlock(&j->lock);
 }
 
-/* The joiner. */
+/* the joiner */
 
 static void join_reach(struct nccl_join *j, enum join_event event)
 {
@@ -91,7 +91,7 @@ static int join_group(struct nccl_join *j, struct err *e)
     return nccl_group_join(j->group, j->id, &j->progress, e);
 }
 
-/* The number behind `before`; 0 where there is none. */
+/* The number after `before`; 0 if there is none. */
 static int number_behind(const char *msg, const char *before)
 {
     const char *at = strstr(msg, before);
@@ -99,9 +99,9 @@ static int number_behind(const char *msg, const char *before)
     return at != NULL ? (int)strtol(at + strlen(before), NULL, 10) : 0;
 }
 
-/* Another rank's version, as NCCL tells it of a mismatch: "... rank 0 version 22809 rank 1 version
- * 22803", and rank 0 is the trainer; or "... with remote peer ADDRESS (local: 22803, remote
- * 22809)", which is the trainer if there is nobody else. */
+/* The version of another rank, as NCCL's message of a mismatch has it: "... rank 0 version 22809
+ * rank 1 version 22803", where rank 0 is the trainer; or "... with remote peer ADDRESS (local:
+ * 22803, remote 22809)", which is the trainer if there is no other rank. */
 static int version_told(const struct nccl_join *j, const char *msg, bool *is_trainer)
 {
     int version = number_behind(msg, "rank 0 version ");
@@ -110,7 +110,7 @@ static int version_told(const struct nccl_join *j, const char *msg, bool *is_tra
     return version > 0 ? version : number_behind(msg, ", remote ");
 }
 
-/* Adds which versions met, where it is not said already. Returns the trainer's, or 0. */
+/* Adds both versions to the message, unless it has them. Returns the trainer's version, or 0. */
 static int tell_versions(const struct nccl_join *j, struct err *e)
 {
     char ours[NCCL_VERSION_TEXT_MAX], theirs[NCCL_VERSION_TEXT_MAX];
@@ -155,9 +155,10 @@ static void *joiner_main(void *arg)
     return NULL;
 }
 
-/* The supervisor. */
+/* the supervisor */
 
-/* What has failed or was left meanwhile is not called joined any more: the end answers. */
+/* Answers that the group was joined. If it has failed or was left meanwhile, sets the end instead,
+ * and the answer is that error. */
 static bool answer_well(struct nccl_join *j)
 {
     static const struct err none = {0};
@@ -189,7 +190,7 @@ static void check_store(struct nccl_join *j, const struct tcpstore *store)
     join_end(j, &why);
 }
 
-/* Until it has to end. */
+/* Waits for the end of the join; answers the inviter and watches the store meanwhile. */
 static void join_keep(struct nccl_join *j)
 {
     mtx_lock(&j->lock);
@@ -222,7 +223,7 @@ static void log_end_of(const struct nccl_join *j)
     log_end(&r);
 }
 
-/* Ends the group, once nobody looks at it any more. */
+/* Ends the group when no source and no pin uses it any more. */
 static void drop_group(struct nccl_join *j)
 {
     struct nccl_group_info last;
@@ -241,7 +242,7 @@ static void drop_group(struct nccl_join *j)
         j->cfg.stuck(j->cfg.stuck_arg, &last.error);
 }
 
-/* The end of it: then whoever still waits is told. */
+/* The end of the join: answers the inviter if it still waits, and calls `gone`. */
 static void join_settle(struct nccl_join *j)
 {
     struct nccl_join_info info;
@@ -300,7 +301,7 @@ static bool join_ended(struct nccl_join *j)
     return yes;
 }
 
-/* From the group's beginning to its end. */
+/* The group, from its creation to its end. */
 static void have_group(struct nccl_join *j)
 {
     struct err e = {0};
@@ -315,7 +316,7 @@ static void have_group(struct nccl_join *j)
     if (!joins)
         join_end(j, &e);
     join_keep(j);
-    nccl_group_leave(j->group, j->end.msg); /* the joiner may wait in it */
+    nccl_group_leave(j->group, j->end.msg); /* the joiner may wait in the group */
     if (joins)
         (void)pthread_join(joiner, NULL);
     drop_group(j);
@@ -328,7 +329,8 @@ static void join_destroy(struct nccl_join *j)
     free(j);
 }
 
-/* Leaves it, waits until nothing is left, frees it. Returns: did an abort of it get stuck? */
+/* Leaves the join, waits until nothing of it is left, and frees it. Returns: is an abort of it
+ * stuck? */
 static bool take_down(struct nccl_join *j)
 {
     struct err why = {0};
@@ -342,7 +344,7 @@ static bool take_down(struct nccl_join *j)
     return stuck;
 }
 
-/* A GPU that an abort is stuck on is not entered again; nor by the next, if there is one. */
+/* A GPU on which an abort is stuck is not used again: this join fails, and so does a later one. */
 static void refuse_after_stuck(struct nccl_join *j)
 {
     struct err why = {0};
@@ -370,7 +372,7 @@ static void *supervisor_main(void *arg)
     return NULL;
 }
 
-/* Whoever invited has gone, and has not been answered. Under the request's lock. */
+/* The inviter's client disconnected before the answer. Under the request's lock. */
 static void inviter_gone(void *arg)
 {
     struct err why = {0};
@@ -408,7 +410,7 @@ int nccl_join_new(struct nccl_join **out, const struct nccl_join_cfg *cfg, struc
     j->begun_us = clock_now_us();
     mtx_init(&j->lock, MTX_LEAF);
     cnd_init(&j->changed);
-    if (cfg->x != NULL) /* before the supervisor can answer */
+    if (cfg->x != NULL) /* must precede the supervisor, which answers */
         http_request_on_disconnect(cfg->x, inviter_gone, j);
     rc = pthread_create(&j->supervisor, NULL, supervisor_main, j);
     if (rc != 0) {
@@ -452,7 +454,7 @@ void nccl_join_free(struct nccl_join *j)
         (void)take_down(j);
 }
 
-/* What the group says of itself, or said last. */
+/* The group's info, or the last info of a group that is closing or freed. */
 static void ask_group(struct nccl_join *j, struct nccl_group_info *out)
 {
     struct nccl_group *group = NULL;

@@ -1,19 +1,19 @@
-/* Tensors that the group is about to broadcast, for one request: the group's own source, and around
- * it the wait for a trainer that has yet to form it, and what a failure means for the join. */
+/* The source of one request: it wraps the group's own source, waits for a trainer that has yet to
+ * form its group, and ends the join after a failure. */
 #include "base/clock.h"
 #include "transport/nccl/nccl_join_priv.h"
 
 #include <stdlib.h>
 
-enum { LOOK_US = 50 * 1000 }; /* a stop is seen after this at the latest */
+enum { LOOK_US = 50 * 1000 }; /* interval of the checks of a stop */
 
 struct join_source {
     struct source source;
-    struct nccl_join *join;          /* a user of it */
-    struct source *group;            /* owned; of the group */
+    struct nccl_join *join;          /* this source is counted in its n_users */
+    struct source *group;            /* owned; the group's source */
     struct tensor_list *tensor_list; /* owned: one reference */
-    uint32_t n_received;             /* worker only: the first so many tensors */
-    bool asked;                      /* worker only: its trainer may have been told to send */
+    uint32_t n_received;             /* worker only: tensors received, in order */
+    bool asked; /* worker only: a post was called, so the trainer may have been told to send */
 };
 
 static struct join_source *of(struct source *s)
@@ -27,7 +27,7 @@ static int refuse_failed(const struct err *cause, struct err *e)
                    cause->msg);
 }
 
-/* 1: not yet. */
+/* Waits a short time. Returns: 0 joined; 1 not yet; -1. */
 static int join_look(struct nccl_join *j, struct err *e)
 {
     uint64_t until_us = clock_after_us(LOOK_US);
@@ -55,7 +55,7 @@ static int refuse_late(const struct nccl_join *j, struct err *e)
                    j->group_name);
 }
 
-/* Until the group is joined: then the collective may be entered. */
+/* Waits until the group is joined: then the collective may be entered. */
 static int await_joined(struct nccl_join *j, const struct progress *p, struct err *e)
 {
     int rc;
@@ -66,14 +66,14 @@ static int await_joined(struct nccl_join *j, const struct progress *p, struct er
     return rc;
 }
 
-/* Of a receive that failed: was it the group's end, and why? */
+/* The error of a receive that failed. Ends the join if the group has failed. */
 static int source_tell(struct join_source *s, struct err *e)
 {
     struct nccl_join *j = s->join;
     struct nccl_group_info group;
     struct err cause;
 
-    nccl_group_info(j->group, &group); /* a user may */
+    nccl_group_info(j->group, &group); /* allowed for a user of the join */
     mtx_lock(&j->lock);
     if (group.state != NCCL_GROUP_JOINED)
         join_end_locked(j, e);
@@ -85,7 +85,7 @@ static int source_tell(struct join_source *s, struct err *e)
     return refuse_failed(&cause, e);
 }
 
-/* The oldest that was posted: they come in order. */
+/* Counts the oldest posted broadcast: they arrive in order. */
 static void source_count(struct join_source *s)
 {
     uint32_t first = s->n_received, n = s->group->ops->bucket(s->group, first);
@@ -140,7 +140,7 @@ static int join_source_finish(struct source *base, struct progress *p, struct er
     return group->ops->finish != NULL ? group->ops->finish(group, p, e) : 0;
 }
 
-/* What was not received may still come, in front of whatever the trainer sends next. */
+/* Tensors that were not received may still arrive, before the next broadcast of the trainer. */
 static void judge_rest(const struct join_source *s)
 {
     struct err why = {0};
@@ -163,7 +163,7 @@ static void drop_user(struct nccl_join *j)
     mtx_lock(&j->lock);
     j->n_users--;
     cnd_broadcast(&j->changed);
-    mtx_unlock(&j->lock); /* from here on the supervisor may free it */
+    mtx_unlock(&j->lock); /* from here on the supervisor may free the join */
 }
 
 static void join_source_close(struct source *base)
@@ -196,7 +196,8 @@ void nccl_join_doubt(struct nccl_join *j)
     mtx_unlock(&j->lock);
 }
 
-/* A group that is on its way: only what was counted in can wait for its trainer's collective. */
+/* A source may wait for a group that is not joined yet only if it is a torch group whose ranks are
+ * counted. */
 static int take_user_locked(struct nccl_join *j, bool sure, struct err *e)
 {
     if (join_has_ended(j->state))
@@ -223,8 +224,8 @@ static int take_user(struct nccl_join *j, bool sure, struct err *e)
     return rc;
 }
 
-/* Who receives by a group that has failed may not have come to that yet, and then the join has not
- * ended: another user would be in the group at the same time. */
+/* A source of a failed group may not have noticed that yet, and then the join has not ended:
+ * another user would be in the group at the same time. */
 static void end_with_group(struct nccl_join *j)
 {
     struct nccl_join_info info;

@@ -1,8 +1,9 @@
-/* The owner threads of a group's ranks: each does everything on its communicator, aborting
- * included.
+/* The owner threads of a group's ranks: each makes all calls on its communicator, including the
+ * abort.
  *
- * The first failure, whoever finds it, ends all ranks alike: each owner aborts its communicator,
- * waits until all have, sees its stream done, and only then says that nothing writes any more. */
+ * The first failure, on any rank, ends all ranks alike: each owner aborts its communicator, waits
+ * until all have done so, waits until its stream is done, and only then reports that nothing
+ * writes any more. */
 #include "base/clock.h"
 #include "base/log.h"
 #include "transport/nccl/nccl_group_priv.h"
@@ -12,15 +13,15 @@
 #include <string.h>
 #include <sys/prctl.h>
 
-enum { TIMER_SLACK_NS = 1000 }; /* short sleeps are to be short */
+enum { TIMER_SLACK_NS = 1000 }; /* keeps short sleeps short */
 
-/* A request as its owner takes it along. */
+/* The owner's copy of a request. */
 struct order {
     enum request what;
     uint8_t id[NCCL_ID_NBYTES];
 };
 
-/* The next request, or false when the group has failed. */
+/* Waits for the next request. False: the group has failed. */
 static bool next_order(struct member *m, uint64_t *n_seen, struct order *out)
 {
     struct nccl_group *g = m->g;
@@ -44,7 +45,7 @@ static bool next_order(struct member *m, uint64_t *n_seen, struct order *out)
     return more;
 }
 
-/* The next broadcast that was posted and has not been entered here. */
+/* Takes the next posted broadcast that this rank has not entered. */
 static bool take_posted(struct member *m, uint64_t *dst, uint64_t *nbytes)
 {
     struct nccl_group *g = m->g;
@@ -60,7 +61,7 @@ static bool take_posted(struct member *m, uint64_t *dst, uint64_t *nbytes)
     return true;
 }
 
-/* What has come to this rank; and maybe to all. */
+/* Counts broadcasts that have arrived on this rank, and then those that have arrived on all. */
 static void tell_landed(struct member *m, uint64_t n)
 {
     struct nccl_group *g = m->g;
@@ -79,7 +80,8 @@ static void tell_landed(struct member *m, uint64_t n)
     mtx_unlock(&g->lock);
 }
 
-/* Enters what is posted, as it is posted, until all of it has come. */
+/* Enters broadcasts as they are posted, until all of them have arrived. Returns 1 when the group
+ * gives up. */
 static int enter_posted(struct member *m, struct err *e)
 {
     uint64_t since_us = clock_now_us(), dst, nbytes;
@@ -120,7 +122,7 @@ static int carry_out(struct member *m, const struct order *o, struct err *e)
     abort();
 }
 
-/* Every error of a rank says which, and which NCCL this is. */
+/* Every error of a rank names the rank and the version of NCCL. */
 static void name_rank(const struct member *m, const struct err *cause, struct err *e)
 {
     (void)err_set(e, cause->code, cause->field, "rank %d of %d (%s, NCCL %s): %s", m->rank.rank,
@@ -161,7 +163,8 @@ static void log_abort(const struct member *m, uint64_t us)
     log_end(&r);
 }
 
-/* Until all ranks' communicators are no more: kernels of this one may run as long. */
+/* Waits until the communicators of all ranks are aborted: until then kernels of this one may run.
+ */
 static void meet_aborted(struct nccl_group *g)
 {
     mtx_lock(&g->lock);
@@ -172,7 +175,7 @@ static void meet_aborted(struct nccl_group *g)
     mtx_unlock(&g->lock);
 }
 
-/* The end of a rank. Nobody may be waiting for it any more. */
+/* The end of a rank. No caller may wait for it any more. */
 static void wind_up(struct member *m)
 {
     struct nccl_group *g = m->g;

@@ -1,4 +1,4 @@
-/* How the unique id is had of torch's TCPStore, in the two ways in which trainers put it there. */
+/* Reads the unique id from torch's TCPStore, in the two forms in which trainers store it. */
 #include "base/log.h"
 #include "transport/nccl/nccl_join_priv.h"
 
@@ -7,8 +7,9 @@
 /* vLLM's StatelessProcessGroup: the first object that rank 0 broadcasts. */
 #define KEY_STATELESS "broadcast_from/0/0"
 
-/* What torch's ProcessGroupNCCL makes of its first communicator's number, beneath two prefixes with
- * the group's name: the wrapper's, and the process group's own. The double slashes are real. */
+/* The key that torch's ProcessGroupNCCL makes of its first communicator's number, after two
+ * prefixes with the group's name: the wrapper's, and the process group's own. The double slashes
+ * are real. */
 #define KEY_TORCH "%s/%s//cuda//0"
 
 enum { KEY_CAP = 2 * NCCL_JOIN_GROUP_NAME_MAX + sizeof KEY_TORCH };
@@ -18,7 +19,7 @@ static bool (*allows_of(const struct nccl_join *j))(const void *, const struct s
     return j->cfg.allow != NULL && j->cfg.allow->n > 0 ? cidr_list_match : NULL;
 }
 
-/* A store that others have joined too holds somebody else's id, or an old one. */
+/* A store that other ranks have joined holds the id of another group, or an old one. */
 static void check_count(const struct nccl_join *j, uint64_t n_joined)
 {
     if (n_joined <= j->cfg.group.world_size)

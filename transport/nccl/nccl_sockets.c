@@ -1,8 +1,9 @@
-/* The descriptors of the process are walked: libnccl hands none of its own out. What it accepts
- * has the local address of a listener that came after the group was begun, and so is no client of
- * this server, nor anything that this server has connected to: a port alone would not say so, since
- * the kernel lets a listener have one that a connection of another address has. Connections within
- * the process are left alone: their two ends are aborted anyway, and need them for that. */
+/* Walks the descriptors of the process, because libnccl does not expose its own. A connection that
+ * libnccl accepted has the local address of a listener that was created after the group began.
+ * Such a connection is no client of this server, and none that this server made. A comparison of
+ * ports alone would not suffice, because the kernel lets a listener use a port that a connection
+ * from another address uses. Connections within the process are left alone: both ends are aborted
+ * anyway, and need the connection for that. */
 #include "transport/nccl/nccl_sockets.h"
 
 #include <arpa/inet.h>
@@ -17,7 +18,7 @@
 #include <unistd.h>
 
 enum {
-    LISTENERS_MAX = 256, /* of groups, at a time: two for each of 128 ranks */
+    LISTENERS_MAX = 256, /* for all groups at a time: two for each of 128 ranks */
     CALLERS_MAX = 1024   /* connections within the process */
 };
 
@@ -66,11 +67,11 @@ static bool has_port(const struct nccl_sockets *s, uint16_t port)
 }
 
 struct seen {
-    struct addr local, peer; /* of TCP; the peer's port 0: not connected */
+    struct addr local, peer; /* peer: port 0 if it is not connected */
     bool listens;
 };
 
-/* What a descriptor is; false: no socket of TCP. */
+/* The addresses of a descriptor; false: it is not a TCP socket. */
 static bool look_at(int fd, struct seen *out)
 {
     struct sockaddr_storage at = {0};
@@ -96,7 +97,7 @@ static bool look_at(int fd, struct seen *out)
     return true;
 }
 
-/* Calls fn for every such socket of the process. Returns: could all be seen? */
+/* Calls fn for every TCP socket of the process. Returns: were all descriptors read? */
 static bool each_socket(void (*fn)(void *arg, int fd, const struct seen *s), void *arg)
 {
     DIR *dir = opendir("/proc/self/fd");
@@ -136,7 +137,8 @@ void nccl_sockets_enter(struct nccl_sockets *out)
     out->is_whole = each_socket(note_before, out);
 }
 
-/* Listeners that came after a group entered; what comes when the list is full is left as it is. */
+/* Listeners that were created after the group began; when the list is full, further ones are
+ * ignored. */
 struct listeners {
     const struct nccl_sockets *before;
     struct addr items[LISTENERS_MAX];
@@ -154,7 +156,8 @@ static void note_listener(void *arg, int fd, const struct seen *s)
 
 struct hang_up {
     struct listeners listeners;
-    struct addr callers[CALLERS_MAX]; /* local ones of connections to these, from within */
+    struct addr
+        callers[CALLERS_MAX]; /* local addresses of connections to these from within the process */
     unsigned n_callers, n;
 };
 
@@ -168,15 +171,15 @@ static void note_caller(void *arg, int fd, const struct seen *s)
         h->callers[h->n_callers++] = s->local;
 }
 
-/* Has another process connected it to a listener that came after the group was begun? */
+/* Did another process connect this socket to a listener that was created after the group began? */
 static bool is_peers(const struct hang_up *h, const struct seen *s)
 {
     return s->peer.port != 0 && addrs_contain(h->listeners.items, h->listeners.n, &s->local) &&
            !addrs_contain(h->callers, h->n_callers, &s->peer);
 }
 
-/* Its owner may close it meanwhile, and the number may be another's by now: what is shut down is
- * looked at by a number that is ours. */
+/* Its owner may close it meanwhile, and the number may then be another socket's: a duplicate
+ * descriptor is checked again before it is shut down. */
 static void hang_up(void *arg, int fd, const struct seen *s)
 {
     struct hang_up *h = arg;

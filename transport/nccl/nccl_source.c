@@ -1,5 +1,5 @@
-/* Broadcasts of a group as a source: which of the tensor list's tensors travel in which, and the
- * order. */
+/* The broadcasts of a group as a source: which tensors of the tensor list each broadcast contains,
+ * and in which order. */
 #include "transport/nccl/nccl_group.h"
 
 #include "transport/nccl/packed_chunks.h"
@@ -8,10 +8,10 @@
 #include <stdlib.h>
 
 struct nccl_source {
-    struct source source;     /* first */
-    struct nccl_group *group; /* borrowed */
+    struct source source;            /* first */
+    struct nccl_group *group;        /* borrowed */
     struct tensor_list *tensor_list; /* owned: one reference */
-    struct packed_chunks all; /* owned */
+    struct packed_chunks all;        /* owned */
 };
 
 static const struct nccl_source *source_of(const struct source *s)

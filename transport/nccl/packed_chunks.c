@@ -1,4 +1,4 @@
-/* vLLM's bucket boundary, walked twice: once to count, once to fill. */
+/* vLLM's bucket boundaries, computed twice: once to count the chunks, once to fill them. */
 #include "transport/nccl/packed_chunks.h"
 
 #include <stdlib.h>

@@ -1,8 +1,8 @@
-/* torch's TCPStore, the client's side.
+/* The client side of torch's TCPStore.
  *
- * A request is put together in memory and sent by one call: a server of the older kind reads each
- * request to its end before it looks at another rank, and one of the newer kind drops a client
- * whose VALIDATE comes in two pieces. */
+ * A request is assembled in memory and sent by one call: a server of the older kind reads each
+ * request to its end before it serves another rank, and one of the newer kind drops a client whose
+ * VALIDATE arrives in two pieces. */
 #include "transport/nccl/tcpstore.h"
 
 #include "base/clock.h"
@@ -26,9 +26,9 @@ enum { KEY_THERE = 0, KEY_NOT_THERE = 1, WAIT_DONE = 0, WAIT_CANCELED = 1 };
 
 enum {
     WHAT_CAP = 128,
-    NAME_CAP = 128,    /* of a request, for errors */
-    KEY_CUT = 80,      /* of a key, in that */
-    SHOWN_NBYTES = 16, /* of an answer that is none, for errors */
+    NAME_CAP = 128,    /* a request's name, for errors */
+    KEY_CUT = 80,      /* a key in that name */
+    SHOWN_NBYTES = 16, /* bytes of an invalid reply, for errors */
     REQUEST_NBYTES_MAX = 1 + 8 + 8 + 1 + TCPSTORE_KEY_LEN_MAX + 8
 };
 #define VALIDATE_MAGIC 0x3C85F7CEU
@@ -36,7 +36,7 @@ enum {
 struct tcpstore {
     int fd; /* owned; immutable, so that any thread may poll it */
 
-    bool broken; /* the user's: requests and answers no longer match */
+    bool broken; /* the user's: requests and replies no longer match */
     bool joined;
     char what[WHAT_CAP]; /* "the trainer's store at 10.0.0.17:29500" */
 };
@@ -53,7 +53,7 @@ static void request_put(struct request *r, uint64_t value, size_t nbytes)
         r->bytes[r->n++] = (uint8_t)(value >> (8 * i));
 }
 
-/* `prefix` is the slash, or nothing for the one key that has none. */
+/* @prefix  "/", or "" for the one key that has none */
 static void put_key(struct request *r, const char *prefix, const char *key)
 {
     size_t n_prefix = strlen(prefix), n_key = strlen(key);
@@ -88,7 +88,7 @@ static int key_check(const char *key, struct err *e)
     return 0;
 }
 
-/* Begins a request that names a key: the operation, the count where it takes a list, the key. */
+/* Begins a request with a key: the operation, the count if it takes a list, the key. */
 static int call_begin(struct request *r, uint8_t op, const char *op_name, const char *key,
                       struct err *e)
 {
@@ -99,21 +99,20 @@ static int call_begin(struct request *r, uint8_t op, const char *op_name, const 
     if (op == OP_CHECK || op == OP_WAIT)
         request_put(r, 1, 8);
     put_key(r, "/", key);
-    (void)snprintf(r->name, sizeof r->name, "%s '/%.*s'", op_name, utf8_cut(key, KEY_CUT),
-                   key);
+    (void)snprintf(r->name, sizeof r->name, "%s '/%.*s'", op_name, utf8_cut(key, KEY_CUT), key);
     return 0;
 }
 
-/* How a transfer ended; `errnum` belongs to IO_ERROR. */
+/* How a transfer ended; `errnum` is set for IO_ERROR. */
 enum io_end { IO_DONE, IO_LATE, IO_STOPPED, IO_CLOSED, IO_ERROR };
 
 struct io {
     enum io_end end;
-    size_t n; /* bytes that went through */
+    size_t n; /* bytes transferred */
     int errnum;
 };
 
-/* Goes on after EAGAIN; else ends the transfer. */
+/* Waits after EAGAIN; ends the transfer after any other error. */
 static bool io_goes_on(struct io *io, int fd, short events, const struct progress *p)
 {
     enum poll_end end;
@@ -166,14 +165,14 @@ static struct io io_recv(const struct tcpstore *s, uint8_t *out, size_t nbytes,
     return io;
 }
 
-/* Whether an ADD was counted is not known once the whole of it has left. */
+/* After the whole of an ADD was sent it is unknown whether it was counted. */
 static const char *request_after(const struct request *r)
 {
     return r->bytes[0] == OP_ADD ? "; whether it was counted is not known, and it is not sent again"
                                  : "";
 }
 
-/* The error of a transfer that did not end well: of the request, or of its answer (`sent`). */
+/* The error of a failed transfer: of the request, or of its reply (`sent`). */
 static int io_refuse(struct tcpstore *s, const struct request *r, const struct io *io, bool sent,
                      size_t nbytes, struct err *e)
 {
@@ -195,7 +194,7 @@ static int io_refuse(struct tcpstore *s, const struct request *r, const struct i
     }
 }
 
-/* An answer that is none. */
+/* The error of an invalid reply. */
 static int store_garbage(struct tcpstore *s, const struct request *r, const uint8_t *bytes,
                          size_t n, const char *wanted, struct err *e)
 {
@@ -208,7 +207,7 @@ static int store_garbage(struct tcpstore *s, const struct request *r, const uint
                    hex, wanted);
 }
 
-/* Before a request nothing may lie there to be read: it would be taken for the answer. */
+/* Before a request no bytes may be readable: they would be taken for its reply. */
 static int send_request(struct tcpstore *s, const struct request *r, const struct progress *p,
                         struct err *e)
 {
@@ -242,11 +241,11 @@ static int recv_answer(struct tcpstore *s, const struct request *r, uint8_t *out
     return io.end == IO_DONE ? 0 : io_refuse(s, r, &io, true, nbytes, e);
 }
 
-/* VALIDATE is not answered: what was wrong with it shows in the answer to PING. */
+/* VALIDATE has no reply: its failure shows in the reply to PING. */
 static int shake_hands(struct tcpstore *s, const struct progress *p, struct err *e)
 {
     struct request r = {.name = "VALIDATE"};
-    uint32_t nonce = (uint32_t)getpid(); /* as torch's client has it */
+    uint32_t nonce = (uint32_t)getpid(); /* as in torch's client */
     uint8_t answer[4];
 
     request_put(&r, OP_VALIDATE, 1);
@@ -355,8 +354,8 @@ int tcpstore_join(struct tcpstore *s, uint32_t n_ranks, uint64_t *n_joined,
     return 0;
 }
 
-/* Takes a WAIT back. The key may come first: then the server answers both, in that order.
- * Returns whether the connection is in step again; *came when the key came. */
+/* Cancels a WAIT. The key may be set first: then the server sends both replies, in that order.
+ * Returns whether requests and replies match again; *came when the key was set. */
 static bool cancel_wait(struct tcpstore *s, bool *came)
 {
     const struct progress p = {.deadline_us = clock_after_us(TCPSTORE_CANCEL_US)};
