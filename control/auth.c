@@ -132,8 +132,8 @@ static int add_key(struct key_ring *ring, enum auth_role role, const char *key, 
     digest_of(k->digest, key, len);
     for (size_t i = 0; i < ring->n; i++)
         if (memcmp(ring->keys[i].digest, k->digest, sizeof k->digest) == 0)
-            return err_set(e, ERR_BAD_REQUEST, option, "line %zu: it has the key of line %zu", line,
-                           ring->lines[i]);
+            return err_set(e, ERR_BAD_REQUEST, option, "line %zu: its key is also that of line %zu",
+                           line, ring->lines[i]);
     ring->lines[ring->n++] = line;
     return 0;
 }
@@ -153,10 +153,12 @@ static int read_line(struct key_ring *ring, const char *at, const char *end, siz
                        "line %zu: its first word is not one of viewer, generate, control", line);
     key_len = next_word(&key, &at, end);
     if (key_len == 0)
-        return err_set(e, ERR_BAD_REQUEST, option, "line %zu: it has no key behind the role", line);
+        return err_set(e, ERR_BAD_REQUEST, option, "line %zu: there is no key after the role",
+                       line);
     if (next_word(&more, &at, end) != 0)
         return err_set(e, ERR_BAD_REQUEST, option,
-                       "line %zu: it has more than a role and a key, which has no blanks", line);
+                       "line %zu: there is more than a role and a key; a key contains no blanks",
+                       line);
     return add_key(ring, role, key, key_len, line, e);
 }
 
@@ -311,11 +313,12 @@ bool auth_knows(struct auth *a, const char *authorization)
 static int refuse_keyless(const struct auth *a, const char *authorization, struct err *e)
 {
     if (a->cfg.key_file == NULL)
-        return err_set(e, ERR_FORBIDDEN, "",
-                       "there are no keys here, and this address is not one of --no-auth-cidr");
+        return err_set(
+            e, ERR_FORBIDDEN, "",
+            "this server has no keys, and the client's address is not within --no-auth-cidr");
     if (authorization[0] == '\0')
         return err_set(e, ERR_UNAUTHORIZED, "",
-                       "a key is needed: send the header 'Authorization: Bearer <key>'");
+                       "a key is required: send the header 'Authorization: Bearer <key>'");
     return err_set(e, ERR_UNAUTHORIZED, "", "Authorization is not of the form 'Bearer <key>'");
 }
 
@@ -329,9 +332,9 @@ int auth_check(struct auth *a, const char *authorization, bool trusted, enum aut
     if (!read_role(&has, a, authorization))
         return refuse_keyless(a, authorization, e);
     if (has == AUTH_ANYONE)
-        return err_set(e, ERR_UNAUTHORIZED, "", "the key is not one that this server knows");
+        return err_set(e, ERR_UNAUTHORIZED, "", "the key is unknown");
     if (has < need)
-        return err_set(e, ERR_FORBIDDEN, "", "the key's role is %s, this takes %s",
+        return err_set(e, ERR_FORBIDDEN, "", "the key has the role %s; this route requires %s",
                        auth_role_name(has), auth_role_name(need));
     return 0;
 }

@@ -109,7 +109,7 @@ int lora_loads_post(struct lora_loads *l, struct lora_job *job, struct err *e)
     unsigned n = atomic_fetch_add_explicit(n_open, 1, memory_order_relaxed);
 
     if (n >= LORA_OPEN_MAX)
-        (void)err_set(e, ERR_OVERLOADED, "", "%u adapters are being loaded; at most %d may be", n,
+        (void)err_set(e, ERR_OVERLOADED, "", "%u adapters are being loaded; the limit is %d", n,
                       LORA_OPEN_MAX);
     else if (queue(l, job, LORA_ON_POST, e) == 0)
         return 0;

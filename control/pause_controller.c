@@ -239,7 +239,8 @@ bool pause_controller_resume(struct pause_controller *g, struct pause_controller
     bool was;
 
     pause_controller_begin(g);
-    was = pause_controller_lift(g, "generation was resumed before all that ran had ended");
+    was = pause_controller_lift(g,
+                                "generation was resumed before all running generations had ended");
     pause_controller_info(g, out);
     pause_controller_end(g);
     return was;
@@ -270,7 +271,7 @@ static struct pause_controller_wait *waits_displace(struct pause_controller *g)
     struct pause_controller_wait *displaced;
     struct err e = {0};
 
-    (void)err_set(&e, ERR_CONFLICT, "", "another pause, with mode keep, took its place");
+    (void)err_set(&e, ERR_CONFLICT, "", "the pause was replaced by another pause with mode keep");
     mtx_lock(&g->lock);
     displaced = pause_controller_take_waits_locked(g, &e);
     mtx_unlock(&g->lock);

@@ -44,7 +44,7 @@ static int wait_idle(struct pause_controller *g, uint64_t deadline_us, struct er
     }
     if (idle)
         return 0;
-    return err_set(e, ERR_TIMEOUT, "", "what was aborted did not end in time");
+    return err_set(e, ERR_TIMEOUT, "", "the aborted generations did not end in time");
 }
 
 /* Within an operation, with admission closed. Frozen generations stay. */

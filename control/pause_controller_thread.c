@@ -29,10 +29,12 @@ static bool is_gone(const struct pause_controller_wait *w)
 static void wait_set_error(struct pause_controller_wait *w, bool undo)
 {
     if (is_gone(w))
-        (void)err_set(&w->error, ERR_GONE, "", "the client went away before all had ended");
+        (void)err_set(&w->error, ERR_GONE, "",
+                      "the client disconnected before all running generations had ended");
     else
-        (void)err_set(&w->error, ERR_TIMEOUT, "", "what ran did not end in time; generation %s",
-                      undo ? "is not paused" : "stays paused, as somebody else asked for");
+        (void)err_set(&w->error, ERR_TIMEOUT, "",
+                      "the running generations did not end in time; generation %s",
+                      undo ? "is not paused" : "stays paused by another pause");
 }
 
 /* Takes from the list the requests that can be answered now. *undo: no request waits for the
@@ -78,10 +80,10 @@ static void pause_check(struct pause_controller *g)
         g->pause.n_expired++;
     mtx_unlock(&g->lock);
     if (undo || expired)
-        (void)pause_controller_lift(g, expired ? "the lease of the pause has ended"
+        (void)pause_controller_lift(g, expired ? "the lease of the pause expired"
                                                : "the pause was not acknowledged in time");
     if (expired)
-        log_line(LOG_WARN, "pause.expired", "the lease of a pause has ended: generation goes on");
+        log_line(LOG_WARN, "pause.expired", "the lease of a pause expired: generation is resumed");
     pause_controller_answer(g, settled);
 }
 
@@ -171,7 +173,7 @@ int pause_controller_new(struct pause_controller **out, const struct pause_contr
         g->joined = true;
         pause_controller_free(g);
         return err_set_errno(e, ERR_INTERNAL, "", rc,
-                             "the thread of the pause controller could not start");
+                             "cannot start the thread of the pause controller");
     }
     admission_on_idle(cfg->generate, admission_idle, g);
     *out = g;

@@ -106,12 +106,12 @@ int weight_transfer_able(const struct weight_transfer *t, struct err *e)
 {
     if (t->cfg.n_devices == 0)
         return err_set(e, ERR_NO_GPU, "",
-                       "the weights of this server lie in host memory, and NCCL needs GPUs: start "
+                       "the weights of this server are in host memory, and NCCL needs GPUs: start "
                        "it with --device cuda:0");
     if (!t->cfg.nccl->available)
         return err_set(e, ERR_NO_NCCL, "",
-                       "this server has no NCCL: %.300s; --nccl-library names the file, best the "
-                       "trainer's own",
+                       "this server has no NCCL: %.300s; --nccl-library names the file, preferably "
+                       "that of the trainer",
                        t->cfg.nccl->reason);
     return 0;
 }
@@ -131,8 +131,7 @@ static int check_alone_locked(struct weight_transfer *t, struct err *e)
     if (info.n_users == 0 || info.error.code != ERR_NONE)
         return 0;
     return err_set(e, ERR_CONFLICT, "/transport",
-                   "another request is receiving by the group: send the next one when that has "
-                   "been answered");
+                   "another request receives by the group: send the next one after its reply");
 }
 
 /* Bytes of one group received under names of another would be silently wrong. */
@@ -146,8 +145,8 @@ static int check_name_locked(struct weight_transfer *t, const char *name, struct
     if (strcmp(info.group_name, name) == 0)
         return 0;
     return err_set(e, ERR_CONFLICT, "/group_name",
-                   "the group that was joined is '%.64s', and this is for '%.64s': there is one "
-                   "at a time, and the last that was asked for replaces it",
+                   "the joined group is '%.64s', and this request is for '%.64s': there is one "
+                   "group at a time, and a new join replaces it",
                    info.group_name, name);
 }
 
@@ -239,7 +238,7 @@ static int check_replaceable_locked(struct weight_transfer *t, struct err *e)
     if (info.n_users == 0 || info.error.code != ERR_NONE)
         return 0;
     return err_set(e, ERR_CONFLICT, "",
-                   "an update is receiving by the group that there is; let it end, or leave the "
+                   "an update receives by the current group; wait until it ends, or leave the "
                    "group by DELETE /v1/weight_transfer");
 }
 
@@ -288,7 +287,7 @@ static int leave_locked(struct weight_transfer *t, const char *name, void (*left
         return 0;
     if (check_name_locked(t, name, e) != 0)
         return -1;
-    (void)err_set(&why, ERR_CONFLICT, "", "the group was left, as was asked");
+    (void)err_set(&why, ERR_CONFLICT, "", "the group was left on request");
     t->leaving = t->current;
     t->current = NULL;
     return nccl_join_leave(t->leaving, &why, left, arg) ? 1 : 0;

@@ -46,7 +46,7 @@ int zmq_updates_post(struct zmq_updates *z, struct job *job, struct err *e)
 
     if (n >= ZMQ_UPDATES_MAX)
         (void)err_set(e, ERR_OVERLOADED, "",
-                      "%u updates over sockets are under way or ending; at most %d may be", n,
+                      "%u updates over sockets are under way or ending; the limit is %d", n,
                       ZMQ_UPDATES_MAX);
     else if (workers_post(z->workers, job, WORKERS_NORMAL, e) == 0)
         return 0;

@@ -116,17 +116,17 @@ static int group_late(const struct nccl_group *g, struct err *e)
 
     if (g->what == REQUEST_OPEN)
         return err_set(e, ERR_TIMEOUT, "",
-                       "the GPUs of the NCCL group did not answer before the deadline");
+                       "the GPUs of the NCCL group did not respond before the deadline");
     if (g->what == REQUEST_RECEIVE)
         return err_set(e, ERR_TIMEOUT, "",
-                       "a broadcast of %llu bytes had not come to its end at the deadline",
+                       "a broadcast of %llu bytes did not complete before the deadline",
                        (unsigned long long)g->nbytes[g->n_received % SOURCE_POSTED_MAX]);
-    return err_set(e, ERR_TIMEOUT, "",
-                   "%s of the NCCL group did not end before the deadline: did all %u ranks come, "
-                   "with the same world_size, the same NCCL (here %s) and the same "
-                   "NCCL_CUMEM_ENABLE (here %.16s)?",
-                   g->what == REQUEST_JOIN ? "joining" : "the warm-up", (unsigned)g->world_size,
-                   g->version, cumem != NULL ? cumem : "not set");
+    return err_set(
+        e, ERR_TIMEOUT, "",
+        "%s of the NCCL group did not complete before the deadline: did all %u ranks join, with "
+        "the same world_size, the same NCCL (here %s) and the same NCCL_CUMEM_ENABLE (here %.16s)?",
+        g->what == REQUEST_JOIN ? "joining" : "the warm-up", (unsigned)g->world_size, g->version,
+        cumem != NULL ? cumem : "not set");
 }
 
 /* Does the caller want to stop waiting? No lock held: `gone` may take one. */
@@ -140,7 +140,7 @@ static int group_look(const struct nccl_group *g, const struct progress *p, stru
     if (clock_passed(p->deadline_us))
         return group_late(g, e);
     if (p->gone != NULL && p->gone(p->gone_arg))
-        return err_set(e, ERR_GONE, "", "the client went away while %s", what);
+        return err_set(e, ERR_GONE, "", "the client disconnected while %s", what);
     return 0;
 }
 
@@ -322,7 +322,7 @@ int nccl_group_new(struct nccl_group **out, const struct nccl_group_cfg *cfg, st
 static int refuse_locked(const struct nccl_group *g, struct err *e)
 {
     if (group_failed_locked(g))
-        return err_set(e, ERR_CONFLICT, "", "the NCCL group is no more: %.400s", g->error.msg);
+        return err_set(e, ERR_CONFLICT, "", "the NCCL group has failed: %.400s", g->error.msg);
     return err_set(e, ERR_CONFLICT, "", "the NCCL group %s",
                    g->join_called ? "is being joined, or was joined before"
                                   : "has not been joined yet");

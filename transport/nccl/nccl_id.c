@@ -46,14 +46,14 @@ int nccl_id_from_pickle(uint8_t out[NCCL_ID_NBYTES], const uint8_t *value, size_
                        "the store's value has %zu bytes; a pickled ncclUniqueId has %d to %d",
                        nbytes, (int)NCCL_ID_PICKLE_NBYTES_MIN, (int)NCCL_ID_PICKLE_NBYTES_MAX);
     if (value[0] != 0x80)
-        return refuse_pickle("it does not begin as a pickle", e);
+        return refuse_pickle("its start is not that of a pickle", e);
     if (value[1] != 4 && value[1] != 5)
         return err_set(e, ERR_UNREADABLE, "",
                        "the store's value is a pickle of protocol %u; a pickled ncclUniqueId is "
                        "read in protocol 4 or 5",
                        value[1]);
     if (memcmp(value + nbytes - sizeof tail, tail, sizeof tail) != 0)
-        return refuse_pickle("it does not end as one", e);
+        return refuse_pickle("its end is not that of a pickle", e);
     id = value + nbytes - sizeof tail - NCCL_ID_NBYTES;
     if (memcmp(id - sizeof head, head, sizeof head) != 0)
         return refuse_pickle("there are no 128 raw bytes before its end", e);
@@ -125,12 +125,12 @@ int nccl_id_allow(const uint8_t id[NCCL_ID_NBYTES],
         return 0;
     if (!nccl_id_addr(id, &addr))
         return err_set(e, ERR_FORBIDDEN, field,
-                       "no address can be read from the NCCL unique id, and where a trainer may be "
-                       "is limited here");
+                       "no address can be read from the NCCL unique id, and --nccl-allow-cidr "
+                       "limits the addresses of trainers");
     if (!allows(arg, (const struct sockaddr *)&addr))
-        return err_set(e, ERR_FORBIDDEN, field,
-                       "the NCCL unique id leads to %s, which is not among the addresses where a "
-                       "trainer may be",
-                       cidr_addr_text((const struct sockaddr *)&addr, text));
+        return err_set(
+            e, ERR_FORBIDDEN, field,
+            "the NCCL unique id has the address %s, which --nccl-allow-cidr does not allow",
+            cidr_addr_text((const struct sockaddr *)&addr, text));
     return 0;
 }

@@ -75,7 +75,7 @@ static void publish_id(struct nccl_join *j)
     j->has_id = true;
     mtx_unlock(&j->lock);
     log_line(LOG_INFO, "nccl.join",
-             "joining %u ranks, as rank %u and on; the trainer's NCCL is at %s",
+             "joining %u ranks, from rank %u on; the trainer's NCCL is at %s",
              (unsigned)j->cfg.group.world_size, (unsigned)j->cfg.group.rank_offset,
              nccl_id_addr_text(j->id, text));
 }
@@ -185,7 +185,7 @@ static void check_store(struct nccl_join *j, const struct tcpstore *store)
     if (!tcpstore_closed(store))
         return;
     (void)err_set(&why, ERR_UNREADABLE, "",
-                  "the trainer's store at %s hung up: the process that it lives in has ended",
+                  "the trainer's store at %s closed the connection: its process has ended",
                   j->master);
     join_end(j, &why);
 }
@@ -336,7 +336,7 @@ static bool take_down(struct nccl_join *j)
     struct err why = {0};
     bool stuck;
 
-    (void)err_set(&why, ERR_CONFLICT, "", "another group takes the place of this one");
+    (void)err_set(&why, ERR_CONFLICT, "", "another group replaces this one");
     (void)nccl_join_leave(j, &why, NULL, NULL);
     (void)pthread_join(j->supervisor, NULL);
     stuck = j->last.state == NCCL_GROUP_STUCK;
@@ -349,9 +349,9 @@ static void refuse_after_stuck(struct nccl_join *j)
 {
     struct err why = {0};
 
-    (void)err_set(&why, ERR_NCCL, "",
-                  "aborting the group before this one did not end and may never: this server must "
-                  "be restarted");
+    (void)err_set(
+        &why, ERR_NCCL, "",
+        "aborting the previous group did not end and may never: this server must be restarted");
     mtx_lock(&j->lock);
     j->last.state = NCCL_GROUP_STUCK;
     join_end_locked(j, &why);
@@ -377,7 +377,7 @@ static void inviter_gone(void *arg)
 {
     struct err why = {0};
 
-    (void)err_set(&why, ERR_GONE, "", "who asked for it went away before the group was joined");
+    (void)err_set(&why, ERR_GONE, "", "the client disconnected before the group was joined");
     join_end(arg, &why);
 }
 
@@ -414,7 +414,8 @@ int nccl_join_new(struct nccl_join **out, const struct nccl_join_cfg *cfg, struc
         http_request_on_disconnect(cfg->x, inviter_gone, j);
     rc = pthread_create(&j->supervisor, NULL, supervisor_main, j);
     if (rc != 0) {
-        (void)err_set_errno(e, ERR_INTERNAL, "", rc, "cannot start a thread to keep the group");
+        (void)err_set_errno(e, ERR_INTERNAL, "", rc,
+                            "cannot start a thread to supervise the group");
         goto err_destroy;
     }
     (void)pthread_setname_np(j->supervisor, "nccl-keep");

@@ -23,7 +23,7 @@ static struct join_source *of(struct source *s)
 
 static int refuse_failed(const struct err *cause, struct err *e)
 {
-    return err_set(e, cause->code, cause->field, "%.400s; the group has failed: another is needed",
+    return err_set(e, cause->code, cause->field, "%.400s; the group has failed: join a new one",
                    cause->msg);
 }
 
@@ -50,8 +50,8 @@ static int refuse_late(const struct nccl_join *j, struct err *e)
         return -1;
     err_clear(e);
     return err_set(e, ERR_TIMEOUT, "",
-                   "the trainer had not formed its group '%.80s' when the update's time was over; "
-                   "its first collective does that",
+                   "the trainer did not form its group '%.80s' before the update's deadline; its "
+                   "first collective does that",
                    j->group_name);
 }
 
@@ -151,10 +151,10 @@ static void judge_rest(const struct join_source *s)
         nccl_join_doubt(s->join);
         return;
     }
-    (void)err_set(&why, ERR_CONFLICT, "",
-                  "an update ended after %u of its %u tensors, and the trainer may have sent the "
-                  "rest",
-                  (unsigned)s->n_received, (unsigned)s->tensor_list->n_tensors);
+    (void)err_set(
+        &why, ERR_CONFLICT, "",
+        "an update ended after %u of its %u tensors, and the trainer may have sent the others",
+        (unsigned)s->n_received, (unsigned)s->tensor_list->n_tensors);
     join_end(s->join, &why);
 }
 
@@ -205,11 +205,11 @@ static int take_user_locked(struct nccl_join *j, bool sure, struct err *e)
     if (j->state != JOIN_JOINED && !(j->cfg.form == NCCL_FORM_TORCH && j->state == JOIN_COUNTED))
         return err_set(e, ERR_CONFLICT, "", "the group is still being joined");
     if (j->doubt && !sure)
-        return err_set(e, ERR_CONFLICT, "",
-                       "an update was refused or given up before its broadcast was entered; if its "
-                       "trainer has sent it all the same, what comes next are its bytes: make a "
-                       "new group, or send expected_digest, which says that the trainer "
-                       "broadcasts only what was accepted");
+        return err_set(
+            e, ERR_CONFLICT, "",
+            "an update was refused or aborted before its broadcast was entered; if its trainer "
+            "sent it nevertheless, its bytes arrive next: join a new group, or send "
+            "expected_digest, which promises that the trainer broadcasts only accepted updates");
     j->n_users++;
     return 0;
 }

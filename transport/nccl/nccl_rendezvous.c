@@ -25,8 +25,8 @@ static void check_count(const struct nccl_join *j, uint64_t n_joined)
     if (n_joined <= j->cfg.group.world_size)
         return;
     log_line(LOG_WARN, "nccl.store_shared",
-             "%llu ranks have been counted in at %s, for a world of %u: the store serves another "
-             "group too, or has served one before",
+             "%llu ranks were counted at %s, for a world size of %u: the store also serves another "
+             "group, or served one before",
              (unsigned long long)n_joined, j->master, (unsigned)j->cfg.group.world_size);
 }
 

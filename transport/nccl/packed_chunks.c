@@ -21,7 +21,7 @@ static int chunks_new(struct packed_chunks *out, uint32_t n, struct err *e)
     struct packed_chunk *chunks = calloc(n > 0 ? n : 1, sizeof *chunks);
 
     if (chunks == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for the %u broadcasts of a plan",
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the %u broadcasts of a tensor list",
                        (unsigned)n);
     *out = (struct packed_chunks){.chunks = chunks};
     return 0;
@@ -42,7 +42,8 @@ int packed_chunks_init(struct packed_chunks *out, const struct tensor_list *tens
     uint32_t n = 0;
 
     if (bucket_nbytes == 0)
-        return err_set(e, ERR_BAD_REQUEST, field, "a packed bucket of 0 bytes holds nothing");
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "a packed bucket has 0 bytes; at least 1 is required");
     for (uint32_t first = 0; first < tensor_list->n_tensors; first += c.n, n++)
         c = chunk_at(tensor_list, first, bucket_nbytes);
     if (chunks_new(&all, n, e) != 0)

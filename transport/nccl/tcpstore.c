@@ -186,8 +186,9 @@ static int io_refuse(struct tcpstore *s, const struct request *r, const struct i
                            "%s was %s %s (%zu of %zu bytes)%s", s->what, did, r->name, io->n,
                            nbytes, more);
     case IO_CLOSED:
-        return err_set(e, ERR_UNREADABLE, "", "%s hung up while it was %s %s (%zu of %zu bytes)%s",
-                       s->what, did, r->name, io->n, nbytes, more);
+        return err_set(e, ERR_UNREADABLE, "",
+                       "%s closed the connection while it was %s %s (%zu of %zu bytes)%s", s->what,
+                       did, r->name, io->n, nbytes, more);
     default:
         return err_set_errno(e, ERR_UNREADABLE, "", io->errnum, "%s was lost while it was %s %s%s",
                              s->what, did, r->name, more);
@@ -222,12 +223,13 @@ static int send_request(struct tcpstore *s, const struct request *r, const struc
     if (n > 0) {
         s->broken = true;
         return err_set(e, ERR_UNREADABLE, "",
-                       "%s sent bytes, the first is 0x%02x, that nobody had asked for before %s",
-                       s->what, byte, r->name);
+                       "%s sent unexpected bytes, the first is 0x%02x, before %s", s->what, byte,
+                       r->name);
     }
     if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
         s->broken = true;
-        return err_set(e, ERR_UNREADABLE, "", "%s hung up before %s", s->what, r->name);
+        return err_set(e, ERR_UNREADABLE, "", "%s closed the connection before %s", s->what,
+                       r->name);
     }
     io = io_send(s, r, p);
     return io.end == IO_DONE ? 0 : io_refuse(s, r, &io, false, r->n, e);

@@ -268,7 +268,7 @@ def groups(world, server):
         world.serves(server, "step-00000", "pp_1")
         said = server.post(400, DISTRIBUTED, {**few, "group_name": "pp_1", "dtypes": ["float32"]})
         said = server.post(400, DISTRIBUTED, {**few, "group_name": "pp_1"})
-        must("make a new group" in said["message"], f"{said}")
+        must("join a new group" in said["message"], f"{said}")
         for _ in range(2):
             must(server.post(200, leave, {"group_name": "pp_1"})["success"] is True, "left")
         must("group" in server.post(400, DISTRIBUTED, few)["message"], "there is no group")

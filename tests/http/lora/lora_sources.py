@@ -400,9 +400,9 @@ def in_doubt(world, server):
             found = server.post(status, LOAD, {"lora_name": "no", **body}, what)["error"]
             must(found["message"] != "", f"{found}")
             late = server.post(409, LOAD, {"lora_name": "no", **good}, what)["error"]
-            must("are its bytes" in late["message"], f"{what}: {late}")
+            must("its bytes arrive next" in late["message"], f"{what}: {late}")
             late = server.post(409, UPDATE, wire(world.base), what)["error"]
-            must("are its bytes" in late["message"], f"{what}: {late}")
+            must("its bytes arrive next" in late["message"], f"{what}: {late}")
             push(server, trainer, "sure", a, wire(a.specs, expected_digest=digest(a.specs)),
                  cut_each(a.specs, a.data), what)
     idle(server, "in doubt")
@@ -430,7 +430,7 @@ def never_sends(world, server):
             answer = requests.post(LOAD, {**good, "timeout_s": 600})
             until(lambda: totals(server)["loading"] == 1, "it never began")
             busy = server.post(409, UPDATE, wire(world.base))["error"]
-            must("another request is receiving" in busy["message"], f"{busy}")
+            must("another request receives" in busy["message"], f"{busy}")
             if how == "kill":
                 trainer.kill()
             else:

@@ -296,7 +296,7 @@ def allowed(program, model, work, pages):
         pages.page = page(f"http://127.0.0.1:{s.port}", ALLOWED)
         report = browse(f"http://app.example:{pages.server_port}/page", work, pages)
         assert report["with a key"][0] == 200 and report["status"][0] == report["resume"][0] == 401, report
-        assert "a key is needed" in report["status"][1], report
+        assert "a key is required" in report["status"][1], report
 
 
 def main():

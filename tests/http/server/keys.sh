@@ -86,7 +86,7 @@ for key in "" "$watch"; do
   if BATON_API_KEY=$key "$PYTHON" "$CLIENT" --url "$URL" "$CHECKPOINTS/step-01500.safetensors" >"$WORK/body" 2>&1; then
     fail "the client could push with '$key'"
   fi
-  has "${key:+"the key's role is viewer"}"
+  has "${key:+"the key has the role viewer"}"
 done
 BATON_API_KEY=$control "$PYTHON" "$CLIENT" --url "$URL" "$CHECKPOINTS/step-01500.safetensors" >"$WORK/body"
 same .phase committed

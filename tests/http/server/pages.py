@@ -283,8 +283,8 @@ def keyed_by_any_name(rows):
             assert a.status not in (403, 421), f"{method} {path}: {a}"
         for host in ("baton.svc", "evil.example:1", ""):
             must(s.main.ask("GET", "/v1/status", with_key, host=host), 200)
-            must(s.main.ask("GET", "/v1/status", wrong, host=host), 401, "the key is not one")
-            a = must(s.main.ask("POST", "/v1/pause", host=host), 401, "a key is needed")
+            must(s.main.ask("GET", "/v1/status", wrong, host=host), 401, "the key is unknown")
+            a = must(s.main.ask("POST", "/v1/pause", host=host), 401, "a key is required")
             assert a.headers["WWW-Authenticate"].startswith("Bearer"), a
             for listener in (s.main, health):
                 for path in ("/health", "/livez"):

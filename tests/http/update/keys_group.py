@@ -54,7 +54,7 @@ def main():
             # The same from one who has the key: not understood, and so in doubt.
             answer = ask(server, "POST", f"{UPDATE}?weight_version=x", body)
             must(answer.status == 400, f"{answer}")
-            refuse(server, body, 409, "conflict", "are its bytes", path=UPDATE)
+            refuse(server, body, 409, "conflict", "its bytes arrive next", path=UPDATE)
     finally:
         shutil.rmtree(world.folder)
     print(f"ok: {must.n} checks")

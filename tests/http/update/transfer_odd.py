@@ -67,7 +67,7 @@ def two_updates(world, server, trainer):
         first = requests.post(UPDATE, wire(specs, packed=True, weight_version="first of two"))
         await_receiving(server)
         for second in (wire(specs, packed=True, weight_version="second"), sure(specs, partial=True)):
-            refuse(server, second, 409, "conflict", "is receiving", path=UPDATE)
+            refuse(server, second, 409, "conflict", "receives by the", path=UPDATE)
         trainer.ask("send", cut_vllm(specs, data, GIB))
         found = first.result()
         must(found.status == 200, f"{found}")
@@ -85,7 +85,7 @@ def two_requests_of_a_session(world, server, trainer):
         first = requests.post(UPDATE, sure(parts[0], update_id=update_id, chunk_id="0"))
         await_receiving(server)
         refuse(server, sure(parts[1], update_id=update_id, chunk_id="1"), 409, "conflict",
-               "is receiving", path=UPDATE)
+               "receives by the", path=UPDATE)
         refuse(server, sure(parts[0], update_id=update_id, chunk_id="0"), 409, "conflict",
                path=UPDATE)
         trainer.ask("send", cut_vllm(parts[0], data, GIB))
@@ -153,7 +153,7 @@ def refused_unread(world, server):
             data = world.data()
             push(server, trainer, body, cut_vllm(world.specs, data, GIB), data, "not in doubt")
             server.post(status, path, sent)
-            refuse(server, body, 409, "conflict", "are its bytes", path=UPDATE)
+            refuse(server, body, 409, "conflict", "its bytes arrive next", path=UPDATE)
             works(world, server, trainer, "unread")
 
 

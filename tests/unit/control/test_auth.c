@@ -165,12 +165,13 @@ static void test_auth_new_refuses_lines(void **state)
         {"\ncontrl " CONTROL_KEY "\n", "line 2: its first word"},
         {"Control " CONTROL_KEY "\n", "line 1: its first word"},
         {"anyone " CONTROL_KEY "\n", "line 1: its first word"},
-        {"viewer " VIEWER_KEY "\ncontrol\n", "line 2: it has no key"},
-        {"control 0123456789 abcdef\n", "line 1: it has more than a role and a key"},
+        {"viewer " VIEWER_KEY "\ncontrol\n", "line 2: there is no key after the role"},
+        {"control 0123456789 abcdef\n", "line 1: there is more than a role and a key"},
         {"control 0123456789abcde\n", "line 1: its key has 15 characters, expected 16 to 256"},
         {"control 0123456789abcdef\x7f\n", "line 1: character 17 of its key is not visible"},
         {"control 0123456789\xc3\xa9xxxxxx\n", "line 1: character 11 of its key is not visible"},
-        {"viewer " VIEWER_KEY "\n\ncontrol " VIEWER_KEY "\n", "line 3: it has the key of line 1"},
+        {"viewer " VIEWER_KEY "\n\ncontrol " VIEWER_KEY "\n",
+         "line 3: its key is also that of line 1"},
     };
 
     (void)state;

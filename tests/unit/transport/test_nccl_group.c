@@ -4,7 +4,7 @@
 
 #include "transport/nccl/nccl_group_priv.h"
 
-#define SUSPECTS "did all 2 ranks come, with the same world_size, the same NCCL (here 2.28.9)"
+#define SUSPECTS "did all 2 ranks join, with the same world_size, the same NCCL (here 2.28.9)"
 
 enum { SOON_US = 300 * 1000 };
 
@@ -172,7 +172,7 @@ static void join_in_vain(const struct nfx_peer *peer, int world_size, uint64_t w
     assert_int_equal(nfx_counts().n_comms, 0); /* before free */
     assert_int_equal(gfx_receive(g, &dst, 1, &p, &again), -1);
     assert_int_equal(again.code, ERR_CONFLICT);
-    assert_non_null(strstr(again.msg, "the NCCL group is no more: "));
+    assert_non_null(strstr(again.msg, "the NCCL group has failed: "));
     err_clear(&again);
     assert_int_equal(nccl_group_join(g, gfx_id(&id), &p, &again), -1);
     assert_int_equal(again.code, ERR_CONFLICT);
@@ -237,7 +237,7 @@ static void test_join_ends_where_no_warm_up_comes(void **state)
     gfx_trainer_joins(&p, id, 3, false);
     assert_int_equal(nccl_group_join(g, gfx_id(&id), &wait, &e), -1);
     assert_int_equal(e.code, ERR_TIMEOUT);
-    assert_non_null(strstr(e.msg, "the warm-up of the NCCL group did not end"));
+    assert_non_null(strstr(e.msg, "the warm-up of the NCCL group did not complete"));
     nccl_group_free(g);
     (void)nfx_end(&p, true);
 }
@@ -291,7 +291,7 @@ static void test_join_gives_up_when_asked(void **state)
     } rows[] = {
         {gfx_act_stop, ERR_CONFLICT, "stopped while the NCCL group was joined"},
         {gfx_act_leave, ERR_CONFLICT, "left by a test"},
-        {NULL, ERR_GONE, "the client went away while the NCCL group was joined"},
+        {NULL, ERR_GONE, "the client disconnected while the NCCL group was joined"},
     };
 
     (void)state;
@@ -332,7 +332,7 @@ static void test_leave_at_any_time(void **state)
     nccl_group_leave(g, "and again");
     assert_int_equal(nccl_group_join(g, id, &p, &e), -1);
     assert_int_equal(e.code, ERR_CONFLICT);
-    assert_string_equal(e.msg, "the NCCL group is no more: before it began");
+    assert_string_equal(e.msg, "the NCCL group has failed: before it began");
     nccl_group_free(g);
     g = gfx_joined(&peer, NULL, 2, true);
     nccl_group_leave(g, "while nothing happened");

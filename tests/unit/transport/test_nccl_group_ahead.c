@@ -182,7 +182,7 @@ static void stall_in(uint32_t at, bool sockets)
     assert_int_equal(gfx_info(g).state, NCCL_GROUP_FAILED);
     assert_int_equal(post(g, &m, 0, &again), -1);
     assert_int_equal(again.code, ERR_CONFLICT);
-    assert_non_null(strstr(again.msg, "the NCCL group is no more: "));
+    assert_non_null(strstr(again.msg, "the NCCL group has failed: "));
     check_nothing_writes(&m, &peer);
     nccl_group_free(g);
     memory_drop(&m);
@@ -217,7 +217,7 @@ static void test_post_tells_of_a_failure(void **state)
     assert_int_equal(nfx_counts().n_comms, 0);
     assert_int_equal(nfx.n_queued(), 0);
     assert_int_equal(post(g, &m, 0, &again), -1);
-    assert_string_equal(again.msg, "the NCCL group is no more: left by a test");
+    assert_string_equal(again.msg, "the NCCL group has failed: left by a test");
     check_nothing_writes(&m, &peer);
     nccl_group_free(g);
     memory_drop(&m);

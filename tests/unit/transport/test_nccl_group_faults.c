@@ -148,7 +148,7 @@ static void test_receive_says_what_was_missing(void **state)
     (void)state;
     assert_int_equal(gfx_receive(g, m.dst, NBYTES, &p, &e), -1);
     assert_string_equal(e.msg,
-                        "a broadcast of 600000 bytes had not come to its end at the deadline");
+                        "a broadcast of 600000 bytes did not complete before the deadline");
     p = gfx_patient();
     assert_int_equal(gfx_receive(g, m.dst, NBYTES, &p, &again), -1);
     assert_int_equal(again.code, ERR_CONFLICT);
@@ -430,7 +430,7 @@ static void test_a_gpu_that_hangs(void **state)
         void (*act)(struct gfx_watch *w); /* NULL: the deadline comes */
         const char *msg;
     } rows[] = {
-        {"stream_create", NULL, "the GPUs of the NCCL group did not answer before the deadline"},
+        {"stream_create", NULL, "the GPUs of the NCCL group did not respond before the deadline"},
         {"ctx_push_current", gfx_act_stop, "stopped while the NCCL group was joined"},
         {"event_create", gfx_act_leave, "left by a test"},
     };
@@ -526,7 +526,7 @@ static void test_an_abort_that_sticks_is_told(void **state)
     assert_int_equal(e.code, ERR_NCCL);
     assert_string_equal(e.msg, "aborting the NCCL group did not end within 0.5 s and may never: "
                                "this server must be restarted; the cause was: a broadcast of "
-                               "600000 bytes had not come to its end at the deadline");
+                               "600000 bytes did not complete before the deadline");
     assert_int_equal(gfx_info(in_receive).state, NCCL_GROUP_STUCK);
     assert_string_equal(gfx_info(in_receive).error.msg, e.msg);
     assert_int_equal(gfx_info(left).state, NCCL_GROUP_STUCK); /* nobody waited there */

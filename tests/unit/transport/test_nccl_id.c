@@ -144,7 +144,7 @@ static void test_older_pickles_are_refused_by_their_shape_too(void **state)
     for (size_t i = 0; i < 2; i++) {
         struct pickle p = pickle_named(names[i]);
         p.bytes[1] = 4;
-        assert_refused(p.bytes, p.nbytes, "does not end as one");
+        assert_refused(p.bytes, p.nbytes, "its end is not that of a pickle");
     }
 }
 
@@ -178,7 +178,7 @@ static void test_every_cut_is_refused(void **state)
     for (size_t n = 1; n < p.nbytes; n++)
         assert_refused(p.bytes + n, p.nbytes - n, "");
     p.bytes[p.nbytes] = 0;
-    assert_refused(p.bytes, p.nbytes + 1, "does not end as one");
+    assert_refused(p.bytes, p.nbytes + 1, "its end is not that of a pickle");
 }
 
 static void test_every_byte_of_the_shape_counts(void **state)

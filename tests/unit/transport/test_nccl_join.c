@@ -93,7 +93,7 @@ static void test_receive_does_not_wait_for_ever_for_a_torch_group(void **state)
     (void)state;
     assert_int_equal(await(&i)->code, ERR_NONE);
     s = source_new(j);
-    receive_fails(s, &soon, ERR_TIMEOUT, "had not formed its group 'G'");
+    receive_fails(s, &soon, ERR_TIMEOUT, "did not form its group 'G'");
     atomic_store(&stopped.stop, true);
     receive_fails(s, &stopped, ERR_CONFLICT, "aborted");
     source_close(s); /* it was asked for: even a trainer that waits to be asked may send it now */

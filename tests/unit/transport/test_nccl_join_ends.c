@@ -60,9 +60,9 @@ static void test_receive_that_fails_ends_the_join(void **state)
     struct progress soon = gfx_within(SOON_US), patient = gfx_patient();
 
     (void)state;
-    receive_fails(s, &soon, ERR_TIMEOUT, "the group has failed: another is needed");
-    receive_fails(queued, &patient, ERR_TIMEOUT, "at the deadline");
-    refused(j, true, "at the deadline");
+    receive_fails(s, &soon, ERR_TIMEOUT, "the group has failed: join a new one");
+    receive_fails(queued, &patient, ERR_TIMEOUT, "before the deadline");
+    refused(j, true, "before the deadline");
     assert_false(info_of(j).error.code == ERR_NONE);
     source_close(s);
     source_close(queued);
@@ -95,7 +95,7 @@ static void test_a_group_that_failed_takes_nobody_in(void **state)
     refused(j, true, "the group has failed");
     assert_int_equal(s->ops->receive(s, &patient, &e), -1);
     assert_int_equal(e.code, ERR_NCCL);
-    assert_non_null(strstr(e.msg, "the group has failed: another is needed"));
+    assert_non_null(strstr(e.msg, "the group has failed: join a new one"));
     source_close(s);
     nccl_join_free(j);
     assert_int_equal(i.stats.n_failed, 1);
@@ -168,7 +168,7 @@ static void test_store_that_hangs_up_ends_the_join(void **state)
     assert_int_equal(await(&i)->code, ERR_NONE);
     s = source_new(j);
     store_server_drop(store);
-    receive_fails(s, &patient, ERR_UNREADABLE, "hung up");
+    receive_fails(s, &patient, ERR_UNREADABLE, "closed the connection");
     receive_fails(s, &patient, ERR_UNREADABLE, "the group has failed"); /* again */
     source_close(s);
     nccl_join_free(j);
@@ -181,7 +181,7 @@ static void test_store_that_hangs_up_ends_the_join(void **state)
     NFX_UNTIL(info_of(j).state == NCCL_GROUP_JOINED);
     s = source_new(j);
     store_server_drop(store);
-    receive_fails(s, &patient, ERR_UNREADABLE, "hung up");
+    receive_fails(s, &patient, ERR_UNREADABLE, "closed the connection");
     source_close(s);
     NFX_UNTIL(k.stats.n_failed == 1);
     nccl_join_free(j);

@@ -556,7 +556,8 @@ static void test_absent_keys_by_the_kind_of_server(void **state)
         } else {
             assert_int_equal(rc, -1);
             assert_int_equal(e.code, ERR_UNREADABLE);
-            assert_non_null(strstr(e.msg, "hung up while it was answering GET '/absent'"));
+            assert_non_null(
+                strstr(e.msg, "closed the connection while it was answering GET '/absent'"));
             assert_int_equal(n, 99);
         }
         tcpstore_close(s);
@@ -685,7 +686,7 @@ static void test_closed_when_the_trainer_has_gone(void **state)
     await_closed(s);
     assert_int_equal(tcpstore_join(s, 1, &n_joined, &p, &e), -1);
     assert_int_equal(e.code, ERR_UNREADABLE);
-    assert_non_null(strstr(e.msg, "hung up before ADD 'init/'"));
+    assert_non_null(strstr(e.msg, "closed the connection before ADD 'init/'"));
     assert_null(strstr(e.msg, "not known"));
     assert_int_equal(n_joined, 77);
     assert_true(tcpstore_closed(s));
