@@ -84,7 +84,7 @@ static int parse_sampling(struct completions_op *op, const json_t *body, struct 
         return -1;
     if (g->params.gen.prompt_logprobs >= 0)
         return err_set(e, ERR_BAD_REQUEST, "/prompt_logprobs",
-                       "prompt logprobs are not told here; /v1/completions tells them");
+                       "this route returns no prompt logprobs; /v1/completions does");
     op->logprobs = g->params.gen.logprobs;
     op->prompt_logprobs = -1;
     return 0;

@@ -22,7 +22,8 @@ static const char *found_name(const json_t *v)
 int chat_check_app(const struct app *app, struct err *e)
 {
     if (app->generate->tokenizer == NULL)
-        return err_set(e, ERR_NO_ENGINE, "", "no tokenizer is loaded: text cannot be made");
+        return err_set(e, ERR_NO_ENGINE, "",
+                       "no tokenizer is loaded: this server cannot generate text");
     if (app->generate->chat != NULL)
         return 0;
     if (app->generate->chat_why == NULL || app->generate->chat_why->code == ERR_NOT_FOUND)
@@ -71,7 +72,7 @@ static int part_text(const char **out, size_t *len, const json_t *part, size_t i
     }
     if (!json_is_string(text)) {
         message_field(field, i, "content", k, "/text");
-        return err_set(e, ERR_BAD_REQUEST, field, "%s where a string belongs", found_name(text));
+        return err_set(e, ERR_BAD_REQUEST, field, "%s, expected a string", found_name(text));
     }
     *out = json_string_value(text);
     *len = json_string_length(text);
@@ -121,7 +122,7 @@ static int set_content(json_t *message, bool as_parts, size_t i, struct err *e)
         return 0;
     if (content != NULL && !json_is_array(content)) {
         message_field(field, i, "content", 0, NULL);
-        return err_set(e, ERR_BAD_REQUEST, field, "%s where a string or an array of parts belongs",
+        return err_set(e, ERR_BAD_REQUEST, field, "%s, expected a string or an array of parts",
                        found_name(content));
     }
     if (content == NULL)
@@ -163,7 +164,7 @@ static int set_calls(json_t *message, size_t i, struct err *e)
         return 0;
     if (!json_is_array(calls)) {
         message_field(field, i, "tool_calls", 0, NULL);
-        return err_set(e, ERR_BAD_REQUEST, field, "%s where an array belongs", found_name(calls));
+        return err_set(e, ERR_BAD_REQUEST, field, "%s, expected an array", found_name(calls));
     }
     json_array_foreach(calls, k, call)
     {
@@ -171,7 +172,7 @@ static int set_calls(json_t *message, size_t i, struct err *e)
 
         if (!json_is_object(function)) {
             message_field(field, i, "tool_calls", k, "/function");
-            return err_set(e, ERR_BAD_REQUEST, field, "%s where an object belongs",
+            return err_set(e, ERR_BAD_REQUEST, field, "%s, expected an object",
                            found_name(function));
         }
         if (set_arguments(function, i, k, e) != 0)
@@ -242,7 +243,7 @@ static int parse_tools(struct chat_request *c, const json_t *body, struct err *e
         if (json_is_object(tool))
             continue;
         (void)snprintf(field, sizeof field, "/tools/%zu", i);
-        return err_set(e, ERR_BAD_REQUEST, field, "%s where an object belongs", found_name(tool));
+        return err_set(e, ERR_BAD_REQUEST, field, "%s, expected an object", found_name(tool));
     }
     c->tools = json_array_size(tools) > 0 ? hold_ref(tools) : NULL;
     c->documents = documents != NULL ? hold_ref(documents) : NULL;
@@ -290,7 +291,7 @@ int chat_parse(struct chat_request *out, const json_t *body, const struct chat_t
         return -1;
     if (out->continue_final && out->add_generation_prompt)
         return err_set(e, ERR_BAD_REQUEST, "/continue_final_message",
-                       "the final message is continued, or a generation prompt added, not both");
+                       "continue_final_message and add_generation_prompt cannot both be true");
     return parse_messages(out, body, t, e);
 }
 

@@ -141,7 +141,7 @@ static int make_texts(struct completions_op *op, struct err *e)
 static int make_prompts(struct completions_op *op, struct err *e)
 {
     if (http_request_disconnected(op->g.x))
-        return err_set(e, ERR_GONE, "", "the client went away before its turn");
+        return err_set(e, ERR_GONE, "", "the client disconnected while its request was queued");
     if (life_state(op->g.app->life) == LIFE_DRAINING) /* no permit would follow */
         return err_set(e, ERR_DRAINING, "", "the server is draining: no new generate");
     if (op->chat != NULL && chat_render(op, e) != 0)
@@ -177,7 +177,7 @@ static void completions_fail_disconnected(void *arg)
     struct completions_op *op = arg;
     struct err e = {0};
 
-    (void)err_set(&e, ERR_GONE, "", "the client went away before its turn");
+    (void)err_set(&e, ERR_GONE, "", "the client disconnected while its request was queued");
     generation_fail(&op->g, &e);
 }
 
@@ -251,7 +251,8 @@ int handle_completions(struct app *app, struct http_request *x, struct err *e)
     if (generation_check_app(app, NULL, e) != 0)
         return -1;
     if (app->generate->tokenizer == NULL)
-        return err_set(e, ERR_NO_ENGINE, "", "no tokenizer is loaded: text cannot be made");
+        return err_set(e, ERR_NO_ENGINE, "",
+                       "no tokenizer is loaded: this server cannot generate text");
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
     http_request_drop_body(x);

@@ -111,7 +111,7 @@ static int read_float(float *out, const json_t *o, const char *at, const char *m
         return -1;
     if (!(fabs(v) <= (double)FLT_MAX)) {
         (void)snprintf(field, sizeof field, "%s/%s", at, member);
-        return err_set(e, ERR_BAD_REQUEST, field, "%g is no number that a float can hold", v);
+        return err_set(e, ERR_BAD_REQUEST, field, "%g is out of range of a 32-bit float", v);
     }
     *out = (float)v;
     return 0;

@@ -117,7 +117,7 @@ static void generation_fail_disconnected(void *arg)
 {
     struct err e = {0};
 
-    (void)err_set(&e, ERR_GONE, "", "the client went away before its turn");
+    (void)err_set(&e, ERR_GONE, "", "the client disconnected while its request was queued");
     generation_fail(arg, &e);
 }
 
@@ -424,7 +424,7 @@ bool generation_failed(struct generation *g, struct err *why)
         *why = g->err;
     mtx_unlock(&g->lock);
     if (client_disconnected)
-        (void)err_set(why, ERR_GONE, "", "the client went away");
+        (void)err_set(why, ERR_GONE, "", "the client disconnected");
     return why->code != ERR_NONE;
 }
 

@@ -70,7 +70,7 @@ static int check_logprobs_each(const struct generation *g, const char *at, int32
     if (k <= 0 || (uint64_t)k <= g->app->settings.max_logprobs)
         return 0;
     return err_set(e, ERR_BAD_REQUEST, at,
-                   "%d logprobs with each token; at most %llu are allowed (--max-logprobs)", k,
+                   "%d logprobs for each token; at most %llu are allowed (--max-logprobs)", k,
                    (unsigned long long)g->app->settings.max_logprobs);
 }
 
@@ -88,8 +88,8 @@ static int check_made_logprobs(const struct generation *g, struct err *e)
     if (p->logprobs <= 0 || n <= (uint64_t)GENERATION_LOGPROBS_MAX / (uint64_t)p->logprobs)
         return 0;
     return err_set(e, ERR_BAD_REQUEST, g->logprobs_at,
-                   "%d logprobs with each of up to %llu tokens; a request may come to %d of them: "
-                   "ask for fewer logprobs, fewer tokens or fewer sequences",
+                   "%d logprobs for each of up to %llu tokens; a request may have %d in total: "
+                   "request fewer logprobs, fewer tokens or fewer sequences",
                    p->logprobs, (unsigned long long)n, GENERATION_LOGPROBS_MAX);
 }
 
@@ -106,11 +106,11 @@ static int check_prompt_logprobs(const struct generation *g, struct err *e)
     n *= g->prompt_logprobs_times;
     if (k < 0 || n <= (uint64_t)GENERATION_PROMPT_LOGPROBS_MAX / (k > 0 ? (uint64_t)k : 1))
         return 0;
-    return err_set(e, ERR_BAD_REQUEST, g->prompt_logprobs_at,
-                   "%d logprobs with each of %llu tokens of prompts, counted in every choice that "
-                   "tells them; an answer may tell %d of them: ask for fewer logprobs, or with "
-                   "fewer prompts or a smaller n",
-                   k > 0 ? k : 1, (unsigned long long)n, GENERATION_PROMPT_LOGPROBS_MAX);
+    return err_set(
+        e, ERR_BAD_REQUEST, g->prompt_logprobs_at,
+        "%d logprobs for each of %llu prompt tokens, counted in each choice that repeats them; a "
+        "reply may have %d in total: request fewer logprobs, fewer prompts or a smaller n",
+        k > 0 ? k : 1, (unsigned long long)n, GENERATION_PROMPT_LOGPROBS_MAX);
 }
 
 /* Checks all logprob limits before anything is computed. */

@@ -34,7 +34,7 @@ static void seq_done(void *arg, struct gen_output *out)
     else if (taken->finish == GEN_ERROR && taken->error.code != ERR_NONE)
         e = taken->error;
     else if (taken->finish == GEN_ERROR)
-        (void)err_set(&e, ERR_ENGINE, "", "the engine failed without saying why");
+        (void)err_set(&e, ERR_ENGINE, "", "the engine failed without a reason");
     seq->ended_us = clock_now_us();
     mtx_lock(&g->lock);
     seq->id = 0;

@@ -60,7 +60,7 @@ static int read_bias(struct logits_processor *s, const char *key, const json_t *
     if (!read_key(&id, key, vocab_size))
         return err_set(
             e, ERR_BAD_REQUEST, field,
-            "'%.40s' is no token id; the members of 'logit_bias' are ids from 0 to %u in "
+            "'%.40s' is not a token id; the members of 'logit_bias' are ids from 0 to %u in "
             "decimal digits",
             key, vocab_size - 1);
     if (!json_is_number(v)) {
@@ -138,8 +138,7 @@ static int encode_word(struct word *w, const struct tokenizer *t, const char *te
         return -1;
     }
     if (w->n[0] == 0)
-        return err_set(e, ERR_BAD_REQUEST, field,
-                       "a bad word makes no token; at least 1 is needed");
+        return err_set(e, ERR_BAD_REQUEST, field, "a bad word has no tokens; at least 1 is needed");
     return 0;
 }
 
@@ -155,7 +154,7 @@ static int forbid_word(struct logits_processor *s, const struct word *w, const c
             !logits_processor_forbid(s, w->ids[i], (uint32_t)w->n[i]))
             return err_set(
                 e, ERR_BAD_REQUEST, field,
-                "the bad words up to this one make too many tokens; at most %d are allowed",
+                "the bad words up to this one have too many tokens; at most %d are allowed",
                 LOGITS_PROCESSOR_BAD_TOKENS_MAX);
     }
     return 0;

@@ -402,7 +402,8 @@ int handle_sglang_generate(struct app *app, struct http_request *x, struct err *
     if (generation_check_app(app, NULL, e) != 0)
         return -1;
     if (app->generate->tokenizer == NULL)
-        return err_set(e, ERR_NO_ENGINE, "", "no tokenizer is loaded: text cannot be made");
+        return err_set(e, ERR_NO_ENGINE, "",
+                       "no tokenizer is loaded: this server cannot generate text");
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
     http_request_drop_body(x);

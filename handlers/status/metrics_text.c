@@ -35,7 +35,7 @@ static void put_life(struct app *app, struct buf *out)
 {
     struct err ignored = {0};
 
-    prom_head(out, "baton_info", "gauge", "Always 1; labels tell which build and which start");
+    prom_head(out, "baton_info", "gauge", "Always 1; labels have the version and the boot id");
     prom_u64(out, "baton_info", LABELS({"version", BATON_VERSION}, {"boot_id", app->life->boot_id}),
              1);
     prom_one_seconds(out, "baton_uptime_seconds", "gauge", "Time since the start",
@@ -49,7 +49,7 @@ static void put_life(struct app *app, struct buf *out)
     prom_one(out, "baton_live", "gauge", "1 while the process can do its work",
              app_live(app, &ignored) ? 1 : 0);
     err_clear(&ignored);
-    prom_one(out, "baton_ready", "gauge", "1 when a generate sent now would be served",
+    prom_one(out, "baton_ready", "gauge", "1 if a generation request sent now would be served",
              app_ready(app, &ignored) ? 1 : 0);
 }
 
@@ -70,7 +70,7 @@ static void put_pause_controller(struct pause_controller *pause_controller, stru
 
     pause_controller_info(pause_controller, &info);
     pause_controller_state(pause_controller, &s);
-    prom_head(out, "baton_pause", "gauge", "1 for how generation is paused now, or none");
+    prom_head(out, "baton_pause", "gauge", "1 for the mode of the pause, or none");
     for (int p = PAUSE_NONE; p < PAUSE_COUNT; p++)
         prom_u64(out, "baton_pause",
                  LABELS({"mode", lifecycle_pause_name((enum lifecycle_pause)p)}),
@@ -84,7 +84,7 @@ static void put_pause_controller(struct pause_controller *pause_controller, stru
         prom_one_seconds(out, "baton_pause_lease_left_seconds", "gauge",
                          "Time until the pause ends by itself",
                          lease_timer_left_us(&info.pause.lease));
-    prom_one(out, "baton_kv_cache_released", "gauge", "1 while the KV cache's memory is given back",
+    prom_one(out, "baton_kv_cache_released", "gauge", "1 while the KV cache's memory is released",
              s.kv_released ? 1 : 0);
 }
 
@@ -95,16 +95,16 @@ static void put_http_server(const struct app *app, struct buf *out)
     app_http_server_stats(app, &s);
     prom_one(out, "baton_front_connections", "gauge", "Open connections", s.n_connections);
     prom_one(out, "baton_front_accepted_total", "counter", "Connections accepted", s.n_accepted);
-    prom_one(out, "baton_front_requests_total", "counter", "Requests whose headers came",
+    prom_one(out, "baton_front_requests_total", "counter", "Requests whose headers were received",
              s.n_requests);
     prom_one(out, "baton_front_rejected_total", "counter",
              "Requests refused before a handler saw them", s.n_rejected);
     prom_one(out, "baton_front_client_disconnects_total", "counter",
-             "Clients that went before their answer", s.n_gone);
+             "Clients that disconnected before their reply", s.n_gone);
     prom_one(out, "baton_front_timeouts_total", "counter", "Connections closed for being too slow",
              s.n_timeouts);
     prom_one_seconds(out, "baton_front_lag_seconds_max", "gauge",
-                     "Longest turn of an event loop since somebody last asked", s.lag_us_max);
+                     "Longest iteration of an event loop since the last scrape", s.lag_us_max);
 }
 
 static void put_pools(struct app *app, struct buf *out)

@@ -12,7 +12,7 @@ static void put_lora_loads(struct lora_loads *loads, struct buf *out)
     struct lora_stats s;
 
     lora_stats(loads, &s);
-    prom_head(out, name, "counter", "Loads of adapters, by how they ended");
+    prom_head(out, name, "counter", "Loads of adapters, by result");
     prom_u64(out, name, LABELS({"result", "loaded"}), s.n_ended[LORA_LOADED]);
     prom_u64(out, name, LABELS({"result", "unchanged"}), s.n_ended[LORA_UNCHANGED]);
     prom_u64(out, name, LABELS({"result", "failed"}), s.n_ended[LORA_FAILED]);
@@ -30,7 +30,7 @@ static void put_lora(struct adapters *set, struct buf *out)
     prom_one(out, "baton_lora_users", "gauge", "Requests that use a revision of an adapter",
              g.n_pinned_refs);
     prom_one(out, "baton_lora_older_revisions", "gauge",
-             "Revisions that serve no more, but are used to the end of requests", g.n_older);
+             "Older revisions that running requests still use", g.n_older);
     prom_one(out, "baton_lora_bytes", "gauge", "Bytes of all revisions in memory", g.nbytes);
     prom_one(out, "baton_lora_reserved_bytes", "gauge", "Bytes set aside for loads under way",
              g.nbytes_reserved);
@@ -68,12 +68,12 @@ static void put_admission(const struct app_generate *g, struct buf *out)
     put_admission_family(out, &q, "baton_admission_" name, type, help,                             \
                          (const uint64_t[]){q.s[0].field, q.s[1].field, q.s[2].field})
     FAMILY("running", "gauge", "Permits in use", n_running);
-    FAMILY("permits", "gauge", "Permits there are", n_permits);
+    FAMILY("permits", "gauge", "Permits in total", n_permits);
     FAMILY("waiting", "gauge", "Requests in the queue", n_waiting);
-    FAMILY("queue_limit", "gauge", "Requests that the queue takes", n_queue_max);
+    FAMILY("queue_limit", "gauge", "Most requests that the queue holds", n_queue_max);
     FAMILY("granted_total", "counter", "Permits granted", n_granted);
-    FAMILY("refused_total", "counter", "Requests refused over the queue's limit", n_refused);
-    FAMILY("cancelled_total", "counter", "Queued requests whose client went away", n_cancelled);
+    FAMILY("refused_total", "counter", "Requests refused because the queue was full", n_refused);
+    FAMILY("cancelled_total", "counter", "Queued requests whose client disconnected", n_cancelled);
 #undef FAMILY
     prom_head(out, waited, "counter", "Time that granted requests have waited");
     for (size_t i = 0; i < q.n; i++)
@@ -86,7 +86,8 @@ static void put_admission(const struct app_generate *g, struct buf *out)
 static void put_engine(struct buf *out, const struct engine_stats *s)
 {
     prom_one_seconds(out, "baton_engine_heartbeat_age_seconds", "gauge",
-                     "Time since the step loop last turned", metrics_text_age_us(s->heartbeat_us));
+                     "Time since the last iteration of the step loop",
+                     metrics_text_age_us(s->heartbeat_us));
     prom_one(out, "baton_engine_running", "gauge", "Sequences in the batch", s->n_running);
     prom_one(out, "baton_engine_waiting", "gauge", "Sequences waiting for the batch", s->n_waiting);
     prom_one(out, "baton_engine_prompt_tokens_total", "counter", "Prompt tokens processed",
@@ -123,11 +124,13 @@ static void put_engine_vllm(const struct app_generate *g, struct buf *out,
     prom_u64(out, "vllm:prompt_tokens_total", labels, s->n_prompt_tokens);
     prom_head(out, "vllm:generation_tokens_total", "counter", "Tokens generated");
     prom_u64(out, "vllm:generation_tokens_total", labels, s->n_generated_tokens);
-    prom_head(out, "vllm:num_preemptions_total", "counter", "None: what was admitted can end");
+    prom_head(out, "vllm:num_preemptions_total", "counter",
+              "Always 0: an admitted request is never preempted");
     prom_u64(out, "vllm:num_preemptions_total", labels, 0);
-    prom_head(out, "vllm:prefix_cache_queries_total", "counter", "None: there is no prefix cache");
+    prom_head(out, "vllm:prefix_cache_queries_total", "counter",
+              "Always 0: there is no prefix cache");
     prom_u64(out, "vllm:prefix_cache_queries_total", labels, 0);
-    prom_head(out, "vllm:prefix_cache_hits_total", "counter", "None: there is no prefix cache");
+    prom_head(out, "vllm:prefix_cache_hits_total", "counter", "Always 0: there is no prefix cache");
     prom_u64(out, "vllm:prefix_cache_hits_total", labels, 0);
 }
 

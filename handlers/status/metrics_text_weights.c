@@ -21,8 +21,8 @@ static void put_weights(struct store *store, struct buf *out)
                  LABELS({"state", store_state_name((enum store_state)s)}),
                  info.state == (enum store_state)s);
     prom_one(out, "baton_weights_bytes", "gauge", "Bytes of the served version", info.nbytes);
-    prom_one(out, "baton_weights_versions_alive", "gauge", "Versions alive, readers' old ones too",
-             info.n_live);
+    prom_one(out, "baton_weights_versions_alive", "gauge",
+             "Versions in memory, with old ones that are still read", info.n_live);
     prom_one(out, "baton_weights_commits_total", "counter", "Versions committed", info.n_commits);
     if (info.committed_at_us > 0)
         prom_one_seconds(out, "baton_weights_age_seconds", "gauge", "Time since the last commit",
@@ -41,7 +41,7 @@ static void put_update(struct updates *updates, struct buf *out)
                  info.phase == (enum update_phase)p);
     prom_one(out, "baton_update_received_bytes", "gauge", "Bytes that the open update has received",
              info.nbytes_done);
-    prom_one(out, "baton_update_expected_bytes", "gauge", "Bytes that the open update will bring",
+    prom_one(out, "baton_update_expected_bytes", "gauge", "Bytes that the open update expects",
              info.nbytes_total);
     prom_one_seconds(out, "baton_update_lease_seconds", "gauge",
                      "Time until the open update's lease ends", info.lease_left_us);
@@ -91,12 +91,12 @@ static void put_transfer(struct weight_transfer *t, struct buf *out)
     for (size_t i = 0; i < sizeof states / sizeof states[0]; i++)
         prom_u64(out, "baton_nccl_group_state", LABELS({"state", states[i]}),
                  strcmp(state, states[i]) == 0);
-    prom_one(out, "baton_nccl_joins_begun_total", "counter", "Invitations to a group taken up",
+    prom_one(out, "baton_nccl_joins_begun_total", "counter", "Joins of a group started",
              LOAD(n_begun));
     prom_one(out, "baton_nccl_joins_total", "counter", "Groups joined", LOAD(n_joined));
     prom_one(out, "baton_nccl_failures_total", "counter",
              "Groups that failed, before or after they were joined", LOAD(n_failed));
-    prom_one(out, "baton_nccl_received_bytes_total", "counter", "Bytes that broadcasts brought",
+    prom_one(out, "baton_nccl_received_bytes_total", "counter", "Bytes received by broadcasts",
              LOAD(nbytes_received));
     prom_one(out, "baton_nccl_broadcasts_total", "counter", "Broadcasts received",
              LOAD(n_broadcasts));

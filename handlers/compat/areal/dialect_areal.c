@@ -119,9 +119,9 @@ int areal_update_request(json_t **body, const struct http_request *x, struct err
 
     (void)x;
     if (list == NULL)
-        return err_set(e, ERR_CONFLICT, "",
-                       "there is no list of what comes: POST it to /areal_set_update_weight_meta "
-                       "before each of these");
+        return err_set(
+            e, ERR_CONFLICT, "",
+            "there is no tensor list: POST it to /areal_set_update_weight_meta before each update");
     rc = dialect_select_members(body, list, areal_update_pairs, e);
     json_decref(list);
     return rc != 0 ? -1 : dialect_set(*body, "transport", json_string("nccl"), e);

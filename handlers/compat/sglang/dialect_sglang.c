@@ -190,7 +190,7 @@ int sglang_one_tensor_request(json_t **body, const struct http_request *x, struc
             return -1;
     if (body_given(*body, "names") != NULL)
         return err_set(e, ERR_BAD_REQUEST, "/names",
-                       "a tensor's name is given and names beside it: which are broadcast?");
+                       "'name' and 'names' are both given; send one of them");
     if (dialect_select_members(&made, *body, members, e) != 0)
         return -1;
     for (const struct dialect_member *m = lists; m->theirs != NULL; m++) {
@@ -221,10 +221,10 @@ static json_t *update_message(const json_t *update)
         return json_sprintf("the weights are served. Weight version updated to %s.",
                             label != NULL ? label : "what was sent");
     if (total == 0) /* in front of engines, while the model's tensors are not known */
-        return json_sprintf("received: %lld tensors, which are served when the update is ended, or "
+        return json_sprintf("received: %lld tensors, which are served once the update ends or "
                             "generation is continued",
                             done);
-    return json_sprintf("received: %lld of %lld tensors, which are served when all have come or "
+    return json_sprintf("received: %lld of %lld tensors, which are served once all are received or "
                         "generation is continued",
                         done, total);
 }
@@ -247,7 +247,7 @@ static int check_disk(const json_t *body, struct err *e)
                        "load_format '%.32s' is not one of auto, safetensors", load_format);
     if (body_given(body, "manifest") != NULL)
         return err_set(e, ERR_BAD_REQUEST, "/manifest",
-                       "a manifest is not read here; checksums stand in the file's metadata");
+                       "a manifest is not read here; checksums are read from the file's metadata");
     return 0;
 }
 
@@ -304,14 +304,14 @@ int sglang_checker_request(json_t **body, const struct http_request *x, struct e
 
 int sglang_checker_response(json_t **reply, const struct http_request *x)
 {
-    const char *message = "checksums of what is served";
+    const char *message = "checksums of the served weights";
     json_t *payload = json_incref(*reply);
 
     (void)x;
     if (json_object_get(payload, "match") != NULL)
-        message = "what is served is what the snapshot was taken of";
+        message = "the served weights match the snapshot";
     else if (json_object_get(payload, "n_tensors") != NULL)
-        message = "the checksums are kept for compare";
+        message = "the checksums are stored for compare";
     return dialect_replace(
         reply, json_pack("{s:b, s:s, s:o}", "success", 1, "message", message, "payload", payload));
 }
@@ -358,6 +358,7 @@ int sglang_label_response(json_t **reply, const struct http_request *x)
     json_t *label = json_object_get(*reply, "weight_version");
 
     (void)x;
-    return dialect_replace(reply, json_pack("{s:b, s:s, s:O}", "success", 1, "message",
-                                            "what is served has that name", "new_version", label));
+    return dialect_replace(reply,
+                           json_pack("{s:b, s:s, s:O}", "success", 1, "message",
+                                     "the served weights have that version", "new_version", label));
 }

@@ -93,7 +93,7 @@ int sglang_abort_request(json_t **body, const struct http_request *x, struct err
         return -1;
     if (!all && *rid == '\0')
         return err_set(e, ERR_BAD_REQUEST, "/rid",
-                       "which request? rid names it, or \"abort_all\": true means all");
+                       "rid is missing: send the id of a request, or \"abort_all\": true");
     if (all) {
         (void)json_object_clear(*body);
         return dialect_set(*body, "all", json_true(), e);
@@ -110,7 +110,7 @@ int sglang_refused_request(json_t **body, const struct http_request *x, struct e
     static const struct {
         const char *path, *why;
     } rows[] = {
-        {"/slow_down", "steps are not slowed down on purpose here"},
+        {"/slow_down", "this server cannot slow its steps down"},
         {"/set_internal_state", "arguments are not changed while the server runs: restart it with "
                                 "others"},
         {"/start_profile", "this server has no profiler of torch's; ask the engine, or run perf on "

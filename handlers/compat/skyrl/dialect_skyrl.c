@@ -36,7 +36,7 @@ static int kwargs_of(const json_t **out, const json_t *body, struct err *e)
         return -1;
     if (json_array_size(args) > 0)
         return err_set(e, ERR_BAD_REQUEST, "/args",
-                       "%zu arguments by position; they are named here: send kwargs",
+                       "%zu arguments by position; send named ones in kwargs",
                        json_array_size(args));
     *out = kwargs;
     return 0;

@@ -70,11 +70,11 @@ static int check_known(const json_t *info, const char *at, const struct dialect_
         if (m->theirs != NULL || json_is_null(value))
             continue;
         (void)snprintf(field, sizeof field, "%s/%.64s", at, name);
-        return err_set(e, ERR_BAD_REQUEST, field,
-                       "'%.64s' of %s is not known here, and may change what travels: this server "
-                       "takes whole tensors by nccl or ipc, and no deltas, sparse patches or "
-                       "shards of vLLM's other backends",
-                       name, at + 1);
+        return err_set(
+            e, ERR_BAD_REQUEST, field,
+            "unknown member '%.64s' of %s, which may change what is sent: this server takes whole "
+            "tensors by nccl or ipc, no deltas, sparse patches or shards of vLLM's other backends",
+            name, at + 1);
     }
     return 0;
 }
@@ -281,15 +281,16 @@ static int single_entry(const json_t **out, const json_t *list, const struct htt
                        "has %u: send that many, or one object",
                        n, (unsigned)n_ranks);
     if (i < n)
-        return err_set(e, ERR_BAD_REQUEST, "/update_info",
-                       "entry %zu is not entry 0: all ranks here take the same; send one object, "
-                       "whose handles name each GPU, and metadata_by_gpu where GPUs hold different "
-                       "tensors",
-                       i);
+        return err_set(
+            e, ERR_BAD_REQUEST, "/update_info",
+            "entry %zu differs from entry 0: all ranks here receive the same; send one object, "
+            "whose handles name each GPU, and metadata_by_gpu where GPUs hold different "
+            "tensors",
+            i);
     *out = json_array_get(list, 0);
     return json_is_object(*out) ? 0
                                 : err_set(e, ERR_BAD_REQUEST, "/update_info/0",
-                                          "%s, an object is wanted", body_type_name(*out));
+                                          "%s, expected an object", body_type_name(*out));
 }
 
 static int update_info_of(const json_t **out, const json_t *body, const struct http_request *x,

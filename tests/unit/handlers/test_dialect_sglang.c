@@ -110,7 +110,7 @@ static void test_updates_in(void **state)
          NULL, NULL},
         {sglang_one_tensor_request, "{\"name\":\"a\",\"shape\":[]}", NULL, "/dtype", "required"},
         {sglang_one_tensor_request, "{\"name\":\"a\",\"dtype\":\"x\",\"shape\":[],\"names\":[]}",
-         NULL, "/names", "beside"},
+         NULL, "/names", "both given"},
         {sglang_disk_request,
          "{\"model_path\":\"/p\",\"load_format\":\"auto\",\"abort_all_requests\":false,"
          "\"weight_version\":null,\"is_async\":true,\"token_step\":3,\"manifest\":null}",
@@ -227,10 +227,11 @@ static void test_outs(void **state)
          "{\"success\":true,\"message\":\"the weights are served. Weight version updated to v.\","
          "\"num_paused_requests\":0}"},
         {sglang_checker_response, "{\"checksums\":{\"a\":\"00\"}}",
-         "{\"success\":true,\"message\":\"checksums of what is served\","
+         "{\"success\":true,\"message\":\"checksums of the served weights\","
          "\"payload\":{\"checksums\":{\"a\":\"00\"}}}"},
         {sglang_label_response, "{\"weight_version\":\"v\",\"serial\":2}",
-         "{\"success\":true,\"message\":\"what is served has that name\",\"new_version\":\"v\"}"},
+         "{\"success\":true,\"message\":\"the served weights have that "
+         "version\",\"new_version\":\"v\"}"},
         {sglang_flush_response, "{\"reset\":true,\"message\":\"m\"}",
          "{\"success\":true,\"message\":\"m\"}"},
         {sglang_lora_response, "{\"revision\":1,\"loaded_adapters\":{\"a\":null}}",
