@@ -1,7 +1,8 @@
-/* What runs upstream is ended: all of it, or by the ids that its clients gave it.
+/* Aborts running requests on the engines: all of them, or those with the ids that their clients
+ * gave them.
  *
- * An SGLang knows its requests by the rid that their bodies name, takes one of them at a time, and
- * does not say whether there was one. So it is asked once for each id, and counts nothing. */
+ * An SGLang knows its requests by the rid in their bodies, aborts one at a time, and does not reply
+ * whether there was one. So it gets one request for each id, and adds nothing to the count. */
 #include "base/clock.h"
 #include "fleet/fleet_control.h"
 #include "fleet/members/upstreams.h"
@@ -11,11 +12,11 @@
 
 #include <stdio.h>
 
-enum { REQUESTS_BY_ONE_MAX = 1024 /* ids, in front of who takes one at a time */ };
+enum { REQUESTS_BY_ONE_MAX = 1024 /* ids of one request, if an engine takes one at a time */ };
 
-/* Of one call, at the upstreams that take one id at a time. */
+/* The engines that take one id at a time. */
 struct by_one {
-    size_t at[FLEET_MAX]; /* [n], in what all said */
+    size_t at[FLEET_MAX]; /* [n], indexes of the results */
     size_t n;
 };
 
@@ -53,7 +54,8 @@ static int parse(const json_t **ids, const json_t *body, struct err *e)
     return 0;
 }
 
-/* Each of `b` by its next body; who fails is asked no more, and has said so. */
+/* Sends the next id to each engine of `b`. An engine that fails keeps that result, and gets no more
+ * ids. */
 static int ask_next(struct app *app, const json_t *id, uint64_t timeout_us, struct by_one *b,
                     struct fleet_result *results, struct err *e)
 {
@@ -84,7 +86,7 @@ static int ask_next(struct app *app, const json_t *id, uint64_t timeout_us, stru
     return 0;
 }
 
-/* All get the first id, and who takes more than one gets all of them. */
+/* Sends the first id to every engine; an engine that takes several gets all of them. */
 static int ask_first(struct app *app, const json_t *ids, struct fleet_target *targets, size_t n,
                      struct by_one *b, struct fleet_result **results, struct err *e)
 {

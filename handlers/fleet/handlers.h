@@ -1,4 +1,4 @@
-/* Handlers in front of upstream engines, and how they answer. */
+/* Handlers in front of upstream engines, and how they reply. */
 #ifndef BATON_HANDLERS_FLEET_HANDLERS_H
 #define BATON_HANDLERS_FLEET_HANDLERS_H
 
@@ -13,10 +13,11 @@ struct fleet_control;
 struct fleet_result;
 struct fleet_session;
 
-/* handle_fleet_proxy - on the loop. Errors: proxy_forward's. */
+/* handle_fleet_proxy - pass a request on to an engine. Threads: the event loop. Errors:
+ * proxy_forward's. */
 int handle_fleet_proxy(struct app *app, struct http_request *x, struct err *e);
 
-/* Handlers in front of upstreams (server/operations.h). */
+/* The handlers that server/operations.h names. */
 int handle_fleet_update_start(struct app *app, struct http_request *x, struct err *e);
 int handle_fleet_update(struct app *app, struct http_request *x, struct err *e);
 int handle_fleet_update_verify(struct app *app, struct http_request *x, struct err *e);
@@ -43,22 +44,22 @@ int handle_fleet_lora_load(struct app *app, struct http_request *x, struct err *
 int handle_fleet_lora_unload(struct app *app, struct http_request *x, struct err *e);
 int handle_fleet_lora_list(struct app *app, struct http_request *x, struct err *e);
 
-/* fleet_reply - 200, with what each upstream said. Steals reply. */
+/* fleet_reply - reply 200, with each engine's result. Steals reply. */
 void fleet_reply(struct app *app, struct http_request *x, json_t *reply,
                  const struct fleet_result *result, size_t n);
 void fleet_reply_error(struct app *app, struct http_request *x, const struct err *e,
                        const struct fleet_result *result, size_t n);
 
-/* fleet_update_json - the update that is open (new), or JSON null. Any thread; NULL: no memory. */
+/* fleet_update_json - the open update (new), or JSON null. Threads: any. NULL: no memory. */
 json_t *fleet_update_json(const struct app *app);
 
-/* fleet_pause_json, fleet_sleep_json - as /v1/status shows a pause (null: none) and what sleeps
- * (new). Any thread; NULL: no memory. */
+/* fleet_pause_json, fleet_sleep_json - the pause (null: there is none) and the sleep as /v1/status
+ * shows them (new). Threads: any. NULL: no memory. */
 json_t *fleet_pause_json(const struct app *app);
 json_t *fleet_sleep_json(const struct app *app);
 
-/* fleet_inherit_packing - what tensors do not say of how they are packed is as it was said when
- * their transfer was set up: each upstream gets it in the form of its own release. @body  in, out
+/* fleet_inherit_packing - add to a request what it leaves out about packing, as it was given when
+ * the transfer was set up: each engine gets it in the form of its release. @body  in, out
  * Errors: ERR_BAD_REQUEST, ERR_NO_MEMORY. */
 int fleet_inherit_packing(struct fleet_control *fc, json_t *body, struct err *e);
 

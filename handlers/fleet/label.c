@@ -1,5 +1,4 @@
-/* The last words of updates that are not ended by name: commit what is open, or give what serves
- * another name. */
+/* Requests that end an auto-commit update, or give the served weights another version. */
 #include "fleet/fleet_control.h"
 #include "fleet/fleet_locks.h"
 #include "fleet/update/fleet_update.h"
@@ -27,8 +26,8 @@ int handle_fleet_commit_open(struct app *app, struct http_request *x, struct err
     return 0;
 }
 
-/* Those that serve the fleet's version; the others have none that it could name. Before the first
- * update that is not known of one that would serve nobody. */
+/* The engines that serve the fleet's version; only they can get its new name. Before the first
+ * update that is not known of an engine that is not ready. */
 static size_t to_name(struct app *app, const json_t *body, struct fleet_target *targets)
 {
     struct fleet_target alive[FLEET_MAX];
@@ -118,7 +117,7 @@ static void abort_all(struct app *app)
     json_decref(all);
 }
 
-/* Where nobody counts tensors, a name for what came is the word that it is whole. */
+/* Where no engine counts tensors, naming the version means that all tensors were sent. */
 static bool ends_open(struct app *app)
 {
     struct fleet_session *s = fleet_open_session(app->fleet->control);

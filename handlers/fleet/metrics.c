@@ -1,5 +1,5 @@
-/* Upstream engines, as they are at the moment of the scrape. Labels are URLs of the configuration,
- * so that the number of series is bounded by it. */
+/* Metrics of upstream engines at the moment of the scrape. Labels are URLs of the configuration, so
+ * the number of series is bounded. */
 #include "handlers/fleet/status.h"
 
 #include "base/clock.h"
@@ -15,7 +15,7 @@
 static const char *const lane_names[FLEET_QUEUES] = {
     [FLEET_GENERATE] = "generate", [FLEET_TEXT] = "text"};
 
-/* All of them at one moment each, so that a family's lines stand together. */
+/* A copy of all engines first, so that the lines of a metric stand together. */
 struct rows {
     size_t n;
     struct row {

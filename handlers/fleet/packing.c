@@ -1,5 +1,5 @@
-/* How tensors are packed: vLLM says it when a transfer is set up, or, before 0.27 and 0.28, in each
- * update. A trainer of either age may stand in front of engines of either. */
+/* How tensors are packed: a vLLM is told when a transfer is set up; before 0.27 (handles) and 0.28
+ * (groups), in each update. A trainer for either release may work with engines of either. */
 #include "fleet/fleet_request.h"
 #include "fleet/fleet_transfer.h"
 #include "handlers/body.h"
@@ -11,7 +11,7 @@ static int no_memory(struct err *e)
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
 }
 
-/* As a server with GPUs of its own has it (nccl_request.c). */
+/* As in a server with GPUs of its own (nccl_request.c). */
 static int of_group(const struct api_packing *g, json_t *body, struct err *e)
 {
     bool sized = body_given(body, "sizes") != NULL;

@@ -1,7 +1,7 @@
-/* Pause and resume of the whole fleet, and what is done to its caches.
+/* Pause and resume of the whole fleet, and its caches.
  *
- * A resume overtakes a pause that is still waiting for what runs: whoever gave up on that must not
- * wait for it. The pause then undoes itself. */
+ * A resume does not wait for a pause that still waits for running requests: a trainer that gave up
+ * on the pause must be able to resume. The pause then undoes itself. */
 #include "fleet/fleet_pause.h"
 
 #include "base/clock.h"
@@ -41,7 +41,7 @@ json_t *fleet_pause_json(const struct app *app)
     return now.state != PAUSE_OFF ? pause_json(fc, &now) : json_null();
 }
 
-/* Adds what each upstream said. Steals reply. */
+/* Adds each engine's result. Steals reply. */
 void fleet_reply(struct app *app, struct http_request *x, json_t *reply,
                  const struct fleet_result *result, size_t n)
 {
@@ -123,7 +123,8 @@ int handle_fleet_resume(struct app *app, struct http_request *x, struct err *e)
     return 0;
 }
 
-/* Generation always runs again afterwards; what was wrong with the update is told all the same. */
+/* Generation is resumed also if the update could not be committed; the reply says why it could
+ * not. */
 int handle_fleet_commit_resume(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_session *s = NULL;
@@ -149,7 +150,7 @@ int handle_fleet_commit_resume(struct app *app, struct http_request *x, struct e
 
 /* caches */
 
-/* The same to all; changes nothing that an upstream could be out of step with. */
+/* The same request to every engine, for operations that no engine can be out of step with. */
 static int to_all(struct app *app, struct http_request *x, enum api_op op, const json_t *body,
                   const char *counted, json_t *reply, struct err *e)
 {

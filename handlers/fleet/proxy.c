@@ -1,4 +1,4 @@
-/* What is passed on to an upstream as it came. */
+/* Requests that are passed on to an engine unchanged. */
 #include "fleet/proxy/proxy.h"
 
 #include "handlers/fleet/handlers.h"

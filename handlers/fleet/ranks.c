@@ -1,6 +1,5 @@
-/* The status with the ranks of all upstreams in it, for whoever makes a group by counting them.
- * Each upstream is asked now: one that came back with another number of GPUs must not be counted as
- * it was. */
+/* The status with the ranks of all engines, for clients that form a group by counting them. Each
+ * engine is asked now, because it may have been restarted with another number of GPUs. */
 #include "handlers/fleet/status.h"
 
 #include "fleet/api/upstream_api.h"
@@ -15,7 +14,7 @@
 
 enum {
     RANKS_TIMEOUT_US = 5000000,
-    RANKS_EACH_MAX = 4096 /* of one upstream; what claims more is no answer */
+    RANKS_EACH_MAX = 4096 /* of one engine; a larger number is an error */
 };
 
 static int n_ranks(const struct fleet_result *result, const struct upstream_endpoint *at,
@@ -39,7 +38,7 @@ static int n_ranks(const struct fleet_result *result, const struct upstream_endp
                    at->name, why.msg);
 }
 
-/* [{"rank", "upstream"}], in the order of the upstreams, which is that of a group. */
+/* [{"rank", "upstream"}], in the order of the upstreams, which is the order of a group. */
 static int add_ranks(struct app *app, json_t *ranks, const struct fleet_result *result,
                      struct err *e)
 {
@@ -57,8 +56,8 @@ static int add_ranks(struct app *app, json_t *ranks, const struct fleet_result *
     return 0;
 }
 
-/* Keeps of `args` what this upstream says too; of the first, all that is known here. A baton has
- * them in an object of their own. */
+/* Removes from `args` what this engine does not report alike; takes all from the first engine. A
+ * baton reports them in a member of its own. */
 static void agree_on_args(json_t *args, bool first, const struct fleet_result *result)
 {
     static const char *const names[] = {"enable_memory_saver", "enable_return_routed_experts",
@@ -78,7 +77,7 @@ static void agree_on_args(json_t *args, bool first, const struct fleet_result *r
     json_decref(answer);
 }
 
-/* What is told of SGLang's arguments is what all upstreams say; sleep works whatever they say. */
+/* SGLang's arguments are those that all engines report; sleep works whatever they report. */
 static int put_args(struct app *app, json_t *status, json_t *args)
 {
     json_t *own = json_object_get(status, "server_args");
@@ -89,7 +88,7 @@ static int put_args(struct app *app, json_t *status, json_t *args)
     return json_object_update(own, args);
 }
 
-/* @args  in: an object */
+/* @args  in, out: an object */
 static int ask_ranks(struct app *app, json_t *ranks, json_t *args, struct err *e)
 {
     struct fleet_target *targets = calloc(FLEET_MAX, sizeof *targets);
@@ -113,7 +112,7 @@ static int ask_ranks(struct app *app, json_t *ranks, json_t *args, struct err *e
     return rc;
 }
 
-/* What only some clients want to know: new; null where it was not asked for. */
+/* New; JSON null unless the request asks for it. */
 static json_t *config_json(struct app *app, const struct http_request *x, struct err *e)
 {
     const char *format = http_request_query(x, "config_format");

@@ -1,5 +1,5 @@
-/* Would a generate sent now be served? From what is so at this moment: who is in rotation, and what
- * a trainer holds still. */
+/* Would a generate that is sent now be served? That depends on the engines in rotation, and on
+ * pauses and sleeps. */
 #include "handlers/fleet/status.h"
 
 #include "fleet/fleet_control.h"
@@ -9,9 +9,9 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { WHY_ALL_MAX = 400 }; /* bytes, of what keeps upstreams away */
+enum { WHY_ALL_MAX = 400 }; /* bytes, of the reasons of all engines */
 
-/* Appends "; http://…: down, connection refused", while there is room. */
+/* Appends "; http://…: down, connection refused", if it fits. */
 static void add_why(char *text, size_t *len, const char *name, const struct upstream_info *info)
 {
     char one[256];

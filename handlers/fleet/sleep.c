@@ -1,5 +1,5 @@
-/* Sleep and wake of the whole fleet. Neither can be undone everywhere (what was dropped is gone),
- * so an upstream that failed is fenced: it is not as the others are. */
+/* Sleep and wake of the whole fleet. Neither can be undone everywhere (dropped weights are lost),
+ * so an engine on which it failed is fenced. */
 #include "fleet/fleet_control.h"
 #include "fleet/fleet_locks.h"
 #include "fleet/members/upstreams.h"
@@ -62,7 +62,7 @@ static void fence_failed(struct app *app, const struct fleet_result *results, si
             fleet_fence(fleet_of(app->fleet->control), results[i].upstream, &results[i].why);
 }
 
-/* Whoever was away is not as the others are either, when it is back: a resync makes that good. */
+/* An engine that was down is in another state than the others when it is back, until a resync. */
 static void fence_absent(struct app *app, const struct fleet_target *targets, size_t n, bool asleep)
 {
     bool asked[FLEET_MAX] = {false};
@@ -86,7 +86,7 @@ static void note_told(struct app *app, const struct fleet_result *results, size_
             fleet_note_sleep(fleet_of(app->fleet->control), results[i].upstream, asleep);
 }
 
-/* What slept at level 2 has no weights that it could serve, whoever wakes it. */
+/* An engine that slept at level 2 has lost its weights, and cannot serve when it is woken. */
 static void fence_dropped(struct app *app, const struct fleet_result *results, size_t n)
 {
     struct err why = {0};
@@ -97,7 +97,7 @@ static void fence_dropped(struct app *app, const struct fleet_result *results, s
             fleet_fence(fleet_of(app->fleet->control), results[i].upstream, &why);
 }
 
-/* In a turn. All that refused alike leave everything as it was. */
+/* The caller owns the operation lock. If all engines refused, nothing changes. */
 static int tell(struct app *app, struct http_request *x, const struct sleep_req *req,
                 const json_t *body, bool asleep, struct err *e)
 {
@@ -161,7 +161,8 @@ int handle_fleet_sleep(struct app *app, struct http_request *x, struct err *e)
     return rc;
 }
 
-/* Who wakes the cache wants to generate: an update that nobody ends has come as far as it will. */
+/* A trainer that wakes the KV cache is about to generate, so an open auto-commit update is
+ * complete. */
 int handle_fleet_wake(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;

@@ -1,4 +1,4 @@
-/* From the fleet's truth to JSON. All of it comes from short locks: this runs on event loops. */
+/* The status of a fleet as JSON. It takes short locks only, because this runs on event loops. */
 #include "handlers/fleet/status.h"
 
 #include "base/clock.h"
@@ -17,7 +17,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* one upstream */
+/* one engine */
 
 static json_t *text_or_null(const char *text)
 {
@@ -68,7 +68,7 @@ static json_t *one_upstream_json(const struct app *app, size_t upstream)
     return one_json(&at, &info, fleet_missing_adapters_json(app->fleet->control, upstream));
 }
 
-/* Who is gone is told of while something runs there. */
+/* A removed engine is listed while requests run there. */
 static bool is_listed(const struct upstream_info *info)
 {
     return !info->removed ||
@@ -113,7 +113,7 @@ static json_t *weights_json(const struct app *app, const struct fleet_stats *s)
                      fleet_spec_json(app->fleet->control));
 }
 
-/* As an engine of our own would say it. */
+/* As an engine of the server's own has it. */
 static json_t *engine_json(const struct fleet_stats *s)
 {
     return json_pack("{s:s, s:I, s:I}", "name", "upstreams", "running",

@@ -1,4 +1,5 @@
-/* What is true of the upstreams, told: readiness, the status, who is in rotation and why not. */
+/* The state of a fleet: readiness, status, metrics, and which engines are out of rotation and
+ * why. */
 #ifndef BATON_HANDLERS_FLEET_STATUS_H
 #define BATON_HANDLERS_FLEET_STATUS_H
 
@@ -10,24 +11,26 @@
 
 struct app;
 
-/* fleet_ready - would a generate sent now be served? Threads: any. Blocks: no.
- * Errors: ERR_UNSYNCED (too few upstreams serve: which do not, and why), ERR_PAUSED, ERR_ASLEEP. */
+/* fleet_ready - would a generate that is sent now be served? Threads: any. Blocks: no.
+ * Errors: ERR_UNSYNCED: too few engines serve (which do not, and why); ERR_PAUSED; ERR_ASLEEP;
+ * ERR_OVERLOADED: the queue is full. */
 int fleet_ready(const struct app *app, struct err *why);
 
-/* metrics_fleet - upstream engines as Prometheus text. Threads: any; no lock held. */
+/* metrics_fleet - metrics of the engines as Prometheus text. Threads: any; no lock held. */
 void metrics_fleet(struct app *app, struct buf *out);
 
-/* fleet_status_json - as GET /v1/status has it (new, or NULL without memory). */
+/* fleet_status_json - the reply of GET /v1/status (new); NULL: no memory. */
 json_t *fleet_status_json(const struct app *app);
 
-/* Routes' handlers, in front of upstreams. */
+/* Handlers of routes in front of upstream engines. */
 int handle_fleet_status(struct app *app, struct http_request *x, struct err *e);
-/* handle_fleet_ranks - the status, in `cuda` the ranks of all upstreams that answer, and for a
- * client that asks with config_format=json their vllm_config. Blocks.
- * Errors: ERR_UNSYNCED: fewer than --min-ready answer; ERR_UPSTREAM: one does not say. */
+/* handle_fleet_ranks - the status, with the ranks of all engines that answer in `cuda`, and their
+ * vllm_config for a client that asks with config_format=json. Blocks.
+ * Errors: ERR_UNSYNCED: fewer than --min-ready engines answer; ERR_UPSTREAM: one reports no
+ * ranks. */
 int handle_fleet_ranks(struct app *app, struct http_request *x, struct err *e);
 int handle_fleet_upstreams(struct app *app, struct http_request *x, struct err *e);
-/* handle_fleet_resync - asks it first. Blocks; errors: as fleet_resync_one. */
+/* handle_fleet_resync - asks the engine first. Blocks. Errors: as fleet_resync_one. */
 int handle_fleet_resync(struct app *app, struct http_request *x, struct err *e);
 
 #endif

@@ -1,5 +1,5 @@
-/* POST /v1/weights/plans in front of upstreams: each of them keeps the tensor list, and all
- * must make the same of it. */
+/* POST /v1/weights/plans in front of upstream engines: each engine keeps the tensor list, and all
+ * must give it the same id. */
 #include "fleet/fleet_control.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* What they answer, of which the first is told. @reply  new */
+/* Compares the ids. @reply  the first engine's (new) */
 static int agree(struct app *app, const struct fleet_result *results, size_t n, json_t **reply,
                  struct err *e)
 {

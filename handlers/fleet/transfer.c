@@ -18,7 +18,7 @@ enum { TRANSFER_S_MAX = 3600 };
 
 struct init_req {
     struct fleet_join_request join;
-    struct fleet_handles handles; /* join.handles, or unused */
+    struct fleet_handles handles; /* join.handles points here, or it is unused */
 };
 
 static int init_parse(struct init_req *req, const struct app *app, const json_t *body,
@@ -90,8 +90,8 @@ static json_t *group_json(struct app *app)
                      on ? json_real((double)(clock_now_us() - g.began_us) / 1e6) : json_null());
 }
 
-/* The tensors of the trainer before must not be mixed with those of this one: its open update is
- * aborted, if requests cannot name it. */
+/* The tensors of an earlier trainer must not be mixed with those of this one: an open update that
+ * requests cannot name is aborted. */
 static void abort_previous(struct app *app, const struct route *route)
 {
     struct fleet_session *s;

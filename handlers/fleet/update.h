@@ -8,14 +8,14 @@
 struct app;
 struct fleet_session;
 
-/* fleet_update_answer - what the update is now, or the error with what each upstream said.
- * @s   one reference, which is given back
+/* fleet_update_answer - reply with the update, or with the error and each engine's result.
+ * @s   one reference, which is released
  * @rc  0, or -1 with e set. Returns: 0. */
 int fleet_update_answer(struct app *app, struct http_request *x, struct fleet_session *s, int rc,
                         struct err *e);
 
-/* fleet_update_find_open - a reference to the open session, which requests do not name.
- * Errors: ERR_CONFLICT: there is none, or its trainer names it. */
+/* fleet_update_find_open - a reference to the open anonymous session.
+ * Errors: ERR_CONFLICT: there is none, or requests have to name it. */
 int fleet_update_find_open(struct app *app, struct fleet_session **out, struct err *e);
 
 int fleet_update_no_memory(struct err *e);

@@ -1,4 +1,5 @@
-/* The routes that end an update in front of upstream engines, tell of it, or prolong its lease. */
+/* The routes that finish or abort an update in front of upstream engines, describe it, or extend
+ * its lease. */
 #include "handlers/fleet/update.h"
 
 #include "fleet/update/fleet_update.h"

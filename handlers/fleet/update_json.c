@@ -1,6 +1,5 @@
-/* An update of the fleet as JSON: the members of an update on one server, as one of those in two
- * phases tells them of its own, with what is the fleet's put over them, and how each upstream
- * stands. */
+/* An update of the fleet as JSON: the members of a baton's own update, as one of the engines
+ * reports them, with the fleet's members put over them, and each engine's result. */
 #include "base/clock.h"
 #include "fleet/fleet_control.h"
 #include "fleet/members/upstreams.h"
@@ -38,8 +37,8 @@ static const struct fleet_part *part_of(const struct fleet_session *s, size_t up
     return NULL;
 }
 
-/* Why an upstream is none of its parts: of those that answer, a partial update takes the ones that
- * serve what it adds to. */
+/* Why an engine takes no part. Of the engines that answer, a partial update takes those that serve
+ * the version that it changes. */
 static const char *absence(const struct fleet_session *s)
 {
     return s->partial
@@ -70,7 +69,7 @@ static json_t *parts_json(const struct app *app, const struct fleet_session *s)
     return list;
 }
 
-/* Of a fleet in which nobody counts. */
+/* For a fleet in which no engine counts tensors. */
 static int put_defaults(json_t *reply)
 {
     static const char *const zero[] = {"staging_nbytes", "nbytes_done",     "nbytes_total",
