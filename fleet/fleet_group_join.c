@@ -19,12 +19,20 @@ void fleet_group_reply_fini(struct fleet_group_reply *reply)
 static int read_ranks(uint64_t *out, const struct upstream_endpoint *at,
                       const struct fleet_result *result, struct err *e)
 {
-    if (api_read_ranks(out, at->kind, result->text != NULL ? result->text : "", result->text_len,
-                       e) != 0)
-        return -1;
+    const char *text = result->text != NULL ? result->text : "";
+    struct err why = {0};
+
+    if (api_has_no_ranks(at->kind, text, result->text_len))
+        return err_set(e, ERR_NO_GPU, "",
+                       "%.100s keeps its weights in host memory, and NCCL needs GPUs: start it "
+                       "with --device cuda:0",
+                       at->name);
+    if (api_read_ranks(out, at->kind, text, result->text_len, &why) != 0)
+        return err_set(e, ERR_UPSTREAM, "", "%.100s: %.300s", at->name, why.msg);
     return *out < FLEET_WORLD_SIZE_MAX
                ? 0
-               : err_set(e, ERR_UPSTREAM, "", "it says that it has %" PRIu64 " ranks", *out);
+               : err_set(e, ERR_UPSTREAM, "", "%.100s: it says that it has %" PRIu64 " ranks",
+                         at->name, *out);
 }
 
 /* @n_ranks  [FLEET_MAX], by upstream */
@@ -38,14 +46,10 @@ static int ask_ranks(struct fleet_control *fc, const struct fleet_target *target
     if (fleet_query(fc, API_GET_RANKS, targets, n, fleet_step_us(fc), &results, e) != 0)
         return -1;
     for (size_t i = 0; i < n; i++) {
-        struct err why = {0};
-
         upstreams_get(fc->upstreams, results[i].upstream, &at);
-        if (results[i].outcome != FLEET_OK ||
-            read_ranks(&n_ranks[results[i].upstream], &at, &results[i], &why) == 0)
-            continue;
-        results[i].outcome = FLEET_REFUSED;
-        (void)err_set(&results[i].why, ERR_UPSTREAM, "", "%.100s: %.300s", at.name, why.msg);
+        if (results[i].outcome == FLEET_OK &&
+            read_ranks(&n_ranks[results[i].upstream], &at, &results[i], &results[i].why) != 0)
+            results[i].outcome = FLEET_REFUSED;
     }
     cause = fleet_results_cause(results, n);
     if (cause != NULL) {

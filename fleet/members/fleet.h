@@ -214,9 +214,9 @@ int fleet_may_resync(struct fleet *f, size_t upstream, struct err *e);
  * fence for a missed sleep or wake ends. If the fleet has no version yet, this engine's becomes the
  * fleet's.
  * @report  its reply just now
- * Errors: ERR_NEEDS_UPDATE  an update of it failed, or never ended
- *         ERR_CONFLICT      it is not ready, it serves another version than the fleet (after the
- *                           first update an empty label is accepted), or an update runs
+ * Errors: ERR_NEEDS_UPDATE  an update of it failed, or never ended; or it serves another version
+ *                           than the fleet (after the first update an empty label is accepted)
+ *         ERR_CONFLICT      it is not ready, or an update runs
  *         ERR_NOT_FOUND     it is removed
  *         After an error nothing has changed. */
 int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_report *report,

@@ -100,7 +100,8 @@ static int check_resync_locked(const struct fleet *f, size_t upstream,
     if (!decided || (f->serial > 0 && report->label[0] == '\0') ||
         strcmp(report->label, f->label) == 0)
         return 0;
-    return err_set(e, ERR_CONFLICT, "", "%s serves version %s, and the fleet %s",
+    return err_set(e, ERR_NEEDS_UPDATE, "",
+                   "%s serves version %s, and the fleet %s: push an update",
                    fleet_name(f, upstream).text, fleet_label_text(report->label).text,
                    fleet_label_text(f->label).text);
 }

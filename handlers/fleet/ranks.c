@@ -17,16 +17,26 @@ enum {
     RANKS_EACH_MAX = 4096 /* of one engine; a larger number is an error */
 };
 
+/* What all engines that answer are together. */
+struct group_view {
+    json_t *ranks; /* [{"rank", "upstream"}], in the order of the upstreams, as in a group */
+    json_t *args;  /* {…}: what all engines report alike */
+    uint64_t n_gpus;
+};
+
+/* @n_gpus  raised by those of this engine */
 static int n_ranks(const struct fleet_result *result, const struct upstream_endpoint *at,
-                   uint64_t *out, struct err *e)
+                   uint64_t *out, uint64_t *n_gpus, struct err *e)
 {
     struct err why = {0};
 
     if (result->outcome != FLEET_OK || result->text == NULL) {
         why = result->why;
     } else if (api_read_ranks(out, at->kind, result->text, result->text_len, &why) == 0) {
-        if (*out <= RANKS_EACH_MAX)
+        if (*out <= RANKS_EACH_MAX) {
+            *n_gpus += *out;
             return 0;
+        }
         (void)err_set(&why, ERR_UPSTREAM, "", "it says that it has %llu ranks",
                       (unsigned long long)*out);
     } else if (api_has_no_ranks(at->kind, result->text, result->text_len)) {
@@ -38,43 +48,62 @@ static int n_ranks(const struct fleet_result *result, const struct upstream_endp
                    at->name, why.msg);
 }
 
-/* [{"rank", "upstream"}], in the order of the upstreams, which is the order of a group. */
-static int add_ranks(struct app *app, json_t *ranks, const struct fleet_result *result,
+static int add_ranks(struct app *app, struct group_view *view, const struct fleet_result *result,
                      struct err *e)
 {
     struct upstream_endpoint at;
     uint64_t n = 0;
 
     upstreams_get(app->fleet->upstreams, result->upstream, &at);
-    if (n_ranks(result, &at, &n, e) != 0)
+    if (n_ranks(result, &at, &n, &view->n_gpus, e) != 0)
         return -1;
     for (uint64_t i = 0; i < n; i++)
-        if (json_array_append_new(ranks, json_pack("{s:I, s:s}", "rank",
-                                                   (json_int_t)json_array_size(ranks), "upstream",
-                                                   at.name)) != 0)
+        if (json_array_append_new(view->ranks, json_pack("{s:I, s:s}", "rank",
+                                                         (json_int_t)json_array_size(view->ranks),
+                                                         "upstream", at.name)) != 0)
             return err_set(e, ERR_NO_MEMORY, "", "no memory for the ranks");
     return 0;
 }
 
-/* Removes from `args` what this engine does not report alike; takes all from the first engine. A
- * baton reports them in a member of its own. */
+/* A member of SGLang's arguments, as an engine reports it; a baton has it elsewhere in its status.
+ */
+static json_t *arg_of(const json_t *reply, const char *name)
+{
+    static const char *const of_model[][2] = {{"model_path", "path"},
+                                              {"tokenizer_path", "path"},
+                                              {"served_model_name", "name"},
+                                              {"context_length", "max_model_len"}};
+    const json_t *of_baton = json_object_get(reply, "server_args");
+
+    if (of_baton == NULL)
+        return json_object_get(reply, name);
+    for (size_t i = 0; i < sizeof of_model / sizeof of_model[0]; i++)
+        if (strcmp(of_model[i][0], name) == 0)
+            return json_object_get(json_object_get(reply, "model"), of_model[i][1]);
+    return json_object_get(of_baton, name);
+}
+
+/* Removes from `args` what this engine does not report alike; takes all from the first engine. */
 static void agree_on_args(json_t *args, bool first, const struct fleet_result *result)
 {
-    static const char *const names[] = {"enable_memory_saver", "enable_return_routed_experts",
-                                        "dtype"};
-    json_t *answer = json_loadb(result->text != NULL ? result->text : "", result->text_len, 0,
-                                NULL);
-    const json_t *of_baton = json_object_get(answer, "server_args");
+    static const char *const names[] = {"enable_memory_saver",
+                                        "enable_return_routed_experts",
+                                        "dtype",
+                                        "model_path",
+                                        "tokenizer_path",
+                                        "served_model_name",
+                                        "context_length"};
+    json_t *reply = json_loadb(result->text != NULL ? result->text : "", result->text_len, 0, NULL);
 
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        json_t *value = json_object_get(of_baton != NULL ? of_baton : answer, names[i]);
+        json_t *value = arg_of(reply, names[i]);
 
         if (first && value != NULL)
             (void)json_object_set(args, names[i], value);
         else if (!json_equal(json_object_get(args, names[i]), value))
             (void)json_object_del(args, names[i]);
     }
-    json_decref(answer);
+    json_decref(reply);
 }
 
 /* SGLang's arguments are those that all engines report; sleep works whatever they report. */
@@ -88,8 +117,7 @@ static int put_args(struct app *app, json_t *status, json_t *args)
     return json_object_update(own, args);
 }
 
-/* @args  in, out: an object */
-static int ask_ranks(struct app *app, json_t *ranks, json_t *args, struct err *e)
+static int ask_ranks(struct app *app, struct group_view *view, struct err *e)
 {
     struct fleet_target *targets = calloc(FLEET_MAX, sizeof *targets);
     struct fleet_result *results = NULL;
@@ -103,8 +131,8 @@ static int ask_ranks(struct app *app, json_t *ranks, json_t *args, struct err *e
                     e) == 0) {
         rc = 0;
         for (size_t i = 0; i < n && rc == 0; i++) {
-            rc = add_ranks(app, ranks, &results[i], e);
-            agree_on_args(args, i == 0, &results[i]);
+            rc = add_ranks(app, view, &results[i], e);
+            agree_on_args(view->args, i == 0, &results[i]);
         }
         fleet_results_free(results, n);
     }
@@ -124,27 +152,30 @@ static json_t *config_json(struct app *app, const struct http_request *x, struct
 
 int handle_fleet_ranks(struct app *app, struct http_request *x, struct err *e)
 {
-    json_t *ranks = json_array(), *args = json_object(), *config = NULL, *status;
+    struct group_view view = {.ranks = json_array(), .args = json_object()};
+    json_t *config = NULL, *status;
     int rc = -1;
 
-    if (ranks == NULL || args == NULL)
+    if (view.ranks == NULL || view.args == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the ranks");
-    else if (ask_ranks(app, ranks, args, e) == 0)
+    else if (ask_ranks(app, &view, e) == 0)
         config = config_json(app, x, e);
     if (config != NULL) {
         rc = 0;
         status = fleet_status_json(app);
         if (status == NULL ||
-            json_object_set_new(status, "cuda", json_pack("{s:O}", "ranks", ranks)) != 0 ||
+            json_object_set_new(status, "cuda",
+                                json_pack("{s:O, s:I}", "ranks", view.ranks, "n_gpus",
+                                          (json_int_t)view.n_gpus)) != 0 ||
             json_object_set(status, "vllm_config", config) != 0 ||
-            put_args(app, status, args) != 0) {
+            put_args(app, status, view.args) != 0) {
             json_decref(status);
             status = NULL;
         }
         reply_json(x, 200, status);
     }
-    json_decref(ranks);
-    json_decref(args);
+    json_decref(view.ranks);
+    json_decref(view.args);
     json_decref(config);
     return rc;
 }

@@ -34,6 +34,14 @@ static json_int_t n_ranks(const json_t *status)
     return (json_int_t)json_array_size(status_member(status, "cuda", "ranks"));
 }
 
+/* In front of a fleet an engine without a GPU counts as one rank. */
+static json_int_t n_gpus(const json_t *status)
+{
+    const json_t *n = status_member(status, "cuda", "n_gpus");
+
+    return json_is_integer(n) ? json_integer_value(n) : n_ranks(status);
+}
+
 int sglang_model_response(json_t **reply, const struct http_request *x)
 {
     const json_t *s = *reply;
@@ -202,7 +210,7 @@ int sglang_server_response(json_t **reply, const struct http_request *x)
         "s:O, s:o, s:{}, s:{}}",
         "model_path", path_of(s), "tokenizer_path", path_of(s), "served_model_name",
         name != NULL ? name : "", "context_length", max_len, "tp_size", size, "pp_size", 1,
-        "dp_size", 1, "num_gpus", ranks, "world_size", size, "disaggregation_mode", "null",
+        "dp_size", 1, "num_gpus", n_gpus(s), "world_size", size, "disaggregation_mode", "null",
         "disaggregation_bootstrap_port", "encoder_only", 0, "weight_version", version_of(s),
         "internal_states", internal_json(s), "version", json_object_get(s, "version"), "boot_id",
         json_object_get(s, "boot_id"), "vllm_config", vllm_json(s, x), "vllm_env", "system_env");

@@ -496,6 +496,23 @@ def refused_paths(f):
     f.wait_states(*["serving"] * N)
 
 
+def without_gpus(f):
+    """Engines without GPUs cannot join a group: the fleet answers what each of them answers itself. None of them
+    counts as a GPU, though each counts as one rank."""
+    join = {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 1 + N}
+    for path, body in (("/init_weight_transfer_engine", {"init_info": join}),
+                       ("/v1/weight_transfer/init", dict(join, transport="nccl"))):
+        said, own = [s.ask("POST", path, body) for s in (f.front, f.servers[0])]
+        assert (said[0], own[0]) == (409, 409), (said, own)
+        assert said[1]["error"]["code"] == own[1]["error"]["code"], (said, own)
+        assert "--device cuda:0" in said[1]["error"]["message"], said
+    said, own = [s.get("/server_info") for s in (f.front, f.servers[0])]
+    assert (said["num_gpus"], said["world_size"]) == (0, N), said
+    assert own["num_gpus"] == 0, own
+    for member in "model_path", "tokenizer_path", "context_length":
+        assert said[member] == own[member] and own[member], (member, said[member], own[member])
+
+
 def pause_while_one_hangs(f):
     """It is waited for until it is down; then the pause is as one that is sent when it is."""
     def stop(*which):
@@ -663,7 +680,7 @@ def main():
     try:
         until("it is ready", f.front.ready)
         f.wait_states(*["serving"] * N)
-        for promise in (pause_while_one_hangs, restarts_unseen, text, affinity, refused_paths):
+        for promise in (without_gpus, pause_while_one_hangs, restarts_unseen, text, affinity, refused_paths):
             told(promise.__name__, promise, f)
         clients = Clients(f.front)
         clients.steps["step-0"] = STEPS[0]

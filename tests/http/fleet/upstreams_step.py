@@ -57,8 +57,8 @@ def name_it(d, label):
 def vouched_for(s, d):
     """Not what it said last is believed, but what it says now."""
     before = len(d.journal("completions"))
-    said = refused(s, 409, "conflict", "POST", "/v1/upstreams/resync", {"upstream": d.url})
-    check("'step-0', and the fleet 'step-2'" in said, said)
+    said = refused(s, 409, "needs_update", "POST", "/v1/upstreams/resync", {"upstream": d.url})
+    check("'step-0', and the fleet 'step-2': push an update" in said, said)
     name_it(d, "step-2")
     d.order("completions", "status", status=503)
     said = refused(s, 409, "conflict", "POST", "/v1/upstreams/resync", {"upstream": d.url})
@@ -84,7 +84,7 @@ def resync_asks_now():
         commit(s, "step-1")
         for wrong in "rogue", "step-0":
             name_it(d, wrong)
-            said = refused(s, 409, "conflict", "POST", "/v1/upstreams/resync", {"upstream": d.url})
+            said = refused(s, 409, "needs_update", "POST", "/v1/upstreams/resync", {"upstream": d.url})
             check(f"'{wrong}', and the fleet 'step-1'" in said, said)
         d.order("who", "status", status=500)
         said = refused(s, 409, "conflict", "POST", "/v1/upstreams/resync", {"upstream": d.url})
@@ -141,7 +141,7 @@ def one_that_hangs_at_first():
             same(s.post("/v1/upstreams/resync", {"upstream": b.url})["state"], "serving")
             same(s.status()["weights"]["weight_version"], "new")
             becomes(s, a.url, "unsynced")
-            said = refused(s, 409, "conflict", "POST", "/v1/upstreams/resync", {"upstream": a.url})
+            said = refused(s, 409, "needs_update", "POST", "/v1/upstreams/resync", {"upstream": a.url})
             check("'step-0', and the fleet 'new'" in said, said)
 
 

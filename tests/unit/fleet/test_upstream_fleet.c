@@ -228,7 +228,8 @@ static void test_fence_holds_until_an_update_succeeds(void **cmocka_state)
     assert_string_equal(state(f, 1), "unsynced");
     err_clear(&e);
     assert_int_equal(resync(f, 1, "b", &e), -1);
-    assert_non_null(strstr(e.msg, "serves version 'b', and the fleet 'c'"));
+    assert_int_equal(e.code, ERR_NEEDS_UPDATE); /* a resync that is sent again fails again */
+    assert_non_null(strstr(e.msg, "serves version 'b', and the fleet 'c': push an update"));
     err_clear(&e);
     assert_int_equal(resync(f, 1, "c", &e), 0);
     assert_string_equal(state(f, 1), "serving");

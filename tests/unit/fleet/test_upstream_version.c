@@ -185,7 +185,7 @@ static void test_no_engine_serves_without_a_majority(void **cmocka_state)
     assert_int_equal(resync(f, 1, "b", &e), 0);
     assert_states(f, EACH("unsynced", "serving", "unsynced", "serving"));
     assert_int_equal(resync(f, 0, "a", &e), -1);
-    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_int_equal(e.code, ERR_NEEDS_UPDATE);
     /* An update needs no version before it. */
     (void)fleet_commit_version(g, "d", (const bool[]){true, true, true, true}, NULL);
     assert_states(g, EACH("serving", "serving", "serving", "serving"));
