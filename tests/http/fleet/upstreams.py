@@ -8,6 +8,7 @@ import contextlib
 import http.server
 import json
 import os
+import re
 import signal
 import ssl
 import subprocess
@@ -101,6 +102,25 @@ def what_all_say(*configs, before=lambda *_: None):
         check(isinstance(s.get("/server_info")["vllm_config"], str), "text is for people")
         same(len(ds[0].journal("config")), 1, "asked for whoever wants to know")
         return said, [d.url for d in ds]
+
+
+def every_route():
+    """In front of a fleet there are no weights and no engine: no handler may count on them, whatever the
+    route and the body. Bodies are of several dialects, and sent to the routes of all."""
+    bodies = ({}, {"names": ["a"], "dtypes": ["F32"], "shapes": [[1]], "transport": "nccl", "group_name": "g"},
+              {"update_info": {"names": ["a"], "dtype_names": ["float32"], "shapes": [[1]]}},
+              {"update_info": [{"names": ["a"], "dtype_names": ["float32"], "shapes": [[1]]}]},
+              {"ipc_handles": [["GPU-x"]], "names": ["a"], "dtypes": ["F32"], "shapes": [[1]]},
+              {"method": "update_weights_ipc", "args": [{}]}, {"prompt": "x", "max_tokens": 1},
+              {"lora_name": "a", "lora_path": "/nowhere", "timeout_s": 1})
+    described = yaml.safe_load((Path(__file__).parents[3] / "openapi" / "baton.yaml").read_text("utf-8"))
+    with world("baton", "vllm", "sglang") as (s, *_):
+        for path, methods in described["paths"].items():
+            for method in {"get", "post", "delete"} & set(methods):
+                for body in bodies if method == "post" else (None,):
+                    status = s.ask(method.upper(), re.sub(r"{[^}]*}", "x", path), body)[0]
+                    check(status != 500, f"{method} {path} {body}: {status}")
+        same(s.ask("GET", "/livez")[0], 200, "the process is alive")
 
 
 def configuration_of_vllms():
@@ -408,7 +428,7 @@ def starts_with():
 
 
 run({test.__name__: test for test in (
-    nobody_answers, each_dialect, configuration_of_vllms, one_version_has_a_name, over_a_unix_socket, with_a_key, over_tls,
+    nobody_answers, each_dialect, every_route, configuration_of_vllms, one_version_has_a_name, over_a_unix_socket, with_a_key, over_tls,
     one_that_hangs,
     one_that_only_talks, one_that_dies, one_without_weights, one_that_drops_and_refuses, resync_refuses, file_read_again,
     what_runs_may_end, nobody_waits_for_nobody, signal_without_files, starts_with)})
