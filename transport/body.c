@@ -1,7 +1,7 @@
 /* Weights from the request body.
  *
- * A range of tensors is read as the one run of bytes that it is, in pieces that bound how long a
- * stop goes unnoticed: the cost is by byte, not by tensor. */
+ * A range of tensors is read as one run of bytes, in pieces, so that a stop is noticed soon: the
+ * cost depends on bytes, not on the number of tensors. */
 #include "transport/body.h"
 
 #include "base/clock.h"
@@ -11,23 +11,23 @@
 enum { END_POLL_US = 50000 };
 
 struct body_source {
-    struct source base; /* first: freed through it */
+    struct source base;     /* first: freed through it */
     struct http_request *x; /* borrowed */
     uint64_t stall_us;
-    uint64_t taken_before; /* bytes of the body that readers had before us */
-    uint64_t nbytes_told;  /* in the progress so far */
+    uint64_t taken_before; /* bytes of the body that were read before */
+    uint64_t nbytes_told;  /* already added to the progress */
 };
 
-/* One fill, of the tensors before `end`, and how far it has come. */
+/* One fill of the tensors before `end`, and its position. */
 struct body_run {
     struct body_source *b;
     const struct tensor_list *tensor_list;
     struct progress *p;
-    uint32_t tensor, end; /* the one that the next byte belongs to */
+    uint32_t tensor, end; /* the tensor of the next byte */
     uint64_t tensor_end;  /* in bytes of the body's tensors */
 };
 
-/* Tells how far the bytes have come, also within a piece: a slow sender must not look dead. */
+/* Reports progress, also within a piece, so that a slow sender is not taken for a dead one. */
 static void run_report(struct body_run *run)
 {
     struct body_source *b = run->b;
@@ -41,7 +41,7 @@ static void run_report(struct body_run *run)
     b->nbytes_told = taken;
 }
 
-/* Asked by the waiting read every 100 ms at least. */
+/* Called by the waiting read at least every 100 ms. */
 static bool stop_asked(void *arg)
 {
     struct body_run *run = arg;
@@ -50,7 +50,7 @@ static bool stop_asked(void *arg)
     return atomic_load_explicit(&run->p->stop, memory_order_relaxed);
 }
 
-/* Says again what went wrong, with the tensor that the bytes ran out in. */
+/* Repeats the error with the name of the tensor at which the bytes ended. */
 static int name_tensor(const struct body_run *run, const struct err *cause, struct err *e)
 {
     return err_set(e, cause->code, cause->field, "tensor '%s': %s",
@@ -76,7 +76,7 @@ static int body_fill(struct source *s, const struct tensor_list *tensor_list, ui
         if (http_request_body_read(b->x, (char *)dst + done, piece, b->stall_us, p->deadline_us,
                                    stop_asked, &run, &cause) != 0) {
             run_report(&run);
-            if (progress_check(p, e) != 0) /* stopped or late: that is the reason to tell */
+            if (progress_check(p, e) != 0) /* stopped or late: that is the reason to report */
                 return -1;
             return name_tensor(&run, &cause, e);
         }
@@ -86,7 +86,8 @@ static int body_fill(struct source *s, const struct tensor_list *tensor_list, ui
     return 0;
 }
 
-/* In short waits, because the request polls no stop while it waits for the end. */
+/* Waits in short steps, because the request does not check for a stop while it waits for the
+ * body's end. */
 static int body_finish(struct source *s, struct progress *p, struct err *e)
 {
     struct body_source *b = (struct body_source *)(void *)s;

@@ -1,7 +1,7 @@
 /* Safetensors files as a source.
  *
- * A writer that truncates or rewrites a file while it is read must not be believed: its length and
- * its times are noted before the header is read, and compared after the last byte. */
+ * If a writer truncates or rewrites a file while it is read, the bytes are not valid: its length
+ * and times are recorded before the header is read, and compared after the last byte. */
 #include "transport/file.h"
 
 #include "base/file_stamp.h"
@@ -43,7 +43,7 @@ struct part {
     bool has_sum;
 };
 
-/* What is known while the files are opened one after the other. */
+/* The state while the files are opened one after the other. */
 struct loading {
     struct file_source *src;
     uint64_t resolve;                /* of openat2; 0 = links are followed */
@@ -112,7 +112,7 @@ static void file_close(struct source *s)
 static const struct source_ops file_ops = {
     .name = "path", .fill = file_fill, .finish = file_finish, .close = file_close};
 
-/* openat, or openat2 when `resolve` says how far a path may lead. */
+/* openat, or openat2 if `resolve` restricts the path. */
 static int open_at(int dirfd, const char *path, uint64_t resolve)
 {
     struct open_how how = {.flags = FILE_FLAGS, .resolve = resolve};
@@ -120,7 +120,7 @@ static int open_at(int dirfd, const char *path, uint64_t resolve)
 
     if (resolve == 0)
         return openat(dirfd, path, FILE_FLAGS);
-    errno = EAGAIN; /* a rename elsewhere makes the kernel unsure of "..": try again */
+    errno = EAGAIN; /* a concurrent rename makes the kernel give up on "..": try again */
     for (int i = 0; i < OPEN_TRIES_MAX && fd < 0 && errno == EAGAIN; i++)
         fd = syscall(SYS_openat2, dirfd, path, &how, sizeof how);
     return (int)fd;
@@ -161,7 +161,7 @@ static int reserve_parts(struct loading *l, uint64_t n, struct err *e)
     return 0;
 }
 
-/* Tensor i of file number `file`, which is the last one added. */
+/* Adds tensor i of the file that was added last. */
 static int add_tensor(struct loading *l, const struct safetensors *s, uint32_t i, uint32_t file,
                       const struct file_index *index, struct err *e)
 {
@@ -190,7 +190,7 @@ static int add_tensor(struct loading *l, const struct safetensors *s, uint32_t i
     return names_add(&l->names, t->name, e);
 }
 
-/* Files of one checkpoint that say different labels are not one checkpoint. */
+/* Files with different labels are not one checkpoint. */
 static int use_label(struct loading *l, struct safetensors *s, const char *name, struct err *e)
 {
     if (s->weight_version == NULL)
@@ -234,7 +234,7 @@ static int name_order(const void *x, const void *y)
     return strcmp(*(const char *const *)x, *(const char *const *)y);
 }
 
-/* Every file that the index names, by name; then every tensor that it names must have come. */
+/* Adds every file that the index names; then every tensor of the index must have been found. */
 static int add_shards(struct loading *l, int dirfd, const struct file_index *index, struct err *e)
 {
     const char *names[FILE_INDEX_FILES_MAX];
@@ -324,7 +324,7 @@ static int check_same(const struct tensor_spec *want, const struct tensor_spec *
     return 0;
 }
 
-/* Tensor i of `tensor_list` is which one of the files? */
+/* Finds tensor i of `tensor_list` among the tensors of the files. */
 static int find_part(const struct loading *l, const struct tensor_list *all,
                      const struct tensor_list *tensor_list, uint32_t i, uint32_t *out,
                      struct err *e)
@@ -341,7 +341,7 @@ static int find_part(const struct loading *l, const struct tensor_list *all,
     return check_same(want, &all->tensors[*out], i, e);
 }
 
-/* Lays out `tensor_list` (NULL: everything) into the source and w. */
+/* Sets the offsets of `tensor_list` (NULL: of all tensors) in the source, and fills w. */
 static int set_offsets(struct loading *l, struct tensor_list *all, struct tensor_list *tensor_list,
                        struct file_weights *w, struct err *e)
 {

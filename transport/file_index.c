@@ -1,4 +1,5 @@
-/* An index is a stranger's file: read member by member, every name checked before it is opened. */
+/* An index is untrusted: it is read member by member, and every file name is checked before it
+ * is opened. */
 #include "transport/file_index.h"
 
 #include "base/json_reader.h"
@@ -29,7 +30,7 @@ static int index_syntax(const struct json_reader *r, struct err *e)
                    json_reader_offset(r));
 }
 
-/* A file beside the index and nowhere else. */
+/* Only a file in the directory of the index is accepted. */
 static int check_file_name(const char *name, const char *tensor, struct err *e)
 {
     bool plain = name[0] != '\0' && strcmp(name, ".") != 0 && strcmp(name, "..") != 0;

@@ -1,4 +1,4 @@
-/* Reading in pieces, so that a stop, a deadline and a shrunk file are noticed between them. */
+/* Reads in pieces, so that a stop, a deadline or a truncated file is noticed between them. */
 #include "transport/ranges.h"
 
 #include "base/mtx.h"
@@ -66,7 +66,7 @@ int ranges_add(struct ranges *r, const char *name, int fd, struct err *e)
     return 0;
 }
 
-/* One piece, or as much of it as there is: *done says how much. */
+/* Reads one piece, or as much of it as exists; *done receives the number of bytes. */
 static int read_piece(int fd, uint64_t offset, uint8_t *dst, uint64_t nbytes, uint64_t *done)
 {
     ssize_t n;
@@ -101,8 +101,8 @@ static uint32_t tensor_at(const struct tensor_list *tensor_list, uint32_t first,
     return first;
 }
 
-/* One run on its way in: its pieces are taken in order by the update worker and a few readers
- * beside it, because one core copies out of the kernel slower than memory takes it. */
+/* A run that is being read: the update worker and a few more threads take its pieces in order,
+ * because one core copies out of the kernel more slowly than memory allows. */
 struct run {
     const struct ranges *r; /* immutable, as all down to the blank line */
     const struct tensor_list *tensor_list;
@@ -119,7 +119,7 @@ struct run {
     struct err error; /* of that */
 };
 
-/* Why reading ended `done` bytes into the piece at `at`. */
+/* Makes the error for a read that ended `done` bytes into the piece at `at`. */
 static void run_explain(const struct run *run, uint64_t at, uint64_t done, int errnum,
                         struct err *e)
 {
@@ -140,7 +140,7 @@ static void run_explain(const struct run *run, uint64_t at, uint64_t done, int e
                       (unsigned long long)(r->at[run->first].offset + at + done));
 }
 
-/* The failure nearest to the beginning is the one that is told. */
+/* Keeps the error with the lowest offset. */
 static void run_fail(struct run *run, uint64_t at, const struct err *e)
 {
     mtx_lock(&run->lock);
@@ -152,7 +152,7 @@ static void run_fail(struct run *run, uint64_t at, const struct err *e)
     atomic_store_explicit(&run->failed, true, memory_order_relaxed);
 }
 
-/* As read_piece, for somebody who looks at what comes. */
+/* As read_piece, and reports the bytes as they are read. */
 static int read_reporting(const struct run *run, uint64_t at, uint64_t nbytes, uint64_t *done)
 {
     const struct range *from = &run->r->at[run->first];
@@ -205,7 +205,7 @@ static void *run_main(void *arg)
     return NULL;
 }
 
-/* Readers beside the caller: none for a run that one core copies in a few milliseconds. */
+/* Additional readers: none for a run that one core copies in a few milliseconds. */
 static unsigned readers_for(uint64_t nbytes)
 {
     long n_cpus = sysconf(_SC_NPROCESSORS_ONLN);
@@ -218,7 +218,7 @@ static unsigned readers_for(uint64_t nbytes)
     return (most < (uint64_t)n_cpus ? (unsigned)most : (unsigned)n_cpus) - 1;
 }
 
-/* Tensors [first, end), which lie one after the other in one file. */
+/* Reads tensors [first, end), which are adjacent in one file. */
 static int fill_run(const struct ranges *r, const struct tensor_list *tensor_list, uint32_t first,
                     uint32_t end, uint8_t *dst, struct progress *p, struct err *e)
 {
@@ -233,7 +233,7 @@ static int fill_run(const struct ranges *r, const struct tensor_list *tensor_lis
     run.bad_at = UINT64_MAX;
     mtx_init(&run.lock, MTX_LEAF);
     want = readers_for(run.nbytes);
-    /* Fewer readers are slower, not wrong. */
+    /* if a thread cannot be created, fewer read */
     while (n_readers < want && pthread_create(&readers[n_readers], NULL, run_main, &run) == 0)
         (void)pthread_setname_np(readers[n_readers++], "reader");
     (void)run_main(&run);

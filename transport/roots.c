@@ -1,4 +1,4 @@
-/* Which root holds a path. */
+/* Finds the root that contains a path. */
 #include "transport/roots.h"
 
 #include "base/utf8.h"
@@ -8,8 +8,8 @@
 #include <fcntl.h>
 #include <string.h>
 
-/* What is left of `path` beneath `root`, without leading slashes, "." for the root itself; NULL
- * when it is not beneath. Only text: openat2 then proves it. */
+/* The rest of `path` below `root`, without leading slashes, "." for the root itself; NULL if it
+ * is not below. Compares text only: openat2 enforces it later. */
 static const char *beneath(const char *root, const char *path)
 {
     size_t len = strlen(root);
@@ -24,7 +24,7 @@ static const char *beneath(const char *root, const char *path)
     return *path == '\0' ? "." : path;
 }
 
-/* The longest of the roots that hold `path`, and the rest of the path. */
+/* The longest of the roots that contain `path`, and the rest of the path. */
 static const char *root_of(const char *const *roots, size_t n_roots, const char *path,
                            const char **rest)
 {

@@ -1,4 +1,5 @@
-/* POSIX shared memory as a source: objects are opened and measured here, read in ranges.c. */
+/* POSIX shared memory as a source: objects are opened and their lengths checked here, and read
+ * by ranges.c. */
 #include "transport/shm.h"
 
 #include "base/utf8.h"
@@ -48,7 +49,7 @@ static const char *field_of(char field[ERR_FIELD_MAX], bool packed, uint32_t i, 
     return field;
 }
 
-/* The name as shm_open wants it, with its slash, into out[NAME_LEN_MAX + 1]. */
+/* The name for shm_open, with its slash, into out[NAME_LEN_MAX + 1]. */
 static int check_name(char *out, const char *name, const char *field, struct err *e)
 {
     const char *rest = name[0] == '/' ? name + 1 : name;
@@ -71,7 +72,7 @@ static int check_name(char *out, const char *name, const char *field, struct err
     return 0;
 }
 
-/* The number of the object in r->files, opened at its first mention. */
+/* The number of the object in r->files; opens it when it is named first. */
 static int open_object(struct ranges *r, uint32_t *file, const char *name, const char *field,
                        struct err *e)
 {
@@ -81,7 +82,7 @@ static int open_object(struct ranges *r, uint32_t *file, const char *name, const
     *file = names_find(&r->files, name);
     if (*file != NAMES_NONE)
         return 0;
-    fd = shm_open(name, O_RDONLY | O_NONBLOCK, 0); /* O_NONBLOCK: a FIFO there is not waited on */
+    fd = shm_open(name, O_RDONLY | O_NONBLOCK, 0); /* O_NONBLOCK: opening a FIFO must not block */
     if (fd < 0)
         return err_set_errno(e, ranges_open_code(errno), field, errno,
                              "shared memory object '%.*s' cannot be opened", utf8_cut_name(name),
@@ -102,7 +103,7 @@ static int open_object(struct ranges *r, uint32_t *file, const char *name, const
     return ranges_add(r, name, fd, e);
 }
 
-/* What a range must be before anything is opened. `what` names the tensor or the bucket. */
+/* Checks a range before anything is opened. `what` names the tensor or the bucket. */
 static int check_nbytes(const struct shm_range *range, uint64_t nbytes, const char *what,
                         bool packed, uint32_t i, struct err *e)
 {

@@ -1,4 +1,4 @@
-/* Matching what a trainer sends with what the model needs. */
+/* Matching the tensors that a trainer sends with those that the model needs. */
 #include "weights/model_spec.h"
 
 #include "base/names.h"
@@ -10,10 +10,11 @@
 #include <string.h>
 
 enum {
-    SUGGEST_PARTS_MAX = 8,      /* leading "module."-like parts that a trainer's wrapper may add */
-    SUGGEST_DISTANCE_MAX = 4,   /* edits between a name and the one that was meant */
-    SUGGEST_MIDDLE_MAX = 48,    /* bytes left between what two names share at both ends */
-    SUGGEST_STEPS_MAX = 8 << 20 /* of work for one suggestion: some ms, whatever the model */
+    SUGGEST_PARTS_MAX = 8,    /* leading "module."-like parts that a trainer's wrapper may add */
+    SUGGEST_DISTANCE_MAX = 4, /* edits between a name and a suggestion */
+    SUGGEST_MIDDLE_MAX =
+        48, /* bytes between the common prefix and the common suffix of two names */
+    SUGGEST_STEPS_MAX = 8 << 20 /* limits the work for one suggestion to some ms for any model */
 };
 
 static const char rotary_suffix[] = ".rotary_emb.inv_freq";
@@ -164,7 +165,7 @@ void model_spec_free(struct model_spec *m)
     free(w);
 }
 
-/* What the model spec calls `name`, or NULL. */
+/* The model spec's own copy of `name`, or NULL. */
 static const char *known_name(const struct model_spec_whole *w, const char *name)
 {
     uint32_t i = tensor_list_find(w->m.tensor_list, name);
@@ -175,7 +176,7 @@ static const char *known_name(const struct model_spec_whole *w, const char *name
     return i != NAMES_NONE ? w->aliases[i].name : NULL;
 }
 
-/* The usual slips of a trainer: a wrapper's prefix, a missing "model.", a stray ".weight". */
+/* The usual mistakes of a trainer: a wrapper's prefix, a missing "model.", an extra ".weight". */
 static const char *suggest_by_part(const struct model_spec_whole *w, const char *name)
 {
     char text[TENSOR_LIST_NAME_LEN_MAX + 16];
@@ -204,7 +205,7 @@ static const char *suggest_by_part(const struct model_spec_whole *w, const char 
     return found;
 }
 
-/* Edits between a and b, or limit + 1 when there are more. Only cells within `limit` of the
+/* Edits between a and b, or limit + 1 if there are more. Only cells within `limit` of the
  * diagonal can matter. */
 static unsigned distance(const char *a, size_t n_a, const char *b, size_t n_b, unsigned limit,
                          uint64_t *steps)
@@ -234,7 +235,7 @@ static unsigned distance(const char *a, size_t n_a, const char *b, size_t n_b, u
     return row[n_b] <= limit ? row[n_b] : limit + 1;
 }
 
-/* As distance, after taking off what both share at either end. */
+/* As distance, without the common prefix and suffix. */
 static unsigned name_distance(const char *a, size_t n_a, const char *b, size_t n_b, unsigned limit,
                               uint64_t *steps)
 {
@@ -255,7 +256,7 @@ static unsigned name_distance(const char *a, size_t n_a, const char *b, size_t n
     return distance(a + head, n_a, b + head, n_b, limit, steps);
 }
 
-/* The known name with the fewest edits, or NULL when none is close; stops at a bound of work. */
+/* The known name with the fewest edits, or NULL if none is close. The work is limited. */
 static const char *suggest_by_distance(const struct model_spec_whole *w, const char *name)
 {
     const struct tensor_list *tensor_list = w->m.tensor_list;
@@ -345,7 +346,9 @@ int model_spec_derive_rotary(struct model_spec *m, const float *inv_freq, uint32
 int model_spec_check_ignored(const struct model_spec *m, const struct tensor_spec *t,
                              const void *data, struct err *e)
 {
-    float slack = dtype_nbytes(t->dtype) >= 4 ? 1e-5F : 1e-2F; /* of the value: stored narrower */
+    float slack = dtype_nbytes(t->dtype) >= 4
+                      ? 1e-5F
+                      : 1e-2F; /* relative; a narrower dtype is less exact */
     const char *from = data;
 
     if (!model_spec_is_rotary(t->name))
@@ -376,7 +379,7 @@ bool model_spec_find(const struct model_spec *m, const struct model_spec_match *
                      const char *name, struct model_spec_match *out)
 {
     const struct model_spec_whole *w = (const struct model_spec_whole *)m;
-    uint32_t next = last->index + 1; /* behind an alias: the first */
+    uint32_t next = last->index + 1; /* after an alias: the first */
     struct model_spec_match match = {.index = tensor_list_find_near(m->tensor_list, name, next)};
     uint32_t number;
 

@@ -1,4 +1,4 @@
-/* A model spec from a file of the operator's, for a store without an engine. */
+/* A model spec from the operator's file, for a store without an engine. */
 #include "weights/model_spec.h"
 
 #include "base/file.h"
@@ -111,7 +111,7 @@ static int tensor_list_of(struct tensor_list **out, const json_t *root, struct e
     return tensor_list_builder_finish(b, out, e);
 }
 
-/* What model_spec_new would call our own bug is the operator's here. */
+/* Here a wrong alias is the operator's mistake; model_spec_new would report an internal error. */
 static int check_alias(const struct tensor_list *tensor_list, const char *name,
                        const json_t *target, struct err *e)
 {

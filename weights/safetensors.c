@@ -1,8 +1,8 @@
-/* Checking the head of a safetensors file before anything believes it.
+/* Validates the head of a safetensors file before it is used.
  *
- * The header is read member by member (json_reader.h), so that memory stays in proportion to the
- * tensors it names. The format's own reader keeps the last of two equal names; here both are
- * refused, because one of them would silently not be served. */
+ * The header is read member by member (json_reader.h), so that memory is proportional to the
+ * number of tensors. If a name is repeated, the format's own reader uses the last one; here the
+ * file is refused, because one of the two tensors would silently not be served. */
 #include "weights/safetensors.h"
 
 #include "base/json_reader.h"
@@ -24,15 +24,15 @@
 #define VERSION_KEY  "baton.weight_version"
 
 enum {
-    KEY_LEN_MAX = TENSOR_LIST_NAME_LEN_MAX + 16, /* a name behind CHECKSUM_KEY */
-    VALUE_LEN_MAX = 256,                         /* of a metadata value that is ours, or a dtype */
+    KEY_LEN_MAX = TENSOR_LIST_NAME_LEN_MAX + 16, /* CHECKSUM_KEY and a name */
+    VALUE_LEN_MAX = 256,                         /* of baton's metadata values, or a dtype */
     LABEL_LEN_MAX = 223,
     ENTRIES_CAP_MIN = 64
 };
 
 #define LABEL_STREAM "safetensors"
 
-/* One tensor, as the header says. */
+/* One tensor of the header. */
 struct entry {
     const char *name; /* of header.names */
     enum dtype dtype;
@@ -48,7 +48,7 @@ struct given_checksum {
 
 struct header {
     struct json_reader r;
-    struct names names;    /* of tensors; numbers are indexes into entries until those are sorted */
+    struct names names; /* of tensors; numbers are indexes into entries, before those are sorted */
     struct entry *entries; /* owned */
     uint32_t cap;
 
@@ -58,12 +58,12 @@ struct header {
     uint32_t n_given, given_cap;
     char *weight_version; /* owned, or NULL */
 
-    const char *tensor; /* the one being read, for messages; NULL for none */
+    const char *tensor; /* being read, for messages; NULL for none */
     char key[KEY_LEN_MAX + 1], value[VALUE_LEN_MAX + 1];
     char label[LABEL_LEN_MAX + 1]; /* "safetensors", or with the name of the file */
 };
 
-/* What a file in place of a safetensors file may be, by how it begins; NULL: nobody knows. */
+/* The probable format of a file that is not safetensors, by its first bytes; NULL: not known. */
 static const char *foreign_format(const void *data)
 {
     static const struct {
@@ -128,7 +128,7 @@ static void header_fini(struct header *h)
     free(h->weight_version);
 }
 
-/* Turns what stopped the reader into an error. */
+/* Makes an error of the reader's failure. */
 static int header_refuse_syntax(const struct header *h, struct err *e)
 {
     size_t at = json_reader_offset(&h->r);
@@ -154,7 +154,7 @@ __attribute__((format(printf, 3, 4))) static int refuse(const struct header *h, 
                    utf8_cut_name(h->tensor), h->tensor, text);
 }
 
-/* Room for one more of `n` items of `nbytes` each. */
+/* Allocates memory for one more than `n` items of `nbytes` each. */
 static int items_reserve(void *items, uint32_t n, uint32_t *cap, size_t nbytes, struct err *e)
 {
     void **array = items;
@@ -278,7 +278,7 @@ static int read_offsets(struct header *h, struct entry *t, struct err *e)
     return 0;
 }
 
-/* The members of one tensor; those that the format does not know are read over. */
+/* Reads the members of one tensor; unknown ones are skipped. */
 static int read_members(struct header *h, struct entry *t, struct err *e)
 {
     static const struct {
@@ -358,7 +358,7 @@ static int read_header(struct header *h, struct err *e)
     return json_reader_end(&h->r) ? 0 : header_refuse_syntax(h, e);
 }
 
-/* By place; tensors without bytes come before the one that begins where they are. */
+/* By offset; a tensor without bytes comes before the tensor that begins at the same offset. */
 static int entry_order(const void *x, const void *y)
 {
     const struct entry *a = x, *b = y;
@@ -370,7 +370,7 @@ static int entry_order(const void *x, const void *y)
     return strcmp(a->name, b->name);
 }
 
-/* Sorted entries lie back to back, each as long as its shape says. */
+/* Checks that sorted entries are adjacent, each as long as its shape. */
 static int check_layout(struct header *h, uint64_t *nbytes_data, struct err *e)
 {
     uint64_t at = 0, numel, nbytes;
@@ -409,7 +409,7 @@ static int make_tensor_list(const struct header *h, struct tensor_list **out, st
         const struct entry *t = &h->entries[i];
         if (tensor_list_builder_add(b, t->name, t->dtype, t->shape, t->ndim, UINT64_MAX, e) != 0) {
             tensor_list_builder_free(b);
-            e->field[0] = '\0'; /* an index into what we sorted means nothing to the sender */
+            e->field[0] = '\0'; /* an index into the sorted entries means nothing to the sender */
             return -1;
         }
     }
@@ -506,7 +506,7 @@ void safetensors_fini(struct safetensors *s)
     memset(s, 0, sizeof *s);
 }
 
-/* Exactly nbytes from the start of the file. */
+/* Reads exactly nbytes from the start of the file. */
 static int read_start(int fd, void *dst, size_t nbytes, const char *label, struct err *e)
 {
     size_t done = 0;
@@ -573,7 +573,7 @@ int safetensors_read(struct safetensors *out, int fd, const char *name, struct e
 
 int safetensors_open(struct safetensors *out, int *fd, int dirfd, const char *path, struct err *e)
 {
-    /* O_NONBLOCK: a FIFO is refused by its kind, instead of waited on. */
+    /* O_NONBLOCK: opening a FIFO must not block; it is refused below. */
     int file = openat(dirfd, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 
     if (file < 0)

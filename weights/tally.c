@@ -1,4 +1,4 @@
-/* A byte for each tensor of the model, and a tensor list of all that came. */
+/* A flag for each tensor of the model, and a tensor list of all names that were sent. */
 #include "weights/tally.h"
 
 #include "base/utf8.h"
@@ -10,9 +10,9 @@
 struct tally {
     const struct model_spec *model_spec; /* borrowed; NULL: not known */
     bool *has;                        /* owned; [n_tensors] of the model spec; NULL without one */
-    uint32_t n_missing;               /* of them */
-    uint32_t first;                   /* all before this one have come */
-    struct tensor_list_builder *came; /* owned; each name once; NULL once it was taken */
+    uint32_t n_missing;               /* number of false elements */
+    uint32_t first;                   /* all before this one were sent */
+    struct tensor_list_builder *came; /* owned; each name once; NULL after tally_model_spec */
     uint32_t n_came;
 };
 

@@ -1,6 +1,5 @@
-/* Building tensor lists. A builder is a tensor list that nobody else has seen yet: finishing it
- * copies nothing.
- */
+/* Building tensor lists. A builder is a tensor list that is not shared yet: finishing it copies
+ * nothing. */
 #include "weights/tensor_list.h"
 
 #include "base/names.h"
@@ -22,7 +21,8 @@ struct tensor_list_builder {
     struct tensor_spec *tensors; /* owned; [cap], the first names.n in use */
     uint32_t cap;
 
-    atomic_uint refs; /* relaxed up, acq_rel down: whoever frees sees all that others did */
+    atomic_uint refs; /* relaxed increment, acq_rel decrement: the thread that frees sees all writes
+                         of the others */
 };
 
 int tensor_list_builder_new(struct tensor_list_builder **out, struct err *e)
@@ -53,7 +53,7 @@ bool tensor_list_measure(enum dtype dtype, const uint64_t *shape, uint32_t ndim,
 
     for (uint32_t i = 0; i < ndim; i++) {
         if (shape[i] == 0)
-            empty = true; /* the other dims must still be ones that a real tensor could have */
+            empty = true; /* the other dims must still be valid for a tensor */
         else if (__builtin_mul_overflow(n, shape[i], &n))
             return false;
     }
@@ -72,7 +72,7 @@ static const char *field_of(char field[ERR_FIELD_MAX], const char *list, uint32_
     return field;
 }
 
-/* @key  written on success: the name as the builder will know it */
+/* @key  the builder's key for the name; written on success */
 static int check_name(const struct tensor_list_builder *b, const char *name, struct names_key *key,
                       struct err *e)
 {
@@ -151,7 +151,8 @@ static int reserve_tensors(struct tensor_list_builder *b, uint32_t n, struct err
 
 int tensor_list_builder_reserve(struct tensor_list_builder *b, uint32_t n, struct err *e)
 {
-    if (n > TENSOR_LIST_TENSORS_MAX - b->names.n) /* told when the one too many is added */
+    if (n > TENSOR_LIST_TENSORS_MAX -
+                b->names.n) /* the error is set when the tensor that exceeds the limit is added */
         n = TENSOR_LIST_TENSORS_MAX - b->names.n;
     return reserve_tensors(b, n, e) == 0 ? names_reserve(&b->names, n, e) : -1;
 }
@@ -186,7 +187,7 @@ uint32_t tensor_list_builder_find(const struct tensor_list_builder *b, const cha
     return names_find(&b->names, name);
 }
 
-/* Decimal digits, without the cost of printf for each dim of 100,000 tensors. */
+/* Decimal digits; snprintf is too slow for each dim of 100,000 tensors. */
 static size_t put_u64(char *out, uint64_t value)
 {
     char digits[U64_DIGITS];

@@ -1,4 +1,4 @@
-/* A tensor at a time, into the same memory: a model need not fit. */
+/* Tensors are read one at a time into the same memory, so that the model need not fit. */
 #include "weights/value_check.h"
 
 #include "base/clock.h"
@@ -11,7 +11,7 @@ struct values {
     const struct tensor_list *tensor_list;
     enum non_finite_policy policy;
     uint64_t n_bad;
-    void *room; /* of the largest tensor */
+    void *room; /* owned; as large as the largest tensor */
 };
 
 static void *values_place(void *arg, uint32_t i)
@@ -70,7 +70,7 @@ int value_check(struct source *source, const struct tensor_list *tensor_list,
 {
     struct values v = {.tensor_list = tensor_list, .policy = NON_FINITE_REFUSE};
 
-    (void)non_finite_policy_parse(&v.policy, non_finite); /* is one of the words */
+    (void)non_finite_policy_parse(&v.policy, non_finite); /* the option was validated */
     if (v.policy != NON_FINITE_ALLOW && check_all(&v, source, e) != 0)
         return -1;
     *out = (struct value_report){.read = v.policy != NON_FINITE_ALLOW, .n_non_finite = v.n_bad};

@@ -1,4 +1,4 @@
-/* Names of versions. */
+/* Reference-counted names of versions. */
 #include "weights/version_label.h"
 
 #include <stdlib.h>

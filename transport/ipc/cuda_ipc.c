@@ -1,8 +1,8 @@
-/* Handles of trainers' GPU memory as a source: which of them make up a run, when they are ready,
- * and where in them a tensor lies. What outlives one source is in ipc_scope.c.
+/* Handles of trainers' GPU memory as a source: the handles of each run, their events, and the
+ * address of each tensor. State that outlives one source is in ipc_scope.c.
  *
- * A trainer's event is asked by the host until it has passed, and never queued to the stream: the
- * trainer may die before it passes, and whatever stands behind it in the stream would wait. */
+ * The host polls a trainer's event until it has passed, and never queues a wait for it on the
+ * stream: if the trainer dies first, everything after it in the stream would wait forever. */
 #include "transport/ipc/cuda_ipc.h"
 
 #include "base/names.h"
@@ -15,16 +15,16 @@
 #include <string.h>
 #include <time.h>
 
-enum { POLL_NS_MIN = 20000, POLL_NS_MAX = 1000000 }; /* between two looks at an event */
+enum { POLL_NS_MIN = 20000, POLL_NS_MAX = 1000000 }; /* between two polls of an event */
 
-/* What the source has of one handle; IPC_NOTHING: not that. */
+/* The state of one handle; IPC_NOTHING: none. */
 struct ipc_use {
     uint32_t event;   /* number in the source */
     uint32_t export;  /* in the scope; from join to release */
     uint32_t mapping; /* in the scope; from map to release */
 };
 
-/* A bucket as one rank gets it. */
+/* The part of a bucket that one rank reads. */
 struct ipc_run {
     uint32_t first, n_tensors; /* of the rank's tensor list */
     uint32_t bucket;
@@ -36,9 +36,9 @@ struct ipc_run {
 };
 
 struct ipc_rank {
-    struct device *device; /* borrowed */
+    struct device *device;           /* borrowed */
     struct tensor_list *tensor_list; /* owned: one reference; NULL: nothing for this rank */
-    struct ipc_run *runs;  /* [n_runs], in the source's; first ascending */
+    struct ipc_run *runs;            /* [n_runs], in the source's; first ascending */
     uint32_t n_runs;
 };
 
@@ -52,7 +52,7 @@ struct cuda_ipc {
     struct source source; /* first */
     struct cuda_ipc_stats *stats;
     struct ipc_scope *scope; /* borrowed; NULL before join and after release */
-    uint64_t exporters;      /* of the scope: those whose memory this source reads */
+    uint64_t exporters;      /* bits of the scope's exporters whose memory this source reads */
 
     struct ipc_bucket *buckets; /* owned; [n_buckets] */
     uint32_t n_buckets;
@@ -76,7 +76,7 @@ static const struct ipc_handle *handle_of(const struct ipc_run *run, uint32_t i)
     return &run->gpu->handles[i];
 }
 
-/* The handle that holds tensor i of the rank. */
+/* The number of the handle that contains tensor i of the rank. */
 static uint32_t handle_number(const struct ipc_run *run, uint32_t i)
 {
     return run->n_handles != run->n_tensors ? 0 : i - run->first;
@@ -91,7 +91,7 @@ void ipc_bucket_fini(struct ipc_bucket *b)
     memset(b, 0, sizeof *b);
 }
 
-/* The scope, made if there is none; *made then says so. */
+/* Joins the scope, or makes it if there is none; *made then is true. */
 static int scope_enter(struct cuda_ipc *s, struct source_scope *scope, bool *made, struct err *e)
 {
     *made = scope == NULL;
@@ -139,7 +139,7 @@ drop_exports:
     return -1;
 }
 
-/* The run that holds tensor i of a rank. */
+/* The run that contains tensor i of a rank. */
 static struct ipc_run *run_at(const struct ipc_rank *rank, uint32_t i)
 {
     uint32_t low = 0, high = rank->n_runs;
@@ -157,7 +157,7 @@ static struct ipc_run *run_at(const struct ipc_rank *rank, uint32_t i)
     return &rank->runs[low];
 }
 
-/* Says again what went wrong, with where. */
+/* Repeats the error with the name of the handle. */
 static int name_handle(const struct ipc_run *run, const struct err *cause, struct err *e)
 {
     return err_set(e, cause->code, cause->field, "bucket %u, GPU %s: %s", (unsigned)run->bucket,
@@ -208,10 +208,11 @@ static int map_handle(struct cuda_ipc *s, const struct ipc_rank *rank, const str
     struct ipc_use *use = &run->uses[k];
     struct err cause = {0};
 
-    if (!h->has_memory || use->mapping != IPC_NOTHING || /* of a map that failed later on */
+    if (!h->has_memory ||
+        use->mapping != IPC_NOTHING || /* mapped by an earlier call that failed later */
         ipc_scope_map(s->scope, rank->device, h, use->export, &use->mapping, &cause) == 0)
         return check_bounds(s, rank, run, k, e);
-    /* That its process died is the better reason, where it is known. */
+    /* If its process is known to have died, report that instead. */
     if (ipc_scope_check_exporters(s->scope, s->exporters, e) != 0)
         return -1;
     return name_handle(run, &cause, e);
@@ -249,7 +250,7 @@ static void pause_ns(long *ns)
 {
     struct timespec t = {.tv_nsec = *ns};
 
-    (void)nanosleep(&t, NULL); /* cut short by a signal: one look more */
+    (void)nanosleep(&t, NULL); /* after a signal: one more poll */
     *ns = 2 * *ns < POLL_NS_MAX ? 2 * *ns : POLL_NS_MAX;
 }
 
@@ -291,14 +292,14 @@ static int ipc_map(struct source *source, uint32_t rank_i, uint32_t first, enum 
     rc = await_events(s, rank, run, wait, p, e);
     if (rc != 0)
         return rc;
-    /* A mapping from an earlier bucket of this update outlives its process. */
+    /* A mapping from an earlier bucket of this update remains valid after its process died. */
     if (ipc_scope_check_exporters(s->scope, s->exporters, e) != 0)
         return -1;
     *n = run->n_tensors;
     return 0;
 }
 
-/* A mapping is an allocation of the exporter's, and begins at an address of its own. */
+/* A mapping is one allocation of the exporter, so its address identifies it. */
 static uint64_t ipc_block(const struct source *source, uint32_t rank, uint32_t i)
 {
     const struct cuda_ipc *s = (const struct cuda_ipc *)(const void *)source;
@@ -329,14 +330,14 @@ static void close_events(struct cuda_ipc *s)
     }
 }
 
-/* In torch's order: the event, the mapping, then the counter, after which the trainer may destroy
- * the one and free what is behind the other. */
+/* In torch's order: the event, the mapping, then the counter; after that the trainer may destroy
+ * the event and free the memory. */
 static int ipc_release(struct source *source, struct err *e)
 {
     struct cuda_ipc *s = ipc_of(source);
     int rc;
 
-    if (s->scope == NULL) /* join failed, and gave all back */
+    if (s->scope == NULL) /* join failed and released everything */
         return 0;
     close_events(s);
     for (size_t i = 0; i < s->n_uses; i++) {
@@ -378,7 +379,7 @@ static const struct source_ops ipc_ops = {.name = "ipc_handles",
                                           .release = ipc_release,
                                           .close = ipc_close};
 
-/* Counts the runs and their handles, and makes room for them. */
+/* Counts the runs and their handles, and allocates them. */
 static int alloc_runs(struct cuda_ipc *s, struct err *e)
 {
     for (uint32_t b = 0; b < s->n_buckets; b++) {
@@ -415,7 +416,7 @@ static int event_number(struct cuda_ipc *s, const struct ipc_handle *h, uint32_t
     return names_add(&s->event_keys, key, e);
 }
 
-/* The run of one bucket for one rank, with room for its uses at `uses`. */
+/* Initializes the run of one bucket for one rank; its uses are at `uses`. */
 static int fill_run(struct cuda_ipc *s, struct ipc_run *run, uint32_t bucket, uint32_t rank,
                     struct ipc_use *uses, struct err *e)
 {

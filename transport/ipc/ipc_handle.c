@@ -1,4 +1,4 @@
-/* CUDA IPC handles in plain JSON, and what both forms share: UUIDs and base64. */
+/* CUDA IPC handles in plain JSON; UUIDs and base64, which the pickled form uses too. */
 #include "transport/ipc/ipc_handle.h"
 
 #include "base/utf8.h"
@@ -49,7 +49,7 @@ static bool in_alphabet(char c)
            c == '/';
 }
 
-/* nettle passes over white space, which no sender of ours writes. */
+/* nettle ignores white space; here it is refused. */
 int ipc_base64(uint8_t *out, size_t *nbytes, const char *text, size_t len, const char *what,
                const char *field, struct err *e)
 {

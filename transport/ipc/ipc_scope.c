@@ -1,12 +1,12 @@
-/* Mappings, exports and exporters of one update. Worker only: no lock.
+/* Mappings, exports and exporters of one update. Update worker only, so there is no lock.
  *
- * Mappings are never given up by number: an entry that was closed is opened again when its handle
- * comes again. An update sees few handles, or one for each tensor; never more than its requests
- * hold.
+ * Entries of mappings are never removed: a mapping that was closed is opened again if its handle
+ * is used again. An update has few handles, or one for each tensor; never more than its requests
+ * have.
  *
- * Rejected: keeping mappings from one update to the next. A trainer that was restarted may get the
- * same bytes for other memory, and CUDA leaves undefined what an importer sees of memory that its
- * exporter has freed. */
+ * Rejected: keeping mappings from one update to the next. A restarted trainer may get the same
+ * handle bytes for other memory, and CUDA does not define what an importer sees of memory that
+ * its exporter has freed. */
 #include "transport/ipc/ipc_scope.h"
 
 #include "base/log.h"
@@ -25,9 +25,9 @@
 _Static_assert((int)REF_COUNTER_SLOTS == (int)IPC_REF_SLOTS, "what is read can be counted down");
 
 enum { CAP_MIN = 16, NO_EXPORTER = UINT8_MAX, KEY_CAP = 32 + IPC_HEX_LEN + 1 };
-enum { PROCESS_EXITING = 0x4 }; /* PF_EXITING of linux/sched.h, which is not for programs */
+enum { PROCESS_EXITING = 0x4 }; /* PF_EXITING of linux/sched.h, which is internal to the kernel */
 
-/* Of one device, in a list by how long they have been idle, the longest first. */
+/* The idle mappings of one device, as a list, longest idle first. */
 struct idle {
     uint32_t first, last, n;
 };
@@ -36,9 +36,9 @@ struct mapping {
     struct device *device; /* borrowed */
     uint8_t mem[IPC_MEM_NBYTES];
     pid_t pid; /* of the exporter, 0 when unknown */
-    bool open; /* only then, as all down to the blank line: */
+    bool open; /* the members down to the blank line are valid only if true */
     uint64_t addr, nbytes;
-    uint32_t export;     /* that it was opened for */
+    uint32_t export;     /* the export for which it was opened */
     uint32_t n_uses;     /* 0: in its device's idle list, by the next two */
     uint32_t prev, next; /* IPC_NOTHING at the ends */
 };
@@ -48,11 +48,11 @@ struct ipc_export {
     bool done;       /* counted down, or tried to */
 };
 
-/* One of torch's objects. */
+/* One of torch's counter objects. */
 struct counter {
     struct ipc_export *exports; /* owned; [IPC_REF_SLOTS] */
-    struct ref_counter object;  /* open between the first drop that needs it and the row's end */
-    bool failed;                /* could not be opened in this row of drops */
+    struct ref_counter object;  /* open from the first drop that needs it to ipc_scope_drop_end */
+    bool failed;                /* could not be opened since the last ipc_scope_drop_end */
     uint8_t exporter;           /* NO_EXPORTER: not watched */
 };
 
@@ -70,13 +70,13 @@ struct ipc_scope {
     struct names mapping_keys; /* device, process and bytes: numbers are of mappings */
     struct mapping *mappings;  /* owned; [mapping_keys.n], room for cap_mappings */
     uint32_t cap_mappings;
-    uint32_t last_mapping; /* the last one asked for: handles of one segment come in a row */
+    uint32_t last_mapping; /* the last one found: handles of one segment are adjacent */
     struct idle idle[CUDA_DEVICES_MAX]; /* by the device's ordinal */
 
     struct names counter_names; /* numbers are of counters */
     struct counter counters[IPC_COUNTERS_MAX];
-    uint32_t last_counter; /* the last one asked for */
-    bool stuck_told;       /* the log has its line */
+    uint32_t last_counter; /* the last one found */
+    bool stuck_told;       /* it was logged */
 
     struct exporter exporters[IPC_EXPORTERS_MAX];
     uint32_t n_exporters;
@@ -135,7 +135,7 @@ static int mapping_open(struct ipc_scope *c, struct mapping *m, uint32_t export,
     return 0;
 }
 
-/* Closes one that is idle. */
+/* Closes an idle mapping. */
 static void mapping_close(struct ipc_scope *c, uint32_t number)
 {
     struct mapping *m = &c->mappings[number];
@@ -170,7 +170,7 @@ static void mapping_key(char key[KEY_CAP], const struct device *d, pid_t pid,
     ipc_hex(key + len, mem);
 }
 
-/* Room for one mapping more than there are keys. */
+/* Allocates memory for one mapping more than there are keys. */
 static int reserve_mapping(struct ipc_scope *c, struct err *e)
 {
     uint32_t cap = c->cap_mappings == 0 ? CAP_MIN : 2 * c->cap_mappings;
@@ -192,7 +192,7 @@ static bool mapping_is(const struct mapping *m, const struct device *d, pid_t pi
     return m->device == d && m->pid == pid && memcmp(m->mem, mem, IPC_MEM_NBYTES) == 0;
 }
 
-/* The entry of a handle, new or old. */
+/* Finds or adds the entry of a handle. */
 static int mapping_find(struct ipc_scope *c, struct device *d, const struct ipc_handle *h,
                         uint32_t *number, struct err *e)
 {
@@ -266,8 +266,8 @@ void ipc_scope_unmap(struct ipc_scope *c, uint32_t mapping)
         mapping_close(c, idle->first);
 }
 
-/* Has the process begun to exit? The driver ends its work, and lets its events pass, some time
- * before its pidfd says that it has. False when there is no telling. */
+/* Has the process begun to exit? The driver ends its work, and its events pass, some time before
+ * its pidfd becomes readable. False if it cannot be determined. */
 static bool is_exiting(pid_t pid)
 {
     char path[32], text[1024];
@@ -285,20 +285,20 @@ static bool is_exiting(pid_t pid)
     if (n <= 0)
         return false;
     text[n] = '\0';
-    after = strrchr(text, ')'); /* of the program's name, which may hold anything */
+    after = strrchr(text, ')'); /* the end of the program's name, which may contain anything */
     return after != NULL && sscanf(after, ") %*c %*d %*d %*d %*d %*d %u", &flags) == 1 &&
            (flags & PROCESS_EXITING) != 0;
 }
 
-/* A descriptor of a process, also of one that is ending or a zombie: its end is seen when it is
- * asked. -1: it is not visible from here, or there is no descriptor to be had; then nothing is said
- * of it. */
+/* A pidfd of a process, also of one that is exiting or a zombie: its end is found when it is
+ * polled. -1: the process is not visible from here, or no descriptor is available; then it is
+ * not watched. */
 static int process_watch(pid_t pid)
 {
     return pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
 }
 
-/* The number of a process among those that are watched. */
+/* The number of a process among the watched ones. */
 static uint8_t exporter_find(struct ipc_scope *c, pid_t pid)
 {
     int pidfd;
@@ -359,7 +359,7 @@ int ipc_scope_take_export(struct ipc_scope *c, const struct ipc_handle *h, uint3
     return 0;
 }
 
-/* One line for an update: a hundred thousand exports may have the same reason. */
+/* Logs once for an update: a hundred thousand exports may fail for the same reason. */
 static void report_stuck(struct ipc_scope *c, const struct err *e)
 {
     if (c->stuck_told)
@@ -424,7 +424,7 @@ int ipc_scope_check_exporters(const struct ipc_scope *c, uint64_t exporters, str
         const struct exporter *x = &c->exporters[i];
         struct pollfd p = {.fd = x->pidfd, .events = POLLIN};
 
-        /* While its pidfd has not ended, its number is nobody else's. */
+        /* Until its pidfd reports the end, no other process has its number. */
         if ((exporters >> i & 1) != 0 && (is_exiting(x->pid) || poll(&p, 1, 0) > 0))
             return err_set(e, ERR_GONE, "",
                            "process %ld, which exported the weights, has ended during the update",

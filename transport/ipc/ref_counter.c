@@ -1,7 +1,7 @@
-/* torch's counter objects, mapped for the moment in which they are counted down.
+/* torch's counter objects, mapped only while they are decremented.
  *
- * Mapped rather than written with pwrite, because the exporter and other receivers count in the
- * same word: only a compare-and-swap neither loses a count nor goes below zero. */
+ * They are mapped, not written with pwrite, because the exporter and other receivers change the
+ * same word: only a compare-and-swap neither loses a decrement nor goes below zero. */
 #include "transport/ipc/ref_counter.h"
 
 #include <assert.h>
@@ -15,7 +15,7 @@
 
 enum { PID_DIGITS_MAX = 10, NUMBER_DIGITS_MAX = 20, NAME_CUT = 64 };
 
-/* The number of digits at `text`, 0 when there are none or more than `max`. */
+/* The number of digits at `text`; 0 if there are none or more than `max`. */
 static size_t digits(const char *text, size_t max)
 {
     size_t n = strspn(text, "0123456789");
@@ -23,7 +23,7 @@ static size_t digits(const char *text, size_t max)
     return n <= max ? n : 0;
 }
 
-/* Reads "/torch_<pid>_<number>[_<number>]"; *pid is 0 when it is no process's. */
+/* Parses "/torch_<pid>_<number>[_<number>]"; *pid is 0 if it is not a valid process number. */
 static bool name_parse(const char *name, pid_t *pid)
 {
     static const char head[] = "/torch_";
@@ -57,7 +57,7 @@ pid_t ref_counter_pid(const char *name)
     return name_parse(name, &pid) ? pid : 0;
 }
 
-/* What the object must be before it is written to. */
+/* Checks the object before it is written to. */
 static int check_object(int fd, const char *name, struct err *e)
 {
     struct stat st;
@@ -86,7 +86,7 @@ int ref_counter_open(struct ref_counter *out, const char *name, struct err *e)
     if (!name_parse(name, &pid))
         return err_set(e, ERR_UNREADABLE, "", "'%.*s' is not the name of a counter of torch's",
                        (int)NAME_CUT, name);
-    /* O_NONBLOCK: a FIFO there is not waited on. */
+    /* O_NONBLOCK: opening a FIFO must not block. */
     fd = shm_open(name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0);
     if (fd < 0)
         return err_set_errno(e, ERR_UNREADABLE, "", errno, "counter '%s' cannot be opened", name);
@@ -118,7 +118,8 @@ bool ref_counter_down(struct ref_counter *c, uint32_t slot)
     assert(c->base != NULL && slot < REF_COUNTER_SLOTS);
     count += slot;
     was = atomic_load(count);
-    /* Releases: what we read of that memory was read before its owner sees the count. */
+    /* seq_cst, thus also a release: all reads of that memory precede the owner's view of the
+     * count. */
     while (was > 0 && !atomic_compare_exchange_weak(count, &was, was - 1))
         continue;
     return was > 0;

@@ -1,5 +1,5 @@
-/* From the values of a pickle to handles: by schema, argument by argument. Nothing that came is
- * trusted to agree with anything else that came. */
+/* Converts the values of a pickle to handles by their schema, argument by argument. No value is
+ * assumed to be consistent with another. */
 #include "transport/ipc/torch_handle.h"
 
 #include "transport/ipc/torch_pickle.h"
@@ -54,9 +54,9 @@ struct walk {
     uint32_t i_tensor; /* of the list; for messages */
     bool packed;
     const char *uuid; /* of the entry; for messages */
-    const char *what; /* instead of it, where a tensor comes without one; NULL: with one */
-    char *sender;     /* with `what`: [IPC_UUID_LEN + 1], the GPU that the device names */
-    bool expandable;  /* refused for that */
+    const char *what; /* the name for messages if there is no uuid; else NULL */
+    char *sender;    /* with `what`: [IPC_UUID_LEN + 1], receives the UUID in the device argument */
+    bool expandable; /* it was refused because its memory is an expandable segment */
     struct err *e;
 };
 
@@ -82,7 +82,7 @@ static const struct pickle_value *value_at(const struct walk *w, uint32_t cell)
     return &w->p.values[w->p.cells[cell].value];
 }
 
-/* The first n items of a container that has them. */
+/* The first n items of a container that has at least n. */
 static void items_of(const struct walk *w, const struct pickle_value *c,
                      const struct pickle_value **out, uint32_t n)
 {
@@ -142,8 +142,8 @@ static int read_classes(struct walk *w, args_t args, struct ipc_handle *h)
     return want_bool(w, args, ARG_REQUIRES_GRAD, &h->requires_grad);
 }
 
-/* Row-major and without gaps. The stride of a dimension of 1 is never used, and an empty tensor's
- * none: torch lets them be anything, and so do we. */
+/* Requires row-major order without gaps. The stride of a dimension of size 1 is never used, nor
+ * any stride of an empty tensor: torch allows any value there, and so does this. */
 static int check_contiguous(struct walk *w, const struct ipc_handle *h, uint64_t numel)
 {
     uint64_t wanted = 1;
@@ -211,7 +211,7 @@ static int read_geometry(struct walk *w, args_t args, struct ipc_handle *h)
     return 0;
 }
 
-/* Bare 64 bytes, or torch's two bytes of version and type before them. */
+/* The 64 bytes alone, or after torch's two bytes of version and type. */
 static int read_memory(struct walk *w, args_t args, struct ipc_handle *h)
 {
     const struct pickle_value *v = args[ARG_HANDLE];
@@ -253,7 +253,7 @@ static int read_memory(struct walk *w, args_t args, struct ipc_handle *h)
     return 0;
 }
 
-/* Digits from text[*at] on, at most `max`; moves *at behind them. */
+/* Digits from text[*at] on, at most `max`; moves *at after them. */
 static bool digits(const uint8_t *text, uint32_t len, uint32_t *at, uint32_t max)
 {
     uint32_t n = 0;
@@ -265,7 +265,7 @@ static bool digits(const uint8_t *text, uint32_t len, uint32_t *at, uint32_t max
     return n > 0;
 }
 
-/* "/torch_<pid>_<random>[_<n>]" and nothing else: whoever opens it writes to it. */
+/* Accepts only "/torch_<pid>_<random>[_<n>]": the object with that name will be written to. */
 static bool is_counter_name(const uint8_t *text, uint32_t len)
 {
     static const char head[] = "/torch_";
@@ -309,7 +309,7 @@ static int read_event(struct walk *w, args_t args, struct ipc_handle *h)
     return 0;
 }
 
-/* An empty tensor shares nothing: torch then sends None for all of it. */
+/* An empty tensor shares no memory: torch sends None for these arguments. */
 static int read_nothing(struct walk *w, args_t args, const struct ipc_handle *h)
 {
     uint64_t slot;
@@ -325,7 +325,7 @@ static int read_nothing(struct walk *w, args_t args, const struct ipc_handle *h)
     return 0;
 }
 
-/* An index means nothing to another process; SGLang's trainers send the GPU's UUID in its place. */
+/* An index has no meaning in another process; SGLang's trainers send the GPU's UUID instead. */
 static int read_device(struct walk *w, args_t args, struct ipc_handle *h)
 {
     const struct pickle_value *v = args[ARG_DEVICE];
@@ -360,7 +360,7 @@ static int read_args(struct walk *w, const struct pickle_value *tuple, struct ip
     return read_event(w, args, h);
 }
 
-/* (rebuild_cuda_tensor, args), or the args alone. */
+/* (rebuild_cuda_tensor, args), or only args. */
 static int read_export(struct walk *w, const struct pickle_value *v, struct ipc_handle *h)
 {
     const struct pickle_value *pair[2];
@@ -378,8 +378,8 @@ static int read_export(struct walk *w, const struct pickle_value *v, struct ipc_
     return read_args(w, pair[1], h);
 }
 
-/* The GPU of a UUID. Every dict of a list names them in one order, so `guess` is nearly always
- * right and the walk stays linear. */
+/* The GPU with a UUID. Every dict of a list has them in the same order, so `guess` is nearly
+ * always right and the search stays linear. */
 static uint32_t find_gpu(const struct ipc_handles *set, const char *uuid, uint32_t guess)
 {
     if (guess < set->n_gpus && strcmp(set->gpus[guess].uuid, uuid) == 0)
@@ -399,7 +399,7 @@ static int read_key(struct walk *w, const struct pickle_value *key, char uuid[IP
                   (const char *)key->u.data);
 }
 
-/* The first dict says which GPUs there are. */
+/* The first dict determines the GPUs. */
 static int read_gpus(struct walk *w, const struct pickle_value *dict, struct ipc_handles *set)
 {
     uint32_t cell = dict->u.items.first;
@@ -421,7 +421,8 @@ static int read_gpus(struct walk *w, const struct pickle_value *dict, struct ipc
     return 0;
 }
 
-/* One handle of each GPU of the set. As many keys as GPUs and none twice: none is missing. */
+/* Reads one handle of each GPU. As many keys as GPUs, and none repeated, means that none is
+ * missing. */
 static int read_dict(struct walk *w, const struct pickle_value *dict, struct ipc_handles *set)
 {
     bool seen[IPC_GPUS_MAX] = {false};

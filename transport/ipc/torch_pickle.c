@@ -1,6 +1,6 @@
-/* A stack machine without calls: each opcode that is on the list, and nothing else. Values are made
- * once and never changed but for a list or dict on top of the stack, which no other value can hold:
- * what is memoized and fetched again is immutable, so no cycle can be built. */
+/* A stack machine without calls that accepts only the listed opcodes. Values are immutable,
+ * except a list or dict on top of the stack, which no other value can contain: what is memoized
+ * and fetched again is immutable, so no cycle can be built. */
 #include "transport/ipc/torch_pickle.h"
 
 #include <stdarg.h>
@@ -14,8 +14,8 @@ enum {
     PROTOCOL_MAX = 5,
     FRAME_HEAD = 8,
     INT_NBYTES_MAX = 8,
-    ROOM_MIN = 256, /* entries a pool begins with */
-    TEXT_SHOWN = 80 /* of a stranger's name, in a message */
+    ROOM_MIN = 256, /* initial entries of a pool */
+    TEXT_SHOWN = 80 /* bytes of a name in a message */
 };
 
 enum op {
@@ -54,7 +54,7 @@ enum op {
     OP_FRAME = 0x95
 };
 
-/* Opcodes that somebody may really send, for the message that refuses them. */
+/* Names of opcodes that real senders may use, for the message that refuses them. */
 static const struct {
     uint8_t op;
     const char *name;
@@ -98,11 +98,10 @@ static const struct {
     {0x98, "READONLY_BUFFER"},
 };
 
-/* Module, name and number; dtypes are torch's names of those that can be served. Without a module
- * are those that SGLang's trainers send: they moved from release to release, and trainers carry
- * copies of them. The name says how the arguments are laid out, which is all that is done with it:
- * no module is ever looked into. Only pickles with tensors have them, and only messages an error.
- */
+/* Module, name and number; dtypes have torch's names. Rows without a module are those that
+ * SGLang's trainers send: the classes moved between releases, and trainers have copies of them.
+ * The name determines how the arguments are laid out; no module is ever loaded. Only pickles
+ * with tensors may use them, and only messages may use an error. */
 static const struct global_row {
     const char *module, *name;
     uint8_t global, dtype;
@@ -121,7 +120,8 @@ static const struct global_row {
 #undef X
 };
 
-/* What may stand in it: tensors' names in the last two, tensors in the one, errors in the other. */
+/* The kind of pickle. TENSORS and MESSAGE may contain strings as long as tensors' names; TENSORS
+ * may contain tensors, MESSAGE errors. */
 enum form { FORM_HANDLES, FORM_TENSORS, FORM_MESSAGE };
 
 struct reader {
@@ -152,7 +152,7 @@ __attribute__((format(printf, 2, 3))) static int refuse(struct reader *r, const 
     return err_set(r->e, ERR_BAD_REQUEST, r->field, "pickle, byte %zu: %s", r->op_at, text);
 }
 
-/* Room for one more in a pool: it doubles, so that all growing together is linear. */
+/* Grows a pool for one more entry; it doubles, so that all growing together is linear. */
 static int pool_grow(struct reader *r, void **pool, uint32_t *room, uint32_t n, size_t each)
 {
     uint32_t wanted = *room == 0 ? ROOM_MIN : *room * 2;
@@ -173,7 +173,7 @@ static int pool_grow(struct reader *r, void **pool, uint32_t *room, uint32_t n, 
     return 0;
 }
 
-/* The next n bytes of the input, or NULL after saying that they are not there. */
+/* The next n bytes of the input; NULL, with the error set, if there are fewer. */
 static const uint8_t *reader_take(struct reader *r, uint64_t n)
 {
     const uint8_t *bytes = r->data + r->at;
@@ -239,7 +239,7 @@ static int push_int(struct reader *r, enum pickle_kind kind, int64_t integer)
     return stack_push(r, (struct pickle_value){.kind = (uint8_t)kind, .u.integer = integer});
 }
 
-/* How many values lie above the last mark. */
+/* The number of values above the last mark. */
 static uint32_t above_mark(const struct reader *r)
 {
     return r->n_stack - (r->n_marks > 0 ? r->marks[r->n_marks - 1] : 0);
@@ -258,7 +258,7 @@ static struct pickle_value *stack_top(struct reader *r, uint32_t i)
     return &r->p.values[r->stack[r->n_stack - 1 - i]];
 }
 
-/* Takes the mark away; *n is how many values lay above it. */
+/* Removes the last mark; *n receives the number of values above it. */
 static int pop_mark(struct reader *r, uint32_t *n)
 {
     if (r->n_marks == 0)
@@ -309,7 +309,7 @@ static int make_tuple(struct reader *r, uint32_t n)
     return move_items(r, index, n) != 0 ? -1 : push_index(r, index);
 }
 
-/* n values go into the container beneath them: items into a list, pairs into a dict. */
+/* Moves n values into the container below them: items into a list, pairs into a dict. */
 static int op_extend(struct reader *r, enum pickle_kind kind, uint32_t n)
 {
     struct pickle_value *c;
@@ -510,7 +510,7 @@ static int reduce_size(struct reader *r, const struct pickle_value *args)
     return stack_push(r, size);
 }
 
-/* rebuild_cuda_tensor(...), RuntimeError(...): the arguments, by another name. */
+/* rebuild_cuda_tensor(...), RuntimeError(...): the tuple of arguments as another kind. */
 static int reduce_as(struct reader *r, enum pickle_kind kind, const struct pickle_value *args)
 {
     struct pickle_value made = *args;
@@ -543,7 +543,7 @@ static int op_reduce(struct reader *r)
                   r->form == FORM_TENSORS ? " and CUDA tensors" : "");
 }
 
-/* An object without arguments, of a class that is nothing but its dict. */
+/* Makes an object without arguments, of a class that has only a dict. */
 static int make_object(struct reader *r)
 {
     const struct pickle_value *class, *args;
@@ -567,7 +567,7 @@ static int make_object(struct reader *r)
                       (struct pickle_value){.kind = PICKLE_OBJECT, .depth = 1, .global = global});
 }
 
-/* The object gets its dict, once: nobody else can have either. */
+/* Sets the dict of an object, once: no other value can contain either. */
 static int op_build(struct reader *r)
 {
     const struct pickle_value *object, *state;
@@ -629,7 +629,7 @@ static int refuse_op(struct reader *r, uint8_t op)
     return refuse(r, "opcode 0x%02x is not part of an export of torch", op);
 }
 
-/* Opcodes that push one value made of what follows them. */
+/* Opcodes that push one value read from the bytes after them. */
 static int step_value(struct reader *r, uint8_t op)
 {
     switch (op) {

@@ -1,4 +1,4 @@
-/* A pickle as it travels in JSON. */
+/* A pickle in JSON: base64. */
 #include "transport/ipc/ipc_handle.h"
 #include "transport/ipc/torch_pickle.h"
 

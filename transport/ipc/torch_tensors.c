@@ -1,6 +1,5 @@
-/* From the values of a pickle to a tensor list and the handles that hold it: by schema, member by
- * member. What the metadata says of a tensor is held against the tensor that it is said to be a
- * part of. */
+/* Converts the values of a pickle to a tensor list and its handles by their schema, member by
+ * member. The metadata of a tensor is checked against the tensor of which it is a part. */
 #include "transport/ipc/torch_tensors.h"
 
 #include "base/utf8.h"
@@ -16,7 +15,7 @@ enum {
     NAME_SHOWN = 160,
     WHAT_MAX = NAME_SHOWN + 16, /* "tensor '...'" */
     KEY_SHOWN = 64,
-    ROOM_MIN = 64 /* handles a set begins with */
+    ROOM_MIN = 64 /* initial handles of a set */
 };
 _Static_assert((int)PICKLE_NAME_MAX == (int)TENSOR_LIST_NAME_LEN_MAX,
                "names are read as long as plans'");
@@ -28,7 +27,7 @@ struct walk {
     struct tensor_list_builder *builder; /* owned */
     struct ipc_handle *handles;          /* owned; [n] of [room] */
     uint32_t n, room;
-    char uuid[IPC_UUID_LEN + 1]; /* of the tensors so far; "": an index */
+    char uuid[IPC_UUID_LEN + 1]; /* of the tensors so far; "": they have only an index */
     char what[WHAT_MAX];         /* the tensor that is being read; for messages */
     struct err *e;
 };
@@ -84,7 +83,7 @@ static int read_member_once(struct walk *w, const char *whose, const struct memb
                   shown, (const char *)key->u.data);
 }
 
-/* Exactly these members, each once, in any order. */
+/* Requires exactly these members, each once, in any order. */
 static int read_dict(struct walk *w, const struct pickle_value *dict, const char *whose,
                      const struct member *members, uint32_t n)
 {
@@ -104,7 +103,7 @@ static int read_dict(struct walk *w, const struct pickle_value *dict, const char
     return 0;
 }
 
-/* The dict of an object that has been built, or a plain dict in its place. */
+/* The dict of an object, or a plain dict instead of one. */
 static const struct pickle_value *dict_of(const struct walk *w, const struct pickle_value *v,
                                           enum pickle_global class)
 {
@@ -125,7 +124,7 @@ static int check_name(struct walk *w, char name[TENSOR_LIST_NAME_LEN_MAX + 1],
     return 0;
 }
 
-/* Names and their order are the tensor list's to judge; its pointers are not of this request. */
+/* The builder checks names and their order; its JSON pointers do not fit this request. */
 static int tensor_list_add(struct walk *w, const char *name, enum dtype dtype,
                            const uint64_t *shape, uint32_t ndim)
 {
@@ -153,7 +152,7 @@ static int add_handle(struct walk *w, const struct ipc_handle *h)
     return 0;
 }
 
-/* All tensors of a string lie on one GPU, as they were one process's. */
+/* All tensors of a string must be on one GPU, because one process wrote it. */
 static int check_gpu(struct walk *w, const char *uuid)
 {
     if (w->n == 0)
@@ -209,8 +208,8 @@ static int read_index(struct walk *w, const struct pickle_value *v, const char *
     return 0;
 }
 
-/* Where the part begins in the flattened tensor, in bytes: [start_idx, end_idx) lies within it, and
- * has as many bytes as dtype and shape make. */
+/* The begin of the part in the flattened tensor, in bytes. [start_idx, end_idx) must be within
+ * it, and have as many bytes as dtype and shape give. */
 static int check_part_offset(struct walk *w, const struct part *part, const struct ipc_handle *flat,
                              uint64_t nbytes, uint64_t *at)
 {
@@ -235,7 +234,7 @@ static int check_part_offset(struct walk *w, const struct part *part, const stru
     return 0;
 }
 
-/* One tensor out of the flattened one, as a handle of its own. */
+/* Adds one part of the flattened tensor as a handle of its own. */
 static int add_part(struct walk *w, const struct pickle_value *v, uint32_t i,
                     const struct ipc_handle *flat)
 {
@@ -265,7 +264,8 @@ static int add_part(struct walk *w, const struct pickle_value *v, uint32_t i,
     return add_handle(w, &h);
 }
 
-/* Parts that lie back to back from the first byte on are one bucket, copied in one piece. */
+/* If the parts are adjacent from the first byte on, they become one bucket, which is copied in
+ * one piece. */
 static void handles_pack(struct walk *w, const struct ipc_handle *flat)
 {
     uint64_t at = flat->tensor_offset;
@@ -315,8 +315,8 @@ static int walk_flattened(struct walk *w, const struct pickle_value *root)
 
 /* The list of tensors */
 
-/* A pickle of one tensor in the bytes of another. It may hold no further ones: what is built of it
- * is a tensor or nothing. */
+/* Reads a pickle of one tensor that is bytes of another pickle. It may not contain further ones:
+ * its result is a tensor or nothing. */
 static int read_serialized(struct walk *w, const struct pickle_value *bytes, struct ipc_handle *h,
                            char uuid[IPC_UUID_LEN + 1])
 {
@@ -419,7 +419,7 @@ static int walk_root(struct walk *w)
                   pickle_kind_name(root));
 }
 
-/* Hands over what was read. @out zeroed */
+/* Moves the result to *out, which is zeroed. */
 static int walk_finish(struct walk *w, struct torch_tensors *out)
 {
     struct tensor_list_builder *builder = w->builder;

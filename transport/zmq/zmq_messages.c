@@ -1,4 +1,4 @@
-/* From the values of a pickle to a message: by schema, member by member. */
+/* Converts the values of a pickle to a message by their schema, member by member. */
 #include "transport/zmq/zmq_messages.h"
 
 #include "base/utf8.h"
@@ -17,7 +17,7 @@ _Static_assert((int)PICKLE_NAME_MAX == (int)TENSOR_LIST_NAME_LEN_MAX,
 struct walk {
     struct pickle p;
     struct tensor_list_builder *builder; /* owned */
-    uint32_t i;                   /* of the list; for messages */
+    uint32_t i;                          /* of the list; for messages */
     struct err *e;
 };
 
@@ -47,7 +47,7 @@ static bool is_text(const struct pickle_value *v, const char *text)
     return strlen(text) == v->n && memcmp(v->u.data, text, v->n) == 0;
 }
 
-/* Exactly these members, each once, in any order. */
+/* Requires exactly these members, each once, in any order. */
 static int read_entry(struct walk *w, const struct pickle_value *dict, struct entry *out)
 {
     const struct {
@@ -200,7 +200,7 @@ int zmq_message_read(struct zmq_message *out, const void *data, size_t nbytes, s
     tensor_list_builder_free(w.builder);
     pickle_fini(&w.p);
     if (rc != 0) {
-        e->field[0] = '\0'; /* a tensor list's pointers are of no request */
+        e->field[0] = '\0'; /* the builder's JSON pointers do not fit this request */
         zmq_message_fini(&made);
         return -1;
     }
@@ -215,7 +215,7 @@ void zmq_message_fini(struct zmq_message *m)
     memset(m, 0, sizeof *m);
 }
 
-/* Where a tensor lies, for the check that none lies in another. */
+/* The bytes of a tensor, for the check that no two overlap. */
 struct extent {
     uint64_t at, end;
     uint32_t i;

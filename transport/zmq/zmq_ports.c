@@ -1,6 +1,6 @@
-/* libzmq reports the life of a connection as messages of a second socket, its monitor, and from
- * there comes the descriptor whose peer the kernel names. The order of both is that of libzmq's one
- * I/O thread, so a connection is judged before what it brings is read. */
+/* libzmq reports the events of a connection as messages of a second socket, its monitor. The
+ * connection's descriptor is in an event; the kernel names its peer. Events and messages have
+ * the order of libzmq's one I/O thread, so a connection is checked before its messages are read. */
 #include "transport/zmq/zmq_ports.h"
 
 #include "base/mtx.h"
@@ -31,13 +31,13 @@ static const char scheme[] = "ipc://";
 static const char disconnect_text[] =
     "the trainer closed its socket, died, or sent a message that is too long";
 
-/* Makes finding descriptors and taking them one step, among updates. Guards nothing else. */
+/* Makes finding and using descriptors one step among updates. Guards no data. */
 static struct mtx opening = {.m = PTHREAD_MUTEX_INITIALIZER, .rank = MTX_LEAF};
 
 struct port {
     void *socket, *monitor; /* owned; NULL: not opened */
     int dirfd;              /* owned; of a file's socket, or -1 */
-    bool connected;         /* to a process that is believed */
+    bool connected;         /* to a trusted process */
     bool lost;
     struct err why; /* with `lost` */
     bool has_message;
@@ -87,7 +87,7 @@ static int set_int(const struct zmq_ports *p, void *socket, int option, int valu
     return zmq_failed(p, "zmq_setsockopt", e);
 }
 
-/* One message under way at a time: what a peer sends beyond is left in its own queue. */
+/* One message at a time: what a peer sends beyond it stays in its own queue. */
 static int set_options(const struct zmq_ports *p, void *socket, struct err *e)
 {
     int64_t nbytes_max = ZMQ_MESSAGE_NBYTES_MAX;
@@ -117,8 +117,8 @@ static int port_watch(struct zmq_ports *p, uint32_t i, struct err *e)
     return p->zmq.connect(port->monitor, endpoint) == 0 ? 0 : zmq_failed(p, "zmq_connect", e);
 }
 
-/* A file is held open beneath its root, and connected to by that: a name that changes meanwhile
- * leads nowhere else. */
+/* A file is opened below its root, and connected to through the open descriptor: a concurrent
+ * rename has no effect. */
 static int endpoint_of_file(struct port *port, char endpoint[ENDPOINT_MAX], const char *path,
                             const char *const *roots, size_t n_roots, struct err *e)
 {
@@ -157,7 +157,8 @@ static int open_port(struct zmq_ports *p, uint32_t i, const char *address, const
     return p->zmq.connect(port->socket, endpoint) == 0 ? 0 : zmq_failed(p, "zmq_connect", e);
 }
 
-/* libzmq ends the process when it gets no descriptor for a mailbox, so they are found first. */
+/* libzmq ends the process if it gets no descriptor for a mailbox, so this checks in advance that
+ * enough are free. */
 static int find_descriptors(uint32_t n, struct err *e)
 {
     uint32_t n_wanted = CTX_FDS + n * PORT_FDS, n_open = 0;
@@ -233,7 +234,7 @@ void zmq_ports_close(struct zmq_ports *p)
         struct port *port = &p->ports[i];
 
         drop_message(p, port);
-        if (port->monitor != NULL) /* else libzmq leaks what it reports while it ends */
+        if (port->monitor != NULL) /* otherwise libzmq leaks the events of its end */
             (void)p->zmq.socket_monitor(port->socket, NULL, 0);
         if (port->socket != NULL)
             (void)p->zmq.close(port->socket);
@@ -243,7 +244,8 @@ void zmq_ports_close(struct zmq_ports *p)
             (void)close(port->dirfd);
     }
     if (p->ctx != NULL)
-        (void)p->zmq.ctx_term(p->ctx); /* EINTR: its memory stays; we take no signals */
+        (void)p->zmq.ctx_term(
+            p->ctx); /* EINTR would leak its memory, but this thread receives no signals */
     free(p);
 }
 
@@ -321,8 +323,8 @@ static void port_receive(struct zmq_ports *p, struct port *port)
                   "the trainer sent a message of several parts; each is one pickle");
 }
 
-/* All events that there are. Only the first connection is believed: libzmq does not say by which of
- * several a message came. Returns: has one ended? */
+/* Handles all pending events. Only the first connection is trusted: libzmq does not report over
+ * which of several a message was received. Returns true if a connection has ended. */
 static bool take_events(const struct zmq_ports *p, struct port *port)
 {
     bool gone = false;
@@ -339,8 +341,9 @@ static bool take_events(const struct zmq_ports *p, struct port *port)
     return gone;
 }
 
-/* What has happened to a port since. What came before a loss is still read, unless somebody has
- * connected meanwhile: a connection's event comes before its messages, so it is seen below. */
+/* Updates the state of a port. Messages from before a loss are still read, unless there was
+ * another connection meanwhile: the event of a connection precedes its messages, so that is
+ * detected below. */
 static void port_poll(struct zmq_ports *p, struct port *port)
 {
     bool gone = take_events(p, port);

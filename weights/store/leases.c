@@ -1,5 +1,6 @@
-/* A table of leases and one thread that ends them. The table is small and looked through whole; a
- * version is let go outside the lock, since freeing its memory may take a driver's call. */
+/* A table of leases, and one thread that ends expired ones. The table is small and is searched
+ * linearly. A version is unpinned outside the lock, because freeing its memory may take a driver
+ * call. */
 #include "weights/store/leases.h"
 
 #include "base/clock.h"
@@ -23,7 +24,7 @@ struct lease {
 
 struct handle_leases {
     struct mtx lock;    /* rank MTX_LEAF; guards down to the blank line */
-    struct cnd changed; /* an end came nearer, or `stopping` */
+    struct cnd changed; /* a lease ends earlier than before, or `stopping` */
     struct lease leases[LEASES_MAX];
     struct leases_stats stats;
     bool stopping;
@@ -33,7 +34,7 @@ struct handle_leases {
     bool joined;         /* the owner's */
 };
 
-/* Takes a lease out of the table; its pin is the caller's to let go. */
+/* Removes a lease from the table; the caller has to unpin its version. */
 static const struct version *take_out_locked(struct handle_leases *l, struct lease *it)
 {
     const struct version *v = it->version;
@@ -44,7 +45,7 @@ static const struct version *take_out_locked(struct handle_leases *l, struct lea
     return v;
 }
 
-/* A running lease whose time is over, or NULL; *next_us is when to look again. */
+/* A running lease that has expired, or NULL; *next_us is the next expiry. */
 static struct lease *expired_locked(struct handle_leases *l, uint64_t *next_us)
 {
     *next_us = CLOCK_NEVER;
@@ -154,7 +155,7 @@ void leases_free(struct handle_leases *l)
     free(l);
 }
 
-/* A free place, taken: so that two that come at once do not both get the last one. */
+/* Reserves a free entry, so that two concurrent calls do not both get the last one. */
 static struct lease *lease_reserve(struct handle_leases *l, struct err *e)
 {
     struct lease *it = NULL;
@@ -253,7 +254,7 @@ int lease_renew(struct handle_leases *l, const char *id, uint32_t lease_s, struc
     mtx_lock(&l->lock);
     it = find_locked(l, id);
     if (it != NULL && (it->state != LEASE_RUNNING || lease_timer_expired(&it->info.timer)))
-        it = NULL; /* its end is decided, if not done yet */
+        it = NULL; /* expired, but not removed yet */
     if (it != NULL) {
         lease_timer_extend(&it->info.timer, lease_s);
         cnd_signal(&l->changed); /* it may end sooner than before */

@@ -1,7 +1,7 @@
-/* A staging: the table of the version to be, filled as tensors arrive.
+/* A staging: the table of the next version, filled as tensors arrive.
  *
- * The next version exists from the start, so that a commit can fail for no other reason than
- * missing tensors. */
+ * The next version is allocated at the start, so that missing tensors are the only reason for
+ * which a commit can fail. */
 #include "weights/store/store_priv.h"
 
 #include <assert.h>
@@ -41,7 +41,8 @@ static struct staging_hole hole_remove(struct staging_whole *whole, uint32_t i)
     return hole;
 }
 
-/* A chunk that is sent again finds the room that it had, though another came behind it. */
+/* Reuses memory that was given back: a chunk that is sent again gets the memory of its first
+ * attempt, even if another chunk was placed after it. */
 static bool hole_take(struct staging_whole *whole, uint64_t nbytes, uint64_t *at)
 {
     for (uint32_t i = 0; i < whole->n_holes; i++) {
@@ -60,7 +61,7 @@ static bool hole_take(struct staging_whole *whole, uint64_t nbytes, uint64_t *at
     return false;
 }
 
-/* The last room moves the end back, and so do the holes that are then the last. */
+/* If the hole is at the end, `end` moves back, also over holes that are then at the end. */
 static void hole_add(struct staging_whole *whole, uint64_t offset, uint64_t nbytes)
 {
     bool more = true;
@@ -81,8 +82,9 @@ static void hole_add(struct staging_whole *whole, uint64_t offset, uint64_t nbyt
     }
 }
 
-/* From the slab that holds a whole update on a GPU. 1: there is no such slab, because only a part
- * comes there; or it is full, since buckets that begin aligned may waste more than was foreseen. */
+/* Takes memory from the slab that holds a whole update on a GPU. Returns 1 if there is no such
+ * slab, because only a part is sent there, or if it is full, because aligned buckets waste more
+ * than was planned. */
 static int memory_in_whole(struct staging *g, uint32_t place, uint64_t nbytes,
                            struct staging_memory *out, struct err *e)
 {
@@ -208,7 +210,7 @@ bool staging_has(const struct staging *g, uint32_t place, uint32_t index)
     return *arrived_at(g, place, index);
 }
 
-/* A tensor that arrived anywhere is new: what other places have of it is of another version. */
+/* If a tensor arrived in any place, the other places' bytes of it are of another version. */
 uint64_t staging_effective(const struct staging *g, uint32_t place, uint32_t index)
 {
     if (staging_has(g, place, index))
@@ -218,7 +220,7 @@ uint64_t staging_effective(const struct staging *g, uint32_t place, uint32_t ind
     return version_view(g->base, place, index)->addr;
 }
 
-/* Is the tensor where it must be? A mirror gets whatever a rank gets. */
+/* Is the tensor missing on a rank that needs it? A mirror receives all that ranks receive. */
 static bool is_missing(const struct staging *g, uint32_t index)
 {
     uint8_t n = g->spread[index].n_ranks;

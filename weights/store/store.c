@@ -1,8 +1,9 @@
-/* The store: one pointer to the version that is served, and who still reads older ones.
+/* The store: one pointer to the served version, and the readers of older ones.
  *
- * A version's references are plain integers under the store's lock: a pin happens once an engine
- * step, so a lock held for a few instructions costs nothing. Rejected: an atomic pointer with
- * hazard pointers, because sleep needs "nobody reads and nobody can begin to" anyway. */
+ * The reference counts of versions are plain integers under the store's lock: one pin for each
+ * engine step, and a lock that is held for a few instructions, cost nothing. Rejected: an atomic
+ * pointer with hazard pointers, because sleep needs a state in which nothing reads and nothing
+ * can begin to read. */
 #include "weights/store/store_priv.h"
 
 #include "base/clock.h"
@@ -16,7 +17,7 @@
 
 enum {
     STORE_PAGE_NBYTES = 4096,
-    STORE_ALIGN_NBYTES_EACH = 16, /* foreseen for buckets that begin aligned, for each tensor */
+    STORE_ALIGN_NBYTES_EACH = 16, /* for the alignment of buckets, for each tensor */
     STORE_GPU_GRANULE_NBYTES = 2 << 20,
     STORE_SCRATCH_IDLE_NBYTES = 256 << 20,
     STORE_STOP_POLL_US = 50000
@@ -39,7 +40,7 @@ const char *store_state_name(enum store_state state)
     return "unknown";
 }
 
-/* One retired version may stay idle: the next update is as large as the last. */
+/* The memory of one retired version may stay idle for the next update, which is as large. */
 static uint64_t idle_bound(const struct tensor_list *tensor_list)
 {
     uint64_t rounding = (uint64_t)tensor_list->n_tensors * STORE_PAGE_NBYTES;
@@ -56,8 +57,9 @@ uint64_t store_whole_nbytes(const struct store *s)
            STORE_PAGE_NBYTES;
 }
 
-/* An update must not wait for the driver to find pages; and a GPU without room for the model is
- * better known now. Ranks of several may be meant to share it. */
+/* Reserved in advance so that an update does not wait for the driver's allocation, and because
+ * it is better to know early that a GPU is too small for the model. With several ranks this is
+ * no error: they may be meant to share it. */
 int store_reserve_whole(const struct store *s, uint32_t place, struct err *e)
 {
     struct slab_pool *pool = s->places[place].slabs;
@@ -227,7 +229,7 @@ static struct version_owned *version_new(const struct store *s)
     return v;
 }
 
-/* Neighbours most often lie in one slab. */
+/* Adjacent tensors are mostly in one slab. */
 static void views_release(struct version_owned *v)
 {
     size_t n = (size_t)v->n_tensors * v->n_places;
@@ -258,7 +260,7 @@ struct view *version_view(const struct version_owned *v, uint32_t place, uint32_
     return &v->views[(size_t)place * v->n_tensors + index];
 }
 
-/* `to` is not published yet: nobody else looks at its slots. */
+/* `to` is not published yet: no other thread reads its slots. */
 static void share_sum(struct version_owned *to, const struct version_owned *from, uint32_t index)
 {
     struct sum_slot *sum = &from->sums[index];
@@ -280,7 +282,7 @@ static void share_view(struct version_owned *to, const struct version_owned *fro
         (void)slab_ref(view->slab);
 }
 
-/* Copies a tensor's views in all places, and its checksum when known; takes references. */
+/* Copies a tensor's views in all places, and its checksum if known; takes references. */
 static void version_share(struct version_owned *to, const struct version_owned *from,
                           uint32_t index)
 {
@@ -289,8 +291,8 @@ static void version_share(struct version_owned *to, const struct version_owned *
     share_sum(to, from, index);
 }
 
-/* The version leaves the count only when its slabs are back, so that whoever waits for room finds
- * it. */
+/* The version is subtracted from n_live only after its slabs were returned, so that a thread
+ * that waits for memory finds them. */
 void store_version_drop(struct store *s, struct version_owned *v)
 {
     bool last;
@@ -348,7 +350,7 @@ int store_pin(struct store *s, const struct version **out, struct err *e)
 
 void store_unpin(struct store *s, const struct version *v)
 {
-    /* Every version that is handed out is the first member of its version_owned. */
+    /* Every struct version of the API is the first member of a version_owned. */
     store_version_drop(s, (struct version_owned *)(uintptr_t)v);
 }
 
@@ -416,7 +418,7 @@ static int staging_begin_locked(struct store *s, const struct staging_cfg *cfg,
         return err_set(e, ERR_CONFLICT, "", "the weights are asleep: wake them first");
     if (cfg->partial && s->current == NULL)
         return store_refuse_state(s->state, e);
-    s->staging_open = true; /* also while waiting: one at a time */
+    s->staging_open = true; /* set also while waiting: one staging at a time */
     g->partial = cfg->partial;
     g->sharded = cfg->sharded;
     if (wait_version_slot_locked(s, deadline_us, stop, e) != 0) {
@@ -492,8 +494,8 @@ static int staging_check_complete(const struct store *s, const struct staging *g
                    tensor_list->n_tensors, tensor_list->tensors[first].name);
 }
 
-/* The next version's views in a place: what arrived there, or what was served there unless another
- * place got it anew. */
+/* Completes the next version's views in a place: tensors that arrived there, and the served
+ * ones, except those that only other places received anew. */
 static void staging_fill_views(const struct staging *g, uint32_t place, uint64_t serial)
 {
     struct view *views = version_view(g->next, place, 0);
@@ -524,7 +526,7 @@ static void keep_label_locked(struct store *s, uint64_t serial, const char *labe
     (void)snprintf(kept->label, sizeof kept->label, "%s", label);
 }
 
-/* The one pointer store. */
+/* Publishes a version by one pointer store. */
 static struct version_owned *publish_locked(struct store *s, struct version_owned *next,
                                             const char *label)
 {
@@ -552,7 +554,7 @@ int store_commit(struct store *s, struct staging *g, const char *label, struct s
     if (staging_check_complete(s, g, e) != 0)
         return -1;
     next->version.nbytes = s->model_spec->tensor_list->nbytes;
-    next->version.serial = s->serial + 1; /* only commits write it, and they come one at a time */
+    next->version.serial = s->serial + 1; /* only commits write it, one at a time */
     staging_complete_views(g, next->version.serial);
     mtx_lock(&s->lock);
     old = publish_locked(s, next, label);
@@ -582,7 +584,7 @@ void store_abort(struct store *s, struct staging *g)
     if (g == NULL)
         return;
     base = g->base;
-    staging_free(g); /* its slabs are back before anyone may stage again */
+    staging_free(g); /* returns its slabs before the next staging can begin */
     mtx_lock(&s->lock);
     s->staging_open = false;
     cnd_broadcast(&s->changed);
@@ -590,7 +592,7 @@ void store_abort(struct store *s, struct staging *g)
     store_version_drop(s, base);
 }
 
-/* The same bytes under the same serial, in a table of their own. */
+/* Makes a second table of the same bytes, with the same serial. */
 static void share_all(struct version_owned *next, struct version_owned *from)
 {
     for (uint32_t i = 0; i < next->n_tensors; i++) {
@@ -611,7 +613,7 @@ static int check_serial(const struct version *v, uint64_t if_serial, struct err 
                    (unsigned long long)v->serial, v->label, (unsigned long long)if_serial);
 }
 
-/* A label is read without a lock by whoever pinned the version, so a renamed version is a new
+/* Readers that pinned a version read its label without a lock, so a renamed version is a new
  * table over the same slabs. */
 int store_set_label(struct store *s, const char *label, uint64_t if_serial, uint64_t *serial,
                     struct err *e)
@@ -693,7 +695,7 @@ int place_write(const struct store *s, uint32_t place, uint64_t addr, const void
 
     if (d != NULL)
         return device_write(d, addr, from, nbytes, e);
-    memmove((void *)(uintptr_t)addr, from, nbytes); /* it may be there already */
+    memmove((void *)(uintptr_t)addr, from, nbytes); /* not memcpy: they may be the same */
     return 0;
 }
 
@@ -708,7 +710,7 @@ int place_sum(const struct store *s, uint32_t place, uint64_t addr, uint64_t nby
     return 0;
 }
 
-/* Where to read a tensor: the host's copy, else the first rank that has it. */
+/* The place to read a tensor from: the host, else the first rank that has it. */
 static uint32_t place_to_read(const struct store *s, const struct version_owned *v, uint32_t index)
 {
     uint32_t p = 0;

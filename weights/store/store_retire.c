@@ -1,4 +1,4 @@
-/* Readers that must not wait for memory to be freed: they let go, and somebody else reaps. */
+/* Unpinning for readers that must not wait for memory to be freed: another thread frees it. */
 #include "weights/store/store_priv.h"
 
 #include <assert.h>

@@ -1,9 +1,9 @@
 /* Sleep and wake.
  *
- * Nobody can pin while the store is asleep and the last reader has left before, so the table of the
- * version that sleeps is changed where it stands: a view that went from its GPU has no slab, and
- * its old address says only that it was there. All ranks have the same bytes of a tensor that
- * several have, so that one copy in host memory is enough. */
+ * No version can be pinned while the store is asleep, and the last reader has left before, so
+ * the table of the sleeping version is changed in place: a view that left its GPU has no slab,
+ * and its old address only shows that the tensor was there. If several ranks have a tensor, its
+ * bytes are the same, so one copy in host memory is enough. */
 #include "weights/store/store_priv.h"
 
 #include "base/clock.h"
@@ -36,7 +36,7 @@ static bool was_seen(const struct version_owned *v, uint32_t place, uint32_t ind
     return version_view(v, place, index)->addr != 0;
 }
 
-/* The first rank that has a tensor; they have none in common with the host. */
+/* The first rank that has a tensor. (Only for stores without a place in host memory.) */
 static uint32_t first_place(const struct version_owned *v, uint32_t index)
 {
     uint32_t p = 0;
@@ -53,7 +53,7 @@ static int wait_batch(struct device_batch *b, struct err *e)
     return device_batch_wait(b, &p, e);
 }
 
-/* What place `p` is the first to have. */
+/* Copies the tensors whose first place is `p`. */
 static int host_backup_make_place(const struct store *s, const struct version_owned *v,
                                   struct host_backup *host_backup, uint32_t p, struct err *e)
 {
@@ -72,7 +72,7 @@ static int host_backup_make_place(const struct store *s, const struct version_ow
     return rc;
 }
 
-/* A store that keeps nothing in host memory copies what lies on its GPUs there. */
+/* A store without a place in host memory copies the weights of its GPUs there. */
 static int host_backup_make(struct store *s, const struct version_owned *v, struct host_backup *out,
                             struct err *e)
 {
@@ -111,7 +111,7 @@ static void leave_devices(const struct store *s, const struct version_owned *v)
     }
 }
 
-/* Bytes of all pools, of GPUs and of the host. */
+/* Bytes in all pools, on GPUs and on the host. */
 struct pool_usage {
     uint64_t live_device, live_host, idle;
 };
@@ -148,8 +148,8 @@ static uint64_t nbytes_less(uint64_t a, uint64_t b)
     return a > b ? a - b : 0;
 }
 
-/* Takes the place of an update. What was aborted gives its staging back a moment after its session
- * has ended; whoever calls has seen to it that no session is open. */
+/* Sets staging_open, as an update does. The staging of an aborted update is freed a moment after
+ * its session has ended; the caller has made sure that no session is open. */
 static int lock_staging_locked(struct store *s, uint64_t deadline_us, struct err *e)
 {
     while (s->staging_open)
@@ -159,7 +159,7 @@ static int lock_staging_locked(struct store *s, uint64_t deadline_us, struct err
     return 0;
 }
 
-/* Closes the listener and waits until everybody is out. */
+/* Prevents further pins, and waits until all readers have unpinned. */
 static int begin_sleep_locked(struct store *s, uint64_t deadline_us, enum store_state *before,
                               struct err *e)
 {
@@ -205,7 +205,7 @@ static void end_sleep(struct store *s, enum store_state state)
     mtx_unlock(&s->lock);
 }
 
-/* Level 1, with weights that are awake. */
+/* Sleep at level 1, from STORE_READY. */
 static int sleep_level_1(struct store *s, struct err *e)
 {
     if (!store_has_host(s) && host_backup_make(s, s->current, &s->host_backup, e) != 0)
@@ -242,7 +242,7 @@ int store_sleep(struct store *s, int level, uint64_t deadline_us, struct store_s
     return 0;
 }
 
-/* The bytes of a tensor in host memory. */
+/* The bytes of a tensor in host memory, during level 1. */
 static const void *backup_place(const struct store *s, const struct version_owned *v,
                                 uint32_t index)
 {
@@ -256,7 +256,8 @@ static int new_slab(struct slab_pool *pool, uint64_t nbytes, struct slab **out, 
     return slab_pool_check(pool, nbytes, e) == 0 ? slab_new(out, pool, nbytes, e) : -1;
 }
 
-/* A place's tensors, one behind the other; as large as an update's, so that it is used again. */
+/* Copies a place's tensors back to its GPU, into a slab that is as large as an update's, so that
+ * the pool can reuse it. */
 static int wake_place(struct store *s, const struct version_owned *v, uint32_t p, struct slab **out,
                       struct err *e)
 {
@@ -311,7 +312,7 @@ static void use_wake_slab(const struct store *s, const struct version_owned *v, 
     }
 }
 
-/* All places or none. */
+/* Wakes all places, or none. */
 static int wake_devices(struct store *s, uint64_t *nbytes, struct err *e)
 {
     struct slab *slabs[STORE_PLACES_MAX] = {NULL};
@@ -331,7 +332,7 @@ static int wake_devices(struct store *s, uint64_t *nbytes, struct err *e)
     if (rc != 0)
         return -1;
     host_backup_fini(&s->host_backup);
-    /* What was summed before it slept says nothing about what came back. */
+    /* Checksums from before the sleep do not prove the bytes that were copied back. */
     for (uint32_t i = 0; i < v->n_tensors; i++)
         atomic_store_explicit(&v->sums[i].state, SUM_EMPTY, memory_order_relaxed);
     return 0;
@@ -356,7 +357,7 @@ int store_wake(struct store *s, uint64_t deadline_us, uint64_t *nbytes, struct e
     asleep = s->state == STORE_ASLEEP || s->state == STORE_DROPPED;
     if (asleep)
         rc = lock_staging_locked(s, deadline_us, e);
-    state = s->state; /* another one, if the update that was waited for was committed */
+    state = s->state; /* it has changed if the update that was waited for was committed */
     mtx_unlock(&s->lock);
     if (rc != 0)
         return -1;
