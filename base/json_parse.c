@@ -25,8 +25,8 @@ void json_parse_init(void)
     json_set_alloc_funcs(parse_malloc, free);
 }
 
-/* Without json_parse_init, what is left of a lack of memory: no text at all, or "invalid token" at
- * a string, whose real mistakes all have texts of their own. */
+/* Without json_parse_init an allocation failure looks like this: no text at all, or "invalid token"
+ * at a string. Real mistakes in strings all have other texts. */
 static bool looks_starved(const json_error_t *why)
 {
     return why->text[0] == '\0' || json_error_code(why) == json_error_out_of_memory ||

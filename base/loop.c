@@ -1,8 +1,8 @@
 /* Event loop over one level- or edge-triggered epoll.
  *
  * A watch may go away while the batch of events that names it is being handled: loop_unwatch wipes
- * it from the batch. Rejected: freeing at the end of the turn, which every owner would have to
- * remember. */
+ * it from the batch. Rejected design: free at the end of the iteration, which every owner would
+ * have to remember. */
 #include "base/loop.h"
 
 #include "base/clock.h"
@@ -19,8 +19,9 @@
 #include <unistd.h>
 
 enum {
-    LOOP_EVENTS_MAX = 256, /* events fetched in one turn */
-    LOOP_ITEMS_MAX = 32,   /* items run in one turn: those of a flood take turns with sockets */
+    LOOP_EVENTS_MAX = 256, /* events fetched in one iteration */
+    LOOP_ITEMS_MAX =
+        32, /* items run in one iteration, so that a flood of them does not starve sockets */
     LOOP_WAIT_MS_MAX = 60 * 1000,
     LOOP_NAME_MAX = 16
 };

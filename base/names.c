@@ -173,7 +173,7 @@ static char *reserve_text(struct names *s, size_t len)
 
 int names_reserve(struct names *s, uint32_t n, struct err *e)
 {
-    if (n > NAMES_MAX - s->n) /* told when the one too many is added */
+    if (n > NAMES_MAX - s->n) /* reported when one more is added */
         n = NAMES_MAX - s->n;
     if (!reserve_items(s, n))
         return err_set(e, ERR_NO_MEMORY, "", "no memory for %u names", (unsigned)(s->n + n));

@@ -52,7 +52,7 @@ static void put_name(struct buf *out, const char *name, const struct prom_label 
         buf_puts(out, "}");
 }
 
-/* 2500 -> "0.0025": exact, without zeros that say nothing. */
+/* 2500 -> "0.0025": exact, without trailing zeros. */
 static const char *seconds_text(char text[SECONDS_TEXT_MAX], uint64_t us)
 {
     size_t len = (size_t)snprintf(text, SECONDS_TEXT_MAX, "%" PRIu64 ".%06" PRIu64, us / 1000000,

@@ -25,10 +25,10 @@ struct workers {
     bool stopping;
     size_t n_alive; /* threads that will look for a job once more */
 
-    size_t n_queue_max;              /* immutable */
-    char name[WORKERS_NAME_MAX];     /* immutable */
-    size_t n_threads;                /* owner's thread only */
-    pthread_t *threads;              /* owned; owner's thread only */
+    size_t n_queue_max;          /* immutable */
+    char name[WORKERS_NAME_MAX]; /* immutable */
+    size_t n_threads;            /* owner's thread only */
+    pthread_t *threads;          /* owned; owner's thread only */
 };
 
 static void lane_put(struct lane *l, struct job *job)
@@ -52,7 +52,7 @@ static struct job *lane_take(struct lane *l)
     return job;
 }
 
-/* The next job, or NULL when the pool stops and nothing is left. */
+/* The next job, or NULL if the pool stops and the queues are empty. */
 static struct job *next_job(struct workers *w)
 {
     struct job *job;

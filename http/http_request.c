@@ -1,4 +1,4 @@
-/* One request between the HTTP server's loop and whoever answers it.
+/* One request, shared by the HTTP server's loop and the thread that answers it.
  *
  * The lock is held for moves and copies of at most one network buffer; the HTTP server is woken
  * under it, which is what makes http_request_detach final. Rejected: letting the answering thread
@@ -316,7 +316,7 @@ void http_request_stream_close(struct http_request *x, bool complete)
     http_request_unref(x);
 }
 
-/* Is it time to tell the writer that there is room? */
+/* Should the writer be notified that there is space again? */
 static void drained_locked(struct http_request_private *p)
 {
     void (*fn)(void *arg) = p->on_drained;
@@ -375,8 +375,7 @@ void http_request_stream_kept(struct http_request *x, size_t n)
 
     mtx_lock(&p->lock);
     p->unsent_kept = n;
-    if (n > 0 &&
-        p->unsent_end == p->unsent_head) { /* what was in it lies with the HTTP server now */
+    if (n > 0 && p->unsent_end == p->unsent_head) { /* the HTTP server has its content now */
         empty_one = p->unsent;
         p->unsent = NULL;
         p->unsent_head = p->unsent_end = p->unsent_cap = 0;
@@ -468,7 +467,7 @@ enum read_end {
     READ_STOPPED
 };
 
-/* Has the read come to its end? Sets *how. */
+/* Has the read ended? Sets *how. */
 static bool read_over_locked(const struct http_request_private *p,
                              const struct http_request_reader *r, enum read_end *how)
 {
@@ -509,7 +508,7 @@ static bool read_late_locked(const struct http_request_private *p, const struct 
     return true;
 }
 
-/* Registers `r`, waits until it is filled or cannot be, takes it back. */
+/* Registers `r`, waits until it is filled or has failed, and removes it. */
 static enum read_end read_wait(struct http_request_private *p, struct http_request_reader *r,
                                const struct read_limits *lim)
 {

@@ -1,4 +1,5 @@
-/* Blocks of IP addresses. Numeric only: a name would be looked up at a moment that nobody chose. */
+/* Blocks of IP addresses. Numeric only: a name would have to be resolved, at an arbitrary moment.
+ */
 #include "base/net/cidr.h"
 
 #include <arpa/inet.h>
@@ -36,7 +37,7 @@ static bool read_bits(unsigned *out, const char *text)
     return true;
 }
 
-/* Zeroes what lies beyond the prefix; whether that changed anything. */
+/* Zeroes the bits beyond the prefix. Returns whether that changed anything. */
 static bool cidr_cut(struct cidr *c)
 {
     unsigned n_bytes = c->v6 ? 16 : 4;

@@ -1,4 +1,4 @@
-/* poll(2) in slices, because a stop is a flag and wakes nobody. */
+/* poll(2) in slices, because a stop is only a flag and does not wake the thread. */
 #include "base/net/poll_wait.h"
 
 #include "base/clock.h"

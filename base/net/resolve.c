@@ -1,4 +1,4 @@
-/* Names, looked up on threads that may be left behind. */
+/* Name resolution, on threads that may outlive the call. */
 #include "base/net/resolve.h"
 
 #include "base/clock.h"
@@ -17,7 +17,7 @@
 
 enum { PORT_TEXT_CAP = 6 };
 
-/* Shared by the caller and the thread; whoever lets go last frees it. */
+/* Shared by the caller and the thread; the last one frees it. */
 struct lookup {
     char host[RESOLVE_NAME_LEN_MAX + 1]; /* immutable down to event_fd */
     char port[PORT_TEXT_CAP];
@@ -30,7 +30,7 @@ struct lookup {
     atomic_int n_refs; /* acquire-release: the last one out sees all writes */
 };
 
-/* Release by a thread that ends, acquire by who counts: at 0 nothing of a look-up goes on. */
+/* Release by a thread that ends, acquire by the reader: at 0 no look-up is running. */
 static atomic_uint n_running;
 
 unsigned resolve_running(void)

@@ -1,7 +1,7 @@
-/* Connecting, again and again where that helps.
+/* Connecting, with retries where they can help.
  *
  * A trainer often posts the request before it has created its store, so "refused" means "not yet";
- * every other failure is told at once. */
+ * any other failure is returned at once. */
 #include "base/net/tcp_dial.h"
 
 #include "base/clock.h"
@@ -70,8 +70,8 @@ static void set_options(int fd)
                          sizeof options[i].value);
 }
 
-/* A port that nobody listens on may be given to the very socket that tries it, on one host: the
- * connection then ends in itself. */
+/* On one host, the kernel may give a port without a listener to the very socket that connects to
+ * it: the socket is then connected to itself. */
 static bool is_own_echo(int fd)
 {
     struct sockaddr_storage here = {0}, there = {0};

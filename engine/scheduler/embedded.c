@@ -261,7 +261,7 @@ static void seq_retire(void *arg, struct seq *q)
     mtx_unlock(&m->lock);
 }
 
-/* What a turn of the thread begins with. */
+/* The beginning of an iteration of the thread. */
 struct mail {
     struct seq *first; /* owned */
     bool cancelling, stopping, forget;
@@ -291,7 +291,7 @@ static void settle_kv(struct embedded *m, bool unwanted)
     mtx_unlock(&m->lock);
 }
 
-/* Carries out what was requested of the thread between two steps, and wakes those that wait. */
+/* Carries out requests to the thread between two steps, and wakes the callers that wait. */
 static void commands_settle(struct embedded *m)
 {
     bool freezing, unwanted, change;
@@ -319,7 +319,7 @@ static bool nothing_to_do_locked(const struct embedded *m, bool idle)
            m->frozen == m->freeze && m->kv_gone == m->kv_unwanted;
 }
 
-/* Takes what arrived; with `idle`, waits for something first. Updates the heartbeat meanwhile. */
+/* Empties the inbox; with `idle`, waits for an entry first. Updates the heartbeat meanwhile. */
 static struct mail inbox_collect(struct embedded *m, bool idle)
 {
     struct mail mail;
@@ -332,7 +332,7 @@ static struct mail inbox_collect(struct embedded *m, bool idle)
         m->stats.heartbeat_us = clock_now_us();
     }
     mail = (struct mail){m->inbox, m->cancelling, m->stopping, m->kv_forget, blocked_locked(m)};
-    m->stats.n_waiting += m->n_inbox; /* in no other count until the turn ends */
+    m->stats.n_waiting += m->n_inbox; /* in no other count until the iteration ends */
     m->inbox = NULL;
     m->inbox_end = &m->inbox;
     m->n_inbox = 0;

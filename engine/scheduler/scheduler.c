@@ -244,7 +244,7 @@ uint64_t scheduler_kv_release(struct scheduler *s)
     return kv_pool_release(s->cfg.kv);
 }
 
-/* Cannot fail: all that run had their chunks at the same time before. */
+/* Cannot fail: all running sequences had their chunks at the same time before. */
 void scheduler_kv_restore(struct scheduler *s)
 {
     bool taken = true;

@@ -1,6 +1,7 @@
-/* libcurl asks for what it wants to be woken by (on_socket, on_timer), and is told when that
- * happened. Which calls ended is looked up outside of its callbacks only, because there it may not
- * be called; what an event within one starts or cancels waits until it has returned (settle). */
+/* libcurl registers the sockets and timers that it waits for (on_socket, on_timer), and is notified
+ * when they are ready. Finished calls are collected outside of its callbacks only, because libcurl
+ * must not be called from within one; calls started or cancelled in a callback wait until it has
+ * returned (settle). */
 #include "http/client/http.h"
 
 #include "base/clock.h"
@@ -92,7 +93,7 @@ static uint32_t wanted(int what)
     return events;
 }
 
-/* There is a spare watch: each call brought as many as it can have sockets. */
+/* There is always a spare watch: each call added as many as it can have sockets. */
 static struct watch *watch_take(struct http_client *c, curl_socket_t fd)
 {
     struct watch *w = c->spare;
@@ -105,7 +106,7 @@ static struct watch *watch_take(struct http_client *c, curl_socket_t fd)
     return w;
 }
 
-/* The last one that is asked to be watched for a call is its connection. */
+/* The last socket that libcurl wants watched for a call is its connection. */
 static void watch_give(struct watch *w, CURL *easy)
 {
     void *call = NULL;
@@ -145,7 +146,7 @@ static int on_socket(CURL *easy, curl_socket_t fd, int what, void *arg, void *so
         return 0;
     }
     if (events != 0 && loop_watch(c->loop, &w->loop, events, &ignored) != 0)
-        return -1; /* the kernel has no memory: libcurl ends what runs */
+        return -1; /* the kernel has no memory: libcurl ends the running calls */
     w->events = events;
     return 0;
 }
@@ -192,8 +193,8 @@ static void read_header(struct http_head *head, const char *line, size_t len)
         header_keep(head->boot_id, value, n);
 }
 
-/* How long the body is and how it comes must be plain: who reads a wrong end of one answer takes
- * what follows for the next. */
+/* The length and encoding of the body must be unambiguous: with a wrong end of one response, the
+ * bytes behind it would be read as the next. */
 static const char both[] = "it gave a length for a body in chunks";
 
 static void read_coding(struct http_call *call, const char *line, size_t len)
@@ -253,7 +254,7 @@ static size_t on_header(char *line, size_t size, size_t n, void *arg)
         return len;
     if (!call->in_head && !begins_head(line, len))
         return len;       /* a trailer, of a body without a byte */
-    if (!call->in_head) { /* what a later line is called means nothing */
+    if (!call->in_head) { /* the name in a later line has no meaning */
         call->head = (struct http_head){.content_length = -1};
         call->chunked = false;
     } else {
@@ -325,7 +326,7 @@ static void unlink_call(struct http_call *call)
         call->next->prev_next = call->prev_next;
 }
 
-/* Its connection is closed unless the answer is whole. Not from within libcurl's callbacks.
+/* Its connection is closed unless the response is complete. Not from within libcurl's callbacks.
  *
  * A handle is used once: libcurl 7.88 remembers the last header of an answer past its end and past
  * curl_easy_reset, and appends to its freed memory what a next answer begins with, if that is the
@@ -375,7 +376,7 @@ static void put_off(struct http_call *call)
     call->later = true;
 }
 
-/* What libcurl could not be told in a callback. */
+/* Calls into libcurl that were not allowed in a callback. */
 static void calls_settle(struct http_client *c)
 {
     static const struct http_end no_memory = {.outcome = HTTP_NO_MEMORY};
@@ -513,7 +514,8 @@ static long ms_of(uint64_t us)
 static int set_how(struct http_call *call, const struct http_call_request *req)
 {
     SET(call, CURLOPT_NOSIGNAL, 1L);
-    /* Else whoever ends a call waits on the loop for the thread that looks its name up. */
+    /* Otherwise ending a call would block the loop until the thread that resolves its name is done.
+     */
     SET(call, CURLOPT_QUICK_EXIT, 1L);
     SET(call, CURLOPT_PRIVATE, (void *)call);
     SET(call, CURLOPT_OPENSOCKETFUNCTION, call_open_socket);
@@ -629,7 +631,8 @@ void http_resume(struct http_call *call)
     if (w != NULL && w->held) {
         w->held = false;
         if (loop_watch(call->client->loop, &w->loop, w->events, &ignored) != 0)
-            w->events = 0; /* the kernel has no memory: as on_socket, but nobody is asked */
+            w->events = 0; /* the kernel has no memory: as in on_socket, but there is no caller to
+                              return an error to */
     }
     if (!call->refused)
         return;

@@ -1,5 +1,5 @@
-/* Whose fault it is when a call ends without an answer. What we lack is ours only while nothing has
- * been sent: libcurl says "out of memory" of a header line that is too long for it, too. */
+/* Classifies a call that ended without a response. "Out of memory" is our own failure only if
+ * nothing has been sent: libcurl also reports it for a header line that is too long. */
 #include "http/client/http_priv.h"
 
 #include <errno.h>
@@ -60,7 +60,7 @@ curl_socket_t call_open_socket(void *arg, curlsocktype purpose, struct curl_sock
     return fd >= 0 ? fd : CURL_SOCKET_BAD;
 }
 
-/* Who looks a name up, or reads a file of certificates, says only that it failed. */
+/* Name resolution and reading of certificate files report only that they failed. */
 static bool lacks_descriptor(void)
 {
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);

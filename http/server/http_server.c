@@ -1,7 +1,7 @@
 /* The HTTP server: shards, their loops, start and stop.
  *
  * A loop's epoll holds those of its libmicrohttpd daemons, the listening socket and a watch on each
- * accepted one, and every turn runs the daemons that have something to do. */
+ * accepted one, and each iteration runs the daemons that have work. */
 #include "http/server/http_server.h"
 
 #include "base/clock.h"
@@ -44,7 +44,7 @@ static uint64_t shard_turn(void *arg)
     return wait_us;
 }
 
-/* Loop thread: it turns. */
+/* Loop thread: one iteration. */
 static void shard_beat(void *arg)
 {
     struct shard *s = arg;
@@ -185,7 +185,7 @@ int http_server_new(struct http_server **out, const struct http_server_cfg *cfg,
     for (size_t i = 0; i < f->n_shards; i++)
         if (shard_start(&f->shards[i], i, e) != 0)
             goto err_free;
-    f->cfg.tls_cert = f->cfg.tls_key = NULL; /* the caller's, who wipes them */
+    f->cfg.tls_cert = f->cfg.tls_key = NULL; /* owned by the caller, which wipes them */
     *out = f;
     return 0;
 
@@ -256,7 +256,7 @@ bool http_server_wait_idle(struct http_server *f, uint64_t deadline_us)
     return idle;
 }
 
-/* All shards have the same grace, at the same time. */
+/* All shards have the same grace period, at the same time. */
 static void finish_shards(struct http_server *f)
 {
     size_t n = 0;

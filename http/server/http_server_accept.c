@@ -1,8 +1,8 @@
 /* Accepting: each new connection is given to a daemon of the shard that has space for it.
  *
- * Health and control always get places: of the connections that a shard may have, n_conns_max may
- * be at work for other requests, which are refused beyond that. http_server_shed.c decides which
- * connections give way when few places are left.
+ * Health and control requests always get a connection: of a shard's connections at most n_conns_max
+ * may serve other requests; further ones are refused. http_server_shed.c decides which connections
+ * are closed when few are left.
  *
  * At the limit of connections, and when the kernel has no descriptor or memory for one more, the
  * socket is not watched until a connection ends or the next sweep. New clients wait in its queue
@@ -58,8 +58,8 @@ static bool accept_one(struct shard *s)
         greeting_open(s, fd, &peer, len);
         return true;
     }
-    /* It closes the socket if it fails. What has come already is read in the next turn: by then it
-     * is known if the peer has gone, and nothing is done for it. */
+    /* Closes the socket on failure. Bytes that have already arrived are read in the next iteration:
+     * by then a disconnect of the peer is known, and its request is not processed. */
     (void)MHD_add_connection(daemon_with_space(s)->daemon, fd, (struct sockaddr *)&peer, len);
     return true;
 }
@@ -85,9 +85,9 @@ void accept_begin(struct shard *s)
         log_line(LOG_WARN, "http.unwatched", "%s", e.msg);
 }
 
-/* Connections that the kernel has made for us, and the requests on them, are ours: closing the
- * listening socket now would reset them. So are those on the connections that we have, of which
- * this turn may not have heard yet. */
+/* Connections in the kernel's queue, and the requests on them, must still be served: closing the
+ * listening socket now would reset them. So must requests on open connections that this iteration
+ * may not have seen yet. */
 void accept_rest(struct shard *s)
 {
     size_t before, n = 0;

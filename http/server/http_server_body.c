@@ -1,7 +1,7 @@
-/* Request bodies: collected whole, streamed to a reader, or thrown away.
+/* Request bodies: collected, streamed to a reader, or discarded.
  *
  * A lying Content-Length costs nothing: the first allocation is bounded, and growth follows the
- * bytes that came. */
+ * received bytes. */
 #include "base/clock.h"
 #include "http/server/http_server_priv.h"
 
@@ -69,8 +69,8 @@ static int body_append(struct request *r, const char *data, size_t n, struct err
     return 0;
 }
 
-/* GET and HEAD have no body that means anything, unless the route says so; it counts against its
- * limit all the same. */
+/* A body of GET or HEAD is ignored, unless the route uses it; it counts against the limit all the
+ * same. */
 static bool body_ignored(const struct request *r)
 {
     if (r->route.of_get)
@@ -94,7 +94,8 @@ static void collect_whole(struct request *r, const char *data, size_t n)
         refuse_and_drop(r, &e);
 }
 
-/* Takes bytes up to the end of the head; dispatches when it is there. Returns how many it took. */
+/* Consumes bytes up to the end of the head and dispatches once it is complete. Returns the number
+ * consumed. */
 static size_t collect_head(struct request *r, const char *data, size_t n)
 {
     struct http_request *x = r->x;
@@ -204,7 +205,7 @@ static void head_missing(struct request *r)
     request_refuse(r, &e);
 }
 
-/* The body has been read to its end: dispatch, tell the reader, or go on to the answer. */
+/* The body is complete: dispatch, notify the reader, or continue with the reply. */
 enum MHD_Result body_over(struct request *r)
 {
     enum stage was = r->stage;

@@ -1,9 +1,10 @@
-/* Accepted sockets: hang-up watch, absolute deadlines, and the last bytes of closed ones.
+/* Accepted sockets: detection of disconnects, absolute deadlines, and lingering close.
  *
- * A FIN means that the client gave up, whatever else it sent before: libmicrohttpd would not see it
- * while a request is suspended, and loses it when it comes together with data (its edge-triggered
- * epoll). Deadlines are absolute and checked by a sweep; a byte now and then does not extend them,
- * and nothing does once the socket is dead. Both act by shutdown(2), which libmicrohttpd notices.
+ * A FIN means that the client gave up, even if it sent a request before: libmicrohttpd would not
+ * see it while a request is suspended, and loses it when it comes together with data (its
+ * edge-triggered epoll). Deadlines are absolute and checked by a sweep; single bytes do not extend
+ * them, and nothing does once the socket is closed. Both act by shutdown(2), which libmicrohttpd
+ * notices.
  */
 #include "base/clock.h"
 #include "base/log.h"
@@ -24,8 +25,9 @@
 
 enum { SWEEP_US_MIN = 5 * 1000, SWEEP_US_MAX = 250 * 1000 };
 
-/* Of a unix socket: what grows by a byte for each that its peer reads, as long as nothing is
- * written, and by much when it had room again, which it has when half a buffer was read. */
+/* For a unix socket: a number that grows by a byte for each byte that the peer reads while nothing
+ * is written, and by a large step when there is space again, which is when half of a buffer was
+ * read. */
 static uint64_t drained(const struct conn *c)
 {
     int n_unread = 0;
@@ -175,7 +177,7 @@ static void conn_free(struct conn *c)
 {
     assert(c->req == NULL);
     loop_unwatch(c->shard->loop, &c->hangup);
-    /* Of requests behind one whose answer has closed the connection, too. */
+    /* Also for requests behind one whose reply closes the connection. */
     if (!c->dead && (c->linger || conn_has_unread(c)))
         lingering_open(c->shard, c->fd);
     conn_busy(c);
@@ -187,8 +189,8 @@ static void conn_free(struct conn *c)
     free(c);
 }
 
-/* Cut ones count until libmicrohttpd has closed them, a turn or two and some accepts later: so from
- * half of the limit on. */
+/* Connections that were cut count until libmicrohttpd has closed them, an iteration or two and some
+ * accepts later: therefore from half of the limit on. */
 static void make_room(struct shard *s)
 {
     struct conn *oldest = NULL;
@@ -250,7 +252,7 @@ void conn_cut_body(struct conn *c, const struct err *e)
     request_send_raw(r);
 }
 
-/* The body did not come in time. The socket lives for a moment more, in which the next piece ends
+/* The body was not received in time. The socket stays open for a moment, so that the next bytes end
  * it without a reset. */
 static void body_late(struct conn *c)
 {
@@ -276,7 +278,7 @@ static bool sending_moves(struct conn *c)
     return true;
 }
 
-/* Of what has come over TLS all may be the handshake's. */
+/* Over TLS, all received bytes may belong to the handshake. */
 static bool head_begun(const struct conn *c)
 {
     if (c->req != NULL)
@@ -410,9 +412,9 @@ void conn_close_all(struct shard *s)
         conn_kill(c);
 }
 
-/* Throws away what comes, until the peer closes: closing with unread bytes would send a reset, and
- * the reset could destroy the answer before the client has read it. TCP throws bytes away itself, a
- * unix socket has to be read. */
+/* Discards received bytes until the peer closes: closing with unread bytes would send a reset,
+ * which could destroy the reply before the client has read it. TCP discards bytes itself, a unix
+ * socket must be read. */
 static void lingering_read(void *arg, uint32_t events)
 {
     struct lingering *l = arg;

@@ -24,7 +24,7 @@ enum { LIBRARY_LINES_PER_S = 10 };
 static void library_log(void *cls, const char *fmt, va_list ap)
     __attribute__((format(printf, 2, 0)));
 
-/* libmicrohttpd logs for each aborted client: a flood that anybody can cause. */
+/* libmicrohttpd logs each aborted client: any client could flood the log. */
 static void library_log(void *cls, const char *fmt, va_list ap)
 {
     struct daemon *p = cls;
@@ -72,7 +72,7 @@ void daemon_due(struct daemon *p)
     due_in(p, 0);
 }
 
-/* The daemon's epoll is ready: the end of this turn runs it. */
+/* The daemon's epoll is ready: it runs at the end of this iteration. */
 static void daemon_ready(void *arg, uint32_t events)
 {
     (void)events;
@@ -91,7 +91,7 @@ static void daemon_run(struct daemon *p)
         p->n_zero_turns = 0;
         due_in(p, (uint64_t)ms * 1000);
     } else if (p->moved) {
-        /* A long upload asks for zero timeouts too, but hands us bytes in each turn. */
+        /* A long upload requests zero timeouts too, but delivers bytes in each iteration. */
         due_in(p, 0);
     } else if (p->n_zero_turns < HTTP_SERVER_ZERO_TURNS_MAX) {
         p->n_zero_turns++;

@@ -1,11 +1,12 @@
-/* Framing rules, and copying of what a request said into its request.
+/* Framing rules, and copying of the request's head into struct http_request.
  *
- * libmicrohttpd 0.9.75 is permissive: what another HTTP party might read differently is refused
- * here, so that nobody can smuggle a second request past a proxy. It also hides bytes: it cuts a
- * value, or the path, at a NUL, moves the name of a header that goes on in the next line elsewhere
- * and appends that line to it, and takes a line that begins with a colon for the end of the head.
- * All texts that it gives us lie in the head as it came, with NULs for the line ends: if one does
- * not begin where the last one ended, something between them was hidden, and the head is refused.
+ * libmicrohttpd 0.9.75 is permissive: anything that another HTTP parser might read differently is
+ * refused here, so that no client can smuggle a second request past a proxy. It also hides bytes:
+ * it cuts a value, or the path, at a NUL, moves the name of a header that goes on in the next line
+ * elsewhere and appends that line to it, and takes a line that begins with a colon for the end of
+ * the head. All texts that it gives us lie in the head as it came, with NULs for the line ends: if
+ * one does not begin where the last one ended, something between them was hidden, and the head is
+ * refused.
  */
 #include "base/id.h"
 #include "http/server/http_server_priv.h"
@@ -55,7 +56,7 @@ static bool is_line_end(const char *from, const char *to)
     return (to == from + 1 || to == from + 2) && from[0] == '\0' && to[-1] == '\0';
 }
 
-/* "Name:   value", right behind the line before it. */
+/* "Name:   value", directly after the previous line. */
 static bool is_next_line(const char *end, const char *key, size_t key_len, const char *value)
 {
     const char *p = key + key_len + 1;
@@ -187,7 +188,7 @@ int filter_length(const struct request *r, struct err *e)
     return text != NULL ? parse_length(text, &ignored, e) : 0;
 }
 
-/* One way to tell where the body ends, and who asks; and only one. */
+/* Exactly one Host, at most one Authorization, and one way to find the end of the body. */
 static int check_framing(struct request *r, const struct header_scan *h, struct err *e)
 {
     if (r->http11 && h->n_host != 1)
@@ -329,7 +330,7 @@ static size_t text_nbytes(const char *text)
     return (text != NULL ? strlen(text) : 0) + 1;
 }
 
-/* All strings of the request lie in one block behind its query table. */
+/* All strings of the request are in one block after its query table. */
 static int fill_http_request(struct request *r, const struct header_scan *h, struct err *e)
 {
     struct http_request *x = r->x;
@@ -340,7 +341,7 @@ static int fill_http_request(struct request *r, const struct header_scan *h, str
     if (check_target(r->target, &n_query, e) != 0)
         return -1;
     table = n_query * sizeof *x->query;
-    /* Each query member takes at most its text and two NULs; the path one NUL more. */
+    /* Each query member needs at most its text and two NULs; the path one NUL more. */
     nbytes = table + strlen(path) + 2 * n_query + 2 + text_nbytes(h->content_type) +
              text_nbytes(h->authorization) + text_nbytes(h->session_id) + text_nbytes(path);
     block = malloc(nbytes);

@@ -1,10 +1,10 @@
-/* The first byte of a connection to a listener of TLS, looked at before libmicrohttpd has it: who
- * speaks plain HTTP to it is told so, where libmicrohttpd would only hang up. All others are handed
- * over with what they sent unread.
+/* The first byte of a connection to a listener of TLS, examined before libmicrohttpd gets the
+ * socket: a client that sends plain HTTP gets an error reply, where libmicrohttpd would only close.
+ * All other sockets are handed over with their bytes unread.
  *
  * Rejected: to look when libmicrohttpd closes the connection, since it has read the byte and ended
- * the socket by then; to accept only what has sent something (TCP_DEFER_ACCEPT), since nobody would
- * count those who say nothing. */
+ * the socket by then; to accept only connections that have sent something (TCP_DEFER_ACCEPT), since
+ * silent ones would not be counted. */
 #include "base/clock.h"
 #include "base/log.h"
 #include "http/server/http_server_priv.h"
@@ -28,7 +28,7 @@ static const char plain_answer[] = "HTTP/1.1 400 Bad Request\r\n"
                                    "Connection: close\r\n"
                                    "\r\n" PLAIN_BODY;
 
-/* The socket is somebody else's from here on. */
+/* From here on the socket has another owner. */
 static void greeting_free(struct greeting *g)
 {
     loop_unwatch(g->shard->loop, &g->watch);

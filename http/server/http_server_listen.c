@@ -1,7 +1,7 @@
-/* Listening sockets, one for each shard, and the room that they need in the descriptor table.
+/* Listening sockets, one for each shard, and the file descriptors that they need.
  *
- * A unix socket is a file that outlives its server: one that nobody accepts on any more is replaced
- * at start, and ours is removed when we accept no more, unless somebody has replaced it. */
+ * A unix socket is a file that outlives its server: one without a listener is replaced at start,
+ * and ours is removed when we stop accepting, unless another process has replaced it. */
 #include "base/clock.h"
 #include "base/log.h"
 #include "http/server/http_server_priv.h"
@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 /* Descriptors for everything but connections. Of these 180 are for four updates over sockets on
- * eight GPUs: libzmq ends the process where it gets none (transport/zmq/zmq_ports.h). */
+ * eight GPUs: libzmq aborts the process if it gets none (transport/zmq/zmq_ports.h). */
 enum { NOFILE_RESERVE = 256 };
 
 union address {
@@ -92,9 +92,9 @@ static int bind_one(const char *address, uint16_t port, bool shared, int *out, s
     return 0;
 }
 
-/* The sockets of one port share it by SO_REUSEPORT, which would let another server's in too, for
- * half of the connections. So the first one listens as if it were alone, which fails if anybody
- * does, and only then lets the others in. */
+/* The sockets of one port share it by SO_REUSEPORT, which would also let another server's socket
+ * share it and take half of the connections. So the first socket listens without it, which fails if
+ * another process listens, and sets it only then. */
 static int listen_one(const struct http_server *f, uint16_t port, bool first, int *out,
                       struct err *e)
 {
@@ -125,7 +125,7 @@ static int bound_port(int fd, uint16_t *out, struct err *e)
     return 0;
 }
 
-/* Is there a socket at the path that nobody listens on? */
+/* Is there a socket at the path without a listener? */
 static bool is_stale(const struct sockaddr_un *addr)
 {
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -158,10 +158,11 @@ static int bind_unix(int fd, const struct sockaddr_un *addr, bool replace)
     return bind(fd, (const struct sockaddr *)addr, sizeof *addr);
 }
 
-/* Of two that start at once, each could take the other's socket, bound and not listening yet, for a
- * dead one. So one at a time looks, binds and listens. The lock is on the directory, so that no
- * file of it stays behind; who does not get it in time, because the directory cannot be read or is
- * locked for something else, goes on without. Returns the descriptor that holds it, or -1. */
+/* Two servers that start at the same time could each take the other's socket, bound but not
+ * listening yet, for a dead one. So they check, bind and listen one at a time. The lock is on the
+ * directory, so that no lock file remains. If it cannot be taken in time (the directory cannot be
+ * read, or is locked by another program), the server continues without it. Returns the descriptor
+ * that holds it, or -1. */
 static int lock_directory(const char *path)
 {
     enum { WAIT_US = 1000 * 1000, AGAIN_MS = 5 };
@@ -272,7 +273,7 @@ static int listen_path(struct http_server *f, struct err *e)
     return 0;
 }
 
-/* What is there already is left as it is. */
+/* An existing file is not changed. */
 static int try_path(const char *path, struct err *e)
 {
     struct http_server f = {.cfg = {.unix_path = path}};

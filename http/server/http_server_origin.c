@@ -8,7 +8,7 @@ static const struct origin_rules *rules_of(const struct request *r)
     return r->conn->shard->http_server->cfg.origins;
 }
 
-/* Often the server's own name, which nobody gave to --allowed-host. */
+/* Often the server's own name, which is missing in --allowed-host. */
 static void log_misdirected(const struct request *r, const struct err *e)
 {
     struct log_rec rec;

@@ -1,8 +1,8 @@
-/* Answers: from a request's reply or stream to libmicrohttpd, or past it.
+/* Replies and streams: handed to libmicrohttpd, or written past it.
  *
- * libmicrohttpd takes an answer after the headers or after the whole body, never between. An error
- * that must be told mid-upload is therefore written to the socket directly, which is sound because
- * nothing of this answer has been sent yet and the connection ends with it. */
+ * libmicrohttpd accepts a reply after the headers or after the whole body, never between. An error
+ * in the middle of an upload is therefore written to the socket directly, which is sound because
+ * nothing of this reply has been sent yet and the connection ends with it. */
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/log.h"
@@ -24,7 +24,7 @@ static const char internal_body[] =
     "{\"error\":{\"message\":\"the answer could not be built\",\"type\":\"server_error\","
     "\"code\":\"internal_error\",\"param\":null,\"retryable\":false,\"details\":null}}";
 
-/* A response whose data is never freed; NULL without memory. */
+/* A response whose data is never freed; NULL if there is no memory. */
 static struct MHD_Response *static_response(const char *body)
 {
     union {
@@ -94,8 +94,8 @@ static bool add_headers(const struct request *r, struct MHD_Response *resp,
     return !reply_closes(r) || MHD_add_response_header(resp, "Connection", "close") == MHD_YES;
 }
 
-/* The reply's data goes to the response, or is released here. NULL without memory, or when a header
- * has bytes that HTTP does not allow. */
+/* The response takes over the reply's data, or it is released here. Returns NULL if there is no
+ * memory, or a header has bytes that HTTP does not allow. */
 static struct MHD_Response *reply_response(const struct request *r, const struct http_reply *reply)
 {
     struct MHD_Response *resp;
@@ -211,7 +211,7 @@ enum MHD_Result request_queue(struct request *r)
         r->nbytes_out = r->x->method == METHOD_HEAD ? 0 : reply.len;
         resp = reply_response(r, &reply);
     }
-    conn_deadline(r->conn, f->cfg.body_timeout_us); /* a stream sets its own as it goes */
+    conn_deadline(r->conn, f->cfg.body_timeout_us); /* a stream sets its own deadlines */
     if (resp != NULL)
         return queue(r, resp, false);
     r->must_close = true;
@@ -256,7 +256,7 @@ static void send_raw(struct request *r, const struct http_reply *reply)
                         ? http_server_tls_send(r->mc, b.data, b.len)
                         : send(r->conn->fd, b.data, b.len, MSG_NOSIGNAL | MSG_DONTWAIT);
 
-        /* The socket's buffer is empty: an error answer fits, or the peer is gone. */
+        /* The socket's buffer is empty: an error reply fits, or the peer has disconnected. */
         r->nbytes_out = n > (ssize_t)head_len ? (uint64_t)n - head_len : 0;
     }
     buf_fini(&b);
@@ -271,7 +271,7 @@ void request_send_raw(struct request *r)
 
     assert(!r->queued && !r->raw_sent);
     if (http_request_answered(r->x) != ANSWER_REPLY)
-        return; /* a stream cannot be told this way: it is cut */
+        return; /* a stream cannot send an error reply: it is cut */
     http_reply_take(r->x, &reply);
     send_raw(r, &reply);
 }
@@ -285,8 +285,8 @@ void request_send_refusal(struct request *r, const struct err *e)
         request_send_raw(r);
         return;
     }
-    /* Not by the request: a reader of the body, who may answer meanwhile, is told that it ended.
-     */
+    /* Not by the request: the reader of the body, which may answer meanwhile, is notified of its
+     * end. */
     http_server_count(&r->conn->shard->n_rejected);
     f->cfg.app->reject(f->cfg.app_arg, r->x, e, &reply);
     send_raw(r, &reply);

@@ -1,5 +1,5 @@
-/* What libmicrohttpd calls for a request, and the rule it must find kept: when the handler's last
- * call returns, a response is queued, or the connection is suspended, or it is told to close.
+/* libmicrohttpd's callbacks for a request. Their invariant: when the handler's last call returns, a
+ * response is queued, or the connection is suspended, or it is closed.
  *
  * Suspending and resuming happen on the loop thread only, so `suspended` needs no lock and there is
  * exactly one resume for each suspend; other threads post the request's wake item. */
@@ -68,8 +68,8 @@ static void hide_query(const char *target)
         both.out[1] = '\0';
 }
 
-/* The request line is there; or, with a NULL target, is not one. Returns con_cls; NULL without
- * memory. */
+/* The request line was received; a NULL target: it is malformed. Returns con_cls; NULL if there is
+ * no memory. */
 void *request_begin(void *cls, const char *target, struct MHD_Connection *mc)
 {
     struct shard *s = ((struct daemon *)cls)->shard;
@@ -99,7 +99,7 @@ void *request_begin(void *cls, const char *target, struct MHD_Connection *mc)
     r->x->loop_app = s->loop_app;
     c->req = r;
     c->n_requests++;
-    conn_begin(c); /* it may have come behind another */
+    conn_begin(c); /* it may have been pipelined */
     return r;
 }
 
@@ -152,9 +152,9 @@ static int request_admit(struct request *r, const struct request_line *line, str
     return err_set(e, ERR_OVERLOADED, "", "too many connections are at work (%zu)", n_busy);
 }
 
-/* The answer is there, with the headers alone. A short rest of the body is read first, so that the
- * connection lives on, unless others need its place; a long one is refused at once, and the socket
- * lingers for what is under way. */
+/* The reply is ready after the headers alone. A short rest of the body is read first, so that the
+ * connection can be kept alive, unless other clients need it; a long one is refused at once, and
+ * the socket lingers for the bytes in flight. */
 static enum MHD_Result answer_early(struct request *r)
 {
     bool body = r->x->content_length > 0;
@@ -170,7 +170,7 @@ static enum MHD_Result answer_early(struct request *r)
         return MHD_YES;
     }
     r->must_close = true;
-    request_send_raw(r); /* libmicrohttpd may have no room left for it */
+    request_send_raw(r); /* libmicrohttpd may have no memory left for it */
     return MHD_NO;
 }
 
@@ -183,7 +183,7 @@ static enum MHD_Result first_call(struct request *r, const struct request_line *
     http_server_count(&r->conn->shard->n_requests);
     conn_busy(r->conn);
     rc = request_admit(r, line, &e);
-    /* No key outlives its judgement, nor a refusal that came before it. */
+    /* The key is wiped after the check, and after a refusal before the check. */
     explicit_bzero(r->x->authorization, strlen(r->x->authorization));
     if (rc != 0) {
         request_refuse(r, &e);

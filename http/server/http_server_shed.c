@@ -1,6 +1,6 @@
-/* Which connections give way to others.
+/* Which connections are closed to make space for others.
  *
- * None does while there are places. When few are left, each answer ends its connection, and
+ * None is while there are enough. When few are left, each answer ends its connection, and
  * connections give way in this order:
  *   1. the one that has been silent longest; almost at once if a client waits for the last place;
  *   2. the one that has been idle longest since its last answer;
@@ -40,7 +40,7 @@ static void queue_leave(struct conn *c)
     c->shard->n_queued--;
 }
 
-/* A connection that is in the queue already keeps its place. */
+/* A connection that is already in the queue keeps its position. */
 static void queue_enter(struct conn *c, struct conn_queue *q)
 {
     if (c->dead || c->queue == q)
@@ -112,8 +112,8 @@ static uint64_t silent_us(const struct shard *s, uint64_t *wait_us)
     return place_wanted(s, wait_us) ? HTTP_SERVER_SILENT_US_MIN : HTTP_SERVER_KEPT_US_MIN;
 }
 
-/* How long one that has sent a part of a head may stay: short while clients wait, since each of a
- * crowd would hold its place for that long in turn. */
+/* How long a connection that has sent a part of a head may stay: short while clients wait, since
+ * each of many such connections would hold its slot for that long. */
 static uint64_t begun_us(const struct shard *s, uint64_t *wait_us)
 {
     if (s->begun.first == NULL)
@@ -136,8 +136,8 @@ static bool may_go(const struct conn_queue *q, uint64_t least_us, uint64_t *wait
     return q->first != NULL && since(q->first->queued_us, least_us, wait_us);
 }
 
-/* It may have sent bytes that this turn has no event for, or that libmicrohttpd read before the
- * event was seen. */
+/* It may have sent bytes for which this iteration has no event, or which libmicrohttpd read before
+ * the event was seen. */
 bool conn_begun(const struct conn *c)
 {
     struct tcp_info info = {0};
@@ -185,7 +185,8 @@ static void give_up_body(struct conn *c)
     conn_silent(c);
 }
 
-/* False: none may go yet. While one is silent, which is not for long, no other goes. */
+/* False: none may be closed yet. While there is a silent one, which is not for long, no other is
+ * closed. */
 static bool shed_one(struct shard *s, uint64_t *wait_us)
 {
     if (s->greetings != NULL) {

@@ -1,9 +1,9 @@
 /* Streams, past libmicrohttpd.
  *
  * Once it has sent the headers of a chunked answer its connection is suspended, and the chunks are
- * written to the socket from here: it would send a few KiB in each of its turns, and waking and
- * suspending it for every token costs more than the token. It gets the connection back for the last
- * chunk. Not TLS, whose records only its library can send again. */
+ * written to the socket from here: libmicrohttpd would send a few KiB in each iteration, and waking
+ * and suspending it for each token costs more than the token. It gets the connection back for the
+ * last chunk. Not TLS, whose records only its library can send again. */
 #include "base/clock.h"
 #include "http/server/http_server_priv.h"
 
@@ -20,7 +20,7 @@ bool stream_may_pass(const struct request *r)
     return r->http11 && !r->conn->shard->http_server->tls && r->x->method != METHOD_HEAD;
 }
 
-/* How many bytes the socket took; -1: it is broken, which its watch will tell too. */
+/* How many bytes the socket took; -1: it is broken, which its watch reports too. */
 static ssize_t stream_send(const struct request *r, struct iovec *parts, size_t n_parts)
 {
     struct msghdr msg = {.msg_iov = parts, .msg_iovlen = n_parts};
@@ -95,7 +95,7 @@ static bool put_rest(struct request *r)
     return true;
 }
 
-/* The deadline runs while the reader is behind, and none while its producer is. */
+/* The deadline runs while the client is slow; there is none while the producer is. */
 void stream_push(struct request *r)
 {
     struct shard *s = r->conn->shard;
@@ -105,7 +105,7 @@ void stream_push(struct request *r)
     if (r->conn->dead || !r->suspended)
         return;
     if (r->rest != NULL && !put_rest(r))
-        return; /* its deadline runs on: conn_late asks how much the peer has taken */
+        return; /* its deadline stays: conn_late checks how much the peer has read */
     for (;;) {
         switch (http_request_stream_take(r->x, s->piece, sizeof s->piece, &n)) {
         case STREAM_BYTES:

@@ -1,9 +1,9 @@
-/* TLS: libmicrohttpd makes the handshakes and the records. What is left is to say beforehand what
- * is wrong with a certificate, which it only logs, and to send an answer past it.
+/* TLS: libmicrohttpd makes the handshakes and the records. Here certificates are checked
+ * beforehand, because libmicrohttpd only logs what is wrong with them, and replies are sent past
+ * it.
  *
  * The HTTP server's other guards stay as they are: a FIN is a FIN below TLS too, deadlines run from
- * the accept and so over the handshake, and a lingering socket throws bytes away, whatever they
- * are. */
+ * the accept and so include the handshake, and a lingering socket discards bytes of any kind. */
 #include "http/server/http_server_priv.h"
 
 #include <gnutls/gnutls.h>

@@ -136,7 +136,7 @@ static bool host_fits(const char *pattern, const char *name)
 
     if (pattern[0] != '*')
         return strcasecmp(pattern, name) == 0;
-    /* of "*.suffix", the dot and what is behind it */
+    /* of "*.suffix", the dot and the rest */
     return n == 1 || (len > n - 1 && strcasecmp(name + len - (n - 1), pattern + 1) == 0);
 }
 
@@ -174,7 +174,7 @@ static const char *authority_of(const char *target, size_t *len)
     return colon + 3;
 }
 
-/* Of a target with a host in it, both count: what stands between may go by either. */
+/* If the target has a host, it and the Host header are both checked: a proxy may use either. */
 static int check_hosts(const struct origin_rules *rules, const struct origin_request *q,
                        struct err *e)
 {
@@ -240,9 +240,8 @@ static int check_origins(const struct origin_rules *rules, const struct origin_r
     return 0;
 }
 
-/* A server with keys gives a request without one only what is public: the rule would hide from a
- * client that its key is wrong. A peer of --no-auth-cidr needs no key, so a page in its browser
- * neither.
+/* A server with keys serves only public routes without one: the rule would hide from a client that
+ * its key is wrong. A peer of --no-auth-cidr needs no key, so a page in its browser neither.
  */
 static bool is_exempt_from_host(const struct origin_rules *rules, const struct origin_request *q)
 {
