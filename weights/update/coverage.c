@@ -1,5 +1,5 @@
 /* Which tensors of a model spec a tensor list would bring. A tied name counts for its target only
- * when the target itself is not in the tensor list. */
+ * if the target itself is not in the tensor list. */
 #include "weights/update/coverage.h"
 
 #include "weights/update/update_priv.h"

@@ -1,5 +1,5 @@
-/* One tensor after the other, by blocking copies: what comes this way is small beside a model, and
- * is not waited for by any other. */
+/* Copies one tensor after the other, by blocking copies: the tensors copied here (adapters) are
+ * small compared to a model, and no other request waits for them. */
 #include "weights/update/host_copy.h"
 
 #include "base/mtx.h"
@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* ---- a source that fills ---- */
+/* ---- sources that write into host memory ---- */
 
 static int copy_filled(const struct host_copy *c, struct err *e)
 {
@@ -25,7 +25,7 @@ static int copy_filled(const struct host_copy *c, struct err *e)
     return 0;
 }
 
-/* ---- one whose bytes lie on GPUs ---- */
+/* ---- sources whose bytes are on GPUs ---- */
 
 static int read_tensor(const struct host_copy *c, uint32_t i, uint64_t from, struct err *e)
 {
@@ -57,7 +57,7 @@ static int copy_buckets(const struct host_copy *c, struct err *e)
     return 0;
 }
 
-/* The blocking copies have all ended when the source is released. */
+/* All blocking copies have ended when the source is released. */
 static int copy_mapped(const struct host_copy *c, struct err *e)
 {
     struct source_scope *scope = NULL;
@@ -74,12 +74,12 @@ static int copy_mapped(const struct host_copy *c, struct err *e)
     return rc;
 }
 
-/* ---- one that is received ---- */
+/* ---- sources that are received ---- */
 
-/* A bucket on its way. */
+/* A bucket that was posted and has not arrived. */
 struct coming {
     uint32_t first, n;
-    uint64_t offset; /* in the window */
+    uint64_t offset; /* in the window, bytes */
 };
 
 struct window {
@@ -88,7 +88,7 @@ struct window {
     struct slab_pool *pools[STORE_DEVICES_MAX]; /* owned; [n] */
     struct slab *slabs[STORE_DEVICES_MAX];      /* owned; [n] */
     uint32_t n;
-    struct coming coming[SOURCE_POSTED_MAX]; /* those that are under way; the oldest first */
+    struct coming coming[SOURCE_POSTED_MAX]; /* posted buckets, the oldest first */
     uint32_t n_coming;
 };
 
@@ -104,7 +104,7 @@ static uint64_t window_aligned(uint64_t nbytes)
     return (nbytes + DEVICE_ALIGN - 1) / DEVICE_ALIGN * DEVICE_ALIGN;
 }
 
-/* Room for the largest bucket, and for as many small ones as are worth a round. */
+/* Memory for the largest bucket, and for as many small ones as are worth a round. */
 static uint64_t window_nbytes(const struct host_copy *c)
 {
     uint64_t largest = 0, all = 0;
@@ -131,7 +131,8 @@ static void window_fini(struct window *w)
     }
 }
 
-/* A pool for this alone: what is given back goes to the GPU, and not to the next update. */
+/* A separate pool, so that freed memory goes back to the GPU and is not kept for the next update.
+ */
 static int window_rank(struct window *w, struct device *device, struct err *e)
 {
     struct slab_memory memory = device_memory(device);
@@ -161,7 +162,7 @@ static int window_init(struct window *w, const struct host_copy *c, struct err *
     return 0;
 }
 
-/* Nothing comes any more. The first cause stays. */
+/* No bucket arrives any more. The first error is kept. */
 static int window_lose(struct window *w, const struct err *late, struct err *e)
 {
     struct source *source = w->c->source;
@@ -174,7 +175,7 @@ static int window_lose(struct window *w, const struct err *late, struct err *e)
     return -1;
 }
 
-/* Posts what fits from tensor `first` on; *end is the first that did not. */
+/* Posts the buckets from tensor `first` on that fit; *end is the first tensor that did not fit. */
 static int post_window(struct window *w, uint32_t first, uint32_t *end, struct err *e)
 {
     const struct host_copy *c = w->c;
@@ -200,7 +201,8 @@ static int post_window(struct window *w, uint32_t first, uint32_t *end, struct e
     return 0;
 }
 
-/* What came to the first rank; @e as host_copy_run's, and set by what goes wrong here. */
+/* Takes the bytes that arrived on the first rank. @e  as host_copy_run's; an error here is set in
+ * it */
 static void take_bucket(const struct window *w, const struct coming *b, struct err *e)
 {
     const struct host_copy *c = w->c;

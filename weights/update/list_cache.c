@@ -1,5 +1,5 @@
-/* Entries stand in the order of their last use, so what makes room is whatever lies behind the
- * limits. A few hundred of them are searched one by one: texts that differ do so early. */
+/* Entries are in the order of their last use, so the entries beyond the limits are the ones to
+ * evict. A few hundred of them are searched linearly: different texts differ early. */
 #include "weights/update/list_cache.h"
 
 #include "base/mtx.h"
@@ -15,8 +15,9 @@ _Static_assert(TENSOR_LIST_TENSORS_MAX *LIST_TENSOR_NBYTES + TENSOR_LIST_DIGEST_
 
 struct list_cache {
     struct mtx lock; /* rank MTX_LEAF; guards down to the blank line, and the layouts of entries */
-    struct list_entry *entries[ENTRIES_MAX + 1]; /* [n], counted; last used first; one that is too
-                                                    many makes room before the lock is left */
+    struct list_entry
+        *entries[ENTRIES_MAX + 1]; /* [n], one reference each; last used first; one beyond the limit
+                                      is evicted before the lock is released */
     size_t n;
 
     const struct model_spec *model_spec; /* borrowed; immutable */
@@ -60,7 +61,7 @@ void list_cache_free(struct list_cache *c)
     free(c);
 }
 
-/* No column is the beginning of a longer one: the last byte is the ']' of its own '['. */
+/* No column is a prefix of a longer one: its last byte is the ']' of its own '['. */
 static bool begins_with(const char *text, size_t len, struct list_text column)
 {
     return column.text != NULL && column.len <= len && memcmp(column.text, text, column.len) == 0;
@@ -77,7 +78,7 @@ static bool key_equal(const struct list_key *a, const struct list_key *b)
     return equal;
 }
 
-/* Its index, or c->n. */
+/* Returns the index of the entry, or c->n. */
 static size_t find_key_locked(const struct list_cache *c, const struct list_key *key)
 {
     size_t i = 0;
@@ -129,7 +130,7 @@ struct list_entry *list_cache_find(struct list_cache *c, enum list_column which,
     return found;
 }
 
-/* What a list counts for; SIZE_MAX if that is more than there may be. */
+/* The bytes that a list counts for; SIZE_MAX if that exceeds the limit. */
 static size_t nbytes_of(const struct list_key *key, const struct tensor_list *tensor_list)
 {
     size_t nbytes = (size_t)tensor_list->n_tensors * LIST_TENSOR_NBYTES;
@@ -142,7 +143,7 @@ static size_t nbytes_of(const struct list_key *key, const struct tensor_list *te
     return nbytes <= LIST_CACHE_NBYTES ? nbytes : SIZE_MAX;
 }
 
-/* Without its tensor list. NULL: it is too large, or there is no memory. */
+/* Creates an entry without its tensor list. NULL: it is too large, or there is no memory. */
 static struct list_entry *entry_new(const struct list_key *key,
                                     const struct tensor_list *tensor_list)
 {
@@ -169,7 +170,7 @@ static struct list_entry *entry_new(const struct list_key *key,
     return l;
 }
 
-/* The tensor list that is cached and equal to this one, or this one. */
+/* The cached tensor list that is equal to this one, or this one. */
 static struct tensor_list *equal_tensor_list_locked(const struct list_cache *c,
                                                     struct tensor_list *tensor_list)
 {
@@ -179,7 +180,7 @@ static struct tensor_list *equal_tensor_list_locked(const struct list_cache *c,
     return tensor_list;
 }
 
-/* Takes out what lies behind the limits, counted from what was used last. Returns how many. */
+/* Evicts the entries beyond the limits, in the order of their last use. Returns how many. */
 static size_t trim_locked(struct list_cache *c, struct list_entry **dropped)
 {
     size_t n_entries = 0, n_registered = 0, nbytes = 0, n_dropped = 0, n_left = 0;
@@ -216,7 +217,7 @@ bool list_cache_put(struct list_cache *c, const struct list_key *key,
     mtx_lock(&c->lock);
     *tensor_list = tensor_list_ref(equal_tensor_list_locked(c, mine));
     i = find_key_locked(c, key);
-    if (i < c->n) { /* another thread was quicker, or it is registered again */
+    if (i < c->n) { /* another thread cached it meanwhile, or it is registered again */
         dropped[n++] = l;
     } else {
         l->tensor_list = tensor_list_ref(*tensor_list);
@@ -231,8 +232,8 @@ bool list_cache_put(struct list_cache *c, const struct list_key *key,
     return true;
 }
 
-/* Where the layout of a tensor list is kept, filled if any is; NULL: that tensor list is not
- * cached. */
+/* The slot of the layout of a cached tensor list, a filled one if there is any; NULL: that tensor
+ * list is not cached. */
 static struct layout **layout_slot_locked(struct list_cache *c,
                                           const struct tensor_list *tensor_list, bool convert)
 {

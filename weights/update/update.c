@@ -1,7 +1,8 @@
-/* The calls on updates: each checks, queues or asks, and returns at once.
+/* The public calls on updates. Each checks, and then queues a job or returns the state, without
+ * waiting.
  *
- * What depends only on the request and the model spec is checked before the lock is taken; what
- * depends on other updates is checked and claimed under it, in one piece. */
+ * Checks that depend only on the request and the model spec are made before the lock is taken.
+ * Checks that depend on other updates are made under the lock, together with the claim. */
 #include "weights/update/update.h"
 
 #include "base/clock.h"
@@ -61,7 +62,7 @@ int updates_new(struct updates **out, const struct updates_cfg *cfg, struct err 
     return 0;
 }
 
-/* A session past its point of no return ends by itself. */
+/* A session that is already committing is not stopped: it ends by itself. */
 static struct session *next_to_stop_locked(struct updates *u)
 {
     struct session *s = u->live;
@@ -130,33 +131,34 @@ static bool update_frees(struct updates *u)
     return yes;
 }
 
-/* A version or an update that is about to go gives its memory back: the worker waits for it. */
+/* A version or an update that is being freed returns its memory soon: the worker waits for it, so
+ * a lack of memory is no error. */
 static void forgive_room(const struct store_info *base, bool freeing, struct err *e)
 {
     if (e->code == ERR_NO_STAGING && (base->n_live > 1 || freeing))
         err_clear(e);
 }
 
-/* What a whole update takes in a place. */
+/* The bytes that a whole update takes in a place. */
 static uint64_t whole_nbytes(const struct store *s, uint32_t place)
 {
     return store_device(s, place) != NULL ? store_whole_nbytes(s)
                                           : s->model_spec->tensor_list->nbytes;
 }
 
-/* How a model is spread over ranks is known only when it comes. */
+/* The spread of a sharded model over ranks is known only when its chunks arrive. */
 static bool takes_whole(const struct store *s, uint32_t place, bool sharded)
 {
     return !sharded || s->n_ranks == 1 || store_device(s, place) == NULL;
 }
 
-/* Leaves `e` clean if the memory is free, or soon will be. No lock held. */
+/* Sets `e` unless the memory is free, or will be soon. No lock held. */
 static void update_check_rooms(struct updates *u, const struct store_info *base, bool sharded,
                                struct err *e)
 {
     struct store *s = u->cfg.store;
     bool freeing = update_frees(
-        u); /* asked first: it may have ended when memory has been looked at */
+        u); /* checked before the memory, because the update may end between the two */
 
     for (uint32_t p = 0; p < store_n_places(s) && e->code == ERR_NONE; p++)
         if (takes_whole(s, p, sharded))
@@ -214,7 +216,7 @@ static int check_idle_locked(struct updates *u, struct err *e)
     return 0;
 }
 
-/* What the state of the store has to say; the worker finds out again when it stages. */
+/* Checks the state of the store; the worker checks again when it stages. */
 int update_check_base(const struct store_info *info, bool partial, struct err *e)
 {
     if (info->state == STORE_ASLEEP)
@@ -263,7 +265,9 @@ int updates_start(struct updates *u, const struct update_start *req, struct upda
     if (s == NULL)
         return -1;
     mtx_lock(&u->lock);
-    rc = check_idle_locked(u, e); /* first: an open update is what fills the memory */
+    rc = check_idle_locked(
+        u,
+        e); /* before memory is checked: an open update is the usual reason for a lack of memory */
     if (rc == 0 && no_room.code != ERR_NONE && !update_frees_locked(u)) {
         *e = no_room;
         rc = -1;
@@ -289,7 +293,7 @@ int update_not_found(const char *id, struct err *e)
     return err_set(e, ERR_NOT_FOUND, "/update_id", "there is no update '%.40s'", id);
 }
 
-/* Is there room for one more job? */
+/* Can one more job be queued? */
 int update_check_queue_locked(const struct updates *u, struct err *e)
 {
     if (u->stopping)
@@ -350,7 +354,7 @@ static int resolve_sums(struct update_job *job, const struct model_spec *m,
         return err_set(e, ERR_NO_MEMORY, "", "no memory for %u checksums", n);
     for (uint32_t i = 0; i < n; i++) {
         if (is_ignored(m, given[i].name))
-            continue; /* derived by the model: nothing is served under it */
+            continue; /* derived by the model: no tensor is served under this name */
         if (resolve_sum(&job->sums[job->n_sums], m, &given[i], e) != 0)
             return -1;
         job->n_sums++;
@@ -394,7 +398,7 @@ static struct update_job *finish_job(update_done_fn *done, void *done_arg, struc
     return job;
 }
 
-/* @job  NULL: there was no memory for it; else it is this function's */
+/* @job  owned by this function; NULL: there was no memory for it */
 static int queue_finish(struct updates *u, const char *id, const char *label,
                         const struct update_checksum *checksums, uint32_t n_checksums,
                         struct update_job *job, struct err *e)
@@ -453,7 +457,7 @@ int updates_commit_auto(struct updates *u, update_done_fn *done, void *done_arg,
         return -1;
     mtx_lock(&u->lock);
     open = u->open != NULL && u->open->auto_commit;
-    u->closing = (struct closing){0}; /* who continues has had the answer */
+    u->closing = (struct closing){0}; /* the trainer that continues has had the reply */
     if (open)
         rc = update_check_queue_locked(u, e);
     if (open && rc == 0)

@@ -1,8 +1,8 @@
-/* One chunk from its first byte to its place in the staging.
+/* One chunk, from its first byte to its place in the staging.
  *
- * What all kinds of sources need: room, the checksums, ties, and the views in the end. A chunk
- * whose bytes lie on GPUs may be begun while the one before it is still being copied; then its end
- * comes later. */
+ * The steps that all kinds of sources share: memory, checksums, ties, and the views at the end. A
+ * chunk whose bytes are on GPUs may begin while the previous one is still being copied; its end
+ * then comes later. */
 #include "base/clock.h"
 #include "base/utf8.h"
 #include "weights/update/update_chunk_priv.h"
@@ -71,7 +71,7 @@ static int scratch_of(struct fill *f, uint64_t nbytes, struct slab **slab, void 
     return 0;
 }
 
-/* Without a copy on the host whole runs pass through it, as large as is worth a call. */
+/* Without a host backup whole runs pass through scratch memory, as large as is worth a call. */
 int fill_scratch(struct fill *f, void **out, struct err *e)
 {
     uint64_t nbytes = nbytes_largest(f), run = f->job->chunk->tensor_list->nbytes;
@@ -95,7 +95,7 @@ static const struct tie *find_tie(const struct session *s, const struct tie *lik
     return NULL;
 }
 
-/* Of a name that comes again before its target one copy is kept. */
+/* If a tied name arrives again before its target, one copy is kept. */
 static int push_tie(struct session *s, const struct tie *tie, uint64_t nbytes, struct err *e)
 {
     const struct tie *before = find_tie(s, tie);
@@ -140,8 +140,8 @@ err_slab_unref:
     return -1;
 }
 
-/* Of ranks that bring the same tensor the first gives it to the host's copy; a rank that gives
- * nothing needs no room there. */
+/* Of the ranks that bring the same tensor, the first one provides it for the host backup. A rank
+ * that provides nothing needs no memory there. */
 static int choose_mirrors(struct fill *f, struct err *e)
 {
     f->mirrors = malloc(f->m->tensor_list->n_tensors);
@@ -204,7 +204,7 @@ static struct fill *fill_new(struct session *s, struct update_job *job,
 static void rooms_give(struct fill *f, struct staging *g)
 {
     if (f->stuck)
-        g = NULL; /* nobody else may have them */
+        g = NULL; /* it may still be written to: no other user may get it */
     for (uint32_t r = f->n_ranks; r > 0; r--) {
         struct rank_fill *rank = &f->ranks[r - 1];
 
@@ -241,7 +241,7 @@ static int memory_take_once(struct fill *f, struct err *e)
     return -1;
 }
 
-/* An older version that someone still reads may hold the memory that is lacking. */
+/* An older version that still has readers may hold the missing memory. */
 static int rooms_take(struct fill *f, enum source_wait wait, struct err *e)
 {
     struct store_info before;
@@ -256,7 +256,7 @@ static int rooms_take(struct fill *f, enum source_wait wait, struct err *e)
     return memory_take_once(f, e);
 }
 
-/* Nothing writes or reads any more when this returns. */
+/* No copy reads or writes any more when this returns. */
 static int fill_release(struct fill *f, struct err *e)
 {
     int rc = 0;
@@ -275,7 +275,7 @@ static int fill_release(struct fill *f, struct err *e)
     return rc;
 }
 
-/* Gives back what it still holds. @g the staging, or NULL if that has ended */
+/* Frees what the fill still holds. @g  the staging, or NULL if that has ended */
 static void fill_free(struct fill *f, struct staging *g)
 {
     struct err none = {0};
@@ -313,7 +313,7 @@ int chunk_begin(struct session *s, struct update_job *job, const struct updates_
             bool later = wait == SOURCE_TRY && e->code == ERR_NO_STAGING;
 
             fill_free(f, s->staging);
-            if (later) /* what is being copied now may give it back */
+            if (later) /* the chunk that is being copied now may free some */
                 err_clear(e);
             return later ? 1 : -1;
         }
@@ -330,7 +330,7 @@ bool fill_mirrors(const struct fill *f, uint32_t rank, uint32_t index)
            !staging_has(f->staging, store_host_place(f->store), index);
 }
 
-/* Claims were taken for all of these, so none can have arrived before. */
+/* All these tensors are claimed by the chunk, so none can have arrived before. */
 static void register_dst_slots(struct fill *f, struct dst_region at, const struct dst_slot *l,
                                size_t n)
 {
@@ -361,7 +361,7 @@ static int check_client(const struct fill *f, struct err *e)
                    "under the reading and were not taken");
 }
 
-/* All that has not moved since chunk_begin. */
+/* Moves all bytes that chunk_begin did not. */
 static int chunk_move(struct fill *f, struct err *e)
 {
     const struct source_ops *ops = f->source->ops;
@@ -377,7 +377,8 @@ int chunk_end(struct session *s, struct update_job *job, struct err *e)
     struct err late = {0};
     int rc;
 
-    f->n_ties = s->n_ties; /* now: a chunk begun ahead of another's end would count its ties */
+    f->n_ties = s->n_ties; /* only now: a chunk that began before the previous one ended would count
+                              that one's ties */
     rc = chunk_move(f, e);
     if (fill_release(f, &late) != 0 && rc == 0) {
         *e = late;

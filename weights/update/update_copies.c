@@ -1,17 +1,17 @@
-/* What is queued on a GPU to bring tensors from where they came to where they will be served, to
- * sum them, and to give them to the host's copy.
+/* The copies queued on a GPU: from where tensors arrived to where they will be served, their
+ * checksums, and their copies to the host backup.
  *
- * Neighbours on both sides are one copy. With checksums every tensor is a piece of its own, summed
- * in the pass that copies it. */
+ * Tensors that are adjacent on both sides are one copy. With checksums every tensor is a copy of
+ * its own, summed in the pass that copies it. */
 #include "weights/update/update_chunk_priv.h"
 
 #include <stdlib.h>
 
-/* Pieces of one kind, growing. */
+/* A growing array of pieces of one kind. */
 struct pieces {
     struct device_piece *items; /* owned */
     uint32_t n, cap;
-    uint64_t src_block, dst_block; /* of the last one */
+    uint64_t src_block, dst_block; /* the allocations of the last piece */
 };
 
 static int piece_push(struct pieces *p, struct device_piece piece, struct err *e)
@@ -29,8 +29,8 @@ static int piece_push(struct pieces *p, struct device_piece piece, struct err *e
     return 0;
 }
 
-/* As piece_push, but prolongs the last one where both sides go on in the same allocations: the
- * driver refuses a copy that reaches into two. */
+/* As piece_push, but extends the last piece if both sides continue in the same allocations: the
+ * driver refuses a copy across two allocations. */
 static int piece_join(struct pieces *p, struct end src, struct end dst, uint64_t nbytes,
                       struct err *e)
 {
@@ -69,7 +69,7 @@ uint64_t span_place(const struct fill *f, struct span span)
                                                         : 0;
 }
 
-/* The copies of a part, one for each piece of it that lies elsewhere. */
+/* The copies of a part: one for each of its pieces that has a place of its own. */
 static int join_part(const struct fill *f, uint32_t rank, uint32_t i, struct end src,
                      struct pieces *p, struct err *e)
 {
@@ -88,8 +88,8 @@ static int join_part(const struct fill *f, uint32_t rank, uint32_t i, struct end
     return 0;
 }
 
-/* Every tensor is one piece, so that each gets its sum; what cannot be copied as it comes is only
- * summed where it lies. */
+/* Every tensor is one piece, so that each gets its checksum; a tensor that cannot be copied as it
+ * arrived is only summed in place. */
 static int queue_summed(const struct fill *f, struct span span, struct device_batch *b,
                         came_fn *came, struct pieces *rest, struct err *e)
 {
@@ -133,7 +133,7 @@ int span_copy(const struct fill *f, struct span span, struct device_batch *b, ca
     return rc;
 }
 
-/* The copies of a part to the host's copy. */
+/* The copies of a part to the host backup. */
 static int join_mirror(const struct fill *f, uint32_t rank, uint32_t i, struct pieces *p,
                        struct err *e)
 {

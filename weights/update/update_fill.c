@@ -1,9 +1,9 @@
 /* Chunks whose source writes into host memory: which bytes go where, in as few calls of the source
  * as possible.
  *
- * Neighbours that need no conversion are one call. Everything else passes through scratch memory,
- * one tensor at a time. On a GPU machine the host's copy is filled first and the GPUs from it;
- * without such a copy a run is as long as a bounded piece of host memory. */
+ * Adjacent tensors that need no conversion are one call. All others pass through scratch memory,
+ * one tensor at a time. With GPUs the host backup is filled first, and the GPUs from it; without a
+ * host backup a run is limited by the size of the scratch memory. */
 #include "weights/update/update_chunk_priv.h"
 
 #include <assert.h>
@@ -14,13 +14,13 @@ static struct progress *progress_of(const struct fill *f)
     return &f->job->progress;
 }
 
-/* All ranks get the same: rank 0 stands for them. */
+/* All ranks get the same bytes: rank 0's layout is valid for all. */
 static const struct rank_fill *fill_common(const struct fill *f)
 {
     return &f->ranks[0];
 }
 
-/* Where the host's copy is, if there is one. */
+/* The region of the host backup, if there is one. */
 static struct dst_region host_dst_region(const struct fill *f)
 {
     return store_device(f->store, 0) == NULL ? dst_region_of_rank(f, 0)
@@ -54,7 +54,7 @@ static int fill_run(struct fill *f, uint32_t first, uint32_t n, void *dst, struc
     return 0;
 }
 
-/* Writes that lie back to back on both sides are one. */
+/* Writes that are adjacent on both sides are one. */
 struct upload {
     uint64_t to, nbytes;
     const char *from;
@@ -92,7 +92,7 @@ static int upload_rank(struct fill *f, uint32_t rank, uint32_t first, uint32_t n
     return upload_flush(f, rank, &u, e);
 }
 
-/* Brings the bytes of [first, first + n), as they will be served, to every GPU. */
+/* Copies the bytes of [first, first + n), as they will be served, to every GPU. */
 static int fill_upload(struct fill *f, uint32_t first, uint32_t n, const void *from, struct err *e)
 {
     for (uint32_t r = 0; r < f->n_ranks; r++)
@@ -101,7 +101,8 @@ static int fill_upload(struct fill *f, uint32_t first, uint32_t n, const void *f
     return 0;
 }
 
-/* How many DIRECT parts from `first` on lie back to back in the host's copy, starting at dst. */
+/* The number of DIRECT parts from `first` on that are adjacent in the host backup, starting at
+ * dst. */
 static uint32_t run_length(const struct fill *f, uint32_t first, uint64_t dst)
 {
     const struct rank_fill *r = fill_common(f);
@@ -116,7 +117,7 @@ static uint32_t run_length(const struct fill *f, uint32_t first, uint64_t dst)
     return i - first;
 }
 
-/* How many DIRECT parts from `first` on fit into `nbytes`; at least one. */
+/* The number of DIRECT parts from `first` on that fit into `nbytes`; at least one. */
 static uint32_t bounce_length(const struct fill *f, uint32_t first, uint64_t nbytes)
 {
     const struct rank_fill *r = fill_common(f);
@@ -131,7 +132,7 @@ static uint32_t bounce_length(const struct fill *f, uint32_t first, uint64_t nby
     return i - first;
 }
 
-/* A run straight into the host's copy, and from there to the GPUs. */
+/* A run directly into the host backup, and from there to the GPUs. */
 static int fill_in_copy(struct fill *f, uint32_t first, uint64_t dst, uint32_t *n, struct err *e)
 {
     *n = run_length(f, first, dst);
@@ -140,7 +141,7 @@ static int fill_in_copy(struct fill *f, uint32_t first, uint64_t dst, uint32_t *
     return fill_upload(f, first, *n, (const void *)(uintptr_t)dst, e);
 }
 
-/* A run through scratch memory to the GPUs: there is no copy on the host. */
+/* A run through scratch memory to the GPUs, without a host backup. */
 static int fill_bounced(struct fill *f, uint32_t first, uint32_t *n, struct err *e)
 {
     void *bounce;
@@ -187,7 +188,7 @@ int fill_land(struct fill *f, uint32_t i, const void *from, struct err *e)
     return fill_upload(f, i, 1, to, e);
 }
 
-/* One tensor through scratch: converted, split up, or dropped. */
+/* One tensor through scratch memory: converted, split, or dropped. */
 static int fill_through_scratch(struct fill *f, uint32_t i, struct err *e)
 {
     void *from;
@@ -197,7 +198,7 @@ static int fill_through_scratch(struct fill *f, uint32_t i, struct err *e)
     return fill_land(f, i, from, e);
 }
 
-/* The bytes of a tied name stay apart until its target is there to compare with. */
+/* The bytes of a tied name are kept separately until its target has arrived for the comparison. */
 static int fill_tied(struct fill *f, uint32_t i, struct err *e)
 {
     const struct tensor_spec *t = &fill_common(f)->tensor_list->tensors[i];
@@ -238,7 +239,7 @@ static int fill_parts(struct fill *f, struct err *e)
     return 0;
 }
 
-/* A source that says "done" early would leave whatever the memory held before. */
+/* A source that reports success early would leave old bytes in the memory. */
 int chunk_fill(struct fill *f, struct err *e)
 {
     const struct source_ops *ops = f->source->ops;

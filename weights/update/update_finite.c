@@ -1,11 +1,11 @@
-/* Numbers that are not finite, in what a chunk brings.
+/* Checks a chunk's tensors for values that are not finite.
  *
- * What is written to host memory is looked at by whoever writes it, piece by piece, while the piece
- * is in a cache. A piece may be cut inside an element, and the other half may be another thread's:
- * then the tensor is looked at again when all of it is there. What goes from GPU to GPU as it is is
- * looked at there, in the pass that makes its checksum; what is suspect then comes to the host to
- * be counted. Names that say nothing of the weights (PART_IGNORED) are not looked at, nor what a
- * GPU copies without a checksum. */
+ * Bytes written to host memory are checked by the thread that writes them, piece by piece, while
+ * the piece is in a cache. A piece may end inside an element whose other half another thread
+ * writes: then the tensor is checked again when it is complete. Bytes copied between GPUs without
+ * conversion are checked there, in the pass that computes the checksum; a tensor with such values
+ * is then copied to the host to count them. Names that are no weights (PART_IGNORED) are not
+ * checked, nor are bytes that a GPU copies without a checksum. */
 #include "base/log.h"
 #include "weights/update/update_chunk_priv.h"
 
@@ -15,13 +15,13 @@
 
 enum { FOUND = 1, CUT = 2 };
 
-/* One fill of tensors [first, end), back to back from dst on. Told of pieces by several threads. */
+/* One fill of tensors [first, end), adjacent from dst on. Several threads report pieces. */
 struct look {
     const struct rank_fill *r;
     uint32_t first, end;
     const uint8_t *dst;
     atomic_uchar *marks;
-    atomic_uint_fast64_t nbytes; /* that were told of; relaxed: the fill's end orders it */
+    atomic_uint_fast64_t nbytes; /* bytes reported so far; relaxed: the end of the fill orders it */
 };
 
 static const struct tensor_spec *part_spec(const struct rank_fill *r, uint32_t i)
@@ -35,7 +35,7 @@ static bool looked_at(const struct rank_fill *r, uint32_t i)
            non_finite_bits(part_spec(r, i)->dtype).top != 0;
 }
 
-/* The tensor that holds byte `at` of the packed bucket, or a later one that is not empty. */
+/* The tensor that contains byte `at` of the packed bucket, or a later one that is not empty. */
 static uint32_t tensor_from(const struct look *l, uint64_t at)
 {
     uint32_t first = l->first, end = l->end;
@@ -91,7 +91,7 @@ static int marks_take(struct fill *f, struct err *e)
     return f->marks != NULL ? 0 : err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk");
 }
 
-/* What its source told nobody of is looked at in the end. */
+/* Bytes that the source did not report are checked at the end. */
 static void look_rest(struct look *l, uint64_t nbytes)
 {
     if (atomic_load_explicit(&l->nbytes, memory_order_relaxed) == nbytes)
@@ -122,7 +122,7 @@ int finite_fill(struct fill *f, uint32_t first, uint32_t n, void *dst, struct er
     return rc;
 }
 
-/* Notes a name, borrowed from the model spec. Returns false if the name is known already. */
+/* Records a name, borrowed from the model spec. Returns false if it is recorded already. */
 static bool non_finite_note(struct non_finite_names *names, const char *name)
 {
     for (uint32_t i = 0; i < names->n && i < UPDATE_NON_FINITE_MAX; i++)
@@ -134,7 +134,7 @@ static bool non_finite_note(struct non_finite_names *names, const char *name)
     return true;
 }
 
-/* The model spec's name for what tensor i is, which outlives the chunk. */
+/* The model spec's name of tensor i, which outlives the chunk. */
 static const char *name_of(const struct fill *f, const struct part *part)
 {
     return part->match.alias != NULL ? part->match.alias->name
@@ -209,7 +209,7 @@ int finite_check_converted(const struct fill *f, uint32_t rank, uint32_t i, cons
     return finite_found(f, rank, i, &found, to->dtype, e);
 }
 
-/* What is converted or tied is looked at when it comes to the host. */
+/* A tensor that is converted or tied is checked when it is on the host. */
 enum dtype finite_copied(const struct fill *f, uint32_t rank, uint32_t i)
 {
     return f->non_finite != NON_FINITE_ALLOW && f->ranks[rank].layout->parts[i].how == PART_DIRECT

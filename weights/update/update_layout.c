@@ -1,8 +1,8 @@
-/* What a chunk brings and how it lands: decided before any byte moves.
+/* The layout of a chunk: which tensors it brings and where they go, decided before any byte moves.
  *
- * Staged, a room is laid out in the tensor list's order, so that a packed bucket lands in one copy
- * and its tensors are views of it. A tensor that would come to lie misaligned for its dtype begins
- * anew at an aligned place: that costs one more copy, and nobody has to move it later. */
+ * Staging is laid out in the order of the tensor list, so that a packed bucket is one copy and its
+ * tensors are views of it. A tensor that would be misaligned for its dtype starts at the next
+ * aligned address: that costs one more copy, and it never has to be moved later. */
 #include "weights/update/update_priv.h"
 
 #include <stdio.h>
@@ -33,7 +33,7 @@ static void raise_to(uint64_t *largest, uint64_t nbytes)
         *largest = nbytes;
 }
 
-/* Cannot overflow: what is kept is at most the model spec, and each tensor adds one alignment. */
+/* Cannot overflow: at most the model spec is stored, and each tensor adds one alignment. */
 static void layout_place(struct layout *l, const struct model_spec *m, uint32_t i,
                          const struct tensor_spec *t)
 {
@@ -60,7 +60,7 @@ static void layout_place(struct layout *l, const struct model_spec *m, uint32_t 
     raise_to(&l->nbytes_largest, nbytes);
 }
 
-/* Once all parts have their places. */
+/* Called once all parts have their places. */
 static int dst_slots_make(struct layout *l, const struct model_spec *m, uint32_t n_parts)
 {
     struct dst_slot *at;
@@ -195,7 +195,7 @@ uint64_t chunk_nbytes(const struct update_chunk *c, uint32_t n_ranks)
     return nbytes;
 }
 
-/* The origin that tensor i of a rank stood at, or NULL. */
+/* The origin of tensor i of a rank, or NULL. */
 static const struct chunk_origin *origin_of(const struct update_chunk *c, uint32_t rank, uint32_t i)
 {
     const struct chunk_origin *found = NULL;

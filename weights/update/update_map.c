@@ -1,8 +1,8 @@
-/* Chunks whose source shows where the bytes lie on GPUs: the copies are queued here, bucket by
- * bucket, while the next one is being mapped.
+/* Chunks whose source maps bytes on GPUs: the copies are queued here, bucket by bucket, while the
+ * next bucket is being mapped.
  *
- * What a copy alone cannot do (convert, compare, drop) waits until the copies are done and passes
- * through the host. */
+ * Tensors that a copy alone cannot bring (convert, compare, drop) wait until the copies are done
+ * and pass through the host. */
 #include "weights/update/update_chunk_priv.h"
 
 static struct end came_mapped(const struct fill *f, uint32_t rank, uint32_t i)
@@ -12,7 +12,7 @@ static struct end came_mapped(const struct fill *f, uint32_t rank, uint32_t i)
     return (struct end){ops->at(f->source, rank, i), ops->block(f->source, rank, i)};
 }
 
-/* The next bucket of a rank. */
+/* Maps the next bucket of a rank and queues its copies. */
 static int queue_bucket(struct fill *f, uint32_t rank, enum source_wait wait, struct err *e)
 {
     struct rank_fill *r = &f->ranks[rank];
@@ -34,7 +34,7 @@ int chunk_map_begin(struct fill *f, enum source_wait wait, struct err *e)
     bool more = true;
 
     if (!f->joined) {
-        f->joined = true; /* to be released, whatever comes of it */
+        f->joined = true; /* must be released, also after an error */
         if (f->source->ops->join(f->source, &f->session->scope, e) != 0)
             return -1;
     }
@@ -58,7 +58,7 @@ int chunk_map_begin(struct fill *f, enum source_wait wait, struct err *e)
     return 0;
 }
 
-/* Converted on the host, and brought to the rank and the host's copy. */
+/* Converts a tensor on the host, and copies it to the rank and to the host backup. */
 static int slow_convert(struct fill *f, uint32_t rank, uint32_t i, const char *from, struct err *e)
 {
     const struct tensor_spec *t = &f->ranks[rank].tensor_list->tensors[i];
@@ -87,7 +87,7 @@ static int slow_convert(struct fill *f, uint32_t rank, uint32_t i, const char *f
     return 0;
 }
 
-/* What no copy can do by itself. */
+/* A part that a copy alone cannot bring. */
 static int slow_part(struct fill *f, uint32_t rank, uint32_t i, struct err *e)
 {
     const struct tensor_spec *t = &f->ranks[rank].tensor_list->tensors[i];
@@ -132,7 +132,7 @@ static int rank_end(struct fill *f, uint32_t rank, struct err *e)
 bool chunk_copying(struct update_job *job)
 {
     struct fill *f = job->fill;
-    struct err ignored = {0}; /* chunk_end finds it again */
+    struct err ignored = {0}; /* chunk_end gets the same error again */
 
     if (f->source->ops->map == NULL || progress_check(&job->progress, &ignored) != 0)
         return false;

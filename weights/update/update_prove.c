@@ -1,5 +1,5 @@
-/* What an update has to prove before it is committed: names of one tensor agree, nothing is
- * missing, the bytes are those that were summed. */
+/* The checks before a commit: tied names agree, no tensor is missing, and the bytes have the given
+ * checksums. */
 #include "weights/update/update_chunk_priv.h"
 
 #include "base/utf8.h"
@@ -31,7 +31,8 @@ void session_drop_ties(struct session *s, uint32_t n_kept)
         slab_unref(s->ties[--s->n_ties].slab);
 }
 
-/* Are the bytes at an address of a place those? On a GPU they are read back piece by piece. */
+/* Are the bytes at an address of a place equal to these? On a GPU they are read back piece by
+ * piece. */
 static int place_equal(const struct store *s, uint32_t place, uint64_t addr, const char *bytes,
                        uint64_t nbytes, bool *equal, struct err *e)
 {
@@ -73,7 +74,7 @@ static int tie_compare(const struct store *s, const struct tie *tie, uint32_t pl
                    t->name);
 }
 
-/* Where the bytes of `index` lie if this very chunk brought them to a region from a rank, or 0. */
+/* The address of the bytes of `index` if this chunk brought them from a rank to a region, or 0. */
 static uint64_t find_from_rank(const struct fill *f, uint32_t rank, struct dst_region at,
                                uint32_t index)
 {
@@ -91,7 +92,7 @@ static uint64_t find_from_rank(const struct fill *f, uint32_t rank, struct dst_r
     return 0;
 }
 
-/* The same for a place: the host's copy gets a tensor from the first rank that brings it. */
+/* The same for a place: the host backup gets a tensor from the first rank that brings it. */
 static uint64_t find_in_chunk(const struct fill *f, uint32_t place, uint32_t index)
 {
     uint64_t addr = 0;
@@ -119,7 +120,8 @@ int ties_compare(struct fill *f, struct session *s, struct err *e)
     return 0;
 }
 
-/* After registering: ties whose target arrived have been compared. */
+/* After the chunk's tensors are registered: drops the ties whose target arrived, because they were
+ * compared. */
 void ties_drop_compared(struct session *s)
 {
     uint32_t n = 0;
@@ -157,7 +159,7 @@ int ties_compare_served(const struct session *s, const struct version *served, s
     return 0;
 }
 
-/* The bytes of a tie as those of its target in one place. */
+/* Copies the bytes of a tie to its target in one place. */
 static int settle_tie_at(struct staging *g, const struct tie *tie, uint32_t place, struct err *e)
 {
     struct store *s = g->store;
@@ -180,7 +182,7 @@ static int settle_tie_at(struct staging *g, const struct tie *tie, uint32_t plac
     return rc;
 }
 
-/* A tie whose target came in no chunk brings the target's bytes itself. */
+/* If the target of a tie came in no chunk, the tie provides the target's bytes. */
 static int settle_ties(struct session *s, struct err *e)
 {
     struct staging *g = s->staging;
@@ -190,7 +192,7 @@ static int settle_ties(struct session *s, struct err *e)
         const struct tie *tie = &s->ties[i];
         uint32_t index = tie->alias->targets[0];
 
-        /* Its target may have come to another rank than the tied name did. */
+        /* The target may have arrived on another rank than the tied name. */
         for (uint32_t p = 0; p < store_n_places(store); p++)
             if (staging_has(g, p, index) &&
                 tie_compare(store, tie, p, staging_effective(g, p, index), e) != 0)
@@ -204,8 +206,8 @@ static int settle_ties(struct session *s, struct err *e)
     return 0;
 }
 
-/* The checksum of a fused name in a place: over its pieces, one after the other. Not *has if a
- * piece is not there. */
+/* The checksum of a fused name in a place, over its pieces in order. *has is false if a piece is
+ * missing. */
 static int sum_fused(const struct session *s, uint32_t place, const struct alias *alias, bool *has,
                      struct checksum *out, struct err *e)
 {
@@ -266,7 +268,7 @@ static int refuse_sum(const struct store *s, uint32_t place, const char *name,
                    several ? store_place_name(s, place) : "", wanted);
 }
 
-/* Wherever the tensor lies, its bytes are those. */
+/* Checks the bytes of a tensor in every place that has it. */
 static int prove_sum(const struct session *s, const struct finish_sum *want, struct err *e)
 {
     const struct store *store = s->staging->store;
@@ -278,7 +280,7 @@ static int prove_sum(const struct session *s, const struct finish_sum *want, str
     bool has;
 
     if (alias != NULL && alias->kind == ALIAS_IGNORED)
-        return 0; /* nothing is served under it */
+        return 0; /* no tensor is served under this name */
     for (uint32_t p = 0; p < store->n_places; p++) {
         if (sum_at(s, p, want, index, &has, &sum, e) != 0)
             return -1;
@@ -301,7 +303,7 @@ static int prove_complete(const struct session *s, const struct model_spec *m, s
     if (n_missing == 0)
         return 0;
     if (s->partial && s->staging != NULL && s->staging->n_arrived > 0)
-        return 0; /* the store knows what has to be even */
+        return 0; /* the store checks which tensors must be on every rank */
     if (s->partial)
         return err_set(e, ERR_INCOMPLETE, "", "no tensor of the model arrived in this update");
     return err_set(e, ERR_INCOMPLETE, "", "%u of %u tensors are missing, '%.*s' first%s", n_missing,

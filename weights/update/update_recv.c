@@ -1,20 +1,22 @@
 /* Chunks whose source writes whole buckets into GPU memory itself, on all ranks at once.
  *
- * A bucket comes to lie where it stays, wherever its tensors are to lie there as they come; else in
- * a bounce buffer, scratch memory of that GPU, from which they are copied while the next bucket
- * comes. Sums and the host's copy are made meanwhile too. Buckets are posted ahead of those that
- * have come, as far as there is somewhere to come to: nothing waits for this thread between two of
- * them.
+ * A bucket is received at its final address if its tensors have the same layout there. Otherwise
+ * it is received in a bounce buffer, scratch memory of that GPU, from which it is copied while the
+ * next bucket arrives. Checksums and the host backup are made meanwhile too. Buckets are posted
+ * ahead of those that have arrived, as long as there is memory to receive them: no peer waits for
+ * this thread between two buckets.
  *
- * Once the first bucket was asked for, the sender and all ranks are in it together: not to ask for
- * the last one would cost them their group. So all memory is taken before, and what goes wrong here
- * afterwards is told at the end, while the rest is received and dropped. */
+ * Once the first bucket was posted, the sender and all ranks take part in the broadcast together:
+ * not to post the last bucket would cost them their group. So all memory is allocated before, and
+ * an error after that is reported at the end, while the remaining buckets are received and
+ * dropped. */
 #include "weights/update/update_chunk_priv.h"
 
 #include <assert.h>
 #include <stdlib.h>
 
-/* Small buckets that lie where they stay are summed, and copied to the host, several at once. */
+/* Small buckets received at their final address are summed, and copied to the host, several at
+ * once. */
 enum { QUEUE_NBYTES = 16 << 20 };
 
 static const struct tensor_list *tensor_list_of(const struct fill *f)
@@ -37,7 +39,7 @@ static uint64_t nbytes_of(const struct fill *f, uint32_t first, uint32_t n)
     return last->offset + last->nbytes - t[first].offset;
 }
 
-/* One bounce buffer will do: then nothing comes while it is being emptied. */
+/* One bounce buffer suffices: then no bucket arrives while it is being emptied. */
 static int bounces_take(struct fill *f, uint32_t rank, struct err *e)
 {
     struct rank_fill *r = &f->ranks[rank];
@@ -67,7 +69,8 @@ static int bounces_take(struct fill *f, uint32_t rank, struct err *e)
     return 0;
 }
 
-/* For what needs the host. The last tied name's memory first: it is used up from the end. */
+/* Allocates host memory for parts that need the host. The last tied name's memory first: it is
+ * used from the end. */
 static int host_take(struct fill *f, struct err *e)
 {
     const struct tensor_list *tensor_list = tensor_list_of(f);
@@ -149,8 +152,8 @@ static struct end came_to_bounce(const struct fill *f, uint32_t rank, uint32_t i
     return (struct end){slab->addr + t[i].offset - t[r->bucket].offset, (uint64_t)(uintptr_t)slab};
 }
 
-/* Where a bucket comes on a rank; and by which bounce buffer, or BOUNCE_NONE. After an error the
- * address holds still: it is only dropped. */
+/* The address at which a rank receives a bucket, and its bounce buffer, or BOUNCE_NONE. After an
+ * error the address is still valid: the bucket is dropped. */
 static uint64_t dst_slot(struct fill *f, struct span span, uint8_t *bounce, struct err *e)
 {
     struct rank_fill *r = &f->ranks[span.rank];
@@ -166,7 +169,8 @@ static uint64_t dst_slot(struct fill *f, struct span span, uint8_t *bounce, stru
     return r->bounces[*bounce].slab->addr;
 }
 
-/* Sums, and the host's copy, of what came to stay before tensor `end`. */
+/* Queues the checksums and the host backup of the tensors before `end` that were received at their
+ * final address. */
 static int queue_stayed(struct fill *f, uint32_t rank, uint32_t end, struct err *e)
 {
     struct rank_fill *r = &f->ranks[rank];
@@ -180,7 +184,7 @@ static int queue_stayed(struct fill *f, uint32_t rank, uint32_t end, struct err 
     return r->mirrored ? span_mirror(f, span, r->batch, e) : 0;
 }
 
-/* What is to be done with a bucket that came, without waiting for it. */
+/* Queues the copies of a received bucket, without waiting for them. */
 static int queue_bucket(struct fill *f, struct span span, struct err *e)
 {
     struct rank_fill *r = &f->ranks[span.rank];
@@ -202,8 +206,8 @@ static int queue_bucket(struct fill *f, struct span span, struct err *e)
     return r->mirrored ? span_mirror(f, span, b, e) : 0;
 }
 
-/* What no copy can do by itself, before the bounce buffer is used again. What came to rank 0 stands
- * for all of them. */
+/* A part that a copy alone cannot bring, before the bounce buffer is used again. The bytes of rank
+ * 0 are those of all ranks. */
 static int host_part(struct fill *f, uint32_t i, struct err *e)
 {
     const struct tensor_spec *t = &tensor_list_of(f)->tensors[i];
@@ -235,7 +239,7 @@ static int host_parts(struct fill *f, uint32_t first, uint32_t n, struct err *e)
     return 0;
 }
 
-/* What may be written to for ever goes to nobody else. */
+/* Memory that a stuck broadcast may still write to is never used again. */
 static void bucket_quarantine(struct fill *f, const struct posted *b)
 {
     for (uint32_t k = 0; k < f->n_ranks; k++) {
@@ -246,7 +250,7 @@ static void bucket_quarantine(struct fill *f, const struct posted *b)
     }
 }
 
-/* Nothing comes any more. The first cause stays. */
+/* No bucket arrives any more. The first error is kept. */
 static int recv_lose(struct fill *f, const struct err *late, struct err *e)
 {
     f->stuck = f->n_posted > 0 && f->source->ops->stuck(f->source);
@@ -257,7 +261,7 @@ static int recv_lose(struct fill *f, const struct err *late, struct err *e)
     return -1;
 }
 
-/* @e  may be set: then the bucket will be dropped. -1: the source has failed. */
+/* @e  may be set: the bucket is then dropped. -1: the source has failed */
 static int post_bucket(struct fill *f, uint32_t first, uint32_t n, struct err *e)
 {
     struct posted *b = &f->posted[(f->i_posted + f->n_posted) % SOURCE_POSTED_MAX];
@@ -268,7 +272,7 @@ static int post_bucket(struct fill *f, uint32_t first, uint32_t n, struct err *e
     *b = (struct posted){.first = first, .n = n};
     for (uint32_t r = 0; r < f->n_ranks; r++)
         dst[r] = dst_slot(f, (struct span){r, first, n}, &b->bounces[r], e);
-    if (f->n_posted == 0) /* it may be the sender as such that is waited for */
+    if (f->n_posted == 0) /* post may wait until the trainer has formed its group */
         atomic_store_explicit(&p->tensor, first, memory_order_relaxed);
     if (f->source->ops->post(f->source, first, n, dst, p, &late) != 0)
         return recv_lose(f, &late, e);
@@ -278,7 +282,7 @@ static int post_bucket(struct fill *f, uint32_t first, uint32_t n, struct err *e
     return 0;
 }
 
-/* The oldest that was posted. @e  may be set: then it is dropped. -1: it did not come. */
+/* Receives the oldest posted bucket. @e  may be set: it is then dropped. -1: it did not arrive */
 static int receive_bucket(struct fill *f, struct err *e)
 {
     const struct posted *b = &f->posted[f->i_posted];
@@ -304,8 +308,8 @@ static int receive_bucket(struct fill *f, struct err *e)
     return 0;
 }
 
-/* Has every rank somewhere for the bucket at `first` to come to? What is dropped may come to
- * wherever other buckets do. */
+/* Does every rank have memory to receive the bucket at `first`? A bucket that will be dropped may
+ * be received where others are. */
 static bool can_post(const struct fill *f, uint32_t first, const struct err *e)
 {
     if (first == tensor_list_of(f)->n_tensors || f->n_posted == SOURCE_POSTED_MAX)
@@ -330,7 +334,7 @@ static int rank_wait(struct fill *f, uint32_t rank, struct err *e)
     return device_batch_wait(r->batch, &f->job->progress, e);
 }
 
-/* All has come; what was queued with it ends. */
+/* All buckets have arrived; waits for the queued copies. */
 static int recv_settle(struct fill *f, struct err *e)
 {
     const struct source_ops *ops = f->source->ops;

@@ -1,9 +1,9 @@
-/* Ranks that were given lists of their own, and so buckets of their own: whatever tensor several of
- * them got must have the same bytes on each. Lists that were swapped between GPUs, or ranks of a
- * trainer that have drifted apart, show nowhere else, since every length is right.
+/* Compares ranks that were given separate lists, and so separate buckets: a tensor that several of
+ * them received must have the same bytes on each. Lists that were swapped between GPUs, or ranks
+ * of a trainer that have diverged, are found by no other check, because every length is right.
  *
- * What comes is summed in the pass that copies it, so this costs next to nothing. A tensor that was
- * converted or split on its way is not compared. */
+ * Received bytes are summed in the pass that copies them, so this costs almost nothing. A tensor
+ * that was converted or split is not compared. */
 #include "weights/update/update_chunk_priv.h"
 
 #include "base/utf8.h"

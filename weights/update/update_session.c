@@ -1,7 +1,7 @@
-/* Sessions: what each brought, what it lacks, how it ended.
+/* Update sessions: the tensors that have arrived, the tensors that are missing, and the outcome.
  *
- * Claims are taken when a chunk is queued, so that two chunks on the way can never bring the same
- * tensor; a chunk that fails gives them back, and may be sent again. */
+ * Tensors are claimed when a chunk is queued, so that two chunks in flight can never bring the
+ * same tensor. A chunk that fails releases its claims, and may be sent again. */
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/utf8.h"
@@ -140,7 +140,7 @@ int session_answer_ended(const struct session *s, struct err *e)
 
 /* states of tensors */
 
-/* One tensor of a chunk, on ranks that get the same. */
+/* One tensor of a chunk, on ranks that get the same list. */
 struct tensor_target {
     uint32_t first, n;  /* the ranks */
     uint32_t part;      /* in their tensor list */
@@ -153,7 +153,7 @@ static unsigned char *tensor_state_at(const struct session *s, uint32_t rank, ui
     return &s->tensor_states[(size_t)index * s->n_ranks + rank];
 }
 
-/* Is a tensor claimed so where it must be: on every rank; sharded: on any? */
+/* Does a tensor have one of these states on every rank; if sharded, on any rank? */
 static bool tensor_state_claimed(const struct session *s, uint32_t index, unsigned mask)
 {
     for (uint32_t r = 0; r < s->n_ranks; r++)
@@ -252,7 +252,7 @@ static int tensor_state_queue(struct updates *u, struct session *s, const struct
     return 0;
 }
 
-/* Arrived, or under a tied name, wherever it must be. */
+/* Has a tensor, or its tied name, arrived on every rank that needs it? */
 static bool is_here(const struct session *s, uint32_t index)
 {
     return tensor_state_claimed(s, index, TENSOR_ARRIVED | TENSOR_TIED);
@@ -349,8 +349,9 @@ bool tensor_states_lack_locked(const struct session *s, uint32_t index, unsigned
     return !tensor_state_claimed(s, index, mask);
 }
 
-/* What is here stays here, so this looks at most at what came out of order: every reply has it, and
- * a model spec a hundred thousand names. */
+/* A tensor that has arrived stays, so the search continues where it last ended. It examines at
+ * most the tensors that arrived out of order: every reply needs it, and a model spec has a hundred
+ * thousand names. */
 static uint32_t tensor_states_missing_locked(struct updates *u, struct session *s, const char **out,
                                              uint32_t cap)
 {
@@ -387,7 +388,7 @@ static void session_unlink_locked(struct updates *u, struct session *s)
         u->open = NULL;
 }
 
-/* One of them may have begun ahead. */
+/* One of the queued chunks may have begun already. */
 static void session_stop_queued_locked(struct updates *u, const struct session *s)
 {
     for (struct update_job *j = u->queue; j != NULL; j = j->next)
@@ -420,7 +421,7 @@ struct session *session_end_locked(struct updates *u, struct session *s, enum up
     free(s->counted);
     s->tensor_states = NULL;
     s->counted = NULL;
-    session_unlink_locked(u, s); /* the reference of the list becomes the ring's */
+    session_unlink_locked(u, s); /* the reference moves from the list to the ring */
     u->ended[u->ended_at] = s;
     u->ended_at = (u->ended_at + 1) % UPDATE_ENDED_KEPT;
     cnd_signal(&u->tick);
@@ -429,7 +430,7 @@ struct session *session_end_locked(struct updates *u, struct session *s, enum up
 
 /* repeated chunks */
 
-/* Position-weighted, as the checksum itself: a swap shows, also between ranks. */
+/* Position-weighted, like the checksum itself: a swap is detected, also between ranks. */
 static void key_add_sums(struct chunk_key *out, uint32_t rank,
                          const struct tensor_list *tensor_list, const struct checksum *sums,
                          const bool *has)
@@ -475,8 +476,8 @@ bool chunk_key_same_tensors(const struct chunk_key *a, const struct chunk_key *b
     return strcmp(a->digest, b->digest) == 0 && checksum_equal(a->sums, b->sums);
 }
 
-/* Forgetting one (no memory, or the oldest of too many) only means that a repeated chunk is told
- * that its tensors have arrived already. */
+/* If one is forgotten (no memory, or the oldest of too many), a repeated chunk gets the error that
+ * its tensors have already arrived. */
 void session_remember_locked(struct session *s, const struct chunk_key *key)
 {
     if (key->id[0] == '\0')
@@ -505,7 +506,7 @@ const struct chunk_key *session_recall_locked(const struct session *s, const cha
     return NULL;
 }
 
-/* what is told of a session */
+/* the info of a session */
 
 static uint64_t lease_left(const struct updates *u, const struct session *s)
 {
@@ -517,12 +518,12 @@ static uint64_t lease_left(const struct updates *u, const struct session *s)
         bound.end_us = s->running != NULL && s->running->kind == JOB_CHUNK
                            ? s->running->progress.deadline_us
                            : clock_after_us(u->cfg.receive_timeout_us);
-    else if (s->n_jobs > 0) /* renewed when they end */
+    else if (s->n_jobs > 0) /* the lease is renewed when the jobs end */
         return (uint64_t)s->lease.length_s * 1000000;
     return lease_timer_left_us(&bound);
 }
 
-/* Until the server ends by itself what is under way. */
+/* Time until the server aborts the running job. */
 static uint64_t deadline_left(const struct updates *u, const struct session *s)
 {
     uint64_t now = clock_now_us();
@@ -549,7 +550,7 @@ static void info_running(const struct session *s, struct update_info *out)
     out->receive_us += spent;
     out->nbytes_done += atomic_load_explicit(&job->progress.nbytes_done, memory_order_relaxed);
     i = atomic_load_explicit(&job->progress.tensor, memory_order_relaxed);
-    if (i == PROGRESS_NO_TENSOR) /* it waits for memory, and nothing has been asked for */
+    if (i == PROGRESS_NO_TENSOR) /* the job waits for memory, and no byte was requested */
         return;
     if (i >= tensor_list->n_tensors)
         i = tensor_list->n_tensors - 1;
@@ -558,7 +559,7 @@ static void info_running(const struct session *s, struct update_info *out)
     out->n_tensors_done = (uint32_t)(n_done < out->n_tensors_total ? n_done : out->n_tensors_total);
 }
 
-/* As sent, of the chunks so far, and what a whole update still lacks beside them. */
+/* Bytes as sent, of the chunks so far, and the bytes that a whole update still lacks. */
 static uint64_t nbytes_total(const struct updates *u, const struct session *s)
 {
     if (s->phase == UPDATE_COMMITTED)

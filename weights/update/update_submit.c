@@ -1,8 +1,8 @@
-/* Chunks on their way in: matched against the model spec, claimed, queued; repeated ones
+/* Submission of chunks: matched against the model spec, claimed, queued. Repeated chunks are
  * recognised.
  *
- * What depends only on the chunk and the model spec is done before the lock is taken: a tensor list
- * may have a hundred thousand names. */
+ * Checks that depend only on the chunk and the model spec are made before the lock is taken: a
+ * tensor list may have a hundred thousand names. */
 #include "weights/update/update_priv.h"
 
 #include "base/utf8.h"
@@ -36,7 +36,7 @@ static int refuse_underway(const char *chunk_id, struct err *e)
                    "chunk '%s' is still being received; ask again when it has ended", chunk_id);
 }
 
-/* The job of the same session and chunk id that is queued or running, if there is one. */
+/* The queued or running job with the same session and chunk id, if there is one. */
 static const struct update_job *underway_locked(const struct updates *u, const struct session *s,
                                                 const char *chunk_id)
 {
@@ -51,7 +51,7 @@ static const struct update_job *underway_locked(const struct updates *u, const s
     return NULL;
 }
 
-/* A repeated chunk becomes a job that only answers. */
+/* A repeated chunk becomes a job that only replies. */
 static int recognise_locked(struct updates *u, struct session *s, struct update_job *job,
                             struct err *e)
 {
@@ -69,7 +69,7 @@ static int recognise_locked(struct updates *u, struct session *s, struct update_
     return 0;
 }
 
-/* A broadcast brings the same to every rank. */
+/* A broadcast brings the same bytes to every rank. */
 static int check_placement(const struct session *s, const struct update_job *job, struct err *e)
 {
     const struct source_ops *ops = job->chunk->source->ops;
@@ -82,9 +82,9 @@ static int check_placement(const struct session *s, const struct update_job *job
                    ops->name, s->n_ranks);
 }
 
-/* An auto-commit update is whatever came since the last one. Two steps' buckets in it would make a
- * version that no trainer ever had, so what tells them apart is looked at: the version that they
- * name, and that an update does not begin with what just ended one. */
+/* An auto-commit update consists of all buckets since the last one. Buckets of two training steps
+ * in it would make a version that no trainer ever had. So two signs of that are checked: the
+ * version that buckets name, and an update that begins with the bucket that ended the last one. */
 static int check_meant_locked(struct updates *u, struct session *s, const struct update_job *job,
                               struct err *e)
 {
@@ -108,7 +108,8 @@ static int check_meant_locked(struct updates *u, struct session *s, const struct
     return 0;
 }
 
-/* What is queued behind this bucket is held against its version, so it is said now. */
+/* Sets the version of the session now, because later buckets are checked against it while this one
+ * is queued. */
 static void name_locked(struct session *s, const struct update_job *job)
 {
     if (s->auto_commit && job->chunk->label[0] != '\0')
@@ -148,8 +149,8 @@ static int submit_to_session_locked(struct updates *u, const char *id, struct up
     return 0;
 }
 
-/* The answer that a whole update got, if this is the same again. Only one that names its version
- * can be told from the next step's update of the same tensors. */
+/* The session of a one-shot update that is repeated, for its reply. Only an update that names its
+ * version can be told from the next step's update of the same tensors. */
 static struct session *same_single_locked(struct updates *u, const struct update_job *job)
 {
     const char *label = job->chunk->label;
@@ -169,9 +170,9 @@ static struct session *same_single_locked(struct updates *u, const struct update
     return NULL;
 }
 
-/* A whole update that cannot cover the model spec is refused with what is missing, before any byte
- * moves. One that differs from rank to rank is judged with its tensors' states: what is missing on
- * one may be meant to be on another. */
+/* A whole update that cannot cover the model spec is refused with the missing tensors, before any
+ * byte moves. An update that differs between ranks is checked by the states of its tensors: a
+ * tensor missing on one rank may be intended for another. */
 static int check_whole(const struct updates *u, const struct update_job *job, struct err *e)
 {
     struct update_chunk *c = job->chunk;
@@ -199,7 +200,7 @@ static int check_covers_locked(struct updates *u, struct session *s, const struc
     const struct tensor_list *tensor_list = u->model_spec->tensor_list;
     uint32_t n_missing = 0, first = 0;
 
-    if (s->partial || job->chunk->ranks == NULL) /* that was check_whole's */
+    if (s->partial || job->chunk->ranks == NULL) /* check_whole has checked the others */
         return 0;
     tensor_states_tie_locked(u, s, job);
     for (uint32_t i = tensor_list->n_tensors; i > 0; i--) {
@@ -277,7 +278,7 @@ static int submit_single(struct updates *u, struct update_job *job, struct err *
     if (rc == 0)
         rc = submit_single_locked(u, s, job, &no_room, e);
     if (rc == 0 && job->session == s)
-        s = NULL; /* not ours any more */
+        s = NULL; /* no longer owned here */
     mtx_unlock(&u->lock);
     session_free(s);
     return rc;

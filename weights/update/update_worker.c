@@ -1,8 +1,8 @@
-/* The one thread on which bytes move, are verified and committed; and the watchdog of leases.
+/* The worker, the only thread that moves, verifies and commits bytes; and the watchdog of leases.
  *
- * Whoever ends a session only decides it and asks a running fill to stop; the staging belongs to
- * the worker, which gives it back when it comes to the session's dispose job. So a caller never
- * waits for a copy, and nobody frees memory that a copy still writes to. */
+ * A thread that ends a session only decides it and asks a running fill to stop. The staging
+ * belongs to the worker, which frees it in the session's dispose job. So a caller never waits for
+ * a copy, and memory that a copy still writes to is never freed. */
 #include "base/clock.h"
 #include "memory/device.h"
 #include "weights/update/update_priv.h"
@@ -26,7 +26,8 @@ void job_queue_locked(struct updates *u, struct update_job *job)
     cnd_signal(&u->work);
 }
 
-/* Before whatever waits: the next update may need what an aborted one still holds. */
+/* Queued before all other jobs: the next update may need the memory that an aborted one still
+ * holds. */
 void job_queue_first_locked(struct updates *u, struct update_job *job)
 {
     mtx_assert_held(&u->lock);
@@ -61,8 +62,8 @@ void job_free(struct update_job *job)
     free(job);
 }
 
-/* The last step of every job that someone waits for. The source is closed first: a body's source
- * reads from the request that `done` answers. */
+/* The last step of every job that has a waiting caller. The source is closed first: a body's
+ * source reads from the request that `done` answers. */
 static void job_answer(struct updates *u, struct update_job *job, const struct err *e)
 {
     update_done_fn *done = job->done;
@@ -82,8 +83,8 @@ static void job_answer(struct updates *u, struct update_job *job, const struct e
     done(done_arg, &info, e);
 }
 
-/* A failure on the worker: it ends the session, unless that has ended already; then its end is
- * what is told. */
+/* A failure on the worker ends the session. If the session has already ended, the reply has that
+ * error instead. */
 static void end_failed(struct updates *u, struct session *s, struct err *e)
 {
     struct session *to_free = NULL;
@@ -106,7 +107,7 @@ static void end_failed(struct updates *u, struct session *s, struct err *e)
         updates_log(&info);
 }
 
-/* A phase begins, unless the session ended while the job was queued. */
+/* Begins a phase, unless the session ended while the job was queued. */
 static int job_enter_phase(struct updates *u, struct update_job *job, enum update_phase phase,
                            struct err *e)
 {
@@ -144,7 +145,7 @@ static int ensure_staging(struct updates *u, struct session *s, const struct pro
                              &s->staging, e);
 }
 
-/* Were checksums of what lies on GPUs computed here, for want of kernels there? */
+/* Were checksums of bytes on GPUs computed on the host, because the GPU has no kernels? */
 static bool sums_on_host(const struct updates *u, const struct update_chunk *c)
 {
     bool sums = c->checksums != NULL;
@@ -162,14 +163,14 @@ static void count_mappings_locked(struct session *s)
         s->scope->ops->counts(s->scope, &s->mappings);
 }
 
-/* A chunk of an ended session that was begun ahead still writes to its memory. */
+/* A chunk of an ended session that has begun still writes to its memory. */
 static void drop_begun(struct updates *u, const struct session *s)
 {
     if (u->begun != NULL && u->begun->session == s)
         chunk_drop(u->begun);
 }
 
-/* The end of an update: nothing that its sources shared is needed any more. */
+/* The end of an update: objects shared by its sources are no longer needed. */
 static void close_scope(struct updates *u, struct session *s)
 {
     struct source_scope *scope = s->scope;
@@ -184,7 +185,7 @@ static void close_scope(struct updates *u, struct session *s)
     mtx_unlock(&u->lock);
 }
 
-/* Puts the result of a fill on the books. An abort that came meanwhile wins over any result. */
+/* Records the result of a fill. An abort that came meanwhile takes precedence over any result. */
 static void settle_chunk(struct updates *u, struct update_job *job, struct err *e)
 {
     struct session *s = job->session;
@@ -227,7 +228,7 @@ static void settle_commit_locked(struct session *s, const struct store_stats *st
     s->n_claimed = s->n_arrived;
 }
 
-/* From here on an abort comes too late: it is told so instead of being ignored. */
+/* From here on an abort is too late, and is refused. */
 static int pass_point_of_no_return(struct updates *u, struct update_job *job, char *label,
                                    struct err *e)
 {
@@ -249,7 +250,7 @@ static int pass_point_of_no_return(struct updates *u, struct update_job *job, ch
     return rc;
 }
 
-/* Has no tied name come of some tensor that has one? */
+/* Is there a tensor with tied names of which none has arrived? */
 static bool lacks_name_locked(struct updates *u, const struct session *s)
 {
     const struct model_spec *m = u->model_spec;
@@ -261,8 +262,8 @@ static bool lacks_name_locked(struct updates *u, const struct session *s)
     return false;
 }
 
-/* Whoever misses the answer to the bucket that completed an auto-commit update sends it again, and
- * would begin another one with it. */
+/* A trainer that misses the reply to the bucket that completed an auto-commit update sends it
+ * again, and would begin another update with it. */
 static void remember_closing_locked(struct updates *u, const struct update_job *job,
                                     uint64_t serial)
 {
@@ -288,7 +289,8 @@ static int job_commit(struct updates *u, struct update_job *job, struct err *e)
 
     if (pass_point_of_no_return(u, job, label, e) != 0)
         return -1;
-    drop_begun(u, s); /* an auto-commit session commits once it is covered, whatever still waits */
+    drop_begun(u,
+               s); /* an auto-commit session commits once it is covered, even with chunks queued */
     rc = store_commit(u->cfg.store, s->staging, label, &stats, e);
     close_scope(u, s);
     mtx_lock(&u->lock);
@@ -312,7 +314,7 @@ static int job_commit(struct updates *u, struct update_job *job, struct err *e)
     return rc;
 }
 
-/* What was proven stays so until the lease ends; a GPU may be lost all the same. */
+/* A verified update stays verified until the lease ends; a GPU may still be lost. */
 static int job_prove(struct updates *u, struct update_job *job, struct err *e)
 {
     struct session *s = job->session;
@@ -331,7 +333,7 @@ static int settle_verified(struct updates *u, struct update_job *job, struct err
     uint64_t spent = clock_now_us() - job->began_us;
     int rc = 0;
 
-    close_scope(u, s); /* no chunk comes any more: trainers may free their memory */
+    close_scope(u, s); /* no chunk is accepted any more: trainers may free their memory */
     mtx_lock(&u->lock);
     s->running = NULL;
     s->verify_us += spent;
@@ -344,8 +346,8 @@ static int settle_verified(struct updates *u, struct update_job *job, struct err
     return rc;
 }
 
-/* Proves, and commits unless asked not to; whatever fails aborts the update, and the old version
- * serves on. */
+/* Verifies, and commits unless the job is only to verify. A failure aborts the update, and the old
+ * version continues to be served. */
 static void job_finish(struct updates *u, struct update_job *job, struct err *e)
 {
     struct device *device = store_device(u->cfg.store, 0);
@@ -362,8 +364,7 @@ static void job_finish(struct updates *u, struct update_job *job, struct err *e)
         end_failed(u, job->session, e);
 }
 
-/* Is it time for a session that commits by itself? Tied names do not count: their target may
- * still be on its way. */
+/* Is an auto-commit session complete? Tied names do not count: their target may still arrive. */
 static bool session_covered(struct updates *u, struct session *s)
 {
     bool yes;
@@ -375,7 +376,7 @@ static bool session_covered(struct updates *u, struct session *s)
     return yes;
 }
 
-/* Ends a session that brought nothing new, as what is served. */
+/* Ends a session that brought nothing new, with the served version as its result. */
 static void end_as_served(struct updates *u, struct session *s, const struct version *served,
                           struct err *e)
 {
@@ -403,10 +404,10 @@ static void end_as_served(struct updates *u, struct session *s, const struct ver
         updates_log(&info);
 }
 
-/* State dicts of tied models often have the tied name last. Then all that is served was there
- * before it, an auto-commit session has been committed, and the name opened another: if its bytes
- * are those that are served, it belonged to that commit. Left open, it would wait for a whole
- * model. */
+/* State dicts of tied models often have the tied name last. Then all served tensors precede it, an
+ * auto-commit session has been committed, and the name opens another session. If its bytes are
+ * equal to the served ones, it belongs to that commit: left open, the session would wait for a
+ * whole model. */
 static void settle_late(struct updates *u, struct session *s, struct err *e)
 {
     const struct version *served;
@@ -424,7 +425,7 @@ static void settle_late(struct updates *u, struct session *s, struct err *e)
     store_unpin(u->cfg.store, served);
 }
 
-/* Begins to move a chunk's bytes. 1: with SOURCE_TRY, not all could be begun. */
+/* Begins to move a chunk's bytes. Returns 1 with SOURCE_TRY if not all could be begun. */
 static int job_begin(struct updates *u, struct update_job *job, enum source_wait wait,
                      struct err *e)
 {
@@ -434,8 +435,8 @@ static int job_begin(struct updates *u, struct update_job *job, enum source_wait
 }
 
 /* The next job, if it is a chunk of the same update whose bytes a GPU can copy meanwhile. It stays
- * in the queue, whose head only this thread takes. One that is received is not begun before its
- * turn: whoever enters a collective stays in it. */
+ * in the queue, whose head only this thread takes. A chunk that is received does not begin early:
+ * a rank that enters a collective stays in it. */
 static struct update_job *next_to_begin(struct updates *u, const struct session *s)
 {
     struct update_job *next;
@@ -451,8 +452,8 @@ static struct update_job *next_to_begin(struct updates *u, const struct session 
     return fit ? next : NULL;
 }
 
-/* While the GPU copies this chunk, the next one is mapped and queued behind it. What goes wrong
- * with that is told when its turn comes. */
+/* While the GPU copies this chunk, the next one is mapped and queued after it. An error of the
+ * next one is reported when it is run. */
 static void begin_ahead(struct updates *u, struct update_job *job)
 {
     struct update_job *next;
@@ -466,8 +467,8 @@ static void begin_ahead(struct updates *u, struct update_job *job)
     (void)job_begin(u, next, SOURCE_TRY, &next->ahead);
 }
 
-/* The next request may come while this one's bytes are being copied. A bucket takes less than what
- * a sleep may overrun, so a short wait is a spin. */
+/* The next request may arrive while this one's bytes are being copied. Copying a bucket takes less
+ * time than a sleep may overrun, so a short wait spins. */
 static void begin_ahead_while_copying(struct updates *u, struct update_job *job)
 {
     uint64_t spin_until_us = clock_after_us(AHEAD_SPIN_US);
@@ -502,7 +503,7 @@ static void run_chunk(struct updates *u, struct update_job *job)
         u->begun = NULL;
     if (job_enter_phase(u, job, UPDATE_RECEIVING, &e) == 0) {
         (void)move_chunk(u, job, &e);
-        chunk_drop(job); /* what failed half-way holds nothing any more */
+        chunk_drop(job); /* a chunk that failed half-way must hold nothing any more */
         settle_chunk(u, job, &e);
         if (e.code == ERR_NONE && (s->one_shot || session_covered(u, s)))
             job_finish(u, job, &e);
@@ -531,7 +532,7 @@ static void run_answer(struct updates *u, struct update_job *job)
     job_answer(u, job, &e);
 }
 
-/* Gives back what an aborted session held. A chunk of it that was begun ahead goes first: it still
+/* Frees what an aborted session held. Its chunk that has begun is dropped first, because it still
  * writes there. */
 static void run_dispose(struct updates *u, struct update_job *job)
 {
@@ -575,7 +576,7 @@ void *update_worker_main(void *arg)
     }
 }
 
-/* Ends the open session if its lease has passed and none of its work is under way. */
+/* Ends the open session if its lease has expired and it has no jobs. */
 static bool lease_ended_locked(struct updates *u, struct update_info *info,
                                struct session **to_free)
 {
