@@ -38,7 +38,7 @@ int layout_coverage(const struct layout *l, const struct model_spec *m,
     int rc = 0;
 
     if (seen == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory to check the plan");
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to check the tensor list");
     for (uint32_t i = 0; i < tensor_list->n_tensors && rc == 0; i++)
         rc = coverage_mark(m, tensor_list, i, &l->parts[i], seen, e);
     for (uint32_t i = 0; i < m->tensor_list->n_tensors && rc == 0; i++) {

@@ -19,7 +19,7 @@ static int start_threads(struct updates *u, struct err *e)
     int rc = pthread_create(&u->worker, NULL, update_worker_main, u);
 
     if (rc != 0)
-        return err_set_errno(e, ERR_INTERNAL, "", rc, "cannot start the update thread");
+        return err_set_errno(e, ERR_INTERNAL, "", rc, "cannot start the thread of updates");
     rc = pthread_create(&u->watchdog, NULL, update_watchdog_main, u);
     if (rc != 0) {
         mtx_lock(&u->lock);
@@ -27,7 +27,7 @@ static int start_threads(struct updates *u, struct err *e)
         cnd_broadcast(&u->work);
         mtx_unlock(&u->lock);
         (void)pthread_join(u->worker, NULL);
-        return err_set_errno(e, ERR_INTERNAL, "", rc, "cannot start the lease thread");
+        return err_set_errno(e, ERR_INTERNAL, "", rc, "cannot start the thread of leases");
     }
     (void)pthread_setname_np(u->worker, "update");
     (void)pthread_setname_np(u->watchdog, "leases");
@@ -299,7 +299,7 @@ int update_check_queue_locked(const struct updates *u, struct err *e)
     if (u->stopping)
         return err_set(e, ERR_DRAINING, "", "the server is stopping");
     if (u->n_queued >= UPDATE_QUEUE_MAX)
-        return err_set(e, ERR_OVERLOADED, "", "%u pieces of updates are queued already",
+        return err_set(e, ERR_OVERLOADED, "", "%u jobs of updates are queued, which is the limit",
                        u->n_queued);
     return 0;
 }
@@ -484,8 +484,7 @@ static int abort_locked(struct updates *u, struct session *s, const char *reason
     if (s->phase == UPDATE_COMMITTED)
         return session_refuse_ended(s, e);
     if (s->committing)
-        return err_set(e, ERR_CONFLICT, "/update_id", "update %s is being committed right now",
-                       s->id);
+        return err_set(e, ERR_CONFLICT, "/update_id", "update %s is being committed", s->id);
     (void)err_set(&why, ERR_CONFLICT, "", "aborted on request%s%.256s",
                   reason != NULL && reason[0] != '\0' ? ": " : "", reason != NULL ? reason : "");
     *to_free = session_end_locked(u, s, UPDATE_ABORTED, &why);

@@ -104,8 +104,7 @@ static int push_tie(struct session *s, const struct tie *tie, uint64_t nbytes, s
         return tie_push(s, tie, e);
     if (memcmp(before->data, tie->data, nbytes) != 0)
         return err_set(e, ERR_MISMATCH, "/names",
-                       "'%.*s' came before in this update, with other "
-                       "bytes",
+                       "'%.*s' arrived before in this update, with other bytes",
                        utf8_cut_name(tie->alias->name), tie->alias->name);
     slab_unref(tie->slab);
     return 0;
@@ -357,8 +356,8 @@ static int check_client(const struct fill *f, struct err *e)
     if (c->gone == NULL || !c->gone(c->done_arg))
         return 0;
     return err_set(e, ERR_GONE, "",
-                   "the client went away while its tensors were read; they may have changed "
-                   "under the reading and were not taken");
+                   "the client disconnected while its tensors were read; they may have changed "
+                   "meanwhile and were not taken");
 }
 
 /* Moves all bytes that chunk_begin did not. */

@@ -251,8 +251,8 @@ int chunk_fill(struct fill *f, struct err *e)
         return -1;
     done = atomic_load_explicit(&progress_of(f)->nbytes_done, memory_order_relaxed);
     if (done != fill_common(f)->tensor_list->nbytes)
-        return err_set(e, ERR_UNREADABLE, "", "the %s source brought %llu of %llu bytes", ops->name,
-                       (unsigned long long)done,
+        return err_set(e, ERR_UNREADABLE, "", "the %s source provided %llu of %llu bytes",
+                       ops->name, (unsigned long long)done,
                        (unsigned long long)fill_common(f)->tensor_list->nbytes);
     return 0;
 }

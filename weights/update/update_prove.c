@@ -293,10 +293,10 @@ static int prove_sum(const struct session *s, const struct finish_sum *want, str
 static int prove_complete(const struct session *s, const struct model_spec *m, struct err *e)
 {
     uint32_t first = 0, n_missing = m->tensor_list->n_tensors;
-    const char *hint = s->anonymous || s->one_shot
-                           ? "; the update has to bring them all"
-                           : "; an update that is to keep the served ones says \"partial\": true "
-                             "to /v1/update_weights/start";
+    const char *hint =
+        s->anonymous || s->one_shot
+            ? "; the update must contain all of them"
+            : "; to keep the served ones, send \"partial\": true to /v1/update_weights/start";
 
     if (s->staging != NULL)
         n_missing = staging_missing(s->staging, &first, 1);

@@ -73,7 +73,7 @@ static int replica_compare(const struct session *s, const struct store *store, u
         } else if (!checksum_equal(first->sum, replica->sum)) {
             return err_set(e, ERR_MISMATCH, "",
                            "'%.*s' has other bytes on %s than on %s: their lists are swapped, or "
-                           "the trainer's ranks hold different weights",
+                           "the trainer's ranks have different weights",
                            utf8_cut_name(tensor_list->tensors[index].name),
                            tensor_list->tensors[index].name, store_place_name(store, r),
                            store_place_name(store, first_rank));

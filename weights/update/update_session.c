@@ -175,7 +175,8 @@ static int tensor_state_refuse(const struct updates *u, const struct update_job 
                       utf8_cut_name(sent), sent, utf8_cut_name(name), name);
     else
         (void)err_set(e, ERR_CONFLICT, field, "'%.*s' %s in this update", utf8_cut_name(name), name,
-                      c->are[k] & TENSOR_ARRIVED ? "has already arrived" : "is on its way already");
+                      c->are[k] & TENSOR_ARRIVED ? "has already arrived"
+                                                 : "is being received already");
     chunk_refield(job->chunk, c->first + k, e);
     return -1;
 }

@@ -33,7 +33,8 @@ void update_chunk_free(struct update_chunk *c)
 static int refuse_underway(const char *chunk_id, struct err *e)
 {
     return err_set(e, ERR_CONFLICT, "/chunk_id",
-                   "chunk '%s' is still being received; ask again when it has ended", chunk_id);
+                   "chunk '%s' is still being received; send it again when that has ended",
+                   chunk_id);
 }
 
 /* The queued or running job with the same session and chunk id, if there is one. */
@@ -61,7 +62,8 @@ static int recognise_locked(struct updates *u, struct session *s, struct update_
 
     if (known != NULL && !chunk_key_equal(known, &job->key))
         return err_set(e, ERR_CONFLICT, "/chunk_id",
-                       "chunk '%s' came before with another plan or other checksums", job->key.id);
+                       "chunk '%s' was sent before with another tensor list or other checksums",
+                       job->key.id);
     if (other != NULL)
         return refuse_underway(job->key.id, e);
     if (known != NULL)
@@ -95,15 +97,15 @@ static int check_meant_locked(struct updates *u, struct session *s, const struct
     if (s->nbytes_accepted == 0 && u->closing.serial != 0 && strcmp(u->closing.label, label) == 0 &&
         chunk_key_same_tensors(&u->closing.key, &job->key))
         return err_set(e, ERR_CONFLICT, "/names",
-                       "these tensors came last in the update that is served by now as version "
-                       "%llu, and what comes again cannot be told from what is new: name each "
+                       "these tensors were the last of the update that is now served as version "
+                       "%llu, and repeated tensors cannot be told from new ones: name each "
                        "update's weight_version, or continue generation before the next",
                        (unsigned long long)u->closing.serial);
     if (s->nbytes_accepted > 0 && s->label[0] != '\0' && label[0] != '\0' &&
         strcmp(s->label, label) != 0)
         return err_set(e, ERR_CONFLICT, "/weight_version",
-                       "update %s holds tensors of version '%.64s' and is not complete, these are "
-                       "of '%.64s': continue generation, which ends it, then send all of them",
+                       "update %s has tensors of version '%.64s' and is not complete; these are of "
+                       "'%.64s': continue generation, which ends it, then send all of them",
                        s->id, s->label, label);
     return 0;
 }
@@ -127,9 +129,7 @@ static int submit_to_session_locked(struct updates *u, const char *id, struct up
         return session_refuse_ended(s, e);
     if (s->one_shot)
         return err_set(e, ERR_CONFLICT, "/update_id",
-                       "update %s is whole by itself: it takes no "
-                       "more tensors",
-                       s->id);
+                       "update %s is one request: it accepts no more tensors", s->id);
     if (recognise_locked(u, s, job, e) != 0)
         return -1;
     if (job->kind == JOB_CHUNK) {
@@ -137,7 +137,8 @@ static int submit_to_session_locked(struct updates *u, const char *id, struct up
             return session_refuse_ended(s, e);
         if (s->phase == UPDATE_VERIFIED)
             return err_set(e, ERR_CONFLICT, "/update_id",
-                           "update %s is verified and takes no more: finish or abort it", s->id);
+                           "update %s is verified and accepts no more tensors: finish or abort it",
+                           s->id);
         if (s->finishing)
             return err_set(e, ERR_CONFLICT, "/update_id", "update %s is being finished", s->id);
         if (check_placement(s, job, e) != 0 || check_meant_locked(u, s, job, e) != 0 ||
@@ -188,7 +189,7 @@ static int check_whole(const struct updates *u, const struct update_job *job, st
     if (c->n_missing == 0)
         return 0;
     return err_set(e, ERR_INCOMPLETE, "/names",
-                   "%u of %u tensors are missing, '%.*s' first; say \"partial\": true to keep the "
+                   "%u of %u tensors are missing, '%.*s' first; send \"partial\": true to keep the "
                    "served ones",
                    c->n_missing, tensor_list->n_tensors, utf8_cut_name(c->missing[0]),
                    c->missing[0]);

@@ -585,7 +585,7 @@ static bool lease_ended_locked(struct updates *u, struct update_info *info,
 
     if (s == NULL || s->n_jobs > 0 || !lease_timer_expired(&s->lease))
         return false;
-    (void)err_set(&why, ERR_TIMEOUT, "", "the lease of %u s ended without any use or renewal",
+    (void)err_set(&why, ERR_TIMEOUT, "", "the lease of %u s expired without use or renewal",
                   s->lease.length_s);
     *to_free = session_end_locked(u, s, UPDATE_ABORTED, &why);
     session_info_locked(u, s, info);

@@ -288,7 +288,7 @@ def never_mixed(world, server):
                 send(i, new, f"step {label}", **named_so)
             committed(server, new, label, f"step {label}")
             said = send(3, new, "sent again", 400, **named_so)
-            must("is served by now" in said, said)
+            must("is now served" in said, said)
             must(server.ask("GET", "/v1/status").body["update"] is None, "it has opened an update")
             server.check("sent again")
             old, new = new, world.data()

@@ -140,7 +140,7 @@ REQUESTS = [
     ("POST", "/collective_rpc", JSON,
      '{"method": "skyrl_finish_weight_update", "kwargs": {"weight_version": 5}}', 400,
      ["kwargs.weight_version: weight_version is an integer"]),
-    ("POST", "/finish_weight_update", JSON, "{}", 422, [" first; the update has to bring them all"]),
+    ("POST", "/finish_weight_update", JSON, "{}", 422, [" first; the update must contain all of them"]),
     ("POST", "/v1/update_weights/start", JSON, '{"lease_s": 30}', 200, None),
     ("POST", "/v1/update_weights/start", JSON, '{"lease_s": 30}', 409,
      [" is open (open, its lease ends in ", " s): finish or abort it first"]),

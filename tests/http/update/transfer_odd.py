@@ -109,7 +109,7 @@ def repeated(world, server, trainer):
             must(again["n_tensors_done"] == first["n_tensors_done"] and
                  again["nbytes_done"] == first["nbytes_done"], f"{first} {again}")
         refuse(server, sure(part[1:], update_id=update_id, chunk_id=f"c{i}"), 409, "conflict",
-               "another plan", path=UPDATE)
+               "another tensor list", path=UPDATE)
         must(group(server)["n_broadcasts"] == n_broadcasts, "something was received")
     server.serve(data, server.post(200, FINISH, {"update_id": update_id}))
     server.check("repeated")

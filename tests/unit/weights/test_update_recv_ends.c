@@ -375,7 +375,7 @@ static void test_own_failure_does_not_leave_the_sender_alone(void **state)
         cfg.group = &group;
         assert_int_equal(mfx_send(&g, rfx_chunk(&g, info.id, mfx_tied_tensor_list(true), cfg)),
                          ERR_MISMATCH);
-        assert_non_null(strstr(g.b.answer.e.msg, "came before in this update"));
+        assert_non_null(strstr(g.b.answer.e.msg, "arrived before in this update"));
         assert_int_equal(group.n_whole, 1);
         assert_int_equal(group.n_torn, 0);
         assert_int_equal(group.n_buckets, FX_N + 1);
