@@ -31,8 +31,7 @@ static int read_ranks(uint64_t *out, const struct upstream_endpoint *at,
         return err_set(e, ERR_UPSTREAM, "", "%.100s: %.300s", at->name, why.msg);
     return *out < FLEET_WORLD_SIZE_MAX
                ? 0
-               : err_set(e, ERR_UPSTREAM, "", "%.100s: it says that it has %" PRIu64 " ranks",
-                         at->name, *out);
+               : err_set(e, ERR_UPSTREAM, "", "%.100s reports %" PRIu64 " ranks", at->name, *out);
 }
 
 /* @n_ranks  [FLEET_MAX], by upstream */

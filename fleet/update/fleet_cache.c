@@ -90,7 +90,7 @@ static void cache_judge(const struct emptying *x, size_t i, enum api_op op, cons
              !api_reset_is_proven(at.kind, body, result->text != NULL ? result->text : "",
                                   result->text_len))
         (void)err_set(&x->why[i], ERR_UPSTREAM, "",
-                      "%.100s does not say whether it has emptied its cache", at.name);
+                      "%.100s does not report whether its cache is empty", at.name);
 }
 
 static void caches_ask(const struct emptying *x, enum api_op op, picks_fn *picks)

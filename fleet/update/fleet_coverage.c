@@ -34,7 +34,7 @@ static int spec_new(struct fleet_spec **out, struct model_spec *m, const char *f
 
     if (spec == NULL) {
         model_spec_free(m);
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for what the model consists of");
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a model spec");
     }
     *spec = (struct fleet_spec){.n_refs = 1, .model_spec = m, .from = from};
     *out = spec;
@@ -318,15 +318,15 @@ static int refuse_missing(const struct fleet_coverage *c, uint32_t n_missing, st
         return err_set(
             e, ERR_INCOMPLETE, "",
             "%" PRIu32 " of the %" PRIu32
-            " tensors of %s are missing: %s; send them all: the upstreams that took part "
-            "of it are fenced (they get no requests) until a whole update ends well",
+            " tensors of %s are missing: %s; send all of them in one update: the upstreams that "
+            "received some are fenced (they get no requests) until a whole update succeeds",
             n_missing, n, c->spec->from, names);
     return err_set(
         e, ERR_INCOMPLETE, "",
         "%" PRIu32 " of the %" PRIu32
-        " tensors that the last whole update brought are missing: %s; send them all: the "
-        "upstreams that took part of it are fenced (they get no requests) until a whole "
-        "update ends well; where the model's list is another now, start the server anew",
+        " tensors of the last whole update are missing: %s; send all of them in one update: "
+        "the upstreams that received some are fenced (they get no requests) until a whole "
+        "update succeeds; if the model has other tensors now, restart the server",
         n_missing, n, names);
 }
 
@@ -353,9 +353,9 @@ static void log_unknown(const struct fleet_session *s)
     log_u64(&r, "n_tensors", tally_n_sent(c->tally));
     log_u64(&r, "n_unseen", c->n_unseen);
     log_str(&r, "why",
-            c->n_unseen > 0 ? "the names of some tensors were not seen here"
-                            : "nothing says yet what the model consists of: the next updates have "
-                              "to bring what this one brought; --model or --manifest would say it");
+            c->n_unseen > 0 ? "the names of some tensors could not be read"
+                            : "no model spec is known yet: the next updates have to bring the "
+                              "tensors of this one; --model or --manifest gives a spec");
     log_end(&r);
 }
 

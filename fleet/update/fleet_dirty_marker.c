@@ -217,7 +217,7 @@ static void restore_labels(struct fleet_control *fc, struct fleet_session *s,
             made = made && bodies[i] != NULL;
         }
     if (!made)
-        (void)err_set(&why, ERR_NO_MEMORY, "", "no memory to give upstreams their names again");
+        (void)err_set(&why, ERR_NO_MEMORY, "", "no memory to restore the versions of upstreams");
     fanout_apply_or_fail(fc, s, &f, &why);
     for (size_t i = 0; i < s->n_parts; i++)
         json_decref(bodies[i]);
@@ -228,10 +228,11 @@ static void out_of_step_in_doubt(struct fleet_control *fc, struct fleet_session 
 {
     struct err bad = {0};
 
-    (void)err_set(&bad, ERR_UNSYNCED, "",
-                  "update %s ended before its first byte came, and before that its weights were "
-                  "not the fleet's",
-                  s->id);
+    (void)err_set(
+        &bad, ERR_UNSYNCED, "",
+        "update %s ended before its first byte, and before it the weights were not of the "
+        "fleet's version",
+        s->id);
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
         if (has_marker_to_clear(&s->parts[i], u) && was_out_of_step(&s->parts[i]))
@@ -272,8 +273,8 @@ static void check_label(struct fleet_part *p, const struct fleet_result *result,
         return;
     if (result->outcome == FLEET_OK || result->outcome == FLEET_SKIPPED)
         (void)err_set(&why, ERR_UPSTREAM, "",
-                      "it was restarted, or changed by somebody else, during the update: it "
-                      "serves '%.100s'",
+                      "it was restarted, or changed by another client, during the update: it "
+                      "reports version '%.100s'",
                       p->reported_label);
     part_drop(p, FLEET_UNKNOWN, result->status, why.code != ERR_NONE ? &why : &result->why);
 }
@@ -348,7 +349,7 @@ static void set_new_labels(struct fleet_control *fc, struct fleet_session *s,
     struct err why = {0};
 
     if (body == NULL)
-        (void)err_set(&why, ERR_NO_MEMORY, "", "no memory to name the version");
+        (void)err_set(&why, ERR_NO_MEMORY, "", "no memory to set the version");
     fanout_apply_or_fail(fc, s, &f, &why);
     json_decref(body);
 }

@@ -74,7 +74,7 @@ void fleet_expire_update(struct fleet_control *fc, struct fleet_session *s)
     mtx_lock(&fc->lock);
     over = fleet_lease_expired_locked(
         s); /* the trainer may have sent a request while this waited */
-    (void)err_set(&why, ERR_CONFLICT, "", "its lease of %u s ended: no request came",
+    (void)err_set(&why, ERR_CONFLICT, "", "its lease of %u s ended without a request",
                   s->lease.length_s);
     mtx_unlock(&fc->lock);
     if (over)

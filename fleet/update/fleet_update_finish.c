@@ -220,7 +220,8 @@ static void fence_restarted(struct fleet_control *fc, struct fleet_session *s)
             continue;
         upstreams_get(fc->upstreams, p->upstream, &at);
         (void)err_set(&why, ERR_UPSTREAM, "",
-                      "%.100s was restarted, or was away, before the update had ended", at.name);
+                      "%.100s was restarted, or was not reachable, before the update ended",
+                      at.name);
         mtx_lock(&fc->lock);
         part_drop(p, FLEET_UNKNOWN, 0, &why);
         mtx_unlock(&fc->lock);

@@ -36,7 +36,7 @@ static int check_one_by_one(const json_t *ids, struct err *e)
             continue;
         (void)snprintf(field, sizeof field, "/request_ids/%zu", i);
         return err_set(e, ERR_BAD_REQUEST, field,
-                       "an id is a string that is not empty: sglang upstreams know requests by "
+                       "an id must be a non-empty string: sglang upstreams identify requests by "
                        "their rid");
     }
     return 0;
@@ -126,7 +126,7 @@ static int end_them(struct app *app, const json_t *ids, const json_t *body,
         int rc = now_us < deadline_us
                      ? ask_next(app, json_array_get(ids, k), deadline_us - now_us, &b, *results, e)
                      : err_set(e, ERR_UPSTREAM_TIMEOUT, "",
-                               "sglang upstreams were told of %zu of %zu ids in time", k,
+                               "%zu of %zu ids were sent to the sglang upstreams in time", k,
                                json_array_size(ids));
 
         if (rc == 0)

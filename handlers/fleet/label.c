@@ -59,7 +59,7 @@ static int check_any(struct app *app, size_t n, struct err *e)
         return 0;
     if (fleet_version_undecided(fleet_of(app->fleet->control), e))
         return -1;
-    return err_set(e, ERR_UNSYNCED, "", "no upstream serves a version to be named");
+    return err_set(e, ERR_UNSYNCED, "", "no upstream serves a version that could be named");
 }
 
 static int name_all(struct app *app, struct http_request *x, const struct label_req *req,

@@ -81,7 +81,7 @@ static void put_counts(const struct rows *rows, struct buf *out)
         prom_u64(out, granted, LABELS({"upstream", rows->items[i].name}),
                  rows->items[i].info.n_granted);
     prom_head(out, missed, "counter",
-              "Questions and requests that an upstream did not answer, or not as it should");
+              "Probes and requests that an upstream did not answer, or answered wrongly");
     for (size_t i = 0; i < rows->n; i++)
         prom_u64(out, missed, LABELS({"upstream", rows->items[i].name}),
                  rows->items[i].info.n_failures);
@@ -89,9 +89,9 @@ static void put_counts(const struct rows *rows, struct buf *out)
     for (size_t i = 0; i < rows->n; i++)
         prom_u64(out, serial, LABELS({"upstream", rows->items[i].name}),
                  rows->items[i].info.serial);
-    prom_head(out, heard, "gauge",
-              "Time since an upstream last answered a question about itself; clients' requests say "
-              "nothing here");
+    prom_head(
+        out, heard, "gauge",
+        "Time since an upstream last answered a probe or another request of this server's own");
     for (size_t i = 0; i < rows->n; i++) {
         uint64_t at = rows->items[i].info.probe_ok_us;
 
@@ -111,7 +111,7 @@ static void put_lanes(const struct fleet_stats *s, struct buf *out)
     FAMILY("baton_fleet_waiting", "gauge", "Requests that wait for an upstream", n_waiting);
     FAMILY("baton_fleet_rejected_total", "counter",
            "Requests refused: none serves, or too many wait", n_refused);
-    FAMILY("baton_fleet_cancelled_total", "counter", "Waiting requests whose client went away",
+    FAMILY("baton_fleet_cancelled_total", "counter", "Waiting requests whose client disconnected",
            n_cancelled);
 #undef FAMILY
 }

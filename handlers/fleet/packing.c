@@ -22,9 +22,10 @@ static int of_group(const struct api_packing *g, json_t *body, struct err *e)
     if (packing_parse(&words, body, e) != 0)
         return -1;
     if (!words.packed_given && sized)
-        return err_set(e, ERR_BAD_REQUEST, "/sizes",
-                       "the group was joined with packed, which is many broadcasts, and packed "
-                       "with sizes is one of all: say packed here too, or leave sizes out");
+        return err_set(
+            e, ERR_BAD_REQUEST, "/sizes",
+            "the group was joined with packed, which is many broadcasts, and packed with "
+            "sizes is one: give packed here too, or leave out sizes");
     if ((words.packed_given && !words.packed) ||
         (words.packed_given && (sized || words.bucket_nbytes != 0 || g->bucket_nbytes == 0)))
         return 0;

@@ -140,8 +140,8 @@ int handle_fleet_commit_resume(struct app *app, struct http_request *x, struct e
     if (fleet_resume_all(app->fleet->control, false, &results, &n, &was, &ignored) == 0)
         fleet_results_free(results, n);
     (void)err_set(e, why.code, why.field,
-                  "generation was resumed, and what was sent since could not be put into service "
-                  "everywhere: %.350s",
+                  "generation was resumed, but the open update could not be committed on all "
+                  "upstreams: %.350s",
                   why.msg);
     reply_error(x, e, s != NULL ? fleet_session_details(app, s) : NULL);
     fleet_unref(app->fleet->control, s);
@@ -190,7 +190,7 @@ int handle_fleet_reset_cache(struct app *app, struct http_request *x, struct err
         return -1;
     rc = to_all(app, x, API_RESET_PREFIX_CACHE, body, "entries_dropped",
                 json_pack("{s:b, s:n, s:i, s:s}", "reset", 1, "prefix_cache", "entries_dropped", 0,
-                          "message", "every upstream was told to drop its prefix cache"),
+                          "message", "every upstream was asked to reset its prefix cache"),
                 e);
     json_decref(body);
     return rc;
@@ -206,7 +206,7 @@ int handle_fleet_flush_cache(struct app *app, struct http_request *x, struct err
     n_busy = stats.n_running[FLEET_GENERATE] + stats.n_waiting[FLEET_GENERATE];
     if (!fleet_is_paused(fc) && n_busy > 0)
         return err_set(e, ERR_CONFLICT, "",
-                       "%zu generations run or wait; pause first, or come again when they have "
+                       "%zu generations run or wait; pause first, or try again when they have "
                        "ended",
                        n_busy);
     return handle_fleet_reset_cache(app, x, e);

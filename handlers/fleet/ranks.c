@@ -37,14 +37,13 @@ static int n_ranks(const struct fleet_result *result, const struct upstream_endp
             *n_gpus += *out;
             return 0;
         }
-        (void)err_set(&why, ERR_UPSTREAM, "", "it says that it has %llu ranks",
-                      (unsigned long long)*out);
+        (void)err_set(&why, ERR_UPSTREAM, "", "it reports %llu ranks", (unsigned long long)*out);
     } else if (api_has_no_ranks(at->kind, result->text, result->text_len)) {
         /* a baton without a GPU counts as one rank, as in its own world size */
         *out = 1;
         return 0;
     }
-    return err_set(e, ERR_UPSTREAM, "", "%.200s does not say how many ranks it is: %.250s",
+    return err_set(e, ERR_UPSTREAM, "", "%.200s does not report its number of ranks: %.250s",
                    at->name, why.msg);
 }
 

@@ -24,7 +24,7 @@ static int agree(struct app *app, const struct fleet_result *results, size_t n, 
         upstreams_get(app->fleet->upstreams, results[i].upstream, &at);
         if (id == NULL || (first != NULL && strcmp(first, id) != 0)) {
             json_decref(answer);
-            return err_set(e, ERR_UPSTREAM, "", "%.100s makes %s of these tensors", at.name,
+            return err_set(e, ERR_UPSTREAM, "", "%.100s made %s of these tensors", at.name,
                            id == NULL ? "no plan" : "another plan");
         }
         if (first == NULL) {

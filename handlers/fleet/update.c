@@ -91,7 +91,7 @@ static int refuse_start_members(const json_t *body, struct err *e)
         if (body_given(body, members[i]) == NULL)
             continue;
         (void)snprintf(field, sizeof field, "/%s", members[i]);
-        return err_set(e, ERR_BAD_REQUEST, field, "%s is said once, at /v1/update_weights/start",
+        return err_set(e, ERR_BAD_REQUEST, field, "%s belongs into /v1/update_weights/start only",
                        members[i]);
     }
     return 0;
@@ -115,7 +115,7 @@ static int update_parse(struct update_request *w, const struct http_request *x, 
 
     if (route->strict && x->n_query > 0)
         return err_set(e, ERR_BAD_REQUEST, "",
-                       "query member '%.60s': with a JSON body, members stand in the body",
+                       "query member '%.60s': with a JSON body, members belong into the body",
                        x->query[0].name);
     if (body_str(&w->update_id, body, "", "update_id", e) != 0 ||
         body_str(&w->chunk_id, body, "", "chunk_id", e) != 0 ||
@@ -251,8 +251,8 @@ static int find_anonymous(struct app *app, struct fleet_session **out, struct er
     *out = NULL;
     if (s != NULL && !s->anonymous) {
         (void)err_set(e, ERR_CONFLICT, "",
-                      "update %s is open, and whoever started it names it in each request; this "
-                      "one names none",
+                      "update %s is open, and its requests must have its update_id; this one has "
+                      "none",
                       s->id);
         fleet_unref(app->fleet->control, s);
         return -1;

@@ -25,7 +25,7 @@ static json_t *part_json(const struct fleet_session *s, const struct fleet_part 
     if (ok && error == NULL && p->cache_error.code != ERR_NONE)
         error = cache_error;
     if (!ok && error == NULL)
-        error = "it did not get to its end";
+        error = "it did not finish the update";
     return fleet_result_json(name, ok, p->status, error);
 }
 

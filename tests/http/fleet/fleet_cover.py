@@ -122,7 +122,7 @@ def learned(f):
     pushed(f, "as_before", ALL)  # more than before; and so it is from now on
     assert spec(f) == {"from": "update", "n_tensors": len(ALL)}
     message = refused_half(f, HALF)
-    assert "the last whole update" in message and "anew" in message, message
+    assert "the last whole update" in message and "restart the server" in message, message
     status, said = push(f, REST)  # the other half is no whole with what came before
     halved(f, status, said, HALF, len(ALL))
     pushed(f, "as_before", REST, HALF)

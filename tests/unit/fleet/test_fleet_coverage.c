@@ -156,7 +156,7 @@ static void test_fleet_cover_learns(void **state)
     begin(w, "vs", false);
     came(w, "ac");
     assert_string_equal(fleet_coverage_name(w->s), "incomplete");
-    is_refused(w, "1 of the 3 tensors that the last whole update brought are missing: 'b'");
+    is_refused(w, "1 of the 3 tensors of the last whole update are missing: 'b'");
     begin(w, "vs", false);
     came(w, "cbad");
     ends(w, "as_before");
