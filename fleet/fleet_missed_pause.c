@@ -3,6 +3,7 @@
  * resume. */
 #include "fleet/update/fleet_update_priv.h"
 
+#include <assert.h>
 #include <string.h>
 
 void fleet_incarnation_of(struct fleet_control *fc, size_t upstream, struct fleet_incarnation *out)
@@ -138,13 +139,13 @@ static void send_missed(struct fleet_control *fc, enum api_op op,
     fleet_results_free(results, n);
 }
 
-/* The caller owns the pause lock. */
-static void send_missed_locked(struct fleet_control *fc)
+static void send_missed_with_lock(struct fleet_control *fc)
 {
     struct fleet_target targets[FLEET_MAX];
     struct pause pause;
     json_t *body = NULL;
 
+    assert(fleet_owns_pause_lock(fc));
     mtx_lock(&fc->lock);
     pause = fc->pause;
     mtx_unlock(&fc->lock);
@@ -168,7 +169,7 @@ void fleet_send_missed_pauses(struct fleet_control *fc)
         return;
     if (select_missed_pause(fc, NULL, targets) > 0 &&
         fleet_pause_lock_unless_pausing(fc, "what an upstream missed")) {
-        send_missed_locked(fc);
+        send_missed_with_lock(fc);
         fleet_pause_unlock(fc);
     }
     mtx_lock(&fc->lock);

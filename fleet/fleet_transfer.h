@@ -29,7 +29,7 @@ struct fleet_group {
 
 /* Of a trainer that sends handles and joins no group. */
 struct fleet_handles {
-    bool set;        /* engines were told that handles will come */
+    bool set;        /* engines were set up for handles */
     bool on, packed; /* on: the trainer's request has `packed` */
 };
 
