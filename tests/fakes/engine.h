@@ -270,19 +270,19 @@ void timer_cancel(struct engine *e, struct timer *t);
 void engine_restart(struct engine *e, uint64_t down_ms);
 
 void state_reset(struct engine *e);
-void state_commit(struct engine *e, const char *label); /* NULL: nameless */
-void state_name(struct engine *e, const char *label);   /* what it serves stays; "": nameless */
+void state_commit(struct engine *e, const char *label);    /* NULL: nameless */
+void state_set_label(struct engine *e, const char *label); /* what it serves stays; "": nameless */
 bool is_unfinished(const char *label); /* is it what a baton names half an update? */
 void state_touch(struct engine *e);
-void state_weights(struct engine *e); /* others came, or went */
-void state_preempt(struct engine *e); /* all that run */
+void state_weights_changed(struct engine *e); /* others came, or went */
+void state_preempt(struct engine *e);         /* all that run */
 /* state_holds_kv - does a request hold KV? @preempted  also one that was preempted */
 bool state_holds_kv(const struct engine *e, bool preempted);
 void state_pause(struct conn *c, enum pause pause); /* answers when it holds */
 void state_resume(struct engine *e);
 void state_sleep(struct engine *e, unsigned what);
 void state_wake(struct engine *e, unsigned what);
-void state_ran(struct engine *e); /* a job ended: a pause may hold now */
+void state_job_ended(struct engine *e); /* a job ended: a pause may hold now */
 size_t state_abort(struct engine *e, const json_t *ids, bool queued);
 size_t state_waiting(const struct engine *e);
 struct adapter *state_adapter(struct engine *e, const char *name); /* a loaded one */

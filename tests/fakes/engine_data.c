@@ -385,7 +385,7 @@ static void finish(struct conn *c, const char *why)
         finish_stream(c, why);
     else
         finish_whole(c, why);
-    state_ran(e);
+    state_job_ended(e);
 }
 
 void job_abort(struct conn *c)
@@ -493,7 +493,7 @@ void job_free(struct conn *c)
     free(j->spans);
     if (j->running) {
         c->e->n_running--;
-        state_ran(c->e);
+        state_job_ended(c->e);
     }
     free(j);
 }

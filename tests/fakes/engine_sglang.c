@@ -29,12 +29,12 @@ static void refuse(struct conn *c, const char *message)
     conn_reply_json(c, 400, json_pack("{s:b, s:s}", "success", 0, "message", message));
 }
 
-static void say(struct conn *c, const char *message)
+static void reply_message(struct conn *c, const char *message)
 {
     conn_reply_json(c, 200, json_pack("{s:b, s:s}", "success", 1, "message", message));
 }
 
-static void say_null(struct conn *c)
+static void reply_null(struct conn *c)
 {
     conn_reply(c, 200, "application/json", "null", 4);
 }
@@ -150,7 +150,7 @@ static void init(struct conn *c, const json_t *body)
     if (c->e->groups == NULL)
         c->e->groups = json_object();
     (void)json_object_set(c->e->groups, group_of(body), c->e->group);
-    say(c, "Succeeded to initialize the group.");
+    reply_message(c, "Succeeded to initialize the group.");
 }
 
 static void leave(struct conn *c, const json_t *body)
@@ -164,7 +164,7 @@ static void leave(struct conn *c, const json_t *body)
         json_decref(c->e->group);
         c->e->group = NULL;
     }
-    say(c, "Succeeded to destroy the group.");
+    reply_message(c, "Succeeded to destroy the group.");
 }
 
 /* False: it has answered already. */
@@ -173,11 +173,11 @@ static bool received(struct conn *c, const json_t *body)
     const char *label = text_member(body, "weight_version", NULL);
 
     c->e->n_received++;
-    state_weights(c->e);
+    state_weights_changed(c->e);
     if (true_member(body, "abort_all_requests"))
         (void)state_abort(c->e, NULL, true);
     if (label != NULL && is_unfinished(label))
-        state_name(c->e, label);
+        state_set_label(c->e, label);
     if (label != NULL && !is_unfinished(label))
         state_commit(c->e, label);
     else
@@ -188,7 +188,7 @@ static bool received(struct conn *c, const json_t *body)
 static void updated(struct conn *c, const json_t *body)
 {
     if (received(c, body))
-        say(c, "Succeeded to update the weights.");
+        reply_message(c, "Succeeded to update the weights.");
 }
 
 static void begin(struct conn *c, const json_t *body)
@@ -207,7 +207,7 @@ static void begin(struct conn *c, const json_t *body)
         refuse(c, "a weight-update session is already open; call end_weight_update() first");
     } else {
         c->e->phase = UPDATE_OPEN;
-        say(c, "Success");
+        reply_message(c, "Success");
     }
 }
 
@@ -221,7 +221,7 @@ static void end(struct conn *c, const json_t *body)
         return;
     }
     c->e->phase = UPDATE_COMMITTED;
-    say(c, "Success");
+    reply_message(c, "Success");
 }
 
 /* False: refused, in its own words. */
@@ -299,7 +299,7 @@ static void relabel(struct conn *c, const json_t *body)
      * nor is what is said before an update has ended. */
     if (is_unfinished(label) || c->e->phase == UPDATE_OPEN ||
         (c->e->torn && strcmp(label, c->e->whole) == 0))
-        state_name(c->e, label);
+        state_set_label(c->e, label);
     else
         state_commit(c->e, label);
     conn_reply_json(c, 200,
@@ -349,13 +349,13 @@ static void release(struct conn *c, const json_t *body)
     if (!is_idle(c))
         return;
     state_sleep(c->e, state_tags(body));
-    say_null(c);
+    reply_null(c);
 }
 
-static void regain(struct conn *c, const json_t *body)
+static void resume_memory(struct conn *c, const json_t *body)
 {
     state_wake(c->e, state_tags(body));
-    say_null(c);
+    reply_null(c);
 }
 
 static void flush(struct conn *c, const json_t *body)
@@ -392,7 +392,7 @@ static void abort_request(struct conn *c, const json_t *body)
 
 /* adapters */
 
-static void say_adapters(struct conn *c, int status, const char *error)
+static void reply_adapters(struct conn *c, int status, const char *error)
 {
     json_t *all = json_object();
 
@@ -414,15 +414,15 @@ static void lora_load(struct conn *c, const json_t *body)
                *path = text_member(body, "lora_path", "");
 
     if (name[0] == '\0' || strlen(name) > LABEL_MAX)
-        say_adapters(c, 400, "lora_name is missing or too long");
+        reply_adapters(c, 400, "lora_name is missing or too long");
     else if (state_adapter(c->e, name) != NULL)
-        say_adapters(c, 400, "an adapter of this name is loaded already");
+        reply_adapters(c, 400, "an adapter of this name is loaded already");
     else if (access(path, R_OK) != 0)
-        say_adapters(c, 400, "there is no adapter at lora_path");
+        reply_adapters(c, 400, "there is no adapter at lora_path");
     else if (state_adapter_load(c->e, name, path) == NULL)
-        say_adapters(c, 400, "there are too many adapters");
+        reply_adapters(c, 400, "there are too many adapters");
     else
-        say_adapters(c, 200, NULL);
+        reply_adapters(c, 200, NULL);
 }
 
 static void lora_unload(struct conn *c, const json_t *body)
@@ -435,11 +435,11 @@ static void lora_unload(struct conn *c, const json_t *body)
         (void)snprintf(absent, sizeof absent,
                        "LoRA with name %.128s does not exist. Loaded LoRAs: dict_keys([])",
                        text_member(body, "lora_name", ""));
-        say_adapters(c, 400, absent);
+        reply_adapters(c, 400, absent);
         return;
     }
     a->loaded = false;
-    say_adapters(c, 200, NULL);
+    reply_adapters(c, 200, NULL);
 }
 
 const struct route sglang_routes[] = {
@@ -462,8 +462,8 @@ const struct route sglang_routes[] = {
     {SGLANG, "POST", "/continue_generation", "resume", resume, false},
     {SGLANG, "POST", "/release_memory_occupation", "sleep", release, false},
     {SGLANG, "GET", "/release_memory_occupation", "sleep", release, false},
-    {SGLANG, "POST", "/resume_memory_occupation", "wake", regain, false},
-    {SGLANG, "GET", "/resume_memory_occupation", "wake", regain, false},
+    {SGLANG, "POST", "/resume_memory_occupation", "wake", resume_memory, false},
+    {SGLANG, "GET", "/resume_memory_occupation", "wake", resume_memory, false},
     {SGLANG, "POST", "/flush_cache", "reset_cache", flush, false},
     {SGLANG, "GET", "/flush_cache", "reset_cache", flush, false},
     {SGLANG, "POST", "/hicache/storage-backend/clear", "reset_storage", clear_storage, false},

@@ -50,7 +50,7 @@ void state_commit(struct engine *e, const char *label)
     e->epoch++;
 }
 
-void state_name(struct engine *e, const char *label)
+void state_set_label(struct engine *e, const char *label)
 {
     e->has_label = label[0] != '\0';
     (void)snprintf(e->label, sizeof e->label, "%s", label);
@@ -70,7 +70,7 @@ void state_touch(struct engine *e)
     e->epoch++;
 }
 
-void state_weights(struct engine *e)
+void state_weights_changed(struct engine *e)
 {
     e->weights++;
 }
@@ -93,7 +93,7 @@ bool state_holds_kv(const struct engine *e, bool preempted)
 
 /* pause and sleep */
 
-static void say_paused(struct conn *c)
+static void reply_paused(struct conn *c)
 {
     static const char sglang[] = "{\"message\":\"Generation paused successfully.\","
                                  "\"status\":\"ok\"}";
@@ -107,13 +107,13 @@ static void say_paused(struct conn *c)
         conn_reply(c, 200, "application/json", sglang, sizeof sglang - 1);
 }
 
-void state_ran(struct engine *e)
+void state_job_ended(struct engine *e)
 {
     if (e->pause == PAUSE_WAIT && e->n_running > 0)
         return;
     for (struct conn *c = e->conns; c != NULL; c = c->next)
         if (!c->dead && c->draining)
-            say_paused(c);
+            reply_paused(c);
 }
 
 void state_pause(struct conn *c, enum pause pause)
@@ -124,10 +124,10 @@ void state_pause(struct conn *c, enum pause pause)
     if (pause == PAUSE_ABORT)
         (void)state_abort(e, NULL, false);
     c->draining = true;
-    state_ran(e);
+    state_job_ended(e);
 }
 
-static void thaw(struct engine *e)
+static void unfreeze(struct engine *e)
 {
     for (struct conn *c = e->conns; c != NULL; c = c->next)
         if (!c->dead && c->job != NULL && c->timer.at == 0)
@@ -137,8 +137,8 @@ static void thaw(struct engine *e)
 void state_resume(struct engine *e)
 {
     e->pause = PAUSE_NONE;
-    state_ran(e); /* nor does a pause wait any longer */
-    thaw(e);
+    state_job_ended(e); /* nor does a pause wait any longer */
+    unfreeze(e);
 }
 
 void state_sleep(struct engine *e, unsigned what)
@@ -151,7 +151,7 @@ void state_sleep(struct engine *e, unsigned what)
 void state_wake(struct engine *e, unsigned what)
 {
     e->asleep &= ~what;
-    thaw(e);
+    unfreeze(e);
 }
 
 static bool id_is_among(const struct conn *c, const json_t *ids)

@@ -56,7 +56,7 @@ static void world_size(struct conn *c, const json_t *body)
 
 /* updates */
 
-static void say(struct conn *c, const char *message)
+static void reply_message(struct conn *c, const char *message)
 {
     conn_reply_json(c, 200, json_pack("{s:s}", "message", message));
 }
@@ -170,7 +170,7 @@ static void init(struct conn *c, const json_t *body)
         return;
     if (!group)
         c->e->packed = json_is_true(json_object_get(info, "packed"));
-    say(c, "Weight transfer initialized");
+    reply_message(c, "Weight transfer initialized");
 }
 
 /* Refused while an update is open, as what would take its source away. */
@@ -188,7 +188,7 @@ static void shut_down(struct conn *c, const json_t *body)
     }
     json_decref(c->e->group);
     c->e->group = NULL;
-    say(c, "Weight transfer shut down");
+    reply_message(c, "Weight transfer shut down");
 }
 
 static void start(struct conn *c, const json_t *body)
@@ -200,7 +200,7 @@ static void start(struct conn *c, const json_t *body)
     }
     c->e->phase = UPDATE_OPEN;
     c->e->n_received = 0;
-    say(c, "Weight update started");
+    reply_message(c, "Weight update started");
 }
 
 static bool is_open(struct conn *c)
@@ -250,9 +250,9 @@ static void update(struct conn *c, const json_t *body)
         return;
     }
     c->e->n_received++;
-    state_weights(c->e);
+    state_weights_changed(c->e);
     state_touch(c->e);
-    say(c, "Weights updated");
+    reply_message(c, "Weights updated");
 }
 
 static void finish(struct conn *c, const json_t *body)
@@ -270,8 +270,8 @@ static void finish(struct conn *c, const json_t *body)
     if (e->n_received > 0)
         state_commit(e, label != NULL ? kept : NULL);
     else if (label != NULL)
-        state_name(e, kept);
-    say(c, "Weight update finished");
+        state_set_label(e, kept);
+    reply_message(c, "Weight update finished");
 }
 
 static void relabel(struct conn *c, const json_t *body)
@@ -282,7 +282,7 @@ static void relabel(struct conn *c, const json_t *body)
         conn_refuse(c, 400, "bad_request", "new_version is missing");
         return;
     }
-    state_name(c->e, label);
+    state_set_label(c->e, label);
     conn_reply_json(c, 200, json_pack("{s:b, s:s}", "success", 1, "new_version", label));
 }
 
@@ -340,7 +340,7 @@ static void go_to_sleep(struct conn *c, const json_t *body)
     (void)state_abort(c->e, NULL, false);
     state_sleep(c->e, SLEEP_ALL);
     if (strcmp(level, "2") == 0)
-        state_weights(c->e);
+        state_weights_changed(c->e);
     if (strcmp(level, "2") == 0)
         state_touch(c->e);    /* dropped: only an update makes them a version's again */
     if (c->e->o.silent_reset) /* as old as that: says nothing here either */
@@ -383,7 +383,7 @@ static void wake(struct conn *c, const json_t *body)
                                   what == SLEEP_ALL ? json_null() : json_array()));
 }
 
-static bool query_says(const struct conn *c, const char *member)
+static bool query_is_true(const struct conn *c, const char *member)
 {
     char value[8] = "false";
 
@@ -397,7 +397,7 @@ static void reset_cache(struct conn *c, const json_t *body)
     struct engine *e = c->e;
     bool done;
 
-    if (query_says(c, "reset_running_requests"))
+    if (query_is_true(c, "reset_running_requests"))
         state_preempt(e);
     done = !state_holds_kv(e, false);
     if (done)

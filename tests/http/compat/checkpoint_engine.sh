@@ -6,8 +6,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/../lib/lib.sh"
 # libzmq is not instrumented: what its own threads do to its own memory is not to be judged.
 TSAN_OPTIONS="$TSAN_OPTIONS ignore_noninstrumented_modules=1"
 seed=${SEED:-$RANDOM}
-said=$(timeout 290 "$PYTHON" -B "$(dirname "${BASH_SOURCE[0]}")/checkpoint_engine_update.py" "$BATON" \
-  "$MODEL" "${CLIENT%/*}" "$(realpath "$4")" "$(realpath "$5")" "$seed") || fail "SEED=$seed: $said"
-echo "$said"
-N_CHECKS=$(sed --quiet 's/^ok: \([0-9]*\) checks;.*/\1/p' <<<"$said")
+output=$(timeout 290 "$PYTHON" -B "$(dirname "${BASH_SOURCE[0]}")/checkpoint_engine_update.py" "$BATON" \
+  "$MODEL" "${CLIENT%/*}" "$(realpath "$4")" "$(realpath "$5")" "$seed") || fail "SEED=$seed: $output"
+echo "$output"
+N_CHECKS=$(sed --quiet 's/^ok: \([0-9]*\) checks;.*/\1/p' <<<"$output")
 done_testing

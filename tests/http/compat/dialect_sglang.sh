@@ -3,9 +3,9 @@
 # says, and then the paths of libfakecuda, of libfakenccl, and of the trainers' two.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib/lib.sh"
-said=$(timeout 290 "$PYTHON" -B "$(dirname "${BASH_SOURCE[0]}")/dialect_sglang.py" "$BATON" "$MODEL" \
+output=$(timeout 290 "$PYTHON" -B "$(dirname "${BASH_SOURCE[0]}")/dialect_sglang.py" "$BATON" "$MODEL" \
   "${CLIENT%/*}" "$(realpath "$4")" "$(realpath "$5")" "$(realpath "$6")" "$(realpath "$7")") ||
-  fail "$said"
-echo "$said"
-N_CHECKS=$(sed --quiet 's/^ok: \([0-9]*\) checks.*/\1/p' <<<"$said")
+  fail "$output"
+echo "$output"
+N_CHECKS=$(sed --quiet 's/^ok: \([0-9]*\) checks.*/\1/p' <<<"$output")
 done_testing

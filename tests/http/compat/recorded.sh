@@ -4,8 +4,8 @@
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib/lib.sh"
 here=$(dirname "${BASH_SOURCE[0]}")
-said=$(timeout 290 "$PYTHON" -B "$here/recorded.py" "$BATON" "$(realpath "$4")" "$MODEL" \
-  "$here/recorded" "$WORK/log") || fail "$said"
-echo "$said"
-N_CHECKS=$(sed --quiet 's/^ok: \([0-9]*\) answers.*/\1/p' <<<"$said")
+output=$(timeout 290 "$PYTHON" -B "$here/recorded.py" "$BATON" "$(realpath "$4")" "$MODEL" \
+  "$here/recorded" "$WORK/log") || fail "$output"
+echo "$output"
+N_CHECKS=$(sed --quiet 's/^ok: \([0-9]*\) answers.*/\1/p' <<<"$output")
 done_testing

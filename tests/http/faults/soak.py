@@ -15,7 +15,7 @@ import time
 import traceback
 
 sys.path.insert(0, sys.argv[3])
-import soak_deeds
+import soak_actions
 from soak_fleet import Fleet
 from soak_world import Actor, Process, SoakWorld, Tally, Trouble, Truth, ask
 
@@ -54,10 +54,10 @@ class Soak:
         self.world.look()
 
     def actors(self, rng):
-        of = lambda name, deeds: Actor(self, name, rng.random(), deeds)  # noqa: E731
-        return [of("changes", soak_deeds.CHANGES), of("adapters", soak_deeds.ADAPTERS),
-                of("reads", soak_deeds.READS), of("reads", soak_deeds.READS),
-                *[of("generates", soak_deeds.GENERATES) for _ in range(3)]]
+        of = lambda name, actions: Actor(self, name, rng.random(), actions)  # noqa: E731
+        return [of("changes", soak_actions.CHANGES), of("adapters", soak_actions.ADAPTERS),
+                of("reads", soak_actions.READS), of("reads", soak_actions.READS),
+                *[of("generates", soak_actions.GENERATES) for _ in range(3)]]
 
     def quiet(self):
         """Nothing runs any more, and nothing is left. (descriptors, threads, memory)"""
@@ -76,14 +76,14 @@ class Soak:
                 raise Trouble(f"not quiet after {QUIET_S} s: {busy} {s}")
             time.sleep(0.05)
         w.check()
-        soak_deeds.ready(self, w.rng)
+        soak_actions.ready(self, w.rng)
         return self.server.uses()
 
     def alone(self):
         """Each checkpoint again, with nobody else: it makes what it made in company."""
         for checkpoint in self.world.checkpoints:
             label = self.world.new_label()
-            answer = soak_deeds.fault_sessions.push(self.world, "shm", checkpoint.rows, label)
+            answer = soak_actions.fault_sessions.push(self.world, "shm", checkpoint.rows, label)
             self.world.committed(answer, checkpoint.rows, label)
             for at, prompt in enumerate(self.prompts):
                 reply = ask(self.server.port, "POST", "/v1/generate", {"token_ids": prompt, "sampling_params": {
@@ -158,7 +158,7 @@ def main():
     ours = sorted(n for n in set(os.listdir("/dev/shm")) - shm if "baton" in n and str(os.getpid()) in n)
     if left or ours:
         raise Trouble(f"left in shared memory: {left} {ours}; seed {SEED}")
-    print(f"{sum(soak.tally.n.values())} deeds, serial {soak.world.serial}, seed {SEED}, "
+    print(f"{sum(soak.tally.n.values())} actions, serial {soak.world.serial}, seed {SEED}, "
           f"{time.monotonic() - began:.0f} s")
 
 

@@ -46,7 +46,7 @@ class Fleet:
             time.sleep(0.1)
 
     def actors(self, rng):
-        of = lambda name, deeds: Actor(self, name, rng.random(), deeds)  # noqa: E731
+        of = lambda name, actions: Actor(self, name, rng.random(), actions)  # noqa: E731
         return [of("fleet changes", [push, push, push, pause]), of("fleet hurts", [kill, stop]),
                 of("fleet generates", [generate]), of("fleet generates", [generate]), of("fleet reads", [read])]
 

@@ -266,20 +266,20 @@ class SoakWorld(World):
 # ---- actors ----
 
 class Actor(threading.Thread):
-    """Does one of its deeds after another until it is told to stop; the first trouble is kept."""
+    """Does one of its actions after another until it is told to stop; the first trouble is kept."""
 
-    def __init__(self, soak, name, seed, deeds):
+    def __init__(self, soak, name, seed, actions):
         super().__init__(name=name, daemon=True)
-        self.soak, self.rng, self.deeds, self.stopping, self.failure = soak, random.Random(seed), deeds, False, None
+        self.soak, self.rng, self.actions, self.stopping, self.failure = soak, random.Random(seed), actions, False, None
         self.doing = ""
 
     def run(self):
         try:
             while not self.stopping:
-                deed = self.rng.choice(self.deeds)
-                self.doing = deed.__name__
+                action = self.rng.choice(self.actions)
+                self.doing = action.__name__
                 began = time.monotonic()
-                what = deed(self.soak, self.rng)
+                what = action(self.soak, self.rng)
                 self.soak.tally.add(what or f"{self.name} {self.doing}", time.monotonic() - began)
         except BaseException as e:  # pylint: disable=broad-except
             self.failure = e

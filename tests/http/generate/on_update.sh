@@ -4,10 +4,10 @@
 source "$(dirname "$0")/../lib/lib.sh"
 
 check() {
-  local said
-  said=$(timeout 250 "$PYTHON" "$(dirname "$0")/on_update.py" "$URL" "$MODEL" "$CLIENT" "$1") ||
-    fail "$1: $said"
-  N_CHECKS=$((N_CHECKS + ${said##*$'\n'}))
+  local output
+  output=$(timeout 250 "$PYTHON" "$(dirname "$0")/on_update.py" "$URL" "$MODEL" "$CLIENT" "$1") ||
+    fail "$1: $output"
+  N_CHECKS=$((N_CHECKS + ${output##*$'\n'}))
   expect 200 GET /v1/status
   same '.admission.generate | .running + .waiting' 0
 }
@@ -31,9 +31,9 @@ check default
 stop_server
 
 rc=0
-"$BATON" serve --model "$MODEL" --on-update later 2>"$WORK/said" || rc=$?
+"$BATON" serve --model "$MODEL" --on-update later 2>"$WORK/refusal" || rc=$?
 N_CHECKS=$((N_CHECKS + 1))
-if [[ $rc == 0 ]] || ! grep --quiet -- "--on-update" "$WORK/said"; then
-  fail "--on-update later: $(cat "$WORK/said")"
+if [[ $rc == 0 ]] || ! grep --quiet -- "--on-update" "$WORK/refusal"; then
+  fail "--on-update later: $(cat "$WORK/refusal")"
 fi
 done_testing

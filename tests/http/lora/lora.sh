@@ -8,9 +8,9 @@ DIRS=$WORK/adapters
 mkdir "$DIRS"
 
 check() {
-  local said
-  said=$(timeout 1700 "$PYTHON" "$(dirname "$0")/lora.py" "$URL" "$MODEL" "$DIRS" "$@") || fail "$1: $said"
-  N_CHECKS=$((N_CHECKS + ${said##*$'\n'}))
+  local output
+  output=$(timeout 1700 "$PYTHON" "$(dirname "$0")/lora.py" "$URL" "$MODEL" "$DIRS" "$@") || fail "$1: $output"
+  N_CHECKS=$((N_CHECKS + ${output##*$'\n'}))
   expect 200 GET /v1/status
   same '.admission.generate | .running + .waiting' 0
   same '.adapters | .loading + .users + .nbytes_reserved' 0
@@ -56,9 +56,9 @@ MODEL=$PLAIN
 
 # What was begun before the end is refused after it.
 serve_adapters --drain-timeout 20000
-said=$(timeout 250 "$PYTHON" "$(dirname "$0")/lora.py" "$URL" "$MODEL" "$DIRS" drain "$SERVER_PID" "$WORK/log") ||
-  fail "drain: $said"
-N_CHECKS=$((N_CHECKS + ${said##*$'\n'}))
+output=$(timeout 250 "$PYTHON" "$(dirname "$0")/lora.py" "$URL" "$MODEL" "$DIRS" drain "$SERVER_PID" "$WORK/log") ||
+  fail "drain: $output"
+N_CHECKS=$((N_CHECKS + ${output##*$'\n'}))
 rc=0
 wait "$SERVER_PID" || rc=$?
 SERVER_PID=

@@ -12,10 +12,10 @@ export FAKECUDA_DEVICES=2 PYTHONDONTWRITEBYTECODE=1
 
 # trainer WHAT: the process that pushes and maps.
 trainer() {
-  local said
-  said=$(timeout 200 "$PYTHON" "$HERE/client_ipc.py" "$URL" "${CLIENT%/*}" "$FOREIGN" "$1" "$FIRST" "$SECOND") ||
-    fail "$1: $said"
-  N_CHECKS=$((N_CHECKS + $(sed --quiet 's/.*: \([0-9]*\) checks$/\1/p' <<<"$said")))
+  local output
+  output=$(timeout 200 "$PYTHON" "$HERE/client_ipc.py" "$URL" "${CLIENT%/*}" "$FOREIGN" "$1" "$FIRST" "$SECOND") ||
+    fail "$1: $output"
+  N_CHECKS=$((N_CHECKS + $(sed --quiet 's/.*: \([0-9]*\) checks$/\1/p' <<<"$output")))
 }
 
 serve_model --cuda-library "$FAKE" --device cuda:0

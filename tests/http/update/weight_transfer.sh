@@ -4,9 +4,9 @@
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib/lib.sh"
 seed=${SEED:-$RANDOM}
-said=$(timeout 290 "$PYTHON" -B "$(dirname "${BASH_SOURCE[0]}")/weight_transfer.py" "$BATON" "$MODEL" \
+output=$(timeout 290 "$PYTHON" -B "$(dirname "${BASH_SOURCE[0]}")/weight_transfer.py" "$BATON" "$MODEL" \
   "${CLIENT%/*}" "$(realpath "$4")" "$(realpath "$5")" "$(realpath "$6")" "$(realpath "$7")" \
-  "$seed") || fail "SEED=$seed: $said"
-echo "$said"
-N_CHECKS=$(sed --quiet 's/^ok: \([0-9]*\) checks.*/\1/p' <<<"$said")
+  "$seed") || fail "SEED=$seed: $output"
+echo "$output"
+N_CHECKS=$(sed --quiet 's/^ok: \([0-9]*\) checks.*/\1/p' <<<"$output")
 done_testing

@@ -1,4 +1,4 @@
-"""What goes on at once in the soak, on one server: each deed is one request or a few, and judges their answers."""
+"""What goes on at once in the soak, on one server: each action is one request or a few, and judges their answers."""
 
 import json
 import os
