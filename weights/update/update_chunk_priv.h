@@ -1,47 +1,48 @@
-/* One chunk on its way in, as update_chunk.c, update_copies.c, update_fill.c, update_map.c and
- * update_recv.c share it. */
+/* The state of one chunk that is being received, shared by update_chunk.c, update_copies.c,
+ * update_fill.c, update_map.c and update_recv.c. */
 #ifndef BATON_WEIGHTS_UPDATE_UPDATE_CHUNK_PRIV_H
 #define BATON_WEIGHTS_UPDATE_UPDATE_CHUNK_PRIV_H
 
 #include "memory/device.h"
 #include "weights/update/update_priv.h"
 
-/* Received buckets that do not come to lie where they stay pass through two of these in turn: one
- * is emptied while the other one is filled. */
+/* Received buckets whose tensors do not stay where they arrive pass through two bounce buffers by
+ * turns: one is emptied while the other one is filled. */
 enum { BOUNCES_MAX = 2, BOUNCE_NONE = BOUNCES_MAX };
 struct bounce_buffer {
-    struct slab *slab;          /* counted; of the rank's place; NULL: none is needed */
-    struct device_batch *batch; /* owned; what empties it */
+    struct slab *slab;          /* one reference; in the rank's place; NULL: not needed */
+    struct device_batch *batch; /* owned; the copies that empty it */
 };
 
-/* What comes for one rank. */
+/* The part of a chunk for one rank. */
 struct rank_fill {
-    const struct tensor_list *tensor_list; /* borrowed; NULL: nothing */
+    const struct tensor_list *tensor_list; /* borrowed; NULL: the rank gets no tensors */
     const struct layout *layout;           /* borrowed */
     const struct checksum *checksums;      /* borrowed; [n_tensors] or NULL */
-    const bool *has_checksum;              /* borrowed; [n_tensors]; NULL: all, if there are any */
-    struct staging_memory room;            /* of the rank's place */
-    struct staging_memory mirror;          /* of the host's copy */
-    bool mirrored;                         /* its tensors go to the host's copy too */
+    const bool *has_checksum;     /* borrowed; [n_tensors]; NULL: all, if `checksums` is set */
+    struct staging_memory room;   /* staging in the rank's place */
+    struct staging_memory mirror; /* staging in the host backup */
+    bool mirrored;                /* its tensors are also copied to the host backup */
 
-    /* Mapped and received chunks. */
+    /* mapped and received chunks */
     struct device_batch *batch; /* owned */
-    struct device_made *made;   /* owned; [n_tensors] of what came, or NULL */
-    uint32_t next;              /* the first tensor of which nothing is queued */
+    struct device_made *made;   /* owned; [n_tensors] results for the received tensors, or NULL */
+    uint32_t next;              /* the first tensor without a queued copy */
 
-    /* Received chunks. */
+    /* received chunks */
     struct bounce_buffer bounces[BOUNCES_MAX];
-    uint32_t n_bounces;        /* so many there are */
-    uint32_t bounce_posted;    /* the one that a bucket was posted to last */
-    uint32_t n_bounces_posted; /* so many that have not come: posted in turn, and come in turn */
-    uint32_t bounce, bucket;   /* of the bucket that came last: its bounce buffer, or BOUNCE_NONE if
-                                it stays where it is; its first tensor */
+    uint32_t n_bounces;        /* number of bounce buffers */
+    uint32_t bounce_posted;    /* the buffer that was posted last */
+    uint32_t n_bounces_posted; /* posted buffers whose bucket has not arrived; they arrive in the
+                                  order of posting */
+    uint32_t bounce, bucket; /* of the last received bucket: its bounce buffer, or BOUNCE_NONE if it
+                                stays where it arrived; its first tensor */
 };
 
-/* A bucket that has been posted and has not come. */
+/* A bucket that was posted and has not arrived. */
 struct posted {
     uint32_t first, n;
-    uint8_t bounces[STORE_DEVICES_MAX]; /* of each rank; BOUNCE_NONE: it comes to where it stays */
+    uint8_t bounces[STORE_DEVICES_MAX]; /* of each rank; BOUNCE_NONE: it arrives where it stays */
 };
 
 enum { MIRRORS_NONE = STORE_DEVICES_MAX };
@@ -50,30 +51,32 @@ enum { MIRRORS_NONE = STORE_DEVICES_MAX };
 struct fill {
     struct update_job *job;  /* borrowed */
     struct session *session; /* borrowed */
-    struct staging *staging; /* borrowed; dangles once the session has ended */
+    struct staging *staging; /* borrowed; invalid once the session has ended */
     struct store *store;     /* borrowed */
     const struct model_spec *m;
     struct source *source; /* borrowed */
     uint64_t pin_deadline_us;
     bool joined;
-    bool stuck;             /* received chunks: something may write to their rooms for ever */
-    uint32_t n_ties;        /* of the session before this chunk */
-    struct slab *scratch;   /* host memory for one tensor as it came, or NULL */
-    struct slab *converted; /* the same as it will be, or NULL */
-    struct slab **tied; /* received chunks: owned; [n_tied] for tied names yet to come, or NULL */
+    bool stuck;             /* received chunks: their memory may still be written to at any time */
+    uint32_t n_ties;        /* of the session, before this chunk */
+    struct slab *scratch;   /* host memory for one tensor as received, or NULL */
+    struct slab *converted; /* host memory for it as served, or NULL */
+    struct slab *
+        *tied; /* received chunks: owned; [n_tied] for tied names that have not arrived, or NULL */
     uint32_t n_tied;
     struct posted posted[SOURCE_POSTED_MAX]; /* received chunks: a ring, the oldest at i_posted */
     uint32_t i_posted, n_posted;
-    unsigned char *mirrors; /* owned; [n_tensors] of the model spec: the rank from which the host's
-                               copy takes each, or MIRRORS_NONE; NULL: every rank gets the same */
+    unsigned char
+        *mirrors; /* owned; [n_tensors] of the model spec: the rank from which the host backup takes
+                     each, or MIRRORS_NONE; NULL: all ranks get the same tensors */
     enum non_finite_policy non_finite;
-    atomic_uchar *marks; /* owned; [n_tensors] of the tensor list, of sources that fill: what was
-                            seen of each, relaxed; NULL: nobody has looked */
+    atomic_uchar *marks; /* owned; [n_tensors] of the tensor list, for sources that fill: the
+                            findings on each, relaxed; NULL: values are not checked */
     uint32_t n_ranks;
     struct rank_fill ranks[]; /* [n_ranks] */
 };
 
-/* A room in a place: where targets lie. */
+/* Staging memory in a place, which contains the targets. */
 struct dst_region {
     uint32_t place;
     const struct staging_memory *room;
@@ -89,11 +92,12 @@ static inline struct dst_region dst_region_of_mirror(const struct fill *f, uint3
     return (struct dst_region){store_host_place(f->store), &f->ranks[rank].mirror};
 }
 
-/* Where target k of a part will lie. */
+/* dst_region_target - the address of target k of a part. */
 uint64_t dst_region_target(const struct fill *f, struct dst_region at, const struct part *part,
                            uint32_t k);
 
-/* Does the host's copy take target `index` from this rank? The first that brings it gives it. */
+/* fill_mirrors - does the host backup take target `index` from this rank? The first rank that
+ * brings it provides it. */
 bool fill_mirrors(const struct fill *f, uint32_t rank, uint32_t index);
 
 static inline const struct tensor_spec *target_spec(const struct fill *f, uint32_t index)
@@ -110,19 +114,19 @@ static inline bool rank_has_sum(const struct rank_fill *r, uint32_t i)
 int fill_verify(const struct fill *f, uint32_t rank, uint32_t i, const struct checksum *found,
                 struct err *e);
 
-/* Host memory for a tensor: as it came, and as it will be. */
+/* fill_scratch - host memory for a tensor as received; the other, for the tensor as served. */
 int fill_scratch(struct fill *f, void **out, struct err *e);
 int fill_converted(struct fill *f, void **out, struct err *e);
 
-/* update_finite.c: numbers that are not finite. By the policy they are an error (ERR_NON_FINITE at
- * /names/<i>), noted in the job and logged, or not looked for.
+/* update_finite.c: values that are not finite. The policy decides whether they are an error
+ * (ERR_NON_FINITE at /names/<i>), are recorded in the job and logged, or are not checked for.
  *
- * finite_fill: the source's fill of tensors [first, first + n) at dst, and a look at all of it;
- * finite_check_filled: what was seen of one of them, which lies at `bytes`.
- * finite_check_host: looks at tensor i of a rank, as it came, in host memory.
- * finite_check_converted: looks at what became of it, or of a part of it.
- * finite_copied: the dtype as which a GPU looks at what it copies and sums, DTYPE_NONE if at
- * nothing; finite_check_copied: looks at it in host memory, at the places that it was copied to. */
+ * finite_fill: fill tensors [first, first + n) at dst by the source, and check all of them.
+ * finite_check_filled: evaluate the findings on one of them, which is at `bytes`.
+ * finite_check_host: check tensor i of a rank, as received, in host memory.
+ * finite_check_converted: check the converted tensor, or a part of it.
+ * finite_copied: the dtype for the check in the GPU's copy and checksum, DTYPE_NONE for no check.
+ * finite_check_copied: check the tensor in host memory, at the addresses it was copied to. */
 int finite_fill(struct fill *f, uint32_t first, uint32_t n, void *dst, struct err *e);
 int finite_check_filled(const struct fill *f, uint32_t i, const void *bytes, struct err *e);
 int finite_check_host(const struct fill *f, uint32_t rank, uint32_t i, const void *bytes,
@@ -132,65 +136,70 @@ int finite_check_converted(const struct fill *f, uint32_t rank, uint32_t i, cons
 enum dtype finite_copied(const struct fill *f, uint32_t rank, uint32_t i);
 int finite_check_copied(struct fill *f, uint32_t rank, uint32_t i, struct err *e);
 
-/* Of what is the same for every rank: a tensor that came to `from` in host memory and cannot be
- * served as it is goes to every place (CONVERT), or is compared (IGNORED). update_fill.c */
+/* update_fill.c: fill_land - a tensor that is the same for all ranks is at `from` in host memory
+ * and cannot be served as it is: convert it into every place (CONVERT), or compare it (IGNORED). */
 int fill_land(struct fill *f, uint32_t i, const void *from, struct err *e);
 
-/* The place that stands for all of them when a tied name came to every rank. */
+/* The place whose comparison is valid for all places, when a tied name arrived on every rank. */
 static inline uint32_t fill_tied_place(const struct fill *f)
 {
     return store_has_host(f->store) ? store_host_place(f->store) : 0;
 }
 
-/* Keeps the bytes of a tied name, tensor i of a rank, in a slab that is moved in, until they can be
- * compared. */
+/* fill_keep_tie - keep the bytes of a tied name, tensor i of a rank, until they can be compared.
+ * The slab is moved in. */
 int fill_keep_tie(struct fill *f, uint32_t rank, uint32_t i, uint32_t place, bool everywhere,
                   struct slab *slab, struct err *e);
 
-/* update_copies.c: what is queued on GPUs. */
+/* update_copies.c: copies queued on GPUs */
 
 /* Tensors [first, first + n) of a rank. */
 struct span {
     uint32_t rank, first, n;
 };
 
-/* One side of a copy: an address, and the allocation that it lies in. */
+/* One side of a copy: an address, and the allocation that contains it. */
 struct end {
     uint64_t addr, block;
 };
 
-/* Where tensor i of a rank came. */
+/* The address at which tensor i of a rank arrived. */
 typedef struct end came_fn(const struct fill *f, uint32_t rank, uint32_t i);
 
 struct end dst_region_end(const struct fill *f, struct dst_region at, const struct part *part,
                           uint32_t k);
 
-/* Where all of a span lies back to back on its rank, as it comes; or 0. */
+/* span_place - the address of a span that is contiguous on its rank, unchanged; or 0. */
 uint64_t span_place(const struct fill *f, struct span span);
 
-/* Queues the copies of what is DIRECT, and the sums of everything if the rank wants sums; where a
- * span came to where it stays, only those. Errors: ERR_CUDA, ERR_NO_MEMORY: some may be queued. */
+/* span_copy - queue the copies of DIRECT tensors, and the checksums of all tensors if the rank
+ * needs checksums. If a span arrived where it stays, only the checksums. Errors: ERR_CUDA,
+ * ERR_NO_MEMORY: some may be queued. */
 int span_copy(const struct fill *f, struct span span, struct device_batch *b, came_fn *came,
               struct err *e);
 
-/* From the rank's place to the host's copy, behind the copies that bring it there. */
+/* span_mirror - queue the copies from the rank's place to the host backup, after those that fill
+ * the place. */
 int span_mirror(const struct fill *f, struct span span, struct device_batch *b, struct err *e);
 
-/* update_replicas.c. Do ranks get different lists, so that what they share has to be compared? The
- * sums of such a chunk's tensors are remembered once it has arrived, and compared by finish. */
+/* update_replicas.c: replicas_wanted - do ranks get different lists, so that tensors they share
+ * must be compared? The checksums of such a chunk are recorded once it has arrived, and finish
+ * compares them. */
 bool replicas_wanted(const struct fill *f);
 int replicas_prepare(struct fill *f, struct err *e); /* Errors: ERR_NO_MEMORY */
 void replicas_record(const struct fill *f, uint32_t rank);
 
-/* A batch, and room for the sums. Repeating is harmless. Errors: ERR_CUDA, ERR_NO_MEMORY. */
+/* rank_prepare - create the batch and the memory for checksums. Repeating is harmless. Errors:
+ * ERR_CUDA, ERR_NO_MEMORY. */
 int rank_prepare(struct fill *f, uint32_t rank, struct err *e);
-/* The sums against those that were said, and a look at what is suspect. Errors: ERR_CHECKSUM,
- * ERR_NON_FINITE, ERR_CUDA, ERR_NO_MEMORY. */
+/* rank_verify - compare the checksums with the given ones, and check tensors for values that are
+ * not finite. Errors: ERR_CHECKSUM, ERR_NON_FINITE, ERR_CUDA, ERR_NO_MEMORY. */
 int rank_verify(struct fill *f, uint32_t rank, struct err *e);
 
-/* update_recv.c: memory on the GPUs and the host that a received chunk needs beside its rooms.
- * After an error nothing is held. Errors: ERR_NO_STAGING, ERR_NO_MEMORY, ERR_CUDA. */
+/* update_recv.c: chunk_recv_take - allocate memory on the GPUs and the host that a received chunk
+ * needs beside its staging. After an error nothing is held. Errors: ERR_NO_STAGING, ERR_NO_MEMORY,
+ * ERR_CUDA. */
 int chunk_recv_take(struct fill *f, struct err *e);
-void chunk_recv_give(struct fill *f); /* nothing uses it any more; repeating is harmless */
+void chunk_recv_give(struct fill *f); /* no copy may use it any more; repeating is harmless */
 
 #endif
