@@ -5,8 +5,8 @@
 #include <stdlib.h>
 
 struct lora_loads {
-    struct workers *workers[LORA_LANE_COUNT];  /* owned */
-    atomic_uint n_open[LORA_LANE_COUNT];       /* relaxed: a bound */
+    struct workers *workers[LORA_POOL_COUNT];  /* owned */
+    atomic_uint n_open[LORA_POOL_COUNT];       /* relaxed: a bound */
     atomic_bool stop;                          /* relaxed: running loads poll it */
     atomic_uint_fast64_t n_ended[LORA_STATES]; /* relaxed: counters */
 };
@@ -43,15 +43,15 @@ void lora_move(struct lora_job *job, enum lora_event event)
 
 int lora_loads_new(struct lora_loads **out, struct err *e)
 {
-    static const struct workers_cfg cfgs[LORA_LANE_COUNT] = {
-        [LORA_LANE_HOST] = {"lora", LORA_THREADS, LORA_OPEN_MAX},
-        [LORA_LANE_HANDLES] = {"lora-ipc", 1, LORA_OPEN_MAX},
-        [LORA_LANE_GROUP] = {"lora-nccl", 1, LORA_OPEN_MAX}};
+    static const struct workers_cfg cfgs[LORA_POOL_COUNT] = {
+        [LORA_POOL_HOST] = {"lora", LORA_THREADS, LORA_OPEN_MAX},
+        [LORA_POOL_HANDLES] = {"lora-ipc", 1, LORA_OPEN_MAX},
+        [LORA_POOL_GROUP] = {"lora-nccl", 1, LORA_OPEN_MAX}};
     struct lora_loads *l = calloc(1, sizeof *l);
 
     if (l == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for loads of adapters");
-    for (int i = 0; i < LORA_LANE_COUNT; i++) {
+    for (int i = 0; i < LORA_POOL_COUNT; i++) {
         if (workers_new(&l->workers[i], &cfgs[i], e) != 0) {
             while (i-- > 0)
                 workers_free(l->workers[i]);
@@ -66,7 +66,7 @@ int lora_loads_new(struct lora_loads **out, struct err *e)
 void lora_loads_stop(struct lora_loads *l)
 {
     atomic_store_explicit(&l->stop, true, memory_order_relaxed);
-    for (int i = 0; i < LORA_LANE_COUNT; i++)
+    for (int i = 0; i < LORA_POOL_COUNT; i++)
         workers_stop(l->workers[i]);
 }
 
@@ -75,7 +75,7 @@ void lora_loads_free(struct lora_loads *l)
     if (l == NULL)
         return;
     lora_loads_stop(l);
-    for (int i = 0; i < LORA_LANE_COUNT; i++)
+    for (int i = 0; i < LORA_POOL_COUNT; i++)
         workers_free(l->workers[i]);
     free(l);
 }
@@ -95,7 +95,7 @@ static int queue(struct lora_loads *l, struct lora_job *job, enum lora_event eve
 
     lora_move(job, event);
     job->job = (struct job){.run = job_run, .arg = job};
-    if (workers_post(l->workers[job->lane], &job->job, WORKERS_URGENT, e) == 0)
+    if (workers_post(l->workers[job->pool], &job->job, WORKERS_URGENT, e) == 0)
         return 0;
     job->state = before;
     return -1;
@@ -105,7 +105,7 @@ static int queue(struct lora_loads *l, struct lora_job *job, enum lora_event eve
  * end. So jobs take turns, and the bound is counted here, because that queue has none. */
 int lora_loads_post(struct lora_loads *l, struct lora_job *job, struct err *e)
 {
-    atomic_uint *n_open = &l->n_open[job->lane];
+    atomic_uint *n_open = &l->n_open[job->pool];
     unsigned n = atomic_fetch_add_explicit(n_open, 1, memory_order_relaxed);
 
     if (n >= LORA_OPEN_MAX)
@@ -130,7 +130,7 @@ const atomic_bool *lora_loads_stopping(const struct lora_loads *l)
 void lora_loads_end(struct lora_loads *l, struct lora_job *job, enum lora_event how)
 {
     lora_move(job, how);
-    (void)atomic_fetch_sub_explicit(&l->n_open[job->lane], 1, memory_order_relaxed);
+    (void)atomic_fetch_sub_explicit(&l->n_open[job->pool], 1, memory_order_relaxed);
     (void)atomic_fetch_add_explicit(&l->n_ended[job->state], 1, memory_order_relaxed);
 }
 
@@ -139,6 +139,6 @@ void lora_stats(struct lora_loads *l, struct lora_stats *out)
     for (int i = 0; i < LORA_STATES; i++)
         out->n_ended[i] = atomic_load_explicit(&l->n_ended[i], memory_order_relaxed);
     out->n_queued = 0;
-    for (int i = 0; i < LORA_LANE_COUNT; i++)
+    for (int i = 0; i < LORA_POOL_COUNT; i++)
         out->n_queued += workers_queued(l->workers[i]);
 }

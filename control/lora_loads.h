@@ -24,7 +24,7 @@
 
 enum {
     LORA_THREADS = 4,
-    LORA_OPEN_MAX = 256 /* loads of one lane that are under way or queued */
+    LORA_OPEN_MAX = 256 /* loads of one pool that are under way or queued */
 };
 
 struct lora_loads;
@@ -37,7 +37,7 @@ void lora_loads_free(struct lora_loads *l); /* stops first; accepts NULL */
 /* Loads by handles run one after the other: two at once would open one trainer's handle twice.
  * Loads by the group have a thread of their own, so that a load which holds the group never waits
  * for other loads. */
-enum lora_lane { LORA_LANE_HOST, LORA_LANE_HANDLES, LORA_LANE_GROUP, LORA_LANE_COUNT };
+enum lora_pool { LORA_POOL_HOST, LORA_POOL_HANDLES, LORA_POOL_GROUP, LORA_POOL_COUNT };
 
 enum lora_state {
     LORA_NEW,
@@ -60,12 +60,12 @@ enum lora_event {
     LORA_EVENTS
 };
 
-/* One load; embedded in what it is a load of. Zeroed, then `run`, `arg` and `lane` are set. */
+/* One load; embedded in what it is a load of. Zeroed, then `run`, `arg` and `pool` are set. */
 struct lora_job {
-    void (*run)(void *arg); /* on a thread of the lane, no lock held; ends by lora_loads_again or
+    void (*run)(void *arg); /* on a thread of the pool, no lock held; ends by lora_loads_again or
                                lora_loads_end */
     void *arg;
-    enum lora_lane lane;
+    enum lora_pool pool;
 
     enum lora_state state; /* written by lora_move alone */
     struct job job;        /* of the pool */
@@ -76,14 +76,14 @@ struct lora_job {
 bool lora_next(enum lora_state from, enum lora_event event, enum lora_state *to);
 void lora_move(struct lora_job *job, enum lora_event event);
 
-/* lora_loads_post - run a NEW job on a thread of its lane; it ends with lora_loads_end.
+/* lora_loads_post - run a NEW job on a thread of its pool; it ends with lora_loads_end.
  * Errors: ERR_OVERLOADED (LORA_OPEN_MAX), those of workers_post; the job is NEW still. */
 int lora_loads_post(struct lora_loads *l, struct lora_job *job, struct err *e);
 
 /* lora_loads_again - from within the job: run it once more, after those that are queued now. A load
  * that waits for a trainer waits so without a thread; otherwise a few of them would block all
  * others. The job is no longer the caller's.
- * Errors: none while the job runs on a thread of its lane; it is RUNNING still. */
+ * Errors: none while the job runs on a thread of its pool; it is RUNNING still. */
 int lora_loads_again(struct lora_loads *l, struct lora_job *job, struct err *e);
 
 /* lora_loads_stopping - true (relaxed) once running loads have to end. */

@@ -41,9 +41,9 @@ bool pause_controller_idle(const struct pause_controller *g)
 }
 
 /* Is the pause in effect? If nothing runs while admission is held, nothing can start to run. */
-static bool is_still_locked(const struct pause_controller *g, size_t n_running)
+static bool is_in_effect_locked(const struct pause_controller *g, size_t n_running)
 {
-    if (g->pause.state == PAUSE_OFF || !g->shut)
+    if (g->pause.state == PAUSE_OFF || !g->admission_held)
         return false;
     return g->pause.mode == PAUSE_KEEP ? g->frozen : n_running == 0;
 }
@@ -56,7 +56,7 @@ static void fill_info_locked(const struct pause_controller *g, struct pause_cont
     *out = (struct pause_controller_info){.pause = g->pause,
                                           .n_running = s.n_running,
                                           .n_waiting = s.n_waiting,
-                                          .acknowledged = is_still_locked(g, s.n_running)};
+                                          .acknowledged = is_in_effect_locked(g, s.n_running)};
     if (g->pause.state != PAUSE_OFF)
         out->pause.paused_us += clock_now_us() - g->pause.since_us;
 }
@@ -122,7 +122,7 @@ void pause_controller_state(struct pause_controller *g, struct lifecycle_state *
 }
 
 /* The error that names the owner of the pause, for admission and for the lifecycle table. */
-static void refusal_of(const struct pause *p, struct err *e)
+static void set_paused_error(const struct pause *p, struct err *e)
 {
     (void)err_set(e, ERR_PAUSED, "",
                   "generation is paused by '%s' (%s) and new requests are refused until it is "
@@ -144,7 +144,7 @@ int pause_controller_allows(struct pause_controller *g, enum lifecycle_call call
 
         pause_controller_info(g, &now);
         err_clear(e);
-        refusal_of(&now.pause, e);
+        set_paused_error(&now.pause, e);
     }
     return -1;
 }
@@ -153,18 +153,18 @@ void pause_controller_apply_admission(struct pause_controller *g)
 {
     struct err refusal = {0};
     struct pause_controller_info now;
-    bool shut;
+    bool admission_held;
 
     pause_controller_info(g, &now);
-    shut = now.pause.state != PAUSE_OFF;
-    if (shut && now.pause.reject)
-        refusal_of(&now.pause, &refusal);
-    if (shut)
+    admission_held = now.pause.state != PAUSE_OFF;
+    if (admission_held && now.pause.reject)
+        set_paused_error(&now.pause, &refusal);
+    if (admission_held)
         admission_hold(g->cfg.generate, now.pause.reject ? &refusal : NULL);
     else
         admission_release(g->cfg.generate);
     mtx_lock(&g->lock);
-    g->shut = shut;
+    g->admission_held = admission_held;
     mtx_unlock(&g->lock);
 }
 
@@ -266,16 +266,16 @@ static void undo_pause(struct pause_controller *g, const struct pause *before)
 }
 
 /* A pause with mode keep has frozen the generations whose end the waiting requests wait for. */
-static struct pause_controller_wait *waits_displace(struct pause_controller *g)
+static struct pause_controller_wait *waits_replace(struct pause_controller *g)
 {
-    struct pause_controller_wait *displaced;
+    struct pause_controller_wait *replaced;
     struct err e = {0};
 
     (void)err_set(&e, ERR_CONFLICT, "", "the pause was replaced by another pause with mode keep");
     mtx_lock(&g->lock);
-    displaced = pause_controller_take_waits_locked(g, &e);
+    replaced = pause_controller_take_waits_locked(g, &e);
     mtx_unlock(&g->lock);
-    return displaced;
+    return replaced;
 }
 
 static int engine_freeze(struct pause_controller *g, uint32_t timeout_s, struct err *e)
@@ -332,7 +332,7 @@ int pause_controller_pause(struct pause_controller *g, const struct pause_reques
                            struct pause_controller_wait *w, struct pause_controller_info *out,
                            struct err *e)
 {
-    struct pause_controller_wait *displaced = NULL;
+    struct pause_controller_wait *replaced = NULL;
     struct pause_controller_info is;
     struct pause before;
     int rc;
@@ -349,13 +349,13 @@ int pause_controller_pause(struct pause_controller *g, const struct pause_reques
         undo_pause(g, &before);
     } else {
         if (req->mode == PAUSE_KEEP)
-            displaced = waits_displace(g);
+            replaced = waits_replace(g);
         pause_controller_info(g, &is);
         log_change("pause", &is.pause);
     }
     if (rc == 0)
         *out = is;
-    pause_controller_answer(g, displaced);
+    pause_controller_answer(g, replaced);
     pause_controller_end(g);
     return rc;
 }

@@ -13,12 +13,12 @@ struct pause_controller {
     bool busy;          /* a pause, resume, sleep or wake is under way */
     struct pause pause;
     struct pause_controller_wait *waits;
-    bool shut;   /* a pause holds admission */
-    bool frozen; /* a pause with keep has frozen the engine */
+    bool admission_held; /* a pause holds admission */
+    bool frozen;         /* a pause with keep has frozen the engine */
 
     struct mtx wakeup_lock; /* rank MTX_LEAF; guards the next two */
     struct cnd wakeup;
-    bool rung, stopping;
+    bool woken, stopping;
 
     struct pause_controller_cfg cfg; /* immutable */
     pthread_t thread;                /* the owner's, like the next */

@@ -48,8 +48,8 @@ static int wait_idle(struct pause_controller *g, uint64_t deadline_us, struct er
 }
 
 /* Within an operation, with admission closed. Frozen generations stay. */
-static int end_running(struct pause_controller *g, uint64_t deadline_us, uint32_t *n_aborted,
-                       struct err *e)
+static int abort_running(struct pause_controller *g, uint64_t deadline_us, uint32_t *n_aborted,
+                         struct err *e)
 {
     struct lifecycle_state s;
 
@@ -60,13 +60,13 @@ static int end_running(struct pause_controller *g, uint64_t deadline_us, uint32_
     return wait_idle(g, deadline_us, e);
 }
 
-static int put_away(struct pause_controller *g, int level, unsigned tags,
-                    struct pause_controller_slept *out, struct err *e)
+static int release_memory(struct pause_controller *g, int level, unsigned tags,
+                          struct pause_controller_slept *out, struct err *e)
 {
     uint64_t deadline_us = clock_after_us(g->cfg.sleep_timeout_us);
     struct engine *en = g->cfg.engine;
 
-    if (end_running(g, deadline_us, &out->n_aborted, e) != 0)
+    if (abort_running(g, deadline_us, &out->n_aborted, e) != 0)
         return -1;
     if ((tags & PAUSE_WEIGHTS) != 0 &&
         store_sleep(g->cfg.store, level, deadline_us, &out->weights, e) != 0)
@@ -107,7 +107,7 @@ int pause_controller_sleep(struct pause_controller *g, int level, unsigned tags,
         pause_controller_info(g, &now);
         if (now.pause.state == PAUSE_OFF)
             admission_hold(g->cfg.generate, NULL);
-        rc = put_away(g, level, tags, &slept, e);
+        rc = release_memory(g, level, tags, &slept, e);
         pause_controller_apply_admission(g);
     }
     pause_controller_end(g);

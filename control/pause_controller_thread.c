@@ -15,7 +15,7 @@
 void pause_controller_wake_up(struct pause_controller *g)
 {
     mtx_lock(&g->wakeup_lock);
-    g->rung = true;
+    g->woken = true;
     cnd_signal(&g->wakeup);
     mtx_unlock(&g->wakeup_lock);
 }
@@ -39,10 +39,10 @@ static void wait_set_error(struct pause_controller_wait *w, bool undo)
 
 /* Takes from the list the requests that can be answered now. *undo: no request waits for the
  * pause, and none was acknowledged. */
-static struct pause_controller_wait *take_settled_locked(struct pause_controller *g, bool idle,
-                                                         bool *undo)
+static struct pause_controller_wait *take_answerable_locked(struct pause_controller *g, bool idle,
+                                                            bool *undo)
 {
-    struct pause_controller_wait *settled = NULL, **at = &g->waits;
+    struct pause_controller_wait *answerable = NULL, **at = &g->waits;
 
     while (*at != NULL) {
         struct pause_controller_wait *w = *at;
@@ -52,29 +52,29 @@ static struct pause_controller_wait *take_settled_locked(struct pause_controller
             continue;
         }
         *at = w->next;
-        w->next = settled;
-        settled = w;
+        w->next = answerable;
+        answerable = w;
     }
-    if (settled == NULL)
+    if (answerable == NULL)
         return NULL;
     if (idle)
         pause_acknowledge(&g->pause); /* with the lease of the last request */
     else if (g->waits == NULL && pause_is_held(&g->pause))
         pause_give_up(&g->pause);
     *undo = !idle && g->waits == NULL && !pause_is_held(&g->pause);
-    for (struct pause_controller_wait *w = settled; w != NULL && !idle; w = w->next)
+    for (struct pause_controller_wait *w = answerable; w != NULL && !idle; w = w->next)
         wait_set_error(w, *undo);
-    return settled;
+    return answerable;
 }
 
 /* Answers requests and ends the pause if its lease has expired; within an operation. */
 static void pause_check(struct pause_controller *g)
 {
-    struct pause_controller_wait *settled;
+    struct pause_controller_wait *answerable;
     bool idle = pause_controller_idle(g), undo = false, expired;
 
     mtx_lock(&g->lock);
-    settled = take_settled_locked(g, idle, &undo);
+    answerable = take_answerable_locked(g, idle, &undo);
     expired = lease_timer_expired(&g->pause.lease);
     if (expired)
         g->pause.n_expired++;
@@ -84,7 +84,7 @@ static void pause_check(struct pause_controller *g)
                                                : "the pause was not acknowledged in time");
     if (expired)
         log_line(LOG_WARN, "pause.expired", "the lease of a pause expired: generation is resumed");
-    pause_controller_answer(g, settled);
+    pause_controller_answer(g, answerable);
 }
 
 /* The time of the next check, unless the thread is woken before. */
@@ -106,9 +106,9 @@ static bool wait_wakeup(struct pause_controller *g, uint64_t deadline_us)
     bool stopping;
 
     mtx_lock(&g->wakeup_lock);
-    while (!g->rung && !g->stopping && !clock_passed(deadline_us))
+    while (!g->woken && !g->stopping && !clock_passed(deadline_us))
         (void)cnd_wait(&g->wakeup, &g->wakeup_lock, deadline_us);
-    g->rung = false;
+    g->woken = false;
     stopping = g->stopping;
     mtx_unlock(&g->wakeup_lock);
     return !stopping;

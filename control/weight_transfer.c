@@ -212,7 +212,7 @@ int weight_transfer_source(struct weight_transfer *t, struct source **out,
     return rc;
 }
 
-static void got_stuck(void *arg, const struct err *why)
+static void on_stuck(void *arg, const struct err *why)
 {
     struct weight_transfer *t = arg;
 
@@ -255,7 +255,7 @@ static int join_locked(struct weight_transfer *t, const struct nccl_join_cfg *gi
     cfg.version = t->cfg.nccl->version_code;
     cfg.allow = t->cfg.allow;
     cfg.stats = &t->stats;
-    cfg.stuck = got_stuck;
+    cfg.stuck = on_stuck;
     cfg.stuck_arg = t;
     cfg.previous = t->current != NULL ? t->current : t->leaving;
     if (nccl_join_new(&j, &cfg, e) != 0)

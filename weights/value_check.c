@@ -52,7 +52,7 @@ static int check_all(struct values *v, struct source *source, struct err *e)
                              .tensor_list = v->tensor_list,
                              .progress = &p,
                              .place = values_place,
-                             .came = values_arrived,
+                             .arrived = values_arrived,
                              .arg = v};
     int rc;
 

@@ -219,7 +219,7 @@ static int post_load(struct lora_load *l, struct err *e)
 {
     if (adapters_begin(l->app->generate->adapters, l->name, &l->options, &l->place, e) != 0)
         return -1;
-    l->job = (struct lora_job){.run = load_run, .arg = l, .lane = lora_lane_of(l)};
+    l->job = (struct lora_job){.run = load_run, .arg = l, .pool = lora_pool_of(l)};
     return lora_loads_post(l->app->generate->loads, &l->job, e);
 }
 

@@ -56,8 +56,8 @@ int lora_open(struct lora_load *l, const json_t *body, struct err *e);
  * Errors: ERR_BAD_REQUEST; those of safetensors_parse; ERR_NO_MEMORY. */
 int lora_open_stream(struct lora_load *l, struct err *e);
 
-/* lora_lane_of - the queue for a load whose source was opened. */
-enum lora_lane lora_lane_of(const struct lora_load *l);
+/* lora_pool_of - the queue for a load whose source was opened. */
+enum lora_pool lora_pool_of(const struct lora_load *l);
 
 /* lora_read_directory, lora_read_tensors - make the adapter from its directory, or from the chunk.
  * @out, @report  written on success only; @report is the caller's to free

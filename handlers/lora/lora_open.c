@@ -196,11 +196,11 @@ int lora_open_stream(struct lora_load *l, struct err *e)
                            e);
 }
 
-enum lora_lane lora_lane_of(const struct lora_load *l)
+enum lora_pool lora_pool_of(const struct lora_load *l)
 {
     const struct source_ops *ops = l->chunk != NULL ? l->chunk->source->ops : NULL;
 
     if (ops == NULL || ops->fill != NULL)
-        return LORA_LANE_HOST;
-    return ops->map != NULL ? LORA_LANE_HANDLES : LORA_LANE_GROUP;
+        return LORA_POOL_HOST;
+    return ops->map != NULL ? LORA_POOL_HANDLES : LORA_POOL_GROUP;
 }

@@ -144,7 +144,7 @@ static int read_source(struct lora_load *l, struct adapter_builder *b, struct er
                              .n_devices = l->app->weights->n_devices,
                              .progress = &p,
                              .place = sink_buffer,
-                             .came = sink_arrived,
+                             .arrived = sink_arrived,
                              .arg = &t};
     int rc;
 

@@ -259,7 +259,7 @@ int communicator_enter(struct communicator *r, uint64_t dst, uint64_t nbytes, st
                  broadcast_call, e);
 }
 
-int communicator_look(struct communicator *r, struct err *e)
+int communicator_update(struct communicator *r, struct err *e)
 {
     return communicator_poll(r, broadcast_call, e);
 }

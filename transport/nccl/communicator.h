@@ -54,9 +54,9 @@ int communicator_warm_up(struct communicator *r, struct err *e);
  * and not finished. Errors: ERR_NCCL, ERR_CUDA. */
 int communicator_enter(struct communicator *r, uint64_t dst, uint64_t nbytes, struct err *e);
 
-/* communicator_look - update n_landed, without waiting: the bytes of that many broadcasts have
+/* communicator_update - update n_landed, without waiting: the bytes of that many broadcasts have
  * arrived. Errors: ERR_NCCL, ERR_CUDA, of any broadcast that was entered. */
-int communicator_look(struct communicator *r, struct err *e);
+int communicator_update(struct communicator *r, struct err *e);
 
 /* communicator_abort - abort the communicator, if there is one. May never return, because NCCL's
  * call has no deadline. If this process has several ranks of one communicator, kernels of this rank

@@ -11,8 +11,9 @@
 #include <string.h>
 
 enum {
-    LOOK_US = 10 * 1000,           /* interval of the checks of a caller's stop */
-    HANG_UP_AFTER_US = 300 * 1000, /* after the abort began; libnccl itself checks every 500 ms */
+    POLL_US = 10 * 1000, /* interval of the checks of a caller's stop */
+    CLOSE_PEERS_AFTER_US = 300 *
+                           1000, /* after the abort began; libnccl itself checks every 500 ms */
     THREAD_NAME_MAX = 16
 };
 
@@ -110,7 +111,7 @@ void group_unref(struct nccl_group *g)
 
 /* The error of a deadline that has passed. A peer that hangs gives no reason: the message names
  * the usual ones. */
-static int group_late(const struct nccl_group *g, struct err *e)
+static int set_timeout_error(const struct nccl_group *g, struct err *e)
 {
     const char *cumem = getenv("NCCL_CUMEM_ENABLE");
 
@@ -130,7 +131,7 @@ static int group_late(const struct nccl_group *g, struct err *e)
 }
 
 /* Does the caller want to stop waiting? No lock held: `gone` may take one. */
-static int group_look(const struct nccl_group *g, const struct progress *p, struct err *e)
+static int check_caller(const struct nccl_group *g, const struct progress *p, struct err *e)
 {
     const char *what = g->what == REQUEST_RECEIVE ? "the trainer's broadcast was received"
                                                   : "the NCCL group was joined";
@@ -138,7 +139,7 @@ static int group_look(const struct nccl_group *g, const struct progress *p, stru
     if (atomic_load_explicit(&p->stop, memory_order_relaxed))
         return err_set(e, ERR_CONFLICT, "", "stopped while %s", what);
     if (clock_passed(p->deadline_us))
-        return group_late(g, e);
+        return set_timeout_error(g, e);
     if (p->gone != NULL && p->gone(p->gone_arg))
         return err_set(e, ERR_GONE, "", "the client disconnected while %s", what);
     return 0;
@@ -158,8 +159,8 @@ static void watch_locked(struct nccl_group *g, const struct progress *p)
         uint64_t until_us;
 
         mtx_unlock(&g->lock);
-        (void)group_look(g, p, &e);
-        until_us = clock_after_us(LOOK_US);
+        (void)check_caller(g, p, &e);
+        until_us = clock_after_us(POLL_US);
         mtx_lock(&g->lock);
         if (is_done_locked(g) || group_failed_locked(g))
             return;
@@ -173,17 +174,17 @@ static void watch_locked(struct nccl_group *g, const struct progress *p)
 
 /* Aborts that take long wait for peers: shuts down the peers' connections. Releases the lock
  * meanwhile. */
-static void hang_up_locked(struct nccl_group *g)
+static void close_peers_locked(struct nccl_group *g)
 {
     struct log_rec r;
     unsigned n;
 
-    if (g->hung_up || g->n_aborted == g->n_threads)
+    if (g->peers_closed || g->n_aborted == g->n_threads)
         return;
-    g->hung_up = true;
+    g->peers_closed = true;
     mtx_unlock(&g->lock);
-    n = nccl_sockets_hang_up(&g->sockets);
-    log_begin(&r, LOG_WARN, "nccl.hang_up");
+    n = nccl_sockets_close_peers(&g->sockets);
+    log_begin(&r, LOG_WARN, "nccl.close_peers");
     log_u64(&r, "connections", n);
     log_end(&r);
     mtx_lock(&g->lock);
@@ -193,18 +194,18 @@ static void hang_up_locked(struct nccl_group *g)
  * aborts is over. */
 static void await_end_locked(struct nccl_group *g, const uint32_t *n)
 {
-    uint64_t late_us = g->abort_deadline_us - g->abort_timeout_us + HANG_UP_AFTER_US;
+    uint64_t late_us = g->abort_deadline_us - g->abort_timeout_us + CLOSE_PEERS_AFTER_US;
 
     while (*n < g->n_threads && cnd_wait(&g->changed, &g->lock, late_us))
         ;
     if (*n < g->n_threads)
-        hang_up_locked(g);
+        close_peers_locked(g);
     while (*n < g->n_threads && cnd_wait(&g->changed, &g->lock, g->abort_deadline_us))
         ;
 }
 
 /* The error of a failed group. Waits until nothing writes any more, or the group is stuck. */
-static int tell_end_locked(struct nccl_group *g, struct err *e)
+static int end_call_locked(struct nccl_group *g, struct err *e)
 {
     await_end_locked(g, &g->n_quiet);
     find_stuck_locked(g, g->n_quiet);
@@ -214,7 +215,7 @@ static int tell_end_locked(struct nccl_group *g, struct err *e)
 }
 
 /* Posts a request to every rank. */
-static void ask_locked(struct nccl_group *g, enum request what)
+static void post_request_locked(struct nccl_group *g, enum request what)
 {
     g->what = what;
     (void)atomic_fetch_add_explicit(&g->n_requests, 1, memory_order_relaxed);
@@ -228,9 +229,9 @@ static int perform_locked(struct nccl_group *g, enum request what, const struct 
 {
     assert(g->n_pending == 0);
     g->n_pending = g->n_ranks;
-    ask_locked(g, what);
+    post_request_locked(g, what);
     watch_locked(g, p);
-    return g->n_pending == 0 ? 0 : tell_end_locked(g, e);
+    return g->n_pending == 0 ? 0 : end_call_locked(g, e);
 }
 
 /* Starts n_ranks threads, or fails with fewer started. */
@@ -379,13 +380,13 @@ static int post_locked(struct nccl_group *g, const uint64_t *dst, uint64_t nbyte
         return refuse_locked(g, e);
     if (g->state != NCCL_GROUP_JOINED) {
         g->n_received = n;
-        return tell_end_locked(g, e);
+        return end_call_locked(g, e);
     }
     assert(n - g->n_received < SOURCE_POSTED_MAX);
     memcpy(&g->dst[slot * g->n_ranks], dst, g->n_ranks * sizeof g->dst[0]);
     g->nbytes[slot] = nbytes;
     atomic_store_explicit(&g->n_posted, n + 1, memory_order_relaxed);
-    ask_locked(g, REQUEST_RECEIVE);
+    post_request_locked(g, REQUEST_RECEIVE);
     return 0;
 }
 
@@ -408,7 +409,7 @@ static int receive_locked(struct nccl_group *g, const struct progress *p, struct
     watch_locked(g, p);
     if (!is_done_locked(g)) {
         g->n_received = g->n_posted;
-        return tell_end_locked(g, e);
+        return end_call_locked(g, e);
     }
     g->n_received++;
     g->nbytes_received += nbytes;
@@ -449,7 +450,7 @@ void nccl_group_leave(struct nccl_group *g, const char *why)
     mtx_unlock(&g->lock);
 }
 
-static void tell_locked(const struct nccl_group *g, struct nccl_group_info *out)
+static void fill_info_locked(const struct nccl_group *g, struct nccl_group_info *out)
 {
     *out = (struct nccl_group_info){.state = g->state,
                                     .world_size = g->world_size,
@@ -464,7 +465,7 @@ void nccl_group_info(struct nccl_group *g, struct nccl_group_info *out)
 {
     mtx_lock(&g->lock);
     find_stuck_locked(g, g->n_quiet);
-    tell_locked(g, out);
+    fill_info_locked(g, out);
     mtx_unlock(&g->lock);
 }
 
@@ -475,7 +476,7 @@ void nccl_group_end(struct nccl_group *g, struct nccl_group_info *out)
     await_end_locked(g, &g->n_ended);
     find_stuck_locked(g, g->n_ended);
     log_stuck_locked(g);
-    tell_locked(g, out);
+    fill_info_locked(g, out);
     mtx_unlock(&g->lock);
 }
 

@@ -51,7 +51,7 @@ struct nccl_group {
     uint32_t n_quiet,
         n_ended; /* threads whose stream is done; threads that use their device no more */
     bool join_called;
-    bool hung_up; /* peers' connections were shut down, because an abort took too long */
+    bool peers_closed; /* peers' connections were shut down, because an abort took too long */
     bool stuck_logged;
     uint64_t nbytes_received, n_broadcasts;
 

@@ -92,7 +92,7 @@ static int join_group(struct nccl_join *j, struct err *e)
 }
 
 /* The number after `before`; 0 if there is none. */
-static int number_behind(const char *msg, const char *before)
+static int number_after(const char *msg, const char *before)
 {
     const char *at = strstr(msg, before);
 
@@ -102,21 +102,21 @@ static int number_behind(const char *msg, const char *before)
 /* The version of another rank, as NCCL's message of a mismatch has it: "... rank 0 version 22809
  * rank 1 version 22803", where rank 0 is the trainer; or "... with remote peer ADDRESS (local:
  * 22803, remote 22809)", which is the trainer if there is no other rank. */
-static int version_told(const struct nccl_join *j, const char *msg, bool *is_trainer)
+static int version_in_message(const struct nccl_join *j, const char *msg, bool *is_trainer)
 {
-    int version = number_behind(msg, "rank 0 version ");
+    int version = number_after(msg, "rank 0 version ");
 
     *is_trainer = version > 0 || j->cfg.group.world_size - j->cfg.group.n_ranks == 1;
-    return version > 0 ? version : number_behind(msg, ", remote ");
+    return version > 0 ? version : number_after(msg, ", remote ");
 }
 
 /* Adds both versions to the message, unless it has them. Returns the trainer's version, or 0. */
-static int tell_versions(const struct nccl_join *j, struct err *e)
+static int add_versions(const struct nccl_join *j, struct err *e)
 {
     char ours[NCCL_VERSION_TEXT_MAX], theirs[NCCL_VERSION_TEXT_MAX];
     struct err cause = *e;
     bool is_trainer;
-    int version = version_told(j, cause.msg, &is_trainer);
+    int version = version_in_message(j, cause.msg, &is_trainer);
 
     nccl_version_text(ours, j->cfg.version);
     nccl_version_text(theirs, version);
@@ -142,7 +142,7 @@ static void *joiner_main(void *arg)
             trainer = j->cfg.version;
         atomic_fetch_add_explicit(&j->cfg.stats->n_joined, 1, memory_order_relaxed);
     } else {
-        trainer = tell_versions(j, &e);
+        trainer = add_versions(j, &e);
     }
     mtx_lock(&j->lock);
     j->trainer_version = trainer;
@@ -159,7 +159,7 @@ static void *joiner_main(void *arg)
 
 /* Answers that the group was joined. If it has failed or was left meanwhile, sets the end instead,
  * and the answer is that error. */
-static bool answer_well(struct nccl_join *j)
+static bool answer_joined(struct nccl_join *j)
 {
     static const struct err none = {0};
     struct nccl_join_info info;
@@ -191,7 +191,7 @@ static void check_store(struct nccl_join *j, const struct tcpstore *store)
 }
 
 /* Waits for the end of the join; answers the inviter and watches the store meanwhile. */
-static void join_keep(struct nccl_join *j)
+static void supervise(struct nccl_join *j)
 {
     mtx_lock(&j->lock);
     while (!join_has_ended(j->state)) {
@@ -199,7 +199,7 @@ static void join_keep(struct nccl_join *j)
         bool due = answer_due_locked(j), done;
 
         mtx_unlock(&j->lock);
-        done = due && answer_well(j);
+        done = due && answer_joined(j);
         if (store != NULL)
             check_store(j, store);
         mtx_lock(&j->lock);
@@ -302,7 +302,7 @@ static bool join_ended(struct nccl_join *j)
 }
 
 /* The group, from its creation to its end. */
-static void have_group(struct nccl_join *j)
+static void run_group(struct nccl_join *j)
 {
     struct err e = {0};
     pthread_t joiner;
@@ -315,7 +315,7 @@ static void have_group(struct nccl_join *j)
     joins = start_joiner(j, &joiner, &e) == 0;
     if (!joins)
         join_end(j, &e);
-    join_keep(j);
+    supervise(j);
     nccl_group_leave(j->group, j->end.msg); /* the joiner may wait in the group */
     if (joins)
         (void)pthread_join(joiner, NULL);
@@ -367,13 +367,13 @@ static void *supervisor_main(void *arg)
     j->cfg.previous = NULL;
     j->progress.deadline_us = clock_after_us(j->cfg.timeout_us);
     if (!join_ended(j))
-        have_group(j);
+        run_group(j);
     join_settle(j);
     return NULL;
 }
 
 /* The inviter's client disconnected before the answer. Under the request's lock. */
-static void inviter_gone(void *arg)
+static void on_inviter_disconnected(void *arg)
 {
     struct err why = {0};
 
@@ -411,7 +411,7 @@ int nccl_join_new(struct nccl_join **out, const struct nccl_join_cfg *cfg, struc
     mtx_init(&j->lock, MTX_LEAF);
     cnd_init(&j->changed);
     if (cfg->x != NULL) /* must precede the supervisor, which answers */
-        http_request_on_disconnect(cfg->x, inviter_gone, j);
+        http_request_on_disconnect(cfg->x, on_inviter_disconnected, j);
     rc = pthread_create(&j->supervisor, NULL, supervisor_main, j);
     if (rc != 0) {
         (void)err_set_errno(e, ERR_INTERNAL, "", rc,
@@ -456,7 +456,7 @@ void nccl_join_free(struct nccl_join *j)
 }
 
 /* The group's info, or the last info of a group that is closing or freed. */
-static void ask_group(struct nccl_join *j, struct nccl_group_info *out)
+static void group_info(struct nccl_join *j, struct nccl_group_info *out)
 {
     struct nccl_group *group = NULL;
 
@@ -481,7 +481,7 @@ void nccl_join_info(struct nccl_join *j, struct nccl_join_info *out)
 {
     struct nccl_group_info group;
 
-    ask_group(j, &group);
+    group_info(j, &group);
     memset(out, 0, sizeof *out);
     out->form = j->cfg.form;
     out->world_size = j->cfg.group.world_size;

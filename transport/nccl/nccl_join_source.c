@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-enum { LOOK_US = 50 * 1000 }; /* interval of the checks of a stop */
+enum { POLL_US = 50 * 1000 }; /* interval of the checks of a stop */
 
 struct join_source {
     struct source source;
@@ -28,9 +28,9 @@ static int refuse_failed(const struct err *cause, struct err *e)
 }
 
 /* Waits a short time. Returns: 0 joined; 1 not yet; -1. */
-static int join_look(struct nccl_join *j, struct err *e)
+static int join_check(struct nccl_join *j, struct err *e)
 {
-    uint64_t until_us = clock_after_us(LOOK_US);
+    uint64_t until_us = clock_after_us(POLL_US);
     int rc = 0;
 
     mtx_lock(&j->lock);
@@ -60,14 +60,14 @@ static int await_joined(struct nccl_join *j, const struct progress *p, struct er
 {
     int rc;
 
-    while ((rc = join_look(j, e)) == 1)
+    while ((rc = join_check(j, e)) == 1)
         if (progress_check(p, e) != 0)
             return refuse_late(j, e);
     return rc;
 }
 
 /* The error of a receive that failed. Ends the join if the group has failed. */
-static int source_tell(struct join_source *s, struct err *e)
+static int source_error(struct join_source *s, struct err *e)
 {
     struct nccl_join *j = s->join;
     struct nccl_group_info group;
@@ -86,7 +86,7 @@ static int source_tell(struct join_source *s, struct err *e)
 }
 
 /* Counts the oldest posted broadcast: they arrive in order. */
-static void source_count(struct join_source *s)
+static void count_received(struct join_source *s)
 {
     uint32_t first = s->n_received, n = s->group->ops->bucket(s->group, first);
     const struct tensor_spec *t = s->tensor_list->tensors, *last = &t[first + n - 1];
@@ -106,7 +106,7 @@ static int join_source_post(struct source *base, uint32_t first, uint32_t n, con
     s->asked = true;
     if (await_joined(s->join, p, e) != 0)
         return -1;
-    return s->group->ops->post(s->group, first, n, dst, p, e) != 0 ? source_tell(s, e) : 0;
+    return s->group->ops->post(s->group, first, n, dst, p, e) != 0 ? source_error(s, e) : 0;
 }
 
 static int join_source_receive(struct source *base, struct progress *p, struct err *e)
@@ -114,8 +114,8 @@ static int join_source_receive(struct source *base, struct progress *p, struct e
     struct join_source *s = of(base);
 
     if (s->group->ops->receive(s->group, p, e) != 0)
-        return source_tell(s, e);
-    source_count(s);
+        return source_error(s, e);
+    count_received(s);
     return 0;
 }
 
@@ -141,7 +141,7 @@ static int join_source_finish(struct source *base, struct progress *p, struct er
 }
 
 /* Tensors that were not received may still arrive, before the next broadcast of the trainer. */
-static void judge_rest(const struct join_source *s)
+static void check_unreceived(const struct join_source *s)
 {
     struct err why = {0};
 
@@ -158,7 +158,7 @@ static void judge_rest(const struct join_source *s)
     join_end(s->join, &why);
 }
 
-static void drop_user(struct nccl_join *j)
+static void remove_user(struct nccl_join *j)
 {
     mtx_lock(&j->lock);
     j->n_users--;
@@ -172,10 +172,10 @@ static void join_source_close(struct source *base)
 
     if (s == NULL)
         return;
-    judge_rest(s);
+    check_unreceived(s);
     source_close(s->group);
     tensor_list_unref(s->tensor_list);
-    drop_user(s->join);
+    remove_user(s->join);
     free(s);
 }
 
@@ -198,7 +198,7 @@ void nccl_join_doubt(struct nccl_join *j)
 
 /* A source may wait for a group that is not joined yet only if it is a torch group whose ranks are
  * counted. */
-static int take_user_locked(struct nccl_join *j, bool sure, struct err *e)
+static int add_user_locked(struct nccl_join *j, bool sure, struct err *e)
 {
     if (join_has_ended(j->state))
         return err_set(e, ERR_CONFLICT, "", "the group has failed: %.400s", j->end.msg);
@@ -214,12 +214,12 @@ static int take_user_locked(struct nccl_join *j, bool sure, struct err *e)
     return 0;
 }
 
-static int take_user(struct nccl_join *j, bool sure, struct err *e)
+static int add_user(struct nccl_join *j, bool sure, struct err *e)
 {
     int rc;
 
     mtx_lock(&j->lock);
-    rc = take_user_locked(j, sure, e);
+    rc = add_user_locked(j, sure, e);
     mtx_unlock(&j->lock);
     return rc;
 }
@@ -241,7 +241,7 @@ int nccl_join_source_new(struct source **out, struct nccl_join *j, struct tensor
     struct join_source *s;
 
     end_with_group(j);
-    if (take_user(j, sure, e) != 0)
+    if (add_user(j, sure, e) != 0)
         goto err_chunks_fini;
     s = calloc(1, sizeof *s);
     if (s == NULL) {
@@ -259,7 +259,7 @@ err_free:
     tensor_list_unref(s->tensor_list);
     free(s);
 err_drop_user:
-    drop_user(j);
+    remove_user(j);
 err_chunks_fini:
     packed_chunks_fini(chunks);
     return -1;

@@ -62,7 +62,7 @@ static bool take_posted(struct member *m, uint64_t *dst, uint64_t *nbytes)
 }
 
 /* Counts broadcasts that have arrived on this rank, and then those that have arrived on all. */
-static void tell_landed(struct member *m, uint64_t n)
+static void count_landed(struct member *m, uint64_t n)
 {
     struct nccl_group *g = m->g;
     uint64_t least;
@@ -91,11 +91,11 @@ static int enter_posted(struct member *m, struct err *e)
         uint64_t n = m->rank.n_landed;
         int rc = more ? communicator_enter(&m->rank, dst, nbytes, e) : 0;
 
-        if (rc != 0 || communicator_look(&m->rank, e) != 0)
+        if (rc != 0 || communicator_update(&m->rank, e) != 0)
             return rc != 0 ? rc : -1;
         n = m->rank.n_landed - n;
         if (n > 0)
-            tell_landed(m, n);
+            count_landed(m, n);
         if (!more && m->rank.n_landed == m->rank.n_entered)
             return 0;
         if (atomic_load_explicit(&m->g->give_up, memory_order_relaxed))
@@ -107,7 +107,7 @@ static int enter_posted(struct member *m, struct err *e)
     }
 }
 
-static int carry_out(struct member *m, const struct order *o, struct err *e)
+static int run_order(struct member *m, const struct order *o, struct err *e)
 {
     switch (o->what) {
     case REQUEST_OPEN:
@@ -137,7 +137,7 @@ static void member_serve(struct member *m)
 
     while (next_order(m, &n_seen, &o)) {
         struct err cause = {0}, e = {0};
-        int rc = carry_out(m, &o, &cause);
+        int rc = run_order(m, &o, &cause);
 
         if (rc < 0)
             name_rank(m, &cause, &e);
@@ -165,7 +165,7 @@ static void log_abort(const struct member *m, uint64_t us)
 
 /* Waits until the communicators of all ranks are aborted: until then kernels of this one may run.
  */
-static void meet_aborted(struct nccl_group *g)
+static void await_all_aborted(struct nccl_group *g)
 {
     mtx_lock(&g->lock);
     g->n_aborted++;
@@ -176,7 +176,7 @@ static void meet_aborted(struct nccl_group *g)
 }
 
 /* The end of a rank. No caller may wait for it any more. */
-static void wind_up(struct member *m)
+static void close_rank(struct member *m)
 {
     struct nccl_group *g = m->g;
     uint64_t since_us = clock_now_us();
@@ -185,7 +185,7 @@ static void wind_up(struct member *m)
         communicator_abort(&m->rank);
         log_abort(m, clock_now_us() - since_us);
     }
-    meet_aborted(g);
+    await_all_aborted(g);
     since_us = clock_now_us();
     while (!communicator_is_quiet(&m->rank))
         communicator_pause(since_us);
@@ -208,7 +208,7 @@ void *owner_main(void *arg)
 
     (void)prctl(PR_SET_TIMERSLACK, (unsigned long)TIMER_SLACK_NS, 0, 0, 0);
     member_serve(m);
-    wind_up(m);
+    close_rank(m);
     group_unref(g);
     return NULL;
 }

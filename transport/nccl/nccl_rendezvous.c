@@ -55,7 +55,7 @@ int rendezvous_count(struct tcpstore **out, const struct nccl_join *j, struct er
 }
 
 /* The usual reason why a key never comes. */
-static int blame_trainer(const struct nccl_join *j, struct err *e)
+static int explain_missing_key(const struct nccl_join *j, struct err *e)
 {
     struct err cause = *e;
 
@@ -83,7 +83,7 @@ int rendezvous_id(uint8_t id[NCCL_ID_NBYTES], const struct nccl_join *j, struct 
     if (j->cfg.form == NCCL_FORM_TORCH)
         (void)snprintf(key, sizeof key, KEY_TORCH, j->group_name, j->group_name);
     if (tcpstore_wait(store, key, &j->progress, e) != 0)
-        return blame_trainer(j, e);
+        return explain_missing_key(j, e);
     if (tcpstore_get(store, key, value, &nbytes, &j->progress, e) != 0)
         return -1;
     return j->cfg.form == NCCL_FORM_TORCH ? nccl_id_from_raw(id, value, nbytes, e)

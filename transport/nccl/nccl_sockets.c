@@ -66,19 +66,19 @@ static bool has_port(const struct nccl_sockets *s, uint16_t port)
     return (s->ports[port / 8] >> (port % 8)) & 1;
 }
 
-struct seen {
+struct socket_addrs {
     struct addr local, peer; /* peer: port 0 if it is not connected */
     bool listens;
 };
 
 /* The addresses of a descriptor; false: it is not a TCP socket. */
-static bool look_at(int fd, struct seen *out)
+static bool read_socket(int fd, struct socket_addrs *out)
 {
     struct sockaddr_storage at = {0};
     socklen_t len = sizeof at;
     int listens = 0, type = 0;
 
-    *out = (struct seen){0};
+    *out = (struct socket_addrs){0};
     if (getsockname(fd, (struct sockaddr *)&at, &len) != 0)
         return false;
     out->local = addr_of(&at);
@@ -98,12 +98,12 @@ static bool look_at(int fd, struct seen *out)
 }
 
 /* Calls fn for every TCP socket of the process. Returns: were all descriptors read? */
-static bool each_socket(void (*fn)(void *arg, int fd, const struct seen *s), void *arg)
+static bool each_socket(void (*fn)(void *arg, int fd, const struct socket_addrs *s), void *arg)
 {
     DIR *dir = opendir("/proc/self/fd");
     const struct dirent *entry;
     bool whole, found_itself = false;
-    struct seen s;
+    struct socket_addrs s;
 
     if (dir == NULL)
         return false;
@@ -114,7 +114,7 @@ static bool each_socket(void (*fn)(void *arg, int fd, const struct seen *s), voi
         if (end == entry->d_name || *end != '\0')
             continue;
         found_itself |= fd == dirfd(dir);
-        if (look_at((int)fd, &s))
+        if (read_socket((int)fd, &s))
             fn(arg, (int)fd, &s);
     }
     whole = errno == 0 && found_itself;
@@ -122,7 +122,7 @@ static bool each_socket(void (*fn)(void *arg, int fd, const struct seen *s), voi
     return whole;
 }
 
-static void note_before(void *arg, int fd, const struct seen *s)
+static void note_before(void *arg, int fd, const struct socket_addrs *s)
 {
     struct nccl_sockets *out = arg;
 
@@ -145,7 +145,7 @@ struct listeners {
     unsigned n;
 };
 
-static void note_listener(void *arg, int fd, const struct seen *s)
+static void note_listener(void *arg, int fd, const struct socket_addrs *s)
 {
     struct listeners *l = arg;
 
@@ -154,16 +154,16 @@ static void note_listener(void *arg, int fd, const struct seen *s)
         l->items[l->n++] = s->local;
 }
 
-struct hang_up {
+struct close_peers {
     struct listeners listeners;
     struct addr
         callers[CALLERS_MAX]; /* local addresses of connections to these from within the process */
     unsigned n_callers, n;
 };
 
-static void note_caller(void *arg, int fd, const struct seen *s)
+static void note_caller(void *arg, int fd, const struct socket_addrs *s)
 {
-    struct hang_up *h = arg;
+    struct close_peers *h = arg;
 
     (void)fd;
     if (s->peer.port != 0 && addrs_contain(h->listeners.items, h->listeners.n, &s->peer) &&
@@ -172,7 +172,7 @@ static void note_caller(void *arg, int fd, const struct seen *s)
 }
 
 /* Did another process connect this socket to a listener that was created after the group began? */
-static bool is_peers(const struct hang_up *h, const struct seen *s)
+static bool is_peers(const struct close_peers *h, const struct socket_addrs *s)
 {
     return s->peer.port != 0 && addrs_contain(h->listeners.items, h->listeners.n, &s->local) &&
            !addrs_contain(h->callers, h->n_callers, &s->peer);
@@ -180,29 +180,29 @@ static bool is_peers(const struct hang_up *h, const struct seen *s)
 
 /* Its owner may close it meanwhile, and the number may then be another socket's: a duplicate
  * descriptor is checked again before it is shut down. */
-static void hang_up(void *arg, int fd, const struct seen *s)
+static void close_peers(void *arg, int fd, const struct socket_addrs *s)
 {
-    struct hang_up *h = arg;
-    struct seen now;
+    struct close_peers *h = arg;
+    struct socket_addrs now;
     int own;
 
     if (!is_peers(h, s))
         return;
     own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    if (look_at(own >= 0 ? own : fd, &now) && is_peers(h, &now))
+    if (read_socket(own >= 0 ? own : fd, &now) && is_peers(h, &now))
         h->n += shutdown(own >= 0 ? own : fd, SHUT_RDWR) == 0;
     if (own >= 0)
         (void)close(own);
 }
 
-unsigned nccl_sockets_hang_up(const struct nccl_sockets *s)
+unsigned nccl_sockets_close_peers(const struct nccl_sockets *s)
 {
-    struct hang_up h = {.listeners.before = s};
+    struct close_peers h = {.listeners.before = s};
 
     if (!s->is_whole)
         return 0;
     (void)each_socket(note_listener, &h.listeners);
     (void)each_socket(note_caller, &h);
-    (void)each_socket(hang_up, &h);
+    (void)each_socket(close_peers, &h);
     return h.n;
 }

@@ -28,10 +28,10 @@ struct nccl_sockets {
  * be read, nothing is shut down later. */
 void nccl_sockets_enter(struct nccl_sockets *out);
 
-/* nccl_sockets_hang_up - shut down connections that other processes made to listeners created
+/* nccl_sockets_close_peers - shut down connections that other processes made to listeners created
  * after the group began.
  * Threads: any, no lock held. Blocks: as above.
  * Returns: how many. */
-unsigned nccl_sockets_hang_up(const struct nccl_sockets *s);
+unsigned nccl_sockets_close_peers(const struct nccl_sockets *s);
 
 #endif

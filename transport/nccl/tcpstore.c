@@ -196,8 +196,8 @@ static int io_refuse(struct tcpstore *s, const struct request *r, const struct i
 }
 
 /* The error of an invalid reply. */
-static int store_garbage(struct tcpstore *s, const struct request *r, const uint8_t *bytes,
-                         size_t n, const char *wanted, struct err *e)
+static int refuse_reply(struct tcpstore *s, const struct request *r, const uint8_t *bytes, size_t n,
+                        const char *wanted, struct err *e)
 {
     char hex[3 * SHOWN_NBYTES + 1] = "";
 
@@ -244,7 +244,7 @@ static int recv_answer(struct tcpstore *s, const struct request *r, uint8_t *out
 }
 
 /* VALIDATE has no reply: its failure shows in the reply to PING. */
-static int shake_hands(struct tcpstore *s, const struct progress *p, struct err *e)
+static int handshake(struct tcpstore *s, const struct progress *p, struct err *e)
 {
     struct request r = {.name = "VALIDATE"};
     uint32_t nonce = (uint32_t)getpid(); /* as in torch's client */
@@ -260,8 +260,8 @@ static int shake_hands(struct tcpstore *s, const struct progress *p, struct err 
     if (send_request(s, &r, p, e) != 0 || recv_answer(s, &r, answer, sizeof answer, p, e) != 0)
         return -1;
     if (memcmp(answer, r.bytes + 1, sizeof answer) != 0)
-        return store_garbage(s, &r, answer, sizeof answer,
-                             "what was sent: it is not torch's TCPStore", e);
+        return refuse_reply(s, &r, answer, sizeof answer,
+                            "what was sent: it is not torch's TCPStore", e);
     return 0;
 }
 
@@ -281,7 +281,7 @@ int tcpstore_from_fd(struct tcpstore **out, int fd, const char *what, const stru
         (void)err_set_errno(e, ERR_INTERNAL, "", errno, "cannot use the connection to %s", what);
         goto close;
     }
-    if (shake_hands(s, p, e) != 0)
+    if (handshake(s, p, e) != 0)
         goto close;
     *out = s;
     return 0;
@@ -388,7 +388,7 @@ int tcpstore_wait(struct tcpstore *s, const char *key, const struct progress *p,
     if (io.end == IO_DONE && answer == WAIT_DONE)
         return 0;
     if (io.end == IO_DONE)
-        return store_garbage(s, &r, &answer, 1, "00", e);
+        return refuse_reply(s, &r, &answer, 1, "00", e);
     if (io.end != IO_LATE && io.end != IO_STOPPED)
         return io_refuse(s, &r, &io, true, 1, e);
     if (!cancel_wait(s, &came))
@@ -409,7 +409,7 @@ int tcpstore_check(struct tcpstore *s, const char *key, bool *present, const str
         recv_answer(s, &r, &answer, 1, p, e) != 0)
         return -1;
     if (answer != KEY_THERE && answer != KEY_NOT_THERE)
-        return store_garbage(s, &r, &answer, 1, "00 or 01", e);
+        return refuse_reply(s, &r, &answer, 1, "00 or 01", e);
     *present = answer == KEY_THERE;
     return 0;
 }

@@ -19,7 +19,7 @@ static int copy_filled(const struct host_copy *c, struct err *e)
         void *at = c->place(c->arg, i);
 
         if (c->source->ops->fill(c->source, c->tensor_list, i, 1, at, c->progress, e) != 0 ||
-            c->came(c->arg, i, at, e) != 0)
+            c->arrived(c->arg, i, at, e) != 0)
             return -1;
     }
     return 0;
@@ -39,7 +39,7 @@ static int read_tensor(const struct host_copy *c, uint32_t i, uint64_t from, str
             return -1;
         (void)atomic_fetch_add_explicit(&c->progress->nbytes_done, n, memory_order_relaxed);
     }
-    return c->came(c->arg, i, at, e);
+    return c->arrived(c->arg, i, at, e);
 }
 
 static int copy_buckets(const struct host_copy *c, struct err *e)
@@ -77,7 +77,7 @@ static int copy_mapped(const struct host_copy *c, struct err *e)
 /* ---- sources that are received ---- */
 
 /* A bucket that was posted and has not arrived. */
-struct coming {
+struct posted {
     uint32_t first, n;
     uint64_t offset; /* in the window, bytes */
 };
@@ -88,8 +88,8 @@ struct window {
     struct slab_pool *pools[STORE_DEVICES_MAX]; /* owned; [n] */
     struct slab *slabs[STORE_DEVICES_MAX];      /* owned; [n] */
     uint32_t n;
-    struct coming coming[SOURCE_POSTED_MAX]; /* posted buckets, the oldest first */
-    uint32_t n_coming;
+    struct posted posted[SOURCE_POSTED_MAX]; /* posted buckets, the oldest first */
+    uint32_t n_posted;
 };
 
 static uint64_t bucket_nbytes(const struct tensor_list *tensor_list, uint32_t first, uint32_t n)
@@ -167,7 +167,7 @@ static int window_lose(struct window *w, const struct err *late, struct err *e)
 {
     struct source *source = w->c->source;
 
-    if (w->n_coming > 0 && source->ops->stuck(source))
+    if (w->n_posted > 0 && source->ops->stuck(source))
         for (uint32_t r = 0; r < w->n; r++)
             slab_quarantine(w->slabs[r]);
     if (e->code == ERR_NONE)
@@ -182,7 +182,7 @@ static int post_window(struct window *w, uint32_t first, uint32_t *end, struct e
     uint64_t used = 0, dst[STORE_DEVICES_MAX];
     struct err late = {0};
 
-    for (w->n_coming = 0; first < c->tensor_list->n_tensors && w->n_coming < SOURCE_POSTED_MAX;) {
+    for (w->n_posted = 0; first < c->tensor_list->n_tensors && w->n_posted < SOURCE_POSTED_MAX;) {
         uint32_t n = c->source->ops->bucket(c->source, first);
         uint64_t nbytes = window_aligned(bucket_nbytes(c->tensor_list, first, n));
 
@@ -193,7 +193,7 @@ static int post_window(struct window *w, uint32_t first, uint32_t *end, struct e
         atomic_store_explicit(&c->progress->tensor, first, memory_order_relaxed);
         if (c->source->ops->post(c->source, first, n, dst, c->progress, &late) != 0)
             return window_lose(w, &late, e);
-        w->coming[w->n_coming++] = (struct coming){first, n, used};
+        w->posted[w->n_posted++] = (struct posted){first, n, used};
         used += nbytes;
         first += n;
     }
@@ -203,7 +203,7 @@ static int post_window(struct window *w, uint32_t first, uint32_t *end, struct e
 
 /* Takes the bytes that arrived on the first rank. @e  as host_copy_run's; an error here is set in
  * it */
-static void take_bucket(const struct window *w, const struct coming *b, struct err *e)
+static void take_bucket(const struct window *w, const struct posted *b, struct err *e)
 {
     const struct host_copy *c = w->c;
     const struct tensor_spec *t = c->tensor_list->tensors;
@@ -218,13 +218,13 @@ static int receive_window(struct window *w, struct err *e)
     const struct host_copy *c = w->c;
     struct err late = {0};
 
-    while (w->n_coming > 0) {
-        struct coming b = w->coming[0];
+    while (w->n_posted > 0) {
+        struct posted b = w->posted[0];
 
         if (c->source->ops->receive(c->source, c->progress, &late) != 0)
             return window_lose(w, &late, e);
-        w->n_coming--;
-        memmove(w->coming, w->coming + 1, w->n_coming * sizeof w->coming[0]);
+        w->n_posted--;
+        memmove(w->posted, w->posted + 1, w->n_posted * sizeof w->posted[0]);
         if (e->code == ERR_NONE)
             take_bucket(w, &b, e);
     }

@@ -17,7 +17,7 @@
 enum { HOST_COPY_WINDOW_NBYTES = 64 << 20 }; /* a larger tensor gets a larger window */
 
 struct host_copy {
-    struct source *source;         /* borrowed, and so are those below; the caller closes it */
+    struct source *source; /* borrowed, and so are those below; the caller closes it */
     const struct tensor_list *tensor_list; /* of the source; of its first rank */
     struct device *const *devices; /* [n_devices] the source's ranks; none for one that fills */
     uint32_t n_devices;            /* at most STORE_DEVICES_MAX */
@@ -28,7 +28,7 @@ struct host_copy {
     /* The bytes of tensor i have arrived; from now on `place` may return the same memory for
      * another tensor. Returns -1 if the bytes are wrong: the copy then fails. No lock held; must
      * not block. */
-    int (*came)(void *arg, uint32_t i, const void *bytes, struct err *e);
+    int (*arrived)(void *arg, uint32_t i, const void *bytes, struct err *e);
     void *arg;
 };
 
@@ -39,7 +39,7 @@ struct host_copy {
  * source's memory any more, its exports have been counted down, its mappings are closed, and the
  * windows are freed, unless something may write to them for ever (source_ops.stuck).
  * Threads: any that the source allows. Blocks: until the deadline or stop of `progress`.
- * Errors: the source's, `came`'s; ERR_NO_STAGING (a GPU has no memory for a window: nothing was
+ * Errors: the source's, `arrived`'s; ERR_NO_STAGING (a GPU has no memory for a window: nothing was
  *         requested from the sender), ERR_CUDA, ERR_NO_MEMORY. */
 int host_copy_run(const struct host_copy *c, struct err *e);
 

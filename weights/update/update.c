@@ -133,7 +133,7 @@ static bool update_frees(struct updates *u)
 
 /* A version or an update that is being freed returns its memory soon: the worker waits for it, so
  * a lack of memory is no error. */
-static void forgive_room(const struct store_info *base, bool freeing, struct err *e)
+static void ignore_memory_being_freed(const struct store_info *base, bool freeing, struct err *e)
 {
     if (e->code == ERR_NO_STAGING && (base->n_live > 1 || freeing))
         err_clear(e);
@@ -153,8 +153,8 @@ static bool takes_whole(const struct store *s, uint32_t place, bool sharded)
 }
 
 /* Sets `e` unless the memory is free, or will be soon. No lock held. */
-static void update_check_rooms(struct updates *u, const struct store_info *base, bool sharded,
-                               struct err *e)
+static void update_check_memory(struct updates *u, const struct store_info *base, bool sharded,
+                                struct err *e)
 {
     struct store *s = u->cfg.store;
     bool freeing = update_frees(
@@ -163,11 +163,11 @@ static void update_check_rooms(struct updates *u, const struct store_info *base,
     for (uint32_t p = 0; p < store_n_places(s) && e->code == ERR_NONE; p++)
         if (takes_whole(s, p, sharded))
             (void)slab_pool_check(store_slabs(s, p), whole_nbytes(s, p), e);
-    forgive_room(base, freeing, e);
+    ignore_memory_being_freed(base, freeing, e);
 }
 
-void update_check_job_room(struct updates *u, const struct store_info *base,
-                           const struct update_job *job, struct err *e)
+void update_check_job_memory(struct updates *u, const struct store_info *base,
+                             const struct update_job *job, struct err *e)
 {
     struct store *s = u->cfg.store;
     bool freeing = update_frees(u);
@@ -178,7 +178,7 @@ void update_check_job_room(struct updates *u, const struct store_info *base,
         if (l != NULL && l->n_dst_slots > 0)
             (void)slab_pool_check(store_slabs(s, p), l->nbytes_kept, e);
     }
-    forgive_room(base, freeing, e);
+    ignore_memory_being_freed(base, freeing, e);
 }
 
 uint32_t updates_room(struct updates *u, const struct update_info *info, struct update_room *out)
@@ -260,7 +260,7 @@ int updates_start(struct updates *u, const struct update_start *req, struct upda
     if (update_check_base(&base, req->partial, e) != 0)
         return -1;
     if (!req->partial)
-        update_check_rooms(u, &base, req->sharded, &no_room);
+        update_check_memory(u, &base, req->sharded, &no_room);
     s = session_of_start(u, req, e);
     if (s == NULL)
         return -1;

@@ -200,7 +200,7 @@ static struct fill *fill_new(struct session *s, struct update_job *job,
     return f;
 }
 
-static void rooms_give(struct fill *f, struct staging *g)
+static void fill_memory_return(struct fill *f, struct staging *g)
 {
     if (f->stuck)
         g = NULL; /* it may still be written to: no other user may get it */
@@ -213,7 +213,7 @@ static void rooms_give(struct fill *f, struct staging *g)
     }
 }
 
-static int rooms_take_once(struct fill *f, struct err *e)
+static int fill_memory_take_once(struct fill *f, struct err *e)
 {
     for (uint32_t r = 0; r < f->n_ranks; r++) {
         struct rank_fill *rank = &f->ranks[r];
@@ -223,7 +223,7 @@ static int rooms_take_once(struct fill *f, struct err *e)
         if (staging_memory(f->staging, r, rank->layout->nbytes_kept, &rank->room, e) != 0 ||
             (rank->mirrored && staging_memory(f->staging, store_host_place(f->store),
                                               rank->layout->nbytes_kept, &rank->mirror, e) != 0)) {
-            rooms_give(f, f->staging);
+            fill_memory_return(f, f->staging);
             return -1;
         }
     }
@@ -232,16 +232,16 @@ static int rooms_take_once(struct fill *f, struct err *e)
 
 static int memory_take_once(struct fill *f, struct err *e)
 {
-    if (rooms_take_once(f, e) != 0)
+    if (fill_memory_take_once(f, e) != 0)
         return -1;
     if (f->source->ops->receive == NULL || chunk_recv_take(f, e) == 0)
         return 0;
-    rooms_give(f, f->staging);
+    fill_memory_return(f, f->staging);
     return -1;
 }
 
 /* An older version that still has readers may hold the missing memory. */
-static int rooms_take(struct fill *f, enum source_wait wait, struct err *e)
+static int fill_memory_take(struct fill *f, enum source_wait wait, struct err *e)
 {
     struct store_info before;
 
@@ -280,7 +280,7 @@ static void fill_free(struct fill *f, struct staging *g)
     struct err none = {0};
 
     (void)fill_release(f, &none);
-    rooms_give(f, g);
+    fill_memory_return(f, g);
     chunk_recv_give(f);
     for (uint32_t r = 0; r < f->n_ranks; r++)
         free(f->ranks[r].made);
@@ -308,7 +308,7 @@ int chunk_begin(struct session *s, struct update_job *job, const struct updates_
         f = fill_new(s, job, cfg, e);
         if (f == NULL)
             return -1;
-        if (rooms_take(f, wait, e) != 0) {
+        if (fill_memory_take(f, wait, e) != 0) {
             bool later = wait == SOURCE_TRY && e->code == ERR_NO_STAGING;
 
             fill_free(f, s->staging);

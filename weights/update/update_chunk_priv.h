@@ -114,7 +114,7 @@ static inline bool rank_has_sum(const struct rank_fill *r, uint32_t i)
 int fill_verify(const struct fill *f, uint32_t rank, uint32_t i, const struct checksum *found,
                 struct err *e);
 
-/* fill_scratch - host memory for a tensor as received; the other, for the tensor as served. */
+/* fill_scratch, fill_converted - host memory for a tensor as received, and as served. */
 int fill_scratch(struct fill *f, void **out, struct err *e);
 int fill_converted(struct fill *f, void **out, struct err *e);
 
@@ -164,7 +164,7 @@ struct end {
 };
 
 /* The address at which tensor i of a rank arrived. */
-typedef struct end came_fn(const struct fill *f, uint32_t rank, uint32_t i);
+typedef struct end arrived_at_fn(const struct fill *f, uint32_t rank, uint32_t i);
 
 struct end dst_region_end(const struct fill *f, struct dst_region at, const struct part *part,
                           uint32_t k);
@@ -175,7 +175,7 @@ uint64_t span_place(const struct fill *f, struct span span);
 /* span_copy - queue the copies of DIRECT tensors, and the checksums of all tensors if the rank
  * needs checksums. If a span arrived where it stays, only the checksums. Errors: ERR_CUDA,
  * ERR_NO_MEMORY: some may be queued. */
-int span_copy(const struct fill *f, struct span span, struct device_batch *b, came_fn *came,
+int span_copy(const struct fill *f, struct span span, struct device_batch *b, arrived_at_fn *came,
               struct err *e);
 
 /* span_mirror - queue the copies from the rank's place to the host backup, after those that fill

@@ -91,7 +91,7 @@ static int join_part(const struct fill *f, uint32_t rank, uint32_t i, struct end
 /* Every tensor is one piece, so that each gets its checksum; a tensor that cannot be copied as it
  * arrived is only summed in place. */
 static int queue_summed(const struct fill *f, struct span span, struct device_batch *b,
-                        came_fn *came, struct pieces *rest, struct err *e)
+                        arrived_at_fn *came, struct pieces *rest, struct err *e)
 {
     const struct rank_fill *r = &f->ranks[span.rank];
     struct pieces p = {0};
@@ -115,7 +115,7 @@ static int queue_summed(const struct fill *f, struct span span, struct device_ba
     return rc;
 }
 
-int span_copy(const struct fill *f, struct span span, struct device_batch *b, came_fn *came,
+int span_copy(const struct fill *f, struct span span, struct device_batch *b, arrived_at_fn *came,
               struct err *e)
 {
     const struct rank_fill *r = &f->ranks[span.rank];

@@ -16,7 +16,7 @@
 enum { FOUND = 1, CUT = 2 };
 
 /* One fill of tensors [first, end), adjacent from dst on. Several threads report pieces. */
-struct look {
+struct scan {
     const struct rank_fill *r;
     uint32_t first, end;
     const uint8_t *dst;
@@ -29,14 +29,14 @@ static const struct tensor_spec *part_spec(const struct rank_fill *r, uint32_t i
     return &r->tensor_list->tensors[i];
 }
 
-static bool looked_at(const struct rank_fill *r, uint32_t i)
+static bool is_scanned(const struct rank_fill *r, uint32_t i)
 {
     return r->layout->parts[i].how != PART_IGNORED &&
            non_finite_bits(part_spec(r, i)->dtype).top != 0;
 }
 
 /* The tensor that contains byte `at` of the packed bucket, or a later one that is not empty. */
-static uint32_t tensor_from(const struct look *l, uint64_t at)
+static uint32_t tensor_from(const struct scan *l, uint64_t at)
 {
     uint32_t first = l->first, end = l->end;
 
@@ -52,7 +52,7 @@ static uint32_t tensor_from(const struct look *l, uint64_t at)
 }
 
 /* Bytes [from, to) of the packed bucket, all of tensor i. */
-static void look_at(struct look *l, uint32_t i, uint64_t from, uint64_t to)
+static void scan_range(struct scan *l, uint32_t i, uint64_t from, uint64_t to)
 {
     const struct tensor_spec *t = part_spec(l->r, i);
     uint64_t size = dtype_nbytes(t->dtype), begin = part_spec(l->r, l->first)->offset;
@@ -65,9 +65,9 @@ static void look_at(struct look *l, uint32_t i, uint64_t from, uint64_t to)
         (void)atomic_fetch_or_explicit(&l->marks[i], (unsigned char)mark, memory_order_relaxed);
 }
 
-static void look_came(void *arg, const void *at, uint64_t nbytes)
+static void scan_piece(void *arg, const void *at, uint64_t nbytes)
 {
-    struct look *l = arg;
+    struct scan *l = arg;
     uint64_t from = part_spec(l->r, l->first)->offset + (uint64_t)((const uint8_t *)at - l->dst);
     uint64_t to = from + nbytes;
 
@@ -77,8 +77,8 @@ static void look_came(void *arg, const void *at, uint64_t nbytes)
         end = end < to ? end : to;
         if (end <= from)
             continue;
-        if (looked_at(l->r, i))
-            look_at(l, i, from, end);
+        if (is_scanned(l->r, i))
+            scan_range(l, i, from, end);
         from = end;
     }
     (void)atomic_fetch_add_explicit(&l->nbytes, nbytes, memory_order_relaxed);
@@ -92,7 +92,7 @@ static int marks_take(struct fill *f, struct err *e)
 }
 
 /* Bytes that the source did not report are checked at the end. */
-static void look_rest(struct look *l, uint64_t nbytes)
+static void scan_rest(struct scan *l, uint64_t nbytes)
 {
     if (atomic_load_explicit(&l->nbytes, memory_order_relaxed) == nbytes)
         return;
@@ -105,7 +105,7 @@ int finite_fill(struct fill *f, uint32_t first, uint32_t n, void *dst, struct er
     const struct rank_fill *r = &f->ranks[0];
     const struct tensor_spec *last = part_spec(r, first + n - 1);
     struct progress *p = &f->job->progress;
-    struct look l = {.r = r, .first = first, .end = first + n, .dst = dst};
+    struct scan l = {.r = r, .first = first, .end = first + n, .dst = dst};
     int rc;
 
     if (f->non_finite == NON_FINITE_ALLOW)
@@ -113,12 +113,12 @@ int finite_fill(struct fill *f, uint32_t first, uint32_t n, void *dst, struct er
     if (marks_take(f, e) != 0)
         return -1;
     l.marks = f->marks;
-    p->came = look_came;
+    p->came = scan_piece;
     p->came_arg = &l;
     rc = f->source->ops->fill(f->source, r->tensor_list, first, n, dst, p, e);
     p->came = NULL;
     if (rc == 0)
-        look_rest(&l, last->offset + last->nbytes - part_spec(r, first)->offset);
+        scan_rest(&l, last->offset + last->nbytes - part_spec(r, first)->offset);
     return rc;
 }
 
@@ -184,7 +184,7 @@ int finite_check_host(const struct fill *f, uint32_t rank, uint32_t i, const voi
     const struct tensor_spec *t = part_spec(&f->ranks[rank], i);
     struct non_finite found = {0};
 
-    if (f->non_finite == NON_FINITE_ALLOW || !looked_at(&f->ranks[rank], i) ||
+    if (f->non_finite == NON_FINITE_ALLOW || !is_scanned(&f->ranks[rank], i) ||
         !non_finite_in(bytes, t->nbytes, t->dtype))
         return 0;
     non_finite_count(&found, bytes, t->nbytes, t->dtype, 0);

@@ -5,7 +5,7 @@
  * and pass through the host. */
 #include "weights/update/update_chunk_priv.h"
 
-static struct end came_mapped(const struct fill *f, uint32_t rank, uint32_t i)
+static struct end arrived_mapped(const struct fill *f, uint32_t rank, uint32_t i)
 {
     const struct source_ops *ops = f->source->ops;
 
@@ -22,7 +22,7 @@ static int queue_bucket(struct fill *f, uint32_t rank, enum source_wait wait, st
     if (rc != 0)
         return rc;
     atomic_store_explicit(&f->job->progress.tensor, span.first, memory_order_relaxed);
-    if (span_copy(f, span, r->batch, came_mapped, e) != 0 ||
+    if (span_copy(f, span, r->batch, arrived_mapped, e) != 0 ||
         (r->mirrored && span_mirror(f, span, r->batch, e) != 0))
         return -1;
     r->next += span.n;
@@ -100,7 +100,7 @@ static int slow_part(struct fill *f, uint32_t rank, uint32_t i, struct err *e)
     if (part->how == PART_TIED) {
         if (staging_slab(f->staging, t->nbytes, &slab, e) != 0)
             return -1;
-        if (place_read(f->store, rank, slab->base, came_mapped(f, rank, i).addr, t->nbytes, e) !=
+        if (place_read(f->store, rank, slab->base, arrived_mapped(f, rank, i).addr, t->nbytes, e) !=
                 0 ||
             finite_check_host(f, rank, i, slab->base, e) != 0) {
             slab_unref(slab);
@@ -109,7 +109,7 @@ static int slow_part(struct fill *f, uint32_t rank, uint32_t i, struct err *e)
         return fill_keep_tie(f, rank, i, rank, false, slab, e);
     }
     if (fill_scratch(f, &from, e) != 0 ||
-        place_read(f->store, rank, from, came_mapped(f, rank, i).addr, t->nbytes, e) != 0 ||
+        place_read(f->store, rank, from, arrived_mapped(f, rank, i).addr, t->nbytes, e) != 0 ||
         finite_check_host(f, rank, i, from, e) != 0)
         return -1;
     if (part->how == PART_IGNORED)

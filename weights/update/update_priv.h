@@ -193,8 +193,8 @@ int update_refuse_open(struct updates *u, struct session *s, struct err *e); /* 
 /* Are there weights that a partial update can build on? The worker checks again when it stages. */
 int update_check_base(const struct store_info *base, bool partial, struct err *e);
 /* Leaves `e` clean if the memory is free, or soon will be. No lock held. */
-void update_check_job_room(struct updates *u, const struct store_info *base,
-                           const struct update_job *job, struct err *e);
+void update_check_job_memory(struct updates *u, const struct store_info *base,
+                             const struct update_job *job, struct err *e);
 /* Will memory in use now be freed before the worker begins the next update? */
 bool update_frees_locked(const struct updates *u);
 int update_check_queue_locked(const struct updates *u, struct err *e);

@@ -137,12 +137,12 @@ int chunk_recv_begin(struct fill *f, struct err *e)
     return 0;
 }
 
-static struct end came_to_stay(const struct fill *f, uint32_t rank, uint32_t i)
+static struct end arrived_in_place(const struct fill *f, uint32_t rank, uint32_t i)
 {
     return dst_region_end(f, dst_region_of_rank(f, rank), &f->ranks[rank].layout->parts[i], 0);
 }
 
-static struct end came_to_bounce(const struct fill *f, uint32_t rank, uint32_t i)
+static struct end arrived_in_bounce(const struct fill *f, uint32_t rank, uint32_t i)
 {
     const struct rank_fill *r = &f->ranks[rank];
     const struct slab *slab = r->bounces[r->bounce].slab;
@@ -171,7 +171,7 @@ static uint64_t dst_slot(struct fill *f, struct span span, uint8_t *bounce, stru
 
 /* Queues the checksums and the host backup of the tensors before `end` that were received at their
  * final address. */
-static int queue_stayed(struct fill *f, uint32_t rank, uint32_t end, struct err *e)
+static int queue_in_place(struct fill *f, uint32_t rank, uint32_t end, struct err *e)
 {
     struct rank_fill *r = &f->ranks[rank];
     struct span span = {rank, r->next, end - r->next};
@@ -179,7 +179,7 @@ static int queue_stayed(struct fill *f, uint32_t rank, uint32_t end, struct err 
     r->next = end;
     if (span.n == 0)
         return 0;
-    if (r->made != NULL && span_copy(f, span, r->batch, came_to_stay, e) != 0)
+    if (r->made != NULL && span_copy(f, span, r->batch, arrived_in_place, e) != 0)
         return -1;
     return r->mirrored ? span_mirror(f, span, r->batch, e) : 0;
 }
@@ -195,13 +195,13 @@ static int queue_bucket(struct fill *f, struct span span, struct err *e)
 
         return nbytes_of(f, r->next, end - r->next) < QUEUE_NBYTES
                    ? 0
-                   : queue_stayed(f, span.rank, end, e);
+                   : queue_in_place(f, span.rank, end, e);
     }
-    if (queue_stayed(f, span.rank, span.first, e) != 0)
+    if (queue_in_place(f, span.rank, span.first, e) != 0)
         return -1;
     r->next = span.first + span.n;
     b = r->bounces[r->bounce].batch;
-    if (span_copy(f, span, b, came_to_bounce, e) != 0)
+    if (span_copy(f, span, b, arrived_in_bounce, e) != 0)
         return -1;
     return r->mirrored ? span_mirror(f, span, b, e) : 0;
 }
@@ -212,7 +212,7 @@ static int host_part(struct fill *f, uint32_t i, struct err *e)
 {
     const struct tensor_spec *t = &tensor_list_of(f)->tensors[i];
     const struct part *part = &f->ranks[0].layout->parts[i];
-    uint64_t at = came_to_bounce(f, 0, i).addr;
+    uint64_t at = arrived_in_bounce(f, 0, i).addr;
     struct slab *tied;
     void *from;
 
@@ -340,7 +340,7 @@ static int recv_settle(struct fill *f, struct err *e)
     const struct source_ops *ops = f->source->ops;
 
     for (uint32_t r = 0; r < f->n_ranks; r++)
-        if (queue_stayed(f, r, tensor_list_of(f)->n_tensors, e) != 0)
+        if (queue_in_place(f, r, tensor_list_of(f)->n_tensors, e) != 0)
             return -1;
     for (uint32_t r = 0; r < f->n_ranks; r++)
         if (rank_wait(f, r, e) != 0)

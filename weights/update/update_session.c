@@ -254,7 +254,7 @@ static int tensor_state_queue(struct updates *u, struct session *s, const struct
 }
 
 /* Has a tensor, or its tied name, arrived on every rank that needs it? */
-static bool is_here(const struct session *s, uint32_t index)
+static bool has_arrived(const struct session *s, uint32_t index)
 {
     return tensor_state_claimed(s, index, TENSOR_ARRIVED | TENSOR_TIED);
 }
@@ -263,12 +263,12 @@ static int tensor_state_arrive(struct updates *u, struct session *s, const struc
                                const struct tensor_target *c, struct err *e)
 {
     bool before = tensor_state_claimed(s, c->index, TENSOR_ARRIVED),
-         was_here = is_here(s, c->index);
+         was_here = has_arrived(s, c->index);
 
     (void)u, (void)job, (void)e;
     for (uint32_t k = 0; k < c->n; k++)
         c->are[k] = (unsigned char)(TENSOR_ARRIVED | (c->are[k] & TENSOR_NAMED));
-    if (!was_here && is_here(s, c->index))
+    if (!was_here && has_arrived(s, c->index))
         s->n_here++;
     if (!before && tensor_state_claimed(s, c->index, TENSOR_ARRIVED))
         s->n_arrived++;
@@ -307,10 +307,10 @@ int tensor_states_take_locked(struct updates *u, struct session *s, const struct
 
 static void tensor_state_tie(struct session *s, uint32_t rank, uint32_t index)
 {
-    bool was_here = is_here(s, index);
+    bool was_here = has_arrived(s, index);
 
     *tensor_state_at(s, rank, index) |= TENSOR_TIED | TENSOR_NAMED;
-    if (!was_here && is_here(s, index))
+    if (!was_here && has_arrived(s, index))
         s->n_here++;
 }
 
@@ -367,10 +367,10 @@ static uint32_t tensor_states_missing_locked(struct updates *u, struct session *
                (cap < UPDATE_MISSING_MAX ? cap : UPDATE_MISSING_MAX) * sizeof *out);
         return s->n_missing;
     }
-    while (s->missing_from < tensor_list->n_tensors && is_here(s, s->missing_from))
+    while (s->missing_from < tensor_list->n_tensors && has_arrived(s, s->missing_from))
         s->missing_from++;
     for (uint32_t i = s->missing_from; i < tensor_list->n_tensors && n < cap && n < n_missing; i++)
-        if (!is_here(s, i))
+        if (!has_arrived(s, i))
             out[n++] = tensor_list->tensors[i].name;
     return n_missing;
 }

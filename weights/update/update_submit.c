@@ -87,8 +87,8 @@ static int check_placement(const struct session *s, const struct update_job *job
 /* An auto-commit update consists of all buckets since the last one. Buckets of two training steps
  * in it would make a version that no trainer ever had. So two signs of that are checked: the
  * version that buckets name, and an update that begins with the bucket that ended the last one. */
-static int check_meant_locked(struct updates *u, struct session *s, const struct update_job *job,
-                              struct err *e)
+static int check_auto_commit_locked(struct updates *u, struct session *s,
+                                    const struct update_job *job, struct err *e)
 {
     const char *label = job->chunk->label;
 
@@ -112,7 +112,7 @@ static int check_meant_locked(struct updates *u, struct session *s, const struct
 
 /* Sets the version of the session now, because later buckets are checked against it while this one
  * is queued. */
-static void name_locked(struct session *s, const struct update_job *job)
+static void set_label_locked(struct session *s, const struct update_job *job)
 {
     if (s->auto_commit && job->chunk->label[0] != '\0')
         memcpy(s->label, job->chunk->label, sizeof s->label);
@@ -141,10 +141,10 @@ static int submit_to_session_locked(struct updates *u, const char *id, struct up
                            s->id);
         if (s->finishing)
             return err_set(e, ERR_CONFLICT, "/update_id", "update %s is being finished", s->id);
-        if (check_placement(s, job, e) != 0 || check_meant_locked(u, s, job, e) != 0 ||
+        if (check_placement(s, job, e) != 0 || check_auto_commit_locked(u, s, job, e) != 0 ||
             tensor_states_take_locked(u, s, job, e) != 0)
             return -1;
-        name_locked(s, job);
+        set_label_locked(s, job);
     }
     update_queue_locked(u, s, job);
     return 0;
@@ -152,7 +152,8 @@ static int submit_to_session_locked(struct updates *u, const char *id, struct up
 
 /* The session of a one-shot update that is repeated, for its reply. Only an update that names its
  * version can be told from the next step's update of the same tensors. */
-static struct session *same_single_locked(struct updates *u, const struct update_job *job)
+static struct session *find_repeated_one_shot_locked(struct updates *u,
+                                                     const struct update_job *job)
 {
     const char *label = job->chunk->label;
 
@@ -218,10 +219,10 @@ static int check_covers_locked(struct updates *u, struct session *s, const struc
                    tensor_list->tensors[first].name);
 }
 
-static int submit_single_locked(struct updates *u, struct session *fresh, struct update_job *job,
-                                const struct err *no_room, struct err *e)
+static int submit_one_shot_locked(struct updates *u, struct session *fresh, struct update_job *job,
+                                  const struct err *no_room, struct err *e)
 {
-    struct session *same = same_single_locked(u, job);
+    struct session *same = find_repeated_one_shot_locked(u, job);
 
     if (same != NULL && !session_ended(same))
         return refuse_underway(job->key.id, e);
@@ -260,7 +261,7 @@ static struct session *session_of_chunk(struct updates *u, const struct update_j
     return s;
 }
 
-static int submit_single(struct updates *u, struct update_job *job, struct err *e)
+static int submit_one_shot(struct updates *u, struct update_job *job, struct err *e)
 {
     struct store_info base;
     struct err no_room = {0};
@@ -270,14 +271,14 @@ static int submit_single(struct updates *u, struct update_job *job, struct err *
     store_info(u->cfg.store, &base);
     if (update_check_base(&base, job->chunk->partial, e) != 0)
         return -1;
-    update_check_job_room(u, &base, job, &no_room);
+    update_check_job_memory(u, &base, job, &no_room);
     s = session_of_chunk(u, job, e);
     if (s == NULL)
         return -1;
     mtx_lock(&u->lock);
     rc = update_check_queue_locked(u, e);
     if (rc == 0)
-        rc = submit_single_locked(u, s, job, &no_room, e);
+        rc = submit_one_shot_locked(u, s, job, &no_room, e);
     if (rc == 0 && job->session == s)
         s = NULL; /* no longer owned here */
     mtx_unlock(&u->lock);
@@ -335,7 +336,7 @@ int updates_submit(struct updates *u, struct update_chunk *c, struct err *e)
     if (rc == 0)
         rc = check_whole(u, job, e);
     if (rc == 0)
-        rc = c->update_id[0] == '\0' ? submit_single(u, job, e) : submit_to_session(u, job, e);
+        rc = c->update_id[0] == '\0' ? submit_one_shot(u, job, e) : submit_to_session(u, job, e);
     if (rc != 0) {
         job->chunk = NULL; /* still the caller's */
         job_free(job);

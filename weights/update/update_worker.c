@@ -251,7 +251,7 @@ static int pass_point_of_no_return(struct updates *u, struct update_job *job, ch
 }
 
 /* Is there a tensor with tied names of which none has arrived? */
-static bool lacks_name_locked(struct updates *u, const struct session *s)
+static bool lacks_tied_name_locked(struct updates *u, const struct session *s)
 {
     const struct model_spec *m = u->model_spec;
 
@@ -301,7 +301,7 @@ static int job_commit(struct updates *u, struct update_job *job, struct err *e)
     s->running = NULL;
     if (rc == 0) {
         s->staging = NULL;
-        u->late_serial = s->auto_commit && lacks_name_locked(u, s) ? stats.serial : 0;
+        u->late_serial = s->auto_commit && lacks_tied_name_locked(u, s) ? stats.serial : 0;
         remember_closing_locked(u, job, stats.serial);
         settle_commit_locked(s, &stats);
         to_free = session_end_locked(u, s, UPDATE_COMMITTED, NULL);
@@ -408,7 +408,7 @@ static void end_as_served(struct updates *u, struct session *s, const struct ver
  * auto-commit session has been committed, and the name opens another session. If its bytes are
  * equal to the served ones, it belongs to that commit: left open, the session would wait for a
  * whole model. */
-static void settle_late(struct updates *u, struct session *s, struct err *e)
+static void settle_late_tie(struct updates *u, struct session *s, struct err *e)
 {
     const struct version *served;
     struct err none = {0};
@@ -508,7 +508,7 @@ static void run_chunk(struct updates *u, struct update_job *job)
         if (e.code == ERR_NONE && (s->one_shot || session_covered(u, s)))
             job_finish(u, job, &e);
         else if (e.code == ERR_NONE)
-            settle_late(u, s, &e);
+            settle_late_tie(u, s, &e);
     }
     chunk_drop(job);
     job_answer(u, job, &e);

@@ -100,12 +100,12 @@ static void load_await(struct load *l)
     mtx_fini(&l->lock);
 }
 
-static void load_begin(struct load *l, struct lora_loads *loads, enum lora_lane lane,
+static void load_begin(struct load *l, struct lora_loads *loads, enum lora_pool pool,
                        unsigned n_waits, enum lora_event how)
 {
     struct err e = {0};
 
-    *l = (struct load){.job = {.run = load_run, .arg = l, .lane = lane},
+    *l = (struct load){.job = {.run = load_run, .arg = l, .pool = pool},
                        .loads = loads,
                        .n_waits = n_waits,
                        .how = how};
@@ -119,14 +119,14 @@ static void test_jobs_run_wait_and_end(void **state)
     static const enum lora_event hows[] = {LORA_ON_LOADED, LORA_ON_UNCHANGED, LORA_ON_FAILED};
     struct lora_loads *loads;
     struct lora_stats stats;
-    struct load l[LORA_LANE_COUNT * 3];
+    struct load l[LORA_POOL_COUNT * 3];
     struct err e = {0};
 
     (void)state;
     assert_int_equal(lora_loads_new(&loads, &e), 0);
-    for (unsigned i = 0; i < LORA_LANE_COUNT * 3; i++)
-        load_begin(&l[i], loads, (enum lora_lane)(i % LORA_LANE_COUNT), i / 3, hows[i / 3]);
-    for (unsigned i = 0; i < LORA_LANE_COUNT * 3; i++) {
+    for (unsigned i = 0; i < LORA_POOL_COUNT * 3; i++)
+        load_begin(&l[i], loads, (enum lora_pool)(i % LORA_POOL_COUNT), i / 3, hows[i / 3]);
+    for (unsigned i = 0; i < LORA_POOL_COUNT * 3; i++) {
         load_await(&l[i]);
         assert_int_equal(l[i].n_runs, i / 3 + 1);
         assert_int_equal(l[i].job.state, LORA_LOADED + i / 3);
@@ -134,7 +134,7 @@ static void test_jobs_run_wait_and_end(void **state)
     lora_stats(loads, &stats);
     assert_int_equal(stats.n_queued, 0);
     for (int s = LORA_LOADED; s < LORA_STATES; s++)
-        assert_int_equal(stats.n_ended[s], LORA_LANE_COUNT);
+        assert_int_equal(stats.n_ended[s], LORA_POOL_COUNT);
     lora_loads_free(loads);
 }
 

@@ -146,7 +146,7 @@ static void test_only_the_groups_are_hung_up_on(void **state)
     char byte;
 
     (void)state;
-    assert_int_equal(nccl_sockets_hang_up(&w.sockets), 1);
+    assert_int_equal(nccl_sockets_close_peers(&w.sockets), 1);
     assert_int_equal(recv(w.group, &byte, 1, 0), 0);
     assert_true(client_is_connected(&w));
     world_end(&w);
@@ -165,7 +165,7 @@ static void test_a_number_that_became_a_clients_is_left_alone(void **state)
         swap.number = w.group;
         swap.other = w.client;
         swap.left = look;
-        (void)nccl_sockets_hang_up(&w.sockets);
+        (void)nccl_sockets_close_peers(&w.sockets);
         swapped = swap.left <= 0;
         swap.number = -1;
         assert_true(client_is_connected(&w));
@@ -222,7 +222,7 @@ static void test_nothing_else_is_hung_up_on(void **state)
     at.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
     of_the_port = connect_pair(others, &others_at, &at);
     udp = bound(SOCK_DGRAM, INADDR_LOOPBACK, group_at.sin_port, &at);
-    assert_int_equal(nccl_sockets_hang_up(&s), 0);
+    assert_int_equal(nccl_sockets_close_peers(&s), 0);
     assert_true(is_open(group) && is_open(others) && is_open(udp));
     (void)close(group);
     pair_close(&before);
@@ -245,7 +245,7 @@ static void test_connections_within_the_process_are_not_hung_up_on(void **state)
     nccl_sockets_enter(&s);
     fd = listener(&at);
     p = connect_pair(fd, &at, NULL);
-    assert_int_equal(nccl_sockets_hang_up(&s), 0);
+    assert_int_equal(nccl_sockets_close_peers(&s), 0);
     assert_int_equal(send(p.from, &byte, 1, MSG_NOSIGNAL), 1);
     assert_int_equal(recv(p.to, &byte, 1, 0), 1);
     pair_close(&p);
@@ -267,13 +267,13 @@ static void test_nothing_is_hung_up_on_that_was_not_seen(void **state)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
     nccl_sockets_enter(&s);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &was), 0);
-    assert_int_equal(nccl_sockets_hang_up(&s), 0);
+    assert_int_equal(nccl_sockets_close_peers(&s), 0);
     for (int n = 0; failed; n++) {
         entries_left = n;
         nccl_sockets_enter(&s);
         failed = entries_left < 0;
         entries_left = -1;
-        assert_int_equal(nccl_sockets_hang_up(&s), 0);
+        assert_int_equal(nccl_sockets_close_peers(&s), 0);
         assert_true(client_is_connected(&w));
     }
     world_end(&w);

@@ -56,7 +56,7 @@ static enum err_code run(struct gpus *g, struct update_chunk *c, struct taken *t
                              .n_devices = g->n_devices,
                              .progress = p != NULL ? p : &forever,
                              .place = taken_place,
-                             .came = taken_came,
+                             .arrived = taken_came,
                              .arg = t};
     struct err e = {0};
     int rc = host_copy_run(&copy, &e);
