@@ -1,4 +1,4 @@
-/* Whether an update of the fleet was whole, from the names of its requests. */
+/* Whether an update brought the whole model, from the names in its requests. */
 #include "fleet/fleet_priv.h"
 #include "handlers/tensor_list_json.h"
 
@@ -12,7 +12,7 @@
 
 struct world {
     struct fleet_control *fc;
-    struct fleet_session *s; /* the one that is open */
+    struct fleet_session *s; /* the open one */
 };
 
 static int tensor_list_of(struct tensor_list **out, const json_t *body, struct err *e)
@@ -142,7 +142,7 @@ static void give(struct world *w, const char *names, uint64_t dim)
     assert_int_equal(fleet_spec_set(w->fc, m, "--model", &e), 0);
 }
 
-static void test_fleet_cover_learns(void **state)
+static void test_fleet_coverage_learns_the_spec(void **state)
 {
     struct world *w = *state;
 
@@ -166,7 +166,7 @@ static void test_fleet_cover_learns(void **state)
     is_refused(w, "'c', 'b', 'a' and 1 more");
 }
 
-static void test_fleet_cover_of_a_given_spec(void **state)
+static void test_fleet_coverage_of_a_given_spec(void **state)
 {
     struct world *w = *state;
     struct err e = {0};
@@ -188,7 +188,7 @@ static void test_fleet_cover_of_a_given_spec(void **state)
     assert_int_equal(e.code, ERR_MISMATCH);
 }
 
-static void test_fleet_cover_takes_once(void **state)
+static void test_fleet_coverage_of_a_repeated_name(void **state)
 {
     struct world *w = *state;
     struct err e = {0};
@@ -207,20 +207,20 @@ static void test_fleet_cover_takes_once(void **state)
     ends(w, "as_before");
 }
 
-static void test_fleet_cover_partial(void **state)
+static void test_fleet_coverage_of_a_partial_update(void **state)
 {
     struct world *w = *state;
     struct err e = {0};
 
     begin(w, "s", true);
-    assert_int_equal(fleet_coverage_verify(w->s, &e), -1); /* nothing at all */
+    assert_int_equal(fleet_coverage_verify(w->s, &e), -1); /* no tensor */
     assert_int_equal(e.code, ERR_INCOMPLETE);
     came(w, "a");
     ends(w, "partial");
     assert_null(w->fc->spec); /* nothing to learn of */
 }
 
-static void test_fleet_cover_of_what_is_not_seen(void **state)
+static void test_fleet_coverage_without_names(void **state)
 {
     struct world *w = *state;
     struct err e = {0};
@@ -239,8 +239,8 @@ static void test_fleet_cover_of_what_is_not_seen(void **state)
     ends(w, "unknown");
 }
 
-/* Theirs is the proof, and they are told of as they tell it. */
-static void test_fleet_cover_beside_batons(void **state)
+/* Batons verify on their own, and the coverage is what they report. */
+static void test_fleet_coverage_beside_batons(void **state)
 {
     struct world *w = *state;
 
@@ -258,18 +258,18 @@ static void test_fleet_cover_beside_batons(void **state)
     json_decref(w->s->report);
     w->s->report = NULL;
     ends(w, "whole");
-    assert_int_equal(spec_size(w), 2); /* for when the vLLM is alone */
+    assert_int_equal(spec_size(w), 2); /* learned, for an update with the vLLM alone */
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_fleet_cover_learns, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_fleet_cover_of_a_given_spec, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_fleet_cover_takes_once, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_fleet_cover_partial, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_fleet_cover_of_what_is_not_seen, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_fleet_cover_beside_batons, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_coverage_learns_the_spec, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_coverage_of_a_given_spec, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_coverage_of_a_repeated_name, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_coverage_of_a_partial_update, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_coverage_without_names, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_coverage_beside_batons, setup, teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* One question to some parts of an update: who is asked, and that each answer is taken down once,
+/* One request to some parts of an update: which are asked, and that each result is applied once,
  * with the lock. */
 #include "fleet/update/fleet_fanout.h"
 
@@ -21,11 +21,11 @@ struct fleet *__wrap_upstreams_fleet(struct upstreams *u);
 struct world {
     struct fleet_control fc;
     struct fleet_session *s;
-    char asked[N + 1], taken[N + 1], fenced[N + 1]; /* '.' not, else what it said */
-    const char *answers; /* of each: g(ood), r(efused); NULL: nobody can be asked */
+    char asked[N + 1], taken[N + 1], fenced[N + 1]; /* '.': not asked, else its result */
+    const char *answers; /* of each: g(ood), r(efused); NULL: no request can be made */
 };
 
-static struct world *world; /* of the test that runs */
+static struct world *world; /* of the running test */
 
 int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
                          const struct fleet_target *targets, size_t n, uint64_t timeout_us,
@@ -36,7 +36,7 @@ int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
     assert_int_equal(timeout_us, 1000);
     mtx_assert_none();
     if (world->answers == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "nobody can be asked");
+        return err_set(e, ERR_NO_MEMORY, "", "no request can be made");
     *results = calloc(n, sizeof **results);
     assert_non_null(*results);
     for (size_t i = 0; i < n; i++) {
@@ -125,7 +125,7 @@ static struct fanout pause_of(struct world *w)
                            .arg = w};
 }
 
-static void test_fanout_apply_asks_who_is_selected(void **state)
+static void test_fanout_apply_asks_the_selected_parts(void **state)
 {
     struct world *w = *state;
     struct fanout f = pause_of(w);
@@ -140,7 +140,7 @@ static void test_fanout_apply_asks_who_is_selected(void **state)
     assert_string_equal(w->fenced, "..x.");
 }
 
-static void test_fanout_apply_takes_nothing_of_a_failure(void **state)
+static void test_fanout_apply_applies_nothing_on_failure(void **state)
 {
     struct world *w = *state;
     struct fanout f = pause_of(w);
@@ -151,7 +151,7 @@ static void test_fanout_apply_takes_nothing_of_a_failure(void **state)
     assert_string_equal(w->taken, "....");
 }
 
-static void test_fanout_or_fail_takes_a_failure_of_each(void **state)
+static void test_fanout_apply_or_fail_fails_each_part(void **state)
 {
     struct world *w = *state;
     struct fanout f = pause_of(w);
@@ -160,13 +160,13 @@ static void test_fanout_or_fail_takes_a_failure_of_each(void **state)
     fanout_apply_or_fail(&w->fc, w->s, &f, &why);
     assert_string_equal(w->taken, ".xxx");
     memset(w->taken, '.', N);
-    w->answers = "gggg"; /* it is not tried, for the reason of before */
+    w->answers = "gggg"; /* it is not tried, for the earlier reason */
     fanout_apply_or_fail(&w->fc, w->s, &f, &why);
     assert_string_equal(w->asked, "....");
     assert_string_equal(w->taken, ".xxx");
 }
 
-static void test_fanout_apply_of_nobody_is_nothing(void **state)
+static void test_fanout_apply_of_no_part_does_nothing(void **state)
 {
     struct world *w = *state;
     struct fanout f = pause_of(w);
@@ -182,12 +182,11 @@ static void test_fanout_apply_of_nobody_is_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_fanout_apply_asks_who_is_selected, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_fanout_apply_takes_nothing_of_a_failure, setup,
+        cmocka_unit_test_setup_teardown(test_fanout_apply_asks_the_selected_parts, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fanout_apply_applies_nothing_on_failure, setup,
                                         teardown),
-        cmocka_unit_test_setup_teardown(test_fanout_or_fail_takes_a_failure_of_each, setup,
-                                        teardown),
-        cmocka_unit_test_setup_teardown(test_fanout_apply_of_nobody_is_nothing, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fanout_apply_or_fail_fails_each_part, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fanout_apply_of_no_part_does_nothing, setup, teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

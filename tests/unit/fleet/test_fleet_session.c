@@ -1,4 +1,4 @@
-/* What follows for an update of several upstreams from what each of them said. */
+/* What the results of the engines mean for an update of several engines. */
 #include "fleet/update/fleet_session.h"
 
 #include <setjmp.h>
@@ -11,37 +11,37 @@
 
 enum { N = 3 };
 
-/* Two letters for each part: its kind (b: in two phases, l: overwrites live weights), and what it
- * said of the tensors (g good, 5 refused with 500, 4 not let in, r restarted, u not sent, x no
- * answer). */
+/* Two letters for each part: its kind (b: in two phases, l: overwrites live weights), and its
+ * result for the tensors (g good, 5 refused with 500, 4 rejected before any work, r restarted, u
+ * not sent, x no reply). */
 struct row {
     const char *parts;
     size_t min_ready;
     bool repeats;
     enum session_verdict verdict;
     const char
-        *after; /* of each: '.' takes part, 't' too and is dirty, 'o' out, 'f' out, in doubt */
+        *after; /* of each: '.' takes part, 't' too and is dirty, 'o' out, 'f' out and in doubt */
 };
 
 static const struct row rows[] = {
     {"bg bg bg", 3, false, VERDICT_CONTINUE, "..."},
     {"lg lg lg", 3, false, VERDICT_CONTINUE, "ttt"},
-    /* nobody took it: it may be sent again */
+    /* no engine took it: it may be sent again */
     {"b5 b5 b5", 3, false, VERDICT_RETRY, "..."},
     {"l4 l4 l4", 3, false, VERDICT_RETRY, "..."},
     {"lu lu bu", 3, false, VERDICT_RETRY, "..."},
-    /* one of those in two phases is missing, whatever the quorum */
+    /* an engine in two phases is missing, whatever the quorum */
     {"bg b5 bg", 1, false, VERDICT_ABORT, ".o."},
     {"bg bx bg", 1, false, VERDICT_ABORT, ".o."},
     {"bg bu bg", 1, false, VERDICT_ABORT, ".o."},
     {"lg lg b5", 1, false, VERDICT_ABORT, "tto"},
-    /* where it repeats harmlessly, it may */
+    /* where a repeat is harmless, it may be sent again */
     {"bg b5 bg", 1, true, VERDICT_RETRY, "..."},
     {"bg b5 lg", 1, true, VERDICT_ABORT, ".ot"},
-    /* but not to one that lost what came before */
+    /* but not to one that lost the tensors before */
     {"bg br bg", 1, true, VERDICT_ABORT, ".o."},
     {"br br br", 3, false, VERDICT_ABORT, "ooo"},
-    /* the others go on if they are enough */
+    /* the others continue if they are enough */
     {"lg l5 lg", 2, false, VERDICT_CONTINUE, "tft"},
     {"lg lx lg", 2, false, VERDICT_CONTINUE, "tft"},
     {"lg lu lg", 2, false, VERDICT_CONTINUE, "tot"},
@@ -51,7 +51,7 @@ static const struct row rows[] = {
     {"l5 l5 l5", 1, false, VERDICT_ABORT, "fff"},
 };
 
-static struct fleet_result said_of(char letter)
+static struct fleet_result result_of(char letter)
 {
     struct fleet_result result = {.outcome = FLEET_OK, .status = 200};
 
@@ -89,7 +89,7 @@ static char letter_of(const struct fleet_part *p)
     return letters[p->state];
 }
 
-static void test_fleet_session_took_follows_the_rules(void **state)
+static void test_fleet_session_took_by_the_rules(void **state)
 {
     static const size_t all[N] = {0, 1, 2};
 
@@ -100,7 +100,7 @@ static void test_fleet_session_took_follows_the_rules(void **state)
         char after[N + 1] = "";
 
         for (size_t k = 0; k < N; k++) {
-            results[k] = said_of(rows[i].parts[3 * k + 1]);
+            results[k] = result_of(rows[i].parts[3 * k + 1]);
             if (!s->parts[k].two_phase)
                 part_apply(&s->parts[k], PART_ON_SEND);
         }
@@ -115,12 +115,12 @@ static void test_fleet_session_took_follows_the_rules(void **state)
     }
 }
 
-/* What had tensors before is dirty, also when the next request did not come in. */
-static void test_fleet_session_took_keeps_what_is_dirty(void **state)
+/* A part that had tensors before stays dirty, also when the next request is not sent. */
+static void test_fleet_session_took_keeps_a_dirty_part(void **state)
 {
     static const size_t first[1] = {0};
     struct fleet_session *s = session_of("lu lu lu");
-    struct fleet_result result = said_of('u');
+    struct fleet_result result = result_of('u');
 
     (void)state;
     s->parts[0].state = PART_DIRTY;
@@ -130,7 +130,7 @@ static void test_fleet_session_took_keeps_what_is_dirty(void **state)
     fleet_session_unref(s);
 }
 
-static void test_fleet_session_stands(void **state)
+static void test_fleet_session_has_quorum(void **state)
 {
     struct fleet_session *s = session_of("b. l. l.");
     struct err why = {0};
@@ -149,8 +149,8 @@ static void test_fleet_session_stands(void **state)
     fleet_session_unref(s);
 }
 
-/* A refusal says why; silence does not. */
-static void test_fleet_session_cause_tells_a_refusal_first(void **state)
+/* A refusal has a reason; a missing reply has none. */
+static void test_fleet_session_cause_prefers_a_refusal(void **state)
 {
     struct fleet_session *s = session_of("b. b. b.");
     struct err silent = {0}, refused = {0}, lost = {0}, e = {0};
@@ -171,7 +171,7 @@ static void test_fleet_session_cause_tells_a_refusal_first(void **state)
     assert_int_equal(e.code, ERR_CHECKSUM);
     assert_string_equal(e.field, "/checksums/0");
     err_clear(&e);
-    s->parts[1].why = lost; /* of its own update, not of the client's */
+    s->parts[1].why = lost; /* of the engine's own update, not of the client's */
     fleet_session_cause_error(s, 3, &e);
     assert_int_equal(e.code, ERR_UPSTREAM);
     fleet_session_unref(s);
@@ -180,10 +180,10 @@ static void test_fleet_session_cause_tells_a_refusal_first(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fleet_session_took_follows_the_rules),
-        cmocka_unit_test(test_fleet_session_took_keeps_what_is_dirty),
-        cmocka_unit_test(test_fleet_session_stands),
-        cmocka_unit_test(test_fleet_session_cause_tells_a_refusal_first),
+        cmocka_unit_test(test_fleet_session_took_by_the_rules),
+        cmocka_unit_test(test_fleet_session_took_keeps_a_dirty_part),
+        cmocka_unit_test(test_fleet_session_has_quorum),
+        cmocka_unit_test(test_fleet_session_cause_prefers_a_refusal),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
