@@ -174,3 +174,27 @@ int fleet_validate(struct fleet_control *fc, enum api_op op, const struct fleet_
     }
     return 0;
 }
+
+int fleet_request_all(struct fleet_control *fc, enum api_op op, const json_t *body,
+                      uint64_t timeout_us, struct fleet_result **results, size_t *n, struct err *e)
+{
+    struct fleet_target targets[FLEET_MAX];
+
+    if (fleet_reachable_quorum(fc, body, targets, n, e) != 0)
+        return -1;
+    return fleet_request(fc, op, targets, *n, timeout_us, results, e);
+}
+
+void fleet_abort_all_requests(struct fleet_control *fc)
+{
+    json_t *all = json_pack("{s:b}", "all", 1);
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *results = NULL;
+    struct err ignored = {0};
+    size_t n = fleet_reachable(fc, all, targets);
+
+    if (all != NULL &&
+        fleet_request(fc, API_ABORT_REQUESTS, targets, n, FLEET_CACHE_US, &results, &ignored) == 0)
+        fleet_results_free(results, n);
+    json_decref(all);
+}

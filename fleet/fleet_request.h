@@ -54,4 +54,14 @@ int fleet_validate(struct fleet_control *fc, enum api_op op, const struct fleet_
  * shorter. */
 uint64_t fleet_step_us(struct fleet_control *fc);
 
+/* fleet_request_all - the same request to every engine that answers.
+ * @body  borrowed; @results, @n  as fleet_request's
+ * Errors: fleet_reachable_quorum's; fleet_request's. */
+int fleet_request_all(struct fleet_control *fc, enum api_op op, const json_t *body,
+                      uint64_t timeout_us, struct fleet_result **results, size_t *n, struct err *e);
+
+/* fleet_abort_all_requests - abort what runs on the engines that answer; failures are ignored.
+ * Threads and blocking as fleet_request: up to FLEET_CACHE_US. */
+void fleet_abort_all_requests(struct fleet_control *fc);
+
 #endif

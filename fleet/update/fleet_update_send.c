@@ -291,20 +291,6 @@ static enum session_verdict tensors_send(struct fleet_control *fc, struct fleet_
     return verdict;
 }
 
-static void abort_requests(struct fleet_control *fc)
-{
-    json_t *all = json_pack("{s:b}", "all", 1);
-    struct fleet_target targets[FLEET_MAX];
-    struct fleet_result *results = NULL;
-    struct err ignored = {0};
-    size_t n = fleet_reachable(fc, all, targets);
-
-    if (all != NULL &&
-        fleet_request(fc, API_ABORT_REQUESTS, targets, n, FLEET_CACHE_US, &results, &ignored) == 0)
-        fleet_results_free(results, n);
-    json_decref(all);
-}
-
 /* Checked first: tensors that one engine's API cannot express must not pause any engine. */
 static int tensors_validate(struct fleet_control *fc, struct fleet_session *s,
                             const struct fleet_tensors *t, struct err *e)
@@ -358,7 +344,7 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
         verdict = fleet_has_quorum(fc, s) ? VERDICT_RETRY : VERDICT_ABORT;
     } else {
         if (t->abort_requests)
-            abort_requests(fc);
+            fleet_abort_all_requests(fc);
         verdict = send_with_chunk_id(fc, s, t, e);
     }
     if (verdict == VERDICT_CONTINUE)

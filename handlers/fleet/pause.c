@@ -151,24 +151,19 @@ int handle_fleet_commit_resume(struct app *app, struct http_request *x, struct e
 /* caches */
 
 /* The same request to every engine, for operations that no engine can be out of step with. */
-static int to_all(struct app *app, struct http_request *x, enum api_op op, const json_t *body,
-                  const char *counted, json_t *reply, struct err *e)
+static int request_all(struct app *app, struct http_request *x, enum api_op op, const json_t *body,
+                       const char *counted, json_t *reply, struct err *e)
 {
-    struct fleet_target targets[FLEET_MAX];
     struct fleet_result *results = NULL;
-    const struct fleet_result *cause;
     size_t n = 0;
 
     if (reply == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
-    if (fleet_reachable_quorum(app->fleet->control, body, targets, &n, e) != 0 ||
-        fleet_request(app->fleet->control, op, targets, n, FLEET_CACHE_US, &results, e) != 0) {
+    if (fleet_request_all(app->fleet->control, op, body, FLEET_CACHE_US, &results, &n, e) != 0) {
         json_decref(reply);
         return -1;
     }
-    cause = fleet_results_cause(results, n);
-    if (cause != NULL) {
-        *e = cause->why;
+    if (!fleet_results_ok(results, n, e)) {
         json_decref(reply);
         fleet_reply_error(app, x, e, results, n);
     } else {
@@ -188,10 +183,11 @@ int handle_fleet_reset_cache(struct app *app, struct http_request *x, struct err
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    rc = to_all(app, x, API_RESET_PREFIX_CACHE, body, "entries_dropped",
-                json_pack("{s:b, s:n, s:i, s:s}", "reset", 1, "prefix_cache", "entries_dropped", 0,
-                          "message", "every upstream was asked to reset its prefix cache"),
-                e);
+    rc = request_all(app, x, API_RESET_PREFIX_CACHE, body, "entries_dropped",
+                     json_pack("{s:b, s:n, s:i, s:s}", "reset", 1, "prefix_cache",
+                               "entries_dropped", 0, "message",
+                               "every upstream was asked to reset its prefix cache"),
+                     e);
     json_decref(body);
     return rc;
 }

@@ -9,8 +9,8 @@
 #include <string.h>
 
 /* Compares the ids. @reply  the first engine's (new) */
-static int agree(struct app *app, const struct fleet_result *results, size_t n, json_t **reply,
-                 struct err *e)
+static int compare_ids(struct app *app, const struct fleet_result *results, size_t n,
+                       json_t **reply, struct err *e)
 {
     const char *first = NULL;
     struct upstream_endpoint at;
@@ -37,25 +37,17 @@ static int agree(struct app *app, const struct fleet_result *results, size_t n, 
     return 0;
 }
 
-static int put(struct app *app, struct http_request *x, const json_t *body, struct err *e)
+static int put_tensor_list(struct app *app, struct http_request *x, const json_t *body,
+                           struct err *e)
 {
-    struct fleet_target targets[FLEET_MAX];
     struct fleet_result *results = NULL;
-    const struct fleet_result *cause;
     json_t *reply = NULL;
     size_t n;
-    int rc = 0;
 
-    if (fleet_reachable_quorum(app->fleet->control, body, targets, &n, e) != 0 ||
-        fleet_request(app->fleet->control, API_PUT_TENSOR_LIST, targets, n, FLEET_CACHE_US,
-                      &results, e) != 0)
+    if (fleet_request_all(app->fleet->control, API_PUT_TENSOR_LIST, body, FLEET_CACHE_US, &results,
+                          &n, e) != 0)
         return -1;
-    cause = fleet_results_cause(results, n);
-    if (cause != NULL)
-        *e = cause->why;
-    else
-        rc = agree(app, results, n, &reply, e);
-    if (cause == NULL && rc == 0) {
+    if (fleet_results_ok(results, n, e) && compare_ids(app, results, n, &reply, e) == 0) {
         fleet_reply(app, x, reply, results, n);
     } else {
         json_decref(reply);
@@ -72,7 +64,7 @@ int handle_fleet_tensor_list_put(struct app *app, struct http_request *x, struct
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    rc = put(app, x, body, e);
+    rc = put_tensor_list(app, x, body, e);
     json_decref(body);
     return rc;
 }
