@@ -1,5 +1,5 @@
-"""A proxy that passes requests to a server, but for the bytes of an update's tensors: those it takes
-and keeps. Prints its port. Usage: stall.py SERVER_PORT"""
+"""A proxy that forwards requests to a server, except the tensor bytes of an update: it reads and holds them.
+Prints its port. Usage: stall.py SERVER_PORT"""
 
 import socket
 import sys

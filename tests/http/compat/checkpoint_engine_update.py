@@ -1,6 +1,6 @@
 """update_weights_from_ipc, as checkpoint-engine pushes weights: through ZeroMQ sockets, in vLLM's and
-in SGLang's form, on one GPU and on two; and what happens when the trainer dies, lies, or is late, when
-its client goes away, and when somebody else aborts the update.
+in SGLang's form, on one GPU and on two; and what happens when the trainer dies,
+sends wrong data, or is late, when its client disconnects, and when another client aborts the update.
 Usage: checkpoint_engine_update.py BATON MODEL CLIENT_DIR FAKECUDA FAKECUDA_OF_TRAINERS [SEED]"""
 
 import contextlib

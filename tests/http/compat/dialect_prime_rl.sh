@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trainers that speak prime-rl's: a directory a step, adapters by name, and what is refused.
+# Trainers that use prime-rl's API: a directory per step, adapters by name, and refusals.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 

@@ -1,6 +1,6 @@
-"""Trainers that speak SGLang. Sessions of slime, AReaL and verl are replayed (dialects/sglang-*),
-with a trainer that broadcasts beside them; each ends in generation that is the pushed checkpoint's.
-Then what the sessions do not reach: old forms, refusals, what the server says of itself.
+"""Trainers that use SGLang's API. Sessions of slime, AReaL and verl are replayed (sessions/sglang-*), while a
+trainer broadcasts; after each, generation must match the pushed checkpoint. Then what the sessions do not
+reach: old forms, refusals, information about the server.
 Usage: dialect_sglang.py BATON MODEL CLIENT_DIR FAKECUDA FAKENCCL TRAINERS_FAKECUDA TRAINERS_FAKENCCL"""
 
 import faulthandler

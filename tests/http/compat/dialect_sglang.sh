@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trainers that speak SGLang: their sessions, and what is refused, over the fakes. Usage: as lib.sh
+# Trainers that use SGLang's API: their sessions, and refusals, over the fakes. Usage: as lib.sh
 # says, and then the paths of libfakecuda, of libfakenccl, and of the trainers' two.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib/lib.sh"

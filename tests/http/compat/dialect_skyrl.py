@@ -1,5 +1,5 @@
-"""One training step of each of SkyRL's modes, as its RemoteInferenceClient goes through it, against
-a real server over the fakes; each ends in what the pushed checkpoint must generate.
+"""One training step of each of SkyRL's modes, with the requests of its RemoteInferenceClient, against a real
+server over the fakes; after each, generation must match the pushed checkpoint.
 Usage: dialect_skyrl.py BATON MODEL CLIENT_DIR FAKECUDA FAKENCCL TRAINERS_FAKECUDA TRAINERS_FAKENCCL
 [SEED]"""
 

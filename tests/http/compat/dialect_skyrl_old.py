@@ -1,5 +1,5 @@
 """SkyRL's older forms, which neither start nor finish an update: one tensor in each request, lists
-of them, one packed broadcast, CUDA IPC; each ends in what the pushed checkpoint must generate.
+of them, one packed broadcast, CUDA IPC; after each, generation must match the pushed checkpoint.
 Usage: as dialect_skyrl.py."""
 
 import asyncio

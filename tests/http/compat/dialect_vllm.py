@@ -1,5 +1,5 @@
-"""vLLM's trainers against a server that they take for vLLM: the sessions of tests/http/compat/sessions/, byte
-for byte, over the fakes, each ending in what the pushed checkpoint generates.
+"""vLLM's trainers: the sessions of tests/http/compat/sessions/ are replayed byte for byte, over the fakes;
+after each, generation must match the pushed checkpoint.
 Usage: dialect_vllm.py BATON MODEL CLIENT_DIR FAKECUDA FAKENCCL TRAINERS_FAKECUDA TRAINERS_FAKENCCL
 SEED"""
 

@@ -1,7 +1,7 @@
-"""What real peers said and answered (tests/real/record.py), again without them.
+"""Replays requests and replies of real peers, recorded by tests/real/record.py, without these peers.
 
-PEER-to-baton.jsonl: what an unmodified client sent; baton must answer with the status of then, and
-every member that it then had. baton-to-PEER-*.jsonl: what baton sent to a real engine; the double
+PEER-to-baton.jsonl: requests of an unmodified client; baton must answer with the recorded status, and
+with every recorded member. baton-to-PEER-*.jsonl: what baton sent to a real engine; the double
 of such an engine must answer with the status of the real one, with no member that the real one
 lacks, and with every member that it has, but for those that LEFT_OUT and READ name: a double has
 no model. That of a baton has only the members which baton reads.

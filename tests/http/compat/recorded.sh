@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What real clients and engines said, replayed to baton and to the doubles.
+# Requests of real clients and engines, replayed to baton and to the doubles.
 # Usage: as lib.sh says, and then the path of fake_engine.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib/lib.sh"

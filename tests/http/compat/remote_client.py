@@ -1,5 +1,5 @@
-"""A client that behaves as SkyRL's RemoteInferenceClient does: the same requests in the same order,
-and the same trust in the answers.
+"""A client that behaves as SkyRL's RemoteInferenceClient does: the same requests in the same order, and as few
+checks of the replies.
 
 What breaks other servers is kept: idle connections are dropped after 2 s; GET with a body; POST
 without one, of type application/octet-stream; JSON with spaces; of a control answer the body is

@@ -1,4 +1,4 @@
-"""Aborts of SGLang's /generate by name: a request, one of a batch, one that waits; and a client that leaves.
+"""Aborts of SGLang's /generate by id: a request, one of a batch, one that waits; and a client that disconnects.
 
 Usage: sglang_generate.py URL, of a server that generates nothing else
 """

@@ -1,4 +1,4 @@
-"""The double of an upstream does what its tests believe of it, in each dialect.
+"""Checks that the double of an upstream engine does what the tests rely on, in each dialect.
 
 Usage: fake_engine.py FAKE_ENGINE N_STREAMS
 """

@@ -1,4 +1,4 @@
-"""Faults that a double is told to have, its journal, its connections."""
+"""Faults that a test orders from a double, its journal, its connections."""
 
 import http.client
 import json

@@ -1,7 +1,7 @@
 """Faulted updates that are whole requests: plans, shared memory, bodies, files, JSON, labels.
 
-Each case sends what it is named for and says which refusal it wants; the runner then checks that
-what served before serves still.
+Each case sends the fault of its name and returns the refusal that it expects; the runner then checks that the
+served weights are unchanged.
 """
 
 import json

@@ -1,9 +1,9 @@
 """Thousands of faulted updates, from a seeded generator, between valid ones, on one server.
 
-After each: a faulted one was refused with a status and an error that names its culprit, and what
-served before serves still, to the last checksum, label and serial; after a valid one exactly its
-bytes are served. Every so often greedy text is that of the served checkpoint. At the end nothing is
-left: no open update, no second version, no shared memory, no descriptors, no memory.
+After a faulted one: it was refused with a status and an error that names the cause, and the served weights
+are unchanged, to the last checksum, label and serial. After a valid one exactly its bytes are served. Every
+so often greedy text is that of the served checkpoint. At the end nothing is left: no open update, no second
+version, no shared memory, no descriptors, no memory.
 
 Usage: fault_matrix.py URL MODEL_DIR ALLOWED_DIR CLIENT_DIR PID N_CASES SEED SANITIZED
 """

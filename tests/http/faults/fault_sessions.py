@@ -1,6 +1,6 @@
 """Faulted update sessions: start, chunks, finish, abort, renew, in every wrong order.
 
-Each case leaves no session open. Those that end in a commit tell the world what is served now.
+Each case leaves no session open. Those that end in a commit update the expected weights.
 """
 
 import json

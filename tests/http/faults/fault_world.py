@@ -1,4 +1,4 @@
-"""What fault_matrix.py knows of the server: how to speak to it, and what it must be serving.
+"""The server as fault_matrix.py sees it: how to send requests to it, and which weights it must serve.
 
 The world keeps a model of the served version, name -> (checksum, label, serial), that only a 200 on
 an update changes; check() compares it with GET /v1/weights, to the last tensor.

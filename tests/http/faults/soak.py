@@ -1,6 +1,7 @@
-"""Everything at once, for as long as it is told to: generations of every form, updates and broken ones, pauses,
-sleeps, adapters, readers, hostile clients, on a server of its own; and a server in front of three others, of which
-one is killed or stopped again and again. Afterwards both are quiet, hold what they held before, and end well.
+"""Everything at once, for a given time: generations of every form, updates and broken ones, pauses, sleeps,
+adapters, readers, hostile clients, on a server of its own; and a server in front of three others, of which
+one is killed or stopped again and again. Afterwards both are idle, hold no more memory, descriptors and
+threads than before, and stop cleanly.
 
 Usage: soak.py BATON MODEL CLIENT_DIR WORK SECONDS SEED
 What each thread does follows from the seed; how they meet does not.

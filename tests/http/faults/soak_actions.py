@@ -1,4 +1,5 @@
-"""What goes on at once in the soak, on one server: each action is one request or a few, and judges their answers."""
+"""The actions that run at the same time in the soak, on one server: each is a few requests and checks of their
+replies."""
 
 import json
 import os

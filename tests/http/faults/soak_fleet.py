@@ -1,9 +1,8 @@
-"""The second half of the soak: a server in front of three, of which one is killed or stopped again and again, while
-updates, pauses and generations go on.
+"""The second half of the soak: a server in front of three, of which one is killed or stopped again and again,
+while updates, pauses and generations go on.
 
-A generation that began after an update's success shows that version or a later one; of an update that failed nothing
-is seen by who began afterwards; each greedy text is what its version makes.
-"""
+A generation that began after an update's success shows that version or a later one; a generation that began
+after a failed update shows nothing of it; each greedy text matches its version."""
 
 import json
 import signal

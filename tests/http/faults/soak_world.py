@@ -1,9 +1,8 @@
-"""What the soak knows: a server under watch, how answers are asked for and judged, which version makes what.
+"""The server under test in the soak: how requests are sent and replies checked, and the text of each version.
 
-Every answer comes within WAIT_S and is complete; its status is one of those that its kind of request may have, never
-500; an error explains itself. Every token was made by one version that was committed, not before the one that served
-when the request began, and greedy text is what that version makes.
-"""
+Every reply arrives within WAIT_S and is complete; its status is one that its kind of request may have, never
+500; an error has a message. Every token was made by one version that was committed, not before the one that
+served when the request began, and greedy text is what that version makes."""
 
 import collections
 import http.client

@@ -1,8 +1,8 @@
 """Every allocation, or every system call, of a request, a start and a drain fails in turn.
 
-Whatever fails: no crash, no hang, no 4xx for a lack that is ours, nothing half served, and the next
-request works. An update may lose its answer to the failure after its commit; then the new weights
-are whole.
+Whatever fails: no crash, no hang, no 4xx for a failure of the server, no partial weights served, and the next
+request works. If the failure comes after the commit, an update may lose its reply; then the new weights are
+complete.
 
 Usage: torture.py BATON MODEL_DIR CLIENT_DIR FAIL_SO WORK_DIR N_STARTS allocation|call
        THOROUGH=1: each one, however many there are

@@ -1,7 +1,7 @@
-"""Eight upstreams under load, a fault at a phase of what is done to them: nobody is left without an
-answer, no mixed version is served, who is out of step gets nothing and comes back.
+"""Eight upstreams under load, with a fault in each phase of each operation: each request is answered, no mixed
+version is served, and an engine with another version gets no requests and returns later.
 
-What breaks in the rounds of chaos is chance; a failure prints the seed, env SEED repeats it.
+The faults of the chaos rounds are random; a failure prints the seed, env SEED repeats it.
 
 Usage: fleet.py BATON FAKE_ENGINE LOG DIALECT some|all|'PHASE:FAULT ...'
 """

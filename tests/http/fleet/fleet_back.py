@@ -1,4 +1,5 @@
-"""An upstream that comes back has the adapters that the fleet has; and what hangs at one keeps nobody waiting.
+"""An upstream that returns gets the fleet's adapters; and a call that hangs at one upstream delays no other
+request.
 
 Usage: as fleet_control.py.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Upstreams that come back, and what hangs at one of them. Usage: as
+# Upstreams that return, and calls that hang at one of them. Usage: as
 # fleet_control.sh.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"

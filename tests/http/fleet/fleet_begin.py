@@ -1,4 +1,5 @@
-"""Tensors for an SGLang stand between a begin and an end where it has them, and an end that is missing is made good.
+"""Tensors for an SGLang are sent between begin and end, where its version has them, and a missing end is sent
+later.
 
 Usage: as fleet_control.py, with sglang.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Updates of an SGLang stand between a begin and an end. Usage: as lib.sh, then FAKE_ENGINE.
+# Updates of an SGLang are sent between begin and end. Usage: as lib.sh, then FAKE_ENGINE.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 

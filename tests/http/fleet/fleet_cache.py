@@ -1,6 +1,6 @@
-"""No reply is made from what other weights cached, whoever paused the upstreams and whoever resumes them.
+"""No reply uses cache entries of other weights, whichever client paused and resumed the upstreams.
 
-The doubles' caches remember which weights made each entry, and a token that read an entry of others says so;
+The doubles' caches remember which weights made each entry, and a token made from a stale entry shows it;
 Fleet and Double check at their end that there was none.
 Usage: as fleet_control.py, vllm or sglang.
 """

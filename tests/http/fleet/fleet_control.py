@@ -1,4 +1,4 @@
-"""What a trainer tells a server in front of upstreams: all or nothing, or the rule for a quorum.
+"""Control requests of a trainer to a server in front of upstreams: all or nothing, or with --min-ready a quorum.
 
 Usage: fleet_control.py BATON FAKE_ENGINE LOG CLIENT_DIR WORK baton|vllm|sglang|mixed
 """

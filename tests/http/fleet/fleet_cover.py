@@ -1,4 +1,4 @@
-"""Half a model is nobody's version: what an update names must cover the model, as far as that is known.
+"""Part of a model is never a version: the tensors of an update must cover the model, if its tensors are known.
 
 Usage: as fleet_control.py, with vllm, sglang or mixed; then MODEL, a directory with checkpoints in it.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Half a model in front of doubles of upstream engines. Usage: as fleet_control.sh.
+# Updates with a part of the model, in front of doubles of upstream engines. Usage: as fleet_control.sh.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 

@@ -1,4 +1,5 @@
-"""What must not come of it when upstreams lie, are restarted or are away, or a trainer is at odds with itself.
+"""What must not happen when upstreams send wrong replies, restart or are unreachable, or a trainer sends
+contradicting requests.
 
 Usage: as fleet_control.py.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The control plane in front of upstream engines that lie, are restarted or are away. Usage: as
+# The control plane in front of upstream engines that send wrong replies, restart or are unreachable. Usage: as
 # fleet_control.sh.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"

@@ -1,4 +1,5 @@
-"""Half of an update is nobody's version, whoever was killed in the middle of it; and what was never begun is undone.
+"""Part of an update is never a version, whichever process was killed in the middle of it; and an update that sent
+nothing is undone.
 
 Usage: as fleet_control.py, with vllm or sglang.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a server that is killed in the middle of an update leaves to the next one. Usage: as
+# A server is killed in the middle of an update: what the next one finds and does. Usage: as
 # fleet_control.sh.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"

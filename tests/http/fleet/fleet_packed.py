@@ -1,4 +1,4 @@
-"""How tensors are packed reaches each vLLM in the form of its own release, whatever the trainer's age.
+"""The packing of tensors is sent to each vLLM in the form of its release, whatever the trainer's release.
 
 The doubles take and refuse what 0.24, 0.26, 0.27 and 0.32 do, in their words.
 Usage: as fleet_control.py.

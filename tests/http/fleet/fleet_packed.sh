@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# How tensors are packed, in front of vLLM of several releases. Usage: as fleet_control.sh.
+# Packing of tensors in front of several releases of vLLM. Usage: as fleet_control.sh.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 

@@ -1,4 +1,4 @@
-"""What is asked of an update, and sent to it, while it ends at the upstreams.
+"""Requests about an update, and more tensors for it, while it finishes at the upstreams.
 
 Usage: as fleet_control.py.
 """

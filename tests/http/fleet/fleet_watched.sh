@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# An update of the fleet while it ends. Usage: as fleet_control.sh.
+# Requests about an update of the fleet while it finishes. Usage: as fleet_control.sh.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 

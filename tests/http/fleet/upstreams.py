@@ -1,5 +1,5 @@
-"""What a server in front of upstream engines knows of them, and says: who serves and who does not, and why; who comes
-back; what its files, read again, change; what it refuses to start with.
+"""What a server in front of upstream engines reports about them: which serve and which do not, and why; which
+return; what a reload of its files changes; with which options it refuses to start.
 
 Usage: as upstreams_world.py says.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The truth about upstream engines. Usage: upstreams.sh BATON FAKE_ENGINE FIXTURES [upstreams|upstreams_step]
+# What a server reports about upstream engines. Usage: upstreams.sh BATON FAKE_ENGINE FIXTURES [upstreams|upstreams_step]
 set -euo pipefail
 
 here=$(dirname "$(realpath "$0")")

@@ -1,5 +1,5 @@
-"""Upstreams whose answers are no HTTP, or too much of it: whatever was asked ends soon, with words that blame the
-upstream, which is out of rotation while it answers questions about itself like that, and back afterwards.
+"""Upstreams whose replies are not HTTP, or too large: each request ends soon, with an error that names the
+upstream, which is out of rotation while it answers probes like that, and returns afterwards.
 
 Usage: upstreams_hostile.py BATON FAKE_ENGINE MODEL WORK [NAME ...]
 """

@@ -1,5 +1,5 @@
-"""What a trainer must always be able to do at once in front of upstreams (pause, resume, abort, renew), while as many
-others as there are wait for something that takes long.
+"""Requests that must never wait in front of upstreams (pause, resume, abort, renew), while many others wait for
+an operation that takes long.
 
 Usage: upstreams_lanes.py BATON FAKE_ENGINE MODEL WORK [NAME ...]
 """

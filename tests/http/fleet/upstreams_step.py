@@ -1,5 +1,6 @@
-"""Which version the fleet serves, and who of it: before the first update and after a restart of the server, after updates,
-after somebody vouched for one; who refuses keys or does not say what it serves; and what the log tells of it.
+"""Which version the fleet serves, and which engines serve it: before the first update and after a restart of the
+server, after updates, after a resync; engines that refuse the key or do not report a version; and what is
+logged.
 
 Usage: as upstreams_world.py says.
 """

@@ -1,4 +1,4 @@
-"""A server in front of doubles: what it says of them, and that it is so.
+"""A server in front of doubles: what it reports about them, checked against the doubles.
 
 Usage of the tests: TEST.py BATON FAKE_ENGINE MODEL WORK [NAME ...]
 """

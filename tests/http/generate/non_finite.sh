@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Weights and adapters that are not finite, and weights that compute what is not.
+# Weights and adapters with values that are not finite, and weights whose logits are not finite.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 

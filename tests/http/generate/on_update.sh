@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Streams with commits inside, in each mode of on_update: spans, bits, room for versions, defaults.
+# Commits during streams, in each mode of on_update: spans, exact tokens, limit of versions, defaults.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 

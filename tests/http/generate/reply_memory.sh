@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a server holds while it writes replies with very many logprobs, in each form.
+# Memory of a server while it writes replies with very many logprobs, in each form.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sampling members through each route that takes them: refusals that name them, and what they do.
+# Sampling members on each route that takes them: refusals that name them, and their effect.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 serve_model

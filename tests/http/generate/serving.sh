@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Clients that leave, and floods: nobody works for the first, nobody starves beside the second.
+# Clients that disconnect, and floods: no work is done for the first, no client starves beside the second.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 

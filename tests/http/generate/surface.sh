@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Requests and answers as the clients of OpenAI, vLLM and TRL have them: logprobs, limits, forms.
+# Requests and replies in the forms that clients of OpenAI, vLLM and TRL use: logprobs, limits.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 PART() { timeout 280 "$PYTHON" -B "$(dirname "$0")/surface.py" "$URL" "$WORK" "$@" || fail "$*"

@@ -1,4 +1,4 @@
-"""An upstream that is a double (tests/fakes/engine.c), and what its tokens say."""
+"""A double of an upstream engine (tests/fakes/engine.c), and what its tokens show."""
 
 import http.client
 import json

@@ -1,7 +1,7 @@
 """A server in front of doubles, the load on it, and what must be true of every answer.
 
-A double's tokens say which version made them, from which prompt, and at which place: so an answer
-that lost a token, took one of another client's, or mixed versions, shows.
+A double's tokens show which version made them, from which prompt, and at which position: so a reply that lost a
+token, got one of another client, or mixed versions is detected.
 """
 
 import asyncio

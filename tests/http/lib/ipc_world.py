@@ -1,5 +1,5 @@
-"""What ipc_update.py knows of the server: how to start it over the fake driver, how to speak to it,
-and which bytes it must be serving.
+"""The server as ipc_update.py sees it: how to start it over the fake driver, how to send requests to it, and which
+bytes it must serve.
 
 The model of the served version changes only with a 200, and check() compares it with every byte
 that the server gives out, of every GPU.

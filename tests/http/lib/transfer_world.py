@@ -1,5 +1,5 @@
-"""What weight_transfer.py knows of groups: how a trainer joins one with the server in each form, how
-it cuts a plan into broadcasts, and how an update by the group goes."""
+"""NCCL groups for tests: how a trainer joins one with the server in each form, how it divides a tensor list into
+broadcasts, and an update by the group."""
 
 import base64
 import concurrent.futures

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Pause, resume, abort_requests: what each promises to clients that run meanwhile.
+# Pause, resume, abort_requests: what each guarantees to clients that run meanwhile.
 # Usage: pause.sh BATON FIXTURES CLIENT_DIR [CYCLES]: that many pauses with an update each.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"

@@ -1,5 +1,5 @@
-"""A long random walk over pause, resume, sleep, wake, updates and generations, beside a model of
-what has to come of each.
+"""A long random walk over pause, resume, sleep, wake, updates and generations, compared with a model of the
+expected state after each.
 
 Usage: sleep.py URL CHECKPOINTS STEPS SEED
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sleep and wake: memory goes, memory comes back, and what is served is exactly what was.
+# Sleep and wake: memory is released and taken again, and exactly the same weights are served.
 # Usage: sleep.sh BATON FIXTURES CLIENT_DIR FAKECUDA
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"

@@ -1,5 +1,5 @@
-"""Adapters whose tensors come by memory of GPUs: CUDA IPC handles in every form, and broadcasts of a
-trainer's group; over the fakes, with trainers that are other processes.
+"""Adapters whose tensors are in GPU memory: CUDA IPC handles in every form, and broadcasts of a trainer's group;
+over the fakes, with trainers that are other processes.
 Usage: lora_sources.py BATON MODEL CLIENT_DIR FAKECUDA FAKENCCL TRAINERS_FAKECUDA TRAINERS_FAKENCCL
 [SEED]"""
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `baton serve --check`, and what /v1/status says of CUDA: without it, with a fake driver of two
+# `baton serve --check`, and the CUDA part of /v1/status: without CUDA, with a fake driver of two
 # devices, with one that has none, breaks, or lacks a symbol. Usage: as lib.sh says, and then the
 # paths of libfakecuda and of the one that lacks a symbol.
 # shellcheck source=tests/http/lib/lib.sh

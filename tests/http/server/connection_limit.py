@@ -1,5 +1,5 @@
-"""Near the limit of connections: ordinary clients lose nothing, and those that hold connections for
-nothing keep nobody from health and control.
+"""Near the limit of connections: ordinary clients lose no request, and idle connections do not prevent health
+and control requests.
 
 Usage: connection_limit.py HOST:PORT CERTIFICATE CHECK...   (CERTIFICATE "-": plain HTTP)
   keep_alive  60 clients that think between two requests, at a limit of 64

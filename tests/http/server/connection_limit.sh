@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Near the limit of connections: who gives way to whom, on plain sockets and over TLS.
+# Near the limit of connections: which connections are closed for others, on plain sockets and over TLS.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 

@@ -1,7 +1,7 @@
-"""SIGTERM with clients at every phase: nobody who was accepted goes unanswered.
+"""SIGTERM with clients at every phase: each accepted request is answered.
 
-whole: one client holds the drain open by half a body until everybody else has been looked at.
-deadline, twice: what runs is ended by the drain's deadline, or by a second SIGTERM.
+whole: one client keeps the drain open with half a body until all others have been checked. deadline, twice:
+running requests are ended by the drain's deadline, or by a second SIGTERM.
 
 Usage: drain.py HOST PORT PID LOG whole|deadline|twice [SEED]
 """

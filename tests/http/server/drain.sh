@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# SIGTERM: running work ends well, new work is refused, the exit code is 0.
+# SIGTERM: running work is completed, new work is refused, the exit code is 0.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Many clients at once, clients that die, requests made to keep a loop busy. Usage: as lib.sh, then
+# Many clients at once, clients that die, requests that try to keep a loop busy. Usage: as lib.sh, then
 # N_ANSWERS that each busy client waits for.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"

@@ -1,5 +1,5 @@
-"""Many generates wait while the server is paused, and others are served beside them: each of those
-that stay is answered in the end, those that leave free their slots, and nothing is left over.
+"""Many generates wait while the server is paused, and others are served beside them: each client that stays
+is answered in the end, those that disconnect free their slots, and nothing remains.
 
 Usage: front_waiting.py HOST PORT PID N_CLIENTS SANITIZED(yes|no)
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Clients that wait for their turn. Usage: as lib.sh, then N_CLIENTS SANITIZED(yes|no).
+# Clients that wait in the queue. Usage: as lib.sh, then N_CLIENTS SANITIZED(yes|no).
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 serve_model --generate-queue 4096

@@ -1,6 +1,5 @@
-"""Every route of the program, at a server's listeners: who is let in, who is not, and how that is
-said. A route that is not in ROLES fails this test, so that nobody adds one without deciding who may
-call it.
+"""Every route of the program, at a server's listeners: which keys are accepted, and with which error
+others are refused. A route that is not in ROLES fails this test, so that no route is added without a role.
 
 Usage: keys.py PRINT_CONTRACT WATCH_KEY GENERATE_KEY CONTROL_KEY LISTENER...
 LISTENER: data|control|health|both=HOST:PORT or =unix:PATH, what is answered there

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Keys: every route, with none, with a wrong one, with each role's, on every listener; what is read
+# Keys: every route, without one, with a wrong one, with each role's, on every listener; what is read
 # again on SIGHUP; addresses that need none; and that no key is to be found anywhere afterwards.
 # Usage: keys.sh BATON FIXTURES CLIENT_DIR PRINT_CONTRACT
 # shellcheck source=tests/http/lib/lib.sh

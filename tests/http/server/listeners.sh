@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Listeners: addresses and unix sockets, control and health apart, and what may not be opened to a
+# Listeners: addresses and unix sockets, separate control and health listeners, and what may not be opened to a
 # network.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"

@@ -1,8 +1,8 @@
-"""SIGTERM while somebody on the control listener asks how the server is: what that says of the main
-listener is asked of it until the last answer, and it must still be there.
+"""SIGTERM while a client of the control listener requests the status: the status reads the main listener until
+the last reply, so that listener must still exist.
 
-One who does not read its answer keeps the main listener, a unix socket, for a moment longer;
-meanwhile connections of the control listener, open since before the end, ask one after the other.
+A client that does not read its reply keeps the main listener, a unix socket, for a moment longer; meanwhile
+connections of the control listener, opened before the end, send requests one after the other.
 
 Usage: listeners_end.py MAIN_PATH CONTROL_HOST CONTROL_PORT PID LOG
 """

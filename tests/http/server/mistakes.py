@@ -1,4 +1,4 @@
-"""Everyday mistakes: each is answered in one line that says what is wrong and what to do.
+"""Common mistakes: each is answered with one line that says what is wrong and what to do.
 
 Usage: mistakes.py command BATON MODEL WORK
        mistakes.py request URL WORK

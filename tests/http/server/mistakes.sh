@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What people type wrong, and what they are told: mistakes.py has a row for each mistake.
+# Common mistakes and their error messages: mistakes.py has a row for each.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 here=$(dirname "$0")

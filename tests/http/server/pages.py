@@ -1,6 +1,6 @@
-"""Requests of web pages, on every route of the program at a server's listeners: one for a name that
-is not the server's is a 421, one that a page of another origin made is a 403, nobody acts on either,
-and what trainers and curl send is served as before.
+"""Requests of web pages, on every route of the program at a server's listeners: one for a name that is not
+the server's is a 421, one that a page of another origin made is a 403, neither is carried out, and requests
+of trainers and curl are served as usual.
 
 Usage: as pages.sh says.
 """

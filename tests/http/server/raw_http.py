@@ -1,8 +1,8 @@
-"""Malformed framing, byte by byte: what each request must be answered, and whether its connection
-may go on. A connection that goes on must still be in step: a sound request follows on it.
+"""Malformed framing, byte by byte: the expected reply to each request, and whether its connection may be
+kept. A kept connection must still be in sync: a valid request follows on it.
 
-Then hostile heads of all kinds, put together by chance from a seed: each request has one complete
-answer, an error the house's JSON, and a connection that ends without one has ended by an error.
+Then hostile heads of all kinds, put together by chance from a seed: each request has one complete reply,
+errors are JSON of the native form, and a connection that ends without a reply has ended by an error.
 
 Usage: raw_http.py HOST PORT [CERTIFICATE [SEED N]]
   CERTIFICATE  ask over TLS and trust this one; "-": not

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Malformed framing on raw sockets: what is refused, and that no second request hides in a body.
+# Malformed framing on raw sockets: refusals, and no second request is smuggled in a body.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 serve_model --header-timeout 600 --body-timeout 600 --idle-timeout 2500

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The README's server line and its curl examples, as they stand there, one after the other.
+# The README's server command and its curl examples, exactly as written, one after the other.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 cd "$CHECKPOINTS"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starting: configuration by flag, environment and file; refusals that name the culprit; SIGTERM.
+# Starting: configuration by flag, environment and file; refusals that name the wrong option; SIGTERM.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 

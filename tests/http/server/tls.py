@@ -1,5 +1,5 @@
-"""TLS at the level of records and sockets: bodies in odd pieces, answers in the middle of an upload,
-peers that never finish a handshake or go away while they wait.
+"""TLS at the level of records and sockets: bodies in odd pieces, replies in the middle of an upload, peers
+that never finish a handshake or disconnect while they wait.
 
 Usage: tls.py HOST PORT CERTIFICATE CHECKPOINT
 The server runs with --header-timeout, --body-timeout and --body-stall-timeout of a second.

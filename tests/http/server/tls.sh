@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# TLS: what is served over it, what of its sockets is guarded, and which certificates are refused.
+# TLS: routes, limits of its sockets, and which certificates are refused.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 here=$(dirname "$0")

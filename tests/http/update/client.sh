@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# client/baton.py through each door, and its errors in the server's words.
+# client/baton.py with each source of weights, and its errors, which have the server's messages.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 serve_model --allow-path "$CHECKPOINTS"

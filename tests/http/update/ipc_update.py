@@ -1,5 +1,6 @@
 """Weights by CUDA IPC handles, from trainers that are other processes: every form in which they
-come, on one GPU and on two, and what happens when a trainer dies, lies or waits.
+come, on one GPU and on two, and what happens when a trainer dies, sends
+wrong data or waits.
 Usage: ipc_update.py BATON MODEL CLIENT_DIR FAKECUDA FAKECUDA_OF_TRAINERS [SEED]"""
 
 import base64

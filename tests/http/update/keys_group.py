@@ -1,5 +1,5 @@
-"""Whoever has no control key cannot put a trainer's group in doubt: what such a request would have
-said of an update by the group is nobody's word. Usage: as transfer_odd.py says."""
+"""A request without the control key cannot affect a trainer's group: its tensor lists are not used for an
+update by the group. Usage: as transfer_odd.py says."""
 
 import http.client
 import json

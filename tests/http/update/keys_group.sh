@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Requests without a key, beside a trainer's group. Usage: as weight_transfer.sh says.
+# Requests without a key while a trainer's group is joined. Usage: as weight_transfer.sh says.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib/lib.sh"
 output=$(timeout 120 "$PYTHON" -B "$(dirname "${BASH_SOURCE[0]}")/keys_group.py" "$BATON" "$MODEL" \

@@ -1,5 +1,5 @@
-"""The trainer of preflight.sh: exports memory of a fake GPU in each way that could go wrong, and
-asks what is in the way. Usage: preflight.py URL CLIENT_DIR LIBFAKECUDA WHAT"""
+"""The trainer of preflight.sh: exports memory of a fake GPU in each way that can fail, and requests the
+diagnosis. Usage: preflight.py URL CLIENT_DIR LIBFAKECUDA WHAT"""
 
 import base64
 import json

@@ -1,5 +1,5 @@
 """NCCL groups and updates by them in odd orders and at the same time: repeated, refused, finished,
-aborted and drained while a broadcast is waited for; and in every way that other updates know.
+aborted and drained while the server waits for a broadcast; and with every option of other updates.
 Usage: transfer_odd.py BATON MODEL CLIENT_DIR FAKECUDA FAKENCCL TRAINERS_FAKECUDA TRAINERS_FAKENCCL
 [SEED]"""
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# NCCL groups in odd orders, and updates by them in every way that others know. Usage: as
+# NCCL groups in odd orders, and updates by them with every option of other updates. Usage: as
 # weight_transfer.sh says.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib/lib.sh"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Updates through all doors while clients generate: every token has exactly one version, greedy text
-# that one version made is exactly that version's, nobody fails, and floods are shed with 503.
+# Updates from all sources while clients generate: every token has exactly one version, greedy text
+# of one version is exactly that version's, no request fails, and floods are shed with 503.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 serve_model --allow-path "$CHECKPOINTS" --generate-concurrency 8 --generate-queue 4

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Updates by somebody who means harm or is cut off half-way: whatever comes, an answer that is so, and
-# the version that served goes on serving.
+# Malicious updates, and updates that are cut off: each gets a correct reply, and the served version
+# stays.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 

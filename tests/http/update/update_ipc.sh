@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# CUDA IPC handles where there is no GPU: what is wrong with them is said first, and then that.
+# CUDA IPC handles without a GPU: errors in the handles are reported first, then the missing GPU.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 IPC=$(realpath "$2")/torch-ipc

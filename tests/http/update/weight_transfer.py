@@ -1,5 +1,6 @@
 """Weights by NCCL: trainers that are other processes form a group with the server in each of the
-three forms, broadcast in each of the three ways, and die, stall and lie in all of them.
+three forms, broadcast in each of the three ways, and die, stall and send wrong data in all of
+them.
 Usage: weight_transfer.py BATON MODEL CLIENT_DIR FAKECUDA FAKENCCL TRAINERS_FAKECUDA TRAINERS_FAKENCCL
 [SEED]"""
 
