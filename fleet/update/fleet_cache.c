@@ -32,29 +32,29 @@ bool fleet_recomputes_kv(struct fleet_control *fc)
 
 /* Some engines, and why the caches of each could not be emptied; clean: they were, or the engine
  * has not been asked yet. */
-struct emptying {
+struct reset_state {
     struct fleet_control *fc;
     const struct fleet_cache_reset *list;
     struct err *why;
     size_t n;
 };
 
-typedef bool picks_fn(const struct emptying *x, size_t i);
+typedef bool filter_fn(const struct reset_state *x, size_t i);
 
-static bool picks_all(const struct emptying *x, size_t i)
+static bool is_any(const struct reset_state *x, size_t i)
 {
     (void)x;
     (void)i;
     return true;
 }
 
-static bool picks_clean(const struct emptying *x, size_t i)
+static bool is_reset(const struct reset_state *x, size_t i)
 {
     return x->why[i].code == ERR_NONE;
 }
 
 /* An SGLang that refused and is paused: the requests that it holds may be retracted. */
-static bool picks_held(const struct emptying *x, size_t i)
+static bool is_paused_and_refused(const struct reset_state *x, size_t i)
 {
     struct upstream_endpoint at;
 
@@ -66,7 +66,7 @@ static bool picks_held(const struct emptying *x, size_t i)
 /* An engine without such a cache has no route for it; an SGLang without HiCache answers 400 where
  * one with it answers 200. A vLLM outside of development mode has neither a route to reset its
  * prefix cache nor routes for updates; only its adapters can have changed. */
-static bool has_none(enum api_op op, bool route_optional, const struct fleet_result *result)
+static bool has_no_cache(enum api_op op, bool route_optional, const struct fleet_result *result)
 {
     bool optional = op == API_RESET_ENCODER_CACHE || op == API_RESET_STORAGE_CACHE ||
                     route_optional;
@@ -77,14 +77,14 @@ static bool has_none(enum api_op op, bool route_optional, const struct fleet_res
            (optional && (result->status == 404 || result->status == 405));
 }
 
-static void cache_judge(const struct emptying *x, size_t i, enum api_op op, const json_t *body,
-                        const struct fleet_result *result)
+static void apply_reset_result(const struct reset_state *x, size_t i, enum api_op op,
+                               const json_t *body, const struct fleet_result *result)
 {
     struct upstream_endpoint at;
 
     upstreams_get(x->fc->upstreams, result->upstream, &at);
     err_clear(&x->why[i]);
-    if (!result_ok(result) && !has_none(op, x->list[i].route_optional, result))
+    if (!result_ok(result) && !has_no_cache(op, x->list[i].route_optional, result))
         x->why[i] = result->why;
     else if (op == API_RESET_PREFIX_CACHE && result->outcome == FLEET_OK &&
              !api_reset_is_proven(at.kind, body, result->text != NULL ? result->text : "",
@@ -93,7 +93,7 @@ static void cache_judge(const struct emptying *x, size_t i, enum api_op op, cons
                       "%.100s does not report whether its cache is empty", at.name);
 }
 
-static void caches_ask(const struct emptying *x, enum api_op op, picks_fn *picks)
+static void request_reset(const struct reset_state *x, enum api_op op, filter_fn *filter)
 {
     json_t *bodies[2] = {json_pack("{s:b}", "external", 1),
                          json_pack("{s:b, s:b}", "external", 1, "running", 1)};
@@ -103,7 +103,7 @@ static void caches_ask(const struct emptying *x, enum api_op op, picks_fn *picks
     struct err e = {0};
 
     for (size_t i = 0; i < x->n; i++)
-        if (picks(x, i)) {
+        if (filter(x, i)) {
             targets[n] = (struct fleet_target){.upstream = x->list[i].upstream,
                                                .body = bodies[x->list[i].preempt]};
             at[n++] = i;
@@ -114,7 +114,7 @@ static void caches_ask(const struct emptying *x, enum api_op op, picks_fn *picks
         (void)fleet_request(x->fc, op, targets, n, fleet_step_us(x->fc), &results, &e);
     for (size_t k = 0; k < n; k++) {
         if (results != NULL)
-            cache_judge(x, at[k], op, targets[k].body, &results[k]);
+            apply_reset_result(x, at[k], op, targets[k].body, &results[k]);
         else
             x->why[at[k]] = e;
     }
@@ -126,24 +126,25 @@ static void caches_ask(const struct emptying *x, enum api_op op, picks_fn *picks
 void fleet_reset_caches(struct fleet_control *fc, const struct fleet_cache_reset *list, size_t n,
                         struct err *why)
 {
-    const struct emptying x = {.fc = fc, .list = list, .why = why, .n = n};
+    const struct reset_state x = {.fc = fc, .list = list, .why = why, .n = n};
     struct err refused[FLEET_MAX];
     size_t n_held = 0;
 
     if (n == 0)
         return;
-    caches_ask(&x, API_RESET_PREFIX_CACHE, picks_all);
+    request_reset(&x, API_RESET_PREFIX_CACHE, is_any);
     for (size_t i = 0; i < n; i++)
-        n_held += picks_held(&x, i);
+        n_held += is_paused_and_refused(&x, i);
     if (n_held > 0) {
         memcpy(refused, why, n * sizeof *why);
-        caches_ask(&x, API_RETRACT_REQUESTS, picks_held); /* again, whatever it answered to that */
+        request_reset(&x, API_RETRACT_REQUESTS,
+                      is_paused_and_refused); /* again, whatever it answered to that */
         for (size_t i = 0; i < n; i++)
             why[i] = refused[i];
-        caches_ask(&x, API_RESET_PREFIX_CACHE, picks_held);
+        request_reset(&x, API_RESET_PREFIX_CACHE, is_paused_and_refused);
     }
-    caches_ask(&x, API_RESET_ENCODER_CACHE, picks_clean);
-    caches_ask(&x, API_RESET_STORAGE_CACHE, picks_clean);
+    request_reset(&x, API_RESET_ENCODER_CACHE, is_reset);
+    request_reset(&x, API_RESET_STORAGE_CACHE, is_reset);
 }
 
 static void log_stale(struct fleet_control *fc, size_t upstream, const struct err *why)
@@ -159,8 +160,8 @@ static void log_stale(struct fleet_control *fc, size_t upstream, const struct er
 }
 
 /* @why  [n]; clean; set as by fleet_reset_caches */
-static void empty_or_bar(struct fleet_control *fc, const struct fleet_cache_reset *list, size_t n,
-                         struct err *why)
+static void reset_or_set_stale(struct fleet_control *fc, const struct fleet_cache_reset *list,
+                               size_t n, struct err *why)
 {
     fleet_reset_caches(fc, list, n, why);
     for (size_t i = 0; i < n; i++) {
@@ -189,7 +190,7 @@ void fleet_reset_part_caches(struct fleet_control *fc, struct fleet_session *s)
     }
     mtx_unlock(&fc->lock);
     memset(why, 0, n * sizeof *why);
-    empty_or_bar(fc, list, n, why);
+    reset_or_set_stale(fc, list, n, why);
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < n; i++)
         parts[i]->cache_error = why[i];
@@ -217,7 +218,7 @@ void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_res
                 .preempt = true};
     }
     memset(why, 0, n_list * sizeof *why);
-    empty_or_bar(fc, list, n_list, why);
+    reset_or_set_stale(fc, list, n_list, why);
 }
 
 void fleet_reset_caches_of(struct fleet_control *fc, size_t upstream)
@@ -228,5 +229,5 @@ void fleet_reset_caches_of(struct fleet_control *fc, size_t upstream)
 
     upstreams_get(fc->upstreams, upstream, &at);
     if (!upstream_caps(at.kind)->two_phase)
-        empty_or_bar(fc, &one, 1, &why);
+        reset_or_set_stale(fc, &one, 1, &why);
 }

@@ -100,7 +100,7 @@ static int add_tensors(struct tensor_list_builder *b, const struct tensor_list *
 }
 
 /* Returns: false: one of them cannot be read. */
-static bool join_pickles(struct tensor_list_builder *b, const json_t *strings, uint32_t *n)
+static bool add_pickles(struct tensor_list_builder *b, const json_t *strings, uint32_t *n)
 {
     struct err ignored = {0};
     const json_t *text;
@@ -129,7 +129,7 @@ static int read_pickles(struct fleet_names *out, const json_t *strings, struct e
 
     if (tensor_list_builder_new(&b, e) != 0)
         return -1;
-    out->seen = join_pickles(b, strings, &n);
+    out->seen = add_pickles(b, strings, &n);
     if (out->seen && n > 0)
         return tensor_list_builder_finish(b, &out->tensor_list, e);
     tensor_list_builder_free(b);
@@ -168,7 +168,7 @@ static const char *coverage_name(const struct fleet_session *s, uint32_t n_missi
 }
 
 /* Are tensors counted here? Not where a two-phase engine counts them. */
-static bool is_counted(const struct fleet_session *s)
+static bool is_counted_here(const struct fleet_session *s)
 {
     return s->coverage != NULL && !fleet_session_has_part(s, true);
 }
@@ -180,7 +180,7 @@ const char *fleet_coverage_name(const struct fleet_session *s)
 
     if (s->partial)
         return "partial";
-    if (is_counted(s))
+    if (is_counted_here(s))
         return said != NULL ? said : "unknown";
     return json_integer_value(json_object_get(s->report, "n_missing")) > 0 ? "incomplete" : "whole";
 }
@@ -242,7 +242,7 @@ int fleet_coverage_start(struct fleet_control *fc, struct fleet_session *s, stru
     s->coverage = c; /* freed with the session */
     if (tally_new(&c->tally, c->spec != NULL ? c->spec->model_spec : NULL, e) != 0)
         return -1;
-    if (is_counted(s))
+    if (is_counted_here(s))
         coverage_report(fc, s);
     return 0;
 }
@@ -287,7 +287,7 @@ void fleet_coverage_add(struct fleet_control *fc, struct fleet_session *s,
         return;
     if (!l->seen || (l->tensor_list != NULL && tally_add(c->tally, l->tensor_list, &ignored) != 0))
         c->n_unseen++;
-    if (is_counted(s))
+    if (is_counted_here(s))
         coverage_report(fc, s);
 }
 
@@ -369,8 +369,9 @@ static bool defines_spec(const struct fleet_session *s)
 
 void fleet_coverage_commit(struct fleet_control *fc, struct fleet_session *s)
 {
-    const char *word = is_counted(s) ? coverage_name(s, tally_missing(s->coverage->tally, NULL, 0))
-                                     : fleet_coverage_name(s);
+    const char *word = is_counted_here(s)
+                           ? coverage_name(s, tally_missing(s->coverage->tally, NULL, 0))
+                           : fleet_coverage_name(s);
     struct fleet_spec *spec = NULL, *before = NULL;
     struct model_spec *m;
     struct err ignored = {0};

@@ -134,7 +134,7 @@ int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s, s
 {
     struct marker_setting m = {.fc = fc};
     const struct fanout f = {.is_query = true,
-                             .question = API_GET_VERSION,
+                             .query = API_GET_VERSION,
                              .select = needs_marker,
                              .on_result = on_old_label,
                              .arg = &m};
@@ -244,7 +244,7 @@ void fleet_clear_dirty_markers(struct fleet_control *fc, struct fleet_session *s
 {
     struct marker_clearing u = {.fc = fc, .dropped = dropped};
     const struct fanout f = {.is_query = true,
-                             .question = API_GET_VERSION,
+                             .query = API_GET_VERSION,
                              .timeout_us = undo_timeout_us(fc),
                              .select = has_marker_to_clear,
                              .on_result = on_marker_read,
@@ -311,7 +311,7 @@ int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s,
 {
     struct marker_check c = {.fc = fc, .all = all};
     const struct fanout f = {.is_query = true,
-                             .question = API_GET_VERSION,
+                             .query = API_GET_VERSION,
                              .select = needs_marker_check,
                              .on_result = on_marker_checked,
                              .arg = &c};
@@ -384,7 +384,7 @@ static void check_labels(struct fleet_control *fc, struct fleet_session *s,
 {
     struct marker_check c = {.fc = fc, .label = s->label, .kept = kept};
     const struct fanout f = {.is_query = true,
-                             .question = API_GET_VERSION,
+                             .query = API_GET_VERSION,
                              .select = select,
                              .on_result = on_label_checked,
                              .arg = &c};

@@ -42,7 +42,7 @@ static void apply_results(struct fleet_control *fc, struct fleet_session *s, con
 }
 
 /* Ownership as fleet/update/fleet_part.h defines it. */
-static bool is_owner(struct fleet_control *fc, const struct fleet_session *s)
+static bool owns_parts(struct fleet_control *fc, const struct fleet_session *s)
 {
     bool sends;
 
@@ -52,8 +52,8 @@ static bool is_owner(struct fleet_control *fc, const struct fleet_session *s)
     return sends || fleet_owns_update_lock(fc);
 }
 
-static int ask_batch(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
-                     const struct fleet_batch *b, struct err *e)
+static int send_batch(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
+                      const struct fleet_batch *b, struct err *e)
 {
     uint64_t timeout_us = f->timeout_us > 0 ? f->timeout_us : fleet_step_us(fc);
     struct fleet_result *results = NULL;
@@ -61,8 +61,8 @@ static int ask_batch(struct fleet_control *fc, struct fleet_session *s, const st
 
     if (b->n == 0)
         return 0;
-    assert(is_owner(fc, s));
-    rc = f->is_query ? fleet_query(fc, f->question, b->targets, b->n, timeout_us, &results, e)
+    assert(owns_parts(fc, s));
+    rc = f->is_query ? fleet_query(fc, f->query, b->targets, b->n, timeout_us, &results, e)
                      : fleet_request(fc, f->op, b->targets, b->n, timeout_us, &results, e);
     if (rc != 0)
         return -1;
@@ -77,7 +77,7 @@ int fanout_apply(struct fleet_control *fc, struct fleet_session *s, const struct
     struct fleet_batch b;
 
     (void)fanout_select(fc, s, f, &b);
-    return ask_batch(fc, s, f, &b, e);
+    return send_batch(fc, s, f, &b, e);
 }
 
 void fanout_apply_or_fail(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
@@ -86,7 +86,7 @@ void fanout_apply_or_fail(struct fleet_control *fc, struct fleet_session *s, con
     struct fleet_batch b;
 
     (void)fanout_select(fc, s, f, &b);
-    if (why->code == ERR_NONE && ask_batch(fc, s, f, &b, why) == 0)
+    if (why->code == ERR_NONE && send_batch(fc, s, f, &b, why) == 0)
         return;
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < b.n; i++) {

@@ -20,9 +20,9 @@ struct part_set {
 /* A request, the parts that it goes to, and what follows from a result. The functions are called
  * under the lock of the fleet's control and must not block. */
 struct fanout {
-    bool is_query; /* `question` is sent, else `op` */
+    bool is_query; /* `query` is sent, else `op` */
     enum api_op op;
-    enum api_query question;
+    enum api_query query;
     const json_t *body;          /* borrowed; NULL: an empty one */
     json_t *const *bodies;       /* borrowed, one for each part; NULL: `body` for all */
     uint64_t timeout_us;         /* 0: fleet_step_us */

@@ -21,7 +21,7 @@ static bool needs_start(const struct fleet_part *p, const void *arg)
 }
 
 /* May an earlier update, of this server or one before it, still be open there? */
-static bool may_be_open(const struct fleet_part *p)
+static bool may_have_open_update(const struct fleet_part *p)
 {
     return p->before != PART_WAS_IN_STEP || p->first_update;
 }
@@ -30,8 +30,8 @@ static bool may_be_open(const struct fleet_part *p)
  * reply is not looked at: if no update was open, the start that follows, or the tensors, will work;
  * if it could not be closed, they fail.
  * @f  selects the engines */
-static int close_open(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
-                      struct err *e)
+static int close_open_updates(struct fleet_control *fc, struct fleet_session *s,
+                              const struct fanout *f, struct err *e)
 {
     struct fleet_result *closed = NULL;
     struct fleet_batch b;
@@ -64,7 +64,7 @@ static void on_started(struct fleet_part *p, size_t part, struct fleet_result *r
                         : PART_UPDATE_CLOSED;
     if (has_no_start(p, result))
         p->own_update = PART_UPDATE_NONE;
-    else if (result->outcome == FLEET_REFUSED && may_be_open(p))
+    else if (result->outcome == FLEET_REFUSED && may_have_open_update(p))
         b->again.has[part] = true;
     else
         part_drop_failed(p, result);
@@ -91,7 +91,7 @@ static int start_engines(struct fleet_control *fc, struct start_request *b, cons
     const struct fanout again = {
         .op = API_START_UPDATE, .body = start, .only = &b->again, .on_result = on_started_again};
 
-    if (fanout_apply(fc, b->s, &first, e) != 0 || close_open(fc, b->s, &again, e) != 0)
+    if (fanout_apply(fc, b->s, &first, e) != 0 || close_open_updates(fc, b->s, &again, e) != 0)
         return -1;
     return fanout_apply(fc, b->s, &again, e);
 }
@@ -116,7 +116,7 @@ bool fleet_must_start_parts(struct fleet_control *fc, const struct fleet_session
 
 static bool needs_close_before_file(const struct fleet_part *p, const void *arg)
 {
-    return needs_start(p, arg) && may_be_open(p);
+    return needs_start(p, arg) && may_have_open_update(p);
 }
 
 int fleet_start_parts(struct fleet_control *fc, struct fleet_session *s, const json_t *tensors,
@@ -131,7 +131,7 @@ int fleet_start_parts(struct fleet_control *fc, struct fleet_session *s, const j
 
     if (start == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to start an update");
-    else if (close_open(fc, s, &to_close, e) == 0)
+    else if (close_open_updates(fc, s, &to_close, e) == 0)
         rc = start_engines(fc, &rest, start, e);
     json_decref(start);
     return rc;

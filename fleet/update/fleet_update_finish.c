@@ -23,7 +23,7 @@ static int finish_validate(struct fleet_control *fc, struct fleet_session *s, co
 
 /* @phase  out: the phase before. Returns: 1 if the update is already committed, and this is a
  *         repeated request. */
-static int finish_enter(struct fleet_control *fc, struct fleet_session *s, bool commit,
+static int finish_begin(struct fleet_control *fc, struct fleet_session *s, bool commit,
                         enum update_phase *phase, struct err *e)
 {
     int rc = 0;
@@ -240,7 +240,7 @@ static size_t n_finished(const struct fleet_session *s)
 
 /* Checked twice: an engine may be restarted while the version is committed. Later restarts are
  * found by probes, since the process in rotation is then the one that finished. */
-static size_t version_commit(struct fleet_control *fc, struct fleet_session *s)
+static size_t commit_version(struct fleet_control *fc, struct fleet_session *s)
 {
     bool done[FLEET_MAX] = {false}, named[FLEET_MAX] = {false};
     uint64_t serial = 0;
@@ -264,7 +264,7 @@ static size_t version_commit(struct fleet_control *fc, struct fleet_session *s)
 
 /* Returns: -1 with e set also if fewer than --min-ready engines finished; those that did serve the
  * new version. */
-static int version_serve(struct fleet_control *fc, struct fleet_session *s, const char *label,
+static int serve_version(struct fleet_control *fc, struct fleet_session *s, const char *label,
                          struct err *e)
 {
     const struct err none = {0};
@@ -282,7 +282,7 @@ static int version_serve(struct fleet_control *fc, struct fleet_session *s, cons
     rc = finish_parts(fc, s, e);
     if (rc == 0)
         rc = align_pauses(fc, s, e);
-    n_done = version_commit(fc, s);
+    n_done = commit_version(fc, s);
     if (rc == 0 && n_done < min_ready) {
         fleet_session_cause_error(s, min_ready, e);
         if (e->code != ERR_UPSTREAM_TIMEOUT)
@@ -302,13 +302,13 @@ static int version_serve(struct fleet_control *fc, struct fleet_session *s, cons
 }
 
 static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, const char *label,
-                            const json_t *body, bool commit_too, struct err *e)
+                            const json_t *body, bool commit, struct err *e)
 {
     enum update_phase phase;
     int rc;
 
     assert(fleet_owns_update_lock(fc));
-    rc = finish_enter(fc, s, commit_too, &phase, e);
+    rc = finish_begin(fc, s, commit, &phase, e);
 
     if (rc != 0)
         return rc > 0 ? 0 : -1;
@@ -319,15 +319,15 @@ static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, c
         return -1;
     }
     rc = verify_parts(fc, s, body, e);
-    if (rc == 0 && commit_too)
+    if (rc == 0 && commit)
         rc = fleet_check_dirty_markers(fc, s, true, e);
-    if (rc == 0 && commit_too)
-        rc = version_serve(fc, s, label, e);
+    if (rc == 0 && commit)
+        rc = serve_version(fc, s, label, e);
     if (rc != 0) {
         fleet_abort_with_lock(fc, s, e);
         return -1;
     }
-    if (!commit_too) {
+    if (!commit) {
         mtx_lock(&fc->lock);
         s->phase = UPDATE_VERIFIED;
         lease_timer_renew(&s->lease);
@@ -337,13 +337,13 @@ static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, c
 }
 
 int fleet_finish_update(struct fleet_control *fc, struct fleet_session *s, const char *label,
-                        const json_t *body, bool commit_too, struct err *e)
+                        const json_t *body, bool commit, struct err *e)
 {
     int rc;
 
     if (fleet_step_lock(fc, NULL, "the end of an update", e) != 0)
         return -1;
-    rc = finish_with_lock(fc, s, label, body, commit_too, e);
+    rc = finish_with_lock(fc, s, label, body, commit, e);
     fleet_op_unlock(fc);
     fleet_reschedule(fc);
     return rc;

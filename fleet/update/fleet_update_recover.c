@@ -40,7 +40,7 @@ void fleet_recover(struct fleet_control *fc, struct fleet_session *s)
 {
     struct recovery r = {.fc = fc};
     const struct fanout who = {.is_query = true,
-                               .question = API_GET_STATUS,
+                               .query = API_GET_STATUS,
                                .select = may_have_open_update,
                                .on_result = on_open_update,
                                .arg = &r};

@@ -106,7 +106,7 @@ static int prepare_parts(struct fleet_control *fc, struct fleet_session *s, cons
 /* tensors */
 
 /* Engines that overwrite their weights get one request after the other. */
-static int sending_enter(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+static int sending_begin(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     uint64_t deadline_us = clock_after_us(fleet_update_us(fc));
     bool alone = fleet_session_overwrites(s), in_time = true;
@@ -132,7 +132,7 @@ static int sending_enter(struct fleet_control *fc, struct fleet_session *s, stru
     return rc;
 }
 
-static void sending_leave(struct fleet_control *fc, struct fleet_session *s)
+static void sending_end(struct fleet_control *fc, struct fleet_session *s)
 {
     mtx_lock(&fc->lock);
     s->n_running--;
@@ -267,9 +267,9 @@ static void release_dropped(struct fleet_control *fc, struct fleet_session *s)
     fleet_op_unlock(fc);
 }
 
-static enum session_verdict tensors_send(struct fleet_control *fc, struct fleet_session *s,
-                                         const struct fleet_tensors *t, const json_t *named,
-                                         struct err *e)
+static enum session_verdict send_to_parts(struct fleet_control *fc, struct fleet_session *s,
+                                          const struct fleet_tensors *t, const json_t *named,
+                                          struct err *e)
 {
     enum session_verdict verdict = VERDICT_RETRY;
     struct fleet_result *results = NULL;
@@ -317,7 +317,7 @@ static enum session_verdict send_with_chunk_id(struct fleet_control *fc, struct 
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
         return VERDICT_RETRY;
     }
-    verdict = tensors_send(fc, s, t, named, e);
+    verdict = send_to_parts(fc, s, t, named, e);
     json_decref(named);
     return verdict;
 }
@@ -332,7 +332,7 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
 
     if (tensors_validate(fc, s, t, e) != 0 || fleet_names_read(&list, fc, s, t->body, e) != 0)
         return -1;
-    if (sending_enter(fc, s, e) != 0) {
+    if (sending_begin(fc, s, e) != 0) {
         fleet_names_fini(&list);
         return -1;
     }
@@ -352,7 +352,7 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
     fleet_names_fini(&list);
     if (verdict != VERDICT_ABORT && n_dropped(fc, s) > n_before)
         release_dropped(fc, s);
-    sending_leave(fc, s);
+    sending_end(fc, s);
     if (verdict == VERDICT_ABORT)
         (void)fleet_abort_update_wait(fc, s, e, &ignored);
     return e->code == ERR_NONE ? 0 : -1;

@@ -146,8 +146,8 @@ static int start_parts(struct fleet_control *fc, struct fleet_session *s,
 
 /* A partial update keeps the tensors that it does not bring, so of the engines that answer only
  * those that serve the fleet's version take part. */
-static int keep_synced(struct fleet_control *fc, struct fleet_target *targets, size_t *n,
-                       struct err *e)
+static int keep_engines_in_step(struct fleet_control *fc, struct fleet_target *targets, size_t *n,
+                                struct err *e)
 {
     size_t n_kept = 0, min_ready = fleet_min_ready(fc);
     struct upstream_info info;
@@ -176,7 +176,8 @@ static int request_session_start(struct fleet_control *fc, const struct fleet_up
 
     assert(fleet_owns_update_lock(fc));
     if (check_none_open(fc, e) != 0 || fleet_reachable_quorum(fc, NULL, targets, &n, e) != 0 ||
-        (req->partial && keep_synced(fc, targets, &n, e) != 0) || fleet_session_new(&s, n, e) != 0)
+        (req->partial && keep_engines_in_step(fc, targets, &n, e) != 0) ||
+        fleet_session_new(&s, n, e) != 0)
         return -1;
     id_make(id);
     (void)snprintf(s->id, sizeof s->id, "upd-%s", id);

@@ -15,7 +15,7 @@
 enum { REQUESTS_BY_ONE_MAX = 1024 /* ids of one request, if an engine takes one at a time */ };
 
 /* The engines that take one id at a time. */
-struct by_one {
+struct one_by_one {
     size_t at[FLEET_MAX]; /* [n], indexes of the results */
     size_t n;
 };
@@ -42,7 +42,7 @@ static int check_one_by_one(const json_t *ids, struct err *e)
     return 0;
 }
 
-static int parse(const json_t **ids, const json_t *body, struct err *e)
+static int abort_parse(const json_t **ids, const json_t *body, struct err *e)
 {
     bool all = false;
 
@@ -56,8 +56,8 @@ static int parse(const json_t **ids, const json_t *body, struct err *e)
 
 /* Sends the next id to each engine of `b`. An engine that fails keeps that result, and gets no more
  * ids. */
-static int ask_next(struct app *app, const json_t *id, uint64_t timeout_us, struct by_one *b,
-                    struct fleet_result *results, struct err *e)
+static int send_next(struct app *app, const json_t *id, uint64_t timeout_us, struct one_by_one *b,
+                     struct fleet_result *results, struct err *e)
 {
     json_t *body = json_pack("{s:[O]}", "request_ids", id);
     struct fleet_target targets[FLEET_MAX];
@@ -87,8 +87,8 @@ static int ask_next(struct app *app, const json_t *id, uint64_t timeout_us, stru
 }
 
 /* Sends the first id to every engine; an engine that takes several gets all of them. */
-static int ask_first(struct app *app, const json_t *ids, struct fleet_target *targets, size_t n,
-                     struct by_one *b, struct fleet_result **results, struct err *e)
+static int send_first(struct app *app, const json_t *ids, struct fleet_target *targets, size_t n,
+                      struct one_by_one *b, struct fleet_result **results, struct err *e)
 {
     json_t *first = json_array_size(ids) > 0
                         ? json_pack("{s:[O]}", "request_ids", json_array_get(ids, 0))
@@ -111,20 +111,20 @@ static int ask_first(struct app *app, const json_t *ids, struct fleet_target *ta
     return rc;
 }
 
-static int end_them(struct app *app, const json_t *ids, const json_t *body,
-                    struct fleet_result **results, size_t *n, struct err *e)
+static int abort_on_engines(struct app *app, const json_t *ids, const json_t *body,
+                            struct fleet_result **results, size_t *n, struct err *e)
 {
     uint64_t deadline_us = clock_after_us(FLEET_CACHE_US);
     struct fleet_target targets[FLEET_MAX];
-    struct by_one b = {0};
+    struct one_by_one b = {0};
 
     if (fleet_reachable_quorum(app->fleet->control, body, targets, n, e) != 0 ||
-        ask_first(app, ids, targets, *n, &b, results, e) != 0)
+        send_first(app, ids, targets, *n, &b, results, e) != 0)
         return -1;
     for (size_t k = 1; b.n > 0 && k < json_array_size(ids); k++) {
         uint64_t now_us = clock_now_us();
         int rc = now_us < deadline_us
-                     ? ask_next(app, json_array_get(ids, k), deadline_us - now_us, &b, *results, e)
+                     ? send_next(app, json_array_get(ids, k), deadline_us - now_us, &b, *results, e)
                      : err_set(e, ERR_UPSTREAM_TIMEOUT, "",
                                "%zu of %zu ids were sent to the sglang upstreams in time", k,
                                json_array_size(ids));
@@ -148,9 +148,9 @@ int handle_fleet_abort_requests(struct app *app, struct http_request *x, struct 
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    rc = parse(&ids, body, e);
+    rc = abort_parse(&ids, body, e);
     if (rc == 0)
-        rc = end_them(app, ids, body, &results, &n, e);
+        rc = abort_on_engines(app, ids, body, &results, &n, e);
     json_decref(body);
     if (rc != 0)
         return -1;

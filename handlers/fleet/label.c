@@ -50,7 +50,7 @@ static int label_all(struct app *app, struct http_request *x, const struct label
 }
 
 /* Where no engine counts tensors, naming the version means that all tensors were sent. */
-static bool ends_open(struct app *app)
+static bool label_commits_open(struct app *app)
 {
     struct fleet_session *s = fleet_open_session(app->fleet->control);
     bool ends = s != NULL && s->auto_commit && fleet_session_overwrites(s);
@@ -59,7 +59,7 @@ static bool ends_open(struct app *app)
     return ends;
 }
 
-static int end_open(struct app *app, struct http_request *x, const char *label, struct err *e)
+static int commit_open(struct app *app, struct http_request *x, const char *label, struct err *e)
 {
     struct fleet_session *s = NULL;
     int rc = fleet_commit_open_update(app->fleet->control, label, &s, e);
@@ -74,15 +74,16 @@ static int end_open(struct app *app, struct http_request *x, const char *label, 
     return 0;
 }
 
-static int label_parsed(struct app *app, struct http_request *x, const json_t *body, struct err *e)
+static int label_with_body(struct app *app, struct http_request *x, const json_t *body,
+                           struct err *e)
 {
     struct label_req req = {0};
     int rc;
 
     if (label_parse(&req, body, e) != 0)
         return -1;
-    if (ends_open(app))
-        return end_open(app, x, req.label, e);
+    if (label_commits_open(app))
+        return commit_open(app, x, req.label, e);
     if (fleet_step_lock(app->fleet->control, x, "another name", e) != 0)
         return -1;
     rc = fleet_check_no_update(app->fleet->control, true, e);
@@ -101,7 +102,7 @@ int handle_fleet_weights_label(struct app *app, struct http_request *x, struct e
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    rc = label_parsed(app, x, body, e);
+    rc = label_with_body(app, x, body, e);
     json_decref(body);
     return rc;
 }

@@ -12,7 +12,7 @@ static int no_memory(struct err *e)
 }
 
 /* As in a server with GPUs of its own (nccl_request.c). */
-static int of_group(const struct api_packing *g, json_t *body, struct err *e)
+static int inherit_from_group(const struct api_packing *g, json_t *body, struct err *e)
 {
     bool sized = body_given(body, "sizes") != NULL;
     struct packing_params words;
@@ -36,7 +36,7 @@ static int of_group(const struct api_packing *g, json_t *body, struct err *e)
     return 0;
 }
 
-static bool by_handles(const json_t *body)
+static bool has_handles(const json_t *body)
 {
     return body_given(body, "ipc_handles_pickled") != NULL ||
            body_given(body, "ipc_handles") != NULL;
@@ -51,8 +51,8 @@ int fleet_inherit_packing(struct fleet_control *fc, json_t *body, struct err *e)
     (void)fleet_get_group(fc, json_string_value(body_given(body, "group_name")), &group);
     fleet_get_handles(fc, &handles);
     if (body_given(body, "transport") != NULL)
-        return of_group(&group.packing, body, e);
-    if (!by_handles(body))
+        return inherit_from_group(&group.packing, body, e);
+    if (!has_handles(body))
         return 0;
     if (body_bool(&packed, body, "", "packed", e) != 0)
         return -1;

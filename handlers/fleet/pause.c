@@ -60,8 +60,8 @@ void fleet_reply_error(struct app *app, struct http_request *x, const struct err
         x, e, json_pack("{s:o}", "upstreams", fleet_results_json(app->fleet->control, results, n)));
 }
 
-static int pause_turn(struct app *app, struct http_request *x, const struct pause_request *req,
-                      const json_t *body, struct err *e)
+static int pause_with_lock(struct app *app, struct http_request *x, const struct pause_request *req,
+                           const json_t *body, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
     struct fleet_result *results;
@@ -92,7 +92,7 @@ int handle_fleet_pause(struct app *app, struct http_request *x, struct err *e)
     if (rc == 0)
         rc = fleet_trainer_pause_lock(app->fleet->control, x, e);
     if (rc == 0) {
-        rc = pause_turn(app, x, &req, body, e);
+        rc = pause_with_lock(app, x, &req, body, e);
         fleet_pause_unlock(app->fleet->control);
     }
     json_decref(body);

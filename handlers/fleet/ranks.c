@@ -25,8 +25,8 @@ struct group_view {
 };
 
 /* @n_gpus  raised by those of this engine */
-static int n_ranks(const struct fleet_result *result, const struct upstream_endpoint *at,
-                   uint64_t *out, uint64_t *n_gpus, struct err *e)
+static int read_ranks(const struct fleet_result *result, const struct upstream_endpoint *at,
+                      uint64_t *out, uint64_t *n_gpus, struct err *e)
 {
     struct err why = {0};
 
@@ -54,7 +54,7 @@ static int add_ranks(struct app *app, struct group_view *view, const struct flee
     uint64_t n = 0;
 
     upstreams_get(app->fleet->upstreams, result->upstream, &at);
-    if (n_ranks(result, &at, &n, &view->n_gpus, e) != 0)
+    if (read_ranks(result, &at, &n, &view->n_gpus, e) != 0)
         return -1;
     for (uint64_t i = 0; i < n; i++)
         if (json_array_append_new(view->ranks, json_pack("{s:I, s:s}", "rank",
@@ -83,7 +83,7 @@ static json_t *arg_of(const json_t *reply, const char *name)
 }
 
 /* Removes from `args` what this engine does not report alike; takes all from the first engine. */
-static void agree_on_args(json_t *args, bool first, const struct fleet_result *result)
+static void intersect_args(json_t *args, bool first, const struct fleet_result *result)
 {
     static const char *const names[] = {"enable_memory_saver",
                                         "enable_return_routed_experts",
@@ -116,7 +116,7 @@ static int put_args(struct app *app, json_t *status, json_t *args)
     return json_object_update(own, args);
 }
 
-static int ask_ranks(struct app *app, struct group_view *view, struct err *e)
+static int query_ranks(struct app *app, struct group_view *view, struct err *e)
 {
     struct fleet_target *targets = calloc(FLEET_MAX, sizeof *targets);
     struct fleet_result *results = NULL;
@@ -131,7 +131,7 @@ static int ask_ranks(struct app *app, struct group_view *view, struct err *e)
         rc = 0;
         for (size_t i = 0; i < n && rc == 0; i++) {
             rc = add_ranks(app, view, &results[i], e);
-            agree_on_args(view->args, i == 0, &results[i]);
+            intersect_args(view->args, i == 0, &results[i]);
         }
         fleet_results_free(results, n);
     }
@@ -157,7 +157,7 @@ int handle_fleet_ranks(struct app *app, struct http_request *x, struct err *e)
 
     if (view.ranks == NULL || view.args == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the ranks");
-    else if (ask_ranks(app, &view, e) == 0)
+    else if (query_ranks(app, &view, e) == 0)
         config = config_json(app, x, e);
     if (config != NULL) {
         rc = 0;

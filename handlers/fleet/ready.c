@@ -12,7 +12,8 @@
 enum { WHY_ALL_MAX = 400 }; /* bytes, of the reasons of all engines */
 
 /* Appends "; http://…: down, connection refused", if it fits. */
-static void add_why(char *text, size_t *len, const char *name, const struct upstream_info *info)
+static void append_reason(char *text, size_t *len, const char *name,
+                          const struct upstream_info *info)
 {
     char one[256];
     int n = snprintf(one, sizeof one, "; %.80s: %s%s%.120s", name, upstream_state_name(info->state),
@@ -24,7 +25,7 @@ static void add_why(char *text, size_t *len, const char *name, const struct upst
     *len += (size_t)n;
 }
 
-static int too_few(const struct app *app, const struct fleet_stats *s, struct err *why)
+static int refuse_too_few(const struct app *app, const struct fleet_stats *s, struct err *why)
 {
     struct fleet *f = upstreams_fleet(app->fleet->upstreams);
     size_t n = upstreams_n(app->fleet->upstreams), len = 0;
@@ -36,7 +37,7 @@ static int too_few(const struct app *app, const struct fleet_stats *s, struct er
         upstreams_get(app->fleet->upstreams, i, &at);
         fleet_info(f, i, &info);
         if (!at.removed && info.state != UPSTREAM_SERVING)
-            add_why(text, &len, at.name, &info);
+            append_reason(text, &len, at.name, &info);
     }
     return err_set(why, ERR_UNSYNCED, "", "%zu of %zu upstreams serve, %zu are needed%s",
                    s->n_serving, s->n_upstreams, s->min_ready, text);
@@ -51,7 +52,7 @@ int fleet_ready(const struct app *app, struct err *why)
     if (!s.ready)
         return fleet_version_undecided(upstreams_fleet(app->fleet->upstreams), why)
                    ? -1
-                   : too_few(app, &s, why);
+                   : refuse_too_few(app, &s, why);
     if (s.n_waiting[lane] > 0 && s.n_waiting[lane] >= app->settings.generate_queue)
         return err_set(why, ERR_OVERLOADED, "", "the generate queue is full");
     return fleet_check_serving(app->fleet->control, &s, why);

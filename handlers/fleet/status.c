@@ -31,7 +31,7 @@ static json_t *error_or_null(const struct err *e)
     return json_pack("{s:s, s:s}", "code", err_wire_name(e->code), "message", e->msg);
 }
 
-static json_t *heard_or_null(uint64_t probe_ok_us)
+static json_t *last_heard_json(uint64_t probe_ok_us)
 {
     uint64_t now = clock_now_us();
 
@@ -41,8 +41,8 @@ static json_t *heard_or_null(uint64_t probe_ok_us)
 }
 
 /* @lacks  stolen */
-static json_t *one_json(const struct upstream_endpoint *at, const struct upstream_info *info,
-                        json_t *lacks)
+static json_t *upstream_json(const struct upstream_endpoint *at, const struct upstream_info *info,
+                             json_t *lacks)
 {
     return json_pack(
         "{s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o, s:o}", "upstream",
@@ -52,8 +52,8 @@ static json_t *one_json(const struct upstream_endpoint *at, const struct upstrea
         "process", text_or_null(info->report.process), "outstanding", "generate",
         (json_int_t)info->n_outstanding[FLEET_GENERATE], "text",
         (json_int_t)info->n_outstanding[FLEET_TEXT], "n_granted", (json_int_t)info->n_granted,
-        "n_missed", (json_int_t)info->n_failures, "last_heard_s", heard_or_null(info->probe_ok_us),
-        "error", error_or_null(&info->error), "last_error_at",
+        "n_missed", (json_int_t)info->n_failures, "last_heard_s",
+        last_heard_json(info->probe_ok_us), "error", error_or_null(&info->error), "last_error_at",
         info->error.code != ERR_NONE ? json_integer(info->error_wall_s) : json_null(),
         "missing_adapters", lacks);
 }
@@ -65,7 +65,7 @@ static json_t *one_upstream_json(const struct app *app, size_t upstream)
 
     upstreams_get(app->fleet->upstreams, upstream, &at);
     fleet_info(upstreams_fleet(app->fleet->upstreams), upstream, &info);
-    return one_json(&at, &info, fleet_missing_adapters_json(app->fleet->control, upstream));
+    return upstream_json(&at, &info, fleet_missing_adapters_json(app->fleet->control, upstream));
 }
 
 /* A removed engine is listed while requests run there. */

@@ -35,7 +35,7 @@ int fleet_update_no_memory(struct err *e)
 /* start */
 
 /* @out  borrows from `body`, whose label is taken out */
-static int begin_parse(struct fleet_update_request *out, json_t *body, struct err *e)
+static int start_parse(struct fleet_update_request *out, json_t *body, struct err *e)
 {
     const char *label = NULL;
     uint64_t lease_s = UPDATE_LEASE_S_DEFAULT;
@@ -64,7 +64,7 @@ int handle_fleet_update_start(struct app *app, struct http_request *x, struct er
 
     if (body_parse(&body, x, route, e) != 0)
         return -1;
-    rc = begin_parse(&req, body, e);
+    rc = start_parse(&req, body, e);
     if (rc == 0)
         rc = fleet_start_update(app->fleet->control, &req, &s, &details, e);
     json_decref(body);
@@ -201,7 +201,7 @@ static int one_shot_run(struct app *app, const struct update_request *w, const j
     json_t *nothing;
     int rc;
 
-    if (begin_parse(&req, start, e) != 0)
+    if (start_parse(&req, start, e) != 0)
         return -1;
     req.label = w->label != NULL ? w->label : "";
     req.lease_s = UPDATE_ANONYMOUS_LEASE_S;
@@ -322,7 +322,8 @@ static int find_session(struct app *app, const struct route *route, const struct
     return *out != NULL ? 0 : start_auto_commit(app, w->label, out, e);
 }
 
-static int update_parsed(struct app *app, struct http_request *x, const json_t *body, struct err *e)
+static int update_with_body(struct app *app, struct http_request *x, const json_t *body,
+                            struct err *e)
 {
     const struct route *route = x->route;
     struct fleet_session *s;
@@ -359,7 +360,7 @@ int handle_fleet_update(struct app *app, struct http_request *x, struct err *e)
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    rc = update_parsed(app, x, body, e);
+    rc = update_with_body(app, x, body, e);
     json_decref(body);
     return rc;
 }

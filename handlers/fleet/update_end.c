@@ -12,8 +12,8 @@
 
 enum { REASON_MAX = 200 };
 
-static int update_named(struct app *app, const json_t *body, struct fleet_session **out,
-                        struct err *e)
+static int find_named(struct app *app, const json_t *body, struct fleet_session **out,
+                      struct err *e)
 {
     const char *id = NULL;
 
@@ -22,8 +22,8 @@ static int update_named(struct app *app, const json_t *body, struct fleet_sessio
     return fleet_find_update(app->fleet->control, id, out, e);
 }
 
-static int end_parsed(struct app *app, struct http_request *x, const json_t *body, bool commit,
-                      struct err *e)
+static int finish_with_body(struct app *app, struct http_request *x, const json_t *body,
+                            bool commit, struct err *e)
 {
     const struct route *route = x->route;
     struct fleet_session *s;
@@ -35,7 +35,7 @@ static int end_parsed(struct app *app, struct http_request *x, const json_t *bod
     if (body_str(&label, body, "", "weight_version", e) != 0 ||
         (*label != '\0' && label_check(label, "/weight_version", e) != 0) ||
         body_object(&sums, body, "", "checksums", e) != 0 ||
-        (route->session == SESSION_NAMED ? update_named(app, body, &s, e)
+        (route->session == SESSION_NAMED ? find_named(app, body, &s, e)
                                          : fleet_update_find_open(app, &s, e)) != 0)
         return -1;
     proof = sums != NULL ? json_pack("{s:O}", "checksums", sums) : json_object();
@@ -45,26 +45,26 @@ static int end_parsed(struct app *app, struct http_request *x, const json_t *bod
     return fleet_update_answer(app, x, s, rc, e);
 }
 
-static int end_request(struct app *app, struct http_request *x, bool commit, struct err *e)
+static int finish_request(struct app *app, struct http_request *x, bool commit, struct err *e)
 {
     json_t *body;
     int rc;
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    rc = end_parsed(app, x, body, commit, e);
+    rc = finish_with_body(app, x, body, commit, e);
     json_decref(body);
     return rc;
 }
 
 int handle_fleet_update_verify(struct app *app, struct http_request *x, struct err *e)
 {
-    return end_request(app, x, false, e);
+    return finish_request(app, x, false, e);
 }
 
 int handle_fleet_update_finish(struct app *app, struct http_request *x, struct err *e)
 {
-    return end_request(app, x, true, e);
+    return finish_request(app, x, true, e);
 }
 
 static int abort_update(struct app *app, struct http_request *x, struct fleet_session *s,
@@ -87,7 +87,7 @@ int handle_fleet_update_abort(struct app *app, struct http_request *x, struct er
         return -1;
     rc = body_str(&reason, body, "", "reason", e);
     if (rc == 0)
-        rc = update_named(app, body, &s, e);
+        rc = find_named(app, body, &s, e);
     if (rc == 0)
         rc = abort_update(app, x, s, reason, e);
     json_decref(body);
@@ -123,7 +123,7 @@ int handle_fleet_update_renew(struct app *app, struct http_request *x, struct er
         return -1;
     rc = body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e);
     if (rc == 0)
-        rc = update_named(app, body, &s, e);
+        rc = find_named(app, body, &s, e);
     json_decref(body);
     if (rc != 0)
         return -1;

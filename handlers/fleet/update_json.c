@@ -39,7 +39,7 @@ static const struct fleet_part *part_of(const struct fleet_session *s, size_t up
 
 /* Why an engine takes no part. Of the engines that answer, a partial update takes those that serve
  * the version that it changes. */
-static const char *absence(const struct fleet_session *s)
+static const char *absence_reason(const struct fleet_session *s)
 {
     return s->partial
                ? "it takes no part: when the update began it did not answer, or did not serve "
@@ -61,7 +61,7 @@ static json_t *parts_json(const struct app *app, const struct fleet_session *s)
             continue;
         if (json_array_append_new(
                 list, p != NULL ? part_json(s, p, at.name)
-                                : fleet_result_json(at.name, false, 0, absence(s))) != 0) {
+                                : fleet_result_json(at.name, false, 0, absence_reason(s))) != 0) {
             json_decref(list);
             return NULL;
         }
