@@ -299,7 +299,7 @@ static void meet(void *arg)
     (void)pthread_barrier_wait(arg);
 }
 
-/* When every thread of the pool stands at the barrier, none is at an older job. */
+/* Once every thread of the pool waits at the barrier, none runs an older job. */
 static void settle_pool(struct plane *p, struct workers *pool)
 {
     struct job jobs[POOL_THREADS];

@@ -36,7 +36,7 @@ struct plane {
     uint64_t refuse_from; /* submit refuses from this id on; 0: never */
 
     struct plane_x
-        *hang_up; /* its peer leaves while submit runs; NULL: none. Set before it is sent */
+        *hang_up; /* its client disconnects while submit runs; NULL: none. Set before it is sent */
 
     pthread_barrier_t all_here; /* every thread of the text pool, and the test */
     struct app app;
@@ -74,14 +74,14 @@ void plane_wait_stream_bytes(struct plane_x *px, char *out, size_t cap); /* some
 /* plane_settle - wait until the pools have run all that was posted to them so far. */
 void plane_settle(struct plane *p);
 
-/* The engine's thread is whoever calls these. ids begin at 1. */
+/* The caller of these acts as the engine's thread. ids begin at 1. */
 void plane_tokens(struct plane *p, uint64_t id, const uint32_t *ids, uint32_t n, uint64_t serial);
 void plane_end(struct plane *p, uint64_t id, enum gen_finish finish);
 /* plane_last_token - the token that ends it, and the end; the pools have seen the one before the
  * other. */
 void plane_last_token(struct plane *p, uint64_t id, uint32_t last, uint64_t serial,
                       enum gen_finish finish);
-/* plane_stop_text - the next plane_end says that this stop string ended it. */
+/* plane_stop_text - the next plane_end reports that this stop string matched. */
 void plane_stop_text(struct plane *p, uint64_t id, uint32_t i_stop, uint32_t cut);
 
 #endif

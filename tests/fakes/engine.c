@@ -1,4 +1,4 @@
-/* fake_engine: options, the socket, the turn. Prints its URL on one line when it listens.
+/* fake_engine: options, the socket, the loop. Prints its URL on one line when it listens.
  *
  * Usage: fake_engine --dialect baton|vllm|sglang [--port N | --unix PATH] [--world-size N]
  *   [--model NAME] [--weight-version LABEL] [--key KEY] [--tokens N] [--interval-us U] [--pad N]
@@ -88,7 +88,7 @@ void timer_set(struct engine *e, struct timer *t, uint64_t due_us)
     heap_settle(e, t, ++e->n_heap);
 }
 
-/* Those due now, not those that they arm: sockets get their turn in between. */
+/* Timers due now, not those that they arm: sockets are served in between. */
 static void timers_fire(struct engine *e)
 {
     uint64_t now = clock_now_us();
@@ -180,7 +180,8 @@ static void accept_all(struct engine *e)
 void engine_restart(struct engine *e, uint64_t down_ms)
 {
     if (down_ms > 0 && e->listen_fd >= 0) {
-        (void)close(e->listen_fd); /* first: who sees his connection end finds nobody listening */
+        (void)close(
+            e->listen_fd); /* first: a client that sees its connection end then finds no listener */
         e->listen_fd = -1;
         timer_set(e, &e->listen_timer, clock_after_us(down_ms * 1000));
     }
@@ -401,7 +402,8 @@ int main(int argc, char **argv)
     e->cache.storage = e->o.hicache ? &e->storage : NULL;
     state_reset(e);
     if (e->o.unix_path == NULL) {
-        open_socket(e); /* keeps the port while a restart does not listen; never listens itself */
+        open_socket(
+            e); /* reserves the port while a restart does not listen; never listens itself */
         guard = e->listen_fd;
     }
     start_listening(e);

@@ -262,7 +262,7 @@ static void renew(struct conn *c, const json_t *body)
         conn_reply_json(c, 200, update_json(c->e));
 }
 
-/* Another name for the same: tokens say it, nothing else has changed. */
+/* A new label for the same weights: only tokens show it. */
 static void relabel(struct conn *c, const json_t *body)
 {
     const char *label = text_member(body, "weight_version", "");
@@ -278,7 +278,7 @@ static void relabel(struct conn *c, const json_t *body)
         c, 200, json_pack("{s:s, s:I}", "weight_version", label, "serial", (json_int_t)e->serial));
 }
 
-/* Its id says how many tensors it has. */
+/* The id contains the number of its tensors. */
 static void tensor_list(struct conn *c, const json_t *body)
 {
     size_t n = json_array_size(json_object_get(body, "names"));

@@ -19,7 +19,7 @@ static void allocate(struct cache *c)
         c->entries = must(calloc(CACHE_ENTRIES_MAX, sizeof *c->entries));
 }
 
-/* A full one evicts all it has: what is evicted is never wrong. */
+/* A full cache evicts all entries: evicting is always correct. */
 static void insert(struct cache *c, uint64_t key, uint64_t weights)
 {
     if (c->storage != NULL && slot_of(c->storage, key)->key == 0)
@@ -30,7 +30,7 @@ static void insert(struct cache *c, uint64_t key, uint64_t weights)
     c->n++;
 }
 
-/* NULL: neither here nor in the storage, from where it comes back. */
+/* NULL: neither in the cache nor in the storage, from which entries are copied back. */
 static const struct cache_entry *find(struct cache *c, uint64_t key)
 {
     const struct cache_entry *entry = slot_of(c, key);

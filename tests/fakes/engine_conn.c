@@ -1,8 +1,7 @@
-/* A connection: HTTP/1.1 in, an answer out, and the fault of the request in between. A client that
- * closes its side has gone.
+/* A connection: HTTP/1.1 in, a reply out, and the fault of the request in between. A client that
+ * closes its side counts as disconnected.
  *
- * A connection that ends in the middle of something is freed at the end of the turn only, so that
- * whoever iterates, or has just answered, still has it. */
+ * A connection that ends during an iteration is freed at its end, so that callers still have it. */
 #include "tests/fakes/engine.h"
 
 #include "base/clock.h"
@@ -108,7 +107,7 @@ void conn_end(struct conn *c, const char *how)
     c->e->dead = c;
 }
 
-/* The client is gone. What is to act late acts all the same. */
+/* The client disconnected. A request that acts late acts all the same. */
 static void client_left(struct conn *c)
 {
     if (!c->busy || c->step != STEP_ACT) {
@@ -191,7 +190,7 @@ static bool parse_line(struct request *r, char *line, char *eol)
     return true;
 }
 
-/* Reads the length of the body. False: this is no request that it takes. */
+/* Reads the length of the body. False: the request is not supported. */
 static bool body_length(struct conn *c, const char *head, size_t head_len, size_t *out)
 {
     const char *eol = memchr(head, '\r', head_len), *value;
@@ -215,7 +214,7 @@ static bool body_length(struct conn *c, const char *head, size_t head_len, size_
     return true;
 }
 
-/* 1: c->req is the next request. 0: more has to come. -1: this is no HTTP that it speaks. */
+/* 1: c->req is the next request. 0: incomplete. -1: not supported HTTP. */
 static int take_request(struct conn *c)
 {
     const char *end = memmem(c->in.data, c->in.len, "\r\n\r\n", 4);
@@ -284,7 +283,7 @@ static void act(struct conn *c)
     json_t *body;
 
     if (c->fd < 0 && c->route != NULL && c->route->data) {
-        conn_end(c, "client_left"); /* an engine does not begin for nobody */
+        conn_end(c, "client_left"); /* an engine starts no request without a client */
         return;
     }
     if (c->entry != NULL)
@@ -339,7 +338,7 @@ static bool fault_before(struct conn *c)
     }
 }
 
-/* Another name is one op, whatever it says, but for a baton's before an update: "mark". */
+/* Setting a label is one op, except baton's marker before an update, which is "mark". */
 static const char *op_of(const struct conn *c)
 {
     static const char mark[] = "\"baton:unfinished:";
@@ -426,7 +425,7 @@ static void put_head(struct conn *c, int status, const char *type)
         buf_puts(b, "Connection: close\r\n");
 }
 
-/* What a fault does to an answer that stands in c->out. */
+/* Applies a fault to the reply in c->out. */
 static void fault_after(struct conn *c, size_t body_len)
 {
     const struct fault *f = c->fault;

@@ -1,4 +1,4 @@
-/* The data plane: tokens that say which version made them.
+/* The data plane: tokens that show which version made them.
  *
  * Token i of an answer is 256 * (fnv1a32(maker) % 997) + (fnv1a32(prompt) + 31 * i) % 256, where
  * the prompt is its ids, 4 bytes each, the low one first, and the maker the version's label: or
@@ -28,9 +28,9 @@ struct span {
 struct job {
     enum form form;
     bool stream, usage, begun, running;
-    bool stalled; /* nothing more comes of it */
+    bool stalled; /* nothing more is sent */
     bool told;    /* its answer has the spans of versions */
-    bool blank;   /* a template is being made: \1 stands for the token */
+    bool blank;   /* a template is built: \1 is the place of the token */
     char id[LABEL_MAX + 1];
     const struct adapter *adapter; /* NULL: none */
     unsigned n_load;
@@ -72,7 +72,7 @@ static void put_label(struct buf *b, const struct span *s)
         buf_puts(b, "null");
 }
 
-/* @serials  as a baton says them, and no other */
+/* @serials  with the serials, as only a baton has them */
 static void put_spans(struct buf *b, const struct job *j, bool serials)
 {
     buf_puts(b, ",\"weight_versions\":[");
@@ -96,7 +96,7 @@ static void put_usage(struct buf *b, const struct job *j)
                j->n_prompt, j->n_made, j->n_prompt + j->n_made);
 }
 
-/* The tokens from..to in the form's own member, between what comes before and behind it. */
+/* The tokens from..to in the member of the form, with the text before and after it. */
 static void put_made(struct buf *b, const struct job *j, size_t from, size_t to)
 {
     if (j->blank)
@@ -249,7 +249,7 @@ static void send_token(struct conn *c)
 
 /* jobs */
 
-/* Which weights make its KV: those of its adapter count, where reloading it keeps its name. */
+/* Which weights make its KV: a reload of its adapter under the same name does not change them. */
 static uint64_t weights_of(const struct conn *c)
 {
     return c->e->weights << 16 | c->job->n_load;
@@ -284,7 +284,7 @@ bool job_preempted(const struct conn *c)
     return !c->job->stalled && c->job->preempted;
 }
 
-/* A baton makes its KV again, or keeps it by the request's wish. */
+/* A baton recomputes the KV, or keeps it if the request says so (on_update). */
 static bool is_stale(const struct conn *c)
 {
     return c->e->o.dialect != BATON && !c->e->o.own_kv &&
@@ -408,7 +408,7 @@ bool job_is(const struct conn *c, const char *id)
     return strcmp(c->job->id, prefixed ? dash + 1 : id) == 0;
 }
 
-/* True: the stream goes no further. */
+/* True: the stream ends here. */
 static bool cut(struct conn *c)
 {
     const struct fault *f = c->fault;
@@ -434,7 +434,7 @@ static void arm_next(struct conn *c)
     uint64_t now = clock_now_us(), interval = c->e->o.interval_us;
 
     if (c->out.len - c->sent >= (interval > 0 ? AHEAD_NBYTES_MAX : 1))
-        return; /* the socket says when there is room */
+        return; /* epoll reports when the socket is writable */
     j->due_us = j->due_us + interval > now ? j->due_us + interval : now;
     conn_arm(c, STEP_TOKEN, j->due_us);
 }
@@ -538,7 +538,7 @@ static bool set_model(struct conn *c, const json_t *body)
     return false;
 }
 
-/* An engine that reloads an adapter under its name keeps the entries of that name. */
+/* An engine that reloads an adapter under the same name keeps the cache entries of that name. */
 static void set_keys(struct conn *c, const struct ids *ids)
 {
     struct job *j = c->job;

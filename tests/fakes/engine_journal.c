@@ -1,10 +1,10 @@
-/* What tests order and ask: POST, GET and DELETE /fault, GET and DELETE /journal, GET /state. These
- * are not in the journal, need no key and have no faults.
+/* The double's own routes: POST, GET and DELETE /fault, GET and DELETE /journal, GET /state. They
+ * are not recorded in the journal, need no key and have no faults.
  *
  * POST /fault {"on": "finish" | "POST /path" | "*", "do": kind, "nth": 1, "times": 1, "ms": 0,
  * "status": 500, "tokens": 1, "text", "label": "wrong", "acts", "reset": false}; the kinds are in
- * engine.h. Several may stand for one request: the oldest whose turn it is takes it. The ops are in
- * the tables of routes, and alike in all dialects. */
+ * engine.h. If several match a request, the oldest that is due is used. The ops are in the route
+ * tables, and are the same in all dialects. */
 #include "tests/fakes/engine.h"
 
 #include "base/clock.h"

@@ -1,6 +1,6 @@
-/* SGLang's control routes. Each update overwrites what serves, and a weight_version is all that
- * says which was the last. Since 0.5.18 tensors are taken between a begin and an end only, files at
- * any time. */
+/* SGLang's control routes. Each update overwrites the served weights, and only weight_version shows
+ * which was the last. Since 0.5.18 tensors are accepted only between begin and end, files at any
+ * time. */
 #include "tests/fakes/engine.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@
  * ends updates; whose retracted requests keep no cache. */
 enum { NEW_NAMES = 6, BEGINS = 18, RETRACTS = 23 };
 
-/* False: it has no such route, as its framework says. */
+/* False: this release has no such route; answers 404 as SGLang does. */
 static bool has_route(struct conn *c, unsigned since)
 {
     if (c->e->o.sglang >= since)
@@ -132,7 +132,7 @@ static bool flush_after(struct conn *c, const json_t *body)
 
 /* updates */
 
-/* Each of a trainer's groups has a name; one that is not said is this. */
+/* The default name of a trainer's group. */
 static const char *group_of(const json_t *body)
 {
     return text_member(body, "group_name", "weight_update_group");
@@ -369,7 +369,7 @@ static void flush(struct conn *c, const json_t *body)
     conn_reply_text(c, 200, "Cache flushed.\n");
 }
 
-/* Success says that HiCache is on; without it the text is the same. */
+/* success shows whether HiCache is on; the text is the same without it. */
 static void clear_storage(struct conn *c, const json_t *body)
 {
     static const char text[] = "Hierarchical cache storage backend cleared.\n";

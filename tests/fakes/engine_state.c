@@ -15,7 +15,7 @@ void state_reset(struct engine *e)
 
     id_make(e->boot_id);
     e->n_boots++;
-    /* Never the same twice, however fast it restarts, or another begins in its place. */
+    /* Unique, however fast the double restarts or another one replaces it. */
     (void)clock_gettime(CLOCK_REALTIME, &now);
     e->started_s = (double)now.tv_sec + (double)now.tv_nsec / 1e9 + (double)e->n_boots / 100;
     e->has_label = e->o.label != NULL || e->o.dialect == SGLANG;
@@ -219,7 +219,7 @@ struct adapter *state_adapter_load(struct engine *e, const char *name, const cha
     return a;
 }
 
-/* what trainers send */
+/* the names that trainers send */
 
 unsigned state_tags(const json_t *body)
 {

@@ -1,5 +1,5 @@
-/* vLLM's control routes in development mode. An update overwrites what serves as it comes. Also
- * what all three have: health, models. */
+/* vLLM's control routes in development mode. An update overwrites the served weights while it is
+ * received. Also the routes that all three engines have: health, models. */
 #include "tests/fakes/engine.h"
 
 #include <stdio.h>
@@ -103,7 +103,7 @@ struct keyword {
 };
 enum { EVER = 999 };
 
-/* As Python refuses what a dataclass has not. */
+/* As a Python dataclass refuses unknown members. */
 static bool takes(struct conn *c, const json_t *info, const char *what, const char *kind,
                   const struct keyword *keywords)
 {
@@ -155,7 +155,7 @@ static const struct keyword handles_update[] = {{"names", 0, EVER},
                                                 {"packed", 0, 26},
                                                 {0}};
 
-/* Its backend is what it was asked for last: without a world, handles need no group. */
+/* Its backend is that of the last init: without a world size it is IPC, which needs no group. */
 static void init(struct conn *c, const json_t *body)
 {
     const json_t *info = json_object_get(body, "init_info");
@@ -173,7 +173,7 @@ static void init(struct conn *c, const json_t *body)
     reply_message(c, "Weight transfer initialized");
 }
 
-/* Refused while an update is open, as what would take its source away. */
+/* Refused while an update is open: it would remove its source. */
 static void shut_down(struct conn *c, const json_t *body)
 {
     (void)body;
@@ -246,7 +246,7 @@ static void update(struct conn *c, const json_t *body)
     if (!is_open(c) || !state_columns(c, info, "names", "dtype_names"))
         return;
     if (!receives(c, info)) {
-        c->e->phase = UPDATE_NONE; /* what fails ends it there */
+        c->e->phase = UPDATE_NONE; /* in vLLM a failure ends the update */
         return;
     }
     c->e->n_received++;
@@ -343,7 +343,7 @@ static void go_to_sleep(struct conn *c, const json_t *body)
         state_weights_changed(c->e);
     if (strcmp(level, "2") == 0)
         state_touch(c->e);    /* dropped: only an update makes them a version's again */
-    if (c->e->o.silent_reset) /* as old as that: says nothing here either */
+    if (c->e->o.silent_reset) /* a release this old does not report it here either */
         reply_empty(c, body);
     else
         conn_reply_json(c, 200,
@@ -391,7 +391,7 @@ static bool query_is_true(const struct conn *c, const char *member)
     return strcmp(value, "true") == 0;
 }
 
-/* Refused while a request holds KV, unless it is told to preempt what runs. */
+/* Refused while a request holds KV, unless it says to preempt running requests. */
 static void reset_cache(struct conn *c, const json_t *body)
 {
     struct engine *e = c->e;
