@@ -28,7 +28,7 @@ bool app_live(const struct app *app, struct err *why)
     age_us = now > s.heartbeat_us ? now - s.heartbeat_us : 0;
     if (age_us <= LIVE_HEARTBEAT_MAX_S * UINT64_C(1000000))
         return true;
-    (void)err_set(why, ERR_ENGINE, "", "the engine has not turned for %llu s",
+    (void)err_set(why, ERR_ENGINE, "", "the engine has made no step for %llu s",
                   (unsigned long long)(age_us / 1000000));
     return false;
 }

@@ -77,7 +77,7 @@ static void suggest(char out[LIST_TEXT_MAX], const char *name, const char *const
         return;
     }
     if (names == NULL || *names == NULL) {
-        (void)snprintf(out, LIST_TEXT_MAX, ", none is taken here");
+        (void)snprintf(out, LIST_TEXT_MAX, ", none is accepted here");
         return;
     }
     len = (size_t)snprintf(out, LIST_TEXT_MAX, ", expected one of");

@@ -34,8 +34,8 @@ static int check_type(const struct http_request *x, const struct route *route, s
     if (route->role != ROLE_CONTROL || x->body_len == 0)
         return 0;
     return err_set(e, ERR_MEDIA_TYPE, "",
-                   "the body has no Content-Type, and without one it is not read here: send "
-                   "Content-Type: application/json%s",
+                   "the body has no Content-Type, which this route requires: send Content-Type: "
+                   "application/json%s",
                    other);
 }
 

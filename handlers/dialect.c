@@ -53,8 +53,8 @@ int dialects_parse(unsigned *out, const char *text, const char *field, struct er
 
         if (more == 0)
             return err_set(e, ERR_BAD_REQUEST, field,
-                           "'%.*s' is not a dialect: all, none, or some of vllm, skyrl, sglang, "
-                           "prime-rl, areal, with commas between them",
+                           "'%.*s' is not a dialect, expected all, none, or some of vllm, skyrl, "
+                           "sglang, prime-rl, areal, with commas between them",
                            (int)(len < 32 ? len : 32), at);
         bits |= more;
         at += len;

@@ -74,7 +74,7 @@ static int read_columns(struct columns *c, const json_t *object, const struct bo
                        "dtypes and dtype_names are one member; send one of them");
     if (!c->dtypes.given)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, at, "dtypes"),
-                       "dtypes is required beside names");
+                       "dtypes is required with names");
     if (c->names.n == 0)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, at, "names"),
                        "there are no tensors; at least 1 is needed");
@@ -308,7 +308,8 @@ int tensor_list_resolve(struct tensor_list **out, const struct app_weights *weig
         return -1;
     if (plan_id != NULL && column != NULL)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, at, "plan_id"),
-                       "plan_id stands for names, dtypes, shapes and sizes; '%s' came too", column);
+                       "plan_id replaces names, dtypes, shapes and sizes; '%s' was sent too",
+                       column);
     if (plan_id == NULL && column == NULL && optional) {
         *out = NULL;
         return 0;

@@ -14,8 +14,8 @@ int update_id_check(const char *id, size_t len_max, const char *field, struct er
     size_t len = strlen(id);
 
     if (len == 0 || len > len_max)
-        return err_set(e, ERR_BAD_REQUEST, field, "an id is 1 to %zu bytes long; this has %zu",
-                       len_max, len);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "an id must have 1 to %zu bytes; this one has %zu", len_max, len);
     return 0;
 }
 
@@ -70,10 +70,9 @@ int mode_from_body(const json_t *body, struct err *e)
         return 0;
     if (strcmp(mode, "in_place") == 0)
         return err_set(e, ERR_BAD_REQUEST, "/mode",
-                       "mode 'in_place' is no more: where two versions do not fit into memory, "
-                       "sleep at level 2 first, which drops the served one, and send a whole "
-                       "update");
-    return err_set(e, ERR_BAD_REQUEST, "/mode", "mode '%.32s' is not staged, the only one there is",
+                       "mode 'in_place' was removed: if two versions do not fit into memory, sleep "
+                       "at level 2 first, which drops the served one, and send a whole update");
+    return err_set(e, ERR_BAD_REQUEST, "/mode", "mode '%.32s' is not supported, expected staged",
                    mode);
 }
 
@@ -105,8 +104,8 @@ int selector_from_body(const char **selector, const json_t *body, struct err *e)
     }
     if (strcmp(text, "draft") == 0)
         return err_set(e, ERR_BAD_REQUEST, "/selector",
-                       "the weights of a drafter are not taken, and would not be told from the "
-                       "model's: send selector all or target, with the model's tensors");
+                       "the weights of a drafter are not supported: send selector all or "
+                       "target, with the model's tensors");
     return err_set(e, ERR_BAD_REQUEST, "/selector", "selector '%.32s' is not one of all, target",
                    text);
 }
@@ -128,7 +127,7 @@ int label_check(const char *label, const char *field, struct err *e)
     memcpy(copy, label, len + 1);
     if (fleet_is_dirty_marker(label))
         return err_set(e, ERR_BAD_REQUEST, field,
-                       "'%s' begins the names of updates that did not end: choose another",
+                       "'%s' begins the labels of unfinished updates: choose another label",
                        FLEET_DIRTY_MARKER);
     if (utf8_clean(copy) > 0) /* only from a query: JSON has been checked */
         return err_set(e, ERR_BAD_REQUEST, field, "the weight version is not well-formed UTF-8");

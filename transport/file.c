@@ -197,7 +197,7 @@ static int use_label(struct loading *l, struct safetensors *s, const char *name,
         return 0;
     if (l->weight_version != NULL && strcmp(l->weight_version, s->weight_version) != 0)
         return err_set(e, ERR_BAD_REQUEST, "/path",
-                       "file '%.*s' says weight version '%.*s', a file before it '%.*s'",
+                       "file '%.*s' has weight version '%.*s', an earlier file has '%.*s'",
                        utf8_cut(name, 160), name, utf8_cut(s->weight_version, 64),
                        s->weight_version, utf8_cut(l->weight_version, 64), l->weight_version);
     free(l->weight_version);

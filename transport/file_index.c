@@ -118,7 +118,7 @@ static int index_parse(struct file_index *x, struct json_reader *r, struct err *
             continue;
         }
         if (seen)
-            return err_set(e, ERR_BAD_REQUEST, "/path", INDEX ": 'weight_map' is there twice");
+            return err_set(e, ERR_BAD_REQUEST, "/path", INDEX ": 'weight_map' is repeated");
         seen = true;
         if (read_map(x, r, e) != 0)
             return -1;

@@ -58,12 +58,12 @@ int roots_open(int *dirfd, const char **rest, const char *const *roots, size_t n
     root = root_of(roots, n_roots, path, &under);
     if (root == NULL)
         return err_set(e, ERR_FORBIDDEN, field,
-                       "path '%.*s' is not beneath an allowed path (--allow-path)",
+                       "path '%.*s' is not below an allowed path (--allow-path)",
                        utf8_cut(path, 200), path);
     fd = open(root, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return err_set_errno(e, ERR_UNREADABLE, field, errno,
-                             "the allowed path that holds '%.*s' cannot be opened",
+                             "the allowed path that contains '%.*s' cannot be opened",
                              utf8_cut(path, 200), path);
     *dirfd = fd;
     *rest = under;

@@ -57,7 +57,7 @@ static int check_name(char *out, const char *name, const char *field, struct err
 
     if (len == 0 || len >= NAME_LEN_MAX)
         return err_set(e, ERR_BAD_REQUEST, field,
-                       "a shared memory object's name has 1 to %d bytes, '%.*s' has not",
+                       "the name of a shared memory object must have 1 to %d bytes, unlike '%.*s'",
                        (int)NAME_LEN_MAX - 1, utf8_cut_name(name), name);
     if (strcmp(rest, ".") == 0 || strcmp(rest, "..") == 0 || strchr(rest, '/') != NULL)
         return err_set(e, ERR_BAD_REQUEST, field,
@@ -89,8 +89,8 @@ static int open_object(struct ranges *r, uint32_t *file, const char *name, const
                              name);
     if (fstat(fd, &st) != 0) {
         (void)err_set_errno(e, ERR_UNREADABLE, field, errno,
-                            "shared memory object '%.*s' cannot be looked at", utf8_cut_name(name),
-                            name);
+                            "cannot get the status of shared memory object '%.*s'",
+                            utf8_cut_name(name), name);
         (void)close(fd);
         return -1;
     }
@@ -132,8 +132,8 @@ static int open_range(struct ranges *r, uint32_t *file, const struct shm_range *
         return -1;
     if (fstat(r->fds[*file], &st) != 0)
         return err_set_errno(e, ERR_UNREADABLE, field, errno,
-                             "shared memory object '%.*s' cannot be measured", utf8_cut_name(name),
-                             name);
+                             "cannot get the size of shared memory object '%.*s'",
+                             utf8_cut_name(name), name);
     if ((uint64_t)st.st_size < range->offset + range->nbytes)
         return err_set(
             e, ERR_UNREADABLE, field_of(field, packed, i, "nbytes"),

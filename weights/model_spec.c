@@ -359,8 +359,8 @@ int model_spec_check_ignored(const struct model_spec *m, const struct tensor_spe
         dtype_convert(&value, DTYPE_F32, from + k * dtype_nbytes(t->dtype), t->dtype, 1);
         if (!(value >= want * (1 - slack) && value <= want * (1 + slack)))
             return err_set(e, ERR_MISMATCH, "",
-                           "'%.*s' is derived from the model's configuration: element %u would be "
-                           "%.9g, %.9g came",
+                           "'%.*s' is derived from the model's configuration: element %u must be "
+                           "%.9g, and is %.9g",
                            utf8_cut_name(t->name), t->name, (unsigned)k, (double)want,
                            (double)value);
     }

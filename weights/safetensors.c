@@ -208,7 +208,7 @@ static int read_metadata(struct header *h, struct err *e)
     uint32_t n = 0;
 
     if (h->has_metadata)
-        return err_set(e, ERR_BAD_REQUEST, "", "%s: '__metadata__' is there twice", h->label);
+        return err_set(e, ERR_BAD_REQUEST, "", "%s: '__metadata__' is repeated", h->label);
     h->has_metadata = true;
     if (!json_reader_open(&h->r, '{'))
         return header_refuse_syntax(h, e);
@@ -216,7 +216,7 @@ static int read_metadata(struct header *h, struct err *e)
         if (!json_reader_key(&h->r, h->key, sizeof h->key))
             return header_refuse_syntax(h, e);
         if (names_find(&h->keys, h->key) != NAMES_NONE)
-            return err_set(e, ERR_BAD_REQUEST, "", "%s: metadata '%.*s' is there twice", h->label,
+            return err_set(e, ERR_BAD_REQUEST, "", "%s: metadata '%.*s' is repeated", h->label,
                            utf8_cut_name(h->key), h->key);
         if (names_add(&h->keys, h->key, e) != 0 ||
             read_metadata_value(h, h->keys.items[h->keys.n - 1], e) != 0)
@@ -426,9 +426,10 @@ static int copy_checksums(const struct header *h, struct safetensors *s, struct 
         const char *name = h->given[i].key + sizeof CHECKSUM_KEY - 1;
         uint32_t k = tensor_list_find(s->tensor_list, name);
         if (k == TENSOR_LIST_NO_TENSOR)
-            return err_set(e, ERR_BAD_REQUEST, "",
-                           "%s: the metadata has a checksum of '%.*s', which is not there",
-                           h->label, utf8_cut_name(name), name);
+            return err_set(
+                e, ERR_BAD_REQUEST, "",
+                "%s: the metadata has a checksum of '%.*s', which the file does not have", h->label,
+                utf8_cut_name(name), name);
         s->checksums[k] = h->given[i].sum;
         s->has_checksum[k] = true;
     }
@@ -547,9 +548,8 @@ static int read_labelled(struct safetensors *out, int fd, const char *label, str
         head_nbytes(prefix, sizeof prefix, label, &nbytes_head, e) != 0)
         return -1;
     if (nbytes_head > nbytes_total)
-        return err_set(e, ERR_BAD_REQUEST, "",
-                       "%s: it has %llu bytes, but its header alone says %llu", label,
-                       (unsigned long long)nbytes_total, (unsigned long long)nbytes_head);
+        return err_set(e, ERR_BAD_REQUEST, "", "%s: it has %llu bytes, but its header needs %llu",
+                       label, (unsigned long long)nbytes_total, (unsigned long long)nbytes_head);
     head = malloc(nbytes_head);
     if (head == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a header of %llu bytes",

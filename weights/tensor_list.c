@@ -172,7 +172,7 @@ int tensor_list_builder_add(struct tensor_list_builder *b, const char *name, enu
         return -1;
     if (t.nbytes > TENSOR_LIST_NBYTES_MAX - b->tensor_list.nbytes)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, "shapes", i),
-                       "with tensor '%.*s' the plan has more than 2^63 - 1 bytes",
+                       "with tensor '%.*s' the list has more than 2^63 - 1 bytes",
                        utf8_cut_name(name), name);
     if (reserve_tensors(b, 1, e) != 0 || names_add_key(&b->names, &key, e) != 0)
         return -1;

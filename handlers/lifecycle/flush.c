@@ -15,10 +15,10 @@ int handle_flush_cache(struct app *app, struct http_request *x, struct err *e)
     pause_controller_info(app->pause_controller, &info);
     admission_stats(app->generate->admission, &s);
     if (info.pause.state == PAUSE_OFF && s.n_running + s.n_waiting > 0)
-        return err_set(e, ERR_CONFLICT, "",
-                       "%llu generations run and %llu wait; pause first, or come again when they "
-                       "have ended",
-                       (unsigned long long)s.n_running, (unsigned long long)s.n_waiting);
+        return err_set(
+            e, ERR_CONFLICT, "",
+            "%llu generations run and %llu wait; pause first, or retry when they have ended",
+            (unsigned long long)s.n_running, (unsigned long long)s.n_waiting);
     if (pause_controller_allows(app->pause_controller, CALL_RESET_CACHE, e) != 0)
         return -1;
     if (app->generate->engine != NULL)

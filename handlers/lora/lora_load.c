@@ -263,7 +263,7 @@ static int check_app(struct app *app, struct err *e)
 static int refuse_query(const struct http_request *x, struct err *e)
 {
     return err_set(e, ERR_BAD_REQUEST, "",
-                   "query member '%.60s': with a JSON body, members stand in the body",
+                   "query member '%.60s': with a JSON body, send members in the body",
                    x->query[0].name);
 }
 

@@ -39,7 +39,7 @@ static const struct {
     unsigned sources_allowed;
     const char *why;
 } members_of_source[] = {
-#define TENSORS "what a directory holds stands in its files"
+#define TENSORS "the files of a directory describe their tensors"
     {"names", FROM_TENSORS, TENSORS},
     {"dtypes", FROM_TENSORS, TENSORS},
     {"dtype_names", FROM_TENSORS, TENSORS},
@@ -49,12 +49,12 @@ static const struct {
     {"checksums", FROM_TENSORS, TENSORS},
     {"adapter_config", FROM_TENSORS, TENSORS},
 #undef TENSORS
-#define HANDLES "it goes with ipc_handles and ipc_handles_pickled"
+#define HANDLES "it is for ipc_handles and ipc_handles_pickled"
     {"tensor_sizes", FROM_HANDLES | FROM_BUCKETS, HANDLES},
     {"per_gpu", FROM_HANDLES | FROM_BUCKETS, HANDLES},
     {"metadata_by_gpu", FROM_HANDLES | FROM_BUCKETS, HANDLES},
 #undef HANDLES
-#define NCCL "it goes with transport: nccl"
+#define NCCL "it is for transport: nccl"
     {"expected_digest", FROM_NCCL, NCCL},
     {"bucket_nbytes", FROM_NCCL, NCCL},
     {"packed_buffer_size_bytes", FROM_NCCL, NCCL},

@@ -130,8 +130,8 @@ static int check_client(const struct lora_load *l, struct err *e)
     if (!http_request_disconnected(l->x))
         return 0;
     return err_set(e, ERR_GONE, "",
-                   "the client went away while its tensors were read; they may have changed under "
-                   "the reading and were not taken");
+                   "the client disconnected while its tensors were read; they may have changed "
+                   "meanwhile and were not used");
 }
 
 static int read_source(struct lora_load *l, struct adapter_builder *b, struct err *e)

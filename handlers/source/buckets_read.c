@@ -54,7 +54,7 @@ static int read_handles(struct ipc_handles *h, const struct ipc_bucket_json *p, 
         return ipc_handles_from_json(h, value, p->field, e);
     value = body_given(p->object, "ipc_handles_pickled");
     if (!json_is_string(value))
-        return err_set(e, ERR_BAD_REQUEST, p->field, "ipc_handles_pickled is %s; it is base64",
+        return err_set(e, ERR_BAD_REQUEST, p->field, "ipc_handles_pickled is %s; expected base64",
                        body_type_name(value));
     return torch_handles_read(h, json_string_value(value), json_string_length(value), p->field, e);
 }
@@ -91,8 +91,9 @@ static int read_list(struct ipc_bucket_json *p, const char *key, const json_t *o
         if (strcmp(p->lists[i].uuid, list->uuid) == 0)
             return err_set(e, ERR_BAD_REQUEST, list->at, "GPU %s is named twice", list->uuid);
     if (!json_is_object(object))
-        return err_set(e, ERR_BAD_REQUEST, list->at,
-                       "what a GPU holds is an object {names, dtypes, shapes, sizes?, checksums?}");
+        return err_set(
+            e, ERR_BAD_REQUEST, list->at,
+            "the list of a GPU must be an object {names, dtypes, shapes, sizes?, checksums?}");
     list->object = object;
     p->n_lists++;
     return body_only(object, list->at, list_members, e);
@@ -110,7 +111,7 @@ static int check_per_gpu_members(const struct ipc_bucket_json *p, struct err *e)
             continue;
         (void)snprintf(field, sizeof field, "%s/%s", p->at, refused[i]);
         return err_set(e, ERR_BAD_REQUEST, field,
-                       "%s speaks of one list of tensors, but %s has one for each GPU", refused[i],
+                       "%s is for one list of tensors, but %s has one for each GPU", refused[i],
                        p->per_gpu);
     }
     return 0;
@@ -180,7 +181,7 @@ static int check_outer_members(const json_t *body, struct err *e)
         if (body_given(body, bucket_members[i]) == NULL)
             continue;
         (void)snprintf(field, sizeof field, "/%s", bucket_members[i]);
-        return err_set(e, ERR_BAD_REQUEST, field, "with buckets, %s stands in each of them",
+        return err_set(e, ERR_BAD_REQUEST, field, "with buckets, send %s in each of them",
                        bucket_members[i]);
     }
     return 0;
@@ -272,8 +273,8 @@ int ipc_request_read(struct ipc_request *q, const struct app_weights *weights, c
     if (buckets != NULL)
         n = json_array_size(buckets);
     if (n == 0 || n > IPC_BUCKETS_MAX)
-        return err_set(e, ERR_BAD_REQUEST, "/buckets", "there are %zu buckets; 1 to %d are taken",
-                       n, (int)IPC_BUCKETS_MAX);
+        return err_set(e, ERR_BAD_REQUEST, "/buckets", "there are %zu buckets, expected 1 to %d", n,
+                       (int)IPC_BUCKETS_MAX);
     if (buckets != NULL && check_outer_members(body, e) != 0)
         return -1;
     q->parts = calloc(n, sizeof q->parts[0]);
@@ -348,8 +349,7 @@ static int use_list(const struct ipc_list **out, const struct ipc_bucket_json *p
     }
     (void)snprintf(field, sizeof field, "%s/%s", p->at, p->per_gpu);
     return err_set(e, ERR_BAD_REQUEST, field,
-                   "GPU %s is in the handles, but %s has no list of what it holds; it has those of "
-                   "%s",
+                   "GPU %s is in the handles, but %s has no list for it; it has lists for %s",
                    gpu->uuid, p->per_gpu,
                    gpu_list_text(text, sizeof text, p->n_lists, list_uuid, p));
 }
@@ -368,7 +368,7 @@ static int check_lists_without_handle(const struct ipc_bucket_json *p,
             has_handle = has_handle || strcmp(h->gpus[g].uuid, list->uuid) == 0;
         if (!has_handle && gpu_match_is_rank(ranks, list->uuid))
             return err_set(e, ERR_BAD_REQUEST, list->at,
-                           "%s lists what GPU %s holds, but there is no handle of that GPU",
+                           "%s has a list for GPU %s, but there is no handle for that GPU",
                            p->per_gpu, list->uuid);
     }
     return 0;

@@ -71,14 +71,14 @@ static int refuse_unmatched(const struct gpu_match_ranks *ranks, uint32_t rank,
 
     if (reach == GPU_NO_PEER_ACCESS)
         return err_set(e, ERR_BAD_REQUEST, field,
-                       "the handles are of GPU %s alone, whose memory this server's GPU %s cannot "
+                       "the handles are only for GPU %s, whose memory this server's GPU %s cannot "
                        "read: there is no peer access between the two",
                        h->gpus[0].uuid, ranks->uuids[rank]);
-    return err_set(e, ERR_BAD_REQUEST, field,
-                   "there is no handle for GPU %s; this server's GPUs are %s; the handles are of "
-                   "%s",
-                   ranks->uuids[rank], gpu_list_text(ours, sizeof ours, ranks->n, rank_at, ranks),
-                   gpu_list_text(theirs, sizeof theirs, h->n_gpus, gpu_at, h));
+    return err_set(
+        e, ERR_BAD_REQUEST, field,
+        "there is no handle for GPU %s; this server's GPUs are %s; the handles are for %s",
+        ranks->uuids[rank], gpu_list_text(ours, sizeof ours, ranks->n, rank_at, ranks),
+        gpu_list_text(theirs, sizeof theirs, h->n_gpus, gpu_at, h));
 }
 
 int gpu_match(const struct ipc_gpu **rank_gpus, const struct gpu_match_ranks *ranks,

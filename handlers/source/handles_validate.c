@@ -62,7 +62,7 @@ static int check_tensor_sizes(const struct ipc_bucket_json *p, const struct body
             continue;
         (void)snprintf(field, sizeof field, "%s/tensor_sizes/%u", p->at, (unsigned)i);
         return err_set(e, ERR_BAD_REQUEST, field,
-                       "the size in bytes of '%.*s' is not the %llu that its dtype and shape make",
+                       "the size in bytes of '%.*s' is not %llu, which its dtype and shape give",
                        utf8_cut_name(t->name), t->name, (unsigned long long)t->nbytes);
     }
     return 0;
@@ -72,7 +72,7 @@ static int check_tensor_sizes(const struct ipc_bucket_json *p, const struct body
 static const char *per_gpu_hint(const struct ipc_bucket_json *p, const struct ipc_handles *h)
 {
     return p->per_gpu == NULL && h->n_gpus > 1
-               ? "; if the GPUs hold different tensors, say which in per_gpu"
+               ? "; if the GPUs hold different tensors, list them in per_gpu"
                : "";
 }
 

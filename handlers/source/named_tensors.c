@@ -55,7 +55,7 @@ static int check_excluded_members(const json_t *body, struct err *e)
         (void)snprintf(field, sizeof field, "/%s", members[i]);
         return err_set(
             e, ERR_BAD_REQUEST, field,
-            "serialized_named_tensors say what they hold; %s stands beside other sources",
+            "serialized_named_tensors describe their own tensors; %s is for other sources",
             members[i]);
     }
     return 0;
@@ -84,7 +84,8 @@ static int read_strings(struct request *q, const json_t *list, struct err *e)
         string_field(field, i);
         if (!json_is_string(text))
             return err_set(e, ERR_BAD_REQUEST, field,
-                           "string %u of the tensors is %s; it is base64", i, body_type_name(text));
+                           "string %u of the tensors is %s; expected base64", i,
+                           body_type_name(text));
         if (torch_tensors_read(&q->strings[i], json_string_value(text), json_string_length(text), i,
                                field, e) != 0)
             return -1;
@@ -105,7 +106,7 @@ static int request_read(struct request *q, const struct app_weights *weights, co
     n = json_array_size(list);
     if (n == 0 || n > STRINGS_MAX)
         return err_set(e, ERR_BAD_REQUEST, "/serialized_named_tensors",
-                       "there are %zu strings of tensors; 1 to %d are taken, one for each rank", n,
+                       "there are %zu strings of tensors, expected 1 to %d, one for each rank", n,
                        STRINGS_MAX);
     q->strings = calloc(n, sizeof q->strings[0]);
     if (q->strings == NULL)
@@ -358,8 +359,8 @@ static int check_unmatched(const struct request *q, struct err *e)
             continue;
         string_field(field, i);
         return err_set(e, ERR_BAD_REQUEST, field,
-                       "the tensors are on GPU %s, and none of the strings has any on this "
-                       "server's, the first of which is %s",
+                       "the tensors are on GPU %s, and no string has tensors on a GPU of this "
+                       "server, the first of which is %s",
                        q->strings[i].uuid, q->uuids[0]);
     }
     return 0;

@@ -45,8 +45,8 @@ static int nccl_parse(struct nccl_req *req, const json_t *body, struct err *e)
         return -1;
     if (strcmp(transport, "nccl") != 0)
         return err_set(e, ERR_BAD_REQUEST, "/transport",
-                       "transport '%.32s' is not nccl; the other sources are members of their own: "
-                       "shm, path, ipc_handles",
+                       "transport '%.32s' is not nccl; other sources have their own members: shm, "
+                       "path, ipc_handles",
                        transport);
     req->has_sizes = body_given(body, "sizes") != NULL;
     if (packing_parse(&req->packed, body, e) != 0 ||
@@ -62,22 +62,22 @@ static int nccl_validate(const struct nccl_req *req, struct err *e)
     if (req->digest != NULL &&
         (strlen(req->digest) != TENSOR_LIST_DIGEST_LEN ||
          strspn(req->digest, "0123456789abcdefABCDEF") != TENSOR_LIST_DIGEST_LEN))
-        return err_set(e, ERR_BAD_REQUEST, "/expected_digest", "a plan's digest is %d hex digits",
+        return err_set(e, ERR_BAD_REQUEST, "/expected_digest", "expected a digest of %d hex digits",
                        TENSOR_LIST_DIGEST_LEN);
     if (p->packed && !p->packed_given && req->has_sizes)
         return err_set(e, ERR_BAD_REQUEST, "/sizes",
                        "the group was joined with packed, which is many broadcasts, and packed "
-                       "with sizes is one of all: say packed here too, or leave sizes out");
+                       "with sizes is one broadcast: send packed here too, or leave sizes out");
     if (p->bucket_nbytes == 0)
         return 0;
     if (!p->packed)
         return err_set(e, ERR_BAD_REQUEST, p->bucket_field,
-                       "%s is for packed broadcasts: say \"packed\": true, or leave it out for one "
-                       "broadcast of each tensor",
+                       "%s is for packed broadcasts: send \"packed\": true, or leave it out for "
+                       "one broadcast of each tensor",
                        p->bucket_field + 1);
     if (req->has_sizes)
         return err_set(e, ERR_BAD_REQUEST, "/sizes",
-                       "packed with sizes is one broadcast of all, with %s many: send one of them",
+                       "packed with sizes is one broadcast, with %s many: send one of them",
                        p->bucket_field + 1);
     return 0;
 }
@@ -88,8 +88,8 @@ static int check_digest(const struct nccl_req *req, const struct tensor_list *te
     if (req->digest == NULL || strcasecmp(req->digest, tensor_list->digest) == 0)
         return 0;
     return err_set(e, ERR_CONFLICT, "/expected_digest",
-                   "the trainer's plan has digest %s, and names, dtypes and shapes as they came "
-                   "here make %s: nothing is received",
+                   "the trainer's tensor list has digest %s, but the received names, dtypes and "
+                   "shapes have %s: nothing is received",
                    req->digest, tensor_list->digest);
 }
 

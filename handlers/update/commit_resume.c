@@ -27,8 +27,8 @@ static void reply_not_committed(struct http_request *x, const struct err *why, j
     struct err e = {0};
 
     (void)err_set(&e, why->code, why->field,
-                  "generation was resumed with the weights of before, because what was sent since "
-                  "could not be put into service: %s",
+                  "generation was resumed with the previous weights, because the update could not "
+                  "be committed: %s",
                   why->msg);
     reply_error(x, &e, details);
 }

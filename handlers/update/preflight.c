@@ -29,7 +29,7 @@ static int read_pickled(struct preflight_req *out, const json_t *body, struct er
     out->pickled = true;
     if (!json_is_string(value))
         return err_set(e, ERR_BAD_REQUEST, "/ipc_handles_pickled",
-                       "ipc_handles_pickled is %s; it is base64", body_type_name(value));
+                       "ipc_handles_pickled is %s; expected base64", body_type_name(value));
     if (torch_handles_check(&out->handles, json_string_value(value), json_string_length(value),
                             "/ipc_handles_pickled", &out->expandable, e) == 0)
         return 0;
@@ -45,8 +45,7 @@ static int preflight_parse(struct preflight_req *out, const json_t *body, struct
     bool plain = is_given(body, "ipc_handles"), pickled = is_given(body, "ipc_handles_pickled");
 
     if (plain == pickled)
-        return err_set(e, ERR_BAD_REQUEST, "",
-                       "%s; a preflight has either ipc_handles or ipc_handles_pickled",
+        return err_set(e, ERR_BAD_REQUEST, "", "%s; send either ipc_handles or ipc_handles_pickled",
                        plain ? "both are given" : "neither is given");
     if (pickled)
         return read_pickled(out, body, e);

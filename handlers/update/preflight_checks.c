@@ -79,13 +79,12 @@ void preflight_check_host(struct preflight_report *r, const struct app *app)
         add_check(r, "cuda", CHECK_FAILED, NULL, "CUDA is not available to this server: %s",
                   cuda->reason);
     if (app->weights->n_devices > 0)
-        add_check(r, "device", CHECK_PASSED, NULL, "the weights of this server lie on %s",
+        add_check(r, "device", CHECK_PASSED, NULL, "the weights of this server are on %s",
                   gpu_list_text(list, sizeof list, app->weights->n_devices, device_at, app));
     else
-        add_check(
-            r, "device", CHECK_FAILED, NULL,
-            "the weights of this server lie in host memory (--device cpu); start it with --device "
-            "cuda:0 to take handles");
+        add_check(r, "device", CHECK_FAILED, NULL,
+                  "the weights of this server are in host memory (--device cpu); start it with "
+                  "--device cuda:0 to accept handles");
 }
 
 void preflight_check_allocator(struct preflight_report *r, const struct preflight_req *req)
@@ -95,7 +94,7 @@ void preflight_check_allocator(struct preflight_report *r, const struct prefligh
     else if (!req->pickled)
         add_check(
             r, "allocator", CHECK_SKIPPED, NULL,
-            "plain handles do not tell how their memory was allocated: it must be cudaMalloc's");
+            "plain handles do not show how their memory was allocated: it must be by cudaMalloc");
     else
         add_check(r, "allocator", CHECK_PASSED, NULL, "the memory was allocated by cudaMalloc");
 }
@@ -122,16 +121,16 @@ static void check_pid_namespace(struct preflight_report *r, const struct ipc_han
     else if (object)
         add_check(
             r, "pid_namespace", CHECK_FAILED, place,
-            "the counter of process %d is here and the process is not: it has exited, or it runs "
-            "in another pid namespace; share the pid namespace of its container",
+            "the counter of process %d is visible here, but the process is not: it has exited, or "
+            "it runs in another pid namespace; share the pid namespace of its container",
             (int)pid);
     else
         add_check(
             r, "pid_namespace", CHECK_FAILED, place,
             "%s: the trainer runs in another container or IPC namespace, or has exited; share "
             "/dev/shm and the pid namespace",
-            process ? "its counter is not in /dev/shm here, and whoever has its process number "
-                      "here is somebody else"
+            process ? "its counter is not in /dev/shm here, and the process with its number here "
+                      "is another one"
                     : "neither its process nor its counter is visible here");
 }
 
@@ -143,7 +142,7 @@ static void check_ref_counter(struct preflight_report *r, const struct ipc_handl
 
     if (ref_counter_open(&counter, h->ref_name, &e) == 0) {
         ref_counter_close(&counter);
-        add_check(r, "ref_counter", CHECK_PASSED, place, "counter '%s' can be counted down",
+        add_check(r, "ref_counter", CHECK_PASSED, place, "counter '%s' can be decremented",
                   h->ref_name);
     } else {
         add_check(r, "ref_counter", CHECK_FAILED, place,
@@ -163,8 +162,7 @@ static void check_exporter(struct preflight_report *r, const struct ipc_handle *
     }
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
         add_check(r, checks[i], CHECK_SKIPPED, place,
-                  "the handle names no counter, so it does not tell who "
-                  "exported it");
+                  "the handle names no counter, so its exporter is not known");
 }
 
 /* Peer access is a check of its own. */
@@ -206,14 +204,13 @@ static void check_mig(struct preflight_report *r, const struct gpu_pair *p)
     const char *place = device_name(p->device);
 
     if (!p->own->mig && (p->theirs == NULL || !p->theirs->mig))
-        add_check(r, "mig", CHECK_PASSED, place, "no MIG slice takes part");
+        add_check(r, "mig", CHECK_PASSED, place, "no MIG slice is involved");
     else if (p->theirs == p->own)
         add_check(r, "mig", CHECK_PASSED, place, "trainer and server are in the same MIG slice");
     else
-        add_check(
-            r, "mig", CHECK_FAILED, place,
-            "a MIG slice takes part: CUDA IPC works within one slice only, and its UUID is the "
-            "slice's own, which begins with MIG-");
+        add_check(r, "mig", CHECK_FAILED, place,
+                  "a MIG slice is involved: CUDA IPC works within one slice only, and the UUID "
+                  "must be the slice's, which begins with MIG-");
 }
 
 /* Can our GPU read the memory of theirs? */
@@ -281,8 +278,8 @@ static void check_event(struct preflight_report *r, const struct gpu_pair *p,
     else
         add_check(r, "event", CHECK_PASSED, place,
                   passed > 0
-                      ? "the event opens, and has happened"
-                      : "the event opens, and has not happened yet: an update would wait for it");
+                      ? "the event opens, and has passed"
+                      : "the event opens, and has not passed yet: an update would wait for it");
 }
 
 /* The first handle with memory; handles of empty tensors have none. */
@@ -298,7 +295,7 @@ static void add_skipped(struct preflight_report *r, const char *const *checks, c
                         const char *why)
 {
     for (; *checks != NULL; checks++)
-        add_check(r, *checks, CHECK_SKIPPED, place, "not made: %s", why);
+        add_check(r, *checks, CHECK_SKIPPED, place, "skipped: %s", why);
 }
 
 static const char *const checks_of_open[] = {"open", "event", NULL};
@@ -320,7 +317,7 @@ void preflight_check_rank(struct preflight_report *r, const struct app *app,
         first = first_handle(h, &h->gpus[0]);
         if (first != NULL)
             check_exporter(r, first, place);
-        add_skipped(r, checks_of_gpu, place, "no handle is of a GPU of this host");
+        add_skipped(r, checks_of_gpu, place, "no handle is for a GPU of this host");
         return;
     }
     first = first_handle(h, p.gpu);
@@ -335,7 +332,7 @@ void preflight_check_rank(struct preflight_report *r, const struct app *app,
     else if (check_open(r, &p, first))
         check_event(r, &p, first);
     else
-        add_check(r, "event", CHECK_SKIPPED, place, "not made: the handle does not open");
+        add_check(r, "event", CHECK_SKIPPED, place, "skipped: the handle does not open");
 }
 
 void preflight_check_without_gpu(struct preflight_report *r, const struct preflight_req *req)
@@ -353,7 +350,7 @@ void preflight_check_without_gpu(struct preflight_report *r, const struct prefli
         check_exporter(r, first, NULL);
         add_skipped(r, checks_of_gpu, NULL, why);
     } else {
-        add_check(r, "peer_access", CHECK_SKIPPED, NULL, "not made: %s", why);
+        add_check(r, "peer_access", CHECK_SKIPPED, NULL, "skipped: %s", why);
         add_skipped(r, checks_of_handle, NULL, why);
     }
 }

@@ -79,7 +79,7 @@ static int parse_id(struct init_req *req, const char *text, const json_t *body, 
             continue;
         (void)snprintf(field, sizeof field, "/%s", others[i]);
         return err_set(e, ERR_BAD_REQUEST, field,
-                       "%s says where to find an id, and nccl_unique_id came too: send one of them",
+                       "%s is for finding an id, and nccl_unique_id was sent too: send one of them",
                        others[i]);
     }
     req->form = NCCL_FORM_ID;
@@ -91,7 +91,7 @@ static int check_name(const char *text, size_t len_max, const char *field, struc
     size_t len = strlen(text);
 
     if (len == 0 || len > len_max)
-        return err_set(e, ERR_BAD_REQUEST, field, "%s is 1 to %zu bytes long; this has %zu",
+        return err_set(e, ERR_BAD_REQUEST, field, "%s must have 1 to %zu bytes, and has %zu",
                        field + 1, len_max, len);
     for (size_t i = 0; i < len; i++)
         if ((unsigned char)text[i] < ' ' || text[i] == 0x7f)
@@ -110,11 +110,11 @@ static int parse_store(struct init_req *req, const json_t *body, struct err *e)
         return -1;
     if (req->host == NULL && port == 0)
         return err_set(e, ERR_BAD_REQUEST, "",
-                       "the group's id is needed, or where it is found: nccl_unique_id, or "
+                       "the group's id, or the place to find it, is required: nccl_unique_id, or "
                        "master_address and master_port");
     if (req->host == NULL || port == 0)
         return err_set(e, ERR_BAD_REQUEST, req->host == NULL ? "/master_address" : "/master_port",
-                       "master_address and master_port go together");
+                       "master_address and master_port are required together");
     if (check_name(req->host, NCCL_JOIN_HOST_MAX, "/master_address", e) != 0 ||
         (req->group_name != NULL &&
          check_name(req->group_name, NCCL_JOIN_GROUP_NAME_MAX, "/group_name", e) != 0))
@@ -157,8 +157,8 @@ static int check_ipc_members(const json_t *body, struct err *e)
             body_given(body, member) == NULL)
             continue;
         (void)snprintf(field, sizeof field, "/%s", member);
-        return err_set(e, ERR_BAD_REQUEST, field,
-                       "%s speaks of a group, and transport ipc has none", member);
+        return err_set(e, ERR_BAD_REQUEST, field, "%s is for a group, and transport ipc has none",
+                       member);
     }
     return body_bool(&packed, body, "", "packed", e);
 }
@@ -259,7 +259,7 @@ static int start_join(struct weight_transfer *t, const struct init_req *req, str
 static void abort_open_update(struct app *app, const struct route *route)
 {
     if (route->session == SESSION_AUTO_COMMIT)
-        request_session_abort(app, true, "its trainer asks for a new group");
+        request_session_abort(app, true, "its trainer initialized a new group");
 }
 
 static int join_group(struct app *app, struct http_request *x, const json_t *body, struct err *e)

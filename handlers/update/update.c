@@ -173,13 +173,13 @@ static int check_no_ipc_members(const json_t *body, struct err *e)
 
     if (body_given(body, "tensor_sizes") != NULL)
         return err_set(e, ERR_BAD_REQUEST, "/tensor_sizes",
-                       "tensor_sizes go with ipc_handles and ipc_handles_pickled; send sizes");
+                       "tensor_sizes are for ipc_handles and ipc_handles_pickled; send sizes");
     for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
         if (body_given(body, members[i]) == NULL)
             continue;
         (void)snprintf(field, sizeof field, "/%s", members[i]);
         return err_set(e, ERR_BAD_REQUEST, field,
-                       "%s goes with ipc_handles and ipc_handles_pickled; send names", members[i]);
+                       "%s is for ipc_handles and ipc_handles_pickled; send names", members[i]);
     }
     return 0;
 }
@@ -232,8 +232,8 @@ static int open_source(struct app *app, struct update_chunk *c, const json_t *bo
         return -1;
     if (c->tensor_list == NULL && body_given(body, "checksums") != NULL)
         return err_set(e, ERR_BAD_REQUEST, "/checksums",
-                       "checksums stand beside names, and there are none; those of a file by "
-                       "itself are in its metadata");
+                       "checksums need names, and there are none; the checksums of a file are in "
+                       "its metadata");
     if (c->tensor_list != NULL &&
         checksums_add(&c->checksums, &c->has_checksum, body, "", c->tensor_list, 0,
                       c->tensor_list->n_tensors, e) != 0)
@@ -329,11 +329,11 @@ static int update_from_stream(struct app *app, struct http_request *x, struct er
 static int refuse_query(const struct http_request *x, struct err *e)
 {
     if (x->content_type[0] == '\0')
-        return err_set(e, ERR_MEDIA_TYPE, "",
-                       "there is no Content-Type; tensors as the body need "
-                       "application/vnd.safetensors");
+        return err_set(
+            e, ERR_MEDIA_TYPE, "",
+            "there is no Content-Type; a body of tensors needs application/vnd.safetensors");
     return err_set(e, ERR_BAD_REQUEST, "",
-                   "query member '%.60s': with a JSON body, members stand in the body",
+                   "query member '%.60s': with a JSON body, send members in the body",
                    x->query[0].name);
 }
 

@@ -131,10 +131,10 @@ int request_session_find(char id[UPDATE_ID_MAX + 1], struct app *app, const stru
     if (info.phase == UPDATE_NONE)
         return err_set(e, ERR_CONFLICT, "", "no weight update is open: start one first");
     if (!info.anonymous)
-        return err_set(e, ERR_CONFLICT, "",
-                       "update %s is open, and whoever started it names it in each request; this "
-                       "one names none",
-                       info.id);
+        return err_set(
+            e, ERR_CONFLICT, "",
+            "update %s is open, and its owner names it in each request; this request names none",
+            info.id);
     memcpy(id, info.id, sizeof info.id);
     return 0;
 }
@@ -153,8 +153,9 @@ int request_session_start(char id[UPDATE_ID_MAX + 1], struct app *app, const str
     }
     if (e->code != ERR_CONFLICT || request_session_find(id, app, route, e) != 0)
         return -1;
-    return id[0] != '\0' ? 0
-                         : err_set(e, ERR_CONFLICT, "", "the update ended just now: send it again");
+    return id[0] != '\0'
+               ? 0
+               : err_set(e, ERR_CONFLICT, "", "the update has just ended: send the request again");
 }
 
 void request_session_abort(struct app *app, bool begun, const char *why)

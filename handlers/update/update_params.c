@@ -18,13 +18,13 @@ static int params_check(const struct update_params *w, struct err *e)
         return -1;
     if (w->update_id != NULL && w->partial_given)
         return err_set(e, ERR_BAD_REQUEST, "/partial",
-                       "partial is said once, at /v1/update_weights/start");
+                       "partial may only be set at /v1/update_weights/start");
     if (w->update_id != NULL && w->convert_given)
         return err_set(e, ERR_BAD_REQUEST, "/convert",
-                       "convert is said once, at /v1/update_weights/start");
+                       "convert may only be set at /v1/update_weights/start");
     if (w->update_id != NULL && w->placement_given)
         return err_set(e, ERR_BAD_REQUEST, "/placement",
-                       "placement is said once, at /v1/update_weights/start");
+                       "placement may only be set at /v1/update_weights/start");
     return 0;
 }
 

@@ -32,7 +32,7 @@ static int read_gpus(struct ipc_handles *set, const json_t *handles, struct err 
     const json_t *value;
 
     if (json_object_size(handles) == 0 || json_object_size(handles) > IPC_GPUS_MAX)
-        return err_set(e, ERR_BAD_REQUEST, FIELD, "there are %zu sockets; 1 to %d are taken",
+        return err_set(e, ERR_BAD_REQUEST, FIELD, "there are %zu sockets, expected 1 to %d",
                        json_object_size(handles), IPC_GPUS_MAX);
     json_object_foreach((json_t *)(uintptr_t)handles, key, value)
     {
@@ -44,10 +44,11 @@ static int read_gpus(struct ipc_handles *set, const json_t *handles, struct err 
                            utf8_cut(key, KEY_SHOWN), key);
         for (uint32_t i = 0; i < set->n_gpus; i++)
             if (strcmp(set->gpus[i].uuid, uuid) == 0)
-                return err_set(e, ERR_BAD_REQUEST, FIELD, "GPU %s is there twice", uuid);
+                return err_set(e, ERR_BAD_REQUEST, FIELD, "GPU %s is named twice", uuid);
         if (!json_is_string(value))
-            return err_set(e, ERR_BAD_REQUEST, FIELD, "the address of GPU %s is %s; it is a string",
-                           uuid, body_type_name(value));
+            return err_set(e, ERR_BAD_REQUEST, FIELD,
+                           "the address of GPU %s is %s; expected a string", uuid,
+                           body_type_name(value));
         if (zmq_address_check(json_string_value(value), FIELD, e) != 0)
             return -1;
         set->n_gpus++;
@@ -188,8 +189,7 @@ int fleet_update_zmq(struct app *app, struct http_request *x, struct err *e)
     (void)x;
     return err_set(
         e, ERR_HAS_UPSTREAMS, FIELD,
-        "update_weights_from_ipc is not passed on to upstream engines: checkpoint-engine "
-        "moves every bucket to all engines in step, and one update at a time is held "
-        "here; give it the engines' own addresses, or push once through baton by "
-        "path, nccl or CUDA IPC");
+        "update_weights_from_ipc is not forwarded to upstream engines: checkpoint-engine sends "
+        "every bucket to all engines at the same time, but baton allows one update at a time; give "
+        "it the engines' own addresses, or push once through baton by path, nccl or CUDA IPC");
 }

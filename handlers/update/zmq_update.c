@@ -46,19 +46,18 @@ static int check_alive(struct zmq_update *p, uint64_t deadline_us, struct err *e
     if (zmq_updates_stopping(p->pool))
         return err_set(e, ERR_DRAINING, "", "the server is stopping");
     if (update_requester_disconnected(p->asker))
-        return err_set(e, ERR_GONE, "", "the client that asked for the update has gone away");
+        return err_set(e, ERR_GONE, "", "the client that requested the update has disconnected");
     for (uint32_t i = 0; i < p->n_ports; i++)
         if (zmq_ports_lost(p->ports, i, e)) {
             (void)snprintf(e->field, sizeof e->field, ZMQ_UPDATE_FIELD);
             return -1;
         }
     if (clock_passed(deadline_us))
-        return err_set(e, ERR_TIMEOUT, ZMQ_UPDATE_FIELD,
-                       "the deadline has passed (--update-timeout, %llu ms for each message, or "
-                       "the request's own timeout), and the trainer's next step, %s, has not come "
-                       "or is not done",
-                       (unsigned long long)p->app->settings.update_timeout_ms,
-                       expected_next[p->state]);
+        return err_set(
+            e, ERR_TIMEOUT, ZMQ_UPDATE_FIELD,
+            "the deadline has passed (--update-timeout, %llu ms for each message, or the request's "
+            "own timeout), and the trainer's next message, %s, has not been received or handled",
+            (unsigned long long)p->app->settings.update_timeout_ms, expected_next[p->state]);
     return updates_renew(p->app->weights->updates, p->id, 0, &info, e);
 }
 
@@ -299,12 +298,12 @@ static int apply_messages(struct zmq_update *p, const struct zmq_message *m, str
     for (uint32_t i = 0; i < p->n_ports; i++)
         if (m[i].kind == ZMQ_MESSAGE_ERROR)
             return err_set(e, ERR_CONFLICT, ZMQ_UPDATE_FIELD,
-                           "the trainer has given the update up: another of its ranks, or another "
+                           "the trainer has aborted the update: another of its ranks, or another "
                            "server that it updates, has failed");
     for (uint32_t i = 0; i < p->n_ports; i++)
         if (m[i].kind != m[0].kind || t == NULL)
             return err_set(e, ERR_BAD_REQUEST, ZMQ_UPDATE_FIELD,
-                           "GPU %s: the trainer sent %s; what comes now is %s", p->uuids[i],
+                           "GPU %s: the trainer sent %s, expected %s", p->uuids[i],
                            kind_name(m[i].kind), expected_next[p->state]);
     if (t->act(p, m, e) != 0)
         return -1;

@@ -43,7 +43,7 @@ struct check {
 static int check_cancelled(const struct check *c, struct err *e)
 {
     if (http_request_disconnected(c->x))
-        return err_set(e, ERR_GONE, "", "the client went away before all was summed");
+        return err_set(e, ERR_GONE, "", "the client disconnected before the check was complete");
     if (life_state(c->app->life) == LIFE_DRAINING)
         return err_set(e, ERR_DRAINING, "", "the server is draining");
     return 0;
@@ -189,7 +189,7 @@ static int skip_parse(const json_t **out, const json_t *body, struct err *e)
     json_array_foreach(skip, i, part)
     {
         if (!json_is_string(part))
-            return err_set(e, ERR_BAD_REQUEST, "/skip", "what is skipped is not a string");
+            return err_set(e, ERR_BAD_REQUEST, "/skip", "an element of skip is not a string");
     }
     *out = skip;
     return 0;
@@ -210,7 +210,7 @@ static int check_parse(struct check *c, const json_t *body, struct err *e)
         return err_set(e, ERR_BAD_REQUEST, "/action",
                        "action '%.32s' is not one of checksum, compare, snapshot", action);
     if (body_given(body, "baseline") != NULL)
-        return err_set(e, ERR_BAD_REQUEST, "/baseline", "baseline goes with action compare");
+        return err_set(e, ERR_BAD_REQUEST, "/baseline", "baseline is for action compare");
     return 0;
 }
 
@@ -306,7 +306,7 @@ int handle_weights_check(struct app *app, struct http_request *x, struct err *e)
 
     if (atomic_flag_test_and_set_explicit(&check_running, memory_order_acquire))
         return err_set(e, ERR_CONFLICT, "",
-                       "another check of the weights is under way: ask again when it has ended");
+                       "another check of the weights is running: retry when it has ended");
     rc = run_check(app, x, &reply, e);
     atomic_flag_clear_explicit(&check_running, memory_order_release);
     if (rc == 0)

@@ -287,10 +287,10 @@ static int check_gpus(const struct app *app, struct err *e)
         return 0;
     if (!app->weights->cuda->available)
         return err_set(e, ERR_NO_GPU, "",
-                       "the weights lie in host memory, and CUDA is not available: %.300s",
+                       "the weights are in host memory, and CUDA is not available: %.300s",
                        app->weights->cuda->reason);
     return err_set(e, ERR_NO_GPU, "",
-                   "the weights lie in host memory: the server was started with --device cpu; "
+                   "the weights are in host memory: the server was started with --device cpu; "
                    "there are %zu GPUs, cuda:0 first",
                    app->weights->cuda->n_devices);
 }

@@ -50,8 +50,8 @@ static int values_check(const struct tensor_spec *t, uint64_t n_rows, struct err
 
     if (!dtype_convertible(t->dtype, DTYPE_F32))
         return err_set(e, ERR_BAD_REQUEST, "/name",
-                       "'%.*s' is %s, which is not told in numbers; GET /v1/weights/{name} gives "
-                       "its bytes",
+                       "'%.*s' is %s, which cannot be shown as numbers; GET /v1/weights/{name} "
+                       "returns its bytes",
                        utf8_cut_name(t->name), t->name, dtype_name(t->dtype));
     if (!count_values(t, n_rows, &n))
         return err_set(e, ERR_BAD_REQUEST, "/truncate_size",

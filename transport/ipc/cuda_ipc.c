@@ -193,8 +193,8 @@ static int check_bounds(const struct cuda_ipc *s, const struct ipc_rank *rank,
             (unsigned long long)h->nbytes, (unsigned long long)wanted);
     if (h->storage_nbytes > nbytes || h->storage_offset > nbytes - h->storage_nbytes)
         return err_set(e, ERR_BAD_REQUEST, "",
-                       "bucket %u, GPU %s, from '%.*s' on: the handle's memory has %llu bytes, it "
-                       "is said to have %llu from byte %llu on",
+                       "bucket %u, GPU %s, from '%.*s' on: the handle's memory has %llu bytes, "
+                       "expected %llu from byte %llu on",
                        (unsigned)run->bucket, run->gpu->uuid, utf8_cut_name(name), name,
                        (unsigned long long)nbytes, (unsigned long long)h->storage_nbytes,
                        (unsigned long long)h->storage_offset);

@@ -109,8 +109,8 @@ static int read_count(uint64_t *out, const json_t *value, const char *member, co
                       struct err *e)
 {
     if (!json_is_integer(value) || json_integer_value(value) < 0)
-        return err_set(e, ERR_BAD_REQUEST, field, "%s is a number of bytes: an integer from 0 on",
-                       member);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "%s must be a number of bytes: an integer from 0 on", member);
     *out = (uint64_t)json_integer_value(value);
     return 0;
 }

@@ -63,7 +63,7 @@ static int check_object(int fd, const char *name, struct err *e)
     struct stat st;
 
     if (fstat(fd, &st) != 0)
-        return err_set_errno(e, ERR_UNREADABLE, "", errno, "counter '%s' cannot be looked at",
+        return err_set_errno(e, ERR_UNREADABLE, "", errno, "cannot get the status of counter '%s'",
                              name);
     if (!S_ISREG(st.st_mode))
         return err_set(e, ERR_UNREADABLE, "", "counter '%s' is not a shared memory object", name);
@@ -71,8 +71,7 @@ static int check_object(int fd, const char *name, struct err *e)
         return err_set(e, ERR_UNREADABLE, "", "counter '%s' belongs to user %u, we are user %u",
                        name, (unsigned)st.st_uid, (unsigned)geteuid());
     if (st.st_size < REF_COUNTER_NBYTES)
-        return err_set(e, ERR_UNREADABLE, "",
-                       "counter '%s' has %lld bytes, torch makes them with %d", name,
+        return err_set(e, ERR_UNREADABLE, "", "counter '%s' has %lld bytes, expected %d", name,
                        (long long)st.st_size, (int)REF_COUNTER_NBYTES);
     return 0;
 }
@@ -84,7 +83,7 @@ int ref_counter_open(struct ref_counter *out, const char *name, struct err *e)
     int fd;
 
     if (!name_parse(name, &pid))
-        return err_set(e, ERR_UNREADABLE, "", "'%.*s' is not the name of a counter of torch's",
+        return err_set(e, ERR_UNREADABLE, "", "'%.*s' is not the name of a torch counter",
                        (int)NAME_CUT, name);
     /* O_NONBLOCK: opening a FIFO must not block. */
     fd = shm_open(name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0);

@@ -230,12 +230,11 @@ static int read_memory(struct walk *w, args_t args, struct ipc_handle *h)
         return refuse(w, "storage_handle has %u bytes; it is %d, or %d with version and type", v->n,
                       IPC_MEM_NBYTES, IPC_MEM_NBYTES + HANDLE_HEAD);
     if (b[0] == 0)
-        return refuse(w, "storage_handle has version 0; there is none below 1");
+        return refuse(w, "storage_handle has version 0, expected 1 or more");
     if (b[0] > VERSION_MAX)
-        return refuse(w,
-                      "storage_handle has version %u, written by a newer torch than this server "
-                      "knows (up to %d)",
-                      b[0], VERSION_MAX);
+        return refuse(
+            w, "storage_handle has version %u, of a newer torch; versions up to %d are supported",
+            b[0], VERSION_MAX);
     w->expandable = b[1] == 'e';
     if (w->expandable)
         return refuse(w,
@@ -440,7 +439,7 @@ static int read_dict(struct walk *w, const struct pickle_value *dict, struct ipc
         w->uuid = uuid;
         gpu = find_gpu(set, uuid, i);
         if (gpu == set->n_gpus)
-            return refuse(w, "the first dict does not name it; each has the same GPUs");
+            return refuse(w, "the first dict does not name it; all dicts must have the same GPUs");
         if (seen[gpu])
             return refuse(w, "it is named twice in one dict");
         seen[gpu] = true;

@@ -179,7 +179,7 @@ static const uint8_t *reader_take(struct reader *r, uint64_t n)
     const uint8_t *bytes = r->data + r->at;
 
     if (n > r->end - r->at) {
-        (void)refuse(r, "%s: bytes wanted %llu, left %zu",
+        (void)refuse(r, "%s: %llu bytes are needed, %zu are left",
                      r->in_frame ? "an operand reaches beyond its frame" : "the pickle is cut off",
                      (unsigned long long)n, r->end - r->at);
         return NULL;
@@ -433,9 +433,9 @@ static int refuse_global(struct reader *r, const struct pickle_value *module,
         return refuse(r, "a tensor is on the CPU (rebuild_tensor); only CUDA tensors have handles");
     if (is_text(module, "torch._utils"))
         return refuse(r,
-                      "a tensor is pickled with its bytes (torch._utils.%.*s), which is read by "
-                      "running what it says; send CUDA tensors through ForkingPickler, or the "
-                      "bytes as application/vnd.safetensors",
+                      "a tensor is pickled with its bytes (torch._utils.%.*s), and reading it "
+                      "would execute code; send CUDA tensors through ForkingPickler, or the bytes "
+                      "as application/vnd.safetensors",
                       n_name, (const char *)name->u.data);
     return refuse(r,
                   "global '%.*s.%.*s' is none of rebuild_cuda_tensor, %sTensor, Parameter, Size, "

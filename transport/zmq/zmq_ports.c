@@ -59,8 +59,8 @@ int zmq_address_check(const char *address, const char *field, struct err *e)
     if (strncmp(address, scheme, sizeof scheme - 1) != 0 || (name[0] != '@' && name[0] != '/') ||
         name[1] == '\0')
         return err_set(e, ERR_BAD_REQUEST, field,
-                       "'%.80s' is not the address of a socket on this machine: ipc://@NAME, or "
-                       "ipc:///PATH beneath --allow-path",
+                       "'%.80s' is not the address of a socket on this machine, expected "
+                       "ipc://@NAME, or ipc:///PATH below --allow-path",
                        address);
     if (len - (sizeof scheme - 1) > ZMQ_ADDRESS_MAX)
         return err_set(e, ERR_BAD_REQUEST, field, "the address has %zu bytes; %d is the limit", len,
@@ -175,11 +175,10 @@ static int find_descriptors(uint32_t n, struct err *e)
         (void)close(fds[i]);
     if (errnum == 0)
         return 0;
-    return err_set_errno(
-        e, ERR_NO_MEMORY, "", errnum,
-        "descriptors are short: the update's sockets need %u, and %u are left; try "
-        "again when fewer connections are open, or raise the limit (ulimit -n)",
-        (unsigned)n_wanted, (unsigned)n_open);
+    return err_set_errno(e, ERR_NO_MEMORY, "", errnum,
+                         "too few file descriptors: the update's sockets need %u, and %u are left; "
+                         "retry when fewer connections are open, or raise the limit (ulimit -n)",
+                         (unsigned)n_wanted, (unsigned)n_open);
 }
 
 static int open_all(struct zmq_ports *p, const char *const *addresses, const char *const *roots,
@@ -273,8 +272,8 @@ static void check_peer(struct port *port, int fd)
         return;
     }
     (void)snprintf(why, sizeof why,
-                   "the socket is one of user %u; this server runs as user %u, and believes its "
-                   "own and root's",
+                   "the socket belongs to user %u; this server runs as user %u, and accepts only "
+                   "its own user's and root's",
                    (unsigned)peer.uid, (unsigned)geteuid());
     port_set_lost(port, ERR_FORBIDDEN, why);
 }
@@ -320,7 +319,7 @@ static void port_receive(struct zmq_ports *p, struct port *port)
         return;
     drop_message(p, port);
     port_set_lost(port, ERR_BAD_REQUEST,
-                  "the trainer sent a message of several parts; each is one pickle");
+                  "the trainer sent a message of several parts; a message must be one pickle");
 }
 
 /* Handles all pending events. Only the first connection is trusted: libzmq does not report over

@@ -115,7 +115,7 @@ int leases_new(struct handle_leases **out, struct store *store, struct err *e)
         cnd_fini(&l->changed);
         mtx_fini(&l->lock);
         free(l);
-        return err_set_errno(e, ERR_INTERNAL, "", rc, "cannot start the thread of the leases");
+        return err_set_errno(e, ERR_INTERNAL, "", rc, "cannot start the thread that ends leases");
     }
     (void)pthread_setname_np(l->thread, "handles");
     *out = l;
@@ -172,10 +172,10 @@ static struct lease *lease_reserve(struct handle_leases *l, struct err *e)
     }
     mtx_unlock(&l->lock);
     if (stopping)
-        (void)err_set(e, ERR_DRAINING, "", "the server is stopping and gives no leases");
+        (void)err_set(e, ERR_DRAINING, "", "the server is stopping and grants no leases");
     else if (it == NULL)
-        (void)err_set(e, ERR_OVERLOADED, "", "there are %d leases of weights, no more are allowed",
-                      (int)LEASES_MAX);
+        (void)err_set(e, ERR_OVERLOADED, "",
+                      "there are %d leases on the weights, no more are allowed", (int)LEASES_MAX);
     return it;
 }
 
@@ -229,7 +229,7 @@ static struct lease *find_locked(struct handle_leases *l, const char *id)
 static int refuse_unknown(const char *id, struct err *e)
 {
     return err_set(e, ERR_NOT_FOUND, "/lease_id",
-                   "there is no lease '%.64s': it has ended, or never was", id);
+                   "there is no lease '%.64s': it has ended, or never existed", id);
 }
 
 void lease_start(struct handle_leases *l, const char *id)

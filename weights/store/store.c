@@ -321,12 +321,11 @@ static int store_refuse_state(enum store_state state, struct err *e)
         return err_set(e, ERR_UNSYNCED, "", "no weights have been committed yet");
     case STORE_ASLEEP:
         return err_set(e, ERR_ASLEEP, "",
-                       "the weights are asleep (level 1): wake has to bring them back first");
+                       "the weights are asleep (level 1): wake the server first");
     default:
         assert(state == STORE_DROPPED);
         return err_set(e, ERR_ASLEEP, "",
-                       "the weights were dropped (sleep at level 2): a whole update has to bring "
-                       "new ones first");
+                       "the weights were dropped (sleep at level 2): send a whole update first");
     }
 }
 
@@ -485,8 +484,8 @@ static int staging_check_complete(const struct store *s, const struct staging *g
         return err_set(e, ERR_INCOMPLETE, "", "no tensor of the model arrived in this update");
     if (g->partial && uneven != TENSOR_LIST_NO_TENSOR)
         return err_set(e, ERR_INCOMPLETE, "",
-                       "'%.256s' arrived on some GPUs of this server and not on others; say "
-                       "\"placement\": \"sharded\" if that is meant",
+                       "'%.256s' arrived on some GPUs of this server and not on others; send "
+                       "\"placement\": \"sharded\" if that is intended",
                        tensor_list->tensors[uneven].name);
     if (g->partial || n_missing == 0)
         return 0;
@@ -609,7 +608,7 @@ static int check_serial(const struct version *v, uint64_t if_serial, struct err 
     if (if_serial == 0 || v->serial == if_serial)
         return 0;
     return err_set(e, ERR_CONFLICT, "/if_serial",
-                   "serial %llu is served ('%.100s'), not %llu: nothing is renamed",
+                   "serial %llu is served ('%.100s'), not %llu: nothing was renamed",
                    (unsigned long long)v->serial, v->label, (unsigned long long)if_serial);
 }
 

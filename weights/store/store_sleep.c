@@ -154,7 +154,8 @@ static int lock_staging_locked(struct store *s, uint64_t deadline_us, struct err
 {
     while (s->staging_open)
         if (!store_wait_slice_locked(s, deadline_us, NULL))
-            return err_set(e, ERR_CONFLICT, "", "an update is being staged, or a sleep or wake is");
+            return err_set(e, ERR_CONFLICT, "",
+                           "an update is being staged, or a sleep or wake is running");
     s->staging_open = true;
     return 0;
 }
@@ -176,8 +177,8 @@ static int begin_sleep_locked(struct store *s, uint64_t deadline_us, enum store_
         s->staging_open = false;
         cnd_broadcast(&s->changed);
         return err_set(e, ERR_CONFLICT, "",
-                       "readers of the weights did not let go in time (%llu hold the served "
-                       "version, %u versions are alive)",
+                       "readers did not unpin the weights in time (%llu read the served version, "
+                       "%u versions are alive)",
                        (unsigned long long)(s->current->refs - 1), s->n_live);
     }
     return 0;

@@ -432,7 +432,7 @@ def incomplete(world, server):
 def other_rank_failed(world, server):
     what = "given up"
     for lists in (0, 1):
-        with updating(world, server, what, 409, "given the update up") as (r,):
+        with updating(world, server, what, 409, "has aborted the update") as (r,):
             if lists:
                 send_lists(world, [r], world.data(), what, world.specs[:3])
             r.fail()
@@ -459,7 +459,7 @@ def two_gpus_disagree(world, server):
     with updating(world, server, what, 409, devices=(0, 1)) as ranks:  # one fails: so does the other
         ranks[0].fail()
         ranks[1].send(large_list(world))
-        gives_up(ranks[1], what, "given the update up")
+        gives_up(ranks[1], what, "has aborted the update")
     server.check(what, list(server.served)[-1:])
 
 
@@ -519,7 +519,7 @@ def client_goes(world, server):
             begin([r], what)
         wait_for_update(server, is_open=False)
         r.send(large_list(world))
-        gives_up(r, what, "gone away")
+        gives_up(r, what, "has disconnected")
         spent(r.trainer, what)
     undone(server, what)
 
@@ -626,7 +626,7 @@ def few_descriptors(world):
             said.append(server.ask("POST", path, body))
             if said[-1].status == 408:
                 break
-            must(said[-1].status == 503 and "descriptors are short" in said[-1].raw.decode(),
+            must(said[-1].status == 503 and "too few file descriptors" in said[-1].raw.decode(),
                  f"{what}: {spare}: {said[-1]}")
         must(len(said) > 4 and said[-1].status == 408, f"{what}: {len(said)} {said[-1]}")
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
@@ -682,7 +682,7 @@ def in_front(world):
                 c.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
                 answer = c.getresponse()
                 said = answer.read().decode()
-                must(answer.status in (400, 409) and "is not passed on to upstream engines" in said,
+                must(answer.status in (400, 409) and "is not forwarded to upstream engines" in said,
                      f"in front: {answer.status} {said}")
         finally:
             front.kill()

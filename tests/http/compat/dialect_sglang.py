@@ -225,7 +225,7 @@ def half(world, server):
         trainer.result()
         world.serves(server, "step-00100", before)
         said = server.post(400, "/continue_generation", {})
-        must(said["success"] is False and "weights of before" in said["message"], f"{said}")
+        must(said["success"] is False and "previous weights" in said["message"], f"{said}")
     world.serves(server, "step-00100", before)
     must(server.ask("GET", "/v1/status").body["update"] is None, "an update is open")
 

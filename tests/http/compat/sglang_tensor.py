@@ -229,7 +229,7 @@ def refused(world, server):
                                         for s in world.specs])], "memory has", what="too long")
         server.check("refused")
         found = server.post(400, "/continue_generation", {}, "refused")  # the buckets opened an update
-        must("could not be put into service" in found["message"], f"{found}")
+        must("could not be committed" in found["message"], f"{found}")
         server.refuse({STRINGS: [good], "names": ["a"]}, "bad_request", "/names")
         server.refuse({STRINGS: [good], "buckets": []}, "bad_request", "/" + STRINGS)
         server.refuse({STRINGS: [good[:-8]]}, "bad_request", f"/{STRINGS}/0")
@@ -259,7 +259,7 @@ def cut_short(world, server):
     with world.trainer(server) as t:
         post(server, [named(t, p, 0, world.specs[::2], data)], "half", weight_version="half")
         found = server.post(400, "/continue_generation", {}, "half")
-        must(not found["success"] and "could not be put into service" in found["message"], f"{found}")
+        must(not found["success"] and "could not be committed" in found["message"], f"{found}")
         server.check("half")
         spent(t, "half")
         post(server, [named(t, p, 0, world.specs, data)], "whole", weight_version="whole")

@@ -207,7 +207,7 @@ def refused_buckets(world, server, data, parts):
         refuse(lambda b: b[8].update(packed=False), "/buckets/8/packed")
         refuse(lambda b: b[8].update(tensor_sizes=[1]), "/buckets/8/tensor_sizes")
         refuse(lambda b: b[8].update(nmaes=[]), "/buckets/8/nmaes", "did you mean 'names'")
-        refuse(lambda b: b[8].update(plan_id="x"), "/buckets/8/plan_id", "'names' came too")
+        refuse(lambda b: b[8].update(plan_id="x"), "/buckets/8/plan_id", "'names' was sent too")
         refuse(lambda b: b.insert(0, "x"), "/buckets/0", "a bucket is an object")
         refuse(lambda b: b.clear(), "/buckets", "1 to 4096")
         refuse(lambda b: b.extend([b[0]] * 4096), "/buckets", "1 to 4096")
@@ -363,7 +363,7 @@ def refused(world, server):
         update_id = start(server)
         for member, value in (("placement", "sharded"), ("partial", True)):
             server.refuse({**good, "update_id": update_id, member: value}, "bad_request",
-                          f"/{member}", "said once")
+                          f"/{member}", "may only be set at")
         server.ask("DELETE", f"{UPDATE}/{update_id}")
         must(server.metric("baton_ipc_mapped") == 0, "a refused request left a mapping")
         server.update({**good, "weight_version": "after all"}, data, "after all")

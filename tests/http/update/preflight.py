@@ -71,19 +71,19 @@ def test_good(t):
                mig=(True,), allocator=(True, "cudaMalloc"),
                pid_namespace=(True, f"process {os.getpid()}"),
                ref_counter=(True, t.counter.name), peer_access=(True, "same GPU"),
-               open=(True, f"{NBYTES} bytes"), event=(True, "has happened"))
+               open=(True, f"{NBYTES} bytes"), event=(True, "has passed"))
     check(t.counter.count(), 1, "the counter")
     expect(ask(t.body(event=None)), event=(True, "no event"))
     expect(ask(t.body(nbytes=NBYTES - 512, offset=512)), open=(True,))
     checks = ask({"ipc_handles": plain(t.uuid, t.handle, NBYTES, event=t.event)})
     silent = (None, "names no counter")
-    expect(checks, allocator=(None, "do not tell"), pid_namespace=silent, ref_counter=silent)
+    expect(checks, allocator=(None, "do not show"), pid_namespace=silent, ref_counter=silent)
 
 
 def test_wrong(t):
     """One thing at a time."""
     nobody = "11111111-2222-3333-4444-000000000000"
-    unseen = (None, "no handle is of a GPU of this host")
+    unseen = (None, "no handle is for a GPU of this host")
     checks = ask({"ipc_handles_pickled": pickled({nobody: export_args(t.handle, NBYTES, t.counter)})})
     expect(checks, uuid=(False, nobody, t.uuid), peer_access=unseen, open=unseen, event=unseen)
 

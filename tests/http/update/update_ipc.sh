@@ -118,7 +118,7 @@ metadata 400 bad_request /metadata_by_gpu "$renamed | .metadata_by_gpu = .per_gp
 metadata 400 bad_request /metadata_by_gpu '.metadata_by_gpu = {}'
 metadata 400 bad_request /metadata_by_gpu '.metadata_by_gpu = []'
 metadata 400 bad_request /metadata_by_gpu '.metadata_by_gpu |= with_entries(.key = .key[:-1] + "f")'
-has "has no list of what it holds"
+has "has no list for it"
 metadata 400 bad_request "/metadata_by_gpu/$PEER/shapes/1" ".metadata_by_gpu[\"$PEER\"].shapes[1] = [-1]"
 metadata 400 bad_request "/metadata_by_gpu/$PEER/sizes/1" ".metadata_by_gpu[\"$PEER\"].sizes[1] = 31"
 metadata 400 bad_request "/metadata_by_gpu/$PEER/nmaes" ".metadata_by_gpu[\"$PEER\"].nmaes = []"
@@ -132,7 +132,7 @@ metadata 400 bad_request /checksums '.checksums = [null, null]'
 metadata 400 bad_request /plan_id '.plan_id = "x"'
 metadata 400 bad_request /metadata_by_gpu 'del(.ipc_handles_pickled) | .path = "/x"'
 judged 400 bad_request /ipc_handles_pickled skyrl_packed_4gpu '.shapes[2] = [33] | .sizes[2] = 33'
-has "if the GPUs hold different tensors, say which in per_gpu"
+has "if the GPUs hold different tensors, list them in per_gpu"
 
 # Several buckets; each is judged where it stands.
 several() { # STATUS CODE PARAM JQ_FILTER
@@ -163,7 +163,7 @@ post 200 /v1/update_weights/start '{"weight_version": "step-100"}'
 id=$(jq --raw-output .update_id "$WORK/body")
 judged 409 no_gpu /ipc_handles_pickled skyrl_packed_1gpu ". + {update_id: \"$id\"}"
 judged 400 bad_request /placement skyrl_packed_1gpu ". + {update_id: \"$id\", placement: \"replicated\"}"
-has "said once"
+has "may only be set at"
 expect 200 POST "/v1/update_weights?update_id=$id" --header 'Content-Type: application/vnd.safetensors' \
   --data-binary @"$CHECKPOINTS/step-00100.safetensors"
 post 200 /v1/update_weights/finish "{\"update_id\": \"$id\"}"

@@ -307,7 +307,7 @@ static void test_body_only_names_the_inner_member(void **state)
     assert_non_null(strstr(e.msg, "did you mean 'offset'?"));
     memset(&e, 0, sizeof e);
     assert_int_equal(body_only(o, "", none, &e), -1);
-    assert_non_null(strstr(e.msg, "none is taken here"));
+    assert_non_null(strstr(e.msg, "none is accepted here"));
     assert_int_equal(json_object_del(o, "ofset"), 0);
     memset(&e, 0, sizeof e);
     assert_int_equal(body_only(o, "/shm/0", inner, &e), 0);

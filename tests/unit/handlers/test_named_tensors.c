@@ -244,7 +244,7 @@ static void test_tensors_that_are_all_for_others_are_refused(void **state)
     add(body, "flattened_nothing", 0);
     add(body, "list_of_nothing", 0);
     add(body, "flattened_bytes", 2);
-    must_refuse(body, false, FIELD "/2", "none of the strings has any on this server's");
+    must_refuse(body, false, FIELD "/2", "no string has tensors on a GPU of this server");
 }
 
 static void test_indexes_stand_in_the_order_of_the_ranks(void **state)
@@ -291,7 +291,7 @@ static void test_what_stands_beside_is_refused(void **state)
         add(body, "list", 0);
         assert_int_equal(json_object_set_new(body, members[i], json_array()), 0);
         (void)snprintf(field, sizeof field, "/%s", members[i]);
-        must_refuse(body, false, field, "stands beside other sources");
+        must_refuse(body, false, field, "is for other sources");
     }
     must_refuse(request(), false, FIELD, "there are 0 strings");
 }

@@ -215,13 +215,13 @@ static const struct refusal refusals[] = {
     {"{\"per_gpu\": {\"" UUID_0 "\": {" LIST("a", "b") "}, \"" UUID_1 "\": {" LIST(
          "c", "d") "}},"
                    "\"ipc_handles\": {" ON(UUID_0, 7) "}}",
-     "/per_gpu/" UUID_1, "there is no handle of that GPU"},
+     "/per_gpu/" UUID_1, "there is no handle for that GPU"},
     {"{\"per_gpu\": {\"" UUID_0 "\": {" LIST("a", "b") "}, \"" UUID_1 "\": {" LIST(
          "c", "d") "}},"
                    "\"ipc_handles\": {" ON(UUID_0, 7) "," ON(UUID_1, 8) "}}",
      "/ipc_handles", "GPU " UUID_1 ": the bucket has 8 bytes"},
     {"{" LIST("a", "b") ", \"ipc_handles\": {" ON(UUID_0, 7) "," ON(UUID_1, 8) "}}", "/ipc_handles",
-     "say which in per_gpu"},
+     "list them in per_gpu"},
     {"{\"buckets\": [{" LIST("a", "b") ", \"ipc_handles\": {" ON(
          UUID_0, 7) "}},"
                     "{" LIST("c", "a") ", \"ipc_handles\": {" ON(UUID_0, 7) "}}]}",

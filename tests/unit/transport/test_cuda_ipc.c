@@ -453,8 +453,8 @@ static void test_short_memory_is_refused(void **state)
         uint64_t storage_offset, storage_nbytes, nbytes;
         const char *says[2];
     } rows[] = {
-        {0, IFX_BLOCK + 1, IFX_BLOCK, {"memory has 5000 bytes", "said to have 5001 from byte 0"}},
-        {1, IFX_BLOCK, IFX_BLOCK, {"memory has 5000 bytes", "said to have 5000 from byte 1"}},
+        {0, IFX_BLOCK + 1, IFX_BLOCK, {"memory has 5000 bytes", "expected 5001 from byte 0"}},
+        {1, IFX_BLOCK, IFX_BLOCK, {"memory has 5000 bytes", "expected 5000 from byte 1"}},
         {INT64_MAX - IFX_BLOCK,
          IFX_BLOCK,
          IFX_BLOCK,

@@ -129,7 +129,7 @@ static void test_names_are_torchs(void **state)
         assert_int_equal(ref_counter_pid(bad[i]), 0);
         assert_int_equal(ref_counter_open(&c, bad[i], &e), -1);
         assert_int_equal(e.code, ERR_UNREADABLE);
-        assert_non_null(strstr(e.msg, "is not the name of a counter"));
+        assert_non_null(strstr(e.msg, "is not the name of a torch counter"));
     }
     assert_null(c.base);
 }
@@ -253,7 +253,7 @@ static void test_what_is_no_counter_is_refused(void **state)
     assert_true(fd >= 0);
     refused("has 0 bytes");
     assert_int_equal(ftruncate(fd, REF_COUNTER_NBYTES - 1), 0);
-    refused("has 80063 bytes, torch makes them with 80064");
+    refused("has 80063 bytes, expected 80064");
     assert_int_equal(fstat(fd, &st), 0);
     assert_int_equal(st.st_size, REF_COUNTER_NBYTES - 1); /* and not grown */
     (void)close(fd);

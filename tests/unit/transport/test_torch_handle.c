@@ -277,7 +277,7 @@ static const struct {
     {"long_binput_max", "LONG_BINPUT"},
     {"arity_16", "this has 16"},
     {"pop_empty", "POP"},
-    {"handle_v4", "version 4, written by a newer torch"},
+    {"handle_v4", "version 4, of a newer torch"},
     {"deep_lists", "nested too deep"},
     {"slot_10000", "ref_counter_offset is 10000"},
     {"ctr_traversal", "ref_counter_handle"},

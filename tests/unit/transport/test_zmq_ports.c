@@ -310,7 +310,7 @@ static void test_too_few_descriptors(void **state)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
     assert_int_equal(rc, -1);
     assert_int_equal(e.code, ERR_NO_MEMORY);
-    assert_non_null(strstr(e.msg, "descriptors are short: the update's sockets need 10"));
+    assert_non_null(strstr(e.msg, "too few file descriptors: the update's sockets need 10"));
     assert_int_equal(fake.n_contexts, 1); /* of set_up */
     assert_int_equal(dup(fake.pair[0]), next);
     (void)close(next);

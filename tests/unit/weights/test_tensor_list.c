@@ -133,7 +133,7 @@ static const struct {
      SAID_NOTHING,
      "/shapes/2",
      "2^63"},
-    {"sum overflow", "x", DTYPE_U8, 1, {INT64_MAX}, SAID_NOTHING, "/shapes/2", "the plan has more"},
+    {"sum overflow", "x", DTYPE_U8, 1, {INT64_MAX}, SAID_NOTHING, "/shapes/2", "the list has more"},
     {"size", "x", DTYPE_F32, 2, {3, 5}, 14, "/sizes/2", "size is 14, but its shape has 15"},
     {"size of scalar", "x", DTYPE_F32, 0, {0}, 0, "/sizes/2", "has 1 elements"},
 };
