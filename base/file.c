@@ -1,5 +1,5 @@
-/* Unbuffered, into one block of the longest length: no copy of a secret stays behind in memory that
- * was outgrown, and pages that nothing is read into cost nothing. */
+/* Unbuffered, into one block of the longest length: so no copy of a secret is left in a buffer that
+ * was reallocated, and pages without data cost nothing. */
 #include "base/file.h"
 
 #include <errno.h>

@@ -53,7 +53,7 @@ static void write_all(const char *text, size_t len)
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            return; /* nowhere left to say so */
+            return; /* there is nowhere to report it */
         text += n;
         len -= (size_t)n;
     }

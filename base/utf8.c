@@ -5,8 +5,9 @@
 
 enum { NAME_SHOWN_MAX = 160 }; /* bytes */
 
-/* How many bytes the character that begins with `lead` has, and what its second byte may be (which
- * rules out overlong forms, surrogates and values past U+10FFFF); 0 for a byte that begins none. */
+/* The length in bytes of the character that begins with `lead`, and the range of its second byte
+ * (which excludes overlong forms, surrogates and values above U+10FFFF); 0 for a byte that begins
+ * no character. */
 static int lead_length(unsigned char lead, unsigned char *low, unsigned char *high)
 {
     *low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;

@@ -14,8 +14,8 @@ void cuda_uuid_text(char out[CUDA_UUID_MAX], const char *prefix, const CUuuid *u
                                 (unsigned)(unsigned char)uuid->bytes[i]);
 }
 
-/* Of a MIG slice the second form of the call gives the slice's own UUID and the first the GPU's;
- * older drivers, which lack the first form or the difference, say it in the name. */
+/* For a MIG slice the second form of the call returns the slice's UUID and the first form the
+ * GPU's. Older drivers, without the first form or the difference, show it in the name. */
 static int is_mig(const struct cu_api *cu, CUdevice dev, const char *name, const CUuuid *uuid,
                   bool *out, struct err *e)
 {

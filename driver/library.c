@@ -6,7 +6,7 @@
 
 _Static_assert(sizeof(void *) == sizeof(void (*)(void)), "dlsym returns functions too");
 
-/* The last path component: messages do not tell where our files lie. */
+/* The last path component: messages must not show where files are. */
 static const char *name_of(const char *path)
 {
     const char *slash = strrchr(path, '/');

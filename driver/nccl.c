@@ -77,8 +77,8 @@ static const char *result_name(ncclResult_t result)
     return "a result without a name";
 }
 
-/* NCCL's last message as one line. It writes the buffer without a lock: what is read here may be
- * half of one message and half of the next, but it ends. */
+/* NCCL's last message as one line. NCCL writes the buffer without a lock: the text may be half of
+ * one message and half of the next, but it is terminated. */
 static void last_error(const struct nccl_api *nccl, char out[LAST_ERROR_MAX])
 {
     const char *text = nccl->get_last_error(NULL);

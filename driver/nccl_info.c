@@ -15,7 +15,7 @@ void nccl_version_text(char out[NCCL_VERSION_TEXT_MAX], int code)
                        code % major_unit / 100, code % 100);
 }
 
-/* The file behind a symbol of the table; the SONAME alone does not tell which one was found. */
+/* The file behind a symbol of the table; the SONAME alone does not show which file was loaded. */
 static void path_of(const struct nccl_api *nccl, char out[NCCL_LIBRARY_PATH_MAX])
 {
     Dl_info found;

@@ -42,7 +42,7 @@ void device_released(const struct device *d, CUresult result, const char *call)
     log_end(&r);
 }
 
-/* Asked twice: what cannot be released is lost until the process ends. */
+/* Tried twice: memory that cannot be released is lost until the process ends. */
 bool device_enter_release(const struct device *d)
 {
     CUresult result = d->cu->ctx_push_current(d->ctx);
@@ -259,7 +259,7 @@ static void memory_give(void *arg, uint64_t addr, uint64_t nbytes)
     device_leave(d);
 }
 
-/* Where the driver does not say, the allocation will. */
+/* If the driver does not report it, the allocation fails instead. */
 static struct memory_room memory_room_of(void *arg)
 {
     struct device *d = arg;

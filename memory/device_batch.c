@@ -1,8 +1,8 @@
-/* Batches: copies queued on a stream, and the sums of what they brought.
+/* Batches: copies queued on a stream, and the checksums of the copied bytes.
  *
  * What a kernel reads and writes besides the bytes themselves (its table, its sums) lies in blocks
  * that go back to the device when the batch is done, and so do the batches: an update like the last
- * one asks the driver for nothing but copies and launches. Rejected: a table that the kernel reads
+ * one makes no driver calls except copies and launches. Rejected: a table that the kernel reads
  * from host memory, where each of its blocks would wait for the bus. */
 #include "memory/device_priv.h"
 
@@ -15,7 +15,7 @@
 #include <string.h>
 #include <time.h>
 
-/* A copy by the driver takes 3 us to queue; a launch has a table that must go up before it. */
+/* The driver needs 3 us to queue a copy; a launch needs a table that is uploaded first. */
 enum {
     DMA_PIECES_MAX = 16,
     BLOCK_NBYTES_MIN = 1 << 20,
@@ -54,8 +54,8 @@ struct device_batch {
     CUstream stream;             /* the device's */
     CUevent event;               /* owned */
     bool busy;                   /* something was queued and is not known to be done */
-    bool marked;                 /* the event is behind all that was queued */
-    struct device_block *blocks; /* owned; what is queued uses them; the newest first */
+    bool marked;                 /* the event was recorded after all queued work */
+    struct device_block *blocks; /* owned; used by queued work; the newest first */
     struct owed *owed, **owed_tail;
 
     /* How far the first of `owed` has been read back. */
@@ -126,7 +126,7 @@ static int block_take(struct device *d, uint64_t nbytes, struct device_block **o
     return 0;
 }
 
-/* Nothing queued uses them any more. */
+/* No queued work uses them. */
 static void blocks_give(struct device *d, struct device_block *b)
 {
     while (b != NULL) {
@@ -153,7 +153,7 @@ static void batch_destroy(const struct device *d, struct device_batch *b)
     free(b);
 }
 
-/* The device is being freed: nobody else is in it. */
+/* The device is being freed: no other thread uses it. */
 void device_batches_drop(struct device *d)
 {
     while (d->batches != NULL) {
@@ -170,7 +170,7 @@ void device_batches_drop(struct device *d)
     }
 }
 
-/* Event of a blocking kind: who waits for it in device_batch_free leaves the CPU to others. */
+/* A blocking event: a thread that waits for it in device_batch_free does not spin. */
 static int batch_create(struct device *d, struct device_batch **out, struct err *e)
 {
     const struct cu_api *cu = d->cu;
@@ -224,7 +224,7 @@ int device_batch_new(struct device *d, struct device_batch **out, struct err *e)
     return device_batch_on(d, d->copies, out, e);
 }
 
-/* Puts the event behind all that is queued. */
+/* Records the event after all queued work. */
 static int batch_mark(struct device_batch *b, struct err *e)
 {
     const struct cu_api *cu = b->device->cu;
@@ -387,7 +387,7 @@ static int queue_launch(struct device_batch *b, const struct table *t, struct er
         "cuMemcpyDtoHAsync", e);
 }
 
-/* @o  NULL, or what is owed */
+/* @o  NULL, or the pending result */
 static int queue_kernel(struct device_batch *b, const struct device_piece *pieces, uint32_t n,
                         struct owed *o, struct err *e)
 {
@@ -510,7 +510,8 @@ static void give_made(const struct owed *o)
         o->out[i] = (struct device_made){{o->made[i].a, o->made[i].b}, o->made[i].found != 0};
 }
 
-/* Gives what is owed, the oldest first; 1 when nothing is left, 0 when a later call goes on. */
+/* Delivers pending results, the oldest first. Returns 1 if none is left, 0 if a later call
+ * continues. */
 static int batch_settle(struct device_batch *b, struct err *e)
 {
     uint64_t budget = READ_BACK_NBYTES;
@@ -578,8 +579,8 @@ static void cpu_pause(void)
 #endif
 }
 
-/* A copy of a bucket takes less than what a sleep may overrun; a longer wait may be a little late,
- * by a share of its length. */
+/* A copy of a bucket takes less time than a sleep can overrun; a longer wait may end late by a
+ * share of its length. */
 static void pause_since(uint64_t start_us)
 {
     uint64_t waited = clock_now_us() - start_us;
@@ -596,7 +597,7 @@ static void pause_since(uint64_t start_us)
     (void)nanosleep(&ts, NULL);
 }
 
-/* @p  NULL: for as long as it takes */
+/* @p  NULL: no deadline */
 static int wait_entered(struct device_batch *b, const struct progress *p, struct err *e)
 {
     uint64_t start = clock_now_us();
@@ -624,7 +625,8 @@ int device_batch_wait(struct device_batch *b, const struct progress *p, struct e
     return rc;
 }
 
-/* Until the GPU has let go. Waiting for the whole stream is the slower way, and the surer one. */
+/* Waits until the GPU no longer uses the memory. Waiting for the whole stream is slower, but safe.
+ */
 static void batch_drain(struct device_batch *b)
 {
     const struct cu_api *cu = b->device->cu;

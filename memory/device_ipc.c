@@ -12,7 +12,7 @@ _Static_assert(sizeof(CUipcMemHandle) == DEVICE_IPC_NBYTES &&
                    sizeof(CUipcEventHandle) == DEVICE_IPC_NBYTES,
                "handles travel as bytes");
 
-/* The driver's results say little: what usually is behind them. */
+/* The usual causes of the driver's error codes. */
 static const char *usual_reason(CUresult result)
 {
     switch (result) {
@@ -33,7 +33,7 @@ static const char *usual_reason(CUresult result)
     }
 }
 
-/* Did the driver refuse what was sent, rather than fail? */
+/* Did the driver refuse the handle, rather than fail? */
 static bool is_refusal(CUresult result)
 {
     switch (result) {

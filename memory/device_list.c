@@ -1,5 +1,5 @@
-/* `--device`, read. The whole text is judged before CUDA is asked for, so that a mistake in it is
- * told as one on a machine without a GPU too. */
+/* Parses `--device`. The whole text is checked before CUDA is loaded, so that a mistake in it is
+ * reported as one on a machine without a GPU too. */
 #include "memory/device_list.h"
 
 #include <stdbool.h>
@@ -10,7 +10,7 @@
 #define FIELD "--device"
 
 enum {
-    LIST_TEXT_MAX = 384, /* of what there is, in a message */
+    LIST_TEXT_MAX = 384, /* of the available devices, in a message */
     ORDINAL_DIGITS_MAX = 4,
     UUID_LEN = 36
 };
@@ -86,7 +86,7 @@ static int check_entry(struct entry it, struct err *e)
                    (int)(it.len < 64 ? it.len : 64), it.text);
 }
 
-/* The entry that begins at *at, which moves behind it; false at the end. */
+/* Reads the entry at *at and moves *at behind it; false at the end. */
 static bool next_entry(const char **at, struct entry *out)
 {
     if (*at == NULL)

@@ -13,7 +13,7 @@
 
 enum { MEMORY_PATH_MAX = 4096, MEMORY_LINE_MAX = 4352 };
 
-/* Where a version of control groups keeps its numbers. */
+/* The files of a version of control groups. */
 struct cgroup_kind {
     const char *mount, *limit, *usage, *cache;
     const char *bound;

@@ -121,7 +121,7 @@ bool non_finite_in(const void *data, uint64_t nbytes, enum dtype d)
 #endif
     for (; nbytes - done >= 8; done += 8)
         found |= carries(word_at(p + done), &b);
-    if (done < nbytes) { /* what is cut off lacks its exponent's upper bits */
+    if (done < nbytes) { /* the part that is cut off lacks the upper bits of its exponent */
         uint8_t last[8] = {0};
 
         memcpy(last, p + done, nbytes - done);

@@ -1,8 +1,9 @@
-/* Slabs: blocks of memory, counted, and kept for the next update when their last holder lets go.
+/* Slabs: reference-counted blocks of memory, kept for the next update when their last owner
+ * releases them.
  *
  * Only a slab of exactly the same size is used again: updates of one model repeat their buckets,
- * and a first-fit would slowly grow what each version really takes. A fresh slab takes the place
- * of at least as many idle bytes, so live + idle never passes what was live at the peak. */
+ * and first-fit would slowly increase the memory of each version. A new slab replaces at least as
+ * many idle bytes, so live + idle never passes what was live at the peak. */
 #include "memory/slab.h"
 
 #include "base/mtx.h"
@@ -16,11 +17,11 @@
 enum { SLAB_PAGE_NBYTES = 4096, SLAB_HUGE_NBYTES = 2 << 20, SLAB_GRANULE_MAX = 1 << 30 };
 
 struct slab_owned {
-    struct slab slab; /* first: what the world sees */
+    struct slab slab; /* first: the part that callers see */
     struct slab_pool *pool;
     uint64_t nbytes_taken;   /* whole granules */
     atomic_uint refs;        /* relaxed up, acq_rel down: the last one owns it alone */
-    atomic_bool quarantined;   /* relaxed: ordered by refs */
+    atomic_bool quarantined; /* relaxed: ordered by refs */
     struct slab_owned *next; /* of the idle list; oldest first */
 };
 

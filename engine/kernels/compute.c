@@ -41,8 +41,8 @@ struct compute {
     void *arg;
     uint32_t n, grain;
 
-    /* Sequentially consistent: each side writes its own and then reads the other's, so that a
-     * sleeper is either seen or sees what it would have slept through. */
+    /* Sequentially consistent: each side writes its own and then reads the other's, so that either
+     * the sleeper is seen, or it sees the event and does not sleep. */
     atomic_uint_fast64_t gate;
     atomic_uint n_sleeping;
     atomic_bool caller_sleeps, stopping;

@@ -174,7 +174,7 @@ struct call {
     const struct adapter_linears *l;
     uint32_t n_in;
     uint32_t n_tiles_lists;
-    bool second; /* t is there: now B */
+    bool second; /* t is computed: now B */
 };
 
 static const struct adapter_pair *pair_of(const struct call *c, const struct tiles *t)

@@ -322,7 +322,7 @@ static const struct key keys[] = {
     {"velora_config", NULL, "plain LoRA"},
     {"alora_invocation_tokens", NULL, "plain LoRA"},
 
-    /* Of the training, or of where it came from. */
+    /* Members about the training or the origin. */
     {"auto_mapping", NULL, NULL},
     {"base_model_name_or_path", NULL, NULL},
     {"corda_config", NULL, NULL},

@@ -190,7 +190,7 @@ static struct entry *enter_locked(struct adapters *s, const char *name, struct e
     return n;
 }
 
-/* Takes the entry out when nothing holds it any more; the caller frees it outside the lock. */
+/* Removes the entry if it has no references; the caller frees it outside the lock. */
 static struct entry *leave_locked(struct adapters *s, struct entry *n)
 {
     struct entry **at = &s->entries;
@@ -328,7 +328,7 @@ void adapters_cancel(struct adapters_load *load)
     load_free(load);
 }
 
-/* Frees a revision that is in no list any more, and only then its bytes. */
+/* Frees a revision that is in no list, and then its bytes. */
 static void give_back(struct adapters *s, struct adapters_revision *r)
 {
     uint64_t nbytes;

@@ -1,5 +1,5 @@
-/* generation_config.json: how its author meant the model to be sampled. Only the members that vLLM
- * takes over are read; the others (do_sample, num_beams, ...) change nothing there either. */
+/* generation_config.json: the author's default sampling parameters. Only the members that vLLM uses
+ * are read; the others (do_sample, num_beams, ...) have no effect in vLLM either. */
 #include "engine/model/config_members.h"
 
 #include <float.h>

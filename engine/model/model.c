@@ -260,7 +260,7 @@ static void embed_rows(void *arg, uint32_t thread, uint32_t first, uint32_t last
     }
 }
 
-/* h[out] = norm(x[row]), after what the last block left in delta has been added to x. */
+/* h[out] = norm(x[row]), after the last block's delta has been added to x. */
 static void norm_row(const struct step *s, size_t row, size_t out)
 {
     const struct model *m = s->m;

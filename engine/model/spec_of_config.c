@@ -1,5 +1,5 @@
 /* The model spec of a model: a name, a shape and a dtype for each row of LAYER_TENSORS and each
- * layer, and the names that trainers and other engines use for the same bytes. */
+ * layer, and the other names that trainers and engines use for the same bytes. */
 #include "engine/kernels/attention.h"
 #include "engine/model/model_tensors.h"
 

@@ -260,8 +260,8 @@ static void logits_bias(struct sampler *s, const struct logits_processor *logits
         s->logits[logits_processor->biases[i].id] += logits_processor->biases[i].bias;
 }
 
-/* A penalty can be huge or next to nothing: a logit that leaves the range of floats stays at its
- * end, or it would look masked, or make every other token impossible to weigh. */
+/* A penalty can be very large or very small: a logit that leaves the range of floats is clamped.
+ * Otherwise it would look masked, or its weight would overflow that of all other tokens. */
 static float logit_penalised(float logit, const struct gen_params *p, uint32_t n_out)
 {
     logit = logit > 0 ? logit / p->repetition_penalty : logit * p->repetition_penalty;

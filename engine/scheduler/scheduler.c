@@ -120,8 +120,7 @@ static void version_unhold(struct scheduler *s, struct seq *q)
     q->version = NULL;
 }
 
-/* The last step in the life of a sequence, which is in no list any more. Its KV is free before the
- * sink learns of the end. */
+/* Ends a sequence that is in no list. Its KV is released before the sink is notified. */
 static void running_end(struct scheduler *s, struct seq *q)
 {
     struct gen_record *rec = q->rec;
@@ -131,7 +130,7 @@ static void running_end(struct scheduler *s, struct seq *q)
     kv_give_back(&q->kv);
     s->stats.n_finished[rec->out.finish]++;
     s->cfg.retire(s->cfg.retire_arg, q);
-    q->rec = NULL; /* the sink's, unless `done` leaves it */
+    q->rec = NULL; /* owned by the sink, unless `done` does not take it */
     if (!gen_record_tell(rec, q->req.sink, q->req.sink_arg))
         q->rec = rec;
     free_queue_add(s->cfg.free_queue, q);
@@ -279,7 +278,7 @@ static void meet_served(struct scheduler *s, struct seq *q, const struct version
     if (served == NULL)
         return;
     if (q->version != NULL && q->version != served && q->version->serial == served->serial)
-        version_hold(s, q, served); /* renamed: the same bytes, which is no update */
+        version_hold(s, q, served); /* only the label changed: not an update */
     if (q->req.on_update == GEN_ON_UPDATE_RECOMPUTE && q->version == NULL && q->n_fed > 0 &&
         q->kv_serial != served->serial)
         seq_forget_kv(q);

@@ -329,7 +329,7 @@ static bool find_stop(struct seq *q, size_t old_len)
         if (at == NULL)
             continue;
         if (q->n_peeked == 0)
-            detok_end(&q->detok, &q->tail); /* what is held would follow the stop string */
+            detok_end(&q->detok, &q->tail); /* the held bytes would follow the stop string */
         (void)snprintf(q->rec->stop_text, sizeof q->rec->stop_text, "%s", stop);
         out->stop_text = q->rec->stop_text;
         out->stop_text_cut = (uint32_t)(q->tail.len - (size_t)(at - q->tail.data));
