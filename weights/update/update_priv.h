@@ -240,6 +240,10 @@ void tensor_states_release_locked(struct updates *u, struct session *s,
 void tensor_states_tie_locked(struct updates *u, struct session *s, const struct update_job *job);
 /* Does tensor `index` lack these states on a rank where it must have them? */
 bool tensor_states_lack_locked(const struct session *s, uint32_t index, unsigned mask);
+/* Returns how many tensors are missing, and the names of the first `cap` of them, borrowed from the
+ * model spec. */
+uint32_t tensor_states_missing_locked(struct updates *u, struct session *s, const char **out,
+                                      uint32_t cap);
 
 void chunk_key_make(struct chunk_key *out, const struct update_chunk *c, uint32_t n_ranks);
 bool chunk_key_equal(const struct chunk_key *a, const struct chunk_key *b);
