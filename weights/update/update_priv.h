@@ -256,6 +256,13 @@ const struct chunk_key *session_recall_locked(const struct session *s, const cha
 void updates_changed(struct updates *u);
 void updates_log(const struct update_info *info);
 
+/* update_jobs.c: each runs one job on the worker, replies, and frees it. No lock held. */
+void job_run_chunk(struct updates *u, struct update_job *job);
+void job_run_finish(struct updates *u, struct update_job *job);
+void job_run_answer(struct updates *u, struct update_job *job);
+void job_run_dispose(struct updates *u,
+                     struct update_job *job); /* part of its session: not freed */
+
 /* update_worker.c */
 
 void *update_worker_main(void *arg);
