@@ -23,13 +23,15 @@ void fleet_get_pause(struct fleet_control *fc, struct pause *out);
 bool fleet_is_paused(struct fleet_control *fc);
 
 /* fleet_pause_all - pause every reachable engine. The caller owns the pause lock
- * (fleet_trainer_pause_lock; asserted). If one engine fails, or a resume arrives meanwhile, the
- * engines that did pause are resumed, and the pause before it, if any, is in force again. An engine
- * that goes down meanwhile is not waited for, and is paused when it is back.
+ * (fleet_trainer_pause_lock; asserted). If an engine fails, the engines that did pause are resumed,
+ * unless the fleet was paused before: then they stay paused, and the pause before is in force
+ * again. If a resume arrives meanwhile, they are resumed. An engine that goes down meanwhile is not
+ * waited for, and is paused when it is back.
  * @body     of the request to each engine, in our own form
  * @results  [n], also on failure; free with fleet_results_free; NULL: nothing was sent
- * Blocks: up to the request's timeout. Errors: fleet_reachable_quorum's, fleet_request's, an
- * engine's; ERR_CONFLICT: it was resumed. */
+ * Blocks: up to the request's timeout and FLEET_GRACE_US; to resume engines, FLEET_STEP_US more.
+ * Errors: fleet_reachable_quorum's, fleet_request's, an engine's; ERR_UNSYNCED: too many engines
+ * went down meanwhile; ERR_CONFLICT: it was resumed. */
 int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, const json_t *body,
                     struct fleet_result **results, size_t *n, struct err *e);
 

@@ -7,7 +7,8 @@
  * their final address if they can stay there unchanged; several buckets are in flight at once, so
  * that no time is lost between two.
  *
- * Only the update worker uses a source, one call at a time, no lock held. */
+ * One thread uses a source, one call at a time, no lock held: the update worker, or the thread that
+ * copies an adapter or checks the first weights in host memory (weights/update/host_copy.h). */
 #ifndef BATON_WEIGHTS_SOURCE_H
 #define BATON_WEIGHTS_SOURCE_H
 

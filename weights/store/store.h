@@ -114,7 +114,7 @@ struct staging_cfg {
 /* store_stage - begin. One at a time.
  * @deadline_us  how long to wait for a version to be freed when n_versions_max live
  * Errors: ERR_CONFLICT (another staging is open; too many live versions; level 1 sleep),
- *         ERR_UNSYNCED, ERR_ASLEEP (partial, but nothing to build on). */
+ *         ERR_UNSYNCED, ERR_ASLEEP (partial, but nothing to build on), ERR_NO_MEMORY. */
 int store_stage(struct store *s, const struct staging_cfg *cfg, uint64_t deadline_us,
                 struct staging **out, struct err *e);
 
@@ -174,7 +174,8 @@ struct store_stats {
 /* store_commit - make the staging the version that is served; consumes it on success.
  * @label  borrowed, copied; "" becomes "serial-<n>": new weights never carry an old name
  * Errors: ERR_INCOMPLETE  not partial and something is missing (names the first, counts the rest),
- *                         or partial and nothing arrived
+ *                         or partial and nothing arrived, or a tensor arrived on some ranks only
+ *                         and the staging is not sharded
  *         After an error the staging remains and the old version is served. */
 int store_commit(struct store *s, struct staging *g, const char *label, struct store_stats *stats,
                  struct err *e);
