@@ -42,7 +42,7 @@ void fleet_reset_part_caches(struct fleet_control *fc, struct fleet_session *s);
 void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_result *results,
                                 size_t n);
 
-/* fleet_reset_caches_of - of one engine whose weights somebody else changed. Failures as in
+/* fleet_reset_caches_of - of one engine whose weights another client changed. Failures as in
  * fleet_reset_part_caches. No lock held. */
 void fleet_reset_caches_of(struct fleet_control *fc, size_t upstream);
 

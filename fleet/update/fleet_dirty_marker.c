@@ -2,10 +2,10 @@
  * weights report as their version from before the first byte of an update to its end. If this
  * server ends before the update does, the next one finds the marker and fences the engine. An
  * engine that still reports the marker is also known to be the process that accepted the tensors so
- * far, and that nobody else has changed.
+ * far, and unchanged by other clients.
  *
  * A version is never set without reading it first, since the process may have been replaced, or
- * changed by somebody else. The old version is what the engine reported itself. It is not restored
+ * changed by another client. The old version is what the engine reported itself. It is not restored
  * on an engine that was out of step before; an engine that is not known to have it again is fenced.
  * Rejected: to set versions from what is known here. A restarted engine then reported the version
  * of weights that it did not have, and half of an update looked like a whole version.
@@ -173,7 +173,7 @@ static bool was_out_of_step(const struct fleet_part *p)
     return p->before >= PART_WAS_OUT_OF_STEP || !can_be_restored(p->old_label);
 }
 
-/* An engine that reports another version was restarted, or somebody else has changed it. */
+/* An engine that reports another version was restarted, or another client has changed it. */
 static void on_marker_read(struct fleet_part *p, size_t part, struct fleet_result *result,
                            void *arg)
 {

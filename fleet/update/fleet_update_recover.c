@@ -39,11 +39,11 @@ static void on_recovered(struct fleet_part *p, size_t part, struct fleet_result 
 void fleet_recover(struct fleet_control *fc, struct fleet_session *s)
 {
     struct recovery r = {.fc = fc};
-    const struct fanout who = {.is_query = true,
-                               .query = API_GET_STATUS,
-                               .select = may_have_open_update,
-                               .on_result = on_open_update,
-                               .arg = &r};
+    const struct fanout status = {.is_query = true,
+                                  .query = API_GET_STATUS,
+                                  .select = may_have_open_update,
+                                  .on_result = on_open_update,
+                                  .arg = &r};
     const struct fanout end = {.op = API_ABORT_UPDATE,
                                .timeout_us = FLEET_ABORT_US,
                                .only = &r.open,
@@ -51,7 +51,7 @@ void fleet_recover(struct fleet_control *fc, struct fleet_session *s)
                                .arg = &r};
     struct err ignored = {0};
 
-    if (fanout_apply(fc, s, &who, &ignored) != 0)
+    if (fanout_apply(fc, s, &status, &ignored) != 0)
         return;
     (void)fanout_apply(fc, s, &end, &ignored);
     mtx_lock(&r.fc->lock);

@@ -166,7 +166,7 @@ static int drop_non_members(struct fleet_control *fc, struct fleet_session *s, c
 {
     const struct fleet_group *group;
     struct err why = {0};
-    bool stands;
+    bool has_quorum;
     int rc;
 
     (void)err_set(&why, ERR_CONFLICT, "", "it has not joined the group with the trainer");
@@ -175,13 +175,13 @@ static int drop_non_members(struct fleet_control *fc, struct fleet_session *s, c
     for (size_t i = 0; rc == 0 && i < s->n_parts; i++)
         if (part_takes_part(&s->parts[i]) && !group->joined[s->parts[i].upstream])
             part_drop(&s->parts[i], FLEET_SKIPPED, 0, &why);
-    stands = fleet_session_has_quorum(s, fleet_min_ready(fc));
+    has_quorum = fleet_session_has_quorum(s, fleet_min_ready(fc));
     mtx_unlock(&fc->lock);
     if (rc != 0)
         return rc;
-    if (!stands)
+    if (!has_quorum)
         fleet_set_cause(fc, s, e);
-    return stands ? 0 : -1;
+    return has_quorum ? 0 : -1;
 }
 
 /* Tensors of an update that was aborted meanwhile are not sent: its engines have been resumed. */

@@ -64,12 +64,12 @@ bool fleet_update_is_open(struct fleet_control *fc, const struct fleet_session *
 bool fleet_has_quorum(struct fleet_control *fc, const struct fleet_session *s)
 {
     size_t min_ready = fleet_min_ready(fc);
-    bool stands;
+    bool has_quorum;
 
     mtx_lock(&fc->lock);
-    stands = fleet_session_has_quorum(s, min_ready);
+    has_quorum = fleet_session_has_quorum(s, min_ready);
     mtx_unlock(&fc->lock);
-    return stands;
+    return has_quorum;
 }
 
 void fleet_set_cause(struct fleet_control *fc, const struct fleet_session *s, struct err *e)

@@ -1,4 +1,4 @@
-/* The routes that begin an update in front of upstream engines, and bring its tensors. */
+/* The routes that start an update in front of upstream engines, and send its tensors. */
 #include "handlers/fleet/update.h"
 
 #include "fleet/fleet_control.h"
@@ -15,7 +15,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Answers with what the update is now; an error with who said what. Gives s back. */
 int fleet_update_answer(struct app *app, struct http_request *x, struct fleet_session *s, int rc,
                         struct err *e)
 {
@@ -34,7 +33,7 @@ int fleet_update_no_memory(struct err *e)
 
 /* start */
 
-/* @out  borrows from `body`, whose label is taken out */
+/* @out  borrows from `body`, of which the version is removed */
 static int start_parse(struct fleet_update_request *out, json_t *body, struct err *e)
 {
     const char *label = NULL;
@@ -77,7 +76,7 @@ int handle_fleet_update_start(struct app *app, struct http_request *x, struct er
 /* tensors */
 
 struct update_request {
-    const char *update_id, *chunk_id, *label; /* borrowed from the body; NULL: not said */
+    const char *update_id, *chunk_id, *label; /* borrowed from the body; NULL: not given */
     const char *selector;                     /* static, or NULL */
     bool chunk_named, abort_requests, by_group;
 };
@@ -136,7 +135,8 @@ static int update_parse(struct update_request *w, const struct http_request *x, 
     return 0;
 }
 
-/* What is the fleet's or the session's to say, and not a request's. `start` gets the latter. */
+/* The body for the engines (new): without what only the fleet uses, and without what belongs into
+ * the start, which is moved to `start`. */
 static json_t *engine_body(const json_t *body, json_t *start)
 {
     static const char *const fleets[] = {"update_id", "weight_version", "chunk_id",
@@ -243,7 +243,7 @@ static int one_shot_update(struct app *app, struct http_request *x, const struct
 
 /* sessions that requests do not name */
 
-/* A reference to the open session, which nobody names; *out NULL: there is none. */
+/* A reference to the open anonymous session; *out NULL: no session is open. */
 static int find_anonymous(struct app *app, struct fleet_session **out, struct err *e)
 {
     struct fleet_session *s = fleet_open_session(app->fleet->control);
@@ -269,7 +269,8 @@ int fleet_update_find_open(struct app *app, struct fleet_session **out, struct e
                         : err_set(e, ERR_CONFLICT, "", "no weight update is open: start one first");
 }
 
-/* Where nobody counts tensors, the next version's first is what tells that one is whole. */
+/* Where no engine counts tensors, the first tensors of the next version mean that this one is
+ * whole. */
 static int commit_previous(struct app *app, struct fleet_session **s, const char *label,
                            struct err *e)
 {
@@ -302,7 +303,7 @@ static int start_auto_commit(struct app *app, const char *label, struct fleet_se
     json_decref(details);
     if (rc == 0 || e->code != ERR_CONFLICT)
         return rc;
-    /* another request just opened it? */
+    /* another request may have just opened it */
     if (find_anonymous(app, out, &(struct err){0}) != 0 || *out == NULL)
         return -1;
     err_clear(e);
