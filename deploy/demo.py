@@ -1,6 +1,6 @@
 """The demo behind deploy/demo.sh. Usage: demo.py BATON MODEL_DIR
 
-Every line that it prints is checked; the first that is not so ends it with exit code 1."""
+Every printed line is checked; the first wrong one ends the demo with exit code 1."""
 
 import json
 import os
@@ -20,17 +20,17 @@ N_STREAMS = 8  # generations that run while the weights change
 START_S, END_S = 30, 30
 
 
-class NotSo(Exception):
-    """Something that the demo claims is not so."""
+class CheckFailed(Exception):
+    """A claim of the demo is false."""
 
 
 def check(true, claim):
     if not true:
-        raise NotSo(claim)
+        raise CheckFailed(claim)
 
 
 class Server:
-    """`baton serve` as a child; its log tells the port."""
+    """`baton serve` as a child process; the port is read from its log."""
 
     def __init__(self, binary, model, weights):
         self.log = tempfile.TemporaryFile("w+")
@@ -42,15 +42,15 @@ class Server:
     def wait_until_it_serves(self):
         deadline = time.monotonic() + START_S
         while self.port is None:
-            check(self.child.poll() is None, f"the server starts; it said: {self.said()}")
+            check(self.child.poll() is None, f"the server starts; its log: {self.read_log()}")
             check(time.monotonic() < deadline, "the server starts within 30 s")
             time.sleep(0.02)
-            for line in self.said().splitlines():
+            for line in self.read_log().splitlines():
                 if '"event":"serving"' in line and line.endswith("}"):
                     self.port = json.loads(line)["port"]
         self.url = f"http://127.0.0.1:{self.port}"
 
-    def said(self):
+    def read_log(self):
         self.log.seek(0)
         return self.log.read()
 
@@ -66,8 +66,8 @@ class Server:
 
 
 class Stream(threading.Thread):
-    """Generations one after the other, streamed, until told to stop; keeps the longest gap between
-    two of a generation's tokens and the versions that made them."""
+    """Streams one generation after another until `stop` is set; records the longest gap between two
+    tokens of a generation, and the versions that made its tokens."""
 
     def __init__(self, url, seed):
         super().__init__(daemon=True)
@@ -79,7 +79,7 @@ class Stream(threading.Thread):
         try:
             while not self.stop.is_set():
                 self.generate()
-        except Exception as e:  # told by the main thread, whatever it is
+        except Exception as e:  # reported by the main thread
             self.error = e
 
     def generate(self):
@@ -98,7 +98,7 @@ class Stream(threading.Thread):
                 done = True
                 break
             event = json.loads(line[6:])
-            check("error" not in event, f"a running generation goes on: {event.get('error')}")
+            check("error" not in event, f"a running generation continues: {event.get('error')}")
             now = time.monotonic()
             for choice in event["choices"]:
                 ids += len(choice.get("token_ids") or [])
@@ -130,7 +130,7 @@ def show(url, golden, step, label):
     text, version = complete(url)
     check(version == label, f"the text was made by {label}, not {version}")
     want = golden["checkpoints"][step]["cases"][0]["greedy_text"]
-    check(text == want, f"the text is what transformers makes of {step}: {text!r}")
+    check(text == want, f"the text equals that of transformers for {step}: {text!r}")
     print(f"  {version:>9}: {PROMPT}{text}".replace("\n", " / "))
 
 
@@ -145,9 +145,9 @@ def push(url, path, via, label):
     served = baton.request(url, "GET", "/v1/weights")["tensors"]
     check({t["name"]: t["checksum"] for t in served} ==
           {name: baton.checksum(t.data) for name, t in tensors.items()},
-          f"the checksums served are those of {os.path.basename(path)}")
+          f"the served checksums are those of {os.path.basename(path)}")
     receive = answer["timing"]["receive_ms"] / 1e3
-    print(f"  pushed {label} by {via}: {nbytes / 1e6:.2f} MB in {took * 1e3:.1f} ms all told, "
+    print(f"  pushed {label} by {via}: {nbytes / 1e6:.2f} MB in {took * 1e3:.1f} ms in total, "
           f"received at {nbytes / max(receive, 1e-9) / 1e9:.2f} GB/s")
 
 
@@ -170,12 +170,13 @@ def demo(server, model):
         s.stop.set()
     for s in streams:
         s.join(60)
-        check(not s.is_alive() and s.error is None, f"every generation ended well: {s.error}")
+        check(not s.is_alive() and s.error is None, f"every generation succeeded: {s.error}")
     crossings = [c for s in streams for c in s.crossings]
     check(crossings, "at least one generation ran across an update")
     longest = max(s.gap_s for s in streams)
-    print(f"  {N_STREAMS} generations ran meanwhile, {sum(s.n_tokens for s in streams)} tokens, none "
-          f"lost; the longest gap between two tokens of one was {longest * 1e3:.1f} ms")
+    n_tokens = sum(s.n_tokens for s in streams)
+    print(f"  {N_STREAMS} generations ran during the updates, {n_tokens} tokens, none lost; the longest "
+          f"gap between two tokens of one was {longest * 1e3:.1f} ms")
     print("  one that ran across an update: " +
           ", ".join(f"tokens {c['start']}..{c['end'] - 1} by {c['version']}" for c in crossings[0]))
 
@@ -187,14 +188,14 @@ def main():
     try:
         server.wait_until_it_serves()
         demo(server, sys.argv[2])
-        check(server.stop() == 0, "the server drains and ends well on SIGTERM")
-    except NotSo as e:
-        print(server.said()[-2000:], file=sys.stderr)
-        print(f"demo: NOT SO: {e}", file=sys.stderr)
+        check(server.stop() == 0, "the server drains and exits with status 0 on SIGTERM")
+    except CheckFailed as e:
+        print(server.read_log()[-2000:], file=sys.stderr)
+        print(f"demo: FAILED: {e}", file=sys.stderr)
         return 1
     finally:
         server.stop()
-    print("every line above was checked; nothing is left running")
+    print("every line above was checked; no process is left running")
     return 0
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# See it happen: serve a model at step 0, push step 100 and step 1500 of its training while it
-# generates, and watch the text change at an exact, reported point. Installs and builds what is
-# missing, ends by itself, leaves nothing running, fails if anything it prints is not so.
+# A demonstration: serve a model at step 0 of its training, push steps 100 and 1500 while it
+# generates, and show that the text changes at an exact, reported token. Installs missing packages,
+# builds baton, and leaves no process running. Checks every printed line; fails at the first wrong one.
 # Usage: deploy/demo.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Install what baton needs on Debian 12. Usage: deploy/setup.sh [build|test|browser]   (default: build)
-# libzmq5 is of updates by checkpoint-engine alone; the server opens it then
-# browser: what test installs, and the browser of http_browser, 110 MB, without which it is skipped
+# Only updates by checkpoint-engine need libzmq5, which the server then opens.
+# browser: the packages of test, and the browser of the test http_browser, 110 MB, which is skipped
+# without it
 set -euo pipefail
 
 build=(gcc cmake ninja-build pkg-config libc6-dev libmicrohttpd-dev libgnutls28-dev libjansson-dev

