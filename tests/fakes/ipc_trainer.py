@@ -309,7 +309,7 @@ def _serve(connection, library, environment):
             return
         try:
             connection.send((None, getattr(gpus, name)(*args)))
-        except Exception as e:  # told to whoever asked
+        except Exception as e:  # reported to the caller
             connection.send((f"{type(e).__name__}: {e}", None))
 
 

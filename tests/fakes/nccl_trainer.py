@@ -96,7 +96,7 @@ def _serve(connection, nccl, cuda, environment):
             os._exit(0)  # also from within whatever hangs
         try:
             connection.send((None, getattr(process, name)(*args)))
-        except Exception as e:  # told to whoever asked
+        except Exception as e:  # reported to the caller
             connection.send((f"{type(e).__name__}: {e}", None))
 
 

@@ -44,7 +44,7 @@ class Asked:
     def _ask(self, server, path, body):
         try:
             self.answer = server.ask("POST", path, body)
-        except Exception as e:  # told by end()
+        except Exception as e:  # checked by end()
             self.error = e
 
     def end(self, status, *words, what=""):
@@ -303,7 +303,7 @@ def refused_requests(world, server):
 # What a trainer may say that is wrong
 
 def refuse_list(world, server, items, status, *words, what, first=None):
-    """The trainer hears why, says that it gives up, and the request is answered."""
+    """The trainer gets the reason, acknowledges that it gives up, and the request is answered."""
     with updating(world, server, what, status, *words) as (r,):
         if first is not None:
             r.send(first)
@@ -350,7 +350,7 @@ def wrong_lists(world, server):
 
 
 class _Fake:
-    """An export that nobody made, for messages that are refused before it is opened."""
+    """A made-up export, for messages that are refused before it is opened."""
     uuid, handle, shape, dtype, tensor_offset = "", b"\1" * 64, (64,), "uint8", 0
     storage_offset, storage_nbytes, ref_name, slot, event = 0, 64, b"/torch_1_2_0", 0, None
 
@@ -398,7 +398,7 @@ def wrong_buffers(world, server):
 
 
 def not_there(world, server):
-    """A handle of memory that nobody has: heard of when the first list is copied."""
+    """A handle of memory that does not exist: it fails when the first list is copied."""
     what = "no such memory"
     with updating(world, server, what, 422, "cuIpcOpenMemHandle", buffers=False) as (r,):
         r.export.handle = bytes(64)
@@ -463,7 +463,7 @@ def two_gpus_disagree(world, server):
     server.check(what, list(server.served)[-1:])
 
 
-# Ends that nobody asked for
+# Unexpected ends
 
 def deaths(world, server):
     """At each step. The answer comes at once, and nothing of the trainer's stays mapped."""
@@ -508,7 +508,7 @@ def wait_for_update(server, is_open=True):
 
 
 def client_goes(world, server):
-    """Whoever asked hangs up: the update ends, and the trainer hears why at its next step."""
+    """The client disconnects: the update ends, and the trainer gets the reason at its next step."""
     what = "the client went"
     with ranks_of(world, server) as (r,):
         path, body = vllm_body([r])
@@ -586,7 +586,7 @@ def too_late(world, server):
     """Of a server with a short --update-timeout; and the request's own timeout."""
     what = "too late"
     with updating(world, server, what, 408, "a buffer's handle", buffers=False, bind=False):
-        pass  # nobody listens at all
+        pass  # there is no listener
     with ranks_of(world, server) as (r,):
         asked = Asked(server, *vllm_body([r]))
         begin([r], what)
@@ -602,8 +602,8 @@ def too_late(world, server):
 
 
 def wrong_addresses(world, server):
-    """Where nobody listens, nobody has to be told why: as many as there are threads, one after
-    another, do not keep the next update from its own."""
+    """Sockets without a listener need no notification: as many failed updates as there are threads do not delay
+    the next one."""
     what = "wrong addresses"
     with ranks_of(world, server, bind=False) as ranks:
         for _ in range(4):

@@ -70,7 +70,7 @@ class World(Groups):
         return Ended(server, report)
 
     def serves(self, server, step, label):
-        """Generation is exactly that checkpoint's, and everybody says so."""
+        """Generation matches that checkpoint exactly, and each route reports its version."""
         choice = server.post(200, "/v1/completions", PROMPT, step)["choices"][0]
         must(choice["text"] == self.text(step), f"this is not {step}'s text: {choice['text']}")
         must({v["version"] for v in choice["weight_versions"]} == {label}, f"{step}: {choice}")
@@ -79,7 +79,7 @@ class World(Groups):
 
 
 class Run:
-    """A generation that goes on until somebody ends it, on a connection of its own."""
+    """A generation that runs until it is aborted, on a connection of its own."""
 
     def __init__(self, server, body=None):
         self.server, self.body, self.found = server, body or LONG, None
@@ -214,7 +214,7 @@ def one_by_one(world, server):
 
 
 def half(world, server):
-    """What is not whole is never served, and whoever continues is told."""
+    """An incomplete update is never served, and a request to continue generation is refused with the reason."""
     checkpoint = world.steps["step-01500"]
     before = server.ask("GET", "/get_weight_version").body["weight_version"]
     with join(world, server, "half") as trainer:
@@ -231,7 +231,7 @@ def half(world, server):
 
 
 def anew(world, server):
-    """A trainer that died within an update, or sent nothing right, is in nobody's way."""
+    """A trainer that died in an update, or sent only wrong requests, does not block the next one."""
     checkpoint = world.steps["step-01500"]
     few = checkpoint.columns(checkpoint.specs[:20])
     for body, status in ((few, 200), ({**few, "dtypes": ["int8"] * 20}, 400)):

@@ -27,13 +27,13 @@ GIVE_UP_S = 280
 OPTIONS = {"vllm-off.session": ("--compat", "none"),
            "vllm-lora.session": ("--allow-path", f"{sys.argv[2]}/adapters")}
 PROMPT_IDS = [40, 77, 258, 803, 264, 77, 290]  # "In the beginning"
-UNKNOWN = {"vllm-errors.session": 1}  # members that nobody reads
+UNKNOWN = {"vllm-errors.session": 1}  # members that are ignored
 TIED = "lm_head.weight"  # in the files too, but not in the model's own list
 CUDA_PAGE = 512  # what torch's allocator rounds its blocks to
 
 
 def in_json(text):
-    """As it stands between the quotes of a JSON string."""
+    """Escaped for a JSON string, without the quotes."""
     return json.dumps(text)[1:-1]
 
 
@@ -222,7 +222,7 @@ class Frozen:
 
 
 def renamed_while_it_runs(world):
-    """A generation tells both names, each of its own tokens, and nothing else of it changes."""
+    """A generation reports both labels, each for its own tokens, and nothing else of it changes."""
     prompt = {"prompt": "In the beginning", **GREEDY}
     with serve(world) as server:
         whole = server.post(200, "/v1/completions", prompt)["choices"][0]

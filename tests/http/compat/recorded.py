@@ -73,7 +73,7 @@ def read(path):
 
 
 def ask(port, line, values):
-    """@values  what stands for what in its body; learns the id of the update that is open"""
+    """@values  placeholders of its body; the id of the open update is added"""
     body = None
     if line["body"] is not None:
         body = json.dumps(line["body"])

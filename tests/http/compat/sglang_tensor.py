@@ -172,12 +172,12 @@ def another_rank(world, server):
              load_format="flattened_bucket")
         committed(server, data, "two ranks", "two ranks")
         spent(t, "two ranks")
-        # All that was sent is for somebody else: whoever heard "received" would rely on it.
+        # All tensors are for other ranks: a reply "received" would be wrong.
         for filling in nothing(p, stranger.uuid), nothing(p, t.uuid(0)):
             for strings in [other, filling], [filling, other]:
                 refuse(server, strings, stranger.uuid, t.uuid(0), what="astray",
                        load_format="flattened_bucket")
-        # Nothing was sent: as it is told, and nothing has begun.
+        # Nothing was sent: the reply says so, and no update is open.
         post(server, [nothing(p, t.uuid(0))], "nothing", load_format="flattened_bucket")
         post(server, [p.named([])], "nothing")
         server.check("nothing")
@@ -386,7 +386,7 @@ def kjv(world, server, t, label, form):
 
 
 def without_gpu(world):
-    """What is wrong is told there too, and what is right is refused for its reason."""
+    """Errors are reported there too, and a correct request is refused with the reason."""
     p = Pickles()
     x = Export("deadbeef-0000-4000-8000-000000000000", bytes(64), 0, 64, b"/torch_1_2_3", 0, None, (64,))
     good = p.bucket(x, [("x", (64,), "uint8", 64)])

@@ -74,7 +74,7 @@ def data_plane(d):
         refused(d, 404, "POST", "/v1/completions", completion(model="other"))
 
 
-# ---- who it is ----
+# ---- identity ----
 
 def identity(d):
     ask = {"baton": lambda: [d.get("/v1/status")[k] for k in ("boot_id", "weights")],

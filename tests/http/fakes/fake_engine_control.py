@@ -235,7 +235,7 @@ def aborts(d):
 
 
 def in_the_middle(d):
-    """What runs during an update shows in its tokens who made which: vLLM and SGLang overwrite."""
+    """Tokens generated during an update show which weights made them: vLLM and SGLang overwrite."""
     running = d.stream("/v1/completions", completion(LONG))
     seen = ids_of(next(running)["choices"][0]["text"])
     makers = ["step-0", "stale:torn", "stale:step-1"]
@@ -269,7 +269,7 @@ def in_the_middle(d):
 
 
 def overwrite(d, label, **more):
-    """An update that leaves the cache as it is, unless told otherwise."""
+    """An update that keeps the cache, unless a flush is requested."""
     columns = dict(COLUMNS, dtypes=DTYPES, weight_version=label, **{"flush_cache": False, **more})
     if d.dialect == "sglang":
         d.post("/begin_weight_update")
@@ -282,7 +282,7 @@ def overwrite(d, label, **more):
 
 
 def cached(d):
-    """What the weights of before have cached is told apart from what others have made."""
+    """Entries that the old weights cached are distinguished from those of others."""
     if d.dialect == "baton":
         return
     init = {"init_info": NCCL} if d.dialect == "vllm" else NCCL

@@ -147,7 +147,7 @@ def halves(d):
 
 
 def restarts(d):
-    """Everything that is open is cut, and for a while nobody listens."""
+    """All open connections are closed, and for a while there is no listener."""
     streams = [d.stream("/v1/completions", completion(LONG)) for _ in range(3)]
     for s in streams:
         next(s)

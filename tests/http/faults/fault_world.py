@@ -15,7 +15,7 @@ import urllib.parse
 
 import baton
 
-WAIT_S = 60  # longest that anything may take; whoever waits longer has found a hang
+WAIT_S = 60  # longest time for any request; a longer wait is a hang
 TENSORS = "application/vnd.safetensors"
 
 

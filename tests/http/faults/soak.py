@@ -81,7 +81,7 @@ class Soak:
         return self.server.uses()
 
     def alone(self):
-        """Each checkpoint again, with nobody else: it makes what it made in company."""
+        """Each checkpoint again, without other clients: its output is the same as under load."""
         for checkpoint in self.world.checkpoints:
             label = self.world.new_label()
             answer = soak_actions.fault_sessions.push(self.world, "shm", checkpoint.rows, label)

@@ -179,7 +179,7 @@ def aborted(soak, rng):
     return "generate aborted"
 
 
-# ---- who reads, and what has nothing to do with it ----
+# ---- readers, and unrelated requests ----
 
 def live(soak, rng):
     """Whatever goes on."""
@@ -228,7 +228,7 @@ HOSTILE = [b"", b"\r\n", b"GET", b"GET / HTTP/1.1\r\n", b"GET /v1/status HTTP/1.
 
 
 def hostile(soak, rng):
-    """It is answered with a refusal, or closed; it never holds anybody up."""
+    """It is answered with a refusal, or closed; it never delays other clients."""
     with socket.create_connection(("127.0.0.1", soak.server.port), timeout=WAIT_S) as s:
         data = rng.choice(HOSTILE)
         for piece in (data[:len(data) // 2], data[len(data) // 2:]):  # slowly

@@ -130,7 +130,7 @@ def kill(fleet, rng):
 
 
 def stop(fleet, rng):
-    """It stands still for a while, and goes on as if nothing had been."""
+    """It is stopped for a while, and continued."""
     time.sleep(rng.uniform(1, 4))
     process = fleet.servers[rng.randrange(N)].process
     process.send_signal(signal.SIGSTOP)

@@ -190,7 +190,7 @@ class Truth:
             self.versions[serial].labels.add(label)
 
     def _version(self, span):
-        """Its commit may be under way: who made it has the answer soon."""
+        """Its commit may be in progress: the actor that sent it gets the reply soon."""
         with self.changed:
             if not self.changed.wait_for(lambda: span["serial"] in self.versions, WAIT_S):
                 raise Trouble(f"{span} was never committed")
@@ -224,7 +224,7 @@ class Truth:
 
 
 class SoakWorld(World):
-    """The one that changes weights, and tells the truth of it."""
+    """The only actor that changes weights; it records the expected version."""
 
     def __init__(self, truth, *arguments):
         self.truth = truth
@@ -265,7 +265,7 @@ class SoakWorld(World):
 # ---- actors ----
 
 class Actor(threading.Thread):
-    """Does one of its actions after another until it is told to stop; the first trouble is kept."""
+    """Runs its actions one after another until it is stopped; the first failure is kept."""
 
     def __init__(self, soak, name, seed, actions):
         super().__init__(name=name, daemon=True)

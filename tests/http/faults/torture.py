@@ -137,7 +137,7 @@ def numbers(total):
 
 
 def judge(what, answer):
-    """An answer under a failure of ours: success, or our own fault and nobody else's. A file that
+    """A reply under an injected failure: success, or a server error, never a client error. A file that
     cannot be read (EIO) is its owner's."""
     if answer is not None and answer.status == 422 and b"source_unreadable" in answer.raw and \
             b"(errno 5)" in answer.raw:
@@ -226,8 +226,8 @@ def fail(e):
 
 
 def session(w, rows, label):
-    """start, one chunk, finish; the first answer that is no success ends it. An answer to start
-    that the front has no memory for leaves its session to whoever looks it up, or to its lease."""
+    """start, one chunk, finish; the first failed reply ends it. If the reply to start is lost for lack of
+    memory, the session stays until its lease ends or it is looked up."""
     try:
         a = w.ask("POST", "/v1/update_weights/start", {"weight_version": label})
     except Fault as e:
@@ -417,8 +417,8 @@ def sweep_start(memory, n_starts, counts):
 
 
 def drained(memory, n, n_to_fail, golden):
-    """A server that is told to end while it generates, and what it then asked for. It ends well;
-    whoever is answered has the truth."""
+    """A server that is told to end while it generates, and what it then asked for. It stops cleanly, and each
+    reply is correct."""
     case = golden["step-00000"]["cases"][0]
     server = Server(memory)
     url = urllib.parse.urlsplit(server.wait_started())

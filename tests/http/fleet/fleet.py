@@ -23,7 +23,7 @@ N_CROWD = 3
 N, MIN_READY, RANKS, N_CLIENTS, N_TOKENS = 8, 9 - N_CROWD, 2, 12, 10
 INTERVAL_US, PROBE_MS, PROBE_TIMEOUT_MS, TIMEOUT_MS = 2000, 100, 600, 1500
 N_ROUNDS = 300 if HOW_MANY == "all" else int(os.environ.get("ROUNDS", 3))
-DOWN_MS = 600  # of a restart that nobody overlooks
+DOWN_MS = 600  # a restart that cannot be missed
 TWO_PHASE = DIALECT == "baton"
 COLUMNS = {"names": ["a", "b"], "dtypes": ["bfloat16", "bfloat16"], "shapes": [[1], [2, 3]]}
 HANDLES = dict(COLUMNS, packed=True, tensor_sizes=[2, 12], ipc_handles_pickled="gASVAAAAAAAAAAB9lC4=")
@@ -113,7 +113,7 @@ class World:
         return Said(None, status, said)
 
     def update_all(self, label):
-        """A whole one, which brings everybody back."""
+        """A whole update, which brings all engines back."""
         self.init()
         said = self.update(label)
         assert said.step is None, said
@@ -160,7 +160,7 @@ class World:
         return None
 
     def settle(self):
-        """Everything that the front says comes to be true, and is told of."""
+        """Each state that the server reports becomes true, and is logged."""
         until(lambda: self.lie(), lambda: self.lie() is None)
         return self.front.upstreams()
 
@@ -327,7 +327,7 @@ def updated(w, d, fault, op):
 
 
 def crowd(w, d, fault, op):
-    """More than may be missed: no whole update, and nobody says that the fleet is ready."""
+    """More engines fail than allowed: the update fails, and the fleet is not reported ready."""
     label = w.fresh("step")
     for victim in w.victims(d, "crowd"):
         w.order(victim, op, fault)
@@ -384,7 +384,7 @@ ODDS = ("status", "close_before", "close_after", "half_stream", "restart", "blin
 
 
 def random_round(w, dice):
-    """Several break at once, each somewhere; whoever is out stays so for some rounds."""
+    """Several engines fail at once, at random steps; those out of rotation stay out for some rounds."""
     began, mark = time.monotonic(), w.load.mark()
     w.clean()
     broken = dice.sample(w.doubles, dice.choice((0, 1, 1, 2, 3)))

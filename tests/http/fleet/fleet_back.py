@@ -109,7 +109,7 @@ def loaded_again(f):
 
 
 def told_meanwhile(f):
-    """What it lacks is told, and why it serves nobody."""
+    """The missing adapters are reported, and why it gets no requests."""
     d = f.doubles[1]
     d.order("lora_load", "status", status=500, text='{"error":{"message":"no room for it"}}', times=0)
     restart(f, d)
@@ -126,7 +126,7 @@ def told_meanwhile(f):
 
 
 def unloaded_instead(f):
-    """One that cannot have it again comes back when nobody has it any more."""
+    """An engine that cannot load the adapter again returns once no engine has it."""
     d, n = f.doubles[1], len(f.doubles)
     d.order("lora_load", "status", status=500, times=0)
     restart(f, d)
@@ -202,7 +202,8 @@ def failed_half(f):
 
 
 def by_tensors(f):
-    """One that cannot be made again keeps who lacks it away, until it comes again; if all lack it, nobody."""
+    """An adapter that cannot be loaded again keeps engines without it out of rotation until it is loaded again;
+    if all lack it, none is kept out."""
     d, n = f.doubles[1], len(f.doubles)
     if d.dialect != "baton":
         return
@@ -228,9 +229,9 @@ def by_tensors(f):
 
 
 def changed_on_disk(f):
-    """What is not the same as the others have is not taken for it, where an upstream tells."""
+    """Another revision of the adapter is not taken for the same, if the upstream reports it."""
     d = f.doubles[1]
-    if d.dialect != "baton":  # nobody else does
+    if d.dialect != "baton":  # no other engine does
         return
 
     def says(double, digest, times):
@@ -253,7 +254,7 @@ def changed_on_disk(f):
 
 
 def gone_from_disk(f):
-    """A path that nobody can read any more keeps nobody away when nobody has what was there."""
+    """A path that cannot be read any more keeps no engine away if none has the adapter."""
     n = len(f.doubles)
     if f.doubles[0].dialect == "baton":  # whose double does not look
         return
@@ -276,7 +277,7 @@ def gone_from_disk(f):
 
 
 def update_all_but(f, *out):
-    """A whole update, after which those serve nobody all the same."""
+    """A whole update, after which those engines still get no requests."""
     until("all answer", lambda: not {"down", "unknown"} & set(f.states()))
     if f.tensors() is BROADCAST:
         f.init()
@@ -325,7 +326,7 @@ def sleep_hangs():
 
 
 def back_while_still():
-    """Nobody has told it to stand still: before the first update too it serves only when the others go on."""
+    """It was not paused: also before the first update it serves only once the others are resumed."""
     for stop, go in (("/v1/pause", "/v1/resume"), ("/v1/sleep", "/v1/wake")):
         with Fleet(*[WHICH] * 3, min_ready=2) as f:
             d = f.doubles[1]
@@ -424,8 +425,8 @@ def finish_hangs():
 
 
 def pause_hangs_at_the_end():
-    """An update that ends while a trainer's pause is under way leaves to that what stands still."""
-    if WHICH == "baton":  # which stands still for no update
+    """An update that ends during a trainer's pause leaves the engines paused."""
+    if WHICH == "baton":  # which is not paused for an update
         return
     with Fleet(*[WHICH] * 3, min_ready=2) as f:
         f.update_all()

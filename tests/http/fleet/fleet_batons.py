@@ -256,7 +256,7 @@ def n_made(server):
 # ---- promises ----
 
 def checkpoints(f, clients):
-    """Each, by path and by shared memory; after the answer nobody gets another."""
+    """Each checkpoint, by path and by shared memory; after the reply no client gets another version."""
     before = len(clients.errors)
     for step, via in zip(STEPS, ("path", "shm", "path")):
         label = push(f, clients, step, via)
@@ -270,7 +270,7 @@ def checkpoints(f, clients):
 
 
 def one_refuses(f, clients):
-    """What one has not proven is committed by nobody."""
+    """If one engine does not verify, none commits."""
     before = f.versions()
     mine, _ = open_update(f, "step-00000")
     theirs = f.servers[1].status()["update"]["update_id"]
@@ -286,7 +286,7 @@ def one_refuses(f, clients):
 
 
 def one_is_cut(f, clients, word, then):
-    """At verify nobody is changed, whatever becomes of one."""
+    """Verify changes no engine, even if one fails."""
     before = f.versions()
     mine, _ = open_update(f, "step-00000")
     f.taps[2].on[word] = then
@@ -347,7 +347,7 @@ def one_dies_at_finish(f, clients):
 
 
 def one_restarts(f, clients):
-    """It has the weights that it begins with: nothing for it, until somebody vouches for others."""
+    """It has the weights that it started with: it gets no requests until a resync confirms them."""
     label = f.versions()[0]
     f.servers[1].kill()
     f.wait_states("serving", "down", "serving")
@@ -422,7 +422,7 @@ def adapters(f, clients):
 
 
 def restart_again(f):
-    """With the fleet's weights, by somebody's word; that is not all it needs."""
+    """With the fleet's weights, confirmed by a resync; it needs more than that."""
     label = f.versions()[0]
     f.servers[1].kill()
     f.wait_states("serving", "down", "serving")
@@ -548,7 +548,7 @@ def pause_while_one_hangs(f):
 
 
 class Unwatched:
-    """In front of two, of which it hears nothing by itself: only what they answer, and when it is told to look."""
+    """In front of two engines, without probes: it knows only their replies, and what a requested probe shows."""
 
     def __init__(self, options):
         self.options = options
@@ -566,7 +566,7 @@ class Unwatched:
         self.taps[1].port = self.servers[1].port
 
     def look(self):
-        """When it asks a second time the first answer has been heard."""
+        """When the second probe is sent, the first reply has been read."""
         what = b"GET /v1/status"
         self.taps[1].on[what], self.taps[1].n[what] = None, 0
         for n in (1, 2):
@@ -613,7 +613,7 @@ def restarts_unseen(f):
         u.front.post("/v1/update_weights/abort", {"update_id": said["update_id"]})
         u.push("v10")
 
-        u.front.post("/v1/pause")  # which the next process has not heard of
+        u.front.post("/v1/pause")  # which the next process does not know
         u.restart()
         u.push("v11")
         assert [s.status()["pause"] is not None for s in u.servers] == [True] * 2
@@ -629,7 +629,8 @@ def restarts_unseen(f):
 
 
 def one_restarts_in_update(f):
-    """Between two questions to it: the update fails, to be sent again, and the new process serves nobody from then on."""
+    """It restarts between two requests: the update fails as retryable, and the new process gets no requests
+    from then on."""
     slow = Server(BATON, LOG, "--min-ready", 1, "--probe-interval", 60000, "--update-timeout", TIMEOUT_MS,
                   *itertools.chain.from_iterable(("--upstream", t.url) for t in f.taps))
     lost, served = f.taps[1].url, []

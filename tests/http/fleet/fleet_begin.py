@@ -110,7 +110,7 @@ def failed(f):
 
 
 def begun_by_another(f):
-    """One in rotation that somebody else updates is left alone."""
+    """An engine in rotation that another client updates is not touched."""
     n, bad = len(f.doubles), 1
     d = f.doubles[bad]
     d.post("/begin_weight_update")
@@ -164,7 +164,7 @@ def arguments(f):
 
 
 def main():
-    with open(FILE, "wb") as out:  # whose names nobody here reads
+    with open(FILE, "wb") as out:  # whose names cannot be read here
         out.write(b"weights")
     told("old", old)
     with Fleet(*["sglang"] * 3, min_ready=2) as f:

@@ -91,7 +91,7 @@ def usual(f):
 
 
 def by_our_routes(f):
-    """Paused by /v1/pause, or by nobody; resumed by the end of its lease, or with the update."""
+    """Paused by /v1/pause, or not; resumed by the end of its lease, or with the update."""
     for mode in (None, "keep", "abort"):
         label = next(LABELS)
         warm(f)
@@ -154,7 +154,7 @@ def adapters(f):
         f.wait(*["serving"] * len(f.doubles))
         for _ in range(4 * len(f.doubles)):
             assert ask() == expected(PROMPT, f"{f.label}/l#{n}", 0, N), n
-    slow = f.doubles[-1]  # while the last one loads, nobody reads at another what the adapter before it cached
+    slow = f.doubles[-1]  # while the last one loads, no request reads at another what the previous adapter cached
     slow.order("lora_load", "slow", ms=400)
     found, stop = [], threading.Event()
 
@@ -219,7 +219,8 @@ def running(f, d, n):
 
 
 def held(f):
-    """What runs goes on after the update with KV that the new weights made; nobody reads what the old ones did."""
+    """Running requests continue after the update with KV of the new weights; no request reads that of the old
+    ones."""
     d, before = f.doubles[0], f.label
     for step in (trainer_updates, native_updates):
         label = next(LABELS)
@@ -285,7 +286,7 @@ def queued_while_held(f):
             waits_here(f)
             f.front.post("/v1/update_weights/finish", mine)
         f.wait("unsynced")
-        t.join()  # nobody serves it now, and nothing of it was sent
+        t.join()  # no engine serves it now, and nothing of it was sent
         assert found[0][0] == 503, found
         s.next(3)
         s.close()
@@ -294,7 +295,7 @@ def queued_while_held(f):
 
 
 def after_a_restart(f):
-    """Of this server: nobody knows any more whose caches were stale."""
+    """A restart of this server: it is not known any more which caches were stale."""
     join(f)
     d, label = f.doubles[-1], next(LABELS)
     warm(f)
@@ -312,7 +313,7 @@ def after_a_restart(f):
 
 
 def without_routes(f):
-    """An engine that nobody can update has no route to empty its cache by, and serves."""
+    """An engine that cannot be updated has no route to reset its cache, and serves."""
     f.front.kill()
     for d in f.doubles:
         d.order("reset_cache", "status", status=404, times=0)
@@ -410,7 +411,7 @@ def storage_fails(f):
 
 
 def vouched_for(f):
-    """Of one that somebody vouches for nobody knows what made its entries."""
+    """After a resync it is not known which weights made the engine's cache entries."""
     d = f.doubles[-1]
     f.update_all()
     reboot(d, ms=1)
@@ -424,7 +425,8 @@ def vouched_for(f):
 
 
 def quietly(f):
-    """A vLLM that says nothing may have done nothing, unless it was told to preempt what runs."""
+    """A vLLM whose reply is empty may not have reset its cache, unless the request said to preempt running
+    requests."""
     d, label = f.doubles[0], next(LABELS)
     warm(f)
     s = Stream(f)

@@ -210,7 +210,7 @@ def one_request(f):
 
 def whole_session(f):
     """Every request that has to do with a session."""
-    for path in ("/v1/update_weights/start", "/v1/weights/label"):  # such a name would fence who has it
+    for path in ("/v1/update_weights/start", "/v1/weights/label"):  # such a label would fence the engine that has it
         said = refused(f, 400, "POST", path, {"weight_version": "baton:unfinished:mine"}, "bad_request")
         assert said["error"]["param"] == "/weight_version" and "baton:unfinished:" in said["error"]["message"], said
     start = f.front.post("/v1/update_weights/start", {"weight_version": "never", "lease_s": 30})
@@ -261,7 +261,7 @@ def given_up(f):
 
 
 def by_lease(f):
-    """The trainer is gone: half an update serves nobody."""
+    """The trainer died: a partial update is never served."""
     batons = [d.dialect == "baton" for d in f.doubles]
     before = f.versions()
     mine = {"update_id": f.front.post("/v1/update_weights/start", {"lease_s": 1})["update_id"]}
@@ -291,7 +291,7 @@ def pauses(f):
         f.init()
     step, _, said = f.update(next(LABELS))
     assert step is None, said
-    assert f.pauses() == ["keep"] * n  # the trainer's, who ends it
+    assert f.pauses() == ["keep"] * n  # the trainer's, which ends it
     assert all("pause" not in f.ops(i) and "resume" not in f.ops(i) for i in range(n))
     said = f.front.post("/v1/resume")
     assert said["was_paused"] and all(ok_of(said)), said
@@ -339,7 +339,8 @@ def sleeps(f):
 
 
 def drops(f):
-    """Who slept at level 2 has no weights, whoever wakes it: nobody is served before the next update."""
+    """After a sleep at level 2 an engine has no weights, however it is woken: it gets no requests before the
+    next update."""
     n = len(f.doubles)
     f.front.post("/v1/sleep", {"level": 2})
     assert f.front.post("/v1/wake", {})["asleep"] is False
@@ -392,7 +393,7 @@ def adapters(f):
     assert said[0] != 200 and ok_of(said[1]) == [False] + [True] * (n - 1), said
     assert theirs() == [["mine"]] * n  # taken back
     f.stays(*["serving"] * n)
-    for d in f.doubles:  # another in its place, which nobody takes
+    for d in f.doubles:  # another in its place, which is refused
         d.order("lora_load", "status", status=500)
     assert f.front.ask("POST", "/v1/load_lora_adapter", load)[0] == 502
     f.stays(*["serving"] * n)
@@ -499,7 +500,7 @@ BREAKS = {"status": {}, "hang": {}, "close_before": {}, "close_after": {}, "rest
 
 
 def breaks(f, i, op, fault):
-    """Of one, at one op; the others are whole. Returns what the trainer was told."""
+    """One engine fails at one op; the others succeed. Returns the trainer's reply."""
     f.clean()
     d = f.doubles[i]
     d.order(op, fault, **BREAKS[fault])
@@ -510,16 +511,16 @@ def breaks(f, i, op, fault):
 
 
 def mend(f):
-    """A whole update brings everybody back."""
+    """A whole update brings all engines back."""
     for d in f.doubles:
         d.wait_back(lambda d=d: d.good("DELETE", "/fault") and d.good("DELETE", "/journal"))
-    for d in f.doubles:  # what was said to the first is heard when the second is asked
+    for d in f.doubles:  # the reply to the first is read before the second is sent
         d.wait("it is heard", lambda d=d: len(d.journal("who")) >= 2)
     f.update_all()
 
 
 def two_phases(f):
-    """Not proven by one is committed by none; and who did not commit with the others is fenced."""
+    """If one does not verify, none commits; and an engine that did not commit with the others is fenced."""
     n, bad = len(f.doubles), 1
     for op, fault in itertools.product(("start", "update", "verify"), BREAKS):
         before = f.versions()
@@ -541,7 +542,7 @@ def two_phases(f):
 
 
 def own_words(f):
-    """What an upstream refuses by our own codes is told as it is."""
+    """A refusal of an upstream with one of our codes is passed on unchanged."""
     text = {"error": {"message": "checksum of 'a'", "code": "checksum_mismatch", "param": "/checksums/0"}}
     f.doubles[0].order("verify", "status", status=422, text=json.dumps(text))
     step, status, said = f.update(next(LABELS))
@@ -575,7 +576,8 @@ def one_phase(f):
 
 
 def no_quorum(f):
-    """All are needed: of what was touched, who got to the end serves the new, the others are fenced."""
+    """All are needed: of the engines that received bytes, those that finished serve the new version, the others
+    are fenced."""
     bad, n = 0, len(f.doubles)
     before = f.versions()
     step, status, said = breaks(f, bad, "pause", "status")
@@ -688,7 +690,7 @@ def as_sglang(f):
         label = next(LABELS)
         f.front.post("/update_weights_from_disk", {"model_path": WORK, "weight_version": label})
         assert f.versions() == [label] * n
-        # What it holds cannot be read here, and so nobody knows what is missing.
+        # Its content cannot be read here, so missing tensors cannot be known.
         for path, members in (("/update_weights_from_tensor", {"serialized_named_tensors": ["bm90aGluZw=="] * RANKS}),
                               ("/update_weights_from_distributed", dict(COLUMNS, group_name="g"))):
             for form in (None, "flattened_bucket"):

@@ -82,7 +82,7 @@ def spec(f):
 
 
 def halved(f, status, said, missing, of):
-    """Refused, and nobody is served by what has half of each."""
+    """Refused, and an engine with parts of two models gets no requests."""
     n = len(f.doubles)
     assert status == (400 if "success" in said else 422), said  # SGLang knows one status for all of these
     message = said["error"]["message"]
@@ -156,7 +156,7 @@ def while_it_comes(f):
     assert (said["coverage"], said["n_missing"], said["n_tensors_done"]) == ("incomplete", len(REST), len(HALF)), said
     assert said["missing"] == REST[:32] and said["n_unseen"] == 0, said
     assert f.front.status()["update"]["n_missing"] == len(REST)
-    # Of what nobody took nothing has come.
+    # No engine took it, so nothing was received.
     for d in f.doubles:
         d.order("update", "status", status=413)
     assert f.front.ask("POST", "/v1/update_weights", dict(body_of(REST), **mine))[0] == 413
@@ -200,7 +200,8 @@ def partial(f):
 
 
 def partial_on_what(f):
-    """A part of a model heals nobody: who has half of another, or was restarted, waits for a whole one."""
+    """A partial update heals no engine: one with a part of another model, or a restarted one, waits for a whole
+    update."""
     if ENGINE == "vllm":
         return
     refused_half(f, HALF)
@@ -345,7 +346,7 @@ def given(f, source):
            shapes={"model.layers.0.mlp.down_proj.weight_scale": [1]})
     assert source in refused_half(f, HALF)
     pushed(f, "whole", ALL)
-    # A shape is refused before it is sent: nobody has any of it.
+    # A wrong shape is refused before it is sent: no engine has any of it.
     f.clean()
     status, said = push(f, HALF, shapes={HALF[2]: [1, 2, 3]})
     assert (status, said["error"]["code"], said["error"]["param"]) == (422, "manifest_mismatch", "/shapes/2"), said

@@ -101,7 +101,7 @@ def restarted_on_the_way(f):
 
 
 def aborted_before_the_first_byte(f):
-    """An update that is given up while its requests are aborted reaches nobody any more."""
+    """An update that is aborted while its requests are cancelled reaches no engine any more."""
     before, n = f.versions(), len(f.doubles)
     mine = {"update_id": f.front.post("/v1/update_weights/start", {"weight_version": next(LABELS)})["update_id"]}
     d, said = f.doubles[0], []
@@ -133,7 +133,7 @@ def lease_of_who_waits(f):
 
 
 def away_meanwhile(f):
-    """Who does not answer when the others are paused, or go on, is told when it is back."""
+    """An engine that does not answer when the others are paused or resumed gets the request once it is reachable."""
     n = len(f.doubles)
     away, here = f.doubles[-1], ["serving"] * (n - 1)
     back = "unsynced" if away.dialect == "sglang" else "serving"  # which does not say which process it is
@@ -160,7 +160,7 @@ def not_paused_after_all(f):
     d = f.doubles[bad]
     if d.dialect != "vllm":  # a new baton is never written into; an SGLang is out of step then
         return
-    with Fleet(*["vllm"] * 3) as g:  # nobody is out of step before the first update
+    with Fleet(*["vllm"] * 3) as g:  # no engine has a wrong version before the first update
         d = g.doubles[bad]
         g.front.post("/v1/pause")
         restart(d)
@@ -174,7 +174,7 @@ def not_paused_after_all(f):
 
 
 def threads_for_the_rest(f):
-    """Requests that take their time leave threads to whoever ends them."""
+    """Slow requests leave threads for the requests that end them."""
     mine = {"update_id": f.front.post("/v1/update_weights/start", {"weight_version": next(LABELS)})["update_id"]}
     f.doubles[0].order("update", "hang", times=0)
     before, threads = [len(d.journal("update")) for d in f.doubles], []
@@ -223,8 +223,8 @@ def misses_sleep(f, n, away):
 
 
 def away_from_sleep(f):
-    """Who is not there when the others fall asleep, or wake, serves nobody until an update, or a resync, which puts it
-    to sleep as they are, or wakes it."""
+    """An engine that misses a sleep or a wake-up gets no requests until an update, or a resync that puts it to
+    sleep or wakes it like the others."""
     n, away = len(f.doubles), f.doubles[-1]
     f.clean()
     misses_sleep(f, n, away)
@@ -248,7 +248,7 @@ def away_from_sleep(f):
     f.wait(*["serving"] * (n - 1), "fenced")
     back(f, away)
     assert [d.state()["weights_asleep"] for d in f.doubles] == [False] * (n - 1) + [True]
-    if WHICH == "sglang":  # restarted or not: nobody can tell
+    if WHICH == "sglang":  # restarted or not: it cannot be known
         said = refused(f, 409, "POST", "/v1/upstreams/resync", {"upstream": away.url}, "needs_update")
         assert said["error"]["retryable"] is False and "whole update" in said["error"]["message"], said
     else:
@@ -277,7 +277,7 @@ def dropped_meanwhile(f, n, away):
 
 
 def adapters_of_before(f):
-    """One that some had before the server came is with all of them, or with nobody."""
+    """An adapter that some engines had before the server started is at all of them, or at none."""
     n, load = len(f.doubles), {"lora_name": "before", "lora_path": fleet_control.WORK}
     for d in f.doubles[:2]:
         d.post("/load_lora_adapter" if d.dialect == "sglang" else "/v1/load_lora_adapter", load)
@@ -288,8 +288,8 @@ def adapters_of_before(f):
 
 
 def killed_on_the_way(f):
-    """Who comes after a server that was killed in the middle of an update finds what that left, serves nobody
-    from it, and ends it."""
+    """A server started after one that was killed in the middle of an update finds the open update, serves
+    nothing of it, and ends it."""
     with Fleet(*[WHICH] * 3) as g:
         g.update_all()
         mine = {"update_id": g.front.post("/v1/update_weights/start", {"weight_version": "never"})["update_id"]}
@@ -307,7 +307,7 @@ def killed_on_the_way(f):
 
 
 def half_done(g):
-    """By their own words, whoever vouches for them."""
+    """By their own reports, also after a resync."""
     g.wait(*["fenced"] * len(g.doubles))
     for d in g.doubles:
         said = g.front.upstreams()[d.url]["error"]["message"]

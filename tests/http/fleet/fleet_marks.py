@@ -15,7 +15,7 @@ from fleet_control import BROADCAST, LABELS, WHICH, Fleet, mend, ok_of, reboot, 
 from fleet_world import until
 
 VLLM = WHICH == "vllm"
-BEGINS = VLLM or SGLANG == "0.5.23"  # told to start and to finish each update
+BEGINS = VLLM or SGLANG == "0.5.23"  # gets start and finish of each update
 ASK = "GET /weight_info" if VLLM else "GET /model_info"
 NAME = "POST /update_weight_version"
 CLOSE = "finish" if VLLM else "end"
@@ -41,7 +41,7 @@ def marked(f, mine):
 
 
 def open_marked(f, **more):
-    """Everything that comes before the first byte; nobody takes that."""
+    """Everything before the first byte; no engine accepts that byte."""
     mine = start(f, **more)
     f.clean()
     for d in f.doubles:
@@ -104,7 +104,7 @@ def kill(g, op, alone, label):
 
 
 def judged(g, serving, names):
-    """By what may be served, whoever vouches for it or lets it go on."""
+    """By what may be served, whichever request confirms or resumes it."""
     states = ["serving" if s else "fenced" for s in serving]
     g.wait(*states)
     for d, s in zip(g.doubles, serving):
@@ -146,12 +146,12 @@ def killed(op, alone, engine=("--weight-version", "step-0"), after=None):
 # ---- given up before the first byte ----
 
 def undone(f):
-    """Nobody took a byte: each is named as before, and serves; whoever asked meanwhile is answered."""
+    """No engine received a byte: each has its old label again, and serves; requests sent meanwhile are answered."""
     before, n, said = f.versions(), len(f.doubles), []
     for way in ("abort", "delete", "lease"):
         mine = open_marked(f, lease_s=1 if way == "lease" else 30)
         for d in f.doubles:
-            d.order(ASK, "slow", ms=60, times=0)  # a name of before, that is heard after
+            d.order(ASK, "slow", ms=60, times=0)  # an old label, read afterwards
         f.stays(*["serving"] * n)  # the mark is ours
         t = threading.Thread(target=lambda: said.append(complete(f, before[0])))
         t.start()
@@ -245,7 +245,7 @@ def ask_lost(f):
         mend(f)
 
 
-# ---- somebody else ----
+# ---- another client ----
 
 def named_by_another(f):
     """Its name is another's then, and stays. A vLLM that was restarted cannot be told to end what it began."""
@@ -333,7 +333,7 @@ def restarted_while_emptied(f):
 # ---- what was bad before ----
 
 def bad_before(f):
-    """What a fenced one, or one out of step, said before is given to it by nobody again."""
+    """The old label of a fenced engine, or of one with another version, is not restored."""
     n, bad = len(f.doubles), 1
     mine = start(f)
     assert send(f, mine)[0] == 200

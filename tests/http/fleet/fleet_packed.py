@@ -28,7 +28,7 @@ class Releases(Fleet):
 
 
 def said(f, op, member):
-    """What each was told last."""
+    """The last value sent to each engine."""
     return [json.loads(d.journal(op)[-1]["body"])[member] for d in f.doubles]
 
 
@@ -104,7 +104,7 @@ def handles(f):
 
 
 def shut_down(f):
-    """Each that has a word for it is told; others lose nothing by it."""
+    """It is sent to each engine that has the member; the others need none."""
     join(f, **BUFFERS)
     for _ in range(2):
         assert f.front.post("/shutdown_weight_transfer_engine") == {"message": "Weight transfer shut down"}

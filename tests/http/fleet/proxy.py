@@ -260,7 +260,7 @@ def not_twice(dialect):
             came = d.journal("completions")
             assert came and all(e["nth_on_connection"] == 1 for e in came), came
     with world(dialect, doubles=("--idle-ms", 5), server=("--probe-interval", NEVER_MS)) as (s, d):
-        for _ in range(100):  # connections that may be used twice die at any moment: nobody sees it
+        for _ in range(100):  # kept connections can die at any moment: clients do not notice
             assert fetch(s.port, "POST", "/tokenize", b'{"prompt":"x"}')[0] == 200
             assert post(s, completion(1))[0] == 200
     with world(dialect, server=("--probe-interval", NEVER_MS)) as (s, d):
@@ -270,7 +270,7 @@ def not_twice(dialect):
 
 
 def elsewhere(dialect):
-    """What was not sent goes to another one; nobody is left: that is said."""
+    """A request that was not sent goes to another engine; if none is left, the error says so."""
     with world(dialect, dialect, dialect, server=("--probe-interval", NEVER_MS)) as (s, a, b, c):
         a.kill()
         b.kill()
@@ -322,7 +322,7 @@ def broken_streams(dialect):
         d.order("completions", "half_stream")  # of an answer that is no stream
         assert "may have been processed" in code_of(post(s, completion()), 502)[1]
         assert post(s, completion())[0] == 200
-        d.order("completions", "half_stream", times=3)  # one that always breaks off serves nobody
+        d.order("completions", "half_stream", times=3)  # one that always breaks off gets no requests
         for _ in range(3):
             assert "may have been processed" in code_of(post(s, completion()), 502)[1]
         assert "no upstream serves" in code_of(post(s, completion()), 503)[1]
@@ -349,7 +349,7 @@ def leaving(dialect):
 
 
 def slow_reader(dialect):
-    """A client that does not read holds its upstream, and nobody else's; nothing is lost."""
+    """A client that does not read slows only its own upstream down; nothing is lost."""
     n = 30_000
     with world(dialect, doubles=("--pad", 1000), server=("--probe-interval", NEVER_MS)) as (s, d):
         with socket.socket() as c:
@@ -372,7 +372,7 @@ def slow_reader(dialect):
         assert tokens == expected(PROMPT, "step-0", 0, n) and text.rstrip().endswith(b"data: [DONE]")
 
 
-# ---- who gets it ----
+# ---- choice of the engine ----
 
 def placement(dialect):
     with world(dialect, dialect, dialect, server=("--probe-interval", NEVER_MS)) as (s, *ds):

@@ -23,7 +23,7 @@ from upstreams_world import (BATON, ENGINE, LOG, MODEL, PROBES, WORK, asked, bec
                              metric, refused, run, same, state_of, why_not, world, write)
 
 
-# ---- before anything was heard ----
+# ---- before the first reply ----
 
 def nobody_answers():
     url = f"http://127.0.0.1:{closed_port()}"
@@ -124,7 +124,7 @@ def every_route():
 
 
 def configuration_of_vllms():
-    """TRL chooses by it how to send weights and adapters: it is the engines', or nobody's."""
+    """TRL decides by it how to send weights and adapters: it is the engines' value, or missing."""
     model = {"model": "/m", "max_model_len": 256, "dtype": "torch.float32", "logprobs_mode": "processed_logprobs",
              "max_logprobs": -1}
     lora = {"max_lora_rank": 16, "max_loras": 4, "lora_dtype": "torch.bfloat16"}
@@ -190,7 +190,7 @@ def with_a_key():
 
 
 class Status(http.server.BaseHTTPRequestHandler):
-    """As much of a baton as says who it is."""
+    """The part of a baton that identifies it."""
 
     def do_GET(self):
         text = json.dumps({"boot_id": "b", "weights": {"weight_version": "v"}}).encode()
@@ -238,7 +238,7 @@ def over_tls():
                 check("certificate" in s.upstreams()[url]["error"]["message"], s.upstreams()[url])
 
 
-# ---- who leaves, and who comes back ----
+# ---- engines that leave and return ----
 
 def one_that_hangs():
     for dialect in "baton", "vllm", "sglang":
@@ -280,7 +280,7 @@ def one_that_dies():
 
 
 def one_without_weights():
-    """A baton that waits for its first weights answers well, and would serve nobody."""
+    """A baton that waits for its first weights answers probes, but cannot serve."""
     with Server(BATON, LOG, "--model", MODEL) as a, Server(BATON, LOG, "--upstream", a.url, *PROBES) as s:
         becomes(s, a.url, "not_ready")
         check("no_weights" in why_not(s), why_not(s))

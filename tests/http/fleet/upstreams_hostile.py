@@ -187,7 +187,7 @@ def closed_at_each_byte():
 
 
 def a_head_that_stops():
-    """It is cut when the upstream is found to answer nobody."""
+    """It is cut once probes show that the upstream does not answer."""
     def stop(line):
         time.sleep(5)
         return True

@@ -16,7 +16,7 @@ from upstreams_world import (ENGINE, BATON, LOG, PROBES, asked, becomes, check, 
                              run, same, state_of, why_not, world)
 
 
-# ---- who is out of step ----
+# ---- engines with another version ----
 
 def restarted(dialect):
     with world("baton", dialect, server=("--min-ready", 1)) as (s, _, d):
@@ -107,7 +107,7 @@ def nobody_serves_before(s, ds, *says):
 
 
 def most_have_it():
-    """A server that is started in the middle of a training: who was behind gets nothing."""
+    """A server that is started during a training: an engine with an old version gets no requests."""
     for dialect, behind in itertools.product(("baton", "vllm", "sglang"), ("step-7", None)):
         old = [] if behind is None else ["--weight-version", behind]
         with contextlib.ExitStack() as stack:
@@ -123,12 +123,12 @@ def most_have_it():
             for _ in range(6):
                 s.post("/v1/completions", completion())
             same(asked(late), [], "nothing goes to it")
-            name_it(late, "step-8")  # somebody has brought it there
+            name_it(late, "step-8")  # another client has loaded it there
             becomes(s, late.url, "serving")
 
 
 def one_that_hangs_at_first():
-    """It may make another version the one that most have: until it has had its time nobody serves."""
+    """It may change which version most engines have: none serves before it was probed or timed out."""
     with double("baton") as a, double("baton", "--weight-version", "new") as b, double() as c:
         c.order("who", "hang", times=0)
         specs = [o for d in (a, b, c) for o in ("--upstream", d.url)]
@@ -160,7 +160,7 @@ def different_versions():
             s.post("/v1/resume", {})
 
 
-# ---- what is told of it, and who is not asked ----
+# ---- what is logged, and which engines are not probed ----
 
 def states_told(url):
     return [(e["from"], e["to"], e["level"]) for e in logged("upstream.state") if e["upstream"] == url]

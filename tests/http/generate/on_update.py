@@ -237,7 +237,7 @@ def frozen():
 
 
 def default():
-    """With --on-update finish: of whoever does not say."""
+    """With --on-update finish: for requests without on_update."""
     check(engine()["on_update"] == "finish", engine())
     for mode in (None, "continue"):
         for n_tokens in lengths():

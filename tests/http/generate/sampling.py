@@ -206,7 +206,7 @@ def penalties(route):
             def penalty(k):
                 return frequency * out[:i].count(k) + presence * (k in out[:i])
             score = {k: v - penalty(k) for k, v in top.items()}
-            # What is not told lies below all that is, but a penalty below 0 can lift it.
+            # Tokens not returned are below all returned ones, but a penalty below 0 can lift them.
             unseen = min(top.values()) - min([0] + [penalty(k) for k in out[:i] if k not in top])
             best = max(score.values())
             if best <= unseen:

@@ -13,7 +13,7 @@ from concurrent import futures
 URL, WORK, WHICH = sys.argv[1:4]
 PROMPT = [40, 77, 258, 803, 264, 77, 290]  # "In the beginning"
 VOCAB, CONTEXT = 1024, 1024
-FLOOR = -9999.0  # the least logprob that is told
+FLOOR = -9999.0  # the lowest logprob that is returned
 ENTRIES_MAX = 2 * 1024 * 1024
 PROMPT_ENTRIES_MAX = 262144
 n_checks = 0
@@ -161,7 +161,7 @@ def too_many_logprobs():
 
 
 def prompts_told_again():
-    """Logprobs of a prompt count in every choice that tells them."""
+    """Logprobs of a prompt count in each choice that has them."""
     long = [40] * 256
     body = {"prompt": long, "max_tokens": 1, "prompt_logprobs": 512}
     post("/v1/completions", {**body, "n": 2})

@@ -131,7 +131,7 @@ class Double:
         return self.good("GET", path)
 
     def stream(self, path, body):
-        """The events of a stream, [DONE] too; whoever stops early closes it."""
+        """The events of a stream, with [DONE]; a caller that stops early closes it."""
         answer = self.send("POST", path, dict(body, stream=True))
         try:
             yield from events(answer)
@@ -197,7 +197,7 @@ def tokens_now(d, n=N, prompt=PROMPT, **more):
 
 
 def forget(d, **more):
-    """The prefix cache is emptied, as who has changed the weights must ask for."""
+    """Resets the prefix cache, as a client that changed the weights must do."""
     if d.dialect == "vllm":
         return d.post("/reset_prefix_cache", **more)["success"]
     return d.dialect == "baton" or d.ask("POST", "/flush_cache", {}, **more)[0] == 200

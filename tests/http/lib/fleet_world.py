@@ -339,7 +339,7 @@ class Version:
     label: str
     since: float
     until: float = float("inf")
-    stray: bool = False  # no update made it: it serves until somebody has noticed
+    stray: bool = False  # no update made it: it serves until that is noticed
 
 
 class Versions:
@@ -354,7 +354,7 @@ class Versions:
             self.list.append(Version(label, time.monotonic(), stray=stray))
 
     def never(self, label):
-        """It was not committed: nobody may have got any of it, nor may in the future."""
+        """It was not committed: no client may have got tokens of it, nor may in the future."""
         with self.lock:
             for v in self.list:
                 if v.label == label:

@@ -10,7 +10,7 @@ import struct
 import time
 import urllib.request
 
-WAIT_S = 120  # longest that anything may take; whoever waits longer has found a stall
+WAIT_S = 120  # longest time for any request; a longer wait is a stall
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LENGTH = re.compile(rb"(?im)^content-length: *(\d+)\r$")
 

@@ -21,7 +21,7 @@ from ipc_trainer import Trainer, pickled_dict
 
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)  # loaded here, since a child of a process with threads must not wait for locks
-WAIT_S = 60  # longest that anything may take; whoever waits longer has found a hang
+WAIT_S = 60  # longest time for any request; a longer wait is a hang
 TORCH = {"F8_E4M3": "float8_e4m3fn", "U8": "uint8", "I8": "int8", "BF16": "bfloat16",
          "F16": "float16", "F32": "float32", "I64": "int64", "F64": "float64"}
 NBYTES = {"F8_E4M3": 1, "U8": 1, "I8": 1, "BF16": 2, "F16": 2, "F32": 4, "I64": 8, "F64": 8}

@@ -34,7 +34,7 @@ import re
 import socket
 import sys
 
-WAIT_S = 60  # longest that an answer may take; whoever waits longer has found a hang
+WAIT_S = 60  # longest time for a reply; a longer wait is a hang
 HEAD_MAX = 1 << 16
 NAME = re.compile(r"\$\{(\w+)\}")
 

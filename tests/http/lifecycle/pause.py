@@ -185,7 +185,7 @@ def wait():
     assert late.reply is None
     post("/v1/resume")
     assert len(late.result()["choices"][0]["token_ids"]) == 5
-    # Too slow: 408, and as if nobody had asked.
+    # Too slow: 408, and the server is not paused.
     c = Client(generate(LONG, n=4))
     running(1)
     slow = Client({"mode": "wait", "timeout_s": 1}, "/v1/pause")

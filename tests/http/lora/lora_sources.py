@@ -424,7 +424,7 @@ def never_sends(world, server):
             until(lambda: totals(server)["loading"] == 1, "it never began")
         until(lambda: group(server)["state"] == "failed", "it waits on for a client that went")
         until(lambda: totals(server)["loading"] == 0, "its place is held")
-    for how in ("kill", "leave"):  # a store tells of its trainer's end
+    for how in ("kill", "leave"):  # a store shows that its trainer ended
         with world.nccl_trainer() as trainer, Requests(server) as requests:
             join(server, trainer, by_store)
             answer = requests.post(LOAD, {**good, "timeout_s": 600})

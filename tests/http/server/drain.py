@@ -71,7 +71,7 @@ class Clients:
         self.crowd.gather(what, done, self.keep_busy)
 
     def keep_busy(self, c):
-        """A busy one asks again, until it is told that its connection ends."""
+        """A busy client sends requests until a reply says that its connection closes."""
         if c in self.kinds["busy"] and c.n_answers == self.n_sent[c] and not c.last:
             self.send(c, TEXT)
 
@@ -87,7 +87,7 @@ def logged(path, event):
 
 
 def terminate(pid, during):
-    """SIGTERM to a server that stands still, so that `during` happens before it sees it."""
+    """SIGTERM to a stopped process, so that `during` happens before it handles the signal."""
     os.kill(pid, signal.SIGSTOP)
     wait("the server is stopped", lambda: is_stopped(pid))
     os.kill(pid, signal.SIGTERM)
@@ -208,7 +208,7 @@ def long_ones(address):
 
 
 def check_cut(crowd, clients):
-    """What ran was ended, and each was told."""
+    """Running requests were ended, and each was answered."""
     crowd.gather("the last answers", lambda: all(c.closed for c in crowd))
     for c in clients:
         assert c.n_answers == 1, (c.answers, c.seen[-300:], c.closed)

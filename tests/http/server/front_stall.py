@@ -18,7 +18,7 @@ from front_crowd import HEALTH, Client, Crowd, Process, ask, generate, post, roo
 N_CLIENTS = (127, 128, 129, 255, 256, 257, 1000)
 N_DYING = 1000
 IDLE_S = 0.3
-BUSY_MAX = 0.15  # of one processor, while nobody asks for anything
+BUSY_MAX = 0.15  # of one processor, without requests
 POOL_NBYTES = 16 << 10  # FRONT_POOL_NBYTES
 GONE_S = 60
 took_s = []
@@ -151,7 +151,7 @@ HOSTILE = [
 
 
 def busy_share(process):
-    """Of one processor, over IDLE_S in which nobody asks for anything."""
+    """Share of one processor over IDLE_S without requests."""
     cpu_s, began = process.cpu_s(), time.monotonic()
     select.select([], [], [], IDLE_S)
     return (process.cpu_s() - cpu_s) / (time.monotonic() - began)

@@ -274,7 +274,7 @@ def three_listeners(rows):
 
 
 def keyed_by_any_name(rows):
-    """A client whose key is wrong is told so, by whatever name it came; probes need no key."""
+    """A client with a wrong key gets that error, whatever its Host; probes need no key."""
     with_key, wrong = {"Authorization": "Bearer " + KEY}, {"Authorization": "Bearer x" + KEY}
     with Server("--api-key-file", os.path.join(WORK, "keys"), "--health-listen", "127.0.0.1:0") as s:
         before, health = state(s.main, with_key), Listener(s.said["health"])
@@ -350,7 +350,7 @@ def allowed_origins():
 
 
 def refused_upload(s, headers):
-    """An error that is told before the body has ended is written past the library."""
+    """An error before the end of the body is written past the library."""
     head = "".join(f"{k}: {v}\r\n" for k, v in headers.items())
     with contextlib.closing(s.main.connect()) as c:
         c.sendall((f"POST /v1/update_weights?weight_version=x HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: 100000000\r\n"

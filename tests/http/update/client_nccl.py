@@ -118,7 +118,7 @@ def same_as_before(servers, what):
 
 
 def never_broadcasts(world, call, what, *words, **how):
-    """A refusal that nobody waits for on a GPU."""
+    """A refusal without waiting for a GPU."""
     before = world.counts().broadcasts
     e = refused(call, what, *words, **how)
     must(world.counts().broadcasts == before, f"{what}: it was broadcast")
@@ -348,7 +348,7 @@ def mute(world):
 # Who goes, or stalls
 
 def broken(world, group, servers, what, *words, **how):
-    """The push fails in time and says at whom; the group says that it is over."""
+    """The push fails in time and names the server; the group is closed."""
     data = world.data()
     e = refused(lambda: group.push(world.tensors(data), bucket_nbytes=world.total // 4), what,
                 *words, **how)

@@ -167,7 +167,7 @@ def test_bound():
 
 
 def test_kept():
-    """Leases that nobody ends: the server does, when it stops."""
+    """Leases that are not released: the server ends them when it stops."""
     lease(3600)
     lease(3600)
 

@@ -129,7 +129,7 @@ def vllm_packed(world, server):
                 specs, update_id=update_id, tensor_sizes=[s.nbytes for s in specs],
                 ipc_handles_pickled=pickled_dict({x.uuid: x}, pair=False)), f"packed {i}")
             must(found["mappings"]["opened"] == 1, f"one buffer, mapped {found['mappings']}")
-            t.write(address, 0, world.rng.randbytes(capacity))  # the next step's, or nobody's
+            t.write(address, 0, world.rng.randbytes(capacity))  # the next step's, or none's
             t.settle()
         finish(server, update_id, data, "packed")
         spent(t, "packed")
@@ -168,7 +168,7 @@ def several_buckets(world, server):
 
 
 def refused_buckets(world, server, data, parts):
-    """What is wrong in a list of buckets is told where it stands; nothing has been opened by then."""
+    """Errors in a list of buckets name the member; nothing has been opened by then."""
     with world.trainer(server) as t:
         made = [bucket(t, 0, specs, data)[1] for specs in parts]
         opened = server.metric("baton_ipc_mappings_opened_total")
@@ -331,7 +331,7 @@ def room_is_told(world, server):
 
 
 def refused(world, server):
-    """Bad handles of a trainer that lives: each is told, the old version serves."""
+    """Bad handles of a live trainer: each is refused, the old version serves."""
     data = world.data()
     other = "deadbeef-0000-4000-8000-000000000000"
     with world.trainer(server) as t:

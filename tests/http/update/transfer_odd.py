@@ -61,7 +61,7 @@ def works(world, server, trainer, label):
 # At the same time
 
 def two_updates(world, server, trainer):
-    """The second is refused: nobody could say whose broadcast comes first. The first is served."""
+    """The second is refused: the order of their broadcasts would be unknown. The first is served."""
     data, specs = world.data(), world.specs
     with Requests(server) as requests:
         first = requests.post(UPDATE, wire(specs, packed=True, weight_version="first of two"))
@@ -341,7 +341,8 @@ def drained(world):
 
 
 def stuck(world):
-    """An abort that does not come back: told, not live, and no other group; but an end."""
+    """An abort that does not return: it is reported, the server is not live and joins no other group, but it
+    can stop."""
     server = world.serve("--update-timeout", "500", FAKENCCL_ABORT_STICKS="1").server
     try:
         must(server.ask("GET", "/health/live").status == 200, "live")

@@ -499,7 +499,7 @@ def faults(world, server):
 
 
 def never_sends(world, server):
-    """An update that nobody broadcasts; meanwhile everything else is answered."""
+    """An update without a broadcast; meanwhile all other requests are answered."""
     with world.nccl_trainer() as trainer, Requests(server) as requests:
         join(server, trainer)
         answer = requests.post(UPDATE, wire(world.specs, packed=True))
@@ -515,7 +515,7 @@ def never_sends(world, server):
 
 
 def progress(world, server):
-    """What has come is told while the rest is waited for."""
+    """The received bytes are reported while the rest is awaited."""
     half = sum(s.nbytes for s in world.specs[:len(world.specs) // 2])
     with world.nccl_trainer(FAKENCCL_STALL_AFTER_BYTES=str(half + 1)) as trainer, \
             Requests(server) as requests:
@@ -595,7 +595,7 @@ def killed(world, server):
                     update = requests.post(UPDATE, wire(world.specs, weight_version=f"killed {i}"))
                     trainer.begin("send", cut_each(world.specs, data))
             except (TrainerError, EOFError, OSError):
-                pass  # it died before it could say what to ask for, or before it was told to send
+                pass  # it died before it sent its parameters, or before it was ordered to send
             if update is not None and update.result().status == 200:
                 server.serve(data, update.result().body)
             kill.join()
