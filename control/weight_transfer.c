@@ -4,21 +4,60 @@
 
 #include "base/mtx.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
+#define BIT(x) (1u << (x))
+
 struct weight_transfer {
-    struct mtx lock; /* rank MTX_TRANSFER; guards down to the blank line */
-    struct nccl_join
-        *current; /* owned; kept after a failure, so that status and later requests get its error */
-    struct nccl_join *leaving;   /* owned; left by a request; `current` is NULL meanwhile */
-    struct nccl_packing packing; /* of `current` */
+    struct mtx lock;             /* rank MTX_TRANSFER; guards down to the blank line */
+    enum transfer_state state;   /* written by transfer_move_locked alone */
+    struct nccl_join *join;      /* owned; NULL in TRANSFER_NONE and TRANSFER_STOPPED. One that has
+                                    failed is kept, so that status and requests get its error */
+    struct nccl_packing packing; /* of the group */
     struct err stuck;            /* clean unless an abort of NCCL did not return */
-    bool stopped;
 
     struct weight_transfer_cfg cfg; /* immutable */
     struct nccl_join_stats stats;
 };
+
+static const struct {
+    unsigned from; /* set */
+    enum transfer_event event;
+    enum transfer_state to;
+} rules[] = {
+    {BIT(TRANSFER_NONE) | BIT(TRANSFER_GROUP) | BIT(TRANSFER_LEAVING), TRANSFER_ON_JOIN,
+     TRANSFER_GROUP},
+    {BIT(TRANSFER_GROUP), TRANSFER_ON_LEAVE, TRANSFER_LEAVING},
+    {BIT(TRANSFER_STATES) - 1, TRANSFER_ON_STOP, TRANSFER_STOPPED},
+};
+
+bool weight_transfer_next(enum transfer_state from, enum transfer_event event,
+                          enum transfer_state *to)
+{
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+        if ((rules[i].from & BIT(from)) == 0 || rules[i].event != event)
+            continue;
+        *to = rules[i].to;
+        return true;
+    }
+    return false;
+}
+
+static void transfer_move_locked(struct weight_transfer *t, enum transfer_event event)
+{
+    bool allowed = weight_transfer_next(t->state, event, &t->state);
+
+    mtx_assert_held(&t->lock);
+    assert(allowed);
+    (void)allowed;
+}
+
+static bool has_group_locked(const struct weight_transfer *t)
+{
+    return t->state == TRANSFER_GROUP;
+}
 
 int weight_transfer_new(struct weight_transfer **out, const struct weight_transfer_cfg *cfg,
                         struct err *e)
@@ -35,21 +74,20 @@ int weight_transfer_new(struct weight_transfer **out, const struct weight_transf
 
 void weight_transfer_stop(struct weight_transfer *t)
 {
-    struct nccl_join *current, *leaving;
+    struct nccl_join *join;
     struct err why = {0};
+    bool leave;
 
     (void)err_set(&why, ERR_DRAINING, "", "the server is stopping");
     mtx_lock(&t->lock);
-    t->stopped = true;
-    current = t->current;
-    leaving = t->leaving;
-    t->current = NULL;
-    t->leaving = NULL;
+    leave = has_group_locked(t);
+    join = t->join;
+    t->join = NULL;
+    transfer_move_locked(t, TRANSFER_ON_STOP);
     mtx_unlock(&t->lock);
-    if (current != NULL)
-        (void)nccl_join_leave(current, &why, NULL, NULL);
-    nccl_join_free(current);
-    nccl_join_free(leaving);
+    if (leave)
+        (void)nccl_join_leave(join, &why, NULL, NULL);
+    nccl_join_free(join);
 }
 
 void weight_transfer_free(struct weight_transfer *t)
@@ -78,9 +116,9 @@ bool weight_transfer_info(struct weight_transfer *t, struct nccl_join_info *info
     bool some;
 
     mtx_lock(&t->lock);
-    some = t->current != NULL;
+    some = has_group_locked(t);
     if (some)
-        nccl_join_info(t->current, info);
+        nccl_join_info(t->join, info);
     mtx_unlock(&t->lock);
     return some;
 }
@@ -127,7 +165,7 @@ static int check_alone_locked(struct weight_transfer *t, struct err *e)
 {
     struct nccl_join_info info;
 
-    nccl_join_info(t->current, &info);
+    nccl_join_info(t->join, &info);
     if (info.n_users == 0 || info.error.code != ERR_NONE)
         return 0;
     return err_set(e, ERR_CONFLICT, "/transport",
@@ -141,7 +179,7 @@ static int check_name_locked(struct weight_transfer *t, const char *name, struct
 
     if (name == NULL)
         return 0;
-    nccl_join_info(t->current, &info);
+    nccl_join_info(t->join, &info);
     if (strcmp(info.group_name, name) == 0)
         return 0;
     return err_set(e, ERR_CONFLICT, "/group_name",
@@ -155,15 +193,15 @@ void weight_transfer_doubt(struct weight_transfer *t, const char *group_name)
     struct err other = {0};
 
     mtx_lock(&t->lock);
-    if (t->current != NULL && check_name_locked(t, group_name, &other) == 0)
-        nccl_join_doubt(t->current);
+    if (has_group_locked(t) && check_name_locked(t, group_name, &other) == 0)
+        nccl_join_doubt(t->join);
     mtx_unlock(&t->lock);
 }
 
 void weight_transfer_packing(struct weight_transfer *t, struct nccl_packing *out)
 {
     mtx_lock(&t->lock);
-    *out = t->current != NULL ? t->packing : (struct nccl_packing){0};
+    *out = has_group_locked(t) ? t->packing : (struct nccl_packing){0};
     mtx_unlock(&t->lock);
 }
 
@@ -183,16 +221,16 @@ static int source_locked(struct weight_transfer *t, struct source **out,
                          const char *name, const struct nccl_packing *packing, bool sure,
                          struct err *e)
 {
-    if (t->current != NULL && check_name_locked(t, name, e) == 0 &&
+    if (has_group_locked(t) && check_name_locked(t, name, e) == 0 &&
         check_packing_locked(t, packing, e) == 0 && check_alone_locked(t, e) == 0)
-        return nccl_join_source_new(out, t->current, tensor_list, chunks, sure, e);
+        return nccl_join_source_new(out, t->join, tensor_list, chunks, sure, e);
     packed_chunks_fini(chunks);
-    if (t->current != NULL)
+    if (has_group_locked(t))
         return -1;
-    return t->stopped ? refuse_stopped(e)
-                      : err_set(e, ERR_CONFLICT, "/transport",
-                                "there is no group to receive from; POST "
-                                "/v1/weight_transfer/init joins one");
+    return t->state == TRANSFER_STOPPED ? refuse_stopped(e)
+                                        : err_set(e, ERR_CONFLICT, "/transport",
+                                                  "there is no group to receive from; POST "
+                                                  "/v1/weight_transfer/init joins one");
 }
 
 int weight_transfer_source(struct weight_transfer *t, struct source **out,
@@ -226,15 +264,15 @@ static int check_replaceable_locked(struct weight_transfer *t, struct err *e)
 {
     struct nccl_join_info info;
 
-    if (t->stopped)
+    if (t->state == TRANSFER_STOPPED)
         return refuse_stopped(e);
     if (t->stuck.code != ERR_NONE) {
         *e = t->stuck;
         return -1;
     }
-    if (t->current == NULL)
+    if (!has_group_locked(t))
         return 0;
-    nccl_join_info(t->current, &info);
+    nccl_join_info(t->join, &info);
     if (info.n_users == 0 || info.error.code != ERR_NONE)
         return 0;
     return err_set(e, ERR_CONFLICT, "",
@@ -257,11 +295,11 @@ static int join_locked(struct weight_transfer *t, const struct nccl_join_cfg *gi
     cfg.stats = &t->stats;
     cfg.stuck = on_stuck;
     cfg.stuck_arg = t;
-    cfg.previous = t->current != NULL ? t->current : t->leaving;
+    cfg.previous = t->join;
     if (nccl_join_new(&j, &cfg, e) != 0)
         return -1;
-    t->current = j;
-    t->leaving = NULL;
+    t->join = j;
+    transfer_move_locked(t, TRANSFER_ON_JOIN);
     return 0;
 }
 
@@ -283,14 +321,13 @@ static int leave_locked(struct weight_transfer *t, const char *name, void (*left
 {
     struct err why = {0};
 
-    if (t->current == NULL)
+    if (!has_group_locked(t))
         return 0;
     if (check_name_locked(t, name, e) != 0)
         return -1;
     (void)err_set(&why, ERR_CONFLICT, "", "the group was left on request");
-    t->leaving = t->current;
-    t->current = NULL;
-    return nccl_join_leave(t->leaving, &why, left, arg) ? 1 : 0;
+    transfer_move_locked(t, TRANSFER_ON_LEAVE);
+    return nccl_join_leave(t->join, &why, left, arg) ? 1 : 0;
 }
 
 int weight_transfer_leave(struct weight_transfer *t, const char *group_name,
