@@ -36,7 +36,7 @@ static char move_of(bool two_phase, size_t from, size_t event)
                : '-';
 }
 
-static void test_part_next_equals_the_table(void **state)
+static void test_part_transition_equals_the_table(void **state)
 {
     (void)state;
     for (size_t event = 0; event < PART_EVENTS; event++)
@@ -52,7 +52,7 @@ static void test_part_next_equals_the_table(void **state)
 
 /* Part of a model never counts as the old version: a part that may have changed becomes unchanged
  * only if its first tensors were not taken, and a part that is out stays out. */
-static void test_part_next_keeps_changed_parts_changed(void **state)
+static void test_part_transition_keeps_changed_parts_changed(void **state)
 {
     (void)state;
     for (int kind = 0; kind < 2; kind++)
@@ -72,7 +72,7 @@ static void test_part_next_keeps_changed_parts_changed(void **state)
 }
 
 /* A part that had tensors and is then rejected is not clean. */
-static void test_part_move_keeps_taken_tensors(void **state)
+static void test_part_apply_keeps_taken_tensors(void **state)
 {
     static const enum part_event events[] = {PART_ON_SEND,     PART_ON_REFUSED, PART_ON_SEND,
                                              PART_ON_ACCEPTED, PART_ON_SEND,    PART_ON_REFUSED,
@@ -90,9 +90,9 @@ static void test_part_move_keeps_taken_tensors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_part_next_equals_the_table),
-        cmocka_unit_test(test_part_next_keeps_changed_parts_changed),
-        cmocka_unit_test(test_part_move_keeps_taken_tensors),
+        cmocka_unit_test(test_part_transition_equals_the_table),
+        cmocka_unit_test(test_part_transition_keeps_changed_parts_changed),
+        cmocka_unit_test(test_part_apply_keeps_taken_tensors),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -89,7 +89,7 @@ static char letter_of(const struct fleet_part *p)
     return letters[p->state];
 }
 
-static void test_fleet_session_took_by_the_rules(void **state)
+static void test_fleet_session_apply_results_by_the_rules(void **state)
 {
     static const size_t all[N] = {0, 1, 2};
 
@@ -116,7 +116,7 @@ static void test_fleet_session_took_by_the_rules(void **state)
 }
 
 /* A part that had tensors before stays dirty, also when the next request is not sent. */
-static void test_fleet_session_took_keeps_a_dirty_part(void **state)
+static void test_fleet_session_apply_results_keeps_a_dirty_part(void **state)
 {
     static const size_t first[1] = {0};
     struct fleet_session *s = session_of("lu lu lu");
@@ -150,7 +150,7 @@ static void test_fleet_session_has_quorum(void **state)
 }
 
 /* A refusal has a reason; a missing reply has none. */
-static void test_fleet_session_cause_prefers_a_refusal(void **state)
+static void test_fleet_session_cause_error_prefers_a_refusal(void **state)
 {
     struct fleet_session *s = session_of("b. b. b.");
     struct err silent = {0}, refused = {0}, lost = {0}, e = {0};
@@ -180,10 +180,10 @@ static void test_fleet_session_cause_prefers_a_refusal(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fleet_session_took_by_the_rules),
-        cmocka_unit_test(test_fleet_session_took_keeps_a_dirty_part),
+        cmocka_unit_test(test_fleet_session_apply_results_by_the_rules),
+        cmocka_unit_test(test_fleet_session_apply_results_keeps_a_dirty_part),
         cmocka_unit_test(test_fleet_session_has_quorum),
-        cmocka_unit_test(test_fleet_session_cause_prefers_a_refusal),
+        cmocka_unit_test(test_fleet_session_cause_error_prefers_a_refusal),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
