@@ -162,6 +162,11 @@ void conn_reply_json(struct conn *c, int status, json_t *body);
  * @code  the code in a baton's form */
 __attribute__((format(printf, 4, 5))) void conn_refuse(struct conn *c, int status, const char *code,
                                                        const char *fmt, ...);
+/* conn_refuse_at - the same with the place of the mistake. @param  JSON pointer; only a baton's
+ * reply has it */
+__attribute__((format(printf, 5, 6))) void conn_refuse_at(struct conn *c, int status,
+                                                          const char *code, const char *param,
+                                                          const char *fmt, ...);
 void conn_stream_begin(struct conn *c, const char *type);
 void conn_chunk(struct conn *c, const void *data, size_t len);
 void conn_stream_end(struct conn *c);

@@ -154,7 +154,8 @@ static bool is_ours(struct conn *c, const char *id)
 
     if (id != NULL && e->update_id[0] != '\0' && strcmp(id, e->update_id) == 0)
         return true;
-    conn_refuse(c, 404, "not_found", "there is no update '%.64s'", id != NULL ? id : "");
+    conn_refuse_at(c, 404, "not_found", "/update_id", "there is no update '%.64s'",
+                   id != NULL ? id : "");
     return false;
 }
 
@@ -384,7 +385,7 @@ static void lora_unload(struct conn *c, const json_t *body)
     struct adapter *a = state_adapter(c->e, name);
 
     if (a == NULL) {
-        conn_refuse(c, 404, "not_found", "there is no adapter '%.128s'", name);
+        conn_refuse_at(c, 404, "not_found", "/lora_name", "there is no adapter '%.128s'", name);
         return;
     }
     a->loaded = false;

@@ -502,20 +502,19 @@ static void vllm_type(char *out, size_t cap, int status)
         (void)snprintf(out + n, cap - n, "Error");
 }
 
-void conn_refuse(struct conn *c, int status, const char *code, const char *fmt, ...)
+/* @param  JSON pointer of the wrong member, as a baton reports it; or NULL */
+static void send_refusal(struct conn *c, int status, const char *code, const char *param,
+                         const char *message)
 {
-    char message[512], type[64];
-    va_list args;
+    char type[64];
     json_t *body;
 
-    va_start(args, fmt);
-    (void)vsnprintf(message, sizeof message, fmt, args);
-    va_end(args);
     if (c->entry != NULL)
         c->entry->executed = false;
     if (c->e->o.dialect == BATON) {
-        body = json_pack("{s:{s:s, s:s, s:s, s:n, s:b, s:n}}", "error", "message", message, "type",
-                         "error", "code", code, "param", "retryable", status == 503, "details");
+        body = json_pack("{s:{s:s, s:s, s:s, s:s?, s:b, s:n}}", "error", "message", message, "type",
+                         "error", "code", code, "param", param, "retryable", status == 503,
+                         "details");
     } else if (c->e->o.dialect == VLLM) {
         vllm_type(type, sizeof type, status);
         body = json_pack("{s:{s:s, s:s, s:n, s:i}}", "error", "message", message, "type", type,
@@ -526,6 +525,29 @@ void conn_refuse(struct conn *c, int status, const char *code, const char *fmt, 
         body = json_pack("{s:{s:s}}", "error", "message", message);
     }
     conn_reply_json(c, status, body);
+}
+
+void conn_refuse(struct conn *c, int status, const char *code, const char *fmt, ...)
+{
+    char message[512];
+    va_list args;
+
+    va_start(args, fmt);
+    (void)vsnprintf(message, sizeof message, fmt, args);
+    va_end(args);
+    send_refusal(c, status, code, NULL, message);
+}
+
+void conn_refuse_at(struct conn *c, int status, const char *code, const char *param,
+                    const char *fmt, ...)
+{
+    char message[512];
+    va_list args;
+
+    va_start(args, fmt);
+    (void)vsnprintf(message, sizeof message, fmt, args);
+    va_end(args);
+    send_refusal(c, status, code, param, message);
 }
 
 void conn_stream_begin(struct conn *c, const char *type)

@@ -11,7 +11,8 @@ DTYPES = ["bfloat16", "bfloat16"]
 
 
 def baton_update(d):
-    refused(d, 404, "POST", "/v1/update_weights", dict(COLUMNS, dtypes=DTYPES, update_id="upd-1"))
+    unknown = refused(d, 404, "POST", "/v1/update_weights", dict(COLUMNS, dtypes=DTYPES, update_id="upd-1"))
+    assert unknown["error"]["param"] == "/update_id", unknown  # as a baton's
     start = d.post("/v1/update_weights/start", {"weight_version": "step-1"})
     u = {"update_id": start["update_id"]}
     assert start["phase"] == "open"
@@ -218,7 +219,8 @@ def adapters(d):
         assert tokens_now(d, **choose) == expected(PROMPT, "step-0/l#2", 0, N)
         assert d.journal("completions")[-1]["versions"] == ["step-0/l#2"]
     d.post(unload, {"lora_name": "l"})
-    assert refused(d, 400 if d.dialect == "sglang" else 404, "POST", unload, {"lora_name": "l"})
+    unknown = refused(d, 400 if d.dialect == "sglang" else 404, "POST", unload, {"lora_name": "l"})
+    assert d.dialect != "baton" or unknown["error"]["param"] == "/lora_name", unknown
     refused(d, 400 if d.dialect == "sglang" else 404, "POST", "/v1/completions", completion(**choose))
 
 
