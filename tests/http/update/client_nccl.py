@@ -29,6 +29,7 @@ BLIND_S = 0.7
 BLIND_S = 0.7  # for which no event is seen done
 PUSH_S = 60  # longest that one may take
 GRANULE_NBYTES = 2 << 20  # of the server's memory on a GPU
+ALIGN_NBYTES = 256  # of each tensor in it
 SOON_S = 10.0  # what must not wait for anything takes less
 START, ABORT = UPDATE + "/start", UPDATE + "/abort"
 
@@ -272,6 +273,8 @@ def wrong_sum(world, server, group):
 def no_room(world):
     """The update is open and the plan is known; but then there is no memory for a bucket that
     cannot come where its tensors stay."""
+    if -world.total % GRANULE_NBYTES < ALIGN_NBYTES * len(world.specs):
+        return  # how many granules a version takes depends on the padding between its tensors
     version = -(-world.total // GRANULE_NBYTES) * GRANULE_NBYTES
     with world.serve(FAKECUDA_MEMORY=str(version * 5 // 2)) as server, \
             baton.join(url_of(server)) as group:
