@@ -492,7 +492,7 @@ def refused_paths(f):
         answers = [where.ask("POST", path, body) for where in (f.servers[0], f.front)]
         (alone, fleet) = [(status, *map(said.get("error", said).get, ("code", "param"))) for status, said in answers]
         assert alone == fleet and alone[0] == 403, answers
-        assert "not beneath" in json.dumps(answers[1]) and "key" not in json.dumps(answers[1]), answers
+        assert "not below" in json.dumps(answers[1]) and "key" not in json.dumps(answers[1]), answers
     f.wait_states(*["serving"] * N)
 
 
