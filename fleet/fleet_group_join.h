@@ -42,9 +42,9 @@ void fleet_group_reply_fini(struct fleet_group_reply *reply);
  * Threads: the owner of the operation lock (fleet/fleet_locks.h). Blocks: up to timeout_us,
  * fleet_step_us and FLEET_LEAVE_US.
  * Errors: ERR_UNSYNCED (fewer than --min-ready engines answer), ERR_BAD_REQUEST at /world_size (the
- * engines' ranks do not fit), ERR_NO_GPU (an engine has none); an engine's: those that joined have
- * been asked to leave. A group that this one was to replace is forgotten then too, since engines
- * leave it before they join. */
+ * engines' ranks do not fit), ERR_NO_GPU (an engine has none); an engine's: those that joined the
+ * group have been asked to leave. A group that this one was to replace is forgotten then too, since
+ * engines leave it before they join. */
 int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *req,
                      const json_t *body, struct fleet_group_reply *reply, struct err *e);
 

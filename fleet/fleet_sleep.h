@@ -25,7 +25,8 @@ struct fleet_sleep_request {
  * @results  [n], owned by the caller (fleet_results_free), also on errors; NULL: no engine was
  *           asked
  * Threads: the owner of the operation lock (fleet/fleet_locks.h). Blocks: up to FLEET_SLEEP_US.
- * Errors: ERR_CONFLICT: an update is open (a wake of the KV cache: one that has changed engines);
+ * Errors: ERR_CONFLICT: an update is open (a wake of the KV cache: one that keeps
+ * engines paused);
  * ERR_UNSYNCED: fewer than --min-ready engines answer; an engine's. */
 int fleet_sleep_all(struct fleet_control *fc, const struct fleet_sleep_request *req,
                     const json_t *body, struct fleet_result **results, size_t *n, struct err *e);

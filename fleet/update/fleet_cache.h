@@ -25,8 +25,8 @@ bool fleet_recomputes_kv(struct fleet_control *fc);
 /* fleet_reset_caches - empty the engines' caches of prompts and images.
  * @list  [n], n <= FLEET_MAX
  * @why   [n]; clean; set where the engine refuses, or does not answer, or its answer proves nothing
- * Threads: those that may wait for engines; no lock held. Blocks: up to four steps (fleet_step_us),
- * and a fifth if an SGLang retracts requests. */
+ * Threads: those that may wait for engines; no lock held. Blocks: up to three steps
+ * (fleet_step_us), or five if an SGLang retracts requests. */
 void fleet_reset_caches(struct fleet_control *fc, const struct fleet_cache_reset *list, size_t n,
                         struct err *why);
 
