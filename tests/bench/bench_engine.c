@@ -144,7 +144,7 @@ static void commit(struct bench *b, const uint16_t *from, bool partial)
     for (uint32_t i = 0; i < tensor_list->n_tensors; i++)
         nbytes += (tensor_list->tensors[i].nbytes + 63) / 64 * 64;
     nbytes = partial ? tensor_list->tensors[only].nbytes : nbytes;
-    check(store_stage(b->store, &cfg, CLOCK_NEVER, &g, &e), &e);
+    check(store_stage(b->store, &cfg, CLOCK_NEVER, NULL, &g, &e), &e);
     check(staging_slab(g, nbytes, &slab, &e), &e);
     if (from != NULL)
         memcpy(slab->base, from, nbytes);

@@ -448,8 +448,8 @@ static struct staging *staging_new(struct store *s)
     return NULL;
 }
 
-int store_stage_until(struct store *s, const struct staging_cfg *cfg, uint64_t deadline_us,
-                      const atomic_bool *stop, struct staging **out, struct err *e)
+int store_stage(struct store *s, const struct staging_cfg *cfg, uint64_t deadline_us,
+                const atomic_bool *stop, struct staging **out, struct err *e)
 {
     struct staging *g = staging_new(s);
     int rc;
@@ -466,12 +466,6 @@ int store_stage_until(struct store *s, const struct staging_cfg *cfg, uint64_t d
     }
     *out = g;
     return 0;
-}
-
-int store_stage(struct store *s, const struct staging_cfg *cfg, uint64_t deadline_us,
-                struct staging **out, struct err *e)
-{
-    return store_stage_until(s, cfg, deadline_us, NULL, out, e);
 }
 
 static int staging_check_complete(const struct store *s, const struct staging *g, struct err *e)

@@ -19,6 +19,7 @@
 #include "weights/model_spec.h"
 #include "weights/version_label.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -113,10 +114,11 @@ struct staging_cfg {
 
 /* store_stage - begin. One at a time.
  * @deadline_us  how long to wait for a version to be freed when n_versions_max live
- * Errors: ERR_CONFLICT (another staging is open; too many live versions; level 1 sleep),
+ * @stop         fails with ERR_CONFLICT soon after it is set; NULL: never
+ * Errors: ERR_CONFLICT (another staging is open; too many live versions; level 1 sleep; stopped),
  *         ERR_UNSYNCED, ERR_ASLEEP (partial, but nothing to build on), ERR_NO_MEMORY. */
 int store_stage(struct store *s, const struct staging_cfg *cfg, uint64_t deadline_us,
-                struct staging **out, struct err *e);
+                const atomic_bool *stop, struct staging **out, struct err *e);
 
 /* staging_slab - take scratch memory of the host. @out one reference, the caller's.
  * Errors: ERR_NO_STAGING. */

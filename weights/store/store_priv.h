@@ -125,10 +125,6 @@ int place_write(const struct store *s, uint32_t place, uint64_t addr, const void
 int place_sum(const struct store *s, uint32_t place, uint64_t addr, uint64_t nbytes,
               struct checksum *out, struct err *e);
 
-/* store_stage which also fails with ERR_CONFLICT soon after *stop is set (NULL: never). */
-int store_stage_until(struct store *s, const struct staging_cfg *cfg, uint64_t deadline_us,
-                      const atomic_bool *stop, struct staging **out, struct err *e);
-
 /* Waits until only the served version is alive. Returns false if *stop is set or the deadline
  * passes first. */
 bool store_wait_drained(struct store *s, uint64_t deadline_us, const atomic_bool *stop);

@@ -95,8 +95,8 @@ static int ensure_staging(struct updates *u, struct session *s, const struct pro
 
     if (s->staging != NULL)
         return 0;
-    return store_stage_until(u->cfg.store, &cfg, clock_after_us(u->cfg.pin_timeout_us), &p->stop,
-                             &s->staging, e);
+    return store_stage(u->cfg.store, &cfg, clock_after_us(u->cfg.pin_timeout_us), &p->stop,
+                       &s->staging, e);
 }
 
 /* Were checksums of bytes on GPUs computed on the host, because the GPU has no kernels? */

@@ -48,7 +48,7 @@ static inline bool commit_until(struct bench *b, uint64_t deadline_us)
     char label[32];
     int rc;
 
-    if (store_stage(b->store, &cfg, deadline_us, &g, &e) != 0) {
+    if (store_stage(b->store, &cfg, deadline_us, NULL, &g, &e) != 0) {
         assert(e.code == ERR_CONFLICT);
         return false;
     }

@@ -155,7 +155,7 @@ static void test_updates_wait_for_room_and_not_for_finish(void **state)
     gate_wait_held();
     commit(&b); /* with the sequence in the middle of a step */
     assert_int_equal(held.n_done, 0);
-    assert_int_equal(store_stage(b.store, &cfg, clock_now_us(), &g, &e), -1);
+    assert_int_equal(store_stage(b.store, &cfg, clock_now_us(), NULL, &g, &e), -1);
     assert_int_equal(e.code, ERR_CONFLICT);
     assert_non_null(strstr(e.msg, "2 versions of the weights are alive"));
     gate_open();

@@ -70,7 +70,7 @@ static void commit(unsigned step, const char *label)
     struct slab *slab = NULL;
     struct err e = {0};
 
-    assert_int_equal(store_stage(app.weights->store, &cfg, CLOCK_NEVER, &g, &e), 0);
+    assert_int_equal(store_stage(app.weights->store, &cfg, CLOCK_NEVER, NULL, &g, &e), 0);
     assert_int_equal(staging_slab(g, FX_N * FX_NBYTES_MAX, &slab, &e), 0);
     for (uint32_t i = 0; i < FX_N; i++) {
         uint64_t at = slab->addr + (uint64_t)i * FX_NBYTES_MAX;

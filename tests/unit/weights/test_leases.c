@@ -22,7 +22,7 @@ static void commit_step(struct store *s, unsigned step)
     struct err e = {0};
     uint64_t at;
 
-    assert_int_equal(store_stage(s, &cfg, clock_after_us(WAIT_US), &g, &e), 0);
+    assert_int_equal(store_stage(s, &cfg, clock_after_us(WAIT_US), NULL, &g, &e), 0);
     assert_int_equal(staging_memory(g, 0, FX_N * FX_NBYTES_MAX, &room, &e), 0);
     for (uint32_t i = 0; i < FX_N; i++) {
         at = room.slab->addr + room.offset + (uint64_t)i * FX_NBYTES_MAX;
@@ -125,7 +125,7 @@ static void await_one_gone(struct world *w)
     struct staging *g = NULL;
     struct err e = {0};
 
-    assert_int_equal(store_stage(w->store, &cfg, clock_after_us(WAIT_US), &g, &e), 0);
+    assert_int_equal(store_stage(w->store, &cfg, clock_after_us(WAIT_US), NULL, &g, &e), 0);
     store_abort(w->store, g);
 }
 
@@ -266,13 +266,13 @@ static void test_update_waits_for_leases(void **state)
         commit_step(w->store, (unsigned)i + 1);
         held[i] = open_lease(w, 60);
     }
-    assert_int_equal(store_stage(w->store, &staged, clock_now_us(), &g, &e), -1);
+    assert_int_equal(store_stage(w->store, &staged, clock_now_us(), NULL, &g, &e), -1);
     assert_int_equal(e.code, ERR_CONFLICT);
     assert_non_null(strstr(e.msg, "still being read"));
     err_clear(&e);
     for (int i = 0; i < VERSIONS_MAX; i++)
         close_lease(w, &held[i]);
-    assert_int_equal(store_stage(w->store, &staged, clock_now_us(), &g, &e), 0);
+    assert_int_equal(store_stage(w->store, &staged, clock_now_us(), NULL, &g, &e), 0);
     store_abort(w->store, g);
 }
 

@@ -44,7 +44,7 @@ static struct staging *stage(struct store *s, bool partial)
     struct staging *g = NULL;
     struct err e = {0};
 
-    assert_int_equal(store_stage(s, &cfg, 0, &g, &e), 0);
+    assert_int_equal(store_stage(s, &cfg, 0, NULL, &g, &e), 0);
     return g;
 }
 
@@ -54,7 +54,7 @@ static enum err_code stage_refused(struct store *s, bool partial)
     struct staging *g = NULL;
     struct err e = {0};
 
-    assert_int_equal(store_stage(s, &cfg, 0, &g, &e), -1);
+    assert_int_equal(store_stage(s, &cfg, 0, NULL, &g, &e), -1);
     assert_null(g);
     return e.code;
 }
@@ -504,7 +504,7 @@ static void test_store_commits_are_atomic_to_readers(void **state)
         struct err e = {0};
 
         step++;
-        assert_int_equal(store_stage(s, &cfg, CLOCK_NEVER, &g, &e), 0);
+        assert_int_equal(store_stage(s, &cfg, CLOCK_NEVER, NULL, &g, &e), 0);
         bring(g, FX_ALL, step);
         commit(s, g, "");
     }

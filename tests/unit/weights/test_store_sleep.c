@@ -41,7 +41,7 @@ static void commit_step(struct store *s, unsigned step, bool sharded)
     struct err e = {0};
     char label[16];
 
-    assert_int_equal(store_stage(s, &cfg, CLOCK_NEVER, &g, &e), 0);
+    assert_int_equal(store_stage(s, &cfg, CLOCK_NEVER, NULL, &g, &e), 0);
     for (uint32_t p = 0; p < store_n_places(s); p++) {
         for (uint32_t i = 0; i < FX_N; i++) {
             uint64_t n = fx_bytes(fx_model[i].name, step, bytes);
@@ -286,22 +286,22 @@ static void test_readers_and_updates_are_in_the_way(void **state)
     err_clear(&e);
     store_unpin(s, v);
     assert_step(s, 1, false); /* it serves as before */
-    assert_int_equal(store_stage(s, &cfg, 0, &g, &e), 0);
+    assert_int_equal(store_stage(s, &cfg, 0, NULL, &g, &e), 0);
     assert_int_equal(store_sleep(s, 2, 0, &slept, &e), -1);
     assert_int_equal(e.code, ERR_CONFLICT);
     err_clear(&e);
     store_abort(s, g);
     g = NULL;
     sleep_now(s, 1);
-    assert_int_equal(store_stage(s, &cfg, 0, &g, &e), -1);
+    assert_int_equal(store_stage(s, &cfg, 0, NULL, &g, &e), -1);
     assert_int_equal(e.code, ERR_CONFLICT);
     err_clear(&e);
     sleep_now(s, 2);
-    assert_int_equal(store_stage(s, &partial, 0, &g, &e), -1);
+    assert_int_equal(store_stage(s, &partial, 0, NULL, &g, &e), -1);
     assert_int_equal(e.code, ERR_ASLEEP);
     err_clear(&e);
     assert_null(g);
-    assert_int_equal(store_stage(s, &cfg, 0, &g, &e), 0);
+    assert_int_equal(store_stage(s, &cfg, 0, NULL, &g, &e), 0);
     assert_int_equal(store_wake(s, 0, &nbytes, &e), -1); /* its room is being used */
     assert_int_equal(e.code, ERR_CONFLICT);
     store_abort(s, g);
@@ -335,7 +335,7 @@ static void test_what_is_aborted_is_waited_for(void **state)
     (void)state;
     commit_step(s, 1, false);
     for (int i = 0; i < 3; i++) {
-        assert_int_equal(store_stage(s, &cfg, CLOCK_NEVER, &l.staging, &e), 0);
+        assert_int_equal(store_stage(s, &cfg, CLOCK_NEVER, NULL, &l.staging, &e), 0);
         assert_int_equal(pthread_create(&thread, NULL, leave_soon, &l), 0);
         if (i < 2) {
             (void)sleep_now(s, i + 1);
