@@ -2,11 +2,12 @@
 #include "text/jinja/names.h"
 #include "text/jinja/run.h"
 
+#include <locale.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-enum { STRFTIME_NBYTES = 256 };
+enum { STRFTIME_NBYTES = 256, STRFTIME_TEXT_MAX = 32 }; /* of a format; of one conversion */
 
 struct call {
     const struct node *n;
@@ -108,58 +109,22 @@ static int call_raise(struct run *r, const struct call *c)
                    msg[0] != '\0' ? msg : "the chat template refused the messages");
 }
 
-static const char *const days[] = {"Sunday",   "Monday", "Tuesday", "Wednesday",
-                                   "Thursday", "Friday", "Saturday"};
-static const char *const months[] = {"January",   "February", "March",    "April",
-                                     "May",       "June",     "July",     "August",
-                                     "September", "October",  "November", "December"};
-
-/* One conversion, in English. False when it is not known. */
+/* Appends one conversion, in English. Returns false if it is not supported. */
 static bool put_time(struct buf *out, char c, const struct tm *tm)
 {
-    switch (c) {
-    case 'a':
-    case 'A':
-        buf_printf(out, c == 'a' ? "%.3s" : "%s", days[tm->tm_wday]);
+    char format[] = {'%', c, '\0'}, text[STRFTIME_TEXT_MAX];
+    locale_t english;
+
+    if (c == '\0' || strchr("aAbBdHIjmMpSyY%", c) == NULL)
+        return false;
+    english = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    if (english == (locale_t)0) {
+        out->failed = true;
         return true;
-    case 'b':
-    case 'B':
-        buf_printf(out, c == 'b' ? "%.3s" : "%s", months[tm->tm_mon]);
-        return true;
-    case 'd':
-        buf_printf(out, "%02d", tm->tm_mday);
-        return true;
-    case 'H':
-        buf_printf(out, "%02d", tm->tm_hour);
-        return true;
-    case 'I':
-        buf_printf(out, "%02d", (tm->tm_hour + 11) % 12 + 1);
-        return true;
-    case 'j':
-        buf_printf(out, "%03d", tm->tm_yday + 1);
-        return true;
-    case 'm':
-        buf_printf(out, "%02d", tm->tm_mon + 1);
-        return true;
-    case 'M':
-        buf_printf(out, "%02d", tm->tm_min);
-        return true;
-    case 'p':
-        buf_puts(out, tm->tm_hour < 12 ? "AM" : "PM");
-        return true;
-    case 'S':
-        buf_printf(out, "%02d", tm->tm_sec);
-        return true;
-    case 'y':
-        buf_printf(out, "%02d", tm->tm_year % 100);
-        return true;
-    case 'Y':
-        buf_printf(out, "%d", tm->tm_year + 1900);
-        return true;
-    default:
-        buf_puts(out, "%");
-        return c == '%';
     }
+    buf_append(out, text, strftime_l(text, sizeof text, format, tm, english));
+    freelocale(english);
+    return true;
 }
 
 static int call_strftime(struct run *r, const struct call *c, struct value *out)
