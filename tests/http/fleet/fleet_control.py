@@ -754,6 +754,7 @@ def overtaken(f):
     d.wait("the pause comes", lambda: d.journal("pause"))
     p = f.front.status()["pause"]
     assert p["state"] == "pending" and p["acknowledged"] is False, p
+    assert f.front.get("/is_paused") == {"is_paused": True}
     f.front.post("/v1/resume")
     assert t.is_alive(), said
     t.join()
