@@ -4,9 +4,9 @@
 A room may include only itself and the rooms above it in the table "Rooms" of ARCHITECTURE.md. A folder
 of handlers/ may include handlers/, handlers/source/ and itself, and no other folder of handlers/. The
 same holds for the functions that they call: OBJECTS is the folder of their object files. A private header,
-*_priv.h, may be included in its own room only. Known exceptions are in layer_exceptions.txt, one "file
-included" a line; one that is not needed any more is an error, so that the list only shrinks. Usage: tests/tools/check_layers.py [ROOT [OBJECTS]]
-"""
+*_priv.h, may be included in its own room only. There are no exceptions.
+
+Usage: tests/tools/check_layers.py [ROOT [OBJECTS]]"""
 import pathlib
 import re
 import subprocess
@@ -69,10 +69,7 @@ def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else __file__).resolve()
     root = root if root.is_dir() else root.parents[2]
     rooms = rooms_of(root / "ARCHITECTURE.md")
-    listed = (pathlib.Path(__file__).parent / "layer_exceptions.txt")
-    lines = listed.read_text().splitlines() if listed.exists() else []
-    exceptions = {tuple(line.split()) for line in lines if line and not line.startswith("#")}
-    needed, wrong, per_folder, n_files = set(), [], {}, 0
+    wrong, per_folder, n_files = [], {}, 0
     for room in rooms:
         for path in sorted((root / room).rglob("*")):
             if path.suffix not in (".c", ".h", ".cu"):
@@ -82,13 +79,10 @@ def main():
             file = str(path.relative_to(root))
             for included in re.findall(r'(?m)^#include [<"]([^>"]+)[>"]', path.read_text()):
                 if not may_include(rooms, file, included):
-                    needed.add((file, included))
+                    wrong.append(f"{file}: its room may not include {included}")
                 places = LIBRARIES.get(included)
                 if places is not None and not file.startswith(places):
                     wrong.append(f"{file}: only {', '.join(places)} may include {included}")
-    wrong += [f"{file}: its room may not include {included}" for file, included in sorted(needed - exceptions)]
-    wrong += [f"layer_exceptions.txt: {file} {included} is not needed any more"
-              for file, included in sorted(exceptions - needed)]
     wrong += [f"{folder.relative_to(root)}/: {n} files, {FILES_MAX} are allowed"
               for folder, n in sorted(per_folder.items()) if n > FILES_MAX]
     if len(sys.argv) > 2:
@@ -96,7 +90,7 @@ def main():
                   for source, symbol in links(root, pathlib.Path(sys.argv[2]))]
     if len(rooms) < 2 or n_files == 0:
         wrong.append("no rooms or no files were found")
-    print("\n".join(wrong + [f"{len(rooms)} rooms, {n_files} files checked, {len(exceptions)} exceptions"]))
+    print("\n".join(wrong + [f"{len(rooms)} rooms, {n_files} files checked"]))
     return 1 if wrong else 0
 
 
