@@ -1,7 +1,10 @@
 """openapi/baton.yaml and the program say the same: routes, members, query members, error codes.
-Usage: check_contract.py PRINT_CONTRACT BATON_YAML"""
+docs/errors.md has every error code, with the program's status and retryability, in its table and in
+a section of its own.
+Usage: check_contract.py PRINT_CONTRACT BATON_YAML ERRORS_MD"""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -34,6 +37,26 @@ def merged(routes):
         for kind in "members", "query":
             first[kind] += [name for name in route[kind] if name not in first[kind]]
     return list(by_key.values())
+
+
+def errors_wrong(text, program):
+    """What docs/errors.md has otherwise than the program."""
+    told = {e["code"]: (str(e["status"]), e["retryable"]) for e in program}
+    rows = re.findall(r"(?m)^\| \[`(\w+)`\]\(#(\w+)\) \| (\d+) \| (yes|no) \|", text)
+    table = [(code, (status, retry == "yes")) for code, _, status, retry in rows]
+    heads = re.findall(r"(?m)^## (\w+)\n\n(\d+), (not )?retryable\. ", text)
+    sections = [(code, (status, not no)) for code, status, no in heads]
+    for where, found in (("table", table), ("sections", sections)):
+        names = [code for code, _ in found]
+        yield from (f"docs/errors.md: {code} is not among the {where}" for code in told if code not in names)
+        yield from (f"docs/errors.md: {code} is among the {where} more than once"
+                    for code in set(names) if names.count(code) > 1)
+        for code, facts in found:
+            if code not in told:
+                yield f"docs/errors.md: {code} is among the {where}, and the program has no such code"
+            elif facts != told[code]:
+                yield f"docs/errors.md: {code} is {facts} among the {where}, {told[code]} in the program"
+    yield from (f"docs/errors.md: {code} links to #{link}" for code, link, _, _ in rows if code != link)
 
 
 def main():
@@ -69,8 +92,11 @@ def main():
             operations.add(operation)
     wrong += [f"{key}: in the document, not in the program" for key in set(rows) - seen]
     codes = set(document["components"]["schemas"]["ErrorCode"]["enum"])
-    if codes != set(program["codes"]):
-        wrong.append(f"error codes differ: {codes ^ set(program['codes'])}")
+    of_program = {e["code"] for e in program["codes"]}
+    if codes != of_program:
+        wrong.append(f"error codes differ: {codes ^ of_program}")
+    with open(sys.argv[3], encoding="utf-8") as f:
+        wrong += errors_wrong(f.read(), program["codes"])
     for line in wrong:
         print(line)
     print(f"{len(seen)} operations, {len(codes)} error codes, {len(wrong)} differences")

@@ -49,8 +49,10 @@ int main(void)
                             routes[i].operation_id, "members", names(routes[i].members), "query",
                             names(routes[i].query), "form", (int)routes[i].form, "strict",
                             (int)routes[i].strict, "role", role_name(routes[i].role)));
-    for (int code = ERR_NONE + 1; code < ERR_CODE_COUNT; code++)
-        (void)json_array_append_new(codes, json_string(err_wire_name((enum err_code)code)));
+    for (enum err_code code = ERR_NONE + 1; code < ERR_CODE_COUNT; code++)
+        (void)json_array_append_new(codes, json_pack("{s:s, s:i, s:b}", "code", err_wire_name(code),
+                                                     "status", err_http_status(code), "retryable",
+                                                     (int)err_retryable(code)));
     all = json_pack("{s:o, s:o}", "routes", rows, "codes", codes);
     if (all == NULL || json_dumpf(all, stdout, JSON_INDENT(1)) != 0)
         return 1;
