@@ -46,11 +46,6 @@ const char *tokenizer_token(const struct tokenizer *t, uint32_t id)
     return id < t->n_tokens ? t->tokens[id].text : NULL;
 }
 
-bool tokenizer_is_special(const struct tokenizer *t, uint32_t id)
-{
-    return id < t->n_tokens && t->tokens[id].special;
-}
-
 /* One call of tokenizer_encode. */
 struct encoding {
     const struct tokenizer *t;

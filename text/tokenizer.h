@@ -44,7 +44,6 @@ const char *tokenizer_token(const struct tokenizer *t, uint32_t id);
  * tokenizer_decode, but a space that only the beginning of a text loses stays. Unknown ids add
  * nothing. */
 void tokenizer_token_text(const struct tokenizer *t, uint32_t id, struct buf *out);
-bool tokenizer_is_special(const struct tokenizer *t, uint32_t id);
 
 /* Incremental decoding: never splits a character, never loses one; what is pushed, joined, is what
  * tokenizer_decode gives. Caller's storage.

@@ -322,7 +322,20 @@ static void test_load_says_what_is_missing(void **state)
     assert_null(t);
 }
 
-static void test_token_and_is_special_know_the_vocabulary(void **state)
+/* What a decoded text shows of a token. */
+static void check_shown(const struct tokenizer *t, uint32_t id, bool skip_special, const char *text)
+{
+    struct buf out = {0};
+    struct err e = {0};
+
+    assert_int_equal(tokenizer_decode(t, &id, 1, skip_special, &out, &e), 0);
+    assert_int_equal(out.len, strlen(text));
+    if (out.len > 0)
+        assert_memory_equal(out.data, text, out.len);
+    buf_fini(&out);
+}
+
+static void test_tokens_and_special_ones_are_the_files(void **state)
 {
     struct tokenizer *t = fixture();
 
@@ -332,9 +345,9 @@ static void test_token_and_is_special_know_the_vocabulary(void **state)
     assert_string_equal(tokenizer_token(t, 1023), "<|im_end|>");
     assert_null(tokenizer_token(t, 1024));
     assert_null(tokenizer_token(t, UINT32_MAX));
-    assert_true(tokenizer_is_special(t, 1021));
-    assert_false(tokenizer_is_special(t, 0));
-    assert_false(tokenizer_is_special(t, 1024));
+    check_shown(t, 1023, false, "<|im_end|>");
+    check_shown(t, 1023, true, "");
+    check_shown(t, 0, true, "!");
     tokenizer_free(t);
     tokenizer_free(NULL);
 }
@@ -676,7 +689,7 @@ int main(void)
         cmocka_unit_test(test_parse_refuses_what_is_no_json),
         cmocka_unit_test(test_parse_refuses_spelled),
         cmocka_unit_test(test_load_says_what_is_missing),
-        cmocka_unit_test(test_token_and_is_special_know_the_vocabulary),
+        cmocka_unit_test(test_tokens_and_special_ones_are_the_files),
         cmocka_unit_test(test_encode_refuses_what_is_no_utf8),
         cmocka_unit_test(test_encode_gives_an_array_for_no_text),
         cmocka_unit_test(test_encode_is_linear),
