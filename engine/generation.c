@@ -295,12 +295,6 @@ bool gen_record_tell(struct gen_record *r, const struct gen_sink *sink, void *si
     return taken;
 }
 
-void gen_record_done(struct gen_record *r, const struct gen_sink *sink, void *sink_arg)
-{
-    if (!gen_record_tell(r, sink, sink_arg))
-        gen_record_free(r);
-}
-
 void gen_output_free(struct gen_output *out)
 {
     gen_record_free((struct gen_record *)out);

@@ -31,7 +31,7 @@ struct gen_record {
     struct gen_span *spans;      /* owned; [n_tokens_max]; each counts its name */
     struct gen_record_cfg cfg;
     char stop_text[GEN_STOP_LEN_MAX + 1];
-    bool *taken; /* of gen_record_done, while `done` may take it; else NULL. Not a flag in here,
+    bool *taken; /* of gen_record_tell, while `done` may take it; else NULL. Not a flag in here,
                     because a `done` that takes the record may free it at once. */
 };
 
@@ -42,9 +42,6 @@ void gen_record_free(struct gen_record *r); /* accepts NULL */
 /* gen_record_tell - call `done`, exactly once. Returns true when `done` took the record. The new
  * owner may free it at once, on any thread: nothing of it is touched after the call. */
 bool gen_record_tell(struct gen_record *r, const struct gen_sink *sink, void *sink_arg);
-
-/* gen_record_done - call `done`, and free the record unless `done` took it. */
-void gen_record_done(struct gen_record *r, const struct gen_sink *sink, void *sink_arg);
 
 /* gen_record_top - where the k best of output token `i`, or of prompt token `i`, are written;
  * [logprobs] or [prompt_logprobs] entries, NULL when there are none. */

@@ -88,12 +88,6 @@ const uint32_t *logits_processor_bad_word(const struct logits_processor *s, uint
     return s->bad_ids + start;
 }
 
-bool logits_processor_allows(const struct logits_processor *s, uint32_t id)
-{
-    return s->allowed == NULL ||
-           bsearch(&id, s->allowed, s->n_allowed, sizeof *s->allowed, by_id) != NULL;
-}
-
 static int token_id_refuse(const char *prefix, const char *member, uint32_t id, uint32_t vocab_size,
                            struct err *e)
 {

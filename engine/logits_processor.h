@@ -63,9 +63,6 @@ bool logits_processor_forbid(struct logits_processor *s, const uint32_t *ids, ui
 const uint32_t *logits_processor_bad_word(const struct logits_processor *s, uint32_t i,
                                           uint32_t *n);
 
-/* logits_processor_allows - does the list of allowed ids permit `id`? */
-bool logits_processor_allows(const struct logits_processor *s, uint32_t id);
-
 /* logits_processor_check - every id must be below vocab_size.
  * Errors: ERR_BAD_REQUEST at "<prefix>/allowed_token_ids", "/logit_bias" or "/bad_words". */
 int logits_processor_check(const struct logits_processor *s, uint32_t vocab_size,

@@ -156,20 +156,6 @@ void kv_give_back(struct kv_seq *s)
         s->pool->free_chunks[s->pool->n_free++] = s->chunks[--s->n_chunks];
 }
 
-bool kv_reserve(struct kv_seq *out, struct kv_pool *p, uint32_t n_tokens)
-{
-    struct kv_seq s;
-
-    if (!kv_prepare(&s, n_tokens))
-        return false;
-    if (!kv_take(&s, p)) {
-        free(s.chunks);
-        return false;
-    }
-    *out = s;
-    return true;
-}
-
 void kv_release(struct kv_seq *s)
 {
     kv_give_back(s);

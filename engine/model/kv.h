@@ -43,9 +43,6 @@ bool kv_prepare(struct kv_seq *out, uint32_t n_tokens);
 bool kv_take(struct kv_seq *s, struct kv_pool *p);
 void kv_give_back(struct kv_seq *s); /* its chunks, if it has any; it stays prepared */
 
-/* kv_reserve - prepare and take. Returns false (and changes nothing) when the chunks are not free
- * now. */
-bool kv_reserve(struct kv_seq *out, struct kv_pool *p, uint32_t n_tokens);
 void kv_release(struct kv_seq *s); /* gives back and frees the list; accepts a zeroed one */
 
 /* kv_k, kv_v - [head_dim] floats of one position; K is stored after rotation. */

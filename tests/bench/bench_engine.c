@@ -15,6 +15,7 @@
 #include "engine/model/model.h"
 #include "engine/scheduler/embedded.h"
 #include "tests/bench/bench_cores.h"
+#include "tests/unit/engine/kv_taken.h"
 #include "weights/store/store.h"
 
 #include <assert.h>
@@ -199,7 +200,7 @@ static void bench_init(struct bench *b, const struct shape *shape, uint32_t n_th
     commit(b, NULL, false);
     check(kv_pool_new(&b->kv, &shape->cfg, kv_nbytes(shape, (uint64_t)BATCH * room), &e), &e);
     for (size_t i = 0; i < BATCH; i++) {
-        if (!kv_reserve(&b->seqs[i], b->kv, shape->context))
+        if (!kv_taken(&b->seqs[i], b->kv, shape->context))
             abort();
     }
     fill_kv(b);

@@ -402,5 +402,6 @@ void plane_end(struct plane *p, uint64_t id, enum gen_finish finish)
     gen_request_fini(&s->r);
     s->rec = NULL;
     mtx_unlock(&p->lock);
-    gen_record_done(rec, sink, arg);
+    if (!gen_record_tell(rec, sink, arg))
+        gen_record_free(rec);
 }

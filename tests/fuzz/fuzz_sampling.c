@@ -52,13 +52,21 @@ static void check_accepted(const struct generate_params *p)
         CHECK(fabsf(s->biases[i].bias) <= LOGITS_PROCESSOR_BIAS_LIMIT);
 }
 
+static bool allows(const struct logits_processor *s, uint32_t id)
+{
+    for (uint32_t i = 0; i < s->n_allowed; i++)
+        if (s->allowed[i] == id)
+            return true;
+    return s->allowed == NULL;
+}
+
 static void check_token(const struct seq *q, uint32_t id)
 {
     const struct logits_processor *s = q->req.params.logits_processor;
     uint32_t n;
 
     CHECK(id < VOCAB);
-    CHECK(s == NULL || logits_processor_allows(s, id));
+    CHECK(s == NULL || allows(s, id));
     for (uint32_t i = 0; s != NULL && i < s->n_bad_words; i++)
         CHECK(*logits_processor_bad_word(s, i, &n) != id || n > 1);
 }

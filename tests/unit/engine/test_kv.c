@@ -1,5 +1,6 @@
 #include "engine/model/kv.h"
 #include "engine/model/model_config.h"
+#include "tests/unit/engine/kv_taken.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -46,26 +47,26 @@ static void test_pool_holds_what_fits_and_at_least_a_chunk(void **state)
     kv_pool_free(NULL);
 }
 
-static void test_reserve_is_all_or_nothing(void **state)
+static void test_take_is_all_or_nothing(void **state)
 {
     struct kv_pool *p = pool_of(4 * (uint64_t)CHUNK_NBYTES);
     struct kv_seq a = {0}, b = {0}, none = {0};
 
     (void)state;
-    assert_true(kv_reserve(&a, p, 2 * KV_CHUNK + 1));
+    assert_true(kv_taken(&a, p, 2 * KV_CHUNK + 1));
     assert_int_equal(a.n_chunks, 3);
     assert_int_equal(kv_pool_tokens_used(p), 3 * KV_CHUNK);
-    assert_false(kv_reserve(&b, p, KV_CHUNK + 1));
+    assert_false(kv_taken(&b, p, KV_CHUNK + 1));
     assert_memory_equal(&b, &none, sizeof b);
     assert_int_equal(kv_pool_tokens_used(p), 3 * KV_CHUNK);
-    assert_false(kv_reserve(&b, p, UINT32_MAX));
-    assert_true(kv_reserve(&b, p, KV_CHUNK));
+    assert_false(kv_taken(&b, p, UINT32_MAX));
+    assert_true(kv_taken(&b, p, KV_CHUNK));
     assert_int_equal(kv_pool_tokens_used(p), 4 * KV_CHUNK);
     kv_release(&a);
     assert_null(a.chunks);
     kv_release(&a); /* a zeroed one */
     assert_int_equal(kv_pool_tokens_used(p), KV_CHUNK);
-    assert_true(kv_reserve(&a, p, 3 * KV_CHUNK));
+    assert_true(kv_taken(&a, p, 3 * KV_CHUNK));
     kv_release(&b);
     kv_release(&a);
     assert_int_equal(kv_pool_tokens_used(p), 0);
@@ -82,11 +83,11 @@ static void test_a_released_pool_gives_nothing(void **state)
     assert_true(kv_prepare(&prepared, KV_CHUNK));
     (void)kv_pool_release(p);
     assert_false(kv_take(&prepared, p));
-    assert_false(kv_reserve(&whole, p, KV_CHUNK));
+    assert_false(kv_taken(&whole, p, KV_CHUNK));
     assert_null(whole.chunks);
     assert_int_equal(kv_pool_tokens_used(p), 0);
     kv_pool_restore(p);
-    assert_true(kv_take(&prepared, p) && kv_reserve(&whole, p, KV_CHUNK));
+    assert_true(kv_take(&prepared, p) && kv_taken(&whole, p, KV_CHUNK));
     kv_release(&prepared);
     kv_release(&whole);
     kv_pool_free(p);
@@ -158,10 +159,10 @@ static void test_every_position_has_memory_of_its_own(void **state)
 
     (void)state;
     /* Chunks of the second sequence are not neighbours. */
-    assert_true(kv_reserve(&hole, p, 1));
-    assert_true(kv_reserve(&seqs[0], p, 2 * KV_CHUNK));
+    assert_true(kv_taken(&hole, p, 1));
+    assert_true(kv_taken(&seqs[0], p, 2 * KV_CHUNK));
     kv_release(&hole);
-    assert_true(kv_reserve(&seqs[1], p, 2 * KV_CHUNK));
+    assert_true(kv_taken(&seqs[1], p, 2 * KV_CHUNK));
     each(seqs, put);
     each(seqs, check);
     kv_release(&seqs[0]);
@@ -176,7 +177,7 @@ static void test_positions_of_a_head_lie_back_to_back(void **state)
     struct kv_seq s;
 
     (void)state;
-    assert_true(kv_reserve(&s, p, 2 * KV_CHUNK));
+    assert_true(kv_taken(&s, p, 2 * KV_CHUNK));
     for (uint32_t pos = 0; pos < 2 * KV_CHUNK; pos++) {
         uint32_t start = pos / KV_CHUNK * KV_CHUNK;
 
@@ -203,7 +204,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pool_holds_what_fits_and_at_least_a_chunk),
-        cmocka_unit_test(test_reserve_is_all_or_nothing),
+        cmocka_unit_test(test_take_is_all_or_nothing),
         cmocka_unit_test(test_a_released_pool_gives_nothing),
         cmocka_unit_test(test_take_needs_no_memory),
         cmocka_unit_test(test_every_position_has_memory_of_its_own),

@@ -17,6 +17,7 @@
 
 #include <cmocka.h>
 
+#include "tests/unit/engine/kv_taken.h"
 #include "tests/unit/engine/random_model.h"
 
 /* Nothing is a multiple of 16; three query heads share a KV head; every bias there is. */
@@ -197,11 +198,11 @@ static struct run run_new(const struct model_config *c, const struct weights *w,
     assert_int_equal(kv_pool_new(&r.pool, c, 1 << 20, &e), 0);
     r.logits = malloc(sizeof(float) * ROWS_MAX * V);
     assert_non_null(r.logits);
-    assert_true(kv_reserve(&hole, r.pool, KV_CHUNK)); /* so that chunks are out of order */
-    assert_true(kv_reserve(&r.kv[1], r.pool, seq_len[1]));
+    assert_true(kv_taken(&hole, r.pool, KV_CHUNK)); /* so that chunks are out of order */
+    assert_true(kv_taken(&r.kv[1], r.pool, seq_len[1]));
     kv_release(&hole);
-    assert_true(kv_reserve(&r.kv[0], r.pool, seq_len[0]));
-    assert_true(kv_reserve(&r.kv[2], r.pool, seq_len[2]));
+    assert_true(kv_taken(&r.kv[0], r.pool, seq_len[0]));
+    assert_true(kv_taken(&r.kv[2], r.pool, seq_len[2]));
     return r;
 }
 

@@ -2,6 +2,7 @@
  * float32: the logprob of every token, and the greedy choice wherever it is decided by more than
  * the tolerance of two logprobs. */
 #include "engine/model/model.h"
+#include "tests/unit/engine/kv_taken.h"
 #include "weights/safetensors.h"
 
 #include <fcntl.h>
@@ -146,7 +147,7 @@ static uint32_t run_case(struct loaded *l, const json_t *c, double *worst)
 
     assert_in_range(n_prompt, 2, ROWS_MAX);
     assert_int_equal(json_array_size(prompt_logprobs), n_prompt);
-    assert_true(kv_reserve(&kv, l->pool, n_prompt + n_greedy));
+    assert_true(kv_taken(&kv, l->pool, n_prompt + n_greedy));
     for (uint32_t i = 0; i < n_prompt; i++)
         rows[i] = (struct model_row){prompt[i], i, &kv, true, NULL};
     model_step(l->model, &l->version, rows, n_prompt, l->logits);

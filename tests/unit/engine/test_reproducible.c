@@ -8,6 +8,7 @@
 #include "engine/model/model.h"
 #include "engine/scheduler/embedded.h"
 #include "tests/unit/engine/engine_jobs.h"
+#include "tests/unit/engine/kv_taken.h"
 #include "text/tokenizer.h"
 #include "transport/file.h"
 #include "weights/update/update.h"
@@ -102,7 +103,7 @@ static void expected_init(struct expected *x, enum model_arch arch)
     for (uint32_t s = 0; s < x->n; s++) {
         x->len[s] = between(1, LEN_MAX);
         x->logits[s] = malloc(sizeof(float) * x->len[s] * x->cfg.vocab_size);
-        assert_true(x->logits[s] != NULL && kv_reserve(&kv, pool, x->len[s]));
+        assert_true(x->logits[s] != NULL && kv_taken(&kv, pool, x->len[s]));
         for (uint32_t pos = 0; pos < x->len[s]; pos++) {
             x->tokens[s][pos] = below(x->cfg.vocab_size);
             model_step(m, &x->w.version,
@@ -162,7 +163,7 @@ static void other_init(struct other *o, const struct expected *x)
     for (uint32_t i = 0, first = below(x->n); i < x->n; i++) { /* chunks lie in another order */
         uint32_t s = (first + i) % x->n;
 
-        assert_true(kv_reserve(&o->kv[s], o->pool, x->len[s]));
+        assert_true(kv_taken(&o->kv[s], o->pool, x->len[s]));
     }
 }
 
