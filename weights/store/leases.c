@@ -26,7 +26,6 @@ struct handle_leases {
     struct mtx lock;    /* rank MTX_LEAF; guards down to the blank line */
     struct cnd changed; /* a lease ends earlier than before, or `stopping` */
     struct lease leases[LEASES_MAX];
-    struct leases_stats stats;
     bool stopping;
 
     struct store *store; /* immutable */
@@ -41,7 +40,6 @@ static const struct version *take_out_locked(struct handle_leases *l, struct lea
 
     mtx_assert_held(&l->lock);
     memset(it, 0, sizeof *it);
-    l->stats.n_open--;
     return v;
 }
 
@@ -90,7 +88,6 @@ static void *leases_main(void *arg)
         }
         info = it->info;
         v = take_out_locked(l, it);
-        l->stats.n_expired++;
         mtx_unlock(&l->lock);
         store_unpin(l->store, v);
         log_expired(&info);
@@ -166,10 +163,8 @@ static struct lease *lease_reserve(struct handle_leases *l, struct err *e)
     for (size_t i = 0; i < LEASES_MAX && it == NULL && !stopping; i++)
         if (l->leases[i].state == LEASE_FREE)
             it = &l->leases[i];
-    if (it != NULL) {
+    if (it != NULL)
         it->state = LEASE_OPENING;
-        l->stats.n_open++;
-    }
     mtx_unlock(&l->lock);
     if (stopping)
         (void)err_set(e, ERR_DRAINING, "", "the server is stopping and grants no leases");
@@ -204,7 +199,6 @@ int lease_open(struct handle_leases *l, uint32_t lease_s, struct lease_info *out
     if (rc == 0) {
         it->info = info;
         it->version = v;
-        l->stats.n_opened++;
     } else {
         (void)take_out_locked(l, it);
     }
@@ -278,13 +272,6 @@ int lease_close(struct handle_leases *l, const char *id, struct err *e)
         return refuse_unknown(id, e);
     store_unpin(l->store, v);
     return 0;
-}
-
-void leases_stats(struct handle_leases *l, struct leases_stats *out)
-{
-    mtx_lock(&l->lock);
-    *out = l->stats;
-    mtx_unlock(&l->lock);
 }
 
 bool leases_first(struct handle_leases *l, struct lease_info *out)

@@ -66,10 +66,4 @@ int lease_close(struct handle_leases *l, const char *id, struct err *e);
 /* leases_first - one of the open leases. Returns false when there is none. Any thread. */
 bool leases_first(struct handle_leases *l, struct lease_info *out);
 
-struct leases_stats {
-    uint32_t n_open;
-    uint64_t n_opened, n_expired; /* ever */
-};
-void leases_stats(struct handle_leases *l, struct leases_stats *out); /* any thread */
-
 #endif
