@@ -45,8 +45,7 @@ struct loop {
     pthread_t thread; /* owner's thread; written before the loop runs */
     bool started;     /* owner's thread */
 
-    atomic_uint_fast64_t lag_us;  /* relaxed: a gauge */
-    atomic_uint_fast64_t n_turns; /* relaxed: a gauge */
+    atomic_uint_fast64_t lag_us; /* relaxed: a gauge */
 };
 
 static _Thread_local const struct loop *current;
@@ -182,7 +181,6 @@ static void note_turn(struct loop *l, uint64_t began_us)
     while (lag > most && !atomic_compare_exchange_weak_explicit(
                              &l->lag_us, &most, lag, memory_order_relaxed, memory_order_relaxed))
         ;
-    (void)atomic_fetch_add_explicit(&l->n_turns, 1, memory_order_relaxed);
 }
 
 static void *loop_main(void *arg)
@@ -348,9 +346,4 @@ void loop_timer_cancel(struct loop *l, struct loop_timer *t)
 uint64_t loop_lag_take_us(struct loop *l)
 {
     return atomic_exchange_explicit(&l->lag_us, 0, memory_order_relaxed);
-}
-
-uint64_t loop_turns(const struct loop *l)
-{
-    return atomic_load_explicit(&l->n_turns, memory_order_relaxed);
 }

@@ -86,7 +86,4 @@ void loop_timer_cancel(struct loop *l, struct loop_timer *t);
 /* loop_lag_take_us - the longest turn since the last call. Threads: any. */
 uint64_t loop_lag_take_us(struct loop *l);
 
-/* loop_turns - turns made since the start. Threads: any. */
-uint64_t loop_turns(const struct loop *l);
-
 #endif

@@ -30,13 +30,8 @@ struct lookup {
     atomic_int n_refs; /* acquire-release: the last one out sees all writes */
 };
 
-/* Release by a thread that ends, acquire by the reader: at 0 no look-up is running. */
+/* Look-ups that have not returned yet; relaxed: only a bound. */
 static atomic_uint n_running;
-
-unsigned resolve_running(void)
-{
-    return atomic_load_explicit(&n_running, memory_order_acquire);
-}
 
 static void lookup_unref(struct lookup *l)
 {
@@ -66,7 +61,7 @@ static void *lookup_main(void *arg)
     atomic_store_explicit(&l->done, true, memory_order_release);
     (void)!write(l->event_fd, &one, sizeof one); /* a fresh counter has room for it */
     lookup_unref(l);
-    (void)atomic_fetch_sub_explicit(&n_running, 1, memory_order_release);
+    (void)atomic_fetch_sub_explicit(&n_running, 1, memory_order_relaxed);
     return NULL;
 }
 

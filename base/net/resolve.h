@@ -45,8 +45,4 @@ struct resolve_addrs {
 int resolve_host(struct resolve_addrs *out, const char *host, uint16_t port, const char *field,
                  const struct progress *p, struct err *e);
 
-/* resolve_running - the number of look-ups that have not returned yet; at 0 all their memory and
- * descriptors have been released. Threads: any. */
-unsigned resolve_running(void);
-
 #endif

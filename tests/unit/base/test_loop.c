@@ -231,7 +231,6 @@ static void test_posts_from_many_threads_all_run(void **state)
     wait_seen(4000);
     loop_stop(loop);
     assert_int_equal(n_seen, 4000);
-    assert_true(loop_turns(loop) > 0);
     free(items);
 }
 

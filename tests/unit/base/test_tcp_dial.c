@@ -11,8 +11,7 @@
 #include <semaphore.h>
 #include <sys/resource.h>
 
-#define NOBODYS "127.0.0.77" /* a port that is free there is taken by no other program meanwhile   \
-                              */
+#define NOBODYS "127.0.0.77" /* no other program takes a port that is free there */
 
 enum {
     LONG_US = 60 * 1000 * 1000,
@@ -30,6 +29,10 @@ void __real_freeaddrinfo(struct addrinfo *list);
 void __wrap_freeaddrinfo(struct addrinfo *list);
 int __real_connect(int fd, const struct sockaddr *addr, socklen_t len);
 int __wrap_connect(int fd, const struct sockaddr *addr, socklen_t len);
+int __real_pthread_create(pthread_t *out, const pthread_attr_t *attr, void *(*run)(void *arg),
+                          void *arg);
+int __wrap_pthread_create(pthread_t *out, const pthread_attr_t *attr, void *(*run)(void *arg),
+                          void *arg);
 
 /* What the resolver says; set before a look-up begins. */
 static struct {
@@ -113,6 +116,42 @@ int __wrap_connect(int fd, const struct sockaddr *addr, socklen_t len)
     return __real_connect(fd, addr, len);
 }
 
+/* Threads that have not returned: look-ups, each of which has one, and those of the test. */
+static atomic_uint n_threads;
+
+struct thread_start {
+    void *(*run)(void *arg);
+    void *arg;
+};
+
+static void *thread_run(void *arg)
+{
+    struct thread_start start = *(struct thread_start *)arg;
+
+    free(arg);
+    (void)start.run(start.arg);
+    (void)atomic_fetch_sub(&n_threads, 1);
+    return NULL;
+}
+
+int __wrap_pthread_create(pthread_t *out, const pthread_attr_t *attr, void *(*run)(void *arg),
+                          void *arg)
+{
+    struct thread_start *start = malloc(sizeof *start);
+
+    assert_non_null(start);
+    *start = (struct thread_start){run, arg};
+    (void)atomic_fetch_add(&n_threads, 1);
+    assert_int_equal(__real_pthread_create(out, attr, thread_run, start), 0);
+    return 0;
+}
+
+static void await_threads(void)
+{
+    while (atomic_load(&n_threads) > 0)
+        (void)sched_yield();
+}
+
 static int begin(void **state)
 {
     (void)state;
@@ -127,8 +166,7 @@ static int begin(void **state)
 static int end(void **state)
 {
     (void)state;
-    while (resolve_running() > 0)
-        (void)sched_yield();
+    await_threads();
     assert_int_equal(n_open_files(), n_files_before);
     (void)sem_destroy(&names.asked);
     (void)sem_destroy(&names.released);
@@ -284,10 +322,9 @@ static void test_a_resolver_that_hangs_is_left_behind(void **state)
         best_us = us < best_us ? us : best_us;
         assert_int_equal(e.code, ERR_TIMEOUT);
         assert_says(&e, "the deadline passed while host 'trainer' was looked up");
-        assert_int_equal(resolve_running(), 1);
+        assert_int_equal(atomic_load(&n_threads), 1);
         (void)sem_post(&names.released); /* and now it ends, long after */
-        while (resolve_running() > 0)
-            (void)sched_yield();
+        await_threads();
     }
     assert_in_range(best_us, 0, SOON_US);
 }
@@ -346,8 +383,7 @@ static void test_look_ups_are_bounded(void **state)
     assert_int_equal(resolve_host(&addrs, "10.0.0.1", 1, "/x", &p, &e), 0); /* needs none */
     for (int i = 0; i < RESOLVE_RUNNING_MAX; i++)
         (void)sem_post(&names.released);
-    while (resolve_running() > 0)
-        (void)sched_yield();
+    await_threads();
     names.blocks = false;
     name_is_at("10.0.0.1", 1);
     assert_int_equal(resolve_host(&addrs, "trainer", 1, "/x", &p, &e), 0);
