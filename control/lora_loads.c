@@ -33,7 +33,8 @@ bool lora_next(enum lora_state from, enum lora_event event, enum lora_state *to)
     return false;
 }
 
-void lora_move(struct lora_job *job, enum lora_event event)
+/* The event happened; the table must have it. */
+static void lora_move(struct lora_job *job, enum lora_event event)
 {
     bool allowed = lora_next(job->state, event, &job->state);
 

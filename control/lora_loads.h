@@ -72,9 +72,8 @@ struct lora_job {
 };
 
 /* lora_next - the table: the state after an event. False: the event cannot happen there.
- * lora_move - the event happened. Asserts that the table has it. */
+ */
 bool lora_next(enum lora_state from, enum lora_event event, enum lora_state *to);
-void lora_move(struct lora_job *job, enum lora_event event);
 
 /* lora_loads_post - run a NEW job on a thread of its pool; it ends with lora_loads_end.
  * Errors: ERR_OVERLOADED (LORA_OPEN_MAX), those of workers_post; the job is NEW still. */

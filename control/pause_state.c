@@ -40,7 +40,8 @@ bool pause_next(enum pause_state from, enum pause_event event, enum pause_state 
     return false;
 }
 
-void pause_move(struct pause *p, enum pause_event event)
+/* The event happened; the table must have it. */
+static void pause_move(struct pause *p, enum pause_event event)
 {
     enum pause_state to = p->state;
     bool allowed = pause_next(p->state, event, &to);

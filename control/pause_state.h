@@ -76,9 +76,6 @@ void pause_init(struct pause *p);
 /* pause_next - the table: the state after an event. False: the event cannot happen there. */
 bool pause_next(enum pause_state from, enum pause_event event, enum pause_state *to);
 
-/* pause_move - the event happened. Asserts that the table has it. */
-void pause_move(struct pause *p, enum pause_event event);
-
 /* pause_set - PAUSE_ON_REQUEST: take the values of the request. Its lease does not run yet.
  * @before  what pause_undo restores */
 void pause_set(struct pause *p, const struct pause_request *req, struct pause *before);

@@ -46,7 +46,8 @@ static struct settings settings_of(const struct config *c)
     };
 }
 
-int server_build_common(struct server *s, struct err *e)
+/* What both servers have first: settings, life, the health listener. */
+static int server_build_common(struct server *s, struct err *e)
 {
     const struct config *c = &s->config;
     struct settings *settings = &s->app.settings;

@@ -69,10 +69,6 @@ const char *server_first_label(const struct server *s);
  * Errors: of what is read; the field is the option. */
 int server_read_inputs(struct server *s, struct err *e);
 
-/* server_build_common - what both servers have first: settings, life, the health listener.
- * Errors: ERR_BAD_REQUEST for --compat; of listeners_open_health. */
-int server_build_common(struct server *s, struct err *e);
-
 /* server_build_executors - metrics, and the executors of requests; in front of a fleet at least
  * FLEET_THREADS_MIN threads each. Errors: of workers_new, ERR_NO_MEMORY. */
 int server_build_executors(struct server *s, struct err *e);
