@@ -9,7 +9,6 @@
 #include <assert.h>
 #include <inttypes.h>
 #include <nettle/sha2.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,9 +19,7 @@ enum { PAGE_NBYTES = 4096, SHAPE_TEXT_MAX = 64 };
 #define NO_PLACE UINT64_MAX
 
 struct adapter {
-    atomic_uint refs; /* released by unref, acquired by the last one */
-
-    uint32_t n_layers; /* immutable from here */
+    uint32_t n_layers;
     uint32_t rank;
     uint64_t nbytes;
     uint64_t nbytes_block;
@@ -46,13 +43,7 @@ struct adapter_builder {
     struct adapter_report report;
 };
 
-struct adapter *adapter_ref(struct adapter *a)
-{
-    (void)atomic_fetch_add_explicit(&a->refs, 1, memory_order_relaxed);
-    return a;
-}
-
-static void adapter_destroy(struct adapter *a)
+void adapter_free(struct adapter *a)
 {
     if (a == NULL)
         return;
@@ -63,12 +54,6 @@ static void adapter_destroy(struct adapter *a)
         (void)rc;
     }
     free(a);
-}
-
-void adapter_unref(struct adapter *a)
-{
-    if (a != NULL && atomic_fetch_sub_explicit(&a->refs, 1, memory_order_acq_rel) == 1)
-        adapter_destroy(a);
 }
 
 const struct adapter_pair *adapter_pair(const struct adapter *a, uint32_t layer,
@@ -324,7 +309,6 @@ static int builder_alloc(struct adapter_builder *b, struct err *e)
     if (b->adapter == NULL || b->halves == NULL || b->places == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for an adapter of %u tensors",
                        b->n_tensors);
-    atomic_init(&b->adapter->refs, 1);
     b->adapter->n_layers = b->spec.model->n_layers;
     return 0;
 }
@@ -375,7 +359,7 @@ void adapter_builder_free(struct adapter_builder *b)
 {
     if (b == NULL)
         return;
-    adapter_destroy(b->adapter);
+    adapter_free(b->adapter);
     adapter_report_fini(&b->report);
     free(b->halves);
     free(b->places);
@@ -493,30 +477,4 @@ struct adapter *adapter_builder_finish(struct adapter_builder *b, struct adapter
     b->adapter = NULL;
     adapter_builder_free(b);
     return a;
-}
-
-int adapter_new(struct adapter **out, struct adapter_report *report,
-                const struct adapter_spec *spec, const struct tensor_list *tensor_list, void *bytes,
-                struct err *e)
-{
-    struct adapter_builder *b = NULL;
-    int rc = adapter_builder_new(&b, spec, tensor_list, e);
-
-    if (rc == 0)
-        rc = adapter_builder_reserve(b, e);
-    for (uint32_t i = 0; rc == 0 && i < tensor_list->n_tensors; i++) {
-        const struct tensor_spec *t = &tensor_list->tensors[i];
-        void *place = adapter_builder_place(b, i);
-
-        if (place != NULL)
-            memcpy(place, (const char *)bytes + t->offset, t->nbytes);
-        rc = adapter_builder_came(b, tensor_list, i, e);
-    }
-    free(bytes);
-    if (rc != 0) {
-        adapter_builder_free(b);
-        return -1;
-    }
-    *out = adapter_builder_finish(b, report);
-    return 0;
 }

@@ -1,6 +1,6 @@
 /* One revision of a LoRA adapter: for each layer and module an optional pair A [r, in], B [out, r].
  *
- * Immutable once made, counted, and complete: its bytes are in one block of its own, and nothing of
+ * Immutable once made, and complete: its bytes are in one block of its own, and nothing of
  * the file or message that they came from is kept. It is made only when every tensor is known and
  * fits the model, or when the caller allowed a part. */
 #ifndef BATON_ENGINE_LORA_ADAPTER_H
@@ -39,12 +39,11 @@ struct adapter_pair {
     enum dtype a_dtype, b_dtype;
 };
 
-struct adapter; /* immutable; shared, counted */
+struct adapter; /* immutable */
 
-/* adapter_ref, adapter_unref - Threads: any. The last unref gives the memory back to the system,
- * which may take milliseconds for each GB. adapter_unref accepts NULL. */
-struct adapter *adapter_ref(struct adapter *a);
-void adapter_unref(struct adapter *a);
+/* adapter_free - give the memory back to the system, which may take milliseconds for each GB.
+ * Accepts NULL. Threads: any. */
+void adapter_free(struct adapter *a);
 
 const struct adapter_pair *adapter_pair(const struct adapter *a, uint32_t layer,
                                         enum adapter_module module);
@@ -59,20 +58,20 @@ const char *adapter_digest(const struct adapter *a);
 /* ---- making one ---- */
 
 struct adapter_spec {
-    const struct model_config *model; /* borrowed */
-    struct adapter_config *config;    /* borrowed; its match_cpu_us is counted up */
-    uint32_t rank_max;                /* --max-lora-rank */
-    uint64_t nbytes_max;              /* of one adapter; at most ADAPTER_NBYTES_MAX */
-    bool allow_partial;               /* accept what matches, if anything does */
+    const struct model_config *model;  /* borrowed */
+    struct adapter_config *config;     /* borrowed; its match_cpu_us is counted up */
+    uint32_t rank_max;                 /* --max-lora-rank */
+    uint64_t nbytes_max;               /* of one adapter; at most ADAPTER_NBYTES_MAX */
+    bool allow_partial;                /* accept what matches, if anything does */
     enum non_finite_policy non_finite; /* of tensors that match */
 };
 
 /* What became of each tensor. Names as they came; `missing` are paths of modules. */
 struct adapter_report {
     struct names matched;
-    struct names unmatched; /* no module of this model, or one that the config leaves out */
-    struct names ignored;   /* known to change nothing: stored rotary frequencies */
-    struct names missing;   /* the config targets them, but they have no tensors */
+    struct names unmatched;  /* no module of this model, or one that the config leaves out */
+    struct names ignored;    /* known to change nothing: stored rotary frequencies */
+    struct names missing;    /* the config targets them, but they have no tensors */
     struct names non_finite; /* hold NaN or infinity; NON_FINITE_WARN */
     uint32_t n_keys_ignored;
     bool base_changed; /* trained from base weights that were changed at its start (PiSSA, ...) */
@@ -109,15 +108,9 @@ void *adapter_builder_place(const struct adapter_builder *b, uint32_t i);
 int adapter_builder_came(struct adapter_builder *b, const struct tensor_list *tensor_list,
                          uint32_t i, struct err *e);
 
-/* adapter_builder_finish - all bytes are in place: one reference to the adapter, the report (the
+/* adapter_builder_finish - all bytes are in place: the adapter, the report (the
  * caller's, may be NULL). Consumes the builder. Reads every byte, for the digest. */
 struct adapter *adapter_builder_finish(struct adapter_builder *b, struct adapter_report *report);
-
-/* adapter_new - the same from tensors in host memory.
- * @bytes   the packed bucket of `tensor_list`; owned: given back by free(), also on failure */
-int adapter_new(struct adapter **out, struct adapter_report *report,
-                const struct adapter_spec *spec, const struct tensor_list *tensor_list, void *bytes,
-                struct err *e);
 
 /* adapter_module_shape - outputs and inputs of a module's linear layer in this model. */
 void adapter_module_shape(const struct model_config *c, enum adapter_module module, uint32_t *n_out,

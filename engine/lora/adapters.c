@@ -16,7 +16,7 @@ struct adapters_revision {
     struct adapters_revision *next; /* among the older ones */
     uint64_t n_users;               /* both under the lock of the set */
 
-    struct adapter *adapter; /* one reference; immutable from here */
+    struct adapter *adapter; /* owned; immutable from here */
     char *name, *path;       /* owned; path may be NULL */
     uint64_t number;
     int64_t loaded_at;
@@ -68,7 +68,7 @@ static void revision_free(struct adapters_revision *r)
 {
     if (r == NULL)
         return;
-    adapter_unref(r->adapter);
+    adapter_free(r->adapter);
     free(r->name);
     free(r->path);
     free(r);
@@ -432,7 +432,7 @@ int adapters_put(struct adapters_load *load, struct adapter *a, struct adapters_
         revision_free(r); /* never counted in nbytes: the reservation lasts until here */
     a = NULL;
 drop:
-    adapter_unref(a);
+    adapter_free(a);
     adapters_cancel(load);
     if (rc == 0)
         *out = done;

@@ -22,9 +22,9 @@ enum { ADAPTERS_MAX = 4096, ADAPTERS_NAME_LEN_MAX = 256 };
 struct adapters;
 
 struct adapters_config {
-    uint32_t n_max;                /* --max-loras: names; 1..ADAPTERS_MAX */
-    uint32_t rank_max;             /* --max-lora-rank; 1..ADAPTER_RANK_MAX */
-    uint64_t nbytes_max;           /* of all revisions alive, and of those being loaded */
+    uint32_t n_max;                    /* --max-loras: names; 1..ADAPTERS_MAX */
+    uint32_t rank_max;                 /* --max-lora-rank; 1..ADAPTER_RANK_MAX */
+    uint64_t nbytes_max;               /* of all revisions alive, and of those being loaded */
     enum non_finite_policy non_finite; /* of what is loaded */
     const char *const *base_names; /* NULL-terminated; borrowed: what the base model is called */
 };
@@ -69,7 +69,7 @@ struct adapters_outcome {
 };
 
 /* adapters_put - make `a` what `name` means, at once, and end the load.
- * @a  one reference; taken over, also on failure
+ * @a  taken over, also on failure
  * Errors: as adapters_begin (what others did meanwhile counts), ERR_BAD_REQUEST (rank over
  *         rank_max), ERR_NO_STAGING (more bytes than were reserved, and no memory for them),
  *         ERR_NO_MEMORY. What served before still serves. The load has ended all the same. */

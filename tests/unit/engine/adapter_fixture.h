@@ -233,6 +233,34 @@ static inline struct adapter_spec spec_of(const struct model_config *m, struct a
         .model = m, .config = c, .rank_max = 64, .nbytes_max = ADAPTER_NBYTES_MAX};
 }
 
+/* An adapter from the packed bytes of `tensor_list`, which it frees, also on failure. */
+static inline int adapter_of_bytes(struct adapter **out, struct adapter_report *report,
+                                   const struct adapter_spec *spec,
+                                   const struct tensor_list *tensor_list, void *bytes,
+                                   struct err *e)
+{
+    struct adapter_builder *b = NULL;
+    int rc = adapter_builder_new(&b, spec, tensor_list, e);
+
+    if (rc == 0)
+        rc = adapter_builder_reserve(b, e);
+    for (uint32_t i = 0; rc == 0 && i < tensor_list->n_tensors; i++) {
+        const struct tensor_spec *t = &tensor_list->tensors[i];
+        void *place = adapter_builder_place(b, i);
+
+        if (place != NULL)
+            memcpy(place, (const char *)bytes + t->offset, t->nbytes);
+        rc = adapter_builder_came(b, tensor_list, i, e);
+    }
+    free(bytes);
+    if (rc != 0) {
+        adapter_builder_free(b);
+        return -1;
+    }
+    *out = adapter_builder_finish(b, report);
+    return 0;
+}
+
 /* An adapter for the modules of `mask`, made whole. */
 static inline struct adapter *adapter_made(const struct model_config *m, unsigned mask, uint32_t r,
                                            enum dtype dtype, uint64_t seed)
@@ -248,7 +276,7 @@ static inline struct adapter *adapter_made(const struct model_config *m, unsigne
     (void)snprintf(json, sizeof json, "{\"r\":%u,\"lora_alpha\":%u}", r, 2 * r);
     c = config_of(json);
     spec = spec_of(m, c);
-    if (adapter_new(&a, NULL, &spec, tensor_list, bytes_of(tensor_list, seed), &e) != 0)
+    if (adapter_of_bytes(&a, NULL, &spec, tensor_list, bytes_of(tensor_list, seed), &e) != 0)
         fail_msg("%s", e.msg);
     tensor_list_unref(tensor_list);
     adapter_config_free(c);

@@ -7,8 +7,6 @@
 
 #include "tests/unit/engine/adapter_fixture.h"
 
-#include <pthread.h>
-
 /* Makes one out of `t`; on failure *a stays NULL. */
 static int make(struct adapter **a, struct adapter_report *report, const struct model_config *m,
                 const struct tensors *t, const char *json, uint64_t seed, bool allow_partial,
@@ -20,7 +18,7 @@ static int make(struct adapter **a, struct adapter_report *report, const struct 
     int rc;
 
     spec.allow_partial = allow_partial;
-    rc = adapter_new(a, report, &spec, tensor_list, bytes_of(tensor_list, seed), e);
+    rc = adapter_of_bytes(a, report, &spec, tensor_list, bytes_of(tensor_list, seed), e);
     adapter_config_free(c);
     tensor_list_unref(tensor_list);
     return rc;
@@ -50,7 +48,7 @@ static void check_fixture(const char *dir, uint32_t r, float scale, unsigned mas
     bytes = malloc(s.tensor_list->nbytes);
     assert_non_null(bytes);
     memcpy(bytes, file.data + s.nbytes_head, s.tensor_list->nbytes);
-    if (adapter_new(&a, &report, &spec, s.tensor_list, bytes, &e) != 0)
+    if (adapter_of_bytes(&a, &report, &spec, s.tensor_list, bytes, &e) != 0)
         fail_msg("%s", e.msg);
     for (uint32_t i = 0; i < m.n_layers * ADAPTER_MODULE_COUNT; i++) {
         const struct adapter_pair *p = adapter_pair(a, i / 7, (enum adapter_module)(i % 7));
@@ -78,7 +76,7 @@ static void check_fixture(const char *dir, uint32_t r, float scale, unsigned mas
     assert_true(adapter_nbytes(a) >= s.tensor_list->nbytes);
     assert_int_equal(strlen(adapter_digest(a)), ADAPTER_DIGEST_LEN);
     adapter_report_fini(&report);
-    adapter_unref(a);
+    adapter_free(a);
     safetensors_fini(&s);
     adapter_config_free(c);
     free(text.data);
@@ -201,7 +199,7 @@ static void test_new_takes_a_part_only_when_told(void **state)
     assert_int_equal(adapter_pair(a, 0, ADAPTER_Q)->r, 4);
     assert_int_equal(adapter_pair(a, 0, ADAPTER_UP)->r, 0);
     adapter_report_fini(&report);
-    adapter_unref(a);
+    adapter_free(a);
     a = NULL;
     /* Nothing at all is never a part. */
     assert_int_equal(make(&a, &report, &m, &t, "{\"r\":4,\"target_modules\":[\"x\"]}", 1, true, &e),
@@ -247,7 +245,7 @@ static void test_digest_tells_what_differs(void **state)
         if (i == 0)
             (void)snprintf(first, sizeof first, "%s", adapter_digest(a));
         assert_int_equal(strcmp(first, adapter_digest(a)) == 0, rows[i].same);
-        adapter_unref(a);
+        adapter_free(a);
     }
 }
 
@@ -336,42 +334,28 @@ static void test_new_unwinds_every_failed_allocation(void **state)
 
         assert_true(n < 1000);
         fail_nth(n);
-        rc = adapter_new(&a, &report, &spec, tensor_list, bytes, &e);
+        rc = adapter_of_bytes(&a, &report, &spec, tensor_list, bytes, &e);
         fail_nth(-1);
         assert_true((rc == 0) == (a != NULL) && (rc == 0) == (report.matched.n > 0));
         assert_true(rc == 0 || e.code == ERR_NO_MEMORY);
         adapter_report_fini(&report);
-        adapter_unref(a);
+        adapter_free(a);
         assert_int_equal(atomic_load(&nbytes_mapped), 0);
     }
     adapter_config_free(c);
     tensor_list_unref(tensor_list);
 }
 
-static void *ref_and_unref(void *arg)
+static void test_free_gives_the_memory_back(void **state)
 {
-    for (int i = 0; i < 20000; i++)
-        adapter_unref(adapter_ref(arg));
-    adapter_unref(arg);
-    return NULL;
-}
-
-static void test_the_last_of_many_gives_the_memory_back(void **state)
-{
-    enum { N = 4 };
     struct model_config m = small_model();
     struct adapter *a = adapter_made(&m, ALL_MODULES, 4, DTYPE_BF16, 1);
-    pthread_t threads[N];
 
     (void)state;
-    for (int i = 0; i < N; i++)
-        assert_int_equal(pthread_create(&threads[i], NULL, ref_and_unref, adapter_ref(a)), 0);
     assert_true(atomic_load(&nbytes_mapped) > 0);
-    adapter_unref(a);
-    for (int i = 0; i < N; i++)
-        assert_int_equal(pthread_join(threads[i], NULL), 0);
+    adapter_free(a);
     assert_int_equal(atomic_load(&nbytes_mapped), 0);
-    adapter_unref(NULL);
+    adapter_free(NULL);
 }
 
 int main(void)
@@ -384,7 +368,7 @@ int main(void)
         cmocka_unit_test(test_new_bounds_bytes_and_tensors),
         cmocka_unit_test(test_names_are_read_exactly),
         cmocka_unit_test(test_new_unwinds_every_failed_allocation),
-        cmocka_unit_test(test_the_last_of_many_gives_the_memory_back),
+        cmocka_unit_test(test_free_gives_the_memory_back),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

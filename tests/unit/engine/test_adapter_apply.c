@@ -68,7 +68,7 @@ static struct world *world_new(void)
 static void world_free(struct world *w)
 {
     for (size_t i = 0; i < N_ADAPTERS; i++)
-        adapter_unref(w->adapters[i]);
+        adapter_free(w->adapters[i]);
     free(w);
 }
 
@@ -274,7 +274,7 @@ static void test_apply_shares_large_work(void **state)
         adapter_apply_free(s);
         compute_free(c);
     }
-    adapter_unref(a);
+    adapter_free(a);
 }
 
 static void test_apply_without_adapters_touches_nothing(void **state)

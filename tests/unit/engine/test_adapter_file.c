@@ -100,7 +100,7 @@ static struct step step_new(uint32_t r, uint64_t seed)
                    "\"target_modules\": \"all-linear\", \"bias\": \"none\"}",
                    r, 2 * r);
     (void)snprintf(s.digest, sizeof s.digest, "%s", adapter_digest(a));
-    adapter_unref(a);
+    adapter_free(a);
     tensor_list_unref(tensor_list);
     return s;
 }
@@ -166,7 +166,7 @@ static struct loading load(uint64_t ms, bool (*gone)(void *), void *arg)
 static void loading_fini(struct loading *l)
 {
     adapter_report_fini(&l->report);
-    adapter_unref(l->a);
+    adapter_free(l->a);
     l->a = NULL;
 }
 
@@ -243,7 +243,7 @@ static void test_load_reads_a_peft_directory(void **state)
         assert_int_equal(report.matched.n, i == 0 ? 56 : 16);
         assert_int_equal(adapter_rank(a), i == 0 ? 16 : 4);
         adapter_report_fini(&report);
-        adapter_unref(a);
+        adapter_free(a);
     }
     assert_int_equal(n_fds(), before);
     assert_int_equal(atomic_load(&nbytes_mapped), 0);
