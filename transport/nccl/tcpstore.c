@@ -21,8 +21,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { OP_VALIDATE, OP_GET = 3, OP_ADD, OP_CHECK, OP_WAIT, OP_CANCEL_WAIT = 12, OP_PING };
-enum { KEY_THERE = 0, KEY_NOT_THERE = 1, WAIT_DONE = 0, WAIT_CANCELED = 1 };
+enum { OP_VALIDATE, OP_GET = 3, OP_ADD, OP_WAIT = 6, OP_CANCEL_WAIT = 12, OP_PING };
+enum { WAIT_DONE = 0, WAIT_CANCELED = 1 };
 
 enum {
     WHAT_CAP = 128,
@@ -88,7 +88,7 @@ static int key_check(const char *key, struct err *e)
     return 0;
 }
 
-/* Begins a request with a key: the operation, the count if it takes a list, the key. */
+/* Begins a request with a key: the operation, the count if it has a list of keys, the key. */
 static int call_begin(struct request *r, uint8_t op, const char *op_name, const char *key,
                       struct err *e)
 {
@@ -96,7 +96,7 @@ static int call_begin(struct request *r, uint8_t op, const char *op_name, const 
         return -1;
     r->n = 0;
     request_put(r, op, 1);
-    if (op == OP_CHECK || op == OP_WAIT)
+    if (op == OP_WAIT)
         request_put(r, 1, 8);
     put_key(r, "/", key);
     (void)snprintf(r->name, sizeof r->name, "%s '/%.*s'", op_name, utf8_cut(key, KEY_CUT), key);
@@ -311,41 +311,22 @@ void tcpstore_close(struct tcpstore *s)
     free(s);
 }
 
-static int counter_add(struct tcpstore *s, struct request *r, int64_t delta, int64_t *value,
-                       const struct progress *p, struct err *e)
-{
-    uint8_t answer[8];
-    uint64_t sum;
-
-    request_put(r, (uint64_t)delta, 8);
-    if (send_request(s, r, p, e) != 0 || recv_answer(s, r, answer, sizeof answer, p, e) != 0)
-        return -1;
-    sum = u64_of(answer);
-    memcpy(value, &sum, sizeof sum);
-    return 0;
-}
-
-int tcpstore_add(struct tcpstore *s, const char *key, int64_t delta, int64_t *value,
-                 const struct progress *p, struct err *e)
-{
-    struct request r;
-
-    if (call_begin(&r, OP_ADD, "ADD", key, e) != 0)
-        return -1;
-    return counter_add(s, &r, delta, value, p, e);
-}
-
 int tcpstore_join(struct tcpstore *s, uint32_t n_ranks, uint64_t *n_joined,
                   const struct progress *p, struct err *e)
 {
     struct request r = {.name = "ADD 'init/'"};
+    uint8_t answer[8];
+    uint64_t bits;
     int64_t sum;
 
     assert(n_ranks >= 1 && !s->joined);
     request_put(&r, OP_ADD, 1);
     put_key(&r, "", "init/");
-    if (counter_add(s, &r, n_ranks, &sum, p, e) != 0)
+    request_put(&r, n_ranks, 8);
+    if (send_request(s, &r, p, e) != 0 || recv_answer(s, &r, answer, sizeof answer, p, e) != 0)
         return -1;
+    bits = u64_of(answer);
+    memcpy(&sum, &bits, sizeof sum);
     if (sum < (int64_t)n_ranks) {
         s->broken = true;
         return err_set(e, ERR_UNREADABLE, "", "%s answered %s of %u ranks with the sum %lld",
@@ -397,21 +378,6 @@ int tcpstore_wait(struct tcpstore *s, const char *key, const struct progress *p,
         return 0;
     return poll_refuse(io.end == IO_LATE ? POLL_LATE : POLL_STOPPED, "", e, "%s had no key '/%.*s'",
                        s->what, utf8_cut(key, KEY_CUT), key);
-}
-
-int tcpstore_check(struct tcpstore *s, const char *key, bool *present, const struct progress *p,
-                   struct err *e)
-{
-    struct request r;
-    uint8_t answer;
-
-    if (call_begin(&r, OP_CHECK, "CHECK", key, e) != 0 || send_request(s, &r, p, e) != 0 ||
-        recv_answer(s, &r, &answer, 1, p, e) != 0)
-        return -1;
-    if (answer != KEY_THERE && answer != KEY_NOT_THERE)
-        return refuse_reply(s, &r, &answer, 1, "00 or 01", e);
-    *present = answer == KEY_THERE;
-    return 0;
 }
 
 int tcpstore_get(struct tcpstore *s, const char *key, uint8_t value[TCPSTORE_VALUE_NBYTES_MAX],

@@ -1,7 +1,7 @@
 /* A client of torch's TCPStore, the rendezvous at which a trainer's group is formed.
  *
- * It makes only the requests by which torch's own client joins: VALIDATE, PING, ADD, WAIT, GET,
- * CHECK. Every call ends by its deadline, and no reply is trusted: lengths are checked before
+ * It makes only the requests by which torch's own client joins: VALIDATE, PING, ADD, WAIT, GET.
+ * Every call ends by its deadline, and no reply is trusted: lengths are checked before
  * anything is read.
  *
  * After a call that failed with anything but a clean timeout of WAIT, later bytes on the
@@ -54,27 +54,19 @@ void tcpstore_close(struct tcpstore *s); /* accepts NULL */
 
 /* tcpstore_join - add ranks to the trainer's count of workers. Exactly once for each rank and
  * store, and after every check that can be made without it, because the trainer then enters a wait
- * without a deadline. Asserts that this store was not joined before.
+ * without a deadline. Never sent twice: after an error the ranks may have been counted.
+ * Asserts that this store was not joined before.
  * @n_ranks  of this process, >= 1
  * @n_joined  written on success only: ranks counted so far, including the trainer and these; more
  * than the world size means that the store is shared or used again */
 int tcpstore_join(struct tcpstore *s, uint32_t n_ranks, uint64_t *n_joined,
                   const struct progress *p, struct err *e);
 
-/* tcpstore_add - add to a counter, which is created if necessary. Never sent twice: after an error
- * it is unknown whether it was counted. @value  written on success only: the sum */
-int tcpstore_add(struct tcpstore *s, const char *key, int64_t delta, int64_t *value,
-                 const struct progress *p, struct err *e);
-
 /* tcpstore_wait - wait until the key is set. If the deadline comes first, the wait is cancelled,
  * and the store stays usable if the server confirms that within TCPSTORE_CANCEL_US: this call may
  * take these 50 ms beyond its deadline. A key that is set meanwhile is a success. */
 int tcpstore_wait(struct tcpstore *s, const char *key, const struct progress *p, struct err *e);
 enum { TCPSTORE_CANCEL_US = 50 * 1000 };
-
-/* tcpstore_check - is the key set now? @present  written on success only */
-int tcpstore_check(struct tcpstore *s, const char *key, bool *present, const struct progress *p,
-                   struct err *e);
 
 /* tcpstore_get - get the value of a key that is set (tcpstore_wait): for any other key, one kind
  * of server closes the connection and the other replies with no bytes.

@@ -123,13 +123,13 @@ static size_t keys_of(char keys[4][256], const json_t *item)
 /* What the client of ours sends in the form that was recorded. */
 static bool is_ours(const json_t *item)
 {
-    static const char *const ops[] = {"VALIDATE", "PING",  "ADD",        "WAIT",
-                                      "GET",      "CHECK", "CANCEL_WAIT"};
+    static const char *const ops[] = {"VALIDATE", "PING", "ADD", "WAIT", "GET", "CANCEL_WAIT"};
     char keys[4][256];
 
     for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++)
         if (strcmp(op_of(item), ops[i]) == 0)
-            return strcmp(ops[i], "CHECK") != 0 || keys_of(keys, item) == 1;
+            return strcmp(ops[i], "ADD") != 0 ||
+                   (keys_of(keys, item) == 1 && strcmp(keys[0], "init/") == 0);
     return false;
 }
 
@@ -178,26 +178,18 @@ static void script_session(struct script *s, const json_t *session)
     }
 }
 
-static void play_add(struct tcpstore *s, const char *key, const json_t *request,
-                     const json_t *answer)
+static void play_join(struct tcpstore *s, const json_t *request, const json_t *answer)
 {
     struct progress p = until(LONG_US);
     uint8_t b[1024], wanted[8];
     size_t n = bytes_of(b, sizeof b, request);
     struct err e = {0};
-    uint64_t n_joined;
-    int64_t delta, sum;
+    uint64_t n_joined, n_ranks;
 
-    memcpy(&delta, b + n - 8, 8);
+    memcpy(&n_ranks, b + n - 8, 8);
     assert_int_equal(bytes_of(wanted, sizeof wanted, answer), 8);
-    if (key[0] == '/') {
-        assert_int_equal(tcpstore_add(s, key + 1, delta, &sum, &p, &e), 0);
-        assert_memory_equal(&sum, wanted, 8);
-    } else {
-        assert_string_equal(key, "init/");
-        assert_int_equal(tcpstore_join(s, (uint32_t)delta, &n_joined, &p, &e), 0);
-        assert_memory_equal(&n_joined, wanted, 8);
-    }
+    assert_int_equal(tcpstore_join(s, (uint32_t)n_ranks, &n_joined, &p, &e), 0);
+    assert_memory_equal(&n_joined, wanted, 8);
 }
 
 static void play_get(struct tcpstore *s, const char *key, const json_t *answer)
@@ -220,18 +212,6 @@ static void play_wait(struct tcpstore *s, const char *key, bool is_canceled)
 
     assert_int_equal(rc, is_canceled ? -1 : 0);
     assert_int_equal(e.code, is_canceled ? ERR_TIMEOUT : ERR_NONE);
-}
-
-static void play_check(struct tcpstore *s, const char *key, const json_t *answer)
-{
-    struct progress p = until(LONG_US);
-    struct err e = {0};
-    bool present;
-    uint8_t byte;
-
-    assert_int_equal(bytes_of(&byte, 1, answer), 1);
-    assert_int_equal(tcpstore_check(s, key + 1, &present, &p, &e), 0);
-    assert_int_equal(present, byte == 0);
 }
 
 /* Returns how many of the recorded requests our client made. */
@@ -258,13 +238,11 @@ static unsigned play(const json_t *session)
             continue;
         assert_int_equal(keys_of(keys, item), 1);
         if (strcmp(op, "ADD") == 0)
-            play_add(s, keys[0], item, next);
+            play_join(s, item, next);
         else if (strcmp(op, "GET") == 0)
             play_get(s, keys[0], next);
-        else if (strcmp(op, "WAIT") == 0)
-            play_wait(s, keys[0], strcmp(op_of(next), "CANCEL_WAIT") == 0);
         else
-            play_check(s, keys[0], next);
+            play_wait(s, keys[0], strcmp(op_of(next), "CANCEL_WAIT") == 0);
         n++;
     }
     tcpstore_close(s);
@@ -280,9 +258,9 @@ static const struct {
 } sessions[] = {
     {"tcpstore_sessions.json", "A_vllm_stateless_rank1", 3, false},
     {"tcpstore_sessions.json", "B_torch_process_group", 3, false},
-    {"tcpstore_sessions.json", "C_misc_ops", 6, false},
+    {"tcpstore_sessions.json", "C_misc_ops", 3, false},
     {"tcpstore_sessions.json", "D_queue_ops_libuv_only", 0, true},
-    {"tcpstore_torch_2.11.json", "E_torch_2_11_capture", 6, false},
+    {"tcpstore_torch_2.11.json", "E_torch_2_11_capture", 3, false},
 };
 enum { N_SESSIONS = sizeof sessions / sizeof sessions[0] };
 
@@ -462,7 +440,6 @@ static void join_at(enum store_kind kind)
     struct tcpstore *s;
     uint64_t n_joined;
     pthread_t trainer;
-    bool present;
     size_t n;
 
     (void)store_server_add(server, "init/", 1);
@@ -471,15 +448,11 @@ static void join_at(enum store_kind kind)
     assert_int_equal(tcpstore_join(s, 3, &n_joined, &p, &e), 0);
     assert_int_equal(n_joined, 4);
     assert_int_equal(store_server_add(server, "init/", 0), 4);
-    assert_int_equal(tcpstore_check(s, "broadcast_from/0/0", &present, &p, &e), 0);
-    assert_false(present);
     assert_int_equal(pthread_create(&trainer, NULL, set_when_awaited, server), 0);
     assert_int_equal(tcpstore_wait(s, "broadcast_from/0/0", &p, &e), 0);
     assert_int_equal(tcpstore_get(s, "broadcast_from/0/0", value, &n, &p, &e), 0);
     assert_int_equal(nccl_id_from_pickle(id, value, n, &e), 0);
     assert_string_equal(nccl_id_addr_text(id, text), "10.0.0.17:45123");
-    assert_int_equal(tcpstore_check(s, "broadcast_from/0/0", &present, &p, &e), 0);
-    assert_true(present);
     (void)pthread_join(trainer, NULL);
     tcpstore_close(s);
     store_server_free(server);
@@ -520,19 +493,20 @@ static void test_partial_sends_are_finished(void **state)
 {
     struct store_server *server = store_server_new(STORE_LIBUV);
     struct tcpstore *s = open_at(server);
-    char key[TCPSTORE_KEY_LEN_MAX + 1];
+    char key[1 + TCPSTORE_KEY_LEN_MAX + 1] = "/";
+    uint8_t value[TCPSTORE_VALUE_NBYTES_MAX];
     struct progress p = until(LONG_US);
     struct err e = {0};
-    int64_t sum;
+    size_t n;
 
     (void)state;
-    memset(key, 'k', TCPSTORE_KEY_LEN_MAX);
-    key[TCPSTORE_KEY_LEN_MAX] = '\0';
+    memset(key + 1, 'k', TCPSTORE_KEY_LEN_MAX);
+    store_server_set(server, key, "v", 1);
     trickles = true;
-    assert_int_equal(tcpstore_add(s, key, -7, &sum, &p, &e), 0);
-    assert_int_equal(sum, -7);
-    assert_int_equal(tcpstore_add(s, key, INT64_MAX, &sum, &p, &e), 0);
-    assert_int_equal(sum, INT64_MAX - 7);
+    assert_int_equal(tcpstore_wait(s, key + 1, &p, &e), 0);
+    assert_int_equal(tcpstore_get(s, key + 1, value, &n, &p, &e), 0);
+    assert_int_equal(n, 1);
+    assert_int_equal(value[0], 'v');
     trickles = false;
     tcpstore_close(s);
     store_server_free(server);
@@ -573,14 +547,11 @@ static void test_a_wait_that_timed_out_can_be_made_again(void **state)
         struct tcpstore *s = open_at(server);
         struct progress p = until(SHORT_US);
         struct err e = {0};
-        bool present;
         assert_int_equal(tcpstore_wait(s, "late", &p, &e), -1);
         assert_int_equal(e.code, ERR_TIMEOUT);
         assert_non_null(strstr(e.msg, "had no key '/late'"));
         err_clear(&e);
         p = until(LONG_US);
-        assert_int_equal(tcpstore_check(s, "late", &present, &p, &e), 0);
-        assert_false(present);
         store_server_set(server, "/late", "x", 1);
         assert_int_equal(tcpstore_wait(s, "late", &p, &e), 0);
         tcpstore_close(s);
@@ -621,20 +592,16 @@ static void test_bad_keys_are_refused_before_they_are_sent(void **state)
     struct tcpstore *s = open_at(server);
     uint8_t value[TCPSTORE_VALUE_NBYTES_MAX];
     struct progress p = until(LONG_US);
-    int64_t sum;
     size_t n;
-    bool present;
 
     (void)state;
     memset(big, 'k', TCPSTORE_KEY_LEN_MAX + 1);
     n_sent = 0;
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        struct err e[4] = {0};
-        assert_int_equal(tcpstore_add(s, keys[i], 1, &sum, &p, &e[0]), -1);
-        assert_int_equal(tcpstore_wait(s, keys[i], &p, &e[1]), -1);
-        assert_int_equal(tcpstore_check(s, keys[i], &present, &p, &e[2]), -1);
-        assert_int_equal(tcpstore_get(s, keys[i], value, &n, &p, &e[3]), -1);
-        for (size_t k = 0; k < 4; k++)
+        struct err e[2] = {0};
+        assert_int_equal(tcpstore_wait(s, keys[i], &p, &e[0]), -1);
+        assert_int_equal(tcpstore_get(s, keys[i], value, &n, &p, &e[1]), -1);
+        for (size_t k = 0; k < 2; k++)
             assert_int_equal(e[k].code, ERR_BAD_REQUEST);
     }
     assert_int_equal(n_sent, 0);
@@ -649,14 +616,14 @@ static void test_a_waiting_client_holds_up_no_other(void **state)
     struct progress p = until(LONG_US);
     pthread_t trainer;
     struct err e = {0};
-    int64_t sum;
+    uint64_t n_joined;
 
     (void)state;
-    assert_int_equal(tcpstore_add(b, "n", 2, &sum, &p, &e), 0);
+    (void)store_server_add(server, "init/", 1);
     assert_int_equal(pthread_create(&trainer, NULL, set_when_awaited, server), 0);
     assert_int_equal(tcpstore_wait(a, "broadcast_from/0/0", &p, &e), 0);
-    assert_int_equal(tcpstore_add(b, "n", 2, &sum, &p, &e), 0);
-    assert_int_equal(sum, 4);
+    assert_int_equal(tcpstore_join(b, 2, &n_joined, &p, &e), 0);
+    assert_int_equal(n_joined, 3);
     (void)pthread_join(trainer, NULL);
     tcpstore_close(a);
     tcpstore_close(b);
@@ -700,18 +667,18 @@ static void test_closed_reads_nothing(void **state)
     struct script *script = script_new(LONG_US);
     struct tcpstore *s = NULL;
     struct err e = {0};
-    int64_t sum;
+    uint64_t n_joined;
 
     (void)state;
     script_hands(script);
-    script_hex(script, STEP_EXPECT, "0402000000000000002f6e0100000000000000");
+    script_hex(script, STEP_EXPECT, "040500000000000000696e69742f0100000000000000");
     script_hex(script, STEP_SEND, "0900000000000000");
     script_start(script);
     assert_int_equal(script_open(&s, script, &e), 0);
     for (int i = 0; i < 100; i++)
         assert_false(tcpstore_closed(s));
-    assert_int_equal(tcpstore_add(s, "n", 1, &sum, &script->p, &e), 0);
-    assert_int_equal(sum, 9);
+    assert_int_equal(tcpstore_join(s, 1, &n_joined, &script->p, &e), 0);
+    assert_int_equal(n_joined, 9);
     assert_false(tcpstore_closed(s));
     tcpstore_close(s);
     script_end(script);

@@ -130,12 +130,10 @@ static void assert_broken(struct tcpstore *s)
 {
     struct progress p = {.deadline_us = clock_after_us(LONG_US)};
     struct err e = {0};
-    int64_t sum = 77;
 
-    assert_int_equal(tcpstore_add(s, "n", 1, &sum, &p, &e), -1);
+    assert_int_equal(tcpstore_wait(s, "n", &p, &e), -1);
     assert_int_equal(e.code, ERR_UNREADABLE);
-    assert_says(&e, "failed before ADD '/n'");
-    assert_int_equal(sum, 77);
+    assert_says(&e, "failed before WAIT '/n'");
 }
 
 /* Runs the script that was made for the failure of `call`. */
@@ -411,33 +409,6 @@ static void test_wait_takes_no_other_byte(void **state)
     }
 }
 
-static void test_check_takes_no_other_byte(void **state)
-{
-    static const char *const rows[] = {"02", "80", "ff"};
-
-    (void)state;
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        struct script *script = script_new(LONG_US);
-        struct tcpstore *s = NULL;
-        struct err e = {0};
-        bool present = true;
-        script_hands(script);
-        script_hex(script, STEP_EXPECT, "05010000000000000003000000000000002f6964");
-        script_hex(script, STEP_SEND, rows[i]);
-        script_start(script);
-        assert_int_equal(script_open(&s, script, &e), 0);
-        assert_int_equal(tcpstore_check(s, "id", &present, &script->p, &e), -1);
-        assert_int_equal(e.code, ERR_UNREADABLE);
-        assert_says(&e, "answered CHECK '/id' with ");
-        assert_says(&e, rows[i]);
-        assert_true(present);
-        assert_broken(s);
-        tcpstore_close(s);
-        script_end(script);
-        free(script);
-    }
-}
-
 static void test_join_counts_at_least_what_it_added(void **state)
 {
     static const struct {
@@ -511,14 +482,14 @@ static void cancel(const char *answer, enum step_kind then, int rc, bool usable)
     struct tcpstore *s = NULL;
     struct progress p;
     struct err e = {0};
-    int64_t sum;
+    uint64_t n_joined;
 
     script_hands(script);
     script_request(script, CALL_WAIT);
     script_hex(script, STEP_EXPECT, "0c");
     script_hex(script, STEP_SEND, answer);
     if (usable) {
-        script_hex(script, STEP_EXPECT, "0402000000000000002f6e0100000000000000");
+        script_request(script, CALL_JOIN);
         script_hex(script, STEP_SEND, "0100000000000000");
     }
     script_add(script, then, NULL, 0);
@@ -531,7 +502,7 @@ static void cancel(const char *answer, enum step_kind then, int rc, bool usable)
     assert_int_equal(e.code, rc == 0 ? ERR_NONE : ERR_TIMEOUT);
     err_clear(&e);
     if (usable)
-        assert_int_equal(tcpstore_add(s, "n", 1, &sum, &script->p, &e), 0);
+        assert_int_equal(tcpstore_join(s, 1, &n_joined, &script->p, &e), 0);
     else
         assert_broken(s);
     tcpstore_close(s);
@@ -566,7 +537,6 @@ int main(void)
         cmocka_unit_test(test_who_speaks_first_is_no_store),
         cmocka_unit_test(test_announced_lengths_are_bounded),
         cmocka_unit_test(test_wait_takes_no_other_byte),
-        cmocka_unit_test(test_check_takes_no_other_byte),
         cmocka_unit_test(test_join_counts_at_least_what_it_added),
         cmocka_unit_test(test_bytes_that_nobody_asked_for),
         cmocka_unit_test(test_a_wait_is_taken_back),
