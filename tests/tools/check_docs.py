@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""What ARCHITECTURE.md, CONTRIBUTING.md and SECURITY.md name in backticks exists: paths, functions
-(`name()`), constants, options of the server. ARCHITECTURE.md lists every lock rank, in the order of
-base/mtx.h, and every file that starts a thread. Code blocks between fences are not read.
+"""What the documents below name in backticks exists: paths, functions (`name()`), constants, options
+of the server. ARCHITECTURE.md lists every lock rank, in the order of base/mtx.h, and every file that
+starts a thread. The glossary of docs/concepts.md is sorted and defines each term once. Code blocks
+between fences are not read.
 Usage: tests/tools/check_docs.py [ROOT]
 """
 import pathlib
 import re
 import sys
 
-DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")
+DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/concepts.md", "docs/errors.md")
 SKIPPED = ("build", ".git")
 SOURCES = (".c", ".h", ".cu", ".py", ".sh")
 STARTS_THREAD = re.compile(r"(?<!\w)(?:pthread_create|workers_new|loop_new)\((?!struct)")
@@ -85,6 +86,16 @@ def ranks_wrong(tree, architecture):
         yield f"ARCHITECTURE.md: the table of lock ranks has {listed}, base/mtx.h has {ranks}"
 
 
+def glossary_wrong(concepts):
+    terms = re.findall(r"(?m)^\| ([^|]+) \|", concepts.partition("\n## Glossary\n")[2])[2:]
+    folded = [term.lower() for term in terms]
+    if len(terms) < 2:
+        yield "docs/concepts.md: no glossary was found"
+    for before, term in zip(folded, folded[1:]):
+        if before >= term:
+            yield f"docs/concepts.md: the glossary has '{term}' after '{before}'"
+
+
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else __file__).resolve()
     root = root if root.is_dir() else root.parents[2]
@@ -98,6 +109,7 @@ def main():
     architecture = (root / "ARCHITECTURE.md").read_text()
     wrong += threads_wrong(tree, architecture)
     wrong += ranks_wrong(tree, architecture)
+    wrong += glossary_wrong((root / "docs/concepts.md").read_text())
     if n_spans == 0:
         wrong.append("no names were found in the documents")
     print("\n".join(wrong + [f"{n_spans} names in {len(DOCUMENTS)} documents checked"]))
