@@ -90,22 +90,6 @@ err_decref:
     return -1;
 }
 
-int chat_template_parse(struct chat_template **out, const char *source, size_t len,
-                        const json_t *config, struct err *e)
-{
-    struct chat_template *t = calloc(1, sizeof *t);
-
-    if (t == NULL)
-        return no_memory(e);
-    if (jinja_parse(&t->plain, source, len, e) != 0 ||
-        read_specials(&t->specials, config, e) != 0) {
-        chat_template_free(t);
-        return -1;
-    }
-    *out = t;
-    return 0;
-}
-
 /* tokenizer_config.json; *out is NULL when there is none. */
 static int load_config(json_t **out, const char *dir, struct err *e)
 {
@@ -184,7 +168,24 @@ static int parse_config(struct chat_template *t, const json_t *config, struct er
     return parse_named(t, v, e);
 }
 
-static int load_all(struct chat_template *t, const char *dir, struct err *e)
+int chat_template_parse(struct chat_template **out, const char *source, size_t len,
+                        const json_t *config, struct err *e)
+{
+    struct chat_template *t = calloc(1, sizeof *t);
+    int rc;
+
+    if (t == NULL)
+        return no_memory(e);
+    rc = source != NULL ? jinja_parse(&t->plain, source, len, e) : parse_config(t, config, e);
+    if (rc != 0 || read_specials(&t->specials, config, e) != 0) {
+        chat_template_free(t);
+        return -1;
+    }
+    *out = t;
+    return 0;
+}
+
+int chat_template_load(struct chat_template **out, const char *dir, struct err *e)
 {
     struct file_cfg file = {.dir = dir,
                             .path = "chat_template.jinja",
@@ -199,26 +200,10 @@ static int load_all(struct chat_template *t, const char *dir, struct err *e)
         return -1;
     rc = file_read(&source, &len, &file, e);
     if (rc == 0)
-        rc = source != NULL ? jinja_parse(&t->plain, source, len, e) : parse_config(t, config, e);
-    if (rc == 0)
-        rc = read_specials(&t->specials, config, e);
+        rc = chat_template_parse(out, source, len, config, e);
     free(source);
     json_decref(config);
     return rc;
-}
-
-int chat_template_load(struct chat_template **out, const char *dir, struct err *e)
-{
-    struct chat_template *t = calloc(1, sizeof *t);
-
-    if (t == NULL)
-        return no_memory(e);
-    if (load_all(t, dir, e) != 0) {
-        chat_template_free(t);
-        return -1;
-    }
-    *out = t;
-    return 0;
 }
 
 static const struct jinja *template_pick(const struct chat_template *t, bool has_tools)

@@ -25,8 +25,10 @@ struct chat_template;
  *         ERR_NO_MEMORY. */
 int chat_template_load(struct chat_template **out, const char *dir, struct err *e);
 
-/* chat_template_parse - from memory.
- * @config  tokenizer_config.json, for the special tokens; borrowed; may be NULL */
+/* chat_template_parse - from memory: what chat_template_load does with what it read.
+ * @source  NULL: `chat_template` of @config
+ * @config  tokenizer_config.json, also for the special tokens; borrowed; may be NULL
+ * Errors: of chat_template_load, but for those of reading. */
 int chat_template_parse(struct chat_template **out, const char *source, size_t len,
                         const json_t *config, struct err *e);
 void chat_template_free(struct chat_template *t); /* accepts NULL */
