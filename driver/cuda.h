@@ -56,9 +56,8 @@ struct cu_api {
  *          *out is untouched and the library closed. */
 int cu_load(struct cu_api *out, const char *path, struct err *e);
 
-/* cu_unload - close the library and zero the table; accepts a zeroed one. Only for fakes and for a
- * library that was never initialized: a driver that has run must stay mapped until the process
- * ends. */
+/* cu_unload - close the library and zero the table; accepts a zeroed one. For tests, which
+ * load doubles of the library: a driver that has run must stay mapped until the process ends. */
 void cu_unload(struct cu_api *cu);
 
 /* cu_try - translate the result of a driver's call, on the line of the call:

@@ -16,7 +16,8 @@ struct checksum {
 /* checksum_of - @data may be unaligned. Runs at memory speed (with AVX2 if the CPU has it). */
 struct checksum checksum_of(const void *data, uint64_t nbytes);
 
-/* checksum_of_scalar - the same checksum, computed word by word on any machine. */
+/* checksum_of_scalar - the same checksum, computed word by word on any machine; for
+ * tests, which compare both. */
 struct checksum checksum_of_scalar(const void *data, uint64_t nbytes);
 
 /* checksum_parse - read 32 hex digits (of either case). Returns false for anything else. */
