@@ -80,7 +80,9 @@ int nccl_id_from_base64(uint8_t out[NCCL_ID_NBYTES], const char *text, size_t le
     return 0;
 }
 
-bool nccl_id_addr(const uint8_t id[NCCL_ID_NBYTES], struct sockaddr_storage *out)
+/* The address at which the bootstrap of the process that made the id listens. False, with *out
+ * untouched: there is no IP address with a port at its place. */
+static bool nccl_id_addr(const uint8_t id[NCCL_ID_NBYTES], struct sockaddr_storage *out)
 {
     const uint8_t *at = id + ADDR_OFFSET;
     unsigned family = at[0] | (unsigned)at[1] << 8;

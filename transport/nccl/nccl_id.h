@@ -41,13 +41,10 @@ int nccl_id_from_pickle(uint8_t out[NCCL_ID_NBYTES], const uint8_t *value, size_
 int nccl_id_from_base64(uint8_t out[NCCL_ID_NBYTES], const char *text, size_t len,
                         const char *field, struct err *e);
 
-/* nccl_id_addr - get the address at which the bootstrap of the process that made the id listens.
- * Returns: false, with *out untouched, if there is no IP address with a port at its place. NCCL
- * does not document the layout, so an id without an address is refused only if addresses are
- * limited. */
-bool nccl_id_addr(const uint8_t id[NCCL_ID_NBYTES], struct sockaddr_storage *out);
-
-/* nccl_id_addr_text - format that address: "10.0.0.17:45123", or "no address". Returns out. */
+/* nccl_id_addr_text - format the address at which the bootstrap of the process that made the id
+ * listens: "10.0.0.17:45123", or "no address" if there is no IP address with a port at its place.
+ * NCCL does not document the layout, so an id without an address is refused only if addresses are
+ * limited. Returns out. */
 const char *nccl_id_addr_text(const uint8_t id[NCCL_ID_NBYTES], char out[CIDR_ADDR_TEXT_CAP]);
 
 /* nccl_id_allow - check that NCCL may connect to the address in the id.
