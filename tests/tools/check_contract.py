@@ -41,21 +41,21 @@ def merged(routes):
 
 def errors_wrong(text, program):
     """What docs/errors.md has otherwise than the program."""
-    told = {e["code"]: (str(e["status"]), e["retryable"]) for e in program}
+    expected = {e["code"]: (str(e["status"]), e["retryable"]) for e in program}
     rows = re.findall(r"(?m)^\| \[`(\w+)`\]\(#(\w+)\) \| (\d+) \| (yes|no) \|", text)
     table = [(code, (status, retry == "yes")) for code, _, status, retry in rows]
     heads = re.findall(r"(?m)^## (\w+)\n\n(\d+), (not )?retryable\. ", text)
     sections = [(code, (status, not no)) for code, status, no in heads]
     for where, found in (("table", table), ("sections", sections)):
         names = [code for code, _ in found]
-        yield from (f"docs/errors.md: {code} is not among the {where}" for code in told if code not in names)
+        yield from (f"docs/errors.md: {code} is not among the {where}" for code in expected if code not in names)
         yield from (f"docs/errors.md: {code} is among the {where} more than once"
                     for code in set(names) if names.count(code) > 1)
         for code, facts in found:
-            if code not in told:
+            if code not in expected:
                 yield f"docs/errors.md: {code} is among the {where}, and the program has no such code"
-            elif facts != told[code]:
-                yield f"docs/errors.md: {code} is {facts} among the {where}, {told[code]} in the program"
+            elif facts != expected[code]:
+                yield f"docs/errors.md: {code} is {facts} among the {where}, {expected[code]} in the program"
     yield from (f"docs/errors.md: {code} links to #{link}" for code, link, _, _ in rows if code != link)
 
 
