@@ -51,8 +51,8 @@ const struct command commands[] = {
     {"sleep", NULL, "", "free the memory of weights and KV cache", 0, 0,
      REPLY | BIT(OPT_LEVEL) | BIT(OPT_TAGS), cmd_sleep},
     {"wake", NULL, "", "allocate it again", 0, 0, REPLY | BIT(OPT_TAGS), cmd_wake},
-    {"abort", NULL, "[ID...]", "end requests with the tokens that they have", 0, 1024,
-     REPLY | BIT(OPT_ALL), cmd_abort},
+    {"abort", NULL, "[ID...]", "end requests with their tokens so far, or the open update", 0, 1024,
+     REPLY | BIT(OPT_ALL) | BIT(OPT_UPDATE), cmd_abort},
     {"weights", "list", "", "name, dtype, shape and checksum of each served tensor", 0, 0, REPLY,
      cmd_weights_list},
     {"weights", "verify", "FILE|DIR", "is exactly this served?", 1, 1, ASK, cmd_weights_verify},
@@ -211,7 +211,7 @@ static enum cli_exit connect_by(struct cli *c, const char *key)
 /* With the key in place, and a connection unless the command needs none. */
 static enum cli_exit command_run(struct cli *c)
 {
-    char *key = NULL;
+    char *key = NULL, *word = NULL;
     size_t len = 0;
     struct err e = {0};
     enum cli_exit rc = CLI_OK;
@@ -219,11 +219,12 @@ static enum cli_exit command_run(struct cli *c)
     if ((c->command->options & BIT(OPT_URL)) == 0)
         return c->command->run(c);
     if (cli_has(c, OPT_KEY_FILE)) {
-        if (secret_file_read(&key, &len, c->values[OPT_KEY_FILE], "--key-file", &e) != 0)
+        if (public_file_read(&key, &len, c->values[OPT_KEY_FILE], "--key-file", &e) != 0)
             return cli_usage_error(c, "--key-file: %s", e.msg);
         key[strcspn(key, "\r\n")] = '\0';
+        word = strrchr(key, ' '); /* "control KEY", as the server's file has it */
     }
-    rc = connect_by(c, key);
+    rc = connect_by(c, word != NULL ? word + 1 : key);
     if (rc == CLI_OK)
         rc = c->command->run(c);
     connection_free(c->connection);

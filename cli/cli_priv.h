@@ -14,14 +14,16 @@
     X(OPT_URL, "--url", "URL",                                                                     \
       "the server: http://HOST:PORT, https://HOST:PORT or unix:PATH; else BATON_URL, else "        \
       "http://127.0.0.1:8700")                                                                     \
-    X(OPT_KEY_FILE, "--key-file", "FILE", "file with the key to send; else BATON_API_KEY")         \
+    X(OPT_KEY_FILE, "--key-file", "FILE",                                                          \
+      "file with the key to send, or a line of the server's file; else BATON_API_KEY")             \
     X(OPT_CA_FILE, "--ca-file", "FILE", "PEM certificates to trust instead of the system's")       \
     X(OPT_TIMEOUT, "--timeout", "SECONDS", "of each request (default 600)")                        \
     X(OPT_JSON, "--json", "", "print the server's JSON as it came")                                \
     X(OPT_HELP, "--help", "", "this text")                                                         \
     X(OPT_VERSION, "--weight-version", "LABEL", "label that replies will carry")                   \
     X(OPT_PARTIAL, "--partial", "", "tensors that are not sent stay as they are")                  \
-    X(OPT_CONVERT, "--convert", "", "let the server convert float dtypes to the model's")          \
+    X(OPT_CONVERT, "--convert", "",                                                                \
+      "let the server convert float dtypes to the model's; implies --no-checksums")                \
     X(OPT_PATH, "--path", "", "let the server read the files itself: its --allow-path")            \
     X(OPT_NO_CHECKSUMS, "--no-checksums", "", "send none; lengths are all that is proven")         \
     X(OPT_WATCH, "--watch", "", "show it again each second until interrupted")                     \
@@ -35,7 +37,8 @@
     X(OPT_REJECT, "--reject", "", "refuse new requests meanwhile; default: they queue")            \
     X(OPT_LEVEL, "--level", "N", "1 keeps the weights in host memory, 2 drops them (default 1)")   \
     X(OPT_TAGS, "--tags", "LIST", "weights, kv_cache, or both with a comma (default both)")        \
-    X(OPT_ALL, "--all", "", "every request")
+    X(OPT_ALL, "--all", "", "every request")                                                       \
+    X(OPT_UPDATE, "--update", "", "the open update instead of requests; the old version is served")
 
 enum cli_option {
 #define X(constant, flag, value, text) constant,

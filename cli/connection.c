@@ -19,13 +19,15 @@ enum {
     LOOK_US = 200000,              /* between two looks at the interrupt and the progress */
     ANSWER_NBYTES_MAX = 256 << 20, /* of an answer that is kept; a list of all tensors fits */
     ERROR_TEXT_MAX = 300,          /* bytes shown of an answer that is no JSON */
-    AUTHORIZATION_MAX = 4096 + 8
+    AUTHORIZATION_MAX = 4096 + 8,
+    URL_MAX = 1024
 };
 
 struct connection {
     struct loop *loop;
     struct http_client *client;
     struct http_target target;
+    char url[URL_MAX];
     char authorization[AUTHORIZATION_MAX];
     uint64_t timeout_us;
 
@@ -168,10 +170,13 @@ static enum cli_exit answer_settle(struct connection *c, struct answer *a)
         return CLI_INTERRUPTED;
     }
     if (c->end.outcome != HTTP_WHOLE || a->text.failed) {
-        bool cut = c->end.outcome == HTTP_WHOLE;
+        const char *what = c->end.why;
 
-        (void)snprintf(a->why, sizeof a->why, "%s",
-                       cut ? "the answer is too long, or there is no memory" : c->end.why);
+        if (c->end.outcome == HTTP_WHOLE)
+            what = "the answer is too long, or there is no memory";
+        else if (c->end.outcome == HTTP_UNREACHABLE && strncmp(c->target.url, "unix:", 5) == 0)
+            what = "no server accepts connections at this socket"; /* libcurl names a port */
+        (void)snprintf(a->why, sizeof a->why, "%s", what);
         a->status = 0;
         return CLI_UNREACHABLE;
     }
@@ -213,6 +218,24 @@ void answer_fini(struct answer *a)
     *a = (struct answer){0};
 }
 
+/* What a user of the command line can do about an error; the server's words name members. */
+static const char *hint_of(const char *code)
+{
+    static const struct {
+        const char *code, *hint;
+    } hints[] = {
+        {"unauthorized", "give a key by --key-file FILE or BATON_API_KEY"},
+        {"incomplete_update", "--partial keeps the tensors that are not sent"},
+        {"manifest_mismatch", "--convert converts float dtypes"},
+        {"unsupported_in_proxy_mode", "--path lets the engines read the files themselves"},
+    };
+
+    for (size_t i = 0; code != NULL && i < sizeof hints / sizeof hints[0]; i++)
+        if (strcmp(hints[i].code, code) == 0)
+            return hints[i].hint;
+    return NULL;
+}
+
 /* "; missing: a, b, c and 4 more", of an update that was refused for it. */
 static void report_missing(const json_t *details)
 {
@@ -251,8 +274,11 @@ void answer_report(const struct answer *a, const struct connection *c, const cha
                   code != NULL ? code : "", message);
     if (param != NULL && param[0] != '\0')
         (void)fprintf(stderr, " (at %s)", param);
-    report_missing(json_object_get(error, "details"));
+    if (code != NULL && strcmp(code, "incomplete_update") == 0)
+        report_missing(json_object_get(error, "details"));
     (void)fputc('\n', stderr);
+    if (hint_of(code) != NULL)
+        (void)fprintf(stderr, "hint: %s\n", hint_of(code));
 }
 
 const char *connection_url(const struct connection *c)
@@ -265,8 +291,10 @@ int connection_new(struct connection **out, const struct connection_cfg *cfg, st
     static const struct loop_cfg loop_cfg = {.name = "connection"};
     struct connection *c;
 
-    if (http_target_check(cfg->url, "--url", e) != 0)
-        return -1;
+    size_t len = strlen(cfg->url);
+
+    while (len > 0 && cfg->url[len - 1] == '/' && strncmp(cfg->url, "unix:", 5) != 0)
+        len--; /* as browsers write it */
     c = calloc(1, sizeof *c);
     if (c == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a connection");
@@ -276,13 +304,15 @@ int connection_new(struct connection **out, const struct connection_cfg *cfg, st
     c->cancel = (struct loop_item){.run = run_cancel, .arg = c};
     c->look = (struct loop_timer){.fire = on_look, .arg = c};
     c->timeout_us = cfg->timeout_us;
-    c->target = (struct http_target){.url = cfg->url, .ca_file = cfg->ca_file};
+    c->target = (struct http_target){.url = c->url, .ca_file = cfg->ca_file};
+    (void)snprintf(c->url, sizeof c->url, "%.*s", (int)(len < URL_MAX ? len : URL_MAX), cfg->url);
     if (cfg->key != NULL) {
         (void)snprintf(c->authorization, sizeof c->authorization, "Bearer %s", cfg->key);
         c->target.authorization = c->authorization;
     }
-    if (http_init(e) != 0 || loop_new(&c->loop, &loop_cfg, e) != 0 ||
-        http_client_new(&c->client, c->loop, e) != 0 || loop_start(c->loop, e) != 0) {
+    if (http_target_check(c->url, "--url", e) != 0 || http_init(e) != 0 ||
+        loop_new(&c->loop, &loop_cfg, e) != 0 || http_client_new(&c->client, c->loop, e) != 0 ||
+        loop_start(c->loop, e) != 0) {
         connection_free(c);
         return -1;
     }

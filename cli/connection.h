@@ -24,7 +24,7 @@ enum cli_exit {
 struct connection;
 
 struct connection_cfg {
-    const char *url;     /* "http://host:port", "https://…", "unix:/path"; borrowed */
+    const char *url;     /* "http://host:port", "https://…", "unix:/path" */
     const char *key;     /* borrowed; NULL: none is sent */
     const char *ca_file; /* borrowed; NULL: the system's certificates */
     uint64_t timeout_us; /* of each request */

@@ -97,12 +97,39 @@ static void abort_done(const json_t *a)
     (void)printf("aborted %.0f\n", cli_real(a, "aborted"));
 }
 
+static void update_done(const json_t *a)
+{
+    (void)printf("aborted %s\n", cli_text(a, "update_id"));
+}
+
+/* The id of the open update comes from the status. */
+static enum cli_exit abort_update(struct cli *c)
+{
+    struct answer a;
+    enum cli_exit rc = cli_ask(c, "GET", "/v1/status", NULL, &a);
+    const char *id = cli_text(a.json, "update.update_id");
+
+    if (rc == CLI_OK && id[0] == '\0') {
+        (void)puts("no update is open");
+    } else if (rc == CLI_OK) {
+        rc = send_one(c, "/v1/update_weights/abort",
+                      json_pack("{s:s, s:s}", "update_id", id, "reason", "baton abort --update"),
+                      update_done);
+    }
+    answer_fini(&a);
+    return rc;
+}
+
 enum cli_exit cmd_abort(struct cli *c)
 {
     json_t *body, *ids;
 
+    if (cli_has(c, OPT_UPDATE) && (cli_has(c, OPT_ALL) || c->n_args > 0))
+        return cli_usage_error(c, "--update goes neither with ids nor with --all");
+    if (cli_has(c, OPT_UPDATE))
+        return abort_update(c);
     if (cli_has(c, OPT_ALL) == (c->n_args > 0))
-        return cli_usage_error(c, "expected the ids of requests, or --all");
+        return cli_usage_error(c, "expected the ids of requests, --all, or --update");
     if (cli_has(c, OPT_ALL))
         return send_one(c, "/v1/abort_requests", json_pack("{s:b}", "all", 1), abort_done);
     ids = json_array();
@@ -137,11 +164,14 @@ enum cli_exit cmd_lora_list(struct cli *c)
         (void)printf("%-24s %8s %5s %10s\n", "ADAPTER", "REVISION", "RANK", "SIZE");
         json_array_foreach(cli_at(a.json, "adapters"), i, row)
         {
-            char size[CLI_TEXT_MAX];
+            char size[CLI_TEXT_MAX] = "-", rank[CLI_TEXT_MAX] = "-"; /* a fleet has neither */
 
-            (void)printf("%-24s %8.0f %5.0f %10s\n", cli_text(row, "lora_name"),
-                         cli_real(row, "revision"), cli_real(row, "rank"),
-                         cli_nbytes(cli_real(row, "nbytes"), size));
+            if (json_is_number(cli_at(row, "rank")))
+                (void)snprintf(rank, sizeof rank, "%.0f", cli_real(row, "rank"));
+            if (json_is_number(cli_at(row, "nbytes")))
+                (void)cli_nbytes(cli_real(row, "nbytes"), size);
+            (void)printf("%-24s %8.0f %5s %10s\n", cli_text(row, "lora_name"),
+                         cli_real(row, "revision"), rank, size);
         }
     }
     answer_fini(&a);

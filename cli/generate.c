@@ -88,7 +88,11 @@ static char *prompt_read(const struct cli *c)
 static enum cli_exit request_make(const struct cli *c, const char *prompt, json_t **out)
 {
     double max_tokens, temperature, seed;
-    json_t *body;
+    json_t *body, *text = json_string(prompt);
+
+    json_decref(text);
+    if (text == NULL)
+        return cli_usage_error(c, "the prompt is not valid UTF-8");
 
     if (cli_number(c, OPT_MAX_TOKENS, 128, 1, 1 << 20, &max_tokens) != CLI_OK ||
         cli_number(c, OPT_TEMPERATURE, 1, 0, 100, &temperature) != CLI_OK ||
@@ -109,6 +113,11 @@ static enum cli_exit request_make(const struct cli *c, const char *prompt, json_
     return CLI_OK;
 }
 
+static const char *finish_reason(const struct reply *r)
+{
+    return cli_text(json_array_get(cli_at(r->last, "choices"), 0), "finish_reason");
+}
+
 /* "[42 tokens, 120 tokens/s, step-100 0..20, step-101 20..42, length]" on stderr of a terminal. */
 static void reply_summary(const struct reply *r, uint64_t begun_us)
 {
@@ -121,7 +130,7 @@ static void reply_summary(const struct reply *r, uint64_t begun_us)
     json_array_foreach(cli_at(choice, "weight_versions"), i, span)(void)
         fprintf(stderr, ", %s %.0f..%.0f", cli_text(span, "version"), cli_real(span, "start"),
                 cli_real(span, "end"));
-    (void)fprintf(stderr, ", %s]\n", cli_text(choice, "finish_reason"));
+    (void)fprintf(stderr, ", %s]\n", finish_reason(r));
 }
 
 static enum cli_exit reply_end(const struct cli *c, struct reply *r, const struct answer *a,
@@ -143,6 +152,11 @@ static enum cli_exit reply_end(const struct cli *c, struct reply *r, const struc
     }
     if (rc == CLI_OK && isatty(STDERR_FILENO))
         reply_summary(r, begun_us);
+    if (rc == CLI_OK && strcmp(finish_reason(r), "abort") == 0) {
+        (void)fprintf(stderr, "baton generate: the server ended the reply before it was complete: "
+                              "its requests were aborted, or it stops\n");
+        rc = CLI_REFUSED;
+    }
     return rc;
 }
 
@@ -162,7 +176,7 @@ enum cli_exit cmd_generate(struct cli *c)
     json_decref(body);
     free(prompt);
     if (text == NULL)
-        return cli_usage_error(c, "the prompt is not UTF-8");
+        return cli_usage_error(c, "there is no memory for the request");
     call.path = cli_has(c, OPT_CHAT) ? "/v1/chat/completions" : "/v1/completions";
     call.body = text;
     call.body_len = strlen(text);

@@ -55,22 +55,25 @@ static void options_print(const char *name)
             (void)printf("%s ", option_rows[o].flag);
 }
 
+/* Options only behind a '-', so that elsewhere the shell completes files. */
 static void bash_print(void)
 {
     const char *const *names = cli_commands();
 
-    (void)fputs("_baton() {\n  local cur=${COMP_WORDS[COMP_CWORD]} words='serve help version ",
+    (void)fputs("_baton() {\n  local cur=${COMP_WORDS[COMP_CWORD]} words= options=\n"
+                "  case $COMP_CWORD:${COMP_WORDS[1]} in\n  1:*) words='serve help version ",
                 stdout);
     for (size_t i = 0; names[i] != NULL; i++)
         (void)printf("%s ", names[i]);
-    (void)fputs("'\n  if ((COMP_CWORD > 1)); then\n    case ${COMP_WORDS[1]} in\n", stdout);
+    (void)fputs("' ;;\n", stdout);
     for (size_t i = 0; names[i] != NULL; i++) {
-        (void)printf("    %s) words='", names[i]);
-        subs_print(names[i]);
+        (void)printf("  *:%s) options='", names[i]);
         options_print(names[i]);
+        (void)fputs("'; ((COMP_CWORD > 2)) || words='", stdout);
+        subs_print(names[i]);
         (void)fputs("' ;;\n", stdout);
     }
-    (void)fputs("    *) words= ;;\n    esac\n  fi\n"
+    (void)fputs("  esac\n  [[ $cur != -* ]] || words=$options\n"
                 "  mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$cur\")\n}\n"
                 "complete -o default -F _baton baton\n",
                 stdout);

@@ -119,7 +119,7 @@ static enum cli_exit session_finish(struct cli *c, const char *update_id,
 {
     json_t *body = json_pack("{s:s}", "update_id", update_id);
 
-    if (!cli_has(c, OPT_NO_CHECKSUMS))
+    if (!cli_has(c, OPT_NO_CHECKSUMS) && !cli_has(c, OPT_CONVERT))
         (void)json_object_set_new(body, "checksums", checksums_json(w));
     return cli_ask(c, "POST", "/v1/update_weights/finish", body, out);
 }

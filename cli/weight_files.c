@@ -97,6 +97,55 @@ static int index_add(struct weight_files *w, const char *dir, const json_t *inde
     return 0;
 }
 
+/* {tensor: index of its file} (new). A tensor of two files is a mistake: which of them is meant is
+ * not known. Errors: ERR_BAD_REQUEST. */
+static int names_map(json_t **out, const struct weight_files *w, struct err *e)
+{
+    json_t *names = json_object();
+
+    for (size_t i = 0; i < w->n; i++) {
+        const struct tensor_list *l = w->files[i].head.tensor_list;
+
+        for (uint32_t k = 0; k < l->n_tensors; k++) {
+            const json_t *other = json_object_get(names, l->tensors[k].name);
+
+            if (other == NULL) {
+                (void)json_object_set_new(names, l->tensors[k].name, json_integer((json_int_t)i));
+                continue;
+            }
+            (void)err_set(e, ERR_BAD_REQUEST, "",
+                          "%.100s is in %.100s and in %.100s: name one file, or remove those that "
+                          "do not belong to the checkpoint",
+                          l->tensors[k].name, w->files[json_integer_value(other)].path,
+                          w->files[i].path);
+            json_decref(names);
+            return -1;
+        }
+    }
+    *out = names;
+    return 0;
+}
+
+/* Is every tensor of the index in the file that it names? */
+static int index_check(const struct weight_files *w, const char *dir, const json_t *index,
+                       const json_t *names, struct err *e)
+{
+    json_t *map = json_object_get(index, "weight_map"), *file;
+    const char *tensor;
+
+    json_object_foreach(map, tensor, file)
+    {
+        const json_t *at = json_object_get(names, tensor);
+
+        if (at == NULL || strcmp(w->files[json_integer_value(at)].path + strlen(dir) + 1,
+                                 json_string_value(file)) != 0)
+            return err_set(e, ERR_BAD_REQUEST, "",
+                           "%.100s/" INDEX " says that %.100s is in %.100s, and it is not", dir,
+                           tensor, json_string_value(file));
+    }
+    return 0;
+}
+
 static int index_read(json_t **out, const char *dir, struct err *e)
 {
     struct file_cfg cfg = {
@@ -151,7 +200,7 @@ static int all_add(struct weight_files *w, const char *dir, struct err *e)
 static int dir_add(struct weight_files *w, const char *dir, struct err *e)
 {
     char whole[PATH_LEN_MAX];
-    json_t *index;
+    json_t *index, *names = NULL;
     int rc;
 
     (void)snprintf(whole, sizeof whole, "%.4000s/model.safetensors", dir);
@@ -162,6 +211,11 @@ static int dir_add(struct weight_files *w, const char *dir, struct err *e)
     if (index == NULL)
         return all_add(w, dir, e);
     rc = index_add(w, dir, index, e);
+    if (rc == 0)
+        rc = names_map(&names, w, e);
+    if (rc == 0)
+        rc = index_check(w, dir, index, names, e);
+    json_decref(names);
     json_decref(index);
     return rc;
 }
@@ -169,6 +223,7 @@ static int dir_add(struct weight_files *w, const char *dir, struct err *e)
 int weight_files_open(struct weight_files *out, const char *path, struct err *e)
 {
     struct stat st;
+    json_t *names = NULL;
     int rc;
 
     *out = (struct weight_files){0};
@@ -176,6 +231,9 @@ int weight_files_open(struct weight_files *out, const char *path, struct err *e)
         return err_set_errno(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_UNREADABLE, "", errno,
                              "%.300s cannot be read", path);
     rc = S_ISDIR(st.st_mode) ? dir_add(out, path, e) : file_add(out, "", path, e);
+    if (rc == 0)
+        rc = names_map(&names, out, e);
+    json_decref(names);
     if (rc != 0)
         weight_files_close(out);
     return rc;

@@ -105,6 +105,8 @@ static json_t *path_table(const struct cli *c, const char *path)
     return table;
 }
 
+enum { LINES_MAX = 100 }; /* of differences that are printed */
+
 /* Prints what differs; @from and @to name the two sides. Returns how many tensors do. */
 static size_t tables_compare(json_t *a, const char *from, json_t *b, const char *to)
 {
@@ -118,7 +120,8 @@ static size_t tables_compare(json_t *a, const char *from, json_t *b, const char 
 
         if (other != NULL && strcmp(other, json_string_value(value)) == 0)
             continue;
-        n++;
+        if (n++ >= LINES_MAX)
+            continue;
         if (other == NULL)
             (void)printf("only in %s: %s\n", from, name);
         else
@@ -128,8 +131,8 @@ static size_t tables_compare(json_t *a, const char *from, json_t *b, const char 
     {
         if (json_object_get(a, name) != NULL)
             continue;
-        n++;
-        (void)printf("only in %s: %s\n", to, name);
+        if (n++ < LINES_MAX)
+            (void)printf("only in %s: %s\n", to, name);
     }
     return n;
 }
@@ -140,7 +143,10 @@ static enum cli_exit tables_judge(json_t *a, const char *from, json_t *b, const 
 
     if (interrupted())
         return CLI_INTERRUPTED;
+    (void)printf("%s | %s\n", from, to);
     n = tables_compare(a, from, b, to);
+    if (n > LINES_MAX)
+        (void)printf("and %zu more\n", n - LINES_MAX);
     if (n == 0)
         (void)printf("the same: %zu tensors\n", json_object_size(a));
     else
@@ -155,12 +161,15 @@ enum cli_exit cmd_weights_verify(struct cli *c)
     json_t *files = path_table(c, c->args[0]), *served = NULL;
     struct answer a = {0};
     enum cli_exit rc = CLI_USAGE;
+    char what[160];
 
     if (files != NULL)
         rc = cli_ask(c, "GET", "/v1/weights", NULL, &a);
     if (rc == CLI_OK) {
         served = served_table(a.json);
-        rc = tables_judge(files, c->args[0], served, cli_text(a.json, "weight_version"));
+        (void)snprintf(what, sizeof what, "served version %.128s",
+                       cli_text(a.json, "weight_version"));
+        rc = tables_judge(files, c->args[0], served, what);
     }
     json_decref(served);
     json_decref(files);

@@ -141,6 +141,17 @@ static int command_serve(int argc, char **argv)
     return rc;
 }
 
+/* "baton help push": as "baton push --help". */
+static int command_help_of(int argc, char **argv)
+{
+    char help[] = "--help";
+    char *line[] = {argv[0], argv[2], argc > 3 ? argv[3] : help, help, NULL};
+
+    if (strcmp(argv[2], "serve") == 0)
+        return command_serve(1, line + 3);
+    return cli_is_command(argv[2]) ? cli_run(4, line) : unknown_command(argv[2]);
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 2)
@@ -153,5 +164,7 @@ int main(int argc, char **argv)
         return usage_print(stdout, 0);
     if (cli_is_command(argv[1]))
         return cli_run(argc, argv);
+    if (strcmp(argv[1], "help") == 0)
+        return command_help_of(argc, argv);
     return unknown_command(argv[1]);
 }

@@ -69,17 +69,53 @@ run 0 weights diff "$WORK/shards" "$STEP"
 has "the same: 46 tensors"
 cp "$STEP" "$WORK/shards/other.safetensors" # the index does not name it
 run 0 weights verify "$WORK/shards"
+rm "$WORK/shards/other.safetensors"
+
+# two checkpoints in one directory, or an index that is wrong: which is meant is not known
+for command in "push" "weights verify" "weights diff $STEP"; do
+  # shellcheck disable=SC2086
+  run 2 $command "$CHECKPOINTS"
+  complains "step-00000.safetensors and in "
+done
+cp -r "$WORK/shards" "$WORK/ghost"
+jq '.weight_map["ghost.weight"] = "model-1-of-2.safetensors"' "$WORK/shards/model.safetensors.index.json" \
+  >"$WORK/ghost/model.safetensors.index.json"
+run 2 push "$WORK/ghost"
+complains "says that ghost.weight is in model-1-of-2.safetensors, and it is not"
 
 # half of a model is refused by name, and what served goes on
 cp "$WORK/shards/model-1-of-2.safetensors" "$WORK/half.safetensors"
 run 1 push "$WORK/half.safetensors"
 complains "422 incomplete_update"
 complains "; missing: "
+complains "hint: --partial"
 run 0 weights verify "$STEP"
 run 0 status --json
 same .update null
 run 1 weights diff "$WORK/half.safetensors" "$STEP"
 has "only in $STEP: "
+
+# dtypes are converted on request
+"$PYTHON" - "$STEP" "$WORK/wide.safetensors" <<'P'
+import json, struct, sys
+with open(sys.argv[1], "rb") as f:
+    head = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+    data = f.read()
+head.pop("__metadata__", None)
+out, body = {}, b""
+for name, row in sorted(head.items(), key=lambda kv: kv[1]["data_offsets"]):
+    a, b = row["data_offsets"]
+    wide = b"".join(b"\0\0" + data[i:i + 2] for i in range(a, b, 2))
+    out[name] = {"dtype": "F32", "shape": row["shape"], "data_offsets": [len(body), len(body) + len(wide)]}
+    body += wide
+text = json.dumps(out).encode()
+with open(sys.argv[2], "wb") as f:
+    f.write(struct.pack("<Q", len(text)) + text + body)
+P
+run 1 push "$WORK/wide.safetensors"
+complains "hint: --convert"
+run 0 push "$WORK/wide.safetensors" --convert --weight-version converted
+run 0 weights verify "$STEP"
 
 # --partial takes it
 run 0 push "$WORK/half.safetensors" --partial --weight-version half
@@ -98,6 +134,24 @@ run 0 generate "In the beginning" --max-tokens 2 --json
 jq --exit-status .choices "$WORK/body" >/dev/null || fail "not a JSON value for each line: $(cat "$WORK/body")"
 run 1 generate hello --model nobody
 complains "404"
+printf 'caf\xe9' | BATON_URL=$URL "$BATON" generate - 2>"$WORK/errors" && fail "a prompt that is no UTF-8 is sent"
+complains "not valid UTF-8"
+
+# a reply that was cut is no success
+run 0 pause
+BATON_URL=$URL "$BATON" generate hello >"$WORK/text" 2>"$WORK/cut" &
+CUT=$!
+until call GET /v1/status && jq --exit-status '.admission.generate.waiting > 0' "$WORK/body" >/dev/null; do
+  sleep 0.05
+done
+run 0 abort --all
+rc=0
+wait "$CUT" || rc=$?
+cp "$WORK/cut" "$WORK/errors"
+has "aborted 1"
+((rc == 1)) || fail "a cut reply ended with $rc"
+complains "before it was complete"
+run 0 resume
 
 # adapters
 run 0 lora load shout "$MODEL/adapters/shout"
@@ -156,6 +210,19 @@ wait "$PUSH" || rc=$?
 complains interrupted
 call GET /v1/status
 same .update null
+
+# so does abort --update
+run 0 abort --update
+has "no update is open"
+post 200 /v1/update_weights/start '{}'
+run 1 push "$STEP"
+complains "409 conflict"
+run 0 abort --update
+has "aborted upd-"
+call GET /v1/status
+same .update null
+run 2 abort --update --all
+call GET /v1/status
 same .weights.weight_version half
 kill "$STALL"
 
@@ -175,6 +242,16 @@ complains "unknown command 'lod'"
 run 2 stats
 complains "did you mean 'status'?"
 run 2 status --url ftp://here
+run 0 status --url "$URL/"
+run 3 status --url "unix:$WORK/nowhere"
+complains "no server accepts connections at this socket"
+run 0 help push
+has "--no-checksums"
+run 0 help lora load
+has "usage: baton lora load"
+run 0 help serve
+has "--upstream"
+run 2 help puhs
 run 0 push --help
 has "--no-checksums"
 run 0 lora --help
@@ -198,7 +275,9 @@ chmod 600 "$WORK/keys" "$WORK/key"
 serve_model --api-key-file "$WORK/keys"
 run 1 status
 complains "401 unauthorized"
+complains "hint: give a key by --key-file"
 run 0 status --key-file "$WORK/key"
+run 0 status --key-file "$WORK/keys"
 BATON_API_KEY=0123456789abcdef0123456789abcdef run 0 status
 stop_server
 
