@@ -156,13 +156,14 @@ def several_buckets(world, server):
                       parts[4][2].name, status=422, what="a sum of the fifth bucket")
         spent(t, "a sum of the fifth bucket")  # a failure too ends with every export given back
 
-        i, bad = next((i, s) for i, s in enumerate(parts[4]) if "F" in s.dtype and s.nbytes >= 8)
+        k, i, bad = next((k, i, s) for k, part in enumerate(parts) for i, s in enumerate(part)
+                         if "F" in s.dtype and s.nbytes >= 8)
         of_nan = {**data, bad.name: data[bad.name][:-8] + b"\xff" * 8}
         again = [bucket(t, 0, specs, of_nan)[1] for specs in parts]
-        again[4]["checksums"] = [baton.checksum(of_nan[s.name]) for s in parts[4]]
-        server.refuse({"buckets": again}, "non_finite_weights", f"/buckets/4/names/{i}",
-                      bad.name, "NaN", status=422, what="NaN in the fifth bucket")
-        spent(t, "NaN in the fifth bucket")
+        again[k]["checksums"] = [baton.checksum(of_nan[s.name]) for s in parts[k]]
+        server.refuse({"buckets": again}, "non_finite_weights", f"/buckets/{k}/names/{i}",
+                      bad.name, "NaN", status=422, what="NaN in a bucket")
+        spent(t, "NaN in a bucket")
 
     refused_buckets(world, server, data, parts)
 
