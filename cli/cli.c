@@ -64,10 +64,13 @@ const struct command commands[] = {
 
 const char *const *cli_commands(void)
 {
-    static const char *const names[] = {"push",    "status",     "upstreams", "generate", "lora",
-                                        "pause",   "resume",     "sleep",     "wake",     "abort",
-                                        "weights", "completion", NULL};
+    static const char *names[sizeof commands / sizeof commands[0]];
+    size_t n = 0;
 
+    for (const struct command *c = commands; c->name != NULL; c++)
+        if (n == 0 || strcmp(names[n - 1], c->name) != 0) /* its second words stand together */
+            names[n++] = c->name;
+    names[n] = NULL;
     return names;
 }
 
