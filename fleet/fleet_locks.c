@@ -37,7 +37,7 @@ static struct fleet_lock *lock_of(struct fleet_control *fc, enum fleet_lock_kind
     }
 }
 
-/* What such a lock waits for now; one that is free: nothing. */
+/* The lock that a request for `kind` has to wait for; it has no owner if there is none. */
 static struct fleet_lock blocker_locked(const struct fleet_control *fc, enum fleet_lock_kind kind)
 {
     const struct fleet_locks *l = &fc->locks;

@@ -1,5 +1,6 @@
 /* The locks of the operations on a fleet. Each is owned for as long as engines process requests, so
- * none is a mutex: a thread waits for one with a deadline, and is told which operation owns it.
+ * none is a mutex: a thread waits for one with a deadline, and its error names the operation that
+ * owns it.
  *
  * The operation lock is for whatever changes engines: a sleep, a load of an adapter, a step of an
  * update. The abort lock is for the abort of an update: it waits for the steps of an update, and

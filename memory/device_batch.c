@@ -326,7 +326,7 @@ static int table_place(struct table *t, struct device_batch *b, struct err *e)
 }
 
 /* The kernel looks at aligned words of 32 bits. What does not lie whole in one of them it could not
- * judge: that is looked at by whoever reads the answer. Returns whether it is so. */
+ * judge: the reader of the answer checks that. Returns whether it is so. */
 static bool piece_look(struct copy_sum_piece *row, const struct device_piece *p)
 {
     const struct non_finite_bits bits = non_finite_bits(p->dtype);

@@ -1,6 +1,6 @@
 /* What an engine cached of prompts was computed with the weights of that time. An update that
  * overwrites those weights therefore empties the caches before it ends, while the engines are
- * paused, whoever paused them and whoever resumes them: no request that is sent after the update
+ * paused, whichever call paused or resumes them: no request that is sent after the update
  * reads an entry of another version. The caches are: the prefix cache, a vLLM's cache of encoder
  * outputs (images), and an SGLang's storage beyond its memory (HiCache). An SGLang has no route
  * that empties its cache of image embeddings; those entries stay.

@@ -31,7 +31,7 @@ void fleet_reset_caches(struct fleet_control *fc, const struct fleet_cache_reset
                         struct err *why);
 
 /* fleet_reset_part_caches - of the engines that take part in an update and overwrite their weights,
- * before they are told to finish. An engine on which it fails is out of rotation and asked again
+ * before the finish call is sent. An engine on which it fails is out of rotation and asked again
  * until it works (fleet/fleet_reconcile.h). The caller owns the operation lock. Blocks: as
  * fleet_reset_caches. */
 void fleet_reset_part_caches(struct fleet_control *fc, struct fleet_session *s);

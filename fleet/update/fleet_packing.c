@@ -1,4 +1,4 @@
-/* How handles are packed, which a vLLM since 0.27 is told only when its transfer is set up. What a
+/* How handles are packed, which vLLM since 0.27 accepts only when its transfer is set up. What a
  * request leaves out was added before (handlers/fleet/packing.c). */
 #include "fleet/update/fleet_update_priv.h"
 
@@ -20,7 +20,8 @@ struct packing_request {
     size_t n_asked;
 };
 
-/* An engine that is told only when a transfer is set up, and was not told so in this update. */
+/* An engine that accepts the packing only when a transfer is set up, and has not got it in this
+ * update. */
 static bool needs_packing(const struct fleet_part *p, const void *arg)
 {
     const struct packing_request *t = arg;

@@ -90,9 +90,9 @@ struct fleet_part {
     enum part_update own_update; /* a start and a finish without tensors change nothing there */
     bool may_have_marker;        /* its version is, or may be, our dirty marker */
     bool paused;                 /* for this update */
-    enum fleet_packing_state packing; /* of handles, as it was told in this update */
+    enum fleet_packing_state packing; /* of handles, as sent to it in this update */
     struct fleet_incarnation
-        incarnation; /* when its first tensors were sent, or it was told to finish */
+        incarnation; /* when its first tensors were sent, or its finish was sent */
     char old_label[API_VERSION_MAX +
                    1]; /* the version that it reported before it was marked; "": none */
     char reported_label[API_VERSION_MAX + 1]; /* the version that it reported last */

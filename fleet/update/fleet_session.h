@@ -3,7 +3,7 @@
  * owns the session.
  *
  * Two kinds of engine take part (fleet/update/fleet_part.h). Two-phase engines (batons) verify what
- * they got and serve it only when they are told to: either all of them commit, or none does. The
+ * they got and serve it only after the commit call: either all of them commit, or none does. The
  * others overwrite the weights that they serve, so each is paused from its first byte to the end of
  * the update, and one that does not get to the end is fenced. */
 #ifndef BATON_FLEET_UPDATE_FLEET_SESSION_H

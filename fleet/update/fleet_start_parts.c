@@ -1,5 +1,5 @@
-/* Engines that overwrite their weights are told to start an update before their first tensor, and
- * not earlier: a start may already take the weights apart, so the engines are paused by then.
+/* Engines that overwrite their weights get a call that starts an update before their first tensor,
+ * and not earlier: a start may already take the weights apart, so the engines are paused by then.
  * Whether an engine has a route to start an update is found out by the request itself, in each
  * update: what was learned earlier may have been about another process. */
 #include "fleet/update/fleet_update_priv.h"
@@ -53,7 +53,7 @@ static bool has_no_start(const struct fleet_part *p, const struct fleet_result *
            (result->status == 404 || result->status == 405);
 }
 
-/* An engine that refuses, and may have an update open, is told to start again after that is
+/* An engine that refuses, and may have an update open, gets the start call again after that is
  * closed. */
 static void on_started(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {

@@ -9,7 +9,7 @@
 
 /* verify */
 
-/* If one engine's API cannot express the finish, no engine is told to finish. */
+/* If one engine's API cannot express the finish, no engine gets one. */
 static int finish_validate(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
                            struct err *e)
 {
@@ -102,7 +102,7 @@ static void set_label(struct fleet_control *fc, struct fleet_session *s, const c
     mtx_unlock(&fc->lock);
 }
 
-/* A baton's process is recorded right before it is told to finish. */
+/* A baton's process is recorded right before its finish is sent. */
 static bool is_to_finish(const struct fleet_part *p, const void *arg)
 {
     (void)arg;

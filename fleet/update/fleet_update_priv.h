@@ -32,7 +32,7 @@ void part_drop_failed(struct fleet_part *p, const struct fleet_result *results);
 
 /* fleet_must_start_parts - has an engine to be told to start before it gets these tensors?
  * fleet_start_parts - tell those engines to start, and drop the ones that refuse. An engine that
- * may still have an earlier update open is told to finish that first. The caller owns the operation
+ * may still have an earlier update open gets a finish for that first. The caller owns the operation
  * lock, and the engines are paused. Blocks: up to the time of three steps. Errors: fleet_request's;
  * ERR_NO_MEMORY. */
 bool fleet_must_start_parts(struct fleet_control *fc, const struct fleet_session *s,
@@ -73,7 +73,7 @@ void fleet_clear_dirty_markers(struct fleet_control *fc, struct fleet_session *s
 /* fleet_check_dirty_markers - drop the engines that no longer have our marker: they were restarted,
  * or somebody else changed them. Engines that do not answer are dropped too. Those of them that are
  * in doubt are fenced. No lock held. Blocks: up to the time of a step.
- * @all  also engines that name their process: before they are told to finish
+ * @all  also engines that name their process: before their finish is sent
  * Errors: too few engines are left; fleet_query's. */
 int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s, bool all,
                               struct err *e);

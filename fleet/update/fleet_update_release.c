@@ -78,7 +78,7 @@ void fleet_release_finished(struct fleet_control *fc, struct fleet_session *s)
         resume_parts(fc, s, is_finished_paused, &all);
 }
 
-/* An engine that was started and got no tensors is told to finish without a version, which changes
+/* An engine that was started and got no tensors gets a finish without a version, which changes
  * nothing. A start whose answer was lost may not have been executed; then there is nothing to
  * finish. An SGLang without an open update, since it was restarted, answers 400. */
 static void on_closed(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)

@@ -255,7 +255,7 @@ static size_t n_dropped(struct fleet_control *fc, const struct fleet_session *s)
 
 /* An engine that refused the tensors without reading them is resumed with its old weights and
  * version, while the others get the rest. If the lock is not free now, this is done before the
- * others are told to finish. */
+ * others get the finish call. */
 static void release_dropped(struct fleet_control *fc, struct fleet_session *s)
 {
     struct err ignored = {0};
