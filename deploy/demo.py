@@ -83,7 +83,7 @@ class Stream(threading.Thread):
             self.error = e
 
     def generate(self):
-        connection, _, _ = baton._connect(self.url, 60)
+        connection, _, _ = baton.connection.open_connection(self.url, 60)
         body = {"prompt": PROMPT, "max_tokens": 900, "temperature": 1.0, "seed": self.seed,
                 "ignore_eos": True, "stream": True, "return_token_ids": True}
         connection.request("POST", "/v1/completions", json.dumps(body),

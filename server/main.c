@@ -32,7 +32,9 @@ static int usage_print(FILE *to, int rc)
                       "of a running server (--url URL, or BATON_URL):\n");
     cli_usage(&commands);
     (void)fputs(commands.data != NULL ? commands.data : "", to);
-    (void)fputs("\nTrainers push weights by client/baton.py, or by POST /v1/update_weights.\n", to);
+    (void)fputs("\nTrainers push weights by baton push, the Python package, or "
+                "POST /v1/update_weights.\n",
+                to);
     buf_fini(&commands);
     return rc;
 }

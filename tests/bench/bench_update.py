@@ -2,7 +2,7 @@
 
 Usage: bench_update.py BATON CLIENT_DIR [MIB [N_TENSORS]]      (default 1024 MiB in 256 tensors)
 
-First each door as client/baton.py uses it: the median of what the server measured (receive) and of
+First each door as the client uses it: the median of what the server measured (receive) and of
 the whole call. Then an update in as many tensors as Qwen3-30B-A3B has, named by their plan_id,
 against one tensor of equal bytes: both read the same shared memory object, which is kept and
 written anew each time as a trainer's would be. Then what the number of tensors costs where bytes
@@ -56,7 +56,7 @@ def doors(binary, memory, n):
     with Server(binary, named) as server, Server(binary, named, "--non-finite", "allow") as blind:
         for s in server, blind:
             with open(weights_of(s), "wb") as f:
-                f.write(baton._header(list(tensors.items()), False)[0])
+                f.write(baton.host._header(list(tensors.items()), False)[0])
                 f.write(raw[:server.nbytes])
         for via in ("shm", "body", "path"):
             door(server, blind, tensors, via, memory)

@@ -16,7 +16,7 @@ class Spec:
         self.name, self.dtype, self.shape, self.numel = name, dtype, list(shape), 1
         for dim in shape:
             self.numel *= dim
-        self.width = baton.DTYPES[baton._CANONICAL[dtype]][0]
+        self.width = baton.DTYPES[baton.tensors.CANONICAL[dtype]][0]
         self.nbytes = self.numel * self.width
 
 

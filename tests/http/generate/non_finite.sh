@@ -92,7 +92,7 @@ changed "$CHECKPOINTS/step-00100.safetensors" $name c0ff "$bad" 1234
 # push STATUS VIA [option...]
 push() {
   local status=0
-  "$PYTHON" "$CLIENT" "$bad" --url "$URL" --via "$2" --weight-version bad "${@:3}" \
+  "$PYTHON" -m baton "$bad" --url "$URL" --via "$2" --weight-version bad "${@:3}" \
     >"$WORK/body" 2>"$WORK/said" || status=$?
   N_CHECKS=$((N_CHECKS + 1))
   [[ $status == "$1" ]] || fail "push by $2 ended with $status: $(cat "$WORK/body" "$WORK/said")"

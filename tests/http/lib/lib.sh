@@ -6,7 +6,8 @@ source "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/env.sh"
 
 BATON=$(realpath "$1")
 MODEL=$(realpath "$2")/kjv-qwen3-1m
-CLIENT=$(realpath "$3")/baton.py
+CLIENT=$(realpath "$3")/baton
+export PYTHONPATH=${CLIENT%/*}:$PYTHONPATH
 CHECKPOINTS=$MODEL/checkpoints
 WORK=$(mktemp --directory)
 SERVER_PID=

@@ -83,12 +83,12 @@ no_key_left
 
 # The client takes its key from the environment.
 for key in "" "$watch"; do
-  if BATON_API_KEY=$key "$PYTHON" "$CLIENT" --url "$URL" "$CHECKPOINTS/step-01500.safetensors" >"$WORK/body" 2>&1; then
+  if BATON_API_KEY=$key "$PYTHON" -m baton --url "$URL" "$CHECKPOINTS/step-01500.safetensors" >"$WORK/body" 2>&1; then
     fail "the client could push with '$key'"
   fi
   has "${key:+"the key has the role viewer"}"
 done
-BATON_API_KEY=$control "$PYTHON" "$CLIENT" --url "$URL" "$CHECKPOINTS/step-01500.safetensors" >"$WORK/body"
+BATON_API_KEY=$control "$PYTHON" -m baton --url "$URL" "$CHECKPOINTS/step-01500.safetensors" >"$WORK/body"
 same .phase committed
 
 # SIGHUP: the file is read again, whole or not at all; connections stay.

@@ -92,7 +92,7 @@ same .error.code 404
 expect 200 GET /v1/status
 accepted=$(jq .http.accepted "$WORK/body")
 expect 200 POST '/v1/update_weights?weight_version=control' "${update[@]}"
-"$PYTHON" "$CLIENT" --url "$URL" --weight-version client "$CHECKPOINTS/step-01500.safetensors" >"$WORK/body"
+"$PYTHON" -m baton --url "$URL" --weight-version client "$CHECKPOINTS/step-01500.safetensors" >"$WORK/body"
 URL=$data
 serves step-01500 client
 expect 200 GET /v1/status

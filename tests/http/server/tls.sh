@@ -31,7 +31,7 @@ serves step-00000 step-0
 timeout 250 "$PYTHON" -W ignore::DeprecationWarning "$here/tls.py" localhost "${URL##*:}" "$WORK/ec.pem" "$CHECKPOINTS/step-00000.safetensors" ||
   fail "see above"
 serves step-00000 odd-5
-"$PYTHON" "$CLIENT" --url "$URL" --via body --weight-version by-tls "$CHECKPOINTS/step-01500.safetensors" >"$WORK/body"
+"$PYTHON" -m baton --url "$URL" --via body --weight-version by-tls "$CHECKPOINTS/step-01500.safetensors" >"$WORK/body"
 same .phase committed
 serves step-01500 by-tls
 curl --silent --max-time 20 "http://localhost:${URL##*:}/health" >"$WORK/body"

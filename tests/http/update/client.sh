@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# client/baton.py with each source of weights, and its errors, which have the server's messages.
+# The client with each source of weights, and its errors, which have the server's messages.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 serve_model --allow-path "$CHECKPOINTS"
 
 for via in shm body path; do
-  "$PYTHON" "$CLIENT" "$CHECKPOINTS/step-00100.safetensors" --url "$URL" --via "$via" \
+  "$PYTHON" -m baton "$CHECKPOINTS/step-00100.safetensors" --url "$URL" --via "$via" \
     --weight-version "by-$via" >"$WORK/body"
   same .phase committed
   serves step-00100 "by-$via"
@@ -40,13 +40,13 @@ assert len(digest) == 64
 # One bit flipped on the way: the checksum names the tensor.
 one = dict(tensors)
 sums = baton.checksum
-baton.checksum = lambda data: "0" * 32 if len(data) == 256 else sums(data)
+baton.host.checksum = lambda data: "0" * 32 if len(data) == 256 else sums(data)
 try:
     baton.push(one, url, via="body")
     raise SystemExit("a wrong checksum was accepted")
 except baton.BatonError as e:
     assert e.status == 422 and e.code == "checksum_mismatch", e
-baton.checksum = sums
+baton.host.checksum = sums
 
 # A stored inv_freq is compared with what the configuration makes of rope_theta.
 freq = 1.0 / numpy.float32(10000.0) ** (numpy.arange(0, 32, 2, dtype=numpy.float32) / numpy.float32(32))

@@ -1,4 +1,4 @@
-"""client/baton.py's push via ipc and attach, over a stand-in for torch and a fake GPU.
+"""The client's push via ipc and attach, over a stand-in for torch and a fake GPU.
 Usage: client_ipc.py URL CLIENT_DIR LIBFAKECUDA WHAT CHECKPOINT...
 WHAT: whole (a model on one GPU), several (two ranks), hostless (a server without a GPU rank)."""
 
@@ -87,14 +87,14 @@ def failures(world, first):
     tensors = tensors_of(first, world)
     before = served()
     real = baton.gpu_checksums
-    baton.gpu_checksums = lambda raws: ["0" * 32] + real(raws)[1:]
+    baton.ipc.gpu_checksums = lambda raws: ["0" * 32] + real(raws)[1:]
     refused(
         lambda: baton.push(tensors, url, via="ipc", bucket_nbytes=200_000),
         "checksum",
         "a wrong checksum",
         422,
     )
-    baton.gpu_checksums = real
+    baton.ipc.gpu_checksums = real
     settled(world, "a wrong checksum")
     missing = dict(list(tensors.items())[1:])
     refused(lambda: baton.push(missing, url, via="ipc"), "missing", "a tensor too few", 422)
@@ -139,9 +139,9 @@ def buckets_wait(world, first):
             broken.append(f"bucket of request {k} was written")
         return real(at, method, path, body, **more)
 
-    baton.request = slow
+    baton.ipc.request = slow
     answer = baton.push(tensors, url, via="ipc", bucket_nbytes=300_000, weight_version="held")
-    baton.request = real
+    baton.ipc.request = real
     same((answer["phase"], broken), ("committed", []), "buckets wait for their answers")
     same(len(sent) > 4, True, "in several requests")
     same(served(), sums_of(first), "held back: bytes")
@@ -191,14 +191,14 @@ def odd_places(world):
     """Checksums of pieces that are no whole words, or begin between two; views in a slab."""
     data = numpy.random.default_rng(1).integers(0, 256, 70_001, numpy.uint8)
     flat = client_torch.made(data, world.torch.uint8, (len(data),), "cuda:0")
-    real, baton.GPU_PIECE_NBYTES = baton.GPU_PIECE_NBYTES, 4096
+    real, baton.gpu.GPU_PIECE_NBYTES = baton.gpu.GPU_PIECE_NBYTES, 4096
     for a, b in ((0, 70_001), (0, 70_000), (1, 4097), (2, 2), (3, 8195), (4, 9), (6, 70_000)):
         same(
             baton.gpu_checksums([flat[a:b]]),
             [baton.checksum(data[a:b].tobytes())],
             f"bytes {a} to {b}",
         )
-    baton.GPU_PIECE_NBYTES = real
+    baton.gpu.GPU_PIECE_NBYTES = real
     storage = client_torch.Storage(data.tobytes(), "cuda:0")
     for dtype, shape, offset, seen in (
         ("bfloat16", [3, 5], 8, (3, 5)),
@@ -208,7 +208,7 @@ def odd_places(world):
         ("U64", [2], 8, (16,)),
         ("uint8", [9], 5, (9,)),
     ):
-        view = baton._view(storage, dtype, shape, offset)
+        view = baton.attached._view(storage, dtype, shape, offset)
         same(tuple(view.shape), seen, f"{dtype} {shape} at {offset}")
         same(view.flat.tobytes(), data[offset : offset + view.flat.nbytes].tobytes(), "its bytes")
 
@@ -224,7 +224,8 @@ def several(world, first, second):
     both(first)
     there = tensors_of(second, world, 0)
     other = sorted(tensors_of(second, world, 1).items(), key=lambda item: item[1].numel())
-    cuts = [len(list(baton._cut(baton._on_gpus(p), 150_000))) for p in (list(there.items()), other)]
+    cuts = [len(list(baton.ipc._cut(baton.gpu.on_gpus(p), 150_000)))
+            for p in (list(there.items()), other)]
     same(cuts[0] != cuts[1], True, f"they are cut into {cuts} pieces")
     answer = baton.push(
         list(there.items()) + other,
@@ -276,7 +277,8 @@ def hostless(world, first, second):
     refused(lambda: baton.attach(url), "host memory", "attach", 409)
     refused(lambda: baton.push(tensors_of(second, world), url, via="ipc"), "GPU", "ipc", 409)
     world.expandable = True
-    same(baton._exports_plainly(tensors_of(first, world)["model.norm.weight"]), False, "expandable")
+    norm = tensors_of(first, world)["model.norm.weight"]
+    same(baton.ipc.exports_plainly(norm), False, "expandable")
     settled(world, "hostless")
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# client/baton.py from GPU to GPU, push and attach, over a fake driver and a stand-in for torch.
+# The client from GPU to GPU, push and attach, over a fake driver and a stand-in for torch.
 # Usage: as lib.sh says, and then the path of libfakecuda, and of the other process's.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib/lib.sh"

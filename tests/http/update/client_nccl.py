@@ -1,4 +1,4 @@
-"""client/baton.py's join and push via nccl: this process is the trainer, over a stand-in for torch
+"""The client's join and push via nccl: this process is the trainer, over a stand-in for torch
 and the fakes; the servers are real.
 Usage: client_nccl.py BATON MODEL CLIENT_DIR FAKECUDA FAKENCCL TRAINERS_FAKECUDA TRAINERS_FAKENCCL
 [SEED]"""
@@ -261,12 +261,12 @@ def refusals(world, server):
 def wrong_sum(world, server, group):
     """All has been broadcast, and is not taken; every rank is where it was."""
     real = baton.gpu_checksums
-    baton.gpu_checksums = lambda raws: ["0" * 32] + real(raws)[1:]
+    baton.group.gpu_checksums = lambda raws: ["0" * 32] + real(raws)[1:]
     for blind_s in (0.0, BLIND_S):  # then the answer is there before the broadcast is seen to end
         world.streams.blind_until = time.monotonic() + blind_s
         refused(lambda: group.push(world.tensors(world.data())), "a wrong sum", "checksum",
                 status=422)
-    baton.gpu_checksums = real
+    baton.group.gpu_checksums = real
     same_as_before([server], "a wrong sum")
 
 
@@ -315,7 +315,7 @@ def not_joined(world):
         world.quiet("an address")
     with world.serve(FAKENCCL_HANG_INIT="1") as server:
         refused(lambda: baton.join(url_of(server), timeout=1), "a hung init", "NCCL_CUMEM_ENABLE",
-                url_of(server), status=408, within=1 + baton.WORDS_S + SOON_S)
+                url_of(server), status=408, within=1 + baton.group.WORDS_S + SOON_S)
         world.quiet("a hung init")
     with world.serve(FAKENCCL_REFUSE_JOIN="1") as server, world.serve() as other:
         refused(lambda: baton.join([url_of(other), url_of(server)]), "one that cannot",
@@ -340,7 +340,7 @@ def mute(world):
     threading.Thread(target=listener.serve_forever, daemon=True).start()
     try:
         refused(lambda: baton.join(f"http://127.0.0.1:{listener.server_port}", timeout=1), "mute",
-                "NCCL_CUMEM_ENABLE", code="timeout", within=1 + baton.WORDS_S + SOON_S)
+                "NCCL_CUMEM_ENABLE", code="timeout", within=1 + baton.group.WORDS_S + SOON_S)
         world.quiet("mute")
     finally:
         Mute.over.set()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# client/baton.py's groups, over the fakes and a stand-in for torch. Usage: as lib.sh says, and then
+# The client's groups, over the fakes and a stand-in for torch. Usage: as lib.sh says, and then
 # the paths of libfakecuda, of libfakenccl, and of the trainer's two. env SEED repeats a run.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../lib/lib.sh"

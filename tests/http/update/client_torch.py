@@ -1,4 +1,4 @@
-"""As much of torch as client/baton.py uses, over numpy and libfakecuda.so, so that its GPU paths
+"""As much of torch as the client uses, over numpy and libfakecuda.so, so that its GPU paths
 run where there is no GPU. Whether torch itself does the same is for tests/gpu to find out.
 
 A tensor's bytes are in host memory. What was exported is written to the fake GPU when its stream is

@@ -60,7 +60,7 @@ class Mapped:
         check(sorted(self.answer["names"]), sorted(wanted), "names")
         for i, name in enumerate(self.answer["names"]):
             t = wanted[name]
-            check(baton._CANONICAL[self.answer["dtypes"][i]], t.dtype, f"{name}: dtype")
+            check(baton.tensors.CANONICAL[self.answer["dtypes"][i]], t.dtype, f"{name}: dtype")
             check(self.answer["shapes"][i], list(t.shape), f"{name}: shape")
             check(self.bytes_of(i), bytes(t.data), f"{name}: bytes")
 

@@ -1,0 +1,155 @@
+"""Tensors as bytes, safetensors files, checksums."""
+
+import array
+import ctypes
+import hashlib
+import json
+import mmap
+import os
+import struct
+import sys
+
+PIECE_NBYTES = 8 << 20  # of a body on its way out, and of a checksum
+DTYPES = {  # canonical (safetensors) name -> bytes an element, other spellings
+    "BOOL": (1, ("bool",)), "U8": (1, ("uint8",)), "I8": (1, ("int8",)),
+    "F8_E5M2": (1, ("float8_e5m2",)), "F8_E4M3": (1, ("float8_e4m3fn",)),
+    "I16": (2, ("int16",)), "U16": (2, ("uint16",)),
+    "F16": (2, ("float16", "half")), "BF16": (2, ("bfloat16",)),
+    "I32": (4, ("int32",)), "U32": (4, ("uint32",)), "F32": (4, ("float32", "float")),
+    "I64": (8, ("int64",)), "U64": (8, ("uint64",)), "F64": (8, ("float64", "double")),
+}
+CANONICAL = {alias: name for name, (_, aliases) in DTYPES.items() for alias in aliases + (name,)}
+
+
+class Tensor:
+    """A tensor as plain bytes: dtype (any known spelling), shape, and a bytes-like object."""
+
+    def __init__(self, dtype, shape, data):
+        if str(dtype) not in CANONICAL:
+            raise ValueError(f"unknown dtype {dtype!r}")
+        self.dtype, self.shape = CANONICAL[str(dtype)], tuple(int(d) for d in shape)
+        self.data = memoryview(data).cast("B")
+        numel = 1
+        for dim in self.shape:
+            numel *= dim
+        self.numel, self.nbytes = numel, numel * DTYPES[self.dtype][0]
+        if self.data.nbytes != self.nbytes:
+            raise ValueError(f"{self.dtype} of shape {list(self.shape)} takes {self.nbytes} bytes, "
+                             f"got {self.data.nbytes}")
+
+
+def _from_torch(t):
+    dtype = str(t.dtype).rpartition(".")[2]
+    host = t.detach().to("cpu").contiguous()
+    nbytes = host.numel() * host.element_size()
+    data = (ctypes.c_char * nbytes).from_address(host.data_ptr()) if nbytes else b""
+    tensor = Tensor(dtype, t.shape, data)
+    tensor.owner = host  # the bytes are its own
+    return tensor
+
+
+def _from_numpy(a):
+    import numpy
+
+    flat = numpy.ascontiguousarray(a).reshape(-1)
+    if flat.dtype.byteorder == ">":
+        flat = flat.astype(flat.dtype.newbyteorder("<"))
+    return Tensor(a.dtype.name, a.shape, flat.view(numpy.uint8) if flat.size else b"")
+
+
+def _tensor(name, value):
+    try:
+        if isinstance(value, Tensor):
+            return value
+        if type(value).__module__.partition(".")[0] == "torch":
+            return _from_torch(value)
+        return _from_numpy(value)
+    except (ValueError, TypeError, AttributeError, RuntimeError) as e:
+        raise ValueError(f"tensor {name!r}: {e}") from e
+
+
+def as_pairs(tensors):
+    """Names and tensors, in a list: an iterable can be read once."""
+    if callable(getattr(tensors, "state_dict", None)):
+        raise ValueError(f"tensors is a {type(tensors).__name__}: push its state_dict()")
+    try:
+        return [(name, value)
+                for name, value in (tensors.items() if hasattr(tensors, "items") else tensors)]
+    except (TypeError, ValueError) as e:
+        raise ValueError("tensors is a dict of name to tensor, an iterable of such pairs, or the "
+                         f"path of a safetensors file, not {type(tensors).__name__}: {e}") from e
+
+
+def as_tensors(tensors):
+    out = [(str(name), _tensor(name, value)) for name, value in as_pairs(tensors)]
+    if not out:
+        raise ValueError("there is nothing to push: no tensors were given")
+    return out
+
+
+def load_file(path):
+    """The tensors of a safetensors file, name -> Tensor, over a read-only map of it. ValueError if
+    it is none."""
+    with open(path, "rb") as f:
+        if os.fstat(f.fileno()).st_size < 8:
+            raise ValueError(f"{path}: not a safetensors file, it has less than 8 bytes")
+        mapped = memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
+    if mapped[:4] == b"PK\3\4" or mapped[:2] in (b"\x80\2", b"\x80\4", b"\x80\5"):
+        raise ValueError(f"{path}: not a safetensors file, but one of torch.save or pickle: load "
+                         "it and push its tensors, or save it by safetensors.torch.save_file")
+    try:
+        (n,) = struct.unpack("<Q", mapped[:8])
+        header = json.loads(bytes(mapped[8:8 + n]))
+        header.pop("__metadata__", None)
+        order = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+        return {name: Tensor(t["dtype"], t["shape"],
+                             mapped[8 + n + t["data_offsets"][0]:8 + n + t["data_offsets"][1]])
+                for name, t in order}
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
+        raise ValueError(f"{path}: not a safetensors file, its header cannot be read: {e}") from e
+
+
+def _sum_numpy(data, numpy):
+    a = b = 0
+    seen = 0
+    for start in range(0, len(data), PIECE_NBYTES):
+        piece = bytes(data[start:start + PIECE_NBYTES])
+        piece += b"\0" * (-len(piece) % 4)
+        words = numpy.frombuffer(piece, dtype="<u4").astype(numpy.uint64)
+        places = numpy.arange(seen + 1, seen + 1 + len(words), dtype=numpy.uint64)
+        a += int(words.sum(dtype=numpy.uint64))
+        b += int((words * places).sum(dtype=numpy.uint64))
+        seen += len(words)
+    return a, b
+
+
+def _sum_plain(data):
+    a = b = 0
+    seen = 0
+    for start in range(0, len(data), PIECE_NBYTES):
+        piece = bytes(data[start:start + PIECE_NBYTES])
+        words = array.array("I", piece + b"\0" * (-len(piece) % 4))
+        if sys.byteorder == "big":
+            words.byteswap()
+        a += sum(words)
+        b += sum(i * w for i, w in enumerate(words, seen + 1))
+        seen += len(words)
+    return a, b
+
+
+def checksum(data):
+    """baton's checksum of a tensor's bytes, 32 hex digits: over its little-endian 32-bit words w,
+    A = sum of w[i] and B = sum of (i+1)*w[i], both mod 2**64; A first."""
+    try:
+        import numpy
+    except ImportError:
+        a, b = _sum_plain(data)
+    else:
+        a, b = _sum_numpy(data, numpy)
+    return f"{a & (2**64 - 1):016x}{b & (2**64 - 1):016x}"
+
+
+def plan_digest(named):
+    """The digest that names a plan: SHA-256 over name, dtype and shape of each tensor, in order."""
+    lines = "".join(f"{name}\t{t.dtype}\t{','.join(map(str, t.shape))}\n" for name, t in named)
+    return hashlib.sha256(lines.encode()).hexdigest()
