@@ -5,6 +5,7 @@
 #include "base/log.h"
 
 #include "base/clock.h"
+#include "base/events.h"
 #include "base/mtx.h"
 
 #include <assert.h>
@@ -165,6 +166,7 @@ void log_begin(struct log_rec *r, enum log_level level, const char *event)
         tm.tm_year + 1900, tm.tm_mon + 1, tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec,
         ts.tv_nsec / 1000000L, names[level], event);
     r->level = level;
+    r->event = event;
     r->len = 0;
     r->cut = false;
     record_append(r, head, (size_t)len);
@@ -270,36 +272,71 @@ static bool enqueue(const char *text, size_t len)
     return taken;
 }
 
-void log_end(struct log_rec *r)
+static void close_record(struct log_rec *r)
 {
     static const char cut[] = ",\"cut\":true";
 
-    if (!log_enabled(r->level))
-        return;
     if (r->cut) {
         memcpy(r->text + r->len, cut, sizeof cut - 1);
         r->len += sizeof cut - 1;
     }
     memcpy(r->text + r->len, "}\n", 2);
     r->len += 2;
-    if (!enqueue(r->text, r->len))
+}
+
+static void send_record(const struct log_rec *r)
+{
+    if (log_enabled(r->level) && !enqueue(r->text, r->len))
         write_all(r->text, r->len);
+}
+
+void log_end(struct log_rec *r)
+{
+    if (!log_enabled(r->level))
+        return;
+    close_record(r);
+    send_record(r);
+}
+
+void log_event(struct log_rec *r)
+{
+    close_record(r);
+    events_put(r->event, r->text, r->len - 1); /* without the newline */
+    send_record(r);
+}
+
+static void record_sentence(struct log_rec *r, enum log_level level, const char *event,
+                            const char *fmt, va_list ap)
+{
+    char text[512];
+
+    (void)vsnprintf(text, sizeof text, fmt, ap);
+    log_begin(r, level, event);
+    log_str(r, "message", text);
 }
 
 void log_line(enum log_level level, const char *event, const char *fmt, ...)
 {
     struct log_rec r;
-    char text[512];
     va_list ap;
 
     if (!log_enabled(level))
         return;
     va_start(ap, fmt);
-    (void)vsnprintf(text, sizeof text, fmt, ap);
+    record_sentence(&r, level, event, fmt, ap);
     va_end(ap);
-    log_begin(&r, level, event);
-    log_str(&r, "message", text);
     log_end(&r);
+}
+
+void log_event_line(enum log_level level, const char *event, const char *fmt, ...)
+{
+    struct log_rec r;
+    va_list ap;
+
+    va_start(ap, fmt);
+    record_sentence(&r, level, event, fmt, ap);
+    va_end(ap);
+    log_event(&r);
 }
 
 uint64_t log_dropped(void)

@@ -17,8 +17,9 @@ enum { LOG_LINE_MAX = 2048, LOG_RING_LINES = 1024 };
 
 struct log_rec {
     enum log_level level;
-    size_t len;                /* of text, without the closing brace */
-    bool cut;                  /* a member did not fit and was left out */
+    size_t len;        /* of text, without the closing brace */
+    bool cut;          /* a member did not fit and was left out */
+    const char *event; /* borrowed; static */
     char text[LOG_LINE_MAX];
 };
 
@@ -42,9 +43,15 @@ void log_ms(struct log_rec *r, const char *key, uint64_t us); /* microseconds, a
 void log_err(struct log_rec *r, const struct err *e);         /* members code, param, message */
 void log_end(struct log_rec *r);
 
-/* log_line - an event with one sentence. */
+/* log_event - log_end for a change of state: the line is also put among the events of
+ * GET /v1/events (base/events.h), whatever the level of the log. Takes MTX_EVENTS, then MTX_LOG. */
+void log_event(struct log_rec *r);
+
+/* log_line - an event with one sentence. log_event_line - the same, by log_event. */
 __attribute__((format(printf, 3, 4))) void log_line(enum log_level level, const char *event,
                                                     const char *fmt, ...);
+__attribute__((format(printf, 3, 4))) void log_event_line(enum log_level level, const char *event,
+                                                          const char *fmt, ...);
 
 /* log_dropped - lines dropped since start, for metrics. */
 uint64_t log_dropped(void);

@@ -26,6 +26,7 @@ enum mtx_rank {
     MTX_LOOP = 75,         /* base/loop: posted functions */
     MTX_COMPUTE = 80,      /* engine/kernels: compute pool */
     MTX_LEAF = 85,         /* takes nothing else, calls nothing else */
+    MTX_EVENTS = 88,       /* base/events: the ring of state changes */
     MTX_LOG = 90
 };
 

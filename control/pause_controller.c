@@ -176,7 +176,7 @@ static void log_change(const char *event, const struct pause *p)
     log_str(&r, "mode", lifecycle_pause_name(p->mode));
     log_str(&r, "owner", p->owner);
     log_u64(&r, "epoch", p->epoch);
-    log_end(&r);
+    log_event(&r);
 }
 
 static void engine_thaw(struct pause_controller *g)

@@ -87,7 +87,7 @@ static void log_sleep(int level, unsigned tags, const struct pause_controller_sl
     log_u64(&r, "bytes_host", slept->weights.nbytes_host);
     log_u64(&r, "bytes_kv", slept->nbytes_kv);
     log_u64(&r, "aborted", slept->n_aborted);
-    log_end(&r);
+    log_event(&r);
 }
 
 int pause_controller_sleep(struct pause_controller *g, int level, unsigned tags,
@@ -134,7 +134,7 @@ int pause_controller_wake(struct pause_controller *g, unsigned tags, uint64_t *n
     pause_controller_end(g);
     if (rc != 0)
         return -1;
-    log_line(LOG_INFO, "wake", "%s",
+    log_event_line(LOG_INFO, "wake", "%s",
              tags == PAUSE_WEIGHTS ? "weights"
              : tags == PAUSE_KV    ? "kv_cache"
                                    : "weights, kv_cache");

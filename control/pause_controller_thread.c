@@ -83,7 +83,8 @@ static void pause_check(struct pause_controller *g)
         (void)pause_controller_lift(g, expired ? "the lease of the pause expired"
                                                : "the pause was not acknowledged in time");
     if (expired)
-        log_line(LOG_WARN, "pause.expired", "the lease of a pause expired: generation is resumed");
+        log_event_line(LOG_WARN, "pause.expired",
+                       "the lease of a pause expired: generation is resumed");
     pause_controller_answer(g, answerable);
 }
 

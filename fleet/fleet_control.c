@@ -1,6 +1,8 @@
 /* The state of a fleet's control plane, and what follows when a lease ends. */
 #include "fleet/fleet_priv.h"
 
+#include "base/log.h"
+
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -300,6 +302,8 @@ static void expire_pause(struct fleet_control *fc)
     if (!expired)
         return;
     if (fleet_resume_all(fc, true, &results, &n, &was, &ignored) == 0) {
+        log_event_line(LOG_WARN, "pause.expired",
+                       "the lease of a pause expired: generation is resumed");
         fleet_results_free(results, n);
         return;
     }

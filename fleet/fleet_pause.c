@@ -1,6 +1,8 @@
 /* Pause and resume of all engines (fleet/fleet_pause.h). */
 #include "fleet/update/fleet_update_priv.h"
 
+#include "base/log.h"
+
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -156,17 +158,36 @@ static int pause_engines(struct fleet_control *fc, const struct pause_request *r
     return rc;
 }
 
+/* As the pause controller of a server with weights of its own logs it. */
+static void log_pause(struct fleet_control *fc, const char *event, const struct pause *p)
+{
+    struct log_rec r;
+    uint64_t epoch;
+
+    mtx_lock(&fc->lock);
+    epoch = fc->pause.epoch;
+    mtx_unlock(&fc->lock);
+    log_begin(&r, LOG_INFO, event);
+    log_str(&r, "mode", lifecycle_pause_name(p->mode));
+    log_str(&r, "owner", p->owner);
+    log_u64(&r, "epoch", epoch);
+    log_event(&r);
+}
+
 int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, const json_t *body,
                     struct fleet_result **results, size_t *n, struct err *e)
 {
-    struct pause before;
+    struct pause before, now;
 
     assert(fleet_owns_pause_lock(fc));
     *results = NULL;
     if (begin_pause(fc, req, &before, e) != 0)
         return -1;
-    if (pause_engines(fc, req, body, pause_is_held(&before), results, n, e) == 0)
+    if (pause_engines(fc, req, body, pause_is_held(&before), results, n, e) == 0) {
+        fleet_get_pause(fc, &now);
+        log_pause(fc, "pause", &now);
         return 0;
+    }
     restore_pause(fc, &before);
     return -1;
 }
@@ -232,12 +253,16 @@ static size_t select_resumable(struct fleet_control *fc, struct fleet_target *ta
  */
 static bool note_resume(struct fleet_control *fc)
 {
+    struct pause before;
     bool was;
 
     mtx_lock(&fc->lock);
+    before = fc->pause;
     was = pause_is_held(&fc->pause);
     pause_lift(&fc->pause);
     mtx_unlock(&fc->lock);
+    if (was)
+        log_pause(fc, "resume", &before);
     fleet_reschedule(fc);
     return was;
 }

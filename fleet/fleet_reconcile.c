@@ -281,7 +281,7 @@ static void log_task(const struct fleet_control *fc, size_t upstream,
     log_str(&r, "upstream", at.name);
     log_str(&r, "lora_name", task->name);
     log_str(&r, "error", why->code != ERR_NONE ? why->msg : NULL);
-    log_end(&r);
+    log_event(&r);
 }
 
 static void set_retry_locked(struct fleet_reconciler *f, uint64_t wait_max_us,

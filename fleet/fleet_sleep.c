@@ -1,6 +1,7 @@
 /* Sends a sleep or a wake to all engines, and fences those on which it failed. */
 #include "fleet/fleet_sleep.h"
 
+#include "base/log.h"
 #include "fleet/fleet_priv.h"
 
 static void fence_failed(struct fleet_control *fc, const struct fleet_result *results, size_t n)
@@ -46,6 +47,18 @@ static void fence_dropped(struct fleet_control *fc, const struct fleet_result *r
             fleet_fence(fleet_of(fc), results[i].upstream, &why);
 }
 
+static void log_sleep(const struct fleet_sleep_request *req, size_t n_upstreams)
+{
+    struct log_rec r;
+
+    log_begin(&r, LOG_INFO, req->level > 0 ? "sleep" : "wake");
+    if (req->level > 0)
+        log_u64(&r, "level", (uint64_t)req->level);
+    log_str(&r, "tags", req->weights && req->kv ? "all" : req->weights ? "weights" : "kv_cache");
+    log_u64(&r, "upstreams", n_upstreams);
+    log_event(&r);
+}
+
 static int set_sleep(struct fleet_control *fc, const struct fleet_sleep_request *req,
                      const json_t *body, struct fleet_result **results, size_t *n, struct err *e)
 {
@@ -66,6 +79,7 @@ static int set_sleep(struct fleet_control *fc, const struct fleet_sleep_request 
         if (req->weights && req->level == 2)
             fence_dropped(fc, *results, *n);
         fleet_set_sleep(fc, req->weights, req->kv, req->level);
+        log_sleep(req, n_changed);
     }
     return fleet_results_ok(*results, *n, e) ? 0 : -1;
 }

@@ -10,6 +10,7 @@
 #include "http/http_request.h"
 #include "http/server/http_server.h"
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -19,6 +20,7 @@ struct app;
 struct buf;
 struct admission;
 struct auth;
+struct event_watch;
 struct chat_template;
 struct cuda_info;
 struct cuda_ipc_stats;
@@ -85,6 +87,9 @@ struct app_fleet {
     struct workers *operation_executor, *pause_executor, *resume_executor, *abort_executor;
     /* Would a generate sent now be served? Threads: any. Blocks: no. Errors: why not. */
     int (*ready)(const struct app *app, struct err *why);
+    /* The status, and its member `update`: new; NULL without memory. Threads: any. */
+    json_t *(*status)(const struct app *app);
+    json_t *(*update)(const struct app *app);
     /* Appends the fleet's metrics as Prometheus text. Threads: any; no lock held. */
     void (*metrics)(struct app *app, struct buf *out);
 };
@@ -99,6 +104,7 @@ struct app {
     struct settings settings;
     struct life *life;
     struct metrics *metrics;
+    struct event_watch *events; /* streams of GET /v1/events */
     struct workers *control_executor, *generate_executor, *text_executor;
     _Atomic(struct http_server *) http_server;         /* NULL until it listens */
     _Atomic(struct http_server *) control_http_server; /* the same; NULL without --control-listen */

@@ -11,6 +11,7 @@
 int handle_live(struct app *app, struct http_request *x, struct err *e);
 int handle_ready(struct app *app, struct http_request *x, struct err *e);
 int handle_status(struct app *app, struct http_request *x, struct err *e);
+int handle_events(struct app *app, struct http_request *x, struct err *e);
 int handle_version(struct app *app, struct http_request *x, struct err *e);
 int handle_upstreams(struct app *app, struct http_request *x, struct err *e);
 int handle_resync(struct app *app, struct http_request *x, struct err *e);
@@ -51,6 +52,7 @@ int handle_transfer_init(struct app *app, struct http_request *x, struct err *e)
 int handle_transfer_get(struct app *app, struct http_request *x, struct err *e);
 int handle_transfer_delete(struct app *app, struct http_request *x, struct err *e);
 
+extern const char *const events_query[];
 extern const char *const update_members[], *const update_query[];
 extern const char *const update_verify_members[];
 extern const char *const update_start_members[], *const update_finish_members[];

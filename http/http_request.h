@@ -48,6 +48,7 @@ struct http_request {
     char *content_type;      /* "" when absent */
     char *authorization;     /* "" when absent; wiped when the application has routed */
     char *session_id;        /* X-Session-ID, "" when absent */
+    char *last_event_id;     /* Last-Event-ID, "" when absent */
     uint64_t content_length; /* UINT64_MAX when chunked */
     char *body;              /* whole body, NUL after it; of a streamed body: its head */
     size_t body_len;

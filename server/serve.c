@@ -3,8 +3,10 @@
  * (serve_stop.c). */
 #include "server/serve.h"
 
+#include "base/events.h"
 #include "base/log.h"
 #include "base/workers.h"
+#include "control/event_watch.h"
 #include "control/metrics.h"
 #include "handlers/dialect.h"
 #include "handlers/route.h"
@@ -52,6 +54,7 @@ static int server_build_common(struct server *s, struct err *e)
     const struct config *c = &s->config;
     struct settings *settings = &s->app.settings;
 
+    events_open();
     *settings = settings_of(c);
     s->app.life = &s->life;
     life_init(&s->life);
@@ -76,12 +79,15 @@ int server_build_executors(struct server *s, struct err *e)
     struct workers_cfg generate = {"generate", c->generate_threads,
                                    c->generate_queue + c->generate_concurrency};
     struct workers_cfg text = {"text", c->detokenize_concurrency, 1};
+    struct event_watch_cfg events = {events_poll, &s->events_poll};
 
     if (a->fleet != NULL && control.n_threads < FLEET_THREADS_MIN)
         control.n_threads = FLEET_THREADS_MIN;
     if (a->fleet != NULL && generate.n_threads < FLEET_THREADS_MIN)
         generate.n_threads = FLEET_THREADS_MIN;
+    s->events_poll.app = a;
     if (metrics_new(&a->metrics, n_routes, route_operation_id, e) != 0 ||
+        event_watch_new(&a->events, &events, e) != 0 ||
         workers_new(&a->control_executor, &control, e) != 0 ||
         workers_new(&a->generate_executor, &generate, e) != 0 ||
         workers_new(&a->text_executor, &text, e) != 0)
@@ -128,7 +134,7 @@ static void log_serving(const struct server *s)
         serve_fleet_log(&s->fleet, &r);
     else
         log_embedded(s, &r);
-    log_end(&r);
+    log_event(&r);
 }
 
 static int server_start(struct server *s, struct err *e)

@@ -231,7 +231,8 @@ int server_push_first(struct server *s, struct err *e)
     struct update_chunk *chunk;
 
     if (s->first == NULL) {
-        log_line(LOG_WARN, "weights.unsynced", "no weights to start with; waiting for an update");
+        log_event_line(LOG_WARN, "weights.unsynced",
+                       "no weights to start with; waiting for an update");
         return 0;
     }
     chunk = first_chunk(s, e);

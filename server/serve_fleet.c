@@ -9,6 +9,7 @@
 #include "fleet/members/upstreams.h"
 #include "fleet/proxy/proxy.h"
 #include "fleet/update/fleet_coverage.h"
+#include "handlers/fleet/handlers.h"
 #include "handlers/fleet/status.h"
 #include "handlers/tensor_list_json.h"
 #include "server/listeners.h"
@@ -94,6 +95,8 @@ static int open_upstreams(struct server *s, struct err *e)
     struct upstreams_cfg cfg = cfg_of(&s->config);
 
     s->fleet.ready = fleet_ready;
+    s->fleet.status = fleet_status_json;
+    s->fleet.update = fleet_update_json;
     s->fleet.metrics = metrics_fleet;
     if (http_init(e) != 0 || upstreams_new(&s->fleet.upstreams, &cfg, e) != 0)
         return -1;

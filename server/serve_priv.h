@@ -10,6 +10,7 @@
 #include "driver/nccl_info.h"
 #include "engine/model/model_config.h"
 #include "handlers/app.h"
+#include "handlers/status/events_poll.h"
 #include "memory/device_list.h"
 #include "server/config/config.h"
 #include "server/listeners.h"
@@ -37,6 +38,7 @@ struct server {
     struct app_generate generate; /* app.generate, or zeroed */
     struct app_fleet fleet;       /* app.fleet, or zeroed */
     struct listeners listeners;
+    struct events_poll events_poll; /* of app.events */
 
     /* Read before anything runs (server_read_inputs). */
     char *allow_path[CONFIG_LIST_MAX]; /* --allow-path as real, absolute directories */
@@ -69,8 +71,9 @@ const char *server_first_label(const struct server *s);
  * Errors: of what is read; the field is the option. */
 int server_read_inputs(struct server *s, struct err *e);
 
-/* server_build_executors - metrics, and the executors of requests; in front of a fleet at least
- * FLEET_THREADS_MIN threads each. Errors: of workers_new, ERR_NO_MEMORY. */
+/* server_build_executors - metrics, the thread of events, and the executors of requests; in front
+ * of a fleet at least FLEET_THREADS_MIN threads each. Errors: of workers_new, event_watch_new,
+ * ERR_NO_MEMORY. */
 int server_build_executors(struct server *s, struct err *e);
 
 /* server_build_embedded - the server with weights of its own, up to its listeners.

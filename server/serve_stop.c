@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "base/workers.h"
 #include "control/admission.h"
+#include "control/event_watch.h"
 #include "control/generations.h"
 #include "control/lora_loads.h"
 #include "control/metrics.h"
@@ -43,11 +44,12 @@ void server_drain(struct server *s)
     uint64_t deadline = clock_after_us(timeout_ms * 1000);
     bool idle = false;
 
-    log_line(LOG_INFO, "drain", "stopping: running work may take %llu ms",
+    log_event_line(LOG_INFO, "drain", "stopping: running work may take %llu ms",
              (unsigned long long)timeout_ms);
     life_set(&s->life, LIFE_DRAINING);
     listeners_quiesce(&s->listeners);
     close_admission(s);
+    event_watch_stop(s->app.events); /* its streams are open requests */
     while (!idle && !clock_passed(deadline)) {
         if (signals_end_within(1)) {
             log_line(LOG_WARN, "shutdown.forced", "second signal: ending at once");
@@ -69,6 +71,8 @@ static void server_stop(struct server *s)
     uint32_t n_leases = 0;
 
     listeners_stop_health(&s->listeners);
+    if (a->events != NULL)
+        event_watch_stop(a->events);
     if (a->pause_controller != NULL)
         pause_controller_drain(a->pause_controller);
     upstreams_stop(s->fleet.upstreams); /* executor threads wait for replies of upstreams */
@@ -157,6 +161,8 @@ void server_free(struct server *s)
     free_executors(s);
     free_generate(s);
     free_fleet(s);
+    event_watch_free(s->app.events);
+    events_poll_fini(&s->events_poll);
     metrics_free(s->app.metrics);
     source_close(s->first);
     file_weights_fini(&s->first_weights);

@@ -40,8 +40,6 @@ static void on_state_changed(void *arg, const struct fleet_state_change *m)
     struct log_rec r;
 
     (void)arg;
-    if (!log_enabled(level))
-        return;
     log_begin(&r, level, "upstream.state");
     log_str(&r, "upstream", m->name);
     log_str(&r, "from", upstream_state_name(m->from));
@@ -52,7 +50,7 @@ static void on_state_changed(void *arg, const struct fleet_state_change *m)
         log_u64(&r, "unreported", m->n_unreported);
     if (m->is_last)
         log_u64(&r, "suppressed_for_s", FLEET_REPORTS_US / 1000000);
-    log_end(&r);
+    log_event(&r);
 }
 
 /* A removed engine is probed until its last request has finished. */

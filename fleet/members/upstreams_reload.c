@@ -107,7 +107,7 @@ static void log_change(const char *what, const struct upstream_config *s)
     log_begin(&r, LOG_INFO, what);
     log_str(&r, "upstream", s->url);
     log_str(&r, "dialect", upstream_kind_name(s->kind));
-    log_end(&r);
+    log_event(&r);
 }
 
 static void set_slot(struct upstreams *u, size_t i, const struct upstream_config *config,

@@ -2,6 +2,8 @@
 #include "fleet/update/fleet_cache.h"
 #include "fleet/update/fleet_update_priv.h"
 
+#include "base/log.h"
+
 #include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -301,6 +303,15 @@ static int serve_version(struct fleet_control *fc, struct fleet_session *s, cons
     return 0;
 }
 
+static void log_proven(const struct fleet_session *s)
+{
+    struct log_rec r;
+
+    log_begin(&r, LOG_DEBUG, "fleet.proven");
+    log_str(&r, "update_id", s->id);
+    log_event(&r);
+}
+
 static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, const char *label,
                             const json_t *body, bool commit, struct err *e)
 {
@@ -319,6 +330,8 @@ static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, c
         return -1;
     }
     rc = verify_parts(fc, s, body, e);
+    if (rc == 0)
+        log_proven(s);
     if (rc == 0 && commit)
         rc = fleet_check_dirty_markers(fc, s, true, e);
     if (rc == 0 && commit)

@@ -143,7 +143,7 @@ void fleet_log_ended(const struct fleet_session *s, size_t n_done)
     log_u64(&r, "upstreams", n_done);
     log_str(&r, "coverage", s->phase == UPDATE_COMMITTED ? fleet_coverage_name(s) : NULL);
     log_str(&r, "error", s->error.code != ERR_NONE ? s->error.msg : NULL);
-    log_end(&r);
+    log_event(&r);
 }
 
 void fleet_close_session(struct fleet_control *fc, struct fleet_session *s, const struct err *why)

@@ -3,6 +3,7 @@
 #include "fleet/update/fleet_update_priv.h"
 
 #include "base/id.h"
+#include "base/log.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -202,6 +203,17 @@ static int request_session_start(struct fleet_control *fc, const struct fleet_up
     return 0;
 }
 
+static void log_started(const struct fleet_session *s)
+{
+    struct log_rec r;
+
+    log_begin(&r, LOG_INFO, "fleet.started");
+    log_str(&r, "update_id", s->id);
+    log_str(&r, "weight_version", s->label[0] != '\0' ? s->label : NULL);
+    log_u64(&r, "upstreams", s->n_parts);
+    log_event(&r);
+}
+
 int fleet_start_update(struct fleet_control *fc, const struct fleet_update_request *req,
                        struct fleet_session **out, json_t **details, struct err *e)
 {
@@ -214,6 +226,8 @@ int fleet_start_update(struct fleet_control *fc, const struct fleet_update_reque
     rc = request_session_start(fc, req, out, details, e);
     if (rc != 0)
         upstreams_release_indexes(fc->upstreams);
+    else
+        log_started(*out);
     fleet_op_unlock(fc);
     fleet_reschedule(fc);
     return rc;

@@ -1,4 +1,5 @@
 /* The routes of adapters in front of upstream engines. */
+#include "base/log.h"
 #include "fleet/fleet_control.h"
 #include "fleet/fleet_locks.h"
 #include "fleet/fleet_lora.h"
@@ -93,6 +94,22 @@ static json_t *reply_json_of(struct fleet_control *fc, const char *name,
     return reply;
 }
 
+/* As a server with an engine of its own logs them. */
+static void log_adapter(const char *event, const char *name, uint64_t revision,
+                        const struct err *why)
+{
+    struct log_rec r;
+
+    log_begin(&r, why->code == ERR_NONE ? LOG_INFO : LOG_WARN,
+              why->code == ERR_NONE ? event : "lora.failed");
+    log_str(&r, "lora_name", name);
+    if (why->code == ERR_NONE)
+        log_u64(&r, "revision", revision);
+    else
+        log_err(&r, why);
+    log_event(&r);
+}
+
 /* @rc  of the operation, with e set if it failed. Frees the reply. */
 static int lora_reply(struct app *app, struct http_request *x, const char *name, int rc,
                       struct fleet_lora_reply *reply, struct err *e)
@@ -122,6 +139,7 @@ int handle_fleet_lora_load(struct app *app, struct http_request *x, struct err *
         rc = fleet_op_lock(app->fleet->control, x, "the load of an adapter", e);
     if (rc == 0) {
         rc = fleet_lora_load(app->fleet->control, &req, body, &reply, e);
+        log_adapter("lora.loaded", req.name, reply.revision, e);
         rc = lora_reply(app, x, req.name, rc, &reply, e);
         fleet_op_unlock(app->fleet->control);
     }
@@ -143,6 +161,7 @@ int handle_fleet_lora_unload(struct app *app, struct http_request *x, struct err
         rc = fleet_op_lock(app->fleet->control, x, "the unload of an adapter", e);
     if (rc == 0) {
         rc = fleet_lora_unload(app->fleet->control, name, body, &reply, e);
+        log_adapter("lora.unloaded", name, reply.revision, e);
         rc = lora_reply(app, x, name, rc, &reply, e);
         fleet_op_unlock(app->fleet->control);
     }

@@ -1,4 +1,5 @@
 /* POST /v1/unload_lora_adapter, GET /v1/lora_adapters. */
+#include "base/log.h"
 #include "control/pause_controller.h"
 #include "engine/lora/adapters.h"
 #include "handlers/app.h"
@@ -42,6 +43,16 @@ static int unload(const struct app_generate *generate, const json_t *body, const
     return adapters_unload(generate->adapters, *name, done, e);
 }
 
+static void log_unloaded(const char *name, const struct adapters_unloaded *done)
+{
+    struct log_rec r;
+
+    log_begin(&r, LOG_INFO, "lora.unloaded");
+    log_str(&r, "lora_name", name);
+    log_u64(&r, "revision", done->revision);
+    log_event(&r);
+}
+
 int handle_lora_unload(struct app *app, struct http_request *x, struct err *e)
 {
     struct adapters_unloaded done;
@@ -53,12 +64,14 @@ int handle_lora_unload(struct app *app, struct http_request *x, struct err *e)
         need_engine(app->generate, e) != 0 || body_parse(&body, x, x->route, e) != 0)
         return -1;
     rc = unload(app->generate, body, &name, &done, e);
-    if (rc == 0)
+    if (rc == 0) {
+        log_unloaded(name, &done);
         reply_json(x, 200,
                    json_pack("{s:s, s:s, s:I, s:I, s:o}", "status", "ok", "lora_name", name,
                              "revision", (json_int_t)done.revision, "n_users",
                              (json_int_t)done.n_users, "loaded_adapters",
                              lora_loaded_json(app->generate)));
+    }
     json_decref(body);
     return rc;
 }

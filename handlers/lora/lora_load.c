@@ -131,6 +131,7 @@ static void load_run(void *arg)
         lora_log_loaded(l, &d);
         lora_reply_loaded(l, &d);
     } else {
+        lora_log_failed(l, &e);
         reply_error(l->x, &e, NULL);
     }
     adapter_report_fini(&d.report);

@@ -73,6 +73,7 @@ int lora_read_tensors(struct lora_load *l, struct adapter **out, struct adapter_
 /* lora_reply_loaded - answer the request; a static body if there is no memory for the full one. */
 void lora_reply_loaded(struct lora_load *l, const struct lora_loaded *d);
 void lora_log_loaded(const struct lora_load *l, const struct lora_loaded *d);
+void lora_log_failed(const struct lora_load *l, const struct err *e);
 void lora_warn_non_finite(const struct lora_load *l, const struct lora_loaded *d);
 
 #endif

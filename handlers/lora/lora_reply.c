@@ -62,8 +62,6 @@ void lora_log_loaded(const struct lora_load *l, const struct lora_loaded *d)
 {
     struct log_rec r;
 
-    if (!log_enabled(LOG_INFO))
-        return;
     log_begin(&r, LOG_INFO, d->outcome.unchanged ? "lora.unchanged" : "lora.loaded");
     log_str(&r, "lora_name", l->name);
     log_u64(&r, "revision", d->outcome.revision);
@@ -72,7 +70,17 @@ void lora_log_loaded(const struct lora_load *l, const struct lora_loaded *d)
     log_u64(&r, "nbytes", d->nbytes);
     log_u64(&r, "n_matched", d->report.matched.n);
     log_u64(&r, "n_unmatched", d->report.unmatched.n);
-    log_end(&r);
+    log_event(&r);
+}
+
+void lora_log_failed(const struct lora_load *l, const struct err *e)
+{
+    struct log_rec r;
+
+    log_begin(&r, LOG_WARN, "lora.failed");
+    log_str(&r, "lora_name", l->name);
+    log_err(&r, e);
+    log_event(&r);
 }
 
 void lora_warn_non_finite(const struct lora_load *l, const struct lora_loaded *d)

@@ -1,4 +1,5 @@
 /* GET /v1/status: the current state of the server. It takes short locks and reads atomics only. */
+#include "handlers/status/status.h"
 #include "base/clock.h"
 #include "control/admission.h"
 #include "control/life.h"
@@ -49,11 +50,11 @@ static json_t *weights_json(const struct app_weights *weights)
         (json_int_t)info.n_live, "n_commits", (json_int_t)info.n_commits, "age_s", age);
 }
 
-static json_t *update_or_null(const struct app_weights *weights)
+json_t *status_update_json(const struct app *app)
 {
     struct update_info info;
 
-    updates_current(weights->updates, &info);
+    updates_current(app->weights->updates, &info);
     return info.phase == UPDATE_NONE ? json_null() : update_json(&info);
 }
 
@@ -156,26 +157,31 @@ static json_t *pause_or_null(const struct app *app)
     return info.pause.state == PAUSE_OFF ? json_null() : pause_controller_pause_json(&info);
 }
 
-int handle_status(struct app *app, struct http_request *x, struct err *e)
+json_t *status_json(const struct app *app)
 {
     json_t *status = status_head_json(app);
 
-    (void)e;
     if (status != NULL &&
         json_object_update_new(
             status,
             json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "weights",
-                      weights_json(app->weights), "update", update_or_null(app->weights),
-                      "admission", "generate", admission_json(app->generate->admission),
-                      "detokenize", admission_json(app->generate->text_admission), "engine",
-                      engine_json(app), "http", status_http_json(app), "model",
-                      model_json(app->generate), "cuda", cuda_json(app->weights), "nccl",
-                      nccl_json(app->weights), "pause", pause_or_null(app), "sleep",
+                      weights_json(app->weights), "update", status_update_json(app), "admission",
+                      "generate", admission_json(app->generate->admission), "detokenize",
+                      admission_json(app->generate->text_admission), "engine", engine_json(app),
+                      "http", status_http_json(app), "model", model_json(app->generate), "cuda",
+                      cuda_json(app->weights), "nccl", nccl_json(app->weights), "pause",
+                      pause_or_null(app), "sleep",
                       pause_controller_sleep_json(app->pause_controller), "adapters",
                       lora_gauges_json(app->generate))) != 0) {
         json_decref(status);
         status = NULL;
     }
-    reply_json(x, 200, status);
+    return status;
+}
+
+int handle_status(struct app *app, struct http_request *x, struct err *e)
+{
+    (void)e;
+    reply_json(x, 200, status_json(app));
     return 0;
 }

@@ -19,7 +19,7 @@ static void log_labelled(const char *label, uint64_t serial)
     log_begin(&r, LOG_INFO, "weights.labelled");
     log_str(&r, "weight_version", label);
     log_u64(&r, "serial", serial);
-    log_end(&r);
+    log_event(&r);
 }
 
 static int set_label(json_t **reply, struct app *app, const json_t *body, struct err *e)

@@ -18,7 +18,7 @@
 struct header_scan {
     struct err *e;
     const char *content_length, *transfer_encoding, *expect;
-    const char *content_type, *authorization, *session_id, *request_id;
+    const char *content_type, *authorization, *session_id, *last_event_id, *request_id;
     struct origin_request *origin;
     size_t n_content_length, n_transfer_encoding, n_host, n_authorization;
     const char *end; /* of the last text of the head that we know */
@@ -126,6 +126,8 @@ static enum MHD_Result scan_header(void *cls, enum MHD_ValueKind kind, const cha
         h->authorization = value;
     } else if (strcasecmp(key, "X-Session-ID") == 0) {
         keep_first(&h->session_id, value);
+    } else if (strcasecmp(key, "Last-Event-ID") == 0) {
+        keep_first(&h->last_event_id, value);
     } else if (strcasecmp(key, "X-Request-Id") == 0) {
         keep_first(&h->request_id, value);
     } else {
@@ -343,7 +345,8 @@ static int fill_http_request(struct request *r, const struct header_scan *h, str
     table = n_query * sizeof *x->query;
     /* Each query member needs at most its text and two NULs; the path one NUL more. */
     nbytes = table + strlen(path) + 2 * n_query + 2 + text_nbytes(h->content_type) +
-             text_nbytes(h->authorization) + text_nbytes(h->session_id) + text_nbytes(path);
+             text_nbytes(h->authorization) + text_nbytes(h->session_id) +
+             text_nbytes(h->last_event_id) + text_nbytes(path);
     block = malloc(nbytes);
     if (block == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request's headers");
@@ -353,6 +356,7 @@ static int fill_http_request(struct request *r, const struct header_scan *h, str
     x->content_type = put_text(&at, h->content_type);
     x->authorization = put_text(&at, h->authorization);
     x->session_id = put_text(&at, h->session_id);
+    x->last_event_id = put_text(&at, h->last_event_id);
     x->target = put_text(&at, path);
     x->path = at;
     if (percent_decode(&at, path, strcspn(path, "?"), false, e) != 0) {

@@ -94,7 +94,7 @@ static void log_stuck_locked(struct nccl_group *g)
     mtx_unlock(&g->lock);
     log_begin(&r, LOG_ERROR, "nccl.stuck");
     log_err(&r, &e);
-    log_end(&r);
+    log_event(&r);
     mtx_lock(&g->lock);
 }
 

@@ -74,7 +74,7 @@ static void publish_id(struct nccl_join *j)
     mtx_lock(&j->lock);
     j->has_id = true;
     mtx_unlock(&j->lock);
-    log_line(LOG_INFO, "nccl.join",
+    log_event_line(LOG_INFO, "nccl.join",
              "joining %u ranks, from rank %u on; the trainer's NCCL is at %s",
              (unsigned)j->cfg.group.world_size, (unsigned)j->cfg.group.rank_offset,
              nccl_id_addr_text(j->id, text));
@@ -220,7 +220,7 @@ static void log_end_of(const struct nccl_join *j)
     log_u64(&r, "bytes_received", j->last.nbytes_received);
     log_u64(&r, "broadcasts", j->last.n_broadcasts);
     log_err(&r, &j->end);
-    log_end(&r);
+    log_event(&r);
 }
 
 /* Ends the group when no source and no pin uses it any more. */

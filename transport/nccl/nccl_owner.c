@@ -160,7 +160,7 @@ static void log_abort(const struct member *m, uint64_t us)
     log_str(&r, "device", device_name(m->rank.device));
     log_u64(&r, "rank", (uint64_t)m->rank.rank);
     log_ms(&r, "took", us);
-    log_end(&r);
+    log_event(&r);
 }
 
 /* Waits until the communicators of all ranks are aborted: until then kernels of this one may run.

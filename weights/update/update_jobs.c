@@ -272,12 +272,17 @@ static int job_commit(struct updates *u, struct update_job *job, struct err *e)
 static int job_prove(struct updates *u, struct update_job *job, struct err *e)
 {
     struct session *s = job->session;
+    struct update_info info;
 
     if (s->proven && job->n_sums == 0)
         return session_prove_devices(s, e);
     if (session_prove(s, job, u->model_spec, e) != 0)
         return -1;
     s->proven = true;
+    mtx_lock(&u->lock);
+    session_info_locked(u, s, &info);
+    mtx_unlock(&u->lock);
+    updates_log(&info);
     return 0;
 }
 

@@ -251,8 +251,8 @@ bool chunk_key_same_tensors(const struct chunk_key *a, const struct chunk_key *b
 void session_remember_locked(struct session *s, const struct chunk_key *key);
 const struct chunk_key *session_recall_locked(const struct session *s, const char *chunk_id);
 
-/* updates_changed calls cfg.on_change; updates_log logs that a session began or ended. No lock
- * held. */
+/* updates_changed calls cfg.on_change; updates_log logs that a session began, was proven or ended.
+ * No lock held. */
 void updates_changed(struct updates *u);
 void updates_log(const struct update_info *info);
 

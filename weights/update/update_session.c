@@ -377,6 +377,8 @@ void updates_log(const struct update_info *info)
         log_begin(&r, LOG_INFO, "update.committed");
     else if (info->phase == UPDATE_ABORTED)
         log_begin(&r, LOG_WARN, "update.aborted");
+    else if (info->phase == UPDATE_VERIFYING)
+        log_begin(&r, LOG_DEBUG, "update.proven");
     else
         log_begin(&r, LOG_INFO, "update.started");
     log_str(&r, "update_id", info->id);
@@ -389,5 +391,5 @@ void updates_log(const struct update_info *info)
     log_ms(&r, "commit_ms", info->commit_us);
     if (info->phase == UPDATE_ABORTED)
         log_err(&r, &info->error);
-    log_end(&r);
+    log_event(&r);
 }

@@ -24,7 +24,7 @@ ROLES = {
         /health_generate /liveness
     """,
     "viewer": """
-        /version /v1/status /v1/upstreams /metrics
+        /version /v1/status /v1/events /v1/upstreams /metrics
         /is_paused /is_sleeping /load /get_world_size /weight_info
         /get_server_info /server_info /get_model_info /model_info /get_weight_version
         /get_load /v1/loads
@@ -115,6 +115,11 @@ class Peer:
             headers["Authorization"] = "Bearer " + key
         self.connection.request(method, path, body=body, headers=headers)
         answer = self.connection.getresponse()
+        if answer.headers.get("Content-Type", "").startswith("text/event-stream"):  # it does not end by itself
+            first = answer.readline()
+            answer.close()
+            self.connection.close()
+            return answer.status, answer.headers, first
         return answer.status, answer.headers, answer.read()
 
 

@@ -26,7 +26,9 @@ WEIGHTS = os.path.join(MODEL, "checkpoints/step-00000.safetensors")
 
 class Answer:
     def __init__(self, reply):
-        self.status, self.headers, self.raw = reply.status, reply.headers, reply.read()
+        self.status, self.headers = reply.status, reply.headers
+        self.streams = reply.headers.get("Content-Type", "").startswith("text/event-stream")  # it does not end by itself
+        self.raw = reply.readline() if self.streams else reply.read()
 
     def json(self):
         return json.loads(self.raw)
@@ -68,7 +70,10 @@ class Listener:
         if body is not None or method == "POST":
             c.putheader("Content-Length", str(len(body or b"")))
         c.endheaders(body)
-        return Answer(c.getresponse())
+        answer = Answer(c.getresponse())
+        if answer.streams:
+            c.close()
+        return answer
 
 
 class Server:
