@@ -4,6 +4,7 @@
 
 #include "base/mtx.h"
 #include "control/admission.h"
+#include "weights/version_label.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -94,6 +95,26 @@ uint32_t generations_abort_granted(struct generations *gs, struct admission *a)
             n += g->ops->abort(g->arg) ? 1 : 0;
     mtx_unlock(&gs->lock);
     return n;
+}
+
+size_t generations_list(struct generations *gs, struct generations_row *rows, size_t cap)
+{
+    size_t n = 0;
+
+    if (gs == NULL)
+        return 0;
+    mtx_lock(&gs->lock);
+    for (struct generations_entry *g = gs->first; g != NULL; g = g->next)
+        n += g->ops->list(g->arg, n < cap ? rows + n : NULL, n < cap ? cap - n : 0);
+    mtx_unlock(&gs->lock);
+    return n;
+}
+
+void generations_rows_fini(struct generations_row *rows, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        for (uint32_t k = 0; k < rows[i].n_spans; k++)
+            version_label_unref(rows[i].spans[k].name);
 }
 
 void generations_cut(struct generations *gs)

@@ -12,6 +12,7 @@ int handle_live(struct app *app, struct http_request *x, struct err *e);
 int handle_ready(struct app *app, struct http_request *x, struct err *e);
 int handle_status(struct app *app, struct http_request *x, struct err *e);
 int handle_events(struct app *app, struct http_request *x, struct err *e);
+int handle_generations(struct app *app, struct http_request *x, struct err *e);
 int handle_version(struct app *app, struct http_request *x, struct err *e);
 int handle_upstreams(struct app *app, struct http_request *x, struct err *e);
 int handle_resync(struct app *app, struct http_request *x, struct err *e);

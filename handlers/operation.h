@@ -11,6 +11,7 @@
     X(OPERATION_VERSION, CALL_GENERATE)                                                            \
     X(OPERATION_STATUS, CALL_GENERATE)                                                             \
     X(OPERATION_EVENTS, CALL_GENERATE)                                                             \
+    X(OPERATION_GENERATIONS, CALL_GENERATE)                                                        \
     X(OPERATION_RANKS, CALL_GENERATE) /* the status, and how many ranks make tokens */             \
     X(OPERATION_METRICS, CALL_GENERATE)                                                            \
     X(OPERATION_MODELS, CALL_GENERATE)                                                             \

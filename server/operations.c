@@ -21,6 +21,7 @@
     X(OPERATION_VERSION, handle_version, NULL)                                                     \
     X(OPERATION_STATUS, handle_status, NULL)                                                       \
     X(OPERATION_EVENTS, handle_events, NULL)                                                       \
+    X(OPERATION_GENERATIONS, handle_generations, NULL)                                             \
     X(OPERATION_RANKS, handle_status, NULL)                                                        \
     X(OPERATION_METRICS, handle_metrics, NULL)                                                     \
     X(OPERATION_MODELS, handle_models, NULL)                                                       \
@@ -86,6 +87,7 @@
     X(OPERATION_VERSION, EXECUTOR_LOOP, handle_version, false)                                     \
     X(OPERATION_STATUS, EXECUTOR_LOOP, handle_fleet_status, false)                                 \
     X(OPERATION_EVENTS, EXECUTOR_LOOP, handle_events, false)                                       \
+    X(OPERATION_GENERATIONS, EXECUTOR_LOOP, fleet_not_answered, false)                             \
     X(OPERATION_RANKS, EXECUTOR_CONTROL, handle_fleet_ranks,                                       \
       false) /* one request to each upstream */                                                    \
     X(OPERATION_METRICS, EXECUTOR_CONTROL, handle_metrics, false)                                  \

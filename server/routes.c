@@ -65,6 +65,7 @@ const struct route routes[] = {
     VIEWER(EXECUTOR_LOOP, "/v1/status", "status", OPERATION_STATUS),
     {METHOD_GET, "/v1/events", "events", EXECUTOR_LOOP, ROLE_VIEWER, BODY_NONE, true, true,
      FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, events_query, .operation = OPERATION_EVENTS},
+    VIEWER(EXECUTOR_CONTROL, "/v1/generations", "generations", OPERATION_GENERATIONS),
     VIEWER(EXECUTOR_CONTROL, "/metrics", "metrics", OPERATION_METRICS),
     {GET_HEAD, "/v1/models", "models", EXECUTOR_LOOP, ROLE_GENERATE, BODY_NONE, true, false,
      FORM_OPENAI, ROUTE_NO_BODY_MAX, NULL, NULL, .operation = OPERATION_MODELS},

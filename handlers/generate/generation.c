@@ -29,6 +29,7 @@ void generation_init(struct generation *g, struct app *app, struct http_request 
     g->n_pending = 1;
     g->app = app;
     g->x = x;
+    g->began_us = x->began_us;
     g->ops = ops;
     g->pool = pool;
     g->work = (struct job){.run = generation_work, .arg = g};
@@ -367,8 +368,10 @@ static bool entry_abort(void *arg)
     return generation_abort(arg);
 }
 
-static const struct generations_ops entry_ops = {
-    .abort = entry_abort, .abort_named = generation_abort_named, .cut = generation_cut};
+static const struct generations_ops entry_ops = {.abort = entry_abort,
+                                                 .abort_named = generation_abort_named,
+                                                 .cut = generation_cut,
+                                                 .list = generation_list};
 
 void generation_enter(struct generation *g)
 {

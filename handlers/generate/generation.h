@@ -62,6 +62,8 @@ struct generation_seq {
     uint64_t id; /* the engine's id; 0 before it is submitted and after it ended */
     const struct gen_token *tokens; /* [n_tokens]: entries never change or move */
     uint32_t n_tokens;
+    const struct gen_span *spans; /* [n_spans]: only the `end` of the last one changes */
+    uint32_t n_spans;
     struct gen_output *out; /* owned; set by done */
     bool ended;
     bool aborted; /* this sequence only: cancel it as soon as it is submitted */
@@ -95,6 +97,7 @@ struct generation {
 
     /* Immutable once entered. */
     struct app *app;
+    uint64_t began_us;                            /* the request arrived */
     const char *request_id;                       /* borrowed from the operation; NULL: none */
     const char *logprobs_at, *prompt_logprobs_at; /* JSON pointers of those members */
     bool events_repeat; /* each event of a stream has all tokens of its sequence so far */
@@ -190,6 +193,9 @@ bool generation_abort_seq(struct generation *g, uint32_t i);
 
 /* generation_abort_named - the abort_named of struct generations_ops. */
 uint32_t generation_abort_named(void *arg, const char *const *ids, size_t n_ids);
+
+/* generation_list - the `list` of struct generations_ops. */
+size_t generation_list(void *arg, struct generations_row *rows, size_t cap);
 
 /* generation_model - the model name for the reply: the one that the request used. */
 const char *generation_model(const struct generation *g);

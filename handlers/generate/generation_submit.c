@@ -8,17 +8,32 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void seq_tokens(void *arg, const struct gen_output *out, uint32_t first)
+static void set_tokens_locked(struct generation_seq *seq, const struct gen_output *out)
+{
+    seq->tokens = out->tokens;
+    seq->n_tokens = out->n_tokens;
+    seq->spans = out->spans;
+    seq->n_spans = out->n_spans;
+}
+
+/* For the list of running generations. */
+static void seq_count(void *arg, const struct gen_output *out, uint32_t first)
 {
     struct generation_seq *seq = arg;
 
     (void)first;
+    mtx_lock(&seq->g->lock);
+    set_tokens_locked(seq, out);
+    mtx_unlock(&seq->g->lock);
+}
+
+static void seq_tokens(void *arg, const struct gen_output *out, uint32_t first)
+{
+    struct generation_seq *seq = arg;
+
     if (out->finish != GEN_RUNNING)
         return; /* seq_done follows at once: the last token and the end become one event */
-    mtx_lock(&seq->g->lock);
-    seq->tokens = out->tokens;
-    seq->n_tokens = out->n_tokens;
-    mtx_unlock(&seq->g->lock);
+    seq_count(arg, out, first);
     generation_schedule_work(seq->g, false);
 }
 
@@ -40,10 +55,10 @@ static void seq_done(void *arg, struct gen_output *out)
     seq->id = 0;
     seq->ended = true;
     seq->out = taken;
-    if (taken != NULL) {
-        seq->tokens = taken->tokens;
-        seq->n_tokens = taken->n_tokens;
-    }
+    if (taken != NULL)
+        set_tokens_locked(seq, taken);
+    else
+        seq->n_spans = 0; /* they are freed */
     if (e.code != ERR_NONE)
         generation_fail_locked(g, &e);
     mtx_unlock(&g->lock);
@@ -53,7 +68,7 @@ static void seq_done(void *arg, struct gen_output *out)
     generation_pending_done(g);
 }
 
-static const struct gen_sink sink_whole = {.done = seq_done};
+static const struct gen_sink sink_whole = {.tokens = seq_count, .done = seq_done};
 
 static const struct gen_sink sink_stream = {.tokens = seq_tokens, .done = seq_done};
 

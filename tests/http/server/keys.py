@@ -24,7 +24,7 @@ ROLES = {
         /health_generate /liveness
     """,
     "viewer": """
-        /version /v1/status /v1/events /v1/upstreams /metrics
+        /version /v1/status /v1/events /v1/generations /v1/upstreams /metrics
         /is_paused /is_sleeping /load /get_world_size /weight_info
         /get_server_info /server_info /get_model_info /model_info /get_weight_version
         /get_load /v1/loads

@@ -2,6 +2,7 @@
 #include "control/generations.h"
 
 #include "control/admission.h"
+#include "weights/version_label.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -48,6 +49,19 @@ static void count_cut(void *arg)
     ((struct counted *)arg)->n_cuts++;
 }
 
+/* Its two sequences. */
+static size_t count_list(void *arg, struct generations_row *rows, size_t cap)
+{
+    const struct counted *c = arg;
+
+    for (size_t i = 0; i < 2 && i < cap; i++) {
+        rows[i].request_id[0] = c->id[0];
+        rows[i].index = (uint32_t)i;
+        rows[i].spans[rows[i].n_spans++].name = version_label_new();
+    }
+    return 2;
+}
+
 static void granted(void *arg)
 {
     (void)arg;
@@ -56,7 +70,7 @@ static void granted(void *arg)
 static int setup(void **state)
 {
     static const struct generations_ops ops = {
-        .abort = count_abort, .abort_named = count_named, .cut = count_cut};
+        .abort = count_abort, .abort_named = count_named, .cut = count_cut, .list = count_list};
     static const char *const ids[N] = {"a", "b", "c"};
     struct err e = {0};
 
@@ -150,10 +164,26 @@ static void test_no_list_keeps_none(void **state)
     generations_free(NULL);
 }
 
+static void test_list(void **state)
+{
+    struct generations_row rows[4] = {0};
+
+    (void)state;
+    assert_int_equal(generations_list(all, rows, 3), 2 * N); /* the third generation has no room */
+    assert_string_equal(rows[0].request_id, "c");
+    assert_string_equal(rows[1].request_id, "c");
+    assert_int_equal(rows[1].index, 1);
+    assert_string_equal(rows[2].request_id, "b");
+    assert_int_equal(rows[3].n_spans, 0);
+    generations_rows_fini(rows, 3);
+    assert_int_equal(generations_list(NULL, rows, 3), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_abort_all_counts_those_that_ended, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_list, setup, teardown),
         cmocka_unit_test_setup_teardown(test_abort_by_ids_gives_them_sorted, setup, teardown),
         cmocka_unit_test_setup_teardown(test_abort_granted_leaves_the_queue, setup, teardown),
         cmocka_unit_test_setup_teardown(test_removed_is_left_alone, setup, teardown),
