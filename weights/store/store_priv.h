@@ -97,6 +97,19 @@ struct staging {
 
 void version_free(struct version_owned *v); /* unrefs its slabs; accepts NULL; no lock held */
 
+/* A version without bytes, with one reference; NULL: no memory. */
+struct version_owned *store_version_new(const struct store *s);
+
+/* Copy a tensor's view in one place, its checksum if known, or both and the views of all places; of
+ * slabs they take references. `to` is not published yet: no other thread reads its slots. */
+void version_share_view(struct version_owned *to, const struct version_owned *from, uint32_t place,
+                        uint32_t index);
+void version_share_sum(struct version_owned *to, const struct version_owned *from, uint32_t index);
+void version_share(struct version_owned *to, const struct version_owned *from, uint32_t index);
+
+/* Why no version can be pinned in this state, which is not STORE_READY. Returns -1. */
+int store_refuse_state(enum store_state state, struct err *e);
+
 /* The view of a tensor in a place. */
 struct view *version_view(const struct version_owned *v, uint32_t place, uint32_t index);
 
