@@ -40,6 +40,7 @@
     X(ERR_GONE, 499, "client_gone", true)                                                          \
     X(ERR_INTERNAL, 500, "internal_error", false)                                                  \
     X(ERR_ENGINE, 500, "engine_error", false)                                                      \
+    X(ERR_NOT_RECORDED, 500, "not_recorded", true)                                                 \
     X(ERR_LOGITS, 500, "non_finite_logits", false)                                                 \
     X(ERR_CUDA, 500, "cuda_error", false)                                                          \
     X(ERR_NCCL, 500, "nccl_error", false)                                                          \

@@ -146,6 +146,10 @@ int pause_controller_allows(struct pause_controller *g, enum lifecycle_call call
         err_clear(e);
         set_paused_error(&now.pause, e);
     }
+    if (e->code == ERR_UNSYNCED) { /* the store knows why; or it has weights by now */
+        err_clear(e);
+        return store_readable(g->cfg.store, e) == 0 ? pause_controller_allows(g, call, e) : -1;
+    }
     return -1;
 }
 

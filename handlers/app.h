@@ -39,6 +39,7 @@ struct store;
 struct tokenizer;
 struct updates;
 struct proxy;
+struct state_dir;
 struct upstreams;
 struct nccl_info;
 struct model_defaults;
@@ -58,6 +59,7 @@ struct app_weights {
     const struct nccl_info *nccl;     /* found at start */
     struct weight_transfer *transfer; /* the group with a trainer */
     struct zmq_updates *zmq;          /* updates by checkpoint-engine's sockets */
+    struct state_dir *state;          /* --state-dir; NULL: none */
 };
 
 /* For handlers of generation and of adapters. */

@@ -40,7 +40,7 @@ static int weights_ready(const struct app *app, struct err *why)
     store_info(app->weights->store, &info);
     switch (info.state) {
     case STORE_UNSYNCED:
-        return err_set(why, ERR_UNSYNCED, "", "no weights have been committed yet");
+        return store_readable(app->weights->store, why);
     case STORE_ASLEEP:
         return err_set(why, ERR_ASLEEP, "", "the weights are asleep (level 1)");
     case STORE_DROPPED:

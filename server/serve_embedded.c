@@ -1,6 +1,5 @@
 /* The server with weights of its own, built from the bottom up: GPUs, store, update worker, NCCL
- * group, engine, executors, pause controller, listeners. The first weights take the same path as
- * every later update, so that they are checked as those are. */
+ * group, engine, executors, pause controller, listeners. */
 #include "base/log.h"
 #include "base/workers.h"
 #include "control/admission.h"
@@ -12,9 +11,9 @@
 #include "engine/lora/adapters.h"
 #include "engine/scheduler/embedded.h"
 #include "memory/device.h"
-#include "server/first_push.h"
+#include "server/serve.h"
 #include "server/serve_priv.h"
-#include "server/signals.h"
+#include "weights/state/state_dir.h"
 #include "weights/store/leases.h"
 #include "weights/update/update.h"
 
@@ -35,6 +34,16 @@ static int open_devices(struct server *s, struct err *e)
     return 0;
 }
 
+static int open_state(struct server *s, struct err *e)
+{
+    const struct config *c = &s->config;
+
+    if (c->state_dir == NULL || state_dir_open(&s->weights.state, c->state_dir,
+                                               (uint32_t)c->snapshot, s->model_spec, e) == 0)
+        return 0;
+    return serve_option_error(e, "--state-dir", c->state_dir);
+}
+
 static int build_store(struct server *s, struct err *e)
 {
     const struct config *c = &s->config;
@@ -53,6 +62,8 @@ static int build_store(struct server *s, struct err *e)
     };
 
     (void)non_finite_policy_parse(&updates_cfg.non_finite, c->non_finite); /* config checked it */
+    if (w->state != NULL)
+        store_cfg.journal = state_dir_journal(w->state);
     s->model_spec = NULL; /* moved into the store, also when that fails */
     if (store_new(&w->store, &store_cfg, e) != 0 || leases_new(&w->leases, w->store, e) != 0)
         return -1;
@@ -197,44 +208,10 @@ int server_build_embedded(struct server *s, struct err *e)
     s->generate = (struct app_generate){.model_name = "", .model_path = ""};
     s->app.weights = &s->weights;
     s->app.generate = &s->generate;
-    if (open_devices(s, e) != 0 || build_store(s, e) != 0 || build_transfer(s, e) != 0 ||
-        build_engine(s, e) != 0 || server_build_executors(s, e) != 0 ||
+    if (open_devices(s, e) != 0 || open_state(s, e) != 0 || build_store(s, e) != 0 ||
+        build_transfer(s, e) != 0 || build_engine(s, e) != 0 || server_build_executors(s, e) != 0 ||
         generations_new(&s->generate.generations, e) != 0 || build_pause_controller(s, e) != 0 ||
         zmq_updates_new(&s->weights.zmq, e) != 0)
         return -1;
     return listeners_open(&s->listeners, &s->app, s->life.boot_id, e);
-}
-
-/* Moves the first weights out of the server. */
-static struct update_chunk *first_chunk(struct server *s, struct err *e)
-{
-    struct update_chunk *chunk = calloc(1, sizeof *chunk);
-
-    if (chunk == NULL) {
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the first weights");
-        return NULL;
-    }
-    chunk->convert = true; /* a tensor has the dtype that the model's own file gives it */
-    chunk->tensor_list = tensor_list_ref(s->first_weights.tensor_list);
-    chunk->source = s->first;
-    chunk->checksums = s->first_weights.checksums;
-    chunk->has_checksum = s->first_weights.has_checksum;
-    (void)snprintf(chunk->label, sizeof chunk->label, "%s", server_first_label(s));
-    s->first = NULL;
-    s->first_weights.checksums = NULL;
-    s->first_weights.has_checksum = NULL;
-    return chunk;
-}
-
-int server_push_first(struct server *s, struct err *e)
-{
-    struct update_chunk *chunk;
-
-    if (s->first == NULL) {
-        log_event_line(LOG_WARN, "weights.unsynced",
-                       "no weights to start with; waiting for an update");
-        return 0;
-    }
-    chunk = first_chunk(s, e);
-    return chunk != NULL ? first_push(s->weights.updates, chunk, signals_end_within, e) : -1;
 }

@@ -56,11 +56,13 @@ static int resolve_allow_path(struct server *s, struct err *e)
 }
 
 /* --weights, else those of --model, if it has any. */
-static int open_first_weights(struct server *s, struct err *e)
+int server_open_first(struct server *s, struct err *e)
 {
     const struct config *c = &s->config;
     const char *path = c->weights;
     bool has = path != NULL;
+
+    file_weights_fini(&s->first_weights);
 
     if (path != NULL && strcmp(path, "none") == 0)
         return 0;
@@ -173,7 +175,7 @@ int server_read_inputs(struct server *s, struct err *e)
     const char *label = s->config.weight_version;
 
     if ((label != NULL && label_check(label, "--weight-version", e) != 0) ||
-        resolve_allow_path(s, e) != 0 || open_first_weights(s, e) != 0 || read_model(s, e) != 0)
+        resolve_allow_path(s, e) != 0 || server_open_first(s, e) != 0 || read_model(s, e) != 0)
         return -1;
     if (s->first != NULL && label_check(server_first_label(s), "--weights", e) != 0)
         return -1;

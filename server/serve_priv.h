@@ -66,6 +66,10 @@ bool server_has_engine(const struct server *s);
 /* server_first_label - the label of the first weights. */
 const char *server_first_label(const struct server *s);
 
+/* server_open_first - open the first weights (again), if there are any: s->first.
+ * Errors: of their files; the field is the option. */
+int server_open_first(struct server *s, struct err *e);
+
 /* server_read_inputs - read and check what a server with weights of its own needs before anything
  * runs: the headers of the first weights, model, tokenizer, --allow-path, CUDA, --device, NCCL.
  * Errors: of what is read; the field is the option. */
@@ -80,7 +84,8 @@ int server_build_executors(struct server *s, struct err *e);
  * Errors: of each part; what was made is server_free's. */
 int server_build_embedded(struct server *s, struct err *e);
 
-/* server_push_first - commit the first weights, if there are any, by the update path.
+/* server_push_first - commit the first weights, if there are any, by the update path; with
+ * --state-dir those that may be served after the process before this one.
  * Blocks: until they are committed. Errors: of the update. */
 int server_push_first(struct server *s, struct err *e);
 

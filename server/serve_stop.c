@@ -20,6 +20,7 @@
 #include "server/signals.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
+#include "weights/state/state_dir.h"
 #include "weights/store/leases.h"
 #include "weights/update/update.h"
 
@@ -45,17 +46,19 @@ void server_drain(struct server *s)
     bool idle = false;
 
     log_event_line(LOG_INFO, "drain", "stopping: running work may take %llu ms",
-             (unsigned long long)timeout_ms);
+                   (unsigned long long)timeout_ms);
     life_set(&s->life, LIFE_DRAINING);
     listeners_quiesce(&s->listeners);
     close_admission(s);
     event_watch_stop(s->app.events); /* its streams are open requests */
     while (!idle && !clock_passed(deadline)) {
-        if (signals_end_within(1)) {
+        bool snapshot = s->weights.state != NULL && state_dir_busy(s->weights.state);
+
+        if (signals_end_within(snapshot ? POLL_US : 1)) {
             log_line(LOG_WARN, "shutdown.forced", "second signal: ending at once");
             return;
         }
-        idle = listeners_wait_idle(&s->listeners, clock_after_us(POLL_US));
+        idle = listeners_wait_idle(&s->listeners, clock_after_us(POLL_US)) && !snapshot;
     }
     log_line(idle ? LOG_INFO : LOG_WARN, "drain.end",
              idle ? "all work has ended" : "the deadline has passed; running work is aborted");
@@ -87,6 +90,8 @@ static void server_stop(struct server *s)
         pause_controller_stop(a->pause_controller);
     if (w->updates != NULL)
         updates_stop(w->updates);
+    if (w->state != NULL)
+        state_dir_stop(w->state);
     if (w->transfer != NULL)
         weight_transfer_stop(w->transfer);
     if (w->leases != NULL)
@@ -167,6 +172,7 @@ void server_free(struct server *s)
     source_close(s->first);
     file_weights_fini(&s->first_weights);
     leases_free(w->leases);
+    state_dir_free(w->state);
     if (!stuck) {
         store_free(w->store);
         for (uint32_t rank = w->n_devices; rank > 0; rank--)

@@ -22,6 +22,7 @@
 
 #define CHECKSUM_KEY "baton.checksum."
 #define VERSION_KEY  "baton.weight_version"
+#define SNAPSHOT_KEY "baton.snapshot"
 
 enum {
     KEY_LEN_MAX = TENSOR_LIST_NAME_LEN_MAX + 16, /* CHECKSUM_KEY and a name */
@@ -56,7 +57,7 @@ struct header {
     struct names keys;            /* of the metadata */
     struct given_checksum *given; /* owned */
     uint32_t n_given, given_cap;
-    char *weight_version; /* owned, or NULL */
+    char *weight_version, *snapshot; /* owned, or NULL */
 
     const char *tensor; /* being read, for messages; NULL for none */
     char key[KEY_LEN_MAX + 1], value[VALUE_LEN_MAX + 1];
@@ -126,6 +127,7 @@ static void header_fini(struct header *h)
     free(h->entries);
     free(h->given);
     free(h->weight_version);
+    free(h->snapshot);
 }
 
 /* Makes an error of the reader's failure. */
@@ -191,14 +193,20 @@ static int read_checksum(struct header *h, const char *key, struct err *e)
 
 static int read_metadata_value(struct header *h, const char *key, struct err *e)
 {
+    char **to;
+
     if (strncmp(key, CHECKSUM_KEY, sizeof CHECKSUM_KEY - 1) == 0)
         return read_checksum(h, key, e);
-    if (strcmp(key, VERSION_KEY) != 0)
+    if (strcmp(key, VERSION_KEY) == 0)
+        to = &h->weight_version;
+    else if (strcmp(key, SNAPSHOT_KEY) == 0)
+        to = &h->snapshot;
+    else
         return json_reader_string(&h->r, NULL, 0) ? 0 : header_refuse_syntax(h, e);
     if (!json_reader_string(&h->r, h->value, sizeof h->value))
         return header_refuse_syntax(h, e);
-    h->weight_version = strdup(h->value);
-    if (h->weight_version == NULL)
+    *to = strdup(h->value);
+    if (*to == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a safetensors header");
     return 0;
 }
@@ -456,6 +464,8 @@ static int header_parse(struct header *h, struct safetensors *s, uint64_t nbytes
         return -1;
     s->weight_version = h->weight_version;
     h->weight_version = NULL;
+    s->snapshot = h->snapshot;
+    h->snapshot = NULL;
     return 0;
 }
 
@@ -504,6 +514,7 @@ void safetensors_fini(struct safetensors *s)
     free(s->checksums);
     free(s->has_checksum);
     free(s->weight_version);
+    free(s->snapshot);
     memset(s, 0, sizeof *s);
 }
 

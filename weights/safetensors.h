@@ -23,6 +23,7 @@ struct safetensors {
     struct checksum *checksums;  /* owned; [n_tensors] from __metadata__ "baton.checksum.<name>" */
     bool *has_checksum;          /* owned; [n_tensors] */
     char *weight_version;        /* owned; __metadata__ "baton.weight_version", or NULL */
+    char *snapshot;              /* owned; __metadata__ "baton.snapshot", or NULL */
 };
 
 /* safetensors_head_nbytes - how long the head (8 + N bytes) is.

@@ -3,6 +3,7 @@
 
 #include "control/weight_transfer.h"
 #include "transport/ipc/cuda_ipc.h"
+#include "weights/state/state_dir.h"
 #include "weights/store/store.h"
 #include "weights/update/update.h"
 
@@ -27,6 +28,30 @@ static void put_weights(struct store *store, struct buf *out)
     if (info.committed_at_us > 0)
         prom_one_seconds(out, "baton_weights_age_seconds", "gauge", "Time since the last commit",
                          metrics_text_age_us(info.committed_at_us));
+}
+
+static void put_state(struct state_dir *state, struct buf *out)
+{
+    struct state_info info = {0};
+
+    state_dir_info(state, &info);
+    prom_one(out, "baton_journal_serial", "gauge", "Serial that the journal names, 0 for none",
+             info.serial);
+    prom_one(out, "baton_journal_failures_total", "counter",
+             "Commits and labels refused because the journal could not be written",
+             info.n_journal_failures);
+    if (info.n_snapshots == 0)
+        return;
+    prom_one(out, "baton_snapshot_serial", "gauge",
+             "Serial of the newest snapshot that is known to be good, 0 for none",
+             info.snapshot_serial);
+    prom_one(out, "baton_snapshots_written_total", "counter", "Snapshots written", info.n_written);
+    prom_one(out, "baton_snapshots_given_up_total", "counter",
+             "Snapshots given up because an update or a sleep needed their memory",
+             info.n_given_up);
+    prom_one(out, "baton_snapshot_failures_total", "counter",
+             "Snapshots that could not be written, or older ones that could not be removed",
+             info.n_failed);
 }
 
 static void put_update(struct updates *updates, struct buf *out)
@@ -106,6 +131,8 @@ static void put_transfer(struct weight_transfer *t, struct buf *out)
 void metrics_text_weights(const struct app_weights *w, struct buf *out)
 {
     put_weights(w->store, out);
+    if (w->state != NULL)
+        put_state(w->state, out);
     put_update(w->updates, out);
     put_updates(w->updates, out);
     if (w->ipc_stats != NULL)

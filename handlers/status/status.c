@@ -15,6 +15,7 @@
 #include "handlers/update_json.h"
 #include "memory/device.h"
 #include "memory/dtype.h"
+#include "weights/state/state_dir.h"
 #include "weights/store/store.h"
 
 /* The dtype that most bytes have. */
@@ -157,6 +158,32 @@ static json_t *pause_or_null(const struct app *app)
     return info.pause.state == PAUSE_OFF ? json_null() : pause_controller_pause_json(&info);
 }
 
+static json_t *version_or_null(uint64_t serial, const char *label)
+{
+    if (serial == 0)
+        return json_null();
+    return json_pack("{s:I, s:s}", "serial", (json_int_t)serial, "weight_version", label);
+}
+
+/* What --state-dir remembers. */
+static json_t *state_json(const struct app_weights *weights)
+{
+    struct state_info info;
+
+    if (weights->state == NULL)
+        return json_null();
+    state_dir_info(weights->state, &info);
+    return json_pack(
+        "{s:s, s:s, s:o, s:I, s:{s:I, s:o, s:b, s:I, s:I, s:I, s:o}}", "dir", info.path,
+        "started_from", info.how, "journal", version_or_null(info.serial, info.label),
+        "journal_failures", (json_int_t)info.n_journal_failures, "snapshots", "keep",
+        (json_int_t)info.n_snapshots, "newest",
+        version_or_null(info.snapshot_serial, info.snapshot_label), "writing", (int)info.writing,
+        "written", (json_int_t)info.n_written, "given_up", (json_int_t)info.n_given_up, "failed",
+        (json_int_t)info.n_failed, "error",
+        info.snapshot_error.code != ERR_NONE ? json_string(info.snapshot_error.msg) : json_null());
+}
+
 json_t *status_json(const struct app *app)
 {
     json_t *status = status_head_json(app);
@@ -164,9 +191,10 @@ json_t *status_json(const struct app *app)
     if (status != NULL &&
         json_object_update_new(
             status,
-            json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "weights",
-                      weights_json(app->weights), "update", status_update_json(app), "admission",
-                      "generate", admission_json(app->generate->admission), "detokenize",
+            json_pack("{s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+                      "weights", weights_json(app->weights), "state", state_json(app->weights),
+                      "update", status_update_json(app), "admission", "generate",
+                      admission_json(app->generate->admission), "detokenize",
                       admission_json(app->generate->text_admission), "engine", engine_json(app),
                       "http", status_http_json(app), "model", model_json(app->generate), "cuda",
                       cuda_json(app->weights), "nccl", nccl_json(app->weights), "pause",

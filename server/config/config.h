@@ -27,6 +27,15 @@ enum { CONFIG_LIST_MAX = 256 };
       "weights; default: those of --model, if it has any")                                         \
     X(STR, weight_version, "weight-version", "LABEL", "", 0, 0,                                    \
       "label of the first weights; default: the one in their file, else initial")                  \
+    X(STR, state_dir, "state-dir", "DIR", "", 0, 0,                                                \
+      "directory in which each version is recorded before it is served; after a restart the "      \
+      "server is not ready until it has the last one again; default: nothing is remembered")       \
+    X(INT, snapshot, "snapshot", "N", "0", 0, 1000,                                                \
+      "with --state-dir: keep the newest N versions there as files, written in the "               \
+      "background, and serve the last one again after a restart; 0: none")                         \
+    X(BOOL, serve_base, "serve-base", "", "false", 0, 0,                                           \
+      "with --state-dir: if the version served last is lost, serve an older snapshot or "          \
+      "--weights instead of waiting for an update")                                                \
     X(STR, served_model_name, "served-model-name", "NAME", "", 0, 0,                               \
       "name in /v1/models and accepted as \"model\"; default: the directory's name")               \
     X(STR, engine, "engine", "KIND", "embedded", 0, 0,                                             \

@@ -12,7 +12,10 @@ static const char *const own[] = {"weights",          "weight-version",  "served
                                   "max-model-len",    "device",          "cuda-library",
                                   "nccl-library",     "nccl-allow-cidr", "max-versions",
                                   "max-weight-bytes", "pin-timeout",     "max-num-batched-tokens",
-                                  "non-finite",       "logprobs-mode",   "max-logprobs"};
+                                  "non-finite",       "logprobs-mode",   "max-logprobs",
+                                  "state-dir",        "snapshot",        "serve-base"};
+/* Options that need --state-dir. */
+static const char *const needs_state[] = {"snapshot", "serve-base"};
 /* In front of a fleet each of these says what an update must contain: only one may be given. */
 static const char *const model[] = {"model"}, *const model_spec[] = {"manifest"};
 /* Options of a server in front of a fleet. */
@@ -78,7 +81,10 @@ int config_fit(const struct config_loader *l, struct err *e)
     if (config_has_upstreams(&l->config))
         return upstreams_fit(l, e);
     o = option_given(l, theirs, sizeof theirs / sizeof theirs[0]);
-    return o == NULL
-               ? 0
-               : option_refuse(l, o, "it has no effect without --upstream or --upstream-file", e);
+    if (o != NULL)
+        return option_refuse(l, o, "it has no effect without --upstream or --upstream-file", e);
+    o = option_given(l, needs_state, sizeof needs_state / sizeof needs_state[0]);
+    if (o != NULL && l->config.state_dir == NULL)
+        return option_refuse(l, o, "it has no effect without --state-dir", e);
+    return 0;
 }

@@ -127,6 +127,7 @@ int store_new(struct store **out, const struct store_cfg *cfg, struct err *e)
     s->model_spec = cfg->model_spec;
     s->n_ranks = cfg->n_devices > 0 ? cfg->n_devices : 1;
     s->n_versions_max = cfg->n_versions_max;
+    s->journal = cfg->journal;
     mtx_init(&s->lock, MTX_STORE);
     cnd_init(&s->changed);
     if (add_places(s, cfg, e) != 0) {
@@ -154,6 +155,15 @@ void store_free(struct store *s)
     mtx_fini(&s->lock);
     model_spec_free(s->model_spec);
     free(s);
+}
+
+void store_continue(struct store *s, uint64_t serial, const char *unsynced_why)
+{
+    mtx_lock(&s->lock);
+    assert(s->current == NULL);
+    s->serial = serial;
+    (void)snprintf(s->unsynced_why, sizeof s->unsynced_why, "%s", unsynced_why);
+    mtx_unlock(&s->lock);
 }
 
 const struct model_spec *store_model_spec(const struct store *s)
@@ -313,16 +323,18 @@ void store_version_drop(struct store *s, struct version_owned *v)
     mtx_unlock(&s->lock);
 }
 
-int store_refuse_state(enum store_state state, struct err *e)
+int store_refuse_state_locked(const struct store *s, struct err *e)
 {
-    switch (state) {
+    switch (s->state) {
     case STORE_UNSYNCED:
-        return err_set(e, ERR_UNSYNCED, "", "no weights have been committed yet");
+        return err_set(e, ERR_UNSYNCED, "", "%s",
+                       s->unsynced_why[0] != '\0' ? s->unsynced_why
+                                                  : "no weights have been committed yet");
     case STORE_ASLEEP:
         return err_set(e, ERR_ASLEEP, "",
                        "the weights are asleep (level 1): wake the server first");
     default:
-        assert(state == STORE_DROPPED);
+        assert(s->state == STORE_DROPPED);
         return err_set(e, ERR_ASLEEP, "",
                        "the weights were dropped (sleep at level 2): send a whole update first");
     }
@@ -330,20 +342,42 @@ int store_refuse_state(enum store_state state, struct err *e)
 
 int store_pin(struct store *s, const struct version **out, struct err *e)
 {
-    enum store_state state;
-    struct version_owned *v = NULL;
+    int rc = 0;
 
     mtx_lock(&s->lock);
-    state = s->state;
-    if (state == STORE_READY) {
-        v = s->current;
-        v->refs++;
+    if (s->state == STORE_READY) {
+        s->current->refs++;
+        *out = &s->current->version;
+    } else {
+        rc = store_refuse_state_locked(s, e);
     }
     mtx_unlock(&s->lock);
-    if (v == NULL)
-        return store_refuse_state(state, e);
-    *out = &v->version;
-    return 0;
+    return rc;
+}
+
+int store_readable(struct store *s, struct err *e)
+{
+    int rc = 0;
+
+    mtx_lock(&s->lock);
+    if (s->state != STORE_READY)
+        rc = store_refuse_state_locked(s, e);
+    mtx_unlock(&s->lock);
+    return rc;
+}
+
+bool store_reader_awaited(struct store *s, const struct version *v)
+{
+    const struct version *current;
+    bool awaited;
+
+    mtx_lock(&s->lock);
+    current = s->current != NULL ? &s->current->version : NULL;
+    awaited = s->n_awaiting > 0 && (v != current || s->state != STORE_READY);
+    if (current != NULL && current != v && current->serial == v->serial)
+        awaited = true;
+    mtx_unlock(&s->lock);
+    return awaited;
 }
 
 void store_unpin(struct store *s, const struct version *v)
@@ -384,8 +418,10 @@ bool store_wait_drained(struct store *s, uint64_t deadline_us, const atomic_bool
     bool drained;
 
     mtx_lock(&s->lock);
+    s->n_awaiting++;
     while (s->n_live > 1 && store_wait_slice_locked(s, deadline_us, stop))
         continue;
+    s->n_awaiting--;
     drained = s->n_live <= 1;
     mtx_unlock(&s->lock);
     return drained;
@@ -394,15 +430,16 @@ bool store_wait_drained(struct store *s, uint64_t deadline_us, const atomic_bool
 static int wait_version_slot_locked(struct store *s, uint64_t deadline_us, const atomic_bool *stop,
                                     struct err *e)
 {
-    while (s->n_live + 1 > s->n_versions_max) {
-        if (store_wait_slice_locked(s, deadline_us, stop))
-            continue;
+    s->n_awaiting++;
+    while (s->n_live + 1 > s->n_versions_max && store_wait_slice_locked(s, deadline_us, stop))
+        continue;
+    s->n_awaiting--;
+    if (s->n_live + 1 > s->n_versions_max)
         return err_set(e, ERR_CONFLICT, "",
                        "%u versions of the weights are alive, %u are allowed: older ones are still "
                        "being read, by generations that finish on theirs (frozen ones after "
                        "resume) or under a lease",
                        s->n_live, s->n_versions_max - 1);
-    }
     return 0;
 }
 
@@ -415,7 +452,7 @@ static int staging_begin_locked(struct store *s, const struct staging_cfg *cfg,
     if (s->state == STORE_ASLEEP)
         return err_set(e, ERR_CONFLICT, "", "the weights are asleep: wake them first");
     if (cfg->partial && s->current == NULL)
-        return store_refuse_state(s->state, e);
+        return store_refuse_state_locked(s, e);
     s->staging_open = true; /* set also while waiting: one staging at a time */
     g->partial = cfg->partial;
     g->sharded = cfg->sharded;

@@ -57,6 +57,16 @@ enum store_state {
 
 struct store;
 
+/* What is called when a version is published: by a commit, or by a new label. One publication at a
+ * time, on the thread that publishes, no lock held. */
+struct store_journal {
+    /* Just before: the version has its serial, label and bytes, and is not served yet. May block on
+     * a disk. After an error nothing is published. NULL: none. */
+    int (*before)(void *arg, struct store *s, const struct version *next, struct err *e);
+    void (*after)(void *arg); /* it is served now; must not block; NULL: none */
+    void *arg;
+};
+
 struct store_cfg {
     struct model_spec *model_spec; /* moved in */
     uint32_t n_versions_max;       /* live versions, the staging one counted; >= 2 */
@@ -65,6 +75,7 @@ struct store_cfg {
                                       which store_new reserves memory for one version if it can */
     uint32_t n_devices;            /* 0: the host is the only rank */
     bool mirror;                   /* with devices: keep a copy in page-locked host memory too */
+    struct store_journal journal;  /* zeroed: none */
 };
 
 /* store_new - Errors: ERR_NO_MEMORY, ERR_NO_STAGING (the only device has no memory for one version;
@@ -72,6 +83,12 @@ struct store_cfg {
  * devices allocate. */
 int store_new(struct store **out, const struct store_cfg *cfg, struct err *e);
 void store_free(struct store *s); /* no pins, no staging left; accepts NULL */
+
+/* store_continue - the serials of an earlier process: the next commit gets `serial` + 1.
+ * @unsynced_why  what is answered instead of "no weights have been committed yet"; "": that
+ * Threads: the one that starts the server, while no update can be queued. */
+void store_continue(struct store *s, uint64_t serial, const char *unsynced_why);
+
 const struct model_spec *store_model_spec(const struct store *s); /* borrowed, immutable */
 
 /* Places, immutable. The ranks come first: the devices, or the host alone; then the mirror. */
@@ -90,6 +107,10 @@ void store_unpin(struct store *s, const struct version *v); /* accepts NULL */
 
 /* store_pin_again - one more store_unpin for a version that the caller has pinned. */
 void store_pin_again(struct store *s, const struct version *v);
+
+/* store_reader_awaited - should the holder of a long pin unpin it soon? True while an update waits
+ * for its memory or a sleep for its end, and once the version was renamed. Any thread. */
+bool store_reader_awaited(struct store *s, const struct version *v);
 
 /* store_unpin_deferred - store_unpin for a thread that must not wait for memory to be freed.
  * Returns true when the version has no reader left: a thread must then call store_reap soon. */
@@ -178,6 +199,7 @@ struct store_stats {
  * Errors: ERR_INCOMPLETE  not partial and something is missing (names the first, counts the rest),
  *                         or partial and nothing arrived, or a tensor arrived on some ranks only
  *                         and the staging is not sharded
+ *         ERR_NOT_RECORDED, and what the journal's `before` fails with
  *         After an error the staging remains and the old version is served. */
 int store_commit(struct store *s, struct staging *g, const char *label, struct store_stats *stats,
                  struct err *e);
@@ -189,8 +211,9 @@ void store_abort(struct store *s, struct staging *g);
  * keep the name they saw.
  * @if_serial  rename only if this serial is served; 0: rename any
  * @serial     the serial that was renamed; written on success only
+ * Blocks: on the journal, if there is one.
  * Errors: ERR_UNSYNCED, ERR_ASLEEP, ERR_CONFLICT (at /if_serial: another serial is served),
- * ERR_NO_MEMORY. */
+ * ERR_NO_MEMORY, ERR_NOT_RECORDED. */
 int store_set_label(struct store *s, const char *label, uint64_t if_serial, uint64_t *serial,
                     struct err *e);
 
@@ -233,6 +256,9 @@ struct store_info {
     uint64_t n_commits;
 };
 void store_info(struct store *s, struct store_info *out); /* any thread */
+
+/* store_readable - would store_pin succeed now? Any thread. Errors: as store_pin. */
+int store_readable(struct store *s, struct err *e);
 const char *store_state_name(enum store_state state);
 
 /* store_label_of - the label that the commit of `serial` got, if it is among the last

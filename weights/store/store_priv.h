@@ -50,20 +50,24 @@ struct store {
     struct version_owned *retired;  /* owned: without readers, to be freed by store_reap */
     uint32_t n_live;                /* versions not freed yet; the staging is not one */
     bool staging_open;              /* true also during a sleep or wake */
+    bool publishing;                /* a commit or a label is being recorded and published */
+    uint32_t n_awaiting;            /* threads that wait for readers to unpin */
     struct host_backup host_backup; /* used only by the thread that set staging_open */
     uint64_t serial;                /* of the last commit */
     uint64_t n_commits, committed_at_us;
     struct label_kept labels[STORE_LABELS_KEPT]; /* ring, by serial */
 
-    /* Immutable. */
-    struct model_spec *model_spec; /* owned */
+    /* Immutable once anything can be committed. */
+    char unsynced_why[ERR_MSG_MAX]; /* why nothing is served yet; "": nothing was ever committed */
+    struct model_spec *model_spec;  /* owned */
+    struct store_journal journal;
     struct place places[STORE_PLACES_MAX];
     uint32_t n_places, n_ranks;
     struct slab_pool *scratch; /* host memory; the host place's, or owned where there is none */
     uint32_t n_versions_max;
 };
 
-enum { STAGING_HOLES_MAX = 16 };
+enum { STAGING_HOLES_MAX = 16, STORE_PUBLISH_WAIT_US = 60000000 };
 
 /* A GPU's part of a whole update. If more than STAGING_HOLES_MAX holes arise, the memory of the
  * others is not used again until the staging ends. */
@@ -107,8 +111,8 @@ void version_share_view(struct version_owned *to, const struct version_owned *fr
 void version_share_sum(struct version_owned *to, const struct version_owned *from, uint32_t index);
 void version_share(struct version_owned *to, const struct version_owned *from, uint32_t index);
 
-/* Why no version can be pinned in this state, which is not STORE_READY. Returns -1. */
-int store_refuse_state(enum store_state state, struct err *e);
+/* Why no version can be pinned in the present state, which is not STORE_READY. Returns -1. */
+int store_refuse_state_locked(const struct store *s, struct err *e);
 
 /* The view of a tensor in a place. */
 struct view *version_view(const struct version_owned *v, uint32_t place, uint32_t index);

@@ -57,17 +57,10 @@ static void keep_label_locked(struct store *s, uint64_t serial, const char *labe
 }
 
 /* Publishes a version by one pointer store. */
-static struct version_owned *publish_locked(struct store *s, struct version_owned *next,
-                                            const char *label)
+static struct version_owned *publish_locked(struct store *s, struct version_owned *next)
 {
     struct version_owned *old = s->current;
-    struct version_label *name = next->version.name;
 
-    if (label[0] != '\0')
-        (void)snprintf(name->text, sizeof name->text, "%s", label);
-    else
-        (void)snprintf(name->text, sizeof name->text, "serial-%llu",
-                       (unsigned long long)next->version.serial);
     keep_label_locked(s, next->version.serial, next->version.label);
     s->current = next;
     s->n_live++;
@@ -76,22 +69,91 @@ static struct version_owned *publish_locked(struct store *s, struct version_owne
     return old;
 }
 
+/* One commit or label at a time: the journal's last entry is then what is served. */
+static int publish_begin_locked(struct store *s, struct err *e)
+{
+    uint64_t deadline_us = clock_after_us(STORE_PUBLISH_WAIT_US);
+
+    while (s->publishing)
+        if (!cnd_wait(&s->changed, &s->lock, deadline_us) && s->publishing)
+            return err_set(e, ERR_NOT_RECORDED, "",
+                           "the journal in --state-dir is still being written for the label before "
+                           "this one: its disk does not answer");
+    s->publishing = true;
+    return 0;
+}
+
+static void publish_end_locked(struct store *s)
+{
+    s->publishing = false;
+    cnd_broadcast(&s->changed);
+}
+
+/* Writes down what is about to be published. No lock held. */
+static int journal_before(struct store *s, const struct version *next, struct err *e)
+{
+    const struct store_journal *j = &s->journal;
+
+    mtx_assert_none();
+    return j->before != NULL ? j->before(j->arg, s, next, e) : 0;
+}
+
+static void journal_after(struct store *s)
+{
+    if (s->journal.after != NULL)
+        s->journal.after(s->journal.arg);
+}
+
+/* `label`, or the one that a version without a label gets. */
+static void set_name(struct version_owned *v, const char *label)
+{
+    struct version_label *name = v->version.name;
+
+    if (label[0] != '\0')
+        (void)snprintf(name->text, sizeof name->text, "%s", label);
+    else
+        (void)snprintf(name->text, sizeof name->text, "serial-%llu",
+                       (unsigned long long)v->version.serial);
+}
+
+static int commit_begin(struct store *s, struct staging *g, const char *label, struct err *e)
+{
+    struct version_owned *next = g->next;
+    int rc;
+
+    if (staging_check_complete(s, g, e) != 0)
+        return -1;
+    mtx_lock(&s->lock);
+    rc = publish_begin_locked(s, e);
+    mtx_unlock(&s->lock);
+    if (rc != 0)
+        return -1;
+    next->version.nbytes = s->model_spec->tensor_list->nbytes;
+    next->version.serial = s->serial + 1; /* only commits write it, one at a time */
+    staging_complete_views(g, next->version.serial);
+    set_name(next, label);
+    if (journal_before(s, &next->version, e) == 0)
+        return 0;
+    mtx_lock(&s->lock);
+    publish_end_locked(s);
+    mtx_unlock(&s->lock);
+    return -1;
+}
+
 int store_commit(struct store *s, struct staging *g, const char *label, struct store_stats *stats,
                  struct err *e)
 {
     struct version_owned *next = g->next, *base = g->base, *old;
 
-    if (staging_check_complete(s, g, e) != 0)
+    if (commit_begin(s, g, label, e) != 0)
         return -1;
-    next->version.nbytes = s->model_spec->tensor_list->nbytes;
-    next->version.serial = s->serial + 1; /* only commits write it, one at a time */
-    staging_complete_views(g, next->version.serial);
     mtx_lock(&s->lock);
-    old = publish_locked(s, next, label);
+    old = publish_locked(s, next);
     s->serial = next->version.serial;
     s->n_commits++;
     s->committed_at_us = clock_now_us();
     s->staging_open = false;
+    publish_end_locked(s);
     stats->serial = s->serial;
     stats->nbytes = next->version.nbytes;
     (void)snprintf(stats->label, sizeof stats->label, "%s", next->version.label);
@@ -104,6 +166,7 @@ int store_commit(struct store *s, struct staging *g, const char *label, struct s
     mtx_lock(&s->lock);
     stats->n_live = s->n_live;
     mtx_unlock(&s->lock);
+    journal_after(s);
     return 0;
 }
 
@@ -128,37 +191,60 @@ static int check_serial(const struct version *v, uint64_t if_serial, struct err 
                    (unsigned long long)v->serial, v->label, (unsigned long long)if_serial);
 }
 
+/* The version to rename, with one more reference. A sleep waits until this has ended, so the
+ * version stays the served one. */
+static int label_begin(struct store *s, uint64_t if_serial, struct version_owned **from,
+                       struct err *e)
+{
+    int rc;
+
+    mtx_lock(&s->lock);
+    rc = publish_begin_locked(s, e);
+    if (rc == 0) {
+        if (s->state != STORE_READY)
+            rc = store_refuse_state_locked(s, e);
+        else
+            rc = check_serial(&s->current->version, if_serial, e);
+        if (rc != 0) {
+            publish_end_locked(s);
+        } else {
+            *from = s->current;
+            s->current->refs++;
+        }
+    }
+    mtx_unlock(&s->lock);
+    return rc;
+}
+
 /* Readers that pinned a version read its label without a lock, so a renamed version is a new
  * table over the same slabs. */
 int store_set_label(struct store *s, const char *label, uint64_t if_serial, uint64_t *serial,
                     struct err *e)
 {
-    struct version_owned *next = store_version_new(s), *old = NULL;
-    const struct version *seen = NULL;
+    struct version_owned *next = store_version_new(s), *from, *old = NULL;
+    int rc;
 
     if (next == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to rename the weights");
-    while (old == NULL) {
-        struct version_owned *from;
-
-        if (store_pin(s, &seen, e) != 0) {
-            version_free(next);
-            return -1;
-        }
-        from = (struct version_owned *)(uintptr_t)seen;
-        if (check_serial(seen, if_serial, e) != 0) {
-            version_free(next);
-            store_version_drop(s, from);
-            return -1;
-        }
-        share_all(next, from);
-        *serial = next->version.serial;
-        mtx_lock(&s->lock);
-        if (s->current == from && s->state == STORE_READY)
-            old = publish_locked(s, next, label);
-        mtx_unlock(&s->lock);
-        store_version_drop(s, from);
+    if (label_begin(s, if_serial, &from, e) != 0) {
+        version_free(next);
+        return -1;
     }
+    share_all(next, from);
+    set_name(next, label);
+    rc = journal_before(s, &next->version, e);
+    mtx_lock(&s->lock);
+    if (rc == 0) {
+        *serial = next->version.serial;
+        old = publish_locked(s, next);
+    }
+    publish_end_locked(s);
+    mtx_unlock(&s->lock);
+    if (rc != 0)
+        version_free(next);
+    store_version_drop(s, from);
     store_version_drop(s, old);
-    return 0;
+    if (rc == 0)
+        journal_after(s);
+    return rc;
 }

@@ -152,7 +152,7 @@ static uint64_t nbytes_less(uint64_t a, uint64_t b)
  * its session has ended; the caller has made sure that no session is open. */
 static int lock_staging_locked(struct store *s, uint64_t deadline_us, struct err *e)
 {
-    while (s->staging_open)
+    while (s->staging_open || s->publishing)
         if (!store_wait_slice_locked(s, deadline_us, NULL))
             return err_set(e, ERR_CONFLICT, "",
                            "an update is being staged, or a sleep or wake is running");
@@ -170,9 +170,11 @@ static int begin_sleep_locked(struct store *s, uint64_t deadline_us, enum store_
     if (s->current == NULL)
         return 0;
     s->state = STORE_ASLEEP;
-    while (s->current->refs > 1 || s->n_live > 1) {
-        if (store_wait_slice_locked(s, deadline_us, NULL))
-            continue;
+    s->n_awaiting++;
+    while ((s->current->refs > 1 || s->n_live > 1) && store_wait_slice_locked(s, deadline_us, NULL))
+        continue;
+    s->n_awaiting--;
+    if (s->current->refs > 1 || s->n_live > 1) {
         s->state = *before;
         s->staging_open = false;
         cnd_broadcast(&s->changed);

@@ -13,6 +13,7 @@
 #include "engine/engine.h"
 #include "handlers/app.h"
 #include "handlers/route.h"
+#include "weights/state/state_dir.h"
 #include "weights/store/store.h"
 #include "weights/update/update.h"
 
@@ -61,6 +62,18 @@ void store_info(struct store *s, struct store_info *out)
                                .n_live = 2,
                                .committed_at_us = clock_now_us(),
                                .n_commits = 6};
+}
+
+void state_dir_info(struct state_dir *d, struct state_info *out)
+{
+    (void)d;
+    *out = (struct state_info){.serial = 7,
+                               .n_journal_failures = 3,
+                               .n_snapshots = 2,
+                               .snapshot_serial = 6,
+                               .n_written = 5,
+                               .n_failed = 1,
+                               .n_given_up = 4};
 }
 
 const char *store_state_name(enum store_state state)
@@ -162,7 +175,8 @@ static struct engine engine = {.ops = &ops};
 static struct life life;
 
 static struct app_weights weights = {.store = (struct store *)(uintptr_t)16,
-                                     .updates = (struct updates *)(uintptr_t)16};
+                                     .updates = (struct updates *)(uintptr_t)16,
+                                     .state = (struct state_dir *)(uintptr_t)16};
 static struct app_generate generate = {.engine = &engine,
                                        .admission = (struct admission *)(uintptr_t)16,
                                        .text_admission = (struct admission *)(uintptr_t)32,
@@ -445,6 +459,12 @@ static void test_metrics_text_tells_every_room(void **state)
         "baton_weights_bytes 4096",
         "baton_weights_versions_alive 2",
         "baton_weights_commits_total 6",
+        "baton_journal_serial 7",
+        "baton_journal_failures_total 3",
+        "baton_snapshot_serial 6",
+        "baton_snapshots_written_total 5",
+        "baton_snapshots_given_up_total 4",
+        "baton_snapshot_failures_total 1",
         "baton_update_phase{phase=\"receiving\"} 1",
         "baton_update_phase{phase=\"none\"} 0",
         "baton_update_received_bytes 100",
