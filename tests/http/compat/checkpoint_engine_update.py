@@ -440,7 +440,7 @@ def other_rank_failed(world, server):
 
 
 def not_finite(world, server):
-    """What goes from GPU to GPU without checksums is not looked at (README): it is what was sent."""
+    """What goes from GPU to GPU without checksums is not looked at (docs/protocol.md): it is what was sent."""
     data = world.data()
     data["large"] = struct.pack("<H", 0x7fc0) + data["large"][2:]
     good(world, server, "NaN", data=data)

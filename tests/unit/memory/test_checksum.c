@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-/* As issue and README define it, byte by byte. */
+/* As docs/protocol.md defines it, byte by byte. */
 static struct checksum by_definition(const uint8_t *data, uint64_t nbytes)
 {
     struct checksum c = {0, 0};
