@@ -235,9 +235,9 @@ static enum cli_exit command_run(struct cli *c)
     return rc;
 }
 
-int cli_run(int argc, char **argv)
+int cli_run(int argc, char **argv, const char *const *serve_flags)
 {
-    struct cli c = {0};
+    struct cli c = {.serve_flags = serve_flags};
     const char **args = calloc((size_t)argc + 1, sizeof *args);
     char name[CLI_TEXT_MAX];
     int n_words = 1, rc;

@@ -11,9 +11,11 @@ bool cli_is_command(const char *word);
 
 /* cli_run - run a command: argv[1] and what follows. Writes its result to stdout, and why it failed
  * to stderr.
+ * @serve_flags  options of `baton serve` without their dashes, for `completion`; borrowed, NULL at
+ *               the end
  * Returns: what the process ends with (enum cli_exit).
  * Threads: main's, before any other. Blocks: until the server has answered. */
-int cli_run(int argc, char **argv);
+int cli_run(int argc, char **argv, const char *const *serve_flags);
 
 /* cli_commands - the names of all commands (static; NULL at the end), for a list of near ones. */
 const char *const *cli_commands(void);

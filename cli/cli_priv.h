@@ -57,6 +57,7 @@ struct cli {
     const char *const *args;              /* [n_args]; borrowed */
     int n_args;
     struct connection *connection;
+    const char *const *serve_flags; /* as cli_run() has them */
 };
 
 static inline bool cli_has(const struct cli *c, enum cli_option o)

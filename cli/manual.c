@@ -55,36 +55,64 @@ static void options_print(const char *name)
             (void)printf("%s ", option_rows[o].flag);
 }
 
-/* Options only behind a '-', so that elsewhere the shell completes files. */
-static void bash_print(void)
+/* The first word of a command line, and by it the words and options that may follow. The variables
+ * of the shell: n, the place of the word that is completed; first, the first word. */
+static void cases_print(const char *const *serve_flags)
 {
     const char *const *names = cli_commands();
 
-    (void)fputs("_baton() {\n  local cur=${COMP_WORDS[COMP_CWORD]} words= options=\n"
-                "  case $COMP_CWORD:${COMP_WORDS[1]} in\n  1:*) words='serve help version ",
-                stdout);
+    (void)fputs("  case $n:$first in\n  1:*) list='serve help version ", stdout);
     for (size_t i = 0; names[i] != NULL; i++)
         (void)printf("%s ", names[i]);
+    (void)fputs("' ;;\n  2:help) list='serve ", stdout);
+    for (size_t i = 0; names[i] != NULL; i++)
+        (void)printf("%s ", names[i]);
+    (void)fputs("' ;;\n  *:serve) options='--help --check --config ", stdout);
+    for (size_t i = 0; serve_flags[i] != NULL; i++)
+        (void)printf("--%s ", serve_flags[i]);
     (void)fputs("' ;;\n", stdout);
     for (size_t i = 0; names[i] != NULL; i++) {
         (void)printf("  *:%s) options='", names[i]);
         options_print(names[i]);
-        (void)fputs("'; ((COMP_CWORD > 2)) || words='", stdout);
+        (void)fputs("'; ((n > 2)) || list='", stdout);
         subs_print(names[i]);
         (void)fputs("' ;;\n", stdout);
     }
-    (void)fputs("  esac\n  [[ $cur != -* ]] || words=$options\n"
-                "  mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$cur\")\n}\n"
+    (void)fputs("  esac\n  [[ $cur != -* ]] || list=$options\n", stdout);
+}
+
+/* Options only behind a '-', so that elsewhere the shell completes files. */
+static void bash_print(const char *const *serve_flags)
+{
+    (void)fputs("_baton() {\n  local cur=${COMP_WORDS[COMP_CWORD]} n=$COMP_CWORD "
+                "first=${COMP_WORDS[1]} list= options=\n",
+                stdout);
+    cases_print(serve_flags);
+    (void)fputs("  mapfile -t COMPREPLY < <(compgen -W \"$list\" -- \"$cur\")\n}\n"
                 "complete -o default -F _baton baton\n",
+                stdout);
+}
+
+/* Works as a file of fpath, which zsh runs at the first completion, and sourced. */
+static void zsh_print(const char *const *serve_flags)
+{
+    (void)fputs("#compdef baton\n_baton() {\n  local cur=${words[CURRENT]} n=$((CURRENT - 1)) "
+                "first=${words[2]} list= options=\n",
+                stdout);
+    cases_print(serve_flags);
+    (void)fputs("  if [[ -n ${list// /} ]]; then compadd -- ${=list}; else _files; fi\n}\n"
+                "if [[ ${funcstack[1]} == _baton ]]; then _baton \"$@\"; "
+                "else compdef _baton baton; fi\n",
                 stdout);
 }
 
 enum cli_exit cmd_completion(struct cli *c)
 {
-    if (strcmp(c->args[0], "bash") != 0 && strcmp(c->args[0], "zsh") != 0)
+    if (strcmp(c->args[0], "bash") == 0)
+        bash_print(c->serve_flags);
+    else if (strcmp(c->args[0], "zsh") == 0)
+        zsh_print(c->serve_flags);
+    else
         return cli_usage_error(c, "'%.40s' is neither bash nor zsh", c->args[0]);
-    if (strcmp(c->args[0], "zsh") == 0)
-        (void)fputs("autoload -U +X bashcompinit && bashcompinit\n", stdout);
-    bash_print();
     return CLI_OK;
 }

@@ -16,6 +16,12 @@
 
 extern char **environ;
 
+static const char *const serve_flags[] = {
+#define X(kind, field, flag, arg, def, min, max, help) flag,
+    CONFIG_OPTIONS(X)
+#undef X
+        NULL};
+
 static int usage_print(FILE *to, int rc)
 {
     struct buf commands = {0};
@@ -151,7 +157,7 @@ static int command_help_of(int argc, char **argv)
 
     if (strcmp(argv[2], "serve") == 0)
         return command_serve(1, line + 3);
-    return cli_is_command(argv[2]) ? cli_run(4, line) : unknown_command(argv[2]);
+    return cli_is_command(argv[2]) ? cli_run(4, line, serve_flags) : unknown_command(argv[2]);
 }
 
 int main(int argc, char **argv)
@@ -165,7 +171,7 @@ int main(int argc, char **argv)
     if (is_word(argc, argv, "help", "--help", "-h"))
         return usage_print(stdout, 0);
     if (cli_is_command(argv[1]))
-        return cli_run(argc, argv);
+        return cli_run(argc, argv, serve_flags);
     if (strcmp(argv[1], "help") == 0)
         return command_help_of(argc, argv);
     return unknown_command(argv[1]);

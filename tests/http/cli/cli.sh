@@ -258,12 +258,23 @@ run 0 lora --help
 has "baton lora load NAME DIR"
 run 0 help
 has "baton weights verify FILE|DIR"
-for shell in bash zsh; do
-  run 0 completion "$shell"
-done
+# completion: of the server's options too; zsh, where there is one, with its own functions replaced
 run 0 completion bash
-bash -n "$WORK/body"
-has "--weight-version"
+mv "$WORK/body" "$WORK/completion"
+bash -euo pipefail -c 'source "$1"; COMP_WORDS=(baton serve --max-w); COMP_CWORD=2; _baton
+  printf "%s\n" "${COMPREPLY[@]}"; COMP_WORDS=(baton lora l); _baton; printf "%s\n" "${COMPREPLY[@]}"' \
+  - "$WORK/completion" >"$WORK/body"
+[[ $(<"$WORK/body") == $'--max-weight-bytes\nload\nlist' ]] || fail "bash completes: $(<"$WORK/body")"
+run 0 completion zsh
+if command -v zsh >/dev/null; then
+  mv "$WORK/body" "$WORK/completion"
+  zsh -f -c 'compdef() {}; compadd() { print -l -- ${@[2,-1]} }; _files() { print files }
+    source $1; words=(baton serve --max-w); CURRENT=3; _baton
+    words=(baton lora l); _baton; words=(baton push m); _baton' - "$WORK/completion" >"$WORK/body"
+  has "--max-weight-bytes"
+  has "unload"
+  has "files"
+fi
 
 # a server that is not there, and one that asks for a key
 stop_server
