@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Install what baton needs on Debian 12. Usage: deploy/setup.sh [build|test|browser]   (default: build)
+# Install what baton needs on Debian 12. Usage: deploy/setup.sh [build|package|test|browser]   (default: build)
+# package: what deploy/tarball.sh and cpack need too
 # Only updates by checkpoint-engine need libzmq5, which the server then opens.
 # browser: the packages of test, and the browser of the test http_browser, 110 MB, which is skipped
 # without it
@@ -7,10 +8,13 @@ set -euo pipefail
 
 build=(gcc cmake ninja-build pkg-config libc6-dev libmicrohttpd-dev libgnutls28-dev libjansson-dev
   libpcre2-dev libutf8proc-dev nettle-dev libcurl4-gnutls-dev curl jq python3)
+package=(patchelf dpkg-dev file)
 test=(libcmocka-dev python3-yaml python3-numpy python3-aiohttp python3-zmq libzmq5 openssl shellcheck procps)
 
 packages=("${build[@]}")
-if [[ ${1:-build} != build ]]; then
+if [[ ${1:-build} == package ]]; then
+  packages+=("${package[@]}")
+elif [[ ${1:-build} != build ]]; then
   packages+=("${test[@]}")
 fi
 if [[ ${1:-build} == browser ]]; then
