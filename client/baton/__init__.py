@@ -2,11 +2,13 @@
 folder next to your trainer.
 
     import baton
+    baton.wait_ready("http://127.0.0.1:8700", for_="control")
     baton.push(model.state_dict(), "http://127.0.0.1:8700", weight_version="step-100")
 
 Needs the standard library; uses torch or numpy when the tensors are theirs. A push is one whole
 update: the call returns when the server has received every byte, proven it and put it into service,
-and raises BatonError, with the server's own words, in every other case.
+and raises BatonError, with the server's own words, in every other case. A server's URL is
+http://host:port, https://host:port or unix:/path; push() also takes a list of them.
 
 Tensors on GPUs of the server's host need not leave them: push(..., via="ipc") packs them into a
 buffer on their GPU, exports it once with CUDA IPC, and refills it when the server has copied it.
@@ -31,11 +33,15 @@ know.
 
 from .attached import Attached, attach
 from .connection import request
-from .errors import BatonError
+from .errors import BatonError, InputError
 from .gpu import gpu_checksums
 from .group import Group, join
+from .ready import wait_ready
 from .tensors import DTYPES, Tensor, checksum, load_file, plan_digest
 from .update import push
 
-__all__ = ["BatonError", "Tensor", "push", "join", "Group", "attach", "Attached", "request",
-           "load_file", "checksum", "gpu_checksums", "plan_digest", "DTYPES"]
+__version__ = "0.1.0"  # that of CMakeLists.txt; a test compares
+
+__all__ = ["BatonError", "InputError", "Tensor", "push", "join", "Group", "attach", "Attached",
+           "wait_ready", "request", "load_file", "checksum", "gpu_checksums", "plan_digest",
+           "DTYPES", "__version__"]

@@ -23,7 +23,7 @@ def main(argv=None):
     try:
         answer = push(args.file, args.url, args.via, args.weight_version, not args.no_checksums,
                       args.partial, args.convert, progress=sys.stderr.isatty() or None)
-    except (BatonError, ValueError, OSError) as e:
+    except BatonError as e:
         print(f"baton: {e}", file=sys.stderr)
         return 1
     print(json.dumps(answer))

@@ -1,12 +1,15 @@
 """The weights that a server keeps on GPUs of this host, as torch tensors of this process."""
 
+from __future__ import annotations
+
 import base64
 import os
 import secrets
 import threading
 import time
+from typing import Any, Dict
 
-from .connection import request
+from .connection import ask
 from .errors import BatonError
 from .gpu import torch_with_cuda
 from .tensors import CANONICAL, DTYPES
@@ -106,7 +109,7 @@ class Attached:
         torch_with_cuda("attach")
         self._url, self._timeout, self._lost = url, timeout, None
         self._stop = threading.Event()
-        answer = request(url, "GET", f"/v1/weights/handles?lease_s={int(lease_s)}", timeout=timeout)
+        answer = ask(url, "GET", f"/v1/weights/handles?lease_s={int(lease_s)}", timeout=timeout)
         self.lease_id, self.lease_s = answer["lease_id"], answer["lease_s"]
         self.weight_version, self.serial = answer["weight_version"], answer["serial"]
         self.boot_id, self.aliases = answer["boot_id"], answer.get("aliases", {})
@@ -120,7 +123,7 @@ class Attached:
             raise
 
     @property
-    def tensors(self):
+    def tensors(self) -> Dict[str, Any]:
         if self._lost is not None:
             raise self._lost
         return self._tensors
@@ -131,7 +134,7 @@ class Attached:
         if lease_s is not None:
             body["lease_s"] = int(lease_s)
         asked = time.monotonic()
-        answer = request(self._url, "POST", "/v1/weights/handles/renew", body,
+        answer = ask(self._url, "POST", "/v1/weights/handles/renew", body,
                          timeout=min(self._timeout, self.lease_s))
         self.lease_s = answer["lease_s"]
         self._until = asked + self.lease_s
@@ -142,7 +145,7 @@ class Attached:
             try:
                 self.renew()
             except BatonError as e:
-                if e.code != "connection" or time.monotonic() > self._until:
+                if e.code not in ("connection", "timeout") or time.monotonic() > self._until:
                     self._lost = BatonError(f"the lease on the served weights is lost: {e.message}",
                                             e.status, e.code, request_id=e.request_id)
                     return
@@ -151,11 +154,11 @@ class Attached:
         self._stop.set()
         self._thread.join()
         try:
-            request(self._url, "DELETE", f"/v1/weights/handles/{self.lease_id}", timeout=30.0)
+            ask(self._url, "DELETE", f"/v1/weights/handles/{self.lease_id}", timeout=30.0)
         except BatonError:
             pass  # it has ended by itself, or the server has
 
-    def close(self):
+    def close(self) -> None:
         """Wait for what reads the tensors on the GPU, unmap them, and end the lease."""
         import torch
 
@@ -165,14 +168,14 @@ class Attached:
         self._tensors = {}
         self._end()
 
-    def __enter__(self):
+    def __enter__(self) -> Attached:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         self.close()
 
 
-def attach(url, device=None, lease_s=60, timeout=600.0):
+def attach(url: str, device: Any = None, lease_s: int = 60, timeout: float = 600.0) -> Attached:
     """Map the weights that a server on this host keeps on its GPUs; returns an Attached, to be used
     in a with.
 

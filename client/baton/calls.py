@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 
-from .connection import request
+from .connection import ask
 from .errors import BatonError
 
 LOOK_S_MAX = 0.001  # between two looks at what a GPU or NCCL is doing
@@ -23,7 +23,7 @@ class Call(threading.Thread):
 
     def run(self):
         try:
-            self.answer = request(*self._request, timeout=self._timeout, connected=self._connected)
+            self.answer = ask(*self._request, timeout=self._timeout, connected=self._connected)
         except BatonError as e:
             self.error = _naming(self.url, e)
         except Exception as e:  # whoever waits for this thread is told

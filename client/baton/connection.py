@@ -1,46 +1,157 @@
-"""One request to a server, and its answer."""
+"""URLs of servers; one request to one, and its answer."""
+
+from __future__ import annotations
 
 import http.client
 import json
 import os
+import socket
+import ssl
 import urllib.parse
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from .errors import BatonError
+from .errors import BatonError, InputError
+
+ERROR_TEXT_MAX = 300  # bytes shown of an answer that is not JSON
+UNIX = "unix:"
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+
+# What a request can fail with before there is a whole answer: exceptions, what they mean and what
+# to do, our code, and whether the same request may succeed later. The first row that fits.
+FAILURES = (
+    ((ssl.SSLCertVerificationError,), "the server's certificate is not accepted: "
+     "{e.verify_message}; SSL_CERT_FILE names the certificate of its CA", "tls", False),
+    ((ssl.SSLError,), "TLS failed: {e}; a server without TLS has an http:// URL", "tls",
+     False),
+    ((socket.timeout, TimeoutError), "no whole answer within {timeout:g} s; /v1/status of the "
+     "server says what it is doing, timeout= allows more", "timeout", True),
+    ((ConnectionRefusedError,), "connection refused: start the server there, or correct the URL",
+     "connection", True),
+    ((socket.gaierror,), "the name of the host is not known: {e.strerror}", "connection", True),
+    ((FileNotFoundError,), "there is no such socket: start the server with --listen unix:PATH or "
+     "--control-listen unix:PATH", "connection", True),
+    ((PermissionError,), "this user may not connect: {e.strerror}", "connection", False),
+    ((http.client.IncompleteRead,), "the answer was cut off: the server, or a proxy before it, "
+     "ended; whether the request took effect is not known, /v1/status says", "connection", True),
+    ((http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError),
+     "the connection was closed without an answer: the server ended, or expects TLS (https://)",
+     "connection", True),
+    ((http.client.BadStatusLine,), "the answer is not HTTP: correct the port of the URL",
+     "connection", False),
+    ((OSError, http.client.HTTPException), "{kind}: {e}", "connection", True),
+)
 
 
-def open_connection(url, timeout):
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP without TLS over a Unix socket."""
+
+    def __init__(self, path: str, timeout: float):
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _parse(url: str) -> Tuple[str, str, Optional[int], str]:
+    """Scheme, host, port and path."""
+    try:
+        parts = urllib.parse.urlsplit(url if "//" in url else "http://" + url)
+        scheme, host, port = parts.scheme, parts.hostname, parts.port
+    except ValueError as e:
+        raise InputError(f"url {url!r}: {e}") from e
+    if scheme not in ("http", "https") or not host:
+        raise InputError(f"url {url!r} is none of http://host:port, https://host:port, unix:/path")
+    return scheme, host, port, parts.path.rstrip("/")
+
+
+def open_connection(url: str, timeout: float) -> Tuple[http.client.HTTPConnection, str, str]:
+    """A connection, not yet made; what goes before each path; and the host."""
     if not isinstance(url, str):
-        raise ValueError(f"url is one server's, a string such as 'http://127.0.0.1:8700', not "
-                         f"{type(url).__name__}; join() takes a list of servers")
-    parts = urllib.parse.urlsplit(url if "//" in url else "http://" + url)
-    if parts.scheme not in ("http", "https"):
-        raise ValueError(f"url {url!r}: the scheme is http or https")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.hostname, parts.port, timeout=timeout), parts.path.rstrip("/"), parts.hostname
+        raise InputError(f"url is a string such as 'http://127.0.0.1:8700', not "
+                         f"{type(url).__name__}; push(), join() and wait_ready() take a list of "
+                         "them")
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise InputError(f"timeout is a number of seconds above 0, not {timeout!r}")
+    if url.startswith(UNIX):
+        path = url[len(UNIX):]
+        if not path.startswith("/"):
+            raise InputError(f"url {url!r}: the path of the socket starts with a slash, as in "
+                             "unix:/run/baton/control.sock")
+        return _UnixConnection(path, timeout), "", "localhost"
+    scheme, host, port, prefix = _parse(url)
+    kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
+    return kind(host, port, timeout=timeout), prefix, host
 
 
-def _failure(status, body, headers):
+def url_list(url: Any) -> List[str]:
+    """Of one server, or of a list of servers, each once."""
+    urls = [url] if isinstance(url, str) else list(url) if isinstance(url, (list, tuple)) else None
+    if not urls or len(set(map(str, urls))) < len(urls):
+        raise InputError("url is a server's, such as 'http://127.0.0.1:8700', or a list of "
+                         f"servers', each once; not {url!r}")
+    for one in urls:
+        open_connection(one, 1.0)  # refuses what is no URL; connects nothing
+    return urls
+
+
+def is_local(url: str) -> bool:
+    """Does the server run on this host, so that shared memory reaches it?"""
+    return open_connection(url, 1.0)[2] in LOCAL_HOSTS
+
+
+def _unanswered(where: str, e: Exception, timeout: float) -> BatonError:
+    text, code, retryable = next(row[1:] for row in FAILURES if isinstance(e, row[0]))
+    reason = text.format(e=e, timeout=timeout, kind=type(e).__name__)
+    return BatonError(f"{where}: {reason}", code=code, retryable=retryable)
+
+
+def _refused(where: str, status: int, body: bytes, headers: Any) -> BatonError:
     request_id = headers.get("X-Request-Id", "")
     try:
-        error = json.loads(body)["error"]
-        return BatonError(error["message"], status, str(error.get("code", "")), error.get("param"),
-                          bool(error.get("retryable")), error.get("details"), request_id)
-    except (ValueError, KeyError, TypeError):
-        text = body[:300].decode("utf-8", "replace").strip()
-        return BatonError(text or "no body", status, request_id=request_id)
+        found = json.loads(body)
+        error = found.get("error", found)
+        return BatonError(error["message"], status, str(error.get("code", error.get("reason", ""))),
+                          error.get("param"), bool(error.get("retryable")), error.get("details"),
+                          request_id)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        text = body[:ERROR_TEXT_MAX].decode("utf-8", "replace").strip() or "an empty body"
+        return BatonError(f"{where}: not an answer of baton, check the URL: {text}", status,
+                          request_id=request_id)
 
 
-def request(url, method, path, body=None, headers=None, timeout=600.0, connected=None):
+def _headers(headers: Optional[Dict[str, str]], body: Any) -> Dict[str, str]:
+    found = dict(headers or {})
+    if isinstance(body, (dict, list)):
+        found["Content-Type"] = "application/json"
+    key = os.environ.get("BATON_API_KEY")
+    if key:
+        if not (key.isascii() and key.isprintable()):
+            raise InputError("BATON_API_KEY of the environment has a line break, or another "
+                             "character that a header cannot carry")
+        found.setdefault("Authorization", "Bearer " + key)
+    return found
+
+
+def _encoded(body: Any, where: str) -> Any:
+    if not isinstance(body, (dict, list)):
+        return body
+    try:
+        return json.dumps(body).encode()
+    except (TypeError, ValueError) as e:
+        raise InputError(f"{where}: an argument cannot be written as JSON: {e}") from e
+
+
+def request(url: str, method: str, path: str, body: Any = None,
+            headers: Optional[Dict[str, str]] = None, timeout: float = 600.0,
+            connected: Optional[Callable[[socket.socket], None]] = None) -> Any:
     """One request; returns the decoded JSON answer (bytes when it is not JSON). `connected` is
     called with the socket. BATON_API_KEY is the server's key, if it asks for one."""
     connection, prefix, _ = open_connection(url, timeout)
-    headers = dict(headers or {})
-    if isinstance(body, (dict, list)):
-        body = json.dumps(body).encode()
-        headers["Content-Type"] = "application/json"
-    key = os.environ.get("BATON_API_KEY")
-    if key:
-        headers.setdefault("Authorization", "Bearer " + key)
+    where = f"{method} {url}{path}"
+    headers, body = _headers(headers, body), _encoded(body, where)
     try:
         connection.connect()
         if connected is not None:
@@ -52,12 +163,23 @@ def request(url, method, path, body=None, headers=None, timeout=600.0, connected
         answer = connection.getresponse()
         data = answer.read()
     except (OSError, http.client.HTTPException) as e:
-        raise BatonError(f"{method} {url}{path}: {type(e).__name__}: {e}", code="connection",
-                         retryable=True) from e
+        raise _unanswered(where, e, timeout) from e
     finally:
         connection.close()
-    if answer.status >= 400:
-        raise _failure(answer.status, data, answer.headers)
-    if answer.headers.get("Content-Type", "").startswith("application/json"):
+    if not 200 <= answer.status < 300:
+        raise _refused(where, answer.status, data, answer.headers)
+    if not answer.headers.get("Content-Type", "").startswith("application/json"):
+        return data
+    try:
         return json.loads(data)
-    return data
+    except ValueError as e:
+        raise BatonError(f"{where}: the answer is not whole JSON: {e}", code="bad_answer") from e
+
+
+def ask(url: str, method: str, path: str, body: Any = None, **options: Any) -> Dict[str, Any]:
+    """request() to a route of baton's that answers with a JSON object."""
+    answer = request(url, method, path, body, **options)
+    if not isinstance(answer, dict):
+        raise BatonError(f"{method} {url}{path}: the answer is not a JSON object: this is not a "
+                         "baton server, check the URL", code="bad_answer")
+    return answer

@@ -1,13 +1,27 @@
-"""What this package raises."""
+"""What this package raises: BatonError, and nothing else on purpose."""
 
+from __future__ import annotations
+
+from typing import Any, Optional
 
 
 class BatonError(Exception):
-    """The server refused, or could not be reached, or this process has no GPU for what it asks
-    for. `message` is in the server's words if `status` is not 0."""
+    """A server refused, or could not be reached, or this process cannot do what was asked.
 
-    def __init__(self, message, status=0, code="", param=None, retryable=False, details=None,
-                 request_id=""):
+    message     in the server's words if status is not 0
+    status      of HTTP; 0 if no server answered
+    code        the server's (docs/errors.md), or of this package: connection (no whole answer),
+                timeout, tls, bad_answer (the answer is not one of baton), no_gpu, no_nccl,
+                nccl_error, cuda_error, shared_memory, conflict
+    param       JSON pointer of the member that the server refused
+    retryable   the same call may succeed later
+    details     what the server adds; of a push to several servers {"committed": [url, ...],
+                "failed": {url: message}}
+    request_id  to find the request in the server's log
+    """
+
+    def __init__(self, message: str, status: int = 0, code: str = "", param: Optional[str] = None,
+                 retryable: bool = False, details: Any = None, request_id: str = ""):
         self.message, self.status, self.code, self.param = message, status, code, param
         self.retryable, self.details, self.request_id = retryable, details, request_id
         where = f" (at {param})" if param else ""
@@ -16,3 +30,7 @@ class BatonError(Exception):
         if code == "incomplete_update" and details and details.get("missing"):
             listed = f"; missing: {', '.join(details['missing'][:8])}"
         super().__init__(f"{what}{message}{where}{listed}")
+
+
+class InputError(BatonError, ValueError):
+    """An argument, a tensor or a file cannot be used. Nothing was sent."""

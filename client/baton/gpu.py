@@ -1,8 +1,11 @@
 """torch tensors on GPUs of this process."""
 
-import os
+from __future__ import annotations
 
-from .errors import BatonError
+import os
+from typing import Any, List
+
+from .errors import BatonError, InputError
 from .tensors import CANONICAL, DTYPES
 
 GPU_PIECE_NBYTES = 16 << 20  # of a checksum on a GPU; takes five times as much there
@@ -26,7 +29,7 @@ class _OnGpu:
     def __init__(self, name, value):
         dtype = str(value.dtype).rpartition(".")[2]
         if dtype not in CANONICAL:
-            raise ValueError(f"tensor {name!r}: unknown dtype {dtype!r}")
+            raise InputError(f"tensor {name!r}: unknown dtype {dtype!r}")
         self.value, self.index = value, value.device.index
         self.dtype, self.shape = CANONICAL[dtype], tuple(value.shape)
         self.numel = value.numel()
@@ -45,12 +48,12 @@ def is_cuda(value):
 
 def on_gpus(pairs, via="ipc"):
     if isinstance(pairs, (str, os.PathLike)):
-        raise ValueError(f"via {via!r} needs torch tensors on a GPU, not the path of a file")
+        raise InputError(f"via {via!r} needs torch tensors on a GPU, not the path of a file")
     for name, value in pairs:
         if not is_cuda(value):
-            raise ValueError(f"tensor {name!r}: via {via!r} needs torch tensors on a GPU")
+            raise InputError(f"tensor {name!r}: via {via!r} needs torch tensors on a GPU")
     if not pairs:
-        raise ValueError("there is nothing to push: no tensors were given")
+        raise InputError("there is nothing to push: no tensors were given")
     return [(str(name), _OnGpu(name, value)) for name, value in pairs]
 
 
@@ -66,7 +69,7 @@ def _gpu_words(raw):
     return raw.view(torch.int32).to(torch.int64).bitwise_and_(0xFFFFFFFF)
 
 
-def gpu_checksums(raws):
+def gpu_checksums(raws: List[Any]) -> List[str]:
     """checksum() of each 1-D uint8 torch tensor, where they are; all on one GPU. In pieces, so that
     it takes little memory there, and with one copy to the host in all."""
     import torch

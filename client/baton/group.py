@@ -1,14 +1,17 @@
 """An NCCL group of this process's GPU and those of servers, and pushes to it."""
 
+from __future__ import annotations
+
 import base64
 import itertools
 import threading
 import time
+from typing import Any, List, Optional, Union
 
 from .calls import (ASK_S_MAX, Call, LOOK_S_MAX, answers_of, answers_of_all, raise_failed,
                     wait_until)
-from .connection import request
-from .errors import BatonError
+from .connection import ask
+from .errors import BatonError, InputError
 from .gpu import gpu_checksums, pack, torch_with_cuda
 from .nccl import LEAVE_S, Nccl
 from .progress import Watch
@@ -67,7 +70,7 @@ class Group:
         self.url = url if isinstance(url, str) else list(url)
         self._urls = [url] if isinstance(url, str) else self.url
         if not self._urls or len(set(self._urls)) < len(self._urls):
-            raise ValueError("join needs the urls of servers, each once")
+            raise InputError("join needs the urls of servers, each once")
         wanted = None if device is None else torch.device(device).index
         self._index = torch.cuda.current_device() if wanted is None else wanted
         self._busy, self._broken, self._closed = threading.Lock(), None, False
@@ -153,7 +156,7 @@ class Group:
 
         wait_until(reached, calls, deadline, what)
 
-    def push(self, tensors, **options):
+    def push(self, tensors: Any, **options: Any) -> Any:
         """push(tensors, via="nccl", group=this, ...), to all servers of the group."""
         return push(tensors, via="nccl", group=self, **options)
 
@@ -195,7 +198,7 @@ class Group:
             ids = members["update_id"]
             ids = [ids] if isinstance(ids, str) else list(ids)
             if len(ids) != len(self._urls):
-                raise ValueError(f"{len(ids)} update_ids for {len(self._urls)} servers")
+                raise InputError(f"{len(ids)} update_ids for {len(self._urls)} servers")
             return ids, False
         calls = self._ask("POST", "/v1/update_weights/start", [members] * len(self._urls), deadline)
         try:
@@ -218,7 +221,7 @@ class Group:
             sent = True
             answers_of_all(calls, deadline)
             if not opened:
-                return [request(url, "GET", f"/v1/update_weights/{i}", timeout=LEAVE_S)
+                return [ask(url, "GET", f"/v1/update_weights/{i}", timeout=LEAVE_S)
                         for url, i in zip(self._urls, ids)]
             return self._finish(ids, deadline)
         except BaseException as e:
@@ -234,8 +237,8 @@ class Group:
                 if not call.is_alive():
                     return True  # refused; or there was nothing to receive
                 try:
-                    update = request(call.url, "GET", f"/v1/update_weights/{update_id}",
-                                     timeout=max(deadline - time.monotonic(), 0.1))
+                    update = ask(call.url, "GET", f"/v1/update_weights/{update_id}",
+                                 timeout=max(deadline - time.monotonic(), 0.1))
                 except BatonError as e:
                     if e.status == 0:
                         raise
@@ -353,7 +356,7 @@ class Group:
         for call in calls:
             call.join(LEAVE_S)  # if it fails, the update has ended, or its lease will end it
 
-    def close(self):
+    def close(self) -> None:
         """Leave the group, and let the servers leave it. A push that is under way fails."""
         if self._closed:
             return
@@ -368,14 +371,15 @@ class Group:
         for call in gone:
             call.join(LEAVE_S)  # a server that does not answer has left, or finds out by itself
 
-    def __enter__(self):
+    def __enter__(self) -> Group:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         self.close()
 
 
-def join(url, device=None, library=None, timeout=60.0):
+def join(url: Union[str, List[str]], device: Any = None, library: Optional[str] = None,
+         timeout: float = 60.0) -> Group:
     """Form an NCCL group of this process's GPU, rank 0, and the GPUs of one or several servers;
     returns a Group, to be used in a with. NCCL must be able to connect both ways.
 

@@ -2,11 +2,13 @@
 
 import base64
 import concurrent.futures
+import contextlib
 import itertools
 import os
 import pickle
+import threading
 
-from .connection import request
+from .connection import ask
 from .errors import BatonError
 from .gpu import gpu_checksums, pack
 from .progress import Watch
@@ -29,7 +31,7 @@ def exports_plainly(value):
 def has_gpus(url):
     """Does the server keep weights on a GPU?"""
     try:
-        return bool(request(url, "GET", "/v1/status", timeout=10.0)["cuda"]["ranks"])
+        return bool(ask(url, "GET", "/v1/status", timeout=10.0)["cuda"]["ranks"])
     except (BatonError, KeyError, TypeError):
         return False
 
@@ -174,7 +176,20 @@ def _send_rounds(slots, rounds, post, checksums, placement):
         slot.wait()
 
 
-def push_ipc(named, url, members, checksums, progress, timeout, bucket_nbytes, placement):
+@contextlib.contextmanager
+def by_ipc(named, checksums, timeout, bucket_nbytes, placement):
+    """As those of host.py. One server after the other: each gets buffers of its own."""
+    lock = threading.Lock()
+
+    def send(url, members, progress):
+        with lock:
+            return _push_ipc(named, url, members, checksums, progress, timeout, bucket_nbytes,
+                             placement)
+
+    yield send
+
+
+def _push_ipc(named, url, members, checksums, progress, timeout, bucket_nbytes, placement):
     import torch
 
     rounds = _rounds(named, bucket_nbytes, placement)
@@ -182,20 +197,20 @@ def push_ipc(named, url, members, checksums, progress, timeout, bucket_nbytes, p
     opened = "update_id" not in members
     if opened:
         members = dict(members, placement=placement) if placement else members
-        started = request(url, "POST", "/v1/update_weights/start", members, timeout=timeout)
+        started = ask(url, "POST", "/v1/update_weights/start", members, timeout=timeout)
         members = {"update_id": started["update_id"]}
     update_id = members["update_id"]
 
     def post(body):
-        return request(url, "POST", "/v1/update_weights", dict(body, **members), timeout=timeout)
+        return ask(url, "POST", "/v1/update_weights", dict(body, **members), timeout=timeout)
 
     try:
         with Watch(url, progress):
             _send_rounds(slots, rounds, post, checksums, placement)
             if opened:
-                return request(url, "POST", "/v1/update_weights/finish", {"update_id": update_id},
+                return ask(url, "POST", "/v1/update_weights/finish", {"update_id": update_id},
                                timeout=timeout)
-            return request(url, "GET", f"/v1/update_weights/{update_id}", timeout=timeout)
+            return ask(url, "GET", f"/v1/update_weights/{update_id}", timeout=timeout)
     except BaseException as e:
         if opened:
             _abort(url, update_id, e)
@@ -208,7 +223,7 @@ def push_ipc(named, url, members, checksums, progress, timeout, bucket_nbytes, p
 
 def _abort(url, update_id, cause):
     try:
-        request(url, "POST", "/v1/update_weights/abort",
+        ask(url, "POST", "/v1/update_weights/abort",
                 {"update_id": update_id, "reason": f"{type(cause).__name__}: {cause}"[:200]},
                 timeout=30.0)
     except BatonError:

@@ -3,7 +3,7 @@
 import sys
 import threading
 
-from .connection import request
+from .connection import ask
 from .errors import BatonError
 
 POLL_S = 0.2  # between two looks at the progress of an update
@@ -31,7 +31,7 @@ class Watch:
     def _run(self):
         while not self.stop.wait(POLL_S):
             try:
-                update = request(self.url, "GET", "/v1/status", timeout=5.0).get("update")
+                update = ask(self.url, "GET", "/v1/status", timeout=5.0).get("update")
             except BatonError:
                 continue
             if update and update["nbytes_total"] and not self.stop.is_set():

@@ -1,5 +1,7 @@
 """Tensors as bytes, safetensors files, checksums."""
 
+from __future__ import annotations
+
 import array
 import ctypes
 import hashlib
@@ -8,7 +10,11 @@ import mmap
 import os
 import struct
 import sys
+from typing import Any, Dict, Iterable, Tuple
 
+from .errors import InputError
+
+LENGTH_NBYTES = 8  # of a safetensors file, which begin with its header's length
 PIECE_NBYTES = 8 << 20  # of a body on its way out, and of a checksum
 DTYPES = {  # canonical (safetensors) name -> bytes an element, other spellings
     "BOOL": (1, ("bool",)), "U8": (1, ("uint8",)), "I8": (1, ("int8",)),
@@ -24,9 +30,9 @@ CANONICAL = {alias: name for name, (_, aliases) in DTYPES.items() for alias in a
 class Tensor:
     """A tensor as plain bytes: dtype (any known spelling), shape, and a bytes-like object."""
 
-    def __init__(self, dtype, shape, data):
+    def __init__(self, dtype: str, shape: Iterable[int], data: Any):
         if str(dtype) not in CANONICAL:
-            raise ValueError(f"unknown dtype {dtype!r}")
+            raise InputError(f"unknown dtype {str(dtype)!r}; known: {', '.join(sorted(CANONICAL))}")
         self.dtype, self.shape = CANONICAL[str(dtype)], tuple(int(d) for d in shape)
         self.data = memoryview(data).cast("B")
         numel = 1
@@ -34,7 +40,7 @@ class Tensor:
             numel *= dim
         self.numel, self.nbytes = numel, numel * DTYPES[self.dtype][0]
         if self.data.nbytes != self.nbytes:
-            raise ValueError(f"{self.dtype} of shape {list(self.shape)} takes {self.nbytes} bytes, "
+            raise InputError(f"{self.dtype} of shape {list(self.shape)} takes {self.nbytes} bytes, "
                              f"got {self.data.nbytes}")
 
 
@@ -58,55 +64,76 @@ def _from_numpy(a):
 
 
 def _tensor(name, value):
+    if isinstance(value, Tensor):
+        return value
+    if not hasattr(value, "dtype"):
+        raise InputError(f"tensor {name!r} is a {type(value).__name__}, not a torch tensor, a "
+                         "numpy array or a baton.Tensor")
     try:
-        if isinstance(value, Tensor):
-            return value
         if type(value).__module__.partition(".")[0] == "torch":
             return _from_torch(value)
         return _from_numpy(value)
-    except (ValueError, TypeError, AttributeError, RuntimeError) as e:
-        raise ValueError(f"tensor {name!r}: {e}") from e
+    except (ValueError, TypeError, AttributeError, RuntimeError, ImportError) as e:
+        raise InputError(f"tensor {name!r}: {e}") from e
 
 
 def as_pairs(tensors):
     """Names and tensors, in a list: an iterable can be read once."""
     if callable(getattr(tensors, "state_dict", None)):
-        raise ValueError(f"tensors is a {type(tensors).__name__}: push its state_dict()")
+        raise InputError(f"tensors is a {type(tensors).__name__}: push its state_dict()")
     try:
         return [(name, value)
                 for name, value in (tensors.items() if hasattr(tensors, "items") else tensors)]
     except (TypeError, ValueError) as e:
-        raise ValueError("tensors is a dict of name to tensor, an iterable of such pairs, or the "
+        raise InputError("tensors is a dict of name to tensor, an iterable of such pairs, or the "
                          f"path of a safetensors file, not {type(tensors).__name__}: {e}") from e
 
 
 def as_tensors(tensors):
     out = [(str(name), _tensor(name, value)) for name, value in as_pairs(tensors)]
     if not out:
-        raise ValueError("there is nothing to push: no tensors were given")
+        raise InputError("there is nothing to push: no tensors were given")
     return out
 
 
-def load_file(path):
-    """The tensors of a safetensors file, name -> Tensor, over a read-only map of it. ValueError if
-    it is none."""
-    with open(path, "rb") as f:
-        if os.fstat(f.fileno()).st_size < 8:
-            raise ValueError(f"{path}: not a safetensors file, it has less than 8 bytes")
-        mapped = memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
-    if mapped[:4] == b"PK\3\4" or mapped[:2] in (b"\x80\2", b"\x80\4", b"\x80\5"):
-        raise ValueError(f"{path}: not a safetensors file, but one of torch.save or pickle: load "
-                         "it and push its tensors, or save it by safetensors.torch.save_file")
+def _map_file(path):
     try:
-        (n,) = struct.unpack("<Q", mapped[:8])
-        header = json.loads(bytes(mapped[8:8 + n]))
+        with open(path, "rb") as f:
+            if os.fstat(f.fileno()).st_size < LENGTH_NBYTES:
+                raise InputError(f"{path}: not a safetensors file, it has less than 8 bytes")
+            return memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
+    except IsADirectoryError as e:
+        raise InputError(f"{path}: a directory, name a safetensors file in it") from e
+    except OSError as e:
+        raise InputError(f"{path}: {e.strerror}") from e
+
+
+def load_file(path: Any) -> Dict[str, Tensor]:
+    """The tensors of a safetensors file, name -> Tensor, over a read-only map of it. InputError if
+    it is none."""
+    mapped = _map_file(path)
+    if mapped[:4] == b"PK\3\4" or mapped[:2] in (b"\x80\2", b"\x80\4", b"\x80\5"):
+        raise InputError(f"{path}: not a safetensors file, but one of torch.save or pickle: load "
+                         "it and push its tensors, or save it by safetensors.torch.save_file")
+    (n,) = struct.unpack("<Q", mapped[:LENGTH_NBYTES])
+    start = LENGTH_NBYTES + n
+    if start > mapped.nbytes:
+        raise InputError(f"{path}: not a safetensors file, or cut off: its first 8 bytes say that "
+                         f"the header has {n} bytes, and the file has {mapped.nbytes}")
+    try:
+        header = json.loads(bytes(mapped[LENGTH_NBYTES:start]))
         header.pop("__metadata__", None)
         order = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
-        return {name: Tensor(t["dtype"], t["shape"],
-                             mapped[8 + n + t["data_offsets"][0]:8 + n + t["data_offsets"][1]])
-                for name, t in order}
+        return {name: _slice(name, t, mapped[start:]) for name, t in order}
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
-        raise ValueError(f"{path}: not a safetensors file, its header cannot be read: {e}") from e
+        raise InputError(f"{path}: not a safetensors file, its header cannot be used: {e}") from e
+
+
+def _slice(name, about, data):
+    begin, end = about["data_offsets"]
+    if not 0 <= begin <= end <= data.nbytes:
+        raise ValueError(f"tensor {name!r} ends at byte {end} of {data.nbytes}: the file was cut")
+    return Tensor(about["dtype"], about["shape"], data[begin:end])
 
 
 def _sum_numpy(data, numpy):
@@ -137,7 +164,7 @@ def _sum_plain(data):
     return a, b
 
 
-def checksum(data):
+def checksum(data: Any) -> str:
     """baton's checksum of a tensor's bytes, 32 hex digits: over its little-endian 32-bit words w,
     A = sum of w[i] and B = sum of (i+1)*w[i], both mod 2**64; A first."""
     try:
@@ -149,7 +176,7 @@ def checksum(data):
     return f"{a & (2**64 - 1):016x}{b & (2**64 - 1):016x}"
 
 
-def plan_digest(named):
+def plan_digest(named: Iterable[Tuple[str, Any]]) -> str:
     """The digest that names a plan: SHA-256 over name, dtype and shape of each tensor, in order."""
     lines = "".join(f"{name}\t{t.dtype}\t{','.join(map(str, t.shape))}\n" for name, t in named)
     return hashlib.sha256(lines.encode()).hexdigest()

@@ -1,43 +1,98 @@
 """push: one whole update, by whichever way."""
 
-import os
+from __future__ import annotations
 
-from .connection import open_connection, request
+import contextlib
+import functools
+import os
+from typing import Any, Callable, Dict, List, Optional, Union
+
+from .connection import is_local, url_list
+from .errors import BatonError, InputError
 from .gpu import is_cuda, on_gpus
-from .host import push_body, push_shm
-from .ipc import exports_plainly, has_gpus, push_ipc
-from .progress import Bar, Watch
+from .host import by_body, by_path, by_shm
+from .ipc import by_ipc, exports_plainly, has_gpus
+from .progress import Bar
+from .several import push_several
 from .tensors import as_pairs, as_tensors, load_file
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+WAYS = ("auto", "ipc", "nccl", "shm", "body", "path")
 
 
-def _choose(tensors, url, host):
+def _is_path(tensors):
+    return isinstance(tensors, (str, os.PathLike))
+
+
+def _choose(tensors, url):
     """What "auto" means for these tensors and this server."""
-    if host not in LOOPBACK:
+    if not is_local(url):
         return "body"
-    if isinstance(tensors, (str, os.PathLike)) or not all(is_cuda(v) for _, v in tensors):
+    if _is_path(tensors) or not all(is_cuda(v) for _, v in tensors):
         return "shm"
     return "ipc" if tensors and exports_plainly(tensors[0][1]) and has_gpus(url) else "shm"
 
 
-def push(tensors, url=None, via="auto", weight_version=None, checksums=True, partial=False,
-         convert=False, update_id=None, progress=None, timeout=600.0, bucket_nbytes=1 << 30,
-         placement=None, group=None):
+def _ways(tensors, checksums, timeout, bucket_nbytes, placement):
+    """via -> the context that gives its send function; see host.py."""
+    @functools.lru_cache(maxsize=None)
+    def on_host():
+        return as_tensors(load_file(tensors) if _is_path(tensors) else tensors)
+
+    return {"ipc": lambda: by_ipc(on_gpus(tensors), checksums, timeout, bucket_nbytes, placement),
+            "shm": lambda: by_shm(on_host(), checksums, timeout),
+            "body": lambda: by_body(on_host(), checksums, timeout),
+            "path": lambda: by_path(tensors, timeout)}
+
+
+def _push_to(urls, vias, ways, members, progress, timeout):
+    """One update object for each url."""
+    with contextlib.ExitStack() as stack:
+        made = {via: stack.enter_context(ways[via]()) for via in dict.fromkeys(vias)}
+        if len(urls) == 1:
+            return [made[vias[0]](urls[0], members, progress)]
+        sends = {url: made[via] for url, via in zip(urls, vias)}
+        return push_several(urls, sends, members, progress, timeout)
+
+
+def _check(url, via, group, update_id, placement):
+    if via not in WAYS:
+        raise InputError(f"via {via!r} is not one of {', '.join(WAYS)}")
+    if (group is not None) != (via == "nccl"):
+        raise InputError("via 'nccl' and group, which join() returns, go together")
+    if group is None and url is None:
+        raise InputError("push needs the server's url")
+    if group is not None and url not in (None, group.url):
+        raise InputError(f"the group was joined with {group.url!r}, not with {url!r}")
+    if group is None and update_id is not None and not isinstance(url, str):
+        raise InputError("update_id names a session of one server: give the url of that one")
+    if placement is not None and via != "ipc":
+        raise InputError(f"placement goes with via 'ipc', not {via!r}")
+
+
+def push(tensors: Any, url: Union[str, List[str], None] = None, via: str = "auto",
+         weight_version: Optional[str] = None, checksums: bool = True, partial: bool = False,
+         convert: bool = False, update_id: Union[str, List[str], None] = None,
+         progress: Union[bool, Callable[[int, int], None], None] = None, timeout: float = 600.0,
+         bucket_nbytes: int = 1 << 30, placement: Optional[str] = None,
+         group: Any = None) -> Any:
     """Push one whole update and return the server's update object.
 
     tensors         name -> torch tensor, numpy array or Tensor (or an iterable of pairs); or the
                     path of a safetensors file
-    url             the server's; not needed with a group, which knows its servers
+    url             the server's (http://host:port, https://host:port, unix:/path), or a list of
+                    servers': then a list of update objects is returned, and no server commits
+                    before all have received and verified the update. BatonError's details name
+                    those that failed. Not needed with a group, which knows its servers
     via             "ipc" (torch tensors on GPUs of the server's host), "nccl" (torch tensors on
                     other GPUs, by a group), "shm" (same host), "body", "path" (tensors is a path
-                    that the server can read), or "auto": to a loopback address ipc if all tensors
-                    are on GPUs and the server keeps weights on one, else shm; elsewhere body
+                    that the server can read), or "auto": to a loopback address or a Unix socket
+                    ipc if all tensors are on GPUs and the server keeps weights on one, else shm;
+                    elsewhere body
     weight_version  the label that replies will carry
     checksums       send one for each tensor; the server then proves the bytes, not only the lengths
     partial         tensors that are not sent stay as they are
     convert         let the server convert dtypes that differ from the model's
-    update_id       push into an open session instead (it commits at its finish)
+    update_id       push into an open session of one server instead (it commits at its finish)
     progress        None, True (a bar on standard error), or a function of (done, total) bytes
     timeout         seconds: of each request; nccl: of the whole push
     bucket_nbytes   ipc: bytes of the buffer on each GPU; there are two of them when the tensors do
@@ -49,42 +104,29 @@ def push(tensors, url=None, via="auto", weight_version=None, checksums=True, par
     group           nccl: what join() returned. If that was given a list of servers, update_id is
                     one too, and so is what is returned
     """
-    if group is not None and via != "nccl" or group is None and via == "nccl":
-        raise ValueError("via 'nccl' and group, which join() returns, go together")
-    if group is None and url is None:
-        raise ValueError("push needs the server's url")
-    if group is not None and url not in (None, group.url):
-        raise ValueError(f"the group was joined with {group.url!r}, not with {url!r}")
-    host = None if group is not None else open_connection(url, timeout)[2]
-    members = {k: v for k, v in (("weight_version", weight_version), ("partial", partial),
-                                 ("convert", convert), ("update_id", update_id)) if v}
+    _check(url, via, group, update_id, placement)
+    urls: List[str] = [] if group is not None else url_list(url)
+    members: Dict[str, Any] = {k: v for k, v in (
+        ("weight_version", weight_version), ("partial", partial), ("convert", convert),
+        ("update_id", update_id)) if v}
     progress = Bar() if progress is True else progress
-    if not isinstance(tensors, (str, os.PathLike)):
+    if not _is_path(tensors):
         tensors = as_pairs(tensors)
-    if placement is not None and via != "ipc":
-        raise ValueError(f"placement goes with via 'ipc', not {via!r}")
-    if via == "auto":
-        via = _choose(tensors, url, host)
-    if via == "ipc":
-        answer = push_ipc(on_gpus(tensors), url, members, checksums, progress, timeout,
-                           bucket_nbytes, placement)
-    elif via == "nccl":
-        answer = group._push(on_gpus(tensors, via), members, checksums, progress, timeout,
-                             bucket_nbytes)
-    elif via == "path":
-        if not isinstance(tensors, (str, os.PathLike)):
-            raise ValueError("via 'path' needs the path of a safetensors file, not tensors")
-        body = dict(members, path=os.path.abspath(tensors))
-        with Watch(url, progress):
-            answer = request(url, "POST", "/v1/update_weights", body, timeout=timeout)
-    elif via in ("shm", "body"):
-        named = as_tensors(load_file(tensors) if isinstance(tensors, (str, os.PathLike))
-                           else tensors)
-        send = push_shm if via == "shm" else push_body
-        answer = send(named, url, members, checksums, progress, timeout)
-    else:
-        raise ValueError(f"via {via!r} is not one of auto, ipc, nccl, shm, body, path")
+    try:
+        if group is not None:
+            answer = group._push(on_gpus(tensors, via), members, checksums, progress, timeout,
+                                 bucket_nbytes)
+            answers = answer if isinstance(answer, list) else [answer]
+        else:
+            vias = [_choose(tensors, one) if via == "auto" else via for one in urls]
+            ways = _ways(tensors, checksums, timeout, bucket_nbytes, placement)
+            answers = _push_to(urls, vias, ways, members, progress, timeout)
+            answer = answers[0] if isinstance(url, str) else answers
+    except RuntimeError as e:
+        if via not in ("ipc", "nccl"):
+            raise
+        raise BatonError(f"CUDA failed in this process: {e}", code="cuda_error") from e
     if progress:
-        done = (answer[0] if isinstance(answer, list) else answer)["nbytes_done"]
+        done = sum(one["nbytes_done"] for one in answers)
         progress(done, done)
     return answer

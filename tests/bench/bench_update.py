@@ -56,7 +56,7 @@ def doors(binary, memory, n):
     with Server(binary, named) as server, Server(binary, named, "--non-finite", "allow") as blind:
         for s in server, blind:
             with open(weights_of(s), "wb") as f:
-                f.write(baton.host._header(list(tensors.items()), False)[0])
+                f.write(baton.host.safetensors_head(list(tensors.items()), False)[0])
                 f.write(raw[:server.nbytes])
         for via in ("shm", "body", "path"):
             door(server, blind, tensors, via, memory)

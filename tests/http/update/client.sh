@@ -98,7 +98,7 @@ with zipfile.ZipFile(os.path.join(work, "x.pt"), "w") as z:
 for name, words in {
         file("short", b"abc"): ["not a safetensors file, it has less"],
         file("empty", b""): ["not a safetensors file, it has less"],
-        file("junk", b"hello hello hello"): ["not a safetensors file, its header"],
+        file("junk", b"hello hello hello"): ["not a safetensors file, or cut off"],
         file("list", b"\2\0\0\0\0\0\0\0[]"): ["not a safetensors file, its header"],
         file("pickle", b"\x80\2}q\0.abcdef"): ["torch.save or pickle", "save_file"],
         os.path.join(work, "x.pt"): ["torch.save or pickle", "safetensors.torch.save_file"]}.items():
@@ -113,7 +113,7 @@ class Model:
 refused(ValueError, ["tensors is a Model: push its state_dict()"], Model(), url)
 refused(ValueError, ["tensors is a dict of name to tensor", "not int"], 5, url)
 refused(ValueError, ["tensors is a dict of name to tensor", "not list"], [1, 2], url)
-refused(ValueError, ["url is one server's", "not list; join()"], partial, [url, url])
+refused(ValueError, ["a list of servers', each once"], partial, [url, url])
 
 
 def no_cuda():
