@@ -1,33 +1,76 @@
 #!/usr/bin/env python3
 """What the documents below name in backticks exists: paths, functions (`name()`), constants, options
 of the server. ARCHITECTURE.md lists every lock rank, in the order of base/mtx.h, and every file that
-starts a thread. The glossary of docs/concepts.md is sorted and defines each term once. Code blocks
-between fences are not read.
+starts a thread. The glossary of docs/concepts.md is sorted and defines each term once. Every link of
+every .md file to a file, and to a heading of it, leads somewhere. README.md has at most 250 lines. Code
+blocks between fences are not read.
 Usage: tests/tools/check_docs.py [ROOT]
 """
 import pathlib
 import re
 import sys
 
-DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/concepts.md", "docs/errors.md")
+DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "README.md", "docs/benchmarks.md", "docs/concepts.md",
+             "docs/errors.md", "docs/fleet.md", "docs/guarantees.md", "docs/production.md", "docs/protocol.md",
+             "docs/quickstart.md", "docs/troubleshooting.md")
+README_LINES_MAX = 250
 SKIPPED = ("build", ".git")
 SOURCES = (".c", ".h", ".cu", ".py", ".sh")
 STARTS_THREAD = re.compile(r"(?<!\w)(?:pthread_create|workers_new|loop_new)\((?!struct)")
 THREAD = re.compile(r"[a-z_-]+/N")  # as the table of threads writes the names of a pool
 PATH = re.compile(r"[\w.-]+/(?:[\w.*-]+/?)*")
 FILE_NAME = re.compile(r"[\w-]+\.(?:c|h|cu|py|sh|md|txt|yaml)")
+LINK = re.compile(r"(?<!!)\[[^]]*\]\(([^)\s]+)\)")
 CONSTANT = re.compile(r"(?:ERR|MTX|OPERATION|EXECUTOR|ROLE|SESSION|CALL|WIRE|FORM|DIALECT|BODY)_[A-Z0-9_]+")
 
 
-def spans_of(text):
-    """(line, what stands between backticks), without code blocks."""
+def lines_of(text):
+    """(number, line), without code blocks."""
     fenced = False
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):
             fenced = not fenced
         elif not fenced:
-            for span in re.findall(r"`([^`]+)`", line):
-                yield number, span
+            yield number, line
+
+
+def spans_of(text):
+    """(line, what stands between backticks), without code blocks."""
+    for number, line in lines_of(text):
+        for span in re.findall(r"`([^`]+)`", line):
+            yield number, span
+
+
+def anchors_of(text):
+    """The anchors of the headings, as GitHub makes them."""
+    anchors = []
+    for _, line in lines_of(text):
+        heading = re.match(r"#+ +(.*?) *#*$", line)
+        if heading:
+            words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading.group(1)).lower()
+            anchor = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+            n = sum(re.fullmatch(re.escape(anchor) + r"(-\d+)?", known) is not None for known in anchors)
+            anchors.append(f"{anchor}-{n}" if n else anchor)
+    return anchors
+
+
+def links_wrong(root, documents):
+    """(links, [what is wrong with them])."""
+    n_links, wrong = 0, []
+    for document in documents:
+        for number, line in lines_of(document.read_text()):
+            for link in LINK.findall(re.sub(r"`[^`]*`", "", line)):
+                if re.match(r"[a-z]+:", link):
+                    continue
+                n_links += 1
+                path, _, anchor = link.partition("#")
+                target = (document.parent / path).resolve() if path else document
+                place = f"{document.relative_to(root)}:{number}"
+                if not target.exists():
+                    wrong.append(f"{place}: there is no file '{path}'")
+                elif anchor and (target.suffix != ".md" or anchor not in anchors_of(target.read_text())):
+                    wrong.append(f"{place}: '{path or document.name}' has no heading with the anchor '{anchor}'")
+    return n_links, wrong
 
 
 class Tree:
@@ -43,7 +86,8 @@ class Tree:
         self.words = set(re.findall(r"\w+", text))
         self.called = set(re.findall(r"(\w+)\(", text))
         self.options = set(re.findall(r'X\(\w+, \w+, "([a-z-]+)"', self.text_of("server/config/config.h"))
-                           + re.findall(r'"--([a-z-]+)"', self.text_of("server/main.c")))
+                           + re.findall(r'"--([a-z-]+)"', self.text_of("server/main.c"))
+                           + re.findall(r"(?m)^\| `--([a-z-]+)", (root / "docs/configuration.md").read_text()))
 
     def text_of(self, path):
         return self.sources[pathlib.Path(path)]
@@ -110,9 +154,15 @@ def main():
     wrong += threads_wrong(tree, architecture)
     wrong += ranks_wrong(tree, architecture)
     wrong += glossary_wrong((root / "docs/concepts.md").read_text())
-    if n_spans == 0:
-        wrong.append("no names were found in the documents")
-    print("\n".join(wrong + [f"{n_spans} names in {len(DOCUMENTS)} documents checked"]))
+    texts = [path for path in root.rglob("*.md") if not set(SKIPPED) & set(path.relative_to(root).parts)]
+    n_links, links = links_wrong(root, texts)
+    wrong += links
+    n_lines = len((root / "README.md").read_text().splitlines())
+    if n_lines > README_LINES_MAX:
+        wrong.append(f"README.md has {n_lines} lines, {README_LINES_MAX} are allowed: move what is detail to docs/")
+    if n_spans == 0 or n_links == 0:
+        wrong.append("no names or no links were found in the documents")
+    print("\n".join(wrong + [f"{n_spans} names in {len(DOCUMENTS)} documents, {n_links} links checked"]))
     return 1 if wrong else 0
 
 

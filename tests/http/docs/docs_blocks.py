@@ -3,14 +3,15 @@
 
 The blocks of a document run one after the other, each by a bash of its own (-euo pipefail), in a copy
 of the tree whose build/release/baton is the program under test. A `cd` holds for the rest of the
-document, as in a terminal. Every block must end with status 0. A comment before a block changes that:
+document, as in a terminal. A block must end with status 0. A comment before a block changes that:
 
     <!-- block: starts a server -->     the block does not end: it runs until the end of the document,
                                         and the next block waits until the server serves
     <!-- block: not run: REASON -->     printed in the table at the end
 
-In a block of type `console`, lines after `$ ` are commands, and the lines between are their output.
-Numbers before a unit of time or rate match any number. Blocks of Python are only compiled.
+A block of type `console` is a transcript: lines after `$ ` are commands, and the lines between are
+their output, which must be printed; their status is not looked at. In the output `…` is any text, and
+a number before a unit of time or rate is any number. Blocks of Python are only compiled.
 
 So that tests can run side by side, three things are replaced in the text of every block: each
 port from 8700 to 8799 by a free one, /tmp by a new directory, the name baton-bucket of shared memory
@@ -65,6 +66,17 @@ def free_port():
         return s.getsockname()[1]
 
 
+def plain(text):
+    """Text with single blanks, in which quantities are N."""
+    lines = [" ".join(line.split()) for line in text.strip().splitlines()]
+    return QUANTITY.sub("N ", "\n".join(lines))
+
+
+def pattern_of(text):
+    """What the output must match, by what the document has."""
+    return ".*".join(re.escape(part) for part in plain(text).split("…"))
+
+
 class Page:
     """One document: its directory, its servers."""
 
@@ -83,10 +95,10 @@ class Page:
         text = text.replace("baton-bucket", f"baton-bucket-{os.getpid()}")
         return re.sub(r"(?<![\w.])/tmp\b", self.tmp, text)
 
-    def bash(self, script):
+    def bash(self, script, any_status=False):
         """Runs a script to its end; returns what it printed."""
         at = pathlib.Path(self.tmp) / ".cwd"
-        block = subprocess.Popen(["bash", "-euo", "pipefail", "-c", f"{self.isolated(script)}\npwd > '{at}'"],
+        block = subprocess.Popen(["bash", "-euo", "pipefail", "-c", f"trap \"pwd > '{at}'\" EXIT\n{self.isolated(script)}"],
                                  cwd=self.cwd, env=self.environment, text=True, start_new_session=True,
                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
@@ -94,20 +106,17 @@ class Page:
         except subprocess.TimeoutExpired:
             os.killpg(block.pid, signal.SIGKILL)
             raise Failed(f"has not ended after {BLOCK_S_MAX} s:\n{block.communicate()[0][-2000:]}") from None
-        if block.returncode != 0:
+        if block.returncode != 0 and not any_status:
             raise Failed(f"ended with {block.returncode}:\n{printed[-2000:]}")
         self.cwd = pathlib.Path(at.read_text().strip())
         return printed
 
     def console(self, text):
         """Runs a transcript: each command, and its output."""
-        steps = re.split(r"(?m)^\$ ", text)
-        for step in steps[1:]:
+        for step in re.split(r"(?m)^\$ ", text)[1:]:
             command = re.match(r"(?:.*\\\n)*.*\n", step).group(0)
-            expected, found = step[len(command):], self.bash(command)
-            plain = [QUANTITY.sub("N ", " ".join(line.split())) for line in expected.strip().splitlines()]
-            seen = [QUANTITY.sub("N ", " ".join(line.split())) for line in found.strip().splitlines()]
-            if [self.isolated(line) for line in plain] != seen:
+            expected, found = step[len(command):], self.bash(command, any_status=True)
+            if not re.fullmatch(pattern_of(self.isolated(expected)), plain(found)):
                 raise Failed(f"$ {command}printed\n{found}the document has\n{expected}")
 
     def serve(self, script):
