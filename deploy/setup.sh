@@ -2,8 +2,8 @@
 # Install what baton needs on Debian 12. Usage: deploy/setup.sh [build|package|test|browser]   (default: build)
 # package: what deploy/tarball.sh and cpack need too
 # Only updates by checkpoint-engine need libzmq5, which the server then opens.
-# browser: the packages of test, and the browser of the test http_browser, 110 MB, which is skipped
-# without it
+# browser: the packages of test, and the browser of the tests http_browser and http_page, 110 MB, which
+# are skipped without it
 set -euo pipefail
 
 build=(gcc cmake ninja-build pkg-config libc6-dev libmicrohttpd-dev libgnutls28-dev libjansson-dev

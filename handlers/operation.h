@@ -8,6 +8,9 @@
 #define OPERATIONS(X)                                                                              \
     X(OPERATION_LIVE, CALL_GENERATE)                                                               \
     X(OPERATION_READY, CALL_GENERATE)                                                              \
+    X(OPERATION_PAGE, CALL_GENERATE)                                                               \
+    X(OPERATION_DOCS, CALL_GENERATE)                                                               \
+    X(OPERATION_OPENAPI, CALL_GENERATE)                                                            \
     X(OPERATION_VERSION, CALL_GENERATE)                                                            \
     X(OPERATION_STATUS, CALL_GENERATE)                                                             \
     X(OPERATION_EVENTS, CALL_GENERATE)                                                             \

@@ -47,16 +47,14 @@ static int listener_check(const struct listener_ctx *listener_ctx, const struct 
                           const struct route *route, struct err *e)
 {
     static const enum auth_role needs[] = {
-        [ROLE_HEALTH] = AUTH_ANYONE,
-        [ROLE_VIEWER] = AUTH_VIEWER,
-        [ROLE_GENERATE] = AUTH_GENERATE,
-        [ROLE_CONTROL] = AUTH_CONTROL,
+        [ROLE_HEALTH] = AUTH_ANYONE,     [ROLE_PAGE] = AUTH_ANYONE,     [ROLE_VIEWER] = AUTH_VIEWER,
+        [ROLE_GENERATE] = AUTH_GENERATE, [ROLE_CONTROL] = AUTH_CONTROL,
     };
 
     if ((listener_ctx->roles & 1U << route->role) == 0)
         return err_set(e, ERR_NOT_FOUND, "",
                        "%.200s is not answered on this listener, use that of %s", x->path,
-                       route->role == ROLE_CONTROL ? "--control-listen" : "--listen");
+                       route->role == ROLE_GENERATE ? "--listen" : "--control-listen");
     return auth_check(listener_ctx->auth, x->authorization, x->peer_trusted, needs[route->role], e);
 }
 

@@ -22,6 +22,7 @@ enum {
 
 #define ROLE_BIT(role) (1U << (role))
 #define ROLES_ANYWHERE (ROLE_BIT(ROLE_HEALTH) | ROLE_BIT(ROLE_VIEWER))
+#define ROLES_CONTROL  (ROLE_BIT(ROLE_PAGE) | ROLE_BIT(ROLE_CONTROL))
 
 static int read_address(struct config_listen *out, const char *text, const char *option, bool asks,
                         bool insecure, struct err *e)
@@ -234,7 +235,7 @@ static int open_http_server(struct listeners *l, const char *boot_id, struct err
     l->listener_ctx = (struct listener_ctx){l->app, l->auth,
                                             ROLES_ANYWHERE | ROLE_BIT(ROLE_GENERATE)};
     if (c->control_listen == NULL)
-        l->listener_ctx.roles |= ROLE_BIT(ROLE_CONTROL);
+        l->listener_ctx.roles |= ROLES_CONTROL;
     cfg.n_shards = c->http_server_threads;
     cfg.n_connections_max = share_descriptors(c).data;
     give_keys(l, &cfg, &l->listener_ctx);
@@ -253,7 +254,7 @@ static int open_control(struct listeners *l, const char *boot_id, struct err *e)
     if (c->control_listen == NULL)
         return 0;
     l->control_listener_ctx = (struct listener_ctx){l->app, l->auth,
-                                                    ROLES_ANYWHERE | ROLE_BIT(ROLE_CONTROL)};
+                                                    ROLES_ANYWHERE | ROLES_CONTROL};
     cfg.name = "http-ctl";
     cfg.n_connections_max = share_descriptors(c).control;
     give_keys(l, &cfg, &l->control_listener_ctx);

@@ -18,6 +18,9 @@
 #define EMBEDDED_OPERATIONS(X)                                                                     \
     X(OPERATION_LIVE, handle_live, NULL)                                                           \
     X(OPERATION_READY, handle_ready, NULL)                                                         \
+    X(OPERATION_PAGE, handle_page, NULL)                                                           \
+    X(OPERATION_DOCS, handle_docs, NULL)                                                           \
+    X(OPERATION_OPENAPI, handle_openapi, NULL)                                                     \
     X(OPERATION_VERSION, handle_version, NULL)                                                     \
     X(OPERATION_STATUS, handle_status, NULL)                                                       \
     X(OPERATION_EVENTS, handle_events, NULL)                                                       \
@@ -84,6 +87,9 @@
 #define FLEET_OPERATIONS(X)                                                                        \
     X(OPERATION_LIVE, EXECUTOR_LOOP, handle_live, false)                                           \
     X(OPERATION_READY, EXECUTOR_LOOP, handle_ready, false)                                         \
+    X(OPERATION_PAGE, EXECUTOR_LOOP, handle_page, false)                                           \
+    X(OPERATION_DOCS, EXECUTOR_LOOP, handle_docs, false)                                           \
+    X(OPERATION_OPENAPI, EXECUTOR_LOOP, handle_openapi, false)                                     \
     X(OPERATION_VERSION, EXECUTOR_LOOP, handle_version, false)                                     \
     X(OPERATION_STATUS, EXECUTOR_LOOP, handle_fleet_status, false)                                 \
     X(OPERATION_EVENTS, EXECUTOR_LOOP, handle_events, false)                                       \

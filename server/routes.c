@@ -31,6 +31,11 @@ enum {
         methods, path, id, EXECUTOR_LOOP, ROLE_HEALTH, BODY_NONE, true, false, FORM_NATIVE,        \
             ROUTE_NO_BODY_MAX, NULL, NULL, .operation = op                                         \
     }
+#define PAGE(path, id, op)                                                                         \
+    {                                                                                              \
+        GET_HEAD, path, id, EXECUTOR_LOOP, ROLE_PAGE, BODY_NONE, true, false, FORM_NATIVE,         \
+            ROUTE_NO_BODY_MAX, NULL, NULL, .operation = op                                         \
+    }
 #define VIEWER(executor, path, id, op)                                                             \
     {                                                                                              \
         GET_HEAD, path, id, executor, ROLE_VIEWER, BODY_NONE, true, false, FORM_NATIVE,            \
@@ -61,6 +66,9 @@ const struct route routes[] = {
     HEALTH(GET_HEAD, "/health/ready", "healthReady", OPERATION_READY),
     HEALTH(GET_HEAD, "/readyz", "readyz", OPERATION_READY),
     HEALTH(GET_HEAD, "/v2/health/ready", "v2HealthReady", OPERATION_READY),
+    PAGE("/", "page", OPERATION_PAGE),
+    PAGE("/docs", "docs", OPERATION_DOCS),
+    PAGE("/openapi.json", "openapi", OPERATION_OPENAPI),
     VIEWER(EXECUTOR_LOOP, "/version", "version", OPERATION_VERSION),
     VIEWER(EXECUTOR_LOOP, "/v1/status", "status", OPERATION_STATUS),
     {METHOD_GET, "/v1/events", "events", EXECUTOR_LOOP, ROLE_VIEWER, BODY_NONE, true, true,

@@ -23,7 +23,7 @@ def described(document):
             query = [p["name"] for p in op.get("parameters", []) if p.get("in") == "query"]
             strict = schema.get("additionalProperties") is False
             security = op.get("security", document["security"])
-            role = security[0]["key"][0] if security else "health"
+            role = security[0]["key"][0] if security else "page" if "pages" in op["tags"] else "health"
             rows[path, method.upper()] = (op["operationId"], set(schema.get("properties", {})),
                                           set(query), strict, body, role)
     return rows

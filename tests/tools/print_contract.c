@@ -30,6 +30,7 @@ static const char *role_name(enum route_role role)
 {
     static const char *const names[] = {
         [ROLE_HEALTH] = "health",
+        [ROLE_PAGE] = "page",
         [ROLE_VIEWER] = "viewer",
         [ROLE_GENERATE] = "generate",
         [ROLE_CONTROL] = "control",

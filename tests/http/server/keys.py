@@ -12,9 +12,9 @@ import subprocess
 import sys
 
 WAIT_S = 60
-RANK = {"health": 0, "viewer": 1, "generate": 2, "control": 3}
+RANK = {"health": 0, "page": 0, "viewer": 1, "generate": 2, "control": 3}
 ANSWERED = {"both": set(RANK), "data": {"health", "viewer", "generate"},
-            "control": {"health", "viewer", "control"}, "health": {"health"}}
+            "control": {"health", "page", "viewer", "control"}, "health": {"health"}}
 
 # Role -> the paths that take it. Health is what anybody may know: that the server is there, and
 # whether it would serve. Watch reads counters and states; of the model's bytes it tells nothing.
@@ -22,6 +22,9 @@ ROLES = {
     "health": """
         /health /ping /health/live /livez /v2/health/live /health/ready /readyz /v2/health/ready
         /health_generate /liveness
+    """,
+    "page": """
+        / /docs /openapi.json
     """,
     "viewer": """
         /version /v1/status /v1/events /v1/generations /v1/upstreams /metrics
@@ -180,7 +183,7 @@ def check_route(peer, method, path, role, form, keys):
         for key in (None, wrong, keys["control"]):
             check_refused(peer, method, path, 0 if peer.kind == "health" else form, key, 404)
         return
-    if role == "health":
+    if role in ("health", "page"):
         check_let_in(peer, method, path, None)
         check_let_in(peer, method, path, wrong)
         return
