@@ -97,7 +97,8 @@ class Chromium:
 
     def until(self, expression, wait_s=WAIT_S):
         end = time.monotonic() + wait_s
-        while not (said := self.js(expression)):
+        tried = f"(() => {{ try {{ return {expression}; }} catch {{ return false; }} }})()"  # while a page is loading
+        while not (said := self.js(tried)):
             assert time.monotonic() < end, f"still not so: {expression}; the page says {self.text()!r}"
             time.sleep(0.05)
         return said

@@ -11,7 +11,7 @@ import threading
 
 from chromium import BROWSER, Chromium
 from fake_engine_world import Double
-from fleet_world import Server
+from fleet_world import Server, until
 
 BATON, MODEL, ENGINE, WORK = sys.argv[1:5]
 STEP = os.path.join(MODEL, "checkpoints/step-00000.safetensors")
@@ -38,11 +38,33 @@ def push(server, step, label, status=200):
 
 
 def generate(server):
-    """One stream of 900 tokens, read by a thread."""
+    """A stream of 900 tokens that has begun; a thread reads the rest."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=100)
     body = {"prompt": "In the", "max_tokens": 900, "ignore_eos": True, "stream": True, "request_id": EVIL}
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    threading.Thread(target=lambda: connection.getresponse().read(), daemon=True).start()
+    answer = connection.getresponse()
+    answer.readline()
+    threading.Thread(target=answer.read, daemon=True).start()
+
+
+def pause(server):
+    server.post("/v1/pause", {"mode": "keep", "owner": "trainer-7"})
+
+
+def n_versions(server):
+    return max([len(g["weight_versions"]) for g in server.get("/v1/generations")["generations"]], default=0)
+
+
+def freeze(server):
+    """A stream with tokens of two versions, and a pause; false if it has ended before."""
+    server.post("/v1/resume")
+    generate(server)
+    pause(server)
+    push(server, "01500", EVIL)
+    while n_versions(server) == 1:
+        server.post("/v1/resume")
+        pause(server)
+    return n_versions(server) == 2
 
 
 def has(text):
@@ -67,14 +89,10 @@ def live(server, browser):
     push(server, "00100", "step-100")
     browser.until("document.querySelector('#serving .big').innerText.trim() === 'step-100'")
     browser.until("document.querySelector('#updates').innerText.includes('committed')")
-    server.post("/v1/pause", {"mode": "keep", "owner": "trainer-7"})
+    until("a stream is frozen after tokens of two versions", lambda: freeze(server))
     browser.until(has("Not ready") + " && " + has("trainer-7"))
-    generate(server)
-    browser.until("document.querySelector('#nstreams').innerText.includes('1 waiting')")
+    browser.until("document.querySelectorAll('#streams .stream .bar i').length === 2")
     server.post("/v1/resume")
-    browser.until("document.querySelectorAll('#streams .stream .bar i').length === 1")
-    push(server, "01500", EVIL)  # in the middle of the stream
-    browser.until("document.querySelectorAll('#streams .stream .bar i').length === 2 || " + has("Nothing is generated now."))
     server.post("/v1/load_lora_adapter", {"lora_name": EVIL, "lora_path": os.path.join(MODEL, "adapters/shout")})
     browser.until(f"document.querySelector('#adapters').innerText.includes({json.dumps(EVIL[:12])})")
     update = server.post("/v1/update_weights/start", {})["update_id"]
