@@ -134,6 +134,29 @@ void log_close(void)
     ring_set(NULL);
 }
 
+static const char *const level_names[] = {"debug", "info", "warn", "error"};
+
+int log_level_parse(enum log_level *out, const char *name)
+{
+    for (int i = LOG_DEBUG; i <= LOG_ERROR; i++) {
+        if (strcmp(level_names[i], name) == 0) {
+            *out = (enum log_level)i;
+            return 0;
+        }
+    }
+    return -1;
+}
+
+const char *log_level_name(enum log_level level)
+{
+    return level_names[level];
+}
+
+enum log_level log_level_set(enum log_level least)
+{
+    return (enum log_level)atomic_exchange_explicit(&g.least, (int)least, memory_order_relaxed);
+}
+
 bool log_enabled(enum log_level level)
 {
     return (int)level >= atomic_load_explicit(&g.least, memory_order_relaxed);
@@ -152,7 +175,6 @@ static void record_append(struct log_rec *r, const char *text, size_t len)
 
 void log_begin(struct log_rec *r, enum log_level level, const char *event)
 {
-    static const char *const names[] = {"debug", "info", "warn", "error"};
     struct timespec ts;
     struct tm tm;
     char head[128];
@@ -164,7 +186,7 @@ void log_begin(struct log_rec *r, enum log_level level, const char *event)
         head, sizeof head,
         "{\"ts\":\"%04d-%02d-%02dT%02d:%02d:%02d.%03ldZ\",\"level\":\"%s\",\"event\":\"%s\"",
         tm.tm_year + 1900, tm.tm_mon + 1, tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec,
-        ts.tv_nsec / 1000000L, names[level], event);
+        ts.tv_nsec / 1000000L, level_names[level], event);
     r->level = level;
     r->event = event;
     r->len = 0;

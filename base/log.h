@@ -32,6 +32,14 @@ int log_open(int fd, enum log_level least, struct err *e);
  * Threads: one at a time, as log_open. */
 void log_close(void);
 
+/* log_level_parse - "debug", "info", "warn" or "error". Returns -1 for another word. */
+int log_level_parse(enum log_level *out, const char *name);
+
+/* log_level_set - write lines of this level and above from now on. Returns: the level before.
+ * Threads: any. */
+enum log_level log_level_set(enum log_level least);
+const char *log_level_name(enum log_level level);
+
 bool log_enabled(enum log_level level);
 
 /* Build and send one line: log_begin, any log_* members, log_end. `event` is a fixed word such as

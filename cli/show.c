@@ -67,6 +67,7 @@ static void show_status(const struct cli *c, const json_t *s)
         (void)puts("ready       yes");
     else
         (void)printf("ready       no: %s\n", cli_text(s, "reason.message"));
+    (void)printf("for control %s\n", json_is_true(cli_at(s, "control_ready")) ? "yes" : "no");
     show_weights(s);
     show_update(s);
     show_pause(s);

@@ -221,7 +221,16 @@ void auth_free(struct auth *a)
     free(a);
 }
 
-int auth_reload(struct auth *a, struct err *e)
+static bool same_keys(const struct key_ring *a, const struct key_ring *b)
+{
+    for (size_t i = 0; i < a->n && i < b->n; i++)
+        if (a->keys[i].role != b->keys[i].role ||
+            memcmp(a->keys[i].digest, b->keys[i].digest, sizeof a->keys[i].digest) != 0)
+            return false;
+    return a->n == b->n;
+}
+
+int auth_reload(struct auth *a, bool *changed, struct err *e)
 {
     struct key_ring *fresh;
     int rc;
@@ -234,6 +243,7 @@ int auth_reload(struct auth *a, struct err *e)
     rc = read_ring(fresh, a->cfg.key_file, e);
     if (rc == 0) {
         mtx_lock(&a->lock);
+        *changed = !same_keys(&a->ring, fresh);
         a->ring = *fresh;
         mtx_unlock(&a->lock);
     }

@@ -45,8 +45,10 @@ int auth_new(struct auth **out, const struct auth_cfg *cfg, struct err *e);
 void auth_free(struct auth *a); /* accepts NULL */
 
 /* auth_reload - read the key file again, all of it or nothing: after a failure the old keys stay
- * valid. Does nothing without a key file. Threads: main's. Errors: as auth_new. */
-int auth_reload(struct auth *a, struct err *e);
+ * valid. Does nothing without a key file.
+ * @changed  set if the file was read: are the keys, their roles or their order others than before?
+ * Threads: main's. Errors: as auth_new. */
+int auth_reload(struct auth *a, bool *changed, struct err *e);
 
 bool auth_asks(const struct auth *a);                    /* keys or addresses are given */
 bool auth_has_keys(const struct auth *a);                /* a key file is given */

@@ -33,6 +33,8 @@ const char *life_state_name(enum life_state state)
         return "starting";
     case LIFE_SERVING:
         return "serving";
+    case LIFE_LEAVING:
+        return "leaving";
     case LIFE_DRAINING:
         break;
     }

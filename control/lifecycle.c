@@ -21,7 +21,9 @@ enum {
     ALWAYS = BIT(CALL_RESUME) | BIT(CALL_DRAIN),
     GENERATE = BIT(CALL_GENERATE),
     SLEEP_WEIGHTS = BIT(CALL_SLEEP_WEIGHTS_1) | BIT(CALL_SLEEP_WEIGHTS_2),
-    UPDATE_BRINGS = BIT(CALL_UPDATE_START) | BIT(CALL_UPDATE_RECEIVE) | BIT(CALL_UPDATE_FINISH)
+    UPDATE_BRINGS = BIT(CALL_UPDATE_START) | BIT(CALL_UPDATE_RECEIVE) | BIT(CALL_UPDATE_FINISH),
+    /* Calls that bring an open update to its end. */
+    UPDATE_ENDS = BIT(CALL_UPDATE_RECEIVE) | BIT(CALL_UPDATE_FINISH) | BIT(CALL_UPDATE_ABORT)
 };
 
 /* Sets of values; a row matches if all of them match. */
@@ -34,8 +36,10 @@ struct refusal {
 static const struct refusal refusals[] = {
     {~(unsigned)ALWAYS, BIT(LIFE_STARTING), ANY, ANY, ANY, ANY, ANY, ANY, ERR_STARTING,
      "the server is loading its first weights"},
-    {~(unsigned)(ALWAYS | BIT(CALL_ABORT_REQUESTS)), BIT(LIFE_DRAINING), ANY, ANY, ANY, ANY, ANY,
-     ANY, ERR_DRAINING, "the server is draining and takes no new work"},
+    {~(unsigned)(ALWAYS | BIT(CALL_ABORT_REQUESTS) | UPDATE_ENDS), BIT(LIFE_DRAINING), ANY, ANY,
+     ANY, ANY, ANY, ANY, ERR_DRAINING, "the server is draining and takes no new work"},
+    {UPDATE_ENDS, BIT(LIFE_DRAINING), ANY, ANY, ANY, ANY, BIT(UPDATE_IS_NONE), ANY, ERR_DRAINING,
+     "the server is draining and takes no new update"},
 
     {GENERATE, ANY, PAUSED, YES, ANY, ANY, ANY, ANY, ERR_PAUSED,
      "generation is paused and new requests are refused until it is resumed"},

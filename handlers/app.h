@@ -136,6 +136,16 @@ void app_http_server_stats(const struct app *app, struct http_server_stats *out)
  * Errors: why not. */
 bool app_ready(const struct app *app, struct err *why);
 
+/* app_control_ready - would an update, a resume or a wake that is sent now be served? So is a
+ * server that has no weights or no engine, is paused or asleep. Threads, blocking and errors: as
+ * app_ready. */
+bool app_control_ready(const struct app *app, struct err *why);
+
+/* app_update_lease - has an update begun that is neither committed nor aborted, and how long is its
+ * lease still? While a request of it is under way the lease does not run, and the time does not
+ * shrink. @left_us  set if one is open. Threads: any. Blocks: on a short lock. */
+bool app_update_lease(const struct app *app, uint64_t *left_us);
+
 /* app_live - can the process do its work? In front of a fleet the loop of the upstreams must turn;
  * else the engine's step loop, and no call into NCCL may be stuck. Threads, blocking and errors: as
  * app_ready. */

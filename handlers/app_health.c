@@ -1,5 +1,6 @@
 /* Health. Live: can the process do its work? Ready: would a generation request sent now be served?
- * Both are computed from the current state at each request, never from a flag that could be stale.
+ * Ready for control: would an update, a resume or a wake that is sent now be served? All are
+ * computed from the current state at each request, never from a flag that could be stale.
  */
 #include "base/clock.h"
 #include "control/admission.h"
@@ -8,8 +9,10 @@
 #include "control/weight_transfer.h"
 #include "engine/engine.h"
 #include "fleet/members/upstreams.h"
+#include "fleet/update/fleet_update.h"
 #include "handlers/app.h"
 #include "weights/store/store.h"
+#include "weights/update/update.h"
 
 enum { LIVE_HEARTBEAT_MAX_S = 60 }; /* an engine without a step for this long is dead */
 
@@ -87,19 +90,33 @@ static int pause_controller_ready(const struct app *app, struct err *why)
     return pause_controller_allows(app->pause_controller, CALL_GENERATE, why);
 }
 
+static int check_control_ready(const struct app *app, struct err *why)
+{
+    switch (life_state(app->life)) {
+    case LIFE_STARTING:
+        return err_set(why, ERR_STARTING, "", "the server is loading its first weights");
+    case LIFE_LEAVING:
+        return err_set(why, ERR_DRAINING, "",
+                       "the server will stop soon (--drain-delay): send requests to another one");
+    case LIFE_DRAINING:
+        return err_set(why, ERR_DRAINING, "", "the server is draining");
+    case LIFE_SERVING:
+        break;
+    }
+    return app_live(app, why) ? 0 : -1;
+}
+
 static int check_ready(const struct app *app, struct err *why)
 {
     struct admission_stats s;
 
-    if (life_state(app->life) == LIFE_STARTING)
-        return err_set(why, ERR_STARTING, "", "the server is loading its first weights");
-    if (life_state(app->life) == LIFE_DRAINING)
-        return err_set(why, ERR_DRAINING, "", "the server is draining");
+    if (check_control_ready(app, why) != 0)
+        return -1;
     if (app->fleet != NULL)
-        return app_live(app, why) ? app->fleet->ready(app, why) : -1;
+        return app->fleet->ready(app, why);
     if (app->generate->engine == NULL)
         return err_set(why, ERR_NO_ENGINE, "", "the server runs with --engine none");
-    if (!app_live(app, why) || weights_ready(app, why) != 0 || logits_ready(app, why) != 0 ||
+    if (weights_ready(app, why) != 0 || logits_ready(app, why) != 0 ||
         pause_controller_ready(app, why) != 0)
         return -1;
     admission_stats(app->generate->admission, &s);
@@ -111,4 +128,20 @@ static int check_ready(const struct app *app, struct err *why)
 bool app_ready(const struct app *app, struct err *why)
 {
     return check_ready(app, why) == 0;
+}
+
+bool app_control_ready(const struct app *app, struct err *why)
+{
+    return check_control_ready(app, why) == 0;
+}
+
+bool app_update_lease(const struct app *app, uint64_t *left_us)
+{
+    struct update_info info;
+
+    if (app->fleet != NULL)
+        return fleet_update_lease(app->fleet->control, left_us);
+    updates_current(app->weights->updates, &info);
+    *left_us = info.lease_left_us;
+    return info.phase != UPDATE_NONE;
 }

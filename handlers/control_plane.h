@@ -9,6 +9,10 @@
 
 /* Each is the handler of an operation (server/operations.h). */
 int handle_live(struct app *app, struct http_request *x, struct err *e);
+/* ready_is_for_control - *out: is it a probe of control readiness ("?for=control"), and not of
+ * generate readiness? Errors: ERR_BAD_REQUEST (another value). */
+int ready_is_for_control(bool *out, const struct http_request *x, struct err *e);
+extern const char *const ready_query[];
 int handle_ready(struct app *app, struct http_request *x, struct err *e);
 int handle_status(struct app *app, struct http_request *x, struct err *e);
 int handle_events(struct app *app, struct http_request *x, struct err *e);

@@ -22,16 +22,16 @@
     X(OPERATION_UPSTREAMS, CALL_GENERATE)                                                          \
     X(OPERATION_RESYNC, CALL_GENERATE)                                                             \
     X(OPERATION_UPDATE_START, CALL_GENERATE)                                                       \
-    X(OPERATION_UPDATE, CALL_GENERATE)                                                             \
-    X(OPERATION_UPDATE_VERIFY, CALL_GENERATE)                                                      \
-    X(OPERATION_UPDATE_FINISH, CALL_GENERATE)                                                      \
-    X(OPERATION_UPDATE_ABORT, CALL_GENERATE)                                                       \
-    X(OPERATION_UPDATE_RENEW, CALL_GENERATE)                                                       \
-    X(OPERATION_UPDATE_GET, CALL_GENERATE)                                                         \
-    X(OPERATION_UPDATE_DELETE, CALL_GENERATE)                                                      \
+    X(OPERATION_UPDATE, CALL_UPDATE_RECEIVE)                                                       \
+    X(OPERATION_UPDATE_VERIFY, CALL_UPDATE_FINISH)                                                 \
+    X(OPERATION_UPDATE_FINISH, CALL_UPDATE_FINISH)                                                 \
+    X(OPERATION_UPDATE_ABORT, CALL_UPDATE_ABORT)                                                   \
+    X(OPERATION_UPDATE_RENEW, CALL_UPDATE_RECEIVE)                                                 \
+    X(OPERATION_UPDATE_GET, CALL_UPDATE_RECEIVE)                                                   \
+    X(OPERATION_UPDATE_DELETE, CALL_UPDATE_ABORT)                                                  \
     X(OPERATION_UPDATE_ZMQ, CALL_GENERATE)                                                         \
     X(OPERATION_COMMIT_RESUME, CALL_RESUME)                                                        \
-    X(OPERATION_COMMIT_OPEN, CALL_GENERATE)                                                        \
+    X(OPERATION_COMMIT_OPEN, CALL_UPDATE_FINISH)                                                   \
     X(OPERATION_TENSOR_LIST_PUT, CALL_GENERATE)                                                    \
     X(OPERATION_WEIGHTS_LIST, CALL_GENERATE)                                                       \
     X(OPERATION_WEIGHTS_GET, CALL_GENERATE)                                                        \

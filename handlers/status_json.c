@@ -7,19 +7,21 @@
 
 json_t *status_head_json(const struct app *app)
 {
-    struct err live_why = {0}, why = {0};
+    struct err live_why = {0}, why = {0}, control_why = {0};
     bool live = app_live(app, &live_why);
     bool ready = app_ready(app, &why);
+    bool control = app_control_ready(app, &control_why);
     json_t *reason = ready ? json_null()
                            : json_pack("{s:s, s:s}", "code", err_wire_name(why.code), "message",
                                        why.msg);
 
-    return json_pack("{s:s, s:s, s:f, s:s, s:b, s:b, s:o, s:{s:b, s:b}}", "boot_id",
+    return json_pack("{s:s, s:s, s:f, s:s, s:b, s:b, s:b, s:o, s:{s:b, s:b}}", "boot_id",
                      app->life->boot_id, "version", BATON_VERSION, "uptime_s",
                      (double)(clock_now_us() - app->life->started_us) / 1e6, "life",
                      life_state_name(life_state(app->life)), "live", (int)live, "ready", (int)ready,
-                     "reason", reason, "server_args", "enable_memory_saver",
-                     (int)app->settings.sglang_memory_saver, "enable_return_routed_experts", 0);
+                     "control_ready", (int)control, "reason", reason, "server_args",
+                     "enable_memory_saver", (int)app->settings.sglang_memory_saver,
+                     "enable_return_routed_experts", 0);
 }
 
 json_t *status_http_json(const struct app *app)

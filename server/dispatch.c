@@ -36,7 +36,10 @@ struct dispatch_job {
 static int check_life(const struct app *app, const struct route *route, struct err *e)
 {
     struct lifecycle_state s = {.life = life_state(app->life), .weights = WEIGHTS_SERVED};
+    uint64_t left_us;
 
+    if (s.life == LIFE_DRAINING && app_update_lease(app, &left_us))
+        s.update = UPDATE_IS_OPEN;
     return route->role <= ROLE_VIEWER ? 0
                                       : lifecycle_check(&s, operation_call(route->operation), e);
 }

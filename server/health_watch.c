@@ -1,7 +1,8 @@
-/* The health word: bit 0 live, bit 1 ready, bits 8 to 15 the reason of not live, 16 to 23 the
- * reason of not ready (enum err_code), from bit 24 on the time of the check in milliseconds of the
- * clock; time 0: the server has not been checked yet. Rejected: a struct under a lock, whose owner
- * may be descheduled for longer than a probe waits. */
+/* The health word: bit 0 live, bit 1 ready, bit 2 ready for control, bits 8 to 15 the reason of not
+ * live, 16 to 23 the reason of not ready (enum err_code; that of not ready for control is one of
+ * the two), from bit 24 on the time of the check in milliseconds of the clock; time 0: the server
+ * has not been checked yet. Rejected: a struct under a lock, whose owner may be descheduled for
+ * longer than a probe waits. */
 #include "server/health_watch.h"
 
 #include "base/clock.h"
@@ -16,7 +17,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORD_LIVE = 1, WORD_READY = 2, WORD_LIVE_AT = 8, WORD_READY_AT = 16, WORD_MS_AT = 24 };
+enum {
+    WORD_LIVE = 1,
+    WORD_READY = 2,
+    WORD_CONTROL = 4,
+    WORD_LIVE_AT = 8,
+    WORD_READY_AT = 16,
+    WORD_MS_AT = 24
+};
 
 _Static_assert((int)ERR_CODE_COUNT <= 256, "an error code fits in a byte of the word");
 
@@ -34,8 +42,8 @@ uint64_t health_word(const struct health *h, uint64_t now_us)
     uint64_t ms = now_us / 1000;
 
     return (h->live ? WORD_LIVE : 0) | (h->ready ? WORD_READY : 0) |
-           (uint64_t)h->live_why << WORD_LIVE_AT | (uint64_t)h->ready_why << WORD_READY_AT |
-           (ms > 0 ? ms : 1) << WORD_MS_AT;
+           (h->control_ready ? WORD_CONTROL : 0) | (uint64_t)h->live_why << WORD_LIVE_AT |
+           (uint64_t)h->ready_why << WORD_READY_AT | (ms > 0 ? ms : 1) << WORD_MS_AT;
 }
 
 struct health health_of(uint64_t word, uint64_t now_us)
@@ -43,6 +51,7 @@ struct health health_of(uint64_t word, uint64_t now_us)
     struct health h = {
         .live = (word & WORD_LIVE) != 0,
         .ready = (word & WORD_READY) != 0,
+        .control_ready = (word & WORD_CONTROL) != 0,
         .live_why = (enum err_code)(word >> WORD_LIVE_AT & 0xff),
         .ready_why = (enum err_code)(word >> WORD_READY_AT & 0xff),
     };
@@ -55,8 +64,8 @@ struct health health_of(uint64_t word, uint64_t now_us)
         h.live = false;
         h.live_why = ERR_INTERNAL;
     }
-    if (h.ready && age_ms > WATCH_READY_AGE_MAX_MS) {
-        h.ready = false;
+    if ((h.ready || h.control_ready) && age_ms > WATCH_READY_AGE_MAX_MS) {
+        h.ready = h.control_ready = false;
         h.ready_why = ERR_INTERNAL;
     }
     return h;
@@ -73,22 +82,36 @@ static bool http_server_turns(struct http_server *server, uint64_t now_us)
     return now_us <= beat_us || now_us - beat_us <= WATCH_LIVE_AGE_MAX_MS * UINT64_C(1000);
 }
 
+static bool listeners_turn(const struct app *app, uint64_t now_us)
+{
+    return http_server_turns(app->http_server, now_us) &&
+           http_server_turns(app->control_http_server, now_us);
+}
+
+bool health_is_live(const struct app *app, struct err *why)
+{
+    if (!listeners_turn(app, clock_now_us())) {
+        (void)err_set(why, ERR_INTERNAL, "", "an event loop of a listener does not turn");
+        return false;
+    }
+    return app_live(app, why);
+}
+
 static void health_check(void *arg)
 {
     struct health_watch *w = arg;
-    struct err live_why = {0}, ready_why = {0};
+    struct err live_why = {0}, ready_why = {0}, control_why = {0};
     uint64_t now_us = clock_now_us();
-    struct health h = {.live = true, .ready = true};
+    struct health h = {0};
 
-    if (!http_server_turns(w->app->http_server, now_us) ||
-        !http_server_turns(w->app->control_http_server, now_us)) {
-        h.live = h.ready = false;
+    if (!listeners_turn(w->app, now_us)) {
         h.live_why = h.ready_why = ERR_INTERNAL;
     } else {
         h.live = app_live(w->app, &live_why);
         h.live_why = live_why.code;
         h.ready = app_ready(w->app, &ready_why);
         h.ready_why = ready_why.code;
+        h.control_ready = app_control_ready(w->app, &control_why);
     }
     atomic_store_explicit(&w->word, health_word(&h, now_us), memory_order_relaxed);
     loop_timer_set(w->loop, &w->timer, clock_after_us(WATCH_PERIOD_US));
@@ -131,8 +154,12 @@ static void answer_live(struct http_request *x, const struct health *h)
 static void answer_ready(struct http_request *x, const struct health *h)
 {
     const char *why = err_wire_name(h->ready_why);
+    struct err e = {0};
+    bool control;
 
-    if (h->ready)
+    if (ready_is_for_control(&control, x, &e) != 0)
+        reply_error(x, &e, NULL);
+    else if (control ? h->control_ready : h->ready)
         reply_json(x, 200, json_pack("{s:b}", "ready", 1));
     else
         reply_json(x, 503,
@@ -226,7 +253,7 @@ void health_watch_stop(struct health_watch *w)
     loop_free(w->loop);
     w->loop = NULL;
     h = health_of(atomic_load_explicit(&w->word, memory_order_relaxed), now_us);
-    h.ready = false;
+    h.ready = h.control_ready = false;
     h.ready_why = ERR_DRAINING;
     atomic_store_explicit(&w->word, health_word(&h, now_us), memory_order_relaxed);
 }

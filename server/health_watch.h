@@ -25,7 +25,9 @@ enum {
 /* The result of a check. */
 struct health {
     bool live, ready;
-    enum err_code live_why, ready_why; /* ERR_NONE when they are */
+    bool control_ready;                /* implied by ready */
+    enum err_code live_why, ready_why; /* ERR_NONE when they are. What keeps it from being ready for
+                                          control keeps it from being ready too */
 };
 
 /* health_word - encode the result of a check at now_us; never 0.
@@ -33,6 +35,10 @@ struct health {
  * 0 (no check yet) is live, and not ready because the server is starting. */
 uint64_t health_word(const struct health *h, uint64_t now_us);
 struct health health_of(uint64_t word, uint64_t now_us);
+
+/* health_is_live - app_live, and do the loops of its listeners turn? Threads: any. Blocks: on short
+ * locks only. Errors: why not. */
+bool health_is_live(const struct app *app, struct err *why);
 
 /* health_watch_new - open the health listener. Until health_watch_start it answers live, and not
  * ready because the server is starting.

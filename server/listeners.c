@@ -2,6 +2,7 @@
  * --listen cannot delay a trainer's requests. */
 #include "server/listeners.h"
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/secret_file.h"
 #include "control/auth.h"
@@ -10,14 +11,17 @@
 #include "http/server/http_server.h"
 #include "server/health_watch.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <time.h>
 
 enum {
     FDS_RESERVED = 576, /* descriptors kept free of connections */
     SMALL_SHARE = 16,   /* control and health get at most 1/16 of all descriptors each, */
     CONTROL_CONNECTIONS_MAX = 1024,
-    HEALTH_CONNECTIONS_MAX = 256 /* and at most this many connections */
+    HEALTH_CONNECTIONS_MAX = 256, /* and at most this many connections */
+    TIME_TEXT_MAX = 32
 };
 
 #define ROLE_BIT(role) (1U << (role))
@@ -74,26 +78,26 @@ static bool is_locked(const char *pem)
 }
 
 /* The messages of GnuTLS only say that something is missing. */
-static int check_pem(const struct listeners *l, const struct config *c, struct err *e)
+static int check_pem(const struct tls_files *t, const struct config *c, struct err *e)
 {
-    bool swapped = has_key(l->cert) && has_certificate(l->key);
+    bool swapped = has_key(t->cert) && has_certificate(t->key);
 
-    if (!has_certificate(l->cert) && swapped)
+    if (!has_certificate(t->cert) && swapped)
         return err_set(e, ERR_BAD_REQUEST, "--tls-cert",
                        "'%.150s' is a private key, and '%.150s' of --tls-key is a certificate: "
                        "swap the two",
                        c->tls_cert, c->tls_key);
-    if (!has_certificate(l->cert))
+    if (!has_certificate(t->cert))
         return err_set(
             e, ERR_BAD_REQUEST, "--tls-cert",
             "'%.200s' %s; a certificate in PEM is expected (-----BEGIN CERTIFICATE-----)",
-            c->tls_cert, has_key(l->cert) ? "is a private key" : "has no certificate");
-    if (!has_key(l->key))
+            c->tls_cert, has_key(t->cert) ? "is a private key" : "has no certificate");
+    if (!has_key(t->key))
         return err_set(
             e, ERR_BAD_REQUEST, "--tls-key",
             "'%.200s' %s; a private key in PEM is expected (-----BEGIN PRIVATE KEY-----)",
-            c->tls_key, has_certificate(l->key) ? "is a certificate" : "has no private key");
-    if (is_locked(l->key))
+            c->tls_key, has_certificate(t->key) ? "is a certificate" : "has no private key");
+    if (is_locked(t->key))
         return err_set(e, ERR_BAD_REQUEST, "--tls-key",
                        "'%.200s' is encrypted with a password; a key without one is expected, as "
                        "'openssl pkey -in FILE -out FILE' writes",
@@ -101,23 +105,26 @@ static int check_pem(const struct listeners *l, const struct config *c, struct e
     return 0;
 }
 
-static int read_tls(struct listeners *l, const struct config *c, struct err *e)
+/* @identity  a reference to what was read; NULL without TLS */
+static int read_tls(struct tls_files *t, struct tls_identity **identity, const struct config *c,
+                    struct err *e)
 {
     struct err why = {0};
 
+    *identity = NULL;
     if ((c->tls_cert != NULL) != (c->tls_key != NULL))
         return err_set(e, ERR_BAD_REQUEST, c->tls_cert != NULL ? "--tls-key" : "--tls-cert",
                        "--tls-cert and --tls-key are given together or not at all");
     if (c->tls_cert == NULL)
         return 0;
-    if (secret_file_read(&l->key, &l->key_len, c->tls_key, "--tls-key", e) != 0)
+    if (secret_file_read(&t->key, &t->key_len, c->tls_key, "--tls-key", e) != 0)
         return -1;
     /* A certificate is public: its file may have any mode. Its size is bounded as the key's is. */
-    if (public_file_read(&l->cert, &l->cert_len, c->tls_cert, "--tls-cert", e) != 0)
+    if (public_file_read(&t->cert, &t->cert_len, c->tls_cert, "--tls-cert", e) != 0)
         return -1;
-    if (check_pem(l, c, e) != 0)
+    if (check_pem(t, c, e) != 0)
         return -1;
-    if (http_server_tls_check(l->cert, l->key, &why) == 0)
+    if (tls_identity_new(identity, t->cert, t->key, &why) == 0)
         return 0;
     return err_set(e, why.code, "--tls-key", "'%.100s' with the certificate '%.100s': %s",
                    c->tls_key, c->tls_cert, why.msg);
@@ -131,6 +138,7 @@ static bool knows_key(void *arg, const char *authorization)
 int listeners_read(struct listeners *l, const struct config *c, struct err *e)
 {
     struct auth_cfg cfg = {c->api_key_file, c->no_auth_cidr.items, c->no_auth_cidr.n};
+    struct tls_identity *identity;
 
     l->config = c;
     if (auth_new(&l->auth, &cfg, e) != 0 || read_addresses(l, c, e) != 0)
@@ -143,7 +151,10 @@ int listeners_read(struct listeners *l, const struct config *c, struct err *e)
                                        .knows_key_arg = l->auth};
     if (origin_rules_check(&l->origins, e) != 0)
         return -1;
-    return read_tls(l, c, e);
+    if (read_tls(&l->tls, &identity, c, e) != 0)
+        return -1;
+    tls_identity_unref(identity);
+    return 0;
 }
 
 /* Descriptors for the connections of each HTTP server. */
@@ -222,8 +233,8 @@ static void give_keys(const struct listeners *l, struct http_server_cfg *cfg,
     cfg->app_arg = listener_ctx;
     cfg->trusts = auth_trusts;
     cfg->trusts_arg = l->auth;
-    cfg->tls_cert = l->cert;
-    cfg->tls_key = l->key;
+    cfg->tls_cert = l->tls.cert;
+    cfg->tls_key = l->tls.key;
 }
 
 static int open_http_server(struct listeners *l, const char *boot_id, struct err *e)
@@ -264,11 +275,11 @@ static int open_control(struct listeners *l, const char *boot_id, struct err *e)
     return 0;
 }
 
-static void wipe_tls(struct listeners *l)
+static void wipe_tls(struct tls_files *t)
 {
-    secret_file_free(l->key, l->key_len);
-    secret_file_free(l->cert, l->cert_len);
-    l->key = l->cert = NULL;
+    secret_file_free(t->key, t->key_len);
+    secret_file_free(t->cert, t->cert_len);
+    t->key = t->cert = NULL;
 }
 
 /* Warns of settings that are allowed but risky. */
@@ -277,7 +288,7 @@ static void listeners_warn(const struct listeners *l)
     bool keys = l->config->api_key_file != NULL;
     bool beyond = !l->at.loopback || (l->config->control_listen != NULL && !l->control_at.loopback);
 
-    if (keys && beyond && l->cert == NULL)
+    if (keys && beyond && l->tls.cert == NULL)
         log_line(LOG_WARN, "listen.plain",
                  "keys are sent in clear text; --tls-cert and --tls-key encrypt them");
     if (keys && l->config->no_auth_cidr.n == 0 && auth_n_keys(l->auth, AUTH_CONTROL) == 0)
@@ -292,20 +303,65 @@ int listeners_open(struct listeners *l, struct app *app, const char *boot_id, st
     if (open_control(l, boot_id, e) != 0 || open_http_server(l, boot_id, e) != 0)
         return -1;
     listeners_warn(l);
-    wipe_tls(l);
+    wipe_tls(&l->tls);
     return l->health != NULL ? health_watch_start(l->health, app, e) : 0;
 }
 
-void listeners_reload(struct listeners *l)
+bool listeners_reload_keys(struct listeners *l, char *text, size_t cap)
 {
     struct err e = {0};
+    bool changed = false;
 
-    if (auth_reload(l->auth, &e) == 0)
-        log_line(LOG_INFO, "keys.read", "%zu viewer, %zu generate, %zu control",
-                 auth_n_keys(l->auth, AUTH_VIEWER), auth_n_keys(l->auth, AUTH_GENERATE),
-                 auth_n_keys(l->auth, AUTH_CONTROL));
+    if (auth_reload(l->auth, &changed, &e) != 0) {
+        (void)snprintf(text, cap, "kept: %.360s", e.msg);
+        return false;
+    }
+    (void)snprintf(text, cap, "%s: %zu viewer, %zu generate, %zu control",
+                   changed ? "changed" : "unchanged", auth_n_keys(l->auth, AUTH_VIEWER),
+                   auth_n_keys(l->auth, AUTH_GENERATE), auth_n_keys(l->auth, AUTH_CONTROL));
+    return true;
+}
+
+/* "2026-12-01T10:00:00Z" */
+static void put_time(char *out, size_t cap, int64_t wall_s)
+{
+    time_t t = (time_t)wall_s;
+    struct tm tm;
+
+    if (gmtime_r(&t, &tm) == NULL || strftime(out, cap, "%Y-%m-%dT%H:%M:%SZ", &tm) == 0)
+        (void)snprintf(out, cap, "%lld", (long long)wall_s);
+}
+
+/* @now  a reference, consumed */
+static void use_tls(struct listeners *l, struct tls_identity *now, char *text, size_t cap)
+{
+    struct tls_identity *before = http_server_tls_identity(l->app->http_server);
+    char end[TIME_TEXT_MAX];
+    int64_t expires_s = tls_identity_expires_s(now);
+
+    http_server_tls_replace(l->app->http_server, now);
+    if (l->app->control_http_server != NULL)
+        http_server_tls_replace(l->app->control_http_server, now);
+    put_time(end, sizeof end, expires_s);
+    (void)snprintf(text, cap, "%s: %s %s", tls_identity_same(before, now) ? "unchanged" : "changed",
+                   expires_s > clock_wall_s() ? "it expires at" : "it has expired at", end);
+    tls_identity_unref(before);
+    tls_identity_unref(now);
+}
+
+bool listeners_reload_tls(struct listeners *l, char *text, size_t cap)
+{
+    struct tls_files files = {0};
+    struct tls_identity *now;
+    struct err e = {0};
+    bool good = read_tls(&files, &now, l->config, &e) == 0;
+
+    if (good)
+        use_tls(l, now, text, cap);
     else
-        log_line(LOG_ERROR, "keys.reload_failed", "the keys are unchanged: %s", e.msg);
+        (void)snprintf(text, cap, "kept: %.40s: %.320s", e.field, e.msg);
+    wipe_tls(&files);
+    return good;
 }
 
 void listeners_quiesce(struct listeners *l)
@@ -344,7 +400,7 @@ void listeners_close(struct listeners *l)
 
 void listeners_fini(struct listeners *l)
 {
-    wipe_tls(l);
+    wipe_tls(&l->tls);
     auth_free(l->auth);
     l->auth = NULL;
 }

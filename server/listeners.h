@@ -16,6 +16,12 @@ struct auth;
 struct health_watch;
 struct log_rec;
 
+/* The PEM texts of --tls-cert and --tls-key; NULL without TLS. */
+struct tls_files {
+    char *cert, *key; /* owned */
+    size_t cert_len, key_len;
+};
+
 /* Zeroed: nothing is open. */
 struct listeners {
     const struct config *config;     /* borrowed */
@@ -27,8 +33,7 @@ struct listeners {
     struct config_listen health_at;  /* --health-listen, if it is given */
     struct origin_rules origins;     /* of all of them */
     struct listener_ctx listener_ctx, control_listener_ctx;
-    char *cert, *key; /* owned, wiped once the HTTP servers have read them; NULL without TLS */
-    size_t cert_len, key_len;
+    struct tls_files tls; /* wiped once the HTTP servers have read them */
 };
 
 /* listeners_read - read and check addresses, keys and certificate, before anything listens.
@@ -45,8 +50,13 @@ int listeners_open_health(struct listeners *l, const char *boot_id, struct err *
  * http_server_new and health_watch_start. */
 int listeners_open(struct listeners *l, struct app *app, const char *boot_id, struct err *e);
 
-/* listeners_reload - read the key file again, and log the result. */
-void listeners_reload(struct listeners *l);
+/* listeners_reload_keys, listeners_reload_tls - read the key file, or the certificate and its key,
+ * again. After a failure the old ones stay in use. Connections that are open keep the certificate
+ * with which they began.
+ * @text  of the result, for the log: "changed: ...", "unchanged: ..." or "kept: " and the reason
+ * Threads: main's. Returns: was it read? */
+bool listeners_reload_keys(struct listeners *l, char *text, size_t cap);
+bool listeners_reload_tls(struct listeners *l, char *text, size_t cap);
 
 /* listeners_quiesce - accept no more connections, except of health. listeners_wait_idle -
  * http_server_wait_idle of both. */

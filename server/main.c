@@ -5,6 +5,7 @@
 #include "cli/cli.h"
 #include "driver/nccl.h"
 #include "server/config/config.h"
+#include "server/notify.h"
 #include "server/serve.h"
 #include "server/serve_check.h"
 #include "server/signals.h"
@@ -21,6 +22,14 @@ static const char *const serve_flags[] = {
     CONFIG_OPTIONS(X)
 #undef X
         NULL};
+
+/* What `baton serve` ends with. */
+enum {
+    EXIT_WELL = 0,
+    EXIT_FAILED = 1, /* it could not start */
+    EXIT_USAGE = 2,  /* a wrong option */
+    EXIT_CUT = 3     /* --drain-timeout or a second signal cut running work */
+};
 
 static int usage_print(FILE *to, int rc)
 {
@@ -69,19 +78,6 @@ static bool is_word(int argc, char **argv, const char *command, const char *opti
                          strcmp(argv[1], letter) == 0);
 }
 
-static int level_of(const char *name, enum log_level *out)
-{
-    static const char *const names[] = {"debug", "info", "warn", "error"};
-
-    for (int i = 0; i < 4; i++) {
-        if (strcmp(names[i], name) == 0) {
-            *out = (enum log_level)i;
-            return 0;
-        }
-    }
-    return -1;
-}
-
 /* @c  NULL, or the configuration: an option is named by its variable or its place in the file, if
  *     it was given there */
 static void error_print(const struct config *c, const struct err *e)
@@ -97,15 +93,12 @@ static void error_print(const struct config *c, const struct err *e)
 static int serve_run(const struct config *c, bool check)
 {
     struct err e = {0};
-    enum log_level least;
+    enum log_level least = LOG_INFO;
+    bool drained = true;
     int rc;
 
-    if (level_of(c->log_level, &least) != 0) {
-        (void)err_set(&e, ERR_BAD_REQUEST, "--log-level",
-                      "'%.32s' is not one of debug, info, warn, error", c->log_level);
-        error_print(c, &e);
-        return 2;
-    }
+    (void)log_level_parse(&least, c->log_level); /* config checked it */
+    notify_init();
     json_parse_init();   /* before any thread: jansson's allocator, its hash seed, which the */
     json_object_seed(0); /* first objects would race to set, and the environment */
     nccl_environment();
@@ -114,13 +107,13 @@ static int serve_run(const struct config *c, bool check)
         error_print(c, &e);
         return 1;
     }
-    rc = check ? serve_check(c, stdout, &e) : serve(c, &e);
+    rc = check ? serve_check(c, stdout, &e) : serve(c, &drained, &e);
     log_close();
     if (rc != 0)
         error_print(c, &e);
     if (rc == 0)
-        return 0;
-    return strncmp(e.field, "--", 2) == 0 ? 2 : 1; /* 2: a wrong option; 1: other failures */
+        return drained ? EXIT_WELL : EXIT_CUT;
+    return strncmp(e.field, "--", 2) == 0 ? EXIT_USAGE : EXIT_FAILED;
 }
 
 static int command_serve(int argc, char **argv)

@@ -36,6 +36,11 @@ enum {
         GET_HEAD, path, id, EXECUTOR_LOOP, ROLE_PAGE, BODY_NONE, true, false, FORM_NATIVE,         \
             ROUTE_NO_BODY_MAX, NULL, NULL, .operation = op                                         \
     }
+#define READY(path, id)                                                                            \
+    {                                                                                              \
+        GET_HEAD, path, id, EXECUTOR_LOOP, ROLE_HEALTH, BODY_NONE, true, false, FORM_NATIVE,       \
+            ROUTE_NO_BODY_MAX, NULL, ready_query, .operation = OPERATION_READY                     \
+    }
 #define VIEWER(executor, path, id, op)                                                             \
     {                                                                                              \
         GET_HEAD, path, id, executor, ROLE_VIEWER, BODY_NONE, true, false, FORM_NATIVE,            \
@@ -63,9 +68,9 @@ const struct route routes[] = {
     HEALTH(GET_HEAD, "/health/live", "healthLive", OPERATION_LIVE),
     HEALTH(GET_HEAD, "/livez", "livez", OPERATION_LIVE),
     HEALTH(GET_HEAD, "/v2/health/live", "v2HealthLive", OPERATION_LIVE),
-    HEALTH(GET_HEAD, "/health/ready", "healthReady", OPERATION_READY),
-    HEALTH(GET_HEAD, "/readyz", "readyz", OPERATION_READY),
-    HEALTH(GET_HEAD, "/v2/health/ready", "v2HealthReady", OPERATION_READY),
+    READY("/health/ready", "healthReady"),
+    READY("/readyz", "readyz"),
+    READY("/v2/health/ready", "v2HealthReady"),
     PAGE("/", "page", OPERATION_PAGE),
     PAGE("/docs", "docs", OPERATION_DOCS),
     PAGE("/openapi.json", "openapi", OPERATION_OPENAPI),

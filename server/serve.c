@@ -3,6 +3,7 @@
  * (serve_stop.c). */
 #include "server/serve.h"
 
+#include "base/clock.h"
 #include "base/events.h"
 #include "base/log.h"
 #include "base/workers.h"
@@ -10,6 +11,8 @@
 #include "control/metrics.h"
 #include "handlers/dialect.h"
 #include "handlers/route.h"
+#include "server/health_watch.h"
+#include "server/notify.h"
 #include "server/serve_fleet.h"
 #include "server/serve_priv.h"
 #include "server/signals.h"
@@ -22,6 +25,9 @@
 
 /* In front of a fleet these threads only wait, for upstreams or for a lock. */
 enum { FLEET_THREADS_MIN = 16 };
+
+/* Between two reports to the service manager, as loops must have turned since the last look. */
+enum { WATCHDOG_US_MAX = WATCH_LIVE_AGE_MAX_MS / 3 * 1000 };
 
 static struct settings settings_of(const struct config *c)
 {
@@ -97,17 +103,6 @@ int server_build_executors(struct server *s, struct err *e)
     return serve_fleet_start_executors(a->fleet, c->control_queue, FLEET_THREADS_MIN, e);
 }
 
-/* SIGHUP: read again every file that may have changed. */
-static void server_reload(struct server *s)
-{
-    if (s->config.api_key_file != NULL)
-        listeners_reload(&s->listeners);
-    if (s->app.fleet != NULL)
-        serve_fleet_reload(&s->fleet);
-    if (s->config.api_key_file == NULL && s->app.fleet == NULL)
-        log_line(LOG_INFO, "signal.ignored", "SIGHUP: there is no file to read again");
-}
-
 static void log_embedded(const struct server *s, struct log_rec *r)
 {
     struct store_info info;
@@ -153,27 +148,64 @@ static struct server *server_new(const struct config *config, struct err *e)
 {
     struct server *s = calloc(1, sizeof *s);
 
-    if (s == NULL)
+    if (s == NULL) {
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the server");
-    else
-        s->config = *config; /* its strings stay the caller's */
+        return NULL;
+    }
+    s->given = config;
+    s->config = *config; /* its strings stay the caller's */
     return s;
 }
 
-int serve(const struct config *config, struct err *e)
+void server_notify_ready(const struct server *s, const char *more)
+{
+    notify_send("READY=1\nSTATUS=serving on %.200s%s", s->config.listen, more);
+}
+
+uint64_t server_watchdog(struct server *s)
+{
+    uint64_t period_us = notify_watchdog_us(), now_us = clock_now_us();
+    struct err why = {0};
+
+    if (period_us == 0)
+        return CLOCK_NEVER;
+    if (now_us < s->watchdog_us)
+        return s->watchdog_us - now_us;
+    if (health_is_live(&s->app, &why))
+        notify_send("WATCHDOG=1");
+    else
+        log_line(LOG_ERROR, "watchdog.withheld", "the server is not live: %s", why.msg);
+    period_us = period_us < WATCHDOG_US_MAX ? period_us : WATCHDOG_US_MAX;
+    s->watchdog_us = now_us + period_us;
+    return period_us;
+}
+
+static void serve_until_signal(struct server *s)
+{
+    int sig;
+
+    do {
+        sig = signals_wait(server_watchdog(s));
+        if (sig == SIGHUP)
+            server_reload(s);
+    } while (sig == 0 || sig == SIGHUP);
+}
+
+int serve(const struct config *config, bool *drained, struct err *e)
 {
     struct server *s = server_new(config, e);
     int rc;
 
     if (s == NULL)
         return -1;
+    notify_send("STATUS=reading the model and the first weights");
     rc = server_start(s, e);
     if (rc == 0) {
         life_set(&s->life, LIFE_SERVING);
         log_serving(s);
-        while (signals_wait() == SIGHUP)
-            server_reload(s);
-        server_drain(s);
+        server_notify_ready(s, "");
+        serve_until_signal(s);
+        *drained = server_drain(s);
     }
     server_free(s);
     return rc;

@@ -38,8 +38,9 @@ int serve_option_error(struct err *e, const char *option, const char *value);
 int serve_inspect(const struct config *config, struct serve_report *out, struct err *e);
 
 /* serve - run until SIGTERM or SIGINT, drain, and return.
+ * @drained  set on success: false if --drain-timeout or a second signal cut the drain
  * Threads: main's, with SIGTERM and SIGINT blocked before any other thread starts.
  * Errors:  what kept it from starting; after a failure nothing is left running. */
-int serve(const struct config *config, struct err *e);
+int serve(const struct config *config, bool *drained, struct err *e);
 
 #endif

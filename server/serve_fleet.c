@@ -177,20 +177,20 @@ void serve_fleet_free_executors(struct app_fleet *fleet)
     workers_free(fleet->abort_executor);
 }
 
-void serve_fleet_reload(struct app_fleet *fleet)
+bool serve_fleet_reload(struct app_fleet *fleet, char *text, size_t cap)
 {
     struct fleet_stats s;
     struct err e = {0};
 
     if (upstreams_reload(fleet->upstreams, &e) != 0) {
-        log_line(LOG_ERROR, "upstreams.reload_failed", "the upstreams are unchanged: %s: %s",
-                 e.field, e.msg);
-        return;
+        (void)snprintf(text, cap, "kept: %.120s: %.240s", e.field, e.msg);
+        return false;
     }
     fleet_reconcile_start(fleet->control);
     fleet_stats(upstreams_fleet(fleet->upstreams), &s);
-    log_line(LOG_INFO, "upstreams.read", "%zu upstreams, of which %zu must serve", s.n_upstreams,
-             s.min_ready);
+    (void)snprintf(text, cap, "read: %zu upstreams, of which %zu must serve", s.n_upstreams,
+                   s.min_ready);
+    return true;
 }
 
 void serve_fleet_log(const struct app_fleet *fleet, struct log_rec *r)

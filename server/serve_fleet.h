@@ -24,8 +24,9 @@ int serve_fleet_start_executors(struct app_fleet *fleet, size_t n_queue_max, siz
 void serve_fleet_stop_executors(struct app_fleet *fleet);
 void serve_fleet_free_executors(struct app_fleet *fleet);
 
-/* serve_fleet_reload - read --upstream-file and the upstreams' key files again; log the result. */
-void serve_fleet_reload(struct app_fleet *fleet);
+/* serve_fleet_reload - read --upstream-file and the upstreams' key files again. After a failure all
+ * is as before. @text  of the result, for the log. Returns: was it read? */
+bool serve_fleet_reload(struct app_fleet *fleet, char *text, size_t cap);
 
 /* serve_fleet_log - add the number of upstreams to a log line. */
 void serve_fleet_log(const struct app_fleet *fleet, struct log_rec *r);

@@ -31,7 +31,9 @@ enum { SERVER_PATH_MAX = 4096 };
 /* Each pointer is owned, and NULL until it is made: a server that was built in part can be freed.
  */
 struct server {
-    struct config config; /* as given; --allow-path is resolved */
+    const struct config *given; /* borrowed */
+    struct config config;       /* as given; --allow-path is resolved */
+    uint64_t watchdog_us;       /* when the next report to the service manager is due */
     struct life life;
     struct app app;
     struct app_weights weights;   /* app.weights, or zeroed */
@@ -93,9 +95,20 @@ int server_push_first(struct server *s, struct err *e);
  * Errors: of each part; what was made is server_free's. */
 int server_build_fleet(struct server *s, struct err *e);
 
-/* server_drain - accept nothing new and wait until running work has ended, --drain-timeout has
- * passed, or a second signal arrives. */
-void server_drain(struct server *s);
+/* server_reload - SIGHUP: read the configuration's log level, certificate, keys and upstreams
+ * again. What cannot be used is kept. The log says what happened to each. */
+void server_reload(struct server *s);
+
+/* server_notify_ready - report to the service manager. @more  appended to the status
+ * server_watchdog - report that the server is live, if it is and a report is due. Returns: how long
+ * until the next report is due. */
+void server_notify_ready(const struct server *s, const char *more);
+uint64_t server_watchdog(struct server *s);
+
+/* server_drain - be not ready for --drain-delay; then take no new work, and wait until running
+ * work and an open update have ended, --drain-timeout has passed, or a second signal arrives.
+ * Returns: has all work ended? */
+bool server_drain(struct server *s);
 
 /* server_free - stop and free everything, and s itself. */
 void server_free(struct server *s);

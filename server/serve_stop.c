@@ -15,6 +15,7 @@
 #include "fleet/members/upstreams.h"
 #include "fleet/proxy/proxy.h"
 #include "memory/device.h"
+#include "server/notify.h"
 #include "server/serve_fleet.h"
 #include "server/serve_priv.h"
 #include "server/signals.h"
@@ -38,30 +39,119 @@ static void close_admission(struct server *s)
     pause_controller_drain(s->app.pause_controller);
 }
 
-void server_drain(struct server *s)
+enum {
+    DRAIN_POLL_US = 10000,
+    SAME_SIGNAL_US = 1000000, /* a signal so soon after the first is that one again: timeout(1) and
+                                 a terminal send it to the process and to its group */
+    UPDATE_IDLE_US = 3000000  /* an open update without a request for so long holds no drain up: its
+                                 trainer may have died */
+};
+
+struct drain {
+    struct server *server;
+    uint64_t began_us, deadline_us;
+    uint64_t lease_left_us, active_us; /* of the open update, as last seen */
+};
+
+enum drain_wait { WAIT_DONE, WAIT_TIMEOUT, WAIT_FORCED };
+
+/* Waits until done(d), the deadline, or a second signal. */
+static enum drain_wait drain_wait(struct drain *d, bool (*done)(struct drain *d))
 {
-    enum { POLL_US = 20000 };
+    do {
+        if (done(d))
+            return WAIT_DONE;
+        (void)server_watchdog(d->server);
+        if (signals_end_within(DRAIN_POLL_US) && clock_passed(d->began_us + SAME_SIGNAL_US))
+            return WAIT_FORCED;
+    } while (!clock_passed(d->deadline_us));
+    return WAIT_TIMEOUT;
+}
+
+/* Of --drain-delay, which ends by its deadline. */
+static bool is_never_done(struct drain *d)
+{
+    (void)d;
+    return false;
+}
+
+static bool has_no_update(struct drain *d)
+{
+    uint64_t left_us;
+
+    if (!app_update_lease(&d->server->app, &left_us))
+        return true;
+    if (left_us >= d->lease_left_us)
+        d->active_us = clock_now_us();
+    d->lease_left_us = left_us;
+    if (!clock_passed(d->active_us + UPDATE_IDLE_US))
+        return false;
+    log_line(LOG_WARN, "drain.update_idle",
+             "the open update had no request for %d s: it is aborted", UPDATE_IDLE_US / 1000000);
+    return true;
+}
+
+static bool is_idle(struct drain *d)
+{
+    struct server *s = d->server;
+
+    return listeners_wait_idle(&s->listeners, clock_now_us()) &&
+           (s->weights.state == NULL || !state_dir_busy(s->weights.state));
+}
+
+/* Serves as before, but is not ready. */
+static enum drain_wait drain_leave(struct drain *d)
+{
+    uint64_t delay_ms = d->server->config.drain_delay;
+
+    if (delay_ms == 0)
+        return WAIT_TIMEOUT;
+    d->deadline_us = clock_after_us(delay_ms * 1000);
+    life_set(&d->server->life, LIFE_LEAVING);
+    log_event_line(LOG_INFO, "drain.delay", "not ready any more; serving for another %llu ms",
+                   (unsigned long long)delay_ms);
+    return drain_wait(d, is_never_done);
+}
+
+/* An open update may end by requests of new connections, so the listeners stay open for it. */
+static enum drain_wait drain_work(struct drain *d)
+{
+    struct server *s = d->server;
     uint64_t timeout_ms = s->config.drain_timeout;
-    uint64_t deadline = clock_after_us(timeout_ms * 1000);
-    bool idle = false;
+    enum drain_wait end;
 
     log_event_line(LOG_INFO, "drain", "stopping: running work may take %llu ms",
                    (unsigned long long)timeout_ms);
+    d->deadline_us = clock_after_us(timeout_ms * 1000);
+    d->active_us = clock_now_us();
     life_set(&s->life, LIFE_DRAINING);
-    listeners_quiesce(&s->listeners);
     close_admission(s);
     event_watch_stop(s->app.events); /* its streams are open requests */
-    while (!idle && !clock_passed(deadline)) {
-        bool snapshot = s->weights.state != NULL && state_dir_busy(s->weights.state);
+    if (app_update_lease(&s->app, &d->lease_left_us))
+        log_line(LOG_INFO, "drain.update", "an update is open: it may finish");
+    end = drain_wait(d, has_no_update);
+    if (end != WAIT_DONE)
+        return end;
+    listeners_quiesce(&s->listeners);
+    return drain_wait(d, is_idle);
+}
 
-        if (signals_end_within(snapshot ? POLL_US : 1)) {
-            log_line(LOG_WARN, "shutdown.forced", "second signal: ending at once");
-            return;
-        }
-        idle = listeners_wait_idle(&s->listeners, clock_after_us(POLL_US)) && !snapshot;
-    }
-    log_line(idle ? LOG_INFO : LOG_WARN, "drain.end",
-             idle ? "all work has ended" : "the deadline has passed; running work is aborted");
+bool server_drain(struct server *s)
+{
+    struct drain d = {.server = s, .began_us = clock_now_us()};
+    enum drain_wait end;
+
+    notify_send("STOPPING=1\nSTATUS=stopping: running work may end");
+    end = drain_leave(&d);
+    if (end != WAIT_FORCED)
+        end = drain_work(&d);
+    if (end == WAIT_FORCED)
+        log_line(LOG_WARN, "shutdown.forced", "second signal: ending at once");
+    else
+        log_line(end == WAIT_DONE ? LOG_INFO : LOG_WARN, "drain.end",
+                 end == WAIT_DONE ? "all work has ended"
+                                  : "the deadline has passed; running work is aborted");
+    return end == WAIT_DONE;
 }
 
 /* Stops every owner of threads in the order in which work flows, so that every open request is

@@ -1,6 +1,8 @@
 /* Blocked in every thread and received by sigwait: no handler runs between two other lines. */
 #include "server/signals.h"
 
+#include "base/clock.h"
+
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
@@ -32,19 +34,23 @@ void signals_block(void)
     (void)signal(SIGPIPE, SIG_IGN);
 }
 
-int signals_wait(void)
+static struct timespec time_of(uint64_t us)
+{
+    return (struct timespec){(time_t)(us / 1000000), (long)(us % 1000000) * 1000L};
+}
+
+int signals_wait(uint64_t timeout_us)
 {
     sigset_t set = signals_all();
-    int sig = 0;
+    struct timespec ts = time_of(timeout_us);
+    int sig = timeout_us == CLOCK_NEVER ? sigwaitinfo(&set, NULL) : sigtimedwait(&set, NULL, &ts);
 
-    while (sigwait(&set, &sig) != 0) {
-    }
-    return sig;
+    return sig > 0 ? sig : 0;
 }
 
 bool signals_end_within(uint64_t timeout_us)
 {
-    struct timespec ts = {(time_t)(timeout_us / 1000000), (long)(timeout_us % 1000000) * 1000L};
+    struct timespec ts = time_of(timeout_us);
     sigset_t set = signals_of_end();
 
     return sigtimedwait(&set, NULL, &ts) > 0;

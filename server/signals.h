@@ -10,8 +10,9 @@
  * connection is then an error code. Call it before the first thread starts: threads inherit it. */
 void signals_block(void);
 
-/* signals_wait - wait for one of them. Returns SIGTERM, SIGINT or SIGHUP. */
-int signals_wait(void);
+/* signals_wait - wait up to timeout_us (CLOCK_NEVER: without limit) for one of them, and take it.
+ * Returns SIGTERM, SIGINT or SIGHUP; 0: none arrived. */
+int signals_wait(uint64_t timeout_us);
 
 /* signals_end_within - wait up to timeout_us for SIGTERM or SIGINT, and take it. False: none
  * arrived. */

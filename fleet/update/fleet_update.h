@@ -78,6 +78,9 @@ int fleet_find_update(struct fleet_control *fc, const char *id, struct fleet_ses
                       struct err *e);
 /* fleet_open_session - a reference to the open one, or NULL. */
 struct fleet_session *fleet_open_session(struct fleet_control *fc);
+/* fleet_update_lease - is an update open, and how long is its lease still? CLOCK_NEVER while a
+ * request of it is under way. @left_us  set if it is open */
+bool fleet_update_lease(struct fleet_control *fc, uint64_t *left_us);
 void fleet_unref(struct fleet_control *fc, struct fleet_session *s); /* accepts NULL */
 
 /* fleet_check_no_update - ERR_CONFLICT while an update is open.

@@ -18,6 +18,18 @@ struct fleet_session *fleet_open_session(struct fleet_control *fc)
     return s;
 }
 
+bool fleet_update_lease(struct fleet_control *fc, uint64_t *left_us)
+{
+    bool open;
+
+    mtx_lock(&fc->lock);
+    open = fc->session != NULL;
+    if (open)
+        *left_us = lease_timer_left_us(&fc->session->lease);
+    mtx_unlock(&fc->lock);
+    return open;
+}
+
 void fleet_unref(struct fleet_control *fc, struct fleet_session *s)
 {
     mtx_lock(&fc->lock);

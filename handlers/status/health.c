@@ -16,12 +16,26 @@ int handle_live(struct app *app, struct http_request *x, struct err *e)
     return 0;
 }
 
+const char *const ready_query[] = {"for", NULL};
+
+int ready_is_for_control(bool *out, const struct http_request *x, struct err *e)
+{
+    const char *value = http_request_query(x, ready_query[0]);
+
+    *out = value != NULL && strcmp(value, "control") == 0;
+    if (*out || value == NULL || strcmp(value, "generate") == 0)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, "/for", "'%.64s' is not one of generate, control", value);
+}
+
 int handle_ready(struct app *app, struct http_request *x, struct err *e)
 {
     struct err why = {0};
+    bool control;
 
-    (void)e;
-    if (app_ready(app, &why)) {
+    if (ready_is_for_control(&control, x, e) != 0)
+        return -1;
+    if (control ? app_control_ready(app, &why) : app_ready(app, &why)) {
         reply_json(x, 200, json_pack("{s:b}", "ready", 1));
         return 0;
     }

@@ -51,6 +51,23 @@ static void put_life(struct app *app, struct buf *out)
     err_clear(&ignored);
     prom_one(out, "baton_ready", "gauge", "1 if a generation request sent now would be served",
              app_ready(app, &ignored) ? 1 : 0);
+    err_clear(&ignored);
+    prom_one(out, "baton_control_ready", "gauge",
+             "1 if an update, a resume or a wake sent now would be served",
+             app_control_ready(app, &ignored) ? 1 : 0);
+}
+
+static void put_certificate(struct app *app, struct buf *out)
+{
+    struct http_server *server = app->http_server;
+    struct tls_identity *t = server != NULL ? http_server_tls_identity(server) : NULL;
+
+    if (t == NULL)
+        return;
+    prom_one(out, "baton_tls_certificate_expiry_timestamp_seconds", "gauge",
+             "When the first certificate of --tls-cert expires, in seconds since the Unix epoch",
+             (uint64_t)tls_identity_expires_s(t));
+    tls_identity_unref(t);
 }
 
 static void put_dialects(struct buf *out)
@@ -167,6 +184,7 @@ static void put_parts(struct app *app, struct buf *out)
 {
     if (app->life != NULL)
         put_life(app, out);
+    put_certificate(app, out);
     put_dialects(out);
     if (app->pause_controller != NULL)
         put_pause_controller(app->pause_controller, out);

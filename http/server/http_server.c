@@ -179,7 +179,7 @@ int http_server_new(struct http_server **out, const struct http_server_cfg *cfg,
     http_server_fit_nofile(f);
     size_shards(f);
     if (http_server_find_library(f, e) != 0 ||
-        (f->tls && http_server_tls_check(cfg->tls_cert, cfg->tls_key, e) != 0) ||
+        (f->tls && tls_identity_new(&f->identity, cfg->tls_cert, cfg->tls_key, e) != 0) ||
         http_server_prebuild(f, e) != 0 || http_server_listen(f, e) != 0)
         goto err_free;
     for (size_t i = 0; i < f->n_shards; i++)
@@ -309,6 +309,7 @@ void http_server_free(struct http_server *f)
         MHD_destroy_response(f->no_memory);
     if (f->internal != NULL)
         MHD_destroy_response(f->internal);
+    tls_identity_unref(f->identity);
     cnd_fini(&f->moved);
     mtx_fini(&f->lock);
     free(f->shards);

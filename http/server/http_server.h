@@ -84,7 +84,8 @@ struct http_server_cfg {
     bool oldest_gives_way;
     uint64_t header_timeout_us, body_timeout_us, idle_timeout_us, drop_timeout_us;
     const char *boot_id; /* borrowed; X-Baton-Boot-Id of every answer without one; may be NULL */
-    /* PEM texts, both or neither: TLS 1.2 and 1.3. Read by http_server_new only. */
+    /* PEM texts, both or neither: TLS 1.2 and 1.3. Read by http_server_new only; later by
+     * http_server_tls_replace. */
     const char *tls_cert, *tls_key;
     /* Called once for each accepted socket; sets http_request.peer_trusted. May be NULL. */
     bool (*trusts)(const void *arg, const struct sockaddr *peer);
@@ -114,9 +115,24 @@ int http_server_try(const char *address, uint16_t port, const char *unix_path,
 
 uint16_t http_server_port(const struct http_server *f); /* the bound one; 0 of a unix socket */
 
-/* http_server_tls_check - would http_server_new accept this certificate and this key?
- * Errors: ERR_BAD_REQUEST with the message of GnuTLS; no field. */
-int http_server_tls_check(const char *cert, const char *key, struct err *e);
+/* A certificate with its chain and its key; counted. */
+struct tls_identity;
+
+/* tls_identity_new - read PEM texts. Errors: ERR_BAD_REQUEST with the message of GnuTLS, no field;
+ * ERR_NO_MEMORY. */
+int tls_identity_new(struct tls_identity **out, const char *cert, const char *key, struct err *e);
+struct tls_identity *tls_identity_ref(struct tls_identity *t); /* accepts NULL */
+void tls_identity_unref(struct tls_identity *t);               /* accepts NULL */
+
+/* tls_identity_expires_s - the earliest end of the certificate and its chain, in seconds since the
+ * Unix epoch. tls_identity_same - is it the same certificate and chain? */
+int64_t tls_identity_expires_s(const struct tls_identity *t);
+bool tls_identity_same(const struct tls_identity *a, const struct tls_identity *b);
+
+/* http_server_tls_replace - use `t` (borrowed) for connections that are accepted from now on.
+ * http_server_tls_identity - a reference to the one in use; NULL without TLS. Threads: any. */
+void http_server_tls_replace(struct http_server *f, struct tls_identity *t);
+struct tls_identity *http_server_tls_identity(struct http_server *f);
 
 /* http_server_beat_us - ask every loop to record that it runs. Returns the oldest time that a loop
  * has recorded so far. Threads: any. Blocks: no. */

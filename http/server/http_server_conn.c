@@ -155,6 +155,7 @@ static struct conn *conn_new(struct daemon *p, struct MHD_Connection *mc)
         goto err_shut;
     }
     set_options(fd);
+    c->identity = http_server_tls_begin(s->http_server, mc);
     conn_deadline(c, cfg->header_timeout_us);
     if (conn_has_unread(c))
         conn_begin(c);
@@ -186,6 +187,7 @@ static void conn_free(struct conn *c)
     *c->prev_next = c->next;
     if (c->next != NULL)
         c->next->prev_next = c->prev_next;
+    tls_identity_unref(c->identity);
     free(c);
 }
 

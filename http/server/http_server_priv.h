@@ -81,6 +81,7 @@ struct conn {
     bool trusted;        /* result of http_server_cfg.trusts */
     uint64_t n_writable; /* how often its send buffer has become writable again */
     struct request *req; /* being served; NULL between two requests */
+    struct tls_identity *identity; /* a reference: the certificate of this connection; or NULL */
 };
 
 /* A socket that has been answered and half-closed while its peer may still be sending. */
@@ -212,9 +213,10 @@ struct http_server {
 
     struct mtx lock; /* rank MTX_LEAF; guards down to the end */
     struct cnd moved;
-    size_t n_open;     /* requests that were routed and are not done */
-    size_t n_quiesced; /* shards that stopped accepting */
-    size_t n_closed;   /* shards without a connection, for good */
+    struct tls_identity *identity; /* a reference; NULL without TLS */
+    size_t n_open;                 /* requests that were routed and are not done */
+    size_t n_quiesced;             /* shards that stopped accepting */
+    size_t n_closed;               /* shards without a connection, for good */
 };
 
 static inline void http_server_count(atomic_uint_fast64_t *n)
@@ -245,6 +247,9 @@ void accept_end(struct shard *s);   /* closes the socket */
 
 /* http_server_tls.c: the part of TLS that libmicrohttpd does not do. */
 extern const char http_server_tls_priorities[]; /* for GnuTLS: the allowed versions */
+/* Gives a new connection the certificate in use. Returns a reference, for as long as the connection
+ * lives; NULL without TLS. */
+struct tls_identity *http_server_tls_begin(struct http_server *f, struct MHD_Connection *mc);
 /* Sends bytes past libmicrohttpd, encrypted. Returns how many were sent, -1 if none. */
 ssize_t http_server_tls_send(struct MHD_Connection *mc, const void *data, size_t len);
 void http_server_tls_end(struct MHD_Connection *mc); /* no more will be sent */

@@ -294,6 +294,9 @@ int config_load(struct config *out, int argc, char *const *argv, char *const *en
         return -1;
     }
     warn_unknown_env(env);
+    l.config.argc = argc;
+    l.config.argv = argv;
+    l.config.env = env;
     *out = l.config;
     return 0;
 }

@@ -188,8 +188,12 @@ enum { CONFIG_LIST_MAX = 256 };
     X(INT, max_connections, "max-connections", "N", "0", 0, 1000000,                               \
       "connections at once; near the limit idle ones are closed; 0: as many as file "              \
       "descriptors allow")                                                                         \
+    X(MS, drain_delay, "drain-delay", "MS", "0", 0, 3600000,                                       \
+      "after SIGTERM, time during which the server is not ready but serves as before, so "         \
+      "that load balancers go elsewhere; then it drains")                                          \
     X(MS, drain_timeout, "drain-timeout", "MS", "30000", 0, 86400000,                              \
-      "after SIGTERM, longest time for running work to end")                                       \
+      "after SIGTERM and --drain-delay, longest time for running work and an open "                \
+      "update to end")                                                                             \
     X(STR, log_level, "log-level", "LEVEL", "info", 0, 0, "debug, info, warn or error")
 
 #define CONFIG_TYPE_STR    const char *
@@ -214,11 +218,14 @@ struct config {
 #undef X
     void *storage;                  /* owned: everything that the strings point into */
     struct config_origins *origins; /* owned: where each value was given */
+    int argc;                       /* what config_load read it from; borrowed */
+    char *const *argv, *const *env;
 };
 
 /* config_load - defaults, then the JSON file (--config FILE or BATON_CONFIG), then BATON_*
  * environment variables, then flags ("--flag value" or "--flag=value").
- * @argv  after the subcommand; @env as environ, may be NULL. Both are copied from.
+ * @argv  after the subcommand; @env as environ, may be NULL. Both are copied from, and borrowed for
+ *        config_reload.
  *
  * An empty variable counts as unset; a LIST is separated by ':' in its variable, WORDS by blanks,
  * and either is an array in the file; a stronger layer's list replaces a weaker one's. The file is
@@ -234,6 +241,17 @@ void config_fini(struct config *c); /* accepts a zeroed one */
 
 /* config_has_upstreams - is this a server in front of a fleet (--upstream, --upstream-file)? */
 bool config_has_upstreams(const struct config *c);
+
+/* config_has_file - was a configuration file given?
+ * config_reload - read the configuration again, from the same arguments, variables and file.
+ * Errors: as config_load. */
+bool config_has_file(const struct config *c);
+int config_reload(struct config *out, const struct config *c, struct err *e);
+
+/* config_changes - which options differ: their flags, separated by commas and cut if `cap` is too
+ * small. @except  a flag that is not compared. Returns: how many differ. */
+size_t config_changes(char *out, size_t cap, const struct config *a, const struct config *b,
+                      const char *except);
 
 /* config_where - how the value of an option was given: its variable, "FILE:LINE: MEMBER", or, if on
  * the command line or not at all, the flag. A field that is not a flag is copied. */

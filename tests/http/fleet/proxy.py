@@ -466,7 +466,7 @@ def drain(dialect):
                 raise AssertionError(f"the end was hidden: {begun.read()[-100:]}")
             except http.client.IncompleteRead:
                 begun.connection.close()
-            assert s.process.wait(90) == 0
+            assert s.process.wait(90) == 3  # its work was cut
             d.wait("all have left", lambda: [e["end"] for e in d.journal("completions")] == ["client_left"] * 2)
 
 

@@ -58,13 +58,13 @@ start_server() {
 serve_model() { start_server --model "$MODEL" --weights "$CHECKPOINTS/step-00000.safetensors" \
   --weight-version step-0 "$@"; }
 
-# stop_server [SIGNAL]: ends it and checks that it ended well (a sanitizer's report is no good end).
+# stop_server [SIGNAL [EXIT_CODE]]: ends it and checks that it ended well (a sanitizer's report is no good end).
 stop_server() {
   local rc=0
   kill -s "${1:-TERM}" "$SERVER_PID"
   wait "$SERVER_PID" || rc=$?
   SERVER_PID=
-  ((rc == 0)) || fail "the server ended with $rc"
+  ((rc == ${2:-0})) || fail "the server ended with $rc"
 }
 
 # call METHOD PATH [curl option...]: STATUS, $WORK/body, $WORK/head.

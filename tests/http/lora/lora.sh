@@ -73,7 +73,7 @@ for _ in $(seq 5000); do
   expect 200 GET /v1/status
   [[ $(jq .adapters.loading "$WORK/body") == 1 ]] && break
 done
-stop_server
+stop_server TERM 3
 wait "$CLIENT_PID" || fail "the load that waited was cut"
 jq --exit-status '.error.code == "conflict"' "$WORK/late" >/dev/null ||
   fail "the load that waited was not answered: $(head --bytes=300 "$WORK/late")"

@@ -1,9 +1,11 @@
 """SIGTERM with clients at every phase: each accepted request is answered.
 
 whole: one client keeps the drain open with half a body until all others have been checked. deadline, twice:
-running requests are ended by the drain's deadline, or by a second SIGTERM.
+running requests are ended by the drain's deadline, or by a second SIGTERM. doubled: a SIGTERM that comes twice within
+a second counts once. update: an open update is brought to its end.
 
-Usage: drain.py HOST PORT PID LOG whole|deadline|twice [SEED]
+Usage: drain.py HOST PORT PID LOG whole|deadline|twice|doubled [SEED]
+       drain.py HOST PORT PID LOG update CHECKPOINT
 """
 
 import json
@@ -12,11 +14,15 @@ import random
 import re
 import signal
 import sys
+import time
+import urllib.error
+import urllib.request
 
 from front_crowd import HEALTH, Client, Crowd, ask, generate, post, wait
 
 N_CLIENTS = 200
 TEXT = post("/tokenize", {"prompt": "In the beginning"})
+SAME_SIGNAL_S = 1.0  # SAME_SIGNAL_US in server/serve_stop.c
 LATE = ("idle", "silent", "half a header", "half a body", "running", "stream", "busy", "new")
 HEAD = TEXT.index(b"\r\n\r\n")
 
@@ -219,15 +225,64 @@ def check_cut(crowd, clients):
     assert is_draining(clients[3].answers[0]), clients[3].answers
 
 
+def doubled(address, pid, log):
+    """As timeout(1) and a terminal send it: to the process, and to its group."""
+    crowd = Crowd(address, 0)
+    c = Client(address)
+    crowd.clients[c.socket.fileno()] = c
+    crowd.epoll.register(c.socket.fileno(), 1)
+    c.send(stream(900))
+    crowd.gather("the stream has begun", lambda: b"data: " in c.seen)
+    os.kill(pid, signal.SIGTERM)
+    wait("it drains", lambda: logged(log, "drain"))
+    os.kill(pid, signal.SIGTERM)
+    crowd.gather("the stream ends", lambda: c.closed)
+    check_stream(c.answers[0], ("length",))
+
+
+def call(address, path, body, kind="application/json"):
+    """The status and the JSON that a new connection gets."""
+    r = urllib.request.Request("http://%s:%d%s" % (*address, path), data=body, headers={"Content-Type": kind})
+    try:
+        with urllib.request.urlopen(r, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as e:
+        return e.code, json.load(e)
+
+
+def update(address, pid, log, checkpoint):
+    status, opened = call(address, "/v1/update_weights/start", b'{"lease_s": 60}')
+    assert status == 200, opened
+    os.kill(pid, signal.SIGTERM)
+    wait("it drains", lambda: logged(log, "drain.update"))
+    for path, body in (("/v1/update_weights/start", b"{}"), ("/v1/pause", b"{}"), ("/tokenize", b'{"prompt": "x"}')):
+        status, refused = call(address, path, body)
+        assert status == 503 and "draining" in refused["error"]["message"], (path, status, refused)
+    with open(checkpoint, "rb") as f:
+        status, chunk = call(address, f"/v1/update_weights?update_id={opened['update_id']}", f.read(),
+                             "application/vnd.safetensors")
+    assert status == 200, chunk
+    finish = json.dumps({"update_id": opened["update_id"], "weight_version": "last"}).encode()
+    status, finished = call(address, "/v1/update_weights/finish", finish)
+    assert status == 200 and finished["weight_version"] == "last", finished
+
+
 def main():
     address, pid, log, how = (sys.argv[1], int(sys.argv[2])), int(sys.argv[3]), sys.argv[4], sys.argv[5]
     if how == "whole":
         whole(address, pid, log, int(sys.argv[6]))
         return
+    if how == "doubled":
+        doubled(address, pid, log)
+        return
+    if how == "update":
+        update(address, pid, log, sys.argv[6])
+        return
     crowd, clients = long_ones(address)
     os.kill(pid, signal.SIGTERM)
     if how == "twice":
         wait("it drains", lambda: logged(log, "drain"))
+        time.sleep(SAME_SIGNAL_S)
         os.kill(pid, signal.SIGTERM)
     check_cut(crowd, clients)
     assert re.search("shutdown.forced" if how == "twice" else "the deadline has passed", open(log, encoding="utf-8").read())

@@ -229,17 +229,21 @@ static void test_auth_reload_all_or_nothing(void **state)
 {
     struct auth *a = keys(ALL_KEYS);
     struct err e = {0};
+    bool changed = true;
 
     (void)state;
+    assert_int_equal(auth_reload(a, &changed, &e), 0);
+    assert_false(changed);
     put_text("control 0123456789-second\ncontrl 0123456789-third\n");
-    assert_int_equal(auth_reload(a, &e), -1);
+    assert_int_equal(auth_reload(a, &changed, &e), -1);
     assert_int_equal(e.code, ERR_BAD_REQUEST);
     assert_int_equal(check(a, "Bearer " CONTROL_KEY, AUTH_CONTROL), ERR_NONE);
     assert_int_equal(check(a, "Bearer 0123456789-second", AUTH_VIEWER), ERR_UNAUTHORIZED);
 
     err_clear(&e);
     put_text("control 0123456789-second\n");
-    assert_int_equal(auth_reload(a, &e), 0);
+    assert_int_equal(auth_reload(a, &changed, &e), 0);
+    assert_true(changed);
     assert_int_equal(check(a, "Bearer " CONTROL_KEY, AUTH_VIEWER), ERR_UNAUTHORIZED);
     assert_int_equal(check(a, "Bearer " VIEWER_KEY, AUTH_VIEWER), ERR_UNAUTHORIZED);
     assert_int_equal(check(a, "Bearer 0123456789-second", AUTH_CONTROL), ERR_NONE);
@@ -323,13 +327,14 @@ static void test_auth_asks_nobody_without_keys(void **state)
     struct auth_cfg cfg = {0};
     struct auth *a = NULL;
     struct err e = {0};
+    bool changed = false;
 
     (void)state;
     assert_int_equal(auth_new(&a, &cfg, &e), 0);
     assert_false(auth_asks(a));
     assert_int_equal(check(a, "", AUTH_CONTROL), ERR_NONE);
     assert_int_equal(check(a, "Bearer " VIEWER_KEY, AUTH_CONTROL), ERR_NONE);
-    assert_int_equal(auth_reload(a, &e), 0);
+    assert_int_equal(auth_reload(a, &changed, &e), 0);
     auth_free(a);
     auth_free(NULL);
 }

@@ -25,6 +25,8 @@ static void test_states_and_identity(void **state)
     assert_string_equal(life_state_name(life_state(&l)), "starting");
     life_set(&l, LIFE_SERVING);
     assert_string_equal(life_state_name(life_state(&l)), "serving");
+    life_set(&l, LIFE_LEAVING);
+    assert_string_equal(life_state_name(life_state(&l)), "leaving");
     life_set(&l, LIFE_DRAINING);
     assert_string_equal(life_state_name(life_state(&l)), "draining");
 }

@@ -46,6 +46,13 @@ bool app_live(const struct app *app, struct err *why)
     return true;
 }
 
+bool app_control_ready(const struct app *app, struct err *why)
+{
+    (void)app;
+    (void)why;
+    return true;
+}
+
 bool app_ready(const struct app *app, struct err *why)
 {
     (void)app;
@@ -148,6 +155,23 @@ void admission_stats(struct admission *a, struct admission_stats *out)
                                     .n_waiting = first ? 4 : 0,
                                     .n_granted = 11,
                                     .wait_us_sum = 1250000};
+}
+
+struct tls_identity *http_server_tls_identity(struct http_server *f)
+{
+    assert_int_equal((uintptr_t)f, 16);
+    return (struct tls_identity *)(uintptr_t)17;
+}
+
+int64_t tls_identity_expires_s(const struct tls_identity *t)
+{
+    assert_int_equal((uintptr_t)t, 17);
+    return 1893456000;
+}
+
+void tls_identity_unref(struct tls_identity *t)
+{
+    assert_int_equal((uintptr_t)t, 17);
 }
 
 void http_server_stats(struct http_server *f, struct http_server_stats *out)
@@ -453,6 +477,8 @@ static void test_metrics_text_tells_every_room(void **state)
         "baton_kv_cache_released 1",
         "baton_live 1",
         "baton_ready 0",
+        "baton_control_ready 1",
+        "baton_tls_certificate_expiry_timestamp_seconds 1893456000",
         "baton_weights_serial 7",
         "baton_weights_state{state=\"ready\"} 1",
         "baton_weights_state{state=\"unsynced\"} 0",

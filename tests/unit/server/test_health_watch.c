@@ -17,11 +17,11 @@ enum { LIMIT_US = 60 * 1000 * 1000 };
 static void test_health_of_is_what_was_found(void **state)
 {
     static const struct health rows[] = {
-        {true, true, ERR_NONE, ERR_NONE},
-        {true, false, ERR_NONE, ERR_PAUSED},
-        {false, false, ERR_ENGINE, ERR_ENGINE},
-        {true, false, ERR_NONE, ERR_CODE_COUNT - 1},
-        {false, true, ERR_CODE_COUNT - 1, ERR_NONE},
+        {true, true, true, ERR_NONE, ERR_NONE},
+        {true, false, true, ERR_NONE, ERR_PAUSED},
+        {false, false, false, ERR_ENGINE, ERR_ENGINE},
+        {true, false, false, ERR_NONE, ERR_CODE_COUNT - 1},
+        {false, true, true, ERR_CODE_COUNT - 1, ERR_NONE},
     };
     static const uint64_t times[] = {0, 1, 999, 1000, 5 * MS, UINT64_C(34) * 365 * 86400 * 1000000};
 
@@ -34,6 +34,7 @@ static void test_health_of_is_what_was_found(void **state)
             assert_true(word != 0);
             assert_int_equal(h.live, rows[i].live);
             assert_int_equal(h.ready, rows[i].ready);
+            assert_int_equal(h.control_ready, rows[i].control_ready);
             assert_int_equal(h.live_why, rows[i].live_why);
             assert_int_equal(h.ready_why, rows[i].ready_why);
         }
@@ -43,14 +44,14 @@ static void test_health_of_is_what_was_found(void **state)
 /* Nobody says for ever what was so once: first it is not ready, then not alive. */
 static void test_health_of_grows_old(void **state)
 {
-    struct health found = {true, true, ERR_NONE, ERR_NONE}, h;
+    struct health found = {true, true, true, ERR_NONE, ERR_NONE}, h;
     uint64_t then_us = 7000 * MS, word = health_word(&found, then_us);
 
     (void)state;
     h = health_of(word, then_us + WATCH_READY_AGE_MAX_MS * MS);
-    assert_true(h.live && h.ready);
+    assert_true(h.live && h.ready && h.control_ready);
     h = health_of(word, then_us + (WATCH_READY_AGE_MAX_MS + 1) * MS);
-    assert_true(h.live && !h.ready);
+    assert_true(h.live && !h.ready && !h.control_ready);
     assert_int_equal(h.ready_why, ERR_INTERNAL);
     h = health_of(word, then_us + WATCH_LIVE_AGE_MAX_MS * MS);
     assert_true(h.live);
@@ -58,7 +59,7 @@ static void test_health_of_grows_old(void **state)
     assert_false(h.live);
     assert_int_equal(h.live_why, ERR_INTERNAL);
     /* A reason that was found stays the reason. */
-    found = (struct health){true, false, ERR_NONE, ERR_PAUSED};
+    found = (struct health){true, false, false, ERR_NONE, ERR_PAUSED};
     h = health_of(health_word(&found, then_us), then_us + WATCH_LIVE_AGE_MAX_MS * MS);
     assert_int_equal(h.ready_why, ERR_PAUSED);
 }
@@ -164,10 +165,14 @@ static void test_health_watch_answers_while_the_server_is_stuck(void **state)
     client_open(&c, health_watch_port(w));
     expect(&c, "/livez", 200, "{\"live\":true}");
     expect(&c, "/readyz", 503, "\"reason\":\"starting\"");
+    expect(&c, "/readyz?for=control", 503, "\"reason\":\"starting\"");
     expect(&c, "/v1/status", 404, "health routes only");
 
     assert_int_equal(health_watch_start(w, &app, &e), 0);
     expect(&c, "/readyz", 503, "\"reason\":\"no_engine\"");
+    expect(&c, "/readyz?for=generate", 503, "\"reason\":\"no_engine\"");
+    expect(&c, "/readyz?for=control", 200, "{\"ready\":true}");
+    expect(&c, "/readyz?for=all", 400, "'all' is not one of generate, control");
     health_watch_stop(w);
     /* Who looks no more does not say that it is ready, whatever was seen last. */
     expect(&c, "/readyz", 503,
