@@ -16,7 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { LOG_CLOSE_ROOM = 16 }; /* for `,"cut":true}` and the newline */
@@ -175,18 +174,12 @@ static void record_append(struct log_rec *r, const char *text, size_t len)
 
 void log_begin(struct log_rec *r, enum log_level level, const char *event)
 {
-    struct timespec ts;
-    struct tm tm;
-    char head[128];
+    char at[CLOCK_TEXT_LEN + 1], head[128];
     int len;
 
-    (void)clock_gettime(CLOCK_REALTIME, &ts);
-    (void)gmtime_r(&ts.tv_sec, &tm);
-    len = snprintf(
-        head, sizeof head,
-        "{\"ts\":\"%04d-%02d-%02dT%02d:%02d:%02d.%03ldZ\",\"level\":\"%s\",\"event\":\"%s\"",
-        tm.tm_year + 1900, tm.tm_mon + 1, tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec,
-        ts.tv_nsec / 1000000L, level_names[level], event);
+    clock_text(at, clock_wall_us());
+    len = snprintf(head, sizeof head, "{\"ts\":\"%s\",\"level\":\"%s\",\"event\":\"%s\"", at,
+                   level_names[level], event);
     r->level = level;
     r->event = event;
     r->len = 0;

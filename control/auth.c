@@ -9,6 +9,7 @@
 #include <nettle/memops.h>
 #include <nettle/sha2.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -18,6 +19,7 @@ static const char option[] = "--api-key-file";
 struct auth_key {
     unsigned role; /* enum auth_role */
     uint8_t digest[SHA256_DIGEST_SIZE];
+    char name[ACTOR_KEY_MAX + 1]; /* for the log */
 };
 
 struct key_ring {
@@ -58,18 +60,21 @@ static void digest_of(uint8_t out[SHA256_DIGEST_SIZE], const char *key, size_t l
     explicit_bzero(&ctx, sizeof ctx); /* the last block of the context is the key */
 }
 
-/* The role of the key with this digest, AUTH_ANYONE if there is none. The time does not depend on
- * the result. */
-static enum auth_role role_of(const struct key_ring *ring, const uint8_t *digest)
+/* The role of the key with this digest, AUTH_ANYONE if there is none, and its name. How long the
+ * comparisons take does not depend on the result. */
+static enum auth_role role_of(const struct key_ring *ring, const uint8_t *digest, char *name)
 {
-    unsigned role = AUTH_ANYONE;
+    size_t found = 0; /* 1 + the place of the key */
 
     for (size_t i = 0; i < ring->n; i++) {
-        unsigned same = (unsigned)memeql_sec(ring->keys[i].digest, digest, SHA256_DIGEST_SIZE);
+        size_t same = (size_t)memeql_sec(ring->keys[i].digest, digest, SHA256_DIGEST_SIZE);
 
-        role |= ring->keys[i].role & (0U - (same & 1U));
+        found |= (i + 1) & (0U - (same & 1U));
     }
-    return (enum auth_role)role;
+    if (found == 0)
+        return AUTH_ANYONE;
+    memcpy(name, ring->keys[found - 1].name, sizeof ring->keys[0].name);
+    return (enum auth_role)ring->keys[found - 1].role;
 }
 
 static bool is_blank(char c)
@@ -117,6 +122,49 @@ static int check_key(const char *key, size_t len, size_t line, struct err *e)
     return 0;
 }
 
+static const char name_prefix[] = "name=";
+enum { NAME_PREFIX_LEN = sizeof name_prefix - 1 };
+
+/* @text  the last word of the line; without the prefix it may be a part of the key */
+static int check_name(const char *text, size_t len, size_t line, struct err *e)
+{
+    static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                  "abcdefghijklmnopqrstuvwxyz0123456789._-";
+
+    if (len < NAME_PREFIX_LEN || memcmp(text, name_prefix, NAME_PREFIX_LEN) != 0)
+        return err_set(e, ERR_BAD_REQUEST, option,
+                       "line %zu: after the role and the key only name=NAME may follow; a key "
+                       "contains no blanks",
+                       line);
+    len -= NAME_PREFIX_LEN;
+    if (len < 1 || len > ACTOR_KEY_MAX)
+        return err_set(e, ERR_BAD_REQUEST, option,
+                       "line %zu: its name has %zu characters, expected 1 to %d", line, len,
+                       ACTOR_KEY_MAX);
+    for (size_t i = 0; i < len; i++)
+        if (memchr(allowed, text[NAME_PREFIX_LEN + i], sizeof allowed - 1) == NULL)
+            return err_set(e, ERR_BAD_REQUEST, option,
+                           "line %zu: its name may have letters, digits, '.', '_' and '-' only",
+                           line);
+    return 0;
+}
+
+/* @text  checked; len 0: the line has no name */
+static void set_name(struct auth_key *k, const char *text, size_t len)
+{
+    if (len == 0)
+        return;
+    memcpy(k->name, text + NAME_PREFIX_LEN, len - NAME_PREFIX_LEN);
+    k->name[len - NAME_PREFIX_LEN] = '\0';
+}
+
+/* Enough of the digest to tell keys apart, and too little to be of use. */
+static void name_by_digest(struct auth_key *k)
+{
+    (void)snprintf(k->name, sizeof k->name, "sha256:%02x%02x%02x%02x", k->digest[0], k->digest[1],
+                   k->digest[2], k->digest[3]);
+}
+
 static int add_key(struct key_ring *ring, enum auth_role role, const char *key, size_t len,
                    size_t line, struct err *e)
 {
@@ -130,6 +178,7 @@ static int add_key(struct key_ring *ring, enum auth_role role, const char *key, 
     k = &ring->keys[ring->n];
     k->role = role;
     digest_of(k->digest, key, len);
+    name_by_digest(k);
     for (size_t i = 0; i < ring->n; i++)
         if (memcmp(ring->keys[i].digest, k->digest, sizeof k->digest) == 0)
             return err_set(e, ERR_BAD_REQUEST, option, "line %zu: its key is also that of line %zu",
@@ -141,8 +190,8 @@ static int add_key(struct key_ring *ring, enum auth_role role, const char *key, 
 static int read_line(struct key_ring *ring, const char *at, const char *end, size_t line,
                      struct err *e)
 {
-    const char *role_word, *key, *more;
-    size_t role_len = next_word(&role_word, &at, end), key_len;
+    const char *role_word, *key, *name, *more;
+    size_t role_len = next_word(&role_word, &at, end), key_len, name_len;
     enum auth_role role;
 
     if (role_len == 0 || role_word[0] == '#')
@@ -155,11 +204,17 @@ static int read_line(struct key_ring *ring, const char *at, const char *end, siz
     if (key_len == 0)
         return err_set(e, ERR_BAD_REQUEST, option, "line %zu: there is no key after the role",
                        line);
+    name_len = next_word(&name, &at, end);
     if (next_word(&more, &at, end) != 0)
         return err_set(e, ERR_BAD_REQUEST, option,
-                       "line %zu: there is more than a role and a key; a key contains no blanks",
+                       "line %zu: there is more than a role, a key and a name; a key contains no "
+                       "blanks",
                        line);
-    return add_key(ring, role, key, key_len, line, e);
+    if ((name_len > 0 && check_name(name, name_len, line, e) != 0) ||
+        add_key(ring, role, key, key_len, line, e) != 0)
+        return -1;
+    set_name(&ring->keys[ring->n - 1], name, name_len);
+    return 0;
 }
 
 static int read_ring(struct key_ring *out, const char *path, struct err *e)
@@ -298,7 +353,7 @@ static const char *bearer(const char *authorization, size_t *len)
 
 /* The role of the key in the header's value; AUTH_ANYONE if the key is unknown. False: the value
  * does not have the form of a key. */
-static bool read_role(enum auth_role *out, struct auth *a, const char *authorization)
+static bool read_role(enum auth_role *out, struct auth *a, const char *authorization, char *name)
 {
     uint8_t digest[SHA256_DIGEST_SIZE];
     size_t len = 0;
@@ -308,7 +363,7 @@ static bool read_role(enum auth_role *out, struct auth *a, const char *authoriza
         return false;
     digest_of(digest, key, len);
     mtx_lock(&a->lock);
-    *out = role_of(&a->ring, digest);
+    *out = role_of(&a->ring, digest, name);
     mtx_unlock(&a->lock);
     return true;
 }
@@ -316,8 +371,9 @@ static bool read_role(enum auth_role *out, struct auth *a, const char *authoriza
 bool auth_knows(struct auth *a, const char *authorization)
 {
     enum auth_role role = AUTH_ANYONE;
+    char name[ACTOR_KEY_MAX + 1];
 
-    return read_role(&role, a, authorization) && role != AUTH_ANYONE;
+    return read_role(&role, a, authorization, name) && role != AUTH_ANYONE;
 }
 
 static int refuse_keyless(const struct auth *a, const char *authorization, struct err *e)
@@ -333,13 +389,18 @@ static int refuse_keyless(const struct auth *a, const char *authorization, struc
 }
 
 int auth_check(struct auth *a, const char *authorization, bool trusted, enum auth_role need,
-               struct err *e)
+               char *name, struct err *e)
 {
     enum auth_role has;
+    bool has_key;
 
-    if (need == AUTH_ANYONE || trusted || !auth_asks(a))
+    name[0] = '\0';
+    if (need == AUTH_ANYONE || !auth_asks(a))
         return 0;
-    if (!read_role(&has, a, authorization))
+    has_key = read_role(&has, a, authorization, name);
+    if (trusted)
+        return 0;
+    if (!has_key)
         return refuse_keyless(a, authorization, e);
     if (has == AUTH_ANYONE)
         return err_set(e, ERR_UNAUTHORIZED, "", "the key is unknown");

@@ -7,6 +7,7 @@
 #define BATON_CONTROL_AUTH_H
 
 #include "base/err.h"
+#include "base/net/actor.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -32,8 +33,10 @@ struct auth_cfg {
 
 /* auth_new - read the keys and the addresses.
  *
- * A line of the key file is "ROLE KEY", the role one of viewer, generate, control; or is blank, or
- * begins with '#'. A key has AUTH_KEY_LEN_MIN to AUTH_KEY_LEN_MAX visible ASCII characters.
+ * A line of the key file is "ROLE KEY" or "ROLE KEY name=NAME", the role one of viewer, generate,
+ * control; or is blank, or begins with '#'. A key has AUTH_KEY_LEN_MIN to AUTH_KEY_LEN_MAX visible
+ * ASCII characters. A NAME has 1 to ACTOR_KEY_MAX letters, digits, '.', '_' and '-'; without one
+ * the key is named by the begin of its SHA-256, "sha256:" and eight hexadecimal digits.
  * @cfg  borrowed until auth_free
  *
  * Threads: main's. Blocks: on the disk.
@@ -64,12 +67,14 @@ bool auth_knows(struct auth *a, const char *authorization);
 /* auth_check - may this request do what requires the role `need`?
  * @authorization  the header's value, "" without one
  * @trusted        the result of auth_trusts for the peer
+ * @name           [ACTOR_KEY_MAX + 1] out: the name of the key that came with the request; "" if it
+ *                 carries none of ours, or the route requires none
  *
  * Threads: any; takes MTX_LEAF for a comparison of digests. Blocks: no.
  * Errors: ERR_UNAUTHORIZED  no key, none of ours, or not "Bearer KEY"
  *         ERR_FORBIDDEN     the key's role does not suffice (names both roles); or there are no
  *                           keys at all, and the address is not one of --no-auth-cidr */
 int auth_check(struct auth *a, const char *authorization, bool trusted, enum auth_role need,
-               struct err *e);
+               char *name, struct err *e);
 
 #endif

@@ -4,23 +4,13 @@
 #include "control/metrics.h"
 
 #include "base/prometheus.h"
+#include "control/histogram.h"
+#include "control/update_metrics.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const uint64_t bounds_us[] = {1000,     2500,     5000,     10000,     25000,    50000,
-                                     100000,   250000,   500000,   1000000,   2500000,  5000000,
-                                     10000000, 30000000, 60000000, 300000000, 600000000};
-enum { N_BOUNDS = sizeof bounds_us / sizeof bounds_us[0] };
-
-/* Bounds of a histogram of counts, in the histogram's unit: a count of one is one second. */
-#define COUNT(n) ((n)*UINT64_C(1000000))
-static const uint64_t bounds_count[N_BOUNDS] = {
-    COUNT(1),     COUNT(2),     COUNT(5),     COUNT(10),     COUNT(20),    COUNT(50),
-    COUNT(100),   COUNT(200),   COUNT(500),   COUNT(1000),   COUNT(2000),  COUNT(5000),
-    COUNT(10000), COUNT(20000), COUNT(50000), COUNT(100000), COUNT(200000)};
 
 /* One counter for each of these, and one for all other statuses. */
 static const int statuses[] = {200, 400, 401, 403, 404, 405, 408, 409, 413, 415,
@@ -28,11 +18,6 @@ static const int statuses[] = {200, 400, 401, 403, 404, 405, 408, 409, 413, 415,
 enum { N_STATUSES = sizeof statuses / sizeof statuses[0] };
 static const char *const finishes[] = {"stop", "length", "abort", "error", "other"};
 enum { N_FINISHES = sizeof finishes / sizeof finishes[0] };
-
-struct histogram {
-    atomic_uint_fast64_t counts[N_BOUNDS + 1];
-    atomic_uint_fast64_t sum_us;
-};
 
 struct operation_counters {
     atomic_uint_fast64_t by_status[N_STATUSES + 1];
@@ -50,6 +35,7 @@ struct metrics {
     atomic_uint_fast64_t prompt_tokens, tokens;
     struct histogram first_token, generation, each_token; /* each_token: the mean of one sequence */
     struct histogram n_prompt, n_made;                    /* counts of one sequence */
+    struct update_metrics updates;
 };
 
 int metrics_new(struct metrics **out, size_t n, const char *(*operation)(size_t i), struct err *e)
@@ -87,16 +73,6 @@ static uint64_t counter_get(const atomic_uint_fast64_t *counter)
     return atomic_load_explicit(counter, memory_order_relaxed);
 }
 
-static void histogram_observe(struct histogram *h, const uint64_t *bounds, uint64_t us)
-{
-    size_t i = 0;
-
-    while (i < N_BOUNDS && us > bounds[i])
-        i++;
-    counter_add(&h->counts[i], 1);
-    counter_add(&h->sum_us, us);
-}
-
 static size_t status_index(int status)
 {
     size_t i = 0;
@@ -115,7 +91,7 @@ void metrics_request(struct metrics *m, size_t operation, int status, uint64_t d
     counter_add(&c->by_status[status_index(status)], 1);
     counter_add(&c->nbytes_in, nbytes_in);
     counter_add(&c->nbytes_out, nbytes_out);
-    histogram_observe(&c->duration, bounds_us, duration_us);
+    histogram_observe(&c->duration, histogram_times, duration_us);
 }
 
 void metrics_generation(struct metrics *m, uint32_t n_prompt, uint32_t n_tokens,
@@ -128,24 +104,19 @@ void metrics_generation(struct metrics *m, uint32_t n_prompt, uint32_t n_tokens,
     counter_add(&m->finished[i], 1);
     counter_add(&m->prompt_tokens, n_prompt);
     counter_add(&m->tokens, n_tokens);
-    histogram_observe(&m->n_prompt, bounds_count, COUNT(n_prompt));
-    histogram_observe(&m->n_made, bounds_count, COUNT(n_tokens));
+    histogram_observe(&m->n_prompt, histogram_counts, HISTOGRAM_COUNT(n_prompt));
+    histogram_observe(&m->n_made, histogram_counts, HISTOGRAM_COUNT(n_tokens));
     if (n_tokens > 0)
-        histogram_observe(&m->first_token, bounds_us, first_token_us);
+        histogram_observe(&m->first_token, histogram_times, first_token_us);
     if (n_tokens > 1 && total_us > first_token_us)
-        histogram_observe(&m->each_token, bounds_us, (total_us - first_token_us) / (n_tokens - 1));
-    histogram_observe(&m->generation, bounds_us, total_us);
+        histogram_observe(&m->each_token, histogram_times,
+                          (total_us - first_token_us) / (n_tokens - 1));
+    histogram_observe(&m->generation, histogram_times, total_us);
 }
 
-static void put_histogram(struct buf *out, const char *name, const struct prom_label *labels,
-                          const uint64_t *bounds, const struct histogram *h)
+void metrics_update(struct metrics *m, const struct update_record *u)
 {
-    uint64_t counts[N_BOUNDS + 1];
-
-    for (size_t i = 0; i <= N_BOUNDS; i++)
-        counts[i] = counter_get(&h->counts[i]);
-    prom_buckets(out, name, labels,
-                 &(struct prom_histogram){bounds, counts, N_BOUNDS, counter_get(&h->sum_us)});
+    update_metrics_count(&m->updates, u);
 }
 
 static uint64_t requests_of(const struct operation_counters *c)
@@ -209,9 +180,9 @@ static void put_requests(const struct metrics *m, struct buf *out)
     prom_head(out, name, "histogram", "From the first header to the end of the reply");
     for (size_t i = 0; i <= m->n_operations; i++) {
         if (requests_of(&m->operations[i]) > 0)
-            put_histogram(out, name,
+            histogram_put(out, name,
                           (struct prom_label[]){{"operation", operation_of(m, i)}, {NULL, NULL}},
-                          bounds_us, &m->operations[i].duration);
+                          histogram_times, &m->operations[i].duration);
     }
 }
 
@@ -229,9 +200,9 @@ static void put_generations(const struct metrics *m, struct buf *out)
     prom_one(out, "baton_generation_tokens_total", "counter", "Tokens generated by ended sequences",
              counter_get(&m->tokens));
     prom_head(out, first, "histogram", "From submission to the first token");
-    put_histogram(out, first, NULL, bounds_us, &m->first_token);
+    histogram_put(out, first, NULL, histogram_times, &m->first_token);
     prom_head(out, took, "histogram", "From submission to the last token");
-    put_histogram(out, took, NULL, bounds_us, &m->generation);
+    histogram_put(out, took, NULL, histogram_times, &m->generation);
 }
 
 void metrics_put_vllm(const struct metrics *m, const char *model, struct buf *out)
@@ -245,15 +216,15 @@ void metrics_put_vllm(const struct metrics *m, const char *model, struct buf *ou
     const struct prom_label labels[] = {{"model_name", model}, {"engine", "0"}, {NULL, NULL}};
 
     prom_head(out, first, "histogram", "Time to first token");
-    put_histogram(out, first, labels, bounds_us, &m->first_token);
+    histogram_put(out, first, labels, histogram_times, &m->first_token);
     prom_head(out, took, "histogram", "End-to-end latency of a sequence");
-    put_histogram(out, took, labels, bounds_us, &m->generation);
+    histogram_put(out, took, labels, histogram_times, &m->generation);
     prom_head(out, each, "histogram", "Mean time of a sequence's tokens after its first");
-    put_histogram(out, each, labels, bounds_us, &m->each_token);
+    histogram_put(out, each, labels, histogram_times, &m->each_token);
     prom_head(out, n_prompt, "histogram", "Prompt tokens of a sequence");
-    put_histogram(out, n_prompt, labels, bounds_count, &m->n_prompt);
+    histogram_put(out, n_prompt, labels, histogram_counts, &m->n_prompt);
     prom_head(out, n_made, "histogram", "Tokens generated by a sequence");
-    put_histogram(out, n_made, labels, bounds_count, &m->n_made);
+    histogram_put(out, n_made, labels, histogram_counts, &m->n_made);
     prom_head(out, ended, "counter", "Sequences ended, by reason");
     for (size_t i = 0; i < N_FINISHES - 1; i++)
         prom_u64(out, ended,
@@ -267,5 +238,6 @@ void metrics_put_vllm(const struct metrics *m, const char *model, struct buf *ou
 void metrics_put(const struct metrics *m, struct buf *out)
 {
     put_requests(m, out);
+    update_metrics_put(&m->updates, out);
     put_generations(m, out);
 }

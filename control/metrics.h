@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 struct metrics;
+struct update_record;
 
 /* metrics_new - make the counters of n operations.
  * @operation  returns the name of the i-th operation, a label; must outlive the metrics
@@ -25,6 +26,9 @@ void metrics_request(struct metrics *m, size_t operation, int status, uint64_t d
 /* metrics_generation - count one ended generation (for latency histograms). */
 void metrics_generation(struct metrics *m, uint32_t n_prompt, uint32_t n_tokens,
                         uint64_t first_token_us, uint64_t total_us, const char *finish);
+
+/* metrics_update - count the end of an update (control/history.h). Threads: any; no lock. */
+void metrics_update(struct metrics *m, const struct update_record *u);
 
 /* metrics_put - write all of them in Prometheus text format 0.0.4. metrics_put_vllm - write those
  * of generations under the names of vLLM, for dashboards and trainers that read these.

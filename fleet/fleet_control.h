@@ -15,6 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct history;
 struct http_request;
 struct fleet;
 struct fleet_control;
@@ -29,6 +30,7 @@ struct fleet_control_cfg {
     struct workers *abort;     /* runs what follows when a lease ends */
     struct workers *reconcile; /* loads and unloads missing adapters, resets caches */
     uint64_t update_us;        /* for one step of an update at one engine */
+    struct history *history;   /* of ended updates; NULL: none is kept */
     bool recomputes;           /* running generations recompute their KV after an update */
     /* Reads the tensors that a request lists (one reference). Errors: ERR_BAD_REQUEST at the
      * member; ERR_NO_MEMORY. Threads: any. */

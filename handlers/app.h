@@ -26,8 +26,10 @@ struct cuda_info;
 struct cuda_ipc_stats;
 struct device;
 struct pause_controller;
+struct request_log;
 struct generations;
 struct handle_leases;
+struct history;
 struct engine;
 struct fleet_control;
 struct life;
@@ -107,6 +109,8 @@ struct app {
     struct life *life;
     struct metrics *metrics;
     struct event_watch *events; /* streams of GET /v1/events */
+    struct history *history;    /* of updates and errors */
+    struct request_log *request_log;
     struct workers *control_executor, *generate_executor, *text_executor;
     _Atomic(struct http_server *) http_server;         /* NULL until it listens */
     _Atomic(struct http_server *) control_http_server; /* the same; NULL without --control-listen */

@@ -70,7 +70,7 @@ int pause_parse(struct pause_request *req, const struct http_request *x, const j
                 struct err *e)
 {
     uint64_t lease_s = 0, timeout_s = PAUSE_TIMEOUT_S_DEFAULT;
-    const char *owner = x->request_id;
+    const char *owner = x->actor.request_id;
 
     if (mode_parse(&req->mode, body, e) != 0 || new_requests_parse(&req->reject, body, e) != 0 ||
         body_u64(&lease_s, body, "", "lease_s", 1, PAUSE_LEASE_S_MAX, e) != 0 ||

@@ -325,6 +325,7 @@ void reply_error(struct http_request *x, const struct err *e, json_t *details)
 {
     struct http_reply r;
 
+    http_request_note_error(x, e);
     reply_error_make(x->route, e, details, &r);
     http_reply(x, &r);
 }

@@ -110,6 +110,7 @@ void http_request_unref(struct http_request *x)
         reply_release(&p->reply);
     free(p->unsent);
     free(p->strings);
+    free(x->error);
     if (x->body != empty)
         free(x->body);
     cnd_fini(&p->body_moved);
@@ -123,6 +124,16 @@ void http_request_drop_body(struct http_request *x)
         free(x->body);
     x->body = empty;
     x->body_len = 0;
+}
+
+void http_request_note_error(struct http_request *x, const struct err *e)
+{
+    if (x->error == NULL)
+        x->error = malloc(sizeof *x->error);
+    else
+        return;
+    if (x->error != NULL)
+        *x->error = *e;
 }
 
 static void wake_locked(struct http_request_private *p)

@@ -9,13 +9,14 @@
 #define BATON_HTTP_HTTP_REQUEST_H
 
 #include "base/err.h"
+#include "base/net/actor.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 enum {
-    HTTP_REQUEST_REQUEST_ID_MAX = 64,
+    HTTP_REQUEST_REQUEST_ID_MAX = ACTOR_REQUEST_ID_MAX,
     HTTP_REQUEST_HEADERS_MAX = 8,
     HTTP_REQUEST_STREAM_NBYTES_MAX = 4 << 20 /* unsent bytes of one stream; the next fails */
 };
@@ -38,8 +39,9 @@ struct http_request_private;
 
 struct http_request {
     /* Immutable once dispatched; owned by the request. */
-    char request_id[HTTP_REQUEST_REQUEST_ID_MAX + 1]; /* the client's, or made */
-    bool request_id_given;                            /* by the client */
+    struct actor actor;    /* request_id: the client's, or made; key: set by the application's route
+                                 call */
+    bool request_id_given; /* by the client */
     enum http_request_method method;
     char *path;                       /* percent-decoded, no query, no NUL */
     char *target;                     /* path and query as they came */
@@ -54,11 +56,16 @@ struct http_request {
     size_t body_len;
     uint64_t began_us;           /* first header byte handled */
     bool peer_trusted;           /* this address needs no key: http_server_cfg.trusts */
+    bool admitted;               /* its key or address may use the route; set by the application */
     _Atomic(const void *) route; /* set by the application's route call; the handler's thread may
                                     choose another of the same path */
     void *app;                   /* borrowed; set by the application's route call, or NULL */
     void *loop_app; /* borrowed; from the application's loop_begin for this loop; or NULL */
     char *path_arg; /* the text that matched "{name}" of the route's pattern, or "" */
+
+    struct err *error;   /* owned: what it is answered with, for the log; or NULL.
+                            http_request_note_error */
+    bool error_reported; /* an event in the log has it already; set before the answer */
 
     struct http_request_private *priv; /* of http/http_request.c and the HTTP server */
 };
@@ -66,6 +73,10 @@ struct http_request {
 /* http_request_drop_body - free a whole body that has been read: a request may wait for minutes.
  * Threads: the handler's, once dispatched. */
 void http_request_drop_body(struct http_request *x);
+
+/* http_request_note_error - keep a copy of the error that the request is going to be answered with;
+ * the first one is kept. Without memory none is. Threads: the one that answers. */
+void http_request_note_error(struct http_request *x, const struct err *e);
 
 /* http_request_query - first value of a query member, or NULL. */
 const char *http_request_query(const struct http_request *x, const char *name);

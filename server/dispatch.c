@@ -1,12 +1,11 @@
 /* Dispatch of requests from the HTTP server to handlers: finds the route, posts the request to its
- * executor, and logs it at its end.
+ * executor, and counts it at its end (its log: server/request_log.c).
  *
  * An event loop only finds the route and posts; parsing and work happen on the executor. Requests
  * on the text executor take a permit of text_admission first, so that many of them wait for each
  * other and delay nothing else. */
 #include "handlers/app.h"
 
-#include "base/log.h"
 #include "control/admission.h"
 #include "control/auth.h"
 #include "control/life.h"
@@ -17,6 +16,7 @@
 #include "handlers/reply.h"
 #include "handlers/route.h"
 #include "server/operations.h"
+#include "server/request_log.h"
 #include "weights/safetensors.h"
 
 #include <assert.h>
@@ -46,7 +46,7 @@ static int check_life(const struct app *app, const struct route *route, struct e
 
 /* Checks listener, role and key. All rows of a path have the same role, so the body is not needed.
  */
-static int listener_check(const struct listener_ctx *listener_ctx, const struct http_request *x,
+static int listener_check(const struct listener_ctx *listener_ctx, struct http_request *x,
                           const struct route *route, struct err *e)
 {
     static const enum auth_role needs[] = {
@@ -58,7 +58,8 @@ static int listener_check(const struct listener_ctx *listener_ctx, const struct 
         return err_set(e, ERR_NOT_FOUND, "",
                        "%.200s is not answered on this listener, use that of %s", x->path,
                        route->role == ROLE_GENERATE ? "--listen" : "--control-listen");
-    return auth_check(listener_ctx->auth, x->authorization, x->peer_trusted, needs[route->role], e);
+    return auth_check(listener_ctx->auth, x->authorization, x->peer_trusted, needs[route->role],
+                      x->actor.key, e);
 }
 
 /* Only JSON is sent to upstreams. */
@@ -87,7 +88,10 @@ static int app_route(void *arg, struct http_request *x, struct http_server_route
     x->app = app;
     x->route = route;
     x->path_arg = x->path + at;
-    if (listener_check(listener_ctx, x, route, e) != 0 || check_life(app, route, e) != 0)
+    if (listener_check(listener_ctx, x, route, e) != 0)
+        return -1;
+    x->admitted = true;
+    if (check_life(app, route, e) != 0)
         return -1;
     if (route->strict && body_query_only(x, route, e) != 0)
         return -1;
@@ -296,6 +300,7 @@ static void app_reject(void *arg, struct http_request *x, const struct err *e,
 
     if (!refused_by_listener(e))
         notify_unread(app, x);
+    http_request_note_error(x, e);
     reply_error_make(x->route, e, NULL, out);
     route_add_allow(out, x, app->settings.dialects, e);
 }
@@ -304,29 +309,10 @@ static void app_done(void *arg, const struct http_request *x, const struct http_
 {
     const struct app *app = ((const struct listener_ctx *)arg)->app;
     const struct route *route = x->route;
-    enum log_level level = LOG_INFO;
-    struct log_rec r;
 
     metrics_request(app->metrics, route != NULL ? (size_t)(route - routes) : n_routes, o->status,
                     o->duration_us, o->nbytes_in, o->nbytes_out);
-    if (route != NULL && route->role <= ROLE_VIEWER && o->status == 200)
-        level = LOG_DEBUG; /* probes come every second */
-    else if (o->status >= 500)
-        level = LOG_WARN;
-    if (!log_enabled(level))
-        return;
-    log_begin(&r, level, "request");
-    log_str(&r, "request_id", x->request_id);
-    log_str(&r, "method", http_request_method_name(x->method));
-    log_str(&r, "route", route != NULL ? route->pattern : NULL);
-    log_str(&r, "path", route == NULL || x->path_arg[0] != '\0' ? x->path : NULL);
-    log_u64(&r, "status", (uint64_t)o->status);
-    log_str(&r, "code", o->log_code);
-    log_u64(&r, "bytes_in", o->nbytes_in);
-    log_u64(&r, "bytes_out", o->nbytes_out);
-    log_ms(&r, "duration_ms", o->duration_us);
-    log_str(&r, "outcome", o->gone ? "gone" : "answered");
-    log_end(&r);
+    request_log_done(app->request_log, x, o);
 }
 
 static int app_loop_begin(void *arg, struct loop *l, void **out, struct err *e)

@@ -8,11 +8,13 @@
 #include "base/log.h"
 #include "base/workers.h"
 #include "control/event_watch.h"
+#include "control/history.h"
 #include "control/metrics.h"
 #include "handlers/dialect.h"
 #include "handlers/route.h"
 #include "server/health_watch.h"
 #include "server/notify.h"
+#include "server/request_log.h"
 #include "server/serve_fleet.h"
 #include "server/serve_priv.h"
 #include "server/signals.h"
@@ -55,6 +57,11 @@ static struct settings settings_of(const struct config *c)
 }
 
 /* What both servers have first: settings, life, the health listener. */
+static const char *route_operation_id(size_t i)
+{
+    return routes[i].operation_id;
+}
+
 static int server_build_common(struct server *s, struct err *e)
 {
     const struct config *c = &s->config;
@@ -69,12 +76,11 @@ static int server_build_common(struct server *s, struct err *e)
     if (c->on_update != NULL &&
         gen_on_update_parse(&settings->on_update, c->on_update, "--on-update", e) != 0)
         return -1;
+    if (metrics_new(&s->app.metrics, n_routes, route_operation_id, e) != 0 ||
+        history_new(&s->app.history, s->app.metrics, e) != 0 ||
+        request_log_new(&s->app.request_log, c->access_log, s->app.history, e) != 0)
+        return -1;
     return listeners_open_health(&s->listeners, s->life.boot_id, e);
-}
-
-static const char *route_operation_id(size_t i)
-{
-    return routes[i].operation_id;
 }
 
 int server_build_executors(struct server *s, struct err *e)
@@ -92,8 +98,7 @@ int server_build_executors(struct server *s, struct err *e)
     if (a->fleet != NULL && generate.n_threads < FLEET_THREADS_MIN)
         generate.n_threads = FLEET_THREADS_MIN;
     s->events_poll.app = a;
-    if (metrics_new(&a->metrics, n_routes, route_operation_id, e) != 0 ||
-        event_watch_new(&a->events, &events, e) != 0 ||
+    if (event_watch_new(&a->events, &events, e) != 0 ||
         workers_new(&a->control_executor, &control, e) != 0 ||
         workers_new(&a->generate_executor, &generate, e) != 0 ||
         workers_new(&a->text_executor, &text, e) != 0)

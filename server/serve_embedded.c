@@ -4,6 +4,7 @@
 #include "base/workers.h"
 #include "control/admission.h"
 #include "control/generations.h"
+#include "control/history.h"
 #include "control/lora_loads.h"
 #include "control/pause_controller.h"
 #include "control/weight_transfer.h"
@@ -44,6 +45,27 @@ static int open_state(struct server *s, struct err *e)
     return serve_option_error(e, "--state-dir", c->state_dir);
 }
 
+static void update_ended(void *history, const struct update_info *info)
+{
+    struct update_record r = {
+        .outcome = info->phase == UPDATE_COMMITTED ? OUTCOME_COMMITTED : OUTCOME_ABORTED,
+        .serial = info->serial,
+        .nbytes = info->nbytes_done,
+        .n_tensors = info->n_tensors_done,
+        .source = info->source,
+        .times = {.receive_us = info->receive_us,
+                  .proof_us = info->verify_us,
+                  .commit_us = info->commit_us,
+                  .whole_us = info->whole_us},
+        .error = info->error,
+        .actor = info->actor,
+    };
+
+    memcpy(r.update_id, info->id, sizeof r.update_id);
+    memcpy(r.weight_version, info->label, sizeof r.weight_version);
+    history_add_update(history, &r);
+}
+
 static int build_store(struct server *s, struct err *e)
 {
     const struct config *c = &s->config;
@@ -68,6 +90,8 @@ static int build_store(struct server *s, struct err *e)
     if (store_new(&w->store, &store_cfg, e) != 0 || leases_new(&w->leases, w->store, e) != 0)
         return -1;
     updates_cfg.store = w->store;
+    updates_cfg.on_end = update_ended;
+    updates_cfg.end_arg = s->app.history;
     if (updates_new(&w->updates, &updates_cfg, e) != 0)
         return -1;
     w->lists = updates_lists(w->updates);

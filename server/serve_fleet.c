@@ -109,6 +109,7 @@ static int open_control(struct server *s, struct err *e)
     const struct fleet_control_cfg cfg = {.upstreams = s->fleet.upstreams,
                                           .abort = s->fleet.abort_executor,
                                           .reconcile = s->app.generate_executor,
+                                          .history = s->app.history,
                                           .update_us = settings->update_timeout_ms * 1000,
                                           .recomputes = settings->on_update ==
                                                         GEN_ON_UPDATE_RECOMPUTE,

@@ -77,9 +77,9 @@ int server_open_first(struct server *s, struct err *e);
  * Errors: of what is read; the field is the option. */
 int server_read_inputs(struct server *s, struct err *e);
 
-/* server_build_executors - metrics, the thread of events, and the executors of requests; in front
- * of a fleet at least FLEET_THREADS_MIN threads each. Errors: of workers_new, event_watch_new,
- * ERR_NO_MEMORY. */
+/* server_build_executors - the thread of events, and the executors of requests; in front of a fleet
+ * at least FLEET_THREADS_MIN threads each. Errors: of workers_new, event_watch_new, ERR_NO_MEMORY.
+ */
 int server_build_executors(struct server *s, struct err *e);
 
 /* server_build_embedded - the server with weights of its own, up to its listeners.

@@ -5,6 +5,7 @@
 #include "control/admission.h"
 #include "control/event_watch.h"
 #include "control/generations.h"
+#include "control/history.h"
 #include "control/lora_loads.h"
 #include "control/metrics.h"
 #include "control/pause_controller.h"
@@ -16,6 +17,7 @@
 #include "fleet/proxy/proxy.h"
 #include "memory/device.h"
 #include "server/notify.h"
+#include "server/request_log.h"
 #include "server/serve_fleet.h"
 #include "server/serve_priv.h"
 #include "server/signals.h"
@@ -258,6 +260,8 @@ void server_free(struct server *s)
     free_fleet(s);
     event_watch_free(s->app.events);
     events_poll_fini(&s->events_poll);
+    request_log_free(s->app.request_log);
+    history_free(s->app.history);
     metrics_free(s->app.metrics);
     source_close(s->first);
     file_weights_fini(&s->first_weights);

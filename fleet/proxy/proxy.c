@@ -56,7 +56,7 @@ static void log_aborted(const struct proxy_request *r, const char *why)
     if (!log_enabled(LOG_WARN))
         return;
     log_begin(&rec, LOG_WARN, "proxy.aborted");
-    log_str(&rec, "request_id", r->x->request_id);
+    log_str(&rec, "request_id", r->x->actor.request_id);
     log_str(&rec, "upstream", r->at.name);
     log_str(&rec, "why", why);
     log_end(&rec);
@@ -203,7 +203,7 @@ static void send_request(struct proxy_request *r)
     req.target = r->at.target;
     add_header(&req, headers, "Content-Type", x->content_type);
     add_header(&req, headers, "X-Session-ID", x->session_id);
-    add_header(&req, headers, "X-Request-Id", x->request_id);
+    add_header(&req, headers, "X-Request-Id", x->actor.request_id);
     add_header(&req, headers, "Accept-Encoding", "identity"); /* whatever the client accepts */
     r->stage = PROXY_SENT;
     r->n_attempts++;

@@ -11,6 +11,7 @@
 
 #include "base/err.h"
 #include "base/lease_timer.h"
+#include "base/net/actor.h"
 #include "fleet/api/upstream_api.h"
 #include "fleet/fleet_result.h"
 #include "fleet/members/fleet.h"
@@ -41,6 +42,12 @@ struct fleet_session {
     /* Static: from the start, or from the first request that names one; NULL: none does. */
     const char *selector;
     struct lease_timer lease;
+    struct actor actor; /* that started it */
+    const char *source; /* static: of its last tensors; or NULL */
+    uint64_t began_us;  /* and time spent in each phase: */
+    uint64_t receive_us, verify_us;
+    uint64_t receiving_since_us;     /* while n_running > 0 */
+    uint64_t committing_since_us;    /* 0: not yet */
     unsigned n_running;              /* requests with tensors that are under way */
     bool sending;                    /* one of them owns the parts */
     pthread_t sender;                /* while `sending`: its thread; the last one that began */

@@ -22,6 +22,7 @@ struct fleet_update_request {
     const char *selector;   /* static, or NULL */
     bool auto_commit, anonymous, partial, sharded;
     uint32_t lease_s;
+    struct actor actor; /* for the log */
 };
 
 /* fleet_start_update - open an update. Blocks: for the operation lock, then up to the time of a
@@ -36,6 +37,7 @@ int fleet_start_update(struct fleet_control *fc, const struct fleet_update_reque
 struct fleet_tensors {
     const json_t *body;   /* without update_id, weight_version, chunk_id, abort_requests */
     const char *chunk_id; /* NULL: none */
+    const char *source;   /* static: how the bytes are sent, as struct source_ops names it */
     bool by_group, abort_requests;
 };
 
@@ -82,6 +84,8 @@ struct fleet_session *fleet_open_session(struct fleet_control *fc);
  * request of it is under way. @left_us  set if it is open */
 bool fleet_update_lease(struct fleet_control *fc, uint64_t *left_us);
 void fleet_unref(struct fleet_control *fc, struct fleet_session *s); /* accepts NULL */
+
+bool fleet_update_is_open(struct fleet_control *fc, const struct fleet_session *s);
 
 /* fleet_check_no_update - ERR_CONFLICT while an update is open.
  * @prepared_only  only if engines that overwrite what they serve were prepared for it */

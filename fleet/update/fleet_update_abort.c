@@ -14,7 +14,7 @@ void fleet_abort_with_lock(struct fleet_control *fc, struct fleet_session *s, co
     upstreams_hold_indexes(fc->upstreams);
     fleet_close_session(fc, s, why);
     fleet_fence_parts(fc, s);
-    fleet_log_ended(s, 0);
+    fleet_report_ended(fc, s, 0);
     fleet_abort_parts(fc, s, why->msg);
     fleet_release_unchanged(fc, s, false);
     fleet_set_updating(fleet_of(fc), false);

@@ -274,6 +274,7 @@ static int serve_version(struct fleet_control *fc, struct fleet_session *s, cons
     struct err ignored = {0};
     int rc;
 
+    s->committing_since_us = clock_now_us();
     set_label(fc, s, label);
     fleet_set_updating(fleet_of(fc), true);
     fleet_release_unchanged(fc, s, true);
@@ -299,7 +300,7 @@ static int serve_version(struct fleet_control *fc, struct fleet_session *s, cons
     fleet_coverage_commit(fc, s);
     fleet_close_session(fc, s, &none);
     fleet_release_finished(fc, s);
-    fleet_log_ended(s, n_done);
+    fleet_report_ended(fc, s, n_done);
     return 0;
 }
 
@@ -307,7 +308,7 @@ static void log_proven(const struct fleet_session *s)
 {
     struct log_rec r;
 
-    log_begin(&r, LOG_DEBUG, "fleet.proven");
+    log_begin(&r, LOG_DEBUG, "update.proven");
     log_str(&r, "update_id", s->id);
     log_event(&r);
 }
@@ -316,6 +317,7 @@ static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, c
                             const json_t *body, bool commit, struct err *e)
 {
     enum update_phase phase;
+    uint64_t verify_began_us;
     int rc;
 
     assert(fleet_owns_update_lock(fc));
@@ -329,7 +331,9 @@ static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, c
         mtx_unlock(&fc->lock);
         return -1;
     }
+    verify_began_us = clock_now_us();
     rc = verify_parts(fc, s, body, e);
+    s->verify_us += clock_now_us() - verify_began_us;
     if (rc == 0)
         log_proven(s);
     if (rc == 0 && commit)

@@ -5,7 +5,6 @@
 
 #include "fleet/update/fleet_fanout.h"
 
-bool fleet_update_is_open(struct fleet_control *fc, const struct fleet_session *s);
 bool fleet_has_quorum(struct fleet_control *fc,
                       const struct fleet_session *s); /* with --min-ready */
 int fleet_refuse_closed(const struct fleet_session *s, struct err *e);
@@ -17,9 +16,10 @@ void fleet_session_set_report(struct fleet_session *s, const struct fleet_result
 
 /* fleet_close_session - end a session; it is not the open one any more. No lock held.
  * @why  clean: it is committed; else the reason why it is aborted
- * fleet_log_ended - log the end, after that. @n_done  engines that serve the new version */
+ * fleet_report_ended - log and keep the end, after that. @n_done  engines that serve the new
+ * version */
 void fleet_close_session(struct fleet_control *fc, struct fleet_session *s, const struct err *why);
-void fleet_log_ended(const struct fleet_session *s, size_t n_done);
+void fleet_report_ended(struct fleet_control *fc, const struct fleet_session *s, size_t n_done);
 
 /* fleet_abort_with_lock - abort an update: close the session, fence the engines that may have half
  * of it, resume the others. The caller owns the operation lock. Blocks: up to the time of a few

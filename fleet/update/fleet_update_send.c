@@ -123,7 +123,8 @@ static int sending_begin(struct fleet_control *fc, struct fleet_session *s, stru
     else if (alone && s->sending)
         rc = err_set(e, ERR_CONFLICT, "", "another request of update %s is under way", s->id);
     if (rc == 0) {
-        s->n_running++;
+        if (s->n_running++ == 0)
+            s->receiving_since_us = clock_now_us();
         s->sending = true;
         s->sender = pthread_self();
         s->phase = UPDATE_RECEIVING;
@@ -135,7 +136,8 @@ static int sending_begin(struct fleet_control *fc, struct fleet_session *s, stru
 static void sending_end(struct fleet_control *fc, struct fleet_session *s)
 {
     mtx_lock(&fc->lock);
-    s->n_running--;
+    if (--s->n_running == 0)
+        s->receive_us += clock_now_us() - s->receiving_since_us;
     s->sending = false;
     lease_timer_renew(&s->lease);
     cnd_broadcast(&fc->changed);
@@ -336,6 +338,9 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
         fleet_names_fini(&list);
         return -1;
     }
+    mtx_lock(&fc->lock);
+    s->source = t->source;
+    mtx_unlock(&fc->lock);
     n_before = n_dropped(fc, s);
     if (fleet_coverage_check(s, &list, e) != 0 ||
         (t->by_group && drop_non_members(fc, s, t->body, e) != 0) ||

@@ -2,8 +2,9 @@
  * update ask of a session, under the lock. */
 #include "fleet/update/fleet_update_priv.h"
 
-#include "base/log.h"
+#include "control/history.h"
 
+#include <stdio.h>
 #include <string.h>
 
 struct fleet_session *fleet_open_session(struct fleet_control *fc)
@@ -143,19 +144,38 @@ void fleet_fence_parts(struct fleet_control *fc, struct fleet_session *s)
     }
 }
 
-void fleet_log_ended(const struct fleet_session *s, size_t n_done)
+/* A member of the last description of its own update by a baton; 0: none takes part. */
+static uint64_t reported(const struct fleet_session *s, const char *member)
 {
-    struct log_rec r;
+    json_int_t n = json_integer_value(json_object_get(s->report, member));
 
-    log_begin(&r, s->phase == UPDATE_COMMITTED ? LOG_INFO : LOG_WARN,
-              s->phase == UPDATE_COMMITTED ? "fleet.committed" : "fleet.aborted");
-    log_str(&r, "update_id", s->id);
-    log_str(&r, "weight_version", s->label);
-    log_u64(&r, "serial", s->serial);
-    log_u64(&r, "upstreams", n_done);
-    log_str(&r, "coverage", s->phase == UPDATE_COMMITTED ? fleet_coverage_name(s) : NULL);
-    log_str(&r, "error", s->error.code != ERR_NONE ? s->error.msg : NULL);
-    log_event(&r);
+    return n > 0 ? (uint64_t)n : 0;
+}
+
+void fleet_report_ended(struct fleet_control *fc, const struct fleet_session *s, size_t n_done)
+{
+    bool committed = s->phase == UPDATE_COMMITTED;
+    uint64_t now = clock_now_us();
+    struct update_record r = {
+        .outcome = committed ? OUTCOME_COMMITTED : OUTCOME_ABORTED,
+        .serial = s->serial,
+        .nbytes = reported(s, "nbytes_done"),
+        .n_tensors = (uint32_t)reported(s, "n_tensors_done"),
+        .n_upstreams = (uint32_t)n_done,
+        .source = s->source,
+        .coverage = committed ? fleet_coverage_name(s) : NULL,
+        .times = {.receive_us = s->receive_us,
+                  .proof_us = s->verify_us,
+                  .commit_us = s->committing_since_us > 0 ? now - s->committing_since_us : 0,
+                  .whole_us = now - s->began_us},
+        .error = s->error,
+        .actor = s->actor,
+    };
+
+    (void)snprintf(r.update_id, sizeof r.update_id, "%s", s->id);
+    (void)snprintf(r.weight_version, sizeof r.weight_version, "%s", s->label);
+    if (fc->cfg.history != NULL)
+        history_add_update(fc->cfg.history, &r);
 }
 
 void fleet_close_session(struct fleet_control *fc, struct fleet_session *s, const struct err *why)

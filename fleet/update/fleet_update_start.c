@@ -188,6 +188,8 @@ static int request_session_start(struct fleet_control *fc, const struct fleet_up
     s->partial = req->partial;
     s->sharded = req->sharded;
     s->selector = req->selector;
+    s->actor = req->actor;
+    s->began_us = clock_now_us();
     lease_timer_set(&s->lease, req->lease_s);
     parts_init(fc, s, targets);
     if (fleet_coverage_start(fc, s, e) != 0 || start_parts(fc, s, req, details, e) != 0) {
@@ -207,10 +209,11 @@ static void log_started(const struct fleet_session *s)
 {
     struct log_rec r;
 
-    log_begin(&r, LOG_INFO, "fleet.started");
+    log_begin(&r, LOG_INFO, "update.started");
     log_str(&r, "update_id", s->id);
     log_str(&r, "weight_version", s->label[0] != '\0' ? s->label : NULL);
     log_u64(&r, "upstreams", s->n_parts);
+    log_actor(&r, &s->actor);
     log_event(&r);
 }
 

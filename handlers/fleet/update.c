@@ -15,13 +15,21 @@
 #include <stdio.h>
 #include <string.h>
 
+/* An update that this request ended has been reported with the request's error. */
+static void reply_failed(struct app *app, struct http_request *x, struct fleet_session *s,
+                         const struct err *e)
+{
+    x->error_reported = e->code != ERR_ENDED && !fleet_update_is_open(app->fleet->control, s);
+    reply_error(x, e, fleet_session_details(app, s));
+}
+
 int fleet_update_answer(struct app *app, struct http_request *x, struct fleet_session *s, int rc,
                         struct err *e)
 {
     if (rc == 0)
         reply_json(x, 200, fleet_session_json(app, s));
     else
-        reply_error(x, e, fleet_session_details(app, s));
+        reply_failed(app, x, s, e);
     fleet_unref(app->fleet->control, s);
     return 0;
 }
@@ -56,7 +64,8 @@ static int start_parse(struct fleet_update_request *out, json_t *body, struct er
 int handle_fleet_update_start(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
-    struct fleet_update_request req = {.x = x, .anonymous = route->session != SESSION_NAMED};
+    struct fleet_update_request req = {
+        .x = x, .actor = x->actor, .anonymous = route->session != SESSION_NAMED};
     struct fleet_session *s;
     json_t *body, *details = NULL;
     int rc;
@@ -78,6 +87,8 @@ int handle_fleet_update_start(struct app *app, struct http_request *x, struct er
 struct update_request {
     const char *update_id, *chunk_id, *label; /* borrowed from the body; NULL: not given */
     const char *selector;                     /* static, or NULL */
+    const char *source;                       /* static, for the log */
+    const struct actor *actor;                /* borrowed from the request */
     bool chunk_named, abort_requests, by_group;
 };
 
@@ -96,12 +107,21 @@ static int refuse_start_members(const json_t *body, struct err *e)
     return 0;
 }
 
-static int check_source(const json_t *body, struct err *e)
+/* As a server with weights names its sources. */
+static const char *source_name(const char *member)
+{
+    if (strcmp(member, "transport") == 0)
+        return "nccl";
+    return strcmp(member, "path") == 0 || strcmp(member, "shm") == 0 ? member : "ipc_handles";
+}
+
+static int check_source(const char **name, const json_t *body, struct err *e)
 {
     const char *source;
 
     if (update_source_of(&source, body, e) != 0)
         return -1;
+    *name = source_name(source);
     if (body_given(body, "names") == NULL)
         return 0;
     return tensor_columns_check(body, NULL, "", e);
@@ -126,11 +146,13 @@ static int update_parse(struct update_request *w, const struct http_request *x, 
         (w->chunk_id != NULL &&
          update_id_check(w->chunk_id, UPDATE_CHUNK_ID_MAX, "/chunk_id", e) != 0) ||
         (w->label != NULL && label_check(w->label, "/weight_version", e) != 0) ||
-        (w->update_id != NULL && refuse_start_members(body, e) != 0) || check_source(body, e) != 0)
+        (w->update_id != NULL && refuse_start_members(body, e) != 0) ||
+        check_source(&w->source, body, e) != 0)
         return -1;
+    w->actor = &x->actor;
     w->chunk_named = w->chunk_id != NULL;
     if (w->chunk_id == NULL && x->request_id_given && w->update_id != NULL)
-        w->chunk_id = x->request_id;
+        w->chunk_id = x->actor.request_id;
     w->by_group = body_given(body, "transport") != NULL;
     return 0;
 }
@@ -173,6 +195,7 @@ static int send_tensors(struct app *app, struct fleet_session *s, const struct u
 {
     struct fleet_tensors t = {.body = bare,
                               .chunk_id = w->chunk_id,
+                              .source = w->source,
                               .by_group = w->by_group,
                               .abort_requests = w->abort_requests};
     json_t *nothing;
@@ -204,6 +227,7 @@ static int one_shot_run(struct app *app, const struct update_request *w, const j
     if (start_parse(&req, start, e) != 0)
         return -1;
     req.label = w->label != NULL ? w->label : "";
+    req.actor = *w->actor;
     req.lease_s = UPDATE_ANONYMOUS_LEASE_S;
     if (fleet_start_update(app->fleet->control, &req, &s, details, e) != 0)
         return -1;
@@ -288,11 +312,12 @@ static int commit_previous(struct app *app, struct fleet_session **s, const char
     return 0;
 }
 
-static int start_auto_commit(struct app *app, const char *label, struct fleet_session **out,
-                             struct err *e)
+static int start_auto_commit(struct app *app, const struct update_request *w,
+                             struct fleet_session **out, struct err *e)
 {
     json_t *start = json_object(), *details = NULL;
-    struct fleet_update_request req = {.label = label != NULL ? label : "",
+    struct fleet_update_request req = {.label = w->label != NULL ? w->label : "",
+                                       .actor = *w->actor,
                                        .start = start,
                                        .auto_commit = true,
                                        .lease_s = UPDATE_ANONYMOUS_LEASE_S};
@@ -320,7 +345,7 @@ static int find_session(struct app *app, const struct route *route, const struct
     if (find_anonymous(app, out, e) != 0 ||
         (*out != NULL && commit_previous(app, out, w->label, e) != 0))
         return -1;
-    return *out != NULL ? 0 : start_auto_commit(app, w->label, out, e);
+    return *out != NULL ? 0 : start_auto_commit(app, w, out, e);
 }
 
 static int update_with_body(struct app *app, struct http_request *x, const json_t *body,

@@ -49,7 +49,7 @@ int generation_parse_names(char **request_id, struct generation *g, const json_t
         body_str(&session, body, "", "session_id", e) != 0 || parse_model(g, model, e) != 0 ||
         check_len(id, "/request_id", GENERATION_REQUEST_ID_MAX, e) != 0 || check_salt(salt, e) != 0)
         return -1;
-    *request_id = strdup(id != NULL ? id : g->x->request_id);
+    *request_id = strdup(id != NULL ? id : g->x->actor.request_id);
     if (*request_id == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request id");
     g->request_id = *request_id;

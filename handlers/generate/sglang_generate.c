@@ -347,7 +347,8 @@ static int parse_rids(struct sglang_op *op, const json_t *body, struct err *e)
     if (rids != NULL ? check_rids(rids, g->n_prompts, e) != 0
                      : v != NULL && check_rid(v, "/rid", e) != 0)
         return -1;
-    op->c.request_id = strdup(v != NULL && rids == NULL ? json_string_value(v) : g->x->request_id);
+    op->c.request_id = strdup(v != NULL && rids == NULL ? json_string_value(v)
+                                                        : g->x->actor.request_id);
     op->rids = calloc(op->n_seqs, sizeof *op->rids);
     op->sent = calloc(op->n_seqs, sizeof *op->sent);
     if (op->c.request_id == NULL || op->rids == NULL || op->sent == NULL)

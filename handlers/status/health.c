@@ -39,6 +39,7 @@ int handle_ready(struct app *app, struct http_request *x, struct err *e)
         reply_json(x, 200, json_pack("{s:b}", "ready", 1));
         return 0;
     }
+    http_request_note_error(x, &why);
     reply_json(x, 503,
                json_pack("{s:b, s:s, s:s}", "ready", 0, "reason", err_wire_name(why.code),
                          "message", why.msg));

@@ -39,6 +39,7 @@ static void resume_run(void *arg)
     struct pause_controller_info info;
     bool was_paused = pause_controller_resume(r->app->pause_controller, &info);
 
+    r->x->error_reported = r->info.phase == UPDATE_ABORTED; /* by the end of the update */
     if (r->why.code != ERR_NONE)
         reply_not_committed(r->x, &r->why, update_details(&r->info));
     else
@@ -75,6 +76,7 @@ static void on_finished_reply(void *arg, const struct update_info *info, const s
 {
     struct finish_request *r = arg;
 
+    r->x->error_reported = info->phase == UPDATE_ABORTED;
     if (e->code != ERR_NONE)
         reply_error(r->x, e, update_details(info));
     else

@@ -277,7 +277,7 @@ static int update_from_json(struct app *app, struct http_request *x, const json_
     update_params_apply(c, &w, x);
     if (open_source(app, c, body, text, e) != 0 ||
         (c->source != NULL && route->session == SESSION_AUTO_COMMIT && c->update_id[0] == '\0' &&
-         request_session_start(c->update_id, app, route, e) != 0)) {
+         request_session_start(c->update_id, app, x, e) != 0)) {
         update_chunk_free(c);
         return -1;
     }

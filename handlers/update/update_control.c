@@ -109,6 +109,7 @@ int handle_update_start(struct app *app, struct http_request *x, struct err *e)
     rc = start_parse(&req, body, e);
     json_decref(body);
     req.anonymous = route->session != SESSION_NAMED;
+    req.actor = x->actor;
     if (rc != 0 || pause_controller_allows(app->pause_controller, CALL_UPDATE_START, e) != 0 ||
         updates_start(app->weights->updates, &req, &info, e) != 0)
         return -1;
@@ -139,10 +140,11 @@ int request_session_find(char id[UPDATE_ID_MAX + 1], struct app *app, const stru
     return 0;
 }
 
-int request_session_start(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route *route,
+int request_session_start(char id[UPDATE_ID_MAX + 1], struct app *app, const struct http_request *x,
                           struct err *e)
 {
-    struct update_start req = {.auto_commit = true, .lease_s = UPDATE_ANONYMOUS_LEASE_S};
+    struct update_start req = {
+        .auto_commit = true, .lease_s = UPDATE_ANONYMOUS_LEASE_S, .actor = x->actor};
     struct update_info info;
 
     if (pause_controller_allows(app->pause_controller, CALL_UPDATE_START, e) != 0)
@@ -151,7 +153,7 @@ int request_session_start(char id[UPDATE_ID_MAX + 1], struct app *app, const str
         memcpy(id, info.id, sizeof info.id);
         return 0;
     }
-    if (e->code != ERR_CONFLICT || request_session_find(id, app, route, e) != 0)
+    if (e->code != ERR_CONFLICT || request_session_find(id, app, x->route, e) != 0)
         return -1;
     return id[0] != '\0'
                ? 0

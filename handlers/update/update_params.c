@@ -38,12 +38,13 @@ void update_params_apply(struct update_chunk *c, const struct update_params *w,
     if (w->chunk_id != NULL)
         (void)snprintf(c->chunk_id, sizeof c->chunk_id, "%s", w->chunk_id);
     else if (x->request_id_given && w->update_id != NULL)
-        (void)snprintf(c->chunk_id, sizeof c->chunk_id, "%s", x->request_id);
+        (void)snprintf(c->chunk_id, sizeof c->chunk_id, "%s", x->actor.request_id);
     if (w->label != NULL)
         (void)snprintf(c->label, sizeof c->label, "%s", w->label);
     c->partial = w->partial;
     c->convert = w->convert;
     c->sharded = w->sharded;
+    c->actor = x->actor;
 }
 
 int update_params_from_body(struct update_params *w, const json_t *body, struct err *e)

@@ -67,6 +67,7 @@ void update_reply_done(void *arg, const struct update_info *info, const struct e
     struct update_requester a = *(struct update_requester *)arg;
 
     update_requester_free(arg);
+    a.x->error_reported = info->phase == UPDATE_ABORTED; /* by the end of the update */
     if (e->code != ERR_NONE)
         reply_error(a.x, e, update_details(info));
     else if (info->phase == UPDATE_COMMITTED)

@@ -20,7 +20,7 @@ int request_session_find(char id[UPDATE_ID_MAX + 1], struct app *app, const stru
 
 /* request_session_start - open an auto-commit session, or find the one that another request has
  * just opened. Errors: ERR_CONFLICT; those of updates_start. */
-int request_session_start(char id[UPDATE_ID_MAX + 1], struct app *app, const struct route *route,
+int request_session_start(char id[UPDATE_ID_MAX + 1], struct app *app, const struct http_request *x,
                           struct err *e);
 
 /* request_session_abort - abort the open update, if its requests do not name it.

@@ -161,6 +161,8 @@ static int zmq_update_new(struct zmq_update **out, struct app *app, struct http_
     json_decref(body);
     if (rc == 0)
         rc = update_requester_new(&p->asker, app->generate, x, e);
+    if (rc == 0)
+        p->actor = x->actor;
     if (rc != 0) {
         zmq_update_free(p);
         return -1;

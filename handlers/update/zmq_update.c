@@ -359,6 +359,7 @@ static int start_update(struct zmq_update *p, struct err *e)
         pause_controller_allows(p->app->pause_controller, CALL_UPDATE_START, e) != 0)
         return -1;
     memcpy(req.label, p->label, sizeof req.label);
+    req.actor = p->actor;
     if (updates_start(p->app->weights->updates, &req, &info, e) != 0)
         return -1;
     memcpy(p->id, info.id, sizeof p->id);

@@ -50,6 +50,7 @@ struct zmq_update {
     char *addresses[ZMQ_UPDATE_PORTS_MAX]; /* owned */
     uint32_t port_of[STORE_DEVICES_MAX];   /* [rank]: its socket */
     char label[VERSION_LABEL_MAX + 1];     /* "": not given */
+    struct actor actor;                    /* of the request */
     uint64_t deadline_us;                  /* of the whole update; CLOCK_NEVER: not given */
 
     /* Used by the update's thread only. */

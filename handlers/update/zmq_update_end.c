@@ -71,7 +71,7 @@ void zmq_update_fail(struct zmq_update *p, const struct err *cause)
     p->n_none = p->state == ZMQ_EXPECT_COMMIT;
     set_request_field(&p->cause);
     if (p->id[0] != '\0') {
-        (void)updates_abort(p->app->weights->updates, p->id, p->cause.msg, &info, &ignored);
+        (void)updates_fail(p->app->weights->updates, p->id, &p->cause, &info, &ignored);
         wait_unmapped(p, &info);
     }
     drop_exports(p);

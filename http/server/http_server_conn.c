@@ -150,6 +150,7 @@ static struct conn *conn_new(struct daemon *p, struct MHD_Connection *mc)
     c->hangup = (struct loop_watch){.ready = hung_up, .arg = c, .fd = fd};
     c->tcp = cfg->unix_path == NULL;
     c->trusted = cfg->trusts != NULL && cfg->trusts(cfg->trusts_arg, peer);
+    actor_set_peer(&c->actor, peer, fd);
     if (loop_watch(s->loop, &c->hangup, EPOLLIN | EPOLLRDHUP | EPOLLET | EPOLLOUT, &e) != 0) {
         log_line(LOG_WARN, "http.unwatched", "%s", e.msg);
         goto err_shut;

@@ -378,10 +378,10 @@ static void take_request_id(struct http_request *x, const char *given)
     size_t len = given != NULL ? strlen(given) : 0;
 
     if (len >= 1 && len <= HTTP_REQUEST_REQUEST_ID_MAX && strspn(given, allowed) == len) {
-        memcpy(x->request_id, given, len + 1);
+        memcpy(x->actor.request_id, given, len + 1);
         x->request_id_given = true;
     } else {
-        id_make(x->request_id);
+        id_make(x->actor.request_id);
     }
 }
 

@@ -14,7 +14,7 @@ static void log_misdirected(const struct request *r, const struct err *e)
     struct log_rec rec;
 
     log_begin(&rec, LOG_WARN, "request.misdirected");
-    log_str(&rec, "request_id", r->x->request_id);
+    log_actor(&rec, &r->x->actor);
     log_str(&rec, "host", r->origin.host);
     log_str(&rec, "message", e->msg);
     log_end(&rec);

@@ -79,6 +79,7 @@ struct conn {
     bool linger;         /* take the socket over when libmicrohttpd closes it */
     bool tcp;            /* else a unix socket */
     bool trusted;        /* result of http_server_cfg.trusts */
+    struct actor actor;  /* the peer of its requests */
     uint64_t n_writable; /* how often its send buffer has become writable again */
     struct request *req; /* being served; NULL between two requests */
     struct tls_identity *identity; /* a reference: the certificate of this connection; or NULL */

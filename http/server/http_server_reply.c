@@ -78,7 +78,7 @@ static bool add_headers(const struct request *r, struct MHD_Response *resp,
 {
     const char *boot_id = r->conn->shard->http_server->cfg.boot_id;
 
-    if (MHD_add_response_header(resp, "X-Request-Id", r->x->request_id) != MHD_YES ||
+    if (MHD_add_response_header(resp, "X-Request-Id", r->x->actor.request_id) != MHD_YES ||
         !origin_add_headers(r, resp))
         return false;
     if (boot_id != NULL && !has_header(reply, "X-Baton-Boot-Id") &&
@@ -227,7 +227,7 @@ static void raw_head(struct buf *b, const struct request *r, const struct http_r
 
     buf_printf(b, "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Length: %zu\r\n", reply->status,
                MHD_get_reason_phrase_for((unsigned)reply->status), reply->len);
-    buf_printf(b, "X-Request-Id: %s\r\n", r->x->request_id);
+    buf_printf(b, "X-Request-Id: %s\r\n", r->x->actor.request_id);
     origin_put_headers(r, b);
     if (boot_id != NULL && !has_header(reply, "X-Baton-Boot-Id"))
         buf_printf(b, "X-Baton-Boot-Id: %s\r\n", boot_id);

@@ -97,6 +97,7 @@ void *request_begin(void *cls, const char *target, struct MHD_Connection *mc)
     if (target != NULL)
         hide_query(target);
     r->x->loop_app = s->loop_app;
+    memcpy(r->x->actor.peer, c->actor.peer, sizeof c->actor.peer);
     c->req = r;
     c->n_requests++;
     conn_begin(c); /* it may have been pipelined */

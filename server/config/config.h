@@ -70,7 +70,8 @@ enum { CONFIG_LIST_MAX = 256 };
       "additional address for health routes, answered by a thread that waits for no "              \
       "other; plain HTTP, no key; as --listen; default: only on --listen")                         \
     X(STR, api_key_file, "api-key-file", "FILE", "", 0, 0,                                         \
-      "keys that requests must carry as 'Authorization: Bearer KEY'; lines of ROLE KEY; "          \
+      "keys that requests must carry as 'Authorization: Bearer KEY'; lines of ROLE KEY, or "       \
+      "ROLE KEY name=NAME with a name for the log; "                                               \
       "a viewer key may read status and metrics, a generate key may also generate, a "             \
       "control key may do everything; SIGHUP reads it again; default: no keys")                    \
     X(LIST, no_auth_cidr, "no-auth-cidr", "CIDR", "", 0, 0,                                        \
@@ -194,7 +195,10 @@ enum { CONFIG_LIST_MAX = 256 };
     X(MS, drain_timeout, "drain-timeout", "MS", "30000", 0, 86400000,                              \
       "after SIGTERM and --drain-delay, longest time for running work and an open "                \
       "update to end")                                                                             \
-    X(STR, log_level, "log-level", "LEVEL", "info", 0, 0, "debug, info, warn or error")
+    X(STR, log_level, "log-level", "LEVEL", "info", 0, 0, "debug, info, warn or error")            \
+    X(STR, access_log, "access-log", "WHICH", "all", 0, 0,                                         \
+      "requests that have a line in the log: off, errors (status 400 and above) or all; "          \
+      "refused and failed updates, refused keys and changes of health always have one")
 
 #define CONFIG_TYPE_STR    const char *
 #define CONFIG_TYPE_INT    uint64_t

@@ -153,7 +153,7 @@ void plane_send(struct plane *p, struct plane_x *px, const struct route *route, 
     mtx_init(&px->lock, MTX_LEAF);
     cnd_init(&px->woken);
     assert_int_equal(http_request_new(&px->x, &px->http_server, &e), 0);
-    (void)snprintf(px->x->request_id, sizeof px->x->request_id, "req-1");
+    (void)snprintf(px->x->actor.request_id, sizeof px->x->actor.request_id, "req-1");
     px->x->method = METHOD_POST;
     px->x->route = route;
     px->x->body_len = strlen(body);

@@ -75,7 +75,8 @@ static struct session *next_to_stop_locked(struct updates *u)
 void updates_stop(struct updates *u)
 {
     struct err why = {0};
-    struct session *s;
+    struct update_info info;
+    struct session *s, *to_free;
 
     if (u->stopped)
         return;
@@ -83,8 +84,14 @@ void updates_stop(struct updates *u)
     (void)err_set(&why, ERR_DRAINING, "", "the server is stopping");
     mtx_lock(&u->lock);
     u->stopping = true;
-    while ((s = next_to_stop_locked(u)) != NULL)
-        session_free(session_end_locked(u, s, UPDATE_ABORTED, &why));
+    while ((s = next_to_stop_locked(u)) != NULL) {
+        to_free = session_end_locked(u, s, UPDATE_ABORTED, &why);
+        session_info_locked(u, s, &info);
+        mtx_unlock(&u->lock);
+        session_free(to_free);
+        updates_ended(u, &info);
+        mtx_lock(&u->lock);
+    }
     cnd_broadcast(&u->work);
     cnd_broadcast(&u->tick);
     mtx_unlock(&u->lock);
@@ -241,6 +248,7 @@ static struct session *session_of_start(struct updates *u, const struct update_s
     s->convert = req->convert;
     s->auto_commit = req->auto_commit;
     s->anonymous = req->anonymous || req->auto_commit;
+    s->actor = req->actor;
     memcpy(s->label, req->label, sizeof s->label);
     lease_timer_set(&s->lease, req->lease_s);
     lease_timer_renew(&s->lease);
@@ -474,20 +482,16 @@ int updates_commit_auto(struct updates *u, update_done_fn *done, void *done_arg,
 
 /* abort, renew, get */
 
-static int abort_locked(struct updates *u, struct session *s, const char *reason,
+static int abort_locked(struct updates *u, struct session *s, const struct err *why,
                         struct session **to_free, bool *changed, struct err *e)
 {
-    struct err why = {0};
-
     if (s->phase == UPDATE_ABORTED)
         return 0;
     if (s->phase == UPDATE_COMMITTED)
         return session_refuse_ended(s, e);
     if (s->committing)
         return err_set(e, ERR_CONFLICT, "/update_id", "update %s is being committed", s->id);
-    (void)err_set(&why, ERR_CONFLICT, "", "aborted on request%s%.256s",
-                  reason != NULL && reason[0] != '\0' ? ": " : "", reason != NULL ? reason : "");
-    *to_free = session_end_locked(u, s, UPDATE_ABORTED, &why);
+    *to_free = session_end_locked(u, s, UPDATE_ABORTED, why);
     *changed = true;
     return 0;
 }
@@ -495,19 +499,29 @@ static int abort_locked(struct updates *u, struct session *s, const char *reason
 int updates_abort(struct updates *u, const char *id, const char *reason, struct update_info *out,
                   struct err *e)
 {
+    struct err why = {0};
+
+    (void)err_set(&why, ERR_CONFLICT, "", "aborted on request%s%.256s",
+                  reason != NULL && reason[0] != '\0' ? ": " : "", reason != NULL ? reason : "");
+    return updates_fail(u, id, &why, out, e);
+}
+
+int updates_fail(struct updates *u, const char *id, const struct err *why, struct update_info *out,
+                 struct err *e)
+{
     struct session *s, *to_free = NULL;
     bool changed = false;
     int rc;
 
     mtx_lock(&u->lock);
     s = session_find_locked(u, id);
-    rc = s == NULL ? update_not_found(id, e) : abort_locked(u, s, reason, &to_free, &changed, e);
+    rc = s == NULL ? update_not_found(id, e) : abort_locked(u, s, why, &to_free, &changed, e);
     if (rc == 0)
         session_info_locked(u, s, out);
     mtx_unlock(&u->lock);
     session_free(to_free);
     if (changed) {
-        updates_log(out);
+        updates_ended(u, out);
         updates_changed(u);
     }
     return rc;

@@ -23,6 +23,7 @@
 
 #include "base/err.h"
 #include "base/id.h"
+#include "base/net/actor.h"
 #include "memory/checksum.h"
 #include "memory/non_finite.h"
 #include "weights/source.h"
@@ -84,7 +85,10 @@ struct update_info {
     const char *missing[UPDATE_MISSING_MAX]; /* borrowed from the model spec, which outlives all */
     struct non_finite_names non_finite;      /* of the chunks that arrived; NON_FINITE_WARN */
     uint64_t receive_us, verify_us, commit_us; /* time spent so far in each phase */
-    struct err error;                          /* why it was aborted; clean otherwise */
+    uint64_t whole_us;  /* since the update was started or queued, until its end */
+    const char *source; /* static; of its last chunk, as struct source_ops has it; or NULL */
+    struct actor actor; /* that started it */
+    struct err error;   /* why it was aborted; clean otherwise */
 };
 
 struct updates;
@@ -96,6 +100,9 @@ struct updates_cfg {
     enum non_finite_policy non_finite; /* policy for values that are not finite */
     void (*on_change)(void *arg);      /* any state change; no lock held; may be NULL */
     void *arg;
+    /* An update has ended. No lock held; must not block; may be NULL. */
+    void (*on_end)(void *end_arg, const struct update_info *info);
+    void *end_arg;
 };
 
 int updates_new(struct updates **out, const struct updates_cfg *cfg, struct err *e);
@@ -112,7 +119,8 @@ struct update_start {
     bool anonymous;   /* opened by a dialect whose requests carry no update_id */
     bool auto_commit; /* opened by a dialect's first bucket: commits by itself when covered */
     char label[VERSION_LABEL_MAX + 1];
-    uint32_t lease_s; /* 1..UPDATE_LEASE_S_MAX */
+    uint32_t lease_s;   /* 1..UPDATE_LEASE_S_MAX */
+    struct actor actor; /* for the log */
 };
 
 /* updates_start - open a session.
@@ -178,6 +186,7 @@ struct update_chunk {
                                    sender may have reused its memory. NULL: never */
     update_done_fn *done;
     void *done_arg;
+    struct actor actor; /* one-shot update only: for the log */
 
     uint32_t n_missing; /* written when updates_submit fails with ERR_INCOMPLETE */
     const char *missing[UPDATE_MISSING_MAX]; /* the first of them; borrowed from the model spec */
@@ -246,6 +255,10 @@ int updates_verify(struct updates *u, const char *id, const struct update_checks
  * Errors: ERR_NOT_FOUND, ERR_ENDED (committed), ERR_CONFLICT (being committed right now). */
 int updates_abort(struct updates *u, const char *id, const char *reason, struct update_info *out,
                   struct err *e);
+
+/* updates_fail - the same, for the reason `why`, which becomes the update's error. */
+int updates_fail(struct updates *u, const char *id, const struct err *why, struct update_info *out,
+                 struct err *e);
 
 /* updates_renew - end the lease `lease_s` seconds from now, and keep that length for later renewals
  * (0: the length it has). Errors: ERR_NOT_FOUND, ERR_ENDED. */

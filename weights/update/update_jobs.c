@@ -58,7 +58,7 @@ static void end_failed(struct updates *u, struct session *s, struct err *e)
     mtx_unlock(&u->lock);
     session_free(to_free);
     if (!ended)
-        updates_log(&info);
+        updates_ended(u, &info);
 }
 
 /* Begins a phase, unless the session ended while the job was queued. */
@@ -149,6 +149,7 @@ static void settle_chunk(struct updates *u, struct update_job *job, struct err *
     mtx_lock(&u->lock);
     s->running = NULL;
     count_mappings_locked(s);
+    s->source = job->chunk->source->ops->name;
     s->on_gpu = s->on_gpu || job->chunk->source->ops->fill == NULL;
     s->host_sums = s->host_sums || sums_on_host(u, job->chunk);
     spent = clock_now_us() - job->began_us;
@@ -264,7 +265,7 @@ static int job_commit(struct updates *u, struct update_job *job, struct err *e)
     mtx_unlock(&u->lock);
     session_free(to_free);
     if (rc == 0)
-        updates_log(&info);
+        updates_ended(u, &info);
     return rc;
 }
 
@@ -360,7 +361,7 @@ static void end_as_served(struct updates *u, struct session *s, const struct ver
     mtx_unlock(&u->lock);
     session_free(to_free);
     if (rc == 0)
-        updates_log(&info);
+        updates_ended(u, &info);
 }
 
 /* State dicts of tied models often have the tied name last. Then all served tensors precede it, an

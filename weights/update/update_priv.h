@@ -128,6 +128,8 @@ struct session {
     uint64_t nbytes_done;     /* as sent, of the chunks that arrived */
     uint64_t serial;
     uint64_t receive_us, verify_us, commit_us;
+    uint64_t ended_us;  /* 0 until then */
+    const char *source; /* static, or NULL */
     struct err error;
     struct non_finite_names non_finite;
     uint32_t n_missing; /* once ended */
@@ -138,6 +140,8 @@ struct session {
 
     /* Immutable. */
     char id[UPDATE_ID_MAX + 1];
+    uint64_t began_us;
+    struct actor actor;
     bool one_shot; /* a one-shot update */
     bool auto_commit, anonymous, partial, sharded, convert;
     uint32_t n_ranks;
@@ -251,9 +255,10 @@ bool chunk_key_same_tensors(const struct chunk_key *a, const struct chunk_key *b
 void session_remember_locked(struct session *s, const struct chunk_key *key);
 const struct chunk_key *session_recall_locked(const struct session *s, const char *chunk_id);
 
-/* updates_changed calls cfg.on_change; updates_log logs that a session began, was proven or ended.
- * No lock held. */
+/* updates_changed calls cfg.on_change, updates_ended calls cfg.on_end; updates_log logs that a
+ * session was started, or is proven. No lock held. */
 void updates_changed(struct updates *u);
+void updates_ended(struct updates *u, const struct update_info *info);
 void updates_log(const struct update_info *info);
 
 /* update_jobs.c: each runs one job on the worker, replies, and frees it. No lock held. */

@@ -52,6 +52,7 @@ struct session *session_new(const struct updates *u, struct err *e)
     id_make(id);
     (void)snprintf(s->id, sizeof s->id, "upd-%s", id);
     s->phase = UPDATE_OPEN;
+    s->began_us = clock_now_us();
     s->n_ranks = n_ranks;
     lease_timer_set(&s->lease, 0);
     s->dispose.kind = JOB_DISPOSE;
@@ -178,6 +179,7 @@ struct session *session_end_locked(struct updates *u, struct session *s, enum up
         job_queue_first_locked(u, &s->dispose);
     }
     s->phase = phase;
+    s->ended_us = clock_now_us();
     free(s->tensor_states);
     free(s->counted);
     s->tensor_states = NULL;
@@ -357,6 +359,9 @@ void session_info_locked(struct updates *u, struct session *s, struct update_inf
     out->receive_us = s->receive_us;
     out->verify_us = s->verify_us;
     out->commit_us = s->commit_us;
+    out->whole_us = (s->ended_us > 0 ? s->ended_us : clock_now_us()) - s->began_us;
+    out->source = s->source;
+    out->actor = s->actor;
     out->error = s->error;
     if (s->running != NULL && !session_ended(s))
         info_running(s, out);
@@ -373,23 +378,19 @@ void updates_log(const struct update_info *info)
 {
     struct log_rec r;
 
-    if (info->phase == UPDATE_COMMITTED)
-        log_begin(&r, LOG_INFO, "update.committed");
-    else if (info->phase == UPDATE_ABORTED)
-        log_begin(&r, LOG_WARN, "update.aborted");
-    else if (info->phase == UPDATE_VERIFYING)
+    if (info->phase == UPDATE_VERIFYING)
         log_begin(&r, LOG_DEBUG, "update.proven");
     else
         log_begin(&r, LOG_INFO, "update.started");
     log_str(&r, "update_id", info->id);
-    log_str(&r, "weight_version", info->label);
-    log_u64(&r, "serial", info->serial);
-    log_u64(&r, "nbytes", info->nbytes_done);
-    log_u64(&r, "n_tensors", info->n_tensors_done);
-    log_ms(&r, "receive_ms", info->receive_us);
-    log_ms(&r, "verify_ms", info->verify_us);
-    log_ms(&r, "commit_ms", info->commit_us);
-    if (info->phase == UPDATE_ABORTED)
-        log_err(&r, &info->error);
+    log_str(&r, "weight_version", info->label[0] != '\0' ? info->label : NULL);
+    log_actor(&r, &info->actor);
     log_event(&r);
+}
+
+void updates_ended(struct updates *u, const struct update_info *info)
+{
+    mtx_assert_none();
+    if (u->cfg.on_end != NULL)
+        u->cfg.on_end(u->cfg.end_arg, info);
 }

@@ -257,6 +257,7 @@ static struct session *session_of_chunk(struct updates *u, const struct update_j
     s->sharded = job->chunk->sharded;
     s->convert = job->chunk->convert;
     s->key = job->key;
+    s->actor = job->chunk->actor;
     memcpy(s->label, job->chunk->label, sizeof s->label);
     return s;
 }

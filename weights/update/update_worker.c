@@ -105,7 +105,7 @@ void *update_watchdog_main(void *arg)
         if (lease_ended_locked(u, &info, &to_free)) {
             mtx_unlock(&u->lock);
             session_free(to_free);
-            updates_log(&info);
+            updates_ended(u, &info);
             updates_changed(u);
             mtx_lock(&u->lock);
             continue;

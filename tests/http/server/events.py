@@ -220,7 +220,7 @@ def fleet():
                 assert (seen[-1][2]["upstream"], seen[-1][2]["from"]) == (two.url, "serving"), seen
                 update = server.post("/v1/update_weights/start", {})["update_id"]
                 server.post("/v1/update_weights/abort", {"update_id": update})
-                seen = s.until("fleet.started", "fleet.aborted")
+                seen = s.until("update.started", "update.aborted")
                 assert seen[-1][2]["update_id"] == update, seen
 
 

@@ -54,7 +54,8 @@ static struct auth *keys(const char *text)
 static enum err_code check(struct auth *a, const char *authorization, enum auth_role need)
 {
     struct err e = {0};
-    int rc = auth_check(a, authorization, false, need, &e);
+    char name[ACTOR_KEY_MAX + 1];
+    int rc = auth_check(a, authorization, false, need, name, &e);
 
     assert_int_equal(rc == 0, e.code == ERR_NONE);
     assert_null(strstr(e.msg, "0123456789")); /* no byte of any key */
@@ -166,7 +167,12 @@ static void test_auth_new_refuses_lines(void **state)
         {"Control " CONTROL_KEY "\n", "line 1: its first word"},
         {"anyone " CONTROL_KEY "\n", "line 1: its first word"},
         {"viewer " VIEWER_KEY "\ncontrol\n", "line 2: there is no key after the role"},
-        {"control 0123456789 abcdef\n", "line 1: there is more than a role and a key"},
+        {"control 0123456789 abcdef\n",
+         "line 1: after the role and the key only name=NAME may follow"},
+        {"control " CONTROL_KEY " name=\n", "line 1: its name has 0 characters, expected 1 to 32"},
+        {"control " CONTROL_KEY " name=a/b\n", "line 1: its name may have letters, digits"},
+        {"control " CONTROL_KEY " name=a b\n",
+         "line 1: there is more than a role, a key and a name"},
         {"control 0123456789abcde\n", "line 1: its key has 15 characters, expected 16 to 256"},
         {"control 0123456789abcdef\x7f\n", "line 1: character 17 of its key is not visible"},
         {"control 0123456789\xc3\xa9xxxxxx\n", "line 1: character 11 of its key is not visible"},
@@ -268,6 +274,7 @@ static void test_auth_trusts(void **state)
     struct sockaddr_un un = {.sun_family = AF_UNIX};
     struct auth *a = NULL;
     struct err e = {0};
+    char name[ACTOR_KEY_MAX + 1];
 
     (void)state;
     assert_int_equal(auth_new(&a, &cfg, &e), 0);
@@ -282,7 +289,8 @@ static void test_auth_trusts(void **state)
     assert_false(trusts(a, "::1"));
     assert_false(auth_trusts(a, (const struct sockaddr *)&un));
     /* Trusted, everything; from elsewhere nothing but health, and no key would help. */
-    assert_int_equal(auth_check(a, "", true, AUTH_CONTROL, &e), 0);
+    assert_int_equal(auth_check(a, "", true, AUTH_CONTROL, name, &e), 0);
+    assert_string_equal(name, "");
     assert_int_equal(check(a, "", AUTH_ANYONE), ERR_NONE);
     assert_int_equal(check(a, "", AUTH_VIEWER), ERR_FORBIDDEN);
     assert_int_equal(check(a, "Bearer " CONTROL_KEY, AUTH_VIEWER), ERR_FORBIDDEN);

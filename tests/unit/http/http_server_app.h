@@ -250,7 +250,7 @@ static inline void app_done(void *app, const struct http_request *x,
 {
     struct app *a = app;
 
-    assert_true(x->request_id[0] != '\0');
+    assert_true(x->actor.request_id[0] != '\0');
     mtx_lock(&a->lock);
     a->n_done++;
     a->last = *o;

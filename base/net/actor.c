@@ -1,0 +1,48 @@
+/* The client of a request as text. */
+#include "base/net/actor.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <stdio.h>
+
+static void set_unix_peer(struct actor *out, int fd)
+{
+    struct ucred who;
+    socklen_t len = sizeof who;
+
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len) == 0)
+        (void)snprintf(out->peer, sizeof out->peer, "unix:uid=%u", (unsigned)who.uid);
+    else
+        (void)snprintf(out->peer, sizeof out->peer, "unix");
+}
+
+void actor_set_peer(struct actor *out, const struct sockaddr *peer, int fd)
+{
+    char text[INET6_ADDRSTRLEN] = "?";
+
+    if (peer->sa_family == AF_INET) {
+        const struct sockaddr_in *in = (const void *)peer;
+
+        (void)inet_ntop(AF_INET, &in->sin_addr, text, sizeof text);
+        (void)snprintf(out->peer, sizeof out->peer, "%s:%u", text, ntohs(in->sin_port));
+    } else if (peer->sa_family == AF_INET6) {
+        const struct sockaddr_in6 *in = (const void *)peer;
+
+        (void)inet_ntop(AF_INET6, &in->sin6_addr, text, sizeof text);
+        (void)snprintf(out->peer, sizeof out->peer, "[%s]:%u", text, ntohs(in->sin6_port));
+    } else {
+        set_unix_peer(out, fd);
+    }
+}
+
+static const char *text_or_null(const char *text)
+{
+    return text[0] != '\0' ? text : NULL;
+}
+
+void log_actor(struct log_rec *r, const struct actor *a)
+{
+    log_str(r, "request_id", text_or_null(a->request_id));
+    log_str(r, "peer", text_or_null(a->peer));
+    log_str(r, "key", text_or_null(a->key));
+}

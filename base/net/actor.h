@@ -1,0 +1,31 @@
+/* The client that sent a request, for log lines and the status: its address, and the name of its
+ * key. */
+#ifndef BATON_BASE_NET_ACTOR_H
+#define BATON_BASE_NET_ACTOR_H
+
+#include "base/log.h"
+
+#include <sys/socket.h>
+
+enum {
+    ACTOR_PEER_MAX = 63, /* "[IPv6 address]:65535" */
+    ACTOR_KEY_MAX = 32,
+    ACTOR_REQUEST_ID_MAX = 64
+};
+
+struct actor {
+    char peer[ACTOR_PEER_MAX + 1];             /* "10.0.0.7:41234", "[::1]:41234", "unix:uid=1000";
+                                                      "" if no client asked: the first weights */
+    char key[ACTOR_KEY_MAX + 1];               /* the key's name, or "sha256:" and eight digits; "":
+                                                      none was sent, or none was required */
+    char request_id[ACTOR_REQUEST_ID_MAX + 1]; /* X-Request-Id */
+};
+
+/* actor_set_peer - write the address of an accepted socket.
+ * @fd  of a unix socket: its peer's user is written. Threads: any. Blocks: no. */
+void actor_set_peer(struct actor *out, const struct sockaddr *peer, int fd);
+
+/* log_actor - add the members peer, key and request_id, those that are not "". */
+void log_actor(struct log_rec *r, const struct actor *a);
+
+#endif
