@@ -82,6 +82,7 @@ struct gen_token {
     uint32_t rank;
     uint32_t n_top;
     const struct gen_top *top; /* [n_top], best first; of the output */
+    const char *version;       /* label of the span that it is in; NULL for a token of a prompt */
 };
 
 /* Half-open range of output tokens made by one version of the weights. */

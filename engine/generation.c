@@ -272,7 +272,8 @@ void gen_record_append(struct gen_record *r, const struct gen_token *t, uint64_t
                                   .name = version_label_ref(name),
                                   .label = name->text};
     }
-    r->tokens[out->n_tokens++] = *t;
+    r->tokens[out->n_tokens] = *t;
+    r->tokens[out->n_tokens++].version = span->label;
     span->end = out->n_tokens;
 }
 

@@ -91,14 +91,14 @@ static json_t *finish_json(const struct sglang_op *op, const struct gen_output *
                      (json_int_t)(op->c.no_output ? 0 : out->n_tokens));
 }
 
-/* The version of the newest token; if there is none, and before the end, the version that serves
- * now. */
-static json_t *version_json(const struct sglang_op *op, const struct gen_output *out)
+/* The version of the newest token; if there is none, the version that serves now. */
+static json_t *version_json(const struct sglang_op *op, const struct completions_part *p)
 {
     struct store_info info = {0};
+    uint32_t n = p->out != NULL ? p->out->n_tokens : p->end;
 
-    if (out != NULL && out->n_spans > 0)
-        return json_string(out->spans[out->n_spans - 1].label);
+    if (n > 0)
+        return json_string(p->tokens[n - 1].version);
     if (op->c.g.app->weights->store == NULL)
         return json_null();
     store_info(op->c.g.app->weights->store, &info);
@@ -161,9 +161,10 @@ static void put_logprobs(struct buf *out, const struct sglang_op *op,
         put_input_logprobs(out, op, seq);
 }
 
-static void put_meta(struct buf *out, const struct sglang_op *op, const struct generation_seq *seq,
-                     const struct gen_output *made)
+static void put_meta(struct buf *out, const struct sglang_op *op, const struct completions_part *p)
 {
+    const struct generation_seq *seq = p->seq;
+    const struct gen_output *made = p->out;
     const struct generation *g = &op->c.g;
 
     json_put_open(out, '{');
@@ -171,7 +172,7 @@ static void put_meta(struct buf *out, const struct sglang_op *op, const struct g
                                     op->rids[seq->index], "finish_reason", finish_json(op, made),
                                     "prompt_tokens", (json_int_t)g->prompts[seq->prompt].n,
                                     "completion_tokens", (json_int_t)op->sent[seq->index].n_tokens,
-                                    "cached_tokens", 0, "weight_version", version_json(op, made),
+                                    "cached_tokens", 0, "weight_version", version_json(op, p),
                                     "adapter", generation_adapter_json(g), "boot_id",
                                     g->app->life->boot_id));
     put_logprobs(out, op, seq, made);
@@ -195,7 +196,7 @@ static void put_item(struct buf *out, const struct sglang_op *op, const struct c
     json_put_string(out, sent->text.len > 0 ? sent->text.data : "", sent->text.len);
     put_list(out, "output_ids", &sent->ids);
     json_put_name(out, "meta_info");
-    put_meta(out, op, p->seq, p->out);
+    put_meta(out, op, p);
     if (op->c.stream.on && op->is_array) {
         json_put_name(out, "index");
         json_put_int(out, p->seq->index);

@@ -240,6 +240,8 @@ static void test_record_holds_a_span_for_each_token(void **state)
         assert_int_equal(r->out.spans[i].start, i * 3);
         assert_int_equal(r->out.spans[i].end, i < 33 ? i * 3 + 3 : 100);
         assert_string_equal(r->out.spans[i].label, label);
+        for (uint32_t k = r->out.spans[i].start; k < r->out.spans[i].end; k++)
+            assert_string_equal(r->out.tokens[k].version, label);
     }
     gen_record_free(r);
 }
