@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A demonstration: serve a model at step 0 of its training, push steps 100 and 1500 while it
-# generates, and show that the text changes at an exact, reported token. Installs missing packages,
-# builds baton, and leaves no process running. Checks every printed line; fails at the first wrong one.
-# Usage: deploy/demo.sh
+# A demonstration to watch in a terminal: checkpoints arrive while eight generations run, bad pushes are
+# refused, an adapter comes and goes, and a fleet loses an engine. Installs missing packages, builds
+# baton, and leaves no process running. Every claim is checked; the first false one is exit status 1.
+# Usage: deploy/demo.sh [--dwell SECONDS]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -10,4 +10,4 @@ deploy/setup.sh build
 echo "building: about a minute"
 cmake --preset release -DBATON_TESTS=OFF -B build/demo >/dev/null
 cmake --build build/demo | tail -n 1
-exec python3 deploy/demo.py build/demo/baton tests/fixtures/kjv-qwen3-1m
+exec python3 -B deploy/demo "$@" build/demo/baton tests/fixtures/kjv-qwen3-1m
