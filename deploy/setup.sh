@@ -9,7 +9,8 @@ set -euo pipefail
 build=(gcc cmake ninja-build pkg-config libc6-dev libmicrohttpd-dev libgnutls28-dev libjansson-dev
   libpcre2-dev libutf8proc-dev nettle-dev libcurl4-gnutls-dev curl jq python3)
 package=(patchelf dpkg-dev file)
-test=(libcmocka-dev python3-yaml python3-numpy python3-aiohttp python3-zmq libzmq5 openssl shellcheck procps)
+test=(libcmocka-dev python3-yaml python3-numpy python3-aiohttp python3-zmq libzmq5 openssl shellcheck procps
+  python3-venv)
 
 packages=("${build[@]}")
 if [[ ${1:-build} == package ]]; then
