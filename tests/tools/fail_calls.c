@@ -4,13 +4,16 @@
  * fail, counted from then on over all threads, and how many do. What a call fails with is what it
  * can fail with on a healthy kernel that is short of something, or has lost a peer. Calls that
  * cannot fail so are left alone: a write to an eventfd, taking a socket out of an epoll. Calls that
- * libc makes for itself are not seen. */
+ * libc makes for itself are not seen.
+ *
+ * Of the calls that change files one may also end the process, as kill -9 at that moment would. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -31,7 +34,11 @@ struct control {
     _Atomic int64_t n_to_fail;
     _Atomic int64_t n_asked;
     _Atomic int64_t n_failed;
-    char last[32]; /* the name of one that failed */
+    char last[32];             /* the name of one that failed */
+    _Atomic int64_t disk_only; /* count only the calls that change files */
+    _Atomic int64_t kill;  /* of these: end the process instead. 1: before the call, 2: after it */
+    _Atomic int64_t error; /* of these: fail with it; 0: EIO */
+    _Atomic int64_t slow_us; /* each pwrite takes so long */
 };
 
 static struct control *control; /* NULL without FAIL_CALLS; set before main */
@@ -50,7 +57,7 @@ __attribute__((constructor)) static void attach(void)
         control = (struct control *)at;
 }
 
-static int failing(const char *name, int error)
+static int count(const char *name, int error)
 {
     int64_t first, number;
 
@@ -66,6 +73,23 @@ static int failing(const char *name, int error)
     (void)strncpy(control->last, name, sizeof control->last - 1);
     errno = error;
     return 1;
+}
+
+static int failing(const char *name, int error)
+{
+    return control != NULL && atomic_load(&control->disk_only) == 0 && count(name, error);
+}
+
+/* The same for calls that change files. Returns 2 if the process is to end after the call. */
+static int disk_failing(const char *name)
+{
+    int64_t error = control != NULL ? atomic_load(&control->error) : 0;
+
+    if (!count(name, error != 0 ? (int)error : EIO))
+        return 0;
+    if (atomic_load(&control->kill) == 1)
+        (void)kill(getpid(), SIGKILL);
+    return atomic_load(&control->kill) == 0 ? 1 : 2;
 }
 
 /* libc's own function of that name. */
@@ -129,6 +153,40 @@ static void *next(const char *name)
 CALLS(X)
 #undef X
 
+/* Row: what it returns, name, parameters, arguments. */
+#define DISK_CALLS(X)                                                                              \
+    X(int, fsync, (int fd), (fd))                                                                  \
+    X(int, fdatasync, (int fd), (fd))                                                              \
+    X(int, renameat, (int at, const char *from, int to_at, const char *to), (at, from, to_at, to)) \
+    X(int, unlinkat, (int at, const char *path, int flags), (at, path, flags))                     \
+    X(int, fallocate, (int fd, int mode, off_t at, off_t n), (fd, mode, at, n))                    \
+    X(int, ftruncate, (int fd, off_t n), (fd, n))                                                  \
+    X(ssize_t, pwrite, (int fd, const void *p, size_t n, off_t at), (fd, p, n, at))
+
+#define X(type, name, parameters, arguments)                                                       \
+    type name parameters;                                                                          \
+    type name parameters                                                                           \
+    {                                                                                              \
+        static _Atomic(void *) real;                                                               \
+        type(*call) parameters;                                                                    \
+        int rc = disk_failing(#name);                                                              \
+        type result;                                                                               \
+                                                                                                   \
+        if (rc == 1)                                                                               \
+            return -1;                                                                             \
+        if (control != NULL && strcmp(#name, "pwrite") == 0)                                       \
+            (void)usleep((useconds_t)atomic_load(&control->slow_us));                              \
+        if (real == NULL)                                                                          \
+            real = next(#name);                                                                    \
+        *(void **)&call = real;                                                                    \
+        result = call arguments;                                                                   \
+        if (rc == 2)                                                                               \
+            (void)kill(getpid(), SIGKILL);                                                         \
+        return result;                                                                             \
+    }
+DISK_CALLS(X)
+#undef X
+
 /* The others return something else, take a union, or take more than they declare. */
 
 int accept4(int fd, struct sockaddr *restrict peer, socklen_t *restrict len, int flags)
@@ -149,8 +207,15 @@ int getsockname(int fd, struct sockaddr *restrict out, socklen_t *restrict len)
 static int do_open(int at, const char *path, int flags, va_list ap)
 {
     mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(ap, mode_t) : 0;
+    int rc, fd;
 
-    return failing("open", EMFILE) ? -1 : (int)syscall(SYS_openat, at, path, flags, mode);
+    if (failing("open", EMFILE))
+        return -1;
+    rc = (flags & O_CREAT) != 0 ? disk_failing("open") : 0;
+    fd = rc == 1 ? -1 : (int)syscall(SYS_openat, at, path, flags, mode);
+    if (rc == 2)
+        (void)kill(getpid(), SIGKILL);
+    return fd;
 }
 
 int open(const char *path, int flags, ...)
