@@ -23,9 +23,9 @@ enum {
 const char *const events_query[] = {"types", NULL};
 
 /* The first part of each name, up to its dot. */
-static const char *const families[] = {"drain",     "error",  "fleet",   "lora",  "nccl",  "pause",
-                                       "readiness", "resume", "serving", "sleep", "state", "update",
-                                       "upstream",  "wake",   "weights", NULL};
+static const char *const families[] = {
+    "drain", "error",    "fleet", "lora",   "nccl",     "pause", "readiness", "resume", "serving",
+    "sleep", "snapshot", "state", "update", "upstream", "wake",  "weights",   NULL};
 
 struct events_stream {
     struct event_subscriber subscriber; /* first */

@@ -150,10 +150,25 @@ static int check_content(const char *found, const struct journal_entry *old, str
                    old->label, (unsigned long long)old->serial);
 }
 
-static int record(struct state_dir *d, const struct journal_entry *entry, struct err *e)
+/* A failure of the last step leaves the new entry in place, although its version is not served. If
+ * the disk takes no other entry either, the next start is not ready, or takes that label. */
+static void undo_record(struct state_dir *d, const struct journal_entry *old)
+{
+    struct err ignored = {0};
+
+    if (d->has_entry)
+        (void)journal_write(d->dirfd, old, &ignored);
+    else if (d->found.journal == JOURNAL_NONE)
+        (void)unlinkat(d->dirfd, JOURNAL_NAME, 0);
+}
+
+static int record(struct state_dir *d, const struct journal_entry *old,
+                  const struct journal_entry *entry, struct err *e)
 {
     int rc = journal_write(d->dirfd, entry, e);
 
+    if (rc != 0)
+        undo_record(d, old);
     mtx_lock(&d->lock);
     if (rc == 0) {
         d->entry = *entry;
@@ -163,7 +178,7 @@ static int record(struct state_dir *d, const struct journal_entry *entry, struct
     }
     mtx_unlock(&d->lock);
     if (rc != 0)
-        log_event_line(LOG_ERROR, "state.journal_failed", "version '%.200s' is not served: %s",
+        log_event_line(LOG_ERROR, "weights.not_recorded", "version '%.200s' is not served: %s",
                        entry->label, e->msg);
     return rc;
 }
@@ -188,7 +203,7 @@ static int before_publication(void *arg, struct store *s, const struct version *
         return check_content(entry.content, &old, e);
     if (next == STATE_NEXT_UPDATE && v->serial == old.serial) /* a label: the same bytes */
         memcpy(entry.content, old.content, sizeof entry.content);
-    return record(d, &entry, e);
+    return record(d, &old, &entry, e);
 }
 
 static void after_publication(void *arg)
