@@ -26,19 +26,19 @@ patchelf --set-rpath "\$ORIGIN/../lib/baton" "$tree/bin/baton"
 # The licences of the libraries. Packages may name a library by /lib, which is /usr/lib now.
 mapfile -t paths < <(ldd "$build/baton" | awk '$3 ~ "^/" { print $3 }' | xargs realpath)
 mkdir "$tree/share/doc/baton/licenses"
-dpkg-query --search "${paths[@]/#*\//*/}" | sed 's/[:,].*//' | sort --unique | while read -r package; do
-  cp "/usr/share/doc/$package/copyright" "$tree/share/doc/baton/licenses/$package"
-done
+{ dpkg-query --search "${paths[@]}" "${paths[@]#/usr}" 2>/dev/null || true; } | sed 's/[:,].*//' |
+  sort --unique | while read -r package; do
+    cp "/usr/share/doc/$package/copyright" "$tree/share/doc/baton/licenses/$package"
+  done
 cp /usr/share/common-licenses/{GPL-2,GPL-3,LGPL-2.1,LGPL-3} "$tree/share/doc/baton/licenses"
 
 # What each file needs of glibc: symbols up to a version, and since 2.36 marks such as GLIBC_ABI_DT_RELR.
 for file in "$tree/bin/baton" "$tree"/lib/baton/*; do
   needed=$(objdump --private-headers "$file" | grep --only-matching --extended-regexp '\bGLIBC_[A-Z0-9_.]+' |
     sed 's/^GLIBC_//' | sort --unique)
-  newest=$(grep --extended-regexp '^[0-9]' <<<"$needed" | cat - <(echo "$glibc_max") | sort --version-sort | tail --lines=1)
+  newest=$(printf '%s\n' "$needed" "$glibc_max" | grep '^[0-9]' | sort --version-sort | tail --lines=1)
   if [[ $newest != "$glibc_max" || $needed == *[A-Z]* ]]; then
-    echo "tarball.sh: ${file##*/} needs glibc ${newest}" "$(grep '[A-Z]' <<<"$needed" || true);" \
-      "$glibc_max is allowed: build it on an older system" >&2
+    echo "tarball.sh: ${file##*/} needs glibc $(xargs <<<"$needed"), and $glibc_max is allowed: build it on an older system" >&2
     exit 1
   fi
   echo "$needed"

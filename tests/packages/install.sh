@@ -37,7 +37,7 @@ tree=$WORK/stage/opt/baton
 files "$tree" bin/baton etc/baton/baton.json lib/systemd/system/baton.service lib/sysusers.d/baton.conf \
   share/bash-completion/completions/baton share/zsh/site-functions/_baton share/man/man1/baton.1.gz \
   share/doc/baton/{LICENSE,README.md,CHANGELOG.md,SECURITY.md,docs/configuration.md,openapi/baton.yaml} \
-  share/doc/baton/examples/grpo_toy.py
+  share/doc/baton/examples/grpo_toy.py share/doc/baton/deploy/kubernetes/cpu.yaml
 grep --quiet '^ExecStart=/opt/baton/bin/baton serve --config /opt/baton/etc/baton/baton.json$' \
   "$tree/lib/systemd/system/baton.service" || fail "the unit does not name the prefix"
 ! grep '@[a-z]*@' "$tree/lib/systemd/system/baton.service" || fail "the unit was not configured"
@@ -80,7 +80,7 @@ fi
 
 # The Debian package.
 if tool dpkg-shlibdeps && tool file; then
-  (cd "$build" && cpack -G DEB -B "$WORK/deb" -D CPACK_STRIP_FILES=OFF >/dev/null)
+  (cd "$build" && cpack -G DEB -B "$WORK/deb" >/dev/null)
   deb=$(ls "$WORK"/deb/*.deb)
   dpkg-deb --contents "$deb" | awk '{ print $1, $2, substr($6, 2) }' >"$WORK/contents"
   for file in /etc/baton/baton.json /usr/bin/baton /usr/lib/systemd/system/baton.service \
