@@ -94,6 +94,7 @@ shown "$main" new
 expect 200 GET /v1/weights --cacert "$WORK/new.pem" --header 'Authorization: Bearer control-fedcba9876543210' \
   --connect-to "localhost:$main:localhost:$control"
 held
+# shellcheck disable=SC1083,SC2093  # it closes the file whose number the variable has
 exec {HELD[1]}>&-
 stop_server
 
