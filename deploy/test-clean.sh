@@ -5,8 +5,9 @@
 #   source    Debian 12: deploy/setup.sh, the README's two commands, a first push; makes package and tarball
 #   deb       Debian 12: apt-get install ./baton.deb, the service's configuration, a push, purge
 #   tarball   Debian 12, Ubuntu 22.04 and 24.04, with nothing installed
+#   service   Debian 12 booted by systemd-nspawn: the unit's start, reload, restart, watchdog and stop
 #   docker    the steps of the Dockerfile, one by one, in roots instead of images
-# Not tried here: docker itself, systemd as process 1, GPUs. Roots and packages are in WORK (default: a
+# Not tried here: docker itself, GPUs. Roots and packages are in WORK (default: a
 # temporary directory, removed at the end), so that WORK=DIR deploy/test-clean.sh deb goes on after source.
 set -euo pipefail
 source=$(dirname "$(dirname "$(realpath "${BASH_SOURCE[0]}")")")
@@ -127,6 +128,61 @@ part_tarball() {
   done
 }
 
+# What the booted root runs; its last line is in /result.
+service_script() {
+  cat <<'P'
+#!/bin/bash
+exec >/log 2>&1
+set -euxo pipefail
+trap 'echo "status $?" >/result; journalctl --unit baton --no-pager; systemctl poweroff' EXIT
+is() { [[ $(systemctl show baton --property "$1" --value) == "$2" ]]; }
+pid() { systemctl show baton --property MainPID --value; }
+# restarted N: it serves again after it was restarted N times, and knows that it lost a version
+restarted() {
+  for _ in $(seq 200); do ! is NRestarts "$1" || ! is ActiveState active || break; sleep 0.1; done
+  baton status | grep "was lost"
+}
+systemctl start baton
+is StatusText "serving on 127.0.0.1:8700"
+baton push --weight-version step-100 /var/lib/baton/model/checkpoints/step-00100.safetensors
+systemctl reload baton
+for _ in $(seq 50); do ! journalctl --unit baton | grep '"event":"reload"' || break; sleep 0.1; done
+journalctl --unit baton | grep '"event":"reload"'
+kill -KILL "$(pid)"
+restarted 1
+kill -STOP "$(pid)"
+restarted 2
+is Result success
+systemctl stop baton
+is Result success
+is ExecMainStatus 0
+P
+}
+
+part_service() {
+  command -v systemd-nspawn >/dev/null || skip "systemd-nspawn is not installed: apt-get install systemd-container"
+  root service bookworm "$debian"
+  with_fixtures service
+  cp "$WORK"/packages/*.deb "$WORK/service/baton.deb"
+  inside service 'apt-get update --quiet=2
+    apt-get install --yes --quiet=2 --no-install-recommends systemd dbus /baton.deb >/dev/null
+    install --directory --owner=baton --group=baton /var/lib/baton
+    mv /fixtures/kjv /var/lib/baton/model'
+  service_script >"$WORK/service/script"
+  chmod 755 "$WORK/service/script"
+  mkdir "$WORK/service/etc/systemd/system/baton.service.d"
+  printf '[Service]\nWatchdogSec=2\n' >"$WORK/service/etc/systemd/system/baton.service.d/test.conf"
+  printf '[Service]\nExecStart=/script\n[Install]\nWantedBy=multi-user.target\n' \
+    >"$WORK/service/etc/systemd/system/script.service"
+  inside service 'systemctl enable script.service'
+  timeout 120 systemd-nspawn --quiet --boot --directory="$WORK/service" --register=no --keep-unit \
+    --private-network >"$WORK/service.log" 2>&1 || true
+  if [[ $(cat "$WORK/service/result") != 'status 0' ]]; then
+    cat "$WORK/service/log" >&2
+    fail "the service: $(cat "$WORK/service/result")"
+  fi
+}
+
 part_docker() {
   "$source/deploy/docker/steps.py" "$source" | while IFS=$'\t' read -r step name argument; do
     echo "== $step $name $argument"
@@ -142,12 +198,12 @@ part_docker() {
 }
 
 parts=("$@")
-((${#parts[@]} > 0)) || parts=(source deb tarball docker)
+((${#parts[@]} > 0)) || parts=(source deb tarball service docker)
 for part in "${parts[@]}"; do
   begin=$SECONDS
   case $part in
-  source | deb | tarball | docker) "part_$part" ;;
-  *) fail "'$part' is none of source, deb, tarball, docker" ;;
+  source | deb | tarball | service | docker) "part_$part" ;;
+  *) fail "'$part' is none of source, deb, tarball, service, docker" ;;
   esac
   echo "== $part: passed in $((SECONDS - begin)) s"
 done
