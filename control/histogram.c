@@ -12,6 +12,11 @@ const uint64_t histogram_counts[HISTOGRAM_N_BOUNDS] = {
     COUNT(100),   COUNT(200),   COUNT(500),   COUNT(1000),   COUNT(2000),  COUNT(5000),
     COUNT(10000), COUNT(20000), COUNT(50000), COUNT(100000), COUNT(200000)};
 
+const uint64_t histogram_versions[HISTOGRAM_N_BOUNDS] = {
+    COUNT(0),  COUNT(1),   COUNT(2),   COUNT(3),   COUNT(4),   COUNT(5),
+    COUNT(6),  COUNT(8),   COUNT(10),  COUNT(15),  COUNT(20),  COUNT(30),
+    COUNT(50), COUNT(100), COUNT(200), COUNT(500), COUNT(1000)};
+
 void histogram_observe(struct histogram *h, const uint64_t *bounds, uint64_t us)
 {
     size_t i = 0;

@@ -11,9 +11,10 @@
 enum { HISTOGRAM_N_BOUNDS = 17 };
 
 /* Rising bounds: histogram_times in microseconds; histogram_counts in the same unit, where a count
- * of one is one second. */
+ * of one is one second; histogram_versions the same, from 0 on. */
 extern const uint64_t histogram_times[HISTOGRAM_N_BOUNDS];
 extern const uint64_t histogram_counts[HISTOGRAM_N_BOUNDS];
+extern const uint64_t histogram_versions[HISTOGRAM_N_BOUNDS];
 #define HISTOGRAM_COUNT(n) ((n)*UINT64_C(1000000))
 
 struct histogram {

@@ -114,6 +114,11 @@ void metrics_generation(struct metrics *m, uint32_t n_prompt, uint32_t n_tokens,
     histogram_observe(&m->generation, histogram_times, total_us);
 }
 
+void metrics_token_age(struct metrics *m, uint64_t serial)
+{
+    update_metrics_token_age(&m->updates, serial);
+}
+
 void metrics_update(struct metrics *m, const struct update_record *u)
 {
     update_metrics_count(&m->updates, u);
@@ -144,8 +149,8 @@ static void put_statuses(const struct metrics *m, struct buf *out)
         for (size_t s = 0; s <= N_STATUSES; s++) {
             uint64_t n = counter_get(&m->operations[i].by_status[s]);
 
-            if (n == 0 && (s > 0 || i == m->n_operations))
-                continue; /* 200 is exported from the start, so that rates have a first value */
+            if (n == 0)
+                continue;
             if (s < N_STATUSES)
                 (void)snprintf(code, sizeof code, "%d", statuses[s]);
             prom_u64(out, name,

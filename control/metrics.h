@@ -27,6 +27,10 @@ void metrics_request(struct metrics *m, size_t operation, int status, uint64_t d
 void metrics_generation(struct metrics *m, uint32_t n_prompt, uint32_t n_tokens,
                         uint64_t first_token_us, uint64_t total_us, const char *finish);
 
+/* metrics_token_age - one ended sequence, whose oldest tokens are of version `serial`. Threads:
+ * any; no lock. */
+void metrics_token_age(struct metrics *m, uint64_t serial);
+
 /* metrics_update - count the end of an update (control/history.h). Threads: any; no lock. */
 void metrics_update(struct metrics *m, const struct update_record *u);
 

@@ -174,10 +174,13 @@ static void record_metrics(const struct generation *g)
     for (uint32_t i = 0; i < g->n_seqs; i++) {
         const struct generation_seq *seq = &g->seqs[i];
 
-        if (seq->out != NULL)
-            metrics_generation(g->app->metrics, g->prompts[seq->prompt].n, seq->out->n_tokens,
-                               seq->out->first_token_us, seq->ended_us - seq->submitted_us,
-                               gen_finish_name(seq->out->finish));
+        if (seq->out == NULL)
+            continue;
+        metrics_generation(g->app->metrics, g->prompts[seq->prompt].n, seq->out->n_tokens,
+                           seq->out->first_token_us, seq->ended_us - seq->submitted_us,
+                           gen_finish_name(seq->out->finish));
+        if (seq->out->n_spans > 0) /* the first span has the oldest version */
+            metrics_token_age(g->app->metrics, seq->out->spans[0].serial);
     }
 }
 

@@ -16,6 +16,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 uint64_t metrics_text_age_us(uint64_t since_us)
@@ -172,12 +174,23 @@ static uint64_t open_fds(void)
     return n > 0 ? n - 1 : 0;
 }
 
-static void put_process(struct buf *out)
+static void put_process(const struct app *app, struct buf *out)
 {
+    struct rlimit files;
+    struct timespec cpu;
+
     prom_one(out, "baton_log_dropped_total", "counter", "Log lines dropped over the ring's limit",
              log_dropped());
     prom_one(out, "process_resident_memory_bytes", "gauge", "Resident memory", resident_nbytes());
     prom_one(out, "process_open_fds", "gauge", "Open file descriptors", open_fds());
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0)
+        prom_one(out, "process_max_fds", "gauge", "Limit of open file descriptors", files.rlim_cur);
+    if (clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &cpu) == 0)
+        prom_one_seconds(out, "process_cpu_seconds_total", "counter", "CPU time used",
+                         (uint64_t)cpu.tv_sec * 1000000 + (uint64_t)cpu.tv_nsec / 1000);
+    if (app->life != NULL)
+        prom_one(out, "process_start_time_seconds", "gauge", "Start, in seconds since 1970",
+                 app->life->started_wall_s);
 }
 
 static void put_parts(struct app *app, struct buf *out)
@@ -197,7 +210,7 @@ static void put_parts(struct app *app, struct buf *out)
     if (app->http_server != NULL)
         put_http_server(app, out);
     put_pools(app, out);
-    put_process(out);
+    put_process(app, out);
 }
 
 void metrics_text(const struct metrics *m, struct app *app, struct buf *out)

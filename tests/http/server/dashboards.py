@@ -1,0 +1,106 @@
+"""Every metric, label and label value that the alert rules and the Grafana board ask for exists in a live scrape of a
+server with weights or of one in front of engines. With promtool: the rules parse, and each scrape is well formed.
+
+Usage: dashboards.py BATON FAKE_ENGINE LOG MODEL ROOT
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import yaml
+from fake_engine_world import Double
+from fleet_world import Server, until
+
+BATON, ENGINE, LOG, MODEL, ROOT = sys.argv[1:6]
+RULES, BOARD = os.path.join(ROOT, "deploy/prometheus/alerts.yml"), os.path.join(ROOT, "deploy/grafana/baton.json")
+CHECKPOINTS = os.path.join(MODEL, "checkpoints")
+SELECTOR = re.compile(r'\b((?:baton|process|vllm)[a-z_:]*)(?:\{([^}]*)\})?')
+MATCHER = re.compile(r'([a-z_]+)(=~|!=|!~|=)"([^"]*)"')
+OF_THE_SCRAPE = {"instance", "job"}  # Prometheus adds these
+HANDLES = {"names": ["a"], "dtypes": ["bfloat16"], "shapes": [[1]], "packed": True, "tensor_sizes": [2],
+           "ipc_handles_pickled": "gASVAAAAAAAAAAB9lC4="}
+
+
+def scrape(s):
+    """(text, {name: [labels]})"""
+    text = s.get("/metrics")
+    found = {}
+    for name, labels in re.findall(r'^([a-z_:]+)(?:\{(.*)\})? \S+$', text, re.M):
+        found.setdefault(name, []).append(dict(re.findall(r'([a-z_]+)="((?:[^"\\]|\\.)*)"', labels)))
+    return text, found
+
+
+def of_an_embedded_one():
+    with Server(BATON, LOG, "--model", MODEL, "--weights", os.path.join(CHECKPOINTS, "step-00000.safetensors"),
+                "--allow-path", CHECKPOINTS, "--generate-queue", 0) as s:
+        s.post("/v1/completions", {"prompt": "In", "max_tokens": 3})
+        s.post("/v1/update_weights", {"path": os.path.join(CHECKPOINTS, "step-00100.safetensors")})
+        s.ask("POST", "/v1/update_weights", {})
+        s.post("/v1/sleep")
+        assert s.ask("POST", "/v1/completions", {"prompt": "In", "max_tokens": 3})[0] == 503
+        return scrape(s)
+
+
+def of_a_fleet():
+    with contextlib.ExitStack() as both:
+        d = both.enter_context(Double(ENGINE, "vllm", "--weight-version", "step-0"))
+        s = both.enter_context(Server(BATON, LOG, "--probe-interval", 30, "--upstream", d.url + ",vllm"))
+        d.must_be_fresh = False
+        until("it is ready", s.ready)
+        s.post("/v1/update_weights", HANDLES)
+        s.post("/v1/completions", {"prompt": "In", "max_tokens": 3})
+        return scrape(s)
+
+
+def queries():
+    with open(RULES, encoding="utf-8") as f:
+        for group in yaml.safe_load(f)["groups"]:
+            yield from ((r["alert"], r["expr"], "") for r in group["rules"])
+    with open(BOARD, encoding="utf-8") as f:
+        for panel in json.load(f)["panels"]:
+            yield from ((panel["title"], t["expr"], t["legendFormat"]) for t in panel.get("targets", ()))
+
+
+def check_query(where, expr, legend, scrapes):
+    """A name that no server has, a label that its series lack, or a value that none has is a misspelling."""
+    selectors = SELECTOR.findall(re.sub(r'by \([^)]*\)', "", expr))
+    assert selectors, f"{where}: no metric in {expr}"
+    wanted = set(re.findall(r"\{\{(?:\$labels\.)?([a-z_]+)\}\}", legend))
+    wanted |= {w for by in re.findall(r"by \(([^)]*)\)", expr) for w in by.split(", ")}
+    for name, matchers in selectors:
+        series = [labels for s in scrapes for labels in s.get(name, ())]
+        assert series, f"{where}: no server has {name}"
+        known = {label for labels in series for label in labels} | OF_THE_SCRAPE
+        assert wanted <= known, f"{where}: {name} has no label {wanted - known}"
+        for label, op, value in MATCHER.findall(matchers):
+            if label in OF_THE_SCRAPE:
+                continue
+            values = {labels.get(label) for labels in series}
+            assert values - {None}, f"{where}: {name} has no label {label}"
+            named = value.split("|") if op in ("=~", "!~") else [value]
+            assert set(named) <= values, f"{where}: {name} has no {label} of {set(named) - values}, only {values}"
+
+
+def check_with_promtool(texts):
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        print("promtool is not installed: the rules are not parsed")
+        return
+    subprocess.run([promtool, "check", "rules", RULES], check=True, stdout=subprocess.DEVNULL)
+    for text in texts:
+        text = "".join(line + "\n" for line in text.splitlines() if "vllm:" not in line)
+        found = subprocess.run([promtool, "check", "metrics"], input=text.encode(), capture_output=True, check=False)
+        assert found.returncode == 0, found.stdout + found.stderr
+
+
+made = [of_an_embedded_one(), of_a_fleet()]
+for query in queries():
+    check_query(*query, [m for _, m in made])
+check_with_promtool([t for t, _ in made])
+zero = [l for l in made[0][1]["baton_http_requests_total"] if l["operation"] == "lora_load"]
+assert not zero, f"series of operations that nobody called: {zero}"
