@@ -139,16 +139,18 @@ static void list_down(struct fleet_control *fc, char *out, size_t cap)
 int fleet_reachable_quorum(struct fleet_control *fc, const json_t *body,
                            struct fleet_target *targets, size_t *n, struct err *e)
 {
-    size_t min_ready = fleet_min_ready(fc);
+    struct fleet_stats stats;
     char down[ERR_MSG_MAX / 2];
 
+    fleet_stats(fleet_of(fc), &stats);
     *n = fleet_reachable(fc, body, targets);
-    if (*n >= min_ready)
+    if (*n >= stats.min_ready)
         return 0;
     list_down(fc, down, sizeof down);
     return err_set(e, ERR_UNSYNCED, "",
-                   "%zu upstreams are reachable, --min-ready is %zu: nothing was sent; down: %s",
-                   *n, min_ready, down);
+                   "%zu of %zu upstreams are reachable, --min-ready is %zu: nothing was sent; "
+                   "down: %s",
+                   *n, stats.n_upstreams, stats.min_ready, down);
 }
 
 uint64_t fleet_update_us(const struct fleet_control *fc)

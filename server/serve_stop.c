@@ -15,6 +15,7 @@
 #include "fleet/fleet_control.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/proxy/proxy.h"
+#include "fleet/update/fleet_update.h"
 #include "memory/device.h"
 #include "server/notify.h"
 #include "server/request_log.h"
@@ -170,6 +171,8 @@ static void server_stop(struct server *s)
         event_watch_stop(a->events);
     if (a->pause_controller != NULL)
         pause_controller_drain(a->pause_controller);
+    if (s->fleet.control != NULL)
+        fleet_abort_update_at_stop(s->fleet.control); /* by the loop that upstreams_stop ends */
     upstreams_stop(s->fleet.upstreams); /* executor threads wait for replies of upstreams */
     if (a->control_executor != NULL)
         workers_stop(a->control_executor);

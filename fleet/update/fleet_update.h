@@ -66,6 +66,11 @@ int fleet_abort_update(struct fleet_control *fc, struct fleet_session *s, const 
 int fleet_abort_update_wait(struct fleet_control *fc, struct fleet_session *s,
                             const struct err *why, struct err *e);
 
+/* fleet_abort_update_at_stop - abort the update that is open, since this server ends: engines would
+ * keep their parts of it until their leases end. Logs an engine that cannot be reached.
+ * Blocks: as fleet_abort_update. */
+void fleet_abort_update_at_stop(struct fleet_control *fc);
+
 /* fleet_renew_update - extend its lease, and those of the batons' own updates.
  * @lease_s  0: as before. Blocks: up to FLEET_QUERY_US. Errors: ERR_ENDED, ERR_NO_MEMORY, an
  * engine's: the fleet's own lease is extended all the same. */

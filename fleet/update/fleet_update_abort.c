@@ -1,6 +1,8 @@
 /* How an update of the fleet is aborted: by its trainer, by a step that failed, or by its lease. */
 #include "fleet/update/fleet_update_priv.h"
 
+#include "base/log.h"
+
 #include <assert.h>
 
 static const char aborting[] = "an abort";
@@ -62,6 +64,20 @@ int fleet_abort_update(struct fleet_control *fc, struct fleet_session *s, const 
     if (fleet_abort_lock(fc, aborting, e) != 0)
         return -1;
     return abort_session(fc, s, why, e);
+}
+
+void fleet_abort_update_at_stop(struct fleet_control *fc)
+{
+    struct fleet_session *s = fleet_open_session(fc);
+    struct err why = {0}, e = {0};
+
+    if (s == NULL)
+        return;
+    (void)err_set(&why, ERR_DRAINING, "", "this server is stopping");
+    if (fleet_abort_update(fc, s, &why, &e) != 0)
+        log_line(LOG_WARN, "fleet.not_aborted",
+                 "the open update stays at the upstreams until their leases end: %s", e.msg);
+    fleet_unref(fc, s);
 }
 
 void fleet_expire_update(struct fleet_control *fc, struct fleet_session *s)

@@ -118,8 +118,10 @@ static int abort_on_engines(struct app *app, const json_t *ids, const json_t *bo
     struct fleet_target targets[FLEET_MAX];
     struct one_by_one b = {0};
 
-    if (fleet_reachable_quorum(app->fleet->control, body, targets, n, e) != 0 ||
-        send_first(app, ids, targets, *n, &b, results, e) != 0)
+    *n = fleet_reachable(app->fleet->control, body, targets); /* fewer than --min-ready will do */
+    if (*n == 0)
+        return err_set(e, ERR_UNSYNCED, "", "no upstream is reachable: nothing was sent");
+    if (send_first(app, ids, targets, *n, &b, results, e) != 0)
         return -1;
     for (size_t k = 1; b.n > 0 && k < json_array_size(ids); k++) {
         uint64_t now_us = clock_now_us();

@@ -13,6 +13,7 @@
 #include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
 #include "handlers/status_json.h"
+#include "weights/store/store.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -104,9 +105,19 @@ static json_t *upstreams_json(const struct app *app)
 
 /* the status */
 
+static const char *weights_state(const struct app *app, const struct fleet_stats *s)
+{
+    struct fleet_sleep sleep;
+
+    fleet_get_sleep(app->fleet->control, &sleep);
+    if (sleep.weights)
+        return store_state_name(sleep.level >= 2 ? STORE_DROPPED : STORE_ASLEEP);
+    return store_state_name(s->n_serving > 0 ? STORE_READY : STORE_UNSYNCED);
+}
+
 static json_t *weights_json(const struct app *app, const struct fleet_stats *s)
 {
-    return json_pack("{s:s, s:o, s:o, s:s?, s:o}", "state", s->n_serving > 0 ? "ready" : "unsynced",
+    return json_pack("{s:s, s:o, s:o, s:s?, s:o}", "state", weights_state(app, s),
                      "serial", s->serial > 0 ? json_integer((json_int_t)s->serial) : json_null(),
                      "weight_version", text_or_null(s->label), "coverage",
                      fleet_last_coverage(app->fleet->control), "spec",
