@@ -44,7 +44,7 @@ static int lock_dir(struct state_dir *d, struct err *e)
     }
     n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
     if (ftruncate(d->lock_fd, 0) != 0 || pwrite(d->lock_fd, text, (size_t)n, 0) != n)
-        return refuse_call(e, "the file 'lock' in it cannot be written");
+        log_line(LOG_WARN, "state.lock", "the process id could not be written into 'lock'");
     return 0;
 }
 
