@@ -180,4 +180,8 @@ same .cuda.driver_version null
 same '.cuda.devices | length' 0
 same '.cuda.reason | startswith("libcuda.so.1 could not be loaded")' true
 
+# The configurations of the examples.
+for config in "$TESTS"/../examples/*/baton.json; do
+  check 0 --config "$config" --model "$MODEL" --listen 127.0.0.1:0
+done
 done_testing

@@ -17,7 +17,7 @@ BATON, MODEL, WORK = sys.argv[1:]
 LOG = os.path.join(WORK, "log")
 CONTROL = os.path.join(WORK, "control.sock")
 STEP = {n: os.path.join(MODEL, "checkpoints", f"step-{n:05}.safetensors") for n in (0, 100, 1500)}
-SHORT_S = 0.4  # of waits that have to end without success
+SHORT_S, ONE_S, LONG_S = 0.4, 1.5, 20.0  # of waits: without an answer, without success, else
 n_checks = 0
 
 
@@ -114,11 +114,11 @@ def lost_finish(urls):
 def slow_one(urls):
     """Servers that wait for a slower one keep their session beyond its lease."""
     real_send, real_lease, real_renew = baton.host.ask, baton.several.LEASE_S, baton.several.RENEW_S
-    baton.several.LEASE_S, baton.several.RENEW_S = 1, 0.2
+    baton.several.LEASE_S, baton.several.RENEW_S = 3, 0.3
 
     def slow(url, *args, **more):
         if url == urls[0]:
-            time.sleep(2.0)
+            time.sleep(4.0)
         return real_send(url, *args, **more)
 
     baton.host.ask = slow
@@ -140,26 +140,18 @@ def by_unix():
 
 def waits(url):
     with serve("--weights", "none") as empty:
-        if has_control(empty.url):
-            baton.wait_ready(empty.url, 20, for_="control")
-        e = refused(lambda: baton.wait_ready(empty.url, SHORT_S),
+        baton.wait_ready(empty.url, LONG_S, for_="control")
+        e = refused(lambda: baton.wait_ready(empty.url, ONE_S),
                     [empty.url, "not ready for generate", "no weights"], "timeout", retryable=True)
         same(e.status, 503, "the status of the last answer")
         threading.Timer(0.2, lambda: baton.push(STEP[0], empty.url)).start()
-        baton.wait_ready([url, empty.url], 20)
+        baton.wait_ready([url, empty.url], LONG_S)
     refused(lambda: baton.wait_ready(empty.url, SHORT_S), "connection refused", "timeout")
     refused(lambda: baton.wait_ready(url, for_="all"), "not one of generate, control")
     refused(lambda: baton.wait_ready(url, -1), "timeout_s is a number")
     with odd(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", ok("{}")) as other:
         baton.wait_ready(other.url, 5, for_="control")  # a server that has no such question
         same([line.split()[1] for line in other.seen], ["/readyz?for=control", "/readyz"], "asked")
-
-
-def has_control(url):
-    try:
-        return "ready" in baton.request(url, "GET", "/readyz?for=control")
-    except baton.BatonError:
-        return False
 
 
 def ok(body, more="", kind="application/json"):
@@ -184,8 +176,11 @@ class odd:
                 self.seen.append(connection.recv(65536).decode("latin-1").split("\r\n")[0])
                 if answer is None:
                     time.sleep(2 * SHORT_S)
-                else:
-                    connection.sendall(answer)
+                    continue
+                connection.sendall(answer)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):  # unread bytes would make the end a reset
+                    pass
 
     def __enter__(self):
         self.thread.start()
@@ -197,9 +192,9 @@ class odd:
 
 
 def odd_answers():
-    def asked(answer, words, code, **more):
+    def asked(answer, words, code, timeout=LONG_S, **more):
         with odd(answer) as server:
-            refused(lambda: baton.push(STEP[0], server.url, via="path", timeout=SHORT_S),
+            refused(lambda: baton.push(STEP[0], server.url, via="path", timeout=timeout),
                     [server.url, *words], code, **more)
 
     asked(ok('{"phase": "comm', "Content-Length: 100\r\n"), ["cut off", "/v1/status"], "connection",
@@ -209,7 +204,7 @@ def odd_answers():
     asked(ok("[]"), ["not a baton server"], "bad_answer")
     asked(b"", ["closed without an answer"], "connection", retryable=True)
     asked(b"SSH-2.0-OpenSSH_9.2\r\n", ["not HTTP", "port"], "connection", retryable=False)
-    asked(None, [f"within {SHORT_S} s"], "timeout", retryable=True)
+    asked(None, [f"within {SHORT_S} s"], "timeout", SHORT_S, retryable=True)
     asked(b"HTTP/1.1 302 Found\r\nLocation: /login\r\nContent-Length: 0\r\n\r\n",
           ["302", "not an answer of baton"], "")
     asked(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 5\r\n\r\nnginx", ["502", "nginx"], "")
