@@ -2,8 +2,10 @@
 #include "handlers/pause_controller_json.h"
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "handlers/body.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -66,6 +68,22 @@ static int new_requests_parse(bool *reject, const json_t *body, struct err *e)
     return 0;
 }
 
+/* Once in the life of the process: a trainer pauses at every step. */
+static void warn_no_lease(const struct http_request *x)
+{
+    static atomic_bool warned;
+    struct log_rec r;
+
+    if (atomic_exchange_explicit(&warned, true, memory_order_relaxed))
+        return;
+    log_begin(&r, LOG_WARN, "pause.no_lease");
+    log_actor(&r, &x->actor);
+    log_str(&r, "message",
+            "a pause without lease_s lasts until a resume, also if its client dies; "
+            "later ones are not logged");
+    log_end(&r);
+}
+
 int pause_parse(struct pause_request *req, const struct http_request *x, const json_t *body,
                 struct err *e)
 {
@@ -80,6 +98,8 @@ int pause_parse(struct pause_request *req, const struct http_request *x, const j
     if (owner[0] == '\0' || strlen(owner) > PAUSE_OWNER_MAX)
         return err_set(e, ERR_BAD_REQUEST, "/owner", "a name of %zu bytes; expected 1 to %d",
                        strlen(owner), PAUSE_OWNER_MAX);
+    if (lease_s == 0)
+        warn_no_lease(x);
     (void)snprintf(req->owner, sizeof req->owner, "%s", owner);
     req->lease_s = (uint32_t)lease_s;
     req->timeout_s = (uint32_t)timeout_s;

@@ -81,12 +81,15 @@ static bool make_empty(int status, struct http_reply *out)
     return true;
 }
 
-/* @text  emptied. Returns false without memory. */
+/* The text ends with a newline, so that a shell's prompt begins a line of its own.
+ * @text  emptied. Returns false without memory. */
 static bool make_text(int status, struct buf *text, struct http_reply *out)
 {
     size_t len;
-    char *data = buf_take(text, &len);
+    char *data;
 
+    buf_append(text, "\n", 1);
+    data = buf_take(text, &len);
     if (data == NULL)
         return false;
     *out = (struct http_reply){

@@ -20,8 +20,7 @@ enum {
     FDS_RESERVED = 576, /* descriptors kept free of connections */
     SMALL_SHARE = 16,   /* control and health get at most 1/16 of all descriptors each, */
     CONTROL_CONNECTIONS_MAX = 1024,
-    HEALTH_CONNECTIONS_MAX = 256, /* and at most this many connections */
-    TIME_TEXT_MAX = 32
+    HEALTH_CONNECTIONS_MAX = 256 /* and at most this many connections */
 };
 
 #define ROLE_BIT(role) (1U << (role))
@@ -153,6 +152,7 @@ int listeners_read(struct listeners *l, const struct config *c, struct err *e)
         return -1;
     if (read_tls(&l->tls, &identity, c, e) != 0)
         return -1;
+    l->tls_expires_s = identity != NULL ? tls_identity_expires_s(identity) : 0;
     tls_identity_unref(identity);
     return 0;
 }
@@ -322,8 +322,7 @@ bool listeners_reload_keys(struct listeners *l, char *text, size_t cap)
     return true;
 }
 
-/* "2026-12-01T10:00:00Z" */
-static void put_time(char *out, size_t cap, int64_t wall_s)
+void listeners_time_text(char *out, size_t cap, int64_t wall_s)
 {
     time_t t = (time_t)wall_s;
     struct tm tm;
@@ -336,13 +335,13 @@ static void put_time(char *out, size_t cap, int64_t wall_s)
 static void use_tls(struct listeners *l, struct tls_identity *now, char *text, size_t cap)
 {
     struct tls_identity *before = http_server_tls_identity(l->app->http_server);
-    char end[TIME_TEXT_MAX];
+    char end[LISTENERS_TIME_MAX];
     int64_t expires_s = tls_identity_expires_s(now);
 
     http_server_tls_replace(l->app->http_server, now);
     if (l->app->control_http_server != NULL)
         http_server_tls_replace(l->app->control_http_server, now);
-    put_time(end, sizeof end, expires_s);
+    listeners_time_text(end, sizeof end, expires_s);
     (void)snprintf(text, cap, "%s: %s %s", tls_identity_same(before, now) ? "unchanged" : "changed",
                    expires_s > clock_wall_s() ? "it expires at" : "it has expired at", end);
     tls_identity_unref(before);

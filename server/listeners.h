@@ -33,7 +33,8 @@ struct listeners {
     struct config_listen health_at;  /* --health-listen, if it is given */
     struct origin_rules origins;     /* of all of them */
     struct listener_ctx listener_ctx, control_listener_ctx;
-    struct tls_files tls; /* wiped once the HTTP servers have read them */
+    struct tls_files tls;  /* wiped once the HTTP servers have read them */
+    int64_t tls_expires_s; /* of the certificate that listeners_read read */
 };
 
 /* listeners_read - read and check addresses, keys and certificate, before anything listens.
@@ -63,11 +64,16 @@ bool listeners_reload_tls(struct listeners *l, char *text, size_t cap);
 void listeners_quiesce(struct listeners *l);
 bool listeners_wait_idle(struct listeners *l, uint64_t deadline_us);
 
-/* listeners_put - write the listeners' part of --check. Each address is bound for a moment, to see
- * whether it is free.
- * @c  accepted by listeners_read
+/* listeners_put - write the listeners' part of --check: addresses, each of which is bound for a
+ * moment, certificate, keys, and what requests may name.
+ * @l     of listeners_read
+ * @busy  set if an address is in use: a start would fail now, whatever else is right
  * Errors: of http_server_try, at the option; nothing is written then. */
-int listeners_put(const struct config *c, FILE *to, struct err *e);
+int listeners_put(struct listeners *l, FILE *to, struct err *busy, struct err *e);
+
+/* listeners_time_text - "2026-12-01T10:00:00Z". */
+enum { LISTENERS_TIME_MAX = 32 };
+void listeners_time_text(char *out, size_t cap, int64_t wall_s);
 
 /* listeners_log - add the addresses to the log line "serving". */
 void listeners_log(const struct listeners *l, struct log_rec *r);

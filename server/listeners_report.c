@@ -1,4 +1,5 @@
 /* What --check and the log line "serving" report of the listeners. */
+#include "base/clock.h"
 #include "base/log.h"
 #include "control/auth.h"
 #include "http/server/http_server.h"
@@ -32,25 +33,68 @@ static int try_listener(const struct listener_row *row, enum http_server_place *
     return 0;
 }
 
-int listeners_put(const struct config *c, FILE *to, struct err *e)
+enum { N_LISTENERS = 3 };
+
+static void put_addresses(const struct listener_row *rows, const enum http_server_place *places,
+                          FILE *to, struct err *busy)
 {
-    const struct listener_row rows[] = {{"--listen", c->listen},
-                                        {"--control-listen", c->control_listen},
-                                        {"--health-listen", c->health_listen}};
     static const char *const words[] = {
         [HTTP_SERVER_FREE] = "is free",
-        [HTTP_SERVER_IN_USE] = "is in use: a start would fail until the other listener is closed",
+        [HTTP_SERVER_IN_USE] = "is in use",
         [HTTP_SERVER_LEFT_OVER] = "is a socket without a listener: a start would replace it",
     };
-    enum http_server_place places[sizeof rows / sizeof rows[0]] = {HTTP_SERVER_FREE};
 
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+    for (size_t i = 0; i < N_LISTENERS; i++) {
+        if (rows[i].text == NULL)
+            continue;
+        (void)fprintf(to, "%s: %s %s\n", rows[i].option + 2, rows[i].text, words[places[i]]);
+        if (places[i] == HTTP_SERVER_IN_USE && busy->code == ERR_NONE)
+            (void)err_set(
+                busy, ERR_INTERNAL, "",
+                "%s: %.200s is in use: stop what listens there, or choose another address",
+                rows[i].option, rows[i].text);
+    }
+}
+
+static void put_tls(const struct listeners *l, FILE *to)
+{
+    char end[LISTENERS_TIME_MAX];
+
+    if (l->config->tls_cert == NULL) {
+        (void)fputs("tls: none, plain HTTP\n", to);
+        return;
+    }
+    listeners_time_text(end, sizeof end, l->tls_expires_s);
+    (void)fprintf(to, "tls: certificate %s, %s %s; key %s\n", l->config->tls_cert,
+                  l->tls_expires_s > clock_wall_s() ? "it expires at" : "it has expired at", end,
+                  l->config->tls_key);
+}
+
+static void put_keys(const struct listeners *l, FILE *to)
+{
+    if (l->config->api_key_file == NULL)
+        (void)fputs("keys: none\n", to);
+    else
+        (void)fprintf(to, "keys: %zu viewer, %zu generate, %zu control\n",
+                      auth_n_keys(l->auth, AUTH_VIEWER), auth_n_keys(l->auth, AUTH_GENERATE),
+                      auth_n_keys(l->auth, AUTH_CONTROL));
+}
+
+int listeners_put(struct listeners *l, FILE *to, struct err *busy, struct err *e)
+{
+    const struct config *c = l->config;
+    const struct listener_row rows[N_LISTENERS] = {{"--listen", c->listen},
+                                                   {"--control-listen", c->control_listen},
+                                                   {"--health-listen", c->health_listen}};
+    enum http_server_place places[N_LISTENERS] = {HTTP_SERVER_FREE};
+
+    for (size_t i = 0; i < N_LISTENERS; i++)
         if (rows[i].text != NULL && try_listener(&rows[i], &places[i], e) != 0)
             return -1;
     (void)fprintf(to, "configuration: ok, would listen on %s\n", c->listen);
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        if (rows[i].text != NULL)
-            (void)fprintf(to, "%s: %s %s\n", rows[i].option + 2, rows[i].text, words[places[i]]);
+    put_addresses(rows, places, to, busy);
+    put_tls(l, to);
+    put_keys(l, to);
     (void)fputs("allowed hosts of requests without a key: addresses, localhost", to);
     put_list(&c->allowed_host, to);
     (void)fputs("allowed origins of web pages: its own", to);

@@ -3,6 +3,7 @@
 #include "server/serve_check.h"
 
 #include "memory/copy_sum.h"
+#include "memory/memory.h"
 #include "server/config/config.h"
 #include "server/listeners.h"
 #include "server/serve.h"
@@ -12,6 +13,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { PLACE_TEXT_MAX = 32 };
 
 static void put_values(const struct serve_report *r, FILE *to)
 {
@@ -96,29 +99,40 @@ static void put_nccl(const struct nccl_info *nccl, FILE *to)
         (void)fprintf(to, "nccl: not available: %s\n", nccl->reason);
 }
 
-/* Listeners first, as a start does. */
-static int check_fleet(const struct config *config, FILE *to, struct err *e)
+/* What a staging needs in one place, beside the served version, and what there is. */
+static void put_need(const char *place, uint64_t needed, uint64_t available, FILE *to)
 {
-    struct listeners l = {0};
-    int rc = listeners_read(&l, config, e);
-
-    listeners_fini(&l);
-    return rc == 0 ? serve_fleet_check(config, to, e) : -1;
+    (void)fprintf(to, "%s: %" PRIu64 " bytes while an update is staged (two versions)", place,
+                  needed);
+    if (available == UINT64_MAX)
+        (void)fputs(", how much there is, is not known\n", to);
+    else
+        (void)fprintf(to, ", %" PRIu64 " are available%s\n", available,
+                      needed <= available ? "" : ": not enough, updates would be refused");
 }
 
-int serve_check(const struct config *config, FILE *to, struct err *e)
+static void put_memory(const struct config *config, const struct serve_report *r, FILE *to)
 {
-    struct serve_report *r = calloc(1, sizeof *r);
-    int rc = -1;
+    bool has_engine = strcmp(config->engine, "none") != 0;
+    uint64_t host = r->devices.n == 0 || r->mirror ? 2 * r->nbytes : 0;
 
-    if (r == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory to check");
-    if (config_has_upstreams(config)) {
-        rc = check_fleet(config, to, e);
-        goto out;
+    for (uint32_t rank = 0; rank < r->devices.n; rank++) {
+        const struct cuda_device *d = &r->cuda.devices[r->devices.index[rank]];
+        char place[PLACE_TEXT_MAX];
+
+        (void)snprintf(place, sizeof place, "memory of cuda:%d", d->ordinal);
+        put_need(place, 2 * r->nbytes, d->nbytes_total, to);
     }
-    if (serve_inspect(config, r, e) != 0 || listeners_put(config, to, e) != 0)
-        goto out;
+    put_need(has_engine ? "memory, with the KV cache" : "memory",
+             host + (has_engine ? config->kv_cache : 0), memory_room("").nbytes, to);
+}
+
+static void put_embedded(const struct config *config, const struct serve_report *r, FILE *to)
+{
+    (void)fputs("allowed paths: ", to);
+    for (size_t i = 0; i < config->allow_path.n; i++)
+        (void)fprintf(to, "%s%s", i > 0 ? ", " : "", config->allow_path.items[i]);
+    (void)fputs(config->allow_path.n > 0 ? "\n" : "none\n", to);
     if (config->model != NULL && strcmp(config->engine, "none") != 0)
         (void)fprintf(to, "model: %s, %" PRIu64 " tokens in its vocabulary\n", config->model,
                       r->vocab_size);
@@ -127,13 +141,44 @@ int serve_check(const struct config *config, FILE *to, struct err *e)
     (void)fprintf(to, "first weights: %s%s\n", r->has_weights ? "version " : "none, unsynced",
                   r->label);
     put_values(r, to);
+    put_memory(config, r, to);
     put_cuda(&r->cuda, to);
     put_devices(r, to);
     put_nccl(&r->nccl, to);
-    rc = fflush(to) == 0 && !ferror(to)
-             ? 0
-             : err_set_errno(e, ERR_INTERNAL, "", errno, "the report could not be written");
-out:
+}
+
+static int check_embedded(const struct config *config, struct listeners *l, FILE *to,
+                          struct err *busy, struct err *e)
+{
+    struct serve_report *r = calloc(1, sizeof *r);
+    int rc = -1;
+
+    if (r == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to check");
+    if (serve_inspect(config, r, e) == 0 && listeners_put(l, to, busy, e) == 0) {
+        put_embedded(config, r, to);
+        rc = fflush(to) == 0 && !ferror(to)
+                 ? 0
+                 : err_set_errno(e, ERR_INTERNAL, "", errno, "the report could not be written");
+    }
     free(r);
     return rc;
+}
+
+/* Listeners first, as a start does. */
+int serve_check(const struct config *config, FILE *to, struct err *e)
+{
+    struct listeners l = {0};
+    struct err busy = {0};
+    int rc = listeners_read(&l, config, e);
+
+    if (rc == 0 && config_has_upstreams(config))
+        rc = serve_fleet_check(&l, to, &busy, e);
+    else if (rc == 0)
+        rc = check_embedded(config, &l, to, &busy, e);
+    listeners_fini(&l);
+    if (rc != 0 || busy.code == ERR_NONE)
+        return rc;
+    *e = busy;
+    return -1;
 }

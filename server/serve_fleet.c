@@ -229,8 +229,9 @@ static void put_spec(const struct model_spec *spec, const char *from, FILE *to)
                     to);
 }
 
-int serve_fleet_check(const struct config *c, FILE *to, struct err *e)
+int serve_fleet_check(struct listeners *l, FILE *to, struct err *busy, struct err *e)
 {
+    const struct config *c = l->config;
     struct upstreams_cfg cfg = cfg_of(c);
     struct upstreams *u = NULL;
     struct model_spec *spec = NULL;
@@ -244,7 +245,7 @@ int serve_fleet_check(const struct config *c, FILE *to, struct err *e)
         model_spec_free(spec);
         return -1;
     }
-    if (listeners_put(c, to, e) != 0) {
+    if (listeners_put(l, to, busy, e) != 0) {
         model_spec_free(spec);
         upstreams_free(u);
         return -1;

@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
+struct listeners;
 struct log_rec;
 
 /* serve_fleet_start_executors - start fleet->operation_executor, pause, resume and abort: the
@@ -32,7 +33,7 @@ bool serve_fleet_reload(struct app_fleet *fleet, char *text, size_t cap);
 void serve_fleet_log(const struct app_fleet *fleet, struct log_rec *r);
 
 /* serve_fleet_check - for --check: read what a start in front of a fleet would read, and write what
- * it is. Errors: of a start; ERR_INTERNAL if `to` fails. */
-int serve_fleet_check(const struct config *c, FILE *to, struct err *e);
+ * it is. @l and @busy as of listeners_put. Errors: of a start; ERR_INTERNAL if `to` fails. */
+int serve_fleet_check(struct listeners *l, FILE *to, struct err *busy, struct err *e);
 
 #endif

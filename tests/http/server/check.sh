@@ -29,8 +29,10 @@ no_context() {
 # What it would start with; nothing listens.
 check 0 --model "$MODEL" --weights "$CHECKPOINTS/step-00000.safetensors" --weight-version step-0 \
   --cuda-library "$FAKE"
-has "configuration: ok, would listen on 127.0.0.1:8700"
-has "listen: 127.0.0.1:8700 is " # free or not: other servers may run here
+has "configuration: ok, would listen on 127.0.0.1:0"
+has "tls: none, plain HTTP"
+has "keys: none"
+has "allowed paths: none"
 has "values of the first weights: read, all are finite"
 has "first weights: version step-0"
 has "cuda: available, driver for CUDA 13.0, 2 devices"
@@ -38,6 +40,22 @@ has "cuda:1: Fake GPU, GPU-fa6ec0da-0000-4000-8000-000000000001, 1000000 bytes, 
 no_context
 NBYTES=$(sed --quiet 's/^weights: [0-9]* tensors, \([0-9]*\) bytes in each version$/\1/p' "$WORK/body")
 [[ -n $NBYTES ]] || fail "it does not say what the weights need: $(cat "$WORK/body")"
+KV=$((256 << 20))
+has "memory, with the KV cache: $((2 * NBYTES + KV)) bytes while an update is staged (two versions), "
+has " are available"
+
+# What it would listen with: the certificate, keys by role, allowed paths; memory that is not there.
+openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "$WORK/key.pem" -out "$WORK/cert.pem" \
+  -days 30 -subj /CN=localhost 2>/dev/null
+printf 'viewer viewer-0123456789abcdef\ncontrol control-0123456789abcdef\n' >"$WORK/keys"
+chmod 600 "$WORK/keys"
+check 0 --model "$MODEL" --weights none --tls-cert "$WORK/cert.pem" --tls-key "$WORK/key.pem" --api-key-file "$WORK/keys" \
+  --allow-path "$WORK" --allow-path /tmp --kv-cache 900TiB
+end=$(date --utc --date="$(openssl x509 -in "$WORK/cert.pem" -noout -enddate | cut --delimiter== --fields=2)" +%FT%TZ)
+has "tls: certificate $WORK/cert.pem, it expires at $end; key $WORK/key.pem"
+has "keys: 1 viewer, 0 generate, 1 control"
+has "allowed paths: $WORK, /tmp"
+has ": not enough, updates would be refused"
 
 # The place of the word among the options does not matter; one of its own it is not.
 check 0 --model "$MODEL" --weights none --check --cuda-library "$FAKE"
@@ -148,8 +166,9 @@ has "control-listen: unix:$WORK/c is a socket without a listener: a start would 
 [[ -S $WORK/c ]] || fail "a socket that was there has been removed"
 rm "$WORK/c"
 : >"$WORK/c"
-check 0 --model "$MODEL" --weights none --control-listen "unix:$WORK/c"
+check 1 --model "$MODEL" --weights none --control-listen "unix:$WORK/c"
 has "control-listen: unix:$WORK/c is in use"
+has "baton: --control-listen: unix:$WORK/c is in use: stop what listens there, or choose another address"
 [[ -f $WORK/c ]] || fail "a file that was there has been removed"
 rm "$WORK/c"
 check 2 --model "$MODEL" --weights none --control-listen "unix:$WORK/nobody/c"
@@ -168,8 +187,11 @@ same .cuda.reason null
 same '[.cuda.devices[] | "\(.index) \(.name) \(.uuid) \(.nbytes_total)"] | join(";")' \
   "0 Fake GPU GPU-fa6ec0da-0000-4000-8000-000000000000 1000000;1 Fake GPU GPU-fa6ec0da-0000-4000-8000-000000000001 1000000"
 same .weights.nbytes "$NBYTES"
-check 0 --model "$MODEL" --weights none --listen "${URL#http://}" --cuda-library "$FAKE"
-has "listen: ${URL#http://} is in use: a start would fail"
+check 1 --model "$MODEL" --weights none --listen "${URL#http://}" --cuda-library "$FAKE"
+has "baton: --listen: ${URL#http://} is in use: stop what listens there"
+check 1 --upstream http://127.0.0.1:1 --health-listen "${URL#http://}"
+has "baton: --health-listen: ${URL#http://} is in use"
+has "upstream: http://127.0.0.1:1, baton"
 stop_server
 no_context
 

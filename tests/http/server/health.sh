@@ -19,6 +19,15 @@ expect 200 GET /health --header 'X-Request-Id: no good id'
 expect 200 GET /v1/status
 same .boot_id "$BOOT_ID"
 same .life serving
+[[ $(tail --bytes=1 "$WORK/body" | od --address-radix=n --format=x1) == ' 0a' ]] || fail "the JSON does not end with a newline"
+post 200 /v1/pause '{"lease_s": 60}'
+! grep --quiet pause.no_lease "$WORK/log" || fail "a pause with a lease is warned of"
+post 200 /v1/pause '{}'
+post 200 /v1/resume '{}'
+post 200 /v1/pause '{}'
+post 200 /v1/resume '{}'
+[[ $(grep --count '"event":"pause.no_lease"' "$WORK/log") == 1 ]] || fail "pauses without a lease are not logged once"
+expect 200 GET /v1/status
 same .ready true
 same .weights.state ready
 same .weights.weight_version step-0

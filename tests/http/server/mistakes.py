@@ -76,9 +76,9 @@ COMMANDS = [
 GOOD = [
     ("-V", "baton "), ("--version", "baton "), ("version", "baton "),
     ("help", "usage: baton serve DIR"), ("--help", "usage: baton serve DIR"), ("-h", "usage:"),
-    ("serve {m} --check --weights none", "configuration: ok"),
-    ("serve --check {m} --weights=none", "configuration: ok"),
-    ("serve --check {w}/bin --weights none", "first weights: none"),
+    ("BATON_LISTEN=127.0.0.1:0 serve {m} --check --weights none", "configuration: ok"),
+    ("BATON_LISTEN=127.0.0.1:0 serve --check {m} --weights=none", "configuration: ok"),
+    ("BATON_LISTEN=127.0.0.1:0 serve --check {w}/bin --weights none", "first weights: none"),
 ]
 
 JSON, TENSORS = "application/json", "application/vnd.safetensors"
@@ -222,7 +222,7 @@ def commands(baton, model, work):
         found, text, _ = run(baton, words, where)
         tally.check(words, found, 0, text, [said])
     links = " ".join(f"{name}={value}" for name, value in SERVICE_LINKS.items())
-    found, _, text = run(baton, f"{links} serve {{m}} --check --weights none", where)
+    found, _, text = run(baton, f"{links} BATON_LISTEN=127.0.0.1:0 serve {{m}} --check --weights none", where)
     tally.check("variables of a Kubernetes service", (found, text), (0, ""), text, [])
     tally.end()
 
