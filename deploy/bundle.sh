@@ -9,6 +9,10 @@ programs=("$@")
 if ((${#programs[@]} == 0)); then
   programs=("$build/baton")
 fi
+command -v patchelf >/dev/null || {
+  echo "bundle.sh: patchelf is not installed: deploy/setup.sh package" >&2
+  exit 1
+}
 
 # The libraries of glibc, which every machine has.
 glibc='^(linux-vdso|ld-linux-x86-64|libc|libm|libdl|librt|libpthread|libresolv|libnss_.*)\.so'
