@@ -2,6 +2,7 @@
 #include "fleet/members/fleet_priv.h"
 
 #include "base/clock.h"
+#include "fleet/fleet_result.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -107,6 +108,17 @@ static void fence_dirty_locked(const struct fleet *f, struct upstream *u)
 
 static const char not_ready_prefix[] = "it is not ready: ";
 
+/* The error has the code of the engine's own reason. */
+static void set_not_ready_error(struct upstream *u)
+{
+    enum err_code code = fleet_wire_code(u->report.not_ready);
+    struct err why = {0};
+
+    (void)err_set(&why, code != ERR_NONE ? code : ERR_UNSYNCED, "", "%s%s", not_ready_prefix,
+                  u->report.not_ready);
+    fleet_set_error(u, &why);
+}
+
 void fleet_probe_ok(struct fleet *f, size_t upstream, const struct upstream_report *report)
 {
     struct upstream *u = &f->upstreams[upstream];
@@ -129,7 +141,7 @@ void fleet_probe_ok(struct fleet *f, size_t upstream, const struct upstream_repo
         strncmp(u->error.msg, not_ready_prefix, sizeof not_ready_prefix - 1) == 0)
         err_clear(&u->error);
     if (u->error.code == ERR_NONE && u->report.not_ready[0] != '\0')
-        FLEET_SET_ERROR(u, "%s%s", not_ready_prefix, u->report.not_ready);
+        set_not_ready_error(u);
     fleet_change_end(f, &c);
 }
 

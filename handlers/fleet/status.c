@@ -117,8 +117,8 @@ static const char *weights_state(const struct app *app, const struct fleet_stats
 
 static json_t *weights_json(const struct app *app, const struct fleet_stats *s)
 {
-    return json_pack("{s:s, s:o, s:o, s:s?, s:o}", "state", weights_state(app, s),
-                     "serial", s->serial > 0 ? json_integer((json_int_t)s->serial) : json_null(),
+    return json_pack("{s:s, s:o, s:o, s:s?, s:o}", "state", weights_state(app, s), "serial",
+                     s->serial > 0 ? json_integer((json_int_t)s->serial) : json_null(),
                      "weight_version", text_or_null(s->label), "coverage",
                      fleet_last_coverage(app->fleet->control), "spec",
                      fleet_spec_json(app->fleet->control));

@@ -350,7 +350,7 @@ static void test_engine_added_after_an_update_is_unsynced(void **cmocka_state)
 /* It gets no requests, and those that run there may finish. */
 static void test_engine_that_is_not_ready_gets_no_requests(void **cmocka_state)
 {
-    struct upstream_report report = {.process = "p", .not_ready = "draining"};
+    struct upstream_report report = {.process = "p", .not_ready = "non_finite_logits"};
     struct fleet *f = fleet_alive(2);
     struct upstream_info info;
     struct requester a, b;
@@ -361,7 +361,8 @@ static void test_engine_that_is_not_ready_gets_no_requests(void **cmocka_state)
     fleet_probe_ok(f, 0, &report);
     assert_string_equal(state(f, 0), "not_ready");
     fleet_info(f, 0, &info);
-    assert_non_null(strstr(info.error.msg, "draining"));
+    assert_non_null(strstr(info.error.msg, "non_finite_logits"));
+    assert_int_equal(info.error.code, ERR_LOGITS);
     assert_int_equal(left[0], 0);
     assert_int_equal(acquire(f, &b, ""), 1);
     fleet_permit_release(f, &b.ticket);
