@@ -37,6 +37,7 @@ static struct {
     bool made; /* log_open's thread only, as the next one */
     pthread_t writer;
     atomic_int fd;                  /* relaxed; set before the writer starts */
+    atomic_bool text, color;        /* relaxed; set before the writer starts */
     atomic_int least;               /* relaxed; a filter */
     atomic_uint_fast64_t n_dropped; /* relaxed; a gauge */
     atomic_bool open;               /* release after the lock was made; acquire by log_end, which
@@ -59,6 +60,25 @@ static void write_all(const char *text, size_t len)
     }
 }
 
+static void write_line(const char *json, size_t len)
+{
+    char text[LOG_LINE_MAX + 64]; /* of colours; names have no quotes, so it is shorter otherwise */
+
+    if (!atomic_load_explicit(&g.text, memory_order_relaxed)) {
+        write_all(json, len);
+        return;
+    }
+    len = log_text(text, sizeof text, json, len,
+                   atomic_load_explicit(&g.color, memory_order_relaxed));
+    write_all(text, len);
+}
+
+void log_set_text(bool text, bool color)
+{
+    atomic_store_explicit(&g.text, text, memory_order_relaxed);
+    atomic_store_explicit(&g.color, color, memory_order_relaxed);
+}
+
 static void *writer_main(void *arg)
 {
     static struct slot line; /* the writer is one thread */
@@ -74,7 +94,7 @@ static void *writer_main(void *arg)
         g.head = (g.head + 1) % LOG_RING_LINES;
         g.n--;
         mtx_unlock(&g.lock);
-        write_all(line.text, line.len);
+        write_line(line.text, line.len);
         mtx_lock(&g.lock);
     }
     mtx_unlock(&g.lock);
@@ -302,7 +322,7 @@ static void close_record(struct log_rec *r)
 static void send_record(const struct log_rec *r)
 {
     if (log_enabled(r->level) && !enqueue(r->text, r->len))
-        write_all(r->text, r->len);
+        write_line(r->text, r->len);
 }
 
 void log_end(struct log_rec *r)

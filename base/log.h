@@ -1,4 +1,4 @@
-/* Structured log: one JSON object a line, on standard error.
+/* Structured log: one JSON object a line, on standard error; or a text line, for people.
  *
  * A line is built in a bounded record on the caller's stack and handed to one writer thread through
  * a bounded ring. When the ring is full, lines are dropped and counted, and the next line that
@@ -22,6 +22,14 @@ struct log_rec {
     const char *event; /* borrowed; static */
     char text[LOG_LINE_MAX];
 };
+
+/* log_set_text - write lines as text from now on, for --log-format text. Threads: main, before
+ * log_open. */
+void log_set_text(bool text, bool color);
+
+/* log_text - a line of the log as text, with its newline; cut at `cap`. Returns: its length.
+ * @json  [len] as log_end makes it */
+size_t log_text(char *out, size_t cap, const char *json, size_t len, bool color);
 
 /* log_open - start the writer thread; lines logged before or after go out directly.
  * @fd     borrowed; written until log_close

@@ -12,6 +12,7 @@
 
 #include <jansson.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -90,6 +91,16 @@ static void error_print(const struct config *c, const struct err *e)
     (void)fprintf(stderr, "baton: %s%s%s\n", where, where[0] != '\0' ? ": " : "", e->msg);
 }
 
+/* As --log-format says, or for people where a person looks. */
+static void choose_log_format(const struct config *c)
+{
+    const char *no_color = getenv("NO_COLOR");
+    bool terminal = isatty(STDERR_FILENO) == 1;
+    bool text = c->log_format != NULL ? strcmp(c->log_format, "text") == 0 : terminal;
+
+    log_set_text(text, terminal && (no_color == NULL || no_color[0] == '\0'));
+}
+
 static int serve_run(const struct config *c, bool check)
 {
     struct err e = {0};
@@ -103,6 +114,7 @@ static int serve_run(const struct config *c, bool check)
     json_object_seed(0); /* first objects would race to set, and the environment */
     nccl_environment();
     signals_block();
+    choose_log_format(c);
     if (log_open(STDERR_FILENO, least, &e) != 0) {
         error_print(c, &e);
         return 1;

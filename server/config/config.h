@@ -196,6 +196,9 @@ enum { CONFIG_LIST_MAX = 256 };
       "after SIGTERM and --drain-delay, longest time for running work and an open "                \
       "update to end")                                                                             \
     X(STR, log_level, "log-level", "LEVEL", "info", 0, 0, "debug, info, warn or error")            \
+    X(STR, log_format, "log-format", "FORMAT", "", 0, 0,                                           \
+      "json, or text: lines for people; default: text, coloured unless NO_COLOR is set, if "       \
+      "standard error is a terminal, else json")                                                   \
     X(STR, access_log, "access-log", "WHICH", "all", 0, 0,                                         \
       "requests that have a line in the log: off, errors (status 400 and above) or all; "          \
       "refused and failed updates, refused keys and changes of health always have one")

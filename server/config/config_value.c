@@ -20,6 +20,7 @@ const struct config_option config_options[CONFIG_N_OPTIONS] = {
 /* Options whose text is one of a few words. */
 static const char *const engine_words[] = {"embedded", "none", NULL};
 static const char *const access_words[] = {"off", "errors", "all", NULL};
+static const char *const format_words[] = {"json", "text", NULL};
 static const char *const level_words[] = {"debug", "info", "warn", "error", NULL};
 static const char *const on_update_words[] = {"continue", "finish", "recompute", NULL};
 static const char *const logprobs_words[] = {"raw_logprobs", "processed_logprobs", NULL};
@@ -27,9 +28,10 @@ static const char *const non_finite_words[] = {"refuse", "warn", "allow", NULL};
 static const struct {
     const char *flag;
     const char *const *words;
-} choices[] = {{"engine", engine_words},       {"access-log", access_words},
-               {"log-level", level_words},     {"logprobs-mode", logprobs_words},
-               {"on-update", on_update_words}, {"non-finite", non_finite_words}};
+} choices[] = {{"engine", engine_words},          {"access-log", access_words},
+               {"log-format", format_words},      {"log-level", level_words},
+               {"logprobs-mode", logprobs_words}, {"on-update", on_update_words},
+               {"non-finite", non_finite_words}};
 
 /* Strings live as long as the config: a list of blocks, freed together. */
 struct text {

@@ -8,8 +8,10 @@ import hashlib
 import http.client
 import json
 import os
+import pty
 import socket
 import struct
+import subprocess
 import sys
 import time
 
@@ -199,6 +201,26 @@ def peer_of_a_unix_socket():
             log.one("request", route="/v1/pause", peer=f"unix:uid={os.getuid()}")
 
 
+def text_for_people():
+    """On a terminal by default, coloured; as told elsewhere."""
+    command = [BATON, "serve", "--listen", "127.0.0.1:0", "--model", MODEL, "--weights", FIRST, "--weight-version", "a b"]
+    for options, environment, is_text, is_coloured in (((), {}, True, True), ((), {"NO_COLOR": "1"}, True, False),
+                                                       (("--log-format", "json"), {}, False, False)):
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen([*command, *options], stderr=theirs, env={**os.environ, **environment})
+        os.close(theirs)
+        seen = b""
+        while b"serving" not in seen:
+            seen += os.read(ours, 65536)
+        process.kill()
+        process.wait()
+        os.close(ours)
+        line = next(one for one in seen.splitlines() if b"update.committed" in one)
+        assert line.startswith(b"{") != is_text and (b"\x1b[32mINFO" in line) == is_coloured, line
+        if is_text:
+            assert b' weight_version="a b" ' in line and b" source=path " in line and b" serial=1 " in line, line
+
+
 # ---- in front of a fleet ----
 
 def a_fleet():
@@ -233,7 +255,7 @@ def a_fleet():
             d.must_be_fresh = False
 
 
-for case in (names_who_did_it, one_line_for_each_failure, history_is_bounded, probes_and_floods, peer_of_a_unix_socket,
+for case in (names_who_did_it, one_line_for_each_failure, history_is_bounded, probes_and_floods, peer_of_a_unix_socket, text_for_people,
              a_fleet):
     case()
     print(case.__name__, flush=True)

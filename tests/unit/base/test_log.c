@@ -242,9 +242,32 @@ static void test_close_while_others_log(void **state)
     (void)close(fd);
 }
 
+static void test_log_text(void **state)
+{
+    static const char
+        json[] = "{\"ts\":\"12:00Z\",\"level\":\"warn\",\"event\":\"x.y\",\"a\":\"one two\","
+                 "\"b\":\"\\\"\\u001b\",\"n\":12,\"w\":\"/v1/x\",\"e\":\"\",\"t\":true}\n",
+        text[] = "12:00Z WARN  x.y a=\"one two\" b=\"\\\"\\u001b\" n=12 w=/v1/x e=\"\" t=true\n";
+    char out[256];
+    size_t n;
+
+    (void)state;
+    n = log_text(out, sizeof out, json, sizeof json - 1, false);
+    assert_int_equal(n, sizeof text - 1);
+    assert_memory_equal(out, text, n);
+    for (size_t cap = 1; cap < sizeof text; cap++) { /* cut, with a newline */
+        n = log_text(out, cap, json, sizeof json - 1, false);
+        assert_int_equal(n, cap);
+        assert_int_equal(out[n - 1], '\n');
+    }
+    for (size_t len = 1; len < sizeof json - 1; len++) /* nothing outside of it is read */
+        assert_true(log_text(out, sizeof out, json, len, true) < sizeof out);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_log_text),
         cmocka_unit_test(test_hostile_bytes),
         cmocka_unit_test(test_long_values_are_left_out),
         cmocka_unit_test(test_drops_are_counted_and_told),
