@@ -122,7 +122,7 @@ class History:
         self.contents = {}  # of serials
         self.answered = None  # (label, content) of the last answer
         self.in_flight = None  # one without an answer, or None
-        self.counts = {"ready": 0, "in flight": 0, "not ready": 0, "during start": 0, "snapshots": 0}
+        self.counts = {"ready": 0, "in flight": 0, "not ready": 0, "during start": 0, "during check": 0, "snapshots": 0}
 
     def saw(self, serial, content):
         if self.contents.setdefault(serial, content) != content:
@@ -248,13 +248,16 @@ def call_round(history, calls, number):
     calls.arm(at if from_start else 0, kill)
     server = Server.running = Server(calls.env())
     status = server.wait_serving()
-    if status is not None:
-        history.check(status)
-        if not from_start:
-            calls.arm(at, kill)
-        train(history, N_SNAPSHOTS > 0)
-    else:
-        history.counts["during start"] += 1
+    try:
+        if status is not None:
+            history.check(status)
+            if not from_start:
+                calls.arm(at, kill)
+            train(history, N_SNAPSHOTS > 0)
+        else:
+            history.counts["during start"] += 1
+    except (OSError, http.client.HTTPException):
+        history.counts["during check"] += 1  # the first snapshot was being written
     server.ended()
 
 
