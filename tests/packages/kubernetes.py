@@ -28,14 +28,14 @@ def options_of(container):
 
 
 def check_program(baton, cuda, container, where, paths):
-    """The paths in the container's arguments are replaced by those of this machine."""
+    """The paths in the container's arguments are replaced by those of this machine, and its ports by free ones."""
     command = [baton, "serve", "--check"]
     if "device" in options_of(container):
         command.append(f"--cuda-library={cuda}")
     for arg in container["args"]:
         for inside, outside in paths.items():
             arg = re.sub(rf"={re.escape(inside)}$", "=" + outside, arg)
-        command.append(arg)
+        command.append(re.sub(r"^(--[a-z-]*listen=.*):\d+$", r"\1:0", arg))
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     check(done.returncode == 0, f"{where}: {' '.join(command)}: {done.stderr}{done.stdout}")
     check("configuration: ok" in done.stdout, f"{where}: {done.stdout}")
