@@ -168,10 +168,22 @@ static struct error_record *error_place_locked(struct history *h, const char *ro
     return &h->errors[h->n_errors - 1];
 }
 
+static void put_error_event(const char *route, const struct err *e, uint64_t n)
+{
+    struct log_rec r;
+
+    log_begin(&r, LOG_DEBUG, "error"); /* the line of the request has the same */
+    log_str(&r, "route", route);
+    log_err(&r, e);
+    log_u64(&r, "count", n);
+    log_event(&r);
+}
+
 void history_add_error(struct history *h, const char *route, const struct err *e)
 {
-    uint64_t now = clock_wall_us();
+    uint64_t now = clock_wall_us(), n;
     struct error_record *r;
+    bool tell;
 
     mtx_lock(&h->lock);
     r = error_place_locked(h, route, e->code);
@@ -180,7 +192,13 @@ void history_add_error(struct history *h, const char *route, const struct err *e
     r->last_at_us = now;
     memcpy(r->param, e->field, sizeof r->param);
     memcpy(r->message, e->msg, sizeof r->message);
+    n = r->n;
+    tell = now - r->event_at_us >= HISTORY_ERROR_EVENT_US;
+    if (tell)
+        r->event_at_us = now;
     mtx_unlock(&h->lock);
+    if (tell)
+        put_error_event(route, e, n);
 }
 
 size_t history_errors(struct history *h, struct error_record *out)

@@ -14,7 +14,11 @@
 struct history;
 struct metrics;
 
-enum { HISTORY_UPDATES_MAX = 32, HISTORY_ERRORS_MAX = 32 };
+enum {
+    HISTORY_UPDATES_MAX = 32,
+    HISTORY_ERRORS_MAX = 32,
+    HISTORY_ERROR_EVENT_US = 1000000 /* between two events about one record */
+};
 
 enum update_outcome { OUTCOME_COMMITTED, OUTCOME_ABORTED, OUTCOME_REFUSED };
 const char *update_outcome_name(enum update_outcome outcome);
@@ -49,6 +53,7 @@ struct error_record {
     const char *route; /* static: "POST /v1/pause" as its pattern; NULL: no route matched */
     char param[ERR_FIELD_MAX], message[ERR_MSG_MAX]; /* of the last one */
     uint64_t first_at_us, last_at_us;                /* wall clock */
+    uint64_t event_at_us;                            /* of the last event `error` about it */
     uint64_t n;
 };
 
@@ -63,7 +68,8 @@ void history_add_update(struct history *h, const struct update_record *r);
 
 /* history_add_error - keep an error that a request was answered with, or that ended an update. The
  * same code at the same route is one record; of too many, the one that was last seen longest ago is
- * forgotten. @route  static, or NULL. Threads and blocking: as above. */
+ * forgotten. An event `error` tells of it, for each record at most once in HISTORY_ERROR_EVENT_US.
+ * @route  static, or NULL. Threads and blocking: as above. */
 void history_add_error(struct history *h, const char *route, const struct err *e);
 
 /* history_updates, history_errors - copy the records, the oldest (the one last seen longest ago)

@@ -106,6 +106,11 @@ def changes(server):
         server.post("/v1/unload_lora_adapter", {"lora_name": "shout"})
         seen = s.until("lora.loaded", "lora.unloaded")
         assert seen[-1][2]["lora_name"] == "shout", seen
+        push(server, "nothing", "refused", 404)
+        both = {name: data for _, name, data in (next(iter(s)) for _ in range(2))}
+        assert both.keys() == {"update.refused", "error"}, both
+        error = both["error"]
+        assert (error["code"], error["route"], error["count"]) == ("not_found", "/v1/update_weights", 1), error
         return ids
 
 
