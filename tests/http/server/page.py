@@ -99,11 +99,11 @@ def live(server, browser):
     browser.until(f"document.querySelector('#updatestate').innerText === {json.dumps(update)}")
     server.post("/v1/update_weights/abort", {"update_id": update, "reason": EVIL})
     browser.until("document.querySelector('#updates').innerText.includes('aborted')")
-    browser.until("document.querySelector('#errors a').getAttribute('href') === 'docs#error-conflict'")
+    browser.until("document.querySelector('#errors a[href=\"docs#error-conflict\"]') !== null")
     push(server, "nothing", "step-9", 404)
     browser.until("document.querySelector('#updates tbody tr').innerText.includes('refused')")
     browser.until("document.querySelector('#updates tbody tr').innerText.includes('step-nothing.safetensors')")
-    browser.until("document.querySelector('#errors a').getAttribute('href') === 'docs#error-not_found'")
+    browser.until("document.querySelector('#errors a[href=\"docs#error-not_found\"]') !== null")
     browser.until("document.querySelectorAll('#timeline rect title').length > 4")
     assert browser.js("document.querySelectorAll('img, iframe').length") == 0 and browser.js("window.owned") is None
     assert EVIL[:20] in browser.text()
