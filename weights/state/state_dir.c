@@ -58,7 +58,26 @@ static int open_dir(struct state_dir *d, struct err *e)
     return lock_dir(d, e);
 }
 
-/* A missing journal beside snapshots was lost: before the first snapshot there is an entry. */
+/* Every version is in the journal before it has a snapshot, and the journal's serial only grows. If
+ * it does not fit to the snapshots, it was lost, or an older one was put back: it does not say what
+ * was served last, and a version that continued it would get the serial of another snapshot. */
+static void compare_journal(struct state_found *f)
+{
+    uint64_t newest = f->snapshots.n > 0 ? f->snapshots.serials[0] : 0;
+
+    if (f->journal == JOURNAL_NONE && newest > 0)
+        (void)err_set(&f->damage, ERR_NOT_FOUND, "", "it is missing, and there are snapshots");
+    else if (f->journal == JOURNAL_READ && newest > f->entry.serial)
+        (void)err_set(
+            &f->damage, ERR_MISMATCH, "",
+            "it names serial %llu, and there is a snapshot of serial %llu: it is an older "
+            "one that was put back",
+            (unsigned long long)f->entry.serial, (unsigned long long)newest);
+    else
+        return;
+    f->journal = JOURNAL_DAMAGED;
+}
+
 static int look_around(struct state_dir *d, struct err *e)
 {
     struct state_found *f = &d->found;
@@ -68,10 +87,7 @@ static int look_around(struct state_dir *d, struct err *e)
     if (snapshot_list_read(&f->snapshots, d->dirfd, e) != 0)
         return -1;
     f->journal = journal_read(&f->entry, d->path, &f->damage);
-    if (f->journal == JOURNAL_NONE && f->snapshots.n > 0) {
-        f->journal = JOURNAL_DAMAGED;
-        (void)err_set(&f->damage, ERR_NOT_FOUND, "", "it is missing, and there are snapshots");
-    }
+    compare_journal(f);
     if (f->journal != JOURNAL_READ) {
         id_make(d->state_id);
         return 0;

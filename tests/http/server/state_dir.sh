@@ -148,6 +148,29 @@ start_server --model "$MODEL/../tiny-qwen2" --state-dir "$STATE"
 not_ready 'is of another model'
 stop_server
 
+# A journal that a backup, or a disk that lost it, took back: the snapshots of the versions after it stay, and the
+# next versions would get their serials.
+BACK=$WORK/taken-back
+serve_back() { start_server --model "$MODEL" --weights none --state-dir "$BACK" --snapshot 2 "$@"; }
+serve_back
+push step-00000 one
+wait_snapshot 1
+cp "$BACK/journal.json" "$WORK/journal"
+push step-00100 two
+wait_snapshot 2
+stop_server
+cp "$WORK/journal" "$BACK/journal.json"
+serve_back
+not_ready 'it names serial 1, and there is a snapshot of serial 2'
+push step-01500 two-again
+same .serial 3
+wait_snapshot 3
+kill_server
+cp "$WORK/journal" "$BACK/journal.json"
+serve_back --serve-base
+serves step-01500 two-again
+stop_server
+
 # A journal that cannot be written: the update fails, and what was served is served.
 serve_state --serve-base
 mkdir "$STATE/journal.tmp"
