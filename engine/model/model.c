@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "engine/kernels/attention.h"
+#include "engine/kernels/linear.h"
 #include "engine/lora/adapter_apply.h"
 #include "engine/model/model_tensors.h"
 
@@ -16,12 +17,7 @@
 #include <string.h>
 
 enum {
-    LINEAR_WORK_MIN = 65536,   /* multiply-adds that are worth a thread */
-    LINEAR_PART_WORK = 262144, /* of a part, when there are several for each thread */
-    LINEAR_PARTS_MAX = 16,     /* of one region for each thread, to even out */
-    ROWS_WORK_MIN = 8192,      /* elements */
-    LINEARS_MAX = 3,           /* in one region */
-    BIAS_BLOCK = 64,
+    ROWS_WORK_MIN = 8192, /* elements */
     ACTIVATION_ALIGN = 64
 };
 
@@ -299,13 +295,6 @@ static void step_norm(struct step *s, uint32_t weight)
     s->add_delta = true;
 }
 
-struct linear {
-    struct matmul product;
-    uint32_t n;       /* outputs */
-    const void *bias; /* [n], or NULL */
-    enum dtype bias_dtype;
-};
-
 static struct linear linear_of(const struct step *s, uint32_t weight, uint32_t bias, const float *x,
                                uint32_t n_rows, float *y, size_t ldy)
 {
@@ -327,78 +316,6 @@ static struct linear linear_of(const struct step *s, uint32_t weight, uint32_t b
     return l;
 }
 
-static void add_bias(const struct linear *l, uint32_t first, uint32_t last)
-{
-    size_t nbytes = dtype_nbytes(l->bias_dtype);
-    float b[BIAS_BLOCK];
-
-    for (size_t at = first; at < last; at += BIAS_BLOCK) {
-        size_t n = last - at < BIAS_BLOCK ? last - at : BIAS_BLOCK;
-
-        kernels_widen(b, (const char *)l->bias + at * nbytes, l->bias_dtype, n);
-        for (size_t r = 0; r < l->product.m; r++) {
-            float *y = l->product.y + r * l->product.ldy + at;
-
-            for (size_t i = 0; i < n; i++)
-                y[i] += b[i];
-        }
-    }
-}
-
-/* Several layers over the same input, their outputs numbered through. */
-struct linears {
-    const struct kernels *kernels;
-    struct linear list[LINEARS_MAX];
-    uint32_t n;
-};
-
-static void linears_part(void *arg, uint32_t thread, uint32_t first, uint32_t last)
-{
-    const struct linears *ls = arg;
-    uint32_t base = 0;
-
-    (void)thread;
-    for (uint32_t i = 0; i < ls->n && base < last; base += ls->list[i++].n) {
-        const struct linear *l = &ls->list[i];
-        uint32_t from = first > base ? first - base : 0;
-        uint32_t to = last - base < l->n ? last - base : l->n;
-
-        if (from >= to)
-            continue;
-        kernels_matmul(ls->kernels, &l->product, from, to);
-        if (l->bias != NULL)
-            add_bias(l, from, to);
-    }
-}
-
-/* Parts of one size, equally many for each thread. Few parts, because each begins slowly: none of
- * its weights are in a cache. Several, so that the others can do the work of a late thread. */
-static uint32_t linears_grain(uint32_t n_outputs, uint64_t work, uint32_t n_threads)
-{
-    uint64_t n_parts = n_outputs * work / LINEAR_WORK_MIN, grain;
-
-    if (n_parts > n_threads) {
-        n_parts = n_outputs * work / LINEAR_PART_WORK / n_threads;
-        n_parts = n_parts < 1 ? 1 : n_parts > LINEAR_PARTS_MAX ? LINEAR_PARTS_MAX : n_parts;
-        n_parts *= n_threads;
-    }
-    grain = n_parts < 1 ? n_outputs : (n_outputs + n_parts - 1) / n_parts;
-    return (uint32_t)((grain + KERNELS_GRAIN - 1) / KERNELS_GRAIN * KERNELS_GRAIN);
-}
-
-/* Outputs are split among the threads, never the sums. */
-static void linears_run(struct model *m, struct linears *ls)
-{
-    uint64_t work = (uint64_t)ls->list[0].product.m * ls->list[0].product.k;
-    uint32_t total = 0;
-
-    ls->kernels = m->kernels;
-    for (uint32_t i = 0; i < ls->n; i++)
-        total += ls->list[i].n;
-    compute_run(m->compute, total, linears_grain(total, work, compute_n_threads(m->compute)),
-                linears_part, ls);
-}
-
 /* What the rows' adapters add to the linears that were just run over one input. */
 static void step_adapt(const struct step *s, const struct adapter_linears *l)
 {
@@ -407,9 +324,9 @@ static void step_adapt(const struct step *s, const struct adapter_linears *l)
 }
 
 static void adapt_one(const struct step *s, uint32_t layer, enum adapter_module module,
-                      const struct linears *ls)
+                      const struct linear *linear)
 {
-    const struct matmul *p = &ls->list[0].product;
+    const struct matmul *p = &linear->product;
     struct adapter_linears l = {.layer = layer, .x = p->x, .ldx = p->ldx, .n = 1};
 
     l.outputs[0] = (struct adapter_output){module, p->y, p->ldy};
@@ -444,7 +361,7 @@ static void attention_block(struct step *s, uint32_t layer)
     struct model *m = s->m;
     const uint32_t *t = m->layers[layer];
     size_t q_width = MODEL_Q_WIDTH(&m->cfg), kv_width = MODEL_KV_WIDTH(&m->cfg);
-    struct linears qkv = {.n = 3}, out = {.n = 1};
+    struct linear qkv[3], out;
     struct attention a = {.cfg = &m->cfg,
                           .kernels = m->kernels,
                           .layer = layer,
@@ -458,17 +375,16 @@ static void attention_block(struct step *s, uint32_t layer)
                           .scores = m->scores};
 
     step_norm(s, t[LAYER_ATTN_NORM]);
-    qkv.list[0] = linear_of(s, t[LAYER_Q], t[LAYER_Q_BIAS], m->h, s->n_rows, m->q, q_width);
-    qkv.list[1] = linear_of(s, t[LAYER_K], t[LAYER_K_BIAS], m->h, s->n_rows, m->k, kv_width);
-    qkv.list[2] = linear_of(s, t[LAYER_V], t[LAYER_V_BIAS], m->h, s->n_rows, m->v, kv_width);
-    linears_run(m, &qkv);
+    qkv[0] = linear_of(s, t[LAYER_Q], t[LAYER_Q_BIAS], m->h, s->n_rows, m->q, q_width);
+    qkv[1] = linear_of(s, t[LAYER_K], t[LAYER_K_BIAS], m->h, s->n_rows, m->k, kv_width);
+    qkv[2] = linear_of(s, t[LAYER_V], t[LAYER_V_BIAS], m->h, s->n_rows, m->v, kv_width);
+    linears_run(m->compute, m->kernels, qkv, 3);
     adapt_qkv(s, layer);
     a.q_norm = norm_widened(s, m->q_norm, t[LAYER_Q_NORM]);
     a.k_norm = norm_widened(s, m->k_norm, t[LAYER_K_NORM]);
     attention_run(&a, m->compute);
-    out.list[0] = linear_of(s, t[LAYER_O], t[LAYER_O_BIAS], m->o, s->n_rows, m->delta,
-                            m->cfg.hidden_size);
-    linears_run(m, &out);
+    out = linear_of(s, t[LAYER_O], t[LAYER_O_BIAS], m->o, s->n_rows, m->delta, m->cfg.hidden_size);
+    linears_run(m->compute, m->kernels, &out, 1);
     adapt_one(s, layer, ADAPTER_O, &out);
 }
 
@@ -487,24 +403,24 @@ static void mlp_block(struct step *s, uint32_t layer)
     struct model *m = s->m;
     const uint32_t *t = m->layers[layer];
     size_t width = m->cfg.intermediate_size;
-    struct linears in = {.n = 2}, out = {.n = 1};
+    struct linear in[2], out;
 
     step_norm(s, t[LAYER_MLP_NORM]);
-    in.list[0] = linear_of(s, t[LAYER_GATE], t[LAYER_GATE_BIAS], m->h, s->n_rows, m->gate, width);
-    in.list[1] = linear_of(s, t[LAYER_UP], t[LAYER_UP_BIAS], m->h, s->n_rows, m->up, width);
-    linears_run(m, &in);
+    in[0] = linear_of(s, t[LAYER_GATE], t[LAYER_GATE_BIAS], m->h, s->n_rows, m->gate, width);
+    in[1] = linear_of(s, t[LAYER_UP], t[LAYER_UP_BIAS], m->h, s->n_rows, m->up, width);
+    linears_run(m->compute, m->kernels, in, 2);
     adapt_gate_up(s, layer);
     compute_run(m->compute, s->n_rows, rows_grain((uint32_t)width), silu_rows, s);
-    out.list[0] = linear_of(s, t[LAYER_DOWN], t[LAYER_DOWN_BIAS], m->gate, s->n_rows, m->delta,
-                            m->cfg.hidden_size);
-    linears_run(m, &out);
+    out = linear_of(s, t[LAYER_DOWN], t[LAYER_DOWN_BIAS], m->gate, s->n_rows, m->delta,
+                    m->cfg.hidden_size);
+    linears_run(m->compute, m->kernels, &out, 1);
     adapt_one(s, layer, ADAPTER_DOWN, &out);
 }
 
 static void logits_of_wanted(struct step *s, float *logits)
 {
     struct model *m = s->m;
-    struct linears head = {.n = 1};
+    struct linear head;
     uint32_t n = 0;
 
     for (uint32_t r = 0; r < s->n_rows; r++) {
@@ -515,8 +431,8 @@ static void logits_of_wanted(struct step *s, float *logits)
         return;
     (void)norm_widened(s, m->norm_w, m->norm);
     compute_run(m->compute, n, rows_grain(m->cfg.hidden_size), norm_wanted, s);
-    head.list[0] = linear_of(s, m->head, TENSOR_LIST_NO_TENSOR, m->h, n, logits, m->cfg.vocab_size);
-    linears_run(m, &head);
+    head = linear_of(s, m->head, TENSOR_LIST_NO_TENSOR, m->h, n, logits, m->cfg.vocab_size);
+    linears_run(m->compute, m->kernels, &head, 1);
 }
 
 /* Returns: has some row an adapter? */
