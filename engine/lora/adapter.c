@@ -211,6 +211,10 @@ static int ask_targets(struct adapter_builder *b, struct err *e)
         (void)adapter_module_path(layer, (enum adapter_module)(i % ADAPTER_MODULE_COUNT), path);
         if (adapter_config_target(b->spec.config, path, layer, &h->target, e) != 0)
             return -1;
+        if (!layer_tensor_needed(
+                b->spec.model, layer,
+                adapter_module_weight((enum adapter_module)(i % ADAPTER_MODULE_COUNT))))
+            h->target.wanted = false; /* a sparse layer has no MLP */
     }
     return check_targets(b, e);
 }

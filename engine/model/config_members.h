@@ -40,6 +40,13 @@ int config_bool(bool *out, const json_t *o, const char *key, struct err *e);
  * Errors: ERR_BAD_REQUEST at the key that is the reason. */
 int config_rope(struct model_config *c, const json_t *o, struct err *e);
 
+/* ---- config_experts.c ---- */
+
+/* config_experts - the mixture of experts of an architecture that has one; else nothing.
+ * @c  n_layers and intermediate_size are set
+ * Errors: ERR_BAD_REQUEST at the key that is the reason. */
+int config_experts(struct model_config *c, const json_t *o, struct err *e);
+
 /* ---- config_generation.c ---- */
 
 /* config_generation - the sampling defaults of generation_config.json.

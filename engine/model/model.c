@@ -8,6 +8,7 @@
 #include "engine/kernels/attention.h"
 #include "engine/kernels/linear.h"
 #include "engine/lora/adapter_apply.h"
+#include "engine/model/experts.h"
 #include "engine/model/model_tensors.h"
 
 #include <assert.h>
@@ -39,6 +40,9 @@ struct model {
     float *gate, *up;                /* [rows, intermediate] */
     float *rope;                     /* [rows, head_dim] */
     float *norm_w, *q_norm, *k_norm; /* a norm's weight, widened for the region that uses it */
+
+    struct experts *experts; /* owned; NULL: no layer is sparse */
+    uint16_t **routes;       /* owned; [n_rows_max]; of the step's rows */
 
     struct adapter_apply *apply;         /* owned; NULL: rows have no adapters */
     const struct adapter **row_adapters; /* owned; [n_rows_max]; of the step's rows */
@@ -79,7 +83,7 @@ static int bind_tensors(struct model *m, struct err *e)
     for (uint32_t l = 0; l < c->n_layers; l++) {
         for (int t = 0; t < LAYER_TENSOR_COUNT; t++) {
             m->layers[l][t] = TENSOR_LIST_NO_TENSOR;
-            if (layer_tensor_needed(c, (enum layer_tensor)t) &&
+            if (layer_tensor_needed(c, l, (enum layer_tensor)t) &&
                 bind_tensor(&m->layers[l][t], m->model_spec,
                             layer_tensor_name(l, (enum layer_tensor)t, name), e) != 0)
                 return -1;
@@ -145,6 +149,9 @@ static int allocate_all(struct model *m, uint32_t n_threads, struct err *e)
     m->wanted = model_alloc(m->n_rows_max, sizeof *m->wanted, e);
     if (m->wanted == NULL)
         return -1;
+    m->routes = model_alloc(m->n_rows_max, sizeof *m->routes, e);
+    if (m->routes == NULL)
+        return -1;
     m->scores = model_alloc(n_threads * group * c->max_position_embeddings, sizeof(float), e);
     if (m->scores == NULL)
         return -1;
@@ -169,6 +176,8 @@ int model_new(struct model **out, const struct model_config *cfg,
     m->kernels = kernels_current();
     m->n_rows_max = n_rows_max;
     if (allocate_all(m, n_threads, e) != 0 || bind_tensors(m, e) != 0 ||
+        (cfg->experts.n_sparse_layers > 0 &&
+         experts_new(&m->experts, &m->cfg, model_spec, n_rows_max, e) != 0) ||
         compute_new(&m->compute, n_threads, e) != 0) {
         model_free(m);
         return -1;
@@ -200,9 +209,11 @@ void model_free(struct model *m)
         return;
     compute_free(m->compute);
     adapter_apply_free(m->apply);
+    experts_free(m->experts);
     free(m->row_adapters);
     free(m->activations);
     free(m->scores);
+    free(m->routes);
     free(m->wanted);
     free(m->frequencies);
     free(m->layers);
@@ -417,6 +428,22 @@ static void mlp_block(struct step *s, uint32_t layer)
     adapt_one(s, layer, ADAPTER_DOWN, &out);
 }
 
+static void experts_block(struct step *s, uint32_t layer)
+{
+    struct model *m = s->m;
+    struct experts_step run = {.compute = m->compute,
+                               .kernels = m->kernels,
+                               .version = s->v,
+                               .layer = layer,
+                               .n_rows = s->n_rows,
+                               .h = m->h,
+                               .out = m->delta,
+                               .routes = m->routes};
+
+    step_norm(s, m->layers[layer][LAYER_MLP_NORM]);
+    experts_run(m->experts, &run);
+}
+
 static void logits_of_wanted(struct step *s, float *logits)
 {
     struct model *m = s->m;
@@ -460,10 +487,15 @@ void model_step(struct model *m, const struct version *v, const struct model_row
     if (n_rows == 0)
         return;
     s.adapted = take_adapters(m, rows, n_rows);
+    for (uint32_t r = 0; r < n_rows; r++)
+        m->routes[r] = rows[r].routes;
     compute_run(m->compute, n_rows, rows_grain(m->cfg.hidden_size), embed_rows, &s);
     for (uint32_t l = 0; l < m->cfg.n_layers; l++) {
         attention_block(&s, l);
-        mlp_block(&s, l);
+        if (model_layer_is_sparse(&m->cfg, l))
+            experts_block(&s, l);
+        else
+            mlp_block(&s, l);
         atomic_store_explicit(&m->pulse_us, clock_now_us(), memory_order_relaxed);
     }
     logits_of_wanted(&s, logits);

@@ -25,6 +25,8 @@ struct model_row {
     const struct kv_seq *kv; /* borrowed */
     bool want_logits;
     const struct adapter *adapter; /* borrowed for the step; NULL: the base model alone */
+    uint16_t *routes; /* borrowed for the step; NULL, or [n_sparse_layers, n_per_token]: the ids of
+                         the experts that computed the row are written there */
 };
 
 /* model_new - bind the model spec's tensors, allocate all activations for n_rows_max rows.

@@ -1,5 +1,6 @@
 /* Reading config.json. One row of `archs` describes how an architecture differs; the rest is the
- * same for all. A new dense architecture is a new row; what a row cannot express is refused by key.
+ * same for all, but for experts (config_experts.c). A new dense architecture is a new row; what a
+ * row cannot express is refused by key.
  */
 #include "engine/model/config_members.h"
 
@@ -34,6 +35,10 @@ static const struct arch archs[] = {
      10000.0},
     {"MistralForCausalLM", "mistral", ARCH_MISTRAL, BIAS_NEVER, BIAS_NEVER, BIAS_NEVER, false, 0,
      1e-6, 10000.0},
+    {"Qwen3MoeForCausalLM", "qwen3_moe", ARCH_QWEN3_MOE, BIAS_BY_KEY, BIAS_BY_KEY, BIAS_NEVER, true,
+     0, 1e-6, 10000.0},
+    {"MixtralForCausalLM", "mixtral", ARCH_MIXTRAL, BIAS_NEVER, BIAS_NEVER, BIAS_NEVER, false, 0,
+     1e-5, 1e6},
 };
 enum { N_ARCHS = sizeof archs / sizeof archs[0] };
 
@@ -139,7 +144,8 @@ static int check_layer_types(const struct model_config *c, const json_t *o, stru
     return 0;
 }
 
-/* A window that no position can leave is none. Mistral's class has one when the key is absent. */
+/* A window that no position can leave is none. Mistral's class has one when the key is absent;
+ * Mixtral's has none then. */
 static int check_window(const struct model_config *c, const json_t *o, struct err *e)
 {
     enum { WINDOW_OF_CLASS = 4096 };
@@ -147,7 +153,8 @@ static int check_window(const struct model_config *c, const json_t *o, struct er
     json_int_t window = v == NULL ? WINDOW_OF_CLASS : json_integer_value(v);
     char found[64];
 
-    if (c->arch != ARCH_MISTRAL || json_is_null(v))
+    if ((c->arch != ARCH_MISTRAL && c->arch != ARCH_MIXTRAL) || json_is_null(v) ||
+        (v == NULL && c->arch == ARCH_MIXTRAL))
         return 0;
     if ((v == NULL || json_is_integer(v)) && window >= (json_int_t)c->max_position_embeddings)
         return 0;
@@ -274,7 +281,7 @@ static int parse_members(struct model_config *c, const json_t *o, struct err *e)
         parse_heads(c, a, o, e) != 0 || config_positive(&eps, o, "", "rms_norm_eps", e) != 0 ||
         parse_biases(c, a, o, e) != 0 ||
         config_bool(&c->tie_word_embeddings, o, "tie_word_embeddings", e) != 0 ||
-        config_rope(c, o, e) != 0 || parse_dtype(c, o, e) != 0)
+        config_rope(c, o, e) != 0 || config_experts(c, o, e) != 0 || parse_dtype(c, o, e) != 0)
         return -1;
     c->rms_norm_eps = (float)fmin(eps, (double)FLT_MAX);
     if (!(c->rms_norm_eps > 0 && eps <= (double)FLT_MAX))

@@ -17,10 +17,12 @@ enum {
     MODEL_VOCAB_MAX = 1 << 24,
     MODEL_WIDTH_MAX = 1 << 20, /* hidden_size, intermediate_size, heads * head_dim */
     MODEL_HEAD_DIM_MAX = 1 << 12,
+    MODEL_EXPERTS_MAX = 1 << 12, /* of one layer: the id of an expert fits in 16 bits */
+    MODEL_EXPERTS_PER_TOKEN_MAX = 64,
     MODEL_POSITION_MAX = 1 << 24 /* positions are exact in float32 up to here */
 };
 
-enum model_arch { ARCH_QWEN3, ARCH_QWEN2, ARCH_LLAMA, ARCH_MISTRAL };
+enum model_arch { ARCH_QWEN3, ARCH_QWEN2, ARCH_LLAMA, ARCH_MISTRAL, ARCH_QWEN3_MOE, ARCH_MIXTRAL };
 
 /* How angles follow from positions. */
 enum rope_kind {
@@ -44,6 +46,17 @@ struct model_defaults {
     uint32_t max_tokens;
 };
 
+/* A mixture of experts: in a sparse layer a router chooses which experts compute a token. */
+struct model_experts {
+    uint32_t n;                 /* in a sparse layer; 0: the model has no sparse layer */
+    uint32_t n_per_token;       /* 1..n */
+    uint32_t intermediate_size; /* of one expert */
+    bool normalize;             /* the weights of the chosen experts are made to sum to 1 */
+    uint32_t n_sparse_layers;
+    uint64_t
+        sparse_layers[MODEL_LAYERS_MAX / 64]; /* bit l % 64 of word l / 64: layer l is sparse */
+};
+
 struct model_config {
     enum model_arch arch;
     uint32_t vocab_size, hidden_size, intermediate_size;
@@ -60,7 +73,11 @@ struct model_config {
     uint32_t n_eos;   /* generation_config.json wins over config.json */
     uint32_t eos[MODEL_EOS_MAX];
     struct model_defaults defaults;
+    struct model_experts experts;
 };
+
+/* model_layer_is_sparse - has the layer experts, instead of one MLP? */
+bool model_layer_is_sparse(const struct model_config *c, uint32_t layer);
 
 /* model_config_parse - @json is config.json, @generation_json generation_config.json or NULL.
  * Errors: ERR_BAD_REQUEST with the key as the field ("/hidden_act"; "/generation_config/top_p" of

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* Row: constant, name below "model.layers.<n>.", rows, columns (0: a vector), needed when. The
- * expressions see `c`, the config. */
+ * expressions see `c`, the config, and `sparse`: the layer has experts. */
 #define LAYER_TENSORS(X)                                                                           \
     X(LAYER_ATTN_NORM, "input_layernorm.weight", c->hidden_size, 0, true)                          \
     X(LAYER_Q, "self_attn.q_proj.weight", MODEL_Q_WIDTH(c), c->hidden_size, true)                  \
@@ -23,12 +23,16 @@
     X(LAYER_Q_NORM, "self_attn.q_norm.weight", c->head_dim, 0, c->qk_norm)                         \
     X(LAYER_K_NORM, "self_attn.k_norm.weight", c->head_dim, 0, c->qk_norm)                         \
     X(LAYER_MLP_NORM, "post_attention_layernorm.weight", c->hidden_size, 0, true)                  \
-    X(LAYER_GATE, "mlp.gate_proj.weight", c->intermediate_size, c->hidden_size, true)              \
-    X(LAYER_UP, "mlp.up_proj.weight", c->intermediate_size, c->hidden_size, true)                  \
-    X(LAYER_DOWN, "mlp.down_proj.weight", c->hidden_size, c->intermediate_size, true)              \
-    X(LAYER_GATE_BIAS, "mlp.gate_proj.bias", c->intermediate_size, 0, c->mlp_bias)                 \
-    X(LAYER_UP_BIAS, "mlp.up_proj.bias", c->intermediate_size, 0, c->mlp_bias)                     \
-    X(LAYER_DOWN_BIAS, "mlp.down_proj.bias", c->hidden_size, 0, c->mlp_bias)
+    X(LAYER_GATE, "mlp.gate_proj.weight", c->intermediate_size, c->hidden_size, !sparse)           \
+    X(LAYER_UP, "mlp.up_proj.weight", c->intermediate_size, c->hidden_size, !sparse)               \
+    X(LAYER_DOWN, "mlp.down_proj.weight", c->hidden_size, c->intermediate_size, !sparse)           \
+    X(LAYER_GATE_BIAS, "mlp.gate_proj.bias", c->intermediate_size, 0, !sparse && c->mlp_bias)      \
+    X(LAYER_UP_BIAS, "mlp.up_proj.bias", c->intermediate_size, 0, !sparse && c->mlp_bias)          \
+    X(LAYER_DOWN_BIAS, "mlp.down_proj.bias", c->hidden_size, 0, !sparse && c->mlp_bias)            \
+    X(LAYER_ROUTER, "mlp.gate.weight", c->experts.n, c->hidden_size,                               \
+      sparse && c->arch != ARCH_MIXTRAL)                                                           \
+    X(LAYER_BLOCK_ROUTER, "block_sparse_moe.gate.weight", c->experts.n, c->hidden_size,            \
+      sparse && c->arch == ARCH_MIXTRAL)
 
 #define MODEL_Q_WIDTH(c)  ((c)->n_heads * (c)->head_dim)
 #define MODEL_KV_WIDTH(c) ((c)->n_kv_heads * (c)->head_dim)
@@ -46,12 +50,26 @@ enum layer_tensor {
 
 enum { MODEL_NAME_MAX = 128 };
 
-bool layer_tensor_needed(const struct model_config *c, enum layer_tensor t);
+/* The tensors of one expert, in the order of their arithmetic. */
+enum expert_tensor { EXPERT_GATE, EXPERT_UP, EXPERT_DOWN, EXPERT_TENSOR_COUNT };
+
+bool layer_tensor_needed(const struct model_config *c, uint32_t layer, enum layer_tensor t);
 
 /* layer_tensor_shape - rows and columns; returns ndim (1 or 2). */
 uint32_t layer_tensor_shape(const struct model_config *c, enum layer_tensor t, uint64_t shape[2]);
 
 /* layer_tensor_name - "model.layers.<layer>.<suffix>". Returns out. */
 const char *layer_tensor_name(uint32_t layer, enum layer_tensor t, char out[MODEL_NAME_MAX]);
+
+/* The same of one expert: [rows, columns], and "model.layers.<layer>.mlp.experts.<expert>.<suffix>"
+ * ("block_sparse_moe" instead of "mlp" in Mixtral). */
+void expert_tensor_shape(const struct model_config *c, enum expert_tensor t, uint64_t shape[2]);
+const char *expert_tensor_name(const struct model_config *c, uint32_t layer, uint32_t expert,
+                               enum expert_tensor t, char out[MODEL_NAME_MAX]);
+
+/* Under this name transformers 5 holds all experts of a layer as one tensor of three dimensions: of
+ * each expert in turn the rows of its gate and then of its up (EXPERT_GATE, EXPERT_UP), or its down
+ * (EXPERT_DOWN). Returns out. */
+const char *expert_fused_name(uint32_t layer, enum expert_tensor t, char out[MODEL_NAME_MAX]);
 
 #endif

@@ -1,15 +1,24 @@
 /* The model spec of a model: a name, a shape and a dtype for each row of LAYER_TENSORS and each
- * layer, and the other names that trainers and engines use for the same bytes. */
+ * layer, and for each expert. */
 #include "engine/kernels/attention.h"
 #include "engine/model/model_tensors.h"
+#include "engine/model/spec_aliases.h"
 
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-bool layer_tensor_needed(const struct model_config *c, enum layer_tensor t)
+bool model_layer_is_sparse(const struct model_config *c, uint32_t layer)
 {
+    assert(layer < MODEL_LAYERS_MAX);
+    return (c->experts.sparse_layers[layer / 64] >> layer % 64 & 1) != 0;
+}
+
+bool layer_tensor_needed(const struct model_config *c, uint32_t layer, enum layer_tensor t)
+{
+    bool sparse = model_layer_is_sparse(c, layer);
+
     switch (t) {
 #define X(constant, suffix, rows, columns, needed)                                                 \
     case constant:                                                                                 \
@@ -51,6 +60,32 @@ const char *layer_tensor_name(uint32_t layer, enum layer_tensor t, char out[MODE
     return out;
 }
 
+void expert_tensor_shape(const struct model_config *c, enum expert_tensor t, uint64_t shape[2])
+{
+    shape[0] = t == EXPERT_DOWN ? c->hidden_size : c->experts.intermediate_size;
+    shape[1] = t == EXPERT_DOWN ? c->experts.intermediate_size : c->hidden_size;
+}
+
+const char *expert_tensor_name(const struct model_config *c, uint32_t layer, uint32_t expert,
+                               enum expert_tensor t, char out[MODEL_NAME_MAX])
+{
+    static const char *const names[EXPERT_TENSOR_COUNT] = {"gate_proj", "up_proj", "down_proj"};
+    static const char *const mixtral_names[EXPERT_TENSOR_COUNT] = {"w1", "w3", "w2"};
+    bool mixtral = c->arch == ARCH_MIXTRAL;
+
+    (void)snprintf(out, MODEL_NAME_MAX, "model.layers.%u.%s.experts.%u.%s.weight", layer,
+                   mixtral ? "block_sparse_moe" : "mlp", expert,
+                   mixtral ? mixtral_names[t] : names[t]);
+    return out;
+}
+
+const char *expert_fused_name(uint32_t layer, enum expert_tensor t, char out[MODEL_NAME_MAX])
+{
+    (void)snprintf(out, MODEL_NAME_MAX, "model.layers.%u.mlp.experts.%s", layer,
+                   t == EXPERT_DOWN ? "down_proj" : "gate_up_proj");
+    return out;
+}
+
 /* The model's rows are those of the embedding, so a difference there is the config's. */
 static int shape_error(const struct tensor_spec *found, const uint64_t *shape, uint32_t ndim,
                        struct err *e)
@@ -88,6 +123,30 @@ static int add_tensor(struct tensor_list_builder *b, const struct model_config *
     return tensor_list_builder_add(b, name, dtype, shape, ndim, UINT64_MAX, e);
 }
 
+/* Where a checkpoint stores the experts fused, the dtype is that of the fused tensor. */
+static int add_expert(struct tensor_list_builder *b, const struct model_config *c,
+                      const struct tensor_list *stored, uint32_t layer, uint32_t expert,
+                      struct err *e)
+{
+    struct model_config of_fused = *c;
+    char name[MODEL_NAME_MAX];
+    uint64_t shape[2];
+
+    for (int t = 0; t < EXPERT_TENSOR_COUNT; t++) {
+        uint32_t i = TENSOR_LIST_NO_TENSOR;
+
+        if (stored != NULL)
+            i = tensor_list_find(stored, expert_fused_name(layer, (enum expert_tensor)t, name));
+        of_fused.dtype = i != TENSOR_LIST_NO_TENSOR ? stored->tensors[i].dtype : c->dtype;
+        expert_tensor_shape(c, (enum expert_tensor)t, shape);
+        if (add_tensor(b, &of_fused, stored,
+                       expert_tensor_name(c, layer, expert, (enum expert_tensor)t, name), shape, 2,
+                       e) != 0)
+            return -1;
+    }
+    return 0;
+}
+
 static int add_layer(struct tensor_list_builder *b, const struct model_config *c,
                      const struct tensor_list *stored, uint32_t layer, struct err *e)
 {
@@ -97,11 +156,14 @@ static int add_layer(struct tensor_list_builder *b, const struct model_config *c
     for (int t = 0; t < LAYER_TENSOR_COUNT; t++) {
         uint32_t ndim = layer_tensor_shape(c, (enum layer_tensor)t, shape);
 
-        if (layer_tensor_needed(c, (enum layer_tensor)t) &&
+        if (layer_tensor_needed(c, layer, (enum layer_tensor)t) &&
             add_tensor(b, c, stored, layer_tensor_name(layer, (enum layer_tensor)t, name), shape,
                        ndim, e) != 0)
             return -1;
     }
+    for (uint32_t i = 0; model_layer_is_sparse(c, layer) && i < c->experts.n; i++)
+        if (add_expert(b, c, stored, layer, i, e) != 0)
+            return -1;
     return 0;
 }
 
@@ -130,53 +192,6 @@ drop:
     return -1;
 }
 
-/* Names under which vLLM holds several of a layer's tensors as one, stacked along their rows. */
-static const struct fusion {
-    const char *suffix;
-    enum layer_tensor parts[3];
-    uint32_t n_parts;
-} fusions[] = {
-    {"self_attn.qkv_proj.weight", {LAYER_Q, LAYER_K, LAYER_V}, 3},
-    {"self_attn.qkv_proj.bias", {LAYER_Q_BIAS, LAYER_K_BIAS, LAYER_V_BIAS}, 3},
-    {"mlp.gate_up_proj.weight", {LAYER_GATE, LAYER_UP}, 2},
-    {"mlp.gate_up_proj.bias", {LAYER_GATE_BIAS, LAYER_UP_BIAS}, 2},
-};
-enum { N_FUSIONS = sizeof fusions / sizeof fusions[0], FUSION_PARTS_MAX = 3 };
-
-struct fused {
-    char name[MODEL_NAME_MAX];
-    char part_names[FUSION_PARTS_MAX][MODEL_NAME_MAX];
-    const char *targets[FUSION_PARTS_MAX + 1];
-};
-
-/* False when the layer lacks a part, or the parts differ in dtype and so cannot come as one. */
-static bool alias_fuse(struct fused *out, struct alias_spec *spec, const struct model_config *c,
-                       const struct tensor_list *tensor_list, uint32_t layer,
-                       const struct fusion *f)
-{
-    uint64_t shape[2];
-
-    *spec = (struct alias_spec){.name = out->name, .kind = ALIAS_FUSED, .targets = out->targets};
-    (void)snprintf(out->name, sizeof out->name, "model.layers.%u.%s", layer, f->suffix);
-    for (uint32_t i = 0; i < f->n_parts; i++) {
-        uint32_t at, first;
-
-        if (!layer_tensor_needed(c, f->parts[i]))
-            return false;
-        out->targets[i] = layer_tensor_name(layer, f->parts[i], out->part_names[i]);
-        at = tensor_list_find(tensor_list, out->targets[i]);
-        first = tensor_list_find(tensor_list, out->targets[0]);
-        assert(at != TENSOR_LIST_NO_TENSOR && first != TENSOR_LIST_NO_TENSOR);
-        if (tensor_list->tensors[at].dtype != tensor_list->tensors[first].dtype)
-            return false;
-        spec->ndim = layer_tensor_shape(c, f->parts[i], shape);
-        spec->shape[0] += shape[0];
-        spec->shape[1] = shape[1];
-    }
-    out->targets[f->n_parts] = NULL;
-    return true;
-}
-
 /* Trainers may send the stored rotary frequencies: they must be those that this model computes. */
 static int derive_rotary(struct model_spec *m, const struct model_config *cfg, struct err *e)
 {
@@ -195,46 +210,25 @@ static int derive_rotary(struct model_spec *m, const struct model_config *cfg, s
 int model_spec_of_config(struct model_spec **out, const struct model_config *cfg,
                          const struct tensor_list *stored, struct err *e)
 {
-    static const char *const embed[] = {MODEL_EMBED_NAME, NULL};
+    struct spec_aliases aliases;
     struct model_spec *made;
     struct tensor_list *tensor_list;
-    struct alias_spec *specs;
-    struct fused *fused;
-    uint32_t n = 0, n_fused = 0;
-    int rc = -1;
+    int rc;
 
     if (build_tensor_list(&tensor_list, cfg, stored, e) != 0)
         return -1;
-    specs = calloc((size_t)cfg->n_layers * N_FUSIONS + 2, sizeof *specs);
-    fused = calloc((size_t)cfg->n_layers * N_FUSIONS, sizeof *fused);
-    if (specs == NULL || fused == NULL) {
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the names of %u layers", cfg->n_layers);
+    if (spec_aliases_init(&aliases, cfg, tensor_list, e) != 0) {
         tensor_list_unref(tensor_list);
-        goto drop;
+        return -1;
     }
-    if (cfg->tie_word_embeddings)
-        specs[n++] = (struct alias_spec){
-            .name = MODEL_HEAD_NAME, .kind = ALIAS_TIED, .targets = embed};
-    /* Those of single layers are known by their ending, see model_spec_match. */
-    specs[n++] = (struct alias_spec){.name = "model.rotary_emb.inv_freq", .kind = ALIAS_IGNORED};
-    for (uint32_t layer = 0; layer < cfg->n_layers; layer++) {
-        for (uint32_t f = 0; f < N_FUSIONS; f++) {
-            if (alias_fuse(&fused[n_fused], &specs[n], cfg, tensor_list, layer, &fusions[f])) {
-                n_fused++;
-                n++;
-            }
-        }
+    rc = model_spec_new(&made, tensor_list, aliases.specs, aliases.n, e);
+    spec_aliases_fini(&aliases);
+    if (rc != 0)
+        return -1;
+    if (derive_rotary(made, cfg, e) != 0) {
+        model_spec_free(made);
+        return -1;
     }
-    rc = model_spec_new(&made, tensor_list, specs, n, e);
-    if (rc == 0) {
-        rc = derive_rotary(made, cfg, e);
-        if (rc == 0)
-            *out = made;
-        else
-            model_spec_free(made);
-    }
-drop:
-    free(fused);
-    free(specs);
-    return rc;
+    *out = made;
+    return 0;
 }

@@ -207,6 +207,36 @@ static void test_new_takes_a_part_only_when_told(void **state)
     assert_int_equal(e.code, ERR_MISMATCH);
 }
 
+/* A sparse layer has experts instead of an MLP: an adapter of its MLP has no place there. */
+static void test_new_refuses_the_mlp_of_a_sparse_layer(void **state)
+{
+    static const char json[] = "{\"r\":4,\"target_modules\":[\"q_proj\",\"up_proj\"]}";
+    struct model_config m = small_model();
+    struct tensors t = tensors_of(&m, 1U << ADAPTER_Q | 1U << ADAPTER_UP, 4, DTYPE_F32, PEFT);
+    struct adapter_report report = {0};
+    struct adapter *a = NULL;
+    struct err e = {0};
+
+    (void)state;
+    m.experts = (struct model_experts){.n = 4,
+                                       .n_per_token = 2,
+                                       .intermediate_size = 8,
+                                       .n_sparse_layers = 1,
+                                       .sparse_layers = {1U << 1}};
+    assert_int_equal(make(&a, &report, &m, &t, json, 1, false, &e), -1);
+    assert_int_equal(e.code, ERR_MISMATCH);
+    assert_non_null(strstr(e.msg, "model.layers.1.mlp.up_proj"));
+    err_clear(&e);
+    assert_int_equal(make(&a, &report, &m, &t, json, 1, true, &e), 0);
+    assert_int_equal(report.unmatched.n, 2);
+    assert_int_equal(report.missing.n, 0);
+    assert_int_equal(adapter_pair(a, 0, ADAPTER_UP)->r, 4);
+    assert_int_equal(adapter_pair(a, 1, ADAPTER_UP)->r, 0);
+    assert_int_equal(adapter_pair(a, 1, ADAPTER_Q)->r, 4);
+    adapter_report_fini(&report);
+    adapter_free(a);
+}
+
 /* The digest is of what is computed: not of names, places or keys that say nothing. */
 static void test_digest_tells_what_differs(void **state)
 {
@@ -364,6 +394,7 @@ int main(void)
         cmocka_unit_test(test_new_takes_what_peft_wrote),
         cmocka_unit_test(test_new_refuses_what_does_not_fit),
         cmocka_unit_test(test_new_takes_a_part_only_when_told),
+        cmocka_unit_test(test_new_refuses_the_mlp_of_a_sparse_layer),
         cmocka_unit_test(test_digest_tells_what_differs),
         cmocka_unit_test(test_new_bounds_bytes_and_tensors),
         cmocka_unit_test(test_names_are_read_exactly),

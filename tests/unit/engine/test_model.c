@@ -223,7 +223,7 @@ static void run_decode(struct run *r, const struct weights *w, all_logits out)
 {
     for (uint32_t s = 0; s < N_SEQS; s++) {
         for (uint32_t pos = 0; pos < seq_len[s]; pos++) {
-            struct model_row row = {token(s, pos), pos, &r->kv[s], true, NULL};
+            struct model_row row = {token(s, pos), pos, &r->kv[s], true, NULL, NULL};
 
             model_step(r->model, &w->version, &row, 1, out[s][pos]);
         }
@@ -244,8 +244,8 @@ static void run_mixed(struct run *r, const struct weights *w, uint32_t chunk, ui
         for (uint32_t pos = base; pos < base + chunk; pos++) {
             for (uint32_t s = 0; s < N_SEQS; s++) {
                 if (pos < seq_len[s])
-                    rows[n++] = (struct model_row){token(s, pos), pos, &r->kv[s],
-                                                   (pos + s) % every == 0, NULL};
+                    rows[n++] = (struct model_row){token(s, pos),          pos,  &r->kv[s],
+                                                   (pos + s) % every == 0, NULL, NULL};
             }
         }
         model_step(r->model, &w->version, rows, n, r->logits);
@@ -401,7 +401,7 @@ static void test_step_reads_the_version_it_is_given(void **state)
     struct weights w = weights_new(&cfg, 7);
     struct run r = run_new(&cfg, &w, 1);
     float before[V], after[V], again[V];
-    struct model_row row = {token(0, 0), 0, &r.kv[0], true, NULL};
+    struct model_row row = {token(0, 0), 0, &r.kv[0], true, NULL, NULL};
     uint32_t n = w.model_spec->tensor_list->n_tensors;
     struct view *other = malloc(n * sizeof *other);
     struct version next = {.serial = 2, .views = other};
@@ -458,11 +458,11 @@ static void test_tied_head_is_the_embedding(void **state)
     embed = tensor_list_find(u.model_spec->tensor_list, "model.embed_tokens.weight");
     r = run_new(&tied, &w, 1);
     s = run_new(&cfg, &u, 1);
-    model_step(r.model, &w.version, &(struct model_row){3, 0, &r.kv[0], true, NULL}, 1, a);
+    model_step(r.model, &w.version, &(struct model_row){3, 0, &r.kv[0], true, NULL, NULL}, 1, a);
     dtype_convert((void *)(uintptr_t)u.views[head].data,
                   u.model_spec->tensor_list->tensors[head].dtype, u.values[embed], DTYPE_F32,
                   (uint64_t)V * H);
-    model_step(s.model, &u.version, &(struct model_row){3, 0, &s.kv[0], true, NULL}, 1, b);
+    model_step(s.model, &u.version, &(struct model_row){3, 0, &s.kv[0], true, NULL, NULL}, 1, b);
     assert_int_equal(u.model_spec->tensor_list->tensors[head].dtype,
                      DTYPE_F32); /* holds BF16 exactly */
     assert_memory_equal(a, b, sizeof a);
@@ -493,7 +493,7 @@ static void test_no_rows_and_no_wanted_rows_write_nothing(void **state)
 {
     struct weights w = weights_new(&cfg, 7);
     struct run r = run_new(&cfg, &w, 2);
-    struct model_row row = {1, 0, &r.kv[0], false, NULL};
+    struct model_row row = {1, 0, &r.kv[0], false, NULL, NULL};
     float untouched = 42.0F;
 
     (void)state;

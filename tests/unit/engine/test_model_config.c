@@ -300,9 +300,7 @@ static const struct {
     {"{\"compression_config\":{\"format\":\"x\"}}", "/compression_config"},
     {"{\"text_config\":{\"hidden_size\":24}}", "/text_config"},
     {"{\"dual_chunk_attention_config\":{\"chunk_size\":8}}", "/dual_chunk_attention_config"},
-    {"{\"architectures\":[\"Qwen3MoeForCausalLM\"],\"model_type\":\"qwen3_moe\"}",
-     "/architectures"},
-    {"{\"architectures\":[\"MixtralForCausalLM\"]}", "/architectures"},
+    {"{\"architectures\":[\"MixtralForCausalLM\"]}", "/model_type"}, /* the base says qwen3 */
     {"{\"architectures\":[\"LlamaForCausalLM\"]}", "/model_type"}, /* the base says qwen3 */
     {QWEN2 ",\"attention_bias\":false}", "/attention_bias"},
     {QWEN2 ",\"mlp_bias\":true}", "/mlp_bias"},

@@ -20,7 +20,7 @@
 #include <cmocka.h>
 
 #define KJV "kjv-qwen3-1m"
-enum { ROWS_MAX = 64, TOKENS_MAX = 256, KV_NBYTES = 8 << 20, N_THREADS = 2 };
+enum { ROWS_MAX = 64, TOKENS_MAX = 256, ROUTES_MAX = 64, KV_NBYTES = 8 << 20, N_THREADS = 2 };
 static const double TOLERANCE = 1e-4, MARGIN = 2e-4;
 
 /* A checkpoint file as a version of the model's model spec. */
@@ -132,6 +132,22 @@ static void near(double found, const json_t *expected, double *worst)
         fail_msg("logprob %.6f, not %.6f", found, json_number_value(expected));
 }
 
+/* The experts that a row was routed to; a dense model has none. */
+static void same_routes(const struct loaded *l, const uint16_t *routes, const json_t *expected)
+{
+    const struct model_experts *ex = &l->cfg.experts;
+
+    assert_int_equal(json_array_size(expected), ex->n_sparse_layers);
+    for (size_t i = 0; i < ex->n_sparse_layers; i++) {
+        const json_t *layer = json_array_get(expected, i);
+
+        assert_int_equal(json_array_size(layer), ex->n_per_token);
+        for (size_t k = 0; k < ex->n_per_token; k++)
+            assert_int_equal(routes[i * ex->n_per_token + k],
+                             json_integer_value(json_array_get(layer, k)));
+    }
+}
+
 /* The prompt in one piece, then token after token. Returns the number of logprobs compared. */
 static uint32_t run_case(struct loaded *l, const json_t *c, double *worst)
 {
@@ -142,15 +158,23 @@ static uint32_t run_case(struct loaded *l, const json_t *c, double *worst)
     struct model_row rows[ROWS_MAX];
     bool decided = json_number_value(json_object_get(c, "min_top2_margin")) >
                    MARGIN; /* absent: 0 */
+    const json_t *routed = json_object_get(c, "routed_experts");
+    uint32_t n_routes = l->cfg.experts.n_sparse_layers * l->cfg.experts.n_per_token;
+    uint16_t routes[ROWS_MAX][ROUTES_MAX];
     const float *last;
     struct kv_seq kv;
 
     assert_in_range(n_prompt, 2, ROWS_MAX);
+    assert_true(n_routes <= ROUTES_MAX);
+    assert_int_equal(json_array_size(routed), n_routes > 0 ? n_prompt + n_greedy - 1 : 0);
     assert_int_equal(json_array_size(prompt_logprobs), n_prompt);
     assert_true(kv_taken(&kv, l->pool, n_prompt + n_greedy));
     for (uint32_t i = 0; i < n_prompt; i++)
-        rows[i] = (struct model_row){prompt[i], i, &kv, true, NULL};
+        rows[i] = (struct model_row){prompt[i], i,    &kv,
+                                     true,      NULL, n_routes > 0 ? routes[i] : NULL};
     model_step(l->model, &l->version, rows, n_prompt, l->logits);
+    for (uint32_t i = 0; n_routes > 0 && i < n_prompt; i++)
+        same_routes(l, routes[i], json_array_get(routed, i));
     for (uint32_t i = 1; i < n_prompt; i++)
         near(logprob(l->logits + (size_t)(i - 1) * vocab, vocab, prompt[i]),
              json_array_get(prompt_logprobs, i), worst);
@@ -160,8 +184,11 @@ static uint32_t run_case(struct loaded *l, const json_t *c, double *worst)
             assert_int_equal(best(last, vocab), greedy[i]);
         near(logprob(last, vocab, greedy[i]),
              json_array_get(json_object_get(c, "greedy_logprobs"), i), worst);
-        rows[0] = (struct model_row){greedy[i], n_prompt + i, &kv, true, NULL};
+        rows[0] = (struct model_row){greedy[i], n_prompt + i, &kv,
+                                     true,      NULL,         n_routes > 0 ? routes[0] : NULL};
         model_step(l->model, &l->version, rows, 1, l->logits);
+        if (n_routes > 0 && i + 1 < n_greedy) /* the last token was not fed there */
+            same_routes(l, routes[0], json_array_get(routed, n_prompt + i));
         last = l->logits;
     }
     kv_release(&kv);
@@ -250,12 +277,27 @@ static void test_tiny_llama2(void **state)
     run_model("tiny-llama2-spm");
 }
 
+/* bfloat16, layer 0 dense, layers 1 and 2 with 8 experts, 2 for a token. */
+static void test_tiny_qwen3_moe(void **state)
+{
+    (void)state;
+    run_model("tiny-qwen3-moe");
+}
+
+/* bfloat16, 6 experts in each layer, 3 for a token. */
+static void test_tiny_mixtral(void **state)
+{
+    (void)state;
+    run_model("tiny-mixtral");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_step_00000), cmocka_unit_test(test_step_00100),
-        cmocka_unit_test(test_step_01500), cmocka_unit_test(test_tiny_llama3),
-        cmocka_unit_test(test_tiny_qwen2), cmocka_unit_test(test_tiny_llama2),
+        cmocka_unit_test(test_step_00000),     cmocka_unit_test(test_step_00100),
+        cmocka_unit_test(test_step_01500),     cmocka_unit_test(test_tiny_llama3),
+        cmocka_unit_test(test_tiny_qwen2),     cmocka_unit_test(test_tiny_llama2),
+        cmocka_unit_test(test_tiny_qwen3_moe), cmocka_unit_test(test_tiny_mixtral),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -27,7 +27,7 @@
 
 enum { SEQS_MAX = 5, LEN_MAX = 70, ROWS_MAX = 128, CONTEXT = 128, THREADS_MAX = 4, N_OTHERS = 3 };
 
-static uint32_t n_rounds = 4; /* one of each architecture */
+static uint32_t n_rounds = 6; /* one of each architecture */
 static uint64_t first_seed = 20251121;
 static uint64_t draws;
 
@@ -54,6 +54,19 @@ static void random_rope(struct model_config *c)
                                             .original_positions = 16 << below(3)};
 }
 
+static void random_experts(struct model_config *c)
+{
+    struct model_experts *x = &c->experts;
+
+    x->n = between(2, 9);
+    x->n_per_token = between(1, x->n < 4 ? x->n : 4);
+    x->intermediate_size = c->arch == ARCH_MIXTRAL ? c->intermediate_size : between(8, 60);
+    x->normalize = c->arch == ARCH_MIXTRAL || below(2) == 0;
+    x->n_sparse_layers = c->arch == ARCH_MIXTRAL ? c->n_layers : 1;
+    x->sparse_layers[0] = c->arch == ARCH_MIXTRAL ? (UINT64_C(1) << c->n_layers) - 1
+                                                  : UINT64_C(1) << (c->n_layers - 1);
+}
+
 static struct model_config random_config(enum model_arch arch)
 {
     static const uint32_t head_dims[] = {8, 10, 16, 22, 32, 50, 64, 128};
@@ -71,11 +84,13 @@ static struct model_config random_config(enum model_arch arch)
     bool biased = below(2) == 0;
 
     c.n_heads = c.n_kv_heads * between(1, c.head_dim > 32 ? 3 : 8);
-    c.qk_norm = arch == ARCH_QWEN3;
-    c.qkv_bias = arch == ARCH_QWEN2 || (arch != ARCH_MISTRAL && biased);
+    c.qk_norm = arch == ARCH_QWEN3 || arch == ARCH_QWEN3_MOE;
+    c.qkv_bias = arch == ARCH_QWEN2 || (arch != ARCH_MISTRAL && arch != ARCH_MIXTRAL && biased);
     c.o_bias = (arch == ARCH_LLAMA || arch == ARCH_QWEN3) && biased;
     c.mlp_bias = arch == ARCH_LLAMA && below(2) == 0;
     random_rope(&c);
+    if (arch == ARCH_QWEN3_MOE || arch == ARCH_MIXTRAL)
+        random_experts(&c);
     return c;
 }
 
@@ -107,7 +122,7 @@ static void expected_init(struct expected *x, enum model_arch arch)
         for (uint32_t pos = 0; pos < x->len[s]; pos++) {
             x->tokens[s][pos] = below(x->cfg.vocab_size);
             model_step(m, &x->w.version,
-                       &(struct model_row){x->tokens[s][pos], pos, &kv, true, NULL}, 1,
+                       &(struct model_row){x->tokens[s][pos], pos, &kv, true, NULL, NULL}, 1,
                        x->logits[s] + (size_t)pos * x->cfg.vocab_size);
         }
         kv_release(&kv);
@@ -194,8 +209,8 @@ static void pick_rows(struct other *o)
         uint32_t here = turns && take[s] > 0 ? 1 : take[s];
 
         for (uint32_t i = 0; i < here; i++, take[s]--, o->done[s]++)
-            o->rows[o->n_rows++] = (struct model_row){o->x->tokens[s][o->done[s]], o->done[s],
-                                                      &o->kv[s], below(3) != 0, NULL};
+            o->rows[o->n_rows++] = (struct model_row){
+                o->x->tokens[s][o->done[s]], o->done[s], &o->kv[s], below(3) != 0, NULL, NULL};
     }
 }
 
@@ -245,7 +260,7 @@ static void test_bits_do_not_depend_on_the_batch(void **state)
         struct expected x;
 
         draws = first_seed + round;
-        expected_init(&x, (enum model_arch)(round % (ARCH_MISTRAL + 1)));
+        expected_init(&x, (enum model_arch)(round % (ARCH_MIXTRAL + 1)));
         for (int i = 0; i < N_OTHERS; i++)
             n_compared += run_other(&x);
         expected_fini(&x);

@@ -152,8 +152,8 @@ static void test_the_failing_weights_are_told(void **state)
     gate_open();
     job_wait(&jobs[0]);
     assert_int_equal(jobs[0].finish, GEN_ERROR);
-    assert_non_null(strstr(jobs[0].out->error.msg,
-                           "'v2' (serial 2); its KV cache is in part of serial 1"));
+    assert_non_null(
+        strstr(jobs[0].out->error.msg, "'v2' (serial 2); its KV cache is in part of serial 1"));
     assert_int_equal(stats_of(&b).failing_serial, 0);
     assert_int_equal(job_submit(b.en, &jobs[1], own, 2, &p, &e), 0);
     job_wait(&jobs[1]);
