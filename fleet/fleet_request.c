@@ -2,6 +2,7 @@
  * reaches no engine. */
 #include "fleet/fleet_request.h"
 
+#include "base/net/trace.h"
 #include "fleet/fleet_priv.h"
 #include "fleet/members/upstreams.h"
 
@@ -71,6 +72,7 @@ static int make_calls(struct fleet_control *fc, make_fn *make, int what,
         upstreams_get(fc->upstreams, targets[i].upstream, &at);
         calls[i].target = at.target;
         calls[i].timeout_us = timeout_us;
+        calls[i].trace = trace_current();
         calls[i].until_down = targets[i].until_down;
         calls[i].upstream = targets[i].upstream;
         if (make(&calls[i].request, fc, at.kind, what, &targets[i], e) == 0)

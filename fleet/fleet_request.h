@@ -32,7 +32,7 @@ struct fleet_target {
 };
 
 /* fleet_request - send an operation to each target, and wait for the last reply. All requests are
- * made before the first is sent.
+ * made before the first is sent. They are part of the calling thread's trace (base/net/trace.h).
  * @targets  [n], n <= FLEET_MAX
  * @results  [n], in the order of `targets`; written on success; free with fleet_results_free
  * Threads: those that may wait for engines; no lock held. Blocks: up to timeout_us.

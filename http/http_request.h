@@ -10,6 +10,7 @@
 
 #include "base/err.h"
 #include "base/net/actor.h"
+#include "base/net/trace.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -42,6 +43,7 @@ struct http_request {
     struct actor actor;    /* request_id: the client's, or made; key: set by the application's route
                                  call */
     bool request_id_given; /* by the client */
+    struct trace_context trace;
     enum http_request_method method;
     char *path;                       /* percent-decoded, no query, no NUL */
     char *target;                     /* path and query as they came */

@@ -6,6 +6,7 @@
  * other and delay nothing else. */
 #include "handlers/app.h"
 
+#include "base/net/trace.h"
 #include "control/admission.h"
 #include "control/auth.h"
 #include "control/life.h"
@@ -125,9 +126,14 @@ static void notify_unread(struct app *app, const struct http_request *x)
 static int route_handle(struct app *app, struct http_request *x, const struct route *route,
                         struct err *e)
 {
+    int rc;
+
     if (app->fleet == NULL)
         return operation_embedded(route->operation)->handle(app, x, e);
-    return operation_fleet(route->operation)->handle(app, x, e);
+    trace_enter(&x->trace);
+    rc = operation_fleet(route->operation)->handle(app, x, e);
+    trace_leave();
+    return rc;
 }
 
 static enum route_executor executor_of(const struct app *app, const struct route *route)

@@ -43,6 +43,8 @@ static const char *text_or_null(const char *text)
 void log_actor(struct log_rec *r, const struct actor *a)
 {
     log_str(r, "request_id", text_or_null(a->request_id));
+    log_str(r, "trace_id", text_or_null(a->trace_id));
+    log_str(r, "span_id", text_or_null(a->span_id));
     log_str(r, "peer", text_or_null(a->peer));
     log_str(r, "key", text_or_null(a->key));
 }

@@ -4,6 +4,7 @@
 #define BATON_BASE_NET_ACTOR_H
 
 #include "base/log.h"
+#include "base/net/trace.h"
 
 #include <sys/socket.h>
 
@@ -19,13 +20,16 @@ struct actor {
     char key[ACTOR_KEY_MAX + 1];               /* the key's name, or "sha256:" and eight digits; "":
                                                       none was sent, or none was required */
     char request_id[ACTOR_REQUEST_ID_MAX + 1]; /* X-Request-Id */
+    char trace_id[TRACE_ID_LEN + 1];           /* "": its client sent no traceparent */
+    char span_id[TRACE_SPAN_ID_LEN + 1];       /* of the request in this server; or "" */
 };
 
 /* actor_set_peer - write the address of an accepted socket.
  * @fd  of a unix socket: its peer's user is written. Threads: any. Blocks: no. */
 void actor_set_peer(struct actor *out, const struct sockaddr *peer, int fd);
 
-/* log_actor - add the members peer, key and request_id, those that are not "". */
+/* log_actor - add the members request_id, trace_id, span_id, peer and key, those that are not "".
+ */
 void log_actor(struct log_rec *r, const struct actor *a);
 
 #endif

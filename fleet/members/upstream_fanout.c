@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CONNECT_TIMEOUT_US = 5000000 };
+enum { CONNECT_TIMEOUT_US = 5000000, HEADERS_MAX = 3 };
 
 struct part {
     struct upstream_fanout *fanout;
@@ -144,9 +144,24 @@ static void on_done(void *arg, const struct http_end *end)
         part_ended(p->fanout);
 }
 
+/* Returns: how many there are. */
+static size_t make_headers(struct http_header out[HEADERS_MAX], const struct upstream_call *call)
+{
+    const struct trace_context *t = call->trace;
+    size_t n = 0;
+
+    if (call->request.body != NULL)
+        out[n++] = (struct http_header){"Content-Type", "application/json"};
+    if (t != NULL && t->traceparent[0] != '\0')
+        out[n++] = (struct http_header){"traceparent", t->traceparent};
+    if (t != NULL && t->tracestate[0] != '\0')
+        out[n++] = (struct http_header){"tracestate", t->tracestate};
+    return n;
+}
+
 static int part_start(struct part *p, struct err *e)
 {
-    static const struct http_header json = {"Content-Type", "application/json"};
+    struct http_header headers[HEADERS_MAX];
     const struct api_request *r = &p->call.request;
     struct http_events events = {.head = on_head, .data = on_data, .done = on_done, .arg = p};
     struct http_call_request req = {.target = p->call.target,
@@ -154,8 +169,8 @@ static int part_start(struct part *p, struct err *e)
                                     .path = r->path,
                                     .body = r->body,
                                     .body_len = r->body_len,
-                                    .headers = &json,
-                                    .n_headers = r->body != NULL ? 1 : 0,
+                                    .headers = headers,
+                                    .n_headers = make_headers(headers, &p->call),
                                     .connect_timeout_us = CONNECT_TIMEOUT_US,
                                     .timeout_us = p->call.timeout_us,
                                     .fresh = strcmp(r->method, "GET") != 0};

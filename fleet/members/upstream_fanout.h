@@ -6,6 +6,7 @@
 #define BATON_FLEET_MEMBERS_UPSTREAM_FANOUT_H
 
 #include "base/err.h"
+#include "base/net/trace.h"
 #include "fleet/api/upstream_api.h"
 #include "http/client/http.h"
 
@@ -21,6 +22,7 @@ struct upstream_call {
     const struct http_target *target; /* outlives the fan-out */
     struct api_request request;       /* moved in; method NULL: send nothing; the reply is good */
     uint64_t timeout_us;
+    const struct trace_context *trace; /* outlives the fan-out; NULL: none */
     bool until_down; /* upstreams_call: stop waiting when the engine is not alive any more */
     size_t upstream; /* its index; read only if until_down */
 };

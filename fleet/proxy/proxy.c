@@ -56,7 +56,7 @@ static void log_aborted(const struct proxy_request *r, const char *why)
     if (!log_enabled(LOG_WARN))
         return;
     log_begin(&rec, LOG_WARN, "proxy.aborted");
-    log_str(&rec, "request_id", r->x->actor.request_id);
+    log_actor(&rec, &r->x->actor);
     log_str(&rec, "upstream", r->at.name);
     log_str(&rec, "why", why);
     log_end(&rec);
@@ -183,7 +183,7 @@ static void send_request(struct proxy_request *r)
 {
     struct http_request *x = r->x;
     bool text = r->queue == FLEET_TEXT;
-    struct http_header headers[4];
+    struct http_header headers[6];
     struct http_call_request req = {
         .method = x->method == METHOD_HEAD ? "GET" : http_request_method_name(x->method),
         .path = x->target,
@@ -204,6 +204,8 @@ static void send_request(struct proxy_request *r)
     add_header(&req, headers, "Content-Type", x->content_type);
     add_header(&req, headers, "X-Session-ID", x->session_id);
     add_header(&req, headers, "X-Request-Id", x->actor.request_id);
+    add_header(&req, headers, "traceparent", x->trace.traceparent);
+    add_header(&req, headers, "tracestate", x->trace.tracestate);
     add_header(&req, headers, "Accept-Encoding", "identity"); /* whatever the client accepts */
     r->stage = PROXY_SENT;
     r->n_attempts++;

@@ -11,6 +11,7 @@
 #include "base/id.h"
 #include "http/server/http_server_priv.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -19,8 +20,10 @@ struct header_scan {
     struct err *e;
     const char *content_length, *transfer_encoding, *expect;
     const char *content_type, *authorization, *session_id, *last_event_id, *request_id;
+    const char *traceparent;
+    char tracestate[TRACE_STATE_MAX + 2]; /* all of them, joined; longer than allowed if cut */
     struct origin_request *origin;
-    size_t n_content_length, n_transfer_encoding, n_host, n_authorization;
+    size_t n_content_length, n_transfer_encoding, n_host, n_authorization, n_traceparent;
     const char *end; /* of the last text of the head that we know */
     size_t nbytes;   /* of libmicrohttpd's memory, but for the head itself */
     bool failed;
@@ -81,6 +84,14 @@ static void keep_first(const char **slot, const char *value)
         *slot = value;
 }
 
+static void join_tracestate(struct header_scan *h, const char *value)
+{
+    size_t len = strlen(h->tracestate);
+
+    (void)snprintf(h->tracestate + len, sizeof h->tracestate - len, "%s%s", len > 0 ? "," : "",
+                   value);
+}
+
 static enum MHD_Result scan_header(void *cls, enum MHD_ValueKind kind, const char *key,
                                    size_t key_len, const char *value, size_t value_len)
 {
@@ -130,6 +141,11 @@ static enum MHD_Result scan_header(void *cls, enum MHD_ValueKind kind, const cha
         keep_first(&h->last_event_id, value);
     } else if (strcasecmp(key, "X-Request-Id") == 0) {
         keep_first(&h->request_id, value);
+    } else if (strcasecmp(key, "traceparent") == 0) {
+        h->n_traceparent++;
+        h->traceparent = value;
+    } else if (strcasecmp(key, "tracestate") == 0) {
+        join_tracestate(h, value);
     } else {
         origin_header(h->origin, key, value);
     }
@@ -385,6 +401,14 @@ static void take_request_id(struct http_request *x, const char *given)
     }
 }
 
+/* Of two traceparents neither is known to be right. */
+static void take_trace(struct http_request *x, const struct header_scan *h)
+{
+    trace_parse(&x->trace, h->n_traceparent == 1 ? h->traceparent : NULL, h->tracestate);
+    memcpy(x->actor.trace_id, x->trace.trace_id, sizeof x->actor.trace_id);
+    memcpy(x->actor.span_id, x->trace.span_id, sizeof x->actor.span_id);
+}
+
 void filter_request_id(struct request *r)
 {
     take_request_id(r->x, MHD_lookup_connection_value(r->mc, MHD_HEADER_KIND, "X-Request-Id"));
@@ -445,6 +469,7 @@ int filter_request(struct request *r, const struct request_line *line, struct er
     (void)MHD_get_connection_values_n(
         r->mc, (enum MHD_ValueKind)(MHD_HEADER_KIND | MHD_COOKIE_KIND), scan_header, &h);
     take_request_id(r->x, h.request_id);
+    take_trace(r->x, &h);
     r->must_close = true;
     rc = h.failed || check_head(r, line, &h, e) != 0 || check_framing(r, &h, e) != 0 ||
                  fill_http_request(r, &h, e) != 0

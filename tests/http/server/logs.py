@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-from fake_engine_world import Double
+from fake_engine_world import Double, completion
 from fleet_world import Server, until
 
 BATON, ENGINE, LOG, MODEL, WORK = sys.argv[1:6]
@@ -255,7 +255,61 @@ def a_fleet():
             d.must_be_fresh = False
 
 
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = "00f067aa0ba902b7"
+IN_TRACE = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "congo=t61rcWkgMzE,rojo=00f067aa0ba902b7"}
+
+
+def trace_of(calls):
+    """The traceparents and tracestates of calls that an engine received."""
+    found = [{k.lower(): v for k, v in c["headers"].items()} for c in calls]
+    return {(h.get("traceparent"), h.get("tracestate")) for h in found}
+
+
+def passes_traces_on():
+    malformed = {"traceparent": IN_TRACE["traceparent"].upper(), "tracestate": IN_TRACE["tracestate"]}
+    with Double(ENGINE, "vllm", "--weight-version", "step-0") as d, \
+            Server(BATON, LOG, "--probe-interval", 600_000, "--upstream", d.url + ",vllm") as s:
+        until("it is ready", s.ready)
+        for n, (method, path, body, events) in enumerate((
+                ("POST", "/v1/completions", completion(), ["request"]),
+                ("POST", "/v1/update_weights", dict(HANDLES, weight_version="step-1"), ["update.committed"]),
+                ("POST", "/v1/pause", {}, ["request"]),
+                ("POST", "/v1/update_weights", dict(HANDLES, names=["a"]), ["update.refused"]),
+                ("POST", "/v1/resume", {}, ["request"]))):
+            refused = events == ["update.refused"]
+            for kind, headers in (("none", {}), ("malformed", malformed), ("trace", IN_TRACE)):
+                log, name = Log(), f"{kind}-{n}"
+                d.good("DELETE", "/journal")
+                status, said = s.ask(method, path, body, dict(headers, **{"X-Request-Id": name}))
+                assert (status == 200) != refused, (path, headers, status, said)
+                line = log.one(events[0], request_id=name)
+                calls = d.journal()
+                assert refused or calls, path
+                if kind != "trace":
+                    assert "trace_id" not in line and "span_id" not in line, line
+                    assert refused or trace_of(calls) == {(None, None)}, (path, headers, calls)
+                    continue
+                assert line["trace_id"] == TRACE and len(line["span_id"]) == 16 and line["span_id"] != PARENT, line
+                if not refused:
+                    want = f"00-{TRACE}-{line['span_id']}-01"
+                    assert trace_of(calls) == {(want, IN_TRACE["tracestate"])}, (path, line, calls)
+        # two of one header: traceparents exclude each other, tracestates are one list
+        for twice, want in (("traceparent", {(None, None)}), ("tracestate", "congo=t61rcWkgMzE,rojo=00f067aa0ba902b7,last=1")):
+            d.good("DELETE", "/journal")
+            c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=60)
+            c.putrequest("GET", "/v1/models")
+            for k, v in (*IN_TRACE.items(), (twice, "last=1" if twice == "tracestate" else IN_TRACE[twice])):
+                c.putheader(k, v)
+            c.endheaders()
+            assert c.getresponse().status == 200
+            c.close()
+            got = trace_of(d.journal())
+            assert got == want or twice == "tracestate" and {state for _, state in got} == {want}, got
+        d.must_be_fresh = False
+
+
 for case in (names_who_did_it, one_line_for_each_failure, history_is_bounded, probes_and_floods, peer_of_a_unix_socket, text_for_people,
-             a_fleet):
+             a_fleet, passes_traces_on):
     case()
     print(case.__name__, flush=True)
