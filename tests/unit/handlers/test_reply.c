@@ -66,10 +66,12 @@ static const char *header(const struct http_reply *r, const char *name)
     return NULL;
 }
 
+/* JSON bodies end in a newline, for people who read them in a terminal. */
 static void assert_body(const struct http_reply *r, const char *text)
 {
-    assert_int_equal(r->len, strlen(text));
-    assert_memory_equal(r->data, text, r->len);
+    assert_int_equal(r->len, strlen(text) + 1);
+    assert_memory_equal(r->data, text, strlen(text));
+    assert_int_equal(((const char *)r->data)[r->len - 1], '\n');
     assert_string_equal(r->content_type, "application/json");
 }
 

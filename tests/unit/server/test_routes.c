@@ -54,7 +54,7 @@ static void test_route_find_refuses(void **state)
         const char *says;
     } rows[] = {
         {METHOD_GET, "/nothing", ERR_NOT_FOUND, "/nothing"},
-        {METHOD_GET, "/", ERR_NOT_FOUND, "/"},
+        {METHOD_POST, "/", ERR_BAD_METHOD, "GET"},
         {METHOD_GET, "/health/", ERR_NOT_FOUND, "no route /health/, did you mean /health?"},
         {METHOD_GET, "/v1/weights/", ERR_NOT_FOUND, "/v1/weights/, did you mean /v1/weights?"},
         {METHOD_POST, "/v1/pause//", ERR_NOT_FOUND, "did you mean /v1/pause?"},
