@@ -211,10 +211,25 @@ static enum cli_exit connect_by(struct cli *c, const char *key)
     return CLI_OK;
 }
 
+/* The key in the first line of a file: KEY, or ROLE KEY [name=NAME] as in the server's file. */
+static char *key_of_line(char *text)
+{
+    static const char blank[] = " \t";
+    char *first = text + strspn(text, blank), *second;
+
+    first[strcspn(first, "\r\n")] = '\0';
+    second = first + strcspn(first, blank);
+    second += strspn(second, blank);
+    if (second[0] == '\0')
+        second = first;
+    second[strcspn(second, blank)] = '\0';
+    return second;
+}
+
 /* With the key in place, and a connection unless the command needs none. */
 static enum cli_exit command_run(struct cli *c)
 {
-    char *key = NULL, *word = NULL;
+    char *key = NULL;
     size_t len = 0;
     struct err e = {0};
     enum cli_exit rc = CLI_OK;
@@ -224,10 +239,8 @@ static enum cli_exit command_run(struct cli *c)
     if (cli_has(c, OPT_KEY_FILE)) {
         if (public_file_read(&key, &len, c->values[OPT_KEY_FILE], "--key-file", &e) != 0)
             return cli_usage_error(c, "--key-file: %s", e.msg);
-        key[strcspn(key, "\r\n")] = '\0';
-        word = strrchr(key, ' '); /* "control KEY", as the server's file has it */
     }
-    rc = connect_by(c, word != NULL ? word + 1 : key);
+    rc = connect_by(c, key != NULL ? key_of_line(key) : NULL);
     if (rc == CLI_OK)
         rc = c->command->run(c);
     connection_free(c->connection);

@@ -280,7 +280,7 @@ fi
 stop_server
 run 3 status
 complains "$URL: "
-printf 'control %s\n' 0123456789abcdef0123456789abcdef >"$WORK/keys"
+printf 'control %s name=trainer-1\n' 0123456789abcdef0123456789abcdef >"$WORK/keys"
 printf '%s\n' 0123456789abcdef0123456789abcdef >"$WORK/key"
 chmod 600 "$WORK/keys" "$WORK/key"
 serve_model --api-key-file "$WORK/keys"
