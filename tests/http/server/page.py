@@ -82,6 +82,17 @@ def readable(browser):
         assert browser.js("document.documentElement.scrollWidth") <= width, width
 
 
+def refusals(server, browser):
+    """A row for each refused request, and one with their number for those that follow each other."""
+    for n in 1, 3:
+        push(server, "00100", f"before-{n}")
+        for _ in range(n):
+            push(server, "nothing", "step-9", 404)
+    top = "[...document.querySelectorAll('#updates tbody tr')].slice(0, 4).map(r => r.innerText)"
+    wanted = ["refused ×3", "before-3", "refused", "before-1"]
+    browser.until(f"(t => {json.dumps(wanted)}.every((w, i) => t[i].includes(w)))({top})")
+
+
 def live(server, browser):
     browser.open(server.url + "/")
     browser.until(has("step-0"))
@@ -104,6 +115,7 @@ def live(server, browser):
     browser.until("document.querySelector('#updates tbody tr').innerText.includes('refused')")
     browser.until("document.querySelector('#updates tbody tr').innerText.includes('step-nothing.safetensors')")
     browser.until("document.querySelector('#errors a[href=\"docs#error-not_found\"]') !== null")
+    refusals(server, browser)
     browser.until("document.querySelectorAll('#timeline rect title').length > 4")
     assert browser.js("document.querySelectorAll('img, iframe').length") == 0 and browser.js("window.owned") is None
     assert EVIL[:20] in browser.text()
