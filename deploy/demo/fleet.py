@@ -47,7 +47,7 @@ class Fleet:
         except baton.BatonError as e:
             return [f" the fleet does not answer: {e.message}"] + [""] * (N - 1)
         return [f" engine {i + 1}: {s['state']:<10} {s['weight_version'] or '-':<10} "
-                f"{s['outstanding']['generate']:3} requests  {s['error'] or ''}"
+                f"{s['outstanding']['generate']:3} requests  {(s['error'] or {}).get('message', '')}"
                 for i, s in enumerate(states)]
 
 
