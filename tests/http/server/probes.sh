@@ -83,6 +83,7 @@ serves step-01500 two
 expect 200 GET /metrics
 has 'baton_life_state{state="leaving"} 1'
 has 'baton_control_ready 0'
+sleep 1.1 # a signal within a second of the first is taken for the first
 stop_server TERM 3
 [[ $(jq --slurp '[.[] | .event] | join(" ")' --raw-output <(grep --extended-regexp '"event":"(drain|shutdown)' "$WORK/log")) == \
   "drain.delay shutdown.forced" ]] || fail "the log: $(grep drain "$WORK/log")"
