@@ -261,6 +261,8 @@ void answer_report(const struct answer *a, const struct connection *c, const cha
 
     if (a->status == 0) {
         (void)fprintf(stderr, "baton %s: %s: %s\n", what, c->target.url, a->why);
+        (void)fprintf(stderr, "hint: 'baton serve' starts a server; --url or BATON_URL names one, "
+                              "as http://HOST:PORT, https://HOST:PORT or unix:PATH\n");
         return;
     }
     if (message == NULL) {

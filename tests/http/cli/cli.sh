@@ -280,6 +280,7 @@ fi
 stop_server
 run 3 status
 complains "$URL: "
+complains "hint: 'baton serve' starts a server"
 printf 'control %s name=trainer-1\n' 0123456789abcdef0123456789abcdef >"$WORK/keys"
 printf '%s\n' 0123456789abcdef0123456789abcdef >"$WORK/key"
 chmod 600 "$WORK/keys" "$WORK/key"
