@@ -80,6 +80,7 @@ def readable(browser):
     for width in 400, 1600:
         browser.size(width)
         assert browser.js("document.documentElement.scrollWidth") <= width, width
+        assert browser.js("Math.max(0, ...[...document.querySelectorAll('td.msg a')].map(a => a.getBoundingClientRect().right))") <= width, width
 
 
 def refusals(server, browser):
