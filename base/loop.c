@@ -45,7 +45,8 @@ struct loop {
     pthread_t thread; /* owner's thread; written before the loop runs */
     bool started;     /* owner's thread */
 
-    atomic_uint_fast64_t lag_us; /* relaxed: a gauge */
+    atomic_uint_fast64_t lag_us[2];  /* relaxed: a gauge; of even and of odd periods */
+    atomic_uint_fast64_t lag_period; /* of the last turn */
 };
 
 static _Thread_local const struct loop *current;
@@ -175,12 +176,17 @@ static bool loop_ended(struct loop *l)
 
 static void note_turn(struct loop *l, uint64_t began_us)
 {
-    uint64_t lag = clock_now_us() - began_us;
-    uint_fast64_t most = atomic_load_explicit(&l->lag_us, memory_order_relaxed);
+    uint64_t now = clock_now_us(), lag = now - began_us, period = now / LOOP_LAG_PERIOD_US;
+    uint64_t last = atomic_load_explicit(&l->lag_period, memory_order_relaxed);
+    atomic_uint_fast64_t *most = &l->lag_us[period % 2], *before = &l->lag_us[(period + 1) % 2];
 
-    while (lag > most && !atomic_compare_exchange_weak_explicit(
-                             &l->lag_us, &most, lag, memory_order_relaxed, memory_order_relaxed))
-        ;
+    if (period > last + 1)
+        atomic_store_explicit(before, 0, memory_order_relaxed);
+    if (period > last)
+        atomic_store_explicit(most, 0, memory_order_relaxed);
+    if (lag > atomic_load_explicit(most, memory_order_relaxed))
+        atomic_store_explicit(most, lag, memory_order_relaxed);
+    atomic_store_explicit(&l->lag_period, period, memory_order_relaxed);
 }
 
 static void *loop_main(void *arg)
@@ -343,7 +349,14 @@ void loop_timer_cancel(struct loop *l, struct loop_timer *t)
     t->prev_next = NULL;
 }
 
-uint64_t loop_lag_take_us(struct loop *l)
+uint64_t loop_lag_max_us(struct loop *l)
 {
-    return atomic_exchange_explicit(&l->lag_us, 0, memory_order_relaxed);
+    uint64_t last = atomic_load_explicit(&l->lag_period, memory_order_relaxed);
+    uint64_t period = clock_now_us() / LOOP_LAG_PERIOD_US;
+    uint64_t most = atomic_load_explicit(&l->lag_us[last % 2], memory_order_relaxed);
+    uint64_t before = atomic_load_explicit(&l->lag_us[(last + 1) % 2], memory_order_relaxed);
+
+    if (period > last + 1) /* no turn in either */
+        return 0;
+    return period > last || most > before ? most : before;
 }

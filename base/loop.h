@@ -83,7 +83,10 @@ void loop_unpost(struct loop *l, struct loop_item *item);
 void loop_timer_set(struct loop *l, struct loop_timer *t, uint64_t due_us);
 void loop_timer_cancel(struct loop *l, struct loop_timer *t);
 
-/* loop_lag_take_us - the longest turn since the last call. Threads: any. */
-uint64_t loop_lag_take_us(struct loop *l);
+enum { LOOP_LAG_PERIOD_US = 30000000 };
+
+/* loop_lag_max_us - the longest turn that ended in this period or the one before; periods begin by
+ * the clock, so that readers do not disturb each other. Threads: any. */
+uint64_t loop_lag_max_us(struct loop *l);
 
 #endif

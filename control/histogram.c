@@ -17,12 +17,19 @@ const uint64_t histogram_versions[HISTOGRAM_N_BOUNDS] = {
     COUNT(6),  COUNT(8),   COUNT(10),  COUNT(15),  COUNT(20),  COUNT(30),
     COUNT(50), COUNT(100), COUNT(200), COUNT(500), COUNT(1000)};
 
-void histogram_observe(struct histogram *h, const uint64_t *bounds, uint64_t us)
+size_t histogram_index(const uint64_t *bounds, uint64_t us)
 {
     size_t i = 0;
 
     while (i < HISTOGRAM_N_BOUNDS && us > bounds[i])
         i++;
+    return i;
+}
+
+void histogram_observe(struct histogram *h, const uint64_t *bounds, uint64_t us)
+{
+    size_t i = histogram_index(bounds, us);
+
     (void)atomic_fetch_add_explicit(&h->counts[i], 1, memory_order_relaxed);
     (void)atomic_fetch_add_explicit(&h->sum_us, us, memory_order_relaxed);
 }

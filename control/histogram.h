@@ -22,6 +22,9 @@ struct histogram {
     atomic_uint_fast64_t sum_us;
 };
 
+/* histogram_index - the bucket of a value: 0..HISTOGRAM_N_BOUNDS. */
+size_t histogram_index(const uint64_t *bounds, uint64_t us);
+
 /* histogram_observe - count one value. Threads: any; no lock, no allocation. */
 void histogram_observe(struct histogram *h, const uint64_t *bounds, uint64_t us);
 

@@ -113,7 +113,11 @@ void pause_give_up(struct pause *p)
 
 static void clear(struct pause *p)
 {
-    p->paused_us += clock_now_us() - p->since_us;
+    uint64_t us = clock_now_us() - p->since_us;
+
+    p->paused_us += us;
+    p->ended_us += us;
+    p->n_ended[histogram_index(histogram_times, us)]++;
     p->mode = PAUSE_NONE;
     p->reject = false;
     p->owner[0] = '\0';

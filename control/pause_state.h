@@ -16,6 +16,7 @@
 #define BATON_CONTROL_PAUSE_STATE_H
 
 #include "base/lease_timer.h"
+#include "control/histogram.h"
 #include "control/lifecycle.h"
 
 #include <stdbool.h>
@@ -65,9 +66,11 @@ struct pause {
     struct lease_timer lease;      /* runs while HELD and RESUMING */
     struct lease_timer held_lease; /* of the pause that was acknowledged last */
 
-    uint64_t epoch;                          /* counts every pause and resume */
-    uint64_t n_aborted;                      /* generations, by the last pause */
-    uint64_t n_pauses, n_expired, paused_us; /* totals; paused_us without the current pause */
+    uint64_t epoch;                           /* counts every pause and resume */
+    uint64_t n_aborted;                       /* generations, by the last pause */
+    uint64_t n_pauses, n_expired, paused_us;  /* totals; paused_us without the current pause */
+    uint64_t n_ended[HISTOGRAM_N_BOUNDS + 1]; /* pauses, by duration: buckets of histogram_times */
+    uint64_t ended_us;                        /* sum of their durations */
 };
 
 /* pause_init - off, with all counters 0. */

@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "base/prometheus.h"
 #include "base/workers.h"
+#include "control/histogram.h"
 #include "control/life.h"
 #include "control/metrics.h"
 #include "control/pause_controller.h"
@@ -84,6 +85,7 @@ static void put_dialects(struct buf *out)
 
 static void put_pause_controller(struct pause_controller *pause_controller, struct buf *out)
 {
+    static const char duration[] = "baton_pause_duration_seconds";
     struct lifecycle_state s;
     struct pause_controller_info info;
 
@@ -99,6 +101,10 @@ static void put_pause_controller(struct pause_controller *pause_controller, stru
              info.pause.n_expired);
     prom_one_seconds(out, "baton_paused_seconds_total", "counter", "Time spent paused",
                      info.pause.paused_us);
+    prom_head(out, duration, "histogram", "Pauses that ended, from the request to the resume");
+    prom_buckets(out, duration, NULL,
+                 &(struct prom_histogram){histogram_times, info.pause.n_ended, HISTOGRAM_N_BOUNDS,
+                                          info.pause.ended_us});
     if (lease_timer_runs(&info.pause.lease))
         prom_one_seconds(out, "baton_pause_lease_left_seconds", "gauge",
                          "Time until the pause ends by itself",
@@ -123,7 +129,8 @@ static void put_http_server(const struct app *app, struct buf *out)
     prom_one(out, "baton_front_timeouts_total", "counter", "Connections closed for being too slow",
              s.n_timeouts);
     prom_one_seconds(out, "baton_front_lag_seconds_max", "gauge",
-                     "Longest iteration of an event loop since the last scrape", s.lag_us_max);
+                     "Longest iteration of an event loop in the last 30 to 60 seconds",
+                     s.lag_us_max);
 }
 
 static void put_pools(struct app *app, struct buf *out)

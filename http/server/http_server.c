@@ -219,7 +219,7 @@ void http_server_stats(struct http_server *f, struct http_server_stats *out)
 
     for (size_t i = 0; i < f->n_shards; i++) {
         struct shard *s = &f->shards[i];
-        uint64_t lag_us = loop_lag_take_us(s->loop);
+        uint64_t lag_us = loop_lag_max_us(s->loop);
 
         sum.n_connections += atomic_load_explicit(&s->n_connections, memory_order_relaxed);
         sum.n_accepted += atomic_load_explicit(&s->n_accepted, memory_order_relaxed);

@@ -140,7 +140,7 @@ uint64_t http_server_beat_us(struct http_server *f);
 
 struct http_server_stats {
     uint64_t n_connections, n_accepted, n_requests, n_rejected, n_gone, n_timeouts;
-    uint64_t lag_us_max; /* longest turn of a loop since the last call */
+    uint64_t lag_us_max; /* longest turn of a loop in the last 30 to 60 s */
 };
 void http_server_stats(struct http_server *f, struct http_server_stats *out);
 

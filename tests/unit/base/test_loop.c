@@ -5,6 +5,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,6 +25,14 @@ static struct cnd moved;
 static size_t n_seen;  /* guarded by lock */
 static char order[64]; /* guarded by lock */
 static struct loop *loop;
+static atomic_uint_fast64_t skew_us; /* of the clock of this process */
+
+uint64_t __real_clock_now_us(void);
+uint64_t __wrap_clock_now_us(void);
+uint64_t __wrap_clock_now_us(void)
+{
+    return __real_clock_now_us() + skew_us;
+}
 
 static void saw(char what)
 {
@@ -234,6 +243,47 @@ static void test_posts_from_many_threads_all_run(void **state)
     free(items);
 }
 
+static void run_slowly(void *arg)
+{
+    (void)arg;
+    skew_us += 20000;
+    saw('s');
+}
+
+/* A turn is noted when it has ended. */
+static void wait_noted(struct loop_item *quick)
+{
+    uint64_t deadline_us = clock_after_us(WAIT_US);
+    size_t n = 1;
+
+    while (loop_lag_max_us(loop) < 20000 && !clock_passed(deadline_us)) {
+        loop_post(loop, quick);
+        wait_seen(++n);
+    }
+}
+
+/* Two readers read the same; a turn is forgotten after one whole period, also if no other comes. */
+static void test_lag_is_a_maximum_by_the_clock(void **state)
+{
+    static char letter[] = "q";
+    struct loop_item slow = {.run = run_slowly}, quick = {.run = run_letter, .arg = letter};
+    struct err e = {0};
+
+    (void)state;
+    skew_us += LOOP_LAG_PERIOD_US - clock_now_us() % LOOP_LAG_PERIOD_US; /* a period begins */
+    assert_int_equal(loop_start(loop, &e), 0);
+    loop_post(loop, &slow);
+    wait_seen(1);
+    wait_noted(&quick);
+    assert_in_range(loop_lag_max_us(loop), 20000, LOOP_LAG_PERIOD_US);
+    assert_in_range(loop_lag_max_us(loop), 20000, LOOP_LAG_PERIOD_US);
+    loop_stop(loop); /* no turn is under way while the clock is moved */
+    skew_us += LOOP_LAG_PERIOD_US;
+    assert_in_range(loop_lag_max_us(loop), 20000, LOOP_LAG_PERIOD_US);
+    skew_us += LOOP_LAG_PERIOD_US;
+    assert_int_equal(loop_lag_max_us(loop), 0);
+}
+
 #define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
 
 int main(void)
@@ -242,7 +292,7 @@ int main(void)
         T(test_items_run_in_order_and_once),     T(test_unposted_item_does_not_run),
         T(test_stop_runs_what_was_posted),       T(test_timers_fire_in_due_order),
         T(test_unwatch_wipes_the_batch),         T(test_watch_of_a_bad_fd_is_an_error),
-        T(test_posts_from_many_threads_all_run),
+        T(test_posts_from_many_threads_all_run), T(test_lag_is_a_maximum_by_the_clock),
     };
 
     return cmocka_run_group_tests_name("loop", tests, NULL, NULL);

@@ -98,7 +98,9 @@ void pause_controller_info(struct pause_controller *g, struct pause_controller_i
                                                     .lease = {.length_s = 2, .end_us = 1},
                                                     .n_pauses = 7,
                                                     .n_expired = 1,
-                                                    .paused_us = 2500000}};
+                                                    .paused_us = 2500000,
+                                                    .n_ended = {[9] = 1, [10] = 2},
+                                                    .ended_us = 2400000}};
 }
 
 int pause_controller_allows(struct pause_controller *g, enum lifecycle_call call, struct err *e)
@@ -474,6 +476,10 @@ static void test_metrics_text_tells_every_room(void **state)
         "baton_pauses_total 7",
         "baton_pauses_expired_total 1",
         "baton_paused_seconds_total 2.5",
+        "baton_pause_duration_seconds_bucket{le=\"1\"} 1",
+        "baton_pause_duration_seconds_bucket{le=\"2.5\"} 3",
+        "baton_pause_duration_seconds_sum 2.4",
+        "baton_pause_duration_seconds_count 3",
         "baton_pause_lease_left_seconds 0",
         "baton_kv_cache_released 1",
         "baton_live 1",
