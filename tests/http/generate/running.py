@@ -1,4 +1,5 @@
-"""GET /v1/generations: a running sequence shows the versions of its tokens, a waiting one none.
+"""GET /v1/generations: a running sequence shows the versions of its tokens, a waiting one none; the
+list is whole while tokens are made and versions change.
 
 Usage: running.py BATON MODEL WORK
 """
@@ -7,6 +8,8 @@ import http.client
 import json
 import os
 import sys
+import threading
+import time
 
 from fleet_world import Server, until
 
@@ -26,6 +29,50 @@ def listed(server):
     said = server.get("/v1/generations")
     assert said["n"] == len(said["generations"]), said
     return {g["request_id"]: g for g in said["generations"]}
+
+
+def generate(server, stream, deadline):
+    while time.monotonic() < deadline:
+        server.good("POST", "/v1/completions", {"prompt": "In the", "max_tokens": 200, "ignore_eos": True, "stream": stream, "n": 2})
+
+
+def push(server, deadline):
+    n = 0
+    while time.monotonic() < deadline:
+        n += 1
+        server.post("/v1/update_weights", {"path": f"checkpoints/step-0{('0000', '1500')[n % 2]}.safetensors", "weight_version": f"v{n}"})
+
+
+def watch(server, deadline):
+    """Returns the largest number of versions that a sequence had."""
+    most = 0
+    while time.monotonic() < deadline:
+        for row in server.get("/v1/generations")["generations"]:
+            spans = row["weight_versions"]
+            assert all(a["end"] == b["start"] and a["serial"] < b["serial"] for a, b in zip(spans, spans[1:])), row
+            assert (spans[-1]["end"] if spans else 0) == row["n_tokens"], row
+            most = max(most, len(spans))
+    return most
+
+
+def storm(server):
+    """A few requests and an updater, for two seconds, while this thread lists."""
+    faults, deadline = [], time.monotonic() + 2
+
+    def run(work, *args):
+        try:
+            work(server, *args, deadline)
+        except BaseException as e:
+            faults.append(e)
+
+    threads = [threading.Thread(target=run, args=a) for a in ((generate, True), (generate, False), (push,))]
+    for t in threads:
+        t.start()
+    most = watch(server, deadline)
+    for t in threads:
+        t.join()
+    assert not faults, faults
+    assert most > 1, "no sequence had tokens of two versions"
 
 
 def main():
@@ -55,6 +102,8 @@ def main():
         server.post("/v1/resume")
         for connection in open_ones:
             connection.close()
+        until("none is left", lambda: server.get("/v1/generations")["n"] == 0)
+        storm(server)
         until("none is left", lambda: server.get("/v1/generations")["n"] == 0)
     print("generations: all well")
 
