@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/events.h"
 #include "base/mtx.h"
+#include "base/utf8.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -207,33 +208,49 @@ void log_begin(struct log_rec *r, enum log_level level, const char *event)
     record_append(r, head, (size_t)len);
 }
 
-/* Escapes one byte for a JSON string into `out`; bytes outside ASCII become their \u00xx form, so
- * a line is always valid JSON whatever a client sent. */
-static size_t escape_byte(char out[8], unsigned char c)
+enum {
+    ESCAPE_CAP = 13, /* two \uXXXX, of a code point beyond U+FFFF, and a NUL */
+    UTF8_REPLACEMENT = 0xfffd
+};
+
+/* Escapes one code point for a JSON string into `out`. All but visible ASCII is escaped, so that a
+ * line cannot control a terminal. */
+static size_t escape(char out[ESCAPE_CAP], uint32_t c)
 {
-    if (c == '"' || c == '\\') {
-        out[0] = '\\';
-        out[1] = (char)c;
-        return 2;
+    if (c == '"' || c == '\\')
+        return (size_t)snprintf(out, ESCAPE_CAP, "\\%c", (int)c);
+    if (c >= 0x20 && c < 0x7f) {
+        out[0] = (char)c;
+        return 1;
     }
-    if (c < 0x20 || c >= 0x7f)
-        return (size_t)snprintf(out, 8, "\\u%04x", c);
-    out[0] = (char)c;
-    return 1;
+    if (c <= 0xffff)
+        return (size_t)snprintf(out, ESCAPE_CAP, "\\u%04x", (unsigned)c);
+    c -= 0x10000;
+    return (size_t)snprintf(out, ESCAPE_CAP, "\\u%04x\\u%04x", (unsigned)(0xd800 + (c >> 10)),
+                            (unsigned)(0xdc00 + (c & 0x3ff)));
 }
 
+/* A byte that is not UTF-8 becomes U+FFFD, so a line is always valid JSON whatever a client sent.
+ */
 void log_str(struct log_rec *r, const char *key, const char *value)
 {
-    size_t mark = r->len;
-    char piece[8];
+    const unsigned char *at = (const unsigned char *)value;
+    size_t mark = r->len, left = value != NULL ? strlen(value) : 0;
+    char piece[ESCAPE_CAP];
 
     if (value == NULL)
         return;
     record_append(r, ",\"", 2);
     record_append(r, key, strlen(key));
     record_append(r, "\":\"", 3);
-    for (const char *p = value; *p != '\0' && !r->cut; p++)
-        record_append(r, piece, escape_byte(piece, (unsigned char)*p));
+    while (left > 0 && !r->cut) {
+        uint32_t c = UTF8_REPLACEMENT;
+        int n = utf8_scan(at, left, &c);
+
+        record_append(r, piece, escape(piece, n > 0 ? c : UTF8_REPLACEMENT));
+        at += n > 0 ? n : 1;
+        left -= n > 0 ? (size_t)n : 1;
+    }
     record_append(r, "\"", 1);
     if (r->cut)
         r->len = mark;

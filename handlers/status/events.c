@@ -68,8 +68,8 @@ static int types_parse(uint32_t *out, const char *text, struct err *e)
         if (families[i] == NULL)
             return err_set(e, ERR_BAD_REQUEST, "/types",
                            "'%.*s' is no type of event; allowed: drain, error, fleet, lora, nccl, "
-                           "pause, readiness, resume, serving, sleep, state, update, upstream, "
-                           "wake, weights, separated by commas",
+                           "pause, readiness, resume, serving, sleep, snapshot, state, update, "
+                           "upstream, wake, weights, separated by commas",
                            (int)(len < 40 ? len : 40), text);
         *out |= UINT32_C(1) << i;
         if (text[len] == '\0')

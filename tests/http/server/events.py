@@ -18,7 +18,7 @@ from fleet_world import Server, until
 BATON, MODEL, ENGINE, WORK = sys.argv[1:5]
 WAIT_S = 60
 SUBSCRIBERS_MAX = 32  # of control/event_watch.h
-BURST = 3000  # events of 1.5 KB: more than sockets, the stream's buffer and the ring hold
+BURST = 5500  # events of 0.9 KB: more than sockets, the stream's buffer and the ring hold
 OPTIONS = ("--model", MODEL, "--weights", os.path.join(MODEL, "checkpoints/step-00000.safetensors"), "--weight-version", "step-0",
            "--allow-path", MODEL)
 

@@ -103,6 +103,33 @@ static void test_hostile_bytes(void **state)
     json_decref(lines);
 }
 
+/* Events have the members of lines: a client compares labels with its own. */
+static void test_text_is_kept(void **state)
+{
+    static const char label[] = "pas-\xc3\xa9-\xe6\xad\xa5-\xf0\x9f\x99\x82 \xc2\x9b";
+    char text[256] = "";
+    struct err e = {0};
+    struct log_rec r;
+    int fd = temp_file();
+    json_t *lines;
+
+    (void)state;
+    assert_int_equal(log_open(fd, LOG_INFO, &e), 0);
+    log_begin(&r, LOG_INFO, "x");
+    log_str(&r, "label", label);
+    log_str(&r, "bad", "a\xff\xe2\x82");
+    log_end(&r);
+    log_close();
+    assert_true(pread(fd, text, sizeof text - 1, 0) > 0);
+    for (const char *p = text; *p != '\0'; p++)
+        assert_true(*p == '\n' || (*p >= 0x20 && *p < 0x7f)); /* nothing that controls a terminal */
+    lines = parse_lines(text);
+    assert_string_equal(str(lines, 0, "label"), label);
+    assert_string_equal(str(lines, 0, "bad"), "a\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");
+    json_decref(lines);
+    (void)close(fd);
+}
+
 static void test_long_values_are_left_out(void **state)
 {
     char *big = malloc(3 * LOG_LINE_MAX);
@@ -269,6 +296,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_log_text),
         cmocka_unit_test(test_hostile_bytes),
+        cmocka_unit_test(test_text_is_kept),
         cmocka_unit_test(test_long_values_are_left_out),
         cmocka_unit_test(test_drops_are_counted_and_told),
         cmocka_unit_test(test_close_while_others_log),
