@@ -82,7 +82,8 @@ struct fleet_control {
     struct cnd changed; /* a lock was released, or a session changed */
     struct fleet_locks locks;
     struct fleet_quiesce quiesce;
-    struct fleet_session *session;                         /* one reference; NULL: none is open */
+    struct fleet_session *session;  /* one reference; NULL: none is open */
+    struct fleet_session *starting; /* one reference; a copy of it, as it began; NULL: none */
     struct fleet_session *ended[FLEET_ENDED_SESSIONS_MAX]; /* one reference each; the last first */
     struct pause pause;                                    /* the trainer's */
     struct fleet_paused paused;

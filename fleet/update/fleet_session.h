@@ -36,6 +36,7 @@ struct fleet_session {
     char id[UPDATE_ID_MAX + 1];
     enum update_phase phase;
     bool auto_commit, anonymous, partial, sharded;
+    bool starting;      /* the engines have yet to start it */
     bool prepare_begun; /* engines that overwrite their weights are paused, or are being paused */
     bool prepared;      /* they are paused, have the dirty marker, and have started */
     char label[VERSION_LABEL_MAX + 1];
@@ -54,6 +55,7 @@ struct fleet_session {
     uint64_t n_received;             /* requests whose tensors were accepted */
     uint64_t serial;                 /* of the fleet; 0 until it is committed */
     struct err error;                /* the reason of the abort */
+    struct err refused;              /* of its last tensors; clean: they were accepted */
     struct fleet_coverage *coverage; /* owned; NULL: only two-phase engines take part */
     json_t *report; /* owned, immutable; the last description of its own update by a two-phase
                        engine; without such engines the coverage (fleet_coverage.h) */

@@ -85,6 +85,9 @@ int fleet_find_update(struct fleet_control *fc, const char *id, struct fleet_ses
                       struct err *e);
 /* fleet_open_session - a reference to the open one, or NULL. */
 struct fleet_session *fleet_open_session(struct fleet_control *fc);
+/* fleet_shown_session - a reference to the open one, else to a copy of the one that is starting, or
+ * NULL. It is for descriptions only. */
+struct fleet_session *fleet_shown_session(struct fleet_control *fc);
 /* fleet_update_lease - is an update open, and how long is its lease still? CLOCK_NEVER while a
  * request of it is under way. @left_us  set if it is open */
 bool fleet_update_lease(struct fleet_control *fc, uint64_t *left_us);
@@ -106,6 +109,11 @@ int fleet_update_set_label(struct fleet_control *fc, struct fleet_session *s, co
  * @selector  static; NULL: it named none. Errors: ERR_CONFLICT at /selector. */
 int fleet_update_set_selector(struct fleet_control *fc, struct fleet_session *s,
                               const char *selector, struct err *e);
+
+/* fleet_update_was_refused - were its last tensors refused? Then a trainer that aborts it does so
+ * because of that. @why  set to the error, or clean */
+bool fleet_update_was_refused(struct fleet_control *fc, const struct fleet_session *s,
+                              struct err *why);
 
 /* fleet_update_is_covered - an auto-commit update: did the engines that count tensors receive all
  * of them, and is no request under way? */

@@ -57,6 +57,15 @@ int fleet_update_set_selector(struct fleet_control *fc, struct fleet_session *s,
                    known);
 }
 
+bool fleet_update_was_refused(struct fleet_control *fc, const struct fleet_session *s,
+                              struct err *why)
+{
+    mtx_lock(&fc->lock);
+    *why = s->refused;
+    mtx_unlock(&fc->lock);
+    return why->code != ERR_NONE;
+}
+
 bool fleet_update_is_covered(struct fleet_control *fc, const struct fleet_session *s)
 {
     const json_t *missing;

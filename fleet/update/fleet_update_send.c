@@ -133,9 +133,10 @@ static int sending_begin(struct fleet_control *fc, struct fleet_session *s, stru
     return rc;
 }
 
-static void sending_end(struct fleet_control *fc, struct fleet_session *s)
+static void sending_end(struct fleet_control *fc, struct fleet_session *s, const struct err *e)
 {
     mtx_lock(&fc->lock);
+    s->refused = *e;
     if (--s->n_running == 0)
         s->receive_us += clock_now_us() - s->receiving_since_us;
     s->sending = false;
@@ -357,7 +358,7 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
     fleet_names_fini(&list);
     if (verdict != VERDICT_ABORT && n_dropped(fc, s) > n_before)
         release_dropped(fc, s);
-    sending_end(fc, s);
+    sending_end(fc, s, e);
     if (verdict == VERDICT_ABORT)
         (void)fleet_abort_update_wait(fc, s, e, &ignored);
     return e->code == ERR_NONE ? 0 : -1;

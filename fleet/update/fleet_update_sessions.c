@@ -19,6 +19,18 @@ struct fleet_session *fleet_open_session(struct fleet_control *fc)
     return s;
 }
 
+struct fleet_session *fleet_shown_session(struct fleet_control *fc)
+{
+    struct fleet_session *s;
+
+    mtx_lock(&fc->lock);
+    s = fc->session != NULL ? fc->session : fc->starting;
+    if (s != NULL)
+        s->n_refs++;
+    mtx_unlock(&fc->lock);
+    return s;
+}
+
 bool fleet_update_lease(struct fleet_control *fc, uint64_t *left_us)
 {
     bool open;

@@ -8,6 +8,7 @@
 #include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 enum { BATON_LEASE_SPARE_S = 60 };
 
@@ -167,6 +168,33 @@ static int keep_engines_in_step(struct fleet_control *fc, struct fleet_target *t
                          n_kept, min_ready);
 }
 
+/* The status shows a copy until all engines have answered: the session itself is not shared yet. */
+static int show_starting(struct fleet_control *fc, const struct fleet_session *s, struct err *e)
+{
+    struct fleet_session *copy;
+
+    if (fleet_session_new(&copy, s->n_parts, e) != 0)
+        return -1;
+    memcpy(copy, s, sizeof *s + s->n_parts * sizeof s->parts[0]);
+    copy->starting = true;
+    mtx_lock(&fc->lock);
+    fc->starting = copy;
+    mtx_unlock(&fc->lock);
+    return 0;
+}
+
+/* @s  the session that is open now; NULL: it could not start */
+static void end_starting(struct fleet_control *fc, struct fleet_session *s)
+{
+    mtx_lock(&fc->lock);
+    fleet_session_unref(fc->starting);
+    fc->starting = NULL;
+    fc->session = s;
+    if (s != NULL)
+        s->n_refs++;
+    mtx_unlock(&fc->lock);
+}
+
 static int request_session_start(struct fleet_control *fc, const struct fleet_update_request *req,
                                  struct fleet_session **out, json_t **details, struct err *e)
 {
@@ -192,15 +220,14 @@ static int request_session_start(struct fleet_control *fc, const struct fleet_up
     s->began_us = clock_now_us();
     lease_timer_set(&s->lease, req->lease_s);
     parts_init(fc, s, targets);
-    if (fleet_coverage_start(fc, s, e) != 0 || start_parts(fc, s, req, details, e) != 0) {
+    if (show_starting(fc, s, e) != 0 || fleet_coverage_start(fc, s, e) != 0 ||
+        start_parts(fc, s, req, details, e) != 0) {
+        end_starting(fc, NULL);
         fleet_unref(fc, s);
         return -1;
     }
     lease_timer_renew(&s->lease);
-    mtx_lock(&fc->lock);
-    s->n_refs++;
-    fc->session = s;
-    mtx_unlock(&fc->lock);
+    end_starting(fc, s);
     *out = s;
     return 0;
 }

@@ -50,7 +50,8 @@ void fleet_reply(struct app *app, struct http_request *x, json_t *reply,
 void fleet_reply_error(struct app *app, struct http_request *x, const struct err *e,
                        const struct fleet_result *result, size_t n);
 
-/* fleet_update_json - the open update (new), or JSON null. Threads: any. NULL: no memory. */
+/* fleet_update_json - the update that is open or starts (new), or JSON null. Threads: any. NULL: no
+ * memory. */
 json_t *fleet_update_json(const struct app *app);
 
 /* fleet_pause_json, fleet_sleep_json - the pause (null: there is none) and the sleep as /v1/status

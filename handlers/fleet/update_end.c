@@ -72,7 +72,8 @@ static int abort_update(struct app *app, struct http_request *x, struct fleet_se
 {
     struct err why = {0};
 
-    (void)err_set(&why, ERR_CONFLICT, "", "%.*s", REASON_MAX, reason);
+    if (!fleet_update_was_refused(app->fleet->control, s, &why))
+        (void)err_set(&why, ERR_CONFLICT, "", "%.*s", REASON_MAX, reason);
     return fleet_update_answer(app, x, s, fleet_abort_update(app->fleet->control, s, &why, e), e);
 }
 
