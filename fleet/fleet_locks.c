@@ -61,10 +61,11 @@ static uint64_t deadline_locked(const struct fleet_control *fc, const struct loc
 {
     const struct fleet_lock *pause = &fc->locks.pause;
     uint64_t since_us = pause->since_us > began_us ? pause->since_us : began_us;
+    uint64_t deadline_us = began_us + r->wait_us;
 
     if (r->kind != FLEET_LOCK_TRAINER_PAUSE || !is_owned(pause) ||
-        pause->kind == FLEET_LOCK_TRAINER_PAUSE)
-        return began_us + r->wait_us;
+        pause->kind == FLEET_LOCK_TRAINER_PAUSE || since_us + FLEET_ABORT_WAIT_US > deadline_us)
+        return deadline_us;
     return since_us + FLEET_ABORT_WAIT_US;
 }
 
@@ -204,10 +205,12 @@ int fleet_pause_lock(struct fleet_control *fc, const char *operation, struct err
     return take(fc, &(struct lock_request){FLEET_LOCK_PAUSE, operation, NULL, FLEET_OP_WAIT_US}, e);
 }
 
-int fleet_trainer_pause_lock(struct fleet_control *fc, struct http_request *x, struct err *e)
+int fleet_trainer_pause_lock(struct fleet_control *fc, struct http_request *x, uint64_t timeout_us,
+                             struct err *e)
 {
-    return take(
-        fc, &(struct lock_request){FLEET_LOCK_TRAINER_PAUSE, "a pause", x, FLEET_OP_WAIT_US}, e);
+    uint64_t wait_us = timeout_us < FLEET_OP_WAIT_US ? timeout_us : FLEET_OP_WAIT_US;
+
+    return take(fc, &(struct lock_request){FLEET_LOCK_TRAINER_PAUSE, "a pause", x, wait_us}, e);
 }
 
 bool fleet_pause_lock_unless_pausing(struct fleet_control *fc, const char *operation)

@@ -85,10 +85,12 @@ bool fleet_owns_update_lock(struct fleet_control *fc);
 /* fleet_pause_lock - take the pause lock, for anything but a trainer's pause.
  * fleet_trainer_pause_lock - the same for a trainer's pause. It waits for another trainer's pause
  * as long as for any operation, because that may wait for running generations; for a step of an
- * update only FLEET_ABORT_WAIT_US, because that is short unless an engine hangs.
- * Blocks: up to FLEET_OP_WAIT_US. Errors: as fleet_op_lock's. */
+ * update only FLEET_ABORT_WAIT_US, because that is short unless an engine hangs; for either no
+ * longer than timeout_us, from the begin of the request on. Blocks: up to FLEET_OP_WAIT_US. Errors:
+ * as fleet_op_lock's. */
 int fleet_pause_lock(struct fleet_control *fc, const char *operation, struct err *e);
-int fleet_trainer_pause_lock(struct fleet_control *fc, struct http_request *x, struct err *e);
+int fleet_trainer_pause_lock(struct fleet_control *fc, struct http_request *x, uint64_t timeout_us,
+                             struct err *e);
 void fleet_pause_unlock(struct fleet_control *fc);
 
 /* fleet_pause_lock_unless_pausing - fleet_pause_lock for work that can be done later.

@@ -103,8 +103,10 @@ static size_t select_missed_pause(struct fleet_control *fc, const json_t *body,
         fleet_info(fleet_of(fc), alive[i].upstream, &info);
         mtx_lock(&fc->lock);
         if (fc->paused.missed[alive[i].upstream] && !info.fenced &&
-            !fleet_engine_is_held_locked(fc, alive[i].upstream))
-            targets[n_targets++] = alive[i];
+            !fleet_engine_is_held_locked(fc, alive[i].upstream)) {
+            targets[n_targets] = alive[i];
+            targets[n_targets++].until_down = true;
+        }
         mtx_unlock(&fc->lock);
     }
     return n_targets;

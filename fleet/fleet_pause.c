@@ -7,6 +7,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+enum {
+    PAUSE_GRACE_US = 400000, /* after the timeout of its request a pause still takes replies */
+    PAUSE_UNDO_US = 400000   /* and then waits so long for engines that it resumes */
+};
+
 /* A resume has ended the pending pause. */
 static bool is_overtaken(struct fleet_control *fc)
 {
@@ -64,6 +69,21 @@ static void restore_pause(struct fleet_control *fc, const struct pause *before)
     fleet_reschedule(fc);
 }
 
+/* An engine that does not answer in time gets the resume later. */
+static void apply_undone(struct fleet_control *fc, const struct fleet_result *results, size_t n)
+{
+    struct fleet_target missed[FLEET_MAX];
+    size_t n_missed = 0;
+
+    for (size_t i = 0; i < n; i++)
+        if (results[i].outcome == FLEET_REFUSED)
+            fleet_fence(fleet_of(fc), results[i].upstream, &results[i].why);
+        else if (!result_ok(&results[i]))
+            missed[n_missed++] = (struct fleet_target){.upstream = results[i].upstream};
+    if (n_missed > 0)
+        fleet_note_missed_pause(fc, missed, n_missed);
+}
+
 /* Resume the engines that paused, or may have; not those that the open update keeps paused. */
 static void resume_paused(struct fleet_control *fc, const struct fleet_result *results, size_t n)
 {
@@ -78,11 +98,9 @@ static void resume_paused(struct fleet_control *fc, const struct fleet_result *r
             !fleet_engine_is_held_locked(fc, results[i].upstream))
             targets[n_targets++] = (struct fleet_target){.upstream = results[i].upstream};
     mtx_unlock(&fc->lock);
-    if (fleet_request(fc, API_RESUME, targets, n_targets, FLEET_STEP_US, &undone, &ignored) != 0)
+    if (fleet_request(fc, API_RESUME, targets, n_targets, PAUSE_UNDO_US, &undone, &ignored) != 0)
         return;
-    for (size_t i = 0; i < n_targets; i++)
-        if (!result_ok(&undone[i]))
-            fleet_fence(fleet_of(fc), undone[i].upstream, &undone[i].why);
+    apply_undone(fc, undone, n_targets);
     fleet_results_free(undone, n_targets);
 }
 
@@ -133,9 +151,15 @@ static int evaluate_pause(struct fleet_control *fc, const struct fleet_result *r
     return -1;
 }
 
-static int pause_engines(struct fleet_control *fc, const struct pause_request *req,
-                         const json_t *body, bool was_held, struct fleet_result **results,
-                         size_t *n, struct err *e)
+static uint64_t left_us(uint64_t deadline_us)
+{
+    uint64_t now_us = clock_now_us();
+
+    return deadline_us > now_us ? deadline_us - now_us : 0;
+}
+
+static int pause_engines(struct fleet_control *fc, uint64_t deadline_us, const json_t *body,
+                         bool was_held, struct fleet_result **results, size_t *n, struct err *e)
 {
     struct fleet_target targets[FLEET_MAX];
     size_t n_down = 0;
@@ -146,8 +170,8 @@ static int pause_engines(struct fleet_control *fc, const struct pause_request *r
     for (size_t i = 0; i < *n; i++)
         targets[i].until_down = true;
     fleet_suspend_generation_probes(fc, true);
-    rc = fleet_request(fc, API_PAUSE, targets, *n,
-                       (uint64_t)req->timeout_s * 1000000 + FLEET_GRACE_US, results, e);
+    rc = fleet_request(fc, API_PAUSE, targets, *n, left_us(deadline_us) + PAUSE_GRACE_US, results,
+                       e);
     if (rc == 0) {
         *n = split_off_down(*results, *n, targets, &n_down);
         rc = evaluate_pause(fc, *results, *n, was_held, e);
@@ -174,8 +198,8 @@ static void log_pause(struct fleet_control *fc, const char *event, const struct 
     log_event(&r);
 }
 
-int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, const json_t *body,
-                    struct fleet_result **results, size_t *n, struct err *e)
+int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, uint64_t deadline_us,
+                    const json_t *body, struct fleet_result **results, size_t *n, struct err *e)
 {
     struct pause before, now;
 
@@ -183,7 +207,7 @@ int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, c
     *results = NULL;
     if (begin_pause(fc, req, &before, e) != 0)
         return -1;
-    if (pause_engines(fc, req, body, pause_is_held(&before), results, n, e) == 0) {
+    if (pause_engines(fc, deadline_us, body, pause_is_held(&before), results, n, e) == 0) {
         fleet_get_pause(fc, &now);
         log_pause(fc, "pause", &now);
         return 0;

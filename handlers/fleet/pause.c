@@ -67,7 +67,8 @@ static int pause_with_lock(struct app *app, struct http_request *x, const struct
     struct fleet_result *results;
     struct pause now;
     size_t n;
-    int rc = fleet_pause_all(fc, req, body, &results, &n, e);
+    uint64_t deadline_us = x->began_us + (uint64_t)req->timeout_s * 1000000;
+    int rc = fleet_pause_all(fc, req, deadline_us, body, &results, &n, e);
 
     if (results == NULL)
         return -1;
@@ -90,7 +91,7 @@ int handle_fleet_pause(struct app *app, struct http_request *x, struct err *e)
         return -1;
     rc = pause_parse(&req, x, body, e);
     if (rc == 0)
-        rc = fleet_trainer_pause_lock(app->fleet->control, x, e);
+        rc = fleet_trainer_pause_lock(app->fleet->control, x, (uint64_t)req.timeout_s * 1000000, e);
     if (rc == 0) {
         rc = pause_with_lock(app, x, &req, body, e);
         fleet_pause_unlock(app->fleet->control);

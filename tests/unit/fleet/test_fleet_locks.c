@@ -98,7 +98,7 @@ static void test_fleet_resume_lock_overtakes_a_trainers_pause(void **state)
     struct pause before;
     struct err e = {0};
 
-    assert_int_equal(fleet_trainer_pause_lock(fc, NULL, &e), 0);
+    assert_int_equal(fleet_trainer_pause_lock(fc, NULL, FLEET_OP_WAIT_US, &e), 0);
     assert_true(fleet_owns_pause_lock(fc));
     pause_set(&fc->pause, &req, &before);
     assert_false(fleet_pause_lock_unless_pausing(fc, "a step"));

@@ -132,8 +132,8 @@ static void pause_all(void)
     struct err e = {0};
     size_t n = 0;
 
-    if (fleet_trainer_pause_lock(w.fc, NULL, &e) == 0) {
-        (void)fleet_pause_all(w.fc, &req, body, &results, &n, &e);
+    if (fleet_trainer_pause_lock(w.fc, NULL, FLEET_OP_WAIT_US, &e) == 0) {
+        (void)fleet_pause_all(w.fc, &req, clock_after_us(FLEET_STEP_US), body, &results, &n, &e);
         fleet_results_free(results, n);
         fleet_pause_unlock(w.fc);
     }
