@@ -121,7 +121,8 @@ size_t fleet_min_ready(struct fleet_control *fc)
     return stats.min_ready;
 }
 
-static void list_down(struct fleet_control *fc, char *out, size_t cap)
+/* "; down: http://a, http://b" of those that were probed, or were not yet; "" if there are none. */
+static void list_unreachable(struct fleet_control *fc, bool probed, char *out, size_t cap)
 {
     size_t n = upstreams_n(fc->upstreams), len = 0;
     struct upstream_info info;
@@ -131,8 +132,13 @@ static void list_down(struct fleet_control *fc, char *out, size_t cap)
     for (size_t i = 0; i < n && len < cap; i++) {
         upstreams_get(fc->upstreams, i, &at);
         fleet_info(fleet_of(fc), i, &info);
-        if (!at.removed && !info.alive)
-            len += (size_t)snprintf(out + len, cap - len, "%s%s", len > 0 ? ", " : "", at.name);
+        if (at.removed || info.alive || upstream_info_is_probed(&info) != probed)
+            continue;
+        len += (size_t)snprintf(out + len, cap - len, "%s%s",
+                                len > 0  ? ", "
+                                : probed ? "; down: "
+                                         : "; not yet probed: ",
+                                at.name);
     }
 }
 
@@ -140,17 +146,17 @@ int fleet_reachable_quorum(struct fleet_control *fc, const json_t *body,
                            struct fleet_target *targets, size_t *n, struct err *e)
 {
     struct fleet_stats stats;
-    char down[ERR_MSG_MAX / 2];
+    char down[ERR_MSG_MAX / 2], unprobed[ERR_MSG_MAX / 2];
 
     fleet_stats(fleet_of(fc), &stats);
     *n = fleet_reachable(fc, body, targets);
     if (*n >= stats.min_ready)
         return 0;
-    list_down(fc, down, sizeof down);
+    list_unreachable(fc, true, down, sizeof down);
+    list_unreachable(fc, false, unprobed, sizeof unprobed);
     return err_set(e, ERR_UNSYNCED, "",
-                   "%zu of %zu upstreams are reachable, --min-ready is %zu: nothing was sent; "
-                   "down: %s",
-                   *n, stats.n_upstreams, stats.min_ready, down);
+                   "%zu of %zu upstreams are reachable, --min-ready is %zu: nothing was sent%s%s",
+                   *n, stats.n_upstreams, stats.min_ready, down, unprobed);
 }
 
 uint64_t fleet_update_us(const struct fleet_control *fc)

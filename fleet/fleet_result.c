@@ -206,7 +206,9 @@ static json_t *no_result_json(struct fleet_control *fc, size_t i,
     char why[ERR_MSG_MAX + 32];
 
     fleet_info(fleet_of(fc), i, &info);
-    (void)snprintf(why, sizeof why, "it is %s%s%s", upstream_state_name(info.state),
+    (void)snprintf(why, sizeof why, "it is %s%s%s",
+                   upstream_info_is_probed(&info) ? upstream_state_name(info.state)
+                                                  : "not yet probed",
                    info.error.code != ERR_NONE ? ": " : "", info.error.msg);
     return fleet_result_json(at->name, false, 0, info.alive ? "no request was sent to it" : why);
 }

@@ -320,6 +320,9 @@ struct upstream_info {
 };
 void fleet_info(struct fleet *f, size_t upstream, struct upstream_info *out);
 
+/* upstream_info_is_probed - has it answered a probe, or failed to? Until then nothing is known. */
+bool upstream_info_is_probed(const struct upstream_info *info);
+
 struct fleet_stats {
     size_t n_upstreams, n_serving, min_ready; /* without the removed ones */
     size_t n_waiting[FLEET_QUEUES], n_running[FLEET_QUEUES];

@@ -9,6 +9,23 @@ bool fleet_is_dirty_marker(const char *label)
     return strncmp(label, FLEET_DIRTY_MARKER, sizeof FLEET_DIRTY_MARKER - 1) == 0;
 }
 
+/* Results name the engine, for clients: "http://a answered 500". The state of an engine does not:
+ * "it answered 500". */
+static void set_fence_error(struct upstream *u, const struct err *why)
+{
+    size_t len = u->name != NULL ? strlen(u->name) : 0;
+    const char *rest = why->msg + len;
+    struct err bare = {0};
+
+    if (len == 0 || strncmp(why->msg, u->name, len) != 0 || (*rest != ':' && *rest != ' ')) {
+        fleet_set_error(u, why);
+        return;
+    }
+    (void)err_set(&bare, why->code, why->field, "%s%s", *rest == ':' ? "" : "it",
+                  *rest == ':' ? rest + strspn(rest, ": ") : rest);
+    fleet_set_error(u, &bare);
+}
+
 void fleet_fence(struct fleet *f, size_t upstream, const struct err *why)
 {
     struct upstream *u = &f->upstreams[upstream];
@@ -16,7 +33,7 @@ void fleet_fence(struct fleet *f, size_t upstream, const struct err *why)
 
     fleet_change_begin(f, &c);
     fleet_apply_event(f, u, UPSTREAM_ON_UPDATE_FAILED);
-    fleet_set_error(u, why);
+    set_fence_error(u, why);
     fleet_change_end(f, &c);
 }
 

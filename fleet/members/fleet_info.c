@@ -111,6 +111,12 @@ void fleet_info(struct fleet *f, size_t upstream, struct upstream_info *out)
     mtx_unlock(&f->lock);
 }
 
+bool upstream_info_is_probed(const struct upstream_info *info)
+{
+    return info->probe_ok_us != 0 || info->n_failures > 0 || info->request_auth_failed ||
+           info->state == UPSTREAM_AUTH_FAILED;
+}
+
 void fleet_stats(struct fleet *f, struct fleet_stats *out)
 {
     memset(out, 0, sizeof *out);

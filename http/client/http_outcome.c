@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -83,6 +84,18 @@ bool call_lacks(const struct http_call *call, CURLcode code)
     return code == CURLE_COULDNT_CONNECT && is_lack(os_errno);
 }
 
+/* libcurl's "Failed to connect to HOST port 1 after 0 ms: Could not connect to server" names the
+ * peer, and so do our messages. */
+static const char *text_of(const struct http_call *call, CURLcode code)
+{
+    const char *reason;
+
+    if (call->error[0] == '\0')
+        return curl_easy_strerror(code);
+    reason = code == CURLE_COULDNT_CONNECT ? strstr(call->error, " ms: ") : NULL;
+    return reason != NULL ? reason + strlen(" ms: ") : call->error;
+}
+
 void call_describe(struct http_end *end, const struct http_call *call, CURLcode code)
 {
     char *why = end->why;
@@ -105,6 +118,5 @@ void call_describe(struct http_end *end, const struct http_call *call, CURLcode 
         (void)snprintf(why, HTTP_WHY_MAX,
                        "it sent a header line longer than libcurl takes (100 KB)");
     else
-        (void)snprintf(why, HTTP_WHY_MAX, "%.200s",
-                       call->error[0] != '\0' ? call->error : curl_easy_strerror(code));
+        (void)snprintf(why, HTTP_WHY_MAX, "%.200s", text_of(call, code));
 }
