@@ -16,7 +16,7 @@ class BatonError(Exception):
     param       JSON pointer of the member that the server refused
     retryable   the same call may succeed later
     details     what the server adds; of a push to several servers {"committed": [url, ...],
-                "failed": {url: message}}
+                "failed": {url: message}, "unknown": [url, ...]}: "unknown" did not answer the commit
     request_id  to find the request in the server's log
     """
 

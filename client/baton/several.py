@@ -15,6 +15,7 @@ RENEW_S = 15.0  # between two renewals, for servers that wait for slower ones
 SHORT_S = 10.0  # for a request that moves no bytes and waits for nothing
 
 UPDATE = "/v1/update_weights"
+UNKNOWN = "; whether it committed is not known: its /v1/weights has the version that it serves"
 
 
 class _Total:
@@ -83,15 +84,18 @@ class _Servers:
             renewal.exception()  # if it failed, the session has ended: the next step says why
 
 
-def _failed(errors, committed):
-    """The error of a push that failed on these servers and was committed by those."""
-    named = {url: str(e) for url, e in errors.items()}
-    done = f"committed by {', '.join(committed)}; not by" if committed else "committed by none:"
+def _failed(errors, committed, finishing):
+    """The error of a push that failed on these servers and was committed by those. @finishing: they
+    were asked to commit, so one that did not answer may have done it."""
+    unknown = [url for url, e in errors.items() if finishing and not getattr(e, "status", 0)]
+    named = {url: str(e) + (UNKNOWN if url in unknown else "") for url, e in errors.items()}
+    how = "failed on" if unknown else "not by" if committed else "it failed on"
     first = next(iter(errors.values()))
     text = "; ".join(f"{url}: {words}" for url, words in named.items())
-    error = BatonError(f"{done} {text}", code=getattr(first, "code", ""),
+    done = ", ".join(committed) or ("none that answered" if unknown else "none")
+    error = BatonError(f"committed by {done}; {how} {text}", code=getattr(first, "code", ""),
                        retryable=all(getattr(e, "retryable", False) for e in errors.values()),
-                       details={"committed": committed, "failed": named})
+                       details={"committed": committed, "failed": named, "unknown": unknown})
     error.__cause__ = first
     return error
 
@@ -105,18 +109,19 @@ def _raise_unexpected(errors):
 def push_several(urls, sends, members, progress, timeout):
     """Update objects in the order of the urls. @sends the function that sends to each url."""
     servers, total, committed = _Servers(urls, timeout), _Total(progress), []
-    errors = {}
+    errors, finishing = {}, False
     try:
         _, errors = servers.each(urls, lambda url: servers.start(url, members))
         if not errors:
             _, errors = servers.each(urls, lambda url: servers.verify(url, sends[url],
                                                                       total.of(url)), early=True)
         if not errors:
+            finishing = True
             answers, errors = servers.each(urls, servers.finish)
             committed = [url for url in urls if url in answers]
         _raise_unexpected(errors)
         if errors:
-            raise _failed(errors, committed)
+            raise _failed(errors, committed, finishing)
         return [answers[url] for url in urls]
     except BaseException as e:
         left = [url for url in servers.ids if url not in committed]

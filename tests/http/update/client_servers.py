@@ -105,9 +105,11 @@ def lost_finish(urls):
     same([a["phase"] for a in answers], ["committed"] * len(urls), "repeated finish")
     n_lost = 3
     e = refused(lambda: baton.push(STEP[100], urls, weight_version="ahead"),
-                [f"committed by {urls[0]}", f"not by {urls[1]}: the answer was cut off"])
-    same((e.details["committed"], list(e.details["failed"])),
-         ([u for u in urls if u != urls[1]], [urls[1]]), "both are named")
+                [f"committed by {urls[0]}", f"failed on {urls[1]}: the answer was cut off",
+                 "whether it committed is not known"])
+    same((e.details["committed"], list(e.details["failed"]), e.details["unknown"]),
+         ([u for u in urls if u != urls[1]], [urls[1]], [urls[1]]), "both are named")
+    same(version_of(urls[1]), "ahead", "it had committed, so 'not by' would be wrong")
     baton.several.ask = real
 
 
