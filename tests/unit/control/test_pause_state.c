@@ -165,6 +165,32 @@ static void test_pause_begin_resume_ends_a_pending_pause(void **state)
     assert_int_equal(p.epoch, 2);
 }
 
+/* A pause is counted once, when it ends, with its whole duration. */
+static void test_pause_counts_durations_of_those_that_ended(void **state)
+{
+    size_t minute = histogram_index(histogram_times, 31000000);
+    struct pause before, p;
+
+    (void)state;
+    pause_init(&p);
+    pause_set(&p, &plain, &before);
+    pause_undo(&p, &before); /* there was none */
+    pause_set(&p, &plain, &before);
+    p.since_us -= 31000000;
+    pause_acknowledge(&p);
+    pause_set(&p, &plain, &before); /* a part of the same pause */
+    pause_acknowledge(&p);
+    assert_int_equal(p.n_ended[minute], 0);
+    pause_begin_resume(&p);
+    pause_lift(&p);
+    pause_lift(&p);
+    assert_int_equal(p.n_ended[minute], 1);
+    assert_in_range(p.ended_us, 31000000, 60000000);
+    assert_int_equal(p.ended_us, p.paused_us);
+    for (size_t i = 0; i <= HISTOGRAM_N_BOUNDS; i++)
+        assert_int_equal(p.n_ended[i], i == minute ? 1 : 0);
+}
+
 static void test_pause_state_name_has_all(void **state)
 {
     (void)state;
@@ -179,6 +205,7 @@ int main(void)
         cmocka_unit_test(test_every_reachable_pause_is_consistent),
         cmocka_unit_test(test_pause_give_up_falls_back_on_the_acknowledged_lease),
         cmocka_unit_test(test_pause_begin_resume_ends_a_pending_pause),
+        cmocka_unit_test(test_pause_counts_durations_of_those_that_ended),
         cmocka_unit_test(test_pause_state_name_has_all),
     };
 
