@@ -8,8 +8,8 @@
 #include <stdlib.h>
 
 enum {
-    PAUSE_GRACE_US = 400000, /* after the timeout of its request a pause still takes replies */
-    PAUSE_UNDO_US = 400000   /* and then waits so long for engines that it resumes */
+    PAUSE_GRACE_US = 300000, /* after the timeout of its request a pause still takes replies */
+    PAUSE_UNDO_US = 300000   /* and then waits so long for engines that it resumes */
 };
 
 /* A resume has ended the pending pause. */
