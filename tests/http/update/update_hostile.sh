@@ -129,7 +129,7 @@ serves step-00100 step-100
 stop_server
 
 # An end in the middle of a flood of text: every part comes to its end.
-serve_model --detokenize-concurrency 1 --detokenize-queue 512
+serve_model --detokenize-concurrency 1 --detokenize-queue 512 --drain-timeout 1
 seq 100000 | jq --slurp --raw-input '{prompt: .}' >"$WORK/text"
 pids=()
 for _ in $(seq 24); do
@@ -141,7 +141,6 @@ for _ in $(seq 1000); do
   expect 200 GET /v1/status
   (($(jq .admission.detokenize.waiting "$WORK/body") >= 4)) && break
 done
-kill -TERM "$SERVER_PID"
-stop_server TERM
+stop_server TERM 3
 wait "${pids[@]}" || true
 done_testing
