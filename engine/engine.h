@@ -53,6 +53,7 @@ struct gen_params {
     int32_t prompt_logprobs; /* -1 = none; as logprobs */
     enum gen_logprobs_mode logprobs_mode;
     bool ignore_eos;
+    bool routes;            /* the output has the experts of each position */
     bool stops_see_special; /* stop strings are searched in text that shows special tokens */
     uint32_t n_stop_ids;
     uint32_t stop_ids[GEN_STOP_IDS_MAX];
@@ -104,6 +105,14 @@ struct gen_output {
     uint32_t n_prompt;
     const struct gen_token *prompt; /* [n_prompt] when prompt_logprobs >= 0 (entry 0 has no
                                        logprob), else NULL */
+    /* With gen_params.routes, else NULL: [n_routed, n_route_layers, n_routes_per_token], the ids of
+     * the experts that computed a position in each sparse layer, best first. Row i is of the token
+     * at position i of prompt and output together, and made the token at i + 1: the last token has
+     * none. Positions computed again after a token was made keep the row that the token was made
+     * with; a prompt that is computed again before its first token gets new rows. */
+    const uint16_t *routes;
+    uint32_t n_routed; /* n_prompt + n_tokens - 1; without tokens, what was computed of a prompt */
+    uint32_t n_route_layers, n_routes_per_token;
     enum gen_finish finish;
     int64_t stop_id;         /* the stop_ids entry that ended it, or -1 */
     const char *stop_text;   /* the stop string that ended it, or NULL */
@@ -174,6 +183,11 @@ struct engine_stats {
 struct engine_info {
     const char *model_path; /* borrowed */
     uint32_t vocab_size, max_model_len;
+    /* Experts of a sparse layer, sparse layers, experts of a token; 0: the model has no experts. */
+    uint32_t n_experts, n_route_layers, n_routes_per_token;
+    uint32_t n_layers;            /* dense ones too */
+    const uint16_t *route_layers; /* borrowed from the engine; [n_route_layers], ascending: which of
+                                     the n_layers, from 0, are sparse */
 };
 
 struct engine;
@@ -183,7 +197,8 @@ struct engine_ops {
 
     /* Checks, moves the request in on success, and returns its id (never 0) for cancel.
      * Errors: ERR_BAD_REQUEST at /token_ids/<i> (not in the vocabulary), /token_ids (longer than
-     *         the context), /sampling_params/... ; ERR_TOO_LARGE (its KV can never fit);
+     *         the context), /return_routed_experts (routes, and the model has no experts),
+     *         /sampling_params/... ; ERR_TOO_LARGE (its KV can never fit);
      *         ERR_UNSYNCED (nothing to generate with); ERR_ASLEEP (no weights or no KV cache, and
      *         not frozen); ERR_DRAINING; ERR_NO_MEMORY. Threads: any; takes MTX_STORE, then
      *         MTX_ENGINE, not together; the sink may run before this returns, but not before *id is

@@ -191,6 +191,22 @@ static struct gen_top *tops_new(uint32_t n, int32_t logprobs)
     return malloc((size_t)n * n_top(logprobs) * sizeof(struct gen_top));
 }
 
+static size_t n_row_routes(const struct gen_record_cfg *cfg)
+{
+    return (size_t)cfg->n_route_layers * cfg->n_routes_per_token;
+}
+
+static int routes_alloc(struct gen_record *r)
+{
+    const struct gen_record_cfg *cfg = &r->cfg;
+    size_t n_rows = (size_t)cfg->n_prompt + cfg->n_tokens_max - 1;
+
+    if (n_row_routes(cfg) == 0)
+        return 0;
+    r->routes = malloc(n_rows * n_row_routes(cfg) * sizeof *r->routes);
+    return r->routes != NULL ? 0 : -1;
+}
+
 static int record_alloc(struct gen_record *r)
 {
     const struct gen_record_cfg *cfg = &r->cfg;
@@ -200,6 +216,8 @@ static int record_alloc(struct gen_record *r)
     if (r->tokens == NULL || r->spans == NULL)
         return -1;
     if (cfg->logprobs > 0 && (r->tops = tops_new(cfg->n_tokens_max, cfg->logprobs)) == NULL)
+        return -1;
+    if (routes_alloc(r) != 0)
         return -1;
     if (cfg->prompt_logprobs < 0)
         return 0;
@@ -228,6 +246,9 @@ int gen_record_new(struct gen_record **out, const struct gen_record_cfg *cfg, st
     r->out.spans = r->spans;
     r->out.prompt = r->prompt;
     r->out.n_prompt = r->prompt != NULL ? cfg->n_prompt : 0;
+    r->out.routes = r->routes;
+    r->out.n_route_layers = cfg->n_route_layers;
+    r->out.n_routes_per_token = cfg->n_routes_per_token;
     r->out.stop_id = -1;
     *out = r;
     return 0;
@@ -241,6 +262,7 @@ void gen_record_free(struct gen_record *r)
     free(r->tops);
     free(r->prompt);
     free(r->prompt_tops);
+    free(r->routes);
     for (uint32_t i = 0; i < r->out.n_spans; i++)
         version_label_unref(r->spans[i].name);
     free(r->spans);
@@ -256,6 +278,18 @@ struct gen_top *gen_record_prompt_top(struct gen_record *r, uint32_t i)
 {
     return r->prompt_tops == NULL ? NULL
                                   : r->prompt_tops + (size_t)i * n_top(r->cfg.prompt_logprobs);
+}
+
+uint16_t *gen_record_routes(struct gen_record *r, uint32_t pos)
+{
+    struct gen_output *out = &r->out;
+
+    if (r->routes == NULL || (out->n_tokens > 0 && pos < out->n_routed))
+        return NULL;
+    assert(pos < r->cfg.n_prompt + out->n_tokens);
+    if (out->n_tokens == 0)
+        out->n_routed = pos + 1;
+    return r->routes + pos * n_row_routes(&r->cfg);
 }
 
 void gen_record_append(struct gen_record *r, const struct gen_token *t, uint64_t serial,
@@ -275,6 +309,8 @@ void gen_record_append(struct gen_record *r, const struct gen_token *t, uint64_t
     r->tokens[out->n_tokens] = *t;
     r->tokens[out->n_tokens++].version = span->label;
     span->end = out->n_tokens;
+    if (r->routes != NULL)
+        out->n_routed = r->cfg.n_prompt + out->n_tokens - 1;
 }
 
 struct gen_output *gen_output_take(struct gen_output *out)

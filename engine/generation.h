@@ -19,6 +19,7 @@ struct gen_record_cfg {
     uint32_t n_prompt;
     int32_t logprobs;        /* as gen_params */
     int32_t prompt_logprobs; /* as gen_params; -1: no prompt entries */
+    uint32_t n_route_layers, n_routes_per_token; /* 0: no routes */
 };
 
 struct gen_record {
@@ -29,6 +30,8 @@ struct gen_record {
     struct gen_token *prompt;    /* owned; [n_prompt], NULL when none */
     struct gen_top *prompt_tops; /* owned; [n_prompt, prompt_logprobs], NULL when none */
     struct gen_span *spans;      /* owned; [n_tokens_max]; each counts its name */
+    uint16_t *routes; /* owned; [n_prompt + n_tokens_max - 1, n_route_layers, n_routes_per_token],
+                         NULL when none */
     struct gen_record_cfg cfg;
     char stop_text[GEN_STOP_LEN_MAX + 1];
     bool *taken; /* of gen_record_tell, while `done` may take it; else NULL. Not a flag in here,
@@ -47,6 +50,11 @@ bool gen_record_tell(struct gen_record *r, const struct gen_sink *sink, void *si
  * [logprobs] or [prompt_logprobs] entries, NULL when there are none. */
 struct gen_top *gen_record_top(struct gen_record *r, uint32_t i);
 struct gen_top *gen_record_prompt_top(struct gen_record *r, uint32_t i);
+
+/* gen_record_routes - where the step that computes position `pos` writes its experts: as
+ * model_row.routes. NULL when there are no routes, and for a position that keeps its row. Positions
+ * come in ascending order, from 0 again where they are computed again. */
+uint16_t *gen_record_routes(struct gen_record *r, uint32_t pos);
 
 /* gen_record_append - append a token made by version `serial`: the last span grows, or a new one
  * begins, also when only the name is new: weights can be renamed. No allocation.

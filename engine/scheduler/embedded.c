@@ -44,13 +44,14 @@ struct embedded {
     struct store *store;              /* borrowed */
     struct model_config model_config; /* immutable, as all below */
     struct seq_rules rules;
-    const char *model_path;        /* borrowed */
-    struct model *model;           /* owned */
-    struct kv_pool *kv;            /* owned */
-    struct free_queue *free_queue; /* owned */
-    struct scheduler *scheduler;   /* owned; engine thread only */
-    pthread_t thread;              /* owner only */
-    bool stopped;                  /* owner only: joined */
+    uint16_t route_layers[MODEL_LAYERS_MAX]; /* the sparse layers */
+    const char *model_path;                  /* borrowed */
+    struct model *model;                     /* owned */
+    struct kv_pool *kv;                      /* owned */
+    struct free_queue *free_queue;           /* owned */
+    struct scheduler *scheduler;             /* owned; engine thread only */
+    pthread_t thread;                        /* owner only */
+    bool stopped;                            /* owner only: joined */
 };
 
 static struct embedded *embedded_of(struct engine *en)
@@ -153,7 +154,12 @@ static void embedded_info(struct engine *en, struct engine_info *out)
 
     *out = (struct engine_info){.model_path = m->model_path,
                                 .vocab_size = m->rules.vocab_size,
-                                .max_model_len = m->rules.max_model_len};
+                                .max_model_len = m->rules.max_model_len,
+                                .n_experts = m->model_config.experts.n,
+                                .n_route_layers = m->rules.n_route_layers,
+                                .n_routes_per_token = m->rules.n_routes_per_token,
+                                .n_layers = m->model_config.n_layers,
+                                .route_layers = m->route_layers};
 }
 
 static int refuse_wait(struct err *e)
@@ -456,6 +462,15 @@ static int longest_token_text(size_t *out, const struct tokenizer *t, struct err
     return 0;
 }
 
+static void list_route_layers(struct embedded *m)
+{
+    uint32_t n = 0;
+
+    for (uint32_t l = 0; l < m->model_config.n_layers; l++)
+        if (model_layer_is_sparse(&m->model_config, l))
+            m->route_layers[n++] = (uint16_t)l;
+}
+
 static int set_rules(struct embedded *m, const struct embedded_cfg *cfg, struct err *e)
 {
     const struct model_config *mc = &m->model_config;
@@ -463,6 +478,8 @@ static int set_rules(struct embedded *m, const struct embedded_cfg *cfg, struct 
     m->rules = (struct seq_rules){.vocab_size = mc->vocab_size,
                                   .max_model_len = mc->max_position_embeddings,
                                   .kv_tokens_max = kv_pool_tokens_max(m->kv),
+                                  .n_route_layers = mc->experts.n_sparse_layers,
+                                  .n_routes_per_token = mc->experts.n_per_token,
                                   .n_eos = mc->n_eos,
                                   .tokenizer = cfg->tokenizer};
     if (cfg->max_model_len != 0)
@@ -508,6 +525,7 @@ int embedded_new(struct engine **out, const struct embedded_cfg *cfg, struct err
     m->model_path = cfg->model_path;
     m->model_config = *cfg->model;
     m->inbox_end = &m->inbox;
+    list_route_layers(m);
     mtx_init(&m->lock, MTX_ENGINE);
     cnd_init(&m->wake);
     cnd_init(&m->settled);

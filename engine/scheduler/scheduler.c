@@ -347,7 +347,8 @@ static void add_rows(struct scheduler *s, struct seq *q, const struct version *v
                                                   .pos = pos,
                                                   .kv = &q->kv,
                                                   .want_logits = want,
-                                                  .adapter = adapter};
+                                                  .adapter = adapter,
+                                                  .routes = gen_record_routes(q->rec, pos)};
         if (want)
             s->wants[s->n_wants++] = (struct want){.q = q, .pos = pos, .version = v};
         count_row(s, q, pos);

@@ -64,6 +64,9 @@ static int check_request(const struct seq_rules *rules, const struct gen_request
     if (r->params.logits_processor != NULL &&
         logits_processor_check(r->params.logits_processor, rules->vocab_size, PARAMS, e) != 0)
         return -1;
+    if (r->params.routes && rules->n_route_layers == 0)
+        return err_set(e, ERR_BAD_REQUEST, "/return_routed_experts",
+                       "this model has no experts: there is no routing to return; leave it out");
     if (r->params.n_stops > 0 && rules->tokenizer == NULL)
         return err_set(e, ERR_BAD_REQUEST, PARAMS "/stop",
                        "stop strings need a tokenizer, and this model has none");
@@ -218,6 +221,19 @@ static int prepare_stops(struct seq *q, const struct gen_request *r, struct err 
     return tail_init(q, e);
 }
 
+static int make_record(struct seq *q, const struct gen_request *r, struct err *e)
+{
+    bool routes = r->params.routes;
+    struct gen_record_cfg cfg = {.n_tokens_max = q->n_out_max,
+                                 .n_prompt = r->n_prompt,
+                                 .logprobs = r->params.logprobs,
+                                 .prompt_logprobs = r->params.prompt_logprobs,
+                                 .n_route_layers = routes ? q->rules->n_route_layers : 0,
+                                 .n_routes_per_token = routes ? q->rules->n_routes_per_token : 0};
+
+    return gen_record_new(&q->rec, &cfg, e);
+}
+
 static void name_adapter(struct gen_output *out, const struct adapter_use *use)
 {
     (void)snprintf(out->adapter, sizeof out->adapter, "%s", adapter_use_name(use));
@@ -226,7 +242,6 @@ static void name_adapter(struct gen_output *out, const struct adapter_use *use)
 
 int seq_new(struct seq **out, const struct seq_rules *rules, struct gen_request *r, struct err *e)
 {
-    struct gen_record_cfg cfg;
     struct seq *q;
 
     if (check_request(rules, r, e) != 0)
@@ -242,11 +257,7 @@ int seq_new(struct seq **out, const struct seq_rules *rules, struct gen_request 
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the kv cache of %u tokens", q->n_kv);
         goto err_free;
     }
-    cfg = (struct gen_record_cfg){.n_tokens_max = q->n_out_max,
-                                  .n_prompt = r->n_prompt,
-                                  .logprobs = r->params.logprobs,
-                                  .prompt_logprobs = r->params.prompt_logprobs};
-    if (gen_record_new(&q->rec, &cfg, e) != 0 || prepare_stops(q, r, e) != 0 ||
+    if (make_record(q, r, e) != 0 || prepare_stops(q, r, e) != 0 ||
         prepare_masks(q, &r->params, e) != 0 || prepare_penalties(q, r, e) != 0)
         goto err_free;
     if (q->rec->prompt != NULL)

@@ -25,6 +25,7 @@ enum { SEQ_REBUILDS_MAX = 2 };
 struct seq_rules {
     uint32_t vocab_size, max_model_len;
     uint64_t kv_tokens_max; /* of the whole pool */
+    uint32_t n_route_layers, n_routes_per_token; /* as engine_info */
     uint32_t n_eos;
     uint32_t eos[MODEL_EOS_MAX];
     const struct tokenizer *tokenizer; /* borrowed; NULL: stop strings are refused */

@@ -3,7 +3,7 @@
  * It keeps in the KV cache, for each position, the token and the weight that it read for it (and
  * the serial of its version, for those who ask); the logits of a position are a hash of all that
  * stands there up to it, plus the weights. So a token is right only if every position of the cache
- * holds what the right version put there. */
+ * holds what the right version put there. The routes of a row are what computed it, and when. */
 #ifndef BATON_TESTS_FAKE_MODEL_H
 #define BATON_TESTS_FAKE_MODEL_H
 
@@ -18,17 +18,21 @@
 enum {
     FAKE_VOCAB = 64,
     FAKE_POISON = 63,                  /* logits after this token are not finite */
+    FAKE_ROUTES = 4,                   /* serial, position, token, step */
     FAKE_CHUNK_NBYTES = 2 * 64 * 2 * 4 /* of KV: K and V, KV_CHUNK positions, head_dim floats */
 };
 
-static const struct model_config fake_config = {.vocab_size = FAKE_VOCAB,
-                                                .n_layers = 1,
-                                                .n_heads = 1,
-                                                .n_kv_heads = 1,
-                                                .head_dim = 2,
-                                                .max_position_embeddings = 512,
-                                                .n_eos = 1,
-                                                .eos = {62}};
+static const struct model_config fake_config = {
+    .vocab_size = FAKE_VOCAB,
+    .n_layers = 1,
+    .n_heads = 1,
+    .n_kv_heads = 1,
+    .head_dim = 2,
+    .max_position_embeddings = 512,
+    .n_eos = 1,
+    .eos = {62},
+    .experts = {
+        .n = 1 << 12, .n_per_token = FAKE_ROUTES, .n_sparse_layers = 1, .sparse_layers = {1}}};
 
 struct model {
     uint32_t n_rows_max;
@@ -126,6 +130,12 @@ static inline void fake_run(const struct model_row *row, const struct version *v
     kv_k(row->kv, 0, 0, row->pos)[0] = (float)row->token;
     kv_k(row->kv, 0, 0, row->pos)[1] = (float)v->serial;
     kv_v(row->kv, 0, 0, row->pos)[0] = w[row->token];
+    if (row->routes != NULL) {
+        row->routes[0] = (uint16_t)v->serial;
+        row->routes[1] = (uint16_t)row->pos;
+        row->routes[2] = (uint16_t)row->token;
+        row->routes[3] = (uint16_t)atomic_load(&fake_n_steps);
+    }
     if (!row->want_logits)
         return;
     for (uint32_t i = 0; i < n; i++) {

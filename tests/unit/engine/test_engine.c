@@ -261,6 +261,29 @@ static void test_info_is_the_models(void **state)
     close_served(&s);
 }
 
+static void test_dense_model_has_no_routes(void **state)
+{
+    struct job j = {0};
+    struct engine_info info;
+    struct gen_params p;
+    struct served s;
+    struct err e = {0};
+    uint32_t prompt = 5;
+
+    (void)state;
+    serve(&s, 4, 32);
+    (void)push(&s, "", "step-00000");
+    s.en->ops->info(s.en, &info);
+    assert_int_equal(info.n_experts + info.n_route_layers + info.n_routes_per_token, 0);
+    gen_params_init(&p);
+    p.routes = true;
+    assert_int_equal(job_submit(s.en, &j, &prompt, 1, &p, &e), -1);
+    assert_int_equal(e.code, ERR_BAD_REQUEST);
+    assert_string_equal(e.field, "/return_routed_experts");
+    assert_non_null(strstr(e.msg, "no experts"));
+    close_served(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -269,6 +292,7 @@ int main(void)
         cmocka_unit_test(test_update_while_running),
         cmocka_unit_test(test_stop_string_of_real_text),
         cmocka_unit_test(test_info_is_the_models),
+        cmocka_unit_test(test_dense_model_has_no_routes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
