@@ -57,8 +57,7 @@ static void fill_info_locked(const struct pause_controller *g, struct pause_cont
                                           .n_running = s.n_running,
                                           .n_waiting = s.n_waiting,
                                           .acknowledged = is_in_effect_locked(g, s.n_running)};
-    if (g->pause.state != PAUSE_OFF)
-        out->pause.paused_us += clock_now_us() - g->pause.since_us;
+    out->pause.paused_us = pause_total_us(&g->pause);
 }
 
 void pause_controller_info(struct pause_controller *g, struct pause_controller_info *out)

@@ -149,6 +149,11 @@ void pause_lift(struct pause *p)
     pause_move(p, PAUSE_ON_RESUMED);
 }
 
+uint64_t pause_total_us(const struct pause *p)
+{
+    return p->paused_us + (p->state != PAUSE_OFF ? clock_now_us() - p->since_us : 0);
+}
+
 const char *pause_state_name(enum pause_state state)
 {
     static const char *const names[PAUSE_STATES] = {

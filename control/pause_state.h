@@ -113,6 +113,9 @@ static inline bool pause_is_held(const struct pause *p)
     return p->state == PAUSE_HELD || p->state == PAUSE_REPLACING || p->state == PAUSE_RESUMING;
 }
 
+/* pause_total_us - time spent paused, with the current pause. */
+uint64_t pause_total_us(const struct pause *p);
+
 /* pause_state_name - static: "off", "pending", "held", "replacing", "resuming". */
 const char *pause_state_name(enum pause_state state);
 

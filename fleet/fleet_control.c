@@ -310,6 +310,9 @@ static void expire_pause(struct fleet_control *fc)
     if (!expired)
         return;
     if (fleet_resume_all(fc, true, &results, &n, &was, &ignored) == 0) {
+        mtx_lock(&fc->lock);
+        fc->pause.n_expired += was;
+        mtx_unlock(&fc->lock);
         log_event_line(LOG_WARN, "pause.expired",
                        "the lease of a pause expired: generation is resumed");
         fleet_results_free(results, n);

@@ -226,6 +226,7 @@ void fleet_get_pause(struct fleet_control *fc, struct pause *out)
 {
     mtx_lock(&fc->lock);
     *out = fc->pause;
+    out->paused_us = pause_total_us(&fc->pause);
     mtx_unlock(&fc->lock);
 }
 

@@ -16,7 +16,8 @@
 
 struct fleet_control;
 
-/* fleet_get_pause - a copy of the pause as it is now. Threads: any; no lock held. */
+/* fleet_get_pause - a copy of the pause as it is now, paused_us with the current one. Threads: any;
+ * no lock held. */
 void fleet_get_pause(struct fleet_control *fc, struct pause *out);
 
 /* fleet_is_paused - has a trainer paused the fleet? Threads: any. */

@@ -11,7 +11,7 @@
 enum {
     ACTOR_PEER_MAX = 63, /* "[IPv6 address]:65535" */
     ACTOR_KEY_MAX = 32,
-    ACTOR_REQUEST_ID_MAX = 64
+    ACTOR_REQUEST_ID_MAX = TRACE_REQUEST_ID_MAX
 };
 
 struct actor {

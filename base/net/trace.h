@@ -16,20 +16,23 @@ enum {
     TRACE_STATE_MAX = 512, /* bytes; a longer tracestate is ignored */
     TRACE_STATE_MEMBERS_MAX = 32,
     TRACE_STATE_KEY_MAX = 256,
-    TRACE_STATE_VALUE_MAX = 256
+    TRACE_STATE_VALUE_MAX = 256,
+    TRACE_REQUEST_ID_MAX = 64
 };
 
 struct trace_context {
-    char trace_id[TRACE_ID_LEN + 1];        /* "": there is no trace, and all others are "" */
+    char trace_id[TRACE_ID_LEN + 1]; /* "": there is no trace, and all others but the last are "" */
     char span_id[TRACE_SPAN_ID_LEN + 1];    /* of the request in this server */
     char traceparent[TRACE_PARENT_LEN + 1]; /* of requests that this server makes because of it */
     char tracestate[TRACE_STATE_MAX + 1];   /* as it came; "": none */
+    char request_id[TRACE_REQUEST_ID_MAX + 1]; /* X-Request-Id of the request in this server, and of
+                                                  those that it makes because of it; "": none */
 };
 
 /* trace_parse - read the headers of a request, and make its span id.
  * @traceparent  NULL: none
  * @tracestate   NULL: none; several headers are joined by ","; a malformed one is ignored
- * @out          all "" if there is no valid traceparent
+ * @out          all "" if there is no valid traceparent; the caller adds the request id
  * Threads: any. Blocks: no. */
 void trace_parse(struct trace_context *out, const char *traceparent, const char *tracestate);
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CONNECT_TIMEOUT_US = 5000000, HEADERS_MAX = 3 };
+enum { CONNECT_TIMEOUT_US = 5000000, HEADERS_MAX = 4 };
 
 struct part {
     struct upstream_fanout *fanout;
@@ -152,6 +152,8 @@ static size_t make_headers(struct http_header out[HEADERS_MAX], const struct ups
 
     if (call->request.body != NULL)
         out[n++] = (struct http_header){"Content-Type", "application/json"};
+    if (t != NULL && t->request_id[0] != '\0')
+        out[n++] = (struct http_header){"X-Request-Id", t->request_id};
     if (t != NULL && t->traceparent[0] != '\0')
         out[n++] = (struct http_header){"traceparent", t->traceparent};
     if (t != NULL && t->tracestate[0] != '\0')

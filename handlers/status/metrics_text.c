@@ -9,6 +9,7 @@
 #include "control/life.h"
 #include "control/metrics.h"
 #include "control/pause_controller.h"
+#include "fleet/fleet_pause.h"
 #include "handlers/app.h"
 #include "handlers/dialect.h"
 #include "http/server/http_server.h"
@@ -83,34 +84,50 @@ static void put_dialects(struct buf *out)
                  dialect_n_unknown((enum route_dialect)d));
 }
 
-static void put_pause_controller(struct pause_controller *pause_controller, struct buf *out)
+/* @p  paused_us with the current pause */
+static void put_pause(const struct pause *p, struct buf *out)
 {
     static const char duration[] = "baton_pause_duration_seconds";
+
+    prom_head(out, "baton_pause", "gauge", "1 for the mode of the pause, or none");
+    for (int mode = PAUSE_NONE; mode < PAUSE_COUNT; mode++)
+        prom_u64(out, "baton_pause",
+                 LABELS({"mode", lifecycle_pause_name((enum lifecycle_pause)mode)}),
+                 p->mode == (enum lifecycle_pause)mode);
+    prom_one(out, "baton_pauses_total", "counter", "Pauses begun", p->n_pauses);
+    prom_one(out, "baton_pauses_expired_total", "counter", "Pauses ended by their lease",
+             p->n_expired);
+    prom_one_seconds(out, "baton_paused_seconds_total", "counter", "Time spent paused",
+                     p->paused_us);
+    prom_head(out, duration, "histogram", "Pauses that ended, from the request to the resume");
+    prom_buckets(out, duration, NULL,
+                 &(struct prom_histogram){histogram_times, p->n_ended, HISTOGRAM_N_BOUNDS,
+                                          p->ended_us});
+    if (lease_timer_runs(&p->lease))
+        prom_one_seconds(out, "baton_pause_lease_left_seconds", "gauge",
+                         "Time until the pause ends by itself",
+                         lease_timer_left_us(&p->lease));
+}
+
+static void put_pause_controller(struct pause_controller *pause_controller, struct buf *out)
+{
     struct lifecycle_state s;
     struct pause_controller_info info;
 
     pause_controller_info(pause_controller, &info);
     pause_controller_state(pause_controller, &s);
-    prom_head(out, "baton_pause", "gauge", "1 for the mode of the pause, or none");
-    for (int p = PAUSE_NONE; p < PAUSE_COUNT; p++)
-        prom_u64(out, "baton_pause",
-                 LABELS({"mode", lifecycle_pause_name((enum lifecycle_pause)p)}),
-                 info.pause.mode == (enum lifecycle_pause)p);
-    prom_one(out, "baton_pauses_total", "counter", "Pauses begun", info.pause.n_pauses);
-    prom_one(out, "baton_pauses_expired_total", "counter", "Pauses ended by their lease",
-             info.pause.n_expired);
-    prom_one_seconds(out, "baton_paused_seconds_total", "counter", "Time spent paused",
-                     info.pause.paused_us);
-    prom_head(out, duration, "histogram", "Pauses that ended, from the request to the resume");
-    prom_buckets(out, duration, NULL,
-                 &(struct prom_histogram){histogram_times, info.pause.n_ended, HISTOGRAM_N_BOUNDS,
-                                          info.pause.ended_us});
-    if (lease_timer_runs(&info.pause.lease))
-        prom_one_seconds(out, "baton_pause_lease_left_seconds", "gauge",
-                         "Time until the pause ends by itself",
-                         lease_timer_left_us(&info.pause.lease));
+    put_pause(&info.pause, out);
     prom_one(out, "baton_kv_cache_released", "gauge", "1 while the KV cache's memory is released",
              s.kv_released ? 1 : 0);
+}
+
+/* The trainer's pauses; an update's own pause of engines that overwrite their weights is none. */
+static void put_fleet_pause(struct fleet_control *fc, struct buf *out)
+{
+    struct pause p;
+
+    fleet_get_pause(fc, &p);
+    put_pause(&p, out);
 }
 
 static void put_http_server(const struct app *app, struct buf *out)
@@ -208,6 +225,8 @@ static void put_parts(struct app *app, struct buf *out)
     put_dialects(out);
     if (app->pause_controller != NULL)
         put_pause_controller(app->pause_controller, out);
+    if (app->fleet != NULL)
+        put_fleet_pause(app->fleet->control, out);
     if (app->weights != NULL)
         metrics_text_weights(app->weights, out);
     if (app->generate != NULL)

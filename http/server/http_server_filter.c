@@ -405,6 +405,7 @@ static void take_request_id(struct http_request *x, const char *given)
 static void take_trace(struct http_request *x, const struct header_scan *h)
 {
     trace_parse(&x->trace, h->n_traceparent == 1 ? h->traceparent : NULL, h->tracestate);
+    memcpy(x->trace.request_id, x->actor.request_id, sizeof x->trace.request_id);
     memcpy(x->actor.trace_id, x->trace.trace_id, sizeof x->actor.trace_id);
     memcpy(x->actor.span_id, x->trace.span_id, sizeof x->actor.span_id);
 }

@@ -24,6 +24,8 @@ MATCHER = re.compile(r'([a-z_]+)(=~|!=|!~|=)"([^"]*)"')
 OF_THE_SCRAPE = {"instance", "job"}  # Prometheus adds these
 HANDLES = {"names": ["a"], "dtypes": ["bfloat16"], "shapes": [[1]], "packed": True, "tensor_sizes": [2],
            "ipc_handles_pickled": "gASVAAAAAAAAAAB9lC4="}
+with open(BOARD, encoding="utf-8") as board:
+    PAUSE_SERIES = set(re.findall(r"baton_paused?[a-z_]*", board.read()))
 
 
 def scrape(s):
@@ -54,7 +56,16 @@ def of_a_fleet():
         until("it is ready", s.ready)
         s.post("/v1/update_weights", HANDLES)
         s.post("/v1/completions", {"prompt": "In", "max_tokens": 3})
-        return scrape(s)
+        s.post("/v1/pause", {"mode": "keep", "lease_s": 1})
+        until("the lease of the pause ends it", lambda: s.status()["pause"] is None)
+        s.post("/v1/pause", {"mode": "abort"})
+        text, found = scrape(s)
+        assert {"baton_pause{mode=\"abort\"} 1", "baton_pauses_total 2", "baton_pauses_expired_total 1",
+                "baton_pause_duration_seconds_count 1"} <= set(text.splitlines()), text
+        seconds = re.search(r"^baton_paused_seconds_total (\S+)$", text, re.M)
+        assert 1 < float(seconds[1]) < 30, seconds
+        assert PAUSE_SERIES <= found.keys(), PAUSE_SERIES - found.keys()
+        return text, found
 
 
 def queries():

@@ -286,6 +286,7 @@ def passes_traces_on():
                 line = log.one(events[0], request_id=name)
                 calls = d.journal()
                 assert refused or calls, path
+                assert all({k.lower(): v for k, v in c["headers"].items()}["x-request-id"] == name for c in calls), calls
                 if kind != "trace":
                     assert "trace_id" not in line and "span_id" not in line, line
                     assert refused or trace_of(calls) == {(None, None)}, (path, headers, calls)
