@@ -178,8 +178,8 @@ void dialect_error(struct err *e, const struct route *route)
         return;
     m = error_pair(route->error_members, e->field + 1);
     if (m != NULL) {
-        (void)snprintf(place, sizeof place, "%s/%s%s", at, m->theirs,
-                       e->field + 1 + strlen(m->ours));
+        (void)snprintf(place, sizeof place, "%s%s%s%s", at, m->theirs[0] != '\0' ? "/" : "",
+                       m->theirs, e->field + 1 + strlen(m->ours));
         rename_in_message(e->msg, m);
     } else {
         (void)snprintf(place, sizeof place, "%.*s", (int)strcspn(e->field + 1, "/"), e->field + 1);

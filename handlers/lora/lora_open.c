@@ -150,6 +150,18 @@ static int open_shm(struct update_chunk *c, const json_t *body, struct err *e)
     return shm_from_body(&c->source, body, c->tensor_list, e);
 }
 
+/* Buckets that are for one rank may leave another without tensors. */
+static int check_every_rank(const struct update_chunk *c, struct err *e)
+{
+    for (uint32_t r = 0; c->ranks != NULL && r < c->n_ranks; r++)
+        if (c->ranks[r].tensor_list == NULL)
+            return err_set(e, ERR_BAD_REQUEST, "/buckets",
+                           "rank %u gets no tensors, and an adapter is the same on every rank: "
+                           "send its buckets without rank",
+                           (unsigned)r);
+    return 0;
+}
+
 /* An adapter is the same on every GPU, so it is never sharded. */
 static int open_tensors(struct lora_load *l, enum lora_source source, const json_t *body,
                         struct err *e)
@@ -160,7 +172,9 @@ static int open_tensors(struct lora_load *l, enum lora_source source, const json
         return open_shm(l->chunk, body, e);
     if (source == FROM_NCCL)
         return nccl_from_body(l->chunk, l->app->weights, body, NULL, e);
-    return ipc_from_body(l->chunk, l->app->weights, body, NULL, false, e);
+    return ipc_from_body(l->chunk, l->app->weights, body, NULL, false, e) == 0
+               ? check_every_rank(l->chunk, e)
+               : -1;
 }
 
 int lora_open(struct lora_load *l, const json_t *body, struct err *e)

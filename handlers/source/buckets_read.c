@@ -20,7 +20,7 @@ enum { LIST_TEXT_MAX = 200 };
 static const char *const bucket_members[] = {
     "names",        "dtypes",    "dtype_names",     "shapes",      "sizes",
     "packed",       "checksums", "plan_id",         "ipc_handles", "ipc_handles_pickled",
-    "tensor_sizes", "per_gpu",   "metadata_by_gpu", NULL,
+    "tensor_sizes", "per_gpu",   "metadata_by_gpu", "rank",        NULL,
 };
 static const char *const list_members[] = {
     "names", "dtypes", "dtype_names", "shapes", "sizes", "checksums", NULL,
@@ -167,8 +167,12 @@ static int read_lists(struct ipc_bucket_json *p, struct err *e)
 
 static int read_bucket(struct ipc_bucket_json *p, struct ipc_bucket *b, struct err *e)
 {
-    if (find_handles(p, e) != 0 || read_lists(p, e) != 0)
+    uint64_t rank = IPC_ANY_RANK;
+
+    if (body_u64(&rank, p->object, p->at, "rank", 0, IPC_RANKS_MAX - 1, e) != 0 ||
+        find_handles(p, e) != 0 || read_lists(p, e) != 0)
         return -1;
+    p->rank = (uint32_t)rank;
     return read_handles(&b->handles, p, e);
 }
 
@@ -187,27 +191,28 @@ static int check_outer_members(const json_t *body, struct err *e)
     return 0;
 }
 
-static int read_buckets(struct ipc_request *q, const json_t *body, const json_t *buckets,
-                        struct err *e)
+/* A bucket that is null is skipped: those after it keep their places. */
+static int read_buckets(struct ipc_request *q, const json_t *buckets, size_t n, struct err *e)
 {
-    for (uint32_t i = 0; i < q->n_buckets; i++) {
-        struct ipc_bucket_json *p = &q->parts[i];
+    for (size_t i = 0; i < n; i++) {
+        struct ipc_bucket_json *p = &q->parts[q->n_buckets];
 
-        p->object = body;
-        if (buckets != NULL) {
-            p->object = json_array_get(buckets, i);
-            (void)snprintf(p->at, sizeof p->at, "/buckets/%u", (unsigned)(i % IPC_BUCKETS_MAX));
-            if (!json_is_object(p->object))
-                return err_set(e, ERR_BAD_REQUEST, p->at,
-                               "a bucket is an object {names, dtypes, shapes, ipc_handles or "
-                               "ipc_handles_pickled, ...}");
-            if (body_only(p->object, p->at, bucket_members, e) != 0)
-                return -1;
-        }
-        if (read_bucket(p, &q->buckets[i], e) != 0)
+        p->object = json_array_get(buckets, i);
+        if (json_is_null(p->object))
+            continue;
+        (void)snprintf(p->at, sizeof p->at, "/buckets/%u", (unsigned)(i % IPC_BUCKETS_MAX));
+        if (!json_is_object(p->object))
+            return err_set(e, ERR_BAD_REQUEST, p->at,
+                           "a bucket is an object {names, dtypes, shapes, ipc_handles or "
+                           "ipc_handles_pickled, ...}");
+        q->n_buckets++; /* counted before it is read: ipc_request_fini frees what it has */
+        if (body_only(p->object, p->at, bucket_members, e) != 0 ||
+            read_bucket(p, &q->buckets[q->n_buckets - 1], e) != 0)
             return -1;
     }
-    return 0;
+    return q->n_buckets > 0
+               ? 0
+               : err_set(e, ERR_BAD_REQUEST, "/buckets", "all %zu buckets are null", n);
 }
 
 /* The GPUs that the handles name, at most as many as there can be ranks. */
@@ -281,9 +286,14 @@ int ipc_request_read(struct ipc_request *q, const struct app_weights *weights, c
     q->buckets = calloc(n, sizeof q->buckets[0]);
     if (q->parts == NULL || q->buckets == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for %zu buckets", n);
-    q->n_buckets = (uint32_t)n;
-    if (read_buckets(q, body, buckets, e) != 0)
+    if (buckets == NULL) {
+        q->n_buckets = 1;
+        q->parts[0].object = body;
+        if (read_bucket(&q->parts[0], &q->buckets[0], e) != 0)
+            return -1;
+    } else if (read_buckets(q, buckets, n, e) != 0) {
         return -1;
+    }
     if (weights->n_devices > 0)
         ranks_of_server(q);
     else
@@ -303,6 +313,23 @@ enum gpu_reach ipc_gpu_reach(void *arg, uint32_t rank, const char *uuid)
             return device_can_reach(weights->devices[rank], d) ? GPU_REACHABLE : GPU_NO_PEER_ACCESS;
     }
     return GPU_NOT_VISIBLE;
+}
+
+/* For gpu_match_ranks.reach, when a bucket is for one rank only. It never reads memory of another
+ * rank's GPU: that is another rank's bucket. */
+struct one_rank {
+    const struct app_weights *weights;
+    const struct gpu_match_ranks *ranks;
+    uint32_t rank;
+};
+
+static enum gpu_reach one_rank_reach(void *arg, uint32_t first, const char *uuid)
+{
+    const struct one_rank *one = arg;
+
+    return gpu_match_is_rank(one->ranks, uuid)
+               ? GPU_NOT_VISIBLE
+               : ipc_gpu_reach((void *)(uintptr_t)one->weights, one->rank + first, uuid);
 }
 
 /* The list that describes a GPU's bucket, or NULL. No other list is ever used for it. */
@@ -374,17 +401,44 @@ static int check_lists_without_handle(const struct ipc_bucket_json *p,
     return 0;
 }
 
+/* Chooses the handle of a bucket that is for one rank. */
+static int match_one_rank(const struct ipc_gpu **rank_gpus, const struct ipc_request *q,
+                          const struct ipc_bucket_json *p, const struct gpu_match_ranks *all,
+                          const struct ipc_handles *h, struct err *e)
+{
+    struct one_rank one = {q->weights, all, p->rank};
+    const char *uuid = q->uuids[p->rank < q->n_ranks ? p->rank : 0];
+    struct gpu_match_ranks ranks = {.n = 1, .uuids = &uuid, .reach = one_rank_reach, .arg = &one};
+    char field[ERR_FIELD_MAX];
+
+    if (p->rank >= q->n_ranks) {
+        (void)snprintf(field, sizeof field, "%s/rank", p->at);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "rank %u is not a rank of this server, which has %u, the first of which is "
+                       "0",
+                       (unsigned)p->rank, (unsigned)q->n_ranks);
+    }
+    for (uint32_t r = 0; r < q->n_ranks; r++)
+        rank_gpus[r] = NULL;
+    return gpu_match(&rank_gpus[p->rank], &ranks, h, false, p->field, e);
+}
+
 static int match_bucket(struct ipc_request *q, uint32_t i, const struct gpu_match_ranks *ranks,
                         struct err *e)
 {
     const struct ipc_gpu *rank_gpus[IPC_RANKS_MAX];
     struct ipc_bucket *b = &q->buckets[i];
     struct ipc_bucket_json *p = &q->parts[i];
+    int rc = 0;
 
     if (q->weights->n_devices == 0)
         match_without_gpus(rank_gpus, q, p, &b->handles);
-    else if (gpu_match(rank_gpus, ranks, &b->handles, q->sharded, p->field, e) != 0 ||
-             check_lists_without_handle(p, ranks, &b->handles, e) != 0)
+    else if (p->rank != IPC_ANY_RANK)
+        rc = match_one_rank(rank_gpus, q, p, ranks, &b->handles, e);
+    else
+        rc = gpu_match(rank_gpus, ranks, &b->handles, q->sharded, p->field, e);
+    if (rc != 0 || (q->weights->n_devices > 0 && p->rank == IPC_ANY_RANK &&
+                    check_lists_without_handle(p, ranks, &b->handles, e) != 0))
         return -1;
     for (uint32_t r = 0; r < q->n_ranks; r++) {
         b->ranks[r].gpu = rank_gpus[r];

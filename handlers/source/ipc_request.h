@@ -18,7 +18,8 @@ struct body_columns;
 enum {
     IPC_AT_MAX = sizeof(((struct chunk_origin *)0)->at),
     IPC_BUCKET_AT_MAX = sizeof "/buckets/4095",
-    IPC_RANKS_MAX = STORE_DEVICES_MAX
+    IPC_RANKS_MAX = STORE_DEVICES_MAX,
+    IPC_ANY_RANK = IPC_RANKS_MAX
 };
 _Static_assert((int)IPC_BUCKETS_MAX == 4096, "the pointer of the last has room");
 _Static_assert((int)IPC_BUCKET_AT_MAX + (int)sizeof "/metadata_by_gpu/GPU-" + (int)IPC_UUID_LEN <=
@@ -38,6 +39,7 @@ struct ipc_bucket_json {
     const json_t *object;       /* borrowed; has all members of the bucket */
     char at[IPC_BUCKET_AT_MAX]; /* its JSON pointer: "" or "/buckets/<i>" */
     char field[IPC_AT_MAX];     /* JSON pointer of the handles */
+    uint32_t rank;          /* the rank that reads it; IPC_ANY_RANK: those whose GPUs it names */
     const char *per_gpu;    /* the member that contains its lists; NULL: one list for all GPUs */
     struct ipc_list *lists; /* owned; [n_lists] */
     uint32_t n_lists;
@@ -87,8 +89,9 @@ int ipc_request_read(struct ipc_request *q, const struct app_weights *weights, c
 enum gpu_reach ipc_gpu_reach(void *weights, uint32_t rank, const char *uuid);
 
 /* ipc_request_match - choose the GPU's handle and the list for each rank.
- * Errors: as gpu_match; ERR_BAD_REQUEST at per_gpu (no list for a GPU that is to be read); those
- *         of tensor_columns_check for lists that no rank uses. */
+ * Errors: as gpu_match; ERR_BAD_REQUEST at per_gpu (no list for a GPU that is to be read), at
+ *         rank (there is no such rank); those of tensor_columns_check for lists that no rank
+ *         uses. */
 int ipc_request_match(struct ipc_request *q, struct err *e);
 
 /* buckets_merge.c */

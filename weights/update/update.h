@@ -116,7 +116,8 @@ void updates_free(struct updates *u); /* stops first; accepts NULL */
 struct update_start {
     bool partial, convert;
     bool sharded;     /* the ranks together must be complete, not each by itself */
-    bool anonymous;   /* opened by a dialect whose requests carry no update_id */
+    bool anonymous;   /* opened by a dialect whose requests carry no update_id; no member of them
+                         says `sharded`: a chunk that brings ranks different tensors does */
     bool auto_commit; /* opened by a dialect's first bucket: commits by itself when covered */
     char label[VERSION_LABEL_MAX + 1];
     uint32_t lease_s;   /* 1..UPDATE_LEASE_S_MAX */

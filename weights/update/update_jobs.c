@@ -91,10 +91,15 @@ static int job_enter_phase(struct updates *u, struct update_job *job, enum updat
 static int ensure_staging(struct updates *u, struct session *s, const struct progress *p,
                           struct err *e)
 {
-    struct staging_cfg cfg = {.partial = s->partial, .sharded = s->sharded};
+    struct staging_cfg cfg = {.partial = s->partial};
 
-    if (s->staging != NULL)
+    mtx_lock(&u->lock);
+    cfg.sharded = s->sharded;
+    mtx_unlock(&u->lock);
+    if (s->staging != NULL) {
+        s->staging->sharded = cfg.sharded; /* a later chunk may have made it so */
         return 0;
+    }
     return store_stage(u->cfg.store, &cfg, clock_after_us(u->cfg.pin_timeout_us), &p->stop,
                        &s->staging, e);
 }

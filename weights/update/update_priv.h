@@ -73,6 +73,7 @@ struct update_job {
     struct finish_sum *sums; /* owned; FINISH */
     uint32_t n_sums;
     bool prove_only;      /* FINISH: no commit */
+    bool uneven;          /* CHUNK: tensor_states_uneven */
     update_done_fn *done; /* NULL for DISPOSE */
     void *done_arg;
 
@@ -116,6 +117,7 @@ struct session {
     struct lease_timer lease; /* a one-shot session has none */
     uint32_t n_jobs;          /* queued or running; the lease does not run out meanwhile */
     bool finishing;           /* a finish is queued or running */
+    bool sharded;             /* the ranks together must be complete, not each by itself */
     bool committing;          /* too late to abort */
     struct update_job *running;
     unsigned char *tensor_states; /* owned; [n_tensors][n_ranks] TENSOR_*; NULL once ended */
@@ -143,7 +145,7 @@ struct session {
     uint64_t began_us;
     struct actor actor;
     bool one_shot; /* a one-shot update */
-    bool auto_commit, anonymous, partial, sharded, convert;
+    bool auto_commit, anonymous, partial, convert;
     uint32_t n_ranks;
 
     /* Worker only. */
@@ -240,6 +242,11 @@ void tensor_states_arrive_locked(struct updates *u, struct session *s,
                                  const struct update_job *job);
 void tensor_states_release_locked(struct updates *u, struct session *s,
                                   const struct update_job *job);
+
+/* Does a chunk bring some ranks other tensors than others? In another order, they are the same. */
+bool tensor_states_uneven(const struct update_job *job, uint32_t n_ranks, uint32_t n_tensors);
+/* From now on the ranks together must be complete, not each by itself. */
+void tensor_states_shard_locked(struct updates *u, struct session *s);
 
 void tensor_states_tie_locked(struct updates *u, struct session *s, const struct update_job *job);
 /* Does tensor `index` lack these states on a rank where it must have them? */

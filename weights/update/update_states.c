@@ -8,6 +8,7 @@
 #include "base/utf8.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* One tensor of a chunk, on ranks that get the same list. */
@@ -30,6 +31,42 @@ static bool tensor_state_claimed(const struct session *s, uint32_t index, unsign
         if (((*tensor_state_at(s, r, index) & mask) != 0) == s->sharded)
             return s->sharded;
     return !s->sharded;
+}
+
+bool tensor_states_uneven(const struct update_job *job, uint32_t n_ranks, uint32_t n_tensors)
+{
+    bool *first = job->n_layouts > 1 ? calloc(n_tensors, sizeof *first) : NULL;
+    bool uneven = false;
+
+    for (uint32_t r = 0; first != NULL && r < n_ranks && !uneven; r++) {
+        const struct layout *l = job_layout(job, r), *l0 = job_layout(job, 0);
+
+        uneven = l == NULL || l0 == NULL || l->n_dst_slots != l0->n_dst_slots;
+        for (size_t i = 0; !uneven && i < l->n_dst_slots; i++) {
+            if (r == 0)
+                first[l->dst_slots[i].index] = true;
+            uneven = !first[l->dst_slots[i].index];
+        }
+    }
+    free(first);
+    return uneven;
+}
+
+void tensor_states_shard_locked(struct updates *u, struct session *s)
+{
+    const struct tensor_list *tensor_list = u->model_spec->tensor_list;
+
+    mtx_assert_held(&u->lock);
+    s->sharded = true;
+    s->n_arrived = s->n_here = s->n_claimed = 0;
+    s->nbytes_claimed = 0;
+    for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
+        s->n_arrived += tensor_state_claimed(s, i, TENSOR_ARRIVED);
+        s->n_here += tensor_state_claimed(s, i, TENSOR_ARRIVED | TENSOR_TIED);
+        s->counted[i] = tensor_state_claimed(s, i, TENSOR_QUEUED | TENSOR_ARRIVED);
+        s->n_claimed += s->counted[i];
+        s->nbytes_claimed += s->counted[i] ? tensor_list->tensors[i].nbytes : 0;
+    }
 }
 
 static int tensor_state_refuse(const struct updates *u, const struct update_job *job,

@@ -144,6 +144,8 @@ static int submit_to_session_locked(struct updates *u, const char *id, struct up
         if (check_placement(s, job, e) != 0 || check_auto_commit_locked(u, s, job, e) != 0 ||
             tensor_states_take_locked(u, s, job, e) != 0)
             return -1;
+        if (job->uneven && s->anonymous && !s->auto_commit && !s->sharded)
+            tensor_states_shard_locked(u, s);
         set_label_locked(s, job);
     }
     update_queue_locked(u, s, job);
@@ -334,6 +336,9 @@ int updates_submit(struct updates *u, struct update_chunk *c, struct err *e)
     job->progress.gone_arg = c->done_arg;
     chunk_key_make(&job->key, c, store_n_ranks(u->cfg.store));
     rc = job_layouts_make(job, u, chunk_converts(u, c), e);
+    if (rc == 0)
+        job->uneven = tensor_states_uneven(job, store_n_ranks(u->cfg.store),
+                                           u->model_spec->tensor_list->n_tensors);
     if (rc == 0)
         rc = check_whole(u, job, e);
     if (rc == 0)

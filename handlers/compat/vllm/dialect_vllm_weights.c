@@ -231,7 +231,8 @@ static const struct dialect_member update_broadcasts[] = {
     {"is_checkpoint_format", NULL},
     {NULL, NULL}};
 
-/* The native names are the same: an error's place differs only by the object. */
+/* The native names are the same: an error's place differs only by the object. Entries of a list
+ * become buckets in the same places. */
 const struct dialect_member vllm_update_pairs[] = {
     {"names", "names"},
     {"dtype_names", "dtype_names"},
@@ -243,73 +244,37 @@ const struct dialect_member vllm_update_pairs[] = {
     {"ipc_handles", "ipc_handles"},
     {"ipc_handles_pickled", "ipc_handles_pickled"},
     {"metadata_by_gpu", "metadata_by_gpu"},
+    {"", "buckets"},
     {NULL, NULL}};
 
-static int check_dense(const json_t *info, struct err *e)
+static int check_dense(const json_t *info, const char *at, struct err *e)
 {
     const char *kind = "dense";
+    char field[ERR_FIELD_MAX];
 
-    if (body_str(&kind, info, "/update_info", "update_kind", e) != 0)
+    if (body_str(&kind, info, at, "update_kind", e) != 0)
         return -1;
+    (void)snprintf(field, sizeof field, "%.64s/update_kind", at);
     return strcmp(kind, "dense") == 0
                ? 0
-               : err_set(e, ERR_BAD_REQUEST, "/update_info/update_kind",
+               : err_set(e, ERR_BAD_REQUEST, field,
                          "update_kind '%.32s' is not dense: sparse patches are not supported",
                          kind);
 }
 
-/* update_info may be a list: in vLLM, rank i takes entry i. Here all entries must be equal: all
- * ranks receive the same broadcasts, and handles name their GPU.
- * @out  borrowed from `list` */
-static int single_entry(const json_t **out, const json_t *list, const struct http_request *x,
-                        struct err *e)
+static bool has_handles(const json_t *info)
 {
-    const struct app *app = x->app;
-    json_t *whole = json_loadb(x->body, x->body_len, 0, NULL); /* with its long columns */
-    const json_t *entries = json_object_get(whole, "update_info");
-    size_t n = json_array_size(list), i = 1;
-    uint32_t n_ranks = 1;
-
-    if (app != NULL && app_n_devices(app) > 0)
-        n_ranks = app_n_devices(app);
-    while (i < n && json_equal(json_array_get(entries, i), json_array_get(entries, 0)))
-        i++;
-    json_decref(whole);
-    if (n == 0 || (app != NULL && app->fleet == NULL && n != n_ranks))
-        return err_set(e, ERR_BAD_REQUEST, "/update_info",
-                       "update_info has %zu entries; a list has one for each rank, and this server "
-                       "has %u: send that many, or one object",
-                       n, (unsigned)n_ranks);
-    if (i < n)
-        return err_set(
-            e, ERR_BAD_REQUEST, "/update_info",
-            "entry %zu differs from entry 0: all ranks here receive the same; send one object, "
-            "whose handles name each GPU, and metadata_by_gpu where GPUs hold different "
-            "tensors",
-            i);
-    *out = json_array_get(list, 0);
-    return json_is_object(*out) ? 0
-                                : err_set(e, ERR_BAD_REQUEST, "/update_info/0",
-                                          "%s, expected an object", body_type_name(*out));
-}
-
-static int update_info_of(const json_t **out, const json_t *body, const struct http_request *x,
-                          struct err *e)
-{
-    const json_t *given = body_given(body, "update_info");
-
-    return json_is_array(given) ? single_entry(out, given, x, e)
-                                : require_info(out, body, "update_info", "/v1/update_weights", e);
+    return body_given(info, "ipc_handles") != NULL ||
+           body_given(info, "ipc_handles_pickled") != NULL;
 }
 
 static int translate_update(json_t **body, const json_t *info, struct err *e)
 {
-    bool handles = body_given(info, "ipc_handles") != NULL ||
-                   body_given(info, "ipc_handles_pickled") != NULL;
+    bool handles = has_handles(info);
     const struct dialect_member *known = handles ? update_handles : update_broadcasts;
 
-    if (check_known(info, "/update_info", known, e) != 0 || check_dense(info, e) != 0 ||
-        translate_known(body, info, known, e) != 0)
+    if (check_known(info, "/update_info", known, e) != 0 ||
+        check_dense(info, "/update_info", e) != 0 || translate_known(body, info, known, e) != 0)
         return -1;
     if (handles)
         return 0;
@@ -318,16 +283,112 @@ static int translate_update(json_t **body, const json_t *info, struct err *e)
     return dialect_set(*body, "transport", json_string("nccl"), e);
 }
 
+/* Entry i of a list in vLLM's form, as the bucket of rank i. An entry without names is for a rank
+ * that gets nothing.
+ * @out    new
+ * @names  the entry's, as the client sent them */
+static int entry_to_bucket(json_t **out, const json_t *entry, const json_t *names, size_t i,
+                           struct err *e)
+{
+    char at[ERR_FIELD_MAX];
+
+    *out = NULL;
+    (void)snprintf(at, sizeof at, "/update_info/%zu", i);
+    if (!json_is_object(entry))
+        return err_set(e, ERR_BAD_REQUEST, at, "%s, expected an object", body_type_name(entry));
+    if (check_known(entry, at, update_handles, e) != 0 || check_dense(entry, at, e) != 0)
+        return -1;
+    if (json_is_array(names) && json_array_size(names) == 0) {
+        *out = json_null();
+        return 0;
+    }
+    if (!has_handles(entry))
+        return err_set(e, ERR_BAD_REQUEST, at,
+                       "entry %zu has no ipc_handles_pickled, and differs from another entry: all "
+                       "ranks receive the same broadcasts, so only handles can differ",
+                       i);
+    if (translate_known(out, entry, update_handles, e) != 0)
+        return -1;
+    return dialect_set(*out, "rank", json_integer((json_int_t)i), e);
+}
+
+/* Makes `buckets` of a list whose entries differ.
+ * @sent  the same list, with its long columns */
+static int entries_to_buckets(json_t **body, const json_t *list, const json_t *sent, struct err *e)
+{
+    json_t *buckets = json_array(), *bucket = NULL;
+
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *names = json_object_get(json_array_get(sent, i), "names");
+
+        if (entry_to_bucket(&bucket, json_array_get(list, i), names, i, e) != 0) {
+            json_decref(bucket);
+            json_decref(buckets);
+            return -1;
+        }
+        (void)json_array_append_new(buckets, bucket); /* without memory, dialect_set refuses */
+    }
+    if (json_array_size(buckets) != json_array_size(list)) {
+        json_decref(buckets);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
+    }
+    (void)json_object_clear(*body);
+    return dialect_set(*body, "buckets", buckets, e);
+}
+
+/* As many entries as this server has ranks? In front of a fleet, its engines count theirs. */
+static int check_n_entries(size_t n, const struct app *app, struct err *e)
+{
+    uint32_t n_ranks = app != NULL && app_n_devices(app) > 0 ? app_n_devices(app) : 1;
+
+    if (n > 0 && (app == NULL || app->fleet != NULL || n == n_ranks))
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, "/update_info",
+                   "update_info has %zu entries; a list has one for each rank, and this server has "
+                   "%u: send that many, or one object",
+                   n, (unsigned)n_ranks);
+}
+
+/* update_info may be a list: rank i takes entry i. Equal entries are one object. */
+static int translate_list(json_t **body, const json_t *list, const struct http_request *x,
+                          struct err *e)
+{
+    const struct app *app = x->app;
+    json_t *whole = json_loadb(x->body, x->body_len, 0, NULL); /* with its long columns */
+    const json_t *sent = json_object_get(whole, "update_info"), *first = json_array_get(list, 0);
+    size_t n = json_array_size(list), i = 1;
+    int rc = check_n_entries(n, app, e);
+
+    while (i < n && json_equal(json_array_get(sent, i), json_array_get(sent, 0)))
+        i++;
+    if (rc == 0 && i < n && app != NULL && app->fleet != NULL)
+        rc = err_set(e, ERR_BAD_REQUEST, "/update_info",
+                     "entry %zu differs from entry 0, and the engines behind this server count "
+                     "their ranks each by itself; send one object, whose handles name each GPU, "
+                     "and metadata_by_gpu where GPUs hold different tensors",
+                     i);
+    else if (rc == 0 && i < n)
+        rc = entries_to_buckets(body, list, sent, e);
+    else if (rc == 0 && !json_is_object(first))
+        rc = err_set(e, ERR_BAD_REQUEST, "/update_info/0", "%s, expected an object",
+                     body_type_name(first));
+    else if (rc == 0)
+        rc = translate_update(body, first, e);
+    json_decref(whole);
+    return rc;
+}
+
 int vllm_update_request(json_t **body, const struct http_request *x, struct err *e)
 {
-    const json_t *info = NULL;
+    const json_t *given = body_given(*body, "update_info"), *info = NULL;
     json_t *held;
     int rc;
 
-    if (update_info_of(&info, *body, x, e) != 0)
+    if (!json_is_array(given) &&
+        require_info(&info, *body, "update_info", "/v1/update_weights", e) != 0)
         return -1;
-    held = json_incref((json_t *)(uintptr_t)info);
-    rc = translate_update(body, info, e);
+    held = json_incref((json_t *)(uintptr_t)given);
+    rc = json_is_array(given) ? translate_list(body, held, x, e) : translate_update(body, held, e);
     json_decref(held);
     return rc;
 }

@@ -241,11 +241,11 @@ class Server:
 
 
 class World:
-    def __init__(self, baton, model, client, fake, foreign, seed):
+    def __init__(self, baton, model, client, fake, foreign, seed, specs=None):
         self.baton, self.model, self.client = baton, model, client
         self.fake, self.foreign = fake, foreign
         self.rng, self.folder = random.Random(seed), tempfile.mkdtemp()
-        self.specs = mixed_model(self.rng)
+        self.specs = specs or mixed_model(self.rng)
         self.manifest = os.path.join(self.folder, "manifest.json")
         with open(self.manifest, "w", encoding="utf-8") as f:
             json.dump(columns(self.specs), f)

@@ -311,6 +311,9 @@ def two_gpus(world):
                     "ipc_handles_pickled": pickled_dict({x.uuid: x for x in exports})}
             refuse(server, body, 422, "checksum_mismatch",
                    f"/per_gpu/{exports[0].uuid}/checksums/0", shout.specs[0].name)
+            one = columns(shout.specs, rank=1, ipc_handles_pickled=body["ipc_handles_pickled"])
+            refuse(server, {"adapter_config": shout.config, "buckets": [one]}, 400, "bad_request",
+                   "/buckets", "rank 0 gets no tensors")
 
 
 # Groups

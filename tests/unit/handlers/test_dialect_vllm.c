@@ -249,6 +249,47 @@ static void test_update_weights(void **state)
     CHECK_ALL(rows);
 }
 
+static void test_update_weights_of_each_rank(void **state)
+{
+    static const char path[] = "/update_weights";
+    const struct in_row rows[] = {
+        {path,
+         {{0}},
+         "{\"update_info\":[{" COLUMNS SHAPES "},{" COLUMNS SHAPES "}]}",
+         "{" COLUMNS SHAPES ",\"transport\":\"nccl\"}",
+         NULL,
+         NULL},
+        {path,
+         {{0}},
+         "{\"update_info\":[{" COLUMNS SHAPES "},{" COLUMNS ",\"shapes\":[[3]]}]}",
+         NULL,
+         "/update_info/0",
+         "the same broadcasts"},
+        {path,
+         {{0}},
+         "{\"update_info\":[{" COLUMNS SHAPES ",\"ipc_handles_pickled\":\"gA==\"},"
+         "{\"names\":[],\"dtype_names\":[],\"shapes\":[],\"ipc_handles_pickled\":\"gB==\"},"
+         "{" COLUMNS SHAPES ",\"ipc_handles_pickled\":\"gC==\",\"update_kind\":\"dense\"}]}",
+         "{\"buckets\":[{\"dtype_names\":[\"bfloat16\"],\"ipc_handles_pickled\":\"gA==\","
+         "\"names\":[\"a\"],\"rank\":0" SHAPES "},null,{\"dtype_names\":[\"bfloat16\"],"
+         "\"ipc_handles_pickled\":\"gC==\",\"names\":[\"a\"],\"rank\":2" SHAPES "}]}",
+         NULL,
+         NULL},
+        {path,
+         {{0}},
+         "{\"update_info\":[{" COLUMNS SHAPES ",\"ipc_handles_pickled\":\"gA==\"},{" COLUMNS SHAPES
+         ",\"ipc_handles_pickled\":\"gC==\",\"num_updates_list\":[1]}]}",
+         NULL,
+         "/update_info/1/num_updates_list",
+         "sparse"},
+        {path, {{0}}, "{\"update_info\":[]}", NULL, "/update_info", "0 entries"},
+        {path, {{0}}, "{\"update_info\":[7]}", NULL, "/update_info/0", "object"},
+    };
+
+    (void)state;
+    CHECK_ALL(rows);
+}
+
 static void test_update_weights_of_all_ages(void **state)
 {
     static const char path[] = "/update_weights";
@@ -286,20 +327,6 @@ static void test_update_weights_of_all_ages(void **state)
          NULL,
          "/update_info/update_kind",
          "sparse"},
-        {path,
-         {{0}},
-         "{\"update_info\":[{" COLUMNS SHAPES "},{" COLUMNS SHAPES "}]}",
-         "{" COLUMNS SHAPES ",\"transport\":\"nccl\"}",
-         NULL,
-         NULL},
-        {path,
-         {{0}},
-         "{\"update_info\":[{" COLUMNS SHAPES "},{" COLUMNS ",\"shapes\":[[3]]}]}",
-         NULL,
-         "/update_info",
-         "entry 1"},
-        {path, {{0}}, "{\"update_info\":[]}", NULL, "/update_info", "0 entries"},
-        {path, {{0}}, "{\"update_info\":[7]}", NULL, "/update_info/0", "object"},
         {path, {{0}}, "{\"update_info\":null}", NULL, "/update_info", "required"},
         {path, {{0}}, "{\"update_info\":7}", NULL, "/update_info", "object"},
         {path,
@@ -541,6 +568,7 @@ int main(void)
         cmocka_unit_test(test_init_refuses),
         cmocka_unit_test(test_start_and_finish),
         cmocka_unit_test(test_update_weights),
+        cmocka_unit_test(test_update_weights_of_each_rank),
         cmocka_unit_test(test_update_weights_of_all_ages),
         cmocka_unit_test(test_versions_and_sums),
         cmocka_unit_test(test_generation),
