@@ -71,13 +71,6 @@ static void log_skipped(const char *name, const struct err *why)
     log_end(&r);
 }
 
-/* Is it the version that the journal names? */
-static bool is_last(const struct state_found *f, const struct snapshot_head *h)
-{
-    return f->journal == JOURNAL_READ && h->serial == f->entry.serial &&
-           strcmp(h->state_id, f->entry.state_id) == 0;
-}
-
 static int push_snapshot(struct server *s, const char *path, const struct snapshot_head *h,
                          struct err *e)
 {
@@ -88,7 +81,7 @@ static int push_snapshot(struct server *s, const char *path, const struct snapsh
 
     if (file_source_open_local(&source, &w, path, e) != 0)
         return -1;
-    if (is_last(f, h))
+    if (state_found_is_last(f, h))
         rc = push_next(s, &source, &w, false, f->entry.label, STATE_NEXT_RESTORED, h->serial - 1,
                        e);
     else
@@ -97,17 +90,6 @@ static int push_snapshot(struct server *s, const char *path, const struct snapsh
     source_close(source);
     file_weights_fini(&w);
     return rc;
-}
-
-static int check_serial(const struct snapshot_head *h, uint64_t serial, bool only_last,
-                        const struct state_found *f, struct err *e)
-{
-    if (h->serial != serial)
-        return err_set(e, ERR_MISMATCH, "", "its head names serial %llu",
-                       (unsigned long long)h->serial);
-    if (only_last && !is_last(f, h))
-        return err_set(e, ERR_MISMATCH, "", "it is of another state directory");
-    return 0;
 }
 
 /* Serves the snapshot of a serial if all of it is good. */
@@ -121,8 +103,8 @@ static int serve_snapshot(struct server *s, uint64_t serial, bool only_last,
     snapshot_name(name, serial);
     if ((size_t)snprintf(path, sizeof path, "%s/%s", state_dir_path(state), name) >= sizeof path)
         return err_set(e, ERR_BAD_REQUEST, "--state-dir", "its path is too long");
-    if (snapshot_read_head(h, path, store_model_spec(s->weights.store), &why) == 0 &&
-        check_serial(h, serial, only_last, state_dir_found(state), &why) == 0 &&
+    if (state_found_check_snapshot(h, state_dir_found(state), path, serial, only_last,
+                                   store_model_spec(s->weights.store), &why) == 0 &&
         push_snapshot(s, path, h, &why) == 0)
         return SERVED;
     if (why.code == ERR_DRAINING) { /* a signal */
@@ -180,33 +162,13 @@ static int serve_base(struct server *s, struct snapshot_head *h, const char **ho
                       state_dir_last_serial(s->weights.state), e);
 }
 
-/* What the server had, for messages. */
-static void describe_last(const struct state_found *f, char *out, size_t cap)
-{
-    if (f->journal == JOURNAL_DAMAGED)
-        (void)snprintf(out, cap,
-                       "which version was served last is not known, since the journal in "
-                       "--state-dir is damaged: %.120s",
-                       f->damage.msg);
-    else if (f->other_model)
-        (void)snprintf(out, cap,
-                       "the version served last, '%.100s' (serial %llu in --state-dir), is of "
-                       "another model",
-                       f->entry.label, (unsigned long long)f->entry.serial);
-    else
-        (void)snprintf(out, cap,
-                       "the version served last, '%.100s' (serial %llu), was lost with the process "
-                       "that had it",
-                       f->entry.label, (unsigned long long)f->entry.serial);
-}
-
 /* Nothing is served until a whole update is committed. */
 static void stay_unsynced(struct server *s)
 {
     const struct state_found *f = state_dir_found(s->weights.state);
     char last[ERR_MSG_MAX], why[ERR_MSG_MAX];
 
-    describe_last(f, last, sizeof last);
+    server_describe_last(f, last, sizeof last);
     (void)snprintf(why, sizeof why,
                    "%.300s; send a whole update, or restart with --serve-base to serve %s instead",
                    last, f->snapshots.n > 0 ? "an older snapshot or --weights" : "--weights");
@@ -220,7 +182,7 @@ static void log_base(struct server *s, const char *how)
     struct store_info info;
 
     store_info(s->weights.store, &info);
-    describe_last(state_dir_found(s->weights.state), last, sizeof last);
+    server_describe_last(state_dir_found(s->weights.state), last, sizeof last);
     log_event_line(LOG_WARN, "weights.base", "%.300s; --serve-base: serving '%.100s' instead (%s)",
                    last, info.label, how);
 }

@@ -259,7 +259,8 @@ int serve_inspect(const struct config *config, struct serve_report *out, struct 
 
     if (s == NULL)
         return -1;
-    if (server_read_inputs(s, e) == 0 && check_first(s, &r.values, e) == 0) {
+    if (server_read_inputs(s, e) == 0 && check_first(s, &r.values, e) == 0 &&
+        server_inspect_state(s, &r.state, e) == 0) {
         fill_report(s, &r);
         *out = r;
         rc = 0;

@@ -6,6 +6,7 @@
 #include "driver/cuda_info.h"
 #include "driver/nccl_info.h"
 #include "memory/device_list.h"
+#include "weights/state/state_dir.h"
 #include "weights/store/store.h"
 #include "weights/value_check.h"
 
@@ -13,6 +14,25 @@
 #include <stdint.h>
 
 struct config;
+
+/* What a start would serve after the process before it, as far as the heads of files tell. */
+enum state_choice {
+    STATE_CHOICE_FIRST,    /* the first weights, or none; nothing was served before */
+    STATE_CHOICE_SNAPSHOT, /* the version served last, from `snapshot` */
+    STATE_CHOICE_EQUAL,    /* the first weights, if they are the version served last */
+    STATE_CHOICE_OLDER,    /* --serve-base: an older one, from `snapshot` */
+    STATE_CHOICE_BASE,     /* --serve-base: the first weights */
+    STATE_CHOICE_UNSYNCED  /* nothing, until a whole update */
+};
+
+struct state_report {
+    bool exists;       /* the directory */
+    struct err in_use; /* by another server; else clean */
+    struct state_found found;
+    enum state_choice choice;
+    struct snapshot_head snapshot;
+    struct err skipped; /* why the snapshot of the version served last cannot be used; else clean */
+};
 
 /* What a start would read and find. */
 struct serve_report {
@@ -25,6 +45,7 @@ struct serve_report {
     struct nccl_info nccl;
     struct device_list devices; /* chosen by --device; none: host memory */
     bool mirror;                /* a copy in host memory too, for the embedded engine */
+    struct state_report state;  /* zeroed without --state-dir */
 };
 
 /* serve_option_error - make an error about the value of an option name both: its field becomes the

@@ -127,6 +127,70 @@ static void put_memory(const struct config *config, const struct serve_report *r
              host + (has_engine ? config->kv_cache : 0), memory_room("").nbytes, to);
 }
 
+/* What was found in the directory. */
+static void put_state_found(const struct state_report *s, FILE *to)
+{
+    const struct state_found *f = &s->found;
+
+    if (!s->exists)
+        (void)fputs("it does not exist, a start makes it", to);
+    else if (f->journal == JOURNAL_NONE)
+        (void)fputs("it has no journal, so no version was served", to);
+    else if (f->journal == JOURNAL_DAMAGED)
+        (void)fprintf(to, "its journal is damaged: %s", f->damage.msg);
+    else
+        (void)fprintf(to, "the version served last is '%s' (serial %" PRIu64 ")%s", f->entry.label,
+                      f->entry.serial, f->other_model ? ", of another model" : "");
+    if (s->exists)
+        (void)fprintf(to, "; %u snapshots", (unsigned)f->snapshots.n);
+    if (s->in_use.code != ERR_NONE)
+        (void)fprintf(to, "; %s", s->in_use.msg);
+    (void)fputc('\n', to);
+}
+
+/* What a start would do with it. */
+static void put_state_choice(const struct config *config, const struct state_report *s, FILE *to)
+{
+    const char *label = s->snapshot.label;
+
+    (void)fputs("state directory: a start ", to);
+    switch (s->choice) {
+    case STATE_CHOICE_FIRST:
+        (void)fputs("records the first version\n", to);
+        break;
+    case STATE_CHOICE_SNAPSHOT:
+        (void)fputs("restores that version from its snapshot, whose head is good\n", to);
+        break;
+    case STATE_CHOICE_EQUAL:
+        (void)fprintf(to,
+                      "compares the first weights with that version: %s if they are not the same\n",
+                      config->serve_base ? "--serve-base serves others" : "it is not ready");
+        break;
+    case STATE_CHOICE_OLDER:
+        (void)fprintf(to, "serves the older snapshot of '%s' (serial %" PRIu64 ", --serve-base)\n",
+                      label, s->snapshot.serial);
+        break;
+    case STATE_CHOICE_BASE:
+        (void)fputs("serves the first weights instead (--serve-base)\n", to);
+        break;
+    case STATE_CHOICE_UNSYNCED:
+        (void)fputs("is not ready until a whole update\n", to);
+        break;
+    }
+}
+
+static void put_state(const struct config *config, const struct serve_report *r, FILE *to)
+{
+    if (config->state_dir == NULL)
+        return;
+    (void)fprintf(to, "state directory: %s: ", config->state_dir);
+    put_state_found(&r->state, to);
+    if (r->state.skipped.code != ERR_NONE)
+        (void)fprintf(to, "state directory: the snapshot of that version cannot be used: %s\n",
+                      r->state.skipped.msg);
+    put_state_choice(config, &r->state, to);
+}
+
 static void put_embedded(const struct config *config, const struct serve_report *r, FILE *to)
 {
     (void)fputs("allowed paths: ", to);
@@ -141,6 +205,7 @@ static void put_embedded(const struct config *config, const struct serve_report 
     (void)fprintf(to, "first weights: %s%s\n", r->has_weights ? "version " : "none, unsynced",
                   r->label);
     put_values(r, to);
+    put_state(config, r, to);
     put_memory(config, r, to);
     put_cuda(&r->cuda, to);
     put_devices(r, to);
@@ -157,6 +222,10 @@ static int check_embedded(const struct config *config, struct listeners *l, FILE
         return err_set(e, ERR_NO_MEMORY, "", "no memory to check");
     if (serve_inspect(config, r, e) == 0 && listeners_put(l, to, busy, e) == 0) {
         put_embedded(config, r, to);
+        if (busy->code == ERR_NONE && r->state.in_use.code != ERR_NONE) {
+            *busy = r->state.in_use;
+            (void)serve_option_error(busy, "--state-dir", config->state_dir);
+        }
         rc = fflush(to) == 0 && !ferror(to)
                  ? 0
                  : err_set_errno(e, ERR_INTERNAL, "", errno, "the report could not be written");

@@ -24,6 +24,8 @@ struct chat_template;
 struct device;
 struct model_spec;
 struct source;
+struct state_found;
+struct state_report;
 struct tokenizer;
 
 enum { SERVER_PATH_MAX = 4096 };
@@ -90,6 +92,13 @@ int server_build_embedded(struct server *s, struct err *e);
  * --state-dir those that may be served after the process before this one.
  * Blocks: until they are committed. Errors: of the update. */
 int server_push_first(struct server *s, struct err *e);
+
+/* server_inspect_state - with --state-dir: what server_push_first would choose. Reads the heads of
+ * snapshots, and changes nothing. Errors: those of state_dir_inspect. */
+int server_inspect_state(const struct server *s, struct state_report *out, struct err *e);
+
+/* server_describe_last - the version served last, for messages. */
+void server_describe_last(const struct state_found *f, char *out, size_t cap);
 
 /* server_build_fleet - the server in front of a fleet, up to its listeners; then probes begin.
  * Errors: of each part; what was made is server_free's. */

@@ -16,7 +16,7 @@
 
 #define JOURNAL_NEW "journal.tmp"
 
-enum { JOURNAL_NBYTES_MAX = 16384, JOURNAL_FORMAT = 1, JOURNAL_MODE = 0644 };
+enum { JOURNAL_NBYTES_MAX = 16384, JOURNAL_FORMAT = 2, JOURNAL_MODE = 0600 };
 
 static int refuse_call(struct err *e, const char *call, const char *name)
 {
@@ -58,7 +58,7 @@ static void entry_checksum(const struct journal_entry *j, char out[CHECKSUM_LEN 
 {
     char text[JOURNAL_NBYTES_MAX];
     int n = snprintf(text, sizeof text, "%d\n%s\n%" PRIu64 "\n%s\n%s\n%s\n%" PRId64 "\n",
-                     JOURNAL_FORMAT, j->state_id, j->serial, j->label, j->model_spec, j->content,
+                     JOURNAL_FORMAT, j->commit_id, j->serial, j->label, j->model_spec, j->content,
                      j->time_s);
     struct checksum sum = checksum_of(text, (uint64_t)n);
 
@@ -73,7 +73,7 @@ static char *entry_text(const struct journal_entry *j)
 
     entry_checksum(j, checksum);
     root = json_pack("{s:i, s:s, s:I, s:s, s:s, s:s, s:I, s:s}", "format", JOURNAL_FORMAT,
-                     "state_id", j->state_id, "serial", (json_int_t)j->serial, "weight_version",
+                     "commit_id", j->commit_id, "serial", (json_int_t)j->serial, "weight_version",
                      j->label, "model_spec", j->model_spec, "content", j->content, "time",
                      (json_int_t)j->time_s, "checksum", checksum);
     if (root != NULL)
@@ -108,7 +108,7 @@ static int copy_text(char *out, size_t cap, const char *text)
 
 static int unpack(struct journal_entry *j, const json_t *root, struct err *why)
 {
-    const char *state_id, *label, *model_spec, *content, *checksum;
+    const char *commit_id, *label, *model_spec, *content, *checksum;
     char found[CHECKSUM_LEN + 1];
     json_int_t serial, time_s;
     int format = 0;
@@ -118,10 +118,10 @@ static int unpack(struct journal_entry *j, const json_t *root, struct err *why)
         return err_set(why, ERR_UNREADABLE, "", "it has format %d, this baton reads format %d",
                        format, JOURNAL_FORMAT);
     if (json_unpack((json_t *)(uintptr_t)root, "{s:i, s:s, s:I, s:s, s:s, s:s, s:I, s:s !}",
-                    "format", &format, "state_id", &state_id, "serial", &serial, "weight_version",
+                    "format", &format, "commit_id", &commit_id, "serial", &serial, "weight_version",
                     &label, "model_spec", &model_spec, "content", &content, "time", &time_s,
                     "checksum", &checksum) != 0 ||
-        serial < 1 || copy_text(j->state_id, sizeof j->state_id, state_id) != 0 ||
+        serial < 1 || copy_text(j->commit_id, sizeof j->commit_id, commit_id) != 0 ||
         copy_text(j->label, sizeof j->label, label) != 0 ||
         copy_text(j->model_spec, sizeof j->model_spec, model_spec) != 0 ||
         copy_text(j->content, sizeof j->content, content) != 0)

@@ -17,7 +17,8 @@
 enum { CONTENT_LEN = 64 /* SHA-256 in hex */ };
 
 struct journal_entry {
-    char state_id[ID_LEN + 1]; /* of the directory: serials of one state_id never repeat */
+    char commit_id[ID_LEN + 1]; /* random, new with each commit: copies of a directory may give one
+                                   serial to different weights */
     uint64_t serial;
     char label[VERSION_LABEL_MAX + 1];
     char model_spec[TENSOR_LIST_DIGEST_LEN + 1];

@@ -18,7 +18,7 @@
 
 #define SNAPSHOT_KEY "baton.snapshot"
 
-enum { SNAPSHOT_MODE = 0644, SNAPSHOT_ALIGN = 8, SNAPSHOT_TEXT_MAX = 256 };
+enum { SNAPSHOT_MODE = 0600, SNAPSHOT_ALIGN = 8, SNAPSHOT_TEXT_MAX = 256 };
 
 static void digest_text(struct sha256_ctx *ctx, char out[CONTENT_LEN + 1])
 {
@@ -78,7 +78,7 @@ static void head_digest(const struct snapshot_head *h, const char *content,
 {
     char text[SNAPSHOT_TEXT_MAX + VERSION_LABEL_MAX];
     struct sha256_ctx ctx;
-    int n = snprintf(text, sizeof text, "%s\n%" PRIu64 "\n%s\n%s", h->state_id, h->serial, content,
+    int n = snprintf(text, sizeof text, "%s\n%" PRIu64 "\n%s\n%s", h->commit_id, h->serial, content,
                      h->label);
 
     sha256_init(&ctx);
@@ -97,8 +97,8 @@ static json_t *metadata_json(const struct snapshot_head *h, const struct tensor_
     head_digest(h, content, digest);
     (void)json_object_set_new(m, "format", json_string("pt")); /* transformers asks for it */
     (void)json_object_set_new(m, "baton.weight_version", json_string(h->label));
-    (void)json_object_set_new(m, SNAPSHOT_KEY,
-                              json_sprintf("%s %020" PRIu64 " %s", h->state_id, h->serial, digest));
+    (void)json_object_set_new(
+        m, SNAPSHOT_KEY, json_sprintf("%s %020" PRIu64 " %s", h->commit_id, h->serial, digest));
     for (uint32_t i = 0; i < spec->n_tensors; i++) {
         (void)snprintf(key, sizeof key, "baton.checksum.%s", spec->tensors[i].name);
         checksum_text(&sums[i], text);
@@ -262,7 +262,7 @@ int snapshot_write(const struct snapshot_write *w, struct err *e)
     struct writing s = {.w = w, .spec = store_model_spec(w->store)->tensor_list};
     int rc;
 
-    (void)snprintf(s.head.state_id, sizeof s.head.state_id, "%s", w->state_id);
+    (void)snprintf(s.head.commit_id, sizeof s.head.commit_id, "%s", w->commit_id);
     (void)snprintf(s.head.label, sizeof s.head.label, "%s", w->version->label);
     s.head.serial = w->version->serial;
     s.fd = openat(w->dirfd, SNAPSHOT_NEW, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC,
@@ -300,15 +300,16 @@ static int match_spec(const struct safetensors *f, const struct tensor_list *spe
     return 0;
 }
 
-/* "STATE_ID SERIAL DIGEST", each of its fixed length. */
+/* "COMMIT_ID SERIAL DIGEST", each of its fixed length. */
 static int parse_origin(struct snapshot_head *out, const char *text, char digest[CONTENT_LEN + 1])
 {
     char again[SNAPSHOT_TEXT_MAX];
 
     if (text == NULL ||
-        sscanf(text, "%32s %20" SCNu64 " %64s", out->state_id, &out->serial, digest) != 3)
+        sscanf(text, "%32s %20" SCNu64 " %64s", out->commit_id, &out->serial, digest) != 3)
         return -1;
-    (void)snprintf(again, sizeof again, "%s %020" PRIu64 " %s", out->state_id, out->serial, digest);
+    (void)snprintf(again, sizeof again, "%s %020" PRIu64 " %s", out->commit_id, out->serial,
+                   digest);
     return strcmp(again, text) == 0 ? 0 : -1;
 }
 

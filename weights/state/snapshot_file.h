@@ -21,7 +21,7 @@ enum {
 };
 
 struct snapshot_head {
-    char state_id[ID_LEN + 1];
+    char commit_id[ID_LEN + 1];
     uint64_t serial;
     char label[VERSION_LABEL_MAX + 1]; /* when it was written */
 };
@@ -41,7 +41,7 @@ int snapshot_read_head(struct snapshot_head *out, const char *path, const struct
 
 struct snapshot_write {
     int dirfd;
-    const char *state_id;
+    const char *commit_id;
     struct store *store;
     const struct version *version; /* pinned */
     bool (*give_up)(void *arg);    /* asked after each piece */

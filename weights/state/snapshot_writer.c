@@ -15,6 +15,7 @@ enum { SLEEP_POLL_US = 100000 };
 struct writing {
     struct state_dir *d;
     const struct version *version;
+    char commit_id[ID_LEN + 1]; /* of it */
 };
 
 static bool stopping(struct state_dir *d)
@@ -34,25 +35,29 @@ static bool give_up(void *arg)
     return stopping(w->d) || store_reader_awaited(w->d->store, w->version);
 }
 
-/* Returns 0 with a version to write, or -1: none, or its file is there already. */
-static int next_version(struct state_dir *d, const struct version **out)
+/* Returns 0 with a version to write, or -1: none, its file is there already, or the journal names
+ * the next one already, whose publication will call for another snapshot. */
+static int next_version(struct writing *w)
 {
+    struct state_dir *d = w->d;
     struct err none = {0};
-    bool written;
+    bool written, last;
 
-    while (store_pin(d->store, out, &none) != 0) {
+    while (store_pin(d->store, &w->version, &none) != 0) {
         err_clear(&none);
         if (stopping(d))
             return -1;
         (void)store_wait_pinnable(d->store, clock_after_us(SLEEP_POLL_US));
     }
     mtx_lock(&d->lock);
-    written = d->info.snapshot_serial == (*out)->serial &&
-              strcmp(d->info.snapshot_label, (*out)->label) == 0;
+    written = d->info.snapshot_serial == w->version->serial &&
+              strcmp(d->info.snapshot_label, w->version->label) == 0;
+    last = d->entry.serial == w->version->serial;
+    memcpy(w->commit_id, d->entry.commit_id, sizeof w->commit_id);
     mtx_unlock(&d->lock);
-    if (!written)
+    if (last && !written)
         return 0;
-    store_unpin(d->store, *out);
+    store_unpin(d->store, w->version);
     return -1;
 }
 
@@ -98,7 +103,7 @@ static void write_newest(struct state_dir *d)
 {
     struct writing w = {.d = d};
     struct snapshot_write cfg = {.dirfd = d->dirfd,
-                                 .state_id = d->state_id,
+                                 .commit_id = w.commit_id,
                                  .store = d->store,
                                  .give_up = give_up,
                                  .arg = &w};
@@ -106,7 +111,7 @@ static void write_newest(struct state_dir *d)
     struct err e = {0};
     int rc;
 
-    if (next_version(d, &w.version) != 0)
+    if (next_version(&w) != 0)
         return;
     cfg.version = w.version;
     rc = snapshot_write(&cfg, &e);

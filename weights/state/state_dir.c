@@ -9,14 +9,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-#define LOCK_NAME "lock"
-
-enum { DIR_MODE = 0755, LOCK_MODE = 0644, LOCK_TEXT_MAX = 32 };
+enum { DIR_MODE = 0700 };
 
 static int refuse_call(struct err *e, const char *what)
 {
@@ -27,55 +24,43 @@ static int refuse_call(struct err *e, const char *what)
  * the file only says which process to look for. */
 static int lock_dir(struct state_dir *d, struct err *e)
 {
-    char text[LOCK_TEXT_MAX] = "";
-    ssize_t n;
+    char text[LOCK_TEXT_MAX];
+    int n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
 
-    d->lock_fd = openat(d->dirfd, LOCK_NAME, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, LOCK_MODE);
-    if (d->lock_fd < 0)
-        return refuse_call(e, "the file 'lock' in it cannot be opened for writing");
-    if (flock(d->lock_fd, LOCK_EX | LOCK_NB) != 0) {
-        if (errno != EWOULDBLOCK)
-            return refuse_call(e, "flock of the file 'lock' in it failed");
-        n = pread(d->lock_fd, text, sizeof text - 1, 0);
-        return err_set(
-            e, ERR_CONFLICT, "",
-            "another server uses this directory (process %.*s); each server needs its own",
-            n > 0 ? (int)strcspn(text, "\n") : 1, n > 0 ? text : "?");
-    }
-    n = snprintf(text, sizeof text, "%ld\n", (long)getpid());
+    if (state_lock(&d->lock_fd, d->dirfd, O_CREAT, e) != 0)
+        return -1;
     if (ftruncate(d->lock_fd, 0) != 0 || pwrite(d->lock_fd, text, (size_t)n, 0) != n)
         log_line(LOG_WARN, "state.lock", "the process id could not be written into 'lock'");
     return 0;
 }
 
+/* Without it a loss of power could take a new directory away. The next start makes it again. */
+static int sync_parent(const struct state_dir *d, struct err *e)
+{
+    int fd = openat(d->dirfd, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int rc = fd >= 0 && fsync(fd) == 0
+                 ? 0
+                 : refuse_call(e, "the directory above it cannot be synchronized");
+
+    if (fd >= 0)
+        (void)close(fd);
+    if (rc != 0)
+        (void)rmdir(d->path);
+    return rc;
+}
+
 static int open_dir(struct state_dir *d, struct err *e)
 {
-    if (mkdir(d->path, DIR_MODE) != 0 && errno != EEXIST)
+    bool made = mkdir(d->path, DIR_MODE) == 0;
+
+    if (!made && errno != EEXIST)
         return refuse_call(e, "this directory cannot be made");
     d->dirfd = open(d->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (d->dirfd < 0)
         return refuse_call(e, "this directory cannot be opened");
+    if (made && sync_parent(d, e) != 0)
+        return -1;
     return lock_dir(d, e);
-}
-
-/* Every version is in the journal before it has a snapshot, and the journal's serial only grows. If
- * it does not fit to the snapshots, it was lost, or an older one was put back: it does not say what
- * was served last, and a version that continued it would get the serial of another snapshot. */
-static void compare_journal(struct state_found *f)
-{
-    uint64_t newest = f->snapshots.n > 0 ? f->snapshots.serials[0] : 0;
-
-    if (f->journal == JOURNAL_NONE && newest > 0)
-        (void)err_set(&f->damage, ERR_NOT_FOUND, "", "it is missing, and there are snapshots");
-    else if (f->journal == JOURNAL_READ && newest > f->entry.serial)
-        (void)err_set(
-            &f->damage, ERR_MISMATCH, "",
-            "it names serial %llu, and there is a snapshot of serial %llu: it is an older "
-            "one that was put back",
-            (unsigned long long)f->entry.serial, (unsigned long long)newest);
-    else
-        return;
-    f->journal = JOURNAL_DAMAGED;
 }
 
 static int look_around(struct state_dir *d, struct err *e)
@@ -84,16 +69,10 @@ static int look_around(struct state_dir *d, struct err *e)
 
     (void)unlinkat(d->dirfd, SNAPSHOT_NEW,
                    0); /* a crash left it; if it stays, the next write fails */
-    if (snapshot_list_read(&f->snapshots, d->dirfd, e) != 0)
+    if (state_found_read(f, d->dirfd, d->path, d->model_spec, e) != 0)
         return -1;
-    f->journal = journal_read(&f->entry, d->path, &f->damage);
-    compare_journal(f);
-    if (f->journal != JOURNAL_READ) {
-        id_make(d->state_id);
+    if (f->journal != JOURNAL_READ)
         return 0;
-    }
-    f->other_model = strcmp(f->entry.model_spec, d->model_spec) != 0;
-    memcpy(d->state_id, f->entry.state_id, sizeof d->state_id);
     d->entry = f->entry;
     d->has_entry = true;
     return 0;
@@ -152,7 +131,6 @@ void state_dir_expect(struct state_dir *d, enum state_next next)
 static void entry_of(const struct state_dir *d, const struct version *v, struct journal_entry *out)
 {
     *out = (struct journal_entry){.serial = v->serial, .time_s = (int64_t)time(NULL)};
-    memcpy(out->state_id, d->state_id, sizeof out->state_id);
     memcpy(out->model_spec, d->model_spec, sizeof out->model_spec);
     (void)snprintf(out->label, sizeof out->label, "%s", v->label);
 }
@@ -217,8 +195,12 @@ static int before_publication(void *arg, struct store *s, const struct version *
         return -1;
     if (next == STATE_NEXT_EQUAL)
         return check_content(entry.content, &old, e);
-    if (next == STATE_NEXT_UPDATE && v->serial == old.serial) /* a label: the same bytes */
+    if (next == STATE_NEXT_UPDATE && v->serial == old.serial) { /* a label: the same bytes */
         memcpy(entry.content, old.content, sizeof entry.content);
+        memcpy(entry.commit_id, old.commit_id, sizeof entry.commit_id);
+    } else {
+        id_make(entry.commit_id);
+    }
     return record(d, &old, &entry, e);
 }
 

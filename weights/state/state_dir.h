@@ -41,6 +41,26 @@ struct state_found {
 const struct state_found *state_dir_found(const struct state_dir *d); /* immutable */
 const char *state_dir_path(const struct state_dir *d);
 
+/* state_dir_inspect - for --check: what state_dir_open would find, without making, changing or
+ * keeping anything.
+ * @exists  false: it is not there, and a start can make it
+ * @in_use  ERR_CONFLICT if another server has the directory; else clean
+ * Threads: any. Blocks: on the disk. Errors: ERR_UNREADABLE (it cannot be made, opened, written or
+ *          listed). */
+int state_dir_inspect(struct state_found *out, bool *exists, struct err *in_use, const char *path,
+                      const struct model_spec *model_spec, struct err *e);
+
+/* state_found_is_last - is it the version that the journal names? Its serial alone does not tell:
+ * after a copy of the directory two servers give the same serials to their own commits. */
+bool state_found_is_last(const struct state_found *f, const struct snapshot_head *h);
+
+/* state_found_check_snapshot - read and check the head of the snapshot of a serial.
+ * @only_last  refuse any but the version that the journal names
+ * Errors: those of snapshot_read_head; ERR_MISMATCH. */
+int state_found_check_snapshot(struct snapshot_head *out, const struct state_found *f,
+                               const char *path, uint64_t serial, bool only_last,
+                               const struct model_spec *m, struct err *e);
+
 /* state_dir_last_serial - the largest serial that an entry or a snapshot found here has. */
 uint64_t state_dir_last_serial(const struct state_dir *d);
 

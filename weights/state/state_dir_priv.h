@@ -1,4 +1,4 @@
-/* Shared by state_dir.c and snapshot_writer.c. */
+/* Shared by state_dir.c, state_found.c and snapshot_writer.c. */
 #ifndef BATON_WEIGHTS_STATE_STATE_DIR_PRIV_H
 #define BATON_WEIGHTS_STATE_STATE_DIR_PRIV_H
 
@@ -21,13 +21,26 @@ struct state_dir {
     const char *path; /* borrowed; immutable, and so are those down to the blank line */
     int dirfd, lock_fd;
     uint32_t n_snapshots;
-    char state_id[ID_LEN + 1], model_spec[TENSOR_LIST_DIGEST_LEN + 1];
+    char model_spec[TENSOR_LIST_DIGEST_LEN + 1];
     struct state_found found;
     struct store *store; /* borrowed; set before the writer starts */
 
     pthread_t writer; /* owner only, as has_writer */
     bool has_writer;
 };
+
+enum { LOCK_TEXT_MAX = 32 };
+
+/* state_found.c: state_lock - open and lock the directory's file 'lock'.
+ * @fd     -1 before; also set when another server has the lock
+ * @flags  O_CREAT, or 0
+ * Errors: ERR_CONFLICT (another server has it: its process id), ERR_UNREADABLE. */
+int state_lock(int *fd, int dirfd, int flags, struct err *e);
+
+/* state_found.c: what is in the directory. @model_spec  the digest of this server's
+ * Errors: ERR_UNREADABLE (it cannot be listed). */
+int state_found_read(struct state_found *out, int dirfd, const char *path, const char *model_spec,
+                     struct err *e);
 
 /* snapshot_writer.c: the writer's thread. */
 void *snapshot_writer_main(void *arg);

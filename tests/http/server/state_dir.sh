@@ -46,12 +46,30 @@ refused 'it has no effect without --state-dir' --model "$MODEL" --serve-base
 touch "$WORK/file"
 refused '--state-dir' --model "$MODEL" --state-dir "$WORK/file"
 refused '--state-dir' --model "$MODEL" --state-dir "$WORK/no/dir"
+refused "--state-dir: $WORK/file: this directory cannot be opened" --check --model "$MODEL" --state-dir "$WORK/file"
+refused "--state-dir: $WORK/no/dir: this directory cannot be made" --check --model "$MODEL" --state-dir "$WORK/no/dir"
+checked() { # TEXT DIRECTORY OPTION...: of --check, which changes nothing
+  local before
+  before=$(ls -l --time-style=full-iso "$2" 2>/dev/null || true)
+  timeout 60 "$BATON" serve --check --listen 127.0.0.1:0 --model "$MODEL" --state-dir "${@:2}" >"$WORK/body" 2>&1 ||
+    fail "--check of $2 failed: $(cat "$WORK/body")"
+  has "$1"
+  [[ $(ls -l --time-style=full-iso "$2" 2>/dev/null) == "$before" ]] || fail "--check changed $2"
+}
+STEP_0=(--weights "$CHECKPOINTS/step-00000.safetensors")
+checked "state directory: $STATE: it does not exist, a start makes it" "$STATE"
+mkdir "$WORK/empty"
+checked 'it has no journal, so no version was served; 0 snapshots' "$WORK/empty"
+has 'state directory: a start records the first version'
 
 # The first weights are the version, until another is committed; another server is refused.
 serve_state
 expect 200 GET /readyz
 refused "another server uses this directory (process $SERVER_PID)" --model "$MODEL" --state-dir "$STATE"
+refused "another server uses this directory (process $SERVER_PID)" --check --model "$MODEL" --state-dir "$STATE"
 kill_server
+checked "the version served last is 'step-0' (serial 1); 0 snapshots" "$STATE" "${STEP_0[@]}"
+has 'state directory: a start compares the first weights with that version: it is not ready if they are not the same'
 serve_state --weight-version other
 logged '"event":"weights.restored"'
 serves step-00000 step-0
@@ -105,6 +123,8 @@ expect 200 GET /v1/status
 same .weights.serial 6
 same .state.started_from snapshot
 stop_server # it waits for the file that has the new label
+checked "the version served last is 'six' (serial 6); 2 snapshots" "$STATE"
+has 'state directory: a start restores that version from its snapshot, whose head is good'
 N6=$STATE/snapshot-00000000000000000006.safetensors
 grep --quiet --text six "$N6" || fail "the label is not in $N6"
 start_server --model "$MODEL" --weights "$N6"
@@ -122,6 +142,9 @@ for at in 3 40 900 $(($(stat --format=%s "$N6") - 5)); do
   kill_server
 done
 head --bytes=-1 "$WORK/good" >"$N6"
+checked 'state directory: the snapshot of that version cannot be used: ' "$STATE" "${STEP_0[@]}"
+has 'state directory: a start is not ready until a whole update'
+checked "a start serves the older snapshot of 'v5' (serial 5, --serve-base)" "$STATE" --serve-base
 serve_state --serve-base
 logged snapshot.skipped
 serves step-00100 v5
@@ -132,8 +155,10 @@ kill_server
 
 # A damaged journal, one that is missing, one of another model: named, and not ready.
 cp "$STATE/journal.json" "$WORK/journal"
-for damage in 's/v5/v6/' 's/"serial": 7/"serial": 8/' 's/}//' 's/"format": 1/"format": 2/' 'd'; do
+for damage in 's/v5/v6/' 's/"serial": 7/"serial": 8/' 's/}//' 's/"format": 2/"format": 3/' 'd'; do
   sed "$damage" "$WORK/journal" >"$STATE/journal.json"
+  checked "state directory: $STATE: its journal is damaged: " "$STATE"
+  has 'state directory: a start is not ready until a whole update'
   serve_state
   not_ready 'the journal in --state-dir is damaged'
   kill_server
@@ -170,6 +195,40 @@ cp "$WORK/journal" "$BACK/journal.json"
 serve_back --serve-base
 serves step-01500 two-again
 stop_server
+
+# Copies of one directory: each server gives serial 2 to a commit of its own, under the same label. The snapshot of
+# the other is not restored.
+COPIED=$WORK/copied
+serve_copy() { start_server --model "$MODEL" --weights none --state-dir "$@"; }
+serve_copy "$COPIED" --snapshot 2
+push step-00000 one
+wait_snapshot 1
+stop_server
+cp --recursive "$COPIED" "$COPIED-2"
+for directory in "$COPIED" "$COPIED-2"; do
+  serve_copy "$directory" --snapshot 2
+  serves step-00000 one
+  if [[ $directory == "$COPIED" ]]; then push step-00100 two; else push step-01500 two; fi
+  same .serial 2
+  wait_snapshot 2
+  stop_server
+done
+N2=snapshot-00000000000000000002.safetensors
+cp "$COPIED-2/$N2" "$WORK/own"
+cp "$COPIED/$N2" "$COPIED-2/$N2"
+checked 'cannot be used: it is not the commit of serial 2 that the journal names' "$COPIED-2"
+serve_copy "$COPIED-2"
+logged 'it is not the commit of serial 2 that the journal names, but one of a copy of this directory'
+not_ready "'two' (serial 2)"
+stop_server
+cp "$WORK/own" "$COPIED-2/$N2"
+serve_copy "$COPIED-2"
+serves step-01500 two
+stop_server
+
+# Nobody else can read the weights, whatever the umask is.
+[[ $(stat --format=%a "$COPIED" "$COPIED/journal.json" "$COPIED/lock" "$COPIED/$N2" | tr '\n' ' ') == '700 600 600 600 ' ]] ||
+  fail "modes: $(stat --format='%a %n' "$COPIED" "$COPIED"/*)"
 
 # A journal that cannot be written: the update fails, and what was served is served.
 serve_state --serve-base

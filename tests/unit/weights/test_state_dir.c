@@ -71,7 +71,7 @@ static struct journal_entry entry_of(uint64_t serial)
 {
     struct journal_entry j = {.serial = serial, .time_s = 1700000000};
 
-    id_make(j.state_id);
+    id_make(j.commit_id);
     (void)snprintf(j.label, sizeof j.label, "step-%llu \"\xc3\xa9\"", (unsigned long long)serial);
     (void)snprintf(j.model_spec, sizeof j.model_spec, "%064x", 7);
     return j;
@@ -83,7 +83,7 @@ static void assert_entry(const struct journal_entry *want)
     struct err e = {0};
 
     assert_int_equal(journal_read(&found, dir, &e), JOURNAL_READ);
-    assert_string_equal(found.state_id, want->state_id);
+    assert_string_equal(found.commit_id, want->commit_id);
     assert_string_equal(found.label, want->label);
     assert_string_equal(found.model_spec, want->model_spec);
     assert_string_equal(found.content, want->content);
@@ -284,6 +284,57 @@ static void test_each_publication_is_recorded_before_it_is_served(void **state)
     close_world(&w);
 }
 
+/* Each commit has an id of its own, which a new label keeps, and its snapshot has the same. */
+static void test_each_commit_has_an_id(void **state)
+{
+    char last[ID_LEN + 1] = "", path[256];
+    struct model_spec *m = fx_model_spec();
+    struct journal_entry found;
+    struct snapshot_head head;
+    struct world w = {0};
+    struct err e = {0};
+    uint64_t serial;
+
+    (void)state;
+    open_world(&w, 3);
+    for (unsigned step = 1; step <= 3; step++) {
+        assert_int_equal(commit(&w, step, "v"), ERR_NONE);
+        assert_int_equal(store_set_label(w.store, "renamed", 0, &serial, &e), 0);
+        await_snapshots(&w);
+        assert_int_equal(journal_read(&found, dir, &e), JOURNAL_READ);
+        assert_int_equal(strlen(found.commit_id), ID_LEN);
+        assert_string_not_equal(found.commit_id, last);
+        path_of(path, step);
+        assert_int_equal(snapshot_read_head(&head, path, m, &e), 0);
+        assert_string_equal(head.commit_id, found.commit_id);
+        (void)snprintf(last, sizeof last, "%s", found.commit_id);
+    }
+    close_world(&w);
+    model_spec_free(m);
+}
+
+/* A new directory is synchronized into the one above it, or it is not used. */
+static void test_a_new_directory_survives_a_loss_of_power(void **state)
+{
+    struct state_dir *new = NULL;
+    struct model_spec *m = fx_model_spec();
+    struct err e = {0};
+    char path[96];
+
+    (void)state;
+    (void)snprintf(path, sizeof path, "%s/new", dir);
+    fail_at = 1;
+    fail_errno = EIO;
+    assert_int_equal(state_dir_open(&new, path, 0, m, &e), -1);
+    assert_int_equal(e.code, ERR_UNREADABLE);
+    assert_non_null(strstr(e.msg, "the directory above it cannot be synchronized"));
+    assert_int_not_equal(faccessat(dirfd_of_test, "new", F_OK, 0), 0);
+    fail_at = 0;
+    assert_int_equal(state_dir_open(&new, path, 0, m, (err_clear(&e), &e)), 0);
+    state_dir_free(new);
+    model_spec_free(m);
+}
+
 static void test_one_server_has_the_directory(void **state)
 {
     struct state_dir *other = NULL;
@@ -362,7 +413,7 @@ static void test_snapshot_finds_each_changed_byte_of_its_head(void **state)
         if (snapshot_read_head(&head, path, m, &e) == 0) {
             assert_int_equal(head.serial, good.serial);
             assert_string_equal(head.label, good.label);
-            assert_string_equal(head.state_id, good.state_id);
+            assert_string_equal(head.commit_id, good.commit_id);
         }
         err_clear(&e);
     }
@@ -430,6 +481,8 @@ int main(void)
         TEST(test_journal_finds_each_changed_byte),
         TEST(test_journal_survives_a_disk_that_fails),
         TEST(test_each_publication_is_recorded_before_it_is_served),
+        TEST(test_each_commit_has_an_id),
+        TEST(test_a_new_directory_survives_a_loss_of_power),
         TEST(test_one_server_has_the_directory),
         TEST(test_snapshots_are_the_newest),
         TEST(test_snapshot_finds_each_changed_byte_of_its_head),
