@@ -2,9 +2,12 @@
  * was reallocated, and pages without data cost nothing. */
 #include "base/file.h"
 
+#include "base/clock.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,20 +30,50 @@ static int file_open(const struct file_cfg *f)
         errno = ENAMETOOLONG;
         return -1;
     }
-    return open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | (f->pipes ? 0 : O_NONBLOCK));
+    return open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+}
+
+/* Waits until there is something to read, or the end. A pipe that nobody writes to yet has neither.
+ * Returns: -1 with errno; ETIMEDOUT at the deadline. */
+static int await_readable(int fd, uint64_t deadline_us)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    int n;
+
+    do {
+        uint64_t now_us = clock_now_us();
+
+        n = now_us < deadline_us ? poll(&p, 1, (int)((deadline_us - now_us) / 1000) + 1) : 0;
+    } while (n < 0 && errno == EINTR);
+    if (n == 0)
+        errno = ETIMEDOUT;
+    return n > 0 ? 0 : -1;
 }
 
 /* Until the end of the file or `cap` bytes. @len  how many, also on failure, which sets errno */
 static int read_until(int fd, char *out, size_t cap, size_t *len)
 {
+    uint64_t deadline_us = clock_after_us(FILE_PIPE_WAIT_US);
     ssize_t n = 1;
 
     for (*len = 0; *len < cap && n != 0; *len += n > 0 ? (size_t)n : 0) {
+        if (await_readable(fd, deadline_us) != 0)
+            return -1;
         n = read(fd, out + *len, cap - *len);
-        if (n < 0 && errno != EINTR)
+        if (n < 0 && errno != EINTR && errno != EAGAIN)
             return -1;
     }
     return 0;
+}
+
+static int refuse_read(struct err *e, const struct file_cfg *f)
+{
+    if (errno == ETIMEDOUT)
+        return err_set(e, ERR_UNREADABLE, file_field(f),
+                       "'%.200s' is a pipe whose writer did not end within %d s; use a file",
+                       f->path, FILE_PIPE_WAIT_US / 1000000);
+    return err_set_errno(e, ERR_UNREADABLE, file_field(f), errno, "'%.200s' cannot be read",
+                         f->path);
 }
 
 static int read_open(char **out, size_t *len, int fd, const struct file_cfg *f, struct err *e)
@@ -52,7 +85,7 @@ static int read_open(char **out, size_t *len, int fd, const struct file_cfg *f, 
     if (text == NULL)
         return err_set(e, ERR_NO_MEMORY, field, "no memory to read '%.200s'", f->path);
     if (read_until(fd, text, f->nbytes_max + 1, &n) != 0) {
-        (void)err_set_errno(e, ERR_UNREADABLE, field, errno, "'%.200s' cannot be read", f->path);
+        (void)refuse_read(e, f);
     } else if (n > f->nbytes_max) {
         (void)err_set(e, ERR_BAD_REQUEST, field, "'%.200s' is longer than %zu bytes", f->path,
                       f->nbytes_max);

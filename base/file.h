@@ -13,8 +13,11 @@ struct file_cfg {
     const char *field; /* of errors: "--config"; NULL: "" */
     size_t nbytes_max;
     bool optional; /* a missing file is not an error */
-    bool pipes;    /* the file may be a pipe or a device; the read then waits for its writer */
+    bool pipes;    /* the file may be a pipe or a device; the read then waits for its writer, up to
+                      FILE_PIPE_WAIT_US for all of it */
 };
+
+enum { FILE_PIPE_WAIT_US = 5000000 };
 
 /* file_read - read a whole file and append a NUL byte.
  * @out  owned by the caller, for free(); NULL for an optional file that is not there; untouched on
@@ -22,9 +25,8 @@ struct file_cfg {
  *
  * Threads: any. Blocks: on the disk; on a pipe only if `pipes` is set.
  * Errors:  ERR_NOT_FOUND    the file does not exist
- *          ERR_UNREADABLE   it cannot be opened or read, or is not a regular file
- *          ERR_BAD_REQUEST  it is longer than nbytes_max
- *          ERR_NO_MEMORY
+ *          ERR_UNREADABLE   it cannot be opened or read, or is not a regular file, or is a pipe
+ * whose writer has not ended in time ERR_BAD_REQUEST  it is longer than nbytes_max ERR_NO_MEMORY
  * They name the path, never a byte of the content. The content is overwritten before it is freed.
  */
 int file_read(char **out, size_t *len, const struct file_cfg *f, struct err *e);

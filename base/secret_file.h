@@ -16,7 +16,7 @@ enum { SECRET_FILE_NBYTES_MAX = 1 << 20 };
  * A file that users outside its group may read or write is used, and logged as a warning: refusing
  * it would break mounted secrets, whose modes the operator cannot choose.
  *
- * Threads: main's. Blocks: on the disk, or on the writer of a pipe.
+ * Threads: main's. Blocks: on the disk; on the writer of a pipe up to FILE_PIPE_WAIT_US.
  * Errors:  file_read's; ERR_BAD_REQUEST also: it is empty or has a NUL byte */
 int secret_file_read(char **out, size_t *len, const char *path, const char *option, struct err *e);
 

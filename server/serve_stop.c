@@ -28,6 +28,7 @@
 #include "weights/store/leases.h"
 #include "weights/update/update.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 
 static void close_admission(struct server *s)
@@ -46,6 +47,7 @@ enum {
     DRAIN_POLL_US = 10000,
     SAME_SIGNAL_US = 1000000, /* a signal so soon after the first is that one again: timeout(1) and
                                  a terminal send it to the process and to its group */
+    STOP_SPARE_US = 30000000, /* for the service manager: what a stop takes after the drain */
     UPDATE_IDLE_US = 3000000  /* an open update without a request for so long holds no drain up: its
                                  trainer may have died */
 };
@@ -144,7 +146,9 @@ bool server_drain(struct server *s)
     struct drain d = {.server = s, .began_us = clock_now_us()};
     enum drain_wait end;
 
-    notify_send("STOPPING=1\nSTATUS=stopping: running work may end");
+    notify_send("STOPPING=1\nEXTEND_TIMEOUT_USEC=%" PRIu64
+                "\nSTATUS=stopping: running work may end",
+                (s->config.drain_delay + s->config.drain_timeout) * 1000 + STOP_SPARE_US);
     end = drain_leave(&d);
     if (end != WAIT_FORCED)
         end = drain_work(&d);

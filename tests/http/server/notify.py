@@ -77,6 +77,7 @@ def live(baton, model, address, watchdog_pid):
         p.send_signal(signal.SIGTERM)
         stopping = manager.next("STOPPING", ["READY"])
         assert stopping["STOPPING"] == "1" and "stopping" in stopping["STATUS"], stopping
+        assert int(stopping["EXTEND_TIMEOUT_USEC"]) > (600 + 30000) * 1000, stopping  # more than the drain may take
         if not watchdog_pid:
             manager.next("WATCHDOG")  # while it drains too
         assert p.wait(WAIT_S) == 0

@@ -94,6 +94,11 @@ shown "$main" new
 expect 200 GET /v1/weights --cacert "$WORK/new.pem" --header 'Authorization: Bearer control-fedcba9876543210' \
   --connect-to "localhost:$main:localhost:$control"
 held
+# A pipe that nobody writes to delays a reload for 5 s, and no longer.
+rm "$WORK/keys"
+mkfifo "$WORK/keys"
+reload '.keys | test("^kept: .*keys. is a pipe whose writer did not end within 5 s; use a file")'
+held
 # shellcheck disable=SC1083,SC2093  # it closes the file whose number the variable has
 exec {HELD[1]}>&-
 stop_server

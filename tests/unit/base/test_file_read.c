@@ -8,12 +8,15 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
+
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static char dir[] = "/tmp/test_file_read_XXXXXX";
@@ -115,6 +118,36 @@ static void test_a_pipe_is_read_to_its_end_where_it_may_be_one(void **state)
     assert_int_equal(close(ends[0]), 0);
 }
 
+/* One whose writer neither writes all nor ends, and one whose writer is late. */
+static void test_a_pipe_is_awaited_for_a_limited_time(void **state)
+{
+    struct file_cfg f = {.path = path, .nbytes_max = 100, .pipes = true, .field = "--it"};
+    struct err e = {0};
+    uint64_t began_us;
+    char *out;
+    size_t len;
+    int fd;
+
+    (void)state;
+    assert_int_equal(mkfifo(path, 0600), 0);
+    fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_int_equal(write(fd, "half", 4), 4);
+    began_us = clock_now_us();
+    expect(&f, ERR_UNREADABLE, "--it", "is a pipe whose writer did not end within 5 s");
+    assert_in_range(clock_now_us() - began_us, FILE_PIPE_WAIT_US, 2 * FILE_PIPE_WAIT_US);
+    assert_int_equal(close(fd), 0);
+    if (fork() == 0) {
+        (void)usleep(200000);
+        fd = open(path, O_WRONLY | O_CLOEXEC);
+        _exit(write(fd, "late", 4) == 4 ? 0 : 1);
+    }
+    assert_int_equal(file_read(&out, &len, &f, &e), 0);
+    assert_string_equal(out, "late");
+    free(out);
+    assert_true(wait(NULL) > 0);
+    assert_int_equal(unlink(path), 0);
+}
+
 static void test_a_path_that_is_too_long_is_refused(void **state)
 {
     static char long_path[PATH_MAX + 1];
@@ -131,6 +164,7 @@ int main(void)
         cmocka_unit_test(test_a_file_is_read_up_to_its_limit),
         cmocka_unit_test(test_what_is_no_file_is_refused_at_once),
         cmocka_unit_test(test_a_pipe_is_read_to_its_end_where_it_may_be_one),
+        cmocka_unit_test(test_a_pipe_is_awaited_for_a_limited_time),
         cmocka_unit_test(test_a_path_that_is_too_long_is_refused),
     };
     int rc;
