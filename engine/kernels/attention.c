@@ -28,8 +28,8 @@ static float llama3_frequency(float frequency, const struct rope_scaling *s)
 
 void rope_frequencies(float *out, const struct model_config *cfg)
 {
-    for (uint32_t i = 0; i < cfg->head_dim / 2; i++) {
-        float exponent = (float)(2 * i) / (float)cfg->head_dim;
+    for (uint32_t i = 0; i < cfg->rope_dim / 2; i++) {
+        float exponent = (float)(2 * i) / (float)cfg->rope_dim;
         float power = (float)pow(cfg->rope_theta, (double)exponent);
 
         switch (cfg->rope_kind) {
@@ -46,18 +46,30 @@ void rope_frequencies(float *out, const struct model_config *cfg)
     }
 }
 
-void rope_row(float *out, const float *frequencies, uint32_t head_dim, uint32_t pos)
+void rope_row(float *out, const float *frequencies, uint32_t rope_dim, uint32_t pos)
 {
-    for (uint32_t i = 0; i < head_dim / 2; i++) {
+    for (uint32_t i = 0; i < rope_dim / 2; i++) {
         float angle = (float)pos * frequencies[i];
 
         out[i] = (float)cos((double)angle);
-        out[head_dim / 2 + i] = (float)sin((double)angle);
+        out[rope_dim / 2 + i] = (float)sin((double)angle);
     }
 }
 
-/* Pairs are (i, i + d/2), as in all checkpoints of this layout. */
-static void attention_rotate(float *x, const float *rope, uint32_t d)
+/* Pairs are (i, i + d/2) in most checkpoints, (2i, 2i + 1) where they are interleaved. */
+static void rotate_pairs(float *x, const float *rope, uint32_t d)
+{
+    const float *c = rope, *s = rope + d / 2;
+
+    for (size_t i = 0; i < d / 2; i++) {
+        float lo = x[2 * i], hi = x[2 * i + 1];
+
+        x[2 * i] = lo * c[i] - hi * s[i];
+        x[2 * i + 1] = hi * c[i] + lo * s[i];
+    }
+}
+
+static void rotate_halves(float *x, const float *rope, uint32_t d)
 {
     const float *c = rope, *s = rope + d / 2;
 
@@ -72,34 +84,39 @@ static void attention_rotate(float *x, const float *rope, uint32_t d)
 static void norm_and_rotate(const struct attention *a, float *heads, uint32_t n_heads,
                             const float *norm, const float *rope)
 {
-    uint32_t d = a->cfg->head_dim;
+    uint32_t d = a->cfg->head_dim, rope_dim = a->cfg->rope_dim;
 
     for (uint32_t h = 0; h < n_heads; h++) {
         float *x = heads + (size_t)h * d;
 
         if (norm != NULL)
             kernels_rms_norm(a->kernels, x, x, norm, d, a->cfg->rms_norm_eps);
-        attention_rotate(x, rope, d);
+        if (a->cfg->rope_interleave)
+            rotate_pairs(x + d - rope_dim, rope, rope_dim);
+        else
+            rotate_halves(x + d - rope_dim, rope, rope_dim);
     }
 }
 
 static void prepare_rows(void *arg, uint32_t thread, uint32_t first, uint32_t last)
 {
     const struct attention *a = arg;
-    size_t d = a->cfg->head_dim, q_width = a->cfg->n_heads * d, kv_width = a->cfg->n_kv_heads * d;
+    const struct model_config *cfg = a->cfg;
+    size_t d = cfg->head_dim, v_d = cfg->v_head_dim, q_width = cfg->n_heads * d;
+    size_t k_width = cfg->n_kv_heads * d, v_width = cfg->n_kv_heads * v_d;
 
     (void)thread;
     for (size_t r = first; r < last; r++) {
         const struct model_row *row = &a->rows[r];
-        const float *rope = a->rope + r * d;
+        const float *rope = a->rope + r * cfg->rope_dim;
 
-        norm_and_rotate(a, a->q + r * q_width, a->cfg->n_heads, a->q_norm, rope);
-        norm_and_rotate(a, a->k + r * kv_width, a->cfg->n_kv_heads, a->k_norm, rope);
-        for (uint32_t h = 0; h < a->cfg->n_kv_heads; h++) {
-            memcpy(kv_k(row->kv, a->layer, h, row->pos), a->k + r * kv_width + h * d,
+        norm_and_rotate(a, a->q + r * q_width, cfg->n_heads, a->q_norm, rope);
+        norm_and_rotate(a, a->k + r * k_width, cfg->n_kv_heads, a->k_norm, rope);
+        for (uint32_t h = 0; h < cfg->n_kv_heads; h++) {
+            memcpy(kv_k(row->kv, a->layer, h, row->pos), a->k + r * k_width + h * d,
                    d * sizeof(float));
-            memcpy(kv_v(row->kv, a->layer, h, row->pos), a->v + r * kv_width + h * d,
-                   d * sizeof(float));
+            memcpy(kv_v(row->kv, a->layer, h, row->pos), a->v + r * v_width + h * v_d,
+                   v_d * sizeof(float));
         }
     }
 }
@@ -127,7 +144,8 @@ static void attention_head(const struct attention *a, const struct model_row *ro
                            float *o, float *scores, uint32_t kv_head)
 {
     const struct model_config *cfg = a->cfg;
-    uint32_t group = cfg->n_heads / cfg->n_kv_heads, d = cfg->head_dim, n = row->pos + 1;
+    uint32_t group = cfg->n_heads / cfg->n_kv_heads, n = row->pos + 1;
+    uint32_t d = cfg->head_dim, v_d = cfg->v_head_dim;
     size_t ld = cfg->max_position_embeddings;
     float scale = (float)(1.0 / sqrt((double)d));
 
@@ -145,13 +163,13 @@ static void attention_head(const struct attention *a, const struct model_row *ro
     }
     for (size_t g = 0; g < group; g++)
         attention_softmax(a->kernels, scores + g * ld, n, scale);
-    memset(o, 0, (size_t)group * d * sizeof *o);
+    memset(o, 0, (size_t)group * v_d * sizeof *o);
     for (uint32_t at = 0; at < n; at += KV_CHUNK) {
         const float *v = kv_v(row->kv, a->layer, kv_head, at);
         uint32_t here = n - at < KV_CHUNK ? n - at : KV_CHUNK;
 
         for (size_t g = 0; g < group; g++)
-            a->kernels->weighted_sum(o + g * d, scores + g * ld + at, v, here, d);
+            a->kernels->weighted_sum(o + g * v_d, scores + g * ld + at, v, here, v_d);
     }
 }
 
@@ -160,13 +178,14 @@ static void attend_items(void *arg, uint32_t thread, uint32_t first, uint32_t la
 {
     const struct attention *a = arg;
     const struct model_config *cfg = a->cfg;
-    size_t group = cfg->n_heads / cfg->n_kv_heads, width = group * cfg->head_dim;
+    size_t group = cfg->n_heads / cfg->n_kv_heads;
+    size_t q_width = group * cfg->head_dim, o_width = group * cfg->v_head_dim;
     float *scores = a->scores + thread * group * cfg->max_position_embeddings;
 
     for (size_t i = first; i < last; i++) {
         const struct model_row *row = &a->rows[i / cfg->n_kv_heads];
 
-        attention_head(a, row, a->q + i * width, a->o + i * width, scores,
+        attention_head(a, row, a->q + i * q_width, a->o + i * o_width, scores,
                        (uint32_t)(i % cfg->n_kv_heads));
     }
 }
@@ -190,5 +209,6 @@ void attention_run(const struct attention *a, struct compute *c)
     compute_run(c, a->n_rows, grain_of((uint64_t)(cfg->n_heads + cfg->n_kv_heads) * cfg->head_dim),
                 prepare_rows, &copy);
     compute_run(c, a->n_rows * cfg->n_kv_heads,
-                grain_of(2 * group * cfg->head_dim * (n_keys / a->n_rows)), attend_items, &copy);
+                grain_of(group * (cfg->head_dim + cfg->v_head_dim) * (n_keys / a->n_rows)),
+                attend_items, &copy);
 }

@@ -18,22 +18,22 @@ struct attention {
     const struct model_row *rows; /* [n_rows] */
     float *q;                     /* [n_rows, n_heads * head_dim]; normed and rotated in place */
     float *k;                     /* [n_rows, n_kv_heads * head_dim]; the same */
-    const float *v;               /* [n_rows, n_kv_heads * head_dim] */
-    float *o;                     /* [n_rows, n_heads * head_dim]; the result */
+    const float *v;               /* [n_rows, n_kv_heads * v_head_dim] */
+    float *o;                     /* [n_rows, n_heads * v_head_dim]; the result */
     const float *q_norm, *k_norm; /* [head_dim], or NULL for a model without */
-    const float *rope;            /* [n_rows, head_dim]: of rope_row */
+    const float *rope;            /* [n_rows, rope_dim]: of rope_row */
     float *scores;                /* [threads, n_heads / n_kv_heads, max_position_embeddings] */
 };
 
 /* attention_run - Threads: the engine's; no lock held. No allocation. */
 void attention_run(const struct attention *a, struct compute *c);
 
-/* rope_frequencies - [head_dim / 2]; exponent, power and reciprocal rounded to float32 in turn, as
+/* rope_frequencies - [rope_dim / 2]; exponent, power and reciprocal rounded to float32 in turn, as
  * transformers computes them: a better value would be a different model at long positions. */
 void rope_frequencies(float *out, const struct model_config *cfg);
 
-/* rope_row - the head_dim / 2 cosines, then as many sines, of one position; the angle is a float32
+/* rope_row - the rope_dim / 2 cosines, then as many sines, of one position; the angle is a float32
  * product for the same reason. */
-void rope_row(float *out, const float *frequencies, uint32_t head_dim, uint32_t pos);
+void rope_row(float *out, const float *frequencies, uint32_t rope_dim, uint32_t pos);
 
 #endif

@@ -10,6 +10,22 @@ enum {
     BIAS_BLOCK = 64
 };
 
+struct linear linear_of(const struct tensor_spec *weight, const void *data, const float *x,
+                        uint32_t n_rows, float *y)
+{
+    uint32_t n = (uint32_t)weight->shape[0], k = (uint32_t)weight->shape[1];
+
+    return (struct linear){.n = n,
+                           .product = {.x = x,
+                                       .ldx = k,
+                                       .w = data,
+                                       .dtype = weight->dtype,
+                                       .y = y,
+                                       .ldy = n,
+                                       .m = n_rows,
+                                       .k = k}};
+}
+
 static void add_bias(const struct linear *l, uint32_t first, uint32_t last)
 {
     size_t nbytes = dtype_nbytes(l->bias_dtype);

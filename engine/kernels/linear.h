@@ -5,6 +5,7 @@
 
 #include "engine/kernels/compute.h"
 #include "engine/kernels/kernels.h"
+#include "weights/tensor_list.h"
 
 #include <stdint.h>
 
@@ -14,6 +15,12 @@ struct linear {
     const void *bias; /* [n], or NULL */
     enum dtype bias_dtype;
 };
+
+/* linear_of - y = x * weight, without a bias.
+ * @weight  [n, k]; @data  its bytes, borrowed for the run
+ * @x  [n_rows, k];  @y  [n_rows, n] */
+struct linear linear_of(const struct tensor_spec *weight, const void *data, const float *x,
+                        uint32_t n_rows, float *y);
 
 /* linears_run - compute all outputs of every row of `n` layers, as one region of the pool.
  * @list  [n], borrowed for the call; their inputs and outputs do not overlap

@@ -83,3 +83,11 @@ int config_bool(bool *out, const json_t *o, const char *key, struct err *e)
     *out = json_is_true(v);
     return 0;
 }
+
+int config_bool_or_true(bool *out, const json_t *o, const char *key, struct err *e)
+{
+    if (json_is_null(json_object_get(o, key)))
+        return config_refuse(e, "", key, "null", "true and false");
+    *out = true;
+    return config_bool(out, o, key, e);
+}

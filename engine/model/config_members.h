@@ -26,19 +26,28 @@ int config_refuse(struct err *e, const char *dict, const char *key, const char *
 
 /* Readers; an absent member leaves *out as it is. Errors: ERR_BAD_REQUEST at the key.
  * config_u32 takes an integer within [least, most], and refuses an absent one if `required`;
- * config_positive takes a finite number above 0. */
+ * config_positive takes a finite number above 0; config_bool_or_true gives true for an absent one
+ * and refuses null, which transformers would take for false. */
 int config_u32(uint32_t *out, const json_t *o, const char *key, bool required, uint32_t least,
                uint32_t most, struct err *e);
 int config_positive(double *out, const json_t *o, const char *dict, const char *key, struct err *e);
 int config_bool(bool *out, const json_t *o, const char *key, struct err *e);
+int config_bool_or_true(bool *out, const json_t *o, const char *key, struct err *e);
 
 /* ---- config_rope.c ---- */
 
 /* config_rope - how angles follow from positions, under the old keys or the new.
- * @c  rope_theta holds the default of the architecture; head_dim and max_position_embeddings are
+ * @c  rope_theta holds the default of the architecture; rope_dim and max_position_embeddings are
  *     set, for angles that would not be finite are refused
  * Errors: ERR_BAD_REQUEST at the key that is the reason. */
 int config_rope(struct model_config *c, const json_t *o, struct err *e);
+
+/* ---- config_latents.c ---- */
+
+/* config_latents - latent attention: the widths of a head and of its latents.
+ * @c  n_heads and n_kv_heads are set
+ * Errors: ERR_BAD_REQUEST at the key that is the reason. */
+int config_latents(struct model_config *c, const json_t *o, struct err *e);
 
 /* ---- config_experts.c ---- */
 

@@ -71,7 +71,7 @@ static bool angles_are_finite(const struct model_config *c)
     float frequencies[MODEL_HEAD_DIM_MAX / 2];
 
     rope_frequencies(frequencies, c);
-    for (uint32_t i = 0; i < c->head_dim / 2; i++)
+    for (uint32_t i = 0; i < c->rope_dim / 2; i++)
         if (!isfinite(frequencies[i] * (float)c->max_position_embeddings))
             return false;
     return true;

@@ -4,10 +4,10 @@
 #include "engine/model/experts.h"
 
 #include "engine/kernels/linear.h"
+#include "engine/model/router.h"
 
 #include <assert.h>
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,20 +16,22 @@ enum { EXPERTS_ROW_WORK = 8192, EXPERTS_ALIGN = 64 };
 struct experts {
     const struct model_config *cfg;      /* borrowed */
     const struct model_spec *model_spec; /* borrowed */
-    uint32_t *routers;                   /* owned; [n_layers] */
     uint32_t *tensors; /* owned; [n_sparse_layers, n, EXPERT_TENSOR_COUNT]; indexes into the list */
     uint32_t *sparse_index; /* owned; [n_layers]: how many sparse layers are before it */
 
     /* Of one step. A slot is one row at one of its experts; slots of an expert are neighbours. */
     float *logits;          /* owned; [rows, n] */
+    float *scores;          /* owned; [rows, n]; scratch of the router */
     uint16_t *ids;          /* owned; [rows, n_per_token]; best first */
     float *weights;         /* owned; [rows, n_per_token]; of `ids` */
     uint32_t *slots;        /* owned; [rows, n_per_token]; where the row's result of `ids` is */
     uint32_t *slot_rows;    /* owned; [rows * n_per_token] */
     uint32_t *first;        /* owned; [n + 1]: the first slot of each expert */
-    struct linear *linears; /* owned; [2 * n] */
+    struct linear *linears; /* owned; [2 * n + 2] */
     float *x;               /* owned; [slots, hidden_size]: the input, then the result */
     float *gate, *up;       /* owned; [slots, intermediate_size] */
+    float *shared_gate, *shared_up; /* owned; [rows, shared_size] */
+    float *shared;                  /* owned; [rows, hidden_size]: of the shared experts */
 };
 
 /* What a region of the pool gets. */
@@ -38,10 +40,13 @@ struct region {
     const struct experts_step *s;
 };
 
+/* After an error: nothing more, so that the first one is reported. */
 static void *rows_alloc(uint64_t n, size_t nbytes, struct err *e)
 {
     void *p = NULL;
 
+    if (e->code != ERR_NONE)
+        return NULL;
     if (n > SIZE_MAX / nbytes || posix_memalign(&p, EXPERTS_ALIGN, n * nbytes) != 0) {
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for %" PRIu64 " values of the experts", n);
         return NULL;
@@ -60,14 +65,10 @@ static int bind(uint32_t *out, const struct model_spec *model_spec, const char *
 static int bind_layer(struct experts *x, uint32_t layer, struct err *e)
 {
     const struct model_config *c = x->cfg;
-    enum layer_tensor router = layer_tensor_needed(c, layer, LAYER_ROUTER) ? LAYER_ROUTER
-                                                                           : LAYER_BLOCK_ROUTER;
     uint32_t *tensors = x->tensors +
                         (size_t)x->sparse_index[layer] * c->experts.n * EXPERT_TENSOR_COUNT;
     char name[MODEL_NAME_MAX];
 
-    if (bind(&x->routers[layer], x->model_spec, layer_tensor_name(layer, router, name), e) != 0)
-        return -1;
     for (uint32_t i = 0; i < c->experts.n; i++)
         for (int t = 0; t < EXPERT_TENSOR_COUNT; t++)
             if (bind(tensors++, x->model_spec,
@@ -98,26 +99,24 @@ static int allocate(struct experts *x, uint32_t n_rows_max, struct err *e)
     const struct model_experts *ex = &c->experts;
     uint64_t rows = n_rows_max, slots = rows * ex->n_per_token;
 
-    x->routers = rows_alloc(c->n_layers, sizeof *x->routers, e);
     x->sparse_index = rows_alloc(c->n_layers, sizeof *x->sparse_index, e);
     x->tensors = rows_alloc((uint64_t)ex->n_sparse_layers * ex->n * EXPERT_TENSOR_COUNT,
                             sizeof *x->tensors, e);
     x->logits = rows_alloc(rows * ex->n, sizeof *x->logits, e);
+    x->scores = rows_alloc(rows * ex->n, sizeof *x->scores, e);
     x->ids = rows_alloc(slots, sizeof *x->ids, e);
     x->weights = rows_alloc(slots, sizeof *x->weights, e);
     x->slots = rows_alloc(slots, sizeof *x->slots, e);
     x->slot_rows = rows_alloc(slots, sizeof *x->slot_rows, e);
     x->first = rows_alloc((uint64_t)ex->n + 1, sizeof *x->first, e);
-    x->linears = rows_alloc(2 * (uint64_t)ex->n, sizeof *x->linears, e);
+    x->linears = rows_alloc(2 * ((uint64_t)ex->n + 1), sizeof *x->linears, e);
     x->x = rows_alloc(slots * c->hidden_size, sizeof *x->x, e);
     x->gate = rows_alloc(slots * ex->intermediate_size, sizeof *x->gate, e);
     x->up = rows_alloc(slots * ex->intermediate_size, sizeof *x->up, e);
-    return x->routers == NULL || x->sparse_index == NULL || x->tensors == NULL ||
-                   x->logits == NULL || x->ids == NULL || x->weights == NULL || x->slots == NULL ||
-                   x->slot_rows == NULL || x->first == NULL || x->linears == NULL || x->x == NULL ||
-                   x->gate == NULL || x->up == NULL
-               ? -1
-               : 0;
+    x->shared_gate = rows_alloc(rows * ex->shared_size, sizeof *x->shared_gate, e);
+    x->shared_up = rows_alloc(rows * ex->shared_size, sizeof *x->shared_up, e);
+    x->shared = rows_alloc(ex->shared_size > 0 ? rows * c->hidden_size : 0, sizeof *x->shared, e);
+    return e->code == ERR_NONE ? 0 : -1;
 }
 
 int experts_new(struct experts **out, const struct model_config *cfg,
@@ -141,10 +140,10 @@ void experts_free(struct experts *x)
 {
     if (x == NULL)
         return;
-    free(x->routers);
     free(x->sparse_index);
     free(x->tensors);
     free(x->logits);
+    free(x->scores);
     free(x->ids);
     free(x->weights);
     free(x->slots);
@@ -154,6 +153,9 @@ void experts_free(struct experts *x)
     free(x->x);
     free(x->gate);
     free(x->up);
+    free(x->shared_gate);
+    free(x->shared_up);
+    free(x->shared);
     free(x);
 }
 
@@ -162,71 +164,26 @@ static uint32_t rows_grain(uint64_t width)
     return width >= EXPERTS_ROW_WORK ? 1 : (uint32_t)(EXPERTS_ROW_WORK / width);
 }
 
-static struct linear linear_of(const struct experts *x, const struct experts_step *s,
-                               uint32_t tensor, const float *in, uint32_t n_rows, float *y)
+static struct linear experts_linear(const struct experts *x, const struct experts_step *s,
+                                    uint32_t tensor, const float *in, uint32_t n_rows, float *y)
 {
-    const struct tensor_spec *t = &x->model_spec->tensor_list->tensors[tensor];
-    uint32_t n = (uint32_t)t->shape[0], k = (uint32_t)t->shape[1];
-
-    return (struct linear){.n = n,
-                           .product = {.x = in,
-                                       .ldx = k,
-                                       .w = s->version->views[tensor].data,
-                                       .dtype = t->dtype,
-                                       .y = y,
-                                       .ldy = n,
-                                       .m = n_rows,
-                                       .k = k}};
-}
-
-/* The n_per_token largest logits, best first; of equal ones the lower id. */
-static void choose_ids(const struct model_experts *ex, const float *logits, uint16_t *ids)
-{
-    for (uint32_t i = 0; i < ex->n_per_token; i++) {
-        uint32_t best = UINT32_MAX;
-
-        for (uint32_t id = 0; id < ex->n; id++) {
-            bool taken = false;
-
-            for (uint32_t j = 0; j < i && !taken; j++)
-                taken = ids[j] == id;
-            if (!taken && (best == UINT32_MAX || logits[id] > logits[best]))
-                best = id;
-        }
-        ids[i] = (uint16_t)best;
-    }
-}
-
-/* The softmax of all logits, of the chosen ones; normalized or not. */
-static void weigh(const struct model_experts *ex, const float *logits, const uint16_t *ids,
-                  float *weights)
-{
-    double max = (double)logits[ids[0]], sum = 0.0;
-
-    if (ex->normalize) {
-        for (uint32_t i = 0; i < ex->n_per_token; i++)
-            sum += exp((double)logits[ids[i]] - max);
-    } else {
-        for (uint32_t id = 0; id < ex->n; id++)
-            sum += exp((double)logits[id] - max);
-    }
-    for (uint32_t i = 0; i < ex->n_per_token; i++)
-        weights[i] = (float)(exp((double)logits[ids[i]] - max) / sum);
+    return linear_of(&x->model_spec->tensor_list->tensors[tensor], s->version->views[tensor].data,
+                     in, n_rows, y);
 }
 
 static void choose_rows(void *arg, uint32_t thread, uint32_t first, uint32_t last)
 {
     const struct region *g = arg;
     const struct model_experts *ex = &g->x->cfg->experts;
-    uint32_t k = ex->n_per_token;
+    uint32_t k = ex->n_per_token, bias = g->s->tensors[LAYER_ROUTER_BIAS];
 
     (void)thread;
     for (size_t r = first; r < last; r++) {
-        const float *logits = g->x->logits + r * ex->n;
         uint16_t *ids = g->x->ids + r * k;
 
-        choose_ids(ex, logits, ids);
-        weigh(ex, logits, ids, g->x->weights + r * k);
+        router_choose(ex, g->x->logits + r * ex->n,
+                      ex->sigmoid ? g->s->version->views[bias].data : NULL,
+                      g->x->scores + r * ex->n, ids, g->x->weights + r * k);
         if (g->s->routes[r] != NULL)
             memcpy(g->s->routes[r] + (size_t)g->x->sparse_index[g->s->layer] * k, ids,
                    k * sizeof *ids);
@@ -266,6 +223,16 @@ static void gather_slots(void *arg, uint32_t thread, uint32_t first, uint32_t la
                width * sizeof(float));
 }
 
+static void silu_shared(void *arg, uint32_t thread, uint32_t first, uint32_t last)
+{
+    const struct region *g = arg;
+    size_t width = g->x->cfg->experts.shared_size;
+
+    (void)thread;
+    g->s->kernels->silu_mul(g->x->shared_gate + first * width, g->x->shared_up + first * width,
+                            (last - first) * width);
+}
+
 static void silu_slots(void *arg, uint32_t thread, uint32_t first, uint32_t last)
 {
     const struct region *g = arg;
@@ -276,7 +243,7 @@ static void silu_slots(void *arg, uint32_t thread, uint32_t first, uint32_t last
                             (last - first) * width);
 }
 
-/* In ascending order of id, as transformers adds them. */
+/* In ascending order of id, then the shared ones, as transformers adds them. */
 static void sum_rows(void *arg, uint32_t thread, uint32_t first, uint32_t last)
 {
     const struct region *g = arg;
@@ -303,7 +270,26 @@ static void sum_rows(void *arg, uint32_t thread, uint32_t first, uint32_t last)
             for (size_t i = 0; i < width; i++)
                 out[i] += weight * y[i];
         }
+        for (size_t i = 0; i < width && g->x->cfg->experts.shared_size > 0; i++)
+            out[i] += g->x->shared[r * width + i];
     }
+}
+
+/* Adds those of the shared experts; returns how many there are then. */
+static uint32_t add_shared(struct experts *x, const struct experts_step *s, uint32_t n, bool down)
+{
+    const uint32_t *t = s->tensors;
+
+    if (x->cfg->experts.shared_size == 0)
+        return n;
+    if (down) {
+        x->linears[n++] = experts_linear(x, s, t[LAYER_SHARED_DOWN], x->shared_gate, s->n_rows,
+                                         x->shared);
+        return n;
+    }
+    x->linears[n++] = experts_linear(x, s, t[LAYER_SHARED_GATE], s->h, s->n_rows, x->shared_gate);
+    x->linears[n++] = experts_linear(x, s, t[LAYER_SHARED_UP], s->h, s->n_rows, x->shared_up);
+    return n;
 }
 
 /* Gate and up of all active experts, or their down. */
@@ -323,12 +309,13 @@ static void run_experts(struct experts *x, const struct experts_step *s, bool do
         if (m == 0)
             continue;
         if (down) {
-            x->linears[n++] = linear_of(x, s, tensors[EXPERT_DOWN], gate, m, in);
+            x->linears[n++] = experts_linear(x, s, tensors[EXPERT_DOWN], gate, m, in);
             continue;
         }
-        x->linears[n++] = linear_of(x, s, tensors[EXPERT_GATE], in, m, gate);
-        x->linears[n++] = linear_of(x, s, tensors[EXPERT_UP], in, m, x->up + at * width);
+        x->linears[n++] = experts_linear(x, s, tensors[EXPERT_GATE], in, m, gate);
+        x->linears[n++] = experts_linear(x, s, tensors[EXPERT_UP], in, m, x->up + at * width);
     }
+    n = add_shared(x, s, n, down);
     linears_run(s->compute, s->kernels, x->linears, n);
 }
 
@@ -337,7 +324,8 @@ void experts_run(struct experts *x, const struct experts_step *s)
     const struct model_config *c = x->cfg;
     uint32_t n_slots = s->n_rows * c->experts.n_per_token;
     struct region g = {x, s};
-    struct linear router = linear_of(x, s, x->routers[s->layer], s->h, s->n_rows, x->logits);
+    enum layer_tensor gate = c->arch == ARCH_MIXTRAL ? LAYER_BLOCK_ROUTER : LAYER_ROUTER;
+    struct linear router = experts_linear(x, s, s->tensors[gate], s->h, s->n_rows, x->logits);
 
     assert(model_layer_is_sparse(c, s->layer));
     linears_run(s->compute, s->kernels, &router, 1);
@@ -347,6 +335,8 @@ void experts_run(struct experts *x, const struct experts_step *s)
     compute_run(s->compute, n_slots, rows_grain(c->hidden_size), gather_slots, &g);
     run_experts(x, s, false);
     compute_run(s->compute, n_slots, rows_grain(c->experts.intermediate_size), silu_slots, &g);
+    if (c->experts.shared_size > 0)
+        compute_run(s->compute, s->n_rows, rows_grain(c->experts.shared_size), silu_shared, &g);
     run_experts(x, s, true);
     compute_run(s->compute, s->n_rows,
                 rows_grain((uint64_t)c->hidden_size * c->experts.n_per_token), sum_rows, &g);

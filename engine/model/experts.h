@@ -1,5 +1,6 @@
 /* The experts of a sparse layer: a router chooses some of them for each row, each active expert
- * computes its rows, and the results are summed by the router's weights.
+ * computes its rows, and the results are summed by the router's weights. Shared experts, in models
+ * that have them, compute every row, and their result is added as it is.
  *
  * Only the weights of active experts are read. The sum of a row is taken in ascending order of the
  * experts' ids, and every product is that of the canonical dot, so that the result for a row
@@ -33,6 +34,7 @@ struct experts_step {
     const struct kernels *kernels;
     const struct version *version;
     uint32_t layer, n_rows;
+    const uint32_t *tensors; /* [LAYER_TENSOR_COUNT]: where the layer's are in the tensor list */
     const float *h;          /* [n_rows, hidden_size]: the input */
     float *out;              /* [n_rows, hidden_size]: the result */
     uint16_t *const *routes; /* [n_rows]; of each row NULL, or [n_sparse_layers, n_per_token]: the

@@ -18,7 +18,8 @@ struct kv_pool {
     float *base; /* owned; mapped */
     uint64_t nbytes;
     uint64_t chunk_numel; /* floats of one chunk */
-    uint32_t n_kv_heads, head_dim;
+    uint64_t layer_numel; /* of one layer in it */
+    uint32_t n_kv_heads, k_dim, v_dim;
     uint32_t n_chunks;
     uint32_t n_free;
     uint32_t *free_chunks; /* owned; a stack of n_free */
@@ -34,8 +35,10 @@ int kv_pool_new(struct kv_pool **out, const struct model_config *cfg, uint64_t n
     if (p == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the kv pool");
     p->n_kv_heads = cfg->n_kv_heads;
-    p->head_dim = cfg->head_dim;
-    p->chunk_numel = (uint64_t)cfg->n_layers * 2 * cfg->n_kv_heads * KV_CHUNK * cfg->head_dim;
+    p->k_dim = cfg->head_dim;
+    p->v_dim = cfg->v_head_dim;
+    p->layer_numel = (uint64_t)cfg->n_kv_heads * KV_CHUNK * (p->k_dim + p->v_dim);
+    p->chunk_numel = cfg->n_layers * p->layer_numel;
     chunk_nbytes = p->chunk_numel * sizeof(float);
     n_chunks = nbytes_max / chunk_nbytes;
     n_chunks = n_chunks < 1 ? 1 : n_chunks;
@@ -163,24 +166,26 @@ void kv_release(struct kv_seq *s)
     *s = (struct kv_seq){0};
 }
 
-/* [chunk][layer][K|V][kv head][position][head_dim] */
-static float *kv_at(const struct kv_seq *s, uint32_t layer, uint32_t which, uint32_t kv_head,
-                    uint32_t pos)
+/* A layer of the chunk that holds the position. */
+static float *kv_layer(const struct kv_seq *s, uint32_t layer, uint32_t kv_head, uint32_t pos)
 {
     const struct kv_pool *p = s->pool;
-    size_t head = ((size_t)layer * 2 + which) * p->n_kv_heads + kv_head;
 
     assert(pos / KV_CHUNK < s->n_chunks && kv_head < p->n_kv_heads);
-    return p->base + s->chunks[pos / KV_CHUNK] * p->chunk_numel +
-           (head * KV_CHUNK + pos % KV_CHUNK) * p->head_dim;
+    return p->base + s->chunks[pos / KV_CHUNK] * p->chunk_numel + layer * p->layer_numel;
 }
 
 float *kv_k(const struct kv_seq *s, uint32_t layer, uint32_t kv_head, uint32_t pos)
 {
-    return kv_at(s, layer, 0, kv_head, pos);
+    size_t at = (size_t)kv_head * KV_CHUNK + pos % KV_CHUNK;
+
+    return kv_layer(s, layer, kv_head, pos) + at * s->pool->k_dim;
 }
 
 float *kv_v(const struct kv_seq *s, uint32_t layer, uint32_t kv_head, uint32_t pos)
 {
-    return kv_at(s, layer, 1, kv_head, pos);
+    size_t all_k = (size_t)s->pool->n_kv_heads * KV_CHUNK * s->pool->k_dim;
+    size_t at = (size_t)kv_head * KV_CHUNK + pos % KV_CHUNK;
+
+    return kv_layer(s, layer, kv_head, pos) + all_k + at * s->pool->v_dim;
 }

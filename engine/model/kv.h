@@ -1,5 +1,6 @@
 /* KV cache from one bounded pool: chunks of KV_CHUNK positions, float32,
- * [chunk][layer][K|V][kv head][position][head_dim]. Engine thread only. */
+ * [chunk][layer]: first K of all heads, [kv head][position][head_dim], then V of all heads,
+ * [kv head][position][v_head_dim]. Engine thread only. */
 #ifndef BATON_ENGINE_MODEL_KV_H
 #define BATON_ENGINE_MODEL_KV_H
 
@@ -45,7 +46,8 @@ void kv_give_back(struct kv_seq *s); /* its chunks, if it has any; it stays prep
 
 void kv_release(struct kv_seq *s); /* gives back and frees the list; accepts a zeroed one */
 
-/* kv_k, kv_v - [head_dim] floats of one position; K is stored after rotation. */
+/* kv_k, kv_v - the head_dim floats of K, and the v_head_dim of V, of one position; those of the
+ * chunk's next positions follow. K is stored after rotation. */
 float *kv_k(const struct kv_seq *s, uint32_t layer, uint32_t kv_head, uint32_t pos);
 float *kv_v(const struct kv_seq *s, uint32_t layer, uint32_t kv_head, uint32_t pos);
 

@@ -9,6 +9,7 @@
 #include "engine/kernels/linear.h"
 #include "engine/lora/adapter_apply.h"
 #include "engine/model/experts.h"
+#include "engine/model/latents.h"
 #include "engine/model/model_tensors.h"
 
 #include <assert.h>
@@ -31,16 +32,17 @@ struct model {
     uint32_t embed, norm, head;             /* indexes into the tensor list */
     uint32_t (*layers)[LAYER_TENSOR_COUNT]; /* owned; [n_layers]; TENSOR_LIST_NO_TENSOR: has none */
 
-    float *frequencies;              /* owned; [head_dim / 2] */
+    float *frequencies;              /* owned; [rope_dim / 2] */
     uint32_t *wanted;                /* owned; [n_rows_max]; rows that want logits */
     float *scores;                   /* owned; see struct attention */
     float *activations;              /* owned; all of the following are inside it */
     float *x, *h, *delta;            /* [rows, hidden]: the stream, its norm, what is added next */
-    float *q, *k, *v, *o;            /* [rows, heads * head_dim] */
+    float *q, *k, *v, *o;            /* [rows, heads * dimensions of one] */
     float *gate, *up;                /* [rows, intermediate] */
-    float *rope;                     /* [rows, head_dim] */
+    float *rope;                     /* [rows, rope_dim] */
     float *norm_w, *q_norm, *k_norm; /* a norm's weight, widened for the region that uses it */
 
+    struct latents *latents; /* owned; NULL: queries, keys and values come from x itself */
     struct experts *experts; /* owned; NULL: no layer is sparse */
     uint16_t **routes;       /* owned; [n_rows_max]; of the step's rows */
 
@@ -123,12 +125,12 @@ static uint64_t carve_all(struct model *m, float *base)
     m->h = scratch_carve(base, &used, rows * c->hidden_size);
     m->delta = scratch_carve(base, &used, rows * c->hidden_size);
     m->q = scratch_carve(base, &used, rows * MODEL_Q_WIDTH(c));
-    m->k = scratch_carve(base, &used, rows * MODEL_KV_WIDTH(c));
-    m->v = scratch_carve(base, &used, rows * MODEL_KV_WIDTH(c));
-    m->o = scratch_carve(base, &used, rows * MODEL_Q_WIDTH(c));
+    m->k = scratch_carve(base, &used, rows * MODEL_K_WIDTH(c));
+    m->v = scratch_carve(base, &used, rows * MODEL_V_WIDTH(c));
+    m->o = scratch_carve(base, &used, rows * MODEL_O_WIDTH(c));
     m->gate = scratch_carve(base, &used, rows * c->intermediate_size);
     m->up = scratch_carve(base, &used, rows * c->intermediate_size);
-    m->rope = scratch_carve(base, &used, rows * c->head_dim);
+    m->rope = scratch_carve(base, &used, rows * c->rope_dim);
     m->norm_w = scratch_carve(base, &used, c->hidden_size);
     m->q_norm = scratch_carve(base, &used, c->head_dim);
     m->k_norm = scratch_carve(base, &used, c->head_dim);
@@ -143,7 +145,7 @@ static int allocate_all(struct model *m, uint32_t n_threads, struct err *e)
     m->layers = model_alloc(c->n_layers, sizeof *m->layers, e);
     if (m->layers == NULL)
         return -1;
-    m->frequencies = model_alloc(c->head_dim / 2, sizeof(float), e);
+    m->frequencies = model_alloc(c->rope_dim / 2, sizeof(float), e);
     if (m->frequencies == NULL)
         return -1;
     m->wanted = model_alloc(m->n_rows_max, sizeof *m->wanted, e);
@@ -176,6 +178,8 @@ int model_new(struct model **out, const struct model_config *cfg,
     m->kernels = kernels_current();
     m->n_rows_max = n_rows_max;
     if (allocate_all(m, n_threads, e) != 0 || bind_tensors(m, e) != 0 ||
+        (cfg->latents.kv_rank > 0 &&
+         latents_new(&m->latents, &m->cfg, model_spec, n_rows_max, e) != 0) ||
         (cfg->experts.n_sparse_layers > 0 &&
          experts_new(&m->experts, &m->cfg, model_spec, n_rows_max, e) != 0) ||
         compute_new(&m->compute, n_threads, e) != 0) {
@@ -209,6 +213,7 @@ void model_free(struct model *m)
         return;
     compute_free(m->compute);
     adapter_apply_free(m->apply);
+    latents_free(m->latents);
     experts_free(m->experts);
     free(m->row_adapters);
     free(m->activations);
@@ -263,7 +268,7 @@ static void embed_rows(void *arg, uint32_t thread, uint32_t first, uint32_t last
         kernels_widen(m->x + r * width,
                       (const char *)s->v->views[m->embed].data + s->rows[r].token * row_nbytes,
                       t->dtype, width);
-        rope_row(m->rope + r * m->cfg.head_dim, m->frequencies, m->cfg.head_dim, s->rows[r].pos);
+        rope_row(m->rope + r * m->cfg.rope_dim, m->frequencies, m->cfg.rope_dim, s->rows[r].pos);
     }
 }
 
@@ -306,20 +311,11 @@ static void step_norm(struct step *s, uint32_t weight)
     s->add_delta = true;
 }
 
-static struct linear linear_of(const struct step *s, uint32_t weight, uint32_t bias, const float *x,
-                               uint32_t n_rows, float *y, size_t ldy)
+static struct linear step_linear(const struct step *s, uint32_t weight, uint32_t bias,
+                                 const float *x, uint32_t n_rows, float *y)
 {
-    const struct tensor_spec *t = spec_of(s->m, weight);
-    struct linear l = {.n = (uint32_t)t->shape[0]};
+    struct linear l = linear_of(spec_of(s->m, weight), s->v->views[weight].data, x, n_rows, y);
 
-    l.product = (struct matmul){.x = x,
-                                .ldx = t->shape[1],
-                                .w = s->v->views[weight].data,
-                                .dtype = t->dtype,
-                                .y = y,
-                                .ldy = ldy,
-                                .m = n_rows,
-                                .k = (uint32_t)t->shape[1]};
     if (bias != TENSOR_LIST_NO_TENSOR) {
         l.bias = s->v->views[bias].data;
         l.bias_dtype = spec_of(s->m, bias)->dtype;
@@ -347,12 +343,12 @@ static void adapt_one(const struct step *s, uint32_t layer, enum adapter_module 
 static void adapt_qkv(const struct step *s, uint32_t layer)
 {
     const struct model *m = s->m;
-    size_t q_width = MODEL_Q_WIDTH(&m->cfg), kv_width = MODEL_KV_WIDTH(&m->cfg);
+    size_t k_width = MODEL_K_WIDTH(&m->cfg), v_width = MODEL_V_WIDTH(&m->cfg);
     struct adapter_linears l = {.layer = layer, .x = m->h, .ldx = m->cfg.hidden_size, .n = 3};
 
-    l.outputs[0] = (struct adapter_output){ADAPTER_Q, m->q, q_width};
-    l.outputs[1] = (struct adapter_output){ADAPTER_K, m->k, kv_width};
-    l.outputs[2] = (struct adapter_output){ADAPTER_V, m->v, kv_width};
+    l.outputs[0] = (struct adapter_output){ADAPTER_Q, m->q, MODEL_Q_WIDTH(&m->cfg)};
+    l.outputs[1] = (struct adapter_output){ADAPTER_K, m->k, k_width};
+    l.outputs[2] = (struct adapter_output){ADAPTER_V, m->v, v_width};
     step_adapt(s, &l);
 }
 
@@ -367,12 +363,36 @@ static void adapt_gate_up(const struct step *s, uint32_t layer)
     step_adapt(s, &l);
 }
 
+/* Queries, keys and values of all rows, from their norms. */
+static void project_qkv(struct step *s, uint32_t layer)
+{
+    struct model *m = s->m;
+    const uint32_t *t = m->layers[layer];
+    struct linear qkv[3];
+
+    if (m->latents != NULL) {
+        latents_run(m->latents, &(struct latents_step){.compute = m->compute,
+                                                       .kernels = m->kernels,
+                                                       .version = s->v,
+                                                       .tensors = t,
+                                                       .n_rows = s->n_rows,
+                                                       .h = m->h,
+                                                       .q = m->q,
+                                                       .k = m->k,
+                                                       .v = m->v});
+        return;
+    }
+    qkv[0] = step_linear(s, t[LAYER_Q], t[LAYER_Q_BIAS], m->h, s->n_rows, m->q);
+    qkv[1] = step_linear(s, t[LAYER_K], t[LAYER_K_BIAS], m->h, s->n_rows, m->k);
+    qkv[2] = step_linear(s, t[LAYER_V], t[LAYER_V_BIAS], m->h, s->n_rows, m->v);
+    linears_run(m->compute, m->kernels, qkv, 3);
+}
+
 static void attention_block(struct step *s, uint32_t layer)
 {
     struct model *m = s->m;
     const uint32_t *t = m->layers[layer];
-    size_t q_width = MODEL_Q_WIDTH(&m->cfg), kv_width = MODEL_KV_WIDTH(&m->cfg);
-    struct linear qkv[3], out;
+    struct linear out;
     struct attention a = {.cfg = &m->cfg,
                           .kernels = m->kernels,
                           .layer = layer,
@@ -386,15 +406,12 @@ static void attention_block(struct step *s, uint32_t layer)
                           .scores = m->scores};
 
     step_norm(s, t[LAYER_ATTN_NORM]);
-    qkv[0] = linear_of(s, t[LAYER_Q], t[LAYER_Q_BIAS], m->h, s->n_rows, m->q, q_width);
-    qkv[1] = linear_of(s, t[LAYER_K], t[LAYER_K_BIAS], m->h, s->n_rows, m->k, kv_width);
-    qkv[2] = linear_of(s, t[LAYER_V], t[LAYER_V_BIAS], m->h, s->n_rows, m->v, kv_width);
-    linears_run(m->compute, m->kernels, qkv, 3);
+    project_qkv(s, layer);
     adapt_qkv(s, layer);
     a.q_norm = norm_widened(s, m->q_norm, t[LAYER_Q_NORM]);
     a.k_norm = norm_widened(s, m->k_norm, t[LAYER_K_NORM]);
     attention_run(&a, m->compute);
-    out = linear_of(s, t[LAYER_O], t[LAYER_O_BIAS], m->o, s->n_rows, m->delta, m->cfg.hidden_size);
+    out = step_linear(s, t[LAYER_O], t[LAYER_O_BIAS], m->o, s->n_rows, m->delta);
     linears_run(m->compute, m->kernels, &out, 1);
     adapt_one(s, layer, ADAPTER_O, &out);
 }
@@ -413,17 +430,16 @@ static void mlp_block(struct step *s, uint32_t layer)
 {
     struct model *m = s->m;
     const uint32_t *t = m->layers[layer];
-    size_t width = m->cfg.intermediate_size;
+    uint32_t width = m->cfg.intermediate_size;
     struct linear in[2], out;
 
     step_norm(s, t[LAYER_MLP_NORM]);
-    in[0] = linear_of(s, t[LAYER_GATE], t[LAYER_GATE_BIAS], m->h, s->n_rows, m->gate, width);
-    in[1] = linear_of(s, t[LAYER_UP], t[LAYER_UP_BIAS], m->h, s->n_rows, m->up, width);
+    in[0] = step_linear(s, t[LAYER_GATE], t[LAYER_GATE_BIAS], m->h, s->n_rows, m->gate);
+    in[1] = step_linear(s, t[LAYER_UP], t[LAYER_UP_BIAS], m->h, s->n_rows, m->up);
     linears_run(m->compute, m->kernels, in, 2);
     adapt_gate_up(s, layer);
-    compute_run(m->compute, s->n_rows, rows_grain((uint32_t)width), silu_rows, s);
-    out = linear_of(s, t[LAYER_DOWN], t[LAYER_DOWN_BIAS], m->gate, s->n_rows, m->delta,
-                    m->cfg.hidden_size);
+    compute_run(m->compute, s->n_rows, rows_grain(width), silu_rows, s);
+    out = step_linear(s, t[LAYER_DOWN], t[LAYER_DOWN_BIAS], m->gate, s->n_rows, m->delta);
     linears_run(m->compute, m->kernels, &out, 1);
     adapt_one(s, layer, ADAPTER_DOWN, &out);
 }
@@ -435,6 +451,7 @@ static void experts_block(struct step *s, uint32_t layer)
                                .kernels = m->kernels,
                                .version = s->v,
                                .layer = layer,
+                               .tensors = m->layers[layer],
                                .n_rows = s->n_rows,
                                .h = m->h,
                                .out = m->delta,
@@ -458,7 +475,7 @@ static void logits_of_wanted(struct step *s, float *logits)
         return;
     (void)norm_widened(s, m->norm_w, m->norm);
     compute_run(m->compute, n, rows_grain(m->cfg.hidden_size), norm_wanted, s);
-    head = linear_of(s, m->head, TENSOR_LIST_NO_TENSOR, m->h, n, logits, m->cfg.vocab_size);
+    head = step_linear(s, m->head, TENSOR_LIST_NO_TENSOR, m->h, n, logits);
     linears_run(m->compute, m->kernels, &head, 1);
 }
 

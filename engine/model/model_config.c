@@ -1,6 +1,6 @@
 /* Reading config.json. One row of `archs` describes how an architecture differs; the rest is the
- * same for all, but for experts (config_experts.c). A new dense architecture is a new row; what a
- * row cannot express is refused by key.
+ * same for all, but for experts (config_experts.c) and latent attention (config_latents.c). A new
+ * dense architecture is a new row; what a row cannot express is refused by key.
  */
 #include "engine/model/config_members.h"
 
@@ -39,6 +39,8 @@ static const struct arch archs[] = {
      0, 1e-6, 10000.0},
     {"MixtralForCausalLM", "mixtral", ARCH_MIXTRAL, BIAS_NEVER, BIAS_NEVER, BIAS_NEVER, false, 0,
      1e-5, 1e6},
+    {"DeepseekV3ForCausalLM", "deepseek_v3", ARCH_DEEPSEEK_V3, BIAS_NEVER, BIAS_NEVER, BIAS_NEVER,
+     false, 0, 1e-6, 10000.0},
 };
 enum { N_ARCHS = sizeof archs / sizeof archs[0] };
 
@@ -194,10 +196,14 @@ static int parse_heads(struct model_config *c, const struct arch *a, const json_
     if (config_u32(&c->n_heads, o, "num_attention_heads", true, 1, MODEL_WIDTH_MAX, e) != 0)
         return -1;
     c->n_kv_heads = c->n_heads;
-    c->head_dim = a->head_dim != 0 ? a->head_dim : c->hidden_size / c->n_heads;
-    if (config_u32(&c->n_kv_heads, o, "num_key_value_heads", false, 1, c->n_heads, e) != 0 ||
-        config_u32(&c->head_dim, o, "head_dim", false, 2, MODEL_HEAD_DIM_MAX, e) != 0)
+    if (config_u32(&c->n_kv_heads, o, "num_key_value_heads", false, 1, c->n_heads, e) != 0)
         return -1;
+    if (c->arch == ARCH_DEEPSEEK_V3)
+        return config_latents(c, o, e);
+    c->head_dim = a->head_dim != 0 ? a->head_dim : c->hidden_size / c->n_heads;
+    if (config_u32(&c->head_dim, o, "head_dim", false, 2, MODEL_HEAD_DIM_MAX, e) != 0)
+        return -1;
+    c->v_head_dim = c->rope_dim = c->head_dim;
     if (c->head_dim < 2 || c->head_dim % 2 != 0 || c->head_dim > MODEL_HEAD_DIM_MAX)
         return err_set(e, ERR_BAD_REQUEST, "/head_dim",
                        "head_dim %u is not an even number within 2..%d", c->head_dim,

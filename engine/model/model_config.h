@@ -22,7 +22,15 @@ enum {
     MODEL_POSITION_MAX = 1 << 24 /* positions are exact in float32 up to here */
 };
 
-enum model_arch { ARCH_QWEN3, ARCH_QWEN2, ARCH_LLAMA, ARCH_MISTRAL, ARCH_QWEN3_MOE, ARCH_MIXTRAL };
+enum model_arch {
+    ARCH_QWEN3,
+    ARCH_QWEN2,
+    ARCH_LLAMA,
+    ARCH_MISTRAL,
+    ARCH_QWEN3_MOE,
+    ARCH_MIXTRAL,
+    ARCH_DEEPSEEK_V3
+};
 
 /* How angles follow from positions. */
 enum rope_kind {
@@ -52,15 +60,31 @@ struct model_experts {
     uint32_t n_per_token;       /* 1..n */
     uint32_t intermediate_size; /* of one expert */
     bool normalize;             /* the weights of the chosen experts are made to sum to 1 */
+    bool sigmoid;           /* scores are sigmoids of the logits; false: their softmax. With it: */
+    uint32_t n_groups;      /* equal parts of the experts, of at least 2 */
+    uint32_t n_groups_kept; /* experts are chosen from the best groups */
+    float scale;            /* of the weights */
+    uint32_t shared_size;   /* width of what computes every token besides; 0: nothing does */
     uint32_t n_sparse_layers;
     uint64_t
         sparse_layers[MODEL_LAYERS_MAX / 64]; /* bit l % 64 of word l / 64: layer l is sparse */
 };
 
+/* Latent attention (MLA): keys and values of all heads, and maybe the queries, are made from short
+ * vectors; of a key only the last rope_dim elements are made otherwise: rotated, for all heads. */
+struct model_latents {
+    uint32_t kv_rank; /* elements for keys and values; 0: the model has no latent attention */
+    uint32_t q_rank;  /* elements for queries; 0: they are made as elsewhere */
+};
+
 struct model_config {
     enum model_arch arch;
     uint32_t vocab_size, hidden_size, intermediate_size;
-    uint32_t n_layers, n_heads, n_kv_heads, head_dim;
+    uint32_t n_layers, n_heads, n_kv_heads;
+    uint32_t head_dim, v_head_dim; /* of a query and a key; of a value */
+    uint32_t rope_dim;             /* the last elements of a query and a key, which are rotated */
+    bool rope_interleave;          /* pairs are (2i, 2i + 1); false: (i, i + rope_dim / 2) */
+    struct model_latents latents;
     uint32_t max_position_embeddings;
     float rms_norm_eps;
     enum rope_kind rope_kind;

@@ -12,13 +12,16 @@
  * expressions see `c`, the config, and `sparse`: the layer has experts. */
 #define LAYER_TENSORS(X)                                                                           \
     X(LAYER_ATTN_NORM, "input_layernorm.weight", c->hidden_size, 0, true)                          \
-    X(LAYER_Q, "self_attn.q_proj.weight", MODEL_Q_WIDTH(c), c->hidden_size, true)                  \
-    X(LAYER_K, "self_attn.k_proj.weight", MODEL_KV_WIDTH(c), c->hidden_size, true)                 \
-    X(LAYER_V, "self_attn.v_proj.weight", MODEL_KV_WIDTH(c), c->hidden_size, true)                 \
-    X(LAYER_O, "self_attn.o_proj.weight", c->hidden_size, MODEL_Q_WIDTH(c), true)                  \
+    X(LAYER_Q, "self_attn.q_proj.weight", MODEL_Q_WIDTH(c), c->hidden_size,                        \
+      c->latents.q_rank == 0)                                                                      \
+    X(LAYER_K, "self_attn.k_proj.weight", MODEL_K_WIDTH(c), c->hidden_size,                        \
+      c->latents.kv_rank == 0)                                                                     \
+    X(LAYER_V, "self_attn.v_proj.weight", MODEL_V_WIDTH(c), c->hidden_size,                        \
+      c->latents.kv_rank == 0)                                                                     \
+    X(LAYER_O, "self_attn.o_proj.weight", c->hidden_size, MODEL_O_WIDTH(c), true)                  \
     X(LAYER_Q_BIAS, "self_attn.q_proj.bias", MODEL_Q_WIDTH(c), 0, c->qkv_bias)                     \
-    X(LAYER_K_BIAS, "self_attn.k_proj.bias", MODEL_KV_WIDTH(c), 0, c->qkv_bias)                    \
-    X(LAYER_V_BIAS, "self_attn.v_proj.bias", MODEL_KV_WIDTH(c), 0, c->qkv_bias)                    \
+    X(LAYER_K_BIAS, "self_attn.k_proj.bias", MODEL_K_WIDTH(c), 0, c->qkv_bias)                     \
+    X(LAYER_V_BIAS, "self_attn.v_proj.bias", MODEL_V_WIDTH(c), 0, c->qkv_bias)                     \
     X(LAYER_O_BIAS, "self_attn.o_proj.bias", c->hidden_size, 0, c->o_bias)                         \
     X(LAYER_Q_NORM, "self_attn.q_norm.weight", c->head_dim, 0, c->qk_norm)                         \
     X(LAYER_K_NORM, "self_attn.k_norm.weight", c->head_dim, 0, c->qk_norm)                         \
@@ -32,10 +35,34 @@
     X(LAYER_ROUTER, "mlp.gate.weight", c->experts.n, c->hidden_size,                               \
       sparse && c->arch != ARCH_MIXTRAL)                                                           \
     X(LAYER_BLOCK_ROUTER, "block_sparse_moe.gate.weight", c->experts.n, c->hidden_size,            \
-      sparse && c->arch == ARCH_MIXTRAL)
+      sparse && c->arch == ARCH_MIXTRAL)                                                           \
+    X(LAYER_ROUTER_BIAS, "mlp.gate.e_score_correction_bias", c->experts.n, 0,                      \
+      sparse && c->experts.sigmoid)                                                                \
+    X(LAYER_SHARED_GATE, "mlp.shared_experts.gate_proj.weight", c->experts.shared_size,            \
+      c->hidden_size, sparse && c->experts.shared_size > 0)                                        \
+    X(LAYER_SHARED_UP, "mlp.shared_experts.up_proj.weight", c->experts.shared_size,                \
+      c->hidden_size, sparse && c->experts.shared_size > 0)                                        \
+    X(LAYER_SHARED_DOWN, "mlp.shared_experts.down_proj.weight", c->hidden_size,                    \
+      c->experts.shared_size, sparse && c->experts.shared_size > 0)                                \
+    X(LAYER_Q_A, "self_attn.q_a_proj.weight", c->latents.q_rank, c->hidden_size,                   \
+      c->latents.q_rank > 0)                                                                       \
+    X(LAYER_Q_A_NORM, "self_attn.q_a_layernorm.weight", c->latents.q_rank, 0,                      \
+      c->latents.q_rank > 0)                                                                       \
+    X(LAYER_Q_B, "self_attn.q_b_proj.weight", MODEL_Q_WIDTH(c), c->latents.q_rank,                 \
+      c->latents.q_rank > 0)                                                                       \
+    X(LAYER_KV_A, "self_attn.kv_a_proj_with_mqa.weight", c->latents.kv_rank + c->rope_dim,         \
+      c->hidden_size, c->latents.kv_rank > 0)                                                      \
+    X(LAYER_KV_A_NORM, "self_attn.kv_a_layernorm.weight", c->latents.kv_rank, 0,                   \
+      c->latents.kv_rank > 0)                                                                      \
+    X(LAYER_KV_B, "self_attn.kv_b_proj.weight", MODEL_KV_B_WIDTH(c), c->latents.kv_rank,           \
+      c->latents.kv_rank > 0)
 
-#define MODEL_Q_WIDTH(c)  ((c)->n_heads * (c)->head_dim)
-#define MODEL_KV_WIDTH(c) ((c)->n_kv_heads * (c)->head_dim)
+#define MODEL_Q_WIDTH(c) ((c)->n_heads * (c)->head_dim)
+#define MODEL_K_WIDTH(c) ((c)->n_kv_heads * (c)->head_dim)
+#define MODEL_V_WIDTH(c) ((c)->n_kv_heads * (c)->v_head_dim)
+#define MODEL_O_WIDTH(c) ((c)->n_heads * (c)->v_head_dim)
+/* Of each head the part of a key that is not rotated, then the value. */
+#define MODEL_KV_B_WIDTH(c) ((c)->n_heads * ((c)->head_dim - (c)->rope_dim + (c)->v_head_dim))
 
 #define MODEL_EMBED_NAME "model.embed_tokens.weight"
 #define MODEL_NORM_NAME  "model.norm.weight"

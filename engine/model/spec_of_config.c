@@ -102,67 +102,72 @@ static int shape_error(const struct tensor_spec *found, const uint64_t *shape, u
                    tensor_list_shape_text(&expected, b, sizeof b));
 }
 
-static int add_tensor(struct tensor_list_builder *b, const struct model_config *c,
-                      const struct tensor_list *stored, const char *name, const uint64_t *shape,
-                      uint32_t ndim, struct err *e)
+/* What the list is made from. */
+struct building {
+    struct tensor_list_builder *builder;
+    const struct model_config *cfg;
+    const struct tensor_list *stored; /* or NULL */
+};
+
+/* @dtype  of the tensor; DTYPE_NONE: as it is stored, else the config's */
+static int add_tensor(const struct building *b, const char *name, const uint64_t *shape,
+                      uint32_t ndim, enum dtype dtype, struct err *e)
 {
-    uint32_t i = stored != NULL ? tensor_list_find(stored, name) : TENSOR_LIST_NO_TENSOR;
-    enum dtype dtype = c->dtype;
+    uint32_t i = b->stored != NULL ? tensor_list_find(b->stored, name) : TENSOR_LIST_NO_TENSOR;
 
     if (i != TENSOR_LIST_NO_TENSOR) {
-        const struct tensor_spec *t = &stored->tensors[i];
+        const struct tensor_spec *t = &b->stored->tensors[i];
 
         if (t->ndim != ndim || memcmp(t->shape, shape, ndim * sizeof *shape) != 0)
             return shape_error(t, shape, ndim, e);
-        dtype = t->dtype;
+        dtype = dtype == DTYPE_NONE ? t->dtype : dtype;
     }
+    dtype = dtype == DTYPE_NONE ? b->cfg->dtype : dtype;
     if (dtype != DTYPE_BF16 && dtype != DTYPE_F16 && dtype != DTYPE_F32)
         return err_set(e, ERR_MISMATCH, "",
                        "tensor '%s' is stored as %s, which is not one of BF16, F16, F32", name,
                        dtype_name(dtype));
-    return tensor_list_builder_add(b, name, dtype, shape, ndim, UINT64_MAX, e);
+    return tensor_list_builder_add(b->builder, name, dtype, shape, ndim, UINT64_MAX, e);
 }
 
 /* Where a checkpoint stores the experts fused, the dtype is that of the fused tensor. */
-static int add_expert(struct tensor_list_builder *b, const struct model_config *c,
-                      const struct tensor_list *stored, uint32_t layer, uint32_t expert,
-                      struct err *e)
+static int add_expert(const struct building *b, uint32_t layer, uint32_t expert, struct err *e)
 {
-    struct model_config of_fused = *c;
     char name[MODEL_NAME_MAX];
     uint64_t shape[2];
 
     for (int t = 0; t < EXPERT_TENSOR_COUNT; t++) {
+        enum dtype of_fused = DTYPE_NONE;
         uint32_t i = TENSOR_LIST_NO_TENSOR;
 
-        if (stored != NULL)
-            i = tensor_list_find(stored, expert_fused_name(layer, (enum expert_tensor)t, name));
-        of_fused.dtype = i != TENSOR_LIST_NO_TENSOR ? stored->tensors[i].dtype : c->dtype;
-        expert_tensor_shape(c, (enum expert_tensor)t, shape);
-        if (add_tensor(b, &of_fused, stored,
-                       expert_tensor_name(c, layer, expert, (enum expert_tensor)t, name), shape, 2,
-                       e) != 0)
+        if (b->stored != NULL)
+            i = tensor_list_find(b->stored, expert_fused_name(layer, (enum expert_tensor)t, name));
+        if (i != TENSOR_LIST_NO_TENSOR)
+            of_fused = b->stored->tensors[i].dtype;
+        expert_tensor_shape(b->cfg, (enum expert_tensor)t, shape);
+        if (add_tensor(b, expert_tensor_name(b->cfg, layer, expert, (enum expert_tensor)t, name),
+                       shape, 2, of_fused, e) != 0)
             return -1;
     }
     return 0;
 }
 
-static int add_layer(struct tensor_list_builder *b, const struct model_config *c,
-                     const struct tensor_list *stored, uint32_t layer, struct err *e)
+/* The bias of the choice of experts is float32 in a model of any dtype, as trainers hold it. */
+static int add_layer(const struct building *b, uint32_t layer, struct err *e)
 {
     char name[MODEL_NAME_MAX];
     uint64_t shape[2];
 
     for (int t = 0; t < LAYER_TENSOR_COUNT; t++) {
-        uint32_t ndim = layer_tensor_shape(c, (enum layer_tensor)t, shape);
+        uint32_t ndim = layer_tensor_shape(b->cfg, (enum layer_tensor)t, shape);
 
-        if (layer_tensor_needed(c, layer, (enum layer_tensor)t) &&
-            add_tensor(b, c, stored, layer_tensor_name(layer, (enum layer_tensor)t, name), shape,
-                       ndim, e) != 0)
+        if (layer_tensor_needed(b->cfg, layer, (enum layer_tensor)t) &&
+            add_tensor(b, layer_tensor_name(layer, (enum layer_tensor)t, name), shape, ndim,
+                       t == LAYER_ROUTER_BIAS ? DTYPE_F32 : DTYPE_NONE, e) != 0)
             return -1;
     }
-    for (uint32_t i = 0; model_layer_is_sparse(c, layer) && i < c->experts.n; i++)
-        if (add_expert(b, c, stored, layer, i, e) != 0)
+    for (uint32_t i = 0; model_layer_is_sparse(b->cfg, layer) && i < b->cfg->experts.n; i++)
+        if (add_expert(b, layer, i, e) != 0)
             return -1;
     return 0;
 }
@@ -171,31 +176,31 @@ static int build_tensor_list(struct tensor_list **out, const struct model_config
                              const struct tensor_list *stored, struct err *e)
 {
     const uint64_t table[2] = {c->vocab_size, c->hidden_size}, norm[1] = {c->hidden_size};
-    struct tensor_list_builder *b;
+    struct building b = {.cfg = c, .stored = stored};
 
-    if (tensor_list_builder_new(&b, e) != 0)
+    if (tensor_list_builder_new(&b.builder, e) != 0)
         return -1;
-    if (add_tensor(b, c, stored, MODEL_EMBED_NAME, table, 2, e) != 0)
+    if (add_tensor(&b, MODEL_EMBED_NAME, table, 2, DTYPE_NONE, e) != 0)
         goto drop;
     for (uint32_t layer = 0; layer < c->n_layers; layer++) {
-        if (add_layer(b, c, stored, layer, e) != 0)
+        if (add_layer(&b, layer, e) != 0)
             goto drop;
     }
-    if (add_tensor(b, c, stored, MODEL_NORM_NAME, norm, 1, e) != 0)
+    if (add_tensor(&b, MODEL_NORM_NAME, norm, 1, DTYPE_NONE, e) != 0)
         goto drop;
-    if (!c->tie_word_embeddings && add_tensor(b, c, stored, MODEL_HEAD_NAME, table, 2, e) != 0)
+    if (!c->tie_word_embeddings && add_tensor(&b, MODEL_HEAD_NAME, table, 2, DTYPE_NONE, e) != 0)
         goto drop;
-    return tensor_list_builder_finish(b, out, e);
+    return tensor_list_builder_finish(b.builder, out, e);
 
 drop:
-    tensor_list_builder_free(b);
+    tensor_list_builder_free(b.builder);
     return -1;
 }
 
 /* Trainers may send the stored rotary frequencies: they must be those that this model computes. */
 static int derive_rotary(struct model_spec *m, const struct model_config *cfg, struct err *e)
 {
-    uint32_t n = cfg->head_dim / 2;
+    uint32_t n = cfg->rope_dim / 2;
     float *frequencies = malloc(n * sizeof *frequencies);
     int rc;
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Make a tiny random model with experts, and what transformers computes with it.
 
-Usage: make_golden.py mixtral|deepseek OUT_DIR    (needs torch and transformers 5)
+Usage: make_golden.py mixtral|deepseek|deepseek-flat OUT_DIR    (needs torch and transformers 5)
 
 Writes config.json, model.safetensors and golden.json: for each prompt the logprobs of its tokens, a
 greedy continuation with logprobs, and the experts that each forwarded token was routed to, best
@@ -39,6 +39,20 @@ MODELS = {
             kv_lora_rank=16, q_lora_rank=24, qk_rope_head_dim=8, qk_nope_head_dim=16,
             v_head_dim=12, n_shared_experts=2, max_position_embeddings=1024,
             norm_topk_prob=True, routed_scaling_factor=2.5,
+        ),
+    ),
+    # Queries without latents, one group, angles of halves, values wider than keys, every layer sparse.
+    "deepseek-flat": (
+        transformers.DeepseekV3Config,
+        transformers.DeepseekV3ForCausalLM,
+        dict(
+            vocab_size=VOCAB, hidden_size=40, intermediate_size=72, moe_intermediate_size=20,
+            num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=3, n_routed_experts=8,
+            n_group=1, topk_group=1, num_experts_per_tok=3, first_k_dense_replace=0,
+            kv_lora_rank=12, q_lora_rank=None, qk_rope_head_dim=6, qk_nope_head_dim=10,
+            v_head_dim=20, n_shared_experts=1, max_position_embeddings=1024,
+            norm_topk_prob=False, routed_scaling_factor=0.8, rope_interleave=False,
+            rms_norm_eps=1e-2,
         ),
     ),
 }  # fmt: skip

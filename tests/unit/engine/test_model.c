@@ -32,6 +32,8 @@ static const struct model_config cfg = {
     .n_heads = NH,
     .n_kv_heads = NKV,
     .head_dim = D,
+    .v_head_dim = D,
+    .rope_dim = D,
     .max_position_embeddings = 512,
     .rms_norm_eps = 1e-2F, /* large, so that a wrong one shows */
     .rope_kind = ROPE_DEFAULT,
@@ -368,7 +370,7 @@ static double scaled_frequency(double f, const struct rope_scaling *r)
 static void test_rope_frequencies_are_scaled(void **state)
 {
     enum { DIM = 128 };
-    struct model_config c = {.head_dim = DIM,
+    struct model_config c = {.rope_dim = DIM,
                              .rope_theta = 500000.0,
                              .rope_kind = ROPE_LLAMA3,
                              .rope_scaling = {8, 1, 4, 8192}};

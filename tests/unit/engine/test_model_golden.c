@@ -291,6 +291,20 @@ static void test_tiny_mixtral(void **state)
     run_model("tiny-mixtral");
 }
 
+/* bfloat16 and float32, latent attention, layers 1 and 2 with 16 experts in 4 groups. */
+static void test_tiny_deepseek(void **state)
+{
+    (void)state;
+    run_model("tiny-deepseek");
+}
+
+/* Queries without latents, one group, angles of halves, values wider than keys. */
+static void test_tiny_deepseek_flat(void **state)
+{
+    (void)state;
+    run_model("tiny-deepseek-flat");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -298,6 +312,7 @@ int main(void)
         cmocka_unit_test(test_step_01500),     cmocka_unit_test(test_tiny_llama3),
         cmocka_unit_test(test_tiny_qwen2),     cmocka_unit_test(test_tiny_llama2),
         cmocka_unit_test(test_tiny_qwen3_moe), cmocka_unit_test(test_tiny_mixtral),
+        cmocka_unit_test(test_tiny_deepseek),  cmocka_unit_test(test_tiny_deepseek_flat),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

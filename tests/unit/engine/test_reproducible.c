@@ -27,7 +27,7 @@
 
 enum { SEQS_MAX = 5, LEN_MAX = 70, ROWS_MAX = 128, CONTEXT = 128, THREADS_MAX = 4, N_OTHERS = 3 };
 
-static uint32_t n_rounds = 6; /* one of each architecture */
+static uint32_t n_rounds = 7; /* one of each architecture */
 static uint64_t first_seed = 20251121;
 static uint64_t draws;
 
@@ -54,6 +54,31 @@ static void random_rope(struct model_config *c)
                                             .original_positions = 16 << below(3)};
 }
 
+/* Some groups of a random size, of which some are kept. */
+static void random_groups(struct model_experts *x)
+{
+    uint32_t width = between(2, 4);
+
+    x->sigmoid = true;
+    x->n_groups = between(1, 4);
+    x->n_groups_kept = between(1, x->n_groups);
+    x->n = x->n_groups * width;
+    x->n_per_token = between(1, x->n_groups_kept * width);
+    x->scale = 2.5F;
+    x->shared_size = x->intermediate_size * between(1, 2);
+}
+
+/* Heads whose values are narrower or wider than their keys, in odd numbers too. */
+static void random_latents(struct model_config *c)
+{
+    c->n_kv_heads = c->n_heads;
+    c->latents = (struct model_latents){.kv_rank = between(1, 40), .q_rank = between(0, 1) * 19};
+    c->rope_dim = 2 * between(1, 12);
+    c->head_dim = c->rope_dim + between(1, 40);
+    c->v_head_dim = between(1, 50);
+    c->rope_interleave = below(2) == 0;
+}
+
 static void random_experts(struct model_config *c)
 {
     struct model_experts *x = &c->experts;
@@ -65,6 +90,8 @@ static void random_experts(struct model_config *c)
     x->n_sparse_layers = c->arch == ARCH_MIXTRAL ? c->n_layers : 1;
     x->sparse_layers[0] = c->arch == ARCH_MIXTRAL ? (UINT64_C(1) << c->n_layers) - 1
                                                   : UINT64_C(1) << (c->n_layers - 1);
+    if (c->arch == ARCH_DEEPSEEK_V3)
+        random_groups(x);
 }
 
 static struct model_config random_config(enum model_arch arch)
@@ -85,11 +112,15 @@ static struct model_config random_config(enum model_arch arch)
 
     c.n_heads = c.n_kv_heads * between(1, c.head_dim > 32 ? 3 : 8);
     c.qk_norm = arch == ARCH_QWEN3 || arch == ARCH_QWEN3_MOE;
-    c.qkv_bias = arch == ARCH_QWEN2 || (arch != ARCH_MISTRAL && arch != ARCH_MIXTRAL && biased);
+    c.v_head_dim = c.rope_dim = c.head_dim;
+    c.qkv_bias = arch == ARCH_QWEN2 || (arch != ARCH_MISTRAL && arch != ARCH_MIXTRAL &&
+                                        arch != ARCH_DEEPSEEK_V3 && biased);
     c.o_bias = (arch == ARCH_LLAMA || arch == ARCH_QWEN3) && biased;
     c.mlp_bias = arch == ARCH_LLAMA && below(2) == 0;
+    if (arch == ARCH_DEEPSEEK_V3)
+        random_latents(&c);
     random_rope(&c);
-    if (arch == ARCH_QWEN3_MOE || arch == ARCH_MIXTRAL)
+    if (arch == ARCH_QWEN3_MOE || arch == ARCH_MIXTRAL || arch == ARCH_DEEPSEEK_V3)
         random_experts(&c);
     return c;
 }
@@ -260,7 +291,7 @@ static void test_bits_do_not_depend_on_the_batch(void **state)
         struct expected x;
 
         draws = first_seed + round;
-        expected_init(&x, (enum model_arch)(round % (ARCH_MIXTRAL + 1)));
+        expected_init(&x, (enum model_arch)(round % (ARCH_DEEPSEEK_V3 + 1)));
         for (int i = 0; i < N_OTHERS; i++)
             n_compared += run_other(&x);
         expected_fini(&x);
