@@ -3,8 +3,8 @@
 #include "weights/state/snapshot_file.h"
 
 #include "weights/safetensors.h"
+#include "weights/safetensors_write.h"
 
-#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -18,7 +18,7 @@
 
 #define SNAPSHOT_KEY "baton.snapshot"
 
-enum { SNAPSHOT_MODE = 0600, SNAPSHOT_ALIGN = 8, SNAPSHOT_TEXT_MAX = 256 };
+enum { SNAPSHOT_MODE = 0600, SNAPSHOT_TEXT_MAX = 256 };
 
 static void digest_text(struct sha256_ctx *ctx, char out[CONTENT_LEN + 1])
 {
@@ -110,50 +110,6 @@ static json_t *metadata_json(const struct snapshot_head *h, const struct tensor_
     return m;
 }
 
-static json_t *tensor_json(const struct tensor_spec *t)
-{
-    json_t *shape = json_array();
-
-    for (uint32_t d = 0; d < t->ndim; d++)
-        (void)json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
-    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype_name(t->dtype), "shape", shape,
-                     "data_offsets", (json_int_t)t->offset, (json_int_t)(t->offset + t->nbytes));
-}
-
-/* The head: 8 bytes of length, JSON, and blanks so that tensors are aligned. */
-static int make_head(char **out, size_t *nbytes, const struct snapshot_head *h,
-                     const struct tensor_list *spec, const struct checksum *sums, struct err *e)
-{
-    json_t *root = json_object(), *metadata = metadata_json(h, spec, sums);
-    char *text = NULL, *head = NULL;
-    size_t len = 0, padded = 0;
-    bool ok = json_object_set_new(root, "__metadata__", metadata) == 0;
-    uint64_t length;
-
-    for (uint32_t i = 0; i < spec->n_tensors && ok; i++)
-        ok = json_object_set_new(root, spec->tensors[i].name, tensor_json(&spec->tensors[i])) == 0;
-    if (ok)
-        text = json_dumps(root, JSON_COMPACT);
-    json_decref(root);
-    if (text != NULL) {
-        len = strlen(text);
-        padded = (len + SNAPSHOT_ALIGN - 1) / SNAPSHOT_ALIGN * SNAPSHOT_ALIGN;
-        head = malloc(SAFETENSORS_PREFIX + padded);
-    }
-    if (head != NULL) {
-        length = htole64(padded);
-        memcpy(head, &length, SAFETENSORS_PREFIX);
-        memset(head + SAFETENSORS_PREFIX, ' ', padded);
-        memcpy(head + SAFETENSORS_PREFIX, text, len);
-    }
-    free(text);
-    if (head == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for the head of a snapshot");
-    *out = head;
-    *nbytes = SAFETENSORS_PREFIX + padded;
-    return 0;
-}
-
 /* Takes the room on the disk at once, so that a full disk is noticed before it is full, and the
  * journal can still be written. */
 static int reserve(int fd, uint64_t nbytes, struct err *e)
@@ -225,7 +181,8 @@ static int write_head(struct writing *s, bool measure, struct err *e)
 {
     char *head = NULL;
     size_t nbytes;
-    int rc = make_head(&head, &nbytes, &s->head, s->spec, s->sums, e);
+    int rc = safetensors_head_make(&head, &nbytes, s->spec->tensors, s->spec->n_tensors,
+                                   metadata_json(&s->head, s->spec, s->sums), e);
 
     if (rc != 0)
         return -1;
