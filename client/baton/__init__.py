@@ -37,6 +37,7 @@ from .errors import BatonError, InputError
 from .gpu import gpu_checksums
 from .group import Group, join
 from .ready import wait_ready
+from .replay import ReplayBlock, cut_routed_experts, decode_routed_experts
 from .tensors import DTYPES, Tensor, checksum, load_file, plan_digest
 from .update import push
 
@@ -44,4 +45,4 @@ __version__ = "0.1.0"  # that of CMakeLists.txt; a test compares
 
 __all__ = ["BatonError", "InputError", "Tensor", "push", "join", "Group", "attach", "Attached",
            "wait_ready", "request", "load_file", "checksum", "gpu_checksums", "plan_digest",
-           "DTYPES", "__version__"]
+           "decode_routed_experts", "cut_routed_experts", "ReplayBlock", "DTYPES", "__version__"]

@@ -256,6 +256,30 @@ static void put_block(uint16_t *whole, uint8_t *seen, const struct replay_block 
             }
 }
 
+/* The stage has the layers after those of the stages before it: as many as the layout says. */
+static void assert_stage(const struct replay_layout *l, const struct model_config *m,
+                         const struct replay_block *b)
+{
+    uint32_t n_left = l->n_stages - (l->n_first > 0) - (l->n_last > 0);
+    uint32_t begin = 0, size = 0, want[2] = {0, 0};
+
+    for (uint32_t s = 0; s <= b->pipeline_rank; s++) {
+        begin += size;
+        if (s == 0 && l->n_first > 0)
+            size = l->n_first;
+        else if (s == l->n_stages - 1 && l->n_last > 0)
+            size = l->n_last;
+        else
+            size = (m->n_layers - l->n_first - l->n_last) / n_left;
+    }
+    for (uint32_t i = 0; i < begin + size; i++) {
+        want[0] += i < begin && model_layer_is_sparse(m, i);
+        want[1] += model_layer_is_sparse(m, i);
+    }
+    assert_int_equal(b->first_layer, want[0]);
+    assert_int_equal(b->end_layer, want[1]);
+}
+
 /* The blocks put together are the routes, and padding after them; nothing is in two blocks. */
 static void assert_whole(const struct replay_layout *l, const struct model_config *m,
                          uint32_t n_rows, uint32_t n_positions)
@@ -267,7 +291,6 @@ static void assert_whole(const struct replay_layout *l, const struct model_confi
     uint8_t *seen = calloc(n + 1, 1);
     struct replay_routes routes;
     uint16_t *ids = make_routes(&routes, m, n_rows);
-    uint32_t end_layer = 0;
 
     assert_non_null(whole);
     assert_non_null(cut);
@@ -279,8 +302,7 @@ static void assert_whole(const struct replay_layout *l, const struct model_confi
         replay_block_at(&b, l, m, n_positions, i);
         assert_int_equal(i, b.pipeline_rank * l->n_contexts + b.context_rank);
         assert_int_equal(replay_block_n_rows(&b), padded / l->n_contexts);
-        assert_int_equal(b.first_layer, b.context_rank == 0 ? end_layer : b.first_layer);
-        end_layer = b.end_layer;
+        assert_stage(l, m, &b);
         replay_cut(cut, &b, &routes);
         put_block(whole, seen, &b, cut, n_layers);
     }
