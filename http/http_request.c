@@ -128,12 +128,15 @@ void http_request_drop_body(struct http_request *x)
 
 void http_request_note_error(struct http_request *x, const struct err *e)
 {
-    if (x->error == NULL)
+    struct http_request_private *p = x->priv;
+
+    mtx_lock(&p->lock);
+    if (!p->detached && x->error == NULL) {
         x->error = malloc(sizeof *x->error);
-    else
-        return;
-    if (x->error != NULL)
-        *x->error = *e;
+        if (x->error != NULL)
+            *x->error = *e;
+    }
+    mtx_unlock(&p->lock);
 }
 
 static void wake_locked(struct http_request_private *p)
@@ -169,6 +172,7 @@ void http_request_detach(struct http_request *x, bool sent)
 
     mtx_lock(&p->lock);
     p->http_server = NULL;
+    p->detached = true;
     if (!sent && !p->gone)
         gone_locked(p);
     mtx_unlock(&p->lock);

@@ -12,6 +12,7 @@
 #include "base/net/actor.h"
 #include "base/net/trace.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -65,9 +66,9 @@ struct http_request {
     void *loop_app; /* borrowed; from the application's loop_begin for this loop; or NULL */
     char *path_arg; /* the text that matched "{name}" of the route's pattern, or "" */
 
-    struct err *error;   /* owned: what it is answered with, for the log; or NULL.
-                            http_request_note_error */
-    bool error_reported; /* an event in the log has it already; set before the answer */
+    struct err *error; /* owned: what it is answered with, for the log; or NULL. Changes no more
+                          once the request is detached. http_request_note_error */
+    atomic_bool error_reported; /* an event in the log has it already; set before the answer */
 
     struct http_request_private *priv; /* of http/http_request.c and the HTTP server */
 };
@@ -77,7 +78,8 @@ struct http_request {
 void http_request_drop_body(struct http_request *x);
 
 /* http_request_note_error - keep a copy of the error that the request is going to be answered with;
- * the first one is kept. Without memory none is. Threads: the one that answers. */
+ * the first one is kept. Without memory none is, and none once its connection has done with the
+ * request: it has been logged then. Threads: the one that answers. Takes MTX_HTTP_REQUEST. */
 void http_request_note_error(struct http_request *x, const struct err *e);
 
 /* http_request_query - first value of a query member, or NULL. */

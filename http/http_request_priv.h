@@ -38,7 +38,8 @@ struct http_request_private {
     struct http_request_http_server *http_server; /* borrowed; NULL once detached */
     enum http_request_answer answer;
     bool gone;
-    bool paused; /* the HTTP server waits for stream bytes or for a reader */
+    bool detached; /* by the HTTP server: nothing of it is sent or logged any more */
+    bool paused;   /* the HTTP server waits for stream bytes or for a reader */
     void (*on_gone)(void *arg);
     void *on_gone_arg;
     void (*on_drained)(void *arg); /* when at most drained_most bytes are unsent */
