@@ -94,6 +94,24 @@ struct checksum checksum_of(const void *data, uint64_t nbytes)
     return c;
 }
 
+/* A word is the sum of its bytes, each at its place, so the bytes of a word that is cut may be
+ * added one by one. */
+void checksum_add(struct checksum *c, const void *data, uint64_t nbytes, uint64_t at)
+{
+    const uint8_t *bytes = data;
+    struct checksum rest;
+
+    for (; at % 4 != 0 && nbytes > 0; at++, bytes++, nbytes--) {
+        uint64_t part = (uint64_t)*bytes << (8 * (at % 4));
+
+        c->a += part;
+        c->b += (at / 4 + 1) * part;
+    }
+    rest = checksum_of(bytes, nbytes);
+    c->a += rest.a;
+    c->b += rest.b + at / 4 * rest.a;
+}
+
 static bool parse_u64(uint64_t *out, const char *text)
 {
     static const char digits[] = "0123456789abcdef";

@@ -16,6 +16,10 @@ struct checksum {
 /* checksum_of - @data may be unaligned. Runs at memory speed (with AVX2 if the CPU has it). */
 struct checksum checksum_of(const void *data, uint64_t nbytes);
 
+/* checksum_add - add bytes [at, at + nbytes) of a tensor, which are at `data`, to its checksum.
+ * Parts may be added in any order; once every byte was added, the result is that of checksum_of. */
+void checksum_add(struct checksum *c, const void *data, uint64_t nbytes, uint64_t at);
+
 /* checksum_of_scalar - the same checksum, computed word by word on any machine; for
  * tests, which compare both. */
 struct checksum checksum_of_scalar(const void *data, uint64_t nbytes);

@@ -471,13 +471,6 @@ int device_batch_from_host(struct device_batch *b, uint64_t dst, const void *src
     return rc;
 }
 
-/* Joins the sums of a range's parts: the words before a part add to the weight of its own. */
-static void sum_join(struct checksum *sum, uint64_t nbytes_before, struct checksum part)
-{
-    sum->a += part.a;
-    sum->b += part.b + nbytes_before / 4 * part.a;
-}
-
 /* The next bytes of o's ranges, at most *budget (of READ_BACK_ALIGN), which they lower. */
 static int read_back(struct device_batch *b, struct owed *o, uint64_t *budget, struct err *e)
 {
@@ -491,7 +484,7 @@ static int read_back(struct device_batch *b, struct owed *o, uint64_t *budget, s
         if (cu_try(d->cu, d->cu->memcpy_dtoh(b->bounce->host, r->addr + b->nbytes_read, nbytes),
                    "cuMemcpyDtoH", e) != 0)
             return -1;
-        sum_join(&b->made.sum, b->nbytes_read, checksum_of(b->bounce->host, nbytes));
+        checksum_add(&b->made.sum, b->bounce->host, nbytes, b->nbytes_read);
         b->made.suspect |= non_finite_in(b->bounce->host, nbytes, r->dtype);
     }
     *budget -= (nbytes + READ_BACK_ALIGN - 1) / READ_BACK_ALIGN * READ_BACK_ALIGN;

@@ -286,6 +286,7 @@ static void fill_free(struct fill *f, struct staging *g)
         free(f->ranks[r].made);
     slab_unref(f->scratch);
     slab_unref(f->converted);
+    free(f->sums);
     free(f->marks);
     free(f->mirrors);
     free(f);

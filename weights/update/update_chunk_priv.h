@@ -70,8 +70,9 @@ struct fill {
         *mirrors; /* owned; [n_tensors] of the model spec: the rank from which the host backup takes
                      each, or MIRRORS_NONE; NULL: all ranks get the same tensors */
     enum non_finite_policy non_finite;
-    atomic_uchar *marks; /* owned; [n_tensors] of the tensor list, for sources that fill: the
-                            findings on each, relaxed; NULL: values are not checked */
+    struct piece_sum *sums; /* owned; [n_tensors] of the tensor list, for sources that fill */
+    atomic_uchar *marks;    /* owned; the same: findings of values that are not finite, relaxed;
+                               NULL: values are not checked */
     uint32_t n_ranks;
     struct rank_fill ranks[]; /* [n_ranks] */
 };
@@ -118,16 +119,23 @@ int fill_verify(const struct fill *f, uint32_t rank, uint32_t i, const struct ch
 int fill_scratch(struct fill *f, void **out, struct err *e);
 int fill_converted(struct fill *f, void **out, struct err *e);
 
+/* update_pieces.c: fill tensors [first, first + n) at dst by the source, and look at all of them on
+ * the way. Errors: the source's, ERR_NO_MEMORY. */
+int pieces_fill(struct fill *f, uint32_t first, uint32_t n, void *dst, struct err *e);
+struct checksum pieces_sum(const struct fill *f, uint32_t i); /* of a filled tensor, as sent */
+/* May it have values that are not finite? finite_check_filled decides. */
+bool pieces_suspect(const struct fill *f, uint32_t i);
+
 /* update_finite.c: values that are not finite. The policy decides whether they are an error
  * (ERR_NON_FINITE at /names/<i>), are recorded in the job and logged, or are not checked for.
  *
- * finite_fill: fill tensors [first, first + n) at dst by the source, and check all of them.
- * finite_check_filled: evaluate the findings on one of them, which is at `bytes`.
+ * finite_is_checked: does the check apply to tensor i of a rank?
+ * finite_check_filled: evaluate the findings of pieces_fill on tensor i, which is at `bytes`.
  * finite_check_host: check tensor i of a rank, as received, in host memory.
  * finite_check_converted: check the converted tensor, or a part of it.
  * finite_copied: the dtype for the check in the GPU's copy and checksum, DTYPE_NONE for no check.
  * finite_check_copied: check the tensor in host memory, at the addresses it was copied to. */
-int finite_fill(struct fill *f, uint32_t first, uint32_t n, void *dst, struct err *e);
+bool finite_is_checked(const struct rank_fill *r, uint32_t i);
 int finite_check_filled(const struct fill *f, uint32_t i, const void *bytes, struct err *e);
 int finite_check_host(const struct fill *f, uint32_t rank, uint32_t i, const void *bytes,
                       struct err *e);

@@ -34,22 +34,14 @@ static int fill_run(struct fill *f, uint32_t first, uint32_t n, void *dst, struc
     const char *at = dst;
 
     atomic_store_explicit(&progress_of(f)->tensor, first, memory_order_relaxed);
-    if (finite_fill(f, first, n, dst, e) != 0)
+    if (pieces_fill(f, first, n, dst, e) != 0)
         return -1;
     for (uint32_t i = first; i < first + n; i++) {
-        const struct tensor_spec *t = &r->tensor_list->tensors[i];
-        struct checksum sum;
+        struct checksum sum = pieces_sum(f, i);
 
-        if (rank_has_sum(r, i)) {
-            if (stop_check(progress_of(f), e) != 0)
-                return -1;
-            sum = checksum_of(at, t->nbytes);
-            if (fill_verify(f, 0, i, &sum, e) != 0)
-                return -1;
-        }
-        if (finite_check_filled(f, i, at, e) != 0)
+        if (fill_verify(f, 0, i, &sum, e) != 0 || finite_check_filled(f, i, at, e) != 0)
             return -1;
-        at += t->nbytes;
+        at += r->tensor_list->tensors[i].nbytes;
     }
     return 0;
 }

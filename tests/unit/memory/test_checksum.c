@@ -70,6 +70,32 @@ static void test_checksum_of_large(void **state)
     free(data);
 }
 
+/* Cut anywhere, and added from the end to the beginning. */
+static void test_checksum_of_parts(void **state)
+{
+    uint8_t *data = random_bytes(512);
+    uint64_t cuts[] = {1, 2, 3, 4, 5, 7, 8, 64, 66, 129};
+
+    (void)state;
+    for (size_t n = 0; n <= 300; n++) {
+        struct checksum want = by_definition(data, n);
+
+        for (size_t k = 0; k < sizeof cuts / sizeof cuts[0]; k++) {
+            struct checksum sum = {0, 0};
+            uint64_t at = n;
+
+            while (at > 0) {
+                uint64_t part = at < cuts[k] ? at : cuts[k];
+
+                at -= part;
+                checksum_add(&sum, data + at, part, at);
+            }
+            assert_true(checksum_equal(sum, want));
+        }
+    }
+    free(data);
+}
+
 static void test_checksum_of_known_values(void **state)
 {
     static const uint8_t one[] = {1, 0, 0, 0, 2, 0, 0, 0, 3};
@@ -129,6 +155,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_checksum_of_every_small_length),
         cmocka_unit_test(test_checksum_of_large),
+        cmocka_unit_test(test_checksum_of_parts),
         cmocka_unit_test(test_checksum_of_known_values),
         cmocka_unit_test(test_checksum_of_sees_misplaced_bytes),
         cmocka_unit_test(test_checksum_parse_takes_32_hex_digits),

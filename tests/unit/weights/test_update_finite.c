@@ -75,15 +75,34 @@ static int cut_fill(struct source *s, const struct tensor_list *tensor_list, uin
     return 0;
 }
 
-static enum err_code cut_push(struct bench *b, const char *label)
+/* @wrong  the tensor whose checksum is not that of its bytes; N: none */
+static void give_sums(struct update_chunk *c, uint32_t wrong)
+{
+    c->checksums = calloc(N, sizeof *c->checksums);
+    assert_non_null(c->checksums);
+    for (uint32_t i = 0; i < N; i++) {
+        const struct tensor_spec *t = &c->tensor_list->tensors[i];
+
+        c->checksums[i] = checksum_of(sent.bytes + t->offset, t->nbytes);
+        c->checksums[i].b += i == wrong;
+    }
+}
+
+static enum err_code cut_push_summed(struct bench *b, const char *label, uint32_t wrong)
 {
     static const struct source_ops ops = {.name = "cut", .fill = cut_fill, .close = fx_close};
     struct update_chunk *c = chunk_of(b, "", cut_tensor_list(), FX_STEP(1));
 
     c->source->ops = &ops;
+    give_sums(c, wrong);
     (void)snprintf(c->label, sizeof c->label, "%s", label);
     submit(b, c);
     return fx_await(&b->answer);
+}
+
+static enum err_code cut_push(struct bench *b, const char *label)
+{
+    return cut_push_summed(b, label, N);
 }
 
 /* Finite bytes, and in them up to two elements of all ones. Returns a bit for each tensor that then
@@ -147,6 +166,31 @@ static void test_whatever_the_cuts(void **state)
         bench_close(&b);
     }
     assert_in_range(n_bad, ROUNDS, 3 * ROUNDS - ROUNDS / 2);
+    bench_model_spec = NULL;
+    bench_non_finite = NON_FINITE_REFUSE;
+    tensor_list_unref(tensor_list);
+}
+
+/* The checksums of tensors are joined from those of the pieces, whatever they are. */
+static void test_a_wrong_checksum_is_refused(void **state)
+{
+    struct tensor_list *tensor_list = cut_tensor_list();
+    struct bench b;
+
+    (void)state;
+    bench_model_spec = cut_model_spec;
+    bench_non_finite = NON_FINITE_ALLOW;
+    bench_open(&b);
+    for (unsigned round = 0; round < 8 * N; round++) {
+        char field[32];
+
+        (void)make_bytes(tensor_list, round);
+        (void)snprintf(field, sizeof field, "/checksums/%u", round % N);
+        assert_int_equal(cut_push_summed(&b, "step", round % N), ERR_CHECKSUM);
+        assert_string_equal(b.answer.e.field, field);
+        assert_int_equal(cut_push_summed(&b, "step", N), ERR_NONE);
+    }
+    bench_close(&b);
     bench_model_spec = NULL;
     bench_non_finite = NON_FINITE_REFUSE;
     tensor_list_unref(tensor_list);
@@ -263,6 +307,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_whatever_the_cuts),
+        cmocka_unit_test(test_a_wrong_checksum_is_refused),
         cmocka_unit_test(test_the_refusal_says_which),
         cmocka_unit_test(test_a_session_goes_on),
     };
