@@ -99,10 +99,12 @@ static int check_object(const json_t *root, const struct route *route, struct er
     return route->strict ? body_only_of(root, route, e) : 0;
 }
 
-/* Translates the body if the row belongs to a dialect. Steals root. */
+/* Notes what is ignored, and translates the body if the row belongs to a dialect. Steals root. */
 static int translate_body(json_t **out, json_t *root, const struct http_request *x,
                           const struct route *route, struct err *e)
 {
+    if (!route->strict)
+        dialect_note_unknown(root, "", route->members, x, route);
     if (route->dialect != DIALECT_NATIVE && dialect_request(&root, x, route, e) != 0) {
         json_decref(root);
         return -1;

@@ -1,7 +1,9 @@
-/* What all dialects share: their names, the count of unknown members, and helpers for
+/* What all dialects share: their names, the unknown members of requests, and helpers for
  * translations. */
 #include "handlers/dialect.h"
 
+#include "base/closest_match.h"
+#include "base/log.h"
 #include "handlers/body.h"
 
 #include <assert.h>
@@ -10,11 +12,19 @@
 #include <string.h>
 #include <strings.h>
 
+enum {
+    UNKNOWN_LOGGED_MAX = 64, /* names, in the life of the process */
+    UNKNOWN_NAME_MAX = 96
+};
+
 static const char *const names[DIALECT_COUNT] = {
     [DIALECT_NATIVE] = "native", [DIALECT_VLLM] = "vllm",         [DIALECT_SKYRL] = "skyrl",
     [DIALECT_SGLANG] = "sglang", [DIALECT_PRIME_RL] = "prime-rl", [DIALECT_AREAL] = "areal"};
 
 static _Atomic uint64_t n_unknown[DIALECT_COUNT]; /* for metrics only */
+
+/* Hashes of what was logged; 0: free. Relaxed: each is read alone. */
+static _Atomic uint64_t logged[UNKNOWN_LOGGED_MAX];
 
 const char *dialect_name(enum route_dialect d)
 {
@@ -73,18 +83,69 @@ static bool listed(const char *name, const char *const *list)
     return false;
 }
 
-static void count_unknown(const json_t *body, const struct http_request *x,
-                          const struct route *route)
+/* FNV-1a, of a route and a name. Never 0. */
+static uint64_t name_hash(const struct route *route, const char *at, const char *name)
 {
-    uint64_t n = 0;
+    const char *texts[] = {at, name};
+    uint64_t h = 14695981039346656037U ^ (uintptr_t)route;
+
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+        for (const char *c = texts[i];; c++) {
+            h = (h ^ (unsigned char)*c) * 1099511628211U;
+            if (*c == '\0')
+                break;
+        }
+    return h != 0 ? h : 1;
+}
+
+/* Is it the first time? Clients choose names, so only a limited number is ever logged. */
+static bool is_new_name(uint64_t hash)
+{
+    for (size_t i = 0; i < UNKNOWN_LOGGED_MAX; i++) {
+        uint64_t found = 0;
+
+        if (atomic_compare_exchange_strong_explicit(&logged[i], &found, hash, memory_order_relaxed,
+                                                    memory_order_relaxed))
+            return true;
+        if (found == hash)
+            return false;
+    }
+    return false;
+}
+
+static void note_unknown(const char *at, const char *name, const char *const *known,
+                         const struct http_request *x, const struct route *route)
+{
+    const char *near = closest_match(name, known);
+    char member[UNKNOWN_NAME_MAX], message[UNKNOWN_NAME_MAX * 3] = "it has no effect";
+    struct log_rec r;
+
+    (void)atomic_fetch_add_explicit(&n_unknown[route->dialect], 1, memory_order_relaxed);
+    if (!is_new_name(name_hash(route, at, name)))
+        return;
+    (void)snprintf(member, sizeof member, "%s%s%s", at, at[0] != '\0' ? "/" : "", name);
+    if (near != NULL)
+        (void)snprintf(message, sizeof message, "it has no effect; did you mean '%.64s'?", near);
+    log_begin(&r, LOG_WARN, "request.unknown_member");
+    log_actor(&r, &x->actor);
+    log_str(&r, "route", route->pattern);
+    log_str(&r, "member", member);
+    log_str(&r, "message", message);
+    log_end(&r);
+}
+
+void dialect_note_unknown(const json_t *object, const char *at, const char *const *known,
+                          const struct http_request *x, const struct route *route)
+{
     const char *name;
     json_t *value;
 
-    json_object_foreach((json_t *)(uintptr_t)body, name, value) n += !listed(name, route->members);
-    for (size_t i = 0; i < x->n_query; i++)
-        n += !listed(x->query[i].name, route->query);
-    if (n > 0)
-        atomic_fetch_add_explicit(&n_unknown[route->dialect], n, memory_order_relaxed);
+    json_object_foreach((json_t *)(uintptr_t)object, name, value) /* it changes nothing */
+    {
+        (void)value;
+        if (!listed(name, known))
+            note_unknown(at, name, known, x, route);
+    }
 }
 
 /* The translations are ours and tested; this catches a member that no handler reads. */
@@ -105,7 +166,9 @@ static int check_translated(const json_t *body, const struct route *route, struc
 int dialect_request(json_t **body, const struct http_request *x, const struct route *route,
                     struct err *e)
 {
-    count_unknown(*body, x, route);
+    for (size_t i = 0; i < x->n_query; i++)
+        if (!listed(x->query[i].name, route->query))
+            note_unknown("", x->query[i].name, route->query, x, route);
     if (route->translate_request == NULL)
         return 0;
     return route->translate_request(body, x, e) != 0 ? -1 : check_translated(*body, route, e);

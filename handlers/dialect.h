@@ -7,7 +7,8 @@
  * A dialect has no state and decides nothing: what a native request cannot express is refused by
  * name. If two dialects use one path, the row's body_match chooses (handlers/route.h).
  *
- * These APIs grow, so unknown members are ignored, and counted. The result of translate_request
+ * These APIs grow, so unknown members are ignored, counted, and logged when they come first. So are
+ * those of native routes in OpenAI's form. The result of translate_request
  * is checked against the native members: a member that no handler reads is a bug of the
  * translation. */
 #ifndef BATON_HANDLERS_DIALECT_H
@@ -28,7 +29,16 @@ int dialects_parse(unsigned *out, const char *text, const char *field, struct er
 /* dialect_name - "native", "vllm", "skyrl", "sglang", "prime-rl", "areal". */
 const char *dialect_name(enum route_dialect d);
 
-/* dialect_request - count unknown members of body and query, and translate the body.
+/* dialect_note_unknown - count the members of an object that its route ignores, and log each name
+ * once.
+ * @at     "sampling_params": where the object is; "": it is the body
+ * @known  NULL-terminated; NULL: none
+ * @route  that is not strict
+ * Threads: any. */
+void dialect_note_unknown(const json_t *object, const char *at, const char *const *known,
+                          const struct http_request *x, const struct route *route);
+
+/* dialect_request - note unknown members of the query, and translate the body.
  * @route  of a dialect
  * @body   in, out; owned by the caller, also after an error
  * Errors: those of translate_request; ERR_INTERNAL if it made a member that the native route
@@ -36,7 +46,8 @@ const char *dialect_name(enum route_dialect d);
 int dialect_request(json_t **body, const struct http_request *x, const struct route *route,
                     struct err *e);
 
-/* dialect_n_unknown - members that were ignored since the start of the process. */
+/* dialect_n_unknown - members that were ignored since the start of the process; native: those of
+ * routes in OpenAI's form. */
 uint64_t dialect_n_unknown(enum route_dialect d);
 
 /* Helpers of the translations. Without memory they return -1, with e set if there is one. */

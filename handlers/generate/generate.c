@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "control/life.h"
 #include "handlers/body.h"
+#include "handlers/dialect.h"
 #include "handlers/generate/generation.h"
 #include "handlers/generate/generation_parse.h"
 #include "handlers/generate/generation_reply.h"
@@ -328,7 +329,9 @@ static int parse_sampling(struct generate_op *op, const json_t *body, bool stric
     if (body_required(body, "", "sampling_params", e) != 0 ||
         body_object(&sampling, body, "", "sampling_params", e) != 0)
         return -1;
-    if (strict && body_only(sampling, at, generate_sampling_members, e) != 0)
+    if (!strict)
+        dialect_note_unknown(sampling, at + 1, generate_sampling_members, g->x, g->x->route);
+    else if (body_only(sampling, at, generate_sampling_members, e) != 0)
         return -1;
     if (generate_params_parse(&g->params, sampling, at, g->app->generate->vocab_size,
                               g->app->generate->tokenizer, e) != 0)

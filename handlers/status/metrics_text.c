@@ -77,8 +77,9 @@ static void put_certificate(struct app *app, struct buf *out)
 static void put_dialects(struct buf *out)
 {
     prom_head(out, "baton_dialect_unknown_members_total", "counter",
-              "Members of requests in another server's form that were ignored");
-    for (int d = DIALECT_NATIVE + 1; d < DIALECT_COUNT; d++)
+              "Members of requests that were ignored, as the API of their route asks; native: "
+              "routes in OpenAI's form");
+    for (int d = DIALECT_NATIVE; d < DIALECT_COUNT; d++)
         prom_u64(out, "baton_dialect_unknown_members_total",
                  LABELS({"dialect", dialect_name((enum route_dialect)d)}),
                  dialect_n_unknown((enum route_dialect)d));
@@ -100,13 +101,12 @@ static void put_pause(const struct pause *p, struct buf *out)
     prom_one_seconds(out, "baton_paused_seconds_total", "counter", "Time spent paused",
                      p->paused_us);
     prom_head(out, duration, "histogram", "Pauses that ended, from the request to the resume");
-    prom_buckets(out, duration, NULL,
-                 &(struct prom_histogram){histogram_times, p->n_ended, HISTOGRAM_N_BOUNDS,
-                                          p->ended_us});
+    prom_buckets(
+        out, duration, NULL,
+        &(struct prom_histogram){histogram_times, p->n_ended, HISTOGRAM_N_BOUNDS, p->ended_us});
     if (lease_timer_runs(&p->lease))
         prom_one_seconds(out, "baton_pause_lease_left_seconds", "gauge",
-                         "Time until the pause ends by itself",
-                         lease_timer_left_us(&p->lease));
+                         "Time until the pause ends by itself", lease_timer_left_us(&p->lease));
 }
 
 static void put_pause_controller(struct pause_controller *pause_controller, struct buf *out)

@@ -92,6 +92,8 @@ same '[.meta_info.weight_versions[].version] | tojson' '["step-1500"]'
 post 400 /generate '{"text": "a", "sampling_params": {"regex": "a*"}}'
 same .error.message "$(jq --raw-output .message "$WORK/body")"
 has "/sampling_params/regex: 'regex' is not supported"
+post 400 /generate '{"text": "a", "sampling_params": {"max_tokens": 4}}'
+has "unknown member 'max_tokens'"
 post 400 /generate '{"text": "a"'
 has 'not JSON'
 post 400 /generate ''

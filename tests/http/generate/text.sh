@@ -63,4 +63,27 @@ same .usage.completion_tokens 16
 post 200 /v1/completions "$(jq --null-input '{prompt: [range(1000)], temperature: 0, ignore_eos: true, max_tokens: 100}')"
 same .usage.completion_tokens 24
 post 400 /v1/completions '{"prompt": "x", "suffix": "y"}'
+
+# A member that nobody knows is ignored, as by vLLM; it is counted, and the log names it once.
+n_unknown() { sed --quiet 's/^baton_dialect_unknown_members_total{dialect="native"} //p' "$WORK/body"; }
+expect 200 GET /metrics
+before=$(n_unknown)
+unknown() { # ROUTE MEMBER MESSAGE: the only line about it
+  cp "$WORK/log" "$WORK/body"
+  [[ $(jq --slurp --raw-output --arg r "$1" --arg m "$2" '[.[] | select(.event == "request.unknown_member" and
+    .route == $r and .member == $m)] | map([.level, .message, has("peer")] | tojson) | join(" ")' "$WORK/body") == \
+    "[\"warn\",\"$3\",true]" ]] || fail "$1 $2: $(grep unknown_member "$WORK/log")"
+}
+for _ in 1 2; do
+  post 200 /v1/completions '{"prompt": "x", "max_tokens": 1, "temprature": 0.5}'
+  post 200 /detokenize '{"tokens": [1], "qqq\n": 1}'
+  post 200 /inference/v1/generate '{"token_ids": [1], "sampling_params": {"max_tokens": 1, "topp": 1}}'
+done
+unknown /v1/completions temprature "it has no effect; did you mean 'temperature'?"
+unknown /detokenize $'qqq\n' 'it has no effect'
+unknown /inference/v1/generate sampling_params/topp "it has no effect; did you mean 'top_p'?"
+post 200 /v1/completions "$(jq --null-input '{prompt: "x", max_tokens: 1} + ([range(80) | {"unknown-\(.)": 1}] | add)')"
+[[ $(grep --count '"event":"request.unknown_member"' "$WORK/log") == 64 ]] || fail "not 64 names were logged"
+expect 200 GET /metrics
+[[ $(n_unknown) == $((before + 86)) ]] || fail "$(n_unknown) unknown members were counted, $before before"
 done_testing
