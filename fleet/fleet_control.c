@@ -29,6 +29,8 @@ int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg
     fc->paused.missed_due_us = CLOCK_NEVER;
     fc->expiry.reschedule = (struct loop_item){.run = on_reschedule, .arg = fc};
     fc->expiry.timer = (struct loop_timer){.fire = on_expiry, .arg = fc};
+    for (size_t i = 0; i < FLEET_MAX; i++)
+        fc->update_in_doubt[i] = true; /* an earlier server may have left one open */
     fleet_reconcile_init(fc);
     *out = fc;
     return 0;

@@ -9,7 +9,8 @@
 
 enum {
     PAUSE_GRACE_US = 300000, /* after the timeout of its request a pause still takes replies */
-    PAUSE_UNDO_US = 300000   /* and then waits so long for engines that it resumes */
+    PAUSE_UNDO_US = 300000,  /* and then waits so long for engines that it resumes */
+    RESUME_DOWN_US = 1000000 /* for an engine that is down: nobody waits for it */
 };
 
 /* A resume has ended the pending pause. */
@@ -300,6 +301,35 @@ static void note_resume_failed(struct fleet_control *fc)
     fleet_reschedule(fc);
 }
 
+/* An engine that an earlier server left paused, and that does not report it, is down because it
+ * makes no token for a probe. The next probe finds out what the resume did. */
+static void resume_down(struct fleet_control *fc)
+{
+    size_t n = upstreams_n(fc->upstreams), n_targets = 0;
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *results = NULL;
+    struct upstream_info info;
+    struct upstream_endpoint at;
+    struct err ignored = {0};
+
+    for (size_t i = 0; i < n; i++) {
+        bool is;
+
+        upstreams_get(fc->upstreams, i, &at);
+        fleet_info(fleet_of(fc), i, &info);
+        mtx_lock(&fc->lock);
+        is = !at.removed && upstream_caps(at.kind)->hides_pause && !info.alive && !info.fenced &&
+             info.probe_ok_us != 0 && !fleet_engine_is_held_locked(fc, i);
+        mtx_unlock(&fc->lock);
+        if (is)
+            targets[n_targets++] = (struct fleet_target){.upstream = i};
+    }
+    if (n_targets == 0 ||
+        fleet_request(fc, API_RESUME, targets, n_targets, RESUME_DOWN_US, &results, &ignored) != 0)
+        return;
+    fleet_results_free(results, n_targets);
+}
+
 /* Requests that still run at an engine that was removed may end; its reply does not matter. */
 static void resume_removed(struct fleet_control *fc)
 {
@@ -347,6 +377,8 @@ int fleet_resume_all(struct fleet_control *fc, bool expired, struct fleet_result
     for (size_t i = 0; rc == 0 && i < *n; i++)
         if (!result_ok(&(*results)[i]))
             fleet_fence(fleet_of(fc), (*results)[i].upstream, &(*results)[i].why);
+    if (rc == 0)
+        resume_down(fc);
     fleet_resume_unlock(fc);
     return rc;
 }

@@ -151,8 +151,11 @@ int fleet_request(struct fleet_control *fc, enum api_op op, const struct fleet_t
 {
     if (send_all(fc, make_op, (int)op, targets, n, timeout_us, out, e) != 0)
         return -1;
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         check_done(fc, op, &targets[i], &(*out)[i]);
+        if ((op == API_RESUME || op == API_WAKE) && (*out)[i].outcome == FLEET_OK)
+            fleet_released(fleet_of(fc), targets[i].upstream);
+    }
     return 0;
 }
 

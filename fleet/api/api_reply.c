@@ -111,6 +111,17 @@ void api_read_release(struct upstream_report *out, int status, const char *text,
     json_decref(reply);
 }
 
+void api_read_held(struct upstream_report *out, int status, const char *text, size_t len)
+{
+    json_t *reply = status == 200 ? json_loadb(text, len, 0, NULL) : NULL;
+
+    if (json_is_true(json_object_get(reply, "is_paused")))
+        out->held = "paused";
+    if (json_is_true(json_object_get(reply, "is_sleeping")))
+        out->held = "asleep";
+    json_decref(reply);
+}
+
 int api_read_version(char out[API_VERSION_MAX + 1], enum upstream_kind kind, const char *text,
                      size_t len, struct err *e)
 {

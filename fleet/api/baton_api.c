@@ -27,8 +27,9 @@ static int baton_step(struct api_request *out, const json_t *native, const struc
 
 /* replies */
 
-/* Only reasons that last. A pause, a sleep or a moment without load is left out: the fleet would
- * keep the upstream out of rotation until the next probe, although it has ended. */
+/* Only reasons that last. A moment without load is left out: the fleet would keep the upstream out
+ * of rotation until the next probe, although it has ended. So are a pause and a sleep, which mostly
+ * are this server's own (read_held). */
 static void read_not_ready(struct upstream_report *out, const json_t *status)
 {
     static const char *const codes[] = {"starting", "draining", "no_weights", "non_finite_logits",
@@ -43,6 +44,14 @@ static void read_not_ready(struct upstream_report *out, const json_t *status)
             (void)snprintf(out->not_ready, sizeof out->not_ready, "%s", code);
 }
 
+static void read_held(struct upstream_report *out, const json_t *status)
+{
+    if (json_is_object(json_object_get(status, "pause")))
+        out->held = "paused";
+    else if (json_is_true(json_object_get(json_object_get(status, "sleep"), "asleep")))
+        out->held = "asleep";
+}
+
 static const json_t *baton_version(const json_t *reply)
 {
     return json_object_get(json_object_get(reply, "weights"), "weight_version");
@@ -55,6 +64,7 @@ static void baton_read_status(struct upstream_report *out, const char *text, siz
     api_copy_text(out->process, json_object_get(status, "boot_id"));
     api_copy_text(out->label, baton_version(status));
     read_not_ready(out, status);
+    read_held(out, status);
     json_decref(status);
 }
 

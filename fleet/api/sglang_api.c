@@ -306,6 +306,7 @@ const struct upstream_api sglang_api = {
     .wrong_kind_hint = "; if it is not an SGLang, configure it as URL,vllm or URL,baton",
     .caps = {.reply_names_version = true,
              .retracts_requests = true,
+             .hides_pause = true,
              .aborts_one_request = true,
              .joins_many_groups = true},
     .ops =

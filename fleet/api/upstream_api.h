@@ -32,6 +32,7 @@ struct upstream_caps {
     bool replaces_adapters;      /* a load replaces an adapter of the same name */
     bool caches_by_adapter_name; /* its prefix cache does not tell two adapters of one name apart */
     bool retracts_requests;      /* a pause holds KV, which API_RETRACT_REQUESTS frees */
+    bool hides_pause;            /* no query says whether it is paused */
     bool aborts_one_request;     /* API_ABORT_REQUESTS takes one id, or all */
     bool joins_many_groups;      /* else the last group joined replaces the one before */
     bool keeps_handle_setup;     /* API_INIT_TRANSFER for handles sets up what it then keeps */
@@ -119,6 +120,8 @@ enum api_query {
     API_GET_RANKS,         /* how many ranks it is in a trainer's group */
     API_GENERATE_TOKEN,    /* one token, as a test of its generation */
     API_GET_RELEASE,       /* of its software, if its API depends on it */
+    API_GET_PAUSED,        /* is it paused, if API_GET_STATUS does not have it? */
+    API_GET_ASLEEP,        /* the same of a sleep, which may count as a pause too */
     API_GET_CONFIG,        /* its configuration, in the form of a vLLM's */
     API_QUERIES
 };
@@ -130,7 +133,8 @@ int api_make_query(struct api_request *out, enum upstream_kind kind, enum api_qu
 
 /* ---- replies; `text` is never NUL-terminated ---- */
 
-/* api_read_status - of a reply 200 to API_GET_STATUS. What it does not say is "" in *out. */
+/* api_read_status - of a reply 200 to API_GET_STATUS. What it does not say is "" in *out; out->held
+ * is also set by a pause of this server. */
 void api_read_status(struct upstream_report *out, enum upstream_kind kind, const char *text,
                      size_t len);
 
@@ -142,6 +146,10 @@ int api_read_probe_version(struct upstream_report *out, enum upstream_kind kind,
 
 /* api_read_release - of a reply to API_GET_RELEASE: out->release, unchanged if it does not say. */
 void api_read_release(struct upstream_report *out, int status, const char *text, size_t len);
+
+/* api_read_held - of a reply to API_GET_PAUSED, then API_GET_ASLEEP: out->held, unchanged if it is
+ * neither, or does not say. */
+void api_read_held(struct upstream_report *out, int status, const char *text, size_t len);
 
 /* api_read_version - of a reply 200 to API_GET_VERSION; "": the weights have no version.
  * @out  the first API_VERSION_MAX bytes of a longer one, which is more than any of ours has

@@ -387,6 +387,8 @@ const struct upstream_api vllm_api = {
             [API_GET_RANKS] = {"/get_world_size", NULL},
             [API_GENERATE_TOKEN] = {"/v1/completions", NULL},
             [API_GET_RELEASE] = {"/version", NULL},
+            [API_GET_PAUSED] = {"/is_paused", NULL},
+            [API_GET_ASLEEP] = {"/is_sleeping", NULL},
             [API_GET_CONFIG] = {"/server_info?config_format=json", NULL},
         },
     .read_status = vllm_read_status,

@@ -120,13 +120,18 @@ struct upstream_report {
     char label[FLEET_LABEL_MAX + 1];     /* of the weights that it serves */
     char not_ready[FLEET_LABEL_MAX + 1]; /* why it cannot serve now; "" if it can */
     char release[FLEET_RELEASE_MAX + 1]; /* of its software, if its API differs between releases */
-    bool is_stale; /* the weights epoch has changed since the probe was sent: label and not_ready
-                      may be outdated and are ignored */
+    const char *held; /* static: "paused" or "asleep", but not by this server; NULL: neither, or it
+                         does not say */
+    bool is_stale;    /* the weights epoch has changed since the probe was sent: label and not_ready
+                         may be outdated and are ignored */
 };
 
 /* fleet_probe_ok - a probe succeeded. Labels are not compared while an update runs.
  * Threads: any. */
 void fleet_probe_ok(struct fleet *f, size_t upstream, const struct upstream_report *report);
+
+/* fleet_released - it was resumed or woken: it is not held any more. Threads: any. */
+void fleet_released(struct fleet *f, size_t upstream);
 
 /* fleet_check_process - a reply (to a client, or to a step of an update) named the process that
  * made it. If this is not the known process, the engine has restarted: it is not synced any more,

@@ -151,7 +151,7 @@ static inline unsigned fleet_out_reasons(const struct upstream *u)
 {
     return u->out | (u->n_probe_failures >= FLEET_PROBE_FAILURES_MAX ? OUT_PROBES_FAIL : 0) |
            (fleet_has_adapters(u) ? 0 : OUT_ADAPTERS) |
-           (u->report.not_ready[0] != '\0' ? OUT_NOT_READY : 0);
+           (u->report.not_ready[0] != '\0' || u->report.held != NULL ? OUT_NOT_READY : 0);
 }
 
 static inline enum upstream_state fleet_state_of(const struct upstream *u)

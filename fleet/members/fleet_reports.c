@@ -119,6 +119,17 @@ static void set_not_ready_error(struct upstream *u)
     fleet_set_error(u, &why);
 }
 
+static void set_held_error(struct upstream *u)
+{
+    enum err_code code = fleet_wire_code(u->report.held);
+    struct err why = {0};
+
+    (void)err_set(&why, code, "", "%s%s, and not by this server: POST %s", not_ready_prefix,
+                  u->report.held,
+                  code == ERR_ASLEEP ? "/v1/wake wakes it" : "/v1/resume resumes it");
+    fleet_set_error(u, &why);
+}
+
 void fleet_probe_ok(struct fleet *f, size_t upstream, const struct upstream_report *report)
 {
     struct upstream *u = &f->upstreams[upstream];
@@ -142,6 +153,21 @@ void fleet_probe_ok(struct fleet *f, size_t upstream, const struct upstream_repo
         err_clear(&u->error);
     if (u->error.code == ERR_NONE && u->report.not_ready[0] != '\0')
         set_not_ready_error(u);
+    else if (u->error.code == ERR_NONE && u->report.held != NULL)
+        set_held_error(u);
+    fleet_change_end(f, &c);
+}
+
+void fleet_released(struct fleet *f, size_t upstream)
+{
+    struct upstream *u = &f->upstreams[upstream];
+    struct fleet_change c;
+
+    fleet_change_begin(f, &c);
+    if (u->report.held != NULL &&
+        strncmp(u->error.msg, not_ready_prefix, sizeof not_ready_prefix - 1) == 0)
+        err_clear(&u->error);
+    u->report.held = NULL;
     fleet_change_end(f, &c);
 }
 
@@ -175,6 +201,7 @@ bool fleet_check_process(struct fleet *f, size_t upstream, const char *process)
         note_restart_locked(f, u);
         (void)snprintf(u->report.process, sizeof u->report.process, "%s", process);
         u->report.label[0] = u->report.not_ready[0] = '\0';
+        u->report.held = NULL;
         u->label_known = false;
     }
     fleet_change_end(f, &c);

@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-enum { N_STATUS_CALLS = 3 }; /* requests of a status probe: process, version, release */
+enum { N_STATUS_CALLS = 5 }; /* of a status probe: process, version, release, pause, sleep */
 
 struct probe {
     struct prober *prober;
@@ -47,14 +47,20 @@ static void auth_failed(struct probe *p, enum fleet_auth what, const struct upst
     fleet_auth_failed(p->prober->cfg.fleet, p->upstream, what, &why);
 }
 
+/* Has a pause or a sleep by this server begun or ended since the probe was sent? */
+static bool change_since(const struct probe *p)
+{
+    return p->generation_probes_change !=
+           atomic_load_explicit(&p->prober->generation_probes_change, memory_order_relaxed);
+}
+
 /* A generation probe that was sent before a pause began may fail because of the pause: ignore it.
  */
 static void on_token(struct probe *p, const struct upstream_reply *a)
 {
     struct prober *prober = p->prober;
 
-    if (p->generation_probes_change !=
-        atomic_load_explicit(&prober->generation_probes_change, memory_order_relaxed))
+    if (change_since(p))
         return;
     p->no_token = !is_alive(a);
     if (api_is_auth_error(a->status))
@@ -76,6 +82,8 @@ static int read_report(struct upstream_report *report, const struct probe *p,
                     status->text_len);
     api_read_release(report, release->status, release->text != NULL ? release->text : "",
                      release->text_len);
+    for (size_t i = 3; i < N_STATUS_CALLS; i++)
+        api_read_held(report, a[i].status, a[i].text != NULL ? a[i].text : "", a[i].text_len);
     if (!no_version_request && label->status == 0) {
         *why = label->why;
         return -1;
@@ -84,7 +92,14 @@ static int read_report(struct upstream_report *report, const struct probe *p,
                                   label->text != NULL ? label->text : "", label->text_len, why);
 }
 
-/* @a  of API_GET_STATUS, API_GET_PROBE_VERSION and API_GET_RELEASE, in this order */
+/* May this server itself have paused the engine, or put it to sleep, when it answered? */
+static bool may_hold(const struct probe *p)
+{
+    return change_since(p) ||
+           !atomic_load_explicit(&p->prober->generation_probes, memory_order_relaxed);
+}
+
+/* @a  in the order of the queries of send_probe */
 static void on_status(struct probe *p, const struct upstream_reply *a)
 {
     struct fleet *fleet = p->prober->cfg.fleet;
@@ -109,6 +124,8 @@ static void on_status(struct probe *p, const struct upstream_reply *a)
         return;
     }
     report.is_stale = fleet_weights_epoch(fleet) != p->weights_epoch;
+    if (may_hold(p))
+        report.held = NULL;
     fleet_probe_ok(fleet, p->upstream, &report);
     /* Without generation probes nothing else would show that our key is accepted again. */
     if (p->prober->cfg.generation_probe_every == 0)
@@ -156,7 +173,8 @@ static enum api_query next_query(struct probe *p)
     idle = info.n_granted == p->n_granted && info.n_outstanding[FLEET_GENERATE] == 0;
     p->n_granted = info.n_granted;
     p->n_probes++;
-    serves = info.synced && !info.fenced && info.report.not_ready[0] == '\0';
+    serves = info.synced && !info.fenced && info.report.not_ready[0] == '\0' &&
+             info.report.held == NULL;
     if (!serves)
         p->no_token = false;
     may = every > 0 && serves &&
@@ -172,7 +190,7 @@ static void send_probe(struct probe *p)
 {
     const struct prober_cfg *cfg = &p->prober->cfg;
     static const enum api_query status_queries[N_STATUS_CALLS] = {
-        API_GET_STATUS, API_GET_PROBE_VERSION, API_GET_RELEASE};
+        API_GET_STATUS, API_GET_PROBE_VERSION, API_GET_RELEASE, API_GET_PAUSED, API_GET_ASLEEP};
     struct upstream_call calls[N_STATUS_CALLS];
     struct err ignored = {0};
     size_t n;

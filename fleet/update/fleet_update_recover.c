@@ -1,5 +1,5 @@
-/* Updates that batons may still have open: they are aborted. A baton that did not confirm it is
- * asked again before the next update. */
+/* Updates that batons may still have open: they are aborted, those of an earlier server too, which
+ * was killed. A baton that did not confirm it is asked again before the next update. */
 #include "fleet/update/fleet_update_priv.h"
 
 struct recovery {

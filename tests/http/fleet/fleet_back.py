@@ -500,6 +500,74 @@ def aborted_by_id():
             answer.connection.close()
 
 
+# ---- a server that was killed ----
+
+def killed(g):
+    """The next one serves the same engines."""
+    g.front.kill()
+    g.serve()
+
+
+def left_held(hold, release, code):
+    """The next server names what its engines wait for, counts none as down because of it, and can end it."""
+    with Fleet(*[WHICH] * 2) as g:
+        g.update_all()
+        g.front.post("/v1/" + hold)
+        killed(g)
+        g.wait("not_ready", "not_ready")
+        g.stays("not_ready", "not_ready")
+        errors = [of(g, d)["error"] for d in g.doubles]
+        assert all(e["code"] == code and "/v1/" + release in e["message"] for e in errors), errors
+        assert one_token(g, None)[0] == 503 and not g.front.ready()
+        assert all(ok_of(g.front.post("/v1/" + release)))
+        assert g.states() == ["serving"] * 2, g.front.upstreams()
+        assert one_token(g, None)[0] == 200
+        g.stays("serving", "serving")
+
+
+def left_paused():
+    left_held("pause", "resume", "paused")
+
+
+def left_asleep():
+    left_held("sleep", "wake", "asleep")
+
+
+def left_paused_unseen():
+    """An SGLang does not report a pause, so it counts as down when it makes no token; a resume reaches it all the same."""
+    with Fleet(*[WHICH] * 2) as g:
+        g.update_all()
+        g.front.post("/v1/pause")
+        killed(g)
+        g.wait("down", "down")
+        g.front.post("/v1/resume")
+        until("they are resumed", lambda: g.pauses() == [None] * 2)
+        g.wait("serving", "serving")
+        assert one_token(g, None)[0] == 200
+
+
+def updated_while_left_paused():
+    """A trainer that goes on through the next server: its update and its resume."""
+    with Fleet(*[WHICH] * 2) as g:
+        g.front.post("/v1/pause")
+        killed(g)
+        g.wait("not_ready", "not_ready")
+        step, _, said = g.update(next(LABELS))
+        assert step is None, said
+        assert all(ok_of(g.front.post("/v1/resume")))
+        assert g.states() == ["serving"] * 2 and one_token(g, None)[0] == 200, g.front.upstreams()
+
+
+def left_open():
+    """The update that batons still had open ends when the next server starts its first one."""
+    with Fleet("baton", "baton") as g:
+        g.front.post("/v1/update_weights/start", {"weight_version": "never", "lease_s": 600})
+        killed(g)
+        g.wait("serving", "serving")
+        g.update_all()
+        assert one_token(g, None)[0] == 200
+
+
 def main():
     if WHICH == "mixed":
         told("aborted_by_id", aborted_by_id)
@@ -510,6 +578,10 @@ def main():
             told(p.__name__, p, f)
     for p in (sleep_hangs, wake_hangs, finish_hangs, pause_hangs_at_the_end, return_hangs,
               back_while_still, removed_while_paused, named_within_update):
+        told(p.__name__, p)
+    left = {"baton": (left_paused, left_asleep, updated_while_left_paused, left_open),
+            "vllm": (left_paused, left_asleep, updated_while_left_paused), "sglang": (left_paused_unseen,)}
+    for p in left[WHICH]:
         told(p.__name__, p)
 
 

@@ -146,6 +146,7 @@ def away_meanwhile(f):
     f.wait(*here, back)
     away.order("who", "close_before", times=0)
     f.wait(*here, "down")
+    away.order("resume", "close_before")
     assert ok_of(f.front.post("/v1/resume")) == [True] * (n - 1) + [False]
     assert f.pauses() == [None] * (n - 1) + ["keep"]
     away.good("DELETE", "/fault")

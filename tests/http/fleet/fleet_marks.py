@@ -104,9 +104,10 @@ def kill(g, op, alone, label):
 
 
 def judged(g, serving, names):
-    """By what may be served, whichever request confirms or resumes it."""
+    """By what may be served, whichever request confirms or resumes it. An SGLang does not report a pause."""
     states = ["serving" if s else "fenced" for s in serving]
-    g.wait(*states)
+    paused = [s and VLLM and p is not None for s, p in zip(serving, g.pauses())]
+    g.wait(*("not_ready" if p else s for p, s in zip(paused, states)))
     for d, s in zip(g.doubles, serving):
         if not s:
             said = refused(g, 409, "POST", "/v1/upstreams/resync", {"upstream": d.url}, "needs_update")
@@ -114,6 +115,7 @@ def judged(g, serving, names):
     assert [d.state()["version"] for d, s in zip(g.doubles, serving) if s] == [n for n in names if n]
     assert not any(d.state()["torn"] for d, s in zip(g.doubles, serving) if s)
     g.front.post("/v1/resume", {})
+    assert g.states() == states, g.front.upstreams()
     g.stays(*states)
     if any(serving):
         complete(g, next(n for n in names if n))
