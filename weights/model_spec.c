@@ -14,6 +14,7 @@ enum {
     SUGGEST_DISTANCE_MAX = 4, /* edits between a name and a suggestion */
     SUGGEST_MIDDLE_MAX =
         48, /* bytes between the common prefix and the common suffix of two names */
+    IGNORED_PREFIX_MAX = 64,    /* bytes of an ignored alias that ends in '.', with the NUL */
     SUGGEST_STEPS_MAX = 8 << 20 /* limits the work for one suggestion to some ms for any model */
 };
 
@@ -375,19 +376,46 @@ int model_spec_match(const struct model_spec *m, const struct tensor_spec *t, bo
     return model_spec_match_next(m, &none, t, convert, i, out, e);
 }
 
+/* The ignored alias that ends in '.' and begins `name`, or NULL. */
+static const struct alias *find_prefix(const struct model_spec_whole *w, const char *name)
+{
+    char prefix[IGNORED_PREFIX_MAX];
+
+    for (const char *dot = strchr(name, '.'); dot != NULL; dot = strchr(dot + 1, '.')) {
+        size_t len = (size_t)(dot - name) + 1;
+        uint32_t number;
+
+        if (len >= sizeof prefix)
+            break;
+        memcpy(prefix, name, len);
+        prefix[len] = '\0';
+        number = names_find(&w->names, prefix);
+        if (number != NAMES_NONE && w->aliases[number].kind == ALIAS_IGNORED)
+            return &w->aliases[number];
+    }
+    return NULL;
+}
+
+static const struct alias *find_alias(const struct model_spec_whole *w, const char *name)
+{
+    uint32_t number = names_find(&w->names, name);
+
+    if (number != NAMES_NONE)
+        return &w->aliases[number];
+    return model_spec_is_rotary(name) ? &rotary_alias : find_prefix(w, name);
+}
+
 bool model_spec_find(const struct model_spec *m, const struct model_spec_match *last,
                      const char *name, struct model_spec_match *out)
 {
     const struct model_spec_whole *w = (const struct model_spec_whole *)m;
     uint32_t next = last->index + 1; /* after an alias: the first */
     struct model_spec_match match = {.index = tensor_list_find_near(m->tensor_list, name, next)};
-    uint32_t number;
 
     if (match.index == TENSOR_LIST_NO_TENSOR) {
-        number = names_find(&w->names, name);
-        if (number == NAMES_NONE && !model_spec_is_rotary(name))
+        match.alias = find_alias(w, name);
+        if (match.alias == NULL)
             return false;
-        match.alias = number != NAMES_NONE ? &m->aliases[number] : &rotary_alias;
     }
     *out = match;
     return true;

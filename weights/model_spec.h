@@ -3,8 +3,10 @@
  *
  * An alias never has memory of its own. `tied`: another name of a whole tensor (lm_head.weight of
  * a model that ties it); equal bytes are accepted, a difference is an error. `ignored`: a stored
- * value that is derived, such as rotary inv_freq; its bytes are read and dropped. Fused names
- * (`gate_up_proj`) are slices: one incoming tensor fills several, in order, along its rows. */
+ * value that is derived, such as rotary inv_freq; its bytes are read and dropped. An ignored name
+ * that ends in '.' stands for every name that begins so: layers that the engine does not use.
+ * Fused names (`gate_up_proj`) are slices: one incoming tensor fills several, in order, along its
+ * rows. */
 #ifndef BATON_WEIGHTS_MODEL_SPEC_H
 #define BATON_WEIGHTS_MODEL_SPEC_H
 
@@ -55,7 +57,8 @@ struct model_spec_match {
  * @convert  accept a dtype that dtype_convert can turn into the model spec's
  * @i        its place in the request, for the error's field
  *
- * Names ending in ".rotary_emb.inv_freq" or equal to an ignored alias match with kind IGNORED.
+ * Names ending in ".rotary_emb.inv_freq", equal to an ignored alias, or below one that ends in '.'
+ * match with kind IGNORED.
  * Errors: ERR_MISMATCH at /names/<i> (unknown; the nearest known name is suggested when one is
  *         close), /shapes/<i>, /dtypes/<i>: expected and found, with the tensor's name. */
 int model_spec_match(const struct model_spec *m, const struct tensor_spec *t, bool convert,

@@ -166,6 +166,8 @@ static int parse_deepseek_v3(struct model_config *c, const json_t *o, struct err
 
     x->sigmoid = true;
     if (refuse_other_routers(o, e) != 0 ||
+        config_u32(&c->n_mtp_layers, o, "num_nextn_predict_layers", false, 0, MODEL_LAYERS_MAX,
+                   e) != 0 ||
         config_u32(&n_dense, o, "first_k_dense_replace", true, 0, MODEL_LAYERS_MAX, e) != 0)
         return -1;
     if (n_dense >= c->n_layers) {

@@ -98,6 +98,8 @@ struct model_config {
     uint32_t eos[MODEL_EOS_MAX];
     struct model_defaults defaults;
     struct model_experts experts;
+    uint32_t n_mtp_layers; /* of a checkpoint, after n_layers: they predict further tokens, and
+                              their tensors are accepted and dropped */
 };
 
 /* model_layer_is_sparse - has the layer experts, instead of one MLP? */

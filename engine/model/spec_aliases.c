@@ -13,9 +13,11 @@ static const struct fusion {
     uint32_t n_parts;
 } fusions[] = {
     {"self_attn.qkv_proj.weight", {LAYER_Q, LAYER_K, LAYER_V}, 3},
+    {"self_attn.fused_qkv_a_proj.weight", {LAYER_Q_A, LAYER_KV_A}, 2},
     {"self_attn.qkv_proj.bias", {LAYER_Q_BIAS, LAYER_K_BIAS, LAYER_V_BIAS}, 3},
     {"mlp.gate_up_proj.weight", {LAYER_GATE, LAYER_UP}, 2},
     {"mlp.gate_up_proj.bias", {LAYER_GATE_BIAS, LAYER_UP_BIAS}, 2},
+    {"mlp.shared_experts.gate_up_proj.weight", {LAYER_SHARED_GATE, LAYER_SHARED_UP}, 2},
     {"mlp.gate.weight", {LAYER_BLOCK_ROUTER}, 1},
 };
 enum {
@@ -113,11 +115,22 @@ static void alias_layers(struct spec_aliases *a, const struct model_config *c,
     }
 }
 
+/* Layers that predict further tokens (MTP) are in checkpoints, and of no use to this engine. */
+static void ignore_mtp_layers(struct spec_aliases *a, const struct model_config *c)
+{
+    for (uint32_t i = 0; i < c->n_mtp_layers; i++) {
+        char *name = a->names[a->n_names++];
+
+        (void)snprintf(name, MODEL_NAME_MAX, "model.layers.%u.", c->n_layers + i);
+        a->specs[a->n++] = (struct alias_spec){.name = name, .kind = ALIAS_IGNORED};
+    }
+}
+
 int spec_aliases_init(struct spec_aliases *out, const struct model_config *c,
                       const struct tensor_list *tensor_list, struct err *e)
 {
     static const char *const embed[] = {MODEL_EMBED_NAME, NULL};
-    size_t n_names = (size_t)c->n_layers * (N_FUSIONS + N_EXPERT_FUSIONS);
+    size_t n_names = (size_t)c->n_layers * (N_FUSIONS + N_EXPERT_FUSIONS) + c->n_mtp_layers;
     size_t n_targets = (size_t)c->n_layers * N_FUSIONS * (FUSION_PARTS_MAX + 1) +
                        c->experts.n_sparse_layers *
                            ((size_t)c->experts.n * EXPERT_TENSOR_COUNT + N_EXPERT_FUSIONS);
@@ -137,6 +150,7 @@ int spec_aliases_init(struct spec_aliases *out, const struct model_config *c,
     out->specs[out->n++] = (struct alias_spec){.name = "model.rotary_emb.inv_freq",
                                                .kind = ALIAS_IGNORED};
     alias_layers(out, c, tensor_list);
+    ignore_mtp_layers(out, c);
     return 0;
 }
 

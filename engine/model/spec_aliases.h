@@ -15,8 +15,8 @@ struct spec_aliases {
     uint32_t n, n_names, n_targets;
 };
 
-/* spec_aliases_init - a tied head, stored rotary frequencies, and the names under which vLLM or
- * transformers 5 hold several tensors of a layer as one.
+/* spec_aliases_init - a tied head, stored rotary frequencies, MTP layers, and the names under which
+ * vLLM or transformers 5 hold several tensors of a layer as one.
  * @tensor_list  of the model; borrowed until spec_aliases_fini
  * Errors: ERR_NO_MEMORY; nothing is left to free then. */
 int spec_aliases_init(struct spec_aliases *out, const struct model_config *c,

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # Models with experts: goldens through the routes; a checkpoint that holds a layer's experts as one
 # tensor, as transformers 5 names them, loaded and pushed; an expert that is missing is named.
+# A DeepSeek file may have layers for further tokens, which are dropped; its float32 bias among bfloat16
+# tensors comes as it is.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 source "$(dirname "$0")/golden.sh"
 FIXTURES=$(dirname "$MODEL")
 
-# fuse IN OUT: the experts of IN fused; OUT.short lacks one expert of IN
+# fuse IN OUT [LAYER]: the experts of IN fused, and with LAYER some tensors of that layer besides;
+# OUT.short lacks one expert of IN
 cat >"$WORK/fuse.py" <<'P'
 import json, re, struct, sys
 
@@ -48,6 +51,8 @@ for layer, experts in parts.items():
         dtype, [len(order), 2 * rows, columns], b"".join(e["gate_proj"][2] + e["up_proj"][2] for e in order))
     tensors[f"{layer}.mlp.experts.down_proj"] = (
         dtype, [len(order), columns, rows], b"".join(e["down_proj"][2] for e in order))
+for name in ["eh_proj.weight", "mlp.experts.0.up_proj.weight"] if len(sys.argv) > 3 else []:
+    tensors[f"model.layers.{sys.argv[3]}.{name}"] = ("BF16", [2, 3], bytes(12))
 write(sys.argv[2], tensors)
 P
 
@@ -56,12 +61,14 @@ push() { # STATUS FILE LABEL
     --header 'Content-Type: application/vnd.safetensors' --data-binary @"$2"
 }
 
-for name in tiny-qwen3-moe tiny-mixtral; do
+for name in tiny-qwen3-moe tiny-mixtral tiny-deepseek; do
+  mtp=()
+  [ $name = tiny-deepseek ] && mtp=(3) # num_nextn_predict_layers is 1, after 3 layers
   start_server --model "$FIXTURES/$name"
   for i in 0 1 2 3; do golden_case "$FIXTURES/$name" "$i"; done
   stop_server
 
-  missing=$("$PYTHON" "$WORK/fuse.py" "$FIXTURES/$name/model.safetensors" "$WORK/fused.safetensors")
+  missing=$("$PYTHON" "$WORK/fuse.py" "$FIXTURES/$name/model.safetensors" "$WORK/fused.safetensors" "${mtp[@]}")
   start_server --model "$FIXTURES/$name" --weights none
   push 422 "$WORK/fused.safetensors.short" step-0
   same .error.code incomplete_update
@@ -79,6 +86,11 @@ for name in tiny-qwen3-moe tiny-mixtral; do
   cp "$WORK/fused.safetensors" "$WORK/model/model.safetensors"
   start_server --model "$WORK/model"
   golden_case "$FIXTURES/$name" 1
+  if [ $name = tiny-deepseek ]; then
+    "$PYTHON" "$WORK/fuse.py" "$FIXTURES/$name/model.safetensors" "$WORK/other.safetensors" 4 >/dev/null
+    push 422 "$WORK/other.safetensors" step-3
+    has "the model has no tensor 'model.layers.4.eh_proj.weight'"
+  fi
   stop_server
 done
 done_testing

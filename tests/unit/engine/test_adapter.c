@@ -237,6 +237,35 @@ static void test_new_refuses_the_mlp_of_a_sparse_layer(void **state)
     adapter_free(a);
 }
 
+/* Latent attention has no k_proj and no v_proj, and with a latent for queries no q_proj. */
+static void test_new_refuses_what_latent_attention_lacks(void **state)
+{
+    static const char json[] = "{\"r\":4,\"target_modules\":[\"q_proj\",\"k_proj\",\"o_proj\"]}";
+    struct model_config m = small_model();
+    struct tensors t = tensors_of(&m, 1U << ADAPTER_Q | 1U << ADAPTER_K | 1U << ADAPTER_O, 4,
+                                  DTYPE_F32, PEFT);
+    struct adapter_report report = {0};
+    struct adapter *a = NULL;
+    struct err e = {0};
+
+    (void)state;
+    m.latents.kv_rank = 8;
+    assert_int_equal(make(&a, &report, &m, &t, json, 1, false, &e), -1);
+    assert_int_equal(e.code, ERR_MISMATCH);
+    assert_non_null(strstr(e.msg, "model.layers.0.self_attn.k_proj"));
+    err_clear(&e);
+    assert_int_equal(make(&a, &report, &m, &t, json, 1, true, &e), 0);
+    assert_int_equal(report.unmatched.n, 4);
+    assert_int_equal(adapter_pair(a, 1, ADAPTER_Q)->r, 4);
+    assert_int_equal(adapter_pair(a, 1, ADAPTER_K)->r, 0);
+    assert_int_equal(adapter_pair(a, 1, ADAPTER_O)->r, 4);
+    adapter_report_fini(&report);
+    adapter_free(a);
+    m.latents.q_rank = 8;
+    assert_int_equal(make(&a, &report, &m, &t, json, 1, false, &e), -1);
+    assert_non_null(strstr(e.msg, "model.layers.0.self_attn.q_proj"));
+}
+
 /* The digest is of what is computed: not of names, places or keys that say nothing. */
 static void test_digest_tells_what_differs(void **state)
 {
@@ -395,6 +424,7 @@ int main(void)
         cmocka_unit_test(test_new_refuses_what_does_not_fit),
         cmocka_unit_test(test_new_takes_a_part_only_when_told),
         cmocka_unit_test(test_new_refuses_the_mlp_of_a_sparse_layer),
+        cmocka_unit_test(test_new_refuses_what_latent_attention_lacks),
         cmocka_unit_test(test_digest_tells_what_differs),
         cmocka_unit_test(test_new_bounds_bytes_and_tensors),
         cmocka_unit_test(test_names_are_read_exactly),

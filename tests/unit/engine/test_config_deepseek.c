@@ -118,6 +118,7 @@ static void test_parse_refusals_name_the_key(void **state)
         {"{\"scoring_func\":\"softmax\"}", "/scoring_func"},
         {"{\"topk_method\":\"group_limited_greedy\"}", "/topk_method"},
         {"{\"moe_layer_freq\":2}", "/moe_layer_freq"},
+        {"{\"num_nextn_predict_layers\":-1}", "/num_nextn_predict_layers"},
         {"{\"first_k_dense_replace\":null}", "/first_k_dense_replace"},
         {"{\"n_routed_experts\":null}", "/n_routed_experts"},
         {"{\"num_local_experts\":4}", "/num_local_experts"},
@@ -214,6 +215,40 @@ static void test_spec_has_the_published_names(void **state)
     model_spec_free(m);
 }
 
+/* Under the names of vLLM and transformers 5 too; layers for further tokens are accepted. */
+static void test_spec_takes_other_names(void **state)
+{
+    static const struct {
+        const char *name;
+        enum alias_kind kind;
+        uint32_t ndim;
+        uint64_t shape[3];
+    } rows[] = {
+        {LAYER(0) "self_attn.fused_qkv_a_proj.weight", ALIAS_FUSED, 2, {40, 24}},
+        {LAYER(1) "mlp.shared_experts.gate_up_proj.weight", ALIAS_FUSED, 2, {72, 24}},
+        {LAYER(2) "mlp.experts.gate_up_proj", ALIAS_FUSED, 3, {8, 36, 24}},
+        {LAYER(2) "mlp.experts.down_proj", ALIAS_FUSED, 3, {8, 24, 18}},
+        {LAYER(3) "eh_proj.weight", ALIAS_IGNORED, 2, {24, 48}},
+        {LAYER(4) "mlp.gate.e_score_correction_bias", ALIAS_IGNORED, 1, {8}},
+    };
+    struct model_spec *m = spec_of("{\"q_lora_rank\":20,\"num_nextn_predict_layers\":2}", NULL);
+    struct tensor_spec beyond = {.name = LAYER(5) "eh_proj.weight", .dtype = DTYPE_BF16, .ndim = 1};
+    struct model_spec_match match;
+    struct err e = {0};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct tensor_spec t = {.name = rows[i].name, .dtype = DTYPE_BF16, .ndim = rows[i].ndim};
+
+        memcpy(t.shape, rows[i].shape, sizeof rows[i].shape);
+        if (model_spec_match(m, &t, false, 0, &match, &e) != 0)
+            fail_msg("%s", e.msg);
+        assert_true(match.alias != NULL && match.alias->kind == rows[i].kind);
+    }
+    assert_int_equal(model_spec_match(m, &beyond, false, 0, &match, &e), -1);
+    model_spec_free(m);
+}
+
 /* A checkpoint may store the bias in bfloat16; a trainer holds and sends it in float32. */
 static void test_spec_keeps_the_bias_in_float32(void **state)
 {
@@ -248,6 +283,7 @@ int main(void)
         cmocka_unit_test(test_parse_experts),
         cmocka_unit_test(test_parse_refusals_name_the_key),
         cmocka_unit_test(test_spec_has_the_published_names),
+        cmocka_unit_test(test_spec_takes_other_names),
         cmocka_unit_test(test_spec_keeps_the_bias_in_float32),
     };
 

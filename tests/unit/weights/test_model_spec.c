@@ -129,6 +129,44 @@ static void test_model_spec_match_next_matches_as_alone(void **state)
     model_spec_free(m);
 }
 
+/* An ignored alias that ends in '.' stands for what is below it, of any shape and dtype. */
+static void test_match_ignores_what_is_below_a_prefix(void **state)
+{
+    static const char *const ignored[] = {"model.layers.2.eh_proj.weight",
+                                          "model.layers.2.mlp.experts.0.up_proj.weight",
+                                          "model.layers.2."};
+    static const char *const unknown[] = {"model.layers.20.eh_proj.weight", "model.layers.2",
+                                          "x.model.layers.2.w", "model.layers.3.eh_proj.weight"};
+    const struct alias_spec aliases[] = {{.name = "model.layers.2.", .kind = ALIAS_IGNORED}};
+    struct tensor_list_builder *b;
+    struct tensor_list *list;
+    struct model_spec *m;
+    struct model_spec_match match;
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
+    assert_int_equal(tensor_list_builder_add(b, "model.norm.weight", DTYPE_BF16,
+                                             (const uint64_t[]){4}, 1, UINT64_MAX, &e),
+                     0);
+    assert_int_equal(tensor_list_builder_finish(b, &list, &e), 0);
+    assert_int_equal(model_spec_new(&m, list, aliases, 1, &e), 0);
+    for (size_t i = 0; i < sizeof ignored / sizeof ignored[0]; i++) {
+        struct tensor_spec t = spec(ignored[i], DTYPE_F8_E4M3, 2, 3 + i, 5, 0);
+
+        assert_int_equal(model_spec_match(m, &t, false, 0, &match, &e), 0);
+        assert_true(match.alias != NULL && match.alias->kind == ALIAS_IGNORED);
+    }
+    for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
+        struct tensor_spec t = spec(unknown[i], DTYPE_BF16, 1, 4, 0, 0);
+
+        assert_int_equal(model_spec_match(m, &t, false, 0, &match, &e), -1);
+        assert_string_equal(e.field, "/names/0");
+        err_clear(&e);
+    }
+    model_spec_free(m);
+}
+
 static void test_model_spec_check_ignored_compares_rotary(void **state)
 {
     static const float right[] = {1.0F, 0.1F}, zeros[] = {0, 0}, other[] = {1.0F, 0.11F};
@@ -397,6 +435,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_model_spec_match_names_and_aliases),
         cmocka_unit_test(test_model_spec_match_next_matches_as_alone),
+        cmocka_unit_test(test_match_ignores_what_is_below_a_prefix),
         cmocka_unit_test(test_model_spec_check_ignored_compares_rotary),
         cmocka_unit_test(test_model_spec_match_refusals),
         cmocka_unit_test(test_model_spec_match_far_names_get_no_suggestion),
