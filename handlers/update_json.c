@@ -56,36 +56,74 @@ static const char *coverage(const struct update_info *info)
     return info->n_missing > 0 ? "incomplete" : "whole";
 }
 
+static json_t *sender_json(const struct update_sender *sender)
+{
+    bool trainer = sender->place == NULL;
+
+    return json_pack("{s:o, s:s?, s:s?, s:I, s:I, s:s?}", "trainer_rank",
+                     trainer ? json_integer(sender->rank) : json_null(), "place", sender->place,
+                     "gpu", sender->gpu, "n_tensors", (json_int_t)sender->n_tensors, "nbytes",
+                     (json_int_t)sender->nbytes, "refused",
+                     sender->refused != ERR_NONE ? err_wire_name(sender->refused) : NULL);
+}
+
+/* Adds which rank brought what, if requests tell ranks apart. @object  may be NULL; NULL is
+ * returned for lack of memory */
+static json_t *with_senders(json_t *object, const struct update_info *info)
+{
+    json_t *list;
+
+    if (object == NULL || info->n_senders == 0)
+        return object;
+    list = json_array();
+    for (uint32_t i = 0; i < info->n_senders; i++)
+        if (json_array_append_new(list, sender_json(&info->senders[i])) != 0)
+            goto err_decref;
+    if (json_object_set_new(object, "senders", list) == 0)
+        return object;
+    list = NULL; /* stolen */
+
+err_decref:
+    json_decref(list);
+    json_decref(object);
+    return NULL;
+}
+
 json_t *update_json(const struct update_info *info)
 {
-    return json_pack(
-        "{s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:I, s:I, s:I, s:o, s:I, s:I, s:o, s:f, s:f, "
-        "s:I, "
-        "s:o, s:I, s:o, "
-        "s:o, s:s?, s:o, s:o}",
-        "update_id", info->id, "phase", update_phase_name(info->phase), "coverage", coverage(info),
-        "mode", "staged", "placement", info->sharded ? "sharded" : "replicated", "partial",
-        (int)info->partial, "weight_version",
-        info->label[0] != '\0' ? json_string(info->label) : json_null(), "serial",
-        info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(), "staging_nbytes",
-        (json_int_t)info->nbytes_staging, "nbytes_done", (json_int_t)info->nbytes_done,
-        "nbytes_total", (json_int_t)info->nbytes_total, "nbytes_per_s", rate_json(info),
-        "n_tensors_done", (json_int_t)info->n_tensors_done, "n_tensors_total",
-        (json_int_t)info->n_tensors_total, "tensor",
-        info->tensor[0] != '\0' ? json_string(info->tensor) : json_null(), "lease_left_s",
-        (double)info->lease_left_us / 1e6, "deadline_left_s", (double)info->deadline_left_us / 1e6,
-        "n_missing", (json_int_t)info->n_missing, "missing",
-        names_json(info->missing, info->n_missing), "n_non_finite", (json_int_t)info->non_finite.n,
-        "non_finite", names_json(info->non_finite.names, info->non_finite.n), "mappings",
-        mappings_json(info), "checksums_on", checksums_on(info), "timing", timing_json(info),
-        "error", error_json(&info->error));
+    return with_senders(
+        json_pack(
+            "{s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:I, s:I, s:I, s:o, s:I, s:I, s:o, s:f, s:f, "
+            "s:I, "
+            "s:o, s:I, s:o, "
+            "s:o, s:s?, s:o, s:o}",
+            "update_id", info->id, "phase", update_phase_name(info->phase), "coverage",
+            coverage(info), "mode", "staged", "placement", info->sharded ? "sharded" : "replicated",
+            "partial", (int)info->partial, "weight_version",
+            info->label[0] != '\0' ? json_string(info->label) : json_null(), "serial",
+            info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(),
+            "staging_nbytes", (json_int_t)info->nbytes_staging, "nbytes_done",
+            (json_int_t)info->nbytes_done, "nbytes_total", (json_int_t)info->nbytes_total,
+            "nbytes_per_s", rate_json(info), "n_tensors_done", (json_int_t)info->n_tensors_done,
+            "n_tensors_total", (json_int_t)info->n_tensors_total, "tensor",
+            info->tensor[0] != '\0' ? json_string(info->tensor) : json_null(), "lease_left_s",
+            (double)info->lease_left_us / 1e6, "deadline_left_s",
+            (double)info->deadline_left_us / 1e6, "n_missing", (json_int_t)info->n_missing,
+            "missing", names_json(info->missing, info->n_missing), "n_non_finite",
+            (json_int_t)info->non_finite.n, "non_finite",
+            names_json(info->non_finite.names, info->non_finite.n), "mappings", mappings_json(info),
+            "checksums_on", checksums_on(info), "timing", timing_json(info), "error",
+            error_json(&info->error)),
+        info);
 }
 
 json_t *update_details(const struct update_info *info)
 {
     if (info == NULL || info->phase == UPDATE_NONE)
         return NULL;
-    return json_pack("{s:s, s:s, s:I, s:o}", "update_id", info->id, "phase",
-                     update_phase_name(info->phase), "n_missing", (json_int_t)info->n_missing,
-                     "missing", names_json(info->missing, info->n_missing));
+    return with_senders(json_pack("{s:s, s:s, s:I, s:o}", "update_id", info->id, "phase",
+                                  update_phase_name(info->phase), "n_missing",
+                                  (json_int_t)info->n_missing, "missing",
+                                  names_json(info->missing, info->n_missing)),
+                        info);
 }

@@ -39,8 +39,11 @@ static int sglang_start_update(struct api_request *out, const json_t *native,
                                const struct api_context *ctx, struct err *e)
 {
     static const struct api_member members[] = {{"selector", "selector"}, {0}};
+    static const char *const unknown[] = {"trainer_ranks", NULL};
 
     (void)ctx;
+    if (api_refuse(native, unknown, "sglang", "", e) != 0)
+        return -1;
     return api_set_body(out, api_pick(native, members), e);
 }
 
@@ -144,6 +147,7 @@ static int sglang_update_weights(struct api_request *out, const json_t *native,
                                           "packed_buffer_size_bytes",
                                           "expected_digest",
                                           "chunk_id",
+                                          "trainer_rank",
                                           NULL};
 
     if (api_refuse(native, unknown, "sglang",

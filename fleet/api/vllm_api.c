@@ -125,7 +125,7 @@ static int vllm_shutdown_transfer(struct api_request *out, const json_t *native,
 static int vllm_start_update(struct api_request *out, const json_t *native,
                              const struct api_context *ctx, struct err *e)
 {
-    static const char *const unknown[] = {"partial", "convert", NULL};
+    static const char *const unknown[] = {"partial", "convert", "trainer_ranks", NULL};
 
     (void)ctx;
     if (api_refuse(native, unknown, "vllm", "", e) != 0)
@@ -197,6 +197,7 @@ static int vllm_update_weights(struct api_request *out, const json_t *native,
                                           "serialized_named_tensors",
                                           "chunk_id",
                                           "group_name",
+                                          "trainer_rank",
                                           NULL};
     bool group = api_has(native, "transport");
     bool packs_at_init = vllm_has(ctx->release,

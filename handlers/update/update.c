@@ -57,10 +57,11 @@ const char *const update_members[] = {
     "group_name",
     "abort_requests",
     "selector",
+    "trainer_rank",
     NULL,
 };
 const char *const update_query[] = {
-    "update_id", "weight_version", "partial", "convert", "chunk_id", NULL,
+    "update_id", "weight_version", "partial", "convert", "chunk_id", "trainer_rank", NULL,
 };
 
 /* The missing tensors of a whole update (new), or NULL. */

@@ -18,8 +18,9 @@
 
 enum { REASON_MAX = 200 };
 
-const char *const update_start_members[] = {"mode",    "weight_version", "partial",  "convert",
-                                            "lease_s", "placement",      "selector", NULL};
+const char *const update_start_members[] = {"mode",     "weight_version", "partial",
+                                            "convert",  "lease_s",        "placement",
+                                            "selector", "trainer_ranks",  NULL};
 const char *const update_verify_members[] = {"update_id", "checksums", NULL};
 const char *const update_finish_members[] = {"update_id", "weight_version", "checksums", NULL};
 const char *const update_abort_members[] = {"update_id", "reason", NULL};
@@ -28,20 +29,22 @@ const char *const update_renew_members[] = {"update_id", "lease_s", NULL};
 static int start_parse(struct update_start *req, const json_t *body, struct err *e)
 {
     const char *label = NULL, *selector = NULL;
-    uint64_t lease_s = UPDATE_LEASE_S_DEFAULT;
+    uint64_t lease_s = UPDATE_LEASE_S_DEFAULT, trainer_ranks = 0;
 
     if (mode_from_body(body, e) != 0 || body_str(&label, body, "", "weight_version", e) != 0 ||
         body_bool(&req->partial, body, "", "partial", e) != 0 ||
         body_bool(&req->convert, body, "", "convert", e) != 0 ||
         placement_from_body(&req->sharded, body, e) != 0 ||
         selector_from_body(&selector, body, e) != 0 ||
-        body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e) != 0)
+        body_u64(&lease_s, body, "", "lease_s", 1, UPDATE_LEASE_S_MAX, e) != 0 ||
+        body_u64(&trainer_ranks, body, "", "trainer_ranks", 1, UPDATE_TRAINER_RANKS_MAX, e) != 0)
         return -1;
     if (label != NULL && label_check(label, "/weight_version", e) != 0)
         return -1;
     if (label != NULL)
         (void)snprintf(req->label, sizeof req->label, "%s", label);
     req->lease_s = (uint32_t)lease_s;
+    req->trainer_ranks = (uint32_t)trainer_ranks;
     return 0;
 }
 

@@ -25,6 +25,10 @@ static int params_check(const struct update_params *w, struct err *e)
     if (w->update_id != NULL && w->placement_given)
         return err_set(e, ERR_BAD_REQUEST, "/placement",
                        "placement may only be set at /v1/update_weights/start");
+    if (w->update_id == NULL && w->trainer_rank_given)
+        return err_set(e, ERR_BAD_REQUEST, "/trainer_rank",
+                       "trainer_rank is for a session, in which each rank of the trainer sends its "
+                       "part: start one, and name its update_id");
     return 0;
 }
 
@@ -44,6 +48,8 @@ void update_params_apply(struct update_chunk *c, const struct update_params *w,
     c->partial = w->partial;
     c->convert = w->convert;
     c->sharded = w->sharded;
+    c->has_trainer_rank = w->trainer_rank_given;
+    c->trainer_rank = (uint32_t)w->trainer_rank;
     c->actor = x->actor;
 }
 
@@ -58,11 +64,14 @@ int update_params_from_body(struct update_params *w, const json_t *body, struct 
         body_bool(&w->convert, body, "", "convert", e) != 0 ||
         body_bool(&w->abort_requests, body, "", "abort_requests", e) != 0 ||
         placement_from_body(&w->sharded, body, e) != 0 ||
+        body_u64(&w->trainer_rank, body, "", "trainer_rank", 0, UPDATE_TRAINER_RANKS_MAX - 1, e) !=
+            0 ||
         selector_from_body(&selector, body, e) != 0)
         return -1;
     w->partial_given = body_given(body, "partial") != NULL;
     w->convert_given = body_given(body, "convert") != NULL;
     w->placement_given = body_given(body, "placement") != NULL;
+    w->trainer_rank_given = body_given(body, "trainer_rank") != NULL;
     return params_check(w, e);
 }
 
@@ -73,8 +82,10 @@ int update_params_from_query(struct update_params *w, const struct http_request 
     w->label = http_request_query(x, "weight_version");
     w->partial_given = http_request_query(x, "partial") != NULL;
     w->convert_given = http_request_query(x, "convert") != NULL;
+    w->trainer_rank_given = http_request_query(x, "trainer_rank") != NULL;
     if (query_bool(&w->partial, x, "partial", e) != 0 ||
-        query_bool(&w->convert, x, "convert", e) != 0)
+        query_bool(&w->convert, x, "convert", e) != 0 ||
+        query_u64(&w->trainer_rank, x, "trainer_rank", 0, UPDATE_TRAINER_RANKS_MAX - 1, e) != 0)
         return -1;
     return params_check(w, e);
 }

@@ -12,7 +12,8 @@
 struct update_params {
     const char *update_id, *chunk_id, *label;
     bool partial, convert, sharded, abort_requests;
-    bool partial_given, convert_given, placement_given;
+    bool partial_given, convert_given, placement_given, trainer_rank_given;
+    uint64_t trainer_rank;
 };
 
 /* update_params_from_body, update_params_from_query - read and check them.

@@ -46,9 +46,9 @@ struct list_key {
 
 /* One list. Counted. */
 struct list_entry {
-    struct list_key key; /* immutable; in `bytes` */
+    struct list_key key;             /* immutable; in `bytes` */
     struct tensor_list *tensor_list; /* counted; immutable once cached */
-    size_t nbytes;       /* immutable; counted against LIST_CACHE_NBYTES */
+    size_t nbytes;                   /* immutable; counted against LIST_CACHE_NBYTES */
 
     struct layout *layouts[2]; /* counted; guarded by the cache's lock; [convert], or NULL */
     atomic_uint refs;          /* relaxed up, acq_rel down */

@@ -109,6 +109,8 @@ void updates_free(struct updates *u)
         if (u->ended[i] != NULL)
             session_free(session_unref_locked(u->ended[i]));
     list_cache_free(u->lists);
+    free(u->last_senders);
+    free(u->last_brought_by);
     cnd_fini(&u->tick);
     cnd_fini(&u->work);
     mtx_fini(&u->lock);
@@ -252,7 +254,10 @@ static struct session *session_of_start(struct updates *u, const struct update_s
     memcpy(s->label, req->label, sizeof s->label);
     lease_timer_set(&s->lease, req->lease_s);
     lease_timer_renew(&s->lease);
-    return s;
+    if (senders_declare(u, s, req->trainer_ranks, e) == 0)
+        return s;
+    session_free(s);
+    return NULL;
 }
 
 int updates_start(struct updates *u, const struct update_start *req, struct update_info *out,
@@ -264,6 +269,7 @@ int updates_start(struct updates *u, const struct update_start *req, struct upda
     int rc;
 
     assert(req->lease_s >= 1 && req->lease_s <= UPDATE_LEASE_S_MAX);
+    assert(req->trainer_ranks <= UPDATE_TRAINER_RANKS_MAX);
     store_info(u->cfg.store, &base);
     if (update_check_base(&base, req->partial, e) != 0)
         return -1;

@@ -41,6 +41,8 @@ enum {
     UPDATE_ENDED_KEPT = 16,     /* ended sessions that GET still shows */
     UPDATE_CHUNKS_KEPT = 4096,  /* answers kept for repeated chunks, a session */
     UPDATE_QUEUE_MAX = 1024,    /* chunks and one-shot updates that wait for the worker */
+    UPDATE_TRAINER_RANKS_MAX = 256,
+    UPDATE_SENDERS_MAX = UPDATE_TRAINER_RANKS_MAX + STORE_DEVICES_MAX,
     UPDATE_LEASE_S_DEFAULT = 60,
     UPDATE_LEASE_S_MAX = 3600
 };
@@ -60,6 +62,18 @@ const char *update_phase_name(enum update_phase phase);
 struct non_finite_names {
     uint32_t n;
     const char *names[UPDATE_NON_FINITE_MAX]; /* borrowed from the model spec, which lives longer */
+};
+
+/* What one rank has brought: a rank of the trainer, as its requests name it, or a rank of this
+ * server whose GPU's handles had a tensor list of their own. */
+struct update_sender {
+    const char *place; /* of the rank of this server, static for the store's life; NULL: it is a
+                          rank of the trainer */
+    const char *gpu;   /* its UUID, borrowed from the device; NULL likewise */
+    uint32_t rank;
+    uint32_t n_tensors; /* that arrived, as sent */
+    uint64_t nbytes;
+    enum err_code refused; /* why its last request was refused; ERR_NONE: it was not */
 };
 
 struct update_info {
@@ -84,6 +98,8 @@ struct update_info {
     uint32_t n_missing;        /* of the model spec; 0 if partial */
     const char *missing[UPDATE_MISSING_MAX]; /* borrowed from the model spec, which outlives all */
     struct non_finite_names non_finite;      /* of the chunks that arrived; NON_FINITE_WARN */
+    uint32_t n_senders;                      /* 0: requests do not tell ranks apart */
+    struct update_sender senders[UPDATE_SENDERS_MAX];
     uint64_t receive_us, verify_us, commit_us; /* time spent so far in each phase */
     uint64_t whole_us;  /* since the update was started or queued, until its end */
     const char *source; /* static; of its last chunk, as struct source_ops has it; or NULL */
@@ -119,6 +135,8 @@ struct update_start {
     bool anonymous;   /* opened by a dialect whose requests carry no update_id; no member of them
                          says `sharded`: a chunk that brings ranks different tensors does */
     bool auto_commit; /* opened by a dialect's first bucket: commits by itself when covered */
+    uint32_t trainer_ranks; /* so many ranks of the trainer send tensors, each names itself; 0: not
+                               known; at most UPDATE_TRAINER_RANKS_MAX */
     char label[VERSION_LABEL_MAX + 1];
     uint32_t lease_s;   /* 1..UPDATE_LEASE_S_MAX */
     struct actor actor; /* for the log */
@@ -173,6 +191,8 @@ struct update_chunk {
     bool convert;                           /* one-shot update; in a session: for this chunk too */
     char label[VERSION_LABEL_MAX + 1];      /* "" = not given */
     bool sharded;                           /* one-shot update only */
+    bool has_trainer_rank;                  /* sessions only */
+    uint32_t trainer_rank;                  /* below UPDATE_TRAINER_RANKS_MAX */
     struct tensor_list *tensor_list; /* owned: one reference; with `ranks`: the list of the first
                                         rank that has one */
     struct chunk_rank *ranks;        /* owned; [n_ranks], or NULL: each gets `tensor_list` */
@@ -189,13 +209,14 @@ struct update_chunk {
     void *done_arg;
     struct actor actor; /* one-shot update only: for the log */
 
-    uint32_t n_missing; /* written when updates_submit fails with ERR_INCOMPLETE */
+    uint32_t refused_rank; /* written by chunk_refield: its `rank` + 1, or 0 */
+    uint32_t n_missing;    /* written when updates_submit fails with ERR_INCOMPLETE */
     const char *missing[UPDATE_MISSING_MAX]; /* the first of them; borrowed from the model spec */
 };
 void update_chunk_free(struct update_chunk *c); /* accepts NULL; closes the source */
 
 /* chunk_refield - replace "/names/7" of a rank's tensor list by its JSON pointer in the request. */
-void chunk_refield(const struct update_chunk *c, uint32_t rank, struct err *e);
+void chunk_refield(struct update_chunk *c, uint32_t rank, struct err *e);
 
 /* updates_submit - check a chunk against the model spec and queue it; moved in on success only. If
  * the chunk differs from rank to rank, its source must be one that maps (weights/source.h).
@@ -215,7 +236,8 @@ void chunk_refield(const struct update_chunk *c, uint32_t rank, struct err *e);
  *                          already arrived; at /chunk_id: that chunk is still being received, or
  *                          arrived with another tensor list; at /placement: the source gives every
  *                          rank the same bytes, but the update shards the model over several ranks
- *         ERR_BAD_REQUEST  at /names/<i>: two names of the tensor list bring the same tensor
+ *         ERR_BAD_REQUEST  at /names/<i>: two names of the tensor list bring the same tensor; at
+ *                          /trainer_rank: it is not one of those that the session was started for
  *         ERR_MISMATCH     as model_spec_match
  *         ERR_INCOMPLETE   update_id "", not partial, and names of the model spec are missing; if
  *                          all ranks get the same, c->n_missing and c->missing list them
@@ -236,7 +258,8 @@ struct update_checksum {
  * Errors: ERR_NOT_FOUND, ERR_ENDED (aborted),
  *         ERR_CONFLICT (chunks are still queued, or it is being finished),
  *         ERR_MISMATCH at /checksums/<name> (unknown name).
- *         `done` may bring ERR_INCOMPLETE (info->missing) or ERR_CHECKSUM: the update is then
+ *         `done` may bring ERR_INCOMPLETE (info->missing; or a rank of the trainer has sent
+ *         nothing: info->senders) or ERR_CHECKSUM: the update is then
  *         aborted and the old version stays served. Finishing a committed update again gives the
  *         first answer again. */
 int updates_finish(struct updates *u, const char *id, const char *label,

@@ -165,10 +165,12 @@ static void settle_chunk(struct updates *u, struct update_job *job, struct err *
         (void)session_answer_ended(s, e);
     } else if (e->code != ERR_NONE) {
         fatal = s->one_shot;
+        senders_refuse_locked(u, s, job, e);
         if (!fatal)
             tensor_states_release_locked(u, s, job);
     } else {
         tensor_states_arrive_locked(u, s, job);
+        senders_arrive_locked(u, s, job);
         session_remember_locked(s, &job->key);
         non_finite_join(&s->non_finite, &job->non_finite);
         u->stats.nbytes_received += chunk_nbytes(job->chunk, s->n_ranks);
@@ -264,6 +266,7 @@ static int job_commit(struct updates *u, struct update_job *job, struct err *e)
         u->late_serial = s->auto_commit && lacks_tied_name_locked(u, s) ? stats.serial : 0;
         remember_closing_locked(u, job, stats.serial);
         settle_commit_locked(s, &stats);
+        senders_keep_locked(u, s);
         to_free = session_end_locked(u, s, UPDATE_COMMITTED, NULL);
         session_info_locked(u, s, &info);
     }
@@ -274,6 +277,31 @@ static int job_commit(struct updates *u, struct update_job *job, struct err *e)
     return rc;
 }
 
+/* Has each rank of the trainer that was declared sent something? */
+static int prove_senders(struct updates *u, struct session *s, struct err *e)
+{
+    int rc;
+
+    mtx_lock(&u->lock);
+    rc = senders_check_locked(u, s, e);
+    mtx_unlock(&u->lock);
+    return rc;
+}
+
+/* Adds to the error what is known of the rank that should have brought the missing tensors. */
+static int explain_missing(struct updates *u, struct session *s, struct err *e)
+{
+    const char *first;
+
+    if (e->code != ERR_INCOMPLETE)
+        return -1;
+    mtx_lock(&u->lock);
+    if (!session_ended(s) && tensor_states_missing_locked(u, s, &first, 1) > 0)
+        senders_explain_locked(u, s, s->missing_from, e);
+    mtx_unlock(&u->lock);
+    return -1;
+}
+
 /* A verified update stays verified until the lease ends; a GPU may still be lost. */
 static int job_prove(struct updates *u, struct update_job *job, struct err *e)
 {
@@ -282,8 +310,10 @@ static int job_prove(struct updates *u, struct update_job *job, struct err *e)
 
     if (s->proven && job->n_sums == 0)
         return session_prove_devices(s, e);
-    if (session_prove(s, job, u->model_spec, e) != 0)
+    if (prove_senders(u, s, e) != 0)
         return -1;
+    if (session_prove(s, job, u->model_spec, e) != 0)
+        return explain_missing(u, s, e);
     s->proven = true;
     mtx_lock(&u->lock);
     session_info_locked(u, s, &info);

@@ -146,7 +146,7 @@ static struct tensor_list *tensor_list_of_rank(const struct update_chunk *c, uin
 
 int job_layouts_make(struct update_job *job, struct updates *u, bool convert, struct err *e)
 {
-    const struct update_chunk *c = job->chunk;
+    struct update_chunk *c = job->chunk;
     uint32_t n = c->ranks != NULL ? store_n_ranks(u->cfg.store) : 1;
 
     job->layouts = calloc(n, sizeof *job->layouts);
@@ -206,12 +206,13 @@ static const struct chunk_origin *origin_of(const struct update_chunk *c, uint32
     return found;
 }
 
-void chunk_refield(const struct update_chunk *c, uint32_t rank, struct err *e)
+void chunk_refield(struct update_chunk *c, uint32_t rank, struct err *e)
 {
     const struct chunk_origin *origin;
     char member[16], field[ERR_FIELD_MAX];
     uint32_t i;
 
+    c->refused_rank = rank + 1;
     if (sscanf(e->field, "/%15[a-z]/%u", member, &i) != 2)
         return;
     origin = origin_of(c, c->ranks != NULL ? rank : 0, i);

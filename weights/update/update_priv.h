@@ -47,7 +47,8 @@ struct layout {
 struct chunk_key {
     char id[UPDATE_CHUNK_ID_MAX + 1]; /* "": not given, equal to no other */
     char digest[TENSOR_LIST_DIGEST_LEN + 1];
-    struct checksum sums; /* over the checksums that came with it */
+    uint32_t trainer_rank; /* each numbers its own chunks; UPDATE_TRAINER_RANKS_MAX: not given */
+    struct checksum sums;  /* over the checksums that came with it */
 };
 
 /* A checksum given to finish. */
@@ -138,7 +139,11 @@ struct session {
     const char *missing[UPDATE_MISSING_MAX];
     struct chunk_key *answers; /* owned; ring of the chunks that arrived */
     uint32_t n_answers, answers_cap, answers_at;
-    struct chunk_key key; /* one-shot: its chunk */
+    struct chunk_key key;          /* one-shot: its chunk */
+    struct update_sender *senders; /* owned; [UPDATE_SENDERS_MAX]; NULL: ranks are not told apart */
+    uint32_t n_senders;
+    uint16_t *brought_by; /* owned; [n_tensors] which sender + 1 brought it, or 0; with senders */
+    struct err refusal;   /* of a sender's last request */
 
     /* Immutable. */
     char id[UPDATE_ID_MAX + 1];
@@ -147,6 +152,7 @@ struct session {
     bool one_shot; /* a one-shot update */
     bool auto_commit, anonymous, partial, convert;
     uint32_t n_ranks;
+    uint32_t n_trainer_ranks; /* each must send something; 0: not known */
 
     /* Worker only. */
     bool proven;                /* since its last chunk */
@@ -181,6 +187,8 @@ struct updates {
     bool stopping;
     struct updates_stats stats;
     struct closing closing;
+    struct update_sender *last_senders; /* owned; of the last whole update that was committed */
+    uint16_t *last_brought_by;          /* owned; NULL: not known */
 
     struct update_job *begun; /* worker only: the queued job that was begun ahead, or NULL */
     uint64_t late_serial;     /* worker only: serial of the last commit if an auto-commit one
@@ -256,11 +264,38 @@ bool tensor_states_lack_locked(const struct session *s, uint32_t index, unsigned
 uint32_t tensor_states_missing_locked(struct updates *u, struct session *s, const char **out,
                                       uint32_t cap);
 
+/* update_senders.c: which rank brought what.
+ *
+ * senders_declare: so many ranks of a trainer will send tensors. Errors: ERR_NO_MEMORY.
+ * senders_take_locked: a chunk's senders; after an error nothing is counted. Errors:
+ * ERR_BAD_REQUEST at /trainer_rank, ERR_NO_MEMORY.
+ * senders_arrive_locked, senders_refuse_locked: count a chunk that arrived, record that one was
+ * refused.
+ * senders_check_locked: has each rank sent something? Errors: ERR_INCOMPLETE.
+ * senders_explain_locked: append to `e` what is known of the rank that should have brought a
+ * tensor. @missing  the first one that is missing, or TENSOR_LIST_NO_TENSOR
+ * senders_keep_locked: the session is committed; the next one is compared with it. */
+int senders_declare(const struct updates *u, struct session *s, uint32_t n, struct err *e);
+int senders_take_locked(struct updates *u, struct session *s, const struct update_job *job,
+                        struct err *e);
+void senders_arrive_locked(const struct updates *u, struct session *s,
+                           const struct update_job *job);
+void senders_refuse_locked(const struct updates *u, struct session *s, const struct update_job *job,
+                           const struct err *why);
+int senders_check_locked(struct updates *u, struct session *s, struct err *e);
+void senders_explain_locked(const struct updates *u, const struct session *s, uint32_t missing,
+                            struct err *e);
+void senders_keep_locked(struct updates *u, struct session *s);
+void senders_info_locked(const struct session *s, struct update_info *out);
+
 void chunk_key_make(struct chunk_key *out, const struct update_chunk *c, uint32_t n_ranks);
 bool chunk_key_equal(const struct chunk_key *a, const struct chunk_key *b);
 bool chunk_key_same_tensors(const struct chunk_key *a, const struct chunk_key *b);
 void session_remember_locked(struct session *s, const struct chunk_key *key);
-const struct chunk_key *session_recall_locked(const struct session *s, const char *chunk_id);
+const struct chunk_key *session_recall_locked(const struct session *s,
+                                              const struct chunk_key *like);
+/* Have both the same chunk id, of the same rank? */
+bool chunk_key_same_id(const struct chunk_key *a, const struct chunk_key *b);
 
 /* updates_changed calls cfg.on_change, updates_ended calls cfg.on_end; updates_log logs that a
  * session was started, or is proven. No lock held. */

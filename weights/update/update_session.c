@@ -81,6 +81,8 @@ void session_free(struct session *s)
     free(s->answers);
     free(s->ties);
     free(s->replicas);
+    free(s->senders);
+    free(s->brought_by);
     free(s);
 }
 
@@ -182,6 +184,8 @@ struct session *session_end_locked(struct updates *u, struct session *s, enum up
     s->ended_us = clock_now_us();
     free(s->tensor_states);
     free(s->counted);
+    free(s->brought_by);
+    s->brought_by = NULL;
     s->tensor_states = NULL;
     s->counted = NULL;
     session_unlink_locked(u, s); /* the reference moves from the list to the ring */
@@ -223,15 +227,21 @@ void chunk_key_make(struct chunk_key *out, const struct update_chunk *c, uint32_
     memset(out, 0, sizeof *out);
     (void)snprintf(out->id, sizeof out->id, "%s", c->chunk_id);
     (void)snprintf(out->digest, sizeof out->digest, "%s", c->tensor_list->digest);
+    out->trainer_rank = c->has_trainer_rank ? c->trainer_rank : UPDATE_TRAINER_RANKS_MAX;
     if (c->ranks == NULL)
         key_add_sums(out, 0, c->tensor_list, c->checksums, c->has_checksum);
     for (uint32_t r = 0; c->ranks != NULL && r < n_ranks; r++)
         key_add_rank(out, r, &c->ranks[r]);
 }
 
+bool chunk_key_same_id(const struct chunk_key *a, const struct chunk_key *b)
+{
+    return a->id[0] != '\0' && a->trainer_rank == b->trainer_rank && strcmp(a->id, b->id) == 0;
+}
+
 bool chunk_key_equal(const struct chunk_key *a, const struct chunk_key *b)
 {
-    return a->id[0] != '\0' && strcmp(a->id, b->id) == 0 && chunk_key_same_tensors(a, b);
+    return chunk_key_same_id(a, b) && chunk_key_same_tensors(a, b);
 }
 
 bool chunk_key_same_tensors(const struct chunk_key *a, const struct chunk_key *b)
@@ -261,10 +271,10 @@ void session_remember_locked(struct session *s, const struct chunk_key *key)
         s->n_answers++;
 }
 
-const struct chunk_key *session_recall_locked(const struct session *s, const char *chunk_id)
+const struct chunk_key *session_recall_locked(const struct session *s, const struct chunk_key *like)
 {
     for (uint32_t i = 0; i < s->n_answers; i++)
-        if (chunk_id[0] != '\0' && strcmp(s->answers[i].id, chunk_id) == 0)
+        if (chunk_key_same_id(&s->answers[i], like))
             return &s->answers[i];
     return NULL;
 }
@@ -356,6 +366,7 @@ void session_info_locked(struct updates *u, struct session *s, struct update_inf
     out->deadline_left_us = deadline_left(u, s);
     out->n_missing = tensor_states_missing_locked(u, s, out->missing, UPDATE_MISSING_MAX);
     out->non_finite = s->non_finite;
+    senders_info_locked(s, out);
     out->receive_us = s->receive_us;
     out->verify_us = s->verify_us;
     out->commit_us = s->commit_us;

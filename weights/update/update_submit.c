@@ -39,15 +39,13 @@ static int refuse_underway(const char *chunk_id, struct err *e)
 
 /* The queued or running job with the same session and chunk id, if there is one. */
 static const struct update_job *underway_locked(const struct updates *u, const struct session *s,
-                                                const char *chunk_id)
+                                                const struct chunk_key *key)
 {
-    if (chunk_id[0] == '\0')
-        return NULL;
     if (s->running != NULL && s->running->kind == JOB_CHUNK &&
-        strcmp(s->running->key.id, chunk_id) == 0)
+        chunk_key_same_id(&s->running->key, key))
         return s->running;
     for (const struct update_job *j = u->queue; j != NULL; j = j->next)
-        if (j->session == s && j->kind == JOB_CHUNK && strcmp(j->key.id, chunk_id) == 0)
+        if (j->session == s && j->kind == JOB_CHUNK && chunk_key_same_id(&j->key, key))
             return j;
     return NULL;
 }
@@ -56,9 +54,9 @@ static const struct update_job *underway_locked(const struct updates *u, const s
 static int recognise_locked(struct updates *u, struct session *s, struct update_job *job,
                             struct err *e)
 {
-    const struct update_job *other = underway_locked(u, s, job->key.id);
+    const struct update_job *other = underway_locked(u, s, &job->key);
     const struct chunk_key *known = other != NULL ? &other->key
-                                                  : session_recall_locked(s, job->key.id);
+                                                  : session_recall_locked(s, &job->key);
 
     if (known != NULL && !chunk_key_equal(known, &job->key))
         return err_set(e, ERR_CONFLICT, "/chunk_id",
@@ -142,8 +140,12 @@ static int submit_to_session_locked(struct updates *u, const char *id, struct up
         if (s->finishing)
             return err_set(e, ERR_CONFLICT, "/update_id", "update %s is being finished", s->id);
         if (check_placement(s, job, e) != 0 || check_auto_commit_locked(u, s, job, e) != 0 ||
-            tensor_states_take_locked(u, s, job, e) != 0)
+            senders_take_locked(u, s, job, e) != 0)
             return -1;
+        if (tensor_states_take_locked(u, s, job, e) != 0) {
+            senders_refuse_locked(u, s, job, e);
+            return -1;
+        }
         if (job->uneven && s->anonymous && !s->auto_commit && !s->sharded)
             tensor_states_shard_locked(u, s);
         set_label_locked(s, job);
@@ -215,10 +217,12 @@ static int check_covers_locked(struct updates *u, struct session *s, const struc
     }
     if (n_missing == 0)
         return 0;
-    return err_set(e, ERR_INCOMPLETE, "/names", "%u of %u tensors are missing, '%.*s' first",
-                   n_missing, tensor_list->n_tensors,
-                   utf8_cut_name(tensor_list->tensors[first].name),
-                   tensor_list->tensors[first].name);
+    (void)err_set(e, ERR_INCOMPLETE, "/names", "%u of %u tensors are missing, '%.*s' first",
+                  n_missing, tensor_list->n_tensors,
+                  utf8_cut_name(tensor_list->tensors[first].name),
+                  tensor_list->tensors[first].name);
+    senders_explain_locked(u, s, first, e);
+    return -1;
 }
 
 static int submit_one_shot_locked(struct updates *u, struct session *fresh, struct update_job *job,
@@ -235,7 +239,8 @@ static int submit_one_shot_locked(struct updates *u, struct session *fresh, stru
     }
     if (u->open != NULL)
         return update_refuse_open(u, u->open, e);
-    if (check_placement(fresh, job, e) != 0 || tensor_states_take_locked(u, fresh, job, e) != 0 ||
+    if (check_placement(fresh, job, e) != 0 || senders_take_locked(u, fresh, job, e) != 0 ||
+        tensor_states_take_locked(u, fresh, job, e) != 0 ||
         check_covers_locked(u, fresh, job, e) != 0)
         return -1;
     if (no_room->code != ERR_NONE && !update_frees_locked(u)) {
@@ -317,6 +322,22 @@ static bool chunk_converts(struct updates *u, const struct update_chunk *c)
     return yes;
 }
 
+/* A list that does not match the model is refused before its session is looked up. */
+static void refuse_layout(struct updates *u, const struct update_job *job, const struct err *e)
+{
+    struct session *s;
+
+    mtx_lock(&u->lock);
+    s = session_find_locked(u, job->chunk->update_id);
+    if (s != NULL && !session_ended(s)) {
+        struct err ignored = {0};
+
+        if (senders_take_locked(u, s, job, &ignored) == 0)
+            senders_refuse_locked(u, s, job, e);
+    }
+    mtx_unlock(&u->lock);
+}
+
 int updates_submit(struct updates *u, struct update_chunk *c, struct err *e)
 {
     struct update_job *job = calloc(1, sizeof *job);
@@ -336,6 +357,8 @@ int updates_submit(struct updates *u, struct update_chunk *c, struct err *e)
     job->progress.gone_arg = c->done_arg;
     chunk_key_make(&job->key, c, store_n_ranks(u->cfg.store));
     rc = job_layouts_make(job, u, chunk_converts(u, c), e);
+    if (rc != 0)
+        refuse_layout(u, job, e);
     if (rc == 0)
         job->uneven = tensor_states_uneven(job, store_n_ranks(u->cfg.store),
                                            u->model_spec->tensor_list->n_tensors);

@@ -3,16 +3,20 @@ own names, and the router and the dense tensors come from one rank or from all.
 Usage: update_experts.py BATON MODEL CLIENT_DIR FAKECUDA FAKECUDA_OF_TRAINERS [SEED]"""
 
 import faulthandler
+import http.client
+import json
 import os
 import shutil
+import struct
 import sys
+from multiprocessing import shared_memory
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, sys.argv[3] if len(sys.argv) > 3 else "")
 
 import baton  # noqa: E402
 from ipc_trainer import pickled_dict, pickled_list  # noqa: E402
-from ipc_world import TORCH, Spec, World, columns, fill, must, packed  # noqa: E402
+from ipc_world import TORCH, WAIT_S, Answer, Spec, World, columns, fill, must, packed  # noqa: E402
 
 N_RANKS, N_EXPERTS, N_LAYERS = 4, 8, 2
 GIVE_UP_S = 280
@@ -168,10 +172,234 @@ def buckets_by_rank(world, server, t):
     server.refuse({**body, "buckets": [None]}, "bad_request", "/buckets", "null")
 
 
+# A session in which each rank of the trainer sends its part
+
+class Senders:
+    """The ways in which a rank's tensors reach the server."""
+
+    def __init__(self, world, server, t):
+        self.world, self.server, self.t, self.n = world, server, t, 0
+        self.segments = []
+
+    def shm(self, specs, data, **members):
+        content = packed(specs, data)
+        segment = shared_memory.SharedMemory(create=True, size=max(len(content), 1))
+        self.segments.append(segment)
+        segment.buf[:len(content)] = content
+        return self.server.ask("POST", UPDATE, columns(specs, **members, shm={
+            "name": "/" + segment.name.lstrip("/"), "offset": 0, "nbytes": len(content)}))
+
+    def path(self, specs, data, **members):
+        self.n += 1
+        path = os.path.join(self.world.folder, f"part-{self.n}.safetensors")
+        with open(path, "wb") as f:
+            f.write(in_safetensors(specs, data, members.pop("checksums", None)))
+        return self.server.ask("POST", UPDATE, {"path": path, **members})
+
+    def body(self, specs, data, **members):
+        content = in_safetensors(specs, data, members.pop("checksums", None))
+        query = "&".join(f"{k}={v}" for k, v in members.items())
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=WAIT_S)
+        connection.request("POST", f"{UPDATE}?{query}", content,
+                           {"Content-Type": "application/vnd.safetensors"})
+        reply = connection.getresponse()
+        return Answer(reply.status, reply.getheader("Content-Type"), reply.read())
+
+    def ipc(self, specs, data, **members):
+        x = export(self.t, 0, specs, data)
+        return self.server.ask("POST", UPDATE, columns(
+            specs, ipc_handles_pickled=pickled_dict({x.uuid: x}), **members))
+
+    def close(self):
+        for segment in self.segments:
+            segment.close()
+            segment.unlink()
+
+
+def in_safetensors(specs, data, sums=None):
+    head, at = {}, 0
+    for s in specs:
+        head[s.name] = {"dtype": s.dtype, "shape": s.shape, "data_offsets": [at, at + s.nbytes]}
+        at += s.nbytes
+    if sums:
+        head["__metadata__"] = {f"baton.checksum.{s.name}": v for s, v in zip(specs, sums)}
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + packed(specs, data)
+
+
+def start(server, **members):
+    return server.post(200, START, members)["update_id"]
+
+
+def finish(server, update_id, data, what):
+    found = server.post(200, FINISH, {"update_id": update_id}, what)
+    server.serve(data, found)
+    server.check(what)
+    return found
+
+
+def taken(answer, what):
+    must(answer.status == 200, f"{what}: {answer}")
+    return answer.body
+
+
+def refused(answer, status, code, param, *words):
+    must(answer.status == status, f"wanted {status}: {answer}")
+    error = answer.body["error"]
+    must((error["code"], error["param"] or "") == (code, param), f"{error}")
+    for word in words:
+        must(word in error["message"], f"'{word}' is not in {error}")
+    return error
+
+
+def sent_by(found):
+    """trainer_rank -> (tensors, bytes, why its last request was refused)"""
+    return {x["trainer_rank"]: (x["n_tensors"], x["nbytes"], x["refused"]) for x in found["senders"]}
+
+
+def wanted_of(parts, **refusals):
+    return {r: (len(p), sum(s.nbytes for s in p), refusals.get(f"r{r}")) for r, p in enumerate(parts)}
+
+
+def each_way(world, server, t):
+    """Each rank sends its part in its own way; the reply says what each has brought."""
+    parts = [part_of(world.specs, r, r == 3) for r in range(N_RANKS)]
+    for declared in ({}, {"trainer_ranks": N_RANKS}):
+        data, ways = world.data(), Senders(world, server, t)
+        what = update_id = start(server, **declared)
+        for r, way in enumerate((ways.shm, ways.path, ways.body, ways.ipc)):
+            for half in (parts[r][0::2], parts[r][1::2]):
+                found = taken(way(half, data, update_id=update_id, trainer_rank=r), what)
+        must(sent_by(found) == wanted_of(parts), f"{found['senders']}")
+        found = finish(server, update_id, data, what)
+        must(sent_by(found) == wanted_of(parts), f"{found['senders']}")
+        must(all(x["place"] is None and x["gpu"] is None for x in found["senders"]), f"{found}")
+        ways.close()
+
+
+def a_rank_is_missing(world, server, t):
+    """A finish without a rank's part names the rank, whether the number of ranks was declared or not."""
+    data, ways = world.data(), Senders(world, server, t)
+    parts = [part_of(world.specs, r, r == 0) for r in range(N_RANKS)]
+    lost = [part[0].name for part in parts]
+    for declared, said in (({"trainer_ranks": N_RANKS}, "trainer rank 2 has sent no tensors"),
+                           ({}, "trainer rank 2 brought it in the last update")):
+        update_id = start(server)
+        for r, part in enumerate(parts):
+            taken(ways.shm(part, data, update_id=update_id, trainer_rank=r), "before")
+        finish(server, update_id, data, "before")
+        update_id = start(server, **declared)
+        for r, part in enumerate(parts):
+            if r != 2:
+                taken(ways.shm(part, data, update_id=update_id, trainer_rank=r), "without rank 2")
+        error = refused(server.ask("POST", FINISH, {"update_id": update_id}), 422, "incomplete_update", "",
+                        f"{len(parts[2])} of {len(world.specs)} tensors are missing", lost[2], said)
+        must(error["details"]["missing"][0] == lost[2], f"{error}")
+        must({r for r, x in sent_by(error["details"]).items() if x[0] == 0} ==
+             ({2} if declared else set()), f"{error}")
+        server.check("a rank is missing")
+    update_id = start(server, trainer_ranks=N_RANKS + 2)  # all tensors came, and two ranks did not
+    for r, part in enumerate(parts):
+        taken(ways.shm(part, data, update_id=update_id, trainer_rank=r), "two more")
+    refused(server.ask("POST", FINISH, {"update_id": update_id}), 422, "incomplete_update", "",
+            "trainer ranks 4, 5 have sent no tensors", f"{N_RANKS + 2} ranks")
+    server.check("two ranks sent nothing")
+    ways.close()
+
+
+def a_rank_is_refused(world, server, t):
+    """What a rank sent is refused: the session shows it, and so does the finish if it is not sent again."""
+    data, ways = world.data(), Senders(world, server, t)
+    parts = [part_of(world.specs, r, r == 0) for r in range(N_RANKS)]
+    sums = [[baton.checksum(data[s.name]) for s in p] for p in parts]
+    for again in (True, False):
+        update_id = start(server)
+        for r, part in enumerate(parts[:3]):
+            taken(ways.shm(part, data, update_id=update_id, trainer_rank=r, checksums=sums[r]), "sums")
+        wrong = [*sums[3][:1], "0" * 32, *sums[3][2:]]
+        error = refused(ways.shm(parts[3], data, update_id=update_id, trainer_rank=3, checksums=wrong),
+                        422, "checksum_mismatch", "/checksums/1", parts[3][1].name)
+        shown = server.ask("GET", f"{UPDATE}/{update_id}").body
+        must(sent_by(error["details"]) == sent_by(shown) ==
+             {**wanted_of(parts[:3]), 3: (0, 0, "checksum_mismatch")}, f"{shown}")
+        if again:
+            taken(ways.shm(parts[3], data, update_id=update_id, trainer_rank=3, checksums=sums[3]), "again")
+            must(sent_by(finish(server, update_id, data, "again")) == wanted_of(parts), "again")
+            continue
+        refused(server.ask("POST", FINISH, {"update_id": update_id}), 422, "incomplete_update", "",
+                "the last request of trainer rank 3 was refused", parts[3][1].name)
+    update_id = start(server)
+    unknown = [*parts[0], Spec("model.layers.0.mlp.experts.99.up_proj.weight", "BF16", [5, 9])]
+    refused(ways.shm(unknown, {**data, unknown[-1].name: bytes(90)}, update_id=update_id, trainer_rank=1),
+            422, "manifest_mismatch", f"/names/{len(parts[0])}", "experts.99")
+    shown = server.ask("GET", f"{UPDATE}/{update_id}").body
+    must(sent_by(shown) == {1: (0, 0, "manifest_mismatch")}, f"{shown}")
+    server.ask("DELETE", f"{UPDATE}/{update_id}")
+    ways.close()
+
+
+def a_rank_comes_twice(world, server, t):
+    """A part that is sent again with its chunk_id is answered again; ranks number their chunks each by itself."""
+    data, ways = world.data(), Senders(world, server, t)
+    parts = [part_of(world.specs, r, r == 0) for r in range(N_RANKS)]
+    update_id = start(server, trainer_ranks=N_RANKS)
+    for r, part in enumerate(parts):
+        for _ in range(2):
+            found = taken(ways.shm(part, data, update_id=update_id, trainer_rank=r, chunk_id="0"), "twice")
+    must(sent_by(found) == wanted_of(parts), f"{found}")
+    refused(ways.shm(parts[1], data, update_id=update_id, trainer_rank=1), 409, "conflict", "/names/0",
+            parts[1][0].name, "already arrived")
+    must(sent_by(finish(server, update_id, data, "twice"))[0] == wanted_of(parts)[0], "twice")
+    for members, param, words in (
+            ({"trainer_rank": 4}, "/trainer_rank", ("4 ranks", "0 to 3")),
+            ({}, "/trainer_rank", ("4 ranks",)),
+            ({"trainer_rank": 256}, "/trainer_rank", ("256",)),
+            ({"trainer_rank": -1}, "/trainer_rank", ("-1",)),
+            ({"trainer_rank": "1"}, "/trainer_rank", ())):
+        update_id = start(server, trainer_ranks=N_RANKS)
+        refused(ways.shm(parts[1], data, update_id=update_id, **members), 400, "bad_request", param, *words)
+        server.ask("DELETE", f"{UPDATE}/{update_id}")
+    refused(ways.shm(parts[1], data, trainer_rank=1, partial=True), 400, "bad_request", "/trainer_rank",
+            "update_id")
+    refused(server.ask("POST", START, {"trainer_ranks": 257}), 400, "bad_request", "/trainer_ranks")
+    server.check("twice")
+    ways.close()
+
+
+def gpus_without_list(world, server, t):
+    """Parts that are addressed to GPUs: the reply says what each GPU brought, and which one nothing came for."""
+    data = world.data()
+    parts = [part_of(world.specs, r) for r in range(N_RANKS)]
+
+    def body(ranks, **members):
+        exports = {r: export(t, r, parts[r], data) for r in ranks}
+        return {"per_gpu": {exports[r].uuid: columns(parts[r]) for r in ranks}, "placement": "sharded",
+                "ipc_handles_pickled": pickled_dict({x.uuid: x for x in exports.values()}), **members}
+
+    found = server.update(body(range(N_RANKS), weight_version="all"), data, "all GPUs")
+    must([(x["place"], x["gpu"].endswith(t.uuid(r)), x["n_tensors"], x["nbytes"], x["trainer_rank"])
+          for r, x in enumerate(found["senders"])] ==
+         [(f"cuda:{r}", True, len(p), sum(s.nbytes for s in p), None) for r, p in enumerate(parts)],
+         f"{found['senders']}")
+    server.refuse(body((0, 1, 3)), "incomplete_update", "/per_gpu", "no tensors came for cuda:2", t.uuid(2),
+                  "cuda:2", "brought it in the last update", part_of(world.specs, 2, False)[0].name,
+                  status=422, what="a GPU without a list")
+    other = {**data, "model.embed_tokens.weight": world.data(world.specs[:1])["model.embed_tokens.weight"]}
+    exports = {r: export(t, r, parts[r], other if r == 1 else data) for r in range(N_RANKS)}
+    server.refuse({"per_gpu": {x.uuid: columns(parts[r]) for r, x in exports.items()},
+                   "ipc_handles_pickled": pickled_dict({x.uuid: x for x in exports.values()}),
+                   "placement": "sharded"}, "manifest_mismatch", "", "model.embed_tokens.weight",
+                  "cuda:1", "cuda:0", status=422, what="two ranks with other bytes for one tensor")
+
+
 def run(world):
     with world.store(",".join(f"cuda:{i}" for i in range(N_RANKS)), str(N_RANKS)) as server, \
             world.trainer(server) as t:
-        for step in (vllm_lists, by_gpu, vllm_refused, buckets_by_rank):
+        for step in (vllm_lists, by_gpu, vllm_refused, buckets_by_rank, gpus_without_list):
+            step(world, server, t)
+    with world.store("cuda:0", "1", "--allow-path", world.folder) as server, world.trainer(server) as t:
+        for step in (each_way, a_rank_is_missing, a_rank_is_refused, a_rank_comes_twice):
             step(world, server, t)
     print(f"ok: {must.n} checks; ranks with parts of their own")
 
