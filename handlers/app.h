@@ -76,6 +76,7 @@ struct app_generate {
     const struct model_defaults *defaults; /* of /v1/completions; NULL: the model has none */
     const char *model_name, *model_path;   /* "" without an engine */
     uint32_t vocab_size, max_model_len;    /* 0 without an engine */
+    struct engine_info info;               /* zeroed without an engine */
     struct generations *generations;       /* those under way */
     struct admission *admission;           /* of generates */
     struct admission *text_admission;      /* of requests on `text` */

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { REAL_DIGITS = 9, NUMBER_CAP = 32 };
+enum { REAL_DIGITS = 9, NUMBER_CAP = 32, BASE64_PIECE = 4096 };
 
 /* Puts a comma after a value. The last byte of a value is never one of these. */
 static void put_comma(struct buf *out)
@@ -63,6 +63,41 @@ void json_put_string(struct buf *out, const char *text, size_t len)
         from = i + 1;
     }
     buf_append(out, text + from, len - from);
+    buf_append(out, "\"", 1);
+}
+
+/* Writes the 4 digits of up to 3 bytes. */
+static void base64_group(char digits[4], const unsigned char *data, size_t n)
+{
+    static const char alphabet[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    uint32_t bits = (uint32_t)data[0] << 16;
+
+    bits |= n > 1 ? (uint32_t)data[1] << 8 : 0;
+    bits |= n > 2 ? data[2] : 0;
+    digits[0] = alphabet[bits >> 18];
+    digits[1] = alphabet[bits >> 12 & 63];
+    digits[2] = n > 1 ? alphabet[bits >> 6 & 63] : '=';
+    digits[3] = n > 2 ? alphabet[bits & 63] : '=';
+}
+
+void json_put_base64(struct buf *out, const void *data, size_t nbytes)
+{
+    const unsigned char *bytes = data;
+    char text[BASE64_PIECE];
+    size_t n = 0;
+
+    put_comma(out);
+    buf_append(out, "\"", 1);
+    for (size_t i = 0; i < nbytes; i += 3) {
+        base64_group(text + n, bytes + i, nbytes - i);
+        n += 4;
+        if (n < sizeof text)
+            continue;
+        buf_append(out, text, n);
+        n = 0;
+    }
+    buf_append(out, text, n);
     buf_append(out, "\"", 1);
 }
 

@@ -24,6 +24,9 @@ void json_put_int(struct buf *out, int64_t v);
 void json_put_real(struct buf *out, double v); /* finite; 9 digits, as REPLY_JSON_FLAGS has it */
 void json_put_null(struct buf *out);
 
+/* json_put_base64 - a string: the bytes in base64 (RFC 4648, padded). */
+void json_put_base64(struct buf *out, const void *data, size_t nbytes);
+
 /* json_put_value - @v  stolen; NULL: there was no memory to make it */
 void json_put_value(struct buf *out, json_t *v);
 

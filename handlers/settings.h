@@ -8,6 +8,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Which replies have the experts of each token, beside those of requests that ask for them. */
+enum routed_experts_mode {
+    ROUTED_EXPERTS_ON_REQUEST, /* no others */
+    ROUTED_EXPERTS_VLLM,       /* all on vLLM's routes */
+    ROUTED_EXPERTS_PRIME_RL    /* all on /inference/v1/generate, in prime-rl's form */
+};
+
 /* Strings are borrowed from the configuration, which outlives every request. */
 struct settings {
     const char *const *allow_path; /* [n_allow_path]: real, absolute directories */
@@ -19,6 +26,7 @@ struct settings {
     unsigned dialects; /* APIs of other servers that are answered: bits 1 << enum route_dialect */
     enum gen_on_update on_update; /* of requests that do not set it */
     enum gen_logprobs_mode logprobs_mode;
+    enum routed_experts_mode routed_experts;
     uint64_t max_logprobs;    /* that a request may ask for with each token */
     const char *listen;       /* as given */
     bool has_tls;             /* there is a certificate */

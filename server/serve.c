@@ -31,6 +31,14 @@ enum { FLEET_THREADS_MIN = 16 };
 /* Between two reports to the service manager, as loops must have turned since the last look. */
 enum { WATCHDOG_US_MAX = WATCH_LIVE_AGE_MAX_MS / 3 * 1000 };
 
+static enum routed_experts_mode routed_experts_of(const struct config *c)
+{
+    if (strcmp(c->return_routed_experts, "vllm") == 0)
+        return ROUTED_EXPERTS_VLLM;
+    return strcmp(c->return_routed_experts, "prime-rl") == 0 ? ROUTED_EXPERTS_PRIME_RL
+                                                             : ROUTED_EXPERTS_ON_REQUEST;
+}
+
 static struct settings settings_of(const struct config *c)
 {
     return (struct settings){
@@ -50,6 +58,7 @@ static struct settings settings_of(const struct config *c)
                              ? GEN_LOGPROBS_PROCESSED
                              : GEN_LOGPROBS_RAW,
         .max_logprobs = c->max_logprobs,
+        .routed_experts = routed_experts_of(c),
         .listen = c->listen,
         .has_tls = c->tls_cert != NULL && c->tls_cert[0] != '\0',
         .sglang_memory_saver = c->sglang_memory_saver,

@@ -160,19 +160,32 @@ static void describe_model(struct server *s)
 {
     const struct config *c = &s->config;
     struct app_generate *g = &s->generate;
-    struct engine_info info;
 
-    g->engine->ops->info(g->engine, &info);
+    g->engine->ops->info(g->engine, &g->info);
     g->tokenizer = s->tokenizer;
     g->chat = s->chat;
     g->chat_why = &s->chat_why;
     g->defaults = &s->model.defaults;
-    g->vocab_size = info.vocab_size;
-    g->max_model_len = info.max_model_len;
+    g->vocab_size = g->info.vocab_size;
+    g->max_model_len = g->info.max_model_len;
     base_name(c->model, s->model_name, sizeof s->model_name);
     g->model_name = c->served_model_name != NULL ? c->served_model_name : s->model_name;
     absolute_path(c->model, s->model_path, sizeof s->model_path);
     g->model_path = s->model_path;
+}
+
+/* Every reply would be refused. */
+static int check_routed_experts(const struct server *s, struct err *e)
+{
+    const struct config *c = &s->config;
+
+    if (s->app.settings.routed_experts == ROUTED_EXPERTS_ON_REQUEST ||
+        s->generate.info.n_route_layers > 0)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, "--return-routed-experts",
+                   "'%s' needs a model with experts, and %s; leave it out",
+                   c->return_routed_experts,
+                   s->generate.engine != NULL ? "this one has none" : "there is no engine");
 }
 
 static int build_engine(struct server *s, struct err *e)
@@ -193,11 +206,11 @@ static int build_engine(struct server *s, struct err *e)
     };
 
     if (!server_has_engine(s))
-        return 0;
+        return check_routed_experts(s, e);
     if (embedded_new(&s->generate.engine, &cfg, e) != 0)
         return -1;
     describe_model(s);
-    return build_adapters(s, e);
+    return check_routed_experts(s, e) != 0 ? -1 : build_adapters(s, e);
 }
 
 static int build_pause_controller(struct server *s, struct err *e)

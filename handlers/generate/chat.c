@@ -29,6 +29,7 @@ const char *const chat_members[] = {CHAT_MEMBERS "model",
                                     "cache_salt",
                                     "priority",
                                     "kv_transfer_params",
+                                    "return_routed_experts",
                                     COMPLETIONS_SGLANG_NEUTRAL(GENERATE_MEMBER)
                                         GENERATE_SAMPLING_MEMBERS NULL};
 
@@ -116,6 +117,7 @@ int chat_op_parse(struct completions_op *op, const json_t *body, struct err *e)
         generation_parse_stream(&op->stream, body, false, e) != 0 ||
         body_bool(&op->return_ids, body, "", "return_token_ids", e) != 0 ||
         body_bool(&op->as_ids, body, "", "return_tokens_as_token_ids", e) != 0 ||
+        completions_parse_routed(op, body, e) != 0 ||
         generate_check_neutral(body, "", chat_rules, e) != 0 || parse_sampling(op, body, e) != 0 ||
         chat_parse(op->chat, body, g->app->generate->chat, e) != 0)
         return -1;

@@ -92,8 +92,8 @@ void chat_put_choice(struct buf *out, const struct completions_part *p)
     json_put_name(out, "stop_reason");
     json_put_value(out, generation_stop_reason_json(p->out));
     completions_put_token_ids(out, p);
-    if (!op->stream.on)
-        json_put_members(out, json_pack("{s:n}", "routed_experts"));
+    if (!op->stream.on || (op->g.params.gen.routes && p->out != NULL))
+        completions_put_routed(out, p);
     if (p->out != NULL) {
         json_put_name(out, "weight_versions");
         json_put_value(out, generation_versions_json(p->out));

@@ -108,6 +108,9 @@ int completions_parse_prompts(struct completions_op *op, const json_t *prompt, s
  * for those which are missing. */
 int completions_parse_sampling(struct completions_op *op, const json_t *body, struct err *e);
 
+/* completions_parse_routed - parse return_routed_experts, as vLLM's routes have it. */
+int completions_parse_routed(struct completions_op *op, const json_t *body, struct err *e);
+
 /* completions_set_error_field - as in generation_ops; uses prompts_at and sampling_at. */
 void completions_set_error_field(const struct generation_seq *seq, struct err *e);
 
@@ -125,6 +128,9 @@ void completions_part_sent(struct completions_part *p);
 
 /* completions_put_token_ids - append the member token_ids: those of the part, or null. */
 void completions_put_token_ids(struct buf *out, const struct completions_part *p);
+
+/* completions_put_routed - append the member routed_experts: null until the sequence has ended. */
+void completions_put_routed(struct buf *out, const struct completions_part *p);
 
 /* completions_versions_json - generation_versions_json for the tokens that are sent. */
 json_t *completions_versions_json(const struct completions_op *op, const struct gen_output *out);

@@ -4,6 +4,7 @@
 #include "engine/model/model_config.h"
 #include "handlers/body.h"
 #include "handlers/data_plane.h"
+#include "handlers/generate/routed_experts.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +26,7 @@ const char *const completions_members[] = {"model",
                                            "priority",
                                            "prompt_embeds",
                                            "kv_transfer_params",
+                                           "return_routed_experts",
                                            COMPLETIONS_SGLANG_NEUTRAL(GENERATE_MEMBER)
                                                GENERATE_SAMPLING_MEMBERS NULL};
 
@@ -174,6 +176,12 @@ static int parse_flags(struct completions_op *op, const json_t *body, struct err
     return body_bool(&op->as_ids, body, "", "return_tokens_as_token_ids", e);
 }
 
+int completions_parse_routed(struct completions_op *op, const json_t *body, struct err *e)
+{
+    return routed_experts_parse(&op->g, body,
+                                op->g.app->settings.routed_experts == ROUTED_EXPERTS_VLLM, e);
+}
+
 /* generation_config.json has the defaults of members that the request leaves out, as in vLLM on
  * this route. */
 static void apply_defaults(struct gen_params *p, const struct model_defaults *d)
@@ -228,7 +236,7 @@ int completions_parse(struct completions_op *op, const json_t *body, struct err 
     g->params.gen.max_tokens = COMPLETIONS_MAX_TOKENS_DEFAULT; /* for null too, as in vLLM */
     if (generation_parse_names(&op->request_id, g, body, e) != 0 ||
         generation_parse_stream(&op->stream, body, false, e) != 0 ||
-        parse_flags(op, body, e) != 0 ||
+        parse_flags(op, body, e) != 0 || completions_parse_routed(op, body, e) != 0 ||
         generate_check_neutral(body, "", completions_rules, e) != 0 ||
         parse_sampling(op, body, e) != 0 || resolve_logprobs(op, e) != 0)
         return -1;

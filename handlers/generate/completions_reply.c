@@ -5,6 +5,7 @@
 #include "control/life.h"
 #include "handlers/generate/chat.h"
 #include "handlers/generate/generation_reply.h"
+#include "handlers/generate/routed_experts.h"
 #include "handlers/json_put.h"
 #include "handlers/reply.h"
 
@@ -169,6 +170,12 @@ void completions_put_token_ids(struct buf *out, const struct completions_part *p
         json_put_null(out);
 }
 
+void completions_put_routed(struct buf *out, const struct completions_part *p)
+{
+    json_put_name(out, "routed_experts");
+    routed_experts_put(out, p->seq, p->out, p->end, ROUTED_NPY);
+}
+
 static void put_logprobs(struct buf *out, const struct completions_part *p)
 {
     static const char *const names[COMPLETIONS_LOGPROBS_N] = {
@@ -221,7 +228,7 @@ static void put_choice(struct buf *out, const struct completions_part *p)
     json_put_name(out, "prompt_token_ids");
     json_put_value(out, prompt_ids_json(p));
     put_prompt_logprobs(out, p);
-    json_put_members(out, json_pack("{s:n}", "routed_experts"));
+    completions_put_routed(out, p);
     if (p->out != NULL) {
         json_put_name(out, "weight_versions");
         json_put_value(out, completions_versions_json(op, p->out));

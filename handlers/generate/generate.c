@@ -11,6 +11,7 @@
 #include "handlers/generate/generation.h"
 #include "handlers/generate/generation_parse.h"
 #include "handlers/generate/generation_reply.h"
+#include "handlers/generate/routed_experts.h"
 #include "handlers/json_put.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
@@ -39,6 +40,7 @@ const char *const generate_members[] = {"token_ids",
                                         "reasoning_parser_kwargs",
                                         "token_offsets",
                                         "assistant_tokens_mask",
+                                        "return_routed_experts",
                                         NULL};
 
 const char *generate_hint(const char *member)
@@ -77,6 +79,7 @@ struct generate_op {
     int64_t created_s;
     struct generation_stream stream;
     bool sampled_only; /* the dialect has only the logprob of the sampled token */
+    enum routed_form routed_form;
 };
 
 static struct generate_op *op_of(struct generation *g)
@@ -149,7 +152,9 @@ static void put_choice(struct buf *out, const struct generate_op *op,
     json_put_value(out, generation_stop_reason_json(made));
     json_put_name(out, "logprobs");
     put_logprobs(out, op, tokens, first, end);
-    json_put_members(out, json_pack("{s:n, s:n}", "routed_experts", "sampling_mask"));
+    json_put_name(out, "routed_experts");
+    routed_experts_put(out, seq, made, end, op->routed_form);
+    json_put_members(out, json_pack("{s:n}", "sampling_mask"));
     if (made != NULL) {
         json_put_name(out, "weight_versions");
         json_put_value(out, generation_versions_json(made));
@@ -351,13 +356,31 @@ static int parse_on_update(struct generation *g, const json_t *body, struct err 
     return mode == NULL ? 0 : gen_on_update_parse(&g->on_update, mode, "/on_update", e);
 }
 
+static enum routed_form routed_form_of(const struct app *app, const struct route *route)
+{
+    if (route->dialect == DIALECT_SKYRL)
+        return ROUTED_SKYRL;
+    if (route->form == FORM_NATIVE)
+        return ROUTED_NATIVE;
+    return app->settings.routed_experts == ROUTED_EXPERTS_PRIME_RL ? ROUTED_PRIME_RL : ROUTED_NPY;
+}
+
+static int parse_routed(struct generate_op *op, const json_t *body, struct err *e)
+{
+    bool asks = op->routed_form == ROUTED_NATIVE || op->routed_form == ROUTED_SKYRL;
+    bool always = op->g.app->settings.routed_experts != ROUTED_EXPERTS_ON_REQUEST && !asks;
+
+    return routed_experts_parse(&op->g, body, always, e);
+}
+
 static int generate_parse(struct generate_op *op, const json_t *body, bool strict, struct err *e)
 {
     if (generation_parse_names(&op->request_id, &op->g, body, e) != 0 ||
         generation_parse_stream(&op->stream, body, strict, e) != 0 || parse_mode(body, e) != 0 ||
         parse_on_update(&op->g, body, e) != 0 ||
         generate_check_neutral(body, "", generate_rules, e) != 0 ||
-        parse_prompt(&op->g, body, e) != 0 || parse_sampling(op, body, strict, e) != 0)
+        parse_routed(op, body, e) != 0 || parse_prompt(&op->g, body, e) != 0 ||
+        parse_sampling(op, body, strict, e) != 0)
         return -1;
     return generation_expand(&op->g, "/sampling_params/n", e);
 }
@@ -380,6 +403,8 @@ int handle_generate(struct app *app, struct http_request *x, struct err *e)
     op->g.id_prefix = "generate-tokens-";
     op->g.logprobs_at = "/sampling_params/logprobs";
     op->g.prompt_logprobs_at = "/sampling_params/prompt_logprobs";
+    op->g.routes_start_at = "/sampling_params/routed_experts_prompt_start";
+    op->routed_form = routed_form_of(app, route);
     op->created_s = clock_wall_s();
     op->sampled_only = route->dialect != DIALECT_NATIVE;
     if (generate_parse(op, body, route->strict, e) != 0) {

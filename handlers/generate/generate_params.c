@@ -270,15 +270,13 @@ static int read_harmless(const json_t *o, const char *at, struct err *e)
 {
     static const char *const flags[] = {"spaces_between_special_tokens", "detokenize",
                                         "skip_reading_prefix_cache"};
-    uint64_t kind = 0, start = 0;
+    uint64_t kind = 0;
     bool flag = false;
 
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
         if (body_bool(&flag, o, at, flags[i], e) != 0)
             return -1;
     }
-    if (body_u64(&start, o, at, "routed_experts_prompt_start", 0, UINT32_MAX, e) != 0)
-        return -1;
     return body_u64(&kind, o, at, "output_kind", 0, OUTPUT_KIND_MAX, e);
 }
 
@@ -295,6 +293,8 @@ int generate_params_parse(struct generate_params *p, const json_t *object, const
         body_bool(&p->skip_special_tokens, object, at, "skip_special_tokens", e) != 0 ||
         body_bool(&p->include_stop_str, object, at, "include_stop_str_in_output", e) != 0 ||
         read_stops(g, object, at, e) != 0 || read_stop_ids(g, object, at, vocab_size, e) != 0 ||
+        read_u32(&p->routes_start, object, at, "routed_experts_prompt_start", 0, UINT32_MAX, e) !=
+            0 ||
         read_harmless(object, at, e) != 0 ||
         generate_check_neutral(object, at, sampling_neutral, e) != 0 ||
         gen_params_check(g, at, e) != 0)

@@ -71,6 +71,7 @@ struct generate_params {
     bool seeded;
     uint32_t n;
     bool skip_special_tokens, include_stop_str; /* for text output only */
+    uint32_t routes_start; /* first position of a prompt whose routes are in the reply */
 };
 
 /* generate_sampling_members - members of "sampling_params", NULL-terminated. */

@@ -35,6 +35,7 @@ void generation_init(struct generation *g, struct app *app, struct http_request 
     g->work = (struct job){.run = generation_work, .arg = g};
     g->logprobs_at = "/logprobs";
     g->prompt_logprobs_at = "/prompt_logprobs";
+    g->routes_start_at = "/routed_experts_prompt_start";
     g->prompt_logprobs_times = 1;
     generate_params_init(&g->params);
     g->params.gen.logprobs_mode = app->settings.logprobs_mode;
@@ -261,10 +262,14 @@ void generation_fail_locked(struct generation *g, const struct err *e)
 /* The output that the engine returns for a sequence which ended before its first token. */
 static struct gen_output *empty_output(const struct generation_seq *seq, struct err *e)
 {
+    const struct engine_info *info = &seq->g->app->generate->info;
+    bool routed = seq->g->params.gen.routes;
     struct gen_record_cfg cfg = {.n_tokens_max = 1,
                                  .n_prompt = seq->g->prompts[seq->prompt].n,
                                  .logprobs = -1,
-                                 .prompt_logprobs = -1};
+                                 .prompt_logprobs = -1,
+                                 .n_route_layers = routed ? info->n_route_layers : 0,
+                                 .n_routes_per_token = routed ? info->n_routes_per_token : 0};
     struct gen_record *rec;
 
     if (gen_record_new(&rec, &cfg, e) != 0)

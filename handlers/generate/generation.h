@@ -100,6 +100,7 @@ struct generation {
     uint64_t began_us;                            /* the request arrived */
     const char *request_id;                       /* borrowed from the operation; NULL: none */
     const char *logprobs_at, *prompt_logprobs_at; /* JSON pointers of those members */
+    const char *routes_start_at;                  /* the same of params.routes_start */
     bool events_repeat; /* each event of a stream has all tokens of its sequence so far */
     uint32_t prompt_logprobs_times; /* how many times the reply contains those of a prompt */
     uint32_t prompt_logprobs_from;  /* first token of a prompt whose logprobs are in the reply */
@@ -165,8 +166,8 @@ int generation_count_seqs(const struct generation *g, const char *at, uint32_t *
  * @at  as above
  * Errors: as above; ERR_BAD_REQUEST at logprobs_at or prompt_logprobs_at (more than --max-logprobs
  * for each token, or more in total than GENERATION_LOGPROBS_MAX or, for prompts,
- *         GENERATION_PROMPT_LOGPROBS_MAX); ERR_TOO_LARGE (the prompts of all sequences exceed
- *         GENERATION_PROMPT_TOKENS_MAX); ERR_NO_MEMORY. */
+ *         GENERATION_PROMPT_LOGPROBS_MAX); those of routed_experts_check; ERR_TOO_LARGE (the
+ * prompts of all sequences exceed GENERATION_PROMPT_TOKENS_MAX); ERR_NO_MEMORY. */
 int generation_expand(struct generation *g, const char *at, struct err *e);
 
 /* generation_watch - from now on a disconnect of the client ends the generation. Takes over the

@@ -2,6 +2,7 @@
 #include "handlers/generate/generation_priv.h"
 
 #include "engine/lora/adapters.h"
+#include "handlers/generate/routed_experts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -139,7 +140,7 @@ int generation_expand(struct generation *g, const char *at, struct err *e)
         return err_set(e, ERR_TOO_LARGE, at,
                        "the prompts of all sequences have %llu tokens; at most %d are allowed",
                        (unsigned long long)n_tokens, GENERATION_PROMPT_TOKENS_MAX);
-    if (check_all_logprobs(g, e) != 0)
+    if (check_all_logprobs(g, e) != 0 || routed_experts_check(g, e) != 0)
         return -1;
     seqs = calloc(n_seqs, sizeof *seqs);
     if (seqs == NULL)

@@ -13,6 +13,7 @@
 #include "handlers/body.h"
 #include "handlers/data_plane.h"
 #include "handlers/dialect.h"
+#include "handlers/generate/routed_experts.h"
 #include "handlers/route.h"
 
 #include <stdio.h>
@@ -30,8 +31,6 @@
     X("modalities", NEUTRAL_EMPTY, 0)                                                              \
     X("token_ids_logprob", NEUTRAL_EMPTY, 0)                                                       \
     X("return_hidden_states", NEUTRAL_FALSE, 0)                                                    \
-    X("return_routed_experts", NEUTRAL_FALSE, 0)                                                   \
-    X("routed_experts_start_len", NEUTRAL_NUMBER, 0)                                               \
     X("return_indexer_topk", NEUTRAL_FALSE, 0)                                                     \
     X("return_sampling_mask", NEUTRAL_FALSE, 0)                                                    \
     X("return_entropy", NEUTRAL_FALSE, 0)                                                          \
@@ -66,6 +65,8 @@ const char *const sglang_generate_members[] = {"text",
                                                "logprob_start_len",
                                                "top_logprobs_num",
                                                "return_text_in_logprobs",
+                                               "return_routed_experts",
+                                               "routed_experts_start_len",
                                                "session_id",
                                                "conversation_id",
                                                "routing_key",
@@ -303,6 +304,18 @@ static int parse_logprobs(struct sglang_op *op, const json_t *flat, struct err *
     return 0;
 }
 
+static int parse_routed(struct sglang_op *op, const json_t *body, struct err *e)
+{
+    struct generation *g = &op->c.g;
+    uint64_t start = 0;
+
+    if (body_u64(&start, body, "", "routed_experts_start_len", 0, UINT32_MAX, e) != 0)
+        return -1;
+    g->params.routes_start = (uint32_t)start;
+    g->routes_start_at = "/routed_experts_start_len";
+    return routed_experts_parse(g, body, false, e);
+}
+
 static int parse_lora(struct generation *g, const json_t *flat, struct err *e)
 {
     const char *name = NULL;
@@ -422,7 +435,7 @@ static int sglang_parse(struct sglang_op *op, const json_t *body, struct err *e)
     op->c.add_special = op->c.return_ids = true;
     if (body_bool(&op->c.stream.on, body, "", "stream", e) != 0 ||
         body_bool(&op->with_text, body, "", "return_text_in_logprobs", e) != 0 ||
-        generate_check_neutral(body, "", request_rules, e) != 0 ||
+        generate_check_neutral(body, "", request_rules, e) != 0 || parse_routed(op, body, e) != 0 ||
         parse_prompts(op, body, e) != 0 || flatten_all(&flat, body, op->c.g.n_prompts, e) != 0)
         return -1;
     rc = parse_all(op, body, flat, e);

@@ -4,6 +4,7 @@
 
 #include "control/life.h"
 #include "handlers/generate/generation_reply.h"
+#include "handlers/generate/routed_experts.h"
 #include "handlers/json_put.h"
 #include "handlers/reply.h"
 #include "weights/store/store.h"
@@ -161,6 +162,19 @@ static void put_logprobs(struct buf *out, const struct sglang_op *op,
         put_input_logprobs(out, op, seq);
 }
 
+/* In the last event only. As in SGLang a sequence that was aborted before its first token has none:
+ * slime refuses fewer rows than it has tokens. */
+static void put_routed(struct buf *out, const struct sglang_op *op,
+                       const struct completions_part *p)
+{
+    if (!op->c.g.params.gen.routes || p->out == NULL || p->out->n_tokens == 0)
+        return;
+    json_put_name(out, "routed_experts");
+    routed_experts_put(out, p->seq, p->out, p->end, ROUTED_INT32);
+    json_put_name(out, "routed_experts_start_len");
+    json_put_int(out, op->c.g.params.routes_start);
+}
+
 static void put_meta(struct buf *out, const struct sglang_op *op, const struct completions_part *p)
 {
     const struct generation_seq *seq = p->seq;
@@ -168,14 +182,15 @@ static void put_meta(struct buf *out, const struct sglang_op *op, const struct c
     const struct generation *g = &op->c.g;
 
     json_put_open(out, '{');
-    json_put_members(out, json_pack("{s:s, s:o, s:I, s:I, s:i, s:o, s:o, s:s}", "id",
-                                    op->rids[seq->index], "finish_reason", finish_json(op, made),
-                                    "prompt_tokens", (json_int_t)g->prompts[seq->prompt].n,
-                                    "completion_tokens", (json_int_t)op->sent[seq->index].n_tokens,
-                                    "cached_tokens", 0, "weight_version", version_json(op, p),
-                                    "adapter", generation_adapter_json(g), "boot_id",
-                                    g->app->life->boot_id));
+    json_put_members(out,
+                     json_pack("{s:s, s:o, s:I, s:I, s:i, s:o, s:o, s:s}", "id",
+                               op->rids[seq->index], "finish_reason", finish_json(op, made),
+                               "prompt_tokens", (json_int_t)g->prompts[seq->prompt].n,
+                               "completion_tokens", (json_int_t)op->sent[seq->index].n_tokens,
+                               "cached_tokens", 0, "weight_version", version_json(op, p), "adapter",
+                               generation_adapter_json(g), "boot_id", g->app->life->boot_id));
     put_logprobs(out, op, seq, made);
+    put_routed(out, op, p);
     if (made != NULL) {
         json_put_name(out, "weight_versions");
         json_put_value(out, completions_versions_json(&op->c, made));

@@ -128,6 +128,11 @@ enum { CONFIG_LIST_MAX = 256 };
       "model's logits) or processed_logprobs (of the distribution that the token was "             \
       "drawn from: after penalties, temperature, top_k and top_p; TRL needs these); "              \
       "SGLang's /generate returns its own")                                                        \
+    X(STR, return_routed_experts, "return-routed-experts", "MODE", "on-request", 0, 0,             \
+      "which replies have the experts of each token: on-request (of requests with "                \
+      "return_routed_experts, and on SkyRL's route), vllm (also all of vLLM's routes, as its "     \
+      "--enable-return-routed-experts) or prime-rl (also all of /inference/v1/generate, in "       \
+      "the form of prime-rl's server)")                                                            \
     X(BOOL, sglang_memory_saver, "sglang-memory-saver", "", "false", 0, 0,                         \
       "report enable_memory_saver as on in /server_info: slime compares it with its "              \
       "--offload-rollout; sleeping works either way")                                              \

@@ -5,15 +5,34 @@
 #include <string.h>
 
 /* Options of a server with weights of its own. */
-static const char *const own[] = {"weights",          "weight-version",  "served-model-name",
-                                  "engine",           "engine-threads",  "engine-pin",
-                                  "max-num-seqs",     "allow-path",      "kv-cache",
-                                  "max-loras",        "max-lora-rank",   "max-lora-bytes",
-                                  "max-model-len",    "device",          "cuda-library",
-                                  "nccl-library",     "nccl-allow-cidr", "max-versions",
-                                  "max-weight-bytes", "pin-timeout",     "max-num-batched-tokens",
-                                  "non-finite",       "logprobs-mode",   "max-logprobs",
-                                  "state-dir",        "snapshot",        "serve-base"};
+static const char *const own[] = {"weights",
+                                  "weight-version",
+                                  "served-model-name",
+                                  "engine",
+                                  "engine-threads",
+                                  "engine-pin",
+                                  "max-num-seqs",
+                                  "allow-path",
+                                  "kv-cache",
+                                  "max-loras",
+                                  "max-lora-rank",
+                                  "max-lora-bytes",
+                                  "max-model-len",
+                                  "device",
+                                  "cuda-library",
+                                  "nccl-library",
+                                  "nccl-allow-cidr",
+                                  "max-versions",
+                                  "max-weight-bytes",
+                                  "pin-timeout",
+                                  "max-num-batched-tokens",
+                                  "non-finite",
+                                  "logprobs-mode",
+                                  "max-logprobs",
+                                  "state-dir",
+                                  "snapshot",
+                                  "serve-base",
+                                  "return-routed-experts"};
 /* Options that need --state-dir. */
 static const char *const needs_state[] = {"snapshot", "serve-base"};
 /* In front of a fleet each of these says what an update must contain: only one may be given. */

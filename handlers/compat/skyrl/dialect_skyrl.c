@@ -19,8 +19,9 @@ const char *const skyrl_lora_members[] = {"lora_name", "lora_path", NULL};
 const char *const skyrl_lora_translated[] = {"lora_name", "lora_path", "load_inplace", NULL};
 const char *const skyrl_generate_members[] = {"token_ids", "sampling_params", "cache_salt",
                                               "model",     "features",        NULL};
-const char *const skyrl_generate_translated[] = {"token_ids", "sampling_params", "cache_salt",
-                                                 "model",     "features",        NULL};
+const char *const skyrl_generate_translated[] = {
+    "token_ids", "sampling_params",       "cache_salt", "model",
+    "features",  "return_routed_experts", NULL};
 const char *const skyrl_fetch_members[] = {"target_version", "sync_dir", "uri", NULL};
 const char *const skyrl_session_query[] = {"session_id", NULL};
 
@@ -303,8 +304,9 @@ static int check_n(const json_t *body, struct err *e)
                    (unsigned long long)n);
 }
 
-/* `model` is checked, although SkyRL's own server ignores it: a request for an adapter must not get
- * the base model's tokens. */
+/* SkyRL's client sends its requests here, and not to /inference/v1/generate, if it wants routed
+ * experts. `model` is checked, although SkyRL's own server ignores it: a request for an adapter
+ * must not get the base model's tokens. */
 int skyrl_generate_request(json_t **body, const struct http_request *x, struct err *e)
 {
     static const struct dialect_member members[] = {
@@ -313,7 +315,8 @@ int skyrl_generate_request(json_t **body, const struct http_request *x, struct e
         {"features", "features"},     {NULL, NULL}};
 
     (void)x;
-    if (check_n(*body, e) != 0 || dialect_select_members(body, *body, members, e) != 0)
+    if (check_n(*body, e) != 0 || dialect_select_members(body, *body, members, e) != 0 ||
+        dialect_set(*body, "return_routed_experts", json_true(), e) != 0)
         return -1;
     if (json_object_get(*body, "sampling_params") != NULL)
         return 0;
@@ -341,17 +344,17 @@ static json_t *plain_logprobs(const json_t *logprobs)
     return json_pack("{s:o}", "content", content);
 }
 
-/* routed_experts is null: no mixture-of-experts model is served here. */
 int skyrl_generate_response(json_t **reply, const struct http_request *x)
 {
     const json_t *c = json_array_get(json_object_get(*reply, "choices"), 0);
 
     (void)x;
-    return dialect_replace(reply, json_pack("{s:[{s:O, s:O, s:o, s:n}]}", "choices", "token_ids",
-                                            json_object_get(c, "token_ids"), "finish_reason",
-                                            json_object_get(c, "finish_reason"), "logprobs",
-                                            plain_logprobs(json_object_get(c, "logprobs")),
-                                            "routed_experts"));
+    return dialect_replace(reply,
+                           json_pack("{s:[{s:O, s:O, s:o, s:O?}]}", "choices", "token_ids",
+                                     json_object_get(c, "token_ids"), "finish_reason",
+                                     json_object_get(c, "finish_reason"), "logprobs",
+                                     plain_logprobs(json_object_get(c, "logprobs")),
+                                     "routed_experts", json_object_get(c, "routed_experts")));
 }
 
 int skyrl_fetch_refuse(json_t **body, const struct http_request *x, struct err *e)

@@ -13,6 +13,7 @@ import sys
 sys.dont_write_bytecode = True
 sys.path.insert(0, sys.argv[3])
 
+from ipc_world import Server  # noqa: E402
 from skyrl_world import (GIB, SkyRL, ask, broadcast, chunks_of, client_of, columns_of,  # noqa: E402
                          cut_vllm, export_of, must, refused)
 
@@ -20,6 +21,7 @@ GIVE_UP_S = 280
 N_CROWD = 512
 N_CROWD_TOKENS = 6
 ADAPTER = "skyrl-lora"
+EXPERTS = "tiny-qwen3-moe"
 RPC = "/collective_rpc"
 
 
@@ -192,15 +194,25 @@ async def adapters(world, colocated_too):
 # What else is promised
 
 async def routed(world, client):
-    """/skyrl/v1/generate: exactly one choice, and what is in it."""
+    """/skyrl/v1/generate: exactly one choice, and what is in it. Its client calls it for routed
+    experts, and fails on null."""
     route = "/skyrl/v1/generate"
-    await world.serves(client, "step-00000", endpoint=route)
-    found = await client.post(route, {"token_ids": [5, 6], "sampling_params": {"max_tokens": 2}})
-    choice = found["choices"][0]
-    must(list(found) == ["choices"] and len(found["choices"]) == 1, f"{found}")
-    must(set(choice) == {"token_ids", "finish_reason", "logprobs", "routed_experts"}, f"{choice}")
-    must(choice["logprobs"] is None and choice["routed_experts"] is None, f"{choice}")
-    must(len((await client.post(route, {"token_ids": [5]}))["choices"][0]["token_ids"]) > 0, "{}")
+    await refused(400, ["no experts"], client.post(route, {"token_ids": [5]}))
+    folder = os.path.join(os.path.dirname(world.model), EXPERTS)
+    with open(f"{folder}/golden.json", encoding="utf-8") as f:
+        cases = json.load(f)["cases"]
+    with Server(world, "--model", folder) as server:
+        async with client_of(server) as experts:
+            await world.generates(experts, cases, EXPERTS, endpoint=route, model=EXPERTS)
+            found = await experts.post(route, {"token_ids": [5, 6], "sampling_params": {"max_tokens": 2}})
+            choice = found["choices"][0]
+            must(list(found) == ["choices"] and len(found["choices"]) == 1, f"{found}")
+            must(list(choice) == ["token_ids", "finish_reason", "logprobs", "routed_experts"], f"{choice}")
+            must(choice["logprobs"] is None, f"{choice}")
+            must(list(choice["routed_experts"]) == ["data", "shape", "dtype"] and
+                 choice["routed_experts"]["shape"] == [3, 3, 2], f"{choice}")
+            found = await experts.post(route, {"token_ids": [5]})
+            must(len(found["choices"][0]["token_ids"]) > 0, "{}")
     await refused(400, ["exactly one"], client.post(
         route, {"token_ids": [5], "sampling_params": {"n": 2}}))
     await refused(404, ["nobody"], client.post(route, {"token_ids": [5], "model": "nobody"}))

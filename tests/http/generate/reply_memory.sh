@@ -6,8 +6,9 @@ source "$(dirname "$0")/../lib/lib.sh"
 cp -r "$MODEL" "$WORK/model"
 echo '{% for m in messages %}{{ m.content }}{% endfor %}' >"$WORK/model/chat_template.jinja"
 MODEL=$WORK/model
+EXPERTS=$(dirname "$CHECKPOINTS")/../tiny-qwen3-moe
 for form in completions chat generate skyrl sglang prompt; do
-  serve_model
+  if [[ $form == skyrl ]]; then start_server --model "$EXPERTS"; else serve_model; fi
   timeout 280 "$PYTHON" -B "$(dirname "$0")/reply_memory.py" "$URL" "$SERVER_PID" "$form" ||
     fail "$form"
   N_CHECKS=$((N_CHECKS + 1))

@@ -156,11 +156,12 @@ static void test_own_routes(void **state)
         {lora, "{\"lora_name\": \"n\"}", NULL, "/lora_path", "required"},
         {lora, "{\"lora_path\": \"/p\"}", NULL, "/lora_name", "required"},
         {generate, "{\"token_ids\": [1], \"stream\": true}",
-         "{\"sampling_params\":{},\"token_ids\":[1]}", NULL, NULL},
+         "{\"return_routed_experts\":true,\"sampling_params\":{},\"token_ids\":[1]}", NULL, NULL},
         {generate,
          "{\"token_ids\": [1], \"sampling_params\": {\"n\": 1}, \"model\": \"m\", \"features\": "
          "null, \"cache_salt\": \"s\"}",
-         "{\"cache_salt\":\"s\",\"model\":\"m\",\"sampling_params\":{\"n\":1},\"token_ids\":[1]}",
+         "{\"cache_salt\":\"s\",\"model\":\"m\",\"return_routed_experts\":true,\"sampling_params\":"
+         "{\"n\":1},\"token_ids\":[1]}",
          NULL, NULL},
         {generate, "{\"token_ids\": [1], \"sampling_params\": {\"n\": 2}}", NULL,
          "/sampling_params/n", "exactly one"},
@@ -247,9 +248,9 @@ static void test_ways_out(void **state)
     assert_out(skyrl_generate_response, &app,
                "{\"choices\": [{\"index\": 0, \"token_ids\": [4], \"finish_reason\": \"stop\", "
                "\"logprobs\": {\"content\": [{\"token\": \"x\", \"logprob\": -1.5}]}, "
-               "\"weight_versions\": []}], \"usage\": {}}",
+               "\"weight_versions\": [], \"routed_experts\": {\"data\": \"\"}}], \"usage\": {}}",
                "{\"choices\":[{\"finish_reason\":\"stop\",\"logprobs\":{\"content\":[{\"logprob\":"
-               "-1.5}]},\"routed_experts\":null,\"token_ids\":[4]}]}");
+               "-1.5}]},\"routed_experts\":{\"data\":\"\"},\"token_ids\":[4]}]}");
     assert_out(skyrl_generate_response, &app,
                "{\"choices\": [{\"token_ids\": [], \"finish_reason\": \"abort\", \"logprobs\": "
                "null}]}",

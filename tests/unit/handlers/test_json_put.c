@@ -34,6 +34,39 @@ static void assert_as_tree(struct buf *found, json_t *v)
     buf_fini(&want);
 }
 
+static void test_base64(void **state)
+{
+    static const struct {
+        const char *bytes, *text;
+    } rows[] = {{"", "[\"\"]"},
+                {"f", "[\"Zg==\"]"},
+                {"fo", "[\"Zm8=\"]"},
+                {"foo", "[\"Zm9v\"]"},
+                {"foob", "[\"Zm9vYg==\"]"},
+                {"fooba", "[\"Zm9vYmE=\"]"},
+                {"foobar", "[\"Zm9vYmFy\"]"},
+                {"\xff\xfe\xfb", "[\"//77\"]"}};
+    static unsigned char many[100000];
+    struct buf out = {0};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        json_put_open(&out, '[');
+        json_put_base64(&out, rows[i].bytes, strlen(rows[i].bytes));
+        json_put_close(&out, ']');
+        assert_text(&out, rows[i].text);
+    }
+    json_put_open(&out, '[');
+    json_put_int(&out, 5);
+    json_put_base64(&out, many, sizeof many); /* more than one piece */
+    assert_int_equal(out.len, 4 + (sizeof many + 2) / 3 * 4 + 1);
+    for (size_t i = 4; i < out.len - 3; i++)
+        assert_int_equal(out.data[i], 'A');
+    assert_memory_equal(out.data, "[5,\"", 4);
+    assert_memory_equal(out.data + out.len - 3, "==\"", 3);
+    buf_fini(&out);
+}
+
 static void assert_real(double v)
 {
     struct buf out = {0};
@@ -133,6 +166,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reals),
+        cmocka_unit_test(test_base64),
         cmocka_unit_test(test_strings),
         cmocka_unit_test(test_commas_stand_between_values),
         cmocka_unit_test(test_a_lack_of_memory_stays),

@@ -132,6 +132,7 @@ static void run_case(struct buf *out, const char *path, const char *body, uint64
 
     assert_int_equal(generations_new(&p->app.generate->generations, &e), 0);
     p->app.generate->chat = template;
+    p->app.generate->info.n_route_layers = 1; /* SkyRL's route asks for routed experts */
     plane_send(p, &px, route_of(path), body);
     make_all(p, n_seqs);
     if (stream)
