@@ -289,23 +289,35 @@ static void parse_other(struct options *o, int which)
         o->own_kv = true;
     else if (which == 'H')
         o->hicache = true;
+    else if (which == 'E')
+        o->experts = optarg;
     else
         usage();
 }
 
 static void parse_options(struct options *o, int argc, char **argv)
 {
-    static const struct option known[] = {
-        {"dialect", 1, NULL, 'd'},      {"port", 1, NULL, 'p'},
-        {"unix", 1, NULL, 'u'},         {"model", 1, NULL, 'm'},
-        {"world-size", 1, NULL, 'w'},   {"weight-version", 1, NULL, 'v'},
-        {"vllm-version", 1, NULL, 'R'}, {"vllm-config", 1, NULL, 'C'},
-        {"key", 1, NULL, 'k'},          {"tokens", 1, NULL, 't'},
-        {"interval-us", 1, NULL, 'i'},  {"pad", 1, NULL, 'P'},
-        {"journal", 1, NULL, 'j'},      {"idle-ms", 1, NULL, 'I'},
-        {"plain-finish", 0, NULL, 'F'}, {"sglang-version", 1, NULL, 'V'},
-        {"silent-reset", 0, NULL, 'S'}, {"own-kv", 0, NULL, 'K'},
-        {"hicache", 0, NULL, 'H'},      {0}};
+    static const struct option known[] = {{"dialect", 1, NULL, 'd'},
+                                          {"port", 1, NULL, 'p'},
+                                          {"unix", 1, NULL, 'u'},
+                                          {"model", 1, NULL, 'm'},
+                                          {"world-size", 1, NULL, 'w'},
+                                          {"weight-version", 1, NULL, 'v'},
+                                          {"vllm-version", 1, NULL, 'R'},
+                                          {"vllm-config", 1, NULL, 'C'},
+                                          {"key", 1, NULL, 'k'},
+                                          {"tokens", 1, NULL, 't'},
+                                          {"interval-us", 1, NULL, 'i'},
+                                          {"pad", 1, NULL, 'P'},
+                                          {"journal", 1, NULL, 'j'},
+                                          {"idle-ms", 1, NULL, 'I'},
+                                          {"plain-finish", 0, NULL, 'F'},
+                                          {"sglang-version", 1, NULL, 'V'},
+                                          {"experts", 1, NULL, 'E'},
+                                          {"silent-reset", 0, NULL, 'S'},
+                                          {"own-kv", 0, NULL, 'K'},
+                                          {"hicache", 0, NULL, 'H'},
+                                          {0}};
     int which;
 
     while ((which = getopt_long(argc, argv, "", known, NULL)) != -1) {

@@ -54,6 +54,7 @@ struct options {
     bool silent_reset; /* a vLLM before 0.28: the reply to a reset does not show whether it was done
                         */
     bool hicache;      /* an SGLang with HiCache storage, which a flush does not empty */
+    const char *experts; /* the form of its routed experts: "vllm", "prime-rl"; NULL: none */
     bool own_kv; /* frozen requests continue with the KV of other weights, if the pause said so */
 };
 
@@ -195,6 +196,16 @@ void job_preempt(struct conn *c);
 /* job_preempted - has its KV been released and not been recomputed? */
 bool job_preempted(const struct conn *c);
 extern const struct route data_routes[];
+
+/* ---- routed experts (engine_experts.c) ---- */
+
+enum experts_form { EXPERTS_VLLM, EXPERTS_PRIME_RL, EXPERTS_SKYRL, EXPERTS_SGLANG };
+
+/* put_experts - append the value of routed_experts, as JSON.
+ * @tags   [n_rows], which version computed each row
+ * @start  of the first row */
+void put_experts(struct buf *b, enum experts_form form, const uint8_t *tags, size_t n_rows,
+                 size_t start);
 
 /* ---- the prefix cache (engine_cache.c) ----
  * An entry is the KV of the first tokens of a prompt, and records which weights made it. Tokens

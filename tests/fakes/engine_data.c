@@ -16,7 +16,7 @@
 
 enum { MODEL_LEN = 1 << 20 };
 enum { MAKER_MAX = 2 * LABEL_MAX + 32, CREATED = 1763700000 };
-enum form { FORM_COMPLETION, FORM_CHAT, FORM_TOKENS, FORM_SGLANG };
+enum form { FORM_COMPLETION, FORM_CHAT, FORM_TOKENS, FORM_SGLANG, FORM_SKYRL };
 
 struct span {
     char maker[MAKER_MAX], label[LABEL_MAX + 1];
@@ -30,7 +30,9 @@ struct job {
     bool stream, usage, begun, running;
     bool stalled; /* nothing more is sent */
     bool told;    /* its answer has the spans of versions */
-    bool blank;   /* a template is built: \1 is the place of the token */
+    bool experts; /* its answer has the routed experts, from row experts_start on */
+    size_t experts_start;
+    bool blank; /* a template is built: \1 is the place of the token */
     char id[LABEL_MAX + 1];
     const struct adapter *adapter; /* NULL: none */
     unsigned n_load;
@@ -107,6 +109,22 @@ static void put_made(struct buf *b, const struct job *j, size_t from, size_t to)
         put_text(b, j->tokens + from, to - from);
 }
 
+/* The row of the token before it made each token; the first weights computed the rows before. */
+static void put_job_experts(struct buf *b, const struct conn *c, enum experts_form form)
+{
+    const struct job *j = c->job;
+    size_t n_all = j->n_prompt + j->n_made, n = 0;
+    uint8_t *tags = must(calloc(n_all + 1, 1));
+
+    for (size_t row = j->experts_start; row + 1 < n_all; row++) {
+        size_t token = row + 1 > j->n_prompt ? row + 1 - j->n_prompt : 0;
+
+        tags[n++] = j->n_made > 0 ? (uint8_t)(j->tokens[token] / STEPS % 128) : 0;
+    }
+    put_experts(b, form, tags, n, j->experts_start);
+    free(tags);
+}
+
 static void put_choice(struct buf *b, const struct conn *c, size_t from, size_t to,
                        const char *finish)
 {
@@ -125,7 +143,29 @@ static void put_choice(struct buf *b, const struct conn *c, size_t from, size_t 
     buf_puts(b, ",\"stop_reason\":null");
     if (finish != NULL && j->told)
         put_spans(b, j, c->e->o.dialect == BATON);
+    if (finish != NULL && j->experts) {
+        bool prime = j->form == FORM_TOKENS && strcmp(c->e->o.experts, "prime-rl") == 0;
+
+        buf_puts(b, ",\"routed_experts\":");
+        put_job_experts(b, c, prime ? EXPERTS_PRIME_RL : EXPERTS_VLLM);
+    }
     buf_puts(b, "}");
+}
+
+static void put_skyrl(struct buf *b, const struct conn *c, const char *finish)
+{
+    const struct job *j = c->job;
+
+    buf_puts(b, "{\"choices\":[{\"token_ids\":[");
+    put_ids(b, j->tokens, j->n_made);
+    buf_puts(b, "],\"finish_reason\":");
+    put_finish(b, j, finish);
+    buf_puts(b, ",\"logprobs\":null,\"routed_experts\":");
+    if (j->experts)
+        put_job_experts(b, c, EXPERTS_SKYRL);
+    else
+        buf_puts(b, "null");
+    buf_puts(b, "}]}");
 }
 
 /* Always with all tokens so far. */
@@ -148,6 +188,10 @@ static void put_sglang(struct buf *b, const struct conn *c, const char *finish)
         put_label(b, &j->spans[j->n_spans - 1]);
     else
         put_string(b, c->e->label);
+    if (finish != NULL && j->experts) {
+        buf_puts(b, ",\"routed_experts\":");
+        put_job_experts(b, c, EXPERTS_SGLANG);
+    }
     buf_puts(b, "}}");
 }
 
@@ -161,6 +205,10 @@ static void put_answer(struct buf *b, struct conn *c, size_t from, size_t to, co
 
     if (j->form == FORM_SGLANG) {
         put_sglang(b, c, finish);
+        return;
+    }
+    if (j->form == FORM_SKYRL) {
+        put_skyrl(b, c, finish);
         return;
     }
     buf_puts(b, "{");
@@ -214,7 +262,7 @@ static void make_template(struct conn *c)
     const char *at;
 
     j->template_at = SIZE_MAX;
-    if (j->form == FORM_SGLANG)
+    if (j->form == FORM_SGLANG || j->form == FORM_SKYRL)
         return;
     buf_puts(&j->template, "data: ");
     j->blank = true;
@@ -557,7 +605,8 @@ static void set_keys(struct conn *c, const struct ids *ids)
 
 static bool set_prompt(struct conn *c, const json_t *body)
 {
-    static const char *const members[] = {"prompt", "messages", "token_ids", "input_ids"};
+    static const char *const members[] = {"prompt", "messages", "token_ids", "input_ids",
+                                          "token_ids"};
     struct job *j = c->job;
     const json_t *text = json_object_get(body, "text");
     const json_t *prompt = json_object_get(body, members[j->form]);
@@ -566,7 +615,7 @@ static bool set_prompt(struct conn *c, const json_t *body)
 
     if (j->form == FORM_CHAT)
         good = ids_of_messages(&ids, prompt);
-    else if (j->form == FORM_TOKENS)
+    else if (j->form == FORM_TOKENS || j->form == FORM_SKYRL)
         good = ids_of_list(&ids, prompt);
     else
         good = ids_of_prompt(&ids, j->form == FORM_SGLANG && text != NULL ? text : prompt);
@@ -593,10 +642,14 @@ static void set_sampling(struct conn *c, const json_t *body)
     const json_t *from = body;
     size_t otherwise = c->e->o.n_tokens;
 
-    j->stream = true_member(body, "stream");
+    j->stream = true_member(body, "stream") && j->form != FORM_SKYRL;
     j->usage = j->form != FORM_SGLANG && true_member(options, "include_usage");
-    if (j->form == FORM_TOKENS || j->form == FORM_SGLANG)
+    if (j->form == FORM_TOKENS || j->form == FORM_SGLANG || j->form == FORM_SKYRL)
         from = json_object_get(body, "sampling_params");
+    j->experts = c->e->o.experts != NULL &&
+                 (j->form != FORM_SGLANG || true_member(body, "return_routed_experts"));
+    j->experts_start = j->form == FORM_SGLANG ? int_member(body, "routed_experts_start_len", 0)
+                                              : int_member(from, "routed_experts_prompt_start", 0);
     if (j->form == FORM_SGLANG)
         j->n_max = int_member(from, "max_new_tokens", otherwise);
     else
@@ -684,6 +737,11 @@ static void inference(struct conn *c, const json_t *body)
     generate(c, body, FORM_TOKENS);
 }
 
+static void skyrl_generate(struct conn *c, const json_t *body)
+{
+    generate(c, body, FORM_SKYRL);
+}
+
 static void sglang_generate(struct conn *c, const json_t *body)
 {
     generate(c, body, FORM_SGLANG);
@@ -732,6 +790,7 @@ const struct route data_routes[] = {
     {ALL, "POST", "/v1/chat/completions", "chat", chat, true},
     {BATON, "POST", "/v1/generate", "generate", inference, true},
     {BATON | VLLM, "POST", "/inference/v1/generate", "generate", inference, true},
+    {VLLM, "POST", "/skyrl/v1/generate", "generate", skyrl_generate, true},
     {BATON | SGLANG, "POST", "/generate", "generate", sglang_generate, true},
     {BATON | SGLANG, "PUT", "/generate", "generate", sglang_generate, true},
     {ALL, "POST", "/tokenize", "tokenize", do_tokenize, true},

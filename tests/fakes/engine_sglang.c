@@ -76,10 +76,10 @@ static void server_info(struct conn *c, const json_t *body)
     conn_reply_json(c, 200,
                     json_pack("{s:s, s:b, s:b, s:s, s:i, s:i, s:i, s:s, s:s, s:[{s:I}]}",
                               "model_path", e->o.model, "enable_memory_saver", 1,
-                              "enable_return_routed_experts", 0, "dtype", "auto", "tp_size",
-                              (int)e->o.world_size, "pp_size", 1, "dp_size", 1, "weight_version",
-                              e->label, "version", version, "internal_states", "num_running_reqs",
-                              (json_int_t)e->n_running));
+                              "enable_return_routed_experts", e->o.experts != NULL, "dtype", "auto",
+                              "tp_size", (int)e->o.world_size, "pp_size", 1, "dp_size", 1,
+                              "weight_version", e->label, "version", version, "internal_states",
+                              "num_running_reqs", (json_int_t)e->n_running));
 }
 
 static void server_info_new(struct conn *c, const json_t *body)

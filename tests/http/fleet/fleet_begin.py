@@ -161,6 +161,10 @@ def arguments(f):
     for path in "/server_info", "/get_server_info":
         said = f.front.get(path)
         assert (said["enable_memory_saver"], said["enable_return_routed_experts"], said["dtype"]) == (True, False, "auto"), said
+    experts = ("sglang", "--experts", "vllm")
+    for engines, found in ([experts, experts], True), ([experts, "sglang"], None):
+        with Fleet(*engines) as g:
+            assert g.front.get("/server_info").get("enable_return_routed_experts") is found, engines
 
 
 def main():

@@ -4,18 +4,22 @@ and their answers come back as they are.
 Usage: proxy.py BATON FAKE_ENGINE LOG N_CLIENTS
 """
 
+import base64
 import contextlib
 import http.client
+import io
 import json
 import os
 import random
+import re
 import signal
 import socket
 import sys
 import tempfile
 import threading
 
-from fake_engine_world import LONG, N, PROMPT, Double, completion, expected, ids_of
+import numpy as np
+from fake_engine_world import LONG, N, PROMPT, Double, completion, expected, ids_of, tag
 from fleet_world import Server, until
 
 BATON, ENGINE, LOG, N_CLIENTS = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
@@ -181,6 +185,73 @@ def as_it_came(dialect):
             assert fetch(s.port, "POST", "/v1/responses/" + path, b"{}", headers)[0] == 400, path
             assert fetch(s.port, "GET", "/v1/models/" + path)[0] == 400, path
         assert len(d.journal()) == n, d.journal()[n:]
+
+
+# ---- routed experts ----
+
+HANDLES = {"names": ["a"], "dtypes": ["bfloat16"], "shapes": [[1]], "ipc_handles_pickled": "gASVAAAAAAAAAAB9lC4="}
+EXPERTS = {"vllm": [("/v1/completions", {"prompt": [3, 1, 4], "max_tokens": N, "routed_experts_prompt_start": 1}),
+                    ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 20_000}),
+                    ("/inference/v1/generate",
+                     {"token_ids": [3, 1, 4], "sampling_params": {"max_tokens": N, "routed_experts_prompt_start": 2}}),
+                    ("/skyrl/v1/generate", {"token_ids": [3, 1, 4], "sampling_params": {"max_tokens": N}})],
+           "sglang": [("/generate", {"input_ids": [3, 1, 4], "sampling_params": {"max_new_tokens": N},
+                                     "return_routed_experts": True, "routed_experts_start_len": 1})]}
+
+
+def last_event(text):
+    """Of a stream, or the whole reply."""
+    found = [e for e in re.findall(rb"^data: (.*)$", text, re.M) if e != b"[DONE]"]
+    return json.loads(found[-1] if found else text)
+
+
+def rows_of(said):
+    """[rows, layers, top_k], whichever form the reply has it in."""
+    found = said["meta_info"] if "meta_info" in said else said["choices"][0]
+    experts = found["routed_experts"]
+    if "meta_info" in said:
+        return np.frombuffer(base64.b64decode(experts), "<i4").reshape(-1, 3, 2)
+    if isinstance(experts, str):
+        return np.load(io.BytesIO(base64.b64decode(experts)))
+    return np.frombuffer(base64.b64decode(experts["data"]), experts["dtype"]).reshape(experts["shape"])
+
+
+def routed_experts(dialect):
+    """Asked for and returned in the engine's own form, whole and streamed, short and long."""
+    with world(dialect, doubles=("--experts", "vllm"), server=("--probe-interval", NEVER_MS)) as (s, d):
+        for path, body in EXPERTS[dialect]:
+            for more in ({}, {"stream": True}):
+                data, headers = json.dumps(dict(body, **more)).encode(), {"Content-Type": "application/json", **ID}
+                fetch(d.port, "POST", path, data, headers)  # its prompt is cached from now on
+                said, direct = fetch(s.port, "POST", path, data, headers), fetch(d.port, "POST", path, data, headers)
+                assert said[:4] == direct[:4] and said[0] == 200, (path, said, direct)
+                rows = rows_of(last_event(said[3]))
+                n_prompt = len(ids_of(f"user:{PROMPT}\n")) if "messages" in body else 3
+                n = body.get("max_tokens") or body["sampling_params"].get("max_tokens", N)
+                start = {"/v1/completions": 1, "/inference/v1/generate": 2, "/generate": 1}.get(path, 0)
+                assert rows.shape == (n_prompt + n - 1 - start, 3, 2), (path, rows.shape)
+
+
+def experts_of_two_versions():
+    """The spans of the tokens mark the rows that each version computed; prime-rl's form is relayed too."""
+    for form in ("vllm", "prime-rl"):
+        with world("vllm", doubles=("--experts", form, "--interval-us", 2000)) as (s, d):
+            d.must_be_fresh = True
+            s.post("/v1/update_weights", dict(HANDLES, weight_version="one"))
+            answer = send(s.port, "POST", "/inference/v1/generate",
+                          json.dumps({"token_ids": [3, 1, 4], "sampling_params": {"max_tokens": 100}, "stream": True}), {})
+            with contextlib.closing(answer.connection):
+                head = answer.readline()
+                s.post("/v1/update_weights", dict(HANDLES, weight_version="two"))
+                said = last_event(head + answer.read())
+            choice, rows = said["choices"][0], rows_of(said)
+            spans = choice["weight_versions"]
+            assert [v["version"] for v in spans] == ["one", "two"] and spans[0]["end"] == spans[1]["start"], spans
+            assert len(rows) == 3 + 100 - 1 and (form == "vllm" or choice["routed_experts"]["start"] == 0), len(rows)
+            made_by = [v["version"] for v in spans for _ in range(v["start"], v["end"])]
+            for row, ids in enumerate(rows):
+                first = tag(made_by[max(row - 2, 0)]) % 128
+                assert ids.ravel().tolist() == list(range(first, first + 6)), (row, ids, first)
 
 
 def keys():
@@ -516,6 +587,9 @@ def crowd(dialect):
 
 def main():
     keys()
+    routed_experts("vllm")
+    routed_experts("sglang")
+    experts_of_two_versions()
     for dialect in ("baton", "vllm", "sglang"):
         for promise in (as_it_came, odd_answers, not_twice, elsewhere, refused_text, broken_streams, leaving, slow_reader,
                         placement, full, silent_upstream, drain, crowd):
