@@ -9,6 +9,9 @@
  * again, also under the same chunk_id. The exception is a one-shot update, which ends with its only
  * chunk.
  *
+ * A tensor that another rank of the trainer has sent (trainer_rank) is compared with that and
+ * dropped. A request for it that comes while the other one is being received fails if that fails.
+ *
  * A tied name is compared with its target, at the latest by finish; if its target is not sent at
  * all, the tied name brings the target's bytes. A tied name that arrives after its auto-commit
  * session was committed is compared with the committed bytes; the session that it opened ends like
@@ -228,7 +231,8 @@ void chunk_refield(struct update_chunk *c, uint32_t rank, struct err *e);
  * look like a repeated one.
  *
  * `done` may bring, besides the source's errors: ERR_CHECKSUM at /checksums/<i> (of the bytes as
- * sent), ERR_NON_FINITE at /names/<i>, ERR_MISMATCH (a tied name differs), ERR_NO_STAGING,
+ * sent), ERR_NON_FINITE at /names/<i>, ERR_MISMATCH (a tied name differs; at /names/<i>: from what
+ * another rank of the trainer has sent), ERR_NO_STAGING,
  * ERR_CONFLICT (the update was aborted, and why; readers did not unpin), ERR_DRAINING.
  * Errors: ERR_NOT_FOUND    no such update_id
  *         ERR_ENDED        the session has ended; the message says how

@@ -148,6 +148,13 @@ int finite_check_copied(struct fill *f, uint32_t rank, uint32_t i, struct err *e
  * and cannot be served as it is: convert it into every place (CONVERT), or compare it (IGNORED). */
 int fill_land(struct fill *f, uint32_t i, const void *from, struct err *e);
 
+/* update_prove.c: repeat_compare - compare a part that another rank of the trainer sent before with
+ * what has arrived in a place. @from  as received, in host memory
+ * Errors: ERR_MISMATCH at /names/<i>, ERR_CONFLICT (it has not arrived), ERR_CUDA, ERR_NO_MEMORY.
+ */
+int repeat_compare(struct fill *f, uint32_t rank, uint32_t place, uint32_t i, const void *from,
+                   struct err *e);
+
 /* The place whose comparison is valid for all places, when a tied name arrived on every rank. */
 static inline uint32_t fill_tied_place(const struct fill *f)
 {

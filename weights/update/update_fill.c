@@ -157,6 +157,8 @@ int fill_land(struct fill *f, uint32_t i, const void *from, struct err *e)
 
     if (part->how == PART_IGNORED)
         return model_spec_check_ignored(f->m, t, from, e);
+    if (part->how == PART_REPEATED)
+        return repeat_compare(f, 0, fill_tied_place(f), i, from, e);
     if (fill_converted(f, &to, e) != 0)
         return -1;
     for (uint32_t k = 0; k < n; k++) {

@@ -39,7 +39,7 @@ static void layout_place(struct layout *l, const struct model_spec *m, uint32_t 
 {
     struct part *part = &l->parts[i];
     uint32_t n;
-    const uint32_t *targets = match_targets(&part->match, &n);
+    const uint32_t *targets = part_targets(part, &n);
     uint64_t nbytes = 0, end = l->nbytes_kept;
     bool behind = i > 0 && part->how == PART_DIRECT && l->parts[i - 1].how == PART_DIRECT;
 
@@ -74,7 +74,7 @@ static int dst_slots_make(struct layout *l, const struct model_spec *m, uint32_t
     for (uint32_t i = 0; i < n_parts; i++) {
         uint64_t offset = l->parts[i].offset;
         uint32_t n;
-        const uint32_t *targets = match_targets(&l->parts[i].match, &n);
+        const uint32_t *targets = part_targets(&l->parts[i], &n);
 
         for (uint32_t k = 0; k < n; k++) {
             *at++ = (struct dst_slot){.index = targets[k], .part = i, .offset = offset};
@@ -127,6 +127,38 @@ int layout_make(struct layout **out, const struct model_spec *m,
         return refuse_memory(tensor_list, e);
     }
     *out = l;
+    return 0;
+}
+
+int layout_repeating(struct layout **out, const struct layout *l, const struct model_spec *m,
+                     const struct tensor_list *tensor_list, const uint32_t *sent_by, struct err *e)
+{
+    struct layout *copy = calloc(1, sizeof *copy);
+
+    if (copy != NULL)
+        copy->parts = calloc(tensor_list->n_tensors, sizeof *copy->parts);
+    if (copy == NULL || copy->parts == NULL) {
+        free(copy);
+        return refuse_memory(tensor_list, e);
+    }
+    atomic_init(&copy->refs, 1);
+    copy->ties = l->ties;
+    copy->nbytes_largest = l->nbytes_largest;
+    for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
+        struct part *part = &copy->parts[i];
+
+        *part = (struct part){.match = l->parts[i].match, .how = l->parts[i].how};
+        if (sent_by[i] != TENSOR_LIST_NO_TENSOR) {
+            part->how = PART_REPEATED;
+            part->sent_by = sent_by[i];
+        }
+        layout_place(copy, m, i, &tensor_list->tensors[i]);
+    }
+    if (dst_slots_make(copy, m, tensor_list->n_tensors) != 0) {
+        layout_unref(copy);
+        return refuse_memory(tensor_list, e);
+    }
+    *out = copy;
     return 0;
 }
 

@@ -114,6 +114,8 @@ static int slow_part(struct fill *f, uint32_t rank, uint32_t i, struct err *e)
         return -1;
     if (part->how == PART_IGNORED)
         return model_spec_check_ignored(f->m, t, from, e);
+    if (part->how == PART_REPEATED)
+        return repeat_compare(f, rank, rank, i, from, e);
     return slow_convert(f, rank, i, from, e);
 }
 

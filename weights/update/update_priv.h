@@ -19,7 +19,8 @@ enum part_how {
     PART_DIRECT,  /* as they are */
     PART_CONVERT, /* into another dtype */
     PART_TIED,    /* another name of a tensor: compared with that tensor */
-    PART_IGNORED  /* read, compared with the derived values, dropped */
+    PART_IGNORED, /* read, compared with the derived values, dropped */
+    PART_REPEATED /* another rank of the trainer sent it before: compared with that, dropped */
 };
 
 struct part {
@@ -27,6 +28,7 @@ struct part {
     enum part_how how;
     uint32_t n_breaks; /* how many parts up to this one do not begin where the part before them
                           ends in a staged chunk, with their bytes unchanged */
+    uint32_t sent_by;  /* REPEATED: the rank of the trainer that sent it before */
     uint64_t offset;   /* DIRECT, CONVERT: in the slab of a staged chunk */
 };
 
@@ -142,7 +144,8 @@ struct session {
     struct chunk_key key;          /* one-shot: its chunk */
     struct update_sender *senders; /* owned; [UPDATE_SENDERS_MAX]; NULL: ranks are not told apart */
     uint32_t n_senders;
-    uint16_t *brought_by; /* owned; [n_tensors] which sender + 1 brought it, or 0; with senders */
+    uint16_t *brought_by; /* owned; [n_tensors] which sender + 1 brought it, or is about to, or 0;
+                             with senders */
     struct err refusal;   /* of a sender's last request */
 
     /* Immutable. */
@@ -242,15 +245,20 @@ int session_refuse_ended(const struct session *s, struct err *e);
 /* The answer to a call that was queued when the session was aborted. */
 int session_answer_ended(const struct session *s, struct err *e);
 
-/* Marks the tensors that a chunk will bring. After an error nothing is marked.
- * Errors: ERR_CONFLICT (already arrived or on the way), ERR_BAD_REQUEST (twice in this chunk). */
-int tensor_states_take_locked(struct updates *u, struct session *s, const struct update_job *job,
+/* Marks the tensors that a chunk will bring. Those that another rank of the trainer has sent become
+ * PART_REPEATED. After an error nothing is marked.
+ * Errors: ERR_CONFLICT (already arrived or on the way), ERR_BAD_REQUEST (twice in this chunk),
+ * ERR_NO_MEMORY. */
+int tensor_states_take_locked(struct updates *u, struct session *s, struct update_job *job,
                               struct err *e);
 void tensor_states_arrive_locked(struct updates *u, struct session *s,
                                  const struct update_job *job);
 void tensor_states_release_locked(struct updates *u, struct session *s,
                                   const struct update_job *job);
 
+/* Has tensor `index` arrived on each of these ranks, or is it on the way? */
+bool tensor_states_has_locked(const struct session *s, uint32_t index, uint32_t first_rank,
+                              uint32_t n_ranks);
 /* Does a chunk bring some ranks other tensors than others? In another order, they are the same. */
 bool tensor_states_uneven(const struct update_job *job, uint32_t n_ranks, uint32_t n_tensors);
 /* From now on the ranks together must be complete, not each by itself. */
@@ -278,6 +286,14 @@ uint32_t tensor_states_missing_locked(struct updates *u, struct session *s, cons
 int senders_declare(const struct updates *u, struct session *s, uint32_t n, struct err *e);
 int senders_take_locked(struct updates *u, struct session *s, const struct update_job *job,
                         struct err *e);
+/* senders_repeats_locked: makes the parts that another rank of the trainer has sent, or is about to
+ * send, PART_REPEATED. Errors: ERR_NO_MEMORY.
+ * senders_queue_locked, senders_release_locked: the chunk is about to bring its tensors; no more.
+ */
+int senders_repeats_locked(struct updates *u, const struct session *s, struct update_job *job,
+                           struct err *e);
+void senders_queue_locked(const struct updates *u, struct session *s, const struct update_job *job);
+void senders_release_locked(struct session *s, const struct update_job *job);
 void senders_arrive_locked(const struct updates *u, struct session *s,
                            const struct update_job *job);
 void senders_refuse_locked(const struct updates *u, struct session *s, const struct update_job *job,
@@ -332,8 +348,23 @@ static inline const uint32_t *match_targets(const struct model_spec_match *m, ui
 }
 
 /* Matches a tensor list. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
+/* The tensors that a part adds: those that it brings, but none if they are only compared. */
+static inline const uint32_t *part_targets(const struct part *part, uint32_t *n)
+{
+    const uint32_t *targets = match_targets(&part->match, n);
+
+    if (part->how == PART_REPEATED)
+        *n = 0;
+    return targets;
+}
+
 int layout_make(struct layout **out, const struct model_spec *m,
                 const struct tensor_list *tensor_list, bool convert, struct err *e);
+/* A copy in which some parts are PART_REPEATED.
+ * @sent_by  [n_tensors] the rank of the trainer that sent a part before; TENSOR_LIST_NO_TENSOR:
+ * none did Errors: ERR_NO_MEMORY. */
+int layout_repeating(struct layout **out, const struct layout *l, const struct model_spec *m,
+                     const struct tensor_list *tensor_list, const uint32_t *sent_by, struct err *e);
 void layout_unref(struct layout *l); /* accepts NULL */
 
 /* Are parts [first, first + n) contiguous in a staged chunk, with their bytes unchanged? n > 0. */

@@ -74,6 +74,60 @@ static int tie_compare(const struct store *s, const struct tie *tie, uint32_t pl
                    t->name);
 }
 
+/* Compares one tensor of a repeated part. @bytes  in the dtype of the model spec */
+static int compare_target(struct fill *f, uint32_t place, uint32_t index, uint32_t sent_by,
+                          const char *field, const char *bytes, struct err *e)
+{
+    const struct tensor_spec *spec = target_spec(f, index);
+    bool equal;
+
+    if (!staging_has(f->staging, place, index))
+        return err_set(e, ERR_CONFLICT, field,
+                       "'%.*s' was to come from trainer rank %u, whose request failed: send this "
+                       "request again",
+                       utf8_cut_name(spec->name), spec->name, sent_by);
+    if (place_equal(f->store, place, staging_effective(f->staging, place, index), bytes,
+                    spec->nbytes, &equal, e) != 0)
+        return -1;
+    if (equal)
+        return 0;
+    return err_set(e, ERR_MISMATCH, field,
+                   "'%.*s' has other bytes than trainer rank %u has sent: the trainer's ranks have "
+                   "different weights",
+                   utf8_cut_name(spec->name), spec->name, sent_by);
+}
+
+int repeat_compare(struct fill *f, uint32_t rank, uint32_t place, uint32_t i, const void *from,
+                   struct err *e)
+{
+    const struct tensor_spec *t = &f->ranks[rank].tensor_list->tensors[i];
+    const struct part *part = &f->ranks[rank].layout->parts[i];
+    const char *at = from;
+    uint32_t n;
+    const uint32_t *targets = match_targets(&part->match, &n);
+    char field[48];
+
+    (void)snprintf(field, sizeof field, "/names/%u", i);
+    for (uint32_t k = 0; k < n; k++) {
+        const struct tensor_spec *spec = target_spec(f, targets[k]);
+        const char *bytes = at;
+        void *converted;
+
+        at += spec->numel * dtype_nbytes(t->dtype);
+        if (spec->dtype != t->dtype) {
+            if (fill_converted(f, &converted, e) != 0)
+                return -1;
+            dtype_convert(converted, spec->dtype, bytes, t->dtype, spec->numel);
+            bytes = converted;
+        }
+        if (compare_target(f, place, targets[k], part->sent_by, field, bytes, e) != 0) {
+            chunk_refield(f->job->chunk, rank, e);
+            return -1;
+        }
+    }
+    return 0;
+}
+
 /* The address of the bytes of `index` if this chunk brought them from a rank to a region, or 0. */
 static uint64_t find_from_rank(const struct fill *f, uint32_t rank, struct dst_region at,
                                uint32_t index)
@@ -83,7 +137,7 @@ static uint64_t find_from_rank(const struct fill *f, uint32_t rank, struct dst_r
     for (uint32_t i = 0; r->tensor_list != NULL && i < r->tensor_list->n_tensors; i++) {
         const struct part *part = &r->layout->parts[i];
         uint32_t n;
-        const uint32_t *targets = match_targets(&part->match, &n);
+        const uint32_t *targets = part_targets(part, &n);
 
         for (uint32_t k = 0; k < n; k++)
             if (targets[k] == index)

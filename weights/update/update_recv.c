@@ -88,9 +88,10 @@ static int host_take(struct fill *f, struct err *e)
                 return -1;
             f->n_tied++;
         }
-        if ((how == PART_CONVERT || how == PART_IGNORED) && fill_scratch(f, &ignored, e) != 0)
+        if ((how == PART_CONVERT || how == PART_IGNORED || how == PART_REPEATED) &&
+            fill_scratch(f, &ignored, e) != 0)
             return -1;
-        if (how == PART_CONVERT && fill_converted(f, &ignored, e) != 0)
+        if ((how == PART_CONVERT || how == PART_REPEATED) && fill_converted(f, &ignored, e) != 0)
             return -1;
     }
     return 0;

@@ -82,16 +82,101 @@ static struct update_sender *sender_of(const struct updates *u, const struct ses
     return c->ranks == NULL ? NULL : find(s, store_place_name(u->cfg.store, rank), rank);
 }
 
-static void count(const struct session *s, struct update_sender *sender,
-                  const struct tensor_list *list, const struct layout *l)
+static void count(struct update_sender *sender, const struct tensor_list *list)
 {
     if (sender == NULL || list == NULL)
         return;
-    for (size_t i = 0; i < l->n_dst_slots; i++)
-        s->brought_by[l->dst_slots[i].index] = (uint16_t)(sender - s->senders + 1);
     sender->n_tensors += list->n_tensors;
     sender->nbytes += list->nbytes;
     sender->refused = ERR_NONE;
+}
+
+void senders_queue_locked(const struct updates *u, struct session *s, const struct update_job *job)
+{
+    const struct update_chunk *c = job->chunk;
+
+    for (uint32_t r = 0; s->senders != NULL && r < (c->ranks != NULL ? s->n_ranks : 1); r++) {
+        const struct update_sender *sender = sender_of(u, s, c, r);
+        const struct layout *l = job_layout(job, r);
+
+        for (size_t i = 0; sender != NULL && l != NULL && i < l->n_dst_slots; i++)
+            s->brought_by[l->dst_slots[i].index] = (uint16_t)(sender - s->senders + 1);
+    }
+}
+
+void senders_release_locked(struct session *s, const struct update_job *job)
+{
+    for (uint32_t k = 0; s->senders != NULL && k < job->n_layouts; k++)
+        for (size_t i = 0; job->layouts[k] != NULL && i < job->layouts[k]->n_dst_slots; i++)
+            s->brought_by[job->layouts[k]->dst_slots[i].index] = 0;
+}
+
+/* Which rank of the trainer, if not this one, has sent all tensors of a part, or is about to?
+ * @ranks  of this server, whose GPUs or host get the part */
+static uint32_t part_sent_by(const struct session *s, const struct update_sender *self,
+                             const struct part *part, uint32_t first_rank, uint32_t n_ranks)
+{
+    const struct update_sender *other = NULL;
+    uint32_t n;
+    const uint32_t *targets = match_targets(&part->match, &n);
+
+    for (uint32_t k = 0; k < n; k++) {
+        uint16_t sender = s->brought_by[targets[k]];
+
+        if (sender == 0 || &s->senders[sender - 1] == self ||
+            !is_trainer_rank(&s->senders[sender - 1]) ||
+            !tensor_states_has_locked(s, targets[k], first_rank, n_ranks))
+            return TENSOR_LIST_NO_TENSOR;
+        other = &s->senders[sender - 1];
+    }
+    return other != NULL ? other->rank : TENSOR_LIST_NO_TENSOR;
+}
+
+static int layout_find_repeats(struct updates *u, const struct session *s, struct layout **l,
+                               const struct tensor_list *list, const struct update_sender *self,
+                               uint32_t first_rank, uint32_t n_ranks, struct err *e)
+{
+    uint32_t *sent_by = malloc(list->n_tensors * sizeof *sent_by);
+    struct layout *repeating = NULL;
+    bool any = false;
+    int rc = 0;
+
+    if (sent_by == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk of %u tensors",
+                       list->n_tensors);
+    for (uint32_t i = 0; i < list->n_tensors; i++) {
+        sent_by[i] = part_sent_by(s, self, &(*l)->parts[i], first_rank, n_ranks);
+        any = any || sent_by[i] != TENSOR_LIST_NO_TENSOR;
+    }
+    if (any)
+        rc = layout_repeating(&repeating, *l, u->model_spec, list, sent_by, e);
+    free(sent_by);
+    if (rc == 0 && any) {
+        layout_unref(*l);
+        *l = repeating;
+    }
+    return rc;
+}
+
+int senders_repeats_locked(struct updates *u, const struct session *s, struct update_job *job,
+                           struct err *e)
+{
+    const struct update_chunk *c = job->chunk;
+    const struct update_sender *self;
+
+    mtx_assert_held(&u->lock);
+    if (!c->has_trainer_rank || s->senders == NULL)
+        return 0;
+    self = find(s, NULL, c->trainer_rank);
+    for (uint32_t k = 0; k < job->n_layouts; k++) {
+        bool all = c->ranks == NULL;
+
+        if (job->layouts[k] != NULL &&
+            layout_find_repeats(u, s, &job->layouts[k], chunk_tensor_list(c, k), self, all ? 0 : k,
+                                all ? s->n_ranks : 1, e) != 0)
+            return -1;
+    }
+    return 0;
 }
 
 void senders_arrive_locked(const struct updates *u, struct session *s, const struct update_job *job)
@@ -101,7 +186,7 @@ void senders_arrive_locked(const struct updates *u, struct session *s, const str
     if (s->senders == NULL)
         return;
     for (uint32_t r = 0; r < (c->ranks != NULL ? s->n_ranks : 1); r++)
-        count(s, sender_of(u, s, c, r), chunk_tensor_list(c, r), job_layout(job, r));
+        count(sender_of(u, s, c, r), chunk_tensor_list(c, r));
 }
 
 void senders_refuse_locked(const struct updates *u, struct session *s, const struct update_job *job,

@@ -33,6 +33,15 @@ static bool tensor_state_claimed(const struct session *s, uint32_t index, unsign
     return !s->sharded;
 }
 
+bool tensor_states_has_locked(const struct session *s, uint32_t index, uint32_t first_rank,
+                              uint32_t n_ranks)
+{
+    for (uint32_t r = first_rank; r < first_rank + n_ranks; r++)
+        if ((*tensor_state_at(s, r, index) & (TENSOR_QUEUED | TENSOR_ARRIVED)) == 0)
+            return false;
+    return true;
+}
+
 bool tensor_states_uneven(const struct update_job *job, uint32_t n_ranks, uint32_t n_tensors)
 {
     bool *first = job->n_layouts > 1 ? calloc(n_tensors, sizeof *first) : NULL;
@@ -197,17 +206,20 @@ static int tensor_state_release(struct updates *u, struct session *s, const stru
     return 0;
 }
 
-int tensor_states_take_locked(struct updates *u, struct session *s, const struct update_job *job,
+int tensor_states_take_locked(struct updates *u, struct session *s, struct update_job *job,
                               struct err *e)
 {
     struct err none = {0};
-    int rc = tensor_states_each(u, s, job, tensor_state_mark, e);
+    int rc = senders_repeats_locked(u, s, job, e);
 
+    if (rc == 0)
+        rc = tensor_states_each(u, s, job, tensor_state_mark, e);
     if (rc != 0) {
         (void)tensor_states_each(u, s, job, tensor_state_unmark, &none);
         return -1;
     }
     (void)tensor_states_each(u, s, job, tensor_state_queue, &none);
+    senders_queue_locked(u, s, job);
     s->nbytes_accepted += chunk_nbytes(job->chunk, s->n_ranks);
     return 0;
 }
@@ -249,6 +261,7 @@ void tensor_states_release_locked(struct updates *u, struct session *s,
     struct err none = {0};
 
     (void)tensor_states_each(u, s, job, tensor_state_release, &none);
+    senders_release_locked(s, job);
     s->nbytes_accepted -= chunk_nbytes(job->chunk, s->n_ranks);
 }
 

@@ -16,7 +16,7 @@ sys.path.insert(0, sys.argv[3] if len(sys.argv) > 3 else "")
 
 import baton  # noqa: E402
 from ipc_trainer import pickled_dict, pickled_list  # noqa: E402
-from ipc_world import TORCH, WAIT_S, Answer, Spec, World, columns, fill, must, packed  # noqa: E402
+from ipc_world import TORCH, WAIT_S, Answer, Server, Spec, World, columns, fill, must, packed  # noqa: E402
 
 N_RANKS, N_EXPERTS, N_LAYERS = 4, 8, 2
 GIVE_UP_S = 280
@@ -367,6 +367,146 @@ def a_rank_comes_twice(world, server, t):
     ways.close()
 
 
+def replicated_tensors(world, server, t):
+    """Dense tensors from every rank: equal bytes are compared and dropped, other bytes are refused by name."""
+    parts, ways = [part_of(world.specs, r) for r in range(N_RANKS)], Senders(world, server, t)
+    orders = [parts[0], *([*reversed(p)] for p in parts[1:])]
+    every = (ways.shm, ways.path, ways.body, ways.ipc)
+    for turn in range(len(every)):
+        data = world.data()
+        update_id = start(server, trainer_ranks=N_RANKS)
+        for r in range(N_RANKS):
+            found = taken(every[(r + turn) % 4](orders[r], data, update_id=update_id, trainer_rank=r), "equal")
+        must(sent_by(found) == wanted_of(parts), f"{found['senders']}")
+        finish(server, update_id, data, "equal bytes")
+    for i, way in enumerate(every):
+        data = world.data()
+        name = [s.name for s in part_of(world.specs, N_RANKS)][i]  # a dense one; the fifth is float32
+        other = {**data, name: bytes([data[name][0] ^ 1]) + data[name][1:]}
+        update_id = start(server)
+        taken(ways.shm(orders[0], data, update_id=update_id, trainer_rank=0), "other bytes")
+        place = [s.name for s in orders[1]].index(name)
+        error = refused(way(orders[1], other, update_id=update_id, trainer_rank=1), 422, "manifest_mismatch",
+                        f"/names/{place}", name, "trainer rank 0")
+        must(sent_by(error["details"])[1] == (0, 0, "manifest_mismatch"), f"{error}")
+        taken(way(orders[1], data, update_id=update_id, trainer_rank=1), "the right bytes")
+        for r in (2, 3):
+            taken(way(parts[r], data, update_id=update_id, trainer_rank=r), "the right bytes")
+        finish(server, update_id, data, "the right bytes")
+    data, update_id = world.data(), start(server)
+    dense = part_of(world.specs, N_RANKS)
+    wrong = ["0" * 32] * len(dense)
+    refused(ways.shm(dense, data, update_id=update_id, trainer_rank=0, checksums=wrong), 422,
+            "checksum_mismatch", "/checksums/0")
+    for r in (1, 0):  # what rank 0 did not bring is not taken for brought
+        taken(ways.shm(parts[r], data, update_id=update_id, trainer_rank=r), "rank 0 again")
+    refused(ways.shm(dense, data, update_id=update_id), 409, "conflict", "/names/0", "already arrived")
+    refused(ways.shm(parts[2] * 2, data, update_id=update_id, trainer_rank=2), 400, "bad_request",
+            f"/names/{len(parts[2])}")
+    server.ask("DELETE", f"{UPDATE}/{update_id}")
+    server.check("replicated")
+    ways.close()
+
+
+# Experts in one tensor, as transformers 5 holds them
+
+class Checkpoint:
+    """A model with experts, and its tensors by layer: separate, or those of a layer in two tensors."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        tensors = baton.load_file(f"{folder}/model.safetensors")
+        self.specs = {n: Spec(n, t.dtype, t.shape) for n, t in tensors.items()}
+        self.data = {n: bytes(t.data) for n, t in tensors.items()}
+        self.layers = sorted({n.split(".mlp.experts.")[0] for n in tensors if ".mlp.experts." in n})
+
+    def new_bytes(self, world):
+        self.data = world.data(self.specs.values())
+
+    def separate(self, layer):
+        return [n for n in self.specs if n.startswith(f"{layer}.mlp.experts.")]
+
+    def dense(self):
+        return [n for n in self.specs if ".mlp.experts." not in n]
+
+    def fused(self, layer):
+        """[(spec, bytes)] of gate_up_proj and down_proj."""
+        at = f"{layer}.mlp.experts"
+        n = len(self.separate(layer)) // 3
+        rows, columns_ = self.specs[f"{at}.0.gate_proj.weight"].shape
+        dtype = self.specs[f"{at}.0.gate_proj.weight"].dtype
+        gate_up = b"".join(self.data[f"{at}.{e}.{kind}_proj.weight"] for e in range(n) for kind in ("gate", "up"))
+        down = b"".join(self.data[f"{at}.{e}.down_proj.weight"] for e in range(n))
+        return [(Spec(f"{at}.gate_up_proj", dtype, [n, 2 * rows, columns_]), gate_up),
+                (Spec(f"{at}.down_proj", dtype, [n, columns_, rows]), down)]
+
+    def both(self, names, fused=()):
+        """The specs and bytes of tensors by name, and of fused ones."""
+        specs = [self.specs[n] for n in names] + [spec for spec, _ in fused]
+        return specs, {**{n: self.data[n] for n in names}, **{spec.name: x for spec, x in fused}}
+
+
+def fused_and_separate(world, server, checkpoint):
+    """One layer's experts fused and another's separate, in one update from several ranks and in one request."""
+    with world.trainer(server) as t:
+        ways, (first, *others) = Senders(world, server, t), checkpoint.layers
+        rest = [n for layer in others for n in checkpoint.separate(layer)]
+        for way in (ways.shm, ways.body, ways.ipc):
+            checkpoint.new_bytes(world)
+            update_id = start(server, trainer_ranks=3)
+            specs, data = checkpoint.both(checkpoint.dense(), checkpoint.fused(first)[:1])
+            taken(way(specs, data, update_id=update_id, trainer_rank=0), "dense and fused")
+            taken(way(*checkpoint.both(rest), update_id=update_id, trainer_rank=1), "separate")
+            taken(way(*checkpoint.both([], checkpoint.fused(first)), update_id=update_id, trainer_rank=2),
+                  "fused, one of them again")
+            finish(server, update_id, checkpoint.data, "mixed")
+        checkpoint.new_bytes(world)
+        specs, data = checkpoint.both([*checkpoint.dense(), *rest], checkpoint.fused(first))
+        world.rng.shuffle(specs)
+        found = taken(ways.shm(specs, data), "one request")
+        server.serve(checkpoint.data, found)
+        server.check("one request")
+
+        twice, data = checkpoint.both(checkpoint.specs, checkpoint.fused(first)[1:])
+        refused(ways.shm(twice, data), 400, "bad_request", f"/names/{len(twice) - 1}", "a second time",
+                f"{first}.mlp.experts.down_proj")
+        update_id = start(server)
+        taken(ways.shm(*checkpoint.both([], checkpoint.fused(first)), update_id=update_id, trainer_rank=0), "fused")
+        expert = f"{first}.mlp.experts.1.up_proj.weight"
+        refused(ways.shm(*checkpoint.both([expert]), update_id=update_id, trainer_rank=0), 409, "conflict",
+                "/names/0", expert, "already arrived")
+        other = {expert: bytes([checkpoint.data[expert][0] ^ 1]) + checkpoint.data[expert][1:]}
+        refused(ways.shm([checkpoint.specs[expert]], other, update_id=update_id, trainer_rank=1), 422,
+                "manifest_mismatch", "/names/0", expert, "trainer rank 0")
+        taken(ways.shm(*checkpoint.both([expert]), update_id=update_id, trainer_rank=1), "equal")
+        server.ask("DELETE", f"{UPDATE}/{update_id}")
+        server.check("in both forms")
+        ways.close()
+
+
+def float32_routers(world, server, checkpoint):
+    """The router's bias is float32 in a bfloat16 model: in another dtype only with convert."""
+    biases = [n for n, s in checkpoint.specs.items() if s.dtype == "F32"]
+    must(biases and all(n.endswith("e_score_correction_bias") for n in biases), f"{biases}")
+    with world.trainer(server) as t:
+        ways = Senders(world, server, t)
+        for way in (ways.shm, ways.body, ways.path, ways.ipc):
+            checkpoint.new_bytes(world)
+            specs = list(checkpoint.specs.values())
+            world.rng.shuffle(specs)
+            server.serve(checkpoint.data, taken(way(specs, checkpoint.data), "float32"))
+            server.check("float32")
+        half = [Spec(s.name, "BF16" if s.dtype == "F32" else s.dtype, s.shape) for s in checkpoint.specs.values()]
+        data = {**checkpoint.data, **{n: checkpoint.data[n][:checkpoint.specs[n].nbytes // 2] for n in biases}}
+        i = [s.name for s in half].index(biases[0])
+        refused(ways.shm(half, data), 422, "manifest_mismatch", f"/dtypes/{i}", biases[0])
+        found = taken(ways.shm(half, data, convert=True), "converted")
+        wide = {n: b"".join(b"\0\0" + data[n][k:k + 2] for k in range(0, len(data[n]), 2)) for n in biases}
+        server.serve({**checkpoint.data, **wide}, found)
+        server.check("converted")
+        ways.close()
+
+
 def gpus_without_list(world, server, t):
     """Parts that are addressed to GPUs: the reply says what each GPU brought, and which one nothing came for."""
     data = world.data()
@@ -399,8 +539,17 @@ def run(world):
         for step in (vllm_lists, by_gpu, vllm_refused, buckets_by_rank, gpus_without_list):
             step(world, server, t)
     with world.store("cuda:0", "1", "--allow-path", world.folder) as server, world.trainer(server) as t:
-        for step in (each_way, a_rank_is_missing, a_rank_is_refused, a_rank_comes_twice):
+        for step in (each_way, a_rank_is_missing, a_rank_is_refused, a_rank_comes_twice,
+                     replicated_tensors):
             step(world, server, t)
+    fixtures = os.path.dirname(world.model)
+    for name, steps in (("tiny-qwen3-moe", (fused_and_separate,)),
+                        ("tiny-deepseek", (fused_and_separate, float32_routers))):
+        checkpoint = Checkpoint(f"{fixtures}/{name}")
+        with Server(world, "--model", checkpoint.folder, "--weights", "none", "--device", "cuda:0",
+                    "--allow-path", world.folder) as server:
+            for step in steps:
+                step(world, server, checkpoint)
     print(f"ok: {must.n} checks; ranks with parts of their own")
 
 
