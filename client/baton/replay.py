@@ -6,7 +6,7 @@ for the ranks of a trainer. Needs numpy.
                                                "context_parallel_size": 2}, num_layers=48)
 
 Row i has the experts that computed the token at position i of prompt and output; the last token was
-never computed and has no row. A baton that is asked with `replay_layout` returns the same blocks.
+never computed and has no row. baton returns the same blocks for a request with `replay_layout`.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ enum {
     REPLAY_CONTEXT_MAX = 256,      /* context_parallel_size */
     REPLAY_BLOCKS_MAX = 4096,      /* pairs of pipeline rank and context rank */
     REPLAY_MULTIPLE_MAX = 1 << 20, /* sequence_multiple: the length of a padded sequence */
-    REPLAY_IDS_MAX = 1 << 27       /* ids in the blocks of all sequences of a request */
+    REPLAY_IDS_MAX = 1 << 28       /* ids in the blocks of all sequences of a request */
 };
 
 struct replay_layout {

@@ -41,6 +41,7 @@ const char *const generate_members[] = {"token_ids",
                                         "token_offsets",
                                         "assistant_tokens_mask",
                                         "return_routed_experts",
+                                        "replay_layout",
                                         NULL};
 
 const char *generate_hint(const char *member)
@@ -80,6 +81,7 @@ struct generate_op {
     struct generation_stream stream;
     bool sampled_only; /* the dialect has only the logprob of the sampled token */
     enum routed_form routed_form;
+    struct replay_layout replay; /* n_stages 0: none */
 };
 
 static struct generate_op *op_of(struct generation *g)
@@ -154,6 +156,10 @@ static void put_choice(struct buf *out, const struct generate_op *op,
     put_logprobs(out, op, tokens, first, end);
     json_put_name(out, "routed_experts");
     routed_experts_put(out, seq, made, end, op->routed_form);
+    if (made != NULL && op->replay.n_stages > 0) {
+        json_put_name(out, "replay_blocks");
+        routed_experts_put_blocks(out, seq, made, &op->replay);
+    }
     json_put_members(out, json_pack("{s:n}", "sampling_mask"));
     if (made != NULL) {
         json_put_name(out, "weight_versions");
@@ -380,7 +386,8 @@ static int generate_parse(struct generate_op *op, const json_t *body, bool stric
         parse_on_update(&op->g, body, e) != 0 ||
         generate_check_neutral(body, "", generate_rules, e) != 0 ||
         parse_routed(op, body, e) != 0 || parse_prompt(&op->g, body, e) != 0 ||
-        parse_sampling(op, body, strict, e) != 0)
+        parse_sampling(op, body, strict, e) != 0 ||
+        routed_experts_parse_replay(&op->replay, &op->g, body, e) != 0)
         return -1;
     return generation_expand(&op->g, "/sampling_params/n", e);
 }

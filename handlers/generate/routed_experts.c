@@ -1,6 +1,7 @@
 /* Routes from the engine's ids of 16 bits to the form of each reply. */
 #include "handlers/generate/routed_experts.h"
 
+#include "handlers/batch/replay_json.h"
 #include "handlers/body.h"
 #include "handlers/json_put.h"
 
@@ -67,6 +68,35 @@ int routed_experts_check(const struct generation *g, struct err *e)
                    "have %d: request fewer tokens or fewer sequences",
                    (unsigned long long)n_rows, info->n_route_layers * info->n_routes_per_token,
                    (unsigned long long)n_ids, GENERATION_ROUTES_MAX);
+}
+
+int routed_experts_parse_replay(struct replay_layout *out, const struct generation *g,
+                                const json_t *body, struct err *e)
+{
+    static const char at[] = "/replay_layout";
+    const struct model_config *model = g->app->generate->model;
+    uint32_t max = g->params.gen.max_tokens, n_longest = 0;
+    const json_t *layout = NULL;
+
+    *out = (struct replay_layout){0};
+    if (body_object(&layout, body, "", at + 1, e) != 0)
+        return -1;
+    if (layout == NULL)
+        return 0;
+    if (!g->params.gen.routes)
+        return err_set(e, ERR_BAD_REQUEST, at,
+                       "replay_layout cuts routed experts, which were not requested: send "
+                       "\"return_routed_experts\": true");
+    for (uint32_t i = 0; i < g->n_prompts; i++) {
+        uint32_t n = g->prompts[i].n, rest = g->app->generate->max_model_len - n;
+
+        n += max < rest ? max : rest;
+        n_longest = n > n_longest ? n : n_longest;
+    }
+    if (replay_layout_parse(out, layout, at, model, e) != 0)
+        return -1;
+    return replay_layout_check_size(out, model, (uint64_t)g->n_prompts * g->params.n, n_longest, at,
+                                    e);
 }
 
 static size_t row_width(const struct gen_output *made)
@@ -216,4 +246,18 @@ void routed_experts_put(struct buf *out, const struct generation_seq *seq,
     if (form == ROUTED_NATIVE)
         put_layers(out, &t);
     json_put_close(out, '}');
+}
+
+void routed_experts_put_blocks(struct buf *out, const struct generation_seq *seq,
+                               const struct gen_output *made, const struct replay_layout *layout)
+{
+    const struct generation *g = seq->g;
+    const struct engine_info *info = &g->app->generate->info;
+    struct replay_routes routes = {.ids = made->routes,
+                                   .n_rows = made->routes != NULL ? made->n_routed : 0,
+                                   .n_layers = info->n_route_layers,
+                                   .n_per_token = info->n_routes_per_token};
+
+    replay_blocks_put(out, layout, g->app->generate->model, &routes,
+                      g->prompts[seq->prompt].n + made->n_tokens);
 }

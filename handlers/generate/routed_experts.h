@@ -7,6 +7,7 @@
 #define BATON_HANDLERS_GENERATE_ROUTED_EXPERTS_H
 
 #include "base/buf.h"
+#include "handlers/batch/replay_layout.h"
 #include "handlers/generate/generation.h"
 
 #include <jansson.h>
@@ -37,10 +38,23 @@ int routed_experts_parse(struct generation *g, const json_t *body, bool always, 
  * (more than GENERATION_ROUTES_MAX). */
 int routed_experts_check(const struct generation *g, struct err *e);
 
+/* routed_experts_parse_replay - read replay_layout, after the sampling members and the prompts.
+ * @out  n_stages is 0 if there is none
+ * Errors: ERR_BAD_REQUEST at /replay_layout (the request does not ask for routed experts) or at a
+ *         member of it, ERR_TOO_LARGE at /replay_layout: those of replay_layout_parse and
+ *         replay_layout_check_size. */
+int routed_experts_parse_replay(struct replay_layout *out, const struct generation *g,
+                                const json_t *body, struct err *e);
+
 /* routed_experts_put - append the value: null while `made` is NULL, and for a request that did not
  * ask.
  * @n_tokens  output tokens that the reply has: made's, or 0 */
 void routed_experts_put(struct buf *out, const struct generation_seq *seq,
                         const struct gen_output *made, uint32_t n_tokens, enum routed_form form);
+
+/* routed_experts_put_blocks - append the blocks of a layout (handlers/batch/replay_json.h). They
+ * are of the whole sequence, also where routed_experts begins later. */
+void routed_experts_put_blocks(struct buf *out, const struct generation_seq *seq,
+                               const struct gen_output *made, const struct replay_layout *layout);
 
 #endif

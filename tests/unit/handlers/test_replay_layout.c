@@ -1,6 +1,7 @@
 /* Routed experts cut for the ranks of a trainer: refusals, worked examples, and that the blocks put
  * together are the whole, for every layout of small models and for random larger ones. */
-#include "handlers/batch/replay_layout.h"
+#include "handlers/batch/replay_json.h"
+#include "tests/unit/failing_alloc.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,7 +21,7 @@ static struct model_config model_of(uint32_t n, uint64_t dense)
     struct model_config m = {.n_layers = n, .experts = {.n = 100, .n_per_token = PER_TOKEN}};
 
     for (uint32_t i = 0; i < n; i++)
-        if ((dense >> i & 1) == 0) {
+        if (i >= 64 || (dense >> i & 1) == 0) {
             m.experts.sparse_layers[i / 64] |= UINT64_C(1) << i % 64;
             m.experts.n_sparse_layers++;
         }
@@ -175,11 +176,11 @@ static void test_too_many_blocks(void **state)
 
 static void test_size(void **state)
 {
-    struct model_config m = model_of(64, 0);
+    struct model_config m = model_of(128, 0);
     struct replay_layout l = {.n_stages = 1, .n_contexts = 1, .sequence_multiple = 1 << 20};
     struct err e = {0};
 
-    (void)state; /* 64 layers * 2 * 2^20 positions are 2^27 ids */
+    (void)state; /* 128 layers * 2 * 2^20 positions are 2^28 ids */
     assert_int_equal(replay_layout_check_size(&l, &m, 1, 1 << 20, at, &e), 0);
     assert_int_equal(replay_layout_check_size(&l, &m, 1, (1 << 20) + 1, at, &e), -1);
     assert_int_equal(e.code, ERR_TOO_LARGE);
@@ -419,13 +420,69 @@ static void test_random_layouts(void **state)
     assert_true(n_accepted > N_RANDOM / 20);
 }
 
+/* Two stages of a model whose first layer is dense, two context ranks, 3 positions. */
+static void put_blocks(struct buf *out)
+{
+    static const uint16_t ids[] = {9, 4, 300, 2, 40000, 0, 7, 6}; /* [2, 2, 2] */
+    struct replay_layout l = {.n_stages = 2, .n_contexts = 2, .n_first = 2, .sequence_multiple = 4};
+    struct replay_routes routes = {ids, 2, 2, 2};
+    struct model_config m = model_of(3, 1);
+
+    replay_blocks_put(out, &l, &m, &routes, 3);
+}
+
+static void test_json(void **state)
+{
+    struct buf out = {0};
+
+    (void)state;
+    put_blocks(&out);
+    assert_false(out.failed);
+    buf_append(&out, "", 1);
+    assert_string_equal(out.data,
+                        "[{\"data\":\"CQQAAQ==\",\"shape\":[2,1,2],\"dtype\":\"uint8\","
+                        "\"pipeline_rank\":0,\"context_rank\":0,\"layers\":[1]},"
+                        "{\"data\":\"QJwAAAAAAAAAAAAAAQAAAA==\",\"shape\":[2,1,2],\"dtype\":"
+                        "\"int32\",\"pipeline_rank\":0,\"context_rank\":1,\"layers\":[1]},"
+                        "{\"data\":\"LAECAAAAAQA=\",\"shape\":[2,1,2],\"dtype\":\"int16\","
+                        "\"pipeline_rank\":1,\"context_rank\":0,\"layers\":[2]},"
+                        "{\"data\":\"BwYAAQ==\",\"shape\":[2,1,2],\"dtype\":\"uint8\","
+                        "\"pipeline_rank\":1,\"context_rank\":1,\"layers\":[2]}]");
+    buf_fini(&out);
+}
+
+/* A reply that lacks a block must not look whole. */
+static void test_json_without_memory(void **state)
+{
+    bool failed = true;
+    int n = 0;
+
+    (void)state;
+    for (; failed; n++) {
+        struct buf out = {0};
+
+        atomic_store(&alloc_left, n);
+        put_blocks(&out);
+        failed = atomic_load(&alloc_left) < 0;
+        atomic_store(&alloc_left, -1);
+        assert_int_equal(out.failed, failed);
+        buf_fini(&out);
+    }
+    assert_true(n > 8);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_dense_layers_in_the_middle),
-        cmocka_unit_test(test_too_many_blocks), cmocka_unit_test(test_size),
-        cmocka_unit_test(test_deepseek_stages), cmocka_unit_test(test_every_small_layout),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_dense_layers_in_the_middle),
+        cmocka_unit_test(test_too_many_blocks),
+        cmocka_unit_test(test_size),
+        cmocka_unit_test(test_deepseek_stages),
+        cmocka_unit_test(test_every_small_layout),
         cmocka_unit_test(test_random_layouts),
+        cmocka_unit_test(test_json),
+        cmocka_unit_test(test_json_without_memory),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
