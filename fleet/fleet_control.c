@@ -61,7 +61,7 @@ void fleet_apply_quiesce(struct fleet_control *fc)
 
     mtx_lock(&fc->lock);
     order = ++fc->quiesce.order;
-    prepare_begun = fc->session != NULL && fc->session->prepare_begun;
+    prepare_begun = fc->session != NULL && fc->session->prepare_begun && !fc->session->repair;
     paused = prepare_begun || fc->quiesce.n_adapters_replacing > 0;
     quiesced = pause_is_held(&fc->pause) || fc->sleep.weights || fc->sleep.kv ||
                fc->quiesce.n_probe_suspensions > 0;

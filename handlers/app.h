@@ -29,6 +29,7 @@ struct pause_controller;
 struct request_log;
 struct generations;
 struct handle_leases;
+struct handoff;
 struct history;
 struct engine;
 struct fleet_control;
@@ -87,6 +88,7 @@ struct app_generate {
 struct app_fleet {
     struct upstreams *upstreams;
     struct fleet_control *control; /* updates, pauses, adapters of the fleet */
+    struct handoff *handoff;       /* --stage; NULL: the upstreams receive updates themselves */
     struct proxy *proxy;           /* of generate requests */
     /* Executors of requests that wait for a lock of the fleet. */
     struct workers *operation_executor, *pause_executor, *resume_executor, *abort_executor;
@@ -99,11 +101,15 @@ struct app_fleet {
     void (*metrics)(struct app *app, struct buf *out);
 };
 
-/* A server either has weights of its own or is in front of a fleet. */
+/* A server has weights of its own, is in front of a fleet, or both: with --stage it receives
+ * weights for the fleet. */
 struct app {
-    struct app_weights *weights; /* NULL in front of a fleet, and so are the next two */
-    struct app_generate *generate;
-    struct pause_controller *pause_controller; /* pause, sleep, which call works in which state */
+    struct app_weights
+        *weights; /* NULL in front of a fleet without --stage, and so are the next two
+                   */
+    struct app_generate *generate;             /* with --stage: without an engine */
+    struct pause_controller *pause_controller; /* pause, sleep, which call works in which state;
+                                                  with --stage never paused: the fleet is */
     struct app_fleet *fleet;                   /* NULL with weights of its own */
 
     struct settings settings;
@@ -117,7 +123,7 @@ struct app {
     _Atomic(struct http_server *) control_http_server; /* the same; NULL without --control-listen */
 };
 
-/* app_n_devices - GPUs that hold the weights; 0: host memory, or in front of a fleet. */
+/* app_n_devices - GPUs that hold the weights; 0: host memory, or there are none here. */
 static inline uint32_t app_n_devices(const struct app *app)
 {
     return app->weights != NULL ? app->weights->n_devices : 0;

@@ -21,8 +21,10 @@ bool app_live(const struct app *app, struct err *why)
     struct engine_stats s = {0};
     uint64_t now = clock_now_us(), age_us;
 
-    if (app->fleet != NULL)
-        return upstreams_live(app->fleet->upstreams, why) == 0;
+    if (app->fleet != NULL && upstreams_live(app->fleet->upstreams, why) != 0)
+        return false;
+    if (app->weights == NULL)
+        return true;
     if (app->weights->transfer != NULL && !weight_transfer_live(app->weights->transfer, why))
         return false;
     if (app->generate->engine == NULL)
@@ -139,7 +141,7 @@ bool app_update_lease(const struct app *app, uint64_t *left_us)
 {
     struct update_info info;
 
-    if (app->fleet != NULL)
+    if (app->weights == NULL)
         return fleet_update_lease(app->fleet->control, left_us);
     updates_current(app->weights->updates, &info);
     *left_us = info.lease_left_us;

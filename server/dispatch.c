@@ -66,7 +66,7 @@ static int listener_check(const struct listener_ctx *listener_ctx, struct http_r
 /* Only JSON is sent to upstreams. */
 static int check_stream(const struct app *app, struct err *e)
 {
-    if (app->fleet == NULL)
+    if (app->weights != NULL)
         return 0;
     return err_set(
         e, ERR_HAS_UPSTREAMS, "",
@@ -117,7 +117,7 @@ static void notify_unread(struct app *app, const struct http_request *x)
 {
     const struct route *route = x->route;
 
-    if (app->fleet != NULL || route == NULL)
+    if (route == NULL || !operation_is_embedded(app, route->operation))
         return;
     if (operation_embedded(route->operation)->unread != NULL)
         operation_embedded(route->operation)->unread(app, x);
@@ -128,7 +128,7 @@ static int route_handle(struct app *app, struct http_request *x, const struct ro
 {
     int rc;
 
-    if (app->fleet == NULL)
+    if (operation_is_embedded(app, route->operation))
         return operation_embedded(route->operation)->handle(app, x, e);
     trace_enter(&x->trace);
     rc = operation_fleet(route->operation)->handle(app, x, e);
@@ -138,7 +138,9 @@ static int route_handle(struct app *app, struct http_request *x, const struct ro
 
 static enum route_executor executor_of(const struct app *app, const struct route *route)
 {
-    return app->fleet == NULL ? route->executor : operation_fleet(route->operation)->executor;
+    return operation_is_embedded(app, route->operation)
+               ? route->executor
+               : operation_fleet(route->operation)->executor;
 }
 
 /* Several rows may have one path: the body decides. The body of a request that is passed on
@@ -147,7 +149,8 @@ static const struct route *route_by_body(const struct app *app, const struct htt
 {
     const struct route *first = x->route;
 
-    if (app->fleet != NULL && operation_fleet(first->operation)->passed_on)
+    if (!operation_is_embedded(app, first->operation) &&
+        operation_fleet(first->operation)->passed_on)
         return first;
     return route_match_body(first, x->method, app->settings.dialects, x->body, x->body_len);
 }

@@ -2,6 +2,7 @@
  * counted: a missing row fails the assertion below it, a duplicate one -Woverride-init. */
 #include "server/operations.h"
 
+#include "handlers/app.h"
 #include "handlers/compat/areal/dialect_areal.h"
 #include "handlers/control_plane.h"
 #include "handlers/data_plane.h"
@@ -171,6 +172,28 @@ static const enum lifecycle_call calls[OPERATION_COUNT] = {
     OPERATIONS(X)
 #undef X
 };
+
+/* Operations on the weights that this server received for its upstreams. */
+static const bool staged[OPERATION_COUNT] = {
+    [OPERATION_RANKS] = true,           [OPERATION_UPDATE_START] = true,
+    [OPERATION_UPDATE] = true,          [OPERATION_UPDATE_VERIFY] = true,
+    [OPERATION_UPDATE_FINISH] = true,   [OPERATION_UPDATE_ABORT] = true,
+    [OPERATION_UPDATE_RENEW] = true,    [OPERATION_UPDATE_GET] = true,
+    [OPERATION_UPDATE_DELETE] = true,   [OPERATION_UPDATE_ZMQ] = true,
+    [OPERATION_COMMIT_RESUME] = true,   [OPERATION_COMMIT_OPEN] = true,
+    [OPERATION_TENSOR_LIST_PUT] = true, [OPERATION_WEIGHTS_LIST] = true,
+    [OPERATION_WEIGHTS_GET] = true,     [OPERATION_WEIGHTS_CHECK] = true,
+    [OPERATION_WEIGHT_VALUES] = true,   [OPERATION_HANDLES_GET] = true,
+    [OPERATION_HANDLES_RENEW] = true,   [OPERATION_HANDLES_DELETE] = true,
+    [OPERATION_PREFLIGHT] = true,       [OPERATION_TRANSFER_INIT] = true,
+    [OPERATION_TRANSFER_GET] = true,    [OPERATION_TRANSFER_DELETE] = true,
+};
+
+bool operation_is_embedded(const struct app *app, enum operation op)
+{
+    assert(op > OPERATION_NONE && op < OPERATION_COUNT);
+    return app->fleet == NULL || (app->weights != NULL && staged[op]);
+}
 
 const struct embedded_operation *operation_embedded(enum operation op)
 {

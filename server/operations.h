@@ -32,6 +32,10 @@ struct fleet_operation {
     bool passed_on; /* unchanged: its body is not read */
 };
 
+/* operation_is_embedded - which table has the row of an operation for this server? With --stage
+ * those of updates and weights are of the first, all others of the second. Threads: any. */
+bool operation_is_embedded(const struct app *app, enum operation op);
+
 /* operation_embedded, operation_fleet - the row of an operation. Threads: any. */
 const struct embedded_operation *operation_embedded(enum operation op);
 const struct fleet_operation *operation_fleet(enum operation op);

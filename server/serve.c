@@ -141,7 +141,7 @@ static void log_serving(const struct server *s)
     log_str(&r, "version", BATON_VERSION);
     if (s->app.fleet != NULL)
         serve_fleet_log(&s->fleet, &r);
-    else
+    if (s->app.weights != NULL)
         log_embedded(s, &r);
     log_event(&r);
 }
@@ -150,10 +150,11 @@ static int server_start(struct server *s, struct err *e)
 {
     if (listeners_read(&s->listeners, &s->config, e) != 0)
         return -1;
-    if (config_has_upstreams(&s->config))
+    if (config_has_upstreams(&s->config) && !config_has_stage(&s->config))
         return server_build_common(s, e) == 0 ? server_build_fleet(s, e) : -1;
     if (server_read_inputs(s, e) != 0 || server_build_common(s, e) != 0 ||
-        server_build_embedded(s, e) != 0)
+        (config_has_stage(&s->config) ? server_build_staged(s, e) : server_build_embedded(s, e)) !=
+            0)
         return -1;
     return server_push_first(s, e);
 }
@@ -168,6 +169,10 @@ static struct server *server_new(const struct config *config, struct err *e)
     }
     s->given = config;
     s->config = *config; /* its strings stay the caller's */
+    if (config_has_stage(config)) {
+        s->config.engine = "none";
+        s->config.device = config->stage;
+    }
     return s;
 }
 

@@ -113,7 +113,7 @@ static void put_need(const char *place, uint64_t needed, uint64_t available, FIL
 
 static void put_memory(const struct config *config, const struct serve_report *r, FILE *to)
 {
-    bool has_engine = strcmp(config->engine, "none") != 0;
+    bool has_engine = !config_has_stage(config) && strcmp(config->engine, "none") != 0;
     uint64_t host = r->devices.n == 0 || r->mirror ? 2 * r->nbytes : 0;
 
     for (uint32_t rank = 0; rank < r->devices.n; rank++) {
@@ -197,7 +197,7 @@ static void put_embedded(const struct config *config, const struct serve_report 
     for (size_t i = 0; i < config->allow_path.n; i++)
         (void)fprintf(to, "%s%s", i > 0 ? ", " : "", config->allow_path.items[i]);
     (void)fputs(config->allow_path.n > 0 ? "\n" : "none\n", to);
-    if (config->model != NULL && strcmp(config->engine, "none") != 0)
+    if (r->vocab_size > 0)
         (void)fprintf(to, "model: %s, %" PRIu64 " tokens in its vocabulary\n", config->model,
                       r->vocab_size);
     (void)fprintf(to, "weights: %" PRIu64 " tensors, %" PRIu64 " bytes in each version\n",
@@ -212,6 +212,7 @@ static void put_embedded(const struct config *config, const struct serve_report 
     put_nccl(&r->nccl, to);
 }
 
+/* @l  NULL: they are reported already */
 static int check_embedded(const struct config *config, struct listeners *l, FILE *to,
                           struct err *busy, struct err *e)
 {
@@ -220,7 +221,7 @@ static int check_embedded(const struct config *config, struct listeners *l, FILE
 
     if (r == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to check");
-    if (serve_inspect(config, r, e) == 0 && listeners_put(l, to, busy, e) == 0) {
+    if (serve_inspect(config, r, e) == 0 && (l == NULL || listeners_put(l, to, busy, e) == 0)) {
         put_embedded(config, r, to);
         if (busy->code == ERR_NONE && r->state.in_use.code != ERR_NONE) {
             *busy = r->state.in_use;
@@ -245,6 +246,8 @@ int serve_check(const struct config *config, FILE *to, struct err *e)
         rc = serve_fleet_check(&l, to, &busy, e);
     else if (rc == 0)
         rc = check_embedded(config, &l, to, &busy, e);
+    if (rc == 0 && config_has_stage(config))
+        rc = check_embedded(config, NULL, to, &busy, e);
     listeners_fini(&l);
     if (rc != 0 || busy.code == ERR_NONE)
         return rc;

@@ -11,6 +11,7 @@
 #include "control/zmq_updates.h"
 #include "engine/lora/adapters.h"
 #include "engine/scheduler/embedded.h"
+#include "fleet/handoff/handoff.h"
 #include "memory/device.h"
 #include "server/serve.h"
 #include "server/serve_priv.h"
@@ -66,6 +67,13 @@ static void update_ended(void *history, const struct update_info *info)
     history_add_update(history, &r);
 }
 
+static int hand_version_over(void *fleet, uint64_t serial, struct err *e)
+{
+    const struct app_fleet *f = fleet;
+
+    return handoff_version(f->handoff, serial, e);
+}
+
 static int build_store(struct server *s, struct err *e)
 {
     const struct config *c = &s->config;
@@ -92,6 +100,10 @@ static int build_store(struct server *s, struct err *e)
     updates_cfg.store = w->store;
     updates_cfg.on_end = update_ended;
     updates_cfg.end_arg = s->app.history;
+    if (config_has_stage(c)) {
+        updates_cfg.on_commit = hand_version_over;
+        updates_cfg.commit_arg = &s->fleet;
+    }
     if (updates_new(&w->updates, &updates_cfg, e) != 0)
         return -1;
     w->lists = updates_lists(w->updates);
@@ -238,7 +250,7 @@ static int build_pause_controller(struct server *s, struct err *e)
     return pause_controller_new(&s->app.pause_controller, &cfg, e);
 }
 
-int server_build_embedded(struct server *s, struct err *e)
+int server_build_weights(struct server *s, struct err *e)
 {
     s->weights = (struct app_weights){
         .cuda = &s->cuda, .nccl = &s->nccl, .ipc_stats = &s->ipc_stats};
@@ -246,9 +258,15 @@ int server_build_embedded(struct server *s, struct err *e)
     s->app.weights = &s->weights;
     s->app.generate = &s->generate;
     if (open_devices(s, e) != 0 || open_state(s, e) != 0 || build_store(s, e) != 0 ||
-        build_transfer(s, e) != 0 || build_engine(s, e) != 0 || server_build_executors(s, e) != 0 ||
-        generations_new(&s->generate.generations, e) != 0 || build_pause_controller(s, e) != 0 ||
-        zmq_updates_new(&s->weights.zmq, e) != 0)
+        build_transfer(s, e) != 0 || build_engine(s, e) != 0 ||
+        generations_new(&s->generate.generations, e) != 0 || build_pause_controller(s, e) != 0)
+        return -1;
+    return zmq_updates_new(&s->weights.zmq, e);
+}
+
+int server_build_embedded(struct server *s, struct err *e)
+{
+    if (server_build_weights(s, e) != 0 || server_build_executors(s, e) != 0)
         return -1;
     return listeners_open(&s->listeners, &s->app, s->life.boot_id, e);
 }

@@ -5,6 +5,7 @@
 #include "engine/model/model_config.h"
 #include "fleet/fleet_control.h"
 #include "fleet/fleet_reconcile.h"
+#include "fleet/handoff/handoff.h"
 #include "fleet/members/upstream_config.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/proxy/proxy.h"
@@ -72,8 +73,7 @@ static int spec_of_dir(struct model_spec **out, const char *dir, struct err *e)
     return rc;
 }
 
-/* *out and *from become NULL when neither option is given. */
-static int spec_load(struct model_spec **out, const char **from, const struct config *c,
+int serve_fleet_spec(struct model_spec **out, const char **from, const struct config *c,
                      struct err *e)
 {
     *out = NULL;
@@ -124,20 +124,45 @@ static int open_spec(struct server *s, struct err *e)
     struct model_spec *spec;
     const char *from;
 
-    if (spec_load(&spec, &from, &s->config, e) != 0)
+    if (serve_fleet_spec(&spec, &from, &s->config, e) != 0)
         return -1;
     return spec != NULL ? fleet_spec_set(s->fleet.control, spec, from, e) : 0;
 }
 
-/* Probes begin last: their results go to parts that must exist by then. */
-int server_build_fleet(struct server *s, struct err *e)
+int server_build_upstreams(struct server *s, struct err *e)
 {
     s->app.fleet = &s->fleet;
-    if (open_upstreams(s, e) != 0 || server_build_executors(s, e) != 0 || open_control(s, e) != 0 ||
-        open_spec(s, e) != 0 || listeners_open(&s->listeners, &s->app, s->life.boot_id, e) != 0)
+    if (open_upstreams(s, e) != 0 || server_build_executors(s, e) != 0 || open_control(s, e) != 0)
+        return -1;
+    return open_spec(s, e);
+}
+
+/* Probes begin last: their results go to parts that must exist by then. */
+static int serve_upstreams(struct server *s, struct err *e)
+{
+    if (listeners_open(&s->listeners, &s->app, s->life.boot_id, e) != 0)
         return -1;
     fleet_reconcile_start(s->fleet.control);
     return upstreams_start(s->fleet.upstreams, e);
+}
+
+int server_build_fleet(struct server *s, struct err *e)
+{
+    return server_build_upstreams(s, e) == 0 ? serve_upstreams(s, e) : -1;
+}
+
+int server_build_staged(struct server *s, struct err *e)
+{
+    struct handoff_cfg cfg = {.cuda = &s->cuda};
+
+    if (server_build_weights(s, e) != 0 || server_build_upstreams(s, e) != 0)
+        return -1;
+    cfg.control = s->fleet.control;
+    cfg.upstreams = s->fleet.upstreams;
+    cfg.store = s->weights.store;
+    if (handoff_new(&s->fleet.handoff, &cfg, e) != 0)
+        return -1;
+    return serve_upstreams(s, e);
 }
 
 int serve_fleet_start_executors(struct app_fleet *fleet, size_t n_queue_max, size_t n_threads,
@@ -239,7 +264,7 @@ int serve_fleet_check(struct listeners *l, FILE *to, struct err *busy, struct er
     const char *from;
     bool written;
 
-    if (spec_load(&spec, &from, c, e) != 0)
+    if (serve_fleet_spec(&spec, &from, c, e) != 0)
         return -1;
     if (http_init(e) != 0 || upstreams_new(&u, &cfg, e) != 0) {
         model_spec_free(spec);

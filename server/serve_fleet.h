@@ -11,6 +11,7 @@
 
 struct listeners;
 struct log_rec;
+struct model_spec;
 
 /* serve_fleet_start_executors - start fleet->operation_executor, pause, resume and abort: the
  * threads of requests that wait for a lock of the fleet.
@@ -31,6 +32,11 @@ bool serve_fleet_reload(struct app_fleet *fleet, char *text, size_t cap);
 
 /* serve_fleet_log - add the number of upstreams to a log line. */
 void serve_fleet_log(const struct app_fleet *fleet, struct log_rec *r);
+
+/* serve_fleet_spec - what each update must contain, of --manifest or the files of --model.
+ * @out, @from  NULL if neither is given; from: the option, static. Errors: of the file. */
+int serve_fleet_spec(struct model_spec **out, const char **from, const struct config *c,
+                     struct err *e);
 
 /* serve_fleet_check - for --check: read what a start in front of a fleet would read, and write what
  * it is. @l and @busy as of listeners_put. Errors: of a start; ERR_INTERNAL if `to` fails. */

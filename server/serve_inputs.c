@@ -3,6 +3,7 @@
 #include "handlers/update_members.h"
 #include "server/model_dir.h"
 #include "server/serve.h"
+#include "server/serve_fleet.h"
 #include "server/serve_priv.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
@@ -66,7 +67,7 @@ int server_open_first(struct server *s, struct err *e)
 
     if (path != NULL && strcmp(path, "none") == 0)
         return 0;
-    if (path == NULL && c->model != NULL &&
+    if (path == NULL && c->model != NULL && !config_has_stage(c) && /* the upstreams have them */
         model_dir_weights(&has, c->model, "start without weights by --weights none", e) != 0)
         return serve_option_error(e, "--model", c->model);
     if (!has)
@@ -105,10 +106,25 @@ static int spec_of_file(struct server *s, struct err *e)
     return 0;
 }
 
+static int spec_of_fleet(struct server *s, struct err *e)
+{
+    const char *from;
+
+    if (serve_fleet_spec(&s->model_spec, &from, &s->config, e) != 0)
+        return -1;
+    return s->model_spec != NULL
+               ? 0
+               : err_set(e, ERR_BAD_REQUEST, "--stage",
+                         "--manifest or --model is missing: they name the tensors that an update "
+                         "must contain");
+}
+
 static int read_model(struct server *s, struct err *e)
 {
     const struct config *c = &s->config;
 
+    if (config_has_stage(c))
+        return spec_of_fleet(s, e);
     if (!server_has_engine(s))
         return spec_of_file(s, e);
     if (strcmp(c->engine, "embedded") != 0)

@@ -13,6 +13,7 @@
 #include "control/zmq_updates.h"
 #include "engine/lora/adapters.h"
 #include "fleet/fleet_control.h"
+#include "fleet/handoff/handoff.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/proxy/proxy.h"
 #include "fleet/update/fleet_update.h"
@@ -33,10 +34,10 @@
 
 static void close_admission(struct server *s)
 {
-    if (s->app.fleet != NULL) {
+    if (s->app.fleet != NULL)
         fleet_permits_close(upstreams_fleet(s->fleet.upstreams));
+    if (s->app.weights == NULL)
         return;
-    }
     admission_close(s->generate.admission);
     admission_close(s->generate.text_admission);
     admission_close(s->generate.prompt_admission);
@@ -178,6 +179,7 @@ static void server_stop(struct server *s)
     if (s->fleet.control != NULL)
         fleet_abort_update_at_stop(s->fleet.control); /* by the loop that upstreams_stop ends */
     upstreams_stop(s->fleet.upstreams); /* executor threads wait for replies of upstreams */
+    handoff_stop(s->fleet.handoff);     /* so does this one, and the update worker waits for it */
     if (a->control_executor != NULL)
         workers_stop(a->control_executor);
     serve_fleet_stop_executors(&s->fleet);
@@ -233,6 +235,7 @@ static void free_generate(struct server *s)
 /* The loops of the HTTP servers, which use both, have ended. */
 static void free_fleet(struct server *s)
 {
+    handoff_free(s->fleet.handoff);
     proxy_free(s->fleet.proxy);
     upstreams_free(s->fleet.upstreams);
     fleet_control_free(s->fleet.control);

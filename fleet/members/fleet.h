@@ -255,6 +255,12 @@ bool fleet_version_undecided(struct fleet *f, struct err *e);
 uint64_t fleet_commit_version(struct fleet *f, const char *label, const bool *done,
                               const bool *named);
 
+/* fleet_repair_version - the engines in `done` serve `label` too now, as the others do, and are not
+ * fenced any more. If the fleet's label has changed meanwhile, they are not synced.
+ * @done, @named  as above. Returns: the serial, which does not change. */
+uint64_t fleet_repair_version(struct fleet *f, const char *label, const bool *done,
+                              const bool *named);
+
 /* fleet_set_label - the engines in `named` serve the same weights under another label; others that
  * served the fleet's version are not synced any more. Ends fleet_set_updating.
  * @named  [number of engines]

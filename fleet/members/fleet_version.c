@@ -297,6 +297,23 @@ uint64_t fleet_commit_version(struct fleet *f, const char *label, const bool *do
     return serial;
 }
 
+uint64_t fleet_repair_version(struct fleet *f, const char *label, const bool *done,
+                              const bool *named)
+{
+    struct fleet_change c;
+    uint64_t serial;
+    bool same;
+
+    fleet_change_begin(f, &c);
+    serial = f->serial;
+    same = strcmp(label, f->label) == 0;
+    for (size_t i = 0; i < f->n; i++)
+        if (done[i] && same)
+            set_updated_locked(f, &f->upstreams[i], true, named[i] ? f->label : "");
+    fleet_change_end(f, &c);
+    return serial;
+}
+
 uint64_t fleet_set_label(struct fleet *f, const char *label, const bool *named)
 {
     struct fleet_change c;

@@ -21,6 +21,8 @@ struct fleet_update_request {
     const json_t *start;    /* of our own start, without its label */
     const char *selector;   /* static, or NULL */
     bool auto_commit, anonymous, partial, sharded;
+    bool repair; /* only engines that are out of rotation because of their weights take part, each
+                    by itself; they get the fleet's version, and the others go on */
     uint32_t lease_s;
     struct actor actor; /* for the log */
 };
@@ -29,15 +31,17 @@ struct fleet_update_request {
  * step.
  * @out      one reference
  * @details  new on some errors: what each engine replied
- * Errors: fleet_step_lock's; ERR_CONFLICT: one is open; ERR_UNSYNCED: too few engines; an engine's.
- */
+ * Errors: fleet_step_lock's; ERR_CONFLICT: one is open, or no engine needs the repair;
+ * ERR_UNSYNCED: too few engines; an engine's. */
 int fleet_start_update(struct fleet_control *fc, const struct fleet_update_request *req,
                        struct fleet_session **out, json_t **details, struct err *e);
 
 struct fleet_tensors {
-    const json_t *body;   /* without update_id, weight_version, chunk_id, abort_requests */
-    const char *chunk_id; /* NULL: none */
-    const char *source;   /* static: how the bytes are sent, as struct source_ops names it */
+    const json_t *body;    /* without update_id, weight_version, chunk_id, abort_requests */
+    json_t *const *bodies; /* [FLEET_MAX], borrowed: by upstream, of the same tensors, where it is
+                              not `body`; NULL entries: `body`. NULL: `body` for all */
+    const char *chunk_id;  /* NULL: none */
+    const char *source;    /* static: how the bytes are sent, as struct source_ops names it */
     bool by_group, abort_requests;
 };
 

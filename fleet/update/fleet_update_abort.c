@@ -19,7 +19,8 @@ void fleet_abort_with_lock(struct fleet_control *fc, struct fleet_session *s, co
     fleet_report_ended(fc, s, 0);
     fleet_abort_parts(fc, s, why->msg);
     fleet_release_unchanged(fc, s, false);
-    fleet_set_updating(fleet_of(fc), false);
+    if (!s->repair)
+        fleet_set_updating(fleet_of(fc), false);
     upstreams_release_indexes(fc->upstreams);
 }
 

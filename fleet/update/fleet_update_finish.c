@@ -256,7 +256,8 @@ static size_t commit_version(struct fleet_control *fc, struct fleet_session *s)
         named[p->upstream] = p->two_phase || strcmp(p->reported_label, s->label) == 0;
     }
     if (n_finished(s) > 0)
-        serial = fleet_commit_version(fleet_of(fc), s->label, done, named);
+        serial = s->repair ? fleet_repair_version(fleet_of(fc), s->label, done, named)
+                           : fleet_commit_version(fleet_of(fc), s->label, done, named);
     fence_restarted(fc, s);
     mtx_lock(&fc->lock);
     s->serial = serial;
@@ -270,13 +271,14 @@ static int serve_version(struct fleet_control *fc, struct fleet_session *s, cons
                          struct err *e)
 {
     const struct err none = {0};
-    size_t n_done, min_ready = fleet_min_ready(fc);
+    size_t n_done, min_ready = fleet_session_min_ready(fc, s);
     struct err ignored = {0};
     int rc;
 
     s->committing_since_us = clock_now_us();
     set_label(fc, s, label);
-    fleet_set_updating(fleet_of(fc), true);
+    if (!s->repair)
+        fleet_set_updating(fleet_of(fc), true);
     fleet_release_unchanged(fc, s, true);
     fleet_reset_part_caches(fc, s);
     /* Emptying may take seconds: an engine that was restarted meanwhile must not get the new

@@ -5,6 +5,10 @@
 
 #include "fleet/update/fleet_fanout.h"
 
+/* fleet_session_min_ready - how many engines must get the version for the update to be committed:
+ * --min-ready, or one for a repair. */
+size_t fleet_session_min_ready(struct fleet_control *fc, const struct fleet_session *s);
+
 bool fleet_has_quorum(struct fleet_control *fc,
                       const struct fleet_session *s); /* with --min-ready */
 int fleet_refuse_closed(const struct fleet_session *s, struct err *e);

@@ -73,7 +73,8 @@ static int prepare_with_lock(struct fleet_control *fc, struct fleet_session *s,
     mtx_lock(&fc->lock);
     s->prepare_begun = true;
     mtx_unlock(&fc->lock);
-    fleet_set_updating(fleet_of(fc), true);
+    if (!s->repair) /* its engines get no requests, and the others go on */
+        fleet_set_updating(fleet_of(fc), true);
     fleet_apply_quiesce(fc);
     if (pause_parts(fc, s, e) == 0 && fleet_set_dirty_markers(fc, s, e) == 0)
         rc = fleet_start_parts(fc, s, tensors, e);
@@ -178,7 +179,7 @@ static int drop_non_members(struct fleet_control *fc, struct fleet_session *s, c
     for (size_t i = 0; rc == 0 && i < s->n_parts; i++)
         if (part_takes_part(&s->parts[i]) && !group->joined[s->parts[i].upstream])
             part_drop(&s->parts[i], FLEET_SKIPPED, 0, &why);
-    has_quorum = fleet_session_has_quorum(s, fleet_min_ready(fc));
+    has_quorum = fleet_session_has_quorum(s, fleet_session_min_ready(fc, s));
     mtx_unlock(&fc->lock);
     if (rc != 0)
         return rc;
@@ -225,7 +226,7 @@ static enum session_verdict apply_send_results(struct fleet_control *fc, struct 
                                                struct fleet_result *result, bool repeats,
                                                struct err *e)
 {
-    size_t min_ready = fleet_min_ready(fc);
+    size_t min_ready = fleet_session_min_ready(fc, s);
     enum session_verdict verdict = VERDICT_RETRY;
 
     mtx_lock(&fc->lock);
@@ -270,6 +271,15 @@ static void release_dropped(struct fleet_control *fc, struct fleet_session *s)
     fleet_op_unlock(fc);
 }
 
+/* @named  the body with its chunk_id, for two-phase engines; NULL: none is sent now */
+static const json_t *body_for(const struct fleet_tensors *t, const json_t *named,
+                              const struct fleet_part *p)
+{
+    if (t->bodies != NULL && t->bodies[p->upstream] != NULL)
+        return t->bodies[p->upstream];
+    return p->two_phase ? named : t->body;
+}
+
 static enum session_verdict send_to_parts(struct fleet_control *fc, struct fleet_session *s,
                                           const struct fleet_tensors *t, const json_t *named,
                                           struct err *e)
@@ -281,7 +291,7 @@ static enum session_verdict send_to_parts(struct fleet_control *fc, struct fleet
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
         if (part_takes_part(&s->parts[i]))
-            batch_add(&b, s, i, s->parts[i].two_phase ? named : t->body);
+            batch_add(&b, s, i, body_for(t, named, &s->parts[i]));
     mtx_unlock(&fc->lock);
     if (begin_receiving(fc, s, &b, e) != 0)
         return VERDICT_RETRY;
@@ -303,7 +313,7 @@ static int tensors_validate(struct fleet_control *fc, struct fleet_session *s,
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
         if (!s->parts[i].two_phase)
-            batch_add(&b, s, i, t->body);
+            batch_add(&b, s, i, body_for(t, NULL, &s->parts[i]));
     mtx_unlock(&fc->lock);
     return fleet_validate(fc, API_UPDATE_WEIGHTS, b.targets, b.n, e);
 }

@@ -86,9 +86,14 @@ bool fleet_update_is_open(struct fleet_control *fc, const struct fleet_session *
     return open;
 }
 
+size_t fleet_session_min_ready(struct fleet_control *fc, const struct fleet_session *s)
+{
+    return s->repair ? 1 : fleet_min_ready(fc);
+}
+
 bool fleet_has_quorum(struct fleet_control *fc, const struct fleet_session *s)
 {
-    size_t min_ready = fleet_min_ready(fc);
+    size_t min_ready = fleet_session_min_ready(fc, s);
     bool has_quorum;
 
     mtx_lock(&fc->lock);
@@ -99,7 +104,7 @@ bool fleet_has_quorum(struct fleet_control *fc, const struct fleet_session *s)
 
 void fleet_set_cause(struct fleet_control *fc, const struct fleet_session *s, struct err *e)
 {
-    size_t min_ready = fleet_min_ready(fc);
+    size_t min_ready = fleet_session_min_ready(fc, s);
 
     mtx_lock(&fc->lock);
     fleet_session_cause_error(s, min_ready, e);

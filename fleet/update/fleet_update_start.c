@@ -168,6 +168,35 @@ static int keep_engines_in_step(struct fleet_control *fc, struct fleet_target *t
                          n_kept, min_ready);
 }
 
+/* Engines that answer, and do not serve the fleet's version. */
+static int keep_engines_behind(struct fleet_control *fc, struct fleet_target *targets, size_t *n,
+                               struct err *e)
+{
+    struct upstream_info info;
+    size_t n_kept = 0;
+
+    *n = fleet_reachable(fc, NULL, targets);
+    for (size_t i = 0; i < *n; i++) {
+        fleet_info(fleet_of(fc), targets[i].upstream, &info);
+        if (!info.synced || info.fenced)
+            targets[n_kept++] = targets[i];
+    }
+    *n = n_kept;
+    return n_kept > 0 ? 0
+                      : err_set(e, ERR_CONFLICT, "",
+                                "each upstream that answers serves the fleet's version");
+}
+
+static int choose_engines(struct fleet_control *fc, const struct fleet_update_request *req,
+                          struct fleet_target *targets, size_t *n, struct err *e)
+{
+    if (req->repair)
+        return keep_engines_behind(fc, targets, n, e);
+    if (fleet_reachable_quorum(fc, NULL, targets, n, e) != 0)
+        return -1;
+    return req->partial ? keep_engines_in_step(fc, targets, n, e) : 0;
+}
+
 /* The status shows a copy until all engines have answered: the session itself is not shared yet. */
 static int show_starting(struct fleet_control *fc, const struct fleet_session *s, struct err *e)
 {
@@ -204,8 +233,7 @@ static int request_session_start(struct fleet_control *fc, const struct fleet_up
     size_t n;
 
     assert(fleet_owns_update_lock(fc));
-    if (check_none_open(fc, e) != 0 || fleet_reachable_quorum(fc, NULL, targets, &n, e) != 0 ||
-        (req->partial && keep_engines_in_step(fc, targets, &n, e) != 0) ||
+    if (check_none_open(fc, e) != 0 || choose_engines(fc, req, targets, &n, e) != 0 ||
         fleet_session_new(&s, n, e) != 0)
         return -1;
     id_make(id);
@@ -215,6 +243,7 @@ static int request_session_start(struct fleet_control *fc, const struct fleet_up
     s->anonymous = req->anonymous || req->auto_commit;
     s->partial = req->partial;
     s->sharded = req->sharded;
+    s->repair = req->repair;
     s->selector = req->selector;
     s->actor = req->actor;
     s->began_us = clock_now_us();

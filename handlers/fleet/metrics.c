@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/prometheus.h"
+#include "fleet/handoff/handoff.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
 
@@ -116,6 +117,24 @@ static void put_lanes(const struct fleet_stats *s, struct buf *out)
 #undef FAMILY
 }
 
+static void put_handoff(struct handoff *h, struct buf *out)
+{
+    struct handoff_info now;
+
+    handoff_info_get(h, &now);
+    prom_one(out, "baton_handoffs_total", "counter",
+             "Versions handed to upstreams after they were committed here", now.n_handoffs);
+    prom_one(out, "baton_handoff_repairs_total", "counter",
+             "Repairs: upstreams that lacked the version got it again", now.n_repairs);
+    prom_one(out, "baton_handoff_failures_total", "counter",
+             "Hand-offs and repairs that failed, and are tried again", now.n_failed);
+    prom_one(out, "baton_handoff_behind", "gauge",
+             "1 while the last committed version is not handed over", now.done < now.wanted);
+    prom_one_seconds(out, "baton_handoff_last_seconds", "gauge",
+                     "How long the last hand-off took, from its first request to its last",
+                     now.last_us);
+}
+
 void metrics_fleet(struct app *app, struct buf *out)
 {
     struct rows *rows = calloc(1, sizeof *rows);
@@ -129,6 +148,8 @@ void metrics_fleet(struct app *app, struct buf *out)
     prom_one(out, "baton_fleet_min_ready", "gauge", "Upstreams that must serve to be ready",
              s.min_ready);
     put_lanes(&s, out);
+    if (app->fleet->handoff != NULL)
+        put_handoff(app->fleet->handoff, out);
     if (rows == NULL) {
         out->failed = true;
         return;

@@ -5,6 +5,7 @@
 #include "control/life.h"
 #include "fleet/fleet_control.h"
 #include "fleet/fleet_reconcile.h"
+#include "fleet/handoff/handoff.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_coverage.h"
 #include "handlers/app.h"
@@ -144,6 +145,25 @@ static json_t *lane_json(const struct app *app, const struct fleet_stats *s, enu
                      (json_int_t)s->n_refused[lane], "cancelled", (json_int_t)s->n_cancelled[lane]);
 }
 
+/* The version that this server received for its upstreams, and how far it was handed over. */
+static json_t *stage_json(const struct app *app)
+{
+    struct handoff_info now;
+    struct store_info info;
+
+    if (app->fleet->handoff == NULL)
+        return json_null();
+    handoff_info_get(app->fleet->handoff, &now);
+    store_info(app->weights->store, &info);
+    return json_pack("{s:I, s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:f, s:o}", "n_devices",
+                     (json_int_t)app->weights->n_devices, "state", store_state_name(info.state),
+                     "plan_digest", store_model_spec(app->weights->store)->tensor_list->digest,
+                     "weight_version", text_or_null(info.label), "serial", (json_int_t)info.serial,
+                     "handed_serial", (json_int_t)now.done, "n_handoffs",
+                     (json_int_t)now.n_handoffs, "n_repairs", (json_int_t)now.n_repairs,
+                     "last_handoff_s", (double)now.last_us / 1e6, "error", error_or_null(&now.why));
+}
+
 json_t *fleet_status_json(const struct app *app)
 {
     struct fleet_stats s;
@@ -152,9 +172,10 @@ json_t *fleet_status_json(const struct app *app)
     fleet_stats(upstreams_fleet(app->fleet->upstreams), &s);
     if (status == NULL ||
         json_object_update_new(
-            status, json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:n, s:o, s:o, s:o}", "weights",
-                              weights_json(app, &s), "update", fleet_update_json(app), "admission",
-                              "generate", lane_json(app, &s, FLEET_GENERATE), "detokenize",
+            status, json_pack("{s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:n, s:o, s:o, s:o}",
+                              "stage", stage_json(app), "weights", weights_json(app, &s), "update",
+                              fleet_update_json(app), "admission", "generate",
+                              lane_json(app, &s, FLEET_GENERATE), "detokenize",
                               lane_json(app, &s, FLEET_TEXT), "engine", engine_json(&s), "http",
                               status_http_json(app), "model", "pause", fleet_pause_json(app),
                               "sleep", fleet_sleep_json(app), "upstreams", upstreams_json(app))) !=

@@ -5,6 +5,8 @@
 
 #include "base/workers.h"
 #include "control/pause_controller.h"
+#include "fleet/fleet_control.h"
+#include "fleet/fleet_pause.h"
 #include "handlers/reply.h"
 #include "handlers/update_json.h"
 #include "weights/update/update.h"
@@ -33,19 +35,51 @@ static void reply_not_committed(struct http_request *x, const struct err *why, j
     reply_error(x, &e, details);
 }
 
+/* With --stage the engines were paused, and not this server. */
+static int resume_fleet(struct fleet_control *fc, bool *was_paused, uint64_t *epoch, struct err *e)
+{
+    struct fleet_result *results = NULL;
+    struct pause now;
+    size_t n = 0;
+    int rc;
+
+    if (fleet_resume_all(fc, false, &results, &n, was_paused, e) != 0)
+        return -1;
+    rc = fleet_results_ok(results, n, e) ? 0 : -1;
+    fleet_results_free(results, n);
+    fleet_get_pause(fc, &now);
+    *epoch = now.epoch;
+    return rc;
+}
+
+static int resume(struct app *app, bool *was_paused, uint64_t *epoch, struct err *e)
+{
+    struct pause_controller_info info;
+
+    if (app->fleet != NULL)
+        return resume_fleet(app->fleet->control, was_paused, epoch, e);
+    *was_paused = pause_controller_resume(app->pause_controller, &info);
+    *epoch = info.pause.epoch;
+    return 0;
+}
+
 static void resume_run(void *arg)
 {
     struct finish_request *r = arg;
-    struct pause_controller_info info;
-    bool was_paused = pause_controller_resume(r->app->pause_controller, &info);
+    struct err e = {0};
+    uint64_t epoch = 0;
+    bool was_paused = false;
+    int rc = resume(r->app, &was_paused, &epoch, &e);
 
     r->x->error_reported = r->info.phase == UPDATE_ABORTED; /* by the end of the update */
     if (r->why.code != ERR_NONE)
         reply_not_committed(r->x, &r->why, update_details(&r->info));
+    else if (rc != 0)
+        reply_error(r->x, &e, update_details(&r->info));
     else
         reply_json(r->x, 200,
                    json_pack("{s:b, s:b, s:I}", "paused", 0, "was_paused", (int)was_paused, "epoch",
-                             (json_int_t)info.pause.epoch));
+                             (json_int_t)epoch));
     free(r);
 }
 
@@ -101,9 +135,10 @@ static int finish_request_new(struct finish_request **out, struct app *app, stru
  * needs neither. */
 int handle_commit_resume(struct app *app, struct http_request *x, struct err *e)
 {
-    struct pause_controller_info info;
     struct finish_request *r;
-    struct err why = {0};
+    struct err why = {0}, ignored = {0};
+    uint64_t epoch;
+    bool was_paused;
 
     (void)e;
     if (finish_request_new(&r, app, x, &why) == 0) {
@@ -111,7 +146,7 @@ int handle_commit_resume(struct app *app, struct http_request *x, struct err *e)
             return 0;
         free(r);
     }
-    (void)pause_controller_resume(app->pause_controller, &info);
+    (void)resume(app, &was_paused, &epoch, &ignored);
     reply_not_committed(x, &why, NULL);
     return 0;
 }

@@ -12,6 +12,7 @@
 #include "handlers/weights/shape_json.h"
 #include "memory/device.h"
 #include "weights/store/leases.h"
+#include "weights/store/slab_set.h"
 #include "weights/store/store.h"
 
 #include <nettle/base64.h>
@@ -38,55 +39,6 @@ static const char *dtype_for_torch(enum dtype d)
     };
 
     return names[d] != NULL ? names[d] : dtype_name(d);
-}
-
-/* The distinct slabs of a version in one place, and the offset of each in its allocation. */
-struct slab_set {
-    struct slab **slabs; /* owned; [n], ascending by address of the struct */
-    uint64_t *offsets;   /* owned; [n] */
-    uint32_t n;
-};
-
-static void slab_set_fini(struct slab_set *set)
-{
-    free(set->slabs);
-    free(set->offsets);
-}
-
-static int compare_slabs(const void *x, const void *y)
-{
-    uintptr_t a = (uintptr_t) * (struct slab *const *)x, b = (uintptr_t) * (struct slab *const *)y;
-
-    return (a > b) - (a < b);
-}
-
-static int slab_set_init(struct slab_set *out, const struct view *views, uint32_t n_tensors,
-                         struct err *e)
-{
-    struct slab_set set = {.slabs = calloc(n_tensors, sizeof *set.slabs),
-                           .offsets = calloc(n_tensors, sizeof *set.offsets)};
-    uint32_t n = 0;
-
-    if (set.slabs == NULL || set.offsets == NULL) {
-        slab_set_fini(&set);
-        return refuse_memory(e);
-    }
-    for (uint32_t i = 0; i < n_tensors; i++) /* adjacent tensors mostly share a slab */
-        if (views[i].slab != NULL && (n == 0 || set.slabs[n - 1] != views[i].slab))
-            set.slabs[n++] = views[i].slab;
-    qsort(set.slabs, n, sizeof *set.slabs, compare_slabs);
-    for (uint32_t i = 0; i < n; i++)
-        if (set.n == 0 || set.slabs[set.n - 1] != set.slabs[i])
-            set.slabs[set.n++] = set.slabs[i];
-    *out = set;
-    return 0;
-}
-
-static uint32_t slab_index(const struct slab_set *set, struct slab *slab)
-{
-    struct slab *const *at = bsearch(&slab, set->slabs, set->n, sizeof *set->slabs, compare_slabs);
-
-    return (uint32_t)(at - set->slabs);
 }
 
 /* [{handle, nbytes}]; nbytes from the allocation's begin to the slab's end. New, or NULL. */
@@ -128,7 +80,7 @@ static int add_columns(json_t *object, const struct view *views, uint32_t n_tens
 
     for (uint32_t i = 0; i < n_tensors && rc == 0; i++) {
         const struct view *v = &views[i];
-        uint32_t k = v->slab != NULL ? slab_index(set, v->slab) : 0;
+        uint32_t k = v->slab != NULL ? slab_set_index(set, v->slab) : 0;
         json_t *which = json_null(), *where = json_null();
 
         if (v->slab != NULL) {

@@ -51,6 +51,10 @@ enum { CONFIG_LIST_MAX = 256 };
       "variable; SIGHUP reads the key files again")                                                \
     X(STR, upstream_file, "upstream-file", "FILE", "", 0, 0,                                       \
       "more upstreams, one SPEC per line, '#' begins a comment; SIGHUP reads it again")            \
+    X(STR, stage, "stage", "LIST", "none", 0, 0,                                                   \
+      "GPUs of this host that receive each update before the upstreams do, as --device; once "     \
+      "it is committed there, the upstreams, which must be on this host too, get it by CUDA "      \
+      "IPC; none: upstreams receive updates themselves")                                           \
     X(INT, min_ready, "min-ready", "N", "0", 0, 256,                                               \
       "upstreams that must serve the current version for this server to be ready, and "            \
       "for an update to succeed; as many must have the same version before the first "             \
@@ -253,6 +257,9 @@ void config_fini(struct config *c); /* accepts a zeroed one */
 
 /* config_has_upstreams - is this a server in front of a fleet (--upstream, --upstream-file)? */
 bool config_has_upstreams(const struct config *c);
+
+/* config_has_stage - does it receive updates itself, and hand them to its upstreams (--stage)? */
+bool config_has_stage(const struct config *c);
 
 /* config_has_file - was a configuration file given?
  * config_reload - read the configuration again, from the same arguments, variables and file.

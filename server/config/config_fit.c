@@ -4,41 +4,23 @@
 
 #include <string.h>
 
-/* Options of a server with weights of its own. */
-static const char *const own[] = {"weights",
-                                  "weight-version",
-                                  "served-model-name",
-                                  "engine",
-                                  "engine-threads",
-                                  "engine-pin",
-                                  "max-num-seqs",
-                                  "allow-path",
-                                  "kv-cache",
-                                  "max-loras",
-                                  "max-lora-rank",
-                                  "max-lora-bytes",
-                                  "max-model-len",
-                                  "device",
-                                  "cuda-library",
-                                  "nccl-library",
-                                  "nccl-allow-cidr",
-                                  "max-versions",
-                                  "max-weight-bytes",
-                                  "pin-timeout",
-                                  "max-num-batched-tokens",
-                                  "non-finite",
-                                  "logprobs-mode",
-                                  "max-logprobs",
-                                  "state-dir",
-                                  "snapshot",
-                                  "serve-base",
-                                  "return-routed-experts"};
+/* Options of a server with an engine of its own. */
+static const char *const own[] = {"served-model-name", "engine",        "engine-threads",
+                                  "engine-pin",        "max-num-seqs",  "kv-cache",
+                                  "max-loras",         "max-lora-rank", "max-lora-bytes",
+                                  "max-model-len",     "device",        "max-num-batched-tokens",
+                                  "logprobs-mode",     "max-logprobs",  "return-routed-experts"};
+/* Options of a server that receives updates itself. */
+static const char *const received[] = {
+    "weights",         "weight-version", "allow-path",       "cuda-library", "nccl-library",
+    "nccl-allow-cidr", "max-versions",   "max-weight-bytes", "pin-timeout",  "non-finite",
+    "state-dir",       "snapshot",       "serve-base"};
 /* Options that need --state-dir. */
 static const char *const needs_state[] = {"snapshot", "serve-base"};
 /* In front of a fleet each of these says what an update must contain: only one may be given. */
 static const char *const model[] = {"model"}, *const model_spec[] = {"manifest"};
 /* Options of a server in front of a fleet. */
-static const char *const theirs[] = {"min-ready", "probe-interval", "probe-timeout"};
+static const char *const theirs[] = {"min-ready", "probe-interval", "probe-timeout", "stage"};
 
 /* The first option of the list that was given, or NULL. */
 static const struct config_option *option_given(const struct config_loader *l,
@@ -64,6 +46,16 @@ static int option_refuse(const struct config_loader *l, const struct config_opti
     return err_set(e, ERR_BAD_REQUEST, where, "%s", why);
 }
 
+static int state_fits(const struct config_loader *l, struct err *e)
+{
+    const struct config_option *o;
+
+    o = option_given(l, needs_state, sizeof needs_state / sizeof needs_state[0]);
+    if (o != NULL && l->config.state_dir == NULL)
+        return option_refuse(l, o, "it has no effect without --state-dir", e);
+    return 0;
+}
+
 static int upstreams_fit(const struct config_loader *l, struct err *e)
 {
     const struct config_option *o = option_given(l, own, sizeof own / sizeof own[0]);
@@ -71,10 +63,17 @@ static int upstreams_fit(const struct config_loader *l, struct err *e)
 
     if (o != NULL)
         return option_refuse(l, o,
-                             "it has no effect with --upstream: this server then has no engine and "
-                             "no weights of its "
-                             "own; remove it, or remove --upstream",
+                             "it has no effect with --upstream: this server then has no engine of "
+                             "its own; remove it, or remove --upstream",
                              e);
+    o = option_given(l, received, sizeof received / sizeof received[0]);
+    if (o != NULL && !config_has_stage(&l->config))
+        return option_refuse(l, o,
+                             "it has no effect with --upstream and without --stage: this server "
+                             "then has no weights of its own; remove it, or remove --upstream",
+                             e);
+    if (config_has_stage(&l->config) && state_fits(l, e) != 0)
+        return -1;
     if (on_update != NULL && strcmp(on_update, "finish") == 0)
         return option_refuse(
             l, config_find("on-update", strlen("on-update")),
@@ -93,6 +92,11 @@ bool config_has_upstreams(const struct config *c)
     return c->upstream.n > 0 || c->upstream_file != NULL;
 }
 
+bool config_has_stage(const struct config *c)
+{
+    return config_has_upstreams(c) && strcmp(c->stage, "none") != 0;
+}
+
 int config_fit(const struct config_loader *l, struct err *e)
 {
     const struct config_option *o;
@@ -102,8 +106,5 @@ int config_fit(const struct config_loader *l, struct err *e)
     o = option_given(l, theirs, sizeof theirs / sizeof theirs[0]);
     if (o != NULL)
         return option_refuse(l, o, "it has no effect without --upstream or --upstream-file", e);
-    o = option_given(l, needs_state, sizeof needs_state / sizeof needs_state[0]);
-    if (o != NULL && l->config.state_dir == NULL)
-        return option_refuse(l, o, "it has no effect without --state-dir", e);
-    return 0;
+    return state_fits(l, e);
 }

@@ -122,6 +122,11 @@ struct updates_cfg {
     /* An update has ended. No lock held; must not block; may be NULL. */
     void (*on_end)(void *end_arg, const struct update_info *info);
     void *end_arg;
+    /* A request's update was committed, and the request is about to be answered; an error becomes
+     * its answer, and the version stays committed. On the worker, no lock held; may block. NULL:
+     * none. */
+    int (*on_commit)(void *commit_arg, uint64_t serial, struct err *e);
+    void *commit_arg;
 };
 
 int updates_new(struct updates **out, const struct updates_cfg *cfg, struct err *e);

@@ -489,6 +489,21 @@ static int move_chunk(struct updates *u, struct update_job *job, struct err *e)
     return chunk_end(job->session, job, e);
 }
 
+/* After a request that may have committed an update. */
+static void report_commit(struct updates *u, const struct session *s, struct err *e)
+{
+    uint64_t serial = 0;
+
+    if (e->code != ERR_NONE || u->cfg.on_commit == NULL)
+        return;
+    mtx_lock(&u->lock);
+    if (s->phase == UPDATE_COMMITTED)
+        serial = s->serial;
+    mtx_unlock(&u->lock);
+    if (serial > 0)
+        (void)u->cfg.on_commit(u->cfg.commit_arg, serial, e);
+}
+
 void job_run_chunk(struct updates *u, struct update_job *job)
 {
     struct session *s = job->session;
@@ -506,6 +521,7 @@ void job_run_chunk(struct updates *u, struct update_job *job)
             settle_late_tie(u, s, &e);
     }
     chunk_drop(job);
+    report_commit(u, job->session, &e);
     job_answer(u, job, &e);
 }
 
@@ -517,6 +533,7 @@ void job_run_finish(struct updates *u, struct update_job *job)
     mtx_lock(&u->lock);
     job->session->finishing = false;
     mtx_unlock(&u->lock);
+    report_commit(u, job->session, &e);
     job_answer(u, job, &e);
 }
 

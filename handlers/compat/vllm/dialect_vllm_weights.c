@@ -341,7 +341,7 @@ static int check_n_entries(size_t n, const struct app *app, struct err *e)
 {
     uint32_t n_ranks = app != NULL && app_n_devices(app) > 0 ? app_n_devices(app) : 1;
 
-    if (n > 0 && (app == NULL || app->fleet != NULL || n == n_ranks))
+    if (n > 0 && (app == NULL || app->weights == NULL || n == n_ranks))
         return 0;
     return err_set(e, ERR_BAD_REQUEST, "/update_info",
                    "update_info has %zu entries; a list has one for each rank, and this server has "
@@ -361,7 +361,7 @@ static int translate_list(json_t **body, const json_t *list, const struct http_r
 
     while (i < n && json_equal(json_array_get(sent, i), json_array_get(sent, 0)))
         i++;
-    if (rc == 0 && i < n && app != NULL && app->fleet != NULL)
+    if (rc == 0 && i < n && app != NULL && app->weights == NULL)
         rc = err_set(e, ERR_BAD_REQUEST, "/update_info",
                      "entry %zu differs from entry 0, and the engines behind this server count "
                      "their ranks each by itself; send one object, whose handles name each GPU, "

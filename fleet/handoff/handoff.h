@@ -1,0 +1,58 @@
+/* Hand-off: engines of this host that keep their own copy of the weights get each version that this
+ * server's store commits (--stage). The update of the store touches no engine; what follows is an
+ * update of the fleet (fleet/update/) whose bytes are the committed ones, mapped by CUDA IPC, so
+ * that engines are quiesced for one device copy only.
+ *
+ * One thread does all of it. A hand-off that fails is repeated from the committed bytes. An engine
+ * that answers without the fleet's version, because it was restarted, joined or was fenced, gets it
+ * by a repair: an update of these engines alone, while the others serve. */
+#ifndef BATON_FLEET_HANDOFF_HANDOFF_H
+#define BATON_FLEET_HANDOFF_HANDOFF_H
+
+#include "base/err.h"
+#include "driver/cuda_info.h"
+#include "weights/store/store.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct fleet_control;
+struct handoff;
+struct upstreams;
+
+/* All borrowed until handoff_free. */
+struct handoff_cfg {
+    struct fleet_control *control;
+    struct upstreams *upstreams;
+    struct store *store; /* on GPUs */
+    const struct cuda_info *cuda;
+};
+
+/* handoff_new - start the thread. Errors: ERR_NO_MEMORY; ERR_INTERNAL (the thread). */
+int handoff_new(struct handoff **out, const struct handoff_cfg *cfg, struct err *e);
+
+/* handoff_stop - end the thread, and every wait. After upstreams_stop, so that nothing it waits for
+ * lasts. Repeating is harmless. handoff_free - stops first; accepts NULL. */
+void handoff_stop(struct handoff *h);
+void handoff_free(struct handoff *h);
+
+/* handoff_version - the store has committed version `serial`: hand it over, and wait until that was
+ * tried once.
+ * Threads: any but the thread of the hand-off; no lock held.
+ * Blocks: up to HANDOFF_WAIT_STEPS times the time of a step of an update.
+ * Errors: what failed; fewer than --min-ready engines have the version then, and it is tried again.
+ *         ERR_TIMEOUT; ERR_DRAINING. The version stays committed here in any case. */
+enum { HANDOFF_WAIT_STEPS = 8 };
+int handoff_version(struct handoff *h, uint64_t serial, struct err *e);
+
+struct handoff_info {
+    uint64_t wanted, done; /* serials of the store: committed; handed to enough engines. 0: none */
+    uint64_t n_handoffs, n_repairs, n_failed;
+    uint64_t last_us; /* how long the last hand-off that succeeded took; 0: none */
+    struct err why;   /* why the last try failed; clean: it did not */
+};
+
+/* handoff_info_get - Threads: any. Blocks: no. */
+void handoff_info_get(struct handoff *h, struct handoff_info *out);
+
+#endif

@@ -1,0 +1,194 @@
+"""A server that receives each update itself, on a GPU of the fake driver, and hands it to upstream engines.
+
+Usage: handoff.py BATON MODEL FAKE_ENGINE LIBFAKECUDA WORK [case...]
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+
+from fake_engine_world import Double
+from fleet_world import Server, until
+from handoff_tap import Tap
+
+BATON, MODEL, ENGINE, FAKE, WORK = sys.argv[1:6]
+TORCH = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "U8": "uint8"}
+PROBE_MS = 50
+
+
+def checkpoint(step):
+    return os.path.join(MODEL, f"checkpoints/step-{step}.safetensors")
+
+
+def content(step):
+    """{name: (dtype, shape, sha256)} of a file."""
+    with open(checkpoint(step), "rb") as f:
+        data = f.read()
+    n = int.from_bytes(data[:8], "little")
+    head = json.loads(data[8:8 + n])
+    head.pop("__metadata__", None)
+    return {name: (TORCH[t["dtype"]], tuple(t["shape"]), hashlib.sha256(data[8 + n:][slice(*t["data_offsets"])]).hexdigest())
+            for name, t in head.items()}
+
+
+class Stage(contextlib.ExitStack):
+    """Engines behind taps, and a server in front of them."""
+
+    def __init__(self, *kinds, options=(), gpus=None, stage="cuda:0", min_ready=None):
+        super().__init__()
+        self.doubles = [self.enter_context(Double(ENGINE, kind, "--weight-version", "old")) for kind in kinds]
+        self.taps = [self.enter_context(Tap(FAKE, gpu, d)) for gpu, d in zip(gpus or [0] * len(kinds), self.doubles)]
+        specs = [a for tap, d in zip(self.taps, self.doubles) for a in ("--upstream", f"{tap.url},{d.dialect}")]
+        self.server = self.enter_context(Server(
+            BATON, os.path.join(WORK, "log"), *specs, "--min-ready", min_ready or len(kinds), "--stage", stage,
+            "--cuda-library", FAKE, "--manifest", checkpoint("00000"), "--allow-path", MODEL, "--probe-interval", PROBE_MS, *options))
+        until("all serve", lambda: self.server.get("/v1/upstreams")["n_serving"] == len(kinds))
+
+    def push(self, step, label, status=200):
+        got, said = self.server.ask("POST", "/v1/update_weights", {"path": checkpoint(step), "weight_version": label})
+        assert got == status, (got, said)
+        return said
+
+    def has(self, step, label, *taps):
+        """The engine's bytes, and what it reports."""
+        for i in taps or range(len(self.taps)):
+            assert self.taps[i].loaded == content(step), f"the bytes at {i} are not those of {step}"
+            serves = self.doubles[i].ask("GET", "/weight_info" if self.doubles[i].dialect == "vllm" else "/model_info")[1]
+            assert serves["weight_version"] == label, serves
+
+
+def whole(kind):
+    """Each update reaches the engine byte for byte, and only after it is committed."""
+    with Stage(kind, kind) as s:
+        for step, label in (("00100", "a"), ("01500", "b"), ("00100", "c")):
+            before = [t.rounds for t in s.taps]
+            s.push(step, label)
+            s.has(step, label)
+            assert [t.rounds for t in s.taps] == [n + 1 for n in before]
+            up = s.server.get("/v1/upstreams")
+            assert {u["weight_version"] for u in up["list"]} == {label} and up["n_serving"] == 2, up
+        status = s.server.status()
+        assert status["stage"]["weight_version"] == "c" and status["stage"]["serial"] == status["stage"]["handed_serial"] == 3, status["stage"]
+        for d in s.doubles:
+            d.is_fresh()
+
+
+def refused(kind):
+    """What the store refuses reaches no engine."""
+    with Stage(kind) as s:
+        calls = len([c for c in s.taps[0].calls if c[1] == "POST"])
+        s.push("nothing", "x", 404)
+        update = s.server.post("/v1/update_weights/start", {"weight_version": "x"})["update_id"]
+        got, _ = s.server.ask("POST", "/v1/update_weights/finish", {"update_id": update})
+        assert got == 422, got
+        posts = [c for c in s.taps[0].calls if c[1] == "POST"]
+        assert len(posts) == calls and s.taps[0].rounds == 0, posts
+
+
+def other_gpu(kind):
+    """An engine on a GPU that the store does not use maps the memory of the one that it does."""
+    with Stage(kind, kind, gpus=(0, 1)) as s:
+        s.push("00100", "a")
+        s.has("00100", "a")
+
+
+def sharing(kind):
+    """The same, where the store has two GPUs."""
+    with Stage(kind, kind, gpus=(0, 1), stage="cuda:0,cuda:1") as s:
+        s.push("00100", "a")
+        s.has("00100", "a")
+
+
+def restarted(kind):
+    """An engine that restarts gets the version from here; the other serves on."""
+    with Stage(kind, kind, min_ready=1) as s:
+        s.push("00100", "a")
+        s.taps[0].loaded.clear()
+        s.doubles[0].order("who", "restart", ms=600)
+        until("it left", lambda: s.server.get("/v1/upstreams")["n_serving"] == 1)
+        rounds = s.taps[1].rounds
+        until("it is back", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
+        s.has("00100", "a")
+        assert s.taps[1].rounds == rounds, "the other got it again"
+        assert s.server.status()["stage"]["n_repairs"] == 1
+        s.push("01500", "b")
+        s.has("01500", "b")
+
+
+def fails(kind):
+    """An engine that fails in the hand-off is repaired from the committed bytes, without a trainer."""
+    path = "/update_weights" if kind == "vllm" else "/update_weights_from_tensor"
+    with Stage(kind, kind, min_ready=1) as s:
+        s.push("00100", "a")
+        for fault in (500, "drop"):
+            s.taps[0].fault = (path, fault)
+            s.push("01500", "b")
+            s.has("01500", "b", 1)
+            assert s.server.get("/v1/upstreams")["n_serving"] == 1
+            s.taps[0].fault = None
+            until("it is repaired", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
+            s.has("01500", "b")
+            s.push("00100", "a")
+            s.has("00100", "a")
+
+
+def all_fail(kind):
+    """No engine takes it: the answer says so, and it is tried again by itself."""
+    path = "/update_weights" if kind == "vllm" else "/update_weights_from_tensor"
+    with Stage(kind) as s:
+        s.push("00100", "a")
+        s.taps[0].fault = (path, 500)
+        said = s.push("01500", "b", 502)
+        assert "committed here" in said["error"]["message"], said
+        assert s.server.status()["stage"]["weight_version"] == "b"
+        s.taps[0].fault = None
+        until("it is handed over", lambda: s.server.get("/v1/upstreams")["n_serving"] == 1)
+        s.has("01500", "b")
+
+
+def undisturbed(kind):
+    """While bytes arrive, engines generate; they stand still only once all is here."""
+    with Stage(kind) as s:
+        made, stop = [], threading.Event()
+
+        def load():
+            while not stop.is_set():
+                status, _ = s.server.ask("POST", "/v1/completions" if kind == "vllm" else "/generate",
+                                         {"prompt": "x", "max_tokens": 4} if kind == "vllm" else {"text": "x", "sampling_params": {"max_new_tokens": 4}})
+                made.append((time.monotonic(), status))
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        until("it generates", lambda: len(made) > 3)
+        update = s.server.post("/v1/update_weights/start", {"weight_version": "b"})["update_id"]
+        s.server.post("/v1/update_weights", {"update_id": update, "path": checkpoint("01500")})
+        before = len(made)
+        until("it generates on", lambda: len(made) > before + 3)
+        posts = [c[2] for c in s.taps[0].calls if c[1] == "POST"]
+        assert "/pause" not in posts and "/pause_generation" not in posts, posts
+        s.server.post("/v1/update_weights/finish", {"update_id": update})
+        s.has("01500", "b")
+        before = len(made)
+        until("it generates again", lambda: len(made) > before + 3)
+        stop.set()
+        thread.join()
+        assert {status for _, status in made} == {200}, [m for m in made if m[1] != 200]
+
+
+CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, all_fail, undisturbed)}
+
+
+def main():
+    kind, *wanted = sys.argv[6:]
+    for name in wanted or CASES:
+        began = time.monotonic()
+        CASES[name](kind)
+        print(f"  {kind} {name}: {time.monotonic() - began:.2f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
