@@ -26,6 +26,32 @@ static float llama3_frequency(float frequency, const struct rope_scaling *s)
     return kept * frequency / factor + smooth * frequency;
 }
 
+/* The pair that turns so often in the original context; between two pairs. */
+static double yarn_pair(const struct model_config *cfg, double n_turns)
+{
+    double waves = cfg->rope_scaling.original_positions / (n_turns * 2.0 * 3.141592653589793);
+
+    return cfg->rope_dim * log(waves) / (2.0 * log(cfg->rope_theta));
+}
+
+/* Pairs before the ramp are kept, those after it divided. In float32 from the positions in the ramp
+ * on, as transformers computes it. */
+static float yarn_frequency(const struct model_config *cfg, uint32_t pair, float power)
+{
+    const struct rope_scaling *s = &cfg->rope_scaling;
+    double first = yarn_pair(cfg, s->beta_fast), last = yarn_pair(cfg, s->beta_slow);
+    float ramp, kept;
+
+    first = fmax(s->truncate ? floor(first) : first, 0.0);
+    last = fmin(s->truncate ? ceil(last) : last, cfg->rope_dim - 1.0);
+    if (!(first < last || first > last))
+        last += 0.001;
+    ramp = ((float)pair - (float)first) / (float)(last - first);
+    ramp = ramp < 0.0F ? 0.0F : ramp > 1.0F ? 1.0F : ramp;
+    kept = 1.0F - ramp;
+    return 1.0F / ((float)s->factor * power) * (1.0F - kept) + 1.0F / power * kept;
+}
+
 void rope_frequencies(float *out, const struct model_config *cfg)
 {
     for (uint32_t i = 0; i < cfg->rope_dim / 2; i++) {
@@ -42,17 +68,23 @@ void rope_frequencies(float *out, const struct model_config *cfg)
         case ROPE_LLAMA3:
             out[i] = llama3_frequency(1.0F / power, &cfg->rope_scaling);
             break;
+        case ROPE_YARN:
+            out[i] = yarn_frequency(cfg, i, power);
+            break;
         }
     }
 }
 
-void rope_row(float *out, const float *frequencies, uint32_t rope_dim, uint32_t pos)
+void rope_row(float *out, const float *frequencies, const struct model_config *cfg, uint32_t pos)
 {
-    for (uint32_t i = 0; i < rope_dim / 2; i++) {
+    float scale = cfg->rope_kind == ROPE_YARN ? (float)cfg->rope_scaling.rotation : 1.0F;
+    uint32_t half = cfg->rope_dim / 2;
+
+    for (uint32_t i = 0; i < half; i++) {
         float angle = (float)pos * frequencies[i];
 
-        out[i] = (float)cos((double)angle);
-        out[rope_dim / 2 + i] = (float)sin((double)angle);
+        out[i] = (float)cos((double)angle) * scale;
+        out[half + i] = (float)sin((double)angle) * scale;
     }
 }
 
@@ -139,6 +171,13 @@ static void attention_softmax(const struct kernels *k, float *x, uint32_t n, flo
         x[i] = (float)((double)x[i] * inverse);
 }
 
+static float attention_scale(const struct model_config *cfg)
+{
+    double scale = 1.0 / sqrt((double)cfg->head_dim);
+
+    return (float)(cfg->rope_kind == ROPE_YARN ? scale * cfg->rope_scaling.scores : scale);
+}
+
 /* All query heads of one KV head, for one row. */
 static void attention_head(const struct attention *a, const struct model_row *row, const float *q,
                            float *o, float *scores, uint32_t kv_head)
@@ -147,7 +186,7 @@ static void attention_head(const struct attention *a, const struct model_row *ro
     uint32_t group = cfg->n_heads / cfg->n_kv_heads, n = row->pos + 1;
     uint32_t d = cfg->head_dim, v_d = cfg->v_head_dim;
     size_t ld = cfg->max_position_embeddings;
-    float scale = (float)(1.0 / sqrt((double)d));
+    float scale = attention_scale(cfg);
 
     for (uint32_t at = 0; at < n; at += KV_CHUNK) {
         struct matmul keys = {.x = q,

@@ -34,6 +34,6 @@ void rope_frequencies(float *out, const struct model_config *cfg);
 
 /* rope_row - the rope_dim / 2 cosines, then as many sines, of one position; the angle is a float32
  * product for the same reason. */
-void rope_row(float *out, const float *frequencies, uint32_t rope_dim, uint32_t pos);
+void rope_row(float *out, const float *frequencies, const struct model_config *cfg, uint32_t pos);
 
 #endif

@@ -7,6 +7,8 @@
 #include <math.h>
 #include <string.h>
 
+static const double MAGNITUDE_MAX = 1e6;
+
 /* partial_rotary_factor, beside the dictionary or inside it. */
 static int check_partial(const json_t *o, const char *where, struct err *e)
 {
@@ -44,6 +46,78 @@ static int read_llama3(struct model_config *c, const json_t *dict, const char *w
     return 0;
 }
 
+/* 0 means absent in transformers. */
+static int read_or_zero(double *out, const json_t *dict, const char *where, const char *key,
+                        struct err *e)
+{
+    const json_t *v = config_member(dict, key);
+
+    if (json_is_number(v) && json_number_value(v) == 0.0)
+        return 0;
+    return config_positive(out, dict, where, key, e);
+}
+
+static double yarn_mscale(double factor, double mscale)
+{
+    return factor > 1.0 ? 0.1 * mscale * log(factor) + 1.0 : 1.0;
+}
+
+/* The magnitudes: of the rotation for every model, of the scores for latent attention alone. */
+static int read_magnitudes(struct model_config *c, const json_t *dict, const char *where,
+                           struct err *e)
+{
+    struct rope_scaling *s = &c->rope_scaling;
+    double mscale = 0.0, all_dim = 0.0;
+
+    if (read_or_zero(&mscale, dict, where, "mscale", e) != 0 ||
+        read_or_zero(&all_dim, dict, where, "mscale_all_dim", e) != 0)
+        return -1;
+    s->rotation = yarn_mscale(s->factor, 1.0);
+    if (mscale > 0.0 && all_dim > 0.0)
+        s->rotation = yarn_mscale(s->factor, mscale) / yarn_mscale(s->factor, all_dim);
+    s->scores = 1.0;
+    if (c->latents.kv_rank > 0 && all_dim > 0.0)
+        s->scores = pow(yarn_mscale(s->factor, all_dim), 2.0);
+    if (config_positive(&s->rotation, dict, where, "attention_factor", e) != 0)
+        return -1;
+    if (!(s->rotation <= MAGNITUDE_MAX && s->scores <= MAGNITUDE_MAX))
+        return config_refuse(e, where, "attention_factor", "or what mscale makes of it, over 1e6,",
+                             "a smaller number");
+    return 0;
+}
+
+/* Null is false in transformers. */
+static int read_truncate(struct rope_scaling *s, const json_t *dict, const char *where,
+                         struct err *e)
+{
+    const json_t *v = json_object_get(dict, "truncate");
+    char found[64];
+
+    s->truncate = v == NULL || json_is_true(v);
+    if (v != NULL && !json_is_boolean(v) && !json_is_null(v))
+        return config_refuse(e, where, "truncate", config_quoted(v, found, sizeof found),
+                             "true and false");
+    return 0;
+}
+
+static int read_yarn(struct model_config *c, const json_t *dict, const char *where, struct err *e)
+{
+    struct rope_scaling *s = &c->rope_scaling;
+
+    s->beta_fast = 32.0;
+    s->beta_slow = 1.0;
+    if (read_needed(&s->factor, dict, where, "factor", e) != 0 ||
+        read_needed(&s->original_positions, dict, where, "original_max_position_embeddings", e) !=
+            0 ||
+        read_or_zero(&s->beta_fast, dict, where, "beta_fast", e) != 0 ||
+        read_or_zero(&s->beta_slow, dict, where, "beta_slow", e) != 0 ||
+        read_truncate(s, dict, where, e) != 0)
+        return -1;
+    if (!(s->beta_slow < s->beta_fast))
+        return config_refuse(e, where, "beta_fast", "not above beta_slow", "a larger number");
+    return read_magnitudes(c, dict, where, e);
+}
+
 static int read_kind(struct model_config *c, const json_t *dict, const char *where, struct err *e)
 {
     const char *key = config_member(dict, "rope_type") != NULL ? "rope_type" : "type";
@@ -61,8 +135,12 @@ static int read_kind(struct model_config *c, const json_t *dict, const char *whe
         c->rope_kind = ROPE_LLAMA3;
         return read_llama3(c, dict, where, e);
     }
+    if (name != NULL && strcmp(name, "yarn") == 0) {
+        c->rope_kind = ROPE_YARN;
+        return read_yarn(c, dict, where, e);
+    }
     return config_refuse(e, where, key, config_quoted(type, found, sizeof found),
-                         "\"default\", \"linear\" and \"llama3\"");
+                         "\"default\", \"linear\", \"llama3\" and \"yarn\"");
 }
 
 /* In float32, as they are computed, up to the last position. */
@@ -118,5 +196,8 @@ int config_rope(struct model_config *c, const json_t *o, struct err *e)
     if (config_positive(&c->rope_theta, dict, where, "rope_theta", e) != 0 ||
         check_partial(dict, where, e) != 0 || read_kind(c, dict, where, e) != 0)
         return -1;
+    if (c->latents.kv_rank > 0 && c->rope_kind != ROPE_DEFAULT && c->rope_kind != ROPE_YARN &&
+        config_member(dict, "mscale_all_dim") != NULL)
+        return config_refuse(e, where, "mscale_all_dim", "without yarn", "rope_type \"yarn\"");
     return check_angles(c, config_member(dict, "rope_theta") != NULL ? where : "", where, e);
 }

@@ -268,7 +268,7 @@ static void embed_rows(void *arg, uint32_t thread, uint32_t first, uint32_t last
         kernels_widen(m->x + r * width,
                       (const char *)s->v->views[m->embed].data + s->rows[r].token * row_nbytes,
                       t->dtype, width);
-        rope_row(m->rope + r * m->cfg.rope_dim, m->frequencies, m->cfg.rope_dim, s->rows[r].pos);
+        rope_row(m->rope + r * m->cfg.rope_dim, m->frequencies, &m->cfg, s->rows[r].pos);
     }
 }
 

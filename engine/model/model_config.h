@@ -36,14 +36,19 @@ enum model_arch {
 enum rope_kind {
     ROPE_DEFAULT,
     ROPE_LINEAR, /* every frequency divided by the factor */
-    ROPE_LLAMA3  /* long waves divided, short ones kept, those between blended */
+    ROPE_LLAMA3, /* long waves divided, short ones kept, those between blended */
+    ROPE_YARN    /* the same by another ramp, and larger scores of attention */
 };
 
 /* All above 0 where the kind reads them. */
 struct rope_scaling {
     double factor;
     double low_freq_factor, high_freq_factor; /* llama3; low < high */
-    double original_positions;                /* llama3: the context before it was stretched */
+    double original_positions;   /* llama3, yarn: the context before it was stretched */
+    double beta_fast, beta_slow; /* yarn: turns in that context, where the ramp begins and ends */
+    bool truncate;               /* yarn: the ramp begins and ends at whole pairs */
+    double rotation;             /* yarn: what cosines and sines are multiplied by */
+    double scores;               /* yarn: what scores of attention are multiplied by besides */
 };
 
 /* Sampling values of generation_config.json: defaults for the routes where vLLM has them. */

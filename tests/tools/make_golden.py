@@ -39,6 +39,10 @@ MODELS = {
             kv_lora_rank=16, q_lora_rank=24, qk_rope_head_dim=8, qk_nope_head_dim=16,
             v_head_dim=12, n_shared_experts=2, max_position_embeddings=1024,
             norm_topk_prob=True, routed_scaling_factor=2.5,
+            rope_parameters=dict(
+                rope_type="yarn", rope_theta=1000.0, factor=8.0, beta_fast=4.0, beta_slow=1.0,
+                mscale=0.6, mscale_all_dim=1.0, original_max_position_embeddings=128,
+            ),
         ),
     ),
     # Queries without latents, one group, angles of halves, values wider than keys, every layer sparse.

@@ -87,7 +87,7 @@ refused() {
 }
 refused /architectures '.architectures = ["GPT2LMHeadModel"]'
 refused /use_sliding_window '.use_sliding_window = true'
-refused /rope_parameters/rope_type '.rope_parameters.rope_type = "yarn"'
+refused /rope_parameters/rope_type '.rope_parameters.rope_type = "dynamic"'
 refused /quantization_config '.quantization_config = {"quant_method": "awq"}'
 refused /hidden_act '.hidden_act = "gelu"'
 refused /vocab_size '.vocab_size = 1000'

@@ -2,6 +2,7 @@
 #include "engine/model/model_config.h"
 
 #include <jansson.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -78,6 +79,34 @@ static void test_parse_attention(void **state)
     (void)accepted("{\"head_dim\":6,\"qk_head_dim\":18}"); /* as transformers 5 writes them */
 }
 
+static void assert_near(double found, double expected)
+{
+    assert_true(fabs(found - expected) < 1e-12);
+}
+
+/* As DeepSeek-V3 publishes it; the first two keys make the rotation 1. */
+static void test_parse_yarn(void **state)
+{
+    struct model_config c = accepted(
+        "{\"rope_scaling\":{\"beta_fast\":32,\"beta_slow\":1,\"factor\":40,\"mscale\":1.0,"
+        "\"mscale_all_dim\":1.0,\"original_max_position_embeddings\":4096,\"type\":\"yarn\"}}");
+    double mscale = 0.1 * log(40) + 1;
+
+    (void)state;
+    assert_true(c.rope_kind == ROPE_YARN && c.rope_scaling.truncate);
+    assert_near(c.rope_scaling.rotation, 1);
+    assert_near(c.rope_scaling.scores, mscale * mscale);
+    c = accepted("{\"rope_scaling\":{\"factor\":40,\"mscale\":0.707,\"mscale_all_dim\":0,"
+                 "\"original_max_position_embeddings\":4096,\"rope_type\":\"yarn\","
+                 "\"truncate\":false}}");
+    assert_false(c.rope_scaling.truncate);
+    assert_near(c.rope_scaling.rotation, mscale);
+    assert_near(c.rope_scaling.scores, 1);
+    c = accepted("{\"rope_scaling\":{\"factor\":40,\"mscale\":0.5,\"mscale_all_dim\":1,"
+                 "\"original_max_position_embeddings\":4096,\"rope_type\":\"yarn\"}}");
+    assert_near(c.rope_scaling.rotation, (0.05 * log(40) + 1) / mscale);
+}
+
 static void test_parse_experts(void **state)
 {
     struct model_config c = accepted("{}");
@@ -133,7 +162,8 @@ static void test_parse_refusals_name_the_key(void **state)
         {"{\"n_shared_experts\":0}", "/n_shared_experts"},
         {"{\"n_shared_experts\":1048576}", "/n_shared_experts"},
         {"{\"moe_intermediate_size\":null}", "/moe_intermediate_size"},
-        {"{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":40}}", "/rope_scaling/type"},
+        {"{\"rope_scaling\":{\"type\":\"linear\",\"factor\":4,\"mscale_all_dim\":1}}",
+         "/rope_scaling/mscale_all_dim"},
         {"{\"quantization_config\":{\"quant_method\":\"fp8\"}}", "/quantization_config"},
     };
 
@@ -280,6 +310,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parse_attention),
+        cmocka_unit_test(test_parse_yarn),
         cmocka_unit_test(test_parse_experts),
         cmocka_unit_test(test_parse_refusals_name_the_key),
         cmocka_unit_test(test_spec_has_the_published_names),

@@ -339,10 +339,10 @@ static void test_rope_angles_are_float_products(void **state)
     rope_frequencies(frequencies, &cfg);
     for (int i = 0; i < D / 2; i++)
         assert_true(fabs((double)frequencies[i] - pow(5000.0, -2.0 * i / D)) < 1e-7);
-    rope_row(row, frequencies, D, 0);
+    rope_row(row, frequencies, &cfg, 0);
     for (int i = 0; i < D / 2; i++)
         assert_true(row[i] == 1.0F && row[D / 2 + i] == 0.0F);
-    rope_row(row, frequencies, D, 131071);
+    rope_row(row, frequencies, &cfg, 131071);
     for (int i = 0; i < D / 2; i++) {
         float angle = 131071.0F * frequencies[i];
 
@@ -395,6 +395,87 @@ static void test_rope_frequencies_are_scaled(void **state)
 
         assert_true(fabs((double)out[i] - want) < 2e-6 * want);
     }
+}
+
+/* What transformers 5.19 computes for DeepSeek-V3, and for a Qwen3 without whole pairs. */
+static const float yarn_deepseek[] = {1.0F,
+                                      0.749894202F,
+                                      0.562341332F,
+                                      0.421696514F,
+                                      0.316227764F,
+                                      0.237137362F,
+                                      0.177827939F,
+                                      0.133352146F,
+                                      0.100000001F,
+                                      0.0749894157F,
+                                      0.0562341288F,
+                                      0.0390069261F,
+                                      0.0268793609F,
+                                      0.0183781441F,
+                                      0.012447956F,
+                                      0.0083345091F,
+                                      0.00550000044F,
+                                      0.00356199732F,
+                                      0.00224936521F,
+                                      0.00137051346F,
+                                      0.000790569407F,
+                                      0.000414990413F,
+                                      0.00017782794F,
+                                      3.3338034e-05F,
+                                      2.49999994e-05F,
+                                      1.87473543e-05F,
+                                      1.40585325e-05F,
+                                      1.05424124e-05F,
+                                      7.90569447e-06F,
+                                      5.92843435e-06F,
+                                      4.44569832e-06F,
+                                      3.33380353e-06F};
+static const float yarn_qwen[] = {1.0F,
+                                  0.421696514F,
+                                  0.177827939F,
+                                  0.0749894157F,
+                                  0.0316227786F,
+                                  0.0133352149F,
+                                  0.00551727042F,
+                                  0.00188350258F,
+                                  0.000607408001F,
+                                  0.000177344235F,
+                                  4.44569851e-05F,
+                                  1.87473561e-05F,
+                                  7.90569356e-06F,
+                                  3.33380353e-06F,
+                                  1.40585337e-06F,
+                                  5.92843435e-07F};
+
+static void same_frequencies(const struct model_config *c, const float *expected)
+{
+    float out[32];
+
+    rope_frequencies(out, c);
+    for (uint32_t i = 0; i < c->rope_dim / 2; i++)
+        if (out[i] < expected[i] || out[i] > expected[i])
+            fail_msg("pair %u has %.9g, not %.9g", i, (double)out[i], (double)expected[i]);
+}
+
+static void test_yarn_frequencies_are_those_of_transformers(void **state)
+{
+    struct model_config c = {.rope_dim = 64,
+                             .rope_theta = 10000.0,
+                             .rope_kind = ROPE_YARN,
+                             .rope_scaling = {.factor = 40,
+                                              .original_positions = 4096,
+                                              .beta_fast = 32,
+                                              .beta_slow = 1,
+                                              .truncate = true}};
+
+    (void)state;
+    same_frequencies(&c, yarn_deepseek);
+    c.rope_dim = 32;
+    c.rope_theta = 1e6;
+    c.rope_scaling.factor = 4;
+    c.rope_scaling.original_positions = 32768;
+    c.rope_scaling.truncate = false;
+    same_frequencies(&c, yarn_qwen);
 }
 
 /* The same bytes must be read, not a copy made when the model was. */
@@ -513,6 +594,7 @@ int main(void)
         cmocka_unit_test(test_result_depends_on_nothing_but_the_sequence),
         cmocka_unit_test(test_rope_angles_are_float_products),
         cmocka_unit_test(test_rope_frequencies_are_scaled),
+        cmocka_unit_test(test_yarn_frequencies_are_those_of_transformers),
         cmocka_unit_test(test_step_reads_the_version_it_is_given),
         cmocka_unit_test(test_tied_head_is_the_embedding),
         cmocka_unit_test(test_model_new_names_the_tensor_that_is_missing),

@@ -19,6 +19,7 @@
 /* The beginning of a patch that makes the config another architecture's. */
 #define QWEN2   "{\"architectures\":[\"Qwen2ForCausalLM\"],\"model_type\":\"qwen2\""
 #define LLAMA   "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\""
+#define YARN    "{\"rope_type\":\"yarn\",\"factor\":4,\"original_max_position_embeddings\":64"
 #define MISTRAL "{\"architectures\":[\"MistralForCausalLM\"],\"model_type\":\"mistral\""
 
 /* A small config; `patch` is an object whose members replace its own. */
@@ -301,7 +302,7 @@ static const struct {
     {"{\"text_config\":{\"hidden_size\":24}}", "/text_config"},
     {"{\"dual_chunk_attention_config\":{\"chunk_size\":8}}", "/dual_chunk_attention_config"},
     {"{\"architectures\":[\"MixtralForCausalLM\"]}", "/model_type"}, /* the base says qwen3 */
-    {"{\"architectures\":[\"LlamaForCausalLM\"]}", "/model_type"}, /* the base says qwen3 */
+    {"{\"architectures\":[\"LlamaForCausalLM\"]}", "/model_type"},   /* the base says qwen3 */
     {QWEN2 ",\"attention_bias\":false}", "/attention_bias"},
     {QWEN2 ",\"mlp_bias\":true}", "/mlp_bias"},
     {QWEN2 ",\"use_sliding_window\":true}", "/use_sliding_window"},
@@ -314,12 +315,19 @@ static const struct {
     {"{\"hidden_act\":\"gelu\"}", "/hidden_act"},
     {"{\"hidden_act\":1}", "/hidden_act"},
     {"{\"rope_scaling\":{\"rope_type\":\"wavy\"}}", "/rope_scaling/rope_type"},
-    {"{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4.0}}", "/rope_scaling/type"},
+    {"{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4.0}}",
+     "/rope_scaling/original_max_position_embeddings"},
+    {"{\"rope_scaling\":" YARN ",\"beta_fast\":1}}", "/rope_scaling/beta_fast"},
+    {"{\"rope_scaling\":" YARN ",\"mscale\":\"1\"}}", "/rope_scaling/mscale"},
+    {"{\"rope_scaling\":" YARN ",\"mscale_all_dim\":-1}}", "/rope_scaling/mscale_all_dim"},
+    {"{\"rope_scaling\":" YARN ",\"attention_factor\":0}}", "/rope_scaling/attention_factor"},
+    {"{\"rope_scaling\":" YARN ",\"attention_factor\":1e300}}", "/rope_scaling/attention_factor"},
+    {"{\"rope_scaling\":" YARN ",\"truncate\":1}}", "/rope_scaling/truncate"},
     {"{\"rope_scaling\":[1]}", "/rope_scaling"},
     {"{\"rope_scaling\":{\"rope_type\":\"dynamic\",\"factor\":2.0}}", "/rope_scaling/rope_type"},
     {"{\"rope_scaling\":{\"type\":\"su\"}}", "/rope_scaling/type"},
     {"{\"rope_scaling\":{\"rope_type\":\"longrope\"}}", "/rope_scaling/rope_type"},
-    {"{\"rope_parameters\":{\"rope_type\":\"yarn\"}}", "/rope_parameters/rope_type"},
+    {"{\"rope_parameters\":{\"rope_type\":\"yarn\"}}", "/rope_parameters/factor"},
     {"{\"rope_scaling\":{\"type\":\"linear\"}}", "/rope_scaling/factor"},
     {"{\"rope_scaling\":{\"type\":\"linear\",\"factor\":0}}", "/rope_scaling/factor"},
     {"{\"rope_scaling\":{\"type\":\"linear\",\"factor\":\"2\"}}", "/rope_scaling/factor"},

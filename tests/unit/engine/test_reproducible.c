@@ -46,12 +46,17 @@ static uint32_t between(uint32_t least, uint32_t most)
 
 static void random_rope(struct model_config *c)
 {
-    c->rope_kind = (enum rope_kind)below(3);
+    c->rope_kind = (enum rope_kind)below(ROPE_YARN + 1);
     c->rope_theta = 500.0 + (double)below(1000000);
     c->rope_scaling = (struct rope_scaling){.factor = 1.5 + (double)below(8),
                                             .low_freq_factor = 1,
                                             .high_freq_factor = 2 + (double)below(3),
-                                            .original_positions = 16 << below(3)};
+                                            .original_positions = 16 << below(3),
+                                            .beta_fast = 4,
+                                            .beta_slow = 1,
+                                            .truncate = below(2) == 0,
+                                            .rotation = 1.1,
+                                            .scores = 1.2};
 }
 
 /* Some groups of a random size, of which some are kept. */
