@@ -1,14 +1,15 @@
 /* The embedded engine against what its cores can do, on a random bfloat16 model made in memory.
  *
- * Forward pass, once for each instruction set: bytes of weights and KV that a decode step reads in
- * a second against a plain read of the same memory by as many threads; a batch of 16 against a
- * batch of 1; prefill against the cores' multiply-adds. Then the whole engine: the same two
+ * Forward pass, once for each instruction set: bytes of weights and KV that a decode step needs in
+ * a second (of experts only those that compute the token) against a plain read of the same memory
+ * by as many threads; a batch of 16 against a batch of 1; prefill against the cores' multiply-adds.
+ * Then, of a dense model, the whole engine: the same two
  * batches, by several ways to choose a token, and the longest gap between two tokens while nothing,
  * bare commits, or whole updates happen beside it. Everything is interleaved, and the best of
  * several rounds counts.
  *
- * Usage: bench_engine [tiny|0.5b] [threads] [rounds]     default: tiny, which only shows that it
- * runs; all processors. More rounds of the forward pass help on a busy machine. */
+ * Usage: bench_engine [tiny|0.5b|tiny-moe|moe] [threads] [rounds]     default: tiny, which only
+ * shows that it runs; all processors. More rounds of the forward pass help on a busy machine. */
 #include "base/clock.h"
 #include "engine/kernels/kernels.h"
 #include "engine/model/kv.h"
@@ -32,7 +33,7 @@ struct shape {
     const char *name;
     struct model_config cfg;
     uint32_t context, n_prefill; /* tokens before a decode step; rows of a prefill step */
-    uint32_t n_tokens;           /* that a stream generates */
+    uint32_t n_tokens;           /* that a stream generates; 0: the forward pass alone */
     int rounds;
 };
 
@@ -76,6 +77,70 @@ static const struct shape shapes[] = {
      .context = 256,
      .n_prefill = 128,
      .n_tokens = 24,
+     .rounds = 8},
+    {.name = "tiny-moe",
+     .cfg = {.arch = ARCH_DEEPSEEK_V3,
+             .vocab_size = 1024,
+             .hidden_size = 128,
+             .intermediate_size = 320,
+             .n_layers = 2,
+             .n_heads = 4,
+             .n_kv_heads = 4,
+             .head_dim = 48,
+             .v_head_dim = 32,
+             .rope_dim = 16,
+             .rope_interleave = true,
+             .latents = {.kv_rank = 64, .q_rank = 96},
+             .max_position_embeddings = 512,
+             .rms_norm_eps = 1e-6F,
+             .rope_theta = 1e4,
+             .tie_word_embeddings = true,
+             .dtype = DTYPE_BF16,
+             .experts = {.n = 8,
+                         .n_per_token = 2,
+                         .intermediate_size = 64,
+                         .normalize = true,
+                         .sigmoid = true,
+                         .n_groups = 4,
+                         .n_groups_kept = 2,
+                         .scale = 2.5F,
+                         .shared_size = 64,
+                         .n_sparse_layers = 1,
+                         .sparse_layers = {2}}},
+     .context = 64,
+     .n_prefill = 64,
+     .rounds = 2},
+    {.name = "moe", /* layers of DeepSeek-V3's kind, with fewer experts, a quarter of them chosen */
+     .cfg = {.arch = ARCH_DEEPSEEK_V3,
+             .vocab_size = 16384,
+             .hidden_size = 2048,
+             .intermediate_size = 8192,
+             .n_layers = 4,
+             .n_heads = 16,
+             .n_kv_heads = 16,
+             .head_dim = 192,
+             .v_head_dim = 128,
+             .rope_dim = 64,
+             .rope_interleave = true,
+             .latents = {.kv_rank = 512, .q_rank = 1536},
+             .max_position_embeddings = 4096,
+             .rms_norm_eps = 1e-6F,
+             .rope_theta = 1e4,
+             .tie_word_embeddings = true,
+             .dtype = DTYPE_BF16,
+             .experts = {.n = 16,
+                         .n_per_token = 4,
+                         .intermediate_size = 2816,
+                         .normalize = true,
+                         .sigmoid = true,
+                         .n_groups = 4,
+                         .n_groups_kept = 2,
+                         .scale = 2.5F,
+                         .shared_size = 2816,
+                         .n_sparse_layers = 3,
+                         .sparse_layers = {14}}},
+     .context = 256,
+     .n_prefill = 128,
      .rounds = 8},
 };
 
@@ -176,10 +241,12 @@ static void fill_kv(struct bench *b)
             uint32_t layer = at / (c->n_kv_heads * b->shape->context);
             uint32_t head = at / b->shape->context % c->n_kv_heads, pos = at % b->shape->context;
 
-            for (uint32_t i = 0; i < c->head_dim; i++) {
+            for (uint32_t i = 0; i < c->head_dim || i < c->v_head_dim; i++) {
                 x = x > 1.0F ? -1.0F : x + 0.01F;
-                kv_k(&b->seqs[s], layer, head, pos)[i] = x;
-                kv_v(&b->seqs[s], layer, head, pos)[i] = -x;
+                if (i < c->head_dim)
+                    kv_k(&b->seqs[s], layer, head, pos)[i] = x;
+                if (i < c->v_head_dim)
+                    kv_v(&b->seqs[s], layer, head, pos)[i] = -x;
             }
         }
     }
@@ -187,8 +254,8 @@ static void fill_kv(struct bench *b)
 
 static uint64_t kv_nbytes(const struct shape *s, uint64_t n_tokens)
 {
-    return (uint64_t)s->cfg.n_layers * 2 * s->cfg.n_kv_heads * s->cfg.head_dim * sizeof(float) *
-           n_tokens;
+    return (uint64_t)s->cfg.n_layers * s->cfg.n_kv_heads * (s->cfg.head_dim + s->cfg.v_head_dim) *
+           sizeof(float) * n_tokens;
 }
 
 static void bench_init(struct bench *b, const struct shape *shape, uint32_t n_threads)
@@ -287,36 +354,50 @@ static void measure_forward(struct bench *b, struct reached *reached)
     }
 }
 
-/* Multiply-adds of one row through the layers; logits and attention come on top. */
-static double layer_weights(const struct model_config *c)
+/* Bytes of the weights that one row needs: not those of experts that do not compute it. */
+static double active_nbytes(const struct bench *b)
 {
-    double q = (double)c->n_heads * c->head_dim, kv = (double)c->n_kv_heads * c->head_dim;
+    const struct model_config *c = &b->shape->cfg;
+    const struct model_experts *x = &c->experts;
+    struct store_info info;
 
-    return c->n_layers * ((2 * q + 2 * kv + 3.0 * c->intermediate_size) * c->hidden_size);
+    store_info(b->store, &info);
+    return (double)info.nbytes - (double)x->n_sparse_layers * (x->n - x->n_per_token) * 3.0 *
+                                     x->intermediate_size * c->hidden_size *
+                                     (double)dtype_nbytes(c->dtype);
 }
 
-static double decode_flop(const struct shape *s)
+/* Of a row with so many keys, without logits; each weight is one multiply-add. The embedding is
+ * the head. */
+static double layers_flop(const struct bench *b, double n_keys)
 {
-    return 2.0 * layer_weights(&s->cfg) + 2.0 * (double)s->cfg.vocab_size * s->cfg.hidden_size +
-           4.0 * s->cfg.n_layers * s->cfg.n_heads * s->cfg.head_dim * (double)s->context;
+    const struct model_config *c = &b->shape->cfg;
+
+    return 2.0 * (active_nbytes(b) / (double)dtype_nbytes(c->dtype) -
+                  (double)c->vocab_size * c->hidden_size) +
+           2.0 * c->n_layers * c->n_heads * (c->head_dim + c->v_head_dim) * n_keys;
+}
+
+static double head_flop(const struct bench *b)
+{
+    return 2.0 * (double)b->shape->cfg.vocab_size * b->shape->cfg.hidden_size;
 }
 
 static void print_forward(const struct bench *b, const struct reached *reached)
 {
     const struct shape *s = b->shape;
     struct store_info info;
-    double read = 0, nbytes, flop;
+    double read = 0, nbytes, flop, decode_flop;
 
     store_info(b->store, &info);
-    nbytes = (double)info.nbytes + (double)kv_nbytes(s, s->context);
-    flop = 2.0 * layer_weights(&s->cfg) * s->n_prefill +
-           2.0 * (double)s->cfg.vocab_size * s->cfg.hidden_size +
-           2.0 * s->cfg.n_layers * s->cfg.n_heads * s->cfg.head_dim * (double)s->n_prefill *
-               (s->n_prefill + 1);
+    nbytes = active_nbytes(b) + (double)kv_nbytes(s, s->context);
+    flop = layers_flop(b, (s->n_prefill + 1) / 2.0) * s->n_prefill + head_flop(b);
+    decode_flop = layers_flop(b, s->context) + head_flop(b);
     for (int isa = 0; isa < KERNELS_ISA_COUNT; isa++)
         keep_most(&read, reached[isa].read);
-    (void)printf("%s: %.0f MB of weights, %u threads; plain read %.1f GB/s\n", s->name,
-                 (double)info.nbytes / 1e6, b->n_threads, read / 1e9);
+    (void)printf("%s: %.0f MB of weights, %.0f for one token, %u threads; plain read %.1f GB/s\n",
+                 s->name, (double)info.nbytes / 1e6, active_nbytes(b) / 1e6, b->n_threads,
+                 read / 1e9);
     for (int isa = 0; isa < KERNELS_ISA_COUNT; isa++) {
         const struct reached *r = &reached[isa];
 
@@ -327,7 +408,7 @@ static void print_forward(const struct bench *b, const struct reached *reached)
                      nbytes / r->decode_1 / 1e9, nbytes / r->decode_1 / read);
         (void)printf("  decode of %d: %.2f ms, tokens/s %.1f x a batch of 1, %.2f of the peak\n",
                      BATCH, r->decode_16 * 1e3, BATCH * r->decode_1 / r->decode_16,
-                     (double)BATCH * decode_flop(s) / r->decode_16 / r->flops);
+                     (double)BATCH * decode_flop / r->decode_16 / r->flops);
         (void)printf("  prefill of %u: %.0f GFLOP/s, %.2f of the peak of %.0f\n", s->n_prefill,
                      flop / r->prefill / 1e9, flop / r->prefill / r->flops, r->flops / 1e9);
     }
@@ -544,7 +625,7 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         shape = strcmp(shapes[i].name, name) == 0 ? &shapes[i] : shape;
     if (shape == NULL) {
-        (void)fprintf(stderr, "usage: bench_engine [tiny|0.5b] [threads] [rounds]\n");
+        (void)fprintf(stderr, "usage: bench_engine [tiny|0.5b|tiny-moe|moe] [threads] [rounds]\n");
         return 2;
     }
     bench_init(&b, shape, n_threads);
@@ -552,7 +633,8 @@ int main(int argc, char **argv)
     measure_forward(&b, reached);
     print_forward(&b, reached);
     (void)fflush(stdout);
-    measure_engine(&b);
+    if (shape->n_tokens > 0)
+        measure_engine(&b);
     bench_fini(&b);
     return 0;
 }
