@@ -109,6 +109,18 @@ def embedded(args, *more, step="step-00100"):
     return world.Server(args.baton, *model, *allowed, *more)
 
 
+def with_experts(args, *more):
+    """baton, serving a model with experts; and its goldens."""
+    model = world.MODEL.parent / "tiny-qwen3-moe"
+    cases = json.loads((model / "golden.json").read_text())["cases"]
+    return world.Server(args.baton, "--model", model, "--served-model-name", MODEL, *more), cases
+
+
+def routes_of_all_layers(case):
+    """[tokens of prompt and output - 1, layers, experts of a token]; layer 0 has no experts."""
+    return [[[0, 0], *row] for row in case["routed_experts"]]
+
+
 def in_front(args, *upstreams):
     """@upstreams  URL,DIALECT"""
     given = [o for u in upstreams for o in ("--upstream", u)]

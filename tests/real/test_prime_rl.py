@@ -4,6 +4,7 @@ of two batons. Its NCCL and NIXL broadcasters are not spoken; what becomes of th
 Usage: test_prime_rl.py --baton PROGRAM [--record DIR]"""
 
 import asyncio
+import binascii
 import contextlib
 import json
 import os
@@ -19,6 +20,7 @@ SOURCE = pathlib.Path(os.environ["PRIME_RL_SRC"])
 sys.path[:0] = [str(SOURCE / "src"), str(SOURCE / "packages" / "prime-rl-configs" / "src")]
 
 import httpx  # noqa: E402
+import numpy as np  # noqa: E402
 from prime_rl.configs.shared import ClientConfig  # noqa: E402
 from prime_rl.utils import client as prime  # noqa: E402
 from renderers.configs import DefaultRendererConfig  # noqa: E402
@@ -194,6 +196,26 @@ def in_front(args, checks, folder):
         asyncio.run(play(checks, "in front of two, ", pool_of(front.url), folder))
 
 
+async def replays(checks, url, case):
+    """Router replay: every reply has the experts of its tokens, from where the turn before ended."""
+    prompt, ids = case["prompt_token_ids"], case["greedy_token_ids"]
+    pool = pool_of(url)
+    tokens = (await rollout(pool, max_tokens=len(ids), ignore_eos=True)).tokens
+    checks.same((list(tokens.prompt_ids), list(tokens.completion_ids)), (prompt, ids), "tokens")
+    given = tokens.routed_experts
+    raw, start = binascii.a2b_base64(given["data"]), SALTED["routed_experts_prompt_start"]
+    found = np.frombuffer(raw, given["dtype"]).reshape(given["shape"]).tolist()
+    checks.same((given["start"], given["dtype"]), (start, "uint8"), "from where on")
+    checks.same(found, real_world.routes_of_all_layers(case)[start:], "their experts")
+    await pool.stop()
+
+
+def with_experts(args, checks, _):
+    server, cases = real_world.with_experts(args, "--return-routed-experts", "prime-rl")
+    with server, checks.section("prime-rl, routed experts"):
+        asyncio.run(replays(checks, server.url, cases[0]))
+
+
 def main():
     args = real_world.options()
     checks = world.Checks()
@@ -201,7 +223,7 @@ def main():
     # name is of a choice between two, of which this is the one for tokens.
     protocol.GenerateResponse = protocol.GenerateTokensResponse
     with tempfile.TemporaryDirectory() as folder:
-        for part in (alone, in_front):
+        for part in (alone, with_experts, in_front):
             part(args, checks, folder)
     return checks.done()
 

@@ -108,6 +108,26 @@ async def refusals(checks, client):
         checks.that("503" in str(e), "dropped weights are not served", str(e)[:120])
 
 
+async def routed(checks, url, cases):
+    """Router replay: its client calls /skyrl/v1/generate, and fails on a reply without routes."""
+    client = RemoteInferenceClient(
+        proxy_url=url,
+        server_urls=[url],
+        data_parallel_size=1,
+        model_name=MODEL,
+        enable_return_routed_experts=True,
+    )
+    for i, case in enumerate(cases):
+        prompt, ids = case["prompt_token_ids"], case["greedy_token_ids"]
+        params = {"temperature": 0.0, "max_tokens": len(ids), "ignore_eos": True}
+        made = await client.generate({"prompt_token_ids": [prompt], "sampling_params": params})
+        checks.same(made["response_ids"], [ids], f"tokens of case {i}")
+        (found,) = made["rollout_expert_indices"]
+        wanted = real_world.routes_of_all_layers(case)
+        checks.same((found.dtype.name, found.tolist()), ("uint8", wanted), "and their experts")
+    await client.teardown()
+
+
 async def play(checks, url):
     client = RemoteInferenceClient(
         proxy_url=url, server_urls=[url], data_parallel_size=1, model_name=MODEL
@@ -126,6 +146,9 @@ def main():
         real_world.recorded(args, server, "skyrl-to-baton") as url,
     ):
         asyncio.run(play(checks, url))
+    experts, cases = real_world.with_experts(args)
+    with experts as server, checks.section("SkyRL, routed experts"):
+        asyncio.run(routed(checks, server.url, cases))
     return checks.done()
 
 

@@ -17,6 +17,9 @@ import requests  # noqa: E402
 from slime.backends.sglang_utils import external  # noqa: E402
 from slime.backends.sglang_utils.server_control import abort_servers_until_idle  # noqa: E402
 from slime.backends.sglang_utils.sglang_engine import SGLangEngine  # noqa: E402
+from slime.observability.rollout_data_utils import (  # noqa: E402
+    validate_rollout_routed_experts_for_replay,
+)
 from slime.rollout import sglang_rollout  # noqa: E402
 from slime.utils import accelerator  # noqa: E402
 from slime.utils.accelerator.cuda import CUDAAccelerator  # noqa: E402
@@ -131,6 +134,28 @@ def compared(checks, url):
         checks.same(e.response.status_code, 400, "another checkpoint differs")
 
 
+def replayed(checks, url, cases):
+    """--use-rollout-routing-replay: the argument, and the experts of a sample, as its trainer takes
+    them."""
+    shape = dict(num_layers=3, moe_router_topk=2, moe_layer_freq=[0, 1, 1])
+    replay = dict(use_rollout_routing_replay=True, **shape)
+    checks.that(engine_of(url, **replay).health_generate(), "what it compares is alike")
+    args = arguments(url, rollout_num_engines=1, rollout_num_gpus=1, **replay)
+    init_http_client(args)
+    state = sglang_rollout.GenerateState(args)
+    for i, case in enumerate(cases):
+        sample = Sample(index=i, prompt=case["prompt"])
+        length = len(case["greedy_token_ids"])
+        given = {**state.sampling_params, "ignore_eos": True, "max_new_tokens": length}
+        made = asyncio.run(sglang_rollout.generate(args, sample, given))
+        wanted = case["prompt_token_ids"] + case["greedy_token_ids"]
+        checks.same(made.tokens, wanted, f"tokens of case {i}")
+        found = made.rollout_routed_experts
+        checks.same(found.tolist(), real_world.routes_of_all_layers(case), "and their experts")
+        validate_rollout_routed_experts_for_replay([found], args)
+        checks.that(True, "which its trainer takes")
+
+
 def main():
     args = real_world.options()
     checks = world.Checks()
@@ -147,6 +172,14 @@ def main():
         real_world.embedded(args, "--sglang-memory-saver") as server,
     ):
         checks.that(engine_of(server.url, offload_rollout=True), "what it compares is alike")
+        try:
+            engine_of(server.url, offload_rollout=True, use_rollout_routing_replay=True)
+            checks.that(False, "a model without experts", "it was taken")
+        except AssertionError as e:
+            checks.that("enable_return_routed_experts" in str(e), "a model without experts")
+    experts, cases = real_world.with_experts(args)
+    with experts as server, checks.section("slime, --use-rollout-routing-replay"):
+        replayed(checks, server.url, cases)
     return checks.done()
 
 
