@@ -14,7 +14,9 @@
 #include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
 #include "handlers/status_json.h"
+#include "handlers/update_json.h"
 #include "weights/store/store.h"
+#include "weights/update/update.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -145,6 +147,15 @@ static json_t *lane_json(const struct app *app, const struct fleet_stats *s, enu
                      (json_int_t)s->n_refused[lane], "cancelled", (json_int_t)s->n_cancelled[lane]);
 }
 
+/* The update that this server receives; that of its upstreams is the hand-off's. */
+static json_t *received_json(const struct app *app)
+{
+    struct update_info info;
+
+    updates_current(app->weights->updates, &info);
+    return info.phase == UPDATE_NONE ? json_null() : update_json(&info);
+}
+
 /* The version that this server received for its upstreams, and how far it was handed over. */
 static json_t *stage_json(const struct app *app)
 {
@@ -155,13 +166,14 @@ static json_t *stage_json(const struct app *app)
         return json_null();
     handoff_info_get(app->fleet->handoff, &now);
     store_info(app->weights->store, &info);
-    return json_pack("{s:I, s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:f, s:o}", "n_devices",
+    return json_pack("{s:I, s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:f, s:o, s:o}", "n_devices",
                      (json_int_t)app->weights->n_devices, "state", store_state_name(info.state),
                      "plan_digest", store_model_spec(app->weights->store)->tensor_list->digest,
                      "weight_version", text_or_null(info.label), "serial", (json_int_t)info.serial,
                      "handed_serial", (json_int_t)now.done, "n_handoffs",
                      (json_int_t)now.n_handoffs, "n_repairs", (json_int_t)now.n_repairs,
-                     "last_handoff_s", (double)now.last_us / 1e6, "error", error_or_null(&now.why));
+                     "last_handoff_s", (double)now.last_us / 1e6, "error", error_or_null(&now.why),
+                     "update", received_json(app));
 }
 
 json_t *fleet_status_json(const struct app *app)

@@ -1,7 +1,8 @@
 """A real vLLM with the weight-transfer routes of 0.20 to 0.27, and its own, unmodified trainer code
 on GPU 0: straight to vLLM, to baton, and to baton in front of vLLM. By NCCL (engine on GPU 1) and
-CUDA IPC (two engines on GPU 0), packed or not. Each update ends in the tokens and logprobs of the
-checkpoint that was pushed; an engine is killed in mid transfer, and started again.
+CUDA IPC (two engines on GPU 0), packed or not; and to baton, which hands it to vLLM (--stage). Each
+update ends in the tokens and logprobs of the checkpoint that was pushed; an engine is killed in mid
+transfer, and started again.
 
 Usage: test_vllm_real.py --baton BATON [--only SECTION[,SECTION...]] [--budget-s S] [--out DIR]
 Ends with 0, or 1 if a check failed, or 77 (skipped) where torch, vLLM or a GPU is missing; with one
@@ -22,6 +23,7 @@ import types
 import gpu_world as world
 import nccl_torch
 import nccl_world as nccl
+import test_ipc_torch as ipc
 import test_nccl_torch
 import vllm_engines as engines
 import vllm_trainer
@@ -149,6 +151,16 @@ class Play:
             self.await_front(server, len(behind))
             yield server
 
+    @contextlib.contextmanager
+    def stage(self, behind):
+        """A server that receives updates on GPU 0 itself, and hands them over."""
+        options = [o for e in behind for o in ("--upstream", f"{e.url},vllm")]
+        options += ["--stage", "cuda:0", "--manifest", ipc.CHECKPOINTS / f"{STEPS[0]}.safetensors"]
+        options += ["--probe-interval", "500", "--min-ready", "1"]
+        with world.Server(self.args.baton, *options) as server:
+            self.await_front(server, len(behind))
+            yield server
+
     def await_front(self, server, n_ready):
         def up():
             states = [u["state"] for u in server.get("/v1/upstreams")["list"]]
@@ -206,6 +218,56 @@ def ipc_through_baton(play):
     with play.front(play.by_ipc) as server:
         say(server, "/init_weight_transfer_engine", {"init_info": {}})
         play.ways(server, "ipc", play.by_ipc)
+
+
+def handed_over(play):
+    """Updates are received by baton, which hands them to both engines. A trainer that dies in mid
+    transfer disturbs none; an engine that dies gets the version back without a trainer."""
+    checks, behind = play.checks, play.by_ipc
+    with play.stage(behind) as server:
+        servers = [("it", server)] + [(f"engine {e.name}", e) for e in behind]
+        say(server, "/init_weight_transfer_engine", {"init_info": {}})
+        for way, members in IPC_WAYS.items():
+            old = play.push(server, "ipc", way, members)
+            play.serves(servers, old, way)
+            took_s = server.status()["stage"]["last_handoff_s"]
+            play.rows.append((checks.title, f"{way}: the hand-off alone", took_s * 1e3))
+        trainer_dies(play, server, old)
+        play.serves(servers, old, "the trainer is dead")
+        behind[0].kill()
+        world.until(lambda: n_serving(server) == 1, "the engine is missed", 60)
+        behind[0].start(STEPS[0])
+        engines.await_ready(behind[:1])
+        world.until(lambda: n_serving(server) == 2, "the engine is repaired", 60)
+        play.serves(servers, old, "an engine was started again, without a trainer")
+        checks.same(server.status()["stage"]["n_repairs"], 1, "by one repair")
+        say(server, "/init_weight_transfer_engine", {"init_info": {}})
+        step = play.push(server, "ipc", "after a kill and a restart", {"packed": True})
+        play.serves(servers, step, "after a kill and a restart")
+
+
+def n_serving(server):
+    return server.get("/v1/upstreams")["n_serving"]
+
+
+def trainer_dies(play, server, old):
+    """In mid transfer, while the engines generate."""
+    step = next(play.steps)
+    columns = play.trainers.get().ask(play.args.trainer.load, step)
+    play.checks.that(columns["names"], "there is something to send")
+    say(server, "/start_weight_update", {})
+    gate = tempfile.mkdtemp(dir=play.folder)
+    members = {"packed": True, "packed_buffer_size_bytes": SMALL_BUFFER}
+    play.trainers.get().tell(
+        play.args.trainer.send_by_ipc, server.url, members, (gate, GATE_AT)
+    )
+    world.until(lambda: os.path.exists(f"{gate}/reached"), "the trainer is in mid transfer")
+    play.serves([("it", server)], old, "in mid transfer")
+    play.trainers.drop()
+    status = server.status()
+    play.checks.same(status["upstreams"]["n_serving"], 2, "no engine is disturbed")
+    play.checks.same(status["stage"]["handed_serial"], status["stage"]["serial"], "nothing new")
+    server.post("/v1/update_weights/abort", {"update_id": status["stage"]["update"]["update_id"]})
 
 
 def killed(play, server, kind, victim, old):
@@ -311,6 +373,7 @@ SECTIONS = {  # what is played, the GPUs that it takes, and whether vLLM's serve
     "ipc to vLLM": (ipc_to_vllm, 1, True),
     "nccl to vLLM": (nccl_to_vllm, 2, True),
     "ipc through baton": (ipc_through_baton, 1, True),
+    "handed over": (handed_over, 1, True),
     "nccl through baton": (nccl_through_baton, 2, True),
     "deaths": (deaths, 1, True),
 }

@@ -168,6 +168,7 @@ def undisturbed(kind):
         s.server.post("/v1/update_weights", {"update_id": update, "path": checkpoint("01500")})
         before = len(made)
         until("it generates on", lambda: len(made) > before + 3)
+        assert s.server.status()["stage"]["update"]["update_id"] == update
         posts = [c[2] for c in s.taps[0].calls if c[1] == "POST"]
         assert "/pause" not in posts and "/pause_generation" not in posts, posts
         s.server.post("/v1/update_weights/finish", {"update_id": update})
