@@ -171,6 +171,8 @@ class Group:
             self._judge(named, members, deadline)
             body = {"transport": "nccl", "plan_id": plan_digest(named), "packed": True,
                     "bucket_nbytes": bucket_nbytes, "expected_digest": plan_digest(named)}
+            if "trainer_rank" in members:
+                body["trainer_rank"] = members["trainer_rank"]
             if checksums:
                 body["checksums"] = [s for chunk in chunks for s in _checksums(chunk)]
             ids, opened = self._open(members, deadline)

@@ -54,7 +54,7 @@ def _push_to(urls, vias, ways, members, progress, timeout):
         return push_several(urls, sends, members, progress, timeout)
 
 
-def _check(url, via, group, update_id, placement):
+def _check(url, via, group, update_id, trainer_rank, placement):
     if via not in WAYS:
         raise InputError(f"via {via!r} is not one of {', '.join(WAYS)}")
     if (group is not None) != (via == "nccl"):
@@ -65,6 +65,8 @@ def _check(url, via, group, update_id, placement):
         raise InputError(f"the group was joined with {group.url!r}, not with {url!r}")
     if group is None and update_id is not None and not isinstance(url, str):
         raise InputError("update_id names a session of one server: give the url of that one")
+    if trainer_rank is not None and update_id is None:
+        raise InputError("trainer_rank goes with update_id, the session that all ranks push into")
     if placement is not None and via != "ipc":
         raise InputError(f"placement goes with via 'ipc', not {via!r}")
 
@@ -74,7 +76,7 @@ def push(tensors: Any, url: Union[str, List[str], None] = None, via: str = "auto
          convert: bool = False, update_id: Union[str, List[str], None] = None,
          progress: Union[bool, Callable[[int, int], None], None] = None, timeout: float = 600.0,
          bucket_nbytes: int = 1 << 30, placement: Optional[str] = None,
-         group: Any = None) -> Any:
+         group: Any = None, trainer_rank: Optional[int] = None) -> Any:
     """Push one whole update and return the server's update object.
 
     tensors         name -> torch tensor, numpy array or Tensor (or an iterable of pairs); or the
@@ -103,12 +105,16 @@ def push(tensors: Any, url: Union[str, List[str], None] = None, via: str = "auto
                     server's GPUs what lies on that GPU here; without it every one gets everything
     group           nccl: what join() returned. If that was given a list of servers, update_id is
                     one too, and so is what is returned
+    trainer_rank    with update_id: which rank of the trainer pushes. Each pushes what it holds; the
+                    update object's `senders` list what each has brought
     """
-    _check(url, via, group, update_id, placement)
+    _check(url, via, group, update_id, trainer_rank, placement)
     urls: List[str] = [] if group is not None else url_list(url)
     members: Dict[str, Any] = {k: v for k, v in (
         ("weight_version", weight_version), ("partial", partial), ("convert", convert),
         ("update_id", update_id)) if v}
+    if trainer_rank is not None:
+        members["trainer_rank"] = trainer_rank
     progress = Bar() if progress is True else progress
     if not _is_path(tensors):
         tensors = as_pairs(tensors)

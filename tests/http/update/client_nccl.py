@@ -163,10 +163,11 @@ def parts(world, server, group):
     server.serve({**server.served, **data}, found)
     server.check("few")
     data, half = world.data(), len(world.specs) // 2
-    update_id = server.post(200, START, {"weight_version": "halves"})["update_id"]
-    for some in (world.specs[:half], world.specs[half:]):
-        found = group.push(world.tensors(data, some), update_id=update_id)
+    update_id = server.post(200, START, {"weight_version": "halves", "trainer_ranks": 2})["update_id"]
+    for rank, some in enumerate((world.specs[:half], world.specs[half:])):
+        found = group.push(world.tensors(data, some), update_id=update_id, trainer_rank=rank)
         must(found["phase"] == "receiving", f"{found}")
+        must(found["senders"][rank]["n_tensors"] == len(some), f"{found['senders']}")
     server.serve(data, server.post(200, UPDATE + "/finish", {"update_id": update_id}))
     server.check("halves")
 

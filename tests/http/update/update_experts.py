@@ -408,6 +408,49 @@ def replicated_tensors(world, server, t):
     ways.close()
 
 
+def gpus_in_a_session(world, server, t):
+    """Each GPU's part is a request of its own: a finish names the GPU whose part did not come, or was refused."""
+    data = world.data()
+    parts = [part_of(world.specs, r, r == 0) for r in range(N_RANKS)]
+
+    def send(rank, **members):
+        x = export(t, rank, parts[rank], data)
+        return server.ask("POST", UPDATE, columns(parts[rank], update_id=update_id,
+                                                  ipc_handles_pickled=pickled_dict({x.uuid: x}), **members))
+
+    for refusal in (False, True):
+        update_id = start(server, placement="sharded")
+        for rank in (0, 1, 3):
+            found = taken(send(rank), "a GPU's part")
+        must([(x["place"], x["n_tensors"]) for x in found["senders"]] ==
+             [(f"cuda:{r}", len(parts[r])) for r in (0, 1, 3)], f"{found['senders']}")
+        words = ["no tensors came for cuda:2", t.uuid(2)]
+        if refusal:
+            refused(send(2, checksums=["0" * 32] * len(parts[2])), 422, "checksum_mismatch", "/checksums/0")
+            words = ["the last request of cuda:2", t.uuid(2), parts[2][0].name, "was refused"]
+        error = server.post(422, FINISH, {"update_id": update_id}, "a GPU is missing")["error"]
+        for word in words:
+            must(word in error["message"], f"'{word}' is not in {error}")
+        server.check("a GPU is missing")
+
+
+def by_the_client(world, server, _t):
+    """Each rank pushes what it holds, with the Python client."""
+    url, data = f"http://127.0.0.1:{server.port}", world.data()
+    parts = [part_of(world.specs, r) for r in range(N_RANKS)]
+    update_id = start(server, trainer_ranks=N_RANKS)
+    for r, part in enumerate(parts):
+        tensors = {s.name: baton.Tensor(s.dtype, s.shape, data[s.name]) for s in part}
+        found = baton.push(tensors, url, via=("shm", "body")[r % 2], update_id=update_id, trainer_rank=r)
+    must(sent_by(found) == wanted_of(parts), f"{found['senders']}")
+    finish(server, update_id, data, "the client")
+    try:
+        baton.push({}, url, trainer_rank=0)
+        must(False, "a trainer_rank without a session")
+    except baton.InputError as e:
+        must("update_id" in str(e), f"{e}")
+
+
 # Experts in one tensor, as transformers 5 holds them
 
 class Checkpoint:
@@ -536,11 +579,12 @@ def gpus_without_list(world, server, t):
 def run(world):
     with world.store(",".join(f"cuda:{i}" for i in range(N_RANKS)), str(N_RANKS)) as server, \
             world.trainer(server) as t:
-        for step in (vllm_lists, by_gpu, vllm_refused, buckets_by_rank, gpus_without_list):
+        for step in (vllm_lists, by_gpu, vllm_refused, buckets_by_rank, gpus_without_list,
+                     gpus_in_a_session):
             step(world, server, t)
     with world.store("cuda:0", "1", "--allow-path", world.folder) as server, world.trainer(server) as t:
         for step in (each_way, a_rank_is_missing, a_rank_is_refused, a_rank_comes_twice,
-                     replicated_tensors):
+                     replicated_tensors, by_the_client):
             step(world, server, t)
     fixtures = os.path.dirname(world.model)
     for name, steps in (("tiny-qwen3-moe", (fused_and_separate,)),
