@@ -624,6 +624,34 @@ def two_gpus(world):
             refuse(server, by_id(server, trainer, 2), 400, "bad_request", param="/world_size")
 
 
+def ranks_by_turns(world, server):
+    """One group at a time: the ranks of a trainer form theirs one after the other, in one session. Both send some
+    tensors, of which a GPU receives the second copy, compares it and drops it."""
+    half = len(world.specs) // 2
+    parts = [world.specs[:half + 5], [*reversed(world.specs[half:]), world.specs[1]]]
+    for wrong in (None, parts[1][-3]):
+        data = world.data()
+        update_id = server.post(200, START, {"trainer_ranks": 2})["update_id"]
+        for rank, part in enumerate(parts):
+            with world.nccl_trainer() as trainer:
+                join(server, trainer)
+                body = wire(part, packed=True, update_id=update_id, trainer_rank=rank)
+                if rank == 1 and wrong is not None:
+                    other = {**data, wrong.name: bytes([data[wrong.name][0] ^ 1]) + data[wrong.name][1:]}
+                    trainer.begin("send", cut_vllm(part, other, 1000))
+                    refuse(server, {**body, "bucket_nbytes": 1000}, 422, "manifest_mismatch", wrong.name,
+                           "trainer rank 0", param=f"/names/{part.index(wrong)}", path=UPDATE)
+                    trainer.result()  # the group outlives it
+                trainer.begin("send", cut_vllm(part, data, 1000))
+                found = server.post(200, UPDATE, {**body, "bucket_nbytes": 1000}, f"rank {rank}")
+                trainer.result()
+                server.ask("DELETE", GROUP)
+        must([(x["trainer_rank"], x["n_tensors"]) for x in found["senders"]] ==
+             [(rank, len(part)) for rank, part in enumerate(parts)], f"{found['senders']}")
+        server.serve(data, server.post(200, FINISH, {"update_id": update_id}))
+        server.check("ranks by turns")
+
+
 def main():
     faulthandler.dump_traceback_later(GIVE_UP_S, exit=True)  # where it hangs, rather than that it does
     world = Groups(*sys.argv[1:8], seed=sys.argv[8] if len(sys.argv) > 8 else os.urandom(4).hex())
@@ -636,7 +664,7 @@ def main():
 def run(world):
     with world.serve() as server:
         for step in (bad_inits, forms, packed_by_group, replaced, torch_waits, in_doubt, never_joins, wrong_world,
-                     wrong_version, bad_stores, progress, deleted, clients_go):
+                     wrong_version, bad_stores, progress, ranks_by_turns, deleted, clients_go):
             step(world, server)
     with world.serve("--update-timeout", str(int(UPDATE_S * 1000))) as server:
         rejoin(world, server, "first")
