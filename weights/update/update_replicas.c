@@ -2,8 +2,8 @@
  * them received must have the same bytes on each. Lists that were swapped between GPUs, or ranks
  * of a trainer that have diverged, are found by no other check, because every length is right.
  *
- * Received bytes are summed in the pass that copies them, so this costs almost nothing. A tensor
- * that was converted or split is not compared. */
+ * Received bytes are summed in the pass that copies them, so this costs almost nothing. Only a
+ * tensor that was converted or split on one of the ranks is read again. */
 #include "weights/update/update_chunk_priv.h"
 
 #include "base/utf8.h"
@@ -11,8 +11,8 @@
 #include <stdlib.h>
 
 struct replica {
-    bool known;
-    struct checksum sum;
+    enum { REPLICA_NONE, REPLICA_UNSUMMED, REPLICA_SUMMED } state;
+    struct checksum sum; /* of REPLICA_SUMMED */
 };
 
 bool replicas_wanted(const struct fill *f)
@@ -47,26 +47,42 @@ void replicas_record(const struct fill *f, uint32_t rank)
     for (uint32_t i = 0; i < r->tensor_list->n_tensors; i++) {
         const struct part *part = &r->layout->parts[i];
         uint32_t n;
-        const uint32_t *targets = match_targets(&part->match, &n);
+        const uint32_t *targets = part_targets(part, &n);
+        bool summed = part->how == PART_DIRECT && n == 1;
 
-        if (part->how == PART_DIRECT && n == 1)
-            *replica_at(f->session, rank, targets[0],
-                        f->m->tensor_list->n_tensors) = (struct replica){true, r->made[i].sum};
+        for (uint32_t k = 0; k < n; k++)
+            *replica_at(f->session, rank, targets[k], f->m->tensor_list->n_tensors) =
+                summed ? (struct replica){REPLICA_SUMMED, r->made[i].sum}
+                       : (struct replica){.state = REPLICA_UNSUMMED};
     }
+}
+
+/* Computes the checksum of a tensor from what is staged. */
+static int replica_sum(const struct session *s, const struct store *store, uint32_t rank,
+                       uint32_t index, struct replica *replica, struct err *e)
+{
+    if (replica->state == REPLICA_SUMMED)
+        return 0;
+    replica->state = REPLICA_SUMMED;
+    return place_sum(store, rank, staging_effective(s->staging, rank, index),
+                     store_model_spec(store)->tensor_list->tensors[index].nbytes, &replica->sum, e);
 }
 
 static int replica_compare(const struct session *s, const struct store *store, uint32_t index,
                            struct err *e)
 {
     const struct tensor_list *tensor_list = store_model_spec(store)->tensor_list;
-    const struct replica *first = NULL;
+    struct replica *first = NULL;
     uint32_t first_rank = 0;
 
     for (uint32_t r = 0; r < s->n_ranks; r++) {
-        const struct replica *replica = replica_at(s, r, index, tensor_list->n_tensors);
+        struct replica *replica = replica_at(s, r, index, tensor_list->n_tensors);
 
-        if (!replica->known)
+        if (replica->state == REPLICA_NONE)
             continue;
+        if (first != NULL && (replica_sum(s, store, first_rank, index, first, e) != 0 ||
+                              replica_sum(s, store, r, index, replica, e) != 0))
+            return -1;
         if (first == NULL) {
             first = replica;
             first_rank = r;

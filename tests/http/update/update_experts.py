@@ -527,6 +527,30 @@ def fused_and_separate(world, server, checkpoint):
         ways.close()
 
 
+def fused_on_one_gpu(world, checkpoint):
+    """A layer's experts fused for one GPU and separate for the other: the same bytes, or refused by name."""
+    with Server(world, "--model", checkpoint.folder, "--weights", "none", "--device", "cuda:0,cuda:1",
+                devices="2") as server, world.trainer(server) as t:
+        layer, n_refused = checkpoint.layers[0], 0
+        expert = f"{layer}.mlp.experts.1.down_proj.weight"
+        for change in (None, expert, f"{layer}.mlp.experts.0.gate_proj.weight"):
+            checkpoint.new_bytes(world)
+            rest = [n for n in checkpoint.specs if n not in checkpoint.separate(layer)]
+            buckets = [checkpoint.both(rest, checkpoint.fused(layer)), checkpoint.both(checkpoint.specs)]
+            if change:
+                buckets[1][1][change] = bytes([buckets[1][1][change][0] ^ 1]) + buckets[1][1][change][1:]
+            exports = [export(t, r, *bucket) for r, bucket in enumerate(buckets)]
+            body = {"per_gpu": {x.uuid: columns(specs) for x, (specs, _) in zip(exports, buckets)},
+                    "ipc_handles_pickled": pickled_dict({x.uuid: x for x in exports})}
+            if change:
+                server.refuse(body, "manifest_mismatch", "", change, "cuda:0", "cuda:1", status=422, what="other bytes")
+                n_refused += 1
+            else:
+                server.update(body, checkpoint.data, "fused on one GPU")
+                server.check("fused on one GPU")
+        must(n_refused == 2, "both kinds")
+
+
 def float32_routers(world, server, checkpoint):
     """The router's bias is float32 in a bfloat16 model: in another dtype only with convert."""
     biases = [n for n, s in checkpoint.specs.items() if s.dtype == "F32"]
@@ -594,6 +618,7 @@ def run(world):
                     "--allow-path", world.folder) as server:
             for step in steps:
                 step(world, server, checkpoint)
+        fused_on_one_gpu(world, checkpoint)
     print(f"ok: {must.n} checks; ranks with parts of their own")
 
 
