@@ -136,6 +136,27 @@ def whole_replies(server):
         same(FORMS[path][1](routes, 0), golden(CASES[0])[:len(prompts[0]) - 1], f"{path} without output")
 
 
+def other_models():
+    """Each with other layers that have experts, and other numbers of them."""
+    for name in "tiny-mixtral", "tiny-deepseek", "tiny-deepseek-flat":
+        with open(f"{FIXTURES}/{name}/config.json", encoding="utf-8") as f:
+            n_layers = json.load(f)["num_hidden_layers"]
+        with open(f"{FIXTURES}/{name}/golden.json", encoding="utf-8") as f:
+            cases = json.load(f)["cases"]
+        with serving("--model", f"{FIXTURES}/{name}") as server:
+            for case in cases:
+                wanted = np.array(case["routed_experts"])
+                body = {**ids_body(case["prompt_token_ids"], len(case["greedy_token_ids"])), **TOLD}
+                [(_, native, _)] = choices_of("/v1/generate", server.post("/v1/generate", body))
+                same(unpacked(native), wanted, name)
+                [(_, npy, _)] = choices_of("/inference/v1/generate", server.post("/inference/v1/generate", body))
+                whole = from_npy(npy, 0)
+                check(whole.shape[1] == n_layers, whole.shape)
+                same(whole[:, native["layers"]], wanted, name)
+                dense = [layer for layer in range(n_layers) if layer not in native["layers"]]
+                check(not whole[:, dense].any(), name)
+
+
 def without_asking(server):
     for path, (body, _) in FORMS.items():
         if path != "/skyrl/v1/generate":  # which its client calls only for them
@@ -328,6 +349,7 @@ def main():
         pauses(server)
         updates(server, weights)
     by_option()
+    other_models()
     print(n_checks)
 
 
