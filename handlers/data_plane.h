@@ -8,6 +8,7 @@
  * app->generate_executor and take a permit of app->generate->admission themselves; chat_render,
  * tokenize and detokenize run on app->text_executor, admitted already. */
 int handle_generate(struct app *app, struct http_request *x, struct err *e);
+int handle_rollouts(struct app *app, struct http_request *x, struct err *e);
 int handle_completions(struct app *app, struct http_request *x, struct err *e);
 int handle_sglang_generate(struct app *app, struct http_request *x, struct err *e);
 int handle_chat(struct app *app, struct http_request *x, struct err *e);
@@ -15,11 +16,18 @@ int handle_chat_render(struct app *app, struct http_request *x, struct err *e);
 int handle_tokenize(struct app *app, struct http_request *x, struct err *e);
 int handle_detokenize(struct app *app, struct http_request *x, struct err *e);
 
+/* rollouts_accepted - does the client accept tensors (Accept: application/vnd.safetensors)? Then
+ * handle_rollouts answers /v1/generate too. */
+bool rollouts_accepted(const struct http_request *x);
+
+/* rollouts_hint - where a member belongs that /v1/rollouts does not take; NULL: nowhere known. */
+const char *rollouts_hint(const char *member);
+
 /* generate_hint - where a member belongs that /v1/generate does not take; NULL: nowhere known. */
 const char *generate_hint(const char *member);
 
 extern const char *const generate_members[], *const completions_members[], *const chat_members[];
-extern const char *const sglang_generate_members[];
+extern const char *const sglang_generate_members[], *const rollouts_members[];
 extern const char *const tokenize_members[], *const detokenize_members[];
 
 #endif

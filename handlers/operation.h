@@ -56,6 +56,7 @@
     X(OPERATION_LORA_UNLOAD, CALL_GENERATE)                                                        \
     X(OPERATION_LORA_LIST, CALL_GENERATE)                                                          \
     X(OPERATION_GENERATE, CALL_GENERATE)                                                           \
+    X(OPERATION_ROLLOUTS, CALL_GENERATE)                                                           \
     X(OPERATION_COMPLETIONS, CALL_GENERATE)                                                        \
     X(OPERATION_CHAT, CALL_GENERATE)                                                               \
     X(OPERATION_CHAT_RENDER, CALL_GENERATE)                                                        \

@@ -51,6 +51,7 @@ struct http_request {
     struct http_request_param *query; /* [n_query], in order */
     size_t n_query;
     char *content_type;      /* "" when absent */
+    char *accept;            /* Accept, "" when absent */
     char *authorization;     /* "" when absent; wiped when the application has routed */
     char *session_id;        /* X-Session-ID, "" when absent */
     char *last_event_id;     /* Last-Event-ID, "" when absent */

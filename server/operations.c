@@ -67,6 +67,7 @@
     X(OPERATION_LORA_UNLOAD, handle_lora_unload, NULL)                                             \
     X(OPERATION_LORA_LIST, handle_lora_list, NULL)                                                 \
     X(OPERATION_GENERATE, handle_generate, NULL)                                                   \
+    X(OPERATION_ROLLOUTS, handle_rollouts, NULL)                                                   \
     X(OPERATION_COMPLETIONS, handle_completions, NULL)                                             \
     X(OPERATION_CHAT, handle_chat, NULL)                                                           \
     X(OPERATION_CHAT_RENDER, handle_chat_render, NULL)                                             \
@@ -137,6 +138,7 @@
     X(OPERATION_LORA_UNLOAD, EXECUTOR_OPERATION, handle_fleet_lora_unload, false)                  \
     X(OPERATION_LORA_LIST, EXECUTOR_LOOP, handle_fleet_lora_list, false)                           \
     X(OPERATION_GENERATE, EXECUTOR_LOOP, handle_fleet_proxy, true)                                 \
+    X(OPERATION_ROLLOUTS, EXECUTOR_LOOP, fleet_not_answered, false)                                \
     X(OPERATION_COMPLETIONS, EXECUTOR_LOOP, handle_fleet_proxy, true)                              \
     X(OPERATION_CHAT, EXECUTOR_LOOP, handle_fleet_proxy, true)                                     \
     X(OPERATION_CHAT_RENDER, EXECUTOR_LOOP, handle_fleet_proxy, true)                              \

@@ -38,6 +38,7 @@ from .gpu import gpu_checksums
 from .group import Group, join
 from .ready import wait_ready
 from .replay import ReplayBlock, cut_routed_experts, decode_routed_experts
+from .rollouts import Rollouts, assemble_rollouts, read_rollouts, rollouts, stream_rollouts
 from .tensors import DTYPES, Tensor, checksum, load_file, plan_digest
 from .update import push
 
@@ -45,4 +46,6 @@ __version__ = "0.1.0"  # that of CMakeLists.txt; a test compares
 
 __all__ = ["BatonError", "InputError", "Tensor", "push", "join", "Group", "attach", "Attached",
            "wait_ready", "request", "load_file", "checksum", "gpu_checksums", "plan_digest",
-           "decode_routed_experts", "cut_routed_experts", "ReplayBlock", "DTYPES", "__version__"]
+           "decode_routed_experts", "cut_routed_experts", "ReplayBlock", "Rollouts",
+           "rollouts", "stream_rollouts", "read_rollouts", "assemble_rollouts", "DTYPES",
+           "__version__"]

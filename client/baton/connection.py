@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import socket
 import ssl
 import urllib.parse
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from .errors import BatonError, InputError
 
@@ -144,11 +145,12 @@ def _encoded(body: Any, where: str) -> Any:
         raise InputError(f"{where}: an argument cannot be written as JSON: {e}") from e
 
 
-def request(url: str, method: str, path: str, body: Any = None,
-            headers: Optional[Dict[str, str]] = None, timeout: float = 600.0,
-            connected: Optional[Callable[[socket.socket], None]] = None) -> Any:
-    """One request; returns the decoded JSON answer (bytes when it is not JSON). `connected` is
-    called with the socket. BATON_API_KEY is the server's key, if it asks for one."""
+@contextlib.contextmanager
+def open_answer(url: str, method: str, path: str, body: Any = None,
+                headers: Optional[Dict[str, str]] = None, timeout: float = 600.0,
+                connected: Optional[Callable[[socket.socket], None]] = None
+                ) -> Iterator[http.client.HTTPResponse]:
+    """One request, whose answer the block reads; what fails in there is told as BatonError too."""
     connection, prefix, _ = open_connection(url, timeout)
     where = f"{method} {url}{path}"
     headers, body = _headers(headers, body), _encoded(body, where)
@@ -161,13 +163,23 @@ def request(url: str, method: str, path: str, body: Any = None,
         except (BrokenPipeError, ConnectionResetError):
             pass  # the server may have answered before it read everything: its answer says why
         answer = connection.getresponse()
-        data = answer.read()
+        if not 200 <= answer.status < 300:
+            raise _refused(where, answer.status, answer.read(), answer.headers)
+        yield answer
     except (OSError, http.client.HTTPException) as e:
         raise _unanswered(where, e, timeout) from e
     finally:
         connection.close()
-    if not 200 <= answer.status < 300:
-        raise _refused(where, answer.status, data, answer.headers)
+
+
+def request(url: str, method: str, path: str, body: Any = None,
+            headers: Optional[Dict[str, str]] = None, timeout: float = 600.0,
+            connected: Optional[Callable[[socket.socket], None]] = None) -> Any:
+    """One request; returns the decoded JSON answer (bytes when it is not JSON). `connected` is
+    called with the socket. BATON_API_KEY is the server's key, if it asks for one."""
+    where = f"{method} {url}{path}"
+    with open_answer(url, method, path, body, headers, timeout, connected) as answer:
+        data = answer.read()
     if not answer.headers.get("Content-Type", "").startswith("application/json"):
         return data
     try:

@@ -341,3 +341,8 @@ int batch_build(char **out, size_t *nbytes, const struct batch *b, struct err *e
     batch_versions_fini(&s.versions);
     return rc;
 }
+
+int batch_build_end(char **out, size_t *nbytes, json_t *metadata, struct err *e)
+{
+    return safetensors_head_make(out, nbytes, NULL, 0, batch_metadata_text(metadata), e);
+}

@@ -152,4 +152,9 @@ struct batch {
  * Errors: ERR_TOO_LARGE (more than BATCH_NBYTES_MAX), ERR_NO_MEMORY; *out is then untouched. */
 int batch_build(char **out, size_t *nbytes, const struct batch *b, struct err *e);
 
+/* batch_build_end - the same without tensors, for the end of a stream of batches.
+ * @metadata  all members of "baton.rollouts"; stolen; NULL: as above
+ * Errors: ERR_NO_MEMORY. */
+int batch_build_end(char **out, size_t *nbytes, json_t *metadata, struct err *e);
+
 #endif

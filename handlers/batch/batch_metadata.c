@@ -127,22 +127,32 @@ static json_t *shape_json(const struct batch *b, const struct batch_widths *w)
                      "width", (json_int_t)w->total, "response_width", (json_int_t)w->response);
 }
 
+json_t *batch_metadata_text(json_t *members)
+{
+    json_t *metadata = NULL;
+    struct buf text = {0};
+
+    reply_append_json(&text, members);
+    if (!text.failed) /* torch's and transformers' readers ask for the format */
+        metadata = json_pack("{s:s, s:s%}", "format", "pt", "baton.rollouts", text.data, text.len);
+    buf_fini(&text);
+    json_decref(members);
+    return metadata;
+}
+
 json_t *batch_metadata(const struct batch *b, const struct batch_widths *w,
                        const struct batch_versions *v)
 {
-    json_t *shape = shape_json(b, w), *metadata = NULL;
-    struct buf text = {0};
+    json_t *shape = shape_json(b, w);
     bool ok = b->metadata != NULL && shape != NULL && json_object_update(b->metadata, shape) == 0 &&
               json_object_set_new(b->metadata, "versions", versions_json(v)) == 0 &&
               json_object_set_new(b->metadata, "finish_reasons", finish_reasons_json()) == 0 &&
               json_object_set_new(b->metadata, "errors", errors_json(b)) == 0 &&
               json_object_set_new(b->metadata, "trajectory_ids", trajectory_ids_json(b)) == 0;
 
-    reply_append_json(&text, ok ? b->metadata : NULL);
-    if (!text.failed) /* torch's and transformers' readers ask for the format */
-        metadata = json_pack("{s:s, s:s%}", "format", "pt", "baton.rollouts", text.data, text.len);
-    buf_fini(&text);
     json_decref(shape);
+    if (ok)
+        return batch_metadata_text(b->metadata);
     json_decref(b->metadata);
-    return metadata;
+    return NULL;
 }

@@ -23,6 +23,10 @@ void batch_versions_fini(struct batch_versions *v);
 /* batch_versions_index - the index of a span's version, which has been collected. */
 uint32_t batch_versions_index(const struct batch_versions *v, const struct gen_span *span);
 
+/* batch_metadata_text - "__metadata__" (new) whose "baton.rollouts" is the text of `members`,
+ * which is stolen; NULL, or without memory: NULL. */
+json_t *batch_metadata_text(json_t *members);
+
 /* batch_metadata - "__metadata__" (new); takes b->metadata over. NULL without memory. */
 json_t *batch_metadata(const struct batch *b, const struct batch_widths *w,
                        const struct batch_versions *v);

@@ -353,15 +353,6 @@ static int parse_sampling(struct generate_op *op, const json_t *body, bool stric
     return 0;
 }
 
-static int parse_on_update(struct generation *g, const json_t *body, struct err *e)
-{
-    const char *mode = NULL;
-
-    if (body_str(&mode, body, "", "on_update", e) != 0)
-        return -1;
-    return mode == NULL ? 0 : gen_on_update_parse(&g->on_update, mode, "/on_update", e);
-}
-
 static enum routed_form routed_form_of(const struct app *app, const struct route *route)
 {
     if (route->dialect == DIALECT_SKYRL)
@@ -383,7 +374,7 @@ static int generate_parse(struct generate_op *op, const json_t *body, bool stric
 {
     if (generation_parse_names(&op->request_id, &op->g, body, e) != 0 ||
         generation_parse_stream(&op->stream, body, strict, e) != 0 || parse_mode(body, e) != 0 ||
-        parse_on_update(&op->g, body, e) != 0 ||
+        generation_parse_on_update(&op->g, body, e) != 0 ||
         generate_check_neutral(body, "", generate_rules, e) != 0 ||
         parse_routed(op, body, e) != 0 || parse_prompt(&op->g, body, e) != 0 ||
         parse_sampling(op, body, strict, e) != 0 ||
@@ -398,6 +389,8 @@ int handle_generate(struct app *app, struct http_request *x, struct err *e)
     struct generate_op *op;
     json_t *body = NULL;
 
+    if (route->dialect == DIALECT_NATIVE && route->strict && rollouts_accepted(x))
+        return handle_rollouts(app, x, e);
     if (generation_check_app(app, NULL, e) != 0 || body_parse(&body, x, route, e) != 0)
         return -1;
     http_request_drop_body(x);

@@ -42,6 +42,7 @@ struct generation_seq;
 struct generation_ops {
     /* There are new tokens, or a sequence ended. NULL if the reply is made at the end only. */
     void (*on_tokens)(struct generation *g);
+    bool ends_only; /* on_tokens runs when a sequence ends, not for each token */
     /* The engine refused a sequence: change e->field to name a member of this operation's request.
      * May be NULL. Runs on app->generate_executor. */
     void (*set_error_field)(const struct generation_seq *seq, struct err *e);
@@ -101,7 +102,8 @@ struct generation {
     const char *request_id;                       /* borrowed from the operation; NULL: none */
     const char *logprobs_at, *prompt_logprobs_at; /* JSON pointers of those members */
     const char *routes_start_at;                  /* the same of params.routes_start */
-    bool events_repeat; /* each event of a stream has all tokens of its sequence so far */
+    bool keeps_failures; /* a sequence that fails is part of the reply; the others go on */
+    bool events_repeat;  /* each event of a stream has all tokens of its sequence so far */
     uint32_t prompt_logprobs_times; /* how many times the reply contains those of a prompt */
     uint32_t prompt_logprobs_from;  /* first token of a prompt whose logprobs are in the reply */
     const char *id_prefix;          /* prefix of vLLM's ids of such requests; NULL: none */

@@ -56,6 +56,15 @@ int generation_parse_names(char **request_id, struct generation *g, const json_t
     return 0;
 }
 
+int generation_parse_on_update(struct generation *g, const json_t *body, struct err *e)
+{
+    const char *mode = NULL;
+
+    if (body_str(&mode, body, "", "on_update", e) != 0)
+        return -1;
+    return mode == NULL ? 0 : gen_on_update_parse(&g->on_update, mode, "/on_update", e);
+}
+
 int generation_parse_stream(struct generation_stream *out, const json_t *body, bool strict,
                             struct err *e)
 {

@@ -27,6 +27,9 @@ struct generation_stream {
 int generation_parse_names(char **request_id, struct generation *g, const json_t *body,
                            struct err *e);
 
+/* generation_parse_on_update - parse on_update. Errors: ERR_BAD_REQUEST. */
+int generation_parse_on_update(struct generation *g, const json_t *body, struct err *e);
+
 /* generation_parse_stream - parse stream and stream_options. Options without a stream are refused.
  * @strict  refuse unknown members of stream_options */
 int generation_parse_stream(struct generation_stream *out, const json_t *body, bool strict,

@@ -1,20 +1,18 @@
 /* JSON of the engine's output, and the framing of server-sent events. */
 #include "handlers/generate/generation_reply.h"
 
+#include "handlers/batch/batch.h"
 #include "handlers/json_put.h"
 #include "handlers/reply.h"
 #include "text/tokenizer.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 double generation_logprob(float logprob)
 {
-    double v = (double)logprob;
-
-    return isfinite(v) && v > GENERATION_LOGPROB_MIN ? v : GENERATION_LOGPROB_MIN;
+    return (double)batch_logprob(logprob);
 }
 
 /* Appends; returns NULL on failure, so that callers check only once. */
@@ -183,21 +181,26 @@ uint64_t generation_n_made(const struct generation *g)
     return n;
 }
 
-static void break_stream(struct generation *g)
+void generation_break_stream(struct generation *g)
 {
     g->stream_broken = true;
     generation_cancel(g);
 }
 
-static void stream_write(struct generation *g, const void *data, size_t len)
+void generation_stream(struct generation *g, const char *content_type, const void *data, size_t len)
 {
     if (g->stream_broken)
         return;
     if (!g->stream_open)
-        http_request_stream_open(g->x, 200, "text/event-stream; charset=utf-8");
+        http_request_stream_open(g->x, 200, content_type);
     g->stream_open = true;
     if (http_request_stream_write(g->x, data, len) != 0)
-        break_stream(g);
+        generation_break_stream(g);
+}
+
+static void stream_write(struct generation *g, const void *data, size_t len)
+{
+    generation_stream(g, "text/event-stream; charset=utf-8", data, len);
 }
 
 bool generation_client_keeps_up(const struct generation *g)
@@ -226,7 +229,7 @@ void generation_event(struct generation *g, struct buf *event)
 {
     buf_puts(event, "\n\n");
     if (event->failed)
-        break_stream(g); /* a missing event must not look like a complete stream */
+        generation_break_stream(g); /* a missing event must not look like a complete stream */
     else
         stream_write(g, event->data, event->len);
     buf_fini(event);

@@ -7,13 +7,10 @@
 
 #include <jansson.h>
 
-/* A JSON number must be finite, and some clients refuse anything below this. */
-#define GENERATION_LOGPROB_MIN (-9999.0)
-
 /* system_fingerprint: OpenAI's clients use it to identify the server's build. */
 #define GENERATION_FINGERPRINT "baton-" BATON_VERSION
 
-double generation_logprob(float logprob); /* at least GENERATION_LOGPROB_MIN, also if not finite */
+double generation_logprob(float logprob); /* batch_logprob */
 
 /* All return a new reference, or NULL if there is no memory. */
 json_t *generation_versions_json(const struct gen_output *out);
@@ -58,6 +55,14 @@ bool generation_client_keeps_up(const struct generation *g);
  * GENERATION_UNSENT_MAX bytes; there is no limit where each event repeats all tokens. */
 enum { GENERATION_LOGPROB_NBYTES = 100 /* approximate size of a logprob in an event */ };
 uint32_t generation_event_tokens_max(const struct generation *g);
+
+/* generation_stream - send bytes of a stream; the first ones open it, as @content_type. If they
+ * cannot be sent, the generation is cancelled. */
+void generation_stream(struct generation *g, const char *content_type, const void *data,
+                       size_t len);
+
+/* generation_break_stream - send no more, cancel the generation, and cut the stream at its end. */
+void generation_break_stream(struct generation *g);
 
 /* generation_event - send the JSON in `event`, started by generation_event_begin, as one
  * server-sent event, and free the buffer. The first event opens the stream. If it cannot be sent,

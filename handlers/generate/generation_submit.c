@@ -46,10 +46,10 @@ static void seq_done(void *arg, struct gen_output *out)
 
     if (taken == NULL)
         (void)err_set(&e, ERR_NO_MEMORY, "", "no memory to keep the output");
-    else if (taken->finish == GEN_ERROR && taken->error.code != ERR_NONE)
+    else if (taken->finish == GEN_ERROR && taken->error.code == ERR_NONE)
+        (void)err_set(&taken->error, ERR_ENGINE, "", "the engine failed without a reason");
+    if (taken != NULL && taken->finish == GEN_ERROR && !g->keeps_failures)
         e = taken->error;
-    else if (taken->finish == GEN_ERROR)
-        (void)err_set(&e, ERR_ENGINE, "", "the engine failed without a reason");
     seq->ended_us = clock_now_us();
     mtx_lock(&g->lock);
     seq->id = 0;
@@ -92,7 +92,7 @@ static int seq_request(struct gen_request *r, struct generation_seq *seq, struct
     r->n_prompt = p->n;
     r->on_update = g->on_update;
     r->adapter = g->use != NULL ? adapter_use_ref(g->use) : NULL;
-    r->sink = g->ops->on_tokens != NULL ? &sink_stream : &sink_whole;
+    r->sink = g->ops->on_tokens != NULL && !g->ops->ends_only ? &sink_stream : &sink_whole;
     r->sink_arg = seq;
     return 0;
 }

@@ -19,7 +19,7 @@
 struct header_scan {
     struct err *e;
     const char *content_length, *transfer_encoding, *expect;
-    const char *content_type, *authorization, *session_id, *last_event_id, *request_id;
+    const char *content_type, *accept, *authorization, *session_id, *last_event_id, *request_id;
     const char *traceparent;
     char tracestate[TRACE_STATE_MAX + 2]; /* all of them, joined; longer than allowed if cut */
     struct origin_request *origin;
@@ -132,6 +132,8 @@ static enum MHD_Result scan_header(void *cls, enum MHD_ValueKind kind, const cha
         keep_first(&h->expect, value);
     } else if (strcasecmp(key, "Content-Type") == 0) {
         keep_first(&h->content_type, value);
+    } else if (strcasecmp(key, "Accept") == 0) {
+        keep_first(&h->accept, value);
     } else if (strcasecmp(key, "Authorization") == 0) {
         h->n_authorization++;
         h->authorization = value;
@@ -361,7 +363,7 @@ static int fill_http_request(struct request *r, const struct header_scan *h, str
     table = n_query * sizeof *x->query;
     /* Each query member needs at most its text and two NULs; the path one NUL more. */
     nbytes = table + strlen(path) + 2 * n_query + 2 + text_nbytes(h->content_type) +
-             text_nbytes(h->authorization) + text_nbytes(h->session_id) +
+             text_nbytes(h->accept) + text_nbytes(h->authorization) + text_nbytes(h->session_id) +
              text_nbytes(h->last_event_id) + text_nbytes(path);
     block = malloc(nbytes);
     if (block == NULL)
@@ -370,6 +372,7 @@ static int fill_http_request(struct request *r, const struct header_scan *h, str
     x->query = (struct http_request_param *)(void *)block;
     at = block + table;
     x->content_type = put_text(&at, h->content_type);
+    x->accept = put_text(&at, h->accept);
     x->authorization = put_text(&at, h->authorization);
     x->session_id = put_text(&at, h->session_id);
     x->last_event_id = put_text(&at, h->last_event_id);

@@ -33,7 +33,7 @@ ROLES = {
         /get_load /v1/loads
     """,
     "generate": """
-        /v1/models /v1/models/{id} /v1/generate /inference/v1/generate /v1/completions
+        /v1/models /v1/models/{id} /v1/generate /v1/rollouts /inference/v1/generate /v1/completions
         /v1/chat/completions /v1/chat/completions/render
         /tokenize /detokenize
         /generate /skyrl/v1/generate /finish_session
