@@ -1,5 +1,5 @@
-/* Series of a source appear with its first committed update; those of refusals for which an alert
- * is useful are there from the start, so that the first refusal is an increase. */
+/* Series of a source appear with its first committed update; those of errors for which an alert
+ * is useful are there from the start, so that the first error is an increase. */
 #include "control/update_metrics.h"
 
 #include "base/clock.h"
@@ -37,10 +37,10 @@ void update_metrics_count(struct update_metrics *m, const struct update_record *
     size_t source = source_index(u->source);
 
     (void)atomic_fetch_add_explicit(&m->outcomes[u->outcome], 1, memory_order_relaxed);
-    if (u->outcome == OUTCOME_REFUSED)
-        (void)atomic_fetch_add_explicit(&m->refused[u->error.code], 1, memory_order_relaxed);
-    if (u->outcome != OUTCOME_COMMITTED)
+    if (u->outcome != OUTCOME_COMMITTED) {
+        (void)atomic_fetch_add_explicit(&m->errors[u->error.code], 1, memory_order_relaxed);
         return;
+    }
     for (size_t i = 0; i < UPDATE_N_PHASES; i++)
         histogram_observe(&m->phases[source][i], histogram_times, times[i]);
     histogram_observe(&m->whole[source], histogram_times, u->times.whole_us);
@@ -111,7 +111,7 @@ static void put_whole(const struct update_metrics *m, struct buf *out)
 
 void update_metrics_put(const struct update_metrics *m, struct buf *out)
 {
-    static const char refused[] = "baton_updates_refused_total",
+    static const char errors[] = "baton_update_errors_total",
                       ended[] = "baton_updates_ended_total";
 
     put_phases(m, out);
@@ -123,15 +123,14 @@ void update_metrics_put(const struct update_metrics *m, struct buf *out)
                  (struct prom_label[]){{"outcome", update_outcome_name((enum update_outcome)i)},
                                        {NULL, NULL}},
                  atomic_load_explicit(&m->outcomes[i], memory_order_relaxed));
-    prom_head(out, refused, "counter",
-              "Requests of updates that were refused, by error code; those that ended their update "
-              "are in baton_updates_aborted_total");
+    prom_head(out, errors, "counter",
+              "Updates that were aborted, and requests of updates that were refused, by error code");
     for (int code = ERR_NONE + 1; code < ERR_CODE_COUNT; code++) {
-        uint64_t n = atomic_load_explicit(&m->refused[code], memory_order_relaxed);
+        uint64_t n = atomic_load_explicit(&m->errors[code], memory_order_relaxed);
 
         if (n > 0 || err_http_status((enum err_code)code) == 422)
             prom_u64(
-                out, refused,
+                out, errors,
                 (struct prom_label[]){{"code", err_wire_name((enum err_code)code)}, {NULL, NULL}},
                 n);
     }

@@ -1,4 +1,4 @@
-/* Counters of ended updates: the time of each phase by source, refusals by code. */
+/* Counters of ended updates: the time of each phase by source, errors by code. */
 #ifndef BATON_CONTROL_UPDATE_METRICS_H
 #define BATON_CONTROL_UPDATE_METRICS_H
 
@@ -18,7 +18,7 @@ enum {
 struct update_metrics {
     struct histogram phases[UPDATE_N_SOURCES][UPDATE_N_PHASES]; /* of committed updates */
     struct histogram whole[UPDATE_N_SOURCES];
-    atomic_uint_fast64_t refused[ERR_CODE_COUNT], outcomes[UPDATE_N_OUTCOMES];
+    atomic_uint_fast64_t errors[ERR_CODE_COUNT], outcomes[UPDATE_N_OUTCOMES];
 
     atomic_uint_fast64_t newest; /* serial of the latest commit */
     struct {

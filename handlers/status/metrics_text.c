@@ -53,8 +53,9 @@ static void put_life(struct app *app, struct buf *out)
     prom_one(out, "baton_live", "gauge", "1 while the process can do its work",
              app_live(app, &ignored) ? 1 : 0);
     err_clear(&ignored);
-    prom_one(out, "baton_ready", "gauge", "1 if a generation request sent now would be served",
-             app_ready(app, &ignored) ? 1 : 0);
+    if (app->fleet != NULL || app->generate->engine != NULL) /* a store is never ready */
+        prom_one(out, "baton_ready", "gauge", "1 if a generation request sent now would be served",
+                 app_ready(app, &ignored) ? 1 : 0);
     err_clear(&ignored);
     prom_one(out, "baton_control_ready", "gauge",
              "1 if an update, a resume or a wake sent now would be served",

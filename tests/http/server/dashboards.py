@@ -48,6 +48,54 @@ def of_an_embedded_one():
         return scrape(s)
 
 
+GATE = re.compile(r"(?:max by \([a-z, ]*\) \()?([a-z_]+)(?:\{([^}]*)\})?\)?(?: / ([a-z_]+)(?:\{[^}]*\})?)? "
+                  r"(==|>|<) ([a-z_]+|[0-9.]+)")
+
+
+def value_of(text, name, matchers):
+    """Of each series of a name that the matchers choose."""
+    for labels, value in re.findall(rf"^{name}(?:\{{(.*)\}})? (\S+)$", text, re.M):
+        have = dict(re.findall(r'([a-z_]+)="((?:[^"\\]|\\.)*)"', labels), job="baton")
+        wanted = [(have.get(label, ""), op, value) for label, op, value in MATCHER.findall(matchers)]
+        if all(bool(re.fullmatch(w if "~" in op else re.escape(w), v)) == (op[0] == "=") for v, op, w in wanted):
+            yield float(value)
+
+
+def alerts(text):
+    """Those whose condition is true now; rates and quantiles are left out."""
+    with open(RULES, encoding="utf-8") as f:
+        rules = [r for group in yaml.safe_load(f)["groups"] for r in group["rules"]]
+    gates = [(r["alert"], GATE.fullmatch(r["expr"])) for r in rules
+             if "increase(" not in r["expr"] and "rate(" not in r["expr"]]
+    assert len(gates) >= 6 and all(gate for _, gate in gates), gates
+    found = set()
+    for name, gate in gates:
+        left, matchers, below, op, right = gate.groups()
+        bounds = [float(right)] if right[0].isdigit() else list(value_of(text, right, ""))
+        for value in value_of(text, left, matchers or ""):
+            value /= next(value_of(text, below, "")) if below else 1
+            if any({"==": value == b, ">": value > b, "<": value < b}[op] for b in bounds):
+                found.add(name)
+    return found
+
+
+def alerts_are_quiet_when_all_is_well():
+    weights = os.path.join(CHECKPOINTS, "step-00000.safetensors")
+    with Server(BATON, LOG, "--model", MODEL, "--weights", weights) as s:
+        assert not alerts(s.get("/metrics")), alerts(s.get("/metrics"))
+        s.post("/v1/pause", {"mode": "keep", "lease_s": 600})
+        assert alerts(s.get("/metrics")) == {"BatonNotReady", "BatonPausedLong"}, alerts(s.get("/metrics"))
+        s.post("/v1/resume")
+    with Server(BATON, LOG, "--engine", "none", "--manifest", weights, "--weights", weights) as s:
+        assert not alerts(s.get("/metrics")), alerts(s.get("/metrics"))
+    with contextlib.ExitStack() as both:
+        d = both.enter_context(Double(ENGINE, "vllm", "--weight-version", "step-0"))
+        s = both.enter_context(Server(BATON, LOG, "--probe-interval", 30, "--upstream", d.url + ",vllm"))
+        until("it is ready", s.ready)
+        assert not alerts(s.get("/metrics")), alerts(s.get("/metrics"))
+        d.must_be_fresh = False
+
+
 def of_a_fleet():
     with contextlib.ExitStack() as both:
         d = both.enter_context(Double(ENGINE, "vllm", "--weight-version", "step-0"))
@@ -109,6 +157,7 @@ def check_with_promtool(texts):
         assert found.returncode == 0, found.stdout + found.stderr
 
 
+alerts_are_quiet_when_all_is_well()
 made = [of_an_embedded_one(), of_a_fleet()]
 for query in queries():
     check_query(*query, [m for _, m in made])

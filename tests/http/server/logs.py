@@ -136,6 +136,10 @@ def one_line_for_each_failure():
         kept = s.status()["recent_updates"]
         assert [u["outcome"] for u in kept] == ["committed", "refused", "refused", "aborted", "aborted"], kept
         assert kept[0]["peer"] is None and kept[0]["source"] == "path", kept[0]  # the first weights
+        metrics = s.get("/metrics").splitlines()
+        for code in {u["code"] for u in kept[1:]}:
+            n = sum(u["code"] == code for u in kept[1:])
+            assert f'baton_update_errors_total{{code="{code}"}} {n}' in metrics, (code, n, kept)
         assert kept[1]["param"] and kept[1]["route"] == "/v1/update_weights", kept[1]
         assert kept[3]["code"] == "non_finite_weights" and kept[3]["update_id"], kept[3]
 
