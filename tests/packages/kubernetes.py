@@ -72,6 +72,16 @@ def check_baton(pod, container, where):
     check_stop(pod, container, where)
 
 
+def check_first_update(pod, services, where):
+    """A pod that is not ready, since it has no weights yet, must be reached by its first update."""
+    labels = pod["spec"]["template"]["metadata"]["labels"].items()
+    probes = [container["readinessProbe"]["httpGet"]["path"] for container in pod["spec"]["template"]["spec"]["containers"]
+              if container["name"] == "baton"]
+    through = [service for service in services if service["spec"]["selector"].items() <= labels
+               and (service["spec"].get("publishNotReadyAddresses") or probes == ["/readyz?for=control"])]
+    check(through, f"{where}: no Service reaches it before its first update")
+
+
 def check_service(service, pods, where):
     labels = service["spec"]["selector"].items()
     chosen = [pod for pod in pods if labels <= pod["spec"]["template"]["metadata"]["labels"].items()]
@@ -101,6 +111,7 @@ def main():
                     check_service(document, pods, where)
             for document in pods:
                 where = f"{path.name}: {document['kind']} {document['metadata']['name']}"
+                check_first_update(document, [d for d in documents if d["kind"] == "Service"], where)
                 pod = document["spec"]["template"]["spec"]
                 check_pod(document["spec"], where)
                 for container in pod["containers"]:
