@@ -121,6 +121,10 @@ def live(server, browser):
     assert browser.js("document.querySelectorAll('img, iframe').length") == 0 and browser.js("window.owned") is None
     assert EVIL[:20] in browser.text()
     readable(browser)
+    for width in 400, 800, 1280, 1600:
+        browser.size(width)
+        cut = browser.js("[...document.querySelectorAll('.scroll')].filter(s => s.scrollWidth > s.clientWidth).map(s => s.innerText)")
+        assert not cut, (width, cut)
 
 
 def docs(server, browser):
@@ -132,6 +136,7 @@ def docs(server, browser):
     assert "op-loraLoad" in seen and "op-pause" not in seen and len(seen) < 30, seen
     browser.js("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     browser.until("document.querySelector('#op-loraLoad').innerText.includes('lora_path')")
+    assert browser.js("[...document.querySelectorAll('.muted')].map(s => s.textContent).filter(t => / to *(,|$)/.test(t))") == []
     assert not browser.js("document.body.innerHTML.includes('[object')") and "undefined" not in browser.text()
     readable(browser)
 
