@@ -111,8 +111,7 @@ static void put_whole(const struct update_metrics *m, struct buf *out)
 
 void update_metrics_put(const struct update_metrics *m, struct buf *out)
 {
-    static const char errors[] = "baton_update_errors_total",
-                      ended[] = "baton_updates_ended_total";
+    static const char errors[] = "baton_update_errors_total", ended[] = "baton_updates_ended_total";
 
     put_phases(m, out);
     put_whole(m, out);
@@ -123,8 +122,9 @@ void update_metrics_put(const struct update_metrics *m, struct buf *out)
                  (struct prom_label[]){{"outcome", update_outcome_name((enum update_outcome)i)},
                                        {NULL, NULL}},
                  atomic_load_explicit(&m->outcomes[i], memory_order_relaxed));
-    prom_head(out, errors, "counter",
-              "Updates that were aborted, and requests of updates that were refused, by error code");
+    prom_head(
+        out, errors, "counter",
+        "Updates that were aborted, and requests of updates that were refused, by error code");
     for (int code = ERR_NONE + 1; code < ERR_CODE_COUNT; code++) {
         uint64_t n = atomic_load_explicit(&m->errors[code], memory_order_relaxed);
 
