@@ -4,12 +4,14 @@
 #include "base/clock.h"
 #include "base/json_parse.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 enum { PROMPT_NBYTES_MAX = 16 << 20, EVENT_NBYTES_MAX = 16 << 20 };
+enum { WAIT_HINT_US = 2000000 }; /* without a first event */
 
 /* The loop's thread writes it while main waits for the call; main reads it after that. */
 struct reply {
@@ -18,7 +20,23 @@ struct reply {
     json_t *error;   /* owned */
     double n_tokens;
     bool raw; /* --json: events as they come */
+
+    atomic_bool has_begun; /* something came; relaxed: it decides a hint only */
+    uint64_t hint_at_us;   /* main's; CLOCK_NEVER: the hint was given */
 };
+
+/* A paused server lets requests wait without an answer. */
+static void reply_waiting(void *arg, uint64_t nbytes_sent)
+{
+    struct reply *r = arg;
+
+    (void)nbytes_sent;
+    if (!clock_passed(r->hint_at_us) || atomic_load_explicit(&r->has_begun, memory_order_relaxed))
+        return;
+    r->hint_at_us = CLOCK_NEVER;
+    (void)fprintf(stderr, "baton generate: waiting for the first token; 'baton status' shows "
+                          "whether the server is paused or its queue is long\n");
+}
 
 static void event_take(struct reply *r, const char *text, size_t len)
 {
@@ -54,6 +72,7 @@ static void reply_data(void *arg, const char *data, size_t len)
     struct reply *r = arg;
     char *end;
 
+    atomic_store_explicit(&r->has_begun, true, memory_order_relaxed);
     if (r->line.len + len <= EVENT_NBYTES_MAX)
         buf_append(&r->line, data, len);
     while (r->line.data != NULL && (end = memchr(r->line.data, '\n', r->line.len)) != NULL) {
@@ -163,12 +182,12 @@ static enum cli_exit reply_end(const struct cli *c, struct reply *r, const struc
 enum cli_exit cmd_generate(struct cli *c)
 {
     char *prompt = prompt_read(c), *text;
-    struct reply r = {.raw = cli_has(c, OPT_JSON)};
+    struct reply r = {.raw = cli_has(c, OPT_JSON), .hint_at_us = clock_after_us(WAIT_HINT_US)};
     uint64_t begun_us = clock_now_us();
     json_t *body = NULL;
     struct answer a;
     enum cli_exit rc;
-    struct call call = {.method = "POST", .data = reply_data, .arg = &r};
+    struct call call = {.method = "POST", .data = reply_data, .progress = reply_waiting, .arg = &r};
 
     if (prompt == NULL || request_make(c, prompt, &body) != CLI_OK)
         return free(prompt), CLI_USAGE;

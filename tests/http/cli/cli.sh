@@ -144,6 +144,9 @@ CUT=$!
 until call GET /v1/status && jq --exit-status '.admission.generate.waiting > 0' "$WORK/body" >/dev/null; do
   sleep 0.05
 done
+until grep --quiet "waiting for the first token; 'baton status' shows" "$WORK/cut"; do
+  sleep 0.05
+done
 run 0 abort --all
 rc=0
 wait "$CUT" || rc=$?
