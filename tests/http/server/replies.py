@@ -1,5 +1,6 @@
 """Replies of a running server have the members that openapi/baton.yaml gives them: none that it does
-not describe, and each that it describes is in one of them. Usage: replies.py URL BATON_YAML CHECKPOINT"""
+not describe, and each that it describes is in one of them.
+Usage: replies.py URL BATON_YAML CHECKPOINT URL_OF_EXPERTS: the second serves a model with experts"""
 
 import json
 import sys
@@ -83,6 +84,8 @@ def updates(c, checkpoint):
     row = {"names": ["model.norm.weight"], "dtypes": ["BF16"], "shapes": [[128]]}
     c.ask("POST", "/v1/weights/plans", row)
     c.ask("GET", "/v1/weights")
+    start = c.ask("POST", "/v1/update_weights/start", {"trainer_ranks": 1})
+    c.ask("POST", "/v1/update_weights/abort", {"update_id": start["update_id"]})
 
 
 def generations(c):
@@ -102,6 +105,12 @@ def generations(c):
     c.ask("POST", "/load_lora_adapter", {"lora_name": "x"})
 
 
+def experts(c):
+    layout = {"pipeline_parallel_size": 1, "context_parallel_size": 1}
+    c.ask("POST", "/v1/generate", {"token_ids": [40, 77], "sampling_params": {"max_tokens": 2},
+                                   "return_routed_experts": True, "replay_layout": layout})
+
+
 def main():
     with open(sys.argv[2], encoding="utf-8") as f:
         c = Check(sys.argv[1], yaml.safe_load(f))
@@ -113,6 +122,8 @@ def main():
     updates(c, checkpoint)
     c.ask("GET", "/readyz")
     generations(c)
+    c.url = sys.argv[4]
+    experts(c)
     c.report()
 
 

@@ -2,8 +2,16 @@
 # The members of replies are those of openapi/baton.yaml.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
+start_server --model "$MODEL/../tiny-qwen3-moe"
+experts=$URL experts_pid=$SERVER_PID
 start_server --model "$MODEL" --weights none
 "$PYTHON" "$(dirname "$0")/replies.py" "$URL" "$(dirname "$CLIENT")/../openapi/baton.yaml" \
-  "$CHECKPOINTS/step-00100.safetensors" || fail "replies and openapi/baton.yaml differ"
+  "$CHECKPOINTS/step-00100.safetensors" "$experts" || {
+  kill "$experts_pid"
+  fail "replies and openapi/baton.yaml differ"
+}
 expect 200 GET /readyz
+stop_server
+SERVER_PID=$experts_pid
+stop_server
 done_testing
