@@ -110,15 +110,26 @@ def vllm_lists(world, server, t):
 
 def by_gpu(world, server, t):
     """SkyRL's lists for each GPU in a session of a dialect: nothing says that it is sharded."""
+    def rpc(method, **kwargs):
+        return vllm(server, 200, "/collective_rpc", {"method": method, "kwargs": kwargs}, method)
+
     for beside in ({}, wire(world.specs[:2])):
         what, data = f"metadata_by_gpu {bool(beside)}", world.data()
-        vllm(server, 200, "/start_weight_update", {}, what)
+        skyrl = not beside  # today's SkyRL calls these methods of its workers
+        if skyrl:
+            rpc("skyrl_start_weight_update", is_checkpoint_format=True)
+        else:
+            vllm(server, 200, "/start_weight_update", {}, what)
         parts = [part_of(world.specs, r) for r in range(N_RANKS)]
         exports = [export(t, r, p, data) for r, p in enumerate(parts)]
-        vllm(server, 200, "/update_weights", {"update_info": {
-            **beside, "metadata_by_gpu": {x.uuid: columns(p) for x, p in zip(exports, parts)},
-            "ipc_handles_pickled": pickled_dict({x.uuid: x for x in exports})}}, what)
-        vllm(server, 200, "/finish_weight_update", {"weight_version": what}, what)
+        info = {**beside, "metadata_by_gpu": {x.uuid: columns(p) for x, p in zip(exports, parts)},
+                "ipc_handles_pickled": pickled_dict({x.uuid: x for x in exports})}
+        if skyrl:
+            rpc("update_weights_ipc", update_info=info)
+            rpc("skyrl_finish_weight_update")
+        else:
+            vllm(server, 200, "/update_weights", {"update_info": info}, what)
+            vllm(server, 200, "/finish_weight_update", {"weight_version": what}, what)
         server.serve(data, server.ask("GET", "/v1/status").body["weights"])
         server.check(what)
 
