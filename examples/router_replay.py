@@ -102,4 +102,6 @@ def main(url, path):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: router_replay.py URL MODEL_FOLDER")
     main(*sys.argv[1:])
