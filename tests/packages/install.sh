@@ -37,7 +37,8 @@ tree=$WORK/stage/opt/baton
 files "$tree" bin/baton etc/baton/baton.json lib/systemd/system/baton.service lib/sysusers.d/baton.conf \
   share/bash-completion/completions/baton share/zsh/site-functions/_baton share/man/man1/baton.1.gz \
   share/doc/baton/{LICENSE,README.md,CHANGELOG.md,SECURITY.md,docs/configuration.md,openapi/baton.yaml} \
-  share/doc/baton/examples/grpo_toy.py share/doc/baton/deploy/kubernetes/cpu.yaml
+  share/doc/baton/examples/grpo_toy.py share/doc/baton/deploy/kubernetes/cpu.yaml \
+  share/doc/baton/deploy/{prometheus/alerts.yml,grafana/baton.json}
 grep --quiet '^ExecStart=/opt/baton/bin/baton serve --config /opt/baton/etc/baton/baton.json$' \
   "$tree/lib/systemd/system/baton.service" || fail "the unit does not name the prefix"
 ! grep '@[a-z]*@' "$tree/lib/systemd/system/baton.service" || fail "the unit was not configured"

@@ -121,6 +121,11 @@ def live(server, browser):
     assert browser.js("document.querySelectorAll('img, iframe').length") == 0 and browser.js("window.owned") is None
     assert EVIL[:20] in browser.text()
     readable(browser)
+    whole(browser)
+
+
+def whole(browser):
+    """No table is wider than its place."""
     for width in 400, 800, 1280, 1600:
         browser.size(width)
         cut = browser.js("[...document.querySelectorAll('.scroll')].filter(s => s.scrollWidth > s.clientWidth).map(s => s.innerText)")
@@ -170,6 +175,7 @@ def fleet(browser):
         browser.until("[...document.querySelectorAll('#upstreams tr')].some(r => r.innerText.includes("
                       f"{json.dumps(two.url)}) && /down/.test(r.innerText))")
         browser.until("document.querySelector('#nupstreams').innerText.includes('1 of 2 serve')")
+        whole(browser)
 
 
 def main():
