@@ -138,7 +138,7 @@
     X(OPERATION_LORA_UNLOAD, EXECUTOR_OPERATION, handle_fleet_lora_unload, false)                  \
     X(OPERATION_LORA_LIST, EXECUTOR_LOOP, handle_fleet_lora_list, false)                           \
     X(OPERATION_GENERATE, EXECUTOR_LOOP, handle_fleet_proxy, true)                                 \
-    X(OPERATION_ROLLOUTS, EXECUTOR_LOOP, fleet_not_answered, false)                                \
+    X(OPERATION_ROLLOUTS, EXECUTOR_LOOP, handle_fleet_rollouts, true)                              \
     X(OPERATION_COMPLETIONS, EXECUTOR_LOOP, handle_fleet_proxy, true)                              \
     X(OPERATION_CHAT, EXECUTOR_LOOP, handle_fleet_proxy, true)                                     \
     X(OPERATION_CHAT_RENDER, EXECUTOR_LOOP, handle_fleet_proxy, true)                              \

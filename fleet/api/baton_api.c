@@ -193,7 +193,8 @@ const struct upstream_api baton_api = {
              .status_names_process = true,
              .reply_names_process = true,
              .forbids_by_key_only = true,
-             .replaces_adapters = true},
+             .replaces_adapters = true,
+             .makes_rollouts = true},
     .ops =
         {
             [API_INIT_TRANSFER] = {"POST", "/v1/weight_transfer/init", baton_body},

@@ -32,6 +32,7 @@ struct upstream_caps {
     bool replaces_adapters;      /* a load replaces an adapter of the same name */
     bool caches_by_adapter_name; /* its prefix cache does not tell two adapters of one name apart */
     bool retracts_requests;      /* a pause holds KV, which API_RETRACT_REQUESTS frees */
+    bool makes_rollouts;         /* it has POST /v1/rollouts */
     bool hides_pause;            /* no query says whether it is paused */
     bool aborts_one_request;     /* API_ABORT_REQUESTS takes one id, or all */
     bool joins_many_groups;      /* else the last group joined replaces the one before */

@@ -183,7 +183,7 @@ static void send_request(struct proxy_request *r)
 {
     struct http_request *x = r->x;
     bool text = r->queue == FLEET_TEXT;
-    struct http_header headers[6];
+    struct http_header headers[7];
     struct http_call_request req = {
         .method = x->method == METHOD_HEAD ? "GET" : http_request_method_name(x->method),
         .path = x->target,
@@ -202,6 +202,7 @@ static void send_request(struct proxy_request *r)
     memset(&r->scan, 0, sizeof r->scan);
     req.target = r->at.target;
     add_header(&req, headers, "Content-Type", x->content_type);
+    add_header(&req, headers, "Accept", x->accept);
     add_header(&req, headers, "X-Session-ID", x->session_id);
     add_header(&req, headers, "X-Request-Id", x->actor.request_id);
     add_header(&req, headers, "traceparent", x->trace.traceparent);

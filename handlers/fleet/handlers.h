@@ -17,6 +17,10 @@ struct fleet_session;
  * proxy_forward's. */
 int handle_fleet_proxy(struct app *app, struct http_request *x, struct err *e);
 
+/* handle_fleet_rollouts - the same, if all engines make batches. Errors: ERR_HAS_UPSTREAMS; those
+ * of handle_fleet_proxy. */
+int handle_fleet_rollouts(struct app *app, struct http_request *x, struct err *e);
+
 /* The handlers that server/operations.h names. */
 int handle_fleet_update_start(struct app *app, struct http_request *x, struct err *e);
 int handle_fleet_update(struct app *app, struct http_request *x, struct err *e);

@@ -1,6 +1,9 @@
 /* Requests that are passed on to an engine unchanged. */
 #include "fleet/proxy/proxy.h"
 
+#include "fleet/api/upstream_api.h"
+#include "fleet/members/upstreams.h"
+#include "handlers/app.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
@@ -17,4 +20,22 @@ int handle_fleet_proxy(struct app *app, struct http_request *x, struct err *e)
     (void)app;
     return proxy_forward(x, route->executor == EXECUTOR_GENERATE ? FLEET_GENERATE : FLEET_TEXT,
                          error_reply, e);
+}
+
+/* Which engine gets the request is not known before it has a permit, so all must have the route. */
+int handle_fleet_rollouts(struct app *app, struct http_request *x, struct err *e)
+{
+    size_t n = upstreams_n(app->fleet->upstreams);
+    struct upstream_endpoint at;
+
+    for (size_t i = 0; i < n; i++) {
+        upstreams_get(app->fleet->upstreams, i, &at);
+        if (!at.removed && !upstream_caps(at.kind)->makes_rollouts)
+            return err_set(e, ERR_HAS_UPSTREAMS, "",
+                           "%.200s is of kind %s and makes no batches: generate each prompt by "
+                           "itself, and put the replies together by assemble_rollouts() of the "
+                           "Python client",
+                           at.name, upstream_kind_name(at.kind));
+    }
+    return handle_fleet_proxy(app, x, e);
 }

@@ -7,6 +7,7 @@ import http.client
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -484,6 +485,28 @@ def text(f):
     assert f.front.get("/v1/models") == f.servers[0].get("/v1/models") or f.front.get("/v1/models")["data"]
 
 
+def fetch(port, path, body, **headers):
+    """(status, type, bytes), without what differs from engine to engine."""
+    c = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
+    c.request("POST", path, json.dumps(body), {"Content-Type": "application/json", "X-Request-Id": "batch", **headers})
+    r = c.getresponse()
+    said = r.status, r.getheader("Content-Type"), re.sub(rb'created\\":\d+|boot_id\\":\\"[0-9a-f]+', b"", r.read())
+    c.close()
+    return said
+
+
+def rollouts(f):
+    """One engine makes the batch; it is relayed as it is, whole and streamed. So is one prompt's, if the client accepts it."""
+    params = {"n": 2, "max_tokens": 6, "temperature": 0}
+    prompts = [case["prompt_token_ids"] for case in GOLDEN[STEPS[0]][:2]]
+    for path, body, headers in (("/v1/rollouts", {"prompts": prompts, "sampling_params": params}, {}),
+                                ("/v1/rollouts", {"prompts": prompts[:1], "sampling_params": params, "stream": True}, {}),
+                                ("/v1/generate", {"token_ids": prompts[0], "sampling_params": params},
+                                 {"Accept": "application/vnd.safetensors"})):
+        direct, said = (fetch(port, path, body, **headers) for port in (f.servers[0].port, f.front.port))
+        assert said[0] == 200 and "json" not in said[1] and said == direct, (path, said, direct)
+
+
 def refused_paths(f):
     """What an upstream says of a path its trainer gets to hear as from the upstream itself, and nothing about keys."""
     for path, body in (("/v1/update_weights", {"path": "/etc/passwd", "weight_version": "x"}),
@@ -681,7 +704,7 @@ def main():
     try:
         until("it is ready", f.front.ready)
         f.wait_states(*["serving"] * N)
-        for promise in (without_gpus, pause_while_one_hangs, restarts_unseen, text, affinity, refused_paths):
+        for promise in (without_gpus, pause_while_one_hangs, restarts_unseen, text, rollouts, affinity, refused_paths):
             told(promise.__name__, promise, f)
         clients = Clients(f.front)
         clients.steps["step-0"] = STEPS[0]

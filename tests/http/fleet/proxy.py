@@ -232,6 +232,14 @@ def routed_experts(dialect):
                 assert rows.shape == (n_prompt + n - 1 - start, 3, 2), (path, rows.shape)
 
 
+def rollouts_refused(dialect):
+    """Engines of others make no batch; the refusal says what to do instead."""
+    with world("baton", dialect, server=("--probe-interval", NEVER_MS)) as (s, a, b):
+        code, message = code_of(post(s, {"prompts": [[1]], "sampling_params": {}}, "/v1/rollouts"), 409)
+        assert code == "unsupported_in_proxy_mode" and b.url in message and "assemble_rollouts" in message, message
+        assert not a.journal("rollouts") and not b.journal("rollouts")
+
+
 def experts_of_two_versions():
     """The spans of the tokens mark the rows that each version computed; prime-rl's form is relayed too."""
     for form in ("vllm", "prime-rl"):
@@ -590,6 +598,8 @@ def main():
     routed_experts("vllm")
     routed_experts("sglang")
     experts_of_two_versions()
+    rollouts_refused("vllm")
+    rollouts_refused("sglang")
     for dialect in ("baton", "vllm", "sglang"):
         for promise in (as_it_came, odd_answers, not_twice, elsewhere, refused_text, broken_streams, leaving, slow_reader,
                         placement, full, silent_upstream, drain, crowd):
