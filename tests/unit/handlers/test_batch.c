@@ -1,6 +1,7 @@
 /* Batches of rollouts: where every value of a small batch lies, and which requests are refused. */
 #include "engine/engine.h"
 #include "handlers/batch/batch.h"
+#include "tests/unit/failing_alloc.h"
 #include "weights/safetensors.h"
 
 #include <jansson.h>
@@ -64,14 +65,15 @@ static void read_metadata(struct read *r)
     json_decref(root);
 }
 
-static struct read build(const struct batch_options *o, bool with_routes)
+/* @fails_at  the allocation that fails, -1: none. Returns -1 if it did. */
+static int try_build(struct read *r, const struct batch_options *o, bool with_routes, long fails_at)
 {
     struct gen_output made[4];
     struct batch_row rows[4];
     struct batch b = {.options = o, .rows = rows, .n_rows = 4};
     struct batch_shape shape = {0};
-    struct read r = {0};
     struct err e = {0};
+    int rc;
 
     if (with_routes)
         b.routes = (struct batch_routes){.n_experts = 300, .n_layers = 1, .top_k = 2};
@@ -89,11 +91,25 @@ static struct read build(const struct batch_options *o, bool with_routes)
         batch_shape_add(&shape, rows[i].n_prompt, outs[i].n_tokens);
     }
     b.metadata = json_pack("{s:s}", "request_id", "r1");
-    assert_int_equal(batch_build(&r.body, &r.nbytes, &b, &e), 0);
+    atomic_store(&alloc_left, fails_at);
+    rc = batch_build(&r->body, &r->nbytes, &b, &e);
+    atomic_store(&alloc_left, -1);
+    assert_int_equal(e.code, rc == 0 ? ERR_NONE : ERR_NO_MEMORY);
+    assert_true((rc == 0) == (r->body != NULL)); /* untouched by a failure */
+    if (rc != 0)
+        return -1;
     assert_int_equal(
-        safetensors_parse(&r.head, r.body, *(uint64_t *)(void *)r.body + 8, r.nbytes, &e), 0);
-    assert_int_equal(r.nbytes - r.head.nbytes_head, batch_nbytes(&shape, o, &b.routes));
-    read_metadata(&r);
+        safetensors_parse(&r->head, r->body, *(uint64_t *)(void *)r->body + 8, r->nbytes, &e), 0);
+    assert_int_equal(r->nbytes - r->head.nbytes_head, batch_nbytes(&shape, o, &b.routes));
+    read_metadata(r);
+    return 0;
+}
+
+static struct read build(const struct batch_options *o, bool with_routes)
+{
+    struct read r = {0};
+
+    assert_int_equal(try_build(&r, o, with_routes, -1), 0);
     return r;
 }
 
@@ -298,12 +314,25 @@ static void test_nbytes_bound(void **state)
     assert_true(batch_nbytes(&shape, &o, &huge) == UINT64_MAX);
 }
 
+static void test_every_allocation_fails(void **state)
+{
+    const struct batch_options o = {.layout = BATCH_TIGHT, .sequence_multiple = 1, .n_prompts = 2};
+    struct read r = {0};
+    long n = 0;
+
+    (void)state;
+    while (try_build(&r, &o, true, n) != 0)
+        n++;
+    assert_true(n >= 3);
+    read_fini(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_left_padded),  cmocka_unit_test(test_tight_with_routes),
         cmocka_unit_test(test_steps),        cmocka_unit_test(test_parse_refuses),
-        cmocka_unit_test(test_nbytes_bound),
+        cmocka_unit_test(test_nbytes_bound), cmocka_unit_test(test_every_allocation_fails),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
