@@ -105,7 +105,7 @@ static json_t *path_table(const struct cli *c, const char *path)
     return table;
 }
 
-enum { LINES_MAX = 100 }; /* of differences that are printed */
+enum { LINES_MAX = 100, PAGE_MAX = 10000 }; /* differences printed; tensors asked for at once */
 
 /* Prints what differs; @from and @to name the two sides. Returns how many tensors do. */
 static size_t tables_compare(json_t *a, const char *from, json_t *b, const char *to)
@@ -177,11 +177,93 @@ enum cli_exit cmd_weights_verify(struct cli *c)
     return rc;
 }
 
+/* Prints the tensors of a page that did not change, or have the bytes of another one; at most
+ * LINES_MAX with the `n` before. Returns how many there are with these. */
+static size_t print_changes(const json_t *page, size_t n)
+{
+    const json_t *t;
+    size_t i;
+
+    json_array_foreach(cli_at(page, "tensors"), i, t)
+    {
+        bool unchanged = strcmp(cli_text(t, "change"), "unchanged") == 0;
+        bool equal = json_is_object(cli_at(t, "equal_to"));
+
+        if ((!unchanged && !equal) || n++ >= LINES_MAX)
+            continue;
+        if (unchanged)
+            (void)printf("unchanged: %s\n", cli_text(t, "name"));
+        else
+            (void)printf("equal to another: %s has the bytes of %s in the %s\n",
+                         cli_text(t, "name"), cli_text(t, "equal_to.name"),
+                         strcmp(cli_text(t, "equal_to.in"), "this_version") == 0
+                             ? "same version"
+                             : "version before");
+    }
+    return n;
+}
+
+static void print_counts(const json_t *answer)
+{
+    if (!json_is_object(cli_at(answer, "changes"))) {
+        (void)printf("# no version was before the last commit\n");
+        return;
+    }
+    (void)printf("# %s, serial %.0f, compared with %s, serial %.0f\n",
+                 cli_text(answer, "weight_version"), cli_real(answer, "serial"),
+                 cli_text(answer, "changes.before.weight_version"),
+                 cli_real(answer, "changes.before.serial"));
+    (void)printf("%.0f changed, %.0f unchanged, %.0f not sent, %.0f not compared, %.0f equal to "
+                 "another\n",
+                 cli_real(answer, "changes.n_changed"), cli_real(answer, "changes.n_unchanged"),
+                 cli_real(answer, "changes.n_not_sent"), cli_real(answer, "changes.n_not_compared"),
+                 cli_real(answer, "changes.n_equal_to_another"));
+}
+
+/* Prints all pages of the report. Returns CLI_REFUSED if the server warned of the commit. */
+static enum cli_exit changes_show(struct cli *c)
+{
+    enum cli_exit rc = CLI_OK;
+    size_t n_lines = 0, n_warnings = 0;
+    double offset = 0;
+    bool more = true;
+
+    while (rc == CLI_OK && more) {
+        char path[80];
+        struct answer a;
+
+        (void)snprintf(path, sizeof path, "/v1/weights/diff?limit=%d&offset=%.0f", PAGE_MAX,
+                       offset);
+        rc = cli_ask(c, "GET", path, NULL, &a);
+        if (rc == CLI_OK && cli_has(c, OPT_JSON))
+            cli_print_json(&a);
+        else if (rc == CLI_OK && offset == 0)
+            print_counts(a.json);
+        if (rc == CLI_OK && !cli_has(c, OPT_JSON))
+            n_lines = print_changes(a.json, n_lines);
+        n_warnings = json_array_size(cli_at(a.json, "changes.warnings"));
+        offset = cli_real(a.json, "next_offset");
+        more = offset > 0 && !cli_has(c, OPT_JSON);
+        answer_fini(&a);
+    }
+    if (rc == CLI_OK && n_lines > LINES_MAX)
+        (void)printf("and %zu more\n", n_lines - LINES_MAX);
+    return rc == CLI_OK && n_warnings > 0 ? CLI_REFUSED : rc;
+}
+
 enum cli_exit cmd_weights_diff(struct cli *c)
 {
-    json_t *a = path_table(c, c->args[0]), *b = a != NULL ? path_table(c, c->args[1]) : NULL;
+    json_t *a, *b;
     enum cli_exit rc = CLI_USAGE;
 
+    if (c->n_args == 0)
+        return changes_show(c);
+    if (c->n_args == 1)
+        return cli_usage_error(c, "it takes two checkpoints, or none for the last commit");
+    if (cli_has(c, OPT_JSON))
+        return cli_usage_error(c, "--json is for the last commit, not for two checkpoints");
+    a = path_table(c, c->args[0]);
+    b = a != NULL ? path_table(c, c->args[1]) : NULL;
     if (b != NULL)
         rc = tables_judge(a, c->args[0], b, c->args[1]);
     json_decref(a);

@@ -81,6 +81,10 @@ static void log_update(const struct update_record *u)
         log_ms(&r, "verify_ms", u->times.proof_us);
         log_ms(&r, "commit_ms", u->times.commit_us);
     }
+    if (u->changes.known) {
+        log_u64(&r, "n_changed", u->changes.n[CHANGE_CHANGED]);
+        log_u64(&r, "n_unchanged", u->changes.n[CHANGE_UNCHANGED]);
+    }
     log_ms(&r, "duration_ms", u->times.whole_us);
     log_str(&r, "coverage", u->coverage);
     if (u->n_upstreams > 0)

@@ -41,6 +41,7 @@ struct update_record {
     const char *source;                         /* static, or NULL */
     const char *route;                          /* static: of a refused request; or NULL */
     const char *coverage;                       /* static: of a fleet's commit; or NULL */
+    struct change_counts changes;               /* of a commit of own weights */
     struct update_times times;                  /* wait_us is computed */
     struct err error;                           /* clean if it is committed */
     struct actor actor;                         /* that started it, or sent the request */

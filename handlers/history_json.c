@@ -3,6 +3,7 @@
 
 #include "base/utf8.h"
 #include "control/history.h"
+#include "handlers/update_json.h"
 
 #include <stdlib.h>
 
@@ -35,13 +36,14 @@ static json_t *times_json(const struct update_times *t)
                      seconds(t->commit_us), "whole", seconds(t->whole_us));
 }
 
-static json_t *update_json(struct update_record *u)
+static json_t *record_json(struct update_record *u)
 {
     bool failed = u->error.code != ERR_NONE;
     uint64_t began_us = u->ended_at_us - u->times.whole_us;
 
     return json_pack(
-        "{s:o, s:o, s:o, s:s, s:o, s:o, s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I}",
+        "{s:o, s:o, s:o, s:s, s:o, s:o, s:o, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
+        "s:I}",
         "update_id", text_or_null(u->update_id), "weight_version", text_or_null(u->weight_version),
         "serial", u->serial > 0 ? json_integer((json_int_t)u->serial) : json_null(), "outcome",
         update_outcome_name(u->outcome), "started_at", time_json(began_us), "ended_at",
@@ -50,7 +52,8 @@ static json_t *update_json(struct update_record *u)
         "code", text_or_null(failed ? err_wire_name(u->error.code) : NULL), "message",
         clean_text_or_null(u->error.msg), "param", clean_text_or_null(u->error.field), "peer",
         text_or_null(u->actor.peer), "key", text_or_null(u->actor.key), "request_id",
-        text_or_null(u->actor.request_id), "count", (json_int_t)u->n);
+        text_or_null(u->actor.request_id), "changes", changes_json(&u->changes), "count",
+        (json_int_t)u->n);
 }
 
 static json_t *error_record_json(struct error_record *r)
@@ -77,7 +80,7 @@ json_t *recent_updates_json(struct history *h)
     size_t n = records != NULL ? history_updates(h, records) : 0;
 
     for (size_t i = 0; i < n && list != NULL; i++)
-        list = list_append(list, update_json(&records[i]));
+        list = list_append(list, record_json(&records[i]));
     free(records);
     return list;
 }

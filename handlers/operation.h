@@ -34,6 +34,7 @@
     X(OPERATION_COMMIT_OPEN, CALL_UPDATE_FINISH)                                                   \
     X(OPERATION_TENSOR_LIST_PUT, CALL_GENERATE)                                                    \
     X(OPERATION_WEIGHTS_LIST, CALL_GENERATE)                                                       \
+    X(OPERATION_WEIGHTS_DIFF, CALL_GENERATE)                                                       \
     X(OPERATION_WEIGHTS_GET, CALL_GENERATE)                                                        \
     X(OPERATION_WEIGHTS_LABEL, CALL_GENERATE)                                                      \
     X(OPERATION_WEIGHTS_CHECK, CALL_GENERATE)                                                      \

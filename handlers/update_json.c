@@ -89,6 +89,34 @@ err_decref:
     return NULL;
 }
 
+static json_t *warnings_json(const struct change_counts *c)
+{
+    json_t *list = json_array();
+
+    for (int i = 0; i < CHANGE_WARNING_COUNT; i++) {
+        if (c->warnings[i] &&
+            json_array_append_new(list, json_string(change_warning_name(i))) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+json_t *changes_json(const struct change_counts *c)
+{
+    if (!c->known)
+        return json_null();
+    return json_pack(
+        "{s:{s:s, s:I}, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:o}", "before", "weight_version",
+        c->before_label, "serial", (json_int_t)c->before_serial, "n_changed",
+        (json_int_t)c->n[CHANGE_CHANGED], "n_unchanged", (json_int_t)c->n[CHANGE_UNCHANGED],
+        "n_not_sent", (json_int_t)c->n[CHANGE_NOT_SENT], "n_not_compared",
+        (json_int_t)c->n[CHANGE_NOT_COMPARED], "n_newly_unchanged",
+        (json_int_t)c->n_newly_unchanged, "n_equal_to_another", (json_int_t)c->n_equal_to_another,
+        "repeated", (int)c->repeated, "warnings", warnings_json(c));
+}
+
 json_t *update_json(const struct update_info *info)
 {
     return with_senders(
@@ -96,7 +124,7 @@ json_t *update_json(const struct update_info *info)
             "{s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:I, s:I, s:I, s:o, s:I, s:I, s:o, s:f, s:f, "
             "s:I, "
             "s:o, s:I, s:o, "
-            "s:o, s:s?, s:o, s:o}",
+            "s:o, s:s?, s:o, s:o, s:o}",
             "update_id", info->id, "phase", update_phase_name(info->phase), "coverage",
             coverage(info), "mode", "staged", "placement", info->sharded ? "sharded" : "replicated",
             "partial", (int)info->partial, "weight_version",
@@ -113,7 +141,7 @@ json_t *update_json(const struct update_info *info)
             (json_int_t)info->non_finite.n, "non_finite",
             names_json(info->non_finite.names, info->non_finite.n), "mappings", mappings_json(info),
             "checksums_on", checksums_on(info), "timing", timing_json(info), "error",
-            error_json(&info->error)),
+            error_json(&info->error), "changes", changes_json(&info->changes)),
         info);
 }
 

@@ -14,6 +14,9 @@ json_t *update_json(const struct update_info *info);
  * (new). */
 json_t *update_details(const struct update_info *info);
 
+/* changes_json - what a commit changed (new): null if it is not known. */
+json_t *changes_json(const struct change_counts *c);
+
 /* names_json - up to UPDATE_MISSING_MAX names as an array (new). */
 json_t *names_json(const char *const *names, uint32_t n);
 

@@ -86,7 +86,7 @@ struct checksum checksum_of(const void *data, uint64_t nbytes)
     uint64_t done = 0;
 
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2"))
+    if (nbytes >= STEP_NBYTES && __builtin_cpu_supports("avx2"))
         done = add_avx2(&c, bytes, nbytes);
 #endif
     if (done < nbytes)

@@ -45,6 +45,7 @@
     X(OPERATION_COMMIT_OPEN, handle_commit_open, NULL)                                             \
     X(OPERATION_TENSOR_LIST_PUT, handle_tensor_list_put, NULL)                                     \
     X(OPERATION_WEIGHTS_LIST, handle_weights_list, NULL)                                           \
+    X(OPERATION_WEIGHTS_DIFF, handle_weights_diff, NULL)                                           \
     X(OPERATION_WEIGHTS_GET, handle_weights_get, NULL)                                             \
     X(OPERATION_WEIGHTS_LABEL, handle_weights_label, NULL)                                         \
     X(OPERATION_WEIGHTS_CHECK, handle_weights_check, NULL)                                         \
@@ -116,6 +117,7 @@
     X(OPERATION_COMMIT_OPEN, EXECUTOR_OPERATION, handle_fleet_commit_open, false)                  \
     X(OPERATION_TENSOR_LIST_PUT, EXECUTOR_GENERATE, handle_fleet_tensor_list_put, false)           \
     X(OPERATION_WEIGHTS_LIST, EXECUTOR_LOOP, fleet_not_answered, false)                            \
+    X(OPERATION_WEIGHTS_DIFF, EXECUTOR_LOOP, fleet_not_answered, false)                            \
     X(OPERATION_WEIGHTS_GET, EXECUTOR_LOOP, fleet_not_answered, false)                             \
     X(OPERATION_WEIGHTS_LABEL, EXECUTOR_OPERATION, handle_fleet_weights_label, false)              \
     X(OPERATION_WEIGHTS_CHECK, EXECUTOR_LOOP, fleet_not_answered, false)                           \

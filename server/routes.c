@@ -110,6 +110,8 @@ const struct route routes[] = {
             OPERATION_TENSOR_LIST_PUT),
     CONTROL_GET(EXECUTOR_CONTROL, "/v1/weights", "weightsList", weights_list_query,
                 OPERATION_WEIGHTS_LIST),
+    CONTROL_GET(EXECUTOR_CONTROL, "/v1/weights/diff", "weightsDiff", weights_diff_query,
+                OPERATION_WEIGHTS_DIFF),
     CONTROL_GET(EXECUTOR_CONTROL, "/v1/weights/{name}", "weightsGet", NULL, OPERATION_WEIGHTS_GET),
     CONTROL("/v1/weights/label", "weightsLabel", false, ROUTE_SMALL_MAX, weights_label_members,
             OPERATION_WEIGHTS_LABEL),

@@ -54,6 +54,7 @@ static void update_ended(void *history, const struct update_info *info)
         .nbytes = info->nbytes_done,
         .n_tensors = info->n_tensors_done,
         .source = info->source,
+        .changes = info->changes,
         .times = {.receive_us = info->receive_us,
                   .proof_us = info->verify_us,
                   .commit_us = info->commit_us,

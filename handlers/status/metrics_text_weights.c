@@ -89,6 +89,27 @@ static void put_updates(struct updates *updates, struct buf *out)
     prom_seconds(out, spent, LABELS({"phase", "commit"}), s.commit_us);
 }
 
+static void put_changes(struct updates *updates, struct buf *out)
+{
+    static const char tensors[] = "baton_weights_tensors",
+                      warnings[] = "baton_weights_change_warnings_total";
+    struct updates_stats s = {0};
+
+    updates_stats(updates, &s);
+    prom_head(out, tensors, "gauge",
+              "Tensors of the last commit, by their change since the version before it; all 0 if "
+              "there was none");
+    for (int i = 0; i < CHANGE_COUNT; i++)
+        prom_u64(out, tensors, LABELS({"change", change_name((enum change)i)}), s.changes.n[i]);
+    prom_one(out, "baton_weights_tensors_equal_to_another", "gauge",
+             "Changed tensors of the last commit that have the bytes of another tensor",
+             s.changes.n_equal_to_another);
+    prom_head(out, warnings, "counter", "Commits with a warning about what they changed");
+    for (int i = 0; i < CHANGE_WARNING_COUNT; i++)
+        prom_u64(out, warnings, LABELS({"warning", change_warning_name((enum change_warning)i)}),
+                 s.n_change_warnings[i]);
+}
+
 static void put_ipc(struct cuda_ipc_stats *s, struct buf *out)
 {
 #define LOAD(field) atomic_load_explicit(&s->field, memory_order_relaxed)
@@ -135,6 +156,7 @@ void metrics_text_weights(const struct app_weights *w, struct buf *out)
         put_state(w->state, out);
     put_update(w->updates, out);
     put_updates(w->updates, out);
+    put_changes(w->updates, out);
     if (w->ipc_stats != NULL)
         put_ipc(w->ipc_stats, out);
     if (w->transfer != NULL)

@@ -4,6 +4,7 @@
 #define BATON_TESTS_UPDATE_FIXTURE_H
 
 #include "tests/unit/weights_fixture.h"
+#include "weights/update/update_priv.h"
 
 enum { LEASE_S = 60 };
 #define RECEIVE_US UINT64_C(60000000)
@@ -60,9 +61,41 @@ static inline void bench_open(struct bench *b)
     bench_open_with(b, UINT64_MAX, RECEIVE_US);
 }
 
+/* The checksums made while bytes arrived are those of the bytes that are served. @n_unknown  how
+ * many may have none */
+static inline void assert_digests(struct store *s, struct updates *u, uint64_t n_unknown)
+{
+    uint32_t n = store_model_spec(s)->tensor_list->n_tensors, n_known = 0;
+    const struct version *v = NULL;
+    struct err e = {0};
+
+    updates_stop(u);
+    if (store_pin(s, &v, &e) != 0)
+        return;
+    if (u->stats.n_committed == 0) { /* the test committed by itself */
+        store_unpin(s, v);
+        return;
+    }
+    assert_int_equal(u->served.serial, v->serial);
+    for (uint32_t i = 0; i < n; i++) {
+        struct checksum sum;
+
+        if (store_checksum(s, v, i, &sum, &e) != 0) { /* its GPU was lost */
+            assert_int_equal(e.code, ERR_CUDA);
+            break;
+        }
+        n_known += u->served.digests[i].known;
+        assert_true(!u->served.digests[i].known || checksum_equal(sum, u->served.digests[i].sum));
+    }
+    assert_true(e.code != ERR_NONE || n_known + n_unknown >= n);
+    store_unpin(s, v);
+}
+
 /* store_free asserts that no slab and no version is left. */
 static inline void bench_close(struct bench *b)
 {
+    if (b->updates != NULL)
+        assert_digests(b->store, b->updates, 0);
     updates_free(b->updates);
     store_free(b->store);
     fx_answer_fini(&b->answer);

@@ -111,6 +111,8 @@ void updates_free(struct updates *u)
     list_cache_free(u->lists);
     free(u->last_senders);
     free(u->last_brought_by);
+    free(u->report);
+    free(u->served.digests);
     cnd_fini(&u->tick);
     cnd_fini(&u->work);
     mtx_fini(&u->lock);

@@ -32,6 +32,7 @@
 #include "weights/source.h"
 #include "weights/store/store.h"
 #include "weights/tensor_list.h"
+#include "weights/update/changes.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -103,6 +104,7 @@ struct update_info {
     struct non_finite_names non_finite;      /* of the chunks that arrived; NON_FINITE_WARN */
     uint32_t n_senders;                      /* 0: requests do not tell ranks apart */
     struct update_sender senders[UPDATE_SENDERS_MAX];
+    struct change_counts changes;              /* after commit */
     uint64_t receive_us, verify_us, commit_us; /* time spent so far in each phase */
     uint64_t whole_us;  /* since the update was started or queued, until its end */
     const char *source; /* static; of its last chunk, as struct source_ops has it; or NULL */
@@ -309,12 +311,20 @@ void updates_current(struct updates *u, struct update_info *out);
  * Errors: ERR_CONFLICT (chunks are still queued). */
 int updates_commit_auto(struct updates *u, update_done_fn *done, void *done_arg, struct err *e);
 
+/* updates_changes - what the last commit changed, kept until updates_changes_unref; NULL: there was
+ * no version before it. Threads: any. */
+const struct change_report *updates_changes(struct updates *u);
+void updates_changes_unref(struct updates *u,
+                           const struct change_report *report); /* accepts NULL */
+
 /* updates_lists - the cache of tensor lists; lives as long as `u`. Threads: any. */
 struct list_cache *updates_lists(struct updates *u);
 
 struct updates_stats {
     uint64_t n_started, n_committed, n_aborted, nbytes_received;
     uint64_t receive_us, verify_us, commit_us;
+    struct change_counts changes; /* of the last commit */
+    uint64_t n_change_warnings[CHANGE_WARNING_COUNT];
 };
 void updates_stats(struct updates *u, struct updates_stats *out);
 

@@ -390,6 +390,7 @@ int chunk_end(struct session *s, struct update_job *job, struct err *e)
         for (uint32_t r = 0; r < f->n_ranks; r++) {
             register_rank(f, r);
             replicas_record(f, r);
+            digests_set_copied(f, r);
         }
         ties_drop_compared(s);
     } else {

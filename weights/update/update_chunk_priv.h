@@ -126,6 +126,12 @@ struct checksum pieces_sum(const struct fill *f, uint32_t i); /* of a filled ten
 /* May it have values that are not finite? finite_check_filled decides. */
 bool pieces_suspect(const struct fill *f, uint32_t i);
 
+/* update_changes.c: the digests of part i, which pieces_fill has filled and which is at `bytes`, or
+ * of all parts of a rank that GPUs have copied, if they are served as they arrived. Of ranks that
+ * bring the same tensor, the first one's counts. */
+void digests_set_filled(struct fill *f, uint32_t i, const char *bytes);
+void digests_set_copied(const struct fill *f, uint32_t rank);
+
 /* update_finite.c: values that are not finite. The policy decides whether they are an error
  * (ERR_NON_FINITE at /names/<i>), are recorded in the job and logged, or are not checked for.
  *

@@ -41,6 +41,7 @@ static int fill_run(struct fill *f, uint32_t first, uint32_t n, void *dst, struc
 
         if (fill_verify(f, 0, i, &sum, e) != 0 || finite_check_filled(f, i, at, e) != 0)
             return -1;
+        digests_set_filled(f, i, at);
         at += r->tensor_list->tensors[i].nbytes;
     }
     return 0;
@@ -153,6 +154,7 @@ int fill_land(struct fill *f, uint32_t i, const void *from, struct err *e)
     uint32_t n;
     const uint32_t *targets = match_targets(&part->match, &n);
     uint64_t nbytes_to = 0, at = 0;
+    struct checksum sum;
     void *to;
 
     if (part->how == PART_IGNORED)
@@ -168,6 +170,8 @@ int fill_land(struct fill *f, uint32_t i, const void *from, struct err *e)
                       spec->numel);
         if (finite_check_converted(f, 0, i, (char *)to + nbytes_to, spec, e) != 0)
             return -1;
+        sum = checksum_of((char *)to + nbytes_to, spec->nbytes);
+        digest_set(f->session, targets[k], &sum);
         nbytes_to += spec->nbytes;
         at += spec->numel * dtype_nbytes(t->dtype);
     }

@@ -100,6 +100,8 @@ static int ensure_staging(struct updates *u, struct session *s, const struct pro
         s->staging->sharded = cfg.sharded; /* a later chunk may have made it so */
         return 0;
     }
+    if (digests_take(s, u->model_spec, e) != 0)
+        return -1;
     return store_stage(u->cfg.store, &cfg, clock_after_us(u->cfg.pin_timeout_us), &p->stop,
                        &s->staging, e);
 }
@@ -243,6 +245,7 @@ static void remember_closing_locked(struct updates *u, const struct update_job *
 static int job_commit(struct updates *u, struct update_job *job, struct err *e)
 {
     struct session *s = job->session, *to_free = NULL;
+    struct change_report *report, *old_report = NULL;
     char label[VERSION_LABEL_MAX + 1];
     struct store_stats stats;
     struct update_info info;
@@ -253,6 +256,7 @@ static int job_commit(struct updates *u, struct update_job *job, struct err *e)
         return -1;
     drop_begun(u,
                s); /* an auto-commit session commits once it is covered, even with chunks queued */
+    changes_prepare(u, s, label, &report);
     rc = store_commit(u->cfg.store, s->staging, label, &stats, e);
     close_scope(u, s);
     mtx_lock(&u->lock);
@@ -267,13 +271,17 @@ static int job_commit(struct updates *u, struct update_job *job, struct err *e)
         remember_closing_locked(u, job, stats.serial);
         settle_commit_locked(s, &stats);
         senders_keep_locked(u, s);
+        old_report = changes_commit_locked(u, s, report, &stats);
         to_free = session_end_locked(u, s, UPDATE_COMMITTED, NULL);
         session_info_locked(u, s, &info);
     }
     mtx_unlock(&u->lock);
     session_free(to_free);
-    if (rc == 0)
+    free(rc == 0 ? old_report : report);
+    if (rc == 0) {
+        changes_log(u, s, report);
         updates_ended(u, &info);
+    }
     return rc;
 }
 

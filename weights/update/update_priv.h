@@ -137,7 +137,8 @@ struct session {
     const char *source; /* static, or NULL */
     struct err error;
     struct non_finite_names non_finite;
-    uint32_t n_missing; /* once ended */
+    struct change_counts changes; /* once committed */
+    uint32_t n_missing;           /* once ended */
     const char *missing[UPDATE_MISSING_MAX];
     struct chunk_key *answers; /* owned; ring of the chunks that arrived */
     uint32_t n_answers, answers_cap, answers_at;
@@ -164,6 +165,7 @@ struct session {
     struct tie *ties;           /* owned */
     uint32_t n_ties, ties_cap;
     struct replica *replicas; /* owned; [n_ranks][n_tensors]; NULL until lists differ by rank */
+    struct digest *digests; /* owned; [n_tensors]; NULL until the first chunk, and once committed */
 
     struct update_job dispose; /* queued once, when the session is aborted */
 };
@@ -192,7 +194,12 @@ struct updates {
     struct closing closing;
     struct update_sender *last_senders; /* owned; of the last whole update that was committed */
     uint16_t *last_brought_by;          /* owned; NULL: not known */
+    struct change_report *report; /* counted; of the last commit; NULL: no version was before it */
 
+    struct {                    /* worker only: of the last commit */
+        struct digest *digests; /* owned; [n_tensors]; NULL: there was none */
+        uint64_t serial;
+    } served;
     struct update_job *begun; /* worker only: the queued job that was begun ahead, or NULL */
     uint64_t late_serial;     /* worker only: serial of the last commit if an auto-commit one
                                  made it while a tied name was missing; else 0 */
@@ -388,6 +395,23 @@ uint64_t chunk_nbytes(const struct update_chunk *c,
 /* update_finite.c */
 
 void non_finite_join(struct non_finite_names *to, const struct non_finite_names *from);
+
+/* update_changes.c: digests of the tensors that arrive, and what a commit changes. Worker only. */
+
+int digests_take(struct session *s, const struct model_spec *m, struct err *e); /* ERR_NO_MEMORY */
+/* digest_set - the checksum of tensor `index` of the model spec, as it will be served. */
+void digest_set(struct session *s, uint32_t index, const struct checksum *sum);
+/* changes_prepare - compare a staging that is proven with the version before. *out is NULL if there
+ * was none, or no memory (logged). */
+void changes_prepare(const struct updates *u, struct session *s, const char *label,
+                     struct change_report **out);
+/* changes_commit_locked - the staging was committed: its digests and its report become those of the
+ * last commit. Returns a report to free(). */
+struct change_report *changes_commit_locked(struct updates *u, struct session *s,
+                                            struct change_report *report,
+                                            const struct store_stats *stats);
+/* changes_log - log the warnings of a report, once, after changes_commit_locked. No lock held. */
+void changes_log(struct updates *u, const struct session *s, struct change_report *report);
 
 /* update_fill.c: chunks whose source writes into host memory. Worker only, no lock. */
 

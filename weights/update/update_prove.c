@@ -245,7 +245,10 @@ static int settle_ties(struct session *s, struct err *e)
     for (uint32_t i = 0; i < s->n_ties; i++) {
         const struct tie *tie = &s->ties[i];
         uint32_t index = tie->alias->targets[0];
+        struct checksum sum;
 
+        sum = checksum_of(tie->data, store->model_spec->tensor_list->tensors[index].nbytes);
+        digest_set(s, index, &sum);
         /* The target may have arrived on another rank than the tied name. */
         for (uint32_t p = 0; p < store_n_places(store); p++)
             if (staging_has(g, p, index) &&

@@ -83,6 +83,7 @@ void session_free(struct session *s)
     free(s->replicas);
     free(s->senders);
     free(s->brought_by);
+    free(s->digests);
     free(s);
 }
 
@@ -367,6 +368,7 @@ void session_info_locked(struct updates *u, struct session *s, struct update_inf
     out->n_missing = tensor_states_missing_locked(u, s, out->missing, UPDATE_MISSING_MAX);
     out->non_finite = s->non_finite;
     senders_info_locked(s, out);
+    out->changes = s->changes;
     out->receive_us = s->receive_us;
     out->verify_us = s->verify_us;
     out->commit_us = s->commit_us;

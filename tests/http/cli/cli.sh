@@ -92,6 +92,15 @@ complains "hint: --partial"
 run 0 weights verify "$STEP"
 run 0 status --json
 same .update null
+run 1 weights diff # the same bytes under three labels
+has "0 changed, 46 unchanged, 0 not sent, 0 not compared, 0 equal to another"
+has "unchanged: model.norm.weight"
+run 1 weights diff --json
+same '.changes.warnings[0]' nothing_changed
+run 2 weights diff "$STEP"
+complains "it takes two checkpoints, or none for the last commit"
+run 2 weights diff "$STEP" "$STEP" --json
+complains "--json is for the last commit"
 run 1 weights diff "$WORK/half.safetensors" "$STEP"
 has "only in $STEP: "
 

@@ -367,6 +367,7 @@ def others(f):
     assert f.pauses() == [None] * n
     refused(f, 400, "POST", "/v1/update_weights", {"path": WORK, "serialized_format": "direct"})
     refused(f, 409, "GET", "/v1/weights", None, "unsupported_in_proxy_mode")
+    refused(f, 409, "GET", "/v1/weights/diff", None, "unsupported_in_proxy_mode")
     if f.doubles[0].dialect != "baton":
         refused(f, 400, "POST", "/v1/weights/plans", COLUMNS)
         return

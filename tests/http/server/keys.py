@@ -50,7 +50,8 @@ ROLES = {
         /v1/update_weights/start /v1/update_weights /v1/update_weights/finish
         /v1/update_weights/abort /v1/update_weights/renew /v1/update_weights/verify
         /v1/update_weights/{id}
-        /v1/weights/plans /v1/weights /v1/weights/{name} /v1/weights/label /v1/weights/check
+        /v1/weights/plans /v1/weights /v1/weights/diff /v1/weights/{name} /v1/weights/label
+        /v1/weights/check
         /v1/weights/handles /v1/weights/handles/renew /v1/weights/handles/{lease_id}
         /v1/preflight /v1/weight_transfer/init /v1/weight_transfer
         /v1/pause /v1/resume /v1/sleep /v1/wake /v1/reset_cache /v1/abort_requests

@@ -57,6 +57,17 @@ def settled(world, about):
     same(world.n_collected > 0, True, f"{about}: ipc_collect")
 
 
+def compared(answer, label):
+    """Only what was given a checksum is compared with the version before."""
+    found = {k[2:]: v for k, v in answer["changes"].items() if k.startswith("n_") and v}
+    if label == "unproven":
+        return same((found, answer["changes"]["warnings"]), ({"not_compared": 46}, []), label)
+    newly = found.pop("newly_unchanged", 0)
+    first = {"changed": 46} if label == "one" else {"unchanged": 46}
+    same((found, newly > 0), (first, label != "one" and newly > 0), f"{label}: changes")
+    same(answer["changes"]["warnings"], [] if label == "one" else ["nothing_changed"], f"{label}: warnings")
+
+
 def pushes(world, first, second):
     tensors = tensors_of(second, world)
     for label, options in (
@@ -70,6 +81,7 @@ def pushes(world, first, second):
         same((answer["phase"], answer["weight_version"]), ("committed", label), label)
         same(answer["mappings"]["opened"] > 0, True, f"{label}: it came from a GPU")
         same(served(), sums_of(second), f"{label}: bytes")
+        compared(answer, label)
         settled(world, label)
         tensors = tensors_of(second, world)
     norm = {"model.norm.weight": tensors_of(first, world)["model.norm.weight"]}

@@ -135,12 +135,15 @@ def pushes(world, server):
         must(os.path.samefile(group.library, world.library), f"it found {group.library}")
         for bucket in (1, 1000, world.total // 3, world.total - 1, world.total, 1 << 30):
             works(world, group, [server], f"bucket {bucket}", bucket_nbytes=bucket)
-            works(world, group, [server], f"unproven {bucket}", bucket_nbytes=bucket,
-                  checksums=False)
+            found = works(world, group, [server], f"unproven {bucket}", bucket_nbytes=bucket,
+                          checksums=False)
+        must(found[0]["changes"]["n_not_compared"] == len(specs), f"no checksums: {found}")
         works(world, group, [server], "shuffled", world.rng.sample(specs, len(specs)),
               bucket_nbytes=5000)
         seen = []
-        works(world, group, [server], "told", progress=lambda *at: seen.append(at))
+        found = works(world, group, [server], "told", progress=lambda *at: seen.append(at))[0]["changes"]
+        must((found["n_not_compared"], found["before"]["weight_version"]) == (0, "shuffled"), f"{found}")
+        must(found["n_changed"] > 0 and found["warnings"] == [], f"{found}")
         must(seen[-1] == (world.total, world.total), f"{seen}")
         parts(world, server, group)
         spread(world, server, group)

@@ -121,7 +121,7 @@ struct gpus_cfg {
     unsigned n_devices;
     bool mirror;
     struct model_spec *model_spec; /* moved in; NULL: fx_model_spec */
-    uint64_t receive_us;       /* 0: RECEIVE_US */
+    uint64_t receive_us;           /* 0: RECEIVE_US */
     enum non_finite_policy non_finite;
 };
 
@@ -173,6 +173,7 @@ static inline void gpus_close(struct gpus *g)
     struct mfx_watch *w = &g->watch;
     struct fakecuda_counts after;
 
+    assert_digests(g->b.store, g->b.updates, UINT32_MAX);
     updates_free(g->b.updates);
     store_free(g->b.store);
     for (unsigned i = 0; i < g->n_devices; i++)
