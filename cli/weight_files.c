@@ -253,9 +253,12 @@ void weight_files_close(struct weight_files *w)
     *w = (struct weight_files){0};
 }
 
+const unsigned char *weight_file_bytes(const struct weight_file *f, uint32_t index)
+{
+    return f->bytes + f->head.nbytes_head + f->head.tensor_list->tensors[index].offset;
+}
+
 struct checksum weight_file_checksum(const struct weight_file *f, uint32_t index)
 {
-    const struct tensor_spec *t = &f->head.tensor_list->tensors[index];
-
-    return checksum_of(f->bytes + f->head.nbytes_head + t->offset, t->nbytes);
+    return checksum_of(weight_file_bytes(f, index), f->head.tensor_list->tensors[index].nbytes);
 }

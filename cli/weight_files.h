@@ -31,6 +31,9 @@ struct weight_files {
 int weight_files_open(struct weight_files *out, const char *path, struct err *e);
 void weight_files_close(struct weight_files *w); /* accepts a zeroed one */
 
+/* weight_file_bytes - of tensor `index` of the file; mapped. */
+const unsigned char *weight_file_bytes(const struct weight_file *f, uint32_t index);
+
 /* weight_file_checksum - of tensor `index` of the file. Blocks: on the disk. A file that another
  * process cuts meanwhile ends this one (SIGBUS). */
 struct checksum weight_file_checksum(const struct weight_file *f, uint32_t index);

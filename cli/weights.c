@@ -1,10 +1,12 @@
 /* weights: what is served, tensor by tensor, and whether files hold the same. */
 #include "cli/cli_priv.h"
 #include "cli/interrupt.h"
+#include "cli/relative_change.h"
 #include "cli/weight_files.h"
 
 #include "memory/dtype.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -251,6 +253,61 @@ static enum cli_exit changes_show(struct cli *c)
     return rc == CLI_OK && n_warnings > 0 ? CLI_REFUSED : rc;
 }
 
+/* The largest relative change of the tensors that two checkpoints have with as many elements. */
+struct largest {
+    double change;    /* -1: there is none */
+    const char *name; /* of the first checkpoint */
+};
+
+static void largest_add(struct largest *l, const struct weight_file *f, uint32_t i,
+                        const struct weight_files *others)
+{
+    const struct tensor_spec *t = &f->head.tensor_list->tensors[i];
+    double change;
+
+    for (size_t k = 0; k < others->n; k++) {
+        const struct tensor_list *list = others->files[k].head.tensor_list;
+        uint32_t j = tensor_list_find(list, t->name);
+
+        if (j == TENSOR_LIST_NO_TENSOR || list->tensors[j].numel != t->numel ||
+            !dtype_convertible(t->dtype, DTYPE_F32) ||
+            !dtype_convertible(list->tensors[j].dtype, DTYPE_F32))
+            continue;
+        change = relative_change(weight_file_bytes(f, i), t->dtype,
+                                 weight_file_bytes(&others->files[k], j), list->tensors[j].dtype,
+                                 t->numel);
+        if (!(change <= l->change)) /* NaN is the largest */
+            *l = (struct largest){change, t->name};
+    }
+}
+
+static void largest_print(const struct weight_files *from, const struct weight_files *to)
+{
+    struct largest l = {-1, NULL};
+
+    for (size_t k = 0; k < from->n; k++)
+        for (uint32_t i = 0; i < from->files[k].head.tensor_list->n_tensors && !interrupted(); i++)
+            if (!isnan(l.change))
+                largest_add(&l, &from->files[k], i, to);
+    if (l.name != NULL && !interrupted())
+        (void)printf("largest relative change: %.3g in %s\n", l.change, l.name);
+}
+
+/* Both were read just before. */
+static void relative_changes(const struct cli *c)
+{
+    struct weight_files from, to;
+    struct err e = {0};
+
+    if (weight_files_open(&from, c->args[0], &e) != 0)
+        return;
+    if (weight_files_open(&to, c->args[1], &e) == 0) {
+        largest_print(&from, &to);
+        weight_files_close(&to);
+    }
+    weight_files_close(&from);
+}
+
 enum cli_exit cmd_weights_diff(struct cli *c)
 {
     json_t *a, *b;
@@ -266,6 +323,8 @@ enum cli_exit cmd_weights_diff(struct cli *c)
     b = a != NULL ? path_table(c, c->args[1]) : NULL;
     if (b != NULL)
         rc = tables_judge(a, c->args[0], b, c->args[1]);
+    if (rc == CLI_REFUSED)
+        relative_changes(c);
     json_decref(a);
     json_decref(b);
     return rc;

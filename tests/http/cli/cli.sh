@@ -103,6 +103,28 @@ run 2 weights diff "$STEP" "$STEP" --json
 complains "--json is for the last commit"
 run 1 weights diff "$WORK/half.safetensors" "$STEP"
 has "only in $STEP: "
+has "largest relative change: 0 in "
+run 1 weights diff "$CHECKPOINTS/step-00000.safetensors" "$STEP"
+has "46 of 46 tensors differ"
+has "$("$PYTHON" - "$CHECKPOINTS/step-00000.safetensors" "$STEP" <<'P'
+import array, json, struct, sys
+
+def tensors(path):  # name -> its bfloat16 numbers
+    with open(path, "rb") as f:
+        head = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+        data = f.read()
+    head.pop("__metadata__", None)
+    for name, row in head.items():
+        halves = array.array("H", data[slice(*row["data_offsets"])])
+        yield name, array.array("f", array.array("I", (h << 16 for h in halves)).tobytes())
+
+def change(old, new):
+    return (sum((b - a) ** 2 for a, b in zip(old, new)) / sum(a * a for a in old)) ** 0.5
+
+old, new = map(dict, map(tensors, sys.argv[1:]))
+print("largest relative change: %.3g in %s" % max((change(old[n], new[n]), n) for n in old))
+P
+)"
 
 # dtypes are converted on request
 "$PYTHON" - "$STEP" "$WORK/wide.safetensors" <<'P'
