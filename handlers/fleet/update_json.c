@@ -104,6 +104,9 @@ static json_t *session_json(const struct app *app, const struct fleet_session *s
         json_decref(reply);
         reply = NULL;
     }
+    /* Reports are kept from before the commit; what it changed is known to each engine. */
+    if (reply != NULL)
+        (void)json_object_del(reply, "changes");
     json_decref(own);
     return reply;
 }

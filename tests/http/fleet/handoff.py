@@ -71,6 +71,9 @@ def whole(kind):
             assert [t.rounds for t in s.taps] == [n + 1 for n in before]
             up = s.server.get("/v1/upstreams")
             assert {u["weight_version"] for u in up["list"]} == {label} and up["n_serving"] == 2, up
+        diff = s.server.get("/v1/weights/diff")
+        assert (diff["weight_version"], diff["changes"]["before"]["weight_version"]) == ("c", "b"), diff
+        assert diff["changes"]["n_changed"] == diff["n_tensors"] > 0, diff
         status = s.server.status()
         assert status["stage"]["weight_version"] == "c" and status["stage"]["serial"] == status["stage"]["handed_serial"] == 3, status["stage"]
         for d in s.doubles:
