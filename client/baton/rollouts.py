@@ -23,7 +23,6 @@ from .connection import open_answer, request
 from .errors import BatonError, InputError
 from .replay import decode_routed_experts
 
-TYPE = "application/vnd.safetensors"
 KEY = "baton.rollouts"
 LENGTH_NBYTES = 8  # of a safetensors header, and of a frame in a stream
 DTYPES = {"I32": "<i4", "F32": "<f4", "I16": "<i2", "U8": "|u1", "BOOL": "|b1"}

@@ -191,10 +191,40 @@ static int check_nbytes(const struct rollouts_op *op, struct err *e)
                    op->stream ? "" : ", or set 'stream' to true: each group is a batch then");
 }
 
+/* Members of /v1/generate that have no meaning for tensors are refused, not ignored. */
+static int check_one_prompt(const json_t *body, struct err *e)
+{
+    static const char *const members[] = {
+        "token_ids", "sampling_params", "model",      "request_id", "session_id",
+        "stream",    "on_update",       "cache_salt", "priority",   "return_routed_experts",
+        NULL};
+    const char *name;
+    json_t *value;
+
+    json_object_foreach((json_t *)(uintptr_t)body, name, value)
+    {
+        const char *const *m = members;
+        char at[ERR_FIELD_MAX];
+
+        while (*m != NULL && strcmp(*m, name) != 0)
+            m++;
+        if (*m != NULL || json_is_null(value))
+            continue;
+        (void)snprintf(at, sizeof at, "/%.64s", name);
+        return err_set(e, ERR_BAD_REQUEST, at,
+                       "'%.64s' has no place in a reply of tensors, which the Accept header asks "
+                       "for: leave the member out, or accept application/json",
+                       name);
+    }
+    return 0;
+}
+
 static int rollouts_parse(struct rollouts_op *op, const json_t *body, struct err *e)
 {
     struct generation *g = &op->g;
 
+    if (op->one_prompt && check_one_prompt(body, e) != 0)
+        return -1;
     if (generation_parse_names(&op->request_id, g, body, e) != 0 ||
         body_bool(&op->stream, body, "", "stream", e) != 0 ||
         generation_parse_on_update(g, body, e) != 0 ||

@@ -140,6 +140,12 @@ def streams():
         data = baton.request(URL, "POST", "/v1/generate", body, headers={"Accept": accept})
         same_batch(baton.read_rollouts(data), baton.assemble_rollouts(
             [body["token_ids"]], json_replies([body["token_ids"]], body["sampling_params"])), accept)
+    try:
+        baton.request(URL, "POST", "/v1/generate", dict(body, return_token_ids=True, features=None),
+                      headers={"Accept": "application/vnd.safetensors"})
+        sys.exit("return_token_ids was ignored")
+    except baton.BatonError as e:
+        check((e.status, e.param) == (400, "/return_token_ids") and "Accept" in e.message, e)
     for accept in ("*/*", "application/json", "application/vnd.safetensors2"):
         check("choices" in baton.request(URL, "POST", "/v1/generate", body, headers={"Accept": accept}))
 
