@@ -86,11 +86,10 @@ static void finite_range(const struct scan *l, uint32_t i, const uint8_t *bytes,
         (void)atomic_fetch_or_explicit(&l->f->marks[i], (unsigned char)mark, memory_order_relaxed);
 }
 
-static void scan_piece(void *arg, const void *at, uint64_t nbytes)
+static void scan_part(const struct scan *l, const uint8_t *at, uint64_t nbytes)
 {
-    struct scan *l = arg;
     uint64_t begin = part_spec(l->r, l->first)->offset;
-    uint64_t from = begin + (uint64_t)((const uint8_t *)at - l->dst), to = from + nbytes;
+    uint64_t from = begin + (uint64_t)(at - l->dst), to = from + nbytes;
 
     for (uint32_t i = tensor_from(l, from); i < l->end && from < to; i++) {
         const uint8_t *bytes = l->dst + (from - begin);
@@ -103,6 +102,18 @@ static void scan_piece(void *arg, const void *at, uint64_t nbytes)
         if (l->f->marks != NULL && finite_is_checked(l->r, i))
             finite_range(l, i, bytes, from, end);
         from = end;
+    }
+}
+
+/* In parts, so that the second look at the bytes finds them in a cache. */
+static void scan_piece(void *arg, const void *at, uint64_t nbytes)
+{
+    struct scan *l = arg;
+    const uint8_t *bytes = at;
+
+    for (uint64_t done = 0, n; done < nbytes; done += n) {
+        n = nbytes - done < SOURCE_REPORT_NBYTES ? nbytes - done : SOURCE_REPORT_NBYTES;
+        scan_part(l, bytes + done, n);
     }
     (void)atomic_fetch_add_explicit(&l->nbytes, nbytes, memory_order_relaxed);
 }
