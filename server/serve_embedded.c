@@ -68,11 +68,15 @@ static void update_ended(void *history, const struct update_info *info)
     history_add_update(history, &r);
 }
 
-static int hand_version_over(void *fleet, uint64_t serial, struct err *e)
+/* The first weights do not wait for upstreams, which may start later than this server. */
+static int hand_version_over(void *server, uint64_t serial, struct err *e)
 {
-    const struct app_fleet *f = fleet;
+    struct server *s = server;
 
-    return handoff_version(f->handoff, serial, e);
+    if (life_state(&s->life) != LIFE_STARTING)
+        return handoff_version(s->fleet.handoff, serial, e);
+    handoff_want(s->fleet.handoff, serial);
+    return 0;
 }
 
 static int build_store(struct server *s, struct err *e)
@@ -103,7 +107,7 @@ static int build_store(struct server *s, struct err *e)
     updates_cfg.end_arg = s->app.history;
     if (config_has_stage(c)) {
         updates_cfg.on_commit = hand_version_over;
-        updates_cfg.commit_arg = &s->fleet;
+        updates_cfg.commit_arg = s;
     }
     if (updates_new(&w->updates, &updates_cfg, e) != 0)
         return -1;

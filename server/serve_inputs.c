@@ -154,13 +154,11 @@ static int read_nccl_allow(struct server *s, struct err *e)
 
 /* The sizes of GPUs are checked before any of them is used. One version must fit into all of them
  * together, since ranks may share it (placement: sharded). */
-static int choose_devices(struct server *s, struct err *e)
+static int check_sizes(const struct server *s, struct err *e)
 {
     const struct device_list *list = &s->device_list;
     uint64_t needed = s->model_spec->tensor_list->nbytes, total = 0;
 
-    if (device_list_parse(&s->device_list, s->config.device, &s->cuda, e) != 0)
-        return -1;
     for (uint32_t rank = 0; rank < list->n; rank++)
         total += s->cuda.devices[list->index[rank]].nbytes_total;
     if (list->n == 0 || needed <= total)
@@ -174,6 +172,24 @@ static int choose_devices(struct server *s, struct err *e)
                    "one version of the weights has %llu bytes, cuda:%d has %llu",
                    (unsigned long long)needed, s->cuda.devices[list->index[0]].ordinal,
                    (unsigned long long)total);
+}
+
+/* --stage is a --device that must be GPUs. */
+static int choose_devices(struct server *s, struct err *e)
+{
+    bool has_stage = config_has_stage(&s->config);
+    int rc = device_list_parse(&s->device_list, s->config.device, &s->cuda, e);
+
+    if (rc == 0)
+        rc = check_sizes(s, e);
+    if (rc != 0 && has_stage)
+        (void)snprintf(e->field, sizeof e->field, "--stage");
+    if (rc != 0 || !has_stage || s->device_list.n > 0)
+        return rc;
+    return err_set(e, ERR_BAD_REQUEST, "--stage",
+                   "'%.32s' is not a list of GPUs: upstreams map the weights by CUDA IPC; give "
+                   "cuda:0, or several as cuda:0,cuda:1, or none",
+                   s->config.device);
 }
 
 /* libnccl takes some 200 MB of memory and is of no use without a GPU. */

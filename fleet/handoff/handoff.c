@@ -304,16 +304,23 @@ void handoff_free(struct handoff *h)
     free(h);
 }
 
+void handoff_want(struct handoff *h, uint64_t serial)
+{
+    mtx_lock(&h->lock);
+    if (h->info.wanted < serial)
+        h->info.wanted = serial;
+    cnd_broadcast(&h->changed);
+    mtx_unlock(&h->lock);
+}
+
 int handoff_version(struct handoff *h, uint64_t serial, struct err *e)
 {
     uint64_t deadline_us = clock_after_us(HANDOFF_WAIT_STEPS * fleet_update_us(h->cfg.control));
     bool in_time = true;
     int rc = 0;
 
+    handoff_want(h, serial);
     mtx_lock(&h->lock);
-    if (h->info.wanted < serial)
-        h->info.wanted = serial;
-    cnd_broadcast(&h->changed);
     while (h->tried < serial && !h->stopping && in_time)
         in_time = cnd_wait(&h->changed, &h->lock, deadline_us);
     if (h->info.done >= serial)

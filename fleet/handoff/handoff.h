@@ -45,6 +45,9 @@ void handoff_free(struct handoff *h);
 enum { HANDOFF_WAIT_STEPS = 8 };
 int handoff_version(struct handoff *h, uint64_t serial, struct err *e);
 
+/* handoff_want - the same, without waiting. Threads: any. Blocks: no. */
+void handoff_want(struct handoff *h, uint64_t serial);
+
 struct handoff_info {
     uint64_t wanted, done; /* serials of the store: committed; handed to enough engines. 0: none */
     uint64_t n_handoffs, n_repairs, n_failed;

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -183,7 +184,25 @@ def undisturbed(kind):
         assert {status for _, status in made} == {200}, [m for m in made if m[1] != 200]
 
 
-CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, all_fail, undisturbed)}
+def starts(kind):
+    """First weights do not wait for upstreams; what is no GPU is refused by the option's name."""
+    manifest = ("--upstream", f"http://127.0.0.1:1,{kind}", "--manifest", checkpoint("00000"), "--cuda-library", FAKE)
+    for stage in "cpu", "gpu0", "cuda:9", "host":
+        done = subprocess.run([BATON, "serve", "--check", "--listen", "127.0.0.1:0", *manifest, "--stage", stage],
+                              capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and "--stage" in done.stderr and "--device" not in done.stderr, (stage, done)
+    with Double(ENGINE, kind, "--weight-version", "old") as double, Tap(FAKE, 0, double) as tap:
+        tap.fault = ("/metrics" if kind == "vllm" else "/server_info", 503)
+        with Server(BATON, os.path.join(WORK, "log-first"), "--upstream", f"{tap.url},{kind}", "--stage", "cuda:0", "--cuda-library", FAKE,
+                    "--manifest", checkpoint("00000"), "--weights", checkpoint("00100"), "--weight-version", "first",
+                    "--probe-interval", PROBE_MS) as server:
+            assert server.status()["stage"]["handed_serial"] == 0
+            tap.fault = None
+            until("it is handed over", lambda: server.get("/v1/upstreams")["n_serving"] == 1 and server.status()["stage"]["handed_serial"] == 1)
+            assert tap.loaded == content("00100")
+
+
+CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, all_fail, undisturbed, starts)}
 
 
 def main():
