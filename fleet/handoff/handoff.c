@@ -127,8 +127,11 @@ static int finish(struct handoff *h, struct fleet_session *s, const struct versi
 
 static int hand_over(struct handoff *h, const struct version *v, bool repair, struct err *e)
 {
-    struct fleet_update_request req = {
-        .label = v->label, .repair = repair, .anonymous = true, .lease_s = UPDATE_LEASE_S_DEFAULT};
+    struct fleet_update_request req = {.label = v->label,
+                                       .repair = repair,
+                                       .awake = true,
+                                       .anonymous = true,
+                                       .lease_s = UPDATE_LEASE_S_DEFAULT};
     json_t *start = json_object(), *details = NULL;
     struct fleet_session *s;
     struct err ignored = {0};
@@ -192,13 +195,16 @@ static void note(struct handoff *h, const struct version *v, bool repair, uint64
     mtx_unlock(&h->lock);
 }
 
+/* Engines that are awake: a repair is refused while weights are asleep. */
 static bool some_are_behind(struct handoff *h)
 {
     struct upstream_endpoint at;
     struct upstream_info info;
+    struct fleet_sleep sleep;
     size_t n = upstreams_n(h->cfg.upstreams);
 
-    for (size_t i = 0; i < n; i++) {
+    fleet_get_sleep(h->cfg.control, &sleep);
+    for (size_t i = 0; i < n && !sleep.weights; i++) {
         upstreams_get(h->cfg.upstreams, i, &at);
         fleet_info(fleet_of(h->cfg.control), i, &info);
         if (!at.removed && info.alive && (!info.synced || info.fenced))

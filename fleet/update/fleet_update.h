@@ -23,6 +23,8 @@ struct fleet_update_request {
     bool auto_commit, anonymous, partial, sharded;
     bool repair; /* only engines that are out of rotation because of their weights take part, each
                     by itself; they get the fleet's version, and the others go on */
+    bool awake;  /* refused also while weights are asleep at level 2: an engine that was not woken
+                    has no memory for them */
     uint32_t lease_s;
     struct actor actor; /* for the log */
 };
@@ -32,7 +34,7 @@ struct fleet_update_request {
  * @out      one reference
  * @details  new on some errors: what each engine replied
  * Errors: fleet_step_lock's; ERR_CONFLICT: one is open, or no engine needs the repair;
- * ERR_UNSYNCED: too few engines; an engine's. */
+ * ERR_ASLEEP; ERR_UNSYNCED: too few engines; an engine's. */
 int fleet_start_update(struct fleet_control *fc, const struct fleet_update_request *req,
                        struct fleet_session **out, json_t **details, struct err *e);
 

@@ -20,14 +20,15 @@ static int refuse_open(const struct fleet_session *s, struct err *e)
                    s->id, update_phase_name(s->phase), lease_timer_left_us(&s->lease) / 1000000);
 }
 
-static int check_none_open(struct fleet_control *fc, struct err *e)
+static int check_none_open(struct fleet_control *fc, const struct fleet_update_request *req,
+                           struct err *e)
 {
     int rc = 0;
 
     mtx_lock(&fc->lock);
     if (fc->session != NULL)
         rc = refuse_open(fc->session, e);
-    else if (fc->sleep.weights && fc->sleep.level < 2)
+    else if (fc->sleep.weights && (fc->sleep.level < 2 || req->awake))
         rc = err_set(e, ERR_ASLEEP, "", "the weights are asleep: wake them first");
     mtx_unlock(&fc->lock);
     return rc;
@@ -233,7 +234,7 @@ static int request_session_start(struct fleet_control *fc, const struct fleet_up
     size_t n;
 
     assert(fleet_owns_update_lock(fc));
-    if (check_none_open(fc, e) != 0 || choose_engines(fc, req, targets, &n, e) != 0 ||
+    if (check_none_open(fc, req, e) != 0 || choose_engines(fc, req, targets, &n, e) != 0 ||
         fleet_session_new(&s, n, e) != 0)
         return -1;
     id_make(id);

@@ -19,6 +19,7 @@ from handoff_tap import Tap
 BATON, MODEL, ENGINE, FAKE, WORK = sys.argv[1:6]
 TORCH = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "U8": "uint8"}
 PROBE_MS = 50
+ASLEEP_S = 0.8  # the server looks for engines to repair every 0.25 s
 
 
 def checkpoint(step):
@@ -202,7 +203,23 @@ def starts(kind):
             assert tap.loaded == content("00100")
 
 
-CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, all_fail, undisturbed, starts)}
+def asleep(kind):
+    """Weights that sleep, also at level 2, have no memory to be written to: no engine is touched until it is woken."""
+    with Stage(kind) as s:
+        s.push("00100", "a")
+        s.server.post("/v1/sleep", {"level": 2})
+        time.sleep(ASLEEP_S)
+        assert s.taps[0].rounds == 1, "it was repaired asleep"
+        said = s.push("01500", "b", 503)
+        assert said["error"]["code"] == "asleep" and "committed here" in said["error"]["message"], said
+        s.server.post("/v1/wake", {"tags": ["weights"]})
+        until("it is handed over", lambda: s.server.status()["stage"]["handed_serial"] == 2)
+        s.server.post("/v1/wake", {"tags": ["kv_cache"]})
+        until("it serves", lambda: s.server.get("/v1/upstreams")["n_serving"] == 1)
+        s.has("01500", "b")
+
+
+CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, all_fail, undisturbed, starts, asleep)}
 
 
 def main():
