@@ -62,12 +62,14 @@ static json_t *route_layers_json(const struct rollouts_op *op)
 static json_t *request_json(const struct rollouts_op *op)
 {
     const struct generation *g = &op->g;
+    uint32_t n_experts = op->routes.n_experts;
 
-    return json_pack("{s:s, s:s, s:o, s:I, s:s, s:I, s:I, s:I, s:o}", "request_id", op->request_id,
+    return json_pack("{s:s, s:s, s:o, s:I, s:s, s:I, s:I, s:o, s:o}", "request_id", op->request_id,
                      "model", generation_model(g), "adapter", generation_adapter_json(g), "created",
                      (json_int_t)op->created_s, "boot_id", g->app->life->boot_id, "n_prompts",
                      (json_int_t)g->n_prompts, "n", (json_int_t)g->params.n, "n_experts",
-                     (json_int_t)op->routes.n_experts, "route_layers", route_layers_json(op));
+                     n_experts > 0 ? json_integer(n_experts) : json_null(), "route_layers",
+                     route_layers_json(op));
 }
 
 static int build(const struct rollouts_op *op, char **out, size_t *nbytes,

@@ -87,6 +87,7 @@ def equal():
         same_batch(batch, baton.assemble_rollouts(prompts, json_replies(prompts, sampling), **options),
                    (i, prompts, sampling, options))
         check(batch.metadata["format"] == 1 and batch.metadata["errors"] == [None] * len(batch["groups"]))
+        check(batch.metadata["n_experts"] is None and batch.metadata["route_layers"] is None, batch.metadata)
         finishes |= set(batch["finish_reasons"].tolist())
     check(finishes == {1, 2}, "stop and length", finishes)
 
