@@ -13,8 +13,10 @@ docs/rollouts.md describes the arrays. Needs numpy.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import operator
 import struct
 import warnings
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
@@ -24,11 +26,14 @@ from .errors import BatonError, InputError
 from .replay import decode_routed_experts
 
 KEY = "baton.rollouts"
+SHOWN_MAX = 80  # characters of a value in a message
 LENGTH_NBYTES = 8  # of a safetensors header, and of a frame in a stream
 DTYPES = {"I32": "<i4", "F32": "<f4", "I16": "<i2", "U8": "|u1", "BOOL": "|b1"}
 LAYOUTS = ("left_padded", "tight")
+REPLIES = "the JSON reply of /v1/generate or of vLLM's /inference/v1/generate"
 FINISH_REASONS = [None, "stop", "length", "abort", "error"]
 LOGPROB_MIN = -9999.0
+MALFORMED = (TypeError, ValueError, LookupError, AttributeError, OverflowError)
 
 
 class Rollouts(Mapping):
@@ -85,15 +90,49 @@ def read_rollouts(data: Any) -> Rollouts:
             dtype, (begin, end) = numpy.dtype(DTYPES[t["dtype"]]), t["data_offsets"]
             arrays[name] = numpy.frombuffer(data, dtype, (end - begin) // dtype.itemsize,
                                             start + begin).reshape(t["shape"])
-    except (struct.error, ValueError, KeyError, TypeError) as e:
+    except (struct.error, *MALFORMED) as e:
         raise BatonError(f"the answer is not a whole batch of rollouts: {type(e).__name__}: {e}",
                          code="bad_answer") from e
     return Rollouts(arrays, metadata)
 
 
+@contextlib.contextmanager
+def _checked(what):
+    """What is malformed in the block is told as InputError."""
+    try:
+        yield
+    except BatonError:
+        raise
+    except MALFORMED as e:
+        raise InputError(f"{what}: {type(e).__name__}: {e}") from e
+
+
+def _prompt(i, ids):
+    if not isinstance(ids, (str, bytes, Mapping)):
+        with contextlib.suppress(TypeError):
+            return [operator.index(t) for t in ids]
+    raise _refused(f"/prompts/{i}", f"prompt {i} is {_shown(ids)}, expected a list of token ids; "
+                   "/tokenize and /v1/chat/completions/render make them from text and messages")
+
+
+def _prompts(prompts):
+    """Lists of Python's integers."""
+    if isinstance(prompts, (str, bytes, Mapping)) or not hasattr(prompts, "__iter__"):
+        raise _refused("/prompts", f"prompts is {_shown(prompts)}, expected a list with the token "
+                       "ids of each prompt, such as [[5, 6], [7]]")
+    return [_prompt(i, ids) for i, ids in enumerate(prompts)]
+
+
+def _shown(value):
+    text = repr(value)
+    return text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "..."
+
+
 def _body(prompts, sampling_params, options):
-    body = {"prompts": [[int(t) for t in p] for p in prompts],
-            "sampling_params": dict(sampling_params)}
+    if not isinstance(sampling_params, Mapping):
+        raise _refused("/sampling_params", f"sampling_params is {_shown(sampling_params)}, expected "
+                       'a dict such as {"n": 4, "max_tokens": 512}')
+    body = {"prompts": _prompts(prompts), "sampling_params": dict(sampling_params)}
     body.update({name: value for name, value in options.items() if value is not None})
     return body
 
@@ -110,6 +149,9 @@ def rollouts(url: str, prompts: Iterable[Sequence[int]], sampling_params: Mappin
 
     Raises BatonError. A sequence that failed is a row of the batch, with finish reason "error".
     """
+    if options.get("stream"):
+        raise _refused("/stream", "rollouts() returns one whole batch, but stream is set: call "
+                       "stream_rollouts(), which yields each group as it ends")
     data = request(url, "POST", "/v1/rollouts", _body(prompts, sampling_params, options),
                    timeout=timeout)
     return read_rollouts(data)
@@ -151,11 +193,20 @@ def stream_rollouts(url: str, prompts: Iterable[Sequence[int]], sampling_params:
 
 # ---- from JSON replies ----
 
+def _choices(i, reply):
+    choices = reply.get("choices") if isinstance(reply, Mapping) else None
+    if not isinstance(choices, (list, tuple)) or not choices:
+        raise InputError(f"reply {i} has no choices: {_shown(reply)}; expected {REPLIES}")
+    return choices
+
+
 def _sequences(prompts, replies):
-    """(prompt index, sample, choice) in the order of the request."""
+    """The number of choices of each reply."""
     if len(replies) != len(prompts):
         raise InputError(f"{len(replies)} replies for {len(prompts)} prompts; there is one for each")
-    n = {len(r["choices"]) for r in replies}
+    n = {len(_choices(i, r)) for i, r in enumerate(replies)}
+    if not n:
+        raise _refused("/prompts", "there are no prompts; a batch has at least one")
     if len(n) != 1:
         raise InputError(f"replies have {sorted(n)} choices; each prompt needs the same number")
     return n.pop()
@@ -194,20 +245,32 @@ def _logprob(entry):
     return value if value is not None and math.isfinite(value) else LOGPROB_MIN
 
 
+def _at_least(name, value, low):
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < low:
+        raise _refused(f"/{name}", f"{name} is {_shown(value)}, expected an integer of {low} or more")
+
+
 class _Row:
     """One sequence of a JSON reply."""
 
     def __init__(self, prompt, sample, ids, choice, with_routes):
         self.prompt, self.sample, self.ids = prompt, sample, ids
-        self.tokens = choice["token_ids"]
+        self.tokens = choice.get("token_ids")
+        if not isinstance(self.tokens, list):
+            raise InputError(f"reply {prompt}, choice {sample} has no list token_ids; expected "
+                             f"{REPLIES}")
         content = (choice.get("logprobs") or {}).get("content") or []
         self.logprobs = [_logprob(entry) for entry in content]
-        if len(self.logprobs) not in (0, len(self.tokens)):
-            raise InputError(f"prompt {prompt}, choice {sample}: {len(self.logprobs)} logprobs for "
-                             f"{len(self.tokens)} tokens")
+        if len(self.logprobs) != len(self.tokens):
+            raise InputError(f"reply {prompt}, choice {sample} has {len(self.logprobs)} logprobs "
+                             f"(logprobs.content) for {len(self.tokens)} tokens, each needs one: "
+                             'request them with "logprobs": 1 in sampling_params')
         self.spans = choice.get("weight_versions") or []
-        self.finish, self.stop = choice["finish_reason"], choice.get("stop_reason")
-        self.routes = decode_routed_experts(choice["routed_experts"]) if with_routes else None
+        self.finish, self.stop = choice.get("finish_reason"), choice.get("stop_reason")
+        if self.finish not in FINISH_REASONS:
+            raise InputError(f"reply {prompt}, choice {sample} has finish_reason {self.finish!r}, "
+                             f"expected one of {', '.join(FINISH_REASONS[1:])}")
+        self.routes = decode_routed_experts(choice.get("routed_experts")) if with_routes else None
 
 
 def _up(n, multiple):
@@ -249,12 +312,11 @@ def _empty(numpy, rows, width, pad_token_id, with_steps, routes):
 
 def _put(arrays, i, r, response, versions):
     first, end = response - len(r.ids), response + len(r.tokens)
-    arrays["input_ids"][i, first:end] = list(r.ids) + r.tokens
+    arrays["input_ids"][i, first:end] = r.ids + r.tokens
     arrays["position_ids"][i, first:end] = range(end - first)
     arrays["attention_mask"][i, first:end] = True
     arrays["loss_mask"][i, response:end] = r.finish != "error"
-    if r.logprobs:
-        arrays["logprobs"][i, response:end] = r.logprobs
+    arrays["logprobs"][i, response:end] = r.logprobs
     for span in r.spans:
         key = (span["serial"], span["version"])
         index = versions.setdefault(key, len(versions))
@@ -286,20 +348,30 @@ def assemble_rollouts(prompts: Sequence[Sequence[int]], replies: Sequence[Mappin
     """The batch of JSON replies, one for each prompt, each with n choices, as /v1/generate and
     vLLM's /inference/v1/generate answer. Of a baton, it is the batch that /v1/rollouts answers.
 
+    replies    requested with "logprobs": 1. A choice has token_ids, logprobs and finish_reason;
+               optional: weight_versions (without it versions is -1), stop_reason, routed_experts
     n_experts  of the model: decides the dtype of routed_experts; None: the largest id does
+
+    Raises InputError.
     """
     numpy = _numpy()
     if layout not in LAYOUTS:
         raise _refused("/layout", f"layout {layout!r} is none of {', '.join(LAYOUTS)}")
-    n = _sequences(prompts, replies)
-    spans = check_steps(steps, len(prompts)) if steps is not None else \
-        [(i, i + 1) for i in range(len(prompts))]
+    _at_least("sequence_multiple", sequence_multiple, 1)
+    _at_least("pad_token_id", pad_token_id, 0)
+    prompts = _prompts(prompts)
+    with _checked("replies are not a list"):
+        n = _sequences(prompts, replies)
+    with _checked('steps are not a list of {"trajectory_id": "...", "step": 0}'):
+        spans = check_steps(steps, len(prompts)) if steps is not None else \
+            [(i, i + 1) for i in range(len(prompts))]
     rows, groups = [], []
     for group, (begin, end) in enumerate(spans):
         for sample in range(n):
             for p in range(begin, end):
-                rows.append(_Row(p, sample, prompts[p], replies[p]["choices"][sample],
-                                 return_routed_experts))
+                with _checked(f"reply {p}, choice {sample} is not of {REPLIES}"):
+                    rows.append(_Row(p, sample, prompts[p], replies[p]["choices"][sample],
+                                     return_routed_experts))
                 groups.append((group, p + 1 == end))
     width, response_width = _widths(rows, layout, sequence_multiple)
     arrays = _empty(numpy, rows, width, pad_token_id, steps is not None,
@@ -307,7 +379,8 @@ def assemble_rollouts(prompts: Sequence[Sequence[int]], replies: Sequence[Mappin
     versions: Dict[Tuple[int, str], int] = {}
     for i, r in enumerate(rows):
         response = width - (len(r.tokens) if layout == "tight" else response_width)
-        _put(arrays, i, r, response, versions)
+        with _checked(f"reply {r.prompt}, choice {r.sample} is not of {REPLIES}"):
+            _put(arrays, i, r, response, versions)
         arrays["groups"][i] = groups[i][0]
         if steps is not None:
             arrays["steps"][i], arrays["is_last_step"][i] = steps[r.prompt]["step"], groups[i][1]

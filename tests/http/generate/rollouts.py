@@ -1,5 +1,5 @@
 """POST /v1/rollouts against the JSON replies of the same server, one command each: equal, routed, streams,
-refusals, disturbed, failed.
+refusals, arguments, disturbed, failed.
 
 Usage: rollouts.py URL MODEL WORK COMMAND (the last line says how many checks were made)
 """
@@ -196,6 +196,55 @@ def refusals():
             check(e.param.startswith("/steps/"), e.param)
 
 
+def input_error(call, *words, param=None):
+    try:
+        call()
+    except baton.InputError as e:
+        check(all(w in e.message for w in words) and e.param == param, words, e.message, e.param)
+    else:
+        sys.exit(f"{words}: accepted")
+
+
+def arguments():
+    """What the client refuses before it sends anything, or of replies that are no rollouts."""
+    sampling = {"max_tokens": 2, "ignore_eos": True}
+    for prompts, param, found in (("hi", "/prompts", "'hi'"), (None, "/prompts", "None"), ({0: [5]}, "/prompts", "{0"),
+                                  ([[5], "hi"], "/prompts/1", "'hi'"), ([1, 2], "/prompts/0", "prompt 0 is 1"),
+                                  ([[5, None]], "/prompts/0", "[5, None]"), ([[5], None], "/prompts/1", "None"),
+                                  ([[1.5]], "/prompts/0", "[1.5]"), ([["5"]], "/prompts/0", "['5']")):
+        for call in (lambda p: baton.rollouts(URL, p, sampling), lambda p: list(baton.stream_rollouts(URL, p, sampling)),
+                     lambda p: baton.assemble_rollouts(p, [])):
+            input_error(lambda: call(prompts), found, "token ids", param=param)
+    input_error(lambda: baton.rollouts(URL, [[5]], None), "expected a dict", param="/sampling_params")
+    input_error(lambda: baton.rollouts(URL, [[5]], sampling, stream=True), "stream_rollouts()", param="/stream")
+    batch = baton.rollouts(URL, numpy.array([[5, 6]]), sampling, stream=False)
+    check(batch["prompt_lengths"].tolist() == [2])
+
+    def reply(**members):
+        return baton.request(URL, "POST", "/v1/generate", {"token_ids": [5], "sampling_params": dict(sampling, **members)})
+
+    whole = reply(logprobs=1)
+    check(baton.assemble_rollouts([[5]], [reply(logprobs=0)])["logprobs"][0, 1:].all())
+    text = baton.request(URL, "POST", "/v1/completions", {"prompt": [5], "max_tokens": 2})
+    for bad, *words in ((reply(), "reply 0, choice 0 has 0 logprobs", "2 tokens", '"logprobs": 1'),
+                        (text, "choice 0 has no list token_ids", "/v1/generate"),
+                        ({"error": {}}, "reply 0 has no choices", "/v1/generate"), (None, "None"),
+                        ({"choices": []}, "no choices"), ({"choices": [None]}, "reply 0, choice 0", "/v1/generate"),
+                        ({"choices": [dict(whole["choices"][0], finish_reason="eos")]}, "'eos'", "stop, length"),
+                        ({"choices": [dict(whole["choices"][0], weight_versions=[1])]}, "reply 0, choice 0"),
+                        ({"choices": [dict(whole["choices"][0], token_ids=[5, None])]}, "reply 0, choice 0")):
+        input_error(lambda: baton.assemble_rollouts([[5]], [bad]), *words)
+    input_error(lambda: baton.assemble_rollouts([[5]], whole["choices"] + [whole]), "2 replies for 1 prompts")
+    input_error(lambda: baton.assemble_rollouts([[5]], None), "replies are not a list")
+    input_error(lambda: baton.assemble_rollouts([], []), "no prompts", param="/prompts")
+    input_error(lambda: baton.assemble_rollouts([[5]], [whole], steps=[3]), "steps are not a list")
+    input_error(lambda: baton.assemble_rollouts([[5]], [whole], return_routed_experts=True),
+                "the reply has no routed experts")
+    for name, value in (("sequence_multiple", 0), ("sequence_multiple", "8"), ("pad_token_id", None)):
+        input_error(lambda: baton.assemble_rollouts([[5]], [whole], **{name: value}), "expected an integer",
+                    param=f"/{name}")
+
+
 class Running(threading.Thread):
     """A request for rollouts on a thread of its own."""
 
@@ -299,6 +348,6 @@ def failed():
     check({a.metadata["errors"][0]["code"], b.metadata["errors"][0]["code"]} == {"non_finite_logits"})
 
 
-{"equal": equal, "routed": routed, "streams": streams, "refusals": refusals, "disturbed": disturbed,
- "failed": failed}[COMMAND]()
+{"equal": equal, "routed": routed, "streams": streams, "refusals": refusals,
+ "arguments": arguments, "disturbed": disturbed, "failed": failed}[COMMAND]()
 print(n_checks)

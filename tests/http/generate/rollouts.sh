@@ -15,6 +15,7 @@ serve_model --allow-path "$CHECKPOINTS" --allow-path "$WORK" --access-log all
 check equal
 check streams
 check refusals
+check arguments
 check disturbed
 check failed
 grep --quiet '"route":"/v1/rollouts"' "$WORK/log" || fail "no access line of /v1/rollouts"
@@ -22,6 +23,7 @@ stop_server
 
 start_server --model "$(dirname "$MODEL")/tiny-qwen3-moe"
 check equal
+check arguments
 check routed
 stop_server
 done_testing
