@@ -75,7 +75,8 @@ def cut_routed_experts(routes: Any, layout: Mapping[str, Any], num_layers: int,
     """The blocks of all ranks: those of pipeline rank 0 first, in the order of their context ranks.
 
     routes        [rows, layers, top_k], as decode_routed_experts returns it; its layers are all of
-                  the model or the sparse ones
+                  the model or the sparse ones. Or baton's routed_experts as the reply has it, whose
+                  `layers` are sparse_layers
     layout        the members of a request's replay_layout: pipeline_parallel_size,
                   context_parallel_size; optional: num_layers_in_first_pipeline_stage,
                   num_layers_in_last_pipeline_stage, num_leading_dense_layers, sequence_multiple
@@ -90,6 +91,9 @@ def cut_routed_experts(routes: Any, layout: Mapping[str, Any], num_layers: int,
     Raises InputError, with the words and the param of the server's refusal.
     """
     numpy = _numpy()
+    if isinstance(routes, Mapping):
+        sparse_layers = routes.get("layers") if sparse_layers is None else sparse_layers
+        routes = decode_routed_experts(routes)
     if sparse_layers is not None:
         sparse_layers = sorted({int(i) for i in sparse_layers})
     pp, cp, first, last, multiple, sparse = _parse(layout, num_layers, sparse_layers)
@@ -274,7 +278,9 @@ def _sparse_only(numpy, routes, num_layers, sparse):
                          "top_k]")
     if routes.shape[1] not in (len(sparse), num_layers):
         raise InputError(f"routed experts have {routes.shape[1]} layers; the model has {num_layers}, "
-                         f"{len(sparse)} of them with experts: check num_layers and sparse_layers")
+                         f"{len(sparse)} of them with experts: check num_layers; if the model has "
+                         f"dense layers, pass sparse_layers (baton's routed_experts[\"layers\"]), "
+                         f"or layout[\"{DENSE}\"]")
     if routes.shape[1] != len(sparse):
         routes = routes[:, sparse]
     ordered = numpy.sort(routes, axis=2)

@@ -101,7 +101,13 @@ def cut_refusals():
     refused(cut(context_parallel_size="1"), "is a string, expected an integer", param=at + SIZES[1])
     refused(cut(context_parallel_size=1.5), "is a real number, expected an integer", param=at + SIZES[1])
     refused(cut(tensor_parallel_size=1), "unknown member", param=at + "tensor_parallel_size")
-    refused(cut(routes_of(5, 2)), "have 2 layers; the model has 3, 3 of them with experts")
+    refused(cut(routes_of(5, 2)), "have 2 layers; the model has 3, 3 of them with experts", "sparse_layers",
+            "num_leading_dense_layers")
+    native = packed(routes_of(5, 2), "uint8", layers=[0, 2])
+    refused(cut(native, sparse=[0, 1, 2]), "have 2 layers; the model has 3, 3 of them")
+    refused(cut(packed(routes_of(5, 2), "uint8")), "have 2 layers; the model has 3, 3 of them")
+    (block,) = cut(native)()
+    must(block.layers == (0, 2) and (block.routes[:5] == routes_of(5, 2)).all(), "layers of the reply")
     refused(cut(sparse=[1, 3]), "sparse_layers are [1, 3], expected numbers from 0 to 2")
     refused(cut(routes_of(5, 2), sparse=[0, 2], num_leading_dense_layers=1), "is 1, but layer 0", "has experts",
             param=at + "num_leading_dense_layers")
