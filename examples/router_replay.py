@@ -15,11 +15,27 @@ Prints how far the logprobs of the output are from baton's; the exit status is 7
 transformers.
 """
 
+import argparse
 import os
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "client"))
 import baton  # noqa: E402
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description="Router replay: a trainer computes each token with the "
+                                     "experts with which baton sampled it.")
+    parser.add_argument("url", metavar="URL", help="of a baton that serves the model")
+    parser.add_argument("folder", metavar="MODEL_FOLDER", help="the same model, for transformers")
+    args = parser.parse_args()
+    if not os.path.isfile(os.path.join(args.folder, "config.json")):
+        parser.error(f"{args.folder} has no config.json: give the folder of the model that baton serves")
+    return args
+
+
+if __name__ == "__main__":
+    ARGS = arguments()  # before the seconds that torch takes
 
 try:
     import torch
@@ -86,6 +102,7 @@ def sample(url, n_stages):
 
 @torch.no_grad()
 def main(url, path):
+    baton.request(url, "GET", "/v1/status")  # fails before a large model is loaded
     model = load(path)
     ids, sampled, blocks = sample(url, model.config.num_hidden_layers)
 
@@ -102,6 +119,7 @@ def main(url, path):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit("usage: router_replay.py URL MODEL_FOLDER")
-    main(*sys.argv[1:])
+    try:
+        main(ARGS.url, ARGS.folder)
+    except (baton.BatonError, OSError) as e:
+        sys.exit(f"router_replay.py: {e}")
