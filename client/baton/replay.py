@@ -15,6 +15,7 @@ import base64
 import binascii
 import io
 import math
+import operator
 from typing import Any, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from .errors import InputError
@@ -51,9 +52,9 @@ def decode_routed_experts(value: Any, num_layers: Optional[int] = None, top_k: O
     Raises InputError if the value is none of these, or lacks the experts of a row.
     """
     numpy, start = _numpy(), 0
-    if value is None:
-        raise InputError("the reply has no routed experts: request them, from an engine that "
-                         "returns them")
+    for name, n in (("num_layers", num_layers), ("top_k", top_k)):
+        if n is not None and not _is_number(n, 1):
+            raise InputError(f"{name} is {n!r}, expected an integer of 1 or more, or None")
     if isinstance(value, Mapping):
         start = value.get("start") or 0
         found = _unpack(numpy, value)
@@ -62,11 +63,11 @@ def decode_routed_experts(value: Any, num_layers: Optional[int] = None, top_k: O
     else:
         found = _array(numpy, value)
     if found.ndim == 2 and num_layers and top_k:
+        if found.shape[1] != num_layers * top_k:
+            raise InputError(f"routed experts have rows of {found.shape[1]} ids, expected num_layers "
+                             f"* top_k, which is {num_layers} * {top_k}")
         found = found.reshape(len(found), num_layers, top_k)
-    if found.ndim != 3 or found.dtype.kind not in "iu":
-        raise InputError(f"routed experts are {found.dtype} of shape {list(found.shape)}, expected "
-                         "integers [rows, layers, top_k]; two dimensions need num_layers and top_k")
-    return _compact(numpy, _join(numpy, earlier, found, start))
+    return _compact(numpy, _join(numpy, earlier, _integers(numpy, found), start))
 
 
 def cut_routed_experts(routes: Any, layout: Mapping[str, Any], num_layers: int,
@@ -94,10 +95,16 @@ def cut_routed_experts(routes: Any, layout: Mapping[str, Any], num_layers: int,
     if isinstance(routes, Mapping):
         sparse_layers = routes.get("layers") if sparse_layers is None else sparse_layers
         routes = decode_routed_experts(routes)
+    for name, n, low in (("num_layers", num_layers, 1), ("length", length or 0, 0)):
+        if not _is_number(n, low):
+            raise InputError(f"{name} is {n!r}, expected an integer of {low} or more")
+    if not isinstance(layout, Mapping):
+        raise InputError(f"layout is {layout!r}, expected a dict such as "
+                         '{"pipeline_parallel_size": 4, "context_parallel_size": 2}')
     if sparse_layers is not None:
-        sparse_layers = sorted({int(i) for i in sparse_layers})
+        sparse_layers = _layer_numbers(sparse_layers)
     pp, cp, first, last, multiple, sparse = _parse(layout, num_layers, sparse_layers)
-    routes = _sparse_only(numpy, _compact(numpy, _array(numpy, routes)), num_layers, sparse)
+    routes = _sparse_only(numpy, _compact(numpy, _integers(numpy, routes)), num_layers, sparse)
     length = len(routes) + 1 if length is None else length
     if length < len(routes):
         raise InputError(f"routed experts have {len(routes)} rows, more than the sequence's "
@@ -120,17 +127,33 @@ def _numpy():
     return numpy
 
 
+def _is_number(value, low):
+    return hasattr(value, "__index__") and not isinstance(value, bool) and value >= low
+
+
 def _array(numpy, value):
+    if value is None:
+        raise InputError("the reply has no routed experts: request them, from an engine that "
+                         "returns them")
     try:
         return numpy.asarray(value)
     except (ValueError, TypeError) as e:
         raise InputError(f"routed experts are no array: {e}") from e
 
 
+def _integers(numpy, value):
+    found = _array(numpy, value)
+    if found.ndim != 3 or found.dtype.kind not in "iu":
+        raise InputError(f"routed experts are {found.dtype} of shape {list(found.shape)}, expected "
+                         "integers [rows, layers, top_k], as decode_routed_experts() returns them; it takes "
+                         "two dimensions with num_layers and top_k")
+    return found
+
+
 def _bytes(text):
     try:
         return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as e:
+    except (binascii.Error, ValueError, TypeError) as e:
         raise InputError(f"routed experts are not base64: {e}") from e
 
 
@@ -142,6 +165,8 @@ def _unpack(numpy, value):
         raise InputError(f"routed experts have dtype {value['dtype']!r}, expected one of "
                          f"{', '.join(DTYPES)}")
     data, shape = _bytes(value["data"]), value["shape"]
+    if not isinstance(shape, (list, tuple)) or not all(_is_number(n, 0) for n in shape):
+        raise InputError(f"routed experts have shape {shape!r}, expected [rows, layers, top_k]")
     dtype = numpy.dtype(value["dtype"]).newbyteorder("<")
     if len(data) != math.prod(shape) * dtype.itemsize:
         raise InputError(f"{value['dtype']} of shape {list(shape)} takes "
@@ -167,11 +192,12 @@ def _unbase64(numpy, text, num_layers, top_k):
 def _join(numpy, earlier, found, start):
     if earlier is None and start == 0:
         return found
-    n_earlier = 0 if earlier is None else len(earlier)
+    earlier = numpy.empty((0,) + found.shape[1:], found.dtype) if earlier is None else \
+        _integers(numpy, earlier)
+    n_earlier = len(earlier)
     if start not in (0, n_earlier):
         raise InputError(f"routed experts begin at row {start}, but {n_earlier} earlier rows were "
                          "given; pass those of earlier turns as `earlier`")
-    earlier = _array(numpy, earlier)
     if earlier.shape[1:] != found.shape[1:]:
         raise InputError(f"earlier rows have shape {list(earlier.shape)}, the others "
                          f"{list(found.shape)}")
@@ -179,7 +205,7 @@ def _join(numpy, earlier, found, start):
 
 
 def _compact(numpy, routes):
-    if routes.ndim == 3 and routes.size and routes.min() < 0:
+    if routes.size and routes.min() < 0:
         row, layer, _ = (int(i[0]) for i in numpy.nonzero(routes < 0))
         raise InputError(f"row {row} has no expert in layer {layer}: the engine did not record the "
                          "routing of this position")
@@ -250,6 +276,14 @@ def _uneven(layout, pp, num_layers):
     return first, last
 
 
+def _layer_numbers(sparse):
+    try:
+        return sorted({operator.index(i) for i in sparse})
+    except TypeError as e:
+        raise InputError(f"sparse_layers are {sparse!r}, expected numbers of layers such as [1, 2]"
+                         ) from e
+
+
 def _sparse(layout, num_layers, sparse):
     leading = _number(layout, DENSE, 0, num_layers, None)
     if sparse is None:
@@ -273,9 +307,6 @@ def _stages(pp, first, last, num_layers):
 
 
 def _sparse_only(numpy, routes, num_layers, sparse):
-    if routes.ndim != 3:
-        raise InputError(f"routed experts have shape {list(routes.shape)}, expected [rows, layers, "
-                         "top_k]")
     if routes.shape[1] not in (len(sparse), num_layers):
         raise InputError(f"routed experts have {routes.shape[1]} layers; the model has {num_layers}, "
                          f"{len(sparse)} of them with experts: check num_layers; if the model has "

@@ -88,6 +88,13 @@ def decode_refusals():
     refused(lambda: decode(npy(routes.astype("float32"))), "float32")
     refused(lambda: decode([[1, 2]]), "[rows, layers, top_k]")
     refused(lambda: decode([[[1, 2]], [[3]]]), "no array")
+    refused(lambda: decode({**whole, "data": None}), "not base64")
+    for shape in (None, 3, ["5", 3, 2], [-5, -3, 2]):
+        refused(lambda: decode({**whole, "shape": shape}), f"have shape {shape}", "[rows, layers, top_k]")
+    refused(lambda: decode(packed(routes, "uint8", start=1), earlier=5), "int64 of shape []")
+    refused(lambda: decode(whole, earlier=routes[:2] / 2), "float64 of shape [2, 3, 2]")
+    refused(lambda: decode(b64(routes.tobytes()), num_layers="3", top_k=2), "num_layers is '3'")
+    refused(lambda: decode([[1, 2]], num_layers=3, top_k=2), "rows of 2 ids", "3 * 2")
     refused(lambda: decode([[[1, 2], [0, 1]], [[3, 4], [-1, -1]]]), "row 1 has no expert in layer 1")
 
 
@@ -113,7 +120,14 @@ def cut_refusals():
             param=at + "num_leading_dense_layers")
     refused(cut(routes_of(5, 2), sparse=[0, 2], num_leading_dense_layers=0), "is 0, but layer 1", "is dense",
             param=at + "num_leading_dense_layers")
-    refused(cut(routes_of(5, 3)[0]), "expected [rows, layers, top_k]")
+    refused(cut(routes_of(5, 3)[0]), "int32 of shape [3, 2]", "expected integers [rows, layers, top_k]")
+    refused(cut(None), "no routed experts")
+    refused(cut(routes_of(5, 3) + 0.5), "float64 of shape [5, 3, 2]")
+    refused(cut(num_layers="3"), "num_layers is '3', expected an integer of 1 or more")
+    refused(cut(length="9"), "length is '9'")
+    refused(cut(sparse=["x"]), "sparse_layers are ['x']")
+    refused(cut(sparse=5), "sparse_layers are 5")
+    refused(lambda: baton.cut_routed_experts(routes_of(5, 3), None, 3), "layout is None, expected a dict")
     refused(cut(length=4), "have 5 rows, more than the sequence's 4 tokens")
     zeros = routes_of(5, 3)
     zeros[:, 0] = 0
