@@ -58,12 +58,12 @@ static const struct refusal refusals[] = {
      "frozen generations cannot end without the kv cache; wake first, or pause with abort"},
 
     {SLEEP_WEIGHTS, ANY, ANY, ANY, ANY, ANY, UPDATE_UNDER_WAY, ANY, ERR_CONFLICT,
-     "an update is open; finish or abort it first"},
+     "an update is open; finish or abort it first ('baton abort --update' aborts it)"},
 
     {UPDATE_BRINGS, ANY, ANY, ANY, BIT(WEIGHTS_ASLEEP), ANY, ANY, ANY, ERR_CONFLICT,
      "the weights are asleep; wake them first, or drop them with sleep at level 2"},
     {BIT(CALL_UPDATE_START), ANY, ANY, ANY, ANY, ANY, UPDATE_UNDER_WAY, ANY, ERR_CONFLICT,
-     "another update is open"},
+     "another update is open: finish or abort it first ('baton abort --update' aborts it)"},
 };
 
 static const char *lifecycle_call_name(enum lifecycle_call call)

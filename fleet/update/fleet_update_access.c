@@ -13,8 +13,10 @@ int fleet_check_no_update(struct fleet_control *fc, bool prepared_only, struct e
 
     mtx_lock(&fc->lock);
     if (fc->session != NULL && (!prepared_only || fc->session->prepare_begun))
-        rc = err_set(e, ERR_CONFLICT, "", "update %s is open: finish or abort it first",
-                     fc->session->id);
+        rc = err_set(
+            e, ERR_CONFLICT, "",
+            "update %s is open: finish or abort it first ('baton abort --update' aborts it)",
+            fc->session->id);
     mtx_unlock(&fc->lock);
     return rc;
 }

@@ -214,7 +214,8 @@ int update_refuse_open(struct updates *u, struct session *s, struct err *e)
 
     session_info_locked(u, s, &info);
     return err_set(e, ERR_CONFLICT, "",
-                   "update %s is open (%s, its lease ends in %.1f s): finish or abort it first",
+                   "update %s is open (%s, its lease ends in %.1f s): finish or abort it first "
+                   "('baton abort --update' aborts it)",
                    s->id, update_phase_name(s->phase), (double)info.lease_left_us / 1e6);
 }
 

@@ -143,7 +143,7 @@ REQUESTS = [
     ("POST", "/finish_weight_update", JSON, "{}", 422, [" first; the update must contain all of them"]),
     ("POST", "/v1/update_weights/start", JSON, '{"lease_s": 30}', 200, None),
     ("POST", "/v1/update_weights/start", JSON, '{"lease_s": 30}', 409,
-     [" is open (open, its lease ends in ", " s): finish or abort it first"]),
+     [" is open (open, its lease ends in ", " s): finish or abort it first ('baton abort --update' aborts it)"]),
 ]
 
 # Variables that Kubernetes sets for a service named "baton".
