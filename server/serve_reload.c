@@ -14,6 +14,7 @@ enum { RELOAD_TEXT_MAX = 384 }; /* so that all of them fit into a line */
 
 struct reload {
     bool good, any;
+    bool pending; /* options changed that take effect at the next start */
     char config[RELOAD_TEXT_MAX], log_level[RELOAD_TEXT_MAX], certificate[RELOAD_TEXT_MAX],
         keys[RELOAD_TEXT_MAX], upstreams[RELOAD_TEXT_MAX]; /* "": there is no such file */
 };
@@ -30,7 +31,8 @@ static bool reload_config(const struct server *s, struct reload *r)
         (void)snprintf(r->config, sizeof r->config, "kept: %.120s: %.240s", e.field, e.msg);
         return false;
     }
-    if (config_changes(names, sizeof names, s->given, &fresh, "log-level") > 0)
+    r->pending = config_changes(names, sizeof names, s->given, &fresh, "log-level") > 0;
+    if (r->pending)
         (void)snprintf(r->config, sizeof r->config, "changed, from the next start on: %s", names);
     else
         (void)snprintf(r->config, sizeof r->config, "unchanged");
@@ -65,16 +67,19 @@ static void log_part(struct log_rec *rec, const char *name, const char *text)
     log_str(rec, name, text[0] != '\0' ? text : NULL);
 }
 
-/* At the level that is in use afterwards: a failure is an error, so that it is always written. */
+/* At the level that is in use afterwards: a failure is an error, so that it is always written, and
+ * a change that has no effect yet a warning. */
 static void log_reload(const struct reload *r)
 {
     struct log_rec rec;
 
-    log_begin(&rec, r->good ? LOG_INFO : LOG_ERROR, "reload");
+    log_begin(&rec, !r->good ? LOG_ERROR : r->pending ? LOG_WARN : LOG_INFO, "reload");
     log_str(&rec, "message",
-            !r->any   ? "SIGHUP: there is no file to read again"
-            : r->good ? "SIGHUP: the files were read again"
-                      : "SIGHUP: not every file could be used; what was kept says why");
+            !r->any      ? "SIGHUP: there is no file to read again"
+            : !r->good   ? "SIGHUP: not every file could be used; what was kept says why"
+            : r->pending ? "SIGHUP: the files were read again; changed options take effect at the "
+                           "next start"
+                         : "SIGHUP: the files were read again");
     log_part(&rec, "config", r->config);
     log_part(&rec, "log_level", r->log_level);
     log_part(&rec, "certificate", r->certificate);

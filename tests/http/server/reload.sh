@@ -67,8 +67,9 @@ reload '.level == "info"' '.certificate | test("^unchanged: it expires at 20")' 
 use new new
 printf 'control %s\n' control-fedcba9876543210 >"$WORK/keys"
 printf '{"log_level": "debug", "max_loras": 5, "max_lora_rank": 8}' >"$WORK/config.json"
-reload '.certificate | test("^changed: it expires at 20")' '.keys == "changed: 0 viewer, 0 generate, 1 control"' \
-  '.log_level == "changed: debug"' '.config == "changed, from the next start on: --max-loras, --max-lora-rank"'
+reload '.level == "warn"' '.message | test("changed options take effect at the next start")' \
+  '.certificate | test("^changed: it expires at 20")' '.keys == "changed: 0 viewer, 0 generate, 1 control"' '.log_level == "changed: debug"' \
+  '.config == "changed, from the next start on: --max-loras, --max-lora-rank"'
 shown "$main" new
 shown "$control" new
 held
@@ -77,6 +78,10 @@ expect 200 GET /metrics --cacert "$WORK/new.pem" --header 'Authorization: Bearer
 end=$(date --date="$(openssl x509 -in "$WORK/new.pem" -noout -enddate | cut --delimiter== --fields=2)" +%s)
 has "baton_tls_certificate_expiry_timestamp_seconds $end"
 grep --quiet '"level":"debug"' "$WORK/log" || fail "the log level is not debug"
+
+# A changed option without effect is named at the level warn too.
+printf '{"log_level": "warn", "max_loras": 5}' >"$WORK/config.json"
+reload '.level == "warn"' '.log_level == "changed: warn"' '.config == "changed, from the next start on: --max-loras"'
 
 # What cannot be used is kept, and named.
 use old new
