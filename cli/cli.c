@@ -57,8 +57,9 @@ const struct command commands[] = {
      cmd_weights_list},
     {"weights", "verify", "FILE|DIR", "is exactly this served?", 1, 1, ASK, cmd_weights_verify},
     {"weights", "diff", "[FILE|DIR FILE|DIR]",
-     "what the last commit changed, or which tensors differ between two checkpoints", 0, 2, REPLY,
-     cmd_weights_diff},
+     "what the last commit changed, or which tensors differ between two checkpoints, each with its "
+     "relative change: the norm of the difference divided by the norm of the first",
+     0, 2, REPLY, cmd_weights_diff},
     {"completion", NULL, "bash|zsh", "a completion script for the shell", 1, 1, BIT(OPT_HELP),
      cmd_completion},
     {NULL, NULL, NULL, NULL, 0, 0, 0, NULL}};

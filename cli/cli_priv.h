@@ -7,6 +7,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 /* Each option: constant, flag, what its value is called in help ("" = it has none), what it does.
  * Two words of a flag's text are its default where it has one. */
@@ -85,6 +86,12 @@ void cli_print_json(const struct answer *a);
 const json_t *cli_at(const json_t *root, const char *path);
 const char *cli_text(const json_t *root, const char *path);
 double cli_real(const json_t *root, const char *path);
+
+/* changes_warn - a line for each warning in the `changes` of an update or of /v1/weights/diff.
+ * @before, @after  what each line begins and ends with. Returns how many there are.
+ * changes_show - /v1/weights/diff as weights diff prints it; CLI_REFUSED if it has a warning. */
+size_t changes_warn(FILE *to, const json_t *answer, const char *before, const char *after);
+enum cli_exit changes_show(struct cli *c);
 
 /* cli_nbytes - "1.8 MB". cli_duration - "3 min 20 s". @out is also returned. */
 enum { CLI_TEXT_MAX = 32 };

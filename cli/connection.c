@@ -219,19 +219,22 @@ void answer_fini(struct answer *a)
 }
 
 /* What a user of the command line can do about an error; the server's words name members. */
-static const char *hint_of(const char *code)
+static const char *hint_of(const char *code, const char *command)
 {
     static const struct {
-        const char *code, *hint;
+        const char *code, *command, *hint; /* command: NULL = any */
     } hints[] = {
-        {"unauthorized", "give a key by --key-file FILE or BATON_API_KEY"},
-        {"incomplete_update", "--partial keeps the tensors that are not sent"},
-        {"manifest_mismatch", "--convert converts float dtypes"},
-        {"unsupported_in_proxy_mode", "--path lets the engines read the files themselves"},
+        {"unauthorized", NULL, "give a key by --key-file FILE or BATON_API_KEY"},
+        {"incomplete_update", "push", "--partial keeps the tensors that are not sent"},
+        {"manifest_mismatch", "push", "--convert converts float dtypes"},
+        {"unsupported_in_proxy_mode", "push", "--path lets the engines read the files themselves"},
+        {"unsupported_in_proxy_mode", "lora load",
+         "--path lets the engines read the files themselves"},
     };
 
     for (size_t i = 0; code != NULL && i < sizeof hints / sizeof hints[0]; i++)
-        if (strcmp(hints[i].code, code) == 0)
+        if (strcmp(hints[i].code, code) == 0 &&
+            (hints[i].command == NULL || strcmp(hints[i].command, command) == 0))
             return hints[i].hint;
     return NULL;
 }
@@ -279,8 +282,8 @@ void answer_report(const struct answer *a, const struct connection *c, const cha
     if (code != NULL && strcmp(code, "incomplete_update") == 0)
         report_missing(json_object_get(error, "details"));
     (void)fputc('\n', stderr);
-    if (hint_of(code) != NULL)
-        (void)fprintf(stderr, "hint: %s\n", hint_of(code));
+    if (hint_of(code, what) != NULL)
+        (void)fprintf(stderr, "hint: %s\n", hint_of(code, what));
 }
 
 const char *connection_url(const struct connection *c)

@@ -19,8 +19,10 @@ void command_help(const struct command *c)
             (void)printf("  %s%s%s\n      %s\n", option_rows[o].flag,
                          option_rows[o].value[0] != '\0' ? " " : "", option_rows[o].value,
                          option_rows[o].text);
-    (void)fputs("\nexit status: 0 done, 1 refused by the server or different, 2 wrong command "
-                "line or file,\n3 no answer from the server, 130 interrupted\n",
+    (void)fputs("\nexit status: 0 done, 1 refused by the server, 2 wrong command line or file, "
+                "3 no answer from the\nserver, 130 interrupted; weights verify, and weights diff "
+                "of two checkpoints: 0 the same, 1 different;\nweights diff of the last commit: "
+                "0 without a warning, 1 with one\n",
                 stdout);
 }
 

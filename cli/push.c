@@ -142,6 +142,8 @@ static void pushed(const struct cli *c, const struct answer *a, const struct wei
     char size[CLI_TEXT_MAX], took[CLI_TEXT_MAX], rate[CLI_TEXT_MAX];
     double s = (double)(clock_now_us() - begun_us) / 1e6;
 
+    (void)changes_warn(stderr, a->json,
+                       "baton push: warning: ", "; 'baton weights diff' has the names");
     if (cli_has(c, OPT_JSON)) {
         cli_print_json(a);
         return;

@@ -6,6 +6,7 @@ import os
 import sys
 
 from .errors import BatonError
+from .progress import show_warnings
 from .update import push
 
 
@@ -20,12 +21,15 @@ def main(argv=None):
     parser.add_argument("--convert", action="store_true")
     parser.add_argument("--no-checksums", action="store_true")
     args = parser.parse_args(argv)
+    progress = sys.stderr.isatty() or None
     try:
         answer = push(args.file, args.url, args.via, args.weight_version, not args.no_checksums,
-                      args.partial, args.convert, progress=sys.stderr.isatty() or None)
+                      args.partial, args.convert, progress=progress)
     except BatonError as e:
         print(f"baton: {e}", file=sys.stderr)
         return 1
+    if not progress:
+        show_warnings([answer])
     print(json.dumps(answer))
     return 0
 

@@ -21,6 +21,28 @@ class Bar:
         sys.stderr.flush()
 
 
+WORDS = {
+    "nothing_changed": "every tensor that was sent has the bytes that it had in {label}",
+    "few_unchanged": "large tensors that did not change: {n_newly_unchanged} "
+                     "({n_changed} tensors changed)",
+    "equal_to_another": "tensors that have the bytes of another one: {n_equal_to_another}",
+}
+
+
+def show_warnings(answers):
+    """The warnings of the update objects' `changes`, on standard error: one line for each. Servers
+    that say the same share it."""
+    lines = {}
+    for answer in answers:
+        changes = answer.get("changes") or {}
+        for name in changes.get("warnings", ()):
+            words = WORDS.get(name, "").format(label=changes["before"]["weight_version"], **changes)
+            lines[f"baton: warning: {name}{': ' if words else ''}{words}; "
+                  "GET /v1/weights/diff has the names\n"] = None
+    sys.stderr.write("".join(lines))
+    sys.stderr.flush()
+
+
 class Watch:
     """Shows the server's own count of received bytes while a request runs."""
 

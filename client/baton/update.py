@@ -12,7 +12,7 @@ from .errors import BatonError, InputError
 from .gpu import is_cuda, on_gpus
 from .host import by_body, by_path, by_shm
 from .ipc import by_ipc, exports_plainly, has_gpus
-from .progress import Bar
+from .progress import Bar, show_warnings
 from .several import push_several
 from .tensors import as_pairs, as_tensors, load_file
 
@@ -95,7 +95,8 @@ def push(tensors: Any, url: Union[str, List[str], None] = None, via: str = "auto
     partial         tensors that are not sent stay as they are
     convert         let the server convert dtypes that differ from the model's
     update_id       push into an open session of one server instead (it commits at its finish)
-    progress        None, True (a bar on standard error), or a function of (done, total) bytes
+    progress        None, True (on standard error a bar, and the warnings of the answer's
+                    `changes`), or a function of (done, total) bytes
     timeout         seconds: of each request; nccl: of the whole push
     bucket_nbytes   ipc: bytes of the buffer on each GPU; there are two of them when the tensors do
                     not fit into one, so that one is filled while the other is copied. nccl: a
@@ -115,7 +116,7 @@ def push(tensors: Any, url: Union[str, List[str], None] = None, via: str = "auto
         ("update_id", update_id)) if v}
     if trainer_rank is not None:
         members["trainer_rank"] = trainer_rank
-    progress = Bar() if progress is True else progress
+    told, progress = progress is True, Bar() if progress is True else progress
     if not _is_path(tensors):
         tensors = as_pairs(tensors)
     try:
@@ -135,4 +136,6 @@ def push(tensors: Any, url: Union[str, List[str], None] = None, via: str = "auto
     if progress:
         done = sum(one["nbytes_done"] for one in answers)
         progress(done, done)
+    if told:
+        show_warnings(answers)
     return answer

@@ -25,6 +25,7 @@ STEP=$CHECKPOINTS/step-01500.safetensors
 # push: proven, named, served
 run 0 push "$STEP" --weight-version step-1500
 has "step-1500 is served (serial 2): 46 tensors, 1.8 MB"
+[[ ! -s $WORK/errors ]] || fail "a push that changed all: $(cat "$WORK/errors")"
 run 0 status
 has "step-1500 (serial 2), ready, 46 tensors, 1.8 MB BF16"
 has "ready       yes"
@@ -65,6 +66,7 @@ with open(os.path.join(sys.argv[2], "model.safetensors.index.json"), "w") as f:
 P
 run 0 push "$WORK/shards" --weight-version sharded
 has "sharded is served (serial 3): 46 tensors"
+complains "baton push: warning: nothing_changed: every tensor that was sent has the bytes that it had in step-1500; 'baton"
 run 0 weights diff "$WORK/shards" "$STEP"
 has "the same: 46 tensors"
 cp "$STEP" "$WORK/shards/other.safetensors" # the index does not name it
@@ -93,8 +95,10 @@ run 0 weights verify "$STEP"
 run 0 status --json
 same .update null
 run 1 weights diff # the same bytes under three labels
-has "0 changed, 46 unchanged, 0 not sent, 0 not compared, 0 equal to another"
-has "unchanged: model.norm.weight"
+has "0 changed, 46 unchanged, 0 not sent, 0 not compared, 0 equal to another; warnings: 1"
+has "warning: nothing_changed: every tensor that was sent has the bytes that it had in step-1500"
+has "newly unchanged: model.embed_tokens.weight"
+has "unchanged: and 25 more (--json lists up to 10000 tensors)"
 run 1 weights diff --json
 same '.changes.warnings[0]' nothing_changed
 run 2 weights diff "$STEP"
@@ -106,6 +110,7 @@ has "only in $STEP: "
 has "largest relative change: 0 in "
 run 1 weights diff "$CHECKPOINTS/step-00000.safetensors" "$STEP"
 has "46 of 46 tensors differ"
+has "differs: model.norm.weight: BF16 128: relative change "
 has "$("$PYTHON" - "$CHECKPOINTS/step-00000.safetensors" "$STEP" <<'P'
 import array, json, struct, sys
 
@@ -122,6 +127,8 @@ def change(old, new):
     return (sum((b - a) ** 2 for a, b in zip(old, new)) / sum(a * a for a in old)) ** 0.5
 
 old, new = map(dict, map(tensors, sys.argv[1:]))
+name = "model.layers.0.mlp.down_proj.weight"
+print("differs: %s: BF16 128x384: relative change %.3g" % (name, change(old[name], new[name])))
 print("largest relative change: %.3g in %s" % max((change(old[n], new[n]), n) for n in old))
 P
 )"
@@ -251,6 +258,7 @@ has "no update is open"
 post 200 /v1/update_weights/start '{}'
 run 1 push "$STEP"
 complains "409 conflict"
+complains "'baton abort --update' aborts it"
 run 0 abort --update
 has "aborted upd-"
 call GET /v1/status

@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -368,6 +369,8 @@ def others(f):
     refused(f, 400, "POST", "/v1/update_weights", {"path": WORK, "serialized_format": "direct"})
     refused(f, 409, "GET", "/v1/weights", None, "unsupported_in_proxy_mode")
     refused(f, 409, "GET", "/v1/weights/diff", None, "unsupported_in_proxy_mode")
+    said = subprocess.run([BATON, "weights", "diff", "--url", f.front.url], capture_output=True, text=True, timeout=60)
+    assert said.returncode == 1 and "409 unsupported_in_proxy_mode" in said.stderr and "hint" not in said.stderr, said
     if f.doubles[0].dialect != "baton":
         refused(f, 400, "POST", "/v1/weights/plans", COLUMNS)
         return

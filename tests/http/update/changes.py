@@ -5,6 +5,7 @@ Usage: changes.py BATON CLIENT_DIR FOLDER"""
 import json
 import os
 import random
+import subprocess
 import sys
 
 BATON, CLIENT, FOLDER = sys.argv[1:4]
@@ -119,6 +120,12 @@ def found(s, answer, about, *warnings, **counts):
     return changes
 
 
+def printed(s, *lines):
+    """`baton weights diff` prints these lines, and ends with 1 since there is a warning."""
+    told = subprocess.run([BATON, "weights", "diff", "--url", s.url], capture_output=True, text=True, timeout=60)
+    same((told.returncode, [line for line in lines if line not in told.stdout.splitlines()]), (1, []), told.stdout)
+
+
 def listed(s, change, about):
     diff = s.get(f"/v1/weights/diff?change={change}")
     same(diff["n_tensors"], len(diff["tensors"]), about)
@@ -159,9 +166,13 @@ def of_one_source(via):
         stale = version(4, layers_1_weight=three["layers.1.weight"])
         found(s, push(s, via, stale, "five"), f"{via}: a stale one", "few_unchanged",
               changed=all_changed - 1, unchanged=len(SMALL) + 1, newly_unchanged=1)
+        printed(s, "warning: few_unchanged: large tensors that did not change: 1 (5 tensors changed)",
+                "newly unchanged: layers.1.weight", "unchanged: norm.weight")
         swapped = version(5, layers_0_weight=stale["layers.2.weight"], layers_2_weight=stale["layers.0.weight"])
         found(s, push(s, via, swapped, "six"), f"{via}: two are swapped", "equal_to_another",
               changed=all_changed, unchanged=len(SMALL), equal_to_another=2)
+        printed(s, "warning: equal_to_another: tensors that have the bytes of another one: 2",
+                "equal to another: layers.0.weight has the bytes of layers.2.weight in the version before")
         same(listed(s, "equal_to_another", via),
              {"layers.0.weight": {"name": "layers.2.weight", "in": "version_before"},
               "layers.2.weight": {"name": "layers.0.weight", "in": "version_before"}}, via)

@@ -6,20 +6,28 @@ serve_model --allow-path "$CHECKPOINTS"
 
 for via in shm body path; do
   "$PYTHON" -m baton "$CHECKPOINTS/step-00100.safetensors" --url "$URL" --via "$via" \
-    --weight-version "by-$via" >"$WORK/body"
+    --weight-version "by-$via" >"$WORK/body" 2>"$WORK/warned"
   same .phase committed
   serves step-00100 "by-$via"
 done
+grep --quiet '^baton: warning: nothing_changed: .* in by-body; GET /v1/weights/diff' "$WORK/warned" ||
+  fail "no warning of the same bytes under another label: $(cat "$WORK/warned")"
 "$PYTHON" - "$URL" "$CHECKPOINTS/step-01500.safetensors" "$CLIENT" "$WORK/x" <<'P'
 import os, sys
 sys.path.insert(0, os.path.dirname(sys.argv[3]))
 import baton
+import contextlib
+import io
 import numpy
 
 url, tensors = sys.argv[1], baton.load_file(sys.argv[2])
 seen = []
 answer = baton.push(tensors, url, via="body", weight_version="numpy", progress=lambda d, t: seen.append((d, t)))
 assert answer["weight_version"] == "numpy" and seen[-1][0] == seen[-1][1] == 1837824, seen
+for progress, wanted in ((True, 1), (None, 0)):  # the same bytes under another label
+    with contextlib.redirect_stderr(io.StringIO()) as told:
+        baton.push(tensors, url, weight_version=f"again-{wanted}", progress=progress)
+    assert told.getvalue().count("\nbaton: warning: nothing_changed: ") == wanted, told.getvalue()
 
 # float32 arrays of a bfloat16 model: refused by name, unless the push says convert.
 wide = {n: (numpy.frombuffer(t.data, "<u2").astype("<u4") << 16).view("<f4").reshape(t.shape)
