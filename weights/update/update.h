@@ -246,7 +246,8 @@ void chunk_refield(struct update_chunk *c, uint32_t rank, struct err *e);
  *         ERR_CONFLICT     update_id "" while a session is open; at /names/<i>: the tensor has
  *                          already arrived; at /chunk_id: that chunk is still being received, or
  *                          arrived with another tensor list; at /placement: the source gives every
- *                          rank the same bytes, but the update shards the model over several ranks
+ *                          rank the same bytes, but the update shards the model over several ranks;
+ *                          at /weight_version: a rank of the trainer names another than the update
  *         ERR_BAD_REQUEST  at /names/<i>: two names of the tensor list bring the same tensor; at
  *                          /trainer_rank: it is not one of those that the session was started for
  *         ERR_MISMATCH     as model_spec_match

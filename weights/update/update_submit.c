@@ -108,11 +108,26 @@ static int check_auto_commit_locked(struct updates *u, struct session *s,
     return 0;
 }
 
-/* Sets the version of the session now, because later buckets are checked against it while this one
+/* Ranks of a trainer run by themselves: one that is a step ahead would make a version of two steps,
+ * and nothing else shows it if each tensor comes from one rank. */
+static int check_rank_version(const struct session *s, const struct update_job *job, struct err *e)
+{
+    const char *label = job->chunk->label;
+
+    if (!job->chunk->has_trainer_rank || s->label[0] == '\0' || label[0] == '\0' ||
+        strcmp(s->label, label) == 0)
+        return 0;
+    return err_set(e, ERR_CONFLICT, "/weight_version",
+                   "update %s is of version '%.64s', but trainer rank %u sends tensors of '%.64s': "
+                   "all ranks send those of one version; abort the update if its name is wrong",
+                   s->id, s->label, job->chunk->trainer_rank, label);
+}
+
+/* Sets the version of the session now, because later requests are checked against it while this one
  * is queued. */
 static void set_label_locked(struct session *s, const struct update_job *job)
 {
-    if (s->auto_commit && job->chunk->label[0] != '\0')
+    if ((s->auto_commit || job->chunk->has_trainer_rank) && job->chunk->label[0] != '\0')
         memcpy(s->label, job->chunk->label, sizeof s->label);
 }
 
@@ -142,7 +157,7 @@ static int submit_to_session_locked(struct updates *u, const char *id, struct up
         if (check_placement(s, job, e) != 0 || check_auto_commit_locked(u, s, job, e) != 0 ||
             senders_take_locked(u, s, job, e) != 0)
             return -1;
-        if (tensor_states_take_locked(u, s, job, e) != 0) {
+        if (check_rank_version(s, job, e) != 0 || tensor_states_take_locked(u, s, job, e) != 0) {
             senders_refuse_locked(u, s, job, e);
             return -1;
         }

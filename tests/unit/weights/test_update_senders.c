@@ -231,6 +231,45 @@ static void test_each_rank_numbers_its_chunks(void **state)
     bench_close(&b);
 }
 
+static struct update_chunk *of_version(struct bench *b, const char *id, uint32_t rank,
+                                       unsigned mask, unsigned step, const char *label)
+{
+    struct update_chunk *c = of_rank(b, id, rank, fx_tensor_list_of(mask), FX_STEP(step));
+
+    (void)snprintf(c->label, sizeof c->label, "%s", label);
+    return c;
+}
+
+/* A rank that is a step ahead must not make a version of two steps. */
+static void test_ranks_of_two_versions_are_refused(void **state)
+{
+    static const char *const started[] = {"one", ""};
+    struct update_info info;
+    struct bench b;
+    struct err e;
+
+    (void)state;
+    bench_open(&b);
+    for (uint32_t i = 0; i < 2; i++) {
+        struct update_start req = {.trainer_ranks = 2};
+
+        (void)snprintf(req.label, sizeof req.label, "%s", started[i]);
+        info = start(&b, req);
+        submit(&b, of_version(&b, info.id, 0, EMBED | QKV, 1, "one"));
+        assert_int_equal(fx_await(&b.answer), ERR_NONE);
+        e = refused(&b, of_version(&b, info.id, 1, REST, 2, "two"));
+        assert_int_equal(e.code, ERR_CONFLICT);
+        assert_string_equal(e.field, "/weight_version");
+        assert_non_null(strstr(e.msg, "'one'"));
+        assert_non_null(strstr(e.msg, "'two'"));
+        submit(&b, of_version(&b, info.id, 1, REST, 1, "one"));
+        assert_int_equal(fx_await(&b.answer), ERR_NONE);
+        assert_int_equal(finish(&b, info.id, ""), ERR_NONE);
+        assert_served(&b, 1, "one", i + 1);
+    }
+    bench_close(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -242,6 +281,7 @@ int main(void)
         cmocka_unit_test(test_a_repeated_tensor_whose_first_sender_fails),
         cmocka_unit_test(test_a_tensor_without_a_rank_is_never_repeated),
         cmocka_unit_test(test_each_rank_numbers_its_chunks),
+        cmocka_unit_test(test_ranks_of_two_versions_are_refused),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
