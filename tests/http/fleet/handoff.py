@@ -1,6 +1,6 @@
 """A server that receives each update itself, on a GPU of the fake driver, and hands it to upstream engines.
 
-Usage: handoff.py BATON MODEL FAKE_ENGINE LIBFAKECUDA WORK [case...]
+Usage: handoff.py BATON MODEL FAKE_ENGINE LIBFAKECUDA LIBFAKECUDA_OF_ENGINES WORK KIND [case...]
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from fake_engine_world import Double
 from fleet_world import Server, until
 from handoff_tap import Tap
 
-BATON, MODEL, ENGINE, FAKE, WORK = sys.argv[1:6]
+BATON, MODEL, ENGINE, FAKE, FOREIGN, WORK = sys.argv[1:7]
 TORCH = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "U8": "uint8"}
 PROBE_MS = 50
 ASLEEP_S = 0.8  # the server looks for engines to repair every 0.25 s
@@ -43,7 +43,7 @@ class Stage(contextlib.ExitStack):
     def __init__(self, *kinds, options=(), gpus=None, stage="cuda:0", min_ready=None):
         super().__init__()
         self.doubles = [self.enter_context(Double(ENGINE, kind, "--weight-version", "old")) for kind in kinds]
-        self.taps = [self.enter_context(Tap(FAKE, gpu, d)) for gpu, d in zip(gpus or [0] * len(kinds), self.doubles)]
+        self.taps = [self.enter_context(Tap(FOREIGN, gpu, d)) for gpu, d in zip(gpus or [0] * len(kinds), self.doubles)]
         specs = [a for tap, d in zip(self.taps, self.doubles) for a in ("--upstream", f"{tap.url},{d.dialect}")]
         self.server = self.enter_context(Server(
             BATON, os.path.join(WORK, "log"), *specs, "--min-ready", min_ready or len(kinds), "--stage", stage,
@@ -192,7 +192,7 @@ def starts(kind):
         done = subprocess.run([BATON, "serve", "--check", "--listen", "127.0.0.1:0", *manifest, "--stage", stage],
                               capture_output=True, text=True, check=False)
         assert done.returncode == 2 and "--stage" in done.stderr and "--device" not in done.stderr, (stage, done)
-    with Double(ENGINE, kind, "--weight-version", "old") as double, Tap(FAKE, 0, double) as tap:
+    with Double(ENGINE, kind, "--weight-version", "old") as double, Tap(FOREIGN, 0, double) as tap:
         tap.fault = ("/metrics" if kind == "vllm" else "/server_info", 503)
         with Server(BATON, os.path.join(WORK, "log-first"), "--upstream", f"{tap.url},{kind}", "--stage", "cuda:0", "--cuda-library", FAKE,
                     "--manifest", checkpoint("00000"), "--weights", checkpoint("00100"), "--weight-version", "first",
@@ -223,7 +223,7 @@ CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, 
 
 
 def main():
-    kind, *wanted = sys.argv[6:]
+    kind, *wanted = sys.argv[7:]
     for name in wanted or CASES:
         began = time.monotonic()
         CASES[name](kind)

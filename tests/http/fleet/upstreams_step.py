@@ -238,7 +238,7 @@ def forbidden_is_an_answer():
                 status, said = s.ask("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
                 same((status, said), (403, json.loads(text)))
             same([state_of(s, d.url) for d in (a, b)], ["serving"] * 2)
-            same([e for e in logged("upstream.state") if "403" in e.get("why", "")], [])
+            same([e for e in logged("upstream.state") if "replied 403" in e.get("why", "")], [])
     with world("baton") as (s, a):
         a.order("generate", "status", times=0, status=403, text='{"error": {"code": "forbidden"}}')
         status, said = s.ask("POST", "/v1/generate", {"token_ids": [1]})
