@@ -150,7 +150,7 @@ def open_answer(url: str, method: str, path: str, body: Any = None,
                 headers: Optional[Dict[str, str]] = None, timeout: float = 600.0,
                 connected: Optional[Callable[[socket.socket], None]] = None
                 ) -> Iterator[http.client.HTTPResponse]:
-    """One request, whose answer the block reads; what fails in there is told as BatonError too."""
+    """One request, whose answer the block reads; what fails within it is a BatonError too."""
     connection, prefix, _ = open_connection(url, timeout)
     where = f"{method} {url}{path}"
     headers, body = _headers(headers, body), _encoded(body, where)

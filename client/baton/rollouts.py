@@ -98,7 +98,7 @@ def read_rollouts(data: Any) -> Rollouts:
 
 @contextlib.contextmanager
 def _checked(what):
-    """What is malformed in the block is told as InputError."""
+    """Malformed values in the block become InputErrors."""
     try:
         yield
     except BatonError:

@@ -202,7 +202,7 @@ static void deal_slots(struct experts *x, uint32_t n_rows)
     for (uint32_t id = 0; id < ex->n; id++)
         x->first[id + 1] += x->first[id];
     for (uint32_t i = 0; i < n_slots; i++) {
-        uint32_t slot = x->first[x->ids[i]]++; /* for now the next free one */
+        uint32_t slot = x->first[x->ids[i]]++; /* of the expert: the next free one */
 
         x->slots[i] = slot;
         x->slot_rows[slot] = i / ex->n_per_token;

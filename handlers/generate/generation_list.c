@@ -1,5 +1,5 @@
 /* GET /v1/generations: which sequences run or wait, and which versions made their tokens. No text:
- * the route is for whoever may see the status. */
+ * the route needs the same key as the status. */
 #include "base/clock.h"
 #include "base/utf8.h"
 #include "handlers/control_plane.h"

@@ -135,7 +135,7 @@ def streams():
     (batch,) = baton.stream_rollouts(URL, [[7] * 9], {"n": 8, "max_tokens": 23, "ignore_eos": True},
                                      sequence_multiple=65536)
     check(sum(a.nbytes for a in batch.values()) > 16 << 20 and batch["response_lengths"].sum() == 8 * 23)
-    # tensors for whoever accepts them on /v1/generate
+    # tensors for clients that accept them on /v1/generate
     body = {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 9, "n": 2, "seed": 4, "logprobs": 1}}
     for accept in ("application/vnd.safetensors", "text/html, application/vnd.safetensors;q=0.9"):
         data = baton.request(URL, "POST", "/v1/generate", body, headers={"Accept": accept})
