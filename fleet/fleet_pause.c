@@ -301,37 +301,31 @@ static void note_resume_failed(struct fleet_control *fc)
     fleet_reschedule(fc);
 }
 
+/* Which engines that do not take part in a resume get one all the same. The caller holds the lock
+ * of the fleet's control. */
+typedef bool resume_filter(struct fleet_control *fc, const struct upstream_endpoint *at,
+                           const struct upstream_info *info, size_t upstream);
+
 /* An engine that an earlier server left paused, and that does not report it, is down because it
- * makes no token for a probe. The next probe finds out what the resume did. */
-static void resume_down(struct fleet_control *fc)
+ * makes no token for a probe. */
+static bool is_down_paused(struct fleet_control *fc, const struct upstream_endpoint *at,
+                           const struct upstream_info *info, size_t upstream)
 {
-    size_t n = upstreams_n(fc->upstreams), n_targets = 0;
-    struct fleet_target targets[FLEET_MAX];
-    struct fleet_result *results = NULL;
-    struct upstream_info info;
-    struct upstream_endpoint at;
-    struct err ignored = {0};
-
-    for (size_t i = 0; i < n; i++) {
-        bool is;
-
-        upstreams_get(fc->upstreams, i, &at);
-        fleet_info(fleet_of(fc), i, &info);
-        mtx_lock(&fc->lock);
-        is = !at.removed && upstream_caps(at.kind)->hides_pause && !info.alive && !info.fenced &&
-             info.probe_ok_us != 0 && !fleet_engine_is_held_locked(fc, i);
-        mtx_unlock(&fc->lock);
-        if (is)
-            targets[n_targets++] = (struct fleet_target){.upstream = i};
-    }
-    if (n_targets == 0 ||
-        fleet_request(fc, API_RESUME, targets, n_targets, RESUME_DOWN_US, &results, &ignored) != 0)
-        return;
-    fleet_results_free(results, n_targets);
+    (void)fc;
+    (void)upstream;
+    return !at->removed && upstream_caps(at->kind)->hides_pause && !info->alive && !info->fenced &&
+           info->probe_ok_us != 0;
 }
 
-/* Requests that still run at an engine that was removed may end; its reply does not matter. */
-static void resume_removed(struct fleet_control *fc)
+/* Requests that still run at an engine that was removed may end. */
+static bool is_removed_paused(struct fleet_control *fc, const struct upstream_endpoint *at,
+                              const struct upstream_info *info, size_t upstream)
+{
+    return at->removed && info->alive && fleet_engine_is_paused_locked(fc, upstream);
+}
+
+/* Their replies do not matter: the next probe finds out what the resume did. */
+static void resume_others(struct fleet_control *fc, resume_filter *filter, uint64_t timeout_us)
 {
     size_t n = upstreams_n(fc->upstreams), n_targets = 0;
     struct fleet_target targets[FLEET_MAX];
@@ -341,19 +335,15 @@ static void resume_removed(struct fleet_control *fc)
     struct err ignored = {0};
 
     for (size_t i = 0; i < n; i++) {
-        bool is;
-
         upstreams_get(fc->upstreams, i, &at);
         fleet_info(fleet_of(fc), i, &info);
         mtx_lock(&fc->lock);
-        is = at.removed && info.alive && fleet_engine_is_paused_locked(fc, i) &&
-             !fleet_engine_is_held_locked(fc, i);
-        mtx_unlock(&fc->lock);
-        if (is)
+        if (filter(fc, &at, &info, i) && !fleet_engine_is_held_locked(fc, i))
             targets[n_targets++] = (struct fleet_target){.upstream = i};
+        mtx_unlock(&fc->lock);
     }
     if (n_targets > 0 &&
-        fleet_request(fc, API_RESUME, targets, n_targets, FLEET_STEP_US, &results, &ignored) == 0)
+        fleet_request(fc, API_RESUME, targets, n_targets, timeout_us, &results, &ignored) == 0)
         fleet_results_free(results, n_targets);
 }
 
@@ -366,7 +356,7 @@ int fleet_resume_all(struct fleet_control *fc, bool expired, struct fleet_result
     if (fleet_resume_lock(fc, expired, e) != 0)
         return -1;
     *n = select_resumable(fc, targets);
-    resume_removed(fc);
+    resume_others(fc, is_removed_paused, FLEET_STEP_US);
     rc = fleet_request(fc, API_RESUME, targets, *n, FLEET_STEP_US, results, e);
     if (rc == 0) {
         fleet_note_pause_results(fc, *results, *n, false);
@@ -378,7 +368,7 @@ int fleet_resume_all(struct fleet_control *fc, bool expired, struct fleet_result
         if (!result_ok(&(*results)[i]))
             fleet_fence(fleet_of(fc), (*results)[i].upstream, &(*results)[i].why);
     if (rc == 0)
-        resume_down(fc);
+        resume_others(fc, is_down_paused, RESUME_DOWN_US);
     fleet_resume_unlock(fc);
     return rc;
 }

@@ -271,6 +271,17 @@ int body_u64(uint64_t *out, const json_t *o, const char *at, const char *member,
     return 0;
 }
 
+int body_u32(uint32_t *out, const json_t *o, const char *at, const char *member, uint32_t min,
+             uint32_t max, struct err *e)
+{
+    uint64_t value = *out;
+
+    if (body_u64(&value, o, at, member, min, max, e) != 0)
+        return -1;
+    *out = (uint32_t)value;
+    return 0;
+}
+
 int body_f64(double *out, const json_t *o, const char *at, const char *member, struct err *e)
 {
     const json_t *v = body_given(o, member);

@@ -58,6 +58,8 @@ int body_text(const char **out, size_t *len, const json_t *o, const char *at, co
 int body_bool(bool *out, const json_t *o, const char *at, const char *member, struct err *e);
 int body_u64(uint64_t *out, const json_t *o, const char *at, const char *member, uint64_t min,
              uint64_t max, struct err *e);
+int body_u32(uint32_t *out, const json_t *o, const char *at, const char *member, uint32_t min,
+             uint32_t max, struct err *e);
 int body_i64(int64_t *out, const json_t *o, const char *at, const char *member, int64_t min,
              int64_t max, struct err *e);
 int body_f64(double *out, const json_t *o, const char *at, const char *member, struct err *e);

@@ -22,17 +22,6 @@ static const char *field_of(char field[ERR_FIELD_MAX], const char *at, const cha
     return field;
 }
 
-static int parse_u32(uint32_t *out, const json_t *object, const char *at, const char *member,
-                     uint32_t min, uint32_t max, struct err *e)
-{
-    uint64_t value = *out;
-
-    if (body_u64(&value, object, at, member, min, max, e) != 0)
-        return -1;
-    *out = (uint32_t)value;
-    return 0;
-}
-
 static int parse_sizes(struct replay_layout *l, const json_t *object, const char *at,
                        uint32_t n_layers, struct err *e)
 {
@@ -40,8 +29,8 @@ static int parse_sizes(struct replay_layout *l, const json_t *object, const char
 
     if (body_required(object, at, "pipeline_parallel_size", e) != 0 ||
         body_required(object, at, "context_parallel_size", e) != 0 ||
-        parse_u32(&l->n_stages, object, at, "pipeline_parallel_size", 1, n_layers, e) != 0 ||
-        parse_u32(&l->n_contexts, object, at, "context_parallel_size", 1, REPLAY_CONTEXT_MAX, e) !=
+        body_u32(&l->n_stages, object, at, "pipeline_parallel_size", 1, n_layers, e) != 0 ||
+        body_u32(&l->n_contexts, object, at, "context_parallel_size", 1, REPLAY_CONTEXT_MAX, e) !=
             0)
         return -1;
     if (replay_n_blocks(l) > REPLAY_BLOCKS_MAX)
@@ -99,8 +88,8 @@ static int parse_stages(struct replay_layout *l, const json_t *object, const cha
                       last[] = "num_layers_in_last_pipeline_stage";
     char field[ERR_FIELD_MAX];
 
-    if (parse_u32(&l->n_first, object, at, first, 1, n_layers, e) != 0 ||
-        parse_u32(&l->n_last, object, at, last, 1, n_layers, e) != 0)
+    if (body_u32(&l->n_first, object, at, first, 1, n_layers, e) != 0 ||
+        body_u32(&l->n_last, object, at, last, 1, n_layers, e) != 0)
         return -1;
     if (l->n_stages == 1 && n_given(l) > 0)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, at, l->n_first > 0 ? first : last),
@@ -120,7 +109,7 @@ static int check_dense(const json_t *object, const char *at, const struct model_
 
     if (body_given(object, member) == NULL)
         return 0;
-    if (parse_u32(&n_dense, object, at, member, 0, model->n_layers, e) != 0)
+    if (body_u32(&n_dense, object, at, member, 0, model->n_layers, e) != 0)
         return -1;
     for (uint32_t i = 0; i < model->n_layers; i++)
         if (model_layer_is_sparse(model, i) != (i >= n_dense))
@@ -139,7 +128,7 @@ static int parse_multiple(struct replay_layout *l, const json_t *object, const c
     char field[ERR_FIELD_MAX];
 
     l->sequence_multiple = n_chunks;
-    if (parse_u32(&l->sequence_multiple, object, at, member, 1, REPLAY_MULTIPLE_MAX, e) != 0)
+    if (body_u32(&l->sequence_multiple, object, at, member, 1, REPLAY_MULTIPLE_MAX, e) != 0)
         return -1;
     if (l->sequence_multiple % n_chunks != 0)
         return err_set(e, ERR_BAD_REQUEST, field_of(field, at, member),

@@ -117,17 +117,6 @@ static int read_float(float *out, const json_t *o, const char *at, const char *m
     return 0;
 }
 
-static int read_u32(uint32_t *out, const json_t *o, const char *at, const char *member,
-                    uint32_t min, uint32_t max, struct err *e)
-{
-    uint64_t v = *out;
-
-    if (body_u64(&v, o, at, member, min, max, e) != 0)
-        return -1;
-    *out = (uint32_t)v;
-    return 0;
-}
-
 static int read_i32(int32_t *out, const json_t *o, const char *at, const char *member, int32_t min,
                     int32_t max, struct err *e)
 {
@@ -221,7 +210,7 @@ static int read_best_of(uint32_t n, const json_t *o, const char *at, struct err 
     char field[ERR_FIELD_MAX];
     uint32_t best_of = n;
 
-    if (read_u32(&best_of, o, at, "best_of", 1, GENERATE_N_MAX, e) != 0)
+    if (body_u32(&best_of, o, at, "best_of", 1, GENERATE_N_MAX, e) != 0)
         return -1;
     if (best_of == n)
         return 0;
@@ -250,10 +239,10 @@ static int read_shape(struct generate_params *p, const json_t *object, const cha
 {
     struct gen_params *g = &p->gen;
 
-    if (read_u32(&p->n, object, at, "n", 1, GENERATE_N_MAX, e) != 0 ||
+    if (body_u32(&p->n, object, at, "n", 1, GENERATE_N_MAX, e) != 0 ||
         read_best_of(p->n, object, at, e) != 0 ||
-        read_u32(&g->max_tokens, object, at, "max_tokens", 1, GEN_MAX_TOKENS_REST - 1, e) != 0 ||
-        read_u32(&g->min_tokens, object, at, "min_tokens", 0, GEN_MAX_TOKENS_REST - 1, e) != 0 ||
+        body_u32(&g->max_tokens, object, at, "max_tokens", 1, GEN_MAX_TOKENS_REST - 1, e) != 0 ||
+        body_u32(&g->min_tokens, object, at, "min_tokens", 0, GEN_MAX_TOKENS_REST - 1, e) != 0 ||
         read_float(&g->temperature, object, at, "temperature", e) != 0 ||
         read_float(&g->top_p, object, at, "top_p", e) != 0 ||
         read_float(&g->min_p, object, at, "min_p", e) != 0 ||
@@ -293,7 +282,7 @@ int generate_params_parse(struct generate_params *p, const json_t *object, const
         body_bool(&p->skip_special_tokens, object, at, "skip_special_tokens", e) != 0 ||
         body_bool(&p->include_stop_str, object, at, "include_stop_str_in_output", e) != 0 ||
         read_stops(g, object, at, e) != 0 || read_stop_ids(g, object, at, vocab_size, e) != 0 ||
-        read_u32(&p->routes_start, object, at, "routed_experts_prompt_start", 0, UINT32_MAX, e) !=
+        body_u32(&p->routes_start, object, at, "routed_experts_prompt_start", 0, UINT32_MAX, e) !=
             0 ||
         read_harmless(object, at, e) != 0 ||
         generate_check_neutral(object, at, sampling_neutral, e) != 0 ||

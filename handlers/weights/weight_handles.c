@@ -29,18 +29,6 @@ static int refuse_memory(struct err *e)
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the handles");
 }
 
-/* torch's name of a dtype, if torch has it. */
-static const char *dtype_for_torch(enum dtype d)
-{
-    static const char *const names[DTYPE_COUNT] = {
-#define X(constant, name, bits, torch) [constant] = torch,
-        DTYPES(X)
-#undef X
-    };
-
-    return names[d] != NULL ? names[d] : dtype_name(d);
-}
-
 /* [{handle, nbytes}]; nbytes from the allocation's begin to the slab's end. New, or NULL. */
 static json_t *slabs_json(struct device *device, struct slab_set *set, struct err *e)
 {
@@ -147,7 +135,7 @@ static int add_tensors(json_t *object, const struct tensor_list *tensor_list)
         const struct tensor_spec *t = &tensor_list->tensors[i];
 
         rc |= json_array_append_new(names, json_string(t->name));
-        rc |= json_array_append_new(dtypes, json_string(dtype_for_torch(t->dtype)));
+        rc |= json_array_append_new(dtypes, json_string(dtype_torch_name(t->dtype)));
         rc |= json_array_append_new(shapes, shape_json(t));
     }
     rc |= json_object_set_new(object, "names", names);
