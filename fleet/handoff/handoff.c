@@ -129,7 +129,7 @@ static int hand_over(struct handoff *h, const struct version *v, bool repair, st
 {
     struct fleet_update_request req = {.label = v->label,
                                        .repair = repair,
-                                       .awake = true,
+                                       .handoff = true,
                                        .anonymous = true,
                                        .lease_s = UPDATE_LEASE_S_DEFAULT};
     json_t *start = json_object(), *details = NULL;

@@ -36,6 +36,7 @@ struct fleet_session {
     char id[UPDATE_ID_MAX + 1];
     enum update_phase phase;
     bool auto_commit, anonymous, partial, sharded;
+    bool handoff;       /* of this server itself: no client can end it */
     bool repair;        /* of engines that lack the fleet's version; any of them is enough */
     bool starting;      /* the engines have yet to start it */
     bool prepare_begun; /* engines that overwrite their weights are paused, or are being paused */

@@ -21,10 +21,11 @@ struct fleet_update_request {
     const json_t *start;    /* of our own start, without its label */
     const char *selector;   /* static, or NULL */
     bool auto_commit, anonymous, partial, sharded;
-    bool repair; /* only engines that are out of rotation because of their weights take part, each
-                    by itself; they get the fleet's version, and the others go on */
-    bool awake;  /* refused also while weights are asleep at level 2: an engine that was not woken
-                    has no memory for them */
+    bool repair;  /* only engines that are out of rotation because of their weights take part, each
+                     by itself; they get the fleet's version, and the others go on */
+    bool handoff; /* of this server itself (fleet/handoff/): no client can end it, and it is refused
+                     also while weights are asleep at level 2: an engine that was not woken has no
+                     memory for them */
     uint32_t lease_s;
     struct actor actor; /* for the log */
 };

@@ -1,7 +1,7 @@
 /* What requests read and write of a session while steps of its update may be under way. */
 #include "fleet/update/fleet_update.h"
 
-#include "fleet/fleet_priv.h"
+#include "fleet/update/fleet_update_priv.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,10 +13,12 @@ int fleet_check_no_update(struct fleet_control *fc, bool prepared_only, struct e
 
     mtx_lock(&fc->lock);
     if (fc->session != NULL && (!prepared_only || fc->session->prepare_begun))
-        rc = err_set(
-            e, ERR_CONFLICT, "",
-            "update %s is open: finish or abort it first ('baton abort --update' aborts it)",
-            fc->session->id);
+        rc = fc->session->handoff
+                 ? fleet_refuse_handoff(fc->session, e)
+                 : err_set(e, ERR_CONFLICT, "",
+                           "update %s is open: finish or abort it first ('baton abort --update' "
+                           "aborts it)",
+                           fc->session->id);
     mtx_unlock(&fc->lock);
     return rc;
 }

@@ -11,6 +11,8 @@ size_t fleet_session_min_ready(struct fleet_control *fc, const struct fleet_sess
 
 bool fleet_has_quorum(struct fleet_control *fc,
                       const struct fleet_session *s); /* with --min-ready */
+/* fleet_refuse_handoff - ERR_CONFLICT: a hand-off of this server is under way. Returns -1. */
+int fleet_refuse_handoff(const struct fleet_session *s, struct err *e);
 int fleet_refuse_closed(const struct fleet_session *s, struct err *e);
 
 /* fleet_session_set_report - keep the first reply that describes an engine's own update. The caller

@@ -111,6 +111,12 @@ void fleet_set_cause(struct fleet_control *fc, const struct fleet_session *s, st
     mtx_unlock(&fc->lock);
 }
 
+int fleet_refuse_handoff(const struct fleet_session *s, struct err *e)
+{
+    return err_set(e, ERR_CONFLICT, "",
+                   "this server is handing version '%.100s' to its upstreams: try again", s->label);
+}
+
 int fleet_refuse_closed(const struct fleet_session *s, struct err *e)
 {
     if (s->error.code != ERR_NONE)

@@ -14,6 +14,8 @@ enum { BATON_LEASE_SPARE_S = 60 };
 
 static int refuse_open(const struct fleet_session *s, struct err *e)
 {
+    if (s->handoff)
+        return fleet_refuse_handoff(s, e);
     return err_set(e, ERR_CONFLICT, "",
                    "update %s is %s, and its lease has %" PRIu64
                    " s left: finish or abort it first",
@@ -28,7 +30,7 @@ static int check_none_open(struct fleet_control *fc, const struct fleet_update_r
     mtx_lock(&fc->lock);
     if (fc->session != NULL)
         rc = refuse_open(fc->session, e);
-    else if (fc->sleep.weights && (fc->sleep.level < 2 || req->awake))
+    else if (fc->sleep.weights && (fc->sleep.level < 2 || req->handoff))
         rc = err_set(e, ERR_ASLEEP, "", "the weights are asleep: wake them first");
     mtx_unlock(&fc->lock);
     return rc;
@@ -245,6 +247,7 @@ static int request_session_start(struct fleet_control *fc, const struct fleet_up
     s->partial = req->partial;
     s->sharded = req->sharded;
     s->repair = req->repair;
+    s->handoff = req->handoff;
     s->selector = req->selector;
     s->actor = req->actor;
     s->began_us = clock_now_us();

@@ -155,6 +155,23 @@ def all_fail(kind):
         s.has("01500", "b")
 
 
+def own(kind):
+    """What waits for a hand-off is told so; its client has no update to end."""
+    path = "/update_weights" if kind == "vllm" else "/update_weights_from_tensor"
+    with Stage(kind, kind, min_ready=1) as s:
+        s.push("00100", "a")
+        s.taps[0].slow = (path, 3)
+        s.taps[0].fault = (path, 500)
+        s.push("01500", "b")
+        s.taps[0].fault = None
+        calls = len(s.taps[0].calls)
+        until("it is repaired now", lambda: any(c[2] == path for c in s.taps[0].calls[calls:]))
+        status, said = s.server.ask("POST", "/v1/sleep", {"level": 1})
+        assert status == 409 and "handing version 'b'" in said["error"]["message"], (status, said)
+        until("it is repaired", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
+        s.has("01500", "b")
+
+
 def undisturbed(kind):
     """While bytes arrive, engines generate; they stand still only once all is here."""
     with Stage(kind) as s:
@@ -219,7 +236,7 @@ def asleep(kind):
         s.has("01500", "b")
 
 
-CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, all_fail, undisturbed, starts, asleep)}
+CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, all_fail, own, undisturbed, starts, asleep)}
 
 
 def main():

@@ -60,7 +60,7 @@ class Tap:
 
     def __init__(self, fake, gpu, double):
         self.double, self.gpu = double, gpu
-        self.loaded, self.rounds, self.fault, self.calls = {}, 0, None, []
+        self.loaded, self.rounds, self.fault, self.slow, self.calls = {}, 0, None, None, []
         self.reader = Trainer(fake)
         self.uuid = self.reader.uuid(gpu)
         tap = self
@@ -101,6 +101,8 @@ class Tap:
                 return
             self.answer(handler, fault[1], [], b'{"error": "ordered by the test"}')
             return
+        if self.slow is not None and self.slow[0] == path:
+            time.sleep(self.slow[1])
         if handler.command == "POST" and path in ("/update_weights", "/update_weights_from_tensor"):
             wrong = self.load(json.loads(body))
             if wrong is not None:
