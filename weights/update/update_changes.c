@@ -55,6 +55,14 @@ void digests_set_copied(const struct fill *f, uint32_t rank)
     }
 }
 
+void digests_forget(const struct fill *f)
+{
+    const struct layout *layout = f->ranks[0].layout;
+
+    for (size_t i = 0; f->source->ops->fill != NULL && i < layout->n_dst_slots; i++)
+        f->session->digests[layout->dst_slots[i].index].known = false;
+}
+
 /* Tensors that this update did not send keep the digests that they had. */
 static void complete_digests(const struct updates *u, struct session *s)
 {

@@ -394,6 +394,7 @@ int chunk_end(struct session *s, struct update_job *job, struct err *e)
         }
         ties_drop_compared(s);
     } else {
+        digests_forget(f);
         session_drop_ties(s, f->n_ties);
     }
     fill_free(f, rc == 0 ? NULL : s->staging); /* the views hold their slabs */

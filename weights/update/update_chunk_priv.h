@@ -131,6 +131,8 @@ bool pieces_suspect(const struct fill *f, uint32_t i);
  * bring the same tensor, the first one's counts. */
 void digests_set_filled(struct fill *f, uint32_t i, const char *bytes);
 void digests_set_copied(const struct fill *f, uint32_t rank);
+/* The digests of a chunk that failed: its tensors may come again, from a source of other bytes. */
+void digests_forget(const struct fill *f);
 
 /* update_finite.c: values that are not finite. The policy decides whether they are an error
  * (ERR_NON_FINITE at /names/<i>), are recorded in the job and logged, or are not checked for.

@@ -246,6 +246,34 @@ static void test_checksum_of_what_is_served(void **state)
     }
 }
 
+/* A chunk that failed took no tensor: nothing that was computed of its bytes belongs to those that
+ * come later, of which a GPU makes no checksum. */
+static void test_failed_chunk_leaves_no_checksum(void **state)
+{
+    const struct fx_source_cfg failing[] = {
+        {.step = 2, .fail_at = FX_N - 1, .corrupt_at = -1},
+        {.step = 2, .fail_at = -1, .corrupt_at = -1, .short_by_one = true},
+    };
+
+    (void)state;
+    for (unsigned k = 0; k < 2 * MFX_WORLDS; k++) {
+        struct update_info info;
+        struct gpus g;
+
+        gpus_open(&g, &libs[0], mfx_worlds[k / 2]);
+        assert_int_equal(push(&g.b, 1, "one"), ERR_NONE);
+        info = start(&g.b, (struct update_start){0});
+        submit(&g.b, chunk_of(&g.b, info.id, fx_tensor_list_of(FX_ALL), failing[k % 2]));
+        assert_int_equal(fx_await(&g.b.answer), ERR_UNREADABLE);
+        assert_int_equal(
+            mfx_send(&g, mfx_chunk(&g, info.id, fx_tensor_list_of(FX_ALL), MFX_STEP(3))), ERR_NONE);
+        assert_int_equal(finish(&g.b, info.id, "two"), ERR_NONE);
+        assert_int_equal(g.b.answer.info.changes.n[CHANGE_NOT_COMPARED], FX_N);
+        mfx_assert_step(&g, 3);
+        gpus_close(&g); /* compares the checksums that were kept with the bytes */
+    }
+}
+
 /* Numbers that are not finite: seen in the pass that sums, whatever it is that makes the sums. */
 
 /* The model; or, in the other order, with q, k and v in one. */
@@ -326,6 +354,7 @@ int main(void)
         cmocka_unit_test(test_checksums_at_finish_are_of_every_place),
         cmocka_unit_test(test_checksum_of_a_fused_name_at_finish),
         cmocka_unit_test(test_checksum_of_what_is_served),
+        cmocka_unit_test(test_failed_chunk_leaves_no_checksum),
         cmocka_unit_test(test_numbers_that_are_not_finite),
     };
 
