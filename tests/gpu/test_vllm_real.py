@@ -1,8 +1,8 @@
 """A real vLLM with the weight-transfer routes of 0.20 to 0.27, and its own, unmodified trainer code
 on GPU 0: straight to vLLM, to baton, and to baton in front of vLLM. By NCCL (engine on GPU 1) and
-CUDA IPC (two engines on GPU 0), packed or not; and to baton, which hands it to vLLM (--stage). Each
-update ends in the tokens and logprobs of the checkpoint that was pushed; an engine is killed in mid
-transfer, and started again.
+CUDA IPC (two engines on GPU 0), packed or not. Each update ends in the tokens and logprobs of the
+checkpoint that was pushed; an engine is killed in mid transfer, and started again. What baton
+receives itself and hands over (--stage) is in test_vllm_handoff.py.
 
 Usage: test_vllm_real.py --baton BATON [--only SECTION[,SECTION...]] [--budget-s S] [--out DIR]
 Ends with 0, or 1 if a check failed, or 77 (skipped) where torch, vLLM or a GPU is missing; with one
@@ -50,9 +50,9 @@ IPC_WAYS = {
 
 
 class Trainer(nccl.Trainer):
-    def __init__(self, args):
+    def __init__(self, args, gpu):
         world.Worker.__init__(self)
-        self.tell(args.trainer.be)
+        self.tell(args.trainer.be, gpu)
 
     def ready(self):
         self.version = self.hear(120)
@@ -60,14 +60,23 @@ class Trainer(nccl.Trainer):
 
 
 class Trainers(nccl_torch.Trainers):
+    gpu = 0
+
     def get(self):
         if self.one is None:
-            self.one = Trainer(self.args).ready()
+            self.one = Trainer(self.args, self.gpu).ready()
         return self.one
+
+    def move(self, gpu):
+        """The next one is on that GPU."""
+        self.drop()
+        self.gpu = gpu
 
 
 class Play:
     """What the sections share: the trainer, the engines, which checkpoint comes next."""
+
+    pauses = True  # the trainer does it, around its update
 
     def __init__(self, checks, args, folder):
         self.checks, self.args, self.folder = checks, args, folder
@@ -105,7 +114,8 @@ class Play:
         columns = self.trainers.get().ask(self.args.trainer.load, step)
         if cached:
             engines.fill_cache(server, step)
-        say(server, "/pause?mode=keep")
+        if self.pauses:
+            say(server, "/pause?mode=keep")
         say(server, "/start_weight_update", {})
         return columns
 
@@ -128,7 +138,8 @@ class Play:
         self.trainers.get().hear()
         say(server, "/finish_weight_update", {})
         self.rows.append((self.checks.title, way, (time.monotonic() - began) * 1e3))
-        say(server, "/resume")
+        if self.pauses:
+            say(server, "/resume")
         return step
 
     def serves(self, servers, step, what):
@@ -148,16 +159,6 @@ class Play:
     def front(self, behind):
         options = [o for e in behind for o in ("--upstream", f"{e.url},vllm")]
         with world.Server(self.args.baton, *options, "--probe-interval", "500") as server:
-            self.await_front(server, len(behind))
-            yield server
-
-    @contextlib.contextmanager
-    def stage(self, behind):
-        """A server that receives updates on GPU 0 itself, and hands them over."""
-        options = [o for e in behind for o in ("--upstream", f"{e.url},vllm")]
-        options += ["--stage", "cuda:0", "--manifest", ipc.CHECKPOINTS / f"{STEPS[0]}.safetensors"]
-        options += ["--probe-interval", "500", "--min-ready", "1"]
-        with world.Server(self.args.baton, *options) as server:
             self.await_front(server, len(behind))
             yield server
 
@@ -218,56 +219,6 @@ def ipc_through_baton(play):
     with play.front(play.by_ipc) as server:
         say(server, "/init_weight_transfer_engine", {"init_info": {}})
         play.ways(server, "ipc", play.by_ipc)
-
-
-def handed_over(play):
-    """Updates are received by baton, which hands them to both engines. A trainer that dies in mid
-    transfer disturbs none; an engine that dies gets the version back without a trainer."""
-    checks, behind = play.checks, play.by_ipc
-    with play.stage(behind) as server:
-        servers = [("it", server)] + [(f"engine {e.name}", e) for e in behind]
-        say(server, "/init_weight_transfer_engine", {"init_info": {}})
-        for way, members in IPC_WAYS.items():
-            old = play.push(server, "ipc", way, members)
-            play.serves(servers, old, way)
-            took_s = server.status()["stage"]["last_handoff_s"]
-            play.rows.append((checks.title, f"{way}: the hand-off alone", took_s * 1e3))
-        trainer_dies(play, server, old)
-        play.serves(servers, old, "the trainer is dead")
-        behind[0].kill()
-        world.until(lambda: n_serving(server) == 1, "the engine is missed", 60)
-        behind[0].start(STEPS[0])
-        engines.await_ready(behind[:1])
-        world.until(lambda: n_serving(server) == 2, "the engine is repaired", 60)
-        play.serves(servers, old, "an engine was started again, without a trainer")
-        checks.same(server.status()["stage"]["n_repairs"], 1, "by one repair")
-        say(server, "/init_weight_transfer_engine", {"init_info": {}})
-        step = play.push(server, "ipc", "after a kill and a restart", {"packed": True})
-        play.serves(servers, step, "after a kill and a restart")
-
-
-def n_serving(server):
-    return server.get("/v1/upstreams")["n_serving"]
-
-
-def trainer_dies(play, server, old):
-    """In mid transfer, while the engines generate."""
-    step = next(play.steps)
-    columns = play.trainers.get().ask(play.args.trainer.load, step)
-    play.checks.that(columns["names"], "there is something to send")
-    say(server, "/start_weight_update", {})
-    gate = tempfile.mkdtemp(dir=play.folder)
-    members = {"packed": True, "packed_buffer_size_bytes": SMALL_BUFFER}
-    play.trainers.get().tell(
-        play.args.trainer.send_by_ipc, server.url, members, (gate, GATE_AT)
-    )
-    world.until(lambda: os.path.exists(f"{gate}/reached"), "the trainer is in mid transfer")
-    play.serves([("it", server)], old, "in mid transfer")
-    play.trainers.drop()
-    status = server.status()
-    play.checks.same(status["upstreams"]["n_serving"], 2, "no engine is disturbed")
-    play.checks.same(status["stage"]["handed_serial"], status["stage"]["serial"], "nothing new")
-    server.post("/v1/update_weights/abort", {"update_id": status["stage"]["update"]["update_id"]})
 
 
 def killed(play, server, kind, victim, old):
@@ -373,22 +324,22 @@ SECTIONS = {  # what is played, the GPUs that it takes, and whether vLLM's serve
     "ipc to vLLM": (ipc_to_vllm, 1, True),
     "nccl to vLLM": (nccl_to_vllm, 2, True),
     "ipc through baton": (ipc_through_baton, 1, True),
-    "handed over": (handed_over, 1, True),
     "nccl through baton": (nccl_through_baton, 2, True),
     "deaths": (deaths, 1, True),
 }
 
 
-def parse(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+def parse(sections, about):
+    parser = argparse.ArgumentParser(description=about.partition("\n\n")[0])
     parser.add_argument("--baton", required=True, help="the program to test")
-    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, by commas")
+    parser.add_argument("--only", default=",".join(sections), help="sections, by commas")
     parser.add_argument("--budget-s", type=float, default=490, help="time for all of it")
     parser.add_argument("--out", help="a folder into which the engines' logs are copied")
-    args = parser.parse_args(argv)
-    unknown = set(args.only.split(",")) - set(SECTIONS)
+    args = parser.parse_args()
+    unknown = set(args.only.split(",")) - set(sections)
     if unknown:
-        parser.error(f"--only: {', '.join(sorted(unknown))}: not one of {', '.join(SECTIONS)}")
+        parser.error(f"--only: {', '.join(sorted(unknown))}: not one of {', '.join(sections)}")
+    args.sections = sections
     return args
 
 
@@ -409,9 +360,9 @@ def left_out(checks, args, name):
     if time.monotonic() > args.deadline:
         checks.that(False, "begins within the budget", f"{args.budget_s} s are over")
         return True
-    if SECTIONS[name][1] <= args.n_gpus:
+    if args.sections[name][1] <= args.n_gpus:
         return False
-    why = f"{SECTIONS[name][1]} GPUs are needed, and {args.n_gpus} is here"
+    why = f"{args.sections[name][1]} GPUs are needed, and {args.n_gpus} is here"
     if os.environ.get("BATON_REQUIRE_GPU") == "1":
         checks.that(False, "it has what it needs", why)
     checks.skip(name, why)
@@ -422,12 +373,12 @@ def run(play):
     """The engines start while baton alone is asked."""
     checks, args = play.checks, play.args
     names, waited = args.only.split(","), False
-    if any(SECTIONS[name][2] for name in names):
+    if any(args.sections[name][2] for name in names):
         for engine in play.all_engines():
             engine.start(STEPS[0])
-    print(f"vLLM {play.trainers.get().version}, its trainer on GPU 0", flush=True)
+    print(f"vLLM {play.trainers.get().version}, its trainer on GPU {play.trainers.gpu}", flush=True)
     for name in names:
-        if SECTIONS[name][2] and not waited:
+        if args.sections[name][2] and not waited:
             with checks.section("engines"):
                 began, waited = time.monotonic(), True
                 engines.await_ready(play.all_engines())
@@ -436,7 +387,7 @@ def run(play):
                     checks.same(engines.wrong(engine, STEPS[0]), [], f"engine {engine.name} alone")
         with checks.section(name):
             if not left_out(checks, args, name):
-                SECTIONS[name][0](play)
+                args.sections[name][0](play)
 
 
 def told(play):
@@ -445,14 +396,14 @@ def told(play):
         print(f"{title:28} {way:32} {ms:8.0f}")
 
 
-def main():
-    args = parse()
+def main(sections, about, kind=Play):
+    args = parse(sections, about)
     os.environ["NCCL_NVLS_ENABLE"] = "0"  # multicast can put a host's GPUs out of service
     use_gpus(args)
     args.deadline = time.monotonic() + args.budget_s
     checks = world.Checks()
     with tempfile.TemporaryDirectory(prefix="baton-vllm-") as folder:
-        play = Play(checks, types.SimpleNamespace(**vars(args)), pathlib.Path(folder))
+        play = kind(checks, types.SimpleNamespace(**vars(args)), pathlib.Path(folder))
         try:
             with test_nccl_torch.Watchdog(checks, args.budget_s):
                 run(play)
@@ -466,4 +417,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(SECTIONS, __doc__))

@@ -1,5 +1,5 @@
-"""Real vLLM servers for test_vllm_real.py: started side by side, asked for tokens, killed, started
-again on the same port."""
+"""Real vLLM servers for test_vllm_real.py and test_vllm_handoff.py: started side by side, asked for
+tokens, killed, started again on the same port."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""What runs in the trainer's process of test_vllm_real.py, on GPU 0: vLLM's own trainer code,
+"""What runs in the trainer's process of test_vllm_real.py and its kin: vLLM's own trainer code,
 unmodified. Only the iterator of tensors is ours, so that it can stop in mid transfer."""
 
 import os
@@ -11,13 +11,13 @@ import test_ipc_torch as ipc
 GATE_S = 120  # how long an iterator waits at its gate
 
 
-def be(state):
+def be(state, gpu):
     import torch
     import vllm
 
-    torch.cuda.set_device(0)
+    torch.cuda.set_device(gpu)
     torch.zeros(1, device="cuda")
-    state.group = None
+    state.group, state.gpu = None, gpu
     return vllm.__version__
 
 
@@ -25,8 +25,24 @@ def load(state, step):
     """The next weights; their names, dtypes and shapes."""
     from safetensors.torch import load_file
 
-    state.named = list(load_file(ipc.CHECKPOINTS / f"{step}.safetensors", device="cuda:0").items())
+    path = ipc.CHECKPOINTS / f"{step}.safetensors"
+    state.named = list(load_file(path, device=f"cuda:{state.gpu}").items())
     return world.columns(state.named)
+
+
+def memory(state):
+    """Bytes: of tensors, of torch's allocator, and of all processes on this GPU."""
+    import torch
+
+    state.named = []
+    torch.cuda.synchronize()
+    torch.cuda.ipc_collect()
+    free, total = torch.cuda.mem_get_info(state.gpu)
+    return {
+        "allocated": torch.cuda.memory_allocated(state.gpu),
+        "reserved": torch.cuda.memory_reserved(state.gpu),
+        "used": total - free,
+    }
 
 
 def join(state, port, world_size):

@@ -92,6 +92,9 @@ class Recorder:
             text = re.sub(pattern, stand_in, text)
         return text
 
+    def begin(self, method, path):
+        """Before it is passed on."""
+
     def write(self, method, path, body, status, content_type, raw):
         try:
             sent = json.loads(self.masked(json.dumps(json.loads(body)))) if body else None
@@ -137,6 +140,7 @@ def _handler(url, recorder):
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def log_message(self, *_):
             pass
@@ -145,6 +149,7 @@ def _handler(url, recorder):
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             behind = http.client.HTTPConnection(at.hostname, at.port, timeout=300)
             headers = {k: v for k, v in self.headers.items() if k.lower() not in HOP}
+            recorder.begin(self.command, self.path)
             try:
                 behind.request(self.command, self.path, body or None, headers)
                 answer = behind.getresponse()

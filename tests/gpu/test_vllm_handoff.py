@@ -1,0 +1,300 @@
+"""A trainer, baton that receives its updates on a GPU and hands them over (--stage), and two real
+vLLM 0.20 to 0.27 on GPU 0. The trainer is vLLM's own code, unmodified: by CUDA IPC on GPU 0, by
+NCCL from GPU 1. Each update ends in the tokens and logprobs of the checkpoint that was pushed. The
+trainer is killed in mid transfer, an engine in mid hand-off. 200 updates under load: each token is
+of a checkpoint that was served then, no request is lost, and nothing grows.
+
+Usage: test_vllm_handoff.py --baton BATON [--only SECTION[,SECTION...]] [--budget-s S] [--out DIR]
+Ends with 0, or 1 if a check failed, or 77 (skipped) where torch, vLLM or a GPU is missing; with one
+GPU what needs two is left out. With BATON_REQUIRE_GPU=1 what is missing is a failure."""
+
+import contextlib
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+import threading
+import time
+
+import gpu_world as world
+import handoff_load
+import test_ipc_torch as ipc
+import test_vllm_real as real
+import vllm_engines as engines
+import vllm_trainer
+from dialects_world import STEPS, say
+from sglang_engines import Oracle
+
+sys.path.insert(0, str(world.ROOT / "tests" / "real"))
+import record  # noqa: E402
+
+PACKED = {"packed": True, "packed_buffer_size_bytes": 4 << 20}  # of which one is enough
+N_WARM, N_ROUNDS = 20, 200
+ROUNDS_S = 180  # for all of them; one takes about 0.2 s
+REPAIR_S = 60
+SETTLE_S = 8  # until idle connections are closed: by vLLM after 5 s
+MIB = 1 << 20
+SLACKS = {  # by how much it may differ after N_ROUNDS updates
+    "baton fds": 2,
+    "baton maps": 16,
+    "baton rss": 32 * MIB,
+    "baton mapped": 0,
+    "engines fds": 8,
+    "engines rss": 256 * MIB,
+    "trainer allocated": 0,
+    "counters in /dev/shm": 2,
+    "GPU used by others": 64 * MIB,
+}
+
+
+class Tap:
+    """In front of an engine: a proxy that notes the calls, and tells of each before it passes on.
+    A context manager."""
+
+    def __init__(self, url):
+        self.calls, self.before = [], lambda path: None
+        self.local = threading.local()
+        self.proxy = record.Proxy(url, self)
+        self.url = self.proxy.url
+
+    def begin(self, method, path):
+        self.local.began = time.monotonic()
+        if method == "POST":
+            self.before(path.partition("?")[0])
+
+    def write(self, method, path, _body, status, _kind, _raw):
+        began = self.local.began
+        self.calls.append((method, path, status, began, time.monotonic() - began))
+
+    def __enter__(self):
+        self.proxy.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self.proxy.__exit__(*error)
+
+
+class Play(real.Play):
+    """baton pauses the engines by itself; the trainer does not."""
+
+    pauses = False
+
+    def __init__(self, checks, args, folder):
+        super().__init__(checks, args, folder)
+        self.by_nccl, self.judge = [], None
+
+    def judged(self):
+        if self.judge is None:
+            self.judge = handoff_load.Judge(Oracle(self.folder))
+        return self.judge
+
+    @contextlib.contextmanager
+    def stage(self, behind, *more):
+        """A server that receives updates on GPU 0."""
+        options = [o for e in behind for o in ("--upstream", f"{e.url},vllm")]
+        options += ["--stage", "cuda:0", "--manifest", ipc.CHECKPOINTS / f"{STEPS[0]}.safetensors"]
+        options += ["--probe-interval", "500", "--min-ready", "1", *more]
+        if self.args.cuda_library:
+            options += ["--cuda-library", self.args.cuda_library]
+        with world.Server(self.args.baton, *options) as server:
+            self.await_front(server, len(behind))
+            yield server
+
+    def hand(self, server, kind, way, members):
+        """An update; returns the checkpoint."""
+        step = self.push(server, kind, way, members)
+        took_s = server.status()["stage"]["last_handoff_s"]
+        self.rows.append((self.checks.title, f"{way}: the hand-off alone", took_s * 1e3))
+        return step
+
+    def under_load(self, load, served):
+        """What was asked meanwhile is answered, by checkpoints that were served then."""
+        replies, judge = list(load.replies), self.judged()
+        wrong = [w for w in (judge.wrong(r, served) for r in replies if not r.lost) if w]
+        n_changed = sum(judge.changed_within(r) for r in replies if not r.lost)
+        what = f"each token of {len(replies)} replies is of what was served"
+        self.checks.that(replies and not wrong, what, wrong[:3] or f"{n_changed} of two versions")
+
+
+def everywhere(server, behind):
+    return [("it", server)] + [(f"engine {e.name}", e) for e in behind]
+
+
+def n_serving(server):
+    return server.get("/v1/upstreams")["n_serving"]
+
+
+# --- sections
+
+
+def by_ipc(play):
+    behind = play.by_ipc
+    with play.stage(behind) as server:
+        say(server, "/init_weight_transfer_engine", {"init_info": {}})
+        for way, members in real.IPC_WAYS.items():
+            play.serves(everywhere(server, behind), play.hand(server, "ipc", way, members), way)
+        play.pauses, way = True, "the trainer pauses too"
+        try:
+            step = play.push(server, "ipc", way, PACKED)
+        finally:
+            play.pauses = False
+        play.serves(everywhere(server, behind), step, way)
+
+
+def by_nccl(play):
+    """Two ranks of a group cannot be on one GPU, so the trainer is on the other one."""
+    behind = play.by_ipc
+    play.trainers.move(1)
+    try:
+        with play.stage(behind, "--nccl-library", play.args.nccl_server) as server:
+            play.join(server, "baton")
+            for way, members in real.NCCL_WAYS.items():
+                step = play.hand(server, "nccl", way, members)
+                play.serves(everywhere(server, behind), step, way)
+    finally:
+        play.trainers.move(0)
+
+
+def trainer_dies(play):
+    """In mid transfer, while the engines generate: none of them is disturbed."""
+    checks, behind = play.checks, play.by_ipc
+    with contextlib.ExitStack() as stack:
+        taps = [stack.enter_context(Tap(e.url)) for e in behind]
+        server = stack.enter_context(play.stage(taps))
+        say(server, "/init_weight_transfer_engine", {"init_info": {}})
+        old = play.hand(server, "ipc", "before the kill", PACKED)
+        with handoff_load.Load(server) as load:
+            n_before = [len(tap.calls) for tap in taps]
+            update_id = kill_in_mid_transfer(play, server, old)
+        checks.same(n_serving(server), len(behind), "no engine is disturbed")
+        found = {c[1] for tap, n in zip(taps, n_before) for c in tap.calls[n:] if c[0] == "POST"}
+        checks.same(sorted(found), ["/v1/completions"], "nothing but requests came to them")
+        checks.same(load.lost()[:3], [], "no request is lost")
+        play.under_load(load, handoff_load.Served(old))
+        server.post("/v1/update_weights/abort", {"update_id": update_id})
+        say(server, "/init_weight_transfer_engine", {"init_info": {}})
+        step = play.hand(server, "ipc", "by another trainer", PACKED)
+        play.serves(everywhere(server, behind), step, "by another trainer")
+
+
+def kill_in_mid_transfer(play, server, old):
+    """Returns the id of the update that is open then."""
+    step, trainer = next(play.steps), play.args.trainer
+    columns = play.trainers.get().ask(trainer.load, step)
+    play.checks.that(columns["names"], "there is something to send")
+    say(server, "/start_weight_update", {})
+    gate = tempfile.mkdtemp(dir=play.folder)
+    members = {"packed": True, "packed_buffer_size_bytes": real.SMALL_BUFFER}
+    sent = (server.url, members, (gate, real.GATE_AT))
+    play.trainers.get().tell(trainer.send_by_ipc, *sent)
+    world.until(lambda: os.path.exists(f"{gate}/reached"), "the trainer is in mid transfer")
+    play.serves([("it", server)], old, "in mid transfer")
+    play.trainers.drop()
+    play.serves([("it", server)], old, "the trainer is dead")
+    stage = server.status()["stage"]
+    play.checks.same(stage["handed_serial"], stage["serial"], "nothing new")
+    return stage["update"]["update_id"]
+
+
+def engine_dies(play):
+    """When it is told to copy the weights. The other engine gets them; this one is started again,
+    and gets them from baton."""
+    checks, (victim, other) = play.checks, play.by_ipc
+    with Tap(victim.url) as tap, play.stage([tap, other]) as server:
+        say(server, "/init_weight_transfer_engine", {"init_info": {}})
+        old = play.hand(server, "ipc", "before the kill", PACKED)
+        n_repairs = server.status()["stage"]["n_repairs"]
+        tap.before = lambda path: victim.kill() if path == "/update_weights" else None
+        with handoff_load.Load(server) as load:
+            began = time.monotonic()
+            step = play.push(server, "ipc", "an engine is killed", PACKED)
+            served = handoff_load.Served(old)
+            served.change(step, began, time.monotonic())
+            tap.before = lambda path: None
+            checks.that(victim.child.poll() is not None, "it was killed in mid hand-off")
+            checks.same(n_serving(server), 1, "it is missed")
+            play.serves([("it", server), ("the other", other)], step, "one is dead")
+        lost = load.lost()
+        few = len(lost) <= handoff_load.N_CLIENTS
+        checks.that(few, "no request is lost but those that were in it", f"{len(lost)}: {lost[:1]}")
+        play.under_load(load, served)
+        repaired(play, server, step, n_repairs)
+
+
+def repaired(play, server, step, n_repairs):
+    checks, victim = play.checks, play.by_ipc[0]
+    victim.start(next(s for s in STEPS if s != step))
+    engines.await_ready([victim])
+    began = time.monotonic()
+    world.until(lambda: n_serving(server) == 2, "the engine is repaired", REPAIR_S)
+    found = f"{time.monotonic() - began:.1f} s after it answers"
+    checks.that(True, "it serves again without a trainer", found)
+    play.serves(everywhere(server, play.by_ipc), step, "without a trainer")
+    checks.same(server.status()["stage"]["n_repairs"] - n_repairs, 1, "by one repair")
+    step = play.hand(server, "ipc", "after the restart", PACKED)
+    play.serves(everywhere(server, play.by_ipc), step, "after the restart")
+
+
+def many(play):
+    """Updates one after the other, while clients ask."""
+    behind = play.by_ipc
+    with play.stage(behind) as server:
+        say(server, "/init_weight_transfer_engine", {"init_info": {}})
+        step = play.hand(server, "ipc", "the first", PACKED)
+        step = rounds(play, server, step, N_WARM, "to warm up")
+        before = held(play, server)
+        step = rounds(play, server, step, N_ROUNDS, f"{N_ROUNDS} under load")
+        after = held(play, server)
+        for name, slack in SLACKS.items():
+            found = f"{before[name]} -> {after[name]}, {slack} more are allowed"
+            play.checks.that(after[name] - before[name] <= slack, f"no growth: {name}", found)
+        play.serves(everywhere(server, behind), step, "at the end")
+
+
+def rounds(play, server, step, n, way):
+    n_rows, served, end = len(play.rows), handoff_load.Served(step), time.monotonic() + ROUNDS_S
+    handed, done = [], 0
+    with handoff_load.Load(server) as load:
+        while done < n and time.monotonic() < end:
+            began = time.monotonic()
+            step = play.push(server, "ipc", way, PACKED, cached=False)
+            served.change(step, began, time.monotonic())
+            handed.append(server.status()["stage"]["last_handoff_s"] * 1e3)
+            done += 1
+    pushed = [ms for _, _, ms in play.rows[n_rows:]]
+    del play.rows[n_rows:]
+    play.rows.append((play.checks.title, f"{way}: median", statistics.median(pushed)))
+    play.rows.append((play.checks.title, f"{way}: the hand-off", statistics.median(handed)))
+    play.checks.same(done, n, f"{way}: so many updates within {ROUNDS_S} s")
+    play.checks.same(load.lost()[:3], [], f"{way}: no request is lost")
+    play.under_load(load, served)
+    return step
+
+
+def held(play, server):
+    """What must not grow, with no request under way."""
+    time.sleep(SETTLE_S)
+    trainer = play.trainers.get().ask(play.args.trainer.memory)
+    found = {f"baton {k}": v for k, v in server.usage().items()}
+    found["baton mapped"] = server.mapped()
+    each = [handoff_load.usage(os.getpgid(e.child.pid)) for e in play.by_ipc]
+    for name in each[0]:
+        found[f"engines {name}"] = sum(one[name] for one in each)
+    found["trainer allocated"] = trainer["allocated"]
+    found["counters in /dev/shm"] = sum(1 for _ in pathlib.Path("/dev/shm").glob("torch_*"))
+    found["GPU used by others"] = trainer["used"] - trainer["reserved"]
+    return found
+
+
+SECTIONS = {  # what is played, the GPUs that it takes, and whether vLLM's servers must be there
+    "by ipc": (by_ipc, 1, True),
+    "trainer dies": (trainer_dies, 1, True),
+    "many updates": (many, 1, True),
+    "engine dies": (engine_dies, 1, True),
+    "by nccl": (by_nccl, 2, True),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(real.main(SECTIONS, __doc__, Play))
