@@ -293,10 +293,11 @@ static int pinned_take(void *arg, uint64_t nbytes, uint64_t *addr, struct err *e
         return -1;
     result = d->cu->mem_host_alloc(&at, nbytes, CU_MEMHOSTALLOC_PORTABLE);
     if (result == CUDA_ERROR_OUT_OF_MEMORY)
-        (void)err_set(e, ERR_NO_STAGING, "",
-                      "%llu bytes of page-locked host memory are needed for weights, and cannot be "
-                      "had",
-                      (unsigned long long)nbytes);
+        (void)err_set(
+            e, ERR_NO_STAGING, "",
+            "%llu bytes of page-locked host memory are needed for weights, and the driver "
+            "(cuMemHostAlloc) refuses them; %llu bytes of host memory are available",
+            (unsigned long long)nbytes, (unsigned long long)memory_room("").nbytes);
     else
         rc = cu_try(d->cu, result, "cuMemHostAlloc", e);
     device_leave(d);

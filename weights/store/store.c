@@ -100,7 +100,8 @@ static int add_places(struct store *s, const struct store_cfg *cfg, struct err *
     struct slab_memory memory;
 
     for (uint32_t i = 0; i < cfg->n_devices; i++) {
-        memory = device_memory(cfg->devices[i]);
+        memory = cfg->host_memory ? device_pinned_memory(cfg->devices[i])
+                                  : device_memory(cfg->devices[i]);
         if (add_place(s, cfg->devices[i], &memory, cfg->nbytes_max, e) != 0)
             return -1;
     }
@@ -120,6 +121,7 @@ int store_new(struct store **out, const struct store_cfg *cfg, struct err *e)
     struct store *s = calloc(1, sizeof *s);
 
     assert(cfg->n_versions_max >= 2 && cfg->n_devices <= STORE_DEVICES_MAX);
+    assert(!cfg->host_memory || (cfg->n_devices > 0 && !cfg->mirror));
     if (s == NULL) {
         model_spec_free(cfg->model_spec);
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the store");

@@ -75,6 +75,9 @@ struct store_cfg {
                                       which store_new reserves memory for one version if it can */
     uint32_t n_devices;            /* 0: the host is the only rank */
     bool mirror;                   /* with devices: keep a copy in page-locked host memory too */
+    bool host_memory;              /* the devices' ranks are in page-locked host memory, which they
+                                      access by the same addresses; not with `mirror`, and such a
+                                      store is never put to sleep */
     struct store_journal journal;  /* zeroed: none */
 };
 

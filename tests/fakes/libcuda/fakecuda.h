@@ -2,6 +2,7 @@
  *
  * Device memory is a memfd: a device pointer is an address range without access (whoever reads it
  * on the CPU dies, as with a GPU's), the bytes lie in a second mapping that only the fake knows.
+ * Page-locked host memory has the same address on a device, and other host memory has none.
  * An importer opens the exporter's descriptor through /proc, so that a handle dies with its
  * exporter and a killed process leaves nothing behind; named shared memory would stay. Refused as
  * the driver refuses: calls before cuInit or without a context, a handle that this process

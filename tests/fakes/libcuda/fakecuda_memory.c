@@ -36,7 +36,7 @@ char *fake_view(CUdeviceptr at, size_t nbytes)
     char *view = NULL;
 
     (void)pthread_mutex_lock(&fake.lock);
-    r = fake_region_locked((uintptr_t)at, nbytes, REGION_ALLOCATED, REGION_MAPPED);
+    r = fake_region_locked((uintptr_t)at, nbytes, REGION_ALLOCATED, REGION_REGISTERED);
     if (r != NULL)
         view = r->view + ((uintptr_t)at - r->base);
     (void)pthread_mutex_unlock(&fake.lock);
@@ -205,7 +205,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *nbytes, CUdeviceptr 
     if (result != CUDA_SUCCESS)
         return result;
     (void)pthread_mutex_lock(&fake.lock);
-    r = fake_region_locked((uintptr_t)dev, 1, REGION_ALLOCATED, REGION_MAPPED);
+    r = fake_region_locked((uintptr_t)dev, 1, REGION_ALLOCATED, REGION_REGISTERED);
     if (r == NULL)
         result = CUDA_ERROR_NOT_FOUND;
     if (r != NULL && base != NULL)
@@ -222,7 +222,8 @@ static CUresult add_host(void *host, size_t nbytes, enum region_kind kind)
 
     if (r == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *r = (struct region){.kind = kind, .base = (uintptr_t)host, .nbytes = nbytes, .fd = -1};
+    *r = (struct region){
+        .kind = kind, .base = (uintptr_t)host, .nbytes = nbytes, .view = host, .fd = -1};
     (void)pthread_mutex_lock(&fake.lock);
     add_locked(r);
     fake.counts.n_host_blocks++;

@@ -210,6 +210,42 @@ static void test_streams_work_behind_the_caller(void **state)
     ok(cu.mem_free_host(host));
 }
 
+/* As CUDA 13.0 on an H100: every copy takes page-locked memory for a device's, none takes other
+ * memory, and there is no handle to it. */
+static void test_page_locked_memory_is_a_devices_too(void **state)
+{
+    static char plain[64];
+    char out[64] = {0};
+    CUdeviceptr p, at, base = 0;
+    CUipcMemHandle handle;
+    size_t nbytes = 0;
+    void *host;
+
+    (void)state;
+    ok(cu.mem_host_alloc(&host, NBYTES, CU_MEMHOSTALLOC_PORTABLE));
+    ok(cu.mem_alloc(&p, 64));
+    at = (uintptr_t)host;
+    memset(plain, 0x17, sizeof plain);
+    ok(cu.memcpy_htod(at, plain, 64));
+    ok(cu.memcpy_dtod(at + 64, at, 64));
+    ok(cu.memcpy_dtod(p, at + 64, 64));
+    ok(cu.memcpy_dtod(at + 128, p, 64));
+    ok(cu.memcpy_dtoh(out, at + 128, 64));
+    assert_memory_equal(out, plain, 64);
+    assert_memory_equal((char *)host + 128, plain, 64);
+    ok(cu.mem_get_address_range(&base, &nbytes, at + 1));
+    assert_int_equal(base, at);
+    assert_int_equal(nbytes, NBYTES);
+    assert_int_equal(cu.ipc_get_mem_handle(&handle, at), CUDA_ERROR_INVALID_VALUE);
+    assert_int_equal(cu.memcpy_dtod(p, (uintptr_t)plain, 64), CUDA_ERROR_INVALID_VALUE);
+    assert_int_equal(cu.memcpy_htod((uintptr_t)plain, host, 64), CUDA_ERROR_INVALID_VALUE);
+    assert_int_equal(cu.memcpy_dtoh(out, (uintptr_t)plain, 64), CUDA_ERROR_INVALID_VALUE);
+    assert_int_equal(cu.memcpy_htod(at + NBYTES - 1, plain, 2), CUDA_ERROR_INVALID_VALUE);
+    ok(cu.mem_free(p));
+    ok(cu.mem_free_host(host));
+    assert_int_equal(cu.memcpy_htod(at, plain, 64), CUDA_ERROR_INVALID_VALUE);
+}
+
 static void test_host_memory_is_registered_once(void **state)
 {
     static char block[8192];
@@ -516,6 +552,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_copies_move_bytes_within_bounds, begin, end),
         cmocka_unit_test_setup_teardown(test_streams_work_behind_the_caller, begin, end),
         cmocka_unit_test_setup_teardown(test_streams_work_at_once_when_told, begin, end),
+        cmocka_unit_test_setup_teardown(test_page_locked_memory_is_a_devices_too, begin, end),
         cmocka_unit_test_setup_teardown(test_host_memory_is_registered_once, begin, end),
         cmocka_unit_test_setup_teardown(test_peers_are_enabled_once, begin, end),
         cmocka_unit_test_setup_teardown(test_kernels_run_on_their_stream, begin, end),

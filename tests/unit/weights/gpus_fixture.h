@@ -119,7 +119,7 @@ static inline void mfx_assert_log(struct mfx_watch *w, const char *want)
 
 struct gpus_cfg {
     unsigned n_devices;
-    bool mirror;
+    bool mirror, host_memory;
     struct model_spec *model_spec; /* moved in; NULL: fx_model_spec */
     uint64_t receive_us;           /* 0: RECEIVE_US */
     enum non_finite_policy non_finite;
@@ -140,7 +140,8 @@ static inline void gpus_open(struct gpus *g, struct mfx_lib *lib, struct gpus_cf
                                   .nbytes_max = UINT64_MAX,
                                   .devices = g->devices,
                                   .n_devices = want.n_devices,
-                                  .mirror = want.mirror};
+                                  .mirror = want.mirror,
+                                  .host_memory = want.host_memory};
     struct updates_cfg cfg = {.receive_timeout_us = RECEIVE_US,
                               .pin_timeout_us = RECEIVE_US,
                               .non_finite = want.non_finite,
@@ -206,9 +207,13 @@ static inline void gpus_hold(struct gpus *g, bool hold)
 
 /* Every kind of store on GPUs. */
 static const struct gpus_cfg mfx_worlds[] = {
-    {.n_devices = 1}, {.n_devices = 1, .mirror = true},
-    {.n_devices = 2}, {.n_devices = 2, .mirror = true},
-    {.n_devices = 3}, {.n_devices = 3, .mirror = true},
+    {.n_devices = 1},
+    {.n_devices = 1, .mirror = true},
+    {.n_devices = 1, .host_memory = true},
+    {.n_devices = 2},
+    {.n_devices = 2, .mirror = true},
+    {.n_devices = 3},
+    {.n_devices = 3, .mirror = true},
 };
 enum { MFX_WORLDS = sizeof mfx_worlds / sizeof mfx_worlds[0] };
 
