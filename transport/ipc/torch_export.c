@@ -226,7 +226,10 @@ static void put_arguments(struct writer *w, const struct torch_exports *x,
     put_op(w, 't');
 }
 
-static int begin(struct writer *w, const struct torch_exports *x, struct err *e)
+/* What begins and ends the pickle's root. */
+static const char list_begin[] = "](", list_end[] = "e.", dict_begin[] = "}(", dict_end[] = "u.";
+
+static int begin(struct writer *w, const struct torch_exports *x, const char *root, struct err *e)
 {
     *w = (struct writer){.memo = calloc(MEMO_SLABS + (size_t)x->n_slabs, sizeof *w->memo)};
     assert(strlen(x->ref_name) <= IPC_REF_NAME_MAX);
@@ -234,18 +237,16 @@ static int begin(struct writer *w, const struct torch_exports *x, struct err *e)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to export the weights");
     put_op(w, 0x80);
     put_op(w, PICKLE_PROTOCOL);
-    put_op(w, ']');
-    put_op(w, '(');
+    put(w, root, strlen(root));
     return 0;
 }
 
-/* Appends the items to the list, ends the pickle, and encodes it. */
-static char *end(struct writer *w, struct err *e)
+/* Puts the items into the root, ends the pickle, and encodes it. */
+static char *end(struct writer *w, const char *root, struct err *e)
 {
     char *text = NULL;
 
-    put_op(w, 'e');
-    put_op(w, '.');
+    put(w, root, strlen(root));
     if (!w->out.failed)
         text = malloc(BASE64_ENCODE_RAW_LENGTH(w->out.len) + 1);
     if (text != NULL) {
@@ -265,7 +266,7 @@ char *torch_export_handles(const struct torch_exports *x, const struct torch_gpu
     struct writer w;
 
     assert(n_gpus > 0 && n_gpus <= IPC_GPUS_MAX);
-    if (begin(&w, x, e) != 0)
+    if (begin(&w, x, list_begin, e) != 0)
         return NULL;
     for (uint32_t i = 0; i < x->n_tensors; i++) {
         put_op(&w, '}');
@@ -276,7 +277,22 @@ char *torch_export_handles(const struct torch_exports *x, const struct torch_gpu
         }
         put_op(&w, 'u');
     }
-    return end(&w, e);
+    return end(&w, list_end, e);
+}
+
+char *torch_export_packed(const struct torch_exports *x, const struct torch_gpu *gpus,
+                          uint32_t n_gpus, struct err *e)
+{
+    struct writer w;
+
+    assert(n_gpus > 0 && n_gpus <= IPC_GPUS_MAX);
+    if (begin(&w, x, dict_begin, e) != 0)
+        return NULL;
+    for (uint32_t k = 0; k < n_gpus; k++) {
+        put_uuid(&w, gpus[k].uuid);
+        put_arguments(&w, x, &gpus[k].places[0], false);
+    }
+    return end(&w, dict_end, e);
 }
 
 char *torch_export_named(const struct torch_exports *x, const struct torch_place *places,
@@ -284,7 +300,7 @@ char *torch_export_named(const struct torch_exports *x, const struct torch_place
 {
     struct writer w;
 
-    if (begin(&w, x, e) != 0)
+    if (begin(&w, x, list_begin, e) != 0)
         return NULL;
     for (uint32_t i = 0; i < x->n_tensors; i++) {
         put_text(&w, places[i].tensor->name);
@@ -294,5 +310,5 @@ char *torch_export_named(const struct torch_exports *x, const struct torch_place
         put_op(&w, 'R');
         put_op(&w, 0x86); /* TUPLE2 */
     }
-    return end(&w, e);
+    return end(&w, list_end, e);
 }

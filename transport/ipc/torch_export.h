@@ -43,12 +43,16 @@ struct torch_exports {
 /* torch_export_handles - `ipc_handles_pickled` of a vLLM, not packed: base64 of a list with, for
  * each tensor, a dict from a GPU's UUID to the arguments of torch's rebuild_cuda_tensor.
  * @gpus  [n_gpus]; 1..IPC_GPUS_MAX
+ * torch_export_packed - the same, packed: base64 of one such dict, for a tensor of bytes.
+ * @gpus  [n_gpus]; each with one place, whose tensor is the packed bytes: one dimension of DTYPE_U8
  * torch_export_named - one of `serialized_named_tensors` of an SGLang, for load_format null: base64
  * of a list of (name, tensor). Each tensor names the GPU that has it, and not the one that maps it.
  *
  * Threads: any. Returns: new, free(); NULL with e set. Errors: ERR_NO_MEMORY. */
 char *torch_export_handles(const struct torch_exports *x, const struct torch_gpu *gpus,
                            uint32_t n_gpus, struct err *e);
+char *torch_export_packed(const struct torch_exports *x, const struct torch_gpu *gpus,
+                          uint32_t n_gpus, struct err *e);
 char *torch_export_named(const struct torch_exports *x, const struct torch_place *places,
                          struct err *e);
 

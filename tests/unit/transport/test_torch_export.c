@@ -89,6 +89,32 @@ static void test_handles(void **state)
     free(text);
 }
 
+static void test_packed(void **state)
+{
+    static const struct tensor_spec bytes = {
+        .dtype = DTYPE_U8, .ndim = 1, .shape = {4000}, .numel = 4000, .nbytes = 4000};
+    static const struct torch_place at = {&bytes, 0, (uint64_t)3 << 32};
+    const struct torch_gpu gpus[] = {{UUID_0, &at}, {UUID_1, &at}};
+    const struct torch_exports x = {slabs, 1, 1, REF};
+    struct ipc_handles h = {0};
+    struct err e = {0};
+    char *text = torch_export_packed(&x, gpus, 2, &e);
+
+    (void)state;
+    assert_non_null(text);
+    if (torch_handles_read(&h, text, strlen(text), "/x", &e) != 0)
+        fail_msg("%s", e.msg);
+    assert_true(h.packed);
+    assert_int_equal(h.n_gpus, 2);
+    assert_int_equal(h.n_handles, 1);
+    assert_string_equal(h.gpus[0].uuid, UUID_0);
+    assert_string_equal(h.gpus[1].uuid, UUID_1);
+    for (uint32_t g = 0; g < 2; g++)
+        check_one(&h.gpus[g].handles[0], &at);
+    ipc_handles_fini(&h);
+    free(text);
+}
+
 static void test_named(void **state)
 {
     struct torch_tensors t = {0};
@@ -143,6 +169,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_handles),
+        cmocka_unit_test(test_packed),
         cmocka_unit_test(test_named),
         cmocka_unit_test(test_many_slabs),
     };
