@@ -4,7 +4,7 @@
  * POST /fault {"on": "finish" | "POST /path" | "*", "do": kind, "nth": 1, "times": 1, "ms": 0,
  * "status": 500, "tokens": 1, "text", "label": "wrong", "acts", "reset": false}; the kinds are in
  * engine.h. If several match a request, the oldest that is due is used. The ops are in the route
- * tables, and are the same in all dialects. */
+ * tables, and are the same in all dialects. DELETE sends what a slow one holds back. */
 #include "tests/fakes/engine.h"
 
 #include "base/clock.h"
@@ -181,6 +181,9 @@ static void fault_clear(struct conn *c)
 
     for (struct fault *f = c->e->faults; f != NULL; f = f->next)
         f->off = f->off || all || strcmp(f->on, on) == 0;
+    for (struct conn *held = c->e->conns; held != NULL; held = held->next)
+        if (held->held && held->fault != NULL && held->fault->off)
+            conn_arm(held, STEP_ANSWER, clock_now_us());
     conn_reply_json(c, 200, json_pack("{s:b}", "cleared", 1));
 }
 

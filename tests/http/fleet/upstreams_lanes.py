@@ -15,7 +15,7 @@ from upstreams_world import check, commit, metric, run, same, world
 
 N_WAITERS = 40
 AT_ONCE_S = 10  # on a busy machine; a request that waits for the held operation takes longer
-HOLD_MS = 30_000
+HOLD_MS = 60_000  # at most
 HEAD = b"POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
 
@@ -56,14 +56,20 @@ def all_at_once(s):
 
 
 @contextlib.contextmanager
-def held(s, d, ms=HOLD_MS):
-    """Something has its turn at the upstreams, for so long."""
-    d.order("sleep", "slow", ms=ms)
+def held(s, d):
+    """Something has its turn at the upstreams, until the end."""
+    d.order("sleep", "slow", ms=HOLD_MS)
     asleep = threading.Thread(target=lambda: s.post("/v1/sleep", {"level": 1}))
     asleep.start()
     d.wait("it sleeps", lambda: d.journal("sleep"))
-    yield asleep
+    yield
+    check(asleep.is_alive(), "it is held until here")
+    d.good("DELETE", "/fault")
     asleep.join()
+
+
+def they_wait(s, what):
+    until(f"they wait for {what}", lambda: metric(s, 'baton_pool_queued{pool="operation"}') >= N_WAITERS - 16)
 
 
 WAITERS = {
@@ -83,7 +89,7 @@ def nobody_keeps_a_pause_waiting():
         with held(s, a):
             for path, body in WAITERS.values():
                 waiters = [Waiter(s, path, body) for _ in range(N_WAITERS)]
-                until(f"they wait for {path}", lambda: metric(s, 'baton_pool_queued{pool="operation"}') >= N_WAITERS - 16)
+                they_wait(s, path)
                 all_at_once(s)
                 for w in waiters:
                     w.leave()
@@ -99,8 +105,9 @@ def nobody_keeps_a_pause_waiting():
 def who_stays_is_answered():
     """In its turn, not one that its place behind others made late."""
     with world("baton") as (s, d):
-        with held(s, d, 3000):
+        with held(s, d):
             waiters = [Waiter(s, *WAITERS["resync"]) for _ in range(N_WAITERS)]
+            they_wait(s, "a resync")
         same([w.status() for w in waiters], [404] * N_WAITERS)
 
 

@@ -1,10 +1,11 @@
 """Weights by NCCL: trainers that are other processes form a group with the server in each of the
 three forms, broadcast in each of the three ways, and die, stall and send wrong data in all of
-them.
+them. Parts that mostly wait for deadlines run at the same time, each with a server of its own.
 Usage: weight_transfer.py BATON MODEL CLIENT_DIR FAKECUDA FAKENCCL TRAINERS_FAKECUDA TRAINERS_FAKENCCL
 [SEED]"""
 
 import base64
+import concurrent.futures
 import faulthandler
 import os
 import shutil
@@ -16,6 +17,7 @@ import time
 sys.dont_write_bytecode = True
 sys.path.insert(0, sys.argv[3] if len(sys.argv) > 3 else "")
 
+import forked  # noqa: E402
 from ipc_world import WAIT_S, must  # noqa: E402
 from transfer_world import (GIB, GROUP, INIT, UPDATE, Groups, Requests,  # noqa: E402
                             TrainerError, by_id, by_store, by_torch, cut_each, cut_vllm, cut_whole,
@@ -24,6 +26,7 @@ from transfer_world import (GIB, GROUP, INIT, UPDATE, Groups, Requests,  # noqa:
 import baton  # noqa: E402
 
 N_KILLS = 9
+N_AT_ONCE = 4  # parts
 GIVE_UP_S = 280
 START, FINISH = "/v1/update_weights/start", "/v1/update_weights/finish"
 VAIN_S = 3  # timeout of a join that cannot succeed: long enough to reach the step at which it waits
@@ -346,7 +349,7 @@ def timed(ask, seconds, what):
     return answer
 
 
-def never_joins(world, server):
+def nobody_joins(world, server):
     with world.nccl_trainer() as trainer:
         unique_id = base64.b64encode(trainer.ask("mint")).decode()
         body = {"transport": "nccl", "world_size": 2, "nccl_unique_id": unique_id,
@@ -358,7 +361,17 @@ def never_joins(world, server):
         must(found["state"] == "failed" and found["error"]["code"] == "timeout" and
              found["bootstrap"].startswith("127.0.0.1:"), f"{found}")
         refuse(server, wire(world.specs), 409, "conflict", "has failed", path=UPDATE)
-    with world.nccl_trainer() as trainer:  # counted in, and then no id
+    with socket.socket() as closed:  # a port that is taken, and not listened at
+        closed.bind(("127.0.0.1", 0))
+        body = {"transport": "nccl", "world_size": 2, "master_address": "127.0.0.1",
+                "master_port": closed.getsockname()[1], "timeout_s": VAIN_S}
+        timed(lambda: refuse(server, body, 408, "timeout", "nobody listened"), VAIN_S, "nobody")
+    rejoin(world, server, "after nobody")
+
+
+def no_unique_id(world, server):
+    """The server is counted in, and then no id comes."""
+    with world.nccl_trainer() as trainer:
         port = trainer.ask("open_store")
         body = {"transport": "nccl", "world_size": 2, "master_address": "127.0.0.1",
                 "master_port": port, "timeout_s": VAIN_S}
@@ -367,12 +380,7 @@ def never_joins(world, server):
         server.post(200, INIT, body)
         until(lambda: group(server)["state"] == "failed", "the torch group waits for ever")
         must("first collective" in group(server)["error"]["message"], f"{group(server)}")
-    with socket.socket() as closed:  # a port that is taken, and not listened at
-        closed.bind(("127.0.0.1", 0))
-        body = {"transport": "nccl", "world_size": 2, "master_address": "127.0.0.1",
-                "master_port": closed.getsockname()[1], "timeout_s": VAIN_S}
-        timed(lambda: refuse(server, body, 408, "timeout", "nobody listened"), VAIN_S, "nobody")
-    rejoin(world, server, "after nobody")
+    rejoin(world, server, "after no id")
 
 
 def wrong_world(world, server):
@@ -473,7 +481,11 @@ def broken(world, server, what, form=by_id, deadline_s=UPDATE_S, **environment):
     return answer.body["error"]
 
 
-def faults(world, server):
+def first(world, server):
+    rejoin(world, server, "first")
+
+
+def dies(world, server):
     total = sum(s.nbytes for s in world.specs)
     e = broken(world, server, "dies", FAKENCCL_DIE_AFTER_BYTES=str(total // 2))
     must(e["code"] == "timeout", f"{e}")
@@ -482,12 +494,19 @@ def faults(world, server):
                FAKENCCL_DIE_AFTER_BYTES=str(total // 2))
     must(e["code"] == "source_unreadable" and "closed the connection" in e["message"], f"{e}")
     rejoin(world, server, "after its store")
+
+
+def stalls(world, server):
+    total = sum(s.nbytes for s in world.specs)
     e = broken(world, server, "stalls", FAKENCCL_STALL_AFTER_BYTES=str(total // 3))
     must(e["code"] == "timeout", f"{e}")
     rejoin(world, server, "after a stall", by_store)
     e = broken(world, server, "short", FAKENCCL_SHORT="1")
     must(e["code"] == "timeout", f"{e}")
     rejoin(world, server, "after too little")
+
+
+def hung_inits(world, server):
     with world.nccl_trainer(FAKENCCL_REFUSE_JOIN="1") as trainer:
         body = by_id(server, trainer, timeout_s=VAIN_S)
         timed(lambda: refuse(server, body, 408, "timeout"), VAIN_S, "a trainer that cannot join")
@@ -652,27 +671,40 @@ def ranks_by_turns(world, server):
         server.check("ranks by turns")
 
 
-def main():
-    faulthandler.dump_traceback_later(GIVE_UP_S, exit=True)  # where it hangs, rather than that it does
-    world = Groups(*sys.argv[1:8], seed=sys.argv[8] if len(sys.argv) > 8 else os.urandom(4).hex())
+def on_one_server(*steps, options=()):
+    def part(world):
+        with world.serve(*options) as server:
+            for step in steps:
+                step(world, server)
+    return part
+
+
+def impatient(*steps):
+    return on_one_server(first, *steps, options=("--update-timeout", str(int(UPDATE_S * 1000))))
+
+
+PARTS = (on_one_server(bad_inits, forms, packed_by_group, replaced, torch_waits, in_doubt, wrong_version, bad_stores,
+                       progress, ranks_by_turns, deleted, clients_go),
+         on_one_server(nobody_joins), on_one_server(no_unique_id), on_one_server(wrong_world), impatient(dies),
+         impatient(stalls), impatient(hung_inits), impatient(never_sends), impatient(killed), two_gpus, unable, allowed)
+
+
+def run(part, seed):
+    world = Groups(*sys.argv[1:8], seed=seed)
     try:
-        run(world)
+        part(world)
     finally:
         shutil.rmtree(world.folder)
 
 
-def run(world):
-    with world.serve() as server:
-        for step in (bad_inits, forms, packed_by_group, replaced, torch_waits, in_doubt, never_joins, wrong_world,
-                     wrong_version, bad_stores, progress, ranks_by_turns, deleted, clients_go):
-            step(world, server)
-    with world.serve("--update-timeout", str(int(UPDATE_S * 1000))) as server:
-        rejoin(world, server, "first")
-        for step in (faults, never_sends, killed):
-            step(world, server)
-    two_gpus(world)
-    unable(world)
-    allowed(world)
+def main():
+    faulthandler.dump_traceback_later(GIVE_UP_S, exit=True)  # where it hangs, rather than that it does
+    seed = sys.argv[8] if len(sys.argv) > 8 else os.urandom(4).hex()
+    forked.context()  # before there are threads
+    with concurrent.futures.ThreadPoolExecutor(N_AT_ONCE) as pool:
+        running = [pool.submit(run, part, f"{seed} {i}") for i, part in enumerate(PARTS)]
+        for part in running:
+            part.result()
     print(f"ok: {must.n} checks")
 
 
