@@ -58,7 +58,7 @@ static void rollouts_free(struct generation *g)
     generation_fini(g);
     batch_options_fini(&op->options);
     free(op->group_sent);
-    free(op->frame);
+    rollouts_batch_free(op->frame);
     free(op->request_id);
     free(op);
 }
@@ -162,6 +162,13 @@ static int parse_routes(struct rollouts_op *op, const json_t *body, struct err *
     return 0;
 }
 
+static uint64_t nbytes_allowed(const struct rollouts_op *op)
+{
+    uint64_t all = op->g.app->settings.max_rollouts_nbytes;
+
+    return all < BATCH_NBYTES_MAX ? all : BATCH_NBYTES_MAX;
+}
+
 /* Checks, before anything is computed, how large a batch can become: the whole, or that of each
  * group of a stream. */
 static int check_nbytes(const struct rollouts_op *op, struct err *e)
@@ -181,14 +188,15 @@ static int check_nbytes(const struct rollouts_op *op, struct err *e)
         if (op->stream && batch_group_of(&op->options, p).end == p + 1)
             shape = (struct batch_shape){0};
     }
-    if (n_max <= BATCH_NBYTES_MAX)
-        return 0;
-    return err_set(e, ERR_TOO_LARGE, "/sampling_params/max_tokens",
-                   "a batch of this request may have %llu bytes, as each of its sequences may have "
-                   "max_tokens; at most %d are allowed: lower max_tokens, send fewer prompts in a "
-                   "request%s",
-                   (unsigned long long)n_max, BATCH_NBYTES_MAX,
-                   op->stream ? "" : ", or set 'stream' to true: each group is a batch then");
+    if (n_max <= nbytes_allowed(op))
+        return rollouts_check_room(op, n_max, e);
+    return err_set(
+        e, ERR_TOO_LARGE, "/sampling_params/max_tokens",
+        "a batch of this request may have %llu bytes, as each of its sequences may have "
+        "max_tokens; at most %llu are allowed: lower max_tokens, send fewer prompts in a "
+        "request%s",
+        (unsigned long long)n_max, (unsigned long long)nbytes_allowed(op),
+        op->stream ? "" : ", or set 'stream' to true: each group is a batch then");
 }
 
 /* Members of /v1/generate that have no meaning for tensors are refused, not ignored. */
@@ -282,6 +290,18 @@ int handle_rollouts(struct app *app, struct http_request *x, struct err *e)
     return 0;
 }
 
+/* The parameters of an element of an Accept header: "q=0" is "not acceptable" (RFC 9110, 12.4.2).
+ */
+static bool quality_is_zero(const char *at)
+{
+    for (; *at == ';'; at += strcspn(at, ";,")) {
+        at += 1 + strspn(at + 1, " \t");
+        if (strncasecmp(at, "q=0", 3) == 0 && strchr(" \t;,", at[2 + strspn(at + 2, "0.")]) != NULL)
+            return true;
+    }
+    return false;
+}
+
 bool rollouts_accepted(const struct http_request *x)
 {
     static const char type[] = BATCH_CONTENT_TYPE;
@@ -290,8 +310,11 @@ bool rollouts_accepted(const struct http_request *x)
     for (; at != NULL && *at != '\0'; at += *at == ',' ? 1 : 0) {
         at += strspn(at, " \t");
         if (strncasecmp(at, type, sizeof type - 1) == 0 &&
-            strchr(" \t;,", at[sizeof type - 1]) != NULL)
-            return true; /* the NUL at the end is in that set too */
+            strchr(" \t;,", at[sizeof type - 1]) != NULL) { /* the NUL is in that set too */
+            at += sizeof type - 1;
+            if (!quality_is_zero(at + strspn(at, " \t")))
+                return true;
+        }
         at += strcspn(at, ",");
     }
     return false;

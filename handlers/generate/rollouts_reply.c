@@ -10,11 +10,56 @@
 #include "handlers/reply.h"
 
 #include <endian.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #define STREAM_TYPE "application/vnd.baton.rollouts"
 
 enum { STREAM_PIECE_NBYTES = 1 << 20 /* of a frame, written at once */ };
+
+/* Tensors of all batches that clients have not read yet. Relaxed: it guards nothing. */
+static atomic_uint_fast64_t unread_nbytes;
+
+static int refuse_room(const struct rollouts_op *op, uint64_t unread, uint64_t nbytes,
+                       struct err *e)
+{
+    return err_set(e, ERR_OVERLOADED, "",
+                   "batches that clients have not read yet have %llu bytes, and this one would add "
+                   "%llu; --max-rollouts-bytes allows %llu: read replies as they come, or send "
+                   "fewer requests at once",
+                   (unsigned long long)unread, (unsigned long long)nbytes,
+                   (unsigned long long)op->g.app->settings.max_rollouts_nbytes);
+}
+
+int rollouts_check_room(const struct rollouts_op *op, uint64_t nbytes, struct err *e)
+{
+    uint64_t unread = atomic_load_explicit(&unread_nbytes, memory_order_relaxed);
+
+    if (unread + nbytes <= op->g.app->settings.max_rollouts_nbytes)
+        return 0;
+    return refuse_room(op, unread, nbytes, e);
+}
+
+static int take_room(const struct rollouts_op *op, uint64_t nbytes, struct err *e)
+{
+    uint64_t unread = atomic_fetch_add_explicit(&unread_nbytes, nbytes, memory_order_relaxed);
+
+    if (unread + nbytes <= op->g.app->settings.max_rollouts_nbytes)
+        return 0;
+    (void)atomic_fetch_sub_explicit(&unread_nbytes, nbytes, memory_order_relaxed);
+    return refuse_room(op, unread, nbytes, e);
+}
+
+void rollouts_batch_free(void *batch)
+{
+    struct rollouts_batch *b = batch;
+
+    if (b == NULL)
+        return;
+    (void)atomic_fetch_sub_explicit(&unread_nbytes, b->n_counted, memory_order_relaxed);
+    free(b->data);
+    free(b);
+}
 
 /* Appends the rows of the group that begins with this prompt; returns how many. */
 static uint32_t put_group(const struct rollouts_op *op, struct batch_row *rows, uint32_t first)
@@ -72,7 +117,7 @@ static json_t *request_json(const struct rollouts_op *op)
                      route_layers_json(op));
 }
 
-static int build(const struct rollouts_op *op, char **out, size_t *nbytes,
+static int build(const struct rollouts_op *op, struct rollouts_batch *out,
                  const struct batch_row *rows, uint32_t n, struct err *e)
 {
     struct batch b = {.options = &op->options, .rows = rows, .n_rows = n, .routes = op->routes};
@@ -83,38 +128,65 @@ static int build(const struct rollouts_op *op, char **out, size_t *nbytes,
         json_decref(b.metadata);
         return err_set(e, ERR_NO_MEMORY, "", "no memory for what describes the batch");
     }
-    return batch_build(out, nbytes, &b, e);
+    return batch_build(&out->data, &out->nbytes, &b, e);
 }
 
-/* The rows of the group that begins with `first`, or of all groups, as one batch. */
-static int build_rows(const struct rollouts_op *op, char **out, size_t *nbytes, uint32_t first,
-                      uint32_t end, struct err *e)
+/* Counts a batch before it is made. NULL: no room, or no memory. */
+static struct rollouts_batch *batch_of(const struct rollouts_op *op, const struct batch_row *rows,
+                                       uint32_t n, struct err *e)
+{
+    struct rollouts_batch *b = calloc(1, sizeof *b);
+    struct batch_shape shape = {0};
+    uint64_t nbytes;
+
+    for (uint32_t i = 0; i < n; i++)
+        batch_shape_add(&shape, rows[i].n_prompt, rows[i].out->n_tokens);
+    nbytes = batch_nbytes(&shape, &op->options, &op->routes);
+    if (b == NULL)
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the batch");
+    else if (take_room(op, nbytes, e) == 0)
+        b->n_counted = nbytes;
+    if (e->code == ERR_NONE && build(op, b, rows, n, e) == 0)
+        return b;
+    rollouts_batch_free(b);
+    return NULL;
+}
+
+/* The rows of the group that begins with `first`, or of all groups, as one batch; NULL: an error.
+ */
+static struct rollouts_batch *build_rows(const struct rollouts_op *op, uint32_t first, uint32_t end,
+                                         struct err *e)
 {
     struct batch_row *rows = calloc(op->g.n_seqs, sizeof *rows);
+    struct rollouts_batch *b;
     uint32_t n = 0;
-    int rc;
 
-    if (rows == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for %u rows", op->g.n_seqs);
+    if (rows == NULL) {
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for %u rows", op->g.n_seqs);
+        return NULL;
+    }
     for (uint32_t p = first; p < end; p = batch_group_of(&op->options, p).end)
         n += put_group(op, rows + n, p);
-    rc = build(op, out, nbytes, rows, n, e);
+    b = batch_of(op, rows, n, e);
     free(rows);
-    return rc;
+    return b;
 }
 
 static void reply_batch(struct rollouts_op *op, struct err *e)
 {
     struct http_request *x = op->g.x;
-    struct http_reply r = {.status = 200, .content_type = BATCH_CONTENT_TYPE, .release = free};
-    char *body;
+    struct rollouts_batch *b = build_rows(op, 0, op->g.n_prompts, e);
 
-    if (build_rows(op, &body, &r.len, 0, op->g.n_prompts, e) != 0) {
+    if (b == NULL) {
         reply_error(x, e, NULL);
         return;
     }
-    r.data = r.release_arg = body;
-    http_reply(x, &r);
+    http_reply(x, &(struct http_reply){.status = 200,
+                                       .content_type = BATCH_CONTENT_TYPE,
+                                       .data = b->data,
+                                       .len = b->nbytes,
+                                       .release = rollouts_batch_free,
+                                       .release_arg = b});
 }
 
 /* A batch in which every sequence failed is of no use: it is the error of the first one. */
@@ -143,16 +215,17 @@ static bool group_ended(const struct rollouts_op *op, struct batch_group group)
     return true;
 }
 
+/* Without it the stream ends: a missing frame must not look like a whole stream. */
 static void begin_frame(struct rollouts_op *op, struct batch_group group)
 {
-    struct err e = {0};
-
+    op->frame = build_rows(op, group.first, group.end, &op->frame_error);
+    if (op->frame == NULL) {
+        generation_cancel(&op->g);
+        return;
+    }
+    op->n_written = 0;
     op->group_sent[group.first] = true;
     op->n_groups_sent++;
-    if (build_rows(op, &op->frame, &op->n_frame, group.first, group.end, &e) == 0)
-        op->n_written = 0;
-    else
-        generation_break_stream(&op->g); /* a missing frame must not look like a whole stream */
 }
 
 /* Makes the frame of a group that has ended. Returns false if there is none now. */
@@ -161,7 +234,7 @@ static bool next_frame(struct rollouts_op *op)
     struct err why = {0};
     uint32_t end;
 
-    if (generation_failed(&op->g, &why))
+    if (op->frame_error.code != ERR_NONE || generation_failed(&op->g, &why))
         return false;
     for (uint32_t p = 0; p < op->g.n_prompts; p = end) {
         struct batch_group group = batch_group_of(&op->options, p);
@@ -190,14 +263,14 @@ static bool send_piece(struct rollouts_op *op)
     if (op->g.stream_broken || (op->frame == NULL && !next_frame(op)))
         return false;
     if (op->n_written == 0)
-        stream_length(&op->g, op->n_frame);
-    n = op->n_frame - op->n_written;
+        stream_length(&op->g, op->frame->nbytes);
+    n = op->frame->nbytes - op->n_written;
     n = n < STREAM_PIECE_NBYTES ? n : STREAM_PIECE_NBYTES;
-    generation_stream(&op->g, STREAM_TYPE, op->frame + op->n_written, n);
+    generation_stream(&op->g, STREAM_TYPE, op->frame->data + op->n_written, n);
     op->n_written += n;
-    if (op->n_written < op->n_frame)
+    if (op->n_written < op->frame->nbytes)
         return true;
-    free(op->frame);
+    rollouts_batch_free(op->frame);
     op->frame = NULL;
     return true;
 }
@@ -237,12 +310,10 @@ static void finish_stream(struct rollouts_op *op)
 {
     struct generation *g = &op->g;
     struct http_request *x = g->x;
-    struct err why = {0};
+    struct err why = op->frame_error;
     bool failed = generation_failed(g, &why), gone = why.code == ERR_GONE;
 
-    if (!g->stream_open && (failed || g->stream_broken)) {
-        if (!failed)
-            (void)err_set(&why, ERR_NO_MEMORY, "", "no memory for the stream's first frame");
+    if (!g->stream_open && failed) {
         reply_error(x, &why, NULL);
         g->x = NULL;
         return;

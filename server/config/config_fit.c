@@ -9,7 +9,8 @@ static const char *const own[] = {"served-model-name", "engine",        "engine-
                                   "engine-pin",        "max-num-seqs",  "kv-cache",
                                   "max-loras",         "max-lora-rank", "max-lora-bytes",
                                   "max-model-len",     "device",        "max-num-batched-tokens",
-                                  "logprobs-mode",     "max-logprobs",  "return-routed-experts"};
+                                  "logprobs-mode",     "max-logprobs",  "return-routed-experts",
+                                  "max-rollouts-bytes"};
 /* Options of a server that receives updates itself. */
 static const char *const received[] = {
     "weights",         "weight-version", "allow-path",       "cuda-library", "nccl-library",

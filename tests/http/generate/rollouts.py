@@ -1,10 +1,11 @@
 """POST /v1/rollouts against the JSON replies of the same server, one command each: equal, routed, streams,
-refusals, arguments, disturbed, failed.
+refusals, arguments, disturbed, failed, unread.
 
 Usage: rollouts.py URL MODEL WORK COMMAND (the last line says how many checks were made)
 """
 import json
 import random
+import socket
 import struct
 import sys
 import threading
@@ -137,7 +138,8 @@ def streams():
     check(sum(a.nbytes for a in batch.values()) > 16 << 20 and batch["response_lengths"].sum() == 8 * 23)
     # tensors for clients that accept them on /v1/generate
     body = {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 9, "n": 2, "seed": 4, "logprobs": 1}}
-    for accept in ("application/vnd.safetensors", "text/html, application/vnd.safetensors;q=0.9"):
+    for accept in ("application/vnd.safetensors", "text/html, application/vnd.safetensors;q=0.9",
+                   "application/vnd.safetensors ; a=b; q=0.01, */*;q=0"):
         data = baton.request(URL, "POST", "/v1/generate", body, headers={"Accept": accept})
         same_batch(baton.read_rollouts(data), baton.assemble_rollouts(
             [body["token_ids"]], json_replies([body["token_ids"]], body["sampling_params"])), accept)
@@ -147,7 +149,8 @@ def streams():
         sys.exit("return_token_ids was ignored")
     except baton.BatonError as e:
         check((e.status, e.param) == (400, "/return_token_ids") and "Accept" in e.message, e)
-    for accept in ("*/*", "application/json", "application/vnd.safetensors2"):
+    for accept in ("*/*", "application/json", "application/vnd.safetensors2", "application/vnd.safetensors;q=0",
+                   "application/vnd.safetensors;a=b ; Q=0.00 , */*"):
         check("choices" in baton.request(URL, "POST", "/v1/generate", body, headers={"Accept": accept}))
 
 
@@ -348,6 +351,68 @@ def failed():
     check({a.metadata["errors"][0]["code"], b.metadata["errors"][0]["code"]} == {"non_finite_logits"})
 
 
+class Unread:
+    """A client that does not read the reply to a request for rollouts, until it is told to."""
+
+    def __init__(self, stream=False, max_tokens=1, n=24):
+        host, port = URL.removeprefix("http://").split(":")
+        body = json.dumps({"prompts": [[5, 6]], "sampling_params": {"max_tokens": max_tokens, "n": n, "ignore_eos": True},
+                           "layout": "tight", "sequence_multiple": 65536, "stream": stream}).encode()
+        self.socket = socket.socket()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        self.socket.settimeout(PATIENCE_S)
+        self.socket.connect((host, int(port)))
+        self.socket.sendall(b"POST /v1/rollouts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                            b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    def replied(self):
+        """Its status, as soon as there is one; the rest is left where it is."""
+        return int(self.socket.recv(12, socket.MSG_PEEK | socket.MSG_WAITALL)[9:])
+
+    def read(self):
+        with self.socket:
+            return self.socket.makefile("rb").read()
+
+
+def begun(n):
+    wait(lambda: status()["admission"]["generate"]["running"] + status()["admission"]["generate"]["waiting"] == n, "begun")
+
+
+def unread():
+    """Batches that clients do not read count against --max-rollouts-bytes; what is read makes room. The limit is 40 MiB
+    here, and a batch of 24 rows has 27 MiB: more than the sockets take."""
+    try:
+        baton.rollouts(URL, [[5]], {"n": 64, "max_tokens": 1}, layout="tight", sequence_multiple=65536)
+        sys.exit("a batch above the limit was made")
+    except baton.BatonError as e:
+        check(e.status == 413 and f"at most {40 << 20} are allowed" in e.message, e)
+
+    first = Unread()
+    check(first.replied() == 200)
+    refused_ = Unread().read()  # at once, before anything is computed
+    check(refused_.startswith(b"HTTP/1.1 503") and b'"overloaded"' in refused_ and b"--max-rollouts-bytes" in refused_ and
+          b"Retry-After" in refused_, refused_[:900])
+    check(len(first.read()) > 27 << 20)
+    wait(lambda: Unread(n=23).read().startswith(b"HTTP/1.1 200"), "room again")
+
+    baton.request(URL, "POST", "/v1/pause", {"mode": "keep"})
+    both = [Unread(), Unread()]  # neither takes room before it has ended
+    begun(2)
+    baton.request(URL, "POST", "/v1/resume")
+    check(sorted(x.replied() for x in both) == [200, 503])
+    for x in both:
+        x.read()
+
+    baton.request(URL, "POST", "/v1/pause", {"mode": "keep"})
+    stream, whole = Unread(stream=True, max_tokens=900), Unread()
+    begun(2)
+    baton.request(URL, "POST", "/v1/resume")
+    check(whole.replied() == 200)
+    told = stream.read()  # its only frame found no room: an error before the first byte
+    check(told.startswith(b"HTTP/1.1 503") and b"--max-rollouts-bytes" in told, told[:900])
+    whole.read()
+
+
 {"equal": equal, "routed": routed, "streams": streams, "refusals": refusals,
- "arguments": arguments, "disturbed": disturbed, "failed": failed}[COMMAND]()
+ "arguments": arguments, "disturbed": disturbed, "failed": failed, "unread": unread}[COMMAND]()
 print(n_checks)

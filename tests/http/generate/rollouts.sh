@@ -21,6 +21,10 @@ check failed
 grep --quiet '"route":"/v1/rollouts"' "$WORK/log" || fail "no access line of /v1/rollouts"
 stop_server
 
+serve_model --max-rollouts-bytes 40MiB
+check unread
+stop_server
+
 start_server --model "$(dirname "$MODEL")/tiny-qwen3-moe"
 check equal
 check arguments
