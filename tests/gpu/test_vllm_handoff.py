@@ -14,7 +14,6 @@ import pathlib
 import statistics
 import sys
 import tempfile
-import threading
 import time
 
 import gpu_world as world
@@ -22,12 +21,9 @@ import handoff_load
 import test_ipc_torch as ipc
 import test_vllm_real as real
 import vllm_engines as engines
-import vllm_trainer
 from dialects_world import STEPS, say
+from http_tap import Tap
 from sglang_engines import Oracle
-
-sys.path.insert(0, str(world.ROOT / "tests" / "real"))
-import record  # noqa: E402
 
 PACKED = {"packed": True, "packed_buffer_size_bytes": 4 << 20}  # of which one is enough
 N_WARM, N_ROUNDS = 20, 200
@@ -46,33 +42,6 @@ SLACKS = {  # by how much it may differ after N_ROUNDS updates
     "counters in /dev/shm": 2,
     "GPU used by others": 64 * MIB,
 }
-
-
-class Tap:
-    """In front of an engine: a proxy that notes the calls, and tells of each before it passes on.
-    A context manager."""
-
-    def __init__(self, url):
-        self.calls, self.before = [], lambda path: None
-        self.local = threading.local()
-        self.proxy = record.Proxy(url, self)
-        self.url = self.proxy.url
-
-    def begin(self, method, path):
-        self.local.began = time.monotonic()
-        if method == "POST":
-            self.before(path.partition("?")[0])
-
-    def write(self, method, path, _body, status, _kind, _raw):
-        began = self.local.began
-        self.calls.append((method, path, status, began, time.monotonic() - began))
-
-    def __enter__(self):
-        self.proxy.__enter__()
-        return self
-
-    def __exit__(self, *error):
-        self.proxy.__exit__(*error)
 
 
 class Play(real.Play):
@@ -168,7 +137,8 @@ def trainer_dies(play):
             n_before = [len(tap.calls) for tap in taps]
             update_id = kill_in_mid_transfer(play, server, old)
         checks.same(n_serving(server), len(behind), "no engine is disturbed")
-        found = {c[1] for tap, n in zip(taps, n_before) for c in tap.calls[n:] if c[0] == "POST"}
+        came = [c for tap, n in zip(taps, n_before) for c in tap.calls[n:]]
+        found = {c.path for c in came if c.method == "POST"}
         checks.same(sorted(found), ["/v1/completions"], "nothing but requests came to them")
         checks.same(load.lost()[:3], [], "no request is lost")
         play.under_load(load, handoff_load.Served(old))

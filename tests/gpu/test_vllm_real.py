@@ -23,7 +23,6 @@ import types
 import gpu_world as world
 import nccl_torch
 import nccl_world as nccl
-import test_ipc_torch as ipc
 import test_nccl_torch
 import vllm_engines as engines
 import vllm_trainer

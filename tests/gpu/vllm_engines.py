@@ -42,7 +42,7 @@ def free_port():
 class Engine:
     """@backend  of weight transfer: nccl or ipc. @gpu  its index"""
 
-    SOFTWARE, PYTHON, START_S = "vllm", sys.executable, START_S
+    SOFTWARE, SERVED, PYTHON, START_S = "vllm", MODEL, sys.executable, START_S
     OPTIONS = (
         *("--dtype", "float32", "--max-model-len", "512", "--enforce-eager"),
         *("--attention-backend", "TRITON_ATTN", "--block-size", str(SHARED)),
@@ -67,7 +67,7 @@ class Engine:
 
     def command(self, step):
         command = [self.PYTHON, "-m", "vllm.entrypoints.openai.api_server", *self.OPTIONS]
-        command += ["--model", str(self.model(step)), "--served-model-name", MODEL]
+        command += ["--model", str(self.model(step)), "--served-model-name", self.SERVED]
         command += ["--host", "127.0.0.1", "--port", str(self.port)]
         return command + ["--weight-transfer-config", json.dumps({"backend": self.backend})]
 
