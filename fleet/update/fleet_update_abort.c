@@ -15,7 +15,6 @@ void fleet_abort_with_lock(struct fleet_control *fc, struct fleet_session *s, co
     assert(fleet_owns_update_lock(fc));
     upstreams_hold_indexes(fc->upstreams);
     fleet_close_session(fc, s, why);
-    fleet_fence_parts(fc, s);
     fleet_report_ended(fc, s, 0);
     fleet_abort_parts(fc, s, why->msg);
     fleet_release_unchanged(fc, s, false);

@@ -20,7 +20,8 @@ int fleet_refuse_closed(const struct fleet_session *s, struct err *e);
 void fleet_session_set_report(struct fleet_session *s, const struct fleet_result *results,
                               size_t n);
 
-/* fleet_close_session - end a session; it is not the open one any more. No lock held.
+/* fleet_close_session - end a session, and fence the engines that may have part of it; then it is
+ * not the open one any more. No lock held.
  * @why  clean: it is committed; else the reason why it is aborted
  * fleet_report_ended - log and keep the end, after that. @n_done  engines that serve the new
  * version */

@@ -201,11 +201,17 @@ void fleet_report_ended(struct fleet_control *fc, const struct fleet_session *s,
         history_add_update(fc->cfg.history, &r);
 }
 
+/* Until the engines that may have part of the update are fenced, the session keeps them from a
+ * resume by the trainer (fleet_engine_is_held_locked). */
 void fleet_close_session(struct fleet_control *fc, struct fleet_session *s, const struct err *why)
 {
     mtx_lock(&fc->lock);
     s->error = *why;
     s->phase = why->code == ERR_NONE ? UPDATE_COMMITTED : UPDATE_ABORTED;
+    cnd_broadcast(&fc->changed);
+    mtx_unlock(&fc->lock);
+    fleet_fence_parts(fc, s);
+    mtx_lock(&fc->lock);
     if (fc->session == s) {
         fleet_session_unref(fc->ended[FLEET_ENDED_SESSIONS_MAX - 1]);
         memmove(&fc->ended[1], &fc->ended[0], sizeof fc->ended - sizeof fc->ended[0]);
@@ -213,6 +219,5 @@ void fleet_close_session(struct fleet_control *fc, struct fleet_session *s, cons
         fc->session = NULL;
         upstreams_release_indexes(fc->upstreams);
     }
-    cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);
 }
