@@ -12,6 +12,7 @@ void fleet_incarnation_of(struct fleet_control *fc, size_t upstream, struct flee
 
     fleet_info(fleet_of(fc), upstream, &info);
     memcpy(out->process, info.report.process, sizeof out->process);
+    out->incarnation = info.incarnation;
     out->n_failures = info.n_failures;
     out->synced = info.synced;
 }
@@ -24,7 +25,7 @@ bool fleet_is_other_incarnation(struct fleet_control *fc, size_t upstream,
     fleet_incarnation_of(fc, upstream, &now);
     if (before->process[0] != '\0' && now.process[0] != '\0')
         return strcmp(before->process, now.process) != 0;
-    return (before->synced && !now.synced) ||
+    return before->incarnation != now.incarnation || (before->synced && !now.synced) ||
            now.n_failures >= before->n_failures + FLEET_FAILURES_DOWN;
 }
 

@@ -74,6 +74,7 @@ enum fleet_packing_state { FLEET_PACKING_UNKNOWN, FLEET_UNPACKED, FLEET_PACKED }
 /* What tells an engine's process from a later one at the same address. */
 struct fleet_incarnation {
     char process[FLEET_LABEL_MAX + 1]; /* "": it does not name its process */
+    uint64_t incarnation; /* of upstream_info */
     uint64_t n_failures;
     bool synced;
 };
