@@ -20,10 +20,12 @@ static bool needs_start(const struct fleet_part *p, const void *arg)
            (b->by_path && p->no_process_id) == b->files;
 }
 
-/* May an earlier update, of this server or one before it, still be open there? */
-static bool may_have_open_update(const struct fleet_part *p)
+/* May an earlier update, of this server or one before it, still be open there? A start that an
+ * engine answered with an error may have opened one; it is closed by a hand-off only, because
+ * another client may have opened it where this server is not the only one that updates engines. */
+static bool may_have_open_update(const struct fleet_session *s, const struct fleet_part *p)
 {
-    return p->before != PART_WAS_IN_STEP || p->first_update;
+    return p->before != PART_WAS_IN_STEP || p->first_update || s->handoff;
 }
 
 /* A finish without a version closes such an update; these engines have no request to abort one. The
@@ -64,7 +66,7 @@ static void on_started(struct fleet_part *p, size_t part, struct fleet_result *r
                         : PART_UPDATE_CLOSED;
     if (has_no_start(p, result))
         p->own_update = PART_UPDATE_NONE;
-    else if (result->outcome == FLEET_REFUSED && may_have_open_update(p))
+    else if (result->outcome == FLEET_REFUSED && may_have_open_update(b->s, p))
         b->again.has[part] = true;
     else
         part_drop_failed(p, result);
@@ -116,7 +118,9 @@ bool fleet_must_start_parts(struct fleet_control *fc, const struct fleet_session
 
 static bool needs_close_before_file(const struct fleet_part *p, const void *arg)
 {
-    return needs_start(p, arg) && may_have_open_update(p);
+    const struct start_request *b = arg;
+
+    return needs_start(p, arg) && may_have_open_update(b->s, p);
 }
 
 int fleet_start_parts(struct fleet_control *fc, struct fleet_session *s, const json_t *tensors,
