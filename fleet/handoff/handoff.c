@@ -213,6 +213,16 @@ static bool some_are_behind(struct handoff *h)
     return false;
 }
 
+static bool was_handed_over(struct handoff *h, uint64_t serial)
+{
+    bool was;
+
+    mtx_lock(&h->lock);
+    was = h->info.done == serial;
+    mtx_unlock(&h->lock);
+    return was;
+}
+
 static void try_once(struct handoff *h, bool repair)
 {
     const struct version *v;
@@ -223,6 +233,8 @@ static void try_once(struct handoff *h, bool repair)
         h->due_us = clock_after_us(RETRY_US);
         return;
     }
+    /* A version that was committed just now is for all engines, not only for those behind. */
+    repair = repair && was_handed_over(h, v->serial);
     (void)hand_over(h, v, repair, &why);
     note(h, v, repair, clock_now_us() - began_us, &why);
     store_unpin(h->cfg.store, v);
