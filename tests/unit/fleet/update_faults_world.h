@@ -1,5 +1,5 @@
-/* Three doubles of engines, and two threads that take turns: the trainer, and what interferes with
- * its update.
+/* Doubles of engines, and two threads that take turns: the trainer (or the thread that hands over
+ * versions of this server's own), and what interferes with its update.
  *
  * One thread runs at a time. It may hand over at each request to an engine, where it gives the lock
  * of the fleet's control back, and where it waits for a lock. Who runs and which request fails is
@@ -22,7 +22,7 @@
 #include <cmocka.h>
 
 enum {
-    ENGINES = 3,
+    ENGINES_MAX = 6,
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     SEEDS = 200, /* each hand-over between threads is slow; that all is reached, release shows */
     REACHES_ALL = 0,
@@ -33,7 +33,8 @@ enum {
     SEEDS_MAX = 100000, /* until every transition was reached */
     CHUNKS = 2,
     EVENTS_MAX = 3,
-    LEASE_S = 60,
+    VERSIONS_MAX = 64,
+    LEASE_S = 60, /* of an update of a trainer */
     STEP_US = 1000,
     TORN = -1
 };
@@ -48,7 +49,11 @@ struct engine {
     int version;     /* of the weights that it had before `chunks` came; TORN: of none */
     int target;      /* of the update that `chunks` belong to */
     unsigned chunks; /* a bit for each */
+    int received;    /* a whole version that it serves once it is told to finish; 0: none */
     bool open, paused;
+    bool weights_asleep, kv_asleep;
+    bool down;    /* nothing listens there */
+    bool changed; /* by itself or by another client, since its last probe */
 };
 
 /* ---- the world ---- */
@@ -74,17 +79,25 @@ static struct world {
     unsigned fault_percent, all_fail_percent, abort_percent;
     struct fleet *fleet;
     struct fleet_control *fc;
-    struct engine engines[ENGINES];
+    struct engine engines[ENGINES_MAX];
+    size_t n_engines;
     int version, target; /* committed by this test's trainers; of the update that is sent now */
     unsigned accepted;   /* the chunks of it that the fleet has taken, a bit for each */
-    unsigned switch_percent, unlock_percent;
-    bool by_handles, by_path;
+    unsigned switch_percent, unlock_percent, hang_percent, probe_percent;
+    bool by_handles, by_path, generation_probes;
+    unsigned generation_probes_change;
+    bool may_drain; /* this server stops; nothing follows but the end of the update */
+    unsigned n_crashes;
+    bool hung;                     /* an engine did not answer the requests that are sent now */
+    void (*check)(void);           /* after each request to an engine; NULL: nothing */
+    unsigned pinned[VERSIONS_MAX]; /* readers of each version of this server's own */
 
     pthread_mutex_t lock; /* guards the next three */
     pthread_cond_t changed;
     int turn;
     bool done[2], blocked[2];
     uint64_t progress, seen[2];
+    uint64_t sleeps_until_us[2]; /* it lets the other run until then; 0: it does not sleep */
 } w;
 
 static __thread int me;
@@ -170,8 +183,13 @@ void __wrap_cnd_broadcast(struct cnd *c)
 bool __wrap_cnd_wait(struct cnd *c, struct mtx *m, uint64_t deadline_us)
 {
     bool stuck = w.done[!me] || (w.blocked[!me] && w.seen[!me] == w.progress);
+    uint64_t wakes_us = w.sleeps_until_us[!me];
 
     (void)c;
+    if (wakes_us > 0 && deadline_us <= wakes_us)
+        stuck = true;
+    else if (wakes_us > w.now_us)
+        w.now_us = wakes_us;
     w.blocked[me] = true;
     w.seen[me] = w.progress;
     if (stuck) {
@@ -189,6 +207,9 @@ bool __wrap_cnd_wait(struct cnd *c, struct mtx *m, uint64_t deadline_us)
 
 /* ---- what is around the update ---- */
 
+static const char *const engine_names[ENGINES_MAX] = {"http://a", "http://b", "http://c",
+                                                      "http://d", "http://e", "http://f"};
+
 struct fleet *__wrap_upstreams_fleet(struct upstreams *u);
 size_t __wrap_upstreams_n(struct upstreams *u);
 void __wrap_upstreams_get(struct upstreams *u, size_t i, struct upstream_endpoint *out);
@@ -201,6 +222,7 @@ void __wrap_fleet_reconcile_set_stale(struct fleet_control *fc, size_t upstream,
 int __wrap_fleet_validate(struct fleet_control *fc, enum api_op op,
                           const struct fleet_target *targets, size_t n, struct err *e);
 void __wrap_log_end(struct log_rec *r);
+void __wrap_log_event(struct log_rec *r);
 void __wrap_part_apply(struct fleet_part *p, enum part_event event);
 void __real_part_apply(struct fleet_part *p, enum part_event event);
 int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
@@ -219,15 +241,13 @@ struct fleet *__wrap_upstreams_fleet(struct upstreams *u)
 size_t __wrap_upstreams_n(struct upstreams *u)
 {
     (void)u;
-    return ENGINES;
+    return w.n_engines;
 }
 
 void __wrap_upstreams_get(struct upstreams *u, size_t i, struct upstream_endpoint *out)
 {
-    static const char *const names[ENGINES] = {"http://a", "http://b", "http://c"};
-
     (void)u;
-    *out = (struct upstream_endpoint){.name = names[i], .kind = w.engines[i].kind};
+    *out = (struct upstream_endpoint){.name = engine_names[i], .kind = w.engines[i].kind};
 }
 
 void __wrap_upstreams_hold_indexes(struct upstreams *u)
@@ -243,7 +263,8 @@ void __wrap_upstreams_release_indexes(struct upstreams *u)
 void __wrap_upstreams_enable_generation_probes(struct upstreams *u, bool on)
 {
     (void)u;
-    (void)on;
+    w.generation_probes = on;
+    w.generation_probes_change++;
 }
 
 void __wrap_fleet_reschedule(struct fleet_control *fc)
@@ -271,6 +292,11 @@ int __wrap_fleet_validate(struct fleet_control *fc, enum api_op op,
 }
 
 void __wrap_log_end(struct log_rec *r)
+{
+    (void)r;
+}
+
+void __wrap_log_event(struct log_rec *r)
 {
     (void)r;
 }
@@ -307,10 +333,21 @@ static void engine_restart(struct engine *g)
     if (g->kind == UPSTREAM_SGLANG || chance(50))
         fleet_probe_failed(w.fleet, (size_t)(g - w.engines), true, &why);
     g->process++;
+    g->changed = true;
     g->version = 0;
     g->chunks = 0;
-    g->open = g->paused = false;
+    g->received = 0;
+    g->open = g->paused = g->weights_asleep = g->kv_asleep = false;
     (void)snprintf(g->label, sizeof g->label, "v0");
+}
+
+/* A version is taken whole by handles. It is served at once where there is no start, else at the
+ * finish. */
+static void engine_take_version(struct engine *g, int version)
+{
+    g->chunks = 0;
+    g->received = g->open ? version : 0;
+    g->version = g->open ? TORN : version;
 }
 
 static bool is_whole(const struct engine *g)
@@ -336,6 +373,9 @@ static void engine_take(struct engine *g, unsigned chunk)
 
 static void engine_finish(struct engine *g, const char *label)
 {
+    if (g->received != 0)
+        g->version = g->received;
+    g->received = 0;
     if (g->chunks != 0) {
         g->version = version_of(g);
         g->chunks = 0;
@@ -368,6 +408,16 @@ static bool is_asked(const struct engine *g, enum api_op op, const struct fleet_
     }
 }
 
+/* A version whose memory was given back must not be read any more. */
+static int version_of_handles(const json_t *body)
+{
+    int version = (int)json_integer_value(json_object_get(body, "version"));
+
+    if (!w.pinned[version])
+        fail_msg("seed %u: version %d is read after it was given back", w.seed, version);
+    return version;
+}
+
 /* Returns the status of its answer. */
 static int engine_do(struct engine *g, enum api_op op, const struct fleet_target *t)
 {
@@ -384,8 +434,24 @@ static int engine_do(struct engine *g, enum api_op op, const struct fleet_target
         return 200;
     case API_UPDATE_WEIGHTS:
         if (baton && !g->open)
-            return 410; /* stands for: no such update */
-        engine_take(g, (unsigned)json_integer_value(json_object_get(t->body, "chunk")));
+            return 410;                    /* stands for: no such update */
+        if (g->weights_asleep && !baton) { /* it has no memory to write them to: it crashes */
+            engine_restart(g);
+            w.n_crashes++;
+            return 500;
+        }
+        if (json_object_get(t->body, "version") != NULL)
+            engine_take_version(g, version_of_handles(t->body));
+        else
+            engine_take(g, (unsigned)json_integer_value(json_object_get(t->body, "chunk")));
+        return 200;
+    case API_SLEEP:
+        g->weights_asleep = g->kv_asleep = true;
+        if (json_integer_value(json_object_get(t->body, "level")) == 2)
+            g->version = TORN;
+        return 200;
+    case API_WAKE:
+        g->weights_asleep = g->kv_asleep = false;
         return 200;
     case API_VERIFY_UPDATE:
         return !g->open ? 410 : is_whole(g) ? 200 : 422;
@@ -455,6 +521,16 @@ static void answer_op(struct fleet_result *r, enum api_op op, const struct fleet
         r->outcome = FLEET_SKIPPED;
         return;
     }
+    if (g->down) {
+        set_failure(r, FLEET_UNSENT, 0);
+        return;
+    }
+    if (chance(w.hang_percent)) { /* until the deadline */
+        do_maybe(g, op, t);
+        set_failure(r, FLEET_UNKNOWN, 0);
+        w.hung = true;
+        return;
+    }
     if (chance(w.fault_percent)) {
         static const int statuses[] = {400, 403, 404, 409, 500, 503};
         unsigned kind = draw(4);
@@ -466,7 +542,7 @@ static void answer_op(struct fleet_result *r, enum api_op op, const struct fleet
             set_failure(r, FLEET_UNKNOWN, 0);
         } else {
             set_failure(r, FLEET_REFUSED, statuses[draw(6)]);
-            if (r->status >= 500)
+            if (r->status >= 500 && op != API_SLEEP) /* one refused by all has no effect anywhere */
                 do_maybe(g, op, t);
         }
         return;
@@ -490,8 +566,8 @@ static void answer_query(struct fleet_result *r, enum api_query q, const struct 
     const struct engine *g = &w.engines[t->upstream];
 
     r->upstream = t->upstream;
-    if (chance(w.fault_percent)) {
-        set_failure(r, chance(50) ? FLEET_UNSENT : FLEET_UNKNOWN, 0);
+    if (g->down || chance(w.fault_percent)) {
+        set_failure(r, g->down || chance(50) ? FLEET_UNSENT : FLEET_UNKNOWN, 0);
         return;
     }
     r->outcome = FLEET_OK;
@@ -509,7 +585,7 @@ static int all_fail(struct err *e, bool *sent)
     *sent = false;
     if (!chance(w.all_fail_percent))
         return 0;
-    draining = chance(50);
+    draining = w.may_drain && chance(50);
     *sent = draining && chance(50);
     return draining ? err_set(e, ERR_DRAINING, "", "the server drains")
                     : err_set(e, ERR_NO_MEMORY, "", "no memory");
@@ -538,8 +614,12 @@ int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
         trace("op %d at %zu: outcome %d (%d), label %s, chunks %x", (int)op, targets[i].upstream,
               (int)(*results)[i].outcome, (*results)[i].status,
               w.engines[targets[i].upstream].label, w.engines[targets[i].upstream].chunks);
+        if (w.check != NULL)
+            w.check();
         may_switch(w.switch_percent);
     }
+    w.now_us += w.hung ? timeout_us : 0;
+    w.hung = false;
     if (rc == 0)
         return 0;
     fleet_results_free(*results, n);
@@ -570,6 +650,142 @@ int __wrap_fleet_query(struct fleet_control *fc, enum api_query q,
         may_switch(w.switch_percent);
     }
     return 0;
+}
+
+/* ---- what probes, the trainer and its lease do ---- */
+
+static void probe(size_t i)
+{
+    struct engine *g = &w.engines[i];
+    struct upstream_report report = {.label = ""};
+    unsigned change = w.generation_probes_change;
+    uint64_t epoch = fleet_weights_epoch(w.fleet);
+    bool was_open = w.fc->session != NULL;
+    struct err why = {0};
+
+    if (g->down) {
+        (void)err_set(&why, ERR_UPSTREAM, "", "connection refused");
+        fleet_probe_failed(w.fleet, i, true, &why);
+        return;
+    }
+    if (g->kind != UPSTREAM_SGLANG)
+        process_name(g, report.process, sizeof report.process);
+    (void)snprintf(report.label, sizeof report.label, "%s", g->label);
+    if (g->kind != UPSTREAM_SGLANG) /* which does not tell */
+        report.held = g->weights_asleep || g->kv_asleep ? "asleep" : g->paused ? "paused" : NULL;
+    may_switch(w.probe_percent); /* the reply is on its way */
+    report.is_stale = fleet_weights_epoch(w.fleet) != epoch;
+    if (change != w.generation_probes_change || !w.generation_probes)
+        report.held = NULL;
+    fleet_probe_ok(w.fleet, i, &report);
+    /* Its version was compared, and is another one. */
+    if (!was_open && w.fc->session == NULL && !report.is_stale &&
+        !fleet_is_dirty_marker(report.label) && !fleet_serves(w.fleet, i))
+        g->changed = false;
+}
+
+static void probe_all(void)
+{
+    for (size_t i = 0; i < w.n_engines; i++)
+        probe(i);
+}
+
+static void pause_all(void)
+{
+    struct pause_request req = {.mode = PAUSE_KEEP, .timeout_s = 10, .owner = "test"};
+    struct fleet_result *results = NULL;
+    json_t *body = json_object();
+    struct err e = {0};
+    size_t n = 0;
+
+    if (fleet_trainer_pause_lock(w.fc, NULL, FLEET_OP_WAIT_US, &e) == 0) {
+        (void)fleet_pause_all(w.fc, &req, clock_after_us(FLEET_STEP_US), body, &results, &n, &e);
+        fleet_results_free(results, n);
+        fleet_pause_unlock(w.fc);
+    }
+    json_decref(body);
+}
+
+static void resume_all(void)
+{
+    struct fleet_result *results = NULL;
+    struct err e = {0};
+    size_t n = 0;
+    bool was;
+
+    if (fleet_resume_all(w.fc, false, &results, &n, &was, &e) == 0)
+        fleet_results_free(results, n);
+}
+
+/* The end of the lease of an update that its trainer has left open. */
+static void expire(void)
+{
+    struct fleet_session *s = fleet_open_session(w.fc);
+    bool over;
+
+    if (s == NULL)
+        return;
+    w.now_us += (uint64_t)(s->lease.length_s + 1) * 1000000;
+    mtx_lock(&w.fc->lock);
+    over = fleet_lease_expired_locked(s);
+    mtx_unlock(&w.fc->lock);
+    if (over)
+        fleet_expire_update(w.fc, s);
+    fleet_unref(w.fc, s);
+}
+
+static int no_tensor_list(struct tensor_list **out, const json_t *body, struct err *e)
+{
+    (void)body;
+    *out = NULL;
+    return err_set(e, ERR_NO_MEMORY, "", "no names are sent here");
+}
+
+/* ---- its begin and its end ---- */
+
+static void world_begin(unsigned seed)
+{
+    memset(&w, 0, sizeof w);
+    w.seed = seed;
+    w.traced = getenv("BATON_SEED") != NULL;
+    w.random = seed * 0x9e3779b97f4a7c15u + 1;
+    for (int i = 0; i < 8; i++)
+        (void)draw(2);
+    w.now_us = 1000000;
+    w.generation_probes = true;
+    assert_int_equal(pthread_mutex_init(&w.lock, NULL), 0);
+    assert_int_equal(pthread_cond_init(&w.changed, NULL), 0);
+}
+
+static void world_open(size_t n_engines, size_t min_ready, bool recomputes)
+{
+    struct fleet_cfg cfg = {.n_upstreams = n_engines,
+                            .names = engine_names,
+                            .min_ready = min_ready,
+                            .n_permits = {9, 9},
+                            .n_queue_max = {9, 9}};
+    struct fleet_control_cfg control = {
+        .update_us = 60000000, .recomputes = recomputes, .tensor_list_of = no_tensor_list};
+    struct err e = {0};
+
+    w.n_engines = n_engines;
+    assert_int_equal(fleet_new(&w.fleet, &cfg, &e), 0);
+    assert_int_equal(fleet_control_new(&w.fc, &control, &e), 0);
+}
+
+static void engine_start(struct engine *g, enum upstream_kind kind)
+{
+    g->kind = kind;
+    g->knows_start = kind != UPSTREAM_SGLANG || chance(50);
+    (void)snprintf(g->label, sizeof g->label, "v0");
+}
+
+static void world_fini(void)
+{
+    fleet_control_free(w.fc);
+    fleet_free(w.fleet);
+    (void)pthread_cond_destroy(&w.changed);
+    (void)pthread_mutex_destroy(&w.lock);
 }
 
 #endif
