@@ -3,8 +3,16 @@
 
 #include "base/clock.h"
 #include "control/life.h"
+#include "driver/cuda_info.h"
+#include "driver/nccl_info.h"
 #include "handlers/app.h"
 #include "handlers/history_json.h"
+#include "handlers/transfer_json.h"
+#include "handlers/update_json.h"
+#include "memory/device.h"
+#include "weights/state/state_dir.h"
+#include "weights/store/store.h"
+#include "weights/update/update.h"
 
 json_t *status_head_json(const struct app *app)
 {
@@ -37,4 +45,93 @@ json_t *status_http_json(const struct app *app)
                      (json_int_t)s.n_requests, "rejected", (json_int_t)s.n_rejected, "gone",
                      (json_int_t)s.n_gone, "timeouts", (json_int_t)s.n_timeouts, "loop_lag_ms_max",
                      (double)s.lag_us_max / 1e3);
+}
+
+json_t *status_update_id_json(const struct store_info *info)
+{
+    return info->serial > 0 ? json_sprintf(UPDATE_ID_PREFIX "%s", info->commit_id) : json_null();
+}
+
+json_t *status_update_json(const struct app *app)
+{
+    struct update_info info;
+
+    updates_current(app->weights->updates, &info);
+    return info.phase == UPDATE_NONE ? json_null() : update_json(&info);
+}
+
+static json_t *text_or_null(const char *text)
+{
+    return text[0] != '\0' ? json_string(text) : json_null();
+}
+
+/* The GPUs that hold the weights. Makes no driver call: this runs on an event loop. */
+static json_t *ranks_json(const struct app_weights *weights)
+{
+    json_t *ranks = json_array();
+
+    for (uint32_t r = 0; r < weights->n_devices; r++) {
+        const struct cuda_device *d = device_about(weights->devices[r]);
+
+        (void)json_array_append_new(
+            ranks, json_pack("{s:i, s:s, s:s, s:s, s:b}", "rank", (int)r, "place",
+                             device_name(weights->devices[r]), "uuid", d->uuid, "name", d->name,
+                             "checksums_on_gpu", (int)device_has_kernels(weights->devices[r])));
+    }
+    return ranks;
+}
+
+json_t *status_cuda_json(const struct app *app)
+{
+    const struct app_weights *weights = app->weights;
+    const struct cuda_info *cuda = weights->cuda;
+    json_t *devices = json_array();
+
+    for (size_t i = 0; i < cuda->n_devices; i++) {
+        const struct cuda_device *d = &cuda->devices[i];
+
+        (void)json_array_append_new(
+            devices, json_pack("{s:i, s:s, s:s, s:I}", "index", d->ordinal, "name", d->name, "uuid",
+                               d->uuid, "nbytes_total", (json_int_t)d->nbytes_total));
+    }
+    return json_pack("{s:b, s:o, s:o, s:o, s:o}", "available", (int)cuda->available,
+                     "driver_version", text_or_null(cuda->driver_version), "devices", devices,
+                     "ranks", ranks_json(weights), "reason", text_or_null(cuda->reason));
+}
+
+json_t *status_nccl_json(const struct app *app)
+{
+    const struct app_weights *weights = app->weights;
+    const struct nccl_info *nccl = weights->nccl;
+
+    return json_pack("{s:b, s:o, s:o, s:o, s:o}", "available", (int)nccl->available, "version",
+                     text_or_null(nccl->version), "library", text_or_null(nccl->path), "reason",
+                     text_or_null(nccl->reason), "group", transfer_json(weights->transfer));
+}
+
+static json_t *version_or_null(uint64_t serial, const char *label)
+{
+    if (serial == 0)
+        return json_null();
+    return json_pack("{s:I, s:s}", "serial", (json_int_t)serial, "weight_version", label);
+}
+
+/* What --state-dir remembers. */
+json_t *status_state_json(const struct app *app)
+{
+    struct state_dir *state = app->weights->state;
+    struct state_info info;
+
+    if (state == NULL)
+        return json_null();
+    state_dir_info(state, &info);
+    return json_pack(
+        "{s:s, s:s, s:o, s:I, s:{s:I, s:o, s:b, s:I, s:I, s:I, s:o}}", "dir", info.path,
+        "started_from", info.how, "journal", version_or_null(info.serial, info.label),
+        "journal_failures", (json_int_t)info.n_journal_failures, "snapshots", "keep",
+        (json_int_t)info.n_snapshots, "newest",
+        version_or_null(info.snapshot_serial, info.snapshot_label), "writing", (int)info.writing,
+        "written", (json_int_t)info.n_written, "given_up", (json_int_t)info.n_given_up, "failed",
+        (json_int_t)info.n_failed, "error",
+        info.snapshot_error.code != ERR_NONE ? json_string(info.snapshot_error.msg) : json_null());
 }

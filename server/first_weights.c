@@ -19,9 +19,10 @@
 /* How an attempt to serve some weights ended; besides -1, an error that ends the start. */
 enum { SERVED = 0, NOT_SERVED = 1 };
 
-/* Commits the tensors of a source, which is moved out, as its list and checksums are. */
+/* Commits the tensors of a source, which is moved out, as its list and checksums are.
+ * @restored  the journal's entry of the version that these tensors are; NULL: a new version */
 static int push(struct server *s, struct source **source, struct file_weights *w, bool convert,
-                const char *label, struct err *e)
+                const char *label, const struct journal_entry *restored, struct err *e)
 {
     struct update_chunk *chunk = calloc(1, sizeof *chunk);
 
@@ -33,6 +34,8 @@ static int push(struct server *s, struct source **source, struct file_weights *w
     chunk->checksums = w->checksums;
     chunk->has_checksum = w->has_checksum;
     (void)snprintf(chunk->label, sizeof chunk->label, "%s", label);
+    if (restored != NULL)
+        memcpy(chunk->commit_id, restored->commit_id, sizeof chunk->commit_id);
     *source = NULL;
     w->checksums = NULL;
     w->has_checksum = NULL;
@@ -43,11 +46,13 @@ static int push(struct server *s, struct source **source, struct file_weights *w
 static int push_next(struct server *s, struct source **source, struct file_weights *w, bool convert,
                      const char *label, enum state_next next, uint64_t serial, struct err *e)
 {
+    const struct state_found *f = state_dir_found(s->weights.state);
+    bool restores = next == STATE_NEXT_RESTORED || next == STATE_NEXT_EQUAL;
     int rc;
 
     store_continue(s->weights.store, serial, "");
     state_dir_expect(s->weights.state, next);
-    rc = push(s, source, w, convert, label, e);
+    rc = push(s, source, w, convert, label, restores ? &f->entry : NULL, e);
     state_dir_expect(s->weights.state, STATE_NEXT_UPDATE);
     return rc;
 }
@@ -57,7 +62,7 @@ static int push_first(struct server *s, const char *label, enum state_next next,
                       struct err *e)
 {
     if (s->weights.state == NULL)
-        return push(s, &s->first, &s->first_weights, true, label, e);
+        return push(s, &s->first, &s->first_weights, true, label, NULL, e);
     return push_next(s, &s->first, &s->first_weights, true, label, next, serial, e);
 }
 

@@ -57,12 +57,22 @@ static const json_t *baton_version(const json_t *reply)
     return json_object_get(json_object_get(reply, "weights"), "weight_version");
 }
 
+static void read_update_id(struct upstream_report *out, const json_t *status)
+{
+    const char *id = json_string_value(
+        json_object_get(json_object_get(status, "weights"), "update_id"));
+
+    if (id != NULL && strlen(id) <= FLEET_UPDATE_ID_MAX)
+        (void)snprintf(out->update_id, sizeof out->update_id, "%s", id);
+}
+
 static void baton_read_status(struct upstream_report *out, const char *text, size_t len)
 {
     json_t *status = json_loadb(text, len, 0, NULL);
 
     api_copy_text(out->process, json_object_get(status, "boot_id"));
     api_copy_text(out->label, baton_version(status));
+    read_update_id(out, status);
     read_not_ready(out, status);
     read_held(out, status);
     json_decref(status);
@@ -111,6 +121,16 @@ int api_read_update_id(char out[API_UPDATE_ID_MAX + 1], const char *text, size_t
 
     json_decref(reply);
     return found ? 0 : err_set(e, ERR_UNREADABLE, "", "its reply to start has no update_id");
+}
+
+bool api_is_committed(const char *text, size_t len)
+{
+    json_t *reply = text != NULL ? json_loadb(text, len, 0, NULL) : NULL;
+    const json_t *details = json_object_get(json_object_get(reply, "error"), "details");
+    bool committed = strcmp(api_text(details, "phase", ""), "committed") == 0;
+
+    json_decref(reply);
+    return committed;
 }
 
 bool api_read_open_update(char out[API_UPDATE_ID_MAX + 1], const char *text, size_t len)

@@ -182,6 +182,10 @@ int api_read_update_id(char out[API_UPDATE_ID_MAX + 1], const char *text, size_t
 /* api_read_open_update - of a baton's reply to API_GET_STATUS. False: no update is open there. */
 bool api_read_open_update(char out[API_UPDATE_ID_MAX + 1], const char *text, size_t len);
 
+/* api_is_committed - does a baton's error body say that its update is committed all the same? Then
+ * the upstreams that it hands the version to lack it so far. */
+bool api_is_committed(const char *text, size_t len);
+
 /* api_check_done - does a reply 200 say that the operation was done as requested?
  * @native, @ctx  as they were given to api_make_request
  * Errors: ERR_UPSTREAM: what it says instead. */

@@ -46,6 +46,7 @@ enum {
     FLEET_REPORTS_US = 60000000,   /* ... this time */
     FLEET_LABEL_MAX = 128,         /* bytes of a version's label, and of a process id */
     FLEET_RELEASE_MAX = 63,        /* bytes of the name of a software release */
+    FLEET_UPDATE_ID_MAX = 64,      /* bytes of the id of an engine's own update */
     FLEET_LOAD_PERCENT = 125       /* of the fair share: how much affinity may load one engine */
 };
 
@@ -120,10 +121,12 @@ struct upstream_report {
     char label[FLEET_LABEL_MAX + 1];     /* of the weights that it serves */
     char not_ready[FLEET_LABEL_MAX + 1]; /* why it cannot serve now; "" if it can */
     char release[FLEET_RELEASE_MAX + 1]; /* of its software, if its API differs between releases */
-    const char *held; /* static: "paused" or "asleep", but not by this server; NULL: neither, or it
-                         does not say */
-    bool is_stale;    /* the weights epoch has changed since the probe was sent: label and not_ready
-                         may be outdated and are ignored */
+    char update_id[FLEET_UPDATE_ID_MAX +
+                   1]; /* its own update that made the weights that it serves */
+    const char *held;  /* static: "paused" or "asleep", but not by this server; NULL: neither, or it
+                          does not say */
+    bool is_stale; /* the weights epoch has changed since the probe was sent: label and not_ready
+                      may be outdated and are ignored */
 };
 
 /* fleet_probe_ok - a probe succeeded. Labels are not compared while an update runs.
@@ -254,6 +257,12 @@ bool fleet_version_undecided(struct fleet *f, struct err *e);
  * Returns: the serial. */
 uint64_t fleet_commit_version(struct fleet *f, const char *label, const bool *done,
                               const bool *named);
+
+/* fleet_expect_update - the fleet's version reached this engine by its own update `id`, which it
+ * has proven. From now on a probe that reports this update and the fleet's label shows that the
+ * engine serves the version: it is synced, and a fence because its update failed ends. Until the
+ * next version. */
+void fleet_expect_update(struct fleet *f, size_t upstream, const char *id);
 
 /* fleet_repair_version - the engines in `done` serve `label` too now, as the others do, and are not
  * fenced any more. If the fleet's label has changed meanwhile, they are not synced.

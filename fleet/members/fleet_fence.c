@@ -140,6 +140,7 @@ int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_report 
         fleet_store_report_locked(f, u, report);
         fleet_apply_event(f, u, UPSTREAM_ON_RESYNCED);
         u->serial = f->serial;
+        memcpy(u->update_id, report->update_id, sizeof u->update_id);
         f->weights_epoch++; /* probes that were sent before are outdated */
         err_clear(&u->error);
     }

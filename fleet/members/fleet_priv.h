@@ -30,6 +30,7 @@ struct upstream {
     unsigned n_failures_in_row; /* of probes and requests */
     unsigned n_probe_failures;  /* of status probes, in a row */
     uint64_t serial;
+    char update_id[FLEET_UPDATE_ID_MAX + 1]; /* its own update of the fleet's version; "": none */
     struct upstream_report report;
     uint64_t n_failures;
 

@@ -41,6 +41,12 @@ static void check_sync_locked(const struct fleet *f, struct upstream *u,
              u->serial == f->serial && strcmp(report->label, f->label) != 0)
         (void)err_set(&why, ERR_UNSYNCED, "", "it serves version '%s', not '%s'", report->label,
                       f->label);
+    else if (!f->updating && !report->is_stale && report->update_id[0] != '\0' &&
+             u->update_id[0] != '\0' && strcmp(report->update_id, u->update_id) != 0)
+        (void)err_set(
+            &why, ERR_UNSYNCED, "",
+            "its weights are those of an update by another client (%s): push a whole update",
+            report->update_id);
     if (why.code == ERR_NONE)
         return;
     fleet_apply_event(f, u, UPSTREAM_ON_UNSYNCED);
@@ -130,6 +136,22 @@ static void set_held_error(struct upstream *u)
     fleet_set_error(u, &why);
 }
 
+/* An update that ended at the engine after it had failed here: its reply to the finish was lost, or
+ * it hands the version to engines of its own and had to repeat that, or it was restarted and has
+ * restored the version. */
+static void check_update_locked(const struct fleet *f, struct upstream *u,
+                                const struct upstream_report *report)
+{
+    if (f->updating || report->is_stale || u->update_id[0] == '\0' ||
+        strcmp(report->update_id, u->update_id) != 0 || strcmp(report->label, f->label) != 0 ||
+        !fleet_is_out(u, OUT_OTHER_WEIGHTS | OUT_UPDATE_FAILED) ||
+        fleet_is_out(u, OUT_SLEEP_MISSED | OUT_WAKE_MISSED))
+        return;
+    fleet_apply_event(f, u, UPSTREAM_ON_UPDATED);
+    u->serial = f->serial;
+    err_clear(&u->error);
+}
+
 void fleet_probe_ok(struct fleet *f, size_t upstream, const struct upstream_report *report)
 {
     struct upstream *u = &f->upstreams[upstream];
@@ -143,6 +165,7 @@ void fleet_probe_ok(struct fleet *f, size_t upstream, const struct upstream_repo
     fresh_report.is_stale |= f->updating && fleet_is_dirty_marker(report->label);
     check_sync_locked(f, u, &fresh_report);
     fleet_store_report_locked(f, u, &fresh_report);
+    check_update_locked(f, u, &fresh_report);
     clear_auth_error_locked(f, u);
     fence_dirty_locked(f, u);
     fleet_decide_version_locked(f);

@@ -291,10 +291,21 @@ uint64_t fleet_commit_version(struct fleet *f, const char *label, const bool *do
     fleet_change_begin(f, &c);
     serial = ++f->serial;
     set_version_locked(f, label);
-    for (size_t i = 0; i < f->n; i++)
+    for (size_t i = 0; i < f->n; i++) {
+        f->upstreams[i].update_id[0] = '\0';
         set_updated_locked(f, &f->upstreams[i], done[i], named != NULL && named[i] ? f->label : "");
+    }
     fleet_change_end(f, &c);
     return serial;
+}
+
+void fleet_expect_update(struct fleet *f, size_t upstream, const char *id)
+{
+    struct upstream *u = &f->upstreams[upstream];
+
+    mtx_lock(&f->lock);
+    (void)snprintf(u->update_id, sizeof u->update_id, "%s", id);
+    mtx_unlock(&f->lock);
 }
 
 uint64_t fleet_repair_version(struct fleet *f, const char *label, const bool *done,

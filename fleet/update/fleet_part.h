@@ -91,6 +91,8 @@ struct fleet_part {
     enum part_update own_update; /* a start and a finish without tensors change nothing there */
     bool may_have_marker;        /* its version is, or may be, our dirty marker */
     bool paused;                 /* for this update */
+    bool committed;              /* it has committed the update, though its finish failed: the
+                                    engines behind it lack the version so far */
     enum fleet_packing_state packing; /* of handles, as sent to it in this update */
     struct fleet_incarnation
         incarnation; /* when its first tensors were sent, or its finish was sent */

@@ -131,6 +131,8 @@ static void on_finished(struct fleet_part *p, size_t part, struct fleet_result *
         part_apply(p, PART_ON_FINISH);
     else if (p->two_phase)
         fc->update_in_doubt[p->upstream] = true;
+    p->committed = p->two_phase && result->outcome == FLEET_REFUSED &&
+                   api_is_committed(result->text, result->text_len);
     part_drop_failed(p, result);
 }
 
@@ -240,6 +242,23 @@ static size_t n_finished(const struct fleet_session *s)
     return n;
 }
 
+static bool is_committed_anywhere(const struct fleet_session *s)
+{
+    bool committed = n_finished(s) > 0;
+
+    for (size_t i = 0; i < s->n_parts; i++)
+        committed = committed || s->parts[i].committed;
+    return committed;
+}
+
+/* An engine that proved the update, and whose finish failed, may serve it later. */
+static void expect_updates(struct fleet_control *fc, const struct fleet_session *s)
+{
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].two_phase)
+            fleet_expect_update(fleet_of(fc), s->parts[i].upstream, s->parts[i].update_id);
+}
+
 /* Checked twice: an engine may be restarted while the version is committed. Later restarts are
  * found by probes, since the process in rotation is then the one that finished. */
 static size_t commit_version(struct fleet_control *fc, struct fleet_session *s)
@@ -255,9 +274,12 @@ static size_t commit_version(struct fleet_control *fc, struct fleet_session *s)
         /* A baton's reply to finish was compared with the version already. */
         named[p->upstream] = p->two_phase || strcmp(p->reported_label, s->label) == 0;
     }
-    if (n_finished(s) > 0)
-        serial = s->repair ? fleet_repair_version(fleet_of(fc), s->label, done, named)
-                           : fleet_commit_version(fleet_of(fc), s->label, done, named);
+    if (n_finished(s) > 0 && s->repair)
+        serial = fleet_repair_version(fleet_of(fc), s->label, done, named);
+    else if (is_committed_anywhere(s))
+        serial = fleet_commit_version(fleet_of(fc), s->label, done, named);
+    if (serial > 0)
+        expect_updates(fc, s);
     fence_restarted(fc, s);
     mtx_lock(&fc->lock);
     s->serial = serial;

@@ -14,9 +14,7 @@
 #include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
 #include "handlers/status_json.h"
-#include "handlers/update_json.h"
 #include "weights/store/store.h"
-#include "weights/update/update.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -118,11 +116,24 @@ static const char *weights_state(const struct app *app, const struct fleet_stats
     return store_state_name(s->n_serving > 0 ? STORE_READY : STORE_UNSYNCED);
 }
 
+/* The update that this server received, once the upstreams have its version. */
+static json_t *update_id_json(const struct app *app)
+{
+    struct handoff_info now;
+    struct store_info info;
+
+    if (app->fleet->handoff == NULL)
+        return json_null();
+    handoff_info_get(app->fleet->handoff, &now);
+    store_info(app->weights->store, &info);
+    return now.done == info.serial ? status_update_id_json(&info) : json_null();
+}
+
 static json_t *weights_json(const struct app *app, const struct fleet_stats *s)
 {
-    return json_pack("{s:s, s:o, s:o, s:s?, s:o}", "state", weights_state(app, s), "serial",
-                     s->serial > 0 ? json_integer((json_int_t)s->serial) : json_null(),
-                     "weight_version", text_or_null(s->label), "coverage",
+    return json_pack("{s:s, s:o, s:o, s:o, s:s?, s:o}", "state", weights_state(app, s), "serial",
+                     s->serial > 0 ? json_integer((json_int_t)s->serial) : json_null(), "update_id",
+                     update_id_json(app), "weight_version", text_or_null(s->label), "coverage",
                      fleet_last_coverage(app->fleet->control), "spec",
                      fleet_spec_json(app->fleet->control));
 }
@@ -147,15 +158,6 @@ static json_t *lane_json(const struct app *app, const struct fleet_stats *s, enu
                      (json_int_t)s->n_refused[lane], "cancelled", (json_int_t)s->n_cancelled[lane]);
 }
 
-/* The update that this server receives; that of its upstreams is the hand-off's. */
-static json_t *received_json(const struct app *app)
-{
-    struct update_info info;
-
-    updates_current(app->weights->updates, &info);
-    return info.phase == UPDATE_NONE ? json_null() : update_json(&info);
-}
-
 /* The version that this server received for its upstreams, and how far it was handed over. */
 static json_t *stage_json(const struct app *app)
 {
@@ -173,7 +175,17 @@ static json_t *stage_json(const struct app *app)
                      "handed_serial", (json_int_t)now.done, "n_handoffs",
                      (json_int_t)now.n_handoffs, "n_repairs", (json_int_t)now.n_repairs,
                      "last_handoff_s", (double)now.last_us / 1e6, "error", error_or_null(&now.why),
-                     "update", received_json(app));
+                     "handoff", fleet_update_json(app));
+}
+
+/* Which update a client has open. With --stage it is this server that receives it, on its GPUs. */
+static json_t *own_weights_json(const struct app *app)
+{
+    if (app->weights == NULL)
+        return json_pack("{s:o}", "update", fleet_update_json(app));
+    return json_pack("{s:o, s:o, s:o, s:o}", "update", status_update_json(app), "state",
+                     status_state_json(app), "cuda", status_cuda_json(app), "nccl",
+                     status_nccl_json(app));
 }
 
 json_t *fleet_status_json(const struct app *app)
@@ -182,12 +194,11 @@ json_t *fleet_status_json(const struct app *app)
     json_t *status = status_head_json(app);
 
     fleet_stats(upstreams_fleet(app->fleet->upstreams), &s);
-    if (status == NULL ||
+    if (status == NULL || json_object_update_new(status, own_weights_json(app)) != 0 ||
         json_object_update_new(
-            status, json_pack("{s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:n, s:o, s:o, s:o}",
-                              "stage", stage_json(app), "weights", weights_json(app, &s), "update",
-                              fleet_update_json(app), "admission", "generate",
-                              lane_json(app, &s, FLEET_GENERATE), "detokenize",
+            status, json_pack("{s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:n, s:o, s:o, s:o}", "stage",
+                              stage_json(app), "weights", weights_json(app, &s), "admission",
+                              "generate", lane_json(app, &s, FLEET_GENERATE), "detokenize",
                               lane_json(app, &s, FLEET_TEXT), "engine", engine_json(&s), "http",
                               status_http_json(app), "model", "pause", fleet_pause_json(app),
                               "sleep", fleet_sleep_json(app), "upstreams", upstreams_json(app))) !=

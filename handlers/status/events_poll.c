@@ -5,7 +5,7 @@
 #include "base/log.h"
 #include "handlers/app.h"
 #include "handlers/reply.h"
-#include "handlers/status/status.h"
+#include "handlers/status_json.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +31,7 @@ static void poll_readiness(struct events_poll *p)
 
 static json_t *open_update(const struct app *app)
 {
-    return app->fleet != NULL ? app->fleet->update(app) : status_update_json(app);
+    return app->weights != NULL ? status_update_json(app) : app->fleet->update(app);
 }
 
 static const char *member_text(const json_t *update, const char *name)

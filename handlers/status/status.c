@@ -3,17 +3,12 @@
 #include "base/clock.h"
 #include "control/admission.h"
 #include "control/life.h"
-#include "driver/cuda_info.h"
-#include "driver/nccl_info.h"
 #include "engine/engine.h"
 #include "handlers/control_plane.h"
 #include "handlers/lora_json.h"
 #include "handlers/pause_controller_json.h"
 #include "handlers/reply.h"
 #include "handlers/status_json.h"
-#include "handlers/transfer_json.h"
-#include "handlers/update_json.h"
-#include "memory/device.h"
 #include "memory/dtype.h"
 #include "weights/state/state_dir.h"
 #include "weights/store/store.h"
@@ -43,20 +38,13 @@ static json_t *weights_json(const struct app_weights *weights)
     age = info.serial > 0 ? json_real((double)(clock_now_us() - info.committed_at_us) / 1e6)
                           : json_null();
     return json_pack(
-        "{s:s, s:o, s:o, s:s, s:I, s:I, s:s, s:I, s:I, s:o}", "state", store_state_name(info.state),
-        "serial", info.serial > 0 ? json_integer((json_int_t)info.serial) : json_null(),
-        "weight_version", info.serial > 0 ? json_string(info.label) : json_null(), "dtype",
+        "{s:s, s:o, s:o, s:o, s:s, s:I, s:I, s:s, s:I, s:I, s:o}", "state",
+        store_state_name(info.state), "update_id", status_update_id_json(&info), "serial",
+        info.serial > 0 ? json_integer((json_int_t)info.serial) : json_null(), "weight_version",
+        info.serial > 0 ? json_string(info.label) : json_null(), "dtype",
         dtype_name(main_dtype(tensor_list)), "nbytes", (json_int_t)tensor_list->nbytes, "n_tensors",
         (json_int_t)tensor_list->n_tensors, "plan_digest", tensor_list->digest, "versions_alive",
         (json_int_t)info.n_live, "n_commits", (json_int_t)info.n_commits, "age_s", age);
-}
-
-json_t *status_update_json(const struct app *app)
-{
-    struct update_info info;
-
-    updates_current(app->weights->updates, &info);
-    return info.phase == UPDATE_NONE ? json_null() : update_json(&info);
 }
 
 static json_t *admission_json(struct admission *a)
@@ -102,86 +90,12 @@ static json_t *model_json(const struct app_generate *generate)
                      "max_model_len", (json_int_t)generate->max_model_len);
 }
 
-static json_t *text_or_null(const char *text)
-{
-    return text[0] != '\0' ? json_string(text) : json_null();
-}
-
-/* The GPUs that hold the weights. Makes no driver call: this runs on an event loop. */
-static json_t *ranks_json(const struct app_weights *weights)
-{
-    json_t *ranks = json_array();
-
-    for (uint32_t r = 0; r < weights->n_devices; r++) {
-        const struct cuda_device *d = device_about(weights->devices[r]);
-
-        (void)json_array_append_new(
-            ranks, json_pack("{s:i, s:s, s:s, s:s, s:b}", "rank", (int)r, "place",
-                             device_name(weights->devices[r]), "uuid", d->uuid, "name", d->name,
-                             "checksums_on_gpu", (int)device_has_kernels(weights->devices[r])));
-    }
-    return ranks;
-}
-
-static json_t *cuda_json(const struct app_weights *weights)
-{
-    const struct cuda_info *cuda = weights->cuda;
-    json_t *devices = json_array();
-
-    for (size_t i = 0; i < cuda->n_devices; i++) {
-        const struct cuda_device *d = &cuda->devices[i];
-
-        (void)json_array_append_new(
-            devices, json_pack("{s:i, s:s, s:s, s:I}", "index", d->ordinal, "name", d->name, "uuid",
-                               d->uuid, "nbytes_total", (json_int_t)d->nbytes_total));
-    }
-    return json_pack("{s:b, s:o, s:o, s:o, s:o}", "available", (int)cuda->available,
-                     "driver_version", text_or_null(cuda->driver_version), "devices", devices,
-                     "ranks", ranks_json(weights), "reason", text_or_null(cuda->reason));
-}
-
-/* The NCCL library and the trainer's group. */
-static json_t *nccl_json(const struct app_weights *weights)
-{
-    const struct nccl_info *nccl = weights->nccl;
-
-    return json_pack("{s:b, s:o, s:o, s:o, s:o}", "available", (int)nccl->available, "version",
-                     text_or_null(nccl->version), "library", text_or_null(nccl->path), "reason",
-                     text_or_null(nccl->reason), "group", transfer_json(weights->transfer));
-}
-
 static json_t *pause_or_null(const struct app *app)
 {
     struct pause_controller_info info;
 
     pause_controller_info(app->pause_controller, &info);
     return info.pause.state == PAUSE_OFF ? json_null() : pause_controller_pause_json(&info);
-}
-
-static json_t *version_or_null(uint64_t serial, const char *label)
-{
-    if (serial == 0)
-        return json_null();
-    return json_pack("{s:I, s:s}", "serial", (json_int_t)serial, "weight_version", label);
-}
-
-/* What --state-dir remembers. */
-static json_t *state_json(const struct app_weights *weights)
-{
-    struct state_info info;
-
-    if (weights->state == NULL)
-        return json_null();
-    state_dir_info(weights->state, &info);
-    return json_pack(
-        "{s:s, s:s, s:o, s:I, s:{s:I, s:o, s:b, s:I, s:I, s:I, s:o}}", "dir", info.path,
-        "started_from", info.how, "journal", version_or_null(info.serial, info.label),
-        "journal_failures", (json_int_t)info.n_journal_failures, "snapshots", "keep",
-        (json_int_t)info.n_snapshots, "newest",
-        version_or_null(info.snapshot_serial, info.snapshot_label), "writing", (int)info.writing,
-        "written", (json_int_t)info.n_written, "given_up", (json_int_t)info.n_given_up, "failed",
-        (json_int_t)info.n_failed, "error",
-        info.snapshot_error.code != ERR_NONE ? json_string(info.snapshot_error.msg) : json_null());
 }
 
 json_t *status_json(const struct app *app)
@@ -192,12 +106,12 @@ json_t *status_json(const struct app *app)
         json_object_update_new(
             status,
             json_pack("{s:o, s:o, s:o, s:{s:o, s:o}, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
-                      "weights", weights_json(app->weights), "state", state_json(app->weights),
+                      "weights", weights_json(app->weights), "state", status_state_json(app),
                       "update", status_update_json(app), "admission", "generate",
                       admission_json(app->generate->admission), "detokenize",
                       admission_json(app->generate->text_admission), "engine", engine_json(app),
                       "http", status_http_json(app), "model", model_json(app->generate), "cuda",
-                      cuda_json(app->weights), "nccl", nccl_json(app->weights), "pause",
+                      status_cuda_json(app), "nccl", status_nccl_json(app), "pause",
                       pause_or_null(app), "sleep",
                       pause_controller_sleep_json(app->pause_controller), "adapters",
                       lora_gauges_json(app->generate))) != 0) {

@@ -6,9 +6,8 @@
 
 struct app;
 
-/* status_json - the reply of GET /v1/status. status_update_json - its member `update`.
- * Both new; NULL: no memory. Threads: any. Blocks: on short locks only. */
+/* status_json - the reply of GET /v1/status (new); NULL: no memory. Threads: any. Blocks: on short
+ * locks only. */
 json_t *status_json(const struct app *app);
-json_t *status_update_json(const struct app *app);
 
 #endif

@@ -132,6 +132,7 @@ static void entry_of(const struct state_dir *d, const struct version *v, struct 
 {
     *out = (struct journal_entry){.serial = v->serial, .time_s = (int64_t)time(NULL)};
     memcpy(out->model_spec, d->model_spec, sizeof out->model_spec);
+    memcpy(out->commit_id, v->commit_id, sizeof out->commit_id);
     (void)snprintf(out->label, sizeof out->label, "%s", v->label);
 }
 
@@ -195,12 +196,8 @@ static int before_publication(void *arg, struct store *s, const struct version *
         return -1;
     if (next == STATE_NEXT_EQUAL)
         return check_content(entry.content, &old, e);
-    if (next == STATE_NEXT_UPDATE && v->serial == old.serial) { /* a label: the same bytes */
+    if (next == STATE_NEXT_UPDATE && v->serial == old.serial) /* a label: the same bytes */
         memcpy(entry.content, old.content, sizeof entry.content);
-        memcpy(entry.commit_id, old.commit_id, sizeof entry.commit_id);
-    } else {
-        id_make(entry.commit_id);
-    }
     return record(d, &old, &entry, e);
 }
 

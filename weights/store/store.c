@@ -495,6 +495,11 @@ int store_stage(struct store *s, const struct staging_cfg *cfg, uint64_t deadlin
     if (g == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a staging of %u tensors",
                        s->model_spec->tensor_list->n_tensors);
+    if (cfg->commit_id != NULL)
+        (void)snprintf(g->next->version.commit_id, sizeof g->next->version.commit_id, "%s",
+                       cfg->commit_id);
+    else
+        id_make(g->next->version.commit_id);
     mtx_lock(&s->lock);
     rc = staging_begin_locked(s, cfg, deadline_us, stop, g, e);
     mtx_unlock(&s->lock);
@@ -530,6 +535,7 @@ void store_info(struct store *s, struct store_info *out)
         out->serial = s->current->version.serial;
         out->nbytes = s->current->version.nbytes;
         memcpy(out->label, s->current->version.label, sizeof out->label);
+        memcpy(out->commit_id, s->current->version.commit_id, sizeof out->commit_id);
     }
     out->n_live = s->n_live;
     out->committed_at_us = s->committed_at_us;

@@ -14,6 +14,7 @@
 #define BATON_WEIGHTS_STORE_STORE_H
 
 #include "base/err.h"
+#include "base/id.h"
 #include "memory/checksum.h"
 #include "memory/slab.h"
 #include "weights/model_spec.h"
@@ -39,6 +40,8 @@ struct view {
 
 struct version {
     uint64_t serial;            /* 1, 2, ...: only ever grows within a boot */
+    char commit_id[ID_LEN + 1]; /* random: which commit made it, also after a restart that restores
+                                   it, and under another label */
     struct version_label *name; /* counted: results may keep it longer than the version */
     const char *label;          /* the text of `name`: the trainer's name for it */
     uint64_t nbytes;
@@ -132,8 +135,9 @@ bool store_wait_pinnable(struct store *s, uint64_t deadline_us);
 struct staging;
 
 struct staging_cfg {
-    bool partial; /* untouched tensors are shared with the predecessor */
-    bool sharded; /* the ranks together must be complete, not each by itself */
+    bool partial;          /* untouched tensors are shared with the predecessor */
+    bool sharded;          /* the ranks together must be complete, not each by itself */
+    const char *commit_id; /* [ID_LEN], of the version; NULL: a new one */
 };
 
 /* store_stage - begin. One at a time.
@@ -251,7 +255,8 @@ int store_wake(struct store *s, uint64_t deadline_us, uint64_t *nbytes, struct e
 
 struct store_info {
     enum store_state state;
-    uint64_t serial; /* 0 when unsynced */
+    uint64_t serial;            /* 0 when unsynced */
+    char commit_id[ID_LEN + 1]; /* "" when unsynced */
     char label[VERSION_LABEL_MAX + 1];
     uint64_t nbytes;
     uint32_t n_live;

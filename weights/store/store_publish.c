@@ -4,6 +4,7 @@
 #include "base/clock.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static int staging_check_complete(const struct store *s, const struct staging *g, struct err *e)
 {
@@ -179,6 +180,7 @@ static void share_all(struct version_owned *next, struct version_owned *from)
         version_share(next, from, i);
     }
     next->version.serial = from->version.serial;
+    memcpy(next->version.commit_id, from->version.commit_id, sizeof next->version.commit_id);
     next->version.nbytes = from->version.nbytes;
 }
 

@@ -37,8 +37,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define UPDATE_ID_PREFIX "upd-" /* of an update's id; that of its version's commit follows */
+
 enum {
-    UPDATE_ID_MAX = 40, /* "upd-" + ID_LEN */
+    UPDATE_ID_MAX = 40, /* UPDATE_ID_PREFIX + ID_LEN */
     UPDATE_CHUNK_ID_MAX = 128,
     UPDATE_MISSING_MAX = 32,    /* names listed in a reply; others are only counted */
     UPDATE_NON_FINITE_MAX = 32, /* the same, for tensors with values that are not finite */
@@ -200,6 +202,8 @@ struct update_chunk {
     bool partial;                           /* one-shot update only */
     bool convert;                           /* one-shot update; in a session: for this chunk too */
     char label[VERSION_LABEL_MAX + 1];      /* "" = not given */
+    char commit_id[ID_LEN + 1];             /* of the version that a one-shot update restores, or
+                                               "": a new version */
     bool sharded;                           /* one-shot update only */
     bool has_trainer_rank;                  /* sessions only */
     uint32_t trainer_rank;                  /* below UPDATE_TRAINER_RANKS_MAX */

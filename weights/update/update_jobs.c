@@ -91,7 +91,7 @@ static int job_enter_phase(struct updates *u, struct update_job *job, enum updat
 static int ensure_staging(struct updates *u, struct session *s, const struct progress *p,
                           struct err *e)
 {
-    struct staging_cfg cfg = {.partial = s->partial};
+    struct staging_cfg cfg = {.partial = s->partial, .commit_id = s->commit_id};
 
     mtx_lock(&u->lock);
     cfg.sharded = s->sharded;
@@ -549,6 +549,7 @@ void job_run_answer(struct updates *u, struct update_job *job)
 {
     struct err e = {0};
 
+    report_commit(u, job->session, &e);
     job_answer(u, job, &e);
 }
 

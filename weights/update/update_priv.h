@@ -151,6 +151,8 @@ struct session {
 
     /* Immutable. */
     char id[UPDATE_ID_MAX + 1];
+    char commit_id[ID_LEN + 1]; /* of the version that it makes: the random part of `id`, or that of
+                                   a version that is restored */
     uint64_t began_us;
     struct actor actor;
     bool one_shot; /* a one-shot update */

@@ -50,7 +50,8 @@ struct session *session_new(const struct updates *u, struct err *e)
         return NULL;
     }
     id_make(id);
-    (void)snprintf(s->id, sizeof s->id, "upd-%s", id);
+    (void)snprintf(s->id, sizeof s->id, UPDATE_ID_PREFIX "%s", id);
+    memcpy(s->commit_id, id, sizeof s->commit_id);
     s->phase = UPDATE_OPEN;
     s->began_us = clock_now_us();
     s->n_ranks = n_ranks;

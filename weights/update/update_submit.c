@@ -281,6 +281,8 @@ static struct session *session_of_chunk(struct updates *u, const struct update_j
     s->key = job->key;
     s->actor = job->chunk->actor;
     memcpy(s->label, job->chunk->label, sizeof s->label);
+    if (job->chunk->commit_id[0] != '\0')
+        memcpy(s->commit_id, job->chunk->commit_id, sizeof s->commit_id);
     return s;
 }
 

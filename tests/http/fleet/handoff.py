@@ -3,9 +3,6 @@
 Usage: handoff.py BATON MODEL FAKE_ENGINE LIBFAKECUDA LIBFAKECUDA_OF_ENGINES WORK KIND [case...]
 """
 
-import contextlib
-import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -15,52 +12,9 @@ import time
 from fake_engine_world import Double
 from fleet_world import Server, until
 from handoff_tap import Tap
+from handoff_world import BATON, ENGINE, FAKE, FOREIGN, PROBE_MS, WORK, Stage, checkpoint, content
 
-BATON, MODEL, ENGINE, FAKE, FOREIGN, WORK = sys.argv[1:7]
-TORCH = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "U8": "uint8"}
-PROBE_MS = 50
 ASLEEP_S = 0.8  # the server looks for engines to repair every 0.25 s
-
-
-def checkpoint(step):
-    return os.path.join(MODEL, f"checkpoints/step-{step}.safetensors")
-
-
-def content(step):
-    """{name: (dtype, shape, sha256)} of a file."""
-    with open(checkpoint(step), "rb") as f:
-        data = f.read()
-    n = int.from_bytes(data[:8], "little")
-    head = json.loads(data[8:8 + n])
-    head.pop("__metadata__", None)
-    return {name: (TORCH[t["dtype"]], tuple(t["shape"]), hashlib.sha256(data[8 + n:][slice(*t["data_offsets"])]).hexdigest())
-            for name, t in head.items()}
-
-
-class Stage(contextlib.ExitStack):
-    """Engines behind taps, and a server in front of them."""
-
-    def __init__(self, *kinds, options=(), gpus=None, stage="cuda:0", min_ready=None):
-        super().__init__()
-        self.doubles = [self.enter_context(Double(ENGINE, kind, "--weight-version", "old")) for kind in kinds]
-        self.taps = [self.enter_context(Tap(FOREIGN, gpu, d)) for gpu, d in zip(gpus or [0] * len(kinds), self.doubles)]
-        specs = [a for tap, d in zip(self.taps, self.doubles) for a in ("--upstream", f"{tap.url},{d.dialect}")]
-        self.server = self.enter_context(Server(
-            BATON, os.path.join(WORK, "log"), *specs, "--min-ready", min_ready or len(kinds), "--stage", stage,
-            "--cuda-library", FAKE, "--manifest", checkpoint("00000"), "--allow-path", MODEL, "--probe-interval", PROBE_MS, *options))
-        until("all serve", lambda: self.server.get("/v1/upstreams")["n_serving"] == len(kinds))
-
-    def push(self, step, label, status=200):
-        got, said = self.server.ask("POST", "/v1/update_weights", {"path": checkpoint(step), "weight_version": label})
-        assert got == status, (got, said)
-        return said
-
-    def has(self, step, label, *taps):
-        """The engine's bytes, and what it reports."""
-        for i in taps or range(len(self.taps)):
-            assert self.taps[i].loaded == content(step), f"the bytes at {i} are not those of {step}"
-            serves = self.doubles[i].ask("GET", "/weight_info" if self.doubles[i].dialect == "vllm" else "/model_info")[1]
-            assert serves["weight_version"] == label, serves
 
 
 def whole(kind):
@@ -119,7 +73,7 @@ def restarted(kind):
         until("it is back", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
         s.has("00100", "a")
         assert s.taps[1].rounds == rounds, "the other got it again"
-        assert s.server.status()["stage"]["n_repairs"] == 1
+        until("it is counted", lambda: s.server.status()["stage"]["n_repairs"] == 1)
         s.push("01500", "b")
         s.has("01500", "b")
 
@@ -149,10 +103,14 @@ def all_fail(kind):
         s.taps[0].fault = (path, 500)
         said = s.push("01500", "b", 502)
         assert "committed here" in said["error"]["message"], said
-        assert s.server.status()["stage"]["weight_version"] == "b"
+        assert s.server.status()["stage"]["weight_version"] == "b" and s.server.status()["weights"]["update_id"] is None
+        update = said["error"]["details"]["update_id"]
+        status, again = s.server.ask("POST", "/v1/update_weights/finish", {"update_id": update})
+        assert status == 502 and "committed here" in again["error"]["message"], again
         s.taps[0].fault = None
         until("it is handed over", lambda: s.server.get("/v1/upstreams")["n_serving"] == 1)
         s.has("01500", "b")
+        until("it says so", lambda: s.server.status()["weights"]["update_id"] == update)
 
 
 def own(kind):
@@ -190,7 +148,7 @@ def undisturbed(kind):
         s.server.post("/v1/update_weights", {"update_id": update, "path": checkpoint("01500")})
         before = len(made)
         until("it generates on", lambda: len(made) > before + 3)
-        assert s.server.status()["stage"]["update"]["update_id"] == update
+        assert s.server.status()["update"]["update_id"] == update
         posts = [c[2] for c in s.taps[0].calls if c[1] == "POST"]
         assert "/pause" not in posts and "/pause_generation" not in posts, posts
         s.server.post("/v1/update_weights/finish", {"update_id": update})

@@ -38,11 +38,11 @@ def until(what, condition, wait_s=WAIT_S, every_s=0.02):
 class Server:
     """`baton serve` with options; with Server(...) as s: … ends it, and it must end well."""
 
-    def __init__(self, binary, log, *options):
+    def __init__(self, binary, log, *options, port=0):
         self.log = log
         with open(log, "ab") as out:
             at = out.tell()
-            self.process = subprocess.Popen([binary, "serve", "--listen", "127.0.0.1:0", *map(str, options)],
+            self.process = subprocess.Popen([binary, "serve", "--listen", f"127.0.0.1:{port}", *map(str, options)],
                                             stdout=subprocess.DEVNULL, stderr=out)
         serving = until("it serves", lambda: self._serving(at))
         self.port, self.boot_id = serving["port"], serving["boot_id"]

@@ -331,6 +331,22 @@ static void test_read_status(void **state)
     }
 }
 
+static void test_read_update_of_the_weights(void **state)
+{
+    static const char committed[] = "{\"error\":{\"details\":{\"phase\":\"committed\"}}}";
+    static const char served[] = "{\"weights\":{\"update_id\":\"upd-1\"}}";
+    struct upstream_report report;
+
+    (void)state;
+    api_read_status(&report, UPSTREAM_BATON, served, strlen(served));
+    assert_string_equal(report.update_id, "upd-1");
+    api_read_status(&report, UPSTREAM_BATON, "{\"weights\":{\"update_id\":null}}", 31);
+    assert_string_equal(report.update_id, "");
+    assert_true(api_is_committed(committed, strlen(committed)));
+    assert_false(api_is_committed("{\"error\":{\"details\":{\"phase\":\"aborted\"}}}", 43));
+    assert_false(api_is_committed(NULL, 0));
+}
+
 static void test_read_ranks(void **state)
 {
     static const struct {
@@ -671,6 +687,7 @@ int main(void)
         cmocka_unit_test(test_make_request_refuses_unsupported_members),
         cmocka_unit_test(test_read_status),
         cmocka_unit_test(test_read_status_reports_lasting_reasons),
+        cmocka_unit_test(test_read_update_of_the_weights),
         cmocka_unit_test(test_read_ranks),
         cmocka_unit_test(test_read_open_update),
         cmocka_unit_test(test_read_error),

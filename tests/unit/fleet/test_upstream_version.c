@@ -524,6 +524,73 @@ static void test_may_report_version_accepts_the_fleets_version_only(void **cmock
     fleet_free(f);
 }
 
+static void report_update(struct fleet *f, size_t i, const char *process, const char *label,
+                          const char *update_id)
+{
+    struct upstream_report report;
+
+    memset(&report, 0, sizeof report);
+    (void)snprintf(report.process, sizeof report.process, "%s", process);
+    (void)snprintf(report.label, sizeof report.label, "%s", label);
+    (void)snprintf(report.update_id, sizeof report.update_id, "%s", update_id);
+    fleet_probe_ok(f, i, &report);
+}
+
+/* Two engines; the second failed to finish its update "u2" of version "b". */
+static struct fleet *fleet_with_late_engine(void)
+{
+    struct fleet *f = fleet_of(2);
+    struct err why = {0};
+
+    report_update(f, 0, "p", "a", "");
+    report_update(f, 1, "q", "a", "");
+    (void)err_set(&why, ERR_UPSTREAM, "", "it answered 502");
+    fleet_fence(f, 1, &why);
+    (void)fleet_commit_version(f, "b", (const bool[FLEET_MAX]){true}, NULL);
+    fleet_expect_update(f, 0, "u1");
+    fleet_expect_update(f, 1, "u2");
+    return f;
+}
+
+/* Only the update that the engine has proven, under the fleet's label, shows that it has the
+ * version; after a restart too. */
+static void test_engine_that_ends_its_update_late_is_synced(void **cmocka_state)
+{
+    static const char *const wrong[][2] = {{"a", "u0"}, {"a", "u2"}, {"b", ""}, {"b", "u1"}};
+    struct fleet *f = fleet_with_late_engine();
+
+    (void)cmocka_state;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        report_update(f, 1, "q", wrong[i][0], wrong[i][1]);
+        assert_string_equal(state(f, 1), "fenced");
+    }
+    report_update(f, 1, "q", "b", "u2");
+    assert_string_equal(state(f, 1), "serving");
+    report_update(f, 1, "r", "b", "");
+    assert_string_equal(state(f, 1), "unsynced");
+    report_update(f, 1, "r", "b", "u2");
+    assert_string_equal(state(f, 1), "serving");
+    (void)fleet_commit_version(f, "b", (const bool[FLEET_MAX]){true}, NULL);
+    report_update(f, 1, "r", "b", "u2"); /* the same label, another version */
+    assert_string_equal(state(f, 1), "unsynced");
+    fleet_free(f);
+}
+
+static void test_update_of_another_client_is_noticed(void **cmocka_state)
+{
+    struct fleet *f = fleet_with_late_engine();
+    struct upstream_info info;
+
+    (void)cmocka_state;
+    report_update(f, 0, "p", "b", "u1");
+    assert_string_equal(state(f, 0), "serving");
+    report_update(f, 0, "p", "b", "u9");
+    assert_string_equal(state(f, 0), "unsynced");
+    fleet_info(f, 0, &info);
+    assert_non_null(strstr(info.error.msg, "another client (u9)"));
+    fleet_free(f);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -541,6 +608,8 @@ int main(void)
         cmocka_unit_test(test_commit_keeps_labels_that_engines_reported),
         cmocka_unit_test(test_restart_during_an_update_is_unsynced),
         cmocka_unit_test(test_engine_added_again_stays_fenced),
+        cmocka_unit_test(test_engine_that_ends_its_update_late_is_synced),
+        cmocka_unit_test(test_update_of_another_client_is_noticed),
         cmocka_unit_test(test_engine_that_missed_the_pause_waits),
         cmocka_unit_test(test_engine_that_rejects_our_key_gets_no_requests),
         cmocka_unit_test(test_accepted_key_clears_its_error),

@@ -1,0 +1,172 @@
+"""A fleet of hosts: a server in front of two servers with --stage, one in front of vLLMs, the other of SGLangs.
+
+Usage: handoff_hosts.py BATON MODEL FAKE_ENGINE LIBFAKECUDA LIBFAKECUDA_OF_ENGINES WORK [case...]
+"""
+
+import contextlib
+import os
+import sys
+import time
+
+from fleet_world import Server, until
+from handoff_world import BATON, PROBE_MS, WORK, Stage, checkpoint
+
+KINDS = ("vllm", "sglang")
+LOAD = {"vllm": "/update_weights", "sglang": "/update_weights_from_tensor"}
+STEPS = ("00100", "01500")
+N_ENGINES = 2  # of each host
+STAYS_S = 0.4  # some probes
+
+
+class Hosts(contextlib.ExitStack):
+    """The first host has a state directory."""
+
+    def __init__(self):
+        super().__init__()
+        options = ("--state-dir", os.path.join(WORK, "state"), "--snapshot", 1), ()
+        self.hosts = [self.enter_context(Stage(*[kind] * N_ENGINES, min_ready=1, options=o)) for kind, o in zip(KINDS, options)]
+        specs = [a for h in self.hosts for a in ("--upstream", h.server.url)]
+        self.front = self.enter_context(Server(BATON, os.path.join(WORK, "log-front"), *specs, "--min-ready", 1,
+                                               "--probe-interval", PROBE_MS))
+        self.n = 0
+        self.wait("serving", "serving")
+
+    def states(self):
+        return [u["state"] for u in self.front.get("/v1/upstreams")["list"]]
+
+    def wait(self, *states):
+        until(lambda: f"{states}: {self.front.get('/v1/upstreams')}", lambda: self.states() == list(states))
+
+    def next(self):
+        """A checkpoint that is not served yet, and its label."""
+        self.n += 1
+        return STEPS[self.n % 2], f"v{self.n}"
+
+    def push(self, step, label, status=200):
+        got, said = self.front.ask("POST", "/v1/update_weights", {"path": checkpoint(step), "weight_version": label})
+        assert got == status, (got, said)
+        return said
+
+    def push_next(self):
+        self.serves(*self.next(), lambda step, label: self.push(step, label))
+
+    def send_next(self):
+        """Received by all hosts, not proven. (the update, its checkpoint, its label)"""
+        step, label = self.next()
+        update = {"update_id": self.front.post("/v1/update_weights/start", {"weight_version": label})["update_id"]}
+        self.front.post("/v1/update_weights", {**update, "path": checkpoint(step)})
+        return update, step, label
+
+    def fault(self, fault, *hosts):
+        for h in hosts:
+            for tap, double in zip(h.taps, h.doubles):
+                tap.fault = fault and (LOAD[double.dialect], fault)
+
+    def rounds(self):
+        return [t.rounds for h in self.hosts for t in h.taps]
+
+    def serves(self, step, label, after=None):
+        """All engines have it, and clients get nothing else."""
+        if after is not None:
+            after(step, label)
+        self.wait("serving", "serving")
+        until("all engines serve", lambda: all(h.server.get("/v1/upstreams")["n_serving"] == N_ENGINES for h in self.hosts))
+        for h in self.hosts:
+            h.has(step, label)
+        assert self.front.ready() and self.front.status()["weights"]["weight_version"] == label
+        for session in range(4):
+            status, said = self.front.ask("POST", "/v1/completions", {"prompt": "x", "max_tokens": 2},
+                                          headers={"X-Session-ID": str(session)})
+            assert status == 200, said
+
+
+def whole(f):
+    """One push reaches every engine of every host, by one request or in a session."""
+    step, label = f.next()
+    said = f.push(step, label)
+    assert [u["ok"] for u in said["upstreams"]] == [True, True], said
+    f.serves(step, label)
+    rounds = f.rounds()
+    update, step, label = f.send_next()
+    f.front.post("/v1/update_weights/verify", update)
+    assert f.rounds() == rounds
+    f.front.post("/v1/update_weights/finish", update)
+    f.serves(step, label)
+
+
+def refuses(f):
+    """A host that cannot verify: nothing is committed anywhere, and no engine is touched."""
+    f.push_next()
+    rounds, before = f.rounds(), f.front.status()["weights"]["weight_version"]
+    update, _, _ = f.send_next()
+    theirs = f.hosts[1].server.status()["update"]["update_id"]
+    f.hosts[1].server.post("/v1/update_weights/abort", {"update_id": theirs})
+    status, said = f.front.ask("POST", "/v1/update_weights/finish", update)
+    assert status == 409, said
+    assert f.rounds() == rounds and [h.server.status()["update"] for h in f.hosts] == [None, None]
+    assert [h.server.status()["weights"]["weight_version"] for h in f.hosts] == [before] * 2
+    f.push_next()
+
+
+def heals(f):
+    """The engines of a host fail in the hand-off: the host gets no requests until they have the version, then it
+    does without another push."""
+    step, label = f.next()
+    f.fault(500, f.hosts[1])
+    said = f.push(step, label)
+    assert [u["ok"] for u in said["upstreams"]] == [True, False], said
+    f.hosts[0].has(step, label)
+    time.sleep(STAYS_S)
+    assert f.states() == ["serving", "fenced"] and not f.hosts[1].server.ready()
+    f.fault(None, f.hosts[1])
+    f.serves(step, label)
+    f.push_next()
+
+
+def all_heal(f):
+    """The same at every host: the trainer gets an error, and the fleet comes back with the version it committed."""
+    step, label = f.next()
+    f.fault(500, *f.hosts)
+    said = f.push(step, label, 502)
+    assert "committed" in said["error"]["message"], said
+    assert not f.front.ready()
+    f.fault(None, *f.hosts)
+    f.serves(step, label)
+
+
+def restarts(f):
+    """A host that is killed in mid update and started again restores its version from --state-dir, hands it over and
+    gets requests again; one without the directory waits for the next push."""
+    step, label = f.next()
+    f.push(step, label)
+    until("its snapshot is written",
+          lambda: (f.hosts[0].server.status()["state"]["snapshots"]["newest"] or {}).get("weight_version") == label)
+    update, _, _ = f.send_next()
+    for i, h in enumerate(f.hosts):
+        h.server.kill()
+        f.wait(*("down" if k == i else "serving" for k in range(2)))
+        for t in h.taps:
+            t.loaded.clear()
+        h.serve(h.server.port)
+        f.wait("serving", "serving" if i == 0 else "unsynced")
+        until("its engines serve", lambda h=h: h.server.get("/v1/upstreams")["n_serving"] == N_ENGINES)
+    f.hosts[0].has(step, label)
+    assert f.states() == ["serving", "unsynced"]
+    status, said = f.front.ask("POST", "/v1/update_weights/finish", update)
+    assert status in (409, 502), (status, said)
+    f.push_next()
+
+
+CASES = {f.__name__: f for f in (whole, refuses, heals, all_heal, restarts)}
+
+
+def main():
+    with Hosts() as f:
+        for name in sys.argv[7:] or CASES:
+            began = time.monotonic()
+            CASES[name](f)
+            print(f"  {name}: {time.monotonic() - began:.2f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
