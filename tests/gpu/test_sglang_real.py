@@ -3,7 +3,7 @@ by NCCL (rank 0 on GPU 1), tensors by CUDA IPC, files; by SGLang's routes and by
 pause mode, idle and with requests held. Each update ends in the tokens of the pushed checkpoint,
 though the cache was filled with the same prompts by the one before. baton, engine and trainer are
 killed in mid transfer: until the group is joined again and a whole update has come, nothing is
-generated that no one checkpoint would.
+generated that no one checkpoint would. "handed over" is played where it is asked for.
 
 Usage: test_sglang_real.py --baton BATON [--only SECTION[,SECTION...]] [--match WORD] [--straight]
                            [--limit S] [--out DIR] [--device cuda|cpu]
@@ -28,6 +28,7 @@ import nccl_torch
 import nccl_world as nccl
 import sglang_deaths
 import sglang_engines as engines
+import sglang_handoff
 import sglang_trainer
 import sglang_updates as updates
 import test_nccl_torch
@@ -58,11 +59,12 @@ class Trainers(nccl_torch.Trainers):
 class Front(world.Server):
     """baton in front of an engine; it can be killed."""
 
-    def __init__(self, args, engine):
+    def __init__(self, args, engine, *options):
         super().__init__(
             args.baton,
             *("--upstream", f"{engine.url},sglang", "--probe-interval", "500"),
             *("--update-timeout", str(updates.TIMEOUT_MS), "--join-timeout", "60000"),
+            *options,
         )
         nccl.SERVERS.append(self.child)
 
@@ -87,6 +89,7 @@ class Play:
         kind = engines.Engine if args.device == "cuda" else engines.CpuEngine
         self.engine = kind("engine", folder, None, 0)
         self.trainers, self.front, self.group = Trainers(args), None, None
+        self.front_options = ()
         self.alike = True  # until the judge has told the checkpoints apart
         self.labels, self.rows, self.step = itertools.count(1), [], engines.FIRST
 
@@ -100,10 +103,10 @@ class Play:
         await_ready([self.engine])
         self.group, self.step = None, engines.FIRST
 
-    def new_front(self, killed=False):
-        """Another baton; the one before is killed, or ends."""
+    def new_front(self, killed=False, engine=None):
+        """Another baton; the one before is killed, or ends. @engine  what has its URL"""
         self.drop_front(killed)
-        self.front = Front(self.args, self.engine)
+        self.front = Front(self.args, engine or self.engine, *self.front_options)
         self.group = None
         world.until(self.front.heard, "baton has found the engine", SERVED_S)
         return self.front
@@ -274,6 +277,10 @@ def disk_through_baton(play):
     play_all(play, files())
 
 
+def handed_over(play):
+    sglang_handoff.play_handoff(play, play_all)
+
+
 def straight(play):
     """Where SGLang itself is wrong, what is through baton says nothing."""
     play.drop_front(killed=False)
@@ -288,8 +295,10 @@ SECTIONS = {  # what is played, and the GPUs that it takes
     "deaths": (sglang_deaths.play_deaths, 1),
     "tensors through baton": (tensors_through_baton, 1),
     "disk through baton": (disk_through_baton, 1),
+    "handed over": (handed_over, 1),
     "straight": (straight, 1),
 }
+ASKED_FOR = ("handed over", "straight")
 
 
 # --- main
@@ -305,8 +314,8 @@ def parse(argv=None):
     parser.add_argument("--out", help="a folder into which the engine's logs are copied")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args(argv)
-    without = [name for name in SECTIONS if name != "straight" or args.straight]
-    args.names = args.only.split(",") if args.only else without
+    usual = [name for name in SECTIONS if name not in ASKED_FOR] + ["straight"] * args.straight
+    args.names = args.only.split(",") if args.only else usual
     unknown = set(args.names) - set(SECTIONS)
     if unknown:
         parser.error(f"--only: {', '.join(sorted(unknown))}: not one of {', '.join(SECTIONS)}")
