@@ -116,8 +116,9 @@ static const char *weights_state(const struct app *app, const struct fleet_stats
     return store_state_name(s->n_serving > 0 ? STORE_READY : STORE_UNSYNCED);
 }
 
-/* The update that this server received, once the upstreams have its version. */
-static json_t *update_id_json(const struct app *app)
+/* The update that this server received, while enough upstreams serve its version: after a sleep at
+ * level 2 they do not until it is handed to them again. */
+static json_t *update_id_json(const struct app *app, const struct fleet_stats *s)
 {
     struct handoff_info now;
     struct store_info info;
@@ -126,14 +127,14 @@ static json_t *update_id_json(const struct app *app)
         return json_null();
     handoff_info_get(app->fleet->handoff, &now);
     store_info(app->weights->store, &info);
-    return now.done == info.serial ? status_update_id_json(&info) : json_null();
+    return s->ready && now.done == info.serial ? status_update_id_json(&info) : json_null();
 }
 
 static json_t *weights_json(const struct app *app, const struct fleet_stats *s)
 {
     return json_pack("{s:s, s:o, s:o, s:o, s:s?, s:o}", "state", weights_state(app, s), "serial",
                      s->serial > 0 ? json_integer((json_int_t)s->serial) : json_null(), "update_id",
-                     update_id_json(app), "weight_version", text_or_null(s->label), "coverage",
+                     update_id_json(app, s), "weight_version", text_or_null(s->label), "coverage",
                      fleet_last_coverage(app->fleet->control), "spec",
                      fleet_spec_json(app->fleet->control));
 }

@@ -5,11 +5,14 @@ Usage: handoff_hosts.py BATON MODEL FAKE_ENGINE LIBFAKECUDA LIBFAKECUDA_OF_ENGIN
 
 import contextlib
 import os
+import signal
 import sys
 import time
 
+from fake_engine_world import Double
 from fleet_world import Server, until
-from handoff_world import BATON, PROBE_MS, WORK, Stage, checkpoint
+from handoff_tap import Tap
+from handoff_world import BATON, ENGINE, FOREIGN, PROBE_MS, WORK, Stage, checkpoint
 
 KINDS = ("vllm", "sglang")
 LOAD = {"vllm": "/update_weights", "sglang": "/update_weights_from_tensor"}
@@ -157,7 +160,78 @@ def restarts(f):
     f.push_next()
 
 
-CASES = {f.__name__: f for f in (whole, refuses, heals, all_heal, restarts)}
+def controls(f):
+    """Pause, sleep and adapters reach the engines. After a sleep that drops the weights the hosts hand them over again."""
+    doubles = [d for h in f.hosts for d in h.doubles]
+    step, label = f.next()
+    f.push(step, label)
+    f.front.post("/v1/pause", {"mode": "keep"})
+    assert [d.state()["pause"] for d in doubles] == ["keep"] * len(doubles)
+    f.front.post("/v1/resume")
+    f.serves(step, label)
+    for level in (1, 2):
+        f.front.post("/v1/sleep", {"level": level})
+        assert all(d.state()["weights_asleep"] for d in doubles)
+        rounds = f.rounds()
+        f.front.post("/v1/wake", {})
+        f.serves(step, label)
+        assert (f.rounds() == rounds) == (level == 1)
+    f.front.post("/v1/load_lora_adapter", {"lora_name": "mine", "lora_path": WORK})
+    for h in f.hosts:
+        h.doubles[0].order("who", "restart", ms=600)
+        until("it left", lambda h=h: h.server.get("/v1/upstreams")["n_serving"] == N_ENGINES - 1)
+    f.serves(step, label)
+    assert [list(d.state()["adapters"]) for d in doubles] == [["mine"]] * len(doubles)
+    host = f.hosts[0].server
+    host.kill()
+    f.wait("down", "serving")
+    f.hosts[0].serve(host.port)
+    f.serves(step, label)
+    assert [a["lora_name"] for a in f.hosts[0].server.get("/v1/lora_adapters")["adapters"]] == ["mine"]
+    f.front.post("/v1/unload_lora_adapter", {"lora_name": "mine"})
+    assert not any(d.state()["adapters"] for d in doubles)
+
+
+def write(file, line):
+    with open(file, "w", encoding="utf-8") as out:
+        out.write(line + "\n")
+    os.chmod(file, 0o600)
+
+
+def joins(_):
+    """On one host: an engine that SIGHUP adds gets the version before its first request; one whose version another
+    client changed gets it back; one that SIGHUP removes is left alone."""
+    file = os.path.join(WORK, "upstreams")
+    write(file, "# none")
+    with Double(ENGINE, "sglang", "--weight-version", "old") as double, Tap(FOREIGN, 0, double) as tap, \
+         Stage("vllm", min_ready=1, options=("--upstream-file", file)) as s:
+        def reload(line, n):
+            write(file, line)
+            s.server.process.send_signal(signal.SIGHUP)
+            until("it is reloaded", lambda: s.server.get("/v1/upstreams")["n"] == n)
+
+        s.push("00100", "a")
+        reload(f"{tap.url},sglang", 2)
+        until("it serves", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
+        s.taps.append(tap)
+        s.doubles.append(double)
+        s.has("00100", "a")
+        assert tap.rounds == 1 and s.taps[0].rounds == 1
+        paths = [c[2] for c in tap.calls]
+        assert "/generate" not in paths[:paths.index(LOAD["sglang"])], paths
+        double.post("/update_weight_version", {"new_version": "drifted"})
+        until("it is repaired", lambda: tap.rounds == 2)
+        until("it serves again", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
+        s.has("00100", "a")
+        reload("# none", 1)
+        s.taps.pop()
+        s.doubles.pop()
+        s.push("01500", "b")
+        s.has("01500", "b")
+        assert tap.rounds == 2
+
+
+CASES = {f.__name__: f for f in (whole, refuses, heals, all_heal, restarts, controls, joins)}
 
 
 def main():
