@@ -134,5 +134,7 @@ enum cli_exit changes_show(struct cli *c)
     }
     for (int i = 0; i < N_KINDS; i++)
         names_print(&kinds[i]);
+    if (rc == CLI_OK && !cli_has(c, OPT_JSON))
+        rc = stage_show(c);
     return rc == CLI_OK && n_warnings > 0 ? CLI_REFUSED : rc;
 }

@@ -93,6 +93,10 @@ double cli_real(const json_t *root, const char *path);
 size_t changes_warn(FILE *to, const json_t *answer, const char *before, const char *after);
 enum cli_exit changes_show(struct cli *c);
 
+/* stage_show - with --stage: which version was handed to the upstreams, and what failed; without it
+ * nothing. Asks for /v1/status; a failure is reported to stderr. */
+enum cli_exit stage_show(const struct cli *c);
+
 /* cli_nbytes - "1.8 MB". cli_duration - "3 min 20 s". @out is also returned. */
 enum { CLI_TEXT_MAX = 32 };
 const char *cli_nbytes(double nbytes, char out[CLI_TEXT_MAX]);

@@ -1,4 +1,4 @@
-/* status and upstreams: a page of lines, once or each second. */
+/* status and upstreams: a page of lines, once or each second. And how far the hand-off is. */
 #include "cli/cli_priv.h"
 #include "cli/interrupt.h"
 
@@ -55,6 +55,46 @@ static void show_pause(const json_t *s)
                      cli_text(s, "sleep.kv_cache"));
 }
 
+/* Of a server with --stage: which version it has for its upstreams, and whether they have it. */
+static void show_stage(const json_t *s)
+{
+    const json_t *stage = cli_at(s, "stage");
+    double serial = cli_real(stage, "serial"), handed = cli_real(stage, "handed_serial");
+    char took[CLI_TEXT_MAX];
+
+    if (!json_is_object(stage))
+        return;
+    (void)fputs("hand-off    ", stdout);
+    if (serial == 0)
+        (void)fputs("no version to hand over yet", stdout);
+    else if (handed == serial)
+        (void)printf("%s (serial %.0f) was handed to the upstreams, in %s",
+                     cli_text(stage, "weight_version"), serial,
+                     cli_duration(cli_real(stage, "last_handoff_s"), took));
+    else if (handed == 0)
+        (void)printf("%s (serial %.0f) is not handed over yet", cli_text(stage, "weight_version"),
+                     serial);
+    else
+        (void)printf("%s (serial %.0f) is not handed over yet; the last that was is serial %.0f",
+                     cli_text(stage, "weight_version"), serial, handed);
+    (void)printf("; %.0f hand-offs, %.0f repairs\n", cli_real(stage, "n_handoffs"),
+                 cli_real(stage, "n_repairs"));
+    if (json_is_object(cli_at(stage, "error")))
+        (void)printf("            the last try failed and is repeated: %s\n",
+                     cli_text(stage, "error.message"));
+}
+
+enum cli_exit stage_show(const struct cli *c)
+{
+    struct answer a;
+    enum cli_exit rc = cli_ask(c, "GET", "/v1/status", NULL, &a);
+
+    if (rc == CLI_OK)
+        show_stage(a.json);
+    answer_fini(&a);
+    return rc;
+}
+
 static void show_status(const struct cli *c, const json_t *s)
 {
     char up[CLI_TEXT_MAX];
@@ -70,6 +110,7 @@ static void show_status(const struct cli *c, const json_t *s)
     (void)printf("for control %s\n", json_is_true(cli_at(s, "control_ready")) ? "yes" : "no");
     show_weights(s);
     show_update(s);
+    show_stage(s);
     show_pause(s);
     (void)printf("generate    %.0f running, %.0f waiting, %.0f granted, %.0f refused\n",
                  cli_real(g, "running"), cli_real(g, "waiting"), cli_real(g, "granted"),
@@ -88,9 +129,9 @@ static void show_upstreams(const struct cli *c, const json_t *s)
     const json_t *row;
     size_t i;
 
-    (void)c;
     (void)printf("%.0f of %.0f serving, %.0f needed\n", cli_real(s, "n_serving"), cli_real(s, "n"),
                  cli_real(s, "min_ready"));
+    (void)stage_show(c);
     (void)printf("%-32s %-7s %-9s %-20s %7s  %s\n", "UPSTREAM", "DIALECT", "STATE", "VERSION",
                  "RUNNING", "ERROR");
     json_array_foreach(cli_at(s, "list"), i, row)(void)

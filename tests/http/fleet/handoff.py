@@ -3,6 +3,7 @@
 Usage: handoff.py BATON MODEL FAKE_ENGINE LIBFAKECUDA LIBFAKECUDA_OF_ENGINES WORK KIND [case...]
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,13 @@ from handoff_tap import Tap
 from handoff_world import BATON, ENGINE, FAKE, FOREIGN, PROBE_MS, WORK, Stage, checkpoint, content
 
 ASLEEP_S = 0.8  # the server looks for engines to repair every 0.25 s
+
+
+def shown(s, *command):
+    """What a command prints about the server."""
+    done = subprocess.run([BATON, *command, "--url", s.server.url], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, (command, done)
+    return done.stdout
 
 
 def whole(kind):
@@ -32,6 +40,10 @@ def whole(kind):
         assert diff["changes"]["n_changed"] == diff["n_tensors"] > 0, diff
         status = s.server.status()
         assert status["stage"]["weight_version"] == "c" and status["stage"]["serial"] == status["stage"]["handed_serial"] == 3, status["stage"]
+        for command in ("status",), ("upstreams",), ("weights", "diff"):
+            said = shown(s, *command)
+            assert "hand-off    c (serial 3) was handed to the upstreams, in " in said and "3 hand-offs, 0 repairs" in said, said
+        assert json.loads(shown(s, "upstreams", "--json"))["n_serving"] == 2
         for d in s.doubles:
             d.is_fresh()
 
@@ -107,6 +119,9 @@ def all_fail(kind):
         update = said["error"]["details"]["update_id"]
         status, again = s.server.ask("POST", "/v1/update_weights/finish", {"update_id": update})
         assert status == 502 and "committed here" in again["error"]["message"], again
+        said = shown(s, "upstreams")
+        assert "b (serial 2) is not handed over yet; the last that was is serial 1;" in said, said
+        assert "the last try failed and is repeated: " in said, said
         s.taps[0].fault = None
         until("it is handed over", lambda: s.server.get("/v1/upstreams")["n_serving"] == 1)
         s.has("01500", "b")
