@@ -162,9 +162,9 @@ def kill_in_mid_transfer(play, server, old):
     play.serves([("it", server)], old, "in mid transfer")
     play.trainers.drop()
     play.serves([("it", server)], old, "the trainer is dead")
-    stage = server.status()["stage"]
-    play.checks.same(stage["handed_serial"], stage["serial"], "nothing new")
-    return stage["update"]["update_id"]
+    status = server.status()
+    play.checks.same(status["stage"]["handed_serial"], status["stage"]["serial"], "nothing new")
+    return status["update"]["update_id"]
 
 
 def engine_dies(play):
