@@ -19,6 +19,8 @@ uint64_t fleet_step_us(struct fleet_control *fc)
 
 /* requests */
 
+enum { OP_OF_TARGET = API_OPS }; /* as an operation: each target has its own */
+
 /* The form of a request depends on the engine's release, and on how the group with the trainer was
  * made. */
 static int make_op(struct api_request *out, struct fleet_control *fc, enum upstream_kind kind,
@@ -45,8 +47,8 @@ static int make_op(struct api_request *out, struct fleet_control *fc, enum upstr
 
     if (target->body == NULL && empty == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a request to an upstream");
-    rc = api_make_request(out, kind, (enum api_op)op, target->body != NULL ? target->body : empty,
-                          &ctx, e);
+    rc = api_make_request(out, kind, op == OP_OF_TARGET ? target->op : (enum api_op)op,
+                          target->body != NULL ? target->body : empty, &ctx, e);
     json_decref(empty);
     return rc;
 }
@@ -71,7 +73,7 @@ static int make_calls(struct fleet_control *fc, make_fn *make, int what,
     for (size_t i = 0; i < n; i++) {
         upstreams_get(fc->upstreams, targets[i].upstream, &at);
         calls[i].target = at.target;
-        calls[i].timeout_us = timeout_us;
+        calls[i].timeout_us = targets[i].timeout_us > 0 ? targets[i].timeout_us : timeout_us;
         calls[i].trace = trace_current();
         calls[i].until_down = targets[i].until_down;
         calls[i].upstream = targets[i].upstream;
@@ -102,7 +104,6 @@ static int send_all(struct fleet_control *fc, make_fn *make, int what,
     struct upstream_endpoint at;
     int rc = -1;
 
-    assert(n <= FLEET_MAX);
     if (calls == NULL || replies == NULL || results == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for requests to %zu upstreams", n);
     else
@@ -146,17 +147,32 @@ static void check_done(struct fleet_control *fc, enum api_op op, const struct fl
                   result->status, why.msg, words);
 }
 
-int fleet_request(struct fleet_control *fc, enum api_op op, const struct fleet_target *targets,
-                  size_t n, uint64_t timeout_us, struct fleet_result **out, struct err *e)
+static int request_all(struct fleet_control *fc, int op, const struct fleet_target *targets,
+                       size_t n, uint64_t timeout_us, struct fleet_result **out, struct err *e)
 {
-    if (send_all(fc, make_op, (int)op, targets, n, timeout_us, out, e) != 0)
+    if (send_all(fc, make_op, op, targets, n, timeout_us, out, e) != 0)
         return -1;
     for (size_t i = 0; i < n; i++) {
-        check_done(fc, op, &targets[i], &(*out)[i]);
-        if ((op == API_RESUME || op == API_WAKE) && (*out)[i].outcome == FLEET_OK)
+        enum api_op of = op == OP_OF_TARGET ? targets[i].op : (enum api_op)op;
+
+        check_done(fc, of, &targets[i], &(*out)[i]);
+        if ((of == API_RESUME || of == API_WAKE) && (*out)[i].outcome == FLEET_OK)
             fleet_released(fleet_of(fc), targets[i].upstream);
     }
     return 0;
+}
+
+int fleet_request(struct fleet_control *fc, enum api_op op, const struct fleet_target *targets,
+                  size_t n, uint64_t timeout_us, struct fleet_result **out, struct err *e)
+{
+    assert(n <= FLEET_MAX);
+    return request_all(fc, (int)op, targets, n, timeout_us, out, e);
+}
+
+int fleet_requests(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
+                   uint64_t timeout_us, struct fleet_result **out, struct err *e)
+{
+    return request_all(fc, OP_OF_TARGET, targets, n, timeout_us, out, e);
 }
 
 int fleet_query(struct fleet_control *fc, enum api_query q, const struct fleet_target *targets,

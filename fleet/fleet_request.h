@@ -26,7 +26,9 @@ enum {
 
 struct fleet_target {
     size_t upstream;
-    const json_t *body; /* borrowed; NULL: an empty object */
+    enum api_op op;      /* of fleet_requests; else the argument's */
+    const json_t *body;  /* borrowed; NULL: an empty object */
+    uint64_t timeout_us; /* 0: the argument's */
     struct api_context ctx;
     bool until_down; /* stop waiting when the engine goes down: FLEET_UNKNOWN, ERR_UNSYNCED */
 };
@@ -40,6 +42,11 @@ struct fleet_target {
  *         processed it. */
 int fleet_request(struct fleet_control *fc, enum api_op op, const struct fleet_target *targets,
                   size_t n, uint64_t timeout_us, struct fleet_result **results, struct err *e);
+
+/* fleet_requests - the same with an operation for each target, of which several may be at one
+ * upstream: they reach it in any order. Any n. */
+int fleet_requests(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
+                   uint64_t timeout_us, struct fleet_result **results, struct err *e);
 
 /* fleet_query - the same with a query of an engine's state. */
 int fleet_query(struct fleet_control *fc, enum api_query q, const struct fleet_target *targets,

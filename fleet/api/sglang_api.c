@@ -309,6 +309,7 @@ const struct upstream_api sglang_api = {
     .name = "sglang",
     .wrong_kind_hint = "; if it is not an SGLang, configure it as URL,vllm or URL,baton",
     .caps = {.reply_names_version = true,
+             .finish_takes_no_version = true,
              .retracts_requests = true,
              .hides_pause = true,
              .aborts_one_request = true,

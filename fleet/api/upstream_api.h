@@ -31,12 +31,13 @@ struct upstream_caps {
     bool forbids_by_key_only;    /* it replies 403 to a client's request only because of our key */
     bool replaces_adapters;      /* a load replaces an adapter of the same name */
     bool caches_by_adapter_name; /* its prefix cache does not tell two adapters of one name apart */
-    bool retracts_requests;      /* a pause holds KV, which API_RETRACT_REQUESTS frees */
-    bool makes_rollouts;         /* it has POST /v1/rollouts */
-    bool hides_pause;            /* no query says whether it is paused */
-    bool aborts_one_request;     /* API_ABORT_REQUESTS takes one id, or all */
-    bool joins_many_groups;      /* else the last group joined replaces the one before */
-    bool keeps_handle_setup;     /* API_INIT_TRANSFER for handles sets up what it then keeps */
+    bool finish_takes_no_version; /* API_FINISH_UPDATE of an update that it has open */
+    bool retracts_requests;       /* a pause holds KV, which API_RETRACT_REQUESTS frees */
+    bool makes_rollouts;          /* it has POST /v1/rollouts */
+    bool hides_pause;             /* no query says whether it is paused */
+    bool aborts_one_request;      /* API_ABORT_REQUESTS takes one id, or all */
+    bool joins_many_groups;       /* else the last group joined replaces the one before */
+    bool keeps_handle_setup;      /* API_INIT_TRANSFER for handles sets up what it then keeps */
 };
 
 /* upstream_caps - static. */

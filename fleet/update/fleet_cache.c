@@ -12,7 +12,10 @@
  *
  * A process that this server has not asked yet may have stale entries, because an earlier server
  * may have ended in the middle of an update. So it is asked to empty its caches before it gets its
- * first request.
+ * first request. Therefore an update may empty them at the same time as it gives the engine its
+ * version, which saves the paused engine a round trip: a paused engine makes no new entries.
+ *
+ * What an SGLang evicts from its memory may be written to its storage, so that is emptied last.
  *
  * Rejected: to empty caches when the engines are resumed. A trainer's pause may outlast the update,
  * and a failure could not be reported to anyone then. Rejected, too: a fence. The weights are the
@@ -30,37 +33,28 @@ bool fleet_recomputes_kv(struct fleet_control *fc)
     return fc->cfg.recomputes;
 }
 
-/* Some engines, and why the caches of each could not be emptied; clean: they were, or the engine
- * has not been asked yet. */
-struct reset_state {
-    struct fleet_control *fc;
-    const struct fleet_cache_reset *list;
-    struct err *why;
-    size_t n;
-};
+typedef bool filter_fn(const struct fleet_resets *r, size_t i);
 
-typedef bool filter_fn(const struct reset_state *x, size_t i);
-
-static bool is_any(const struct reset_state *x, size_t i)
+static bool is_any(const struct fleet_resets *r, size_t i)
 {
-    (void)x;
+    (void)r;
     (void)i;
     return true;
 }
 
-static bool is_reset(const struct reset_state *x, size_t i)
+static bool is_reset(const struct fleet_resets *r, size_t i)
 {
-    return x->why[i].code == ERR_NONE;
+    return r->why[i].code == ERR_NONE;
 }
 
 /* An SGLang that refused and is paused: the requests that it holds may be retracted. */
-static bool is_paused_and_refused(const struct reset_state *x, size_t i)
+static bool is_paused_and_refused(const struct fleet_resets *r, size_t i)
 {
     struct upstream_endpoint at;
 
-    upstreams_get(x->fc->upstreams, x->list[i].upstream, &at);
-    return upstream_caps(at.kind)->retracts_requests && x->list[i].paused && x->list[i].preempt &&
-           x->why[i].code != ERR_NONE;
+    upstreams_get(r->fc->upstreams, r->list[i].upstream, &at);
+    return upstream_caps(at.kind)->retracts_requests && r->list[i].paused && r->list[i].preempt &&
+           r->why[i].code != ERR_NONE;
 }
 
 /* An engine without such a cache has no route for it; an SGLang without HiCache answers 400 where
@@ -77,74 +71,136 @@ static bool has_no_cache(enum api_op op, bool route_optional, const struct fleet
            (optional && (result->status == 404 || result->status == 405));
 }
 
-static void apply_reset_result(const struct reset_state *x, size_t i, enum api_op op,
-                               const json_t *body, const struct fleet_result *result)
+/* The first failure of an engine stays. */
+static void apply_reset_result(struct fleet_resets *r, size_t k, const struct fleet_result *result)
 {
+    const struct fleet_target *target = &r->targets[k];
+    struct err *why = &r->why[r->of[k]];
     struct upstream_endpoint at;
 
-    upstreams_get(x->fc->upstreams, result->upstream, &at);
-    err_clear(&x->why[i]);
-    if (!result_ok(result) && !has_no_cache(op, x->list[i].route_optional, result))
-        x->why[i] = result->why;
-    else if (op == API_RESET_PREFIX_CACHE && result->outcome == FLEET_OK &&
-             !api_reset_is_proven(at.kind, body, result->text != NULL ? result->text : "",
+    if (why->code != ERR_NONE)
+        return;
+    upstreams_get(r->fc->upstreams, target->upstream, &at);
+    if (!result_ok(result) && !has_no_cache(target->op, r->list[r->of[k]].route_optional, result))
+        *why = result->why;
+    else if (target->op == API_RESET_PREFIX_CACHE && result->outcome == FLEET_OK &&
+             !api_reset_is_proven(at.kind, target->body, result->text != NULL ? result->text : "",
                                   result->text_len))
-        (void)err_set(&x->why[i], ERR_UPSTREAM, "",
-                      "%.100s does not report whether its cache is empty", at.name);
+        (void)err_set(why, ERR_UPSTREAM, "", "%.100s does not report whether its cache is empty",
+                      at.name);
 }
 
-static void request_reset(const struct reset_state *x, enum api_op op, filter_fn *filter)
+static void add_targets(struct fleet_resets *r, enum api_op op, filter_fn *filter)
 {
-    json_t *bodies[2] = {json_pack("{s:b}", "external", 1),
-                         json_pack("{s:b, s:b}", "external", 1, "running", 1)};
-    struct fleet_target targets[FLEET_MAX];
-    size_t at[FLEET_MAX], n = 0;
+    for (size_t i = 0; i < r->n; i++)
+        if (filter(r, i)) {
+            r->of[r->n_targets] = i;
+            r->targets[r->n_targets++] = (struct fleet_target){
+                .upstream = r->list[i].upstream,
+                .op = op,
+                .body = r->bodies[r->list[i].preempt],
+                .timeout_us = fleet_step_us(r->fc)};
+        }
+}
+
+/* @results  NULL: nothing was sent, because of `e` */
+static void apply_results(struct fleet_resets *r, const struct fleet_result *results,
+                          const struct err *e)
+{
+    for (size_t k = 0; k < r->n_targets; k++) {
+        if (results != NULL)
+            apply_reset_result(r, k, &results[k]);
+        else if (r->why[r->of[k]].code == ERR_NONE)
+            r->why[r->of[k]] = *e;
+    }
+    r->n_targets = 0;
+}
+
+/* The caller frees. NULL: nothing was sent, because of `e`. */
+static struct fleet_result *send_targets(struct fleet_resets *r, struct err *e)
+{
     struct fleet_result *results = NULL;
+
+    if (r->n_targets > 0)
+        (void)fleet_requests(r->fc, r->targets, r->n_targets, fleet_step_us(r->fc), &results, e);
+    return results;
+}
+
+/* Flushes again, whatever the engines answered to the retraction. */
+static void retract_and_flush(struct fleet_resets *r)
+{
+    struct fleet_result *results;
+    struct err ignored = {0}, e = {0};
+    size_t n;
+
+    add_targets(r, API_RETRACT_REQUESTS, is_paused_and_refused);
+    n = r->n_targets;
+    if (n == 0)
+        return;
+    fleet_results_free(send_targets(r, &ignored), n);
+    r->n_targets = 0;
+    add_targets(r, API_RESET_PREFIX_CACHE, is_paused_and_refused);
+    for (size_t k = 0; k < n; k++)
+        err_clear(&r->why[r->of[k]]);
+    results = send_targets(r, &e);
+    apply_results(r, results, &e);
+    fleet_results_free(results, n);
+}
+
+void fleet_resets_begin(struct fleet_resets *r, struct fleet_control *fc,
+                        const struct fleet_cache_reset *list, size_t n)
+{
     struct err e = {0};
 
-    for (size_t i = 0; i < x->n; i++)
-        if (filter(x, i)) {
-            targets[n] = (struct fleet_target){.upstream = x->list[i].upstream,
-                                               .body = bodies[x->list[i].preempt]};
-            at[n++] = i;
-        }
-    if (bodies[0] == NULL || bodies[1] == NULL)
+    r->fc = fc;
+    r->n = n;
+    memcpy(r->list, list, n * sizeof *list);
+    memset(r->why, 0, n * sizeof r->why[0]);
+    r->n_targets = 0;
+    r->bodies[0] = json_pack("{s:b}", "external", 1);
+    r->bodies[1] = json_pack("{s:b, s:b}", "external", 1, "running", 1);
+    if (r->bodies[0] == NULL || r->bodies[1] == NULL)
         (void)err_set(&e, ERR_NO_MEMORY, "", "no memory to empty caches");
-    else if (n > 0)
-        (void)fleet_request(x->fc, op, targets, n, fleet_step_us(x->fc), &results, &e);
-    for (size_t k = 0; k < n; k++) {
-        if (results != NULL)
-            apply_reset_result(x, at[k], op, targets[k].body, &results[k]);
-        else
-            x->why[at[k]] = e;
-    }
-    fleet_results_free(results, n);
-    json_decref(bodies[0]);
-    json_decref(bodies[1]);
+    add_targets(r, API_RESET_PREFIX_CACHE, is_any);
+    add_targets(r, API_RESET_ENCODER_CACHE, is_any);
+    if (e.code != ERR_NONE)
+        apply_results(r, NULL, &e);
+}
+
+void fleet_resets_apply(struct fleet_resets *r, const struct fleet_result *results,
+                        const struct err *e)
+{
+    apply_results(r, results, e);
+    retract_and_flush(r);
+    add_targets(r, API_RESET_STORAGE_CACHE, is_reset);
+}
+
+void fleet_resets_end(struct fleet_resets *r, const struct fleet_result *results,
+                      const struct err *e)
+{
+    apply_results(r, results, e);
+    json_decref(r->bodies[0]);
+    json_decref(r->bodies[1]);
 }
 
 void fleet_reset_caches(struct fleet_control *fc, const struct fleet_cache_reset *list, size_t n,
                         struct err *why)
 {
-    const struct reset_state x = {.fc = fc, .list = list, .why = why, .n = n};
-    struct err refused[FLEET_MAX];
-    size_t n_held = 0;
+    struct fleet_result *results;
+    struct fleet_resets r;
+    struct err e = {0};
+    size_t n_sent;
 
-    if (n == 0)
-        return;
-    request_reset(&x, API_RESET_PREFIX_CACHE, is_any);
-    for (size_t i = 0; i < n; i++)
-        n_held += is_paused_and_refused(&x, i);
-    if (n_held > 0) {
-        memcpy(refused, why, n * sizeof *why);
-        request_reset(&x, API_RETRACT_REQUESTS,
-                      is_paused_and_refused); /* again, whatever it answered to that */
-        for (size_t i = 0; i < n; i++)
-            why[i] = refused[i];
-        request_reset(&x, API_RESET_PREFIX_CACHE, is_paused_and_refused);
-    }
-    request_reset(&x, API_RESET_ENCODER_CACHE, is_reset);
-    request_reset(&x, API_RESET_STORAGE_CACHE, is_reset);
+    fleet_resets_begin(&r, fc, list, n);
+    n_sent = r.n_targets;
+    results = send_targets(&r, &e);
+    fleet_resets_apply(&r, results, &e);
+    fleet_results_free(results, n_sent);
+    n_sent = r.n_targets;
+    results = send_targets(&r, &e);
+    fleet_resets_end(&r, results, &e);
+    fleet_results_free(results, n_sent);
+    memcpy(why, r.why, n * sizeof *why);
 }
 
 static void log_stale(struct fleet_control *fc, size_t upstream, const struct err *why)
@@ -159,11 +215,9 @@ static void log_stale(struct fleet_control *fc, size_t upstream, const struct er
     log_end(&r);
 }
 
-/* @why  [n]; clean; set as by fleet_reset_caches */
-static void reset_or_set_stale(struct fleet_control *fc, const struct fleet_cache_reset *list,
-                               size_t n, struct err *why)
+static void set_stale(struct fleet_control *fc, const struct fleet_cache_reset *list, size_t n,
+                      const struct err *why)
 {
-    fleet_reset_caches(fc, list, n, why);
     for (size_t i = 0; i < n; i++) {
         if (why[i].code != ERR_NONE)
             log_stale(fc, list[i].upstream, &why[i]);
@@ -171,30 +225,44 @@ static void reset_or_set_stale(struct fleet_control *fc, const struct fleet_cach
     }
 }
 
-void fleet_reset_part_caches(struct fleet_control *fc, struct fleet_session *s)
+static void reset_or_set_stale(struct fleet_control *fc, const struct fleet_cache_reset *list,
+                               size_t n)
+{
+    struct err why[FLEET_MAX];
+
+    fleet_reset_caches(fc, list, n, why);
+    set_stale(fc, list, n, why);
+}
+
+void fleet_reset_parts_begin(struct fleet_resets *r, struct fleet_control *fc,
+                             struct fleet_session *s)
 {
     struct fleet_cache_reset list[FLEET_MAX];
-    struct fleet_part *parts[FLEET_MAX];
-    struct err why[FLEET_MAX];
     size_t n = 0;
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++) {
-        struct fleet_part *p = &s->parts[i];
+        const struct fleet_part *p = &s->parts[i];
 
-        if (p->two_phase || !part_takes_part(p))
-            continue;
-        list[n] = (struct fleet_cache_reset){
-            .upstream = p->upstream, .paused = p->paused, .preempt = fleet_recomputes_kv(fc)};
-        parts[n++] = p;
+        if (!p->two_phase && part_takes_part(p))
+            list[n++] = (struct fleet_cache_reset){
+                .upstream = p->upstream, .paused = p->paused, .preempt = fleet_recomputes_kv(fc)};
     }
     mtx_unlock(&fc->lock);
-    memset(why, 0, n * sizeof *why);
-    reset_or_set_stale(fc, list, n, why);
-    mtx_lock(&fc->lock);
-    for (size_t i = 0; i < n; i++)
-        parts[i]->cache_error = why[i];
-    mtx_unlock(&fc->lock);
+    fleet_resets_begin(r, fc, list, n);
+}
+
+void fleet_reset_parts_end(struct fleet_resets *r, struct fleet_session *s,
+                           const struct fleet_result *results, const struct err *e)
+{
+    fleet_resets_end(r, results, e);
+    set_stale(r->fc, r->list, r->n, r->why);
+    mtx_lock(&r->fc->lock);
+    for (size_t i = 0; i < s->n_parts; i++)
+        for (size_t k = 0; k < r->n; k++)
+            if (r->list[k].upstream == s->parts[i].upstream)
+                s->parts[i].cache_error = r->why[k];
+    mtx_unlock(&r->fc->lock);
 }
 
 /* An SGLang gives each load of an adapter a new id, so its entries cannot be mixed up. A running
@@ -204,7 +272,6 @@ void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_res
                                 size_t n)
 {
     struct fleet_cache_reset list[FLEET_MAX];
-    struct err why[FLEET_MAX];
     struct upstream_endpoint at;
     size_t n_list = 0;
 
@@ -217,17 +284,16 @@ void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_res
                 .route_optional = !fleet_reconcile_is_stale(fc, results[i].upstream),
                 .preempt = true};
     }
-    memset(why, 0, n_list * sizeof *why);
-    reset_or_set_stale(fc, list, n_list, why);
+    if (n_list > 0)
+        reset_or_set_stale(fc, list, n_list);
 }
 
 void fleet_reset_caches_of(struct fleet_control *fc, size_t upstream)
 {
     const struct fleet_cache_reset one = {.upstream = upstream, .preempt = fleet_recomputes_kv(fc)};
-    struct err why = {0};
     struct upstream_endpoint at;
 
     upstreams_get(fc->upstreams, upstream, &at);
     if (!upstream_caps(at.kind)->two_phase)
-        reset_or_set_stale(fc, &one, 1, &why);
+        reset_or_set_stale(fc, &one, 1);
 }

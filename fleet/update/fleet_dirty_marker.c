@@ -4,6 +4,11 @@
  * engine that still reports the marker is also known to be the process that accepted the tensors so
  * far, and unchanged by other clients.
  *
+ * The marker is set while the engine is paused: replies of an SGLang, and of a vLLM since 0.32,
+ * name the version of each token. So is the new version; a release whose end of an update takes
+ * none, and which is not known for that, gets it when it is found to have the marker still, after
+ * its resume.
+ *
  * A version is never set without reading it first, since the process may have been replaced, or
  * changed by another client. The old version is what the engine reported itself. It is not restored
  * on an engine that was out of step before; an engine that is not known to have it again is fenced.
@@ -59,9 +64,9 @@ static void read_label(struct fleet_control *fc, struct fleet_part *p, struct fl
 
 /* ---- before the first byte ---- */
 
-struct marker_setting {
+struct label_reading {
     struct fleet_control *fc;
-    struct part_set named; /* engines that reported their versions */
+    struct part_set *named;
 };
 
 static void on_marker_set(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
@@ -82,21 +87,31 @@ static void markers_in_doubt(struct fleet_control *fc, struct fleet_session *s,
 {
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
-        if (of->has[i]) {
+        if (of->has[i] && part_takes_part(&s->parts[i])) {
             s->parts[i].may_have_marker = true;
             part_apply(&s->parts[i], PART_ON_DOUBT);
         }
     mtx_unlock(&fc->lock);
 }
 
-static int set_markers(struct fleet_control *fc, struct fleet_session *s,
-                       const struct part_set *named, struct err *e)
+static bool takes_part(const struct fleet_part *p, const void *arg)
+{
+    (void)arg;
+    return part_takes_part(p);
+}
+
+int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s,
+                            const struct part_set *named, struct err *e)
 {
     json_t *body = json_pack("{s:s+}", "weight_version", FLEET_DIRTY_MARKER, s->id);
-    const struct fanout f = {
-        .op = API_SET_VERSION, .body = body, .only = named, .on_result = on_marker_set};
+    const struct fanout f = {.op = API_SET_VERSION,
+                             .body = body,
+                             .only = named,
+                             .select = takes_part,
+                             .on_result = on_marker_set};
     int rc = -1;
 
+    assert(fleet_owns_update_lock(fc));
     if (body == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to start an update");
     else
@@ -121,18 +136,19 @@ static bool needs_marker(const struct fleet_part *p, const void *arg)
 
 static void on_old_label(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
-    struct marker_setting *m = arg;
+    struct label_reading *m = arg;
 
     read_label(m->fc, p, result);
     if (can_be_restored(p->old_label))
         memcpy(p->old_label, p->reported_label, sizeof p->old_label);
-    m->named.has[part] = result->outcome == FLEET_OK;
+    m->named->has[part] = result->outcome == FLEET_OK;
     part_drop_failed(p, result);
 }
 
-int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+int fleet_read_old_labels(struct fleet_control *fc, struct fleet_session *s, struct part_set *named,
+                          struct err *e)
 {
-    struct marker_setting m = {.fc = fc};
+    struct label_reading m = {.fc = fc, .named = named};
     const struct fanout f = {.is_query = true,
                              .query = API_GET_VERSION,
                              .select = needs_marker,
@@ -140,7 +156,7 @@ int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s, s
                              .arg = &m};
 
     assert(fleet_owns_update_lock(fc));
-    return fanout_apply(fc, s, &f, e) == 0 ? set_markers(fc, s, &m.named, e) : -1;
+    return fanout_apply(fc, s, &f, e);
 }
 
 /* ---- when no byte was accepted ---- */
@@ -337,20 +353,18 @@ static void on_label_set(struct fleet_part *p, size_t part, struct fleet_result 
 }
 
 /* The finish of these engines takes no version, so they still report our marker. */
-static void set_new_labels(struct fleet_control *fc, struct fleet_session *s,
-                           const struct part_set *kept)
+static void set_new_labels(struct fleet_control *fc, struct fleet_session *s, struct fanout *f,
+                           struct err *why)
 {
     json_t *body = json_pack("{s:s}", "weight_version", s->label);
-    const struct fanout f = {.op = API_SET_VERSION,
-                             .body = body,
-                             .only = kept,
-                             .on_result = on_label_set,
-                             .arg = s->label};
-    struct err why = {0};
 
+    f->op = API_SET_VERSION;
+    f->body = body;
+    f->on_result = on_label_set;
+    f->arg = s->label;
     if (body == NULL)
-        (void)err_set(&why, ERR_NO_MEMORY, "", "no memory to set the version");
-    fanout_apply_or_fail(fc, s, &f, &why);
+        (void)err_set(why, ERR_NO_MEMORY, "", "no memory to set the version");
+    fanout_apply_or_fail(fc, s, f, why);
     json_decref(body);
 }
 
@@ -393,11 +407,32 @@ static void check_labels(struct fleet_control *fc, struct fleet_session *s,
     fanout_apply_or_fail(fc, s, &f, &why);
 }
 
+static bool finished_without_label(const struct fleet_part *p, const void *arg)
+{
+    (void)arg;
+    return p->state == PART_FINISHED && p->finish_takes_no_label && p->may_have_marker &&
+           p->own_update == PART_UPDATE_OPEN;
+}
+
+void fleet_set_new_labels(struct fleet_control *fc, struct fleet_session *s,
+                          struct fanout_with *with, struct err *why)
+{
+    struct part_set kept = {{false}};
+    struct fanout f = {.only = &kept, .with = with};
+
+    assert(fleet_owns_update_lock(fc));
+    check_labels(fc, s, finished_without_label, &kept);
+    set_new_labels(fc, s, &f, why);
+    fleet_fence_parts(fc, s);
+}
+
 /* Engines that do not name their process are asked again after the version was set: one that was
  * restarted meanwhile reports another version. */
 void fleet_label_parts(struct fleet_control *fc, struct fleet_session *s)
 {
     struct part_set kept = {{false}};
+    struct fanout f = {.only = &kept};
+    struct err ignored = {0};
     bool any = false;
 
     assert(fleet_owns_update_lock(fc));
@@ -405,7 +440,7 @@ void fleet_label_parts(struct fleet_control *fc, struct fleet_session *s)
     for (size_t i = 0; i < s->n_parts; i++)
         any = any || kept.has[i];
     if (any) {
-        set_new_labels(fc, s, &kept);
+        set_new_labels(fc, s, &f, &ignored);
         check_labels(fc, s, is_finished_without_process_id, NULL);
     }
     fleet_fence_parts(fc, s);

@@ -3,6 +3,8 @@
 #include "fleet/update/fleet_fanout.h"
 
 #include <assert.h>
+#include <stdlib.h>
+#include <string.h>
 
 void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part, const json_t *body)
 {
@@ -52,18 +54,51 @@ static bool owns_parts(struct fleet_control *fc, const struct fleet_session *s)
     return sends || fleet_owns_update_lock(fc);
 }
 
+/* The requests of `with` are behind those of the batch. */
+static int send_with(struct fleet_control *fc, const struct fanout *f, const struct fleet_batch *b,
+                     uint64_t timeout_us, struct fleet_result **results, struct err *e)
+{
+    struct fanout_with *with = f->with;
+    struct fleet_target *all = calloc(b->n + with->n, sizeof *all);
+    struct fleet_result *of_with = calloc(with->n, sizeof *of_with);
+    int rc = -1;
+
+    if (all == NULL || of_with == NULL) {
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for requests to upstreams");
+    } else {
+        memcpy(all, b->targets, b->n * sizeof *all);
+        for (size_t i = 0; i < b->n; i++)
+            all[i].op = f->op;
+        memcpy(all + b->n, with->targets, with->n * sizeof *all);
+        rc = fleet_requests(fc, all, b->n + with->n, timeout_us, results, e);
+    }
+    if (rc == 0) {
+        memcpy(of_with, *results + b->n, with->n * sizeof *of_with);
+        with->results = of_with;
+        of_with = NULL;
+    }
+    free(of_with);
+    free(all);
+    return rc;
+}
+
 static int send_batch(struct fleet_control *fc, struct fleet_session *s, const struct fanout *f,
                       const struct fleet_batch *b, struct err *e)
 {
     uint64_t timeout_us = f->timeout_us > 0 ? f->timeout_us : fleet_step_us(fc);
     struct fleet_result *results = NULL;
+    bool has_with = f->with != NULL && f->with->n > 0;
     int rc;
 
-    if (b->n == 0)
+    if (b->n == 0 && !has_with)
         return 0;
     assert(owns_parts(fc, s));
-    rc = f->is_query ? fleet_query(fc, f->query, b->targets, b->n, timeout_us, &results, e)
-                     : fleet_request(fc, f->op, b->targets, b->n, timeout_us, &results, e);
+    if (f->is_query)
+        rc = fleet_query(fc, f->query, b->targets, b->n, timeout_us, &results, e);
+    else if (has_with)
+        rc = send_with(fc, f, b, timeout_us, &results, e);
+    else
+        rc = fleet_request(fc, f->op, b->targets, b->n, timeout_us, &results, e);
     if (rc != 0)
         return -1;
     apply_results(fc, s, f, b, results);

@@ -17,6 +17,14 @@ struct part_set {
     bool has[FLEET_MAX];
 };
 
+/* Other requests to engines of the update, sent at the same time. */
+struct fanout_with {
+    const struct fleet_target *targets; /* [n], borrowed; each with its operation */
+    size_t n;
+    struct fleet_result *results; /* out, of the caller: [n], fleet_results_free; NULL: none was
+                                     sent */
+};
+
 /* A request, the parts that it goes to, and what follows from a result. The functions are called
  * under the lock of the fleet's control and must not block. */
 struct fanout {
@@ -32,7 +40,8 @@ struct fanout {
     /* @result  its text may be moved out of it. NULL: nothing follows from a result. */
     void (*on_result)(struct fleet_part *p, size_t part, struct fleet_result *results, void *arg);
     void *arg;
-    bool fence_failed; /* fence each engine on which it failed */
+    bool fence_failed;        /* fence each engine on which it failed */
+    struct fanout_with *with; /* borrowed, not with a query; NULL: nothing */
 };
 
 /* fanout_select - the parts to which the request would go now. Returns: how many. */

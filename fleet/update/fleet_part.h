@@ -80,11 +80,12 @@ struct fleet_incarnation {
 };
 
 struct fleet_part {
-    size_t upstream; /* immutable since the update started, and so are the next four */
+    size_t upstream; /* immutable since the update started, and so are the next five */
     bool two_phase;
     bool no_process_id; /* it does not name its process; its version names the update (update_id)
                            instead */
-    bool first_update;  /* this server has not updated it before */
+    bool finish_takes_no_label; /* the end of its own update takes no version */
+    bool first_update;          /* this server has not updated it before */
     enum part_before before;
 
     enum part_state state;       /* written by part_apply only */

@@ -136,7 +136,8 @@ static void on_finished(struct fleet_part *p, size_t part, struct fleet_result *
     part_drop_failed(p, result);
 }
 
-static int finish_parts(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+static int send_finish(struct fleet_control *fc, struct fleet_session *s, struct fanout_with *with,
+                       struct err *e)
 {
     json_t *body = json_pack("{s:s}", "weight_version", s->label);
     const struct fanout f = {.op = API_FINISH_UPDATE,
@@ -145,17 +146,39 @@ static int finish_parts(struct fleet_control *fc, struct fleet_session *s, struc
                              .select = is_to_finish,
                              .on_result = on_finished,
                              .arg = fc,
-                             .fence_failed = true};
+                             .fence_failed = true,
+                             .with = with};
     int rc;
 
     record_incarnations(fc, s);
     rc = body != NULL ? fanout_apply(fc, s, &f, e)
                       : err_set(e, ERR_NO_MEMORY, "", "no memory to end the update");
     json_decref(body);
-    if (rc != 0)
-        return -1;
-    fleet_label_parts(fc, s);
-    return 0;
+    return rc;
+}
+
+/* The finish, and the new version where the finish takes none. Caches are emptied at the same time:
+ * the engines stand still for this. */
+static int finish_parts(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+{
+    struct fanout_with first = {0}, second = {0};
+    struct fleet_resets resets;
+    struct err why = {0};
+    int rc;
+
+    fleet_reset_parts_begin(&resets, fc, s);
+    first.targets = resets.targets;
+    first.n = resets.n_targets;
+    rc = send_finish(fc, s, &first, e);
+    fleet_resets_apply(&resets, first.results, e);
+    fleet_results_free(first.results, first.n);
+    second.targets = resets.targets;
+    second.n = resets.n_targets;
+    if (rc == 0)
+        fleet_set_new_labels(fc, s, &second, &why);
+    fleet_reset_parts_end(&resets, s, second.results, rc == 0 ? &why : e);
+    fleet_results_free(second.results, second.n);
+    return rc;
 }
 
 static bool may_have_missed_pause(const struct fleet_part *p, const void *arg)
@@ -233,12 +256,13 @@ static void fence_restarted(struct fleet_control *fc, struct fleet_session *s)
     }
 }
 
+/* Those that were not resumed serve the new version, and are fenced. */
 static size_t n_finished(const struct fleet_session *s)
 {
     size_t n = 0;
 
     for (size_t i = 0; i < s->n_parts; i++)
-        n += s->parts[i].state == PART_FINISHED;
+        n += s->parts[i].state == PART_FINISHED || s->parts[i].state == PART_NOT_RESUMED;
     return n;
 }
 
@@ -287,28 +311,26 @@ static size_t commit_version(struct fleet_control *fc, struct fleet_session *s)
     return n_finished(s);
 }
 
-/* Returns: -1 with e set also if fewer than --min-ready engines finished; those that did serve the
+/* Engines are resumed before their versions are compared once more: what they hold runs on, and new
+ * requests wait until the version is committed.
+ * Returns: -1 with e set also if fewer than --min-ready engines finished; those that did serve the
  * new version. */
 static int serve_version(struct fleet_control *fc, struct fleet_session *s, const char *label,
                          struct err *e)
 {
     const struct err none = {0};
     size_t n_done, min_ready = fleet_session_min_ready(fc, s);
-    struct err ignored = {0};
     int rc;
 
     s->committing_since_us = clock_now_us();
     set_label(fc, s, label);
     if (!s->repair)
         fleet_set_updating(fleet_of(fc), true);
-    fleet_release_unchanged(fc, s, true);
-    fleet_reset_part_caches(fc, s);
-    /* Emptying may take seconds: an engine that was restarted meanwhile must not get the new
-     * version. */
-    (void)fleet_check_dirty_markers(fc, s, true, &ignored);
     rc = finish_parts(fc, s, e);
     if (rc == 0)
         rc = align_pauses(fc, s, e);
+    fleet_release_finished(fc, s);
+    fleet_label_parts(fc, s);
     n_done = commit_version(fc, s);
     if (rc == 0 && n_done < min_ready) {
         fleet_session_cause_error(s, min_ready, e);
@@ -316,14 +338,10 @@ static int serve_version(struct fleet_control *fc, struct fleet_session *s, cons
             e->code = ERR_UPSTREAM;
         rc = -1;
     }
-    if (rc != 0) {
-        if (n_done > 0)
-            fleet_release_finished(fc, s);
+    if (rc != 0)
         return -1;
-    }
     fleet_coverage_commit(fc, s);
     fleet_close_session(fc, s, &none);
-    fleet_release_finished(fc, s);
     fleet_report_ended(fc, s, n_done);
     return 0;
 }
@@ -360,8 +378,10 @@ static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, c
     s->verify_us += clock_now_us() - verify_began_us;
     if (rc == 0)
         log_proven(s);
-    if (rc == 0 && commit)
+    if (rc == 0 && commit) {
+        fleet_release_unchanged(fc, s, true);
         rc = fleet_check_dirty_markers(fc, s, true, e);
+    }
     if (rc == 0 && commit)
         rc = serve_version(fc, s, label, e);
     if (rc != 0) {

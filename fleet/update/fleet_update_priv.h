@@ -65,11 +65,17 @@ void fleet_release_finished(struct fleet_control *fc, struct fleet_session *s);
  * No lock held. */
 void fleet_fence_parts(struct fleet_control *fc, struct fleet_session *s);
 
-/* fleet_set_dirty_markers - read the version of each engine that overwrites its weights, then
- * replace it by the dirty marker: FLEET_DIRTY_MARKER and the update's id. An engine on which that
- * fails is dropped; one whose answer was lost is in doubt. The caller owns the operation lock.
- * Blocks: up to the time of two steps. Errors: fleet_request's. */
-int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s, struct err *e);
+/* fleet_read_old_labels - read the version of each engine that overwrites its weights and has no
+ * marker yet, right before it is paused. An engine on which that fails is dropped.
+ * fleet_set_dirty_markers - once they are paused, replace it by the dirty marker:
+ * FLEET_DIRTY_MARKER and the update's id. An engine on which that fails is dropped; one whose
+ * answer was lost is in doubt.
+ * @named  zeroed; set: the engines that reported a version, and so can have a marker
+ * The caller owns the operation lock. Blocks: up to the time of a step. Errors: fleet_request's. */
+int fleet_read_old_labels(struct fleet_control *fc, struct fleet_session *s, struct part_set *named,
+                          struct err *e);
+int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s,
+                            const struct part_set *named, struct err *e);
 
 /* fleet_clear_dirty_markers - give unchanged engines their old versions back, if they still have
  * our marker. An engine on which that fails, and one that was out of step before, is in doubt. The
@@ -80,13 +86,22 @@ void fleet_clear_dirty_markers(struct fleet_control *fc, struct fleet_session *s
 /* fleet_check_dirty_markers - drop the engines that no longer have our marker: they were restarted,
  * or somebody else changed them. Engines that do not answer are dropped too. Those of them that are
  * in doubt are fenced. No lock held. Blocks: up to the time of a step.
- * @all  also engines that name their process: before their finish is sent
+ * @all  also engines that name their process: right before their finish is sent
  * Errors: too few engines are left; fleet_query's. */
 int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s, bool all,
                               struct err *e);
 
+/* fleet_set_new_labels - give the new version to engines that finished by a request which takes no
+ * version and still report our marker, before they are resumed. One on which that fails, or that
+ * reports anything else, is dropped and fenced. The caller owns the operation lock. Blocks: up to
+ * the time of two steps.
+ * @with  sent with the new version
+ * @why   clean; set: nothing was sent */
+void fleet_set_new_labels(struct fleet_control *fc, struct fleet_session *s,
+                          struct fanout_with *with, struct err *why);
+
 /* fleet_label_parts - check that each engine that finished reports the new version. An engine that
- * still reports our marker, because its finish takes no version, gets it now. An engine on which
+ * still reports our marker, because its finish took no version, gets it now. An engine on which
  * that fails, or that reports anything else, is dropped and fenced. The caller owns the operation
  * lock. Blocks: up to the time of three steps. */
 void fleet_label_parts(struct fleet_control *fc, struct fleet_session *s);

@@ -42,8 +42,12 @@ static void on_paused(struct fleet_part *p, size_t part, struct fleet_result *re
     part_drop_failed(p, result);
 }
 
-/* A resume does not touch these engines any more once this has begun (prepare_begun). */
-static int pause_parts(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+/* A resume does not touch these engines any more once this has begun (prepare_begun). What need not
+ * be done while they stand still is done right before, in the pause lock: not before a trainer's
+ * pause, in which engines may be replaced.
+ * @named  as of fleet_read_old_labels */
+static int pause_parts(struct fleet_control *fc, struct fleet_session *s, const json_t *tensors,
+                       struct part_set *named, struct err *e)
 {
     json_t *keep = json_pack("{s:s}", "mode", "keep");
     const struct fanout f = {
@@ -54,7 +58,9 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s, struct
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to pause upstreams");
     } else if (fleet_pause_lock(fc, "the start of an update", e) == 0) {
         adopt_trainer_pause(fc, s);
-        rc = fanout_apply(fc, s, &f, e);
+        if (fleet_send_packing(fc, s, tensors, e) == 0 &&
+            fleet_read_old_labels(fc, s, named, e) == 0)
+            rc = fanout_apply(fc, s, &f, e);
         fleet_pause_unlock(fc);
     }
     json_decref(keep);
@@ -65,6 +71,7 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s, struct
 static int prepare_with_lock(struct fleet_control *fc, struct fleet_session *s,
                              const json_t *tensors, struct err *e)
 {
+    struct part_set named = {{false}};
     int rc = -1;
 
     assert(fleet_owns_update_lock(fc));
@@ -76,7 +83,8 @@ static int prepare_with_lock(struct fleet_control *fc, struct fleet_session *s,
     if (!s->repair) /* its engines get no requests, and the others go on */
         fleet_set_updating(fleet_of(fc), true);
     fleet_apply_quiesce(fc);
-    if (pause_parts(fc, s, e) == 0 && fleet_set_dirty_markers(fc, s, e) == 0)
+    if (pause_parts(fc, s, tensors, &named, e) == 0 &&
+        fleet_set_dirty_markers(fc, s, &named, e) == 0)
         rc = fleet_start_parts(fc, s, tensors, e);
     if (rc == 0)
         fleet_release_unchanged(fc, s, true);

@@ -61,6 +61,7 @@ static void parts_init(struct fleet_control *fc, struct fleet_session *s,
         p->upstream = targets[i].upstream;
         p->two_phase = upstream_caps(at.kind)->two_phase;
         p->no_process_id = !upstream_caps(at.kind)->status_names_process;
+        p->finish_takes_no_label = upstream_caps(at.kind)->finish_takes_no_version;
         if (!p->two_phase)
             (void)snprintf(p->update_id, sizeof p->update_id, FLEET_DIRTY_MARKER "%s", s->id);
         p->before = info.fenced   ? PART_WAS_FENCED

@@ -87,7 +87,7 @@ def usual(f):
         resume(f)
         all_serve(f, label)
         for i in range(len(f.doubles)):
-            f.did(i, [*RESET, "finish", "resume"], "pause", "mark", "start", "update", "end")
+            f.did(i, [("finish", *RESET), "resume"], "pause", "mark", "start", "update", "end")
 
 
 def by_our_routes(f):

@@ -9,7 +9,7 @@ ENGINE=$(realpath "$4")
 FAKE=$(realpath "$5")
 FOREIGN=$(realpath "$6")
 export FAKECUDA_DEVICES=2 PYTHONDONTWRITEBYTECODE=1
-PYTHONPATH=$HERE/../lib:$HERE/../../fakes timeout 280 "$PYTHON" "$HERE/handoff.py" "$BATON" "$MODEL" "$ENGINE" "$FAKE" "$FOREIGN" "$WORK" "${@:7}" ||
-  fail "handoff.py"
+PYTHONPATH=$HERE/../lib:$HERE/../../fakes timeout 280 "$PYTHON" "$HERE/${HANDOFF_PY:=handoff.py}" "$BATON" "$MODEL" "$ENGINE" "$FAKE" "$FOREIGN" "$WORK" "${@:7}" ||
+  fail "$HANDOFF_PY"
 N_CHECKS=$((N_CHECKS + 1))
 done_testing

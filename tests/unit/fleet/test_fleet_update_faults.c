@@ -115,8 +115,10 @@ static void second_update(void)
 static void send_beside(void)
 {
     struct fleet_session *s = fleet_open_session(w.fc);
+    char label[16];
 
-    if (s != NULL)
+    (void)snprintf(label, sizeof label, "v%d", w.target);
+    if (s != NULL && strcmp(s->label, label) == 0) /* else its trainer has yet to hear of it */
         (void)send_chunk(s, CHUNKS);
     fleet_unref(w.fc, s);
 }

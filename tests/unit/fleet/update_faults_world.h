@@ -212,25 +212,20 @@ static const char *const engine_names[ENGINES_MAX] = {"http://a", "http://b", "h
 
 struct fleet *__wrap_upstreams_fleet(struct upstreams *u);
 size_t __wrap_upstreams_n(struct upstreams *u);
-void __wrap_upstreams_get(struct upstreams *u, size_t i, struct upstream_endpoint *out);
+__typeof__(upstreams_get) __wrap_upstreams_get;
 void __wrap_upstreams_hold_indexes(struct upstreams *u);
 void __wrap_upstreams_release_indexes(struct upstreams *u);
-void __wrap_upstreams_enable_generation_probes(struct upstreams *u, bool on);
-void __wrap_fleet_reschedule(struct fleet_control *fc);
-void __wrap_fleet_reconcile_set_stale(struct fleet_control *fc, size_t upstream,
-                                      const struct err *why);
-int __wrap_fleet_validate(struct fleet_control *fc, enum api_op op,
-                          const struct fleet_target *targets, size_t n, struct err *e);
+__typeof__(upstreams_enable_generation_probes) __wrap_upstreams_enable_generation_probes;
+__typeof__(fleet_reschedule) __wrap_fleet_reschedule;
+__typeof__(fleet_reconcile_set_stale) __wrap_fleet_reconcile_set_stale;
+__typeof__(fleet_validate) __wrap_fleet_validate;
 void __wrap_log_end(struct log_rec *r);
 void __wrap_log_event(struct log_rec *r);
 void __wrap_part_apply(struct fleet_part *p, enum part_event event);
 void __real_part_apply(struct fleet_part *p, enum part_event event);
-int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
-                         const struct fleet_target *targets, size_t n, uint64_t timeout_us,
-                         struct fleet_result **results, struct err *e);
-int __wrap_fleet_query(struct fleet_control *fc, enum api_query q,
-                       const struct fleet_target *targets, size_t n, uint64_t timeout_us,
-                       struct fleet_result **results, struct err *e);
+__typeof__(fleet_request) __wrap_fleet_request;
+__typeof__(fleet_requests) __wrap_fleet_requests;
+__typeof__(fleet_query) __wrap_fleet_query;
 
 struct fleet *__wrap_upstreams_fleet(struct upstreams *u)
 {
@@ -591,10 +586,11 @@ static int all_fail(struct err *e, bool *sent)
                     : err_set(e, ERR_NO_MEMORY, "", "no memory");
 }
 
-int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
-                         const struct fleet_target *targets, size_t n, uint64_t timeout_us,
-                         struct fleet_result **results, struct err *e)
+/* @op  API_OPS: each target has its own, and they come in any order */
+static int request_all(struct fleet_control *fc, enum api_op op, const struct fleet_target *targets,
+                       size_t n, uint64_t timeout_us, struct fleet_result **results, struct err *e)
 {
+    size_t first = n > 0 ? draw((unsigned)n) : 0;
     bool sent = false;
     int rc;
 
@@ -609,11 +605,12 @@ int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
         return -1;
     *results = calloc(n + 1, sizeof **results);
     assert_non_null(*results);
-    for (size_t i = 0; i < n; i++) {
-        answer_op(&(*results)[i], op, &targets[i]);
-        trace("op %d at %zu: outcome %d (%d), label %s, chunks %x", (int)op, targets[i].upstream,
-              (int)(*results)[i].outcome, (*results)[i].status,
-              w.engines[targets[i].upstream].label, w.engines[targets[i].upstream].chunks);
+    for (size_t k = 0; k < n; k++) {
+        size_t i = (first + k) % n;
+        enum api_op of = op == API_OPS ? targets[i].op : op;
+        answer_op(&(*results)[i], of, &targets[i]);
+        trace("op %d at %zu: outcome %d (%d)", (int)of, targets[i].upstream,
+              (int)(*results)[i].outcome, (*results)[i].status);
         if (w.check != NULL)
             w.check();
         may_switch(w.switch_percent);
@@ -625,6 +622,19 @@ int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
     fleet_results_free(*results, n);
     *results = NULL;
     return -1;
+}
+
+int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
+                         const struct fleet_target *targets, size_t n, uint64_t timeout_us,
+                         struct fleet_result **results, struct err *e)
+{
+    return request_all(fc, op, targets, n, timeout_us, results, e);
+}
+
+int __wrap_fleet_requests(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
+                          uint64_t timeout_us, struct fleet_result **results, struct err *e)
+{
+    return request_all(fc, API_OPS, targets, n, timeout_us, results, e);
 }
 
 int __wrap_fleet_query(struct fleet_control *fc, enum api_query q,
@@ -645,8 +655,7 @@ int __wrap_fleet_query(struct fleet_control *fc, enum api_query q,
     assert_non_null(*results);
     for (size_t i = 0; i < n; i++) {
         answer_query(&(*results)[i], q, &targets[i]);
-        trace("query %d at %zu: outcome %d, label %s", (int)q, targets[i].upstream,
-              (int)(*results)[i].outcome, w.engines[targets[i].upstream].label);
+        trace("query %d at %zu: %d", (int)q, targets[i].upstream, (int)(*results)[i].outcome);
         may_switch(w.switch_percent);
     }
     return 0;
