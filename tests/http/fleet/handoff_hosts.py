@@ -1,18 +1,23 @@
 """A fleet of hosts: a server in front of two servers with --stage, one in front of vLLMs, the other of SGLangs.
 
-Usage: handoff_hosts.py BATON MODEL FAKE_ENGINE LIBFAKECUDA LIBFAKECUDA_OF_ENGINES WORK [case...]
+Usage: NCCL=LIBFAKENCCL NCCL_FOREIGN=LIBFAKENCCL_OF_TRAINERS
+  handoff_hosts.py BATON MODEL FAKE_ENGINE LIBFAKECUDA LIBFAKECUDA_OF_ENGINES WORK [case...]
 """
 
+import base64
 import contextlib
+import json
 import os
 import signal
 import sys
+import threading
 import time
 
 from fake_engine_world import Double
 from fleet_world import Server, until
 from handoff_tap import Tap
-from handoff_world import BATON, ENGINE, FOREIGN, PROBE_MS, WORK, Stage, checkpoint
+from handoff_world import BATON, ENGINE, FOREIGN, PROBE_MS, TORCH, WORK, Stage, checkpoint
+from nccl_trainer import Trainer
 
 KINDS = ("vllm", "sglang")
 LOAD = {"vllm": "/update_weights", "sglang": "/update_weights_from_tensor"}
@@ -26,7 +31,8 @@ class Hosts(contextlib.ExitStack):
 
     def __init__(self):
         super().__init__()
-        options = ("--state-dir", os.path.join(WORK, "state"), "--snapshot", 1), ()
+        nccl = ("--nccl-library", os.environ["NCCL"])
+        options = (*nccl, "--state-dir", os.path.join(WORK, "state"), "--snapshot", 1), nccl
         self.hosts = [self.enter_context(Stage(*[kind] * N_ENGINES, min_ready=1, options=o)) for kind, o in zip(KINDS, options)]
         specs = [a for h in self.hosts for a in ("--upstream", h.server.url)]
         self.front = self.enter_context(Server(BATON, os.path.join(WORK, "log-front"), *specs, "--min-ready", 1,
@@ -192,6 +198,46 @@ def controls(f):
     assert not any(d.state()["adapters"] for d in doubles)
 
 
+def columns(step):
+    """The tensors of a checkpoint as a tensor list, and their bytes one after another."""
+    with open(checkpoint(step), "rb") as f:
+        data = f.read()
+    n = int.from_bytes(data[:8], "little")
+    tensors = [(name, t) for name, t in json.loads(data[8:8 + n]).items() if name != "__metadata__"]
+    tensors.sort(key=lambda t: t[1]["data_offsets"])
+    return {"names": [name for name, _ in tensors], "dtypes": [TORCH[t["dtype"]] for _, t in tensors],
+            "shapes": [t["shape"] for _, t in tensors]}, data[8 + n:]
+
+
+def group(f):
+    """A trainer's group through the front: each host is a rank. Its trainer dies in mid transfer: nothing changes."""
+    step, label = f.next()
+    body, data = columns(step)
+    with Trainer(os.environ["NCCL_FOREIGN"], FOREIGN) as trainer:
+        unique_id = trainer.ask("mint")
+        trainer.begin("join", unique_id, 1 + len(f.hosts), True)
+        f.front.post("/v1/weight_transfer/init", {"transport": "nccl", "world_size": 1 + len(f.hosts), "rank_offset": 1,
+                                                  "nccl_unique_id": base64.b64encode(unique_id).decode()})
+        trainer.result()
+        trainer.begin("send", [data])
+        f.front.post("/v1/update_weights", {**body, "transport": "nccl", "packed": True, "weight_version": label})
+        trainer.result()
+        f.serves(step, label)
+        rounds = f.rounds()
+        asked = threading.Thread(target=lambda: said.append(f.front.ask("POST", "/v1/update_weights", {
+            **body, "transport": "nccl", "packed": True, "weight_version": "never"})))
+        said = []
+        asked.start()
+        until("they receive", lambda: all(h.server.status()["update"] for h in f.hosts))
+        trainer.kill()
+        f.front.ask("DELETE", "/v1/weight_transfer")
+        asked.join()
+    assert said[0][0] >= 400, said
+    assert f.rounds() == rounds
+    f.serves(step, label)
+    f.push_next()
+
+
 def write(file, line):
     with open(file, "w", encoding="utf-8") as out:
         out.write(line + "\n")
@@ -231,7 +277,7 @@ def joins(_):
         assert tap.rounds == 2
 
 
-CASES = {f.__name__: f for f in (whole, refuses, heals, all_heal, restarts, controls, joins)}
+CASES = {f.__name__: f for f in (whole, refuses, heals, all_heal, restarts, controls, group, joins)}
 
 
 def main():
