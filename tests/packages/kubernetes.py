@@ -30,7 +30,7 @@ def options_of(container):
 def check_program(baton, cuda, container, where, paths):
     """The paths in the container's arguments are replaced by those of this machine, and its ports by free ones."""
     command = [baton, "serve", "--check"]
-    if "device" in options_of(container):
+    if {"device", "stage"} & options_of(container).keys():
         command.append(f"--cuda-library={cuda}")
     for arg in container["args"]:
         for inside, outside in paths.items():
@@ -98,9 +98,13 @@ def main():
         keys = pathlib.Path(work, "keys")
         keys.write_text("control 0123456789abcdef0123456789abcdef\n")
         keys.chmod(0o600)
+        upstream = pathlib.Path(work, "upstream")
+        upstream.write_text("0123456789abcdef0123456789abcdef\n")
+        upstream.chmod(0o600)
         pathlib.Path(work, "state").mkdir()
         paths = {"/model/model.safetensors": f"{model}/checkpoints/step-00000.safetensors", "/model": model,
-                 "/etc/baton/keys": str(keys), "/var/lib/baton/state": f"{work}/state"}
+                 "/etc/baton/keys": str(keys),
+                 "/etc/baton/upstream": str(upstream), "/var/lib/baton/state": f"{work}/state"}
         n_batons = 0
         for path in sorted(pathlib.Path(manifests).glob("*.yaml")):
             documents = [document for document in yaml.safe_load_all(path.read_text()) if document]
@@ -119,7 +123,7 @@ def main():
                         n_batons += 1
                         check_baton(pod, container, where)
                         check_program(baton, cuda, container, where, paths)
-        check(n_batons >= 3, f"only {n_batons} batons in {manifests}")
+        check(n_batons >= 5, f"only {n_batons} batons in {manifests}")
     print("\n".join([*wrong, f"{n_checked} checks, {len(wrong)} failed"]))
     return 1 if wrong else 0
 

@@ -9,20 +9,24 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
+import urllib.request
 
 from fake_engine_world import Double
 from fleet_world import Server, until
 from handoff_tap import Tap
-from handoff_world import BATON, ENGINE, FOREIGN, PROBE_MS, TORCH, WORK, Stage, checkpoint
+from handoff_world import BATON, ENGINE, FAKE, FOREIGN, MODEL, PROBE_MS, TORCH, WORK, Stage, checkpoint
 from nccl_trainer import Trainer
 
 KINDS = ("vllm", "sglang")
 LOAD = {"vllm": "/update_weights", "sglang": "/update_weights_from_tensor"}
 STEPS = ("00100", "01500")
 N_ENGINES = 2  # of each host
+EXAMPLES = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", "..", "..", "examples"))
 STAYS_S = 0.4  # some probes
 
 
@@ -277,7 +281,44 @@ def joins(_):
         assert tap.rounds == 2
 
 
-CASES = {f.__name__: f for f in (whole, refuses, heals, all_heal, restarts, controls, group, joins)}
+def free_port():
+    """The first of two free ones."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port = first.getsockname()[1]
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)), socket.create_server(("127.0.0.1", port + 1)):
+            return port
+
+
+def example(_):
+    """examples/hand_off/start.sh, with a double as vllm."""
+    programs, port, listen = os.path.join(WORK, "programs"), free_port(), free_port()
+    os.mkdir(programs)
+    os.symlink(BATON, os.path.join(programs, "baton"))
+    with open(os.path.join(programs, "vllm"), "w", encoding="utf-8") as out:
+        out.write('#!/bin/sh\n# serve MODEL --host HOST --port PORT …\n'
+                  f'exec {ENGINE} --dialect vllm --weight-version none --port "$6"\n')
+    os.chmod(out.name, 0o755)
+    env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "ENGINE_PORT": str(port), "BATON_CUDA_LIBRARY": FAKE,
+           "BATON_LISTEN": f"127.0.0.1:{listen}", "BATON_PROBE_INTERVAL": str(PROBE_MS)}
+    with open(os.path.join(WORK, "log-example"), "wb") as log:
+        started = subprocess.Popen([os.path.join(EXAMPLES, "hand_off", "start.sh"), MODEL], env=env, stdout=log, stderr=log)
+    try:
+        def serving():
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{listen}/v1/upstreams") as reply:
+                return json.load(reply)["n_serving"] == 2
+        until("both serve", serving)
+        subprocess.run([BATON, "push", checkpoint("00100"), "--path", "--url", f"http://127.0.0.1:{listen}", "--weight-version", "step"],
+                       check=True, stdout=subprocess.DEVNULL, env=env)
+        with urllib.request.urlopen(f"http://127.0.0.1:{listen}/v1/status") as reply:
+            status = json.load(reply)
+        assert status["weights"]["weight_version"] == "step" and status["stage"]["handed_serial"] == 1, status
+    finally:
+        started.terminate()
+        started.wait()
+
+
+CASES = {f.__name__: f for f in (whole, refuses, heals, all_heal, restarts, controls, group, joins, example)}
 
 
 def main():
