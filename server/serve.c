@@ -172,7 +172,7 @@ static struct server *server_new(const struct config *config, struct err *e)
     s->config = *config; /* its strings stay the caller's */
     if (config_has_stage(config)) {
         s->config.engine = "none";
-        s->config.device = config->stage;
+        s->config.device = config_stage_device(config);
     }
     return s;
 }
@@ -263,6 +263,7 @@ static void fill_report(const struct server *s, struct serve_report *r)
     r->cuda = s->cuda;
     r->nccl = s->nccl;
     r->devices = s->device_list;
+    r->window_nbytes = s->window_nbytes;
     r->mirror = s->device_list.n > 0 && server_has_engine(s);
 }
 

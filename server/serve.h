@@ -44,6 +44,8 @@ struct serve_report {
     struct cuda_info cuda;
     struct nccl_info nccl;
     struct device_list devices; /* chosen by --device; none: host memory */
+    uint64_t window_nbytes;     /* --stage host: of each window, the version is in host memory;
+                                   else 0 */
     bool mirror;                /* a copy in host memory too, for the embedded engine */
     struct state_report state;  /* zeroed without --state-dir */
 };

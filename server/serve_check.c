@@ -2,6 +2,7 @@
  * server runs. */
 #include "server/serve_check.h"
 
+#include "fleet/handoff/window_plan.h"
 #include "memory/copy_sum.h"
 #include "memory/memory.h"
 #include "server/config/config.h"
@@ -79,6 +80,12 @@ static void put_devices(const struct serve_report *r, FILE *to)
 
         if (rank < 0)
             (void)fprintf(to, "device: cuda:%d is not used\n", d->ordinal);
+        else if (r->window_nbytes > 0)
+            (void)fprintf(to,
+                          "device: cuda:%d has the windows, %u of %" PRIu64 " bytes, the GPU has "
+                          "%" PRIu64 "\n",
+                          d->ordinal, (unsigned)window_n_halves(r->window_nbytes, r->nbytes),
+                          r->window_nbytes, d->nbytes_total);
         else
             (void)fprintf(to,
                           "device: cuda:%d is rank %d, %" PRIu64 " bytes in each version, the GPU "
@@ -88,7 +95,8 @@ static void put_devices(const struct serve_report *r, FILE *to)
     (void)fprintf(to, "device: checksums %s\n", sums(&r->cuda.api));
     (void)fprintf(to, "device: %s\n",
                   r->mirror ? "each version is kept in host memory too, for the embedded engine"
-                            : "no copy in host memory");
+                  : r->window_nbytes > 0 ? "each version is in page-locked host memory"
+                                         : "no copy in host memory");
 }
 
 static void put_nccl(const struct nccl_info *nccl, FILE *to)
@@ -114,9 +122,10 @@ static void put_need(const char *place, uint64_t needed, uint64_t available, FIL
 static void put_memory(const struct config *config, const struct serve_report *r, FILE *to)
 {
     bool has_engine = !config_has_stage(config) && strcmp(config->engine, "none") != 0;
-    uint64_t host = r->devices.n == 0 || r->mirror ? 2 * r->nbytes : 0;
+    bool in_host = r->devices.n == 0 || r->mirror || r->window_nbytes > 0;
+    uint64_t host = in_host ? 2 * r->nbytes : 0;
 
-    for (uint32_t rank = 0; rank < r->devices.n; rank++) {
+    for (uint32_t rank = 0; rank < r->devices.n && r->window_nbytes == 0; rank++) {
         const struct cuda_device *d = &r->cuda.devices[r->devices.index[rank]];
         char place[PLACE_TEXT_MAX];
 

@@ -30,6 +30,7 @@ static struct upstreams_cfg cfg_of(const struct config *c)
         .n_entries = c->upstream.n,
         .file = c->upstream_file,
         .min_ready = c->min_ready,
+        .by_windows = config_stage_is_host(c),
         .n_permits =
             {[FLEET_GENERATE] = c->generate_concurrency, [FLEET_TEXT] = c->detokenize_concurrency},
         .n_queue_max = {[FLEET_GENERATE] = c->generate_queue, [FLEET_TEXT] = c->detokenize_queue},
@@ -153,7 +154,7 @@ int server_build_fleet(struct server *s, struct err *e)
 
 int server_build_staged(struct server *s, struct err *e)
 {
-    struct handoff_cfg cfg = {.cuda = &s->cuda};
+    struct handoff_cfg cfg = {.cuda = &s->cuda, .window_nbytes = s->window_nbytes};
 
     if (server_build_weights(s, e) != 0 || server_build_upstreams(s, e) != 0)
         return -1;

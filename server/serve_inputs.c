@@ -1,5 +1,6 @@
 /* What a start reads before anything runs. --check reads the same. */
 #include "base/log.h"
+#include "fleet/handoff/window_plan.h"
 #include "handlers/update_members.h"
 #include "server/model_dir.h"
 #include "server/serve.h"
@@ -161,7 +162,7 @@ static int check_sizes(const struct server *s, struct err *e)
 
     for (uint32_t rank = 0; rank < list->n; rank++)
         total += s->cuda.devices[list->index[rank]].nbytes_total;
-    if (list->n == 0 || needed <= total)
+    if (list->n == 0 || config_stage_is_host(&s->config) || needed <= total)
         return 0;
     if (list->n > 1)
         return err_set(e, ERR_NO_STAGING, "--device",
@@ -174,6 +175,29 @@ static int check_sizes(const struct server *s, struct err *e)
                    (unsigned long long)total);
 }
 
+/* The windows of --stage host are on one GPU. */
+static int choose_window(struct server *s, struct err *e)
+{
+    const struct cuda_device *d = &s->cuda.devices[s->device_list.index[0]];
+    const struct tensor_list *list = s->model_spec->tensor_list;
+    uint32_t n_halves;
+
+    if (s->device_list.n > 1)
+        return err_set(e, ERR_BAD_REQUEST, "--stage",
+                       "'%.64s' names %u GPUs: host takes one, on which the windows are, as in "
+                       "host,cuda:0",
+                       s->config.stage, (unsigned)s->device_list.n);
+    if (window_nbytes_choose(&s->window_nbytes, list, s->config.stage_window, e) != 0)
+        return -1;
+    n_halves = window_n_halves(s->window_nbytes, list->nbytes);
+    if (s->window_nbytes <= d->nbytes_total / n_halves)
+        return 0;
+    return err_set(e, ERR_NO_STAGING, "--stage-window",
+                   "%u windows of %llu bytes are needed on cuda:%d, which has %llu",
+                   (unsigned)n_halves, (unsigned long long)s->window_nbytes, d->ordinal,
+                   (unsigned long long)d->nbytes_total);
+}
+
 /* --stage is a --device that must be GPUs. */
 static int choose_devices(struct server *s, struct err *e)
 {
@@ -184,12 +208,14 @@ static int choose_devices(struct server *s, struct err *e)
         rc = check_sizes(s, e);
     if (rc != 0 && has_stage)
         (void)snprintf(e->field, sizeof e->field, "--stage");
-    if (rc != 0 || !has_stage || s->device_list.n > 0)
+    if (rc != 0 || !has_stage)
         return rc;
-    return err_set(e, ERR_BAD_REQUEST, "--stage",
-                   "'%.32s' is not a list of GPUs: upstreams map the weights by CUDA IPC; give "
-                   "cuda:0, or several as cuda:0,cuda:1, or none",
-                   s->config.device);
+    if (s->device_list.n == 0)
+        return err_set(e, ERR_BAD_REQUEST, "--stage",
+                       "'%.32s' is not a list of GPUs: upstreams map the weights by CUDA IPC; give "
+                       "cuda:0, or several as cuda:0,cuda:1, or host, or none",
+                       s->config.device);
+    return config_stage_is_host(&s->config) ? choose_window(s, e) : 0;
 }
 
 /* libnccl takes some 200 MB of memory and is of no use without a GPU. */

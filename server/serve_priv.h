@@ -57,6 +57,7 @@ struct server {
     struct cuda_info cuda;
     struct device_list device_list; /* --device: indices into cuda.devices, by rank */
     struct nccl_info nccl;
+    uint64_t window_nbytes; /* --stage host: of each window; else 0 */
 
     struct device *devices[STORE_DEVICES_MAX]; /* weights.n_devices of them, by rank */
     struct cuda_ipc_stats ipc_stats;

@@ -302,6 +302,13 @@ static bool sglang_adapter_is_absent(const char *name, int status, const json_t 
     return strncmp(at, name, len) == 0 && strncmp(at + len, behind, sizeof behind - 1) == 0;
 }
 
+static const char *sglang_refuses_windows(const char *release)
+{
+    (void)release;
+    return "--stage host cannot serve an SGLang: it may still read a window after it has answered; "
+           "give a GPU, as in --stage cuda:0";
+}
+
 /* It proves nothing, and cannot abort an update. The older paths are those of before 2026; for some
  * of them newer releases log a warning, and of /get_weight_version they say only that it is gone.
  */
@@ -350,4 +357,5 @@ const struct upstream_api sglang_api = {
     .config = sglang_config,
     .check_done = api_check_success,
     .adapter_is_absent = sglang_adapter_is_absent,
+    .refuses_windows = sglang_refuses_windows,
 };

@@ -46,6 +46,13 @@ bool api_packs_handles_at_init(enum upstream_kind kind, const char *release)
     return api->packs_handles_at_init != NULL && api->packs_handles_at_init(release);
 }
 
+const char *api_refuses_windows(enum upstream_kind kind, const char *release)
+{
+    const struct upstream_api *api = kinds[kind];
+
+    return api->refuses_windows != NULL ? api->refuses_windows(release) : NULL;
+}
+
 void api_request_fini(struct api_request *r)
 {
     free(r->body);

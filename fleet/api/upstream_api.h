@@ -216,6 +216,12 @@ bool api_is_auth_error(int status);
 bool api_is_auth_error_proxied(enum upstream_kind kind, int status);
 const char *api_auth_error_text(int status, bool has_key);
 
+/* api_refuses_windows - why an upstream cannot take a version by windows, memory that is
+ * overwritten when it has answered (fleet/handoff/handoff_windows.h), and what to do; static. NULL:
+ * it can.
+ * @release  of upstream_report; NULL or unreadable: the newest */
+const char *api_refuses_windows(enum upstream_kind kind, const char *release);
+
 /* api_wrong_kind_hint - every upstream of the kind has API_GET_STATUS. If it replied 404 or 405: a
  * hint that it is of another kind, "; if it is not a baton, …"; "" for other statuses. Static. */
 const char *api_wrong_kind_hint(enum upstream_kind kind, int status);

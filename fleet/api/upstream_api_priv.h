@@ -49,6 +49,8 @@ struct upstream_api {
     bool (*has_no_ranks)(const json_t *reply);
     /* api_packs_handles_at_init; NULL: never. */
     bool (*packs_handles_at_init)(const char *release);
+    /* api_refuses_windows; NULL: it takes them. */
+    const char *(*refuses_windows)(const char *release);
 };
 
 extern const struct upstream_api baton_api, vllm_api, sglang_api;

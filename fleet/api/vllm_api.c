@@ -8,6 +8,7 @@
 /* Since these minor releases (0.MINOR) vLLM has what the name says. Packing is declared in each
  * update before, and when the transfer is set up since. */
 enum {
+    VLLM_COPIES_PACKED_HANDLES = 24,
     VLLM_PACKS_HANDLES_AT_INIT = 27,
     VLLM_PACKS_GROUP_AT_INIT = 28,
     VLLM_TAKES_UNIQUE_ID = 30,
@@ -31,6 +32,15 @@ bool vllm_has(const char *release, unsigned minor)
 static bool vllm_packs_handles_at_init(const char *release)
 {
     return vllm_has(release, VLLM_PACKS_HANDLES_AT_INIT);
+}
+
+static const char *vllm_refuses_windows(const char *release)
+{
+    return vllm_has(release, VLLM_COPIES_PACKED_HANDLES)
+               ? NULL
+               : "--stage host needs vLLM 0.24 or newer: an older one still reads a window after "
+                 "it "
+                 "has answered; update it, or give a GPU, as in --stage cuda:0";
 }
 
 static bool is_on(const json_t *native, const char *member)
@@ -399,4 +409,5 @@ const struct upstream_api vllm_api = {
     .check_done = api_check_success,
     .reset_is_proven = vllm_reset_is_proven,
     .packs_handles_at_init = vllm_packs_handles_at_init,
+    .refuses_windows = vllm_refuses_windows,
 };

@@ -5,6 +5,7 @@
 #include "base/mtx.h"
 #include "fleet/fleet_control.h"
 #include "fleet/handoff/handoff_export.h"
+#include "fleet/handoff/handoff_windows.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_update.h"
 
@@ -26,7 +27,8 @@ struct handoff {
     uint64_t tried; /* the last serial of which a hand-off ended, in whatever way */
     bool stopping;
 
-    struct handoff_cfg cfg; /* immutable */
+    struct handoff_cfg cfg;          /* immutable, as is the next */
+    struct handoff_windows *windows; /* owned; NULL: the version is on GPUs */
     pthread_t thread;
     bool joined;       /* of the owner's thread */
     uint64_t retry_us; /* of the hand-off's thread: the delay after the next failure, and … */
@@ -101,6 +103,8 @@ static int send_version(struct handoff *h, struct fleet_session *s, const struct
     json_t **bodies = NULL, *handles = NULL;
     int rc = -1;
 
+    if (h->windows != NULL)
+        return handoff_windows_send(h->windows, s, v, e);
     if (handoff_export_new(&x, h->cfg.store, v, h->cfg.cuda, e) == 0 &&
         (handles = handoff_export_handles(x, e)) != NULL && make_bodies(&bodies, h, x, e) == 0) {
         t.body = handles;
@@ -280,6 +284,18 @@ static void *handoff_main(void *arg)
     return NULL;
 }
 
+static int open_windows(struct handoff *h, struct err *e)
+{
+    const struct handoff_cfg *cfg = &h->cfg;
+    const struct handoff_windows_cfg windows = {.control = cfg->control,
+                                                .upstreams = cfg->upstreams,
+                                                .store = cfg->store,
+                                                .cuda = cfg->cuda,
+                                                .nbytes = cfg->window_nbytes};
+
+    return cfg->window_nbytes > 0 ? handoff_windows_new(&h->windows, &windows, e) : 0;
+}
+
 int handoff_new(struct handoff **out, const struct handoff_cfg *cfg, struct err *e)
 {
     struct handoff *h = calloc(1, sizeof *h);
@@ -289,15 +305,23 @@ int handoff_new(struct handoff **out, const struct handoff_cfg *cfg, struct err 
     h->cfg = *cfg;
     mtx_init(&h->lock, MTX_LEAF);
     cnd_init(&h->changed);
+    if (open_windows(h, e) != 0)
+        goto err_lock;
     if (pthread_create(&h->thread, NULL, handoff_main, h) != 0) {
-        cnd_fini(&h->changed);
-        mtx_fini(&h->lock);
-        free(h);
-        return err_set(e, ERR_INTERNAL, "", "the thread of the hand-off could not be started");
+        (void)err_set(e, ERR_INTERNAL, "", "the thread of the hand-off could not be started");
+        goto err_windows;
     }
     (void)pthread_setname_np(h->thread, "handoff");
     *out = h;
     return 0;
+
+err_windows:
+    handoff_windows_free(h->windows);
+err_lock:
+    cnd_fini(&h->changed);
+    mtx_fini(&h->lock);
+    free(h);
+    return -1;
 }
 
 void handoff_stop(struct handoff *h)
@@ -317,6 +341,7 @@ void handoff_free(struct handoff *h)
     if (h == NULL)
         return;
     handoff_stop(h);
+    handoff_windows_free(h->windows);
     cnd_fini(&h->changed);
     mtx_fini(&h->lock);
     free(h);
@@ -353,6 +378,11 @@ int handoff_version(struct handoff *h, uint64_t serial, struct err *e)
                      "the version is committed here, and not yet handed over to the upstreams");
     mtx_unlock(&h->lock);
     return rc;
+}
+
+uint64_t handoff_window_nbytes(const struct handoff *h)
+{
+    return h->cfg.window_nbytes;
 }
 
 void handoff_info_get(struct handoff *h, struct handoff_info *out)

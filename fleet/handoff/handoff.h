@@ -24,11 +24,13 @@ struct upstreams;
 struct handoff_cfg {
     struct fleet_control *control;
     struct upstreams *upstreams;
-    struct store *store; /* on GPUs */
+    struct store *store; /* on GPUs, or in host memory with one GPU (--stage host) */
     const struct cuda_info *cuda;
+    uint64_t window_nbytes; /* in host memory: window_nbytes_choose's; else 0 */
 };
 
-/* handoff_new - start the thread. Errors: ERR_NO_MEMORY; ERR_INTERNAL (the thread). */
+/* handoff_new - take the memory of the windows, if there are any, and start the thread.
+ * Errors: ERR_NO_MEMORY; ERR_INTERNAL (the thread); handoff_windows_new's. */
 int handoff_new(struct handoff **out, const struct handoff_cfg *cfg, struct err *e);
 
 /* handoff_stop - end the thread, and every wait. After upstreams_stop, so that nothing it waits for
@@ -54,6 +56,9 @@ struct handoff_info {
     uint64_t last_us; /* how long the last hand-off that succeeded took; 0: none */
     struct err why;   /* why the last try failed; clean: it did not */
 };
+
+/* handoff_window_nbytes - as configured; 0: a version is not sent by windows. */
+uint64_t handoff_window_nbytes(const struct handoff *h);
 
 /* handoff_info_get - Threads: any. Blocks: no. */
 void handoff_info_get(struct handoff *h, struct handoff_info *out);

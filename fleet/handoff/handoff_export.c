@@ -1,26 +1,20 @@
 #include "fleet/handoff/handoff_export.h"
 
-#include "base/id.h"
+#include "fleet/handoff/handoff_torch.h"
 #include "memory/device.h"
 #include "transport/ipc/torch_export.h"
 #include "weights/store/slab_set.h"
 
 #include <assert.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 _Static_assert((int)IPC_MEM_NBYTES == (int)DEVICE_IPC_NBYTES, "the driver's handle is torch's");
 
 struct handoff_export {
-    const struct tensor_list *list;   /* borrowed from the store */
-    uint32_t n_gpus;                  /* of the store; GPU i is place i */
-    char (*uuids)[IPC_UUID_LEN + 1];  /* owned; [n_gpus] */
-    struct torch_slab *slabs;         /* owned; of all places */
-    struct torch_place **places;      /* owned; [n_gpus][n_tensors] */
-    uint32_t n_others;                /* GPUs of the host that the store does not use */
-    char (*others)[IPC_UUID_LEN + 1]; /* owned; [n_others] */
+    const struct tensor_list *list; /* borrowed from the store */
+    struct handoff_gpus gpus;       /* GPU i of the store is place i */
+    struct torch_slab *slabs;       /* owned; of all places */
+    struct torch_place **places;    /* owned; [gpus.n_store][n_tensors] */
     char ref_name[IPC_REF_NAME_MAX + 1];
     struct torch_exports exports;
 };
@@ -34,47 +28,11 @@ void handoff_export_free(struct handoff_export *x)
 {
     if (x == NULL)
         return;
-    for (uint32_t i = 0; x->places != NULL && i < x->n_gpus; i++)
+    for (uint32_t i = 0; x->places != NULL && i < x->gpus.n_store; i++)
         free(x->places[i]);
     free(x->places);
     free(x->slabs);
-    free(x->uuids);
-    free(x->others);
     free(x);
-}
-
-/* torch's form of a name. There is no such object: the pin keeps the memory, not a count. */
-static void make_ref_name(char out[IPC_REF_NAME_MAX + 1])
-{
-    static unsigned n_made;
-
-    (void)snprintf(out, IPC_REF_NAME_MAX + 1, "/torch_%ld_%u_0", (long)getpid(),
-                   __atomic_add_fetch(&n_made, 1, __ATOMIC_RELAXED));
-}
-
-static bool of_store(const struct handoff_export *x, const char *uuid)
-{
-    for (uint32_t i = 0; i < x->n_gpus; i++)
-        if (strcmp(x->uuids[i], uuid) == 0)
-            return true;
-    return false;
-}
-
-static void list_gpus(struct handoff_export *x, struct store *store, const struct cuda_info *cuda)
-{
-    char uuid[IPC_UUID_LEN + 1];
-
-    for (uint32_t i = 0; i < x->n_gpus; i++) {
-        const char *text = device_about(store_device(store, i))->uuid;
-
-        (void)ipc_uuid_parse(x->uuids[i], text, strlen(text));
-    }
-    for (size_t i = 0; i < cuda->n_devices && x->n_gpus + x->n_others < IPC_GPUS_MAX; i++) {
-        const char *text = cuda->devices[i].uuid;
-
-        if (ipc_uuid_parse(uuid, text, strlen(text)) && !of_store(x, uuid))
-            memcpy(x->others[x->n_others++], uuid, sizeof uuid);
-    }
 }
 
 /* Appends the slabs of one place, and says where its tensors are in them. */
@@ -99,7 +57,7 @@ static int export_place(struct handoff_export *x, struct store *store, const str
 
         rc = device_export(store_device(store, place), set.slabs[i]->addr, out->mem,
                            &set.offsets[i], e);
-        out->uuid = x->uuids[place];
+        out->uuid = x->gpus.uuids[place];
         out->nbytes = set.offsets[i] + set.slabs[i]->nbytes;
     }
     for (uint32_t i = 0; i < x->list->n_tensors && rc == 0; i++) {
@@ -125,11 +83,11 @@ static void fill_from_peers(struct handoff_export *x)
     for (uint32_t i = 0; i < x->list->n_tensors; i++) {
         const struct torch_place *from = NULL;
 
-        for (uint32_t p = 0; p < x->n_gpus && from == NULL; p++)
+        for (uint32_t p = 0; p < x->gpus.n_store && from == NULL; p++)
             if (x->places[p][i].tensor != NULL)
                 from = &x->places[p][i];
         assert(from != NULL);
-        for (uint32_t p = 0; p < x->n_gpus; p++)
+        for (uint32_t p = 0; p < x->gpus.n_store; p++)
             if (x->places[p][i].tensor == NULL)
                 x->places[p][i] = *from;
     }
@@ -139,14 +97,12 @@ static int alloc(struct handoff_export *x, struct err *e)
 {
     bool all = true;
 
-    x->uuids = calloc(x->n_gpus, sizeof *x->uuids);
-    x->others = calloc(CUDA_DEVICES_MAX, sizeof *x->others);
-    x->places = calloc(x->n_gpus, sizeof *x->places);
-    for (uint32_t i = 0; x->places != NULL && i < x->n_gpus; i++) {
+    x->places = calloc(x->gpus.n_store, sizeof *x->places);
+    for (uint32_t i = 0; x->places != NULL && i < x->gpus.n_store; i++) {
         x->places[i] = calloc(x->list->n_tensors, sizeof *x->places[i]);
         all = all && x->places[i] != NULL;
     }
-    return x->uuids != NULL && x->others != NULL && x->places != NULL && all ? 0 : refuse_memory(e);
+    return x->places != NULL && all ? 0 : refuse_memory(e);
 }
 
 int handoff_export_new(struct handoff_export **out, struct store *store,
@@ -158,19 +114,16 @@ int handoff_export_new(struct handoff_export **out, struct store *store,
     if (x == NULL)
         return refuse_memory(e);
     x->list = store_model_spec(store)->tensor_list;
-    x->n_gpus = store_n_ranks(store);
-    assert(store_device(store, 0) != NULL);
+    handoff_gpus_list(&x->gpus, store, cuda);
     rc = alloc(x, e);
-    if (rc == 0)
-        list_gpus(x, store, cuda);
-    for (uint32_t i = 0; i < x->n_gpus && rc == 0; i++)
+    for (uint32_t i = 0; i < x->gpus.n_store && rc == 0; i++)
         rc = export_place(x, store, version->places[i], i, e);
     if (rc != 0) {
         handoff_export_free(x);
         return -1;
     }
     fill_from_peers(x);
-    make_ref_name(x->ref_name);
+    handoff_ref_name(x->ref_name);
     x->exports.slabs = x->slabs;
     x->exports.n_tensors = x->list->n_tensors;
     x->exports.ref_name = x->ref_name;
@@ -178,38 +131,23 @@ int handoff_export_new(struct handoff_export **out, struct store *store,
     return 0;
 }
 
-static json_t *shape_of(const struct tensor_spec *t)
-{
-    json_t *list = json_array();
-
-    for (uint32_t k = 0; k < t->ndim; k++)
-        (void)json_array_append_new(list, json_integer((json_int_t)t->shape[k]));
-    return list;
-}
-
 json_t *handoff_export_handles(const struct handoff_export *x, struct err *e)
 {
     struct torch_gpu gpus[IPC_GPUS_MAX];
-    json_t *names = json_array(), *dtypes = json_array(), *shapes = json_array(), *body;
-    uint32_t n = 0;
+    struct handoff_columns c;
+    json_t *body;
     char *pickled;
 
-    for (uint32_t i = 0; i < x->n_gpus; i++)
-        gpus[n++] = (struct torch_gpu){x->uuids[i], x->places[i]};
-    for (uint32_t i = 0; i < x->n_others; i++)
-        gpus[n++] = (struct torch_gpu){x->others[i], x->places[0]};
-    pickled = torch_export_handles(&x->exports, gpus, n, e);
-    for (uint32_t i = 0; i < x->list->n_tensors; i++) {
-        const struct tensor_spec *t = &x->list->tensors[i];
-
-        (void)json_array_append_new(names, json_string(t->name));
-        (void)json_array_append_new(dtypes, json_string(dtype_torch_name(t->dtype)));
-        (void)json_array_append_new(shapes, shape_of(t));
-    }
-    body = json_pack("{s:o, s:o, s:o, s:s?}", "names", names, "dtypes", dtypes, "shapes", shapes,
-                     "ipc_handles_pickled", pickled);
+    for (uint32_t i = 0; i < x->gpus.n; i++)
+        gpus[i] = (struct torch_gpu){x->gpus.uuids[i], x->places[i < x->gpus.n_store ? i : 0]};
+    pickled = torch_export_handles(&x->exports, gpus, x->gpus.n, e);
+    handoff_columns_init(&c);
+    for (uint32_t i = 0; i < x->list->n_tensors; i++)
+        handoff_columns_add(&c, &x->list->tensors[i]);
+    body = json_pack("{s:o, s:o, s:o, s:s?}", "names", c.names, "dtypes", c.dtypes, "shapes",
+                     c.shapes, "ipc_handles_pickled", pickled);
     free(pickled);
-    if (pickled != NULL && json_array_size(shapes) == x->list->n_tensors)
+    if (pickled != NULL && json_array_size(c.shapes) == x->list->n_tensors)
         return body;
     json_decref(body);
     if (e->code == ERR_NONE)

@@ -74,12 +74,25 @@ static bool find_peer(void *arg, size_t i, struct probe_peer *out)
     return true;
 }
 
-int upstreams_check_min_ready(const struct upstreams_cfg *cfg, size_t n, struct err *e)
+static int check_min_ready(const struct upstreams_cfg *cfg, size_t n, struct err *e)
 {
     if (cfg->min_ready <= n)
         return 0;
     return err_set(e, ERR_BAD_REQUEST, "--min-ready",
                    "%zu is more than the %zu configured upstreams", cfg->min_ready, n);
+}
+
+int upstreams_check_list(const struct upstreams_cfg *cfg, const struct upstream_config_list *list,
+                         struct err *e)
+{
+    for (size_t i = 0; i < list->n && cfg->by_windows; i++) {
+        const char *why = api_refuses_windows(list->items[i]->kind, NULL);
+
+        if (why != NULL)
+            return err_set(e, ERR_BAD_REQUEST, "--upstream", "%.200s: %s", list->items[i]->url,
+                           why);
+    }
+    return check_min_ready(cfg, list->n, e);
 }
 
 size_t upstreams_min_ready(const struct upstreams_cfg *cfg, size_t n)
@@ -173,7 +186,7 @@ int upstreams_new(struct upstreams **out, const struct upstreams_cfg *cfg, struc
     u->cfg = *cfg;
     u->stop = (struct loop_item){.run = upstreams_fail_calls, .arg = u};
     u->down_check = (struct loop_timer){.fire = upstreams_check_down, .arg = u};
-    rc = upstreams_check_min_ready(cfg, list.n, e) == 0 ? init_members(u, &list, e) : -1;
+    rc = upstreams_check_list(cfg, &list, e) == 0 ? init_members(u, &list, e) : -1;
     upstream_config_list_fini(&list);
     if (rc == 0)
         *out = u;

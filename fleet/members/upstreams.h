@@ -25,6 +25,7 @@ struct upstreams_cfg {
     size_t n_entries;
     const char *file; /* with more entries; NULL: none; borrowed */
     size_t min_ready; /* 0: all configured engines */
+    bool by_windows;  /* each must take windows (api_refuses_windows) */
     size_t n_permits[FLEET_QUEUES], n_queue_max[FLEET_QUEUES];
     uint64_t probe_interval_us, probe_timeout_us;
     unsigned generation_probe_every; /* as in prober_cfg */
@@ -34,7 +35,7 @@ struct upstreams_cfg {
  * Threads: main, after http_init.
  * Errors:  ERR_BAD_REQUEST  at --upstream, --upstream-file or --min-ready: no entry, more than
  *                           FLEET_MAX, a URL twice, a malformed entry (which one, and why), a file
- *                           that cannot be read
+ *                           that cannot be read; with by_windows an engine that refuses them
  *          ERR_NO_MEMORY */
 int upstreams_new(struct upstreams **out, const struct upstreams_cfg *cfg, struct err *e);
 

@@ -55,8 +55,10 @@ struct upstreams {
     struct retained *retained; /* main's thread */
 };
 
-/* upstreams_check_min_ready - could min_ready of n engines be ready? Errors: ERR_BAD_REQUEST. */
-int upstreams_check_min_ready(const struct upstreams_cfg *cfg, size_t n, struct err *e);
+/* upstreams_check_list - could min_ready of these engines be ready, and does each take what this
+ * server sends? Errors: ERR_BAD_REQUEST. */
+int upstreams_check_list(const struct upstreams_cfg *cfg, const struct upstream_config_list *list,
+                         struct err *e);
 
 /* upstreams_min_ready - the number of n engines that have to be ready. */
 size_t upstreams_min_ready(const struct upstreams_cfg *cfg, size_t n);

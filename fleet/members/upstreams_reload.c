@@ -180,7 +180,7 @@ int upstreams_reload(struct upstreams *u, struct err *e)
 
     if (upstream_config_list_read(&list, cfg->entries, cfg->n_entries, cfg->file, e) != 0)
         return -1;
-    rc = upstreams_check_min_ready(cfg, list.n, e) == 0 ? apply_reload(u, &list, e) : -1;
+    rc = upstreams_check_list(cfg, &list, e) == 0 ? apply_reload(u, &list, e) : -1;
     upstream_config_list_fini(&list);
     return rc;
 }

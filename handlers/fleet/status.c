@@ -169,7 +169,9 @@ static json_t *stage_json(const struct app *app)
         return json_null();
     handoff_info_get(app->fleet->handoff, &now);
     store_info(app->weights->store, &info);
-    return json_pack("{s:I, s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:f, s:o, s:o}", "n_devices",
+    return json_pack("{s:s, s:I, s:I, s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:f, s:o, s:o}", "memory",
+                     store_in_host_memory(app->weights->store) ? "host" : "gpu", "window_nbytes",
+                     (json_int_t)handoff_window_nbytes(app->fleet->handoff), "n_devices",
                      (json_int_t)app->weights->n_devices, "state", store_state_name(info.state),
                      "plan_digest", store_model_spec(app->weights->store)->tensor_list->digest,
                      "weight_version", text_or_null(info.label), "serial", (json_int_t)info.serial,

@@ -223,8 +223,12 @@ static int answer_head(struct app *app, struct http_request *x, uint32_t lease_s
 
 static int check_gpus(const struct app *app, struct err *e)
 {
-    if (app->weights->n_devices > 0)
+    if (!store_in_host_memory(app->weights->store))
         return 0;
+    if (app->weights->n_devices > 0)
+        return err_set(e, ERR_NO_GPU, "",
+                       "the weights are in host memory (--stage host), to which there is no CUDA "
+                       "IPC handle: read them by GET /v1/weights, or start with --stage cuda:0");
     if (!app->weights->cuda->available)
         return err_set(e, ERR_NO_GPU, "",
                        "the weights are in host memory, and CUDA is not available: %.300s",

@@ -54,7 +54,11 @@ enum { CONFIG_LIST_MAX = 256 };
     X(STR, stage, "stage", "LIST", "none", 0, 0,                                                   \
       "GPUs of this host that receive each update before the upstreams do, as --device; once "     \
       "it is committed there, the upstreams, which must be on this host too, get it by CUDA "      \
-      "IPC; none: upstreams receive updates themselves")                                           \
+      "IPC; host: it is received in page-locked host memory instead, and goes through windows "    \
+      "on one GPU, cuda:0, or another as host,cuda:1; none: upstreams receive updates themselves") \
+    X(NBYTES, stage_window, "stage-window", "BYTES", "0", 0, UINT64_MAX / 2,                       \
+      "with --stage host: size of each of the two windows on the GPU; not less than the largest "  \
+      "tensor has; 0: 1GiB, or as much as the largest tensor has")                                 \
     X(INT, min_ready, "min-ready", "N", "0", 0, 256,                                               \
       "upstreams that must serve the current version for this server to be ready, and "            \
       "for an update to succeed; as many must have the same version before the first "             \
@@ -262,6 +266,11 @@ bool config_has_upstreams(const struct config *c);
 
 /* config_has_stage - does it receive updates itself, and hand them to its upstreams (--stage)? */
 bool config_has_stage(const struct config *c);
+
+/* config_stage_is_host - is what it receives for them in host memory (--stage host)?
+ * config_stage_device - the GPUs of --stage, in the form of --device. Borrowed. */
+bool config_stage_is_host(const struct config *c);
+const char *config_stage_device(const struct config *c);
 
 /* config_has_file - was a configuration file given?
  * config_reload - read the configuration again, from the same arguments, variables and file.

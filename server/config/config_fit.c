@@ -21,7 +21,8 @@ static const char *const needs_state[] = {"snapshot", "serve-base"};
 /* In front of a fleet each of these says what an update must contain: only one may be given. */
 static const char *const model[] = {"model"}, *const model_spec[] = {"manifest"};
 /* Options of a server in front of a fleet. */
-static const char *const theirs[] = {"min-ready", "probe-interval", "probe-timeout", "stage"};
+static const char *const theirs[] = {"min-ready", "probe-interval", "probe-timeout", "stage",
+                                     "stage-window"};
 
 /* The first option of the list that was given, or NULL. */
 static const struct config_option *option_given(const struct config_loader *l,
@@ -75,6 +76,12 @@ static int upstreams_fit(const struct config_loader *l, struct err *e)
                              e);
     if (config_has_stage(&l->config) && state_fits(l, e) != 0)
         return -1;
+    if (l->config.stage_window != 0 && !config_stage_is_host(&l->config))
+        return option_refuse(
+            l, config_find("stage-window", strlen("stage-window")),
+            "it has no effect without --stage host: the upstreams map a version on "
+            "a GPU whole",
+            e);
     if (on_update != NULL && strcmp(on_update, "finish") == 0)
         return option_refuse(
             l, config_find("on-update", strlen("on-update")),
@@ -96,6 +103,19 @@ bool config_has_upstreams(const struct config *c)
 bool config_has_stage(const struct config *c)
 {
     return config_has_upstreams(c) && strcmp(c->stage, "none") != 0;
+}
+
+bool config_stage_is_host(const struct config *c)
+{
+    return config_has_stage(c) && strncmp(c->stage, "host", 4) == 0 &&
+           (c->stage[4] == '\0' || c->stage[4] == ',');
+}
+
+const char *config_stage_device(const struct config *c)
+{
+    if (!config_stage_is_host(c))
+        return c->stage;
+    return c->stage[4] == '\0' ? "cuda:0" : c->stage + 5;
 }
 
 int config_fit(const struct config_loader *l, struct err *e)

@@ -128,6 +128,7 @@ int store_new(struct store **out, const struct store_cfg *cfg, struct err *e)
     }
     s->model_spec = cfg->model_spec;
     s->n_ranks = cfg->n_devices > 0 ? cfg->n_devices : 1;
+    s->in_host_memory = cfg->n_devices == 0 || cfg->host_memory;
     s->n_versions_max = cfg->n_versions_max;
     s->journal = cfg->journal;
     mtx_init(&s->lock, MTX_STORE);
@@ -186,6 +187,11 @@ uint32_t store_n_places(const struct store *s)
 bool store_has_host(const struct store *s)
 {
     return s->places[s->n_places - 1].device == NULL;
+}
+
+bool store_in_host_memory(const struct store *s)
+{
+    return s->in_host_memory;
 }
 
 uint32_t store_host_place(const struct store *s)

@@ -101,7 +101,8 @@ const struct model_spec *store_model_spec(const struct store *s); /* borrowed, i
 uint32_t store_n_ranks(const struct store *s);
 uint32_t store_n_places(const struct store *s);
 bool store_has_host(const struct store *s);
-uint32_t store_host_place(const struct store *s);                   /* only if it has one */
+bool store_in_host_memory(const struct store *s); /* are the ranks there? Those of GPUs may be */
+uint32_t store_host_place(const struct store *s); /* only if it has one */
 struct device *store_device(const struct store *s, uint32_t place); /* NULL: host memory */
 struct slab_pool *store_slabs(struct store *s, uint32_t place);     /* borrowed */
 

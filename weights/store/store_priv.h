@@ -65,6 +65,7 @@ struct store {
     uint32_t n_places, n_ranks;
     struct slab_pool *scratch; /* host memory; the host place's, or owned where there is none */
     uint32_t n_versions_max;
+    bool in_host_memory;
 };
 
 enum { STAGING_HOLES_MAX = 16, STORE_PUBLISH_WAIT_US = 60000000 };

@@ -13,7 +13,7 @@ import time
 from fake_engine_world import Double
 from fleet_world import Server, until
 from handoff_tap import Tap
-from handoff_world import BATON, ENGINE, FAKE, FOREIGN, PROBE_MS, WORK, Stage, checkpoint, content
+from handoff_world import BATON, ENGINE, FAKE, FOREIGN, MODEL, PROBE_MS, WORK, Stage, checkpoint, content
 
 ASLEEP_S = 0.8  # the server looks for engines to repair every 0.25 s
 
@@ -60,9 +60,9 @@ def refused(kind):
         assert len(posts) == calls and s.taps[0].rounds == 0, posts
 
 
-def other_gpu(kind):
+def other_gpu(kind, **how):
     """An engine on a GPU that the store does not use maps the memory of the one that it does."""
-    with Stage(kind, kind, gpus=(0, 1)) as s:
+    with Stage(kind, kind, gpus=(0, 1), **how) as s:
         s.push("00100", "a")
         s.has("00100", "a")
 
@@ -74,9 +74,9 @@ def sharing(kind):
         s.has("00100", "a")
 
 
-def restarted(kind):
+def restarted(kind, **how):
     """An engine that restarts gets the version from here; the other serves on."""
-    with Stage(kind, kind, min_ready=1) as s:
+    with Stage(kind, kind, min_ready=1, **how) as s:
         s.push("00100", "a")
         s.taps[0].loaded.clear()
         s.doubles[0].order("who", "restart", ms=600)
@@ -90,12 +90,13 @@ def restarted(kind):
         s.has("01500", "b")
 
 
-def fails(kind):
+def fails(kind, skip=0, faults=(500, "drop"), **how):
     """An engine that fails in the hand-off is repaired from the committed bytes, without a trainer."""
     path = "/update_weights" if kind == "vllm" else "/update_weights_from_tensor"
-    with Stage(kind, kind, min_ready=1) as s:
+    with Stage(kind, kind, min_ready=1, **how) as s:
         s.push("00100", "a")
-        for fault in (500, "drop"):
+        for fault in faults:
+            s.taps[0].skip = skip
             s.taps[0].fault = (path, fault)
             s.push("01500", "b")
             s.has("01500", "b", 1)
@@ -178,7 +179,7 @@ def undisturbed(kind):
 def starts(kind):
     """First weights do not wait for upstreams; what is no GPU is refused by the option's name."""
     manifest = ("--upstream", f"http://127.0.0.1:1,{kind}", "--manifest", checkpoint("00000"), "--cuda-library", FAKE)
-    for stage in "cpu", "gpu0", "cuda:9", "host":
+    for stage in "cpu", "gpu0", "cuda:9", "host,", "host,cuda:0,cuda:1", "hosts":
         done = subprocess.run([BATON, "serve", "--check", "--listen", "127.0.0.1:0", *manifest, "--stage", stage],
                               capture_output=True, text=True, check=False)
         assert done.returncode == 2 and "--stage" in done.stderr and "--device" not in done.stderr, (stage, done)
@@ -209,7 +210,88 @@ def asleep(kind):
         s.has("01500", "b")
 
 
-CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, all_fail, own, undisturbed, starts, asleep)}
+HOST = {"stage": "host", "options": ("--stage-window", 300000)}  # 7 windows; the largest tensor has 262144 bytes
+LATE_S = 0.05
+
+
+def host(kind):
+    """From host memory, in windows: byte for byte, though an engine reads each window only long after it was named."""
+    if kind == "sglang":
+        return  # refused: host_refused
+    for age in "0.24.0", "0.32.0":
+        with Stage(kind, kind, ages=("--vllm-version", age), **HOST) as s:
+            for step, label, late in (("00100", "a", 0), ("01500", "b", LATE_S)):
+                s.taps[0].slow = ("/update_weights", late)
+                before = [t.rounds for t in s.taps]
+                for t in s.taps:
+                    t.loaded.clear()
+                s.push(step, label)
+                s.has(step, label)
+                assert [t.rounds - n for t, n in zip(s.taps, before)] == [7, 7], s.taps[0].rounds
+            stage = s.server.status()["stage"]
+            assert (stage["memory"], stage["window_nbytes"]) == ("host", 300000), stage
+            status, said = s.server.ask("GET", "/v1/weights/handles")
+            assert status == 409 and "host memory" in said["error"]["message"], said
+    other_gpu(kind, **HOST)
+
+
+def host_one(kind):
+    """A window larger than the model is one request; the GPU may be another."""
+    if kind == "vllm":
+        with Stage(kind, stage="host,cuda:1") as s:
+            s.push("00100", "a")
+            s.has("00100", "a")
+            s.push("01500", "b")
+            s.has("01500", "b")
+            assert s.taps[0].rounds == 2, s.taps[0].rounds
+
+
+def host_baton(kind):
+    """An upstream that is a baton with a store on a GPU takes the same requests."""
+    if kind != "vllm":
+        return
+    with Server(BATON, os.path.join(WORK, "log-engine"), "--engine", "none", "--device", "cuda:0", "--cuda-library", FOREIGN, "--manifest",
+                checkpoint("00000")) as engine, \
+         Server(BATON, os.path.join(WORK, "log"), "--upstream", engine.url, "--stage", "host", "--stage-window", 300000, "--cuda-library", FAKE,
+                "--manifest", checkpoint("00000"), "--allow-path", MODEL, "--probe-interval", PROBE_MS) as server:
+        until("it answers", lambda: server.get("/v1/upstreams")["list"][0]["state"] not in ("unknown", "down"))
+        for step, label in (("00100", "a"), ("01500", "b")):
+            server.post("/v1/update_weights", {"path": checkpoint(step), "weight_version": label})
+            sums = {name: value[2] for name, value in content(step).items()}
+            assert engine.post("/v1/weights/check", {"action": "compare", "baseline": sums})["match"]
+            assert engine.status()["weights"]["weight_version"] == label
+
+
+def host_repaired(kind):
+    """An engine that fails at the second window, or restarts, gets all windows again."""
+    if kind == "vllm":
+        fails(kind, skip=1, faults=("drop",), **HOST)
+        restarted(kind, **HOST)
+
+
+def host_refused(kind):
+    """What cannot work with windows is refused, where it is known: at the start, or before an engine is paused."""
+    def check(*options):
+        return subprocess.run([BATON, "serve", "--check", "--listen", "127.0.0.1:0", "--upstream", f"http://127.0.0.1:1,{kind}", "--cuda-library", FAKE,
+                               "--manifest", checkpoint("00000"), *options], capture_output=True, text=True, check=False)
+
+    done = check("--stage", "host")
+    if kind == "sglang":
+        assert done.returncode == 2 and "SGLang" in done.stderr and "--stage cuda:0" in done.stderr, done
+        return
+    assert done.returncode == 0 and "cuda:0 has the windows, 1 of 1837824 bytes" in done.stdout and "page-locked" in done.stdout, done
+    for options, said in ((("--stage", "host", "--stage-window", "262143"), "262144"), (("--stage", "cuda:0", "--stage-window", "1GiB"), "--stage host")):
+        done = check(*options)
+        assert done.returncode == 2 and said in done.stderr, (options, done)
+    with Stage(kind, ages=("--vllm-version", "0.23.1"), **HOST) as s:
+        said = s.push("00100", "a", 409)
+        assert "0.24" in said["error"]["message"] and "committed here" in said["error"]["message"], said
+        posts = [c[2] for c in s.taps[0].calls if c[1] == "POST"]
+        assert "/pause" not in posts and "/update_weights" not in posts, posts
+
+
+CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, all_fail, own, undisturbed, starts, asleep, host, host_one,
+                                    host_baton, host_repaired, host_refused)}
 
 
 def main():

@@ -9,6 +9,7 @@ import http.client
 import http.server
 import io
 import json
+import math
 import pickle
 import threading
 import time
@@ -61,6 +62,8 @@ class Tap:
     def __init__(self, fake, gpu, double):
         self.double, self.gpu = double, gpu
         self.loaded, self.rounds, self.fault, self.slow, self.calls = {}, 0, None, None, []
+        self.skip = 0  # calls that pass before `fault`
+        self.packed = False  # as the engine was told when its transfer was set up
         self.reader = Trainer(fake)
         self.uuid = self.reader.uuid(gpu)
         tap = self
@@ -95,7 +98,9 @@ class Tap:
         path = handler.path.partition("?")[0]
         self.calls.append((time.monotonic(), handler.command, path))
         fault = self.fault
-        if fault is not None and fault[0] == path:
+        if fault is not None and fault[0] == path and self.skip > 0:
+            self.skip -= 1
+        elif fault is not None and fault[0] == path:
             if fault[1] == "drop":
                 handler.close_connection = True
                 return
@@ -103,6 +108,8 @@ class Tap:
             return
         if self.slow is not None and self.slow[0] == path:
             time.sleep(self.slow[1])
+        if path == "/init_weight_transfer_engine":
+            self.packed = json.loads(body)["init_info"].get("packed", False)
         if handler.command == "POST" and (b'"ipc_handles_pickled"' in body or b'"serialized_named_tensors"' in body):
             wrong = self.load(json.loads(body))
             if wrong is not None:
@@ -142,6 +149,8 @@ class Tap:
         info = body.get("update_info", body)
         if "ipc_handles_pickled" in info:
             handles = unpickled(info["ipc_handles_pickled"])
+            if info.get("packed", self.packed):
+                return self.read(self.unpacked(info, handles[self.uuid]))
             assert len(handles) == len(info["names"]) == len(info["shapes"]) == len(info["dtype_names"])
             found = {}
             for name, dtype, shape, by_gpu in zip(info["names"], info["dtype_names"], info["shapes"], handles):
@@ -153,6 +162,18 @@ class Tap:
             assert info.get("load_format") is None and len(set(texts)) == 1, info.keys()
             found = {name: check_arguments(args, name) for name, args in unpickled(texts[0])}
         return self.read(found)
+
+    @staticmethod
+    def unpacked(info, args):
+        """As vLLM cuts one tensor of bytes: it views each part, which must be aligned for its dtype."""
+        handle, start, nbytes, _, dtype, device = check_arguments(args, "packed")
+        assert dtype == "uint8" and sum(info["tensor_sizes"]) <= nbytes, (nbytes, info["tensor_sizes"])
+        found, at = {}, 0
+        for name, dtype, shape, size in zip(info["names"], info["dtype_names"], info["shapes"], info["tensor_sizes"], strict=True):
+            assert shape and at % ITEM_NBYTES[dtype] == 0 and math.prod(shape) * ITEM_NBYTES[dtype] == size, (name, at, shape, size)
+            found[name] = (handle, start + at, size, tuple(shape), dtype, device)
+            at += size
+        return found
 
     def read(self, found):
         by_handle = {}

@@ -36,9 +36,9 @@ def content(step):
 class Stage(contextlib.ExitStack):
     """Engines behind taps, and a server in front of them."""
 
-    def __init__(self, *kinds, options=(), gpus=None, stage="cuda:0", min_ready=None, probe_ms=PROBE_MS):
+    def __init__(self, *kinds, options=(), gpus=None, stage="cuda:0", min_ready=None, probe_ms=PROBE_MS, ages=()):
         super().__init__()
-        self.doubles = [self.enter_context(Double(ENGINE, kind, "--weight-version", "old")) for kind in kinds]
+        self.doubles = [self.enter_context(Double(ENGINE, kind, "--weight-version", "old", *ages)) for kind in kinds]
         self.taps = [self.enter_context(Tap(FOREIGN, gpu, d)) for gpu, d in zip(gpus or [0] * len(kinds), self.doubles)]
         specs = [a for tap, d in zip(self.taps, self.doubles) for a in ("--upstream", f"{tap.url},{d.dialect}")]
         staged = ("--stage", stage, "--cuda-library", FAKE, "--manifest", checkpoint("00000"), "--allow-path", MODEL)

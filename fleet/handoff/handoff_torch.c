@@ -1,0 +1,58 @@
+#include "fleet/handoff/handoff_torch.h"
+
+#include "memory/device.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static bool is_listed(const struct handoff_gpus *g, const char *uuid)
+{
+    for (uint32_t i = 0; i < g->n; i++)
+        if (strcmp(g->uuids[i], uuid) == 0)
+            return true;
+    return false;
+}
+
+static void add_gpu(struct handoff_gpus *g, const char *text)
+{
+    char uuid[IPC_UUID_LEN + 1];
+
+    if (g->n < IPC_GPUS_MAX && ipc_uuid_parse(uuid, text, strlen(text)) && !is_listed(g, uuid))
+        memcpy(g->uuids[g->n++], uuid, sizeof uuid);
+}
+
+void handoff_gpus_list(struct handoff_gpus *out, struct store *store, const struct cuda_info *cuda)
+{
+    *out = (struct handoff_gpus){.n_store = store_n_ranks(store)};
+    for (uint32_t i = 0; i < out->n_store; i++)
+        add_gpu(out, device_about(store_device(store, i))->uuid);
+    assert(out->n == out->n_store);
+    for (size_t i = 0; i < cuda->n_devices; i++)
+        add_gpu(out, cuda->devices[i].uuid);
+}
+
+void handoff_ref_name(char out[IPC_REF_NAME_MAX + 1])
+{
+    static unsigned n_made;
+
+    (void)snprintf(out, IPC_REF_NAME_MAX + 1, "/torch_%ld_%u_0", (long)getpid(),
+                   __atomic_add_fetch(&n_made, 1, __ATOMIC_RELAXED));
+}
+
+void handoff_columns_init(struct handoff_columns *c)
+{
+    *c = (struct handoff_columns){json_array(), json_array(), json_array()};
+}
+
+void handoff_columns_add(struct handoff_columns *c, const struct tensor_spec *t)
+{
+    json_t *shape = json_array();
+
+    for (uint32_t k = 0; k < t->ndim; k++)
+        (void)json_array_append_new(shape, json_integer((json_int_t)t->shape[k]));
+    (void)json_array_append_new(c->names, json_string(t->name));
+    (void)json_array_append_new(c->dtypes, json_string(dtype_torch_name(t->dtype)));
+    (void)json_array_append_new(c->shapes, shape);
+}

@@ -1,0 +1,31 @@
+/* What the two exports of a version (handoff_export.h, handoff_windows.h) say alike to torch. */
+#ifndef BATON_FLEET_HANDOFF_HANDOFF_TORCH_H
+#define BATON_FLEET_HANDOFF_HANDOFF_TORCH_H
+
+#include "driver/cuda_info.h"
+#include "transport/ipc/ipc_handle.h"
+#include "weights/store/store.h"
+
+#include <jansson.h>
+#include <stdint.h>
+
+/* UUIDs of the host's GPUs, bare: first those of the store, by place, then the others that engines
+ * may be on. */
+struct handoff_gpus {
+    uint32_t n_store, n;
+    char uuids[IPC_GPUS_MAX][IPC_UUID_LEN + 1];
+};
+void handoff_gpus_list(struct handoff_gpus *out, struct store *store, const struct cuda_info *cuda);
+
+/* handoff_ref_name - a name in torch's form for a counter of references. There is no such object:
+ * memory is kept by its owner, and not by a count. */
+void handoff_ref_name(char out[IPC_REF_NAME_MAX + 1]);
+
+/* The columns `names`, `dtypes` and `shapes` of an update. */
+struct handoff_columns {
+    json_t *names, *dtypes, *shapes; /* owned */
+};
+void handoff_columns_init(struct handoff_columns *c);
+void handoff_columns_add(struct handoff_columns *c, const struct tensor_spec *t);
+
+#endif

@@ -1,0 +1,234 @@
+#include "fleet/handoff/handoff_windows.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/progress.h"
+#include "fleet/api/upstream_api.h"
+#include "fleet/fleet_control.h"
+#include "fleet/handoff/handoff_torch.h"
+#include "fleet/handoff/window_plan.h"
+#include "fleet/members/upstreams.h"
+#include "fleet/update/fleet_update.h"
+#include "memory/device.h"
+#include "memory/slab.h"
+#include "transport/ipc/torch_export.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct handoff_windows {
+    struct handoff_windows_cfg cfg; /* immutable, as all but `filling` */
+    struct device *device;          /* borrowed from the store */
+    struct window_plan plan;        /* owned */
+    struct slab_pool *pool;         /* owned; of `slab` */
+    struct slab *slab;              /* counted; both halves */
+    uint64_t stride;                /* from one half to the other */
+    struct torch_slab exported;     /* `slab` */
+    uint64_t offset;                /* of `slab` in what is exported */
+    struct tensor_spec bytes;       /* a half, as torch sees it */
+    struct handoff_gpus gpus;
+    char ref_name[IPC_REF_NAME_MAX + 1];
+    struct device_batch
+        *filling[WINDOW_HALVES]; /* of the sending thread; owned; NULL: none is running */
+};
+
+/* the halves */
+
+static int take_halves(struct handoff_windows *w, struct err *e)
+{
+    struct slab_memory memory = device_memory(w->device);
+    uint64_t n_halves = window_n_halves(w->cfg.nbytes,
+                                        store_model_spec(w->cfg.store)->tensor_list->nbytes);
+
+    w->stride = (w->cfg.nbytes + DEVICE_ALIGN - 1) / DEVICE_ALIGN * DEVICE_ALIGN;
+    if (slab_pool_new(&w->pool, &memory, UINT64_MAX, 0, e) != 0 ||
+        slab_pool_check(w->pool, n_halves * w->stride, e) != 0 ||
+        slab_new(&w->slab, w->pool, n_halves * w->stride, e) != 0 ||
+        device_export(w->device, w->slab->addr, w->exported.mem, &w->offset, e) != 0)
+        return -1;
+    w->exported.uuid = w->gpus.uuids[0];
+    w->exported.nbytes = w->offset + w->slab->nbytes;
+    w->bytes = (struct tensor_spec){.dtype = DTYPE_U8,
+                                    .ndim = 1,
+                                    .shape = {w->cfg.nbytes},
+                                    .numel = w->cfg.nbytes,
+                                    .nbytes = w->cfg.nbytes};
+    return 0;
+}
+
+static void log_taken(const struct handoff_windows *w)
+{
+    struct log_rec r;
+
+    log_begin(&r, LOG_INFO, "handoff.windows");
+    log_str(&r, "device", device_name(w->device));
+    log_u64(&r, "n_windows", w->plan.n);
+    log_u64(&r, "window_nbytes", w->cfg.nbytes);
+    log_u64(&r, "nbytes", w->slab->nbytes);
+    log_end(&r);
+}
+
+int handoff_windows_new(struct handoff_windows **out, const struct handoff_windows_cfg *cfg,
+                        struct err *e)
+{
+    struct handoff_windows *w = calloc(1, sizeof *w);
+
+    if (w == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the windows");
+    assert(store_n_ranks(cfg->store) == 1);
+    w->cfg = *cfg;
+    w->device = store_device(cfg->store, 0);
+    handoff_gpus_list(&w->gpus, cfg->store, cfg->cuda);
+    handoff_ref_name(w->ref_name);
+    if (window_plan_init(&w->plan, store_model_spec(cfg->store)->tensor_list, cfg->nbytes, e) !=
+            0 ||
+        take_halves(w, e) != 0) {
+        handoff_windows_free(w);
+        return -1;
+    }
+    log_taken(w);
+    *out = w;
+    return 0;
+}
+
+void handoff_windows_free(struct handoff_windows *w)
+{
+    if (w == NULL)
+        return;
+    slab_unref(w->slab);
+    slab_pool_free(w->pool);
+    window_plan_fini(&w->plan);
+    free(w);
+}
+
+/* copies */
+
+/* Queues the copies of a window into its half, of which no engine reads any more. Tensors that are
+ * adjacent in host memory too are one copy. */
+static int fill_begin(struct handoff_windows *w, const struct version *v, uint32_t k, struct err *e)
+{
+    const struct tensor_spec *specs = store_model_spec(w->cfg.store)->tensor_list->tensors;
+    uint64_t dst = w->slab->addr + k % WINDOW_HALVES * w->stride, src = 0, nbytes = 0;
+    struct device_batch **batch = &w->filling[k % WINDOW_HALVES];
+    int rc = 0;
+
+    assert(*batch == NULL);
+    if (device_batch_new(w->device, batch, e) != 0)
+        return -1;
+    for (uint32_t i = w->plan.first[k]; i < w->plan.first[k + 1] && rc == 0; i++) {
+        uint32_t index = w->plan.tensors[i].index;
+        uint64_t at = v->places[0][index].addr;
+
+        if (specs[index].nbytes == 0)
+            continue;
+        if (at != src + nbytes) {
+            rc = device_batch_from_host(*batch, dst, (const void *)(uintptr_t)src, nbytes, e);
+            dst += nbytes;
+            src = at;
+            nbytes = 0;
+        }
+        nbytes += specs[index].nbytes;
+    }
+    return rc == 0 ? device_batch_from_host(*batch, dst, (const void *)(uintptr_t)src, nbytes, e)
+                   : rc;
+}
+
+/* Waits until a window is in its half. */
+static int fill_end(struct handoff_windows *w, uint32_t k, struct err *e)
+{
+    struct progress p = {.deadline_us = clock_after_us(fleet_update_us(w->cfg.control))};
+    struct device_batch **batch = &w->filling[k % WINDOW_HALVES];
+    int rc = *batch != NULL ? device_batch_wait(*batch, &p, e) : 0;
+
+    device_batch_free(*batch);
+    *batch = NULL;
+    return rc;
+}
+
+/* requests */
+
+static json_t *window_body(const struct handoff_windows *w, uint32_t k, struct err *e)
+{
+    const struct tensor_spec *specs = store_model_spec(w->cfg.store)->tensor_list->tensors;
+    const struct torch_exports x = {&w->exported, 1, 1, w->ref_name};
+    const struct torch_place at = {&w->bytes, 0, w->offset + k % WINDOW_HALVES * w->stride};
+    struct torch_gpu gpus[IPC_GPUS_MAX];
+    struct handoff_columns c;
+    json_t *sizes = json_array(), *body;
+    char *pickled;
+
+    for (uint32_t i = 0; i < w->gpus.n; i++)
+        gpus[i] = (struct torch_gpu){w->gpus.uuids[i], &at};
+    handoff_columns_init(&c);
+    for (uint32_t i = w->plan.first[k]; i < w->plan.first[k + 1]; i++) {
+        const struct tensor_spec *t = &specs[w->plan.tensors[i].index];
+
+        handoff_columns_add(&c, t);
+        (void)json_array_append_new(sizes, json_integer((json_int_t)t->nbytes));
+    }
+    pickled = torch_export_packed(&x, gpus, w->gpus.n, e);
+    body = json_pack("{s:o, s:o, s:o, s:o, s:b, s:s?}", "names", c.names, "dtypes", c.dtypes,
+                     "shapes", c.shapes, "tensor_sizes", sizes, "packed", 1, "ipc_handles_pickled",
+                     pickled);
+    free(pickled);
+    if (pickled != NULL && json_array_size(sizes) == w->plan.first[k + 1] - w->plan.first[k])
+        return body;
+    json_decref(body);
+    if (e->code == ERR_NONE)
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to describe a window");
+    return NULL;
+}
+
+static int send_window(struct handoff_windows *w, struct fleet_session *s, uint32_t k,
+                       struct err *e)
+{
+    json_t *body = window_body(w, k, e);
+    const struct fleet_tensors t = {.source = "handoff", .body = body};
+    int rc = body != NULL ? fleet_send_tensors(w->cfg.control, s, &t, e) : -1;
+
+    json_decref(body);
+    return rc;
+}
+
+/* An upstream's release is known only once it was probed. */
+static int check_upstreams(const struct handoff_windows *w, struct err *e)
+{
+    size_t n = upstreams_n(w->cfg.upstreams);
+
+    for (size_t i = 0; i < n; i++) {
+        struct upstream_endpoint at;
+        struct upstream_info info;
+        const char *why;
+
+        upstreams_get(w->cfg.upstreams, i, &at);
+        fleet_info(upstreams_fleet(w->cfg.upstreams), i, &info);
+        why = at.removed ? NULL : api_refuses_windows(at.kind, info.report.release);
+        if (why != NULL)
+            return err_set(e, ERR_CONFLICT, "", "%.200s: %s", at.name, why);
+    }
+    return 0;
+}
+
+int handoff_windows_send(struct handoff_windows *w, struct fleet_session *s,
+                         const struct version *v, struct err *e)
+{
+    int rc = check_upstreams(w, e);
+
+    for (uint32_t k = 0; k < w->plan.n && k < WINDOW_HALVES && rc == 0; k++)
+        rc = fill_begin(w, v, k, e);
+    for (uint32_t k = 0; k < w->plan.n && k < WINDOW_HALVES && rc == 0; k++)
+        rc = fill_end(w, k, e);
+    for (uint32_t k = 0; k < w->plan.n && rc == 0; k++) {
+        rc = fill_end(w, k, e);
+        if (rc == 0)
+            rc = send_window(w, s, k, e);
+        if (rc == 0 && k + WINDOW_HALVES < w->plan.n)
+            rc = fill_begin(w, v, k + WINDOW_HALVES, e);
+    }
+    for (uint32_t i = 0; i < WINDOW_HALVES; i++) { /* after an error: nothing is copied any more */
+        device_batch_free(w->filling[i]);
+        w->filling[i] = NULL;
+    }
+    return rc;
+}

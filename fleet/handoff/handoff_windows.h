@@ -1,0 +1,56 @@
+/* Windows: how a version in host memory (--stage host) gets to engines of this host. CUDA IPC
+ * exports memory of a GPU only, and so its tensors pass through two halves of one allocation there:
+ * while engines read the window in one half, the next is copied into the other.
+ *
+ * A half is overwritten when every engine has answered the window in it. Does an engine's answer
+ * mean that it will not read the window again?
+ * - vLLM: not if there is a handle for each tensor. A layer keeps them until its last tensor has
+ *   come, some layers until the end of the update
+ * (model_executor/model_loader/reload/layerwise.py). Of packed handles it copies each tensor before
+ * it is loaded (packed_ipc_consumer in distributed/weight_transfer/packed_tensor.py), and it waits
+ * for the GPU before it answers (v1/worker/gpu_worker.py in 0.24, base.py of the transfer in 0.32).
+ * So windows are packed, and an older vLLM is refused.
+ * - baton: yes; it answers when its copies are done.
+ * - SGLang: no. A rank other than the first may still copy (its update_weights_from_tensor answers
+ *   after a barrier of the CPUs, before tensors are dropped), and loaders of some models need
+ *   tensors of one layer in one request (q_a_proj and kv_a_proj_with_mqa). It is refused. */
+#ifndef BATON_FLEET_HANDOFF_HANDOFF_WINDOWS_H
+#define BATON_FLEET_HANDOFF_HANDOFF_WINDOWS_H
+
+#include "base/err.h"
+#include "driver/cuda_info.h"
+#include "weights/store/store.h"
+
+#include <stdint.h>
+
+struct fleet_control;
+struct fleet_session;
+struct handoff_windows;
+struct upstreams;
+
+/* All borrowed until handoff_windows_free. */
+struct handoff_windows_cfg {
+    struct fleet_control *control;
+    struct upstreams *upstreams;
+    struct store *store; /* of one rank, in host memory */
+    const struct cuda_info *cuda;
+    uint64_t nbytes; /* of a window, as window_nbytes_choose says */
+};
+
+/* handoff_windows_new - take the memory of both halves, on the GPU of the store. It is kept until
+ * the end, also between two hand-offs: an engine may have its handle open for as long.
+ * Errors: ERR_NO_STAGING: the GPU has not so much; ERR_CUDA; ERR_NO_MEMORY. */
+int handoff_windows_new(struct handoff_windows **out, const struct handoff_windows_cfg *cfg,
+                        struct err *e);
+void handoff_windows_free(struct handoff_windows *w); /* accepts NULL */
+
+/* handoff_windows_send - send a pinned version to the engines of an update, window by window. The
+ * first two windows are on the GPU before any engine is quiesced.
+ * Threads: one at a time; no lock held.
+ * Blocks: as fleet_send_tensors, for each window, and for its copy as long at most.
+ * Errors: those of fleet_send_tensors; ERR_CONFLICT: an engine cannot take windows; ERR_CUDA;
+ * ERR_TIMEOUT; ERR_NO_MEMORY. */
+int handoff_windows_send(struct handoff_windows *w, struct fleet_session *s,
+                         const struct version *v, struct err *e);
+
+#endif
