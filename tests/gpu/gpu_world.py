@@ -215,7 +215,7 @@ class Server:
             self.child.kill()
             rc = "nothing, until it was killed"
         if kind is not None or rc != 0:
-            print(f"--- end of the server's log\n{self.tail()}", flush=True)
+            print(f"--- the server ended with {rc}; its log ends\n{self.tail()}", flush=True)
         self.log.close()
         self.folder.cleanup()
         if kind is None and rc != 0:
