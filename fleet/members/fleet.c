@@ -58,7 +58,11 @@ static void upstream_join_locked(struct fleet *f, size_t upstream, const char *n
         fleet_set_error(&fresh, &u->error);
         fresh.error_wall_s = u->error_wall_s;
     } else if (f->serial > 0) {
-        FLEET_SET_ERROR(&fresh, "it was added after version '%s' was committed", f->label);
+        FLEET_SET_ERROR(
+            &fresh,
+            "it was added after version '%s' was committed: push an update, or resync it "
+            "(/v1/upstreams/resync) if it serves that version",
+            f->label);
     }
     fresh.state = fresh.last_seen = fleet_state_of(&fresh);
     *u = fresh;

@@ -23,8 +23,11 @@ static void set_restarted_error(const struct fleet *f, struct err *out)
     if (f->serial == 0)
         (void)err_set(out, ERR_UNSYNCED, "", "it was restarted: its version is not known yet");
     else
-        (void)err_set(out, ERR_UNSYNCED, "", "it was restarted: its weights are not version '%s'",
-                      f->label);
+        (void)err_set(
+            out, ERR_UNSYNCED, "",
+            "it was restarted: its weights are not version '%s'; push an update, or resync it "
+            "(/v1/upstreams/resync) if it serves that version",
+            f->label);
 }
 
 /* Before the first update fleet_decide_version_locked does this, except while that update runs. */

@@ -26,7 +26,8 @@ KINDS = ("vllm", "sglang")
 LOAD = {"vllm": "/update_weights", "sglang": "/update_weights_from_tensor"}
 STEPS = ("00100", "01500")
 N_ENGINES = 2  # of each host
-EXAMPLES = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", "..", "..", "examples"))
+ROOT = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
+EXAMPLES, SYSTEMD = os.path.join(ROOT, "examples"), os.path.join(ROOT, "deploy", "systemd")
 STAYS_S = 0.4  # some probes
 
 
@@ -38,10 +39,13 @@ class Hosts(contextlib.ExitStack):
         nccl = ("--nccl-library", os.environ["NCCL"])
         options = (*nccl, "--state-dir", os.path.join(WORK, "state"), "--snapshot", 1), nccl
         self.hosts = [self.enter_context(Stage(*[kind] * N_ENGINES, min_ready=1, options=o)) for kind, o in zip(KINDS, options)]
+        self.n = 0
+        self.serve()
+
+    def serve(self):
         specs = [a for h in self.hosts for a in ("--upstream", h.server.url)]
         self.front = self.enter_context(Server(BATON, os.path.join(WORK, "log-front"), *specs, "--min-ready", 1,
                                                "--probe-interval", PROBE_MS))
-        self.n = 0
         self.wait("serving", "serving")
 
     def states(self):
@@ -170,6 +174,16 @@ def restarts(f):
     f.push_next()
 
 
+def front_dies(f):
+    """A front that is killed in mid update leaves an update open at each host; the next one ends it."""
+    f.push_next()
+    f.send_next()
+    f.front.kill()
+    assert all(h.server.status()["update"] for h in f.hosts)
+    f.serve()
+    f.push_next()
+
+
 def controls(f):
     """Pause, sleep and adapters reach the engines. After a sleep that drops the weights the hosts hand them over again."""
     doubles = [d for h in f.hosts for d in h.doubles]
@@ -291,7 +305,7 @@ def free_port():
 
 
 def example(_):
-    """examples/hand_off/start.sh, with a double as vllm."""
+    """examples/hand_off/start.sh, with a double as vllm, and the configurations of deploy/systemd."""
     programs, port, listen = os.path.join(WORK, "programs"), free_port(), free_port()
     os.mkdir(programs)
     os.symlink(BATON, os.path.join(programs, "baton"))
@@ -303,6 +317,20 @@ def example(_):
            "BATON_LISTEN": f"127.0.0.1:{listen}", "BATON_PROBE_INTERVAL": str(PROBE_MS)}
     with open(os.path.join(WORK, "log-example"), "wb") as log:
         started = subprocess.Popen([os.path.join(EXAMPLES, "hand_off", "start.sh"), MODEL], env=env, stdout=log, stderr=log)
+    key = os.path.join(WORK, "key")
+    write(key, "control 0123456789abcdef0123456789abcdef")
+    write(f"{key}-upstream", "0123456789abcdef0123456789abcdef")
+    for name in ("host", "front"):
+        with open(os.path.join(SYSTEMD, f"{name}.json"), encoding="utf-8") as file:
+            text = file.read()
+        for there, here in (("/etc/baton/upstream", f"{key}-upstream"), ("/etc/baton/keys", key), ("/var/lib/baton/model", MODEL),
+                            ("/var/lib/baton", os.path.join(WORK, name)), ('0.0.0.0:8700', "0.0.0.0:0"), ("0.0.0.0:8710", "0.0.0.0:0")):
+            text = text.replace(there, here)
+        os.mkdir(os.path.join(WORK, name))
+        write(os.path.join(WORK, f"{name}.json"), text)
+        driver = ("--cuda-library", FAKE) if name == "host" else ()
+        subprocess.run([BATON, "serve", "--check", "--config", os.path.join(WORK, f"{name}.json"), *driver], check=True,
+                       stdout=subprocess.DEVNULL)
     try:
         def serving():
             with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{listen}/v1/upstreams") as reply:
@@ -318,7 +346,7 @@ def example(_):
         started.wait()
 
 
-CASES = {f.__name__: f for f in (whole, refuses, heals, all_heal, restarts, controls, group, joins, example)}
+CASES = {f.__name__: f for f in (whole, refuses, heals, all_heal, restarts, front_dies, controls, group, joins, example)}
 
 
 def main():
