@@ -1,8 +1,7 @@
-"""Section "handed over" of test_sglang_real.py: baton receives each update itself, on the GPU or in
-host memory, and hands it to SGLang. SGLang is killed when it is told to copy, and started again: it
-gets the version from baton, without the trainer."""
+"""Section "handed over" of test_sglang_real.py: baton receives each update itself, on the GPU,
+and hands it to SGLang. SGLang is killed when it is told to copy, and started again: it gets the
+version from baton, without the trainer."""
 
-import subprocess
 import time
 
 import gpu_world as world
@@ -12,7 +11,6 @@ import test_ipc_torch as ipc
 from http_tap import Tap
 from sglang_updates import Scenario
 
-WINDOW = "1MiB"  # of which the model needs two
 TOLD_TO_COPY = "/update_weights_from_tensor"
 HANDED_S = 60
 
@@ -26,36 +24,22 @@ def scenarios():
             yield Scenario("tensor", flat, True, None, None, 0, n)
 
 
-def options(stage, *more):
-    manifest = ipc.CHECKPOINTS / f"{engines.FIRST}.safetensors"
-    return ("--stage", stage, "--manifest", manifest, *more)
-
-
-def places(args):
-    """(where versions are kept, the options for it)"""
-    yield "on the GPU", options("cuda:0")
-    command = [args.baton, "serve", "--help"]
-    about = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "--stage-window" in about.stdout:
-        yield "in host memory", options("host", "--stage-window", WINDOW)
+OPTIONS = ("--stage", "cuda:0", "--manifest", ipc.CHECKPOINTS / f"{engines.FIRST}.safetensors")
 
 
 def play_handoff(play, play_all):
     """@play_all  of test_sglang_real: each scenario, from a full cache to the tokens after it"""
-    title = play.checks.title
+    play.drop_front(killed=False)
+    play.front_options = OPTIONS
     try:
-        for where, play.front_options in places(play.args):
-            play.drop_front(killed=False)
-            play.checks.title = f"{title}, {where}"
-            play_all(play, scenarios())
-        play.drop_front(killed=False)
-        play.front_options = options("cuda:0")
+        play_all(play, scenarios())
         if play.args.match in "the engine is killed":
-            with play.checks.section(f"{title}: the engine is killed"), play.repaired():
+            title = f"{play.checks.title}: the engine is killed"
+            with play.checks.section(title), play.repaired():
                 play.begins()
                 engine_dies(play)
     finally:
-        play.checks.title, play.front_options = title, ()
+        play.front_options = ()
         play.drop_front(killed=False)
 
 

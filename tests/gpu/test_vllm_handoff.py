@@ -1,8 +1,9 @@
 """A trainer, baton that receives its updates on a GPU and hands them over (--stage), and two real
 vLLM 0.20 to 0.27 on GPU 0. The trainer is vLLM's own code, unmodified: by CUDA IPC on GPU 0, by
-NCCL from GPU 1. Each update ends in the tokens and logprobs of the checkpoint that was pushed. The
-trainer is killed in mid transfer, an engine in mid hand-off. 200 updates under load: each token is
-of a checkpoint that was served then, no request is lost, and nothing grows.
+NCCL from GPU 1. Each update ends in the tokens and logprobs of the checkpoint that was pushed, also
+where it goes through windows from host memory (--stage host: vLLM 0.24 and later). The trainer is
+killed in mid transfer, an engine in mid hand-off. 200 updates under load: each token is of a
+checkpoint that was served then, no request is lost, and nothing grows.
 
 Usage: test_vllm_handoff.py --baton BATON [--only SECTION[,SECTION...]] [--budget-s S] [--out DIR]
 Ends with 0, or 1 if a check failed, or 77 (skipped) where torch, vLLM or a GPU is missing; with one
@@ -26,6 +27,7 @@ from http_tap import Tap
 from sglang_engines import Oracle
 
 PACKED = {"packed": True, "packed_buffer_size_bytes": 4 << 20}  # of which one is enough
+WINDOW = 1 << 20  # of which the model needs two
 N_WARM, N_ROUNDS = 20, 200
 ROUNDS_S = 180  # for all of them; one takes about 0.2 s
 REPAIR_S = 60
@@ -59,10 +61,10 @@ class Play(real.Play):
         return self.judge
 
     @contextlib.contextmanager
-    def stage(self, behind, *more):
-        """A server that receives updates on GPU 0."""
+    def stage(self, behind, *more, where="cuda:0"):
+        """A server that receives updates on GPU 0, or in host memory."""
         options = [o for e in behind for o in ("--upstream", f"{e.url},vllm")]
-        options += ["--stage", "cuda:0", "--manifest", ipc.CHECKPOINTS / f"{STEPS[0]}.safetensors"]
+        options += ["--stage", where, "--manifest", ipc.CHECKPOINTS / f"{STEPS[0]}.safetensors"]
         options += ["--probe-interval", "500", "--min-ready", "1", *more]
         if self.args.cuda_library:
             options += ["--cuda-library", self.args.cuda_library]
@@ -109,6 +111,18 @@ def by_ipc(play):
         finally:
             play.pauses = False
         play.serves(everywhere(server, behind), step, way)
+
+
+def from_host(play):
+    """The version waits in host memory, and goes through small windows on the GPU."""
+    behind, window = play.by_ipc, ("--stage-window", str(WINDOW))
+    with play.stage(behind, *window, where="host") as server:
+        say(server, "/init_weight_transfer_engine", {"init_info": {}})
+        with handoff_load.Load(server) as load:
+            for way, members in real.IPC_WAYS.items():
+                step = play.hand(server, "ipc", way, members)
+                play.serves(everywhere(server, behind), step, way)
+        play.checks.same(load.lost()[:3], [], "no request is lost")
 
 
 def by_nccl(play):
@@ -259,6 +273,7 @@ def held(play, server):
 
 SECTIONS = {  # what is played, the GPUs that it takes, and whether vLLM's servers must be there
     "by ipc": (by_ipc, 1, True),
+    "from host": (from_host, 1, True),
     "trainer dies": (trainer_dies, 1, True),
     "many updates": (many, 1, True),
     "engine dies": (engine_dies, 1, True),
