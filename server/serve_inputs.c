@@ -193,7 +193,7 @@ static int choose_window(struct server *s, struct err *e)
     if (s->window_nbytes <= d->nbytes_total / n_halves)
         return 0;
     return err_set(e, ERR_NO_STAGING, "--stage-window",
-                   "%u windows of %llu bytes are needed on cuda:%d, which has %llu",
+                   "%u of %llu bytes (windows) are needed on cuda:%d, which has %llu",
                    (unsigned)n_halves, (unsigned long long)s->window_nbytes, d->ordinal,
                    (unsigned long long)d->nbytes_total);
 }

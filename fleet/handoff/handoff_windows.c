@@ -35,16 +35,28 @@ struct handoff_windows {
 
 /* the halves */
 
-static int take_halves(struct handoff_windows *w, struct err *e)
+static int take_memory(struct handoff_windows *w, uint64_t nbytes, struct err *e)
 {
     struct slab_memory memory = device_memory(w->device);
+    struct err why;
+
+    if (slab_pool_new(&w->pool, &memory, UINT64_MAX, 0, e) != 0)
+        return -1;
+    if (slab_pool_check(w->pool, nbytes, e) == 0 && slab_new(&w->slab, w->pool, nbytes, e) == 0)
+        return 0;
+    why = *e;
+    err_clear(e);
+    return err_set(e, why.code, "--stage-window", "the windows on %s: %.300s",
+                   device_name(w->device), why.msg);
+}
+
+static int take_halves(struct handoff_windows *w, struct err *e)
+{
     uint64_t n_halves = window_n_halves(w->cfg.nbytes,
                                         store_model_spec(w->cfg.store)->tensor_list->nbytes);
 
     w->stride = (w->cfg.nbytes + DEVICE_ALIGN - 1) / DEVICE_ALIGN * DEVICE_ALIGN;
-    if (slab_pool_new(&w->pool, &memory, UINT64_MAX, 0, e) != 0 ||
-        slab_pool_check(w->pool, n_halves * w->stride, e) != 0 ||
-        slab_new(&w->slab, w->pool, n_halves * w->stride, e) != 0 ||
+    if (take_memory(w, n_halves * w->stride, e) != 0 ||
         device_export(w->device, w->slab->addr, w->exported.mem, &w->offset, e) != 0)
         return -1;
     w->exported.uuid = w->gpus.uuids[0];

@@ -16,6 +16,7 @@
 #include <string.h>
 
 enum {
+    STORE_RESERVED_MAX = 2, /* versions for which memory is reserved */
     STORE_PAGE_NBYTES = 4096,
     STORE_ALIGN_NBYTES_EACH = 16, /* for the alignment of buckets, for each tensor */
     STORE_GPU_GRANULE_NBYTES = 2 << 20,
@@ -57,19 +58,31 @@ uint64_t store_whole_nbytes(const struct store *s)
            STORE_PAGE_NBYTES;
 }
 
+/* Page-locked host memory for the served version and for the next, since it takes the driver about
+ * half a second for each GB. */
+static uint32_t n_reserved(const struct store *s)
+{
+    return s->in_host_memory ? STORE_RESERVED_MAX : 1;
+}
+
 /* Reserved in advance so that an update does not wait for the driver's allocation, and because
  * it is better to know early that a GPU is too small for the model. With several ranks this is
  * no error: they may be meant to share it. */
 int store_reserve_whole(const struct store *s, uint32_t place, struct err *e)
 {
     struct slab_pool *pool = s->places[place].slabs;
-    struct slab *slab;
+    struct slab *slabs[STORE_RESERVED_MAX] = {NULL};
+    int rc = 0;
 
-    if (slab_pool_check(pool, store_whole_nbytes(s), e) == 0 &&
-        slab_new(&slab, pool, store_whole_nbytes(s), e) == 0) {
-        slab_unref(slab);
-        return 0;
+    for (uint32_t i = 0; i < n_reserved(s) && rc == 0; i++) {
+        rc = slab_pool_check(pool, store_whole_nbytes(s), e);
+        if (rc == 0)
+            rc = slab_new(&slabs[i], pool, store_whole_nbytes(s), e);
     }
+    for (uint32_t i = 0; i < STORE_RESERVED_MAX; i++)
+        slab_unref(slabs[i]);
+    if (rc == 0)
+        return 0;
     if (e->code != ERR_NO_STAGING || s->n_ranks == 1)
         return -1;
     log_line(LOG_WARN, "store.room", "%s holds no whole version: only a share of one will fit: %s",
@@ -87,7 +100,7 @@ static int add_place(struct store *s, struct device *device, const struct slab_m
     if (device != NULL && store_whole_nbytes(s) > idle)
         idle = store_whole_nbytes(s);
     if (device != NULL)
-        idle += STORE_GPU_GRANULE_NBYTES; /* the pool rounds up */
+        idle = n_reserved(s) * (idle + STORE_GPU_GRANULE_NBYTES); /* the pool rounds up */
     if (slab_pool_new(&s->places[place].slabs, memory, nbytes_max, idle, e) != 0)
         return -1;
     s->places[place].device = device;

@@ -75,7 +75,8 @@ struct store_cfg {
     uint32_t n_versions_max;       /* live versions, the staging one counted; >= 2 */
     uint64_t nbytes_max;           /* of the slabs of each place; UINT64_MAX for none */
     struct device *const *devices; /* [n_devices] borrowed, outlive the store; each is a rank, on
-                                      which store_new reserves memory for one version if it can */
+                                      which store_new reserves memory for one version if it can;
+                                      with host_memory for two */
     uint32_t n_devices;            /* 0: the host is the only rank */
     bool mirror;                   /* with devices: keep a copy in page-locked host memory too */
     bool host_memory;              /* the devices' ranks are in page-locked host memory, which they

@@ -677,9 +677,21 @@ static void test_make_request_of_a_started_update(void **state)
     json_decref(file);
 }
 
+static void test_windows_are_refused_with_a_reason(void **state)
+{
+    (void)state;
+    assert_null(api_refuses_windows(UPSTREAM_BATON, NULL));
+    assert_null(api_refuses_windows(UPSTREAM_VLLM, NULL)); /* not probed yet: the newest */
+    assert_null(api_refuses_windows(UPSTREAM_VLLM, "0.24.0"));
+    assert_null(api_refuses_windows(UPSTREAM_VLLM, "0.33.1rc0"));
+    assert_non_null(strstr(api_refuses_windows(UPSTREAM_VLLM, "0.23.1"), "0.24"));
+    assert_non_null(strstr(api_refuses_windows(UPSTREAM_SGLANG, "0.5.23"), "--stage cuda:0"));
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_windows_are_refused_with_a_reason),
         cmocka_unit_test(test_reset_is_proven_only_by_the_body),
         cmocka_unit_test(test_make_request_translates_for_each_kind),
         cmocka_unit_test(test_make_request_adds_what_the_upstream_has),
