@@ -37,6 +37,18 @@ static struct fleet_lock *lock_of(struct fleet_control *fc, enum fleet_lock_kind
     }
 }
 
+/* An operation waits for a hand-off, which no client can end; not between its steps. */
+static struct fleet_lock handoff_locked(const struct fleet_control *fc)
+{
+    const struct fleet_session *s = fc->session;
+
+    if (s == NULL || !s->handoff)
+        return (struct fleet_lock){0};
+    return (struct fleet_lock){.operation = "a hand-off of this server's version",
+                               .kind = FLEET_LOCK_STEP,
+                               .since_us = s->began_us};
+}
+
 /* The lock that a request for `kind` has to wait for; it has no owner if there is none. */
 static struct fleet_lock blocker_locked(const struct fleet_control *fc, enum fleet_lock_kind kind)
 {
@@ -44,6 +56,9 @@ static struct fleet_lock blocker_locked(const struct fleet_control *fc, enum fle
 
     switch (kind) {
     case FLEET_LOCK_OPERATION:
+        if (!is_owned(&l->op) && !is_owned(&l->abort))
+            return handoff_locked(fc);
+        return is_owned(&l->op) ? l->op : l->abort;
     case FLEET_LOCK_STEP:
         return is_owned(&l->op) ? l->op : l->abort;
     case FLEET_LOCK_ABORT:

@@ -56,8 +56,9 @@ struct fleet_locks {
     bool one_shot;             /* the one-shot lock is taken */
 };
 
-/* fleet_op_lock - wait until no other operation, and no abort, is under way; take the operation
- * lock. fleet_step_lock - the same for a step of an update, for which an abort waits.
+/* fleet_op_lock - wait until no other operation, no abort, and no hand-off of this server is under
+ * way; take the operation lock. fleet_step_lock - the same for a step of an update, for which an
+ * abort waits.
  * @x          the request whose client waits, from its arrival on; NULL: no client does
  * @operation  static: for the messages of others
  * Threads: those that may wait for engines; no lock held. Blocks: up to FLEET_OP_WAIT_US.

@@ -76,6 +76,7 @@ static int make_calls(struct fleet_control *fc, make_fn *make, int what,
         calls[i].timeout_us = targets[i].timeout_us > 0 ? targets[i].timeout_us : timeout_us;
         calls[i].trace = trace_current();
         calls[i].until_down = targets[i].until_down;
+        calls[i].given_up = targets[i].given_up;
         calls[i].upstream = targets[i].upstream;
         if (make(&calls[i].request, fc, at.kind, what, &targets[i], e) == 0)
             continue;

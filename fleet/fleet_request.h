@@ -30,7 +30,8 @@ struct fleet_target {
     const json_t *body;  /* borrowed; NULL: an empty object */
     uint64_t timeout_us; /* 0: the argument's */
     struct api_context ctx;
-    bool until_down; /* stop waiting when the engine goes down: FLEET_UNKNOWN, ERR_UNSYNCED */
+    bool until_down;      /* stop waiting when the engine goes down: FLEET_UNKNOWN, ERR_UNSYNCED */
+    const bool *given_up; /* atomic: and when this becomes true; NULL: never */
 };
 
 /* fleet_request - send an operation to each target, and wait for the last reply. All requests are

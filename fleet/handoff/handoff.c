@@ -15,24 +15,39 @@
 #include <string.h>
 
 enum {
-    LOOK_US = 250000,       /* between two looks for engines that lack the version */
-    RETRY_US = 500000,      /* delay after the first failure; doubled each time … */
-    RETRY_MAX_US = 10000000 /* … up to this */
+    LOOK_US = 250000,          /* between two looks for engines that lack the version */
+    REPAIR_GRACE_US = 1000000, /* a repair goes on for this time when a new version waits for it */
+    RETRY_US = 500000,         /* delay after the first failure; doubled each time … */
+    RETRY_MAX_US = 10000000    /* … up to this */
+};
+
+/* When something that failed is tried again. */
+struct retry {
+    uint64_t delay_us; /* after the last failure; 0: it did not fail */
+    uint64_t due_us;
+};
+
+/* What is handed over now. */
+struct attempt {
+    const struct version *v;
+    bool repair;     /* to one engine that lacks it, else to all */
+    size_t upstream; /* of a repair */
 };
 
 struct handoff {
     struct mtx lock;    /* rank MTX_LEAF; guards down to the blank line */
-    struct cnd changed; /* `info`, `tried` or `stopping` changed */
+    struct cnd changed; /* `info`, `tried`, `repairing` or `stopping` changed */
     struct handoff_info info;
     uint64_t tried; /* the last serial of which a hand-off ended, in whatever way */
-    bool stopping;
+    bool stopping, repairing;
+    bool given_up; /* atomic, also read without the lock: the repair under way is not waited for */
 
     struct handoff_cfg cfg;          /* immutable, as is the next */
     struct handoff_windows *windows; /* owned; NULL: the version is on GPUs */
     pthread_t thread;
-    bool joined;       /* of the owner's thread */
-    uint64_t retry_us; /* of the hand-off's thread: the delay after the next failure, and … */
-    uint64_t due_us;   /* … when the next try may begin */
+    bool joined;                     /* of the owner's thread */
+    struct retry all;                /* of the hand-off's thread, and so is the next one */
+    struct retry repairs[FLEET_MAX]; /* by upstream */
 };
 
 /* one hand-off */
@@ -62,8 +77,8 @@ static int put_serialized(json_t **bodies, const struct handoff *h, const struct
 }
 
 /* @out  [FLEET_MAX]; free_bodies */
-static int make_bodies(json_t ***out, struct handoff *h, const struct handoff_export *x,
-                       struct err *e)
+static int make_bodies(json_t ***out, struct handoff *h, const struct attempt *a,
+                       const struct handoff_export *x, struct err *e)
 {
     struct fleet_control *fc = h->cfg.control;
     json_t **bodies = calloc(FLEET_MAX, sizeof *bodies);
@@ -79,8 +94,10 @@ static int make_bodies(json_t ***out, struct handoff *h, const struct handoff_ex
         n_all = fleet_reachable(fc, NULL, all);
         for (size_t i = 0; i < n_all; i++) {
             upstreams_get(h->cfg.upstreams, all[i].upstream, &at);
-            if (at.kind == UPSTREAM_SGLANG)
-                all[n++] = all[i];
+            if (at.kind != UPSTREAM_SGLANG || (a->repair && all[i].upstream != a->upstream))
+                continue;
+            all[n] = all[i];
+            all[n++].given_up = a->repair ? &h->given_up : NULL;
         }
         rc = fleet_query(fc, API_GET_RANKS, all, n, fleet_step_us(fc), &results, e);
     }
@@ -95,7 +112,7 @@ static int make_bodies(json_t ***out, struct handoff *h, const struct handoff_ex
     return rc;
 }
 
-static int send_version(struct handoff *h, struct fleet_session *s, const struct version *v,
+static int send_version(struct handoff *h, struct fleet_session *s, const struct attempt *a,
                         struct err *e)
 {
     struct handoff_export *x = NULL;
@@ -104,9 +121,9 @@ static int send_version(struct handoff *h, struct fleet_session *s, const struct
     int rc = -1;
 
     if (h->windows != NULL)
-        return handoff_windows_send(h->windows, s, v, e);
-    if (handoff_export_new(&x, h->cfg.store, v, h->cfg.cuda, e) == 0 &&
-        (handles = handoff_export_handles(x, e)) != NULL && make_bodies(&bodies, h, x, e) == 0) {
+        return handoff_windows_send(h->windows, s, a->v, e);
+    if (handoff_export_new(&x, h->cfg.store, a->v, h->cfg.cuda, e) == 0 &&
+        (handles = handoff_export_handles(x, e)) != NULL && make_bodies(&bodies, h, a, x, e) == 0) {
         t.body = handles;
         t.bodies = bodies;
         rc = fleet_send_tensors(h->cfg.control, s, &t, e);
@@ -129,10 +146,12 @@ static int finish(struct handoff *h, struct fleet_session *s, const struct versi
     return rc;
 }
 
-static int hand_over(struct handoff *h, const struct version *v, bool repair, struct err *e)
+static int hand_over(struct handoff *h, const struct attempt *a, struct err *e)
 {
-    struct fleet_update_request req = {.label = v->label,
-                                       .repair = repair,
+    struct fleet_update_request req = {.label = a->v->label,
+                                       .repair = a->repair,
+                                       .upstream = a->upstream,
+                                       .given_up = a->repair ? &h->given_up : NULL,
                                        .handoff = true,
                                        .anonymous = true,
                                        .lease_s = UPDATE_LEASE_S_DEFAULT};
@@ -145,9 +164,9 @@ static int hand_over(struct handoff *h, const struct version *v, bool repair, st
     if (start == NULL) {
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the hand-off");
     } else if (fleet_start_update(h->cfg.control, &req, &s, &details, e) == 0) {
-        rc = send_version(h, s, v, e);
+        rc = send_version(h, s, a, e);
         if (rc == 0)
-            rc = finish(h, s, v, e);
+            rc = finish(h, s, a->v, e);
         if (rc != 0 && fleet_update_is_open(h->cfg.control, s))
             (void)fleet_abort_update_wait(h->cfg.control, s, e, &ignored);
         fleet_unref(h->cfg.control, s);
@@ -175,73 +194,92 @@ static void log_handed(const struct version *v, bool repair, uint64_t took_us,
     log_event(&r);
 }
 
-static void note(struct handoff *h, const struct version *v, bool repair, uint64_t took_us,
+/* @failed  false: it is due at once when it is needed again */
+static void retry_note(struct retry *r, bool failed)
+{
+    if (!failed) {
+        *r = (struct retry){0};
+        return;
+    }
+    r->delay_us = r->delay_us == 0 ? RETRY_US : 2 * r->delay_us;
+    if (r->delay_us > RETRY_MAX_US)
+        r->delay_us = RETRY_MAX_US;
+    r->due_us = clock_after_us(r->delay_us);
+}
+
+static void note(struct handoff *h, const struct attempt *a, uint64_t took_us,
                  const struct err *why)
 {
     bool done = why->code == ERR_NONE;
 
-    h->retry_us = done || h->retry_us == 0 ? RETRY_US : 2 * h->retry_us;
-    if (h->retry_us > RETRY_MAX_US)
-        h->retry_us = RETRY_MAX_US;
-    h->due_us = done ? 0 : clock_after_us(h->retry_us);
-    log_handed(v, repair, took_us, why);
+    retry_note(a->repair ? &h->repairs[a->upstream] : &h->all, !done);
+    log_handed(a->v, a->repair, took_us, why);
     mtx_lock(&h->lock);
     h->info.why = *why;
     h->info.n_failed += !done;
-    h->info.n_handoffs += done && !repair;
-    h->info.n_repairs += done && repair;
-    if (done && !repair) {
-        h->info.done = v->serial;
+    h->info.n_handoffs += done && !a->repair;
+    h->info.n_repairs += done && a->repair;
+    if (done && !a->repair) {
+        h->info.done = a->v->serial;
         h->info.last_us = took_us;
     }
-    h->tried = v->serial;
+    h->tried = a->v->serial;
+    h->repairing = false;
     cnd_broadcast(&h->changed);
     mtx_unlock(&h->lock);
 }
 
-/* Engines that are awake: a repair is refused while weights are asleep. */
-static bool some_are_behind(struct handoff *h)
+/* An engine that is awake (a repair is refused while weights are asleep), lacks the version, and is
+ * due: the one that has failed least often, so that one which hangs does not keep others waiting
+ * again and again. Returns: false: there is none. */
+static bool find_behind(struct handoff *h, size_t *upstream)
 {
     struct upstream_endpoint at;
     struct upstream_info info;
     struct fleet_sleep sleep;
     size_t n = upstreams_n(h->cfg.upstreams);
+    bool found = false;
 
     fleet_get_sleep(h->cfg.control, &sleep);
     for (size_t i = 0; i < n && !sleep.weights; i++) {
         upstreams_get(h->cfg.upstreams, i, &at);
         fleet_info(fleet_of(h->cfg.control), i, &info);
-        if (!at.removed && info.alive && (!info.synced || info.fenced))
-            return true;
+        if (at.removed || !info.alive || (info.synced && !info.fenced) ||
+            !clock_passed(h->repairs[i].due_us) ||
+            (found && h->repairs[i].delay_us >= h->repairs[*upstream].delay_us))
+            continue;
+        *upstream = i;
+        found = true;
     }
-    return false;
+    return found;
 }
 
-static bool was_handed_over(struct handoff *h, uint64_t serial)
+/* Decides what the version is handed to. A version that was committed just now is for all engines,
+ * not only for those behind. */
+static void begin_attempt(struct handoff *h, struct attempt *a)
 {
-    bool was;
-
     mtx_lock(&h->lock);
-    was = h->info.done == serial;
+    a->repair = a->repair && h->info.done == a->v->serial && h->info.wanted == a->v->serial;
+    h->repairing = a->repair;
+    __atomic_store_n(&h->given_up, false, __ATOMIC_RELEASE);
     mtx_unlock(&h->lock);
-    return was;
 }
 
-static void try_once(struct handoff *h, bool repair)
+/* @upstream  to repair it; NULL: for all */
+static void try_once(struct handoff *h, const size_t *upstream)
 {
-    const struct version *v;
+    struct attempt a = {.repair = upstream != NULL, .upstream = upstream != NULL ? *upstream : 0};
     uint64_t began_us = clock_now_us();
     struct err why = {0};
 
-    if (store_pin(h->cfg.store, &v, &why) != 0) {
-        h->due_us = clock_after_us(RETRY_US);
+    if (store_pin(h->cfg.store, &a.v, &why) != 0) {
+        h->all.due_us = clock_after_us(RETRY_US);
         return;
     }
-    /* A version that was committed just now is for all engines, not only for those behind. */
-    repair = repair && was_handed_over(h, v->serial);
-    (void)hand_over(h, v, repair, &why);
-    note(h, v, repair, clock_now_us() - began_us, &why);
-    store_unpin(h->cfg.store, v);
+    begin_attempt(h, &a);
+    (void)hand_over(h, &a, &why);
+    note(h, &a, clock_now_us() - began_us, &why);
+    store_unpin(h->cfg.store, a.v);
 }
 
 /* Waits until there is something to do. Returns false at a stop.
@@ -254,7 +292,8 @@ static bool wait_for_work(struct handoff *h, bool *news)
     if (!h->stopping && h->info.wanted <= h->tried)
         (void)cnd_wait(&h->changed, &h->lock, clock_after_us(LOOK_US));
     /* A version that was never tried does not wait for the delay after a failure. */
-    *news = h->info.wanted > h->tried || (h->info.wanted > h->info.done && clock_passed(h->due_us));
+    *news = h->info.wanted > h->tried ||
+            (h->info.wanted > h->info.done && clock_passed(h->all.due_us));
     go_on = !h->stopping;
     mtx_unlock(&h->lock);
     return go_on;
@@ -273,13 +312,14 @@ static bool is_settled(struct handoff *h)
 static void *handoff_main(void *arg)
 {
     struct handoff *h = arg;
+    size_t upstream;
     bool news;
 
     while (wait_for_work(h, &news)) {
         if (news)
-            try_once(h, false);
-        else if (is_settled(h) && clock_passed(h->due_us) && some_are_behind(h))
-            try_once(h, true);
+            try_once(h, NULL);
+        else if (is_settled(h) && clock_passed(h->all.due_us) && find_behind(h, &upstream))
+            try_once(h, &upstream);
     }
     return NULL;
 }
@@ -356,6 +396,20 @@ void handoff_want(struct handoff *h, uint64_t serial)
     mtx_unlock(&h->lock);
 }
 
+/* A repair that goes well ends by itself soon. Its engine gets the new version with the others. */
+static void give_repair_up(struct handoff *h, uint64_t serial)
+{
+    uint64_t deadline_us = clock_after_us(REPAIR_GRACE_US);
+    bool in_time = true;
+
+    mtx_lock(&h->lock);
+    while (h->repairing && h->tried < serial && !h->stopping && in_time)
+        in_time = cnd_wait(&h->changed, &h->lock, deadline_us);
+    if (h->repairing && h->tried < serial)
+        __atomic_store_n(&h->given_up, true, __ATOMIC_RELEASE);
+    mtx_unlock(&h->lock);
+}
+
 int handoff_version(struct handoff *h, uint64_t serial, struct err *e)
 {
     uint64_t deadline_us = clock_after_us(HANDOFF_WAIT_STEPS * fleet_update_us(h->cfg.control));
@@ -363,6 +417,7 @@ int handoff_version(struct handoff *h, uint64_t serial, struct err *e)
     int rc = 0;
 
     handoff_want(h, serial);
+    give_repair_up(h, serial);
     mtx_lock(&h->lock);
     while (h->tried < serial && !h->stopping && in_time)
         in_time = cnd_wait(&h->changed, &h->lock, deadline_us);

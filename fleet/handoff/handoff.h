@@ -5,7 +5,9 @@
  *
  * One thread does all of it. A hand-off that fails is repeated from the committed bytes. An engine
  * that answers without the fleet's version, because it was restarted, joined or was fenced, gets it
- * by a repair: an update of these engines alone, while the others serve. */
+ * by a repair: an update of this engine alone, while the others serve. The next try of each engine
+ * is due by its own failures. A repair that hangs ends when its engine goes down, when a new
+ * version waits for it, or with the time of a step; others behind are repaired after it. */
 #ifndef BATON_FLEET_HANDOFF_HANDOFF_H
 #define BATON_FLEET_HANDOFF_HANDOFF_H
 

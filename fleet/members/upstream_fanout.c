@@ -250,8 +250,8 @@ void upstream_fanout_give_up(struct upstream_fanout *f,
         p->reply->status = 0;
         p->reply->good = false;
         p->reply->sent = true; /* as far as is known */
-        (void)err_set(&p->reply->why, ERR_UNSYNCED, "", "it went down before it answered %s",
-                      p->call.request.path);
+        (void)err_set(&p->reply->why, ERR_UNSYNCED, "",
+                      "it went down, or was given up, before it answered %s", p->call.request.path);
         n_ended++;
     }
     while (n_ended-- > 0)

@@ -25,6 +25,8 @@ struct upstream_call {
     const struct trace_context *trace; /* outlives the fan-out; NULL: none */
     bool until_down; /* upstreams_call: stop waiting when the engine is not alive any more */
     size_t upstream; /* its index; read only if until_down */
+    const bool
+        *given_up; /* atomic, outlives the fan-out: stop waiting once it is true; NULL: never */
 };
 
 struct upstream_reply {

@@ -6,7 +6,7 @@
 #include <assert.h>
 #include <string.h>
 
-enum { DOWN_CHECK_US = 200000 }; /* between checks for engines that went down meanwhile */
+enum { DOWN_CHECK_US = 200000 }; /* between checks for calls that need not be waited for */
 
 static void link_batch_locked(struct upstreams *u, struct call_batch *b)
 {
@@ -49,6 +49,8 @@ static bool is_call_down(void *arg, const struct upstream_call *call)
     struct upstreams *u = arg;
     struct upstream_info info;
 
+    if (call->given_up != NULL && __atomic_load_n(call->given_up, __ATOMIC_ACQUIRE))
+        return true;
     if (!call->until_down)
         return false;
     fleet_info(u->fleet, call->upstream, &info);
@@ -75,14 +77,14 @@ void upstreams_check_down(void *arg)
     }
 }
 
-/* Few calls have until_down, so each just sets the timer again. */
+/* Few calls have until_down or given_up, so each just sets the timer again. */
 static void watch_batch(struct call_batch *b, struct upstream_fanout *fanout)
 {
     struct upstreams *u = b->upstreams;
 
     b->fanout = fanout;
     for (size_t i = 0; i < b->n; i++)
-        if (b->calls[i].until_down)
+        if (b->calls[i].until_down || b->calls[i].given_up != NULL)
             loop_timer_set(u->loop, &u->down_check, clock_after_us(DOWN_CHECK_US));
 }
 

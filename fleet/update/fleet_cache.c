@@ -99,6 +99,7 @@ static void add_targets(struct fleet_resets *r, enum api_op op, filter_fn *filte
                 .upstream = r->list[i].upstream,
                 .op = op,
                 .body = r->bodies[r->list[i].preempt],
+                .given_up = r->list[i].given_up,
                 .timeout_us = fleet_step_us(r->fc)};
         }
 }
@@ -245,8 +246,10 @@ void fleet_reset_parts_begin(struct fleet_resets *r, struct fleet_control *fc,
         const struct fleet_part *p = &s->parts[i];
 
         if (!p->two_phase && part_takes_part(p))
-            list[n++] = (struct fleet_cache_reset){
-                .upstream = p->upstream, .paused = p->paused, .preempt = fleet_recomputes_kv(fc)};
+            list[n++] = (struct fleet_cache_reset){.upstream = p->upstream,
+                                                   .paused = p->paused,
+                                                   .preempt = fleet_recomputes_kv(fc),
+                                                   .given_up = s->given_up};
     }
     mtx_unlock(&fc->lock);
     fleet_resets_begin(r, fc, list, n);

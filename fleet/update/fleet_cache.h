@@ -14,9 +14,10 @@ struct fleet_control;
 /* One engine whose caches are to be emptied. */
 struct fleet_cache_reset {
     size_t upstream;
-    bool paused;         /* its requests do not run on when they give up their KV */
-    bool route_optional; /* an engine without a route for it counts as one with empty caches */
-    bool preempt;        /* requests that hold KV give it up, and compute it again */
+    bool paused;          /* its requests do not run on when they give up their KV */
+    bool route_optional;  /* an engine without a route for it counts as one with empty caches */
+    bool preempt;         /* requests that hold KV give it up, and compute it again */
+    const bool *given_up; /* of struct fleet_target */
 };
 
 /* fleet_recomputes_kv - are running requests preempted by an update (--on-update)? */

@@ -36,11 +36,12 @@ struct fleet_session {
     char id[UPDATE_ID_MAX + 1];
     enum update_phase phase;
     bool auto_commit, anonymous, partial, sharded;
-    bool handoff;       /* of this server itself: no client can end it */
-    bool repair;        /* of engines that lack the fleet's version; any of them is enough */
-    bool starting;      /* the engines have yet to start it */
-    bool prepare_begun; /* engines that overwrite their weights are paused, or are being paused */
-    bool prepared;      /* they are paused, have the dirty marker, and have started */
+    bool handoff;         /* of this server itself: no client can end it */
+    bool repair;          /* of an engine that lacks the fleet's version */
+    const bool *given_up; /* atomic, borrowed: its requests end once it is true; NULL: never */
+    bool starting;        /* the engines have yet to start it */
+    bool prepare_begun;   /* engines that overwrite their weights are paused, or are being paused */
+    bool prepared;        /* they are paused, have the dirty marker, and have started */
     char label[VERSION_LABEL_MAX + 1];
     /* Static: from the start, or from the first request that names one; NULL: none does. */
     const char *selector;

@@ -21,8 +21,11 @@ struct fleet_update_request {
     const json_t *start;    /* of our own start, without its label */
     const char *selector;   /* static, or NULL */
     bool auto_commit, anonymous, partial, sharded;
-    bool repair;  /* only engines that are out of rotation because of their weights take part, each
-                     by itself; they get the fleet's version, and the others go on */
+    bool repair; /* only `upstream` takes part, which is out of rotation because of its weights; it
+                    gets the fleet's version, and the others go on */
+    size_t upstream;      /* of a repair */
+    const bool *given_up; /* of a repair, atomic, borrowed until it has ended: once it is true, no
+                             reply is waited for; NULL: never */
     bool handoff; /* of this server itself (fleet/handoff/): no client can end it, and it is refused
                      also while weights are asleep at level 2: an engine that was not woken has no
                      memory for them */

@@ -172,9 +172,9 @@ static int keep_engines_in_step(struct fleet_control *fc, struct fleet_target *t
                          n_kept, min_ready);
 }
 
-/* Engines that answer, and do not serve the fleet's version. */
-static int keep_engines_behind(struct fleet_control *fc, struct fleet_target *targets, size_t *n,
-                               struct err *e)
+/* That engine, if it answers and does not serve the fleet's version. */
+static int keep_engine_behind(struct fleet_control *fc, size_t upstream,
+                              struct fleet_target *targets, size_t *n, struct err *e)
 {
     struct upstream_info info;
     size_t n_kept = 0;
@@ -182,20 +182,20 @@ static int keep_engines_behind(struct fleet_control *fc, struct fleet_target *ta
     *n = fleet_reachable(fc, NULL, targets);
     for (size_t i = 0; i < *n; i++) {
         fleet_info(fleet_of(fc), targets[i].upstream, &info);
-        if (!info.synced || info.fenced)
+        if (targets[i].upstream == upstream && (!info.synced || info.fenced))
             targets[n_kept++] = targets[i];
     }
     *n = n_kept;
     return n_kept > 0 ? 0
                       : err_set(e, ERR_CONFLICT, "",
-                                "each upstream that answers serves the fleet's version");
+                                "the upstream does not answer, or serves the fleet's version");
 }
 
 static int choose_engines(struct fleet_control *fc, const struct fleet_update_request *req,
                           struct fleet_target *targets, size_t *n, struct err *e)
 {
     if (req->repair)
-        return keep_engines_behind(fc, targets, n, e);
+        return keep_engine_behind(fc, req->upstream, targets, n, e);
     if (fleet_reachable_quorum(fc, NULL, targets, n, e) != 0)
         return -1;
     return req->partial ? keep_engines_in_step(fc, targets, n, e) : 0;
@@ -248,6 +248,7 @@ static int request_session_start(struct fleet_control *fc, const struct fleet_up
     s->partial = req->partial;
     s->sharded = req->sharded;
     s->repair = req->repair;
+    s->given_up = req->given_up;
     s->handoff = req->handoff;
     s->selector = req->selector;
     s->actor = req->actor;

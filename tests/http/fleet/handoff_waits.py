@@ -1,0 +1,67 @@
+"""What waits for what, where this server hands versions to its upstreams.
+
+Usage: as handoff.py says.
+"""
+
+import sys
+import time
+
+from fleet_world import until
+from handoff_world import Stage
+
+LOAD = {"vllm": "/update_weights", "sglang": "/update_weights_from_tensor"}
+HANGS_S = 20  # longer than a test
+SOON_S = 5
+N_FAILURES = 5  # the next try is 4 s later then
+
+
+def fails_at(s, i, kind, step, label):
+    """A version that engine `i` does not get."""
+    s.taps[i].fault = (LOAD[kind], 500)
+    s.push(step, label)
+
+
+def given_up(kind):
+    """A repair that hangs does not delay the next version, which its engine gets with the others."""
+    with Stage(kind, kind, min_ready=1) as s:
+        s.push("00100", "a")
+        fails_at(s, 0, kind, "01500", "b")
+        calls = len(s.taps[0].calls)
+        s.taps[0].slow, s.taps[0].fault = (LOAD[kind], HANGS_S), None
+        until("its repair hangs", lambda: any(c[2] == LOAD[kind] for c in s.taps[0].calls[calls:]))
+        s.taps[0].slow = None
+        began = time.monotonic()
+        s.push("00100", "c")
+        assert time.monotonic() - began < SOON_S
+        until("all serve", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
+        s.has("00100", "c")
+
+
+def each_by_itself(kind):
+    """An engine that cannot be repaired does not delay the repair of another."""
+    with Stage(kind, kind, kind, min_ready=1) as s:
+        s.push("00100", "a")
+        fails_at(s, 0, kind, "01500", "b")
+        until("it failed often", lambda: len([c for c in s.taps[0].calls if c[2] == LOAD[kind]]) > N_FAILURES)
+        s.taps[1].loaded.clear()
+        began = time.monotonic()
+        s.doubles[1].order("who", "restart", ms=100)
+        until("it left", lambda: s.server.get("/v1/upstreams")["n_serving"] == 1)
+        until("it is back", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
+        assert time.monotonic() - began < 3
+        s.has("01500", "b", 1, 2)
+
+
+CASES = {f.__name__: f for f in (given_up, each_by_itself)}
+
+
+def main():
+    kind, *some = sys.argv[7:]
+    for name in some or CASES:
+        began = time.monotonic()
+        CASES[name](kind)
+        print(f"  {kind} {name}: {time.monotonic() - began:.2f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
