@@ -19,7 +19,8 @@
  *                 until the others resume
  *   fenced        an update of it failed, or an earlier server left one unfinished: until the next
  *                 update that succeeds there. Or it was unreachable when the others were put to
- *                 sleep or woken: until an update or a resync
+ *                 sleep or woken: until an update or a resync. A baton whose update failed at the
+ *                 very end is fenced until it reports that update (fleet_expect_update)
  *   removed       the configuration does not name it any more; requests that run there may finish
  *
  * An engine keeps its index until it is removed. fleet_add can then give the index to another one.

@@ -3,6 +3,7 @@
 Usage: fleet_batons.py BATON MODEL CLIENT_DIR WORK ROUNDS
 """
 
+import contextlib
 import http.client
 import itertools
 import json
@@ -689,6 +690,30 @@ def one_restarts_in_update(f):
         assert [u["ok"] for u in said["upstreams"]] == [True] * N, said
 
 
+def restored(f):
+    """A baton that restored the fleet's version from --state-dir gets requests again by itself; one into which another
+    client pushed, under the same label, gets none."""
+    options = [(*f.options, "--state-dir", os.path.join(WORK, f"restored-{i}"), "--snapshot", 1) for i in range(2)]
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(Server(BATON, LOG, *o)) for o in options]
+        front = stack.enter_context(Server(BATON, LOG, "--min-ready", 1, "--probe-interval", PROBE_MS,
+                                           "--upstream", servers[0].url, "--upstream", servers[1].url))
+
+        def states():
+            return [u["state"] for u in front.get("/v1/upstreams")["list"]]
+        until("both serve", lambda: states() == ["serving"] * 2)
+        push_to = dict(path=checkpoint("step-00100"), weight_version="restored")
+        front.post("/v1/update_weights", push_to)
+        until("its snapshot is written",
+              lambda: (servers[0].status()["state"]["snapshots"]["newest"] or {}).get("weight_version") == "restored")
+        servers[0].kill()
+        until("it is down", lambda: states() == ["down", "serving"])
+        stack.enter_context(Server(BATON, LOG, *options[0], port=servers[0].port))
+        until("it serves again", lambda: states() == ["serving"] * 2)
+        servers[1].post("/v1/update_weights", dict(push_to, path=checkpoint("step-01500")))
+        until("that is noticed", lambda: states() == ["serving", "unsynced"])
+
+
 def told(name, promise, *args):
     began = time.monotonic()
     try:
@@ -705,7 +730,7 @@ def main():
     try:
         until("it is ready", f.front.ready)
         f.wait_states(*["serving"] * N)
-        for promise in (without_gpus, pause_while_one_hangs, restarts_unseen, text, rollouts, affinity, refused_paths):
+        for promise in (without_gpus, pause_while_one_hangs, restarts_unseen, restored, text, rollouts, affinity, refused_paths):
             told(promise.__name__, promise, f)
         clients = Clients(f.front)
         clients.steps["step-0"] = STEPS[0]

@@ -202,7 +202,7 @@ def controls(f):
         assert (f.rounds() == rounds) == (level == 1)
     f.front.post("/v1/load_lora_adapter", {"lora_name": "mine", "lora_path": WORK})
     for h in f.hosts:
-        h.doubles[0].order("who", "restart", ms=600)
+        h.doubles[0].order("who", "restart", ms=300)
         until("it left", lambda h=h: h.server.get("/v1/upstreams")["n_serving"] == N_ENGINES - 1)
     f.serves(step, label)
     assert [list(d.state()["adapters"]) for d in doubles] == [["mine"]] * len(doubles)

@@ -166,7 +166,7 @@ def configuration_of_vllms():
 def one_version_has_a_name():
     with world("baton", "sglang") as (s, _, _):
         same(s.status()["weights"],
-             {"state": "ready", "serial": None, "weight_version": "step-0", "coverage": None, "spec": None})
+             {"state": "ready", "serial": None, "update_id": None, "weight_version": "step-0", "coverage": None, "spec": None})
         same(s.get("/get_weight_version"), {"weight_version": "step-0"})
         same(s.get("/weight_info"), {"weight_version": "step-0"})
 

@@ -118,7 +118,7 @@ def most_have_it():
             until("it is ready", s.ready)
             becomes(s, late.url, "unsynced")
             same(s.status()["weights"],
-                 {"state": "ready", "serial": None, "weight_version": "step-8", "coverage": None, "spec": None})
+                 {"state": "ready", "serial": None, "update_id": None, "weight_version": "step-8", "coverage": None, "spec": None})
             check("'step-8'" in s.upstreams()[late.url]["error"]["message"], s.upstreams())
             for _ in range(6):
                 s.post("/v1/completions", completion())
