@@ -26,6 +26,7 @@
     X(ERR_NO_UPSTREAMS, 409, "no_upstreams", false)                                                \
     X(ERR_ENDED, 409, "update_closed", false)                                                      \
     X(ERR_NEEDS_UPDATE, 409, "needs_update", false)                                                \
+    X(ERR_PRECONDITION, 409, "precondition_failed", false)                                         \
     X(ERR_TOO_LARGE, 413, "too_large", false)                                                      \
     X(ERR_TARGET_TOO_LONG, 414, "target_too_long", false)                                          \
     X(ERR_MEDIA_TYPE, 415, "unsupported_media_type", false)                                        \

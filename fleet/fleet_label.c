@@ -27,7 +27,7 @@ static int check_serial(struct fleet_control *fc, uint64_t if_serial, struct err
     fleet_stats(fleet_of(fc), &stats);
     if (if_serial == 0 || if_serial == stats.serial)
         return 0;
-    return err_set(e, ERR_CONFLICT, "/if_serial", "serial %llu is served, not %llu",
+    return err_set(e, ERR_PRECONDITION, "/if_serial", "serial %llu is served, not %llu",
                    (unsigned long long)stats.serial, (unsigned long long)if_serial);
 }
 

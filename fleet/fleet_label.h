@@ -17,7 +17,7 @@ struct fleet_control;
  *             asked
  * @serial     written also on errors of some engines: of what is served, which stays; 0: all failed
  * Threads: the owner of the operation lock (fleet_step_lock). Blocks: up to fleet_step_us.
- * Errors: ERR_CONFLICT at /if_serial; ERR_UNSYNCED: no engine serves the fleet's version; an
+ * Errors: ERR_PRECONDITION at /if_serial; ERR_UNSYNCED: no engine serves the fleet's version; an
  * engine's. */
 int fleet_label_all(struct fleet_control *fc, const char *label, uint64_t if_serial,
                     struct fleet_result **results, size_t *n, uint64_t *serial, struct err *e);

@@ -157,11 +157,11 @@ static int check_options(const char *name, const struct adapters_revision *curre
                        ", and load_inplace is false",
                        utf8_cut_name(name), name, number);
     if (o->has_if_revision && o->if_revision != number && current == NULL)
-        return err_set(e, ERR_CONFLICT, "/if_revision",
+        return err_set(e, ERR_PRECONDITION, "/if_revision",
                        "adapter '%.*s' is not loaded, not at revision %" PRIu64,
                        utf8_cut_name(name), name, o->if_revision);
     if (o->has_if_revision && o->if_revision != number)
-        return err_set(e, ERR_CONFLICT, "/if_revision",
+        return err_set(e, ERR_PRECONDITION, "/if_revision",
                        "adapter '%.*s' is at revision %" PRIu64 ", not %" PRIu64,
                        utf8_cut_name(name), name, number, o->if_revision);
     return 0;

@@ -48,7 +48,7 @@ struct adapters_load; /* a load in progress: it holds the place of its name and 
 
 /* adapters_begin - refuse early what adapters_put would refuse, and take a place for the name.
  * Errors: ERR_BAD_REQUEST at /lora_name (empty, too long, not UTF-8, control characters, the base
- *         model's name; loaded already, with only_new); ERR_CONFLICT at /if_revision;
+ *         model's name; loaded already, with only_new); ERR_PRECONDITION at /if_revision;
  *         ERR_CONFLICT (n_max names); ERR_NO_MEMORY. */
 int adapters_begin(struct adapters *s, const char *name, const struct adapters_options *options,
                    struct adapters_load **out, struct err *e);

@@ -87,7 +87,7 @@ static int check_digest(const struct nccl_req *req, const struct tensor_list *te
 {
     if (req->digest == NULL || strcasecmp(req->digest, tensor_list->digest) == 0)
         return 0;
-    return err_set(e, ERR_CONFLICT, "/expected_digest",
+    return err_set(e, ERR_PRECONDITION, "/expected_digest",
                    "the trainer's tensor list has digest %s, but the received names, dtypes and "
                    "shapes have %s: nothing is received",
                    req->digest, tensor_list->digest);

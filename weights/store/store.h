@@ -221,7 +221,7 @@ void store_abort(struct store *s, struct staging *g);
  * @if_serial  rename only if this serial is served; 0: rename any
  * @serial     the serial that was renamed; written on success only
  * Blocks: on the journal, if there is one.
- * Errors: ERR_UNSYNCED, ERR_ASLEEP, ERR_CONFLICT (at /if_serial: another serial is served),
+ * Errors: ERR_UNSYNCED, ERR_ASLEEP, ERR_PRECONDITION (at /if_serial: another serial is served),
  * ERR_NO_MEMORY, ERR_NOT_RECORDED. */
 int store_set_label(struct store *s, const char *label, uint64_t if_serial, uint64_t *serial,
                     struct err *e);

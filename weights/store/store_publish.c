@@ -188,7 +188,7 @@ static int check_serial(const struct version *v, uint64_t if_serial, struct err 
 {
     if (if_serial == 0 || v->serial == if_serial)
         return 0;
-    return err_set(e, ERR_CONFLICT, "/if_serial",
+    return err_set(e, ERR_PRECONDITION, "/if_serial",
                    "serial %llu is served ('%.100s'), not %llu: nothing was renamed",
                    (unsigned long long)v->serial, v->label, (unsigned long long)if_serial);
 }

@@ -246,7 +246,7 @@ void chunk_refield(struct update_chunk *c, uint32_t rank, struct err *e);
  * another rank of the trainer has sent), ERR_NO_STAGING,
  * ERR_CONFLICT (the update was aborted, and why; readers did not unpin), ERR_DRAINING.
  * Errors: ERR_NOT_FOUND    no such update_id
- *         ERR_ENDED        the session has ended; the message says how
+ *         ERR_ENDED        the session has ended, or is verified; the message says how
  *         ERR_CONFLICT     update_id "" while a session is open; at /names/<i>: the tensor has
  *                          already arrived; at /chunk_id: that chunk is still being received, or
  *                          arrived with another tensor list; at /placement: the source gives every

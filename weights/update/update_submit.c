@@ -141,7 +141,7 @@ static int submit_to_session_locked(struct updates *u, const char *id, struct up
     if (s->phase == UPDATE_ABORTED)
         return session_refuse_ended(s, e);
     if (s->one_shot)
-        return err_set(e, ERR_CONFLICT, "/update_id",
+        return err_set(e, ERR_ENDED, "/update_id",
                        "update %s is one request: it accepts no more tensors", s->id);
     if (recognise_locked(u, s, job, e) != 0)
         return -1;
@@ -149,7 +149,7 @@ static int submit_to_session_locked(struct updates *u, const char *id, struct up
         if (session_ended(s))
             return session_refuse_ended(s, e);
         if (s->phase == UPDATE_VERIFIED)
-            return err_set(e, ERR_CONFLICT, "/update_id",
+            return err_set(e, ERR_ENDED, "/update_id",
                            "update %s is verified and accepts no more tensors: finish or abort it",
                            s->id);
         if (s->finishing)

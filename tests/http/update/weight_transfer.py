@@ -276,7 +276,7 @@ def bad_updates(world, server):
             ({"path": "/x", "expected_digest": "0" * 64}, "/expected_digest", "transport"),
             ({"path": "/x", "bucket_nbytes": 1}, "/bucket_nbytes", "transport")):
         refuse(server, body, 400, "bad_request", *words, param=param, path=UPDATE)
-    refuse(server, wire(specs, expected_digest="0" * 64), 409, "conflict", digest(specs),
+    refuse(server, wire(specs, expected_digest="0" * 64), 409, "precondition_failed", digest(specs),
            param="/expected_digest", path=UPDATE)
     refuse(server, {"transport": "nccl", "plan_id": "0" * 64}, 404, "not_found", path=UPDATE)
 

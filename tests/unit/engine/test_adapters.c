@@ -124,10 +124,10 @@ static void test_put_honours_the_options(void **state)
         enum err_code code; /* ERR_NONE: it is loaded */
         uint64_t revision;
     } rows[] = {
-        {{.has_if_revision = true, .if_revision = 1}, "a", ERR_CONFLICT, 0},
+        {{.has_if_revision = true, .if_revision = 1}, "a", ERR_PRECONDITION, 0},
         {{.has_if_revision = true, .if_revision = 0}, "a", ERR_NONE, 1},
-        {{.has_if_revision = true, .if_revision = 0}, "a", ERR_CONFLICT, 0},
-        {{.has_if_revision = true, .if_revision = 2}, "a", ERR_CONFLICT, 0},
+        {{.has_if_revision = true, .if_revision = 0}, "a", ERR_PRECONDITION, 0},
+        {{.has_if_revision = true, .if_revision = 2}, "a", ERR_PRECONDITION, 0},
         {{.has_if_revision = true, .if_revision = 1}, "a", ERR_NONE, 2},
         {{.only_new = true}, "a", ERR_BAD_REQUEST, 0},
         {{.only_new = true}, "b", ERR_NONE, 1},
@@ -166,7 +166,7 @@ static void test_overlapping_loads_are_ordered_by_their_puts(void **state)
     assert_int_equal(adapters_put(third, any(3), &out, &e), 0);
     assert_int_equal(out.revision, 1);
     assert_int_equal(adapters_put(second, any(2), &out, &e), -1);
-    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_int_equal(e.code, ERR_PRECONDITION);
     assert_string_equal(e.field, "/if_revision");
     err_clear(&e);
     unloads(s, "a", 1, 0); /* does not stop a load under way */
@@ -447,7 +447,7 @@ static void *race(void *arg)
         if (load(r->set, "a", any(atomic_fetch_add(r->n_tried, 1)), &o, &out, &e) == 0) {
             n++;
             (void)atomic_fetch_add(r->n_won, 1);
-        } else if (e.code != ERR_CONFLICT) {
+        } else if (e.code != ERR_PRECONDITION) {
             return r;
         }
     }

@@ -403,7 +403,7 @@ static void test_store_set_label_only_of_that_serial(void **state)
     commit_step(s, 1, "a");
     commit_step(s, 2, "b");
     assert_int_equal(store_set_label(s, "c", 1, &serial, &e), -1);
-    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_int_equal(e.code, ERR_PRECONDITION);
     assert_string_equal(e.field, "/if_serial");
     assert_int_equal(serial, 0);
     assert_string_equal(info_of(s).label, "b");

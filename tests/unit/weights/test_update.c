@@ -561,7 +561,7 @@ static void test_session_verified_is_not_served_until_it_is_finished(void **stat
     }
     late = chunk_of(&b, info.id, fx_tensor_list_of(FX_ALL), (struct fx_source_cfg)FX_STEP(3));
     assert_int_equal(updates_submit(b.updates, late, &e), -1);
-    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_int_equal(e.code, ERR_ENDED);
     assert_non_null(strstr(e.msg, "verified"));
     update_chunk_free(late);
     assert_int_equal(finish(&b, info.id, ""), ERR_NONE);
