@@ -31,7 +31,7 @@ LENGTH_NBYTES = 8  # of a safetensors header, and of a frame in a stream
 DTYPES = {"I32": "<i4", "F32": "<f4", "I16": "<i2", "U8": "|u1", "BOOL": "|b1"}
 LAYOUTS = ("left_padded", "tight")
 REPLIES = "the JSON reply of /v1/generate or of vLLM's /inference/v1/generate"
-FINISH_REASONS = [None, "stop", "length", "abort", "error"]
+FINISH_REASONS = [None, "stop", "length", "abort", "error", "repetition"]  # the last one is vLLM's
 LOGPROB_MIN = -9999.0
 MALFORMED = (TypeError, ValueError, LookupError, AttributeError, OverflowError)
 

@@ -73,6 +73,8 @@ static json_t *versions_json(const struct batch_versions *v)
     return list;
 }
 
+/* Ours, and "repetition" of vLLM, which clients find in replies of vLLM: one index for each name,
+ * whichever engine made the batch. */
 static json_t *finish_reasons_json(void)
 {
     json_t *list = json_array();
@@ -80,7 +82,7 @@ static json_t *finish_reasons_json(void)
     for (int f = 0; f <= GEN_ERROR; f++)
         list = append(list, f == GEN_RUNNING ? json_null()
                                              : json_string(gen_finish_name((enum gen_finish)f)));
-    return list;
+    return append(list, json_string("repetition"));
 }
 
 /* For each row why it failed, or null. */

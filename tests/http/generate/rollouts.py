@@ -228,6 +228,8 @@ def arguments():
 
     whole = reply(logprobs=1)
     check(baton.assemble_rollouts([[5]], [reply(logprobs=0)])["logprobs"][0, 1:].all())
+    batch = baton.assemble_rollouts([[5]], [{"choices": [dict(whole["choices"][0], finish_reason="repetition")]}])  # vLLM's
+    check(batch.metadata["finish_reasons"][batch["finish_reasons"][0]] == "repetition" and batch["loss_mask"].any())
     text = baton.request(URL, "POST", "/v1/completions", {"prompt": [5], "max_tokens": 2})
     for bad, *words in ((reply(), "reply 0, choice 0 has 0 logprobs", "2 tokens", '"logprobs": 1'),
                         (text, "choice 0 has no list token_ids", "/v1/generate"),

@@ -193,7 +193,8 @@ static void test_left_padded(void **state)
     check_metadata(&r, "versions",
                    "[{\"version\":\"v7\",\"serial\":7},{\"version\":\"v8\",\"serial\":8},"
                    "{\"version\":\"v8b\",\"serial\":8}]");
-    check_metadata(&r, "finish_reasons", "[null,\"stop\",\"length\",\"abort\",\"error\"]");
+    check_metadata(&r, "finish_reasons",
+                   "[null,\"stop\",\"length\",\"abort\",\"error\",\"repetition\"]");
     check_metadata(&r, "errors",
                    "[null,null,null,{\"code\":\"engine_error\",\"message\":\"not finite\","
                    "\"param\":null,\"retryable\":false}]");
