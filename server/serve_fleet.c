@@ -17,6 +17,7 @@
 #include "server/model_dir.h"
 #include "server/serve.h"
 #include "server/serve_priv.h"
+#include "server/serve_stage.h"
 #include "transport/file.h"
 
 #include <string.h>
@@ -158,6 +159,7 @@ int server_build_staged(struct server *s, struct err *e)
 
     if (server_build_weights(s, e) != 0 || server_build_upstreams(s, e) != 0)
         return -1;
+    serve_stage_warn(s->fleet.upstreams);
     cfg.control = s->fleet.control;
     cfg.upstreams = s->fleet.upstreams;
     cfg.store = s->weights.store;
@@ -281,6 +283,8 @@ int serve_fleet_check(struct listeners *l, FILE *to, struct err *busy, struct er
                   s.n_upstreams, s.min_ready);
     for (size_t i = 0; i < s.n_upstreams; i++)
         put_upstream(u, i, to);
+    if (config_has_stage(c))
+        serve_stage_warn(u);
     put_spec(spec, from, to);
     model_spec_free(spec);
     upstreams_free(u);

@@ -182,6 +182,12 @@ def starts(kind):
         done = subprocess.run([BATON, "serve", "--check", "--listen", "127.0.0.1:0", *manifest, "--stage", stage],
                               capture_output=True, text=True, check=False)
         assert done.returncode == 2 and "--stage" in done.stderr and "--device" not in done.stderr, (stage, done)
+    others = [a for at in ("192.0.2.7:8000", "[2001:db8::7]:8000", "localhost:1", "[::1]:2", "0.0.0.0:3")
+              for a in ("--upstream", f"http://{at},{kind}")]  # addresses of documentation, of no host
+    done = subprocess.run([BATON, "serve", "--check", "--listen", "127.0.0.1:0", *manifest, *others, "--stage", "cuda:0"],
+                          capture_output=True, text=True, check=False)
+    warned = [json.loads(line)["upstream"] for line in done.stderr.splitlines() if '"upstream.elsewhere"' in line]
+    assert done.returncode == 0 and warned == ["http://192.0.2.7:8000", "http://[2001:db8::7]:8000"], (warned, done)
     with Double(ENGINE, kind, "--weight-version", "old") as double, Tap(FOREIGN, 0, double) as tap:
         tap.fault = ("/metrics" if kind == "vllm" else "/server_info", 503)
         with Server(BATON, os.path.join(WORK, "log-first"), "--upstream", f"{tap.url},{kind}", "--stage", "cuda:0", "--cuda-library", FAKE,
