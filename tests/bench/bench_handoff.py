@@ -215,6 +215,7 @@ class Bench:
     def front(self, url, *more):
         options = ["--upstream", f"{url},vllm", "--probe-interval", "500", *more]
         with world.Server(self.args.baton, *options) as server:
+            nccl.SERVERS.append(server.child)  # a watchdog that bites ends it too
             serving = lambda: server.get("/v1/upstreams")["n_serving"] == 1  # noqa: E731
             world.until(serving, "the engine serves behind baton", 60)
             yield server

@@ -19,6 +19,7 @@ import time
 
 import gpu_world as world
 import handoff_load
+import nccl_world as nccl
 import test_ipc_torch as ipc
 import test_vllm_real as real
 import vllm_engines as engines
@@ -69,6 +70,7 @@ class Play(real.Play):
         if self.args.cuda_library:
             options += ["--cuda-library", self.args.cuda_library]
         with world.Server(self.args.baton, *options) as server:
+            nccl.SERVERS.append(server.child)  # a watchdog that bites ends it too
             self.await_front(server, len(behind))
             yield server
 

@@ -158,6 +158,7 @@ class Play:
     def front(self, behind):
         options = [o for e in behind for o in ("--upstream", f"{e.url},vllm")]
         with world.Server(self.args.baton, *options, "--probe-interval", "500") as server:
+            nccl.SERVERS.append(server.child)
             self.await_front(server, len(behind))
             yield server
 
