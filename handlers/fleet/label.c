@@ -1,14 +1,19 @@
-/* Requests that end an auto-commit update, or give the served weights another version. */
+/* Requests that end an auto-commit update, or give the served weights another version. With --stage
+ * the upstreams get the name first, then this server's own copy: one that does not get it is out of
+ * step, and is repaired with the new name. */
 #include "fleet/fleet_control.h"
 #include "fleet/fleet_label.h"
 #include "fleet/fleet_locks.h"
+#include "fleet/handoff/handoff.h"
 #include "fleet/update/fleet_update.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
 #include "handlers/update_members.h"
+#include "weights/store/store.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 int handle_fleet_commit_open(struct app *app, struct http_request *x, struct err *e)
@@ -27,17 +32,74 @@ int handle_fleet_commit_open(struct app *app, struct http_request *x, struct err
     return 0;
 }
 
+/* A version that this server keeps for its upstreams. */
+struct staged_version {
+    uint64_t serial;
+    char label[VERSION_LABEL_MAX + 1];
+};
+
+/* The upstreams have to serve it: else the name would be another version's there. */
+static int read_staged(struct staged_version *out, struct app *app, uint64_t if_serial,
+                       struct err *e)
+{
+    const struct version *v;
+    struct handoff_info info;
+
+    if (store_pin(app->weights->store, &v, e) != 0)
+        return -1;
+    out->serial = v->serial;
+    (void)snprintf(out->label, sizeof out->label, "%s", v->label);
+    store_unpin(app->weights->store, v);
+    handoff_info_get(app->fleet->handoff, &info);
+    if (if_serial != 0 && if_serial != out->serial)
+        return err_set(e, ERR_CONFLICT, "/if_serial", "serial %llu is served, not %llu",
+                       (unsigned long long)out->serial, (unsigned long long)if_serial);
+    if (info.done != out->serial)
+        return err_set(e, ERR_CONFLICT, "",
+                       "version '%.128s' is not handed over to the upstreams yet: try again when "
+                       "handed_serial of the status is %llu",
+                       out->label, (unsigned long long)out->serial);
+    return 0;
+}
+
+/* The upstreams have the name. If it cannot be recorded here, they get the old one again: an
+ * upstream is repaired with the name that the version has here. */
+static int label_staged(struct app *app, const struct staged_version *was, const char *label,
+                        struct err *e)
+{
+    struct fleet_result *results;
+    struct err ignored = {0};
+    uint64_t serial;
+    size_t n;
+
+    if (store_set_label(app->weights->store, label, was->serial, &serial, e) == 0)
+        return 0;
+    (void)fleet_label_all(app->fleet->control, was->label, 0, &results, &n, &serial, &ignored);
+    fleet_results_free(results, n);
+    return -1;
+}
+
 static int label_all(struct app *app, struct http_request *x, const struct label_req *req,
                      struct err *e)
 {
+    bool staged = app->fleet->handoff != NULL;
+    struct staged_version was = {0};
     struct fleet_result *results;
+    struct err ignored = {0};
     uint64_t serial = 0;
     size_t n;
-    int rc = fleet_label_all(app->fleet->control, req->label, req->if_serial, &results, &n, &serial,
-                             e);
+    int rc;
 
+    if (staged && read_staged(&was, app, req->if_serial, e) != 0)
+        return -1;
+    rc = fleet_label_all(app->fleet->control, req->label, staged ? 0 : req->if_serial, &results, &n,
+                         &serial, e);
     if (results == NULL)
         return -1;
+    if (staged && serial > 0 && label_staged(app, &was, req->label, rc == 0 ? e : &ignored) != 0)
+        rc = -1;
+    if (staged)
+        serial = was.serial;
     if (rc == 0)
         fleet_reply(
             app, x,
@@ -84,7 +146,10 @@ static int label_with_body(struct app *app, struct http_request *x, const json_t
         return -1;
     if (label_commits_open(app))
         return commit_open(app, x, req.label, e);
-    if (fleet_step_lock(app->fleet->control, x, "another name", e) != 0)
+    rc = app->fleet->handoff != NULL /* it is waited for */
+             ? fleet_op_lock(app->fleet->control, x, "another name", e)
+             : fleet_step_lock(app->fleet->control, x, "another name", e);
+    if (rc != 0)
         return -1;
     rc = fleet_check_no_update(app->fleet->control, true, e);
     if (rc == 0 && req.abort_requests)

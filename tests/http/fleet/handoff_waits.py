@@ -52,7 +52,27 @@ def each_by_itself(kind):
         s.has("01500", "b", 1, 2)
 
 
-CASES = {f.__name__: f for f in (given_up, each_by_itself)}
+def label(kind):
+    """Another name for the same weights: at the engines, and here. An engine that does not take it is repaired."""
+    with Stage(kind, kind, min_ready=1) as s:
+        s.push("00100", "a")
+        said = s.server.post("/v1/weights/label", {"weight_version": "a2", "if_serial": 1})
+        assert (said["weight_version"], said["serial"]) == ("a2", 1), said
+        s.has("00100", "a2")
+        stage = s.server.status()["stage"]
+        assert (stage["weight_version"], stage["serial"], stage["handed_serial"]) == ("a2", 1, 1), stage
+        status, said = s.server.ask("POST", "/v1/weights/label", {"weight_version": "a3", "if_serial": 2})
+        assert status == 409 and said["error"]["param"] == "/if_serial", said
+        s.taps[0].fault = ("/update_weight_version", 500)
+        status, said = s.server.ask("POST", "/v1/weights/label", {"weight_version": "a3"})
+        assert status == 502, (status, said)
+        assert s.server.get("/v1/upstreams")["n_serving"] == 1 and s.server.status()["stage"]["weight_version"] == "a3"
+        s.taps[0].fault = None
+        until("it is repaired", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
+        s.has("00100", "a3")
+
+
+CASES = {f.__name__: f for f in (given_up, each_by_itself, label)}
 
 
 def main():
