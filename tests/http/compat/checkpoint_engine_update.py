@@ -477,7 +477,7 @@ def deaths(world, server):
             (r,) = ranks
             asked = Asked(server, *vllm_body(ranks))
             if step == "connected":
-                wait_for_update(server)
+                wait_for_connection(r)
             else:
                 begin(ranks, step)
             if step in ("list", "released"):
@@ -494,6 +494,18 @@ def deaths(world, server):
                 asked.end(499, "trainer", what=f"died: {step}")
         must(time.monotonic() - began < 20, f"died: {step}: it took {time.monotonic() - began} s")
         undone(server, f"died: {step}")
+
+
+def wait_for_connection(rank):
+    """The update may be open before: a trainer that dies then is one that is not there yet, and is waited for."""
+    name, until = rank.address.removeprefix("ipc://"), time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        with open("/proc/net/unix", encoding="ascii") as f:
+            rows = [line.split() for line in f]
+        if any(row[5] == "03" and row[-1] == name for row in rows[1:]):  # 03: connected
+            return
+        time.sleep(0.01)
+    raise AssertionError("the server did not connect")
 
 
 def wait_for_update(server, is_open=True):
