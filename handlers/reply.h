@@ -52,4 +52,17 @@ json_t *error_json(const struct err *cause);
  * Bytes of a message that are not UTF-8 (a client's, or a cut character) become '?'. */
 json_t *reply_error_json(enum route_form form, const struct err *e, json_t *details);
 
+/* json_list_append - append `item` (stolen; NULL: there was no memory to make it) to `list`
+ * (stolen; NULL: an append before this one failed), so that a loop checks once, at its end. Returns
+ * the list, or NULL without memory. Threads: any. */
+static inline json_t *json_list_append(json_t *list, json_t *item)
+{
+    if (list != NULL && json_array_append_new(list, item) == 0)
+        return list;
+    if (list == NULL)
+        json_decref(item);
+    json_decref(list);
+    return NULL;
+}
+
 #endif

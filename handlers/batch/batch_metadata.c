@@ -52,24 +52,13 @@ uint32_t batch_versions_index(const struct batch_versions *v, const struct gen_s
     return index;
 }
 
-/* Appends; returns NULL on failure, so that callers check only once. */
-static json_t *append(json_t *array, json_t *item)
-{
-    if (array != NULL && json_array_append_new(array, item) == 0)
-        return array;
-    if (array == NULL)
-        json_decref(item);
-    json_decref(array);
-    return NULL;
-}
-
 static json_t *versions_json(const struct batch_versions *v)
 {
     json_t *list = json_array();
 
     for (uint32_t i = 0; i < v->n; i++)
-        list = append(list, json_pack("{s:s, s:I}", "version", v->spans[i]->label, "serial",
-                                      (json_int_t)v->spans[i]->serial));
+        list = json_list_append(list, json_pack("{s:s, s:I}", "version", v->spans[i]->label,
+                                                "serial", (json_int_t)v->spans[i]->serial));
     return list;
 }
 
@@ -80,9 +69,10 @@ static json_t *finish_reasons_json(void)
     json_t *list = json_array();
 
     for (int f = 0; f <= GEN_ERROR; f++)
-        list = append(list, f == GEN_RUNNING ? json_null()
-                                             : json_string(gen_finish_name((enum gen_finish)f)));
-    return append(list, json_string("repetition"));
+        list = json_list_append(list, f == GEN_RUNNING
+                                          ? json_null()
+                                          : json_string(gen_finish_name((enum gen_finish)f)));
+    return json_list_append(list, json_string("repetition"));
 }
 
 /* For each row why it failed, or null. */
@@ -93,7 +83,8 @@ static json_t *errors_json(const struct batch *b)
     for (uint32_t i = 0; i < b->n_rows; i++) {
         const struct gen_output *out = b->rows[i].out;
 
-        list = append(list, out->finish == GEN_ERROR ? error_json(&out->error) : json_null());
+        list = json_list_append(list,
+                                out->finish == GEN_ERROR ? error_json(&out->error) : json_null());
     }
     return list;
 }
@@ -104,7 +95,7 @@ static json_t *trajectory_ids_json(const struct batch *b)
     json_t *list = steps != NULL ? json_array() : json_null();
 
     for (uint32_t i = 0; i < b->n_rows && steps != NULL; i++)
-        list = append(list, json_string(steps[b->rows[i].prompt].id));
+        list = json_list_append(list, json_string(steps[b->rows[i].prompt].id));
     return list;
 }
 

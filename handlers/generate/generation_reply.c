@@ -15,17 +15,6 @@ double generation_logprob(float logprob)
     return (double)batch_logprob(logprob);
 }
 
-/* Appends; returns NULL on failure, so that callers check only once. */
-static json_t *append(json_t *array, json_t *item)
-{
-    if (array != NULL && json_array_append_new(array, item) == 0)
-        return array;
-    if (array == NULL)
-        json_decref(item);
-    json_decref(array);
-    return NULL;
-}
-
 json_t *generation_versions_json(const struct gen_output *out)
 {
     json_t *array = json_array();
@@ -33,9 +22,10 @@ json_t *generation_versions_json(const struct gen_output *out)
     for (uint32_t i = 0; i < out->n_spans && array != NULL; i++) {
         const struct gen_span *s = &out->spans[i];
 
-        array = append(array, json_pack("{s:s, s:I, s:I, s:I}", "version", s->label, "start",
-                                        (json_int_t)s->start, "end", (json_int_t)s->end, "serial",
-                                        (json_int_t)s->serial));
+        array = json_list_append(array,
+                                 json_pack("{s:s, s:I, s:I, s:I}", "version", s->label, "start",
+                                           (json_int_t)s->start, "end", (json_int_t)s->end,
+                                           "serial", (json_int_t)s->serial));
     }
     return array;
 }
@@ -76,7 +66,7 @@ json_t *generation_ids_json(const uint32_t *ids, uint32_t n)
     json_t *array = json_array();
 
     for (uint32_t i = 0; i < n && array != NULL; i++)
-        array = append(array, json_integer(ids[i]));
+        array = json_list_append(array, json_integer(ids[i]));
     return array;
 }
 

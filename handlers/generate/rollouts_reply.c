@@ -83,10 +83,7 @@ static json_t *stop_reasons_json(const struct batch_row *rows, uint32_t n)
     json_t *list = json_array();
 
     for (uint32_t i = 0; i < n; i++)
-        if (json_array_append_new(list, generation_stop_reason_json(rows[i].out)) != 0) {
-            json_decref(list);
-            return NULL;
-        }
+        list = json_list_append(list, generation_stop_reason_json(rows[i].out));
     return list;
 }
 
@@ -96,10 +93,7 @@ static json_t *route_layers_json(const struct rollouts_op *op)
     json_t *list = op->routes.n_experts > 0 ? json_array() : json_null();
 
     for (uint32_t i = 0; i < info->n_route_layers && op->routes.n_experts > 0; i++)
-        if (json_array_append_new(list, json_integer(info->route_layers[i])) != 0) {
-            json_decref(list);
-            return NULL;
-        }
+        list = json_list_append(list, json_integer(info->route_layers[i]));
     return list;
 }
 
