@@ -32,6 +32,7 @@ int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg
     for (size_t i = 0; i < FLEET_MAX; i++)
         fc->update_in_doubt[i] = true; /* an earlier server may have left one open */
     fleet_reconcile_init(fc);
+    fleet_proof_init(fc);
     *out = fc;
     return 0;
 }
@@ -45,6 +46,7 @@ void fleet_control_free(struct fleet_control *fc)
         fleet_session_unref(fc->ended[i]);
     fleet_spec_unref(fc->spec);
     fleet_adapters_fini(&fc->adapters);
+    fleet_proof_fini(fc);
     cnd_fini(&fc->changed);
     mtx_fini(&fc->lock);
     free(fc);

@@ -9,6 +9,7 @@
 
 #include "base/err.h"
 #include "fleet/fleet_request.h"
+#include "fleet/proof/fleet_proof.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -31,6 +32,7 @@ struct fleet_control_cfg {
     struct workers *reconcile; /* loads and unloads missing adapters, resets caches */
     uint64_t update_us;        /* for one step of an update at one engine */
     struct history *history;   /* of ended updates; NULL: none is kept */
+    enum fleet_prove prove;    /* what each engine is asked for after an update */
     bool recomputes;           /* running generations recompute their KV after an update */
     /* Reads the tensors that a request lists (one reference). Errors: ERR_BAD_REQUEST at the
      * member; ERR_NO_MEMORY. Threads: any. */

@@ -15,6 +15,7 @@
 #include "fleet/fleet_request.h"
 #include "fleet/fleet_transfer.h"
 #include "fleet/members/upstreams.h"
+#include "fleet/proof/fleet_proof.h"
 #include "fleet/update/fleet_coverage.h"
 #include "fleet/update/fleet_session.h"
 #include "fleet/update/fleet_update.h"
@@ -93,6 +94,7 @@ struct fleet_control {
     struct fleet_transfer transfer;
     struct fleet_adapters adapters;
     struct fleet_reconcilers reconcile;
+    struct fleet_provers proof;
 
     /* written by the owner of the operation lock or abort lock; no lock */
     bool update_in_doubt[FLEET_MAX]; /* a baton may have an update open that no session knows */

@@ -181,6 +181,8 @@ int fleet_resync_one(struct fleet_control *fc, struct http_request *x, const cha
     rc = upstreams_find(fc->upstreams, name, out, e);
     if (rc == 0)
         rc = resync_with_lock(fc, *out, e);
+    if (rc == 0)
+        fleet_proof_want(fc, *out);
     upstreams_release_indexes(fc->upstreams);
     fleet_op_unlock(fc);
     return rc;

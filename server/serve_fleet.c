@@ -108,15 +108,16 @@ static int open_upstreams(struct server *s, struct err *e)
 static int open_control(struct server *s, struct err *e)
 {
     const struct settings *settings = &s->app.settings;
-    const struct fleet_control_cfg cfg = {.upstreams = s->fleet.upstreams,
-                                          .abort = s->fleet.abort_executor,
-                                          .reconcile = s->app.generate_executor,
-                                          .history = s->app.history,
-                                          .update_us = settings->update_timeout_ms * 1000,
-                                          .recomputes = settings->on_update ==
-                                                        GEN_ON_UPDATE_RECOMPUTE,
-                                          .tensor_list_of = tensor_list_of};
+    struct fleet_control_cfg cfg = {.upstreams = s->fleet.upstreams,
+                                    .abort = s->fleet.abort_executor,
+                                    .reconcile = s->app.generate_executor,
+                                    .history = s->app.history,
+                                    .update_us = settings->update_timeout_ms * 1000,
+                                    .recomputes = settings->on_update == GEN_ON_UPDATE_RECOMPUTE,
+                                    .tensor_list_of = tensor_list_of};
 
+    if (fleet_prove_parse(&cfg.prove, s->config.prove, "--prove", e) != 0)
+        return -1;
     return fleet_control_new(&s->fleet.control, &cfg, e);
 }
 

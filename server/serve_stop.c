@@ -180,6 +180,7 @@ static void server_stop(struct server *s)
         fleet_abort_update_at_stop(s->fleet.control); /* by the loop that upstreams_stop ends */
     upstreams_stop(s->fleet.upstreams); /* executor threads wait for replies of upstreams */
     handoff_stop(s->fleet.handoff);     /* so does this one, and the update worker waits for it */
+    fleet_proof_stop(s->fleet.control);
     if (a->control_executor != NULL)
         workers_stop(a->control_executor);
     serve_fleet_stop_executors(&s->fleet);

@@ -176,6 +176,65 @@ json_t *api_read_config(enum upstream_kind kind, const char *text, size_t len, s
     return NULL;
 }
 
+/* canary and checksums */
+
+const int api_canary_ids[API_CANARY_IDS] = {17, 42, 23, 61, 34, 52, 19, 58,
+                                            27, 45, 38, 63, 21, 49, 30, 55};
+
+static void read_values(struct api_canary *out, const struct upstream_api *api, const json_t *reply)
+{
+    for (size_t i = 0; i < API_CANARY_VALUES; i++) {
+        const json_t *value = api->canary_value(reply, i);
+
+        if (!json_is_number(value) && !json_is_null(value)) {
+            out->kind = API_CANARY_NONE; /* such as the reply to an aborted request */
+            return;
+        }
+        if (json_is_null(value))
+            out->kind = API_CANARY_NOT_FINITE;
+        out->values[i] = json_number_value(value);
+    }
+}
+
+void api_read_canary(struct api_canary *out, enum upstream_kind kind, int status, const char *text,
+                     size_t len)
+{
+    const struct upstream_api *api = upstream_api(kind);
+    json_t *reply;
+
+    *out = (struct api_canary){.kind = API_CANARY_NONE};
+    if (api->canary_value == NULL) {
+        out->kind = API_CANARY_UNSUPPORTED;
+    } else if (status >= 400 && api->says_not_finite != NULL && api->says_not_finite(text, len)) {
+        out->kind = API_CANARY_NOT_FINITE;
+    } else if (status >= 400 && status < 500 && status != 408 && status != 429 &&
+               !api_is_auth_error(status)) {
+        out->kind = API_CANARY_UNSUPPORTED;
+    } else if (status == 200) {
+        reply = json_loadb(text, len, 0, NULL);
+        out->kind = API_CANARY_VALUES_READ;
+        read_values(out, api, reply);
+        json_decref(reply);
+    }
+}
+
+json_t *api_read_checksums(enum upstream_kind kind, const char *text, size_t len, struct err *e)
+{
+    const struct upstream_api *api = upstream_api(kind);
+    json_t *reply = json_loadb(text, len, 0, NULL);
+    json_t *sums = api->checksums != NULL ? api->checksums(reply) : NULL;
+
+    json_decref(reply);
+    if (json_object_size(sums) > 0)
+        return sums;
+    json_decref(sums);
+    (void)err_set(e, ERR_UNREADABLE, "", "its reply to %s has no checksums",
+                  api->queries[API_GET_CHECKSUMS].path != NULL
+                      ? api->queries[API_GET_CHECKSUMS].path
+                      : "a request for them");
+    return NULL;
+}
+
 /* operations */
 
 int api_check_done(enum upstream_kind kind, enum api_op op, const json_t *native,

@@ -241,7 +241,7 @@ const struct upstream_api baton_api = {
             [API_GET_STATUS] = {"/v1/status", NULL},
             [API_GET_VERSION] = {"/v1/status", NULL},
             [API_GET_RANKS] = {"/v1/status", NULL},
-            [API_GENERATE_TOKEN] = {"/v1/completions", NULL},
+            [API_GENERATE_TOKEN] = {"/v1/completions", NULL, API_ONE_TOKEN},
             [API_GET_CONFIG] = {"/server_info?config_format=json", NULL},
         },
     .read_status = baton_read_status,

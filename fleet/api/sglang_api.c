@@ -287,6 +287,46 @@ static json_t *sglang_config(const json_t *reply)
                      (json_int_t)(dp > 0 ? dp : 1), "weight_transfer_config", "backend", "nccl");
 }
 
+/* {"meta_info": {"input_token_logprobs": [[null, 17, null], [-1.5, 42, null]]}}; a value that is
+ * not finite is null. If the first token's is asked for too, the prefix cache is not used
+ * [srt/managers/schedule_batch.py, _compute_max_prefix_len]. */
+static const json_t *sglang_canary_value(const json_t *reply, size_t i)
+{
+    const json_t *all = json_object_get(json_object_get(reply, "meta_info"),
+                                        "input_token_logprobs");
+
+    return json_array_size(all) == API_CANARY_IDS ? json_array_get(json_array_get(all, i + 1), 0)
+                                                  : NULL;
+}
+
+/* {"ranks": [{"checksums": {NAME: HASH}, "parallelism_info": {…}}]}. Ranks have parameters of the
+ * same name. Their order is not defined; which rank it is follows from its place in the group. */
+static json_t *sglang_checksums(const json_t *reply)
+{
+    const json_t *ranks = json_object_get(reply, "ranks"), *rank;
+    json_t *all = json_array_size(ranks) > 0 ? json_object() : NULL;
+    size_t i;
+
+    json_array_foreach(ranks, i, rank)
+    {
+        const json_t *place = json_object_get(rank, "parallelism_info");
+        json_t *sums = json_object_get(rank, "checksums"), *sum;
+        const char *name;
+
+        json_object_foreach(sums, name, sum)
+        {
+            json_t *key = json_sprintf("%s%srank %" JSON_INTEGER_FORMAT "/%s",
+                                       api_text(place, "role", ""),
+                                       api_has(place, "role") ? " " : "",
+                                       json_integer_value(json_object_get(place, "rank")), name);
+
+            (void)json_object_set(all, json_string_value(key), sum);
+            json_decref(key);
+        }
+    }
+    return all;
+}
+
 /* It has one status for every error [srt/lora/lora_registry.py, unregister]. */
 static bool sglang_adapter_is_absent(const char *name, int status, const json_t *reply)
 {
@@ -348,12 +388,20 @@ const struct upstream_api sglang_api = {
             [API_GET_STATUS] = {"/model_info", "/get_model_info"},
             [API_GET_VERSION] = {"/model_info", "/get_model_info"},
             [API_GET_RANKS] = {"/server_info", "/get_server_info"},
-            [API_GENERATE_TOKEN] = {"/v1/completions", NULL},
+            [API_GENERATE_TOKEN] = {"/v1/completions", NULL, API_ONE_TOKEN},
+            [API_GENERATE_CANARY] = {"/generate", NULL,
+                                     "{\"input_ids\":" API_CANARY_PROMPT
+                                     ",\"sampling_params\":{\"max_new_tokens\":1,"
+                                     "\"temperature\":0},\"return_logprob\":true,"
+                                     "\"logprob_start_len\":0}"},
+            [API_GET_CHECKSUMS] = {"/weights_checker", NULL, "{\"action\":\"checksum\"}"},
             [API_GET_CONFIG] = {"/server_info", "/get_server_info"},
         },
     .read_status = sglang_read_status,
     .version = api_top_version,
     .n_ranks = sglang_n_ranks,
+    .canary_value = sglang_canary_value,
+    .checksums = sglang_checksums,
     .config = sglang_config,
     .check_done = api_check_success,
     .adapter_is_absent = sglang_adapter_is_absent,

@@ -76,16 +76,13 @@ int api_make_request(struct api_request *out, enum upstream_kind kind, enum api_
     return 0;
 }
 
-/* One token of a prompt that every vocabulary has. */
-static int set_one_token(struct api_request *out, struct err *e)
+static int set_query_body(struct api_request *out, const char *body, struct err *e)
 {
-    static const char body[] = "{\"prompt\":[0],\"max_tokens\":1,\"temperature\":0}";
-
     out->method = "POST";
     out->body = strdup(body);
     if (out->body == NULL)
         return api_no_memory(e);
-    out->body_len = sizeof body - 1;
+    out->body_len = strlen(body);
     return 0;
 }
 
@@ -99,7 +96,7 @@ int api_make_query(struct api_request *out, enum upstream_kind kind, enum api_qu
     if (row->path == NULL)
         return 0;
     (void)api_set_path(&made, row->path);
-    if (query == API_GENERATE_TOKEN && set_one_token(&made, e) != 0)
+    if (row->body != NULL && set_query_body(&made, row->body, e) != 0)
         return -1;
     *out = made;
     return 0;

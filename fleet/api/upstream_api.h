@@ -121,6 +121,8 @@ enum api_query {
     API_GET_VERSION,       /* the version alone */
     API_GET_RANKS,         /* how many ranks it is in a trainer's group */
     API_GENERATE_TOKEN,    /* one token, as a test of its generation */
+    API_GENERATE_CANARY,   /* log-probabilities of a fixed prompt, computed without any cache */
+    API_GET_CHECKSUMS,     /* of its own parameters; it stands still until it has them */
     API_GET_RELEASE,       /* of its software, if its API depends on it */
     API_GET_PAUSED,        /* is it paused, if API_GET_STATUS does not have it? */
     API_GET_ASLEEP,        /* the same of a sleep, which may count as a pause too */
@@ -171,6 +173,29 @@ bool api_has_no_ranks(enum upstream_kind kind, const char *text, size_t len);
  * configuration, of an SGLang the equivalent of these. New; NULL on errors.
  * Errors: ERR_UNREADABLE: it does not say. */
 json_t *api_read_config(enum upstream_kind kind, const char *text, size_t len, struct err *e);
+
+/* Log-probabilities of the tokens of the canary's prompt, but for the first token, which has none.
+ */
+enum { API_CANARY_VALUES = 15 };
+struct api_canary {
+    enum api_canary_kind {
+        API_CANARY_NONE,        /* no answer that says anything: ask again */
+        API_CANARY_UNSUPPORTED, /* it refuses the request, and would again */
+        API_CANARY_NOT_FINITE,
+        API_CANARY_VALUES_READ
+    } kind;
+    double values[API_CANARY_VALUES]; /* of API_CANARY_VALUES_READ */
+};
+
+/* api_read_canary - of a reply to API_GENERATE_CANARY.
+ * @status  0: there is no whole reply */
+void api_read_canary(struct api_canary *out, enum upstream_kind kind, int status, const char *text,
+                     size_t len);
+
+/* api_read_checksums - of a reply 200 to API_GET_CHECKSUMS: an object, from the upstream's name of
+ * each parameter, with its rank if it has several, to its checksum. New; NULL on errors.
+ * Errors: ERR_UNREADABLE: it does not say. */
+json_t *api_read_checksums(enum upstream_kind kind, const char *text, size_t len, struct err *e);
 
 /* api_read_boot_id - of a baton's reply to API_START_UPDATE: its process; "": it does not say. */
 void api_read_boot_id(char out[FLEET_LABEL_MAX + 1], const char *text, size_t len);

@@ -20,7 +20,16 @@ struct api_op_row {
 struct api_query_row {
     const char *path;
     const char *older; /* in older releases; NULL: the same */
+    const char *body;  /* static, and the method is POST; NULL: GET */
 };
+
+/* One token of a prompt that every vocabulary has. */
+#define API_ONE_TOKEN "{\"prompt\":[0],\"max_tokens\":1,\"temperature\":0}"
+
+/* Ids that every vocabulary has, behind those that many keep for special tokens. */
+#define API_CANARY_PROMPT "[17,42,23,61,34,52,19,58,27,45,38,63,21,49,30,55]"
+enum { API_CANARY_IDS = API_CANARY_VALUES + 1 };
+extern const int api_canary_ids[API_CANARY_IDS];
 
 /* One kind of upstream. Replies are parsed JSON, NULL if they are not JSON. */
 struct upstream_api {
@@ -36,6 +45,13 @@ struct upstream_api {
     const json_t *(*version)(const json_t *reply);
     /* Of a reply to API_GET_RANKS. 0: it does not say. */
     uint64_t (*n_ranks)(const json_t *reply);
+    /* Value i of a reply 200 to API_GENERATE_CANARY: a number; null if it is not finite; NULL if
+     * the reply does not have it. Borrowed. May be NULL: this kind has no canary. */
+    const json_t *(*canary_value)(const json_t *reply, size_t i);
+    /* Does the message of a reply of failure to it say that a value is not finite? */
+    bool (*says_not_finite)(const char *text, size_t len);
+    /* Of a reply to API_GET_CHECKSUMS: new; NULL: it does not say, or no memory. */
+    json_t *(*checksums)(const json_t *reply);
     /* Of a reply to API_GET_CONFIG: new; NULL: it does not say, or no memory. */
     json_t *(*config)(const json_t *reply);
     /* api_check_done. */

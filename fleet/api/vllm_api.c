@@ -362,6 +362,34 @@ static bool vllm_reset_is_proven(const json_t *native, const json_t *reply)
     return is_on(native, "running") || json_is_true(json_object_get(reply, "success"));
 }
 
+/* {"choices": [{"prompt_logprobs": [null, {"42": {"logprob": -1.5}, "7": {}}]}]}. A request for
+ * them reads no prefix cache [v1/core/kv_cache_manager.py, get_computed_blocks]. */
+static const json_t *vllm_canary_value(const json_t *reply, size_t i)
+{
+    const json_t *choice = json_array_get(json_object_get(reply, "choices"), 0);
+    const json_t *all = json_object_get(choice, "prompt_logprobs");
+    char id[16];
+
+    if (json_array_size(all) != API_CANARY_IDS)
+        return NULL;
+    (void)snprintf(id, sizeof id, "%d", api_canary_ids[i + 1]);
+    return json_object_get(json_object_get(json_array_get(all, i + 1), id), "logprob");
+}
+
+/* Its encoder of replies refuses NaN, which 0.32 answers with 400. */
+static bool vllm_says_not_finite(const char *text, size_t len)
+{
+    static const char words[] = "Out of range float values are not JSON compliant";
+
+    return memmem(text, len, words, sizeof words - 1) != NULL;
+}
+
+/* {"checksums": {NAME: SHA-256}}, of all ranks. */
+static json_t *vllm_checksums(const json_t *reply)
+{
+    return json_incref(json_object_get(reply, "checksums"));
+}
+
 /* It proves nothing, and cannot abort an update. */
 const struct upstream_api vllm_api = {
     .name = "vllm",
@@ -396,7 +424,11 @@ const struct upstream_api vllm_api = {
             [API_GET_PROBE_VERSION] = {"/weight_info", NULL},
             [API_GET_VERSION] = {"/weight_info", NULL},
             [API_GET_RANKS] = {"/get_world_size", NULL},
-            [API_GENERATE_TOKEN] = {"/v1/completions", NULL},
+            [API_GENERATE_TOKEN] = {"/v1/completions", NULL, API_ONE_TOKEN},
+            [API_GENERATE_CANARY] = {"/v1/completions", NULL,
+                                     "{\"prompt\":" API_CANARY_PROMPT
+                                     ",\"max_tokens\":1,\"temperature\":0,\"prompt_logprobs\":1}"},
+            [API_GET_CHECKSUMS] = {"/weight_checker", NULL, "{\"action\":\"checksum\"}"},
             [API_GET_RELEASE] = {"/version", NULL},
             [API_GET_PAUSED] = {"/is_paused", NULL},
             [API_GET_ASLEEP] = {"/is_sleeping", NULL},
@@ -405,6 +437,9 @@ const struct upstream_api vllm_api = {
     .read_status = vllm_read_status,
     .version = api_top_version,
     .n_ranks = vllm_n_ranks,
+    .canary_value = vllm_canary_value,
+    .says_not_finite = vllm_says_not_finite,
+    .checksums = vllm_checksums,
     .config = api_vllm_config,
     .check_done = api_check_success,
     .reset_is_proven = vllm_reset_is_proven,

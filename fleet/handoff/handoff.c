@@ -246,6 +246,7 @@ static bool find_behind(struct handoff *h, size_t *upstream)
         fleet_info(fleet_of(h->cfg.control), i, &info);
         if (at.removed || !info.alive || (info.synced && !info.fenced) ||
             !clock_passed(h->repairs[i].due_us) ||
+            fleet_proof_is_beyond_repair(h->cfg.control, i) ||
             (found && h->repairs[i].delay_us >= h->repairs[*upstream].delay_us))
             continue;
         *upstream = i;

@@ -216,6 +216,12 @@ void fleet_note_sleep(struct fleet *f, size_t upstream, bool asleep);
 /* fleet_fence - an update began to change the engine and failed there. */
 void fleet_fence(struct fleet *f, size_t upstream, const struct err *why);
 
+/* fleet_fence_served - what an engine serves was found to be wrong: fence it, unless it has got
+ * another version or was restarted since.
+ * @incarnation, @serial  of upstream_info, when it was found */
+void fleet_fence_served(struct fleet *f, size_t upstream, uint64_t incarnation, uint64_t serial,
+                        const struct err *why);
+
 /* fleet_may_resync - would fleet_resync fail for any report? Errors: as of fleet_resync. */
 int fleet_may_resync(struct fleet *f, size_t upstream, struct err *e);
 

@@ -37,6 +37,21 @@ void fleet_fence(struct fleet *f, size_t upstream, const struct err *why)
     fleet_change_end(f, &c);
 }
 
+void fleet_fence_served(struct fleet *f, size_t upstream, uint64_t incarnation, uint64_t serial,
+                        const struct err *why)
+{
+    struct upstream *u = &f->upstreams[upstream];
+    struct fleet_change c;
+
+    fleet_change_begin(f, &c);
+    if (u->incarnation == incarnation && u->serial == serial && fleet_is_synced(u)) {
+        fleet_apply_event(f, u, UPSTREAM_ON_UPDATE_FAILED);
+        fleet_apply_event(f, u, UPSTREAM_ON_UNSYNCED); /* whatever it reports */
+        set_fence_error(u, why);
+    }
+    fleet_change_end(f, &c);
+}
+
 static void set_missed_error(struct upstream *u)
 {
     FLEET_SET_ERROR(u,

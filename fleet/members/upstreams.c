@@ -304,6 +304,12 @@ int upstreams_find(struct upstreams *u, const char *name, size_t *out, struct er
     return set_not_found(u, name, e);
 }
 
+int upstreams_send(struct upstreams *u, struct upstream_fanout **out, struct upstream_call *call,
+                   upstream_fanout_done_fn *done, void *arg, struct err *e)
+{
+    return upstream_fanout_start(out, u->client, call, 1, done, arg, e);
+}
+
 void upstreams_enable_generation_probes(struct upstreams *u, bool on)
 {
     prober_enable_generation_probes(u->prober, on);

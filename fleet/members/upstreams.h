@@ -94,6 +94,11 @@ int upstreams_find(struct upstreams *u, const char *name, size_t *out, struct er
 int upstreams_call(struct upstreams *u, struct upstream_call *calls, size_t n,
                    struct upstream_reply *replies, struct err *e);
 
+/* upstreams_send - one request whose reply nobody waits for: upstream_fanout_start, for one part.
+ * Cancel it before upstreams_free. Threads: the loop's. */
+int upstreams_send(struct upstreams *u, struct upstream_fanout **out, struct upstream_call *call,
+                   upstream_fanout_done_fn *done, void *arg, struct err *e);
+
 /* upstreams_enable_generation_probes - as prober_enable_generation_probes. */
 void upstreams_enable_generation_probes(struct upstreams *u, bool on);
 

@@ -305,6 +305,9 @@ static size_t commit_version(struct fleet_control *fc, struct fleet_session *s)
     if (serial > 0)
         expect_updates(fc, s);
     fence_restarted(fc, s);
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].state == PART_FINISHED)
+            fleet_proof_want(fc, s->parts[i].upstream);
     mtx_lock(&fc->lock);
     s->serial = serial;
     mtx_unlock(&fc->lock);

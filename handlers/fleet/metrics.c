@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/prometheus.h"
+#include "fleet/fleet_control.h"
 #include "fleet/handoff/handoff.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
@@ -22,6 +23,7 @@ struct rows {
     struct row {
         const char *name;
         struct upstream_info info;
+        uint64_t n_proofs[PROOF_STATES];
     } items[FLEET_MAX];
 };
 
@@ -37,6 +39,7 @@ static void read_rows(struct app *app, struct rows *out)
             continue;
         out->items[out->n].name = at.name;
         fleet_info(upstreams_fleet(app->fleet->upstreams), i, &out->items[out->n].info);
+        fleet_proof_counts(app->fleet->control, i, out->items[out->n].n_proofs);
         out->n++;
     }
 }
@@ -102,6 +105,19 @@ static void put_counts(const struct rows *rows, struct buf *out)
     }
 }
 
+static void put_proofs(const struct rows *rows, struct buf *out)
+{
+    static const char name[] = "baton_upstream_proofs_total";
+
+    prom_head(out, name, "counter", "Results of the proof of an upstream after an update");
+    for (size_t i = 0; i < rows->n; i++)
+        for (int s = PROOF_PROVEN; s < PROOF_STATES; s++)
+            prom_u64(out, name,
+                     LABELS({"upstream", rows->items[i].name},
+                            {"result", proof_state_name((enum proof_state)s)}),
+                     rows->items[i].n_proofs[s]);
+}
+
 static void put_lanes(const struct fleet_stats *s, struct buf *out)
 {
 #define FAMILY(name, type, help, field)                                                            \
@@ -158,5 +174,6 @@ void metrics_fleet(struct app *app, struct buf *out)
     put_states(rows, out);
     put_outstanding(rows, out);
     put_counts(rows, out);
+    put_proofs(rows, out);
     free(rows);
 }

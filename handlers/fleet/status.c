@@ -42,13 +42,13 @@ static json_t *last_heard_json(uint64_t probe_ok_us)
     return json_real(now > probe_ok_us ? (double)(now - probe_ok_us) / 1e6 : 0.0);
 }
 
-/* @lacks  stolen */
+/* @lacks, @proof  stolen */
 static json_t *upstream_json(const struct upstream_endpoint *at, const struct upstream_info *info,
-                             json_t *lacks)
+                             json_t *lacks, json_t *proof)
 {
     return json_pack(
-        "{s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o, s:o}", "upstream",
-        at->name, "dialect", upstream_kind_name(at->kind), "state",
+        "{s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o, s:o, s:o}",
+        "upstream", at->name, "dialect", upstream_kind_name(at->kind), "state",
         upstream_state_name(info->state), "weight_version", text_or_null(info->report.label),
         "serial", info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(),
         "process", text_or_null(info->report.process), "outstanding", "generate",
@@ -57,7 +57,7 @@ static json_t *upstream_json(const struct upstream_endpoint *at, const struct up
         "n_missed", (json_int_t)info->n_failures, "last_heard_s",
         last_heard_json(info->probe_ok_us), "error", error_or_null(&info->error), "last_error_at",
         info->error.code != ERR_NONE ? json_integer(info->error_wall_s) : json_null(),
-        "missing_adapters", lacks);
+        "missing_adapters", lacks, "proof", proof);
 }
 
 static json_t *one_upstream_json(const struct app *app, size_t upstream)
@@ -67,7 +67,8 @@ static json_t *one_upstream_json(const struct app *app, size_t upstream)
 
     upstreams_get(app->fleet->upstreams, upstream, &at);
     fleet_info(upstreams_fleet(app->fleet->upstreams), upstream, &info);
-    return upstream_json(&at, &info, fleet_missing_adapters_json(app->fleet->control, upstream));
+    return upstream_json(&at, &info, fleet_missing_adapters_json(app->fleet->control, upstream),
+                         fleet_proof_json(app->fleet->control, upstream));
 }
 
 /* A removed engine is listed while requests run there. */

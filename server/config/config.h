@@ -59,6 +59,11 @@ enum { CONFIG_LIST_MAX = 256 };
     X(NBYTES, stage_window, "stage-window", "BYTES", "0", 0, UINT64_MAX / 2,                       \
       "with --stage host: size of each of the two windows on the GPU; not less than the largest "  \
       "tensor has; 0: 1GiB, or as much as the largest tensor has")                                 \
+    X(STR, prove, "prove", "WHAT", "canary", 0, 0,                                                 \
+      "what each vLLM or SGLang is asked for after an update, which waits for none of it: "        \
+      "canary: log-probabilities of a fixed prompt, which must be finite and equal to those "      \
+      "of the other upstreams, or the upstream is fenced; checksums: those of its parameters "     \
+      "too, for which it stands still; or none")                                                   \
     X(INT, min_ready, "min-ready", "N", "0", 0, 256,                                               \
       "upstreams that must serve the current version for this server to be ready, and "            \
       "for an update to succeed; as many must have the same version before the first "             \

@@ -25,14 +25,20 @@ static const char *const level_words[] = {"debug", "info", "warn", "error", NULL
 static const char *const on_update_words[] = {"continue", "finish", "recompute", NULL};
 static const char *const logprobs_words[] = {"raw_logprobs", "processed_logprobs", NULL};
 static const char *const routed_words[] = {"on-request", "vllm", "prime-rl", NULL};
+static const char *const prove_words[] = {"none", "canary", "checksums", NULL};
 static const char *const non_finite_words[] = {"refuse", "warn", "allow", NULL};
 static const struct {
     const char *flag;
     const char *const *words;
-} choices[] = {{"engine", engine_words},          {"access-log", access_words},
-               {"log-format", format_words},      {"log-level", level_words},
-               {"logprobs-mode", logprobs_words}, {"on-update", on_update_words},
-               {"non-finite", non_finite_words},  {"return-routed-experts", routed_words}};
+} choices[] = {{"engine", engine_words},
+               {"access-log", access_words},
+               {"log-format", format_words},
+               {"log-level", level_words},
+               {"logprobs-mode", logprobs_words},
+               {"on-update", on_update_words},
+               {"non-finite", non_finite_words},
+               {"return-routed-experts", routed_words},
+               {"prove", prove_words}};
 
 /* Strings live as long as the config: a list of blocks, freed together. */
 struct text {

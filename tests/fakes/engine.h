@@ -207,6 +207,14 @@ enum experts_form { EXPERTS_VLLM, EXPERTS_PRIME_RL, EXPERTS_SKYRL, EXPERTS_SGLAN
 void put_experts(struct buf *b, enum experts_form form, const uint8_t *tags, size_t n_rows,
                  size_t start);
 
+/* ---- the canary (engine_canary.c) ---- */
+
+/* put_prompt_logprobs - append a vLLM's member: [null, {ID: {"logprob": …}, …}, …].
+ * put_input_token_logprobs - an SGLang's: [[null, ID, null], [LOGPROB, ID, null], …].
+ * @maker  a number for the weights that computed them */
+void put_prompt_logprobs(struct buf *b, const uint32_t *prompt, size_t n, uint32_t maker);
+void put_input_token_logprobs(struct buf *b, const uint32_t *prompt, size_t n, uint32_t maker);
+
 /* ---- the prefix cache (engine_cache.c) ----
  * An entry is the KV of the first tokens of a prompt, and records which weights made it. Tokens
  * that are generated from an entry of other weights show it. A baton's double has no such cache: a
@@ -290,6 +298,7 @@ void state_commit(struct engine *e, const char *label);    /* NULL: no label */
 void state_set_label(struct engine *e, const char *label); /* the weights stay; "": no label */
 bool is_unfinished(const char *label); /* is it baton's marker of an unfinished update? */
 void state_touch(struct engine *e);
+json_t *state_checksums(const struct engine *e, const char *prefix); /* new; of two parameters */
 void state_weights_changed(struct engine *e); /* the weights were changed or dropped */
 void state_preempt(struct engine *e);         /* all running requests */
 /* state_holds_kv - does a request hold KV? @preempted  also one that was preempted */

@@ -338,16 +338,23 @@ static bool fault_before(struct conn *c)
     }
 }
 
-/* Setting a label is one op, except baton's marker before an update, which is "mark". */
+static bool body_has(const struct conn *c, const char *text)
+{
+    return memmem(c->req.body, c->req.body_len, text, strlen(text)) != NULL;
+}
+
+/* Setting a label is one op, except baton's marker before an update, which is "mark". A generation
+ * whose answer has the log-probabilities of its prompt is "canary". */
 static const char *op_of(const struct conn *c)
 {
-    static const char mark[] = "\"baton:unfinished:";
 
     if (c->route == NULL)
         return "";
-    if (strcmp(c->route->path, "/update_weight_version") == 0 &&
-        memmem(c->req.body, c->req.body_len, mark, sizeof mark - 1) != NULL)
+    if (strcmp(c->route->path, "/update_weight_version") == 0 && body_has(c, "\"baton:unfinished:"))
         return "mark";
+    if (c->route->data &&
+        (body_has(c, "\"prompt_logprobs\":1") || body_has(c, "\"logprob_start_len\":0")))
+        return "canary";
     return c->route->op;
 }
 

@@ -14,13 +14,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MODEL_LEN = 1 << 20 };
 enum { MAKER_MAX = 2 * LABEL_MAX + 32, CREATED = 1763700000 };
 enum form { FORM_COMPLETION, FORM_CHAT, FORM_TOKENS, FORM_SGLANG, FORM_SKYRL };
 
 struct span {
     char maker[MAKER_MAX], label[LABEL_MAX + 1];
     bool has_label;
+    uint32_t maker_hash;
     uint64_t serial;
     size_t start;
 };
@@ -32,7 +32,8 @@ struct job {
     bool told;    /* its answer has the spans of versions */
     bool experts; /* its answer has the routed experts, from row experts_start on */
     size_t experts_start;
-    bool blank; /* a template is built: \1 is the place of the token */
+    bool canary; /* its answer has the log-probabilities of its prompt; it uses no cache */
+    bool blank;  /* a template is built: \1 is the place of the token */
     char id[LABEL_MAX + 1];
     const struct adapter *adapter; /* NULL: none */
     unsigned n_load;
@@ -45,8 +46,9 @@ struct job {
     uint64_t epoch, due_us;
     uint64_t keys[CACHE_KEYS_MAX]; /* [n_keys], of the prompt's first 1, 2, ... tokens */
     size_t n_keys, n_cached;
-    bool has_kv, preempted, stale; /* stale: an entry of other weights is in its KV */
-    uint64_t kv_weights;           /* which made its KV */
+    uint32_t prompt[CACHE_KEYS_MAX]; /* [n_prompt], of a canary */
+    bool has_kv, preempted, stale;   /* stale: an entry of other weights is in its KV */
+    uint64_t kv_weights;             /* which made its KV */
 };
 
 /* events and answers */
@@ -141,6 +143,8 @@ static void put_choice(struct buf *b, const struct conn *c, size_t from, size_t 
     buf_puts(b, ",\"logprobs\":null,\"finish_reason\":");
     put_finish(b, j, finish);
     buf_puts(b, ",\"stop_reason\":null");
+    if (finish != NULL && j->canary && j->n_spans > 0 && strcmp(finish, "abort") != 0)
+        put_prompt_logprobs(b, j->prompt, j->n_prompt, j->spans[0].maker_hash);
     if (finish != NULL && j->told)
         put_spans(b, j, c->e->o.dialect == BATON);
     if (finish != NULL && j->experts) {
@@ -188,6 +192,8 @@ static void put_sglang(struct buf *b, const struct conn *c, const char *finish)
         put_label(b, &j->spans[j->n_spans - 1]);
     else
         put_string(b, c->e->label);
+    if (finish != NULL && j->canary && j->n_spans > 0 && strcmp(finish, "abort") != 0)
+        put_input_token_logprobs(b, j->prompt, j->n_prompt, j->spans[0].maker_hash);
     if (finish != NULL && j->experts) {
         buf_puts(b, ",\"routed_experts\":");
         put_job_experts(b, c, EXPERTS_SGLANG);
@@ -312,7 +318,7 @@ static void make_kv(struct conn *c)
     j->has_kv = true;
     j->preempted = false;
     j->kv_weights = weights_of(c);
-    if (c->e->o.dialect != BATON)
+    if (c->e->o.dialect != BATON && !j->canary)
         j->n_cached = cache_use(&c->e->cache, j->keys, j->n_keys, j->kv_weights, &j->stale);
     if (j->stale != was_stale)
         j->epoch = 0; /* no engine's: its next token begins a span */
@@ -365,7 +371,8 @@ static void new_span(struct conn *c)
         memcpy(maker, s->maker, sizeof maker);
         (void)snprintf(s->maker, sizeof s->maker, "stale:%.*s", MAKER_MAX - 8, maker);
     }
-    j->tag = fnv1a_of(s->maker, strlen(s->maker)) % TAGS;
+    s->maker_hash = fnv1a_of(s->maker, strlen(s->maker));
+    j->tag = s->maker_hash % TAGS;
     j->epoch = e->epoch;
 }
 
@@ -381,7 +388,7 @@ static void make_token(struct conn *c)
     }
     j->tokens[j->n_made] = j->tag * STEPS + (j->hash + 31 * (uint32_t)j->n_made) % STEPS;
     j->n_made++;
-    c->e->n_tokens_made++;
+    c->e->n_tokens_made += !j->canary;
     c->e->n_tokens_stale += is_stale(c);
     if (c->entry != NULL)
         c->entry->n_tokens = j->n_made;
@@ -628,6 +635,9 @@ static bool set_prompt(struct conn *c, const json_t *body)
         j->hash = fnv1a(j->hash, le, sizeof le);
     }
     set_keys(c, &ids);
+    j->canary = c->entry != NULL && strcmp(c->entry->op, "canary") == 0 && ids.n <= CACHE_KEYS_MAX;
+    if (j->canary)
+        memcpy(j->prompt, ids.at, ids.n * sizeof ids.at[0]);
     free(ids.at);
     if (!good)
         conn_refuse(c, 400, "bad_request", "%s is no one prompt that it understands",
@@ -747,44 +757,6 @@ static void sglang_generate(struct conn *c, const json_t *body)
     generate(c, body, FORM_SGLANG);
 }
 
-static void do_tokenize(struct conn *c, const json_t *body)
-{
-    struct ids ids = {0};
-    struct buf b = {0};
-    const json_t *messages = json_object_get(body, "messages");
-    const char *prompt = text_member(body, "prompt", NULL);
-
-    if (prompt == NULL && !ids_of_messages(&ids, messages)) {
-        conn_refuse(c, 400, "bad_request", "neither prompt nor messages");
-        return;
-    }
-    if (prompt != NULL)
-        tokenize(&ids, prompt);
-    buf_printf(&b, "{\"count\":%zu,\"max_model_len\":%d,\"tokens\":[", ids.n, MODEL_LEN);
-    put_ids(&b, ids.at, ids.n);
-    buf_puts(&b, c->e->o.dialect == SGLANG ? "]}" : "],\"token_strs\":null}");
-    free(ids.at);
-    conn_reply(c, 200, "application/json", b.data, b.len);
-    buf_fini(&b);
-}
-
-static void do_detokenize(struct conn *c, const json_t *body)
-{
-    struct ids ids = {0};
-    struct buf b = {0};
-
-    if (ids_of_list(&ids, json_object_get(body, "tokens"))) {
-        put_text(&b, ids.at, ids.n);
-        conn_reply_json(c, 200,
-                        json_pack("{s:o}", c->e->o.dialect == SGLANG ? "text" : "prompt",
-                                  b.len > 0 ? json_stringn(b.data, b.len) : json_string("")));
-    } else {
-        conn_refuse(c, 400, "bad_request", "tokens is no list of token ids below %d", VOCAB);
-    }
-    free(ids.at);
-    buf_fini(&b);
-}
-
 const struct route data_routes[] = {
     {ALL, "POST", "/v1/completions", "completions", completions, true},
     {ALL, "POST", "/v1/chat/completions", "chat", chat, true},
@@ -793,7 +765,7 @@ const struct route data_routes[] = {
     {VLLM, "POST", "/skyrl/v1/generate", "generate", skyrl_generate, true},
     {BATON | SGLANG, "POST", "/generate", "generate", sglang_generate, true},
     {BATON | SGLANG, "PUT", "/generate", "generate", sglang_generate, true},
-    {ALL, "POST", "/tokenize", "tokenize", do_tokenize, true},
-    {ALL, "POST", "/detokenize", "detokenize", do_detokenize, true},
+    {ALL, "POST", "/tokenize", "tokenize", reply_tokenize, true},
+    {ALL, "POST", "/detokenize", "detokenize", reply_detokenize, true},
     {0},
 };

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MODEL_LEN = 1 << 20 };
+
 uint32_t fnv1a(uint32_t hash, const void *data, size_t len)
 {
     const uint8_t *at = data;
@@ -102,4 +104,42 @@ bool ids_of_messages(struct ids *out, const json_t *messages)
         tokenize(out, "\n");
     }
     return json_array_size(messages) > 0;
+}
+
+void reply_tokenize(struct conn *c, const json_t *body)
+{
+    struct ids ids = {0};
+    struct buf b = {0};
+    const json_t *messages = json_object_get(body, "messages");
+    const char *prompt = text_member(body, "prompt", NULL);
+
+    if (prompt == NULL && !ids_of_messages(&ids, messages)) {
+        conn_refuse(c, 400, "bad_request", "neither prompt nor messages");
+        return;
+    }
+    if (prompt != NULL)
+        tokenize(&ids, prompt);
+    buf_printf(&b, "{\"count\":%zu,\"max_model_len\":%d,\"tokens\":[", ids.n, MODEL_LEN);
+    put_ids(&b, ids.at, ids.n);
+    buf_puts(&b, c->e->o.dialect == SGLANG ? "]}" : "],\"token_strs\":null}");
+    free(ids.at);
+    conn_reply(c, 200, "application/json", b.data, b.len);
+    buf_fini(&b);
+}
+
+void reply_detokenize(struct conn *c, const json_t *body)
+{
+    struct ids ids = {0};
+    struct buf b = {0};
+
+    if (ids_of_list(&ids, json_object_get(body, "tokens"))) {
+        put_text(&b, ids.at, ids.n);
+        conn_reply_json(c, 200,
+                        json_pack("{s:o}", c->e->o.dialect == SGLANG ? "text" : "prompt",
+                                  b.len > 0 ? json_stringn(b.data, b.len) : json_string("")));
+    } else {
+        conn_refuse(c, 400, "bad_request", "tokens is no list of token ids below %d", VOCAB);
+    }
+    free(ids.at);
+    buf_fini(&b);
 }

@@ -23,4 +23,8 @@ bool ids_of_list(struct ids *out, const json_t *list);
 bool ids_of_prompt(struct ids *out, const json_t *prompt);
 bool ids_of_messages(struct ids *out, const json_t *messages);
 
+/* The handlers of /tokenize and /detokenize. */
+void reply_tokenize(struct conn *c, const json_t *body);
+void reply_detokenize(struct conn *c, const json_t *body);
+
 #endif

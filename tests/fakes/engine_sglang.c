@@ -220,7 +220,7 @@ static void end(struct conn *c, const json_t *body)
         refuse(c, "no weight-update session is open; call begin_weight_update() first");
         return;
     }
-    c->e->phase = UPDATE_COMMITTED;
+    c->e->phase = c->e->torn ? UPDATE_VERIFIED : UPDATE_COMMITTED;
     reply_message(c, "Success");
 }
 
@@ -295,13 +295,15 @@ static void relabel(struct conn *c, const json_t *body)
     if (json_object_get(body, "abort_all_requests") == NULL ||
         true_member(body, "abort_all_requests"))
         (void)state_abort(c->e, NULL, true);
-    /* It cannot tell which name is the last word: those of before and of half an update are none,
-     * nor is what is said before an update has ended. */
+    /* It cannot tell which name is the last word: those of half an update are none, nor is that of
+     * before unless an update has ended since, nor is what is said before one has ended. */
     if (is_unfinished(label) || c->e->phase == UPDATE_OPEN ||
-        (c->e->torn && strcmp(label, c->e->whole) == 0))
+        (c->e->torn && c->e->phase != UPDATE_VERIFIED && strcmp(label, c->e->whole) == 0)) {
         state_set_label(c->e, label);
-    else
+    } else {
         state_commit(c->e, label);
+        c->e->phase = UPDATE_COMMITTED;
+    }
     conn_reply_json(c, 200,
                     json_pack("{s:b, s:s, s:s}", "success", 1, "message", "Weight version updated",
                               "new_version", label));
@@ -442,6 +444,24 @@ static void lora_unload(struct conn *c, const json_t *body)
     reply_adapters(c, 200, NULL);
 }
 
+/* One list of checksums for each rank. */
+static void check_weights(struct conn *c, const json_t *body)
+{
+    json_t *place = json_pack("{s:i, s:i, s:i, s:i}", "tp_rank", 0, "tp_size", 1, "rank", 0, "size",
+                              1);
+
+    if (strcmp(text_member(body, "action", "checksum"), "checksum") != 0) {
+        json_decref(place);
+        conn_reply_json(c, 400, json_pack("{s:b, s:s}", "success", 0, "message", "Unsupported"));
+        return;
+    }
+    conn_reply_json(c, 200,
+                    json_pack("{s:b, s:s, s:[{s:o, s:s, s:o}], s:s}", "success", 1, "message",
+                              "Success.", "ranks", "checksums", state_checksums(c->e, ""),
+                              "per_gpu_checksum", "00", "parallelism_info", place,
+                              "per_engine_checksum", "00"));
+}
+
 const struct route sglang_routes[] = {
     {SGLANG, "GET", "/health_generate", "health", reply_empty, false},
     {SGLANG, "GET", "/get_model_info", "who", model_info, false},
@@ -467,6 +487,7 @@ const struct route sglang_routes[] = {
     {SGLANG, "POST", "/flush_cache", "reset_cache", flush, false},
     {SGLANG, "GET", "/flush_cache", "reset_cache", flush, false},
     {SGLANG, "POST", "/hicache/storage-backend/clear", "reset_storage", clear_storage, false},
+    {SGLANG, "POST", "/weights_checker", "checksums", check_weights, false},
     {SGLANG, "POST", "/abort_request", "abort_requests", abort_request, false},
     {SGLANG, "POST", "/load_lora_adapter", "lora_load", lora_load, false},
     {SGLANG, "POST", "/unload_lora_adapter", "lora_unload", lora_unload, false},

@@ -455,6 +455,18 @@ static void lora_unload(struct conn *c, const json_t *body)
     conn_reply_text(c, 200, text);
 }
 
+/* Each key begins with the rank's place. */
+static void check_weights(struct conn *c, const json_t *body)
+{
+    if (!is_at_least(c, 32))
+        not_found(c);
+    else if (strcmp(text_member(body, "action", ""), "checksum") != 0)
+        conn_refuse(c, 400, "bad_request", "Input should be 'checksum', 'reset' or 'compare'");
+    else
+        conn_reply_json(
+            c, 200, json_pack("{s:o}", "checksums", state_checksums(c->e, "dp0:pp0:pcp0:tp0:")));
+}
+
 const struct route vllm_routes[] = {
     {ALL, "GET", "/health", "health", reply_empty, false},
     {ALL, "GET", "/ping", "health", reply_empty, false},
@@ -479,6 +491,7 @@ const struct route vllm_routes[] = {
     {VLLM, "GET", "/is_sleeping", "is_sleeping", is_sleeping, false},
     {VLLM, "POST", "/reset_prefix_cache", "reset_cache", reset_cache, false},
     {VLLM, "POST", "/reset_encoder_cache", "reset_encoder", reply_empty, false},
+    {VLLM, "POST", "/weight_checker", "checksums", check_weights, false},
     {VLLM, "POST", "/abort_requests", "abort_requests", abort_requests, false},
     {VLLM, "POST", "/v1/load_lora_adapter", "lora_load", lora_load, false},
     {VLLM, "POST", "/v1/unload_lora_adapter", "lora_unload", lora_unload, false},

@@ -112,7 +112,7 @@ class Fleet:
     def ops(self, d, *but):
         """What was done there, in order, questions left out."""
         return [r["op"] for r in self.doubles[d].journal()
-                if r["op"] not in ("who", "weight_info", "version", "is_paused", "is_sleeping", "ranks", "completions", "health", *but)]
+                if r["op"] not in ("who", "weight_info", "version", "is_paused", "is_sleeping", "ranks", "completions", "canary", "health", *but)]
 
     def did(self, d, wanted, *but):
         """Just that was done there, in that order. Caches may be emptied once more at any time: of an engine that may

@@ -294,8 +294,40 @@ def host_refused(kind):
         assert "/pause" not in posts and "/update_weights" not in posts, posts
 
 
+# What an engine answers to a canary that is not finite: vLLM 0.32, SGLang 0.5.16.
+NOT_FINITE = {"vllm": (400, {"error": {"message": "Out of range float values are not JSON compliant: nan"}}),
+              "sglang": (200, {"meta_info": {"input_token_logprobs": [[None, 17, None]] * 16}})}
+
+
+def proven(kind):
+    """An engine that is faulty with a version gets it once more, without a trainer; then it stays fenced."""
+    def is_broken(times):
+        status, said = NOT_FINITE[kind]
+        s.doubles[0].order("canary", "status", status=status, text=json.dumps(said), times=times)
+
+    def look():
+        states = [s.server.upstreams()[t.url]["proof"]["state"] for t in s.taps]
+        return s.server.status()["stage"]["n_repairs"], s.server.get("/v1/upstreams")["n_serving"], states
+
+    with Stage(kind, kind, min_ready=1) as s:
+        is_broken(1)
+        s.push("00100", "a")
+        until("it is repaired and proven", lambda: look() == (1, 2, ["proven", "proven"]))
+        s.has("00100", "a")
+        rounds = s.taps[1].rounds
+        is_broken(2)  # the repaired one is no better
+        s.push("01500", "b")
+        until("it is repaired once", lambda: look() == (2, 1, ["not_finite", "proven"]))
+        time.sleep(ASLEEP_S)
+        assert look() == (2, 1, ["not_finite", "proven"]), look()
+        s.push("00100", "c")  # another version is worth a try
+        until("it serves", lambda: look() == (2, 2, ["proven", "proven"]))
+        s.has("00100", "c")
+        assert s.taps[1].rounds == rounds + 2, "the other was repaired too"
+
+
 CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, all_fail, own, undisturbed, starts, asleep, host, host_one,
-                                    host_baton, host_repaired, host_refused)}
+                                    host_baton, host_repaired, host_refused, proven)}
 
 
 def main():

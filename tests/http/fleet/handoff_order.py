@@ -10,6 +10,7 @@ import time
 from handoff_world import Stage
 
 RARELY_MS = 600000  # no probe is among the requests
+BARE = ("--prove", "none")  # and no canary
 COLUMNS = {"names": ["a", "b"], "dtypes": ["bfloat16", "bfloat16"], "shapes": [[1], [2, 3]]}
 JOIN = {"transport": "nccl", "master_address": "10.0.0.1", "master_port": 29500, "world_size": 2}
 
@@ -46,7 +47,7 @@ def check(tap, since, steps):
 
 def handed_over(kind):
     """By a hand-off: nothing is asked that was known before the pause, or can be asked after the resume."""
-    with Stage(kind, probe_ms=RARELY_MS) as s:
+    with Stage(kind, probe_ms=RARELY_MS, options=BARE) as s:
         s.push("00100", "a")
         since = len(s.taps[0].calls)
         s.push("01500", "b")
@@ -56,7 +57,7 @@ def handed_over(kind):
 
 def passed_through(kind):
     """The same where the engine receives from the trainer."""
-    with Stage(kind, stage=None, probe_ms=RARELY_MS) as s:
+    with Stage(kind, stage=None, probe_ms=RARELY_MS, options=BARE) as s:
         s.server.post("/v1/weight_transfer/init", JOIN)
         for label in "a", "b":
             since = len(s.taps[0].calls)

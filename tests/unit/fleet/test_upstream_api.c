@@ -482,14 +482,19 @@ static void test_make_query_and_kind_names(void **state)
         assert_int_equal(found, d);
         for (int q = 0; q < API_QUERIES; q++) {
             bool asks = (q != API_GET_PROBE_VERSION && q != API_GET_RELEASE &&
-                         q != API_GET_PAUSED && q != API_GET_ASLEEP) ||
-                        found == UPSTREAM_VLLM;
+                         q != API_GET_PAUSED && q != API_GET_ASLEEP && q != API_GENERATE_CANARY &&
+                         q != API_GET_CHECKSUMS) ||
+                        found == UPSTREAM_VLLM ||
+                        (found == UPSTREAM_SGLANG &&
+                         (q == API_GENERATE_CANARY || q == API_GET_CHECKSUMS));
             struct api_request r;
 
             assert_int_equal(api_make_query(&r, found, (enum api_query)q, &e), 0);
             assert_true((r.method != NULL) == asks);
             assert_int_equal(r.path[0], asks ? '/' : '\0');
-            assert_true((r.body != NULL) == (q == API_GENERATE_TOKEN));
+            assert_true((r.body != NULL) ==
+                        (asks && (q == API_GENERATE_TOKEN || q == API_GENERATE_CANARY ||
+                                  q == API_GET_CHECKSUMS)));
             api_request_fini(&r);
         }
         if (d == 0)

@@ -1,0 +1,321 @@
+/* One prover for each engine, and a timer of the upstreams' loop that looks at all of them. */
+#include "fleet/proof/fleet_proof.h"
+
+#include "base/log.h"
+#include "fleet/fleet_priv.h"
+#include "fleet/proof/fleet_proof_priv.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    PROOF_INTERVAL_US = 250000,     /* between two looks at all engines */
+    PROOF_RETRY_US = 500000,        /* delay after the first failure; doubled each time … */
+    PROOF_RETRY_MAX_US = 30000000,  /* … up to this */
+    PROOF_CANARY_US = 60000000,     /* for one answer: an engine that is full queues the request */
+    PROOF_CHECKSUMS_US = 600000000, /* it copies and hashes all of its weights */
+    PROOF_FAULTS_MAX = 2            /* verdicts after which a version is not handed over again */
+};
+
+static void on_timer(void *arg);
+
+int fleet_prove_parse(enum fleet_prove *out, const char *name, const char *field, struct err *e)
+{
+    static const char *const names[] = {"none", "canary", "checksums"};
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(name, names[i]) == 0) {
+            *out = (enum fleet_prove)i;
+            return 0;
+        }
+    return err_set(e, ERR_BAD_REQUEST, field, "'%.32s' is not one of none, canary, checksums",
+                   name);
+}
+
+void fleet_proof_init(struct fleet_control *fc)
+{
+    fc->proof.item = (struct loop_item){.run = on_timer, .arg = fc};
+    fc->proof.timer = (struct loop_timer){.fire = on_timer, .arg = fc};
+    for (size_t i = 0; i < FLEET_MAX; i++)
+        fc->proof.list[i] = (struct fleet_prover){.fc = fc, .upstream = i};
+}
+
+void fleet_proof_fini(struct fleet_control *fc)
+{
+    for (size_t i = 0; i < FLEET_MAX; i++)
+        json_decref(fc->proof.list[i].sums);
+}
+
+void fleet_proof_stop(struct fleet_control *fc)
+{
+    for (size_t i = 0; fc != NULL && i < FLEET_MAX; i++) {
+        struct fleet_prover *p = &fc->proof.list[i];
+
+        if (p->fanout != NULL)
+            upstream_fanout_cancel(p->fanout);
+        p->fanout = NULL;
+    }
+}
+
+/* what is to prove */
+
+static void forget_locked(struct fleet_prover *p)
+{
+    json_decref(p->sums);
+    p->sums = NULL;
+    p->canary = PROOF_PENDING;
+    p->checksums = p->fc->cfg.prove == FLEET_PROVE_CHECKSUMS ? PROOF_PENDING : PROOF_NO_VALUE;
+    p->verdict = p->sums_verdict = (struct proof_verdict){.state = PROOF_UNPROVEN};
+    p->state = PROOF_UNPROVEN;
+    p->faulty = false;
+    p->due_us = p->wait_us = 0;
+    p->fc->proof.judge = true;
+}
+
+void fleet_proof_want(struct fleet_control *fc, size_t upstream)
+{
+    struct fleet_prover *p = &fc->proof.list[upstream];
+    struct upstream_endpoint at;
+    struct upstream_info info;
+    struct fleet_stats stats;
+
+    if (fc->cfg.prove == FLEET_PROVE_NONE)
+        return;
+    upstreams_get(fc->upstreams, upstream, &at);
+    if (upstream_caps(at.kind)->two_phase)
+        return;
+    fleet_info(fleet_of(fc), upstream, &info);
+    fleet_stats(fleet_of(fc), &stats);
+    if (stats.serial == 0) /* not the version of an update */
+        return;
+    mtx_lock(&fc->lock);
+    if (p->incarnation != info.incarnation || p->serial != stats.serial)
+        p->n_faults = 0;
+    p->wanted = ++fc->proof.n_wanted;
+    p->incarnation = info.incarnation;
+    p->serial = stats.serial;
+    memcpy(p->label, stats.label, sizeof p->label);
+    forget_locked(p);
+    mtx_unlock(&fc->lock);
+    loop_post(upstreams_loop(fc->upstreams), &fc->proof.item);
+}
+
+/* One that was restarted or removed: nothing is known of the process that is there now. */
+static bool is_same_process(const struct fleet_prover *p, const struct upstream_info *info)
+{
+    return p->wanted > 0 && !info->removed && p->incarnation == info->incarnation;
+}
+
+static bool serves(const struct upstream_info *info)
+{
+    return info->alive && info->synced && !info->fenced;
+}
+
+/* May it generate now? */
+static bool may_ask_locked(struct fleet_control *fc, const struct fleet_prover *p,
+                           const struct upstream_info *info)
+{
+    return is_same_process(p, info) && serves(info) && info->report.held == NULL &&
+           !pause_is_held(&fc->pause) && !fc->sleep.weights && !fc->sleep.kv &&
+           !fleet_engine_is_held_locked(fc, p->upstream);
+}
+
+/* answers */
+
+static void retry_later_locked(struct fleet_prover *p)
+{
+    p->wait_us = p->wait_us == 0 ? PROOF_RETRY_US : 2 * p->wait_us;
+    if (p->wait_us > PROOF_RETRY_MAX_US)
+        p->wait_us = PROOF_RETRY_MAX_US;
+    p->due_us = clock_after_us(p->wait_us);
+}
+
+static enum proof_answer read_canary(struct fleet_prover *p, enum upstream_kind kind,
+                                     const struct upstream_reply *r)
+{
+    static const enum proof_answer answers[] = {[API_CANARY_NONE] = PROOF_PENDING,
+                                                [API_CANARY_UNSUPPORTED] = PROOF_NO_VALUE,
+                                                [API_CANARY_NOT_FINITE] = PROOF_BROKEN,
+                                                [API_CANARY_VALUES_READ] = PROOF_VALUE};
+    struct api_canary canary;
+
+    api_read_canary(&canary, kind, r->status, r->text != NULL ? r->text : "", r->text_len);
+    memcpy(p->values, canary.values, sizeof p->values);
+    return answers[canary.kind];
+}
+
+/* A release, or a device, without them refuses the request. */
+static enum proof_answer read_checksums(struct fleet_prover *p, enum upstream_kind kind,
+                                        const struct upstream_reply *r)
+{
+    struct err ignored = {0};
+
+    if (!r->good)
+        return r->status >= 400 && r->status < 500 ? PROOF_NO_VALUE : PROOF_PENDING;
+    p->sums = api_read_checksums(kind, r->text != NULL ? r->text : "", r->text_len, &ignored);
+    if (p->sums == NULL)
+        return PROOF_NO_VALUE;
+    p->sums_digest = proof_digest(p->sums);
+    return PROOF_VALUE;
+}
+
+/* The engine may have got another version since it was asked, or may be one that was restarted. */
+static void on_reply(void *arg, struct upstream_reply *replies, size_t n)
+{
+    struct fleet_prover *p = arg;
+    struct fleet_control *fc = p->fc;
+    struct upstream_endpoint at;
+    struct upstream_info info;
+    enum proof_answer *answer = p->query == API_GENERATE_CANARY ? &p->canary : &p->checksums;
+
+    (void)n;
+    p->fanout = NULL;
+    upstreams_get(fc->upstreams, p->upstream, &at);
+    fleet_info(fleet_of(fc), p->upstream, &info);
+    mtx_lock(&fc->lock);
+    if (p->asked == p->wanted && is_same_process(p, &info) && serves(&info)) {
+        *answer = p->query == API_GENERATE_CANARY ? read_canary(p, at.kind, replies)
+                                                  : read_checksums(p, at.kind, replies);
+        if (*answer == PROOF_PENDING)
+            retry_later_locked(p);
+        fc->proof.judge = true;
+    }
+    mtx_unlock(&fc->lock);
+    loop_post(upstreams_loop(fc->upstreams), &fc->proof.item);
+}
+
+/* requests */
+
+static bool is_reading_checksums(const struct fleet_control *fc)
+{
+    for (size_t i = 0; i < FLEET_MAX; i++)
+        if (fc->proof.list[i].fanout != NULL && fc->proof.list[i].query == API_GET_CHECKSUMS)
+            return true;
+    return false;
+}
+
+/* One engine at a time stands still for its checksums. API_QUERIES: nothing is due. */
+static enum api_query next_query_locked(const struct fleet_control *fc,
+                                        const struct fleet_prover *p)
+{
+    if (p->due_us > clock_now_us())
+        return API_QUERIES;
+    if (p->canary == PROOF_PENDING)
+        return API_GENERATE_CANARY;
+    if (p->checksums == PROOF_PENDING && !is_reading_checksums(fc))
+        return API_GET_CHECKSUMS;
+    return API_QUERIES;
+}
+
+/* If there is no memory for the request, it is sent at the next look. */
+static void ask(struct fleet_prover *p, enum api_query query, uint64_t wanted)
+{
+    struct upstream_call call = {.timeout_us = query == API_GENERATE_CANARY ? PROOF_CANARY_US
+                                                                            : PROOF_CHECKSUMS_US};
+    struct upstream_endpoint at;
+    struct err ignored = {0};
+
+    upstreams_get(p->fc->upstreams, p->upstream, &at);
+    if (api_make_query(&call.request, at.kind, query, &ignored) != 0)
+        return;
+    call.target = at.target;
+    p->query = query;
+    p->asked = wanted;
+    (void)upstreams_send(p->fc->upstreams, &p->fanout, &call, on_reply, p, &ignored);
+}
+
+static void look_at(struct fleet_prover *p)
+{
+    struct fleet_control *fc = p->fc;
+    struct upstream_info info;
+    enum api_query query = API_QUERIES;
+    uint64_t wanted;
+    bool may;
+
+    fleet_info(fleet_of(fc), p->upstream, &info);
+    mtx_lock(&fc->lock);
+    if (p->wanted > 0 && !is_same_process(p, &info)) {
+        forget_locked(p);
+        p->wanted = 0;
+    }
+    fc->proof.judge |= p->compared != (p->wanted > 0 && serves(&info));
+    p->compared = p->wanted > 0 && serves(&info);
+    wanted = p->wanted;
+    may = may_ask_locked(fc, p, &info);
+    if (may)
+        query = next_query_locked(fc, p);
+    mtx_unlock(&fc->lock);
+    if (p->fanout != NULL && (!may || p->asked != wanted)) {
+        upstream_fanout_cancel(p->fanout);
+        p->fanout = NULL;
+    }
+    if (p->fanout == NULL && query != API_QUERIES)
+        ask(p, query, wanted);
+}
+
+/* On the thread of the upstreams' loop. */
+static void on_timer(void *arg)
+{
+    struct fleet_control *fc = arg;
+    size_t n = upstreams_n(fc->upstreams);
+
+    for (size_t i = 0; i < n; i++)
+        look_at(&fc->proof.list[i]);
+    fleet_proof_judge(fc);
+    loop_timer_set(upstreams_loop(fc->upstreams), &fc->proof.timer,
+                   clock_after_us(PROOF_INTERVAL_US));
+}
+
+/* what is known */
+
+bool fleet_proof_is_beyond_repair(struct fleet_control *fc, size_t upstream)
+{
+    const struct fleet_prover *p = &fc->proof.list[upstream];
+    struct upstream_info info;
+    struct fleet_stats stats;
+    bool beyond;
+
+    if (fc->cfg.prove == FLEET_PROVE_NONE)
+        return false;
+    fleet_info(fleet_of(fc), upstream, &info);
+    fleet_stats(fleet_of(fc), &stats);
+    mtx_lock(&fc->lock);
+    beyond = is_same_process(p, &info) && p->serial == stats.serial &&
+             p->n_faults >= PROOF_FAULTS_MAX;
+    mtx_unlock(&fc->lock);
+    return beyond;
+}
+
+static json_t *sums_json_locked(const struct fleet_prover *p)
+{
+    const struct proof_verdict *v = &p->sums_verdict;
+
+    if (p->fc->cfg.prove != FLEET_PROVE_CHECKSUMS)
+        return json_null();
+    return json_pack("{s:s, s:I, s:I, s:I}", "state", proof_state_name(v->state), "n",
+                     (json_int_t)json_object_size(p->sums), "n_different", (json_int_t)v->distance,
+                     "n_compared", (json_int_t)v->n_others);
+}
+
+json_t *fleet_proof_json(struct fleet_control *fc, size_t upstream)
+{
+    const struct fleet_prover *p = &fc->proof.list[upstream];
+    json_t *out = json_null();
+
+    mtx_lock(&fc->lock);
+    if (p->wanted > 0)
+        out = json_pack("{s:s, s:s, s:I, s:o, s:o}", "state", proof_state_name(p->state),
+                        "weight_version", p->label, "n_compared", (json_int_t)p->verdict.n_others,
+                        "largest_difference",
+                        p->verdict.n_others > 0 ? json_real(p->verdict.distance) : json_null(),
+                        "checksums", sums_json_locked(p));
+    mtx_unlock(&fc->lock);
+    return out;
+}
+
+void fleet_proof_counts(struct fleet_control *fc, size_t upstream, uint64_t out[PROOF_STATES])
+{
+    mtx_lock(&fc->lock);
+    memcpy(out, fc->proof.list[upstream].n_results, sizeof fc->proof.list[upstream].n_results);
+    mtx_unlock(&fc->lock);
+}

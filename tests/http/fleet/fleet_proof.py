@@ -1,0 +1,248 @@
+"""After an update each upstream is asked for a canary, and with --prove checksums for checksums.
+
+The doubles' log-probabilities and checksums follow from the version that they serve.
+Usage: as fleet_control.py, vllm or sglang.
+"""
+
+import contextlib
+import itertools
+import json
+import threading
+
+from fleet_control import WHICH, Fleet, reboot
+from fleet_world import n_traffic, until
+
+IDS = [17, 42, 23, 61, 34, 52, 19, 58, 27, 45, 38, 63, 21, 49, 30, 55]
+NEW = ("vllm", "--vllm-version", "0.32.0") if WHICH == "vllm" else WHICH  # which has checksums
+VERSIONS = itertools.count(1)  # shared by threads
+NAMES = ["model.embed_tokens.weight", "model.norm.weight"]
+
+
+def canary_reply(values):
+    """Of an engine whose values are these; None: not finite."""
+    if WHICH == "sglang":
+        return 200, json.dumps({"text": "x", "meta_info": {"input_token_logprobs": [[None, IDS[0], None]] +
+                                                           [[v, i, None] for i, v in zip(IDS[1:], values)]}})
+    if None in values:  # as vLLM 0.32 answers
+        return 400, json.dumps({"error": {"message": "Out of range float values are not JSON compliant: nan", "code": 400}})
+    logprobs = [None] + [{str(i): {"logprob": v, "rank": 1, "decoded_token": "x"}} for i, v in zip(IDS[1:], values)]
+    return 200, json.dumps({"choices": [{"index": 0, "text": "x", "prompt_logprobs": logprobs}]})
+
+
+def answers(d, values, **more):
+    status, text = canary_reply(values)
+    d.order("canary", "status", status=status, text=text, **more)
+
+
+def update(f):
+    if WHICH == "sglang":
+        f.init()
+    f.label = f"step-{next(VERSIONS)}"
+    step, _, said = f.update(f.label)
+    assert step is None, (step, said)
+
+
+def proofs(f):
+    found = f.front.upstreams()
+    return [found[d.url]["proof"] for d in f.doubles]
+
+
+def proof_states(f):
+    return [p and p["state"] for p in proofs(f)]
+
+
+def until_proofs(f, *states):
+    until(lambda: f"{states}: {proofs(f)}", lambda: proof_states(f) == list(states))
+    assert all(p is None or p["weight_version"] == f.label for p in proofs(f)), proofs(f)
+
+
+def n_canaries(f):
+    return [len(d.journal("canary")) for d in f.doubles]
+
+
+def proof_log(f, state):
+    with open(f.front.log, encoding="utf-8") as log:
+        lines = [json.loads(line) for line in log if '"event":"upstream.proof"' in line]
+    return [r for r in lines if r["state"] == state and r["weight_version"] == f.label]
+
+
+def equal(f):
+    """All agree, by one request each, which is no client's; the update did not wait for it."""
+    for d in f.doubles:
+        assert f.front.upstreams()[d.url]["proof"] is None  # nothing was updated yet
+    for _ in range(2):
+        f.clean()
+        update(f)
+        until_proofs(f, "proven", "proven", "proven")
+        assert all(p["n_compared"] == 2 and p["largest_difference"] < 1e-6 and p["checksums"] is None for p in proofs(f))
+        assert n_canaries(f) == [1, 1, 1] and [n_traffic(d) for d in f.doubles] == [0, 0, 0]
+    status, text = f.front.ask("GET", "/metrics")
+    assert status == 200 and f'baton_upstream_proofs_total{{upstream="{f.doubles[0].url}",result="proven"}} 2' in text, text
+
+
+def not_finite(f):
+    """It is fenced, the others serve, and the next update heals it."""
+    answers(f.doubles[0], [None] * 15)
+    update(f)
+    f.wait("fenced", "serving", "serving")
+    until_proofs(f, "not_finite", "proven", "proven")
+    error = f.front.upstreams()[f.doubles[0].url]["error"]
+    assert "not finite" in error["message"] and f.label in error["message"], error
+    assert [r["action"] for r in proof_log(f, "not_finite")] == ["fenced"]
+    update(f)
+    f.wait("serving", "serving", "serving")
+    until_proofs(f, "proven", "proven", "proven")
+
+
+def minority(f):
+    """Two agree, so the third is wrong. Small differences are those of hardware."""
+    answers(f.doubles[1], [-40.0] * 15)
+    update(f)
+    f.wait("serving", "fenced", "serving")
+    until_proofs(f, "proven", "differs", "proven")
+    assert proofs(f)[1]["largest_difference"] > 1 and proofs(f)[1]["n_compared"] == 2, proofs(f)
+    update(f)
+    until_proofs(f, "proven", "proven", "proven")
+    for d, by in zip(f.doubles, (0, 0.3, -0.3)):
+        answers(d, [-5.0 + by] * 15)
+    update(f)
+    until_proofs(f, "proven", "proven", "proven")
+    assert f.states() == ["serving"] * 3 and 0.2 < max(p["largest_difference"] for p in proofs(f)) < 0.7, proofs(f)
+
+
+def late(f):
+    """What does not answer yet is unproven, and serves. A failure is no answer: it is asked again."""
+    f.doubles[2].order("canary", "slow", ms=700)
+    f.doubles[1].order("canary", "status", status=500)
+    update(f)
+    until_proofs(f, "proven", "proven", "unproven")
+    assert f.states() == ["serving"] * 3
+    until_proofs(f, "proven", "proven", "proven")
+
+
+def unsupported(f):
+    """An engine that refuses the request is unknown, and serves."""
+    f.doubles[0].order("canary", "status", status=404)
+    update(f)
+    until_proofs(f, "unknown", "proven", "proven")
+    assert f.states() == ["serving"] * 3
+
+
+def paused(f):
+    """While the trainer holds them paused nothing is asked."""
+    f.front.post("/v1/pause", {"mode": "keep"})
+    f.clean()
+    update(f)
+    f.stays("serving", "serving", "serving")
+    assert n_canaries(f) == [0, 0, 0] and proof_states(f) == ["unproven"] * 3, (n_canaries(f), proofs(f))
+    f.front.post("/v1/resume")
+    until_proofs(f, "proven", "proven", "proven")
+
+
+def newer(f):
+    """A newer version ends the canary of the one before, and is proven itself."""
+    f.clean()
+    f.doubles[0].order("canary", "hang")
+    update(f)
+    until_proofs(f, "unproven", "proven", "proven")
+    update(f)
+    until_proofs(f, "proven", "proven", "proven")
+    until(lambda: f.doubles[0].journal("canary"), lambda: f.doubles[0].journal("canary")[0]["end"] == "client_left")
+    assert f.states() == ["serving"] * 3
+
+
+def restarts(f):
+    """What the process before served is not proven of the next."""
+    f.doubles[0].order("canary", "hang")
+    update(f)
+    until_proofs(f, "unproven", "proven", "proven")
+    reboot(f.doubles[0], ms=300)
+    until_proofs(f, None, "proven", "proven")
+    f.wait("unsynced", "serving", "serving")
+    update(f)
+    until_proofs(f, "proven", "proven", "proven")
+    f.wait("serving", "serving", "serving")
+
+
+def tie(f):
+    """Nobody knows which of two is wrong: both serve, and a person is told."""
+    answers(f.doubles[0], [-30.0] * 15)
+    update(f)
+    until_proofs(f, "differs", "differs")
+    f.stays("serving", "serving")
+    assert all(p["largest_difference"] > 1 and p["n_compared"] == 1 for p in proofs(f)), proofs(f)
+    assert [r["action"] for r in proof_log(f, "differs")] == ["none, since no majority agrees"] * 2
+    update(f)
+    until_proofs(f, "proven", "proven")
+
+
+def dies(f):
+    """One that is gone is not waited for."""
+    f.doubles[0].order("canary", "hang")
+    update(f)
+    until("it is asked", lambda: f.doubles[0].journal("canary")[-1]["end"] is None)
+    assert proof_states(f) == ["unproven"] * 2, proofs(f)
+    f.doubles[0].kill()
+    f.wait("down", "serving")
+    until(lambda: proofs(f), lambda: proof_states(f)[1] == "proven")
+
+
+def checksums_reply(sums):
+    if WHICH == "vllm":
+        return json.dumps({"checksums": {f"dp0:pp0:pcp0:tp0:{n}": s for n, s in sums.items()}})
+    return json.dumps({"success": True, "message": "Success.", "ranks": [{"checksums": sums, "parallelism_info": {"rank": 0}}]})
+
+
+def checksums(f):
+    """Compared too, one engine at a time; a release without them is proven by its canary."""
+    f.clean()
+    update(f)
+    until_proofs(f, "proven", "proven", "proven")
+    assert all(p["checksums"] == {"state": "proven", "n": 2, "n_different": 0, "n_compared": 2} for p in proofs(f)), proofs(f)
+    spans = sorted((r["came_us"], r["ended_us"]) for d in f.doubles for r in d.journal("checksums"))
+    assert len(spans) == 3 and all(a[1] <= b[0] for a, b in zip(spans, spans[1:])), spans
+    f.doubles[2].order("checksums", "status", status=200, text=checksums_reply(dict.fromkeys(NAMES, "ab")))
+    update(f)
+    f.wait("serving", "serving", "fenced")
+    until_proofs(f, "proven", "proven", "differs")
+    assert proofs(f)[2]["checksums"]["n_different"] == 2, proofs(f)
+    f.doubles[1].order("checksums", "status", status=404)
+    f.doubles[2].order("checksums", "status", status=200, text=checksums_reply({"other.weight": "ab"}))
+    update(f)
+    until_proofs(f, "proven", "proven", "proven")
+    assert [p["checksums"]["state"] for p in proofs(f)] == ["proven", "unknown", "proven"], proofs(f)
+    assert f.states() == ["serving"] * 3
+
+
+def nothing(f):
+    """Without the option nobody is asked."""
+    update(f)
+    f.stays("serving")
+    assert n_canaries(f) == [0] and proofs(f) == [None]
+
+
+def main():
+    rows = [((WHICH,) * 3, (), (equal, not_finite, minority, late, unsupported, paused, newer, restarts)),
+            ((WHICH,) * 2, (), (tie, dies)),
+            ((NEW,) * 3, ("--prove", "checksums"), (checksums,)),
+            ((WHICH,), ("--prove", "none"), (nothing,))]
+
+    def run(f, cases):
+        for case in cases:
+            case(f)
+            done.append(case.__name__)
+
+    done = []
+    wanted = {case.__name__ for row in rows for case in row[2]}
+    with contextlib.ExitStack() as stack:
+        fleets = [stack.enter_context(Fleet(*dialects, min_ready=1, options=options)) for dialects, options, _ in rows]
+        threads = [threading.Thread(target=run, args=(f, row[2])) for f, row in zip(fleets, rows)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert set(done) == wanted, f"failed: {wanted - set(done)}"
+
+
+if __name__ == "__main__":
+    main()
