@@ -30,7 +30,8 @@ static void set_restarted_error(const struct fleet *f, struct err *out)
             f->label);
 }
 
-/* Before the first update fleet_decide_version_locked does this, except while that update runs. */
+/* Before the first update fleet_decide_version_locked does this, except while that update runs. The
+ * label of a fenced engine says nothing: it may be that of a repair under way. */
 static void check_sync_locked(const struct fleet *f, struct upstream *u,
                               const struct upstream_report *report)
 {
@@ -40,6 +41,8 @@ static void check_sync_locked(const struct fleet *f, struct upstream *u,
         return;
     if (may_be_restarted(u, report))
         set_restarted_error(f, &why);
+    else if (fleet_is_out(u, OUT_UPDATE_FAILED))
+        return;
     else if (!f->updating && !report->is_stale && report->label[0] != '\0' &&
              u->serial == f->serial && strcmp(report->label, f->label) != 0)
         (void)err_set(&why, ERR_UNSYNCED, "", "it serves version '%s', not '%s'", report->label,

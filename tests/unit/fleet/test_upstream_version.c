@@ -576,6 +576,28 @@ static void test_engine_that_ends_its_update_late_is_synced(void **cmocka_state)
     fleet_free(f);
 }
 
+/* A repair marks the engine by a label; that is no sign of a restart. */
+static void test_label_of_a_fenced_engine_is_not_compared(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(2);
+    const bool both[FLEET_MAX] = {true, true};
+    struct upstream_info info;
+    struct err why = {0};
+
+    (void)cmocka_state;
+    report_ok(f, 0, "", "a");
+    report_ok(f, 1, "", "a");
+    (void)fleet_commit_version(f, "b", both, both);
+    (void)err_set(&why, ERR_UPSTREAM, "", "its weights were dropped");
+    fleet_fence(f, 1, &why);
+    report_ok(f, 1, "", FLEET_DIRTY_MARKER "repair");
+    fleet_info(f, 1, &info);
+    assert_true(info.synced && info.fenced);
+    (void)fleet_repair_version(f, "b", (const bool[FLEET_MAX]){false, true}, both);
+    assert_string_equal(state(f, 1), "serving");
+    fleet_free(f);
+}
+
 static void test_update_of_another_client_is_noticed(void **cmocka_state)
 {
     struct fleet *f = fleet_with_late_engine();
@@ -609,6 +631,7 @@ int main(void)
         cmocka_unit_test(test_restart_during_an_update_is_unsynced),
         cmocka_unit_test(test_engine_added_again_stays_fenced),
         cmocka_unit_test(test_engine_that_ends_its_update_late_is_synced),
+        cmocka_unit_test(test_label_of_a_fenced_engine_is_not_compared),
         cmocka_unit_test(test_update_of_another_client_is_noticed),
         cmocka_unit_test(test_engine_that_missed_the_pause_waits),
         cmocka_unit_test(test_engine_that_rejects_our_key_gets_no_requests),
