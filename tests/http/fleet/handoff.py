@@ -273,6 +273,26 @@ def host_repaired(kind):
         restarted(kind, **HOST)
 
 
+def host_copy_fails(kind):
+    """The driver fails to copy a window: the version is handed over again from the committed bytes."""
+    if kind != "vllm":
+        return
+    fault = {"FAKECUDA_FAIL_CALL": "cuMemcpyHtoDAsync_v2", "FAKECUDA_FAIL_NTH": "5"}  # the first is the update's own
+    with Stage(kind, **HOST) as s:
+        s.server.__exit__(None)
+        os.environ.update(fault)
+        try:
+            s.serve()
+        finally:
+            for name in fault:
+                del os.environ[name]
+        until("it serves", lambda: s.server.get("/v1/upstreams")["n_serving"] == 1)
+        said = s.push("00100", "a", 500)
+        assert "committed here" in said["error"]["message"] and "cuMemcpyHtoDAsync" in said["error"]["message"], said
+        until("it is handed over", lambda: s.server.status()["stage"]["handed_serial"] == 1)
+        s.has("00100", "a")
+
+
 def host_refused(kind):
     """What cannot work with windows is refused, where it is known: at the start, or before an engine is paused."""
     def check(*options):
@@ -327,7 +347,8 @@ def proven(kind):
 
 
 CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, all_fail, own, undisturbed, starts, asleep, host, host_one,
-                                    host_baton, host_repaired, host_refused, proven)}
+                                    host_baton, host_repaired, host_copy_fails, host_refused,
+                                    proven)}
 
 
 def main():
