@@ -345,6 +345,7 @@ static int serve_version(struct fleet_control *fc, struct fleet_session *s, cons
         return -1;
     fleet_coverage_commit(fc, s);
     fleet_close_session(fc, s, &none);
+    fleet_release_finished(fc, s); /* a trainer's resume since the first has passed them by */
     fleet_report_ended(fc, s, n_done);
     return 0;
 }
@@ -389,6 +390,7 @@ static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, c
         rc = serve_version(fc, s, label, e);
     if (rc != 0) {
         fleet_abort_with_lock(fc, s, e);
+        fleet_release_finished(fc, s);
         return -1;
     }
     if (!commit) {

@@ -4,6 +4,7 @@ Usage: as handoff.py says.
 """
 
 import sys
+import threading
 import time
 
 from fleet_world import until
@@ -72,7 +73,30 @@ def label(kind):
         s.has("00100", "a3")
 
 
-CASES = {f.__name__: f for f in (given_up, each_by_itself, label)}
+def resumed_at_the_end(kind):
+    """A trainer that pauses in the midst of a hand-off, and resumes before it is over: no engine stays paused."""
+    ask, end = {"vllm": ("/weight_info", "/finish_weight_update"), "sglang": ("/model_info", "/end_weight_update")}[kind]
+    with Stage(kind) as s:
+        s.push("00100", "a")
+        tap, since = s.taps[0], len(s.taps[0].calls)
+
+        def asked(path, after=None):
+            paths = [c[2] for c in tap.calls[since:]]
+            return path in (paths[paths.index(after):] if after in paths else [] if after else paths)
+
+        tap.slow = (LOAD[kind], 0.5)
+        push = threading.Thread(target=s.push, args=("01500", "b"))
+        push.start()
+        until("it loads", lambda: asked(LOAD[kind]))
+        s.server.post("/v1/pause", {"mode": "keep"})
+        tap.slow = (ask, 0.5)
+        until("its version is compared", lambda: asked(ask, end))
+        s.server.post("/v1/resume", {})
+        push.join()
+        until("it is resumed", lambda: s.doubles[0].ask("GET", "/is_paused")[1] == {"is_paused": False})
+
+
+CASES = {f.__name__: f for f in (given_up, each_by_itself, label, resumed_at_the_end)}
 
 
 def main():
