@@ -412,10 +412,10 @@ def told_calls(bench):
     """Where the time goes between the pause and the resume: the medians of each call."""
     for title, updates in bench.calls.items():
         print(f"\n{title}: calls at the engine, of which began ms after the pause, and took ms")
-        for i, call in enumerate(updates[-1]):
-            same = [u for u in updates if len(u) > i and u[i].path == call.path]
-            after = statistics.median((u[i].began - u[0].began) * 1e3 for u in same)
-            took = statistics.median(u[i].took_s * 1e3 for u in same)
+        for call in updates[-1]:
+            same = [(c, u[0]) for u in updates for c in u if c.path == call.path]
+            after = statistics.median((c.began - pause.began) * 1e3 for c, pause in same)
+            took = statistics.median(c.took_s * 1e3 for c, _ in same)
             print(f"  {call.path:40} {call.status:4} {after:8.1f} {took:8.1f}")
 
 
