@@ -124,8 +124,30 @@ def routes_of_all_layers(case):
 def in_front(args, *upstreams):
     """@upstreams  URL,DIALECT"""
     given = [o for u in upstreams for o in ("--upstream", u)]
-    known = ("--model", untied("step-00100"))
+    known = ("--model", untied("step-00100"), "--prove", "checksums")
     return world.Server(args.baton, *given, *known, "--probe-interval", "500")
+
+
+def await_proofs(server, *states):
+    """What the server's canaries show of each upstream."""
+
+    def proofs():
+        found = [u["proof"] for u in server.get("/v1/upstreams")["list"]]
+        return found if [p and p["state"] for p in found] == list(states) else None
+
+    return world.until(proofs, f"the proofs are {states}", 60)
+
+
+def not_finite(step, folder):
+    """A file of its tensors, with NaN in a norm."""
+    head, data = _read_head(untied(step) / "model.safetensors")
+    begin, end = head["model.layers.0.input_layernorm.weight"]["data_offsets"]
+    data = data[:begin] + b"\xc0\x7f" * ((end - begin) // 2) + data[end:]
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    path = folder / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from real_world import MODEL, ask, vllm_engines, world
 
 STEP = "step-00100"  # what the engines start with
 SECTIONS = (
-    *("reference", "relay", "cancel", "pauses", "adapters", "sleep", "updates", "its own client"),
+    *("reference", "relay", "cancel", "pauses", "adapters", "sleep", "updates", "proof", "its own client"),
     *("under load", "stopped", "deaths"),
 )
 LONG = {"model": MODEL, "prompt": "In the beginning", "max_tokens": 200, "temperature": 0,
@@ -262,6 +262,27 @@ def updates(play):
     play.checks.that(refused.status in (502, 503), "and not served", refused)
     play.step = play.push(play.server, "ipc", "after a refused one", {}, cached=False)
     play.serves(play.everywhere(), play.step, "after a refused one")
+
+
+def proof(play):
+    """Canary and checksums of two engines; weights that are not finite are fenced, and healed."""
+    play.step = play.push(play.server, "ipc", "proof", {})
+    for found in real_world.await_proofs(play.server, "proven", "proven"):
+        play.checks.that(found["largest_difference"] < 1e-3, "the canaries agree", found)
+        sums = found["checksums"]
+        play.checks.same((sums["state"], sums["n_different"]), ("proven", 0), "so do the checksums")
+        play.checks.that(sums["n"] > 0, "of parameters", sums["n"])
+    path = real_world.not_finite(play.step, play.folder)
+    info = file_trainer.update_info(real_world.columns_of(path), path)
+    post(play.url, "/start_weight_update", {})
+    post(play.url, "/update_weights", {"update_info": info})
+    post(play.url, "/finish_weight_update", {"weight_version": "nan"})
+    real_world.await_proofs(play.server, "not_finite", "not_finite")
+    refused = ask(play.url, "POST", "/v1/completions", LONG)
+    play.checks.same(refused.status, 503, "NaN is not served")
+    play.step = play.push(play.server, "ipc", "after NaN", {}, cached=False)
+    real_world.await_proofs(play.server, "proven", "proven")
+    play.serves(play.everywhere(), play.step, "after NaN")
 
 
 def its_own_client(play):
