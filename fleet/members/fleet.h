@@ -192,8 +192,8 @@ void fleet_set_pause_queue(struct fleet *f, size_t upstream, bool has_pause_queu
 void fleet_confirm_quiesced(struct fleet *f, size_t upstream, uint64_t incarnation);
 
 /* fleet_weights_epoch - a number that changes with each fleet_set_updating, fleet_commit_version,
- * fleet_set_label and fleet_resync. A label from a reply whose request was sent under another
- * number may be outdated. */
+ * fleet_repair_version, fleet_set_label and fleet_resync. A label from a reply whose request was
+ * sent under another number may be outdated. */
 uint64_t fleet_weights_epoch(struct fleet *f);
 
 /* Why an engine is fenced. */

@@ -321,6 +321,7 @@ uint64_t fleet_repair_version(struct fleet *f, const char *label, const bool *do
     for (size_t i = 0; i < f->n; i++)
         if (done[i] && same)
             set_updated_locked(f, &f->upstreams[i], true, named[i] ? f->label : "");
+    f->weights_epoch++; /* a probe that was sent before may report the dirty marker */
     fleet_change_end(f, &c);
     return serial;
 }

@@ -396,6 +396,26 @@ static void test_labels_are_not_compared_during_an_update(void **cmocka_state)
     fleet_free(f);
 }
 
+/* A probe may have been answered with the dirty marker while the engine was repaired. */
+static void test_a_repair_outdates_earlier_probes(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(2);
+    struct upstream_report report = {.label = FLEET_DIRTY_MARKER "x", .process = "p"};
+    struct err why = {0};
+    uint64_t epoch;
+
+    (void)cmocka_state;
+    (void)fleet_commit_version(f, "v1", (const bool[]){true, true}, NULL);
+    (void)err_set(&why, ERR_UPSTREAM, "", "it failed");
+    fleet_fence(f, 1, &why);
+    epoch = fleet_weights_epoch(f);
+    (void)fleet_repair_version(f, "v1", (const bool[]){false, true}, (const bool[]){false, false});
+    report.is_stale = fleet_weights_epoch(f) != epoch;
+    fleet_probe_ok(f, 1, &report);
+    assert_string_equal(state(f, 1), "serving");
+    fleet_free(f);
+}
+
 static void test_set_label_syncs_no_other_engine(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(3);
@@ -612,6 +632,7 @@ int main(void)
         cmocka_unit_test(test_engine_added_after_an_update_is_unsynced),
         cmocka_unit_test(test_engine_that_is_not_ready_gets_no_requests),
         cmocka_unit_test(test_labels_are_not_compared_during_an_update),
+        cmocka_unit_test(test_a_repair_outdates_earlier_probes),
         cmocka_unit_test(test_set_label_syncs_no_other_engine),
         cmocka_unit_test(test_session_affinity_depends_on_names_only),
         cmocka_unit_test(test_permit_acquire_fails_after_close),
