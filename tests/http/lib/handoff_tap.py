@@ -108,21 +108,28 @@ class Tap:
             return
         if self.slow is not None and self.slow[0] == path:
             time.sleep(self.slow[1])
+        reply = self.forward(handler, path, body)
+        if reply is None:
+            handler.close_connection = True
+        else:
+            self.answer(handler, *reply)
+
+    def forward(self, handler, path, body):
+        """(status, headers, text) of the double; None: it is down."""
         if path == "/init_weight_transfer_engine":
             self.packed = json.loads(body)["init_info"].get("packed", False)
         if handler.command == "POST" and (b'"ipc_handles_pickled"' in body or b'"serialized_named_tensors"' in body):
             wrong = self.load(json.loads(body))
             if wrong is not None:
-                self.answer(handler, 500, [], json.dumps({"error": wrong}).encode())
-                return
+                return 500, [], json.dumps({"error": wrong}).encode()
         c = http.client.HTTPConnection("127.0.0.1", self.double.port, timeout=120)
         try:
             c.request(handler.command, handler.path, body or None,
                       {n: v for n, v in handler.headers.items() if n.lower() not in HOP})
             reply = c.getresponse()
-            self.answer(handler, reply.status, reply.getheaders(), reply.read())
-        except (OSError, http.client.HTTPException):  # the double is down
-            handler.close_connection = True
+            return reply.status, reply.getheaders(), reply.read()
+        except (OSError, http.client.HTTPException):
+            return None
         finally:
             c.close()
 
