@@ -159,7 +159,9 @@ static enum proof_answer read_checksums(struct fleet_prover *p, enum upstream_ki
     return PROOF_VALUE;
 }
 
-/* The engine may have got another version since it was asked, or may be one that was restarted. */
+/* The engine may have got another version since it was asked, or may be one that was restarted. In
+ * an update it may have answered with weights that are not the fleet's version yet; it is asked
+ * again. */
 static void on_reply(void *arg, struct upstream_reply *replies, size_t n)
 {
     struct fleet_prover *p = arg;
@@ -173,7 +175,7 @@ static void on_reply(void *arg, struct upstream_reply *replies, size_t n)
     upstreams_get(fc->upstreams, p->upstream, &at);
     fleet_info(fleet_of(fc), p->upstream, &info);
     mtx_lock(&fc->lock);
-    if (p->asked == p->wanted && is_same_process(p, &info) && serves(&info)) {
+    if (p->asked == p->wanted && may_ask_locked(fc, p, &info)) {
         *answer = p->query == API_GENERATE_CANARY ? read_canary(p, at.kind, replies)
                                                   : read_checksums(p, at.kind, replies);
         if (*answer == PROOF_PENDING)

@@ -346,9 +346,32 @@ def proven(kind):
         assert s.taps[1].rounds == rounds + 2, "the other was repaired too"
 
 
+def proven_late(kind):
+    """A canary that was asked for one version, and is answered right after the resume of the next, accuses nobody."""
+    def states():
+        return [s.server.upstreams()[t.url]["proof"]["state"] for t in s.taps]
+
+    with Stage(kind, kind, kind, min_ready=1) as s:
+        late = s.taps[0]
+        s.taps[1].slow = ("/weight_info" if kind == "vllm" else "/model_info", LATE_S)  # what is asked between the resume and the commit
+        for step, label in (("00100", "a"), ("01500", "b"), ("00100", "c")):
+            late.late_canary = True
+            s.push(step, label)
+            until("its canary waits", lambda: states() == ["unproven", "proven", "proven"])
+            s.push("00000", f"{label}-next")
+            late.late_canary = False
+            late.resumed.set()
+            until("all are proven", lambda: states() == ["proven"] * 3)
+        text = s.server.ask("GET", "/metrics")[1]
+        assert f'baton_upstream_proofs_total{{upstream="{late.url}",result="differs"}} 0' in text, text
+        with open(s.server.log, encoding="utf-8") as log:
+            fenced = [line for line in log if '"to":"fenced"' in line and late.url in line]
+        assert not fenced, fenced
+
+
 CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, all_fail, own, undisturbed, starts, asleep, host, host_one,
                                     host_baton, host_repaired, host_copy_fails, host_refused,
-                                    proven)}
+                                    proven, proven_late)}
 
 
 def main():

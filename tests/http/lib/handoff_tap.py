@@ -17,6 +17,7 @@ import time
 from ipc_trainer import _MODULES, Trainer
 
 ITEM_NBYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "uint8": 1, "float8_e4m3fn": 1}
+CANARY_S = 10
 HOP = {"connection", "content-length", "transfer-encoding", "host"}
 
 
@@ -63,6 +64,7 @@ class Tap:
         self.double, self.gpu = double, gpu
         self.loaded, self.rounds, self.fault, self.slow, self.calls = {}, 0, None, None, []
         self.skip = 0  # calls that pass before `fault`
+        self.late_canary, self.resumed = False, threading.Event()  # a canary is passed on after the next resume
         self.packed = False  # as the engine was told when its transfer was set up
         self.reader = Trainer(fake)
         self.uuid = self.reader.uuid(gpu)
@@ -108,7 +110,12 @@ class Tap:
             return
         if self.slow is not None and self.slow[0] == path:
             time.sleep(self.slow[1])
+        if self.late_canary and (b'"prompt_logprobs"' in body or b'"logprob_start_len"' in body):
+            self.resumed.clear()
+            self.resumed.wait(CANARY_S)
         reply = self.forward(handler, path, body)
+        if path in ("/resume", "/continue_generation"):
+            self.resumed.set()
         if reply is None:
             handler.close_connection = True
         else:
