@@ -83,7 +83,7 @@ class FaultTap(Tap):
 
     def disarm(self):
         with self.lock:
-            self.left = 0
+            self.kind = None
             return self.fired
 
     def take(self, path):
@@ -192,6 +192,7 @@ class World(contextlib.ExitStack):
     def revive(self):
         for i, tap in enumerate(self.taps):
             if tap.double.process.poll() is not None:
+                time.sleep(DOWN_MS / 1000)  # an SGLang that is back before a probe failed may answer with the weights it began with
                 tap.loaded, tap.double = {}, double(self.kinds[i])
 
     def is_right(self, tap):
@@ -352,8 +353,6 @@ def reborn(seed, seconds):
             if fired is None:
                 continue
             victim.on_fire = w.note
-            for tap in w.taps:
-                tap.wrong.clear()  # what was mapped when its owner died
             w.n += 1
             w.start()
             stage = w.server.status()["stage"]
@@ -367,6 +366,8 @@ def reborn(seed, seconds):
                 assert not any(t.double.state()["torn"] and u["state"] == "serving" for t, u in zip(w.taps, up)), up
                 w.push(CHECKPOINTS[2])
             w.heal()
+            for tap in w.taps:
+                tap.wrong.clear()  # what was mapped when its owner died
             w.check()
     return found
 
