@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Two vLLM engines, one on each GPU, and a baton which receives updates on the first of these GPUs and hands each version
-# over to both engines.
-# Usage: start.sh MODEL      (a directory with safetensors; ends all three with Ctrl-C)
+# over to both engines. It ends with baton; an engine that ends may be started again by hand.
+# Usage: start.sh MODEL      (a directory with safetensors; Ctrl-C ends all three)
 # ENGINE_PORT: of the first engine, 8001; the other takes the next one. VLLM_OPTIONS: more options of vllm serve. Those of
 # baton serve have variables too: BATON_LISTEN, BATON_NO_AUTH_CIDR, …
 set -euo pipefail
@@ -28,4 +28,4 @@ done
 # One engine is enough to serve, and to end an update; the other one gets the version once it answers.
 baton serve "${upstreams[@]}" --min-ready 1 --stage cuda:0 --model "$model" --weights none --allow-path "$model" &
 pids+=($!)
-wait -n # when one of the three ends, all do
+wait $! # the engines end with it

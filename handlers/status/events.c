@@ -24,8 +24,8 @@ const char *const events_query[] = {"types", NULL};
 
 /* The first part of each name, up to its dot. */
 static const char *const families[] = {
-    "drain", "error",    "fleet", "lora",   "nccl",     "pause", "readiness", "resume", "serving",
-    "sleep", "snapshot", "state", "update", "upstream", "wake",  "weights",   NULL};
+    "drain",   "error", "fleet",    "handoff", "lora",   "nccl",     "pause", "readiness", "resume",
+    "serving", "sleep", "snapshot", "state",   "update", "upstream", "wake",  "weights",   NULL};
 
 struct events_stream {
     struct event_subscriber subscriber; /* first */
@@ -66,11 +66,12 @@ static int types_parse(uint32_t *out, const char *text, struct err *e)
         size_t len = strcspn(text, ","), i = family_of(text, len);
 
         if (families[i] == NULL)
-            return err_set(e, ERR_BAD_REQUEST, "/types",
-                           "'%.*s' is no type of event; allowed: drain, error, fleet, lora, nccl, "
-                           "pause, readiness, resume, serving, sleep, snapshot, state, update, "
-                           "upstream, wake, weights, separated by commas",
-                           (int)(len < 40 ? len : 40), text);
+            return err_set(
+                e, ERR_BAD_REQUEST, "/types",
+                "'%.*s' is no type of event; allowed: drain, error, fleet, handoff, lora, nccl, "
+                "pause, readiness, resume, serving, sleep, snapshot, state, update, upstream, "
+                "wake, weights, separated by commas",
+                (int)(len < 40 ? len : 40), text);
         *out |= UINT32_C(1) << i;
         if (text[len] == '\0')
             return 0;

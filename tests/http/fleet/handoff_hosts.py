@@ -274,7 +274,9 @@ def joins(_):
             s.server.process.send_signal(signal.SIGHUP)
             until("it is reloaded", lambda: s.server.get("/v1/upstreams")["n"] == n)
 
-        s.push("00100", "a")
+        with urllib.request.urlopen(f"{s.server.url}/v1/events?types=handoff") as events:
+            s.push("00100", "a")
+            until("it is an event", lambda: events.readline() == b"event: handoff.done\n")
         reload(f"{tap.url},sglang", 2)
         until("it serves", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
         s.taps.append(tap)
@@ -311,12 +313,14 @@ def example(_):
     os.symlink(BATON, os.path.join(programs, "baton"))
     with open(os.path.join(programs, "vllm"), "w", encoding="utf-8") as out:
         out.write('#!/bin/sh\n# serve MODEL --host HOST --port PORT …\n'
+                  f'echo $$ > {WORK}/engine-$6\n'
                   f'exec {ENGINE} --dialect vllm --weight-version none --port "$6"\n')
     os.chmod(out.name, 0o755)
     env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "ENGINE_PORT": str(port), "BATON_CUDA_LIBRARY": FAKE,
            "BATON_LISTEN": f"127.0.0.1:{listen}", "BATON_PROBE_INTERVAL": str(PROBE_MS)}
     with open(os.path.join(WORK, "log-example"), "wb") as log:
         started = subprocess.Popen([os.path.join(EXAMPLES, "hand_off", "start.sh"), MODEL], env=env, stdout=log, stderr=log)
+    again = None
     key = os.path.join(WORK, "key")
     write(key, "control 0123456789abcdef0123456789abcdef")
     write(f"{key}-upstream", "0123456789abcdef0123456789abcdef")
@@ -332,16 +336,27 @@ def example(_):
         subprocess.run([BATON, "serve", "--check", "--config", os.path.join(WORK, f"{name}.json"), *driver], check=True,
                        stdout=subprocess.DEVNULL)
     try:
-        def serving():
+        def serving(n):
             with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{listen}/v1/upstreams") as reply:
-                return json.load(reply)["n_serving"] == 2
-        until("both serve", serving)
+                return json.load(reply)["n_serving"] == n
+        until("both serve", lambda: serving(2))
         subprocess.run([BATON, "push", checkpoint("00100"), "--path", "--url", f"http://127.0.0.1:{listen}", "--weight-version", "step"],
                        check=True, stdout=subprocess.DEVNULL, env=env)
         with urllib.request.urlopen(f"http://127.0.0.1:{listen}/v1/status") as reply:
             status = json.load(reply)
         assert status["weights"]["weight_version"] == "step" and status["stage"]["handed_serial"] == 1, status
+        with open(os.path.join(WORK, f"engine-{port + 1}"), encoding="utf-8") as file:
+            os.kill(int(file.read()), signal.SIGKILL)
+        until("one serves", lambda: serving(1))
+        again = subprocess.Popen([os.path.join(programs, "vllm"), "serve", MODEL, "--host", "127.0.0.1", "--port", str(port + 1)],
+                                 stdout=subprocess.DEVNULL)
+        until("both serve again", lambda: serving(2))
+        with urllib.request.urlopen(f"http://127.0.0.1:{port + 1}/weight_info") as reply:
+            assert json.load(reply)["weight_version"] == "step"
     finally:
+        if again is not None:
+            again.terminate()
+            again.wait()
         started.terminate()
         started.wait()
 

@@ -1,7 +1,7 @@
 """Every metric, label and label value that the alert rules and the Grafana board ask for exists in a live scrape of a
-server with weights or of one in front of engines. With promtool: the rules parse, and each scrape is well formed.
+server with weights, of one in front of engines, or of one with --stage. With promtool: the rules parse, and each scrape is well formed.
 
-Usage: dashboards.py BATON FAKE_ENGINE LOG MODEL ROOT
+Usage: dashboards.py BATON FAKE_ENGINE LIBFAKECUDA LOG MODEL ROOT
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import yaml
 from fake_engine_world import Double
 from fleet_world import Server, until
 
-BATON, ENGINE, LOG, MODEL, ROOT = sys.argv[1:6]
+BATON, ENGINE, CUDA, LOG, MODEL, ROOT = sys.argv[1:7]
 RULES, BOARD = os.path.join(ROOT, "deploy/prometheus/alerts.yml"), os.path.join(ROOT, "deploy/grafana/baton.json")
 CHECKPOINTS = os.path.join(MODEL, "checkpoints")
 SELECTOR = re.compile(r'\b((?:baton|process|vllm)[a-z_:]*)(?:\{([^}]*)\})?')
@@ -116,6 +116,20 @@ def of_a_fleet():
         return text, found
 
 
+def of_a_stage():
+    first, second = (os.path.join(CHECKPOINTS, f"step-00{n}.safetensors") for n in ("000", "100"))
+    with contextlib.ExitStack() as both:
+        d = both.enter_context(Double(ENGINE, "vllm", "--weight-version", "step-0"))
+        s = both.enter_context(Server(BATON, LOG, "--probe-interval", 50, "--upstream", d.url + ",vllm", "--stage", "cuda:0",
+                                      "--cuda-library", CUDA, "--manifest", first, "--weights", first, "--allow-path", CHECKPOINTS))
+        until("the version is handed over", lambda: s.status()["stage"]["handed_serial"] == 1 and s.ready())
+        assert not alerts(s.get("/metrics")), alerts(s.get("/metrics"))
+        d.kill()
+        assert s.ask("POST", "/v1/update_weights", {"path": second})[0] >= 500
+        assert "BatonHandoffBehind" in alerts(s.get("/metrics")), alerts(s.get("/metrics"))
+        return scrape(s)
+
+
 def queries():
     with open(RULES, encoding="utf-8") as f:
         for group in yaml.safe_load(f)["groups"]:
@@ -158,7 +172,7 @@ def check_with_promtool(texts):
 
 
 alerts_are_quiet_when_all_is_well()
-made = [of_an_embedded_one(), of_a_fleet()]
+made = [of_an_embedded_one(), of_a_fleet(), of_a_stage()]
 for query in queries():
     check_query(*query, [m for _, m in made])
 check_with_promtool([t for t, _ in made])
