@@ -93,6 +93,10 @@ double cli_real(const json_t *root, const char *path);
 size_t changes_warn(FILE *to, const json_t *answer, const char *before, const char *after);
 enum cli_exit changes_show(struct cli *c);
 
+/* upstreams_warn - a line for each upstream in `list` that did not take a version, and why.
+ * @list  of an update or of a stage; NULL: there is none. @before  what each line begins with */
+void upstreams_warn(FILE *to, const json_t *list, const char *before);
+
 /* stage_show - with --stage: which version was handed to the upstreams, and what failed; without it
  * nothing. Asks for /v1/status; a failure is reported to stderr. */
 enum cli_exit stage_show(const struct cli *c);

@@ -144,13 +144,17 @@ static void pushed(const struct cli *c, const struct answer *a, const struct wei
 
     (void)changes_warn(stderr, a->json,
                        "baton push: warning: ", "; 'baton weights diff' has the names");
+    upstreams_warn(stderr, cli_at(a->json, "upstreams"), "baton push: warning: not taken by ");
     if (cli_has(c, OPT_JSON)) {
         cli_print_json(a);
         return;
     }
-    (void)printf("%s is served (serial %.0f): %u tensors, %s in %s, %s/s\n",
-                 cli_text(a->json, "weight_version"), cli_real(a->json, "serial"), w->n_tensors,
-                 cli_nbytes((double)w->nbytes, size), cli_duration(s, took),
+    (void)printf("%s is served (serial %.0f%s): %u tensors, %s in %s, %s/s\n",
+                 cli_text(a->json, "weight_version"), cli_real(a->json, "serial"),
+                 json_is_true(cli_at(a->json, "changes.repeated"))
+                     ? ", with the bytes and the label of the one before"
+                     : "",
+                 w->n_tensors, cli_nbytes((double)w->nbytes, size), cli_duration(s, took),
                  cli_nbytes(s > 0 ? (double)w->nbytes / s : 0, rate));
 }
 

@@ -55,12 +55,39 @@ static void show_pause(const json_t *s)
                      cli_text(s, "sleep.kv_cache"));
 }
 
+void upstreams_warn(FILE *to, const json_t *list, const char *before)
+{
+    const json_t *row;
+    size_t i;
+
+    json_array_foreach(list, i, row)
+    {
+        if (!json_is_true(cli_at(row, "ok")))
+            (void)fprintf(to, "%s%s: %s\n", before, cli_text(row, "upstream"),
+                          cli_text(row, "error"));
+    }
+}
+
+/* "the upstreams", or "1 of 2 upstreams" if some lack the version. */
+static const char *which_have(const json_t *list, char out[CLI_TEXT_MAX])
+{
+    size_t i, n = 0;
+    const json_t *row;
+
+    json_array_foreach(list, i, row) n += json_is_true(cli_at(row, "ok"));
+    if (n == json_array_size(list))
+        return "the upstreams";
+    (void)snprintf(out, CLI_TEXT_MAX, "%zu of %zu upstreams", n, json_array_size(list));
+    return out;
+}
+
 /* Of a server with --stage: which version it has for its upstreams, and whether they have it. */
 static void show_stage(const json_t *s)
 {
     const json_t *stage = cli_at(s, "stage");
     double serial = cli_real(stage, "serial"), handed = cli_real(stage, "handed_serial");
-    char took[CLI_TEXT_MAX];
+    double n_handoffs = cli_real(stage, "n_handoffs"), n_repairs = cli_real(stage, "n_repairs");
+    char took[CLI_TEXT_MAX], which[CLI_TEXT_MAX];
 
     if (!json_is_object(stage))
         return;
@@ -68,8 +95,8 @@ static void show_stage(const json_t *s)
     if (serial == 0)
         (void)fputs("no version to hand over yet", stdout);
     else if (handed == serial)
-        (void)printf("%s (serial %.0f) was handed to the upstreams, in %s",
-                     cli_text(stage, "weight_version"), serial,
+        (void)printf("%s (serial %.0f) was handed to %s, in %s", cli_text(stage, "weight_version"),
+                     serial, which_have(cli_at(stage, "upstreams"), which),
                      cli_duration(cli_real(stage, "last_handoff_s"), took));
     else if (handed == 0)
         (void)printf("%s (serial %.0f) is not handed over yet", cli_text(stage, "weight_version"),
@@ -77,8 +104,10 @@ static void show_stage(const json_t *s)
     else
         (void)printf("%s (serial %.0f) is not handed over yet; the last that was is serial %.0f",
                      cli_text(stage, "weight_version"), serial, handed);
-    (void)printf("; %.0f hand-offs, %.0f repairs\n", cli_real(stage, "n_handoffs"),
-                 cli_real(stage, "n_repairs"));
+    (void)printf("; %.0f hand-off%s, %.0f repair%s\n", n_handoffs, n_handoffs == 1 ? "" : "s",
+                 n_repairs, n_repairs == 1 ? "" : "s");
+    if (serial > 0 && handed == serial)
+        upstreams_warn(stdout, cli_at(stage, "upstreams"), "            without it: ");
     if (json_is_object(cli_at(stage, "error")))
         (void)printf("            the last try failed and is repeated: %s\n",
                      cli_text(stage, "error.message"));

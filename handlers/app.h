@@ -97,6 +97,9 @@ struct app_fleet {
     /* The status, and its member `update`: new; NULL without memory. Threads: any. */
     json_t *(*status)(const struct app *app);
     json_t *(*update)(const struct app *app);
+    /* With --stage: each upstream, and whether it has the version that was committed here with this
+     * serial: new; NULL without memory. Threads: any. */
+    json_t *(*handed)(const struct app *app, uint64_t serial);
     /* Appends the fleet's metrics as Prometheus text. Threads: any; no lock held. */
     void (*metrics)(struct app *app, struct buf *out);
 };

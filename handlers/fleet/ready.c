@@ -9,15 +9,30 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { WHY_ALL_MAX = 400 }; /* bytes, of the reasons of all engines */
+enum { WHY_ALL_MAX = 400, WHY_ONE_MAX = 120 }; /* bytes, of the reasons of all engines; of one */
+
+/* How much of a message to show: all of it if it is short, else whole words. */
+static int shown_len(const char *msg)
+{
+    int len = (int)strnlen(msg, WHY_ONE_MAX + 1);
+
+    if (len <= WHY_ONE_MAX)
+        return len;
+    for (len = WHY_ONE_MAX; len > 0 && msg[len] != ' ';)
+        len--;
+    return len;
+}
 
 /* Appends "; http://…: down, connection refused", if it fits. */
 static void append_reason(char *text, size_t *len, const char *name,
                           const struct upstream_info *info)
 {
     char one[256];
-    int n = snprintf(one, sizeof one, "; %.80s: %s%s%.120s", name, upstream_state_name(info->state),
-                     info->error.msg[0] != '\0' ? ", " : "", info->error.msg);
+    const char *msg = info->error.msg;
+    int len_shown = shown_len(msg);
+    const char *rest = msg[len_shown] != '\0' ? " …" : "";
+    int n = snprintf(one, sizeof one, "; %.80s: %s%s%.*s%s", name, upstream_state_name(info->state),
+                     *msg != '\0' ? ", " : "", len_shown, msg, rest);
 
     if (n < 0 || (size_t)n >= sizeof one || *len + (size_t)n >= WHY_ALL_MAX)
         return;

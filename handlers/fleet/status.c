@@ -160,6 +160,39 @@ static json_t *lane_json(const struct app *app, const struct fleet_stats *s, enu
                      (json_int_t)s->n_refused[lane], "cancelled", (json_int_t)s->n_cancelled[lane]);
 }
 
+/* @handed  do enough upstreams have the version? */
+static json_t *handed_one_json(const char *name, const struct upstream_info *info, bool handed)
+{
+    bool has = handed && info->alive && info->synced && !info->fenced;
+    const char *why = info->error.code != ERR_NONE
+                          ? info->error.msg
+                          : "the version is not handed over to it; that is tried again";
+
+    return fleet_result_json(name, has, 0, has ? NULL : why);
+}
+
+json_t *fleet_handed_json(const struct app *app, uint64_t serial)
+{
+    size_t n = upstreams_n(app->fleet->upstreams);
+    json_t *list = json_array();
+    struct handoff_info now;
+
+    handoff_info_get(app->fleet->handoff, &now);
+    for (size_t i = 0; i < n && list != NULL; i++) {
+        struct upstream_endpoint at;
+        struct upstream_info info;
+
+        upstreams_get(app->fleet->upstreams, i, &at);
+        fleet_info(upstreams_fleet(app->fleet->upstreams), i, &info);
+        if (at.removed ||
+            json_array_append_new(list, handed_one_json(at.name, &info, now.done >= serial)) == 0)
+            continue;
+        json_decref(list);
+        list = NULL;
+    }
+    return list;
+}
+
 /* The version that this server received for its upstreams, and how far it was handed over. */
 static json_t *stage_json(const struct app *app)
 {
@@ -170,16 +203,17 @@ static json_t *stage_json(const struct app *app)
         return json_null();
     handoff_info_get(app->fleet->handoff, &now);
     store_info(app->weights->store, &info);
-    return json_pack("{s:s, s:I, s:I, s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:f, s:o, s:o}", "memory",
-                     store_in_host_memory(app->weights->store) ? "host" : "gpu", "window_nbytes",
-                     (json_int_t)handoff_window_nbytes(app->fleet->handoff), "n_devices",
-                     (json_int_t)app->weights->n_devices, "state", store_state_name(info.state),
-                     "plan_digest", store_model_spec(app->weights->store)->tensor_list->digest,
-                     "weight_version", text_or_null(info.label), "serial", (json_int_t)info.serial,
-                     "handed_serial", (json_int_t)now.done, "n_handoffs",
-                     (json_int_t)now.n_handoffs, "n_repairs", (json_int_t)now.n_repairs,
-                     "last_handoff_s", (double)now.last_us / 1e6, "error", error_or_null(&now.why),
-                     "handoff", fleet_update_json(app));
+    return json_pack(
+        "{s:s, s:I, s:I, s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:o}", "memory",
+        store_in_host_memory(app->weights->store) ? "host" : "gpu", "window_nbytes",
+        (json_int_t)handoff_window_nbytes(app->fleet->handoff), "n_devices",
+        (json_int_t)app->weights->n_devices, "state", store_state_name(info.state), "plan_digest",
+        store_model_spec(app->weights->store)->tensor_list->digest, "weight_version",
+        text_or_null(info.label), "serial", (json_int_t)info.serial, "handed_serial",
+        (json_int_t)now.done, "n_handoffs", (json_int_t)now.n_handoffs, "n_repairs",
+        (json_int_t)now.n_repairs, "last_handoff_s", (double)now.last_us / 1e6, "error",
+        error_or_null(&now.why), "handoff", fleet_update_json(app), "upstreams",
+        info.serial > 0 ? fleet_handed_json(app, info.serial) : json_array());
 }
 
 /* Which update a client has open. With --stage it is this server that receives it, on its GPUs. */

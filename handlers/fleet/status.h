@@ -8,6 +8,7 @@
 #include "http/http_request.h"
 
 #include <jansson.h>
+#include <stdint.h>
 
 struct app;
 
@@ -21,6 +22,10 @@ void metrics_fleet(struct app *app, struct buf *out);
 
 /* fleet_status_json - the reply of GET /v1/status (new); NULL: no memory. */
 json_t *fleet_status_json(const struct app *app);
+
+/* fleet_handed_json - with --stage: each upstream, and whether it has the version that was
+ * committed here with this serial (new); NULL: no memory. Threads: any. Blocks: no. */
+json_t *fleet_handed_json(const struct app *app, uint64_t serial);
 
 /* Handlers of routes in front of upstream engines. */
 int handle_fleet_status(struct app *app, struct http_request *x, struct err *e);

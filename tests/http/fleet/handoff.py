@@ -18,11 +18,21 @@ from handoff_world import BATON, ENGINE, FAKE, FOREIGN, MODEL, PROBE_MS, WORK, S
 ASLEEP_S = 0.8  # the server looks for engines to repair every 0.25 s
 
 
-def shown(s, *command):
-    """What a command prints about the server."""
+def run(s, *command):
+    """A command, at the server."""
     done = subprocess.run([BATON, *command, "--url", s.server.url], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, (command, done)
-    return done.stdout
+    return done
+
+
+def shown(s, *command):
+    """What a command prints about the server."""
+    return run(s, *command).stdout
+
+
+def taken(reply):
+    """Which upstreams have the version, by a reply."""
+    return [u["ok"] for u in reply["upstreams"]]
 
 
 def whole(kind):
@@ -30,7 +40,7 @@ def whole(kind):
     with Stage(kind, kind) as s:
         for step, label in (("00100", "a"), ("01500", "b"), ("00100", "c")):
             before = [t.rounds for t in s.taps]
-            s.push(step, label)
+            assert taken(s.push(step, label)) == [True, True]
             s.has(step, label)
             assert [t.rounds for t in s.taps] == [n + 1 for n in before]
             up = s.server.get("/v1/upstreams")
@@ -95,14 +105,23 @@ def fails(kind, skip=0, faults=(500, "drop"), **how):
     path = "/update_weights" if kind == "vllm" else "/update_weights_from_tensor"
     with Stage(kind, kind, min_ready=1, **how) as s:
         s.push("00100", "a")
+        assert "; 1 hand-off, 0 repairs\n" in shown(s, "status")
         for fault in faults:
             s.taps[0].skip = skip
             s.taps[0].fault = (path, fault)
-            s.push("01500", "b")
+            said = s.push("01500", "b")
+            assert taken(said) == [False, True] and said["upstreams"][0]["error"], said
             s.has("01500", "b", 1)
             assert s.server.get("/v1/upstreams")["n_serving"] == 1
+            assert taken(s.server.status()["stage"]) == [False, True]
+            page = shown(s, "status")
+            assert " was handed to 1 of 2 upstreams, in " in page and f"without it: {s.taps[0].url}: " in page, page
+            again = run(s, "push", checkpoint("01500"), "--path", "--weight-version", "b")
+            assert "b is served (serial " in again.stdout and ", with the bytes and the label of the one before)" in again.stdout, again
+            assert f"baton push: warning: not taken by {s.taps[0].url}: " in again.stderr, again
             s.taps[0].fault = None
             until("it is repaired", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
+            assert taken(s.server.status()["stage"]) == [True, True]
             s.has("01500", "b")
             s.push("00100", "a")
             s.has("00100", "a")
@@ -116,6 +135,7 @@ def all_fail(kind):
         s.taps[0].fault = (path, 500)
         said = s.push("01500", "b", 502)
         assert "committed here" in said["error"]["message"], said
+        assert taken(said["error"]["details"]) == [False], said
         assert s.server.status()["stage"]["weight_version"] == "b" and s.server.status()["weights"]["update_id"] is None
         update = said["error"]["details"]["update_id"]
         status, again = s.server.ask("POST", "/v1/update_weights/finish", {"update_id": update})
@@ -127,6 +147,11 @@ def all_fail(kind):
         until("it is handed over", lambda: s.server.get("/v1/upstreams")["n_serving"] == 1)
         s.has("01500", "b")
         until("it says so", lambda: s.server.status()["weights"]["update_id"] == update)
+        s.taps[0].fault = None
+        s.doubles[0].order("update", "status", status=500, text='{"error": "' + "http://127.0.0.1:1234/ " * 8 + '"}', times=20)
+        s.push("00100", "c", 502)
+        why = s.server.ask("GET", "/readyz")[1]["message"]
+        assert why.endswith(" http://127.0.0.1:1234/ …"), why  # whole words
 
 
 def own(kind):
