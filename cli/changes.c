@@ -101,6 +101,8 @@ static void summary_print(const json_t *answer)
                  cli_real(answer, "changes.n_not_sent"), cli_real(answer, "changes.n_not_compared"),
                  cli_real(answer, "changes.n_equal_to_another"),
                  json_array_size(cli_at(answer, "changes.warnings")));
+    if (json_is_true(cli_at(answer, "changes.repeated")))
+        (void)puts("repeated: nothing changed, and the label is that of the version before");
     (void)changes_warn(stdout, answer, "warning: ", "");
 }
 

@@ -1,4 +1,5 @@
-/* status and upstreams: a page of lines, once or each second. And how far the hand-off is. */
+/* status and upstreams: a page of lines, once or each second. How far the hand-off is, and what the
+ * proofs of upstreams say. */
 #include "cli/cli_priv.h"
 #include "cli/interrupt.h"
 
@@ -124,6 +125,35 @@ enum cli_exit stage_show(const struct cli *c)
     return rc;
 }
 
+/* A line for each upstream whose proof found a fault. Of those which differ without a majority none
+ * is fenced: a person decides. */
+static void show_faults(const json_t *list)
+{
+    const json_t *row;
+    size_t i;
+
+    json_array_foreach(list, i, row)
+    {
+        const json_t *proof = cli_at(row, "proof");
+        bool differs = strcmp(cli_text(proof, "state"), "differs") == 0;
+        double n_sums = cli_real(proof, "checksums.n_different");
+
+        if (strcmp(cli_text(proof, "state"), "not_finite") == 0)
+            (void)printf("proof       %s: not_finite: its log-probabilities are not numbers\n",
+                         cli_text(row, "upstream"));
+        if (differs)
+            (void)printf("proof       %s: differs from %.0f other%s: log-probabilities by up to "
+                         "%.3g nats",
+                         cli_text(row, "upstream"), cli_real(proof, "n_compared"),
+                         cli_real(proof, "n_compared") == 1 ? "" : "s",
+                         cli_real(proof, "largest_difference"));
+        if (differs && n_sums > 0)
+            (void)printf("; %.0f of %.0f parameters", n_sums, cli_real(proof, "checksums.n"));
+        if (differs)
+            (void)putchar('\n');
+    }
+}
+
 static void show_status(const struct cli *c, const json_t *s)
 {
     char up[CLI_TEXT_MAX];
@@ -151,22 +181,43 @@ static void show_status(const struct cli *c, const json_t *s)
         (void)printf("upstreams   %.0f of %.0f serving, %.0f needed\n",
                      cli_real(s, "upstreams.n_serving"), cli_real(s, "upstreams.n"),
                      cli_real(s, "upstreams.min_ready"));
+    show_faults(cli_at(s, "upstreams.list"));
+}
+
+/* The width of a column: a URL, or the version of an update that never ended, may be long. */
+static int column_width(const json_t *list, const char *member, int least)
+{
+    const json_t *row;
+    size_t i;
+
+    json_array_foreach(list, i, row)
+    {
+        int len = (int)strlen(cli_text(row, member));
+
+        least = len > least ? len : least;
+    }
+    return least;
 }
 
 static void show_upstreams(const struct cli *c, const json_t *s)
 {
-    const json_t *row;
+    const json_t *list = cli_at(s, "list"), *row;
+    int url = column_width(list, "upstream", 32),
+        version = column_width(list, "weight_version", 20);
     size_t i;
 
     (void)printf("%.0f of %.0f serving, %.0f needed\n", cli_real(s, "n_serving"), cli_real(s, "n"),
                  cli_real(s, "min_ready"));
     (void)stage_show(c);
-    (void)printf("%-32s %-7s %-9s %-20s %7s  %s\n", "UPSTREAM", "DIALECT", "STATE", "VERSION",
-                 "RUNNING", "ERROR");
-    json_array_foreach(cli_at(s, "list"), i, row)(void)
-        printf("%-32s %-7s %-9s %-20s %7.0f  %s\n", cli_text(row, "upstream"),
-               cli_text(row, "dialect"), cli_text(row, "state"), cli_text(row, "weight_version"),
-               cli_real(row, "outstanding.generate"), cli_text(row, "error.message"));
+    show_faults(list);
+    (void)printf("%-*s %-7s %-9s %-*s %7s %-10s  %s\n", url, "UPSTREAM", "DIALECT", "STATE",
+                 version, "VERSION", "RUNNING", "PROOF", "ERROR");
+    json_array_foreach(list, i, row)(void)
+        printf("%-*s %-7s %-9s %-*s %7.0f %-10s  %s\n", url, cli_text(row, "upstream"),
+               cli_text(row, "dialect"), cli_text(row, "state"), version,
+               cli_text(row, "weight_version"), cli_real(row, "outstanding.generate"),
+               json_is_object(cli_at(row, "proof")) ? cli_text(row, "proof.state") : "-",
+               cli_text(row, "error.message"));
 }
 
 /* Shows the answer of `path` once; with --watch each second, also while the server is away. */

@@ -23,11 +23,11 @@ static void set_restarted_error(const struct fleet *f, struct err *out)
     if (f->serial == 0)
         (void)err_set(out, ERR_UNSYNCED, "", "it was restarted: its version is not known yet");
     else
-        (void)err_set(
-            out, ERR_UNSYNCED, "",
-            "it was restarted: its weights are not version '%s'; push an update, or resync it "
-            "(/v1/upstreams/resync) if it serves that version",
-            f->label);
+        (void)err_set(out, ERR_UNSYNCED, "",
+                      "it was restarted: its weights are not known to be version '%s'; push an "
+                      "update, or resync "
+                      "it (/v1/upstreams/resync) if it serves that version",
+                      f->label);
 }
 
 /* Before the first update fleet_decide_version_locked does this, except while that update runs. The
@@ -103,7 +103,7 @@ static void clear_auth_error_locked(const struct fleet *f, struct upstream *u)
     if (fleet_is_out(u, OUT_FENCES))
         FLEET_SET_ERROR(u, "it is fenced: push a whole update");
     else if (!fleet_is_synced(u) && f->serial > 0)
-        FLEET_SET_ERROR(u, "its weights are not version '%s'", f->label);
+        FLEET_SET_ERROR(u, "its weights are not known to be version '%s'", f->label);
 }
 
 /* A dirty marker is left: the server that began that update did not end it. During an update of

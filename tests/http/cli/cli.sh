@@ -101,6 +101,10 @@ has "newly unchanged: model.embed_tokens.weight"
 has "unchanged: and 25 more (--json lists up to 10000 tensors)"
 run 1 weights diff --json
 same '.changes.warnings[0]' nothing_changed
+run 0 push "$STEP" --weight-version sharded
+has "sharded is served (serial 4, with the bytes and the label of the one before): 46 tensors"
+run 0 weights diff
+has "repeated: nothing changed, and the label is that of the version before"
 run 2 weights diff "$STEP"
 complains "it takes two checkpoints, or none for the last commit"
 run 2 weights diff "$STEP" "$STEP" --json

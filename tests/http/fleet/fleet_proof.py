@@ -7,9 +7,10 @@ Usage: as fleet_control.py, vllm or sglang.
 import contextlib
 import itertools
 import json
+import subprocess
 import threading
 
-from fleet_control import WHICH, Fleet, reboot
+from fleet_control import BATON, WHICH, Fleet, reboot
 from fleet_world import n_traffic, until
 
 IDS = [17, 42, 23, 61, 34, 52, 19, 58, 27, 45, 38, 63, 21, 49, 30, 55]
@@ -172,6 +173,10 @@ def tie(f):
     f.stays("serving", "serving")
     assert all(p["largest_difference"] > 1 and p["n_compared"] == 1 for p in proofs(f)), proofs(f)
     assert [r["action"] for r in proof_log(f, "differs")] == ["none, since no majority agrees"] * 2
+    for command in "upstreams", "status":
+        page = subprocess.run([BATON, command, "--url", f.front.url], capture_output=True, text=True, timeout=60, check=True).stdout
+        for d in f.doubles:
+            assert f"proof       {d.url}: differs from 1 other: log-probabilities by up to " in page, page
     update(f)
     until_proofs(f, "proven", "proven")
 
