@@ -67,7 +67,7 @@ static void forget_locked(struct fleet_prover *p)
     p->checksums = p->fc->cfg.prove == FLEET_PROVE_CHECKSUMS ? PROOF_PENDING : PROOF_NO_VALUE;
     p->verdict = p->sums_verdict = (struct proof_verdict){.state = PROOF_UNPROVEN};
     p->state = PROOF_UNPROVEN;
-    p->faulty = false;
+    p->faulty = p->asked_again = false;
     p->due_us = p->wait_us = 0;
     p->fc->proof.judge = true;
 }

@@ -47,6 +47,7 @@ struct fleet_prover {
     enum proof_state state;   /* of both */
     bool faulty;              /* by either */
     bool compared;            /* it serves what is to prove */
+    bool asked_again;         /* its canary was faulty once, and all were asked again */
     uint64_t due_us, wait_us; /* no request before; delay after the next failure */
     unsigned n_faults;        /* verdicts that it is faulty, with this process and version */
     uint64_t n_results[PROOF_STATES];

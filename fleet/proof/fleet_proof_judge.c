@@ -162,12 +162,36 @@ static void apply_locked(struct compared *c, size_t i)
     news->was = *p;
 }
 
-static void judge_locked(struct fleet_control *fc, struct compared *c)
+static void judge_canaries_locked(struct compared *c)
 {
-    collect_locked(fc, c);
     for (size_t i = 0; i < c->n; i++)
         c->answers[i] = c->list[i]->canary;
     proof_judge(c->answers, c->n, canary_tolerance, canary_distance, c, c->verdicts);
+}
+
+/* An engine is faulty only by two canaries: a false alarm costs an engine, and may stop the updates
+ * of a fleet that needs all of them. All are asked again, since any of the answers compared may be
+ * the wrong one. */
+static bool must_ask_again_locked(struct compared *c)
+{
+    bool again = false;
+
+    for (size_t i = 0; i < c->n; i++) {
+        again = again || (c->verdicts[i].faulty && !c->list[i]->asked_again);
+        c->list[i]->asked_again = c->list[i]->asked_again || c->verdicts[i].faulty;
+    }
+    for (size_t i = 0; again && i < c->n; i++)
+        if (c->answers[i] == PROOF_VALUE || c->answers[i] == PROOF_BROKEN)
+            c->list[i]->canary = PROOF_PENDING;
+    return again;
+}
+
+static void judge_locked(struct fleet_control *fc, struct compared *c)
+{
+    collect_locked(fc, c);
+    judge_canaries_locked(c);
+    if (must_ask_again_locked(c))
+        judge_canaries_locked(c);
     for (size_t i = 0; i < c->n; i++) {
         c->list[i]->verdict = c->verdicts[i];
         c->answers[i] = c->list[i]->checksums;

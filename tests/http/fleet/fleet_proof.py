@@ -83,7 +83,7 @@ def equal(f):
 
 def not_finite(f):
     """It is fenced, the others serve, and the next update heals it."""
-    answers(f.doubles[0], [None] * 15)
+    answers(f.doubles[0], [None] * 15, times=2)
     update(f)
     f.wait("fenced", "serving", "serving")
     until_proofs(f, "not_finite", "proven", "proven")
@@ -97,7 +97,7 @@ def not_finite(f):
 
 def minority(f):
     """Two agree, so the third is wrong. Small differences are those of hardware."""
-    answers(f.doubles[1], [-40.0] * 15)
+    answers(f.doubles[1], [-40.0] * 15, times=2)
     update(f)
     f.wait("serving", "fenced", "serving")
     until_proofs(f, "proven", "differs", "proven")
@@ -109,6 +109,19 @@ def minority(f):
     update(f)
     until_proofs(f, "proven", "proven", "proven")
     assert f.states() == ["serving"] * 3 and 0.2 < max(p["largest_difference"] for p in proofs(f)) < 0.7, proofs(f)
+
+
+def once(f):
+    """One faulty answer accuses nobody: all are asked again."""
+    for values in [None] * 15, [-40.0] * 15:
+        f.clean()
+        answers(f.doubles[1], values)
+        update(f)
+        until_proofs(f, "proven", "proven", "proven")
+        until(lambda: n_canaries(f), lambda: n_canaries(f)[1] == 2)
+        until_proofs(f, "proven", "proven", "proven")
+        f.stays("serving", "serving", "serving")
+        assert proof_log(f, "differs") == [] and proof_log(f, "not_finite") == []
 
 
 def late(f):
@@ -227,7 +240,7 @@ def nothing(f):
 
 
 def main():
-    rows = [((WHICH,) * 3, (), (equal, not_finite, minority, late, unsupported, paused, newer, restarts)),
+    rows = [((WHICH,) * 3, (), (equal, not_finite, minority, once, late, unsupported, paused, newer, restarts)),
             ((WHICH,) * 2, (), (tie, dies)),
             ((NEW,) * 3, ("--prove", "checksums"), (checksums,)),
             ((WHICH,), ("--prove", "none"), (nothing,))]
