@@ -256,13 +256,13 @@ static void fence_restarted(struct fleet_control *fc, struct fleet_session *s)
     }
 }
 
-/* Those that were not resumed serve the new version, and are fenced. */
+/* Without those that have the new version and were not resumed: they are fenced. */
 static size_t n_finished(const struct fleet_session *s)
 {
     size_t n = 0;
 
     for (size_t i = 0; i < s->n_parts; i++)
-        n += s->parts[i].state == PART_FINISHED || s->parts[i].state == PART_NOT_RESUMED;
+        n += s->parts[i].state == PART_FINISHED;
     return n;
 }
 

@@ -154,6 +154,27 @@ def all_fail(kind):
         assert why.endswith(" http://127.0.0.1:1234/ …"), why  # whole words
 
 
+def not_resumed(kind):
+    """An engine that has the version and cannot be resumed does not serve it: that is a failure, repeated with a delay."""
+    path = "/resume" if kind == "vllm" else "/continue_generation"
+    with Stage(kind, kind, min_ready=1) as s:
+        s.push("00100", "a")
+        s.taps[0].fault = (path, 500)
+        s.push("01500", "b")
+        rounds = s.taps[0].rounds
+        until("a repair fails", lambda: s.server.status()["stage"]["error"])
+        time.sleep(ASLEEP_S)
+        stage = s.server.status()["stage"]
+        assert stage["n_repairs"] == 0 and s.taps[0].rounds <= rounds + 3, (stage, s.taps[0].rounds, rounds)
+        s.taps[1].fault = (path, 500)
+        said = s.push("00100", "c", 502)
+        assert "committed here" in said["error"]["message"], said
+        for tap in s.taps:
+            tap.fault = None
+        until("both serve", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
+        s.has("00100", "c")
+
+
 def own(kind):
     """A trainer's operation that meets a hand-off waits for its end."""
     path = "/update_weights" if kind == "vllm" else "/update_weights_from_tensor"
@@ -355,12 +376,12 @@ def proven(kind):
         return s.server.status()["stage"]["n_repairs"], s.server.get("/v1/upstreams")["n_serving"], states
 
     with Stage(kind, kind, min_ready=1) as s:
-        is_broken(1)
+        is_broken(2)  # each fault is asked for twice
         s.push("00100", "a")
         until("it is repaired and proven", lambda: look() == (1, 2, ["proven", "proven"]))
         s.has("00100", "a")
         rounds = s.taps[1].rounds
-        is_broken(2)  # the repaired one is no better
+        is_broken(4)  # the repaired one is no better
         s.push("01500", "b")
         until("it is repaired once", lambda: look() == (2, 1, ["not_finite", "proven"]))
         time.sleep(ASLEEP_S)
@@ -394,7 +415,7 @@ def proven_late(kind):
         assert not fenced, fenced
 
 
-CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, all_fail, own, undisturbed, starts, asleep, host, host_one,
+CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, all_fail, not_resumed, own, undisturbed, starts, asleep, host, host_one,
                                     host_baton, host_repaired, host_copy_fails, host_refused,
                                     proven, proven_late)}
 
