@@ -105,7 +105,7 @@ class Server:
                 with open(f"{tasks}/{task}/comm", encoding="ascii") as name:
                     if name.read().startswith("http/"):
                         return True
-            except FileNotFoundError:  # it has just ended
+            except (FileNotFoundError, ProcessLookupError):  # it has just ended
                 continue
         return False
 
