@@ -70,6 +70,7 @@ struct http_request {
     struct err *error; /* owned: what it is answered with, for the log; or NULL. Changes no more
                           once the request is detached. http_request_note_error */
     atomic_bool error_reported; /* an event in the log has it already; set before the answer */
+    atomic_bool committed; /* although there is an error: its update is; set before the answer */
 
     struct http_request_private *priv; /* of http/http_request.c and the HTTP server */
 };

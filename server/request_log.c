@@ -193,7 +193,7 @@ static bool is_stranger(const struct http_request *x)
 /* Those of strangers are left out: anyone could fill the history. */
 static bool is_refused_update(const struct http_request *x)
 {
-    return x->error != NULL && !x->error_reported && is_update(x->route) &&
+    return x->error != NULL && !x->error_reported && !x->committed && is_update(x->route) &&
            (x->admitted || x->actor.key[0] != '\0');
 }
 

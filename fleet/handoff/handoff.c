@@ -152,7 +152,7 @@ static int hand_over(struct handoff *h, const struct attempt *a, struct err *e)
                                        .repair = a->repair,
                                        .upstream = a->upstream,
                                        .given_up = a->repair ? &h->given_up : NULL,
-                                       .handoff = true,
+                                       .handoff = a->v->serial,
                                        .anonymous = true,
                                        .lease_s = UPDATE_LEASE_S_DEFAULT};
     json_t *start = json_object(), *details = NULL;

@@ -259,10 +259,12 @@ bool fleet_version_undecided(struct fleet *f, struct err *e);
 
 /* fleet_commit_version - an update has ended: the engines in `done` serve `label` now, under a new
  * serial, and are not fenced any more; the others are not synced.
+ * @serial  of a hand-off: the store's, which is not smaller than the fleet's, and equal to it if
+ *          the hand-off of one version is repeated; 0: the fleet's next one
  * @done   [FLEET_MAX]; false for engines that were added during the update
  * @named  [FLEET_MAX]: the engines in `done` that report the label themselves; NULL: none
  * Returns: the serial. */
-uint64_t fleet_commit_version(struct fleet *f, const char *label, const bool *done,
+uint64_t fleet_commit_version(struct fleet *f, const char *label, uint64_t serial, const bool *done,
                               const bool *named);
 
 /* fleet_expect_update - the fleet's version reached this engine by its own update `id`, which it

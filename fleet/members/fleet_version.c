@@ -9,6 +9,7 @@
  * The decision is dropped only when no engine can serve that version any more. */
 #include "fleet/members/fleet_priv.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -282,14 +283,16 @@ static void set_version_locked(struct fleet *f, const char *label)
     (void)snprintf(f->label, sizeof f->label, "%s", label);
 }
 
-uint64_t fleet_commit_version(struct fleet *f, const char *label, const bool *done,
+uint64_t fleet_commit_version(struct fleet *f, const char *label, uint64_t serial, const bool *done,
                               const bool *named)
 {
     struct fleet_change c;
-    uint64_t serial;
 
     fleet_change_begin(f, &c);
-    serial = ++f->serial;
+    if (serial == 0)
+        serial = f->serial + 1;
+    assert(serial >= f->serial);
+    f->serial = serial;
     set_version_locked(f, label);
     for (size_t i = 0; i < f->n; i++) {
         f->upstreams[i].update_id[0] = '\0';

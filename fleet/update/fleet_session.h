@@ -36,7 +36,8 @@ struct fleet_session {
     char id[UPDATE_ID_MAX + 1];
     enum update_phase phase;
     bool auto_commit, anonymous, partial, sharded;
-    bool handoff;         /* of this server itself: no client can end it */
+    uint64_t handoff;     /* of this server itself: no client can end it; the serial of the version
+                             in its store. 0: of a client */
     bool repair;          /* of an engine that lacks the fleet's version */
     const bool *given_up; /* atomic, borrowed: its requests end once it is true; NULL: never */
     bool starting;        /* the engines have yet to start it */

@@ -26,9 +26,10 @@ struct fleet_update_request {
     size_t upstream;      /* of a repair */
     const bool *given_up; /* of a repair, atomic, borrowed until it has ended: once it is true, no
                              reply is waited for; NULL: never */
-    bool handoff; /* of this server itself (fleet/handoff/): no client can end it, and it is refused
-                     also while weights are asleep at level 2: an engine that was not woken has no
-                     memory for them */
+    uint64_t handoff; /* of this server itself (fleet/handoff/): the serial of the version in its
+                         store, which is the fleet's then. No client can end it, and it is refused
+                         also while weights are asleep at level 2: an engine that was not woken has
+                         no memory for them. 0: of a client */
     uint32_t lease_s;
     struct actor actor; /* for the log */
 };

@@ -301,7 +301,7 @@ static size_t commit_version(struct fleet_control *fc, struct fleet_session *s)
     if (n_finished(s) > 0 && s->repair)
         serial = fleet_repair_version(fleet_of(fc), s->label, done, named);
     else if (is_committed_anywhere(s))
-        serial = fleet_commit_version(fleet_of(fc), s->label, done, named);
+        serial = fleet_commit_version(fleet_of(fc), s->label, s->handoff, done, named);
     if (serial > 0)
         expect_updates(fc, s);
     fence_restarted(fc, s);

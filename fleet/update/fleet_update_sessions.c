@@ -178,6 +178,7 @@ static uint64_t reported(const struct fleet_session *s, const char *member)
 void fleet_report_ended(struct fleet_control *fc, const struct fleet_session *s, size_t n_done)
 {
     bool committed = s->phase == UPDATE_COMMITTED;
+    struct history *history = fc->cfg.history;
     uint64_t now = clock_now_us();
     struct update_record r = {
         .outcome = committed ? OUTCOME_COMMITTED : OUTCOME_ABORTED,
@@ -197,8 +198,12 @@ void fleet_report_ended(struct fleet_control *fc, const struct fleet_session *s,
 
     (void)snprintf(r.update_id, sizeof r.update_id, "%s", s->id);
     (void)snprintf(r.weight_version, sizeof r.weight_version, "%s", s->label);
-    if (fc->cfg.history != NULL)
-        history_add_update(fc->cfg.history, &r);
+    if (history == NULL)
+        return;
+    if (s->handoff == 0)
+        history_add_update(history, &r);
+    else if (!committed) /* the update that it hands over has been counted */
+        history_add_error(history, NULL, &s->error);
 }
 
 /* Until the engines that may have part of the update are fenced, the session keeps them from a

@@ -291,7 +291,7 @@ int fleet_start_update(struct fleet_control *fc, const struct fleet_update_reque
     rc = request_session_start(fc, req, out, details, e);
     if (rc != 0)
         upstreams_release_indexes(fc->upstreams);
-    else
+    else if (req->handoff == 0)
         log_started(*out);
     fleet_op_unlock(fc);
     fleet_reschedule(fc);

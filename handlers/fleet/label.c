@@ -52,7 +52,7 @@ static int read_staged(struct staged_version *out, struct app *app, uint64_t if_
     store_unpin(app->weights->store, v);
     handoff_info_get(app->fleet->handoff, &info);
     if (if_serial != 0 && if_serial != out->serial)
-        return err_set(e, ERR_CONFLICT, "/if_serial", "serial %llu is served, not %llu",
+        return err_set(e, ERR_PRECONDITION, "/if_serial", "serial %llu is served, not %llu",
                        (unsigned long long)out->serial, (unsigned long long)if_serial);
     if (info.done != out->serial)
         return err_set(e, ERR_CONFLICT, "",

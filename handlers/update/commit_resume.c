@@ -8,6 +8,7 @@
 #include "fleet/fleet_control.h"
 #include "fleet/fleet_pause.h"
 #include "handlers/reply.h"
+#include "handlers/update/update_requester.h"
 #include "handlers/update_json.h"
 #include "weights/update/update.h"
 
@@ -71,8 +72,10 @@ static void resume_run(void *arg)
     bool was_paused = false;
     int rc = resume(r->app, &was_paused, &epoch, &e);
 
-    r->x->error_reported = r->info.phase == UPDATE_ABORTED; /* by the end of the update */
-    if (r->why.code != ERR_NONE)
+    update_note_end(r->x, &r->info, &r->why);
+    if (r->why.code != ERR_NONE && r->info.phase == UPDATE_COMMITTED) /* it failed after that */
+        reply_error(r->x, &r->why, update_details(&r->info));
+    else if (r->why.code != ERR_NONE)
         reply_not_committed(r->x, &r->why, update_details(&r->info));
     else if (rc != 0)
         reply_error(r->x, &e, update_details(&r->info));
@@ -110,7 +113,7 @@ static void on_finished_reply(void *arg, const struct update_info *info, const s
 {
     struct finish_request *r = arg;
 
-    r->x->error_reported = info->phase == UPDATE_ABORTED;
+    update_note_end(r->x, info, e);
     if (e->code != ERR_NONE)
         reply_error(r->x, e, update_details(info));
     else

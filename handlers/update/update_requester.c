@@ -75,12 +75,18 @@ static void answer_committed(const struct app *app, struct http_request *x,
     http_reply(x, &r);
 }
 
+void update_note_end(struct http_request *x, const struct update_info *info, const struct err *e)
+{
+    x->error_reported = info->phase == UPDATE_ABORTED; /* by the end of the update */
+    x->committed = info->phase == UPDATE_COMMITTED && e->code != ERR_ENDED;
+}
+
 void update_reply_done(void *arg, const struct update_info *info, const struct err *e)
 {
     struct update_requester a = *(struct update_requester *)arg;
 
     update_requester_free(arg);
-    a.x->error_reported = info->phase == UPDATE_ABORTED; /* by the end of the update */
+    update_note_end(a.x, info, e);
     if (e->code != ERR_NONE)
         reply_error(a.x, e, with_handed(update_details(info), a.app, info));
     else if (info->phase == UPDATE_COMMITTED)

@@ -22,6 +22,10 @@ void update_requester_free(struct update_requester *a); /* without an answer; ac
  * argument is a struct update_requester. */
 bool update_requester_disconnected(void *asker);
 
+/* update_note_end - note for the log how the update of a request ended, before it is answered.
+ * @e  its answer, which may be an error of what follows a commit */
+void update_note_end(struct http_request *x, const struct update_info *info, const struct err *e);
+
 /* update_reply_done - an update_done_fn: answers the request with the update or its error, and
  * frees `arg`, a struct update_requester. The reply to a commit also lists which adapters stay
  * valid, and with --stage which upstreams have the version, as does the error of its hand-off. */

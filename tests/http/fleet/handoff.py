@@ -5,6 +5,7 @@ Usage: handoff.py BATON MODEL FAKE_ENGINE LIBFAKECUDA LIBFAKECUDA_OF_ENGINES WOR
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -127,10 +128,56 @@ def fails(kind, skip=0, faults=(500, "drop"), **how):
             s.has("00100", "a")
 
 
+def counted(server):
+    """How many updates ended, and how, by the metrics; the same of the last ones by the status."""
+    text = server.ask("GET", "/metrics")[1]
+    ended = [tuple(re.findall(r'"(\w+)"', line)) + (int(float(line.split()[-1])),) for line in text.splitlines() if line.startswith("baton_updates_ended_total{")]
+    recent = [u["outcome"] for u in server.status()["recent_updates"]]
+    return {how: n for *_, how, n in ended if n > 0}, {how: recent.count(how) for how in set(recent)}
+
+
+def serials(server):
+    """Every serial that is shown of what is served."""
+    status, text = server.status(), server.ask("GET", "/metrics")[1]
+    said = [int(float(line.split()[-1])) for line in text.splitlines() if re.match(r"baton_(weights|fleet|upstream)_serial[ {]", line)]
+    return {status["weights"]["serial"], status["stage"]["serial"], status["stage"]["handed_serial"], *said,
+            *(u["serial"] for u in server.get("/v1/upstreams")["list"])}
+
+
+def one_serial(kind):
+    """A version has one serial, the store's: also after a hand-off that failed, and after a restart."""
+    path = "/update_weights" if kind == "vllm" else "/update_weights_from_tensor"
+    state = os.path.join(WORK, f"state-{kind}")
+    with Stage(kind, options=("--state-dir", state, "--snapshot", 1)) as s:
+        s.push("00100", "a")
+        s.taps[0].fault = (path, 500)
+        s.push("01500", "b", 502)
+        s.push("00100", "c", 502)
+        s.taps[0].fault = None
+        until("it is handed over", lambda: s.server.status()["stage"]["handed_serial"] == 3)
+        until("it serves", lambda: s.server.get("/v1/upstreams")["n_serving"] == 1)
+        assert serials(s.server) == {3}, serials(s.server)
+        s.push("01500", "d")
+        assert serials(s.server) == {4}, serials(s.server)
+        until("it is written", lambda: os.path.isdir(state) and any("4" in name for name in os.listdir(state)))
+        s.server.__exit__(None)
+        s.serve()
+        until("it is handed over again", lambda: s.server.status()["stage"]["handed_serial"] == 4)
+        until("it serves", lambda: s.server.get("/v1/upstreams")["n_serving"] == 1)
+        assert serials(s.server) == {4}, serials(s.server)
+        status, said = s.server.ask("POST", "/v1/weights/label", {"weight_version": "e", "if_serial": 1})
+        assert (status, said["error"]["code"]) == (409, "precondition_failed"), said
+        named = s.server.post("/v1/weights/label", {"weight_version": "e", "if_serial": s.server.status()["weights"]["serial"]})
+        assert named["serial"] == 4, named
+        s.push("00100", "f")
+        assert serials(s.server) == {5}, serials(s.server)
+
+
 def all_fail(kind):
     """No engine takes it: the answer says so, and it is tried again by itself."""
     path = "/update_weights" if kind == "vllm" else "/update_weights_from_tensor"
     with Stage(kind) as s:
+        began = os.path.getsize(s.server.log)
         s.push("00100", "a")
         s.taps[0].fault = (path, 500)
         said = s.push("01500", "b", 502)
@@ -147,6 +194,13 @@ def all_fail(kind):
         until("it is handed over", lambda: s.server.get("/v1/upstreams")["n_serving"] == 1)
         s.has("01500", "b")
         until("it says so", lambda: s.server.status()["weights"]["update_id"] == update)
+        # Two updates, and both were committed: the hand-offs are no updates.
+        assert counted(s.server) == ({"committed": 2}, {"committed": 2}), counted(s.server)
+        with open(s.server.log, encoding="utf-8") as log:
+            log.seek(began)
+            names = [json.loads(line)["event"] for line in log if line.startswith("{")]
+        assert [names.count(f"update.{how}") for how in ("committed", "aborted", "refused")] == [2, 0, 0], names
+        assert any("committed here" in e["message"] for e in s.server.status()["recent_errors"])
         s.taps[0].fault = None
         s.doubles[0].order("update", "status", status=500, text='{"error": "' + "http://127.0.0.1:1234/ " * 8 + '"}', times=20)
         s.push("00100", "c", 502)
@@ -415,7 +469,7 @@ def proven_late(kind):
         assert not fenced, fenced
 
 
-CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, all_fail, not_resumed, own, undisturbed, starts, asleep, host, host_one,
+CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, one_serial, all_fail, not_resumed, own, undisturbed, starts, asleep, host, host_one,
                                     host_baton, host_repaired, host_copy_fails, host_refused,
                                     proven, proven_late)}
 

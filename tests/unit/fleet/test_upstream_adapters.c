@@ -108,7 +108,7 @@ static void test_weights_do_not_replace_adapters(void **state)
     report_ok(f, 1, "q1", "v");
     fleet_require_adapters(f);
     check(f, info_of(f, 0).incarnation, 1, "it lacks 'x'");
-    (void)fleet_commit_version(f, "w", done, NULL);
+    (void)fleet_commit_version(f, "w", 0, done, NULL);
     assert_false(fleet_serves(f, 0));
     assert_true(info_of(f, 0).synced && info_of(f, 0).missing_adapters);
     assert_string_equal(info_of(f, 0).error.msg, "it lacks 'x'");
@@ -128,7 +128,7 @@ static void test_incarnation_never_repeats(void **state)
     fleet_require_adapters(f);
     report_ok(f, 0, "", "v");
     report_ok(f, 1, "q1", "v");
-    (void)fleet_commit_version(f, "w", done, NULL);
+    (void)fleet_commit_version(f, "w", 0, done, NULL);
     report_ok(f, 0, "", "w");
     assert_true(fleet_serves(f, 0));
     incarnation = info_of(f, 0).incarnation;
@@ -169,7 +169,7 @@ static void test_engine_serves_when_the_last_reason_has_ended(void **state)
                 check(f, info_of(f, 0).incarnation, 1, NULL);
                 break;
             case FENCED: /* and unsynced */
-                (void)fleet_commit_version(f, "x", done, NULL);
+                (void)fleet_commit_version(f, "x", 0, done, NULL);
                 break;
             case PAUSE:
                 fleet_quiesce(f, false, 2);

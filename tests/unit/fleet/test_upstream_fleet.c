@@ -185,7 +185,7 @@ static void test_restarted_engine_is_unsynced_after_the_first_update(void **cmoc
     (void)cmocka_state;
     report_ok(f, 0, "p2", "");
     assert_string_equal(state(f, 0), "serving"); /* before the first update */
-    assert_int_equal(fleet_commit_version(f, "step-1", all, NULL), 1);
+    assert_int_equal(fleet_commit_version(f, "step-1", 0, all, NULL), 1);
     report_ok(f, 0, "p2", "step-1");
     assert_string_equal(state(f, 0), "serving");
     report_ok(f, 0, "p3", "step-1");
@@ -193,7 +193,7 @@ static void test_restarted_engine_is_unsynced_after_the_first_update(void **cmoc
     assert_int_equal(left[0], 1);
     report_ok(f, 1, "p", "other");
     assert_string_equal(state(f, 1), "unsynced");
-    assert_int_equal(fleet_commit_version(f, "step-2", all, NULL), 2);
+    assert_int_equal(fleet_commit_version(f, "step-2", 0, all, NULL), 2);
     assert_string_equal(state(f, 0), "serving");
     assert_string_equal(state(f, 1), "serving");
     /* An engine that reports no process is not synced after it was down. */
@@ -219,12 +219,12 @@ static void test_fence_holds_until_an_update_succeeds(void **cmocka_state)
     assert_int_equal(e.code, ERR_NEEDS_UPDATE);
     report_ok(f, 1, "p", "");
     assert_string_equal(state(f, 1), "fenced");
-    (void)fleet_commit_version(f, "a", first, NULL);
+    (void)fleet_commit_version(f, "a", 0, first, NULL);
     assert_string_equal(state(f, 0), "serving");
     assert_string_equal(state(f, 1), "fenced");
-    (void)fleet_commit_version(f, "b", both, NULL);
+    (void)fleet_commit_version(f, "b", 0, both, NULL);
     assert_string_equal(state(f, 1), "serving");
-    (void)fleet_commit_version(f, "c", first, NULL);
+    (void)fleet_commit_version(f, "c", 0, first, NULL);
     assert_string_equal(state(f, 1), "unsynced");
     err_clear(&e);
     assert_int_equal(resync(f, 1, "b", &e), -1);
@@ -302,7 +302,7 @@ static void test_requests_at_a_removed_engine_may_finish(void **cmocka_state)
     assert_int_equal(acquire(f, &a[2], ""), 1);
     assert_int_equal(resync(f, 0, "", &e), -1);
     assert_int_equal(e.code, ERR_NOT_FOUND);
-    (void)fleet_commit_version(f, "v", (const bool[]){false, true}, NULL);
+    (void)fleet_commit_version(f, "v", 0, (const bool[]){false, true}, NULL);
     assert_int_equal(left[0], 0);
     fail_request(f, 0, true);
     assert_int_equal(left[0], 1);
@@ -327,7 +327,7 @@ static void test_engine_added_after_an_update_is_unsynced(void **cmocka_state)
     assert_string_equal(state(f, 1), "unsynced");
     report_ok(f, 1, "p", "");
     assert_string_equal(state(f, 1), "serving"); /* before the first update its report is enough */
-    (void)fleet_commit_version(f, "v", (const bool[]){true, true}, NULL);
+    (void)fleet_commit_version(f, "v", 0, (const bool[]){true, true}, NULL);
     fleet_add(f, 2, "http://c:1");
     report_ok(f, 2, "p", "v");
     assert_string_equal(state(f, 2), "unsynced");
@@ -369,7 +369,8 @@ static void test_engine_that_is_not_ready_gets_no_requests(void **cmocka_state)
     report_ok(f, 0, "p", "");
     assert_string_equal(state(f, 0), "serving");
     fleet_probe_ok(f, 0, &report);
-    (void)fleet_commit_version(f, "v", (const bool[]){true, true}, NULL); /* it has weights now */
+    (void)fleet_commit_version(f, "v", 0, (const bool[]){true, true},
+                               NULL); /* it has weights now */
     assert_string_equal(state(f, 0), "serving");
     fleet_permit_release(f, &a.ticket);
     fleet_free(f);
@@ -381,7 +382,7 @@ static void test_labels_are_not_compared_during_an_update(void **cmocka_state)
     uint64_t epoch = fleet_weights_epoch(f);
 
     (void)cmocka_state;
-    (void)fleet_commit_version(f, "v1", (const bool[]){true, true}, NULL);
+    (void)fleet_commit_version(f, "v1", 0, (const bool[]){true, true}, NULL);
     assert_true(fleet_weights_epoch(f) != epoch);
     fleet_set_updating(f, true);
     report_ok(f, 0, "p", "v2"); /* it has the new version already */
@@ -405,7 +406,7 @@ static void test_a_repair_outdates_earlier_probes(void **cmocka_state)
     uint64_t epoch;
 
     (void)cmocka_state;
-    (void)fleet_commit_version(f, "v1", (const bool[]){true, true}, NULL);
+    (void)fleet_commit_version(f, "v1", 0, (const bool[]){true, true}, NULL);
     (void)err_set(&why, ERR_UPSTREAM, "", "it failed");
     fleet_fence(f, 1, &why);
     epoch = fleet_weights_epoch(f);
@@ -421,7 +422,7 @@ static void test_set_label_syncs_no_other_engine(void **cmocka_state)
     struct fleet *f = fleet_alive(3);
 
     (void)cmocka_state;
-    (void)fleet_commit_version(f, "v1", (const bool[]){true, true, false}, NULL);
+    (void)fleet_commit_version(f, "v1", 0, (const bool[]){true, true, false}, NULL);
     fleet_set_updating(f, true);
     assert_int_equal(fleet_set_label(f, "v1b", (const bool[]){true, false, false}), 1);
     assert_string_equal(state(f, 0), "serving");
@@ -521,7 +522,7 @@ static void move_upstream(struct walk *w)
     else if (what == 6)
         fleet_fence(w->f, i, &why);
     else
-        (void)fleet_commit_version(w->f, "v", done, NULL);
+        (void)fleet_commit_version(w->f, "v", 0, done, NULL);
 }
 
 static void check(struct walk *w)

@@ -80,7 +80,7 @@ static void test_dirty_marker_is_no_version(void **cmocka_state)
     report_labels(f, EACH("v", "v", "v", "v")); /* another label proves nothing */
     assert_states(f, EACH("fenced", "fenced", "fenced", "fenced"));
     assert_int_equal(fleet_may_resync(f, 0, &e), -1);
-    assert_int_equal(fleet_commit_version(f, "w", done, NULL), 1);
+    assert_int_equal(fleet_commit_version(f, "w", 0, done, NULL), 1);
     report_labels(f, EACH("w", "w", "w", "w"));
     assert_states(f, EACH("serving", "serving", "serving", "serving"));
     fleet_free(f);
@@ -125,7 +125,7 @@ static void test_marker_of_our_running_update_fences_nothing(void **cmocka_state
     fleet_set_updating(f, true);
     report_all(f, &report);
     assert_states(f, EACH("serving", "serving", "serving", "serving"));
-    assert_int_equal(fleet_commit_version(f, "w", done, NULL), 1);
+    assert_int_equal(fleet_commit_version(f, "w", 0, done, NULL), 1);
     report.is_stale = true;
     report_all(f, &report);
     assert_states(f, EACH("serving", "serving", "serving", "serving"));
@@ -145,7 +145,7 @@ static void test_reason_of_a_fence_is_kept(void **cmocka_state)
 
     (void)cmocka_state;
     report_labels(f, EACH("v", "v", "v", "v"));
-    assert_int_equal(fleet_commit_version(f, "w", done, NULL), 1);
+    assert_int_equal(fleet_commit_version(f, "w", 0, done, NULL), 1);
     (void)err_set(&why, ERR_UPSTREAM, "", "it ran out of memory");
     fleet_fence(f, 0, &why);
     report_labels(f, EACH(FLEET_DIRTY_MARKER "upd-1", "x", "w", "w"));
@@ -187,7 +187,7 @@ static void test_no_engine_serves_without_a_majority(void **cmocka_state)
     assert_int_equal(resync(f, 0, "a", &e), -1);
     assert_int_equal(e.code, ERR_NEEDS_UPDATE);
     /* An update needs no version before it. */
-    (void)fleet_commit_version(g, "d", (const bool[]){true, true, true, true}, NULL);
+    (void)fleet_commit_version(g, "d", 0, (const bool[]){true, true, true, true}, NULL);
     assert_states(g, EACH("serving", "serving", "serving", "serving"));
     fleet_free(f);
     fleet_free(g);
@@ -250,12 +250,12 @@ static void test_process_that_took_an_update_is_synced(void **cmocka_state)
     struct fleet *f = fleet_alive(2);
 
     (void)cmocka_state;
-    (void)fleet_commit_version(f, "v6", (const bool[FLEET_MAX]){true, true}, NULL);
+    (void)fleet_commit_version(f, "v6", 0, (const bool[FLEET_MAX]){true, true}, NULL);
     assert_false(fleet_check_process(f, 0, "q"));
     assert_string_equal(state(f, 0), "unsynced");
     assert_true(fleet_check_process(f, 0, "q"));
     assert_string_equal(state(f, 0), "unsynced");
-    (void)fleet_commit_version(f, "v7", (const bool[FLEET_MAX]){true, true}, NULL);
+    (void)fleet_commit_version(f, "v7", 0, (const bool[FLEET_MAX]){true, true}, NULL);
     report_ok(f, 0, "q", "v7");
     assert_string_equal(state(f, 0), "serving");
     report_ok(f, 0, "r", "v7"); /* restarted after it */
@@ -277,7 +277,7 @@ static void test_commit_keeps_labels_that_engines_reported(void **cmocka_state)
     (void)cmocka_state;
     for (size_t i = 0; i < 3; i++)
         report_ok(f, i, "p", "v0");
-    (void)fleet_commit_version(f, "v1", done, named);
+    (void)fleet_commit_version(f, "v1", 0, done, named);
     fleet_probe_ok(f, 0, &late); /* sent before the commit */
     for (size_t i = 0; i < 3; i++) {
         fleet_info(f, i, &info);
@@ -324,7 +324,7 @@ static void test_engine_added_again_stays_fenced(void **cmocka_state)
     fleet_add(f, 1, "http://b");
     report_ok(f, 1, "p", "");
     assert_string_equal(state(f, 1), "fenced");
-    (void)fleet_commit_version(f, "d", (const bool[FLEET_MAX]){true, true}, NULL);
+    (void)fleet_commit_version(f, "d", 0, (const bool[FLEET_MAX]){true, true}, NULL);
     assert_string_equal(state(f, 1), "serving");
     fleet_fence(f, 1, &why);
     fleet_remove(f, 1);
@@ -419,7 +419,7 @@ static void test_accepted_key_clears_its_error(void **cmocka_state)
     fleet_info(f, 0, &info);
     assert_string_equal(upstream_state_name(info.state), "unsynced");
     assert_non_null(strstr(info.error.msg, "it serves version 'b'"));
-    (void)fleet_commit_version(f, "d", (const bool[FLEET_MAX]){false, true, true, true}, NULL);
+    (void)fleet_commit_version(f, "d", 0, (const bool[FLEET_MAX]){false, true, true, true}, NULL);
     reject_key(f, 0, FLEET_AUTH_PROBE);
     report_ok(f, 0, "p", "b");
     fleet_info(f, 0, &info);
@@ -516,7 +516,7 @@ static void test_may_report_version_accepts_the_fleets_version_only(void **cmock
     assert_true(fleet_may_report_version(f, FLEET_DIRTY_MARKER "x", fleet_weights_epoch(f)));
     assert_true(fleet_may_report_version(f, "new", fleet_weights_epoch(f)));
     epoch = fleet_weights_epoch(f);
-    (void)fleet_commit_version(f, "new", done, NULL);
+    (void)fleet_commit_version(f, "new", 0, done, NULL);
     assert_true(fleet_may_report_version(f, "old", epoch)); /* sent before the commit */
     assert_false(fleet_may_report_version(f, "old", fleet_weights_epoch(f)));
     assert_false(fleet_may_report_version(f, "", fleet_weights_epoch(f)));
@@ -546,7 +546,7 @@ static struct fleet *fleet_with_late_engine(void)
     report_update(f, 1, "q", "a", "");
     (void)err_set(&why, ERR_UPSTREAM, "", "it answered 502");
     fleet_fence(f, 1, &why);
-    (void)fleet_commit_version(f, "b", (const bool[FLEET_MAX]){true}, NULL);
+    (void)fleet_commit_version(f, "b", 0, (const bool[FLEET_MAX]){true}, NULL);
     fleet_expect_update(f, 0, "u1");
     fleet_expect_update(f, 1, "u2");
     return f;
@@ -570,7 +570,7 @@ static void test_engine_that_ends_its_update_late_is_synced(void **cmocka_state)
     assert_string_equal(state(f, 1), "unsynced");
     report_update(f, 1, "r", "b", "u2");
     assert_string_equal(state(f, 1), "serving");
-    (void)fleet_commit_version(f, "b", (const bool[FLEET_MAX]){true}, NULL);
+    (void)fleet_commit_version(f, "b", 0, (const bool[FLEET_MAX]){true}, NULL);
     report_update(f, 1, "r", "b", "u2"); /* the same label, another version */
     assert_string_equal(state(f, 1), "unsynced");
     fleet_free(f);
@@ -587,7 +587,7 @@ static void test_label_of_a_fenced_engine_is_not_compared(void **cmocka_state)
     (void)cmocka_state;
     report_ok(f, 0, "", "a");
     report_ok(f, 1, "", "a");
-    (void)fleet_commit_version(f, "b", both, both);
+    (void)fleet_commit_version(f, "b", 0, both, both);
     (void)err_set(&why, ERR_UPSTREAM, "", "its weights were dropped");
     fleet_fence(f, 1, &why);
     report_ok(f, 1, "", FLEET_DIRTY_MARKER "repair");
@@ -613,6 +613,29 @@ static void test_update_of_another_client_is_noticed(void **cmocka_state)
     fleet_free(f);
 }
 
+/* The hand-off of one version may be repeated after it failed; then one is larger by more. */
+static void test_version_of_a_hand_off_has_the_serial_of_the_store(void **cmocka_state)
+{
+    struct fleet *f = fleet_of(2);
+    const bool one[FLEET_MAX] = {true}, both[FLEET_MAX] = {true, true};
+    const uint64_t serials[] = {7, 7, 9};
+    struct upstream_info info;
+    struct fleet_stats s;
+
+    (void)cmocka_state;
+    report_labels(f, EACH("old", "old"));
+    for (size_t i = 0; i < sizeof serials / sizeof serials[0]; i++) {
+        assert_int_equal(fleet_commit_version(f, "v", serials[i], i == 0 ? one : both, NULL),
+                         serials[i]);
+        fleet_stats(f, &s);
+        assert_int_equal(s.serial, serials[i]);
+        assert_string_equal(state(f, 1), i == 0 ? "unsynced" : "serving");
+        fleet_info(f, 0, &info);
+        assert_int_equal(info.serial, serials[i]);
+    }
+    fleet_free(f);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -633,6 +656,7 @@ int main(void)
         cmocka_unit_test(test_engine_that_ends_its_update_late_is_synced),
         cmocka_unit_test(test_label_of_a_fenced_engine_is_not_compared),
         cmocka_unit_test(test_update_of_another_client_is_noticed),
+        cmocka_unit_test(test_version_of_a_hand_off_has_the_serial_of_the_store),
         cmocka_unit_test(test_engine_that_missed_the_pause_waits),
         cmocka_unit_test(test_engine_that_rejects_our_key_gets_no_requests),
         cmocka_unit_test(test_accepted_key_clears_its_error),

@@ -461,7 +461,7 @@ static void test_reload_adds_and_removes(void **state)
     cfg = cfg_of(NULL, 0, file_of("entries", a.url));
     u = upstreams_of(&cfg);
     await_state(u, 0, "serving");
-    (void)fleet_commit_version(upstreams_fleet(u), "v1", (const bool[FLEET_MAX]){true}, NULL);
+    (void)fleet_commit_version(upstreams_fleet(u), "v1", 0, (const bool[FLEET_MAX]){true}, NULL);
     assert_int_equal(fleet_permit_acquire(upstreams_fleet(u), &t, &e), 0);
     assert_int_equal(at, 0);
 
