@@ -31,6 +31,7 @@ static struct upstreams_cfg cfg_of(const struct config *c)
         .n_entries = c->upstream.n,
         .file = c->upstream_file,
         .min_ready = c->min_ready,
+        .staged = config_has_stage(c),
         .by_windows = config_stage_is_host(c),
         .n_permits =
             {[FLEET_GENERATE] = c->generate_concurrency, [FLEET_TEXT] = c->detokenize_concurrency},

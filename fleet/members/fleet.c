@@ -39,6 +39,19 @@ const struct err *fleet_error_of(const struct upstream *u, int64_t *wall_s)
     return failed ? &u->no_answer : &u->error;
 }
 
+const char *fleet_remedy(const struct fleet *f)
+{
+    return f->cfg.staged ? "this server hands it the version again (--stage)"
+                         : "push a whole update";
+}
+
+const char *fleet_remedy_or_resync(const struct fleet *f)
+{
+    return f->cfg.staged ? fleet_remedy(f)
+                         : "push a whole update, or resync it (/v1/upstreams/resync) if it serves "
+                           "that version";
+}
+
 static void upstream_join_locked(struct fleet *f, size_t upstream, const char *name)
 {
     struct upstream *u = &f->upstreams[upstream];
@@ -58,11 +71,8 @@ static void upstream_join_locked(struct fleet *f, size_t upstream, const char *n
         fleet_set_error(&fresh, &u->error);
         fresh.error_wall_s = u->error_wall_s;
     } else if (f->serial > 0) {
-        FLEET_SET_ERROR(
-            &fresh,
-            "it was added after version '%s' was committed: push an update, or resync it "
-            "(/v1/upstreams/resync) if it serves that version",
-            f->label);
+        FLEET_SET_ERROR(&fresh, "it was added after version '%s' was committed: %s", f->label,
+                        fleet_remedy_or_resync(f));
     }
     fresh.state = fresh.last_seen = fleet_state_of(&fresh);
     *u = fresh;

@@ -82,6 +82,7 @@ struct fleet_cfg {
     size_t n_permits[FLEET_QUEUES];   /* of each engine */
     size_t n_queue_max[FLEET_QUEUES]; /* waiting requests, of the whole fleet */
     size_t min_ready;                 /* 1.. */
+    bool staged; /* this server has a copy of the version, and repairs engines from it */
     /* What runs at this engine is not reliable any more and may never end. FLEET_MAX: no engine
      * is in rotation any more, so waiting requests wait in vain. Called without a lock, on any
      * thread; must not block. May be NULL. */
@@ -96,6 +97,10 @@ int fleet_new(struct fleet **out, const struct fleet_cfg *cfg, struct err *e);
 
 /* fleet_free - no request may be queued or hold a permit. Accepts NULL. */
 void fleet_free(struct fleet *f);
+
+/* fleet_remedy - what gives an engine the fleet's version again, for a message: "push a whole
+ * update", or that this server does it. Static. Threads: any; no lock is needed. */
+const char *fleet_remedy(const struct fleet *f);
 
 /* ---- members ---- */
 

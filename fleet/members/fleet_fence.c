@@ -52,12 +52,12 @@ void fleet_fence_served(struct fleet *f, size_t upstream, uint64_t incarnation, 
     fleet_change_end(f, &c);
 }
 
-static void set_missed_error(struct upstream *u)
+static void set_missed_error(const struct fleet *f, struct upstream *u)
 {
-    FLEET_SET_ERROR(u,
-                    "it was not reachable when the fleet was %s: once it answers again, resync it "
-                    "(/v1/upstreams/resync) or push a whole update",
-                    fleet_is_out(u, OUT_SLEEP_MISSED) ? "put to sleep" : "woken");
+    FLEET_SET_ERROR(u, "it was not reachable when the fleet was %s: once it answers again, %s",
+                    fleet_is_out(u, OUT_SLEEP_MISSED) ? "put to sleep" : "woken",
+                    f->cfg.staged ? fleet_remedy(f)
+                                  : "resync it (/v1/upstreams/resync) or push a whole update");
 }
 
 void fleet_fence_missed(struct fleet *f, size_t upstream, enum fleet_fence what)
@@ -72,7 +72,7 @@ void fleet_fence_missed(struct fleet *f, size_t upstream, enum fleet_fence what)
                                                             : UPSTREAM_ON_WAKE_MISSED);
     if (fences) {
         u->fence_incarnation = u->incarnation;
-        set_missed_error(u);
+        set_missed_error(f, u);
     }
     fleet_change_end(f, &c);
 }
@@ -97,7 +97,9 @@ static int may_resync_locked(const struct fleet *f, size_t upstream, struct err 
         return err_set(e, ERR_NOT_FOUND, "", "%s is no longer configured", name.text);
     if (fleet_is_out(u, OUT_UPDATE_FAILED))
         return err_set(e, ERR_NEEDS_UPDATE, "",
-                       "%s is fenced, since a change of it failed: push a whole update", name.text);
+                       "%s is fenced, since a change of it failed or it was found faulty: %s; "
+                       "restart it if that does not help",
+                       name.text, fleet_remedy(f));
     if (f->updating)
         return err_set(
             e, ERR_CONFLICT, "",
@@ -127,15 +129,15 @@ static int check_resync_locked(const struct fleet *f, size_t upstream,
                        report->not_ready);
     if (fleet_is_dirty_marker(report->label))
         return err_set(e, ERR_NEEDS_UPDATE, "",
-                       "an update of %s never ended (weight_version '%s'): push a whole update",
-                       fleet_name(f, upstream).text, report->label);
+                       "an update of %s never ended (weight_version '%s'): %s",
+                       fleet_name(f, upstream).text, report->label, fleet_remedy(f));
     if (!decided || (f->serial > 0 && report->label[0] == '\0') ||
         strcmp(report->label, f->label) == 0)
         return 0;
-    return err_set(e, ERR_NEEDS_UPDATE, "",
-                   "%s serves version %s, and the fleet %s: push an update",
+    return err_set(e, ERR_NEEDS_UPDATE, "", "%s serves version %s, and the fleet %s: %s",
                    fleet_name(f, upstream).text, fleet_label_text(report->label).text,
-                   fleet_label_text(f->label).text);
+                   fleet_label_text(f->label).text,
+                   f->cfg.staged ? fleet_remedy(f) : "push an update");
 }
 
 int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_report *report,

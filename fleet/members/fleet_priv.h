@@ -85,6 +85,9 @@ struct fleet_name {
 /* fleet_name - "http://10.0.0.1:8000", or "upstream 3" for an engine without a name. */
 struct fleet_name fleet_name(const struct fleet *f, size_t upstream);
 
+/* fleet_remedy_or_resync - the same as fleet_remedy, for an engine that may have the version. */
+const char *fleet_remedy_or_resync(const struct fleet *f);
+
 uint64_t fleet_hash_mix(uint64_t x); /* spreads the bits that differ over the whole word */
 
 /* fleet_set_error - why the engine is out of rotation from now on. The same text as before keeps

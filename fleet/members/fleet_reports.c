@@ -24,10 +24,8 @@ static void set_restarted_error(const struct fleet *f, struct err *out)
         (void)err_set(out, ERR_UNSYNCED, "", "it was restarted: its version is not known yet");
     else
         (void)err_set(out, ERR_UNSYNCED, "",
-                      "it was restarted: its weights are not known to be version '%s'; push an "
-                      "update, or resync "
-                      "it (/v1/upstreams/resync) if it serves that version",
-                      f->label);
+                      "it was restarted: its weights are not known to be version '%s'; %s",
+                      f->label, fleet_remedy_or_resync(f));
 }
 
 /* Before the first update fleet_decide_version_locked does this, except while that update runs. The
@@ -49,10 +47,9 @@ static void check_sync_locked(const struct fleet *f, struct upstream *u,
                       f->label);
     else if (!f->updating && !report->is_stale && report->update_id[0] != '\0' &&
              u->update_id[0] != '\0' && strcmp(report->update_id, u->update_id) != 0)
-        (void)err_set(
-            &why, ERR_UNSYNCED, "",
-            "its weights are those of an update by another client (%s): push a whole update",
-            report->update_id);
+        (void)err_set(&why, ERR_UNSYNCED, "",
+                      "its weights are those of an update by another client (%s): %s",
+                      report->update_id, fleet_remedy(f));
     if (why.code == ERR_NONE)
         return;
     fleet_apply_event(f, u, UPSTREAM_ON_UNSYNCED);
@@ -101,7 +98,7 @@ static void clear_auth_error_locked(const struct fleet *f, struct upstream *u)
         return;
     err_clear(&u->error);
     if (fleet_is_out(u, OUT_FENCES))
-        FLEET_SET_ERROR(u, "it is fenced: push a whole update");
+        FLEET_SET_ERROR(u, "it is fenced: %s", fleet_remedy(f));
     else if (!fleet_is_synced(u) && f->serial > 0)
         FLEET_SET_ERROR(u, "its weights are not known to be version '%s'", f->label);
 }
@@ -114,8 +111,8 @@ static void fence_dirty_locked(const struct fleet *f, struct upstream *u)
         !fleet_is_dirty_marker(u->report.label))
         return;
     fleet_apply_event(f, u, UPSTREAM_ON_UPDATE_FAILED);
-    FLEET_SET_ERROR(u, "an update of it never ended (weight_version '%s'): push a whole update",
-                    u->report.label);
+    FLEET_SET_ERROR(u, "an update of it never ended (weight_version '%s'): %s", u->report.label,
+                    fleet_remedy(f));
 }
 
 static const char not_ready_prefix[] = "it is not ready: ";

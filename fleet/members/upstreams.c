@@ -130,6 +130,7 @@ static int make_fleet(struct upstreams *u, struct err *e)
     struct fleet_cfg cfg = {.n_upstreams = u->n,
                             .names = names,
                             .min_ready = upstreams_min_ready(&u->cfg, u->n),
+                            .staged = u->cfg.staged,
                             .left_rotation = on_left_rotation,
                             .state_changed = on_state_changed,
                             .arg = u};

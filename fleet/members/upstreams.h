@@ -25,6 +25,7 @@ struct upstreams_cfg {
     size_t n_entries;
     const char *file; /* with more entries; NULL: none; borrowed */
     size_t min_ready; /* 0: all configured engines */
+    bool staged;      /* as in fleet_cfg */
     bool by_windows;  /* each must take windows (api_refuses_windows) */
     size_t n_permits[FLEET_QUEUES], n_queue_max[FLEET_QUEUES];
     uint64_t probe_interval_us, probe_timeout_us;

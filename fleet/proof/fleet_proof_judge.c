@@ -126,22 +126,26 @@ static enum proof_state state_of(const struct fleet_prover *p)
 
 static void set_why(const struct fleet_prover *p, struct err *why)
 {
+    const char *remedy = p->faulty ? fleet_remedy(fleet_of(p->fc)) : "no majority agrees",
+               *last = p->faulty ? "restart it if that does not help"
+                                 : "find out which one is faulty, and restart it";
+
     if (p->verdict.state == PROOF_NOT_FINITE)
         (void)err_set(
             why, ERR_UPSTREAM, "",
             "its log-probabilities of a fixed prompt are not finite with version '%.100s': "
-            "push a whole update of finite weights",
-            p->label);
+            "%s; %s; if no upstream's are finite, push other weights",
+            p->label, remedy, last);
     else if (p->verdict.state == PROOF_DIFFERS)
         (void)err_set(why, ERR_UPSTREAM, "",
                       "its log-probabilities of a fixed prompt differ by %.2f from those of other "
-                      "upstreams with version '%.100s', more than %.2f: push a whole update",
-                      p->verdict.distance, p->label, canary_tolerance);
+                      "upstreams with version '%.100s', more than %.2f: %s; %s",
+                      p->verdict.distance, p->label, canary_tolerance, remedy, last);
     else if (p->sums_verdict.state == PROOF_DIFFERS)
         (void)err_set(why, ERR_UPSTREAM, "",
                       "%.0f of its %zu parameters have other checksums than at other upstreams "
-                      "with version '%.100s': push a whole update",
-                      p->sums_verdict.distance, json_object_size(p->sums), p->label);
+                      "with version '%.100s': %s; %s",
+                      p->sums_verdict.distance, json_object_size(p->sums), p->label, remedy, last);
 }
 
 static void apply_locked(struct compared *c, size_t i)

@@ -636,6 +636,31 @@ static void test_version_of_a_hand_off_has_the_serial_of_the_store(void **cmocka
     fleet_free(f);
 }
 
+/* A server that repairs an engine itself asks nobody to push. */
+static void test_message_names_the_remedy_that_fits(void **cmocka_state)
+{
+    const struct upstream_report report = {.process = "p", .label = FLEET_DIRTY_MARKER "upd-1"};
+    struct fleet_cfg cfg = {
+        .n_upstreams = 1, .n_permits = {1, 1}, .n_queue_max = {1, 1}, .min_ready = 1};
+
+    (void)cmocka_state;
+    for (int staged = 0; staged < 2; staged++) {
+        struct upstream_info info;
+        struct err e = {0};
+        struct fleet *f;
+
+        cfg.staged = staged != 0;
+        assert_int_equal(fleet_new(&f, &cfg, &e), 0);
+        fleet_probe_ok(f, 0, &report);
+        fleet_info(f, 0, &info);
+        assert_int_equal(fleet_may_resync(f, 0, &e), -1);
+        assert_non_null(strstr(info.error.msg, fleet_remedy(f)));
+        assert_non_null(strstr(e.msg, fleet_remedy(f)));
+        assert_int_equal(strstr(e.msg, "push") == NULL, staged);
+        fleet_free(f);
+    }
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -657,6 +682,7 @@ int main(void)
         cmocka_unit_test(test_label_of_a_fenced_engine_is_not_compared),
         cmocka_unit_test(test_update_of_another_client_is_noticed),
         cmocka_unit_test(test_version_of_a_hand_off_has_the_serial_of_the_store),
+        cmocka_unit_test(test_message_names_the_remedy_that_fits),
         cmocka_unit_test(test_engine_that_missed_the_pause_waits),
         cmocka_unit_test(test_engine_that_rejects_our_key_gets_no_requests),
         cmocka_unit_test(test_accepted_key_clears_its_error),
