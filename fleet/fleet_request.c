@@ -148,6 +148,15 @@ static void check_done(struct fleet_control *fc, enum api_op op, const struct fl
                   result->status, why.msg, words);
 }
 
+/* Not what it refused because of our client, nor an answer that was not waited for. */
+static bool is_engines_failure(const struct fleet_result *result, const struct fleet_target *target)
+{
+    bool given_up = target->given_up != NULL && __atomic_load_n(target->given_up, __ATOMIC_ACQUIRE);
+
+    return !result_ok(result) && !given_up &&
+           (result->why.code == ERR_UPSTREAM || result->why.code == ERR_UPSTREAM_TIMEOUT);
+}
+
 static int request_all(struct fleet_control *fc, int op, const struct fleet_target *targets,
                        size_t n, uint64_t timeout_us, struct fleet_result **out, struct err *e)
 {
@@ -157,6 +166,8 @@ static int request_all(struct fleet_control *fc, int op, const struct fleet_targ
         enum api_op of = op == OP_OF_TARGET ? targets[i].op : (enum api_op)op;
 
         check_done(fc, of, &targets[i], &(*out)[i]);
+        if (is_engines_failure(&(*out)[i], &targets[i]))
+            fleet_count_failure(fleet_of(fc), targets[i].upstream);
         if ((of == API_RESUME || of == API_WAKE) && (*out)[i].outcome == FLEET_OK)
             fleet_released(fleet_of(fc), targets[i].upstream);
     }

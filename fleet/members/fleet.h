@@ -160,6 +160,10 @@ bool fleet_may_report_version(struct fleet *f, const char *label, uint64_t weigh
 void fleet_request_failed(struct fleet *f, size_t upstream, bool refused, const struct err *why);
 void fleet_probe_failed(struct fleet *f, size_t upstream, bool refused, const struct err *why);
 
+/* fleet_count_failure - the engine failed a request of an operation or of an update: it is counted,
+ * and nothing else follows. */
+void fleet_count_failure(struct fleet *f, size_t upstream);
+
 /* fleet_auth_failed - the engine rejected our key, for a probe (FLEET_AUTH_PROBE: holds until
  * fleet_probe_ok) or for a request of a client (FLEET_AUTH_REQUEST: holds until fleet_auth_ok).
  * Requests that run there may finish.

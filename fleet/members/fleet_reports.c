@@ -253,6 +253,13 @@ void fleet_clear_failure_locked(struct upstream *u)
         err_clear(&u->no_answer);
 }
 
+void fleet_count_failure(struct fleet *f, size_t upstream)
+{
+    mtx_lock(&f->lock);
+    f->upstreams[upstream].n_failures++;
+    mtx_unlock(&f->lock);
+}
+
 void fleet_request_failed(struct fleet *f, size_t upstream, bool refused, const struct err *why)
 {
     struct fleet_change c;
