@@ -132,6 +132,8 @@ static void put_memory(const struct config *config, const struct serve_report *r
         (void)snprintf(place, sizeof place, "memory of cuda:%d", d->ordinal);
         put_need(place, 2 * r->nbytes, d->nbytes_total, to);
     }
+    if (config->max_weight_bytes > 0) /* in each place */
+        put_need("--max-weight-bytes", 2 * r->nbytes, config->max_weight_bytes, to);
     put_need(has_engine ? "memory, with the KV cache" : "memory",
              host + (has_engine ? config->kv_cache : 0), memory_room("").nbytes, to);
 }
@@ -221,27 +223,40 @@ static void put_embedded(const struct config *config, const struct serve_report 
     put_nccl(&r->nccl, to);
 }
 
-/* @l  NULL: they are reported already */
-static int check_embedded(const struct config *config, struct listeners *l, FILE *to,
-                          struct err *busy, struct err *e)
+/* A start would fail: the first weights are the first of at least two versions. */
+static int check_limit(const struct config *config, const struct serve_report *r, struct err *e)
 {
-    struct serve_report *r = calloc(1, sizeof *r);
-    int rc = -1;
+    if (!r->has_weights || config->max_weight_bytes == 0 || r->nbytes <= config->max_weight_bytes)
+        return 0;
+    return err_set(e, ERR_NO_STAGING, "--max-weight-bytes",
+                   "the first weights have %" PRIu64 " bytes, %" PRIu64 " are allowed", r->nbytes,
+                   config->max_weight_bytes);
+}
 
-    if (r == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory to check");
-    if (serve_inspect(config, r, e) == 0 && (l == NULL || listeners_put(l, to, busy, e) == 0)) {
-        put_embedded(config, r, to);
-        if (busy->code == ERR_NONE && r->state.in_use.code != ERR_NONE) {
-            *busy = r->state.in_use;
-            (void)serve_option_error(busy, "--state-dir", config->state_dir);
-        }
-        rc = fflush(to) == 0 && !ferror(to)
-                 ? 0
-                 : err_set_errno(e, ERR_INTERNAL, "", errno, "the report could not be written");
+static int report_embedded(const struct config *config, const struct serve_report *r, FILE *to,
+                           struct err *busy, struct err *e)
+{
+    put_embedded(config, r, to);
+    if (busy->code == ERR_NONE && r->state.in_use.code != ERR_NONE) {
+        *busy = r->state.in_use;
+        (void)serve_option_error(busy, "--state-dir", config->state_dir);
     }
-    free(r);
-    return rc;
+    return fflush(to) == 0 && !ferror(to)
+               ? 0
+               : err_set_errno(e, ERR_INTERNAL, "", errno, "the report could not be written");
+}
+
+/* What the server itself would hold is read before anything is reported.
+ * @out  free() it; NULL: it holds nothing */
+static int inspect(struct serve_report **out, const struct config *config, struct err *e)
+{
+    *out = NULL;
+    if (config_has_upstreams(config) && !config_has_stage(config))
+        return 0;
+    *out = calloc(1, sizeof **out);
+    if (*out == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to check");
+    return serve_inspect(config, *out, e) == 0 ? check_limit(config, *out, e) : -1;
 }
 
 /* Listeners first, as a start does. */
@@ -249,14 +264,17 @@ int serve_check(const struct config *config, FILE *to, struct err *e)
 {
     struct listeners l = {0};
     struct err busy = {0};
+    struct serve_report *r = NULL;
     int rc = listeners_read(&l, config, e);
 
-    if (rc == 0 && config_has_upstreams(config))
-        rc = serve_fleet_check(&l, to, &busy, e);
-    else if (rc == 0)
-        rc = check_embedded(config, &l, to, &busy, e);
-    if (rc == 0 && config_has_stage(config))
-        rc = check_embedded(config, NULL, to, &busy, e);
+    if (rc == 0)
+        rc = inspect(&r, config, e);
+    if (rc == 0)
+        rc = config_has_upstreams(config) ? serve_fleet_check(&l, to, &busy, e)
+                                          : listeners_put(&l, to, &busy, e);
+    if (rc == 0 && r != NULL)
+        rc = report_embedded(config, r, to, &busy, e);
+    free(r);
     listeners_fini(&l);
     if (rc != 0 || busy.code == ERR_NONE)
         return rc;

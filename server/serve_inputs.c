@@ -198,6 +198,18 @@ static int choose_window(struct server *s, struct err *e)
                    (unsigned long long)d->nbytes_total);
 }
 
+/* The error names a GPU that was not typed. */
+static void explain_default_gpu(const struct config *c, struct err *e)
+{
+    char what[sizeof e->msg];
+
+    if (strcmp(c->stage, "host") != 0)
+        return;
+    memcpy(what, e->msg, sizeof what);
+    (void)snprintf(e->msg, sizeof e->msg,
+                   "host has its windows on a GPU, by default cuda:0: %.400s", what);
+}
+
 /* --stage is a --device that must be GPUs. */
 static int choose_devices(struct server *s, struct err *e)
 {
@@ -206,8 +218,10 @@ static int choose_devices(struct server *s, struct err *e)
 
     if (rc == 0)
         rc = check_sizes(s, e);
-    if (rc != 0 && has_stage)
+    if (rc != 0 && has_stage) {
         (void)snprintf(e->field, sizeof e->field, "--stage");
+        explain_default_gpu(&s->config, e);
+    }
     if (rc != 0 || !has_stage)
         return rc;
     if (s->device_list.n == 0)

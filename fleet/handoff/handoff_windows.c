@@ -50,10 +50,14 @@ static int take_memory(struct handoff_windows *w, uint64_t nbytes, struct err *e
                    device_name(w->device), why.msg);
 }
 
+static uint32_t n_halves_of(const struct handoff_windows *w)
+{
+    return window_n_halves(w->cfg.nbytes, store_model_spec(w->cfg.store)->tensor_list->nbytes);
+}
+
 static int take_halves(struct handoff_windows *w, struct err *e)
 {
-    uint64_t n_halves = window_n_halves(w->cfg.nbytes,
-                                        store_model_spec(w->cfg.store)->tensor_list->nbytes);
+    uint64_t n_halves = n_halves_of(w);
 
     w->stride = (w->cfg.nbytes + DEVICE_ALIGN - 1) / DEVICE_ALIGN * DEVICE_ALIGN;
     if (take_memory(w, n_halves * w->stride, e) != 0 ||
@@ -75,7 +79,7 @@ static void log_taken(const struct handoff_windows *w)
 
     log_begin(&r, LOG_INFO, "handoff.windows");
     log_str(&r, "device", device_name(w->device));
-    log_u64(&r, "n_windows", w->plan.n);
+    log_u64(&r, "n_windows", n_halves_of(w));
     log_u64(&r, "window_nbytes", w->cfg.nbytes);
     log_u64(&r, "nbytes", w->slab->nbytes);
     log_end(&r);

@@ -201,6 +201,7 @@ def all_fail(kind):
             names = [json.loads(line)["event"] for line in log if line.startswith("{")]
         assert [names.count(f"update.{how}") for how in ("committed", "aborted", "refused")] == [2, 0, 0], names
         assert any("committed here" in e["message"] for e in s.server.status()["recent_errors"])
+        assert s.server.upstreams()[s.taps[0].url]["n_missed"] > 0, s.server.upstreams()
         s.taps[0].fault = None
         s.doubles[0].order("update", "status", status=500, text='{"error": "' + "http://127.0.0.1:1234/ " * 8 + '"}', times=20)
         s.push("00100", "c", 502)
@@ -404,6 +405,12 @@ def host_refused(kind):
         assert done.returncode == 2 and "SGLang" in done.stderr and "--stage cuda:0" in done.stderr, done
         return
     assert done.returncode == 0 and "cuda:0 has the windows, 1 of 1837824 bytes" in done.stdout and "page-locked" in done.stdout, done
+    bound = check("--stage", "host", "--max-weight-bytes", "2MiB")
+    assert bound.returncode == 0 and "--max-weight-bytes: 3675648 bytes" in bound.stdout and "2097152 are available: not enough" in bound.stdout, bound
+    first = check("--stage", "host", "--max-weight-bytes", "1MiB", "--weights", checkpoint("00100"))
+    assert first.returncode == 2 and "--max-weight-bytes" in first.stderr and "ok" not in first.stdout, first
+    lacks = check("--stage", "host", "--cuda-library", "/nonexistent")
+    assert lacks.returncode == 2 and "by default cuda:0" in lacks.stderr and lacks.stdout == "", lacks
     for options, said in ((("--stage", "host", "--stage-window", "262143"), "262144"), (("--stage", "cuda:0", "--stage-window", "1GiB"), "--stage host")):
         done = check(*options)
         assert done.returncode == 2 and said in done.stderr, (options, done)
