@@ -156,6 +156,15 @@ int server_build_fleet(struct server *s, struct err *e)
     return server_build_upstreams(s, e) == 0 ? serve_upstreams(s, e) : -1;
 }
 
+/* It serves first weights, or what an earlier process served; or waits for them. */
+static bool has_version(const struct server *s)
+{
+    const struct state_dir *state = s->weights.state;
+
+    return s->first != NULL ||
+           (state != NULL && state_dir_found(state)->journal != JOURNAL_NONE);
+}
+
 int server_build_staged(struct server *s, struct err *e)
 {
     struct handoff_cfg cfg = {.cuda = &s->cuda, .window_nbytes = s->window_nbytes};
@@ -168,6 +177,8 @@ int server_build_staged(struct server *s, struct err *e)
     cfg.store = s->weights.store;
     if (handoff_new(&s->fleet.handoff, &cfg, e) != 0)
         return -1;
+    if (has_version(s))
+        fleet_await_commit(upstreams_fleet(s->fleet.upstreams));
     return serve_upstreams(s, e);
 }
 

@@ -266,6 +266,10 @@ void fleet_set_missing_adapters(struct fleet *f, size_t upstream,
  * @e  clean; if true it is set, and says which versions there are and what to do */
 bool fleet_version_undecided(struct fleet *f, struct err *e);
 
+/* fleet_await_commit - this server has a version to hand over: what engines report before its
+ * commit does not decide the fleet's version. Before the first probe. */
+void fleet_await_commit(struct fleet *f);
+
 /* fleet_commit_version - an update has ended: the engines in `done` serve `label` now, under a new
  * serial, and are not fenced any more; the others are not synced.
  * @serial  of a hand-off: the store's, which is not smaller than the fleet's, and equal to it if

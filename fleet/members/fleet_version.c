@@ -6,7 +6,8 @@
  *
  * This is decided once: an engine that is behind, or restarts with another version, gets no
  * requests. So a server that restarts in the middle of a training takes the fleet as it finds it.
- * The decision is dropped only when no engine can serve that version any more. */
+ * The decision is dropped only when no engine can serve that version any more. A server that has a
+ * version to hand over does not ask: what its engines loaded before is not that version. */
 #include "fleet/members/fleet_priv.h"
 
 #include <assert.h>
@@ -91,6 +92,8 @@ static void choose_version_locked(struct fleet *f)
     struct versions v;
     size_t second;
 
+    if (f->awaits_commit)
+        return;
     count_versions_locked(f, &v);
     second = v.n > 1 ? v.items[1].n : 0;
     if (v.n == 0 || v.items[0].n < f->min_ready || v.items[0].n <= second + v.n_awaited)
@@ -149,6 +152,13 @@ static void check_version_locked(const struct fleet *f, struct upstream *u)
         err_clear(&u->error);
 }
 
+void fleet_await_commit(struct fleet *f)
+{
+    mtx_lock(&f->lock);
+    f->awaits_commit = true;
+    mtx_unlock(&f->lock);
+}
+
 void fleet_decide_version_locked(struct fleet *f)
 {
     if (f->serial > 0 || f->updating)
@@ -197,7 +207,11 @@ bool fleet_version_undecided_locked(const struct fleet *f, struct err *e)
     if (v.n_reported == 0)
         return false;
     list_versions(&v, text, sizeof text);
-    if (v.n_awaited > 0)
+    if (f->awaits_commit)
+        (void)err_set(e, ERR_UNSYNCED, "",
+                      "the version of this server is not handed over yet; upstreams report: %.300s",
+                      text);
+    else if (v.n_awaited > 0)
         (void)err_set(
             e, ERR_UNSYNCED, "",
             "the version of the fleet is not decided yet: %zu upstreams have not answered; "
@@ -277,7 +291,7 @@ static void set_updated_locked(const struct fleet *f, struct upstream *u, bool d
 
 static void set_version_locked(struct fleet *f, const char *label)
 {
-    f->updating = false;
+    f->updating = f->awaits_commit = false;
     f->decided = true;
     f->weights_epoch++;
     (void)snprintf(f->label, sizeof f->label, "%s", label);

@@ -298,6 +298,23 @@ def starts(kind):
             tap.fault = None
             until("it is handed over", lambda: server.get("/v1/upstreams")["n_serving"] == 1 and server.status()["stage"]["handed_serial"] == 1)
             assert tap.loaded == content("00100")
+    not_before(kind)
+
+
+def not_before(kind):
+    """Until the first weights are handed over, no client gets tokens of what the engine had loaded before."""
+    with Double(ENGINE, kind, "--weight-version", "old") as double, Tap(FOREIGN, 0, double) as tap:
+        tap.fault = ("/pause" if kind == "vllm" else "/pause_generation", 500)
+        with Server(BATON, os.path.join(WORK, "log-before"), "--upstream", f"{tap.url},{kind}", "--stage", "cuda:0", "--cuda-library", FAKE,
+                    "--manifest", checkpoint("00000"), "--weights", checkpoint("00100"), "--probe-interval", PROBE_MS) as server:
+            until("it is tried", lambda: server.status()["stage"]["error"])
+            time.sleep(ASLEEP_S)
+            assert server.get("/v1/upstreams")["n_serving"] == 0, server.get("/v1/upstreams")
+            status, said = server.ask("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1})
+            assert status == 503 and "handed over" in said["error"]["message"], (status, said)
+            tap.fault = None
+            until("it is handed over", lambda: server.get("/v1/upstreams")["n_serving"] == 1)
+            assert tap.loaded == content("00100")
 
 
 def asleep(kind):
