@@ -127,7 +127,7 @@ def changes(server):
 
 def resumption(server, ids):
     with Stream(server, headers={"Last-Event-ID": str(ids[1])}) as s:
-        assert next(iter(s))[:2] == (ids[2], "pause")
+        assert next(iter(s))[0] == ids[2]  # "pause", or the readiness that follows from it
     for other in ("0", "1", str(ids[0] + 10**6), str(2**64), "x", "-1"):  # too old, not yet, none
         with Stream(server, headers={"Last-Event-ID": other}) as s:
             s.first()
