@@ -442,7 +442,7 @@ def slow_reader(dialect):
                 assert fetch(s.port, "POST", "/tokenize", b'{"prompt":"x"}')[0] == 200
                 made = d.journal("completions")[0]["tokens"]
                 same, before = same + 1 if made == before else 0, made
-            assert 0 < made < n / 2, made
+            assert 0 < made < 0.75 * n, made  # the buffers of four sockets hold the rest
             answer = http.client.HTTPResponse(c)
             answer.begin()
             text = answer.read()
