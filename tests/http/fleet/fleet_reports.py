@@ -72,7 +72,7 @@ def an_abort_after_a_refusal_names_the_refusal(f, doubles):
     status, reply = f.ask("POST", "/v1/update_weights", dict(FILE, **mine))
     assert status == 422 and reply["error"]["code"] == "checksum_mismatch", reply
     f.post("/v1/update_weights/abort", dict(mine, reason="my trainer stops"))
-    said = [r for r in logged("update.aborted") if r["update_id"] == mine["update_id"]][0]
+    said = until("it is logged", lambda: [r for r in logged("update.aborted") if r["update_id"] == mine["update_id"]])[0]
     assert said["code"] == "checksum_mismatch" and "checksum of 'a'" in said["message"], said
     assert any(d.url in said["message"] for d in doubles), said
 
@@ -81,7 +81,7 @@ def an_abort_after_accepted_tensors_has_the_reason(f, _):
     mine = {"update_id": f.post("/v1/update_weights/start")["update_id"]}
     f.post("/v1/update_weights", dict(FILE, **mine))
     f.post("/v1/update_weights/abort", dict(mine, reason="my trainer stops"))
-    said = [r for r in logged("update.aborted") if r["update_id"] == mine["update_id"]][0]
+    said = until("it is logged", lambda: [r for r in logged("update.aborted") if r["update_id"] == mine["update_id"]])[0]
     assert said["code"] == "conflict" and "my trainer stops" in said["message"], said
 
 
