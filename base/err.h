@@ -46,6 +46,7 @@
     X(ERR_CUDA, 500, "cuda_error", false)                                                          \
     X(ERR_NCCL, 500, "nccl_error", false)                                                          \
     X(ERR_UPSTREAM, 502, "upstream_error", true)                                                   \
+    X(ERR_NOT_HANDED_OVER, 502, "not_handed_over", false)                                          \
     X(ERR_UPSTREAM_KEY, 502, "upstream_auth_failed", false)                                        \
     X(ERR_UPSTREAM_TIMEOUT, 504, "upstream_timeout", true)                                         \
     X(ERR_OVERLOADED, 503, "overloaded", true)                                                     \

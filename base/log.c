@@ -276,6 +276,14 @@ void log_u64(struct log_rec *r, const char *key, uint64_t value)
     put_raw(r, key, text);
 }
 
+void log_real(struct log_rec *r, const char *key, double value)
+{
+    char text[32];
+
+    (void)snprintf(text, sizeof text, "%.6g", value);
+    put_raw(r, key, text);
+}
+
 void log_ms(struct log_rec *r, const char *key, uint64_t us)
 {
     char text[32];

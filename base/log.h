@@ -55,8 +55,9 @@ bool log_enabled(enum log_level level);
 void log_begin(struct log_rec *r, enum log_level level, const char *event);
 void log_str(struct log_rec *r, const char *key, const char *value); /* NULL is left out */
 void log_u64(struct log_rec *r, const char *key, uint64_t value);
-void log_ms(struct log_rec *r, const char *key, uint64_t us); /* microseconds, as milliseconds */
-void log_err(struct log_rec *r, const struct err *e);         /* members code, param, message */
+void log_real(struct log_rec *r, const char *key, double value); /* finite; six digits */
+void log_ms(struct log_rec *r, const char *key, uint64_t us);    /* microseconds, as milliseconds */
+void log_err(struct log_rec *r, const struct err *e);            /* members code, param, message */
 void log_end(struct log_rec *r);
 
 /* log_event - log_end for a change of state: the line is also put among the events of

@@ -92,10 +92,10 @@ static int memory_in_whole(struct staging *g, uint32_t place, uint64_t nbytes,
     uint64_t at;
 
     if (store_device(g->store, place) == NULL || g->partial ||
-        (g->sharded && g->store->n_ranks > 1))
+        (g->sharded && g->store->n_ranks > 1 && g->store->owners == NULL))
         return 1;
     if (whole->slab == NULL) {
-        whole->nbytes = store_whole_nbytes(g->store);
+        whole->nbytes = store_whole_nbytes(g->store, place);
         if (slab_of(store_slabs(g->store, place), whole->nbytes, &whole->slab, e) != 0)
             return -1;
     }
@@ -119,6 +119,8 @@ int staging_memory(struct staging *g, uint32_t place, uint64_t nbytes, struct st
         rc = slab_of(store_slabs(g->store, place), nbytes, &room.slab, e);
     if (rc == 0)
         *out = room;
+    else
+        store_explain_room(g->store, place, e);
     return rc;
 }
 
@@ -210,6 +212,13 @@ bool staging_has(const struct staging *g, uint32_t place, uint32_t index)
     return *arrived_at(g, place, index);
 }
 
+uint32_t staging_keeper(const struct staging *g, uint32_t rank, uint32_t index)
+{
+    if (g->store->owners == NULL || staging_has(g, rank, index))
+        return rank;
+    return g->store->owners[index];
+}
+
 /* If a tensor arrived in any place, the other places' bytes of it are of another version. */
 uint64_t staging_effective(const struct staging *g, uint32_t place, uint32_t index)
 {
@@ -225,7 +234,7 @@ static bool is_missing(const struct staging *g, uint32_t index)
 {
     uint8_t n = g->spread[index].n_ranks;
 
-    return g->sharded ? n == 0 : n < g->store->n_ranks;
+    return g->sharded || g->store->owners != NULL ? n == 0 : n < g->store->n_ranks;
 }
 
 uint32_t staging_missing(const struct staging *g, uint32_t *out, uint32_t cap)
@@ -244,7 +253,7 @@ uint32_t staging_missing(const struct staging *g, uint32_t *out, uint32_t cap)
 
 uint32_t staging_uneven(const struct staging *g)
 {
-    if (g->sharded || g->n_whole == g->n_arrived)
+    if (g->sharded || g->store->owners != NULL || g->n_whole == g->n_arrived)
         return TENSOR_LIST_NO_TENSOR;
     for (uint32_t i = 0; i < g->next->n_tensors; i++)
         if (g->spread[i].n_places > 0 && is_missing(g, i))

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "memory/device.h"
+#include "weights/store/shares.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -41,21 +42,41 @@ const char *store_state_name(enum store_state state)
     return "unknown";
 }
 
-/* The memory of one retired version may stay idle for the next update, which is as large. */
-static uint64_t idle_bound(const struct tensor_list *tensor_list)
-{
-    uint64_t rounding = (uint64_t)tensor_list->n_tensors * STORE_PAGE_NBYTES;
-
-    return tensor_list->nbytes > UINT64_MAX - rounding ? UINT64_MAX
-                                                       : tensor_list->nbytes + rounding;
-}
-
-uint64_t store_whole_nbytes(const struct store *s)
+/* Bytes and number of the tensors that a place keeps of each version. */
+static uint64_t kept_nbytes(const struct store *s, uint32_t place, uint32_t *n_tensors)
 {
     const struct tensor_list *tensor_list = s->model_spec->tensor_list;
 
-    return tensor_list->nbytes + (uint64_t)tensor_list->n_tensors * STORE_ALIGN_NBYTES_EACH +
-           STORE_PAGE_NBYTES;
+    if (s->owners != NULL)
+        return shares_nbytes(s->owners, tensor_list, place, n_tensors);
+    *n_tensors = tensor_list->n_tensors;
+    return tensor_list->nbytes;
+}
+
+/* The memory of one retired version may stay idle for the next update, which is as large. */
+static uint64_t idle_bound(const struct store *s, uint32_t place)
+{
+    uint32_t n_tensors;
+    uint64_t nbytes = kept_nbytes(s, place, &n_tensors);
+    uint64_t rounding = (uint64_t)n_tensors * STORE_PAGE_NBYTES;
+
+    return nbytes > UINT64_MAX - rounding ? UINT64_MAX : nbytes + rounding;
+}
+
+uint32_t store_n_kept(const struct store *s, uint32_t place)
+{
+    uint32_t n_tensors;
+
+    (void)kept_nbytes(s, place, &n_tensors);
+    return n_tensors;
+}
+
+uint64_t store_whole_nbytes(const struct store *s, uint32_t place)
+{
+    uint32_t n_tensors;
+    uint64_t nbytes = kept_nbytes(s, place, &n_tensors);
+
+    return nbytes + (uint64_t)n_tensors * STORE_ALIGN_NBYTES_EACH + STORE_PAGE_NBYTES;
 }
 
 /* Page-locked host memory for the served version and for the next, since it takes the driver about
@@ -65,9 +86,21 @@ static uint32_t n_reserved(const struct store *s)
     return s->in_host_memory ? STORE_RESERVED_MAX : 1;
 }
 
+void store_explain_room(const struct store *s, uint32_t place, struct err *e)
+{
+    size_t at = strlen(e->msg);
+
+    if (e->code == ERR_NO_STAGING && store_device(s, place) != NULL && s->n_ranks > 1 &&
+        s->owners == NULL && !store_has_host(s))
+        (void)snprintf(e->msg + at, sizeof e->msg - at,
+                       "; %s keeps whole versions, --placement sharded keeps 1/%u of each on each "
+                       "GPU",
+                       store_place_name(s, place), (unsigned)s->n_ranks);
+}
+
 /* Reserved in advance so that an update does not wait for the driver's allocation, and because
- * it is better to know early that a GPU is too small for the model. With several ranks this is
- * no error: they may be meant to share it. */
+ * it is better to know early that a GPU is too small for the model. With several ranks that keep
+ * whole versions this is no error: a trainer may be meant to give each a part. */
 int store_reserve_whole(const struct store *s, uint32_t place, struct err *e)
 {
     struct slab_pool *pool = s->places[place].slabs;
@@ -75,16 +108,17 @@ int store_reserve_whole(const struct store *s, uint32_t place, struct err *e)
     int rc = 0;
 
     for (uint32_t i = 0; i < n_reserved(s) && rc == 0; i++) {
-        rc = slab_pool_check(pool, store_whole_nbytes(s), e);
+        rc = slab_pool_check(pool, store_whole_nbytes(s, place), e);
         if (rc == 0)
-            rc = slab_new(&slabs[i], pool, store_whole_nbytes(s), e);
+            rc = slab_new(&slabs[i], pool, store_whole_nbytes(s, place), e);
     }
     for (uint32_t i = 0; i < STORE_RESERVED_MAX; i++)
         slab_unref(slabs[i]);
     if (rc == 0)
         return 0;
-    if (e->code != ERR_NO_STAGING || s->n_ranks == 1)
+    if (e->code != ERR_NO_STAGING || s->n_ranks == 1 || s->owners != NULL)
         return -1;
+    store_explain_room(s, place, e);
     log_line(LOG_WARN, "store.room", "%s holds no whole version: only a share of one will fit: %s",
              store_place_name(s, place), e->msg);
     err_clear(e);
@@ -95,10 +129,10 @@ static int add_place(struct store *s, struct device *device, const struct slab_m
                      uint64_t nbytes_max, struct err *e)
 {
     uint32_t place = s->n_places;
-    uint64_t idle = idle_bound(s->model_spec->tensor_list);
+    uint64_t idle = idle_bound(s, place);
 
-    if (device != NULL && store_whole_nbytes(s) > idle)
-        idle = store_whole_nbytes(s);
+    if (device != NULL && store_whole_nbytes(s, place) > idle)
+        idle = store_whole_nbytes(s, place);
     if (device != NULL)
         idle = n_reserved(s) * (idle + STORE_GPU_GRANULE_NBYTES); /* the pool rounds up */
     if (slab_pool_new(&s->places[place].slabs, memory, nbytes_max, idle, e) != 0)
@@ -135,6 +169,7 @@ int store_new(struct store **out, const struct store_cfg *cfg, struct err *e)
 
     assert(cfg->n_versions_max >= 2 && cfg->n_devices <= STORE_DEVICES_MAX);
     assert(!cfg->host_memory || (cfg->n_devices > 0 && !cfg->mirror));
+    assert(!cfg->sharded || (cfg->n_devices > 1 && !cfg->mirror && !cfg->host_memory));
     if (s == NULL) {
         model_spec_free(cfg->model_spec);
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the store");
@@ -146,7 +181,8 @@ int store_new(struct store **out, const struct store_cfg *cfg, struct err *e)
     s->journal = cfg->journal;
     mtx_init(&s->lock, MTX_STORE);
     cnd_init(&s->changed);
-    if (add_places(s, cfg, e) != 0) {
+    if ((cfg->sharded && shares_new(&s->owners, s->model_spec->tensor_list, s->n_ranks, e) != 0) ||
+        add_places(s, cfg, e) != 0) {
         store_free(s);
         return -1;
     }
@@ -170,6 +206,7 @@ void store_free(struct store *s)
     cnd_fini(&s->changed);
     mtx_fini(&s->lock);
     model_spec_free(s->model_spec);
+    free(s->owners);
     free(s);
 }
 
@@ -205,6 +242,17 @@ bool store_has_host(const struct store *s)
 bool store_in_host_memory(const struct store *s)
 {
     return s->in_host_memory;
+}
+
+bool store_sharded(const struct store *s)
+{
+    return s->owners != NULL;
+}
+
+uint32_t store_owner(const struct store *s, uint32_t index)
+{
+    assert(s->owners != NULL && index < s->model_spec->tensor_list->n_tensors);
+    return s->owners[index];
 }
 
 uint32_t store_host_place(const struct store *s)

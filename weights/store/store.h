@@ -79,15 +79,18 @@ struct store_cfg {
                                       with host_memory for two */
     uint32_t n_devices;            /* 0: the host is the only rank */
     bool mirror;                   /* with devices: keep a copy in page-locked host memory too */
+    bool sharded;                  /* each device keeps only the tensors that it owns (store_owner);
+                                      with several devices, and not with `mirror`, `host_memory` */
     bool host_memory;              /* the devices' ranks are in page-locked host memory, which they
                                       access by the same addresses; not with `mirror`, and such a
                                       store is never put to sleep */
     struct store_journal journal;  /* zeroed: none */
 };
 
-/* store_new - Errors: ERR_NO_MEMORY, ERR_NO_STAGING (the only device has no memory for one version;
- * with several devices this is no error, because they may share a model), ERR_CUDA. Blocks: while
- * devices allocate. */
+/* store_new - Errors: ERR_NO_MEMORY, ERR_NO_STAGING (the only device has no memory for one version,
+ * or, `sharded`, one of them none for its share; with several devices that keep whole versions this
+ * is no error, because a trainer may give each a part of them), ERR_CUDA. Blocks: while devices
+ * allocate. */
 int store_new(struct store **out, const struct store_cfg *cfg, struct err *e);
 void store_free(struct store *s); /* no pins, no staging left; accepts NULL */
 
@@ -104,6 +107,9 @@ uint32_t store_n_places(const struct store *s);
 bool store_has_host(const struct store *s);
 bool store_in_host_memory(const struct store *s); /* are the ranks there? Those of GPUs may be */
 uint32_t store_host_place(const struct store *s); /* only if it has one */
+bool store_sharded(const struct store *s);        /* does each device keep only what it owns? */
+/* store_owner - the rank that keeps tensor `index`; only if store_sharded. */
+uint32_t store_owner(const struct store *s, uint32_t index);
 struct device *store_device(const struct store *s, uint32_t place); /* NULL: host memory */
 struct slab_pool *store_slabs(struct store *s, uint32_t place);     /* borrowed */
 
@@ -192,7 +198,7 @@ void staging_views(struct staging *g, uint32_t place, const struct dst_slot *dst
 bool staging_has(const struct staging *g, uint32_t place, uint32_t index);
 
 /* staging_missing - count the tensors of the model spec that have not arrived on every rank
- * (sharded: on any rank). @out receives the first `cap` indexes. */
+ * (sharded, or store_sharded: on any rank). @out receives the first `cap` indexes. */
 uint32_t staging_missing(const struct staging *g, uint32_t *out, uint32_t cap);
 
 struct store_stats {

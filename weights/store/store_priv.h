@@ -66,6 +66,7 @@ struct store {
     struct slab_pool *scratch; /* host memory; the host place's, or owned where there is none */
     uint32_t n_versions_max;
     bool in_host_memory;
+    uint8_t *owners; /* owned; [n_tensors] ranks; NULL: every rank keeps every tensor */
 };
 
 enum { STAGING_HOLES_MAX = 16, STORE_PUBLISH_WAIT_US = 60000000 };
@@ -118,8 +119,8 @@ int store_refuse_state_locked(const struct store *s, struct err *e);
 /* The view of a tensor in a place. */
 struct view *version_view(const struct version_owned *v, uint32_t place, uint32_t index);
 
-/* Reserves memory for one version on a GPU, for the next update. Errors: ERR_NO_STAGING (only if
- * the store has no other rank), ERR_CUDA. */
+/* Reserves memory for one version, or for the share of it, on a GPU, for the next update. Errors:
+ * ERR_NO_STAGING (only if the store has no other rank, or shards versions), ERR_CUDA. */
 int store_reserve_whole(const struct store *s, uint32_t place, struct err *e);
 
 /* Waits for `changed`, for a short time only, because setting *stop does not signal it. Returns
@@ -131,8 +132,15 @@ void host_backup_fini(struct host_backup *b); /* accepts a zeroed one */
 /* Drops one reference; the last one frees the version, outside the lock. */
 void store_version_drop(struct store *s, struct version_owned *v);
 
-/* Bytes of the one slab that a whole update takes on a GPU, with padding to align each bucket. */
-uint64_t store_whole_nbytes(const struct store *s);
+/* Adds to an ERR_NO_STAGING of a place which option would need less memory there. */
+void store_explain_room(const struct store *s, uint32_t place, struct err *e);
+
+/* How many tensors a GPU keeps of each version. */
+uint32_t store_n_kept(const struct store *s, uint32_t place);
+
+/* Bytes of the one slab that a whole update takes on a GPU: of what the GPU keeps, with padding to
+ * align each bucket. */
+uint64_t store_whole_nbytes(const struct store *s, uint32_t place);
 
 /* Read, write or sum bytes at an address of a place. Threads: any, no lock held. Errors:
  * ERR_CUDA. */
@@ -149,6 +157,10 @@ bool store_wait_drained(struct store *s, uint64_t deadline_us, const atomic_bool
 
 /* [n_tensors]: which tensors arrived in a place. */
 const bool *staging_arrivals(const struct staging *g, uint32_t place);
+
+/* The rank that has the bytes of tensor `index` which arrived at `rank`: its owner, if the store is
+ * sharded and they are not at `rank` itself. */
+uint32_t staging_keeper(const struct staging *g, uint32_t rank, uint32_t index);
 
 /* Address of the bytes that tensor `index` will have in a place if this staging is committed now; 0
  * if it will have none there. */

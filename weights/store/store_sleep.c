@@ -274,8 +274,8 @@ static int wake_place(struct store *s, const struct version_owned *v, uint32_t p
             nbytes = backup_aligned(nbytes) + nbytes_of(s, i);
             n++;
         }
-    if (n == v->n_tensors && nbytes < store_whole_nbytes(s))
-        nbytes = store_whole_nbytes(s);
+    if (n >= store_n_kept(s, p) && nbytes < store_whole_nbytes(s, p))
+        nbytes = store_whole_nbytes(s, p);
     if (n == 0)
         return 0;
     if (new_slab(store_slabs(s, p), nbytes, out, e) != 0)

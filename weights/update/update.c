@@ -150,10 +150,26 @@ static void ignore_memory_being_freed(const struct store_info *base, bool freein
         err_clear(e);
 }
 
+/* The error of a place names only what it lacks now. */
+static void explain_no_room(const struct store *s, struct err *e)
+{
+    const struct err why = *e;
+    unsigned long long nbytes = s->model_spec->tensor_list->nbytes;
+
+    if (why.code != ERR_NO_STAGING)
+        return;
+    err_clear(e);
+    (void)err_set(e, why.code, why.field,
+                  "%.200s; a version has %llu bytes, and an update needs room for two, %llu, until "
+                  "it is committed: free memory or raise that bound, spread the model over more "
+                  "GPUs, or let the weights sleep at level 2 before a whole update",
+                  why.msg, nbytes, 2 * nbytes);
+}
+
 /* The bytes that a whole update takes in a place. */
 static uint64_t whole_nbytes(const struct store *s, uint32_t place)
 {
-    return store_device(s, place) != NULL ? store_whole_nbytes(s)
+    return store_device(s, place) != NULL ? store_whole_nbytes(s, place)
                                           : s->model_spec->tensor_list->nbytes;
 }
 
@@ -172,9 +188,24 @@ static void update_check_memory(struct updates *u, const struct store_info *base
         u); /* checked before the memory, because the update may end between the two */
 
     for (uint32_t p = 0; p < store_n_places(s) && e->code == ERR_NONE; p++)
-        if (takes_whole(s, p, sharded))
-            (void)slab_pool_check(store_slabs(s, p), whole_nbytes(s, p), e);
+        if (takes_whole(s, p, sharded) &&
+            slab_pool_check(store_slabs(s, p), whole_nbytes(s, p), e) != 0)
+            store_explain_room(s, p, e);
     ignore_memory_being_freed(base, freeing, e);
+    explain_no_room(s, e);
+}
+
+/* The bytes of a chunk that a place keeps, if it comes to all ranks. */
+static uint64_t kept_nbytes(const struct store *s, const struct layout *l, uint32_t place)
+{
+    uint64_t nbytes = 0;
+
+    if (!store_sharded(s))
+        return l->nbytes_kept;
+    for (size_t i = 0; i < l->n_dst_slots; i++)
+        if (store_owner(s, l->dst_slots[i].index) == place)
+            nbytes += s->model_spec->tensor_list->tensors[l->dst_slots[i].index].nbytes;
+    return nbytes;
 }
 
 void update_check_job_memory(struct updates *u, const struct store_info *base,
@@ -186,10 +217,12 @@ void update_check_job_memory(struct updates *u, const struct store_info *base,
     for (uint32_t p = 0; p < store_n_places(s) && e->code == ERR_NONE; p++) {
         const struct layout *l = job_layout(job, p < store_n_ranks(s) ? p : 0);
 
-        if (l != NULL && l->n_dst_slots > 0)
-            (void)slab_pool_check(store_slabs(s, p), l->nbytes_kept, e);
+        if (l != NULL && l->n_dst_slots > 0 &&
+            slab_pool_check(store_slabs(s, p), kept_nbytes(s, l, p), e) != 0)
+            store_explain_room(s, p, e);
     }
     ignore_memory_being_freed(base, freeing, e);
+    explain_no_room(s, e);
 }
 
 uint32_t updates_room(struct updates *u, const struct update_info *info, struct update_room *out)

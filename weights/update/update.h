@@ -86,6 +86,8 @@ struct update_info {
     char id[UPDATE_ID_MAX + 1];
     enum update_phase phase;
     bool partial, sharded, auto_commit, anonymous;
+    bool by_owner; /* each GPU keeps its share (store_sharded); `sharded` says that the trainer's
+                      lists are by rank */
     struct source_counts mappings;      /* of trainers' memory, made by this update */
     bool on_gpu;                        /* a chunk came from GPU memory, or into GPU memory */
     bool host_sums;                     /* checksums of GPU memory were computed on the host */

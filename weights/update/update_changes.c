@@ -27,7 +27,7 @@ void digest_set(struct session *s, uint32_t index, const struct checksum *sum)
 
 void digests_set_filled(struct fill *f, uint32_t i, const char *bytes)
 {
-    const struct part *part = &f->ranks[0].layout->parts[i];
+    const struct part *part = &f->common->parts[i];
     struct checksum sum;
     uint32_t n;
     const uint32_t *targets = match_targets(&part->match, &n);
@@ -57,10 +57,8 @@ void digests_set_copied(const struct fill *f, uint32_t rank)
 
 void digests_forget(const struct fill *f)
 {
-    const struct layout *layout = f->ranks[0].layout;
-
-    for (size_t i = 0; f->source->ops->fill != NULL && i < layout->n_dst_slots; i++)
-        f->session->digests[layout->dst_slots[i].index].known = false;
+    for (size_t i = 0; f->source->ops->fill != NULL && i < f->common->n_dst_slots; i++)
+        f->session->digests[f->common->dst_slots[i].index].known = false;
 }
 
 /* Tensors that this update did not send keep the digests that they had. */

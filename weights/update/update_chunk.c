@@ -118,6 +118,9 @@ int fill_keep_tie(struct fill *f, uint32_t rank, uint32_t i, uint32_t place, boo
     const struct tensor_spec *to = target_spec(f, alias->targets[0]);
     struct tie tie = {.alias = alias, .place = place, .everywhere = everywhere};
 
+    if (store_sharded(f->store))
+        tie.place = store_owner(f->store, alias->targets[0]);
+
     if (to->dtype != t->dtype) {
         struct slab *converted;
 
@@ -162,6 +165,57 @@ static int choose_mirrors(struct fill *f, struct err *e)
     return 0;
 }
 
+/* The rank that keeps each tensor of the chunk: its owner, if the chunk brings it there. */
+static uint8_t *keepers_new(const struct fill *f)
+{
+    uint32_t n = f->m->tensor_list->n_tensors;
+    uint8_t *keepers = malloc(n);
+
+    if (keepers == NULL)
+        return NULL;
+    memset(keepers, LAYOUT_KEEP_ALL, n);
+    for (uint32_t r = 0; r < f->n_ranks; r++) {
+        const struct layout *l = f->ranks[r].layout;
+
+        for (size_t i = 0; l != NULL && i < l->n_dst_slots; i++)
+            if (store_owner(f->store, l->dst_slots[i].index) == r)
+                keepers[l->dst_slots[i].index] = (uint8_t)r;
+    }
+    return keepers;
+}
+
+/* In a sharded store each rank gets a layout of its own. */
+static int fill_share(struct fill *f, struct err *e)
+{
+    uint8_t *keepers;
+    int rc = 0;
+
+    if (!store_sharded(f->store))
+        return 0;
+    keepers = keepers_new(f);
+    if (keepers == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk");
+    for (uint32_t r = 0; r < f->n_ranks && rc == 0; r++) {
+        struct rank_fill *rank = &f->ranks[r];
+
+        if (rank->layout != NULL)
+            rc = layout_share(&rank->share, rank->layout, f->m, rank->tensor_list, keepers, r, e);
+    }
+    for (uint32_t r = 0; r < f->n_ranks && rc == 0; r++)
+        if (f->ranks[r].share != NULL)
+            f->ranks[r].layout = f->ranks[r].share;
+    free(keepers);
+    return rc;
+}
+
+static void fill_dispose(struct fill *f)
+{
+    for (uint32_t r = 0; r < f->n_ranks; r++)
+        layout_unref(f->ranks[r].share);
+    free(f->mirrors);
+    free(f);
+}
+
 static struct fill *fill_new(struct session *s, struct update_job *job,
                              const struct updates_cfg *cfg, struct err *e)
 {
@@ -184,6 +238,7 @@ static struct fill *fill_new(struct session *s, struct update_job *job,
     f->pin_deadline_us = clock_after_us(cfg->pin_timeout_us);
     f->non_finite = cfg->non_finite;
     f->n_ranks = n_ranks;
+    f->common = job_layout(job, 0);
     for (uint32_t r = 0; r < n_ranks; r++) {
         struct rank_fill *rank = &f->ranks[r];
 
@@ -193,11 +248,10 @@ static struct fill *fill_new(struct session *s, struct update_job *job,
         rank->has_checksum = c->ranks != NULL ? c->ranks[r].has_checksum : c->has_checksum;
         rank->mirrored = mirror && c->ranks == NULL && r == 0;
     }
-    if (mirror && c->ranks != NULL && choose_mirrors(f, e) != 0) {
-        free(f);
-        return NULL;
-    }
-    return f;
+    if (fill_share(f, e) == 0 && (!mirror || c->ranks == NULL || choose_mirrors(f, e) == 0))
+        return f;
+    fill_dispose(f);
+    return NULL;
 }
 
 static void fill_memory_return(struct fill *f, struct staging *g)
@@ -288,8 +342,7 @@ static void fill_free(struct fill *f, struct staging *g)
     slab_unref(f->converted);
     free(f->sums);
     free(f->marks);
-    free(f->mirrors);
-    free(f);
+    fill_dispose(f);
 }
 
 void chunk_drop(struct update_job *job)

@@ -7,8 +7,9 @@
 #include "weights/update/update_priv.h"
 
 /* Received buckets whose tensors do not stay where they arrive pass through two bounce buffers by
- * turns: one is emptied while the other one is filled. */
-enum { BOUNCES_MAX = 2, BOUNCE_NONE = BOUNCES_MAX };
+ * turns: one is emptied while the other one is filled. Buckets of which a rank keeps nothing are
+ * all received in a third one, each over the one before it. */
+enum { BOUNCES_MAX = 2, BOUNCE_DROPPED = BOUNCES_MAX, BOUNCE_NONE };
 struct bounce_buffer {
     struct slab *slab;          /* one reference; in the rank's place; NULL: not needed */
     struct device_batch *batch; /* owned; the copies that empty it */
@@ -18,11 +19,12 @@ struct bounce_buffer {
 struct rank_fill {
     const struct tensor_list *tensor_list; /* borrowed; NULL: the rank gets no tensors */
     const struct layout *layout;           /* borrowed */
-    const struct checksum *checksums;      /* borrowed; [n_tensors] or NULL */
-    const bool *has_checksum;     /* borrowed; [n_tensors]; NULL: all, if `checksums` is set */
-    struct staging_memory room;   /* staging in the rank's place */
-    struct staging_memory mirror; /* staging in the host backup */
-    bool mirrored;                /* its tensors are also copied to the host backup */
+    struct layout *share; /* counted; the same, in a sharded store; NULL: the job's is used */
+    const struct checksum *checksums; /* borrowed; [n_tensors] or NULL */
+    const bool *has_checksum;         /* borrowed; [n_tensors]; NULL: all, if `checksums` is set */
+    struct staging_memory room;       /* staging in the rank's place */
+    struct staging_memory mirror;     /* staging in the host backup */
+    bool mirrored;                    /* its tensors are also copied to the host backup */
 
     /* mapped and received chunks */
     struct device_batch *batch; /* owned */
@@ -30,8 +32,8 @@ struct rank_fill {
     uint32_t next;              /* the first tensor without a queued copy */
 
     /* received chunks */
-    struct bounce_buffer bounces[BOUNCES_MAX];
-    uint32_t n_bounces;        /* number of bounce buffers */
+    struct bounce_buffer bounces[BOUNCE_DROPPED + 1];
+    uint32_t n_bounces;        /* number of bounce buffers that are emptied */
     uint32_t bounce_posted;    /* the buffer that was posted last */
     uint32_t n_bounces_posted; /* posted buffers whose bucket has not arrived; they arrive in the
                                   order of posting */
@@ -74,7 +76,9 @@ struct fill {
     atomic_uchar *marks;    /* owned; the same: findings of values that are not finite, relaxed;
                                NULL: values are not checked */
     uint32_t n_ranks;
-    struct rank_fill ranks[]; /* [n_ranks] */
+    const struct layout *common; /* borrowed; where all ranks get the same: what the chunk brings,
+                                    whichever ranks keep it */
+    struct rank_fill ranks[];    /* [n_ranks] */
 };
 
 /* Staging memory in a place, which contains the targets. */
@@ -104,6 +108,13 @@ bool fill_mirrors(const struct fill *f, uint32_t rank, uint32_t index);
 static inline const struct tensor_spec *target_spec(const struct fill *f, uint32_t index)
 {
     return &f->m->tensor_list->tensors[index];
+}
+
+/* Is the checksum of tensor i made where it arrives? One that another rank keeps is summed where
+ * its bytes may be others: a broadcast brings the same to all. */
+static inline bool rank_sums(const struct fill *f, uint32_t rank, uint32_t i)
+{
+    return f->source->ops->map != NULL || f->ranks[rank].layout->parts[i].how != PART_ELSEWHERE;
 }
 
 /* Is there a checksum for tensor i? */
@@ -207,8 +218,13 @@ int span_mirror(const struct fill *f, struct span span, struct device_batch *b, 
 
 /* update_replicas.c: replicas_wanted - do ranks get different lists, so that tensors they share
  * must be compared? The checksums of such a chunk are recorded once it has arrived, and finish
- * compares them. */
+ * compares them. replicas_need - is tensor i, which another rank keeps, compared by a checksum that
+ * its copy has not made? replicas_note records it, as served;
+ * replicas_sum_pieces, after the copies, those of a fused tensor's pieces. Errors: ERR_CUDA. */
 bool replicas_wanted(const struct fill *f);
+bool replicas_need(const struct fill *f, uint32_t rank, uint32_t i);
+int replicas_sum_pieces(const struct fill *f, uint32_t rank, uint32_t i, struct err *e);
+void replicas_note(const struct fill *f, uint32_t rank, uint32_t index, const struct checksum *sum);
 int replicas_prepare(struct fill *f, struct err *e); /* Errors: ERR_NO_MEMORY */
 void replicas_record(const struct fill *f, uint32_t rank);
 

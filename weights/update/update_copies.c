@@ -102,9 +102,10 @@ static int queue_summed(const struct fill *f, struct span span, struct device_ba
         uint64_t dst = span_place(f, (struct span){span.rank, i, 1});
 
         rc = piece_push(&p,
-                        (struct device_piece){src.addr, dst != 0 ? dst : src.addr,
-                                              r->tensor_list->tensors[i].nbytes,
-                                              finite_copied(f, span.rank, i)},
+                        (struct device_piece){
+                            src.addr, dst != 0 ? dst : src.addr,
+                            rank_sums(f, span.rank, i) ? r->tensor_list->tensors[i].nbytes : 0,
+                            finite_copied(f, span.rank, i)},
                         e);
         if (rc == 0 && dst == 0 && r->layout->parts[i].how == PART_DIRECT)
             rc = join_part(f, span.rank, i, src, rest, e);
@@ -185,7 +186,7 @@ int rank_verify(struct fill *f, uint32_t rank, struct err *e)
     const struct rank_fill *r = &f->ranks[rank];
 
     for (uint32_t i = 0; r->made != NULL && i < r->tensor_list->n_tensors; i++)
-        if (fill_verify(f, rank, i, &r->made[i].sum, e) != 0 ||
+        if ((rank_sums(f, rank, i) && fill_verify(f, rank, i, &r->made[i].sum, e) != 0) ||
             (r->made[i].suspect && finite_check_copied(f, rank, i, e) != 0))
             return -1;
     return 0;

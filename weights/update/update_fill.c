@@ -14,7 +14,7 @@ static struct progress *progress_of(const struct fill *f)
     return &f->job->progress;
 }
 
-/* All ranks get the same bytes: rank 0's layout is valid for all. */
+/* All ranks get the same tensor list. */
 static const struct rank_fill *fill_common(const struct fill *f)
 {
     return &f->ranks[0];
@@ -61,31 +61,45 @@ static int upload_flush(const struct fill *f, uint32_t place, struct upload *u, 
     return nbytes == 0 ? 0 : place_write(f->store, place, u->to, u->from, nbytes, e);
 }
 
+/* Adds a part, whose bytes are at `from` and as large as `nbytes` when served. */
+static int upload_part(const struct fill *f, uint32_t rank, const struct part *part,
+                       const char *from, uint64_t nbytes, struct upload *u, struct err *e)
+{
+    uint64_t to;
+
+    if (part->how == PART_ELSEWHERE)
+        return 0;
+    to = dst_region_target(f, dst_region_of_rank(f, rank), part, 0);
+    if ((to != u->to + u->nbytes || from != u->from + u->nbytes) &&
+        upload_flush(f, rank, u, e) != 0)
+        return -1;
+    if (u->nbytes == 0)
+        *u = (struct upload){.to = to, .from = from};
+    u->nbytes += nbytes;
+    return 0;
+}
+
 static int upload_rank(struct fill *f, uint32_t rank, uint32_t first, uint32_t n, const char *from,
                        struct err *e)
 {
     struct upload u = {0};
 
     for (uint32_t i = first; i < first + n; i++) {
-        const struct part *part = &fill_common(f)->layout->parts[i];
+        const struct part *part = &f->ranks[rank].layout->parts[i];
         uint32_t n_targets;
         const uint32_t *targets = match_targets(&part->match, &n_targets);
+        uint64_t nbytes = 0;
 
-        for (uint32_t k = 0; k < n_targets; k++) {
-            uint64_t to = dst_region_target(f, dst_region_of_rank(f, rank), part, k);
-
-            if (to != u.to + u.nbytes && upload_flush(f, rank, &u, e) != 0)
-                return -1;
-            if (u.nbytes == 0)
-                u = (struct upload){.to = to, .from = from};
-            u.nbytes += target_spec(f, targets[k])->nbytes;
-            from += target_spec(f, targets[k])->nbytes;
-        }
+        for (uint32_t k = 0; k < n_targets; k++)
+            nbytes += target_spec(f, targets[k])->nbytes;
+        if (upload_part(f, rank, part, from, nbytes, &u, e) != 0)
+            return -1;
+        from += nbytes;
     }
     return upload_flush(f, rank, &u, e);
 }
 
-/* Copies the bytes of [first, first + n), as they will be served, to every GPU. */
+/* Copies the bytes of [first, first + n), as they will be served, to every GPU that keeps them. */
 static int fill_upload(struct fill *f, uint32_t first, uint32_t n, const void *from, struct err *e)
 {
     for (uint32_t r = 0; r < f->n_ranks; r++)
@@ -102,8 +116,8 @@ static uint32_t run_length(const struct fill *f, uint32_t first, uint64_t dst)
     uint64_t end = dst + r->tensor_list->tensors[first].nbytes;
     uint32_t i = first + 1;
 
-    while (i < r->tensor_list->n_tensors && r->layout->parts[i].how == PART_DIRECT &&
-           dst_region_target(f, host_dst_region(f), &r->layout->parts[i], 0) == end) {
+    while (i < r->tensor_list->n_tensors && f->common->parts[i].how == PART_DIRECT &&
+           dst_region_target(f, host_dst_region(f), &f->common->parts[i], 0) == end) {
         end += r->tensor_list->tensors[i].nbytes;
         i++;
     }
@@ -117,7 +131,7 @@ static uint32_t bounce_length(const struct fill *f, uint32_t first, uint64_t nby
     uint64_t sum = r->tensor_list->tensors[first].nbytes;
     uint32_t i = first + 1;
 
-    while (i < r->tensor_list->n_tensors && r->layout->parts[i].how == PART_DIRECT &&
+    while (i < r->tensor_list->n_tensors && f->common->parts[i].how == PART_DIRECT &&
            r->tensor_list->tensors[i].nbytes <= nbytes - sum) {
         sum += r->tensor_list->tensors[i].nbytes;
         i++;
@@ -150,7 +164,7 @@ static int fill_bounced(struct fill *f, uint32_t first, uint32_t *n, struct err 
 int fill_land(struct fill *f, uint32_t i, const void *from, struct err *e)
 {
     const struct tensor_spec *t = &fill_common(f)->tensor_list->tensors[i];
-    const struct part *part = &fill_common(f)->layout->parts[i];
+    const struct part *part = &f->common->parts[i];
     uint32_t n;
     const uint32_t *targets = match_targets(&part->match, &n);
     uint64_t nbytes_to = 0, at = 0;
@@ -217,7 +231,7 @@ static int fill_parts(struct fill *f, struct err *e)
     bool has_host = store_has_host(f->store);
 
     for (uint32_t i = 0; i < r->tensor_list->n_tensors;) {
-        const struct part *part = &r->layout->parts[i];
+        const struct part *part = &f->common->parts[i];
         bool direct = part->how == PART_DIRECT;
         uint32_t n = 1;
         int rc;

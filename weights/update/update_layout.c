@@ -60,8 +60,14 @@ static void layout_place(struct layout *l, const struct model_spec *m, uint32_t 
     raise_to(&l->nbytes_largest, nbytes);
 }
 
-/* Called once all parts have their places. */
-static int dst_slots_make(struct layout *l, const struct model_spec *m, uint32_t n_parts)
+static bool is_kept(const uint8_t *keepers, uint32_t rank, uint32_t index)
+{
+    return keepers == NULL || keepers[index] == rank || keepers[index] == LAYOUT_KEEP_ALL;
+}
+
+/* Called once all parts have their places. @keepers  as layout_share; NULL: all are kept */
+static int dst_slots_make(struct layout *l, const struct model_spec *m, uint32_t n_parts,
+                          const uint8_t *keepers, uint32_t rank)
 {
     struct dst_slot *at;
 
@@ -77,10 +83,12 @@ static int dst_slots_make(struct layout *l, const struct model_spec *m, uint32_t
         const uint32_t *targets = part_targets(&l->parts[i], &n);
 
         for (uint32_t k = 0; k < n; k++) {
-            *at++ = (struct dst_slot){.index = targets[k], .part = i, .offset = offset};
+            if (is_kept(keepers, rank, targets[k]))
+                *at++ = (struct dst_slot){.index = targets[k], .part = i, .offset = offset};
             offset += m->tensor_list->tensors[targets[k]].nbytes;
         }
     }
+    l->n_dst_slots = (size_t)(at - l->dst_slots);
     return 0;
 }
 
@@ -122,7 +130,7 @@ int layout_make(struct layout **out, const struct model_spec *m,
         l->ties = l->ties || l->parts[i].how == PART_TIED;
         layout_place(l, m, i, t);
     }
-    if (dst_slots_make(l, m, tensor_list->n_tensors) != 0) {
+    if (dst_slots_make(l, m, tensor_list->n_tensors, NULL, 0) != 0) {
         layout_unref(l);
         return refuse_memory(tensor_list, e);
     }
@@ -130,8 +138,8 @@ int layout_make(struct layout **out, const struct model_spec *m,
     return 0;
 }
 
-int layout_repeating(struct layout **out, const struct layout *l, const struct model_spec *m,
-                     const struct tensor_list *tensor_list, const uint32_t *sent_by, struct err *e)
+/* The same tensors; the parts have no places yet. NULL: no memory. */
+static struct layout *layout_like(const struct layout *l, const struct tensor_list *tensor_list)
 {
     struct layout *copy = calloc(1, sizeof *copy);
 
@@ -139,11 +147,21 @@ int layout_repeating(struct layout **out, const struct layout *l, const struct m
         copy->parts = calloc(tensor_list->n_tensors, sizeof *copy->parts);
     if (copy == NULL || copy->parts == NULL) {
         free(copy);
-        return refuse_memory(tensor_list, e);
+        return NULL;
     }
     atomic_init(&copy->refs, 1);
     copy->ties = l->ties;
     copy->nbytes_largest = l->nbytes_largest;
+    return copy;
+}
+
+int layout_repeating(struct layout **out, const struct layout *l, const struct model_spec *m,
+                     const struct tensor_list *tensor_list, const uint32_t *sent_by, struct err *e)
+{
+    struct layout *copy = layout_like(l, tensor_list);
+
+    if (copy == NULL)
+        return refuse_memory(tensor_list, e);
     for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
         struct part *part = &copy->parts[i];
 
@@ -154,7 +172,43 @@ int layout_repeating(struct layout **out, const struct layout *l, const struct m
         }
         layout_place(copy, m, i, &tensor_list->tensors[i]);
     }
-    if (dst_slots_make(copy, m, tensor_list->n_tensors) != 0) {
+    if (dst_slots_make(copy, m, tensor_list->n_tensors, NULL, 0) != 0) {
+        layout_unref(copy);
+        return refuse_memory(tensor_list, e);
+    }
+    *out = copy;
+    return 0;
+}
+
+/* How a rank takes a part of which others keep tensors. */
+static enum part_how how_shared(const struct part *part, const uint8_t *keepers, uint32_t rank)
+{
+    uint32_t n;
+    const uint32_t *targets = match_targets(&part->match, &n);
+
+    if (part->how != PART_DIRECT && part->how != PART_CONVERT)
+        return part->how;
+    for (uint32_t k = 0; k < n; k++)
+        if (is_kept(keepers, rank, targets[k]))
+            return part->how;
+    return PART_ELSEWHERE;
+}
+
+int layout_share(struct layout **out, const struct layout *l, const struct model_spec *m,
+                 const struct tensor_list *tensor_list, const uint8_t *keepers, uint32_t rank,
+                 struct err *e)
+{
+    struct layout *copy = layout_like(l, tensor_list);
+
+    if (copy == NULL)
+        return refuse_memory(tensor_list, e);
+    for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
+        copy->parts[i] = (struct part){.match = l->parts[i].match,
+                                       .how = how_shared(&l->parts[i], keepers, rank),
+                                       .sent_by = l->parts[i].sent_by};
+        layout_place(copy, m, i, &tensor_list->tensors[i]);
+    }
+    if (dst_slots_make(copy, m, tensor_list->n_tensors, keepers, rank) != 0) {
         layout_unref(copy);
         return refuse_memory(tensor_list, e);
     }

@@ -87,6 +87,29 @@ static int slow_convert(struct fill *f, uint32_t rank, uint32_t i, const char *f
     return 0;
 }
 
+/* A tensor that another rank keeps, and that is converted or split: its checksums as it would be
+ * served here, which must be those of the other rank. */
+static int slow_note(struct fill *f, uint32_t rank, uint32_t i, const char *from, struct err *e)
+{
+    enum dtype sent = f->ranks[rank].tensor_list->tensors[i].dtype;
+    uint32_t n;
+    const uint32_t *targets = match_targets(&f->ranks[rank].layout->parts[i].match, &n);
+    void *to;
+
+    if (fill_converted(f, &to, e) != 0)
+        return -1;
+    for (uint32_t k = 0; k < n; k++) {
+        const struct tensor_spec *spec = target_spec(f, targets[k]);
+        struct checksum sum;
+
+        dtype_convert(to, spec->dtype, from, sent, spec->numel);
+        from += spec->numel * dtype_nbytes(sent);
+        sum = checksum_of(to, spec->nbytes);
+        replicas_note(f, rank, targets[k], &sum);
+    }
+    return 0;
+}
+
 /* A part that a copy alone cannot bring. */
 static int slow_part(struct fill *f, uint32_t rank, uint32_t i, struct err *e)
 {
@@ -116,7 +139,16 @@ static int slow_part(struct fill *f, uint32_t rank, uint32_t i, struct err *e)
         return model_spec_check_ignored(f->m, t, from, e);
     if (part->how == PART_REPEATED)
         return repeat_compare(f, rank, rank, i, from, e);
+    if (part->how == PART_ELSEWHERE)
+        return slow_note(f, rank, i, from, e);
     return slow_convert(f, rank, i, from, e);
+}
+
+static bool is_slow(const struct fill *f, uint32_t rank, uint32_t i)
+{
+    enum part_how how = f->ranks[rank].layout->parts[i].how;
+
+    return how == PART_ELSEWHERE ? replicas_need(f, rank, i) : how != PART_DIRECT;
 }
 
 static int rank_end(struct fill *f, uint32_t rank, struct err *e)
@@ -126,7 +158,8 @@ static int rank_end(struct fill *f, uint32_t rank, struct err *e)
     if (rank_verify(f, rank, e) != 0)
         return -1;
     for (uint32_t i = 0; i < r->tensor_list->n_tensors; i++)
-        if (r->layout->parts[i].how != PART_DIRECT && slow_part(f, rank, i, e) != 0)
+        if ((is_slow(f, rank, i) && slow_part(f, rank, i, e) != 0) ||
+            replicas_sum_pieces(f, rank, i, e) != 0)
             return -1;
     return 0;
 }

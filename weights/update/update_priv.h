@@ -16,11 +16,12 @@
 
 /* How the bytes of one incoming tensor become weights. */
 enum part_how {
-    PART_DIRECT,  /* as they are */
-    PART_CONVERT, /* into another dtype */
-    PART_TIED,    /* another name of a tensor: compared with that tensor */
-    PART_IGNORED, /* read, compared with the derived values, dropped */
-    PART_REPEATED /* another rank of the trainer sent it before: compared with that, dropped */
+    PART_DIRECT,   /* as they are */
+    PART_CONVERT,  /* into another dtype */
+    PART_TIED,     /* another name of a tensor: compared with that tensor */
+    PART_IGNORED,  /* read, compared with the derived values, dropped */
+    PART_REPEATED, /* another rank of the trainer sent it before: compared with that, dropped */
+    PART_ELSEWHERE /* another GPU keeps it, which gets it by the same chunk: dropped */
 };
 
 struct part {
@@ -357,12 +358,12 @@ static inline const uint32_t *match_targets(const struct model_spec_match *m, ui
 }
 
 /* Matches a tensor list. Errors: ERR_MISMATCH, ERR_NO_MEMORY. */
-/* The tensors that a part adds: those that it brings, but none if they are only compared. */
+/* The tensors that a part adds: those that it brings, but none if it is compared or dropped. */
 static inline const uint32_t *part_targets(const struct part *part, uint32_t *n)
 {
     const uint32_t *targets = match_targets(&part->match, n);
 
-    if (part->how == PART_REPEATED)
+    if (part->how == PART_REPEATED || part->how == PART_ELSEWHERE)
         *n = 0;
     return targets;
 }
@@ -374,6 +375,15 @@ int layout_make(struct layout **out, const struct model_spec *m,
  * none did Errors: ERR_NO_MEMORY. */
 int layout_repeating(struct layout **out, const struct layout *l, const struct model_spec *m,
                      const struct tensor_list *tensor_list, const uint32_t *sent_by, struct err *e);
+/* A copy for one rank of a sharded store: parts of which it keeps nothing are PART_ELSEWHERE. A
+ * part of which it keeps a piece is copied whole; only the piece is served there.
+ * @keepers  [n_tensors of the model spec] the rank that keeps a tensor; LAYOUT_KEEP_ALL: every rank
+ *           to which it comes
+ * Errors: ERR_NO_MEMORY. */
+enum { LAYOUT_KEEP_ALL = UINT8_MAX };
+int layout_share(struct layout **out, const struct layout *l, const struct model_spec *m,
+                 const struct tensor_list *tensor_list, const uint8_t *keepers, uint32_t rank,
+                 struct err *e);
 void layout_unref(struct layout *l); /* accepts NULL */
 
 /* Are parts [first, first + n) contiguous in a staged chunk, with their bytes unchanged? n > 0. */

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { COMPARE_NBYTES = 4 << 20 };
+enum { COMPARE_NBYTES = 4 << 20, PIECE_NOWHERE = STORE_PLACES_MAX };
 
 int tie_push(struct session *s, const struct tie *tie, struct err *e)
 {
@@ -81,6 +81,7 @@ static int compare_target(struct fill *f, uint32_t place, uint32_t index, uint32
     const struct tensor_spec *spec = target_spec(f, index);
     bool equal;
 
+    place = staging_keeper(f->staging, place, index);
     if (!staging_has(f->staging, place, index))
         return err_set(e, ERR_CONFLICT, field,
                        "'%.*s' was to come from trainer rank %u, whose request failed: send this "
@@ -236,6 +237,18 @@ static int settle_tie_at(struct staging *g, const struct tie *tie, uint32_t plac
     return rc;
 }
 
+/* Does a place get its target's bytes from a tie? In a sharded store the owner does, unless another
+ * rank has got them. */
+static bool tie_provides(const struct staging *g, const struct tie *tie, uint32_t place,
+                         bool target_came)
+{
+    if (store_device(g->store, place) == NULL)
+        return true;
+    if (store_sharded(g->store))
+        return place == tie->place && !target_came;
+    return tie->everywhere || place == tie->place;
+}
+
 /* If the target of a tie came in no chunk, the tie provides the target's bytes. */
 static int settle_ties(struct session *s, struct err *e)
 {
@@ -245,6 +258,7 @@ static int settle_ties(struct session *s, struct err *e)
     for (uint32_t i = 0; i < s->n_ties; i++) {
         const struct tie *tie = &s->ties[i];
         uint32_t index = tie->alias->targets[0];
+        bool target_came = g->spread[index].n_ranks > 0;
         struct checksum sum;
 
         sum = checksum_of(tie->data, store->model_spec->tensor_list->tensors[index].nbytes);
@@ -255,16 +269,26 @@ static int settle_ties(struct session *s, struct err *e)
                 tie_compare(store, tie, p, staging_effective(g, p, index), e) != 0)
                 return -1;
         for (uint32_t p = 0; p < store_n_places(store); p++)
-            if ((tie->everywhere || p == tie->place || store_device(store, p) == NULL) &&
-                settle_tie_at(g, tie, p, e) != 0)
+            if (tie_provides(g, tie, p, target_came) && settle_tie_at(g, tie, p, e) != 0)
                 return -1;
     }
     session_drop_ties(s, 0);
     return 0;
 }
 
-/* The checksum of a fused name in a place, over its pieces in order. *has is false if a piece is
- * missing. */
+/* A place that will have tensor `index`: `place`, or the first rank. PIECE_NOWHERE: none. */
+static uint32_t piece_place(const struct session *s, uint32_t place, uint32_t index)
+{
+    if (staging_effective(s->staging, place, index) != 0)
+        return place;
+    for (uint32_t p = 0; p < s->n_ranks; p++)
+        if (staging_effective(s->staging, p, index) != 0)
+            return p;
+    return PIECE_NOWHERE;
+}
+
+/* The checksum of a fused name in a place, over its pieces in order; those that only other ranks
+ * have are read there. *has is false if a piece is missing everywhere. */
 static int sum_fused(const struct session *s, uint32_t place, const struct alias *alias, bool *has,
                      struct checksum *out, struct err *e)
 {
@@ -275,7 +299,7 @@ static int sum_fused(const struct session *s, uint32_t place, const struct alias
 
     *has = false;
     for (uint32_t k = 0; k < alias->n_targets; k++) {
-        if (staging_effective(s->staging, place, alias->targets[k]) == 0)
+        if (piece_place(s, place, alias->targets[k]) == PIECE_NOWHERE)
             return 0;
         nbytes += tensor_list->tensors[alias->targets[k]].nbytes;
     }
@@ -285,9 +309,11 @@ static int sum_fused(const struct session *s, uint32_t place, const struct alias
     for (uint32_t k = 0; k < alias->n_targets && rc == 0; k++) {
         uint32_t index = alias->targets[k];
 
-        rc = place_read(s->staging->store, place, (char *)joined->base + at,
-                        staging_effective(s->staging, place, index),
-                        tensor_list->tensors[index].nbytes, e);
+        uint32_t p = piece_place(s, place, index);
+
+        rc = place_read(s->staging->store, p, (char *)joined->base + at,
+                        staging_effective(s->staging, p, index), tensor_list->tensors[index].nbytes,
+                        e);
         at += tensor_list->tensors[index].nbytes;
     }
     if (rc == 0)

@@ -2,7 +2,8 @@
  *
  * A bucket is received at its final address if its tensors have the same layout there. Otherwise
  * it is received in a bounce buffer, scratch memory of that GPU, from which it is copied while the
- * next bucket arrives. Checksums and the host backup are made meanwhile too. Buckets are posted
+ * next bucket arrives. Buckets that other GPUs keep are received and dropped. Checksums and the
+ * host backup are made meanwhile too. Buckets are posted
  * ahead of those that have arrived, as long as there is memory to receive them: no peer waits for
  * this thread between two buckets.
  *
@@ -39,25 +40,56 @@ static uint64_t nbytes_of(const struct fill *f, uint32_t first, uint32_t n)
     return last->offset + last->nbytes - t[first].offset;
 }
 
+/* Do other GPUs keep all tensors of a span? Those that need the host are read from rank 0. */
+static bool is_dropped(const struct fill *f, struct span span)
+{
+    for (uint32_t i = span.first; i < span.first + span.n; i++)
+        if (f->ranks[span.rank].layout->parts[i].how != PART_ELSEWHERE ||
+            (span.rank == 0 && f->common->parts[i].how != PART_DIRECT))
+            return false;
+    return true;
+}
+
+static void raise_to(uint64_t *largest, uint64_t nbytes)
+{
+    if (nbytes > *largest)
+        *largest = nbytes;
+}
+
+static int bounce_take(struct fill *f, uint32_t rank, uint32_t k, uint64_t nbytes, struct err *e)
+{
+    struct slab_pool *pool = store_slabs(f->store, rank);
+
+    return slab_pool_check(pool, nbytes, e) == 0
+               ? slab_new(&f->ranks[rank].bounces[k].slab, pool, nbytes, e)
+               : -1;
+}
+
 /* One bounce buffer suffices: then no bucket arrives while it is being emptied. */
 static int bounces_take(struct fill *f, uint32_t rank, struct err *e)
 {
     struct rank_fill *r = &f->ranks[rank];
-    struct slab_pool *pool = store_slabs(f->store, rank);
     uint32_t wanted = 0;
-    uint64_t largest = 0;
+    uint64_t largest = 0, dropped = 0;
+    bool drops = false;
 
     for (uint32_t first = 0, n; first < tensor_list_of(f)->n_tensors; first += n) {
-        n = bucket_at(f, first);
-        if (span_place(f, (struct span){rank, first, n}) != 0)
+        struct span span = {rank, first, n = bucket_at(f, first)};
+
+        if (span_place(f, span) != 0)
             continue;
+        if (is_dropped(f, span)) {
+            drops = true;
+            raise_to(&dropped, nbytes_of(f, first, n));
+            continue;
+        }
         wanted += wanted < BOUNCES_MAX;
-        if (nbytes_of(f, first, n) > largest)
-            largest = nbytes_of(f, first, n);
+        raise_to(&largest, nbytes_of(f, first, n));
     }
+    if (drops && bounce_take(f, rank, BOUNCE_DROPPED, dropped, e) != 0)
+        return -1;
     while (r->n_bounces < wanted) {
-        if (slab_pool_check(pool, largest, e) == 0 &&
-            slab_new(&r->bounces[r->n_bounces].slab, pool, largest, e) == 0) {
+        if (bounce_take(f, rank, r->n_bounces, largest, e) == 0) {
             r->n_bounces++;
         } else if (r->n_bounces > 0 && e->code == ERR_NO_STAGING) {
             err_clear(e);
@@ -80,7 +112,7 @@ static int host_take(struct fill *f, struct err *e)
     if (f->tied == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for a chunk");
     for (uint32_t i = tensor_list->n_tensors; i > 0; i--) {
-        enum part_how how = f->ranks[0].layout->parts[i - 1].how;
+        enum part_how how = f->common->parts[i - 1].how;
 
         if (how == PART_TIED) {
             if (staging_slab(f->staging, tensor_list->tensors[i - 1].nbytes, &f->tied[f->n_tied],
@@ -102,10 +134,11 @@ void chunk_recv_give(struct fill *f)
     for (uint32_t r = 0; r < f->n_ranks; r++) {
         struct rank_fill *rank = &f->ranks[r];
 
-        while (rank->n_bounces > 0) {
-            slab_unref(rank->bounces[--rank->n_bounces].slab);
-            rank->bounces[rank->n_bounces].slab = NULL;
+        for (uint32_t k = 0; k <= BOUNCE_DROPPED; k++) {
+            slab_unref(rank->bounces[k].slab);
+            rank->bounces[k].slab = NULL;
         }
+        rank->n_bounces = 0;
     }
     while (f->n_tied > 0)
         slab_unref(f->tied[--f->n_tied]);
@@ -149,7 +182,7 @@ static struct end arrived_in_bounce(const struct fill *f, uint32_t rank, uint32_
     const struct slab *slab = r->bounces[r->bounce].slab;
     const struct tensor_spec *t = r->tensor_list->tensors;
 
-    assert(r->bounce != BOUNCE_NONE);
+    assert(r->bounce < BOUNCES_MAX);
     return (struct end){slab->addr + t[i].offset - t[r->bucket].offset, (uint64_t)(uintptr_t)slab};
 }
 
@@ -163,6 +196,9 @@ static uint64_t dst_slot(struct fill *f, struct span span, uint8_t *bounce, stru
     *bounce = BOUNCE_NONE;
     if (addr != 0)
         return addr;
+    *bounce = BOUNCE_DROPPED;
+    if (is_dropped(f, span))
+        return r->bounces[BOUNCE_DROPPED].slab->addr;
     r->bounce_posted = (r->bounce_posted + 1) % r->n_bounces;
     *bounce = (uint8_t)r->bounce_posted;
     if (e->code == ERR_NONE)
@@ -201,6 +237,8 @@ static int queue_bucket(struct fill *f, struct span span, struct err *e)
     if (queue_in_place(f, span.rank, span.first, e) != 0)
         return -1;
     r->next = span.first + span.n;
+    if (r->bounce == BOUNCE_DROPPED)
+        return 0;
     b = r->bounces[r->bounce].batch;
     if (span_copy(f, span, b, arrived_in_bounce, e) != 0)
         return -1;
@@ -212,7 +250,7 @@ static int queue_bucket(struct fill *f, struct span span, struct err *e)
 static int host_part(struct fill *f, uint32_t i, struct err *e)
 {
     const struct tensor_spec *t = &tensor_list_of(f)->tensors[i];
-    const struct part *part = &f->ranks[0].layout->parts[i];
+    const struct part *part = &f->common->parts[i];
     uint64_t at = arrived_in_bounce(f, 0, i).addr;
     struct slab *tied;
     void *from;
@@ -235,7 +273,7 @@ static int host_part(struct fill *f, uint32_t i, struct err *e)
 static int host_parts(struct fill *f, uint32_t first, uint32_t n, struct err *e)
 {
     for (uint32_t i = first; i < first + n; i++)
-        if (f->ranks[0].layout->parts[i].how != PART_DIRECT && host_part(f, i, e) != 0)
+        if (f->common->parts[i].how != PART_DIRECT && host_part(f, i, e) != 0)
             return -1;
     return 0;
 }
@@ -278,7 +316,7 @@ static int post_bucket(struct fill *f, uint32_t first, uint32_t n, struct err *e
     if (f->source->ops->post(f->source, first, n, dst, p, &late) != 0)
         return recv_lose(f, &late, e);
     for (uint32_t r = 0; r < f->n_ranks; r++)
-        f->ranks[r].n_bounces_posted += b->bounces[r] != BOUNCE_NONE;
+        f->ranks[r].n_bounces_posted += b->bounces[r] < BOUNCES_MAX;
     f->n_posted++;
     return 0;
 }
@@ -298,7 +336,7 @@ static int receive_bucket(struct fill *f, struct err *e)
     (void)atomic_fetch_add_explicit(&p->nbytes_done, nbytes_of(f, b->first, b->n),
                                     memory_order_relaxed);
     for (uint32_t r = 0; r < f->n_ranks; r++) {
-        f->ranks[r].n_bounces_posted -= b->bounces[r] != BOUNCE_NONE;
+        f->ranks[r].n_bounces_posted -= b->bounces[r] < BOUNCES_MAX;
         f->ranks[r].bounce = b->bounces[r];
         f->ranks[r].bucket = b->first;
         if (e->code == ERR_NONE)
@@ -318,8 +356,10 @@ static bool can_post(const struct fill *f, uint32_t first, const struct err *e)
     for (uint32_t r = 0; r < f->n_ranks && e->code == ERR_NONE; r++) {
         const struct rank_fill *rank = &f->ranks[r];
 
+        struct span span = {r, first, bucket_at(f, first)};
+
         if (rank->n_bounces > 0 && rank->n_bounces_posted == rank->n_bounces &&
-            span_place(f, (struct span){r, first, bucket_at(f, first)}) == 0)
+            span_place(f, span) == 0 && !is_dropped(f, span))
             return false;
     }
     return true;

@@ -38,23 +38,70 @@ int replicas_prepare(struct fill *f, struct err *e)
     return 0;
 }
 
-void replicas_record(const struct fill *f, uint32_t rank)
+/* Is the checksum that was made while tensor i was copied that of the tensor as it is served? */
+static bool is_summed(const struct fill *f, uint32_t rank, uint32_t i)
+{
+    const struct part *part = &f->ranks[rank].layout->parts[i];
+    uint32_t n;
+    const uint32_t *targets = match_targets(&part->match, &n);
+
+    return (part->how == PART_DIRECT || part->how == PART_ELSEWHERE) && n == 1 &&
+           target_spec(f, targets[0])->dtype == f->ranks[rank].tensor_list->tensors[i].dtype;
+}
+
+bool replicas_need(const struct fill *f, uint32_t rank, uint32_t i)
+{
+    return replicas_wanted(f) && f->ranks[rank].layout->parts[i].how == PART_ELSEWHERE &&
+           !is_summed(f, rank, i);
+}
+
+void replicas_note(const struct fill *f, uint32_t rank, uint32_t index, const struct checksum *sum)
+{
+    *replica_at(f->session, rank, index,
+                f->m->tensor_list->n_tensors) = (struct replica){REPLICA_SUMMED, *sum};
+}
+
+/* Its pieces may be kept by several GPUs, and are summed here, where it is whole. */
+int replicas_sum_pieces(const struct fill *f, uint32_t rank, uint32_t i, struct err *e)
+{
+    const struct part *part = &f->ranks[rank].layout->parts[i];
+    uint32_t n;
+    const uint32_t *targets = part_targets(part, &n);
+
+    for (uint32_t k = 0; k < n && n > 1 && replicas_wanted(f) && store_sharded(f->store); k++) {
+        struct checksum sum;
+
+        if (place_sum(f->store, rank, dst_region_target(f, dst_region_of_rank(f, rank), part, k),
+                      target_spec(f, targets[k])->nbytes, &sum, e) != 0)
+            return -1;
+        replicas_note(f, rank, targets[k], &sum);
+    }
+    return 0;
+}
+
+static void replicas_record_part(const struct fill *f, uint32_t rank, uint32_t i)
 {
     const struct rank_fill *r = &f->ranks[rank];
+    uint32_t n;
+    const uint32_t *targets = part_targets(&r->layout->parts[i], &n);
 
-    if (!replicas_wanted(f) || r->tensor_list == NULL)
+    if (is_summed(f, rank, i)) {
+        replicas_note(f, rank, targets[0], &r->made[i].sum);
         return;
-    for (uint32_t i = 0; i < r->tensor_list->n_tensors; i++) {
-        const struct part *part = &r->layout->parts[i];
-        uint32_t n;
-        const uint32_t *targets = part_targets(part, &n);
-        bool summed = part->how == PART_DIRECT && n == 1;
-
-        for (uint32_t k = 0; k < n; k++)
-            *replica_at(f->session, rank, targets[k], f->m->tensor_list->n_tensors) =
-                summed ? (struct replica){REPLICA_SUMMED, r->made[i].sum}
-                       : (struct replica){.state = REPLICA_UNSUMMED};
     }
+    for (uint32_t k = 0; k < n; k++)
+        if (n == 1 || !store_sharded(f->store))
+            replica_at(f->session, rank, targets[k], f->m->tensor_list->n_tensors)->state =
+                REPLICA_UNSUMMED;
+}
+
+void replicas_record(const struct fill *f, uint32_t rank)
+{
+    const struct tensor_list *tensor_list = f->ranks[rank].tensor_list;
+
+    for (uint32_t i = 0; replicas_wanted(f) && tensor_list != NULL && i < tensor_list->n_tensors;
+         i++)
+        replicas_record_part(f, rank, i);
 }
 
 /* Computes the checksum of a tensor from what is staged. */

@@ -352,6 +352,7 @@ void session_info_locked(struct updates *u, struct session *s, struct update_inf
     out->phase = s->phase;
     out->partial = s->partial;
     out->sharded = s->sharded;
+    out->by_owner = store_sharded(u->cfg.store);
     out->mappings = s->mappings;
     out->on_gpu = s->on_gpu;
     out->host_sums = s->host_sums;

@@ -69,12 +69,14 @@ static int recognise_locked(struct updates *u, struct session *s, struct update_
     return 0;
 }
 
-/* A broadcast brings the same bytes to every rank. */
-static int check_placement(const struct session *s, const struct update_job *job, struct err *e)
+/* A broadcast brings the same bytes to every rank, so it says not which of them shall keep what; in
+ * a sharded store each tensor has its owner. */
+static int check_placement(const struct updates *u, const struct session *s,
+                           const struct update_job *job, struct err *e)
 {
     const struct source_ops *ops = job->chunk->source->ops;
 
-    if (ops->receive == NULL || !s->sharded || s->n_ranks == 1)
+    if (ops->receive == NULL || !s->sharded || s->n_ranks == 1 || store_sharded(u->cfg.store))
         return 0;
     return err_set(e, ERR_CONFLICT, "/placement",
                    "%s brings every tensor to all %u ranks: an update with placement \"sharded\" "
@@ -154,7 +156,7 @@ static int submit_to_session_locked(struct updates *u, const char *id, struct up
                            s->id);
         if (s->finishing)
             return err_set(e, ERR_CONFLICT, "/update_id", "update %s is being finished", s->id);
-        if (check_placement(s, job, e) != 0 || check_auto_commit_locked(u, s, job, e) != 0 ||
+        if (check_placement(u, s, job, e) != 0 || check_auto_commit_locked(u, s, job, e) != 0 ||
             senders_take_locked(u, s, job, e) != 0)
             return -1;
         if (check_rank_version(s, job, e) != 0 || tensor_states_take_locked(u, s, job, e) != 0) {
@@ -254,7 +256,7 @@ static int submit_one_shot_locked(struct updates *u, struct session *fresh, stru
     }
     if (u->open != NULL)
         return update_refuse_open(u, u->open, e);
-    if (check_placement(fresh, job, e) != 0 || senders_take_locked(u, fresh, job, e) != 0 ||
+    if (check_placement(u, fresh, job, e) != 0 || senders_take_locked(u, fresh, job, e) != 0 ||
         tensor_states_take_locked(u, fresh, job, e) != 0 ||
         check_covers_locked(u, fresh, job, e) != 0)
         return -1;

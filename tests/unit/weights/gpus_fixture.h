@@ -119,7 +119,7 @@ static inline void mfx_assert_log(struct mfx_watch *w, const char *want)
 
 struct gpus_cfg {
     unsigned n_devices;
-    bool mirror, host_memory;
+    bool mirror, host_memory, sharded;
     struct model_spec *model_spec; /* moved in; NULL: fx_model_spec */
     uint64_t receive_us;           /* 0: RECEIVE_US */
     enum non_finite_policy non_finite;
@@ -141,7 +141,8 @@ static inline void gpus_open(struct gpus *g, struct mfx_lib *lib, struct gpus_cf
                                   .devices = g->devices,
                                   .n_devices = want.n_devices,
                                   .mirror = want.mirror,
-                                  .host_memory = want.host_memory};
+                                  .host_memory = want.host_memory,
+                                  .sharded = want.sharded};
     struct updates_cfg cfg = {.receive_timeout_us = RECEIVE_US,
                               .pin_timeout_us = RECEIVE_US,
                               .non_finite = want.non_finite,
@@ -214,6 +215,8 @@ static const struct gpus_cfg mfx_worlds[] = {
     {.n_devices = 2, .mirror = true},
     {.n_devices = 3},
     {.n_devices = 3, .mirror = true},
+    {.n_devices = 2, .sharded = true},
+    {.n_devices = 3, .sharded = true},
 };
 enum { MFX_WORLDS = sizeof mfx_worlds / sizeof mfx_worlds[0] };
 

@@ -401,7 +401,18 @@ static inline void mfx_assert_view(struct gpus *g, const struct version *v, uint
                  step);
 }
 
-/* @masks  [n_ranks] which tensors a rank holds; NULL: all */
+/* Should a rank hold tensor i? @masks  [n_ranks]; NULL: all, or those it owns */
+static inline bool mfx_holds(const struct store *s, const unsigned *masks, uint32_t place,
+                             uint32_t i)
+{
+    if (place >= store_n_ranks(s))
+        return true;
+    if (masks != NULL)
+        return (masks[place] & 1U << i) != 0;
+    return !store_sharded(s) || store_owner(s, i) == place;
+}
+
+/* @masks  [n_ranks] which tensors a rank holds; NULL: all, or those it owns */
 static inline void mfx_assert_held(struct gpus *g, const unsigned *masks, unsigned step)
 {
     struct store *s = g->b.store;
@@ -412,7 +423,7 @@ static inline void mfx_assert_held(struct gpus *g, const unsigned *masks, unsign
     assert_int_equal(store_pin(s, &v, &e), 0);
     for (uint32_t p = 0; p < store_n_places(s); p++) {
         for (uint32_t i = 0; i < n; i++) {
-            if (masks == NULL || p >= store_n_ranks(s) || (masks[p] & 1U << i) != 0)
+            if (mfx_holds(s, masks, p, i))
                 mfx_assert_view(g, v, p, i, step);
             else
                 assert_null(v->places[p][i].slab);

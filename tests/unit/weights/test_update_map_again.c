@@ -142,7 +142,7 @@ static void test_failed_chunks_find_their_room_again(void **state)
     (void)state;
     gpus_open(&g, &lib, (struct gpus_cfg){.n_devices = 1});
     full_take(&full, &g, model, FX_N);
-    assert_true(store_whole_nbytes(g.b.store) < (uint64_t)ROUNDS * STAGING_ALIGN);
+    assert_true(store_whole_nbytes(g.b.store, 0) < (uint64_t)ROUNDS * STAGING_ALIGN);
     info = start(&g.b, (struct update_start){0});
     for (unsigned i = 0; i <= ROUNDS; i++) {
         const bool gone[2] = {i < ROUNDS, i < ROUNDS};

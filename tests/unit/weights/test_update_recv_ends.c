@@ -63,6 +63,8 @@ static void test_next_bucket_comes_while_the_last_is_copied(void **state)
     for (unsigned w = 0; w < MFX_WORLDS; w++) {
         struct gpus g;
 
+        if (mfx_worlds[w].sharded) /* the buckets that a rank drops wait for nothing */
+            continue;
         open_of(&g, mfx_worlds[w], pairs_tensor_list());
         for (unsigned step = 1; step < 5; step++) {
             struct rfx_group group = {0};
