@@ -192,13 +192,13 @@ static void client_drained(void *arg)
 }
 
 /* Does a stream have to wait until its client has read more? Then the job runs again once it has,
- * or has disconnected. Meanwhile tokens stay in the engine's output, where they are small. The HTTP
- * server times out a client that reads nothing. */
+ * or has disconnected; at once if it has read since on_tokens stopped. Meanwhile tokens stay in the
+ * engine's output, where they are small. The HTTP server times out a client that reads nothing. */
 static bool wait_for_client(struct generation *g)
 {
     bool waits;
 
-    g->stream_lagged = !g->stream_broken && !generation_client_keeps_up(g);
+    g->stream_lagged = !g->stream_broken && g->stream_behind;
     if (!g->stream_lagged)
         return false;
     mtx_lock(&g->lock);
@@ -220,6 +220,7 @@ static void generation_work(void *arg)
     g->job_rerun = false;
     ended = g->ended;
     mtx_unlock(&g->lock);
+    g->stream_behind = false;
     if (g->ops->on_tokens != NULL)
         g->ops->on_tokens(g);
     if (!wait_for_client(g) && ended) {

@@ -126,7 +126,8 @@ struct generation {
     struct job work;      /* on_tokens and finish */
 
     bool stream_open, stream_broken; /* pool's job only */
-    bool stream_lagged;              /* pool's job only: the client was slow at the last check */
+    bool stream_behind;              /* pool's job only: on_tokens stopped, the client was slow */
+    bool stream_lagged;              /* pool's job only: it stopped the last time */
 };
 
 /* generation_init - initialise an empty generation with one reference, the flow's. on_update is the

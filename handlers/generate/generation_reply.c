@@ -193,9 +193,11 @@ static void stream_write(struct generation *g, const void *data, size_t len)
     generation_stream(g, "text/event-stream; charset=utf-8", data, len);
 }
 
-bool generation_client_keeps_up(const struct generation *g)
+bool generation_client_keeps_up(struct generation *g)
 {
-    return !g->stream_open || http_request_stream_unsent(g->x) <= GENERATION_UNSENT_MAX;
+    if (g->stream_open && http_request_stream_unsent(g->x) > GENERATION_UNSENT_MAX)
+        g->stream_behind = true;
+    return !g->stream_behind;
 }
 
 uint32_t generation_event_tokens_max(const struct generation *g)

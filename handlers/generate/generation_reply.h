@@ -46,9 +46,10 @@ uint64_t generation_n_sent(const struct generation *g);
 uint64_t generation_n_made(const struct generation *g);
 
 /* generation_client_keeps_up - does the client read the stream fast enough? If not, on_tokens sends
- * nothing more, and is called again once the client has read. */
+ * nothing more, and is called again once the client has read: until then the answer stays false,
+ * so that nothing is skipped. */
 enum { GENERATION_UNSENT_MAX = 65536 /* unsent bytes; above it the client is too slow */ };
-bool generation_client_keeps_up(const struct generation *g);
+bool generation_client_keeps_up(struct generation *g);
 
 /* generation_event_tokens_max - how many tokens of a sequence the next event may have. Normally 1.
  * If the client was slow, the tokens since then share one event of at most about

@@ -354,7 +354,7 @@ def failed():
 
 
 class Unread:
-    """A client that does not read the reply to a request for rollouts, until it is told to."""
+    """A client that does not read the reply to a request for rollouts, until its test calls read()."""
 
     def __init__(self, stream=False, max_tokens=1, n=24):
         host, port = URL.removeprefix("http://").split(":")

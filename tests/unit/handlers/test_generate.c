@@ -34,6 +34,20 @@ static const struct route lenient = {.methods = METHOD_POST,
                                      .members = generate_members,
                                      .operation = OPERATION_GENERATE};
 
+/* At every other look, beginning with the next: more is unsent than a client may be behind. */
+static bool wavers;
+static atomic_uint n_looks;
+
+size_t __wrap_http_request_stream_unsent(struct http_request *x);
+size_t __real_http_request_stream_unsent(struct http_request *x);
+
+size_t __wrap_http_request_stream_unsent(struct http_request *x)
+{
+    if (wavers && atomic_fetch_add(&n_looks, 1) % 2 == 0)
+        return GENERATION_UNSENT_MAX + 1;
+    return __real_http_request_stream_unsent(x);
+}
+
 static size_t n_running(struct plane *p)
 {
     struct admission_stats s;
@@ -589,6 +603,33 @@ static void test_stream_waits_for_a_slow_reader(void **state)
     plane_free(p);
 }
 
+/* A client that catches up between two looks misses none of it. */
+static void test_stream_is_whole_whenever_its_client_catches_up(void **state)
+{
+    static const uint32_t ids[] = {4, 5, 6, 7, 8, 9};
+    struct plane *p = plane_new(1, 8, NULL);
+    struct plane_x px;
+    bool complete = false;
+    char *text;
+
+    (void)state;
+    wavers = true;
+    plane_send(p, &px, &native, "{\"token_ids\": [1], \"sampling_params\": {}, \"stream\": true}");
+    plane_wait_submitted(p, 1);
+    for (int i = 0; i < 6; i++)
+        plane_tokens(p, 1, ids + i, 1, 1);
+    plane_end(p, 1, GEN_LENGTH);
+    text = plane_wait_stream(&px, &complete);
+    assert_true(complete);
+    assert_non_null(strstr(text, "9]"));
+    assert_non_null(strstr(text, "\"length\""));
+    assert_int_equal(strcmp(text + strlen(text) - 14, "data: [DONE]\n\n"), 0);
+    free(text);
+    wavers = false;
+    plane_x_fini(&px);
+    plane_free(p);
+}
+
 /* Both ends of the wait besides the client's reading: it goes, or the server stops. */
 static void test_stream_waits_no_longer_than_it_must(void **state)
 {
@@ -746,6 +787,7 @@ int main(void)
         cmocka_unit_test(test_stream_error_after_the_first_byte_is_in_band),
         cmocka_unit_test(test_stream_error_before_the_first_byte_is_a_reply),
         cmocka_unit_test(test_stream_waits_for_a_slow_reader),
+        cmocka_unit_test(test_stream_is_whole_whenever_its_client_catches_up),
         cmocka_unit_test(test_stream_waits_no_longer_than_it_must),
         cmocka_unit_test(test_what_an_event_shares),
         cmocka_unit_test(test_storm_of_hangups_answers_everyone_once),
