@@ -35,14 +35,22 @@ const struct command commands[] = {
      cmd_push},
     {"status", NULL, "", "what the server serves and does", 0, 0, REPLY | BIT(OPT_WATCH),
      cmd_status},
-    {"upstreams", NULL, "", "the engines behind the server", 0, 0, REPLY | BIT(OPT_WATCH),
-     cmd_upstreams},
+    {"upstreams", "add", "URL[,KIND]", "add an engine: vllm, sglang or baton (default)", 1, 1,
+     REPLY, cmd_upstreams_add},
+    {"upstreams", "remove", "URL", "send an engine no more requests", 1, 1, REPLY,
+     cmd_upstreams_remove},
+    {"upstreams", "prove", "[URL]", "do they serve what they got?", 0, 1, REPLY | BIT(OPT_CANARY),
+     cmd_upstreams_prove},
+    {"upstreams", NULL, "", "the engines behind the server; also upstreams add, remove, prove", 0,
+     0, REPLY | BIT(OPT_WATCH), cmd_upstreams},
     {"generate", NULL, "PROMPT|-", "stream a reply; - reads the prompt from stdin", 1, 1,
      REPLY | BIT(OPT_MAX_TOKENS) | BIT(OPT_TEMPERATURE) | BIT(OPT_SEED) | BIT(OPT_MODEL) |
          BIT(OPT_CHAT),
      cmd_generate},
-    {"lora", "load", "NAME DIR", "load an adapter, or its next revision", 2, 2,
-     REPLY | BIT(OPT_PATH), cmd_lora_load},
+    {"lora", "load", "NAME DIR",
+     "load an adapter, or its next revision; in front of engines it needs serve --adapter-dir, or "
+     "--path",
+     2, 2, REPLY | BIT(OPT_PATH), cmd_lora_load},
     {"lora", "unload", "NAME", "unload an adapter", 1, 1, REPLY, cmd_lora_unload},
     {"lora", "list", "", "the adapters that are loaded", 0, 0, REPLY, cmd_lora_list},
     {"pause", NULL, "", "stop generation", 0, 0,
@@ -165,6 +173,13 @@ static enum cli_exit words_read(struct cli *c, char **argv, int argc, const char
     return CLI_OK;
 }
 
+/* Is there a second word that can only be meant as that of a command? */
+static bool is_misspelt(const struct command *c, int argc, char **argv)
+{
+    return c > commands && strcmp(c[-1].name, c->name) == 0 && c->n_args_max == 0 && argc > 1 &&
+           argv[1][0] != '-';
+}
+
 /* Finds the command; @n_words is how many words of the line name it. */
 static const struct command *command_find(int argc, char **argv, int *n_words)
 {
@@ -172,13 +187,13 @@ static const struct command *command_find(int argc, char **argv, int *n_words)
         if (strcmp(c->name, argv[0]) != 0)
             continue;
         *n_words = c->sub != NULL ? 2 : 1;
-        if (c->sub == NULL || (argc > 1 && strcmp(c->sub, argv[1]) == 0))
+        if (c->sub == NULL ? !is_misspelt(c, argc, argv) : argc > 1 && strcmp(c->sub, argv[1]) == 0)
             return c;
     }
     return NULL;
 }
 
-/* "lora" without, or with an unknown, second word. */
+/* "lora" without a second word, or one that is unknown. */
 static int sub_missing(int argc, char **argv)
 {
     bool help = argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0);
@@ -188,7 +203,8 @@ static int sub_missing(int argc, char **argv)
         (void)fprintf(to, "baton %s: unknown command '%.60s'\n", argv[0], argv[1]);
     for (const struct command *c = commands; c->name != NULL; c++)
         if (strcmp(c->name, argv[0]) == 0)
-            (void)fprintf(to, "  baton %s %s %s\n      %s\n", c->name, c->sub, c->args, c->summary);
+            (void)fprintf(to, "  baton %s %s %s\n      %s\n", c->name, c->sub != NULL ? c->sub : "",
+                          c->args, c->summary);
     return help ? CLI_OK : CLI_USAGE;
 }
 

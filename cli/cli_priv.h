@@ -39,7 +39,10 @@
     X(OPT_LEVEL, "--level", "N", "1 keeps the weights in host memory, 2 drops them (default 1)")   \
     X(OPT_TAGS, "--tags", "LIST", "weights, kv_cache, or both with a comma (default both)")        \
     X(OPT_ALL, "--all", "", "every request")                                                       \
-    X(OPT_UPDATE, "--update", "", "the open update instead of requests; the old version is served")
+    X(OPT_UPDATE, "--update", "",                                                                  \
+      "the open update instead of requests; the old version is served")                            \
+    X(OPT_CANARY, "--canary", "",                                                                  \
+      "only log-probabilities; default: checksums too, which take longer")
 
 enum cli_option {
 #define X(constant, flag, value, text) constant,
@@ -106,10 +109,19 @@ enum { CLI_TEXT_MAX = 32 };
 const char *cli_nbytes(double nbytes, char out[CLI_TEXT_MAX]);
 const char *cli_duration(double seconds, char out[CLI_TEXT_MAX]);
 
+/* cli_plural - "" or "s", behind a noun. */
+static inline const char *cli_plural(double n)
+{
+    return n == 1 ? "" : "s";
+}
+
 /* The commands, one function each; each returns what the process ends with. */
 enum cli_exit cmd_push(struct cli *c);
 enum cli_exit cmd_status(struct cli *c);
 enum cli_exit cmd_upstreams(struct cli *c);
+enum cli_exit cmd_upstreams_add(struct cli *c);
+enum cli_exit cmd_upstreams_remove(struct cli *c);
+enum cli_exit cmd_upstreams_prove(struct cli *c);
 enum cli_exit cmd_generate(struct cli *c);
 enum cli_exit cmd_lora_load(struct cli *c);
 enum cli_exit cmd_lora_unload(struct cli *c);

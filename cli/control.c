@@ -177,3 +177,92 @@ enum cli_exit cmd_lora_list(struct cli *c)
     answer_fini(&a);
     return rc;
 }
+
+static void add_done(const json_t *a)
+{
+    (void)printf("%s: %s (%s)\n", cli_text(a, "upstream"), cli_text(a, "state"),
+                 cli_text(a, "dialect"));
+}
+
+enum cli_exit cmd_upstreams_add(struct cli *c)
+{
+    return send_one(c, "/v1/upstreams", json_pack("{s:s}", "upstream", c->args[0]), add_done);
+}
+
+static void remove_done(const json_t *a)
+{
+    double n = cli_real(a, "outstanding.generate") + cli_real(a, "outstanding.text");
+
+    (void)printf("%s: removed, %.0f request%s there%s\n", cli_text(a, "upstream"), n,
+                 n == 1 ? " still runs" : "s still run",
+                 strcmp(cli_text(a, "origin"), "configuration") == 0
+                     ? "; the configuration names it: it is back after SIGHUP or a restart"
+                     : "");
+}
+
+enum cli_exit cmd_upstreams_remove(struct cli *c)
+{
+    return send_one(c, "/v1/upstreams/remove", json_pack("{s:s}", "upstream", c->args[0]),
+                    remove_done);
+}
+
+/* An engine without a checker is proven by its log-probabilities alone. */
+static void prove_checksums_done(const json_t *sums)
+{
+    const char *state = cli_text(sums, "state");
+    double n = cli_real(sums, "n_compared");
+    bool alone = n == 0 && cli_real(sums, "committed.n_equal") == 0;
+
+    if (!json_is_object(sums))
+        return;
+    if (strcmp(state, "unknown") == 0)
+        (void)fputs("; checksums: unknown, it has no checker that can be used", stdout);
+    else if (strcmp(state, "unproven") == 0)
+        (void)fputs("; checksums: not compared yet", stdout);
+    else if (alone && strcmp(state, "proven") == 0)
+        (void)fputs("; checksums: there was nothing to compare them with", stdout);
+    else
+        (void)printf("; checksums: %s, compared with %.0f other%s", state, n, cli_plural(n));
+}
+
+static void prove_done(const json_t *a)
+{
+    const json_t *row, *list = cli_at(a, "list");
+    size_t i;
+
+    json_array_foreach(list, i, row)
+    {
+        const json_t *bytes = cli_at(row, "proof.checksums.committed");
+        double n = cli_real(row, "proof.n_compared");
+
+        (void)printf("%s: %s, compared with %.0f other%s", cli_text(row, "upstream"),
+                     json_is_object(cli_at(row, "proof")) ? cli_text(row, "proof.state") : "gone",
+                     n, cli_plural(n));
+        prove_checksums_done(cli_at(row, "proof.checksums"));
+        if (json_is_object(bytes))
+            (void)printf("; %.0f parameters have the committed bytes, %.0f others, %.0f of them "
+                         "wrong",
+                         cli_real(bytes, "n_equal"), cli_real(bytes, "n_different"),
+                         cli_real(bytes, "n_wrong"));
+        (void)putchar('\n');
+    }
+}
+
+enum cli_exit cmd_upstreams_prove(struct cli *c)
+{
+    json_t *body = json_pack("{s:b}", "checksums", !cli_has(c, OPT_CANARY));
+    struct answer a;
+    enum cli_exit rc;
+
+    if (c->n_args > 0)
+        (void)json_object_set_new(body, "upstream", json_string(c->args[0]));
+    rc = cli_ask(c, "POST", "/v1/upstreams/prove", body, &a);
+    if (rc == CLI_OK && cli_has(c, OPT_JSON))
+        cli_print_json(&a);
+    else if (rc == CLI_OK)
+        prove_done(a.json);
+    if (rc == CLI_OK && cli_real(a.json, "n_proven") < cli_real(a.json, "n"))
+        rc = CLI_REFUSED;
+    answer_fini(&a);
+    return rc;
+}

@@ -22,7 +22,7 @@ void command_help(const struct command *c)
     (void)fputs("\nexit status: 0 done, 1 refused by the server, 2 wrong command line or file, "
                 "3 no answer from the\nserver, 130 interrupted; weights verify, and weights diff "
                 "of two checkpoints: 0 the same, 1 different;\nweights diff of the last commit: "
-                "0 without a warning, 1 with one\n",
+                "0 without a warning, 1 with one; upstreams prove: 1 if not all are proven\n",
                 stdout);
 }
 

@@ -105,8 +105,8 @@ static void show_stage(const json_t *s)
     else
         (void)printf("%s (serial %.0f) is not handed over yet; the last that was is serial %.0f",
                      cli_text(stage, "weight_version"), serial, handed);
-    (void)printf("; %.0f hand-off%s, %.0f repair%s\n", n_handoffs, n_handoffs == 1 ? "" : "s",
-                 n_repairs, n_repairs == 1 ? "" : "s");
+    (void)printf("; %.0f hand-off%s, %.0f repair%s\n", n_handoffs, cli_plural(n_handoffs),
+                 n_repairs, cli_plural(n_repairs));
     if (serial > 0 && handed == serial)
         upstreams_warn(stdout, cli_at(stage, "upstreams"), "            without it: ");
     if (json_is_object(cli_at(stage, "error")))
@@ -145,7 +145,7 @@ static void show_faults(const json_t *list)
             (void)printf("proof       %s: differs from %.0f other%s: log-probabilities by up to "
                          "%.3g nats",
                          cli_text(row, "upstream"), cli_real(proof, "n_compared"),
-                         cli_real(proof, "n_compared") == 1 ? "" : "s",
+                         cli_plural(cli_real(proof, "n_compared")),
                          cli_real(proof, "largest_difference"));
         if (differs && n_sums > 0)
             (void)printf("; %.0f of %.0f parameters", n_sums, cli_real(proof, "checksums.n"));
@@ -171,9 +171,11 @@ static void show_status(const struct cli *c, const json_t *s)
     show_update(s);
     show_stage(s);
     show_pause(s);
-    (void)printf("generate    %.0f running, %.0f waiting, %.0f granted, %.0f refused\n",
-                 cli_real(g, "running"), cli_real(g, "waiting"), cli_real(g, "granted"),
-                 cli_real(g, "refused"));
+    (void)printf("generate    %.0f running, %.0f waiting", cli_real(g, "running"),
+                 cli_real(g, "waiting"));
+    if (json_is_integer(cli_at(g, "granted"))) /* in front of engines each has its own number */
+        (void)printf(", %.0f granted", cli_real(g, "granted"));
+    (void)printf(", %.0f refused\n", cli_real(g, "refused"));
     if (json_is_object(cli_at(s, "adapters")))
         (void)printf("adapters    %.0f loaded, %.0f loading\n", cli_real(s, "adapters.loaded"),
                      cli_real(s, "adapters.loading"));

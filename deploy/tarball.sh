@@ -15,8 +15,8 @@ work=$(mktemp --directory)
 trap 'rm --recursive --force "$work"' EXIT
 
 # The unit in it is for an installation in /usr/local.
-DESTDIR=$work/root cmake --install "$build" --prefix /usr/local >/dev/null
-mv "$work/root/usr/local" "$work/$name"
+DESTDIR=$work/installed cmake --install "$build" --prefix /usr/local >/dev/null
+mv "$work/installed/usr/local" "$work/$name"
 tree=$work/$name
 "$here/bundle.sh" "$build" "$tree/lib/baton"
 mv "$tree/lib/baton/baton" "$tree/bin/baton"

@@ -51,6 +51,19 @@ static bool is_same(const struct fleet_result *result, const struct fleet_adapte
     return same;
 }
 
+/* An engine that refused a load keeps what it had under that name: without an unload it would
+ * serve it once no engine has this one (fleet_adapters_blocking).
+ * @had  before the load */
+static enum fleet_has after_refused(struct fleet_control *fc, const struct fleet_target *target,
+                                    const char *name, bool replaces, enum fleet_has had)
+{
+    struct err ignored = {0};
+
+    if (had == FLEET_HAS_OTHER && replaces)
+        had = unload(fc, target, name, &ignored);
+    return had == FLEET_HAS_OTHER ? FLEET_HAS_OTHER : FLEET_HAS_REFUSED;
+}
+
 static enum fleet_has load(struct fleet_control *fc, const struct fleet_target *target,
                            const struct fleet_adapter_task *task, struct err *why)
 {
@@ -58,10 +71,12 @@ static enum fleet_has load(struct fleet_control *fc, const struct fleet_target *
     struct fleet_result *result = NULL;
     struct err ignored = {0};
     struct upstream_endpoint at;
+    bool replaces;
 
     upstreams_get(fc->upstreams, target->upstream, &at);
-    if (task->may_have && !upstream_caps(at.kind)->replaces_adapters)
-        (void)unload(fc, target, task->name, &ignored);
+    replaces = upstream_caps(at.kind)->replaces_adapters;
+    if (task->may_have && !replaces)
+        has = unload(fc, target, task->name, &ignored);
     if (fleet_request(fc, API_LOAD_ADAPTER, target, 1, task->timeout_us + FLEET_GRACE_US, &result,
                       why) != 0)
         return has;
@@ -70,7 +85,7 @@ static enum fleet_has load(struct fleet_control *fc, const struct fleet_target *
     if (result->outcome == FLEET_OK)
         has = is_same(result, task, why) ? FLEET_HAS_THIS : FLEET_HAS_OTHER;
     else if (result->outcome == FLEET_REFUSED)
-        has = FLEET_HAS_REFUSED;
+        has = after_refused(fc, target, task->name, replaces, has);
     else if (result->outcome == FLEET_UNKNOWN)
         has = FLEET_HAS_OTHER;
     fleet_results_free(result, 1);

@@ -33,12 +33,57 @@ const struct fleet_adapter *fleet_adapters_find(const struct fleet_adapters *fa,
     return a != NULL && !a->removed ? a : NULL;
 }
 
+bool fleet_adapters_any_has(const struct fleet_adapters *fa, const uint8_t *has)
+{
+    for (size_t i = 0; i < FLEET_MAX; i++)
+        if (has[i] != FLEET_HAS_NONE && fa->incarnation[i] != FLEET_REMOVED)
+            return true;
+    return false;
+}
+
+static bool is_pending(const struct fleet_adapter *a)
+{
+    return memchr(a->pending, true, sizeof a->pending) != NULL;
+}
+
+static void set_source(struct fleet_adapter *a, char *path, char *load)
+{
+    free(a->path);
+    free(a->load);
+    a->path = path;
+    a->load = load;
+}
+
+static void forget(struct fleet_adapters *fa, struct fleet_adapter *a)
+{
+    set_source(a, NULL, NULL);
+    *a = fa->list[--fa->n];
+}
+
+/* Of those that were unloaded, and that only removed engines may still have. */
+static void forget_oldest(struct fleet_adapters *fa)
+{
+    struct fleet_adapter *oldest = NULL;
+
+    for (size_t i = 0; i < fa->n; i++) {
+        struct fleet_adapter *a = &fa->list[i];
+
+        if (a->removed && !is_pending(a) && !fleet_adapters_any_has(fa, a->has) &&
+            (oldest == NULL || a->change < oldest->change))
+            oldest = a;
+    }
+    if (oldest != NULL)
+        forget(fa, oldest);
+}
+
 int fleet_adapters_reserve(struct fleet_adapters *fa, const char *name, struct err *e)
 {
     struct fleet_adapter *grown;
 
     if (find(fa, name) != NULL)
         return 0;
+    if (fa->n >= FLEET_ADAPTERS_MAX)
+        forget_oldest(fa);
     if (fa->n >= FLEET_ADAPTERS_MAX)
         return err_set(e, ERR_CONFLICT, "",
                        "there are %d adapters, which is the limit; an unloaded one counts until "
@@ -63,30 +108,15 @@ static struct fleet_adapter *add(struct fleet_adapters *fa, const char *name)
     return a;
 }
 
-static void set_source(struct fleet_adapter *a, char *path, char *load)
-{
-    free(a->path);
-    free(a->load);
-    a->path = path;
-    a->load = load;
-}
-
 static const uint8_t has_none[FLEET_MAX] = {FLEET_HAS_NONE};
-
-static bool is_pending(const struct fleet_adapter *a)
-{
-    return memchr(a->pending, true, sizeof a->pending) != NULL;
-}
 
 static void forget_removed(struct fleet_adapters *fa)
 {
     for (size_t i = fa->n; i-- > 0;) {
         struct fleet_adapter *a = &fa->list[i];
 
-        if (!a->removed || memcmp(a->has, has_none, sizeof has_none) != 0 || is_pending(a))
-            continue;
-        set_source(a, NULL, NULL);
-        *a = fa->list[--fa->n];
+        if (a->removed && memcmp(a->has, has_none, sizeof has_none) == 0 && !is_pending(a))
+            forget(fa, a);
     }
 }
 
@@ -110,6 +140,13 @@ uint64_t fleet_adapters_put(struct fleet_adapters *fa, const struct fleet_adapte
     set_has(fa, a, has);
     a->change = fa->changes;
     return ++a->revision;
+}
+
+void fleet_adapters_get_has(const struct fleet_adapters *fa, const char *name, uint8_t *has)
+{
+    const struct fleet_adapter *a = find(fa, name);
+
+    memcpy(has, a != NULL ? a->has : has_none, sizeof has_none);
 }
 
 void fleet_adapters_set_has(struct fleet_adapters *fa, const char *name, const uint8_t *has)
@@ -140,6 +177,7 @@ uint64_t fleet_adapters_remove(struct fleet_adapters *fa, const char *name, cons
     a = add(fa, name);
     a->removed = true;
     a->revision = 0;
+    set_source(a, NULL, NULL);
     set_has(fa, a, left);
     a->change = fa->changes;
     forget_removed(fa);

@@ -5,7 +5,10 @@
  * adapter, or may still have one that was unloaded, gets no requests until that is resolved. An
  * adapter whose tensors came with the request cannot be loaded again from here: an engine that
  * lacks it stays out of rotation until a trainer loads it again or unloads it. When no engine has
- * it any more, it keeps none out: all are alike without it. */
+ * it any more, it keeps none out: all are alike without it.
+ *
+ * An engine that is removed keeps its adapters, and may be added again: what it had is remembered
+ * as long as its index is its own. It keeps no other out meanwhile. */
 #ifndef BATON_FLEET_FLEET_ADAPTERS_H
 #define BATON_FLEET_FLEET_ADAPTERS_H
 
@@ -23,11 +26,13 @@ enum {
     FLEET_ADAPTER_LOAD_MAX = 1 << 20 /* bytes of a request that is kept to load it again */
 };
 
+#define FLEET_REMOVED UINT64_MAX /* the incarnation of an engine that is removed */
+
 /* What an engine has under an adapter's name. */
 enum fleet_has {
     FLEET_HAS_NONE,
     FLEET_HAS_OTHER,   /* another revision, or unknown */
-    FLEET_HAS_REFUSED, /* none or another: it refused to load this one */
+    FLEET_HAS_REFUSED, /* none: it refused to load this one */
     FLEET_HAS_THIS
 };
 
@@ -56,7 +61,8 @@ void fleet_adapters_fini(struct fleet_adapters *fa);
 /* fleet_adapters_find - one that is loaded, valid until the next change; NULL: there is none. */
 const struct fleet_adapter *fleet_adapters_find(const struct fleet_adapters *fa, const char *name);
 
-/* fleet_adapters_reserve - memory for one more, before any request is sent.
+/* fleet_adapters_reserve - memory for one more, before any request is sent. At the limit the oldest
+ * one is forgotten that was unloaded, and that only removed engines may still have.
  * Errors: ERR_CONFLICT: there are FLEET_ADAPTERS_MAX; ERR_NO_MEMORY. */
 int fleet_adapters_reserve(struct fleet_adapters *fa, const char *name, struct err *e);
 
@@ -73,16 +79,25 @@ struct fleet_adapter_source {
 uint64_t fleet_adapters_put(struct fleet_adapters *fa, const struct fleet_adapter_source *from,
                             const uint8_t *has);
 
+/* fleet_adapters_get_has - what engines have under a name, also one that was unloaded.
+ * @has  [FLEET_MAX] */
+void fleet_adapters_get_has(const struct fleet_adapters *fa, const char *name, uint8_t *has);
+
 /* fleet_adapters_set_has - a load or an unload failed: there is no new revision, but engines may
  * have lost the one before. An unknown name is ignored. */
 void fleet_adapters_set_has(struct fleet_adapters *fa, const char *name, const uint8_t *has);
+
+/* fleet_adapters_any_has - may a member have it?
+ * @has  [FLEET_MAX]: as of fleet_adapters_put */
+bool fleet_adapters_any_has(const struct fleet_adapters *fa, const uint8_t *has);
 
 /* fleet_adapters_remove - an adapter was unloaded.
  * @left  [FLEET_MAX]: what each engine may still have under that name
  * Returns: the revision that it had; 0: there was none. */
 uint64_t fleet_adapters_remove(struct fleet_adapters *fa, const char *name, const uint8_t *left);
 
-/* fleet_adapters_set_incarnation - the number of an engine's process (upstream_info.incarnation).
+/* fleet_adapters_set_incarnation - the number of an engine's process (upstream_info.incarnation),
+ * or FLEET_REMOVED.
  * @is_new  a changed number means another process, which has none; false: it may be the same */
 void fleet_adapters_set_incarnation(struct fleet_adapters *fa, size_t upstream,
                                     uint64_t incarnation, bool is_new);

@@ -21,6 +21,7 @@ struct http_request;
 struct fleet;
 struct fleet_control;
 struct fleet_stats;
+struct store;
 struct tensor_list;
 struct upstreams;
 struct workers;
@@ -33,6 +34,7 @@ struct fleet_control_cfg {
     uint64_t update_us;        /* for one step of an update at one engine */
     struct history *history;   /* of ended updates; NULL: none is kept */
     enum fleet_prove prove;    /* what each engine is asked for after an update */
+    struct store *store;       /* the committed bytes, of --stage; NULL: none are here */
     bool recomputes;           /* running generations recompute their KV after an update */
     /* Reads the tensors that a request lists (one reference). Errors: ERR_BAD_REQUEST at the
      * member; ERR_NO_MEMORY. Threads: any. */

@@ -11,16 +11,13 @@
 void fleet_lora_read(struct fleet_control *fc, const char *name, struct fleet_lora *out)
 {
     size_t n = upstreams_n(fc->upstreams);
-    const struct fleet_adapter *a;
 
     memset(out, 0, sizeof *out);
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < n; i++)
         fleet_reconcile_check_incarnation_locked(fc, i);
     memcpy(out->incarnation, fc->adapters.incarnation, sizeof out->incarnation);
-    a = fleet_adapters_find(&fc->adapters, name);
-    if (a != NULL)
-        memcpy(out->has, a->has, sizeof out->has);
+    fleet_adapters_get_has(&fc->adapters, name, out->has);
     mtx_unlock(&fc->lock);
 }
 
@@ -32,6 +29,22 @@ bool fleet_lora_exists(struct fleet_control *fc, const char *name)
     exists = fleet_adapters_find(&fc->adapters, name) != NULL;
     mtx_unlock(&fc->lock);
     return exists;
+}
+
+int fleet_lora_path(struct fleet_control *fc, const char *name, char **out)
+{
+    const struct fleet_adapter *a;
+    int rc = 0;
+
+    *out = NULL;
+    mtx_lock(&fc->lock);
+    a = fleet_adapters_find(&fc->adapters, name);
+    if (a != NULL && a->path != NULL) {
+        *out = strdup(a->path);
+        rc = *out != NULL ? 0 : -1;
+    }
+    mtx_unlock(&fc->lock);
+    return rc;
 }
 
 int fleet_lora_reserve(struct fleet_control *fc, const char *name, struct err *e)
@@ -89,20 +102,12 @@ void fleet_lora_set_has(struct fleet_control *fc, const char *name, struct fleet
     mtx_unlock(&fc->lock);
 }
 
-static bool has_none(const struct fleet_lora *l)
-{
-    for (size_t i = 0; i < FLEET_MAX; i++)
-        if (l->has[i] != FLEET_HAS_NONE)
-            return false;
-    return true;
-}
-
 void fleet_lora_keep(struct fleet_control *fc, const char *name, struct fleet_lora *l)
 {
     assert(fleet_owns_op_lock(fc));
     mtx_lock(&fc->lock);
     check_incarnations_locked(fc, l);
-    if (has_none(l))
+    if (!fleet_adapters_any_has(&fc->adapters, l->has))
         (void)fleet_adapters_remove(&fc->adapters, name, l->has);
     else
         fleet_adapters_set_has(&fc->adapters, name, l->has);

@@ -20,12 +20,15 @@ struct fleet_lora {
     uint64_t incarnation[FLEET_MAX];
 };
 
-/* fleet_lora_read - what is known now. @out  has: FLEET_HAS_NONE where the fleet has no such
- * adapter */
+/* fleet_lora_read - what is known now, also of an adapter that was unloaded. */
 void fleet_lora_read(struct fleet_control *fc, const char *name, struct fleet_lora *out);
 
 /* fleet_lora_exists - does the fleet have an adapter of that name? */
 bool fleet_lora_exists(struct fleet_control *fc, const char *name);
+
+/* fleet_lora_path - where the fleet's adapter of that name was loaded from.
+ * @out  for free(); NULL: there is none, or its tensors came otherwise. Returns -1: no memory. */
+int fleet_lora_path(struct fleet_control *fc, const char *name, char **out);
 
 /* fleet_lora_reserve - memory for one more, before any request is sent. Errors: as
  * fleet_adapters_reserve. */

@@ -53,7 +53,8 @@ struct fleet_transfer {
 struct fleet_reconciler {
     struct fleet_control *fc; /* immutable, and so is the next one */
     size_t upstream;
-    struct job job; /* of cfg.reconcile; posted while `running` */
+    const char *name; /* of the engine that was last found there; valid as in upstream_endpoint */
+    struct job job;   /* of cfg.reconcile; posted while `running` */
     bool running;
     uint64_t due_us, wait_us; /* no attempt before; delay after the next failure */
     struct err why;           /* of the last failure */
@@ -98,6 +99,8 @@ struct fleet_control {
 
     /* written by the owner of the operation lock or abort lock; no lock */
     bool update_in_doubt[FLEET_MAX]; /* a baton may have an update open that no session knows */
+    bool wake_in_doubt[FLEET_MAX];   /* it may be asleep, though the others were woken */
+    uint64_t asleep[FLEET_MAX]; /* the incarnation that was put to sleep, and not woken since */
 
     struct fleet_control_cfg cfg; /* immutable, and so is the next one */
     struct upstreams *upstreams;  /* cfg's */

@@ -32,7 +32,19 @@ void fleet_reconcile_init(struct fleet_control *fc)
 
 /* state of one engine */
 
-/* An engine that does not report its process may be the same process as before. */
+/* Has the engine surely lost its adapters, or never had any? One that was added again may be the
+ * same process as before, and so may one that does not report its process. */
+static bool is_new_locked(const struct fleet_control *fc, const struct fleet_reconciler *f,
+                          const struct upstream_endpoint *at, const struct upstream_info *info)
+{
+    uint64_t before = fc->adapters.incarnation[f->upstream];
+
+    if (f->name == NULL || strcmp(f->name, at->name) != 0)
+        return true;
+    return !at->removed && before != FLEET_REMOVED && before >= info->join_incarnation &&
+           upstream_caps(at->kind)->status_names_process;
+}
+
 void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, size_t upstream)
 {
     struct fleet_reconciler *f = &fc->reconcile.list[upstream];
@@ -42,11 +54,12 @@ void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, size_t u
 
     upstreams_get(fc->upstreams, upstream, &at);
     fleet_info(fleet_of(fc), upstream, &info);
-    incarnation = at.removed ? UINT64_MAX : info.incarnation;
+    incarnation = at.removed ? FLEET_REMOVED : info.incarnation;
     if (incarnation == fc->adapters.incarnation[upstream])
         return;
     fleet_adapters_set_incarnation(&fc->adapters, upstream, incarnation,
-                                   at.removed || upstream_caps(at.kind)->status_names_process);
+                                   is_new_locked(fc, f, &at, &info));
+    f->name = at.name;
     err_clear(&f->why);
     err_clear(&f->stale);
     f->untried = !at.removed && !upstream_caps(at.kind)->two_phase;
@@ -74,8 +87,9 @@ static void describe_missing(const struct fleet_adapter *a, const struct err *wh
             a->name, last, why->msg);
     else
         (void)err_set(out, ERR_UNSYNCED, "",
-                      "it lacks adapter '%.60s', whose tensors came with the request that loaded "
-                      "it: load it again, or unload it",
+                      "it lacks adapter '%.60s', of which this server has no files, as the "
+                      "upstreams read its tensors themselves: load it again or unload it; one "
+                      "that is sent as a body of tensors is kept in --adapter-dir",
                       a->name);
 }
 
@@ -235,7 +249,7 @@ static void check_one(struct fleet_control *fc, size_t upstream)
         upstreams_hold_indexes(fc->upstreams);
     }
     mtx_unlock(&fc->lock);
-    if (blocked || info.missing_adapters) /* the reason may have changed too */
+    if (!info.removed && (blocked || info.missing_adapters)) /* the reason may have changed too */
         publish(fc, upstream);
     if (starts)
         start_job(f);

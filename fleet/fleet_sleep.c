@@ -11,6 +11,17 @@ static void fence_failed(struct fleet_control *fc, const struct fleet_result *re
             fleet_fence(fleet_of(fc), results[i].upstream, &results[i].why);
 }
 
+/* An engine that was removed is not asked, and may be added again. Other kinds report a sleep. */
+static bool hides_its_sleep(struct fleet_control *fc, const struct upstream_endpoint *at,
+                            size_t upstream)
+{
+    struct upstream_info info;
+
+    fleet_info(fleet_of(fc), upstream, &info);
+    return upstream_caps(at->kind)->hides_pause && fc->asleep[upstream] != 0 &&
+           fc->asleep[upstream] == info.incarnation;
+}
+
 /* An engine that was down is in another state than the others when it is back, until a resync. */
 static void fence_missed(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
                          bool asleep)
@@ -23,17 +34,30 @@ static void fence_missed(struct fleet_control *fc, const struct fleet_target *ta
         asked[targets[i].upstream] = true;
     for (size_t i = 0; i < n_all; i++) {
         upstreams_get(fc->upstreams, i, &at);
-        if (!asked[i] && !at.removed)
+        if (!asked[i] && (!at.removed || (!asleep && hides_its_sleep(fc, &at, i))))
             fleet_fence_missed(fleet_of(fc), i, asleep ? FLEET_FENCE_SLEEP : FLEET_FENCE_WAKE);
     }
+}
+
+static void note_asleep(struct fleet_control *fc, size_t upstream, bool asleep)
+{
+    struct upstream_info info;
+
+    fleet_info(fleet_of(fc), upstream, &info);
+    fc->asleep[upstream] = asleep ? info.incarnation : 0;
 }
 
 static void record_sleep(struct fleet_control *fc, const struct fleet_result *results, size_t n,
                          bool asleep)
 {
+    for (size_t i = 0; i < FLEET_MAX; i++)
+        fc->wake_in_doubt[i] = !asleep;
     for (size_t i = 0; i < n; i++)
-        if (result_ok(&results[i]))
+        if (result_ok(&results[i])) {
+            fc->wake_in_doubt[results[i].upstream] = false;
             fleet_note_sleep(fleet_of(fc), results[i].upstream, asleep);
+            note_asleep(fc, results[i].upstream, asleep);
+        }
 }
 
 /* An engine that slept at level 2 has lost its weights, and cannot serve when it is woken. */

@@ -18,6 +18,7 @@
 struct adapters;
 struct app;
 struct buf;
+struct adapter_dir;
 struct admission;
 struct auth;
 struct event_watch;
@@ -87,9 +88,10 @@ struct app_generate {
 /* For handlers in front of a fleet. */
 struct app_fleet {
     struct upstreams *upstreams;
-    struct fleet_control *control; /* updates, pauses, adapters of the fleet */
-    struct handoff *handoff;       /* --stage; NULL: the upstreams receive updates themselves */
-    struct proxy *proxy;           /* of generate requests */
+    struct fleet_control *control;   /* updates, pauses, adapters of the fleet */
+    struct handoff *handoff;         /* --stage; NULL: the upstreams receive updates themselves */
+    struct adapter_dir *adapter_dir; /* --adapter-dir; NULL: adapters are not sent as tensors */
+    struct proxy *proxy;             /* of generate requests */
     /* Executors of requests that wait for a lock of the fleet. */
     struct workers *operation_executor, *pause_executor, *resume_executor, *abort_executor;
     /* Would a generate sent now be served? Threads: any. Blocks: no. Errors: why not. */

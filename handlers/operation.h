@@ -20,6 +20,9 @@
     X(OPERATION_MODELS, CALL_GENERATE)                                                             \
     X(OPERATION_MODEL, CALL_GENERATE)                                                              \
     X(OPERATION_UPSTREAMS, CALL_GENERATE)                                                          \
+    X(OPERATION_UPSTREAM_ADD, CALL_GENERATE)                                                       \
+    X(OPERATION_UPSTREAM_REMOVE, CALL_GENERATE)                                                    \
+    X(OPERATION_UPSTREAMS_PROVE, CALL_GENERATE)                                                    \
     X(OPERATION_RESYNC, CALL_GENERATE)                                                             \
     X(OPERATION_UPDATE_START, CALL_GENERATE)                                                       \
     X(OPERATION_UPDATE, CALL_UPDATE_RECEIVE)                                                       \

@@ -12,6 +12,7 @@
 #include "control/life.h"
 #include "control/lifecycle.h"
 #include "control/metrics.h"
+#include "fleet/adapter_dir.h"
 #include "fleet/proxy/proxy.h"
 #include "handlers/body.h"
 #include "handlers/reply.h"
@@ -63,16 +64,29 @@ static int listener_check(const struct listener_ctx *listener_ctx, struct http_r
                       x->actor.key, e);
 }
 
-/* Only JSON is sent to upstreams. */
-static int check_stream(const struct app *app, struct err *e)
+/* To upstreams only JSON is sent. An adapter goes to them as files, so it is read whole, before it
+ * takes a thread. */
+static int route_tensors(const struct app *app, const struct route *route,
+                         struct http_server_route *out, struct err *e)
 {
-    if (app->weights != NULL)
+    if (operation_is_embedded(app, route->operation)) {
+        out->body = HTTP_SERVER_BODY_STREAM;
+        out->body_max = UINT64_MAX; /* its header says how long it must be, before any byte moves */
+        out->head_nbytes = safetensors_head_nbytes;
         return 0;
-    return err_set(
-        e, ERR_HAS_UPSTREAMS, "",
-        "a body of tensors is not supported in front of upstream engines; use NCCL, or in "
-        "JSON path, shm or ipc_handles for baton, ipc_handles_pickled for vLLM, path "
-        "or serialized_named_tensors for SGLang");
+    }
+    if (route->operation != OPERATION_LORA_LOAD)
+        return err_set(
+            e, ERR_HAS_UPSTREAMS, "",
+            "a body of tensors is not supported in front of upstream engines; use NCCL, or in "
+            "JSON path, shm or ipc_handles for baton, ipc_handles_pickled for vLLM, path "
+            "or serialized_named_tensors for SGLang");
+    if (app->fleet->adapter_dir == NULL)
+        return err_set(e, ERR_HAS_UPSTREAMS, "",
+                       "a body of tensors in front of upstream engines needs --adapter-dir, a "
+                       "directory that they can read; or send lora_path");
+    out->body_max = adapter_dir_nbytes_max(app->fleet->adapter_dir);
+    return 0;
 }
 
 static int app_route(void *arg, struct http_request *x, struct http_server_route *out,
@@ -102,14 +116,8 @@ static int app_route(void *arg, struct http_request *x, struct http_server_route
     out->of_get = route->body == BODY_JSON;
     out->get_has_effects = route->get_has_effects;
     out->reserved = route->role != ROLE_GENERATE;
-    if (route->body == BODY_TENSORS && body_is_tensors(x)) {
-        if (check_stream(app, e) != 0)
-            return -1;
-        out->body = HTTP_SERVER_BODY_STREAM;
-        out->body_max = UINT64_MAX; /* its header says how long it must be, before any byte moves */
-        out->head_nbytes = safetensors_head_nbytes;
-    }
-    return 0;
+    return route->body == BODY_TENSORS && body_is_tensors(x) ? route_tensors(app, route, out, e)
+                                                             : 0;
 }
 
 /* Notifies the operation of a request that is refused before its handler has run. */

@@ -31,7 +31,10 @@
     X(OPERATION_MODELS, handle_models, NULL)                                                       \
     X(OPERATION_MODEL, handle_model, NULL)                                                         \
     X(OPERATION_UPSTREAMS, handle_upstreams, NULL)                                                 \
-    X(OPERATION_RESYNC, handle_resync, NULL)                                                       \
+    X(OPERATION_UPSTREAM_ADD, handle_upstreams, NULL)                                              \
+    X(OPERATION_UPSTREAM_REMOVE, handle_upstreams, NULL)                                           \
+    X(OPERATION_UPSTREAMS_PROVE, handle_upstreams, NULL)                                           \
+    X(OPERATION_RESYNC, handle_upstreams, NULL)                                                    \
     X(OPERATION_UPDATE_START, handle_update_start, NULL)                                           \
     X(OPERATION_UPDATE, handle_update, update_refused_unread)                                      \
     X(OPERATION_UPDATE_VERIFY, handle_update_verify, NULL)                                         \
@@ -103,6 +106,9 @@
     X(OPERATION_MODELS, EXECUTOR_LOOP, handle_fleet_proxy, true)                                   \
     X(OPERATION_MODEL, EXECUTOR_LOOP, handle_fleet_proxy, true)                                    \
     X(OPERATION_UPSTREAMS, EXECUTOR_LOOP, handle_fleet_upstreams, false)                           \
+    X(OPERATION_UPSTREAM_ADD, EXECUTOR_CONTROL, handle_fleet_upstream_add, false)                  \
+    X(OPERATION_UPSTREAM_REMOVE, EXECUTOR_CONTROL, handle_fleet_upstream_remove, false)            \
+    X(OPERATION_UPSTREAMS_PROVE, EXECUTOR_CONTROL, handle_fleet_prove, false)                      \
     X(OPERATION_RESYNC, EXECUTOR_OPERATION, handle_fleet_resync, false)                            \
     X(OPERATION_UPDATE_START, EXECUTOR_OPERATION, handle_fleet_update_start, false)                \
     X(OPERATION_UPDATE, EXECUTOR_GENERATE, handle_fleet_update, false)                             \

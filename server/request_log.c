@@ -190,11 +190,20 @@ static bool is_stranger(const struct http_request *x)
            (x->error->code == ERR_UNAUTHORIZED || x->error->code == ERR_FORBIDDEN);
 }
 
+/* Clients abort whatever failed, also an update that has ended. */
+static bool is_late_abort(const struct http_request *x)
+{
+    const struct route *route = x->route;
+
+    return x->error->code == ERR_ENDED && (route->operation == OPERATION_UPDATE_ABORT ||
+                                           route->operation == OPERATION_UPDATE_DELETE);
+}
+
 /* Those of strangers are left out: anyone could fill the history. */
 static bool is_refused_update(const struct http_request *x)
 {
     return x->error != NULL && !x->error_reported && !x->committed && is_update(x->route) &&
-           (x->admitted || x->actor.key[0] != '\0');
+           !is_late_abort(x) && (x->admitted || x->actor.key[0] != '\0');
 }
 
 void request_log_done(struct request_log *l, const struct http_request *x,

@@ -86,7 +86,13 @@ const struct route routes[] = {
      FORM_OPENAI, ROUTE_NO_BODY_MAX, NULL, NULL, .operation = OPERATION_MODEL},
 
     VIEWER(EXECUTOR_LOOP, "/v1/upstreams", "upstreams", OPERATION_UPSTREAMS),
-    CONTROL("/v1/upstreams/resync", "upstreamsResync", false, ROUTE_SMALL_MAX, resync_members,
+    CONTROL("/v1/upstreams", "upstreamsAdd", false, ROUTE_SMALL_MAX, upstream_members,
+            OPERATION_UPSTREAM_ADD),
+    CONTROL("/v1/upstreams/remove", "upstreamsRemove", false, ROUTE_SMALL_MAX, upstream_members,
+            OPERATION_UPSTREAM_REMOVE),
+    CONTROL("/v1/upstreams/prove", "upstreamsProve", false, ROUTE_SMALL_MAX,
+            upstreams_prove_members, OPERATION_UPSTREAMS_PROVE),
+    CONTROL("/v1/upstreams/resync", "upstreamsResync", false, ROUTE_SMALL_MAX, upstream_members,
             OPERATION_RESYNC),
 
     CONTROL("/v1/update_weights/start", "updateStart", true, ROUTE_SMALL_MAX, update_start_members,

@@ -252,7 +252,7 @@ static int check_first(const struct server *s, struct value_report *values, stru
                               c->weights != NULL ? c->weights : c->model);
 }
 
-static void fill_report(const struct server *s, struct serve_report *r)
+static int fill_report(const struct server *s, struct serve_report *r, struct err *e)
 {
     r->n_tensors = s->model_spec->tensor_list->n_tensors;
     r->nbytes = s->model_spec->tensor_list->nbytes;
@@ -265,6 +265,8 @@ static void fill_report(const struct server *s, struct serve_report *r)
     r->devices = s->device_list;
     r->window_nbytes = s->window_nbytes;
     r->mirror = s->device_list.n > 0 && server_has_engine(s);
+    r->sharded = config_is_sharded(&s->config);
+    return server_share_nbytes(s, r->share_nbytes, e);
 }
 
 int serve_inspect(const struct config *config, struct serve_report *out, struct err *e)
@@ -276,8 +278,7 @@ int serve_inspect(const struct config *config, struct serve_report *out, struct 
     if (s == NULL)
         return -1;
     if (server_read_inputs(s, e) == 0 && check_first(s, &r.values, e) == 0 &&
-        server_inspect_state(s, &r.state, e) == 0) {
-        fill_report(s, &r);
+        server_inspect_state(s, &r.state, e) == 0 && fill_report(s, &r, e) == 0) {
         *out = r;
         rc = 0;
     }

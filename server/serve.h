@@ -47,6 +47,8 @@ struct serve_report {
     uint64_t window_nbytes;     /* --stage host: of each window, the version is in host memory;
                                    else 0 */
     bool mirror;                /* a copy in host memory too, for the embedded engine */
+    bool sharded;               /* --placement sharded */
+    uint64_t share_nbytes[CUDA_DEVICES_MAX]; /* of each rank: what sharded gives it */
     struct state_report state;  /* zeroed without --state-dir */
 };
 

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PLACE_TEXT_MAX = 32 };
+enum { PLACE_TEXT_MAX = 64 };
 
 static void put_values(const struct serve_report *r, FILE *to)
 {
@@ -90,7 +90,8 @@ static void put_devices(const struct serve_report *r, FILE *to)
             (void)fprintf(to,
                           "device: cuda:%d is rank %d, %" PRIu64 " bytes in each version, the GPU "
                           "has %" PRIu64 "\n",
-                          d->ordinal, rank, r->nbytes, d->nbytes_total);
+                          d->ordinal, rank, r->sharded ? r->share_nbytes[rank] : r->nbytes,
+                          d->nbytes_total);
     }
     (void)fprintf(to, "device: checksums %s\n", sums(&r->cuda.api));
     (void)fprintf(to, "device: %s\n",
@@ -107,16 +108,45 @@ static void put_nccl(const struct nccl_info *nccl, FILE *to)
         (void)fprintf(to, "nccl: not available: %s\n", nccl->reason);
 }
 
-/* What a staging needs in one place, beside the served version, and what there is. */
-static void put_need(const char *place, uint64_t needed, uint64_t available, FILE *to)
+/* What a place holds of one version, at most. */
+static uint64_t largest_nbytes(const struct serve_report *r)
 {
-    (void)fprintf(to, "%s: %" PRIu64 " bytes while an update is staged (two versions)", place,
-                  needed);
+    uint64_t largest = 0;
+
+    for (uint32_t rank = 0; rank < r->devices.n; rank++)
+        if (r->share_nbytes[rank] > largest)
+            largest = r->share_nbytes[rank];
+    return r->sharded ? largest : r->nbytes;
+}
+
+/* What a staging needs in one place, beside the served version, and what there is. */
+static void put_need(const char *place, const char *what, uint64_t needed, uint64_t available,
+                     FILE *to)
+{
+    (void)fprintf(to, "%s: %" PRIu64 " bytes while an update is staged (%s)", place, needed, what);
     if (available == UINT64_MAX)
         (void)fputs(", how much there is, is not known\n", to);
     else
         (void)fprintf(to, ", %" PRIu64 " are available%s\n", available,
                       needed <= available ? "" : ": not enough, updates would be refused");
+}
+
+/* What the other --placement needs is said too, where there is a choice. */
+static void put_gpu_memory(const struct serve_report *r, uint32_t rank, FILE *to)
+{
+    static const char *const whats[] = {"two versions",
+                                        "two shares; an update by NCCL: and one of its buckets"};
+    const struct cuda_device *d = &r->cuda.devices[r->devices.index[rank]];
+    const uint64_t needs[] = {2 * r->nbytes, 2 * r->share_nbytes[rank]};
+    char place[PLACE_TEXT_MAX];
+
+    (void)snprintf(place, sizeof place, "memory of cuda:%d", d->ordinal);
+    put_need(place, whats[r->sharded], needs[r->sharded], d->nbytes_total, to);
+    if (r->devices.n < 2 || r->mirror)
+        return;
+    (void)snprintf(place, sizeof place, "memory of cuda:%d by --placement %s", d->ordinal,
+                   r->sharded ? "replicated" : "sharded");
+    put_need(place, whats[!r->sharded], needs[!r->sharded], d->nbytes_total, to);
 }
 
 static void put_memory(const struct config *config, const struct serve_report *r, FILE *to)
@@ -125,16 +155,12 @@ static void put_memory(const struct config *config, const struct serve_report *r
     bool in_host = r->devices.n == 0 || r->mirror || r->window_nbytes > 0;
     uint64_t host = in_host ? 2 * r->nbytes : 0;
 
-    for (uint32_t rank = 0; rank < r->devices.n && r->window_nbytes == 0; rank++) {
-        const struct cuda_device *d = &r->cuda.devices[r->devices.index[rank]];
-        char place[PLACE_TEXT_MAX];
-
-        (void)snprintf(place, sizeof place, "memory of cuda:%d", d->ordinal);
-        put_need(place, 2 * r->nbytes, d->nbytes_total, to);
-    }
+    for (uint32_t rank = 0; rank < r->devices.n && r->window_nbytes == 0; rank++)
+        put_gpu_memory(r, rank, to);
     if (config->max_weight_bytes > 0) /* in each place */
-        put_need("--max-weight-bytes", 2 * r->nbytes, config->max_weight_bytes, to);
-    put_need(has_engine ? "memory, with the KV cache" : "memory",
+        put_need("--max-weight-bytes", r->sharded ? "two shares" : "two versions",
+                 2 * largest_nbytes(r), config->max_weight_bytes, to);
+    put_need(has_engine ? "memory, with the KV cache" : "memory", "two versions",
              host + (has_engine ? config->kv_cache : 0), memory_room("").nbytes, to);
 }
 
@@ -226,11 +252,12 @@ static void put_embedded(const struct config *config, const struct serve_report 
 /* A start would fail: the first weights are the first of at least two versions. */
 static int check_limit(const struct config *config, const struct serve_report *r, struct err *e)
 {
-    if (!r->has_weights || config->max_weight_bytes == 0 || r->nbytes <= config->max_weight_bytes)
+    if (!r->has_weights || config->max_weight_bytes == 0 ||
+        largest_nbytes(r) <= config->max_weight_bytes)
         return 0;
     return err_set(e, ERR_NO_STAGING, "--max-weight-bytes",
-                   "the first weights have %" PRIu64 " bytes, %" PRIu64 " are allowed", r->nbytes,
-                   config->max_weight_bytes);
+                   "the first weights have %" PRIu64 " bytes%s, %" PRIu64 " are allowed",
+                   largest_nbytes(r), r->sharded ? " on a GPU" : "", config->max_weight_bytes);
 }
 
 static int report_embedded(const struct config *config, const struct serve_report *r, FILE *to,

@@ -90,6 +90,7 @@ static int build_store(struct server *s, struct err *e)
         .devices = w->devices,
         .n_devices = w->n_devices,
         .mirror = server_has_engine(s),
+        .sharded = config_is_sharded(c),
         .host_memory = config_stage_is_host(c),
     };
     struct updates_cfg updates_cfg = {

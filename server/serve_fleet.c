@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "engine/model/model_config.h"
+#include "fleet/adapter_dir.h"
 #include "fleet/fleet_control.h"
 #include "fleet/fleet_reconcile.h"
 #include "fleet/handoff/handoff.h"
@@ -32,7 +33,6 @@ static struct upstreams_cfg cfg_of(const struct config *c)
         .file = c->upstream_file,
         .min_ready = c->min_ready,
         .staged = config_has_stage(c),
-        .by_windows = config_stage_is_host(c),
         .n_permits =
             {[FLEET_GENERATE] = c->generate_concurrency, [FLEET_TEXT] = c->detokenize_concurrency},
         .n_queue_max = {[FLEET_GENERATE] = c->generate_queue, [FLEET_TEXT] = c->detokenize_queue},
@@ -97,6 +97,7 @@ static int open_upstreams(struct server *s, struct err *e)
 {
     struct upstreams_cfg cfg = cfg_of(&s->config);
 
+    cfg.boot_id = s->life.boot_id;
     s->fleet.ready = fleet_ready;
     s->fleet.status = fleet_status_json;
     s->fleet.update = fleet_update_json;
@@ -107,6 +108,39 @@ static int open_upstreams(struct server *s, struct err *e)
     return proxy_new(&s->fleet.proxy, s->fleet.upstreams, e);
 }
 
+/* Batons prove what they serve; others may be added later. */
+static void warn_of_batons_only(struct upstreams *u, enum fleet_prove prove)
+{
+    size_t n = upstreams_n(u), n_batons = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        struct upstream_endpoint at;
+
+        upstreams_get(u, i, &at);
+        n_batons += at.kind == UPSTREAM_BATON;
+    }
+    if (prove == FLEET_PROVE_CHECKSUMS && n > 0 && n_batons == n)
+        log_line(LOG_WARN, "prove.unused",
+                 "all upstreams are batons, which prove each update before they serve it: --prove "
+                 "checksums has no effect here; give it to the batons that have engines behind "
+                 "them");
+}
+
+/* Engines may be added later, so it is no error. */
+static void warn_of_min_ready(struct upstreams *u)
+{
+    struct fleet_stats s;
+
+    fleet_stats(upstreams_fleet(u), &s);
+    if (s.n_upstreams < s.min_ready)
+        log_line(LOG_WARN, "upstreams.too_few",
+                 "%zu upstreams are configured, and %zu must serve (--min-ready): this server is "
+                 "not ready, "
+                 "and no update succeeds, until %zu more are added (POST /v1/upstreams, or "
+                 "--upstream-file and SIGHUP)",
+                 s.n_upstreams, s.min_ready, s.min_ready - s.n_upstreams);
+}
+
 static int open_control(struct server *s, struct err *e)
 {
     const struct settings *settings = &s->app.settings;
@@ -114,13 +148,26 @@ static int open_control(struct server *s, struct err *e)
                                     .abort = s->fleet.abort_executor,
                                     .reconcile = s->app.generate_executor,
                                     .history = s->app.history,
+                                    .store = s->weights.store,
                                     .update_us = settings->update_timeout_ms * 1000,
                                     .recomputes = settings->on_update == GEN_ON_UPDATE_RECOMPUTE,
                                     .tensor_list_of = tensor_list_of};
 
     if (fleet_prove_parse(&cfg.prove, s->config.prove, "--prove", e) != 0)
         return -1;
+    warn_of_batons_only(s->fleet.upstreams, cfg.prove);
+    warn_of_min_ready(s->fleet.upstreams);
     return fleet_control_new(&s->fleet.control, &cfg, e);
+}
+
+static int open_adapter_dir(struct server *s, struct err *e)
+{
+    const struct config *c = &s->config;
+
+    if (c->adapter_dir == NULL ||
+        adapter_dir_new(&s->fleet.adapter_dir, c->adapter_dir, c->max_lora_bytes, e) == 0)
+        return 0;
+    return serve_option_error(e, "--adapter-dir", c->adapter_dir);
 }
 
 /* What each update must contain, if --model or --manifest say it. */
@@ -137,7 +184,8 @@ static int open_spec(struct server *s, struct err *e)
 int server_build_upstreams(struct server *s, struct err *e)
 {
     s->app.fleet = &s->fleet;
-    if (open_upstreams(s, e) != 0 || server_build_executors(s, e) != 0 || open_control(s, e) != 0)
+    if (open_adapter_dir(s, e) != 0 || open_upstreams(s, e) != 0 ||
+        server_build_executors(s, e) != 0 || open_control(s, e) != 0)
         return -1;
     return open_spec(s, e);
 }
@@ -161,8 +209,7 @@ static bool has_version(const struct server *s)
 {
     const struct state_dir *state = s->weights.state;
 
-    return s->first != NULL ||
-           (state != NULL && state_dir_found(state)->journal != JOURNAL_NONE);
+    return s->first != NULL || (state != NULL && state_dir_found(state)->journal != JOURNAL_NONE);
 }
 
 int server_build_staged(struct server *s, struct err *e)
@@ -281,6 +328,8 @@ int serve_fleet_check(struct listeners *l, FILE *to, struct err *busy, struct er
     const char *from;
     bool written;
 
+    if (c->adapter_dir != NULL && adapter_dir_check(c->adapter_dir, e) != 0)
+        return serve_option_error(e, "--adapter-dir", c->adapter_dir);
     if (serve_fleet_spec(&spec, &from, c, e) != 0)
         return -1;
     if (http_init(e) != 0 || upstreams_new(&u, &cfg, e) != 0) {
@@ -297,9 +346,12 @@ int serve_fleet_check(struct listeners *l, FILE *to, struct err *busy, struct er
                   s.n_upstreams, s.min_ready);
     for (size_t i = 0; i < s.n_upstreams; i++)
         put_upstream(u, i, to);
+    warn_of_min_ready(u);
     if (config_has_stage(c))
         serve_stage_warn(u);
     put_spec(spec, from, to);
+    if (c->adapter_dir != NULL)
+        (void)fprintf(to, "adapters: sent ones are kept in %s\n", c->adapter_dir);
     model_spec_free(spec);
     upstreams_free(u);
     written = fflush(to) == 0 && !ferror(to);

@@ -9,6 +9,7 @@
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
 #include "weights/model_spec.h"
+#include "weights/store/shares.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -16,6 +17,7 @@
 #include <string.h>
 
 _Static_assert((int)CUDA_DEVICES_MAX <= (int)STORE_DEVICES_MAX, "every GPU can be a rank");
+_Static_assert((int)STORE_DEVICES_MAX <= (int)SHARES_RANKS_MAX, "every rank can have a share");
 
 int serve_option_error(struct err *e, const char *option, const char *value)
 {
@@ -175,6 +177,49 @@ static int check_sizes(const struct server *s, struct err *e)
                    (unsigned long long)total);
 }
 
+int server_share_nbytes(const struct server *s, uint64_t *out, struct err *e)
+{
+    const struct tensor_list *list = s->model_spec->tensor_list;
+    uint32_t n_tensors;
+    uint8_t *owners;
+
+    if (s->device_list.n == 0)
+        return 0;
+    if (shares_new(&owners, list, s->device_list.n, e) != 0)
+        return -1;
+    for (uint32_t rank = 0; rank < s->device_list.n; rank++)
+        out[rank] = shares_nbytes(owners, list, rank, &n_tensors);
+    free(owners);
+    return 0;
+}
+
+/* --placement sharded: each GPU holds its share. */
+static int check_shares(const struct server *s, struct err *e)
+{
+    uint64_t shares[STORE_DEVICES_MAX];
+
+    if (!config_is_sharded(&s->config))
+        return 0;
+    if (s->device_list.n < 2)
+        return err_set(e, ERR_BAD_REQUEST, "--placement",
+                       "sharded spreads a version over several GPUs, and %s names %u: name more, "
+                       "as in cuda:0,cuda:1, or remove --placement",
+                       config_has_stage(&s->config) ? "--stage" : "--device",
+                       (unsigned)s->device_list.n);
+    if (server_share_nbytes(s, shares, e) != 0)
+        return -1;
+    for (uint32_t rank = 0; rank < s->device_list.n; rank++) {
+        const struct cuda_device *d = &s->cuda.devices[s->device_list.index[rank]];
+
+        if (shares[rank] > d->nbytes_total)
+            return err_set(e, ERR_NO_STAGING, "--placement",
+                           "the share of cuda:%d has %llu bytes, the GPU has %llu: name more GPUs",
+                           d->ordinal, (unsigned long long)shares[rank],
+                           (unsigned long long)d->nbytes_total);
+    }
+    return 0;
+}
+
 /* The windows of --stage host are on one GPU. */
 static int choose_window(struct server *s, struct err *e)
 {
@@ -254,7 +299,7 @@ int server_read_inputs(struct server *s, struct err *e)
     if (read_nccl_allow(s, e) != 0)
         return -1;
     cuda_probe(&s->cuda, s->config.cuda_library);
-    if (choose_devices(s, e) != 0)
+    if (choose_devices(s, e) != 0 || check_shares(s, e) != 0)
         return -1;
     probe_nccl(s);
     return 0;

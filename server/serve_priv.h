@@ -75,6 +75,10 @@ const char *server_first_label(const struct server *s);
  * Errors: of their files; the field is the option. */
 int server_open_first(struct server *s, struct err *e);
 
+/* server_share_nbytes - what --placement sharded gives each rank of a version, once the model spec
+ * and the GPUs are known. @out [number of ranks], untouched without GPUs. Errors: ERR_NO_MEMORY. */
+int server_share_nbytes(const struct server *s, uint64_t *out, struct err *e);
+
 /* server_read_inputs - read and check what a server with weights of its own needs before anything
  * runs: the headers of the first weights, model, tokenizer, --allow-path, CUDA, --device, NCCL.
  * Errors: of what is read; the field is the option. */

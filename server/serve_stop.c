@@ -12,6 +12,7 @@
 #include "control/weight_transfer.h"
 #include "control/zmq_updates.h"
 #include "engine/lora/adapters.h"
+#include "fleet/adapter_dir.h"
 #include "fleet/fleet_control.h"
 #include "fleet/handoff/handoff.h"
 #include "fleet/members/upstreams.h"
@@ -237,6 +238,7 @@ static void free_generate(struct server *s)
 static void free_fleet(struct server *s)
 {
     handoff_free(s->fleet.handoff);
+    adapter_dir_free(s->fleet.adapter_dir);
     proxy_free(s->fleet.proxy);
     upstreams_free(s->fleet.upstreams);
     fleet_control_free(s->fleet.control);

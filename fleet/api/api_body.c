@@ -148,7 +148,9 @@ int api_load_adapter(struct api_request *out, const char *kind, const json_t *na
 
     if (!api_has(native, "lora_path"))
         return err_set(e, ERR_BAD_REQUEST, "/lora_path",
-                       "%s upstreams load adapters only from a directory: send lora_path", kind);
+                       "%s upstreams load adapters only from a directory: send lora_path, or the "
+                       "tensors as the body, to a server that has --adapter-dir",
+                       kind);
     body = api_pick(native, members);
     return api_set_body(out, in_place ? api_with(body, "load_inplace", json_true()) : body, e);
 }

@@ -235,6 +235,16 @@ json_t *api_read_checksums(enum upstream_kind kind, const char *text, size_t len
     return NULL;
 }
 
+const char *api_checksum_parameter(enum upstream_kind kind, const char *key)
+{
+    const char *end = strchr(key, '\0'), *place = end;
+    char separator = upstream_api(kind)->checksum_place_end;
+
+    while (place > key && place[-1] != separator)
+        place--;
+    return separator != '\0' ? place : key;
+}
+
 /* operations */
 
 int api_check_done(enum upstream_kind kind, enum api_op op, const json_t *native,

@@ -71,6 +71,7 @@ static void baton_read_status(struct upstream_report *out, const char *text, siz
     json_t *status = json_loadb(text, len, 0, NULL);
 
     api_copy_text(out->process, json_object_get(status, "boot_id"));
+    memcpy(out->identity, out->process, sizeof out->identity);
     api_copy_text(out->label, baton_version(status));
     read_update_id(out, status);
     read_not_ready(out, status);

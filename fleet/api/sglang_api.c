@@ -5,6 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The first release, as 0.5.N, whose flattened buckets may have several dtypes. */
+enum { SGLANG_MINOR = 5, SGLANG_MIXES_DTYPES = 6 };
+
 /* the transfer */
 
 static int sglang_init_transfer(struct api_request *out, const json_t *native,
@@ -300,7 +303,8 @@ static const json_t *sglang_canary_value(const json_t *reply, size_t i)
 }
 
 /* {"ranks": [{"checksums": {NAME: HASH}, "parallelism_info": {…}}]}. Ranks have parameters of the
- * same name. Their order is not defined; which rank it is follows from its place in the group. */
+ * same name. Their order is not defined; which rank it is follows from its place in the group,
+ * since 0.5.23 a list: of the model, and of each that drafts, of the same rank. */
 static json_t *sglang_checksums(const json_t *reply)
 {
     const json_t *ranks = json_object_get(reply, "ranks"), *rank;
@@ -309,7 +313,8 @@ static json_t *sglang_checksums(const json_t *reply)
 
     json_array_foreach(ranks, i, rank)
     {
-        const json_t *place = json_object_get(rank, "parallelism_info");
+        const json_t *info = json_object_get(rank, "parallelism_info"),
+                     *place = json_is_array(info) ? json_array_get(info, 0) : info;
         json_t *sums = json_object_get(rank, "checksums"), *sum;
         const char *name;
 
@@ -327,26 +332,50 @@ static json_t *sglang_checksums(const json_t *reply)
     return all;
 }
 
-/* It has one status for every error [srt/lora/lora_registry.py, unregister]. */
+/* It has one status for every error [srt/lora/lora_registry.py, unregister;
+ * srt/managers/tokenizer_control_mixin.py, unload_lora_adapter]. */
 static bool sglang_adapter_is_absent(const char *name, int status, const json_t *reply)
 {
     static const char before[] = "LoRA with name ", behind[] = " does not exist";
-    const char *at = strstr(api_text(reply, "error_message", ""), before);
+    const char *message = api_text(reply, "error_message", "");
+    const char *at = strstr(message, before);
     size_t len = strlen(name);
 
     if (status != 400)
         return status == 404;
     if (at == NULL)
-        return false;
+        return strstr(message, "LoRA is not enabled") != NULL;
     at += sizeof before - 1;
     return strncmp(at, name, len) == 0 && strncmp(at + len, behind, sizeof behind - 1) == 0;
 }
 
+/* A flattened bucket of several dtypes: before, elements were counted, and converted. */
 static const char *sglang_refuses_windows(const char *release)
 {
-    (void)release;
-    return "--stage host cannot serve an SGLang: it may still read a window after it has answered; "
-           "give a GPU, as in --stage cuda:0";
+    unsigned major = 0, minor = 0, patch = 0;
+
+    if (release == NULL || sscanf(release, "%3u.%4u.%4u", &major, &minor, &patch) != 3 ||
+        major > 0 || minor > SGLANG_MINOR ||
+        (minor == SGLANG_MINOR && patch >= SGLANG_MIXES_DTYPES))
+        return NULL;
+    return "--stage host needs SGLang 0.5.6 or newer: an older one has no buckets of several "
+           "dtypes; "
+           "update it, or give a GPU, as in --stage cuda:0";
+}
+
+int api_read_bucket_ranks(struct api_bucket_ranks *out, const char *text, size_t len, struct err *e)
+{
+    json_t *reply = json_loadb(text, len, 0, NULL);
+    uint64_t pp = api_positive(json_object_get(reply, "pp_size"));
+
+    *out = (struct api_bucket_ranks){.n_entries = api_positive(json_object_get(reply, "tp_size")),
+                                     .n_readers = pp > 0 ? pp : 1};
+    (void)snprintf(out->release, sizeof out->release, "%s", api_text(reply, "version", ""));
+    json_decref(reply);
+    return out->n_entries > 0 ? 0
+                              : err_set(e, ERR_UNREADABLE, "",
+                                        "its reply to %s does not say how many ranks it has",
+                                        sglang_api.queries[API_GET_RANKS].path);
 }
 
 /* It proves nothing, and cannot abort an update. The older paths are those of before 2026; for some
@@ -402,6 +431,7 @@ const struct upstream_api sglang_api = {
     .n_ranks = sglang_n_ranks,
     .canary_value = sglang_canary_value,
     .checksums = sglang_checksums,
+    .checksum_place_end = '/',
     .config = sglang_config,
     .check_done = api_check_success,
     .adapter_is_absent = sglang_adapter_is_absent,

@@ -37,6 +37,7 @@ struct upstream_caps {
     bool hides_pause;             /* no query says whether it is paused */
     bool aborts_one_request;      /* API_ABORT_REQUESTS takes one id, or all */
     bool joins_many_groups;       /* else the last group joined replaces the one before */
+    bool wakes_twice;             /* API_WAKE of one that is awake has no effect */
     bool keeps_handle_setup;      /* API_INIT_TRANSFER for handles sets up what it then keeps */
 };
 
@@ -169,6 +170,16 @@ int api_read_ranks(uint64_t *out, enum upstream_kind kind, const char *text, siz
                    struct err *e);
 bool api_has_no_ranks(enum upstream_kind kind, const char *text, size_t len);
 
+/* api_read_bucket_ranks - of an SGLang's reply to API_GET_RANKS: how its ranks read
+ * serialized_named_tensors, and its release. Errors: ERR_UNREADABLE: it does not say. */
+struct api_bucket_ranks {
+    uint64_t n_entries;                  /* one for each tensor-parallel rank */
+    uint64_t n_readers;                  /* of each entry: one for each pipeline stage */
+    char release[FLEET_RELEASE_MAX + 1]; /* "": it does not say */
+};
+int api_read_bucket_ranks(struct api_bucket_ranks *out, const char *text, size_t len,
+                          struct err *e);
+
 /* api_read_config - of a reply 200 to API_GET_CONFIG: an object with the names of a vLLM's
  * configuration, of an SGLang the equivalent of these. New; NULL on errors.
  * Errors: ERR_UNREADABLE: it does not say. */
@@ -196,6 +207,9 @@ void api_read_canary(struct api_canary *out, enum upstream_kind kind, int status
  * each parameter, with its rank if it has several, to its checksum. New; NULL on errors.
  * Errors: ERR_UNREADABLE: it does not say. */
 json_t *api_read_checksums(enum upstream_kind kind, const char *text, size_t len, struct err *e);
+
+/* api_checksum_parameter - the parameter's name in a key of api_read_checksums: the end of it. */
+const char *api_checksum_parameter(enum upstream_kind kind, const char *key);
 
 /* api_read_boot_id - of a baton's reply to API_START_UPDATE: its process; "": it does not say. */
 void api_read_boot_id(char out[FLEET_LABEL_MAX + 1], const char *text, size_t len);

@@ -52,6 +52,7 @@ struct upstream_api {
     bool (*says_not_finite)(const char *text, size_t len);
     /* Of a reply to API_GET_CHECKSUMS: new; NULL: it does not say, or no memory. */
     json_t *(*checksums)(const json_t *reply);
+    char checksum_place_end; /* ends a rank's place in its keys; the parameter's name follows */
     /* Of a reply to API_GET_CONFIG: new; NULL: it does not say, or no memory. */
     json_t *(*config)(const json_t *reply);
     /* api_check_done. */

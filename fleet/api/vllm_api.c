@@ -336,18 +336,36 @@ static int vllm_refuse_tensor_list(struct api_request *out, const json_t *native
 
 /* replies */
 
-/* From its metrics: when the process began, which Python's client of Prometheus always exports. */
-static void vllm_read_status(struct upstream_report *out, const char *text, size_t len)
+/* The value of the first line that begins with this. Returns: its bytes; 0: there is none. */
+static int first_metric(const char **value, const char *text, size_t len, const char *begin)
 {
-    static const char name[] = "\nprocess_start_time_seconds ";
-    const char *at = memmem(text, len, name, sizeof name - 1), *end;
+    const char *at = memmem(text, len, begin, strlen(begin)), *end;
 
     if (at == NULL)
+        return 0;
+    end = memchr(at + 1, '\n', len - (size_t)(at + 1 - text));
+    *value = end != NULL ? memrchr(at, ' ', (size_t)(end - at)) : NULL;
+    if (*value == NULL || end - ++*value > FLEET_LABEL_MAX / 2)
+        return 0;
+    return (int)(end - *value);
+}
+
+/* From its metrics: when the process began, and when it made one of its counters. Python's client
+ * of Prometheus always exports the first, to 0.01 s, which engines that are started together may
+ * have in common; and the second to a microsecond, unless PROMETHEUS_DISABLE_CREATED_SERIES is set.
+ */
+static void vllm_read_status(struct upstream_report *out, const char *text, size_t len)
+{
+    const char *began = NULL, *made = NULL;
+    int n_began = first_metric(&began, text, len, "\nprocess_start_time_seconds ");
+    int n_made = first_metric(&made, text, len, "\nvllm:num_preemptions_created{");
+
+    if (n_began == 0)
         return;
-    at += sizeof name - 1;
-    end = memchr(at, '\n', len - (size_t)(at - text));
-    if (end != NULL && end - at <= FLEET_LABEL_MAX)
-        (void)snprintf(out->process, sizeof out->process, "%.*s", (int)(end - at), at);
+    (void)snprintf(out->process, sizeof out->process, "%.*s", n_began, began);
+    if (n_made > 0)
+        (void)snprintf(out->identity, sizeof out->identity, "%.*s %.*s", n_began, began, n_made,
+                       made);
 }
 
 static uint64_t vllm_n_ranks(const json_t *reply)
@@ -384,7 +402,7 @@ static bool vllm_says_not_finite(const char *text, size_t len)
     return memmem(text, len, words, sizeof words - 1) != NULL;
 }
 
-/* {"checksums": {NAME: SHA-256}}, of all ranks. */
+/* {"checksums": {"dp0:pp0:pcp0:tp0:NAME": SHA-256}}, of all ranks. */
 static json_t *vllm_checksums(const json_t *reply)
 {
     return json_incref(json_object_get(reply, "checksums"));
@@ -397,6 +415,7 @@ const struct upstream_api vllm_api = {
     .caps = {.status_names_process = true,
              .replaces_adapters = true,
              .caches_by_adapter_name = true,
+             .wakes_twice = true,
              .keeps_handle_setup = true},
     .ops =
         {
@@ -440,6 +459,7 @@ const struct upstream_api vllm_api = {
     .canary_value = vllm_canary_value,
     .says_not_finite = vllm_says_not_finite,
     .checksums = vllm_checksums,
+    .checksum_place_end = ':',
     .config = api_vllm_config,
     .check_done = api_check_success,
     .reset_is_proven = vllm_reset_is_proven,

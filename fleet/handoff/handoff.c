@@ -5,6 +5,7 @@
 #include "base/mtx.h"
 #include "fleet/fleet_control.h"
 #include "fleet/handoff/handoff_export.h"
+#include "fleet/handoff/handoff_ranks.h"
 #include "fleet/handoff/handoff_windows.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_update.h"
@@ -46,8 +47,9 @@ struct handoff {
     struct handoff_windows *windows; /* owned; NULL: the version is on GPUs */
     pthread_t thread;
     bool joined;                     /* of the owner's thread */
-    struct retry all;                /* of the hand-off's thread, and so is the next one */
+    struct retry all;                /* of the hand-off's thread, and so are the next two */
     struct retry repairs[FLEET_MAX]; /* by upstream */
+    struct handoff_ranks ranks;
 };
 
 /* one hand-off */
@@ -59,55 +61,25 @@ static void free_bodies(json_t **bodies)
     free(bodies);
 }
 
-/* An SGLang gets one string for each of its ranks. */
-static int put_serialized(json_t **bodies, const struct handoff *h, const struct handoff_export *x,
-                          const struct fleet_result *r, struct err *e)
-{
-    struct upstream_endpoint at;
-    uint64_t n_ranks = 0;
-
-    upstreams_get(h->cfg.upstreams, r->upstream, &at);
-    if (r->outcome != FLEET_OK ||
-        api_read_ranks(&n_ranks, at.kind, r->text != NULL ? r->text : "", r->text_len, e) != 0) {
-        err_clear(e); /* it fails at the next step, and is dropped there */
-        n_ranks = 1;
-    }
-    bodies[r->upstream] = handoff_export_serialized(x, n_ranks, e);
-    return bodies[r->upstream] != NULL ? 0 : -1;
-}
-
-/* @out  [FLEET_MAX]; free_bodies */
-static int make_bodies(json_t ***out, struct handoff *h, const struct attempt *a,
+/* An SGLang gets one string for each of its ranks. @out  [FLEET_MAX]; free_bodies */
+static int make_bodies(json_t ***out, struct handoff *h, struct fleet_session *s,
                        const struct handoff_export *x, struct err *e)
 {
-    struct fleet_control *fc = h->cfg.control;
     json_t **bodies = calloc(FLEET_MAX, sizeof *bodies);
-    struct fleet_target *all = calloc(FLEET_MAX, sizeof *all);
-    struct fleet_result *results = NULL;
-    struct upstream_endpoint at;
-    size_t n_all, n = 0;
-    int rc = -1;
+    int rc;
 
-    if (bodies == NULL || all == NULL) {
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the hand-off");
-    } else {
-        n_all = fleet_reachable(fc, NULL, all);
-        for (size_t i = 0; i < n_all; i++) {
-            upstreams_get(h->cfg.upstreams, all[i].upstream, &at);
-            if (at.kind != UPSTREAM_SGLANG || (a->repair && all[i].upstream != a->upstream))
-                continue;
-            all[n] = all[i];
-            all[n++].given_up = a->repair ? &h->given_up : NULL;
-        }
-        rc = fleet_query(fc, API_GET_RANKS, all, n, fleet_step_us(fc), &results, e);
+    if (bodies == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the hand-off");
+    rc = handoff_ranks_read(&h->ranks, h->cfg.control, h->cfg.upstreams, s, e);
+    for (size_t i = 0; i < FLEET_MAX && rc == 0; i++) {
+        if (!h->ranks.is_in[i])
+            continue;
+        bodies[i] = handoff_export_serialized(x, h->ranks.of[i].n_entries, e);
+        rc = bodies[i] != NULL ? 0 : -1;
     }
-    for (size_t i = 0; i < n && rc == 0; i++)
-        rc = put_serialized(bodies, h, x, &results[i], e);
-    fleet_results_free(results, results != NULL ? n : 0);
-    free(all);
     if (rc == 0)
         *out = bodies;
-    else if (bodies != NULL)
+    else
         free_bodies(bodies);
     return rc;
 }
@@ -121,9 +93,11 @@ static int send_version(struct handoff *h, struct fleet_session *s, const struct
     int rc = -1;
 
     if (h->windows != NULL)
-        return handoff_windows_send(h->windows, s, a->v, e);
+        return handoff_ranks_read(&h->ranks, h->cfg.control, h->cfg.upstreams, s, e) == 0
+                   ? handoff_windows_send(h->windows, s, a->v, &h->ranks, e)
+                   : -1;
     if (handoff_export_new(&x, h->cfg.store, a->v, h->cfg.cuda, e) == 0 &&
-        (handles = handoff_export_handles(x, e)) != NULL && make_bodies(&bodies, h, a, x, e) == 0) {
+        (handles = handoff_export_handles(x, e)) != NULL && make_bodies(&bodies, h, s, x, e) == 0) {
         t.body = handles;
         t.bodies = bodies;
         rc = fleet_send_tensors(h->cfg.control, s, &t, e);
@@ -274,7 +248,10 @@ static void try_once(struct handoff *h, const size_t *upstream)
     struct err why = {0};
 
     if (store_pin(h->cfg.store, &a.v, &why) != 0) {
-        h->all.due_us = clock_after_us(RETRY_US);
+        mtx_lock(&h->lock);
+        if (!h->stopping)
+            (void)cnd_wait(&h->changed, &h->lock, clock_after_us(RETRY_US));
+        mtx_unlock(&h->lock);
         return;
     }
     begin_attempt(h, &a);
@@ -388,8 +365,10 @@ void handoff_free(struct handoff *h)
     free(h);
 }
 
+/* An engine that joins before the first hand-off is for it, whatever it serves. */
 void handoff_want(struct handoff *h, uint64_t serial)
 {
+    fleet_await_commit(fleet_of(h->cfg.control));
     mtx_lock(&h->lock);
     if (h->info.wanted < serial)
         h->info.wanted = serial;
@@ -425,13 +404,19 @@ int handoff_version(struct handoff *h, uint64_t serial, struct err *e)
     if (h->info.done >= serial)
         rc = 0;
     else if (h->tried >= serial)
-        rc = err_set(e, h->info.why.code, "",
+        rc = err_set(e, ERR_NOT_HANDED_OVER, "",
                      "the version is committed here, but not handed over to the upstreams, which "
-                     "is tried again: %.300s",
+                     "is tried again (do not send it again): %.300s",
                      h->info.why.msg);
+    else if (h->stopping)
+        rc = err_set(e, ERR_NOT_HANDED_OVER, "",
+                     "the version is committed here, but not handed over to the upstreams: this "
+                     "server is stopping");
     else
-        rc = err_set(e, h->stopping ? ERR_DRAINING : ERR_TIMEOUT, "",
-                     "the version is committed here, and not yet handed over to the upstreams");
+        rc = err_set(
+            e, ERR_NOT_HANDED_OVER, "",
+            "the version is committed here, and not yet handed over to the upstreams: that goes "
+            "on, and GET /v1/upstreams says which have it");
     mtx_unlock(&h->lock);
     return rc;
 }

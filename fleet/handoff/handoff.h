@@ -44,8 +44,8 @@ void handoff_free(struct handoff *h);
  * tried once.
  * Threads: any but the thread of the hand-off; no lock held.
  * Blocks: up to HANDOFF_WAIT_STEPS times the time of a step of an update.
- * Errors: what failed; fewer than --min-ready engines have the version then, and it is tried again.
- *         ERR_TIMEOUT; ERR_DRAINING. The version stays committed here in any case. */
+ * Errors: ERR_NOT_HANDED_OVER: fewer than --min-ready engines have the version, and it is tried
+ *         again, until a stop; the message has the first failure. The version stays committed. */
 enum { HANDOFF_WAIT_STEPS = 8 };
 int handoff_version(struct handoff *h, uint64_t serial, struct err *e);
 

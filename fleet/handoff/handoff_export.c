@@ -55,9 +55,9 @@ static int export_place(struct handoff_export *x, struct store *store, const str
     for (uint32_t i = 0; i < set.n && rc == 0; i++) {
         struct torch_slab *out = &x->slabs[first + i];
 
+        *out = (struct torch_slab){.uuid = x->gpus.uuids[place]};
         rc = device_export(store_device(store, place), set.slabs[i]->addr, out->mem,
                            &set.offsets[i], e);
-        out->uuid = x->gpus.uuids[place];
         out->nbytes = set.offsets[i] + set.slabs[i]->nbytes;
     }
     for (uint32_t i = 0; i < x->list->n_tensors && rc == 0; i++) {

@@ -1,5 +1,6 @@
 #include "fleet/handoff/handoff_torch.h"
 
+#include "base/id.h"
 #include "memory/device.h"
 
 #include <assert.h>
@@ -35,10 +36,8 @@ void handoff_gpus_list(struct handoff_gpus *out, struct store *store, const stru
 
 void handoff_ref_name(char out[IPC_REF_NAME_MAX + 1])
 {
-    static unsigned n_made;
-
-    (void)snprintf(out, IPC_REF_NAME_MAX + 1, "/torch_%ld_%u_0", (long)getpid(),
-                   __atomic_add_fetch(&n_made, 1, __ATOMIC_RELAXED));
+    (void)snprintf(out, IPC_REF_NAME_MAX + 1, "/torch_%ld_%llu_0", (long)getpid(),
+                   (unsigned long long)id_random_u64());
 }
 
 void handoff_columns_init(struct handoff_columns *c)

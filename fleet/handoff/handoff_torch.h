@@ -17,8 +17,8 @@ struct handoff_gpus {
 };
 void handoff_gpus_list(struct handoff_gpus *out, struct store *store, const struct cuda_info *cuda);
 
-/* handoff_ref_name - a name in torch's form for a counter of references. There is no such object:
- * memory is kept by its owner, and not by a count. */
+/* handoff_ref_name - a new name in torch's form for a counter of references (ref_counter.h), which
+ * nothing has. If no object is made under it, torch counts nothing. */
 void handoff_ref_name(char out[IPC_REF_NAME_MAX + 1]);
 
 /* The columns `names`, `dtypes` and `shapes` of an update. */

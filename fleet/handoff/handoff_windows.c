@@ -7,6 +7,7 @@
 #include "fleet/fleet_control.h"
 #include "fleet/handoff/handoff_torch.h"
 #include "fleet/handoff/window_plan.h"
+#include "fleet/handoff/window_readers.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_update.h"
 #include "memory/device.h"
@@ -16,6 +17,12 @@
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+enum {
+    READ_US = 3000000,   /* from an SGLang's answer until all its ranks have dropped the window */
+    READ_NAP_NS = 100000 /* between two looks */
+};
 
 struct handoff_windows {
     struct handoff_windows_cfg cfg; /* immutable, as all but `filling` */
@@ -24,9 +31,10 @@ struct handoff_windows {
     struct slab_pool *pool;         /* owned; of `slab` */
     struct slab *slab;              /* counted; both halves */
     uint64_t stride;                /* from one half to the other */
-    struct torch_slab exported;     /* `slab` */
-    uint64_t offset;                /* of `slab` in what is exported */
-    struct tensor_spec bytes;       /* a half, as torch sees it */
+    struct torch_slab
+        exported[WINDOW_HALVES]; /* each a storage of its own: of one that is still
+                                    open torch takes the counter of the next as read */
+    struct tensor_spec bytes;    /* a half, as torch sees it */
     struct handoff_gpus gpus;
     char ref_name[IPC_REF_NAME_MAX + 1];
     struct device_batch
@@ -57,14 +65,19 @@ static uint32_t n_halves_of(const struct handoff_windows *w)
 
 static int take_halves(struct handoff_windows *w, struct err *e)
 {
-    uint64_t n_halves = n_halves_of(w);
+    uint64_t n_halves = n_halves_of(w), offset = 0;
 
     w->stride = (w->cfg.nbytes + DEVICE_ALIGN - 1) / DEVICE_ALIGN * DEVICE_ALIGN;
     if (take_memory(w, n_halves * w->stride, e) != 0 ||
-        device_export(w->device, w->slab->addr, w->exported.mem, &w->offset, e) != 0)
+        device_export(w->device, w->slab->addr, w->exported[0].mem, &offset, e) != 0)
         return -1;
-    w->exported.uuid = w->gpus.uuids[0];
-    w->exported.nbytes = w->offset + w->slab->nbytes;
+    w->exported[0].uuid = w->gpus.uuids[0];
+    w->exported[0].begin = offset;
+    w->exported[0].nbytes = w->cfg.nbytes;
+    for (uint32_t i = 1; i < n_halves; i++) {
+        w->exported[i] = w->exported[0];
+        w->exported[i].begin += i * w->stride;
+    }
     w->bytes = (struct tensor_spec){.dtype = DTYPE_U8,
                                     .ndim = 1,
                                     .shape = {w->cfg.nbytes},
@@ -164,11 +177,19 @@ static int fill_end(struct handoff_windows *w, uint32_t k, struct err *e)
 
 /* requests */
 
-static json_t *window_body(const struct handoff_windows *w, uint32_t k, struct err *e)
+static json_t *refuse_memory(struct err *e)
+{
+    if (e->code == ERR_NONE)
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to describe a window");
+    return NULL;
+}
+
+/* For vLLM and baton. */
+static json_t *packed_body(const struct handoff_windows *w, uint32_t k, struct err *e)
 {
     const struct tensor_spec *specs = store_model_spec(w->cfg.store)->tensor_list->tensors;
-    const struct torch_exports x = {&w->exported, 1, 1, w->ref_name};
-    const struct torch_place at = {&w->bytes, 0, w->offset + k % WINDOW_HALVES * w->stride};
+    const struct torch_exports x = {&w->exported[k % WINDOW_HALVES], 1, 1, w->ref_name, 0};
+    const struct torch_place at = {&w->bytes, 0, 0};
     struct torch_gpu gpus[IPC_GPUS_MAX];
     struct handoff_columns c;
     json_t *sizes = json_array(), *body;
@@ -191,24 +212,118 @@ static json_t *window_body(const struct handoff_windows *w, uint32_t k, struct e
     if (pickled != NULL && json_array_size(sizes) == w->plan.first[k + 1] - w->plan.first[k])
         return body;
     json_decref(body);
-    if (e->code == ERR_NONE)
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to describe a window");
-    return NULL;
+    return refuse_memory(e);
 }
 
-static int send_window(struct handoff_windows *w, struct fleet_session *s, uint32_t k,
-                       struct err *e)
+/* One entry of an SGLang's serialized_named_tensors: the same for each rank, but for its counter.
+ */
+static char *bucket_entry(const struct handoff_windows *w, uint32_t k, const char *ref_name,
+                          uint32_t ref_slot, struct err *e)
 {
-    json_t *body = window_body(w, k, e);
-    const struct fleet_tensors t = {.source = "handoff", .body = body};
-    int rc = body != NULL ? fleet_send_tensors(w->cfg.control, s, &t, e) : -1;
+    const struct tensor_spec *specs = store_model_spec(w->cfg.store)->tensor_list->tensors;
+    const struct torch_place flat = {&w->bytes, 0, 0};
+    uint32_t first = w->plan.first[k], n = w->plan.first[k + 1] - first;
+    const struct torch_exports x = {&w->exported[k % WINDOW_HALVES], 1, n, ref_name, ref_slot};
+    struct torch_place *places = calloc(n, sizeof *places);
+    char *text;
 
+    if (places == NULL) {
+        (void)refuse_memory(e);
+        return NULL;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        const struct window_tensor *t = &w->plan.tensors[first + i];
+
+        places[i] = (struct torch_place){&specs[t->index], 0, t->offset};
+    }
+    text = torch_export_bucket(&x, &flat, places, e);
+    free(places);
+    return text;
+}
+
+static json_t *bucket_body(const struct handoff_windows *w, const struct window_readers *r,
+                           size_t upstream, uint32_t k, struct err *e)
+{
+    uint64_t n = r->ranks->of[upstream].n_entries;
+    json_t *entries = json_array(), *body;
+
+    for (uint64_t rank = 0; rank < n && e->code == ERR_NONE; rank++) {
+        char *text = bucket_entry(w, k, r->name,
+                                  window_readers_slot(r, upstream, k % WINDOW_HALVES, rank), e);
+
+        (void)json_array_append_new(entries, json_string(text));
+        free(text);
+    }
+    body = json_pack("{s:s, s:o}", "serialized_format", "flattened_bucket",
+                     "serialized_named_tensors", entries);
+    if (body != NULL && json_array_size(entries) == n)
+        return body;
+    json_decref(body);
+    return refuse_memory(e);
+}
+
+/* @bodies  [FLEET_MAX], of NULL; new ones, also on failure */
+static int make_bodies(const struct handoff_windows *w, struct window_readers *r, uint32_t k,
+                       json_t **bodies, struct err *e)
+{
+    for (size_t i = 0; i < FLEET_MAX; i++) {
+        if (!r->ranks->is_in[i])
+            continue;
+        bodies[i] = bucket_body(w, r, i, k, e);
+        if (bodies[i] == NULL)
+            return -1;
+        window_readers_expect(r, i, k % WINDOW_HALVES);
+    }
+    return 0;
+}
+
+static int send_window(struct handoff_windows *w, struct fleet_session *s, struct window_readers *r,
+                       uint32_t k, struct err *e)
+{
+    json_t *bodies[FLEET_MAX] = {NULL}, *body = packed_body(w, k, e);
+    const struct fleet_tensors t = {.source = "handoff", .body = body, .bodies = bodies};
+    int rc = -1;
+
+    if (body != NULL && make_bodies(w, r, k, bodies, e) == 0)
+        rc = fleet_send_tensors(w->cfg.control, s, &t, e);
+    for (size_t i = 0; i < FLEET_MAX; i++)
+        json_decref(bodies[i]);
     json_decref(body);
     return rc;
 }
 
+/* Waits until the SGLangs have read a window which they have answered. One that does not end is out
+ * of the update. */
+static int wait_read(struct handoff_windows *w, struct fleet_session *s,
+                     const struct window_readers *r, uint32_t k, struct err *e)
+{
+    static const struct timespec nap = {.tv_nsec = READ_NAP_NS};
+    uint64_t deadline_us = clock_after_us(READ_US);
+    int rc = 0;
+
+    for (size_t i = 0; i < FLEET_MAX && rc == 0; i++) {
+        struct upstream_endpoint at;
+        struct err why = {0};
+
+        while (r->ranks->is_in[i] && !window_readers_are_done(r, i, k % WINDOW_HALVES) &&
+               fleet_update_has_engine(w->cfg.control, s, i) && !clock_passed(deadline_us))
+            (void)nanosleep(&nap, NULL);
+        if (!r->ranks->is_in[i] || window_readers_are_done(r, i, k % WINDOW_HALVES) ||
+            !fleet_update_has_engine(w->cfg.control, s, i))
+            continue;
+        upstreams_get(w->cfg.upstreams, i, &at);
+        (void)err_set(&why, ERR_TIMEOUT, "",
+                      "%.200s: %d s after its reply it still has the window: its ranks must see "
+                      "this server's /dev/shm, as the same user or as root",
+                      at.name, (int)(READ_US / 1000000));
+        rc = fleet_drop_engine(w->cfg.control, s, i, &why, e);
+    }
+    return rc;
+}
+
 /* An upstream's release is known only once it was probed. */
-static int check_upstreams(const struct handoff_windows *w, struct err *e)
+static int check_upstreams(const struct handoff_windows *w, const struct handoff_ranks *ranks,
+                           struct err *e)
 {
     size_t n = upstreams_n(w->cfg.upstreams);
 
@@ -219,32 +334,51 @@ static int check_upstreams(const struct handoff_windows *w, struct err *e)
 
         upstreams_get(w->cfg.upstreams, i, &at);
         fleet_info(upstreams_fleet(w->cfg.upstreams), i, &info);
-        why = at.removed ? NULL : api_refuses_windows(at.kind, info.report.release);
+        why = at.removed ? NULL
+                         : api_refuses_windows(at.kind, ranks->is_in[i] ? ranks->of[i].release
+                                                                        : info.report.release);
         if (why != NULL)
             return err_set(e, ERR_CONFLICT, "", "%.200s: %s", at.name, why);
     }
     return 0;
 }
 
-int handoff_windows_send(struct handoff_windows *w, struct fleet_session *s,
-                         const struct version *v, struct err *e)
+/* The first two windows are in their halves. */
+static int send_windows(struct handoff_windows *w, struct fleet_session *s, const struct version *v,
+                        struct window_readers *r, struct err *e)
 {
-    int rc = check_upstreams(w, e);
+    int rc = 0;
 
+    for (uint32_t k = 0; k < w->plan.n && rc == 0; k++) {
+        rc = fill_end(w, k, e);
+        if (rc == 0)
+            rc = send_window(w, s, r, k, e);
+        if (rc == 0)
+            rc = wait_read(w, s, r, k, e);
+        if (rc == 0 && k + WINDOW_HALVES < w->plan.n)
+            rc = fill_begin(w, v, k + WINDOW_HALVES, e);
+    }
+    return rc;
+}
+
+int handoff_windows_send(struct handoff_windows *w, struct fleet_session *s,
+                         const struct version *v, const struct handoff_ranks *ranks, struct err *e)
+{
+    struct window_readers readers = {0};
+    int rc = check_upstreams(w, ranks, e);
+
+    if (rc == 0)
+        rc = window_readers_init(&readers, ranks, e);
     for (uint32_t k = 0; k < w->plan.n && k < WINDOW_HALVES && rc == 0; k++)
         rc = fill_begin(w, v, k, e);
     for (uint32_t k = 0; k < w->plan.n && k < WINDOW_HALVES && rc == 0; k++)
         rc = fill_end(w, k, e);
-    for (uint32_t k = 0; k < w->plan.n && rc == 0; k++) {
-        rc = fill_end(w, k, e);
-        if (rc == 0)
-            rc = send_window(w, s, k, e);
-        if (rc == 0 && k + WINDOW_HALVES < w->plan.n)
-            rc = fill_begin(w, v, k + WINDOW_HALVES, e);
-    }
+    if (rc == 0)
+        rc = send_windows(w, s, v, &readers, e);
     for (uint32_t i = 0; i < WINDOW_HALVES; i++) { /* after an error: nothing is copied any more */
         device_batch_free(w->filling[i]);
         w->filling[i] = NULL;
     }
+    window_readers_fini(&readers);
     return rc;
 }

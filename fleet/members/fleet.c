@@ -61,7 +61,9 @@ static void upstream_join_locked(struct fleet *f, size_t upstream, const char *n
                              .out = OUT_JOINED | (same ? u->out & OUT_FENCES : 0),
                              .fence_incarnation = u->fence_incarnation,
                              .incarnation = u->incarnation + 1,
-                             .adapters_change = u->adapters_change};
+                             .join_incarnation = u->incarnation + 1,
+                             .adapters_change = u->adapters_change,
+                             .join_order = ++f->n_joined};
 
     fresh.hash = name != NULL ? fleet_affinity(name) : fleet_hash_mix(upstream);
     memcpy(fresh.n_outstanding, u->n_outstanding, sizeof fresh.n_outstanding);
@@ -82,7 +84,7 @@ int fleet_new(struct fleet **out, const struct fleet_cfg *cfg, struct err *e)
 {
     struct fleet *f = calloc(1, sizeof *f);
 
-    assert(cfg->n_upstreams >= 1 && cfg->n_upstreams <= FLEET_MAX);
+    assert(cfg->n_upstreams <= FLEET_MAX);
     if (f != NULL)
         f->upstreams = calloc(FLEET_MAX, sizeof *f->upstreams);
     if (f == NULL || f->upstreams == NULL) {

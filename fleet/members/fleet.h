@@ -77,12 +77,13 @@ struct fleet_state_change {
 };
 
 struct fleet_cfg {
-    size_t n_upstreams;               /* 1.. FLEET_MAX, at the start */
+    size_t n_upstreams;               /* 0.. FLEET_MAX, at the start */
     const char *const *names;         /* [n_upstreams], each borrowed until fleet_free; or NULL */
     size_t n_permits[FLEET_QUEUES];   /* of each engine */
     size_t n_queue_max[FLEET_QUEUES]; /* waiting requests, of the whole fleet */
     size_t min_ready;                 /* 1.. */
-    bool staged; /* this server has a copy of the version, and repairs engines from it */
+    bool staged;         /* this server has a copy of the version, and repairs engines from it */
+    const char *boot_id; /* this server's; borrowed until fleet_free; NULL: not known */
     /* What runs at this engine is not reliable any more and may never end. FLEET_MAX: no engine
      * is in rotation any more, so waiting requests wait in vain. Called without a lock, on any
      * thread; must not block. May be NULL. */
@@ -124,6 +125,7 @@ void fleet_set_min_ready(struct fleet *f, size_t min_ready);
 /* What an engine's reply to a probe says; "" for each member that the reply does not have. */
 struct upstream_report {
     char process[FLEET_LABEL_MAX + 1];   /* id of the process; a new one at each start */
+    char identity[FLEET_LABEL_MAX + 1];  /* of the process too, and no other process has the same */
     char label[FLEET_LABEL_MAX + 1];     /* of the weights that it serves */
     char not_ready[FLEET_LABEL_MAX + 1]; /* why it cannot serve now; "" if it can */
     char release[FLEET_RELEASE_MAX + 1]; /* of its software, if its API differs between releases */
@@ -135,9 +137,15 @@ struct upstream_report {
                       may be outdated and are ignored */
 };
 
-/* fleet_probe_ok - a probe succeeded. Labels are not compared while an update runs.
- * Threads: any. */
+/* fleet_probe_ok - a probe succeeded. Labels are not compared while an update runs. It counts as
+ * one that failed if fleet_reject_alias rejects report->identity. Threads: any. */
 void fleet_probe_ok(struct fleet *f, size_t upstream, const struct upstream_report *report);
+
+/* fleet_reject_alias - a probe was answered by the process of this identity. If that is this server
+ * itself, or an engine that joined earlier under another URL, the probe failed and the engine is
+ * down at once. Returns: was it rejected? Threads: any.
+ * @identity  as in upstream_report */
+bool fleet_reject_alias(struct fleet *f, size_t upstream, const char *identity);
 
 /* fleet_released - it was resumed or woken: it is not held any more. Threads: any. */
 void fleet_released(struct fleet *f, size_t upstream);
@@ -240,7 +248,7 @@ int fleet_may_resync(struct fleet *f, size_t upstream, struct err *e);
  * @report  its reply just now
  * Errors: ERR_NEEDS_UPDATE  an update of it failed, or never ended; or it serves another version
  *                           than the fleet (after the first update an empty label is accepted)
- *         ERR_CONFLICT      it is not ready, or an update runs
+ *         ERR_CONFLICT      it is not ready, an update runs, or as of fleet_reject_alias
  *         ERR_NOT_FOUND     it is removed
  *         After an error nothing has changed. */
 int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_report *report,
@@ -266,8 +274,8 @@ void fleet_set_missing_adapters(struct fleet *f, size_t upstream,
  * @e  clean; if true it is set, and says which versions there are and what to do */
 bool fleet_version_undecided(struct fleet *f, struct err *e);
 
-/* fleet_await_commit - this server has a version to hand over: what engines report before its
- * commit does not decide the fleet's version. Before the first probe. */
+/* fleet_await_commit - this server has a version to hand over: until the hand-off ends, what
+ * engines report does not decide the fleet's version, unless it is decided. Threads: any. */
 void fleet_await_commit(struct fleet *f);
 
 /* fleet_commit_version - an update has ended: the engines in `done` serve `label` now, under a new
@@ -350,6 +358,7 @@ struct upstream_info {
     bool request_auth_failed;   /* fleet_auth_failed with FLEET_AUTH_REQUEST */
     bool missing_adapters;      /* or it has not been checked since it started */
     uint64_t incarnation;       /* counts its processes, as far as known; never the same again */
+    uint64_t join_incarnation;  /* when it was last added */
     enum upstream_state state;
     uint64_t serial; /* of the fleet's version that it serves; 0: the one that it started with */
     struct upstream_report report; /* the last one */

@@ -95,6 +95,8 @@ static int may_resync_locked(const struct fleet *f, size_t upstream, struct err 
 
     if (fleet_is_out(u, OUT_REMOVED))
         return err_set(e, ERR_NOT_FOUND, "", "%s is no longer configured", name.text);
+    if (fleet_check_alias_locked(f, upstream, u->report.identity, e) != 0)
+        return -1;
     if (fleet_is_out(u, OUT_UPDATE_FAILED))
         return err_set(e, ERR_NEEDS_UPDATE, "",
                        "%s is fenced, since a change of it failed or it was found faulty: %s; "
@@ -122,7 +124,8 @@ static int check_resync_locked(const struct fleet *f, size_t upstream,
 {
     bool decided = f->serial > 0 || f->decided;
 
-    if (may_resync_locked(f, upstream, e) != 0)
+    if (may_resync_locked(f, upstream, e) != 0 ||
+        fleet_check_alias_locked(f, upstream, report->identity, e) != 0)
         return -1;
     if (report->not_ready[0] != '\0')
         return err_set(e, ERR_CONFLICT, "", "%s is not ready: %s", fleet_name(f, upstream).text,

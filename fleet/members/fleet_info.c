@@ -94,6 +94,7 @@ void fleet_info(struct fleet *f, size_t upstream, struct upstream_info *out)
                                   .synced = fleet_is_synced(u),
                                   .missing_adapters = !fleet_has_adapters(u),
                                   .incarnation = u->incarnation,
+                                  .join_incarnation = u->join_incarnation,
                                   .fenced = fleet_is_out(u, OUT_FENCES),
                                   .fence = fence_of(u),
                                   .fence_incarnation = u->fence_incarnation,

@@ -186,6 +186,14 @@ static bool all_auth_failed_locked(const struct fleet *f, size_t *first)
     return n > 0;
 }
 
+static bool is_empty_locked(const struct fleet *f)
+{
+    for (size_t i = 0; i < f->n; i++)
+        if (!fleet_is_out(&f->upstreams[i], OUT_REMOVED))
+            return false;
+    return true;
+}
+
 /* Why no engine serves: the error of the first engine that has one, unless the version is not
  * decided. */
 static int set_unsynced_error_locked(const struct fleet *f, struct err *e)
@@ -193,6 +201,10 @@ static int set_unsynced_error_locked(const struct fleet *f, struct err *e)
     size_t first = 0;
     int64_t wall_s;
 
+    if (is_empty_locked(f))
+        return err_set(e, ERR_UNSYNCED, "",
+                       "there is no upstream: add one by POST /v1/upstreams, or to --upstream-file "
+                       "and send SIGHUP");
     if (all_auth_failed_locked(f, &first))
         return err_set(e, ERR_UPSTREAM_KEY, "", "no upstream serves; %s: %.250s",
                        fleet_name(f, first).text,

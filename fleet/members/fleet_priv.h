@@ -19,6 +19,7 @@ struct upstream {
     const char *name; /* borrowed; NULL: none */
     uint64_t hash;    /* of the name, or of the index if there is none: for affinity */
     bool no_pause_queue;
+    uint64_t join_order; /* a larger number joined later */
 
     /* What keeps it out of rotation. Written by fleet_apply_event alone, once it has joined. */
     unsigned out; /* set of enum upstream_out_reason, without what fleet_out_reasons adds */
@@ -48,6 +49,7 @@ struct upstream {
     /* Its adapters (fleet_required_adapters.c). */
     bool requires_adapters;
     uint64_t incarnation, adapters_incarnation; /* now; when `missing` was checked */
+    uint64_t join_incarnation;                  /* when it was last added */
     uint64_t adapters_change;
     struct err missing; /* clean: no adapter */
 
@@ -70,7 +72,7 @@ struct fleet {
     size_t n, min_ready;
     struct permit_queue queues[FLEET_QUEUES];
     size_t next_upstream; /* where the search for the least loaded begins: round robin of equals */
-    uint64_t serial, weights_epoch, quiesce_order, hold_order;
+    uint64_t serial, weights_epoch, quiesce_order, hold_order, n_joined;
     char label[FLEET_LABEL_MAX + 1]; /* of the fleet's version, once it is decided */
     bool decided, updating, quiesced, closed, requires_adapters;
     bool awaits_commit;  /* fleet_await_commit, and no version is committed yet */
@@ -209,9 +211,24 @@ bool fleet_version_undecided_locked(const struct fleet *f, struct err *e);
 
 /* ---- fleet_reports.c ---- */
 
+/* fleet_probe_failed_locked - as fleet_probe_failed. */
+void fleet_probe_failed_locked(const struct fleet *f, struct upstream *u, bool refused,
+                               const struct err *why);
+
 /* fleet_store_report_locked - keep what a probe reported, and note a restart. */
 void fleet_store_report_locked(const struct fleet *f, struct upstream *u,
                                const struct upstream_report *report);
+
+/* ---- fleet_alias.c ---- */
+
+/* fleet_check_alias_locked - may an engine of this identity serve at this index? Errors:
+ * ERR_CONFLICT: it is this server itself, or an engine that joined earlier. */
+int fleet_check_alias_locked(const struct fleet *f, size_t upstream, const char *identity,
+                             struct err *e);
+
+/* fleet_reject_alias_locked - as fleet_reject_alias. If it is not rejected, the engines that
+ * joined later and have this identity are down. */
+bool fleet_reject_alias_locked(struct fleet *f, size_t upstream, const char *identity);
 
 /* ---- fleet_required_adapters.c ---- */
 

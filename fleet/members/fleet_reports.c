@@ -166,6 +166,10 @@ void fleet_probe_ok(struct fleet *f, size_t upstream, const struct upstream_repo
     was = fleet_is_synced(u);
     /* The marker is that of our own update, and goes when the update ends. */
     fresh_report.is_stale |= f->updating && fleet_is_dirty_marker(report->label);
+    if (fleet_reject_alias_locked(f, upstream, report->identity)) {
+        fleet_change_end(f, &c);
+        return;
+    }
     check_sync_locked(f, u, &fresh_report);
     fleet_store_report_locked(f, u, &fresh_report);
     check_update_locked(f, u, &fresh_report);
@@ -226,7 +230,7 @@ bool fleet_check_process(struct fleet *f, size_t upstream, const char *process)
         fleet_apply_event(f, u, UPSTREAM_ON_UNSYNCED);
         note_restart_locked(f, u);
         (void)snprintf(u->report.process, sizeof u->report.process, "%s", process);
-        u->report.label[0] = u->report.not_ready[0] = '\0';
+        u->report.label[0] = u->report.not_ready[0] = u->report.identity[0] = '\0';
         u->report.held = NULL;
         u->label_known = false;
     }
@@ -269,12 +273,9 @@ void fleet_request_failed(struct fleet *f, size_t upstream, bool refused, const 
     fleet_change_end(f, &c);
 }
 
-void fleet_probe_failed(struct fleet *f, size_t upstream, bool refused, const struct err *why)
+void fleet_probe_failed_locked(const struct fleet *f, struct upstream *u, bool refused,
+                               const struct err *why)
 {
-    struct upstream *u = &f->upstreams[upstream];
-    struct fleet_change c;
-
-    fleet_change_begin(f, &c);
     count_failure_locked(f, u, refused, why);
     u->n_probe_failures++;
     if (u->n_probe_failures >= FLEET_PROBE_FAILURES_MAX && u->probe_ok_us != 0) {
@@ -283,6 +284,14 @@ void fleet_probe_failed(struct fleet *f, size_t upstream, bool refused, const st
                       "its version is not known: %u probes in a row failed; %.300s",
                       u->n_probe_failures, why->msg);
     }
+}
+
+void fleet_probe_failed(struct fleet *f, size_t upstream, bool refused, const struct err *why)
+{
+    struct fleet_change c;
+
+    fleet_change_begin(f, &c);
+    fleet_probe_failed_locked(f, &f->upstreams[upstream], refused, why);
     fleet_change_end(f, &c);
 }
 

@@ -106,6 +106,8 @@ static void on_status(struct probe *p, const struct upstream_reply *a)
     struct upstream_report report;
     struct err why = {0};
 
+    if (a[0].process[0] != '\0' && fleet_reject_alias(fleet, p->upstream, a[0].process))
+        return;
     for (size_t i = 0; i < 2; i++) /* the release is optional */
         if (api_is_auth_error(a[i].status)) {
             auth_failed(p, FLEET_AUTH_PROBE, &a[i]);

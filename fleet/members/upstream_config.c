@@ -20,6 +20,8 @@ void upstream_config_free(struct upstream_config *s)
     if (s->authorization != NULL)
         explicit_bzero(s->authorization, strlen(s->authorization));
     free(s->authorization);
+    free(s->key_file);
+    free(s->entry);
     free(s->ca_file);
     free(s->url);
     free(s);
@@ -37,9 +39,15 @@ static bool text_same(const char *a, const char *b)
     return a == b || (a != NULL && b != NULL && strcmp(a, b) == 0);
 }
 
-bool upstream_config_same(const struct upstream_config *a, const struct upstream_config *b)
+bool upstream_config_same_entry(const struct upstream_config *a, const struct upstream_config *b)
 {
     return text_same(a->url, b->url) && a->kind == b->kind && text_same(a->ca_file, b->ca_file) &&
+           text_same(a->key_file, b->key_file);
+}
+
+bool upstream_config_same(const struct upstream_config *a, const struct upstream_config *b)
+{
+    return upstream_config_same_entry(a, b) && a->requested == b->requested &&
            text_same(a->authorization, b->authorization);
 }
 
@@ -85,8 +93,9 @@ static int read_key(struct upstream_config *s, const char *path, const char *fie
         return -1;
     if (check_key(text, &len, path, field, e) != 0)
         goto wipe;
+    s->key_file = strdup(path);
     s->authorization = malloc(sizeof scheme + len);
-    if (s->authorization == NULL) {
+    if (s->key_file == NULL || s->authorization == NULL) {
         (void)err_set(e, ERR_NO_MEMORY, field, "no memory for the key");
         goto wipe;
     }
@@ -153,19 +162,21 @@ static int reject_second_url(const char *text, const char *field, struct err *e)
 {
     return err_set(e, ERR_BAD_REQUEST, field,
                    "'%.200s' after it is another upstream: use %s for each", text,
-                   strcmp(field, "--upstream-file") == 0 ? "one line" : "one --upstream");
+                   strcmp(field, "--upstream-file") == 0 ? "one line"
+                   : strcmp(field, "--upstream") == 0    ? "one --upstream"
+                                                         : "one request");
 }
+
+static const char key_option[] = "key-file=", ca_option[] = "ca-file=";
 
 /* One of the fields after the URL. @text  without its comma */
 static int read_field(struct upstream_config *s, const char *text, bool *has_kind,
                       const char *field, struct err *e)
 {
-    static const char key[] = "key-file=", ca[] = "ca-file=";
-
-    if (strncmp(text, key, sizeof key - 1) == 0)
-        return read_key(s, text + sizeof key - 1, field, e);
-    if (strncmp(text, ca, sizeof ca - 1) == 0)
-        return set_ca_file(s, text + sizeof ca - 1, field, e);
+    if (strncmp(text, key_option, sizeof key_option - 1) == 0)
+        return read_key(s, text + sizeof key_option - 1, field, e);
+    if (strncmp(text, ca_option, sizeof ca_option - 1) == 0)
+        return set_ca_file(s, text + sizeof ca_option - 1, field, e);
     if (is_url(text))
         return reject_second_url(text, field, e);
     if (strchr(text, '=') != NULL)
@@ -254,7 +265,8 @@ static int parse_entry(struct upstream_config **out, const char *text, const cha
         return err_set(e, ERR_NO_MEMORY, field, "no memory for an upstream");
     s->kind = UPSTREAM_BATON;
     s->url = strdup(text);
-    if (s->url == NULL) {
+    s->entry = strdup(text);
+    if (s->url == NULL || s->entry == NULL) {
         (void)err_set(e, ERR_NO_MEMORY, field, "no memory for an upstream");
         goto free_config;
     }
@@ -275,8 +287,8 @@ free_config:
     return -1;
 }
 
-static int add_entry(struct upstream_config_list *l, const char *text, const char *field,
-                     struct err *e)
+int upstream_config_list_add(struct upstream_config_list *l, const char *text, const char *field,
+                             struct err *e)
 {
     struct upstream_config *s;
 
@@ -324,7 +336,7 @@ static int add_lines(struct upstream_config_list *l, char *text, const char *fie
         if (next != NULL)
             *next++ = '\0';
         entry = strip(line);
-        if (*entry != '\0' && add_entry(l, entry, field, e) != 0) {
+        if (*entry != '\0' && upstream_config_list_add(l, entry, field, e) != 0) {
             struct err cause = *e;
 
             err_clear(e);
@@ -354,13 +366,12 @@ int upstream_config_list_read(struct upstream_config_list *out, const char *cons
     struct upstream_config_list l = {.n = 0};
 
     for (size_t i = 0; i < n; i++)
-        if (add_entry(&l, entries[i], "--upstream", e) != 0)
+        if (upstream_config_list_add(&l, entries[i], "--upstream", e) != 0)
             goto free_list;
     if (file != NULL && add_file(&l, file, e) != 0)
         goto free_list;
-    if (l.n == 0) {
-        (void)err_set(e, ERR_BAD_REQUEST, file != NULL ? "--upstream-file" : "--upstream",
-                      "no upstream is given");
+    if (l.n == 0 && file == NULL) {
+        (void)err_set(e, ERR_BAD_REQUEST, "--upstream", "no upstream is given");
         goto free_list;
     }
     *out = l;
@@ -369,4 +380,37 @@ int upstream_config_list_read(struct upstream_config_list *out, const char *cons
 free_list:
     upstream_config_list_fini(&l);
     return -1;
+}
+
+/* The value of key-file= or ca-file= in a field; NULL: it is none of these. */
+static const char *file_of_field(const char *text)
+{
+    if (strncmp(text, key_option, sizeof key_option - 1) == 0)
+        return text + sizeof key_option - 1;
+    return strncmp(text, ca_option, sizeof ca_option - 1) == 0 ? text + sizeof ca_option - 1 : NULL;
+}
+
+int upstream_config_check_files(const char *entry, bool (*may_read)(void *arg, const char *path),
+                                void *arg, const char *field, struct err *e)
+{
+    char path[UPSTREAM_CONFIG_LEN_MAX + 1];
+
+    for (const char *at = strchr(entry, ','); at != NULL; at = strchr(at, ',')) {
+        const char *file = file_of_field(++at);
+        size_t len = file != NULL ? strcspn(file, ",") : 0;
+
+        if (file == NULL)
+            continue;
+        if (len < sizeof path) {
+            memcpy(path, file, len);
+            path[len] = '\0';
+            if (may_read(arg, path))
+                continue;
+        }
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "a request may name a key-file or ca-file only as the configuration does, "
+                       "and no upstream there has '%.*s': add this one to --upstream-file",
+                       len < 200 ? (int)len : 200, file);
+    }
+    return 0;
 }

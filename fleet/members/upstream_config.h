@@ -20,11 +20,16 @@ struct upstream_config {
     struct http_target target; /* borrows the strings below */
     enum upstream_kind kind;
     char *url, *ca_file, *authorization; /* owned; the last is wiped before it is freed */
+    char *key_file, *entry;              /* owned; entry: as it was given */
+    bool requested;                      /* added by a request, not by the configuration */
 };
 void upstream_config_free(struct upstream_config *s); /* accepts NULL */
 
-/* upstream_config_same - are all members equal? */
+/* upstream_config_same - are all members equal? The entries need not be. */
 bool upstream_config_same(const struct upstream_config *a, const struct upstream_config *b);
+
+/* upstream_config_same_entry - do both entries say the same: URL, kind, and names of files? */
+bool upstream_config_same_entry(const struct upstream_config *a, const struct upstream_config *b);
 
 struct upstream_config_list {
     struct upstream_config *items[FLEET_MAX]; /* each owned; set to NULL to move one out */
@@ -38,11 +43,23 @@ void upstream_config_list_fini(struct upstream_config_list *l); /* accepts a zer
  * URL without a port, which means port 80. No message quotes what follows '=' in an unknown option:
  * it may be a key.
  * @entries  [n]
- * @file     NULL: none
+ * @file     NULL: none. A file with comments only names no upstream: they come by requests
  * Threads: main. Blocks: on the disk.
  * Errors:  ERR_BAD_REQUEST  at --upstream, or at --upstream-file with the line: a malformed entry,
- * a URL twice, no entry, more than FLEET_MAX ERR_NO_MEMORY *out is empty then. */
+ * a URL twice, no entry and no file, more than FLEET_MAX ERR_NO_MEMORY *out is empty then. */
 int upstream_config_list_read(struct upstream_config_list *out, const char *const *entries,
                               size_t n, const char *file, struct err *e);
+
+/* upstream_config_list_add - add one entry that a request gave. As upstream_config_list_read.
+ * @field  for errors */
+int upstream_config_list_add(struct upstream_config_list *l, const char *entry, const char *field,
+                             struct err *e);
+
+/* upstream_config_check_files - may a request give this entry? The server reads a key or a CA file
+ * for it only if may_read says that the configuration names this very file: otherwise a request
+ * could find out which files there are.
+ * Errors: ERR_BAD_REQUEST, which does not depend on the file. */
+int upstream_config_check_files(const char *entry, bool (*may_read)(void *arg, const char *path),
+                                void *arg, const char *field, struct err *e);
 
 #endif

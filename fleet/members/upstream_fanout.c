@@ -51,6 +51,11 @@ static void on_head(void *arg, const struct http_head *head)
     memcpy(a->process, head->boot_id, sizeof a->process);
 }
 
+static size_t text_max(const struct part *p)
+{
+    return p->call.text_max > 0 ? p->call.text_max : UPSTREAM_REPLY_TEXT_MAX;
+}
+
 /* If there is no memory, or the reply is too long, its text ends here and the rest is dropped. */
 static bool on_data(void *arg, const void *data, size_t len)
 {
@@ -58,7 +63,7 @@ static bool on_data(void *arg, const void *data, size_t len)
     struct upstream_reply *a = p->reply;
     char *grown;
 
-    p->too_long = p->too_long || len > UPSTREAM_REPLY_TEXT_MAX - a->text_len;
+    p->too_long = p->too_long || len > text_max(p) - a->text_len;
     if (p->too_long || p->out_of_memory)
         return true;
     grown = realloc(a->text, a->text_len + len + 1);
@@ -91,8 +96,8 @@ static void part_set_result(struct part *p, const struct http_end *end)
         (void)err_set(&a->why, ERR_ENGINE, "", "it did not answer %s: %s", p->call.request.path,
                       end->why);
     } else if (p->too_long) {
-        (void)err_set(&a->why, ERR_ENGINE, "", "its reply to %s is longer than %d bytes",
-                      p->call.request.path, UPSTREAM_REPLY_TEXT_MAX);
+        (void)err_set(&a->why, ERR_ENGINE, "", "its reply to %s is longer than %zu bytes",
+                      p->call.request.path, text_max(p));
     } else if (a->status >= 300) {
         if (a->text != NULL)
             api_read_error(text, sizeof text, a->text, a->text_len);

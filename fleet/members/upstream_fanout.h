@@ -22,6 +22,7 @@ struct upstream_call {
     const struct http_target *target; /* outlives the fan-out */
     struct api_request request;       /* moved in; method NULL: send nothing; the reply is good */
     uint64_t timeout_us;
+    size_t text_max;                   /* bytes of the reply; 0: UPSTREAM_REPLY_TEXT_MAX */
     const struct trace_context *trace; /* outlives the fan-out; NULL: none */
     bool until_down; /* upstreams_call: stop waiting when the engine is not alive any more */
     size_t upstream; /* its index; read only if until_down */

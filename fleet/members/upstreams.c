@@ -74,41 +74,36 @@ static bool find_peer(void *arg, size_t i, struct probe_peer *out)
     return true;
 }
 
-static int check_min_ready(const struct upstreams_cfg *cfg, size_t n, struct err *e)
-{
-    if (cfg->min_ready <= n)
-        return 0;
-    return err_set(e, ERR_BAD_REQUEST, "--min-ready",
-                   "%zu is more than the %zu configured upstreams", cfg->min_ready, n);
-}
-
-int upstreams_check_list(const struct upstreams_cfg *cfg, const struct upstream_config_list *list,
-                         struct err *e)
-{
-    for (size_t i = 0; i < list->n && cfg->by_windows; i++) {
-        const char *why = api_refuses_windows(list->items[i]->kind, NULL);
-
-        if (why != NULL)
-            return err_set(e, ERR_BAD_REQUEST, "--upstream", "%.200s: %s", list->items[i]->url,
-                           why);
-    }
-    return check_min_ready(cfg, list->n, e);
-}
-
 size_t upstreams_min_ready(const struct upstreams_cfg *cfg, size_t n)
 {
-    return cfg->min_ready > 0 ? cfg->min_ready : n;
+    size_t all = n > 0 ? n : 1;
+
+    return cfg->min_ready > 0 ? cfg->min_ready : all;
+}
+
+size_t upstreams_n_needed(const struct upstreams *u, size_t n)
+{
+    return upstreams_min_ready(&u->cfg, n);
 }
 
 const struct upstream_config *upstreams_retain(struct upstreams *u,
                                                struct upstream_config_list *list, size_t i,
                                                struct retained *retained)
 {
-    retained->config = list->items[i];
+    struct upstream_config *config = list->items[i];
+
+    list->items[i] = NULL;
+    for (struct retained *k = u->retained; k != NULL; k = k->next) {
+        if (!upstream_config_same(k->config, config))
+            continue;
+        free(retained);
+        upstream_config_free(config);
+        return k->config;
+    }
+    retained->config = config;
     retained->next = u->retained;
     u->retained = retained;
-    list->items[i] = NULL;
-    return retained->config;
+    return config;
 }
 
 static int init_slots(struct upstreams *u, struct upstream_config_list *list, struct err *e)
@@ -131,6 +126,7 @@ static int make_fleet(struct upstreams *u, struct err *e)
                             .names = names,
                             .min_ready = upstreams_min_ready(&u->cfg, u->n),
                             .staged = u->cfg.staged,
+                            .boot_id = u->cfg.boot_id,
                             .left_rotation = on_left_rotation,
                             .state_changed = on_state_changed,
                             .arg = u};
@@ -184,10 +180,11 @@ int upstreams_new(struct upstreams **out, const struct upstreams_cfg *cfg, struc
     }
     mtx_init(&u->lock, MTX_LEAF);
     cnd_init(&u->ended);
+    cnd_init(&u->changed);
     u->cfg = *cfg;
     u->stop = (struct loop_item){.run = upstreams_fail_calls, .arg = u};
     u->down_check = (struct loop_timer){.fire = upstreams_check_down, .arg = u};
-    rc = upstreams_check_list(cfg, &list, e) == 0 ? init_members(u, &list, e) : -1;
+    rc = init_members(u, &list, e);
     upstream_config_list_fini(&list);
     if (rc == 0)
         *out = u;
@@ -239,6 +236,7 @@ void upstreams_free(struct upstreams *u)
         upstream_config_free(k->config);
         free(k);
     }
+    cnd_fini(&u->changed);
     cnd_fini(&u->ended);
     mtx_fini(&u->lock);
     free(u);
@@ -270,7 +268,8 @@ void upstreams_get(struct upstreams *u, size_t i, struct upstream_endpoint *out)
     *out = (struct upstream_endpoint){.target = &slot.config->target,
                                       .name = slot.config->url,
                                       .kind = slot.config->kind,
-                                      .removed = slot.removed};
+                                      .removed = slot.removed,
+                                      .requested = slot.config->requested};
 }
 
 static int set_not_found(struct upstreams *u, const char *name, struct err *e)
@@ -285,6 +284,11 @@ static int set_not_found(struct upstreams *u, const char *name, struct err *e)
         if (!at.removed)
             some[n_named++] = at.name;
     }
+    if (n_named == 0)
+        return err_set(e, ERR_NOT_FOUND, "",
+                       "there is no upstream '%.100s', nor any other: none is configured, and none "
+                       "was added by POST /v1/upstreams",
+                       name);
     return err_set(e, ERR_NOT_FOUND, "",
                    "there is no upstream '%.100s'; configured: %.80s%s%.80s%s%.80s", name, some[0],
                    n_named > 1 ? ", " : "", some[1], n_named > 2 ? ", " : "", some[2]);

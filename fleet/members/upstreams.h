@@ -2,9 +2,11 @@
  * them probes and control requests. Requests of clients do not pass here: the loops of the HTTP
  * server send them (fleet/proxy/proxy.h), with permits of the fleet.
  *
- * Engines come from the configuration only. The file is read again on SIGHUP: a new engine starts
- * with state "unknown"; a removed one gets no more requests, and those that run there may finish.
- */
+ * Engines come from the configuration, whose file is read again on SIGHUP, and from requests
+ * (upstreams_add). A new engine starts with state "unknown"; a removed one gets no more requests,
+ * and those that run there may finish. An engine that was added by a request stays over SIGHUP, and
+ * belongs to the configuration once that names it; one of the configuration that a request removed
+ * is back after SIGHUP. */
 #ifndef BATON_FLEET_MEMBERS_UPSTREAMS_H
 #define BATON_FLEET_MEMBERS_UPSTREAMS_H
 
@@ -24,9 +26,9 @@ struct upstreams_cfg {
     const char *const *entries; /* [n_entries], as in fleet/members/upstream_config.h; borrowed */
     size_t n_entries;
     const char *file; /* with more entries; NULL: none; borrowed */
-    size_t min_ready; /* 0: all configured engines */
-    bool staged;      /* as in fleet_cfg */
-    bool by_windows;  /* each must take windows (api_refuses_windows) */
+    size_t min_ready; /* 0: all engines there are, at least one */
+    bool staged;      /* as in fleet_cfg; so is boot_id */
+    const char *boot_id;
     size_t n_permits[FLEET_QUEUES], n_queue_max[FLEET_QUEUES];
     uint64_t probe_interval_us, probe_timeout_us;
     unsigned generation_probe_every; /* as in prober_cfg */
@@ -34,9 +36,8 @@ struct upstreams_cfg {
 
 /* upstreams_new - read the configuration; no request is sent yet.
  * Threads: main, after http_init.
- * Errors:  ERR_BAD_REQUEST  at --upstream, --upstream-file or --min-ready: no entry, more than
- *                           FLEET_MAX, a URL twice, a malformed entry (which one, and why), a file
- *                           that cannot be read; with by_windows an engine that refuses them
+ * Errors:  ERR_BAD_REQUEST  at --upstream or --upstream-file: no entry and no file, more than
+ * FLEET_MAX, a URL twice, a malformed entry (which one, and why), a file that cannot be read
  *          ERR_NO_MEMORY */
 int upstreams_new(struct upstreams **out, const struct upstreams_cfg *cfg, struct err *e);
 
@@ -45,11 +46,25 @@ int upstreams_start(struct upstreams *u, struct err *e);
 
 /* upstreams_reload - read the file and all keys again. A new engine gets an index: one that was
  * never used, or else that of a removed engine on which nothing runs any more, unless the indexes
- * are held. Engines without an entry are removed. A changed key, CA or kind is used from now on.
- * Threads: main.
- * Errors:  as of upstreams_new, and ERR_CONFLICT: no index is free. After an error nothing has
- *          changed. */
+ * are held. Engines without an entry are removed, unless a request added them. A changed key, CA or
+ * kind is used from now on.
+ * Threads: any but the loop's.
+ * Blocks:  on the disk, and up to UPSTREAMS_CHANGE_WAIT_US on another change, also of the next two.
+ * Errors:  as of upstreams_new, and ERR_CONFLICT: no index is free, or another change does not end.
+ *          After an error nothing has changed. */
+enum { UPSTREAMS_CHANGE_WAIT_US = 10000000 };
 int upstreams_reload(struct upstreams *u, struct err *e);
+
+/* upstreams_add - add the engine that a request describes. If it is there already with the same
+ * description nothing changes.
+ * @entry  as in fleet/members/upstream_config.h; it may name only files that the configuration
+ *         names, at --upstream or in the file
+ * @out    its index
+ * Threads, blocking: as upstreams_reload.
+ * Errors:  at /upstream: ERR_BAD_REQUEST  as of upstreams_new
+ *          ERR_CONFLICT  it is there with another description; and as of upstreams_reload
+ *          After an error nothing has changed. */
+int upstreams_add(struct upstreams *u, const char *entry, size_t *out, struct err *e);
 
 /* upstreams_stop - end the probes and the thread. Calls of upstreams_call, those under way and
  * later ones, fail with ERR_DRAINING. Timers on the loop do not fire any more. Accepts NULL.
@@ -65,7 +80,8 @@ struct upstream_endpoint {
     const struct http_target *target; /* valid until upstreams_free, even after a reload */
     const char *name;                 /* its URL; valid until upstreams_free */
     enum upstream_kind kind;
-    bool removed; /* not configured any more */
+    bool removed;   /* not configured any more */
+    bool requested; /* added by a request */
 };
 
 /* upstreams_hold_indexes, upstreams_release_indexes - between the two no index goes to another
@@ -73,6 +89,10 @@ struct upstream_endpoint {
  * Threads: any. */
 void upstreams_hold_indexes(struct upstreams *u);
 void upstreams_release_indexes(struct upstreams *u);
+
+/* upstreams_n_needed - how many of n engines have to serve: --min-ready, or all; never 0. Threads:
+ * any. */
+size_t upstreams_n_needed(const struct upstreams *u, size_t n);
 
 /* upstreams_n - indexes used so far, also those of removed engines. Threads: any. */
 size_t upstreams_n(struct upstreams *u);
@@ -83,6 +103,14 @@ void upstreams_get(struct upstreams *u, size_t i, struct upstream_endpoint *out)
 /* upstreams_find - the index of the engine with this name. Threads: any.
  * Errors: ERR_NOT_FOUND, with a few names that exist. */
 int upstreams_find(struct upstreams *u, const char *name, size_t *out, struct err *e);
+
+/* upstreams_remove - remove an engine: it gets no more requests, and those that run there may
+ * finish. The last one may be removed too.
+ * @at, @info  what is known of it then: its index may go to another engine at once
+ * Threads, blocking: as upstreams_reload.
+ * Errors:  ERR_NOT_FOUND, as of upstreams_find; ERR_CONFLICT: another change does not end. */
+int upstreams_remove(struct upstreams *u, const char *name, struct upstream_endpoint *at,
+                     struct upstream_info *info, struct err *e);
 
 /* upstreams_call - send one request to each of several engines at the same time, and wait until
  * each has replied or its timeout is over.

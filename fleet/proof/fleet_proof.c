@@ -14,7 +14,9 @@ enum {
     PROOF_RETRY_MAX_US = 30000000,  /* … up to this */
     PROOF_CANARY_US = 60000000,     /* for one answer: an engine that is full queues the request */
     PROOF_CHECKSUMS_US = 600000000, /* it copies and hashes all of its weights */
-    PROOF_FAULTS_MAX = 2            /* verdicts after which a version is not handed over again */
+    PROOF_CHECKSUMS_NBYTES_MAX = 256 << 20, /* of the reply: some 200 bytes for each parameter of
+                                               each rank */
+    PROOF_FAULTS_MAX = 2 /* verdicts after which a version is not handed over again */
 };
 
 static void on_timer(void *arg);
@@ -32,22 +34,30 @@ int fleet_prove_parse(enum fleet_prove *out, const char *name, const char *field
                    name);
 }
 
-void fleet_proof_init(struct fleet_control *fc)
+int fleet_proof_init(struct fleet_control *fc, struct err *e)
 {
     fc->proof.item = (struct loop_item){.run = on_timer, .arg = fc};
     fc->proof.timer = (struct loop_timer){.fire = on_timer, .arg = fc};
     for (size_t i = 0; i < FLEET_MAX; i++)
         fc->proof.list[i] = (struct fleet_prover){.fc = fc, .upstream = i};
+    if (fc->cfg.store == NULL)
+        return 0;
+    return proof_committed_new(&fc->proof.committed, fc->cfg.store, &fc->proof.stopping, e);
 }
 
 void fleet_proof_fini(struct fleet_control *fc)
 {
-    for (size_t i = 0; i < FLEET_MAX; i++)
-        json_decref(fc->proof.list[i].sums);
+    for (size_t i = 0; i < FLEET_MAX; i++) {
+        proof_sums_unref(fc->proof.list[i].sums);
+        proof_sums_unref(fc->proof.list[i].before);
+    }
+    proof_committed_free(fc->proof.committed);
 }
 
 void fleet_proof_stop(struct fleet_control *fc)
 {
+    if (fc != NULL)
+        atomic_store_explicit(&fc->proof.stopping, true, memory_order_relaxed);
     for (size_t i = 0; fc != NULL && i < FLEET_MAX; i++) {
         struct fleet_prover *p = &fc->proof.list[i];
 
@@ -61,10 +71,11 @@ void fleet_proof_stop(struct fleet_control *fc)
 
 static void forget_locked(struct fleet_prover *p)
 {
-    json_decref(p->sums);
+    proof_sums_unref(p->sums);
     p->sums = NULL;
+    p->has_compared = false;
     p->canary = PROOF_PENDING;
-    p->checksums = p->fc->cfg.prove == FLEET_PROVE_CHECKSUMS ? PROOF_PENDING : PROOF_NO_VALUE;
+    p->checksums = p->with_checksums ? PROOF_PENDING : PROOF_NO_VALUE;
     p->verdict = p->sums_verdict = (struct proof_verdict){.state = PROOF_UNPROVEN};
     p->state = PROOF_UNPROVEN;
     p->faulty = p->asked_again = false;
@@ -72,32 +83,49 @@ static void forget_locked(struct fleet_prover *p)
     p->fc->proof.judge = true;
 }
 
-void fleet_proof_want(struct fleet_control *fc, size_t upstream)
+uint64_t fleet_proof_begin(struct fleet_control *fc, size_t upstream, bool checksums)
 {
     struct fleet_prover *p = &fc->proof.list[upstream];
     struct upstream_endpoint at;
     struct upstream_info info;
     struct fleet_stats stats;
+    uint64_t wanted;
 
-    if (fc->cfg.prove == FLEET_PROVE_NONE)
-        return;
     upstreams_get(fc->upstreams, upstream, &at);
-    if (upstream_caps(at.kind)->two_phase)
-        return;
     fleet_info(fleet_of(fc), upstream, &info);
     fleet_stats(fleet_of(fc), &stats);
-    if (stats.serial == 0) /* not the version of an update */
-        return;
+    if (upstream_caps(at.kind)->two_phase || stats.serial == 0) /* not the version of an update */
+        return 0;
     mtx_lock(&fc->lock);
     if (p->incarnation != info.incarnation || p->serial != stats.serial)
         p->n_faults = 0;
-    p->wanted = ++fc->proof.n_wanted;
+    p->wanted = wanted = ++fc->proof.n_wanted;
     p->incarnation = info.incarnation;
     p->serial = stats.serial;
     memcpy(p->label, stats.label, sizeof p->label);
+    p->with_checksums = checksums || fc->cfg.prove == FLEET_PROVE_CHECKSUMS;
     forget_locked(p);
     mtx_unlock(&fc->lock);
     loop_post(upstreams_loop(fc->upstreams), &fc->proof.item);
+    return wanted;
+}
+
+/* What was asked for on demand is not known of the next version. */
+static void stop_proving(struct fleet_prover *p)
+{
+    mtx_lock(&p->fc->lock);
+    if (p->wanted > 0)
+        forget_locked(p);
+    p->wanted = 0;
+    mtx_unlock(&p->fc->lock);
+}
+
+void fleet_proof_want(struct fleet_control *fc, size_t upstream)
+{
+    if (fc->cfg.prove == FLEET_PROVE_NONE)
+        stop_proving(&fc->proof.list[upstream]);
+    else
+        (void)fleet_proof_begin(fc, upstream, false);
 }
 
 /* One that was restarted or removed: nothing is known of the process that is there now. */
@@ -122,7 +150,7 @@ static bool may_ask_locked(struct fleet_control *fc, const struct fleet_prover *
 
 /* answers */
 
-static void retry_later_locked(struct fleet_prover *p)
+void fleet_proof_retry_locked(struct fleet_prover *p)
 {
     p->wait_us = p->wait_us == 0 ? PROOF_RETRY_US : 2 * p->wait_us;
     if (p->wait_us > PROOF_RETRY_MAX_US)
@@ -145,18 +173,10 @@ static enum proof_answer read_canary(struct fleet_prover *p, enum upstream_kind 
 }
 
 /* A release, or a device, without them refuses the request. */
-static enum proof_answer read_checksums(struct fleet_prover *p, enum upstream_kind kind,
-                                        const struct upstream_reply *r)
+static enum proof_answer refused_checksums(const struct upstream_reply *r)
 {
-    struct err ignored = {0};
-
-    if (!r->good)
-        return r->status >= 400 && r->status < 500 ? PROOF_NO_VALUE : PROOF_PENDING;
-    p->sums = api_read_checksums(kind, r->text != NULL ? r->text : "", r->text_len, &ignored);
-    if (p->sums == NULL)
-        return PROOF_NO_VALUE;
-    p->sums_digest = proof_digest(p->sums);
-    return PROOF_VALUE;
+    return r->status >= 400 && r->status < 500 && !api_is_auth_error(r->status) ? PROOF_NO_VALUE
+                                                                                : PROOF_PENDING;
 }
 
 /* The engine may have got another version since it was asked, or may be one that was restarted. In
@@ -168,21 +188,25 @@ static void on_reply(void *arg, struct upstream_reply *replies, size_t n)
     struct fleet_control *fc = p->fc;
     struct upstream_endpoint at;
     struct upstream_info info;
-    enum proof_answer *answer = p->query == API_GENERATE_CANARY ? &p->canary : &p->checksums;
+    bool is_canary = p->query == API_GENERATE_CANARY, read;
+    enum proof_answer *answer = is_canary ? &p->canary : &p->checksums;
 
     (void)n;
     p->fanout = NULL;
     upstreams_get(fc->upstreams, p->upstream, &at);
     fleet_info(fleet_of(fc), p->upstream, &info);
     mtx_lock(&fc->lock);
-    if (p->asked == p->wanted && may_ask_locked(fc, p, &info)) {
-        *answer = p->query == API_GENERATE_CANARY ? read_canary(p, at.kind, replies)
-                                                  : read_checksums(p, at.kind, replies);
+    read = p->asked == p->wanted && may_ask_locked(fc, p, &info);
+    if (read && (is_canary || !replies->good)) {
+        *answer = is_canary ? read_canary(p, at.kind, replies) : refused_checksums(replies);
         if (*answer == PROOF_PENDING)
-            retry_later_locked(p);
+            fleet_proof_retry_locked(p);
         fc->proof.judge = true;
+        read = false;
     }
     mtx_unlock(&fc->lock);
+    if (read)
+        fleet_proof_read_sums(p, replies);
     loop_post(upstreams_loop(fc->upstreams), &fc->proof.item);
 }
 
@@ -190,9 +214,12 @@ static void on_reply(void *arg, struct upstream_reply *replies, size_t n)
 
 static bool is_reading_checksums(const struct fleet_control *fc)
 {
-    for (size_t i = 0; i < FLEET_MAX; i++)
-        if (fc->proof.list[i].fanout != NULL && fc->proof.list[i].query == API_GET_CHECKSUMS)
+    for (size_t i = 0; i < FLEET_MAX; i++) {
+        const struct fleet_prover *p = &fc->proof.list[i];
+
+        if (p->reading || (p->fanout != NULL && p->query == API_GET_CHECKSUMS))
             return true;
+    }
     return false;
 }
 
@@ -212,8 +239,9 @@ static enum api_query next_query_locked(const struct fleet_control *fc,
 /* If there is no memory for the request, it is sent at the next look. */
 static void ask(struct fleet_prover *p, enum api_query query, uint64_t wanted)
 {
-    struct upstream_call call = {.timeout_us = query == API_GENERATE_CANARY ? PROOF_CANARY_US
-                                                                            : PROOF_CHECKSUMS_US};
+    bool is_canary = query == API_GENERATE_CANARY;
+    struct upstream_call call = {.timeout_us = is_canary ? PROOF_CANARY_US : PROOF_CHECKSUMS_US,
+                                 .text_max = is_canary ? 0 : PROOF_CHECKSUMS_NBYTES_MAX};
     struct upstream_endpoint at;
     struct err ignored = {0};
 
@@ -277,8 +305,6 @@ bool fleet_proof_is_beyond_repair(struct fleet_control *fc, size_t upstream)
     struct fleet_stats stats;
     bool beyond;
 
-    if (fc->cfg.prove == FLEET_PROVE_NONE)
-        return false;
     fleet_info(fleet_of(fc), upstream, &info);
     fleet_stats(fleet_of(fc), &stats);
     mtx_lock(&fc->lock);
@@ -288,15 +314,27 @@ bool fleet_proof_is_beyond_repair(struct fleet_control *fc, size_t upstream)
     return beyond;
 }
 
+static json_t *bytes_json_locked(const struct fleet_prover *p)
+{
+    const struct proof_compared *c = &p->compared_bytes;
+
+    if (!p->has_compared)
+        return json_null();
+    return json_pack("{s:I, s:I, s:I, s:I}", "n_checked", (json_int_t)c->n_checked, "n_equal",
+                     (json_int_t)c->n_equal, "n_different", (json_int_t)c->n_different, "n_wrong",
+                     (json_int_t)c->n_wrong);
+}
+
 static json_t *sums_json_locked(const struct fleet_prover *p)
 {
     const struct proof_verdict *v = &p->sums_verdict;
 
-    if (p->fc->cfg.prove != FLEET_PROVE_CHECKSUMS)
+    if (!p->with_checksums)
         return json_null();
-    return json_pack("{s:s, s:I, s:I, s:I}", "state", proof_state_name(v->state), "n",
-                     (json_int_t)json_object_size(p->sums), "n_different", (json_int_t)v->distance,
-                     "n_compared", (json_int_t)v->n_others);
+    return json_pack("{s:s, s:I, s:I, s:I, s:o}", "state", proof_state_name(v->state), "n",
+                     (json_int_t)(p->sums != NULL ? p->sums->n : 0), "n_different",
+                     (json_int_t)v->distance, "n_compared", (json_int_t)v->n_others, "committed",
+                     bytes_json_locked(p));
 }
 
 json_t *fleet_proof_json(struct fleet_control *fc, size_t upstream)

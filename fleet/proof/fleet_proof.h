@@ -8,24 +8,32 @@
  * again: not while it is paused or asleep. A newer version, a pause or a restart ends those under
  * way. An engine that is full answers late; until then it is unproven, which is no fault.
  *
- * Rejected: jobs of an executor, as in fleet/fleet_reconcile.h. An engine that is full holds its
- * answer back for as long as it likes, and would hold a thread. */
+ * Checksums are read by a job of an executor, one engine at a time, since there may be many. With
+ * --stage it also compares them with the committed bytes (fleet/proof/proof_committed.h).
+ *
+ * Rejected: to wait for answers in jobs of an executor, as in fleet/fleet_reconcile.h. An engine
+ * that is full holds its answer back for as long as it likes, and would hold a thread. */
 #ifndef BATON_FLEET_PROOF_FLEET_PROOF_H
 #define BATON_FLEET_PROOF_FLEET_PROOF_H
 
 #include "base/err.h"
 #include "base/loop.h"
+#include "base/workers.h"
 #include "fleet/api/upstream_api.h"
 #include "fleet/members/fleet.h"
 #include "fleet/members/upstream_fanout.h"
+#include "fleet/proof/proof_committed.h"
+#include "fleet/proof/proof_sums.h"
 #include "fleet/proof/proof_verdict.h"
 
 #include <jansson.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 struct fleet_control;
+struct http_request;
 
 enum fleet_prove { FLEET_PROVE_NONE, FLEET_PROVE_CANARY, FLEET_PROVE_CHECKSUMS };
 
@@ -39,10 +47,15 @@ struct fleet_prover {
     uint64_t wanted; /* a new number for each of its updates; 0: nothing is to prove */
     uint64_t incarnation, serial;
     char label[FLEET_LABEL_MAX + 1];
+    bool with_checksums; /* its checksums are asked for too */
     enum proof_answer canary, checksums;
     double values[API_CANARY_VALUES]; /* of the canary, if it is PROOF_VALUE */
-    json_t *sums;                     /* of checksums, if PROOF_VALUE; owned; NULL: none */
-    uint64_t sums_digest;
+    struct proof_sums *sums;          /* of checksums, if PROOF_VALUE; a reference; NULL: none */
+    bool has_compared;                /* `compared_bytes` is of `sums` */
+    struct proof_compared compared_bytes;
+    struct proof_sums *before; /* compared last, of the process `before_of`; a reference; or NULL */
+    uint64_t before_of;
+    bool told_different; /* that some of that process differ, which may be no fault */
     struct proof_verdict verdict, sums_verdict;
     enum proof_state state;   /* of both */
     bool faulty;              /* by either */
@@ -51,6 +64,14 @@ struct fleet_prover {
     uint64_t due_us, wait_us; /* no request before; delay after the next failure */
     unsigned n_faults;        /* verdicts that it is faulty, with this process and version */
     uint64_t n_results[PROOF_STATES];
+    bool reading; /* the job has `reply`, for `read_for` (of `wanted`) */
+
+    /* of the job while `reading`, else of the loop's thread */
+    struct job job;
+    enum upstream_kind read_kind;
+    char *reply; /* owned */
+    size_t reply_len;
+    uint64_t read_for, read_serial, read_incarnation;
 
     /* of the loop's thread */
     struct upstream_fanout *fanout; /* NULL: no request is under way */
@@ -61,17 +82,23 @@ struct fleet_prover {
 struct fleet_provers {
     struct fleet_prover list[FLEET_MAX];
     uint64_t n_wanted; /* the last number given */
+    bool asking;       /* fleet_proof_ask is under way */
     bool judge;        /* an answer has come, or an engine is not compared any more */
+
+    struct proof_committed *committed; /* owned; of the job; NULL: no bytes are committed here */
+    atomic_bool stopping;              /* relaxed: jobs end early */
 
     struct loop_item item; /* of the loop's thread, and so is the next one */
     struct loop_timer timer;
 };
 
-/* fleet_proof_init, fleet_proof_fini - part of fleet_control_new and fleet_control_free. */
-void fleet_proof_init(struct fleet_control *fc);
+/* fleet_proof_init, fleet_proof_fini - part of fleet_control_new and fleet_control_free.
+ * Errors: ERR_NO_MEMORY; then fleet_proof_fini is not called. */
+int fleet_proof_init(struct fleet_control *fc, struct err *e);
 void fleet_proof_fini(struct fleet_control *fc);
 
-/* fleet_proof_stop - end the requests under way. After upstreams_stop, before upstreams_free.
+/* fleet_proof_stop - end the requests under way, and soon the job. After upstreams_stop, before the
+ * executors stop.
  * Threads: main. Repeating is harmless. */
 void fleet_proof_stop(struct fleet_control *fc);
 
@@ -84,6 +111,25 @@ void fleet_proof_want(struct fleet_control *fc, size_t upstream);
  * was found faulty again? Then only another version, or its restart, is worth another try. Threads:
  * any; no lock held. */
 bool fleet_proof_is_beyond_repair(struct fleet_control *fc, size_t upstream);
+
+/* What a client asks to prove. */
+struct fleet_proof_request {
+    const char *upstream; /* its name; NULL: each vLLM and SGLang that serves */
+    bool checksums;       /* of its parameters too */
+    uint64_t timeout_us;
+    const struct life *life; /* borrowed: a server that drains does not wait */
+};
+
+/* fleet_proof_ask - prove upstreams now, whatever --prove says, and wait for the verdicts. What
+ * they are fleet_proof_json says; one without a verdict by then is unproven.
+ * @x      the request whose client waits
+ * @asked  [FLEET_MAX]; written in any case
+ * Threads: any but the loop's; no lock held. Blocks: up to timeout_us.
+ * Errors: ERR_NOT_FOUND; ERR_BAD_REQUEST at /upstream: a baton; ERR_CONFLICT: another such request
+ *         is under way, or no upstream that may be asked serves the version of an update;
+ *         ERR_PAUSED, ERR_ASLEEP: they may not generate; ERR_GONE, ERR_DRAINING. */
+int fleet_proof_ask(struct fleet_control *fc, struct http_request *x,
+                    const struct fleet_proof_request *r, bool *asked, struct err *e);
 
 /* fleet_proof_json - for the status (new): null: nothing is to prove. NULL: no memory. */
 json_t *fleet_proof_json(struct fleet_control *fc, size_t upstream);

@@ -24,76 +24,42 @@ double proof_distance_of_values(const double *a, const double *b)
     return largest;
 }
 
-double proof_distance_of_sums(const json_t *a, const json_t *b)
-{
-    size_t n_different = 0;
-    const char *name;
-    json_t *sum;
-
-    if (json_object_size(a) != json_object_size(b))
-        return -1;
-    json_object_foreach((json_t *)(uintptr_t)a, name, sum)
-    {
-        const json_t *other = json_object_get(b, name);
-
-        if (other == NULL)
-            return -1;
-        n_different += !json_equal(sum, other);
-    }
-    return (double)n_different;
-}
-
-/* FNV-1a of each entry, added up. */
-static uint64_t hash_text(uint64_t hash, const char *text)
-{
-    for (; *text != '\0'; text++)
-        hash = (hash ^ (unsigned char)*text) * 1099511628211U;
-    return (hash ^ '\n') * 1099511628211U;
-}
-
-uint64_t proof_digest(const json_t *sums)
-{
-    uint64_t digest = 0;
-    const char *name;
-    json_t *sum;
-
-    json_object_foreach((json_t *)(uintptr_t)sums, name, sum)
-    {
-        const char *text = json_string_value(sum);
-
-        digest += hash_text(hash_text(14695981039346656037U, name), text != NULL ? text : "");
-    }
-    return digest;
-}
-
 /* the engines that are compared */
+
+/* A copy of what is known of one, so that they are compared without the lock. */
+struct compared_one {
+    struct fleet_prover *p; /* its members are not read without the lock */
+    double values[API_CANARY_VALUES];
+    struct proof_sums *sums; /* a reference; NULL: none */
+    bool is_wrong;           /* it has bytes that were not committed */
+    bool ask_again, asked_again;
+    struct proof_verdict verdict, sums_verdict;
+    bool is_new;
+    struct fleet_prover was; /* a copy with the verdict; its pointers are not used */
+    struct err why;
+};
 
 struct compared {
     size_t n;
-    struct fleet_prover *list[FLEET_MAX];
-    enum proof_answer answers[FLEET_MAX];
+    struct compared_one list[FLEET_MAX];
+    enum proof_answer canaries[FLEET_MAX], sums[FLEET_MAX];
     struct proof_verdict verdicts[FLEET_MAX];
-    struct proof_news {
-        bool is_new;
-        struct fleet_prover was; /* a copy; its pointers are not used */
-        struct err why;
-    } news[FLEET_MAX];
 };
 
 static double canary_distance(const void *arg, size_t a, size_t b)
 {
     const struct compared *c = arg;
 
-    return proof_distance_of_values(c->list[a]->values, c->list[b]->values);
+    return proof_distance_of_values(c->list[a].values, c->list[b].values);
 }
 
 static double sums_distance(const void *arg, size_t a, size_t b)
 {
     const struct compared *c = arg;
 
-    if (c->list[a]->sums_digest == c->list[b]->sums_digest)
+    if (c->list[a].sums->hash == c->list[b].sums->hash)
         return 0;
-    return proof_distance_of_sums(c->list[a]->sums, c->list[b]->sums);
+    return proof_sums_distance(c->list[a].sums, c->list[b].sums);
 }
 
 /* A fenced engine keeps its last verdict. */
@@ -104,9 +70,17 @@ static void collect_locked(struct fleet_control *fc, struct compared *c)
     fleet_stats(fleet_of(fc), &stats);
     for (size_t i = 0; i < FLEET_MAX; i++) {
         struct fleet_prover *p = &fc->proof.list[i];
+        struct compared_one *one = &c->list[c->n];
 
-        if (p->compared && p->serial == stats.serial)
-            c->list[c->n++] = p;
+        if (!p->compared || p->serial != stats.serial)
+            continue;
+        *one = (struct compared_one){.p = p,
+                                     .sums = proof_sums_ref(p->sums),
+                                     .is_wrong = p->has_compared && p->compared_bytes.n_wrong > 0,
+                                     .asked_again = p->asked_again};
+        memcpy(one->values, p->values, sizeof one->values);
+        c->canaries[c->n] = p->canary;
+        c->sums[c->n++] = p->checksums;
     }
 }
 
@@ -130,7 +104,13 @@ static void set_why(const struct fleet_prover *p, struct err *why)
                *last = p->faulty ? "restart it if that does not help"
                                  : "find out which one is faulty, and restart it";
 
-    if (p->verdict.state == PROOF_NOT_FINITE)
+    if (p->has_compared && p->compared_bytes.n_wrong > 0)
+        (void)err_set(
+            why, ERR_UPSTREAM, "",
+            "%zu of its parameters, one of them '%s', have other bytes than were committed "
+            "for version '%.100s', and had the committed ones before: %s; %s",
+            p->compared_bytes.n_wrong, p->compared_bytes.wrong, p->label, remedy, last);
+    else if (p->verdict.state == PROOF_NOT_FINITE)
         (void)err_set(
             why, ERR_UPSTREAM, "",
             "its log-probabilities of a fixed prompt are not finite with version '%.100s': "
@@ -145,80 +125,91 @@ static void set_why(const struct fleet_prover *p, struct err *why)
         (void)err_set(why, ERR_UPSTREAM, "",
                       "%.0f of its %zu parameters have other checksums than at other upstreams "
                       "with version '%.100s': %s; %s",
-                      p->sums_verdict.distance, json_object_size(p->sums), p->label, remedy, last);
+                      p->sums_verdict.distance, p->sums != NULL ? p->sums->n : 0, p->label, remedy,
+                      last);
 }
 
-static void apply_locked(struct compared *c, size_t i)
+static void apply_locked(struct compared_one *one)
 {
-    struct fleet_prover *p = c->list[i];
-    struct proof_news *news = &c->news[i];
-    enum proof_state state = state_of(p);
-    bool faulty = p->verdict.faulty || p->sums_verdict.faulty;
+    struct fleet_prover *p = one->p;
+    enum proof_state state;
+    bool faulty;
 
+    if (one->ask_again)
+        p->canary = PROOF_PENDING;
+    p->asked_again = one->asked_again;
+    p->verdict = one->verdict;
+    p->sums_verdict = one->sums_verdict;
+    state = state_of(p);
+    faulty = p->verdict.faulty || p->sums_verdict.faulty;
     if (state == p->state && faulty == p->faulty)
         return;
     p->state = state;
     p->faulty = faulty;
     p->n_results[state]++;
     p->n_faults += faulty;
-    news->is_new = state != PROOF_UNPROVEN;
-    set_why(p, &news->why);
-    news->was = *p;
+    one->is_new = state != PROOF_UNPROVEN;
+    set_why(p, &one->why);
+    one->was = *p;
 }
 
-static void judge_canaries_locked(struct compared *c)
+static void judge_canaries(struct compared *c)
 {
-    for (size_t i = 0; i < c->n; i++)
-        c->answers[i] = c->list[i]->canary;
-    proof_judge(c->answers, c->n, canary_tolerance, canary_distance, c, c->verdicts);
+    proof_judge(c->canaries, c->n, canary_tolerance, canary_distance, c, c->verdicts);
 }
 
 /* An engine is faulty only by two canaries: a false alarm costs an engine, and may stop the updates
  * of a fleet that needs all of them. All are asked again, since any of the answers compared may be
  * the wrong one. */
-static bool must_ask_again_locked(struct compared *c)
+static bool must_ask_again(struct compared *c)
 {
     bool again = false;
 
     for (size_t i = 0; i < c->n; i++) {
-        again = again || (c->verdicts[i].faulty && !c->list[i]->asked_again);
-        c->list[i]->asked_again = c->list[i]->asked_again || c->verdicts[i].faulty;
+        again = again || (c->verdicts[i].faulty && !c->list[i].asked_again);
+        c->list[i].asked_again = c->list[i].asked_again || c->verdicts[i].faulty;
     }
     for (size_t i = 0; again && i < c->n; i++)
-        if (c->answers[i] == PROOF_VALUE || c->answers[i] == PROOF_BROKEN)
-            c->list[i]->canary = PROOF_PENDING;
+        if (c->canaries[i] == PROOF_VALUE || c->canaries[i] == PROOF_BROKEN) {
+            c->list[i].ask_again = true;
+            c->canaries[i] = PROOF_PENDING;
+        }
     return again;
 }
 
-static void judge_locked(struct fleet_control *fc, struct compared *c)
+/* Committed bytes need no majority. */
+static void judge_sums(struct compared *c)
 {
-    collect_locked(fc, c);
-    judge_canaries_locked(c);
-    if (must_ask_again_locked(c))
-        judge_canaries_locked(c);
+    proof_judge(c->sums, c->n, 0, sums_distance, c, c->verdicts);
     for (size_t i = 0; i < c->n; i++) {
-        c->list[i]->verdict = c->verdicts[i];
-        c->answers[i] = c->list[i]->checksums;
+        c->list[i].sums_verdict = c->verdicts[i];
+        if (!c->list[i].is_wrong)
+            continue;
+        c->list[i].sums_verdict.state = PROOF_DIFFERS;
+        c->list[i].sums_verdict.faulty = true;
     }
-    proof_judge(c->answers, c->n, 0, sums_distance, c, c->verdicts);
-    for (size_t i = 0; i < c->n; i++) {
-        c->list[i]->sums_verdict = c->verdicts[i];
-        apply_locked(c, i);
-    }
+}
+
+static void judge(struct compared *c)
+{
+    judge_canaries(c);
+    if (must_ask_again(c))
+        judge_canaries(c);
+    for (size_t i = 0; i < c->n; i++)
+        c->list[i].verdict = c->verdicts[i];
+    judge_sums(c);
 }
 
 /* reports */
 
-static void log_verdict(struct fleet_control *fc, const struct proof_news *news)
+static void log_verdict(struct fleet_control *fc, const struct compared_one *news)
 {
     const struct fleet_prover *p = &news->was;
     bool good = p->state == PROOF_PROVEN;
     struct upstream_endpoint at;
-    char difference[32];
     struct log_rec r;
 
     upstreams_get(fc->upstreams, p->upstream, &at);
-    (void)snprintf(difference, sizeof difference, "%.4f", p->verdict.distance);
     log_begin(&r,
               good                        ? LOG_DEBUG
               : p->state == PROOF_UNKNOWN ? LOG_INFO
@@ -228,7 +219,8 @@ static void log_verdict(struct fleet_control *fc, const struct proof_news *news)
     log_str(&r, "state", proof_state_name(p->state));
     log_str(&r, "weight_version", p->label);
     log_u64(&r, "n_compared", p->verdict.n_others);
-    log_str(&r, "largest_difference", p->verdict.n_others > 0 ? difference : NULL);
+    if (p->verdict.n_others > 0)
+        log_real(&r, "largest_difference", p->verdict.distance);
     log_str(&r, "action",
             good || p->state == PROOF_UNKNOWN ? NULL
             : p->faulty                       ? "fenced"
@@ -237,24 +229,10 @@ static void log_verdict(struct fleet_control *fc, const struct proof_news *news)
     log_event(&r);
 }
 
-void fleet_proof_judge(struct fleet_control *fc)
+static void report(struct fleet_control *fc, const struct compared *c)
 {
-    struct compared *c = NULL;
-    bool judge;
-
-    mtx_lock(&fc->lock);
-    judge = fc->proof.judge;
-    mtx_unlock(&fc->lock);
-    if (judge)
-        c = calloc(1, sizeof *c);
-    if (c == NULL) /* without memory: at the next look */
-        return;
-    mtx_lock(&fc->lock);
-    fc->proof.judge = false;
-    judge_locked(fc, c);
-    mtx_unlock(&fc->lock);
     for (size_t i = 0; i < c->n; i++) {
-        const struct proof_news *news = &c->news[i];
+        const struct compared_one *news = &c->list[i];
 
         if (news->is_new)
             log_verdict(fc, news);
@@ -262,5 +240,34 @@ void fleet_proof_judge(struct fleet_control *fc)
             fleet_fence_served(fleet_of(fc), news->was.upstream, news->was.incarnation,
                                news->was.serial, &news->why);
     }
+}
+
+/* If anything has changed meanwhile, the next look judges again. */
+void fleet_proof_judge(struct fleet_control *fc)
+{
+    struct compared *c = NULL;
+    bool wanted;
+
+    mtx_lock(&fc->lock);
+    wanted = fc->proof.judge;
+    mtx_unlock(&fc->lock);
+    if (wanted)
+        c = calloc(1, sizeof *c);
+    if (c == NULL) /* without memory: at the next look */
+        return;
+    mtx_lock(&fc->lock);
+    fc->proof.judge = false;
+    collect_locked(fc, c);
+    mtx_unlock(&fc->lock);
+    judge(c);
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < c->n; i++) {
+        if (!fc->proof.judge)
+            apply_locked(&c->list[i]);
+        proof_sums_unref(c->list[i].sums);
+    }
+    cnd_broadcast(&fc->changed);
+    mtx_unlock(&fc->lock);
+    report(fc, c);
     free(c);
 }

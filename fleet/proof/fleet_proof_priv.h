@@ -1,4 +1,5 @@
-/* Between the two halves of fleet/proof/fleet_proof.h: who is asked, and what the answers mean. */
+/* Between the parts of fleet/proof/fleet_proof.h: which engines are asked, how
+ * checksums are read, and what the answers mean. */
 #ifndef BATON_FLEET_PROOF_FLEET_PROOF_PRIV_H
 #define BATON_FLEET_PROOF_FLEET_PROOF_PRIV_H
 
@@ -8,14 +9,20 @@
  * version, report what is new, and fence the faulty. Threads: the loop's; no lock held. */
 void fleet_proof_judge(struct fleet_control *fc);
 
-/* proof_digest - a hash of checksums that does not depend on their order; equal checksums have the
- * same. */
-uint64_t proof_digest(const json_t *sums);
+/* fleet_proof_begin - forget what is known of an engine, and let it be asked anew. Returns: the new
+ * `wanted`; 0: it is not to be proven. */
+uint64_t fleet_proof_begin(struct fleet_control *fc, size_t upstream, bool checksums);
+
+/* fleet_proof_read_sums - let a job read a reply with checksums. It stores the answer, unless the
+ * engine is to be proven anew meanwhile; PROOF_PENDING: it is asked again later.
+ * @reply   its text is moved out
+ * Threads: the loop's; no lock held. */
+void fleet_proof_read_sums(struct fleet_prover *p, struct upstream_reply *reply);
+
+/* fleet_proof_retry_locked - the engine is asked again, the later the more often that failed. */
+void fleet_proof_retry_locked(struct fleet_prover *p);
 
 /* proof_distance_of_values - the largest difference at one place; both [API_CANARY_VALUES]. */
 double proof_distance_of_values(const double *a, const double *b);
-
-/* proof_distance_of_sums - how many differ; -1: they are of other parameters. */
-double proof_distance_of_sums(const json_t *a, const json_t *b);
 
 #endif

@@ -8,7 +8,8 @@
  * A cache cannot be emptied while a request holds KV. By default such requests are preempted, and
  * compute their KV again with the new weights. With --on-update continue, or in an SGLang before
  * 0.5.23, which cannot flush while it holds a request, they go on; the engine gets no other request
- * until its cache is empty.
+ * until its cache is empty. If emptying fails in any other way they are aborted: a part that their
+ * clients can continue is better than tokens of new weights and old KV.
  *
  * A process that this server has not asked yet may have stale entries, because an earlier server
  * may have ended in the middle of an update. So it is asked to empty its caches before it gets its
@@ -71,6 +72,15 @@ static bool has_no_cache(enum api_op op, bool route_optional, const struct fleet
            (optional && (result->status == 404 || result->status == 405));
 }
 
+/* Did it fail, other than by an SGLang's refusal while it holds requests? */
+static bool is_failure(enum upstream_kind kind, const struct fleet_result *result)
+{
+    bool holds = upstream_caps(kind)->retracts_requests && result->outcome == FLEET_REFUSED &&
+                 result->status < 500;
+
+    return !result_ok(result) && !holds;
+}
+
 /* The first failure of an engine stays. */
 static void apply_reset_result(struct fleet_resets *r, size_t k, const struct fleet_result *result)
 {
@@ -88,6 +98,7 @@ static void apply_reset_result(struct fleet_resets *r, size_t k, const struct fl
                                   result->text_len))
         (void)err_set(why, ERR_UPSTREAM, "", "%.100s does not report whether its cache is empty",
                       at.name);
+    r->failed[r->of[k]] = why->code != ERR_NONE && is_failure(at.kind, result);
 }
 
 static void add_targets(struct fleet_resets *r, enum api_op op, filter_fn *filter)
@@ -111,8 +122,10 @@ static void apply_results(struct fleet_resets *r, const struct fleet_result *res
     for (size_t k = 0; k < r->n_targets; k++) {
         if (results != NULL)
             apply_reset_result(r, k, &results[k]);
-        else if (r->why[r->of[k]].code == ERR_NONE)
+        else if (r->why[r->of[k]].code == ERR_NONE) {
             r->why[r->of[k]] = *e;
+            r->failed[r->of[k]] = true;
+        }
     }
     r->n_targets = 0;
 }
@@ -130,7 +143,7 @@ static struct fleet_result *send_targets(struct fleet_resets *r, struct err *e)
 /* Flushes again, whatever the engines answered to the retraction. */
 static void retract_and_flush(struct fleet_resets *r)
 {
-    struct fleet_result *results;
+    struct fleet_result *retracted, *results;
     struct err ignored = {0}, e = {0};
     size_t n;
 
@@ -138,13 +151,18 @@ static void retract_and_flush(struct fleet_resets *r)
     n = r->n_targets;
     if (n == 0)
         return;
-    fleet_results_free(send_targets(r, &ignored), n);
+    retracted = send_targets(r, &ignored);
     r->n_targets = 0;
     add_targets(r, API_RESET_PREFIX_CACHE, is_paused_and_refused);
     for (size_t k = 0; k < n; k++)
         err_clear(&r->why[r->of[k]]);
     results = send_targets(r, &e);
     apply_results(r, results, &e);
+    for (size_t k = 0; k < n; k++) /* after apply_results r->of is as it was */
+        if (r->why[r->of[k]].code != ERR_NONE &&
+            (retracted == NULL || is_failure(UPSTREAM_SGLANG, &retracted[k])))
+            r->failed[r->of[k]] = true;
+    fleet_results_free(retracted, n);
     fleet_results_free(results, n);
 }
 
@@ -157,6 +175,7 @@ void fleet_resets_begin(struct fleet_resets *r, struct fleet_control *fc,
     r->n = n;
     memcpy(r->list, list, n * sizeof *list);
     memset(r->why, 0, n * sizeof r->why[0]);
+    memset(r->failed, 0, n * sizeof r->failed[0]);
     r->n_targets = 0;
     r->bodies[0] = json_pack("{s:b}", "external", 1);
     r->bodies[1] = json_pack("{s:b, s:b}", "external", 1, "running", 1);
@@ -255,10 +274,48 @@ void fleet_reset_parts_begin(struct fleet_resets *r, struct fleet_control *fc,
     fleet_resets_begin(r, fc, list, n);
 }
 
+static bool holds_stale_requests(const struct fleet_resets *r, size_t i)
+{
+    return r->list[i].preempt && r->list[i].paused && r->why[i].code != ERR_NONE && r->failed[i];
+}
+
+static void log_held(struct fleet_control *fc, const struct fleet_result *result)
+{
+    struct upstream_endpoint at;
+    struct log_rec r;
+
+    upstreams_get(fc->upstreams, result->upstream, &at);
+    log_begin(&r, LOG_WARN, "fleet.held_aborted");
+    log_str(&r, "upstream", at.name);
+    log_str(&r, "error", result_ok(result) ? NULL : result->why.msg);
+    log_end(&r);
+}
+
+/* A failure is only reported: the engine may have ended, and with it what it held. */
+static void abort_stale_requests(struct fleet_resets *r)
+{
+    json_t *all = json_pack("{s:b}", "all", 1);
+    struct fleet_result *results;
+    struct err ignored = {0};
+    size_t n;
+
+    add_targets(r, API_ABORT_REQUESTS, holds_stale_requests);
+    n = r->n_targets;
+    for (size_t k = 0; k < n; k++)
+        r->targets[k].body = all;
+    results = all != NULL ? send_targets(r, &ignored) : NULL;
+    for (size_t k = 0; k < n && results != NULL; k++)
+        log_held(r->fc, &results[k]);
+    fleet_results_free(results, n);
+    r->n_targets = 0;
+    json_decref(all);
+}
+
 void fleet_reset_parts_end(struct fleet_resets *r, struct fleet_session *s,
                            const struct fleet_result *results, const struct err *e)
 {
     fleet_resets_end(r, results, e);
+    abort_stale_requests(r);
     set_stale(r->fc, r->list, r->n, r->why);
     mtx_lock(&r->fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)

@@ -36,6 +36,8 @@ struct fleet_resets {
     struct fleet_cache_reset list[FLEET_MAX];
     struct err why[FLEET_MAX]; /* of `list`: why the caches could not be emptied; clean: they were,
                                   or the engine has not answered yet */
+    bool failed[FLEET_MAX];    /* by another cause than that the engine cannot while it holds
+                                  requests */
 };
 
 /* fleet_resets_begin - the requests of the first step. @list  [n], copied
@@ -64,8 +66,9 @@ void fleet_reset_caches(struct fleet_control *fc, const struct fleet_cache_reset
 /* fleet_reset_parts_begin - fleet_resets_begin for the engines that take part in an update and
  * overwrite their weights: with the finish call, while they are paused.
  * fleet_reset_parts_end - fleet_resets_end for them. An engine on which it failed is out of
- * rotation and asked again until it works (fleet/fleet_reconcile.h). The caller owns the operation
- * lock. */
+ * rotation and asked again until it works (fleet/fleet_reconcile.h). Requests that it holds, and
+ * whose KV it should have dropped, are aborted before it is resumed. The caller owns the operation
+ * lock. Blocks: up to the time of a step. */
 void fleet_reset_parts_begin(struct fleet_resets *r, struct fleet_control *fc,
                              struct fleet_session *s);
 void fleet_reset_parts_end(struct fleet_resets *r, struct fleet_session *s,

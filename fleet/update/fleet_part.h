@@ -74,7 +74,7 @@ enum fleet_packing_state { FLEET_PACKING_UNKNOWN, FLEET_UNPACKED, FLEET_PACKED }
 /* What tells an engine's process from a later one at the same address. */
 struct fleet_incarnation {
     char process[FLEET_LABEL_MAX + 1]; /* "": it does not name its process */
-    uint64_t incarnation; /* of upstream_info */
+    uint64_t incarnation;              /* of upstream_info */
     uint64_t n_failures;
     bool synced;
 };
@@ -92,8 +92,10 @@ struct fleet_part {
     enum part_update own_update; /* a start and a finish without tensors change nothing there */
     bool may_have_marker;        /* its version is, or may be, our dirty marker */
     bool paused;                 /* for this update */
-    bool committed;              /* it has committed the update, though its finish failed: the
-                                    engines behind it lack the version so far */
+    bool removed;   /* its engine was seen removed: it still gets the update, and counts
+                       for nothing; an engine that is added again is another one */
+    bool committed; /* it has committed the update, though its finish failed: the
+                       engines behind it lack the version so far */
     enum fleet_packing_state packing; /* of handles, as sent to it in this update */
     struct fleet_incarnation
         incarnation; /* when its first tensors were sent, or its finish was sent */

@@ -60,6 +60,8 @@ bool fleet_session_has_quorum(const struct fleet_session *s, size_t min_ready)
     for (size_t i = 0; i < s->n_parts; i++) {
         const struct fleet_part *p = &s->parts[i];
 
+        if (p->removed)
+            continue;
         if (!part_takes_part(p) && p->two_phase)
             return false;
         n += part_takes_part(p);
@@ -70,6 +72,15 @@ bool fleet_session_has_quorum(const struct fleet_session *s, size_t min_ready)
 static bool result_failed(const struct fleet_result *result)
 {
     return result->outcome != FLEET_OK && result->outcome != FLEET_SKIPPED;
+}
+
+/* @removed  those whose engines were removed, or the others */
+static void drop_failed(struct fleet_session *s, const struct fleet_result *results,
+                        const size_t *parts, size_t n, bool removed)
+{
+    for (size_t i = 0; i < n; i++)
+        if (result_failed(&results[i]) && s->parts[parts[i]].removed == removed)
+            part_drop(&s->parts[parts[i]], results[i].outcome, results[i].status, &results[i].why);
 }
 
 enum session_verdict fleet_session_apply_results(struct fleet_session *s,
@@ -83,25 +94,24 @@ enum session_verdict fleet_session_apply_results(struct fleet_session *s,
     for (size_t i = 0; i < n; i++) {
         struct fleet_part *p = &s->parts[parts[i]];
 
-        n_failed += result_failed(&results[i]);
+        n_failed += result_failed(&results[i]) && !p->removed;
         n_worked += results[i].outcome == FLEET_OK || results[i].outcome == FLEET_UNKNOWN ||
                     (!p->two_phase && fleet_result_may_have_run(&results[i]));
         one_phase = one_phase || !p->two_phase;
-        lost = lost || results[i].outcome == FLEET_LOST;
+        lost = lost || (results[i].outcome == FLEET_LOST && !p->removed);
         if (!p->two_phase)
             part_apply(p,
                        fleet_result_may_have_run(&results[i]) ? PART_ON_ACCEPTED : PART_ON_REFUSED);
         part_set_result(p, results[i].outcome, results[i].status, &results[i].why);
     }
+    drop_failed(s, results, parts, n, true);
     if (n_failed == 0) {
         s->n_received++;
         return VERDICT_CONTINUE;
     }
     if (!lost && (n_worked == 0 || (repeats && !one_phase)))
         return VERDICT_RETRY;
-    for (size_t i = 0; i < n; i++)
-        if (result_failed(&results[i]))
-            part_drop(&s->parts[parts[i]], results[i].outcome, results[i].status, &results[i].why);
+    drop_failed(s, results, parts, n, false);
     if (!fleet_session_has_quorum(s, min_ready))
         return VERDICT_ABORT;
     s->n_received++;
@@ -123,15 +133,18 @@ void fleet_session_cause_error(const struct fleet_session *s, size_t min_ready, 
     for (size_t i = 0; i < s->n_parts; i++) {
         const struct fleet_part *p = &s->parts[i];
 
-        n += part_takes_part(p);
-        if (part_takes_part(p) || p->why.code == ERR_NONE)
+        n += part_takes_part(p) && !p->removed;
+        if (part_takes_part(p) || p->removed || p->why.code == ERR_NONE)
             continue;
         if (cause == NULL || (p->outcome == FLEET_REFUSED && cause->outcome != FLEET_REFUSED))
             cause = p;
     }
     if (cause == NULL) {
-        (void)err_set(e, ERR_UNSYNCED, "", "upstreams that take part: %zu, and --min-ready is %zu",
-                      n, min_ready);
+        (void)err_set(
+            e, ERR_UNSYNCED, "",
+            "upstreams that take part: %zu, and --min-ready is %zu: GET /v1/upstreams says why "
+            "the others do not",
+            n, min_ready);
         return;
     }
     fleet_client_error(&cause->why, e);

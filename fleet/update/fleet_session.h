@@ -83,7 +83,7 @@ bool fleet_session_overwrites(const struct fleet_session *s);
 void part_drop(struct fleet_part *p, enum fleet_outcome end, int status, const struct err *why);
 
 /* fleet_session_has_quorum - can it still be committed? That needs every two-phase part, and at
- * least min_ready parts in all. */
+ * least min_ready parts in all. Parts of removed engines count for neither. */
 bool fleet_session_has_quorum(const struct fleet_session *s, size_t min_ready);
 
 enum session_verdict {
@@ -94,8 +94,9 @@ enum session_verdict {
 
 /* fleet_session_apply_results - apply the results of a request with tensors.
  * @results  [n], in the order of `parts` [n], indexes of s->parts
- * @repeats  the same request may be sent again to an engine that accepted it PART_ON_SEND was
- *           applied before to every part that is not two-phase. */
+ * @repeats  the same request may be sent again to an engine that accepted it
+ * PART_ON_SEND was applied before to every part that is not two-phase. A removed engine that fails
+ * is dropped, and does not stop the others. */
 enum session_verdict fleet_session_apply_results(struct fleet_session *s,
                                                  const struct fleet_result *results,
                                                  const size_t *parts, size_t n, size_t min_ready,
@@ -106,7 +107,7 @@ enum session_verdict fleet_session_apply_results(struct fleet_session *s,
 void fleet_client_error(const struct err *why, struct err *e);
 
 /* fleet_session_cause_error - the error for the client: of the parts that are out, the first
- * refusal, else the first failure. @e  clean; set */
+ * refusal, else the first failure; removed engines have no say. @e  clean; set */
 void fleet_session_cause_error(const struct fleet_session *s, size_t min_ready, struct err *e);
 
 #endif

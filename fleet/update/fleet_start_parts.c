@@ -4,6 +4,52 @@
  * update: what was learned earlier may have been about another process. */
 #include "fleet/update/fleet_update_priv.h"
 
+/* asleep */
+
+static bool may_be_asleep(const struct fleet_part *p, const void *arg)
+{
+    const struct fleet_control *fc = arg;
+    struct upstream_endpoint at;
+
+    upstreams_get(fc->upstreams, p->upstream, &at);
+    return part_takes_part(p) && fc->wake_in_doubt[p->upstream] &&
+           upstream_caps(at.kind)->wakes_twice;
+}
+
+static void on_woken(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
+{
+    struct fleet_control *fc = arg;
+
+    (void)part;
+    fc->wake_in_doubt[p->upstream] = !result_ok(result);
+    part_drop_failed(p, result);
+}
+
+/* A vLLM that gets the name of what is awake wakes nothing. */
+int fleet_wake_parts(struct fleet_control *fc, struct fleet_session *s, struct err *e)
+{
+    struct fleet_sleep sleep;
+    struct fanout f = {.op = API_WAKE,
+                       .timeout_us = FLEET_SLEEP_US,
+                       .select = may_be_asleep,
+                       .on_result = on_woken,
+                       .arg = fc};
+    json_t *body;
+    int rc;
+
+    fleet_get_sleep(fc, &sleep);
+    if (sleep.weights) /* as they all are */
+        return 0;
+    body = sleep.kv ? json_pack("{s:[s]}", "tags", "weights") : json_object();
+    f.body = body;
+    rc = body != NULL ? fanout_apply(fc, s, &f, e)
+                      : err_set(e, ERR_NO_MEMORY, "", "no memory to wake upstreams");
+    json_decref(body);
+    return rc;
+}
+
+/* started */
+
 struct start_request {
     struct fleet_session *s;
     bool by_path, files; /* files: engines that take these tensors without a start; else those that

@@ -57,6 +57,17 @@ struct fleet_tensors {
 int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
                        const struct fleet_tensors *t, struct err *e);
 
+/* fleet_drop_engine - an engine cannot take the version: it is out of the update, and fenced if
+ * tensors were sent to it. Without enough engines the update is aborted.
+ * @why  names the engine
+ * Blocks: for the end of a request that sends tensors; as fleet_abort_update_wait.
+ * Errors: as fleet_send_tensors.
+ * fleet_update_has_engine - is the update open, and does the engine take part? */
+int fleet_drop_engine(struct fleet_control *fc, struct fleet_session *s, size_t upstream,
+                      const struct err *why, struct err *e);
+bool fleet_update_has_engine(struct fleet_control *fc, const struct fleet_session *s,
+                             size_t upstream);
+
 /* fleet_finish_update - verify, and commit if asked. @body  of our own finish: its checksums
  * Errors: fleet_step_lock's; an engine's; ERR_CONFLICT, ERR_ENDED, ERR_INCOMPLETE. The update is
  * aborted then, unless it could not be finished now at all (a lock, a phase, a request that an

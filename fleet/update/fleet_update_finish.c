@@ -37,7 +37,9 @@ static int finish_begin(struct fleet_control *fc, struct fleet_session *s, bool 
     else if (!fleet_session_is_open(s))
         rc = fleet_refuse_closed(s, e);
     else if (s->n_running > 0)
-        rc = err_set(e, ERR_CONFLICT, "", "%u requests of update %s are still under way",
+        rc = err_set(e, ERR_CONFLICT, "",
+                     "%u requests of update %s are still under way: wait for their replies, then "
+                     "send this again",
                      s->n_running, s->id);
     else
         s->phase = UPDATE_VERIFYING;
@@ -45,18 +47,10 @@ static int finish_begin(struct fleet_control *fc, struct fleet_session *s, bool 
     return rc;
 }
 
-static bool is_two_phase(const struct fleet_part *p, const void *arg)
+static bool is_to_verify(const struct fleet_part *p, const void *arg)
 {
     (void)arg;
-    return p->two_phase;
-}
-
-static bool has_two_phase(const struct fleet_session *s)
-{
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (s->parts[i].two_phase)
-            return true;
-    return false;
+    return p->two_phase && part_takes_part(p);
 }
 
 static void on_verified(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
@@ -74,19 +68,19 @@ static int verify_parts(struct fleet_control *fc, struct fleet_session *s, const
     const struct fanout f = {.op = API_VERIFY_UPDATE,
                              .body = body,
                              .timeout_us = fleet_update_us(fc),
-                             .select = is_two_phase,
+                             .select = is_to_verify,
                              .on_result = on_verified};
 
     if (s->n_received == 0)
-        return err_set(e, ERR_INCOMPLETE, "", "no tensor of the model arrived in this update");
-    if (!has_two_phase(s))
-        return fleet_coverage_verify(s, e);
+        return err_set(e, ERR_INCOMPLETE, "",
+                       "no tensor of the model arrived in this update: send some before its end");
     if (fanout_apply(fc, s, &f, e) != 0)
         return -1;
-    if (fleet_has_quorum(fc, s))
-        return 0;
-    fleet_set_cause(fc, s, e);
-    return -1;
+    if (!fleet_has_quorum(fc, s)) {
+        fleet_set_cause(fc, s, e);
+        return -1;
+    }
+    return fleet_session_has_part(s, true) ? 0 : fleet_coverage_verify(s, e);
 }
 
 /* commit */
@@ -256,13 +250,14 @@ static void fence_restarted(struct fleet_control *fc, struct fleet_session *s)
     }
 }
 
-/* Without those that have the new version and were not resumed: they are fenced. */
+/* Without those that have the new version and were not resumed: they are fenced. And without those
+ * that were removed: they serve nobody. */
 static size_t n_finished(const struct fleet_session *s)
 {
     size_t n = 0;
 
     for (size_t i = 0; i < s->n_parts; i++)
-        n += s->parts[i].state == PART_FINISHED;
+        n += s->parts[i].state == PART_FINISHED && !s->parts[i].removed;
     return n;
 }
 
@@ -271,7 +266,7 @@ static bool is_committed_anywhere(const struct fleet_session *s)
     bool committed = n_finished(s) > 0;
 
     for (size_t i = 0; i < s->n_parts; i++)
-        committed = committed || s->parts[i].committed;
+        committed = committed || (s->parts[i].committed && !s->parts[i].removed);
     return committed;
 }
 
@@ -281,6 +276,14 @@ static void expect_updates(struct fleet_control *fc, const struct fleet_session 
     for (size_t i = 0; i < s->n_parts; i++)
         if (s->parts[i].two_phase)
             fleet_expect_update(fleet_of(fc), s->parts[i].upstream, s->parts[i].update_id);
+}
+
+/* A baton that was removed and failed may keep the update open, until its lease ends there. */
+static void expect_open_updates_locked(struct fleet_control *fc, const struct fleet_session *s)
+{
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].two_phase && s->parts[i].removed && !part_takes_part(&s->parts[i]))
+            fc->update_in_doubt[s->parts[i].upstream] = true;
 }
 
 /* Checked twice: an engine may be restarted while the version is committed. Later restarts are
@@ -310,6 +313,7 @@ static size_t commit_version(struct fleet_control *fc, struct fleet_session *s)
             fleet_proof_want(fc, s->parts[i].upstream);
     mtx_lock(&fc->lock);
     s->serial = serial;
+    expect_open_updates_locked(fc, s);
     mtx_unlock(&fc->lock);
     return n_finished(s);
 }
@@ -322,7 +326,7 @@ static int serve_version(struct fleet_control *fc, struct fleet_session *s, cons
                          struct err *e)
 {
     const struct err none = {0};
-    size_t n_done, min_ready = fleet_session_min_ready(fc, s);
+    size_t n_done, min_ready;
     int rc;
 
     s->committing_since_us = clock_now_us();
@@ -334,6 +338,9 @@ static int serve_version(struct fleet_control *fc, struct fleet_session *s, cons
         rc = align_pauses(fc, s, e);
     fleet_release_finished(fc, s);
     fleet_label_parts(fc, s);
+    mtx_lock(&fc->lock);
+    min_ready = fleet_session_min_ready_locked(fc, s);
+    mtx_unlock(&fc->lock);
     n_done = commit_version(fc, s);
     if (rc == 0 && n_done < min_ready) {
         fleet_session_cause_error(s, min_ready, e);

@@ -5,12 +5,13 @@
 
 #include "fleet/update/fleet_fanout.h"
 
-/* fleet_session_min_ready - how many engines must get the version for the update to be committed:
- * --min-ready, or one for a repair. */
-size_t fleet_session_min_ready(struct fleet_control *fc, const struct fleet_session *s);
+/* fleet_session_min_ready_locked - how many engines must get the version for the update to be
+ * committed: --min-ready, or one for a repair. An engine that joined after the start takes no part,
+ * so without --min-ready it is all parts. First the parts of engines that were removed are marked:
+ * they do not count, neither here nor for the quorum. */
+size_t fleet_session_min_ready_locked(struct fleet_control *fc, struct fleet_session *s);
 
-bool fleet_has_quorum(struct fleet_control *fc,
-                      const struct fleet_session *s); /* with --min-ready */
+bool fleet_has_quorum(struct fleet_control *fc, struct fleet_session *s); /* with --min-ready */
 /* fleet_refuse_handoff - ERR_CONFLICT: a hand-off of this server is under way. Returns -1. */
 int fleet_refuse_handoff(const struct fleet_session *s, struct err *e);
 int fleet_refuse_closed(const struct fleet_session *s, struct err *e);
@@ -38,6 +39,12 @@ void fleet_abort_with_lock(struct fleet_control *fc, struct fleet_session *s,
 /* part_drop_failed - drop a part if its request failed. The caller holds the lock. */
 void part_drop_failed(struct fleet_part *p, const struct fleet_result *results);
 
+/* fleet_wake_parts - wake engines that may have missed the last wake, since tensors that come while
+ * the weights are asleep make them crash, and drop those that refuse. Not an SGLang: it crashes by
+ * a second wake. The caller owns the operation lock. Blocks: up to FLEET_SLEEP_US. Errors:
+ * fleet_request's; ERR_NO_MEMORY. */
+int fleet_wake_parts(struct fleet_control *fc, struct fleet_session *s, struct err *e);
+
 /* fleet_must_start_parts - has an engine to be told to start before it gets these tensors?
  * fleet_start_parts - tell those engines to start, and drop the ones that refuse. An engine that
  * may still have an earlier update open gets a finish for that first. The caller owns the operation
@@ -50,7 +57,7 @@ int fleet_start_parts(struct fleet_control *fc, struct fleet_session *s, const j
 
 /* fleet_set_cause - the error for the client, from the parts that are out.
  * @e  clean; set. No lock held. */
-void fleet_set_cause(struct fleet_control *fc, const struct fleet_session *s, struct err *e);
+void fleet_set_cause(struct fleet_control *fc, struct fleet_session *s, struct err *e);
 
 /* fleet_release_unchanged - for engines that are paused for the update and unchanged: close their
  * own updates, restore their versions, and resume them. An engine on which that fails is fenced. An

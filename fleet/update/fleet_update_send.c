@@ -83,7 +83,7 @@ static int prepare_with_lock(struct fleet_control *fc, struct fleet_session *s,
     if (!s->repair) /* its engines get no requests, and the others go on */
         fleet_set_updating(fleet_of(fc), true);
     fleet_apply_quiesce(fc);
-    if (pause_parts(fc, s, tensors, &named, e) == 0 &&
+    if (fleet_wake_parts(fc, s, e) == 0 && pause_parts(fc, s, tensors, &named, e) == 0 &&
         fleet_set_dirty_markers(fc, s, &named, e) == 0)
         rc = fleet_start_parts(fc, s, tensors, e);
     if (rc == 0)
@@ -130,7 +130,8 @@ static int sending_begin(struct fleet_control *fc, struct fleet_session *s, stru
         rc = err_set(e, ERR_CONFLICT, "", "update %s is %s: it takes no more tensors", s->id,
                      update_phase_name(s->phase));
     else if (alone && s->sending)
-        rc = err_set(e, ERR_CONFLICT, "", "another request of update %s is under way", s->id);
+        rc = err_set(e, ERR_CONFLICT, "",
+                     "another request of update %s is under way: retry when it has ended", s->id);
     if (rc == 0) {
         if (s->n_running++ == 0)
             s->receiving_since_us = clock_now_us();
@@ -187,7 +188,7 @@ static int drop_non_members(struct fleet_control *fc, struct fleet_session *s, c
     for (size_t i = 0; rc == 0 && i < s->n_parts; i++)
         if (part_takes_part(&s->parts[i]) && !group->joined[s->parts[i].upstream])
             part_drop(&s->parts[i], FLEET_SKIPPED, 0, &why);
-    has_quorum = fleet_session_has_quorum(s, fleet_session_min_ready(fc, s));
+    has_quorum = fleet_session_has_quorum(s, fleet_session_min_ready_locked(fc, s));
     mtx_unlock(&fc->lock);
     if (rc != 0)
         return rc;
@@ -234,10 +235,11 @@ static enum session_verdict apply_send_results(struct fleet_control *fc, struct 
                                                struct fleet_result *result, bool repeats,
                                                struct err *e)
 {
-    size_t min_ready = fleet_session_min_ready(fc, s);
     enum session_verdict verdict = VERDICT_RETRY;
+    size_t min_ready;
 
     mtx_lock(&fc->lock);
+    min_ready = fleet_session_min_ready_locked(fc, s);
     if (!fleet_session_is_open(s)) {
         (void)fleet_refuse_closed(s, e);
     } else {
@@ -320,7 +322,7 @@ static int tensors_validate(struct fleet_control *fc, struct fleet_session *s,
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
-        if (!s->parts[i].two_phase)
+        if (!s->parts[i].two_phase && part_takes_part(&s->parts[i]))
             batch_add(&b, s, i, body_for(t, NULL, &s->parts[i]));
     mtx_unlock(&fc->lock);
     return fleet_validate(fc, API_UPDATE_WEIGHTS, b.targets, b.n, e);
@@ -378,6 +380,29 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
         release_dropped(fc, s);
     sending_end(fc, s, e);
     if (verdict == VERDICT_ABORT)
+        (void)fleet_abort_update_wait(fc, s, e, &ignored);
+    return e->code == ERR_NONE ? 0 : -1;
+}
+
+int fleet_drop_engine(struct fleet_control *fc, struct fleet_session *s, size_t upstream,
+                      const struct err *why, struct err *e)
+{
+    struct err ignored = {0};
+    size_t min_ready;
+
+    if (sending_begin(fc, s, e) != 0)
+        return -1;
+    mtx_lock(&fc->lock);
+    min_ready = fleet_session_min_ready_locked(fc, s);
+    for (size_t i = 0; i < s->n_parts && fleet_session_is_open(s); i++)
+        if (s->parts[i].upstream == upstream && part_takes_part(&s->parts[i]))
+            part_drop(&s->parts[i], FLEET_UNKNOWN, 0, why);
+    if (!fleet_session_has_quorum(s, min_ready))
+        fleet_session_cause_error(s, min_ready, e);
+    mtx_unlock(&fc->lock);
+    fleet_fence_parts(fc, s);
+    sending_end(fc, s, e);
+    if (e->code != ERR_NONE)
         (void)fleet_abort_update_wait(fc, s, e, &ignored);
     return e->code == ERR_NONE ? 0 : -1;
 }

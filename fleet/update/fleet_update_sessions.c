@@ -86,28 +86,45 @@ bool fleet_update_is_open(struct fleet_control *fc, const struct fleet_session *
     return open;
 }
 
-size_t fleet_session_min_ready(struct fleet_control *fc, const struct fleet_session *s)
+bool fleet_update_has_engine(struct fleet_control *fc, const struct fleet_session *s,
+                             size_t upstream)
 {
-    return s->repair ? 1 : fleet_min_ready(fc);
+    bool has = false;
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < s->n_parts && fleet_session_is_open(s); i++)
+        has = has || (s->parts[i].upstream == upstream && part_takes_part(&s->parts[i]));
+    mtx_unlock(&fc->lock);
+    return has;
 }
 
-bool fleet_has_quorum(struct fleet_control *fc, const struct fleet_session *s)
+size_t fleet_session_min_ready_locked(struct fleet_control *fc, struct fleet_session *s)
 {
-    size_t min_ready = fleet_session_min_ready(fc, s);
+    struct upstream_endpoint at;
+    size_t n = 0;
+
+    for (size_t i = 0; i < s->n_parts; i++) {
+        upstreams_get(fc->upstreams, s->parts[i].upstream, &at);
+        s->parts[i].removed = s->parts[i].removed || at.removed;
+        n += !s->parts[i].removed;
+    }
+    return s->repair ? 1 : upstreams_n_needed(fc->upstreams, n);
+}
+
+bool fleet_has_quorum(struct fleet_control *fc, struct fleet_session *s)
+{
     bool has_quorum;
 
     mtx_lock(&fc->lock);
-    has_quorum = fleet_session_has_quorum(s, min_ready);
+    has_quorum = fleet_session_has_quorum(s, fleet_session_min_ready_locked(fc, s));
     mtx_unlock(&fc->lock);
     return has_quorum;
 }
 
-void fleet_set_cause(struct fleet_control *fc, const struct fleet_session *s, struct err *e)
+void fleet_set_cause(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
-    size_t min_ready = fleet_session_min_ready(fc, s);
-
     mtx_lock(&fc->lock);
-    fleet_session_cause_error(s, min_ready, e);
+    fleet_session_cause_error(s, fleet_session_min_ready_locked(fc, s), e);
     mtx_unlock(&fc->lock);
 }
 

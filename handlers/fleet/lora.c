@@ -1,5 +1,6 @@
 /* The routes of adapters in front of upstream engines. */
 #include "base/log.h"
+#include "fleet/adapter_dir.h"
 #include "fleet/fleet_control.h"
 #include "fleet/fleet_locks.h"
 #include "fleet/fleet_lora.h"
@@ -7,8 +8,10 @@
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
+#include "handlers/fleet/lora_sent.h"
 #include "handlers/reply.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum { LORA_S_DEFAULT = 120, LORA_S_MAX = 3600 };
@@ -125,20 +128,53 @@ static int lora_reply(struct app *app, struct http_request *x, const char *name,
     return 0;
 }
 
+/* Files of an adapter that the fleet does not have, or has another revision of. The caller owns the
+ * operation lock. Without memory they stay until the next load or unload. */
+static void remove_old_files(struct app *app, const char *name)
+{
+    char *path;
+
+    if (app->fleet->adapter_dir == NULL || fleet_lora_path(app->fleet->control, name, &path) != 0)
+        return;
+    adapter_dir_keep_only(app->fleet->adapter_dir, name, path);
+    free(path);
+}
+
+/* Tensors that came with the request become files first, which the engines load, now and again. The
+ * caller owns the operation lock. */
+static int load_on_all(struct app *app, struct fleet_lora_request *req, json_t *body,
+                       struct lora_sent *sent, struct fleet_lora_reply *reply, struct err *e)
+{
+    char *path = NULL;
+    int rc = 0;
+
+    if (sent->content.tensors != NULL)
+        rc = lora_sent_write(sent, app->fleet->adapter_dir, body, &path, e);
+    if (path != NULL)
+        req->path = path;
+    if (rc == 0)
+        rc = fleet_lora_load(app->fleet->control, req, body, reply, e);
+    remove_old_files(app, req->name);
+    free(path);
+    req->path = NULL;
+    return rc;
+}
+
 int handle_fleet_lora_load(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_lora_request req = {0};
     struct fleet_lora_reply reply = {0};
-    json_t *body;
-    int rc;
+    struct lora_sent sent = {0};
+    json_t *body = NULL;
+    int rc = body_is_tensors(x) ? lora_sent_parse(&sent, &body, x, e)
+                                : body_parse(&body, x, x->route, e);
 
-    if (body_parse(&body, x, x->route, e) != 0)
-        return -1;
-    rc = load_parse(&req, body, e);
+    if (rc == 0)
+        rc = load_parse(&req, body, e);
     if (rc == 0)
         rc = fleet_op_lock(app->fleet->control, x, "the load of an adapter", e);
     if (rc == 0) {
-        rc = fleet_lora_load(app->fleet->control, &req, body, &reply, e);
+        rc = load_on_all(app, &req, body, &sent, &reply, e);
         log_adapter("lora.loaded", req.name, reply.revision, e);
         rc = lora_reply(app, x, req.name, rc, &reply, e);
         fleet_op_unlock(app->fleet->control);
@@ -161,6 +197,7 @@ int handle_fleet_lora_unload(struct app *app, struct http_request *x, struct err
         rc = fleet_op_lock(app->fleet->control, x, "the unload of an adapter", e);
     if (rc == 0) {
         rc = fleet_lora_unload(app->fleet->control, name, body, &reply, e);
+        remove_old_files(app, name);
         log_adapter("lora.unloaded", name, reply.revision, e);
         rc = lora_reply(app, x, name, rc, &reply, e);
         fleet_op_unlock(app->fleet->control);

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/prometheus.h"
+#include "fleet/adapter_dir.h"
 #include "fleet/fleet_control.h"
 #include "fleet/handoff/handoff.h"
 #include "fleet/members/upstreams.h"
@@ -164,6 +165,10 @@ void metrics_fleet(struct app *app, struct buf *out)
     prom_one(out, "baton_fleet_min_ready", "gauge", "Upstreams that must serve to be ready",
              s.min_ready);
     put_lanes(&s, out);
+    if (app->fleet->adapter_dir != NULL)
+        prom_one(out, "baton_adapter_dir_bytes", "gauge",
+                 "Bytes of adapters in --adapter-dir, which upstreams that lack them load again",
+                 adapter_dir_nbytes(app->fleet->adapter_dir));
     if (app->fleet->handoff != NULL)
         put_handoff(app->fleet->handoff, out);
     if (rows == NULL) {

@@ -47,11 +47,12 @@ static json_t *upstream_json(const struct upstream_endpoint *at, const struct up
                              json_t *lacks, json_t *proof)
 {
     return json_pack(
-        "{s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o, s:o, s:o}",
-        "upstream", at->name, "dialect", upstream_kind_name(at->kind), "state",
-        upstream_state_name(info->state), "weight_version", text_or_null(info->report.label),
-        "serial", info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(),
-        "process", text_or_null(info->report.process), "outstanding", "generate",
+        "{s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o, s:o, s:o}",
+        "upstream", at->name, "dialect", upstream_kind_name(at->kind), "origin",
+        at->requested ? "request" : "configuration", "state", upstream_state_name(info->state),
+        "weight_version", text_or_null(info->report.label), "serial",
+        info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(), "process",
+        text_or_null(info->report.process), "outstanding", "generate",
         (json_int_t)info->n_outstanding[FLEET_GENERATE], "text",
         (json_int_t)info->n_outstanding[FLEET_TEXT], "n_granted", (json_int_t)info->n_granted,
         "n_missed", (json_int_t)info->n_failures, "last_heard_s",
@@ -60,7 +61,7 @@ static json_t *upstream_json(const struct upstream_endpoint *at, const struct up
         "missing_adapters", lacks, "proof", proof);
 }
 
-static json_t *one_upstream_json(const struct app *app, size_t upstream)
+json_t *fleet_upstream_json(const struct app *app, size_t upstream)
 {
     struct upstream_info info;
     struct upstream_endpoint at;
@@ -69,6 +70,11 @@ static json_t *one_upstream_json(const struct app *app, size_t upstream)
     fleet_info(upstreams_fleet(app->fleet->upstreams), upstream, &info);
     return upstream_json(&at, &info, fleet_missing_adapters_json(app->fleet->control, upstream),
                          fleet_proof_json(app->fleet->control, upstream));
+}
+
+json_t *fleet_removed_json(const struct upstream_endpoint *at, const struct upstream_info *info)
+{
+    return upstream_json(at, info, json_array(), json_null());
 }
 
 /* A removed engine is listed while requests run there. */
@@ -87,7 +93,7 @@ static json_t *all_upstreams_json(const struct app *app)
         struct upstream_info info;
 
         fleet_info(upstreams_fleet(app->fleet->upstreams), i, &info);
-        if (!is_listed(&info) || json_array_append_new(list, one_upstream_json(app, i)) == 0)
+        if (!is_listed(&info) || json_array_append_new(list, fleet_upstream_json(app, i)) == 0)
             continue;
         json_decref(list);
         list = NULL;
@@ -204,8 +210,9 @@ static json_t *stage_json(const struct app *app)
     handoff_info_get(app->fleet->handoff, &now);
     store_info(app->weights->store, &info);
     return json_pack(
-        "{s:s, s:I, s:I, s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:o}", "memory",
-        store_in_host_memory(app->weights->store) ? "host" : "gpu", "window_nbytes",
+        "{s:s, s:s, s:I, s:I, s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:o}", "memory",
+        store_in_host_memory(app->weights->store) ? "host" : "gpu", "placement",
+        store_sharded(app->weights->store) ? "sharded" : "replicated", "window_nbytes",
         (json_int_t)handoff_window_nbytes(app->fleet->handoff), "n_devices",
         (json_int_t)app->weights->n_devices, "state", store_state_name(info.state), "plan_digest",
         store_model_spec(app->weights->store)->tensor_list->digest, "weight_version",
@@ -263,27 +270,13 @@ int handle_fleet_upstreams(struct app *app, struct http_request *x, struct err *
     return 0;
 }
 
-static int no_upstreams(struct err *e)
-{
-    return err_set(e, ERR_NO_UPSTREAMS, "",
-                   "the server has an engine of its own: it was not started with --upstream");
-}
-
 int handle_upstreams(struct app *app, struct http_request *x, struct err *e)
 {
     (void)app;
     (void)x;
-    return no_upstreams(e);
+    return err_set(e, ERR_NO_UPSTREAMS, "",
+                   "the server has an engine of its own: it was not started with --upstream");
 }
-
-int handle_resync(struct app *app, struct http_request *x, struct err *e)
-{
-    (void)app;
-    (void)x;
-    return no_upstreams(e);
-}
-
-const char *const resync_members[] = {"upstream", NULL};
 
 int handle_fleet_resync(struct app *app, struct http_request *x, struct err *e)
 {
@@ -299,6 +292,6 @@ int handle_fleet_resync(struct app *app, struct http_request *x, struct err *e)
         rc = fleet_resync_one(app->fleet->control, x, name, &i, e);
     json_decref(body);
     if (rc == 0)
-        reply_json(x, 200, one_upstream_json(app, i));
+        reply_json(x, 200, fleet_upstream_json(app, i));
     return rc;
 }

@@ -11,6 +11,8 @@
 #include <stdint.h>
 
 struct app;
+struct upstream_endpoint;
+struct upstream_info;
 
 /* fleet_ready - would a generate that is sent now be served? Threads: any. Blocks: no.
  * Errors: ERR_UNSYNCED: too few engines serve (which do not, and why); ERR_PAUSED; ERR_ASLEEP;
@@ -22,6 +24,12 @@ void metrics_fleet(struct app *app, struct buf *out);
 
 /* fleet_status_json - the reply of GET /v1/status (new); NULL: no memory. */
 json_t *fleet_status_json(const struct app *app);
+
+/* fleet_upstream_json - the row of one engine in GET /v1/upstreams (new); NULL: no memory. */
+json_t *fleet_upstream_json(const struct app *app, size_t upstream);
+
+/* fleet_removed_json - the same of an engine that was removed just now. */
+json_t *fleet_removed_json(const struct upstream_endpoint *at, const struct upstream_info *info);
 
 /* fleet_handed_json - with --stage: each upstream, and whether it has the version that was
  * committed here with this serial (new); NULL: no memory. Threads: any. Blocks: no. */
@@ -35,6 +43,12 @@ int handle_fleet_status(struct app *app, struct http_request *x, struct err *e);
  * ranks. */
 int handle_fleet_ranks(struct app *app, struct http_request *x, struct err *e);
 int handle_fleet_upstreams(struct app *app, struct http_request *x, struct err *e);
+/* handle_fleet_upstream_add, handle_fleet_upstream_remove - an engine joins or leaves the fleet.
+ * The reply does not wait for it. Errors: of upstreams_add, upstreams_remove. */
+int handle_fleet_upstream_add(struct app *app, struct http_request *x, struct err *e);
+int handle_fleet_upstream_remove(struct app *app, struct http_request *x, struct err *e);
+/* handle_fleet_prove - blocks until the upstreams are proven. Errors: of fleet_proof_ask. */
+int handle_fleet_prove(struct app *app, struct http_request *x, struct err *e);
 /* handle_fleet_resync - asks the engine first. Blocks. Errors: as fleet_resync_one. */
 int handle_fleet_resync(struct app *app, struct http_request *x, struct err *e);
 

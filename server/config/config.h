@@ -50,15 +50,20 @@ enum { CONFIG_LIST_MAX = 256 };
       "default), vllm or sglang; once for each engine, separated by blanks in the "                \
       "variable; SIGHUP reads the key files again")                                                \
     X(STR, upstream_file, "upstream-file", "FILE", "", 0, 0,                                       \
-      "more upstreams, one SPEC per line, '#' begins a comment; SIGHUP reads it again")            \
+      "more upstreams, one SPEC per line, '#' begins a comment; SIGHUP reads it again; it may "    \
+      "have only comments, then upstreams are added by POST /v1/upstreams")                        \
     X(STR, stage, "stage", "LIST", "none", 0, 0,                                                   \
       "GPUs of this host that receive each update before the upstreams do, as --device; once "     \
       "it is committed there, the upstreams, which must be on this host too, get it by CUDA "      \
       "IPC; host: it is received in page-locked host memory instead, and goes through windows "    \
       "on one GPU, cuda:0, or another as host,cuda:1; none: upstreams receive updates themselves") \
     X(NBYTES, stage_window, "stage-window", "BYTES", "0", 0, UINT64_MAX / 2,                       \
-      "with --stage host: size of each of the two windows on the GPU; not less than the largest "  \
-      "tensor has; 0: 1GiB, or as much as the largest tensor has")                                 \
+      "with --stage host: size of each of the two windows on the GPU; not less than the tensors "  \
+      "of a layer that are sent together have; 0: 1GiB, or as much as they have")                  \
+    X(STR, adapter_dir, "adapter-dir", "DIR", "", 0, 0,                                            \
+      "directory that the upstreams read under the same path: adapters that are sent as a body "   \
+      "of tensors are kept there, and loaded by each upstream, again by one that lacks them; "     \
+      "default: such requests are refused")                                                        \
     X(STR, prove, "prove", "WHAT", "canary", 0, 0,                                                 \
       "what each vLLM or SGLang is asked for after an update, which waits for none of it: "        \
       "canary: log-probabilities of a fixed prompt, which must be finite and equal to those "      \
@@ -167,10 +172,14 @@ enum { CONFIG_LIST_MAX = 256 };
     X(INT, max_lora_rank, "max-lora-rank", "N", "64", 1, 4096, "largest rank of a LoRA adapter")   \
     X(NBYTES, max_lora_bytes, "max-lora-bytes", "BYTES", "4GiB", 65536, UINT64_MAX / 2,            \
       "memory for LoRA adapters, including those being loaded and old revisions still in "         \
-      "use; more get 507")                                                                         \
+      "use; with --adapter-dir: bytes of all adapters in it; more get 507")                        \
     X(STR, device, "device", "LIST", "cpu", 0, 0,                                                  \
       "memory of the weights: cpu, or cuda:0 or cuda:0,cuda:1 or GPU UUIDs: a rank on "            \
       "each")                                                                                      \
+    X(STR, placement, "placement", "WHERE", "replicated", 0, 0,                                    \
+      "with several GPUs in --device (and --engine none) or --stage: replicated: each keeps "      \
+      "whole versions; sharded: each keeps its share, all together have a version once, and "      \
+      "the upstreams map each share from its GPU")                                                 \
     X(STR, cuda_library, "cuda-library", "FILE", "", 0, 0,                                         \
       "the CUDA driver's library; default: libcuda.so.1, as the loader finds it")                  \
     X(STR, nccl_library, "nccl-library", "FILE", "", 0, 0,                                         \
@@ -275,6 +284,8 @@ bool config_has_stage(const struct config *c);
 /* config_stage_is_host - is what it receives for them in host memory (--stage host)?
  * config_stage_device - the GPUs of --stage, in the form of --device. Borrowed. */
 bool config_stage_is_host(const struct config *c);
+/* config_is_sharded - does each GPU keep its share of a version (--placement sharded)? */
+bool config_is_sharded(const struct config *c);
 const char *config_stage_device(const struct config *c);
 
 /* config_has_file - was a configuration file given?

@@ -5,24 +5,33 @@
 #include <string.h>
 
 /* Options of a server with an engine of its own. */
-static const char *const own[] = {"served-model-name", "engine",        "engine-threads",
-                                  "engine-pin",        "max-num-seqs",  "kv-cache",
-                                  "max-loras",         "max-lora-rank", "max-lora-bytes",
-                                  "max-model-len",     "device",        "max-num-batched-tokens",
-                                  "logprobs-mode",     "max-logprobs",  "return-routed-experts",
+static const char *const own[] = {"served-model-name",
+                                  "engine",
+                                  "engine-threads",
+                                  "engine-pin",
+                                  "max-num-seqs",
+                                  "kv-cache",
+                                  "max-loras",
+                                  "max-lora-rank",
+                                  "max-model-len",
+                                  "device",
+                                  "max-num-batched-tokens",
+                                  "logprobs-mode",
+                                  "max-logprobs",
+                                  "return-routed-experts",
                                   "max-rollouts-bytes"};
 /* Options of a server that receives updates itself. */
 static const char *const received[] = {
     "weights",         "weight-version", "allow-path",       "cuda-library", "nccl-library",
     "nccl-allow-cidr", "max-versions",   "max-weight-bytes", "pin-timeout",  "non-finite",
-    "state-dir",       "snapshot",       "serve-base"};
+    "state-dir",       "snapshot",       "serve-base",       "placement"};
 /* Options that need --state-dir. */
 static const char *const needs_state[] = {"snapshot", "serve-base"};
 /* In front of a fleet each of these says what an update must contain: only one may be given. */
 static const char *const model[] = {"model"}, *const model_spec[] = {"manifest"};
 /* Options of a server in front of a fleet. */
-static const char *const theirs[] = {"min-ready", "probe-interval", "probe-timeout", "stage",
-                                     "stage-window", "prove"};
+static const char *const theirs[] = {"min-ready",    "probe-interval", "probe-timeout", "stage",
+                                     "stage-window", "prove",          "adapter-dir"};
 
 /* The first option of the list that was given, or NULL. */
 static const struct config_option *option_given(const struct config_loader *l,
@@ -58,6 +67,17 @@ static int state_fits(const struct config_loader *l, struct err *e)
     return 0;
 }
 
+/* The limit is for the adapters of an engine of its own, or for those in --adapter-dir. */
+static int adapters_fit(const struct config_loader *l, struct err *e)
+{
+    static const char *const limit[] = {"max-lora-bytes"};
+    const struct config_option *o = option_given(l, limit, 1);
+
+    if (o == NULL || l->config.adapter_dir != NULL)
+        return 0;
+    return option_refuse(l, o, "it has no effect with --upstream and without --adapter-dir", e);
+}
+
 static int upstreams_fit(const struct config_loader *l, struct err *e)
 {
     const struct config_option *o = option_given(l, own, sizeof own / sizeof own[0]);
@@ -74,7 +94,7 @@ static int upstreams_fit(const struct config_loader *l, struct err *e)
                              "it has no effect with --upstream and without --stage: this server "
                              "then has no weights of its own; remove it, or remove --upstream",
                              e);
-    if (config_has_stage(&l->config) && state_fits(l, e) != 0)
+    if (adapters_fit(l, e) != 0 || (config_has_stage(&l->config) && state_fits(l, e) != 0))
         return -1;
     if (l->config.stage_window != 0 && !config_stage_is_host(&l->config))
         return option_refuse(
@@ -82,6 +102,11 @@ static int upstreams_fit(const struct config_loader *l, struct err *e)
             "it has no effect without --stage host: the upstreams map a version on "
             "a GPU whole",
             e);
+    if (config_is_sharded(&l->config) && config_stage_is_host(&l->config))
+        return option_refuse(l, config_find("placement", strlen("placement")),
+                             "sharded spreads a version over GPUs, and --stage host keeps it in "
+                             "host memory: name GPUs, as in --stage cuda:0,cuda:1, or remove it",
+                             e);
     if (on_update != NULL && strcmp(on_update, "finish") == 0)
         return option_refuse(
             l, config_find("on-update", strlen("on-update")),
@@ -103,6 +128,11 @@ bool config_has_upstreams(const struct config *c)
 bool config_has_stage(const struct config *c)
 {
     return config_has_upstreams(c) && strcmp(c->stage, "none") != 0;
+}
+
+bool config_is_sharded(const struct config *c)
+{
+    return strcmp(c->placement, "sharded") == 0;
 }
 
 bool config_stage_is_host(const struct config *c)
@@ -127,5 +157,10 @@ int config_fit(const struct config_loader *l, struct err *e)
     o = option_given(l, theirs, sizeof theirs / sizeof theirs[0]);
     if (o != NULL)
         return option_refuse(l, o, "it has no effect without --upstream or --upstream-file", e);
+    if (config_is_sharded(&l->config) && strcmp(l->config.engine, "none") != 0)
+        return option_refuse(l, config_find("placement", strlen("placement")),
+                             "sharded is for --engine none and --stage: the embedded engine keeps "
+                             "each version in host memory too",
+                             e);
     return state_fits(l, e);
 }

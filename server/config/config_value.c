@@ -26,6 +26,7 @@ static const char *const on_update_words[] = {"continue", "finish", "recompute",
 static const char *const logprobs_words[] = {"raw_logprobs", "processed_logprobs", NULL};
 static const char *const routed_words[] = {"on-request", "vllm", "prime-rl", NULL};
 static const char *const prove_words[] = {"none", "canary", "checksums", NULL};
+static const char *const placement_words[] = {"replicated", "sharded", NULL};
 static const char *const non_finite_words[] = {"refuse", "warn", "allow", NULL};
 static const struct {
     const char *flag;
@@ -38,7 +39,8 @@ static const struct {
                {"on-update", on_update_words},
                {"non-finite", non_finite_words},
                {"return-routed-experts", routed_words},
-               {"prove", prove_words}};
+               {"prove", prove_words},
+               {"placement", placement_words}};
 
 /* Strings live as long as the config: a list of blocks, freed together. */
 struct text {

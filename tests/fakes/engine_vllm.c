@@ -32,7 +32,7 @@ static void models(struct conn *c, const json_t *body)
 static void metrics(struct conn *c, const json_t *body)
 {
     const struct engine *e = c->e;
-    char text[1024];
+    char text[2048];
 
     (void)body;
     (void)snprintf(text, sizeof text,
@@ -40,11 +40,14 @@ static void metrics(struct conn *c, const json_t *body)
                    "in seconds.\n"
                    "# TYPE process_start_time_seconds gauge\n"
                    "process_start_time_seconds %.2f\n"
+                   "# TYPE vllm:num_preemptions_created gauge\n"
+                   "vllm:num_preemptions_created{engine=\"0\",model_name=\"%.128s\"} %.9f\n"
                    "# TYPE vllm:num_requests_running gauge\n"
                    "vllm:num_requests_running{engine=\"0\",model_name=\"%.128s\"} %zu.0\n"
                    "# TYPE vllm:num_requests_waiting gauge\n"
                    "vllm:num_requests_waiting{engine=\"0\",model_name=\"%.128s\"} %zu.0\n",
-                   e->started_s, e->o.model, e->n_running, e->o.model, state_waiting(e));
+                   e->started_s, e->o.model, e->started_s, e->o.model, e->n_running, e->o.model,
+                   state_waiting(e));
     conn_reply_text(c, 200, text);
 }
 

@@ -1,6 +1,6 @@
-"""Section "handed over" of test_sglang_real.py: baton receives each update itself, on the GPU,
-and hands it to SGLang. SGLang is killed when it is told to copy, and started again: it gets the
-version from baton, without the trainer."""
+"""Sections "handed over" and "in windows" of test_sglang_real.py: baton receives each update itself,
+on the GPU or in host memory, and hands it to SGLang. SGLang is killed when it is to copy, and
+started again: it gets the version from baton, without the trainer."""
 
 import time
 
@@ -13,6 +13,7 @@ from sglang_updates import Scenario
 
 TOLD_TO_COPY = "/update_weights_from_tensor"
 HANDED_S = 60
+PROVEN_S = 60
 
 
 def scenarios():
@@ -24,7 +25,22 @@ def scenarios():
             yield Scenario("tensor", flat, True, None, None, 0, n)
 
 
-OPTIONS = ("--stage", "cuda:0", "--manifest", ipc.CHECKPOINTS / f"{engines.FIRST}.safetensors")
+MANIFEST = ("--manifest", ipc.CHECKPOINTS / f"{engines.FIRST}.safetensors")
+OPTIONS = ("--stage", "cuda:0", *MANIFEST)
+WINDOWS = ("--stage", "host", "--stage-window", 300000, *MANIFEST)  # 9 of them
+
+
+def play_windows(play, play_all):
+    """From host memory: flattened buckets, in two halves of a window that are used in turn."""
+    play.drop_front(killed=False)
+    play.front_options = WINDOWS
+    try:
+        play_all(play, scenarios())
+        stage = play.front.status()["stage"] if play.front is not None else {"n_repairs": 0}
+        play.checks.same(stage["n_repairs"], 0, "no SGLang kept a window")
+    finally:
+        play.front_options = ()
+        play.drop_front(killed=False)
 
 
 def play_handoff(play, play_all):
@@ -38,6 +54,9 @@ def play_handoff(play, play_all):
             with play.checks.section(title), play.repaired():
                 play.begins()
                 engine_dies(play)
+        if play.args.match in "its checksums":
+            with play.checks.section(f"{play.checks.title}: its checksums"), play.repaired():
+                checksums(play)
     finally:
         play.front_options = ()
         play.drop_front(killed=False)
@@ -57,7 +76,7 @@ def engine_dies(play):
             told = str(e)
         tap.before = lambda path: None
         checks.that(play.engine.child.poll() is not None, "it was killed in mid hand-off")
-        checks.that("committed here" in told, "the trainer is told", told)
+        checks.that("committed here" in told, "the trainer gets the error", told)
         play.start_engine()
         play.engine_is_up()
         began = time.monotonic()
@@ -70,6 +89,31 @@ def engine_dies(play):
         updates.push(play, server, scenario, play.step)
         play.serves(server, play.step, "after the restart")
         play.drop_front(killed=False)
+
+
+def checksums(play):
+    """What SGLang's own checker says is equal to the committed bytes, where it has a parameter of the name."""
+    checks, scenario = play.checks, Scenario("tensor", False, True, None, None, 0, 1)
+    play.drop_front(killed=False)
+    play.front_options = (*OPTIONS, "--prove", "checksums")
+    play.begins()
+    server = play.new_front()
+    play.served_again(server)
+    for _ in range(2):
+        play.step = play.next_step()
+        updates.push(play, server, scenario, play.step)
+
+        def proof():
+            return server.get("/v1/upstreams")["list"][0]["proof"] or {}
+
+        world.until(lambda: proof().get("state") not in (None, "unproven"), "it is proven", PROVEN_S)
+        found = proof()
+        equal = (found["checksums"] or {}).get("committed") or {}
+        checks.that(found["state"] == "proven" and equal.get("n_equal", 0) > 0 and equal["n_wrong"] == 0,
+                    "its checksums are those of the committed bytes", str(found))
+        play.serves(server, play.step, "with checksums")
+    play.front_options = OPTIONS
+    play.drop_front(killed=False)
 
 
 def handed(server):

@@ -3,7 +3,8 @@ by NCCL (rank 0 on GPU 1), tensors by CUDA IPC, files; by SGLang's routes and by
 pause mode, idle and with requests held. Each update ends in the tokens of the pushed checkpoint,
 though the cache was filled with the same prompts by the one before. baton, engine and trainer are
 killed in mid transfer: until the group is joined again and a whole update has come, nothing is
-generated that no one checkpoint would. "handed over" is played where it is asked for.
+generated that no one checkpoint would. "handed over" and "in windows" are played where they are
+asked for.
 
 Usage: test_sglang_real.py --baton BATON [--only SECTION[,SECTION...]] [--match WORD] [--straight]
                            [--limit S] [--out DIR] [--device cuda|cpu]
@@ -281,6 +282,10 @@ def handed_over(play):
     sglang_handoff.play_handoff(play, play_all)
 
 
+def in_windows(play):
+    sglang_handoff.play_windows(play, play_all)
+
+
 def straight(play):
     """Where SGLang itself is wrong, what is through baton says nothing."""
     play.drop_front(killed=False)
@@ -296,9 +301,10 @@ SECTIONS = {  # what is played, and the GPUs that it takes
     "tensors through baton": (tensors_through_baton, 1),
     "disk through baton": (disk_through_baton, 1),
     "handed over": (handed_over, 1),
+    "in windows": (in_windows, 1),
     "straight": (straight, 1),
 }
-ASKED_FOR = ("handed over", "straight")
+ASKED_FOR = ("handed over", "in windows", "straight")
 
 
 # --- main

@@ -1,13 +1,13 @@
 """A trainer, baton that receives its updates on a GPU and hands them over (--stage), and two real
 vLLM 0.20 to 0.27 on GPU 0. The trainer is vLLM's own code, unmodified: by CUDA IPC on GPU 0, by
-NCCL from GPU 1. Each update ends in the tokens and logprobs of the checkpoint that was pushed, also
+NCCL from GPU 1 where there is one. Each update ends in the tokens and logprobs of the checkpoint that was pushed, also
 where it goes through windows from host memory (--stage host: vLLM 0.24 and later). The trainer is
 killed in mid transfer, an engine in mid hand-off. 200 updates under load: each token is of a
 checkpoint that was served then, no request is lost, and nothing grows.
 
 Usage: test_vllm_handoff.py --baton BATON [--only SECTION[,SECTION...]] [--budget-s S] [--out DIR]
-Ends with 0, or 1 if a check failed, or 77 (skipped) where torch, vLLM or a GPU is missing; with one
-GPU what needs two is left out. With BATON_REQUIRE_GPU=1 what is missing is a failure."""
+Ends with 0, or 1 if a check failed, or 77 (skipped) where torch, vLLM or a GPU is missing. With
+BATON_REQUIRE_GPU=1 what is missing is a failure."""
 
 import contextlib
 import os
@@ -128,64 +128,87 @@ def from_host(play):
 
 
 def by_nccl(play):
-    """Two ranks of a group cannot be on one GPU, so the trainer is on the other one."""
+    """NCCL refuses two ranks of one host on one GPU. Where there is only one, the trainer claims to
+    be on another host: the same group, whose bytes go through a socket."""
+    play.trainers.move(1 if play.args.n_gpus > 1 else 0, "of the trainer")
     behind = play.by_ipc
-    play.trainers.move(1)
     try:
         with play.stage(behind, "--nccl-library", play.args.nccl_server) as server:
             play.join(server, "baton")
             for way, members in real.NCCL_WAYS.items():
-                step = play.hand(server, "nccl", way, members)
-                play.serves(everywhere(server, behind), step, way)
+                old = play.hand(server, "nccl", way, members)
+                play.serves(everywhere(server, behind), old, way)
+        with undisturbed(play, "nccl", "--nccl-library", play.args.nccl_server) as (server, old):
+            kill_in_mid_transfer(play, server, "nccl", old)
     finally:
         play.trainers.move(0)
 
 
 def trainer_dies(play):
-    """In mid transfer, while the engines generate: none of them is disturbed."""
+    with undisturbed(play, "ipc") as (server, old):
+        kill_in_mid_transfer(play, server, "ipc", old)
+
+
+def enter(play, server, kind):
+    if kind == "nccl":
+        play.join(server, "baton")
+    else:
+        say(server, "/init_weight_transfer_engine", {"init_info": {}})
+
+
+@contextlib.contextmanager
+def undisturbed(play, kind, *options):
+    """A server, and what it serves, while the engines generate; what happens to the trainer
+    meanwhile must disturb none of them. Another trainer's update follows."""
     checks, behind = play.checks, play.by_ipc
     with contextlib.ExitStack() as stack:
         taps = [stack.enter_context(Tap(e.url)) for e in behind]
-        server = stack.enter_context(play.stage(taps))
-        say(server, "/init_weight_transfer_engine", {"init_info": {}})
-        old = play.hand(server, "ipc", "before the kill", PACKED)
+        server = stack.enter_context(play.stage(taps, *options))
+        enter(play, server, kind)
+        old = play.hand(server, kind, "before the kill", PACKED)
         with handoff_load.Load(server) as load:
             n_before = [len(tap.calls) for tap in taps]
-            update_id = kill_in_mid_transfer(play, server, old)
+            yield server, old
         checks.same(n_serving(server), len(behind), "no engine is disturbed")
         came = [c for tap, n in zip(taps, n_before) for c in tap.calls[n:]]
         found = {c.path for c in came if c.method == "POST"}
         checks.same(sorted(found), ["/v1/completions"], "nothing but requests came to them")
         checks.same(load.lost()[:3], [], "no request is lost")
         play.under_load(load, handoff_load.Served(old))
-        server.post("/v1/update_weights/abort", {"update_id": update_id})
-        say(server, "/init_weight_transfer_engine", {"init_info": {}})
-        step = play.hand(server, "ipc", "by another trainer", PACKED)
+        enter(play, server, kind)
+        step = play.hand(server, kind, "by another trainer", PACKED)
         play.serves(everywhere(server, behind), step, "by another trainer")
 
 
-def kill_in_mid_transfer(play, server, old):
-    """Returns the id of the update that is open then."""
-    step, trainer = next(play.steps), play.args.trainer
+def kill_in_mid_transfer(play, server, kind, old):
+    """The update that was open then is aborted."""
+    step, trainer, pending = next(play.steps), play.args.trainer, None
     columns = play.trainers.get().ask(trainer.load, step)
     play.checks.that(columns["names"], "there is something to send")
     say(server, "/start_weight_update", {})
     gate = tempfile.mkdtemp(dir=play.folder)
     members = {"packed": True, "packed_buffer_size_bytes": real.SMALL_BUFFER}
-    sent = (server.url, members, (gate, real.GATE_AT))
-    play.trainers.get().tell(trainer.send_by_ipc, *sent)
+    if kind == "nccl":
+        pending = play.nccl_update(server, columns, members, (gate, real.GATE_AT))
+    else:
+        sent = (server.url, members, (gate, real.GATE_AT))
+        play.trainers.get().tell(trainer.send_by_ipc, *sent)
     world.until(lambda: os.path.exists(f"{gate}/reached"), "the trainer is in mid transfer")
     play.serves([("it", server)], old, "in mid transfer")
     play.trainers.drop()
     play.serves([("it", server)], old, "the trainer is dead")
+    if pending is not None:
+        answer = pending.answer()
+        play.checks.that(answer.status != 200, "its request is answered with an error", answer)
     status = server.status()
     play.checks.same(status["stage"]["handed_serial"], status["stage"]["serial"], "nothing new")
-    return status["update"]["update_id"]
+    if status["update"] is not None:
+        server.post("/v1/update_weights/abort", {"update_id": status["update"]["update_id"]})
 
 
 def engine_dies(play):
-    """When it is told to copy the weights. The other engine gets them; this one is started again,
-    and gets them from baton."""
+    """When it gets the request to copy the weights. The other engine gets them; this one is started
+    again, and gets them from baton."""
     checks, (victim, other) = play.checks, play.by_ipc
     with Tap(victim.url) as tap, play.stage([tap, other]) as server:
         say(server, "/init_weight_transfer_engine", {"init_info": {}})
@@ -279,7 +302,7 @@ SECTIONS = {  # what is played, the GPUs that it takes, and whether vLLM's serve
     "trainer dies": (trainer_dies, 1, True),
     "many updates": (many, 1, True),
     "engine dies": (engine_dies, 1, True),
-    "by nccl": (by_nccl, 2, True),
+    "by nccl": (by_nccl, 1, True),
 }
 
 

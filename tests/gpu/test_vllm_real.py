@@ -49,9 +49,9 @@ IPC_WAYS = {
 
 
 class Trainer(nccl.Trainer):
-    def __init__(self, args, gpu):
+    def __init__(self, args, *place):
         world.Worker.__init__(self)
-        self.tell(args.trainer.be, gpu)
+        self.tell(args.trainer.be, *place)
 
     def ready(self):
         self.version = self.hear(120)
@@ -59,17 +59,17 @@ class Trainer(nccl.Trainer):
 
 
 class Trainers(nccl_torch.Trainers):
-    gpu = 0
+    gpu, host_id = 0, None
 
     def get(self):
         if self.one is None:
-            self.one = Trainer(self.args, self.gpu).ready()
+            self.one = Trainer(self.args, self.gpu, self.host_id).ready()
         return self.one
 
-    def move(self, gpu):
-        """The next one is on that GPU."""
+    def move(self, gpu, host_id=None):
+        """The next one is on that GPU; for NCCL, on that host."""
         self.drop()
-        self.gpu = gpu
+        self.gpu, self.host_id = gpu, host_id
 
 
 class Play:

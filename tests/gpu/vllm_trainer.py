@@ -11,7 +11,10 @@ import test_ipc_torch as ipc
 GATE_S = 120  # how long an iterator waits at its gate
 
 
-def be(state, gpu):
+def be(state, gpu, host_id=None):
+    """@host_id  NCCL_HOSTID: on which host NCCL is to believe that this process is"""
+    if host_id is not None:
+        os.environ["NCCL_HOSTID"] = host_id
     import torch
     import vllm
 

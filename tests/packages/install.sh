@@ -90,9 +90,9 @@ if tool dpkg-shlibdeps && tool file; then
     grep --quiet " root/root $file\$" "$WORK/contents" || fail "the package lacks $file: $(cat "$WORK/contents")"
   done
   ! grep --invert-match '^[d-]rw[x-]r-[x-]r-[x-] ' "$WORK/contents" || fail "wrong modes in the package"
-  dpkg-deb --extract "$deb" "$WORK/root"
+  dpkg-deb --extract "$deb" "$WORK/extracted"
   grep --quiet '^ExecStart=/usr/bin/baton serve --config /etc/baton/baton.json$' \
-    "$WORK/root/usr/lib/systemd/system/baton.service" || fail "the package's unit"
+    "$WORK/extracted/usr/lib/systemd/system/baton.service" || fail "the package's unit"
   [[ $(dpkg-deb --info "$deb" conffiles) == /etc/baton/baton.json ]] || fail "conffiles"
   [[ $(dpkg-deb --field "$deb" Depends) == *libmicrohttpd12*libutf8proc2* ]] || fail "dependencies"
   for script in postinst prerm postrm; do

@@ -21,6 +21,7 @@ import vllm_engines  # noqa: E402
 from dialects_world import MODEL  # noqa: E402
 
 MODELS = ROOT / "build" / "real" / "models"
+KEPT = ROOT / "build" / "real" / "adapters"
 WAIT_S = 120
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 CHAT = [{"role": "user", "content": "In the beginning"}]
@@ -125,7 +126,8 @@ def in_front(args, *upstreams):
     """@upstreams  URL,DIALECT"""
     given = [o for u in upstreams for o in ("--upstream", u)]
     known = ("--model", untied("step-00100"), "--prove", "checksums")
-    return world.Server(args.baton, *given, *known, "--probe-interval", "500")
+    kept = ("--adapter-dir", KEPT)
+    return world.Server(args.baton, *given, *known, *kept, "--probe-interval", "500")
 
 
 def await_proofs(server, *states):

@@ -119,13 +119,13 @@ def put_server(baton):
 
 
 def commands_of(baton):
-    """Names, and the line of `baton help` of each: "lora load" -> "NAME DIR"."""
+    """The name of each, of one or two words; arguments are not in small letters only."""
     lines = output_of(baton, "help").splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("of a running server"))
     for line in lines[start + 1:]:
         if not line.startswith("       baton "):
             break
-        name = re.match(r"       baton ((?:lora|weights) [a-z]+|[a-z]+)", line).group(1)
+        name = re.match(r"       baton ([a-z]+(?: [a-z]+(?= ))?)", line).group(1)
         yield name
 
 

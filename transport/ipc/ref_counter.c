@@ -109,14 +109,17 @@ void ref_counter_close(struct ref_counter *c)
     c->base = NULL;
 }
 
+static _Atomic uint64_t *slot_of(const struct ref_counter *c, uint32_t slot)
+{
+    assert(c->base != NULL && slot < REF_COUNTER_SLOTS);
+    return (_Atomic uint64_t *)(void *)((char *)c->base + REF_COUNTER_HEAD) + slot;
+}
+
 bool ref_counter_down(struct ref_counter *c, uint32_t slot)
 {
-    _Atomic uint64_t *count = (_Atomic uint64_t *)(void *)((char *)c->base + REF_COUNTER_HEAD);
-    uint64_t was;
+    _Atomic uint64_t *count = slot_of(c, slot);
+    uint64_t was = atomic_load(count);
 
-    assert(c->base != NULL && slot < REF_COUNTER_SLOTS);
-    count += slot;
-    was = atomic_load(count);
     /* seq_cst, thus also a release: all reads of that memory precede the owner's view of the
      * count. */
     while (was > 0 && !atomic_compare_exchange_weak(count, &was, was - 1))
@@ -136,4 +139,57 @@ int ref_counter_release(const char *name, uint32_t slot, struct err *e)
     (void)ref_counter_down(&c, slot);
     ref_counter_close(&c);
     return 0;
+}
+
+/* Maps it with its memory taken, so that a full /dev/shm is an error here and not a SIGBUS. */
+static void *map_new(int fd, const char *name, struct err *e)
+{
+    void *base;
+    int rc = posix_fallocate(fd, 0, REF_COUNTER_NBYTES);
+
+    if (rc != 0) {
+        (void)err_set_errno(e, ERR_INTERNAL, "", rc, "counter '%s' gets no %d bytes of /dev/shm",
+                            name, (int)REF_COUNTER_NBYTES);
+        return MAP_FAILED;
+    }
+    base = mmap(NULL, REF_COUNTER_NBYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED)
+        (void)err_set_errno(e, ERR_INTERNAL, "", errno, "counter '%s' cannot be mapped", name);
+    return base;
+}
+
+int ref_counter_create(struct ref_counter *out, const char *name, struct err *e)
+{
+    int fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
+    void *base;
+
+    if (fd < 0)
+        return err_set_errno(e, ERR_INTERNAL, "", errno, "counter '%s' cannot be made", name);
+    base = map_new(fd, name, e);
+    (void)close(fd);
+    if (base == MAP_FAILED) {
+        (void)shm_unlink(name);
+        return -1;
+    }
+    atomic_store((_Atomic int32_t *)base, 1); /* this process maps it; torch unlinks it at 0 */
+    out->base = base;
+    return 0;
+}
+
+void ref_counter_remove(struct ref_counter *c, const char *name)
+{
+    if (c->base == NULL)
+        return;
+    ref_counter_close(c);
+    (void)shm_unlink(name);
+}
+
+void ref_counter_set(struct ref_counter *c, uint32_t slot, uint64_t n)
+{
+    atomic_store(slot_of(c, slot), n);
+}
+
+bool ref_counter_is_down(const struct ref_counter *c, uint32_t slot)
+{
+    return (int64_t)atomic_load(slot_of(c, slot)) <= 0;
 }

@@ -2,9 +2,14 @@
  * exporter. It is 1 after the export, and the receiver decrements it once. Until then the exporter
  * keeps the memory.
  *
- * The object is only read and decremented: never created, grown or unlinked. Its name comes from a
- * request, so the name must have torch's form, and the object must be one that torch can have made.
- */
+ * A trainer's object is only read and decremented: never created, grown or unlinked. Its name comes
+ * from a request, so the name must have torch's form, and the object must be one that torch can
+ * have made.
+ *
+ * Our own counts what an engine still reads. torch decrements a slot when the last tensor of the
+ * storage is dropped, after it has waited for the stream that used it (THPStorage_newSharedCuda in
+ * torch/csrc/StorageSharing.cpp); it does so without an atomic operation, so each process that
+ * decrements has a slot of its own. */
 #ifndef BATON_TRANSPORT_IPC_REF_COUNTER_H
 #define BATON_TRANSPORT_IPC_REF_COUNTER_H
 
@@ -46,6 +51,19 @@ bool ref_counter_down(struct ref_counter *c, uint32_t slot);
 /* ref_counter_release - open, decrement one slot, close.
  * Errors: as ref_counter_open; ERR_UNREADABLE also for a slot number that is too large. */
 int ref_counter_release(const char *name, uint32_t slot, struct err *e);
+
+/* ref_counter_create - make an object of our own; every slot is 0.
+ * @name  in torch's form; no object has it
+ * Blocks: no. Errors: ERR_INTERNAL: the object cannot be made; *out is not written then.
+ * ref_counter_remove - unmap and unlink it. A process that has yet to decrement finds none, and
+ * ignores that, as torch does of an exporter that has ended. @c  zeroed: nothing happens */
+int ref_counter_create(struct ref_counter *out, const char *name, struct err *e);
+void ref_counter_remove(struct ref_counter *c, const char *name);
+
+/* ref_counter_set - expect `n` decrements. ref_counter_is_down - have so many come?
+ * @slot  below REF_COUNTER_SLOTS */
+void ref_counter_set(struct ref_counter *c, uint32_t slot, uint64_t n);
+bool ref_counter_is_down(const struct ref_counter *c, uint32_t slot);
 
 /* ref_counter_pid - the exporter's process number in its own pid namespace; 0 when the name has
  * none. */

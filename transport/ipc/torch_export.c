@@ -13,6 +13,9 @@ enum {
     EVENT_NBYTES = IPC_EVENT_NBYTES, /* zeros: nothing to wait for */
 };
 
+/* Members of a FlattenedTensorMetadata. */
+enum member { NAME, SHAPE, DTYPE, START, END, NUMEL, N_MEMBERS };
+
 /* What is written once and referred to later. Further entries are the slabs' handles. */
 enum memo {
     MEMO_TENSOR,
@@ -21,7 +24,9 @@ enum memo {
     MEMO_REBUILD,
     MEMO_REF_NAME,
     MEMO_EVENT,
-    MEMO_DTYPES,
+    MEMO_METADATA,
+    MEMO_MEMBERS,
+    MEMO_DTYPES = MEMO_MEMBERS + N_MEMBERS,
     MEMO_UUIDS = MEMO_DTYPES + DTYPE_COUNT,
     MEMO_SLABS = MEMO_UUIDS + IPC_GPUS_MAX
 };
@@ -217,10 +222,10 @@ static void put_arguments(struct writer *w, const struct torch_exports *x,
         put_int(w, 0);
     put_bytes_once(w, MEMO_SLABS + p->slab, slab->mem, IPC_MEM_NBYTES);
     put_int(w, slab->nbytes);
-    put_int(w, 0); /* the storage begins where the allocation does */
+    put_int(w, slab->begin);
     put_bool(w, false);
     put_bytes_once(w, MEMO_REF_NAME, x->ref_name, (uint8_t)strlen(x->ref_name));
-    put_int(w, 0);
+    put_int(w, x->ref_slot);
     put_bytes_once(w, MEMO_EVENT, no_event, EVENT_NBYTES);
     put_bool(w, false);
     put_op(w, 't');
@@ -295,6 +300,14 @@ char *torch_export_packed(const struct torch_exports *x, const struct torch_gpu 
     return end(&w, dict_end, e);
 }
 
+/* A tensor, which is made by SGLang's own function. */
+static void put_tensor(struct writer *w, const struct torch_exports *x, const struct torch_place *p)
+{
+    put_global(w, MEMO_REBUILD, "sglang.srt.utils.patch_torch", "_rebuild_cuda_tensor_modified");
+    put_arguments(w, x, p, true);
+    put_op(w, 'R');
+}
+
 char *torch_export_named(const struct torch_exports *x, const struct torch_place *places,
                          struct err *e)
 {
@@ -304,11 +317,59 @@ char *torch_export_named(const struct torch_exports *x, const struct torch_place
         return NULL;
     for (uint32_t i = 0; i < x->n_tensors; i++) {
         put_text(&w, places[i].tensor->name);
-        put_global(&w, MEMO_REBUILD, "sglang.srt.utils.patch_torch",
-                   "_rebuild_cuda_tensor_modified");
-        put_arguments(&w, x, &places[i], true);
-        put_op(&w, 'R');
+        put_tensor(&w, x, &places[i]);
         put_op(&w, 0x86); /* TUPLE2 */
     }
     return end(&w, list_end, e);
+}
+
+static void put_member(struct writer *w, enum member m)
+{
+    static const char *const names[N_MEMBERS] = {"name",      "shape",   "dtype",
+                                                 "start_idx", "end_idx", "numel"};
+
+    put_text_once(w, MEMO_MEMBERS + (uint32_t)m, names[m]);
+}
+
+/* An object made without its constructor, and then given its members, as of any dataclass. */
+static void put_metadata(struct writer *w, const struct torch_place *p)
+{
+    put_global(w, MEMO_METADATA, "sglang.srt.weight_sync.tensor_bucket", "FlattenedTensorMetadata");
+    put_op(w, ')');
+    put_op(w, 0x81); /* NEWOBJ */
+    put(w, dict_begin, 2);
+    put_member(w, NAME);
+    put_text(w, p->tensor->name);
+    put_member(w, SHAPE);
+    put_shape(w, p->tensor);
+    put_member(w, DTYPE);
+    put_dtype(w, p->tensor->dtype);
+    put_member(w, START);
+    put_int(w, p->offset);
+    put_member(w, END);
+    put_int(w, p->offset + p->tensor->nbytes);
+    put_member(w, NUMEL);
+    put_int(w, p->tensor->nbytes);
+    put_op(w, 'u');
+    put_op(w, 'b'); /* BUILD */
+}
+
+char *torch_export_bucket(const struct torch_exports *x, const struct torch_place *flat,
+                          const struct torch_place *places, struct err *e)
+{
+    struct writer w;
+
+    if (begin(&w, x, dict_begin, e) != 0)
+        return NULL;
+    put_text(&w, "flattened_tensor");
+    put_tensor(&w, x, flat);
+    put_text(&w, "metadata");
+    put(&w, list_begin, 2);
+    for (uint32_t i = 0; i < x->n_tensors; i++) {
+        assert(places[i].offset % dtype_nbytes(places[i].tensor->dtype) == 0);
+        assert(places[i].offset + places[i].tensor->nbytes <= flat->tensor->nbytes);
+        put_metadata(&w, &places[i]);
+    }
+    put(&w, list_end, 1);
+    return end(&w, dict_end, e);
 }

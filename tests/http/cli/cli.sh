@@ -232,6 +232,12 @@ has "aborted 0"
 run 0 abort nobody
 run 1 upstreams
 complains "no_upstreams"
+run 1 upstreams add http://127.0.0.1:1,vllm
+complains "no_upstreams"
+run 1 upstreams prove
+complains "no_upstreams"
+run 2 upstreams remove
+complains "expected URL"
 
 # a watch ends well when it is interrupted
 BATON_URL=$URL "$BATON" status --watch >"$WORK/body" &
@@ -285,6 +291,9 @@ run 2 generate hello --max-tokens many
 complains "--max-tokens: expected a number of 1 to 1048576, not 'many'"
 run 2 lora lod
 complains "unknown command 'lod'"
+run 2 upstreams ad http://127.0.0.1:1,vllm
+complains "unknown command 'ad'"
+complains "baton upstreams add URL[,KIND]"
 run 2 stats
 complains "did you mean 'status'?"
 run 2 status --url ftp://here

@@ -7,15 +7,17 @@ Usage: as fleet_control.py.
 import json
 import os
 import signal
+import struct
 import threading
+import urllib.parse
 
 import fleet_control
-from fake_engine_world import events, finish_of
+from fake_engine_world import Double, events, finish_of
 from fleet_control import BROADCAST, LABELS, WHICH, Fleet, ok_of, reboot, refused, told
 from fleet_world import Server, until
 
 fleet_control.TIMEOUT_MS = 120000  # an update may hang for as long as it likes
-OTHER = os.path.join(fleet_control.WORK, "other")
+OTHER, KEPT = (os.path.join(fleet_control.WORK, name) for name in ("other", "kept"))
 os.makedirs(OTHER, exist_ok=True)
 LOAD = {"lora_name": "mine", "lora_path": fleet_control.WORK}
 BY_TENSORS = {"lora_name": "sent", "names": ["a"], "dtypes": ["float32"], "shapes": [[1]],
@@ -287,6 +289,135 @@ def update_all_but(f, *out):
 
 
 Fleet.update_all_but = update_all_but
+
+
+# ---- adapters that are sent as tensors ----
+
+def safetensors(value, n=4):
+    """A file of one tensor."""
+    head = json.dumps({"a": {"dtype": "U8", "shape": [n], "data_offsets": [0, n]}}).encode()
+    return struct.pack("<Q", len(head)) + head + bytes([value] * n)
+
+
+def send(f, name, tensors, **query):
+    """(status, answer)"""
+    query = {"lora_name": name, "adapter_config": json.dumps({"r": sum(tensors[-1:])}), **query}
+    return f.front.ask("POST", "/v1/load_lora_adapter?" + urllib.parse.urlencode(query), tensors,
+                       {"Content-Type": "application/vnd.safetensors"})
+
+
+def last_load(d):
+    """The file that it was told to load last; None: it is not there any more."""
+    where = json.loads(d.journal("lora_load")[-1]["body"])["lora_path"]
+    try:
+        with open(os.path.join(where, "adapter_config.json"), encoding="utf-8") as config, \
+             open(os.path.join(where, "adapter_model.safetensors"), "rb") as tensors:
+            found = tensors.read()
+            assert json.load(config) == {"r": found[-1]}
+            return found
+    except FileNotFoundError:
+        return None
+
+
+def kept():
+    return sorted(name for _, _, names in os.walk(KEPT) for name in names)
+
+
+ONE_LOAD = ["adapter_config.json", "adapter_model.safetensors"]
+
+
+def sent_and_healed(f):
+    """One that restarts has it before its first request: of the last revision; and none that was unloaded."""
+    d, n = f.doubles[1], len(f.doubles)
+    for revision in (1, 2):
+        status, said = send(f, "../mine", safetensors(revision))
+        assert status == 200 and said["revision"] == revision and ok_of(said) == [True] * n, said
+        assert all(last_load(one) == safetensors(revision) for one in f.doubles) and kept() == ONE_LOAD
+        (listed,) = f.front.get("/v1/lora_adapters")["adapters"]
+        assert listed["path"].startswith(os.path.join(KEPT, "%2E%2E%2Fmine/")), listed
+    f.clean()
+    with Askers(f, "../mine"):
+        restart(f, d)
+        until("it has it", lambda: theirs(f)[1] == ["../mine"])
+        f.update_all()
+        wait_all(f)
+    assert last_load(d) == safetensors(2)
+    assert "baton_adapter_dir_bytes " + str(len(safetensors(2)) + len('{"r": 2}')) in f.front.good("GET", "/metrics")
+    f.front.post("/v1/unload_lora_adapter", {"lora_name": "../mine"})
+    f.clean()
+    restart(f, d)
+    until("it is out of step", lambda: of(f, d)["state"] == "unsynced")
+    f.update_all()
+    wait_all(f)
+    assert d.journal("lora_load") == [] and kept() == os.listdir(KEPT) == []
+
+
+def sent_to_some(f):
+    """A load that fails at one leaves no file, or, of a known adapter, those of the last revision, which it gets."""
+    d, n = f.doubles[0], len(f.doubles)
+    d.order("lora_load", "status", status=500)
+    status, said = send(f, "mine", safetensors(1))
+    assert status == 502 and ok_of(said) == [False] + [True] * (n - 1) and kept() == [], (said, kept())
+    until("none has it", lambda: theirs(f) == [[]] * n)
+    send(f, "mine", safetensors(2))
+    d.order("lora_load", "status", status=500)
+    status, said = send(f, "mine", safetensors(3))
+    assert status == 502 and ok_of(said) == [False] + [True] * (n - 1), said
+    wait_all(f)
+    assert last_load(d) == safetensors(3) and kept() == ONE_LOAD
+    for one in f.doubles:
+        one.order("lora_load", "status", status=500)
+    assert send(f, "mine", safetensors(4))[0] == 502
+    f.clean()
+    wait_all(f)
+    if d.dialect == "sglang":  # each had to unload the one before
+        assert kept() == [] and theirs(f) == [[]] * n
+        send(f, "mine", safetensors(3))
+    d.order("lora_load", "restart", ms=300)
+    status, said = send(f, "mine", safetensors(5))
+    assert ok_of(said)[1:] == [True] * (n - 1), said
+    d.wait_back(lambda: list(d.state()["adapters"]) == ["mine"])
+    f.update_all()
+    wait_all(f)
+    assert last_load(d) == safetensors(5) and kept() == ONE_LOAD
+    f.front.post("/v1/load_lora_adapter", dict(LOAD, lora_path=OTHER))
+    assert kept() == []
+    f.front.post("/v1/unload_lora_adapter", {"lora_name": "mine"})
+
+
+def sent_wrongly(f):
+    """Refused before an upstream is asked, and nothing is kept; over the limit the last revision stays."""
+    f.clean()
+    for tensors, query, field in ((b"", {}, None), (safetensors(1)[:-1], {}, None), (safetensors(1) + b"x", {}, None),
+                                  (safetensors(1), {"adapter_config": "[]"}, "/adapter_config"),
+                                  (safetensors(1), {"adapter_config": "{"}, "/adapter_config"),
+                                  (safetensors(1), {"load_inplace": "x"}, "/load_inplace"),
+                                  (safetensors(1), {"lora_name": "." * 90}, "/lora_name"),
+                                  (safetensors(1), {"timeout_s": 3601}, "/timeout_s")):
+        status, said = send(f, "x", tensors, **query)
+        assert status == 400 and (field is None or said["error"]["param"] == field), (query, said)
+    assert all(d.journal("lora_load") == [] for d in f.doubles) and kept() == []
+    assert send(f, "x", safetensors(1, 40000))[0] == 200
+    status, said = send(f, "x", safetensors(1, 40000))
+    assert status == 507 and "--max-lora-bytes" in said["error"]["message"], said
+    assert kept() == ONE_LOAD and f.front.get("/v1/lora_adapters")["adapters"][0]["revision"] == 1
+    f.front.post("/v1/unload_lora_adapter", {"lora_name": "x"})
+
+
+def sent_before_it_joined():
+    """One that SIGHUP adds has it before its first request."""
+    names = os.path.join(fleet_control.WORK, "names")
+    with open(names, "w", encoding="utf-8") as file:
+        file.write("# none")
+    with Double(fleet_control.ENGINE, WHICH, "--weight-version", "step-0") as late, \
+         Fleet(WHICH, options=("--adapter-dir", KEPT, "--upstream-file", names)) as f:
+        assert send(f, "mine", safetensors(7))[0] == 200
+        late.order("lora_load", "slow", ms=200)
+        with open(names, "w", encoding="utf-8") as file:
+            file.write(f"{late.url},{WHICH}")
+        f.front.process.send_signal(signal.SIGHUP)
+        until("it has it", lambda: late.url in f.front.upstreams() and list(late.state()["adapters"]) == ["mine"])
+        assert last_load(late) == safetensors(7)
 
 
 # ---- what hangs ----
@@ -576,6 +707,11 @@ def main():
         for p in (loaded_again, told_meanwhile, unloaded_instead, unload_of_none, away_at_load, failed_half, by_tensors,
                   changed_on_disk, gone_from_disk):
             told(p.__name__, p, f)
+    if WHICH != "baton":  # those are in fleet_batons.py
+        with Fleet(*[WHICH] * 2, min_ready=1, options=("--adapter-dir", KEPT, "--max-lora-bytes", "64KiB")) as f:
+            for p in (sent_and_healed, sent_to_some, sent_wrongly):
+                told(p.__name__, p, f)
+        told("sent_before_it_joined", sent_before_it_joined)
     for p in (sleep_hangs, wake_hangs, finish_hangs, pause_hangs_at_the_end, return_hangs,
               back_while_still, removed_while_paused, named_within_update):
         told(p.__name__, p)

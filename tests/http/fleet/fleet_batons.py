@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -26,7 +27,7 @@ import baton  # noqa: E402  (the client, from where the test was told)
 N, PROBE_MS, TIMEOUT_MS, N_CLIENTS, N_CASES = 3, 100, 3000, 2, 3
 STEPS = ("step-00000", "step-00100", "step-01500")
 CHECKPOINTS, ADAPTERS = os.path.join(MODEL, "checkpoints"), os.path.join(MODEL, "adapters")
-LOG = os.path.join(WORK, "log")
+LOG, KEPT = os.path.join(WORK, "log"), os.path.join(WORK, "kept")
 
 
 def cases_of(path, *keys):
@@ -193,7 +194,7 @@ class Fleet:
         self.servers = [Server(BATON, LOG, *self.options) for _ in range(N)]
         self.taps = [Tap(s.port) for s in self.servers]
         self.front = Server(BATON, LOG, "--min-ready", 2, "--probe-interval", PROBE_MS, "--probe-timeout", 1000,
-                            "--update-timeout", TIMEOUT_MS,
+                            "--update-timeout", TIMEOUT_MS, "--adapter-dir", KEPT,
                             *itertools.chain.from_iterable(("--upstream", t.url) for t in self.taps))
         self.n_labels = 0
 
@@ -458,6 +459,23 @@ def adapters_come_back(f, clients):
     f.front.post("/v1/unload_lora_adapter", {"lora_name": "mine"})
     f.wait_states(*["serving"] * N)
     assert [s.get("/v1/lora_adapters")["adapters"] for s in f.servers] == [[]] * N
+
+
+def sent_adapters_come_back(f, clients):
+    """The same, of an adapter that a client of the front sent, whose files the client then has no more."""
+    mine = os.path.join(WORK, "is-sent")
+    shutil.copytree(os.path.join(ADAPTERS, "shout"), mine)
+    done = subprocess.run([BATON, "lora", "load", "mine", mine, "--url", f.front.url], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "mine: revision 1\n"), done
+    shutil.rmtree(mine)
+    restart_again(f)
+    f.wait_states(*["serving"] * N)
+    for where in [f.front] * N + f.servers:
+        for case in SHOUT:
+            said = where.post("/v1/generate", body_of(case, model="mine"))
+            assert said["choices"][0]["token_ids"] == case["greedy_token_ids"], said
+    f.front.post("/v1/unload_lora_adapter", {"lora_name": "mine"})
+    assert os.listdir(KEPT) == []
 
 
 def affinity(f):
@@ -737,7 +755,7 @@ def main():
         with clients:
             for promise in ROUNDS * (checkpoints, one_refuses, one_is_lost_at_verify, one_stops_at_verify,
                                      one_dies_at_finish, one_restarts, pause, adapters,
-                                     adapters_come_back):
+                                     adapters_come_back, sent_adapters_come_back):
                 told(promise.__name__, promise, f, clients)
         told("one_restarts_in_update", one_restarts_in_update, f)
         print(f"ok: {len(clients.answers)} answers, {len(clients.errors)} errors")

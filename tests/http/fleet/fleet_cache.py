@@ -245,6 +245,26 @@ def held(f):
     f.label = before
 
 
+def aborted(f):
+    """A held request whose KV could not be dropped ends as aborted, before the new weights make a token of it."""
+    d = f.doubles[0]
+    for fault in ({"do": "status", "status": 500}, {"do": "close_before"}):
+        before, label = d.state()["version"], next(LABELS)
+        warm(f)
+        d.good("DELETE", "/journal")
+        s = Stream(f)
+        d.order("reset_cache", fault.pop("do"), times=0, **fault)
+        step, _, said = f.update(label)
+        assert step is None and "caches" in said["upstreams"][0]["error"], said
+        last = [e for e in s.events if e != "[DONE]"][-1]
+        assert last["choices"][0]["finish_reason"] == "abort", last
+        s.close()
+        assert made_by(d) == [before], made_by(d)
+        f.clean()
+        f.wait("serving")
+        assert generate(f) == expected(PROMPT, label, 0, N)
+
+
 def waits_here(f, n=1):
     until("it waits at the front", lambda: f.front.status()["admission"]["generate"]["waiting"] == n)
 
@@ -450,7 +470,7 @@ def main():
     with_fleet([usual, by_our_routes, not_flushed, asleep, by_trainer, fails_once, never, vouched_for, after_a_restart,
                 without_routes], WHICH, WHICH)
     with_fleet([adapters], WHICH, WHICH)
-    with_fleet([held, queued], WHICH, engine=SLOW)
+    with_fleet([held, queued, aborted], WHICH, engine=SLOW)
     continues = {"options": ("--on-update", "continue"), "engine": (*SLOW, "--own-kv")}
     with_fleet([goes_on, queued_while_held], WHICH, **continues)
     if WHICH == "vllm":

@@ -10,8 +10,8 @@ import json
 import subprocess
 import threading
 
-from fleet_control import BATON, WHICH, Fleet, reboot
-from fleet_world import n_traffic, until
+from fleet_control import BATON, LOG, WHICH, Fleet, reboot
+from fleet_world import Server, n_traffic, until
 
 IDS = [17, 42, 23, 61, 34, 52, 19, 58, 27, 45, 38, 63, 21, 49, 30, 55]
 NEW = ("vllm", "--vllm-version", "0.32.0") if WHICH == "vllm" else WHICH  # which has checksums
@@ -131,7 +131,7 @@ def once(f):
 
 def late(f):
     """What does not answer yet is unproven, and serves. A failure is no answer: it is asked again."""
-    f.doubles[2].order("canary", "slow", ms=700)
+    f.doubles[2].order("canary", "slow", ms=1500)  # the failure is asked again after 0.5 s, well before
     f.doubles[1].order("canary", "status", status=500)
     update(f)
     until_proofs(f, "proven", "proven", "unproven")
@@ -184,7 +184,7 @@ def restarts(f):
 
 
 def tie(f):
-    """Nobody knows which of two is wrong: both serve, and a person is told."""
+    """Which of two is wrong cannot be known: both serve, with a warning."""
     answers(f.doubles[0], [-30.0] * 15)
     update(f)
     until_proofs(f, "differs", "differs")
@@ -221,7 +221,7 @@ def checksums(f):
     f.clean()
     update(f)
     until_proofs(f, "proven", "proven", "proven")
-    assert all(p["checksums"] == {"state": "proven", "n": 2, "n_different": 0, "n_compared": 2} for p in proofs(f)), proofs(f)
+    assert all(p["checksums"] == {"state": "proven", "n": 2, "n_different": 0, "n_compared": 2, "committed": None} for p in proofs(f)), proofs(f)
     spans = sorted((r["came_us"], r["ended_us"]) for d in f.doubles for r in d.journal("checksums"))
     assert len(spans) == 3 and all(a[1] <= b[0] for a, b in zip(spans, spans[1:])), spans
     f.doubles[2].order("checksums", "status", status=200, text=checksums_reply(dict.fromkeys(NAMES, "ab")))
@@ -237,18 +237,90 @@ def checksums(f):
     assert f.states() == ["serving"] * 3
 
 
+def prove(f, body, status=200):
+    found, said = f.front.ask("POST", "/v1/upstreams/prove", body)
+    assert found == status, (found, said)
+    return said if status == 200 else said["error"]["message"]
+
+
+def states_of(said):
+    return {row["upstream"]: row["proof"]["state"] for row in said["list"]}
+
+
 def nothing(f):
-    """Without the option nobody is asked."""
+    """Without the option nobody is asked, but on demand."""
+    one, other = f.doubles
+    assert "push an update" in prove(f, {}, 409)
     update(f)
-    f.stays("serving")
-    assert n_canaries(f) == [0] and proofs(f) == [None]
+    f.stays("serving", "serving")
+    assert n_canaries(f) == [0, 0] and proofs(f) == [None, None]
+    said = prove(f, {})
+    assert (said["n"], said["n_proven"]) == (2, 2) and states_of(said) == {d.url: "proven" for d in f.doubles}, said
+    assert [row["proof"]["checksums"]["n_compared"] for row in said["list"]] == [1, 1], said
+    assert [len(d.journal("checksums")) for d in f.doubles] == [1, 1]
+    said = prove(f, {"upstream": one.url, "checksums": False})
+    assert states_of(said) == {one.url: "proven"} and said["list"][0]["proof"]["checksums"] is None, said
+    assert n_canaries(f) == [2, 1] and [len(d.journal("checksums")) for d in f.doubles] == [1, 1]
+    shown = subprocess.run([BATON, "upstreams", "prove", one.url, "--canary", "--url", f.front.url], capture_output=True, text=True, timeout=60, check=True)
+    assert shown.stdout == f"{one.url}: proven, compared with 1 other\n", shown
+    prove(f, {"upstream": "http://127.0.0.1:1"}, 404)
+    one.order("checksums", "status", status=404)
+    shown = subprocess.run([BATON, "upstreams", "prove", one.url, "--url", f.front.url], capture_output=True, text=True, timeout=60, check=True)
+    assert shown.stdout == f"{one.url}: proven, compared with 1 other; checksums: unknown, it has no checker that can be used\n", shown
+    shown = subprocess.run([BATON, "status", "--url", f.front.url], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "granted" not in shown and ", 0 refused\n" in shown, shown  # each engine has its own number
+    f.front.post("/v1/pause", {"mode": "keep"})
+    assert "paused" in prove(f, {}, 503)
+    f.front.post("/v1/resume")
+    f.wait("serving", "serving")
+    other.order("canary", "hang")
+    said = prove(f, {"timeout_s": 1})
+    assert (said["n"], said["n_proven"]) == (2, 0) and set(states_of(said).values()) == {"unproven"}, said
+    waits = threading.Thread(target=lambda: late.append(prove(f, {"timeout_s": 60})))
+    other.order("canary", "hang")
+    late, asked = [], n_canaries(f)[1]
+    waits.start()
+    until("it is asked", lambda: n_canaries(f)[1] > asked)
+    assert "another request" in prove(f, {}, 409)
+    update(f)  # what is asked of the version before is not waited for, nor shown of the next one
+    waits.join(20)
+    assert late and proofs(f) == [None, None], (late, proofs(f))
+    answers(other, [-30.0] * 15)
+    shown = subprocess.run([BATON, "upstreams", "prove", "--url", f.front.url], capture_output=True, text=True, timeout=60, check=False)
+    assert shown.returncode == 1 and shown.stdout.count(": differs, compared with 1 other; checksums: ") == 2, shown
+
+
+
+def stops():
+    """A drain does not wait for a proof: it is a question."""
+    with Fleet(WHICH, WHICH, min_ready=1, options=("--prove", "none")) as f:
+        update(f)
+        for d in f.doubles:
+            d.order("canary", "hang", times=0)
+        said = []
+        waits = threading.Thread(target=lambda: said.append(f.front.ask("POST", "/v1/upstreams/prove", {"timeout_s": 300})))
+        waits.start()
+        until("it is asked", lambda: n_canaries(f)[0] > 0)
+        f.front.process.terminate()
+        assert f.front.process.wait(15) == 0
+        waits.join(15)
+        assert said[0][0] == 503 and said[0][1]["error"]["code"] == "draining", said
+
+
+def batons_only():
+    """--prove checksums has no effect in front of batons: a warning says so."""
+    log = f"{LOG}-batons"
+    with Server(BATON, log, "--upstream", "http://127.0.0.1:1,baton", "--prove", "checksums"), open(log, encoding="utf-8") as lines:
+        assert '"prove.unused"' in lines.read()
 
 
 def main():
+    batons_only()
+    stops()
     rows = [((WHICH,) * 3, (), (equal, not_finite, minority, once, late, unsupported, paused, newer, restarts)),
             ((WHICH,) * 2, (), (tie, dies)),
             ((NEW,) * 3, ("--prove", "checksums"), (checksums,)),
-            ((WHICH,), ("--prove", "none"), (nothing,))]
+            ((NEW,) * 2, ("--prove", "none"), (nothing,))]
 
     def run(f, cases):
         for case in cases:

@@ -7,14 +7,14 @@ import json
 import os
 import re
 import subprocess
-import sys
 import threading
 import time
 
 from fake_engine_world import Double
 from fleet_world import Server, until
-from handoff_tap import Tap
-from handoff_world import BATON, ENGINE, FAKE, FOREIGN, MODEL, PROBE_MS, WORK, Stage, checkpoint, content
+from handoff_tap import CHECKER, FUSED, Tap
+from handoff_world import (BATON, ENGINE, FAKE, FOREIGN, MODEL, PROBE_MS, WORK, Stage, checkpoint,
+                           content, run_cases)
 
 ASLEEP_S = 0.8  # the server looks for engines to repair every 0.25 s
 
@@ -61,14 +61,16 @@ def whole(kind):
 
 def refused(kind):
     """What the store refuses reaches no engine."""
+    def posts():  # without the canary and the probes of generation, which come when they are due
+        return [c for c in s.taps[0].calls if c[1] == "POST" and c[2] not in ("/v1/completions", "/generate")]
+
     with Stage(kind) as s:
-        calls = len([c for c in s.taps[0].calls if c[1] == "POST"])
+        before = posts()
         s.push("nothing", "x", 404)
         update = s.server.post("/v1/update_weights/start", {"weight_version": "x"})["update_id"]
         got, _ = s.server.ask("POST", "/v1/update_weights/finish", {"update_id": update})
         assert got == 422, got
-        posts = [c for c in s.taps[0].calls if c[1] == "POST"]
-        assert len(posts) == calls and s.taps[0].rounds == 0, posts
+        assert posts() == before and s.taps[0].rounds == 0, posts()
 
 
 def other_gpu(kind):
@@ -86,9 +88,11 @@ def sharing(kind):
 
 
 def restarted(kind, **how):
-    """An engine that restarts gets the version from here; the other serves on."""
-    with Stage(kind, kind, min_ready=1, **how) as s:
+    """An engine that restarts gets the version from here, and an adapter that was sent; the other serves on."""
+    adapter = os.path.join(MODEL, "adapters", "shout")
+    with Stage(kind, kind, min_ready=1, **{**how, "options": (*how.get("options", ()), "--adapter-dir", os.path.join(WORK, "kept"))}) as s:
         s.push("00100", "a")
+        assert run(s, "lora", "load", "mine", adapter).returncode == 0
         s.taps[0].loaded.clear()
         s.doubles[0].order("who", "restart", ms=600)
         until("it left", lambda: s.server.get("/v1/upstreams")["n_serving"] == 1)
@@ -96,6 +100,7 @@ def restarted(kind, **how):
         until("it is back", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
         s.has("00100", "a")
         assert s.taps[1].rounds == rounds, "the other got it again"
+        assert [list(d.state()["adapters"]) for d in s.doubles] == [["mine"]] * 2
         until("it is counted", lambda: s.server.status()["stage"]["n_repairs"] == 1)
         s.push("01500", "b")
         s.has("01500", "b")
@@ -187,6 +192,8 @@ def all_fail(kind):
         update = said["error"]["details"]["update_id"]
         status, again = s.server.ask("POST", "/v1/update_weights/finish", {"update_id": update})
         assert status == 502 and "committed here" in again["error"]["message"], again
+        status, late = s.server.ask("POST", "/v1/update_weights/abort", {"update_id": update})  # as clients do whenever a push failed
+        assert (status, late["error"]["code"]) == (409, "update_closed"), late
         said = shown(s, "upstreams")
         assert "b (serial 2) is not handed over yet; the last that was is serial 1;" in said, said
         assert "the last try failed and is repeated: " in said, said
@@ -324,8 +331,8 @@ def asleep(kind):
         s.server.post("/v1/sleep", {"level": 2})
         time.sleep(ASLEEP_S)
         assert s.taps[0].rounds == 1, "it was repaired asleep"
-        said = s.push("01500", "b", 503)
-        assert said["error"]["code"] == "asleep" and "committed here" in said["error"]["message"], said
+        said = s.push("01500", "b", 502)
+        assert "asleep" in said["error"]["message"] and "committed here" in said["error"]["message"], said
         s.server.post("/v1/wake", {"tags": ["weights"]})
         until("it is handed over", lambda: s.server.status()["stage"]["handed_serial"] == 2)
         s.server.post("/v1/wake", {"tags": ["kv_cache"]})
@@ -333,28 +340,84 @@ def asleep(kind):
         s.has("01500", "b")
 
 
-HOST = {"stage": "host", "options": ("--stage-window", 300000)}  # 7 windows; the largest tensor has 262144 bytes
+HOST = {"stage": "host", "options": ("--stage-window", 300000)}  # 9 windows; the largest group of tensors has 294912 bytes
 LATE_S = 0.05
 
 
 def host(kind):
-    """From host memory, in windows: byte for byte, though an engine reads each window only long after it was named."""
-    if kind == "sglang":
-        return  # refused: host_refused
-    for age in "0.24.0", "0.32.0":
-        with Stage(kind, kind, gpus=(0, 1), ages=("--vllm-version", age), **HOST) as s:
+    """From host memory, in windows: byte for byte, though an engine reads each window only long after it was named, and
+    an SGLang's ranks only after its answer."""
+    ages = (("--vllm-version", "0.24.0"), ("--vllm-version", "0.32.0")) if kind == "vllm" else (("--world-size", "2"),)
+    for age in ages:
+        with Stage(kind, kind, gpus=(0, 1), ages=age, **HOST) as s:
             for step, label, late in (("00100", "a", 0), ("01500", "b", LATE_S)):
                 s.taps[0].slow = ("/update_weights", late)
+                s.taps[1].late_s = late
                 before = [t.rounds for t in s.taps]
                 for t in s.taps:
                     t.loaded.clear()
                 s.push(step, label)
                 s.has(step, label)
-                assert [t.rounds - n for t, n in zip(s.taps, before)] == [7, 7], s.taps[0].rounds
+                assert [t.rounds - n for t, n in zip(s.taps, before)] == [9, 9], s.taps[0].rounds
             stage = s.server.status()["stage"]
             assert (stage["memory"], stage["window_nbytes"]) == ("host", 300000), stage
             status, said = s.server.ask("GET", "/v1/weights/handles")
             assert status == 409 and "host memory" in said["error"]["message"], said
+
+
+def counters():
+    return {name for name in os.listdir("/dev/shm") if name.startswith("torch_")}
+
+
+def host_kept(kind):
+    """An SGLang that does not drop a window is out of the update after a while, and the other gets all of it."""
+    if kind == "vllm":
+        return
+    before = counters()
+    with Stage(kind, kind, min_ready=1, **HOST) as s:
+        s.taps[0].keeps = True
+        said = s.push("00100", "a")
+        assert taken(said) == [False, True] and "it still has the window" in said["upstreams"][0]["error"], said
+        s.has("00100", "a", 1)
+        s.taps[0].keeps = False
+        until("it is repaired", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
+        s.has("00100", "a")
+        until("no counter is left", lambda: counters() <= before)
+
+
+def ranks_unknown(kind, **how):
+    """Nothing is sent to an SGLang that does not say how many ranks it has; it serves on, and gets the version later."""
+    if kind == "vllm":
+        return
+    with Stage(kind, kind, min_ready=1, ages=("--world-size", "2"), **how) as s:
+        for step, label, fault in (("00100", "a", "drop"), ("01500", "b", 500)):
+            rounds = s.taps[0].rounds
+            s.taps[0].fault = ("/server_info", fault)
+            said = s.push(step, label)
+            assert taken(said) == [False, True] and "did not get version" in said["upstreams"][0]["error"], said
+            assert s.taps[0].rounds == rounds and s.server.get("/v1/upstreams")["list"][0]["state"] != "fenced", s.server.get("/v1/upstreams")
+            until("the reason is said", lambda: "how many ranks" in json.dumps(s.server.status()["stage"]["error"]))
+            s.taps[0].fault = None
+            until("it is repaired", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
+            s.has(step, label)
+
+
+def host_ranks_unknown(kind):
+    ranks_unknown(kind, **HOST)
+
+
+def host_stages(kind):
+    """Two pipeline stages read each window; the second late."""
+    if kind == "vllm":
+        return
+    with Stage(kind, kind, min_ready=1, **HOST) as s:
+        s.taps[0].n_stages, s.taps[0].late_s = 2, LATE_S
+        for fault in "drop", None:
+            s.taps[0].fault = fault and ("/server_info", fault)
+            s.push("00100", "a")
+            s.taps[0].fault = None
+            until("both have it", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
+            s.has("00100", "a")
 
 
 def host_one(kind):
@@ -405,7 +468,7 @@ def host_copy_fails(kind):
             for name in fault:
                 del os.environ[name]
         until("it serves", lambda: s.server.get("/v1/upstreams")["n_serving"] == 1)
-        said = s.push("00100", "a", 500)
+        said = s.push("00100", "a", 502)
         assert "committed here" in said["error"]["message"] and "cuMemcpyHtoDAsync" in said["error"]["message"], said
         until("it is handed over", lambda: s.server.status()["stage"]["handed_serial"] == 1)
         s.has("00100", "a")
@@ -418,9 +481,6 @@ def host_refused(kind):
                                "--manifest", checkpoint("00000"), *options], capture_output=True, text=True, check=False)
 
     done = check("--stage", "host")
-    if kind == "sglang":
-        assert done.returncode == 2 and "SGLang" in done.stderr and "--stage cuda:0" in done.stderr, done
-        return
     assert done.returncode == 0 and "cuda:0 has the windows, 1 of 1837824 bytes" in done.stdout and "page-locked" in done.stdout, done
     bound = check("--stage", "host", "--max-weight-bytes", "2MiB")
     assert bound.returncode == 0 and "--max-weight-bytes: 3675648 bytes" in bound.stdout and "2097152 are available: not enough" in bound.stdout, bound
@@ -428,14 +488,15 @@ def host_refused(kind):
     assert first.returncode == 2 and "--max-weight-bytes" in first.stderr and "ok" not in first.stdout, first
     lacks = check("--stage", "host", "--cuda-library", "/nonexistent")
     assert lacks.returncode == 2 and "by default cuda:0" in lacks.stderr and lacks.stdout == "", lacks
-    for options, said in ((("--stage", "host", "--stage-window", "262143"), "262144"), (("--stage", "cuda:0", "--stage-window", "1GiB"), "--stage host")):
+    for options, said in ((("--stage", "host", "--stage-window", "294911"), "294912"), (("--stage", "cuda:0", "--stage-window", "1GiB"), "--stage host")):
         done = check(*options)
         assert done.returncode == 2 and said in done.stderr, (options, done)
-    with Stage(kind, ages=("--vllm-version", "0.23.1"), **HOST) as s:
-        said = s.push("00100", "a", 409)
-        assert "0.24" in said["error"]["message"] and "committed here" in said["error"]["message"], said
-        posts = [c[2] for c in s.taps[0].calls if c[1] == "POST"]
-        assert "/pause" not in posts and "/update_weights" not in posts, posts
+    old, since = (("--vllm-version", "0.23.1"), "0.24") if kind == "vllm" else (("--sglang-version", "0.5.5"), "0.5.6")
+    with Stage(kind, ages=old, **HOST) as s:
+        said = s.push("00100", "a", 502)
+        assert since in said["error"]["message"] and "committed here" in said["error"]["message"], said
+        posts = {c[2] for c in s.taps[0].calls if c[1] == "POST"}
+        assert not posts & {"/pause", "/pause_generation", "/update_weights", "/update_weights_from_tensor"}, posts
 
 
 # What an engine answers to a canary that is not finite: vLLM 0.32, SGLang 0.5.16.
@@ -493,18 +554,68 @@ def proven_late(kind):
         assert not fenced, fenced
 
 
-CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, one_serial, all_fail, not_resumed, own, undisturbed, starts, asleep, host, host_one,
-                                    host_baton, host_repaired, host_copy_fails, host_refused,
-                                    proven, proven_late)}
+def checked(kind):
+    """Checksums are compared with the committed bytes: what had them before, and has others now, is repaired."""
+    def proofs():
+        return [s.server.upstreams()[t.url]["proof"] for t in s.taps]
 
+    def look():
+        return s.server.status()["stage"]["n_repairs"], s.server.get("/v1/upstreams")["n_serving"], [p and p["state"] for p in proofs()]
 
-def main():
-    kind, *wanted = sys.argv[7:]
-    for name in wanted or CASES:
+    def committed():
+        return [tuple(p["checksums"]["committed"][n] for n in ("n_checked", "n_equal", "n_different", "n_wrong")) for p in proofs()]
+
+    norm, ages = "model.norm.weight", ("--vllm-version", "0.32.0") if kind == "vllm" else ()
+    n = len([name for name in content("00100") if not any(p in name for p in FUSED)])
+    with Stage(kind, kind, min_ready=1, options=("--prove", "checksums", "--compat", kind), ages=ages) as s:
+        first, began_at = s.taps[0], os.path.getsize(s.server.log)
+        for tap in s.taps:
+            tap.checks = True
+        for step, label in ("00100", "a"), ("01500", "b"):
+            s.push(step, label)
+            until("both are proven", lambda: look() == (0, 2, ["proven", "proven"]))
+            assert committed() == [(n, n - 1, 1, 0)] * 2, committed()  # one is padded; fused ones are not compared
+        first.tear = {norm}
+        s.push("00100", "c")
+        until("it is repaired", lambda: look() == (1, 2, ["proven", "proven"]))
+        assert committed() == [(n, n - 1, 1, 0)] * 2 and s.server.upstreams()[first.url]["state"] == "serving", committed()
+        with open(s.server.log, encoding="utf-8") as log:
+            log.seek(began_at)
+            lines = [json.loads(line) for line in log if line.startswith("{")]
+        wrong = [r["error"] for r in lines if r["event"] == "upstream.proof" and r.get("action") == "fenced"]
+        assert len(wrong) == 1 and norm in wrong[0] and "other bytes than were committed" in wrong[0], wrong
+        layouts = [r["upstream"] for r in lines if r["event"] == "upstream.layout"]
+        assert sorted(layouts) == sorted(t.url for t in s.taps), layouts
+        first.slow = (CHECKER[kind], 1)  # the next version does not wait for its answer, and is proven itself
+        calls = len(first.calls)
+        s.push("01500", "d")
+        until("it is asked", lambda: any(c[2] == CHECKER[kind] for c in first.calls[calls:]))
         began = time.monotonic()
-        CASES[name](kind)
-        print(f"  {kind} {name}: {time.monotonic() - began:.2f} s", flush=True)
+        s.push("00100", "e")
+        assert time.monotonic() - began < 1, time.monotonic() - began
+        first.slow = None
+        until("both are proven", lambda: look() == (1, 2, ["proven", "proven"]) and {p["weight_version"] for p in proofs()} == {"e"})
+        said = s.server.post("/v1/upstreams/prove", {"upstream": first.url})
+        assert (said["n"], said["n_proven"]) == (1, 1) and said["list"][0]["proof"]["checksums"]["committed"]["n_equal"] == n - 1, said
+        shown(s, "upstreams", "prove")
+        first.torn = {norm}  # it drifts: its memory was overwritten
+        assert s.server.post("/v1/upstreams/prove", {})["n_proven"] < 2
+        until("it is repaired", lambda: look() == (2, 2, ["proven", "proven"]))
+        first.tear = {norm}
+        s.doubles[0].order("who", "restart", ms=100)  # of another process nothing was known to be right
+        until("it was given the version", lambda: look()[:2] in ((3, 1), (3, 2)))
+        until("nobody knows which", lambda: look() == (3, 2, ["differs", "differs"]))
+        assert committed() == [(n, n - 2, 2, 0), (n, n - 1, 1, 0)], committed()
+        said = s.server.post("/v1/weights/check", {"action": "checksum"})  # of the version that is staged here
+        other = s.server.post(CHECKER[kind], {"action": "checksum"})
+        assert other.get("checksums", said["checksums"]) == said["checksums"] and (kind == "vllm" or other["success"]), other
+        assert said["weight_version"] == "e" and said["checksums"] == {name: t[2] for name, t in content("00100").items()}, said
+
+
+CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, one_serial, all_fail, not_resumed, own, undisturbed, starts, asleep, host, host_kept, ranks_unknown, host_ranks_unknown, host_stages, host_one,
+                                    host_baton, host_repaired, host_copy_fails, host_refused,
+                                    proven, proven_late, checked)}
 
 
 if __name__ == "__main__":
-    main()
+    run_cases(CASES)

@@ -16,7 +16,7 @@ import threading
 import time
 import urllib.request
 
-from fake_engine_world import Double
+from fake_engine_world import PROMPT, Double, completion, expected, ids_of
 from fleet_world import Server, until
 from handoff_tap import Tap
 from handoff_world import BATON, ENGINE, FAKE, FOREIGN, MODEL, PROBE_MS, TORCH, WORK, Stage, checkpoint
@@ -297,6 +297,60 @@ def joins(_):
         assert tap.rounds == 2
 
 
+def launched(_):
+    """On one host: a server that starts without engines, and gets them by requests, the first after the first version.
+    No client gets a token of what they loaded; one that comes during a hand-off, or again, gets the version too."""
+    file = os.path.join(WORK, "upstreams")
+    write(file, "# engines join by requests")
+    with Stage(options=("--upstream-file", file), min_ready=1) as s, contextlib.ExitStack() as stack:
+        def engine(kind):
+            double = stack.enter_context(Double(ENGINE, kind, "--weight-version", "old"))
+            return stack.enter_context(Tap(FOREIGN, 0, double)), double
+
+        def add(tap, double):
+            s.server.post("/v1/upstreams", {"upstream": f"{tap.url},{double.dialect}"})
+            s.taps.append(tap)
+            s.doubles.append(double)
+
+        def serve(n):
+            until(lambda: s.server.get("/v1/upstreams"), lambda: s.server.get("/v1/upstreams")["n_serving"] == n)
+
+        def ask():
+            while not over.is_set():
+                status, text = s.server.ask("POST", "/v1/completions", completion(4))
+                if status == 200 and ids_of(text["choices"][0]["text"]) not in [expected(PROMPT, v, 0, 4) for v in "ab"]:
+                    wrong.append(text)
+                over.wait(0.01)
+
+        over, wrong = threading.Event(), []
+        client = threading.Thread(target=ask, daemon=True)
+        client.start()
+        (first, second), third = [engine(kind) for kind in KINDS], engine("vllm")
+        said = s.push("00100", "a", 502)
+        assert (said["error"]["code"], said["error"]["retryable"]) == ("not_handed_over", False), said
+        assert "committed here" in said["error"]["message"] and said["error"]["details"]["upstreams"] == [], said
+        add(*first)
+        add(*second)
+        serve(2)
+        s.has("00100", "a")
+        first[0].slow = (LOAD["vllm"], 0.5)
+        push = threading.Thread(target=s.push, args=("01500", "b"))
+        push.start()
+        until("it is handed over", lambda: s.server.status()["stage"]["handoff"])
+        add(*third)
+        push.join()
+        serve(3)
+        s.has("01500", "b")
+        n = third[0].rounds
+        s.server.post("/v1/upstreams/remove", {"upstream": third[0].url})
+        s.server.post("/v1/upstreams", {"upstream": f"{third[0].url},vllm"})
+        until("it has it again", lambda: third[0].rounds == n + 1)
+        serve(3)
+        over.set()
+        client.join()
+        assert not wrong, wrong
+
+
 def free_port():
     """The first of two free ones."""
     while True:
@@ -361,7 +415,7 @@ def example(_):
         started.wait()
 
 
-CASES = {f.__name__: f for f in (whole, refuses, heals, all_heal, restarts, front_dies, controls, group, joins, example)}
+CASES = {f.__name__: f for f in (whole, refuses, heals, all_heal, restarts, front_dies, controls, group, joins, launched, example)}
 
 
 def main():

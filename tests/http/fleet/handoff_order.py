@@ -4,10 +4,9 @@ which nothing is generated.
 Usage: as handoff.py says.
 """
 
-import sys
 import time
 
-from handoff_world import Stage
+from handoff_world import Stage, run_cases
 
 RARELY_MS = 600000  # no probe is among the requests
 BARE = ("--prove", "none")  # and no canary
@@ -70,13 +69,5 @@ def passed_through(kind):
 CASES = {f.__name__: f for f in (handed_over, passed_through)}
 
 
-def main():
-    kind, *some = sys.argv[7:]
-    for name in some or CASES:
-        began = time.monotonic()
-        CASES[name](kind)
-        print(f"  {kind} {name}: {time.monotonic() - began:.2f} s", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    run_cases(CASES)

@@ -10,7 +10,6 @@ Usage: handoff_torture.py BATON MODEL FAKE_ENGINE LIBFAKECUDA LIBFAKECUDA_OF_ENG
 
 import argparse
 import contextlib
-import dataclasses
 import functools
 import json
 import os
@@ -20,7 +19,7 @@ import sys
 import threading
 import time
 
-from fake_engine_world import STEPS, Double, tag
+from fake_engine_world import Double
 from fleet_world import DATA_OPS, Load, Server, Versions, chat_form, completion_form, probes, until
 from handoff_tap import Tap
 
@@ -41,10 +40,6 @@ DRIVER_CALLS = ("cuIpcGetMemHandle", "cuMemGetAddressRange_v2", "cuMemAlloc_v2",
                 "cuEventSynchronize", "cuStreamSynchronize", "cuLaunchKernel")
 
 
-# If these fail, the engine gets no requests until its caches are empty, but those that it has go on with their KV.
-CACHE_CALLS = ("/flush_cache", "/hicache/storage-backend/clear", "/pause_generation", "/reset_prefix_cache")
-
-
 def checkpoint(step):
     return os.path.join(MODEL, f"checkpoints/step-{step}.safetensors")
 
@@ -53,20 +48,6 @@ def checkpoint(step):
 def content(step):
     from handoff import content as read  # not by the processes of the driver, which import this file too
     return read(step)
-
-
-class StaleVersions(Versions):
-    """Where a reset of caches failed, tokens may be made with the KV of the version before."""
-
-    def __init__(self, *labels):
-        super().__init__(*labels)
-        self.stale = set()
-
-    def _places(self, record):
-        known = {tag(v.label) for v in self.list}
-        tags = {tag(f"stale:{label}"): tag(label) for label in self.stale if tag(f"stale:{label}") not in known}
-        shown = dataclasses.replace(record, tokens=[tags.get(t // STEPS, t // STEPS) * STEPS + t % STEPS for t in record.tokens])
-        return super()._places(shown)
 
 
 class FaultTap(Tap):
@@ -148,9 +129,7 @@ class World(contextlib.ExitStack):
         except BaseException:  # nobody enters this
             self.close()
             raise
-        self.versions, self.step, self.label = StaleVersions("old"), None, None
-        for tap in self.taps:
-            tap.on_fire = self.note
+        self.versions, self.step, self.label = Versions("old"), None, None
         if load:
             self.load = Load(self.server, "vllm", N_CLIENTS, N_TOKENS, self.versions)
             self.load.forms = [form(stream) for form in (completion_form, chat_form) for stream in (True, False)]
@@ -163,10 +142,6 @@ class World(contextlib.ExitStack):
             "--manifest", checkpoint(CHECKPOINTS[0]), "--allow-path", MODEL, "--probe-interval", PROBE_MS,
             "--update-timeout", UPDATE_MS, *self.options)
         self.enter_context(self.server)
-
-    def note(self, path):
-        if path in CACHE_CALLS:
-            self.versions.stale.add(f"v{self.n}")
 
     def serve_all(self):
         return self.server.get("/v1/upstreams")["n_serving"] == len(self.taps)
@@ -289,7 +264,7 @@ def storm(seed, seconds):
 
 
 def die_in_transfer(w):
-    """A trainer sends half of its tensors and dies: no engine is told."""
+    """A trainer sends half of its tensors and dies: no engine gets a request of the update."""
     calls = [len(tap.calls) for tap in w.taps]
     with open(checkpoint(CHECKPOINTS[2]), "rb") as f:
         data = f.read()
@@ -352,7 +327,7 @@ def reborn(seed, seconds):
             fired = victim.disarm()
             if fired is None:
                 continue
-            victim.on_fire = w.note
+            victim.on_fire = None
             w.n += 1
             w.start()
             stage = w.server.status()["stage"]

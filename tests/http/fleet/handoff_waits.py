@@ -3,12 +3,11 @@
 Usage: as handoff.py says.
 """
 
-import sys
 import threading
 import time
 
 from fleet_world import until
-from handoff_world import Stage
+from handoff_world import Stage, run_cases
 
 LOAD = {"vllm": "/update_weights", "sglang": "/update_weights_from_tensor"}
 HANGS_S = 20  # longer than a test
@@ -99,13 +98,5 @@ def resumed_at_the_end(kind):
 CASES = {f.__name__: f for f in (given_up, each_by_itself, label, resumed_at_the_end)}
 
 
-def main():
-    kind, *some = sys.argv[7:]
-    for name in some or CASES:
-        began = time.monotonic()
-        CASES[name](kind)
-        print(f"  {kind} {name}: {time.monotonic() - began:.2f} s", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    run_cases(CASES)

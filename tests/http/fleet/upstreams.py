@@ -427,8 +427,11 @@ def starts_with():
             ((*one, "--model", MODEL, "--manifest", "x"), "--manifest: with --upstream --model names the tensors"),
             ((*one, "--engine", "embedded"), "--engine: it has no effect with --upstream"), ((*one, "--device", "cpu"), "--device: it has no effect with --upstream"),
             ((*one, "--weights", "none"), "--weights: it has no effect with --upstream"), ((*one, "--manifest", "x"), "--manifest: 'x' cannot be opened"),
+            ((*one, "--max-lora-bytes", "1GiB"), "--max-lora-bytes: it has no effect with --upstream and without --adapter-dir"),
+            ((*one, "--adapter-dir", "/dev/null"), "--adapter-dir: /dev/null: this directory cannot be written into"),
+            (("--model", MODEL, "--adapter-dir", "/tmp"), "--adapter-dir: it has no effect without --upstream"),
             (("--model", MODEL, "--min-ready", 1), "--min-ready: it has no effect without --upstream"),
-            ((*one, "--min-ready", 2), "--min-ready: 2 is more than the 1 configured"), ((*one, *one), "given twice"),
+            ((*one, *one), "given twice"),
             (("--upstream", "ftp://a:1"), "--upstream: 'ftp://a:1' is none of"),
             (("--upstream", "http://h:99999"), "--upstream: 'http://h:99999' has port '99999'"),
             (("--upstream", "http://a:1,http://b:2"), "use one --upstream for each"),
@@ -441,6 +444,9 @@ def starts_with():
     rc, said = run_check("--upstream", "http://a", "--upstream", "https://b", "--upstream", "unix:/c")
     check(rc == 0 and "http://a, baton, at the default port 80" in said and "port 443" in said, said)
     check(said.count("at the default port") == 2 and said.count('"event":"upstream.port"') == 1, said)
+    rc, said = run_check(*one, "--min-ready", 3)
+    check(rc == 0 and "upstreams: 1, of which 3 must serve" in said and "until 2 more are added" in said, said)
+    check("more are added" not in run_check(*one, "--min-ready", 1)[1], "enough")
     rc, said = run_check(*one, env={"BATON_WEIGHTS": MODEL})
     check(rc == 2 and "BATON_WEIGHTS: it has no effect with --upstream" in said, said)
 

@@ -4,25 +4,35 @@ engine's torch would, from the pickle itself, so that a test can compare the byt
 What is unpickled is what Python's own pickle makes of it, with stand-ins under torch's names."""
 
 import base64
+import contextlib
 import hashlib
 import http.client
 import http.server
 import io
 import json
 import math
+import mmap
 import pickle
 import threading
 import time
 
-from ipc_trainer import _MODULES, Trainer
+from ipc_trainer import _MODULES, COUNTER_HEAD, COUNTER_SLOTS, Trainer
 
 ITEM_NBYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "uint8": 1, "float8_e4m3fn": 1}
 CANARY_S = 10
+CHECKER = {"vllm": "/weight_checker", "sglang": "/weights_checker"}
+FUSED = (".q_proj.", ".k_proj.", ".v_proj.", ".gate_proj.", ".up_proj.")
 HOP = {"connection", "content-length", "transfer-encoding", "host"}
+
+
+class Metadata:
+    """FlattenedTensorMetadata"""
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module, name):
+        if (module, name) == ("sglang.srt.weight_sync.tensor_bucket", "FlattenedTensorMetadata"):
+            return Metadata
         if name in ("rebuild_cuda_tensor", "_rebuild_cuda_tensor_modified"):
             return lambda *args: args
         found = getattr(_MODULES[module], name)
@@ -41,7 +51,16 @@ def _contiguous(shape):
     return tuple(reversed(strides))
 
 
-def check_arguments(args, name):
+def count_down(name, slot):
+    """As torch does when it drops a storage, if there is such a counter."""
+    with contextlib.suppress(FileNotFoundError), open("/dev/shm/" + name.decode().strip("/"), "r+b") as f:
+        with mmap.mmap(f.fileno(), 0) as memory:
+            at = COUNTER_HEAD + 8 * slot
+            left = int.from_bytes(memory[at:at + 8], "little", signed=True) - 1
+            memory[at:at + 8] = left.to_bytes(8, "little", signed=True)
+
+
+def check_arguments(args, name, slots=1):
     """torch's rebuild_cuda_tensor checks little; this checks what it relies on. Returns (handle,
     offset, nbytes, shape, dtype, device)."""
     (cls, size, stride, offset, storage, dtype, device, handle, storage_nbytes, storage_offset, requires_grad, ref_name,
@@ -49,7 +68,7 @@ def check_arguments(args, name):
     assert cls is _MODULES["torch"].Tensor and storage is _MODULES["torch.storage"].TypedStorage, (name, args)
     assert tuple(stride) == _contiguous(size), (name, size, stride)
     assert isinstance(handle, bytes) and len(handle) == 64 and isinstance(ref_name, bytes) and ref_name.startswith(b"/torch_"), args
-    assert requires_grad is False and event_sync is False and isinstance(event, bytes) and ref_slot == 0, args
+    assert requires_grad is False and event_sync is False and isinstance(event, bytes) and 0 <= ref_slot < slots, args
     item, numel = ITEM_NBYTES[dtype.name], 1
     for dim in size:
         numel *= dim
@@ -65,6 +84,11 @@ class Tap:
         self.loaded, self.rounds, self.fault, self.slow, self.calls = {}, 0, None, None, []
         self.skip = 0  # calls that pass before `fault`
         self.late_canary, self.resumed = False, threading.Event()  # a canary is passed on after the next resume
+        self.late_s, self.keeps = 0, False  # of an SGLang: it reads so long after its answer; it never drops what it has read
+        self.n_stages = 1  # of an SGLang's pipeline: each reads every bucket, one after the other
+        self.late, self.late_errors = [], []  # threads that read; what was wrong then
+        self.checks = False  # its checker answers from here, of what was loaded
+        self.tear = self.torn = frozenset()  # which parameters the next load makes wrong, and the last one made so
         self.packed = False  # as the engine was told when its transfer was set up
         self.reader = Trainer(fake)
         self.uuid = self.reader.uuid(gpu)
@@ -90,6 +114,12 @@ class Tap:
     def __enter__(self):
         return self
 
+    def settle(self):
+        """Waits until all is read."""
+        while self.late:
+            self.late.pop().join()
+        assert not self.late_errors, self.late_errors
+
     def __exit__(self, *_):
         self.server.shutdown()
         self.server.server_close()
@@ -113,6 +143,9 @@ class Tap:
         if self.late_canary and (b'"prompt_logprobs"' in body or b'"logprob_start_len"' in body):
             self.resumed.clear()
             self.resumed.wait(CANARY_S)
+        if self.checks and path in CHECKER.values():
+            self.answer(handler, 200, [], json.dumps(self.checked()).encode())
+            return
         reply = self.forward(handler, path, body)
         if path in ("/resume", "/continue_generation"):
             self.resumed.set()
@@ -126,15 +159,22 @@ class Tap:
         if path == "/init_weight_transfer_engine":
             self.packed = json.loads(body)["init_info"].get("packed", False)
         if handler.command == "POST" and (b'"ipc_handles_pickled"' in body or b'"serialized_named_tensors"' in body):
-            wrong = self.load(json.loads(body))
-            if wrong is not None:
-                return 500, [], json.dumps({"error": wrong}).encode()
+            body_sent = json.loads(body)
+            if body_sent.get("load_format") == "flattened_bucket":
+                self.load_buckets(body_sent["serialized_named_tensors"])
+            else:
+                wrong = self.load(body_sent)
+                if wrong is not None:
+                    return 500, [], json.dumps({"error": wrong}).encode()
         c = http.client.HTTPConnection("127.0.0.1", self.double.port, timeout=120)
         try:
             c.request(handler.command, handler.path, body or None,
                       {n: v for n, v in handler.headers.items() if n.lower() not in HOP})
             reply = c.getresponse()
-            return reply.status, reply.getheaders(), reply.read()
+            text = reply.read()
+            if path == "/server_info" and reply.status == 200 and self.n_stages > 1:
+                text = json.dumps({**json.loads(text), "pp_size": self.n_stages}).encode()
+            return reply.status, reply.getheaders(), text
         except (OSError, http.client.HTTPException):
             return None
         finally:
@@ -150,10 +190,22 @@ class Tap:
         handler.end_headers()
         handler.wfile.write(text)
 
+    def checked(self):
+        """Checksums as the engine's checker makes them, of parameters as it holds them: some are fused, one is padded."""
+        sums = {name: hashlib.sha256(name.encode()).hexdigest() if name in self.torn or "embed_tokens" in name else sha
+                for name, (_, _, sha) in self.loaded.items() if not any(part in name for part in FUSED)}
+        sums["model.layers.0.self_attn.qkv_proj.weight"] = hashlib.sha256(b"fused").hexdigest()
+        if self.double.dialect == "vllm":
+            return {"checksums": {f"dp0:pp0:pcp0:tp0:{name}": sha for name, sha in sums.items()}}
+        place = {"role": "target", "tp_rank": 0, "tp_size": 1, "dp_rank": 0, "dp_size": 1, "pp_rank": 0, "pp_size": 1, "rank": 0, "size": 1}
+        return {"success": True, "message": "Success.", "per_engine_checksum": "00",
+                "ranks": [{"checksums": {name: sha[:16] for name, sha in sums.items()}, "per_gpu_checksum": "00", "parallelism_info": [place]}]}
+
     def load(self, body):
         """What a loader sees: {name: (dtype, shape, sha256)}. Returns what is wrong, or None."""
         try:
             self.loaded.update(self.named(body))
+            self.torn, self.tear = self.tear, frozenset()
             self.rounds += 1
         except Exception as e:  # for the reply
             return f"{type(e).__name__}: {e}"
@@ -176,6 +228,42 @@ class Tap:
             assert info.get("load_format") is None and len(set(texts)) == 1, info.keys()
             found = {name: check_arguments(args, name) for name, args in unpickled(texts[0])}
         return self.read(found)
+
+    def load_buckets(self, texts):
+        """As SGLang: its answer says only that each rank has queued its copies. Each reads its bucket later, one rank
+        after the other, then drops it."""
+        self.rounds += 1
+        assert len(set(texts)) == len(texts), "each rank has a counter of its own"
+        thread = threading.Thread(target=self.read_buckets, args=(texts,))
+        self.late.append(thread)
+        thread.start()
+
+    def read_buckets(self, texts):
+        for text in texts * self.n_stages:
+            time.sleep(self.late_s)
+            try:
+                bucket = unpickled(text)
+                args = bucket["flattened_tensor"]
+                read = self.read(self.parts(bucket, args))
+                assert all(self.loaded.get(name, data) == data for name, data in read.items()) or text == texts[0], "ranks differ"
+                self.loaded.update(read)
+                if not self.keeps:
+                    count_down(args[11], args[12])
+            except Exception as e:  # for the test
+                self.late_errors.append(f"{type(e).__name__}: {e}")
+
+    @staticmethod
+    def parts(bucket, args):
+        """As SGLang cuts it (weight_sync/tensor_bucket.py): by bytes, as views, which must be aligned for their dtype."""
+        handle, start, nbytes, _, dtype, device = check_arguments(args, "bucket", COUNTER_SLOTS)
+        assert dtype == "uint8" and set(bucket) == {"flattened_tensor", "metadata"}, bucket
+        found = {}
+        for m in bucket["metadata"]:
+            assert set(vars(m)) == {"name", "shape", "dtype", "start_idx", "end_idx", "numel"}, vars(m)
+            item = ITEM_NBYTES[m.dtype.name]
+            assert m.numel == m.end_idx - m.start_idx == math.prod(m.shape) * item and m.start_idx % item == 0 <= m.end_idx <= nbytes, vars(m)
+            found[m.name] = (handle, start + m.start_idx, m.numel, tuple(m.shape), m.dtype.name, device)
+        return found
 
     @staticmethod
     def unpacked(info, args):

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 
 from fake_engine_world import Double
 from fleet_world import Server, until
@@ -57,6 +58,16 @@ class Stage(contextlib.ExitStack):
     def has(self, step, label, *taps):
         """The engine's bytes, and what it reports."""
         for i in taps or range(len(self.taps)):
+            self.taps[i].settle()
             assert self.taps[i].loaded == content(step), f"the bytes at {i} are not those of {step}"
             serves = self.doubles[i].ask("GET", "/weight_info" if self.doubles[i].dialect == "vllm" else "/model_info")[1]
             assert serves["weight_version"] == label, serves
+
+
+def run_cases(cases):
+    """Those that the command line names after the kind of engine, or all."""
+    kind, *names = sys.argv[7:]
+    for name in names or cases:
+        began = time.monotonic()
+        cases[name](kind)
+        print(f"  {kind} {name}: {time.monotonic() - began:.2f} s", flush=True)

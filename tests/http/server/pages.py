@@ -155,8 +155,9 @@ def refused_everywhere(listener, rows, key=None, named=False):
             assert not [h for h in a.headers if h.startswith("Access-Control") or h == "Vary"], f"{where}: {a}"
 
 
-# Control routes that take no body: what comes is dropped. The first wants upstreams.
-UNREAD = {"/v1/upstreams/resync", "/v1/resume", "/resume", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache",
+# Routes that only a server in front of upstreams has, and control routes that take no body: what comes is dropped.
+OF_FLEETS = {"/v1/upstreams", "/v1/upstreams/prove", "/v1/upstreams/remove", "/v1/upstreams/resync"}
+UNREAD = {*OF_FLEETS, "/v1/resume", "/resume", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache",
           "/finalize_weight_update", "/continue_generation", "/areal_continue_generation", "/flush_cache"}
 
 
@@ -169,7 +170,7 @@ def untyped_is_not_json(listener, rows):
         for headers in ({}, {"Content-Type": "text/plain"}, {"Content-Type": "application/x-www-form-urlencoded"}):
             a = listener.ask(method, path, headers, b'{"nobody": "knows it"}')
             if path in UNREAD:
-                must(a, 409 if path == "/v1/upstreams/resync" else 200)
+                must(a, 409 if path in OF_FLEETS else 200)
             else:
                 assert a.status in (400, 415) and b"application/json" in a.raw, f"{method} {path} {headers}: {a}"
                 n += 1

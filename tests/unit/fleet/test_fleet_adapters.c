@@ -193,6 +193,57 @@ static void test_an_unnamed_process_may_have_kept_it(void **state)
     fleet_adapters_fini(&fa);
 }
 
+/* It keeps its adapters, and may be added again; meanwhile it keeps no other out. */
+static void test_a_removed_engine_may_have_kept_it(void **state)
+{
+    struct fleet_adapters fa = {0};
+    uint8_t all[FLEET_MAX];
+
+    (void)state;
+    (void)put(&fa, "x", false, has(THIS, THIS, NONE));
+    fleet_adapters_set_incarnation(&fa, 1, FLEET_REMOVED, false);
+    assert_blocked(&fa, false, true, true);
+    assert_true(fleet_adapters_any_has(&fa, fa.list[0].has));
+    assert_false(fleet_adapters_any_has(&fa, has(NONE, OTHER, NONE)));
+    (void)fleet_adapters_remove(&fa, "x", has(NONE, OTHER, NONE));
+    assert_blocked(&fa, false, true, false);
+    fleet_adapters_get_has(&fa, "x", all);
+    assert_int_equal(all[1], OTHER);
+    fleet_adapters_set_incarnation(&fa, 1, 7, false); /* it is back */
+    assert_blocked(&fa, false, true, false);
+    task(&fa, 1, "x", NONE);
+    assert_int_equal(fa.n, 0);
+    fleet_adapters_get_has(&fa, "x", all);
+    assert_int_equal(all[1], NONE);
+    fleet_adapters_fini(&fa);
+}
+
+/* The limit is not used up by what engines had that never return. */
+static void test_reserve_forgets_what_removed_engines_had(void **state)
+{
+    struct fleet_adapters fa = {0};
+    struct err e = {0};
+    char name[16];
+
+    (void)state;
+    for (int i = 0; i < FLEET_ADAPTERS_MAX; i++) {
+        (void)snprintf(name, sizeof name, "x%d", i);
+        (void)put(&fa, name, true, has(THIS, THIS, THIS));
+    }
+    fleet_adapters_set_incarnation(&fa, 1, FLEET_REMOVED, false);
+    for (int i = 9; i > 6; i--) {
+        (void)snprintf(name, sizeof name, "x%d", i);
+        (void)fleet_adapters_remove(&fa, name, has(NONE, OTHER, i == 9 ? OTHER : NONE));
+    }
+    assert_int_equal(fa.n, FLEET_ADAPTERS_MAX);
+    assert_int_equal(put(&fa, "more", true, has(THIS, NONE, THIS)), 1); /* for x8 */
+    assert_int_equal(put(&fa, "most", true, has(THIS, NONE, THIS)), 1); /* for x7 */
+    assert_int_equal(fleet_adapters_reserve(&fa, "x9", &e), 0);         /* a member may have it */
+    assert_int_equal(fleet_adapters_reserve(&fa, "x8", &e), -1);
+    assert_int_equal(e.code, ERR_CONFLICT);
+    fleet_adapters_fini(&fa);
+}
+
 static void test_reserve_refuses_beyond_the_limit(void **state)
 {
     struct fleet_adapters fa = {0};
@@ -223,6 +274,8 @@ int main(void)
         cmocka_unit_test(test_unloaded_where_it_may_still_be),
         cmocka_unit_test(test_late_results_are_not_trusted),
         cmocka_unit_test(test_an_unnamed_process_may_have_kept_it),
+        cmocka_unit_test(test_a_removed_engine_may_have_kept_it),
+        cmocka_unit_test(test_reserve_forgets_what_removed_engines_had),
         cmocka_unit_test(test_reserve_refuses_beyond_the_limit),
     };
 

@@ -11,9 +11,9 @@
 
 enum { N = 3 };
 
-/* Two letters for each part: its kind (b: in two phases, l: overwrites live weights), and its
- * result for the tensors (g good, 5 refused with 500, 4 rejected before any work, r restarted, u
- * not sent, x no reply). */
+/* Two letters for each part: its kind (b: in two phases, l: overwrites live weights; B, L: its
+ * engine was removed), and its result for the tensors (g good, 5 refused with 500, 4 rejected
+ * before any work, r restarted, u not sent, x no reply). */
 struct row {
     const char *parts;
     size_t min_ready;
@@ -49,6 +49,14 @@ static const struct row rows[] = {
     {"bg lx bg", 2, false, VERDICT_CONTINUE, ".f."},
     {"lg l5 lg", 3, false, VERDICT_ABORT, "tft"},
     {"l5 l5 l5", 1, false, VERDICT_ABORT, "fff"},
+    /* a removed engine that fails stops no others, and one that does not fail helps none */
+    {"bg B5 bg", 2, false, VERDICT_CONTINUE, ".o."},
+    {"bg Bx bg", 2, true, VERDICT_CONTINUE, ".o."},
+    {"bg Br lg", 2, false, VERDICT_CONTINUE, ".ot"},
+    {"lg L5 lg", 2, false, VERDICT_CONTINUE, "tft"},
+    {"l5 Lg Lg", 1, false, VERDICT_ABORT, "ftt"},
+    {"bx Lg lg", 1, false, VERDICT_ABORT, "ott"},
+    {"bg b5 Bx", 1, true, VERDICT_RETRY, "..o"},
 };
 
 static struct fleet_result result_of(char letter)
@@ -74,7 +82,8 @@ static struct fleet_session *session_of(const char *parts)
     assert_int_equal(fleet_session_new(&s, N, &e), 0);
     for (size_t i = 0; i < N; i++) {
         s->parts[i].upstream = i;
-        s->parts[i].two_phase = parts[3 * i] == 'b';
+        s->parts[i].two_phase = parts[3 * i] == 'b' || parts[3 * i] == 'B';
+        s->parts[i].removed = parts[3 * i] == 'B' || parts[3 * i] == 'L';
     }
     return s;
 }
@@ -149,6 +158,24 @@ static void test_fleet_session_has_quorum(void **state)
     fleet_session_unref(s);
 }
 
+static void test_fleet_session_counts_no_removed_engine(void **state)
+{
+    struct fleet_session *s = session_of("B. L. l.");
+    struct err why = {0}, e = {0};
+
+    (void)state;
+    (void)err_set(&why, ERR_CHECKSUM, "", "refused");
+    assert_false(fleet_session_has_quorum(s, 2));
+    part_drop(&s->parts[0], FLEET_REFUSED, 422, &why);
+    assert_true(fleet_session_has_quorum(s, 1));
+    part_drop(&s->parts[2], FLEET_UNKNOWN, 0, &e);
+    assert_false(fleet_session_has_quorum(s, 1));
+    fleet_session_cause_error(s, 1, &e);
+    assert_int_equal(e.code, ERR_UNSYNCED); /* not what the removed one said */
+    assert_non_null(strstr(e.msg, "take part: 0"));
+    fleet_session_unref(s);
+}
+
 /* A refusal has a reason; a missing reply has none. */
 static void test_fleet_session_cause_error_prefers_a_refusal(void **state)
 {
@@ -183,6 +210,7 @@ int main(void)
         cmocka_unit_test(test_fleet_session_apply_results_by_the_rules),
         cmocka_unit_test(test_fleet_session_apply_results_keeps_a_dirty_part),
         cmocka_unit_test(test_fleet_session_has_quorum),
+        cmocka_unit_test(test_fleet_session_counts_no_removed_engine),
         cmocka_unit_test(test_fleet_session_cause_error_prefers_a_refusal),
     };
 

@@ -12,6 +12,18 @@
 
 enum { ENGINES = 3 };
 
+enum event {
+    EVENT_ABORT,
+    EVENT_ABORT_WAIT,
+    EVENT_EXPIRE,
+    EVENT_RESTART,
+    EVENT_PAUSE,
+    EVENT_RESUME,
+    EVENT_SECOND_UPDATE,
+    EVENT_SEND,
+    EVENTS
+};
+
 /* ---- the trainer ---- */
 
 static json_t *chunk_body(unsigned chunk)
@@ -316,11 +328,89 @@ static void test_fleet_update_reaches_every_transition(void **state)
     assert_int_equal(n_not_reached(true), 0);
 }
 
+/* ---- what is known to happen ---- */
+
+static size_t n_restarts; /* of the last engines, behind the last query before the commit */
+
+static void restart_resumed(void)
+{
+    for (size_t i = w.n_engines - n_restarts; i < w.n_engines; i++) {
+        struct engine *g = &w.engines[i];
+
+        if (g->n_asked[API_RESUME] == 0 || g->process > 0)
+            continue;
+        engine_restart(g);
+        probe(i);
+    }
+}
+
+static int update_while_engines_restart(enum upstream_kind kind, size_t n)
+{
+    int rc;
+
+    world_begin(1);
+    me = TRAINER;
+    w.done[OTHER] = true;
+    world_open(ENGINES, 1, true);
+    for (size_t i = 0; i < w.n_engines; i++)
+        engine_start(&w.engines[i], kind);
+    probe_all();
+    n_restarts = n;
+    w.after_query = restart_resumed;
+    rc = update_run(1, CHUNKS);
+    w.after_query = NULL;
+    return rc;
+}
+
+/* Its new process gets the version's name, and has the weights that it started with. */
+static void test_an_engine_that_restarts_before_the_commit_is_fenced(void **state)
+{
+    static const enum upstream_kind kinds[] = {UPSTREAM_VLLM, UPSTREAM_SGLANG};
+
+    (void)state;
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        size_t last = ENGINES - 1;
+        struct upstream_info info;
+        struct fleet_stats stats;
+        int rc = update_while_engines_restart(kinds[k], 1);
+
+        fleet_info(w.fleet, last, &info);
+        assert_int_equal(rc, 0);
+        assert_int_equal(version_of(&w.engines[last]), 0);
+        assert_false(fleet_serves(w.fleet, last));
+        assert_int_equal(info.state, UPSTREAM_FENCED);
+        assert_non_null(strstr(info.error.msg, "restarted"));
+        probe_all();
+        check_served("after the restart");
+        fleet_stats(w.fleet, &stats);
+        assert_int_equal(stats.n_serving, ENGINES - 1);
+        world_fini();
+    }
+}
+
+static void test_a_version_that_no_process_has_any_more_is_an_error(void **state)
+{
+    static const enum upstream_kind kinds[] = {UPSTREAM_VLLM, UPSTREAM_SGLANG};
+
+    (void)state;
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        struct fleet_stats stats;
+        int rc = update_while_engines_restart(kinds[k], ENGINES);
+
+        fleet_stats(w.fleet, &stats);
+        assert_int_equal(rc, -1);
+        assert_int_equal(stats.n_serving, 0);
+        world_fini();
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fleet_update_survives_every_moment),
         cmocka_unit_test(test_fleet_update_reaches_every_transition),
+        cmocka_unit_test(test_an_engine_that_restarts_before_the_commit_is_fenced),
+        cmocka_unit_test(test_a_version_that_no_process_has_any_more_is_an_error),
     };
 
     (void)signal(SIGABRT, on_abort);

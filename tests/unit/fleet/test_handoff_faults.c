@@ -417,10 +417,117 @@ static void run(unsigned seed)
     } while (!all_are_right() && ++n < QUIET_ROUNDS);
     if (!all_are_right())
         fail_now("not every engine is right at the end");
+    if (w.n_crashes > 0)
+        fail_now("an engine got tensors asleep");
     handoff_free(handoff);
     for (int v = 0; v < VERSIONS_MAX; v++)
         assert_int_equal(w.pinned[v], 0);
     world_fini();
+}
+
+/* ---- what is known to happen ---- */
+
+/* Engines that do what they are asked for. */
+static void quiet_begin(unsigned n, unsigned min_ready)
+{
+    struct handoff_cfg cfg = {0};
+    struct err e = {0};
+
+    world_begin(1);
+    me = w.turn = OTHER;
+    world_open(n, min_ready, true);
+    for (size_t i = 0; i < n; i++)
+        engine_start(&w.engines[i], UPSTREAM_VLLM);
+    cfg.control = w.fc;
+    assert_int_equal(handoff_new(&handoff, &cfg, &e), 0);
+    w.check = check_now;
+    probe_all();
+}
+
+/* What is asserted comes after it: the thread has ended. */
+static void quiet_end(void)
+{
+    bool right;
+
+    for (size_t i = 0; i < w.n_engines; i++)
+        w.engines[i].refuses = 0;
+    for (unsigned n = 0; !all_are_right() && n < QUIET_ROUNDS; n++) {
+        let_run(QUIET_US);
+        probe_all();
+    }
+    right = all_are_right();
+    handoff_free(handoff);
+    world_fini();
+    assert_true(right);
+}
+
+/* The delay after each failure is twice the one before, up to ten seconds. */
+static void test_a_repair_that_fails_is_tried_less_often(void **state)
+{
+    unsigned n;
+
+    (void)state;
+    quiet_begin(3, 1);
+    w.engines[0].refuses = 1u << API_UPDATE_WEIGHTS;
+    commit(false);
+    for (unsigned s = 0; s < 60; s++)
+        let_run(1000000);
+    n = w.engines[0].n_asked[API_UPDATE_WEIGHTS];
+    quiet_end();
+    assert_in_range(n, 9, 13);
+}
+
+static void test_an_engine_that_failed_less_often_is_repaired_first(void **state)
+{
+    const unsigned *n_tries = &w.engines[0].n_asked[API_UPDATE_WEIGHTS];
+    unsigned n, n_meanwhile;
+
+    (void)state;
+    quiet_begin(3, 1);
+    w.engines[0].refuses = 1u << API_UPDATE_WEIGHTS;
+    commit(false);
+    let_run(60000000);
+    n = *n_tries;
+    w.now_us += 20000000; /* both are due */
+    restart(&w.engines[1]);
+    probe_all();
+    for (unsigned i = 0; i < 100 && !is_right(1); i++)
+        let_run(10000);
+    n_meanwhile = *n_tries - n;
+    let_run(1000000);
+    n = *n_tries - n;
+    quiet_end();
+    assert_int_equal(n_meanwhile, 0);
+    assert_int_equal(n, 1);
+}
+
+/* Whichever step fails. */
+static void test_a_version_that_too_few_engines_got_is_an_error(void **state)
+{
+    static const enum api_op ops[] = {API_PAUSE, API_UPDATE_WEIGHTS, API_FINISH_UPDATE, API_RESUME};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++) {
+        struct handoff_info info;
+        struct err e = {0};
+        unsigned n;
+        int rc;
+
+        quiet_begin(2, 2);
+        w.engines[1].refuses = 1u << ops[i];
+        versions[1] = (struct version){.serial = 1, .label = "v1"};
+        (void)snprintf(labels[1], sizeof labels[1], "v1");
+        w.version = 1;
+        rc = handoff_version(handoff, 1, &e);
+        handoff_info_get(handoff, &info);
+        n = w.engines[1].n_asked[ops[i]];
+        quiet_end();
+        assert_int_equal(rc, -1);
+        assert_int_equal(e.code, ERR_NOT_HANDED_OVER);
+        assert_non_null(strstr(e.msg, "committed here"));
+        assert_int_equal(info.done, 0);
+        assert_true(n > 0);
+    }
 }
 
 static void on_abort(int signal)
@@ -455,6 +562,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_handoff_heals_every_fleet),
+        cmocka_unit_test(test_a_repair_that_fails_is_tried_less_often),
+        cmocka_unit_test(test_an_engine_that_failed_less_often_is_repaired_first),
+        cmocka_unit_test(test_a_version_that_too_few_engines_got_is_an_error),
     };
 
     (void)signal(SIGABRT, on_abort);

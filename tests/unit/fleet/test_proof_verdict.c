@@ -156,23 +156,10 @@ static void test_many(void **state)
 static void test_distances(void **state)
 {
     double a[API_CANARY_VALUES] = {-1, -2, -3}, b[API_CANARY_VALUES] = {-1, -2.5, -2.75};
-    json_t *x = json_pack("{s:s, s:s}", "a", "01", "b", "02");
-    json_t *y = json_pack("{s:s, s:s}", "b", "02", "a", "01");
-    json_t *z = json_pack("{s:s, s:s}", "a", "01", "b", "03");
-    json_t *other = json_pack("{s:s, s:s}", "a", "01", "c", "02"),
-           *fewer = json_pack("{s:s}", "a", "01");
 
     (void)state;
     assert_true(proof_distance_of_values(a, a) == 0);
     assert_true(fabs(proof_distance_of_values(a, b) - 0.5) < 1e-12);
-    assert_true(proof_distance_of_sums(x, y) == 0 && proof_digest(x) == proof_digest(y));
-    assert_true(proof_distance_of_sums(x, z) == 1 && proof_digest(x) != proof_digest(z));
-    assert_true(proof_distance_of_sums(x, other) < 0 && proof_distance_of_sums(x, fewer) < 0);
-    json_decref(x);
-    json_decref(y);
-    json_decref(z);
-    json_decref(other);
-    json_decref(fewer);
 }
 
 int main(void)

@@ -310,15 +310,26 @@ static void test_read_status(void **state)
 {
     static const struct {
         enum upstream_kind kind;
-        const char *text, *process, *label;
+        const char *text, *process, *label, *identity;
     } who[] = {
-        {UPSTREAM_BATON, "{\"boot_id\":\"b\",\"weights\":{\"weight_version\":\"v\"}}", "b", "v"},
-        {UPSTREAM_BATON, "{\"boot_id\":\"b\",\"weights\":{\"weight_version\":null}}", "b", ""},
-        {UPSTREAM_BATON, "<html>", "", ""},
-        {UPSTREAM_VLLM, "# HELP x\nprocess_start_time_seconds 1.7e+09\nvllm:x 1\n", "1.7e+09", ""},
-        {UPSTREAM_VLLM, "process_start", "", ""},
-        {UPSTREAM_SGLANG, "{\"weight_version\":\"v\"}", "", "v"},
-        {UPSTREAM_SGLANG, "", "", ""},
+        {UPSTREAM_BATON, "{\"boot_id\":\"b\",\"weights\":{\"weight_version\":\"v\"}}", "b", "v",
+         "b"},
+        {UPSTREAM_BATON, "{\"boot_id\":\"b\",\"weights\":{\"weight_version\":null}}", "b", "", "b"},
+        {UPSTREAM_BATON, "<html>", "", "", ""},
+        {UPSTREAM_VLLM, "# HELP x\nprocess_start_time_seconds 1.7e+09\nvllm:x 1\n", "1.7e+09", "",
+         ""},
+        {UPSTREAM_VLLM,
+         "#\nprocess_start_time_seconds 1.79547483271e+09\n# TYPE vllm:num_preemptions_created "
+         "gauge\n"
+         "vllm:num_preemptions_created{engine=\"0\",model_name=\"a b\"} 1.7954748338589928e+09\n"
+         "vllm:num_preemptions_created{engine=\"1\",model_name=\"a b\"} 1.8e+09\n",
+         "1.79547483271e+09", "", "1.79547483271e+09 1.7954748338589928e+09"},
+        {UPSTREAM_VLLM, "\nvllm:num_preemptions_created{engine=\"0\"} 1.8e+09\n", "", "", ""},
+        {UPSTREAM_VLLM, "\nprocess_start_time_seconds 1\nvllm:num_preemptions_created{x", "1", "",
+         ""},
+        {UPSTREAM_VLLM, "process_start", "", "", ""},
+        {UPSTREAM_SGLANG, "{\"weight_version\":\"v\"}", "", "v", ""},
+        {UPSTREAM_SGLANG, "", "", "", ""},
     };
 
     (void)state;
@@ -328,6 +339,7 @@ static void test_read_status(void **state)
         api_read_status(&report, who[i].kind, who[i].text, strlen(who[i].text));
         assert_string_equal(report.process, who[i].process);
         assert_string_equal(report.label, who[i].label);
+        assert_string_equal(report.identity, who[i].identity);
     }
 }
 
@@ -374,6 +386,25 @@ static void test_read_ranks(void **state)
         assert_int_equal(rc, ranks[i].n > 0 ? 0 : -1);
         assert_int_equal(n, ranks[i].n);
     }
+}
+
+static void test_read_bucket_ranks(void **state)
+{
+    static const char whole[] =
+        "{\"tp_size\":4,\"pp_size\":2,\"dp_size\":4,\"version\":\"0.5.16\"}";
+    struct api_bucket_ranks ranks;
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(api_read_bucket_ranks(&ranks, whole, strlen(whole), &e), 0);
+    assert_int_equal(ranks.n_entries, 4); /* also with attention that is data-parallel */
+    assert_int_equal(ranks.n_readers, 2);
+    assert_string_equal(ranks.release, "0.5.16");
+    assert_int_equal(api_read_bucket_ranks(&ranks, "{\"tp_size\":1}", 13, &e), 0);
+    assert_int_equal(ranks.n_readers, 1);
+    assert_string_equal(ranks.release, "");
+    assert_int_equal(api_read_bucket_ranks(&ranks, "", 0, &e), -1);
+    assert_int_equal(e.code, ERR_UNREADABLE);
 }
 
 static void test_read_open_update(void **state)
@@ -601,7 +632,7 @@ static void test_adapter_is_absent(void **state)
         {UPSTREAM_SGLANG, 400,
          "{\"success\":false,\"error_message\":\"LoRA with name y does not exist\"}", false},
         {UPSTREAM_SGLANG, 400, "{\"success\":false,\"error_message\":\"LoRA is not enabled\"}",
-         false},
+         true},
         {UPSTREAM_SGLANG, 400, "x does not exist", false},
     };
 
@@ -690,7 +721,13 @@ static void test_windows_are_refused_with_a_reason(void **state)
     assert_null(api_refuses_windows(UPSTREAM_VLLM, "0.24.0"));
     assert_null(api_refuses_windows(UPSTREAM_VLLM, "0.33.1rc0"));
     assert_non_null(strstr(api_refuses_windows(UPSTREAM_VLLM, "0.23.1"), "0.24"));
-    assert_non_null(strstr(api_refuses_windows(UPSTREAM_SGLANG, "0.5.23"), "--stage cuda:0"));
+    assert_null(api_refuses_windows(UPSTREAM_SGLANG, NULL));
+    assert_null(api_refuses_windows(UPSTREAM_SGLANG, ""));
+    assert_null(api_refuses_windows(UPSTREAM_SGLANG, "0.5.6.post2"));
+    assert_null(api_refuses_windows(UPSTREAM_SGLANG, "0.6.0"));
+    assert_null(api_refuses_windows(UPSTREAM_SGLANG, "1.0.0"));
+    assert_non_null(strstr(api_refuses_windows(UPSTREAM_SGLANG, "0.5.5.post3"), "0.5.6"));
+    assert_non_null(strstr(api_refuses_windows(UPSTREAM_SGLANG, "0.4.10"), "--stage cuda:0"));
 }
 
 int main(void)
@@ -706,6 +743,7 @@ int main(void)
         cmocka_unit_test(test_read_status_reports_lasting_reasons),
         cmocka_unit_test(test_read_update_of_the_weights),
         cmocka_unit_test(test_read_ranks),
+        cmocka_unit_test(test_read_bucket_ranks),
         cmocka_unit_test(test_read_open_update),
         cmocka_unit_test(test_read_error),
         cmocka_unit_test(test_read_update_id),

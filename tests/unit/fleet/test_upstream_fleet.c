@@ -614,10 +614,90 @@ static void test_probe_ok_clears_the_missing_answer_only(void **state)
     fleet_free(f);
 }
 
+static void report_identity(struct fleet *f, size_t i, const char *identity)
+{
+    struct upstream_report report = {0};
+
+    (void)snprintf(report.process, sizeof report.process, "%s", identity);
+    (void)snprintf(report.identity, sizeof report.identity, "%s", identity);
+    fleet_probe_ok(f, i, &report);
+}
+
+static void assert_error(struct fleet *f, size_t i, const char *message)
+{
+    struct upstream_info info;
+
+    fleet_info(f, i, &info);
+    assert_string_equal(info.error.msg, message);
+    assert_false(info.alive);
+}
+
+/* The one that joined first serves, whichever answers first and whatever its index is. */
+static void test_one_process_serves_under_one_url(void **cmocka_state)
+{
+    struct fleet *f = fleet_with((const char *const[]){"u://a", "u://b", "u://c"}, 3);
+    struct err e = {0};
+
+    (void)cmocka_state;
+    fleet_set_min_ready(f, 1);
+    report_identity(f, 1, "p");
+    report_identity(f, 2, "q");
+    assert_string_equal(state(f, 1), "serving");
+    report_identity(f, 0, "p");
+    assert_string_equal(state(f, 0), "serving");
+    assert_string_equal(state(f, 1), "down"); /* at once: it had answered */
+    assert_error(f, 1, "it is the same process as u://a: remove one of the two");
+    assert_int_equal(resync(f, 1, "", &e), -1);
+    assert_int_equal(e.code, ERR_CONFLICT);
+    for (int i = 0; i < FLEET_FAILURES_DOWN; i++)
+        report_identity(f, 1, "p");
+    assert_string_equal(state(f, 1), "down");
+    fleet_remove(f, 0);
+    report_identity(f, 1, "p");
+    assert_string_equal(state(f, 1), "serving");
+    fleet_add(f, 0, "u://d"); /* an index of before */
+    report_identity(f, 0, "p");
+    assert_string_equal(state(f, 1), "serving");
+    assert_error(f, 0, "it is the same process as u://b: remove one of the two");
+    report_identity(f, 1, "r"); /* restarted: another process */
+    report_identity(f, 0, "p");
+    assert_string_equal(state(f, 0), "serving");
+    fleet_free(f);
+}
+
+static void test_own_process_never_serves(void **cmocka_state)
+{
+    static const char itself[] = "it is this server itself: remove it";
+    struct fleet_cfg cfg = {.n_upstreams = 2,
+                            .n_permits = {PERMITS, 1},
+                            .n_queue_max = {QUEUE, QUEUE},
+                            .min_ready = 1,
+                            .boot_id = "own"};
+    struct fleet *f = NULL;
+    struct err e = {0};
+
+    (void)cmocka_state;
+    assert_int_equal(fleet_new(&f, &cfg, &e), 0);
+    assert_false(fleet_reject_alias(f, 0, ""));
+    assert_false(fleet_reject_alias(f, 0, "other"));
+    assert_true(fleet_reject_alias(f, 1, "own"));
+    assert_error(f, 1, itself);
+    report_identity(f, 0, "other");
+    assert_string_equal(state(f, 0), "serving");
+    report_identity(f, 0, "own"); /* its port is ours by now */
+    assert_string_equal(state(f, 0), "down");
+    assert_error(f, 0, itself);
+    assert_int_equal(resync(f, 0, "", &e), -1);
+    assert_string_equal(e.msg, itself);
+    fleet_free(f);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_probe_ok_clears_the_missing_answer_only),
+        cmocka_unit_test(test_one_process_serves_under_one_url),
+        cmocka_unit_test(test_own_process_never_serves),
         cmocka_unit_test(test_fleet_serves_once_enough_engines_answer),
         cmocka_unit_test(test_permit_acquire_takes_the_least_loaded_in_turn),
         cmocka_unit_test(test_permit_acquire_queues_in_order_then_is_overloaded),

@@ -108,6 +108,9 @@ static void await_alive(struct world *w, size_t i)
 
 static const char status_ok[] = "HTTP/1.1 200 OK\r\nContent-Length: 50\r\nConnection: close\r\n\r\n"
                                 "{\"boot_id\":\"b1\",\"weights\":{\"weight_version\":\"v1\"}}";
+static const char status_ok_2[] =
+    "HTTP/1.1 200 OK\r\nContent-Length: 50\r\nConnection: close\r\n\r\n"
+    "{\"boot_id\":\"b2\",\"weights\":{\"weight_version\":\"v1\"}}";
 static const char refusal[] = "HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
 static void test_prober_reports_each_reply(void **state)
@@ -165,7 +168,7 @@ static void test_engine_that_stops_is_down(void **state)
 
     (void)state;
     peer_start(&good, status_ok);
-    peer_start(&other, status_ok);
+    peer_start(&other, status_ok_2);
     world_open(&w, (const char *const[N]){good.url, other.url, "unix:/nowhere"}, 0);
     await_state(&w, 0, "serving");
     await_state(&w, 1, "serving");

@@ -146,7 +146,10 @@ static void test_malformed_file_is_an_error(void **state)
         upstream_config_list_read(&l, &given, 1, file_of("f", "http://a:1,vllm\n"), &e), -1);
     assert_non_null(strstr(e.msg, "given twice"));
     err_clear(&e);
-    assert_int_equal(upstream_config_list_read(&l, NULL, 0, file_of("f", "# none\n"), &e), -1);
+    assert_int_equal(upstream_config_list_read(&l, NULL, 0, file_of("f", ""), &e), -1);
+    assert_non_null(strstr(e.msg, "is empty")); /* it may be half written */
+    err_clear(&e);
+    assert_int_equal(upstream_config_list_read(&l, NULL, 0, NULL, &e), -1);
     assert_non_null(strstr(e.msg, "no upstream"));
     err_clear(&e);
     assert_non_null(many);
@@ -375,17 +378,21 @@ static void test_stop_ends_calls_that_just_begin(void **state)
     }
 }
 
-static void test_min_ready_must_be_possible(void **state)
+static void test_min_ready_counts_engines_to_come(void **state)
 {
     struct upstreams_cfg cfg = cfg_of((const char *const[]){"http://127.0.0.1:1"}, 1, NULL);
     struct upstreams *u = NULL;
+    struct fleet_stats s;
     struct err e = {0};
 
     (void)state;
     cfg.min_ready = 2;
-    assert_int_equal(upstreams_new(&u, &cfg, &e), -1);
-    assert_string_equal(e.field, "--min-ready");
-    assert_null(u);
+    assert_int_equal(upstreams_new(&u, &cfg, &e), 0);
+    assert_int_equal(upstreams_reload(u, &e), 0);
+    fleet_stats(upstreams_fleet(u), &s);
+    assert_int_equal(s.n_upstreams, 1);
+    assert_int_equal(s.min_ready, 2);
+    upstreams_free(u);
 }
 
 static void left(void *arg, size_t upstream)
@@ -510,7 +517,6 @@ static void test_failed_reload_changes_nothing(void **state)
     u = upstreams_of(&cfg);
     upstreams_get(u, 0, &before);
     assert_reload_fails(u, "", "empty");
-    assert_reload_fails(u, "# none\n", "no upstream");
     (void)snprintf(text, sizeof text, "%s\nhttp://b:1,key-file=/nowhere\n", a.url);
     assert_reload_fails(u, text, "line 2");
     upstreams_get(u, 0, &after);
@@ -593,6 +599,136 @@ static void test_indexes_of_removed_engines_are_used_again(void **state)
     upstreams_free(u);
 }
 
+static void assert_not_added(struct upstreams *u, const char *entry, enum err_code code,
+                             const char *wanted)
+{
+    size_t i;
+    struct err e = {0};
+
+    assert_int_equal(upstreams_add(u, entry, &i, &e), -1);
+    assert_int_equal(e.code, code);
+    if (strstr(e.msg, wanted) == NULL)
+        fail_msg("'%s' is refused with '%s', not with '%s'", entry, e.msg, wanted);
+}
+
+/* The configuration names none, so that all come by requests. */
+static void test_add_and_remove(void **state)
+{
+    struct upstreams_cfg cfg = cfg_of(NULL, 0, file_of("entries", "# none\n"));
+    struct upstream_endpoint at;
+    struct fleet_stats s;
+    struct upstreams *u;
+    struct err e = {0};
+    struct peer a;
+    struct upstream_info info;
+    char text[256];
+    size_t first, i;
+
+    (void)state;
+    peer_start(&a, ok);
+    cfg.min_ready = 0;
+    u = upstreams_of(&cfg);
+    fleet_stats(upstreams_fleet(u), &s);
+    assert_int_equal(s.n_upstreams, 0);
+    assert_int_equal(s.min_ready, 1); /* a fleet without engines is not ready */
+    assert_false(s.ready);
+    assert_int_equal(upstreams_remove(u, a.url, &at, &info, &e), -1);
+    assert_int_equal(e.code, ERR_NOT_FOUND);
+    err_clear(&e);
+
+    assert_int_equal(upstreams_add(u, a.url, &first, &e), 0);
+    await_state(u, first, "serving");
+    upstreams_get(u, first, &at);
+    assert_true(at.requested);
+    assert_int_equal(upstreams_add(u, a.url, &i, &e), 0); /* again: nothing changes */
+    assert_int_equal(i, first);
+    await_state(u, first, "serving");
+    (void)file_of("entries", "# none\n");
+    assert_int_equal(upstreams_reload(u, &e), 0);
+    await_state(u, first, "serving");
+    (void)snprintf(text, sizeof text, "%s,vllm", a.url);
+    assert_not_added(u, text, ERR_CONFLICT, "another description (baton, without a key");
+
+    assert_int_equal(upstreams_remove(u, a.url, &at, &info, &e), 0);
+    assert_true(at.removed && info.removed);
+    assert_string_equal(at.name, a.url);
+    await_state(u, first, "removed");
+    assert_int_equal(upstreams_add(u, a.url, &i, &e), 0);
+    assert_int_equal(i, first);
+    reload(u, a.url); /* now the configuration has it */
+    upstreams_get(u, first, &at);
+    assert_false(at.requested || at.removed);
+    upstreams_free(u);
+    peer_stop(&a);
+}
+
+static void test_add_reads_only_files_of_the_configuration(void **state)
+{
+    char entry[512], *key = strdup(file_of("key", "first\n")),
+                     *other = strdup(file_of("f", "second\n"));
+    struct upstream_endpoint at;
+    struct upstreams_cfg cfg;
+    struct upstreams *u;
+    struct err e = {0};
+    size_t i;
+
+    (void)state;
+    (void)snprintf(entry, sizeof entry, "unix:/nowhere/1,key-file=%s", key);
+    cfg = cfg_of(NULL, 0, file_of("entries", entry));
+    u = upstreams_of(&cfg);
+    (void)snprintf(entry, sizeof entry, "unix:/nowhere/2,key-file=%s", other);
+    assert_not_added(u, entry, ERR_BAD_REQUEST, "only as the configuration does");
+    (void)snprintf(entry, sizeof entry, "unix:/nowhere/2,vllm,key-file=%s,ca-file=%s", key, other);
+    assert_not_added(u, entry, ERR_BAD_REQUEST, "only as the configuration does");
+    assert_not_added(u, "unix:/nowhere/2,key-file=", ERR_BAD_REQUEST, "configuration");
+    (void)snprintf(entry, sizeof entry, "unix:/nowhere/2,key-file=%s/", key);
+    assert_not_added(u, entry, ERR_BAD_REQUEST, "only as the configuration does");
+    (void)snprintf(entry, sizeof entry, "unix:/nowhere/2,key-file=%s", key);
+    assert_int_equal(upstreams_add(u, entry, &i, &e), 0);
+    upstreams_get(u, i, &at);
+    assert_string_equal(at.target->authorization, "Bearer first");
+    (void)file_of("key", "rolled\n");
+    assert_int_equal(upstreams_reload(u, &e), 0);
+    upstreams_get(u, i, &at);
+    assert_string_equal(at.target->authorization, "Bearer rolled");
+    upstreams_free(u);
+    free(key);
+    free(other);
+}
+
+/* The same engine takes no more memory each time, and others use the indexes of removed ones. */
+static void test_engines_come_and_go(void **state)
+{
+    enum { N = 2 * FLEET_MAX };
+    struct upstreams_cfg cfg = cfg_of(NULL, 0, file_of("entries", "# none\n"));
+    const struct http_target *target = NULL;
+    struct upstream_endpoint at;
+    struct upstream_info info;
+    struct upstreams *u;
+    struct err e = {0};
+    char url[64];
+    size_t i;
+
+    (void)state;
+    u = upstreams_of(&cfg);
+    for (int round = 0; round < 3; round++) {
+        assert_int_equal(upstreams_add(u, "unix:/nowhere", &i, &e), 0);
+        upstreams_get(u, i, &at);
+        assert_true(target == NULL || target == at.target);
+        target = at.target;
+        assert_int_equal(upstreams_remove(u, "unix:/nowhere", &at, &info, &e), 0);
+    }
+    for (int n = 0; n < N; n++) {
+        (void)snprintf(url, sizeof url, "unix:/nowhere/%d", n);
+        assert_int_equal(upstreams_add(u, url, &i, &e), 0);
+        if (n % 2 == 0)
+            assert_int_equal(upstreams_remove(u, url, &at, &info, &e), 0);
+    }
+    assert_int_equal(upstreams_n(u), FLEET_MAX);
+    assert_not_added(u, "unix:/one/too/many", ERR_CONFLICT, "no index is free");
+    upstreams_free(u);
+}
+
 static int make_dir(void **state)
 {
     struct err e = {0};
@@ -626,12 +762,15 @@ int main(void)
         cmocka_unit_test(test_upstreams_call_from_many_threads),
         cmocka_unit_test(test_stop_ends_calls_with_draining),
         cmocka_unit_test(test_stop_ends_calls_that_just_begin),
-        cmocka_unit_test(test_min_ready_must_be_possible),
+        cmocka_unit_test(test_min_ready_counts_engines_to_come),
         cmocka_unit_test(test_on_left_rotation_is_called),
         cmocka_unit_test(test_reload_adds_and_removes),
         cmocka_unit_test(test_failed_reload_changes_nothing),
         cmocka_unit_test(test_reload_uses_a_changed_key),
         cmocka_unit_test(test_indexes_of_removed_engines_are_used_again),
+        cmocka_unit_test(test_add_and_remove),
+        cmocka_unit_test(test_add_reads_only_files_of_the_configuration),
+        cmocka_unit_test(test_engines_come_and_go),
     };
 
     return cmocka_run_group_tests(tests, make_dir, remove_dir);

@@ -52,25 +52,14 @@ struct engine {
     int received;    /* a whole version that it serves once it is told to finish; 0: none */
     bool open, paused;
     bool weights_asleep, kv_asleep;
-    bool down;    /* nothing listens there */
-    bool changed; /* by itself or by another client, since its last probe */
+    bool down;                          /* nothing listens there */
+    bool changed;                       /* by itself or by another client, since its last probe */
+    unsigned refuses, n_asked[API_OPS]; /* operations that it answers with 500, a bit for each */
 };
 
 /* ---- the world ---- */
 
 enum { TRAINER, OTHER };
-
-enum event {
-    EVENT_ABORT,
-    EVENT_ABORT_WAIT,
-    EVENT_EXPIRE,
-    EVENT_RESTART,
-    EVENT_PAUSE,
-    EVENT_RESUME,
-    EVENT_SECOND_UPDATE,
-    EVENT_SEND,
-    EVENTS
-};
 
 static struct world {
     unsigned seed;
@@ -86,11 +75,11 @@ static struct world {
     unsigned switch_percent, unlock_percent, hang_percent, probe_percent;
     bool by_handles, by_path, generation_probes;
     unsigned generation_probes_change;
-    bool may_drain; /* this server stops; nothing follows but the end of the update */
-    unsigned n_crashes;
-    bool hung;                     /* an engine did not answer the requests that are sent now */
-    void (*check)(void);           /* after each request to an engine; NULL: nothing */
-    unsigned pinned[VERSIONS_MAX]; /* readers of each version of this server's own */
+    bool may_drain;     /* this server stops; nothing follows but the end of the update */
+    unsigned n_crashes; /* of engines that got tensors asleep, and could have been woken */
+    bool hung;          /* an engine did not answer the requests that are sent now */
+    void (*check)(void), (*after_query)(void); /* after each request, queries to all; or NULL */
+    unsigned pinned[VERSIONS_MAX];             /* readers of each version of this server's own */
 
     pthread_mutex_t lock; /* guards the next three */
     pthread_cond_t changed;
@@ -148,8 +137,7 @@ static void may_switch(unsigned percent)
         hand_over();
 }
 
-void __wrap_mtx_unlock(struct mtx *m);
-void __real_mtx_unlock(struct mtx *m);
+__typeof__(mtx_unlock) __wrap_mtx_unlock, __real_mtx_unlock;
 bool __wrap_cnd_wait(struct cnd *c, struct mtx *m, uint64_t deadline_us);
 void __wrap_cnd_broadcast(struct cnd *c);
 uint64_t __wrap_clock_now_us(void);
@@ -212,17 +200,15 @@ static const char *const engine_names[ENGINES_MAX] = {"http://a", "http://b", "h
 
 struct fleet *__wrap_upstreams_fleet(struct upstreams *u);
 size_t __wrap_upstreams_n(struct upstreams *u);
+__typeof__(upstreams_n_needed) __wrap_upstreams_n_needed;
 __typeof__(upstreams_get) __wrap_upstreams_get;
-void __wrap_upstreams_hold_indexes(struct upstreams *u);
-void __wrap_upstreams_release_indexes(struct upstreams *u);
+__typeof__(upstreams_hold_indexes) __wrap_upstreams_hold_indexes, __wrap_upstreams_release_indexes;
 __typeof__(upstreams_enable_generation_probes) __wrap_upstreams_enable_generation_probes;
 __typeof__(fleet_reschedule) __wrap_fleet_reschedule;
 __typeof__(fleet_reconcile_set_stale) __wrap_fleet_reconcile_set_stale;
 __typeof__(fleet_validate) __wrap_fleet_validate;
-void __wrap_log_end(struct log_rec *r);
-void __wrap_log_event(struct log_rec *r);
-void __wrap_part_apply(struct fleet_part *p, enum part_event event);
-void __real_part_apply(struct fleet_part *p, enum part_event event);
+__typeof__(log_end) __wrap_log_end, __wrap_log_event;
+__typeof__(part_apply) __wrap_part_apply, __real_part_apply;
 __typeof__(fleet_request) __wrap_fleet_request;
 __typeof__(fleet_requests) __wrap_fleet_requests;
 __typeof__(fleet_query) __wrap_fleet_query;
@@ -237,6 +223,11 @@ size_t __wrap_upstreams_n(struct upstreams *u)
 {
     (void)u;
     return w.n_engines;
+}
+
+size_t __wrap_upstreams_n_needed(const struct upstreams *u, size_t n)
+{
+    return u == NULL ? fleet_min_ready(w.fc) : n;
 }
 
 void __wrap_upstreams_get(struct upstreams *u, size_t i, struct upstream_endpoint *out)
@@ -317,9 +308,8 @@ static void process_name(const struct engine *g, char *out, size_t cap)
     (void)snprintf(out, cap, "p-%zu-%u", (size_t)(g - w.engines), g->process);
 }
 
-/* It starts anew, with the weights of its model's directory. That takes longer than the interval of
- * the probes, so one of them finds that nothing listens there; an engine that names its process is
- * recognized without that, too. */
+/* It starts anew, with the weights of its model's directory. Meanwhile a probe finds that nothing
+ * listens there; an engine that names its process is recognized without that, too. */
 static void engine_restart(struct engine *g)
 {
     struct err why = {0};
@@ -336,8 +326,7 @@ static void engine_restart(struct engine *g)
     (void)snprintf(g->label, sizeof g->label, "v0");
 }
 
-/* A version is taken whole by handles. It is served at once where there is no start, else at the
- * finish. */
+/* Taken whole, by handles; it is served at once where there is no start, else at the finish. */
 static void engine_take_version(struct engine *g, int version)
 {
     g->chunks = 0;
@@ -419,6 +408,9 @@ static int engine_do(struct engine *g, enum api_op op, const struct fleet_target
     const char *label = json_string_value(json_object_get(t->body, "weight_version"));
     bool baton = g->kind == UPSTREAM_BATON;
 
+    g->n_asked[op]++;
+    if ((g->refuses & (1u << op)) != 0)
+        return 500;
     switch (op) {
     case API_START_UPDATE:
         if (!g->knows_start)
@@ -431,8 +423,8 @@ static int engine_do(struct engine *g, enum api_op op, const struct fleet_target
         if (baton && !g->open)
             return 410;                    /* stands for: no such update */
         if (g->weights_asleep && !baton) { /* it has no memory to write them to: it crashes */
+            w.n_crashes += upstream_caps(g->kind)->wakes_twice;
             engine_restart(g);
-            w.n_crashes++;
             return 500;
         }
         if (json_object_get(t->body, "version") != NULL)
@@ -567,7 +559,7 @@ static void answer_query(struct fleet_result *r, enum api_query q, const struct 
     }
     r->outcome = FLEET_OK;
     r->status = 200;
-    set_text(r, json_pack("{s:s, s:o}", "weight_version", g->label, "update",
+    set_text(r, json_pack("{s:s, s:i, s:o}", "weight_version", g->label, "tp_size", 1, "update",
                           q == API_GET_STATUS && g->open ? json_pack("{s:s}", "update_id", "upd")
                                                          : json_null()));
 }
@@ -658,6 +650,8 @@ int __wrap_fleet_query(struct fleet_control *fc, enum api_query q,
         trace("query %d at %zu: %d", (int)q, targets[i].upstream, (int)(*results)[i].outcome);
         may_switch(w.switch_percent);
     }
+    if (w.after_query != NULL)
+        w.after_query();
     return 0;
 }
 

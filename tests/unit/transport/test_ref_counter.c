@@ -277,6 +277,38 @@ static void test_what_is_no_counter_is_refused(void **state)
     refused("cannot be opened");
 }
 
+/* Our own: as torch's, and gone once it is removed. */
+static void test_own_object(void **state)
+{
+    struct ref_counter c = {0}, other = {0};
+    struct err e = {0};
+    struct stat st;
+
+    (void)state;
+    ref_counter_remove(&other, name); /* there is none */
+    assert_int_equal(ref_counter_create(&c, name, &e), 0);
+    assert_int_equal(ref_counter_create(&other, name, &e), -1);
+    assert_non_null(strstr(e.msg, "cannot be made: File exists"));
+    err_clear(&e);
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_size, REF_COUNTER_NBYTES);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    assert_int_equal(*(int32_t *)c.base, 1); /* torch's receivers do not unlink it */
+    assert_true(ref_counter_is_down(&c, REF_COUNTER_SLOTS - 1));
+    ref_counter_set(&c, REF_COUNTER_SLOTS - 1, 2);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_false(ref_counter_is_down(&c, REF_COUNTER_SLOTS - 1));
+        assert_int_equal(ref_counter_release(name, REF_COUNTER_SLOTS - 1, &e), 0);
+    }
+    assert_true(ref_counter_is_down(&c, REF_COUNTER_SLOTS - 1));
+    ref_counter_set(&c, 0, (uint64_t)-1); /* torch's own decrement goes below zero */
+    assert_true(ref_counter_is_down(&c, 0));
+    ref_counter_remove(&c, name);
+    assert_null(c.base);
+    assert_int_equal(stat(path, &st), -1);
+    assert_int_equal(n_mapped(), 0);
+}
+
 /* Only root can be another user for a moment. */
 static void test_another_users_object_is_refused(void **state)
 {
@@ -319,6 +351,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_many_slots_share_one_open, begin, end),
         cmocka_unit_test_setup_teardown(test_racing_receivers_count_right, begin, end),
         cmocka_unit_test_setup_teardown(test_what_is_no_counter_is_refused, begin, end),
+        cmocka_unit_test_setup_teardown(test_own_object, begin, end),
         cmocka_unit_test_setup_teardown(test_another_users_object_is_refused, begin, end),
     };
 

@@ -48,7 +48,7 @@ static const struct torch_place places[] = {{&specs[0], 0, 256},
                                             {&specs[1], 0, (uint64_t)3 << 32},
                                             {&specs[2], 1, 255},
                                             {&specs[3], 1, 512}};
-static const struct torch_exports all = {slabs, 2, 4, REF};
+static const struct torch_exports all = {slabs, 2, 4, REF, 0};
 
 static void check_one(const struct ipc_handle *h, const struct torch_place *p)
 {
@@ -95,7 +95,7 @@ static void test_packed(void **state)
         .dtype = DTYPE_U8, .ndim = 1, .shape = {4000}, .numel = 4000, .nbytes = 4000};
     static const struct torch_place at = {&bytes, 0, (uint64_t)3 << 32};
     const struct torch_gpu gpus[] = {{UUID_0, &at}, {UUID_1, &at}};
-    const struct torch_exports x = {slabs, 1, 1, REF};
+    const struct torch_exports x = {slabs, 1, 1, REF, 0};
     struct ipc_handles h = {0};
     struct err e = {0};
     char *text = torch_export_packed(&x, gpus, 2, &e);
@@ -135,11 +135,54 @@ static void test_named(void **state)
     free(text);
 }
 
+/* One storage in the middle of an allocation, with a counter of its own; each tensor is a part. */
+static void test_bucket(void **state)
+{
+    enum { BEGIN = 1 << 20, SLOT = 4711 };
+    static const struct tensor_spec bytes = {
+        .dtype = DTYPE_U8, .ndim = 1, .shape = {280100}, .numel = 280100, .nbytes = 280100};
+    static const struct torch_place flat = {&bytes, 0, 512};
+    static const struct torch_place parts[] = {
+        {&specs[1], 0, 0},
+        {&specs[0], 0, 280002},
+        /* a gap: read back one by one */ {&specs[3], 0, 280032},
+        {&specs[2], 0, 280044}};
+    struct torch_slab slab = {.uuid = UUID_1, .begin = BEGIN, .nbytes = 512 + 280100};
+    const struct torch_exports x = {&slab, 1, 4, REF, SLOT};
+    struct torch_tensors t = {0};
+    struct err e = {0};
+    char *text = torch_export_bucket(&x, &flat, parts, &e);
+
+    (void)state;
+    assert_non_null(text);
+    if (torch_tensors_read(&t, text, strlen(text), 0, "/x", &e) != 0)
+        fail_msg("%s", e.msg);
+    assert_string_equal(t.uuid, UUID_1);
+    assert_int_equal(t.tensor_list->n_tensors, 4);
+    for (uint32_t i = 0; i < 4; i++) {
+        const struct ipc_handle *h = &t.handles.gpus[0].handles[i];
+        const struct tensor_spec *spec = parts[i].tensor;
+
+        assert_string_equal(t.tensor_list->tensors[i].name, spec->name);
+        assert_int_equal(h->dtype, spec->dtype);
+        assert_int_equal(h->ndim, spec->ndim);
+        assert_memory_equal(h->shape, spec->shape, spec->ndim * sizeof h->shape[0]);
+        assert_int_equal(h->nbytes, spec->nbytes);
+        assert_int_equal(h->storage_offset, BEGIN);
+        assert_int_equal(h->storage_nbytes, slab.nbytes);
+        assert_int_equal(h->tensor_offset, flat.offset + parts[i].offset);
+        assert_string_equal(h->ref_name, REF);
+        assert_int_equal(h->ref_slot, SLOT);
+    }
+    torch_tensors_fini(&t);
+    free(text);
+}
+
 static void test_many_slabs(void **state)
 {
     struct torch_slab *many = calloc(N_MANY, sizeof *many);
     struct torch_place *at = calloc(N_MANY, sizeof *at);
-    struct torch_exports x = {many, N_MANY, N_MANY, REF};
+    struct torch_exports x = {many, N_MANY, N_MANY, REF, 0};
     const struct torch_gpu gpu = {UUID_0, at};
     struct ipc_handles h = {0};
     struct err e = {0};
@@ -168,9 +211,8 @@ static void test_many_slabs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_handles),
-        cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_named),
+        cmocka_unit_test(test_handles),    cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_named),      cmocka_unit_test(test_bucket),
         cmocka_unit_test(test_many_slabs),
     };
 

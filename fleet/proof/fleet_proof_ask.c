@@ -1,0 +1,122 @@
+/* A proof on demand: what follows an update anyway is begun now, and waited for. */
+#include "control/life.h"
+#include "fleet/fleet_priv.h"
+#include "fleet/proof/fleet_proof_priv.h"
+
+enum { ASK_LOOK_US = 100000 }; /* between two looks at whether the client is still there */
+
+/* wanted [FLEET_MAX]; 0: it is not asked */
+static bool is_decided_locked(struct fleet_control *fc, const uint64_t *wanted)
+{
+    for (size_t i = 0; i < FLEET_MAX; i++) {
+        const struct fleet_prover *p = &fc->proof.list[i];
+
+        if (wanted[i] != 0 && p->wanted == wanted[i] && p->state == PROOF_UNPROVEN)
+            return false;
+    }
+    return true;
+}
+
+static int await(struct fleet_control *fc, struct http_request *x,
+                 const struct fleet_proof_request *r, const uint64_t *wanted, uint64_t deadline_us,
+                 struct err *e)
+{
+    bool decided = false, gone = false, stopping = false;
+
+    while (!decided && !gone && !stopping && !clock_passed(deadline_us)) {
+        mtx_lock(&fc->lock);
+        decided = is_decided_locked(fc, wanted);
+        if (!decided)
+            (void)cnd_wait(&fc->changed, &fc->lock, clock_after_us(ASK_LOOK_US));
+        mtx_unlock(&fc->lock);
+        gone = http_request_disconnected(x);
+        stopping = life_state(r->life) == LIFE_DRAINING ||
+                   atomic_load_explicit(&fc->proof.stopping, memory_order_relaxed);
+    }
+    if (gone)
+        return err_set(e, ERR_GONE, "", "the client disconnected before the upstreams were proven");
+    if (stopping)
+        return err_set(e, ERR_DRAINING, "", "the server is draining");
+    return 0;
+}
+
+static bool may_be_asked(struct fleet_control *fc, size_t upstream)
+{
+    struct upstream_endpoint at;
+    struct upstream_info info;
+
+    upstreams_get(fc->upstreams, upstream, &at);
+    fleet_info(fleet_of(fc), upstream, &info);
+    return !at.removed && !upstream_caps(at.kind)->two_phase && info.alive && info.synced &&
+           !info.fenced;
+}
+
+static int refuse_one(struct fleet_control *fc, size_t upstream, struct err *e)
+{
+    struct upstream_endpoint at;
+
+    upstreams_get(fc->upstreams, upstream, &at);
+    if (upstream_caps(at.kind)->two_phase)
+        return err_set(e, ERR_BAD_REQUEST, "/upstream",
+                       "%.150s is a baton, which proves each update before it serves it: send "
+                       "POST /v1/weights/check to it for its checksums",
+                       at.name);
+    return err_set(e, ERR_CONFLICT, "/upstream",
+                   "%.150s does not serve the current version: GET /v1/upstreams says why, and a "
+                   "whole update helps",
+                   at.name);
+}
+
+/* @wanted  [FLEET_MAX] */
+static int begin(struct fleet_control *fc, const struct fleet_proof_request *r, uint64_t *wanted,
+                 struct err *e)
+{
+    size_t one = FLEET_MAX, n = upstreams_n(fc->upstreams), n_asked = 0;
+    struct fleet_stats stats;
+
+    fleet_stats(fleet_of(fc), &stats);
+    if (r->upstream != NULL && upstreams_find(fc->upstreams, r->upstream, &one, e) != 0)
+        return -1;
+    if (one < FLEET_MAX && !may_be_asked(fc, one))
+        return refuse_one(fc, one, e);
+    if (fleet_check_serving(fc, &stats, e) != 0)
+        return -1;
+    for (size_t i = 0; i < n; i++) {
+        if ((one < FLEET_MAX && i != one) || !may_be_asked(fc, i))
+            continue;
+        wanted[i] = fleet_proof_begin(fc, i, r->checksums);
+        n_asked += wanted[i] != 0;
+    }
+    if (n_asked == 0)
+        return err_set(e, ERR_CONFLICT, "",
+                       "no vLLM or SGLang serves the version of an update of this server: push an "
+                       "update, then prove it");
+    return 0;
+}
+
+int fleet_proof_ask(struct fleet_control *fc, struct http_request *x,
+                    const struct fleet_proof_request *r, bool *asked, struct err *e)
+{
+    uint64_t deadline_us = clock_after_us(r->timeout_us), wanted[FLEET_MAX] = {0};
+    bool busy;
+    int rc;
+
+    mtx_lock(&fc->lock);
+    busy = fc->proof.asking;
+    fc->proof.asking = true;
+    mtx_unlock(&fc->lock);
+    if (busy)
+        return err_set(e, ERR_CONFLICT, "",
+                       "another request proves the upstreams: retry when it has ended");
+    upstreams_hold_indexes(fc->upstreams);
+    rc = begin(fc, r, wanted, e);
+    if (rc == 0)
+        rc = await(fc, x, r, wanted, deadline_us, e);
+    upstreams_release_indexes(fc->upstreams);
+    for (size_t i = 0; i < FLEET_MAX; i++)
+        asked[i] = wanted[i] != 0;
+    mtx_lock(&fc->lock);
+    fc->proof.asking = false;
+    mtx_unlock(&fc->lock);
+    return rc;
+}

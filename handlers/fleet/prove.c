@@ -1,0 +1,69 @@
+/* POST /v1/upstreams/prove: a proof of the upstreams that is asked for, and waited for. */
+#include "fleet/fleet_control.h"
+#include "handlers/app.h"
+#include "handlers/body.h"
+#include "handlers/control_plane.h"
+#include "handlers/fleet/status.h"
+#include "handlers/reply.h"
+
+#include <string.h>
+
+enum { PROVE_S_DEFAULT = 120, PROVE_S_MAX = 3600 };
+
+const char *const upstreams_prove_members[] = {"upstream", "checksums", "timeout_s", NULL};
+
+static int parse(struct fleet_proof_request *out, const json_t *body, struct err *e)
+{
+    uint64_t timeout_s = PROVE_S_DEFAULT;
+
+    *out = (struct fleet_proof_request){.checksums = true};
+    if (body_str(&out->upstream, body, "", "upstream", e) != 0 ||
+        body_bool(&out->checksums, body, "", "checksums", e) != 0 ||
+        body_u64(&timeout_s, body, "", "timeout_s", 1, PROVE_S_MAX, e) != 0)
+        return -1;
+    out->timeout_us = timeout_s * 1000000;
+    return 0;
+}
+
+static bool is_proven(const json_t *row)
+{
+    const char *state = json_string_value(json_object_get(json_object_get(row, "proof"), "state"));
+
+    return state != NULL && strcmp(state, "proven") == 0;
+}
+
+/* @asked  [FLEET_MAX] */
+static json_t *answer_json(const struct app *app, const bool *asked)
+{
+    json_t *list = json_array();
+    size_t n_proven = 0;
+
+    for (size_t i = 0; i < FLEET_MAX; i++) {
+        json_t *row = asked[i] ? fleet_upstream_json(app, i) : NULL;
+
+        n_proven += is_proven(row);
+        if (row != NULL)
+            (void)json_array_append_new(list, row);
+    }
+    return json_pack("{s:I, s:I, s:o}", "n", (json_int_t)json_array_size(list), "n_proven",
+                     (json_int_t)n_proven, "list", list);
+}
+
+int handle_fleet_prove(struct app *app, struct http_request *x, struct err *e)
+{
+    struct fleet_proof_request r;
+    bool asked[FLEET_MAX] = {false};
+    json_t *body;
+    int rc;
+
+    if (body_parse(&body, x, x->route, e) != 0)
+        return -1;
+    rc = parse(&r, body, e);
+    r.life = app->life;
+    if (rc == 0)
+        rc = fleet_proof_ask(app->fleet->control, x, &r, asked, e);
+    json_decref(body);
+    if (rc == 0)
+        reply_json(x, 200, answer_json(app, asked));
+    return rc;
+}
