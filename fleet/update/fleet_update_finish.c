@@ -329,7 +329,9 @@ static int serve_version(struct fleet_control *fc, struct fleet_session *s, cons
     size_t n_done, min_ready;
     int rc;
 
+    mtx_lock(&fc->lock);
     s->committing_since_us = clock_now_us();
+    mtx_unlock(&fc->lock);
     set_label(fc, s, label);
     if (!s->repair)
         fleet_set_updating(fleet_of(fc), true);
@@ -386,7 +388,9 @@ static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, c
     }
     verify_began_us = clock_now_us();
     rc = verify_parts(fc, s, body, e);
+    mtx_lock(&fc->lock);
     s->verify_us += clock_now_us() - verify_began_us;
+    mtx_unlock(&fc->lock);
     if (rc == 0)
         log_proven(s);
     if (rc == 0 && commit) {

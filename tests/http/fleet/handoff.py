@@ -178,6 +178,28 @@ def one_serial(kind):
         assert serials(s.server) == {5}, serials(s.server)
 
 
+def watched(kind):
+    """The status can be read at every step of a hand-off."""
+    with Stage(kind) as s:
+        over, n_read = threading.Event(), []
+
+        def watch():
+            while not over.is_set():
+                s.server.status()
+                n_read.append(1)
+
+        watchers = [threading.Thread(target=watch) for _ in range(2)]
+        for w in watchers:
+            w.start()
+        for i in range(12):
+            s.push(("00100", "01500")[i % 2], f"v{i}")
+        over.set()
+        for w in watchers:
+            w.join()
+        assert len(n_read) >= 12, len(n_read)
+        s.has("01500", "v11")
+
+
 def all_fail(kind):
     """No engine takes it: the answer says so, and it is tried again by itself."""
     path = "/update_weights" if kind == "vllm" else "/update_weights_from_tensor"
@@ -612,7 +634,7 @@ def checked(kind):
         assert said["weight_version"] == "e" and said["checksums"] == {name: t[2] for name, t in content("00100").items()}, said
 
 
-CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, one_serial, all_fail, not_resumed, own, undisturbed, starts, asleep, host, host_kept, ranks_unknown, host_ranks_unknown, host_stages, host_one,
+CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, one_serial, watched, all_fail, not_resumed, own, undisturbed, starts, asleep, host, host_kept, ranks_unknown, host_ranks_unknown, host_stages, host_one,
                                     host_baton, host_repaired, host_copy_fails, host_refused,
                                     proven, proven_late, checked)}
 
