@@ -16,7 +16,9 @@ class BatonError(Exception):
     param       JSON pointer of the member that the server refused
     retryable   the same call may succeed later
     details     what the server adds; of a push to several servers {"committed": [url, ...],
-                "failed": {url: message}, "unknown": [url, ...]}: "unknown" did not answer the commit
+                "failed": {url: message}, "unknown": [url, ...], "not_handed_over": {url: message}}:
+                "unknown" did not answer the commit; those of "not_handed_over" have committed, and
+                hand the version to their engines by themselves (--stage): do not push to them again
     request_id  to find the request in the server's log
     """
 

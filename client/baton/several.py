@@ -2,7 +2,8 @@
 
 Each server gets a session of its own. When all have received and verified the update, each is
 asked to commit. Only a server that fails in that last step, which moves no bytes, leaves the others
-ahead; the error then names them."""
+ahead; the error then names them. A server with --stage whose engines do not have the version yet has
+committed it all the same, and hands it over by itself."""
 
 import concurrent.futures
 import threading
@@ -84,18 +85,31 @@ class _Servers:
             renewal.exception()  # if it failed, the session has ended: the next step says why
 
 
+def _has_committed(e):
+    """Its engines do not have the version yet, which is no reason to push it again."""
+    return getattr(e, "code", "") == "not_handed_over"
+
+
+def _listed(messages):
+    return "; ".join(f"{url}: {words}" for url, words in messages.items())
+
+
 def _failed(errors, committed, finishing):
     """The error of a push that failed on these servers and was committed by those. @finishing: they
     were asked to commit, so one that did not answer may have done it."""
-    unknown = [url for url, e in errors.items() if finishing and not getattr(e, "status", 0)]
-    named = {url: str(e) + (UNKNOWN if url in unknown else "") for url, e in errors.items()}
+    behind = {url: str(e) for url, e in errors.items() if _has_committed(e)}
+    wrong = {url: e for url, e in errors.items() if url not in behind}
+    unknown = [url for url, e in wrong.items() if finishing and not getattr(e, "status", 0)]
+    named = {url: str(e) + (UNKNOWN if url in unknown else "") for url, e in wrong.items()}
     how = "failed on" if unknown else "not by" if committed else "it failed on"
-    first = next(iter(errors.values()))
-    text = "; ".join(f"{url}: {words}" for url, words in named.items())
+    first = next(iter((wrong or errors).values()))
     done = ", ".join(committed) or ("none that answered" if unknown else "none")
-    error = BatonError(f"committed by {done}; {how} {text}", code=getattr(first, "code", ""),
-                       retryable=all(getattr(e, "retryable", False) for e in errors.values()),
-                       details={"committed": committed, "failed": named, "unknown": unknown})
+    text = f"committed by {done}" + (f"; {how} {_listed(named)}" if named else "")
+    text += f"; not yet handed over by {_listed(behind)}" if behind else ""
+    error = BatonError(text, code=getattr(first, "code", ""),
+                       retryable=all(getattr(e, "retryable", False) for e in (wrong or errors).values()),
+                       details={"committed": committed, "failed": named, "unknown": unknown,
+                                "not_handed_over": behind})
     error.__cause__ = first
     return error
 
@@ -118,7 +132,7 @@ def push_several(urls, sends, members, progress, timeout):
         if not errors:
             finishing = True
             answers, errors = servers.each(urls, servers.finish)
-            committed = [url for url in urls if url in answers]
+            committed = [url for url in urls if url in answers or _has_committed(errors.get(url))]
         _raise_unexpected(errors)
         if errors:
             raise _failed(errors, committed, finishing)

@@ -1,7 +1,8 @@
 """The client with several servers, with a Unix socket, and with answers that are none of baton's.
 
-Usage: client_servers.py BATON MODEL WORK (which has cert.pem and key.pem)"""
+Usage: client_servers.py BATON MODEL WORK (which has cert.pem and key.pem) LIBFAKECUDA"""
 
+import contextlib
 import os
 import re
 import socket
@@ -13,7 +14,7 @@ import baton
 import numpy
 from fleet_world import Server
 
-BATON, MODEL, WORK = sys.argv[1:]
+BATON, MODEL, WORK, CUDA = sys.argv[1:]
 LOG = os.path.join(WORK, "log")
 CONTROL = os.path.join(WORK, "control.sock")
 STEP = {n: os.path.join(MODEL, "checkpoints", f"step-{n:05}.safetensors") for n in (0, 100, 1500)}
@@ -88,29 +89,65 @@ def none_commits(urls):
         same(baton.request(url, "GET", "/v1/status")["update"], None, "no session is left")
 
 
-def lost_finish(urls):
-    """A finish whose answer is lost is repeated; one that fails names who is ahead."""
+def cut_off_answers(url, n_lost=3):
+    """The first answers of this server to a finish do not arrive. Returns what ends that."""
     real, lost = baton.several.ask, []
 
-    def losing(url, method, path, body=None, **more):
-        answer = real(url, method, path, body, **more)
-        if path.endswith("/finish") and url == urls[1] and len(lost) < n_lost:
+    def losing(to, method, path, body=None, **more):
+        if path.endswith("/finish") and to == url and len(lost) < n_lost:
             lost.append(path)
+            with contextlib.suppress(baton.BatonError):
+                real(to, method, path, body, **more)
             raise baton.BatonError("the answer was cut off", code="connection", retryable=True)
-        return answer
+        return real(to, method, path, body, **more)
+
+    def end():
+        baton.several.ask = real
 
     baton.several.ask = losing
-    n_lost = 1
+    return end
+
+
+def lost_finish(urls):
+    """A finish whose answer is lost is repeated; one that fails names who is ahead."""
+    end = cut_off_answers(urls[1], 1)
     answers = baton.push(STEP[0], urls, weight_version="repeated")
     same([a["phase"] for a in answers], ["committed"] * len(urls), "repeated finish")
-    n_lost = 3
+    end()
+    end = cut_off_answers(urls[1])
     e = refused(lambda: baton.push(STEP[100], urls, weight_version="ahead"),
                 [f"committed by {urls[0]}", f"failed on {urls[1]}: the answer was cut off",
                  "whether it committed is not known"])
     same((e.details["committed"], list(e.details["failed"]), e.details["unknown"]),
          ([u for u in urls if u != urls[1]], [urls[1]], [urls[1]]), "both are named")
     same(version_of(urls[1]), "ahead", "it had committed, so 'not by' would be wrong")
-    baton.several.ask = real
+    end()
+
+
+def not_handed_over(urls):
+    """A server with --stage that has no engine yet: it has committed, and nothing is pushed to it again."""
+    none = os.path.join(WORK, "no-upstreams")
+    with open(none, "w", encoding="utf-8") as f:
+        f.write("# added by requests\n")
+    stage = ("--upstream-file", none, "--stage", "cuda:0", "--cuda-library", CUDA, "--manifest", STEP[0])
+    with Server(BATON, LOG, *stage) as a, Server(BATON, LOG, *stage) as b:
+        staged = [a.url, b.url]
+        e = refused(lambda: baton.push(STEP[100], staged, via="body", weight_version="both"),
+                    [f"committed by {a.url}, {b.url}; not yet handed over by {a.url}: "], "not_handed_over",
+                    retryable=False)
+        same((e.details["committed"], e.details["failed"], e.details["unknown"], list(e.details["not_handed_over"])),
+             (staged, {}, [], staged), "both have committed")
+        same([version_of(url) for url in staged], ["both"] * 2, "what they have")
+        e = refused(lambda: baton.push(STEP[0], [a.url, urls[1]], via="body", weight_version="one"), "not yet handed over",
+                    "not_handed_over")
+        same((e.details["committed"], version_of(urls[1])), ([a.url, urls[1]], "one"), "one has no engines")
+        lost = cut_off_answers(b.url)
+        e = refused(lambda: baton.push(STEP[100], staged, via="body", weight_version="cut"),
+                    [f"committed by {a.url}; failed on {b.url}: the answer was cut off", f"handed over by {a.url}: "],
+                    "connection")
+        same((e.details["committed"], list(e.details["failed"]), e.details["unknown"], list(e.details["not_handed_over"])),
+             ([a.url], [b.url], [b.url], [a.url]), "one that has committed, one that is not known")
+        lost()
 
 
 def slow_one(urls):
@@ -294,6 +331,7 @@ def main():
         pushes_to_several(urls)
         none_commits(urls)
         lost_finish(urls)
+        not_handed_over(urls)
         slow_one(urls)
         by_unix()
         waits(b.url)
