@@ -92,6 +92,17 @@ static int info_read(struct cuda_info *info, struct err *e)
     return 0;
 }
 
+bool cuda_can_reach(const struct cu_api *cu, const struct cuda_device *from,
+                    const struct cuda_device *to)
+{
+    CUdevice here, there;
+    int can = 0;
+
+    return cu->device_get(&here, from->ordinal) == CUDA_SUCCESS &&
+           cu->device_get(&there, to->ordinal) == CUDA_SUCCESS &&
+           cu->device_can_access_peer(&can, here, there) == CUDA_SUCCESS && can != 0;
+}
+
 void cuda_probe(struct cuda_info *out, const char *path)
 {
     struct err e = {0};

@@ -48,6 +48,11 @@ void cuda_uuid_text(char out[CUDA_UUID_MAX], const char *prefix, const CUuuid *u
 int cuda_devices(const struct cu_api *cu, struct cuda_device devices[CUDA_DEVICES_MAX], size_t *n,
                  struct err *e);
 
+/* cuda_can_reach - can `from` read the memory of `to` (peer access)? False: not another GPU, or the
+ * driver does not say. Threads: any. Creates no context. */
+bool cuda_can_reach(const struct cu_api *cu, const struct cuda_device *from,
+                    const struct cuda_device *to);
+
 /* cuda_probe - load libcuda, initialize it, list its devices. Cannot fail: if CUDA cannot be used,
  * out->reason has the cause. A library that was loaded stays mapped, as a driver that has run must.
  * @path  as cu_load

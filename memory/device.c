@@ -337,14 +337,8 @@ struct slab_memory device_pinned_memory(struct device *d)
 
 bool device_can_reach(const struct device *d, const struct cuda_device *other)
 {
-    const struct cu_api *cu = d->cu;
-    CUdevice peer;
-    int can = 0;
-
-    if (other == NULL || strcmp(other->uuid, d->about.uuid) == 0)
-        return true;
-    return cu->device_get(&peer, other->ordinal) == CUDA_SUCCESS &&
-           cu->device_can_access_peer(&can, d->dev, peer) == CUDA_SUCCESS && can != 0;
+    return other == NULL || strcmp(other->uuid, d->about.uuid) == 0 ||
+           cuda_can_reach(d->cu, &d->about, other);
 }
 
 int device_read(struct device *d, void *dst, uint64_t src, uint64_t nbytes, struct err *e)

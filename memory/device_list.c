@@ -173,3 +173,14 @@ int device_list_parse(struct device_list *out, const char *text, const struct cu
     *out = list;
     return 0;
 }
+
+const struct cuda_device *device_list_least(const struct device_list *list,
+                                            const struct cuda_info *cuda)
+{
+    const struct cuda_device *least = &cuda->devices[list->index[0]];
+
+    for (uint32_t rank = 1; rank < list->n; rank++)
+        if (cuda->devices[list->index[rank]].nbytes_total < least->nbytes_total)
+            least = &cuda->devices[list->index[rank]];
+    return least;
+}

@@ -22,4 +22,8 @@ struct device_list {
 int device_list_parse(struct device_list *out, const char *text, const struct cuda_info *cuda,
                       struct err *e);
 
+/* device_list_least - the GPU of the list with the least memory. @list  not empty */
+const struct cuda_device *device_list_least(const struct device_list *list,
+                                            const struct cuda_info *cuda);
+
 #endif

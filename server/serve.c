@@ -153,7 +153,8 @@ static int server_start(struct server *s, struct err *e)
         return -1;
     if (config_has_upstreams(&s->config) && !config_has_stage(&s->config))
         return server_build_common(s, e) == 0 ? server_build_fleet(s, e) : -1;
-    if (server_read_inputs(s, e) != 0 || server_build_common(s, e) != 0 ||
+    if (server_read_inputs(s, e) != 0 || server_check_room(s, e) != 0 ||
+        server_build_common(s, e) != 0 ||
         (config_has_stage(&s->config) ? server_build_staged(s, e) : server_build_embedded(s, e)) !=
             0)
         return -1;
@@ -266,6 +267,7 @@ static int fill_report(const struct server *s, struct serve_report *r, struct er
     r->window_nbytes = s->window_nbytes;
     r->mirror = s->device_list.n > 0 && server_has_engine(s);
     r->sharded = config_is_sharded(&s->config);
+    (void)server_check_room(s, &r->room);
     return server_share_nbytes(s, r->share_nbytes, e);
 }
 

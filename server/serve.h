@@ -49,7 +49,8 @@ struct serve_report {
     bool mirror;                /* a copy in host memory too, for the embedded engine */
     bool sharded;               /* --placement sharded */
     uint64_t share_nbytes[CUDA_DEVICES_MAX]; /* of each rank: what sharded gives it */
-    struct state_report state;  /* zeroed without --state-dir */
+    struct err room;           /* why the host has too little memory for a start; else clean */
+    struct state_report state; /* zeroed without --state-dir */
 };
 
 /* serve_option_error - make an error about the value of an option name both: its field becomes the

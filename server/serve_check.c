@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PLACE_TEXT_MAX = 64 };
+enum { PLACE_TEXT_MAX = 64, SIZE_TEXT_MAX = 48 };
 
 static void put_values(const struct serve_report *r, FILE *to)
 {
@@ -38,8 +38,8 @@ static void put_cuda(const struct cuda_info *cuda, FILE *to)
         (void)fprintf(to, "cuda: not available: %s\n", cuda->reason);
         return;
     }
-    (void)fprintf(to, "cuda: available, driver for CUDA %s, %zu devices\n", cuda->driver_version,
-                  cuda->n_devices);
+    (void)fprintf(to, "cuda: available, driver for CUDA %s, %zu device%s\n", cuda->driver_version,
+                  cuda->n_devices, cuda->n_devices == 1 ? "" : "s");
     for (size_t i = 0; i < cuda->n_devices; i++) {
         const struct cuda_device *d = &cuda->devices[i];
 
@@ -108,45 +108,87 @@ static void put_nccl(const struct nccl_info *nccl, FILE *to)
         (void)fprintf(to, "nccl: not available: %s\n", nccl->reason);
 }
 
-/* What a place holds of one version, at most. */
-static uint64_t largest_nbytes(const struct serve_report *r)
+static uint64_t largest_share(const struct serve_report *r)
 {
     uint64_t largest = 0;
 
     for (uint32_t rank = 0; rank < r->devices.n; rank++)
         if (r->share_nbytes[rank] > largest)
             largest = r->share_nbytes[rank];
-    return r->sharded ? largest : r->nbytes;
+    return largest;
 }
 
-/* What a staging needs in one place, beside the served version, and what there is. */
-static void put_need(const char *place, const char *what, uint64_t needed, uint64_t available,
-                     FILE *to)
+/* What a place holds of one version, at most. */
+static uint64_t largest_nbytes(const struct serve_report *r)
 {
-    (void)fprintf(to, "%s: %" PRIu64 " bytes while an update is staged (%s)", place, needed, what);
+    return r->sharded ? largest_share(r) : r->nbytes;
+}
+
+/* "137438953472 bytes (137.4 GB)" */
+struct size_text {
+    char text[SIZE_TEXT_MAX];
+};
+
+static struct size_text size_text(uint64_t nbytes)
+{
+    static const char *const units[] = {"kB", "MB", "GB", "TB", "PB", "EB"};
+    double n = (double)nbytes / 1e3;
+    struct size_text s;
+    size_t i = 0;
+
+    for (; n >= 1000 && i + 1 < sizeof units / sizeof units[0]; i++)
+        n /= 1000;
+    (void)snprintf(s.text, sizeof s.text, "%" PRIu64 " bytes (%.1f %s)", nbytes, n, units[i]);
+    return s;
+}
+
+/* What a staging needs in one place, beside the served version, and what there is.
+ * @there      what follows the number of bytes that there are
+ * @otherwise  what follows if they are too few */
+static void put_need(const char *place, const char *what, uint64_t needed, uint64_t available,
+                     const char *there, const char *otherwise, FILE *to)
+{
+    (void)fprintf(to, "%s: %s while an update is staged (%s)", place, size_text(needed).text, what);
     if (available == UINT64_MAX)
         (void)fputs(", how much there is, is not known\n", to);
     else
-        (void)fprintf(to, ", %" PRIu64 " are available%s\n", available,
-                      needed <= available ? "" : ": not enough, updates would be refused");
+        (void)fprintf(to, ", %s %s%s%s\n", size_text(available).text, there,
+                      needed <= available ? "" : ": not enough, ",
+                      needed <= available ? "" : otherwise);
 }
 
-/* What the other --placement needs is said too, where there is a choice. */
-static void put_gpu_memory(const struct serve_report *r, uint32_t rank, FILE *to)
+/* Of several GPUs one line: the largest need, and the least memory. */
+static void put_gpu_place(const struct serve_report *r, bool sharded, FILE *to)
 {
     static const char *const whats[] = {"two versions",
                                         "two shares; an update by NCCL: and one of its buckets"};
-    const struct cuda_device *d = &r->cuda.devices[r->devices.index[rank]];
-    const uint64_t needs[] = {2 * r->nbytes, 2 * r->share_nbytes[rank]};
-    char place[PLACE_TEXT_MAX];
+    static const char *const others[] = {"only updates that bring each GPU a part of its own fit",
+                                         "updates would be refused"};
+    const struct cuda_device *least = device_list_least(&r->devices, &r->cuda);
+    bool many = r->devices.n > 1;
+    char place[PLACE_TEXT_MAX], there[PLACE_TEXT_MAX];
 
-    (void)snprintf(place, sizeof place, "memory of cuda:%d", d->ordinal);
-    put_need(place, whats[r->sharded], needs[r->sharded], d->nbytes_total, to);
-    if (r->devices.n < 2 || r->mirror)
+    (void)snprintf(there, sizeof there, "are all that cuda:%d has", least->ordinal);
+    if (many)
+        (void)snprintf(place, sizeof place, "memory of each GPU%s%s",
+                       sharded == r->sharded ? "" : " by --placement ",
+                       sharded == r->sharded ? ""
+                       : sharded             ? "sharded"
+                                             : "replicated");
+    else
+        (void)snprintf(place, sizeof place, "memory of cuda:%d", least->ordinal);
+    put_need(place, whats[sharded], 2 * (sharded ? largest_share(r) : r->nbytes),
+             least->nbytes_total, there, others[sharded || !many], to);
+}
+
+/* What the other --placement needs is said too, where there is a choice. */
+static void put_gpu_memory(const struct serve_report *r, FILE *to)
+{
+    if (r->devices.n == 0 || r->window_nbytes > 0)
         return;
-    (void)snprintf(place, sizeof place, "memory of cuda:%d by --placement %s", d->ordinal,
-                   r->sharded ? "replicated" : "sharded");
-    put_need(place, whats[!r->sharded], needs[!r->sharded], d->nbytes_total, to);
+    put_gpu_place(r, r->sharded, to);
+    if (r->devices.n > 1 && !r->mirror)
+        put_gpu_place(r, !r->sharded, to);
 }
 
 static void put_memory(const struct config *config, const struct serve_report *r, FILE *to)
@@ -154,14 +196,17 @@ static void put_memory(const struct config *config, const struct serve_report *r
     bool has_engine = !config_has_stage(config) && strcmp(config->engine, "none") != 0;
     bool in_host = r->devices.n == 0 || r->mirror || r->window_nbytes > 0;
     uint64_t host = in_host ? 2 * r->nbytes : 0;
+    const char *otherwise = r->room.code != ERR_NONE ? "a start would fail"
+                                                     : "updates would be refused";
 
-    for (uint32_t rank = 0; rank < r->devices.n && r->window_nbytes == 0; rank++)
-        put_gpu_memory(r, rank, to);
+    put_gpu_memory(r, to);
     if (config->max_weight_bytes > 0) /* in each place */
         put_need("--max-weight-bytes", r->sharded ? "two shares" : "two versions",
-                 2 * largest_nbytes(r), config->max_weight_bytes, to);
-    put_need(has_engine ? "memory, with the KV cache" : "memory", "two versions",
-             host + (has_engine ? config->kv_cache : 0), memory_room("").nbytes, to);
+                 2 * largest_nbytes(r), config->max_weight_bytes, "are available", otherwise, to);
+    if (in_host || has_engine)
+        put_need(has_engine ? "host memory, with the KV cache" : "host memory", "two versions",
+                 host + (has_engine ? config->kv_cache : 0), memory_room("").nbytes,
+                 "are available", otherwise, to);
 }
 
 /* What was found in the directory. */
@@ -249,25 +294,31 @@ static void put_embedded(const struct config *config, const struct serve_report 
     put_nccl(&r->nccl, to);
 }
 
-/* A start would fail: the first weights are the first of at least two versions. */
+/* A start would fail: the first weights are the first of at least two versions, and on a GPU it
+ * takes the memory of one in any case. */
 static int check_limit(const struct config *config, const struct serve_report *r, struct err *e)
 {
-    if (!r->has_weights || config->max_weight_bytes == 0 ||
+    bool reserves = r->window_nbytes == 0 && (r->sharded || r->devices.n == 1);
+
+    if (!(r->has_weights || reserves) || config->max_weight_bytes == 0 ||
         largest_nbytes(r) <= config->max_weight_bytes)
         return 0;
     return err_set(e, ERR_NO_STAGING, "--max-weight-bytes",
-                   "the first weights have %" PRIu64 " bytes%s, %" PRIu64 " are allowed",
+                   "%s %" PRIu64 " bytes%s, %" PRIu64 " are allowed",
+                   r->has_weights ? "the first weights have" : "a version of the weights has",
                    largest_nbytes(r), r->sharded ? " on a GPU" : "", config->max_weight_bytes);
 }
 
 static int report_embedded(const struct config *config, const struct serve_report *r, FILE *to,
-                           struct err *busy, struct err *e)
+                           struct err *fails, struct err *e)
 {
     put_embedded(config, r, to);
-    if (busy->code == ERR_NONE && r->state.in_use.code != ERR_NONE) {
-        *busy = r->state.in_use;
-        (void)serve_option_error(busy, "--state-dir", config->state_dir);
+    if (fails->code == ERR_NONE && r->state.in_use.code != ERR_NONE) {
+        *fails = r->state.in_use;
+        (void)serve_option_error(fails, "--state-dir", config->state_dir);
     }
+    if (fails->code == ERR_NONE)
+        *fails = r->room;
     return fflush(to) == 0 && !ferror(to)
                ? 0
                : err_set_errno(e, ERR_INTERNAL, "", errno, "the report could not be written");
@@ -290,21 +341,21 @@ static int inspect(struct serve_report **out, const struct config *config, struc
 int serve_check(const struct config *config, FILE *to, struct err *e)
 {
     struct listeners l = {0};
-    struct err busy = {0};
+    struct err fails = {0}; /* why a start would fail, although all could be read */
     struct serve_report *r = NULL;
     int rc = listeners_read(&l, config, e);
 
     if (rc == 0)
         rc = inspect(&r, config, e);
     if (rc == 0)
-        rc = config_has_upstreams(config) ? serve_fleet_check(&l, to, &busy, e)
-                                          : listeners_put(&l, to, &busy, e);
+        rc = config_has_upstreams(config) ? serve_fleet_check(&l, to, &fails, e)
+                                          : listeners_put(&l, to, &fails, e);
     if (rc == 0 && r != NULL)
-        rc = report_embedded(config, r, to, &busy, e);
+        rc = report_embedded(config, r, to, &fails, e);
     free(r);
     listeners_fini(&l);
-    if (rc != 0 || busy.code == ERR_NONE)
+    if (rc != 0 || fails.code == ERR_NONE)
         return rc;
-    *e = busy;
+    *e = fails;
     return -1;
 }

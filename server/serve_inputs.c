@@ -2,6 +2,7 @@
 #include "base/log.h"
 #include "fleet/handoff/window_plan.h"
 #include "handlers/update_members.h"
+#include "memory/memory.h"
 #include "server/model_dir.h"
 #include "server/serve.h"
 #include "server/serve_fleet.h"
@@ -156,25 +157,56 @@ static int read_nccl_allow(struct server *s, struct err *e)
 }
 
 /* The sizes of GPUs are checked before any of them is used. One version must fit into all of them
- * together, since ranks may share it (placement: sharded). */
+ * together, since ranks may share it; first weights are whole on each, unless --placement is
+ * sharded. */
 static int check_sizes(const struct server *s, struct err *e)
 {
     const struct device_list *list = &s->device_list;
+    const struct cuda_device *gpus = s->cuda.devices, *least;
     uint64_t needed = s->model_spec->tensor_list->nbytes, total = 0;
+    const char *otherwise = config_has_stage(&s->config)
+                                ? ": name more GPUs and --placement sharded, or use --stage host"
+                                : "";
 
-    for (uint32_t rank = 0; rank < list->n; rank++)
-        total += s->cuda.devices[list->index[rank]].nbytes_total;
-    if (list->n == 0 || config_stage_is_host(&s->config) || needed <= total)
+    if (list->n == 0 || config_stage_is_host(&s->config))
         return 0;
-    if (list->n > 1)
+    for (uint32_t rank = 0; rank < list->n; rank++)
+        total += gpus[list->index[rank]].nbytes_total;
+    if (needed > total && list->n > 1)
         return err_set(e, ERR_NO_STAGING, "--device",
                        "one version of the weights has %llu bytes, these %u GPUs together have "
-                       "%llu",
-                       (unsigned long long)needed, (unsigned)list->n, (unsigned long long)total);
+                       "%llu%s",
+                       (unsigned long long)needed, (unsigned)list->n, (unsigned long long)total,
+                       otherwise);
+    least = device_list_least(list, &s->cuda);
+    if (needed <= least->nbytes_total ||
+        (list->n > 1 && (s->first == NULL || config_is_sharded(&s->config))))
+        return 0;
     return err_set(e, ERR_NO_STAGING, "--device",
-                   "one version of the weights has %llu bytes, cuda:%d has %llu",
-                   (unsigned long long)needed, s->cuda.devices[list->index[0]].ordinal,
-                   (unsigned long long)total);
+                   "one version of the weights has %llu bytes, cuda:%d has %llu%s",
+                   (unsigned long long)needed, least->ordinal,
+                   (unsigned long long)least->nbytes_total, otherwise);
+}
+
+int server_check_room(const struct server *s, struct err *e)
+{
+    const struct config *c = &s->config;
+    bool host = config_stage_is_host(c);
+    bool first = s->first != NULL && s->device_list.n == 0 && c->state_dir == NULL;
+    uint64_t needed = s->model_spec->tensor_list->nbytes * (host ? 2 : first);
+    struct memory_room room = memory_room("");
+
+    if (host && c->max_weight_bytes > 0 && c->max_weight_bytes < room.nbytes)
+        room = (struct memory_room){c->max_weight_bytes, "--max-weight-bytes"};
+    if (needed <= room.nbytes)
+        return 0;
+    return err_set(e, ERR_NO_STAGING, "",
+                   "%s: %llu bytes (%.1f GB) are needed, %llu (%.1f GB) are available (bound: %s)",
+                   host ? "--stage host takes the memory of two versions of the weights at the "
+                          "start"
+                        : "the first weights are kept in host memory",
+                   (unsigned long long)needed, (double)needed / 1e9,
+                   (unsigned long long)room.nbytes, (double)room.nbytes / 1e9, room.bound);
 }
 
 int server_share_nbytes(const struct server *s, uint64_t *out, struct err *e)
@@ -190,6 +222,27 @@ int server_share_nbytes(const struct server *s, uint64_t *out, struct err *e)
     for (uint32_t rank = 0; rank < s->device_list.n; rank++)
         out[rank] = shares_nbytes(owners, list, rank, &n_tensors);
     free(owners);
+    return 0;
+}
+
+/* An engine on one GPU maps the shares of all. */
+static int check_peers(const struct server *s, struct err *e)
+{
+    const struct device_list *list = &s->device_list;
+
+    for (uint32_t a = 0; a < list->n; a++) {
+        for (uint32_t b = 0; b < list->n; b++) {
+            const struct cuda_device *from = &s->cuda.devices[list->index[a]];
+            const struct cuda_device *to = &s->cuda.devices[list->index[b]];
+
+            if (a != b && !cuda_can_reach(&s->cuda.api, from, to))
+                return err_set(e, ERR_BAD_REQUEST, "--placement",
+                               "cuda:%d has no peer access to cuda:%d: an engine there could not "
+                               "map the share of cuda:%d; remove --placement sharded, or use "
+                               "--stage host",
+                               from->ordinal, to->ordinal, to->ordinal);
+        }
+    }
     return 0;
 }
 
@@ -217,7 +270,7 @@ static int check_shares(const struct server *s, struct err *e)
                            d->ordinal, (unsigned long long)shares[rank],
                            (unsigned long long)d->nbytes_total);
     }
-    return 0;
+    return config_has_stage(&s->config) ? check_peers(s, e) : 0;
 }
 
 /* The windows of --stage host are on one GPU. */

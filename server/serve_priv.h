@@ -84,6 +84,11 @@ int server_share_nbytes(const struct server *s, uint64_t *out, struct err *e);
  * Errors: of what is read; the field is the option. */
 int server_read_inputs(struct server *s, struct err *e);
 
+/* server_check_room - does the host have the memory that a start takes: two versions with --stage
+ * host, else the first weights, if they are kept there? GPUs are looked at by server_read_inputs.
+ * Errors: ERR_NO_STAGING. */
+int server_check_room(const struct server *s, struct err *e);
+
 /* server_build_executors - the thread of events, and the executors of requests; in front of a fleet
  * at least FLEET_THREADS_MIN threads each. Errors: of workers_new, event_watch_new, ERR_NO_MEMORY.
  */

@@ -505,7 +505,8 @@ def host_refused(kind):
     done = check("--stage", "host")
     assert done.returncode == 0 and "cuda:0 has the windows, 1 of 1837824 bytes" in done.stdout and "page-locked" in done.stdout, done
     bound = check("--stage", "host", "--max-weight-bytes", "2MiB")
-    assert bound.returncode == 0 and "--max-weight-bytes: 3675648 bytes" in bound.stdout and "2097152 are available: not enough" in bound.stdout, bound
+    assert bound.returncode == 1 and "--max-weight-bytes: 3675648 bytes" in bound.stdout, bound
+    assert "are available: not enough, a start would fail" in bound.stdout and "(bound: --max-weight-bytes)" in bound.stderr, bound
     first = check("--stage", "host", "--max-weight-bytes", "1MiB", "--weights", checkpoint("00100"))
     assert first.returncode == 2 and "--max-weight-bytes" in first.stderr and "ok" not in first.stdout, first
     lacks = check("--stage", "host", "--cuda-library", "/nonexistent")

@@ -156,8 +156,8 @@ def checked(kind):
     for options in ((*front, "--stage", "cuda:0,cuda:1"), (*manifest, "--engine", "none", "--device", "cuda:0,cuda:1")):
         whole, shares = check(*options, *cuda), check(*options, *cuda, "--placement", "sharded")
         assert whole.returncode == shares.returncode == 0, (whole, shares)
-        assert "memory of cuda:1 by --placement sharded: " in whole.stdout and "(two shares; " in whole.stdout, whole
-        assert "memory of cuda:1 by --placement replicated: " in shares.stdout and "(two versions)" in shares.stdout, shares
+        assert "memory of each GPU by --placement sharded: " in whole.stdout and "(two shares; " in whole.stdout, whole
+        assert "memory of each GPU by --placement replicated: " in shares.stdout and "(two versions)" in shares.stdout, shares
     for options, said in (((*front, *cuda, "--stage", "cuda:0"), "names 1"), ((*front, "--stage", "host"), "--stage host"), (front, "without --stage"),
                           (("--model", MODEL, "--device", "cuda:0,cuda:1"), "--engine none"),
                           ((*manifest, "--engine", "none"), "--device names 0")):

@@ -41,7 +41,7 @@ no_context
 NBYTES=$(sed --quiet 's/^weights: [0-9]* tensors, \([0-9]*\) bytes in each version$/\1/p' "$WORK/body")
 [[ -n $NBYTES ]] || fail "it does not say what the weights need: $(cat "$WORK/body")"
 KV=$((256 << 20))
-has "memory, with the KV cache: $((2 * NBYTES + KV)) bytes while an update is staged (two versions), "
+has "host memory, with the KV cache: $((2 * NBYTES + KV)) bytes (272.1 MB) while an update is staged (two versions), "
 has " are available"
 
 # What it would listen with: the certificate, keys by role, allowed paths; memory that is not there.
@@ -97,6 +97,52 @@ check 2 --model "$MODEL" --weights none --cuda-library "$WORK/libcuda.so.1" --de
 has "baton: --device: 'cuda:0' needs CUDA, which is not available: libcuda.so.1 could not be loaded"
 check 2 --model "$MODEL" --weights none --device=
 has "--device"
+
+# What a start would not have the memory for fails here too, and the report says what it needs.
+"$PYTHON" - >"$WORK/huge.json" <<'P'
+import json
+n = 140
+print(json.dumps({"names": [f"layers.{i}.weight.x" for i in range(n)], "dtypes": ["bfloat16"] * n, "shapes": [[1 << 29, 1000]] * n}))
+P
+HUGE=$((140 * (1 << 30) * 1000)) # 150 TB
+fleet_check() { check "$1" --upstream http://127.0.0.1:1,vllm --manifest "$WORK/huge.json" --cuda-library "$FAKE" "${@:2}"; }
+export FAKECUDA_MEMORY=$((HUGE / 2 + 1))
+fleet_check 1 --stage host
+has "host memory: $((2 * HUGE)) bytes (300.6 TB) while an update is staged (two versions), "
+has ": not enough, a start would fail"
+has "baton: --stage host takes the memory of two versions of the weights at the start: $((2 * HUGE)) bytes (300647.7 GB) are needed, "
+has "(bound: "
+rc=0
+timeout 60 "$BATON" serve --listen 127.0.0.1:0 --upstream http://127.0.0.1:1,vllm --manifest "$WORK/huge.json" \
+  --cuda-library "$FAKE" --stage host 2>"$WORK/body" || rc=$?
+((rc == 1)) || fail "the start ended with $rc: $(cat "$WORK/body")"
+has "--stage host takes the memory of two versions of the weights at the start: $((2 * HUGE)) bytes"
+fleet_check 2 --stage cuda:0
+has "baton: --stage: one version of the weights has $HUGE bytes, cuda:0 has $FAKECUDA_MEMORY: name more GPUs and --placement sharded, or use --stage host"
+# Two GPUs have one version together; whole versions fit on neither, and one line says it for both.
+fleet_check 0 --stage cuda:0,cuda:1
+has "memory of each GPU: $((2 * HUGE)) bytes (300.6 TB) while an update is staged (two versions), $FAKECUDA_MEMORY bytes (75.2 TB) are all that cuda:0 has: not enough, only updates that bring each GPU a part of its own fit"
+has "memory of each GPU by --placement sharded: $HUGE bytes (150.3 TB) while an update is staged (two shares; an update by NCCL: and one of its buckets), $FAKECUDA_MEMORY bytes (75.2 TB) are all that cuda:0 has: not enough, updates would be refused"
+(($(grep --count "memory of" "$WORK/body") == 2)) || fail "more lines than placements: $(cat "$WORK/body")"
+if grep --quiet "host memory: " "$WORK/body"; then fail "nothing is in host memory: $(cat "$WORK/body")"; fi
+export FAKECUDA_MEMORY=9000000
+whole=(--manifest "$CHECKPOINTS/step-00000.safetensors" --cuda-library "$FAKE")
+FAKECUDA_MEMORY=$((NBYTES - 1)) check 2 --engine none "${whole[@]}" --device cuda:0,cuda:1 \
+  --weights "$CHECKPOINTS/step-00000.safetensors"
+has "baton: --device: one version of the weights has $NBYTES bytes, cuda:0 has $((NBYTES - 1))"
+check 2 --engine none "${whole[@]}" --device cuda:0 --max-weight-bytes $((NBYTES - 1))
+has "baton: --max-weight-bytes: a version of the weights has $NBYTES bytes, $((NBYTES - 1)) are allowed"
+FAKECUDA_DEVICES=1 check 0 --engine none "${whole[@]}" --device cuda:0
+has "cuda: available, driver for CUDA 13.0, 1 device"
+if grep --quiet "1 devices" "$WORK/body"; then fail "one device is no 'devices'"; fi
+
+# An engine on one GPU maps the shares of the others.
+whole+=(--placement sharded)
+FAKECUDA_NO_PEER=1 check 2 --upstream http://127.0.0.1:1,vllm "${whole[@]}" --stage cuda:0,cuda:1
+has "baton: --placement: cuda:0 has no peer access to cuda:1: an engine there could not map the share of cuda:1"
+FAKECUDA_NO_PEER=1 check 0 --engine none "${whole[@]}" --device cuda:0,cuda:1
+check 0 --upstream http://127.0.0.1:1,vllm "${whole[@]}" --stage cuda:0,cuda:1
+export FAKECUDA_MEMORY=1000000
 
 # No CUDA is a fact, not a failure, and it has a reason.
 check 0 --model "$MODEL" --weights none --cuda-library "$WORK/libcuda.so.1"
