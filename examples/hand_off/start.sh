@@ -5,7 +5,11 @@
 # ENGINE_PORT: of the first engine, 8001; the other takes the next one. VLLM_OPTIONS: more options of vllm serve. Those of
 # baton serve have variables too: BATON_LISTEN, BATON_NO_AUTH_CIDR, …
 set -euo pipefail
-model=${1:?usage: start.sh MODEL}
+if (($# != 1)); then
+  echo "usage: start.sh MODEL   (a directory with safetensors)" >&2
+  exit 2
+fi
+model=$1
 port=${ENGINE_PORT:-8001}
 read -ra options <<<"${VLLM_OPTIONS:-}"
 pids=()

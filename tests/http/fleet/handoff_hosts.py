@@ -387,8 +387,9 @@ def example(_):
         os.mkdir(os.path.join(WORK, name))
         write(os.path.join(WORK, f"{name}.json"), text)
         driver = ("--cuda-library", FAKE) if name == "host" else ()
-        subprocess.run([BATON, "serve", "--check", "--config", os.path.join(WORK, f"{name}.json"), *driver], check=True,
-                       stdout=subprocess.DEVNULL)
+        report = subprocess.run([BATON, "serve", "--check", "--config", os.path.join(WORK, f"{name}.json"), *driver], check=True,
+                                capture_output=True, text=True).stdout
+        assert name == "front" or f"allowed paths: {MODEL}" in report, f"a push by --path would be refused: {report}"
     try:
         def serving(n):
             with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{listen}/v1/upstreams") as reply:
