@@ -324,17 +324,36 @@ static char *load_of(const struct adapter_dir *d, const char *encoded, const cha
     return (char *)(uintptr_t)(path + n);
 }
 
+/* Fails while something is in it. */
+static void remove_adapter(const struct adapter_dir *d, const char *encoded)
+{
+    int top = open_dir_at(AT_FDCWD, d->path);
+
+    if (top < 0)
+        return;
+    (void)unlinkat(top, encoded, AT_REMOVEDIR);
+    (void)close(top);
+}
+
 void adapter_dir_keep_only(const struct adapter_dir *d, const char *name, const char *path)
 {
     char encoded[NAME_MAX + 1];
-    int top;
 
     if (!encode(encoded, name))
         return;
     visit_loads(open_adapter(d, encoded, false), remove_unless_kept, load_of(d, encoded, path));
-    top = open_dir_at(AT_FDCWD, d->path);
-    if (top < 0)
+    remove_adapter(d, encoded);
+}
+
+void adapter_dir_remove(const struct adapter_dir *d, const char *name, const char *path)
+{
+    char encoded[NAME_MAX + 1];
+    const char *load = encode(encoded, name) ? load_of(d, encoded, path) : NULL;
+    int fd = load != NULL ? open_adapter(d, encoded, false) : -1;
+
+    if (fd < 0)
         return;
-    (void)unlinkat(top, encoded, AT_REMOVEDIR); /* fails while something is in it */
-    (void)close(top);
+    remove_load(fd, load);
+    (void)close(fd);
+    remove_adapter(d, encoded);
 }

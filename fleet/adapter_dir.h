@@ -4,7 +4,8 @@
  * DIR/NAME/baton-ID/{adapter_config.json,adapter_model.safetensors}: NAME is the adapter's name,
  * percent-encoded; each load has a new ID, so a path never gets other content. Nothing else in DIR
  * is read or removed. The files stay when the server stops: the upstreams still have the adapters,
- * and a vLLM may read them again. The next load or unload of the name removes them. */
+ * and a vLLM may read them again. The next load or unload of the name that an engine takes removes
+ * them. */
 #ifndef BATON_FLEET_ADAPTER_DIR_H
 #define BATON_FLEET_ADAPTER_DIR_H
 
@@ -50,5 +51,10 @@ int adapter_dir_write(const struct adapter_dir *d, const struct adapter_content 
  * @path  as adapter_dir_write's; NULL, or another: remove all
  * Threads: as adapter_dir_write. Blocks: on the disk. */
 void adapter_dir_keep_only(const struct adapter_dir *d, const char *name, const char *path);
+
+/* adapter_dir_remove - remove one load of an adapter, and no other. What cannot be removed stays.
+ * @path  as adapter_dir_write's
+ * Threads: as adapter_dir_write. Blocks: on the disk. */
+void adapter_dir_remove(const struct adapter_dir *d, const char *name, const char *path);
 
 #endif

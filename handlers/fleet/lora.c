@@ -128,16 +128,36 @@ static int lora_reply(struct app *app, struct http_request *x, const char *name,
     return 0;
 }
 
-/* Files of an adapter that the fleet does not have, or has another revision of. The caller owns the
- * operation lock. Without memory they stay until the next load or unload. */
-static void remove_old_files(struct app *app, const char *name)
+static bool any_took_it(const struct fleet_lora_reply *reply)
 {
+    for (size_t i = 0; i < reply->n; i++)
+        if (result_ok(&reply->results[i]) || reply->results[i].outcome == FLEET_UNKNOWN)
+            return true;
+    return false;
+}
+
+/* After a load or an unload: files of an adapter that the fleet does not have, or has another
+ * revision of. Those of an earlier server stay while its adapter may be at the engines: until one
+ * took this, or none has an adapter of that name. The caller owns the operation lock. Without
+ * memory they stay until the next load or unload.
+ * @known  the fleet had the adapter before
+ * @added  just written; NULL: none */
+static void remove_old_files(struct app *app, const char *name, bool known, const char *added,
+                             const struct fleet_lora_reply *reply, const struct err *e)
+{
+    const struct adapter_dir *dir = app->fleet->adapter_dir;
+    bool none_has_it = reply->results == NULL && e->code == ERR_NOT_FOUND;
     char *path;
 
-    if (app->fleet->adapter_dir == NULL || fleet_lora_path(app->fleet->control, name, &path) != 0)
+    if (dir == NULL)
         return;
-    adapter_dir_keep_only(app->fleet->adapter_dir, name, path);
-    free(path);
+    if (!known && !any_took_it(reply) && !none_has_it) {
+        if (added != NULL && e->code != ERR_DRAINING) /* then engines may be reading it */
+            adapter_dir_remove(dir, name, added);
+    } else if (fleet_lora_path(app->fleet->control, name, &path) == 0) {
+        adapter_dir_keep_only(dir, name, path);
+        free(path);
+    }
 }
 
 /* Tensors that came with the request become files first, which the engines load, now and again. The
@@ -145,6 +165,7 @@ static void remove_old_files(struct app *app, const char *name)
 static int load_on_all(struct app *app, struct fleet_lora_request *req, json_t *body,
                        struct lora_sent *sent, struct fleet_lora_reply *reply, struct err *e)
 {
+    bool known = fleet_lora_exists(app->fleet->control, req->name);
     char *path = NULL;
     int rc = 0;
 
@@ -154,9 +175,19 @@ static int load_on_all(struct app *app, struct fleet_lora_request *req, json_t *
         req->path = path;
     if (rc == 0)
         rc = fleet_lora_load(app->fleet->control, req, body, reply, e);
-    remove_old_files(app, req->name);
+    remove_old_files(app, req->name, known, path, reply, e);
     free(path);
     req->path = NULL;
+    return rc;
+}
+
+static int unload_on_all(struct app *app, const char *name, const json_t *body,
+                         struct fleet_lora_reply *reply, struct err *e)
+{
+    bool known = fleet_lora_exists(app->fleet->control, name);
+    int rc = fleet_lora_unload(app->fleet->control, name, body, reply, e);
+
+    remove_old_files(app, name, known, NULL, reply, e);
     return rc;
 }
 
@@ -196,8 +227,7 @@ int handle_fleet_lora_unload(struct app *app, struct http_request *x, struct err
     if (rc == 0)
         rc = fleet_op_lock(app->fleet->control, x, "the unload of an adapter", e);
     if (rc == 0) {
-        rc = fleet_lora_unload(app->fleet->control, name, body, &reply, e);
-        remove_old_files(app, name);
+        rc = unload_on_all(app, name, body, &reply, e);
         log_adapter("lora.unloaded", name, reply.revision, e);
         rc = lora_reply(app, x, name, rc, &reply, e);
         fleet_op_unlock(app->fleet->control);

@@ -420,6 +420,31 @@ def sent_before_it_joined():
         assert last_load(late) == safetensors(7)
 
 
+def sent_to_an_earlier_server():
+    """A load or unload that reaches no engine removes none of the files that engines have loaded, whoever sent them."""
+    with Fleet(WHICH, options=("--adapter-dir", KEPT)) as f:
+        (d,) = f.doubles
+        assert send(f, "mine", safetensors(1))[0] == 200
+        for known in (True, False):
+            d.order("who", "close_before", times=0)
+            f.wait("down")
+            status, said = send(f, "mine", safetensors(2))
+            assert status == 503 and last_load(d) == safetensors(1) and kept() == ONE_LOAD, (known, said, kept())
+            status, said = f.front.ask("POST", "/v1/unload_lora_adapter", {"lora_name": "mine"})
+            assert status == 503 and last_load(d) == safetensors(1), (known, said, kept())
+            reboot(d)
+            d.good("DELETE", "/fault")
+            if known:
+                until("it has it again", lambda: theirs(f) == [["mine"]] and last_load(d) == safetensors(1))
+                killed(f)
+            f.wait("serving")
+        d.order("lora_load", "status", status=404)
+        status, said = send(f, "mine", safetensors(3))
+        assert status == 404 and last_load(d) is None and kept() == ONE_LOAD, (said, kept())
+        status, said = f.front.ask("POST", "/v1/unload_lora_adapter", {"lora_name": "mine"})
+        assert status == 404 and kept() == [], (said, kept())
+
+
 # ---- what hangs ----
 
 class Beside:
@@ -712,6 +737,7 @@ def main():
             for p in (sent_and_healed, sent_to_some, sent_wrongly):
                 told(p.__name__, p, f)
         told("sent_before_it_joined", sent_before_it_joined)
+        told("sent_to_an_earlier_server", sent_to_an_earlier_server)
     for p in (sleep_hangs, wake_hangs, finish_hangs, pause_hangs_at_the_end, return_hangs,
               back_while_still, removed_while_paused, named_within_update):
         told(p.__name__, p)

@@ -83,7 +83,7 @@ static void test_each_load_has_a_path_of_its_own(void **state)
 {
     struct adapter_dir *d = new_dir("loads");
     char *first = written(d, "policy", "one"), *second = written(d, "policy", "second");
-    char *other = written(d, "../etc", "x");
+    char *other = written(d, "../etc", "x"), *third;
 
     (void)state;
     assert_string_not_equal(first, second);
@@ -92,6 +92,13 @@ static void test_each_load_has_a_path_of_its_own(void **state)
     assert_file(second, "adapter_config.json", "{}");
     assert_non_null(strstr(other, "/loads/%2E%2E%2Fetc/baton-"));
     assert_int_equal(adapter_dir_nbytes(d), 3 + 6 + 1 + 3 * 2);
+    third = written(d, "policy", "3");
+    adapter_dir_remove(d, "policy", other);
+    adapter_dir_remove(d, "policy", "/another/path");
+    assert_true(exists(first) && exists(second) && exists(other));
+    adapter_dir_remove(d, "policy", third);
+    assert_false(exists(third));
+    assert_true(exists(first) && exists(second));
     adapter_dir_keep_only(d, "policy", second);
     assert_false(exists(first));
     assert_true(exists(second) && exists(other));
@@ -102,6 +109,7 @@ static void test_each_load_has_a_path_of_its_own(void **state)
     free(first);
     free(second);
     free(other);
+    free(third);
     adapter_dir_free(d);
 }
 
