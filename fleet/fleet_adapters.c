@@ -207,11 +207,20 @@ bool fleet_adapters_is_missing(const struct fleet_adapter *a, size_t upstream)
     return !a->removed && a->has[upstream] != FLEET_HAS_THIS;
 }
 
+static bool any_has_this(const struct fleet_adapter *a)
+{
+    return memchr(a->has, FLEET_HAS_THIS, sizeof a->has) != NULL;
+}
+
+/* One that cannot be loaded again, and that no engine has, is unloaded where there may be an older
+ * revision of it. */
 static bool has_task(const struct fleet_adapter *a, size_t upstream)
 {
+    enum fleet_has has = (enum fleet_has)a->has[upstream];
+
     if (a->removed)
-        return a->has[upstream] != FLEET_HAS_NONE;
-    return a->load != NULL && a->has[upstream] != FLEET_HAS_THIS;
+        return has != FLEET_HAS_NONE;
+    return a->load != NULL ? has != FLEET_HAS_THIS : has == FLEET_HAS_OTHER && !any_has_this(a);
 }
 
 /* Adapters that the engine refused come last. */
@@ -243,7 +252,7 @@ int fleet_adapters_begin_task(struct fleet_adapters *fa, size_t upstream,
 
     if (a == NULL)
         return 0;
-    if (!a->removed) {
+    if (!a->removed && a->load != NULL) {
         task.load = strdup(a->load);
         if (task.load == NULL)
             return -1;
@@ -275,21 +284,16 @@ void fleet_adapters_end_task(struct fleet_adapters *fa, size_t upstream,
     task->load = NULL;
 }
 
-static bool any_has_this(const struct fleet_adapter *a)
-{
-    return memchr(a->has, FLEET_HAS_THIS, sizeof a->has) != NULL;
-}
-
 const struct fleet_adapter *fleet_adapters_blocking(const struct fleet_adapters *fa,
                                                     size_t upstream)
 {
     for (size_t i = 0; i < fa->n; i++) {
         const struct fleet_adapter *a = &fa->list[i];
         enum fleet_has has = (enum fleet_has)a->has[upstream];
-        bool can_load = a->load != NULL && has != FLEET_HAS_REFUSED;
+        bool can_mend = has == FLEET_HAS_OTHER || (a->load != NULL && has != FLEET_HAS_REFUSED);
 
         if (a->removed ? has != FLEET_HAS_NONE
-                       : has != FLEET_HAS_THIS && (can_load || any_has_this(a)))
+                       : has != FLEET_HAS_THIS && (can_mend || any_has_this(a)))
             return a;
     }
     return NULL;

@@ -5,7 +5,8 @@
  * adapter, or may still have one that was unloaded, gets no requests until that is resolved. An
  * adapter whose tensors came with the request cannot be loaded again from here: an engine that
  * lacks it stays out of rotation until a trainer loads it again or unloads it. When no engine has
- * it any more, it keeps none out: all are alike without it.
+ * it any more, it keeps none out: all are alike without it. An engine that may have an older
+ * revision unloads that first.
  *
  * An engine that is removed keeps its adapters, and may be added again: what it had is remembered
  * as long as its index is its own. It keeps no other out meanwhile. */

@@ -24,9 +24,9 @@ static bool is_given(const json_t *body, const char *member)
 
 /* load */
 
-/* An engine that cannot replace an adapter unloads it first. */
+/* An engine that cannot replace an adapter unloads it first. One that fails may still have it. */
 static void unload_first(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
-                         const json_t *body, struct fleet_lora *h)
+                         const json_t *body, const char *name, struct fleet_lora *h)
 {
     struct fleet_target few[FLEET_MAX];
     struct fleet_result *results = NULL;
@@ -42,8 +42,10 @@ static void unload_first(struct fleet_control *fc, const struct fleet_target *ta
     if (fleet_request(fc, API_UNLOAD_ADAPTER, few, n_few, FLEET_STEP_US, &results, &ignored) != 0)
         return;
     for (size_t i = 0; i < n_few; i++)
-        if (fleet_result_may_have_run(&results[i]))
+        if (result_ok(&results[i]) || fleet_has_no_adapter(fc, &results[i], name))
             h->has[results[i].upstream] = FLEET_HAS_NONE;
+        else if (fleet_result_may_have_run(&results[i]))
+            h->has[results[i].upstream] = FLEET_HAS_OTHER;
     fleet_results_free(results, n_few);
 }
 
@@ -239,7 +241,7 @@ int fleet_lora_load(struct fleet_control *fc, const struct fleet_lora_request *r
     fleet_reconcile_watch(fc);
     fleet_lora_read(fc, req->name, &h);
     if (known)
-        unload_first(fc, targets, n, body, &h);
+        unload_first(fc, targets, n, body, req->name, &h);
     if (request_load(fc, req, targets, n, &reply->results, e) != 0) {
         if (known)
             fleet_lora_keep(fc, req->name, &h);

@@ -203,6 +203,26 @@ def failed_half(f):
     wait_all(f)
 
 
+def keeps_the_old(f):
+    """One that must unload the adapter before it loads another of that name, and fails, still has the one before."""
+    d, n = f.doubles[0], len(f.doubles)
+    if d.dialect != "sglang":  # the others replace it
+        return
+    f.front.post("/v1/load_lora_adapter", LOAD)
+    d.order("lora_unload", "status", status=500)
+    status, said = f.front.ask("POST", "/v1/load_lora_adapter", dict(LOAD, lora_path=OTHER))
+    assert status == 400 and ok_of(said) == [False] + [True] * (n - 1), said
+    wait_all(f)
+    assert [d.state()["adapters"] for d in f.doubles] == [{"mine": OTHER}] * n
+    for one in f.doubles:
+        one.order("lora_unload", "status", status=500)
+    assert f.front.ask("POST", "/v1/load_lora_adapter", LOAD)[0] == 400
+    assert [a["path"] for a in f.front.get("/v1/lora_adapters")["adapters"]] == [OTHER], "all have it"
+    wait_all(f)
+    f.front.post("/v1/unload_lora_adapter", {"lora_name": "mine"})
+    assert theirs(f) == [[]] * n
+
+
 def by_tensors(f):
     """An adapter that cannot be loaded again keeps engines without it out of rotation until it is loaded again;
     if all lack it, none is kept out."""
@@ -729,7 +749,8 @@ def main():
         told("aborted_by_id", aborted_by_id)
         return
     with Fleet(*[WHICH] * 4, min_ready=3) as f:
-        for p in (loaded_again, told_meanwhile, unloaded_instead, unload_of_none, away_at_load, failed_half, by_tensors,
+        for p in (loaded_again, told_meanwhile, unloaded_instead, unload_of_none, away_at_load, failed_half,
+                  keeps_the_old, by_tensors,
                   changed_on_disk, gone_from_disk):
             told(p.__name__, p, f)
     if WHICH != "baton":  # those are in fleet_batons.py

@@ -105,6 +105,28 @@ static void test_without_its_request_it_waits_for_the_trainer(void **state)
     fleet_adapters_fini(&fa);
 }
 
+/* One on which the load failed may have the revision before, and must not serve it when no engine
+ * has this one any more: it is unloaded there. */
+static void test_without_its_request_an_old_one_is_unloaded(void **state)
+{
+    struct fleet_adapters fa = {0};
+    struct fleet_adapter_task f;
+
+    (void)state;
+    (void)put(&fa, "x", false, has(THIS, OTHER, NONE));
+    assert_blocked(&fa, false, true, true);
+    assert_false(fleet_adapters_has_task(&fa, 1)); /* a trainer may load it again */
+    fleet_adapters_set_incarnation(&fa, 0, 1, true);
+    assert_blocked(&fa, false, true, false);
+    assert_false(fleet_adapters_has_task(&fa, 0));
+    assert_int_equal(fleet_adapters_begin_task(&fa, 1, &f), 1);
+    assert_null(f.load);
+    fleet_adapters_end_task(&fa, 1, &f, NONE);
+    assert_blocked(&fa, false, false, false);
+    assert_non_null(fleet_adapters_find(&fa, "x"));
+    fleet_adapters_fini(&fa);
+}
+
 static void test_refused_by_all_keeps_none_out(void **state)
 {
     struct fleet_adapters fa = {0};
@@ -270,6 +292,7 @@ int main(void)
         cmocka_unit_test(test_adapters_are_lost_with_the_process),
         cmocka_unit_test(test_lost_during_a_load_is_loaded_again),
         cmocka_unit_test(test_without_its_request_it_waits_for_the_trainer),
+        cmocka_unit_test(test_without_its_request_an_old_one_is_unloaded),
         cmocka_unit_test(test_refused_by_all_keeps_none_out),
         cmocka_unit_test(test_unloaded_where_it_may_still_be),
         cmocka_unit_test(test_late_results_are_not_trusted),
