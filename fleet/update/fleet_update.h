@@ -71,7 +71,8 @@ bool fleet_update_has_engine(struct fleet_control *fc, const struct fleet_sessio
 /* fleet_finish_update - verify, and commit if asked. @body  of our own finish: its checksums
  * Errors: fleet_step_lock's; an engine's; ERR_CONFLICT, ERR_ENDED, ERR_INCOMPLETE. The update is
  * aborted then, unless it could not be finished now at all (a lock, a phase, a request that an
- * engine's API cannot express). */
+ * engine's API cannot express). ERR_NOT_HANDED_OVER: it is committed, also at batons whose engines
+ * lack it so far and without which fewer than --min-ready have it; the same again until they do. */
 int fleet_finish_update(struct fleet_control *fc, struct fleet_session *s, const char *label,
                         const json_t *body, bool commit, struct err *e);
 

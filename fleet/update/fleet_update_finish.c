@@ -23,6 +23,19 @@ static int finish_validate(struct fleet_control *fc, struct fleet_session *s, co
     return fleet_validate(fc, API_FINISH_UPDATE, b.targets, b.n, e);
 }
 
+/* A repeated finish. One that was not handed over may be by now. Returns: 1: it is committed. */
+static int repeat_finish_locked(struct fleet_control *fc, const struct fleet_session *s,
+                                struct err *e)
+{
+    struct fleet_stats stats;
+
+    fleet_stats(fleet_of(fc), &stats);
+    if (s->error.code == ERR_NONE || (stats.ready && stats.serial == s->serial))
+        return 1;
+    *e = s->error;
+    return -1;
+}
+
 /* @phase  out: the phase before. Returns: 1 if the update is already committed, and this is a
  *         repeated request. */
 static int finish_begin(struct fleet_control *fc, struct fleet_session *s, bool commit,
@@ -33,7 +46,7 @@ static int finish_begin(struct fleet_control *fc, struct fleet_session *s, bool 
     mtx_lock(&fc->lock);
     *phase = s->phase;
     if (s->phase == UPDATE_COMMITTED && commit)
-        rc = 1;
+        rc = repeat_finish_locked(fc, s, e);
     else if (!fleet_session_is_open(s))
         rc = fleet_refuse_closed(s, e);
     else if (s->n_running > 0)
@@ -318,10 +331,31 @@ static size_t commit_version(struct fleet_control *fc, struct fleet_session *s)
     return n_finished(s);
 }
 
+/* Fewer than --min-ready engines finished. Those that did serve the new version; batons that have
+ * committed it, and not handed it over, serve it later. With them there may be enough. */
+static int refuse_too_few(const struct fleet_session *s, size_t min_ready, struct err *e)
+{
+    size_t n_committed = n_finished(s);
+    struct err cause = {0};
+
+    for (size_t i = 0; i < s->n_parts; i++)
+        n_committed += s->parts[i].committed && !s->parts[i].removed;
+    fleet_session_cause_error(s, min_ready, &cause);
+    if (n_committed >= min_ready)
+        return err_set(e, ERR_NOT_HANDED_OVER, "",
+                       "the version is committed, and upstreams hand it over to their engines "
+                       "again by themselves (do not send it again): %.330s",
+                       cause.msg);
+    *e = cause;
+    if (e->code != ERR_UPSTREAM_TIMEOUT)
+        e->code = ERR_UPSTREAM;
+    return -1;
+}
+
 /* Engines are resumed before their versions are compared once more: what they hold runs on, and new
  * requests wait until the version is committed.
- * Returns: -1 with e set also if fewer than --min-ready engines finished; those that did serve the
- * new version. */
+ * Returns: -1 with e set also if fewer than --min-ready engines finished. The update is committed
+ * then if the error is ERR_NOT_HANDED_OVER; else it is still open. */
 static int serve_version(struct fleet_control *fc, struct fleet_session *s, const char *label,
                          struct err *e)
 {
@@ -344,19 +378,15 @@ static int serve_version(struct fleet_control *fc, struct fleet_session *s, cons
     min_ready = fleet_session_min_ready_locked(fc, s);
     mtx_unlock(&fc->lock);
     n_done = commit_version(fc, s);
-    if (rc == 0 && n_done < min_ready) {
-        fleet_session_cause_error(s, min_ready, e);
-        if (e->code != ERR_UPSTREAM_TIMEOUT)
-            e->code = ERR_UPSTREAM;
-        rc = -1;
-    }
-    if (rc != 0)
+    if (rc == 0 && n_done < min_ready)
+        rc = refuse_too_few(s, min_ready, e);
+    if (rc != 0 && e->code != ERR_NOT_HANDED_OVER)
         return -1;
     fleet_coverage_commit(fc, s);
-    fleet_close_session(fc, s, &none);
+    fleet_close_session(fc, s, rc == 0 ? &none : e);
     fleet_release_finished(fc, s); /* a trainer's resume since the first has passed them by */
     fleet_report_ended(fc, s, n_done);
-    return 0;
+    return rc;
 }
 
 static void log_proven(const struct fleet_session *s)
@@ -399,6 +429,8 @@ static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, c
     }
     if (rc == 0 && commit)
         rc = serve_version(fc, s, label, e);
+    if (rc != 0 && !fleet_update_is_open(fc, s))
+        return -1;
     if (rc != 0) {
         fleet_abort_with_lock(fc, s, e);
         fleet_release_finished(fc, s);

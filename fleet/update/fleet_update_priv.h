@@ -23,7 +23,7 @@ void fleet_session_set_report(struct fleet_session *s, const struct fleet_result
 
 /* fleet_close_session - end a session, and fence the engines that may have part of it; then it is
  * not the open one any more. No lock held.
- * @why  clean: it is committed; else the reason why it is aborted
+ * @why  clean or ERR_NOT_HANDED_OVER: it is committed; else the reason why it is aborted
  * fleet_report_ended - log and keep the end, after that; of a hand-off only an error, since its
  * update ended in the store, and the hand-off logs its own end. @n_done  engines that serve the new
  * version */

@@ -136,7 +136,7 @@ int fleet_refuse_handoff(const struct fleet_session *s, struct err *e)
 
 int fleet_refuse_closed(const struct fleet_session *s, struct err *e)
 {
-    if (s->error.code != ERR_NONE)
+    if (s->phase == UPDATE_ABORTED && s->error.code != ERR_NONE)
         return err_set(e, ERR_ENDED, "", "update %s was aborted: %.350s", s->id, s->error.msg);
     return err_set(e, ERR_ENDED, "", "update %s is %s", s->id, update_phase_name(s->phase));
 }
@@ -219,7 +219,8 @@ void fleet_report_ended(struct fleet_control *fc, const struct fleet_session *s,
         return;
     if (s->handoff == 0)
         history_add_update(history, &r);
-    else if (!committed) /* the update that it hands over has been counted */
+    /* The update that it hands over has been counted. */
+    if (s->error.code != ERR_NONE && (s->handoff != 0 || committed))
         history_add_error(history, NULL, &s->error);
 }
 
@@ -229,7 +230,8 @@ void fleet_close_session(struct fleet_control *fc, struct fleet_session *s, cons
 {
     mtx_lock(&fc->lock);
     s->error = *why;
-    s->phase = why->code == ERR_NONE ? UPDATE_COMMITTED : UPDATE_ABORTED;
+    s->phase = why->code == ERR_NONE || why->code == ERR_NOT_HANDED_OVER ? UPDATE_COMMITTED
+                                                                         : UPDATE_ABORTED;
     cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);
     fleet_fence_parts(fc, s);

@@ -145,10 +145,20 @@ def all_heal(f):
     step, label = f.next()
     f.fault(500, *f.hosts)
     said = f.push(step, label, 502)
-    assert "committed" in said["error"]["message"], said
+    assert (said["error"]["code"], said["error"]["retryable"]) == ("not_handed_over", False), said
+    assert "committed" in said["error"]["message"] and said["error"]["details"]["phase"] == "committed", said
     assert not f.front.ready()
     f.fault(None, *f.hosts)
     f.serves(step, label)
+    f.fault(500, *f.hosts)
+    update, step, label = f.send_next()
+    for path, status, code in (("finish", 502, "not_handed_over"), ("finish", 502, "not_handed_over"), ("abort", 409, "update_closed")):
+        got, said = f.front.ask("POST", f"/v1/update_weights/{path}", update)
+        assert (got, said["error"]["code"]) == (status, code), said
+    f.fault(None, *f.hosts)
+    f.serves(step, label)
+    assert f.front.post("/v1/update_weights/finish", update)["phase"] == "committed"
+    f.push_next()
 
 
 def restarts(f):
