@@ -134,9 +134,8 @@ static void warn_of_min_ready(struct upstreams *u)
     fleet_stats(upstreams_fleet(u), &s);
     if (s.n_upstreams < s.min_ready)
         log_line(LOG_WARN, "upstreams.too_few",
-                 "%zu upstreams are configured, and %zu must serve (--min-ready): this server is "
-                 "not ready, "
-                 "and no update succeeds, until %zu more are added (POST /v1/upstreams, or "
+                 "there are %zu upstreams, and %zu must serve (--min-ready): this server is not "
+                 "ready, and no update succeeds, until %zu more are added (POST /v1/upstreams, or "
                  "--upstream-file and SIGHUP)",
                  s.n_upstreams, s.min_ready, s.min_ready - s.n_upstreams);
 }
@@ -276,6 +275,7 @@ bool serve_fleet_reload(struct app_fleet *fleet, char *text, size_t cap)
         (void)snprintf(text, cap, "kept: %.120s: %.240s", e.field, e.msg);
         return false;
     }
+    warn_of_min_ready(fleet->upstreams);
     fleet_reconcile_start(fleet->control);
     fleet_stats(upstreams_fleet(fleet->upstreams), &s);
     (void)snprintf(text, cap, "read: %zu upstreams, of which %zu must serve", s.n_upstreams,

@@ -72,7 +72,8 @@ enum { CONFIG_LIST_MAX = 256 };
     X(INT, min_ready, "min-ready", "N", "0", 0, 256,                                               \
       "upstreams that must serve the current version for this server to be ready, and "            \
       "for an update to succeed; as many must have the same version before the first "             \
-      "update; 0: all")                                                                            \
+      "update; 0: all, also those that are down; it may be more than are configured, if the "      \
+      "others are added later")                                                                    \
     X(MS, probe_interval, "probe-interval", "MS", "2000", 10, 600000,                              \
       "time between two probes of each upstream; while it is idle, some of them generate "         \
       "a token")                                                                                   \

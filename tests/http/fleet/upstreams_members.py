@@ -396,6 +396,13 @@ def more_than_configured():
         commit(s, "v1")
         reload(s)
         check(s.ready(), "both stay")
+        n = len(logged("upstreams.too_few"))
+        remove(s, b.url)
+        reload(s)
+        same(len(logged("upstreams.too_few")), n + 1, "SIGHUP says so too")
+        found = subprocess.run([BATON, "serve", "--check", "--listen", "127.0.0.1:0", "--upstream", a.url, "--min-ready", "2"],
+                               capture_output=True, text=True, timeout=60, check=True)
+        check("until 1 more are added" in found.stderr and "upstreams: 1, of which 2 must serve" in found.stdout, found)
 
 
 def itself():
