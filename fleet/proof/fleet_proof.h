@@ -81,9 +81,9 @@ struct fleet_prover {
 
 struct fleet_provers {
     struct fleet_prover list[FLEET_MAX];
-    uint64_t n_wanted; /* the last number given */
-    bool asking;       /* fleet_proof_ask is under way */
-    bool judge;        /* an answer has come, or an engine is not compared any more */
+    uint64_t n_wanted;        /* the last number given */
+    uint64_t asking_until_us; /* fleet_proof_ask is under way, and ends by then; 0: none is */
+    bool judge;               /* an answer has come, or an engine is not compared any more */
 
     struct proof_committed *committed; /* owned; of the job; NULL: no bytes are committed here */
     atomic_bool stopping;              /* relaxed: jobs end early */

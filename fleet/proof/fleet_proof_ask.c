@@ -3,6 +3,8 @@
 #include "fleet/fleet_priv.h"
 #include "fleet/proof/fleet_proof_priv.h"
 
+#include <inttypes.h>
+
 enum { ASK_LOOK_US = 100000 }; /* between two looks at whether the client is still there */
 
 /* wanted [FLEET_MAX]; 0: it is not asked */
@@ -94,20 +96,31 @@ static int begin(struct fleet_control *fc, const struct fleet_proof_request *r, 
     return 0;
 }
 
+static int refuse_second(uint64_t other_us, struct err *e)
+{
+    uint64_t now_us = clock_now_us();
+
+    return err_set(e, ERR_CONFLICT, "",
+                   "another request proves the upstreams, for at most %" PRIu64
+                   " s more (its timeout_s): retry then, or end that request by closing its "
+                   "connection",
+                   other_us > now_us ? (other_us - now_us + 999999) / 1000000 : 0);
+}
+
 int fleet_proof_ask(struct fleet_control *fc, struct http_request *x,
                     const struct fleet_proof_request *r, bool *asked, struct err *e)
 {
     uint64_t deadline_us = clock_after_us(r->timeout_us), wanted[FLEET_MAX] = {0};
-    bool busy;
+    uint64_t other_us;
     int rc;
 
     mtx_lock(&fc->lock);
-    busy = fc->proof.asking;
-    fc->proof.asking = true;
+    other_us = fc->proof.asking_until_us;
+    if (other_us == 0)
+        fc->proof.asking_until_us = deadline_us;
     mtx_unlock(&fc->lock);
-    if (busy)
-        return err_set(e, ERR_CONFLICT, "",
-                       "another request proves the upstreams: retry when it has ended");
+    if (other_us != 0)
+        return refuse_second(other_us, e);
     upstreams_hold_indexes(fc->upstreams);
     rc = begin(fc, r, wanted, e);
     if (rc == 0)
@@ -116,7 +129,7 @@ int fleet_proof_ask(struct fleet_control *fc, struct http_request *x,
     for (size_t i = 0; i < FLEET_MAX; i++)
         asked[i] = wanted[i] != 0;
     mtx_lock(&fc->lock);
-    fc->proof.asking = false;
+    fc->proof.asking_until_us = 0;
     mtx_unlock(&fc->lock);
     return rc;
 }

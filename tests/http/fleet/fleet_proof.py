@@ -281,7 +281,8 @@ def nothing(f):
     late, asked = [], n_canaries(f)[1]
     waits.start()
     until("it is asked", lambda: n_canaries(f)[1] > asked)
-    assert "another request" in prove(f, {}, 409)
+    message = prove(f, {}, 409)
+    assert "another request" in message and "closing its connection" in message and "for at most " in message, message
     update(f)  # what is asked of the version before is not waited for, nor shown of the next one
     waits.join(20)
     assert late and proofs(f) == [None, None], (late, proofs(f))
