@@ -67,6 +67,27 @@ void fleet_note_missed_pause(struct fleet_control *fc, const struct fleet_target
     fleet_reschedule(fc);
 }
 
+void fleet_note_joined(struct fleet_control *fc)
+{
+    size_t n_all = upstreams_n(fc->upstreams);
+    struct upstream_endpoint at;
+    struct upstream_info info;
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < n_all; i++) {
+        uint64_t before = fc->paused.joined[i];
+
+        upstreams_get(fc->upstreams, i, &at);
+        fleet_info(fleet_of(fc), i, &info);
+        fc->paused.joined[i] = info.join_incarnation;
+        if (before != 0 && before != info.join_incarnation && upstream_caps(at.kind)->hides_pause)
+            fc->paused.missed[i] = true;
+    }
+    set_due_locked(fc);
+    mtx_unlock(&fc->lock);
+    fleet_reschedule(fc);
+}
+
 /* An engine at which a resume fails is fenced by the caller; one that is fenced, or that an update
  * keeps paused, is resumed with that update. */
 void fleet_note_pause_results(struct fleet_control *fc, const struct fleet_result *results,

@@ -38,8 +38,9 @@ struct fleet_quiesce {
 struct fleet_paused {
     bool has[FLEET_MAX]; /* the engine took the pause, while there is one */
     struct fleet_incarnation incarnation[FLEET_MAX]; /* then: the process that did */
-    bool missed[FLEET_MAX]; /* it was not reached when the others were paused, or resumed */
-    uint64_t missed_due_us; /* the next attempt to reach those; CLOCK_NEVER: there are none */
+    bool missed[FLEET_MAX];     /* it was not reached when the others were paused, or resumed */
+    uint64_t missed_due_us;     /* the next attempt to reach those; CLOCK_NEVER: there are none */
+    uint64_t joined[FLEET_MAX]; /* join_incarnation of the engine that was last seen there */
 };
 
 /* What the engines joined for transfers (fleet/fleet_transfer.h). */
@@ -100,7 +101,6 @@ struct fleet_control {
     /* written by the owner of the operation lock or abort lock; no lock */
     bool update_in_doubt[FLEET_MAX]; /* a baton may have an update open that no session knows */
     bool wake_in_doubt[FLEET_MAX];   /* it may be asleep, though the others were woken */
-    uint64_t asleep[FLEET_MAX]; /* the incarnation that was put to sleep, and not woken since */
 
     struct fleet_control_cfg cfg; /* immutable, and so is the next one */
     struct upstreams *upstreams;  /* cfg's */
@@ -138,6 +138,12 @@ void fleet_note_pause_results(struct fleet_control *fc, const struct fleet_resul
  */
 void fleet_note_missed_pause(struct fleet_control *fc, const struct fleet_target *targets,
                              size_t n);
+
+/* fleet_note_joined - engines were added. One that was here before may be paused as it left, or
+ * run; if its API does not say which, it counts as having missed the last pause or resume. No lock
+ * held.
+ */
+void fleet_note_joined(struct fleet_control *fc);
 
 /* fleet_send_missed_pauses - send it to those that are back, if that is due. Blocks: for the pause
  * lock, then up to fleet_step_us. No lock held. */

@@ -133,6 +133,7 @@ void fleet_reconcile_start(struct fleet_control *fc)
         fleet_reconcile_watch(fc);
         publish(fc, i);
     }
+    fleet_note_joined(fc);
 }
 
 void fleet_reconcile_all(struct fleet_control *fc)

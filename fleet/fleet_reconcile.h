@@ -17,7 +17,8 @@ struct fleet_control;
 void fleet_reconcile_init(struct fleet_control *fc);
 
 /* fleet_reconcile_start - at the start, and when other upstreams are configured: engines that
- * overwrite what they serve get no request before their caches were reset. Threads: main's; no lock
+ * overwrite what they serve get no request before their caches were reset, and those that are here
+ * again the pause or resume that they may have missed. Threads: main's; no lock
  * held. */
 void fleet_reconcile_start(struct fleet_control *fc);
 

@@ -18,8 +18,7 @@ static bool hides_its_sleep(struct fleet_control *fc, const struct upstream_endp
     struct upstream_info info;
 
     fleet_info(fleet_of(fc), upstream, &info);
-    return upstream_caps(at->kind)->hides_pause && fc->asleep[upstream] != 0 &&
-           fc->asleep[upstream] == info.incarnation;
+    return upstream_caps(at->kind)->hides_pause && info.asleep;
 }
 
 /* An engine that was down is in another state than the others when it is back, until a resync. */
@@ -39,14 +38,6 @@ static void fence_missed(struct fleet_control *fc, const struct fleet_target *ta
     }
 }
 
-static void note_asleep(struct fleet_control *fc, size_t upstream, bool asleep)
-{
-    struct upstream_info info;
-
-    fleet_info(fleet_of(fc), upstream, &info);
-    fc->asleep[upstream] = asleep ? info.incarnation : 0;
-}
-
 static void record_sleep(struct fleet_control *fc, const struct fleet_result *results, size_t n,
                          bool asleep)
 {
@@ -56,7 +47,6 @@ static void record_sleep(struct fleet_control *fc, const struct fleet_result *re
         if (result_ok(&results[i])) {
             fc->wake_in_doubt[results[i].upstream] = false;
             fleet_note_sleep(fleet_of(fc), results[i].upstream, asleep);
-            note_asleep(fc, results[i].upstream, asleep);
         }
 }
 

@@ -60,6 +60,7 @@ static void upstream_join_locked(struct fleet *f, size_t upstream, const char *n
                              .requires_adapters = f->requires_adapters,
                              .out = OUT_JOINED | (same ? u->out & OUT_FENCES : 0),
                              .fence_incarnation = u->fence_incarnation,
+                             .asleep = same && u->asleep,
                              .incarnation = u->incarnation + 1,
                              .join_incarnation = u->incarnation + 1,
                              .adapters_change = u->adapters_change,

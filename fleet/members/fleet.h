@@ -355,6 +355,7 @@ struct upstream_info {
     bool synced, fenced, removed;
     enum fleet_fence fence;
     uint64_t fence_incarnation; /* when it was fenced for a missed sleep or wake */
+    bool asleep;                /* fleet_note_sleep said so last, and no other process is known */
     bool request_auth_failed;   /* fleet_auth_failed with FLEET_AUTH_REQUEST */
     bool missing_adapters;      /* or it has not been checked since it started */
     uint64_t incarnation;       /* counts its processes, as far as known; never the same again */

@@ -52,8 +52,21 @@ void fleet_fence_served(struct fleet *f, size_t upstream, uint64_t incarnation, 
     fleet_change_end(f, &c);
 }
 
+/* One that does not name its process: nothing tells whether it was restarted since. */
+static void set_asleep_error(const struct fleet *f, struct upstream *u)
+{
+    FLEET_SET_ERROR(u,
+                    "it was put to sleep, and was not here when the fleet was woken: restart it, "
+                    "then %s",
+                    fleet_remedy(f));
+}
+
 static void set_missed_error(const struct fleet *f, struct upstream *u)
 {
+    if (u->asleep && fleet_is_out(u, OUT_WAKE_MISSED) && u->report.process[0] == '\0') {
+        set_asleep_error(f, u);
+        return;
+    }
     FLEET_SET_ERROR(u, "it was not reachable when the fleet was %s: once it answers again, %s",
                     fleet_is_out(u, OUT_SLEEP_MISSED) ? "put to sleep" : "woken",
                     f->cfg.staged ? fleet_remedy(f)
@@ -83,6 +96,7 @@ void fleet_note_sleep(struct fleet *f, size_t upstream, bool asleep)
 
     mtx_lock(&f->lock);
     fleet_apply_event(f, u, asleep ? UPSTREAM_ON_SLEEP : UPSTREAM_ON_WAKE);
+    u->asleep = asleep;
     if (fleet_is_out(u, OUT_SLEEP_MISSED | OUT_WAKE_MISSED))
         u->fence_incarnation = u->incarnation;
     mtx_unlock(&f->lock);

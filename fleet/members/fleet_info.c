@@ -98,6 +98,7 @@ void fleet_info(struct fleet *f, size_t upstream, struct upstream_info *out)
                                   .fenced = fleet_is_out(u, OUT_FENCES),
                                   .fence = fence_of(u),
                                   .fence_incarnation = u->fence_incarnation,
+                                  .asleep = u->asleep,
                                   .removed = fleet_is_out(u, OUT_REMOVED),
                                   .request_auth_failed = fleet_is_out(u, OUT_AUTH_REQUEST),
                                   .state = fleet_state_of(u),

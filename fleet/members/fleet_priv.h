@@ -24,6 +24,8 @@ struct upstream {
     /* What keeps it out of rotation. Written by fleet_apply_event alone, once it has joined. */
     unsigned out; /* set of enum upstream_out_reason, without what fleet_out_reasons adds */
     uint64_t fence_incarnation; /* when it was fenced for a missed sleep or wake */
+    bool asleep; /* it was put to sleep with the others and not woken since, also if it was removed
+                    in between; false once another process is known there */
 
     /* What it reported, and what failed (fleet_reports.c). */
     uint64_t probe_ok_us;       /* 0: never */

@@ -61,6 +61,7 @@ static void check_sync_locked(const struct fleet *f, struct upstream *u,
 static void note_restart_locked(const struct fleet *f, struct upstream *u)
 {
     u->incarnation++;
+    u->asleep = u->asleep && u->report.process[0] == '\0';
     if (f->quiesced)
         fleet_apply_event(f, u, UPSTREAM_ON_PAUSE_MISSED);
 }

@@ -148,7 +148,7 @@ static void check_version_locked(const struct fleet *f, struct upstream *u)
     fleet_apply_event(f, u, is ? UPSTREAM_ON_SYNCED : UPSTREAM_ON_UNSYNCED);
     if (!is && u->label_known)
         set_version_error_locked(f, u);
-    else if (is && !was && u->error.code == ERR_UNSYNCED)
+    else if (is && !was && u->error.code == ERR_UNSYNCED && !fleet_is_out(u, OUT_FENCES))
         err_clear(&u->error);
 }
 

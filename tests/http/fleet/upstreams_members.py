@@ -247,6 +247,53 @@ def removed_asleep():
         same(asked(a), [], "it is asleep")
 
 
+def removed_asleep_twice():
+    """The same if it was added in between, still asleep."""
+    with double("sglang") as a, double("sglang") as b, server("--min-ready", 1) as s:
+        for d in (a, b):
+            d.must_be_fresh = False
+            add(s, f"{d.url},sglang")
+            becomes(s, d.url, "serving")
+        s.post("/v1/sleep", {"level": 1})
+        remove(s, a.url)
+        add(s, f"{a.url},sglang")
+        until("it answers", lambda: s.upstreams()[a.url]["last_heard_s"] is not None)
+        remove(s, a.url)
+        s.post("/v1/wake")
+        add(s, f"{a.url},sglang")
+        becomes(s, a.url, "fenced")
+        check("restart it" in s.upstreams()[a.url]["error"]["message"], s.upstreams()[a.url])
+        a.good("POST", "/resume_memory_occupation", {})  # as a restart would
+        commit(s, "v1")
+        becomes(s, a.url, "serving")
+
+
+def removed_paused():
+    """An SGLang that left paused is resumed when it is added again after the others were."""
+    with double("sglang") as a, double("sglang") as b, server("--min-ready", 1) as s:
+        for d in (a, b):
+            add(s, f"{d.url},sglang")
+            becomes(s, d.url, "serving")
+        s.post("/v1/pause", {"mode": "keep"})
+        remove(s, a.url)
+        add(s, f"{a.url},sglang")
+        until("it answers", lambda: s.upstreams()[a.url]["last_heard_s"] is not None)
+        remove(s, a.url)
+        s.post("/v1/resume")
+        add(s, f"{a.url},sglang")
+        until("it is resumed", lambda: a.state()["pause"] is None)
+        becomes(s, a.url, "serving")
+        s.post("/v1/pause", {"mode": "keep"})
+        remove(s, b.url)
+        b.good("POST", "/continue_generation", {})
+        add(s, f"{b.url},sglang")
+        until("it is paused as the others are", lambda: b.state()["pause"] is not None)
+        s.post("/v1/resume")
+        for d in (a, b):
+            becomes(s, d.url, "serving")
+            same(d.state()["pause"], None, "resumed")
+
+
 def under_load():
     """What runs at an engine that leaves may end, also when it joins again meanwhile; nothing is lost."""
     with double("baton", "--interval-us", 3000) as a, double("baton", "--interval-us", 3000) as b, \
@@ -480,5 +527,5 @@ def commands():
 
 
 run({test.__name__: test for test in (starts_empty, joins, mistakes, meanwhile, leaves_in_an_update, removed_asleep,
-                                        under_load, many_times,
+                                        removed_asleep_twice, removed_paused, under_load, many_times,
                                         down_at_first, keeps_its_adapters, more_than_configured, itself, two_urls, commands)})
