@@ -43,8 +43,8 @@ static struct upstreams_cfg cfg_of(const struct config *c)
 }
 
 static const char otherwise[] =
-    "give --manifest FILE instead of --model, a .safetensors file of the model or JSON columns; or "
-    "neither";
+    "give --manifest FILE instead of --model, a .safetensors file of the model, or a JSON file "
+    "with the arrays names, dtypes and shapes; or neither";
 
 /* Without weights in the directory only config.json could say which tensors there are. */
 static void explain_no_weights(struct err *e)

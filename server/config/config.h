@@ -42,7 +42,8 @@ enum { CONFIG_LIST_MAX = 256 };
       "embedded, or none: a store without generation (with --manifest)")                           \
     X(STR, model_spec, "manifest", "FILE", "", 0, 0,                                               \
       "with --engine none, or --upstream: the tensors that an update must contain, as a "          \
-      ".safetensors file or JSON columns")                                                         \
+      ".safetensors file, or a JSON file with the arrays names, dtypes and shapes; with "          \
+      "--upstream, --model DIR instead, also of a model in several files")                         \
     X(WORDS, upstream, "upstream", "SPEC", "", 0, 0,                                               \
       "engine to run in front of, instead of an embedded one: "                                    \
       "URL[,DIALECT][,key-file=FILE][,ca-file=FILE]; URL is http://HOST:PORT, "                    \
@@ -53,10 +54,11 @@ enum { CONFIG_LIST_MAX = 256 };
       "more upstreams, one SPEC per line, '#' begins a comment; SIGHUP reads it again; it may "    \
       "have only comments, then upstreams are added by POST /v1/upstreams")                        \
     X(STR, stage, "stage", "LIST", "none", 0, 0,                                                   \
-      "GPUs of this host that receive each update before the upstreams do, as --device; once "     \
-      "it is committed there, the upstreams, which must be on this host too, get it by CUDA "      \
-      "IPC; host: it is received in page-locked host memory instead, and goes through windows "    \
-      "on one GPU, cuda:0, or another as host,cuda:1; none: upstreams receive updates themselves") \
+      "GPUs of this host that receive each update before the upstreams do, a list as that of "     \
+      "--device; once it is committed there, the upstreams, which must be on this host too, "      \
+      "get it by CUDA IPC; host: it is received in page-locked host memory instead, and goes "     \
+      "through windows on one GPU, cuda:0, or another as host,cuda:1; none: upstreams receive "    \
+      "updates themselves; all but none need --manifest or --model")                               \
     X(NBYTES, stage_window, "stage-window", "BYTES", "0", 0, UINT64_MAX / 2,                       \
       "with --stage host: size of each of the two windows on the GPU; not less than the tensors "  \
       "of a layer that are sent together have; 0: 1GiB, or as much as they have")                  \
