@@ -18,6 +18,7 @@ enum cli_exit {
     CLI_REFUSED = 1,     /* the server refused, or a check found a difference */
     CLI_USAGE = 2,       /* the command line, or a file that it names, is wrong */
     CLI_UNREACHABLE = 3, /* no connection, or no answer in time: what the server did is unknown */
+    CLI_NOT_HANDED_OVER = 4, /* a push that is committed, and that too few upstreams have yet */
     CLI_INTERRUPTED = 130
 };
 

@@ -158,6 +158,16 @@ static void pushed(const struct cli *c, const struct answer *a, const struct wei
                  cli_nbytes(s > 0 ? (double)w->nbytes / s : 0, rate));
 }
 
+/* The error was printed: it begins with "the version is committed here". */
+static enum cli_exit not_handed_over(const struct cli *c, const struct answer *a)
+{
+    upstreams_warn(stderr, cli_at(a->json, "error.details.upstreams"),
+                   "baton push: not taken yet by ");
+    if (cli_has(c, OPT_JSON))
+        cli_print_json(a);
+    return CLI_NOT_HANDED_OVER;
+}
+
 static enum cli_exit push_files(struct cli *c, const struct weight_files *w)
 {
     struct progress_line p = {.nbytes_total = w->nbytes,
@@ -175,6 +185,8 @@ static enum cli_exit push_files(struct cli *c, const struct weight_files *w)
         rc = session_finish(c, id, w, &finished);
     if (rc == CLI_OK)
         pushed(c, &finished, w, p.begun_us);
+    else if (strcmp(cli_text(finished.json, "error.code"), "not_handed_over") == 0)
+        rc = not_handed_over(c, &finished);
     else if (id[0] != '\0')
         session_abort(c, id);
     answer_fini(&finished);

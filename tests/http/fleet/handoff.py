@@ -19,10 +19,10 @@ from handoff_world import (BATON, ENGINE, FAKE, FOREIGN, MODEL, PROBE_MS, WORK, 
 ASLEEP_S = 0.8  # the server looks for engines to repair every 0.25 s
 
 
-def run(s, *command):
+def run(s, *command, status=0):
     """A command, at the server."""
     done = subprocess.run([BATON, *command, "--url", s.server.url], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, (command, done)
+    assert done.returncode == status, (command, done)
     return done
 
 
@@ -236,6 +236,9 @@ def all_fail(kind):
         s.push("00100", "c", 502)
         why = s.server.ask("GET", "/readyz")[1]["message"]
         assert why.endswith(" http://127.0.0.1:1234/ …"), why  # whole words
+        s.taps[0].fault = (path, 500)
+        pushed = run(s, "push", checkpoint("01500"), "--path", "--weight-version", "d", status=4)
+        assert "baton push: 502 not_handed_over: " in pushed.stderr and f"baton push: not taken yet by {s.taps[0].url}: " in pushed.stderr, pushed
 
 
 def not_resumed(kind):
