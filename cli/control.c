@@ -220,12 +220,13 @@ static void prove_checksums_done(const json_t *sums)
     else if (strcmp(state, "unproven") == 0)
         (void)fputs("; checksums: not compared yet", stdout);
     else if (alone && strcmp(state, "proven") == 0)
-        (void)fputs("; checksums: there was nothing to compare them with", stdout);
+        (void)fputs("; checksums: no engine with the same parameters", stdout);
     else
         (void)printf("; checksums: %s, compared with %.0f other%s", state, n, cli_plural(n));
 }
 
-static void prove_done(const json_t *a)
+/* @with_checksums  they were asked for: others are of an earlier request, or of an update */
+static void prove_done(const json_t *a, bool with_checksums)
 {
     const json_t *row, *list = cli_at(a, "list");
     size_t i;
@@ -238,11 +239,14 @@ static void prove_done(const json_t *a)
         (void)printf("%s: %s, compared with %.0f other%s", cli_text(row, "upstream"),
                      json_is_object(cli_at(row, "proof")) ? cli_text(row, "proof.state") : "gone",
                      n, cli_plural(n));
-        prove_checksums_done(cli_at(row, "proof.checksums"));
-        if (json_is_object(bytes))
-            (void)printf("; %.0f parameters have the committed bytes, %.0f others, %.0f of them "
-                         "wrong",
-                         cli_real(bytes, "n_equal"), cli_real(bytes, "n_different"),
+        if (with_checksums)
+            prove_checksums_done(cli_at(row, "proof.checksums"));
+        if (with_checksums && json_is_object(bytes))
+            (void)printf("; of %.0f that have names of committed tensors %.0f have their bytes, "
+                         "%.0f have others (another layout is no fault), %.0f wrong",
+                         cli_real(bytes, "n_equal") + cli_real(bytes, "n_different"),
+                         cli_real(bytes, "n_equal"),
+                         cli_real(bytes, "n_different") - cli_real(bytes, "n_wrong"),
                          cli_real(bytes, "n_wrong"));
         (void)putchar('\n');
     }
@@ -260,7 +264,7 @@ enum cli_exit cmd_upstreams_prove(struct cli *c)
     if (rc == CLI_OK && cli_has(c, OPT_JSON))
         cli_print_json(&a);
     else if (rc == CLI_OK)
-        prove_done(a.json);
+        prove_done(a.json, !cli_has(c, OPT_CANARY));
     if (rc == CLI_OK && cli_real(a.json, "n_proven") < cli_real(a.json, "n"))
         rc = CLI_REFUSED;
     answer_fini(&a);

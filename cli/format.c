@@ -59,7 +59,9 @@ const char *cli_duration(double seconds, char out[CLI_TEXT_MAX])
 {
     uint64_t s = seconds > 0 ? (uint64_t)seconds : 0;
 
-    if (seconds < 10)
+    if (seconds < 1)
+        (void)snprintf(out, CLI_TEXT_MAX, "%.0f ms", seconds * 1000);
+    else if (seconds < 10)
         (void)snprintf(out, CLI_TEXT_MAX, "%.1f s", seconds);
     else if (s < 60)
         (void)snprintf(out, CLI_TEXT_MAX, "%llu s", (unsigned long long)s);

@@ -19,13 +19,14 @@ void command_help(const struct command *c)
             (void)printf("  %s%s%s\n      %s\n", option_rows[o].flag,
                          option_rows[o].value[0] != '\0' ? " " : "", option_rows[o].value,
                          option_rows[o].text);
-    (void)fputs("\nexit status: 0 done, 1 refused by the server, 2 wrong command line or file, "
-                "3 no answer from the\nserver, 4 committed by a server with --stage, and not handed "
-                "over yet: do not push it again, 130 interrupted;\nweights verify, and weights "
-                "diff of two checkpoints: 0 the same, 1 different; weights diff of the last\n"
-                "commit: 0 without a warning, 1 with one; upstreams prove: 1 if not all are "
-                "proven\n",
-                stdout);
+    (void)fputs(
+        "\nexit status: 0 done, 1 refused by the server, 2 wrong command line or file, "
+        "3 no answer from the\nserver, 4 committed by a server with --stage, and not handed "
+        "over yet: do not push it again, 130 interrupted;\nweights verify, and weights "
+        "diff of two checkpoints: 0 the same, 1 different; weights diff of the last\n"
+        "commit: 0 without a warning, 1 with one; upstreams prove: 1 if not all are "
+        "proven\n",
+        stdout);
 }
 
 void cli_usage(struct buf *out)

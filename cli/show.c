@@ -17,8 +17,12 @@ static void show_weights(const json_t *s)
         (void)printf("weights     %s\n", cli_text(w, "state"));
         return;
     }
-    (void)printf("weights     %s (serial %.0f), %s", cli_text(w, "weight_version"),
-                 cli_real(w, "serial"), cli_text(w, "state"));
+    if (cli_real(w, "serial") == 0) /* in front of engines, before the first update */
+        (void)printf("weights     %s (of the engines, not pushed here), %s",
+                     cli_text(w, "weight_version"), cli_text(w, "state"));
+    else
+        (void)printf("weights     %s (serial %.0f), %s", cli_text(w, "weight_version"),
+                     cli_real(w, "serial"), cli_text(w, "state"));
     if (json_is_integer(cli_at(w, "n_tensors")))
         (void)printf(", %.0f tensors, %s %s", cli_real(w, "n_tensors"),
                      cli_nbytes(cli_real(w, "nbytes"), size), cli_text(w, "dtype"));
@@ -93,7 +97,11 @@ static void show_stage(const json_t *s)
     if (!json_is_object(stage))
         return;
     (void)fputs("hand-off    ", stdout);
-    if (serial == 0)
+    if (serial == 0 && cli_real(s, "state.journal.serial") > 0)
+        (void)printf("version %s (serial %.0f) is lost; waiting for an update",
+                     cli_text(s, "state.journal.weight_version"),
+                     cli_real(s, "state.journal.serial"));
+    else if (serial == 0)
         (void)fputs("no version to hand over yet", stdout);
     else if (handed == serial)
         (void)printf("%s (serial %.0f) was handed to %s, in %s", cli_text(stage, "weight_version"),
@@ -137,18 +145,19 @@ static void show_faults(const json_t *list)
         const json_t *proof = cli_at(row, "proof");
         bool differs = strcmp(cli_text(proof, "state"), "differs") == 0;
         double n_sums = cli_real(proof, "checksums.n_different");
+        double nats = cli_real(proof, "largest_difference");
 
         if (strcmp(cli_text(proof, "state"), "not_finite") == 0)
             (void)printf("proof       %s: not_finite: its log-probabilities are not numbers\n",
                          cli_text(row, "upstream"));
         if (differs)
-            (void)printf("proof       %s: differs from %.0f other%s: log-probabilities by up to "
-                         "%.3g nats",
-                         cli_text(row, "upstream"), cli_real(proof, "n_compared"),
-                         cli_plural(cli_real(proof, "n_compared")),
-                         cli_real(proof, "largest_difference"));
+            (void)printf("proof       %s: differs from %.0f other%s", cli_text(row, "upstream"),
+                         cli_real(proof, "n_compared"), cli_plural(cli_real(proof, "n_compared")));
+        if (differs && nats > 0)
+            (void)printf(": log-probabilities by up to %.3g nats", nats);
         if (differs && n_sums > 0)
-            (void)printf("; %.0f of %.0f parameters", n_sums, cli_real(proof, "checksums.n"));
+            (void)printf("%s %.0f of %.0f parameters", nats > 0 ? ";" : ":", n_sums,
+                         cli_real(proof, "checksums.n"));
         if (differs)
             (void)putchar('\n');
     }
@@ -201,6 +210,14 @@ static int column_width(const json_t *list, const char *member, int least)
     return least;
 }
 
+/* Where it was added: what a removal, SIGHUP or a restart does depends on it. */
+static const char *origin_text(const json_t *row)
+{
+    const char *origin = cli_text(row, "origin");
+
+    return strcmp(origin, "configuration") == 0 ? "config" : origin;
+}
+
 static void show_upstreams(const struct cli *c, const json_t *s)
 {
     const json_t *list = cli_at(s, "list"), *row;
@@ -212,11 +229,11 @@ static void show_upstreams(const struct cli *c, const json_t *s)
                  cli_real(s, "min_ready"));
     (void)stage_show(c);
     show_faults(list);
-    (void)printf("%-*s %-7s %-9s %-*s %7s %-10s  %s\n", url, "UPSTREAM", "DIALECT", "STATE",
-                 version, "VERSION", "RUNNING", "PROOF", "ERROR");
+    (void)printf("%-*s %-6s %-7s %-9s %-*s %7s %-10s  %s\n", url, "UPSTREAM", "KIND", "FROM",
+                 "STATE", version, "VERSION", "RUNNING", "PROOF", "ERROR");
     json_array_foreach(list, i, row)(void)
-        printf("%-*s %-7s %-9s %-*s %7.0f %-10s  %s\n", url, cli_text(row, "upstream"),
-               cli_text(row, "dialect"), cli_text(row, "state"), version,
+        printf("%-*s %-6s %-7s %-9s %-*s %7.0f %-10s  %s\n", url, cli_text(row, "upstream"),
+               cli_text(row, "dialect"), origin_text(row), cli_text(row, "state"), version,
                cli_text(row, "weight_version"), cli_real(row, "outstanding.generate"),
                json_is_object(cli_at(row, "proof")) ? cli_text(row, "proof.state") : "-",
                cli_text(row, "error.message"));

@@ -5,6 +5,7 @@
  * snapshot, or the same content as its journal names. Other weights would make the server look
  * as if it still had that version, and only --serve-base allows them. */
 #include "base/log.h"
+#include "fleet/members/upstreams.h"
 #include "server/first_push.h"
 #include "server/serve_priv.h"
 #include "server/signals.h"
@@ -178,6 +179,8 @@ static void stay_unsynced(struct server *s)
                    "%.300s; send a whole update, or restart with --serve-base to serve %s instead",
                    last, f->snapshots.n > 0 ? "an older snapshot or --weights" : "--weights");
     store_continue(s->weights.store, state_dir_last_serial(s->weights.state), why);
+    if (s->fleet.upstreams != NULL)
+        fleet_await_commit(upstreams_fleet(s->fleet.upstreams), why);
     log_event_line(LOG_WARN, "weights.unsynced", "%s", why);
 }
 

@@ -224,7 +224,7 @@ int server_build_staged(struct server *s, struct err *e)
     if (handoff_new(&s->fleet.handoff, &cfg, e) != 0)
         return -1;
     if (has_version(s))
-        fleet_await_commit(upstreams_fleet(s->fleet.upstreams));
+        fleet_await_commit(upstreams_fleet(s->fleet.upstreams), "");
     return serve_upstreams(s, e);
 }
 

@@ -368,7 +368,7 @@ void handoff_free(struct handoff *h)
 /* An engine that joins before the first hand-off is for it, whatever it serves. */
 void handoff_want(struct handoff *h, uint64_t serial)
 {
-    fleet_await_commit(fleet_of(h->cfg.control));
+    fleet_await_commit(fleet_of(h->cfg.control), "");
     mtx_lock(&h->lock);
     if (h->info.wanted < serial)
         h->info.wanted = serial;

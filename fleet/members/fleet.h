@@ -275,8 +275,10 @@ void fleet_set_missing_adapters(struct fleet *f, size_t upstream,
 bool fleet_version_undecided(struct fleet *f, struct err *e);
 
 /* fleet_await_commit - this server has a version to hand over: until the hand-off ends, what
- * engines report does not decide the fleet's version, unless it is decided. Threads: any. */
-void fleet_await_commit(struct fleet *f);
+ * engines report does not decide the fleet's version, unless it is decided. Threads: any.
+ * @why  what clients are answered until then, as that the version was lost; "": that it is not
+ *       handed over yet */
+void fleet_await_commit(struct fleet *f, const char *why);
 
 /* fleet_commit_version - an update has ended: the engines in `done` serve `label` now, under a new
  * serial, and are not fenced any more; the others are not synced.

@@ -77,8 +77,9 @@ struct fleet {
     uint64_t serial, weights_epoch, quiesce_order, hold_order, n_joined;
     char label[FLEET_LABEL_MAX + 1]; /* of the fleet's version, once it is decided */
     bool decided, updating, quiesced, closed, requires_adapters;
-    bool awaits_commit;  /* fleet_await_commit, and no version is committed yet */
-    bool generates_held; /* generates for engines without a pause queue wait here */
+    bool awaits_commit;           /* fleet_await_commit, and no version is committed yet */
+    char awaits_why[ERR_MSG_MAX]; /* what is answered then; "": it is not handed over yet */
+    bool generates_held;          /* generates for engines without a pause queue wait here */
 
     struct fleet_cfg cfg; /* immutable */
 };

@@ -152,10 +152,11 @@ static void check_version_locked(const struct fleet *f, struct upstream *u)
         err_clear(&u->error);
 }
 
-void fleet_await_commit(struct fleet *f)
+void fleet_await_commit(struct fleet *f, const char *why)
 {
     mtx_lock(&f->lock);
     f->awaits_commit = true;
+    (void)snprintf(f->awaits_why, sizeof f->awaits_why, "%s", why);
     mtx_unlock(&f->lock);
 }
 
@@ -207,7 +208,9 @@ bool fleet_version_undecided_locked(const struct fleet *f, struct err *e)
     if (v.n_reported == 0)
         return false;
     list_versions(&v, text, sizeof text);
-    if (f->awaits_commit)
+    if (f->awaits_commit && f->awaits_why[0] != '\0')
+        (void)err_set(e, ERR_UNSYNCED, "", "%s", f->awaits_why);
+    else if (f->awaits_commit)
         (void)err_set(e, ERR_UNSYNCED, "",
                       "the version of this server is not handed over yet; upstreams report: %.300s",
                       text);

@@ -46,8 +46,8 @@ enum { CONFIG_LIST_MAX = 256 };
       "--upstream, --model DIR instead, also of a model in several files")                         \
     X(WORDS, upstream, "upstream", "SPEC", "", 0, 0,                                               \
       "engine to run in front of, instead of an embedded one: "                                    \
-      "URL[,DIALECT][,key-file=FILE][,ca-file=FILE]; URL is http://HOST:PORT, "                    \
-      "https://HOST:PORT (default ports 80 and 443) or unix:PATH; DIALECT is baton (the "          \
+      "URL[,KIND][,key-file=FILE][,ca-file=FILE]; URL is http://HOST:PORT, "                       \
+      "https://HOST:PORT (default ports 80 and 443) or unix:PATH; KIND is baton (the "             \
       "default), vllm or sglang; once for each engine, separated by blanks in the "                \
       "variable; SIGHUP reads the key files again")                                                \
     X(STR, upstream_file, "upstream-file", "FILE", "", 0, 0,                                       \

@@ -111,7 +111,7 @@ def fails(kind, skip=0, faults=(500, "drop"), **how):
     path = "/update_weights" if kind == "vllm" else "/update_weights_from_tensor"
     with Stage(kind, kind, min_ready=1, **how) as s:
         s.push("00100", "a")
-        assert "; 1 hand-off, 0 repairs\n" in shown(s, "status")
+        assert re.search(r" was handed to the upstreams, in [0-9]+ ms; 1 hand-off, 0 repairs\n", shown(s, "status")), shown(s, "status")
         for fault in faults:
             s.taps[0].skip = skip
             s.taps[0].fault = (path, fault)
@@ -176,6 +176,24 @@ def one_serial(kind):
         assert named["serial"] == 4, named
         s.push("00100", "f")
         assert serials(s.server) == {5}, serials(s.server)
+
+
+def lost(kind):
+    """A version that was lost with its process is named wherever one asks why nothing is served."""
+    state = os.path.join(WORK, f"lost-{kind}")
+    with Stage(kind, options=("--state-dir", state)) as s:
+        assert "weights     old (of the engines, not pushed here), ready" in shown(s, "status")
+        s.push("00100", "gone")
+        s.server.kill()
+        s.serve()
+        until("the engine is asked", lambda: s.server.get("/v1/upstreams")["list"][0]["weight_version"])
+        was = "the version served last, 'gone' (serial 1), was lost with the process that had it; send a whole update, or restart with --serve-base"
+        path = "/inference/v1/generate" if kind == "vllm" else "/generate"
+        for said in (s.server.ask("GET", "/readyz")[1]["message"], str(s.server.ask("POST", path, {})[1])):
+            assert was in said, said
+        assert "hand-off    version gone (serial 1) is lost; waiting for an update; 0 hand-offs" in shown(s, "status")
+        s.push("00100", "new")
+        s.has("00100", "new")
 
 
 def watched(kind):
@@ -623,7 +641,11 @@ def checked(kind):
         until("both are proven", lambda: look() == (1, 2, ["proven", "proven"]) and {p["weight_version"] for p in proofs()} == {"e"})
         said = s.server.post("/v1/upstreams/prove", {"upstream": first.url})
         assert (said["n"], said["n_proven"]) == (1, 1) and said["list"][0]["proof"]["checksums"]["committed"]["n_equal"] == n - 1, said
-        shown(s, "upstreams", "prove")
+        said = shown(s, "upstreams", "prove").splitlines()
+        was = f"; of {n} that have names of committed tensors {n - 1} have their bytes, 1 have others (another layout is no fault), 0 wrong"
+        assert len(said) == 2 and all(line.endswith(was) for line in said), said
+        said = shown(s, "upstreams", "prove", "--canary").splitlines()
+        assert len(said) == 2 and all(line.endswith(": proven, compared with 1 other") for line in said), said
         first.torn = {norm}  # it drifts: its memory was overwritten
         assert s.server.post("/v1/upstreams/prove", {})["n_proven"] < 2
         until("it is repaired", lambda: look() == (2, 2, ["proven", "proven"]))
@@ -638,7 +660,7 @@ def checked(kind):
         assert said["weight_version"] == "e" and said["checksums"] == {name: t[2] for name, t in content("00100").items()}, said
 
 
-CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, one_serial, watched, all_fail, not_resumed, own, undisturbed, starts, asleep, host, host_kept, ranks_unknown, host_ranks_unknown, host_stages, host_one,
+CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, one_serial, lost, watched, all_fail, not_resumed, own, undisturbed, starts, asleep, host, host_kept, ranks_unknown, host_ranks_unknown, host_stages, host_one,
                                     host_baton, host_repaired, host_copy_fails, host_refused,
                                     proven, proven_late, checked)}
 

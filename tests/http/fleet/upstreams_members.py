@@ -516,7 +516,8 @@ def commands():
         rc, said = baton("add", f"{a.url},vllm")
         check(rc == 0 and said.startswith(f"{a.url}: ") and said.endswith(" (vllm)\n"), said)
         becomes(s, a.url, "serving")
-        check(a.url in baton()[1], "listed")
+        rows = [line.split()[:3] for line in baton()[1].splitlines()[-3:]]
+        same(rows, [["UPSTREAM", "KIND", "FROM"], [b.url, "baton", "config"], [a.url, "vllm", "request"]])
         rc, said = baton("add", a.url)
         check(rc == 1 and "another description" in said, said)
         same(baton("remove", a.url), (0, f"{a.url}: removed, 0 requests still run there\n"))
