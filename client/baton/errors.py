@@ -34,5 +34,10 @@ class BatonError(Exception):
         super().__init__(f"{what}{message}{where}{listed}")
 
 
+def has_committed(e: Any) -> bool:
+    """The server that answered this has the update, and only its engines do not have it yet."""
+    return getattr(e, "code", "") == "not_handed_over"
+
+
 class InputError(BatonError, ValueError):
     """An argument, a tensor or a file cannot be used. Nothing was sent."""

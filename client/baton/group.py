@@ -11,7 +11,7 @@ from typing import Any, List, Optional, Union
 from .calls import (ASK_S_MAX, Call, LOOK_S_MAX, answers_of, answers_of_all, raise_failed,
                     wait_until)
 from .connection import ask
-from .errors import BatonError, InputError
+from .errors import BatonError, InputError, has_committed
 from .gpu import gpu_checksums, pack, torch_with_cuda
 from .nccl import LEAVE_S, Nccl
 from .progress import Watch
@@ -279,10 +279,12 @@ class Group:
         try:
             return answers_of(calls, deadline)
         except BatonError as e:
-            done = [call.url for call in calls if call.answer]
+            done = [call.url for call in calls if call.answer or has_committed(call.error)]
+            wrong = [call.error for call in calls if call.error and not has_committed(call.error)]
+            e = wrong[0] if wrong else e
             if done:
                 e.args = (f"{e.args[0]}; committed, nevertheless, by {', '.join(done)}",)
-            raise
+            raise e
 
     def _check_joined(self, deadline):
         """All servers are still in this group, and not in another trainer's."""

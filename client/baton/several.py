@@ -9,7 +9,7 @@ import concurrent.futures
 import threading
 
 from .connection import ask
-from .errors import BatonError
+from .errors import BatonError, has_committed
 
 LEASE_S = 60  # of a session: how long a server waits for a trainer that has died
 RENEW_S = 15.0  # between two renewals, for servers that wait for slower ones
@@ -85,11 +85,6 @@ class _Servers:
             renewal.exception()  # if it failed, the session has ended: the next step says why
 
 
-def _has_committed(e):
-    """Its engines do not have the version yet, which is no reason to push it again."""
-    return getattr(e, "code", "") == "not_handed_over"
-
-
 def _listed(messages):
     return "; ".join(f"{url}: {words}" for url, words in messages.items())
 
@@ -97,7 +92,7 @@ def _listed(messages):
 def _failed(errors, committed, finishing):
     """The error of a push that failed on these servers and was committed by those. @finishing: they
     were asked to commit, so one that did not answer may have done it."""
-    behind = {url: str(e) for url, e in errors.items() if _has_committed(e)}
+    behind = {url: str(e) for url, e in errors.items() if has_committed(e)}
     wrong = {url: e for url, e in errors.items() if url not in behind}
     unknown = [url for url, e in wrong.items() if finishing and not getattr(e, "status", 0)]
     named = {url: str(e) + (UNKNOWN if url in unknown else "") for url, e in wrong.items()}
@@ -132,7 +127,7 @@ def push_several(urls, sends, members, progress, timeout):
         if not errors:
             finishing = True
             answers, errors = servers.each(urls, servers.finish)
-            committed = [url for url in urls if url in answers or _has_committed(errors.get(url))]
+            committed = [url for url in urls if url in answers or has_committed(errors.get(url))]
         _raise_unexpected(errors)
         if errors:
             raise _failed(errors, committed, finishing)

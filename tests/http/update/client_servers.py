@@ -150,6 +150,34 @@ def not_handed_over(urls):
         lost()
 
 
+class Ended:
+    """A call of a group that has ended."""
+
+    def __init__(self, url, answer=None, code=None):
+        self.url, self.answer, self.error = url, answer, code and baton.BatonError(f"{url}: no", 502, code)
+
+    def join(self, _):
+        pass
+
+    def is_alive(self):
+        return False
+
+
+def finish_of_a_group():
+    """The error names every server that has committed; its code is that of one that has not, if there is one."""
+    for ended, code, words in (
+            ([Ended("A", code="not_handed_over"), Ended("B", {"phase": "committed"})], "not_handed_over",
+             "A: no; committed, nevertheless, by A, B"),
+            ([Ended("A", code="not_handed_over"), Ended("B", code="not_recorded")], "not_recorded",
+             "B: no; committed, nevertheless, by A"),
+            ([Ended("A", code="not_recorded"), Ended("B", code="not_recorded")], "not_recorded", "A: no")):
+        class Stub:
+            _ask = staticmethod(lambda *_, ended=ended: ended)
+
+        e = refused(lambda: baton.Group._finish(Stub(), ["a", "b"], time.monotonic() + 1), words, code)
+        same(str(e).endswith(words), True, str(e))
+
+
 def slow_one(urls):
     """Servers that wait for a slower one keep their session beyond its lease."""
     real_send, real_lease, real_renew = baton.host.ask, baton.several.LEASE_S, baton.several.RENEW_S
@@ -332,6 +360,7 @@ def main():
         none_commits(urls)
         lost_finish(urls)
         not_handed_over(urls)
+        finish_of_a_group()
         slow_one(urls)
         by_unix()
         waits(b.url)
