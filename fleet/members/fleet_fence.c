@@ -99,6 +99,8 @@ void fleet_note_sleep(struct fleet *f, size_t upstream, bool asleep)
     u->asleep = asleep;
     if (fleet_is_out(u, OUT_SLEEP_MISSED | OUT_WAKE_MISSED))
         u->fence_incarnation = u->incarnation;
+    if (fleet_is_out(u, OUT_SLEEP_MISSED)) /* it is awake now */
+        set_missed_error(f, u);
     mtx_unlock(&f->lock);
 }
 

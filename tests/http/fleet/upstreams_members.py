@@ -263,7 +263,10 @@ def removed_asleep_twice():
         add(s, f"{a.url},sglang")
         becomes(s, a.url, "fenced")
         check("restart it" in s.upstreams()[a.url]["error"]["message"], s.upstreams()[a.url])
-        a.good("POST", "/resume_memory_occupation", {})  # as a restart would
+        for path in ("/v1/sleep", "/v1/wake"):
+            s.ask("POST", path, {})  # with the others: its weights may be others, but it is awake
+        check("resync it" in s.upstreams()[a.url]["error"]["message"], s.upstreams()[a.url])
+        same(a.state()["weights_asleep"], False, "it is awake")
         commit(s, "v1")
         becomes(s, a.url, "serving")
 
