@@ -71,6 +71,13 @@ uint32_t store_n_kept(const struct store *s, uint32_t place)
     return n_tensors;
 }
 
+uint64_t store_kept_nbytes(const struct store *s, uint32_t place)
+{
+    uint32_t n_tensors;
+
+    return kept_nbytes(s, place, &n_tensors);
+}
+
 uint64_t store_whole_nbytes(const struct store *s, uint32_t place)
 {
     uint32_t n_tensors;

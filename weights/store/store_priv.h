@@ -135,8 +135,9 @@ void store_version_drop(struct store *s, struct version_owned *v);
 /* Adds to an ERR_NO_STAGING of a place which option would need less memory there. */
 void store_explain_room(const struct store *s, uint32_t place, struct err *e);
 
-/* How many tensors a GPU keeps of each version. */
+/* How many tensors a GPU keeps of each version, and their bytes. */
 uint32_t store_n_kept(const struct store *s, uint32_t place);
+uint64_t store_kept_nbytes(const struct store *s, uint32_t place);
 
 /* Bytes of the one slab that a whole update takes on a GPU: of what the GPU keeps, with padding to
  * align each bucket. */

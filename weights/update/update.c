@@ -151,19 +151,22 @@ static void ignore_memory_being_freed(const struct store_info *base, bool freein
 }
 
 /* The error of a place names only what it lacks now. */
-static void explain_no_room(const struct store *s, struct err *e)
+static void explain_no_room(const struct store *s, uint32_t place, struct err *e)
 {
-    const struct err why = *e;
-    unsigned long long nbytes = s->model_spec->tensor_list->nbytes;
+    unsigned long long nbytes = store_kept_nbytes(s, place);
+    struct err why;
 
+    store_explain_room(s, place, e);
+    why = *e;
     if (why.code != ERR_NO_STAGING)
         return;
     err_clear(e);
     (void)err_set(e, why.code, why.field,
-                  "%.200s; a version has %llu bytes, and an update needs room for two, %llu, until "
+                  "%.200s; %s has %llu bytes, and an update needs room for two, %llu, until "
                   "it is committed: free memory or raise that bound, spread the model over more "
                   "GPUs, or let the weights sleep at level 2 before a whole update",
-                  why.msg, nbytes, 2 * nbytes);
+                  why.msg, store_sharded(s) ? "its share of a version" : "a version", nbytes,
+                  2 * nbytes);
 }
 
 /* The bytes that a whole update takes in a place. */
@@ -173,10 +176,11 @@ static uint64_t whole_nbytes(const struct store *s, uint32_t place)
                                           : s->model_spec->tensor_list->nbytes;
 }
 
-/* The spread of a sharded model over ranks is known only when its chunks arrive. */
+/* The spread of a sharded model over ranks is known only when its chunks arrive, but for one whose
+ * tensors have owners. */
 static bool takes_whole(const struct store *s, uint32_t place, bool sharded)
 {
-    return !sharded || s->n_ranks == 1 || store_device(s, place) == NULL;
+    return !sharded || s->n_ranks == 1 || store_sharded(s) || store_device(s, place) == NULL;
 }
 
 /* Sets `e` unless the memory is free, or will be soon. No lock held. */
@@ -190,9 +194,8 @@ static void update_check_memory(struct updates *u, const struct store_info *base
     for (uint32_t p = 0; p < store_n_places(s) && e->code == ERR_NONE; p++)
         if (takes_whole(s, p, sharded) &&
             slab_pool_check(store_slabs(s, p), whole_nbytes(s, p), e) != 0)
-            store_explain_room(s, p, e);
+            explain_no_room(s, p, e);
     ignore_memory_being_freed(base, freeing, e);
-    explain_no_room(s, e);
 }
 
 /* The bytes of a chunk that a place keeps, if it comes to all ranks. */
@@ -219,10 +222,9 @@ void update_check_job_memory(struct updates *u, const struct store_info *base,
 
         if (l != NULL && l->n_dst_slots > 0 &&
             slab_pool_check(store_slabs(s, p), kept_nbytes(s, l, p), e) != 0)
-            store_explain_room(s, p, e);
+            explain_no_room(s, p, e);
     }
     ignore_memory_being_freed(base, freeing, e);
-    explain_no_room(s, e);
 }
 
 uint32_t updates_room(struct updates *u, const struct update_info *info, struct update_room *out)

@@ -220,4 +220,31 @@ static const struct gpus_cfg mfx_worlds[] = {
 };
 enum { MFX_WORLDS = sizeof mfx_worlds / sizeof mfx_worlds[0] };
 
+/* Takes what is left of a GPU. */
+enum { HOG_NBYTES = 1 << 20, HOGS_MAX = 300 };
+struct hog {
+    struct slab_memory memory;
+    uint64_t at[HOGS_MAX];
+    unsigned n;
+};
+
+static inline void hog_take(struct hog *h, struct device *d, uint64_t nbytes_left)
+{
+    uint64_t now, total;
+    struct err e = {0};
+
+    h->memory = device_memory(d);
+    for (h->n = 0; device_room(d, &now, &total, &e) == 0 && now >= nbytes_left + HOG_NBYTES;
+         h->n++) {
+        assert_true(h->n < HOGS_MAX);
+        assert_int_equal(h->memory.take(h->memory.arg, HOG_NBYTES, &h->at[h->n], &e), 0);
+    }
+}
+
+static inline void hog_give(struct hog *h)
+{
+    while (h->n > 0)
+        h->memory.give(h->memory.arg, h->at[--h->n], HOG_NBYTES);
+}
+
 #endif

@@ -78,6 +78,44 @@ static void test_each_gpu_has_memory_for_its_share(void **state)
     }
 }
 
+/* Of each GPU what it will take: its share, also if the trainer's lists are by GPU. */
+static void test_room_is_said_in_shares(void **state)
+{
+    (void)state;
+    for (unsigned w = 0; w < WORLDS; w++)
+        for (unsigned by_gpu = 0; by_gpu < 2; by_gpu++) {
+            struct update_start req = {.lease_s = LEASE_S, .sharded = by_gpu != 0};
+            struct update_room rooms[STORE_PLACES_MAX];
+            struct update_info info;
+            struct hog hog;
+            unsigned long long share;
+            char words[128];
+            struct err e = {0};
+            struct gpus g;
+
+            gpus_open(&g, &lib, worlds[w]);
+            assert_int_equal(mfx_push(&g, 1), ERR_NONE);
+            share = store_kept_nbytes(g.b.store, 1);
+            (void)snprintf(words, sizeof words,
+                           "its share of a version has %llu bytes, and an update needs room for "
+                           "two, %llu,",
+                           share, 2 * share);
+            hog_take(&hog, g.devices[1], 0);
+            assert_int_equal(updates_start(g.b.updates, &req, &info, &e), -1);
+            assert_int_equal(e.code, ERR_NO_STAGING);
+            if (strstr(e.msg, words) == NULL)
+                fail_msg("'%s' does not say '%s'", e.msg, words);
+            hog_give(&hog);
+
+            info = start(&g.b, req);
+            assert_int_equal(updates_room(g.b.updates, &info, rooms), g.n_devices);
+            for (uint32_t r = 0; r < g.n_devices; r++)
+                assert_int_equal(rooms[r].nbytes_needed, store_whole_nbytes(g.b.store, r));
+            mfx_abort(&g, info.id);
+            gpus_close(&g);
+        }
+}
+
 /* The owner keeps what several ranks bring; a tensor that does not come to its owner stays where it
  * came. */
 static void test_lists_by_rank_are_kept_by_owners(void **state)
@@ -334,6 +372,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_gpu_has_memory_for_its_share),
+        cmocka_unit_test(test_room_is_said_in_shares),
         cmocka_unit_test(test_lists_by_rank_are_kept_by_owners),
         cmocka_unit_test(test_turns_of_owners_arrive_from_a_file),
         cmocka_unit_test(test_tied_name_away_from_its_owner),
