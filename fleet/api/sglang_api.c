@@ -363,13 +363,22 @@ static const char *sglang_refuses_windows(const char *release)
            "update it, or give a GPU, as in --stage cuda:0";
 }
 
+/* An exception in a rank ends the whole engine (run_scheduler_process in managers/scheduler.py,
+ * from 0.5.6 to 0.5.16 at least), so an error is answered before the ranks have the request. If
+ * they report one, the answer has "success". A gateway may answer 502 to 504 while they are at
+ * work. */
+static bool sglang_has_mapped_nothing(int status, const json_t *reply)
+{
+    return json_object_get(reply, "success") == NULL && (status < 502 || status > 504);
+}
+
 int api_read_bucket_ranks(struct api_bucket_ranks *out, const char *text, size_t len, struct err *e)
 {
     json_t *reply = json_loadb(text, len, 0, NULL);
     uint64_t pp = api_positive(json_object_get(reply, "pp_size"));
 
     *out = (struct api_bucket_ranks){.n_entries = api_positive(json_object_get(reply, "tp_size")),
-                                     .n_readers = pp > 0 ? pp : 1};
+                                     .n_stages = pp > 0 ? pp : 1};
     (void)snprintf(out->release, sizeof out->release, "%s", api_text(reply, "version", ""));
     json_decref(reply);
     return out->n_entries > 0 ? 0
@@ -436,4 +445,5 @@ const struct upstream_api sglang_api = {
     .check_done = api_check_success,
     .adapter_is_absent = sglang_adapter_is_absent,
     .refuses_windows = sglang_refuses_windows,
+    .has_mapped_nothing = sglang_has_mapped_nothing,
 };

@@ -53,6 +53,16 @@ const char *api_refuses_windows(enum upstream_kind kind, const char *release)
     return api->refuses_windows != NULL ? api->refuses_windows(release) : NULL;
 }
 
+bool api_has_mapped_nothing(enum upstream_kind kind, int status, const char *text, size_t len)
+{
+    const struct upstream_api *api = kinds[kind];
+    json_t *reply = json_loadb(text, len, 0, NULL);
+    bool nothing = api->has_mapped_nothing != NULL && api->has_mapped_nothing(status, reply);
+
+    json_decref(reply);
+    return nothing;
+}
+
 void api_request_fini(struct api_request *r)
 {
     free(r->body);

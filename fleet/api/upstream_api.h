@@ -174,7 +174,7 @@ bool api_has_no_ranks(enum upstream_kind kind, const char *text, size_t len);
  * serialized_named_tensors, and its release. Errors: ERR_UNREADABLE: it does not say. */
 struct api_bucket_ranks {
     uint64_t n_entries;                  /* one for each tensor-parallel rank */
-    uint64_t n_readers;                  /* of each entry: one for each pipeline stage */
+    uint64_t n_stages;                   /* of its pipeline: so many ranks read each entry */
     char release[FLEET_RELEASE_MAX + 1]; /* "": it does not say */
 };
 int api_read_bucket_ranks(struct api_bucket_ranks *out, const char *text, size_t len,
@@ -260,6 +260,10 @@ const char *api_auth_error_text(int status, bool has_key);
  * it can.
  * @release  of upstream_report; NULL or unreadable: the newest */
 const char *api_refuses_windows(enum upstream_kind kind, const char *release);
+
+/* api_has_mapped_nothing - of a reply of failure to API_UPDATE_WEIGHTS: is it certain that no rank
+ * has mapped, nor will map, the memory that the request names? */
+bool api_has_mapped_nothing(enum upstream_kind kind, int status, const char *text, size_t len);
 
 /* api_wrong_kind_hint - every upstream of the kind has API_GET_STATUS. If it replied 404 or 405: a
  * hint that it is of another kind, "; if it is not a baton, …"; "" for other statuses. Static. */

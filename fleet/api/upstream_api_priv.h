@@ -68,6 +68,8 @@ struct upstream_api {
     bool (*packs_handles_at_init)(const char *release);
     /* api_refuses_windows; NULL: it takes them. */
     const char *(*refuses_windows)(const char *release);
+    /* api_has_mapped_nothing; NULL: never known. */
+    bool (*has_mapped_nothing)(int status, const json_t *reply);
 };
 
 extern const struct upstream_api baton_api, vllm_api, sglang_api;

@@ -5,6 +5,7 @@
 #include "base/progress.h"
 #include "fleet/api/upstream_api.h"
 #include "fleet/fleet_control.h"
+#include "fleet/handoff/handoff_ranks.h"
 #include "fleet/handoff/handoff_torch.h"
 #include "fleet/handoff/window_plan.h"
 #include "fleet/handoff/window_readers.h"
@@ -24,21 +25,24 @@ enum {
     READ_NAP_NS = 100000 /* between two looks */
 };
 
+#define READER_REMEDY                                                                              \
+    "its ranks must see this server's /dev/shm, as the same user or as root: restart it, or give " \
+    "a GPU, as in --stage cuda:0"
+
 struct handoff_windows {
-    struct handoff_windows_cfg cfg; /* immutable, as all but `filling` */
-    struct device *device;          /* borrowed from the store */
-    struct window_plan plan;        /* owned */
-    struct slab_pool *pool;         /* owned; of `slab` */
-    struct slab *slab;              /* counted; both halves */
-    uint64_t stride;                /* from one half to the other */
-    struct torch_slab
-        exported[WINDOW_HALVES]; /* each a storage of its own: of one that is still
-                                    open torch takes the counter of the next as read */
-    struct tensor_spec bytes;    /* a half, as torch sees it */
+    struct handoff_windows_cfg cfg;            /* immutable, as all but the last two */
+    struct device *device;                     /* borrowed from the store */
+    struct window_plan plan;                   /* owned */
+    struct slab_pool *pool;                    /* owned; of `slab` */
+    struct slab *slab;                         /* counted; both halves */
+    uint64_t stride;                           /* from one half to the other */
+    struct torch_slab exported[WINDOW_HALVES]; /* each a storage of its own */
+    struct tensor_spec bytes;                  /* a half, as torch sees it */
     struct handoff_gpus gpus;
     char ref_name[IPC_REF_NAME_MAX + 1];
     struct device_batch
         *filling[WINDOW_HALVES]; /* of the sending thread; owned; NULL: none is running */
+    struct window_reader readers[FLEET_MAX]; /* of the sending thread; by upstream: SGLangs */
 };
 
 /* the halves */
@@ -125,6 +129,8 @@ void handoff_windows_free(struct handoff_windows *w)
 {
     if (w == NULL)
         return;
+    for (size_t i = 0; i < FLEET_MAX; i++)
+        window_reader_forget(&w->readers[i]);
     slab_unref(w->slab);
     slab_pool_free(w->pool);
     window_plan_fini(&w->plan);
@@ -241,61 +247,74 @@ static char *bucket_entry(const struct handoff_windows *w, uint32_t k, const cha
     return text;
 }
 
-static json_t *bucket_body(const struct handoff_windows *w, const struct window_readers *r,
-                           size_t upstream, uint32_t k, struct err *e)
+static json_t *bucket_body(const struct handoff_windows *w, size_t upstream, uint64_t n_ranks,
+                           uint32_t k, struct err *e)
 {
-    uint64_t n = r->ranks->of[upstream].n_entries;
+    const char *ref_name = w->readers[upstream].ref_name;
     json_t *entries = json_array(), *body;
 
-    for (uint64_t rank = 0; rank < n && e->code == ERR_NONE; rank++) {
-        char *text = bucket_entry(w, k, r->name,
-                                  window_readers_slot(r, upstream, k % WINDOW_HALVES, rank), e);
+    for (uint64_t rank = 0; rank < n_ranks && e->code == ERR_NONE; rank++) {
+        char *text = bucket_entry(w, k, ref_name, window_reader_slot(k % WINDOW_HALVES, rank), e);
 
         (void)json_array_append_new(entries, json_string(text));
         free(text);
     }
     body = json_pack("{s:s, s:o}", "serialized_format", "flattened_bucket",
                      "serialized_named_tensors", entries);
-    if (body != NULL && json_array_size(entries) == n)
+    if (body != NULL && json_array_size(entries) == n_ranks)
         return body;
     json_decref(body);
     return refuse_memory(e);
 }
 
-/* @bodies  [FLEET_MAX], of NULL; new ones, also on failure */
-static int make_bodies(const struct handoff_windows *w, struct window_readers *r, uint32_t k,
-                       json_t **bodies, struct err *e)
+/* For an SGLang in the update: it has no window now, since it would have been dropped.
+ * @body  set to a new one; NULL: it is out of the update */
+static int make_body(struct handoff_windows *w, struct fleet_session *s,
+                     const struct handoff_ranks *ranks, size_t upstream, uint32_t k, json_t **body,
+                     struct err *e)
 {
-    for (size_t i = 0; i < FLEET_MAX; i++) {
-        if (!r->ranks->is_in[i])
-            continue;
-        bodies[i] = bucket_body(w, r, i, k, e);
-        if (bodies[i] == NULL)
-            return -1;
-        window_readers_expect(r, i, k % WINDOW_HALVES);
-    }
-    return 0;
+    uint64_t n_ranks = ranks->of[upstream].n_entries;
+    struct upstream_endpoint at;
+    struct upstream_info info;
+
+    if (!ranks->is_in[upstream] || !fleet_update_has_engine(w->cfg.control, s, upstream))
+        return 0;
+    upstreams_get(w->cfg.upstreams, upstream, &at);
+    fleet_info(upstreams_fleet(w->cfg.upstreams), upstream, &info);
+    if (window_reader_expect(&w->readers[upstream], k % WINDOW_HALVES, n_ranks, at.name, &info,
+                             e) != 0)
+        return -1;
+    *body = bucket_body(w, upstream, n_ranks, k, e);
+    if (*body == NULL)
+        window_reader_forget(&w->readers[upstream]);
+    return *body != NULL ? 0 : -1;
 }
 
-static int send_window(struct handoff_windows *w, struct fleet_session *s, struct window_readers *r,
-                       uint32_t k, struct err *e)
+static int send_window(struct handoff_windows *w, struct fleet_session *s,
+                       const struct handoff_ranks *ranks, uint32_t k, struct err *e)
 {
     json_t *bodies[FLEET_MAX] = {NULL}, *body = packed_body(w, k, e);
-    const struct fleet_tensors t = {.source = "handoff", .body = body, .bodies = bodies};
-    int rc = -1;
+    bool mapped[FLEET_MAX] = {false};
+    const struct fleet_tensors t = {
+        .source = "handoff", .body = body, .bodies = bodies, .mapped = mapped};
+    int rc = body != NULL ? 0 : -1;
 
-    if (body != NULL && make_bodies(w, r, k, bodies, e) == 0)
+    for (size_t i = 0; i < FLEET_MAX && rc == 0; i++)
+        rc = make_body(w, s, ranks, i, k, &bodies[i], e);
+    if (rc == 0)
         rc = fleet_send_tensors(w->cfg.control, s, &t, e);
-    for (size_t i = 0; i < FLEET_MAX; i++)
+    for (size_t i = 0; i < FLEET_MAX; i++) {
+        if (bodies[i] != NULL && !mapped[i])
+            window_reader_forget(&w->readers[i]);
         json_decref(bodies[i]);
+    }
     json_decref(body);
     return rc;
 }
 
 /* Waits until the SGLangs have read a window which they have answered. One that does not end is out
  * of the update. */
-static int wait_read(struct handoff_windows *w, struct fleet_session *s,
-                     const struct window_readers *r, uint32_t k, struct err *e)
+static int wait_read(struct handoff_windows *w, struct fleet_session *s, struct err *e)
 {
     static const struct timespec nap = {.tv_nsec = READ_NAP_NS};
     uint64_t deadline_us = clock_after_us(READ_US);
@@ -305,56 +324,92 @@ static int wait_read(struct handoff_windows *w, struct fleet_session *s,
         struct upstream_endpoint at;
         struct err why = {0};
 
-        while (r->ranks->is_in[i] && !window_readers_are_done(r, i, k % WINDOW_HALVES) &&
+        while (window_reader_has_window(&w->readers[i]) &&
                fleet_update_has_engine(w->cfg.control, s, i) && !clock_passed(deadline_us))
             (void)nanosleep(&nap, NULL);
-        if (!r->ranks->is_in[i] || window_readers_are_done(r, i, k % WINDOW_HALVES) ||
+        if (!window_reader_has_window(&w->readers[i]) ||
             !fleet_update_has_engine(w->cfg.control, s, i))
             continue;
         upstreams_get(w->cfg.upstreams, i, &at);
         (void)err_set(&why, ERR_TIMEOUT, "",
-                      "%.200s: %d s after its reply it still has the window: its ranks must see "
-                      "this server's /dev/shm, as the same user or as root",
+                      "%.200s: %d s after its reply it still has the window; " READER_REMEDY,
                       at.name, (int)(READ_US / 1000000));
         rc = fleet_drop_engine(w->cfg.control, s, i, &why, e);
     }
     return rc;
 }
 
-/* An upstream's release is known only once it was probed. */
-static int check_upstreams(const struct handoff_windows *w, const struct handoff_ranks *ranks,
-                           struct err *e)
+/* upstreams that cannot take windows */
+
+/* @why  clean; set if an SGLang cannot be sent a window now */
+static void check_reader(struct handoff_windows *w, size_t upstream,
+                         const struct upstream_endpoint *at, const struct upstream_info *info,
+                         const struct api_bucket_ranks *ranks, struct err *why)
+{
+    struct window_reader *r = &w->readers[upstream];
+
+    if (ranks->n_stages > 1)
+        (void)err_set(why, ERR_CONFLICT, "",
+                      "%.200s: its %llu pipeline stages would count down one counter, which torch "
+                      "does not do safely: give a GPU, as in --stage cuda:0",
+                      at->name, (unsigned long long)ranks->n_stages);
+    else if (ranks->n_entries > WINDOW_RANKS_MAX)
+        (void)err_set(why, ERR_CONFLICT, "",
+                      "%.200s: it has more than %d ranks: give a GPU, as in --stage cuda:0",
+                      at->name, (int)WINDOW_RANKS_MAX);
+    if (why->code != ERR_NONE || !window_reader_has_window(r))
+        return;
+    if (window_reader_has_ended(r, at->name, info))
+        window_reader_forget(r);
+    else
+        (void)err_set(why, ERR_CONFLICT, "",
+                      "%.200s: nothing was sent to it, as it still has a window of an earlier "
+                      "try; " READER_REMEDY,
+                      at->name);
+}
+
+/* An upstream's release is known only once it was probed; an SGLang's was asked for just now. One
+ * that cannot take windows is out of the update, and is not fenced: nothing was sent to it. */
+static int check_upstreams(struct handoff_windows *w, struct fleet_session *s,
+                           const struct handoff_ranks *ranks, struct err *e)
 {
     size_t n = upstreams_n(w->cfg.upstreams);
+    int rc = 0;
 
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n && rc == 0; i++) {
         struct upstream_endpoint at;
         struct upstream_info info;
-        const char *why;
+        struct err why = {0};
+        const char *text;
 
+        if (!fleet_update_has_engine(w->cfg.control, s, i))
+            continue;
         upstreams_get(w->cfg.upstreams, i, &at);
         fleet_info(upstreams_fleet(w->cfg.upstreams), i, &info);
-        why = at.removed ? NULL
-                         : api_refuses_windows(at.kind, ranks->is_in[i] ? ranks->of[i].release
-                                                                        : info.report.release);
-        if (why != NULL)
-            return err_set(e, ERR_CONFLICT, "", "%.200s: %s", at.name, why);
+        text = api_refuses_windows(at.kind,
+                                   ranks->is_in[i] ? ranks->of[i].release : info.report.release);
+        if (text != NULL)
+            (void)err_set(&why, ERR_CONFLICT, "", "%.200s: %s", at.name, text);
+        else if (ranks->is_in[i])
+            check_reader(w, i, &at, &info, &ranks->of[i], &why);
+        if (why.code != ERR_NONE)
+            rc = fleet_drop_engine(w->cfg.control, s, i, &why, e);
     }
-    return 0;
+    return rc;
 }
 
 /* The first two windows are in their halves. */
 static int send_windows(struct handoff_windows *w, struct fleet_session *s, const struct version *v,
-                        struct window_readers *r, struct err *e)
+                        const struct handoff_ranks *ranks, struct err *e)
 {
     int rc = 0;
 
     for (uint32_t k = 0; k < w->plan.n && rc == 0; k++) {
         rc = fill_end(w, k, e);
         if (rc == 0)
-            rc = send_window(w, s, r, k, e);
+            rc = send_window(w, s, ranks, k, e);
         if (rc == 0)
-            rc = wait_read(w, s, r, k, e);
+            rc = wait_read(w, s, e);
         if (rc == 0 && k + WINDOW_HALVES < w->plan.n)
             rc = fill_begin(w, v, k + WINDOW_HALVES, e);
     }
@@ -364,21 +419,17 @@ static int send_windows(struct handoff_windows *w, struct fleet_session *s, cons
 int handoff_windows_send(struct handoff_windows *w, struct fleet_session *s,
                          const struct version *v, const struct handoff_ranks *ranks, struct err *e)
 {
-    struct window_readers readers = {0};
-    int rc = check_upstreams(w, ranks, e);
+    int rc = check_upstreams(w, s, ranks, e);
 
-    if (rc == 0)
-        rc = window_readers_init(&readers, ranks, e);
     for (uint32_t k = 0; k < w->plan.n && k < WINDOW_HALVES && rc == 0; k++)
         rc = fill_begin(w, v, k, e);
     for (uint32_t k = 0; k < w->plan.n && k < WINDOW_HALVES && rc == 0; k++)
         rc = fill_end(w, k, e);
     if (rc == 0)
-        rc = send_windows(w, s, v, &readers, e);
+        rc = send_windows(w, s, v, ranks, e);
     for (uint32_t i = 0; i < WINDOW_HALVES; i++) { /* after an error: nothing is copied any more */
         device_batch_free(w->filling[i]);
         w->filling[i] = NULL;
     }
-    window_readers_fini(&readers);
     return rc;
 }

@@ -18,8 +18,10 @@
  * It is the stream on which that thread loaded them: loaders use other threads for tensors in host
  *   memory only (should_async_load in model_loader/utils.py), except those of dots3 and of
  * LongCat's draft model, which must not be given windows. A loader that keeps a view keeps the
- * counter up. A pickle names a counter in every release, but only since 0.5.6 may a bucket have
- * several dtypes: an older SGLang is refused. */
+ * counter up: it gets no more windows then, until its process has ended. The stages of a pipeline
+ * share an entry, and so a counter, which torch decrements without an atomic operation: SGLang with
+ * several is refused. A pickle names a counter in every release, but only since 0.5.6 may a bucket
+ * have several dtypes: an older SGLang is refused. */
 #ifndef BATON_FLEET_HANDOFF_HANDOFF_WINDOWS_H
 #define BATON_FLEET_HANDOFF_HANDOFF_WINDOWS_H
 
@@ -52,12 +54,13 @@ int handoff_windows_new(struct handoff_windows **out, const struct handoff_windo
 void handoff_windows_free(struct handoff_windows *w); /* accepts NULL */
 
 /* handoff_windows_send - send a pinned version to the engines of an update, window by window. The
- * first two windows are on the GPU before any engine is quiesced.
+ * first two windows are on the GPU before any engine is quiesced. An upstream that cannot take
+ * windows is out of the update before that; the others go on if they are enough.
  * @ranks  as handoff_ranks_read left them for this update
  * Threads: one at a time; no lock held.
  * Blocks: as fleet_send_tensors, for each window, and for its copy as long at most; then up to
- * READ_US. Errors: those of fleet_send_tensors; ERR_CONFLICT: an engine cannot take windows;
- * ERR_CUDA; ERR_TIMEOUT; ERR_NO_MEMORY. */
+ * READ_US. Errors: those of fleet_send_tensors and fleet_drop_engine; ERR_CONFLICT: too few
+ * upstreams can take windows; ERR_CUDA; ERR_TIMEOUT; ERR_NO_MEMORY. */
 int handoff_windows_send(struct handoff_windows *w, struct fleet_session *s,
                          const struct version *v, const struct handoff_ranks *ranks, struct err *e);
 

@@ -1,56 +1,49 @@
 #include "fleet/handoff/window_readers.h"
 
 #include "fleet/handoff/handoff_torch.h"
-#include "fleet/handoff/window_plan.h"
 
 #include <assert.h>
+#include <string.h>
 
-int window_readers_init(struct window_readers *r, const struct handoff_ranks *ranks, struct err *e)
+int window_reader_expect(struct window_reader *r, uint32_t half, uint64_t n_ranks, const char *name,
+                         const struct upstream_info *info, struct err *e)
 {
-    uint64_t n_slots = 0;
-
-    *r = (struct window_readers){.ranks = ranks};
-    for (size_t i = 0; i < FLEET_MAX; i++) {
-        if (!ranks->is_in[i])
-            continue;
-        if (ranks->of[i].n_entries > (REF_COUNTER_SLOTS - n_slots) / WINDOW_HALVES)
-            return err_set(e, ERR_CONFLICT, "",
-                           "the SGLang upstreams have more than %d ranks: give a GPU, as in "
-                           "--stage cuda:0",
-                           (int)REF_COUNTER_SLOTS / WINDOW_HALVES);
-        r->first_slot[i] = (uint32_t)n_slots;
-        n_slots += WINDOW_HALVES * ranks->of[i].n_entries;
+    assert(half < WINDOW_HALVES && n_ranks > 0 && n_ranks <= WINDOW_RANKS_MAX);
+    assert(!window_reader_has_window(r));
+    if (r->counter.base == NULL) {
+        handoff_ref_name(r->ref_name);
+        if (ref_counter_create(&r->counter, r->ref_name, e) != 0)
+            return -1;
     }
-    handoff_ref_name(r->name);
-    return n_slots > 0 ? ref_counter_create(&r->counter, r->name, e) : 0;
+    r->n_ranks = (uint32_t)n_ranks;
+    r->name = name;
+    r->incarnation = info->incarnation;
+    for (uint32_t rank = 0; rank < r->n_ranks; rank++)
+        ref_counter_expect(&r->counter, window_reader_slot(half, rank));
+    return 0;
 }
 
-void window_readers_fini(struct window_readers *r)
+bool window_reader_has_window(const struct window_reader *r)
 {
-    ref_counter_remove(&r->counter, r->name);
+    if (r->counter.base == NULL)
+        return false;
+    for (uint32_t slot = 0; slot < r->n_ranks * WINDOW_HALVES; slot++)
+        if (!ref_counter_is_down(&r->counter, slot))
+            return true;
+    return false;
 }
 
-uint32_t window_readers_slot(const struct window_readers *r, size_t upstream, uint32_t half,
-                             uint64_t rank)
+bool window_reader_has_ended(const struct window_reader *r, const char *name,
+                             const struct upstream_info *info)
 {
-    uint64_t n = r->ranks->of[upstream].n_entries;
-
-    assert(r->ranks->is_in[upstream] && half < WINDOW_HALVES && rank < n);
-    return r->first_slot[upstream] + (uint32_t)(half * n + rank);
+    if (r->name == NULL || strcmp(r->name, name) != 0)
+        return true;
+    return r->incarnation != info->incarnation && !info->report.is_stale &&
+           !fleet_is_dirty_marker(info->report.label);
 }
 
-void window_readers_expect(struct window_readers *r, size_t upstream, uint32_t half)
+void window_reader_forget(struct window_reader *r)
 {
-    const struct api_bucket_ranks *of = &r->ranks->of[upstream];
-
-    for (uint64_t rank = 0; rank < of->n_entries; rank++)
-        ref_counter_set(&r->counter, window_readers_slot(r, upstream, half, rank), of->n_readers);
-}
-
-bool window_readers_are_done(const struct window_readers *r, size_t upstream, uint32_t half)
-{
-    for (uint64_t rank = 0; rank < r->ranks->of[upstream].n_entries; rank++)
-        if (!ref_counter_is_down(&r->counter, window_readers_slot(r, upstream, half, rank)))
-            return false;
-    return true;
+    ref_counter_remove(&r->counter, r->ref_name);
+    *r = (struct window_reader){0};
 }

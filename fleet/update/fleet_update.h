@@ -47,8 +47,10 @@ struct fleet_tensors {
     const json_t *body;    /* without update_id, weight_version, chunk_id, abort_requests */
     json_t *const *bodies; /* [FLEET_MAX], borrowed: by upstream, of the same tensors, where it is
                               not `body`; NULL entries: `body`. NULL: `body` for all */
-    const char *chunk_id;  /* NULL: none */
-    const char *source;    /* static: how the bytes are sent, as struct source_ops names it */
+    bool *mapped; /* [FLEET_MAX], of false: set for upstreams that may have mapped the memory which
+                     their bodies name, or may yet. NULL: not needed */
+    const char *chunk_id; /* NULL: none */
+    const char *source;   /* static: how the bytes are sent, as struct source_ops names it */
     bool by_group, abort_requests;
 };
 

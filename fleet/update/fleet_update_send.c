@@ -256,6 +256,24 @@ static enum session_verdict apply_send_results(struct fleet_control *fc, struct 
     return verdict;
 }
 
+/* @results  NULL: the answers are lost */
+static void note_mapped(struct fleet_control *fc, const struct fleet_tensors *t,
+                        const struct fleet_batch *b, const struct fleet_result *results)
+{
+    for (size_t i = 0; t->mapped != NULL && i < b->n; i++) {
+        const struct fleet_result *r = results != NULL ? &results[i] : NULL;
+        size_t upstream = b->targets[i].upstream;
+        struct upstream_endpoint at;
+
+        upstreams_get(fc->upstreams, upstream, &at);
+        t->mapped[upstream] = r == NULL || (fleet_result_may_have_run(r) &&
+                                            (r->outcome != FLEET_REFUSED ||
+                                             !api_has_mapped_nothing(at.kind, r->status,
+                                                                     r->text != NULL ? r->text : "",
+                                                                     r->text_len)));
+    }
+}
+
 static size_t n_dropped(struct fleet_control *fc, const struct fleet_session *s)
 {
     size_t n = 0;
@@ -306,10 +324,15 @@ static enum session_verdict send_to_parts(struct fleet_control *fc, struct fleet
     if (begin_receiving(fc, s, &b, e) != 0)
         return VERDICT_RETRY;
     if (fleet_request(fc, API_UPDATE_WEIGHTS, b.targets, b.n, fleet_update_us(fc), &results, e) ==
-        0)
+        0) {
+        note_mapped(fc, t, &b, results);
         verdict = apply_send_results(fc, s, &b, results, t->chunk_id != NULL, e);
-    else
-        apply_unanswered(fc, s, &b, e->code == ERR_DRAINING ? PART_ON_DOUBT : PART_ON_REFUSED);
+    } else if (e->code == ERR_DRAINING) {
+        note_mapped(fc, t, &b, NULL);
+        apply_unanswered(fc, s, &b, PART_ON_DOUBT);
+    } else {
+        apply_unanswered(fc, s, &b, PART_ON_REFUSED);
+    }
     fleet_results_free(results, b.n);
     return verdict;
 }

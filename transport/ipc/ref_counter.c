@@ -145,8 +145,10 @@ int ref_counter_release(const char *name, uint32_t slot, struct err *e)
 static void *map_new(int fd, const char *name, struct err *e)
 {
     void *base;
-    int rc = posix_fallocate(fd, 0, REF_COUNTER_NBYTES);
+    int rc;
 
+    while ((rc = posix_fallocate(fd, 0, REF_COUNTER_NBYTES)) == EINTR)
+        continue;
     if (rc != 0) {
         (void)err_set_errno(e, ERR_INTERNAL, "", rc, "counter '%s' gets no %d bytes of /dev/shm",
                             name, (int)REF_COUNTER_NBYTES);
@@ -184,9 +186,9 @@ void ref_counter_remove(struct ref_counter *c, const char *name)
     (void)shm_unlink(name);
 }
 
-void ref_counter_set(struct ref_counter *c, uint32_t slot, uint64_t n)
+void ref_counter_expect(struct ref_counter *c, uint32_t slot)
 {
-    atomic_store(slot_of(c, slot), n);
+    atomic_store(slot_of(c, slot), 1);
 }
 
 bool ref_counter_is_down(const struct ref_counter *c, uint32_t slot)

@@ -56,13 +56,14 @@ int ref_counter_release(const char *name, uint32_t slot, struct err *e);
  * @name  in torch's form; no object has it
  * Blocks: no. Errors: ERR_INTERNAL: the object cannot be made; *out is not written then.
  * ref_counter_remove - unmap and unlink it. A process that has yet to decrement finds none, and
- * ignores that, as torch does of an exporter that has ended. @c  zeroed: nothing happens */
+ * ignores that, as torch does of an exporter that has ended. If this process is killed, the object
+ * stays. @c  zeroed: nothing happens */
 int ref_counter_create(struct ref_counter *out, const char *name, struct err *e);
 void ref_counter_remove(struct ref_counter *c, const char *name);
 
-/* ref_counter_set - expect `n` decrements. ref_counter_is_down - have so many come?
+/* ref_counter_expect - expect one decrement. ref_counter_is_down - has it come?
  * @slot  below REF_COUNTER_SLOTS */
-void ref_counter_set(struct ref_counter *c, uint32_t slot, uint64_t n);
+void ref_counter_expect(struct ref_counter *c, uint32_t slot);
 bool ref_counter_is_down(const struct ref_counter *c, uint32_t slot);
 
 /* ref_counter_pid - the exporter's process number in its own pid namespace; 0 when the name has

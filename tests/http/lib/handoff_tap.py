@@ -84,8 +84,11 @@ class Tap:
         self.loaded, self.rounds, self.fault, self.slow, self.calls = {}, 0, None, None, []
         self.skip = 0  # calls that pass before `fault`
         self.late_canary, self.resumed = False, threading.Event()  # a canary is passed on after the next resume
-        self.late_s, self.keeps = 0, False  # of an SGLang: it reads so long after its answer; it never drops what it has read
-        self.n_stages = 1  # of an SGLang's pipeline: each reads every bucket, one after the other
+        self.late_s = 0  # of an SGLang: it reads so long after its answer
+        self.keeps = self.blind = False  # it does not drop what it has read; it cannot see the counters
+        self.storages = {}  # that its ranks have open, as torch's cache has them: {(rank, handle, offset): counter}
+        self.kept = {}  # what it never drops, and has read there: {storage: ({name: place}, {name: data})}
+        self.says = {}  # members of its /server_info
         self.late, self.late_errors = [], []  # threads that read; what was wrong then
         self.checks = False  # its checker answers from here, of what was loaded
         self.tear = self.torn = frozenset()  # which parameters the next load makes wrong, and the last one made so
@@ -133,7 +136,9 @@ class Tap:
         if fault is not None and fault[0] == path and self.skip > 0:
             self.skip -= 1
         elif fault is not None and fault[0] == path:
-            if fault[1] == "drop":
+            if fault[1] == "late":  # executed, and the answer is lost
+                self.load_buckets(json.loads(body)["serialized_named_tensors"])
+            if fault[1] in ("drop", "late"):
                 handler.close_connection = True
                 return
             self.answer(handler, fault[1], [], b'{"error": "ordered by the test"}')
@@ -172,8 +177,8 @@ class Tap:
                       {n: v for n, v in handler.headers.items() if n.lower() not in HOP})
             reply = c.getresponse()
             text = reply.read()
-            if path == "/server_info" and reply.status == 200 and self.n_stages > 1:
-                text = json.dumps({**json.loads(text), "pp_size": self.n_stages}).encode()
+            if path == "/server_info" and reply.status == 200:
+                text = json.dumps({**json.loads(text), **self.says}).encode()
             return reply.status, reply.getheaders(), text
         except (OSError, http.client.HTTPException):
             return None
@@ -239,18 +244,43 @@ class Tap:
         thread.start()
 
     def read_buckets(self, texts):
-        for text in texts * self.n_stages:
+        for rank, text in enumerate(texts):
             time.sleep(self.late_s)
             try:
                 bucket = unpickled(text)
                 args = bucket["flattened_tensor"]
-                read = self.read(self.parts(bucket, args))
-                assert all(self.loaded.get(name, data) == data for name, data in read.items()) or text == texts[0], "ranks differ"
+                key, counter = (rank, args[7], args[9]), args[11:13]
+                if key in self.storages:  # rebuild_cuda_tensor: the storage is there, and the new counter is not needed
+                    self.count_down(counter)
+                else:
+                    self.storages[key] = counter
+                places = self.parts(bucket, args)
+                read = self.read(places)
+                assert all(self.loaded.get(name, data) == data for name, data in read.items()) or rank == 0, "ranks differ"
                 self.loaded.update(read)
-                if not self.keeps:
-                    count_down(args[11], args[12])
+                if self.keeps:
+                    self.kept.setdefault(key, (places, read))
+                elif key not in self.kept:
+                    self.count_down(self.storages.pop(key))
             except Exception as e:  # for the test
                 self.late_errors.append(f"{type(e).__name__}: {e}")
+
+    def count_down(self, counter):
+        if not self.blind:
+            count_down(*counter)
+
+    def kept_is_whole(self):
+        """What it keeps has the bytes that it was sent."""
+        return bool(self.kept) and all(self.read(places) == read for places, read in self.kept.values())
+
+    def drop(self):
+        """It drops what it kept; a process that ends takes its storages with it, and counts nothing down."""
+        for counter in self.storages.values():
+            self.count_down(counter)
+        self.ended()
+
+    def ended(self):
+        self.keeps, self.kept, self.storages = False, {}, {}
 
     @staticmethod
     def parts(bucket, args):

@@ -398,10 +398,10 @@ static void test_read_bucket_ranks(void **state)
     (void)state;
     assert_int_equal(api_read_bucket_ranks(&ranks, whole, strlen(whole), &e), 0);
     assert_int_equal(ranks.n_entries, 4); /* also with attention that is data-parallel */
-    assert_int_equal(ranks.n_readers, 2);
+    assert_int_equal(ranks.n_stages, 2);
     assert_string_equal(ranks.release, "0.5.16");
     assert_int_equal(api_read_bucket_ranks(&ranks, "{\"tp_size\":1}", 13, &e), 0);
-    assert_int_equal(ranks.n_readers, 1);
+    assert_int_equal(ranks.n_stages, 1);
     assert_string_equal(ranks.release, "");
     assert_int_equal(api_read_bucket_ranks(&ranks, "", 0, &e), -1);
     assert_int_equal(e.code, ERR_UNREADABLE);
@@ -730,10 +730,28 @@ static void test_windows_are_refused_with_a_reason(void **state)
     assert_non_null(strstr(api_refuses_windows(UPSTREAM_SGLANG, "0.4.10"), "--stage cuda:0"));
 }
 
+static bool mapped_nothing(enum upstream_kind kind, int status, const char *text)
+{
+    return api_has_mapped_nothing(kind, status, text, strlen(text));
+}
+
+static void test_has_mapped_nothing(void **state)
+{
+    (void)state;
+    assert_true(mapped_nothing(UPSTREAM_SGLANG, 500, "Internal Server Error"));
+    assert_true(mapped_nothing(UPSTREAM_SGLANG, 400, "{\"error\": {\"message\": \"x\"}}"));
+    assert_false(mapped_nothing(UPSTREAM_SGLANG, 400, "{\"success\": false, \"message\": \"x\"}"));
+    for (int status = 502; status <= 504; status++) /* of a gateway */
+        assert_false(mapped_nothing(UPSTREAM_SGLANG, status, ""));
+    assert_false(mapped_nothing(UPSTREAM_VLLM, 500, ""));
+    assert_false(mapped_nothing(UPSTREAM_BATON, 400, ""));
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_windows_are_refused_with_a_reason),
+        cmocka_unit_test(test_has_mapped_nothing),
         cmocka_unit_test(test_reset_is_proven_only_by_the_body),
         cmocka_unit_test(test_make_request_translates_for_each_kind),
         cmocka_unit_test(test_make_request_adds_what_the_upstream_has),
