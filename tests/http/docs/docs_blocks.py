@@ -11,7 +11,7 @@ document, as in a terminal. A block must end with status 0. A comment before a b
 
 A block of type `console` is a transcript: lines after `$ ` are commands, and the lines between are
 their output, which must be printed; their status is not looked at. In the output `…` is any text, and
-a number before a unit of time or rate is any number. Blocks of Python are only compiled.
+a number before a unit of time or rate is any number, and seconds may be milliseconds. Blocks of Python are only compiled.
 
 So that tests can run side by side, three things are replaced in the text of every block: each
 port from 8700 to 8799 by a free one, /tmp by a new directory, the name baton-bucket of shared memory
@@ -36,6 +36,7 @@ BLOCK_S_MAX = 120
 START_S_MAX = 60
 MARK = re.compile(r"<!-- block: (.*?) -->")
 QUANTITY = re.compile(r"\d+(?:\.\d+)? (?=(?:[kKMGT]i?B/s|[KMGT]B/s|ms|s|min|h)\b)")
+MILLISECONDS = re.compile(r"(?<=\d )ms\b")
 
 
 class Failed(Exception):
@@ -69,7 +70,7 @@ def free_port():
 def plain(text):
     """Text with single blanks, in which quantities are N."""
     lines = [" ".join(line.split()) for line in text.strip().splitlines()]
-    return QUANTITY.sub("N ", "\n".join(lines))
+    return QUANTITY.sub("N ", MILLISECONDS.sub("s", "\n".join(lines)))
 
 
 def pattern_of(text):
