@@ -161,6 +161,9 @@ int fleet_reachable_quorum(struct fleet_control *fc, const json_t *body,
     *n = fleet_reachable(fc, body, targets);
     if (*n >= stats.min_ready)
         return 0;
+    if (stats.n_upstreams == 0)
+        return err_set(e, ERR_UNSYNCED, "",
+                       "there is no upstream yet: add one by POST /v1/upstreams; nothing was sent");
     list_unreachable(fc, true, down, sizeof down);
     list_unreachable(fc, false, unprobed, sizeof unprobed);
     return err_set(e, ERR_UNSYNCED, "",
@@ -223,6 +226,11 @@ int fleet_check_serving(struct fleet_control *fc, const struct fleet_stats *s, s
     else if (pause_is_held(&fc->pause))
         rc = err_set(why, ERR_PAUSED, "", "generation is paused by '%s' (%s)", fc->pause.owner,
                      lifecycle_pause_name(fc->pause.mode));
+    else if (n_held == 0 && s->n_serving < s->min_ready)
+        rc = err_set(why, ERR_UNSYNCED, "",
+                     "%zu upstreams serve, %zu are needed: 'baton upstreams' (GET /v1/upstreams) "
+                     "has the reason of each",
+                     s->n_serving, s->min_ready);
     else if (n_held > s->n_serving || s->n_serving - n_held < s->min_ready)
         rc = err_set(why, ERR_PAUSED, "",
                      "an update holds %zu of the %zu upstreams that serve, %zu are needed", n_held,

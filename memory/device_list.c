@@ -74,16 +74,15 @@ static bool names_device(struct entry it, const struct cuda_device *d)
     return it.len == theirs.len && strncasecmp(it.text, theirs.text, it.len) == 0;
 }
 
-static int check_entry(struct entry it, struct err *e)
+static int check_entry(struct entry it, const char *expected, struct err *e)
 {
     if (ordinal_of(it) >= 0 || is_uuid(bare_uuid(it.text, it.len)))
         return 0;
     if (it.len == 3 && strncmp(it.text, "cpu", 3) == 0)
         return err_set(e, ERR_BAD_REQUEST, FIELD,
                        "cpu stands alone: weights lie in host memory, or on GPUs");
-    return err_set(e, ERR_BAD_REQUEST, FIELD,
-                   "'%.*s' is not a device; expected cpu, cuda:<number> or the UUID of a GPU",
-                   (int)(it.len < 64 ? it.len : 64), it.text);
+    return err_set(e, ERR_BAD_REQUEST, FIELD, "'%.*s' is not a device; expected %s",
+                   (int)(it.len < 64 ? it.len : 64), it.text, expected);
 }
 
 /* Reads the entry at *at and moves *at behind it; false at the end. */
@@ -140,18 +139,22 @@ static int add_device(struct device_list *list, struct entry it, const struct cu
     if (find_device(&index, it, cuda, e) != 0)
         return -1;
     for (uint32_t i = 0; i < list->n; i++) {
-        if (list->index[i] == index)
+        if (list->index[i] != index)
+            continue;
+        if (ordinal_of(it) >= 0)
             return err_set(e, ERR_BAD_REQUEST, FIELD,
-                           "%.*s is cuda:%d, which is given already: each rank needs a GPU of its "
-                           "own",
-                           (int)it.len, it.text, cuda->devices[index].ordinal);
+                           "cuda:%d is given twice: each rank needs a GPU of its own",
+                           cuda->devices[index].ordinal);
+        return err_set(e, ERR_BAD_REQUEST, FIELD,
+                       "%.*s is cuda:%d, which is given already: each rank needs a GPU of its own",
+                       (int)it.len, it.text, cuda->devices[index].ordinal);
     }
     list->index[list->n++] = index; /* without duplicates there are at most as many as devices */
     return 0;
 }
 
 int device_list_parse(struct device_list *out, const char *text, const struct cuda_info *cuda,
-                      struct err *e)
+                      const char *expected, struct err *e)
 {
     struct device_list list = {0};
     const char *at;
@@ -162,7 +165,7 @@ int device_list_parse(struct device_list *out, const char *text, const struct cu
         return 0;
     }
     for (at = text; next_entry(&at, &it);)
-        if (check_entry(it, e) != 0)
+        if (check_entry(it, expected, e) != 0)
             return -1;
     if (!cuda->available)
         return err_set(e, ERR_NO_GPU, FIELD, "'%.64s' needs CUDA, which is not available: %.320s",

@@ -14,13 +14,15 @@ struct device_list {
 
 /* device_list_parse - "cpu", or GPUs separated by commas, a rank each: "cuda:1", or a UUID with or
  * without "GPU-" or "MIG-", in either case.
- * @out  written on success only
+ * @expected  what an entry may be, for errors: DEVICE_LIST_EXPECTED, unless the caller takes more
+ * @out       written on success only
  *
  * Threads: any.
  * Errors, at --device: ERR_BAD_REQUEST (not a device, a device twice, cpu among GPUs),
  *         ERR_NO_GPU (no such GPU, with the ones that exist; or no CUDA, with the cause). */
+#define DEVICE_LIST_EXPECTED "cpu, cuda:<number> or the UUID of a GPU"
 int device_list_parse(struct device_list *out, const char *text, const struct cuda_info *cuda,
-                      struct err *e);
+                      const char *expected, struct err *e);
 
 /* device_list_least - the GPU of the list with the least memory. @list  not empty */
 const struct cuda_device *device_list_least(const struct device_list *list,

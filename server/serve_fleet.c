@@ -130,14 +130,19 @@ static void warn_of_batons_only(struct upstreams *u, enum fleet_prove prove)
 static void warn_of_min_ready(struct upstreams *u)
 {
     struct fleet_stats s;
+    size_t n_missing;
 
     fleet_stats(upstreams_fleet(u), &s);
-    if (s.n_upstreams < s.min_ready)
-        log_line(LOG_WARN, "upstreams.too_few",
-                 "there are %zu upstreams, and %zu must serve (--min-ready): this server is not "
-                 "ready, and no update succeeds, until %zu more are added (POST /v1/upstreams, or "
-                 "--upstream-file and SIGHUP)",
-                 s.n_upstreams, s.min_ready, s.min_ready - s.n_upstreams);
+    if (s.n_upstreams >= s.min_ready)
+        return;
+    n_missing = s.min_ready - s.n_upstreams;
+    log_line(
+        LOG_WARN, "upstreams.too_few",
+        "there are %zu upstreams, and %zu must serve (--min-ready; by default all, and at least "
+        "one): this server is not ready, and an update is refused (with --stage: committed, "
+        "and handed over once they are here), until %zu more %s added (POST /v1/upstreams, or "
+        "--upstream-file and SIGHUP)",
+        s.n_upstreams, s.min_ready, n_missing, n_missing == 1 ? "is" : "are");
 }
 
 static int open_control(struct server *s, struct err *e)

@@ -312,7 +312,11 @@ static void explain_default_gpu(const struct config *c, struct err *e)
 static int choose_devices(struct server *s, struct err *e)
 {
     bool has_stage = config_has_stage(&s->config);
-    int rc = device_list_parse(&s->device_list, s->config.device, &s->cuda, e);
+    const char *expected = has_stage
+                               ? "cuda:<number>, the UUID of a GPU, host, or none; host stands "
+                                 "first, as in host,cuda:1"
+                               : DEVICE_LIST_EXPECTED;
+    int rc = device_list_parse(&s->device_list, s->config.device, &s->cuda, expected, e);
 
     if (rc == 0)
         rc = check_sizes(s, e);

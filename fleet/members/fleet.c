@@ -41,8 +41,7 @@ const struct err *fleet_error_of(const struct upstream *u, int64_t *wall_s)
 
 const char *fleet_remedy(const struct fleet *f)
 {
-    return f->cfg.staged ? "this server hands it the version again (--stage)"
-                         : "push a whole update";
+    return f->cfg.staged ? "this server hands it the version (--stage)" : "push a whole update";
 }
 
 const char *fleet_remedy_or_resync(const struct fleet *f)

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const char scheme[] = "Bearer ";
@@ -75,7 +76,9 @@ static int check_key(const char *text, size_t *len, const char *path, const char
     for (size_t i = 0; i < n; i++)
         if (text[i] <= ' ' || text[i] > '~')
             return err_set(e, ERR_BAD_REQUEST, field,
-                           "the key in '%.200s' has a blank or a byte that is not printable ASCII",
+                           "the key in '%.200s' has a blank or a byte that is not printable ASCII: "
+                           "give the key alone, without the role that it has in the key file of "
+                           "its server",
                            path);
     *len = n;
     return 0;
@@ -349,10 +352,16 @@ static int add_lines(struct upstream_config_list *l, char *text, const char *fie
 static int add_file(struct upstream_config_list *l, const char *path, struct err *e)
 {
     static const char field[] = "--upstream-file";
+    struct stat st;
     char *text;
     size_t len;
     int rc;
 
+    if (stat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == 0)
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "'%.200s' is empty: it may be half written; a file without upstreams has a "
+                       "comment, as '# none yet'",
+                       path);
     if (public_file_read(&text, &len, path, field, e) != 0)
         return -1;
     rc = add_lines(l, text, field, e);

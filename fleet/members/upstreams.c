@@ -290,7 +290,8 @@ static int set_not_found(struct upstreams *u, const char *name, struct err *e)
                        "was added by POST /v1/upstreams",
                        name);
     return err_set(e, ERR_NOT_FOUND, "",
-                   "there is no upstream '%.100s'; configured: %.80s%s%.80s%s%.80s", name, some[0],
+                   "there is no upstream '%.100s'%s; there are: %.80s%s%.80s%s%.80s", name,
+                   strchr(name, ',') != NULL ? ": give its URL alone" : "", some[0],
                    n_named > 1 ? ", " : "", some[1], n_named > 2 ? ", " : "", some[2]);
 }
 

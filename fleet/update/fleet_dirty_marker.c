@@ -276,9 +276,10 @@ void fleet_clear_dirty_markers(struct fleet_control *fc, struct fleet_session *s
 /* ---- during the update, and at its end ---- */
 
 /* An engine that was given no marker may report no version. The caller holds the lock. */
-static void check_label(struct fleet_part *p, const struct fleet_result *result,
-                        const char *expected)
+static void check_label(struct fleet_control *fc, struct fleet_part *p,
+                        const struct fleet_result *result, const char *expected)
 {
+    struct upstream_endpoint at;
     struct err why = {0};
 
     if (!p->may_have_marker &&
@@ -287,11 +288,12 @@ static void check_label(struct fleet_part *p, const struct fleet_result *result,
         return;
     if (result->outcome == FLEET_OK && strcmp(p->reported_label, expected) == 0)
         return;
+    upstreams_get(fc->upstreams, p->upstream, &at);
     if (result->outcome == FLEET_OK || result->outcome == FLEET_SKIPPED)
         (void)err_set(&why, ERR_UPSTREAM, "",
-                      "it was restarted, or changed by another client, during the update: it "
-                      "reports version '%.100s'",
-                      p->reported_label);
+                      "%.200s: it was restarted, or changed by another client, during the update: "
+                      "it reports version '%.100s'",
+                      at.name, p->reported_label);
     part_drop(p, FLEET_UNKNOWN, result->status, why.code != ERR_NONE ? &why : &result->why);
 }
 
@@ -319,7 +321,7 @@ static void on_marker_checked(struct fleet_part *p, size_t part, struct fleet_re
     (void)part;
     c->n_asked++;
     read_label(c->fc, p, results);
-    check_label(p, results, p->update_id);
+    check_label(c->fc, p, results, p->update_id);
 }
 
 int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s, bool all,
@@ -377,7 +379,7 @@ static void on_label_checked(struct fleet_part *p, size_t part, struct fleet_res
     if (c->kept != NULL && part_needs_start(p) && result->outcome == FLEET_OK && has_our_marker(p))
         c->kept->has[part] = true;
     else
-        check_label(p, result, c->label);
+        check_label(c->fc, p, result, c->label);
 }
 
 static bool is_finished_with_label(const struct fleet_part *p, const void *arg)

@@ -177,7 +177,10 @@ void fleet_fence_parts(struct fleet_control *fc, struct fleet_session *s)
         mtx_unlock(&fc->lock);
         if (!torn)
             continue;
-        if (why.code == ERR_NONE)
+        if (why.code == ERR_NONE && fc->cfg.store != NULL)
+            (void)err_set(&why, ERR_UNSYNCED, "",
+                          "the hand-off ended before its weights were whole: it is repeated");
+        else if (why.code == ERR_NONE)
             (void)err_set(&why, ERR_UNSYNCED, "", "update %s ended before its weights were whole",
                           s->id);
         fleet_fence(fleet_of(fc), p->upstream, &why);

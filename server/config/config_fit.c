@@ -90,10 +90,11 @@ static int upstreams_fit(const struct config_loader *l, struct err *e)
                              e);
     o = option_given(l, received, sizeof received / sizeof received[0]);
     if (o != NULL && !config_has_stage(&l->config))
-        return option_refuse(l, o,
-                             "it has no effect with --upstream and without --stage: this server "
-                             "then has no weights of its own; remove it, or remove --upstream",
-                             e);
+        return option_refuse(
+            l, o,
+            "it has no effect with --upstream and without --stage: this server "
+            "then has no weights of its own; remove it, add --stage, or remove --upstream",
+            e);
     if (adapters_fit(l, e) != 0 || (config_has_stage(&l->config) && state_fits(l, e) != 0))
         return -1;
     if (l->config.stage_window != 0 && !config_stage_is_host(&l->config))

@@ -294,6 +294,7 @@ def changed_on_the_way(f):
     f.clean()
     said = f.front.post("/v1/update_weights/finish", mine)
     assert ok_of(said) == one_but(n, bad, False, True), said
+    assert f"{f.doubles[bad].url}: it was restarted, or changed by another client, " in str(said), said
     f.wait(*one_but(n, bad, "fenced", "serving"))
     assert "'other'" in f.front.upstreams()[f.doubles[bad].url]["error"]["message"]
     f.did(bad, [])

@@ -259,6 +259,18 @@ def all_fail(kind):
         assert "baton push: 502 not_handed_over: " in pushed.stderr and f"baton push: not taken yet by {s.taps[0].url}: " in pushed.stderr, pushed
 
 
+def one_fails(kind):
+    """What ended at an engine because another one failed is said in words, without an id of ours."""
+    path = "/update_weights" if kind == "vllm" else "/update_weights_from_tensor"
+    with Stage(kind, kind) as s:
+        s.taps[0].fault = (path, 500)
+        said = s.push("00100", "a", 502)["error"]["details"]["upstreams"]
+        assert "answered 500" in said[0]["error"] and "upd-" not in said[0]["error"], said
+        assert said[1]["error"] == "the hand-off ended before its weights were whole: it is repeated", said
+        s.taps[0].fault = None
+        until("both serve", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
+
+
 def not_resumed(kind):
     """An engine that has the version and cannot be resumed does not serve it: that is a failure, repeated with a delay."""
     path = "/resume" if kind == "vllm" else "/continue_generation"
@@ -755,7 +767,7 @@ def checked(kind):
         assert said["weight_version"] == "e" and said["checksums"] == {name: t[2] for name, t in content("00100").items()}, said
 
 
-CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, one_serial, lost, watched, all_fail, not_resumed, own, undisturbed, starts, asleep, host, host_kept, host_cached, host_blind,
+CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, one_serial, lost, watched, all_fail, one_fails, not_resumed, own, undisturbed, starts, asleep, host, host_kept, host_cached, host_blind,
                                     host_fails, ranks_unknown, host_ranks_unknown, host_unfit, host_one,
                                     host_baton, host_repaired, host_copy_fails, host_refused,
                                     proven, proven_late, checked)}

@@ -53,6 +53,11 @@ def starts_empty():
             check(s.ask("GET", path)[0] in (200, 400, 404, 409, 503), path)
         check("add one by POST /v1/upstreams" in s.ask("POST", "/v1/completions", completion())[1]["error"]["message"], "what to do")
         s.post("/v1/resume")
+        said = s.ask("POST", "/v1/upstreams/prove", {})
+        same((said[0], said[1]["error"]["code"]), (503, "no_weights"), said)  # it was "paused", held by an update
+        check("0 upstreams serve, 1 are needed" in said[1]["error"]["message"], said)
+        message = refused(s, 503, "no_weights", "POST", "/v1/update_weights/start", {})
+        check("there is no upstream yet: add one by POST /v1/upstreams" in message, message)
         message = refused(s, 404, "not_found", "POST", "/v1/upstreams/remove", {"upstream": a.url})
         check("there is no upstream" in message and "none is configured" in message, message)
         row = add(s, a.url)
@@ -439,7 +444,7 @@ def more_than_configured():
     with double("baton") as a, double("baton") as b, server("--min-ready", 2, text=f"{a.url}\n") as s:
         until("it answers", lambda: s.upstreams()[a.url]["last_heard_s"] is not None)
         check(not s.ready(), "one is missing")
-        check("until 1 more are added" in logged("upstreams.too_few")[-1]["message"], logged("upstreams.too_few"))
+        check("until 1 more is added" in logged("upstreams.too_few")[-1]["message"], logged("upstreams.too_few"))
         refused(s, 503, "no_weights", "POST", "/v1/update_weights/start", {"weight_version": "x"})
         add(s, b.url)
         until("both serve", s.ready)
@@ -452,7 +457,7 @@ def more_than_configured():
         same(len(logged("upstreams.too_few")), n + 1, "SIGHUP says so too")
         found = subprocess.run([BATON, "serve", "--check", "--listen", "127.0.0.1:0", "--upstream", a.url, "--min-ready", "2"],
                                capture_output=True, text=True, timeout=60, check=True)
-        check("until 1 more are added" in found.stderr and "upstreams: 1, of which 2 must serve" in found.stdout, found)
+        check("until 1 more is added" in found.stderr and "upstreams: 1, of which 2 must serve" in found.stdout, found)
 
 
 def itself():
@@ -523,6 +528,8 @@ def commands():
         same(rows, [["UPSTREAM", "KIND", "FROM"], [b.url, "baton", "config"], [a.url, "vllm", "request"]])
         rc, said = baton("add", a.url)
         check(rc == 1 and "another description" in said, said)
+        rc, said = baton("remove", f"{a.url},vllm")
+        check(rc == 1 and f"there is no upstream '{a.url},vllm': give its URL alone; there are: " in said and a.url in said, said)
         same(baton("remove", a.url), (0, f"{a.url}: removed, 0 requests still run there\n"))
         rc, said = baton("remove", b.url)
         check(rc == 0 and "the configuration names it: it is back after SIGHUP or a restart" in said, said)

@@ -90,7 +90,9 @@ has "baton: --device: one version of the weights has $NBYTES bytes, these 2 GPUs
 check 2 --model "$MODEL" --weights none --cuda-library "$FAKE" --device cuda:2
 has "baton: --device: there is no cuda:2; there is cuda:0 (GPU-fa6ec0da-0000-4000-8000-000000000000, Fake GPU), cuda:1"
 check 2 --model "$MODEL" --weights none --cuda-library "$FAKE" --device cuda:0,cuda:0
-has "given already"
+has "baton: --device: cuda:0 is given twice"
+check 2 --model "$MODEL" --weights none --cuda-library "$FAKE" --device cuda:0,GPU-fa6ec0da-0000-4000-8000-000000000000
+has "is cuda:0, which is given already"
 check 2 --model "$MODEL" --weights none --cuda-library "$FAKE" --device gpu0
 has "'gpu0' is not a device"
 check 2 --model "$MODEL" --weights none --cuda-library "$WORK/libcuda.so.1" --device cuda:0
@@ -135,6 +137,18 @@ has "baton: --max-weight-bytes: a version of the weights has $NBYTES bytes, $((N
 FAKECUDA_DEVICES=1 check 0 --engine none "${whole[@]}" --device cuda:0
 has "cuda: available, driver for CUDA 13.0, 1 device"
 if grep --quiet "1 devices" "$WORK/body"; then fail "one device is no 'devices'"; fi
+
+# What --stage takes is another list than that of --device.
+staged=(--upstream "http://127.0.0.1:1,vllm" "${whole[@]}")
+for list in gpu:0 cuda:0,host host,host; do
+  check 2 "${staged[@]}" --stage "$list"
+  has "is not a device; expected cuda:<number>, the UUID of a GPU, host, or none; host stands first, as in host,cuda:1"
+done
+check 2 "${staged[@]}" --stage cuda:0,cuda:0
+has "baton: --stage: cuda:0 is given twice: each rank needs a GPU of its own"
+check 2 --upstream http://127.0.0.1:1,vllm --placement sharded
+has "baton: --placement: it has no effect with --upstream and without --stage"
+has "remove it, add --stage, or remove --upstream"
 
 # An engine on one GPU maps the shares of the others.
 whole+=(--placement sharded)

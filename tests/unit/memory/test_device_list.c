@@ -50,7 +50,7 @@ static void test_device_list_parse_takes(void **state)
         struct device_list list = {.n = 77};
         struct err e = {0};
 
-        if (device_list_parse(&list, rows[i].text, &cuda, &e) != 0)
+        if (device_list_parse(&list, rows[i].text, &cuda, DEVICE_LIST_EXPECTED, &e) != 0)
             fail_msg("%s: %s", rows[i].text, e.msg);
         assert_int_equal(list.n, rows[i].n);
         for (uint32_t k = 0; k < list.n; k++)
@@ -81,7 +81,8 @@ static void test_device_list_parse_refuses(void **state)
         {"fa6ec0da00000-4000-8000-000000000000", ERR_BAD_REQUEST, "is not a device"},
         {"cuda:0,cpu", ERR_BAD_REQUEST, "cpu stands alone"},
         {"cpu,cpu", ERR_BAD_REQUEST, "cpu stands alone"},
-        {"cuda:0,cuda:0", ERR_BAD_REQUEST, "given already"},
+        {"cuda:0,cuda:0", ERR_BAD_REQUEST, "cuda:0 is given twice"},
+        {"cuda:1,cuda:01", ERR_BAD_REQUEST, "cuda:1 is given twice: each rank"},
         {"cuda:1,GPU-" UUID_1, ERR_BAD_REQUEST, "is cuda:1, which is given already"},
         {"cuda:3", ERR_NO_GPU,
          "there is no cuda:3; there is cuda:0 (GPU-" UUID_0 ", NVIDIA H200), cuda:1 (GPU-" UUID_1
@@ -95,7 +96,8 @@ static void test_device_list_parse_refuses(void **state)
         struct device_list list = {.n = 77};
         struct err e = {0};
 
-        assert_int_equal(device_list_parse(&list, rows[i].text, &cuda, &e), -1);
+        assert_int_equal(device_list_parse(&list, rows[i].text, &cuda, DEVICE_LIST_EXPECTED, &e),
+                         -1);
         assert_int_equal(list.n, 77);
         assert_string_equal(e.field, "--device");
         if (e.code != rows[i].code || strstr(e.msg, rows[i].says) == NULL)
@@ -111,13 +113,13 @@ static void test_device_list_parse_without_cuda(void **state)
     struct err e = {0};
 
     (void)state;
-    assert_int_equal(device_list_parse(&list, "cpu", &cuda, &e), 0);
+    assert_int_equal(device_list_parse(&list, "cpu", &cuda, DEVICE_LIST_EXPECTED, &e), 0);
     assert_int_equal(list.n, 0);
-    assert_int_equal(device_list_parse(&list, "cuda:0", &cuda, &e), -1);
+    assert_int_equal(device_list_parse(&list, "cuda:0", &cuda, DEVICE_LIST_EXPECTED, &e), -1);
     assert_int_equal(e.code, ERR_NO_GPU);
     assert_non_null(strstr(e.msg, "not available: libcuda.so.1 could not be loaded"));
     err_clear(&e);
-    assert_int_equal(device_list_parse(&list, "cuda:0,cudax", &cuda, &e), -1);
+    assert_int_equal(device_list_parse(&list, "cuda:0,cudax", &cuda, DEVICE_LIST_EXPECTED, &e), -1);
     assert_int_equal(e.code, ERR_BAD_REQUEST);
 }
 
@@ -140,11 +142,11 @@ static void test_device_list_parse_full_host(void **state)
         len += (size_t)snprintf(text + len, sizeof text - len, "%scuda:%d", i > 0 ? "," : "",
                                 CUDA_DEVICES_MAX - 1 - i);
     }
-    assert_int_equal(device_list_parse(&list, text, &cuda, &e), 0);
+    assert_int_equal(device_list_parse(&list, text, &cuda, DEVICE_LIST_EXPECTED, &e), 0);
     assert_int_equal(list.n, CUDA_DEVICES_MAX);
     for (uint32_t i = 0; i < list.n; i++)
         assert_int_equal(list.index[i], CUDA_DEVICES_MAX - 1 - i);
-    assert_int_equal(device_list_parse(&list, "cuda:64", &cuda, &e), -1);
+    assert_int_equal(device_list_parse(&list, "cuda:64", &cuda, DEVICE_LIST_EXPECTED, &e), -1);
     assert_non_null(strstr(e.msg, " more"));
     assert_non_null(strstr(e.msg, "cuda:0 ("));
     assert_true(strlen(e.msg) < ERR_MSG_MAX - 1);
