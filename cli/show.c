@@ -92,6 +92,7 @@ static void show_stage(const json_t *s)
     const json_t *stage = cli_at(s, "stage");
     double serial = cli_real(stage, "serial"), handed = cli_real(stage, "handed_serial");
     double n_handoffs = cli_real(stage, "n_handoffs"), n_repairs = cli_real(stage, "n_repairs");
+    double retry_s = cli_real(stage, "error.retry_in_s");
     char took[CLI_TEXT_MAX], which[CLI_TEXT_MAX];
 
     if (!json_is_object(stage))
@@ -118,7 +119,8 @@ static void show_stage(const json_t *s)
     if (serial > 0 && handed == serial)
         upstreams_warn(stdout, cli_at(stage, "upstreams"), "            without it: ");
     if (json_is_object(cli_at(stage, "error")))
-        (void)printf("            the last try failed and is repeated: %s\n",
+        (void)printf("            the last try failed and is repeated %s%s: %s\n",
+                     retry_s > 0 ? "in " : "now", retry_s > 0 ? cli_duration(retry_s, took) : "",
                      cli_text(stage, "error.message"));
 }
 

@@ -184,12 +184,14 @@ static void retry_note(struct retry *r, bool failed)
 static void note(struct handoff *h, const struct attempt *a, uint64_t took_us,
                  const struct err *why)
 {
+    struct retry *retry = a->repair ? &h->repairs[a->upstream] : &h->all;
     bool done = why->code == ERR_NONE;
 
-    retry_note(a->repair ? &h->repairs[a->upstream] : &h->all, !done);
+    retry_note(retry, !done);
     log_handed(a->v, a->repair, took_us, why);
     mtx_lock(&h->lock);
     h->info.why = *why;
+    h->info.retry_due_us = retry->due_us;
     h->info.n_failed += !done;
     h->info.n_handoffs += done && !a->repair;
     h->info.n_repairs += done && a->repair;

@@ -28,6 +28,16 @@ static void set_restarted_error(const struct fleet *f, struct err *out)
                       f->label, fleet_remedy_or_resync(f));
 }
 
+/* With --stage a version that is newer than the fleet's may be about to be handed over. */
+static void set_other_version_error(const struct fleet *f, const char *label, struct err *out)
+{
+    if (f->cfg.staged)
+        (void)err_set(out, ERR_UNSYNCED, "", "it serves version '%s', not that of this server: %s",
+                      label, fleet_remedy(f));
+    else
+        (void)err_set(out, ERR_UNSYNCED, "", "it serves version '%s', not '%s'", label, f->label);
+}
+
 /* Before the first update fleet_decide_version_locked does this, except while that update runs. The
  * label of a fenced engine says nothing: it may be that of a repair under way. */
 static void check_sync_locked(const struct fleet *f, struct upstream *u,
@@ -43,8 +53,7 @@ static void check_sync_locked(const struct fleet *f, struct upstream *u,
         return;
     else if (!f->updating && !report->is_stale && report->label[0] != '\0' &&
              u->serial == f->serial && strcmp(report->label, f->label) != 0)
-        (void)err_set(&why, ERR_UNSYNCED, "", "it serves version '%s', not '%s'", report->label,
-                      f->label);
+        set_other_version_error(f, report->label, &why);
     else if (!f->updating && !report->is_stale && report->update_id[0] != '\0' &&
              u->update_id[0] != '\0' && strcmp(report->update_id, u->update_id) != 0)
         (void)err_set(&why, ERR_UNSYNCED, "",

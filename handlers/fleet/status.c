@@ -199,6 +199,19 @@ json_t *fleet_handed_json(const struct app *app, uint64_t serial)
     return list;
 }
 
+/* Why the last try of a hand-off or repair failed, and when the next one is. */
+static json_t *failed_json(const struct handoff_info *info)
+{
+    uint64_t now = clock_now_us();
+    json_t *error = error_or_null(&info->why);
+
+    if (json_is_object(error))
+        (void)json_object_set_new(
+            error, "retry_in_s",
+            json_real(info->retry_due_us > now ? (double)(info->retry_due_us - now) / 1e6 : 0));
+    return error;
+}
+
 /* The version that this server received for its upstreams, and how far it was handed over. */
 static json_t *stage_json(const struct app *app)
 {
@@ -209,18 +222,18 @@ static json_t *stage_json(const struct app *app)
         return json_null();
     handoff_info_get(app->fleet->handoff, &now);
     store_info(app->weights->store, &info);
-    return json_pack(
-        "{s:s, s:s, s:I, s:I, s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:o}", "memory",
-        store_in_host_memory(app->weights->store) ? "host" : "gpu", "placement",
-        store_sharded(app->weights->store) ? "sharded" : "replicated", "window_nbytes",
-        (json_int_t)handoff_window_nbytes(app->fleet->handoff), "n_devices",
-        (json_int_t)app->weights->n_devices, "state", store_state_name(info.state), "plan_digest",
-        store_model_spec(app->weights->store)->tensor_list->digest, "weight_version",
-        text_or_null(info.label), "serial", (json_int_t)info.serial, "handed_serial",
-        (json_int_t)now.done, "n_handoffs", (json_int_t)now.n_handoffs, "n_repairs",
-        (json_int_t)now.n_repairs, "last_handoff_s", (double)now.last_us / 1e6, "error",
-        error_or_null(&now.why), "handoff", fleet_update_json(app), "upstreams",
-        info.serial > 0 ? fleet_handed_json(app, info.serial) : json_array());
+    return json_pack("{s:s, s:s, s:I, s:I, s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:o}",
+                     "memory", store_in_host_memory(app->weights->store) ? "host" : "gpu",
+                     "placement", store_sharded(app->weights->store) ? "sharded" : "replicated",
+                     "window_nbytes", (json_int_t)handoff_window_nbytes(app->fleet->handoff),
+                     "n_devices", (json_int_t)app->weights->n_devices, "state",
+                     store_state_name(info.state), "plan_digest",
+                     store_model_spec(app->weights->store)->tensor_list->digest, "weight_version",
+                     text_or_null(info.label), "serial", (json_int_t)info.serial, "handed_serial",
+                     (json_int_t)now.done, "n_handoffs", (json_int_t)now.n_handoffs, "n_repairs",
+                     (json_int_t)now.n_repairs, "last_handoff_s", (double)now.last_us / 1e6,
+                     "error", failed_json(&now), "handoff", fleet_update_json(app), "upstreams",
+                     info.serial > 0 ? fleet_handed_json(app, info.serial) : json_array());
 }
 
 /* Which update a client has open. With --stage it is this server that receives it, on its GPUs. */

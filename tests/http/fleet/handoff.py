@@ -236,7 +236,8 @@ def all_fail(kind):
         assert (status, late["error"]["code"]) == (409, "update_closed"), late
         said = shown(s, "upstreams")
         assert "b (serial 2) is not handed over yet; the last that was is serial 1;" in said, said
-        assert "the last try failed and is repeated: " in said, said
+        assert re.search(r"the last try failed and is repeated (now|in [0-9.]+ m?s): ", said), said
+        assert 0 <= s.server.status()["stage"]["error"]["retry_in_s"] <= 10
         s.taps[0].fault = None
         until("it is handed over", lambda: s.server.get("/v1/upstreams")["n_serving"] == 1)
         s.has("01500", "b")
@@ -269,6 +270,11 @@ def one_fails(kind):
         assert said[1]["error"] == "the hand-off ended before its weights were whole: it is repeated", said
         s.taps[0].fault = None
         until("both serve", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
+        s.doubles[0].post("/update_weight_version", {"new_version": "other", "abort_all_requests": False})
+        why = "it serves version 'other', not that of this server: this server hands it the version (--stage)"
+        with open(s.server.log, encoding="utf-8") as log:
+            until("it is said", lambda: why in log.read())
+        until("it is repaired", lambda: s.server.status()["stage"]["n_repairs"] == 1)
 
 
 def not_resumed(kind):
