@@ -102,7 +102,7 @@ def _failed(errors, committed, finishing):
     text = f"committed by {done}" + (f"; {how} {_listed(named)}" if named else "")
     text += f"; not yet handed over by {_listed(behind)}" if behind else ""
     error = BatonError(text, code=getattr(first, "code", ""),
-                       retryable=all(getattr(e, "retryable", False) for e in (wrong or errors).values()),
+                       retryable=all(getattr(e, "retryable", False) for e in errors.values()),
                        details={"committed": committed, "failed": named, "unknown": unknown,
                                 "not_handed_over": behind})
     error.__cause__ = first

@@ -364,12 +364,13 @@ static const char *sglang_refuses_windows(const char *release)
 }
 
 /* An exception in a rank ends the whole engine (run_scheduler_process in managers/scheduler.py,
- * from 0.5.6 to 0.5.16 at least), so an error is answered before the ranks have the request. If
- * they report one, the answer has "success". A gateway may answer 502 to 504 while they are at
- * work. */
+ * in 0.5.6 and in 0.5.16), so an error is answered before the ranks have the request. If
+ * they report one, the answer has "success". A gateway may answer 408, 499 or above 500 while they
+ * are at work. */
 static bool sglang_has_mapped_nothing(int status, const json_t *reply)
 {
-    return json_object_get(reply, "success") == NULL && (status < 502 || status > 504);
+    return json_object_get(reply, "success") == NULL && status >= 400 && status <= 500 &&
+           status != 408 && status != 499;
 }
 
 int api_read_bucket_ranks(struct api_bucket_ranks *out, const char *text, size_t len, struct err *e)

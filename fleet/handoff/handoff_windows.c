@@ -392,6 +392,8 @@ static int check_upstreams(struct handoff_windows *w, struct fleet_session *s,
             (void)err_set(&why, ERR_CONFLICT, "", "%.200s: %s", at.name, text);
         else if (ranks->is_in[i])
             check_reader(w, i, &at, &info, &ranks->of[i], &why);
+        else /* what the index was before: an SGLang that got windows has gone */
+            window_reader_forget(&w->readers[i]);
         if (why.code != ERR_NONE)
             rc = fleet_drop_engine(w->cfg.control, s, i, &why, e);
     }

@@ -314,10 +314,12 @@ static size_t commit_version(struct fleet_control *fc, struct fleet_session *s)
         /* A baton's reply to finish was compared with the version already. */
         named[p->upstream] = p->two_phase || strcmp(p->reported_label, s->label) == 0;
     }
-    if (n_finished(s) > 0 && s->repair)
-        serial = fleet_repair_version(fleet_of(fc), s->label, done, named);
-    else if (is_committed_anywhere(s))
+    if (s->repair) { /* the others serve the version already */
+        if (n_finished(s) > 0)
+            serial = fleet_repair_version(fleet_of(fc), s->label, done, named);
+    } else if (is_committed_anywhere(s)) {
         serial = fleet_commit_version(fleet_of(fc), s->label, s->handoff, done, named);
+    }
     if (serial > 0)
         expect_updates(fc, s);
     fence_restarted(fc, s);

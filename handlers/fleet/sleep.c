@@ -115,6 +115,10 @@ int handle_fleet_wake(struct app *app, struct http_request *x, struct err *e)
     if (rc == 0 && req.kv) {
         rc = fleet_commit_open_update(fc, "", &s, e);
         fleet_unref(fc, s);
+        if (rc != 0 && e->code == ERR_NOT_HANDED_OVER) { /* it is committed: they may wake */
+            err_clear(e);
+            rc = 0;
+        }
     }
     if (rc == 0)
         rc = fleet_op_lock(fc, x, "a wake", e);
