@@ -603,6 +603,23 @@ def host_baton(kind):
             assert engine.status()["weights"]["weight_version"] == label
 
 
+def behind_baton(kind):
+    """A repair of a baton whose own hand-off fails takes no other engine out of rotation."""
+    if kind != "vllm":
+        return
+    with Stage(kind, min_ready=1) as s, Stage(kind, min_ready=1, cuda=FOREIGN) as lower:
+        s.push("00100", "a")
+        lower.taps[0].fault = ("/update_weights", 500)
+        s.server.post("/v1/upstreams", {"upstream": lower.server.url})
+        until("its repair has failed", lambda: failures(s))
+        up = s.server.upstreams()[s.taps[0].url]
+        assert (up["state"], s.taps[0].rounds) == ("serving", 1), (up, s.taps[0].rounds)
+        lower.taps[0].fault = None
+        until("both serve", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
+        lower.has("00100", "a")
+        assert s.taps[0].rounds == 1, s.taps[0].rounds
+
+
 def host_repaired(kind):
     """An engine that fails at the second window, or restarts, gets all windows again."""
     if kind == "vllm":
@@ -775,7 +792,7 @@ def checked(kind):
 
 CASES = {f.__name__: f for f in (whole, refused, other_gpu, sharing, restarted, fails, one_serial, lost, watched, all_fail, one_fails, not_resumed, own, undisturbed, starts, asleep, host, host_kept, host_cached, host_blind,
                                     host_fails, ranks_unknown, host_ranks_unknown, host_unfit, host_one,
-                                    host_baton, host_repaired, host_copy_fails, host_refused,
+                                    host_baton, behind_baton, host_repaired, host_copy_fails, host_refused,
                                     proven, proven_late, checked)}
 
 

@@ -37,12 +37,12 @@ def content(step):
 class Stage(contextlib.ExitStack):
     """Engines behind taps, and a server in front of them."""
 
-    def __init__(self, *kinds, options=(), gpus=None, stage="cuda:0", min_ready=None, probe_ms=PROBE_MS, ages=()):
+    def __init__(self, *kinds, options=(), gpus=None, stage="cuda:0", min_ready=None, probe_ms=PROBE_MS, ages=(), cuda=FAKE):
         super().__init__()
         self.doubles = [self.enter_context(Double(ENGINE, kind, "--weight-version", "old", *ages)) for kind in kinds]
         self.taps = [self.enter_context(Tap(FOREIGN, gpu, d)) for gpu, d in zip(gpus or [0] * len(kinds), self.doubles)]
         specs = [a for tap, d in zip(self.taps, self.doubles) for a in ("--upstream", f"{tap.url},{d.dialect}")]
-        staged = ("--stage", stage, "--cuda-library", FAKE, "--manifest", checkpoint("00000"), "--allow-path", MODEL)
+        staged = ("--stage", stage, "--cuda-library", cuda, "--manifest", checkpoint("00000"), "--allow-path", MODEL)
         self.options = (*specs, "--min-ready", min_ready or len(kinds), *(staged if stage else ()), "--probe-interval", probe_ms, *options)
         self.serve()
         until("all serve", lambda: self.server.get("/v1/upstreams")["n_serving"] == len(kinds))
