@@ -282,7 +282,7 @@ int adapter_dir_write(const struct adapter_dir *d, const struct adapter_content 
     if (!encode(name, from->name))
         return err_set(e, ERR_BAD_REQUEST, "/lora_name",
                        "the name is too long for a directory of --adapter-dir: at most %d bytes, "
-                       "of which each that is no letter or digit counts three times",
+                       "of which each but letters, digits, '-' and '_' counts three times",
                        NAME_MAX);
     if (check_room(d, from->nbytes + strlen(from->config), e) != 0)
         return -1;

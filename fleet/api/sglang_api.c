@@ -359,14 +359,13 @@ static const char *sglang_refuses_windows(const char *release)
         (minor == SGLANG_MINOR && patch >= SGLANG_MIXES_DTYPES))
         return NULL;
     return "--stage host needs SGLang 0.5.6 or newer: an older one has no buckets of several "
-           "dtypes; "
-           "update it, or give a GPU, as in --stage cuda:0";
+           "dtypes; update it, or give a GPU, as in --stage cuda:0";
 }
 
-/* An exception in a rank ends the whole engine (run_scheduler_process in managers/scheduler.py,
- * in 0.5.6 and in 0.5.16), so an error is answered before the ranks have the request. If
- * they report one, the answer has "success". A gateway may answer 408, 499 or above 500 while they
- * are at work. */
+/* An exception in a rank ends the whole engine (run_scheduler_process in managers/scheduler.py, in
+ * 0.5.6 and in 0.5.16), so an error is answered before the ranks have the request. If they report
+ * one, the answer has "success". A gateway may answer 408, 499 or above 500 while they are at work.
+ */
 static bool sglang_has_mapped_nothing(int status, const json_t *reply)
 {
     return json_object_get(reply, "success") == NULL && status >= 400 && status <= 500 &&

@@ -12,8 +12,8 @@
  *
  * What was not mapped is never counted down. So the counters are forgotten, and new ones are made
  * under a new name, when the upstream is known to have mapped nothing, and when its process has
- * ended. A late decrement finds no object then. If an answer was lost, nobody knows: the counters
- * come down if the ranks got the request, else the upstream gets no window until its next start.
+ * ended. A late decrement finds no object then. A lost answer does not tell: the counters come down
+ * if the ranks got the request, else the upstream gets no window until its next start.
  *
  * Threads: one at a time. */
 #ifndef BATON_FLEET_HANDOFF_WINDOW_READERS_H

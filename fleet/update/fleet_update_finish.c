@@ -263,8 +263,8 @@ static void fence_restarted(struct fleet_control *fc, struct fleet_session *s)
     }
 }
 
-/* Without those that have the new version and were not resumed: they are fenced. And without those
- * that were removed: they serve nobody. */
+/* Without those that have the new version and were not resumed, which are fenced, and without those
+ * that were removed, which get no requests. */
 static size_t n_finished(const struct fleet_session *s)
 {
     size_t n = 0;

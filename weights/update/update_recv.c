@@ -3,9 +3,8 @@
  * A bucket is received at its final address if its tensors have the same layout there. Otherwise
  * it is received in a bounce buffer, scratch memory of that GPU, from which it is copied while the
  * next bucket arrives. Buckets that other GPUs keep are received and dropped. Checksums and the
- * host backup are made meanwhile too. Buckets are posted
- * ahead of those that have arrived, as long as there is memory to receive them: no peer waits for
- * this thread between two buckets.
+ * host backup are made meanwhile too. Buckets are posted ahead of those that have arrived, as long
+ * as there is memory to receive them: no peer waits for this thread between two buckets.
  *
  * Once the first bucket was posted, the sender and all ranks take part in the broadcast together:
  * not to post the last bucket would cost them their group. So all memory is allocated before, and

@@ -441,7 +441,7 @@ def sent_before_it_joined():
 
 
 def sent_to_an_earlier_server():
-    """A load or unload that reaches no engine removes none of the files that engines have loaded, whoever sent them."""
+    """A load or unload that reaches no engine removes none of the files that engines have loaded, of this server or an earlier one."""
     with Fleet(WHICH, options=("--adapter-dir", KEPT)) as f:
         (d,) = f.doubles
         assert send(f, "mine", safetensors(1))[0] == 200

@@ -782,7 +782,7 @@ def checked(kind):
         first.tear = {norm}
         s.doubles[0].order("who", "restart", ms=100)  # of another process nothing was known to be right
         until("it was given the version", lambda: look()[:2] in ((3, 1), (3, 2)))
-        until("nobody knows which", lambda: look() == (3, 2, ["differs", "differs"]))
+        until("both differ, without a majority", lambda: look() == (3, 2, ["differs", "differs"]))
         assert committed() == [(n, n - 2, 2, 0), (n, n - 1, 1, 0)], committed()
         said = s.server.post("/v1/weights/check", {"action": "checksum"})  # of the version that is staged here
         other = s.server.post(CHECKER[kind], {"action": "checksum"})

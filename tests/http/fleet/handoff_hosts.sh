@@ -12,7 +12,7 @@ NCCL=$(realpath "$6")
 FOREIGN=$(realpath "$7")
 NCCL_FOREIGN=$(realpath "$8")
 export FAKECUDA_DEVICES=2 PYTHONDONTWRITEBYTECODE=1
-PYTHONPATH=$HERE/../lib:$HERE/../../fakes timeout 280 "$PYTHON" "$HERE/handoff_hosts.py" "$BATON" "$MODEL" "$ENGINE" "$FAKE" "$FOREIGN" "$WORK" "${@:9}" ||
-  fail "handoff_hosts.py"
+PYTHONPATH=$HERE/../lib:$HERE/../../fakes timeout 280 "$PYTHON" "$HERE/${HANDOFF_PY:=handoff_hosts.py}" "$BATON" "$MODEL" "$ENGINE" "$FAKE" "$FOREIGN" "$WORK" "${@:9}" ||
+  fail "$HANDOFF_PY"
 N_CHECKS=$((N_CHECKS + 1))
 done_testing

@@ -1,18 +1,6 @@
 #!/usr/bin/env bash
-# A server whose GPUs share each version (--placement sharded), in front of the engines of its
-# host, over the fakes of CUDA and NCCL. Usage: as lib.sh says, and then the path of fake_engine,
-# those of libfakecuda and libfakenccl, those of the engines and trainers, and cases.
-# shellcheck source=tests/http/lib/lib.sh
-source "$(dirname "${BASH_SOURCE[0]}")/../lib/lib.sh"
-HERE=$(realpath "$(dirname "${BASH_SOURCE[0]}")")
-ENGINE=$(realpath "$4")
-FAKE=$(realpath "$5")
-export NCCL NCCL_FOREIGN
-NCCL=$(realpath "$6")
-FOREIGN=$(realpath "$7")
-NCCL_FOREIGN=$(realpath "$8")
-export FAKECUDA_DEVICES=2 PYTHONDONTWRITEBYTECODE=1
-PYTHONPATH=$HERE/../lib:$HERE/../../fakes timeout 280 "$PYTHON" "$HERE/handoff_shares.py" "$BATON" "$MODEL" "$ENGINE" "$FAKE" "$FOREIGN" "$WORK" "${@:9}" ||
-  fail "handoff_shares.py"
-N_CHECKS=$((N_CHECKS + 1))
-done_testing
+# A server whose GPUs share each version (--placement sharded), in front of the engines of its host.
+# Usage: as handoff_hosts.sh says.
+HANDOFF_PY=handoff_shares.py
+# shellcheck source=tests/http/fleet/handoff_hosts.sh
+source "$(dirname "${BASH_SOURCE[0]}")/handoff_hosts.sh"

@@ -109,7 +109,7 @@ def cut_off_answers(url, n_lost=3):
 
 
 def lost_finish(urls):
-    """A finish whose answer is lost is repeated; one that fails names who is ahead."""
+    """A finish whose answer is lost is repeated; one that fails names the servers that have committed."""
     end = cut_off_answers(urls[1], 1)
     answers = baton.push(STEP[0], urls, weight_version="repeated")
     same([a["phase"] for a in answers], ["committed"] * len(urls), "repeated finish")
