@@ -2,6 +2,7 @@
 # Install, build and run every test except those labelled soak or gpu, on a new Debian 12 machine.
 # Usage: deploy/test.sh [all|preset...]   (default: release, the build that ships)
 # all: release, then asan (AddressSanitizer with UBSan), then tsan (ThreadSanitizer)
+# A test that did not run is named at the end. With CI set it is a failure.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -23,7 +24,7 @@ deploy/setup.sh test
 # for a test. A finding of a sanitizer fails at once.
 run_tests() {
   # two tests for each core: a test spends half of its time in waits for deadlines or processes
-  ctest --preset "$1" --parallel $((2 * $(nproc))) --no-tests=error && return
+  ctest --preset "$1" --parallel $((2 * $(nproc))) --no-tests=error --output-junit junit.xml && return
   if grep -qE '(Address|Leak|Thread)Sanitizer:|runtime error:' "build/$1/Testing/Temporary/LastTest.log"; then
     return 1
   fi
@@ -31,13 +32,31 @@ run_tests() {
   ctest --preset "$1" --rerun-failed
 }
 
-failed=()
+# not_run PRESET: the tests that were skipped, or in which a case was.
+not_run() {
+  python3 - "$1" "build/$1/junit.xml" <<'PYTHON'
+import sys, xml.etree.ElementTree
+for case in xml.etree.ElementTree.parse(sys.argv[2]).iter("testcase"):
+    if case.get("status") in ("notrun", "disabled"):
+        print(f"{sys.argv[1]}: {case.get('name')}")
+    elif "[  SKIPPED ]" in (case.findtext("system-out") or ""):
+        print(f"{sys.argv[1]}: a case of {case.get('name')}")
+PYTHON
+}
+
+failed=() skipped=()
 for preset in "${presets[@]}"; do
   echo "== $preset"
   cmake --preset "$preset" -DBATON_TESTS=ON >/dev/null
   cmake --build --preset "$preset" -- -k 0 | tail -n 3
   run_tests "$preset" || failed+=("$preset")
+  mapfile -t -O ${#skipped[@]} skipped < <(not_run "$preset")
 done
+echo "checks that did not run: ${#skipped[@]}"
+if ((${#skipped[@]} > 0)); then
+  printf '  %s\n' "${skipped[@]}"
+  [[ -z ${CI:-} ]] || failed+=("checks that did not run")
+fi
 if ((${#failed[@]} > 0)); then
   echo "failed: ${failed[*]}"
   exit 1

@@ -110,25 +110,23 @@ static void put_pause(const struct pause *p, struct buf *out)
                          "Time until the pause ends by itself", lease_timer_left_us(&p->lease));
 }
 
-static void put_pause_controller(struct pause_controller *pause_controller, struct buf *out)
+/* The trainer's pauses, which are the fleet's where there is one; an update's own pause of engines
+ * that overwrite their weights is none. */
+static void put_pauses(const struct app *app, struct buf *out)
 {
     struct lifecycle_state s;
     struct pause_controller_info info;
 
-    pause_controller_info(pause_controller, &info);
-    pause_controller_state(pause_controller, &s);
+    if (app->fleet != NULL)
+        fleet_get_pause(app->fleet->control, &info.pause);
+    else
+        pause_controller_info(app->pause_controller, &info);
     put_pause(&info.pause, out);
+    if (app->pause_controller == NULL)
+        return;
+    pause_controller_state(app->pause_controller, &s);
     prom_one(out, "baton_kv_cache_released", "gauge", "1 while the KV cache's memory is released",
              s.kv_released ? 1 : 0);
-}
-
-/* The trainer's pauses; an update's own pause of engines that overwrite their weights is none. */
-static void put_fleet_pause(struct fleet_control *fc, struct buf *out)
-{
-    struct pause p;
-
-    fleet_get_pause(fc, &p);
-    put_pause(&p, out);
 }
 
 static void put_http_server(const struct app *app, struct buf *out)
@@ -224,10 +222,8 @@ static void put_parts(struct app *app, struct buf *out)
         put_life(app, out);
     put_certificate(app, out);
     put_dialects(out);
-    if (app->pause_controller != NULL)
-        put_pause_controller(app->pause_controller, out);
-    if (app->fleet != NULL)
-        put_fleet_pause(app->fleet->control, out);
+    if (app->pause_controller != NULL || app->fleet != NULL)
+        put_pauses(app, out);
     if (app->weights != NULL)
         metrics_text_weights(app->weights, out);
     if (app->generate != NULL)

@@ -13,13 +13,9 @@ fail() {
   exit 1
 }
 
-# tool NAME: is it there?
-tool() {
-  command -v "$1" >/dev/null || {
-    echo "skipped: $1 is not installed"
-    return 1
-  }
-}
+for tool in groff mandoc systemd-analyze dpkg-shlibdeps file patchelf; do
+  command -v "$tool" >/dev/null || fail "$tool is not installed: deploy/setup.sh test"
+done
 
 # files DIR WORD...: every file is in the tree.
 files() {
@@ -61,55 +57,45 @@ while read -r command; do
   done
 done < <("$tree/bin/baton" help | sed --quiet --regexp-extended \
   's/^       baton ((lora|weights) [a-z]+|[a-z]+) .*/\1/p' | grep --invert-match '^\(help\|version\)$' | sort --unique)
-if tool groff; then
-  groff -man -Tutf8 -ww "$WORK"/man/*.1 >/dev/null 2>"$WORK/errors"
-  [[ ! -s $WORK/errors ]] || fail "$(cat "$WORK/errors")"
-fi
-if tool mandoc; then
-  mandoc -Tlint -Wwarning "$WORK"/man/*.1 || fail "mandoc"
-fi
+groff -man -Tutf8 -ww "$WORK"/man/*.1 >/dev/null 2>"$WORK/errors"
+[[ ! -s $WORK/errors ]] || fail "$(cat "$WORK/errors")"
+mandoc -Tlint -Wwarning "$WORK"/man/*.1 || fail "mandoc"
 
 # The unit. What systemd finds beside it is this machine's: only lines about baton.service count.
-if tool systemd-analyze; then
-  sed "s|/opt/baton|$tree|" "$tree/lib/systemd/system/baton.service" >"$WORK/baton.service"
-  systemd-analyze verify --man=no "$WORK/baton.service" 2>"$WORK/errors" || true
-  ! grep 'baton\.service' "$WORK/errors" || fail "systemd-analyze verify"
-  systemd-analyze security --offline=true --threshold=30 "$WORK/baton.service" >"$WORK/security" ||
-    fail "the unit is less hardened than before: $(tail --lines=1 "$WORK/security")"
-  tail --lines=1 "$WORK/security"
-fi
+sed "s|/opt/baton|$tree|" "$tree/lib/systemd/system/baton.service" >"$WORK/baton.service"
+systemd-analyze verify --man=no "$WORK/baton.service" 2>"$WORK/errors" || true
+! grep 'baton\.service' "$WORK/errors" || fail "systemd-analyze verify"
+systemd-analyze security --offline=true --threshold=30 "$WORK/baton.service" >"$WORK/security" ||
+  fail "the unit is less hardened than before: $(tail --lines=1 "$WORK/security")"
+tail --lines=1 "$WORK/security"
 
 # The Debian package.
-if tool dpkg-shlibdeps && tool file; then
-  (cd "$build" && cpack -G DEB -B "$WORK/deb" >/dev/null)
-  deb=$(ls "$WORK"/deb/*.deb)
-  dpkg-deb --contents "$deb" | awk '{ print $1, $2, substr($6, 2) }' >"$WORK/contents"
-  for file in /etc/baton/baton.json /usr/bin/baton /usr/lib/systemd/system/baton.service \
-    /usr/share/man/man1/baton-serve.1.gz /usr/share/zsh/vendor-completions/_baton \
-    /usr/share/doc/baton/copyright /usr/share/doc/baton/changelog.gz; do
-    grep --quiet " root/root $file\$" "$WORK/contents" || fail "the package lacks $file: $(cat "$WORK/contents")"
-  done
-  ! grep --invert-match '^[d-]rw[x-]r-[x-]r-[x-] ' "$WORK/contents" || fail "wrong modes in the package"
-  dpkg-deb --extract "$deb" "$WORK/extracted"
-  grep --quiet '^ExecStart=/usr/bin/baton serve --config /etc/baton/baton.json$' \
-    "$WORK/extracted/usr/lib/systemd/system/baton.service" || fail "the package's unit"
-  [[ $(dpkg-deb --info "$deb" conffiles) == /etc/baton/baton.json ]] || fail "conffiles"
-  [[ $(dpkg-deb --field "$deb" Depends) == *libmicrohttpd12*libutf8proc2* ]] || fail "dependencies"
-  for script in postinst prerm postrm; do
-    dpkg-deb --info "$deb" "$script" | sh -n || fail "$script"
-  done
-fi
+(cd "$build" && cpack -G DEB -B "$WORK/deb" >/dev/null)
+deb=$(ls "$WORK"/deb/*.deb)
+dpkg-deb --contents "$deb" | awk '{ print $1, $2, substr($6, 2) }' >"$WORK/contents"
+for file in /etc/baton/baton.json /usr/bin/baton /usr/lib/systemd/system/baton.service \
+  /usr/share/man/man1/baton-serve.1.gz /usr/share/zsh/vendor-completions/_baton \
+  /usr/share/doc/baton/copyright /usr/share/doc/baton/changelog.gz; do
+  grep --quiet " root/root $file\$" "$WORK/contents" || fail "the package lacks $file: $(cat "$WORK/contents")"
+done
+! grep --invert-match '^[d-]rw[x-]r-[x-]r-[x-] ' "$WORK/contents" || fail "wrong modes in the package"
+dpkg-deb --extract "$deb" "$WORK/extracted"
+grep --quiet '^ExecStart=/usr/bin/baton serve --config /etc/baton/baton.json$' \
+  "$WORK/extracted/usr/lib/systemd/system/baton.service" || fail "the package's unit"
+[[ $(dpkg-deb --info "$deb" conffiles) == /etc/baton/baton.json ]] || fail "conffiles"
+[[ $(dpkg-deb --field "$deb" Depends) == *libmicrohttpd12*libutf8proc2* ]] || fail "dependencies"
+for script in postinst prerm postrm; do
+  dpkg-deb --info "$deb" "$script" | sh -n || fail "$script"
+done
 
 # The release tarball: only glibc comes from the system, and a glibc that is too new is refused.
-if tool patchelf && tool dpkg-query; then
-  "$source/deploy/tarball.sh" "$build" "$WORK/tarball"
-  ! GLIBC_MAX=2.17 "$source/deploy/tarball.sh" "$build" "$WORK/other" 2>"$WORK/errors" || fail "2.17 is enough?"
-  grep --quiet 'needs glibc' "$WORK/errors" || fail "$(cat "$WORK/errors")"
-  [[ -z $(ls "$WORK/other") ]] || fail "a tarball was made of what was refused"
-  (cd "$WORK/tarball" && sha256sum --quiet --check ./*.sha256 && tar --extract --file ./*.tar.gz)
-  program=$(ls "$WORK"/tarball/*/bin/baton)
-  "$program" --version
-  foreign=$(ldd "$program" | awk -v own="$WORK" '$3 ~ "^/" && index($3, own) != 1 { print $1 }' | sort | xargs)
-  [[ $foreign == "libc.so.6 libm.so.6 libresolv.so.2" ]] || fail "libraries of the system: $foreign"
-  [[ $("$program" serve --help) == "$("$build/baton" serve --help)" ]] || fail "another program"
-fi
+"$source/deploy/tarball.sh" "$build" "$WORK/tarball"
+! GLIBC_MAX=2.17 "$source/deploy/tarball.sh" "$build" "$WORK/other" 2>"$WORK/errors" || fail "2.17 is enough?"
+grep --quiet 'needs glibc' "$WORK/errors" || fail "$(cat "$WORK/errors")"
+[[ -z $(ls "$WORK/other") ]] || fail "a tarball was made of what was refused"
+(cd "$WORK/tarball" && sha256sum --quiet --check ./*.sha256 && tar --extract --file ./*.tar.gz)
+program=$(ls "$WORK"/tarball/*/bin/baton)
+"$program" --version
+foreign=$(ldd "$program" | awk -v own="$WORK" '$3 ~ "^/" && index($3, own) != 1 { print $1 }' | sort | xargs)
+[[ $foreign == "libc.so.6 libm.so.6 libresolv.so.2" ]] || fail "libraries of the system: $foreign"
+[[ $("$program" serve --help) == "$("$build/baton" serve --help)" ]] || fail "another program"

@@ -321,15 +321,13 @@ bash -euo pipefail -c 'source "$1"; COMP_WORDS=(baton serve --max-w); COMP_CWORD
   - "$WORK/completion" >"$WORK/body"
 [[ $(<"$WORK/body") == $'--max-weight-bytes\nload\nlist' ]] || fail "bash completes: $(<"$WORK/body")"
 run 0 completion zsh
-if command -v zsh >/dev/null; then
-  mv "$WORK/body" "$WORK/completion"
-  zsh -f -c 'compdef() {}; compadd() { print -l -- ${@[2,-1]} }; _files() { print files }
-    source $1; words=(baton serve --max-w); CURRENT=3; _baton
-    words=(baton lora l); _baton; words=(baton push m); _baton' - "$WORK/completion" >"$WORK/body"
-  has "--max-weight-bytes"
-  has "unload"
-  has "files"
-fi
+mv "$WORK/body" "$WORK/completion"
+zsh -f -c 'compdef() {}; compadd() { print -l -- ${@[2,-1]} }; _files() { print files }
+  source $1; words=(baton serve --max-w); CURRENT=3; _baton
+  words=(baton lora l); _baton; words=(baton push m); _baton' - "$WORK/completion" >"$WORK/body"
+has "--max-weight-bytes"
+has "unload"
+has "files"
 
 # a server that is not there, and one that asks for a key
 stop_server

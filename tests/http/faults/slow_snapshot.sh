@@ -1,12 +1,8 @@
 #!/usr/bin/env bash
 # A snapshot on a slow disk, and what comes meanwhile: updates, a sleep, a wake, a drain.
-# Usage: as lib.sh, then FAIL_CALLS_SO SANITIZED(yes|no).
+# Usage: as lib.sh, then FAIL_CALLS_SO.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
-if [[ $5 == yes ]]; then
-  echo "skipped: a sanitizer must be the first library"
-  exit 77
-fi
 FAIL_SO=$(realpath "$4")
 STATE=$WORK/state
 CONTROL=$WORK/calls

@@ -302,8 +302,7 @@ def allowed(program, model, work, pages):
 def main():
     program, model = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
     if BROWSER is None:
-        print("skipped: there is no chromium; deploy/setup.sh browser installs it")
-        sys.exit(77)
+        sys.exit("there is no chromium: deploy/setup.sh test")
     record = Recorder(sys.argv[3]) if len(sys.argv) > 3 else None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work, Pages() as pages:
         foreign(program, model, work, pages, record)

@@ -9,8 +9,12 @@ import json
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
+import tempfile
+import time
+import urllib.request
 
 import yaml
 from fake_engine_world import Double
@@ -19,7 +23,7 @@ from fleet_world import Server, until
 BATON, ENGINE, CUDA, LOG, MODEL, ROOT = sys.argv[1:7]
 RULES, BOARD = os.path.join(ROOT, "deploy/prometheus/alerts.yml"), os.path.join(ROOT, "deploy/grafana/baton.json")
 CHECKPOINTS = os.path.join(MODEL, "checkpoints")
-SELECTOR = re.compile(r'\b((?:baton|process|vllm)[a-z_:]*)(?:\{([^}]*)\})?')
+SELECTOR = re.compile(r'\b((?:baton|process|vllm|up\b)[a-z_:]*)(?:\{([^}]*)\})?')
 MATCHER = re.compile(r'([a-z_]+)(=~|!=|!~|=)"([^"]*)"')
 OF_THE_SCRAPE = {"instance", "job"}  # Prometheus adds these
 HANDLES = {"names": ["a"], "dtypes": ["bfloat16"], "shapes": [[1]], "packed": True, "tensor_sizes": [2],
@@ -29,8 +33,13 @@ with open(BOARD, encoding="utf-8") as board:
 
 
 def scrape(s):
+    return read(s.get("/metrics"))
+
+
+def read(text):
     """(text, {name: [labels]})"""
-    text = s.get("/metrics")
+    families = re.findall(r"^# HELP (\S+)", text, re.M)
+    assert len(families) == len(set(families)), f"twice: {sorted({f for f in families if families.count(f) > 1})}"
     found = {}
     for name, labels in re.findall(r'^([a-z_:]+)(?:\{(.*)\})? \S+$', text, re.M):
         found.setdefault(name, []).append(dict(re.findall(r'([a-z_]+)="((?:[^"\\]|\\.)*)"', labels)))
@@ -49,7 +58,7 @@ def of_an_embedded_one():
 
 
 GATE = re.compile(r"(?:max by \([a-z, ]*\) \()?([a-z_]+)(?:\{([^}]*)\})?\)?(?: / ([a-z_]+)(?:\{[^}]*\})?)? "
-                  r"(==|>|<) ([a-z_]+|[0-9.]+)")
+                  r"(==|>|<) ([a-z_]+|[0-9.]+|time\(\) \+ [0-9]+)")
 
 
 def value_of(text, name, matchers):
@@ -71,7 +80,10 @@ def alerts(text):
     found = set()
     for name, gate in gates:
         left, matchers, below, op, right = gate.groups()
-        bounds = [float(right)] if right[0].isdigit() else list(value_of(text, right, ""))
+        if right.startswith("time()"):
+            bounds = [time.time() + float(right.split()[-1])]
+        else:
+            bounds = [float(right)] if right[0].isdigit() else list(value_of(text, right, ""))
         for value in value_of(text, left, matchers or ""):
             value /= next(value_of(text, below, "")) if below else 1
             if any({"==": value == b, ">": value > b, "<": value < b}[op] for b in bounds):
@@ -130,6 +142,21 @@ def of_a_stage():
         return scrape(s)
 
 
+def of_one_with_tls():
+    """With a certificate that ends tomorrow."""
+    with tempfile.TemporaryDirectory() as work:
+        key, cert = os.path.join(work, "key"), os.path.join(work, "cert")
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
+                        "-subj", "/CN=localhost", "-keyout", key, "-out", cert], check=True, capture_output=True)
+        with Server(BATON, LOG, "--model", MODEL, "--weights", os.path.join(CHECKPOINTS, "step-00000.safetensors"), "--state-dir",
+                    os.path.join(work, "state"), "--snapshot", 1, "--tls-cert", cert, "--tls-key", key) as s:
+            context = ssl.create_default_context(cafile=cert)
+            with urllib.request.urlopen(f"https://localhost:{s.port}/metrics", context=context, timeout=30) as answer:
+                text = answer.read().decode()
+    assert alerts(text) == {"BatonCertificateExpires"}, alerts(text)
+    return read(text)
+
+
 def queries():
     with open(RULES, encoding="utf-8") as f:
         for group in yaml.safe_load(f)["groups"]:
@@ -161,9 +188,7 @@ def check_query(where, expr, legend, scrapes):
 
 def check_with_promtool(texts):
     promtool = shutil.which("promtool")
-    if promtool is None:
-        print("promtool is not installed: the rules are not parsed")
-        return
+    assert promtool is not None, "promtool is not installed: deploy/setup.sh test"
     subprocess.run([promtool, "check", "rules", RULES], check=True, stdout=subprocess.DEVNULL)
     for text in texts:
         text = "".join(line + "\n" for line in text.splitlines() if "vllm:" not in line)
@@ -172,9 +197,9 @@ def check_with_promtool(texts):
 
 
 alerts_are_quiet_when_all_is_well()
-made = [of_an_embedded_one(), of_a_fleet(), of_a_stage()]
+made = [of_an_embedded_one(), of_a_fleet(), of_a_stage(), of_one_with_tls()]
 for query in queries():
-    check_query(*query, [m for _, m in made])
+    check_query(*query, [m for _, m in made] + [{"up": [{}]}])
 check_with_promtool([t for t, _ in made])
 zero = [l for l in made[0][1]["baton_http_requests_total"] if l["operation"] == "lora_load"]
 assert not zero, f"series of operations that nobody called: {zero}"

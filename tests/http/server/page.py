@@ -175,13 +175,15 @@ def fleet(browser):
         browser.until("[...document.querySelectorAll('#upstreams tr')].some(r => r.innerText.includes("
                       f"{json.dumps(two.url)}) && /down/.test(r.innerText))")
         browser.until("document.querySelector('#nupstreams').innerText.includes('1 of 2 serve')")
+        browser.until("document.querySelector('#ready.warn') && /ready · 1 of 2 engines/.test(document.querySelector('#ready').innerText)")
         whole(browser)
+    browser.until("document.querySelector('#ready.bad') && /no answer for/.test(document.querySelector('#ready').innerText)")
+    assert browser.js("document.querySelector('#main').classList.contains('stale') && !document.body.innerText.includes('serving for')")
 
 
 def main():
     if BROWSER is None:
-        print("skipped: there is no chromium here")
-        sys.exit(77)
+        sys.exit("there is no chromium: deploy/setup.sh test")
     urls, console = set(), []
     with Chromium(WORK) as browser:
         browser.size(1600)

@@ -2,20 +2,22 @@
 
 With the same weights the logprobs are baton's, and with other experts they are not. A trainer whose routers are off by
 one rounding of bfloat16 chooses other experts for some tokens, for which its logprobs jump; with baton's experts none
-does. Usage: replay_torch.py BATON FIXTURES ROOT; 77 without torch and transformers."""
+does. Usage: test_router_replay.py --baton PROGRAM"""
 
 import base64
+import pathlib
 import sys
 import tempfile
 
-sys.path[:0] = [f"{sys.argv[3]}/{folder}" for folder in ("examples", "client", "tests/http/lib")]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / folder) for folder in ("examples", "client", "tests/http/lib")]
 import baton  # noqa: E402
-import router_replay as trainer  # noqa: E402  exits with 77
+import router_replay as trainer  # noqa: E402
 
 import torch  # noqa: E402
 from fleet_world import Server  # noqa: E402
 
-BATON, FIXTURES, _ = sys.argv[1:]
+BATON, FIXTURES = sys.argv[sys.argv.index("--baton") + 1], ROOT / "tests/fixtures"
 N, MAX_TOKENS, SEED = 4, 200, 20
 SAME = 1e-4  # between logprobs of the same weights and experts; 2e-6 is seen
 OTHER_MIN = 0.1  # at the worst token of other experts; 1.7 is seen
