@@ -40,44 +40,60 @@ static int check_any(struct fleet_control *fc, size_t n, struct err *e)
     return err_set(e, ERR_UNSYNCED, "", "no upstream serves a version that could be named");
 }
 
-/* The engines that did not take the version are out of step then. Returns: the serial; 0: all
- * failed. */
-static uint64_t apply_results(struct fleet_control *fc, const char *label,
-                              const struct fleet_result *results, size_t n)
+/* The engines that did not take the version are out of step then. Returns: false: nothing
+ * changed. */
+static bool apply_results(struct fleet_control *fc, const struct fleet_label_request *req,
+                          const struct fleet_result *results, size_t n, uint64_t *serial)
 {
-    bool labelled[FLEET_MAX] = {false};
-    size_t n_labelled = 0;
+    bool labelled[FLEET_MAX] = {false}, any = req->record != NULL;
 
     for (size_t i = 0; i < n; i++) {
         labelled[results[i].upstream] = result_ok(&results[i]);
-        n_labelled += labelled[results[i].upstream];
+        any = any || result_ok(&results[i]);
     }
-    if (n_labelled > 0)
-        return fleet_set_label(fleet_of(fc), label, labelled);
-    fleet_set_updating(fleet_of(fc), false);
-    return 0;
+    if (any)
+        *serial = fleet_set_label(fleet_of(fc), req->label, labelled);
+    else
+        fleet_set_updating(fleet_of(fc), false);
+    return any;
 }
 
-int fleet_label_all(struct fleet_control *fc, const char *label, uint64_t if_serial,
+static int name_engines(struct fleet_control *fc, const struct fleet_label_request *req,
+                        const struct fleet_target *targets, size_t n, struct fleet_result **results,
+                        uint64_t *serial, struct err *e)
+{
+    bool changed;
+    int rc;
+
+    if (req->abort_requests)
+        fleet_abort_all_requests(fc);
+    fleet_set_updating(fleet_of(fc), true);
+    rc = fleet_request(fc, API_SET_VERSION, targets, n, fleet_step_us(fc), results, e);
+    changed = apply_results(fc, req, *results, rc == 0 ? n : 0, serial);
+    if (rc != 0 || fleet_results_ok(*results, n, e))
+        return rc;
+    if (changed && err_http_status(e->code) < 500) { /* such a one says that nothing changed */
+        e->code = ERR_UPSTREAM;
+        e->field[0] = '\0';
+    }
+    return -1;
+}
+
+int fleet_label_all(struct fleet_control *fc, const struct fleet_label_request *req,
                     struct fleet_result **results, size_t *n, uint64_t *serial, struct err *e)
 {
-    json_t *body = json_pack("{s:s}", "weight_version", label);
+    json_t *body = json_pack("{s:s}", "weight_version", req->label);
     struct fleet_target targets[FLEET_MAX];
     int rc = -1;
 
     *results = NULL;
+    *serial = 0;
     *n = engines_in_step(fc, body, targets);
-    if (body == NULL) {
+    if (body == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for a version");
-    } else if (check_any(fc, *n, e) == 0 && check_serial(fc, if_serial, e) == 0) {
-        fleet_set_updating(fleet_of(fc), true);
-        rc = fleet_request(fc, API_SET_VERSION, targets, *n, fleet_step_us(fc), results, e);
-        if (rc != 0)
-            fleet_set_updating(fleet_of(fc), false);
-    }
+    else if (check_any(fc, *n, e) == 0 && check_serial(fc, req->if_serial, e) == 0 &&
+             (req->record == NULL || req->record(req->arg, e) == 0))
+        rc = name_engines(fc, req, targets, *n, results, serial, e);
     json_decref(body);
-    if (rc != 0)
-        return -1;
-    *serial = apply_results(fc, label, *results, *n);
-    return fleet_results_ok(*results, *n, e) ? 0 : -1;
+    return rc;
 }

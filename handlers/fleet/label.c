@@ -1,6 +1,6 @@
 /* Requests that end an auto-commit update, or give the served weights another version. With --stage
- * the upstreams get the name first, then this server's own copy: one that does not get it is out of
- * step, and is repaired with the new name. */
+ * the name is recorded here first, where a commit may come in between and refuse it, and then given
+ * to the upstreams: one that does not get it is out of step, and is repaired with it. */
 #include "fleet/fleet_control.h"
 #include "fleet/fleet_label.h"
 #include "fleet/fleet_locks.h"
@@ -12,9 +12,6 @@
 #include "handlers/reply.h"
 #include "handlers/update_members.h"
 #include "weights/store/store.h"
-
-#include <stdio.h>
-#include <stdlib.h>
 
 int handle_fleet_commit_open(struct app *app, struct http_request *x, struct err *e)
 {
@@ -32,79 +29,91 @@ int handle_fleet_commit_open(struct app *app, struct http_request *x, struct err
     return 0;
 }
 
-/* A version that this server keeps for its upstreams. */
-struct staged_version {
-    uint64_t serial;
-    char label[VERSION_LABEL_MAX + 1];
+/* Another name for the version that this server keeps for its upstreams. */
+struct staged_label {
+    struct app *app;
+    const struct label_req *req;
+    uint64_t serial; /* of the version */
 };
 
 /* The upstreams have to serve it: else the name would be another version's there. */
-static int read_staged(struct staged_version *out, struct app *app, uint64_t if_serial,
-                       struct err *e)
+static int read_staged(struct staged_label *l, struct err *e)
 {
     const struct version *v;
     struct handoff_info info;
+    int rc = 0;
 
-    if (store_pin(app->weights->store, &v, e) != 0)
+    if (store_pin(l->app->weights->store, &v, e) != 0)
         return -1;
-    out->serial = v->serial;
-    (void)snprintf(out->label, sizeof out->label, "%s", v->label);
-    store_unpin(app->weights->store, v);
-    handoff_info_get(app->fleet->handoff, &info);
-    if (if_serial != 0 && if_serial != out->serial)
-        return err_set(e, ERR_PRECONDITION, "/if_serial", "serial %llu is served, not %llu",
-                       (unsigned long long)out->serial, (unsigned long long)if_serial);
-    if (info.done != out->serial)
-        return err_set(e, ERR_CONFLICT, "",
-                       "version '%.128s' is not handed over to the upstreams yet: try again when "
-                       "handed_serial of the status is %llu",
-                       out->label, (unsigned long long)out->serial);
-    return 0;
+    l->serial = v->serial;
+    handoff_info_get(l->app->fleet->handoff, &info);
+    if (l->req->if_serial != 0 && l->req->if_serial != v->serial)
+        rc = err_set(e, ERR_PRECONDITION, "/if_serial", "serial %llu is served, not %llu",
+                     (unsigned long long)v->serial, (unsigned long long)l->req->if_serial);
+    else if (info.done != v->serial)
+        rc = err_set(e, ERR_CONFLICT, "",
+                     "version '%.128s' is not handed over to the upstreams yet: try again when "
+                     "handed_serial of the status is %llu",
+                     v->label, (unsigned long long)v->serial);
+    store_unpin(l->app->weights->store, v);
+    return rc;
 }
 
-/* The upstreams have the name. If it cannot be recorded here, they get the old one again: an
- * upstream is repaired with the name that the version has here. */
-static int label_staged(struct app *app, const struct staged_version *was, const char *label,
-                        struct err *e)
+/* Meanwhile another version may have been committed. It cannot be handed over before this ends. */
+static int record_staged(void *arg, struct err *e)
 {
-    struct fleet_result *results;
-    struct err ignored = {0};
+    struct staged_label *l = arg;
     uint64_t serial;
-    size_t n;
 
-    if (store_set_label(app->weights->store, label, was->serial, &serial, e) == 0)
-        return 0;
-    (void)fleet_label_all(app->fleet->control, was->label, 0, &results, &n, &serial, &ignored);
-    fleet_results_free(results, n);
+    while (read_staged(l, e) == 0) {
+        if (store_set_label(l->app->weights->store, l->req->label, l->serial, &serial, e) == 0)
+            return 0;
+        if (e->code != ERR_PRECONDITION || l->req->if_serial != 0)
+            return -1;
+        err_clear(e);
+    }
     return -1;
+}
+
+/* An upstream did not take a name that is recorded here. */
+static void explain_recorded(const char *label, struct err *e)
+{
+    struct err why = *e;
+
+    err_clear(e);
+    (void)err_set(e, why.code, "",
+                  "'%.100s' is the name of the version here now, and an upstream that did not take "
+                  "it is repaired with it: %.300s",
+                  label, why.msg);
 }
 
 static int label_all(struct app *app, struct http_request *x, const struct label_req *req,
                      struct err *e)
 {
+    struct staged_label l = {.app = app, .req = req};
     bool staged = app->fleet->handoff != NULL;
-    struct staged_version was = {0};
+    struct fleet_label_request all = {.label = req->label,
+                                      .if_serial = staged ? 0 : req->if_serial,
+                                      .abort_requests = req->abort_requests,
+                                      .record = staged ? record_staged : NULL,
+                                      .arg = &l};
     struct fleet_result *results;
-    struct err ignored = {0};
     uint64_t serial = 0;
     size_t n;
     int rc;
 
-    if (staged && read_staged(&was, app, req->if_serial, e) != 0)
+    if (staged && read_staged(&l, e) != 0)
         return -1;
-    rc = fleet_label_all(app->fleet->control, req->label, staged ? 0 : req->if_serial, &results, &n,
-                         &serial, e);
+    rc = fleet_label_all(app->fleet->control, &all, &results, &n, &serial, e);
+    if (rc != 0 && staged && serial > 0)
+        explain_recorded(req->label, e);
     if (results == NULL)
         return -1;
-    if (staged && serial > 0 && label_staged(app, &was, req->label, rc == 0 ? e : &ignored) != 0)
-        rc = -1;
-    if (staged)
-        serial = was.serial;
     if (rc == 0)
-        fleet_reply(
-            app, x,
-            json_pack("{s:s, s:I}", "weight_version", req->label, "serial", (json_int_t)serial),
-            results, n);
+        fleet_reply(app, x,
+                    json_pack("{s:s, s:I}", "weight_version", req->label, "serial",
+                              (json_int_t)(staged ? l.serial : serial)),
+                    results, n);
     else
         fleet_reply_error(app, x, e, results, n);
     fleet_results_free(results, n);
@@ -152,8 +161,6 @@ static int label_with_body(struct app *app, struct http_request *x, const json_t
     if (rc != 0)
         return -1;
     rc = fleet_check_no_update(app->fleet->control, true, e);
-    if (rc == 0 && req.abort_requests)
-        fleet_abort_all_requests(app->fleet->control);
     if (rc == 0)
         rc = label_all(app, x, &req, e);
     fleet_op_unlock(app->fleet->control);

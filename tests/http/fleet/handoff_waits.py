@@ -3,12 +3,14 @@
 Usage: as handoff.py says.
 """
 
+import os
 import threading
 import time
 
 from fleet_world import until
-from handoff_world import Stage, run_cases
+from handoff_world import WORK, Stage, run_cases
 
+NAME = "/update_weight_version"
 LOAD = {"vllm": "/update_weights", "sglang": "/update_weights_from_tensor"}
 HANGS_S = 20  # longer than a test
 SOON_S = 5
@@ -63,13 +65,50 @@ def label(kind):
         assert (stage["weight_version"], stage["serial"], stage["handed_serial"]) == ("a2", 1, 1), stage
         status, said = s.server.ask("POST", "/v1/weights/label", {"weight_version": "a3", "if_serial": 2})
         assert status == 409 and said["error"]["param"] == "/if_serial", said
-        s.taps[0].fault = ("/update_weight_version", 500)
-        status, said = s.server.ask("POST", "/v1/weights/label", {"weight_version": "a3"})
-        assert status == 502, (status, said)
-        assert s.server.get("/v1/upstreams")["n_serving"] == 1 and s.server.status()["stage"]["weight_version"] == "a3"
-        s.taps[0].fault = None
-        until("it is repaired", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
-        s.has("00100", "a3")
+        for name, faulty in ("a3", 1), ("a4", 2):
+            for tap in s.taps[:faulty]:
+                tap.fault = (NAME, 409)
+            status, said = s.server.ask("POST", "/v1/weights/label", {"weight_version": name})
+            assert status == 502 and "is the name of the version here now" in said["error"]["message"], (status, said)
+            assert s.server.get("/v1/upstreams")["n_serving"] == 2 - faulty and s.server.status()["stage"]["weight_version"] == name
+            for tap in s.taps:
+                tap.fault = None
+            until("they are repaired", lambda: s.server.get("/v1/upstreams")["n_serving"] == 2)
+            s.has("00100", name)
+
+
+def label_or_nothing(kind):
+    """A name that is refused was at no engine, and no request was aborted for it."""
+    state = os.path.join(WORK, f"state-label-{kind}")
+    with Stage(kind, options=("--state-dir", state)) as s:
+        s.push("00100", "a")
+        tap, since = s.taps[0], len(s.taps[0].calls)
+
+        def refused(status, **more):
+            got, said = s.server.ask("POST", "/v1/weights/label", {"weight_version": "no", "abort_requests": True, **more})
+            assert got == status and s.server.status()["stage"]["weight_version"] == "a", (got, said)
+            paths = [c[2] for c in tap.calls[since:] if c[1] == "POST"]
+            assert not [p for p in paths if p == NAME or "abort" in p], paths
+
+        refused(409, if_serial=7)
+        os.mkdir(os.path.join(state, "journal.tmp"))
+        refused(500)
+        os.rmdir(os.path.join(state, "journal.tmp"))
+        named = []
+        tap.slow = (NAME, 0.5)
+        name = threading.Thread(target=lambda: named.append(s.server.ask("POST", "/v1/weights/label", {"weight_version": "a2"})))
+        name.start()
+        until("the engine is asked", lambda: NAME in [c[2] for c in tap.calls[since:]])
+        tap.slow = None
+        s.push("01500", "b")  # while the engine takes the name
+        name.join()
+        status, said = named[0]
+        assert (status, said.get("serial")) == (200, 1), named
+        s.has("01500", "b")
+        s.doubles[0].kill()
+        until("it is away", lambda: s.server.get("/v1/upstreams")["n_serving"] == 0)
+        assert s.server.ask("POST", "/v1/weights/label", {"weight_version": "no"})[0] == 503
+        assert s.server.status()["stage"]["weight_version"] == "b"
 
 
 def resumed_at_the_end(kind):
@@ -95,7 +134,7 @@ def resumed_at_the_end(kind):
         until("it is resumed", lambda: s.doubles[0].ask("GET", "/is_paused")[1] == {"is_paused": False})
 
 
-CASES = {f.__name__: f for f in (given_up, each_by_itself, label, resumed_at_the_end)}
+CASES = {f.__name__: f for f in (given_up, each_by_itself, label, label_or_nothing, resumed_at_the_end)}
 
 
 if __name__ == "__main__":
