@@ -1,8 +1,9 @@
 /* A FIFO semaphore over intrusive tickets.
  *
- * Invariant: a ticket waits only while every permit is taken, or while admission is held. A free
- * permit goes directly to the first ticket in the queue, so no ticket overtakes another. Rejected:
- * a condition variable for each waiter, which would need a thread for each. */
+ * Invariant: a ticket waits only while every permit is taken, or while admission is held and not
+ * for its sake. The tickets that drain are the first in the queue. A free permit goes directly to
+ * the first ticket in the queue, so no ticket overtakes another. Rejected: a condition variable for
+ * each waiter, which would need a thread for each. */
 #include "control/admission.h"
 
 #include "base/clock.h"
@@ -16,7 +17,7 @@ enum ticket_state { TICKET_IDLE, TICKET_QUEUED, TICKET_GRANTED };
 struct admission {
     struct mtx lock; /* rank MTX_ADMISSION; guards down to the blank line */
     struct ticket *head, **tail;
-    size_t n_running, n_waiting;
+    size_t n_running, n_waiting, n_draining;
     uint64_t n_granted, n_refused, n_cancelled, wait_us_sum, wait_us_max;
     bool closed, held;
     struct err refusal; /* the error of tickets that enter while held; clean: they queue */
@@ -68,6 +69,7 @@ static void grant_locked(struct admission *a, struct ticket *t)
 static void queue_locked(struct admission *a, struct ticket *t)
 {
     t->state = TICKET_QUEUED;
+    t->drains = false;
     t->next = NULL;
     t->prev_next = a->tail;
     *a->tail = t;
@@ -85,6 +87,8 @@ static void unqueue_locked(struct admission *a, struct ticket *t)
     t->next = NULL;
     t->prev_next = NULL;
     a->n_waiting--;
+    a->n_draining -= t->drains;
+    t->drains = false;
 }
 
 int admission_enter(struct admission *a, struct ticket *t, struct err *e)
@@ -133,16 +137,20 @@ int admission_enter(struct admission *a, struct ticket *t, struct err *e)
 
 bool admission_cancel(struct admission *a, struct ticket *t)
 {
-    bool queued;
+    bool queued, idle = false;
 
     mtx_lock(&a->lock);
     queued = t->state == TICKET_QUEUED;
     if (queued) {
+        idle = t->drains;
         unqueue_locked(a, t);
         t->state = TICKET_IDLE;
         a->n_cancelled++;
+        idle = idle && a->n_running + a->n_draining == 0;
     }
     mtx_unlock(&a->lock);
+    if (idle && a->idle != NULL)
+        a->idle(a->idle_arg);
     return queued;
 }
 
@@ -152,7 +160,7 @@ static struct ticket *grant_next_locked(struct admission *a)
     struct ticket *next = a->head;
 
     mtx_assert_held(&a->lock);
-    if (next == NULL || a->held || a->n_running >= a->n_permits)
+    if (next == NULL || (a->held && !next->drains) || a->n_running >= a->n_permits)
         return NULL;
     unqueue_locked(a, next);
     grant_locked(a, next);
@@ -175,7 +183,7 @@ void admission_leave(struct admission *a, struct ticket *t)
         granted = next->granted;
         arg = next->arg;
     }
-    idle = a->n_running == 0;
+    idle = a->n_running + a->n_draining == 0;
     mtx_unlock(&a->lock);
     if (granted != NULL)
         granted(arg);
@@ -183,19 +191,20 @@ void admission_leave(struct admission *a, struct ticket *t)
         a->idle(a->idle_arg);
 }
 
-bool admission_is_granted(struct admission *a, struct ticket *t)
+static void set_drains_locked(struct admission *a, bool drains)
 {
-    bool granted;
-
-    mtx_lock(&a->lock);
-    granted = t->state == TICKET_GRANTED;
-    mtx_unlock(&a->lock);
-    return granted;
+    a->n_draining = drains ? a->n_waiting : 0;
+    for (struct ticket *t = a->head; t != NULL; t = t->next)
+        t->drains = drains;
 }
 
-void admission_hold(struct admission *a, const struct err *refusal)
+void admission_hold(struct admission *a, const struct err *refusal, bool drain)
 {
     mtx_lock(&a->lock);
+    if (!drain)
+        set_drains_locked(a, false);
+    else if (!a->held)
+        set_drains_locked(a, true);
     a->held = true;
     a->refusal = refusal != NULL ? *refusal : (struct err){0};
     mtx_unlock(&a->lock);
@@ -208,6 +217,7 @@ void admission_release(struct admission *a)
 
     mtx_lock(&a->lock);
     a->held = false;
+    set_drains_locked(a, false);
     mtx_unlock(&a->lock);
     while (more) {
         struct ticket *next;
@@ -248,6 +258,7 @@ void admission_stats(struct admission *a, struct admission_stats *out)
         .n_permits = a->n_permits,
         .n_running = a->n_running,
         .n_waiting = a->n_waiting,
+        .n_draining = a->n_draining,
         .n_queue_max = a->n_queue_max,
         .n_granted = a->n_granted,
         .n_refused = a->n_refused,

@@ -23,6 +23,7 @@ struct ticket {
     struct ticket *next, **prev_next;
     uint64_t queued_us;
     int state;
+    bool drains; /* granted although admission is held */
 };
 
 /* admission_new - @name is static, for messages and metrics ("generate"). */
@@ -42,24 +43,25 @@ void admission_leave(struct admission *a, struct ticket *t);
 
 void admission_close(struct admission *a); /* from now on enter is ERR_DRAINING */
 
-/* admission_is_granted - has the ticket a permit now? */
-bool admission_is_granted(struct admission *a, struct ticket *t);
-
 /* admission_hold - grant nothing until admission_release; granted permits stay.
  * @refusal  NULL: new tickets queue, up to the usual limit; else admission_enter fails with this
- *           error (copied). Repeating replaces the refusal. */
-void admission_hold(struct admission *a, const struct err *refusal);
+ *           error (copied). Repeating replaces the refusal.
+ * @drain    the tickets that wait for lack of permits now are still granted, in their order; those
+ *           that an earlier hold keeps are not. Repeating with false ends it. */
+void admission_hold(struct admission *a, const struct err *refusal, bool drain);
 
 /* admission_release - grant again, the queued tickets first. Repeating is harmless. */
 void admission_release(struct admission *a);
 
-/* admission_on_idle - call `idle(arg)` whenever the last permit is given back: on the thread that
- * gave it back, no lock held; must not block. Call this before the first admission_enter. */
+/* admission_on_idle - call `idle(arg)` whenever the last permit is given back and no ticket is left
+ * that admission_hold still grants: on the thread that gave it back, or took the ticket out; it may
+ * hold locks of any rank. Must not block. Call this before the first admission_enter. */
 void admission_on_idle(struct admission *a, void (*idle)(void *arg), void *arg);
 
 struct admission_stats {
     const char *name;
     size_t n_permits, n_running, n_waiting, n_queue_max;
+    size_t n_draining; /* of those that wait: granted although admission is held */
     uint64_t n_granted, n_refused, n_cancelled;
     uint64_t wait_us_sum, wait_us_max; /* of granted tickets */
 };

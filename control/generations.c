@@ -3,7 +3,6 @@
 #include "control/generations.h"
 
 #include "base/mtx.h"
-#include "control/admission.h"
 #include "weights/version_label.h"
 
 #include <assert.h>
@@ -79,20 +78,6 @@ uint32_t generations_abort(struct generations *gs, const char **ids, size_t n_id
     mtx_lock(&gs->lock);
     for (struct generations_entry *g = gs->first; g != NULL; g = g->next)
         n += ids != NULL ? g->ops->abort_named(g->arg, ids, n_ids) : g->ops->abort(g->arg) ? 1 : 0;
-    mtx_unlock(&gs->lock);
-    return n;
-}
-
-uint32_t generations_abort_granted(struct generations *gs, struct admission *a)
-{
-    uint32_t n = 0;
-
-    if (gs == NULL)
-        return 0;
-    mtx_lock(&gs->lock);
-    for (struct generations_entry *g = gs->first; g != NULL; g = g->next)
-        if (admission_is_granted(a, g->ticket))
-            n += g->ops->abort(g->arg) ? 1 : 0;
     mtx_unlock(&gs->lock);
     return n;
 }

@@ -9,9 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct admission;
 struct generations;
-struct ticket;
 struct generations_row;
 struct version_label;
 
@@ -60,7 +58,6 @@ struct generations_ops {
 struct generations_entry {
     const struct generations_ops *ops; /* these three are immutable while it is in the list */
     void *arg;
-    struct ticket *ticket; /* for its permit */
 
     struct generations_entry *next, **prev_next; /* guarded by the lock of the list */
 };
@@ -80,9 +77,6 @@ void generations_remove(struct generations *gs, struct generations_entry *g);
  * Threads: any. Takes MTX_GENERATIONS, then MTX_GENERATION and the locks that it takes.
  * Blocks: no. */
 uint32_t generations_abort(struct generations *gs, const char **ids, size_t n_ids);
-
-/* generations_abort_granted - the same for those that have a permit of `a`; the queue stays. */
-uint32_t generations_abort_granted(struct generations *gs, struct admission *a);
 
 /* generations_list - describe running and waiting generations, the latest first.
  * @rows  zeroed; [cap]; generations_rows_fini frees what they refer to

@@ -37,10 +37,11 @@ bool pause_controller_idle(const struct pause_controller *g)
     struct admission_stats s;
 
     admission_stats(g->cfg.generate, &s);
-    return s.n_running == 0;
+    return s.n_running + s.n_draining == 0;
 }
 
-/* Is the pause in effect? If nothing runs while admission is held, nothing can start to run. */
+/* Is the pause in effect? If nothing runs while admission is held, nothing can start to run.
+ * @n_running  with those that waited when the pause came */
 static bool is_in_effect_locked(const struct pause_controller *g, size_t n_running)
 {
     if (g->pause.state == PAUSE_OFF || !g->admission_held)
@@ -53,10 +54,11 @@ static void fill_info_locked(const struct pause_controller *g, struct pause_cont
     struct admission_stats s;
 
     admission_stats(g->cfg.generate, &s);
-    *out = (struct pause_controller_info){.pause = g->pause,
-                                          .n_running = s.n_running,
-                                          .n_waiting = s.n_waiting,
-                                          .acknowledged = is_in_effect_locked(g, s.n_running)};
+    *out = (struct pause_controller_info){
+        .pause = g->pause,
+        .n_running = s.n_running,
+        .n_waiting = s.n_waiting,
+        .acknowledged = is_in_effect_locked(g, s.n_running + s.n_draining)};
     out->pause.paused_us = pause_total_us(&g->pause);
 }
 
@@ -163,7 +165,8 @@ void pause_controller_apply_admission(struct pause_controller *g)
     if (admission_held && now.pause.reject)
         set_paused_error(&now.pause, &refusal);
     if (admission_held)
-        admission_hold(g->cfg.generate, now.pause.reject ? &refusal : NULL);
+        admission_hold(g->cfg.generate, now.pause.reject ? &refusal : NULL,
+                       now.pause.mode == PAUSE_WAIT);
     else
         admission_release(g->cfg.generate);
     mtx_lock(&g->lock);
@@ -294,16 +297,19 @@ static int engine_freeze(struct pause_controller *g, uint32_t timeout_s, struct 
     return 0;
 }
 
-/* Within an operation, with admission closed. Returns as pause_controller_pause. */
+/* Within an operation, with admission closed. What came before the pause belongs to it, also what
+ * waits for its permit: admission has it go on for mode wait, here it ends for mode abort. A pause
+ * that repeats the one before, to renew its lease, ends nothing that came since.
+ * Returns as pause_controller_pause. */
 static int stop_running(struct pause_controller *g, const struct pause_request *req,
-                        struct pause_controller_wait *w, struct err *e)
+                        const struct pause *before, struct pause_controller_wait *w, struct err *e)
 {
     bool later;
 
     if (req->mode == PAUSE_KEEP && engine_freeze(g, req->timeout_s, e) != 0)
         return -1;
-    if (req->mode == PAUSE_ABORT) {
-        uint32_t n = generations_abort_granted(g->cfg.generations, g->cfg.generate);
+    if (req->mode == PAUSE_ABORT && before->mode != PAUSE_ABORT) {
+        uint32_t n = generations_abort(g->cfg.generations, NULL, 0);
 
         mtx_lock(&g->lock);
         g->pause.n_aborted = n;
@@ -347,7 +353,7 @@ int pause_controller_pause(struct pause_controller *g, const struct pause_reques
         return -1;
     }
     set_pause(g, req, &before);
-    rc = stop_running(g, req, w, e);
+    rc = stop_running(g, req, &before, w, e);
     if (rc < 0) {
         undo_pause(g, &before);
     } else {

@@ -36,8 +36,7 @@ static int wait_idle(struct pause_controller *g, uint64_t deadline_us, struct er
 
     while (!idle && !clock_passed(deadline_us)) {
         mtx_lock(&g->lock);
-        idle = pause_controller_idle(
-            g); /* checked under the lock that admission_idle takes before it signals */
+        idle = pause_controller_idle(g); /* under the lock of the broadcast that follows */
         if (!idle)
             (void)cnd_wait(&g->changed, &g->lock, deadline_us);
         mtx_unlock(&g->lock);
@@ -56,7 +55,7 @@ static int abort_running(struct pause_controller *g, uint64_t deadline_us, uint3
     pause_controller_state(g, &s);
     if (s.pause == PAUSE_KEEP)
         return 0;
-    *n_aborted = generations_abort_granted(g->cfg.generations, g->cfg.generate);
+    *n_aborted = generations_abort(g->cfg.generations, NULL, 0);
     return wait_idle(g, deadline_us, e);
 }
 
@@ -106,7 +105,7 @@ int pause_controller_sleep(struct pause_controller *g, int level, unsigned tags,
 
         pause_controller_info(g, &now);
         if (now.pause.state == PAUSE_OFF)
-            admission_hold(g->cfg.generate, NULL);
+            admission_hold(g->cfg.generate, NULL, false);
         rc = release_memory(g, level, tags, &slept, e);
         pause_controller_apply_admission(g);
     }
@@ -135,9 +134,9 @@ int pause_controller_wake(struct pause_controller *g, unsigned tags, uint64_t *n
     if (rc != 0)
         return -1;
     log_event_line(LOG_INFO, "wake", "%s",
-             tags == PAUSE_WEIGHTS ? "weights"
-             : tags == PAUSE_KV    ? "kv_cache"
-                                   : "weights, kv_cache");
+                   tags == PAUSE_WEIGHTS ? "weights"
+                   : tags == PAUSE_KV    ? "kv_cache"
+                                         : "weights, kv_cache");
     *nbytes = n;
     return 0;
 }

@@ -120,6 +120,7 @@ static bool pause_check_due(struct pause_controller *g)
     bool some;
 
     mtx_lock(&g->lock);
+    cnd_broadcast(&g->changed); /* an operation may wait for an idle admission */
     some = g->waits != NULL || lease_timer_expired(&g->pause.lease);
     mtx_unlock(&g->lock);
     return some;
@@ -144,15 +145,10 @@ static void *pause_controller_main(void *arg)
     return NULL;
 }
 
-/* On the thread that returned the last permit. */
+/* On the thread that returned the last permit, which may hold locks of any rank. */
 static void admission_idle(void *arg)
 {
-    struct pause_controller *g = arg;
-
-    mtx_lock(&g->lock);
-    cnd_broadcast(&g->changed);
-    mtx_unlock(&g->lock);
-    pause_controller_wake_up(g);
+    pause_controller_wake_up(arg);
 }
 
 int pause_controller_new(struct pause_controller **out, const struct pause_controller_cfg *cfg,

@@ -401,7 +401,7 @@ void generation_enter(struct generation *g)
     }
     generation_ref(g); /* if it is granted at once, it may end before admission_enter returns */
     g->ticket = (struct ticket){.granted = generation_granted, .arg = g};
-    g->entry = (struct generations_entry){.ops = &entry_ops, .arg = g, .ticket = &g->ticket};
+    g->entry = (struct generations_entry){.ops = &entry_ops, .arg = g};
     generations_add(g->app->generate->generations, &g->entry);
     if (admission_enter(g->app->generate->admission, &g->ticket, &e) != 0) {
         generation_fail(g, &e);

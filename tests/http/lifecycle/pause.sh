@@ -31,6 +31,12 @@ same '.admission.generate | .running + .waiting' 0
 same '.engine | .running + .waiting + .kv_tokens_used' 0
 same .pause null
 
+stop_server
+serve_model --generate-concurrency 2
+check queued
+stop_server
+serve_model --allow-path "$CHECKPOINTS" --kv-cache 256MiB --max-num-seqs 256
+
 # SIGTERM while paused: what is frozen ends well, what queues too, and whoever waits hears of it.
 post 200 /v1/pause '{}'
 body='{"token_ids": [40], "sampling_params": {"max_tokens": 50, "ignore_eos": true, "n": 4}}'

@@ -166,26 +166,23 @@ static void test_held_grants_nobody(void **state)
     make(o, 7);
     assert_int_equal(admission_new(&a, "generate", 2, 3, &e), 0);
     assert_int_equal(admission_enter(a, &o[0].ticket, &e), 0);
-    admission_hold(a, NULL);
+    admission_hold(a, NULL, false);
     for (int i = 1; i < 4; i++)
         assert_int_equal(admission_enter(a, &o[i].ticket, &e), 0); /* a permit is free */
     assert_int_equal(admission_enter(a, &o[4].ticket, &e), -1);
     assert_int_equal(e.code, ERR_OVERLOADED); /* bounded as ever */
     err_clear(&e);
     (void)err_set(&refusal, ERR_PAUSED, "", "paused by me");
-    admission_hold(a, &refusal);
+    admission_hold(a, &refusal, false);
     assert_int_equal(admission_enter(a, &o[5].ticket, &e), -1);
     assert_int_equal(e.code, ERR_PAUSED);
     assert_string_equal(e.msg, "paused by me");
     err_clear(&e);
     admission_leave(a, &o[0].ticket);
     assert_string_equal(order, "a");
-    assert_false(admission_is_granted(a, &o[1].ticket));
     admission_release(a);
     admission_release(a);
     assert_string_equal(order, "abc"); /* as many as there are permits, in order */
-    assert_true(admission_is_granted(a, &o[1].ticket));
-    assert_false(admission_is_granted(a, &o[3].ticket));
     admission_leave(a, &o[1].ticket);
     admission_leave(a, &o[2].ticket);
     admission_leave(a, &o[3].ticket);
@@ -216,13 +213,78 @@ static void test_the_last_one_out_says_so(void **state)
     assert_int_equal(admission_enter(a, &o[1].ticket, &e), 0);
     admission_leave(a, &o[0].ticket); /* the next has it */
     assert_int_equal(n_idle, 0);
-    admission_hold(a, NULL);
+    admission_hold(a, NULL, false);
     assert_int_equal(admission_enter(a, &o[2].ticket, &e), 0);
     admission_leave(a, &o[1].ticket);
     assert_int_equal(n_idle, 1); /* whoever queues has none */
     admission_release(a);
     admission_leave(a, &o[2].ticket);
     assert_int_equal(n_idle, 2);
+    admission_free(a);
+}
+
+/* Those that were queued before go on; what comes later waits. */
+static void test_a_hold_that_drains(void **state)
+{
+    struct admission_stats s;
+    struct owner o[6];
+    struct err e = {0};
+    int n_idle = 0;
+
+    (void)state;
+    make(o, 6);
+    assert_int_equal(admission_new(&a, "generate", 1, 6, &e), 0);
+    admission_on_idle(a, count_idle, &n_idle);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(admission_enter(a, &o[i].ticket, &e), 0);
+    admission_hold(a, NULL, true);
+    assert_int_equal(admission_enter(a, &o[4].ticket, &e), 0);
+    admission_hold(a, NULL, true); /* adds none */
+    admission_leave(a, &o[0].ticket);
+    assert_string_equal(order, "ab");
+    assert_true(admission_cancel(a, &o[2].ticket));
+    admission_stats(a, &s);
+    assert_int_equal(s.n_draining, 1);
+    admission_leave(a, &o[1].ticket);
+    assert_string_equal(order, "abd");
+    assert_int_equal(n_idle, 0);
+    admission_leave(a, &o[3].ticket);
+    assert_string_equal(order, "abd");
+    assert_int_equal(n_idle, 1);
+    admission_hold(a, NULL, false);
+    admission_hold(a, NULL, true); /* what the hold before keeps does not go on */
+    assert_int_equal(admission_enter(a, &o[5].ticket, &e), 0);
+    assert_string_equal(order, "abd");
+    admission_release(a);
+    assert_string_equal(order, "abde");
+    admission_leave(a, &o[4].ticket);
+    admission_leave(a, &o[5].ticket);
+    assert_string_equal(order, "abdef");
+    admission_free(a);
+}
+
+/* The last ticket that drains is taken out: its owner may hold any lock. */
+static void test_a_cancel_ends_a_drain(void **state)
+{
+    struct owner o[2];
+    struct err e = {0};
+    int n_idle = 0;
+
+    (void)state;
+    make(o, 2);
+    assert_int_equal(admission_new(&a, "generate", 1, 2, &e), 0);
+    admission_on_idle(a, count_idle, &n_idle);
+    admission_hold(a, NULL, false);
+    assert_int_equal(admission_enter(a, &o[0].ticket, &e), 0);
+    assert_true(admission_cancel(a, &o[0].ticket));
+    assert_int_equal(n_idle, 0);
+    admission_release(a);
+    assert_int_equal(admission_enter(a, &o[0].ticket, &e), 0);
+    assert_int_equal(admission_enter(a, &o[1].ticket, &e), 0);
+    admission_hold(a, NULL, true);
+    admission_leave(a, &o[0].ticket);
+    admission_leave(a, &o[1].ticket);
+    assert_int_equal(n_idle, 1);
     admission_free(a);
 }
 
@@ -254,6 +316,8 @@ int main(void)
         cmocka_unit_test(test_cancel_at_both_ends),
         cmocka_unit_test(test_held_grants_nobody),
         cmocka_unit_test(test_the_last_one_out_says_so),
+        cmocka_unit_test(test_a_hold_that_drains),
+        cmocka_unit_test(test_a_cancel_ends_a_drain),
         cmocka_unit_test(test_threads_race_for_permits),
     };
 

@@ -1,7 +1,6 @@
 /* The list of generations: what is aborted by all, by ids, by permit, and what is left alone. */
 #include "control/generations.h"
 
-#include "control/admission.h"
 #include "weights/version_label.h"
 
 #include <setjmp.h>
@@ -18,13 +17,11 @@ enum { N = 3 };
 /* A generation that only counts. */
 struct counted {
     struct generations_entry entry;
-    struct ticket ticket;
     const char *id;
     unsigned n_aborts, n_cuts;
 };
 
 static struct generations *all;
-static struct admission *permits;
 static struct counted made[N];
 
 static bool count_abort(void *arg)
@@ -62,11 +59,6 @@ static size_t count_list(void *arg, struct generations_row *rows, size_t cap)
     return 2;
 }
 
-static void granted(void *arg)
-{
-    (void)arg;
-}
-
 static int setup(void **state)
 {
     static const struct generations_ops ops = {
@@ -76,12 +68,11 @@ static int setup(void **state)
 
     (void)state;
     assert_int_equal(generations_new(&all, &e), 0);
-    assert_int_equal(admission_new(&permits, "generate", 1, N, &e), 0);
     for (size_t i = 0; i < N; i++) {
         struct counted *c = &made[i];
 
-        *c = (struct counted){.id = ids[i], .ticket = {.granted = granted}};
-        c->entry = (struct generations_entry){.ops = &ops, .arg = c, .ticket = &c->ticket};
+        *c = (struct counted){.id = ids[i]};
+        c->entry = (struct generations_entry){.ops = &ops, .arg = c};
         generations_add(all, &c->entry);
     }
     return 0;
@@ -93,7 +84,6 @@ static int teardown(void **state)
     for (size_t i = 0; i < N; i++)
         generations_remove(all, &made[i].entry);
     generations_free(all);
-    admission_free(permits);
     return 0;
 }
 
@@ -121,19 +111,6 @@ static void test_abort_by_ids_gives_them_sorted(void **state)
     assert_aborts(1, 0, 1);
 }
 
-static void test_abort_granted_leaves_the_queue(void **state)
-{
-    struct err e = {0};
-
-    (void)state;
-    assert_int_equal(admission_enter(permits, &made[2].ticket, &e), 0);
-    assert_int_equal(admission_enter(permits, &made[0].ticket, &e), 0);
-    assert_int_equal(generations_abort_granted(all, permits), 1);
-    assert_aborts(0, 0, 1);
-    assert_true(admission_cancel(permits, &made[0].ticket));
-    admission_leave(permits, &made[2].ticket);
-}
-
 static void test_removed_is_left_alone(void **state)
 {
     (void)state;
@@ -159,7 +136,6 @@ static void test_no_list_keeps_none(void **state)
     generations_add(NULL, &made[0].entry);
     generations_remove(NULL, &made[0].entry);
     assert_int_equal(generations_abort(NULL, NULL, 0), 0);
-    assert_int_equal(generations_abort_granted(NULL, permits), 0);
     generations_cut(NULL);
     generations_free(NULL);
 }
@@ -185,7 +161,6 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_abort_all_counts_those_that_ended, setup, teardown),
         cmocka_unit_test_setup_teardown(test_list, setup, teardown),
         cmocka_unit_test_setup_teardown(test_abort_by_ids_gives_them_sorted, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_abort_granted_leaves_the_queue, setup, teardown),
         cmocka_unit_test_setup_teardown(test_removed_is_left_alone, setup, teardown),
         cmocka_unit_test_setup_teardown(test_cut_reaches_each, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_list_keeps_none, setup, teardown),
