@@ -10,7 +10,7 @@ struct buf {
     char *data;  /* owned; NUL-terminated whenever len > 0 or data != NULL */
     size_t len;
     size_t cap;
-    bool failed; /* an allocation failed, or nbytes_max would have been passed */
+    bool failed; /* an allocation failed */
 };
 
 /* A zeroed struct buf is an empty buffer. */

@@ -2,7 +2,6 @@
  * reply would wait forever. */
 #include "handlers/reply.h"
 
-#include "base/json_parse.h"
 #include "base/utf8.h"
 #include "handlers/dialect.h"
 
@@ -131,33 +130,6 @@ void reply_json(struct http_request *x, int status, json_t *body)
 
     if (!reply_json_make(x, status, body, &r))
         make_no_memory_reply(form_of(x->route), &r);
-    http_reply(x, &r);
-}
-
-/* translate_response needs a tree. */
-static json_t *parse_text(struct buf *text)
-{
-    json_error_t why;
-    bool no_memory;
-    json_t *body = text->failed ? NULL
-                                : json_parse(text->data, text->len,
-                                             JSON_DECODE_ANY | JSON_ALLOW_NUL, &why, &no_memory);
-
-    buf_fini(text);
-    return body;
-}
-
-void reply_text(struct http_request *x, int status, struct buf *body)
-{
-    const struct route *route = x->route;
-    struct http_reply r;
-
-    if (route != NULL && route->translate_response != NULL) {
-        reply_json(x, status, parse_text(body));
-        return;
-    }
-    if (!make_text(status, body, &r))
-        make_no_memory_reply(form_of(route), &r);
     http_reply(x, &r);
 }
 

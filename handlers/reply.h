@@ -17,10 +17,6 @@
  * @body  stolen; NULL: there was no memory to build it, and a 503 is sent instead */
 void reply_json(struct http_request *x, int status, json_t *body);
 
-/* reply_text - reply_json for text written with json_put.h; empties `body`. If body->failed, a
- * 503 is sent. */
-void reply_text(struct http_request *x, int status, struct buf *body);
-
 /* reply_append_json - append the text of `body` (borrowed) to out. NULL, or a lack of memory,
  * sets out->failed. json_dumps is not used: if its buffer cannot grow at an object's key,
  * jansson 2.14 continues and returns a text without that key. */

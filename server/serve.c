@@ -58,7 +58,7 @@ static struct settings settings_of(const struct config *c)
                              ? GEN_LOGPROBS_PROCESSED
                              : GEN_LOGPROBS_RAW,
         .max_logprobs = c->max_logprobs,
-        .max_rollouts_nbytes = c->max_rollouts_bytes,
+        .max_unread_nbytes = c->max_unread_bytes,
         .routed_experts = routed_experts_of(c),
         .listen = c->listen,
         .has_tls = c->tls_cert != NULL && c->tls_cert[0] != '\0',

@@ -18,9 +18,6 @@ int chat_render(struct completions_op *op, struct err *e);
 
 /* chat_reply.c: append JSON to a buffer (handlers/json_put.h). */
 
-/* chat_put_logprob - append an entry of logprobs.content. */
-void chat_put_logprob(struct buf *out, const struct completions_op *op, const struct gen_token *t);
-
 /* chat_put_choice - append a choice: with `message`, or in a stream with `delta`. The first `delta`
  * of a sequence has the role. */
 void chat_put_choice(struct buf *out, const struct completions_part *p);

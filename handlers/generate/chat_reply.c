@@ -30,7 +30,7 @@ static void put_token(struct buf *out, const struct completions_op *op, uint32_t
     buf_fini(&text);
 }
 
-void chat_put_logprob(struct buf *out, const struct completions_op *op, const struct gen_token *t)
+static void put_logprob(struct buf *out, const struct completions_op *op, const struct gen_token *t)
 {
     json_put_open(out, '{');
     put_token(out, op, t->id, t->logprob);
@@ -71,7 +71,8 @@ static void put_logprobs(struct buf *out, const struct completions_part *p)
     json_put_open(out, '{');
     json_put_name(out, "content");
     json_put_open(out, '[');
-    json_put_text(out, &p->logprobs[COMPLETIONS_CONTENT]);
+    for (uint32_t i = p->first; i < p->end; i++)
+        put_logprob(out, p->op, &p->tokens[i]);
     json_put_close(out, ']');
     json_put_close(out, '}');
 }

@@ -65,12 +65,11 @@ static inline struct completions_op *completions_of(struct generation *g)
     return (struct completions_op *)(void *)g;
 }
 
-/* The lists in `logprobs`. A chat has one list, of objects. */
+/* The short lists of the member logprobs; the long one, top_logprobs, is written straight into the
+ * reply, as is the only one of a chat. */
 enum completions_logprobs {
     COMPLETIONS_TOKENS,
-    COMPLETIONS_CONTENT = COMPLETIONS_TOKENS,
     COMPLETIONS_TOKEN_LOGPROBS,
-    COMPLETIONS_TOP_LOGPROBS,
     COMPLETIONS_TEXT_OFFSET,
     COMPLETIONS_LOGPROBS_N
 };
@@ -83,6 +82,7 @@ struct completions_part {
     const struct gen_token *tokens;
     uint32_t first, end;
     const struct gen_output *out;
+    const struct gen_output *echoed; /* its prompt and the logprobs of that come first; or NULL */
     struct buf text;
     struct buf logprobs[COMPLETIONS_LOGPROBS_N]; /* JSON: the entries of each list */
     bool failed;                                 /* out of memory */

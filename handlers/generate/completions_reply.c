@@ -2,6 +2,7 @@
  * streamed is made as a stream of one part. */
 #include "handlers/generate/completions.h"
 
+#include "base/names.h"
 #include "control/life.h"
 #include "handlers/generate/chat.h"
 #include "handlers/generate/generation_reply.h"
@@ -29,33 +30,40 @@ static void put_label(struct buf *out, const struct completions_op *op, uint32_t
 }
 
 /* Several tokens can have the same text (parts of one character): the first, most likely one stays.
- */
-static int add_top(const struct completions_op *op, json_t *top, uint32_t id, float logprob)
+ * @names  the texts that were written */
+static void put_top(struct buf *out, const struct completions_op *op, struct names *names,
+                    uint32_t id, float logprob)
 {
     struct buf label = {0};
-    int rc;
+    struct err ignored = {0};
+    struct names_key key;
 
     label_of(op, id, &label);
-    rc = label.failed ? -1 : 0;
-    if (rc == 0 && json_object_getn(top, label.len > 0 ? label.data : "", label.len) == NULL)
-        rc = json_object_setn_new(top, label.len > 0 ? label.data : "", label.len,
-                                  json_real(generation_logprob(logprob)));
+    key = names_key(names, label.len > 0 ? label.data : "", label.len);
+    if (label.failed) {
+        out->failed = true;
+    } else if (names_find_key(names, &key) == NAMES_NONE) {
+        if (names_add_key(names, &key, &ignored) != 0)
+            out->failed = true;
+        json_put_string(out, key.text, key.len);
+        buf_puts(out, ":");
+        json_put_real(out, generation_logprob(logprob));
+    }
     buf_fini(&label);
-    return rc;
 }
 
-/* top_logprobs of one token: an object, so that no name comes twice. NULL: no memory. */
-static json_t *top_json(const struct completions_op *op, const struct gen_token *t)
+/* top_logprobs of one token: an object, so that no name may come twice. */
+static void put_tops(struct buf *out, const struct completions_op *op, const struct gen_token *t)
 {
-    json_t *top = json_object();
-    int rc = top == NULL ? -1 : add_top(op, top, t->id, t->logprob);
+    struct names names;
 
-    for (uint32_t i = 0; i < t->n_top && (int64_t)i < op->logprobs && rc == 0; i++)
-        rc = add_top(op, top, t->top[i].id, t->top[i].logprob);
-    if (rc == 0)
-        return top;
-    json_decref(top);
-    return NULL;
+    names_init(&names);
+    json_put_open(out, '{');
+    put_top(out, op, &names, t->id, t->logprob);
+    for (uint32_t i = 0; i < t->n_top && (int64_t)i < op->logprobs; i++)
+        put_top(out, op, &names, t->top[i].id, t->top[i].logprob);
+    json_put_close(out, '}');
+    names_fini(&names);
 }
 
 /* @known  false for a prompt's first token, which has no logprob */
@@ -65,20 +73,13 @@ static void add_logprob(struct completions_part *p, const struct gen_token *t, b
     const struct completions_op *op = p->op;
     struct buf *lists = p->logprobs;
 
-    if (op->logprobs < 0)
+    if (op->logprobs < 0 || op->chat != NULL)
         return;
-    if (op->chat != NULL) {
-        chat_put_logprob(&lists[COMPLETIONS_CONTENT], op, t);
-        return;
-    }
     put_label(&lists[COMPLETIONS_TOKENS], op, t->id);
-    if (known) {
+    if (known)
         json_put_real(&lists[COMPLETIONS_TOKEN_LOGPROBS], generation_logprob(t->logprob));
-        json_put_value(&lists[COMPLETIONS_TOP_LOGPROBS], top_json(op, t));
-    } else {
+    else
         json_put_null(&lists[COMPLETIONS_TOKEN_LOGPROBS]);
-        json_put_null(&lists[COMPLETIONS_TOP_LOGPROBS]);
-    }
     json_put_int(&lists[COMPLETIONS_TEXT_OFFSET], (int64_t)offset);
 }
 
@@ -101,6 +102,7 @@ static void echo_prompt(struct completions_part *p)
     buf_append(&p->text, prompt->text, prompt->len);
     if (op->logprobs < 0 || out == NULL || out->prompt == NULL)
         return;
+    p->echoed = out;
     completion_text_init(&echoed, op->g.app->generate->tokenizer, op->g.params.skip_special_tokens,
                          &op->g.params.gen, true, 0);
     for (uint32_t i = 0; i < out->n_prompt; i++) {
@@ -176,26 +178,39 @@ void completions_put_routed(struct buf *out, const struct completions_part *p)
     routed_experts_put(out, p->seq, p->out, p->end, ROUTED_NPY);
 }
 
+static void put_list(struct buf *out, const char *name, const struct buf *list)
+{
+    json_put_name(out, name);
+    json_put_open(out, '[');
+    json_put_text(out, list);
+    json_put_close(out, ']');
+}
+
+static void put_top_logprobs(struct buf *out, const struct completions_part *p)
+{
+    json_put_name(out, "top_logprobs");
+    json_put_open(out, '[');
+    if (p->echoed != NULL)
+        json_put_null(out); /* the prompt's first token has no logprob */
+    for (uint32_t i = 1; p->echoed != NULL && i < p->echoed->n_prompt; i++)
+        put_tops(out, p->op, &p->echoed->prompt[i]);
+    for (uint32_t i = p->first; i < p->end; i++)
+        put_tops(out, p->op, &p->tokens[i]);
+    json_put_close(out, ']');
+}
+
 static void put_logprobs(struct buf *out, const struct completions_part *p)
 {
-    static const char *const names[COMPLETIONS_LOGPROBS_N] = {
-        [COMPLETIONS_TOKENS] = "tokens",
-        [COMPLETIONS_TOKEN_LOGPROBS] = "token_logprobs",
-        [COMPLETIONS_TOP_LOGPROBS] = "top_logprobs",
-        [COMPLETIONS_TEXT_OFFSET] = "text_offset"};
-
     json_put_name(out, "logprobs");
     if (p->op->logprobs < 0) {
         json_put_null(out);
         return;
     }
     json_put_open(out, '{');
-    for (size_t i = 0; i < COMPLETIONS_LOGPROBS_N; i++) {
-        json_put_name(out, names[i]);
-        json_put_open(out, '[');
-        json_put_text(out, &p->logprobs[i]);
-        json_put_close(out, ']');
-    }
+    put_list(out, "tokens", &p->logprobs[COMPLETIONS_TOKENS]);
+    put_list(out, "token_logprobs", &p->logprobs[COMPLETIONS_TOKEN_LOGPROBS]);
+    put_top_logprobs(out, p);
+    put_list(out, "text_offset", &p->logprobs[COMPLETIONS_TEXT_OFFSET]);
     json_put_close(out, '}');
 }
 
@@ -354,9 +369,9 @@ static void send_usage_event(struct completions_op *op)
     generation_event(&op->g, &event);
 }
 
-static void put_whole(struct buf *out, struct completions_op *op)
+static void put_whole(struct buf *out, struct generation *g)
 {
-    struct generation *g = &op->g;
+    struct completions_op *op = completions_of(g);
 
     put_head(out, op);
     for (uint32_t i = 0; i < g->n_seqs; i++) {
@@ -378,25 +393,14 @@ static void put_whole(struct buf *out, struct completions_op *op)
 void completions_finish(struct generation *g)
 {
     struct completions_op *op = completions_of(g);
-    struct http_request *x = g->x;
     struct err why = {0};
-    struct buf whole = {0};
-    bool failed = generation_failed(g, &why);
 
-    if (op->stream.on) {
-        completions_on_tokens(g);
-        if (op->stream.usage_last && !failed)
-            send_usage_event(op);
-        generation_end(g);
+    if (!op->stream.on) {
+        generation_reply_whole(g, put_whole);
         return;
     }
-    if (!failed)
-        put_whole(&whole, op);
-    failed = generation_failed(g, &why); /* the client may have disconnected meanwhile */
-    g->x = NULL;
-    if (failed)
-        reply_error(x, &why, NULL);
-    else
-        reply_text(x, 200, &whole);
-    buf_fini(&whole);
+    completions_on_tokens(g);
+    if (op->stream.usage_last && !generation_failed(g, &why))
+        send_usage_event(op);
+    generation_end(g);
 }

@@ -138,6 +138,26 @@ static void put_logprobs(struct buf *out, const struct generate_op *op,
     json_put_close(out, '}');
 }
 
+static void put_plain_logprobs(struct buf *out, const struct generation *g,
+                               const struct gen_output *made)
+{
+    if (g->params.gen.logprobs < 0) {
+        json_put_null(out);
+        return;
+    }
+    json_put_open(out, '{');
+    json_put_name(out, "content");
+    json_put_open(out, '[');
+    for (uint32_t i = 0; i < made->n_tokens; i++) {
+        json_put_open(out, '{');
+        json_put_name(out, "logprob");
+        json_put_real(out, generation_logprob(made->tokens[i].logprob));
+        json_put_close(out, '}');
+    }
+    json_put_close(out, ']');
+    json_put_close(out, '}');
+}
+
 /* Writes a choice with the tokens [first, end). `made` is NULL while the sequence runs. */
 static void put_choice(struct buf *out, const struct generate_op *op,
                        const struct generation_seq *seq, const struct gen_token *tokens,
@@ -188,9 +208,9 @@ static void put_tail(struct buf *out, const struct generate_op *op, json_t *usag
                        "created", (json_int_t)op->created_s, "boot_id", op->g.app->life->boot_id));
 }
 
-static void put_whole(struct buf *out, const struct generate_op *op)
+static void put_whole(struct buf *out, struct generation *g)
 {
-    const struct generation *g = &op->g;
+    const struct generate_op *op = op_of(g);
 
     put_head(out, op);
     for (uint32_t i = 0; i < g->n_seqs; i++) {
@@ -205,6 +225,28 @@ static void put_whole(struct buf *out, const struct generate_op *op)
     json_put_members(out, json_pack("{s:n, s:n, s:n, s:n, s:n, s:n}", "prompt_token_id_logprobs",
                                     "prompt_token_ids", "mm_placeholders", "kv_transfer_params",
                                     "ec_transfer_params", "metrics"));
+    json_put_close(out, '}');
+}
+
+/* SkyRL's reply: one choice, and only the logprob of each token. */
+static void put_skyrl(struct buf *out, struct generation *g)
+{
+    const struct gen_output *made = g->seqs[0].out;
+
+    json_put_open(out, '{');
+    json_put_name(out, "choices");
+    json_put_open(out, '[');
+    json_put_open(out, '{');
+    json_put_name(out, "token_ids");
+    generation_put_token_ids(out, made->tokens, 0, made->n_tokens);
+    json_put_name(out, "finish_reason");
+    json_put_value(out, generation_finish_json(made));
+    json_put_name(out, "logprobs");
+    put_plain_logprobs(out, g, made);
+    json_put_name(out, "routed_experts");
+    routed_experts_put(out, &g->seqs[0], made, made->n_tokens, ROUTED_SKYRL);
+    json_put_close(out, '}');
+    json_put_close(out, ']');
     json_put_close(out, '}');
 }
 
@@ -269,21 +311,11 @@ static void finish_stream(struct generate_op *op)
 static void generate_finish(struct generation *g)
 {
     struct generate_op *op = op_of(g);
-    struct http_request *x = g->x;
-    struct err why = {0};
-    struct buf whole = {0};
 
-    if (op->stream.on) {
+    if (op->stream.on)
         finish_stream(op);
-        return;
-    }
-    g->x = NULL;
-    if (generation_failed(g, &why)) {
-        reply_error(x, &why, NULL);
-        return;
-    }
-    put_whole(&whole, op);
-    reply_text(x, 200, &whole);
+    else
+        generation_reply_whole(g, op->routed_form == ROUTED_SKYRL ? put_skyrl : put_whole);
 }
 
 static void generate_free(struct generation *g)

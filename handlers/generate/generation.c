@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "control/metrics.h"
 #include "control/pause_controller.h"
+#include "control/unread.h"
 #include "engine/generation.h"
 #include "handlers/generate/generation_reply.h"
 #include "handlers/reply.h"
@@ -52,6 +53,7 @@ void generation_fini(struct generation *g)
     free(g->prompts);
     generate_params_fini(&g->params);
     free(g->lora);
+    unread_give(&g->n_unread);
     assert(g->use == NULL);
     mtx_fini(&g->lock);
 }
@@ -191,15 +193,34 @@ static void client_drained(void *arg)
     generation_schedule_work(arg, false);
 }
 
+/* From its end on a generation has no permit, and its outputs may wait for its client: they count
+ * as unread. A stream whose client keeps up never gets here. */
+static bool hold_outputs(struct generation *g)
+{
+    uint64_t nbytes = generation_outputs_nbytes(g);
+    struct err e = {0};
+
+    if (g->n_unread > 0)
+        return true;
+    if (g->events_repeat)
+        nbytes += generation_text_nbytes(g);
+    if (unread_take(g->app->settings.max_unread_nbytes, &g->n_unread, nbytes, &e) == 0)
+        return true;
+    mtx_lock(&g->lock);
+    generation_fail_locked(g, &e);
+    mtx_unlock(&g->lock);
+    return false;
+}
+
 /* Does a stream have to wait until its client has read more? Then the job runs again once it has,
  * or has disconnected; at once if it has read since on_tokens stopped. Meanwhile tokens stay in the
  * engine's output, where they are small. The HTTP server times out a client that reads nothing. */
-static bool wait_for_client(struct generation *g)
+static bool wait_for_client(struct generation *g, bool ended)
 {
     bool waits;
 
     g->stream_lagged = !g->stream_broken && g->stream_behind;
-    if (!g->stream_lagged)
+    if (!g->stream_lagged || (ended && !hold_outputs(g)))
         return false;
     mtx_lock(&g->lock);
     waits = g->awaits_client = !g->client_disconnected && !g->server_stopping;
@@ -223,7 +244,7 @@ static void generation_work(void *arg)
     g->stream_behind = false;
     if (g->ops->on_tokens != NULL)
         g->ops->on_tokens(g);
-    if (!wait_for_client(g) && ended) {
+    if (!wait_for_client(g, ended) && ended) {
         record_metrics(g);
         g->ops->finish(g);
         generation_unref(g);
@@ -248,6 +269,8 @@ void generation_pending_done(struct generation *g)
     mtx_unlock(&g->lock);
     if (!last)
         return;
+    if (g->ops->on_tokens == NULL)
+        (void)hold_outputs(g); /* a failure is the reply */
     admission_leave(g->app->generate->admission, &g->ticket);
     generation_schedule_work(g, true);
 }

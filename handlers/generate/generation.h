@@ -128,6 +128,8 @@ struct generation {
     bool stream_open, stream_broken; /* pool's job only */
     bool stream_behind;              /* pool's job only: on_tokens stopped, the client was slow */
     bool stream_lagged;              /* pool's job only: it stopped the last time */
+    uint64_t n_unread; /* bytes of its outputs that unread_take has counted; set once, by the thread
+                          that ends it or, of a stream, by the pool's job */
 };
 
 /* generation_init - initialise an empty generation with one reference, the flow's. on_update is the

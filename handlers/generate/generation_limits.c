@@ -1,7 +1,9 @@
 /* What a request may ask for: the model, the lengths, the number of sequences and of logprobs. */
 #include "handlers/generate/generation_priv.h"
 
+#include "control/unread.h"
 #include "engine/lora/adapters.h"
+#include "handlers/generate/generation_reply.h"
 #include "handlers/generate/routed_experts.h"
 
 #include <stdlib.h>
@@ -75,8 +77,8 @@ static int check_logprobs_each(const struct generation *g, const char *at, int32
                    (unsigned long long)g->app->settings.max_logprobs);
 }
 
-/* Checks how many logprobs the sequences can produce. */
-static int check_made_logprobs(const struct generation *g, struct err *e)
+/* Checks how many logprobs the sequences can produce; adds them to n_all. */
+static int check_made_logprobs(const struct generation *g, uint64_t *n_all, struct err *e)
 {
     const struct gen_params *p = &g->params.gen;
     uint64_t n = 0;
@@ -86,7 +88,10 @@ static int check_made_logprobs(const struct generation *g, struct err *e)
 
         n += (uint64_t)g->params.n * (p->max_tokens < rest ? p->max_tokens : rest);
     }
-    if (p->logprobs <= 0 || n <= (uint64_t)GENERATION_LOGPROBS_MAX / (uint64_t)p->logprobs)
+    if (p->logprobs <= 0)
+        return 0;
+    *n_all += n * (uint64_t)p->logprobs;
+    if (n <= (uint64_t)GENERATION_LOGPROBS_MAX / (uint64_t)p->logprobs)
         return 0;
     return err_set(e, ERR_BAD_REQUEST, g->logprobs_at,
                    "%d logprobs for each of up to %llu tokens; a request may have %d in total: "
@@ -96,7 +101,7 @@ static int check_made_logprobs(const struct generation *g, struct err *e)
 
 /* Checks how many logprobs of prompts the reply would have; the prompt's own token counts as one.
  */
-static int check_prompt_logprobs(const struct generation *g, struct err *e)
+static int check_prompt_logprobs(const struct generation *g, uint64_t *n_all, struct err *e)
 {
     int32_t k = g->params.gen.prompt_logprobs;
     uint64_t n = 0;
@@ -105,7 +110,10 @@ static int check_prompt_logprobs(const struct generation *g, struct err *e)
         if (g->prompts[i].n > g->prompt_logprobs_from)
             n += g->prompts[i].n - g->prompt_logprobs_from;
     n *= g->prompt_logprobs_times;
-    if (k < 0 || n <= (uint64_t)GENERATION_PROMPT_LOGPROBS_MAX / (k > 0 ? (uint64_t)k : 1))
+    if (k < 0)
+        return 0;
+    *n_all += n * (k > 0 ? (uint64_t)k : 1);
+    if (n <= (uint64_t)GENERATION_PROMPT_LOGPROBS_MAX / (k > 0 ? (uint64_t)k : 1))
         return 0;
     return err_set(
         e, ERR_BAD_REQUEST, g->prompt_logprobs_at,
@@ -114,16 +122,19 @@ static int check_prompt_logprobs(const struct generation *g, struct err *e)
         k > 0 ? k : 1, (unsigned long long)n, GENERATION_PROMPT_LOGPROBS_MAX);
 }
 
-/* Checks all logprob limits before anything is computed. */
+/* Checks all logprob limits, and that there is room for so many now, before anything is computed. A
+ * request that may be too large by itself is tried when nothing is unread: most end early. */
 static int check_all_logprobs(const struct generation *g, struct err *e)
 {
     const struct gen_params *p = &g->params.gen;
+    uint64_t most = g->app->settings.max_unread_nbytes, n = 0;
 
     if (check_logprobs_each(g, g->logprobs_at, p->logprobs, e) != 0 ||
         check_logprobs_each(g, g->prompt_logprobs_at, p->prompt_logprobs, e) != 0 ||
-        check_made_logprobs(g, e) != 0)
+        check_made_logprobs(g, &n, e) != 0 || check_prompt_logprobs(g, &n, e) != 0)
         return -1;
-    return check_prompt_logprobs(g, e);
+    n *= GENERATION_LOGPROB_NBYTES;
+    return unread_check(most, n < most ? n : most, e);
 }
 
 int generation_expand(struct generation *g, const char *at, struct err *e)

@@ -171,6 +171,111 @@ uint64_t generation_n_made(const struct generation *g)
     return n;
 }
 
+static uint64_t n_tops(int32_t logprobs)
+{
+    return logprobs > 0 ? (uint64_t)logprobs : 0;
+}
+
+static uint64_t routes_nbytes(const struct gen_output *out)
+{
+    return (uint64_t)out->n_routed * out->n_route_layers * out->n_routes_per_token *
+           sizeof *out->routes;
+}
+
+uint64_t generation_outputs_nbytes(const struct generation *g)
+{
+    const struct gen_params *p = &g->params.gen;
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < g->n_seqs; i++) {
+        const struct gen_output *out = g->seqs[i].out;
+
+        if (out == NULL)
+            continue;
+        n += out->n_tokens * (sizeof *out->tokens + n_tops(p->logprobs) * sizeof(struct gen_top));
+        if (out->prompt != NULL)
+            n += out->n_prompt *
+                 (sizeof *out->prompt + n_tops(p->prompt_logprobs) * sizeof(struct gen_top));
+        n += routes_nbytes(out);
+    }
+    return n;
+}
+
+uint64_t generation_text_nbytes(const struct generation *g)
+{
+    enum { TOKEN_NBYTES = 16 /* its id and text */, ROUTES_TIMES = 3 /* int32, in base64 */ };
+    const struct gen_params *p = &g->params.gen;
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < g->n_seqs; i++) {
+        const struct gen_output *out = g->seqs[i].out;
+        uint64_t n_logprobs = 0;
+
+        if (out == NULL)
+            continue;
+        if (p->logprobs >= 0)
+            n_logprobs = out->n_tokens * (1 + n_tops(p->logprobs));
+        if (out->prompt != NULL)
+            n_logprobs += out->n_prompt * (1 + n_tops(p->prompt_logprobs)) *
+                          g->prompt_logprobs_times;
+        n += (uint64_t)out->n_tokens * TOKEN_NBYTES + n_logprobs * GENERATION_LOGPROB_NBYTES +
+             ROUTES_TIMES * routes_nbytes(out);
+    }
+    return n;
+}
+
+static struct unread_body *
+write_whole(struct generation *g, void (*put)(struct buf *out, struct generation *g), struct err *e)
+{
+    struct unread_body *b;
+    struct buf text = {0};
+    size_t len = 0;
+    char *data;
+
+    if (unread_body_new(&b, g->app->settings.max_unread_nbytes, generation_text_nbytes(g), e) != 0)
+        return NULL;
+    put(&text, g);
+    buf_append(&text, "\n", 1); /* so that a shell's prompt begins a line of its own */
+    data = buf_take(&text, &len);
+    if (data == NULL) {
+        unread_body_free(b);
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the answer");
+        return NULL;
+    }
+    unread_body_fill(b, data, len);
+    return b;
+}
+
+void generation_reply_body(struct http_request *x, struct unread_body *b, const char *content_type)
+{
+    http_reply(x, &(struct http_reply){.status = 200,
+                                       .content_type = content_type,
+                                       .data = b->data,
+                                       .len = b->nbytes,
+                                       .release = unread_body_free,
+                                       .release_arg = b});
+}
+
+void generation_reply_whole(struct generation *g,
+                            void (*put)(struct buf *out, struct generation *g))
+{
+    struct unread_body *b = NULL;
+    struct http_request *x = g->x;
+    struct err why = {0}, gone = {0};
+
+    if (!generation_failed(g, &why))
+        b = write_whole(g, put, &why);
+    if (generation_failed(g, &gone)) /* the client may have disconnected meanwhile */
+        why = gone;
+    g->x = NULL;
+    if (why.code == ERR_NONE) {
+        generation_reply_body(x, b, "application/json");
+        return;
+    }
+    unread_body_free(b);
+    reply_error(x, &why, NULL);
+}
+
 void generation_break_stream(struct generation *g)
 {
     g->stream_broken = true;

@@ -3,6 +3,7 @@
 #define BATON_HANDLERS_GENERATE_GENERATION_REPLY_H
 
 #include "base/buf.h"
+#include "control/unread.h"
 #include "handlers/generate/generation.h"
 
 #include <jansson.h>
@@ -45,6 +46,22 @@ uint64_t generation_n_prompt(const struct generation *g);
 uint64_t generation_n_sent(const struct generation *g);
 uint64_t generation_n_made(const struct generation *g);
 
+/* generation_outputs_nbytes - memory of the outputs of the sequences that have ended.
+ * generation_text_nbytes - about the length of their text in a whole reply. */
+uint64_t generation_outputs_nbytes(const struct generation *g);
+uint64_t generation_text_nbytes(const struct generation *g);
+
+/* generation_reply_body - answer with 200 and a body that counts as unread.
+ * @b             owned from now on
+ * @content_type  static */
+void generation_reply_body(struct http_request *x, struct unread_body *b, const char *content_type);
+
+/* generation_reply_whole - called in finish, for a reply of JSON that is not streamed: answer with
+ * what `put` writes, or with why there is no reply.
+ * @put  sets out->failed if it gives up: the client is gone, or there is no memory */
+void generation_reply_whole(struct generation *g,
+                            void (*put)(struct buf *out, struct generation *g));
+
 /* generation_client_keeps_up - does the client read the stream fast enough? If not, on_tokens sends
  * nothing more, and is called again once the client has read: until then the answer stays false,
  * so that nothing is skipped. */
@@ -54,7 +71,7 @@ bool generation_client_keeps_up(struct generation *g);
 /* generation_event_tokens_max - how many tokens of a sequence the next event may have. Normally 1.
  * If the client was slow, the tokens since then share one event of at most about
  * GENERATION_UNSENT_MAX bytes; there is no limit where each event repeats all tokens. */
-enum { GENERATION_LOGPROB_NBYTES = 100 /* approximate size of a logprob in an event */ };
+enum { GENERATION_LOGPROB_NBYTES = 100 /* approximate size of a logprob in a reply or event */ };
 uint32_t generation_event_tokens_max(const struct generation *g);
 
 /* generation_stream - send bytes of a stream; the first ones open it, as @content_type. If they

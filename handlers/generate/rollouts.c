@@ -58,7 +58,7 @@ static void rollouts_free(struct generation *g)
     generation_fini(g);
     batch_options_fini(&op->options);
     free(op->group_sent);
-    rollouts_batch_free(op->frame);
+    unread_body_free(op->frame);
     free(op->request_id);
     free(op);
 }
@@ -164,7 +164,7 @@ static int parse_routes(struct rollouts_op *op, const json_t *body, struct err *
 
 static uint64_t nbytes_allowed(const struct rollouts_op *op)
 {
-    uint64_t all = op->g.app->settings.max_rollouts_nbytes;
+    uint64_t all = op->g.app->settings.max_unread_nbytes;
 
     return all < BATCH_NBYTES_MAX ? all : BATCH_NBYTES_MAX;
 }
@@ -189,7 +189,7 @@ static int check_nbytes(const struct rollouts_op *op, struct err *e)
             shape = (struct batch_shape){0};
     }
     if (n_max <= nbytes_allowed(op))
-        return rollouts_check_room(op, n_max, e);
+        return unread_check(g->app->settings.max_unread_nbytes, n_max, e);
     return err_set(
         e, ERR_TOO_LARGE, "/sampling_params/max_tokens",
         "a batch of this request may have %llu bytes, as each of its sequences may have "

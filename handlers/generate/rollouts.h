@@ -3,19 +3,13 @@
 #ifndef BATON_HANDLERS_GENERATE_ROLLOUTS_H
 #define BATON_HANDLERS_GENERATE_ROLLOUTS_H
 
+#include "control/unread.h"
 #include "handlers/batch/batch.h"
 #include "handlers/generate/generation.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-/* A batch that was made, and has not been read by its client. */
-struct rollouts_batch {
-    char *data; /* owned; [nbytes] */
-    size_t nbytes;
-    uint64_t n_counted; /* of unread bytes */
-};
 
 struct rollouts_op {
     struct generation g; /* first: generation_ops.free gets its address */
@@ -27,7 +21,7 @@ struct rollouts_op {
 
     /* Of a stream; pool's job only. */
     bool *group_sent; /* owned; [n_prompts]: the group that this prompt begins has its frame */
-    struct rollouts_batch *frame; /* owned; the frame that is being written, or NULL */
+    struct unread_body *frame; /* owned; the frame that is being written, or NULL */
     size_t n_written;
     uint32_t n_groups_sent;
     struct err frame_error; /* a frame could not be made: no further one is */
@@ -42,10 +36,5 @@ static inline struct rollouts_op *rollouts_of(struct generation *g)
  * generation_ops. */
 void rollouts_on_ended(struct generation *g);
 void rollouts_finish(struct generation *g);
-
-/* rollouts_check_room - may a batch of so many bytes be made now, beside those that clients have
- * not read? Threads: any. Errors: ERR_OVERLOADED. */
-int rollouts_check_room(const struct rollouts_op *op, uint64_t nbytes, struct err *e);
-void rollouts_batch_free(void *batch); /* a struct rollouts_batch; accepts NULL */
 
 #endif

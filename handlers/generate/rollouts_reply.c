@@ -10,56 +10,11 @@
 #include "handlers/reply.h"
 
 #include <endian.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 
 #define STREAM_TYPE "application/vnd.baton.rollouts"
 
 enum { STREAM_PIECE_NBYTES = 1 << 20 /* of a frame, written at once */ };
-
-/* Tensors of all batches that clients have not read yet. Relaxed: it guards nothing. */
-static atomic_uint_fast64_t unread_nbytes;
-
-static int refuse_room(const struct rollouts_op *op, uint64_t unread, uint64_t nbytes,
-                       struct err *e)
-{
-    return err_set(e, ERR_OVERLOADED, "",
-                   "batches that clients have not read yet have %llu bytes, and this one would add "
-                   "%llu; --max-rollouts-bytes allows %llu: read replies as they come, or send "
-                   "fewer requests at once",
-                   (unsigned long long)unread, (unsigned long long)nbytes,
-                   (unsigned long long)op->g.app->settings.max_rollouts_nbytes);
-}
-
-int rollouts_check_room(const struct rollouts_op *op, uint64_t nbytes, struct err *e)
-{
-    uint64_t unread = atomic_load_explicit(&unread_nbytes, memory_order_relaxed);
-
-    if (unread + nbytes <= op->g.app->settings.max_rollouts_nbytes)
-        return 0;
-    return refuse_room(op, unread, nbytes, e);
-}
-
-static int take_room(const struct rollouts_op *op, uint64_t nbytes, struct err *e)
-{
-    uint64_t unread = atomic_fetch_add_explicit(&unread_nbytes, nbytes, memory_order_relaxed);
-
-    if (unread + nbytes <= op->g.app->settings.max_rollouts_nbytes)
-        return 0;
-    (void)atomic_fetch_sub_explicit(&unread_nbytes, nbytes, memory_order_relaxed);
-    return refuse_room(op, unread, nbytes, e);
-}
-
-void rollouts_batch_free(void *batch)
-{
-    struct rollouts_batch *b = batch;
-
-    if (b == NULL)
-        return;
-    (void)atomic_fetch_sub_explicit(&unread_nbytes, b->n_counted, memory_order_relaxed);
-    free(b->data);
-    free(b);
-}
 
 /* Appends the rows of the group that begins with this prompt; returns how many. */
 static uint32_t put_group(const struct rollouts_op *op, struct batch_row *rows, uint32_t first)
@@ -111,48 +66,52 @@ static json_t *request_json(const struct rollouts_op *op)
                      route_layers_json(op));
 }
 
-static int build(const struct rollouts_op *op, struct rollouts_batch *out,
+/* Fills the body with the batch of these rows. */
+static int build(const struct rollouts_op *op, struct unread_body *out,
                  const struct batch_row *rows, uint32_t n, struct err *e)
 {
     struct batch b = {.options = &op->options, .rows = rows, .n_rows = n, .routes = op->routes};
     json_t *stops = stop_reasons_json(rows, n);
+    size_t nbytes;
+    char *data;
 
     b.metadata = request_json(op);
     if (b.metadata == NULL || json_object_set_new(b.metadata, "stop_reasons", stops) != 0) {
         json_decref(b.metadata);
         return err_set(e, ERR_NO_MEMORY, "", "no memory for what describes the batch");
     }
-    return batch_build(&out->data, &out->nbytes, &b, e);
+    if (batch_build(&data, &nbytes, &b, e) != 0)
+        return -1;
+    unread_body_fill(out, data, nbytes);
+    return 0;
 }
 
 /* Counts a batch before it is made. NULL: no room, or no memory. */
-static struct rollouts_batch *batch_of(const struct rollouts_op *op, const struct batch_row *rows,
-                                       uint32_t n, struct err *e)
+static struct unread_body *batch_of(const struct rollouts_op *op, const struct batch_row *rows,
+                                    uint32_t n, struct err *e)
 {
-    struct rollouts_batch *b = calloc(1, sizeof *b);
     struct batch_shape shape = {0};
+    struct unread_body *b;
     uint64_t nbytes;
 
     for (uint32_t i = 0; i < n; i++)
         batch_shape_add(&shape, rows[i].n_prompt, rows[i].out->n_tokens);
     nbytes = batch_nbytes(&shape, &op->options, &op->routes);
-    if (b == NULL)
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the batch");
-    else if (take_room(op, nbytes, e) == 0)
-        b->n_counted = nbytes;
-    if (e->code == ERR_NONE && build(op, b, rows, n, e) == 0)
+    if (unread_body_new(&b, op->g.app->settings.max_unread_nbytes, nbytes, e) != 0)
+        return NULL;
+    if (build(op, b, rows, n, e) == 0)
         return b;
-    rollouts_batch_free(b);
+    unread_body_free(b);
     return NULL;
 }
 
 /* The rows of the group that begins with `first`, or of all groups, as one batch; NULL: an error.
  */
-static struct rollouts_batch *build_rows(const struct rollouts_op *op, uint32_t first, uint32_t end,
-                                         struct err *e)
+static struct unread_body *build_rows(const struct rollouts_op *op, uint32_t first, uint32_t end,
+                                      struct err *e)
 {
     struct batch_row *rows = calloc(op->g.n_seqs, sizeof *rows);
-    struct rollouts_batch *b;
+    struct unread_body *b;
     uint32_t n = 0;
 
     if (rows == NULL) {
@@ -169,18 +128,12 @@ static struct rollouts_batch *build_rows(const struct rollouts_op *op, uint32_t 
 static void reply_batch(struct rollouts_op *op, struct err *e)
 {
     struct http_request *x = op->g.x;
-    struct rollouts_batch *b = build_rows(op, 0, op->g.n_prompts, e);
+    struct unread_body *b = build_rows(op, 0, op->g.n_prompts, e);
 
-    if (b == NULL) {
+    if (b == NULL)
         reply_error(x, e, NULL);
-        return;
-    }
-    http_reply(x, &(struct http_reply){.status = 200,
-                                       .content_type = BATCH_CONTENT_TYPE,
-                                       .data = b->data,
-                                       .len = b->nbytes,
-                                       .release = rollouts_batch_free,
-                                       .release_arg = b});
+    else
+        generation_reply_body(x, b, BATCH_CONTENT_TYPE);
 }
 
 /* A batch in which every sequence failed is of no use: it is the error of the first one. */
@@ -264,7 +217,7 @@ static bool send_piece(struct rollouts_op *op)
     op->n_written += n;
     if (op->n_written < op->frame->nbytes)
         return true;
-    rollouts_batch_free(op->frame);
+    unread_body_free(op->frame);
     op->frame = NULL;
     return true;
 }
@@ -312,6 +265,8 @@ static void finish_stream(struct rollouts_op *op)
         g->x = NULL;
         return;
     }
+    if (op->frame != NULL)
+        generation_break_stream(g); /* the end must not look like the rest of the frame */
     if (!gone)
         send_end(op, &why);
     g->x = NULL;

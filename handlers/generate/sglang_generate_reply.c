@@ -42,19 +42,32 @@ static void put_tops(struct buf *out, const struct sglang_op *op, const struct g
     json_put_close(out, ']');
 }
 
-/* Adds the part to what was sent. */
+/* The part's entries of output_token_logprobs and output_top_logprobs. */
+static void put_part_logprobs(struct buf *out, const struct sglang_op *op,
+                              const struct completions_part *p)
+{
+    for (uint32_t i = p->first; i < p->end && op->with_logprobs; i++)
+        put_tuple(out, op, p->tokens[i].id, p->tokens[i].logprob, true);
+}
+
+static void put_part_tops(struct buf *out, const struct sglang_op *op,
+                          const struct completions_part *p)
+{
+    for (uint32_t i = p->first; i < p->end && op->n_top > 0; i++)
+        put_tops(out, op, &p->tokens[i]);
+}
+
+/* Adds the part to what was sent. A whole reply has no later event that repeats its logprobs: they
+ * are written straight into it. */
 static void sent_append(const struct sglang_op *op, struct sglang_sent *sent,
                         const struct completions_part *p)
 {
-    for (uint32_t i = p->first; i < p->end; i++) {
-        const struct gen_token *t = &p->tokens[i];
-
-        sent->n_tokens++;
-        json_put_int(&sent->ids, t->id);
-        if (op->with_logprobs)
-            put_tuple(&sent->logprobs, op, t->id, t->logprob, true);
-        if (op->n_top > 0)
-            put_tops(&sent->tops, op, t);
+    for (uint32_t i = p->first; i < p->end; i++)
+        json_put_int(&sent->ids, p->tokens[i].id);
+    sent->n_tokens += p->end - p->first;
+    if (op->c.stream.on) {
+        put_part_logprobs(&sent->logprobs, op, p);
+        put_part_tops(&sent->tops, op, p);
     }
     buf_append(&sent->text, p->text.data, p->text.len);
     sent->text.failed = sent->text.failed || p->failed;
@@ -106,14 +119,6 @@ static json_t *version_json(const struct sglang_op *op, const struct completions
     return info.serial > 0 ? json_string(info.label) : json_null();
 }
 
-static void put_list(struct buf *out, const char *name, const struct buf *list)
-{
-    json_put_name(out, name);
-    json_put_open(out, '[');
-    json_put_text(out, list);
-    json_put_close(out, ']');
-}
-
 /* Logprobs of the prompt from the requested start. The first of them is null, as in SGLang. They
  * are available once the prompt's first sequence has ended, which computes them for all its
  * choices. */
@@ -121,7 +126,6 @@ static void put_input_logprobs(struct buf *out, const struct sglang_op *op,
                                const struct generation_seq *seq)
 {
     const struct generation *g = &op->c.g;
-    struct buf tokens = {0}, tops = {0};
     const struct gen_token *ignored;
     struct gen_output *made = NULL;
     uint32_t n = 0, start = 0;
@@ -132,34 +136,45 @@ static void put_input_logprobs(struct buf *out, const struct sglang_op *op,
         start = op->logprob_start > 0 ? (uint32_t)op->logprob_start : 0;
     else
         n = 0;
-    for (uint32_t i = start; i < n; i++) {
-        const struct gen_token *t = &made->prompt[i];
-
-        put_tuple(&tokens, op, t->id, t->logprob, i > start);
-        if (i > start)
-            put_tops(&tops, op, t);
-        else
-            json_put_null(&tops);
-    }
-    put_list(out, "input_token_logprobs", &tokens);
-    if (op->n_top > 0)
-        put_list(out, "input_top_logprobs", &tops);
-    buf_fini(&tokens);
-    buf_fini(&tops);
+    json_put_name(out, "input_token_logprobs");
+    json_put_open(out, '[');
+    for (uint32_t i = start; i < n; i++)
+        put_tuple(out, op, made->prompt[i].id, made->prompt[i].logprob, i > start);
+    json_put_close(out, ']');
+    if (op->n_top == 0)
+        return;
+    json_put_name(out, "input_top_logprobs");
+    json_put_open(out, '[');
+    if (start < n)
+        json_put_null(out);
+    for (uint32_t i = start + 1; i < n; i++)
+        put_tops(out, op, &made->prompt[i]);
+    json_put_close(out, ']');
 }
 
 static void put_logprobs(struct buf *out, const struct sglang_op *op,
-                         const struct generation_seq *seq, const struct gen_output *made)
+                         const struct completions_part *p)
 {
-    const struct sglang_sent *sent = &op->sent[seq->index];
+    const struct sglang_sent *sent = &op->sent[p->seq->index];
 
     if (!op->with_logprobs)
         return;
-    put_list(out, "output_token_logprobs", &sent->logprobs);
-    if (op->n_top > 0)
-        put_list(out, "output_top_logprobs", &sent->tops);
-    if (op->logprob_start < 0 || made != NULL)
-        put_input_logprobs(out, op, seq);
+    json_put_name(out, "output_token_logprobs");
+    json_put_open(out, '[');
+    json_put_text(out, &sent->logprobs);
+    if (!op->c.stream.on)
+        put_part_logprobs(out, op, p);
+    json_put_close(out, ']');
+    if (op->n_top > 0) {
+        json_put_name(out, "output_top_logprobs");
+        json_put_open(out, '[');
+        json_put_text(out, &sent->tops);
+        if (!op->c.stream.on)
+            put_part_tops(out, op, p);
+        json_put_close(out, ']');
+    }
+    if (op->logprob_start < 0 || p->out != NULL)
+        put_input_logprobs(out, op, p->seq);
 }
 
 /* In the last event only. As in SGLang a sequence that was aborted before its first token has none:
@@ -189,7 +204,7 @@ static void put_meta(struct buf *out, const struct sglang_op *op, const struct c
                                "completion_tokens", (json_int_t)op->sent[seq->index].n_tokens,
                                "cached_tokens", 0, "weight_version", version_json(op, p), "adapter",
                                generation_adapter_json(g), "boot_id", g->app->life->boot_id));
-    put_logprobs(out, op, seq, made);
+    put_logprobs(out, op, p);
     put_routed(out, op, p);
     if (made != NULL) {
         json_put_name(out, "weight_versions");
@@ -209,7 +224,10 @@ static void put_item(struct buf *out, const struct sglang_op *op, const struct c
     json_put_open(out, '{');
     json_put_name(out, "text");
     json_put_string(out, sent->text.len > 0 ? sent->text.data : "", sent->text.len);
-    put_list(out, "output_ids", &sent->ids);
+    json_put_name(out, "output_ids");
+    json_put_open(out, '[');
+    json_put_text(out, &sent->ids);
+    json_put_close(out, ']');
     json_put_name(out, "meta_info");
     put_meta(out, op, p);
     if (op->c.stream.on && op->is_array) {
@@ -243,9 +261,9 @@ void sglang_generate_on_tokens(struct generation *g)
             ;
 }
 
-static void put_whole(struct buf *out, struct sglang_op *op)
+static void put_whole(struct buf *out, struct generation *g)
 {
-    struct generation *g = &op->c.g;
+    struct sglang_op *op = sglang_of(g);
 
     if (op->is_array)
         json_put_open(out, '[');
@@ -265,23 +283,10 @@ static void put_whole(struct buf *out, struct sglang_op *op)
 
 void sglang_generate_finish(struct generation *g)
 {
-    struct sglang_op *op = sglang_of(g);
-    struct http_request *x = g->x;
-    struct err why = {0};
-    struct buf whole = {0};
-
-    if (op->c.stream.on) {
-        sglang_generate_on_tokens(g);
-        generation_end(g);
+    if (!sglang_of(g)->c.stream.on) {
+        generation_reply_whole(g, put_whole);
         return;
     }
-    if (!generation_failed(g, &why))
-        put_whole(&whole, op);
-    (void)generation_failed(g, &why); /* the client may have disconnected meanwhile */
-    g->x = NULL;
-    if (why.code != ERR_NONE)
-        reply_error(x, &why, NULL);
-    else
-        reply_text(x, 200, &whole);
-    buf_fini(&whole);
+    sglang_generate_on_tokens(g);
+    generation_end(g);
 }

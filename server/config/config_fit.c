@@ -19,7 +19,7 @@ static const char *const own[] = {"served-model-name",
                                   "logprobs-mode",
                                   "max-logprobs",
                                   "return-routed-experts",
-                                  "max-rollouts-bytes"};
+                                  "max-unread-bytes"};
 /* Options of a server that receives updates itself. */
 static const char *const received[] = {
     "weights",         "weight-version", "allow-path",       "cuda-library", "nccl-library",

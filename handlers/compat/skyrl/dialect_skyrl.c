@@ -323,40 +323,6 @@ int skyrl_generate_request(json_t **body, const struct http_request *x, struct e
     return dialect_set(*body, "sampling_params", json_object(), e);
 }
 
-/* Only the logprob of each token; null if none were requested. */
-static json_t *plain_logprobs(const json_t *logprobs)
-{
-    const json_t *theirs = json_object_get(logprobs, "content");
-    json_t *content;
-
-    if (theirs == NULL)
-        return json_null();
-    content = json_array();
-    for (size_t i = 0; i < json_array_size(theirs); i++) {
-        const json_t *entry = json_array_get(theirs, i);
-
-        if (json_array_append_new(
-                content, json_pack("{s:O}", "logprob", json_object_get(entry, "logprob"))) != 0) {
-            json_decref(content);
-            return NULL;
-        }
-    }
-    return json_pack("{s:o}", "content", content);
-}
-
-int skyrl_generate_response(json_t **reply, const struct http_request *x)
-{
-    const json_t *c = json_array_get(json_object_get(*reply, "choices"), 0);
-
-    (void)x;
-    return dialect_replace(reply,
-                           json_pack("{s:[{s:O, s:O, s:o, s:O?}]}", "choices", "token_ids",
-                                     json_object_get(c, "token_ids"), "finish_reason",
-                                     json_object_get(c, "finish_reason"), "logprobs",
-                                     plain_logprobs(json_object_get(c, "logprobs")),
-                                     "routed_experts", json_object_get(c, "routed_experts")));
-}
-
 int skyrl_fetch_refuse(json_t **body, const struct http_request *x, struct err *e)
 {
     (void)x;

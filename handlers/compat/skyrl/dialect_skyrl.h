@@ -49,7 +49,6 @@ int skyrl_pause_request(json_t **body, const struct http_request *x, struct err 
 /* Replies: one null for each rank; {status, lora_name, lora_int_id}; exactly one choice. */
 int skyrl_results_response(json_t **reply, const struct http_request *x);
 int skyrl_lora_response(json_t **reply, const struct http_request *x);
-int skyrl_generate_response(json_t **reply, const struct http_request *x);
 int skyrl_info_response(json_t **reply, const struct http_request *x);
 int skyrl_paused_response(json_t **reply, const struct http_request *x);
 
@@ -118,7 +117,6 @@ int skyrl_paused_response(json_t **reply, const struct http_request *x);
          .dialect = DIALECT_SKYRL,                                                                 \
          .translated_members = skyrl_generate_translated,                                          \
          .translate_request = skyrl_generate_request,                                              \
-         .translate_response = skyrl_generate_response,                                            \
          .operation = OPERATION_GENERATE},                                                         \
         {.methods = METHOD_POST,                                                                   \
          .pattern = "/finish_session",                                                             \

@@ -381,7 +381,7 @@ def begun(n):
 
 
 def unread():
-    """Batches that clients do not read count against --max-rollouts-bytes; what is read makes room. The limit is 40 MiB
+    """Batches that clients do not read count against --max-unread-bytes; what is read makes room. The limit is 40 MiB
     here, and a batch of 24 rows has 27 MiB: more than the sockets take."""
     try:
         baton.rollouts(URL, [[5]], {"n": 64, "max_tokens": 1}, layout="tight", sequence_multiple=65536)
@@ -392,7 +392,7 @@ def unread():
     first = Unread()
     check(first.replied() == 200)
     refused_ = Unread().read()  # at once, before anything is computed
-    check(refused_.startswith(b"HTTP/1.1 503") and b'"overloaded"' in refused_ and b"--max-rollouts-bytes" in refused_ and
+    check(refused_.startswith(b"HTTP/1.1 503") and b'"overloaded"' in refused_ and b"--max-unread-bytes" in refused_ and
           b"Retry-After" in refused_, refused_[:900])
     check(len(first.read()) > 27 << 20)
     wait(lambda: Unread(n=23).read().startswith(b"HTTP/1.1 200"), "room again")
@@ -414,7 +414,7 @@ def unread():
     if told.startswith(b"HTTP/1.1 200"):  # on a slow machine its rows end one after the other, and small frames fit
         check(len(told) > 27 << 20, len(told))
     else:
-        check(told.startswith(b"HTTP/1.1 503") and b"--max-rollouts-bytes" in told, told[:900])
+        check(told.startswith(b"HTTP/1.1 503") and b"--max-unread-bytes" in told, told[:900])
     whole.read()
 
 

@@ -245,17 +245,6 @@ static void test_ways_out(void **state)
     assert_out(skyrl_results_response, &app, "{\"phase\": \"open\"}", "{\"results\":[null]}");
     app.weights->n_devices = 3;
     assert_out(skyrl_results_response, &app, "{}", "{\"results\":[null,null,null]}");
-    assert_out(skyrl_generate_response, &app,
-               "{\"choices\": [{\"index\": 0, \"token_ids\": [4], \"finish_reason\": \"stop\", "
-               "\"logprobs\": {\"content\": [{\"token\": \"x\", \"logprob\": -1.5}]}, "
-               "\"weight_versions\": [], \"routed_experts\": {\"data\": \"\"}}], \"usage\": {}}",
-               "{\"choices\":[{\"finish_reason\":\"stop\",\"logprobs\":{\"content\":[{\"logprob\":"
-               "-1.5}]},\"routed_experts\":{\"data\":\"\"},\"token_ids\":[4]}]}");
-    assert_out(skyrl_generate_response, &app,
-               "{\"choices\": [{\"token_ids\": [], \"finish_reason\": \"abort\", \"logprobs\": "
-               "null}]}",
-               "{\"choices\":[{\"finish_reason\":\"abort\",\"logprobs\":null,\"routed_experts\":"
-               "null,\"token_ids\":[]}]}");
 }
 
 static json_int_t number_of(const char *name)
