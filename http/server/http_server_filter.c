@@ -208,7 +208,8 @@ int filter_length(const struct request *r, struct err *e)
     return text != NULL ? parse_length(text, &ignored, e) : 0;
 }
 
-/* Exactly one Host, at most one Authorization, and one way to find the end of the body. */
+/* Exactly one Host, at most one of what tells where it comes from, and one way to find the end of
+ * the body. */
 static int check_framing(struct request *r, const struct header_scan *h, struct err *e)
 {
     if (r->http11 && h->n_host != 1)
@@ -217,6 +218,8 @@ static int check_framing(struct request *r, const struct header_scan *h, struct 
     if (h->n_authorization > 1) /* a proxy may have judged by another one than we would */
         return err_set(e, ERR_BAD_REQUEST, "", "Authorization is given %zu times",
                        h->n_authorization);
+    if (h->origin->repeated != NULL)
+        return err_set(e, ERR_BAD_REQUEST, "", "%s is given twice", h->origin->repeated);
     if (h->n_content_length > 1)
         return err_set(e, ERR_BAD_REQUEST, "", "Content-Length is given %zu times",
                        h->n_content_length);

@@ -78,9 +78,14 @@ void origin_header(struct origin_request *q, const char *name, const char *value
         {"Access-Control-Request-Private-Network", &q->asks_private_network},
     };
 
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        if (*rows[i].slot == NULL && strcasecmp(rows[i].name, name) == 0)
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (strcasecmp(rows[i].name, name) != 0)
+            continue;
+        if (*rows[i].slot == NULL)
             *rows[i].slot = value;
+        else if (rows[i].slot != &q->user_agent)
+            q->repeated = rows[i].name;
+    }
 }
 
 /* ---- Host ---- */

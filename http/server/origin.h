@@ -57,6 +57,7 @@ struct origin_request {
     const char *user_agent;                 /* User-Agent */
     /* Of a preflight: Access-Control-Request-Method, -Headers, -Private-Network. */
     const char *asks_method, *asks_headers, *asks_private_network;
+    const char *repeated;      /* name of one of these that came twice, not User-Agent; or NULL */
     const char *target;        /* as it came: "/path", "http://host/path" */
     const char *authorization; /* "" without one */
     bool tls, unix_socket;
@@ -64,7 +65,8 @@ struct origin_request {
     bool options; /* its method */
 };
 
-/* origin_header - store the value if the header is one of the above. The first of each counts. */
+/* origin_header - store the value if the header is one of the above. The first of each is stored; a
+ * request with a second one is to be refused (`repeated`): a proxy may have judged by that. */
 void origin_header(struct origin_request *q, const char *name, const char *value);
 
 /* origin_check - may this request be served?

@@ -453,7 +453,6 @@ static void test_header_keeps_the_first(void **state)
 
     (void)state;
     origin_header(&q, "ORIGIN", EVIL);
-    origin_header(&q, "origin", APP);
     origin_header(&q, "host", "a");
     origin_header(&q, "X-Forwarded-Host", "localhost");
     origin_header(&q, "Forwarded", "host=localhost");
@@ -470,6 +469,12 @@ static void test_header_keeps_the_first(void **state)
     assert_string_equal(q.asks_method, "POST");
     assert_string_equal(q.asks_headers, "x");
     assert_string_equal(q.asks_private_network, "true");
+    assert_null(q.repeated);
+    origin_header(&q, "origin", APP);
+    assert_string_equal(q.origin, EVIL);
+    assert_string_equal(q.repeated, "Origin");
+    origin_header(&q, "sec-fetch-site", "none");
+    assert_string_equal(q.repeated, "Sec-Fetch-Site");
 }
 
 /* An entry that can never match is refused at the start. */
@@ -517,8 +522,9 @@ static void test_rules_check_entries(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        struct origin_rules rules = {&rows[i].host, rows[i].host != NULL, &rows[i].origin,
-                                     rows[i].origin != NULL, NULL, NULL};
+        struct origin_rules rules = {
+            &rows[i].host, rows[i].host != NULL, &rows[i].origin, rows[i].origin != NULL, NULL,
+            NULL};
 
         memset(&e, 0, sizeof e);
         if ((origin_rules_check(&rules, &e) == 0) != rows[i].good)
