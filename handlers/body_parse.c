@@ -74,11 +74,14 @@ static int refuse_syntax(const char *text, size_t len, const json_error_t *why, 
                    at, line, column);
 }
 
-/* A dialect's prompts may contain NULs, as in other servers; on strict routes, where strings are
- * names, NULs are refused. */
-static int parse_json(json_t **out, const char *text, size_t len, bool strict, struct err *e)
+/* A dialect's prompts may contain NULs, as in other servers. On strict routes, and on all that
+ * control the server, strings are names, addresses and paths, which would end there: NULs are
+ * refused. */
+static int parse_json(json_t **out, const char *text, size_t len, const struct route *route,
+                      struct err *e)
 {
-    size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | (strict ? 0 : JSON_ALLOW_NUL);
+    bool prompts = !route->strict && route->role == ROLE_GENERATE;
+    size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | (prompts ? JSON_ALLOW_NUL : 0);
     json_error_t why;
     bool no_memory;
     json_t *root = json_parse(text, len, flags, &why, &no_memory);
@@ -136,7 +139,7 @@ int body_parse_text(json_t **out, const struct http_request *x, const char *text
     json_t *root = NULL;
 
     if (check_type(x, route, e) != 0 || check_depth(text, len, e) != 0 ||
-        parse_json(&root, text, len, route->strict, e) != 0)
+        parse_json(&root, text, len, route, e) != 0)
         return -1;
     if (check_object(root, route, e) != 0) {
         json_decref(root);

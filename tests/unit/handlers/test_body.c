@@ -190,6 +190,24 @@ static void test_body_parse_refuses(void **state)
     }
 }
 
+/* In prompts only, of routes that are not strict. */
+static void test_body_parse_allows_a_nul(void **state)
+{
+    static const struct route prompts = {.body = BODY_JSON, .role = ROLE_GENERATE},
+                              names = {.body = BODY_JSON, .role = ROLE_CONTROL};
+    static const char text[] = "{\"zmq_handles\": {\"GPU\": \"ipc://@a\\u0000b\"}}";
+    json_t *o;
+    struct err e;
+
+    (void)state;
+    assert_int_equal(parse(&o, &prompts, text, &e), 0);
+    json_decref(o);
+    assert_int_equal(parse(&o, &names, text, &e), -1);
+    assert_int_equal(e.code, ERR_BAD_REQUEST);
+    assert_string_equal(e.field, "/zmq_handles/GPU");
+    assert_non_null(strstr(e.msg, "\\u0000 is not allowed"));
+}
+
 static void test_body_parse_refuses_a_raw_nul(void **state)
 {
     static const char text[] = "{\"names\": [\"a\0b\"]}", behind[] = "{}\0";
@@ -569,6 +587,7 @@ int main(void)
         cmocka_unit_test(test_body_parse_media_types),
         cmocka_unit_test(test_body_parse_wants_a_type_on_control_routes),
         cmocka_unit_test(test_body_parse_refuses),
+        cmocka_unit_test(test_body_parse_allows_a_nul),
         cmocka_unit_test(test_body_parse_refuses_a_raw_nul),
         cmocka_unit_test(test_body_parse_bounds_depth),
         cmocka_unit_test(test_body_parse_tells_lack_of_memory),
