@@ -221,7 +221,7 @@ static int load_prepare(struct fleet_control *fc, const struct fleet_lora_reques
     if (fleet_lora_reserve(fc, req->name, e) != 0)
         return -1;
     if (known && !req->in_place)
-        return err_set(e, ERR_CONFLICT, "/lora_name",
+        return err_set(e, ERR_BAD_REQUEST, "/lora_name",
                        "there is an adapter '%.128s', and load_inplace is false", req->name);
     if (fleet_reachable_quorum(fc, body, targets, n, e) != 0)
         return -1;

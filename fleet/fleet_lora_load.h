@@ -35,9 +35,9 @@ void fleet_lora_reply_fini(struct fleet_lora_reply *reply);
  * @reply  zeroed; also set on errors, as far as engines were asked
  * Threads: the owner of the operation lock (fleet/fleet_locks.h). Blocks: up to timeout_us and the
  * times of three more requests to the engines.
- * Errors: ERR_CONFLICT (the adapter exists and in_place is false; too many adapters), ERR_UNSYNCED
- * (fewer than --min-ready engines answer), ERR_NO_MEMORY; an engine's; ERR_NOT_FOUND where an
- * engine answers 404. */
+ * Errors: ERR_BAD_REQUEST (the adapter exists and in_place is false), ERR_CONFLICT (too many
+ * adapters), ERR_UNSYNCED (fewer than --min-ready engines answer), ERR_NO_MEMORY; an engine's;
+ * ERR_NOT_FOUND where an engine answers 404. */
 int fleet_lora_load(struct fleet_control *fc, const struct fleet_lora_request *req,
                     const json_t *body, struct fleet_lora_reply *reply, struct err *e);
 

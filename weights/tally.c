@@ -48,7 +48,7 @@ static int refuse_again(const char *name, uint32_t i, struct err *e)
     char field[48];
 
     (void)snprintf(field, sizeof field, "/names/%u", i);
-    return err_set(e, ERR_CONFLICT, field, "'%.*s' was already sent in this update",
+    return err_set(e, ERR_PRECONDITION, field, "'%.*s' was already sent in this update",
                    utf8_cut_name(name), name);
 }
 

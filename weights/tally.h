@@ -24,7 +24,7 @@ void tally_free(struct tally *t); /* accepts NULL */
 /* tally_check - may the tensors of `list` be sent next?
  * @shapes  tensors of the model must have the model's shapes
  * @once    no tensor may be sent a second time
- * Errors: ERR_MISMATCH at /shapes/<i>; ERR_CONFLICT at /names/<i>. */
+ * Errors: ERR_MISMATCH at /shapes/<i>; ERR_PRECONDITION at /names/<i>. */
 int tally_check(const struct tally *t, const struct tensor_list *list, bool shapes, bool once,
                 struct err *e);
 

@@ -55,8 +55,8 @@ int fleet_names_read(struct fleet_names *out, const struct fleet_control *fc,
 /* All below are called by the owner of the parts (`sending`, or the owner of the operation lock).
  *
  * fleet_coverage_check - before the first byte of a request is sent. Errors: ERR_MISMATCH at
- * /shapes/<i>; ERR_CONFLICT at /names/<i>: the tensor was sent before, and an engine would count it
- * as another one. */
+ * /shapes/<i>; ERR_PRECONDITION at /names/<i>: the tensor was sent before, and an engine would
+ * count it as another one. */
 int fleet_coverage_check(const struct fleet_session *s, const struct fleet_names *l, struct err *e);
 
 /* fleet_coverage_add - the engines that still take part accepted the tensors. */

@@ -127,7 +127,8 @@ static int sending_begin(struct fleet_control *fc, struct fleet_session *s, stru
     if (!fleet_session_is_open(s))
         rc = fleet_refuse_closed(s, e);
     else if (s->phase == UPDATE_VERIFYING || s->phase == UPDATE_VERIFIED)
-        rc = err_set(e, ERR_CONFLICT, "", "update %s is %s: it takes no more tensors", s->id,
+        rc = err_set(e, s->phase == UPDATE_VERIFIED ? ERR_ENDED : ERR_CONFLICT, "",
+                     "update %s is %s: it takes no more tensors", s->id,
                      update_phase_name(s->phase));
     else if (alone && s->sending)
         rc = err_set(e, ERR_CONFLICT, "",

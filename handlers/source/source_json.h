@@ -40,8 +40,8 @@ int ipc_from_body(struct update_chunk *c, const struct app_weights *weights, con
  * broadcasts (transport: "nccl"). Nothing is received yet.
  * @c  receives tensor_list, checksums, source; on error, those that were read
  * Threads: any.
- * Errors:  ERR_BAD_REQUEST at the member; ERR_NOT_FOUND (plan_id); ERR_CONFLICT at
- *          /expected_digest; those of weight_transfer_source. */
+ * Errors:  ERR_BAD_REQUEST at the member; ERR_NOT_FOUND (plan_id); ERR_PRECONDITION
+ *          at /expected_digest; those of weight_transfer_source. */
 int nccl_from_body(struct update_chunk *c, const struct app_weights *weights, const json_t *body,
                    const struct body_columns *text, struct err *e);
 

@@ -169,7 +169,7 @@ static int staging_arrive(struct staging *g, uint32_t place, uint32_t index, str
     bool *arrived = arrived_at(g, place, index);
 
     if (*arrived)
-        return err_set(e, ERR_CONFLICT, "/names", "'%.256s' already arrived in this update",
+        return err_set(e, ERR_PRECONDITION, "/names", "'%.256s' already arrived in this update",
                        spec_of(g, index)->name);
     *arrived = true;
     count_arrival(g, place, index);

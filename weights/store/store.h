@@ -179,7 +179,7 @@ void staging_memory_return(struct staging *g, uint32_t place, struct staging_mem
 
 /* staging_view - set where tensor `index` is in a place. Replaces nothing: a tensor arrives once.
  * @addr  aligned for its dtype, in slab
- * Errors: ERR_CONFLICT at /names (already arrived in this update). */
+ * Errors: ERR_PRECONDITION at /names (already arrived in this update). */
 int staging_view(struct staging *g, uint32_t place, uint32_t index, struct slab *slab,
                  uint64_t addr, struct err *e);
 

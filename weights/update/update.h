@@ -246,14 +246,17 @@ void chunk_refield(struct update_chunk *c, uint32_t rank, struct err *e);
  * `done` may bring, besides the source's errors: ERR_CHECKSUM at /checksums/<i> (of the bytes as
  * sent), ERR_NON_FINITE at /names/<i>, ERR_MISMATCH (a tied name differs; at /names/<i>: from what
  * another rank of the trainer has sent), ERR_NO_STAGING,
- * ERR_CONFLICT (the update was aborted, and why; readers did not unpin), ERR_DRAINING.
+ * ERR_ENDED (the update was aborted, and why; of a one-shot update ERR_CONFLICT), ERR_CONFLICT
+ * (readers did not unpin), ERR_DRAINING.
  * Errors: ERR_NOT_FOUND    no such update_id
  *         ERR_ENDED        the session has ended, or is verified; the message says how
- *         ERR_CONFLICT     update_id "" while a session is open; at /names/<i>: the tensor has
- *                          already arrived; at /chunk_id: that chunk is still being received, or
- *                          arrived with another tensor list; at /placement: the source gives every
- *                          rank the same bytes, but the update shards the model over several ranks;
- *                          at /weight_version: a rank of the trainer names another than the update
+ *         ERR_CONFLICT     update_id "" while a session is open; at /names/<i>, /chunk_id: the
+ *                          tensor, the chunk, is being received; at /weight_version: a rank of the
+ *                          trainer names another than the update
+ *         ERR_PRECONDITION which no repetition changes: at /names/<i>: the tensor has already
+ *                          arrived; at /chunk_id: that chunk arrived with another tensor list; at
+ *                          /placement: the source gives every rank the same bytes, but the update
+ *                          shards the model over several ranks
  *         ERR_BAD_REQUEST  at /names/<i>: two names of the tensor list bring the same tensor; at
  *                          /trainer_rank: it is not one of those that the session was started for
  *         ERR_MISMATCH     as model_spec_match
@@ -293,7 +296,7 @@ int updates_verify(struct updates *u, const char *id, const struct update_checks
                    uint32_t n_checksums, update_done_fn *done, void *done_arg, struct err *e);
 
 /* updates_abort - abort a session: a running fill is asked to stop, the worker frees the memory,
- * and queued or running chunks are answered with ERR_CONFLICT. Repeating is harmless. Blocks: no.
+ * and queued or running chunks are answered with ERR_ENDED. Repeating is harmless. Blocks: no.
  * Errors: ERR_NOT_FOUND, ERR_ENDED (committed), ERR_CONFLICT (being committed right now). */
 int updates_abort(struct updates *u, const char *id, const char *reason, struct update_info *out,
                   struct err *e);

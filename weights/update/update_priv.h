@@ -257,8 +257,8 @@ int session_answer_ended(const struct session *s, struct err *e);
 
 /* Marks the tensors that a chunk will bring. Those that another rank of the trainer has sent become
  * PART_REPEATED. After an error nothing is marked.
- * Errors: ERR_CONFLICT (already arrived or on the way), ERR_BAD_REQUEST (twice in this chunk),
- * ERR_NO_MEMORY. */
+ * Errors: ERR_PRECONDITION (already arrived), ERR_CONFLICT (on the way), ERR_BAD_REQUEST (twice in
+ * this chunk), ERR_NO_MEMORY. */
 int tensor_states_take_locked(struct updates *u, struct session *s, struct update_job *job,
                               struct err *e);
 void tensor_states_arrive_locked(struct updates *u, struct session *s,

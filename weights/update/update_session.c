@@ -133,11 +133,10 @@ int session_answer_ended(const struct session *s, struct err *e)
 {
     if (s->phase == UPDATE_ABORTED && s->error.code == ERR_DRAINING)
         return err_set(e, ERR_DRAINING, "", "update %s was aborted: %s", s->id, s->error.msg);
-    if (s->phase == UPDATE_ABORTED)
-        return err_set(e, ERR_CONFLICT, "/update_id", "update %s was aborted: %s", s->id,
-                       s->error.msg);
-    return err_set(e, ERR_CONFLICT, "/update_id", "update %s was committed before this chunk",
-                   s->id);
+    if (s->phase == UPDATE_ABORTED) /* a one-shot update sent again is another */
+        return err_set(e, s->one_shot ? ERR_CONFLICT : ERR_ENDED, "/update_id",
+                       "update %s was aborted: %s", s->id, s->error.msg);
+    return err_set(e, ERR_ENDED, "/update_id", "update %s was committed before this chunk", s->id);
 }
 
 /* end */

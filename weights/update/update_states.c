@@ -89,10 +89,12 @@ static int tensor_state_refuse(const struct updates *u, const struct update_job 
     if (c->are[k] & TENSOR_MINE)
         (void)err_set(e, ERR_BAD_REQUEST, field, "'%.*s' brings '%.*s' a second time",
                       utf8_cut_name(sent), sent, utf8_cut_name(name), name);
+    else if (c->are[k] & TENSOR_ARRIVED) /* for good: no repetition of the request succeeds */
+        (void)err_set(e, ERR_PRECONDITION, field, "'%.*s' has already arrived in this update",
+                      utf8_cut_name(name), name);
     else
-        (void)err_set(e, ERR_CONFLICT, field, "'%.*s' %s in this update", utf8_cut_name(name), name,
-                      c->are[k] & TENSOR_ARRIVED ? "has already arrived"
-                                                 : "is being received already");
+        (void)err_set(e, ERR_CONFLICT, field, "'%.*s' is being received already in this update",
+                      utf8_cut_name(name), name);
     chunk_refield(job->chunk, c->first + k, e);
     return -1;
 }

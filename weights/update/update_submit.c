@@ -59,7 +59,7 @@ static int recognise_locked(struct updates *u, struct session *s, struct update_
                                                   : session_recall_locked(s, &job->key);
 
     if (known != NULL && !chunk_key_equal(known, &job->key))
-        return err_set(e, ERR_CONFLICT, "/chunk_id",
+        return err_set(e, ERR_PRECONDITION, "/chunk_id",
                        "chunk '%s' was sent before with another tensor list or other checksums",
                        job->key.id);
     if (other != NULL)
@@ -78,7 +78,7 @@ static int check_placement(const struct updates *u, const struct session *s,
 
     if (ops->receive == NULL || !s->sharded || s->n_ranks == 1 || store_sharded(u->cfg.store))
         return 0;
-    return err_set(e, ERR_CONFLICT, "/placement",
+    return err_set(e, ERR_PRECONDITION, "/placement",
                    "%s brings every tensor to all %u ranks: an update with placement \"sharded\" "
                    "takes its tensors from elsewhere",
                    ops->name, s->n_ranks);

@@ -243,7 +243,7 @@ def whole_session(f):
     for i in range(2):
         assert f.front.post("/v1/update_weights", dict(f.part(i), **mine))["phase"] == "receiving"
     assert f.front.post("/v1/update_weights/verify", mine)["phase"] == "verified"
-    refused(f, 409, "POST", "/v1/update_weights", dict(f.tensors(), **mine), "conflict")
+    refused(f, 409, "POST", "/v1/update_weights", dict(f.tensors(), **mine), "update_closed")
     label = f.label = next(LABELS)
     done = f.front.post("/v1/update_weights/finish", dict(mine, weight_version=label))
     assert (done["phase"], done["weight_version"]) == ("committed", label), done
@@ -401,7 +401,7 @@ def adapters(f):
     assert theirs() == [["mine"]] * n
     assert [a["lora_name"] for a in f.front.get("/v1/lora_adapters")["adapters"]] == ["mine"]
     assert f.front.post("/v1/load_lora_adapter", load)["revision"] == 2  # in place, also where that is no word
-    refused(f, 409, "POST", "/v1/load_lora_adapter", dict(load, load_inplace=False), "conflict")
+    refused(f, 400, "POST", "/v1/load_lora_adapter", dict(load, load_inplace=False), "bad_request")
     f.doubles[0].order("lora_load", "status", status=500)
     said = f.front.ask("POST", "/v1/load_lora_adapter", dict(load, lora_name="other"))
     assert said[0] != 200 and ok_of(said[1]) == [False] + [True] * (n - 1), said

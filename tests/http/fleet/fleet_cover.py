@@ -180,7 +180,7 @@ def twice(f):
     status, said = f.front.ask("POST", "/v1/update_weights", dict(body_of([REST[0], HALF[3]]), **mine))
     assert len(f.doubles[0].journal("update")) == n + (status == 200)
     if ENGINE == "vllm":
-        assert (status, said["error"]["code"], said["error"]["param"]) == (409, "conflict", "/names/1"), said
+        assert (status, said["error"]["code"], said["error"]["param"]) == (409, "precondition_failed", "/names/1"), said
         assert f"'{HALF[3]}'" in said["error"]["message"], said
         f.front.post("/v1/update_weights", dict(body_of(REST), **mine))
     else:

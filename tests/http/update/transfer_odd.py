@@ -108,7 +108,7 @@ def repeated(world, server, trainer):
             again = server.post(200, UPDATE, body)
             must(again["n_tensors_done"] == first["n_tensors_done"] and
                  again["nbytes_done"] == first["nbytes_done"], f"{first} {again}")
-        refuse(server, sure(part[1:], update_id=update_id, chunk_id=f"c{i}"), 409, "conflict",
+        refuse(server, sure(part[1:], update_id=update_id, chunk_id=f"c{i}"), 409, "precondition_failed",
                "another tensor list", path=UPDATE)
         must(group(server)["n_broadcasts"] == n_broadcasts, "something was received")
     server.serve(data, server.post(200, FINISH, {"update_id": update_id}))
@@ -287,10 +287,10 @@ def sharded(world):
     with world.serve(devices="cuda:0,cuda:1", n_devices="2") as server, \
             world.nccl_trainer() as trainer:
         join(server, trainer, by_id, 3)
-        refuse(server, sure(world.specs, placement="sharded"), 409, "conflict", "sharded",
+        refuse(server, sure(world.specs, placement="sharded"), 409, "precondition_failed", "sharded",
                param="/placement", path=UPDATE)
         update_id = server.post(200, START, {"placement": "sharded"})["update_id"]
-        refuse(server, sure(world.specs, update_id=update_id), 409, "conflict", "sharded",
+        refuse(server, sure(world.specs, update_id=update_id), 409, "precondition_failed", "sharded",
                param="/placement", path=UPDATE)
         server.ask("DELETE", f"{UPDATE}/{update_id}")
         works(world, server, trainer, "not sharded")

@@ -359,7 +359,7 @@ def a_rank_comes_twice(world, server, t):
         for _ in range(2):
             found = taken(ways.shm(part, data, update_id=update_id, trainer_rank=r, chunk_id="0"), "twice")
     must(sent_by(found) == wanted_of(parts), f"{found}")
-    refused(ways.shm(parts[1], data, update_id=update_id, trainer_rank=1), 409, "conflict", "/names/0",
+    refused(ways.shm(parts[1], data, update_id=update_id, trainer_rank=1), 409, "precondition_failed", "/names/0",
             parts[1][0].name, "already arrived")
     must(sent_by(finish(server, update_id, data, "twice"))[0] == wanted_of(parts)[0], "twice")
     for members, param, words in (
@@ -411,7 +411,8 @@ def replicated_tensors(world, server, t):
             "checksum_mismatch", "/checksums/0")
     for r in (1, 0):  # what rank 0 did not bring is not taken for brought
         taken(ways.shm(parts[r], data, update_id=update_id, trainer_rank=r), "rank 0 again")
-    refused(ways.shm(dense, data, update_id=update_id), 409, "conflict", "/names/0", "already arrived")
+    refused(ways.shm(dense, data, update_id=update_id), 409, "precondition_failed", "/names/0",
+            "already arrived")
     refused(ways.shm(parts[2] * 2, data, update_id=update_id, trainer_rank=2), 400, "bad_request",
             f"/names/{len(parts[2])}")
     server.ask("DELETE", f"{UPDATE}/{update_id}")
@@ -527,8 +528,8 @@ def fused_and_separate(world, server, checkpoint):
         update_id = start(server)
         taken(ways.shm(*checkpoint.both([], checkpoint.fused(first)), update_id=update_id, trainer_rank=0), "fused")
         expert = f"{first}.mlp.experts.1.up_proj.weight"
-        refused(ways.shm(*checkpoint.both([expert]), update_id=update_id, trainer_rank=0), 409, "conflict",
-                "/names/0", expert, "already arrived")
+        refused(ways.shm(*checkpoint.both([expert]), update_id=update_id, trainer_rank=0), 409,
+                "precondition_failed", "/names/0", expert, "already arrived")
         other = {expert: bytes([checkpoint.data[expert][0] ^ 1]) + checkpoint.data[expert][1:]}
         refused(ways.shm([checkpoint.specs[expert]], other, update_id=update_id, trainer_rank=1), 422,
                 "manifest_mismatch", "/names/0", expert, "trainer rank 0")

@@ -24,13 +24,22 @@ same .staging_nbytes 1837824
 same '.plan_digest | length' 64
 post 409 /v1/update_weights/start '{}'
 has "$ID"
+same .error.code conflict
+same .error.retryable true
 post 200 /v1/update_weights "$(bucket 0 20 "$(for_id '{chunk_id: "a"}')")"
 same .phase receiving
 same .n_tensors_done 20
 post 200 /v1/update_weights "$(bucket 0 20 "$(for_id '{chunk_id: "a"}')")"
 same .n_tensors_done 20
+# What no repetition changes is not retryable: these tensors are there, and this chunk was another.
 post 409 /v1/update_weights "$(bucket 0 2 "$(for_id '{chunk_id: "b"}')")"
 same .error.param /names/0
+same .error.code precondition_failed
+same .error.retryable false
+post 409 /v1/update_weights "$(bucket 20 22 "$(for_id '{chunk_id: "a"}')")"
+same .error.param /chunk_id
+same .error.code precondition_failed
+same .error.retryable false
 serves step-00000 step-0
 expect 200 GET /v1/status
 same .update.update_id "$ID"

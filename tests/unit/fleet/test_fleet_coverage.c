@@ -200,7 +200,7 @@ static void test_fleet_coverage_of_a_repeated_name(void **state)
     begin(w, "sv", false);
     came(w, "ab");
     assert_int_equal(send_body(w, body_of("cb"), &e), -1);
-    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_int_equal(e.code, ERR_PRECONDITION);
     assert_string_equal(e.field, "/names/1");
     part_apply(&w->s->parts[1], PART_ON_FAILURE);
     came(w, "cb");

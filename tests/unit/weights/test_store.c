@@ -297,7 +297,7 @@ static void test_staging_view_refuses_a_second_arrival(void **state)
     assert_int_equal(staging_slab(g, 256, &slab, &e), 0);
     assert_int_equal(staging_view(g, 0, 0, slab, slab->addr, &e), 0);
     assert_int_equal(staging_view(g, 0, 0, slab, slab->addr, &e), -1);
-    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_int_equal(e.code, ERR_PRECONDITION);
     assert_non_null(strstr(e.msg, "embed.weight"));
     slab_unref(slab);
     store_abort(s, g);

@@ -123,7 +123,7 @@ static void test_tally_check_refuses(void **state)
     come_one(&w, norm);
     assert_int_equal(check(&w, norm, true, false, &e), 0);
     assert_int_equal(check(&w, norm, true, true, &e), -1);
-    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_int_equal(e.code, ERR_PRECONDITION);
     assert_string_equal(e.field, "/names/0");
     assert_non_null(strstr(e.msg, "'norm'"));
     end(&w);

@@ -322,7 +322,7 @@ static void test_session_receives_in_any_order_and_commits(void **state)
     assert_int_equal(b.answer.info.n_tensors_done, 3);
     assert_served(&b, 1, "one", 1);
     assert_int_equal(refused(&b, chunk_of(&b, info.id, fx_tensor_list_of(0x30), FX_STEP(2))).code,
-                     ERR_CONFLICT); /* arrived already */
+                     ERR_PRECONDITION); /* arrived already */
     assert_int_equal(refused(&b, chunk_of(&b, "", fx_tensor_list_of(FX_ALL), FX_STEP(2))).code,
                      ERR_CONFLICT); /* a session is open */
     assert_int_equal(updates_start(b.updates, &(struct update_start){.lease_s = 1}, &info, &e), -1);
@@ -450,12 +450,12 @@ static void test_session_answers_a_repeated_chunk(void **state)
     assert_int_equal(atomic_load(&n_filled), 1);
     assert_int_equal(atomic_load(&n_closed), 3);
     e = refused(&b, named_chunk(&b, info.id, 0x78, FX_STEP(1)));
-    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_int_equal(e.code, ERR_PRECONDITION);
     assert_non_null(strstr(e.msg, "another tensor list"));
     c = named_chunk(&b, info.id, 0x07, FX_STEP(1));
     give_checksums(c, 1);
     e = refused(&b, c);
-    assert_int_equal(e.code, ERR_CONFLICT); /* says other things of its bytes than the first */
+    assert_int_equal(e.code, ERR_PRECONDITION); /* says other things of its bytes than the first */
     assert_string_equal(e.field, "/chunk_id");
     assert_int_equal(send_mask(&b, info.id, 0x78, 1), ERR_NONE);
     assert_int_equal(finish(&b, info.id, ""), ERR_NONE);

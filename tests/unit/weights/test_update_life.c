@@ -105,7 +105,7 @@ static void test_abort_stops_a_blocked_fill(void **state)
     assert_int_equal(info.phase, UPDATE_ABORTED); /* at once */
     assert_idle(&b);
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(fx_await(&b.answer), ERR_CONFLICT);
+        assert_int_equal(fx_await(&b.answer), ERR_ENDED);
         assert_non_null(strstr(b.answer.e.msg, "step was bad"));
     }
     assert_true(clock_now_us() - pause_controller.stopped_us <

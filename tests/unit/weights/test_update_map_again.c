@@ -67,7 +67,7 @@ static void test_start_right_after_an_abort(void **state)
     mfx_abort(&g, info.id);
     info = start(&g.b, (struct update_start){0});
     gpus_hold(&g, false);
-    assert_int_equal(fx_await(&aborted), ERR_CONFLICT);
+    assert_int_equal(fx_await(&aborted), ERR_ENDED);
     assert_int_equal(mfx_send(&g, whole_chunk(&g, info.id, 3, &g.b.answer)), ERR_NONE);
     assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);
     mfx_assert_step(&g, 3);
@@ -271,7 +271,7 @@ static void test_checksums_of_other_ranks_are_no_repeat(void **state)
     assert_int_equal(mfx_send(&g, summed_pair(&g, info.id, 0)), ERR_NONE);
     assert_int_equal(mfx_send(&g, summed_pair(&g, info.id, 0)), ERR_NONE); /* the same again */
     e = refused(&g.b, summed_pair(&g, info.id, 1));
-    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_int_equal(e.code, ERR_PRECONDITION);
     assert_string_equal(e.field, "/chunk_id");
     mfx_abort(&g, info.id);
     gpus_close(&g);

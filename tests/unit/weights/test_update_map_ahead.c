@@ -216,7 +216,7 @@ static void test_abort_lets_go_of_what_was_begun(void **state)
     mfx_abort(&l.g, l.info.id);
     mfx_assert_log(&l.g.watch, "J0M0J1M1"); /* the GPU still reads */
     gpus_hold(&l.g, false);
-    lane_await_all(&l, ERR_CONFLICT);
+    lane_await_all(&l, ERR_ENDED);
     mfx_assert_log(&l.g.watch, "J0M0J1M1R0C0A0R1SC1A1C2A2");
     mfx_await_log(&l.g.watch, "S");
     lane_end(&l);
@@ -319,7 +319,7 @@ static void test_commit_lets_go_of_what_was_begun(void **state)
     gpus_hold(&l.g, false);
     assert_int_equal(lane_await(&l, 0), ERR_NONE);
     assert_int_equal(l.replies[0].answer.info.phase, UPDATE_COMMITTED);
-    assert_int_equal(lane_await(&l, 1), ERR_CONFLICT);
+    assert_int_equal(lane_await(&l, 1), ERR_ENDED);
     mfx_assert_log(&l.g.watch, "J0M0J1M1R0R1SC0A0C1A1");
     mfx_assert_step(&l.g, 1);
     lane_end(&l);

@@ -237,7 +237,7 @@ static void test_a_refused_chunk_claims_nothing(void **state)
                                            ? mfx_ranked(&g, info.id, tensor_lists, MFX_STEP(1))
                                            : mfx_chunk(&g, info.id, tensor_lists[1], MFX_STEP(1)))
                              .code,
-                         ERR_CONFLICT);
+                         ERR_PRECONDITION);
         if (!ranked)
             tensor_list_unref(tensor_lists[0]);
         assert_int_equal(mfx_send(&g, mfx_chunk(&g, info.id, fx_tensor_list_of(0x70), MFX_STEP(1))),
@@ -271,11 +271,11 @@ static void test_what_any_rank_has_is_refused(void **state)
     info = start(&g.b, (struct update_start){0});
     assert_int_equal(send_masks(&g, info.id, 0x01, 0x03, 1), ERR_NONE);
     e = refused(&g.b, mfx_chunk(&g, info.id, fx_tensor_list_of(0x02), MFX_STEP(1)));
-    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_int_equal(e.code, ERR_PRECONDITION);
     c = masked(&g, info.id, both, MFX_STEP(1));
     add_origins(c);
     e = refused(&g.b, c);
-    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_int_equal(e.code, ERR_PRECONDITION);
     assert_string_equal(e.field, "/second/names/0");
     assert_int_equal(send_masks(&g, info.id, 0x7e, 0x7c, 1), ERR_NONE);
     assert_int_equal(finish(&g.b, info.id, ""), ERR_NONE);

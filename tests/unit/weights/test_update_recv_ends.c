@@ -257,7 +257,7 @@ static void test_refuses_a_sharded_update(void **state)
                 assert_int_equal(mfx_send(&g, c), ERR_NONE);
             } else {
                 e = refused(&g.b, c);
-                assert_int_equal(e.code, ERR_CONFLICT);
+                assert_int_equal(e.code, ERR_PRECONDITION);
                 assert_string_equal(e.field, "/placement");
                 assert_non_null(strstr(e.msg, "received brings every tensor to all"));
             }
@@ -344,7 +344,7 @@ static void test_abort_and_deadline_end_a_bucket(void **state)
             fx_pause_controller_await(&pause_controller);
             if (abort)
                 mfx_abort(&g, info.id);
-            assert_int_equal(fx_await(&g.b.answer), abort ? ERR_CONFLICT : ERR_TIMEOUT);
+            assert_int_equal(fx_await(&g.b.answer), abort ? ERR_ENDED : ERR_TIMEOUT);
             mfx_assert_step(&g, 1);
             if (!abort)
                 mfx_abort(&g, info.id);

@@ -146,13 +146,13 @@ static void test_one_tensor_in_two_forms_is_refused(void **state)
     info = start(&b, (struct update_start){0});
     assert_int_equal(send_rank(&b, info.id, 0, Q_ONLY, 1), ERR_NONE);
     e = refused(&b, of_rank(&b, info.id, 1, qkv_list(), FX_STEP(1))); /* only a part of it came */
-    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_int_equal(e.code, ERR_PRECONDITION);
     assert_non_null(strstr(e.msg, "'layers.0.q' has already arrived"));
     e = refused(&b, of_rank(&b, info.id, 0, qkv_list(), FX_STEP(1))); /* from the same rank */
-    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_int_equal(e.code, ERR_PRECONDITION);
     assert_int_equal(send_rank(&b, info.id, 1, QKV, 1), ERR_NONE);
     e = refused(&b, of_rank(&b, info.id, 1, fx_tensor_list_of(QKV), FX_STEP(1)));
-    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_int_equal(e.code, ERR_PRECONDITION);
     bench_close(&b);
 }
 
@@ -201,10 +201,10 @@ static void test_a_tensor_without_a_rank_is_never_repeated(void **state)
     info = start(&b, (struct update_start){0});
     assert_int_equal(send_mask(&b, info.id, QKV, 1), ERR_NONE);
     e = refused(&b, of_rank(&b, info.id, 1, fx_tensor_list_of(QKV), FX_STEP(1)));
-    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_int_equal(e.code, ERR_PRECONDITION);
     assert_int_equal(send_rank(&b, info.id, 1, EMBED, 1), ERR_NONE);
     e = refused(&b, chunk_of(&b, info.id, fx_tensor_list_of(EMBED), FX_STEP(1)));
-    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_int_equal(e.code, ERR_PRECONDITION);
     bench_close(&b);
 }
 
