@@ -87,14 +87,6 @@ static void read_refusal(struct fleet_result *result, const char *name)
     json_decref(answer);
 }
 
-/* No reply came: this server has no memory, the engine is down, or the engine failed. */
-static enum err_code code_of_no_reply(enum err_code why)
-{
-    if (why == ERR_NO_MEMORY || why == ERR_UNSYNCED)
-        return why;
-    return why == ERR_TIMEOUT ? ERR_UPSTREAM_TIMEOUT : ERR_UPSTREAM;
-}
-
 void fleet_result_read(struct fleet_result *result, const char *name, struct upstream_reply *a)
 {
     result->status = a->status;
@@ -108,7 +100,7 @@ void fleet_result_read(struct fleet_result *result, const char *name, struct ups
         read_refusal(result, name);
     } else {
         result->outcome = a->sent ? FLEET_UNKNOWN : FLEET_UNSENT;
-        (void)err_set(&result->why, code_of_no_reply(a->why.code), "", "%.100s: %.320s%s", name,
+        (void)err_set(&result->why, a->why.code, "", "%.100s: %.320s%s", name,
                       a->why.msg, a->sent ? "; it may have been processed" : "");
     }
 }

@@ -90,18 +90,18 @@ static void part_set_result(struct part *p, const struct http_end *end)
                       "this server has no memory or file descriptor for %s %s",
                       end->sent ? "the reply to" : "a request to", p->call.request.path);
     } else if (end->outcome == HTTP_TIMED_OUT) {
-        (void)err_set(&a->why, ERR_TIMEOUT, "", "it did not answer %s in time",
+        (void)err_set(&a->why, ERR_UPSTREAM_TIMEOUT, "", "it did not answer %s in time",
                       p->call.request.path);
     } else if (end->outcome != HTTP_WHOLE) {
-        (void)err_set(&a->why, ERR_ENGINE, "", "it did not answer %s: %s", p->call.request.path,
+        (void)err_set(&a->why, ERR_UPSTREAM, "", "it did not answer %s: %s", p->call.request.path,
                       end->why);
     } else if (p->too_long) {
-        (void)err_set(&a->why, ERR_ENGINE, "", "its reply to %s is longer than %zu bytes",
+        (void)err_set(&a->why, ERR_UPSTREAM, "", "its reply to %s is longer than %zu bytes",
                       p->call.request.path, text_max(p));
     } else if (a->status >= 300) {
         if (a->text != NULL)
             api_read_error(text, sizeof text, a->text, a->text_len);
-        (void)err_set(&a->why, ERR_ENGINE, "", "it answered %s with %d: %s", p->call.request.path,
+        (void)err_set(&a->why, ERR_UPSTREAM, "", "it answered %s with %d: %s", p->call.request.path,
                       a->status, text);
     }
     if (end->outcome != HTTP_WHOLE || p->out_of_memory)

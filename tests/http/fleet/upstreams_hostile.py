@@ -162,7 +162,7 @@ def one(s, h, what, answer, dialect):
         said = s.upstreams()[h.url]
         error = said["error"]
         check(abs(time.time() - said["last_error_at"]) < SOON_S, said)
-        check(error["code"] in ("engine_error", "timeout", "upstream_error"), f"{what}: {error}")
+        check(error["code"] in ("upstream_timeout", "upstream_error"), f"{what}: {error}")
     becomes(s, h.url, "serving")
     same([s.upstreams()[h.url][m] for m in ("error", "last_error_at")], [None, None], what)
     same(generate(s)[0], 200, what)

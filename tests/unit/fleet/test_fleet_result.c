@@ -21,7 +21,7 @@ static struct fleet_result read_answer(int status, const char *text)
     a.text = text != NULL ? strdup(text) : NULL;
     a.text_len = text != NULL ? strlen(text) : 0;
     if (!a.good)
-        (void)err_set(&a.why, ERR_ENGINE, "", "it answered");
+        (void)err_set(&a.why, ERR_UPSTREAM, "", "it answered");
     fleet_result_read(&result, "http://u", &a);
     assert_null(a.text);
     return result;
@@ -87,8 +87,8 @@ static void test_fleet_result_read_without_a_reply(void **state)
     struct fleet_result results[3] = {{0}, {0}, {0}};
 
     (void)state;
-    (void)err_set(&hung.why, ERR_TIMEOUT, "", "it did not answer");
-    (void)err_set(&dead.why, ERR_ENGINE, "", "connection refused");
+    (void)err_set(&hung.why, ERR_UPSTREAM_TIMEOUT, "", "it did not answer");
+    (void)err_set(&dead.why, ERR_UPSTREAM, "", "connection refused");
     fleet_result_read(&results[0], "http://u", &hung);
     fleet_result_read(&results[1], "http://u", &dead);
     fleet_result_read(&results[2], "http://u", &none);

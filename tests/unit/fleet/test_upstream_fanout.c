@@ -135,10 +135,10 @@ static void test_fanout_keeps_replies_apart(void **state)
     assert_false(w.got[1].good);
     assert_int_equal(w.got[1].status, 500);
     assert_non_null(strstr(w.got[1].why.msg, "/ask with 500: out of luck"));
-    assert_int_equal(w.got[2].why.code, ERR_TIMEOUT);
+    assert_int_equal(w.got[2].why.code, ERR_UPSTREAM_TIMEOUT);
     assert_true(w.got[2].sent);
     assert_int_equal(w.got[2].status, 0);
-    assert_int_equal(w.got[3].why.code, ERR_ENGINE);
+    assert_int_equal(w.got[3].why.code, ERR_UPSTREAM);
     assert_int_equal(w.got[3].status, 0);
     assert_false(w.got[4].good || w.got[4].sent);
     assert_true(w.got[5].good && !w.got[5].requested);

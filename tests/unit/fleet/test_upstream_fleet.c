@@ -212,7 +212,7 @@ static void test_fence_holds_until_an_update_succeeds(void **cmocka_state)
     struct err why = {0}, e = {0};
 
     (void)cmocka_state;
-    (void)err_set(&why, ERR_ENGINE, "", "it answered 500 in mid-update");
+    (void)err_set(&why, ERR_UPSTREAM, "", "it answered 500 in mid-update");
     fleet_fence(f, 1, &why);
     assert_string_equal(state(f, 1), "fenced");
     assert_int_equal(resync(f, 1, "", &e), -1);
@@ -512,7 +512,7 @@ static void move_upstream(struct walk *w)
     uint32_t i = draw(w, N), what = draw(w, 8);
     struct err why = {0};
 
-    (void)err_set(&why, ERR_ENGINE, "", "so it goes");
+    (void)err_set(&why, ERR_UPSTREAM, "", "so it goes");
     for (size_t k = 0; k < N; k++)
         done[k] = draw(w, 4) != 0;
     if (what < 4)

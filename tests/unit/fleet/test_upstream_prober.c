@@ -131,7 +131,7 @@ static void test_prober_reports_each_reply(void **state)
     await_failures(&w, 1, 1);
     await_failures(&w, 2, 1);
     fleet_info(w.fleet, 1, &info);
-    assert_int_equal(info.error.code, ERR_TIMEOUT);
+    assert_int_equal(info.error.code, ERR_UPSTREAM_TIMEOUT);
     fleet_info(w.fleet, 2, &info);
     assert_non_null(strstr(info.error.msg, "503"));
     world_close(&w);

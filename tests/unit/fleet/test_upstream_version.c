@@ -438,7 +438,7 @@ static void test_engine_whose_probes_fail_leaves_rotation(void **cmocka_state)
     struct err why = {0};
 
     (void)cmocka_state;
-    (void)err_set(&why, ERR_ENGINE, "", "it answered /metrics with 500");
+    (void)err_set(&why, ERR_UPSTREAM, "", "it answered /metrics with 500");
     for (int i = 0; i < FLEET_PROBE_FAILURES_MAX; i++) {
         assert_string_equal(state(f, 0), "serving");
         while (acquire(f, &a, "") != 0)

@@ -234,7 +234,7 @@ static void test_upstreams_call_keeps_replies_apart(void **state)
     assert_string_equal(replies[0].text, "{}");
     assert_int_equal(replies[1].status, 422);
     assert_non_null(strstr(replies[1].why.msg, "not this"));
-    assert_int_equal(replies[2].why.code, ERR_TIMEOUT);
+    assert_int_equal(replies[2].why.code, ERR_UPSTREAM_TIMEOUT);
     assert_true(replies[2].sent);
     assert_true(replies[3].good && !replies[3].requested);
     for (size_t i = 0; i < 4; i++)
