@@ -84,7 +84,9 @@ static void daemon_run(struct daemon *p)
     MHD_UNSIGNED_LONG_LONG ms = 0;
 
     p->moved = false;
+    chunks_reading(p);
     (void)MHD_run(p->daemon);
+    chunks_reading(NULL);
     if (MHD_get_timeout(p->daemon, &ms) != MHD_YES) {
         p->n_zero_turns = 0;
     } else if (ms > 0) {

@@ -113,6 +113,29 @@ enum stage {
     STAGE_SEND         /* answer is queued */
 };
 
+/* Where in a chunked body its bytes are: what the next one has to be. */
+enum chunk_state {
+    CHUNK_NONE, /* it is not checked */
+    CHUNK_SIZE,
+    CHUNK_EXTENSION,
+    CHUNK_SIZE_LF,
+    CHUNK_DATA,
+    CHUNK_DATA_CR,
+    CHUNK_DATA_LF,
+    CHUNK_TRAILER,
+    CHUNK_FIELD,
+    CHUNK_FIELD_LF,
+    CHUNK_END_LF,
+    CHUNK_END,
+    CHUNK_BAD
+};
+
+struct chunks {
+    enum chunk_state state;
+    uint64_t left;        /* of the chunk: its data */
+    struct request *next; /* in daemon->chunked */
+};
+
 /* One request; libmicrohttpd's con_cls. */
 struct request {
     struct http_request_http_server http_server; /* first: the http_request points to it */
@@ -127,6 +150,7 @@ struct request {
     bool routed; /* passed to the application: counted in n_open, done() is due */
     bool http11;
     bool chunked;
+    struct chunks chunks;
     bool expects;    /* Expect: 100-continue */
     bool suspended;  /* set with MHD_suspend_connection, cleared with MHD_resume_connection */
     bool queued;     /* a response is with libmicrohttpd */
@@ -154,9 +178,12 @@ struct daemon {
     struct daemon *next_due;   /* in shard->due */
     uint64_t wait_us;          /* while due: how long the loop may sleep first */
     size_t n_conns;
-    unsigned n_zero_turns; /* successive turns without a wait in which nothing happened */
-    bool due;              /* it runs at the end of this turn, or of the next one */
-    bool moved;            /* libmicrohttpd called back in this run */
+    unsigned n_zero_turns;   /* successive turns without a wait in which nothing happened */
+    bool due;                /* it runs at the end of this turn, or of the next one */
+    bool moved;              /* libmicrohttpd called back in this run */
+    struct request *chunked; /* with a chunked body that is checked; linked by chunks.next */
+    int read_fd;             /* of the last read of this run, or -1 */
+    const char *read_end;    /* behind its bytes, in libmicrohttpd's buffer */
 };
 
 struct shard {
@@ -327,6 +354,16 @@ void origin_put_headers(const struct request *r, struct buf *head); /* of a raw 
 /* http_server_stream.c: chunks past libmicrohttpd. */
 bool stream_may_pass(const struct request *r);
 void stream_push(struct request *r); /* send what there is, as far as the socket takes it */
+
+/* http_server_chunks.c: the framing of chunked bodies. */
+struct request_line;
+void chunks_reading(struct daemon *p); /* libmicrohttpd runs on this thread; NULL: no more */
+void chunks_begin(struct request *r, const struct request_line *line); /* its head is complete */
+void chunks_end(struct request *r);
+/* libmicrohttpd has read n bytes, by TLS or not; those of other callers are ignored. */
+void chunks_read(bool tls, int fd, const char *data, ssize_t n);
+int chunks_malformed(struct err *e);              /* -1 */
+enum MHD_Result chunks_refuse(struct request *r); /* in the access handler: CHUNK_BAD */
 
 /* http_server_body.c: bodies. */
 void body_begin(struct request *r);

@@ -144,6 +144,8 @@ static int request_admit(struct request *r, const struct request_line *line, str
 
     if (filter_request(r, line, e) != 0)
         return -1;
+    if (r->chunked)
+        chunks_begin(r, line);
     if (request_route(r, e) != 0)
         return -1;
     n_busy = s->n_conns - s->n_dead - s->n_queued;
@@ -246,6 +248,8 @@ enum MHD_Result request_handle(void *cls, struct MHD_Connection *mc, const char 
         return MHD_YES; /* the next chunk of a buffer whose first one suspended us: not taken */
     if (r->stage == STAGE_HEADERS)
         return first_call(r, &line);
+    if (r->chunks.state == CHUNK_BAD)
+        return chunks_refuse(r);
     if (*size > 0)
         return body_piece(r, data, size);
     rc = last_call(r);
@@ -295,6 +299,7 @@ void request_end(struct request *r, bool sent)
     r->sent = r->queued && sent;
     http_request_detach(r->x, r->sent);
     loop_unpost(s->loop, &r->wake);
+    chunks_end(r);
     r->conn->req = NULL;
     conn_kept(r->conn);
     conn_deadline(r->conn,

@@ -117,7 +117,8 @@ ROWS = [
     ("chunk size -5", post(CHUNKED, b"-5\r\nhello\r\n0\r\n\r\n"), [400], CLOSED),
     ("chunk size no number", post(CHUNKED, b"zz\r\nhello\r\n"), [400], CLOSED),
     ("chunk without its end", post(CHUNKED, b"5\r\nhelloXX0\r\n\r\n"), [400], CLOSED),
-    ("chunks with bare LF", post(CHUNKED, chunks(TEXT).replace(b"\r\n", b"\n")), [200], OPEN),
+    ("chunks with bare LF", post(CHUNKED, chunks(TEXT).replace(b"\r\n", b"\n")), [400], CLOSED),
+    ("two chunked POSTs at once", 2 * post(CHUNKED, chunks(TEXT)), [200, 200], CLOSED),
     ("chunk extension", post(CHUNKED, b"e;" + b"a" * 3000 + b"\r\n" + TEXT + b"\r\n0\r\n\r\n"), [200], OPEN),
     ("chunk extension over the pool", post(CHUNKED, b"e;" + b"a" * 65536 + b"\r\n" + TEXT + b"\r\n0\r\n\r\n"),
      [408], CLOSED),
@@ -149,6 +150,22 @@ ROWS = [
 ]
 
 # The client says FIN right behind these: it gave up, and gets no answer.
+# Bodies that another server may read otherwise, and sound ones; each at once and byte by byte.
+LINES = [
+    ("a sound body", chunks(TEXT[:5], TEXT[5:]), 200),
+    ("a sound body with a trailer", chunks(TEXT, end=b"0\r\nX: y\r\nZ: \r\n\r\n"), 200),
+    ("a sound body with extensions", b"5;a=b\r\n%s\r\n9;c\r\n%s\r\n0;d\r\n\r\n" % (TEXT[:5], TEXT[5:]), 200),
+    ("LF in a chunk", chunks(b'{"prompt":\n"a"\r\n}'), 200),
+    ("LF after a size", chunks(TEXT).replace(b"\r\n", b"\n", 1), 400),
+    ("LF after an extension", b"e;a\n%s\r\n0\r\n\r\n" % TEXT, 400),
+    ("LF after a chunk", b"e\r\n%s\n0\r\n\r\n" % TEXT, 400),
+    ("LF after the last size", b"e\r\n%s\r\n0\n\r\n" % TEXT, 400),
+    ("LF at the end", b"e\r\n%s\r\n0\r\n\n" % TEXT, 400),
+    ("LF after a trailer", b"e\r\n%s\r\n0\r\nX: y\n\r\n" % TEXT, 400),
+    ("CR after an extension", b"e;a\rb\r\n%s\r\n0\r\n\r\n" % TEXT, 400),
+    ("CR after a chunk", b"e\r\n%s\r0\r\n\r\n" % TEXT, 400),
+]
+
 HALF_CLOSED = [
     ("half-closed body", post(b"Content-Length: 50\r\n", TEXT)),
     ("half-closed chunk", post(CHUNKED, b"e\r\n" + TEXT[:3])),
@@ -262,6 +279,26 @@ def run_row(address, data, wanted, end):
             check_error(status, head, body)
         if found:
             assert re.search(rb"(?im)^connection: *close\r?$", said[-1][1]), said[-1][1]
+
+
+def run_lines(address, body, wanted, step):
+    """A refusal ends the connection; so does nothing else."""
+    peer = Peer(address)
+    with peer.socket:
+        data = post(CHUNKED, body)
+        for i in range(0, len(data), step):
+            peer.send(data[i:i + step])
+            if step < len(data):
+                time.sleep(0.002)
+        if wanted == 200:
+            status, head, said = peer.answer()
+            assert status == 200, (status, said)
+            peer.send(GOOD)
+            assert peer.answer()[0] == 200
+            return
+        found = answers(peer.all())
+        assert [status for status, _, _ in found] == [wanted], found
+        check_error(*found[0])
 
 
 def run_half_closed(address, data):
@@ -390,6 +427,7 @@ def connections(address):
 
 def row_checks():
     checks = [(row[0], run_row, row[1:]) for row in ROWS]
+    checks += [(f"{name}, {step} at once", run_lines, (body, wanted, step)) for name, body, wanted in LINES for step in (1, 9, 9999)]
     checks += [
         ("a header's byte now and then", run_drip, (b"GET /version HTTP/1.1\r\nHost: localhost\r\nA: ", b"a" * 10000, [408])),
         ("a body's byte now and then", run_drip, (post(b"Content-Length: 10000\r\n", b""), b"a" * 10000, [408])),

@@ -1,0 +1,152 @@
+/* The framing of chunked bodies, as RFC 9112 has it.
+ *
+ * libmicrohttpd 0.9.75 takes a bare LF for the end of a line there, a bare CR for a part of an
+ * extension, and has no option against it: a proxy that reads such a line otherwise sees another
+ * body, and a second request may hide in the difference. Of the bytes between the pieces of a body
+ * it tells us nothing. But it reads by functions that http_server_library.c
+ * puts before those of the system: what comes for chunked bodies is checked there, and the request
+ * is refused at its next call. Head and body are still told apart by the library alone, so
+ * there is no second parser that could disagree on where a body begins.
+ * Rejected: to close the connection after each chunked body, which prevents the harm, costs every
+ * client its connection, and still takes such bodies. */
+#include "http/server/http_server_priv.h"
+
+#include <string.h>
+
+/* The daemon that runs on this thread, or NULL: what others read is none of our business. */
+static _Thread_local struct daemon *running;
+
+void chunks_reading(struct daemon *p)
+{
+    running = p;
+    if (p != NULL)
+        p->read_fd = -1;
+}
+
+static enum chunk_state after_size(struct chunks *c, char byte)
+{
+    const char digits[] = "0123456789abcdefABCDEF";
+
+    if (byte == '\r')
+        return CHUNK_SIZE_LF;
+    if (byte == ';')
+        return CHUNK_EXTENSION;
+    if (byte == '\0' || strchr(digits, byte) == NULL)
+        return CHUNK_BAD;
+    c->left = c->left * 16 + (byte <= '9' ? (uint64_t)(byte - '0') : (uint64_t)(byte & 0xf) + 9);
+    return CHUNK_SIZE; /* over 2^64 - 1 it is refused by libmicrohttpd */
+}
+
+static enum chunk_state chunk_next(struct chunks *c, char byte)
+{
+    switch (c->state) {
+    case CHUNK_SIZE:
+        return after_size(c, byte);
+    case CHUNK_EXTENSION:
+        return byte == '\r' ? CHUNK_SIZE_LF : byte == '\n' ? CHUNK_BAD : CHUNK_EXTENSION;
+    case CHUNK_SIZE_LF:
+        if (byte != '\n')
+            return CHUNK_BAD;
+        return c->left > 0 ? CHUNK_DATA : CHUNK_TRAILER;
+    case CHUNK_DATA_CR:
+        return byte == '\r' ? CHUNK_DATA_LF : CHUNK_BAD;
+    case CHUNK_DATA_LF:
+        return byte == '\n' ? CHUNK_SIZE : CHUNK_BAD;
+    case CHUNK_TRAILER:
+        return byte == '\r' ? CHUNK_END_LF : byte == '\n' ? CHUNK_BAD : CHUNK_FIELD;
+    case CHUNK_FIELD:
+        return byte == '\r' ? CHUNK_FIELD_LF : byte == '\n' ? CHUNK_BAD : CHUNK_FIELD;
+    case CHUNK_FIELD_LF:
+        return byte == '\n' ? CHUNK_TRAILER : CHUNK_BAD;
+    case CHUNK_END_LF:
+        return byte == '\n' ? CHUNK_END : CHUNK_BAD;
+    case CHUNK_NONE:
+    case CHUNK_DATA:
+    case CHUNK_END:
+    case CHUNK_BAD:
+        break;
+    }
+    return c->state;
+}
+
+static void chunks_take(struct chunks *c, const char *data, size_t n)
+{
+    size_t i = 0;
+
+    while (i < n && c->state != CHUNK_END && c->state != CHUNK_BAD) {
+        uint64_t rest = n - i;
+
+        if (c->state != CHUNK_DATA) {
+            c->state = chunk_next(c, data[i++]);
+            continue;
+        }
+        rest = rest < c->left ? rest : c->left;
+        c->left -= rest;
+        i += (size_t)rest;
+        if (c->left == 0)
+            c->state = CHUNK_DATA_CR;
+    }
+}
+
+/* What came with the head lies behind it, up to the end of the last read. A request that came with
+ * the one before it was moved since then: it is answered, and ends its connection. */
+void chunks_begin(struct request *r, const struct request_line *line)
+{
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(
+        r->mc, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
+    struct daemon *p = r->conn->daemon;
+    const char *body = line->method + (info != NULL ? info->header_size : 0);
+
+    if (p->read_fd != r->conn->fd || (uintptr_t)p->read_end < (uintptr_t)body ||
+        (uintptr_t)p->read_end - (uintptr_t)body > HTTP_SERVER_POOL_NBYTES) {
+        r->must_close = true;
+        return;
+    }
+    r->chunks.state = CHUNK_SIZE;
+    r->chunks.next = p->chunked;
+    p->chunked = r;
+    chunks_take(&r->chunks, body, (size_t)(p->read_end - body));
+}
+
+void chunks_end(struct request *r)
+{
+    struct daemon *p = r->conn->daemon;
+    struct request **at = &p->chunked;
+
+    p->read_fd = -1;
+    if (r->chunks.state == CHUNK_NONE)
+        return;
+    while (*at != r)
+        at = &(*at)->chunks.next;
+    *at = r->chunks.next;
+}
+
+int chunks_malformed(struct err *e)
+{
+    return err_set(e, ERR_BAD_REQUEST, "",
+                   "the chunked body is malformed: a chunk is its size in hexadecimal digits, CR "
+                   "LF, so many bytes and CR LF");
+}
+
+enum MHD_Result chunks_refuse(struct request *r)
+{
+    struct err e = {0};
+
+    (void)chunks_malformed(&e);
+    request_send_refusal(r, &e);
+    return MHD_NO;
+}
+
+void chunks_read(bool tls, int fd, const char *data, ssize_t n)
+{
+    struct request *r;
+
+    if (running == NULL || n <= 0 || running->shard->http_server->tls != tls)
+        return;
+    running->read_fd = fd;
+    running->read_end = data + n;
+    for (r = running->chunked; r != NULL && r->conn->fd != fd;)
+        r = r->chunks.next;
+    if (r != NULL)
+        chunks_take(&r->chunks, data, (size_t)n);
+}
