@@ -4,8 +4,8 @@
 
 #include "handlers/body.h"
 #include "handlers/generate/generate_params.h"
-#include "handlers/generate/generation.h"
-#include "handlers/reply.h"
+#include "handlers/generate/generation_reply.h"
+#include "handlers/json_put.h"
 #include "text/tokenizer.h"
 
 #include <stdlib.h>
@@ -38,6 +38,27 @@ static int detokenize_parse(uint32_t **ids, uint32_t *n, bool *skip_special, con
                               e);
 }
 
+static int reply_prompt(struct http_request *x, const struct app *app, const struct buf *prompt,
+                        struct err *e)
+{
+    struct unread_body *b;
+    struct buf text = {0};
+
+    if (unread_body_new(&b, app->settings.max_unread_nbytes, prompt->len, e) != 0)
+        return -1;
+    text.failed = prompt->failed;
+    json_put_open(&text, '{');
+    json_put_name(&text, "prompt");
+    json_put_string(&text, prompt->len > 0 ? prompt->data : "", prompt->len);
+    json_put_close(&text, '}');
+    if (generation_fill_body(b, &text, e) != 0) {
+        unread_body_free(b);
+        return -1;
+    }
+    generation_reply_body(x, b, "application/json");
+    return 0;
+}
+
 int handle_detokenize(struct app *app, struct http_request *x, struct err *e)
 {
     struct buf text = {0};
@@ -53,11 +74,7 @@ int handle_detokenize(struct app *app, struct http_request *x, struct err *e)
     if (detokenize_parse(&ids, &n, &skip_special, app, body, e) != 0 ||
         tokenizer_decode(app->generate->tokenizer, ids, n, skip_special, &text, e) != 0)
         goto out;
-    reply_json(x, 200,
-               text.failed ? NULL
-                           : json_pack("{s:o}", "prompt",
-                                       json_stringn(text.len > 0 ? text.data : "", text.len)));
-    rc = 0;
+    rc = reply_prompt(x, app, &text, e);
 out:
     buf_fini(&text);
     free(ids);

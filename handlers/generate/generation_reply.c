@@ -224,26 +224,33 @@ uint64_t generation_text_nbytes(const struct generation *g)
     return n;
 }
 
+int generation_fill_body(struct unread_body *b, struct buf *text, struct err *e)
+{
+    size_t len = 0;
+    char *data;
+
+    buf_append(text, "\n", 1); /* so that a shell's prompt begins a line of its own */
+    data = buf_take(text, &len);
+    if (data == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for the answer");
+    unread_body_fill(b, data, len);
+    return 0;
+}
+
+/* NULL: an error. */
 static struct unread_body *
 write_whole(struct generation *g, void (*put)(struct buf *out, struct generation *g), struct err *e)
 {
     struct unread_body *b;
     struct buf text = {0};
-    size_t len = 0;
-    char *data;
 
     if (unread_body_new(&b, g->app->settings.max_unread_nbytes, generation_text_nbytes(g), e) != 0)
         return NULL;
     put(&text, g);
-    buf_append(&text, "\n", 1); /* so that a shell's prompt begins a line of its own */
-    data = buf_take(&text, &len);
-    if (data == NULL) {
-        unread_body_free(b);
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the answer");
-        return NULL;
-    }
-    unread_body_fill(b, data, len);
-    return b;
+    if (generation_fill_body(b, &text, e) == 0)
+        return b;
+    unread_body_free(b);
+    return NULL;
 }
 
 void generation_reply_body(struct http_request *x, struct unread_body *b, const char *content_type)

@@ -51,6 +51,10 @@ uint64_t generation_n_made(const struct generation *g);
 uint64_t generation_outputs_nbytes(const struct generation *g);
 uint64_t generation_text_nbytes(const struct generation *g);
 
+/* generation_fill_body - make the text, which is emptied, and a newline the data of a body.
+ * Errors: ERR_NO_MEMORY, also if text->failed. */
+int generation_fill_body(struct unread_body *b, struct buf *text, struct err *e);
+
 /* generation_reply_body - answer with 200 and a body that counts as unread.
  * @b             owned from now on
  * @content_type  static */

@@ -6,7 +6,7 @@
 #include "handlers/generate/chat_parse.h"
 #include "handlers/generate/generation.h"
 #include "handlers/generate/generation_reply.h"
-#include "handlers/reply.h"
+#include "handlers/json_put.h"
 #include "text/tokenizer.h"
 
 #include <stdlib.h>
@@ -69,28 +69,56 @@ static int tokenize_validate(const struct tokenize_req *req, const struct app *a
     return 0;
 }
 
-static json_t *strings_json(const struct tokenizer *t, const uint32_t *ids, size_t n)
+static void put_strings(struct buf *out, const struct tokenizer *t, const uint32_t *ids, size_t n)
 {
-    json_t *array = json_array();
-
-    for (size_t i = 0; i < n && array != NULL; i++) {
+    json_put_open(out, '[');
+    for (size_t i = 0; i < n; i++) {
         const char *spelling = tokenizer_token(t, ids[i]);
 
-        if (json_array_append_new(array, json_string(spelling != NULL ? spelling : "")) != 0) {
-            json_decref(array);
-            array = NULL;
-        }
+        spelling = spelling != NULL ? spelling : "";
+        json_put_string(out, spelling, strlen(spelling));
     }
-    return array;
+    json_put_close(out, ']');
 }
 
-static json_t *tokenize_json(const struct app_generate *generate, const struct tokenize_req *req,
-                             const uint32_t *ids, size_t n)
+/* What is written as text, and not as a tree of ten times its memory: a prompt of megabytes. */
+static void put_reply(struct buf *out, const struct app_generate *generate,
+                      const struct tokenize_req *req, const uint32_t *ids, size_t n)
 {
-    return json_pack("{s:I, s:I, s:o, s:o}", "count", (json_int_t)n, "max_model_len",
-                     (json_int_t)generate->max_model_len, "tokens",
-                     generation_ids_json(ids, (uint32_t)n), "token_strs",
-                     req->return_strings ? strings_json(generate->tokenizer, ids, n) : json_null());
+    json_put_open(out, '{');
+    json_put_members(out, json_pack("{s:I, s:I}", "count", (json_int_t)n, "max_model_len",
+                                    (json_int_t)generate->max_model_len));
+    json_put_name(out, "tokens");
+    json_put_open(out, '[');
+    for (size_t i = 0; i < n; i++)
+        json_put_int(out, ids[i]);
+    json_put_close(out, ']');
+    json_put_name(out, "token_strs");
+    if (req->return_strings)
+        put_strings(out, generate->tokenizer, ids, n);
+    else
+        json_put_null(out);
+    json_put_close(out, '}');
+}
+
+/* The length is about that of the text that came, and of its ids. */
+static int reply_ids(struct http_request *x, const struct app *app, const struct tokenize_req *req,
+                     const uint32_t *ids, size_t n, struct err *e)
+{
+    enum { ID_NBYTES = 8, STRING_NBYTES = 3 /* quotes and comma */ };
+    uint64_t about = ID_NBYTES * n + (req->return_strings ? req->len + STRING_NBYTES * n : 0);
+    struct unread_body *b;
+    struct buf text = {0};
+
+    if (unread_body_new(&b, app->settings.max_unread_nbytes, about, e) != 0)
+        return -1;
+    put_reply(&text, app->generate, req, ids, n);
+    if (generation_fill_body(b, &text, e) != 0) {
+        unread_body_free(b);
+        return -1;
+    }
+    generation_reply_body(x, b, "application/json");
+    return 0;
 }
 
 int handle_tokenize(struct app *app, struct http_request *x, struct err *e)
@@ -110,8 +138,7 @@ int handle_tokenize(struct app *app, struct http_request *x, struct err *e)
     if (tokenizer_encode(app->generate->tokenizer, req.prompt, req.len, req.add_special, &ids, &n,
                          e) != 0)
         goto out;
-    reply_json(x, 200, tokenize_json(app->generate, &req, ids, n));
-    rc = 0;
+    rc = reply_ids(x, app, &req, ids, n, e);
 out:
     free(ids);
     buf_fini(&req.text);

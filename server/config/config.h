@@ -161,8 +161,8 @@ enum { CONFIG_LIST_MAX = 256 };
       "most logprobs that a request may ask for with each token, of prompt or output; "            \
       "more get 400; -1: as many as the vocabulary has")                                           \
     X(NBYTES, max_unread_bytes, "max-unread-bytes", "BYTES", "4GiB", 65536, UINT64_MAX / 2,        \
-      "memory for replies of generate routes that clients have not read yet, batches of "          \
-      "rollouts and slow streams too; more get 503")                                               \
+      "memory for replies of generate and tokenize routes that clients have not read yet, "        \
+      "batches of rollouts and slow streams too; more get 503")                                    \
     X(STR, on_update, "on-update", "MODE", "", 0, 0,                                               \
       "what a commit does to running sequences, unless the request sets it: continue "             \
       "(the next token reads the new weights), finish (they end on the version they "              \

@@ -1,7 +1,7 @@
 """Replies with every logprob of the vocabulary. The server's peak of memory (VmHWM) may grow by a
 small multiple of the text: a tree of values takes ten times it, and more. `unread`: replies that clients do not read
 have at most --max-unread-bytes together, which is 40 MiB there.
-Usage: reply_memory.py URL PID completions|chat|generate|skyrl|sglang|prompt|unread"""
+Usage: reply_memory.py URL PID completions|chat|generate|skyrl|sglang|tokenize|prompt|unread"""
 
 import json
 import socket
@@ -22,6 +22,7 @@ FORMS = {
     "skyrl": ("/skyrl/v1/generate", {"token_ids": IDS, "sampling_params": PARAMS}),
     "sglang": ("/generate", {"input_ids": IDS, "return_logprob": True, "top_logprobs_num": VOCABULARY,
                              "sampling_params": SGLANG}),
+    "tokenize": ("/tokenize", {"prompt": "In the beginning " * 60000, "return_token_strs": True}),
     "prompt": ("/v1/completions", {"prompt": [11] * 250, "max_tokens": 1, "prompt_logprobs": VOCABULARY}),
 }
 TIMES = 4  # the text, once more while it is put together, and once more as the buffer grows
@@ -86,6 +87,13 @@ def unread():
             path, body = FORMS[form]
             reply = Unread(path, {**body, "stream": stream}).read()
             check(refused(reply), form, stream, reply[:900])
+    for path, body in (("/tokenize", {"prompt": "a!" * 500000, "return_token_strs": True}),
+                       ("/detokenize", {"tokens": [803] * 1000000})):  # as soon as their length is known
+        many = [Unread(path, body) for _ in range(6)]
+        statuses = [x.status() for x in many]
+        check(200 in statuses and 503 in statuses, path, statuses)
+        for x in many:
+            x.read()
     check(len(first.read()) > 20e6)
     while refused(reply := Unread(*FORMS["generate"]).read()):  # what was read makes room
         time.sleep(0.1)

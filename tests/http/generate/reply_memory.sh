@@ -12,7 +12,7 @@ serve_model --max-unread-bytes 40MiB
 timeout 280 "$PYTHON" -B "$(dirname "$0")/reply_memory.py" "$URL" "$SERVER_PID" unread || fail unread
 N_CHECKS=$((N_CHECKS + 1))
 stop_server
-for form in completions chat generate skyrl sglang prompt; do
+for form in completions chat generate skyrl sglang tokenize prompt; do
   if [[ $form == skyrl ]]; then start_server --model "$EXPERTS"; else serve_model; fi
   timeout 280 "$PYTHON" -B "$(dirname "$0")/reply_memory.py" "$URL" "$SERVER_PID" "$form" ||
     fail "$form"
