@@ -165,6 +165,13 @@ static void show_faults(const json_t *list)
     }
 }
 
+/* Engines serve weights that differ, and nobody knows which are right. */
+static void show_warning(const json_t *upstreams)
+{
+    if (json_is_string(cli_at(upstreams, "warning")))
+        (void)printf("warning     %s\n", cli_text(upstreams, "warning"));
+}
+
 static void show_status(const struct cli *c, const json_t *s)
 {
     char up[CLI_TEXT_MAX];
@@ -194,6 +201,7 @@ static void show_status(const struct cli *c, const json_t *s)
         (void)printf("upstreams   %.0f of %.0f serving, %.0f needed\n",
                      cli_real(s, "upstreams.n_serving"), cli_real(s, "upstreams.n"),
                      cli_real(s, "upstreams.min_ready"));
+    show_warning(cli_at(s, "upstreams"));
     show_faults(cli_at(s, "upstreams.list"));
 }
 
@@ -230,6 +238,7 @@ static void show_upstreams(const struct cli *c, const json_t *s)
     (void)printf("%.0f of %.0f serving, %.0f needed\n", cli_real(s, "n_serving"), cli_real(s, "n"),
                  cli_real(s, "min_ready"));
     (void)stage_show(c);
+    show_warning(s);
     show_faults(list);
     (void)printf("%-*s %-6s %-7s %-9s %-*s %7s %-10s  %s\n", url, "UPSTREAM", "KIND", "FROM",
                  "STATE", version, "VERSION", "RUNNING", "PROOF", "ERROR");

@@ -134,6 +134,7 @@ void fleet_reconcile_start(struct fleet_control *fc)
         publish(fc, i);
     }
     fleet_note_joined(fc);
+    fleet_proof_watch(fc);
 }
 
 void fleet_reconcile_all(struct fleet_control *fc)

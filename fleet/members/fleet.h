@@ -243,10 +243,11 @@ void fleet_fence_served(struct fleet *f, size_t upstream, uint64_t incarnation, 
 int fleet_may_resync(struct fleet *f, size_t upstream, struct err *e);
 
 /* fleet_resync - an operator declares that the engine has the right weights: it is synced, and a
- * fence for a missed sleep or wake ends. If the fleet has no version yet, this engine's becomes the
- * fleet's.
+ * fence for a missed sleep or wake ends, or by fleet_fence_served if it was restarted since. If the
+ * fleet has no version yet, this engine's becomes the fleet's.
  * @report  its reply just now
- * Errors: ERR_NEEDS_UPDATE  an update of it failed, or never ended; or it serves another version
+ * Errors: ERR_NEEDS_UPDATE  an update of it failed, or never ended; or this process of it was
+ *                           found wrong (fleet_fence_served); or it serves another version
  *                           than the fleet (after the first update an empty label is accepted)
  *         ERR_CONFLICT      it is not ready, an update runs, or as of fleet_reject_alias
  *         ERR_NOT_FOUND     it is removed
@@ -356,7 +357,7 @@ struct upstream_info {
     bool alive; /* it answers, and accepts our key for probes */
     bool synced, fenced, removed;
     enum fleet_fence fence;
-    uint64_t fence_incarnation; /* when it was fenced for a missed sleep or wake */
+    uint64_t fence_incarnation; /* when it was fenced for a missed sleep or wake, or found wrong */
     bool asleep;                /* fleet_note_sleep said so last, and no other process is known */
     bool request_auth_failed;   /* fleet_auth_failed with FLEET_AUTH_REQUEST */
     bool missing_adapters;      /* or it has not been checked since it started */
@@ -382,6 +383,7 @@ struct fleet_stats {
     size_t n_waiting[FLEET_QUEUES], n_running[FLEET_QUEUES];
     uint64_t n_refused[FLEET_QUEUES], n_cancelled[FLEET_QUEUES];
     uint64_t serial;
+    bool decided;                    /* it has a version, of an update or of what engines report */
     char label[FLEET_LABEL_MAX + 1]; /* of its version; "": not decided, or without a label */
     bool ready;                      /* n_serving >= min_ready */
 };

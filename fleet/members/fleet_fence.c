@@ -33,6 +33,7 @@ void fleet_fence(struct fleet *f, size_t upstream, const struct err *why)
 
     fleet_change_begin(f, &c);
     fleet_apply_event(f, u, UPSTREAM_ON_UPDATE_FAILED);
+    u->found_wrong = false;
     set_fence_error(u, why);
     fleet_change_end(f, &c);
 }
@@ -47,6 +48,8 @@ void fleet_fence_served(struct fleet *f, size_t upstream, uint64_t incarnation, 
     if (u->incarnation == incarnation && u->serial == serial && fleet_is_synced(u)) {
         fleet_apply_event(f, u, UPSTREAM_ON_UPDATE_FAILED);
         fleet_apply_event(f, u, UPSTREAM_ON_UNSYNCED); /* whatever it reports */
+        u->found_wrong = true;
+        u->fence_incarnation = u->incarnation;
         set_fence_error(u, why);
     }
     fleet_change_end(f, &c);
@@ -104,6 +107,13 @@ void fleet_note_sleep(struct fleet *f, size_t upstream, bool asleep)
     mtx_unlock(&f->lock);
 }
 
+/* What was found wrong was in the memory of a process that is gone. A failed update is another
+ * matter: it changes the version. */
+static bool has_shed_fault(const struct upstream *u)
+{
+    return u->found_wrong && u->incarnation != u->fence_incarnation;
+}
+
 static int may_resync_locked(const struct fleet *f, size_t upstream, struct err *e)
 {
     const struct upstream *u = &f->upstreams[upstream];
@@ -113,7 +123,7 @@ static int may_resync_locked(const struct fleet *f, size_t upstream, struct err 
         return err_set(e, ERR_NOT_FOUND, "", "%s is no longer configured", name.text);
     if (fleet_check_alias_locked(f, upstream, u->report.identity, e) != 0)
         return -1;
-    if (fleet_is_out(u, OUT_UPDATE_FAILED))
+    if (fleet_is_out(u, OUT_UPDATE_FAILED) && !has_shed_fault(u))
         return err_set(e, ERR_NEEDS_UPDATE, "",
                        "%s is fenced, since a change of it failed or it was found faulty: %s; "
                        "restart it if that does not help",
@@ -174,6 +184,9 @@ int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_report 
             (void)snprintf(f->label, sizeof f->label, "%s", report->label);
         }
         fleet_store_report_locked(f, u, report);
+        if (has_shed_fault(u))
+            fleet_apply_event(f, u, UPSTREAM_ON_UPDATED);
+        u->found_wrong = false;
         fleet_apply_event(f, u, UPSTREAM_ON_RESYNCED);
         u->serial = f->serial;
         memcpy(u->update_id, report->update_id, sizeof u->update_id);

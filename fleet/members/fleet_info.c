@@ -135,6 +135,7 @@ void fleet_stats(struct fleet *f, struct fleet_stats *out)
         out->n_cancelled[queue] = f->queues[queue].n_cancelled;
     }
     out->serial = f->serial;
+    out->decided = f->serial > 0 || f->decided;
     memcpy(out->label, f->label, sizeof out->label);
     out->ready = out->n_serving >= f->min_ready;
     mtx_unlock(&f->lock);

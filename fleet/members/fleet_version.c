@@ -277,6 +277,7 @@ static void set_updated_locked(const struct fleet *f, struct upstream *u, bool d
 {
     if (done) {
         fleet_apply_event(f, u, UPSTREAM_ON_UPDATED);
+        u->found_wrong = false;
         u->serial = f->serial;
         (void)snprintf(u->report.label, sizeof u->report.label, "%s", label);
         u->report.not_ready[0] = '\0';

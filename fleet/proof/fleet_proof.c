@@ -94,7 +94,7 @@ uint64_t fleet_proof_begin(struct fleet_control *fc, size_t upstream, bool check
     upstreams_get(fc->upstreams, upstream, &at);
     fleet_info(fleet_of(fc), upstream, &info);
     fleet_stats(fleet_of(fc), &stats);
-    if (upstream_caps(at.kind)->two_phase || stats.serial == 0) /* not the version of an update */
+    if (upstream_caps(at.kind)->two_phase || !stats.decided)
         return 0;
     mtx_lock(&fc->lock);
     if (p->incarnation != info.incarnation || p->serial != stats.serial)
@@ -108,6 +108,11 @@ uint64_t fleet_proof_begin(struct fleet_control *fc, size_t upstream, bool check
     mtx_unlock(&fc->lock);
     loop_post(upstreams_loop(fc->upstreams), &fc->proof.item);
     return wanted;
+}
+
+bool fleet_proof_is_of_version_locked(const struct fleet_prover *p, const struct fleet_stats *s)
+{
+    return p->serial == s->serial && (s->serial > 0 || strcmp(p->label, s->label) == 0);
 }
 
 /* What was asked for on demand is not known of the next version. */
@@ -126,6 +131,12 @@ void fleet_proof_want(struct fleet_control *fc, size_t upstream)
         stop_proving(&fc->proof.list[upstream]);
     else
         (void)fleet_proof_begin(fc, upstream, false);
+}
+
+void fleet_proof_watch(struct fleet_control *fc)
+{
+    if (fc->cfg.prove != FLEET_PROVE_NONE)
+        loop_post(upstreams_loop(fc->upstreams), &fc->proof.item);
 }
 
 /* One that was restarted or removed: nothing is known of the process that is there now. */
@@ -254,6 +265,37 @@ static void ask(struct fleet_prover *p, enum api_query query, uint64_t wanted)
     (void)upstreams_send(p->fc->upstreams, &p->fanout, &call, on_reply, p, &ignored);
 }
 
+/* Nothing is known of another process, nor of one that served other weights in between. */
+static bool must_forget_locked(const struct fleet_prover *p, const struct upstream_info *info)
+{
+    return p->wanted > 0 && (!is_same_process(p, info) || (!info->synced && !info->fenced));
+}
+
+/* Does it serve a version that nobody has asked it about? The end of an update asks by itself. */
+static bool is_unasked_locked(const struct fleet_prover *p, const struct upstream_info *info,
+                              const struct fleet_stats *stats)
+{
+    return p->fc->cfg.prove != FLEET_PROVE_NONE && p->fc->session == NULL && stats->decided &&
+           serves(info) && !info->removed &&
+           (p->wanted == 0 || !fleet_proof_is_of_version_locked(p, stats));
+}
+
+/* It is asked at the next look, which follows at once. */
+static void begin_if_unasked(struct fleet_prover *p)
+{
+    struct upstream_info info;
+    struct fleet_stats stats;
+    bool unasked;
+
+    fleet_info(fleet_of(p->fc), p->upstream, &info);
+    fleet_stats(fleet_of(p->fc), &stats);
+    mtx_lock(&p->fc->lock);
+    unasked = is_unasked_locked(p, &info, &stats);
+    mtx_unlock(&p->fc->lock);
+    if (unasked)
+        (void)fleet_proof_begin(p->fc, p->upstream, false);
+}
+
 static void look_at(struct fleet_prover *p)
 {
     struct fleet_control *fc = p->fc;
@@ -264,7 +306,7 @@ static void look_at(struct fleet_prover *p)
 
     fleet_info(fleet_of(fc), p->upstream, &info);
     mtx_lock(&fc->lock);
-    if (p->wanted > 0 && !is_same_process(p, &info)) {
+    if (must_forget_locked(p, &info)) {
         forget_locked(p);
         p->wanted = 0;
     }
@@ -289,8 +331,10 @@ static void on_timer(void *arg)
     struct fleet_control *fc = arg;
     size_t n = upstreams_n(fc->upstreams);
 
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         look_at(&fc->proof.list[i]);
+        begin_if_unasked(&fc->proof.list[i]);
+    }
     fleet_proof_judge(fc);
     loop_timer_set(upstreams_loop(fc->upstreams), &fc->proof.timer,
                    clock_after_us(PROOF_INTERVAL_US));

@@ -1,8 +1,9 @@
-/* Proof on the engine: after each update every engine that overwrites what it serves (vLLM, SGLang)
- * is asked for the log-probabilities of a fixed prompt (a canary), and if --prove says so for the
- * checksums of its parameters. Answers of engines of one version are compared
- * (fleet/proof/proof_verdict.h), and an engine that is faulty is fenced, so that a whole update or
- * a hand-off repairs it.
+/* Proof on the engine: every engine that overwrites what it serves (vLLM, SGLang) is asked for the
+ * log-probabilities of a fixed prompt (a canary), and if --prove says so for the checksums of its
+ * parameters: after each update, and whenever it comes to serve the fleet's version by its name
+ * alone, since the fleet took that version, or it joined or was restarted. Answers of engines of
+ * one version are compared (fleet/proof/proof_verdict.h), and an engine that is faulty is fenced,
+ * so that a whole update or a hand-off repairs it.
  *
  * Nothing waits for it. The requests are sent by the upstreams' loop, once the engine may generate
  * again: not while it is paused or asleep. A newer version, a pause or a restart ends those under
@@ -97,13 +98,18 @@ struct fleet_provers {
 int fleet_proof_init(struct fleet_control *fc, struct err *e);
 void fleet_proof_fini(struct fleet_control *fc);
 
+/* fleet_proof_watch - from now on prove also engines that serve the fleet's version without an
+ * update. Before upstreams_start, or later. Threads: any. Repeating is harmless; with --prove none
+ * it does nothing. */
+void fleet_proof_watch(struct fleet_control *fc);
+
 /* fleet_proof_stop - end the requests under way, and soon the job. After upstreams_stop, before the
  * executors stop.
  * Threads: main. Repeating is harmless. */
 void fleet_proof_stop(struct fleet_control *fc);
 
-/* fleet_proof_want - the engine has got the fleet's version just now: prove it. Engines with two
- * phases prove themselves; for them, and with --prove none, this does nothing.
+/* fleet_proof_want - the engine has got the fleet's version just now, also if it had it: prove it.
+ * Engines with two phases prove themselves; for them, and with --prove none, this does nothing.
  * Threads: any; no lock held. Blocks: no. */
 void fleet_proof_want(struct fleet_control *fc, size_t upstream);
 
@@ -126,13 +132,18 @@ struct fleet_proof_request {
  * @asked  [FLEET_MAX]; written in any case
  * Threads: any but the loop's; no lock held. Blocks: up to timeout_us.
  * Errors: ERR_NOT_FOUND; ERR_BAD_REQUEST at /upstream: a baton; ERR_CONFLICT: another such request
- *         is under way, or no upstream that may be asked serves the version of an update;
+ *         is under way, or no upstream that may be asked serves the fleet's version;
  *         ERR_PAUSED, ERR_ASLEEP: they may not generate; ERR_GONE, ERR_DRAINING. */
 int fleet_proof_ask(struct fleet_control *fc, struct http_request *x,
                     const struct fleet_proof_request *r, bool *asked, struct err *e);
 
 /* fleet_proof_json - for the status (new): null: nothing is to prove. NULL: no memory. */
 json_t *fleet_proof_json(struct fleet_control *fc, size_t upstream);
+
+/* fleet_proof_warning - do engines that serve differ, and no majority agrees, so that clients get
+ * tokens of weights of which some are wrong? Threads: any; no lock held.
+ * @e  clean; if true it is set: which engines, and what to do */
+bool fleet_proof_warning(struct fleet_control *fc, struct err *e);
 
 /* fleet_proof_counts - results so far, by state. Threads: any; no lock held. */
 void fleet_proof_counts(struct fleet_control *fc, size_t upstream, uint64_t out[PROOF_STATES]);

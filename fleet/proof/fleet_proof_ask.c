@@ -91,8 +91,8 @@ static int begin(struct fleet_control *fc, const struct fleet_proof_request *r, 
     }
     if (n_asked == 0)
         return err_set(e, ERR_CONFLICT, "",
-                       "no vLLM or SGLang serves the version of an update of this server: push an "
-                       "update, then prove it");
+                       "no vLLM or SGLang serves the fleet's version: GET /v1/upstreams says why; "
+                       "batons prove each update before they serve it");
     return 0;
 }
 

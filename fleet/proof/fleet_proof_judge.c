@@ -13,6 +13,8 @@
  * differ by less; wrong weights differ by many. In nats. */
 static const double canary_tolerance = 1.0;
 
+enum { NAMES_LISTED = 2 };
+
 /* distances */
 
 double proof_distance_of_values(const double *a, const double *b)
@@ -72,7 +74,7 @@ static void collect_locked(struct fleet_control *fc, struct compared *c)
         struct fleet_prover *p = &fc->proof.list[i];
         struct compared_one *one = &c->list[c->n];
 
-        if (!p->compared || p->serial != stats.serial)
+        if (!p->compared || !fleet_proof_is_of_version_locked(p, &stats))
             continue;
         *one = (struct compared_one){.p = p,
                                      .sums = proof_sums_ref(p->sums),
@@ -98,35 +100,66 @@ static enum proof_state state_of(const struct fleet_prover *p)
     return canary == PROOF_PROVEN || sums == PROOF_PROVEN ? PROOF_PROVEN : PROOF_UNKNOWN;
 }
 
+static const char last_of_undecided[] = "find out which one is faulty, and restart it";
+
+struct version_text {
+    char text[FLEET_LABEL_MAX + 16];
+};
+
+/* For a message. An engine that takes no names has none. */
+static struct version_text version_text(const struct fleet_prover *p)
+{
+    struct version_text out = {"the version that it started with"};
+
+    if (p->serial > 0 || p->label[0] != '\0')
+        (void)snprintf(out.text, sizeof out.text, "version '%.*s'", FLEET_LABEL_MAX, p->label);
+    return out;
+}
+
+/* With --stage too nothing is handed over before the first version. */
+static const char *remedy_of(const struct fleet_prover *p)
+{
+    if (!p->faulty)
+        return "no majority agrees";
+    return p->serial > 0 ? fleet_remedy(fleet_of(p->fc)) : "push a whole update";
+}
+
+static const char *last_of(const struct fleet_prover *p)
+{
+    if (!p->faulty)
+        return last_of_undecided;
+    return p->serial > 0 ? "restart it if that does not help"
+                         : "or restart it with the right weights, and resync it";
+}
+
 static void set_why(const struct fleet_prover *p, struct err *why)
 {
-    const char *remedy = p->faulty ? fleet_remedy(fleet_of(p->fc)) : "no majority agrees",
-               *last = p->faulty ? "restart it if that does not help"
-                                 : "find out which one is faulty, and restart it";
+    const char *remedy = remedy_of(p), *last = last_of(p);
+    struct version_text version = version_text(p);
 
     if (p->has_compared && p->compared_bytes.n_wrong > 0)
         (void)err_set(
             why, ERR_UPSTREAM, "",
             "%zu of its parameters, one of them '%s', have other bytes than were committed "
-            "for version '%.100s', and had the committed ones before: %s; %s",
-            p->compared_bytes.n_wrong, p->compared_bytes.wrong, p->label, remedy, last);
+            "for %s, and had the committed ones before: %s; %s",
+            p->compared_bytes.n_wrong, p->compared_bytes.wrong, version.text, remedy, last);
     else if (p->verdict.state == PROOF_NOT_FINITE)
         (void)err_set(
             why, ERR_UPSTREAM, "",
-            "its log-probabilities of a fixed prompt are not finite with version '%.100s': "
-            "%s; %s; if no upstream's are finite, push other weights",
-            p->label, remedy, last);
+            "its log-probabilities of a fixed prompt are not finite with %s: restart it, since its "
+            "KV cache may keep them, and %s; if no upstream's are finite, push other weights",
+            version.text, remedy);
     else if (p->verdict.state == PROOF_DIFFERS)
         (void)err_set(why, ERR_UPSTREAM, "",
                       "its log-probabilities of a fixed prompt differ by %.2f from those of other "
-                      "upstreams with version '%.100s', more than %.2f: %s; %s",
-                      p->verdict.distance, p->label, canary_tolerance, remedy, last);
+                      "upstreams with %s, more than %.2f: %s; %s",
+                      p->verdict.distance, version.text, canary_tolerance, remedy, last);
     else if (p->sums_verdict.state == PROOF_DIFFERS)
         (void)err_set(why, ERR_UPSTREAM, "",
                       "%.0f of its %zu parameters have other checksums than at other upstreams "
-                      "with version '%.100s': %s; %s",
-                      p->sums_verdict.distance, p->sums != NULL ? p->sums->n : 0, p->label, remedy,
-                      last);
+                      "with %s: %s; %s",
+                      p->sums_verdict.distance, p->sums != NULL ? p->sums->n : 0, version.text,
+                      remedy, last);
 }
 
 static void apply_locked(struct compared_one *one)
@@ -270,4 +303,53 @@ void fleet_proof_judge(struct fleet_control *fc)
     mtx_unlock(&fc->lock);
     report(fc, c);
     free(c);
+}
+
+/* engines that serve, and that differ without a majority */
+
+struct undecided {
+    size_t n;
+    double nats, n_sums; /* the largest differences */
+    char names[ERR_MSG_MAX / 2];
+    struct version_text version;
+};
+
+static void add_undecided_locked(struct undecided *u, const struct fleet_prover *p)
+{
+    size_t len = strlen(u->names);
+    struct upstream_endpoint at;
+
+    upstreams_get(p->fc->upstreams, p->upstream, &at);
+    if (u->n < NAMES_LISTED)
+        (void)snprintf(u->names + len, sizeof u->names - len, "%s%.80s", u->n > 0 ? ", " : "",
+                       at.name);
+    else if (u->n == NAMES_LISTED)
+        (void)snprintf(u->names + len, sizeof u->names - len, ", …");
+    u->n++;
+    u->version = version_text(p);
+    u->nats = fmax(u->nats, p->verdict.distance);
+    u->n_sums = fmax(u->n_sums, p->sums_verdict.distance);
+}
+
+bool fleet_proof_warning(struct fleet_control *fc, struct err *e)
+{
+    struct undecided u = {0};
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < FLEET_MAX; i++) {
+        const struct fleet_prover *p = &fc->proof.list[i];
+
+        if (p->wanted > 0 && p->compared && !p->faulty && p->state == PROOF_DIFFERS)
+            add_undecided_locked(&u, p);
+    }
+    mtx_unlock(&fc->lock);
+    if (u.n == 0)
+        return false;
+    (void)err_set(
+        e, ERR_UPSTREAM, "",
+        "%zu upstreams that serve %s have different weights (log-probabilities of a fixed "
+        "prompt differ by up to %.2f, %.0f checksums differ), and no majority agrees, so "
+        "clients get tokens of each: %s; push a whole update, or %s",
+        u.n, u.version.text, u.nats, u.n_sums, u.names, last_of_undecided);
+    return true;
 }

@@ -9,6 +9,10 @@
  * version, report what is new, and fence the faulty. Threads: the loop's; no lock held. */
 void fleet_proof_judge(struct fleet_control *fc);
 
+/* fleet_proof_is_of_version_locked - is what was to prove the fleet's version? Before the first
+ * update it has no serial, and only the label tells it from one that engines served before. */
+bool fleet_proof_is_of_version_locked(const struct fleet_prover *p, const struct fleet_stats *s);
+
 /* fleet_proof_begin - forget what is known of an engine, and let it be asked anew. Returns: the new
  * `wanted`; 0: it is not to be proven. */
 uint64_t fleet_proof_begin(struct fleet_control *fc, size_t upstream, bool checksums);

@@ -104,11 +104,13 @@ static json_t *all_upstreams_json(const struct app *app)
 static json_t *upstreams_json(const struct app *app)
 {
     struct fleet_stats s;
+    struct err differ = {0};
+    bool warns = fleet_proof_warning(app->fleet->control, &differ);
 
     fleet_stats(upstreams_fleet(app->fleet->upstreams), &s);
-    return json_pack("{s:I, s:I, s:I, s:o}", "min_ready", (json_int_t)s.min_ready, "n_serving",
-                     (json_int_t)s.n_serving, "n", (json_int_t)s.n_upstreams, "list",
-                     all_upstreams_json(app));
+    return json_pack("{s:I, s:I, s:I, s:s?, s:o}", "min_ready", (json_int_t)s.min_ready,
+                     "n_serving", (json_int_t)s.n_serving, "n", (json_int_t)s.n_upstreams,
+                     "warning", warns ? differ.msg : NULL, "list", all_upstreams_json(app));
 }
 
 /* the status */

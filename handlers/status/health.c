@@ -1,5 +1,7 @@
 /* GET of liveness, readiness and version (handlers/app_health.c). */
 #include "control/life.h"
+#include "fleet/proof/fleet_proof.h"
+#include "handlers/app.h"
 #include "handlers/control_plane.h"
 #include "handlers/reply.h"
 
@@ -28,6 +30,15 @@ int ready_is_for_control(bool *out, const struct http_request *x, struct err *e)
     return err_set(e, ERR_BAD_REQUEST, "/for", "'%.64s' is not one of generate, control", value);
 }
 
+/* A fleet may serve weights that differ, of which nobody knows the right ones. */
+static json_t *ready_json(const struct app *app)
+{
+    struct err differ = {0};
+    bool warns = app->fleet != NULL && fleet_proof_warning(app->fleet->control, &differ);
+
+    return json_pack("{s:b, s:s*}", "ready", 1, "warning", warns ? differ.msg : NULL);
+}
+
 int handle_ready(struct app *app, struct http_request *x, struct err *e)
 {
     struct err why = {0};
@@ -36,7 +47,7 @@ int handle_ready(struct app *app, struct http_request *x, struct err *e)
     if (ready_is_for_control(&control, x, e) != 0)
         return -1;
     if (control ? app_control_ready(app, &why) : app_ready(app, &why)) {
-        reply_json(x, 200, json_pack("{s:b}", "ready", 1));
+        reply_json(x, 200, ready_json(app));
         return 0;
     }
     http_request_note_error(x, &why);

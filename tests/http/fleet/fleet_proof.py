@@ -10,7 +10,8 @@ import json
 import subprocess
 import threading
 
-from fleet_control import BATON, LOG, WHICH, Fleet, reboot
+from fake_engine_world import Double
+from fleet_control import BATON, ENGINE, LOG, RANKS, WHICH, Fleet, reboot
 from fleet_world import Server, n_traffic, until
 
 IDS = [17, 42, 23, 61, 34, 52, 19, 58, 27, 45, 38, 63, 21, 49, 30, 55]
@@ -74,8 +75,7 @@ def until_logged(f, state, *actions):
 
 def equal(f):
     """All agree, by one request each, which is no client's; the update did not wait for it."""
-    for d in f.doubles:
-        assert f.front.upstreams()[d.url]["proof"] is None  # nothing was updated yet
+    until_proofs(f, "proven", "proven", "proven")  # of the version that they started with
     for _ in range(2):
         f.clean()
         update(f)
@@ -83,7 +83,7 @@ def equal(f):
         assert all(p["n_compared"] == 2 and p["largest_difference"] < 1e-6 and p["checksums"] is None for p in proofs(f))
         assert n_canaries(f) == [1, 1, 1] and [n_traffic(d) for d in f.doubles] == [0, 0, 0]
     status, text = f.front.ask("GET", "/metrics")
-    assert status == 200 and f'baton_upstream_proofs_total{{upstream="{f.doubles[0].url}",result="proven"}} 2' in text, text
+    assert status == 200 and f'baton_upstream_proofs_total{{upstream="{f.doubles[0].url}",result="proven"}} 3' in text, text
 
 
 def not_finite(f):
@@ -250,7 +250,11 @@ def states_of(said):
 def nothing(f):
     """Without the option nobody is asked, but on demand."""
     one, other = f.doubles
-    assert "push an update" in prove(f, {}, 409)
+    f.stays("serving", "serving")
+    assert n_canaries(f) == [0, 0] and proofs(f) == [None, None]
+    said = prove(f, {"checksums": False})  # before the first update too
+    assert (said["n"], said["n_proven"]) == (2, 2) and n_canaries(f) == [1, 1], said
+    f.clean()
     update(f)
     f.stays("serving", "serving")
     assert n_canaries(f) == [0, 0] and proofs(f) == [None, None]
@@ -308,6 +312,73 @@ def stops():
         assert said[0][0] == 503 and said[0][1]["error"]["code"] == "draining", said
 
 
+class Differing(Fleet):
+    """Of which some, by their numbers, answer otherwise from the start, and under the same name."""
+
+    def __init__(self, n, *wrong, values=(-40.0,) * 15, options=()):
+        self.wrong, self.values = wrong, values
+        label = f"first-{next(VERSIONS)}"
+        super().__init__(*[WHICH] * n, min_ready=1, options=options, engine=("--weight-version", label))
+        self.label = label
+
+    def serve(self):
+        for i in self.wrong:
+            answers(self.doubles[i], list(self.values), times=0)
+        super().serve()
+
+    def __enter__(self):
+        until("it is ready", self.front.ready)
+        return self
+
+
+def first_version():
+    """What engines started with is proven once the fleet takes it, and once more by each server that takes it."""
+    with Differing(3, 1) as f:
+        until_proofs(f, "proven", "differs", "proven")
+        f.wait("serving", "fenced", "serving")
+        until_logged(f, "differs", "fenced")
+        f.doubles[1].good("DELETE", "/fault")
+        update(f)
+        f.wait("serving", "serving", "serving")
+        until_proofs(f, "proven", "proven", "proven")
+        answers(f.doubles[0], [-40.0] * 15, times=0)
+        f.front.__exit__(None)
+        f.clean()
+        answers(f.doubles[0], [-40.0] * 15, times=0)
+        Fleet.serve(f)
+        until_proofs(f, "differs", "proven", "proven")
+        f.wait("fenced", "serving", "serving")
+        assert f.front.status()["upstreams"]["warning"] is None
+
+
+def first_tie():
+    """Which of two is wrong cannot be known: both serve, and nobody can miss it."""
+    with Differing(2, 0) as f:
+        until_proofs(f, "differs", "differs")
+        f.stays("serving", "serving")
+        until_logged(f, "differs", *["none, since no majority agrees"] * 2)
+        warning = f.front.status()["upstreams"]["warning"]
+        assert all(d.url in warning for d in f.doubles) and "no majority" in warning and "push a whole update" in warning, warning
+        assert f.front.get("/v1/upstreams")["warning"] == warning
+        assert f.front.ask("GET", "/readyz") == (200, {"ready": True, "warning": warning})
+        for command in "upstreams", "status":
+            page = subprocess.run([BATON, command, "--url", f.front.url], capture_output=True, text=True, timeout=60, check=True).stdout
+            assert f"warning     {warning}\n" in page, page
+        late = Double(ENGINE, WHICH, "--weight-version", f.label, "--world-size", RANKS)
+        f.doubles.append(late)  # of the same name, so it serves: and it decides
+        f.front.post("/v1/upstreams", {"upstream": f"{late.url},{WHICH}"})
+        until_proofs(f, "differs", "proven", "proven")
+        f.wait("fenced", "serving", "serving")
+        assert f.front.ask("GET", "/readyz") == (200, {"ready": True}) and f.front.status()["upstreams"]["warning"] is None
+        f.doubles[0].good("DELETE", "/fault")
+        reboot(f.doubles[0], ms=300)  # from a good checkpoint: somebody vouches for it, and it is asked again
+        until("it is back", lambda: f.front.ask("POST", "/v1/upstreams/resync", {"upstream": f.doubles[0].url})[0] == 200)
+        until_proofs(f, "proven", "proven", "proven")
+        f.wait("serving", "serving", "serving")
+        update(f)
+        until_proofs(f, "proven", "proven", "proven")
+
+
 def batons_only():
     """--prove checksums has no effect in front of batons: a warning says so."""
     log = f"{LOG}-batons"
@@ -318,6 +389,8 @@ def batons_only():
 def main():
     batons_only()
     stops()
+    first_version()
+    first_tie()
     rows = [((WHICH,) * 3, (), (equal, not_finite, minority, once, late, unsupported, paused, newer, restarts)),
             ((WHICH,) * 2, (), (tie, dies)),
             ((NEW,) * 3, ("--prove", "checksums"), (checksums,)),
