@@ -32,6 +32,7 @@ int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg
     for (size_t i = 0; i < FLEET_MAX; i++)
         fc->update_in_doubt[i] = true; /* an earlier server may have left one open */
     fleet_reconcile_init(fc);
+    fleet_fence_pause_init(fc);
     if (fleet_proof_init(fc, e) != 0) {
         cnd_fini(&fc->changed);
         mtx_fini(&fc->lock);

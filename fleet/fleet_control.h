@@ -33,6 +33,7 @@ struct fleet_control_cfg {
     struct workers *reconcile; /* loads and unloads missing adapters, resets caches */
     uint64_t update_us;        /* for one step of an update at one engine */
     struct history *history;   /* of ended updates; NULL: none is kept */
+    bool pause_fenced;         /* engines that are fenced for their weights are paused too */
     enum fleet_prove prove;    /* what each engine is asked for after an update */
     struct store *store;       /* the committed bytes, of --stage; NULL: none are here */
     bool recomputes;           /* running generations recompute their KV after an update */
@@ -87,6 +88,10 @@ void fleet_set_sleep(struct fleet_control *fc, bool weights, bool kv, int level)
 /* fleet_check_serving - do enough engines serve, by what trainers asked? @s  fleet_stats' now
  * Errors: ERR_ASLEEP; ERR_PAUSED: by a trainer, or by the open update. */
 int fleet_check_serving(struct fleet_control *fc, const struct fleet_stats *s, struct err *why);
+
+/* fleet_fence_is_paused - is the engine paused because it is fenced (--pause-fenced)? Threads: any;
+ * no lock held. */
+bool fleet_fence_is_paused(struct fleet_control *fc, size_t upstream);
 
 /* fleet_resync_one - query which weights an engine serves, and put it back in rotation by that.
  * @x    the request whose client waits for the operation lock

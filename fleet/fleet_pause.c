@@ -96,7 +96,8 @@ static void resume_paused(struct fleet_control *fc, const struct fleet_result *r
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < n; i++)
         if (fleet_result_may_have_run(&results[i]) &&
-            !fleet_engine_is_held_locked(fc, results[i].upstream))
+            !fleet_engine_is_held_locked(fc, results[i].upstream) &&
+            !fleet_fence_keeps_paused_locked(fc, results[i].upstream))
             targets[n_targets++] = (struct fleet_target){.upstream = results[i].upstream};
     mtx_unlock(&fc->lock);
     if (fleet_request(fc, API_RESUME, targets, n_targets, PAUSE_UNDO_US, &undone, &ignored) != 0)
@@ -253,23 +254,19 @@ bool fleet_engine_is_held_locked(const struct fleet_control *fc, size_t upstream
     return false;
 }
 
-/* A fenced engine that overwrites what it serves may have part of an update, and must not run. */
 static size_t select_resumable(struct fleet_control *fc, struct fleet_target *targets)
 {
     struct fleet_target alive[FLEET_MAX];
     size_t n = fleet_reachable(fc, NULL, alive), n_targets = 0;
-    struct upstream_info info;
-    struct upstream_endpoint at;
 
     for (size_t i = 0; i < n; i++) {
         bool paused;
 
-        upstreams_get(fc->upstreams, alive[i].upstream, &at);
-        fleet_info(fleet_of(fc), alive[i].upstream, &info);
         mtx_lock(&fc->lock);
-        paused = fleet_engine_is_held_locked(fc, alive[i].upstream);
+        paused = fleet_engine_is_held_locked(fc, alive[i].upstream) ||
+                 fleet_fence_keeps_paused_locked(fc, alive[i].upstream);
         mtx_unlock(&fc->lock);
-        if (!paused && !(info.fenced && !upstream_caps(at.kind)->two_phase))
+        if (!paused)
             targets[n_targets++] = alive[i];
     }
     return n_targets;

@@ -43,6 +43,27 @@ struct fleet_paused {
     uint64_t joined[FLEET_MAX]; /* join_incarnation of the engine that was last seen there */
 };
 
+/* Engines that are paused because they are fenced (fleet/fleet_fence_pause.c). By index, and of the
+ * process `incarnation`. */
+enum fleet_fence_pause {
+    FENCE_RUNS,
+    FENCE_PAUSE_IN_DOUBT, /* a request was sent, or another pause ended, and it may be paused */
+    FENCE_PAUSED,
+    FENCE_SUSPENDED /* it must run for a resync */
+};
+struct fleet_fence_pauses {
+    enum fleet_fence_pause state[FLEET_MAX];
+    uint64_t incarnation[FLEET_MAX];
+    uint64_t due_us[FLEET_MAX]; /* no request before */
+    bool held[FLEET_MAX];       /* its pause was logged */
+    bool told[FLEET_MAX];       /* so was the failure of its last request */
+    bool running;               /* the job is posted */
+
+    struct job job; /* of the loop's thread, and so are the next two */
+    struct loop_item item;
+    struct loop_timer timer;
+};
+
 /* What the engines joined for transfers (fleet/fleet_transfer.h). */
 struct fleet_transfer {
     struct fleet_group groups[FLEET_GROUPS_MAX]; /* the latest last */
@@ -90,6 +111,7 @@ struct fleet_control {
     struct fleet_session *ended[FLEET_ENDED_SESSIONS_MAX]; /* one reference each; the last first */
     struct pause pause;                                    /* the trainer's */
     struct fleet_paused paused;
+    struct fleet_fence_pauses fence_pauses;
     struct fleet_sleep sleep;
     struct fleet_spec *spec; /* one reference; NULL: the model's tensors are not known */
     const char *coverage;    /* static: of the last committed update; NULL: there was none */
@@ -144,6 +166,21 @@ void fleet_note_missed_pause(struct fleet_control *fc, const struct fleet_target
  * held.
  */
 void fleet_note_joined(struct fleet_control *fc);
+
+/* fleet_fence_pause_watch - with --pause-fenced: from now on pause the engines that are fenced for
+ * their weights, and resume them when they are not any more. Before upstreams_start, or later.
+ * Repeating is harmless. */
+void fleet_fence_pause_init(struct fleet_control *fc); /* part of fleet_control_new */
+void fleet_fence_pause_watch(struct fleet_control *fc);
+
+/* fleet_fence_keeps_paused_locked - must a resume for all engines leave this one out? One that is
+ * fenced may have part of an update. With --pause-fenced it counts as paused for its fence. */
+bool fleet_fence_keeps_paused_locked(struct fleet_control *fc, size_t upstream);
+
+/* fleet_fence_pause_suspend - on: resume an engine that is paused for its fence, and let it run,
+ * since a resync makes it generate; off: the resync has ended. Blocks: for the pause lock, then up
+ * to 2 s. No lock held. */
+void fleet_fence_pause_suspend(struct fleet_control *fc, size_t upstream, bool on);
 
 /* fleet_send_missed_pauses - send it to those that are back, if that is due. Blocks: for the pause
  * lock, then up to fleet_step_us. No lock held. */

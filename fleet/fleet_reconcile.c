@@ -135,6 +135,7 @@ void fleet_reconcile_start(struct fleet_control *fc)
     }
     fleet_note_joined(fc);
     fleet_proof_watch(fc);
+    fleet_fence_pause_watch(fc);
 }
 
 void fleet_reconcile_all(struct fleet_control *fc)

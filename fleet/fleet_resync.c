@@ -161,8 +161,10 @@ static int resync_with_lock(struct fleet_control *fc, size_t upstream, struct er
                        "first");
     fleet_info(fleet_of(fc), upstream, &info);
     if (fleet_may_resync(fleet_of(fc), upstream, e) != 0 ||
-        (info.fenced && check_sleep(&info, state, e) != 0) ||
-        wake_if_missed(fc, upstream, &info, e) != 0 ||
+        (info.fenced && check_sleep(&info, state, e) != 0))
+        return -1;
+    fleet_fence_pause_suspend(fc, upstream, true);
+    if (wake_if_missed(fc, upstream, &info, e) != 0 ||
         query_version(fc, upstream, &report, e) != 0 || probe_generation(fc, upstream, e) != 0 ||
         sleep_if_missed(fc, upstream, &info, state, e) != 0)
         return -1;
@@ -179,8 +181,10 @@ int fleet_resync_one(struct fleet_control *fc, struct http_request *x, const cha
         return -1;
     upstreams_hold_indexes(fc->upstreams);
     rc = upstreams_find(fc->upstreams, name, out, e);
-    if (rc == 0)
+    if (rc == 0) {
         rc = resync_with_lock(fc, *out, e);
+        fleet_fence_pause_suspend(fc, *out, false);
+    }
     if (rc == 0)
         fleet_proof_want(fc, *out);
     upstreams_release_indexes(fc->upstreams);

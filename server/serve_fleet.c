@@ -155,6 +155,7 @@ static int open_control(struct server *s, struct err *e)
                                     .store = s->weights.store,
                                     .update_us = settings->update_timeout_ms * 1000,
                                     .recomputes = settings->on_update == GEN_ON_UPDATE_RECOMPUTE,
+                                    .pause_fenced = s->config.pause_fenced,
                                     .tensor_list_of = tensor_list_of};
 
     if (fleet_prove_parse(&cfg.prove, s->config.prove, "--prove", e) != 0)

@@ -46,7 +46,11 @@ static void read_not_ready(struct upstream_report *out, const json_t *status)
 
 static void read_held(struct upstream_report *out, const json_t *status)
 {
-    if (json_is_object(json_object_get(status, "pause")))
+    const json_t *pause = json_object_get(status, "pause");
+    const char *owner = json_string_value(json_object_get(pause, "owner"));
+
+    out->held_by_fence = owner != NULL && strcmp(owner, API_FENCE_OWNER) == 0;
+    if (json_is_object(pause))
         out->held = "paused";
     else if (json_is_true(json_object_get(json_object_get(status, "sleep"), "asleep")))
         out->held = "asleep";

@@ -49,6 +49,9 @@ const struct upstream_caps *upstream_caps(enum upstream_kind kind);
  * @release  of upstream_report; NULL or unreadable: the newest */
 bool api_packs_handles_at_init(enum upstream_kind kind, const char *release);
 
+/* The owner of a pause of engines that are fenced (--pause-fenced), as a baton reports it. */
+#define API_FENCE_OWNER "baton:fenced"
+
 /* The group name that an SGLang uses if it was given none. */
 #define SGLANG_GROUP_NAME "weight_update_group"
 
@@ -139,7 +142,7 @@ int api_make_query(struct api_request *out, enum upstream_kind kind, enum api_qu
 /* ---- replies; `text` is never NUL-terminated ---- */
 
 /* api_read_status - of a reply 200 to API_GET_STATUS. What it does not say is "" in *out; out->held
- * is also set by a pause of this server. */
+ * is also set by a pause of this server. A baton's says if the pause is one of API_FENCE_OWNER. */
 void api_read_status(struct upstream_report *out, enum upstream_kind kind, const char *text,
                      size_t len);
 

@@ -61,6 +61,9 @@ struct fleet;
  * such a label. */
 #define FLEET_DIRTY_MARKER "baton:unfinished:"
 
+/* The same of an engine that was fenced for another reason, and paused (--pause-fenced). */
+#define FLEET_FENCED_MARKER FLEET_DIRTY_MARKER "fenced"
+
 /* fleet_is_dirty_marker - does the label begin with the dirty marker? */
 bool fleet_is_dirty_marker(const char *label);
 
@@ -133,6 +136,7 @@ struct upstream_report {
                    1]; /* its own update that made the weights that it serves */
     const char *held;  /* static: "paused" or "asleep", but not by this server; NULL: neither, or it
                           does not say */
+    bool held_by_fence; /* it is paused, and by a server with --pause-fenced */
     bool is_stale; /* the weights epoch has changed since the probe was sent: label and not_ready
                       may be outdated and are ignored */
 };
@@ -357,7 +361,7 @@ struct upstream_info {
     bool alive; /* it answers, and accepts our key for probes */
     bool synced, fenced, removed;
     enum fleet_fence fence;
-    uint64_t fence_incarnation; /* when it was fenced for a missed sleep or wake, or found wrong */
+    uint64_t fence_incarnation; /* when it was fenced */
     bool asleep;                /* fleet_note_sleep said so last, and no other process is known */
     bool request_auth_failed;   /* fleet_auth_failed with FLEET_AUTH_REQUEST */
     bool missing_adapters;      /* or it has not been checked since it started */

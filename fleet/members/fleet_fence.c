@@ -34,6 +34,7 @@ void fleet_fence(struct fleet *f, size_t upstream, const struct err *why)
     fleet_change_begin(f, &c);
     fleet_apply_event(f, u, UPSTREAM_ON_UPDATE_FAILED);
     u->found_wrong = false;
+    u->fence_incarnation = u->incarnation;
     set_fence_error(u, why);
     fleet_change_end(f, &c);
 }

@@ -23,7 +23,7 @@ struct upstream {
 
     /* What keeps it out of rotation. Written by fleet_apply_event alone, once it has joined. */
     unsigned out; /* set of enum upstream_out_reason, without what fleet_out_reasons adds */
-    uint64_t fence_incarnation; /* when it was fenced for a missed sleep or wake, or found wrong */
+    uint64_t fence_incarnation; /* when it was fenced */
     bool found_wrong; /* by its proof, of the process `fence_incarnation`, while it is fenced */
     bool asleep; /* it was put to sleep with the others and not woken since, also if it was removed
                     in between; false once another process is known there */

@@ -121,8 +121,12 @@ static void fence_dirty_locked(const struct fleet *f, struct upstream *u)
         !fleet_is_dirty_marker(u->report.label))
         return;
     fleet_apply_event(f, u, UPSTREAM_ON_UPDATE_FAILED);
-    FLEET_SET_ERROR(u, "an update of it never ended (weight_version '%s'): %s", u->report.label,
-                    fleet_remedy(f));
+    if (strcmp(u->report.label, FLEET_FENCED_MARKER) == 0)
+        FLEET_SET_ERROR(u, "an earlier server fenced it (weight_version '%s'): %s", u->report.label,
+                        fleet_remedy(f));
+    else
+        FLEET_SET_ERROR(u, "an update of it never ended (weight_version '%s'): %s", u->report.label,
+                        fleet_remedy(f));
 }
 
 static const char not_ready_prefix[] = "it is not ready: ";
@@ -208,6 +212,7 @@ void fleet_released(struct fleet *f, size_t upstream)
         strncmp(u->error.msg, not_ready_prefix, sizeof not_ready_prefix - 1) == 0)
         err_clear(&u->error);
     u->report.held = NULL;
+    u->report.held_by_fence = false;
     fleet_change_end(f, &c);
 }
 
@@ -242,6 +247,7 @@ bool fleet_check_process(struct fleet *f, size_t upstream, const char *process)
         (void)snprintf(u->report.process, sizeof u->report.process, "%s", process);
         u->report.label[0] = u->report.not_ready[0] = u->report.identity[0] = '\0';
         u->report.held = NULL;
+        u->report.held_by_fence = false;
         u->label_known = false;
     }
     fleet_change_end(f, &c);

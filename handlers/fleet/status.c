@@ -42,12 +42,12 @@ static json_t *last_heard_json(uint64_t probe_ok_us)
     return json_real(now > probe_ok_us ? (double)(now - probe_ok_us) / 1e6 : 0.0);
 }
 
-/* @lacks, @proof  stolen */
+/* @paused  for its fence; @lacks, @proof  stolen */
 static json_t *upstream_json(const struct upstream_endpoint *at, const struct upstream_info *info,
-                             json_t *lacks, json_t *proof)
+                             bool paused, json_t *lacks, json_t *proof)
 {
     return json_pack(
-        "{s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o, s:o, s:o}",
+        "{s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o, s:b, s:o, s:o}",
         "upstream", at->name, "dialect", upstream_kind_name(at->kind), "origin",
         at->requested ? "request" : "configuration", "state", upstream_state_name(info->state),
         "weight_version", text_or_null(info->report.label), "serial",
@@ -58,7 +58,7 @@ static json_t *upstream_json(const struct upstream_endpoint *at, const struct up
         "n_missed", (json_int_t)info->n_failures, "last_heard_s",
         last_heard_json(info->probe_ok_us), "error", error_or_null(&info->error), "last_error_at",
         info->error.code != ERR_NONE ? json_integer(info->error_wall_s) : json_null(),
-        "missing_adapters", lacks, "proof", proof);
+        "fence_paused", (int)paused, "missing_adapters", lacks, "proof", proof);
 }
 
 json_t *fleet_upstream_json(const struct app *app, size_t upstream)
@@ -68,13 +68,14 @@ json_t *fleet_upstream_json(const struct app *app, size_t upstream)
 
     upstreams_get(app->fleet->upstreams, upstream, &at);
     fleet_info(upstreams_fleet(app->fleet->upstreams), upstream, &info);
-    return upstream_json(&at, &info, fleet_missing_adapters_json(app->fleet->control, upstream),
+    return upstream_json(&at, &info, fleet_fence_is_paused(app->fleet->control, upstream),
+                         fleet_missing_adapters_json(app->fleet->control, upstream),
                          fleet_proof_json(app->fleet->control, upstream));
 }
 
 json_t *fleet_removed_json(const struct upstream_endpoint *at, const struct upstream_info *info)
 {
-    return upstream_json(at, info, json_array(), json_null());
+    return upstream_json(at, info, false, json_array(), json_null());
 }
 
 /* A removed engine is listed while requests run there. */

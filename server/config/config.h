@@ -71,6 +71,9 @@ enum { CONFIG_LIST_MAX = 256 };
       "canary: log-probabilities of a fixed prompt, which must be finite and equal to those "      \
       "of the other upstreams, or the upstream is fenced; checksums: those of its parameters "     \
       "too, for which it stands still; or none")                                                   \
+    X(BOOL, pause_fenced, "pause-fenced", "", "false", 0, 0,                                       \
+      "pause an upstream that is fenced for its weights too, so that a router beside this "        \
+      "server gets no tokens of it either; what ends the fence resumes it")                        \
     X(INT, min_ready, "min-ready", "N", "0", 0, 256,                                               \
       "upstreams that must serve the current version for this server to be ready, and "            \
       "for an update to succeed; as many must have the same version before the first "             \

@@ -271,6 +271,7 @@ struct engine {
     json_t *groups;    /* an SGLang's, by name; or NULL */
     bool packed;       /* of a vLLM: its init said that handles are packed */
     enum pause pause;
+    char pause_owner[64]; /* of a baton */
     unsigned asleep;
     struct adapter adapters[ADAPTERS_MAX];
 

@@ -31,9 +31,9 @@ json_t *baton_pause_json(const struct engine *e)
 {
     static const char *const modes[] = {"none", "keep", "wait", "abort"};
 
-    return json_pack("{s:b, s:s, s:b, s:I, s:I}", "paused", e->pause != PAUSE_NONE, "mode",
-                     modes[e->pause], "acknowledged", 1, "running", (json_int_t)e->n_running,
-                     "waiting", (json_int_t)state_waiting(e));
+    return json_pack("{s:b, s:s, s:s, s:b, s:I, s:I}", "paused", e->pause != PAUSE_NONE, "owner",
+                     e->pause_owner, "mode", modes[e->pause], "acknowledged", 1, "running",
+                     (json_int_t)e->n_running, "waiting", (json_int_t)state_waiting(e));
 }
 
 static json_t *sleep_json(const struct engine *e)
@@ -300,6 +300,8 @@ static void pause_it(struct conn *c, const json_t *body)
 {
     const char *mode = text_member(body, "mode", "keep");
 
+    (void)snprintf(c->e->pause_owner, sizeof c->e->pause_owner, "%s",
+                   text_member(body, "owner", "a client"));
     if (strcmp(mode, "keep") == 0)
         state_pause(c, PAUSE_KEEP);
     else if (strcmp(mode, "wait") == 0)
