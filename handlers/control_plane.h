@@ -67,7 +67,7 @@ extern const char *const update_start_members[], *const update_finish_members[];
 extern const char *const update_zmq_members[];
 extern const char *const update_abort_members[], *const update_renew_members[];
 extern const char *const tensor_list_members[];
-extern const char *const upstream_members[];
+extern const char *const upstream_members[], *const upstream_ready_query[];
 extern const char *const upstreams_prove_members[];
 extern const char *const weights_list_query[], *const weights_diff_query[];
 extern const char *const weights_label_members[], *const weights_check_members[];

@@ -20,6 +20,7 @@
     X(OPERATION_MODELS, CALL_GENERATE)                                                             \
     X(OPERATION_MODEL, CALL_GENERATE)                                                              \
     X(OPERATION_UPSTREAMS, CALL_GENERATE)                                                          \
+    X(OPERATION_UPSTREAM_READY, CALL_GENERATE)                                                     \
     X(OPERATION_UPSTREAM_ADD, CALL_GENERATE)                                                       \
     X(OPERATION_UPSTREAM_REMOVE, CALL_GENERATE)                                                    \
     X(OPERATION_UPSTREAMS_PROVE, CALL_GENERATE)                                                    \

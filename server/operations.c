@@ -31,6 +31,7 @@
     X(OPERATION_MODELS, handle_models, NULL)                                                       \
     X(OPERATION_MODEL, handle_model, NULL)                                                         \
     X(OPERATION_UPSTREAMS, handle_upstreams, NULL)                                                 \
+    X(OPERATION_UPSTREAM_READY, handle_upstreams, NULL)                                            \
     X(OPERATION_UPSTREAM_ADD, handle_upstreams, NULL)                                              \
     X(OPERATION_UPSTREAM_REMOVE, handle_upstreams, NULL)                                           \
     X(OPERATION_UPSTREAMS_PROVE, handle_upstreams, NULL)                                           \
@@ -106,6 +107,7 @@
     X(OPERATION_MODELS, EXECUTOR_LOOP, handle_fleet_proxy, true)                                   \
     X(OPERATION_MODEL, EXECUTOR_LOOP, handle_fleet_proxy, true)                                    \
     X(OPERATION_UPSTREAMS, EXECUTOR_LOOP, handle_fleet_upstreams, false)                           \
+    X(OPERATION_UPSTREAM_READY, EXECUTOR_LOOP, handle_fleet_upstream_ready, false)                 \
     X(OPERATION_UPSTREAM_ADD, EXECUTOR_CONTROL, handle_fleet_upstream_add, false)                  \
     X(OPERATION_UPSTREAM_REMOVE, EXECUTOR_CONTROL, handle_fleet_upstream_remove, false)            \
     X(OPERATION_UPSTREAMS_PROVE, EXECUTOR_CONTROL, handle_fleet_prove, false)                      \

@@ -286,6 +286,30 @@ int handle_fleet_upstreams(struct app *app, struct http_request *x, struct err *
     return 0;
 }
 
+const char *const upstream_ready_query[] = {"upstream", NULL};
+
+/* A pause or an update does not count: the engine holds its requests, and a router that took it out
+ * would have none left. */
+int handle_fleet_upstream_ready(struct app *app, struct http_request *x, struct err *e)
+{
+    const char *name = http_request_query(x, upstream_ready_query[0]);
+    struct upstream_info info;
+    size_t i;
+
+    if (name == NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/upstream", "is missing: the URL of an upstream");
+    if (upstreams_find(app->fleet->upstreams, name, &i, e) != 0)
+        return -1;
+    fleet_info(upstreams_fleet(app->fleet->upstreams), i, &info);
+    if (info.state == UPSTREAM_SERVING)
+        reply_json(x, 200, json_pack("{s:b}", "ready", 1));
+    else
+        reply_json(x, 503,
+                   json_pack("{s:b, s:s, s:s}", "ready", 0, "reason",
+                             upstream_state_name(info.state), "message", info.error.msg));
+    return 0;
+}
+
 int handle_upstreams(struct app *app, struct http_request *x, struct err *e)
 {
     (void)app;

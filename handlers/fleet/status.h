@@ -43,6 +43,9 @@ int handle_fleet_status(struct app *app, struct http_request *x, struct err *e);
  * ranks. */
 int handle_fleet_ranks(struct app *app, struct http_request *x, struct err *e);
 int handle_fleet_upstreams(struct app *app, struct http_request *x, struct err *e);
+/* handle_fleet_upstream_ready - is one in rotation? For the health check of a router that is in
+ * front of the engines themselves. Errors: ERR_BAD_REQUEST; ERR_NOT_FOUND. */
+int handle_fleet_upstream_ready(struct app *app, struct http_request *x, struct err *e);
 /* handle_fleet_upstream_add, handle_fleet_upstream_remove - an engine joins or leaves the fleet.
  * The reply does not wait for it. Errors: of upstreams_add, upstreams_remove. */
 int handle_fleet_upstream_add(struct app *app, struct http_request *x, struct err *e);

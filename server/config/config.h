@@ -67,7 +67,8 @@ enum { CONFIG_LIST_MAX = 256 };
       "of tensors are kept there, and loaded by each upstream, again by one that lacks them; "     \
       "default: such requests are refused")                                                        \
     X(STR, prove, "prove", "WHAT", "canary", 0, 0,                                                 \
-      "what each vLLM or SGLang is asked for after an update, which waits for none of it: "        \
+      "what each vLLM or SGLang is asked for after an update, which waits for none of it, and "    \
+      "when it comes to serve the fleet's version without one: "                                   \
       "canary: log-probabilities of a fixed prompt, which must be finite and equal to those "      \
       "of the other upstreams, or the upstream is fenced; checksums: those of its parameters "     \
       "too, for which it stands still; or none")                                                   \

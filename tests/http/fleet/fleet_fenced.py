@@ -52,6 +52,11 @@ def paused(f):
     """It is marked before it is paused, and an update resumes it."""
     f.fence()
     d = f.doubles[0]
+    found = [f.front.ask("GET", "/v1/upstreams/ready?upstream=" + d.url) for d in f.doubles]
+    assert [status for status, _ in found] == [503, 200, 200] and found[1][1] == {"ready": True}, found
+    assert found[0][1]["reason"] == "fenced" and found[0][1]["message"], found
+    assert f.front.ask("GET", "/v1/upstreams/ready?upstream=http://127.0.0.1:1")[0] == 404
+    assert f.front.ask("GET", "/v1/upstreams/ready")[0] == 400
     if WHICH != "baton":
         assert d.state()["version"] == MARKER, d.state()
         ops = [r["op"] for r in d.journal() if r["op"] in ("relabel", "mark", "finish", "pause")]
