@@ -40,14 +40,6 @@ bool fleet_get_group(struct fleet_control *fc, const char *name, struct fleet_gr
     return found;
 }
 
-bool fleet_group_has(struct fleet_control *fc, const struct fleet_group *g, size_t upstream)
-{
-    struct upstream_info info;
-
-    fleet_info(fleet_of(fc), upstream, &info);
-    return g->incarnation[upstream] != 0 && g->incarnation[upstream] == info.incarnation;
-}
-
 void fleet_get_handles(struct fleet_control *fc, struct fleet_handles *out)
 {
     mtx_lock(&fc->lock);

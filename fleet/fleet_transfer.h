@@ -22,8 +22,8 @@ enum {
 struct fleet_group {
     struct api_packing packing;
     uint64_t world_size, rank_offset, began_us;
-    char name[FLEET_GROUP_NAME_MAX + 1];            /* "": it was joined without one */
-    uint64_t incarnation[FLEET_MAX];                /* of the process that joined; 0: none did */
+    char name[FLEET_GROUP_NAME_MAX + 1]; /* "": it was joined without one */
+    bool joined[FLEET_MAX];
     uint64_t offset[FLEET_MAX], n_ranks[FLEET_MAX]; /* of each engine that joined */
 };
 
@@ -37,10 +37,6 @@ struct fleet_handles {
  * name too. @name  NULL: the latest. Returns: false: there is none (zeroed then). */
 bool fleet_get_group(struct fleet_control *fc, const char *name, struct fleet_group *out);
 void fleet_get_handles(struct fleet_control *fc, struct fleet_handles *out);
-
-/* fleet_group_has - is the process that joined it the one that is there now? Threads: any; may hold
- * the fleet's lock. */
-bool fleet_group_has(struct fleet_control *fc, const struct fleet_group *g, size_t upstream);
 
 /* fleet_add_group - engines joined it. When there are FLEET_GROUPS_MAX the oldest is forgotten: its
  * trainer ended without leaving. */

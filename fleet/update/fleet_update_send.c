@@ -183,21 +183,12 @@ static int drop_non_members(struct fleet_control *fc, struct fleet_session *s, c
     bool has_quorum;
     int rc;
 
+    (void)err_set(&why, ERR_CONFLICT, "", "it has not joined the group with the trainer");
     mtx_lock(&fc->lock);
     rc = find_group_locked(fc, json_string_value(json_object_get(body, "group_name")), &group, e);
-    for (size_t i = 0; rc == 0 && i < s->n_parts; i++) {
-        struct fleet_part *p = &s->parts[i];
-
-        if (!part_takes_part(p) || fleet_group_has(fc, group, p->upstream))
-            continue;
-        err_clear(&why);
-        (void)err_set(&why, ERR_CONFLICT, "",
-                      group->incarnation[p->upstream] == 0
-                          ? "it has not joined the group with the trainer"
-                          : "it was restarted after it had joined the group with the trainer: POST "
-                            "/v1/weight_transfer/init joins all upstreams again");
-        part_drop(p, FLEET_SKIPPED, 0, &why);
-    }
+    for (size_t i = 0; rc == 0 && i < s->n_parts; i++)
+        if (part_takes_part(&s->parts[i]) && !group->joined[s->parts[i].upstream])
+            part_drop(&s->parts[i], FLEET_SKIPPED, 0, &why);
     has_quorum = fleet_session_has_quorum(s, fleet_session_min_ready_locked(fc, s));
     mtx_unlock(&fc->lock);
     if (rc != 0)
