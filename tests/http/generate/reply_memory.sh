@@ -8,7 +8,7 @@ cp -r "$MODEL" "$WORK/model"
 echo '{% for m in messages %}{{ m.content }}{% endfor %}' >"$WORK/model/chat_template.jinja"
 MODEL=$WORK/model
 EXPERTS=$(dirname "$CHECKPOINTS")/../tiny-qwen3-moe
-serve_model --max-unread-bytes 40MiB
+serve_model --max-unread-bytes 40MiB --body-timeout 600000
 timeout 280 "$PYTHON" -B "$(dirname "$0")/reply_memory.py" "$URL" "$SERVER_PID" unread || fail unread
 N_CHECKS=$((N_CHECKS + 1))
 stop_server

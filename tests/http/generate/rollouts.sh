@@ -21,7 +21,7 @@ check failed
 grep --quiet '"route":"/v1/rollouts"' "$WORK/log" || fail "no access line of /v1/rollouts"
 stop_server
 
-serve_model --max-unread-bytes 40MiB
+serve_model --max-unread-bytes 40MiB --body-timeout 600000
 check unread
 stop_server
 
