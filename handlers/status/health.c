@@ -36,7 +36,7 @@ static json_t *ready_json(const struct app *app)
     struct err differ = {0};
     bool warns = app->fleet != NULL && fleet_proof_warning(app->fleet->control, &differ);
 
-    return json_pack("{s:b, s:s*}", "ready", 1, "warning", warns ? differ.msg : NULL);
+    return json_pack("{s:b, s:s?}", "ready", 1, "warning", warns ? differ.msg : NULL);
 }
 
 int handle_ready(struct app *app, struct http_request *x, struct err *e)

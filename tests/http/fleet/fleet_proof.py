@@ -369,7 +369,7 @@ def first_tie():
         f.front.post("/v1/upstreams", {"upstream": f"{late.url},{WHICH}"})
         until_proofs(f, "differs", "proven", "proven")
         f.wait("fenced", "serving", "serving")
-        assert f.front.ask("GET", "/readyz") == (200, {"ready": True}) and f.front.status()["upstreams"]["warning"] is None
+        assert f.front.ask("GET", "/readyz") == (200, {"ready": True, "warning": None}) and f.front.status()["upstreams"]["warning"] is None
         f.doubles[0].good("DELETE", "/fault")
         reboot(f.doubles[0], ms=300)  # from a good checkpoint: somebody vouches for it, and it is asked again
         until("it is back", lambda: f.front.ask("POST", "/v1/upstreams/resync", {"upstream": f.doubles[0].url})[0] == 200)
