@@ -127,11 +127,10 @@ static int watch_route(void *arg, struct http_request *x, struct http_server_rou
     route = route_find(x->path, x->method, 1U << DIALECT_NATIVE, &at, e);
     if (route == NULL)
         return -1;
-    if (route->role != ROLE_HEALTH)
+    if (route->operation != OPERATION_LIVE && route->operation != OPERATION_READY)
         return err_set(e, ERR_NOT_FOUND, "",
                        "%.200s is not answered on this listener: it answers health routes only",
                        x->path);
-    assert(route->operation == OPERATION_LIVE || route->operation == OPERATION_READY);
     x->route = route;
     *out = (struct http_server_route){.body = HTTP_SERVER_BODY_WHOLE, .body_max = route->body_max};
     return 0;

@@ -86,7 +86,7 @@ const struct route routes[] = {
      FORM_OPENAI, ROUTE_NO_BODY_MAX, NULL, NULL, .operation = OPERATION_MODEL},
 
     VIEWER(EXECUTOR_LOOP, "/v1/upstreams", "upstreams", OPERATION_UPSTREAMS),
-    {GET_HEAD, "/v1/upstreams/ready", "upstreamsReady", EXECUTOR_LOOP, ROLE_HEALTH, BODY_NONE, true,
+    {GET_HEAD, "/v1/upstreams/ready", "upstreamsReady", EXECUTOR_LOOP, ROLE_VIEWER, BODY_NONE, true,
      true, FORM_NATIVE, ROUTE_NO_BODY_MAX, NULL, upstream_ready_query,
      .operation = OPERATION_UPSTREAM_READY},
     CONTROL("/v1/upstreams", "upstreamsAdd", false, ROUTE_SMALL_MAX, upstream_members,

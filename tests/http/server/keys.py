@@ -27,7 +27,7 @@ ROLES = {
         / /docs /openapi.json
     """,
     "viewer": """
-        /version /v1/status /v1/events /v1/generations /v1/upstreams /metrics
+        /version /v1/status /v1/events /v1/generations /v1/upstreams /v1/upstreams/ready /metrics
         /is_paused /is_sleeping /load /get_world_size /weight_info
         /get_server_info /server_info /get_model_info /model_info /get_weight_version
         /get_load /v1/loads
