@@ -121,23 +121,28 @@ static void forget_replaced(struct fleet_control *fc, const struct fleet_join_re
     (void)fleet_forget_group(fc, req->group_name != NULL ? req->group_name : SGLANG_GROUP_NAME);
 }
 
-static void record_group(struct fleet_control *fc, const struct fleet_join_request *req,
-                         const struct fleet_target *targets, size_t n, const uint64_t *n_ranks)
+/* Before the engines join: one that is restarted meanwhile may have missed it. */
+static void make_group(struct fleet_group *g, struct fleet_control *fc,
+                       const struct fleet_join_request *req, const struct fleet_target *targets,
+                       size_t n, const uint64_t *n_ranks)
 {
-    struct fleet_group g = {.packing = req->packing,
-                            .world_size = req->world_size,
-                            .rank_offset = req->rank_offset,
-                            .began_us = clock_now_us()};
+    struct upstream_info info;
 
-    forget_replaced(fc, req, targets, n);
+    *g = (struct fleet_group){.packing = req->packing,
+                              .world_size = req->world_size,
+                              .rank_offset = req->rank_offset,
+                              .began_us = clock_now_us()};
     if (req->group_name != NULL)
-        (void)snprintf(g.name, sizeof g.name, "%s", req->group_name);
+        (void)snprintf(g->name, sizeof g->name, "%s", req->group_name);
     for (size_t i = 0; i < n; i++) {
-        g.joined[targets[i].upstream] = true;
-        g.offset[targets[i].upstream] = targets[i].ctx.rank_offset;
-        g.n_ranks[targets[i].upstream] = n_ranks[targets[i].upstream];
+        size_t upstream = targets[i].upstream;
+
+        fleet_info(fleet_of(fc), upstream, &info);
+        g->joined[upstream] = true;
+        g->offset[upstream] = targets[i].ctx.rank_offset;
+        g->n_ranks[upstream] = n_ranks[upstream];
+        g->incarnation[upstream] = info.incarnation;
     }
-    fleet_add_group(fc, &g);
 }
 
 int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *req,
@@ -146,21 +151,26 @@ int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *
     uint64_t n_ranks[FLEET_MAX] = {0};
     struct fleet_target targets[FLEET_MAX];
     const struct fleet_result *cause;
+    struct fleet_group g;
     size_t n;
 
     if (fleet_reachable_quorum(fc, body, targets, &n, e) != 0 ||
         (req->handles == NULL && (ask_ranks(fc, targets, n, n_ranks, reply, e) != 0 ||
-                                  place_ranks(req, targets, n, n_ranks, e) != 0)) ||
-        fleet_request(fc, API_INIT_TRANSFER, targets, n, req->timeout_us + FLEET_GRACE_US,
+                                  place_ranks(req, targets, n, n_ranks, e) != 0)))
+        return -1;
+    make_group(&g, fc, req, targets, n, n_ranks);
+    if (fleet_request(fc, API_INIT_TRANSFER, targets, n, req->timeout_us + FLEET_GRACE_US,
                       &reply->results, e) != 0)
         return -1;
     reply->n = n;
     cause = fleet_results_cause(reply->results, n);
     if (cause == NULL) {
-        if (req->handles != NULL)
+        if (req->handles != NULL) {
             fleet_set_handles(fc, req->handles);
-        else
-            record_group(fc, req, targets, n, n_ranks);
+        } else {
+            forget_replaced(fc, req, targets, n);
+            fleet_add_group(fc, &g);
+        }
         return 0;
     }
     *e = cause->why;
@@ -180,7 +190,8 @@ static bool is_set_up(struct fleet_control *fc, const struct fleet_group *g, boo
     struct upstream_endpoint at;
 
     upstreams_get(fc->upstreams, upstream, &at);
-    return g->joined[upstream] || (handles && upstream_caps(at.kind)->keeps_handle_setup);
+    return fleet_group_has(fc, g, upstream) ||
+           (handles && upstream_caps(at.kind)->keeps_handle_setup);
 }
 
 /* The engines that joined a group, or are set up for handles.

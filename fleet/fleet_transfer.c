@@ -40,6 +40,16 @@ bool fleet_get_group(struct fleet_control *fc, const char *name, struct fleet_gr
     return found;
 }
 
+bool fleet_group_has(struct fleet_control *fc, const struct fleet_group *g, size_t upstream)
+{
+    struct upstream_info info;
+
+    if (!g->joined[upstream])
+        return false;
+    fleet_info(fleet_of(fc), upstream, &info);
+    return info.incarnation == g->incarnation[upstream];
+}
+
 void fleet_get_handles(struct fleet_control *fc, struct fleet_handles *out)
 {
     mtx_lock(&fc->lock);

@@ -25,6 +25,7 @@ struct fleet_group {
     char name[FLEET_GROUP_NAME_MAX + 1]; /* "": it was joined without one */
     bool joined[FLEET_MAX];
     uint64_t offset[FLEET_MAX], n_ranks[FLEET_MAX]; /* of each engine that joined */
+    uint64_t incarnation[FLEET_MAX];                /* its process then (upstream_info) */
 };
 
 /* Of a trainer that sends handles and joins no group. */
@@ -37,6 +38,10 @@ struct fleet_handles {
  * name too. @name  NULL: the latest. Returns: false: there is none (zeroed then). */
 bool fleet_get_group(struct fleet_control *fc, const char *name, struct fleet_group *out);
 void fleet_get_handles(struct fleet_control *fc, struct fleet_handles *out);
+
+/* fleet_group_has - did this engine join the group, and is it the same process? A membership ends
+ * with the process, and when the engine is removed, also if it is added again. */
+bool fleet_group_has(struct fleet_control *fc, const struct fleet_group *g, size_t upstream);
 
 /* fleet_add_group - engines joined it. When there are FLEET_GROUPS_MAX the oldest is forgotten: its
  * trainer ended without leaving. */

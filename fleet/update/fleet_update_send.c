@@ -179,16 +179,22 @@ static int drop_non_members(struct fleet_control *fc, struct fleet_session *s, c
                             struct err *e)
 {
     const struct fleet_group *group;
-    struct err why = {0};
+    struct err never = {0}, ended = {0};
     bool has_quorum;
     int rc;
 
-    (void)err_set(&why, ERR_CONFLICT, "", "it has not joined the group with the trainer");
+    (void)err_set(&never, ERR_CONFLICT, "", "it has not joined the group with the trainer");
+    (void)err_set(&ended, ERR_CONFLICT, "",
+                  "it was restarted, or added again, and is no longer in the group: join again by "
+                  "POST /v1/weight_transfer/init");
     mtx_lock(&fc->lock);
     rc = find_group_locked(fc, json_string_value(json_object_get(body, "group_name")), &group, e);
-    for (size_t i = 0; rc == 0 && i < s->n_parts; i++)
-        if (part_takes_part(&s->parts[i]) && !group->joined[s->parts[i].upstream])
-            part_drop(&s->parts[i], FLEET_SKIPPED, 0, &why);
+    for (size_t i = 0; rc == 0 && i < s->n_parts; i++) {
+        struct fleet_part *p = &s->parts[i];
+
+        if (part_takes_part(p) && !fleet_group_has(fc, group, p->upstream))
+            part_drop(p, FLEET_SKIPPED, 0, group->joined[p->upstream] ? &ended : &never);
+    }
     has_quorum = fleet_session_has_quorum(s, fleet_session_min_ready_locked(fc, s));
     mtx_unlock(&fc->lock);
     if (rc != 0)

@@ -67,7 +67,7 @@ static json_t *ranks_json(struct app *app, const struct fleet_group *g)
 
     for (size_t i = 0; i < n; i++) {
         upstreams_get(app->fleet->upstreams, i, &at);
-        for (uint64_t r = 0; g->joined[i] && r < g->n_ranks[i]; r++)
+        for (uint64_t r = 0; r < g->n_ranks[i] && fleet_group_has(app->fleet->control, g, i); r++)
             (void)json_array_append_new(ranks, json_pack("{s:I, s:s}", "rank",
                                                          (json_int_t)(g->offset[i] + r), "upstream",
                                                          at.name));

@@ -9,7 +9,7 @@ import threading
 import time
 
 import fleet_control
-from fleet_control import BROADCAST, JOIN, LABELS, RANKS, RESETS, WHICH, Fleet, mend, ok_of, reboot, refused, told
+from fleet_control import BROADCAST, LABELS, RESETS, WHICH, Fleet, mend, ok_of, reboot, refused, told
 from fleet_world import until
 
 fleet_control.TIMEOUT_MS = 4000  # longer than what is only slow here
@@ -86,9 +86,6 @@ def restarted_on_the_way(f):
     restart(d)
     if d.dialect != "sglang":  # which does not say which process it is
         f.wait(*["unsynced" if i == bad else "serving" for i in range(n)])
-    if f.tensors() is BROADCAST:  # the restarted one has no group any more: as if a trainer made it one
-        d.post("/init_weights_update_group", dict(JOIN, rank_offset=1 + RANKS * bad, world_size=1 + RANKS * n,
-                                                  group_name="", backend="nccl"))
     f.front.ask("POST", "/v1/update_weights", dict(f.tensors(), **mine))
     status, said = f.front.ask("POST", "/v1/update_weights/finish", mine)
     if d.dialect == "baton":
@@ -98,6 +95,51 @@ def restarted_on_the_way(f):
         assert status == 200 and ok_of(said) == [i != bad for i in range(n)], said
         f.wait(*["fenced" if i == bad else "serving" for i in range(n)])
     mend(f)
+
+
+def restarted_in_a_group(f):
+    """The next process, and an engine that is added again, is not in the trainer's group: an SGLang that is asked to
+    receive from one ends."""
+    n, d = len(f.doubles), f.doubles[1]
+
+    def removed(d):
+        for way, what in ("/remove", d.url), ("", f"{d.url},{d.dialect}"):
+            f.front.post("/v1/upstreams" + way, {"upstream": what})
+
+    for leaves in restart, removed:
+        f.update_all()
+        f.init()
+        leaves(d)
+        until("it is seen", lambda: f.front.upstreams().get(d.url, {}).get("state") == "unsynced" and len(d.journal("who")) >= 3)
+        d.good("DELETE", "/journal")
+        assert d.url not in [r["upstream"] for r in f.front.get("/v1/weight_transfer")["ranks"]]
+        step, _, said = f.update(next(LABELS), BROADCAST)
+        if d.dialect == "baton":  # all of them, or none
+            assert step == "update", (step, said)
+            why = said["error"]["message"]
+        else:
+            assert step is None and [u["upstream"] for u in said["upstreams"] if not u["ok"]] == [d.url], (step, said)
+            why = [u["error"] for u in said["upstreams"] if not u["ok"]][0]
+        assert "no longer in the group: join again by POST /v1/weight_transfer/init" in why, why
+        assert not d.journal("update") and not d.journal("pause"), d.journal()
+        f.init()
+        step, _, said = f.update(next(LABELS), BROADCAST)
+        assert step is None and ok_of(said) == [True] * n, (step, said)
+        f.wait(*["serving"] * n)
+
+
+def failed_in_a_group(f):
+    """An engine that could not be updated is in its group still."""
+    with Fleet(*[WHICH] * 2) as g:
+        g.init()
+        for _ in range(2):
+            mine = {"update_id": g.front.post("/v1/update_weights/start", {"weight_version": "never"})["update_id"]}
+            g.front.post("/v1/update_weights", dict(BROADCAST, **mine))
+            g.front.post("/v1/update_weights/abort", mine)
+            g.stays(*["serving" if WHICH == "baton" else "fenced"] * 2)
+            step, _, said = g.update(next(LABELS), BROADCAST)
+            assert step is None and all(ok_of(said)), (step, said)
+            g.wait(*["serving"] * 2)
 
 
 def aborted_before_the_first_byte(f):
@@ -323,7 +365,7 @@ def half_done(g):
 def main():
     with Fleet(*[WHICH] * 4, min_ready=3) as f:
         f.update_all()
-        for p in (false_words, restarted_at_the_end, restarted_on_the_way, aborted_before_the_first_byte,
+        for p in (false_words, restarted_at_the_end, restarted_on_the_way, restarted_in_a_group, failed_in_a_group, aborted_before_the_first_byte,
                   lease_of_who_waits, away_meanwhile, not_paused_after_all, away_from_sleep, threads_for_the_rest,
                   nobody_to_name, adapters_of_before, killed_on_the_way):
             told(p.__name__, p, f)
