@@ -14,8 +14,8 @@ their calls is then checked:
   10  a name that was refused is never seen
   11  with --stage: /v1/status names no older version than one that was seen before it was asked for
 
-Rule 7 of fleets and rule 11 are known failures until the fleet's redesign (docs/guarantees.md): they are counted, not failed.
-The history is left in WORK/history.json. SEED repeats the choices of the clients, but not the moments of their calls.
+Rule 7 of fleets and rule 11 are known failures (docs/guarantees.md): they are counted, and fail nothing. The history is
+left in WORK/history.json. A seed repeats the choices of the clients, but not the moments of their calls.
 
 Usage: linear.py --baton PATH --model DIR --work DIR --mode single|fleet|stage [option...]
 """

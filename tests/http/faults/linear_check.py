@@ -5,7 +5,7 @@ import bisect
 import collections
 
 LEASE_S = 4  # of a pause
-# Until the fleet's redesign: docs/guarantees.md, "Known limits of a fleet".
+# docs/guarantees.md, "Known limits of a fleet".
 KNOWN = {("fleet", 7): "the batons of a fleet without --stage switch one by one: a new request may still get the old version",
          ("stage", 11): "/v1/status of a server with --stage lags behind the tokens of its upstreams"}
 
@@ -114,7 +114,8 @@ class Check:
         elif rename is not None:
             for member in "serial", "if_serial":
                 if rename.get(member) not in (None, s.serial):
-                    self.violation(3, f"name '{s.label}' seen with serial {s.serial}, given to {rename[member]}", s.call, rename)
+                    self.violation(3, f"name '{s.label}' seen with serial {s.serial}, given to {rename[member]}",
+                                   s.call, rename)
 
     def serials_follow_answers(self):
         """Later pushes have greater serials: also over a restart."""

@@ -107,7 +107,8 @@ def send_within(c, call, mine):
 def by_cut(c, call):
     """The connection ends in mid body."""
     data = data_of(c, call)
-    head = f"POST {query_of(call)} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {FILE}\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = (f"POST {query_of(call)} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {FILE}\r\n"
+            f"Content-Length: {len(data)}\r\n\r\n")
     call["never"] = True
     try:
         with socket.create_connection(("127.0.0.1", c.world.port), timeout=10) as s:
@@ -164,7 +165,8 @@ def labeller(c):
 def pause_and_resume(c):
     mode = c.rand.choice(["keep", "keep", "wait", "abort"])
     call = c.begin("pause", mode=mode)
-    c.end(call, c.post("/v1/pause", {"mode": mode, "timeout_s": 3, "lease_s": 4, "new_requests": c.rand.choice(["queue", "reject"])}))
+    c.end(call, c.post("/v1/pause", {"mode": mode, "timeout_s": 3, "lease_s": 4,
+                                     "new_requests": c.rand.choice(["queue", "reject"])}))
     c.wait(c.rand.random() * 0.4)
     call = c.begin("resume")
     c.end(call, c.post("/v1/resume", {}))

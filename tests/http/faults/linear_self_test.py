@@ -9,7 +9,8 @@ def push(label, inv, resp, serial=None, status=200, **more):
 
 
 def rename(label, inv, resp, serial, status=200, **more):
-    return {"op": "label", "label": label, "inv": inv, "resp": resp, "serial": serial, "if_serial": None, "status": status, **more}
+    return {"op": "label", "label": label, "inv": inv, "resp": resp, "serial": serial, "if_serial": None, "status": status,
+            **more}
 
 
 def read(label, serial, inv):
@@ -20,8 +21,8 @@ def reply(inv, *spans, on_update="recompute"):
     """Of ten tokens a span, one after the other: (version, serial)."""
     n = 10 * len(spans)
     return {"op": "generate", "inv": inv, "resp": inv + 1, "status": 200, "n": n, "tokens": [1] * n, "lps": [0.0] * n,
-            "at": [inv + 0.5 * i / n for i in range(n)], "finish": "length", "on_update": on_update, "model": None, "boot": "b",
-            "adapter": None, "prompt": [1],
+            "at": [inv + 0.5 * i / n for i in range(n)], "finish": "length", "on_update": on_update, "model": None,
+            "boot": "b", "adapter": None, "prompt": [1],
             "spans": [{"version": v, "serial": s, "start": 10 * i, "end": 10 * i + 10} for i, (v, s) in enumerate(spans)]}
 
 
@@ -31,7 +32,8 @@ def call(op, inv, resp=None):
 
 A, B = push("a", 1, 2, 2), push("b", 3, 4, 3)
 CASES = [  # (mode, rules that are broken, history)
-    ("single", [], [A, B, read("a", 2, 2.5), read("b", 3, 5), reply(2.8, ("a", 2), ("b", 3)), rename("b2", 5, 6, 3), read("b2", 3, 7)]),
+    ("single", [], [A, B, read("a", 2, 2.5), read("b", 3, 5),
+                    reply(2.8, ("a", 2), ("b", 3)), rename("b2", 5, 6, 3), read("b2", 3, 7)]),
     ("single", [1], [reply(1, ("x", 2))]),
     ("single", [1], [A, read("a", 2, 0.5)]),
     ("single", [1], [push("a", 1, 2, None, 409, never=True), read("a", 2, 3)]),

@@ -31,7 +31,8 @@ class Adapters:
 
     def __init__(self, calls):
         self.boots = [c for c in calls if c["op"] in ("kill", "term") and c.get("started")]
-        self.revisions = {(c["boot"], c["revision"]): c["content"] for c in calls if c["op"] == "load" and c["status"] == 200}
+        self.revisions = {(c["boot"], c["revision"]): c["content"]
+                          for c in calls if c["op"] == "load" and c["status"] == 200}
 
     def content_of(self, call):
         """None: not known"""
@@ -107,7 +108,8 @@ class Reference:
         return said
 
     def serve(self, content, adapter):
-        self._good("/v1/update_weights?weight_version=x", self.world.contents.mixed(*content), kind="application/vnd.safetensors")
+        data = self.world.contents.mixed(*content)
+        self._good("/v1/update_weights?weight_version=x", data, kind="application/vnd.safetensors")
         if adapter is not None:
             self._good("/v1/load_lora_adapter", {"lora_name": "ad", "lora_path": self.world.contents.adapter_path(adapter)})
 
@@ -117,7 +119,8 @@ class Reference:
         for (content, adapter), prefixes in sorted(todo.items(), key=str):
             self.serve(content, adapter)
             left = list(prefixes.items())
-            askers = [threading.Thread(target=self._ask_all, args=(left, content, adapter, differ)) for _ in range(N_ASKERS)]
+            askers = [threading.Thread(target=self._ask_all, args=(left, (content, adapter), differ))
+                      for _ in range(N_ASKERS)]
             for t in askers:
                 t.start()
             for t in askers:
@@ -125,7 +128,8 @@ class Reference:
             assert not left, "an asker failed: see above"
         return differ
 
-    def _ask_all(self, left, content, adapter, differ):
+    def _ask_all(self, left, version, differ):
+        content, adapter = version
         while True:
             with self.lock:
                 if not left:
@@ -139,7 +143,7 @@ class Reference:
             for s in spans:
                 text = self._difference(s, ids, lps)
                 if text:
-                    differ.append((f"{text} of content {content} adapter {adapter} (on_update {s.call['on_update']})", s.call))
+                    differ.append((f"{text} of content {content} adapter {adapter}, {s.call['on_update']}", s.call))
 
     def _greedy(self, prefix, n, adapter):
         body = {"token_ids": list(prefix), **({} if adapter is None else {"model": "ad"}),

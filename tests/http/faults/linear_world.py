@@ -96,7 +96,8 @@ class World:
         self.options, self.mode, self.stop = options, options.mode, threading.Event()
         self.contents, self.history, self.engines = Contents(options.model, options.work), History(), []
         self.takes_bodies = self.mode != "fleet"  # one in front of batons passes paths on
-        own = ("--model", options.model, "--weights", self.contents.path(0), "--allow-path", options.work, "--engine-threads", 1)
+        own = ("--model", options.model, "--weights", self.contents.path(0), "--allow-path", options.work,
+               "--engine-threads", 1)
         if self.mode == "single":
             self.front = Server(options, "server", *self._common(), *own, *self._state("server"), *options.serve_arg)
         else:
