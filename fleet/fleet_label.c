@@ -40,9 +40,8 @@ static int check_any(struct fleet_control *fc, size_t n, struct err *e)
     return err_set(e, ERR_UNSYNCED, "", "no upstream serves a version that could be named");
 }
 
-/* The engines that did not take the version are out of step then. Returns: false: nothing
- * changed. */
-static bool apply_results(struct fleet_control *fc, const struct fleet_label_request *req,
+/* The engines that did not take the version are out of step then. */
+static void apply_results(struct fleet_control *fc, const struct fleet_label_request *req,
                           const struct fleet_result *results, size_t n, uint64_t *serial)
 {
     bool labelled[FLEET_MAX] = {false}, any = req->record != NULL;
@@ -55,28 +54,20 @@ static bool apply_results(struct fleet_control *fc, const struct fleet_label_req
         *serial = fleet_set_label(fleet_of(fc), req->label, labelled);
     else
         fleet_set_updating(fleet_of(fc), false);
-    return any;
 }
 
 static int name_engines(struct fleet_control *fc, const struct fleet_label_request *req,
                         const struct fleet_target *targets, size_t n, struct fleet_result **results,
                         uint64_t *serial, struct err *e)
 {
-    bool changed;
     int rc;
 
     if (req->abort_requests)
         fleet_abort_all_requests(fc);
     fleet_set_updating(fleet_of(fc), true);
     rc = fleet_request(fc, API_SET_VERSION, targets, n, fleet_step_us(fc), results, e);
-    changed = apply_results(fc, req, *results, rc == 0 ? n : 0, serial);
-    if (rc != 0 || fleet_results_ok(*results, n, e))
-        return rc;
-    if (changed && err_http_status(e->code) < 500) { /* such a one says that nothing changed */
-        e->code = ERR_UPSTREAM;
-        e->field[0] = '\0';
-    }
-    return -1;
+    apply_results(fc, req, *results, rc == 0 ? n : 0, serial);
+    return rc == 0 && fleet_results_done(*results, n, e) ? 0 : -1;
 }
 
 int fleet_label_all(struct fleet_control *fc, const struct fleet_label_request *req,

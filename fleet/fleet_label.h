@@ -26,11 +26,10 @@ struct fleet_label_request {
  * then all are out of step.
  * @results  [n], owned by the caller (fleet_results_free), also on errors; NULL: no engine was
  *           asked, or the answers are lost
- * @serial   written also on errors of engines: of what is served, which stays
- * Threads: the owner of the operation lock (fleet_step_lock). Blocks: up to fleet_step_us, with
- * abort_requests FLEET_CACHE_US more.
- * Errors: ERR_PRECONDITION at /if_serial; ERR_UNSYNCED: no engine serves the fleet's version;
- * record's; an engine's, which is no 4xx if the name is recorded or another engine has it. */
+ * @serial   written also on errors of engines: of what is served, which stays; 0: nothing was
+ * changed Threads: the owner of the operation lock (fleet_step_lock). Blocks: up to fleet_step_us,
+ * with abort_requests FLEET_CACHE_US more. Errors: ERR_PRECONDITION at /if_serial; ERR_UNSYNCED: no
+ * engine serves the fleet's version; record's; an engine's (fleet_results_done). */
 int fleet_label_all(struct fleet_control *fc, const struct fleet_label_request *req,
                     struct fleet_result **results, size_t *n, uint64_t *serial, struct err *e);
 

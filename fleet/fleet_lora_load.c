@@ -93,12 +93,21 @@ static size_t n_good(const struct fleet_result *results, size_t n)
     return good;
 }
 
-/* A 404 means that the adapter is not there, whatever the engine's error code. */
-static void set_cause(const struct fleet_result *cause, struct err *e)
+/* A 404 means that the adapter is not there, whatever the engine's error code, unless other engines
+ * have changed something.
+ * Returns: 0 or -1 */
+static int set_cause(const struct fleet_result *results, size_t n, bool changes, struct err *e)
 {
+    const struct fleet_result *cause = fleet_results_cause(results, n);
+
+    if (changes)
+        return fleet_results_done(results, n, e) ? 0 : -1;
+    if (cause == NULL)
+        return 0;
     *e = cause->why;
     if (cause->status == 404)
         e->code = ERR_NOT_FOUND;
+    return -1;
 }
 
 /* What each engine has after a load: one on which it failed keeps what it had. */
@@ -190,10 +199,7 @@ static int apply_load_results(struct fleet_control *fc, const struct fleet_lora_
     else
         undo_load(fc, results, n, req->name, h);
     fleet_reconcile_all(fc);
-    if (cause == NULL)
-        return 0;
-    set_cause(cause, e);
-    return -1;
+    return set_cause(results, n, changes, e);
 }
 
 /* No engine gets a new request until all caches are empty: the request would read, with the new
@@ -303,7 +309,6 @@ int fleet_lora_unload(struct fleet_control *fc, const char *name, const json_t *
                       struct fleet_lora_reply *reply, struct err *e)
 {
     struct fleet_target targets[FLEET_MAX];
-    const struct fleet_result *cause;
     struct fleet_lora h;
     size_t n;
 
@@ -320,9 +325,5 @@ int fleet_lora_unload(struct fleet_control *fc, const char *name, const json_t *
     }
     fleet_reset_adapter_caches(fc, reply->results, n);
     reply->revision = apply_unload_results(fc, name, reply->results, n, &h);
-    cause = fleet_results_cause(reply->results, n);
-    if (cause == NULL)
-        return 0;
-    set_cause(cause, e);
-    return -1;
+    return set_cause(reply->results, n, n_good(reply->results, n) > 0, e);
 }

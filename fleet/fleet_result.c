@@ -177,6 +177,21 @@ bool fleet_results_ok(const struct fleet_result *results, size_t n, struct err *
     return false;
 }
 
+bool fleet_results_done(const struct fleet_result *results, size_t n, struct err *e)
+{
+    bool any = false;
+
+    if (fleet_results_ok(results, n, e))
+        return true;
+    for (size_t i = 0; i < n; i++)
+        any = any || results[i].outcome == FLEET_OK || results[i].outcome == FLEET_UNKNOWN;
+    if (any && err_http_status(e->code) < 500) {
+        e->code = ERR_UPSTREAM;
+        e->field[0] = '\0';
+    }
+    return false;
+}
+
 /* JSON */
 
 int fleet_json_set(json_t *reply, const char *member, json_t *value)

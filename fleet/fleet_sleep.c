@@ -95,7 +95,7 @@ static int set_sleep(struct fleet_control *fc, const struct fleet_sleep_request 
         fleet_set_sleep(fc, req->weights, req->kv, req->level);
         log_sleep(req, n_changed);
     }
-    return fleet_results_ok(*results, *n, e) ? 0 : -1;
+    return fleet_results_done(*results, *n, e) ? 0 : -1;
 }
 
 int fleet_sleep_all(struct fleet_control *fc, const struct fleet_sleep_request *req,

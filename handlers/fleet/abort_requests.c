@@ -157,7 +157,7 @@ int handle_fleet_abort_requests(struct app *app, struct http_request *x, struct 
     if (rc != 0)
         return -1;
     aborted = fleet_results_sum(results, n, "aborted");
-    if (fleet_results_ok(results, n, e))
+    if (fleet_results_done(results, n, e))
         fleet_reply(app, x, json_pack("{s:I}", "aborted", (json_int_t)aborted), results, n);
     else
         fleet_reply_error(app, x, e, results, n);

@@ -81,7 +81,7 @@ static void explain_recorded(const char *label, struct err *e)
     struct err why = *e;
 
     err_clear(e);
-    (void)err_set(e, why.code, "",
+    (void)err_set(e, err_http_status(why.code) < 500 ? ERR_UPSTREAM : why.code, "",
                   "'%.100s' is the name of the version here now, and an upstream that did not take "
                   "it is repaired with it: %.300s",
                   label, why.msg);

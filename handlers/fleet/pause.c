@@ -113,7 +113,7 @@ int handle_fleet_resume(struct app *app, struct http_request *x, struct err *e)
     if (fleet_resume_all(fc, false, &results, &n, &was, e) != 0)
         return -1;
     fleet_get_pause(fc, &now);
-    if (fleet_results_ok(results, n, e))
+    if (fleet_results_done(results, n, e))
         fleet_reply(app, x,
                     json_pack("{s:b, s:b, s:I}", "paused", 0, "was_paused", (int)was, "epoch",
                               (json_int_t)now.epoch),
@@ -164,7 +164,7 @@ static int request_all(struct app *app, struct http_request *x, enum api_op op, 
         json_decref(reply);
         return -1;
     }
-    if (!fleet_results_ok(results, n, e)) {
+    if (!fleet_results_done(results, n, e)) {
         json_decref(reply);
         fleet_reply_error(app, x, e, results, n);
     } else {

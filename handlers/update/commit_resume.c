@@ -46,7 +46,7 @@ static int resume_fleet(struct fleet_control *fc, bool *was_paused, uint64_t *ep
 
     if (fleet_resume_all(fc, false, &results, &n, was_paused, e) != 0)
         return -1;
-    rc = fleet_results_ok(results, n, e) ? 0 : -1;
+    rc = fleet_results_done(results, n, e) ? 0 : -1;
     fleet_results_free(results, n);
     fleet_get_pause(fc, &now);
     *epoch = now.epoch;

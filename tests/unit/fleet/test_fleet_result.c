@@ -118,6 +118,25 @@ static void test_fleet_results_cause_prefers_a_refusal(void **state)
     assert_false(fleet_result_may_have_run(&results[1])); /* rejected before any work */
 }
 
+/* A client that gets a 4xx may rely on it that nothing was changed. */
+static void test_fleet_results_done_is_no_4xx_after_a_change(void **state)
+{
+    static const enum fleet_outcome others[] = {FLEET_UNSENT, FLEET_SKIPPED, FLEET_OK,
+                                                FLEET_UNKNOWN};
+    struct fleet_result results[2] = {{0}, {0}};
+    struct err e = {0};
+
+    (void)state;
+    results[1] = read_answer(409, "no");
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        results[0].outcome = others[i];
+        assert_false(fleet_results_done(results, 2, &e));
+        assert_int_equal(e.code, i < 2 ? ERR_CONFLICT : ERR_UPSTREAM);
+    }
+    free(results[1].text);
+    assert_true(fleet_results_done(results, 0, &e));
+}
+
 static void test_fleet_result_read_lost_update(void **state)
 {
     static const char gone[] = "{\"error\":{\"code\":\"not_found\",\"message\":\"no\","
@@ -158,6 +177,7 @@ int main(void)
         cmocka_unit_test(test_fleet_result_read_maps_refusals_by_code),
         cmocka_unit_test(test_fleet_result_read_without_a_reply),
         cmocka_unit_test(test_fleet_results_cause_prefers_a_refusal),
+        cmocka_unit_test(test_fleet_results_done_is_no_4xx_after_a_change),
         cmocka_unit_test(test_fleet_result_read_lost_update),
         cmocka_unit_test(test_fleet_wire_code_knows_each_name),
     };
