@@ -190,8 +190,10 @@ void fleet_probe_ok(struct fleet *f, size_t upstream, const struct upstream_repo
     clear_auth_error_locked(f, u);
     fence_dirty_locked(f, u);
     fleet_decide_version_locked(f);
-    /* An engine that does not report its process has restarted if it has lost the version. */
-    u->incarnation += was && !fleet_is_synced(u) && report->process[0] == '\0';
+    /* An engine that does not report its process has restarted if it has lost the version, but not
+     * if it has a dirty marker, which a new process does not have. */
+    u->incarnation += was && !fleet_is_synced(u) && report->process[0] == '\0' &&
+                      !fleet_is_dirty_marker(report->label);
     if (!fleet_is_out(u, OUT_UNRELIABLE | OUT_AUTH_REQUEST) ||
         strncmp(u->error.msg, not_ready_prefix, sizeof not_ready_prefix - 1) == 0)
         err_clear(&u->error);

@@ -185,8 +185,8 @@ static int drop_non_members(struct fleet_control *fc, struct fleet_session *s, c
 
     (void)err_set(&never, ERR_CONFLICT, "", "it has not joined the group with the trainer");
     (void)err_set(&ended, ERR_CONFLICT, "",
-                  "it was restarted, or added again, and is no longer in the group: join again by "
-                  "POST /v1/weight_transfer/init");
+                  "it was restarted, added again or given a version by others, and is no longer in "
+                  "the group: join again by POST /v1/weight_transfer/init");
     mtx_lock(&fc->lock);
     rc = find_group_locked(fc, json_string_value(json_object_get(body, "group_name")), &group, e);
     for (size_t i = 0; rc == 0 && i < s->n_parts; i++) {

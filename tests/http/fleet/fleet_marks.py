@@ -362,6 +362,8 @@ def bad_before(f):
     f.update_all()
     rename(f.doubles[bad], "step-0")
     f.wait(*one_but(n, bad, "unsynced", "serving"))
+    if not VLLM:  # it may have been restarted as well, and not be in the group any more
+        f.init()
     mine = open_marked(f)
     abort(f, mine)
     f.wait(*one_but(n, bad, "fenced", "serving"))
