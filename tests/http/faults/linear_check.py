@@ -220,7 +220,7 @@ class Check:
                                   f"until {ends['inv']:.3f}", g, pause, ends)
 
 
-def unanswered_pushes_as_seen(check):
+def pushes_as_seen(check):
     """By engine's process and serial: the push that was seen there."""
     pushed = {}
     for c in check.calls:

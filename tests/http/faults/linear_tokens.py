@@ -4,7 +4,7 @@ import collections
 import signal
 import threading
 
-from linear_check import unanswered_pushes_as_seen
+from linear_check import pushes_as_seen
 from linear_contents import N_CONTENTS
 from linear_world import ask, quiet_server
 
@@ -46,7 +46,7 @@ class Spans:
     """What is to be compared: {(content, adapter): {prefix: [Span]}}"""
 
     def __init__(self, check):
-        self.check, self.pushed, self.adapters = check, unanswered_pushes_as_seen(check), Adapters(check.calls)
+        self.check, self.pushed, self.adapters = check, pushes_as_seen(check), Adapters(check.calls)
         self.todo, self.n, self.n_skipped = collections.defaultdict(lambda: collections.defaultdict(list)), 0, 0
         for c in check.calls:
             if c["op"] == "generate" and c.get("spans") and c["tokens"]:
