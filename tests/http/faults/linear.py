@@ -3,18 +3,18 @@ sleep, load adapters and generate, while servers are killed, stopped, removed an
 their calls is then checked:
 
    1  every token names one version, that some push brought, whose push was called before the token came and was not refused
-   2  no read and no first token is older than what was answered, or seen, before it was asked for
+   2  no read and no first token is older than what was answered before it was asked for; of a single server: or seen
    3  versions within a reply never go back; a serial names one content; serials follow the order of answered pushes
    4  nothing answered is lost over a restart: by rules 2 and 3
    5  tokens are those that the version alone computes, and logprobs within 1e-4 (of on_update continue: the first version's)
    6  a name is not older than one that was answered before it was asked for
-   7  fleets without --stage: a request gets no older version than one that was seen before it was sent
+   7  fleets: a request gets no older version than one that was seen before it was sent
    8  no token comes within a pause
    9  clients and servers end well, and answers say what they are
   10  a name that was refused is never seen
   11  with --stage: /v1/status names no older version than one that was seen before it was asked for
 
-Rule 7 of fleets and rule 11 are known failures (docs/guarantees.md): they are counted, and fail nothing. The history is
+Rules 7 and 11 are known failures (docs/guarantees.md): they are counted, and fail nothing. The history is
 left in WORK/history.json. A seed repeats the choices of the clients, but not the moments of their calls.
 
 Usage: linear.py --baton PATH --model DIR --work DIR --mode single|fleet|stage [option...]
@@ -24,6 +24,7 @@ import argparse
 import collections
 import json
 import os
+import signal
 import sys
 
 from linear_check import KNOWN, Check
@@ -33,6 +34,11 @@ from linear_tokens import check_tokens
 from linear_world import CALL_S, World
 
 SHOWN = 4  # violations of each rule
+
+
+def end_servers(*_):
+    """The servers end with this program."""
+    sys.exit("ended by a signal")
 
 
 def options_of(arguments):
@@ -92,6 +98,7 @@ def report(check, options):
 
 def main(arguments):
     options = options_of(arguments)
+    signal.signal(signal.SIGTERM, end_servers)
     os.makedirs(options.work, exist_ok=True)
     if options.self_test:
         print(f"{check_rules()} histories that break a rule, or none, are told apart")

@@ -6,7 +6,8 @@ import collections
 
 LEASE_S = 4  # of a pause
 # docs/guarantees.md, "Known limits of a fleet".
-KNOWN = {("fleet", 7): "the batons of a fleet without --stage switch one by one: a new request may still get the old version",
+BATONS = "the batons of a fleet switch one by one: a new request may still get the old version"
+KNOWN = {("fleet", 7): BATONS, ("stage", 7): BATONS,
          ("stage", 11): "/v1/status of a server with --stage lags behind the tokens of its upstreams"}
 
 Seen = collections.namedtuple("Seen", "asked at label serial call kind")  # asked None: not the start of a reply
@@ -158,7 +159,7 @@ class Check:
                                   "answered before, and pushed after it", s.call, push, other)
             called, before = noticed.before(s.asked)
             if called > push["resp"]:
-                rule = 7 if self.mode == "fleet" else 11 if s.kind == "read" else 2
+                rule = 11 if self.mode == "stage" and s.kind == "read" else 7
                 self.violation(rule, f"{s.kind} asked at {s.asked:.3f} got '{s.label}', though '{before.label}' was "
                                      f"seen at {before.at:.3f}", s.call, before.call, push)
 

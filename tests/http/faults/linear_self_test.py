@@ -44,7 +44,7 @@ CASES = [  # (mode, rules that are broken, history)
     ("single", [2], [A, B, reply(4.5, ("a", 2))]),
     ("fleet", [2, 7], [A, B, reply(3.2, ("b", 1)), reply(4.5, ("a", 9))]),
     ("fleet", [7], [A, push("b", 3, 9, 3), reply(3.2, ("b", 1)), reply(4.5, ("a", 9))]),
-    ("stage", [2], [A, push("b", 3, 9, 3), reply(3.2, ("b", 1)), reply(4.5, ("a", 9))]),
+    ("stage", [7], [A, push("b", 3, 9, 3), reply(3.2, ("b", 1)), reply(4.5, ("a", 9))]),
     ("stage", [11], [A, push("b", 3, 9, 3), reply(3.2, ("b", 1)), read("a", 2, 4.5)]),
     ("single", [3], [A, push("b", 3, 4, 2)]),
     ("single", [3], [push("a", 1, 2, 3), push("b", 3, 4, 2)]),  # a later one has a smaller serial
