@@ -8,6 +8,7 @@
 #include "base/loop.h"
 #include "base/mtx.h"
 #include "cli/interrupt.h"
+#include "cli/success.h"
 #include "http/client/http.h"
 
 #include <stdio.h>
@@ -182,7 +183,14 @@ static enum cli_exit answer_settle(struct connection *c, struct answer *a)
     }
     if (a->text.len > 0)
         a->json = json_parse(a->text.data, a->text.len, 0, &why, &starved);
-    return is_good(a->status) ? CLI_OK : CLI_REFUSED;
+    if (!is_good(a->status))
+        return CLI_REFUSED;
+    if (c->call->data != NULL || success_check(c->call->method, c->call->path, c->call->sent,
+                                               a->json, a->why, sizeof a->why))
+        return CLI_OK;
+    json_decref(a->json); /* nothing in it counts */
+    a->json = NULL;
+    return CLI_UNREACHABLE;
 }
 
 enum cli_exit connection_call(struct connection *c, const struct call *call, struct answer *out)
@@ -202,8 +210,11 @@ enum cli_exit connection_json(struct connection *c, const char *method, const ch
                               json_t *body, struct answer *out)
 {
     char *text = body != NULL ? json_dumps(body, JSON_COMPACT) : NULL;
-    struct call call = {
-        .method = method, .path = path, .body = text, .body_len = text != NULL ? strlen(text) : 0};
+    struct call call = {.method = method,
+                        .path = path,
+                        .body = text,
+                        .body_len = text != NULL ? strlen(text) : 0,
+                        .sent = body};
     enum cli_exit rc = connection_call(c, &call, out);
 
     free(text);
@@ -266,6 +277,14 @@ void answer_report(const struct answer *a, const struct connection *c, const cha
         (void)fprintf(stderr, "baton %s: %s: %s\n", what, c->target.url, a->why);
         (void)fprintf(stderr, "hint: 'baton serve' starts a server; --url or BATON_URL names one, "
                               "as http://HOST:PORT, https://HOST:PORT or unix:PATH\n");
+        return;
+    }
+    if (is_good(a->status) && error == NULL) {
+        (void)fprintf(stderr,
+                      "baton %s: %s answered %d: this is not an answer of a baton server: %s\n",
+                      what, c->target.url, a->status, a->why);
+        (void)fprintf(stderr, "hint: --url or BATON_URL names the server itself; what answered may "
+                              "be a proxy before it, or something else at this port\n");
         return;
     }
     if (message == NULL) {

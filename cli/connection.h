@@ -17,7 +17,8 @@ enum cli_exit {
     CLI_OK = 0,
     CLI_REFUSED = 1,     /* the server refused, or a check found a difference */
     CLI_USAGE = 2,       /* the command line, or a file that it names, is wrong */
-    CLI_UNREACHABLE = 3, /* no connection, or no answer in time: what the server did is unknown */
+    CLI_UNREACHABLE = 3, /* no connection, no answer in time, or one that is not baton's: what the
+                            server did is unknown */
     CLI_NOT_HANDED_OVER = 4, /* a push that is committed, and that too few upstreams have yet */
     CLI_INTERRUPTED = 130
 };
@@ -41,8 +42,9 @@ struct call {
     const char *content_type; /* of the body; NULL: JSON */
     const void *body;         /* borrowed; NULL: none */
     size_t body_len;
+    const json_t *sent; /* borrowed: members that the answer repeats; NULL: none */
     /* Receives the body of a 2xx as it comes, instead of `answer.text`; on another thread, while
-     * main waits. May be NULL. */
+     * main waits. It says itself what is a success. May be NULL. */
     void (*data)(void *arg, const char *data, size_t len);
     /* Called about five times a second while the request runs, on main's thread. May be NULL. */
     void (*progress)(void *arg, uint64_t nbytes_sent);
@@ -50,20 +52,21 @@ struct call {
 };
 
 struct answer {
-    int status;      /* 0: none came, and `why` says why */
+    int status;      /* 0: none came, and `why` says why; so it does of a 2xx that is no success */
     struct buf text; /* owned: answer_fini */
-    json_t *json;    /* owned; NULL: the text is no JSON */
+    json_t *json;    /* owned; NULL: the text is no JSON, or no success of that route */
     char why[256];
     bool interrupted;
 };
 
 /* connection_call - send one request and wait for its answer.
- * Returns: CLI_OK for a 2xx, CLI_REFUSED for any other status, CLI_UNREACHABLE, CLI_INTERRUPTED.
+ * Returns: CLI_OK for a 2xx that success_check() accepts, CLI_REFUSED for any other status,
+ * CLI_UNREACHABLE, also for other contents of a 2xx, CLI_INTERRUPTED.
  * *out is set in every case. Blocks: up to the timeout. */
 enum cli_exit connection_call(struct connection *c, const struct call *call, struct answer *out);
 void answer_fini(struct answer *a);
 
-/* connection_json - connection_call with a JSON body (stolen; NULL: none). */
+/* connection_json - connection_call with a JSON body (stolen; NULL: none), which is `sent`. */
 enum cli_exit connection_json(struct connection *c, const char *method, const char *path,
                               json_t *body, struct answer *out);
 

@@ -109,7 +109,7 @@ static enum cli_exit abort_update(struct cli *c)
     enum cli_exit rc = cli_ask(c, "GET", "/v1/status", NULL, &a);
     const char *id = cli_text(a.json, "update.update_id");
 
-    if (rc == CLI_OK && id[0] == '\0') {
+    if (rc == CLI_OK && json_is_null(cli_at(a.json, "update"))) {
         (void)puts("no update is open");
     } else if (rc == CLI_OK) {
         rc = send_one(c, "/v1/update_weights/abort",
@@ -231,6 +231,8 @@ static void prove_done(const json_t *a, bool with_checksums)
     const json_t *row, *list = cli_at(a, "list");
     size_t i;
 
+    if (json_array_size(list) == 0)
+        (void)puts("there is no upstream to prove");
     json_array_foreach(list, i, row)
     {
         const json_t *bytes = cli_at(row, "proof.checksums.committed");
@@ -265,8 +267,9 @@ enum cli_exit cmd_upstreams_prove(struct cli *c)
         cli_print_json(&a);
     else if (rc == CLI_OK)
         prove_done(a.json, !cli_has(c, OPT_CANARY));
-    if (rc == CLI_OK && cli_real(a.json, "n_proven") < cli_real(a.json, "n"))
-        rc = CLI_REFUSED;
+    if (rc == CLI_OK && (cli_real(a.json, "n_proven") < cli_real(a.json, "n") ||
+                         json_array_size(cli_at(a.json, "list")) == 0))
+        rc = CLI_REFUSED; /* of none nothing is proven */
     answer_fini(&a);
     return rc;
 }

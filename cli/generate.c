@@ -19,6 +19,7 @@ struct reply {
     json_t *last;    /* owned: of the event that had the finish reason */
     json_t *error;   /* owned */
     double n_tokens;
+    size_t n_events;
     bool raw; /* --json: events as they come */
 
     atomic_bool has_begun; /* something came; relaxed: it decides a hint only */
@@ -53,6 +54,7 @@ static void event_take(struct reply *r, const char *text, size_t len)
     else
         (void)fputs(piece, stdout);
     (void)fflush(stdout);
+    r->n_events += json_is_object(event);
     if (json_is_object(cli_at(event, "usage")))
         r->n_tokens = cli_real(event, "usage.completion_tokens");
     if (json_is_object(cli_at(event, "error"))) {
@@ -157,7 +159,7 @@ static enum cli_exit reply_end(const struct cli *c, struct reply *r, const struc
 {
     struct answer failed = {.status = 200, .json = r->error};
 
-    if (!r->raw && (rc == CLI_OK || r->last != NULL))
+    if (!r->raw && r->n_events > 0)
         (void)putchar('\n');
     if (rc != CLI_OK && rc != CLI_INTERRUPTED)
         answer_report(a, c->connection, c->name);
@@ -166,7 +168,10 @@ static enum cli_exit reply_end(const struct cli *c, struct reply *r, const struc
         rc = CLI_REFUSED;
     }
     if (rc == CLI_OK && r->last == NULL) {
-        (void)fprintf(stderr, "baton generate: the stream ended without a finish reason\n");
+        (void)fprintf(stderr, "baton generate: %s: %s\n", connection_url(c->connection),
+                      r->n_events > 0 ? "the stream ended without a finish reason"
+                                      : "this is not an answer of a baton server: the reply has no "
+                                        "event");
         rc = CLI_UNREACHABLE;
     }
     if (rc == CLI_OK && isatty(STDERR_FILENO))

@@ -29,16 +29,19 @@ static enum cli_exit load_bytes(struct cli *c, const struct weight_file *f, cons
                         .content_type = "application/vnd.safetensors",
                         .body = f->bytes,
                         .body_len = (size_t)f->nbytes};
+    json_t *sent = json_pack("{s:s}", "lora_name", c->args[0]);
     enum cli_exit rc;
 
     buf_puts(&path, "/v1/load_lora_adapter");
     query_put(&path, "lora_name", c->args[0]);
     query_put(&path, "adapter_config", config);
     call.path = path.data;
+    call.sent = sent;
     rc = connection_call(c->connection, &call, out);
     if (rc != CLI_OK)
         answer_report(out, c->connection, c->name);
     buf_fini(&path);
+    json_decref(sent);
     return rc;
 }
 

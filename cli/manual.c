@@ -21,7 +21,7 @@ void command_help(const struct command *c)
                          option_rows[o].text);
     (void)fputs(
         "\nexit status: 0 done, 1 refused by the server, 2 wrong command line or file, "
-        "3 no answer from the\nserver, 4 committed by a server with --stage, and not handed "
+        "3 no answer of a baton\nserver, 4 committed by a server with --stage, and not handed "
         "over yet: do not push it again, 130 interrupted;\nweights verify, and weights "
         "diff of two checkpoints: 0 the same, 1 different; weights diff of the last\n"
         "commit: 0 without a warning, 1 with one; upstreams prove: 1 if not all are "

@@ -78,11 +78,13 @@ static enum cli_exit send_bytes(struct cli *c, const char *update_id, const stru
                         .body_len = (size_t)f->nbytes,
                         .progress = progress_show,
                         .arg = p};
+    json_t *sent = json_pack("{s:s}", "update_id", update_id);
     enum cli_exit rc;
 
     buf_puts(&path, "/v1/update_weights");
     query_put(&path, "update_id", update_id);
     call.path = path.data;
+    call.sent = sent;
     rc = connection_call(c->connection, &call, &a);
     if (p->tty)
         (void)fputs("\r\033[K", stderr);
@@ -90,6 +92,7 @@ static enum cli_exit send_bytes(struct cli *c, const char *update_id, const stru
         answer_report(&a, c->connection, c->name);
     p->nbytes_before += f->nbytes;
     answer_fini(&a);
+    json_decref(sent);
     buf_fini(&path);
     return rc;
 }

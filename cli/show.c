@@ -172,7 +172,7 @@ static void show_warning(const json_t *upstreams)
         (void)printf("warning     %s\n", cli_text(upstreams, "warning"));
 }
 
-static void show_status(const struct cli *c, const json_t *s)
+static enum cli_exit show_status(const struct cli *c, const json_t *s)
 {
     char up[CLI_TEXT_MAX];
     const json_t *g = cli_at(s, "admission.generate");
@@ -203,6 +203,7 @@ static void show_status(const struct cli *c, const json_t *s)
                      cli_real(s, "upstreams.min_ready"));
     show_warning(cli_at(s, "upstreams"));
     show_faults(cli_at(s, "upstreams.list"));
+    return CLI_OK;
 }
 
 /* The width of a column: a URL, or the version of an update that never ended, may be long. */
@@ -228,16 +229,17 @@ static const char *origin_text(const json_t *row)
     return strcmp(origin, "configuration") == 0 ? "config" : origin;
 }
 
-static void show_upstreams(const struct cli *c, const json_t *s)
+static enum cli_exit show_upstreams(const struct cli *c, const json_t *s)
 {
     const json_t *list = cli_at(s, "list"), *row;
     int url = column_width(list, "upstream", 32),
         version = column_width(list, "weight_version", 20);
+    enum cli_exit rc;
     size_t i;
 
     (void)printf("%.0f of %.0f serving, %.0f needed\n", cli_real(s, "n_serving"), cli_real(s, "n"),
                  cli_real(s, "min_ready"));
-    (void)stage_show(c);
+    rc = stage_show(c);
     show_warning(s);
     show_faults(list);
     (void)printf("%-*s %-6s %-7s %-9s %-*s %7s %-10s  %s\n", url, "UPSTREAM", "KIND", "FROM",
@@ -248,11 +250,12 @@ static void show_upstreams(const struct cli *c, const json_t *s)
                cli_text(row, "weight_version"), cli_real(row, "outstanding.generate"),
                json_is_object(cli_at(row, "proof")) ? cli_text(row, "proof.state") : "-",
                cli_text(row, "error.message"));
+    return rc;
 }
 
 /* Shows the answer of `path` once; with --watch each second, also while the server is away. */
 static enum cli_exit show(struct cli *c, const char *path,
-                          void (*print)(const struct cli *c, const json_t *s))
+                          enum cli_exit (*print)(const struct cli *c, const json_t *s))
 {
     const struct timespec second = {.tv_sec = 1};
     enum cli_exit rc;
@@ -266,7 +269,7 @@ static enum cli_exit show(struct cli *c, const char *path,
         if (rc == CLI_OK && cli_has(c, OPT_JSON))
             cli_print_json(&a);
         else if (rc == CLI_OK)
-            print(c, a.json);
+            rc = print(c, a.json);
         else if (rc != CLI_INTERRUPTED)
             answer_report(&a, c->connection, c->name);
         answer_fini(&a);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
 import os
 import socket
 import ssl
@@ -12,6 +13,7 @@ import urllib.parse
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from .errors import BatonError, InputError
+from .success import NOT_BATON, check_success
 
 ERROR_TEXT_MAX = 300  # bytes shown of an answer that is not JSON
 UNIX = "unix:"
@@ -112,15 +114,31 @@ def _unanswered(where: str, e: Exception, timeout: float) -> BatonError:
 def _refused(where: str, status: int, body: bytes, headers: Any) -> BatonError:
     request_id = headers.get("X-Request-Id", "")
     try:
-        found = json.loads(body)
+        found = decode_json(body, where)
         error = found.get("error", found)
         return BatonError(error["message"], status, str(error.get("code", error.get("reason", ""))),
                           error.get("param"), bool(error.get("retryable")), error.get("details"),
                           request_id)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (BatonError, KeyError, TypeError, AttributeError):
         text = body[:ERROR_TEXT_MAX].decode("utf-8", "replace").strip() or "an empty body"
         return BatonError(f"{where}: not an answer of baton, check the URL: {text}", status,
                           request_id=request_id)
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is not a finite number")
+    return value
+
+
+def decode_json(data: Any, where: str) -> Any:
+    """JSON of a server. BatonError if it is none: cut, too deep, a number that is none."""
+    try:
+        return json.loads(data, parse_float=_number, parse_constant=_number)
+    except (ValueError, RecursionError) as e:
+        raise BatonError(f"{where}: {NOT_BATON}: it is not whole JSON: {e}",
+                         code="bad_answer") from e
 
 
 def _headers(headers: Optional[Dict[str, str]], body: Any) -> Dict[str, str]:
@@ -182,16 +200,14 @@ def request(url: str, method: str, path: str, body: Any = None,
         data = answer.read()
     if not answer.headers.get("Content-Type", "").startswith("application/json"):
         return data
-    try:
-        return json.loads(data)
-    except ValueError as e:
-        raise BatonError(f"{where}: the answer is not whole JSON: {e}", code="bad_answer") from e
+    return decode_json(data, where)
 
 
-def ask(url: str, method: str, path: str, body: Any = None, **options: Any) -> Dict[str, Any]:
-    """request() to a route of baton's that answers with a JSON object."""
+def ask(url: str, method: str, path: str, body: Any = None,
+        sent: Optional[Dict[str, Any]] = None, **options: Any) -> Dict[str, Any]:
+    """request() to a route of success.py, whose answer is a success. @sent: the members of the
+    request, where the body is not a dict of them."""
     answer = request(url, method, path, body, **options)
-    if not isinstance(answer, dict):
-        raise BatonError(f"{method} {url}{path}: the answer is not a JSON object: this is not a "
-                         "baton server, check the URL", code="bad_answer")
+    check_success(f"{method} {url}{path}", method, path, body if isinstance(body, dict) else sent,
+                  answer)
     return answer

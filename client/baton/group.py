@@ -15,6 +15,7 @@ from .errors import BatonError, InputError, has_committed
 from .gpu import gpu_checksums, pack, torch_with_cuda
 from .nccl import LEAVE_S, Nccl
 from .progress import Watch
+from .success import check_open
 from .tensors import plan_digest
 from .update import push
 
@@ -52,6 +53,15 @@ class _Lane:
 
         self.bytes = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{index}")
         self.packed, self.sent = torch.cuda.Event(), torch.cuda.Event()
+
+
+def _nccl_of(status):
+    """NCCL as a server's /v1/status has it, and how many GPUs it keeps weights on."""
+    nccl, cuda = status.get("nccl"), status.get("cuda")
+    try:
+        return dict(dict.fromkeys(("available", "reason", "version")), **nccl), len(cuda["ranks"])
+    except (KeyError, TypeError):
+        return {}, 0  # in front of engines without --stage
 
 
 class Group:
@@ -97,7 +107,7 @@ class Group:
         counts = []
         answers = self._ask_all("GET", "/v1/status", [None] * len(self._urls), deadline)
         for url, status in zip(self._urls, answers):
-            nccl, n = status["nccl"], len(status["cuda"]["ranks"])
+            nccl, n = _nccl_of(status)
             if n == 0:
                 raise BatonError(f"{url} keeps its weights in host memory: it can not join a group "
                                  f"(baton serve --device cuda:0)", code="no_gpu")
@@ -223,7 +233,7 @@ class Group:
             sent = True
             answers_of_all(calls, deadline)
             if not opened:
-                return [ask(url, "GET", f"/v1/update_weights/{i}", timeout=LEAVE_S)
+                return [check_open(url, ask(url, "GET", f"/v1/update_weights/{i}", timeout=LEAVE_S))
                         for url, i in zip(self._urls, ids)]
             return self._finish(ids, deadline)
         except BaseException as e:
@@ -245,7 +255,7 @@ class Group:
                     if e.status == 0:
                         raise
                     return False  # there is no such update: the call is about to be told why
-                return update["phase"] == "receiving" and update["tensor"] in names
+                return update["phase"] == "receiving" and update.get("tensor") in names
 
             wait_until(receiving, calls, deadline, f"{call.url} has not begun to receive",
                        ASK_S_MAX)

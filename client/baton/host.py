@@ -104,7 +104,8 @@ def by_body(named, checksums, timeout):
         query = urllib.parse.urlencode({k: str(v).lower() if isinstance(v, bool) else v
                                         for k, v in members.items()})
         return ask(url, "POST", "/v1/update_weights" + ("?" + query if query else ""),
-                   _pieces(head, named, total, progress), headers=headers, timeout=timeout)
+                   _pieces(head, named, total, progress), members, headers=headers,
+                   timeout=timeout)
 
     yield send
 

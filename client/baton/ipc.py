@@ -12,6 +12,7 @@ from .connection import ask
 from .errors import BatonError
 from .gpu import gpu_checksums, pack
 from .progress import Watch
+from .success import check_open
 
 COUNTER_OFFSET = 64  # of slot 0 in torch's file of export counters
 
@@ -210,7 +211,8 @@ def _push_ipc(named, url, members, checksums, progress, timeout, bucket_nbytes, 
             if opened:
                 return ask(url, "POST", "/v1/update_weights/finish", {"update_id": update_id},
                                timeout=timeout)
-            return ask(url, "GET", f"/v1/update_weights/{update_id}", timeout=timeout)
+            return check_open(url, ask(url, "GET", f"/v1/update_weights/{update_id}",
+                                       timeout=timeout))
     except BaseException as e:
         if opened:
             _abort(url, update_id, e)

@@ -36,7 +36,11 @@ def show_warnings(answers):
     for answer in answers:
         changes = answer.get("changes") or {}
         for name in changes.get("warnings", ()):
-            words = WORDS.get(name, "").format(label=changes["before"]["weight_version"], **changes)
+            try:
+                words = WORDS.get(name, "").format(label=changes["before"]["weight_version"],
+                                                   **changes)
+            except (LookupError, TypeError):
+                words = ""  # the update is committed all the same
             lines[f"baton: warning: {name}{': ' if words else ''}{words}; "
                   "GET /v1/weights/diff has the names\n"] = None
     sys.stderr.write("".join(lines))

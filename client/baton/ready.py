@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import List, Union
 
-from .connection import request, url_list
+from .connection import ask, url_list
 from .errors import BatonError, InputError
 
 ASK_S = 5.0  # for one answer
@@ -16,7 +16,7 @@ PURPOSES = ("generate", "control")
 def _not_ready(url: str, path: str, deadline: float) -> BatonError | None:
     """Why it is not; None if it is. Raises what no waiting mends."""
     try:
-        request(url, "GET", path, timeout=max(min(ASK_S, deadline - time.monotonic()), 0.1))
+        ask(url, "GET", path, timeout=max(min(ASK_S, deadline - time.monotonic()), 0.1))
         return None
     except BatonError as e:
         if e.status not in (0, 503) or isinstance(e, InputError) or e.code == "tls":

@@ -14,18 +14,18 @@ docs/rollouts.md describes the arrays. Needs numpy.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import operator
 import struct
 import warnings
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from .connection import open_answer, request
+from .connection import decode_json, open_answer, request
 from .errors import BatonError, InputError
 from .replay import decode_routed_experts
 
 KEY = "baton.rollouts"
+FORMAT = 1  # of the metadata; docs/rollouts.md
 SHOWN_MAX = 80  # characters of a value in a message
 LENGTH_NBYTES = 8  # of a safetensors header, and of a frame in a stream
 DTYPES = {"I32": "<i4", "F32": "<f4", "I16": "<i2", "U8": "|u1", "BOOL": "|b1"}
@@ -77,23 +77,38 @@ def _numpy():
     return numpy
 
 
-def read_rollouts(data: Any) -> Rollouts:
-    """A batch, from the bytes of a reply. The arrays are views of `data`."""
+def _read(data: Any) -> Rollouts:
     numpy = _numpy()
     try:
         (n_head,) = struct.unpack_from("<Q", data)
         start = LENGTH_NBYTES + n_head
-        head = json.loads(bytes(data[LENGTH_NBYTES:start]))
-        metadata = json.loads(head.pop("__metadata__")[KEY])
+        head = decode_json(bytes(data[LENGTH_NBYTES:start]), KEY)
+        metadata = decode_json(head.pop("__metadata__")[KEY], KEY)
+        if not isinstance(metadata, dict):
+            raise ValueError(f"its metadata has no format: {_shown(metadata)}")
         arrays = {}
         for name, t in head.items():
             dtype, (begin, end) = numpy.dtype(DTYPES[t["dtype"]]), t["data_offsets"]
             arrays[name] = numpy.frombuffer(data, dtype, (end - begin) // dtype.itemsize,
                                             start + begin).reshape(t["shape"])
-    except (struct.error, *MALFORMED) as e:
+    except (struct.error, BatonError, *MALFORMED) as e:
         raise BatonError(f"the answer is not a whole batch of rollouts: {type(e).__name__}: {e}",
                          code="bad_answer") from e
     return Rollouts(arrays, metadata)
+
+
+def _check_format(batch: Rollouts) -> Rollouts:
+    found = batch.metadata.get("format")
+    if found != FORMAT:
+        raise BatonError(f"the batch of rollouts has the format {_shown(found)}, and this client reads "
+                         f"{FORMAT}: it needs the server's version of the client",
+                         code="bad_answer")
+    return batch
+
+
+def read_rollouts(data: Any) -> Rollouts:
+    """A batch, from the bytes of a reply. The arrays are views of `data`."""
+    return _check_format(_read(data))
 
 
 @contextlib.contextmanager
@@ -158,7 +173,11 @@ def rollouts(url: str, prompts: Iterable[Sequence[int]], sampling_params: Mappin
 
 
 def _exactly(answer, n):
-    data = answer.read(n)
+    try:
+        data = answer.read(n)
+    except (OverflowError, MemoryError) as e:
+        raise BatonError(f"the answer is not a stream of rollouts: a batch of {n} bytes",
+                         code="bad_answer") from e
     if len(data) < n:
         raise BatonError("the stream of rollouts was cut: the server, or a proxy before it, ended",
                          code="connection", retryable=True)
@@ -168,7 +187,7 @@ def _exactly(answer, n):
 def _frames(answer):
     while True:
         (n,) = struct.unpack("<Q", _exactly(answer, LENGTH_NBYTES))
-        yield read_rollouts(_exactly(answer, n))
+        yield _read(_exactly(answer, n))
 
 
 def stream_rollouts(url: str, prompts: Iterable[Sequence[int]], sampling_params: Mapping[str, Any],
@@ -183,12 +202,15 @@ def stream_rollouts(url: str, prompts: Iterable[Sequence[int]], sampling_params:
         for frame in _frames(answer):
             end = frame.metadata.get("end")
             if end is None:
-                yield frame
+                yield _check_format(frame)
                 continue
-            if not end["complete"]:
-                e = end["error"]
-                raise BatonError(e["message"], answer.status, e["code"], e["param"], e["retryable"])
-            return
+            if isinstance(end, dict) and end.get("complete") is True:
+                return
+            e = end.get("error") if isinstance(end, dict) else None
+            e = e if isinstance(e, dict) else {}
+            raise BatonError(str(e.get("message", "the stream of rollouts is not complete")),
+                             answer.status, str(e.get("code", "bad_answer")), e.get("param"),
+                             e.get("retryable") is True)
 
 
 # ---- from JSON replies ----

@@ -297,8 +297,8 @@ class Mute(http.server.BaseHTTPRequestHandler):
     protocol_version, over = "HTTP/1.1", threading.Event()
 
     def do_GET(self):
-        text = json.dumps({"cuda": {"ranks": [{}]}, "nccl": {"available": True, "reason": None,
-                                                             "version": "2.28.9"}}).encode()
+        text = json.dumps({"version": "0.1.0", "ready": True, "weights": {}, "update": None, "cuda": {"ranks": [{}]},
+                           "nccl": {"available": True, "reason": None, "version": "2.28.9"}}).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))

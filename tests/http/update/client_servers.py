@@ -216,7 +216,7 @@ def waits(url):
     refused(lambda: baton.wait_ready(empty.url, SHORT_S), "connection refused", "timeout")
     refused(lambda: baton.wait_ready(url, for_="all"), "not one of generate, control")
     refused(lambda: baton.wait_ready(url, -1), "timeout_s is a number")
-    with odd(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", ok("{}")) as other:
+    with odd(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", ok('{"ready": true}')) as other:
         baton.wait_ready(other.url, 5, for_="control")  # a server that has no such question
         same([line.split()[1] for line in other.seen], ["/readyz?for=control", "/readyz"], "asked")
 
@@ -267,8 +267,8 @@ def odd_answers():
     asked(ok('{"phase": "comm', "Content-Length: 100\r\n"), ["cut off", "/v1/status"], "connection",
           retryable=True)
     asked(ok('{"phase": "comm'), ["not whole JSON"], "bad_answer", retryable=False)
-    asked(ok("<html>hello", kind="text/html"), ["not a baton server"], "bad_answer")
-    asked(ok("[]"), ["not a baton server"], "bad_answer")
+    asked(ok("<html>hello", kind="text/html"), ["not an answer of a baton server"], "bad_answer")
+    asked(ok("[]"), ["not an answer of a baton server"], "bad_answer")
     asked(b"", ["closed without an answer"], "connection", retryable=True)
     asked(b"SSH-2.0-OpenSSH_9.2\r\n", ["not HTTP", "port"], "connection", retryable=False)
     asked(None, [f"within {SHORT_S} s"], "timeout", SHORT_S, retryable=True)
