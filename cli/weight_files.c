@@ -13,7 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define INDEX "model.safetensors.index.json"
+#define SINGLE "model.safetensors"
+#define INDEX  "model.safetensors.index.json"
 
 enum { FILES_MAX = 4096, INDEX_NBYTES_MAX = 64 << 20, PATH_LEN_MAX = 4096 };
 
@@ -201,16 +202,22 @@ static int dir_add(struct weight_files *w, const char *dir, struct err *e)
 {
     char whole[PATH_LEN_MAX];
     json_t *index, *names = NULL;
+    bool single;
     int rc;
 
-    (void)snprintf(whole, sizeof whole, "%.4000s/model.safetensors", dir);
-    if (access(whole, F_OK) == 0)
-        return file_add(w, dir, "model.safetensors", e);
     if (index_read(&index, dir, e) != 0)
         return -1;
+    (void)snprintf(whole, sizeof whole, "%.4000s/" SINGLE, dir);
+    single = access(whole, F_OK) == 0;
     if (index == NULL)
-        return all_add(w, dir, e);
+        return single ? file_add(w, dir, SINGLE, e) : all_add(w, dir, e);
     rc = index_add(w, dir, index, e);
+    if (rc == 0 && single && !has_name(w, dir, SINGLE))
+        rc = err_set(e, ERR_BAD_REQUEST, "",
+                     "%.200s has " SINGLE " beside an index (" INDEX
+                     ") of other files: remove what "
+                     "does not belong to the checkpoint, or name one file",
+                     dir);
     if (rc == 0)
         rc = names_map(&names, w, e);
     if (rc == 0)

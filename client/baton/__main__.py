@@ -1,4 +1,4 @@
-"""python3 -m baton FILE: push a safetensors file."""
+"""python3 -m baton FILE|DIR: push a safetensors file, or the files of a directory."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from .update import push
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="python3 -m baton",
                                      description="Push weights into baton.")
-    parser.add_argument("file", help="a safetensors file")
+    parser.add_argument("file", help="a safetensors file, or a directory of them")
     parser.add_argument("--url", default=os.environ.get("BATON_URL", "http://127.0.0.1:8700"))
     parser.add_argument("--via", default="auto", choices=["auto", "shm", "body", "path"])
     parser.add_argument("--weight-version", default=None)

@@ -58,8 +58,8 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _parse(url: str) -> Tuple[str, str, Optional[int], str]:
-    """Scheme, host, port and path."""
+def _parse(url: str) -> Tuple[str, str, Optional[int]]:
+    """Scheme, host and port; the command line takes the same URLs."""
     try:
         parts = urllib.parse.urlsplit(url if "//" in url else "http://" + url)
         scheme, host, port = parts.scheme, parts.hostname, parts.port
@@ -67,11 +67,14 @@ def _parse(url: str) -> Tuple[str, str, Optional[int], str]:
         raise InputError(f"url {url!r}: {e}") from e
     if scheme not in ("http", "https") or not host:
         raise InputError(f"url {url!r} is none of http://host:port, https://host:port, unix:/path")
-    return scheme, host, port, parts.path.rstrip("/")
+    if parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:
+        raise InputError(f"url {url!r} has more than scheme, host and port: paths and users are not "
+                         f"taken, as in {scheme}://{parts.netloc.rpartition('@')[2]}")
+    return scheme, host, port
 
 
-def open_connection(url: str, timeout: float) -> Tuple[http.client.HTTPConnection, str, str]:
-    """A connection, not yet made; what goes before each path; and the host."""
+def open_connection(url: str, timeout: float) -> Tuple[http.client.HTTPConnection, str]:
+    """A connection, not yet made; and the host."""
     if not isinstance(url, str):
         raise InputError(f"url is a string such as 'http://127.0.0.1:8700', not "
                          f"{type(url).__name__}; push(), join() and wait_ready() take a list of "
@@ -83,10 +86,10 @@ def open_connection(url: str, timeout: float) -> Tuple[http.client.HTTPConnectio
         if not path.startswith("/"):
             raise InputError(f"url {url!r}: the path of the socket starts with a slash, as in "
                              "unix:/run/baton/control.sock")
-        return _UnixConnection(path, timeout), "", "localhost"
-    scheme, host, port, prefix = _parse(url)
+        return _UnixConnection(path, timeout), "localhost"
+    scheme, host, port = _parse(url)
     kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
-    return kind(host, port, timeout=timeout), prefix, host
+    return kind(host, port, timeout=timeout), host
 
 
 def url_list(url: Any) -> List[str]:
@@ -102,7 +105,7 @@ def url_list(url: Any) -> List[str]:
 
 def is_local(url: str) -> bool:
     """Does the server run on this host, so that shared memory reaches it?"""
-    return open_connection(url, 1.0)[2] in LOCAL_HOSTS
+    return open_connection(url, 1.0)[1] in LOCAL_HOSTS
 
 
 def _unanswered(where: str, e: Exception, timeout: float) -> BatonError:
@@ -116,7 +119,8 @@ def _refused(where: str, status: int, body: bytes, headers: Any) -> BatonError:
     try:
         found = decode_json(body, where)
         error = found.get("error", found)
-        return BatonError(error["message"], status, str(error.get("code", error.get("reason", ""))),
+        code = error.get("code", error.get("reason"))
+        return BatonError(error["message"], status, code if isinstance(code, str) else "",
                           error.get("param"), bool(error.get("retryable")), error.get("details"),
                           request_id)
     except (BatonError, KeyError, TypeError, AttributeError):
@@ -169,7 +173,7 @@ def open_answer(url: str, method: str, path: str, body: Any = None,
                 connected: Optional[Callable[[socket.socket], None]] = None
                 ) -> Iterator[http.client.HTTPResponse]:
     """One request, whose answer the block reads; what fails within it is a BatonError too."""
-    connection, prefix, _ = open_connection(url, timeout)
+    connection, _ = open_connection(url, timeout)
     where = f"{method} {url}{path}"
     headers, body = _headers(headers, body), _encoded(body, where)
     try:
@@ -177,7 +181,7 @@ def open_answer(url: str, method: str, path: str, body: Any = None,
         if connected is not None:
             connected(connection.sock)
         try:
-            connection.request(method, prefix + path, body=body, headers=headers)
+            connection.request(method, path, body=body, headers=headers)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the server may have answered before it read everything: its answer says why
         answer = connection.getresponse()

@@ -10,10 +10,11 @@ import mmap
 import os
 import struct
 import sys
-from typing import Any, Dict, Iterable, Tuple
+from typing import Any, Dict, Iterable, List, Tuple
 
 from .errors import InputError
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LENGTH_NBYTES = 8  # of a safetensors file, which begin with its header's length
 PIECE_NBYTES = 8 << 20  # of a body on its way out, and of a checksum
 DTYPES = {  # canonical (safetensors) name -> bytes an element, other spellings
@@ -102,15 +103,59 @@ def _map_file(path):
             if os.fstat(f.fileno()).st_size < LENGTH_NBYTES:
                 raise InputError(f"{path}: not a safetensors file, it has less than 8 bytes")
             return memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
-    except IsADirectoryError as e:
-        raise InputError(f"{path}: a directory, name a safetensors file in it") from e
     except OSError as e:
         raise InputError(f"{path}: {e.strerror}") from e
 
 
+def _shards(path: str) -> Dict[str, List[str]]:
+    """file -> the tensors that it must have, of a checkpoint in a directory: those of its index, else
+    model.safetensors, else every safetensors file."""
+    try:
+        here = sorted(name for name in os.listdir(path) if name.endswith(".safetensors"))
+        if INDEX not in os.listdir(path):
+            return dict.fromkeys([SINGLE] if SINGLE in here else here, [])
+        with open(os.path.join(path, INDEX), encoding="utf-8") as f:
+            index = json.load(f)["weight_map"]
+        files: Dict[str, List[str]] = {}
+        for tensor, name in index.items():
+            if os.path.basename(name) != name:
+                raise ValueError(f"{tensor} is in {name!r}, no file of this directory")
+            files.setdefault(name, []).append(tensor)
+    except OSError as e:
+        raise InputError(f"{path}: {e.strerror}") from e
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise InputError(f"{path}: its {INDEX} cannot be used: {e}") from e
+    if SINGLE in here and SINGLE not in files:
+        raise InputError(f"{path} has {SINGLE} beside an index ({INDEX}) of other files: remove "
+                         "what does not belong to the checkpoint, or name one file")
+    return files
+
+
+def _load_dir(path: str) -> Dict[str, Tensor]:
+    tensors: Dict[str, Tensor] = {}
+    owners: Dict[str, str] = {}
+    shards = _shards(path)
+    if not shards:
+        raise InputError(f"{path} has no .safetensors file")
+    for name, expected in shards.items():
+        found = load_file(os.path.join(path, name))
+        for tensor in expected:
+            if tensor not in found:
+                raise InputError(f"{path}: {INDEX} says that {tensor} is in {name}, and it is not")
+        for tensor in found:
+            if tensor in owners:
+                raise InputError(f"{path}: {tensor} is in {owners[tensor]} and in {name}: name one "
+                                 "file, or remove those that do not belong to the checkpoint")
+            owners[tensor] = name
+        tensors.update(found)
+    return tensors
+
+
 def load_file(path: Any) -> Dict[str, Tensor]:
-    """The tensors of a safetensors file, name -> Tensor, over a read-only map of it. InputError if
-    it is none."""
+    """The tensors of a safetensors file, or of the files of a directory, name -> Tensor, over
+    read-only maps of them. InputError if it is none."""
+    if os.path.isdir(path):
+        return _load_dir(os.fspath(path))
     mapped = _map_file(path)
     if mapped[:4] == b"PK\3\4" or mapped[:2] in (b"\x80\2", b"\x80\4", b"\x80\5"):
         raise InputError(f"{path}: not a safetensors file, but one of torch.save or pickle: load "

@@ -80,7 +80,7 @@ def push(tensors: Any, url: Union[str, List[str], None] = None, via: str = "auto
     """Push one whole update and return the server's update object.
 
     tensors         name -> torch tensor, numpy array or Tensor (or an iterable of pairs); or the
-                    path of a safetensors file
+                    path of a safetensors file, or of a directory of them
     url             the server's (http://host:port, https://host:port, unix:/path), or a list of
                     servers': then a list of update objects is returned, and no server commits
                     before all have received and verified the update. BatonError's details name

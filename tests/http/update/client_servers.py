@@ -312,7 +312,7 @@ def inputs(url):
         with open(path, "wb") as f:
             f.write(content)
         wrong([path, *words], path, url)
-    wrong([WORK, "a directory"], WORK, url)
+    wrong([WORK, "has no .safetensors file"], WORK, url)
     wrong(["/nothing/here", "No such file"], "/nothing/here", url)
     wrong(["/nothing/here", "No such file"], "/nothing/here", [url, url + "/"])
     wrong(["tensor 'a'", "complex64", "known: BF16"], {"a": numpy.zeros(2, numpy.complex64)}, url)
