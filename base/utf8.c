@@ -70,6 +70,27 @@ size_t utf8_valid_prefix(const char *text, size_t len)
     return at;
 }
 
+bool utf8_is_hidden(uint32_t cp)
+{
+    return cp < 0x20 || (cp >= 0x7f && cp <= 0x9f) || cp == 0x061c || cp == 0x200e ||
+           cp == 0x200f || (cp >= 0x2028 && cp <= 0x202e) || (cp >= 0x2066 && cp <= 0x2069);
+}
+
+size_t utf8_find_hidden(const char *text, size_t len)
+{
+    size_t at = 0;
+    uint32_t cp;
+
+    while (at < len) {
+        int n = utf8_scan((const unsigned char *)text + at, len - at, &cp);
+
+        if (n <= 0 || utf8_is_hidden(cp))
+            return at;
+        at += (size_t)n;
+    }
+    return len;
+}
+
 unsigned utf8_clean(char *text)
 {
     size_t len = strlen(text), at = 0;

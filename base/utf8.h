@@ -3,6 +3,7 @@
 #ifndef BATON_BASE_UTF8_H
 #define BATON_BASE_UTF8_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -27,6 +28,13 @@ size_t utf8_valid_prefix(const char *text, size_t len);
  * a character that was cut): for text from outside that is written to JSON or metrics. Returns the
  * number of bytes replaced. */
 unsigned utf8_clean(char *text);
+
+/* utf8_is_hidden - is it a control character (C0, DEL, C1), a line separator or a bidirectional
+ * mark? It is not seen, and may control a terminal, or make the rest of a line read otherwise.
+ * utf8_find_hidden: the offset of the first one, or of the first byte that is not part of a
+ * character; `len` if there is none. */
+bool utf8_is_hidden(uint32_t cp);
+size_t utf8_find_hidden(const char *text, size_t len);
 
 /* utf8_cut - the number of bytes of a foreign text to print in a message ("%.*s"): at most `max`,
  * never half a character. utf8_cut_name: the same, with a limit at which two names fit into one

@@ -8,6 +8,7 @@
 #include "base/secret_file.h"
 #include "cli/interrupt.h"
 #include "cli/manual.h"
+#include "cli/terminal.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -35,6 +36,7 @@ const struct command commands[] = {
      cmd_push},
     {"status", NULL, "", "what the server serves and does", 0, 0, REPLY | BIT(OPT_WATCH),
      cmd_status},
+    {"wait", NULL, "", "return when the server is ready", 0, 0, REPLY | BIT(OPT_FOR), cmd_wait},
     {"upstreams", "add", "URL[,KIND]", "add an engine: vllm, sglang or baton (default)", 1, 1,
      REPLY, cmd_upstreams_add},
     {"upstreams", "remove", "URL", "send an engine no more requests", 1, 1, REPLY,
@@ -82,6 +84,27 @@ const char *const *cli_commands(void)
             names[n++] = c->name;
     names[n] = NULL;
     return names;
+}
+
+const char *cli_instead(const char *word)
+{
+    static const struct {
+        const char *word, *instead;
+    } rows[] = {
+        {"run", "'baton serve --model DIR' or 'baton generate PROMPT'"},
+        {"start", "'baton serve --model DIR'"},
+        {"stop", "SIGTERM, which ends a server, or 'baton pause'"},
+        {"kill", "SIGTERM, which ends a server, or 'baton abort'"},
+        {"ps", "'baton status' or 'baton upstreams'"},
+        {"list", "'baton status', 'baton lora list' or 'baton weights list'"},
+        {"ls", "'baton status', 'baton lora list' or 'baton weights list'"},
+        {"get", "'baton status', 'baton upstreams' or 'baton weights list'"},
+    };
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (strcmp(rows[i].word, word) == 0)
+            return rows[i].instead;
+    return NULL;
 }
 
 bool cli_is_command(const char *word)
@@ -273,8 +296,8 @@ int cli_run(int argc, char **argv, const char *const *serve_flags)
     char name[CLI_TEXT_MAX];
     int n_words = 1, rc;
 
-    if (args == NULL)
-        return CLI_USAGE;
+    if (args == NULL || !terminal_guard())
+        return free(args), CLI_USAGE;
     c.command = command_find(argc - 1, argv + 1, &n_words);
     if (c.command == NULL) {
         rc = sub_missing(argc - 1, argv + 1);

@@ -20,6 +20,10 @@ int cli_run(int argc, char **argv, const char *const *serve_flags);
 /* cli_commands - the names of all commands (static; NULL at the end), for a list of near ones. */
 const char *const *cli_commands(void);
 
+/* cli_instead - what does here what a command of other programs does there: "'baton status' or …";
+ * NULL: nothing is known. */
+const char *cli_instead(const char *word);
+
 /* cli_usage - a line for each command. */
 void cli_usage(struct buf *out);
 

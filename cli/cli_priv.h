@@ -18,7 +18,7 @@
     X(OPT_KEY_FILE, "--key-file", "FILE",                                                          \
       "file with the key to send, or a line of the server's file; else BATON_API_KEY")             \
     X(OPT_CA_FILE, "--ca-file", "FILE", "PEM certificates to trust instead of the system's")       \
-    X(OPT_TIMEOUT, "--timeout", "SECONDS", "of each request (default 600)")                        \
+    X(OPT_TIMEOUT, "--timeout", "SECONDS", "of each request, and of the whole wait (default 600)") \
     X(OPT_JSON, "--json", "", "print the server's JSON as it came")                                \
     X(OPT_HELP, "--help", "", "this text")                                                         \
     X(OPT_VERSION, "--weight-version", "LABEL", "label that replies will carry")                   \
@@ -41,6 +41,9 @@
     X(OPT_ALL, "--all", "", "every request")                                                       \
     X(OPT_UPDATE, "--update", "",                                                                  \
       "the open update instead of requests; the old version is served")                            \
+    X(OPT_FOR, "--for", "PURPOSE",                                                                 \
+      "generate: a generation sent now would be served (default); control: updates are accepted, " \
+      "which is so before the first weights and during a pause")                                   \
     X(OPT_CANARY, "--canary", "",                                                                  \
       "only log-probabilities; default: checksums too, which take longer")
 
@@ -82,7 +85,9 @@ enum cli_exit cli_number(const struct cli *c, enum cli_option o, double fallback
 enum cli_exit cli_ask(const struct cli *c, const char *method, const char *path, json_t *body,
                       struct answer *out);
 
-/* cli_print_json - the answer's JSON on stdout, one line. */
+/* json_print - JSON on stdout, as it came; characters that may control a terminal are escaped,
+ * which leaves the value the same. cli_print_json: that of an answer. */
+void json_print(const char *text, size_t len);
 void cli_print_json(const struct answer *a);
 
 /* Members of an answer, "" and 0 where there is none. @path  "weights.serial" */
@@ -118,6 +123,7 @@ static inline const char *cli_plural(double n)
 /* The commands, one function each; each returns what the process ends with. */
 enum cli_exit cmd_push(struct cli *c);
 enum cli_exit cmd_status(struct cli *c);
+enum cli_exit cmd_wait(struct cli *c);
 enum cli_exit cmd_upstreams(struct cli *c);
 enum cli_exit cmd_upstreams_add(struct cli *c);
 enum cli_exit cmd_upstreams_remove(struct cli *c);

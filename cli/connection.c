@@ -7,8 +7,10 @@
 #include "base/json_parse.h"
 #include "base/loop.h"
 #include "base/mtx.h"
+#include "base/utf8.h"
 #include "cli/interrupt.h"
 #include "cli/success.h"
+#include "cli/terminal.h"
 #include "http/client/http.h"
 
 #include <stdio.h>
@@ -114,7 +116,8 @@ static void run_begin(void *arg)
                                     .headers = &type,
                                     .n_headers = call->body != NULL ? 1 : 0,
                                     .connect_timeout_us = CONNECT_TIMEOUT_US,
-                                    .timeout_us = c->timeout_us,
+                                    .timeout_us = call->timeout_us > 0 ? call->timeout_us
+                                                                       : c->timeout_us,
                                     .fresh = true};
     struct http_events events = {.head = on_head, .data = on_data, .done = on_done, .arg = c};
     struct err e = {0};
@@ -161,6 +164,31 @@ static void call_wait(struct connection *c)
     }
 }
 
+static void text_show(json_t *json)
+{
+    const char *text = json_string_value(json);
+    size_t len = json_string_length(json);
+    struct buf shown = {0};
+
+    if (utf8_find_hidden(text, len) == len)
+        return;
+    (void)terminal_show(&shown, text, len, TERMINAL_LINE);
+    (void)json_string_setn(json, shown.len > 0 ? shown.data : "", shown.len);
+    buf_fini(&shown);
+}
+
+void json_show(json_t *json)
+{
+    const char *name;
+    json_t *value;
+    size_t i;
+
+    if (json_is_string(json))
+        text_show(json);
+    json_object_foreach(json, name, value) json_show(value);
+    json_array_foreach(json, i, value) json_show(value);
+}
+
 static enum cli_exit answer_settle(struct connection *c, struct answer *a)
 {
     bool starved = false;
@@ -183,11 +211,15 @@ static enum cli_exit answer_settle(struct connection *c, struct answer *a)
     }
     if (a->text.len > 0)
         a->json = json_parse(a->text.data, a->text.len, 0, &why, &starved);
-    if (!is_good(a->status))
+    if (!is_good(a->status)) {
+        json_show(a->json);
         return CLI_REFUSED;
+    }
     if (c->call->data != NULL || success_check(c->call->method, c->call->path, c->call->sent,
-                                               a->json, a->why, sizeof a->why))
+                                               a->json, a->why, sizeof a->why)) {
+        json_show(a->json);
         return CLI_OK;
+    }
     json_decref(a->json); /* nothing in it counts */
     a->json = NULL;
     return CLI_UNREACHABLE;
@@ -230,21 +262,24 @@ void answer_fini(struct answer *a)
 }
 
 /* What a user of the command line can do about an error; the server's words name members. */
-static const char *hint_of(const char *code, const char *command)
+static const char *hint_of(const char *code, const char *param, const char *command)
 {
     static const struct {
-        const char *code, *command, *hint; /* command: NULL = any */
+        const char *code, *param, *command, *hint; /* param: how it begins; NULL = any */
     } hints[] = {
-        {"unauthorized", NULL, "give a key by --key-file FILE or BATON_API_KEY"},
-        {"incomplete_update", "push", "--partial keeps the tensors that are not sent"},
-        {"manifest_mismatch", "push", "--convert converts float dtypes"},
-        {"unsupported_in_proxy_mode", "push", "--path lets the engines read the files themselves"},
-        {"unsupported_in_proxy_mode", "lora load",
+        {"unauthorized", NULL, NULL, "give a key by --key-file FILE or BATON_API_KEY"},
+        {"incomplete_update", NULL, "push", "--partial keeps the tensors that are not sent"},
+        {"manifest_mismatch", "/dtypes", "push", "--convert converts float dtypes"},
+        {"unsupported_in_proxy_mode", NULL, "push",
+         "--path lets the engines read the files themselves"},
+        {"unsupported_in_proxy_mode", NULL, "lora load",
          "--path lets the engines read the files themselves"},
     };
 
     for (size_t i = 0; code != NULL && i < sizeof hints / sizeof hints[0]; i++)
         if (strcmp(hints[i].code, code) == 0 &&
+            (hints[i].param == NULL ||
+             (param != NULL && strncmp(param, hints[i].param, strlen(hints[i].param)) == 0)) &&
             (hints[i].command == NULL || strcmp(hints[i].command, command) == 0))
             return hints[i].hint;
     return NULL;
@@ -275,8 +310,12 @@ void answer_report(const struct answer *a, const struct connection *c, const cha
 
     if (a->status == 0) {
         (void)fprintf(stderr, "baton %s: %s: %s\n", what, c->target.url, a->why);
-        (void)fprintf(stderr, "hint: 'baton serve' starts a server; --url or BATON_URL names one, "
-                              "as http://HOST:PORT, https://HOST:PORT or unix:PATH\n");
+        (void)fputs(strncmp(c->target.url, "https:", 6) == 0
+                        ? "hint: a server without TLS has an http:// URL; --ca-file FILE names the "
+                          "certificates to trust instead of the system's\n"
+                        : "hint: 'baton serve' starts a server; --url or BATON_URL names one, as "
+                          "http://HOST:PORT, https://HOST:PORT or unix:PATH\n",
+                    stderr);
         return;
     }
     if (is_good(a->status) && error == NULL) {
@@ -288,10 +327,14 @@ void answer_report(const struct answer *a, const struct connection *c, const cha
         return;
     }
     if (message == NULL) {
-        int n = a->text.len < ERROR_TEXT_MAX ? (int)a->text.len : (int)ERROR_TEXT_MAX;
+        struct buf shown = {0};
 
-        (void)fprintf(stderr, "baton %s: %s answered %d: %.*s\n", what, c->target.url, a->status, n,
-                      a->text.data != NULL ? a->text.data : "");
+        (void)terminal_show(&shown, a->text.data != NULL ? a->text.data : "",
+                            a->text.len < ERROR_TEXT_MAX ? a->text.len : ERROR_TEXT_MAX,
+                            TERMINAL_LINE);
+        (void)fprintf(stderr, "baton %s: %s answered %d: %s\n", what, c->target.url, a->status,
+                      shown.data != NULL ? shown.data : "");
+        buf_fini(&shown);
         return;
     }
     (void)fprintf(stderr, "baton %s: %d%s%s: %s", what, a->status, code != NULL ? " " : "",
@@ -301,8 +344,8 @@ void answer_report(const struct answer *a, const struct connection *c, const cha
     if (code != NULL && strcmp(code, "incomplete_update") == 0)
         report_missing(json_object_get(error, "details"));
     (void)fputc('\n', stderr);
-    if (hint_of(code, what) != NULL)
-        (void)fprintf(stderr, "hint: %s\n", hint_of(code, what));
+    if (hint_of(code, param, what) != NULL)
+        (void)fprintf(stderr, "hint: %s\n", hint_of(code, param, what));
 }
 
 const char *connection_url(const struct connection *c)
@@ -329,7 +372,11 @@ int connection_new(struct connection **out, const struct connection_cfg *cfg, st
     c->look = (struct loop_timer){.fire = on_look, .arg = c};
     c->timeout_us = cfg->timeout_us;
     c->target = (struct http_target){.url = c->url, .ca_file = cfg->ca_file};
-    (void)snprintf(c->url, sizeof c->url, "%.*s", (int)(len < URL_MAX ? len : URL_MAX), cfg->url);
+    (void)snprintf(c->url, sizeof c->url, "%s%.*s",
+                   strstr(cfg->url, "://") != NULL || strncmp(cfg->url, "unix:", 5) == 0
+                       ? ""
+                       : "http://", /* HOST:PORT */
+                   (int)(len < URL_MAX ? len : URL_MAX), cfg->url);
     if (cfg->key != NULL) {
         (void)snprintf(c->authorization, sizeof c->authorization, "Bearer %s", cfg->key);
         c->target.authorization = c->authorization;

@@ -42,7 +42,8 @@ struct call {
     const char *content_type; /* of the body; NULL: JSON */
     const void *body;         /* borrowed; NULL: none */
     size_t body_len;
-    const json_t *sent; /* borrowed: members that the answer repeats; NULL: none */
+    uint64_t timeout_us; /* 0: that of the connection */
+    const json_t *sent;  /* borrowed: members that the answer repeats; NULL: none */
     /* Receives the body of a 2xx as it comes, instead of `answer.text`; on another thread, while
      * main waits. It says itself what is a success. May be NULL. */
     void (*data)(void *arg, const char *data, size_t len);
@@ -59,10 +60,13 @@ struct answer {
     bool interrupted;
 };
 
+/* json_show - every text in `json` becomes one line that a terminal may show (cli/terminal.h). */
+void json_show(json_t *json);
+
 /* connection_call - send one request and wait for its answer.
  * Returns: CLI_OK for a 2xx that success_check() accepts, CLI_REFUSED for any other status,
  * CLI_UNREACHABLE, also for other contents of a 2xx, CLI_INTERRUPTED.
- * *out is set in every case. Blocks: up to the timeout. */
+ * *out is set in every case, its JSON by json_show(). Blocks: up to the timeout. */
 enum cli_exit connection_call(struct connection *c, const struct call *call, struct answer *out);
 void answer_fini(struct answer *a);
 

@@ -1,5 +1,6 @@
 /* Reading answers, and writing what people read. */
 #include "cli/cli_priv.h"
+#include "cli/terminal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,10 +16,19 @@ enum cli_exit cli_ask(const struct cli *c, const char *method, const char *path,
     return rc;
 }
 
+void json_print(const char *text, size_t len)
+{
+    struct buf shown = {0};
+
+    (void)terminal_show(&shown, text, len, TERMINAL_JSON);
+    if (shown.len > 0)
+        (void)puts(shown.data);
+    buf_fini(&shown);
+}
+
 void cli_print_json(const struct answer *a)
 {
-    if (a->text.len > 0)
-        (void)printf("%.*s\n", (int)a->text.len, a->text.data);
+    json_print(a->text.data, a->text.len);
 }
 
 const json_t *cli_at(const json_t *root, const char *path)

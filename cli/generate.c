@@ -1,5 +1,6 @@
 /* generate: one streamed completion; its text goes to stdout as it comes. */
 #include "cli/cli_priv.h"
+#include "cli/terminal.h"
 
 #include "base/clock.h"
 #include "base/json_parse.h"
@@ -50,11 +51,12 @@ static void event_take(struct reply *r, const char *text, size_t len)
     if (piece[0] == '\0')
         piece = cli_text(choice, "delta.content");
     if (r->raw)
-        (void)printf("%.*s\n", (int)len, text);
+        json_print(text, len);
     else
         (void)fputs(piece, stdout);
     (void)fflush(stdout);
     r->n_events += json_is_object(event);
+    json_show(event); /* its reply is printed */
     if (json_is_object(cli_at(event, "usage")))
         r->n_tokens = cli_real(event, "usage.completion_tokens");
     if (json_is_object(cli_at(event, "error"))) {
@@ -139,8 +141,9 @@ static const char *finish_reason(const struct reply *r)
     return cli_text(json_array_get(cli_at(r->last, "choices"), 0), "finish_reason");
 }
 
-/* "[42 tokens, 120 tokens/s, step-100 0..20, step-101 20..42, length]" on stderr of a terminal. */
-static void reply_summary(const struct reply *r, uint64_t begun_us)
+/* "[42 tokens, 120 tokens/s of MODEL at URL, step-100 0..20, step-101 20..42, length]" on stderr of
+ * a terminal. */
+static void reply_summary(const struct cli *c, const struct reply *r, uint64_t begun_us)
 {
     const json_t *choice = json_array_get(cli_at(r->last, "choices"), 0), *span;
     double s = (double)(clock_now_us() - begun_us) / 1e6;
@@ -148,6 +151,8 @@ static void reply_summary(const struct reply *r, uint64_t begun_us)
 
     (void)fprintf(stderr, "[%.0f tokens, %.0f tokens/s", r->n_tokens,
                   s > 0 ? r->n_tokens / s : 0.0);
+    (void)fprintf(stderr, " of %s at %s", cli_text(r->last, "model"),
+                  connection_url(c->connection));
     json_array_foreach(cli_at(choice, "weight_versions"), i, span)(void)
         fprintf(stderr, ", %s %.0f..%.0f", cli_text(span, "version"), cli_real(span, "start"),
                 cli_real(span, "end"));
@@ -175,7 +180,7 @@ static enum cli_exit reply_end(const struct cli *c, struct reply *r, const struc
         rc = CLI_UNREACHABLE;
     }
     if (rc == CLI_OK && isatty(STDERR_FILENO))
-        reply_summary(r, begun_us);
+        reply_summary(c, r, begun_us);
     if (rc == CLI_OK && strcmp(finish_reason(r), "abort") == 0) {
         (void)fprintf(stderr, "baton generate: the server ended the reply before it was complete: "
                               "its requests were aborted, or it stops\n");
@@ -204,6 +209,8 @@ enum cli_exit cmd_generate(struct cli *c)
     call.path = cli_has(c, OPT_CHAT) ? "/v1/chat/completions" : "/v1/completions";
     call.body = text;
     call.body_len = strlen(text);
+    if (!r.raw && !isatty(STDOUT_FILENO))
+        terminal_pass_stdout();
     rc = connection_call(c->connection, &call, &a);
     rc = reply_end(c, &r, &a, rc, begun_us);
     answer_fini(&a);

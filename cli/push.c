@@ -3,6 +3,7 @@
 #include "cli/cli_priv.h"
 #include "cli/interrupt.h"
 #include "cli/query.h"
+#include "cli/terminal.h"
 #include "cli/weight_files.h"
 
 #include "base/clock.h"
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #define TENSORS_TYPE "application/vnd.safetensors"
+#define CLEAR_LINE   "\r\033[K"
 
 enum { LINE_US = 5000000 }; /* between two lines of progress where nothing can be redrawn */
 
@@ -34,8 +36,10 @@ static void progress_show(void *arg, uint64_t nbytes_sent)
     if (!p->tty && now - p->line_us < LINE_US)
         return;
     p->line_us = now;
-    (void)fprintf(stderr, "%ssent %s of %s, %s/s, %s left%s", p->tty ? "\r\033[K" : "",
-                  cli_nbytes(done, d), cli_nbytes(total, t), cli_nbytes(rate, r),
+    if (p->tty)
+        terminal_control(stderr, CLEAR_LINE);
+    (void)fprintf(stderr, "sent %s of %s, %s/s, %s left%s", cli_nbytes(done, d),
+                  cli_nbytes(total, t), cli_nbytes(rate, r),
                   rate > 0 ? cli_duration((total - done) / rate, eta) : "?", p->tty ? "" : "\n");
     (void)fflush(stderr);
 }
@@ -87,7 +91,7 @@ static enum cli_exit send_bytes(struct cli *c, const char *update_id, const stru
     call.sent = sent;
     rc = connection_call(c->connection, &call, &a);
     if (p->tty)
-        (void)fputs("\r\033[K", stderr);
+        terminal_control(stderr, CLEAR_LINE);
     if (rc != CLI_OK)
         answer_report(&a, c->connection, c->name);
     p->nbytes_before += f->nbytes;
@@ -143,8 +147,10 @@ static void pushed(const struct cli *c, const struct answer *a, const struct wei
                    uint64_t begun_us)
 {
     char size[CLI_TEXT_MAX], took[CLI_TEXT_MAX], rate[CLI_TEXT_MAX];
-    double s = (double)(clock_now_us() - begun_us) / 1e6;
+    double s = (double)(clock_now_us() - begun_us) / 1e6, nbytes = 0;
 
+    for (size_t i = 0; i < w->n; i++) /* of the tensors, as the status has it */
+        nbytes += (double)w->files[i].head.tensor_list->nbytes;
     (void)changes_warn(stderr, a->json,
                        "baton push: warning: ", "; 'baton weights diff' has the names");
     upstreams_warn(stderr, cli_at(a->json, "upstreams"), "baton push: warning: not taken by ");
@@ -152,13 +158,13 @@ static void pushed(const struct cli *c, const struct answer *a, const struct wei
         cli_print_json(a);
         return;
     }
-    (void)printf("%s is served (serial %.0f%s): %u tensors, %s in %s, %s/s\n",
+    (void)printf("%s is served (serial %.0f%s): %u tensors, %s in %s, %s/s, at %s\n",
                  cli_text(a->json, "weight_version"), cli_real(a->json, "serial"),
                  json_is_true(cli_at(a->json, "changes.repeated"))
                      ? ", with the bytes and the label of the one before"
                      : "",
-                 w->n_tensors, cli_nbytes((double)w->nbytes, size), cli_duration(s, took),
-                 cli_nbytes(s > 0 ? (double)w->nbytes / s : 0, rate));
+                 w->n_tensors, cli_nbytes(nbytes, size), cli_duration(s, took),
+                 cli_nbytes(s > 0 ? nbytes / s : 0, rate), connection_url(c->connection));
 }
 
 /* The error was printed: it begins with "the version is committed here". */

@@ -2,6 +2,7 @@
  * proofs of upstreams say. */
 #include "cli/cli_priv.h"
 #include "cli/interrupt.h"
+#include "cli/terminal.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -165,6 +166,22 @@ static void show_faults(const json_t *list)
     }
 }
 
+/* A line for each upstream that does not serve, also when enough of the others do. */
+static void show_out_of_rotation(const json_t *list)
+{
+    const json_t *row;
+    size_t i;
+
+    json_array_foreach(list, i, row)
+    {
+        const char *state = cli_text(row, "state"), *why = cli_text(row, "error.message");
+
+        if (strcmp(state, "serving") != 0)
+            (void)printf("            %s: %s%s%s\n", cli_text(row, "upstream"), state,
+                         why[0] != '\0' ? ": " : "", why);
+    }
+}
+
 /* Engines serve weights that differ, and nobody knows which are right. */
 static void show_warning(const json_t *upstreams)
 {
@@ -201,6 +218,7 @@ static enum cli_exit show_status(const struct cli *c, const json_t *s)
         (void)printf("upstreams   %.0f of %.0f serving, %.0f needed\n",
                      cli_real(s, "upstreams.n_serving"), cli_real(s, "upstreams.n"),
                      cli_real(s, "upstreams.min_ready"));
+    show_out_of_rotation(cli_at(s, "upstreams.list"));
     show_warning(cli_at(s, "upstreams"));
     show_faults(cli_at(s, "upstreams.list"));
     return CLI_OK;
@@ -265,7 +283,7 @@ static enum cli_exit show(struct cli *c, const char *path,
 
         rc = connection_json(c->connection, "GET", path, NULL, &a);
         if (rc == CLI_OK && cli_has(c, OPT_WATCH) && isatty(STDOUT_FILENO))
-            (void)fputs("\033[H\033[2J", stdout);
+            terminal_control(stdout, "\033[H\033[2J");
         if (rc == CLI_OK && cli_has(c, OPT_JSON))
             cli_print_json(&a);
         else if (rc == CLI_OK)

@@ -40,6 +40,7 @@ static const struct row {
     {"POST", "/v1/update_weights/finish", "weight_version", IS_TEXT, NULL},
     {"POST", "/v1/update_weights/abort", "update_id", IS_SENT, NULL},
     {"POST", "/v1/update_weights/abort", "phase", IS_TEXT, "aborted"},
+    {"GET", "/readyz", "ready", IS_TRUE, NULL},
     {"GET", "/v1/status", "version", IS_TEXT, NULL},
     {"GET", "/v1/status", "life", IS_TEXT, NULL},
     {"GET", "/v1/status", "ready", IS_BOOL, NULL},

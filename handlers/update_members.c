@@ -112,25 +112,24 @@ int selector_from_body(const char **selector, const json_t *body, struct err *e)
 
 int label_check(const char *label, const char *field, struct err *e)
 {
-    char copy[VERSION_LABEL_MAX + 1];
-    size_t len = strlen(label);
+    size_t len = strlen(label), at;
 
     if (len == 0 || len > VERSION_LABEL_MAX)
         return err_set(e, ERR_BAD_REQUEST, field,
                        "a weight version is 1 to %d bytes long; this one has %zu",
                        VERSION_LABEL_MAX, len);
-    for (size_t i = 0; i < len; i++) {
-        if ((unsigned char)label[i] < 0x20 || label[i] == 0x7f)
-            return err_set(e, ERR_BAD_REQUEST, field,
-                           "byte %zu of the weight version is a control character", i);
-    }
-    memcpy(copy, label, len + 1);
+    if (utf8_valid_prefix(label, len) < len) /* only from a query: JSON has been checked */
+        return err_set(e, ERR_BAD_REQUEST, field, "the weight version is not well-formed UTF-8");
+    at = utf8_find_hidden(label, len);
+    if (at < len)
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "byte %zu of the weight version begins a control character, a line "
+                       "separator or a bidirectional mark",
+                       at);
     if (fleet_is_dirty_marker(label))
         return err_set(e, ERR_BAD_REQUEST, field,
                        "'%s' begins the labels of unfinished updates: choose another label",
                        FLEET_DIRTY_MARKER);
-    if (utf8_clean(copy) > 0) /* only from a query: JSON has been checked */
-        return err_set(e, ERR_BAD_REQUEST, field, "the weight version is not well-formed UTF-8");
     return 0;
 }
 

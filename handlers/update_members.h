@@ -39,8 +39,8 @@ int placement_from_body(bool *sharded, const json_t *body, struct err *e);
  * Errors: ERR_BAD_REQUEST at /selector, also for a draft model's. */
 int selector_from_body(const char **selector, const json_t *body, struct err *e);
 
-/* label_check - check a weight version label: 1..VERSION_LABEL_MAX bytes of UTF-8 without
- * control characters, not a dirty marker (FLEET_DIRTY_MARKER). Errors: ERR_BAD_REQUEST at
+/* label_check - check a weight version label: 1..VERSION_LABEL_MAX bytes of UTF-8 without hidden
+ * characters (utf8_is_hidden), not a dirty marker (FLEET_DIRTY_MARKER). Errors: ERR_BAD_REQUEST at
  * `field`. */
 int label_check(const char *label, const char *field, struct err *e);
 

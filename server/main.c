@@ -63,9 +63,10 @@ static int unknown_command(const char *word)
 
     if (near == NULL)
         near = closest_match(word, cli_commands());
-
     (void)fprintf(stderr, "baton: unknown command '%.60s'", word);
-    if (near != NULL)
+    if (cli_instead(word) != NULL)
+        (void)fprintf(stderr, "; did you mean %s?", cli_instead(word));
+    else if (near != NULL)
         (void)fprintf(stderr, "; did you mean '%s'?", near);
     (void)fputs("\n\n", stderr);
     return usage_print(stderr, 2);
@@ -171,7 +172,7 @@ int main(int argc, char **argv)
         return usage_print(stderr, 2);
     if (strcmp(argv[1], "serve") == 0)
         return command_serve(argc - 2, argv + 2);
-    if (is_word(argc, argv, "version", "--version", "-V"))
+    if (is_word(argc, argv, "version", "--version", "-V") || strcmp(argv[1], "-v") == 0)
         return puts("baton " BATON_VERSION) < 0;
     if (is_word(argc, argv, "help", "--help", "-h"))
         return usage_print(stdout, 0);

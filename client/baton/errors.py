@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Optional
+
+
+# Control characters, line separators and bidirectional marks: in the words of a server or of an
+# engine behind it they could control a terminal, or make a line read otherwise.
+_HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def shown(text: str) -> str:
+    """The text in one line, with such characters as escapes."""
+    return _HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class BatonError(Exception):
@@ -10,7 +21,8 @@ class BatonError(Exception):
 
     message     in the server's words if status is not 0
     status      of HTTP; 0 if no server answered
-    code        the server's (docs/errors.md), or of this package: connection (no whole answer),
+    code        the server's (docs/errors.md), "" of routes in OpenAI's form, whose errors have a
+                number there; or of this package: connection (no whole answer),
                 timeout, tls, bad_answer (the answer is not one of baton), no_gpu, no_nccl,
                 nccl_error, cuda_error, shared_memory, conflict
     param       JSON pointer of the member that the server refused
@@ -27,11 +39,11 @@ class BatonError(Exception):
         self.message, self.status, self.code, self.param = message, status, code, param
         self.retryable, self.details, self.request_id = retryable, details, request_id
         where = f" (at {param})" if param else ""
-        what = f"{status} {code}: " if status else ""
+        what = f"{status} {code}".rstrip() + ": " if status else ""
         listed = ""
         if code == "incomplete_update" and details and details.get("missing"):
             listed = f"; missing: {', '.join(details['missing'][:8])}"
-        super().__init__(f"{what}{message}{where}{listed}")
+        super().__init__(shown(f"{what}{message}{where}{listed}"))
 
 
 def has_committed(e: Any) -> bool:

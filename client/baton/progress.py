@@ -4,7 +4,7 @@ import sys
 import threading
 
 from .connection import ask
-from .errors import BatonError
+from .errors import BatonError, shown
 
 POLL_S = 0.2  # between two looks at the progress of an update
 
@@ -41,8 +41,8 @@ def show_warnings(answers):
                                                    **changes)
             except (LookupError, TypeError):
                 words = ""  # the update is committed all the same
-            lines[f"baton: warning: {name}{': ' if words else ''}{words}; "
-                  "GET /v1/weights/diff has the names\n"] = None
+            lines[shown(f"baton: warning: {name}{': ' if words else ''}{words}; "
+                        "GET /v1/weights/diff has the names") + "\n"] = None
     sys.stderr.write("".join(lines))
     sys.stderr.flush()
 

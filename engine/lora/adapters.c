@@ -115,10 +115,11 @@ static int check_name(const struct adapters *s, const char *name, struct err *e)
     memcpy(copy, name, len + 1);
     if (utf8_clean(copy) > 0)
         return err_set(e, ERR_BAD_REQUEST, "/lora_name", "the name '%s' is not UTF-8", copy);
-    for (const char *at = name; *at != '\0'; at++)
-        if ((unsigned char)*at < 0x20 || *at == 0x7f)
-            return err_set(e, ERR_BAD_REQUEST, "/lora_name",
-                           "the name has a control character at byte %zu", (size_t)(at - name));
+    if (utf8_find_hidden(name, len) < len)
+        return err_set(e, ERR_BAD_REQUEST, "/lora_name",
+                       "the name has a control character, a line separator or a bidirectional mark "
+                       "at byte %zu",
+                       utf8_find_hidden(name, len));
     for (const char *const *base = s->cfg.base_names; base != NULL && *base != NULL; base++)
         if (strcmp(*base, name) == 0)
             return err_set(e, ERR_BAD_REQUEST, "/lora_name", "'%.*s' is the base model's name",

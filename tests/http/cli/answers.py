@@ -2,9 +2,12 @@
 
 Usage: answers.py BATON CHECKPOINT ADAPTER"""
 
+import contextlib
 import http.server
 import json
 import os
+import pty
+import re
 import subprocess
 import sys
 import threading
@@ -82,7 +85,7 @@ def check(right, about):
 class Stub(http.server.BaseHTTPRequestHandler):
     """Answers with `wrong` to one route, else with its success."""
     protocol_version = "HTTP/1.1"
-    route, wrong, kind = None, b"", "application/json"
+    route, wrong, kind, status = None, b"", "application/json", 200
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -91,7 +94,7 @@ class Stub(http.server.BaseHTTPRequestHandler):
         if route == "POST /v1/update_weights" and ("update_id" in query or b'"update_id"' in body[:65536]):
             route += "?update_id"
         answer = Stub.wrong if route == Stub.route or Stub.route is None else json.dumps(GOOD.get(route)).encode()
-        self.send_response(200)
+        self.send_response(Stub.status if answer is Stub.wrong else 200)
         self.send_header("Content-Type", Stub.kind)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
@@ -179,6 +182,68 @@ def client_tells(url):
                 check(False, f"{Stub.wrong[:60]}: {type(e).__name__}: {str(e)[:100]}")
 
 
+EVIL = "x\n\x1b[31mRED\x1b]0;t\x07\x7f\u009b31m\u202eevil\u2028\u2066"
+HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufffd]|^.{0,9}RED", re.M)
+WORDS = {"phase", "state", "status", "update_id", "lora_name", "life"}  # a success has these values
+
+
+def evil(value, name="", words=WORDS):
+    if isinstance(value, dict):
+        return {k: evil(v, k, words) for k, v in value.items()}
+    if isinstance(value, list):
+        return [evil(v, name, words) for v in value]
+    return value + EVIL if isinstance(value, str) and name not in words else value
+
+
+def on_a_terminal(command):
+    """Its exit status, and what it prints to a terminal and to stderr."""
+    ours, its = pty.openpty()
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=its, stderr=subprocess.PIPE) as process:
+        os.close(its)
+        out = b""
+        with contextlib.suppress(OSError):  # how a terminal ends
+            while piece := os.read(ours, 65536):
+                out += piece
+        err = process.stderr.read()
+    os.close(ours)
+    return process.returncode, out.decode(errors="replace").replace("\r\n", "\n"), err.decode(errors="replace")
+
+
+def nothing_reaches_the_terminal(url):
+    """What a server, an engine or a label says is shown, and does nothing to a terminal."""
+    whole = dict(GOOD["GET /v1/status"], pause={"mode": "keep", "owner": "o", "held_s": 1}, stage={
+        "serial": 1, "handed_serial": 1, "weight_version": "v", "upstreams": [{"upstream": "u", "error": "e"}],
+        "error": {"message": "m"}}, sleep={"asleep": True, "weights": "w", "kv_cache": "k"})
+    whole["upstreams"] = {"n": 2, "list": [dict(ENGINE, state="down", error={"message": "refused"}, weight_version="v")]}
+    event = {"choices": [{"text": "t", "delta": {"content": "c"}, "finish_reason": "stop", "weight_versions": []}]}
+    for line, routes in COMMANDS.items():
+        for Stub.route in routes:
+            good = whole if Stub.route == "GET /v1/status" else GOOD[Stub.route] or event
+            error = {"error": {"code": "conflict", "message": "m", "param": "/p", "details": {}}}
+            for status, body in ((200, evil(good)), (200, evil(good, words=())), (409, evil(error)), (409, EVIL),
+                                 (200, EVIL), (200, {"phase": EVIL})):
+                text = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
+                Stub.status, Stub.wrong = status, text.encode()
+                if good is event and status == 200 and isinstance(body, dict):
+                    Stub.wrong, Stub.kind = b"data: " + Stub.wrong + b"\n\n", "text/event-stream"
+                json_too = [] if line.startswith("weights verify") else ["--json"]
+                for more in ([], json_too):
+                    rc, out, err = on_a_terminal([BATON, *line.split(), "--url", url, *more])
+                    text = out.replace("\n", " ") if line.startswith("generate") else out  # a reply has lines
+                    check(not HIDDEN.search(text + err), f"baton {line} {more}, {status} {Stub.route}: {out + err!r}")
+                    check(rc or more or line != "status" or all(w in out for w in ("http://127.0.0.1:1x", ": down", "refusedx")),
+                          f"{line} does not name the engine that is down: {out}")
+                    check(not more or rc or not out or all(json.loads(one) for one in out.split("\n") if one),
+                          f"baton {line} {more}: {out!r} is no JSON")
+                Stub.status, Stub.kind = 200, "application/json"
+    Stub.route, Stub.status, Stub.wrong = None, 409, json.dumps(evil(error)).encode()
+    try:
+        baton.wait_ready(url, 0)
+    except baton.BatonError as e:
+        check(not HIDDEN.search(str(e)) and EVIL in e.message, f"an error of the client: {str(e)!r}")
+    Stub.status = 200
+
+
 def batch(metadata):
     text = json.dumps({"__metadata__": {"format": "pt", "baton.rollouts": json.dumps(metadata)}}).encode()
     return len(text).to_bytes(8, "little") + text
@@ -200,6 +265,7 @@ def main():
     url = f"http://127.0.0.1:{server.server_address[1]}"
     cli_tells(url)
     client_tells(url)
+    nothing_reaches_the_terminal(url)
     formats()
     server.shutdown()
     if failures:

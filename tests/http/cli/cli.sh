@@ -25,6 +25,7 @@ STEP=$CHECKPOINTS/step-01500.safetensors
 # push: proven, named, served
 run 0 push "$STEP" --weight-version step-1500
 has "step-1500 is served (serial 2): 46 tensors, 1.8 MB"
+has ", at $URL"
 [[ ! -s $WORK/errors ]] || fail "a push that changed all: $(cat "$WORK/errors")"
 run 0 status
 has "step-1500 (serial 2), ready, 46 tensors, 1.8 MB BF16"
@@ -71,7 +72,12 @@ run 0 weights diff "$WORK/shards" "$STEP"
 has "the same: 46 tensors"
 cp "$STEP" "$WORK/shards/other.safetensors" # the index does not name it
 run 0 weights verify "$WORK/shards"
-rm "$WORK/shards/other.safetensors"
+mv "$WORK/shards/other.safetensors" "$WORK/shards/model.safetensors" # which of the two is the checkpoint?
+run 2 push "$WORK/shards"
+complains "has model.safetensors beside an index (model.safetensors.index.json) of other files"
+"$PYTHON" -m baton "$WORK/shards" --url "$URL" 2>"$WORK/errors" && fail "the client takes one of two checkpoints"
+complains "has model.safetensors beside an index (model.safetensors.index.json) of other files"
+rm "$WORK/shards/model.safetensors"
 
 # two checkpoints in one directory, or an index that is wrong: which is meant is not known
 for command in "push" "weights verify" "weights diff $STEP"; do
@@ -156,6 +162,24 @@ with open(sys.argv[2], "wb") as f:
 P
 run 1 push "$WORK/wide.safetensors"
 complains "hint: --convert"
+"$PYTHON" - "$STEP" "$WORK/bent.safetensors" <<'P'
+import json, struct, sys
+with open(sys.argv[1], "rb") as f:
+    head = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+    data = f.read()
+head["model.norm.weight"]["shape"] = [2, 64]
+text = json.dumps(head).encode()
+with open(sys.argv[2], "wb") as f:
+    f.write(struct.pack("<Q", len(text)) + text + data)
+P
+run 1 push "$WORK/bent.safetensors"
+complains "model.norm.weight"
+! grep --quiet "hint:" "$WORK/errors" || fail "no option helps here: $(cat "$WORK/errors")"
+post 200 /v1/weights/label '{"weight_version": "a\u00a0b\u200dc\u05d0"}'
+for hidden in 001b 007f 0085 009b 061c 200e 2028 202e 2069; do
+  post 400 /v1/weights/label "{\"weight_version\": \"a\\u${hidden}b\"}"
+  has "byte 1 of the weight version"
+done
 run 0 push "$WORK/wide.safetensors" --convert --weight-version converted
 run 0 weights verify "$STEP"
 
@@ -278,6 +302,25 @@ call GET /v1/status
 same .weights.weight_version half
 kill "$STALL"
 
+# the Python client takes the same directories and URLs
+for via in shm body; do
+  "$PYTHON" -m baton "$WORK/shards" --url "${URL#http://}" --via "$via" --weight-version sharded >"$WORK/body"
+  same .n_tensors_done 46
+done
+"$PYTHON" -m baton "$CHECKPOINTS" --url "$URL" 2>"$WORK/errors" && fail "two checkpoints were pushed"
+complains "step-00000.safetensors and in "
+"$PYTHON" -m baton "$STEP" --url "$URL/v1" 2>"$WORK/errors" && fail "a URL with a path"
+complains "has more than scheme, host and port"
+"$PYTHON" - "$URL" 2>"$WORK/errors" <<'P' && fail "a model that is not there"
+import sys
+import baton
+try:
+    baton.request(sys.argv[1], "POST", "/v1/completions", {"model": "zzz", "prompt": "a"})
+except baton.BatonError as e:
+    sys.exit(f"{e.status} [{e.code}] {e}")
+P
+complains "404 [] 404: model 'zzz'"
+
 # what the command line gets wrong
 run 2 push
 complains "expected FILE|DIR"
@@ -296,7 +339,27 @@ complains "unknown command 'ad'"
 complains "baton upstreams add URL[,KIND]"
 run 2 stats
 complains "did you mean 'status'?"
+for word in run list ls ps stop get; do
+  run 2 "$word"
+  complains "unknown command '$word'; did you mean "
+done
+run 0 -v
+has "baton 0."
 run 2 status --url ftp://here
+run 2 status --url "$URL/v1"
+complains "has more than scheme, host and port"
+run 0 status --url "${URL#http://}"
+run 3 status --url "https://${URL#http://}"
+complains "hint: a server without TLS has an http:// URL"
+run 0 wait
+has "$URL is ready for generate"
+run 2 wait --for ever
+complains "expected generate or control"
+run 0 pause
+run 1 wait --timeout 0.3
+complains "is not ready for generate, the time is over: "
+run 0 wait --for control --timeout 5
+run 0 resume
 run 0 status --url "$URL/"
 run 3 status --url "unix:$WORK/nowhere"
 complains "no server accepts connections at this socket"
@@ -331,6 +394,8 @@ has "files"
 
 # a server that is not there, and one that asks for a key
 stop_server
+run 3 wait --timeout 0.3
+complains "the time is over: "
 run 3 status
 complains "$URL: "
 complains "hint: 'baton serve' starts a server"
@@ -338,6 +403,7 @@ printf 'control %s name=trainer-1\n' 0123456789abcdef0123456789abcdef >"$WORK/ke
 printf '%s\n' 0123456789abcdef0123456789abcdef >"$WORK/key"
 chmod 600 "$WORK/keys" "$WORK/key"
 serve_model --api-key-file "$WORK/keys"
+run 0 wait
 run 1 status
 complains "401 unauthorized"
 complains "hint: give a key by --key-file"

@@ -82,12 +82,33 @@ static void test_utf8_valid_prefix(void **state)
     assert_int_equal(utf8_valid_prefix("a\0b\xff", 4), 3);
 }
 
+static void test_utf8_find_hidden(void **state)
+{
+    static const char *const hidden[] = {"\n",           "\x1b",         "\x7f",
+                                         "\xc2\x80",     "\xc2\x9b",     "\xd8\x9c",
+                                         "\xe2\x80\x8e", "\xe2\x80\x8f", "\xe2\x80\xa8",
+                                         "\xe2\x80\xae", "\xe2\x81\xa6", "\xe2\x81\xa9",
+                                         "\xff"};
+    static const char *const seen[] = {"", " ~", "\xc2\xa0", "\xe2\x80\x8d", "\xe2\x80\xaf",
+                                       "\xd7\xa9 \xd9\x81 \xf0\x9f\x98\x80"};
+    char text[16];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof seen / sizeof seen[0]; i++)
+        assert_int_equal(utf8_find_hidden(seen[i], strlen(seen[i])), strlen(seen[i]));
+    for (size_t i = 0; i < sizeof hidden / sizeof hidden[0]; i++) {
+        (void)snprintf(text, sizeof text, "\xc3\xa9%sb", hidden[i]);
+        assert_int_equal(utf8_find_hidden(text, strlen(text)), 2);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_utf8_clean_table),
         cmocka_unit_test(test_utf8_put_and_scan),
         cmocka_unit_test(test_utf8_valid_prefix),
+        cmocka_unit_test(test_utf8_find_hidden),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
