@@ -40,12 +40,12 @@ from .ready import wait_ready
 from .replay import ReplayBlock, cut_routed_experts, decode_routed_experts
 from .rollouts import Rollouts, assemble_rollouts, read_rollouts, rollouts, stream_rollouts
 from .tensors import DTYPES, Tensor, checksum, load_file, plan_digest
-from .update import push
+from .update import Update, push
 
 __version__ = "0.1.0"  # that of CMakeLists.txt; a test compares
 
-__all__ = ["BatonError", "InputError", "Tensor", "push", "join", "Group", "attach", "Attached",
-           "wait_ready", "request", "load_file", "checksum", "gpu_checksums", "plan_digest",
-           "decode_routed_experts", "cut_routed_experts", "ReplayBlock", "Rollouts",
+__all__ = ["BatonError", "InputError", "Tensor", "Update", "push", "join", "Group", "attach",
+           "Attached", "wait_ready", "request", "load_file", "checksum", "gpu_checksums",
+           "plan_digest", "decode_routed_experts", "cut_routed_experts", "ReplayBlock", "Rollouts",
            "rollouts", "stream_rollouts", "read_rollouts", "assemble_rollouts", "DTYPES",
            "__version__"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from typing import Any, Callable, Dict, List, Optional, Union
+from typing import Any, Callable, Dict, List, Optional, TypedDict, Union, overload
 
 from .connection import is_local, url_list
 from .errors import BatonError, InputError
@@ -17,6 +17,27 @@ from .several import push_several
 from .tensors import as_pairs, as_tensors, load_file
 
 WAYS = ("auto", "ipc", "nccl", "shm", "body", "path")
+
+
+class Update(TypedDict, total=False):
+    """What the server says of an update; openapi/baton.yaml has all members. One that is committed
+    has the first five."""
+    update_id: str
+    phase: str  # committed; with update_id also open, receiving, verifying, verified
+    serial: Optional[int]
+    weight_version: Optional[str]
+    nbytes_done: int
+    nbytes_total: int
+    n_tensors_done: int
+    n_tensors_total: int
+    n_missing: int
+    missing: List[str]
+    partial: bool
+    boot_id: str
+    changes: Optional[Dict[str, Any]]
+    senders: List[Dict[str, Any]]
+    upstreams: List[Dict[str, Any]]
+    timing: Dict[str, float]
 
 
 def _is_path(tensors):
@@ -69,6 +90,24 @@ def _check(url, via, group, update_id, trainer_rank, placement):
         raise InputError("trainer_rank goes with update_id, the session that all ranks push into")
     if placement is not None and via != "ipc":
         raise InputError(f"placement goes with via 'ipc', not {via!r}")
+
+
+@overload
+def push(tensors: Any, url: str, via: str = ..., weight_version: Optional[str] = ...,
+         checksums: bool = ..., partial: bool = ...,
+         convert: bool = ..., update_id: Union[str, List[str], None] = ...,
+         progress: Union[bool, Callable[[int, int], None], None] = ..., timeout: float = ...,
+         bucket_nbytes: int = ..., placement: Optional[str] = ...,
+         group: Any = ..., trainer_rank: Optional[int] = ...) -> Update: ...
+
+
+@overload
+def push(tensors: Any, url: Optional[List[str]] = ..., via: str = ...,
+         weight_version: Optional[str] = ..., checksums: bool = ..., partial: bool = ...,
+         convert: bool = ..., update_id: Union[str, List[str], None] = ...,
+         progress: Union[bool, Callable[[int, int], None], None] = ..., timeout: float = ...,
+         bucket_nbytes: int = ..., placement: Optional[str] = ...,
+         group: Any = ..., trainer_rank: Optional[int] = ...) -> Any: ...
 
 
 def push(tensors: Any, url: Union[str, List[str], None] = None, via: str = "auto",
