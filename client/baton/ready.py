@@ -19,7 +19,8 @@ def _not_ready(url: str, path: str, deadline: float) -> BatonError | None:
         ask(url, "GET", path, timeout=max(min(ASK_S, deadline - time.monotonic()), 0.1))
         return None
     except BatonError as e:
-        if e.status not in (0, 503) or isinstance(e, InputError) or e.code == "tls":
+        if e.status not in (0, 503) or isinstance(e, InputError) or \
+                e.code in ("tls", "bad_answer"):
             raise
         return e
 

@@ -158,7 +158,7 @@ def client_tells(url):
              "POST /v1/update_weights/start": lambda: baton.push(tensors, [url, url + "/"], via="shm"),
              "POST /v1/update_weights/verify": lambda: baton.push(tensors, [url, url + "/"], via="body"),
              "POST /v1/update_weights?update_id": lambda: baton.push(tensors, url, via="shm", update_id="upd-1"),
-             "GET /readyz": lambda: baton.wait_ready(url, 1.0)}
+             "GET /readyz": lambda: baton.wait_ready(url, 60.0)}
     for route, call in calls.items():
         for wrong in WRONG + [json.dumps(w).encode() for w in broken({k: v for k, v in GOOD[route].items()
                                                                        if k != "nbytes_total" and (k != "nbytes_done" or "start" not in route)})]:
