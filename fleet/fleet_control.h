@@ -37,6 +37,7 @@ struct fleet_control_cfg {
     enum fleet_prove prove;    /* what each engine is asked for after an update */
     struct store *store;       /* the committed bytes, of --stage; NULL: none are here */
     bool recomputes;           /* running generations recompute their KV after an update */
+    bool finishes;             /* an update waits until running generations have ended */
     /* Reads the tensors that a request lists (one reference). Errors: ERR_BAD_REQUEST at the
      * member; ERR_NO_MEMORY. Threads: any. */
     int (*tensor_list_of)(struct tensor_list **out, const json_t *body, struct err *e);

@@ -154,7 +154,8 @@ static int open_control(struct server *s, struct err *e)
                                     .history = s->app.history,
                                     .store = s->weights.store,
                                     .update_us = settings->update_timeout_ms * 1000,
-                                    .recomputes = settings->on_update == GEN_ON_UPDATE_RECOMPUTE,
+                                    .recomputes = settings->on_update != GEN_ON_UPDATE_CONTINUE,
+                                    .finishes = settings->on_update == GEN_ON_UPDATE_FINISH,
                                     .pause_fenced = s->config.pause_fenced,
                                     .tensor_list_of = tensor_list_of};
 

@@ -28,12 +28,14 @@ struct upstream_caps {
     bool status_names_process;   /* API_GET_STATUS names the process, so that a restart is seen */
     bool reply_names_process;    /* and so does each reply to a client, in a header */
     bool reply_names_version;    /* each reply to a generate has the version that made it */
+    bool reply_has_spans;        /* it adds the versions by itself: X-Baton-Weight-Versions */
     bool forbids_by_key_only;    /* it replies 403 to a client's request only because of our key */
     bool replaces_adapters;      /* a load replaces an adapter of the same name */
     bool caches_by_adapter_name; /* its prefix cache does not tell two adapters of one name apart */
     bool finish_takes_no_version; /* API_FINISH_UPDATE of an update that it has open */
     bool retracts_requests;       /* a pause holds KV, which API_RETRACT_REQUESTS frees */
     bool makes_rollouts;          /* it has POST /v1/rollouts */
+    bool waits_in_pause;          /* a pause can wait until what runs has ended */
     bool hides_pause;             /* no query says whether it is paused */
     bool aborts_one_request;      /* API_ABORT_REQUESTS takes one id, or all */
     bool joins_many_groups;       /* else the last group joined replaces the one before */

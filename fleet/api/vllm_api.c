@@ -415,6 +415,7 @@ const struct upstream_api vllm_api = {
     .caps = {.status_names_process = true,
              .replaces_adapters = true,
              .caches_by_adapter_name = true,
+             .waits_in_pause = true,
              .wakes_twice = true,
              .keeps_handle_setup = true},
     .ops =

@@ -63,6 +63,7 @@ static void upstream_join_locked(struct fleet *f, size_t upstream, const char *n
                              .incarnation = u->incarnation + 1,
                              .join_incarnation = u->incarnation + 1,
                              .adapters_change = u->adapters_change,
+                             .n_overwrites = u->n_overwrites,
                              .join_order = ++f->n_joined};
 
     fresh.hash = name != NULL ? fleet_affinity(name) : fleet_hash_mix(upstream);
@@ -92,6 +93,7 @@ int fleet_new(struct fleet **out, const struct fleet_cfg *cfg, struct err *e)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the upstreams");
     }
     mtx_init(&f->lock, MTX_ADMISSION);
+    cnd_init(&f->idle);
     for (size_t queue = 0; queue < FLEET_QUEUES; queue++)
         f->queues[queue].tail = &f->queues[queue].head;
     f->n = cfg->n_upstreams;
@@ -112,6 +114,7 @@ void fleet_free(struct fleet *f)
         return;
     for (size_t queue = 0; queue < FLEET_QUEUES; queue++)
         assert(f->queues[queue].n_waiting == 0 && f->queues[queue].n_running == 0);
+    cnd_fini(&f->idle);
     mtx_fini(&f->lock);
     free(f->upstreams);
     free(f);

@@ -48,6 +48,7 @@ enum {
     FLEET_LABEL_MAX = 128,         /* bytes of a version's label, and of a process id */
     FLEET_RELEASE_MAX = 63,        /* bytes of the name of a software release */
     FLEET_UPDATE_ID_MAX = 64,      /* bytes of the id of an engine's own update */
+    FLEET_VERSIONS_MAX = 8,        /* that are kept, and may follow each other in one reply */
     FLEET_LOAD_PERCENT = 125       /* of the fair share: how much affinity may load one engine */
 };
 
@@ -313,6 +314,37 @@ uint64_t fleet_repair_version(struct fleet *f, const char *label, const bool *do
  * Returns: the serial, which does not change. */
 uint64_t fleet_set_label(struct fleet *f, const char *label, const bool *named);
 
+/* ---- which versions made a reply ---- */
+
+struct fleet_version {
+    uint64_t serial;
+    char label[FLEET_LABEL_MAX + 1];
+};
+
+/* What a fleet has served since a permit was granted. */
+struct fleet_versions {
+    bool one; /* the weights of that engine have not changed since: the first version made it all */
+    bool complete;        /* no version is left out, and none is about to follow */
+    bool last_is_unknown; /* an update changes that engine and has not ended */
+    size_t n;             /* 1..; items[0]: at the grant */
+    struct fleet_version
+        items[FLEET_VERSIONS_MAX + 1]; /* after too many the first and the newest */
+};
+
+/* fleet_note_overwrite - from now on the weights of this engine, which it serves, may be changed in
+ * place. Call it before the first byte is sent, once the engine makes no tokens. Threads: any. */
+void fleet_note_overwrite(struct fleet *f, size_t upstream);
+
+/* fleet_versions_since - what may have made the tokens of a reply of which no byte is missing.
+ * @t  granted, not yet released. Threads: any. */
+struct fleet_ticket;
+void fleet_versions_since(struct fleet *f, const struct fleet_ticket *t,
+                          struct fleet_versions *out);
+
+/* fleet_await_idle - wait until no generate request has a permit of this engine. Returns: has none.
+ * Threads: any that may wait; no lock held. */
+bool fleet_await_idle(struct fleet *f, size_t upstream, uint64_t deadline_us);
+
 /* ---- permits ---- */
 
 struct fleet_ticket {
@@ -324,11 +356,13 @@ struct fleet_ticket {
     void *arg;
     bool avoid_one; /* prefer any other engine to `avoid`, which has just failed */
     size_t avoid;
-    bool responded; /* the engine has replied; set before fleet_permit_release */
+    bool responded;              /* the engine has replied; set before fleet_permit_release */
+    struct fleet_version served; /* written at the grant: the fleet's version */
 
     /* Private to the fleet. */
     struct fleet_ticket *next, **prev_next;
     size_t upstream;
+    uint64_t n_named, n_overwrites; /* at the grant */
     int state;
 };
 

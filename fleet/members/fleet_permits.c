@@ -4,6 +4,7 @@
 #include "fleet/members/fleet_priv.h"
 
 #include <assert.h>
+#include <string.h>
 
 uint64_t fleet_affinity(const char *session)
 {
@@ -97,6 +98,10 @@ static void grant_locked(struct fleet *f, struct fleet_ticket *t, size_t upstrea
     t->upstream = upstream;
     u->n_outstanding[t->queue]++;
     u->n_granted++;
+    t->served.serial = f->serial;
+    memcpy(t->served.label, f->label, sizeof f->label);
+    t->n_named = f->n_named;
+    t->n_overwrites = u->n_overwrites;
     f->queues[t->queue].n_running++;
     f->next_upstream = (upstream + 1) % f->n;
 }
@@ -289,6 +294,8 @@ void fleet_permit_release(struct fleet *f, struct fleet_ticket *t)
         fleet_clear_failure_locked(u);
     }
     f->queues[queue].n_running--;
+    if (f->n_idle_waits > 0 && u->n_outstanding[FLEET_GENERATE] == 0)
+        cnd_broadcast(&f->idle);
     waiting = f->queues[queue].head != NULL;
     mtx_unlock(&f->lock);
     if (waiting)

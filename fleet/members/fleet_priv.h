@@ -41,6 +41,7 @@ struct upstream {
     /* Permits (fleet_permits.c). */
     size_t n_outstanding[FLEET_QUEUES];
     uint64_t n_granted;
+    uint64_t n_overwrites; /* fleet_note_overwrite */
 
     /* Why it is out of rotation, as text. Written by fleet_set_error and by what clears it. */
     struct err error; /* why it is not synced, is fenced or rejects our key; clean: it is fine */
@@ -77,6 +78,10 @@ struct fleet {
     size_t next_upstream; /* where the search for the least loaded begins: round robin of equals */
     uint64_t serial, weights_epoch, quiesce_order, hold_order, n_joined;
     char label[FLEET_LABEL_MAX + 1]; /* of the fleet's version, once it is decided */
+    uint64_t n_named;                /* versions and names of versions that were set */
+    struct fleet_version named[FLEET_VERSIONS_MAX]; /* the newest of them; each at its number */
+    struct cnd idle; /* an engine has no generate request any more, and fleet_await_idle waits */
+    unsigned n_idle_waits;
     bool decided, updating, quiesced, closed, requires_adapters;
     bool awaits_commit;           /* fleet_await_commit, and no version is committed yet */
     char awaits_why[ERR_MSG_MAX]; /* what is answered then; "": it is not handed over yet */
@@ -194,6 +199,11 @@ void fleet_change_end(struct fleet *f, struct fleet_change *c);
 /* fleet_grant_all - grant permits to waiting requests: an engine has entered rotation. No lock
  * held. */
 void fleet_grant_all(struct fleet *f);
+
+/* ---- fleet_versions_since.c ---- */
+
+/* fleet_keep_name_locked - the fleet has another version, or another label. */
+void fleet_keep_name_locked(struct fleet *f);
 
 /* ---- fleet_version.c ---- */
 

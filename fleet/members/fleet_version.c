@@ -299,6 +299,7 @@ static void set_version_locked(struct fleet *f, const char *label)
     f->decided = true;
     f->weights_epoch++;
     (void)snprintf(f->label, sizeof f->label, "%s", label);
+    fleet_keep_name_locked(f);
 }
 
 uint64_t fleet_commit_version(struct fleet *f, const char *label, uint64_t serial, const bool *done,

@@ -5,6 +5,8 @@
  * then: their own start may already take the weights apart. */
 #include "fleet/update/fleet_update_priv.h"
 
+#include "fleet/update/fleet_drain.h"
+
 #include <assert.h>
 #include <string.h>
 
@@ -45,31 +47,32 @@ static void on_paused(struct fleet_part *p, size_t part, struct fleet_result *re
 /* A resume does not touch these engines any more once this has begun (prepare_begun). What need not
  * be done while they stand still is done right before, in the pause lock: not before a trainer's
  * pause, in which engines may be replaced.
+ * @late   as of fleet_drain_parts
  * @named  as of fleet_read_old_labels */
 static int pause_parts(struct fleet_control *fc, struct fleet_session *s, const json_t *tensors,
-                       struct part_set *named, struct err *e)
+                       const struct part_set *late, struct part_set *named, struct err *e)
 {
-    json_t *keep = json_pack("{s:s}", "mode", "keep");
+    json_t *bodies[FLEET_MAX] = {NULL};
     const struct fanout f = {
-        .op = API_PAUSE, .body = keep, .select = is_running, .on_result = on_paused, .arg = fc};
+        .op = API_PAUSE, .bodies = bodies, .select = is_running, .on_result = on_paused, .arg = fc};
     int rc = -1;
 
-    if (keep == NULL) {
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to pause upstreams");
-    } else if (fleet_pause_lock(fc, "the start of an update", e) == 0) {
+    if (fleet_drain_pause_bodies(fc, s, late, bodies, e) == 0 &&
+        fleet_pause_lock(fc, "the start of an update", e) == 0) {
         adopt_trainer_pause(fc, s);
         if (fleet_send_packing(fc, s, tensors, e) == 0 &&
             fleet_read_old_labels(fc, s, named, e) == 0)
             rc = fanout_apply(fc, s, &f, e);
         fleet_pause_unlock(fc);
     }
-    json_decref(keep);
+    for (size_t i = 0; i < s->n_parts; i++)
+        json_decref(bodies[i]);
     return rc;
 }
 
 /* Returns: -1 also if the update was aborted meanwhile, or too few engines are left. */
 static int prepare_with_lock(struct fleet_control *fc, struct fleet_session *s,
-                             const json_t *tensors, struct err *e)
+                             const json_t *tensors, const struct part_set *late, struct err *e)
 {
     struct part_set named = {{false}};
     int rc = -1;
@@ -77,15 +80,13 @@ static int prepare_with_lock(struct fleet_control *fc, struct fleet_session *s,
     assert(fleet_owns_update_lock(fc));
     if (!fleet_update_is_open(fc, s))
         return fleet_refuse_closed(s, e);
-    mtx_lock(&fc->lock);
-    s->prepare_begun = true;
-    mtx_unlock(&fc->lock);
     if (!s->repair) /* its engines get no requests, and the others go on */
         fleet_set_updating(fleet_of(fc), true);
-    fleet_apply_quiesce(fc);
-    if (fleet_wake_parts(fc, s, e) == 0 && pause_parts(fc, s, tensors, &named, e) == 0 &&
-        fleet_set_dirty_markers(fc, s, &named, e) == 0)
-        rc = fleet_start_parts(fc, s, tensors, e);
+    if (fleet_wake_parts(fc, s, e) == 0 && pause_parts(fc, s, tensors, late, &named, e) == 0) {
+        fleet_drain_note_overwrites(fc, s, late);
+        if (fleet_set_dirty_markers(fc, s, &named, e) == 0)
+            rc = fleet_start_parts(fc, s, tensors, e);
+    }
     if (rc == 0)
         fleet_release_unchanged(fc, s, true);
     if (rc == 0 && !fleet_has_quorum(fc, s)) {
@@ -98,16 +99,30 @@ static int prepare_with_lock(struct fleet_control *fc, struct fleet_session *s,
     return rc;
 }
 
+/* From then on new requests wait for a permit. */
+static void set_prepare_begun(struct fleet_control *fc, struct fleet_session *s, bool on)
+{
+    mtx_lock(&fc->lock);
+    s->prepare_begun = on;
+    mtx_unlock(&fc->lock);
+    fleet_apply_quiesce(fc);
+}
+
 static int prepare_parts(struct fleet_control *fc, struct fleet_session *s, const json_t *tensors,
                          struct err *e)
 {
+    struct part_set late;
     int rc;
 
     if (!fleet_session_overwrites(s) || (s->prepared && !fleet_must_start_parts(fc, s, tensors)))
         return 0;
-    if (fleet_step_lock(fc, NULL, "the start of an update", e) != 0)
+    set_prepare_begun(fc, s, true);
+    fleet_drain_parts(fc, s, &late); /* without the lock: it can be aborted meanwhile */
+    if (fleet_step_lock(fc, NULL, "the start of an update", e) != 0) {
+        set_prepare_begun(fc, s, s->prepared);
         return -1;
-    rc = prepare_with_lock(fc, s, tensors, e);
+    }
+    rc = prepare_with_lock(fc, s, tensors, &late, e);
     fleet_op_unlock(fc);
     return rc;
 }

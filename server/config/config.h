@@ -171,8 +171,9 @@ enum { CONFIG_LIST_MAX = 256 };
       "what a commit does to running sequences, unless the request sets it: continue "             \
       "(the next token reads the new weights), finish (they end on the version they "              \
       "began with), or recompute (their KV is computed again with the new weights "                \
-      "first); default: continue. In front of vLLM and SGLang: recompute (the default) "           \
-      "or continue")                                                                               \
+      "first); default: continue. In front of vLLM and SGLang the default is recompute, and "      \
+      "with finish an update waits until they have ended: new ones wait meanwhile; what has "      \
+      "not ended within half of --update-timeout is aborted (it ends with what it has)")           \
     X(NBYTES, kv_cache, "kv-cache", "BYTES", "256MiB", 65536, UINT64_MAX / 2,                      \
       "memory for the KV cache of the embedded engine")                                            \
     X(INT, max_loras, "max-loras", "N", "64", 1, 4096,                                             \

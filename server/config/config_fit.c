@@ -82,7 +82,6 @@ static int adapters_fit(const struct config_loader *l, struct err *e)
 static int upstreams_fit(const struct config_loader *l, struct err *e)
 {
     const struct config_option *o = option_given(l, own, sizeof own / sizeof own[0]);
-    const char *on_update = l->config.on_update;
 
     if (o != NULL)
         return option_refuse(l, o,
@@ -109,12 +108,6 @@ static int upstreams_fit(const struct config_loader *l, struct err *e)
                              "sharded spreads a version over GPUs, and --stage host keeps it in "
                              "host memory: name GPUs, as in --stage cuda:0,cuda:1, or remove it",
                              e);
-    if (on_update != NULL && strcmp(on_update, "finish") == 0)
-        return option_refuse(
-            l, config_find("on-update", strlen("on-update")),
-            "finish is not supported with --upstream; use recompute or continue; to let running "
-            "requests end first, pause with mode wait before the update",
-            e);
     o = option_given(l, model_spec, 1);
     if (o == NULL || option_given(l, model, 1) == NULL)
         return 0;
