@@ -64,6 +64,21 @@ void http_reply_header(struct http_reply *r, const char *name, const char *fmt, 
     va_end(ap);
 }
 
+void http_reply_header_text(struct http_reply *r, const char *name, const char *text)
+{
+    char value[HTTP_REQUEST_HEADER_VALUE_MAX + 1];
+    size_t len = 0;
+
+    for (; *text != '\0' && len + 3 < sizeof value; text++) {
+        bool plain = *text > ' ' && *text < 0x7f && *text != '%';
+
+        len += (size_t)snprintf(value + len, sizeof value - len, plain ? "%c" : "%%%02X",
+                                (unsigned)(unsigned char)*text);
+    }
+    value[len] = '\0';
+    http_reply_header(r, name, "%s", value);
+}
+
 int http_request_new(struct http_request **out, struct http_request_http_server *http_server,
                      struct err *e)
 {

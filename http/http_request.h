@@ -55,6 +55,7 @@ struct http_request {
     char *authorization;     /* "" when absent; wiped when the application has routed */
     char *session_id;        /* X-Session-ID, "" when absent */
     char *last_event_id;     /* Last-Event-ID, "" when absent */
+    bool wants_versions;     /* X-Baton-Weight-Versions: 1 */
     uint64_t content_length; /* UINT64_MAX when chunked */
     char *body;              /* whole body, NUL after it; of a streamed body: its head */
     size_t body_len;
@@ -87,7 +88,7 @@ void http_request_note_error(struct http_request *x, const struct err *e);
 /* http_request_query - first value of a query member, or NULL. */
 const char *http_request_query(const struct http_request *x, const char *name);
 
-enum { HTTP_REQUEST_HEADER_VALUE_MAX = 256 };
+enum { HTTP_REQUEST_HEADER_VALUE_MAX = 400 }; /* a label of 128 bytes, each as %XX, fits */
 
 struct http_request_header {
     const char *name; /* static */
@@ -111,6 +112,10 @@ struct http_reply {
 /* http_reply_header - add a header; cut at HTTP_REQUEST_HEADER_VALUE_MAX. Asserts that it fits. */
 __attribute__((format(printf, 3, 4))) void http_reply_header(struct http_reply *r, const char *name,
                                                              const char *fmt, ...);
+
+/* http_reply_header_text - add a header with any text: a space, '%', a control byte and each byte
+ * outside of ASCII become %XX. */
+void http_reply_header_text(struct http_reply *r, const char *name, const char *text);
 
 /* http_reply - answer, with Content-Length, and give up the caller's reference.
  * @r  moved in: its data is released by the request

@@ -272,10 +272,22 @@ def _at_least(name, value, low):
         raise _refused(f"/{name}", f"{name} is {_shown(value)}, expected an integer of {low} or more")
 
 
+def _spans(reply, choice, n_tokens):
+    """Those of a baton: of its own engine, or, exact, of an engine behind it. Else none is known."""
+    own = choice.get("weight_versions") or []
+    if own and all("serial" in span for span in own):
+        return own
+    added = reply.get("weight_versions") or []
+    if not all(span.get("exact") for span in added):
+        return []
+    return [dict(s, end=n_tokens if s["end"] is None else s["end"]) for s in added]
+
+
 class _Row:
     """One sequence of a JSON reply."""
 
-    def __init__(self, prompt, sample, ids, choice, with_routes):
+    def __init__(self, prompt, sample, ids, reply, with_routes):
+        choice = reply["choices"][sample]
         self.prompt, self.sample, self.ids = prompt, sample, ids
         self.tokens = choice.get("token_ids")
         if not isinstance(self.tokens, list):
@@ -287,7 +299,7 @@ class _Row:
             raise InputError(f"reply {prompt}, choice {sample} has {len(self.logprobs)} logprobs "
                              f"(logprobs.content) for {len(self.tokens)} tokens, each needs one: "
                              'request them with "logprobs": 1 in sampling_params')
-        self.spans = choice.get("weight_versions") or []
+        self.spans = _spans(reply, choice, len(self.tokens))
         self.finish, self.stop = choice.get("finish_reason"), choice.get("stop_reason")
         if self.finish not in FINISH_REASONS:
             raise InputError(f"reply {prompt}, choice {sample} has finish_reason {self.finish!r}, "
@@ -371,7 +383,8 @@ def assemble_rollouts(prompts: Sequence[Sequence[int]], replies: Sequence[Mappin
     vLLM's /inference/v1/generate answer. Of a baton, it is the batch that /v1/rollouts answers.
 
     replies    requested with "logprobs": 1. A choice has token_ids, logprobs and finish_reason;
-               optional: weight_versions (without it versions is -1), stop_reason, routed_experts
+               optional: weight_versions, there or in the reply (without it, or where it is not exact,
+               versions is -1), stop_reason, routed_experts
     n_experts  of the model: decides the dtype of routed_experts; None: the largest id does
 
     Raises InputError.
@@ -392,8 +405,7 @@ def assemble_rollouts(prompts: Sequence[Sequence[int]], replies: Sequence[Mappin
         for sample in range(n):
             for p in range(begin, end):
                 with _checked(f"reply {p}, choice {sample} is not of {REPLIES}"):
-                    rows.append(_Row(p, sample, prompts[p], replies[p]["choices"][sample],
-                                     return_routed_experts))
+                    rows.append(_Row(p, sample, prompts[p], replies[p], return_routed_experts))
                 groups.append((group, p + 1 == end))
     width, response_width = _widths(rows, layout, sequence_multiple)
     arrays = _empty(numpy, rows, width, pad_token_id, steps is not None,

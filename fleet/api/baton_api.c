@@ -217,6 +217,7 @@ const struct upstream_api baton_api = {
     .caps = {.two_phase = true,
              .status_names_process = true,
              .reply_names_process = true,
+             .reply_has_spans = true,
              .forbids_by_key_only = true,
              .replaces_adapters = true,
              .makes_rollouts = true},

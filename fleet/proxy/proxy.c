@@ -29,6 +29,7 @@ void proxy_request_free(struct proxy_request *r)
     loop_unpost(l, &r->drained);
     if (r->has_permit)
         fleet_permit_release(r->loop->proxy->fleet, &r->ticket);
+    reply_versions_free(r->versions);
     free(r->body);
     free(r);
 }
@@ -88,7 +89,7 @@ void proxy_fail(struct proxy_request *r, const struct err *e)
         log_aborted(r, e->msg);
         http_request_stream_close(x, false);
     } else {
-        r->error_reply(x, e, &out);
+        r->hooks->error_reply(x, e, &out);
         proxy_name_upstream(r, &out);
         http_reply(x, &out);
     }
@@ -183,7 +184,7 @@ static void send_request(struct proxy_request *r)
 {
     struct http_request *x = r->x;
     bool text = r->queue == FLEET_TEXT;
-    struct http_header headers[7];
+    struct http_header headers[8];
     struct http_call_request req = {
         .method = x->method == METHOD_HEAD ? "GET" : http_request_method_name(x->method),
         .path = x->target,
@@ -207,6 +208,8 @@ static void send_request(struct proxy_request *r)
     add_header(&req, headers, "X-Request-Id", x->actor.request_id);
     add_header(&req, headers, "traceparent", x->trace.traceparent);
     add_header(&req, headers, "tracestate", x->trace.tracestate);
+    if (x->wants_versions && upstream_caps(r->at.kind)->reply_has_spans)
+        add_header(&req, headers, "X-Baton-Weight-Versions", "1");
     add_header(&req, headers, "Accept-Encoding", "identity"); /* whatever the client accepts */
     r->stage = PROXY_SENT;
     r->n_attempts++;
@@ -379,7 +382,7 @@ static bool has_dots(const char *variable)
     return false;
 }
 
-int proxy_forward(struct http_request *x, enum fleet_queue queue, proxy_error_fn *error_reply,
+int proxy_forward(struct http_request *x, enum fleet_queue queue, const struct proxy_hooks *hooks,
                   struct err *e)
 {
     struct proxy_loop *pl = x->loop_app;
@@ -393,7 +396,7 @@ int proxy_forward(struct http_request *x, enum fleet_queue queue, proxy_error_fn
     r = proxy_request_new(pl, x, queue, e);
     if (r == NULL)
         return -1;
-    r->error_reply = error_reply;
+    r->hooks = hooks;
     http_request_on_disconnect(x, on_disconnect, r);
     if (proxy_admit(r, e) == 0)
         return 0;

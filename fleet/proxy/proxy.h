@@ -6,7 +6,9 @@
  * end. It is retried at another upstream only while nothing of it was sent; after that the client
  * gets an error which says that it may have been processed or, in mid-stream, an aborted reply.
  * Bodies are not parsed, except for the version in the reply of an upstream which names it there
- * (upstream_caps.reply_names_version). */
+ * (upstream_caps.reply_names_version), and replies whose clients ask for `weight_versions`
+ * (fleet/proxy/reply_versions.h), the one thing that is ever added to a reply. Each reply to a
+ * generate has the version at its grant in a header. */
 #ifndef BATON_FLEET_PROXY_PROXY_H
 #define BATON_FLEET_PROXY_PROXY_H
 
@@ -50,12 +52,20 @@ void proxy_loop_end(void *loop_app);
 typedef void proxy_error_fn(const struct http_request *x, const struct err *e,
                             struct http_reply *out);
 
-/* proxy_forward - forward a request to an upstream. On success the request is answered later; after
- * an error it is still the caller's.
- * Threads: the loop's. Blocks: no.
- * Errors: ERR_UNSYNCED, ERR_UPSTREAM_KEY, ERR_OVERLOADED, ERR_DRAINING (fleet_permit_acquire);
+/* One generate has been answered in full. @serial  of the fleet's version at its grant */
+typedef void proxy_made_fn(const struct http_request *x, uint64_t serial);
+
+/* What a forwarded request needs of the application. */
+struct proxy_hooks {
+    proxy_error_fn *error_reply;
+    proxy_made_fn *made; /* NULL: of no interest */
+};
+
+/* proxy_forward - forward a request to an upstream. `hooks` are static. On success the request is
+ * answered later; after an error it is still the caller's. Threads: the loop's. Blocks: no. Errors:
+ * ERR_UNSYNCED, ERR_UPSTREAM_KEY, ERR_OVERLOADED, ERR_DRAINING (fleet_permit_acquire);
  *         ERR_NOT_FOUND, ERR_BAD_REQUEST: its path; ERR_NO_MEMORY. */
-int proxy_forward(struct http_request *x, enum fleet_queue queue, proxy_error_fn *error_reply,
+int proxy_forward(struct http_request *x, enum fleet_queue queue, const struct proxy_hooks *hooks,
                   struct err *e);
 
 #endif

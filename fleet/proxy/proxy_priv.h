@@ -8,6 +8,7 @@
 #include "fleet/members/upstreams.h"
 #include "fleet/members/version_scan.h"
 #include "fleet/proxy/proxy.h"
+#include "fleet/proxy/reply_versions.h"
 #include "http/client/http.h"
 
 #include <stdbool.h>
@@ -56,17 +57,18 @@ struct proxy_request {
     struct http_request *x;                  /* our reference; NULL once it is answered */
     enum proxy_stage stage;
     enum fleet_queue queue;
-    proxy_error_fn *error_reply;
+    const struct proxy_hooks *hooks; /* static */
     struct fleet_ticket ticket;
     bool acquiring; /* in fleet_permit_acquire: a grant is taken at once */
     bool has_permit;
     bool is_paused;    /* reading the reply is paused: the client is slow */
     bool grant_posted; /* proxy->lock: a later grant was posted to the loop */
     size_t n_attempts;
-    struct upstream_endpoint at; /* of the last attempt; name NULL: there was none */
-    uint64_t epoch;              /* fleet_weights_epoch at the last attempt */
-    struct version_scan scan;    /* of the versions in its reply */
-    struct http_call *call;      /* NULL: none is under way */
+    struct upstream_endpoint at;     /* of the last attempt; name NULL: there was none */
+    uint64_t epoch;                  /* fleet_weights_epoch at the last attempt */
+    struct version_scan scan;        /* of the versions in its reply */
+    struct reply_versions *versions; /* owned; NULL: the reply passes unchanged */
+    struct http_call *call;          /* NULL: none is under way */
     struct loop_item granted, disconnected, drained;
     struct http_head head; /* of the reply */
     char *body;            /* owned [head.content_length]; NULL: none */

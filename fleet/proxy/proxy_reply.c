@@ -4,6 +4,7 @@
  * the socket, and the TCP window slows the upstream down. Reading is resumed from the loop, never
  * from within the HTTP server's call for more data, because libcurl delivers at once what it has.
  */
+#include "base/buf.h"
 #include "base/log.h"
 #include "fleet/proxy/proxy_priv.h"
 
@@ -14,6 +15,18 @@ void proxy_name_upstream(const struct proxy_request *r, struct http_reply *out)
 {
     if (r->at.name != NULL)
         http_reply_header(out, "X-Baton-Upstream", "%s", r->at.name);
+}
+
+/* The version at the grant; or what the upstream says itself, as a baton in front of engines does.
+ */
+static void name_version(const struct proxy_request *r, struct http_reply *out)
+{
+    if (r->queue != FLEET_GENERATE || r->head.status != 200)
+        return;
+    if (upstream_caps(r->at.kind)->reply_has_spans && r->head.weight_version[0] != '\0')
+        http_reply_header(out, "X-Baton-Weight-Version", "%s", r->head.weight_version);
+    else if (r->ticket.served.label[0] != '\0')
+        http_reply_header_text(out, "X-Baton-Weight-Version", r->ticket.served.label);
 }
 
 /* As it came. Content-Type is set as a header, because that of a reply must be static. */
@@ -28,7 +41,43 @@ static struct http_reply reply_head(const struct proxy_request *r)
     if (r->head.retry_after[0] != '\0')
         http_reply_header(&out, "Retry-After", "%s", r->head.retry_after);
     proxy_name_upstream(r, &out);
+    name_version(r, &out);
     return out;
+}
+
+static void note_made(const struct proxy_request *r)
+{
+    if (r->queue == FLEET_GENERATE && r->head.status == 200 && r->hooks->made != NULL)
+        r->hooks->made(r->x, r->ticket.served.serial);
+}
+
+static void fail_no_memory(struct proxy_request *r)
+{
+    struct err e = {0};
+
+    proxy_cancel_call(r);
+    (void)err_set(&e, ERR_NO_MEMORY, "",
+                  "this server has no memory for a reply of the upstream; the request may have "
+                  "been processed");
+    proxy_fail(r, &e);
+}
+
+/* Put the versions into a whole reply. Returns: -1 without memory. */
+static int add_versions(struct proxy_request *r)
+{
+    struct buf out = {0};
+
+    if (r->versions == NULL || r->len == 0)
+        return 0;
+    reply_versions_feed(r->versions, r->body, r->len, &out);
+    reply_versions_end(r->versions, &out);
+    if (out.failed) {
+        buf_fini(&out);
+        return -1;
+    }
+    free(r->body);
+    r->body = buf_take(&out, &r->len);
+    return 0;
 }
 
 static void send_reply(struct proxy_request *r)
@@ -49,20 +98,12 @@ static void send_reply(struct proxy_request *r)
 
 static void begin_collecting(struct proxy_request *r)
 {
-    struct err e = {0};
-
     r->stage = PROXY_COLLECTING;
     if (r->head.content_length <= 0)
         return;
     r->body = malloc((size_t)r->head.content_length);
-    if (r->body != NULL)
-        return;
-    proxy_cancel_call(r);
-    (void)err_set(&e, ERR_NO_MEMORY, "",
-                  "this server has no memory for a reply of %lld bytes; the request may have been "
-                  "processed",
-                  (long long)r->head.content_length);
-    proxy_fail(r, &e);
+    if (r->body == NULL)
+        fail_no_memory(r);
 }
 
 static void begin_streaming(struct proxy_request *r)
@@ -141,6 +182,16 @@ static void fail_bad_status(struct proxy_request *r)
         proxy_upstream_failed(r, false, &e);
 }
 
+/* Returns: -1 without memory. */
+static int begin_versions(struct proxy_request *r)
+{
+    if (!r->x->wants_versions || r->queue != FLEET_GENERATE ||
+        upstream_caps(r->at.kind)->reply_has_spans || !reply_versions_applies(&r->head))
+        return 0;
+    r->versions = reply_versions_new(r->loop->proxy->fleet, &r->ticket, &r->head);
+    return r->versions != NULL ? 0 : -1;
+}
+
 static void on_head(void *arg, const struct http_head *head)
 {
     struct proxy_request *r = arg;
@@ -153,6 +204,8 @@ static void on_head(void *arg, const struct http_head *head)
         proxy_auth_failed(r);
     else if (!http_is_answer(head->status))
         fail_bad_status(r);
+    else if (begin_versions(r) != 0)
+        fail_no_memory(r);
     else if (head->status == 204 ||
              (head->content_length >= 0 && head->content_length <= PROXY_WHOLE_NBYTES_MAX))
         begin_collecting(r);
@@ -207,6 +260,28 @@ static bool client_is_slow(struct proxy_request *r, size_t more, size_t limit)
     return r->ahead + more >= limit;
 }
 
+/* @data  NULL: the reply has ended. Returns: -1 if the client has disconnected, or without memory.
+ */
+static int write_stream(struct proxy_request *r, const void *data, size_t len)
+{
+    struct buf out = {0};
+    int rc = 0;
+
+    if (r->versions == NULL) {
+        r->ahead += len;
+        return len > 0 ? http_request_stream_write(r->x, data, len) : 0;
+    }
+    if (data != NULL)
+        reply_versions_feed(r->versions, data, len, &out);
+    else
+        reply_versions_end(r->versions, &out);
+    if (out.failed || (out.len > 0 && http_request_stream_write(r->x, out.data, out.len) != 0))
+        rc = -1;
+    r->ahead += out.len;
+    buf_fini(&out);
+    return rc;
+}
+
 /* libcurl delivers chunk by chunk. The HTTP server sends all chunks of one read together, later in
  * this iteration of the loop. False: not taken, deliver it again. */
 static bool forward_data(struct proxy_request *r, const void *data, size_t len)
@@ -215,11 +290,10 @@ static bool forward_data(struct proxy_request *r, const void *data, size_t len)
         pause_reading(r); /* libcurl reads on while the socket has data */
         return false;
     }
-    if (http_request_stream_write(r->x, data, len) != 0) {
+    if (write_stream(r, data, len) != 0) {
         proxy_drop(r); /* the client has disconnected, or no memory */
         return true;
     }
-    r->ahead += len;
     if (client_is_slow(r, 0, PROXY_AHEAD_NBYTES))
         pause_reading(r);
     return true;
@@ -255,9 +329,16 @@ static void on_done(void *arg, const struct http_end *end)
         return;
     }
     if (r->stage == PROXY_STREAMING) {
-        http_request_stream_close(r->x, true);
+        bool complete = write_stream(r, NULL, 0) == 0;
+
+        note_made(r);
+        http_request_stream_close(r->x, complete);
         r->x = NULL;
+    } else if (add_versions(r) != 0) {
+        fail_no_memory(r);
+        return;
     } else {
+        note_made(r);
         send_reply(r);
     }
     proxy_request_free(r);

@@ -1,6 +1,7 @@
 /* Requests that are passed on to an engine unchanged. */
 #include "fleet/proxy/proxy.h"
 
+#include "control/metrics.h"
 #include "fleet/api/upstream_api.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
@@ -13,13 +14,21 @@ static void error_reply(const struct http_request *x, const struct err *e, struc
     reply_error_make(x->route, e, NULL, out);
 }
 
+static void count_token_age(const struct http_request *x, uint64_t serial)
+{
+    const struct app *app = x->app;
+
+    metrics_token_age(app->metrics, serial);
+}
+
 int handle_fleet_proxy(struct app *app, struct http_request *x, struct err *e)
 {
+    static const struct proxy_hooks hooks = {.error_reply = error_reply, .made = count_token_age};
     const struct route *route = x->route;
 
     (void)app;
     return proxy_forward(x, route->executor == EXECUTOR_GENERATE ? FLEET_GENERATE : FLEET_TEXT,
-                         error_reply, e);
+                         &hooks, e);
 }
 
 /* Which engine gets the request is not known before it has a permit, so all must have the route. */

@@ -210,7 +210,7 @@ static void send_tensor(struct http_request *x, struct download *d, uint32_t ind
     http_reply_header(&r, "X-Baton-Dtype", "%s", dtype_name(t->dtype));
     if (shape[0] != '\0') /* a scalar has none, and a header cannot be empty */
         http_reply_header(&r, "X-Baton-Shape", "%s", shape);
-    http_reply_header(&r, "X-Baton-Weight-Version", "%s", d->version->label);
+    http_reply_header_text(&r, "X-Baton-Weight-Version", d->version->label);
     http_reply_header(&r, "X-Baton-Serial", "%llu", (unsigned long long)d->version->serial);
     http_reply_header(&r, "X-Baton-Checksum", "%s", sum);
     http_reply(x, &r);

@@ -191,6 +191,8 @@ static void read_header(struct http_head *head, const char *line, size_t len)
         header_keep(head->retry_after, value, n);
     else if (header_is(line, len, "X-Baton-Boot-Id", &value, &n))
         header_keep(head->boot_id, value, n);
+    else if (header_is(line, len, "X-Baton-Weight-Version", &value, &n))
+        header_keep(head->weight_version, value, n);
 }
 
 /* The length and encoding of the body must be unambiguous: with a wrong end of one response, the

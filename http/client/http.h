@@ -19,7 +19,7 @@
 
 enum {
     HTTP_HEAD_NBYTES_MAX = 64 << 10, /* of one answer's headers */
-    HTTP_VALUE_MAX = 256,            /* of a header that is kept */
+    HTTP_VALUE_MAX = 400,            /* of a header that is kept */
     HTTP_WHY_MAX = 256,
     HTTP_PIECE_NBYTES = 16 << 10,  /* most bytes of a body in one event: libcurl's limit */
     HTTP_IDLE_CONNECTIONS_MAX = 64 /* kept open, for requests that may be sent twice */
@@ -77,7 +77,7 @@ struct http_head {
     int64_t content_length; /* -1: not given */
     /* Without control characters. */
     char content_type[HTTP_VALUE_MAX], content_encoding[HTTP_VALUE_MAX];
-    char retry_after[HTTP_VALUE_MAX], boot_id[HTTP_VALUE_MAX];
+    char retry_after[HTTP_VALUE_MAX], boot_id[HTTP_VALUE_MAX], weight_version[HTTP_VALUE_MAX];
 };
 
 enum http_outcome {

@@ -20,7 +20,7 @@ struct header_scan {
     struct err *e;
     const char *content_length, *transfer_encoding, *expect;
     const char *content_type, *accept, *authorization, *session_id, *last_event_id, *request_id;
-    const char *traceparent;
+    const char *traceparent, *weight_versions;
     char tracestate[TRACE_STATE_MAX + 2]; /* all of them, joined; longer than allowed if cut */
     struct origin_request *origin;
     size_t n_content_length, n_transfer_encoding, n_host, n_authorization, n_traceparent;
@@ -143,6 +143,8 @@ static enum MHD_Result scan_header(void *cls, enum MHD_ValueKind kind, const cha
         keep_first(&h->last_event_id, value);
     } else if (strcasecmp(key, "X-Request-Id") == 0) {
         keep_first(&h->request_id, value);
+    } else if (strcasecmp(key, "X-Baton-Weight-Versions") == 0) {
+        keep_first(&h->weight_versions, value);
     } else if (strcasecmp(key, "traceparent") == 0) {
         h->n_traceparent++;
         h->traceparent = value;
@@ -379,6 +381,7 @@ static int fill_http_request(struct request *r, const struct header_scan *h, str
     x->authorization = put_text(&at, h->authorization);
     x->session_id = put_text(&at, h->session_id);
     x->last_event_id = put_text(&at, h->last_event_id);
+    x->wants_versions = h->weight_versions != NULL && strcmp(h->weight_versions, "1") == 0;
     x->target = put_text(&at, path);
     x->path = at;
     if (percent_decode(&at, path, strcspn(path, "?"), false, e) != 0) {

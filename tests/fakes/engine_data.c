@@ -14,7 +14,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAKER_MAX = 2 * LABEL_MAX + 32, CREATED = 1763700000 };
+enum {
+    MAKER_MAX = 2 * LABEL_MAX + 32,
+    CREATED = 1763700000,
+    NAMES_SPANS = 23 /* the first SGLang, as 0.5.N, whose answers have the spans of versions */
+};
 enum form { FORM_COMPLETION, FORM_CHAT, FORM_TOKENS, FORM_SGLANG, FORM_SKYRL };
 
 struct span {
@@ -194,6 +198,8 @@ static void put_sglang(struct buf *b, const struct conn *c, const char *finish)
         put_string(b, c->e->label);
     if (finish != NULL && j->canary && j->n_spans > 0 && strcmp(finish, "abort") != 0)
         put_input_token_logprobs(b, j->prompt, j->n_prompt, j->spans[0].maker_hash);
+    if (finish != NULL && j->told)
+        put_spans(b, j, false);
     if (finish != NULL && j->experts) {
         buf_puts(b, ",\"routed_experts\":");
         put_job_experts(b, c, EXPERTS_SGLANG);
@@ -700,7 +706,9 @@ static void generate(struct conn *c, const json_t *body, enum form form)
 
     j->form = form;
     j->stalled = true; /* until it is found to be right */
-    j->told = c->e->o.dialect == BATON || form == FORM_TOKENS;
+    j->told = c->e->o.dialect == BATON || form == FORM_TOKENS ||
+              (form == FORM_SGLANG && c->e->o.sglang >= NAMES_SPANS) ||
+              json_is_true(json_object_get(body, "return_weight_versions"));
     set_sampling(c, body);
     set_id(c, body);
     if (!set_model(c, body) || !set_prompt(c, body))

@@ -122,12 +122,12 @@ def routes_of_all_layers(case):
     return [[[0, 0], *row] for row in case["routed_experts"]]
 
 
-def in_front(args, *upstreams):
+def in_front(args, *upstreams, options=()):
     """@upstreams  URL,DIALECT"""
     given = [o for u in upstreams for o in ("--upstream", u)]
     known = ("--model", untied("step-00100"), "--prove", "checksums")
     kept = ("--adapter-dir", KEPT)
-    return world.Server(args.baton, *given, *known, *kept, "--probe-interval", "500")
+    return world.Server(args.baton, *given, *known, *kept, "--probe-interval", "500", *options)
 
 
 def await_proofs(server, *states):
@@ -189,10 +189,11 @@ class Reply:
         return f"{self.status} {self.raw[:300]!r}"
 
 
-def ask(url, method, path, body=None, wait_s=WAIT_S):
+def ask(url, method, path, body=None, wait_s=WAIT_S, more=()):
+    """@more  headers"""
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"} if body is not None else {}
-    request = urllib.request.Request(url + path, data, headers, method=method)
+    request = urllib.request.Request(url + path, data, {**headers, **dict(more)}, method=method)
     try:
         with urllib.request.urlopen(request, timeout=wait_s) as f:
             return Reply(f.status, f.headers.get_content_type(), f.read())

@@ -21,13 +21,14 @@ import file_trainer
 import real_world
 import test_vllm_real as both  # the sections that a GPU is not needed for
 import vllm_reference
+import vllm_versions
 from real_world import MODEL, ask, vllm_engines, world
 
 STEP = "step-00100"  # what the engines start with
 SHOUT = world.MODEL / "adapters" / "shout"
 SECTIONS = (
     *("reference", "relay", "cancel", "pauses", "adapters", "sleep", "updates", "proof", "its own client"),
-    *("under load", "stopped", "deaths"),
+    *("under load", "versions", "stopped", "deaths"),
 )
 LONG = {"model": MODEL, "prompt": "In the beginning", "max_tokens": 200, "temperature": 0,
         "ignore_eos": True, "return_token_ids": True}
@@ -42,14 +43,14 @@ class Play(both.Play):
         self.by_ipc = [real_world.CpuEngine(n, folder, "file", 0) for n in ("a", "b")]
         self.held, self.server = contextlib.ExitStack(), None
 
-    def open_front(self):
+    def open_front(self, *options):
         """With --record, a proxy stands between baton and each engine."""
         urls = []
         for engine in self.by_ipc:
             name = f"baton-to-vllm-{engine.name}"
             urls.append(self.held.enter_context(real_world.recorded(self.args, engine, name)))
         self.server = self.held.enter_context(
-            real_world.in_front(self.args, *(f"{url},vllm" for url in urls))
+            real_world.in_front(self.args, *(f"{url},vllm" for url in urls), options=options)
         )
         self.await_front(self.server, len(urls))
         self.url = self.server.url
@@ -366,6 +367,10 @@ def under_load(play):
     play.checks.same(bad, [], f"all of {len(found)} requests are answered")
     play.checks.that(True, "from, to", f"{old}, {play.step}")
     play.serves(play.everywhere(), play.step, "after an update under load")
+
+
+def versions(play):
+    vllm_versions.run(play)
 
 
 def stopped(play):

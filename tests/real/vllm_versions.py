@@ -1,0 +1,104 @@
+"""Which versions made the replies of two real vLLM behind baton, under updates and load: no span is
+wrong against what each checkpoint generates, and what no update crossed is exact."""
+
+import contextlib
+import threading
+
+import real_world
+from real_world import MODEL, ask, vllm_engines, world
+
+ASK = {"X-Baton-Weight-Versions": "1"}
+N_UPDATES = 6
+LEAST_EXACT = 0.95
+
+
+def goldens():
+    """{step: {prompt: the tokens that follow}}"""
+    return {
+        step: {tuple(prompt): ids for prompt, ids, _ in vllm_engines.questions(step)}
+        for step in ("step-00000", "step-00100", "step-01500")
+    }
+
+
+class Load:
+    """Clients that ask all the while, one prompt after the other."""
+
+    def __init__(self, url, prompts, n_tokens):
+        self.url, self.prompts, self.n = url, prompts, n_tokens
+        self.over, self.found = threading.Event(), []  # (prompt, reply)
+        self.threads = [threading.Thread(target=self._run, args=(i,), daemon=True) for i in range(4)]
+
+    def _run(self, i):
+        while not self.over.is_set():
+            prompt = self.prompts[i % len(self.prompts)]
+            body = {"model": MODEL, "prompt": list(prompt), "max_tokens": self.n[prompt], "temperature": 0,
+                    "ignore_eos": True, "return_token_ids": True}
+            self.found.append((prompt, ask(self.url, "POST", "/v1/completions", body, more=ASK)))
+            i += 1
+
+    def __enter__(self):
+        for t in self.threads:
+            t.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        for t in self.threads:
+            t.join(real_world.WAIT_S)
+
+    def wait(self):
+        n = len(self.found)
+        world.until(lambda: len(self.found) > n + 8, "requests are answered")
+
+
+def makers_of(prompt, tokens, known):
+    """The steps that alone make these tokens of it."""
+    return {step for step, made in known.items() if made.get(prompt) == tokens}
+
+
+def is_wrong(span, makers, step_of):
+    """Of a reply that one checkpoint made: does the span name another one?"""
+    return span["exact"] and step_of.get(span["serial"]) not in makers
+
+
+def judge(play, mode, found, known, step_of):
+    bad = [str(r) for _, r in found if r.status != 200]
+    play.checks.same(bad, [], f"{mode}: all of {len(found)} requests are answered")
+    pure = exact = mixed = 0
+    wrong = []
+    for prompt, reply in found:
+        spans, tokens = reply.body["weight_versions"], reply.body["choices"][0]["token_ids"]
+        makers = makers_of(prompt, tokens, known)
+        mixed += not makers
+        pure += bool(makers)
+        exact += bool(makers) and spans[0]["exact"]
+        if any(is_wrong(s, makers, step_of) for s in spans):
+            wrong.append((spans, makers))
+    play.checks.same(wrong, [], f"{mode}: no span is wrong")
+    play.checks.that(exact >= LEAST_EXACT * pure, f"{mode}: exact of those by one checkpoint", f"{exact} of {pure}")
+    play.checks.that(mode != "finish" or mixed == 0, f"{mode}: replies of two checkpoints", mixed)
+
+
+def one_mode(play, mode):
+    known = goldens()
+    prompts = sorted(set.intersection(*(set(made) for made in known.values())))
+    lengths = {p: min(len(made[p]) for made in known.values()) for p in prompts}
+    known = {step: {p: made[p][: lengths[p]] for p in prompts} for step, made in known.items()}
+    play.held.close()
+    play.held = contextlib.ExitStack()
+    play.open_front("--on-update", mode)
+    real_world.ask(play.url, "POST", "/init_weight_transfer_engine", {"init_info": {}})
+    step_of = {0: play.step}
+    with Load(play.url, prompts, lengths) as load:
+        for _ in range(N_UPDATES):
+            load.wait()
+            play.step = play.push(play.server, "ipc", f"under load, {mode}", {}, cached=False)
+            step_of[play.server.status()["weights"]["serial"]] = play.step
+        load.wait()
+    judge(play, mode, load.found, known, step_of)
+
+
+def run(play):
+    """The engines stay; each mode has a server of its own in front of them."""
+    for mode in ("recompute", "finish"):
+        one_mode(play, mode)
