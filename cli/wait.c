@@ -8,7 +8,13 @@
 #include <string.h>
 #include <time.h>
 
-enum { TIMEOUT_S = 600, TIMEOUT_S_MAX = 86400, ASK_US = 5000000, PAUSE_NS = 200000000 };
+enum {
+    TIMEOUT_S = 600,
+    TIMEOUT_S_MAX = 86400,
+    ASK_US = 5000000,
+    ASK_MIN_US = 1000000,
+    PAUSE_NS = 200000000
+};
 
 /* An answer that a later one may replace: none at all, or 503. */
 static bool may_change(const struct answer *a, enum cli_exit rc)
@@ -35,9 +41,12 @@ static enum cli_exit wait_until(const struct cli *c, const char *path, const cha
     const struct timespec pause = {.tv_nsec = PAUSE_NS};
 
     for (;;) {
-        uint64_t now = clock_now_us(), left = deadline_us > now ? deadline_us - now : 1;
-        struct call call = {
-            .method = "GET", .path = path, .timeout_us = left < ASK_US ? left : ASK_US};
+        uint64_t now = clock_now_us(), left = deadline_us > now ? deadline_us - now : 0;
+        struct call call = {.method = "GET",
+                            .path = path,
+                            .timeout_us = left < ASK_MIN_US ? ASK_MIN_US
+                                          : left < ASK_US   ? left
+                                                            : ASK_US};
         struct answer a;
         enum cli_exit rc = connection_call(c->connection, &call, &a);
         bool again = may_change(&a, rc) && !clock_passed(deadline_us);

@@ -154,7 +154,7 @@ def odd_replies():
 def labels():
     """Any label is safe in a header."""
     with world("vllm") as (s, d):
-        for label, header in (("step 7: 50%", "step%207:%2050%25"), ("schön\u2028", "sch%C3%B6n%E2%80%A8"),
+        for label, header in (("step 7: 50%", "step%207:%2050%25"), ("schön\u2014", "sch%C3%B6n%E2%80%94"),
                               ("é" * 64, "%C3%A9" * 64)):
             update(s, label)
             version, _, text = fetch(s.port, "/v1/completions", completion(), ASK)
