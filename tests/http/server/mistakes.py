@@ -20,7 +20,7 @@ COMMANDS = [
     ("server --model {m}", 2, ["unknown command 'server'; did you mean 'serve'?"]),
     ("serv", 2, ["did you mean 'serve'?"]),
     ("psuh x.safetensors", 2, ["unknown command 'psuh'; did you mean 'push'?"]),
-    ("-v", 2, ["unknown command '-v'"]),
+    ("-q", 2, ["unknown command '-q'"]),
     ("serve {m} more", 2, ["unexpected argument 'more'", "'baton serve DIR'", "--model"]),
     ("serve --listen 127.0.0.1:0 {m}", 2, ["unexpected argument", "'baton serve DIR'", "--model"]),
     ("serve {m} --model {m}", 2, ["--model: ", "give one of the two"]),
