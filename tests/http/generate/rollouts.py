@@ -406,7 +406,7 @@ def unread():
         x.read()
 
     baton.request(URL, "POST", "/v1/pause", {"mode": "keep"})
-    stream, whole = Unread(stream=True, max_tokens=900), Unread()
+    stream, whole = Unread(stream=True, max_tokens=100), Unread()
     begun(2)
     baton.request(URL, "POST", "/v1/resume")
     check(whole.replied() == 200)
