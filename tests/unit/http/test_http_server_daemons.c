@@ -60,8 +60,11 @@ static void look_until(struct look *l, struct app *a, size_t n_conns, bool liste
 /* Asks for what is answered later. */
 static struct http_request *wait_for_it(struct app *a, struct client *c)
 {
-    size_t n = a->n_held + 1;
+    size_t n;
 
+    mtx_lock(&a->lock);
+    n = a->n_held + 1;
+    mtx_unlock(&a->lock);
     client_send(c, "POST /hold HTTP/1.1\r\n" HOST "Content-Length: 1\r\n\r\nx");
     app_wait(a, &a->n_held, n);
     return a->held;
