@@ -52,6 +52,7 @@
     X(ERR_OVERLOADED, 503, "overloaded", true)                                                     \
     X(ERR_STARTING, 503, "starting", true)                                                         \
     X(ERR_DRAINING, 503, "draining", true)                                                         \
+    X(ERR_ABORTED, 503, "aborted", true)                                                           \
     X(ERR_PAUSED, 503, "paused", true)                                                             \
     X(ERR_ASLEEP, 503, "asleep", true)                                                             \
     X(ERR_UNSYNCED, 503, "no_weights", true)                                                       \
@@ -88,7 +89,7 @@ struct err {
 /* err_set_errno - as err_set, with ": <strerror> (errno <n>)" appended. When this process has run
  * out of descriptors or memory (EMFILE, ENFILE, ENOMEM, ENOBUFS), the code is ERR_NO_MEMORY,
  * whatever `code` is: the client did nothing wrong. */
-#define err_set_errno(e, code, field, errnum, ...)                                                \
+#define err_set_errno(e, code, field, errnum, ...)                                                 \
     (err_fill_errno((e), (code), (field), (errnum), __VA_ARGS__), -1)
 
 /* The functions behind the two macros. */

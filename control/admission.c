@@ -1,9 +1,9 @@
 /* A FIFO semaphore over intrusive tickets.
  *
- * Invariant: a ticket waits only while every permit is taken, or while admission is held and not
- * for its sake. The tickets that drain are the first in the queue. A free permit goes directly to
- * the first ticket in the queue, so no ticket overtakes another. Rejected: a condition variable for
- * each waiter, which would need a thread for each. */
+ * Invariant: a ticket waits only while every permit is taken, or while a hold keeps it. A free
+ * permit goes directly to the first ticket in the queue that no hold keeps, so no ticket overtakes
+ * another of its kind. Rejected: a condition variable for each waiter, which would need a thread
+ * for each. */
 #include "control/admission.h"
 
 #include "base/clock.h"
@@ -17,10 +17,11 @@ enum ticket_state { TICKET_IDLE, TICKET_QUEUED, TICKET_GRANTED };
 struct admission {
     struct mtx lock; /* rank MTX_ADMISSION; guards down to the blank line */
     struct ticket *head, **tail;
-    size_t n_running, n_waiting, n_draining;
+    size_t n_running, n_waiting;
     uint64_t n_granted, n_refused, n_cancelled, wait_us_sum, wait_us_max;
     bool closed, held;
-    struct err refusal; /* the error of tickets that enter while held; clean: they queue */
+    struct admission_hold hold; /* while held */
+    struct err refusal;         /* hold.refusal; clean: NULL */
 
     const char *name; /* static; immutable, like all members below */
     size_t n_permits, n_queue_max;
@@ -69,7 +70,6 @@ static void grant_locked(struct admission *a, struct ticket *t)
 static void queue_locked(struct admission *a, struct ticket *t)
 {
     t->state = TICKET_QUEUED;
-    t->drains = false;
     t->next = NULL;
     t->prev_next = a->tail;
     *a->tail = t;
@@ -87,8 +87,26 @@ static void unqueue_locked(struct admission *a, struct ticket *t)
     t->next = NULL;
     t->prev_next = NULL;
     a->n_waiting--;
-    a->n_draining -= t->drains;
-    t->drains = false;
+}
+
+static bool came_before(const struct admission *a, const struct ticket *t)
+{
+    return t->arrival != 0 && t->arrival < a->hold.line;
+}
+
+static bool is_kept(const struct admission *a, const struct ticket *t)
+{
+    return a->held && !(a->hold.grants_before && came_before(a, t));
+}
+
+/* The first ticket in the queue that no hold keeps. */
+static struct ticket *first_locked(const struct admission *a)
+{
+    struct ticket *t = a->held && !a->hold.grants_before ? NULL : a->head;
+
+    while (t != NULL && is_kept(a, t))
+        t = t->next;
+    return t;
 }
 
 int admission_enter(struct admission *a, struct ticket *t, struct err *e)
@@ -102,11 +120,11 @@ int admission_enter(struct admission *a, struct ticket *t, struct err *e)
     t->queued_us = clock_now_us();
     if (a->closed) {
         what = CLOSED;
-    } else if (a->held && a->refusal.code != ERR_NONE) {
+    } else if (a->held && a->refusal.code != ERR_NONE && !came_before(a, t)) {
         a->n_refused++;
         refusal = a->refusal;
         what = HELD;
-    } else if (!a->held && a->head == NULL && a->n_running < a->n_permits) {
+    } else if (!is_kept(a, t) && first_locked(a) == NULL && a->n_running < a->n_permits) {
         grant_locked(a, t);
         what = GRANTED;
     } else if (a->n_waiting < a->n_queue_max) {
@@ -137,30 +155,26 @@ int admission_enter(struct admission *a, struct ticket *t, struct err *e)
 
 bool admission_cancel(struct admission *a, struct ticket *t)
 {
-    bool queued, idle = false;
+    bool queued;
 
     mtx_lock(&a->lock);
     queued = t->state == TICKET_QUEUED;
     if (queued) {
-        idle = t->drains;
         unqueue_locked(a, t);
         t->state = TICKET_IDLE;
         a->n_cancelled++;
-        idle = idle && a->n_running + a->n_draining == 0;
     }
     mtx_unlock(&a->lock);
-    if (idle && a->idle != NULL)
-        a->idle(a->idle_arg);
     return queued;
 }
 
-/* Grants the first ticket in the queue; NULL when no permit is free or admission is held. */
+/* Grants the first ticket in the queue that no hold keeps; NULL when no permit is free. */
 static struct ticket *grant_next_locked(struct admission *a)
 {
-    struct ticket *next = a->head;
+    struct ticket *next = a->n_running < a->n_permits ? first_locked(a) : NULL;
 
     mtx_assert_held(&a->lock);
-    if (next == NULL || (a->held && !next->drains) || a->n_running >= a->n_permits)
+    if (next == NULL)
         return NULL;
     unqueue_locked(a, next);
     grant_locked(a, next);
@@ -183,7 +197,7 @@ void admission_leave(struct admission *a, struct ticket *t)
         granted = next->granted;
         arg = next->arg;
     }
-    idle = a->n_running + a->n_draining == 0;
+    idle = a->n_running == 0;
     mtx_unlock(&a->lock);
     if (granted != NULL)
         granted(arg);
@@ -191,34 +205,11 @@ void admission_leave(struct admission *a, struct ticket *t)
         a->idle(a->idle_arg);
 }
 
-static void set_drains_locked(struct admission *a, bool drains)
-{
-    a->n_draining = drains ? a->n_waiting : 0;
-    for (struct ticket *t = a->head; t != NULL; t = t->next)
-        t->drains = drains;
-}
-
-void admission_hold(struct admission *a, const struct err *refusal, bool drain)
-{
-    mtx_lock(&a->lock);
-    if (!drain)
-        set_drains_locked(a, false);
-    else if (!a->held)
-        set_drains_locked(a, true);
-    a->held = true;
-    a->refusal = refusal != NULL ? *refusal : (struct err){0};
-    mtx_unlock(&a->lock);
-}
-
 /* One ticket at a time: it may be freed as soon as its owner was notified. */
-void admission_release(struct admission *a)
+static void grant_all(struct admission *a)
 {
     bool more = true;
 
-    mtx_lock(&a->lock);
-    a->held = false;
-    set_drains_locked(a, false);
-    mtx_unlock(&a->lock);
     while (more) {
         struct ticket *next;
         void (*granted)(void *arg) = NULL;
@@ -235,6 +226,25 @@ void admission_release(struct admission *a)
         if (more)
             granted(arg);
     }
+}
+
+void admission_hold(struct admission *a, const struct admission_hold *how)
+{
+    mtx_lock(&a->lock);
+    a->held = true;
+    a->hold = how != NULL ? *how : (struct admission_hold){0};
+    a->refusal = a->hold.refusal != NULL ? *a->hold.refusal : (struct err){0};
+    a->hold.refusal = NULL;
+    mtx_unlock(&a->lock);
+    grant_all(a);
+}
+
+void admission_release(struct admission *a)
+{
+    mtx_lock(&a->lock);
+    a->held = false;
+    mtx_unlock(&a->lock);
+    grant_all(a);
 }
 
 void admission_on_idle(struct admission *a, void (*idle)(void *arg), void *arg)
@@ -258,7 +268,6 @@ void admission_stats(struct admission *a, struct admission_stats *out)
         .n_permits = a->n_permits,
         .n_running = a->n_running,
         .n_waiting = a->n_waiting,
-        .n_draining = a->n_draining,
         .n_queue_max = a->n_queue_max,
         .n_granted = a->n_granted,
         .n_refused = a->n_refused,

@@ -18,12 +18,12 @@ struct ticket {
      * that gives a permit back. No lock held; must not block (post to a pool). */
     void (*granted)(void *arg);
     void *arg;
+    uint64_t arrival; /* number of its request (control/generations.h); 0: after every line */
 
     /* Of the admission. */
     struct ticket *next, **prev_next;
     uint64_t queued_us;
     int state;
-    bool drains; /* granted although admission is held */
 };
 
 /* admission_new - @name is static, for messages and metrics ("generate"). */
@@ -43,25 +43,30 @@ void admission_leave(struct admission *a, struct ticket *t);
 
 void admission_close(struct admission *a); /* from now on enter is ERR_DRAINING */
 
-/* admission_hold - grant nothing until admission_release; granted permits stay.
- * @refusal  NULL: new tickets queue, up to the usual limit; else admission_enter fails with this
- *           error (copied). Repeating replaces the refusal.
- * @drain    the tickets that wait for lack of permits now are still granted, in their order; those
- *           that an earlier hold keeps are not. Repeating with false ends it. */
-void admission_hold(struct admission *a, const struct err *refusal, bool drain);
+/* What a hold does with tickets whose requests came before it, and with the others. */
+struct admission_hold {
+    const struct err *refusal; /* copied: the error of tickets that enter later; NULL: they queue,
+                                  up to the usual limit */
+    uint64_t line;             /* a ticket with a smaller arrival number is never refused ... */
+    bool grants_before;        /* ... and is granted as if there were no hold */
+};
+
+/* admission_hold - grant nothing until admission_release but what `how` says; granted permits stay.
+ * Repeating replaces the hold.
+ * @how  NULL: all tickets queue
+ * Threads: any; no lock held. May call granted(). */
+void admission_hold(struct admission *a, const struct admission_hold *how);
 
 /* admission_release - grant again, the queued tickets first. Repeating is harmless. */
 void admission_release(struct admission *a);
 
-/* admission_on_idle - call `idle(arg)` whenever the last permit is given back and no ticket is left
- * that admission_hold still grants: on the thread that gave it back, or took the ticket out; it may
- * hold locks of any rank. Must not block. Call this before the first admission_enter. */
+/* admission_on_idle - call `idle(arg)` whenever the last permit is given back: on the thread that
+ * gave it back, no lock held; must not block. Call this before the first admission_enter. */
 void admission_on_idle(struct admission *a, void (*idle)(void *arg), void *arg);
 
 struct admission_stats {
     const char *name;
     size_t n_permits, n_running, n_waiting, n_queue_max;
-    size_t n_draining; /* of those that wait: granted although admission is held */
     uint64_t n_granted, n_refused, n_cancelled;
     uint64_t wait_us_sum, wait_us_max; /* of granted tickets */
 };

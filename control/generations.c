@@ -3,6 +3,7 @@
 #include "control/generations.h"
 
 #include "base/mtx.h"
+#include "control/arrivals.h"
 #include "weights/version_label.h"
 
 #include <assert.h>
@@ -10,8 +11,13 @@
 #include <string.h>
 
 struct generations {
-    struct mtx lock; /* rank MTX_GENERATIONS; guards down to the end */
+    struct mtx lock; /* rank MTX_GENERATIONS; guards down to the blank line */
     struct generations_entry *first;
+    struct arrivals arrivals; /* a request counts twice while its handler runs and it is in the list
+                               */
+
+    void (*idle)(void *arg); /* immutable; may be NULL */
+    void *idle_arg;
 };
 
 int generations_new(struct generations **out, struct err *e)
@@ -34,24 +40,92 @@ void generations_free(struct generations *gs)
     free(gs);
 }
 
+void generations_on_idle(struct generations *gs, void (*idle)(void *arg), void *arg)
+{
+    if (gs == NULL)
+        return;
+    gs->idle = idle;
+    gs->idle_arg = arg;
+}
+
+static void report_idle(struct generations *gs, bool idle)
+{
+    if (idle && gs->idle != NULL)
+        gs->idle(gs->idle_arg);
+}
+
+uint64_t generations_arrive(struct generations *gs)
+{
+    uint64_t arrival;
+
+    if (gs == NULL)
+        return 0;
+    mtx_lock(&gs->lock);
+    arrival = arrivals_next(&gs->arrivals);
+    arrivals_add(&gs->arrivals, arrival);
+    mtx_unlock(&gs->lock);
+    return arrival;
+}
+
+void generations_parsed(struct generations *gs, uint64_t arrival)
+{
+    bool idle;
+
+    if (gs == NULL || arrival == 0)
+        return;
+    mtx_lock(&gs->lock);
+    idle = arrivals_end(&gs->arrivals, arrival);
+    mtx_unlock(&gs->lock);
+    report_idle(gs, idle);
+}
+
 void generations_add(struct generations *gs, struct generations_entry *g)
 {
     if (gs == NULL)
         return;
     mtx_lock(&gs->lock);
+    if (g->arrival == 0)
+        g->arrival = arrivals_next(&gs->arrivals);
+    g->ended = false;
     g->next = gs->first;
     g->prev_next = &gs->first;
     if (gs->first != NULL)
         gs->first->prev_next = &g->next;
     gs->first = g;
+    arrivals_add(&gs->arrivals, g->arrival);
+    if (arrivals_aborted(&gs->arrivals, g->arrival))
+        (void)g->ops->abort(g->arg);
     mtx_unlock(&gs->lock);
+}
+
+static bool end_locked(struct generations *gs, struct generations_entry *g)
+{
+    bool ends = g->prev_next != NULL && !g->ended;
+
+    g->ended = true;
+    return ends && arrivals_end(&gs->arrivals, g->arrival);
+}
+
+void generations_end(struct generations *gs, struct generations_entry *g)
+{
+    bool idle;
+
+    if (gs == NULL)
+        return;
+    mtx_lock(&gs->lock);
+    idle = end_locked(gs, g);
+    mtx_unlock(&gs->lock);
+    report_idle(gs, idle);
 }
 
 void generations_remove(struct generations *gs, struct generations_entry *g)
 {
+    bool idle;
+
     if (gs == NULL)
         return;
     mtx_lock(&gs->lock);
+    idle = end_locked(gs, g);
     if (g->prev_next != NULL) {
         *g->prev_next = g->next;
         if (g->next != NULL)
@@ -60,6 +134,43 @@ void generations_remove(struct generations *gs, struct generations_entry *g)
         g->prev_next = NULL;
     }
     mtx_unlock(&gs->lock);
+    report_idle(gs, idle);
+}
+
+uint64_t generations_draw_line(struct generations *gs)
+{
+    uint64_t line;
+
+    if (gs == NULL)
+        return 0;
+    mtx_lock(&gs->lock);
+    line = arrivals_draw_line(&gs->arrivals);
+    mtx_unlock(&gs->lock);
+    return line;
+}
+
+static struct arrivals read_arrivals(struct generations *gs)
+{
+    struct arrivals a = {0};
+
+    if (gs == NULL)
+        return a;
+    mtx_lock(&gs->lock);
+    a = gs->arrivals;
+    mtx_unlock(&gs->lock);
+    return a;
+}
+
+size_t generations_n_before(struct generations *gs)
+{
+    return read_arrivals(gs).n_before;
+}
+
+size_t generations_n(struct generations *gs)
+{
+    struct arrivals a = read_arrivals(gs);
+
+    return a.n_before + a.n_since;
 }
 
 static int by_text(const void *x, const void *y)
@@ -67,18 +178,58 @@ static int by_text(const void *x, const void *y)
     return strcmp(*(const char *const *)x, *(const char *const *)y);
 }
 
-uint32_t generations_abort(struct generations *gs, const char **ids, size_t n_ids)
+/* Those of which arrivals_abort_before or arrivals_abort_all has been told. */
+static uint32_t abort_told_locked(struct generations *gs)
 {
     uint32_t n = 0;
+
+    for (struct generations_entry *g = gs->first; g != NULL; g = g->next)
+        if (arrivals_aborted(&gs->arrivals, g->arrival))
+            n += g->ops->abort(g->arg) ? 1 : 0;
+    return n;
+}
+
+static uint32_t abort_named(struct generations *gs, const char **ids, size_t n_ids)
+{
+    uint32_t n = 0;
+
+    qsort(ids, n_ids, sizeof *ids, by_text);
+    mtx_lock(&gs->lock);
+    for (struct generations_entry *g = gs->first; g != NULL; g = g->next)
+        n += g->ops->abort_named(g->arg, ids, n_ids);
+    mtx_unlock(&gs->lock);
+    return n;
+}
+
+uint32_t generations_abort(struct generations *gs, const char **ids, size_t n_ids)
+{
+    uint32_t n;
+    bool idle;
 
     if (gs == NULL)
         return 0;
     if (ids != NULL)
-        qsort(ids, n_ids, sizeof *ids, by_text);
+        return abort_named(gs, ids, n_ids);
     mtx_lock(&gs->lock);
-    for (struct generations_entry *g = gs->first; g != NULL; g = g->next)
-        n += ids != NULL ? g->ops->abort_named(g->arg, ids, n_ids) : g->ops->abort(g->arg) ? 1 : 0;
+    idle = arrivals_abort_all(&gs->arrivals);
+    n = abort_told_locked(gs);
     mtx_unlock(&gs->lock);
+    report_idle(gs, idle);
+    return n;
+}
+
+uint32_t generations_abort_before(struct generations *gs)
+{
+    uint32_t n;
+    bool idle;
+
+    if (gs == NULL)
+        return 0;
+    mtx_lock(&gs->lock);
+    idle = arrivals_abort_before(&gs->arrivals);
+    n = abort_told_locked(gs);
+    mtx_unlock(&gs->lock);
+    report_idle(gs, idle);
     return n;
 }
 

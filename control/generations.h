@@ -1,5 +1,10 @@
-/* The list of all generations under way, from before each queues for its permit until it is freed,
- * so that some or all can be aborted. */
+/* The generate requests under way, wherever they are: being parsed, tokenized, in the queue for a
+ * permit, or in the engine. So all of them can be aborted, and a pause can wait for those that came
+ * before it.
+ *
+ * A request gets a number when it has been read (generations_arrive). It is in the list, and can be
+ * aborted by its ids, once it is parsed (generations_add), until it is freed. A pause draws a line:
+ * requests with smaller numbers came before it. */
 #ifndef BATON_CONTROL_GENERATIONS_H
 #define BATON_CONTROL_GENERATIONS_H
 
@@ -42,8 +47,8 @@ struct generations_row {
 /* How to end a generation early, and how to describe it. Called with MTX_GENERATIONS held; may take
  * MTX_GENERATION and the locks that it takes; must not block. */
 struct generations_ops {
-    /* End soon with the tokens that it has, or without any if it queues for its permit. Returns
-     * false when it has already ended or was aborted before. */
+    /* End soon with the tokens that it has, or without any if it has no permit yet. Returns false
+     * when it has already ended or was aborted before. */
     bool (*abort)(void *arg);
     /* The same for what the ids name: the whole generation, or some of its sequences.
      * @ids  [n_ids], sorted by strcmp
@@ -58,30 +63,60 @@ struct generations_ops {
 struct generations_entry {
     const struct generations_ops *ops; /* these three are immutable while it is in the list */
     void *arg;
+    uint64_t arrival; /* of generations_arrive; 0: generations_add sets it */
 
-    struct generations_entry *next, **prev_next; /* guarded by the lock of the list */
+    struct generations_entry *next, **prev_next; /* guarded by the lock of the list, to the end */
+    bool ended;                                  /* generations_end */
 };
 
 int generations_new(struct generations **out, struct err *e); /* ERR_NO_MEMORY */
 void generations_free(struct generations *gs);                /* empty; accepts NULL */
 
-/* generations_add, generations_remove - accept NULL for `gs`, which keeps no list. Repeating
- * generations_remove is harmless. */
+/* All functions below accept NULL for `gs`, which keeps no list, and may be called by any thread.
+ * They take MTX_GENERATIONS, and with it the locks that the ops take; none blocks. */
+
+/* generations_on_idle - call `idle(arg)` whenever the last request that came before the line has
+ * ended: no lock held; must not block. Call this before the first generations_arrive. */
+void generations_on_idle(struct generations *gs, void (*idle)(void *arg), void *arg);
+
+/* generations_arrive - a request has been read. Returns: its number, which is larger than those
+ * before.
+ * generations_parsed - its handler has returned: it is in the list, or was answered. No lock held.
+ */
+uint64_t generations_arrive(struct generations *gs);
+void generations_parsed(struct generations *gs, uint64_t arrival);
+
+/* generations_add - from now on it is in the list. It is aborted here if all that came before were
+ * aborted since it arrived.
+ * generations_end - it has no permit, and gets none: it makes no more tokens. No lock held.
+ * generations_remove - it is freed; ends it first. Repeating either is harmless. */
 void generations_add(struct generations *gs, struct generations_entry *g);
+void generations_end(struct generations *gs, struct generations_entry *g);
 void generations_remove(struct generations *gs, struct generations_entry *g);
 
-/* generations_abort - end generations soon, with the tokens that they have. Those that queue for a
- * permit end without any.
- * @ids  [n_ids], of requests or of single sequences; sorted in place; NULL: all generations
- * Returns: the number of whole requests, plus the number of sequences aborted in other requests.
- * Threads: any. Takes MTX_GENERATIONS, then MTX_GENERATION and the locks that it takes.
- * Blocks: no. */
+/* generations_draw_line - all requests that have arrived came before the line. Returns: the line;
+ * the numbers of those requests are smaller. */
+uint64_t generations_draw_line(struct generations *gs);
+
+/* generations_n_before - requests that came before the line, have not ended and were not aborted
+ * all at once. generations_n - of all requests. */
+size_t generations_n_before(struct generations *gs);
+size_t generations_n(struct generations *gs);
+
+/* generations_abort - end generations soon, with the tokens that they have. Those without a permit
+ * end without any.
+ * @ids  [n_ids], of requests or of single sequences; sorted in place; NULL: all requests that have
+ *       arrived, also those that are not in the list yet
+ * Returns: the number of whole requests of the list, plus the number of sequences aborted in other
+ * requests. No lock held. */
 uint32_t generations_abort(struct generations *gs, const char **ids, size_t n_ids);
+
+/* generations_abort_before - the same for all requests that came before the line. */
+uint32_t generations_abort_before(struct generations *gs);
 
 /* generations_list - describe running and waiting generations, the latest first.
  * @rows  zeroed; [cap]; generations_rows_fini frees what they refer to
- * Returns: how many sequences there are; the rows of those beyond `cap` are left out.
- * Threads: any. Takes MTX_GENERATIONS, then MTX_GENERATION. Blocks: no. */
+ * Returns: how many sequences there are; the rows of those beyond `cap` are left out. */
 size_t generations_list(struct generations *gs, struct generations_row *rows, size_t cap);
 void generations_rows_fini(struct generations_row *rows, size_t n);
 

@@ -12,9 +12,7 @@
 
 enum {
     WEIGHTS_ABSENT = BIT(WEIGHTS_ASLEEP) | BIT(WEIGHTS_DROPPED),
-    PAUSED = BIT(PAUSE_KEEP) | BIT(PAUSE_WAIT) | BIT(PAUSE_ABORT),
     UPDATE_UNDER_WAY = BIT(UPDATE_IS_OPEN) | BIT(UPDATE_IS_FINISHING),
-    NO = BIT(0),
     YES = BIT(1),
 
     /* Calls that never delay the end of the process. */
@@ -28,41 +26,41 @@ enum {
 
 /* Sets of values; a row matches if all of them match. */
 struct refusal {
-    unsigned calls, life, pause, reject, weights, kv_released, update, busy;
+    unsigned calls, life, pause, weights, kv_released, update, busy;
     enum err_code code;
     const char *why;
 };
 
 static const struct refusal refusals[] = {
-    {~(unsigned)ALWAYS, BIT(LIFE_STARTING), ANY, ANY, ANY, ANY, ANY, ANY, ERR_STARTING,
+    {~(unsigned)ALWAYS, BIT(LIFE_STARTING), ANY, ANY, ANY, ANY, ANY, ERR_STARTING,
      "the server is loading its first weights"},
     {~(unsigned)(ALWAYS | BIT(CALL_ABORT_REQUESTS) | UPDATE_ENDS), BIT(LIFE_DRAINING), ANY, ANY,
-     ANY, ANY, ANY, ANY, ERR_DRAINING, "the server is draining and takes no new work"},
-    {UPDATE_ENDS, BIT(LIFE_DRAINING), ANY, ANY, ANY, ANY, BIT(UPDATE_IS_NONE), ANY, ERR_DRAINING,
+     ANY, ANY, ANY, ERR_DRAINING, "the server is draining and takes no new work"},
+    {UPDATE_ENDS, BIT(LIFE_DRAINING), ANY, ANY, ANY, BIT(UPDATE_IS_NONE), ANY, ERR_DRAINING,
      "the server is draining and takes no new update"},
 
-    {GENERATE, ANY, PAUSED, YES, ANY, ANY, ANY, ANY, ERR_PAUSED,
-     "generation is paused and new requests are refused until it is resumed"},
-    {GENERATE, ANY, BIT(PAUSE_NONE), ANY, BIT(WEIGHTS_UNSYNCED), ANY, ANY, ANY, ERR_UNSYNCED,
+    {GENERATE, ANY, BIT(PAUSE_NONE), BIT(WEIGHTS_UNSYNCED), ANY, ANY, ANY, ERR_UNSYNCED,
      "no weights have been committed yet"},
-    {GENERATE, ANY, BIT(PAUSE_NONE), ANY, BIT(WEIGHTS_ASLEEP), ANY, ANY, ANY, ERR_ASLEEP,
+    {GENERATE, ANY, BIT(PAUSE_NONE), BIT(WEIGHTS_ASLEEP), ANY, ANY, ANY, ERR_ASLEEP,
      "the weights are asleep (level 1): wake has to bring them back first"},
-    {GENERATE, ANY, BIT(PAUSE_NONE), ANY, BIT(WEIGHTS_DROPPED), ANY, ANY, ANY, ERR_ASLEEP,
+    {GENERATE, ANY, BIT(PAUSE_NONE), BIT(WEIGHTS_DROPPED), ANY, ANY, ANY, ERR_ASLEEP,
      "the weights were dropped (sleep at level 2): a whole update has to bring new ones first"},
-    {GENERATE, ANY, BIT(PAUSE_NONE), ANY, ANY, YES, ANY, ANY, ERR_ASLEEP,
+    {GENERATE, ANY, BIT(PAUSE_NONE), ANY, YES, ANY, ANY, ERR_ASLEEP,
      "the kv cache is released: wake has to bring it back first"},
 
-    {BIT(CALL_PAUSE_WAIT), ANY, ANY, ANY, WEIGHTS_ABSENT, ANY, ANY, YES, ERR_CONFLICT,
-     "frozen generations cannot end without weights; wake first, or pause with abort"},
-    {BIT(CALL_PAUSE_WAIT), ANY, ANY, ANY, ANY, YES, ANY, YES, ERR_CONFLICT,
-     "frozen generations cannot end without the kv cache; wake first, or pause with abort"},
+    {BIT(CALL_PAUSE_WAIT), ANY, ANY, WEIGHTS_ABSENT, ANY, ANY, YES, ERR_CONFLICT,
+     "generations that are frozen or wait cannot end without weights; wake first, or pause with "
+     "abort"},
+    {BIT(CALL_PAUSE_WAIT), ANY, ANY, ANY, YES, ANY, YES, ERR_CONFLICT,
+     "generations that are frozen or wait cannot end without the kv cache; wake first, or pause "
+     "with abort"},
 
-    {SLEEP_WEIGHTS, ANY, ANY, ANY, ANY, ANY, UPDATE_UNDER_WAY, ANY, ERR_CONFLICT,
+    {SLEEP_WEIGHTS, ANY, ANY, ANY, ANY, UPDATE_UNDER_WAY, ANY, ERR_CONFLICT,
      "an update is open; finish or abort it first ('baton abort --update' aborts it)"},
 
-    {UPDATE_BRINGS, ANY, ANY, ANY, BIT(WEIGHTS_ASLEEP), ANY, ANY, ANY, ERR_CONFLICT,
+    {UPDATE_BRINGS, ANY, ANY, BIT(WEIGHTS_ASLEEP), ANY, ANY, ANY, ERR_CONFLICT,
      "the weights are asleep; wake them first, or drop them with sleep at level 2"},
-    {BIT(CALL_UPDATE_START), ANY, ANY, ANY, ANY, ANY, UPDATE_UNDER_WAY, ANY, ERR_CONFLICT,
+    {BIT(CALL_UPDATE_START), ANY, ANY, ANY, ANY, UPDATE_UNDER_WAY, ANY, ERR_CONFLICT,
      "another update is open: finish or abort it first ('baton abort --update' aborts it)"},
 };
 
@@ -98,9 +96,9 @@ static bool refusal_fits(const struct refusal *r, const struct lifecycle_state *
                          enum lifecycle_call call)
 {
     return (r->calls & BIT(call)) != 0 && (r->life & BIT(s->life)) != 0 &&
-           (r->pause & BIT(s->pause)) != 0 && (r->reject & BIT(s->reject)) != 0 &&
-           (r->weights & BIT(s->weights)) != 0 && (r->kv_released & BIT(s->kv_released)) != 0 &&
-           (r->update & BIT(s->update)) != 0 && (r->busy & BIT(s->busy)) != 0;
+           (r->pause & BIT(s->pause)) != 0 && (r->weights & BIT(s->weights)) != 0 &&
+           (r->kv_released & BIT(s->kv_released)) != 0 && (r->update & BIT(s->update)) != 0 &&
+           (r->busy & BIT(s->busy)) != 0;
 }
 
 static const struct refusal *refusal_find(const struct lifecycle_state *s, enum lifecycle_call call)

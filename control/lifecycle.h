@@ -26,11 +26,10 @@ enum lifecycle_update { UPDATE_IS_NONE, UPDATE_IS_OPEN, UPDATE_IS_FINISHING, UPD
 struct lifecycle_state {
     enum life_state life;
     enum lifecycle_pause pause;
-    bool reject; /* paused: new generations are refused instead of queued */
     enum lifecycle_weights weights;
     bool kv_released;
     enum lifecycle_update update;
-    bool busy; /* generations have a permit: they run, or are frozen */
+    bool busy; /* generations run, are frozen, or came before the pause and wait */
 };
 
 #define LIFECYCLE_CALLS(X)                                                                         \
@@ -64,7 +63,7 @@ const char *lifecycle_pause_name(enum lifecycle_pause pause);       /* "none", "
 const char *lifecycle_weights_name(enum lifecycle_weights weights); /* "asleep", ... */
 
 /* lifecycle_check - does the call work in this state?
- * Errors: ERR_STARTING, ERR_DRAINING (the life cycle). For a generate ERR_PAUSED, ERR_ASLEEP,
+ * Errors: ERR_STARTING, ERR_DRAINING (the life cycle). For a generate ERR_ASLEEP,
  *         ERR_UNSYNCED: the message names what has to happen first. For any other call
  *         ERR_CONFLICT: the message has the reason, the whole state, and the calls that work in
  *         it. */

@@ -37,16 +37,15 @@ bool pause_controller_idle(const struct pause_controller *g)
     struct admission_stats s;
 
     admission_stats(g->cfg.generate, &s);
-    return s.n_running + s.n_draining == 0;
+    return s.n_running == 0 && generations_n_before(g->cfg.generations) == 0;
 }
 
-/* Is the pause in effect? If nothing runs while admission is held, nothing can start to run.
- * @n_running  with those that waited when the pause came */
-static bool is_in_effect_locked(const struct pause_controller *g, size_t n_running)
+/* Is the pause in effect? If it is idle while admission is held, nothing can start to run. */
+static bool is_in_effect_locked(const struct pause_controller *g)
 {
     if (g->pause.state == PAUSE_OFF || !g->admission_held)
         return false;
-    return g->pause.mode == PAUSE_KEEP ? g->frozen : n_running == 0;
+    return g->pause.mode == PAUSE_KEEP ? g->frozen : pause_controller_idle(g);
 }
 
 static void fill_info_locked(const struct pause_controller *g, struct pause_controller_info *out)
@@ -54,11 +53,10 @@ static void fill_info_locked(const struct pause_controller *g, struct pause_cont
     struct admission_stats s;
 
     admission_stats(g->cfg.generate, &s);
-    *out = (struct pause_controller_info){
-        .pause = g->pause,
-        .n_running = s.n_running,
-        .n_waiting = s.n_waiting,
-        .acknowledged = is_in_effect_locked(g, s.n_running + s.n_draining)};
+    *out = (struct pause_controller_info){.pause = g->pause,
+                                          .n_running = s.n_running,
+                                          .n_waiting = s.n_waiting,
+                                          .acknowledged = is_in_effect_locked(g)};
     out->pause.paused_us = pause_total_us(&g->pause);
 }
 
@@ -108,7 +106,7 @@ static void state_of_generation(struct pause_controller *g, struct lifecycle_sta
     if (en != NULL)
         en->ops->stats(en, &engine);
     mtx_lock(&g->lock);
-    *out = (struct lifecycle_state){.pause = g->pause.mode, .reject = g->pause.reject};
+    *out = (struct lifecycle_state){.pause = g->pause.mode};
     mtx_unlock(&g->lock);
     out->life = life_state(g->cfg.life);
     out->weights = weights_of(store.state);
@@ -122,7 +120,7 @@ void pause_controller_state(struct pause_controller *g, struct lifecycle_state *
     out->update = update_of(g->cfg.updates);
 }
 
-/* The error that names the owner of the pause, for admission and for the lifecycle table. */
+/* The error that names the owner of the pause. */
 static void set_paused_error(const struct pause *p, struct err *e)
 {
     (void)err_set(e, ERR_PAUSED, "",
@@ -140,13 +138,6 @@ int pause_controller_allows(struct pause_controller *g, enum lifecycle_call call
         s.update = update_of(g->cfg.updates);
     if (lifecycle_check(&s, call, e) == 0)
         return 0;
-    if (e->code == ERR_PAUSED) {
-        struct pause_controller_info now;
-
-        pause_controller_info(g, &now);
-        err_clear(e);
-        set_paused_error(&now.pause, e);
-    }
     if (e->code == ERR_UNSYNCED) { /* the store knows why; or it has weights by now */
         err_clear(e);
         return store_readable(g->cfg.store, e) == 0 ? pause_controller_allows(g, call, e) : -1;
@@ -165,8 +156,10 @@ void pause_controller_apply_admission(struct pause_controller *g)
     if (admission_held && now.pause.reject)
         set_paused_error(&now.pause, &refusal);
     if (admission_held)
-        admission_hold(g->cfg.generate, now.pause.reject ? &refusal : NULL,
-                       now.pause.mode == PAUSE_WAIT);
+        admission_hold(g->cfg.generate,
+                       &(struct admission_hold){.refusal = now.pause.reject ? &refusal : NULL,
+                                                .line = g->line,
+                                                .grants_before = now.pause.mode == PAUSE_WAIT});
     else
         admission_release(g->cfg.generate);
     mtx_lock(&g->lock);
@@ -252,13 +245,18 @@ bool pause_controller_resume(struct pause_controller *g, struct pause_controller
     return was;
 }
 
-/* Records the pause and closes admission. */
+/* Records the pause and closes admission. The line is drawn while it is closed: whatever has a
+ * permit came before. */
 static void set_pause(struct pause_controller *g, const struct pause_request *req,
                       struct pause *before)
 {
     mtx_lock(&g->lock);
     pause_set(&g->pause, req, before);
     mtx_unlock(&g->lock);
+    if (pause_begins_anew(before, req->mode)) {
+        admission_hold(g->cfg.generate, NULL);
+        g->line = generations_draw_line(g->cfg.generations);
+    }
     pause_controller_apply_admission(g);
 }
 
@@ -297,19 +295,16 @@ static int engine_freeze(struct pause_controller *g, uint32_t timeout_s, struct 
     return 0;
 }
 
-/* Within an operation, with admission closed. What came before the pause belongs to it, also what
- * waits for its permit: admission has it go on for mode wait, here it ends for mode abort. A pause
- * that repeats the one before, to renew its lease, ends nothing that came since.
- * Returns as pause_controller_pause. */
+/* Within an operation, with admission closed. Returns as pause_controller_pause. */
 static int stop_running(struct pause_controller *g, const struct pause_request *req,
-                        const struct pause *before, struct pause_controller_wait *w, struct err *e)
+                        struct pause_controller_wait *w, struct err *e)
 {
     bool later;
 
     if (req->mode == PAUSE_KEEP && engine_freeze(g, req->timeout_s, e) != 0)
         return -1;
-    if (req->mode == PAUSE_ABORT && before->mode != PAUSE_ABORT) {
-        uint32_t n = generations_abort(g->cfg.generations, NULL, 0);
+    if (req->mode == PAUSE_ABORT) {
+        uint32_t n = generations_abort_before(g->cfg.generations);
 
         mtx_lock(&g->lock);
         g->pause.n_aborted = n;
@@ -353,7 +348,7 @@ int pause_controller_pause(struct pause_controller *g, const struct pause_reques
         return -1;
     }
     set_pause(g, req, &before);
-    rc = stop_running(g, req, &before, w, e);
+    rc = stop_running(g, req, w, e);
     if (rc < 0) {
         undo_pause(g, &before);
     } else {

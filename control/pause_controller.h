@@ -5,8 +5,12 @@
  * state and looks the call up in the one table (control/lifecycle.h). Pause, resume, sleep and wake
  * run one after the other; each of their waits has a deadline.
  *
- * A pause closes admission before anything else. `keep` freezes running generations between two
- * tokens; `wait` and `abort` are acknowledged when nothing runs any more. A pause that is never
+ * A pause closes admission before anything else. A request that was read before it belongs to it,
+ * wherever it is: `keep` freezes those that run between two tokens, and the others wait as new ones
+ * do; `wait` gives those without a permit theirs, and is acknowledged when all have ended; `abort`
+ * ends them all, those without a permit without tokens, and is acknowledged when nothing runs any
+ * more. What comes later is held, or refused. A pause that takes the place of another one counts
+ * from the first, but one with abort from itself, unless it repeats one. A pause that is never
  * acknowledged, because its deadline passed or its client disconnected, is undone, unless an
  * earlier pause was acknowledged or another one is still waiting. Generation then stays paused, and
  * if the new pause has no lease, the lease of the other one applies. A pause that remains only
@@ -14,8 +18,9 @@
  * itself.
  *
  * Sleep does not pause. Generations that are frozen by a pause with `keep` stay, and recompute
- * their KV if it was released; all others are aborted first. While anything sleeps, new generations
- * are refused, or queue if a pause queues them. */
+ * their KV if it was released; so does what a pause holds. All others are aborted first, in
+ * whichever queue they are. While anything sleeps, new generations are refused, or queue if a pause
+ * queues them. */
 #ifndef BATON_CONTROL_PAUSE_CONTROLLER_H
 #define BATON_CONTROL_PAUSE_CONTROLLER_H
 
@@ -64,7 +69,8 @@ void pause_controller_free(struct pause_controller *g); /* stops first; accepts 
 /* pause_controller_state - the current state, of all its parts. */
 void pause_controller_state(struct pause_controller *g, struct lifecycle_state *out);
 
-/* pause_controller_allows - lifecycle_check of the current state. Threads: any; takes locks up to
+/* pause_controller_allows - lifecycle_check of the current state, but that admission alone refuses
+ * generates because of a pause: it knows when they came. Threads: any; takes locks up to
  * MTX_ENGINE, one after the other. Does not check whether another update is open: updates_start
  * does, and names it. */
 int pause_controller_allows(struct pause_controller *g, enum lifecycle_call call, struct err *e);

@@ -14,6 +14,8 @@ struct pause_controller {
     struct pause pause;
     struct pause_controller_wait *waits;
     bool admission_held; /* a pause holds admission */
+    uint64_t line;       /* of generations_draw_line: which requests came before the pause; of the
+                            operation under way */
     bool frozen;         /* a pause with keep has frozen the engine */
 
     struct mtx wakeup_lock; /* rank MTX_LEAF; guards the next two */
@@ -34,7 +36,8 @@ void pause_controller_end(struct pause_controller *g);
  * operation only. */
 void pause_controller_apply_admission(struct pause_controller *g);
 
-/* pause_controller_idle - no generation has a permit. */
+/* pause_controller_idle - no generation has a permit, and none of those that came before the line
+ * is going to get one. */
 bool pause_controller_idle(const struct pause_controller *g);
 
 /* pause_controller_take_waits_locked - take all waiting requests from the list, each with that

@@ -36,7 +36,8 @@ static int wait_idle(struct pause_controller *g, uint64_t deadline_us, struct er
 
     while (!idle && !clock_passed(deadline_us)) {
         mtx_lock(&g->lock);
-        idle = pause_controller_idle(g); /* under the lock of the broadcast that follows */
+        idle = pause_controller_idle(
+            g); /* checked under the lock that generate_idle takes before it signals */
         if (!idle)
             (void)cnd_wait(&g->changed, &g->lock, deadline_us);
         mtx_unlock(&g->lock);
@@ -46,7 +47,8 @@ static int wait_idle(struct pause_controller *g, uint64_t deadline_us, struct er
     return err_set(e, ERR_TIMEOUT, "", "the aborted generations did not end in time");
 }
 
-/* Within an operation, with admission closed. Frozen generations stay. */
+/* Within an operation, with admission closed. Frozen generations stay, and what a pause keeps
+ * waiting. */
 static int abort_running(struct pause_controller *g, uint64_t deadline_us, uint32_t *n_aborted,
                          struct err *e)
 {
@@ -55,7 +57,7 @@ static int abort_running(struct pause_controller *g, uint64_t deadline_us, uint3
     pause_controller_state(g, &s);
     if (s.pause == PAUSE_KEEP)
         return 0;
-    *n_aborted = generations_abort(g->cfg.generations, NULL, 0);
+    *n_aborted = generations_abort_before(g->cfg.generations);
     return wait_idle(g, deadline_us, e);
 }
 
@@ -104,8 +106,10 @@ int pause_controller_sleep(struct pause_controller *g, int level, unsigned tags,
         struct pause_controller_info now;
 
         pause_controller_info(g, &now);
-        if (now.pause.state == PAUSE_OFF)
-            admission_hold(g->cfg.generate, NULL, false);
+        if (now.pause.state == PAUSE_OFF) {
+            admission_hold(g->cfg.generate, NULL);
+            g->line = generations_draw_line(g->cfg.generations);
+        }
         rc = release_memory(g, level, tags, &slept, e);
         pause_controller_apply_admission(g);
     }

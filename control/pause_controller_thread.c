@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "control/admission.h"
+#include "control/generations.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -120,7 +121,6 @@ static bool pause_check_due(struct pause_controller *g)
     bool some;
 
     mtx_lock(&g->lock);
-    cnd_broadcast(&g->changed); /* an operation may wait for an idle admission */
     some = g->waits != NULL || lease_timer_expired(&g->pause.lease);
     mtx_unlock(&g->lock);
     return some;
@@ -145,10 +145,17 @@ static void *pause_controller_main(void *arg)
     return NULL;
 }
 
-/* On the thread that returned the last permit, which may hold locks of any rank. */
-static void admission_idle(void *arg)
+/* On the thread that returned the last permit, or ended the last request that came before the
+ * pause.
+ */
+static void generate_idle(void *arg)
 {
-    pause_controller_wake_up(arg);
+    struct pause_controller *g = arg;
+
+    mtx_lock(&g->lock);
+    cnd_broadcast(&g->changed);
+    mtx_unlock(&g->lock);
+    pause_controller_wake_up(g);
 }
 
 int pause_controller_new(struct pause_controller **out, const struct pause_controller_cfg *cfg,
@@ -172,7 +179,8 @@ int pause_controller_new(struct pause_controller **out, const struct pause_contr
         return err_set_errno(e, ERR_INTERNAL, "", rc,
                              "cannot start the thread of the pause controller");
     }
-    admission_on_idle(cfg->generate, admission_idle, g);
+    admission_on_idle(cfg->generate, generate_idle, g);
+    generations_on_idle(cfg->generations, generate_idle, g);
     *out = g;
     return 0;
 }

@@ -58,6 +58,11 @@ void pause_init(struct pause *p)
     lease_timer_set(&p->held_lease, 0);
 }
 
+bool pause_begins_anew(const struct pause *before, enum lifecycle_pause mode)
+{
+    return before->state == PAUSE_OFF || (mode == PAUSE_ABORT && before->mode != PAUSE_ABORT);
+}
+
 void pause_set(struct pause *p, const struct pause_request *req, struct pause *before)
 {
     assert(req->mode != PAUSE_NONE);

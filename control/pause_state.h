@@ -79,6 +79,11 @@ void pause_init(struct pause *p);
 /* pause_next - the table: the state after an event. False: the event cannot happen there. */
 bool pause_next(enum pause_state from, enum pause_event event, enum pause_state *to);
 
+/* pause_begins_anew - does a pause with that mode cover what came since generation was paused? The
+ * first one does; one with abort does, unless it repeats one, as to renew its lease. One with wait
+ * that follows another does not: what waits for the end of a pause must not run. */
+bool pause_begins_anew(const struct pause *before, enum lifecycle_pause mode);
+
 /* pause_set - PAUSE_ON_REQUEST: take the values of the request. Its lease does not run yet.
  * @before  what pause_undo restores */
 void pause_set(struct pause *p, const struct pause_request *req, struct pause *before);

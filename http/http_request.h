@@ -64,9 +64,11 @@ struct http_request {
     bool admitted;               /* its key or address may use the route; set by the application */
     _Atomic(const void *) route; /* set by the application's route call; the handler's thread may
                                     choose another of the same path */
-    void *app;                   /* borrowed; set by the application's route call, or NULL */
-    void *loop_app; /* borrowed; from the application's loop_begin for this loop; or NULL */
-    char *path_arg; /* the text that matched "{name}" of the route's pattern, or "" */
+    uint64_t arrival; /* its number among those that generate, 0: none; set by the application when
+                         it is dispatched */
+    void *app;        /* borrowed; set by the application's route call, or NULL */
+    void *loop_app;   /* borrowed; from the application's loop_begin for this loop; or NULL */
+    char *path_arg;   /* the text that matched "{name}" of the route's pattern, or "" */
 
     struct err *error; /* owned: what it is answered with, for the log; or NULL. Changes no more
                           once the request is detached. http_request_note_error */

@@ -9,6 +9,7 @@
 #include "base/net/trace.h"
 #include "control/admission.h"
 #include "control/auth.h"
+#include "control/generations.h"
 #include "control/life.h"
 #include "control/lifecycle.h"
 #include "control/metrics.h"
@@ -184,9 +185,12 @@ static void dispatch_job_run(void *arg)
     struct dispatch_job *d = arg;
     struct app *app = d->app;
     struct http_request *x = d->x;
+    uint64_t arrival = x->arrival;
 
     free(d);
     run_handler(app, x);
+    if (arrival != 0)
+        generations_parsed(app->generate->generations, arrival);
 }
 
 static void text_run(void *arg)
@@ -270,10 +274,18 @@ static struct workers *workers_of(const struct app *app, enum route_executor exe
 static int dispatch_post(struct app *app, struct dispatch_job *d, enum route_executor executor,
                          struct err *e)
 {
+    const struct route *route = d->x->route;
+
     if (executor == EXECUTOR_TEXT)
         return enter_text(app, d, e);
+    if (executor == EXECUTOR_GENERATE && operation_is_embedded(app, route->operation))
+        d->x->arrival = generations_arrive(app->generate->generations);
     d->job = (struct job){.run = dispatch_job_run, .arg = d};
-    return workers_post(workers_of(app, executor), &d->job, WORKERS_NORMAL, e);
+    if (workers_post(workers_of(app, executor), &d->job, WORKERS_NORMAL, e) == 0)
+        return 0;
+    if (d->x->arrival != 0)
+        generations_parsed(app->generate->generations, d->x->arrival);
+    return -1;
 }
 
 static void app_dispatch(void *arg, struct http_request *x)

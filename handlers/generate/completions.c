@@ -234,6 +234,11 @@ void completions_begin(struct completions_op *op)
 
     if (op->stream.on)
         op->g.ops = op->stream_ops;
+    if (generation_make_seqs(&op->g, op->prompts_at, &e) != 0) {
+        generation_fail(&op->g, &e);
+        return;
+    }
+    generation_announce(&op->g);
     op->ticket = (struct ticket){.granted = completions_granted, .arg = op};
     http_request_on_disconnect(x, completions_on_disconnect, op);
     if (admission_enter(op->g.app->generate->prompt_admission, &op->ticket, &e) == 0)

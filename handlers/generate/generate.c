@@ -447,6 +447,7 @@ int handle_generate(struct app *app, struct http_request *x, struct err *e)
     json_decref(body);
     if (op->stream.on)
         op->g.ops = &stream_ops;
+    generation_announce(&op->g);
     generation_watch(&op->g);
     generation_enter(&op->g);
     return 0;

@@ -41,6 +41,7 @@ void generation_init(struct generation *g, struct app *app, struct http_request 
     generate_params_init(&g->params);
     g->params.gen.logprobs_mode = app->settings.logprobs_mode;
     g->on_update = app->settings.on_update;
+    g->entry.arrival = x->arrival;
 }
 
 void generation_fini(struct generation *g)
@@ -272,6 +273,7 @@ void generation_pending_done(struct generation *g)
     if (g->ops->on_tokens == NULL)
         (void)hold_outputs(g); /* a failure is the reply */
     admission_leave(g->app->generate->admission, &g->ticket);
+    generations_end(g->app->generate->generations, &g->entry);
     generation_schedule_work(g, true);
 }
 
@@ -302,7 +304,7 @@ static struct gen_output *empty_output(const struct generation_seq *seq, struct 
     return &rec->out;
 }
 
-/* Aborted while queued: its ticket has already been removed from the queue. */
+/* Aborted before it had a permit; it has no ticket in the queue. */
 static void generation_abort_queued(void *arg)
 {
     struct generation *g = arg;
@@ -320,6 +322,7 @@ static void generation_abort_queued(void *arg)
             generation_fail_locked(g, &e);
         mtx_unlock(&g->lock);
     }
+    generations_end(g->app->generate->generations, &g->entry);
     generation_schedule_work(g, true);
 }
 
@@ -405,16 +408,29 @@ static const struct generations_ops entry_ops = {.abort = entry_abort,
                                                  .cut = generation_cut,
                                                  .list = generation_list};
 
+void generation_announce(struct generation *g)
+{
+    g->entry.ops = &entry_ops;
+    g->entry.arg = g;
+    generations_add(g->app->generate->generations, &g->entry);
+}
+
 void generation_enter(struct generation *g)
 {
     struct err e = {0};
     bool client_disconnected, aborted;
 
     mtx_lock(&g->lock);
+    g->prepared = true;
     client_disconnected = g->client_disconnected;
+    aborted = g->aborted;
     mtx_unlock(&g->lock);
     if (client_disconnected) {
         generation_fail_disconnected(g);
+        return;
+    }
+    if (aborted) {
+        generation_abort_queued(g);
         return;
     }
     if (g->app->pause_controller != NULL &&
@@ -423,9 +439,8 @@ void generation_enter(struct generation *g)
         return;
     }
     generation_ref(g); /* if it is granted at once, it may end before admission_enter returns */
-    g->ticket = (struct ticket){.granted = generation_granted, .arg = g};
-    g->entry = (struct generations_entry){.ops = &entry_ops, .arg = g};
-    generations_add(g->app->generate->generations, &g->entry);
+    g->ticket = (struct ticket){
+        .granted = generation_granted, .arg = g, .arrival = g->entry.arrival};
     if (admission_enter(g->app->generate->admission, &g->ticket, &e) != 0) {
         generation_fail(g, &e);
         generation_unref(g);

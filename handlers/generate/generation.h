@@ -1,10 +1,10 @@
 /* One running generation: an HTTP request, its permit, and its sequences in the engine.
  *
- * Life cycle: init -> watch -> enter (queue for a permit) -> granted -> submit all sequences -> the
- * last one is done -> the permit is given back -> finish sends the reply -> freed. The thread that
- * carries out the current step owns one reference (the "flow" reference). Each path ends in exactly
- * one reply. A permit that was granted is given back only after the engine is done with all
- * sequences.
+ * Life cycle: init -> announce -> watch -> enter (queue for a permit) -> granted -> submit all
+ * sequences -> the last one is done -> the permit is given back -> finish sends the reply -> freed.
+ * The thread that carries out the current step owns one reference (the "flow" reference). Each path
+ * ends in exactly one reply. A permit that was granted is given back only after the engine is done
+ * with all sequences.
  *
  *   HTTP server thread   the client disconnected: leave the queue, or cancel all sequences
  *   engine thread        tokens, done: copy pointers, count, post a job; no formatting here
@@ -85,6 +85,7 @@ struct generation {
     bool client_disconnected;
     bool stopped;                /* cancelled or failed: submit no more sequences */
     bool aborted;                /* cancel each sequence as soon as it is submitted */
+    bool prepared;               /* prompts are final: generation_enter was called */
     bool entered;                /* admission_enter has returned for the ticket */
     bool ended;                  /* n_pending reached 0 and the permit was given back */
     bool server_stopping;        /* do not wait for slow clients any more */
@@ -167,7 +168,12 @@ int generation_check_output(const struct app *app, uint32_t n, const char *at, s
  * Errors: ERR_BAD_REQUEST (more than GENERATION_SEQS_MAX). */
 int generation_count_seqs(const struct generation *g, const char *at, uint32_t *out, struct err *e);
 
-/* generation_expand - create the sequences, n for each prompt.
+/* generation_make_seqs - create the sequences, n for each prompt, of which only the number is
+ * known. Errors: as above; ERR_NO_MEMORY. */
+int generation_make_seqs(struct generation *g, const char *at, struct err *e);
+
+/* generation_expand - the prompts are known: check the limits, and create the sequences unless that
+ * is done.
  * @at  as above
  * Errors: as above; ERR_BAD_REQUEST at logprobs_at or prompt_logprobs_at (more than --max-logprobs
  * for each token, or more in total than GENERATION_LOGPROBS_MAX or, for prompts,
@@ -175,12 +181,18 @@ int generation_count_seqs(const struct generation *g, const char *at, uint32_t *
  * prompts of all sequences exceed GENERATION_PROMPT_TOKENS_MAX); ERR_NO_MEMORY. */
 int generation_expand(struct generation *g, const char *at, struct err *e);
 
+/* generation_announce - from now on it is in app->generate->generations: it can be aborted, and a
+ * pause that comes later is not acknowledged before it has ended. Its ids, the number of its
+ * prompts and its sequences are known and change no more. Threads: the handler's. */
+void generation_announce(struct generation *g);
+
 /* generation_watch - from now on a disconnect of the client ends the generation. Takes over the
  * reference to the request. */
 void generation_watch(struct generation *g);
 
-/* generation_enter - take a permit or queue for one. Takes over the flow's reference: the caller
- * must not touch g afterwards. A refusal is answered here. Threads: a pool's. */
+/* generation_enter - take a permit or queue for one; if it was aborted, end without. Takes over the
+ * flow's reference: the caller must not touch g afterwards. A refusal is answered here. Threads: a
+ * pool's. */
 void generation_enter(struct generation *g);
 
 /* generation_fail - answer with e and drop the flow's reference. Before generation_enter only. */

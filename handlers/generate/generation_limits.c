@@ -137,21 +137,12 @@ static int check_all_logprobs(const struct generation *g, struct err *e)
     return unread_check(most, n < most ? n : most, e);
 }
 
-int generation_expand(struct generation *g, const char *at, struct err *e)
+int generation_make_seqs(struct generation *g, const char *at, struct err *e)
 {
     struct generation_seq *seqs;
-    uint64_t n_tokens = 0;
     uint32_t n_seqs = 0;
 
     if (generation_count_seqs(g, at, &n_seqs, e) != 0)
-        return -1;
-    for (uint32_t i = 0; i < g->n_prompts; i++)
-        n_tokens += (uint64_t)g->prompts[i].n * g->params.n;
-    if (n_tokens > GENERATION_PROMPT_TOKENS_MAX)
-        return err_set(e, ERR_TOO_LARGE, at,
-                       "the prompts of all sequences have %llu tokens; at most %d are allowed",
-                       (unsigned long long)n_tokens, GENERATION_PROMPT_TOKENS_MAX);
-    if (check_all_logprobs(g, e) != 0 || routed_experts_check(g, e) != 0)
         return -1;
     seqs = calloc(n_seqs, sizeof *seqs);
     if (seqs == NULL)
@@ -167,4 +158,22 @@ int generation_expand(struct generation *g, const char *at, struct err *e)
     g->n_seqs = n_seqs;
     mtx_unlock(&g->lock);
     return 0;
+}
+
+int generation_expand(struct generation *g, const char *at, struct err *e)
+{
+    uint64_t n_tokens = 0;
+    uint32_t n_seqs = 0;
+
+    if (generation_count_seqs(g, at, &n_seqs, e) != 0)
+        return -1;
+    for (uint32_t i = 0; i < g->n_prompts; i++)
+        n_tokens += (uint64_t)g->prompts[i].n * g->params.n;
+    if (n_tokens > GENERATION_PROMPT_TOKENS_MAX)
+        return err_set(e, ERR_TOO_LARGE, at,
+                       "the prompts of all sequences have %llu tokens; at most %d are allowed",
+                       (unsigned long long)n_tokens, GENERATION_PROMPT_TOKENS_MAX);
+    if (check_all_logprobs(g, e) != 0 || routed_experts_check(g, e) != 0)
+        return -1;
+    return g->seqs != NULL ? 0 : generation_make_seqs(g, at, e);
 }

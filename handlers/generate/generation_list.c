@@ -33,7 +33,7 @@ static void describe_locked(struct generations_row *row, const struct generation
     row->index = seq->index;
     row->submitted = seq->id != 0 || seq->ended;
     row->ended = seq->ended;
-    row->n_prompt = g->prompts[seq->prompt].n;
+    row->n_prompt = g->prepared ? g->prompts[seq->prompt].n : 0;
     row->n_tokens = seq->n_tokens;
     row->age_us = now_us > g->began_us ? now_us - g->began_us : 0;
     copy_spans_locked(row, seq);

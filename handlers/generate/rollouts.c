@@ -285,6 +285,7 @@ int handle_rollouts(struct app *app, struct http_request *x, struct err *e)
     }
     if (op->stream)
         op->g.ops = &stream_ops;
+    generation_announce(&op->g);
     generation_watch(&op->g);
     generation_enter(&op->g);
     return 0;

@@ -1,5 +1,5 @@
 """What a pause promises, one command each: words, keep, wait, gone, abort, requests, lease, reject,
-queued (of a server with two permits), cycles.
+cycles.
 
 Usage: pause.py URL COMMAND [CYCLES CHECKPOINTS]
 Environment: PAUSE_CLIENTS, of cycles (default 256); PAUSE_LONG, tokens of a long generation
@@ -225,7 +225,7 @@ def gone():
 
 
 def abort():
-    """All that run end with what they have; those that come later go on, also if the pause is repeated."""
+    """All that run end with what they have; what comes later waits, also if the pause is repeated."""
     c = [Client(generate(LONG, n=2, stream=i % 2 == 0)) for i in range(6)]
     running(6)
     answer = post("/v1/pause", {"mode": "abort"})
@@ -242,33 +242,6 @@ def abort():
     late = Client(generate(3))
     wait_for("queued", lambda: status()["admission"]["generate"]["waiting"] == 1)
     assert post("/v1/pause", {"mode": "abort"})["aborted"] == 0
-    post("/v1/resume")
-    assert late.result()["choices"][0]["finish_reason"] == "length"
-
-
-def queued():
-    """A request that waits for its permit belongs to a pause that comes then, and none that comes later does."""
-    waits = lambda n: wait_for(f"{n} wait", lambda: status()["admission"]["generate"]["waiting"] == n)
-    for path, body in (("/v1/pause", {"mode": "abort"}), ("/pause?mode=abort", None), ("/pause_generation", {"mode": "abort"}),
-                       ("/areal_pause_generation", None), ("/v1/sleep", {"level": 1})):
-        c = [Client(generate(LONG)) for _ in range(6)]
-        waits(4)
-        post(path, body)
-        ends = [x.result()["choices"][0] for x in c]
-        assert {e["finish_reason"] for e in ends} == {"abort"}, (path, ends)
-        assert sum(e["token_ids"] == [] for e in ends) >= 4, (path, ends)
-        post("/v1/wake" if path == "/v1/sleep" else "/v1/resume")
-    c = [Client(generate(40)) for _ in range(6)]
-    waits(4)
-    pausing = Client({"mode": "wait"}, "/v1/pause")
-    wait_for("a pause", lambda: status()["pause"])
-    late = Client(generate(5))
-    answer = pausing.result()
-    assert pausing.code == 200 and answer["acknowledged"] and answer["running"] == 0, answer
-    assert all(x.reply is not None or x.result() for x in c) and late.reply is None
-    assert {len(x.result()["choices"][0]["token_ids"]) for x in c} == {40}
-    post("/v1/pause", {"mode": "wait", "lease_s": 600})  # renewed
-    assert late.reply is None and status()["admission"]["generate"]["waiting"] == 1
     post("/v1/resume")
     assert late.result()["choices"][0]["finish_reason"] == "length"
 
@@ -407,8 +380,9 @@ def cycles(n, checkpoints):
           f"{n_kept / n:.0f} frozen at a time")
 
 
-if COMMAND == "cycles":
-    cycles(int(sys.argv[3]), sys.argv[4])
-else:
-    {"words": words, "keep": keep, "wait": wait, "gone": gone, "abort": abort, "requests": requests,
-     "lease": lease, "reject": reject, "queued": queued}[COMMAND]()
+if __name__ == "__main__":
+    if COMMAND == "cycles":
+        cycles(int(sys.argv[3]), sys.argv[4])
+    else:
+        {"words": words, "keep": keep, "wait": wait, "gone": gone, "abort": abort, "requests": requests,
+         "lease": lease, "reject": reject}[COMMAND]()

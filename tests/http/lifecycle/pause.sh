@@ -30,12 +30,22 @@ expect 200 GET /v1/status
 same '.admission.generate | .running + .waiting' 0
 same '.engine | .running + .waiting + .kv_tokens_used' 0
 same .pause null
+stop_server
 
-stop_server
+queued() {
+  timeout 280 "$PYTHON" "$(dirname "$0")/pause_queued.py" "$URL" "$@" || fail "$*"
+  N_CHECKS=$((N_CHECKS + 1))
+}
 serve_model --generate-concurrency 2
-check queued
+queued native vllm sglang skyrl areal asleep
 stop_server
-serve_model --allow-path "$CHECKPOINTS" --kv-cache 256MiB --max-num-seqs 256
+serve_model --generate-concurrency 2 --compat prime-rl
+queued prime-rl
+stop_server
+serve_model --detokenize-concurrency 1
+queued tokenizing
+expect 200 GET /v1/status
+same '.admission.generate | .running + .waiting' 0
 
 # SIGTERM while paused: what is frozen ends well, what queues too, and whoever waits hears of it.
 post 200 /v1/pause '{}'

@@ -166,14 +166,14 @@ static void test_held_grants_nobody(void **state)
     make(o, 7);
     assert_int_equal(admission_new(&a, "generate", 2, 3, &e), 0);
     assert_int_equal(admission_enter(a, &o[0].ticket, &e), 0);
-    admission_hold(a, NULL, false);
+    admission_hold(a, NULL);
     for (int i = 1; i < 4; i++)
         assert_int_equal(admission_enter(a, &o[i].ticket, &e), 0); /* a permit is free */
     assert_int_equal(admission_enter(a, &o[4].ticket, &e), -1);
     assert_int_equal(e.code, ERR_OVERLOADED); /* bounded as ever */
     err_clear(&e);
     (void)err_set(&refusal, ERR_PAUSED, "", "paused by me");
-    admission_hold(a, &refusal, false);
+    admission_hold(a, &(struct admission_hold){.refusal = &refusal});
     assert_int_equal(admission_enter(a, &o[5].ticket, &e), -1);
     assert_int_equal(e.code, ERR_PAUSED);
     assert_string_equal(e.msg, "paused by me");
@@ -190,6 +190,47 @@ static void test_held_grants_nobody(void **state)
     admission_stats(a, &s);
     assert_int_equal(s.n_running + s.n_waiting, 0);
     assert_int_equal(s.n_refused, 2);
+    admission_free(a);
+}
+
+/* Of a hold that grants what came before it: those that queue and those that come late alike, in
+ * order; the others wait for the release. */
+static void test_held_grants_those_before_the_line(void **state)
+{
+    struct err e = {0}, refusal = {0};
+    struct owner o[7];
+
+    (void)state;
+    make(o, 7);
+    for (unsigned i = 0; i < 6; i++)
+        o[i].ticket.arrival = i + 1;
+    assert_int_equal(admission_new(&a, "generate", 1, 7, &e), 0);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(admission_enter(a, &o[i].ticket, &e), 0);
+    admission_hold(a, NULL);
+    assert_int_equal(admission_enter(a, &o[5].ticket, &e), 0); /* arrived since */
+    assert_int_equal(admission_enter(a, &o[6].ticket, &e), 0); /* without a number: since */
+    admission_leave(a, &o[0].ticket);
+    assert_string_equal(order, "a");
+    (void)err_set(&refusal, ERR_PAUSED, "", "paused by me");
+    admission_hold(a, &(struct admission_hold){.refusal = &refusal, .line = 6});
+    assert_string_equal(order, "a");
+    assert_int_equal(admission_enter(a, &o[3].ticket, &e), 0); /* late, and not refused */
+    admission_hold(a,
+                   &(struct admission_hold){.refusal = &refusal, .line = 6, .grants_before = true});
+    assert_string_equal(order, "ab");
+    admission_leave(a, &o[1].ticket);
+    admission_leave(a, &o[2].ticket);
+    admission_leave(a, &o[3].ticket);
+    assert_string_equal(order, "abcd");
+    assert_int_equal(admission_enter(a, &o[4].ticket, &e), 0); /* a permit is free */
+    assert_string_equal(order, "abcde");
+    admission_leave(a, &o[4].ticket);
+    assert_string_equal(order, "abcde");
+    admission_release(a);
+    admission_leave(a, &o[5].ticket);
+    admission_leave(a, &o[6].ticket);
+    assert_string_equal(order, "abcdefg");
     admission_free(a);
 }
 
@@ -213,78 +254,13 @@ static void test_the_last_one_out_says_so(void **state)
     assert_int_equal(admission_enter(a, &o[1].ticket, &e), 0);
     admission_leave(a, &o[0].ticket); /* the next has it */
     assert_int_equal(n_idle, 0);
-    admission_hold(a, NULL, false);
+    admission_hold(a, NULL);
     assert_int_equal(admission_enter(a, &o[2].ticket, &e), 0);
     admission_leave(a, &o[1].ticket);
     assert_int_equal(n_idle, 1); /* whoever queues has none */
     admission_release(a);
     admission_leave(a, &o[2].ticket);
     assert_int_equal(n_idle, 2);
-    admission_free(a);
-}
-
-/* Those that were queued before go on; what comes later waits. */
-static void test_a_hold_that_drains(void **state)
-{
-    struct admission_stats s;
-    struct owner o[6];
-    struct err e = {0};
-    int n_idle = 0;
-
-    (void)state;
-    make(o, 6);
-    assert_int_equal(admission_new(&a, "generate", 1, 6, &e), 0);
-    admission_on_idle(a, count_idle, &n_idle);
-    for (int i = 0; i < 4; i++)
-        assert_int_equal(admission_enter(a, &o[i].ticket, &e), 0);
-    admission_hold(a, NULL, true);
-    assert_int_equal(admission_enter(a, &o[4].ticket, &e), 0);
-    admission_hold(a, NULL, true); /* adds none */
-    admission_leave(a, &o[0].ticket);
-    assert_string_equal(order, "ab");
-    assert_true(admission_cancel(a, &o[2].ticket));
-    admission_stats(a, &s);
-    assert_int_equal(s.n_draining, 1);
-    admission_leave(a, &o[1].ticket);
-    assert_string_equal(order, "abd");
-    assert_int_equal(n_idle, 0);
-    admission_leave(a, &o[3].ticket);
-    assert_string_equal(order, "abd");
-    assert_int_equal(n_idle, 1);
-    admission_hold(a, NULL, false);
-    admission_hold(a, NULL, true); /* what the hold before keeps does not go on */
-    assert_int_equal(admission_enter(a, &o[5].ticket, &e), 0);
-    assert_string_equal(order, "abd");
-    admission_release(a);
-    assert_string_equal(order, "abde");
-    admission_leave(a, &o[4].ticket);
-    admission_leave(a, &o[5].ticket);
-    assert_string_equal(order, "abdef");
-    admission_free(a);
-}
-
-/* The last ticket that drains is taken out: its owner may hold any lock. */
-static void test_a_cancel_ends_a_drain(void **state)
-{
-    struct owner o[2];
-    struct err e = {0};
-    int n_idle = 0;
-
-    (void)state;
-    make(o, 2);
-    assert_int_equal(admission_new(&a, "generate", 1, 2, &e), 0);
-    admission_on_idle(a, count_idle, &n_idle);
-    admission_hold(a, NULL, false);
-    assert_int_equal(admission_enter(a, &o[0].ticket, &e), 0);
-    assert_true(admission_cancel(a, &o[0].ticket));
-    assert_int_equal(n_idle, 0);
-    admission_release(a);
-    assert_int_equal(admission_enter(a, &o[0].ticket, &e), 0);
-    assert_int_equal(admission_enter(a, &o[1].ticket, &e), 0);
-    admission_hold(a, NULL, true);
-    admission_leave(a, &o[0].ticket);
-    admission_leave(a, &o[1].ticket);
-    assert_int_equal(n_idle, 1);
     admission_free(a);
 }
 
@@ -315,9 +291,8 @@ int main(void)
         cmocka_unit_test(test_fifo_bounds_and_cancel),
         cmocka_unit_test(test_cancel_at_both_ends),
         cmocka_unit_test(test_held_grants_nobody),
+        cmocka_unit_test(test_held_grants_those_before_the_line),
         cmocka_unit_test(test_the_last_one_out_says_so),
-        cmocka_unit_test(test_a_hold_that_drains),
-        cmocka_unit_test(test_a_cancel_ends_a_drain),
         cmocka_unit_test(test_threads_race_for_permits),
     };
 

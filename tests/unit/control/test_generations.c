@@ -1,4 +1,4 @@
-/* The list of generations: what is aborted by all, by ids, by permit, and what is left alone. */
+/* The list of generations: what is aborted by all, by ids, by a line, and what is left alone. */
 #include "control/generations.h"
 
 #include "weights/version_label.h"
@@ -111,6 +111,70 @@ static void test_abort_by_ids_gives_them_sorted(void **state)
     assert_aborts(1, 0, 1);
 }
 
+static void count_idle(void *arg)
+{
+    ++*(int *)arg;
+}
+
+/* Those of before the line end one by one: in the list, and while their handlers run. */
+static void test_the_last_before_the_line_says_so(void **state)
+{
+    uint64_t before, since, line;
+    int n_idle = 0;
+
+    (void)state;
+    generations_on_idle(all, count_idle, &n_idle);
+    before = generations_arrive(all);
+    assert_int_equal(generations_n_before(all), 0); /* no line is drawn */
+    assert_int_equal(generations_n(all), N + 1);
+    line = generations_draw_line(all);
+    since = generations_arrive(all);
+    assert_true(before < line && since >= line);
+    assert_int_equal(generations_n_before(all), N + 1);
+    generations_parsed(all, since);
+    generations_end(all, &made[0].entry);
+    generations_end(all, &made[0].entry); /* repeating is harmless */
+    generations_remove(all, &made[0].entry);
+    generations_end(all, &made[1].entry);
+    generations_remove(all, &made[2].entry);
+    assert_int_equal(generations_n_before(all), 1);
+    assert_int_equal(n_idle, 0);
+    generations_parsed(all, before);
+    assert_int_equal(n_idle, 1);
+    assert_int_equal(generations_n(all), 0);
+}
+
+/* Also of those whose handlers run: they are aborted when they come into the list. */
+static void test_abort_before_the_line(void **state)
+{
+    uint64_t before, since;
+    int n_idle = 0;
+
+    (void)state;
+    generations_on_idle(all, count_idle, &n_idle);
+    generations_remove(all, &made[0].entry);
+    generations_remove(all, &made[1].entry);
+    before = generations_arrive(all);
+    (void)generations_draw_line(all);
+    since = generations_arrive(all);
+    assert_int_equal(generations_abort_before(all), 1);
+    assert_aborts(0, 0, 1);
+    assert_int_equal(generations_n_before(all), 0);
+    assert_int_equal(n_idle, 1);
+    made[0].entry.arrival = before;
+    made[1].entry.arrival = since;
+    generations_add(all, &made[0].entry);
+    generations_add(all, &made[1].entry);
+    generations_parsed(all, before);
+    generations_parsed(all, since);
+    assert_aborts(1, 0, 1);
+    assert_int_equal(generations_n(all), 1);
+    assert_int_equal(generations_abort_before(all), 0); /* that one came since */
+    assert_int_equal(generations_abort(all, NULL, 0), 1);
+    assert_int_equal(generations_n(all), 0);
+    assert_int_equal(n_idle, 1);
+}
+
 static void test_removed_is_left_alone(void **state)
 {
     (void)state;
@@ -118,6 +182,7 @@ static void test_removed_is_left_alone(void **state)
     generations_remove(all, &made[1].entry); /* repeating is harmless */
     assert_int_equal(generations_abort(all, NULL, 0), N - 1);
     assert_aborts(1, 0, 1);
+    made[1].entry.arrival = 0;
     generations_add(all, &made[1].entry);
     assert_int_equal(generations_abort(all, NULL, 0), 1);
 }
@@ -136,6 +201,12 @@ static void test_no_list_keeps_none(void **state)
     generations_add(NULL, &made[0].entry);
     generations_remove(NULL, &made[0].entry);
     assert_int_equal(generations_abort(NULL, NULL, 0), 0);
+    assert_int_equal(generations_abort_before(NULL), 0);
+    assert_int_equal(generations_arrive(NULL), 0);
+    generations_parsed(NULL, 0);
+    generations_end(NULL, &made[0].entry);
+    assert_int_equal(generations_draw_line(NULL), 0);
+    assert_int_equal(generations_n(NULL) + generations_n_before(NULL), 0);
     generations_cut(NULL);
     generations_free(NULL);
 }
@@ -161,6 +232,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_abort_all_counts_those_that_ended, setup, teardown),
         cmocka_unit_test_setup_teardown(test_list, setup, teardown),
         cmocka_unit_test_setup_teardown(test_abort_by_ids_gives_them_sorted, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_the_last_before_the_line_says_so, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_abort_before_the_line, setup, teardown),
         cmocka_unit_test_setup_teardown(test_removed_is_left_alone, setup, teardown),
         cmocka_unit_test_setup_teardown(test_cut_reaches_each, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_list_keeps_none, setup, teardown),

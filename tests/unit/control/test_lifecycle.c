@@ -52,7 +52,6 @@ static struct lifecycle_state state_after(const struct lifecycle_state *before,
         break;
     case CALL_RESUME:
         s.pause = PAUSE_NONE;
-        s.reject = false;
         break;
     case CALL_SLEEP_WEIGHTS_1:
         s.weights = s.weights == WEIGHTS_SERVED ? WEIGHTS_ASLEEP : s.weights;
@@ -92,7 +91,6 @@ static struct lifecycle_state state_after(const struct lifecycle_state *before,
     case CALL_DRAIN:
         s.life = LIFE_DRAINING;
         s.pause = PAUSE_NONE;
-        s.reject = false;
         break;
     case CALL_RESET_CACHE:
     case CALL_LORA_LOAD:
@@ -105,9 +103,8 @@ static struct lifecycle_state state_after(const struct lifecycle_state *before,
 
 static bool same_state(const struct lifecycle_state *a, const struct lifecycle_state *b)
 {
-    return a->life == b->life && a->pause == b->pause && a->reject == b->reject &&
-           a->weights == b->weights && a->kv_released == b->kv_released && a->update == b->update &&
-           a->busy == b->busy;
+    return a->life == b->life && a->pause == b->pause && a->weights == b->weights &&
+           a->kv_released == b->kv_released && a->update == b->update && a->busy == b->busy;
 }
 
 /* The rules said a second time, call by call, as a client reads them. */
@@ -128,7 +125,7 @@ static enum err_code expected(const struct lifecycle_state *s, enum lifecycle_ca
     switch (call) {
     case CALL_GENERATE:
         if (s->pause != PAUSE_NONE)
-            return s->reject ? ERR_PAUSED : ERR_NONE;
+            return ERR_NONE; /* admission knows whether it is refused */
         if (s->weights == WEIGHTS_UNSYNCED)
             return ERR_UNSYNCED;
         return gone || s->kv_released ? ERR_ASLEEP : ERR_NONE;
@@ -153,8 +150,6 @@ static enum err_code expected(const struct lifecycle_state *s, enum lifecycle_ca
 static bool next_state(struct lifecycle_state *s)
 {
     if ((s->busy = !s->busy))
-        return true;
-    if ((s->reject = !s->reject))
         return true;
     if ((s->kv_released = !s->kv_released))
         return true;
@@ -238,7 +233,7 @@ static void test_every_call_in_every_state(void **state)
                 assert_true(e.msg[0] != '\0');
         }
     } while (next_state(&s));
-    assert_int_equal(n, (LIFE_DRAINING + 1) * 4 * 4 * 3 * 2 * 2 * 2 * CALL_COUNT);
+    assert_int_equal(n, (LIFE_DRAINING + 1) * 4 * 4 * 3 * 2 * 2 * CALL_COUNT);
     assert_true(n_refused > 1000);
 }
 
@@ -312,7 +307,6 @@ static void test_a_long_walk_keeps_what_must_hold(void **state)
         assert_false(s.busy && s.pause != PAUSE_KEEP && was.pause == PAUSE_KEEP &&
                      call == CALL_PAUSE_WAIT);
         assert_false(s.update != UPDATE_IS_NONE && s.weights == WEIGHTS_ASLEEP);
-        assert_false(s.pause == PAUSE_NONE && s.reject);
         assert_false(!was.busy && s.busy &&
                      (was.weights != WEIGHTS_SERVED || was.kv_released || was.pause != PAUSE_NONE));
     }
