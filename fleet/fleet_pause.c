@@ -2,6 +2,7 @@
 #include "fleet/update/fleet_update_priv.h"
 
 #include "base/log.h"
+#include "fleet/fleet_pause_before.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -124,16 +125,25 @@ static size_t split_off_down(struct fleet_result *results, size_t n, struct flee
     return n_kept;
 }
 
-/* @was_held  the fleet was paused before: it stays paused if this fails */
+/* What a pause is carried out with. */
+struct pausing {
+    const json_t *body;
+    bool was_held; /* the fleet was paused before: it stays paused if this fails */
+    bool aborts;
+    size_t n_aborted; /* here */
+};
+
 static int evaluate_pause(struct fleet_control *fc, const struct fleet_result *results, size_t n,
-                          bool was_held, struct err *e)
+                          const struct pausing *p, struct err *e)
 {
     const struct fleet_result *cause = fleet_results_cause(results, n);
     bool overtaken = is_overtaken(fc), enough = n >= fleet_min_ready(fc);
 
     if (!overtaken && cause == NULL && enough) {
         fleet_note_pause_results(fc, results, n, true);
-        if (acknowledge_pause(fc, fleet_results_sum(results, n, "aborted")))
+        if (p->aborts)
+            fleet_end_aborted(fc);
+        if (acknowledge_pause(fc, p->n_aborted + fleet_results_sum(results, n, "aborted")))
             return 0;
         overtaken = true;
     }
@@ -148,7 +158,7 @@ static int evaluate_pause(struct fleet_control *fc, const struct fleet_result *r
                       "%zu upstreams paused, --min-ready is %zu: the others went down before they "
                       "replied; generation continues as before",
                       n, fleet_min_ready(fc));
-    if (!was_held)
+    if (!p->was_held)
         resume_paused(fc, results, n);
     return -1;
 }
@@ -160,14 +170,14 @@ static uint64_t left_us(uint64_t deadline_us)
     return deadline_us > now_us ? deadline_us - now_us : 0;
 }
 
-static int pause_engines(struct fleet_control *fc, uint64_t deadline_us, const json_t *body,
-                         bool was_held, struct fleet_result **results, size_t *n, struct err *e)
+static int pause_engines(struct fleet_control *fc, uint64_t deadline_us, const struct pausing *p,
+                         struct fleet_result **results, size_t *n, struct err *e)
 {
     struct fleet_target targets[FLEET_MAX];
     size_t n_down = 0;
     int rc;
 
-    if (fleet_reachable_quorum(fc, body, targets, n, e) != 0)
+    if (fleet_reachable_quorum(fc, p->body, targets, n, e) != 0)
         return -1;
     for (size_t i = 0; i < *n; i++)
         targets[i].until_down = true;
@@ -176,7 +186,7 @@ static int pause_engines(struct fleet_control *fc, uint64_t deadline_us, const j
                        e);
     if (rc == 0) {
         *n = split_off_down(*results, *n, targets, &n_down);
-        rc = evaluate_pause(fc, *results, *n, was_held, e);
+        rc = evaluate_pause(fc, *results, *n, p, e);
     }
     if (rc != 0 && n_down > 0)
         fleet_note_missed_pause(fc, targets, n_down);
@@ -203,13 +213,20 @@ static void log_pause(struct fleet_control *fc, const char *event, const struct 
 int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, uint64_t deadline_us,
                     const json_t *body, struct fleet_result **results, size_t *n, struct err *e)
 {
+    struct pausing p = {.body = body, .aborts = req->mode == PAUSE_ABORT};
     struct pause before, now;
+    int rc;
 
     assert(fleet_owns_pause_lock(fc));
     *results = NULL;
     if (begin_pause(fc, req, &before, e) != 0)
         return -1;
-    if (pause_engines(fc, deadline_us, body, pause_is_held(&before), results, n, e) == 0) {
+    p.was_held = pause_is_held(&before);
+    rc = fleet_cover_queued(fc, req, &before, body, deadline_us, &p.n_aborted, e);
+    if (rc == 0)
+        rc = pause_engines(fc, deadline_us, &p, results, n, e);
+    fleet_release_since(fleet_of(fc));
+    if (rc == 0) {
         fleet_get_pause(fc, &now);
         log_pause(fc, "pause", &now);
         return 0;

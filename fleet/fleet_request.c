@@ -226,6 +226,7 @@ void fleet_abort_all_requests(struct fleet_control *fc)
     struct err ignored = {0};
     size_t n = fleet_reachable(fc, all, targets);
 
+    (void)fleet_abort_queued(fleet_of(fc), true);
     if (all != NULL &&
         fleet_request(fc, API_ABORT_REQUESTS, targets, n, FLEET_CACHE_US, &results, &ignored) == 0)
         fleet_results_free(results, n);

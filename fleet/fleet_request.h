@@ -68,7 +68,8 @@ uint64_t fleet_step_us(struct fleet_control *fc);
 int fleet_request_all(struct fleet_control *fc, enum api_op op, const json_t *body,
                       uint64_t timeout_us, struct fleet_result **results, size_t *n, struct err *e);
 
-/* fleet_abort_all_requests - abort what runs on the engines that answer; failures are ignored.
+/* fleet_abort_all_requests - abort what waits for a permit here, and what runs on the engines that
+ * answer; failures are ignored.
  * Threads and blocking as fleet_request: up to FLEET_CACHE_US. */
 void fleet_abort_all_requests(struct fleet_control *fc);
 

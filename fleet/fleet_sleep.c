@@ -93,6 +93,8 @@ static int set_sleep(struct fleet_control *fc, const struct fleet_sleep_request 
         if (req->weights && req->level == 2)
             fence_dropped(fc, *results, *n);
         fleet_set_sleep(fc, req->weights, req->kv, req->level);
+        if (asleep && !fleet_is_paused(fc)) /* as the engines do with what they have */
+            (void)fleet_abort_queued(fleet_of(fc), true);
         log_sleep(req, n_changed);
     }
     return fleet_results_done(*results, *n, e) ? 0 : -1;

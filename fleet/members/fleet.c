@@ -94,6 +94,7 @@ int fleet_new(struct fleet **out, const struct fleet_cfg *cfg, struct err *e)
     }
     mtx_init(&f->lock, MTX_ADMISSION);
     cnd_init(&f->idle);
+    cnd_init(&f->before_settled);
     for (size_t queue = 0; queue < FLEET_QUEUES; queue++)
         f->queues[queue].tail = &f->queues[queue].head;
     f->n = cfg->n_upstreams;
@@ -115,6 +116,7 @@ void fleet_free(struct fleet *f)
     for (size_t queue = 0; queue < FLEET_QUEUES; queue++)
         assert(f->queues[queue].n_waiting == 0 && f->queues[queue].n_running == 0);
     cnd_fini(&f->idle);
+    cnd_fini(&f->before_settled);
     mtx_fini(&f->lock);
     free(f->upstreams);
     free(f);

@@ -89,8 +89,8 @@ struct fleet_cfg {
     bool staged;         /* this server has a copy of the version, and repairs engines from it */
     const char *boot_id; /* this server's; borrowed until fleet_free; NULL: not known */
     /* What runs at this engine is not reliable any more and may never end. FLEET_MAX: no engine
-     * is in rotation any more, so waiting requests wait in vain. Called without a lock, on any
-     * thread; must not block. May be NULL. */
+     * is in rotation any more, or requests were aborted: some wait in vain. Called without a lock,
+     * on any thread; must not block. May be NULL. */
     void (*left_rotation)(void *arg, size_t upstream);
     /* The state of one engine has changed. Called like left_rotation. May be NULL. */
     void (*state_changed)(void *arg, const struct fleet_state_change *change);
@@ -364,12 +364,15 @@ struct fleet_ticket {
     size_t upstream;
     uint64_t n_named, n_overwrites; /* at the grant */
     int state;
+    uint64_t arrival; /* of a generate: number of its first fleet_permit_acquire; 0: none yet */
+    bool settled;     /* fleet_settle */
 };
 
 /* fleet_permit_acquire - take a permit now, or queue.
  * Errors: ERR_UNSYNCED      no engine is in rotation; the message has one engine's reason
  *         ERR_UPSTREAM_KEY  all engines reject our key
  *         ERR_OVERLOADED    the queue is full
+ *         ERR_ABORTED       a retry, and it was aborted meanwhile
  *         ERR_DRAINING      after fleet_permits_close */
 int fleet_permit_acquire(struct fleet *f, struct fleet_ticket *t, struct err *e);
 
@@ -380,8 +383,37 @@ bool fleet_permit_cancel(struct fleet *f, struct fleet_ticket *t);
  * failures in a row starts anew. */
 void fleet_permit_release(struct fleet *f, struct fleet_ticket *t);
 
-/* fleet_permits_close - from now on fleet_permit_acquire fails with ERR_DRAINING. */
+/* ---- requests that came before a pause ---- */
+
+/* fleet_settle - an engine is known to have the request of this ticket, because it began to reply,
+ * or the request has ended. Each ticket that was ever acquired needs it; repeating is harmless. */
+void fleet_settle(struct fleet *f, struct fleet_ticket *t);
+
+/* fleet_is_aborted - was the request of this ticket aborted? It then has to be answered here. @sent
+ * it was sent to an engine, which has not begun to reply */
+bool fleet_is_aborted(struct fleet *f, const struct fleet_ticket *t, bool sent);
+
+/* fleet_draw_line - a pause begins. Threads: one at a time, as all below.
+ * @anew   all that has come until now came before it; else the line stays
+ * @holds  until fleet_release_since, generates that come later wait here */
+void fleet_draw_line(struct fleet *f, bool anew, bool holds);
+void fleet_release_since(struct fleet *f);
+
+/* fleet_abort_queued - abort generates that have no permit, and those that ask for another one.
+ * fleet_cut_aborted - also those that were sent and have no reply yet.
+ * @all  not only those that came before the line
+ * Returns: how many wait for a permit. */
+size_t fleet_abort_queued(struct fleet *f, bool all);
+void fleet_cut_aborted(struct fleet *f);
+
+/* fleet_await_before - wait until all that came before the line is settled, or fleet_permits_close.
+ * Returns: how many are not. */
+size_t fleet_await_before(struct fleet *f, uint64_t deadline_us);
+
+/* fleet_permits_close - from now on fleet_permit_acquire fails with ERR_DRAINING.
+ * fleet_is_closed - was it called? */
 void fleet_permits_close(struct fleet *f);
+bool fleet_is_closed(struct fleet *f);
 
 /* fleet_serves - is the engine in rotation? Threads: any. */
 bool fleet_serves(struct fleet *f, size_t upstream);

@@ -130,11 +130,13 @@ static void unqueue_locked(struct permit_queue *q, struct fleet_ticket *t)
 }
 
 /* The first queued ticket that an engine can take. If there is none for a ticket, there is none for
- * those behind it either, unless the ticket avoids an engine. */
+ * those behind it either, unless the ticket avoids an engine or is kept. */
 static struct fleet_ticket *first_grantable_locked(const struct fleet *f,
                                                    const struct permit_queue *q, size_t *upstream)
 {
     for (struct fleet_ticket *t = q->head; t != NULL; t = t->next) {
+        if (fleet_is_kept_locked(f, t))
+            continue;
         if (find_engine_locked(f, t, upstream))
             return t;
         if (!t->avoid_one)
@@ -248,7 +250,10 @@ int fleet_permit_acquire(struct fleet *f, struct fleet_ticket *t, struct err *e)
         rc = err_set(e, ERR_DRAINING, "", "the server is draining: no new requests are accepted");
     else if (!fleet_any_serving_locked(f))
         rc = set_unsynced_error_locked(f, e);
-    else if (first_grantable_locked(f, q, &upstream) == NULL && find_engine_locked(f, t, &upstream))
+    else if (fleet_arrive_locked(f, t, e) != 0)
+        rc = -1;
+    else if (!fleet_is_kept_locked(f, t) && first_grantable_locked(f, q, &upstream) == NULL &&
+             find_engine_locked(f, t, &upstream))
         granted = true; /* no queued ticket can be granted now */
     else if (q->n_waiting >= f->cfg.n_queue_max[t->queue])
         rc = err_set(e, ERR_OVERLOADED, "", "the queue is full: %zu requests run and %zu wait",
@@ -316,5 +321,16 @@ void fleet_permits_close(struct fleet *f)
 {
     mtx_lock(&f->lock);
     f->closed = true;
+    cnd_broadcast(&f->before_settled);
     mtx_unlock(&f->lock);
+}
+
+bool fleet_is_closed(struct fleet *f)
+{
+    bool closed;
+
+    mtx_lock(&f->lock);
+    closed = f->closed;
+    mtx_unlock(&f->lock);
+    return closed;
 }

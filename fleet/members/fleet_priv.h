@@ -3,6 +3,7 @@
 #define BATON_FLEET_MEMBERS_FLEET_PRIV_H
 
 #include "base/mtx.h"
+#include "control/arrivals.h"
 #include "fleet/members/fleet.h"
 #include "fleet/members/upstream_state.h"
 
@@ -85,7 +86,13 @@ struct fleet {
     bool decided, updating, quiesced, closed, requires_adapters;
     bool awaits_commit;           /* fleet_await_commit, and no version is committed yet */
     char awaits_why[ERR_MSG_MAX]; /* what is answered then; "": it is not handed over yet */
-    bool generates_held;          /* generates for engines without a pause queue wait here */
+    struct arrivals arrivals;     /* generates that no engine is known to have yet */
+    uint64_t abort_line,
+        cut_line;              /* of tickets: smaller ones are aborted; also if they were sent */
+    bool since_held;           /* generates that came since the line wait here */
+    struct cnd before_settled; /* all of those before the line are known to be in an engine, or
+                                  ended; or closed */
+    bool generates_held;       /* generates for engines without a pause queue wait here */
 
     struct fleet_cfg cfg; /* immutable */
 };
@@ -204,6 +211,15 @@ void fleet_grant_all(struct fleet *f);
 
 /* fleet_keep_name_locked - the fleet has another version, or another label. */
 void fleet_keep_name_locked(struct fleet *f);
+
+/* ---- fleet_before.c ---- */
+
+/* fleet_is_kept_locked - may the ticket not be granted now, whatever engines are free? */
+bool fleet_is_kept_locked(const struct fleet *f, const struct fleet_ticket *t);
+
+/* fleet_arrive_locked - the ticket is about to be granted or to queue: number it, the first time.
+ * Errors: ERR_ABORTED. */
+int fleet_arrive_locked(struct fleet *f, struct fleet_ticket *t, struct err *e);
 
 /* ---- fleet_version.c ---- */
 

@@ -27,6 +27,7 @@ void proxy_request_free(struct proxy_request *r)
     loop_unpost(l, &r->granted);
     loop_unpost(l, &r->disconnected);
     loop_unpost(l, &r->drained);
+    fleet_settle(r->loop->proxy->fleet, &r->ticket);
     if (r->has_permit)
         fleet_permit_release(r->loop->proxy->fleet, &r->ticket);
     reply_versions_free(r->versions);
@@ -37,6 +38,7 @@ void proxy_request_free(struct proxy_request *r)
 /* Free the request, or keep it until a grant that is on its way has arrived. */
 static void leave_queue(struct proxy_request *r)
 {
+    fleet_settle(r->loop->proxy->fleet, &r->ticket);
     if (r->stage == PROXY_QUEUED && !fleet_permit_cancel(r->loop->proxy->fleet, &r->ticket))
         r->stage = PROXY_ANSWERED;
     else
@@ -151,6 +153,21 @@ static void readmit(struct proxy_request *r, const struct err *why)
     proxy_fail(r, why != NULL && e.code == ERR_UNSYNCED ? why : &e);
 }
 
+void proxy_abort(struct proxy_request *r)
+{
+    struct fleet *fleet = r->loop->proxy->fleet;
+    bool sent = r->stage == PROXY_SENT;
+    struct err e = {0};
+
+    if ((!sent && r->stage != PROXY_QUEUED) || !fleet_is_aborted(fleet, &r->ticket, sent))
+        return;
+    if (!sent && !r->has_permit && !fleet_permit_cancel(fleet, &r->ticket))
+        return;            /* its grant is on the way */
+    r->stage = PROXY_SENT; /* no longer queued */
+    (void)err_set(&e, ERR_ABORTED, "", "the request was aborted before it had a token");
+    proxy_fail(r, &e);
+}
+
 /* A grant that was posted to the loop. If the upstream has left rotation since, its requests were
  * evicted before this one had its permit here. */
 static void handle_granted(void *arg)
@@ -160,6 +177,8 @@ static void handle_granted(void *arg)
     r->has_permit = true;
     if (r->stage == PROXY_ANSWERED)
         proxy_request_free(r);
+    else if (fleet_is_aborted(r->loop->proxy->fleet, &r->ticket, false))
+        proxy_abort(r);
     else if (fleet_serves(r->loop->proxy->fleet, r->ticket.upstream))
         send_request(r);
     else

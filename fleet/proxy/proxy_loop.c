@@ -57,6 +57,14 @@ static void fail_queued(struct proxy_loop *pl)
     }
 }
 
+static void abort_requests(struct proxy_loop *pl)
+{
+    for (struct proxy_request *r = pl->requests, *next; r != NULL; r = next) {
+        next = r->next;
+        proxy_abort(r);
+    }
+}
+
 static void handle_left_rotation(void *arg)
 {
     struct proxy_loop *pl = arg;
@@ -70,6 +78,7 @@ static void handle_left_rotation(void *arg)
         if (has_left[i])
             evict_requests(pl, i);
     fail_queued(pl);
+    abort_requests(pl);
 }
 
 static void handle_stop(void *arg)

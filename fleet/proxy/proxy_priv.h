@@ -93,6 +93,10 @@ void proxy_drop(struct proxy_request *r);
  * @why  of the upstream */
 void proxy_evict(struct proxy_request *r, const struct err *why);
 
+/* proxy_abort - answer the request if it was aborted (fleet_is_aborted) and no engine is known to
+ * have it; else nothing. It may still wait for a late grant, and is answered then. */
+void proxy_abort(struct proxy_request *r);
+
 /* proxy_request_free - give the permit back and free it. Its call has ended, its request is
  * answered. */
 void proxy_request_free(struct proxy_request *r);

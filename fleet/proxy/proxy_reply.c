@@ -192,6 +192,16 @@ static int begin_versions(struct proxy_request *r)
     return r->versions != NULL ? 0 : -1;
 }
 
+static void begin_reply(struct proxy_request *r, const struct http_head *head)
+{
+    fleet_settle(r->loop->proxy->fleet, &r->ticket);
+    if (head->status == 204 ||
+        (head->content_length >= 0 && head->content_length <= PROXY_WHOLE_NBYTES_MAX))
+        begin_collecting(r);
+    else
+        begin_streaming(r);
+}
+
 static void on_head(void *arg, const struct http_head *head)
 {
     struct proxy_request *r = arg;
@@ -206,11 +216,8 @@ static void on_head(void *arg, const struct http_head *head)
         fail_bad_status(r);
     else if (begin_versions(r) != 0)
         fail_no_memory(r);
-    else if (head->status == 204 ||
-             (head->content_length >= 0 && head->content_length <= PROXY_WHOLE_NBYTES_MAX))
-        begin_collecting(r);
     else
-        begin_streaming(r);
+        begin_reply(r, head);
 }
 
 static void collect(struct proxy_request *r, const void *data, size_t len)

@@ -1,5 +1,5 @@
-/* Aborts running requests on the engines: all of them, or those with the ids that their clients
- * gave them.
+/* Aborts requests: all of them, those that wait for a permit here too, or those on the engines with
+ * the ids that their clients gave them.
  *
  * An SGLang knows its requests by the rid in their bodies, aborts one at a time, and does not reply
  * whether there was one. So it gets one request for each id, and adds nothing to the count. */
@@ -143,20 +143,22 @@ int handle_fleet_abort_requests(struct app *app, struct http_request *x, struct 
 {
     struct fleet_result *results = NULL;
     const json_t *ids = NULL;
+    size_t n = 0, n_queued = 0;
     uint64_t aborted;
     json_t *body;
-    size_t n = 0;
     int rc;
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
     rc = abort_parse(&ids, body, e);
+    if (rc == 0 && ids == NULL)
+        n_queued = fleet_abort_queued(fleet_of(app->fleet->control), true);
     if (rc == 0)
         rc = abort_on_engines(app, ids, body, &results, &n, e);
     json_decref(body);
     if (rc != 0)
         return -1;
-    aborted = fleet_results_sum(results, n, "aborted");
+    aborted = n_queued + fleet_results_sum(results, n, "aborted");
     if (fleet_results_done(results, n, e))
         fleet_reply(app, x, json_pack("{s:I}", "aborted", (json_int_t)aborted), results, n);
     else

@@ -5,13 +5,15 @@
 #include "fleet/api/upstream_api.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
+#include "handlers/fleet/aborted.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
 
 static void error_reply(const struct http_request *x, const struct err *e, struct http_reply *out)
 {
-    reply_error_make(x->route, e, NULL, out);
+    if (e->code != ERR_ABORTED || !aborted_reply_make(x, out))
+        reply_error_make(x->route, e, NULL, out);
 }
 
 static void count_token_age(const struct http_request *x, uint64_t serial)
