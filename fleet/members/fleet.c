@@ -98,6 +98,7 @@ int fleet_new(struct fleet **out, const struct fleet_cfg *cfg, struct err *e)
     for (size_t queue = 0; queue < FLEET_QUEUES; queue++)
         f->queues[queue].tail = &f->queues[queue].head;
     f->n = cfg->n_upstreams;
+    f->weights_epoch = 1; /* 0 is none */
     f->min_ready = cfg->min_ready;
     for (size_t i = 0; i < FLEET_MAX; i++)
         f->upstreams[i].out = OUT_JOINED;

@@ -138,8 +138,10 @@ struct upstream_report {
     const char *held;  /* static: "paused" or "asleep", but not by this server; NULL: neither, or it
                           does not say */
     bool held_by_fence; /* it is paused, and by a server with --pause-fenced */
+    uint64_t sent_epoch; /* fleet_weights_epoch when the probe was sent; 0: the report is not older
+                            than its fleet_probe_ok */
     bool is_stale; /* the weights epoch has changed since the probe was sent: label and not_ready
-                      may be outdated and are ignored */
+                      may be outdated and are ignored. fleet_probe_ok sets it by sent_epoch */
 };
 
 /* fleet_probe_ok - a probe succeeded. Labels are not compared while an update runs. It counts as

@@ -178,6 +178,7 @@ void fleet_probe_ok(struct fleet *f, size_t upstream, const struct upstream_repo
 
     fleet_change_begin(f, &c);
     was = fleet_is_synced(u);
+    fresh_report.is_stale |= report->sent_epoch != 0 && report->sent_epoch != f->weights_epoch;
     /* The marker is that of our own update, and goes when the update ends. */
     fresh_report.is_stale |= f->updating && fleet_is_dirty_marker(report->label);
     if (fleet_reject_alias_locked(f, upstream, report->identity)) {

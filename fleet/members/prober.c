@@ -125,7 +125,7 @@ static void on_status(struct probe *p, const struct upstream_reply *a)
         fleet_probe_failed(fleet, p->upstream, false, &why);
         return;
     }
-    report.is_stale = fleet_weights_epoch(fleet) != p->weights_epoch;
+    report.sent_epoch = p->weights_epoch;
     if (may_hold(p))
         report.held = NULL;
     fleet_probe_ok(fleet, p->upstream, &report);

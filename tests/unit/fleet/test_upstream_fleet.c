@@ -417,6 +417,25 @@ static void test_a_repair_outdates_earlier_probes(void **cmocka_state)
     fleet_free(f);
 }
 
+/* It read the marker while the update ran, and is stored after the update was given up. */
+static void test_probe_of_an_update_that_was_given_up(void **cmocka_state)
+{
+    struct fleet *f = fleet_alive(1);
+    struct upstream_report report = {.label = FLEET_DIRTY_MARKER "upd-1"};
+
+    (void)cmocka_state;
+    (void)fleet_commit_version(f, "v1", 0, (const bool[]){true}, NULL);
+    fleet_set_updating(f, true);
+    report.sent_epoch = fleet_weights_epoch(f);
+    fleet_set_updating(f, false);
+    fleet_probe_ok(f, 0, &report);
+    assert_string_equal(state(f, 0), "serving");
+    report.sent_epoch = fleet_weights_epoch(f);
+    fleet_probe_ok(f, 0, &report);
+    assert_string_equal(state(f, 0), "fenced");
+    fleet_free(f);
+}
+
 static void test_set_label_syncs_no_other_engine(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(3);
@@ -714,6 +733,7 @@ int main(void)
         cmocka_unit_test(test_engine_that_is_not_ready_gets_no_requests),
         cmocka_unit_test(test_labels_are_not_compared_during_an_update),
         cmocka_unit_test(test_a_repair_outdates_earlier_probes),
+        cmocka_unit_test(test_probe_of_an_update_that_was_given_up),
         cmocka_unit_test(test_set_label_syncs_no_other_engine),
         cmocka_unit_test(test_session_affinity_depends_on_names_only),
         cmocka_unit_test(test_permit_acquire_fails_after_close),
