@@ -26,6 +26,7 @@ import nccl_world as nccl
 import test_nccl_torch
 import vllm_engines as engines
 import vllm_trainer
+import vllm_versions
 from dialects_world import STEPS, must_answer, say, serve
 
 SMALL_BUFFER = 300_000  # so that the small model comes in several
@@ -155,8 +156,8 @@ class Play:
     # baton in front
 
     @contextlib.contextmanager
-    def front(self, behind):
-        options = [o for e in behind for o in ("--upstream", f"{e.url},vllm")]
+    def front(self, behind, *more):
+        options = [*(o for e in behind for o in ("--upstream", f"{e.url},vllm")), *more]
         with world.Server(self.args.baton, *options, "--probe-interval", "500") as server:
             nccl.SERVERS.append(server.child)
             self.await_front(server, len(behind))
@@ -219,6 +220,12 @@ def ipc_through_baton(play):
     with play.front(play.by_ipc) as server:
         say(server, "/init_weight_transfer_engine", {"init_info": {}})
         play.ways(server, "ipc", play.by_ipc)
+
+
+def versions(play):
+    for mode in vllm_versions.MODES:
+        with play.front(play.by_ipc, "--on-update", mode) as server:
+            vllm_versions.one_mode(play, server, mode)
 
 
 def killed(play, server, kind, victim, old):
@@ -325,6 +332,7 @@ SECTIONS = {  # what is played, the GPUs that it takes, and whether vLLM's serve
     "nccl to vLLM": (nccl_to_vllm, 2, True),
     "ipc through baton": (ipc_through_baton, 1, True),
     "nccl through baton": (nccl_through_baton, 2, True),
+    "versions": (versions, 1, True),
     "deaths": (deaths, 1, True),
 }
 

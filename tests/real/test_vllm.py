@@ -370,7 +370,12 @@ def under_load(play):
 
 
 def versions(play):
-    vllm_versions.run(play)
+    """Each mode has a server of its own in front of the engines."""
+    for mode in vllm_versions.MODES:
+        play.held.close()
+        play.held = contextlib.ExitStack()
+        play.open_front("--on-update", mode)
+        play.step = vllm_versions.one_mode(play, play.server, mode)
 
 
 def stopped(play):

@@ -1,13 +1,17 @@
 """Which versions made the replies of two real vLLM behind baton, under updates and load: no span is
 wrong against what each checkpoint generates, and what no update crossed is exact."""
 
-import contextlib
+import json
 import threading
+import urllib.request
 
-import real_world
-from real_world import MODEL, ask, vllm_engines, world
+import gpu_world as world
+import vllm_engines
+from dialects_world import MODEL, STEPS, say
 
-ASK = {"X-Baton-Weight-Versions": "1"}
+MODES = ("recompute", "finish")
+HEADERS = {"Content-Type": "application/json", "X-Baton-Weight-Versions": "1"}
+WAIT_S = 120
 N_UPDATES = 6
 LEAST_EXACT = 0.95
 
@@ -16,7 +20,7 @@ def goldens():
     """{step: {prompt: the tokens that follow}}"""
     return {
         step: {tuple(prompt): ids for prompt, ids, _ in vllm_engines.questions(step)}
-        for step in ("step-00000", "step-00100", "step-01500")
+        for step in STEPS
     }
 
 
@@ -33,8 +37,17 @@ class Load:
             prompt = self.prompts[i % len(self.prompts)]
             body = {"model": MODEL, "prompt": list(prompt), "max_tokens": self.n[prompt], "temperature": 0,
                     "ignore_eos": True, "return_token_ids": True}
-            self.found.append((prompt, ask(self.url, "POST", "/v1/completions", body, more=ASK)))
+            self.found.append((prompt, self._ask(body)))
             i += 1
+
+    def _ask(self, body):
+        """The reply, or why there is none."""
+        request = urllib.request.Request(self.url + "/v1/completions", json.dumps(body).encode(), HEADERS)
+        try:
+            with urllib.request.urlopen(request, timeout=WAIT_S) as f:
+                return json.load(f)
+        except OSError as e:
+            return str(e)
 
     def __enter__(self):
         for t in self.threads:
@@ -44,7 +57,7 @@ class Load:
     def __exit__(self, *_):
         self.over.set()
         for t in self.threads:
-            t.join(real_world.WAIT_S)
+            t.join(WAIT_S)
 
     def wait(self):
         n = len(self.found)
@@ -62,12 +75,14 @@ def is_wrong(span, makers, step_of):
 
 
 def judge(play, mode, found, known, step_of):
-    bad = [str(r) for _, r in found if r.status != 200]
+    bad = [r for _, r in found if isinstance(r, str)]
     play.checks.same(bad, [], f"{mode}: all of {len(found)} requests are answered")
     pure = exact = mixed = 0
     wrong = []
     for prompt, reply in found:
-        spans, tokens = reply.body["weight_versions"], reply.body["choices"][0]["token_ids"]
+        if isinstance(reply, str):
+            continue
+        spans, tokens = reply["weight_versions"], reply["choices"][0]["token_ids"]
         makers = makers_of(prompt, tokens, known)
         mixed += not makers
         pure += bool(makers)
@@ -79,26 +94,25 @@ def judge(play, mode, found, known, step_of):
     play.checks.that(mode != "finish" or mixed == 0, f"{mode}: replies of two checkpoints", mixed)
 
 
-def one_mode(play, mode):
+def push(play, server, what, step_of):
+    step = play.push(server, "ipc", what, {}, cached=False)
+    step_of[server.status()["weights"]["serial"]] = step
+
+
+def one_mode(play, server, mode):
+    """The step that the engines have at its end.
+    @server  baton in front of both engines, with --on-update MODE"""
     known = goldens()
     prompts = sorted(set.intersection(*(set(made) for made in known.values())))
     lengths = {p: min(len(made[p]) for made in known.values()) for p in prompts}
     known = {step: {p: made[p][: lengths[p]] for p in prompts} for step, made in known.items()}
-    play.held.close()
-    play.held = contextlib.ExitStack()
-    play.open_front("--on-update", mode)
-    real_world.ask(play.url, "POST", "/init_weight_transfer_engine", {"init_info": {}})
-    step_of = {0: play.step}
-    with Load(play.url, prompts, lengths) as load:
+    step_of = {}
+    say(server, "/init_weight_transfer_engine", {"init_info": {}})
+    push(play, server, f"before the load, {mode}", step_of)
+    with Load(server.url, prompts, lengths) as load:
         for _ in range(N_UPDATES):
             load.wait()
-            play.step = play.push(play.server, "ipc", f"under load, {mode}", {}, cached=False)
-            step_of[play.server.status()["weights"]["serial"]] = play.step
+            push(play, server, f"under load, {mode}", step_of)
         load.wait()
     judge(play, mode, load.found, known, step_of)
-
-
-def run(play):
-    """The engines stay; each mode has a server of its own in front of them."""
-    for mode in ("recompute", "finish"):
-        one_mode(play, mode)
+    return step_of[max(step_of)]
