@@ -6,13 +6,15 @@
 
 static atomic_uint_fast64_t unread_nbytes; /* relaxed: it guards nothing */
 
-static int unread_refuse(uint64_t most, uint64_t unread, uint64_t nbytes, struct err *e)
+/* @held  of the same reply, part of `unread` */
+static int unread_refuse(uint64_t most, uint64_t unread, uint64_t held, uint64_t nbytes,
+                         struct err *e)
 {
-    if (nbytes > most)
+    if (held + nbytes > most)
         return err_set(e, ERR_TOO_LARGE, "",
                        "the reply may need %llu bytes of memory, and --max-unread-bytes allows "
                        "%llu: request fewer logprobs, fewer tokens or fewer sequences at once",
-                       (unsigned long long)nbytes, (unsigned long long)most);
+                       (unsigned long long)(held + nbytes), (unsigned long long)most);
     return err_set(e, ERR_OVERLOADED, "",
                    "replies that clients have not read yet have %llu bytes, and this one would add "
                    "%llu; --max-unread-bytes allows %llu: read replies as they come, or send fewer "
@@ -25,10 +27,10 @@ int unread_check(uint64_t most, uint64_t nbytes, struct err *e)
 {
     uint64_t unread = atomic_load_explicit(&unread_nbytes, memory_order_relaxed);
 
-    return unread + nbytes <= most ? 0 : unread_refuse(most, unread, nbytes, e);
+    return unread + nbytes <= most ? 0 : unread_refuse(most, unread, 0, nbytes, e);
 }
 
-int unread_take(uint64_t most, uint64_t *share, uint64_t nbytes, struct err *e)
+static int take(uint64_t most, uint64_t held, uint64_t *share, uint64_t nbytes, struct err *e)
 {
     uint64_t unread = atomic_fetch_add_explicit(&unread_nbytes, nbytes, memory_order_relaxed);
 
@@ -37,7 +39,12 @@ int unread_take(uint64_t most, uint64_t *share, uint64_t nbytes, struct err *e)
         return 0;
     }
     (void)atomic_fetch_sub_explicit(&unread_nbytes, nbytes, memory_order_relaxed);
-    return unread_refuse(most, unread, nbytes, e);
+    return unread_refuse(most, unread, held, nbytes, e);
+}
+
+int unread_take(uint64_t most, uint64_t *share, uint64_t nbytes, struct err *e)
+{
+    return take(most, *share, share, nbytes, e);
 }
 
 void unread_give(uint64_t *share)
@@ -46,13 +53,14 @@ void unread_give(uint64_t *share)
     *share = 0;
 }
 
-int unread_body_new(struct unread_body **out, uint64_t most, uint64_t nbytes, struct err *e)
+int unread_body_new(struct unread_body **out, uint64_t most, uint64_t held, uint64_t nbytes,
+                    struct err *e)
 {
     struct unread_body *b = calloc(1, sizeof *b);
 
     if (b == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the answer");
-    if (unread_take(most, &b->n_counted, nbytes, e) != 0) {
+    if (take(most, held, &b->n_counted, nbytes, e) != 0) {
         free(b);
         return -1;
     }

@@ -32,8 +32,10 @@ struct unread_body {
 };
 
 /* unread_body_new - an empty body with room for about nbytes.
+ * @held  what the same reply has taken besides
  * Errors: those of unread_take; ERR_NO_MEMORY. */
-int unread_body_new(struct unread_body **out, uint64_t most, uint64_t nbytes, struct err *e);
+int unread_body_new(struct unread_body **out, uint64_t most, uint64_t held, uint64_t nbytes,
+                    struct err *e);
 
 /* unread_body_fill - give it its data, of which it then counts exactly the length.
  * @data  owned from now on */

@@ -317,7 +317,8 @@ void fleet_fence_pause_suspend(struct fleet_control *fc, size_t upstream, bool o
     was = *state != FENCE_RUNS;
     mtx_unlock(&fc->lock);
     if (on && was && fleet_pause_lock_unless_pausing(fc, "a resync")) {
-        send_step(fc, STEP_RESUME, &target, 1);
+        if (!fleet_is_paused(fc)) /* by a trainer, meanwhile */
+            send_step(fc, STEP_RESUME, &target, 1);
         fleet_pause_unlock(fc);
     }
     mtx_lock(&fc->lock);

@@ -62,11 +62,11 @@ static int name_engines(struct fleet_control *fc, const struct fleet_label_reque
 {
     int rc;
 
-    if (req->abort_requests)
-        fleet_abort_all_requests(fc);
     fleet_set_updating(fleet_of(fc), true);
     rc = fleet_request(fc, API_SET_VERSION, targets, n, fleet_step_us(fc), results, e);
     apply_results(fc, req, *results, rc == 0 ? n : 0, serial);
+    if (req->abort_requests && *serial != 0)
+        fleet_abort_all_requests(fc);
     return rc == 0 && fleet_results_done(*results, n, e) ? 0 : -1;
 }
 

@@ -151,13 +151,17 @@ static int evaluate_pause(struct fleet_control *fc, const struct fleet_result *r
         resume_paused(fc, results, n);
         return refuse_overtaken(e);
     }
-    if (cause != NULL)
+    if (cause != NULL && p->aborts)
+        (void)fleet_results_done(results, n, e);
+    else if (cause != NULL)
         *e = cause->why;
     else
         (void)err_set(e, ERR_UNSYNCED, "",
                       "%zu upstreams paused, --min-ready is %zu: the others went down before they "
                       "replied; generation continues as before",
                       n, fleet_min_ready(fc));
+    if (p->n_aborted > 0)
+        fleet_error_after_change(e);
     if (!p->was_held)
         resume_paused(fc, results, n);
     return -1;

@@ -9,7 +9,7 @@ enum {
     BEFORE_CUT_US = 2000000 /* after an abort, without another reply: what has none came too late */
 };
 
-/* May what came before run at all? */
+/* May what came before run at all? Not once an update holds it back, which waits for the pause. */
 static bool engines_run(struct fleet_control *fc, const struct pause *before)
 {
     bool run;
@@ -31,12 +31,13 @@ static bool is_pending(struct fleet_control *fc)
     return pending;
 }
 
-static int await_before(struct fleet_control *fc, uint64_t deadline_us, struct err *e)
+static int await_before(struct fleet_control *fc, const struct pause *before, uint64_t deadline_us,
+                        struct err *e)
 {
     struct fleet *f = fleet_of(fc);
     size_t n = 1;
 
-    while (n > 0) {
+    while (n > 0 && engines_run(fc, before)) {
         uint64_t poll_us = clock_after_us(BEFORE_POLL_US);
 
         n = fleet_await_before(f, poll_us < deadline_us ? poll_us : deadline_us);
@@ -73,8 +74,8 @@ int fleet_cover_queued(struct fleet_control *fc, const struct pause_request *req
     fleet_draw_line(f, pause_begins_anew(before, req->mode), true);
     if (req->mode == PAUSE_ABORT)
         *n_aborted = fleet_abort_queued(f, false);
-    else if (engines_run(fc, before))
-        return await_before(fc, deadline_us, e);
+    else
+        return await_before(fc, before, deadline_us, e);
     return 0;
 }
 

@@ -178,7 +178,8 @@ void fleet_fence_pause_watch(struct fleet_control *fc);
 bool fleet_fence_keeps_paused_locked(struct fleet_control *fc, size_t upstream);
 
 /* fleet_fence_pause_suspend - on: resume an engine that is paused for its fence, and let it run,
- * since a resync makes it generate; off: the resync has ended. Blocks: for the pause lock, then up
+ * since a resync makes it generate, unless the fleet is paused by now; off: the resync has ended.
+ * Blocks: for the pause lock, then up
  * to 2 s. No lock held. */
 void fleet_fence_pause_suspend(struct fleet_control *fc, size_t upstream, bool on);
 

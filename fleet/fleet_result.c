@@ -100,8 +100,8 @@ void fleet_result_read(struct fleet_result *result, const char *name, struct ups
         read_refusal(result, name);
     } else {
         result->outcome = a->sent ? FLEET_UNKNOWN : FLEET_UNSENT;
-        (void)err_set(&result->why, a->why.code, "", "%.100s: %.320s%s", name,
-                      a->why.msg, a->sent ? "; it may have been processed" : "");
+        (void)err_set(&result->why, a->why.code, "", "%.100s: %.320s%s", name, a->why.msg,
+                      a->sent ? "; it may have been processed" : "");
     }
 }
 
@@ -177,6 +177,14 @@ bool fleet_results_ok(const struct fleet_result *results, size_t n, struct err *
     return false;
 }
 
+void fleet_error_after_change(struct err *e)
+{
+    if (err_http_status(e->code) >= 500)
+        return;
+    e->code = ERR_UPSTREAM;
+    e->field[0] = '\0';
+}
+
 bool fleet_results_done(const struct fleet_result *results, size_t n, struct err *e)
 {
     bool any = false;
@@ -185,10 +193,8 @@ bool fleet_results_done(const struct fleet_result *results, size_t n, struct err
         return true;
     for (size_t i = 0; i < n; i++)
         any = any || results[i].outcome == FLEET_OK || results[i].outcome == FLEET_UNKNOWN;
-    if (any && err_http_status(e->code) < 500) {
-        e->code = ERR_UPSTREAM;
-        e->field[0] = '\0';
-    }
+    if (any)
+        fleet_error_after_change(e);
     return false;
 }
 

@@ -59,6 +59,10 @@ const struct fleet_result *fleet_results_cause(const struct fleet_result *result
 /* fleet_results_ok - did none fail? @e  set to the cause if one did */
 bool fleet_results_ok(const struct fleet_result *results, size_t n, struct err *e);
 
+/* fleet_error_after_change - make an engine's 4xx, which says that nothing was changed,
+ * ERR_UPSTREAM. */
+void fleet_error_after_change(struct err *e);
+
 /* fleet_results_done - the same of a request that changes something. A 4xx says that nothing was
  * changed, so an engine's is ERR_UPSTREAM if another engine did what was asked, or may have. */
 bool fleet_results_done(const struct fleet_result *results, size_t n, struct err *e);

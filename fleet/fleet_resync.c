@@ -147,6 +147,15 @@ static int sleep_if_missed(struct fleet_control *fc, size_t upstream,
     return 0;
 }
 
+static int refuse_if_paused(struct fleet_control *fc, struct err *e)
+{
+    if (!fleet_is_paused(fc))
+        return 0;
+    return err_set(e, ERR_CONFLICT, "",
+                   "generation is paused, and this upstream may have missed the pause: resume "
+                   "first");
+}
+
 /* Refusals that need no query come first. An engine generates only while it is awake: a wake that
  * it missed is sent before the probe, a sleep after it. */
 static int resync_with_lock(struct fleet_control *fc, size_t upstream, struct err *e)
@@ -155,16 +164,14 @@ static int resync_with_lock(struct fleet_control *fc, size_t upstream, struct er
     struct upstream_info info;
     struct upstream_report report;
 
-    if (fleet_is_paused(fc))
-        return err_set(e, ERR_CONFLICT, "",
-                       "generation is paused, and this upstream may have missed the pause: resume "
-                       "first");
+    if (refuse_if_paused(fc, e) != 0)
+        return -1;
     fleet_info(fleet_of(fc), upstream, &info);
     if (fleet_may_resync(fleet_of(fc), upstream, e) != 0 ||
         (info.fenced && check_sleep(&info, state, e) != 0))
         return -1;
     fleet_fence_pause_suspend(fc, upstream, true);
-    if (wake_if_missed(fc, upstream, &info, e) != 0 ||
+    if (refuse_if_paused(fc, e) != 0 || wake_if_missed(fc, upstream, &info, e) != 0 ||
         query_version(fc, upstream, &report, e) != 0 || probe_generation(fc, upstream, e) != 0 ||
         sleep_if_missed(fc, upstream, &info, state, e) != 0)
         return -1;

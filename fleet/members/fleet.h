@@ -137,7 +137,7 @@ struct upstream_report {
                    1]; /* its own update that made the weights that it serves */
     const char *held;  /* static: "paused" or "asleep", but not by this server; NULL: neither, or it
                           does not say */
-    bool held_by_fence; /* it is paused, and by a server with --pause-fenced */
+    bool held_by_fence;  /* it is paused, and by a server with --pause-fenced */
     uint64_t sent_epoch; /* fleet_weights_epoch when the probe was sent; 0: the report is not older
                             than its fleet_probe_ok */
     bool is_stale; /* the weights epoch has changed since the probe was sent: label and not_ready
@@ -323,9 +323,14 @@ struct fleet_version {
     char label[FLEET_LABEL_MAX + 1];
 };
 
+/* An engine that is killed does not start, load its weights and answer in less. */
+#define FLEET_RESTART_US 10000000
+
 /* What a fleet has served since a permit was granted. */
 struct fleet_versions {
-    bool one; /* the weights of that engine have not changed since: the first version made it all */
+    /* The weights of that engine have not changed since, and a probe saw the same process of it
+     * FLEET_RESTART_US before the grant or later: the first version made it all. */
+    bool one;
     bool complete;        /* no version is left out, and none is about to follow */
     bool last_is_unknown; /* an update changes that engine and has not ended */
     size_t n;             /* 1..; items[0]: at the grant */
@@ -364,7 +369,8 @@ struct fleet_ticket {
     /* Private to the fleet. */
     struct fleet_ticket *next, **prev_next;
     size_t upstream;
-    uint64_t n_named, n_overwrites; /* at the grant */
+    uint64_t n_named, n_overwrites, incarnation; /* at the grant */
+    uint64_t granted_us;
     int state;
     uint64_t arrival; /* of a generate: number of its first fleet_permit_acquire; 0: none yet */
     bool settled;     /* fleet_settle */
@@ -395,7 +401,7 @@ void fleet_settle(struct fleet *f, struct fleet_ticket *t);
  * it was sent to an engine, which has not begun to reply */
 bool fleet_is_aborted(struct fleet *f, const struct fleet_ticket *t, bool sent);
 
-/* fleet_draw_line - a pause begins. Threads: one at a time, as all below.
+/* fleet_draw_line - a pause begins. Threads: one at a time, as fleet_release_since.
  * @anew   all that has come until now came before it; else the line stays
  * @holds  until fleet_release_since, generates that come later wait here */
 void fleet_draw_line(struct fleet *f, bool anew, bool holds);
@@ -404,7 +410,7 @@ void fleet_release_since(struct fleet *f);
 /* fleet_abort_queued - abort generates that have no permit, and those that ask for another one.
  * fleet_cut_aborted - also those that were sent and have no reply yet.
  * @all  not only those that came before the line
- * Returns: how many wait for a permit. */
+ * Returns: how many wait for a permit. Threads: any. */
 size_t fleet_abort_queued(struct fleet *f, bool all);
 void fleet_cut_aborted(struct fleet *f);
 

@@ -1,6 +1,7 @@
 /* Which engine gets the next request. There is one queue each for generate and text. When a permit
  * is released or an engine enters rotation, permits are granted to the first tickets in the queue,
  * one at a time and without the lock: a ticket may be freed as soon as its `granted` is called. */
+#include "base/clock.h"
 #include "fleet/members/fleet_priv.h"
 
 #include <assert.h>
@@ -102,6 +103,8 @@ static void grant_locked(struct fleet *f, struct fleet_ticket *t, size_t upstrea
     memcpy(t->served.label, f->label, sizeof f->label);
     t->n_named = f->n_named;
     t->n_overwrites = u->n_overwrites;
+    t->incarnation = u->incarnation;
+    t->granted_us = clock_now_us();
     f->queues[t->queue].n_running++;
     f->next_upstream = (upstream + 1) % f->n;
 }

@@ -26,6 +26,12 @@ void fleet_note_overwrite(struct fleet *f, size_t upstream)
     mtx_unlock(&f->lock);
 }
 
+/* The process that had the version may be another one by now, which nobody has seen. */
+static bool is_same_process(const struct upstream *u, const struct fleet_ticket *t)
+{
+    return u->incarnation == t->incarnation && u->probe_ok_us + FLEET_RESTART_US >= t->granted_us;
+}
+
 static bool is_same(const struct fleet_version *a, const struct fleet_version *b)
 {
     return a->serial == b->serial && strcmp(a->label, b->label) == 0;
@@ -33,12 +39,13 @@ static bool is_same(const struct fleet_version *a, const struct fleet_version *b
 
 void fleet_versions_since(struct fleet *f, const struct fleet_ticket *t, struct fleet_versions *out)
 {
+    const struct upstream *u = &f->upstreams[t->upstream];
     uint64_t from = t->n_named;
 
     out->n = 1;
     out->items[0] = t->served;
     mtx_lock(&f->lock);
-    out->one = f->upstreams[t->upstream].n_overwrites == t->n_overwrites;
+    out->one = u->n_overwrites == t->n_overwrites;
     out->last_is_unknown = !out->one && f->updating;
     out->complete = !out->last_is_unknown && f->n_named - from <= FLEET_VERSIONS_MAX;
     if (f->n_named - from > FLEET_VERSIONS_MAX)
@@ -49,6 +56,7 @@ void fleet_versions_since(struct fleet *f, const struct fleet_ticket *t, struct 
         if (!is_same(v, &out->items[out->n - 1]))
             out->items[out->n++] = *v;
     }
+    out->one = out->one && is_same_process(u, t);
     mtx_unlock(&f->lock);
 }
 

@@ -44,7 +44,7 @@ static int reply_prompt(struct http_request *x, const struct app *app, const str
     struct unread_body *b;
     struct buf text = {0};
 
-    if (unread_body_new(&b, app->settings.max_unread_nbytes, prompt->len, e) != 0)
+    if (unread_body_new(&b, app->settings.max_unread_nbytes, 0, prompt->len, e) != 0)
         return -1;
     text.failed = prompt->failed;
     json_put_open(&text, '{');

@@ -244,7 +244,8 @@ write_whole(struct generation *g, void (*put)(struct buf *out, struct generation
     struct unread_body *b;
     struct buf text = {0};
 
-    if (unread_body_new(&b, g->app->settings.max_unread_nbytes, generation_text_nbytes(g), e) != 0)
+    if (unread_body_new(&b, g->app->settings.max_unread_nbytes, g->n_unread,
+                        generation_text_nbytes(g), e) != 0)
         return NULL;
     put(&text, g);
     if (generation_fill_body(b, &text, e) == 0)

@@ -97,7 +97,7 @@ static struct unread_body *batch_of(const struct rollouts_op *op, const struct b
     for (uint32_t i = 0; i < n; i++)
         batch_shape_add(&shape, rows[i].n_prompt, rows[i].out->n_tokens);
     nbytes = batch_nbytes(&shape, &op->options, &op->routes);
-    if (unread_body_new(&b, op->g.app->settings.max_unread_nbytes, nbytes, e) != 0)
+    if (unread_body_new(&b, op->g.app->settings.max_unread_nbytes, op->g.n_unread, nbytes, e) != 0)
         return NULL;
     if (build(op, b, rows, n, e) == 0)
         return b;

@@ -110,7 +110,7 @@ static int reply_ids(struct http_request *x, const struct app *app, const struct
     struct unread_body *b;
     struct buf text = {0};
 
-    if (unread_body_new(&b, app->settings.max_unread_nbytes, about, e) != 0)
+    if (unread_body_new(&b, app->settings.max_unread_nbytes, 0, about, e) != 0)
         return -1;
     put_reply(&text, app->generate, req, ids, n);
     if (generation_fill_body(b, &text, e) != 0) {

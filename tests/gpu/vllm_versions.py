@@ -37,10 +37,10 @@ class Load:
             prompt = self.prompts[i % len(self.prompts)]
             body = {"model": MODEL, "prompt": list(prompt), "max_tokens": self.n[prompt], "temperature": 0,
                     "ignore_eos": True, "return_token_ids": True}
-            self.found.append((prompt, self._ask(body)))
+            self.found.append((prompt, self.ask(body)))
             i += 1
 
-    def _ask(self, body):
+    def ask(self, body):
         """The reply, or why there is none."""
         request = urllib.request.Request(self.url + "/v1/completions", json.dumps(body).encode(), HEADERS)
         try:
@@ -92,6 +92,7 @@ def judge(play, mode, found, known, step_of):
     play.checks.same(wrong, [], f"{mode}: no span is wrong")
     play.checks.that(exact >= LEAST_EXACT * pure, f"{mode}: exact of those by one checkpoint", f"{exact} of {pure}")
     play.checks.that(mode != "finish" or mixed == 0, f"{mode}: replies of two checkpoints", mixed)
+    return mixed
 
 
 def push(play, server, what, step_of):
@@ -99,8 +100,8 @@ def push(play, server, what, step_of):
     step_of[server.status()["weights"]["serial"]] = step
 
 
-def one_mode(play, server, mode):
-    """The step that the engines have at its end.
+def one_mode(play, server, mode, load_of=Load):
+    """The step that the engines have at its end, and how many replies two checkpoints made.
     @server  baton in front of both engines, with --on-update MODE"""
     known = goldens()
     prompts = sorted(set.intersection(*(set(made) for made in known.values())))
@@ -109,10 +110,9 @@ def one_mode(play, server, mode):
     step_of = {}
     say(server, "/init_weight_transfer_engine", {"init_info": {}})
     push(play, server, f"before the load, {mode}", step_of)
-    with Load(server.url, prompts, lengths) as load:
+    with load_of(server.url, prompts, lengths) as load:
         for _ in range(N_UPDATES):
             load.wait()
             push(play, server, f"under load, {mode}", step_of)
         load.wait()
-    judge(play, mode, load.found, known, step_of)
-    return step_of[max(step_of)]
+    return step_of[max(step_of)], judge(play, mode, load.found, known, step_of)

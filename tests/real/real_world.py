@@ -122,10 +122,11 @@ def routes_of_all_layers(case):
     return [[[0, 0], *row] for row in case["routed_experts"]]
 
 
-def in_front(args, *upstreams, options=()):
-    """@upstreams  URL,DIALECT"""
+def in_front(args, *upstreams, options=(), prove="checksums"):
+    """@upstreams  URL,DIALECT. @prove  under load "none": with --enable-lora a vLLM on a CPU ends by a
+    canary beside other prompts"""
     given = [o for u in upstreams for o in ("--upstream", u)]
-    known = ("--model", untied("step-00100"), "--prove", "checksums")
+    known = ("--model", untied("step-00100"), "--prove", prove)
     kept = ("--adapter-dir", KEPT)
     return world.Server(args.baton, *given, *known, *kept, "--probe-interval", "500", *options)
 

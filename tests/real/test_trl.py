@@ -1,16 +1,21 @@
 """TRL's VLLMClient, unmodified, against baton; against baton in front of two batons; and in front of
-a real vLLM, if VLLM_ENV names its environment or --only asks for it. Its weight updates need a GPU:
-those are what tests/gpu/test_vllm_real.py makes.
-Usage: test_trl.py --baton PROGRAM [--only alone,batons,vllm] [--record DIR]"""
+a real vLLM, and of two that are updated meanwhile, if VLLM_ENV names their environment or --only asks
+for it. Its weight updates need a GPU: those are what tests/gpu/test_vllm_real.py makes.
+Usage: test_trl.py --baton PROGRAM [--only alone,batons,vllm,labelled] [--record DIR]"""
 
 import contextlib
 import os
 import pathlib
 import sys
 import tempfile
+import threading
+import types
 
+import file_trainer
 import real_world
+import test_vllm
 import vllm_engines
+import vllm_versions
 from real_world import CHAT, MODEL, ask, world
 from trl.generation.vllm_client import VLLMClient
 
@@ -125,13 +130,61 @@ def vllm(args, checks):
             engine.kill()
 
 
+class ByTrl(vllm_versions.Load):
+    """TRL's clients. The versions of a reply are not among what it returns: a hook of the session
+    keeps them."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.own = threading.local()
+
+    def keep(self, response, **_):
+        self.own.versions = response.json().get("weight_versions")
+
+    def client(self):
+        if not hasattr(self.own, "client"):
+            self.own.client = VLLMClient(base_url=self.url)
+            self.own.client.session.headers["X-Baton-Weight-Versions"] = "1"
+            self.own.client.session.hooks["response"].append(self.keep)
+        return self.own.client
+
+    def ask(self, body):
+        made = self.client().generate([body["prompt"]], temperature=0.0, max_tokens=body["max_tokens"],
+                                      generation_kwargs={"ignore_eos": True})
+        return {"weight_versions": self.own.versions, "choices": [{"token_ids": made["completion_ids"][0]}]}
+
+
+class Two(test_vllm.Play):
+    def __init__(self, *args):
+        super().__init__(*args)
+        for engine in self.by_ipc:
+            engine.PYTHON = Engine.PYTHON
+
+
+def labelled(args, checks):
+    """Every completion says which versions made it, and those of two are found."""
+    held = types.SimpleNamespace(**vars(args), n_gpus=1, trainer=file_trainer)
+    with tempfile.TemporaryDirectory(prefix="baton-real-") as folder:
+        play = Two(checks, held, pathlib.Path(folder))
+        try:
+            for engine in play.by_ipc:
+                engine.start("step-00100")
+            vllm_engines.await_ready(play.by_ipc)
+            play.open_front(prove="none")
+            _, mixed = vllm_versions.one_mode(play, play.server, "recompute", ByTrl)
+            checks.that(mixed > 0, "completions of two checkpoints are found", mixed)
+        finally:
+            play.stop()
+
+
 def main():
     args = real_world.options()
     checks = world.Checks()
-    wanted = args.only.split(",") if args.only else ["alone", "batons"] + ["vllm"] * bool(VLLM_ENV)
-    for part in (alone, batons, vllm):
+    of_vllm = ["vllm", "labelled"] * bool(VLLM_ENV)
+    wanted = args.only.split(",") if args.only else ["alone", "batons", *of_vllm]
+    for part in (alone, batons, vllm, labelled):
         if part.__name__ not in wanted:
-            checks.skip(part.__name__, "not asked for: --only, or VLLM_ENV for vllm")
+            checks.skip(part.__name__, "not asked for: --only, or VLLM_ENV for vllm and labelled")
             continue
         with checks.section(part.__name__):
             part(args, checks)

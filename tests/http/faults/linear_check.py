@@ -10,6 +10,8 @@ BATONS = "the batons of a fleet switch one by one: a new request may still get t
 KNOWN = {("fleet", 7): BATONS, ("stage", 7): BATONS,
          ("stage", 11): "/v1/status of a server with --stage lags behind the tokens of its upstreams"}
 
+LOST_S = 10  # an update whose front was killed is ended by another
+
 Seen = collections.namedtuple("Seen", "asked at label serial call kind")  # asked None: not the start of a reply
 Violation = collections.namedtuple("Violation", "rule text calls")
 
@@ -159,9 +161,17 @@ class Check:
                                   "answered before, and pushed after it", s.call, push, other)
             called, before = noticed.before(s.asked)
             if called > push["resp"]:
-                rule = 11 if self.mode == "stage" and s.kind == "read" else 7
+                rule = self._rule_of(s, before)
                 self.violation(rule, f"{s.kind} asked at {s.asked:.3f} got '{s.label}', though '{before.label}' was "
                                      f"seen at {before.at:.3f}", s.call, before.call, push)
+
+    def _rule_of(self, seen, before):
+        """Known are only new requests, while the update that made the later version has not ended: none is known of
+        one that was never answered LOST_S after it was seen."""
+        if self.mode == "stage" and seen.kind == "read":
+            return 11
+        ended = is_done(self.pushes[before.label])  # and not before this was asked, by rule 2
+        return 7 if seen.kind == "token" and (ended or seen.asked < before.at + LOST_S) else 2
 
     def labels_never_go_back(self):
         """Names of one serial."""

@@ -21,6 +21,8 @@ from fleet_world import Server, until
 BATON, ENGINE, MODEL, WORK, KIND = sys.argv[1:6]
 LOG = os.path.join(WORK, "log")
 LONG, PROMPT, WAIT_S = int(os.environ.get("PAUSE_LONG", "900")), [40, 77, 258], 120
+HANDLES = {"names": ["a"], "dtypes": ["bfloat16"], "shapes": [[1]], "packed": True, "tensor_sizes": [2],
+           "ipc_handles_pickled": "gASVAAAAAAAAAAB9lC4="}
 SHORT, SLOW = (LONG, LONG) if KIND == "baton" else (30, 250)  # tokens: a wait for some ends soon; takes seconds
 CHECKPOINT = os.path.join(MODEL, "checkpoints", "step-00000.safetensors")
 
@@ -131,6 +133,7 @@ def world(*options):
         s = stack.enter_context(Server(BATON, LOG, "--probe-interval", 50, "--generate-concurrency", 1, *options,
                                        *(o for w in ways for o in ("--upstream", f"{w.url},{KIND}"))))
         until("both serve", lambda: s.status()["upstreams"]["n_serving"] == 2)
+        s.engines = engines
         yield s, ways
 
 
@@ -219,6 +222,38 @@ def aborts_all(s):
     assert [reason for reason, _ in Client(s, *forms(5)[0]).ends()] == ["length"]
 
 
+def gives_way(s):
+    """A wait whose requests an update has begun to hold."""
+    first, more = begin(s, SLOW)
+    pausing = Client(s, "/v1/pause", {"mode": "wait"})
+    until("it is pending", lambda: s.status()["pause"])
+    pushing = Client(s, "/v1/update_weights", dict(HANDLES, weight_version="step-1"))
+    assert pausing.result()["acknowledged"], pausing.said
+    pushing.result()
+    assert pushing.status == 200, pushing.said
+    assert load(s)[1] > 0
+    s.post("/v1/resume")
+    for x in first + more:
+        assert {reason for reason, _ in x.ends()} == {"length"}, x.said
+
+
+def refused(s):
+    """By an engine: no 4xx once requests were aborted, and none is aborted for a name that no engine took."""
+    first, more = begin(s, LONG)
+    for e in s.engines:
+        e.order("relabel", "status", status=400)
+    status, said = s.ask("POST", "/v1/weights/label", {"weight_version": "no", "abort_requests": True})
+    assert status == 400, said
+    assert load(s) == (2, len(more)), load(s)
+    s.engines[0].order("pause", "status", status=400)
+    status, said = s.ask("POST", "/v1/pause", {"mode": "abort"})
+    assert (status, said["error"]["code"]) == (502, "upstream_error"), said
+    assert s.status()["pause"] is None
+    s.post("/v1/abort_requests", {"all": True})
+    for x in first + more:
+        assert {reason for reason, _ in x.ends()} == {"abort"}, x.said
+
+
 def main():
     with world() as (s, ways):
         covers(s, "abort")
@@ -227,6 +262,9 @@ def main():
         if KIND != "sglang":  # knows no wait
             covers(s, "wait")
             ends_early(s)
+        if KIND == "vllm":
+            refused(s)
+            gives_way(s)
     with world("--drain-timeout", 20000) as (s, _):  # a pause that waits does not keep a stop waiting
         first, more = begin(s, SHORT)
         if KIND != "sglang":

@@ -37,6 +37,26 @@ static void test_a_reply_that_no_update_touched_is_of_one_version(void **state)
     fleet_free(f);
 }
 
+/* An engine of which no reply names the process or the version. */
+static void test_another_process_may_have_made_it(void **state)
+{
+    struct upstream_report report = {.label = "step-1", .process = "2"};
+    struct fleet *f = fleet_alive_named(NULL, 1);
+    struct fleet_versions v;
+    struct requester a;
+
+    (void)state;
+    commit(f, "step-1");
+    (void)acquire(f, &a, "");
+    fleet_versions_since(f, &a.ticket, &v);
+    assert_true(v.one);
+    fleet_probe_ok(f, 0, &report);
+    fleet_versions_since(f, &a.ticket, &v);
+    assert_true(!v.one && v.n == 1);
+    fleet_permit_release(f, &a.ticket);
+    fleet_free(f);
+}
+
 static void test_an_update_that_has_not_ended_is_the_unknown_last_one(void **state)
 {
     struct fleet *f = fleet_alive_named(NULL, 1);
@@ -124,6 +144,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_reply_that_no_update_touched_is_of_one_version),
+        cmocka_unit_test(test_another_process_may_have_made_it),
         cmocka_unit_test(test_an_update_that_has_not_ended_is_the_unknown_last_one),
         cmocka_unit_test(test_after_too_many_versions_the_newest_are_kept),
         cmocka_unit_test(test_an_engine_is_idle_when_its_last_permit_is_back),
