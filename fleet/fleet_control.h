@@ -38,6 +38,7 @@ struct fleet_control_cfg {
     struct store *store;       /* the committed bytes, of --stage; NULL: none are here */
     bool recomputes;           /* running generations recompute their KV after an update */
     bool finishes;             /* an update waits until running generations have ended */
+    bool allow_unseen; /* a configured model spec does not refuse tensors whose names are unseen */
     /* Reads the tensors that a request lists (one reference). Errors: ERR_BAD_REQUEST at the
      * member; ERR_NO_MEMORY. Threads: any. */
     int (*tensor_list_of)(struct tensor_list **out, const json_t *body, struct err *e);

@@ -23,7 +23,7 @@ struct fleet_spec {
 struct fleet_coverage {
     struct fleet_spec *spec; /* one reference; NULL: no model spec is known */
     struct tally *tally;     /* owned */
-    uint64_t n_unseen;       /* requests whose tensor names could not be read here */
+    uint64_t n_unseen;       /* requests whose tensor names cannot be read here */
 };
 
 /* the spec */
@@ -136,18 +136,27 @@ static int read_pickles(struct fleet_names *out, const json_t *strings, struct e
     return 0;
 }
 
+static bool is_given(const json_t *body, const char *member)
+{
+    const json_t *value = json_object_get(body, member);
+
+    return value != NULL && !json_is_null(value);
+}
+
 int fleet_names_read(struct fleet_names *out, const struct fleet_control *fc,
                      const struct fleet_session *s, const json_t *body, struct err *e)
 {
-    const json_t *pickles = json_object_get(body, "serialized_named_tensors");
-
     *out = (struct fleet_names){0};
     if (s->coverage == NULL)
         return 0;
-    if (pickles != NULL && !json_is_null(pickles))
-        return read_pickles(out, pickles, e);
-    if (json_object_get(body, "names") == NULL)
+    if (is_given(body, "serialized_named_tensors"))
+        return read_pickles(out, json_object_get(body, "serialized_named_tensors"), e);
+    if (is_given(body, "path"))
         return 0;
+    if (!is_given(body, "names"))
+        return err_set(e, ERR_BAD_REQUEST, "/names",
+                       "names is missing, it is required, with dtypes and shapes: an engine that "
+                       "gets none loads nothing, and reports success");
     out->seen = true;
     return fc->cfg.tensor_list_of(&out->tensor_list, body, e);
 }
@@ -177,12 +186,15 @@ static bool is_counted_here(const struct fleet_session *s)
 const char *fleet_coverage_name(const struct fleet_session *s)
 {
     const char *said = json_string_value(json_object_get(s->report, "coverage"));
+    const json_t *n_missing = json_object_get(s->report, "n_missing");
 
     if (s->partial)
         return "partial";
     if (is_counted_here(s))
         return said != NULL ? said : "unknown";
-    return json_integer_value(json_object_get(s->report, "n_missing")) > 0 ? "incomplete" : "whole";
+    if (!json_is_integer(n_missing) || (said != NULL && strcmp(said, "unknown") == 0))
+        return "unknown";
+    return json_integer_value(n_missing) > 0 ? "incomplete" : "whole";
 }
 
 static json_t *names_json(const char *const *names, uint32_t n)
@@ -267,14 +279,31 @@ static bool rejects_repeats(const struct fleet_session *s)
     return false;
 }
 
-int fleet_coverage_check(const struct fleet_session *s, const struct fleet_names *l, struct err *e)
+static bool is_configured(const struct fleet_coverage *c)
+{
+    return c->spec != NULL && c->spec->from != NULL;
+}
+
+static int refuse_unseen(const struct fleet_coverage *c, struct err *e)
+{
+    return err_set(e, ERR_INCOMPLETE, "",
+                   "which tensors this update brings cannot be read here (they are in a directory, "
+                   "or in a pickle of another form than SGLang's), so they cannot be compared with "
+                   "%s: send their names, remove %s, or start the server with "
+                   "--allow-unseen-tensors, which trusts the trainer",
+                   c->spec->from, c->spec->from);
+}
+
+int fleet_coverage_check(const struct fleet_control *fc, const struct fleet_session *s,
+                         const struct fleet_names *l, struct err *e)
 {
     const struct fleet_coverage *c = s->coverage;
 
+    if (c != NULL && !l->seen && is_configured(c) && !fc->cfg.allow_unseen)
+        return refuse_unseen(c, e);
     if (c == NULL || l->tensor_list == NULL)
         return 0;
-    return tally_check(c->tally, l->tensor_list, c->spec != NULL && c->spec->from != NULL,
-                       rejects_repeats(s), e);
+    return tally_check(c->tally, l->tensor_list, is_configured(c), rejects_repeats(s), e);
 }
 
 void fleet_coverage_add(struct fleet_control *fc, struct fleet_session *s,
@@ -330,13 +359,16 @@ static int refuse_missing(const struct fleet_coverage *c, uint32_t n_missing, st
         n_missing, n, names);
 }
 
-int fleet_coverage_verify(const struct fleet_session *s, struct err *e)
+int fleet_coverage_verify(const struct fleet_control *fc, const struct fleet_session *s,
+                          struct err *e)
 {
     const struct fleet_coverage *c = s->coverage;
     uint32_t n_missing;
 
-    if (c == NULL || c->n_unseen > 0)
+    if (c == NULL)
         return 0;
+    if (c->n_unseen > 0) /* also without memory to count them */
+        return is_configured(c) && !fc->cfg.allow_unseen ? refuse_unseen(c, e) : 0;
     if (tally_n_sent(c->tally) == 0)
         return err_set(e, ERR_INCOMPLETE, "", "no tensor of the model arrived in this update");
     n_missing = tally_missing(c->tally, NULL, 0);
@@ -345,17 +377,20 @@ int fleet_coverage_verify(const struct fleet_session *s, struct err *e)
 
 static void log_unknown(const struct fleet_session *s)
 {
-    const struct fleet_coverage *c = s->coverage;
+    const struct fleet_coverage *c = is_counted_here(s) ? s->coverage : NULL;
+    const char *why = "no model spec is known yet: the next updates have to bring the tensors of "
+                      "this one; --model or --manifest gives a spec";
     struct log_rec r;
 
-    log_begin(&r, c->n_unseen > 0 ? LOG_INFO : LOG_WARN, "fleet.coverage_unknown");
+    if (c == NULL)
+        why = "the upstreams do not report how many tensors are missing (n_missing)";
+    else if (c->n_unseen > 0)
+        why = "the names of some tensors cannot be read here";
+    log_begin(&r, LOG_WARN, "fleet.coverage_unknown");
     log_str(&r, "update_id", s->id);
-    log_u64(&r, "n_tensors", tally_n_sent(c->tally));
-    log_u64(&r, "n_unseen", c->n_unseen);
-    log_str(&r, "why",
-            c->n_unseen > 0 ? "the names of some tensors could not be read"
-                            : "no model spec is known yet: the next updates have to bring the "
-                              "tensors of this one; --model or --manifest gives a spec");
+    log_u64(&r, "n_tensors", c != NULL ? tally_n_sent(c->tally) : 0);
+    log_u64(&r, "n_unseen", c != NULL ? c->n_unseen : 0);
+    log_str(&r, "why", why);
     log_end(&r);
 }
 

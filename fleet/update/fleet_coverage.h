@@ -54,18 +54,21 @@ int fleet_names_read(struct fleet_names *out, const struct fleet_control *fc,
 
 /* All below are called by the owner of the parts (`sending`, or the owner of the operation lock).
  *
- * fleet_coverage_check - before the first byte of a request is sent. Errors: ERR_MISMATCH at
- * /shapes/<i>; ERR_PRECONDITION at /names/<i>: the tensor was sent before, and an engine would
- * count it as another one. */
-int fleet_coverage_check(const struct fleet_session *s, const struct fleet_names *l, struct err *e);
+ * fleet_coverage_check - before the first byte of a request is sent. Errors: ERR_INCOMPLETE: its
+ * names are unseen, and the configuration has a spec to compare them with; ERR_MISMATCH at
+ * /shapes/<i>; ERR_PRECONDITION at /names/<i>: the tensor was sent before, and an engine would count
+ * it as another one. */
+int fleet_coverage_check(const struct fleet_control *fc, const struct fleet_session *s,
+                         const struct fleet_names *l, struct err *e);
 
 /* fleet_coverage_add - the engines that still take part accepted the tensors. */
 void fleet_coverage_add(struct fleet_control *fc, struct fleet_session *s,
                         const struct fleet_names *l);
 
 /* fleet_coverage_verify - did every tensor of the model arrive? Errors: ERR_INCOMPLETE, which names
- * some that did not. */
-int fleet_coverage_verify(const struct fleet_session *s, struct err *e);
+ * some that did not; or unseen names, as above. */
+int fleet_coverage_verify(const struct fleet_control *fc, const struct fleet_session *s,
+                          struct err *e);
 
 /* fleet_coverage_commit - the update is committed: the next ones have to bring what this one
  * brought, unless the spec is from the configuration. */

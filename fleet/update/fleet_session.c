@@ -105,17 +105,12 @@ enum session_verdict fleet_session_apply_results(struct fleet_session *s,
         part_set_result(p, results[i].outcome, results[i].status, &results[i].why);
     }
     drop_failed(s, results, parts, n, true);
-    if (n_failed == 0) {
-        s->n_received++;
+    if (n_failed == 0)
         return VERDICT_CONTINUE;
-    }
     if (!lost && (n_worked == 0 || (repeats && !one_phase)))
         return VERDICT_RETRY;
     drop_failed(s, results, parts, n, false);
-    if (!fleet_session_has_quorum(s, min_ready))
-        return VERDICT_ABORT;
-    s->n_received++;
-    return VERDICT_CONTINUE;
+    return fleet_session_has_quorum(s, min_ready) ? VERDICT_CONTINUE : VERDICT_ABORT;
 }
 
 void fleet_client_error(const struct err *why, struct err *e)

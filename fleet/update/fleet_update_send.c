@@ -390,6 +390,15 @@ static enum session_verdict send_with_chunk_id(struct fleet_control *fc, struct 
     return verdict;
 }
 
+static void count_received(struct fleet_control *fc, struct fleet_session *s,
+                           const struct fleet_names *l)
+{
+    fleet_coverage_add(fc, s, l);
+    mtx_lock(&fc->lock);
+    s->n_received += l->seen ? (l->tensor_list != NULL ? l->tensor_list->n_tensors : 0) : 1;
+    mtx_unlock(&fc->lock);
+}
+
 int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
                        const struct fleet_tensors *t, struct err *e)
 {
@@ -408,7 +417,7 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
     s->source = t->source;
     mtx_unlock(&fc->lock);
     n_before = n_dropped(fc, s);
-    if (fleet_coverage_check(s, &list, e) != 0 ||
+    if (fleet_coverage_check(fc, s, &list, e) != 0 ||
         (t->by_group && drop_non_members(fc, s, t->body, e) != 0) ||
         fleet_check_dirty_markers(fc, s, false, e) != 0 || prepare_parts(fc, s, t->body, e) != 0 ||
         fleet_send_packing(fc, s, t->body, e) != 0) {
@@ -419,7 +428,7 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
         verdict = send_with_chunk_id(fc, s, t, e);
     }
     if (verdict == VERDICT_CONTINUE)
-        fleet_coverage_add(fc, s, &list);
+        count_received(fc, s, &list);
     fleet_names_fini(&list);
     if (verdict != VERDICT_ABORT && n_dropped(fc, s) > n_before)
         release_dropped(fc, s);

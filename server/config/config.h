@@ -75,6 +75,10 @@ enum { CONFIG_LIST_MAX = 256 };
     X(BOOL, pause_fenced, "pause-fenced", "", "false", 0, 0,                                       \
       "pause an upstream that is fenced for its weights too, so that a router beside this "        \
       "server gets no tokens of it either; what ends the fence resumes it")                        \
+    X(BOOL, allow_unseen_tensors, "allow-unseen-tensors", "", "false", 0, 0,                       \
+      "with --upstream and --model or --manifest: also accept tensors whose names this server "    \
+      "cannot read, as those of a directory that SGLang opens itself; an update with them "        \
+      "succeeds without a check that it is whole (coverage unknown)")                              \
     X(INT, min_ready, "min-ready", "N", "0", 0, 256,                                               \
       "upstreams that must serve the current version for this server to be ready, and "            \
       "for an update to succeed; as many must have the same version before the first "             \

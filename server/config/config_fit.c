@@ -32,7 +32,7 @@ static const char *const model[] = {"model"}, *const model_spec[] = {"manifest"}
 /* Options of a server in front of a fleet. */
 static const char *const theirs[] = {"min-ready",   "probe-interval", "probe-timeout",
                                      "stage",       "stage-window",   "prove",
-                                     "adapter-dir", "pause-fenced"};
+                                     "adapter-dir", "pause-fenced",   "allow-unseen-tensors"};
 
 /* The first option of the list that was given, or NULL. */
 static const struct config_option *option_given(const struct config_loader *l,

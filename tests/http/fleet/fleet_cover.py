@@ -352,6 +352,57 @@ def given(f, source):
     assert (status, said["error"]["code"], said["error"]["param"]) == (422, "manifest_mismatch", "/shapes/2"), said
     assert not [d for d in f.doubles if d.journal("update") or d.journal("pause")]
     f.stays(*["serving"] * len(f.doubles))
+    nothing(f)
+    unread(f, source)
+
+
+def nothing(f):
+    """A broadcast without names is success at a vLLM of 0.33, which loads nothing of it."""
+    of_group = {"transport": "nccl"}
+    for body in of_group, dict(of_group, names=[], dtypes=[], shapes=[]), dict(of_group, names=None):
+        mine = {"update_id": f.front.post("/v1/update_weights/start")["update_id"]}
+        f.front.post("/v1/update_weights", dict(body_of(HALF), **mine))
+        status, said = f.front.ask("POST", "/v1/update_weights", dict(body, **mine))
+        assert (status, said["error"]["param"]) == (400, "/names"), said
+        halved(f, *f.front.ask("POST", "/v1/update_weights/finish", mine), REST, len(ALL))
+        pushed(f, "whole", ALL)
+        f.clean()
+        mine = {"update_id": f.front.post("/v1/update_weights/start")["update_id"]}
+        assert f.front.ask("POST", "/v1/update_weights", dict(body, **mine))[0] == 400
+        status, said = f.front.ask("POST", "/v1/update_weights/finish", mine)
+        assert status == 422 and "no tensor" in said["error"]["message"], said
+        assert not [d for d in f.doubles if d.journal("update")]
+        f.stays(*["serving"] * len(f.doubles))
+
+
+def unread(f, source):
+    """What cannot be compared with the spec is refused before it is sent, and the message says how to allow it."""
+    if ENGINE == "vllm":
+        return
+    f.clean()
+    for path, body, end in (("/update_weights_from_disk", {"model_path": WORK}, None),
+                            ("/update_weights_from_tensor", {"serialized_named_tensors": ["bm8gcGlja2xl"] * 2},
+                             "/continue_generation")):
+        status, said = f.front.ask("POST", path, body)
+        assert status == 400 and "--allow-unseen-tensors" in said["error"]["message"], said
+        assert source in said["error"]["message"], said
+        assert end is None or f.front.ask("POST", end, {})[0] == 200
+    body = {"serialized_named_tensors": ["bm8gcGlja2xl"] * 2}
+    status, said = f.front.ask("POST", "/v1/update_weights", body)
+    assert (status, said["error"]["code"]) == (422, "incomplete_update"), said
+    assert not [d for d in f.doubles if d.journal("update") or d.journal("pause")]
+    f.stays(*["serving"] * len(f.doubles))
+
+
+def allowed(f):
+    """The option trusts the trainer, and the reply says that nothing was compared."""
+    if ENGINE == "vllm":
+        return
+    said = f.front.post("/v1/update_weights", {"path": WORK, "weight_version": next(LABELS)})
+    assert (said["coverage"], said["n_unseen"]) == ("unknown", 1), said
+    group(f)
+    assert "--manifest" in refused_half(f, HALF)
+    pushed(f, "whole", ALL)
 
 
 def other_names(f):
@@ -461,6 +512,8 @@ def main():
             told(p.__name__, p, f)
     with engines(2, "--manifest", CHECKPOINT) as f:
         told("given by --manifest", given, f, "--manifest")
+    with engines(2, "--manifest", CHECKPOINT, "--allow-unseen-tensors") as f:
+        told("allowed", allowed, f)
     whole = write_model("whole")
     with engines(2, "--model", whole) as f:
         told("given by --model", given, f, "--model")

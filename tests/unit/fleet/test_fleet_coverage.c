@@ -80,9 +80,10 @@ static int send_body(struct world *w, json_t *body, struct err *e)
     struct fleet_names list;
     int rc;
 
-    assert_int_equal(fleet_names_read(&list, w->fc, w->s, body, e), 0);
+    rc = fleet_names_read(&list, w->fc, w->s, body, e);
     json_decref(body);
-    rc = fleet_coverage_check(w->s, &list, e);
+    if (rc == 0)
+        rc = fleet_coverage_check(w->fc, w->s, &list, e);
     if (rc == 0)
         fleet_coverage_add(w->fc, w->s, &list);
     fleet_names_fini(&list);
@@ -100,7 +101,7 @@ static void ends(struct world *w, const char *word)
 {
     struct err e = {0};
 
-    assert_int_equal(fleet_coverage_verify(w->s, &e), 0);
+    assert_int_equal(fleet_coverage_verify(w->fc, w->s, &e), 0);
     fleet_coverage_commit(w->fc, w->s);
     assert_string_equal(fleet_coverage_name(w->s), word);
     assert_string_equal(fleet_last_coverage(w->fc), word);
@@ -110,7 +111,7 @@ static void is_refused(struct world *w, const char *names)
 {
     struct err e = {0};
 
-    assert_int_equal(fleet_coverage_verify(w->s, &e), -1);
+    assert_int_equal(fleet_coverage_verify(w->fc, w->s, &e), -1);
     assert_int_equal(e.code, ERR_INCOMPLETE);
     assert_non_null(strstr(e.msg, names));
 }
@@ -213,7 +214,7 @@ static void test_fleet_coverage_of_a_partial_update(void **state)
     struct err e = {0};
 
     begin(w, "s", true);
-    assert_int_equal(fleet_coverage_verify(w->s, &e), -1); /* no tensor */
+    assert_int_equal(fleet_coverage_verify(w->fc, w->s, &e), -1); /* no tensor */
     assert_int_equal(e.code, ERR_INCOMPLETE);
     came(w, "a");
     ends(w, "partial");
@@ -239,6 +240,44 @@ static void test_fleet_coverage_without_names(void **state)
     ends(w, "unknown");
 }
 
+/* A broadcast without names is nothing at a vLLM of 0.33, and success there. */
+static void test_fleet_coverage_needs_names(void **state)
+{
+    struct world *w = *state;
+    struct err e = {0};
+
+    begin(w, "v", false);
+    assert_int_equal(send_body(w, json_pack("{s:s}", "transport", "nccl"), &e), -1);
+    assert_int_equal(e.code, ERR_BAD_REQUEST);
+    assert_string_equal(e.field, "/names");
+    err_clear(&e);
+    assert_int_equal(send_body(w, json_pack("{s:s, s:n}", "transport", "nccl", "names"), &e), -1);
+    err_clear(&e);
+    assert_int_equal(send_body(w, json_pack("{s:s}", "ipc_handles_pickled", "x"), &e), -1);
+    assert_int_equal(fleet_coverage_verify(w->fc, w->s, &(struct err){0}), -1); /* nothing came */
+}
+
+/* What a configured spec cannot be compared with is refused, before it is sent. */
+static void test_fleet_coverage_unseen_beside_a_spec(void **state)
+{
+    struct world *w = *state;
+    struct err e = {0};
+
+    give(w, "ab", 4);
+    for (int partial = 0; partial < 2; partial++) {
+        err_clear(&e);
+        begin(w, "s", partial != 0);
+        assert_int_equal(send_body(w, json_pack("{s:s}", "path", "/p"), &e), -1);
+        assert_int_equal(e.code, ERR_INCOMPLETE);
+        assert_non_null(strstr(e.msg, "--allow-unseen-tensors"));
+    }
+    err_clear(&e);
+    w->fc->cfg.allow_unseen = true;
+    begin(w, "s", false);
+    assert_int_equal(send_body(w, json_pack("{s:s}", "path", "/p"), &e), 0);
+    ends(w, "unknown");
+}
+
 /* Batons verify on their own, and the coverage is what they report. */
 static void test_fleet_coverage_beside_batons(void **state)
 {
@@ -248,6 +287,11 @@ static void test_fleet_coverage_beside_batons(void **state)
     assert_null(w->s->coverage);
     came(w, "a");
     assert_null(w->s->report);
+    ends(w, "unknown"); /* no report is not a whole one */
+    w->s->report = json_pack("{s:i, s:s}", "n_missing", 0, "coverage", "unknown"); /* a front's */
+    ends(w, "unknown");
+    json_decref(w->s->report);
+    w->s->report = json_pack("{s:i}", "n_missing", 0);
     ends(w, "whole");
     assert_null(w->fc->spec);
     begin(w, "bv", false);
@@ -256,7 +300,7 @@ static void test_fleet_coverage_beside_batons(void **state)
     w->s->report = json_pack("{s:i}", "n_missing", 2);
     assert_string_equal(fleet_coverage_name(w->s), "incomplete");
     json_decref(w->s->report);
-    w->s->report = NULL;
+    w->s->report = json_pack("{s:i}", "n_missing", 0);
     ends(w, "whole");
     assert_int_equal(spec_size(w), 2); /* learned, for an update with the vLLM alone */
 }
@@ -269,6 +313,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_fleet_coverage_of_a_repeated_name, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fleet_coverage_of_a_partial_update, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fleet_coverage_without_names, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_coverage_needs_names, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_coverage_unseen_beside_a_spec, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fleet_coverage_beside_batons, setup, teardown),
     };
 
