@@ -198,6 +198,41 @@ void weight_transfer_doubt(struct weight_transfer *t, const char *group_name)
     mtx_unlock(&t->lock);
 }
 
+static int refuse_groupless_locked(const struct weight_transfer *t, struct err *e)
+{
+    return t->state == TRANSFER_STOPPED ? refuse_stopped(e)
+                                        : err_set(e, ERR_CONFLICT, "/transport",
+                                                  "there is no group to receive from; POST "
+                                                  "/v1/weight_transfer/init joins one");
+}
+
+void weight_transfer_ended(struct weight_transfer *t, bool committed)
+{
+    mtx_lock(&t->lock);
+    if (has_group_locked(t))
+        nccl_join_keep_list(t->join, committed);
+    mtx_unlock(&t->lock);
+}
+
+int weight_transfer_list(struct weight_transfer *t, struct tensor_list **out,
+                         const char *group_name, struct err *e)
+{
+    int rc = -1;
+
+    *out = NULL;
+    if (weight_transfer_able(t, e) != 0)
+        return -1;
+    mtx_lock(&t->lock);
+    if (!has_group_locked(t)) {
+        (void)refuse_groupless_locked(t, e);
+    } else if (check_name_locked(t, group_name, e) == 0) {
+        *out = nccl_join_list(t->join);
+        rc = *out != NULL ? 0 : err_set(e, ERR_BAD_REQUEST, "/names", TENSOR_LIST_NONE_BEFORE);
+    }
+    mtx_unlock(&t->lock);
+    return rc;
+}
+
 void weight_transfer_packing(struct weight_transfer *t, struct nccl_packing *out)
 {
     mtx_lock(&t->lock);
@@ -225,12 +260,7 @@ static int source_locked(struct weight_transfer *t, struct source **out,
         check_packing_locked(t, packing, e) == 0 && check_alone_locked(t, e) == 0)
         return nccl_join_source_new(out, t->join, tensor_list, chunks, sure, e);
     packed_chunks_fini(chunks);
-    if (has_group_locked(t))
-        return -1;
-    return t->state == TRANSFER_STOPPED ? refuse_stopped(e)
-                                        : err_set(e, ERR_CONFLICT, "/transport",
-                                                  "there is no group to receive from; POST "
-                                                  "/v1/weight_transfer/init joins one");
+    return has_group_locked(t) ? -1 : refuse_groupless_locked(t, e);
 }
 
 int weight_transfer_source(struct weight_transfer *t, struct source **out,

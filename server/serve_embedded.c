@@ -46,8 +46,9 @@ static int open_state(struct server *s, struct err *e)
     return serve_option_error(e, "--state-dir", c->state_dir);
 }
 
-static void update_ended(void *history, const struct update_info *info)
+static void update_ended(void *server, const struct update_info *info)
 {
+    struct server *s = server;
     struct update_record r = {
         .outcome = info->phase == UPDATE_COMMITTED ? OUTCOME_COMMITTED : OUTCOME_ABORTED,
         .serial = info->serial,
@@ -65,7 +66,9 @@ static void update_ended(void *history, const struct update_info *info)
 
     memcpy(r.update_id, info->id, sizeof r.update_id);
     memcpy(r.weight_version, info->label, sizeof r.weight_version);
-    history_add_update(history, &r);
+    history_add_update(s->app.history, &r);
+    if (s->weights.transfer != NULL)
+        weight_transfer_ended(s->weights.transfer, info->phase == UPDATE_COMMITTED);
 }
 
 /* The first weights do not wait for upstreams, which may start later than this server. */
@@ -106,7 +109,7 @@ static int build_store(struct server *s, struct err *e)
         return -1;
     updates_cfg.store = w->store;
     updates_cfg.on_end = update_ended;
-    updates_cfg.end_arg = s->app.history;
+    updates_cfg.end_arg = s;
     if (config_has_stage(c)) {
         updates_cfg.on_commit = hand_version_over;
         updates_cfg.commit_arg = s;

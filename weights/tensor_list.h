@@ -18,6 +18,12 @@
 #define TENSOR_LIST_NBYTES_MAX                                                                     \
     ((uint64_t)INT64_MAX) /* of a tensor and of a tensor list: an off_t, a JSON int */
 
+/* Of a request that repeats the list of the update before it, as vLLM's trainers do. */
+#define TENSOR_LIST_NONE_BEFORE                                                                    \
+    "names, dtypes and shapes are empty, which means those of the last update by this group, and " \
+    "none has succeeded since it was joined: send them"
+#define TENSOR_LIST_ID_LAST "last" /* the plan_id that means the same; no other id is so short */
+
 enum {
     TENSOR_LIST_NDIM_MAX = 8,
     TENSOR_LIST_NAME_LEN_MAX = 1024,

@@ -107,6 +107,19 @@ static int split_chunks(struct packed_chunks *out, const struct nccl_req *req,
     return packed_chunks_init(out, tensor_list, bucket_nbytes, "", e);
 }
 
+/* The list of the request, or of the update before it. */
+static int find_list(struct tensor_list **out, const struct nccl_req *req,
+                     const struct app_weights *weights, const json_t *body,
+                     const struct body_columns *text, struct err *e)
+{
+    const char *plan_id = json_string_value(body_given(body, "plan_id"));
+
+    if (plan_id != NULL && strcmp(plan_id, TENSOR_LIST_ID_LAST) == 0 &&
+        body_given(body, "names") == NULL)
+        return weight_transfer_list(weights->transfer, out, req->group_name, e);
+    return tensor_list_resolve(out, weights, body, text, "", false, e);
+}
+
 int nccl_from_body(struct update_chunk *c, const struct app_weights *weights, const json_t *body,
                    const struct body_columns *text, struct err *e)
 {
@@ -120,7 +133,7 @@ int nccl_from_body(struct update_chunk *c, const struct app_weights *weights, co
         return -1;
     packing_inherit(&req, &group, &inherited);
     if (nccl_validate(&req, e) != 0 ||
-        tensor_list_resolve(&c->tensor_list, weights, body, text, "", false, e) != 0 ||
+        find_list(&c->tensor_list, &req, weights, body, text, e) != 0 ||
         checksums_add(&c->checksums, &c->has_checksum, body, "", c->tensor_list, 0,
                       c->tensor_list->n_tensors, e) != 0 ||
         check_digest(&req, c->tensor_list, e) != 0 ||

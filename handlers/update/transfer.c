@@ -241,6 +241,7 @@ static int start_join(struct weight_transfer *t, const struct init_req *req, str
         .group_name = req->group_name,
         .timeout_us = req->timeout_us,
         .first_collective_us = req->first_collective_us,
+        .ends_if_refused = ((const struct route *)x->route)->dialect != DIALECT_NATIVE,
         .answer = reply_joined,
         .answer_arg = w,
         .x = x,

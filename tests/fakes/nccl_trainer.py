@@ -81,6 +81,10 @@ class _Process:
             if blob:  # NCCL drops broadcasts of nothing
                 self.rank.send(blob, 0)
 
+    def send_watched(self, blobs):
+        for blob in blobs:
+            self.rank.send_watched(blob, 0)
+
     def leave(self):
         self.rank.leave()
 

@@ -324,6 +324,8 @@ static void run_group(struct nccl_join *j)
 
 static void join_destroy(struct nccl_join *j)
 {
+    tensor_list_unref(j->received);
+    tensor_list_unref(j->kept);
     cnd_fini(&j->changed);
     mtx_fini(&j->lock);
     free(j);

@@ -83,6 +83,11 @@ struct nccl_join_cfg {
 
     struct nccl_join_stats *stats;
 
+    /* The trainer broadcasts without waiting for the answer to its update (the trainers of vLLM and
+     * SGLang): a refused one ends the join. NCCL ends no broadcast by itself, but it reports to a
+     * rank that others have left, and process groups of torch end by that. */
+    bool ends_if_refused;
+
     /* The previous join, which is left and taken down before anything of this one begins; this one
      * fails if that gets stuck. Moved in on success. May be NULL. */
     struct nccl_join *previous;
@@ -126,8 +131,15 @@ void nccl_join_info(struct nccl_join *j,
 /* nccl_join_doubt - an update was refused before its broadcast was entered. Its trainer may have
  * sent it nevertheless, and then the next receive would get its bytes: from now on only a caller
  * that is `sure` gets a source. A source that is closed before its first post has the same effect;
- * a source that is closed later, and has not received everything, ends the join. Threads: any. */
+ * a source that is closed later, and has not received everything, ends the join. So does a doubt
+ * if ends_if_refused, unless another source receives. Threads: any. */
 void nccl_join_doubt(struct nccl_join *j);
+
+/* nccl_join_keep_list - the tensors that a source received completely were committed, or dropped:
+ * their list is the one that nccl_join_list returns, or it is forgotten.
+ * nccl_join_list - a reference to the list that was kept last; NULL: none was. Threads: any. */
+void nccl_join_keep_list(struct nccl_join *j, bool committed);
+struct tensor_list *nccl_join_list(struct nccl_join *j);
 
 /* nccl_join_source_new - create a source of tensors that the group is about to broadcast. In a
  * torch process group that is not joined yet, the first post waits for that, until its own

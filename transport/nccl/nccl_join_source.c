@@ -85,6 +85,37 @@ static int source_error(struct join_source *s, struct err *e)
     return refuse_failed(&cause, e);
 }
 
+static void list_received(struct nccl_join *j, struct tensor_list *list)
+{
+    mtx_lock(&j->lock);
+    tensor_list_unref(j->received);
+    j->received = tensor_list_ref(list);
+    mtx_unlock(&j->lock);
+}
+
+void nccl_join_keep_list(struct nccl_join *j, bool committed)
+{
+    mtx_lock(&j->lock);
+    if (committed && j->received != NULL) {
+        tensor_list_unref(j->kept);
+        j->kept = j->received;
+    } else {
+        tensor_list_unref(j->received);
+    }
+    j->received = NULL;
+    mtx_unlock(&j->lock);
+}
+
+struct tensor_list *nccl_join_list(struct nccl_join *j)
+{
+    struct tensor_list *list;
+
+    mtx_lock(&j->lock);
+    list = j->kept != NULL ? tensor_list_ref(j->kept) : NULL;
+    mtx_unlock(&j->lock);
+    return list;
+}
+
 /* Counts the oldest posted broadcast: they arrive in order. */
 static void count_received(struct join_source *s)
 {
@@ -94,6 +125,8 @@ static void count_received(struct join_source *s)
     uint64_t nbytes = last->offset + last->nbytes - t[first].offset;
 
     s->n_received = first + n;
+    if (s->n_received == s->tensor_list->n_tensors)
+        list_received(s->join, s->tensor_list);
     atomic_fetch_add_explicit(&stats->n_broadcasts, nbytes > 0, memory_order_relaxed);
     atomic_fetch_add_explicit(&stats->nbytes_received, nbytes, memory_order_relaxed);
 }
@@ -140,6 +173,22 @@ static int join_source_finish(struct source *base, struct progress *p, struct er
     return group->ops->finish != NULL ? group->ops->finish(group, p, e) : 0;
 }
 
+/* @n_own  sources of the refused update: others may be receiving */
+static void doubt(struct nccl_join *j, uint32_t n_own)
+{
+    struct err why = {0};
+
+    mtx_lock(&j->lock);
+    j->doubt = true;
+    if (j->cfg.ends_if_refused && j->state == JOIN_JOINED && j->n_users <= n_own) {
+        (void)err_set(&why, ERR_CONFLICT, "",
+                      "an update was refused or aborted before its broadcast was entered, and its "
+                      "trainer may already send it: the group was left, which NCCL reports there");
+        join_end_locked(j, &why);
+    }
+    mtx_unlock(&j->lock);
+}
+
 /* Tensors that were not received may still arrive, before the next broadcast of the trainer. */
 static void check_unreceived(const struct join_source *s)
 {
@@ -148,7 +197,7 @@ static void check_unreceived(const struct join_source *s)
     if (s->n_received == s->tensor_list->n_tensors)
         return;
     if (!s->asked) {
-        nccl_join_doubt(s->join);
+        doubt(s->join, 1);
         return;
     }
     (void)err_set(
@@ -191,9 +240,7 @@ static const struct source_ops join_source_ops = {
 
 void nccl_join_doubt(struct nccl_join *j)
 {
-    mtx_lock(&j->lock);
-    j->doubt = true;
-    mtx_unlock(&j->lock);
+    doubt(j, 0);
 }
 
 /* A source may wait for a group that is not joined yet only if it is a torch group whose ranks are
@@ -201,7 +248,8 @@ void nccl_join_doubt(struct nccl_join *j)
 static int add_user_locked(struct nccl_join *j, bool sure, struct err *e)
 {
     if (join_has_ended(j->state))
-        return err_set(e, ERR_CONFLICT, "", "the group has failed: %.400s", j->end.msg);
+        return err_set(e, ERR_CONFLICT, "", "the group has failed: %.400s; join a new one",
+                       j->end.msg);
     if (j->state != JOIN_JOINED && !(j->cfg.form == NCCL_FORM_TORCH && j->state == JOIN_COUNTED))
         return err_set(e, ERR_CONFLICT, "", "the group is still being joined");
     if (j->doubt && !sure)

@@ -7,6 +7,7 @@ Usage: nccl_rank.py LIBFAKENCCL LIBFAKECUDA
 import ctypes
 import multiprocessing
 import sys
+import time
 
 UINT8, FLOAT32, SUM = 1, 7, 0
 PATIENCE_S = 60
@@ -91,6 +92,18 @@ class Rank:
         at = self.gpu.put(data)
         self.broadcast(at, at, len(data), root)
         self.gpu.synchronize()
+        self.gpu.free(at)
+
+    def send_watched(self, data, root):
+        """As a process group of torch: it ends by what NCCL reports of its peers, by an abort."""
+        at, wrong = self.gpu.put(data), ctypes.c_int()
+        self.broadcast(at, at, len(data), root)
+        while self.gpu.lib.cuStreamQuery(self.gpu.stream) != 0:
+            self.call("ncclCommGetAsyncError", self.comm, ctypes.byref(wrong))
+            if wrong.value != 0:
+                self.leave()
+                raise RuntimeError(f"ncclCommGetAsyncError: {wrong.value}")
+            time.sleep(0.01)
         self.gpu.free(at)
 
     def receive(self, nbytes, root):

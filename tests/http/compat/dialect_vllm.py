@@ -20,6 +20,7 @@ import baton  # noqa: E402
 import replay  # noqa: E402
 from ipc_trainer import pickled_dict, pickled_list  # noqa: E402
 from ipc_world import WAIT_S, TORCH, Server, Spec, bucket, columns, fill, must, packed  # noqa: E402
+from nccl_trainer import TrainerError  # noqa: E402
 from transfer_world import Ended, Groups, cut_each, cut_vllm  # noqa: E402
 
 STEPS = ("step-00000", "step-00100", "step-01500")
@@ -102,6 +103,8 @@ class Hooks:
 
     def listen(self):
         """The trainer's store is there, and it waits for us in a thread of its own."""
+        if self.rank0 is not None:
+            self.rank0.__exit__(None, None, None)
         self.rank0 = self.world.nccl_trainer()
         port = self.rank0.ask("open_store")
         self.rank0.begin("stateless", 2)
@@ -163,13 +166,13 @@ class Hooks:
         must(counters and not any(counters), f"{counters}")
 
 
-def serve(world, *options):
+def serve(world, *options, **environment):
     world.n_reports += 1
     report = os.path.join(world.folder, f"nccl-{world.n_reports}")
     return Ended(Server(world, "--model", world.model, "--weights",
                         f"{world.model}/checkpoints/{STEPS[0]}.safetensors", "--weight-version",
                         STEPS[0], "--device", "cuda:0", "--nccl-library", world.nccl, *options,
-                        FAKENCCL_REPORT=report), report)
+                        FAKENCCL_REPORT=report, **environment), report)
 
 
 def session(world, values, name, *options):
@@ -253,6 +256,45 @@ def aborted(world):
         must(choices[-1]["finish_reason"] == "abort", f"{choices[-1]}")
         must(server.ask("GET", "/is_paused").body == {"is_paused": True}, "it stays paused")
         server.post(200, "/resume", {})
+
+
+REFUSED = {
+    "another backend": {"num_updates_list": [1], "names": ["a"]},
+    "unequal columns": {"names": ["a", "b"], "dtype_names": ["bfloat16"], "shapes": [[1]]},
+    "half of the model": {"names": ["a"], "dtype_names": ["bfloat16"], "shapes": [[1]]},
+    "not an object": "nothing",
+}
+
+
+def refused_in_its_broadcast(world):
+    """Its trainer is in NCCL when the answer comes: the group is left, which NCCL reports there, over a network."""
+    made, socket = Checkpoint(world.model, STEPS[1]), {"FAKENCCL_TRANSPORT": "socket"}
+    with serve(world, **socket) as server:
+        for what, info in REFUSED.items():
+            with world.nccl_trainer(**socket) as trainer:
+                port = trainer.ask("open_store")
+                trainer.begin("stateless", 2)
+                server.post(200, "/init_weight_transfer_engine", {"init_info": {
+                    "master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}})
+                trainer.result()
+                server.post(200, "/start_weight_update", {})
+                trainer.begin("send", cut_each(made.specs, made.data))
+                server.post(200, "/update_weights", {"update_info": wire(made.specs)})
+                trainer.result()
+                server.post(200, "/finish_weight_update", {"weight_version": what})
+                server.post(200, "/start_weight_update", {})
+                trainer.begin("send_watched", cut_each(made.specs, made.data))
+                found = server.ask("POST", "/update_weights", {"update_info": info})
+                must(found.status in (400, 422), f"{what}: {found}")
+                try:
+                    trainer.result()
+                except TrainerError as e:
+                    must(": 6" in str(e), f"{what}: {e}")  # ncclRemoteError, of whichever call
+                else:
+                    must(False, f"{what}: the broadcast was taken")
+                again = server.ask("POST", "/update_weights", {"update_info": wire(made.specs)})
+                must(again.status == 409 and "join a new" in again.body["error"]["message"], f"{again}")
+                must(server.ask("GET", "/weight_info").body == {"weight_version": what}, "unchanged")
 
 
 def remade(world):
@@ -361,7 +403,7 @@ def main():
             if name.startswith("vllm-"):
                 session(world, values, name,
                         *OPTIONS.get(name, ()))
-        for step in (renamed_while_it_runs, aborted, remade, flags, sums_of_gpus):
+        for step in (refused_in_its_broadcast, renamed_while_it_runs, aborted, remade, flags, sums_of_gpus):
             step(world)
     finally:
         shutil.rmtree(world.folder)

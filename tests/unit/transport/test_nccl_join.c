@@ -32,6 +32,77 @@ static void test_join_by_id_and_receive(void **state)
     (void)nfx_end(&p, true);
 }
 
+static bool has_list(struct nccl_join *j)
+{
+    struct tensor_list *list = nccl_join_list(j);
+    bool has = list != NULL;
+
+    assert_true(!has || list->n_tensors == TENSORS);
+    tensor_list_unref(list);
+    return has;
+}
+
+/* The list of what was received and committed; a refused update changes nothing of it. */
+static void test_join_keeps_the_last_list(void **state)
+{
+    struct inviter i = {0};
+    struct nfx_peer p;
+    struct nccl_join *j = joined(&p, &i);
+    struct source *s;
+
+    (void)state;
+    for (int committed = 0; committed < 2; committed++) {
+        nccl_join_keep_list(j, true); /* nothing was received */
+        assert_false(has_list(j));
+        s = source_new(j);
+        receive(s, &p, TENSORS);
+        assert_false(has_list(j));
+        source_close(s);
+        nccl_join_keep_list(j, committed != 0);
+        assert_int_equal(has_list(j), committed != 0);
+    }
+    nccl_join_keep_list(j, true);
+    assert_true(has_list(j));
+    nccl_join_free(j);
+    (void)nfx_end(&p, true);
+}
+
+/* A trainer that does not wait for the answer may be in its broadcast: it learns of the end. */
+static void test_join_ends_if_refused(void **state)
+{
+    for (int by_close = 0; by_close < 2; by_close++) {
+        struct inviter i = {0};
+        struct nfx_peer p = nfx_spawn(NULL);
+        ncclUniqueId id = nfx_mint(&p);
+        struct nccl_join_cfg cfg = invitation(&i, NCCL_FORM_ID);
+        struct nccl_join *j;
+        struct source *s;
+
+        (void)state;
+        memcpy(cfg.id, gfx_id(&id), sizeof cfg.id);
+        cfg.ends_if_refused = true;
+        gfx_trainer_joins(&p, id, 2, true);
+        j = begin(&cfg);
+        assert_int_equal(await(&i)->code, ERR_NONE);
+        for (int k = 0; k < 2; k++)
+            assert_int_equal(nfx_hear(&p).result, ncclSuccess);
+        s = source_new(j);
+        nccl_join_doubt(j); /* of another request, while this one receives */
+        assert_int_equal(info_of(j).error.code, ERR_NONE);
+        if (by_close == 0) {
+            receive(s, &p, TENSORS);
+            source_close(s);
+            nccl_join_doubt(j);
+        } else {
+            source_close(s); /* it was refused before its first post */
+        }
+        assert_int_equal(info_of(j).error.code, ERR_CONFLICT);
+        refused(j, true, "join a new one");
+        nccl_join_free(j);
+        (void)nfx_end(&p, true);
+    }
+}
+
 static void test_next_takes_the_previous_down(void **state)
 {
     struct inviter first = {0}, second = {0};
@@ -206,6 +277,8 @@ int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
         GFX_TEST(test_join_by_id_and_receive),
+        GFX_TEST(test_join_keeps_the_last_list),
+        GFX_TEST(test_join_ends_if_refused),
         GFX_TEST(test_next_takes_the_previous_down),
         GFX_TEST(test_torch_is_answered_before_it_has_joined),
         GFX_TEST(test_receive_does_not_wait_for_ever_for_a_torch_group),
