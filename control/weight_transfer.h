@@ -116,10 +116,10 @@ void weight_transfer_packing(struct weight_transfer *t, struct nccl_packing *out
  * Threads: any. */
 void weight_transfer_doubt(struct weight_transfer *t, const char *group_name);
 
-/* weight_transfer_ended - an update has ended: if it was committed, its list of tensors of the group
- * is the one that weight_transfer_list finds from now on.
- * weight_transfer_list - find the list of the last committed update by the group that is joined; a
- * group that is joined forgets the one of the group before.
+/* weight_transfer_ended - an update has ended: if it was committed, its list of tensors of the
+ * group is the one that weight_transfer_list finds from now on. weight_transfer_list - find the
+ * list of the last committed update by the group that is joined; a group that is joined forgets the
+ * one of the group before.
  * @group_name  as weight_transfer_source's
  * Threads: any. Blocks: no. Errors: as weight_transfer_source; ERR_BAD_REQUEST at /names: there was
  * none. */

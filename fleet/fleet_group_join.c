@@ -129,6 +129,7 @@ static void make_group(struct fleet_group *g, struct fleet_control *fc,
     struct upstream_info info;
 
     *g = (struct fleet_group){.packing = req->packing,
+                              .ends_if_refused = req->ends_if_refused,
                               .world_size = req->world_size,
                               .rank_offset = req->rank_offset,
                               .began_us = clock_now_us()};

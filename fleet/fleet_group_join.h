@@ -25,6 +25,7 @@ struct fleet_join_request {
     uint64_t world_size, rank_offset, timeout_us;
     const char *group_name;              /* borrowed; NULL: it names none */
     struct api_packing packing;          /* of a group */
+    bool ends_if_refused;                /* as in struct fleet_group */
     bool offset_given;                   /* else the engines have to fill the group */
     const struct fleet_handles *handles; /* borrowed: no group is joined; NULL: one is */
 };

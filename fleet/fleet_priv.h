@@ -131,6 +131,7 @@ struct fleet_control {
 };
 
 /* fleet_group_locked - a group by its name, as fleet_get_group. @name  NULL: the latest */
+void fleet_transfer_clear(struct fleet_transfer *t); /* under the lock, or at shutdown */
 struct fleet_group *fleet_group_locked(struct fleet_control *fc, const char *name);
 
 /* ---- processes behind an upstream ---- */

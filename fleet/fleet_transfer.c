@@ -34,8 +34,10 @@ bool fleet_get_group(struct fleet_control *fc, const char *name, struct fleet_gr
     mtx_lock(&fc->lock);
     g = fleet_group_locked(fc, name);
     found = g != NULL;
-    if (found)
+    if (found) {
         *out = *g;
+        out->list = NULL;
+    }
     mtx_unlock(&fc->lock);
     return found;
 }
@@ -61,6 +63,7 @@ static void forget_locked(struct fleet_transfer *t, struct fleet_group *g)
 {
     struct fleet_group *end = &t->groups[t->n_groups--];
 
+    json_decref(g->list);
     memmove(g, g + 1, (size_t)(end - (g + 1)) * sizeof *g);
 }
 
@@ -91,11 +94,17 @@ bool fleet_forget_group(struct fleet_control *fc, const char *name)
     return more;
 }
 
+void fleet_transfer_clear(struct fleet_transfer *t)
+{
+    while (t->n_groups > 0)
+        forget_locked(t, &t->groups[t->n_groups - 1]);
+}
+
 void fleet_forget_groups(struct fleet_control *fc)
 {
     assert(fleet_owns_op_lock(fc));
     mtx_lock(&fc->lock);
-    fc->transfer.n_groups = 0;
+    fleet_transfer_clear(&fc->transfer);
     mtx_unlock(&fc->lock);
 }
 
@@ -105,6 +114,50 @@ void fleet_set_handles(struct fleet_control *fc, const struct fleet_handles *han
     mtx_lock(&fc->lock);
     fc->transfer.handles = handles != NULL ? *handles : (struct fleet_handles){0};
     mtx_unlock(&fc->lock);
+}
+
+json_t *fleet_list_of(const json_t *body)
+{
+    static const char *const members[] = {"names", "dtypes", "dtype_names", "shapes", "group_name"};
+    json_t *list = json_object();
+
+    for (size_t i = 0; list != NULL && i < sizeof members / sizeof members[0]; i++) {
+        json_t *value = json_object_get(body, members[i]);
+
+        if (value != NULL && json_object_set(list, members[i], value) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+void fleet_keep_list(struct fleet_control *fc, json_t *list, uint64_t began_us)
+{
+    const char *name = json_string_value(json_object_get(list, "group_name"));
+    struct fleet_group *g;
+
+    if (list == NULL)
+        return;
+    mtx_lock(&fc->lock);
+    g = fleet_group_locked(fc, name);
+    if (g != NULL && g->began_us == began_us) {
+        json_decref(g->list);
+        g->list = json_incref(list);
+    }
+    mtx_unlock(&fc->lock);
+}
+
+json_t *fleet_group_list(struct fleet_control *fc, const char *name)
+{
+    struct fleet_group *g;
+    json_t *list;
+
+    mtx_lock(&fc->lock);
+    g = fleet_group_locked(fc, name);
+    list = g != NULL ? json_incref(g->list) : NULL;
+    mtx_unlock(&fc->lock);
+    return list;
 }
 
 int fleet_check_group_name(struct fleet_control *fc, const char *name, struct err *e)

@@ -8,6 +8,7 @@
 #include "fleet/api/upstream_api.h"
 #include "fleet/members/fleet.h"
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -23,9 +24,11 @@ struct fleet_group {
     struct api_packing packing;
     uint64_t world_size, rank_offset, began_us;
     char name[FLEET_GROUP_NAME_MAX + 1]; /* "": it was joined without one */
+    bool ends_if_refused;                /* as in struct nccl_join_cfg */
     bool joined[FLEET_MAX];
     uint64_t offset[FLEET_MAX], n_ranks[FLEET_MAX]; /* of each engine that joined */
     uint64_t incarnation[FLEET_MAX];                /* its process then (upstream_info) */
+    json_t *list; /* owned, immutable: fleet_keep_list's columns; NULL: none, and in copies */
 };
 
 /* Of a trainer that sends handles and joins no group. */
@@ -54,6 +57,16 @@ void fleet_forget_groups(struct fleet_control *fc);
 
 /* fleet_set_handles - NULL: the trainer left. */
 void fleet_set_handles(struct fleet_control *fc, const struct fleet_handles *handles);
+
+/* fleet_list_of - the tensor list of a request by a group, as fleet_keep_list takes it (new; with
+ * references to the request's columns). NULL: no memory.
+ * fleet_keep_list - an update by that list was committed. A group that was joined since `began_us`
+ * (of fleet_group) does not get it. @list  NULL: nothing changes
+ * fleet_group_list - the columns names, dtypes or dtype_names, and shapes of the list that was kept
+ * last (a reference). @name  as fleet_get_group's. NULL: there is none. Threads: any. */
+json_t *fleet_list_of(const json_t *body);
+void fleet_keep_list(struct fleet_control *fc, json_t *list, uint64_t began_us);
+json_t *fleet_group_list(struct fleet_control *fc, const char *name);
 
 /* fleet_check_group_name - may a request name this group? @name  NULL: it names none
  * Errors: ERR_NOT_FOUND at /group_name: there are groups, and none of that name. */

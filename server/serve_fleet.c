@@ -157,7 +157,6 @@ static int open_control(struct server *s, struct err *e)
                                     .recomputes = settings->on_update != GEN_ON_UPDATE_CONTINUE,
                                     .finishes = settings->on_update == GEN_ON_UPDATE_FINISH,
                                     .pause_fenced = s->config.pause_fenced,
-
                                     .allow_unseen = s->config.allow_unseen_tensors,
                                     .tensor_list_of = tensor_list_of};
 

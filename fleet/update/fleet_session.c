@@ -22,6 +22,7 @@ void fleet_session_unref(struct fleet_session *s)
     if (s == NULL || --s->n_refs > 0)
         return;
     fleet_coverage_free(s->coverage);
+    json_decref(s->list);
     json_decref(s->report);
     free(s);
 }

@@ -51,16 +51,18 @@ struct fleet_session {
     const char *source; /* static: of its last tensors; or NULL */
     uint64_t began_us;  /* and time spent in each phase: */
     uint64_t receive_us, verify_us;
-    uint64_t receiving_since_us;     /* while n_running > 0 */
-    uint64_t committing_since_us;    /* 0: not yet */
-    unsigned n_running;              /* requests with tensors that are under way */
-    bool sending;                    /* one of them owns the parts */
-    pthread_t sender;                /* while `sending`: its thread; the last one that began */
+    uint64_t receiving_since_us;  /* while n_running > 0 */
+    uint64_t committing_since_us; /* 0: not yet */
+    unsigned n_running;           /* requests with tensors that are under way */
+    bool sending;                 /* one of them owns the parts */
+    pthread_t sender;             /* while `sending`: its thread; the last one that began */
     uint64_t n_received; /* accepted tensors; a request whose tensors are not read here counts 1 */
-    uint64_t serial;                 /* of the fleet; 0 until it is committed */
-    struct err error;                /* the reason of the abort */
-    struct err refused;              /* of its last tensors; clean: they were accepted */
+    uint64_t serial;     /* of the fleet; 0 until it is committed */
+    struct err error;    /* the reason of the abort */
+    struct err refused;  /* of its last tensors; clean: they were accepted */
     struct fleet_coverage *coverage; /* owned; NULL: only two-phase engines take part */
+    json_t *list;                    /* owned: of the last accepted request by a group; or NULL */
+    uint64_t list_began_us;          /* of that group */
     json_t *report; /* owned, immutable; the last description of its own update by a two-phase
                        engine; without such engines the coverage (fleet_coverage.h) */
     size_t n_parts;

@@ -385,6 +385,7 @@ static int serve_version(struct fleet_control *fc, struct fleet_session *s, cons
     if (rc != 0 && e->code != ERR_NOT_HANDED_OVER)
         return -1;
     fleet_coverage_commit(fc, s);
+    fleet_keep_list(fc, s->list, s->list_began_us);
     fleet_close_session(fc, s, rc == 0 ? &none : e);
     fleet_release_finished(fc, s); /* a trainer's resume since the first has passed them by */
     fleet_report_ended(fc, s, n_done);

@@ -390,11 +390,24 @@ static enum session_verdict send_with_chunk_id(struct fleet_control *fc, struct 
     return verdict;
 }
 
+/* Without memory for its list, an update that repeats it is refused. */
+static void note_list_locked(struct fleet_control *fc, struct fleet_session *s, const json_t *body)
+{
+    const char *name = json_string_value(json_object_get(body, "group_name"));
+    const struct fleet_group *g = fleet_group_locked(fc, name);
+
+    json_decref(s->list);
+    s->list = g != NULL ? fleet_list_of(body) : NULL;
+    s->list_began_us = g != NULL ? g->began_us : 0;
+}
+
 static void count_received(struct fleet_control *fc, struct fleet_session *s,
-                           const struct fleet_names *l)
+                           const struct fleet_tensors *t, const struct fleet_names *l)
 {
     fleet_coverage_add(fc, s, l);
     mtx_lock(&fc->lock);
+    if (t->by_group)
+        note_list_locked(fc, s, t->body);
     s->n_received += l->seen ? (l->tensor_list != NULL ? l->tensor_list->n_tensors : 0) : 1;
     mtx_unlock(&fc->lock);
 }
@@ -426,9 +439,11 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
         if (t->abort_requests)
             fleet_abort_all_requests(fc);
         verdict = send_with_chunk_id(fc, s, t, e);
+        if (t->entered != NULL)
+            *t->entered = verdict != VERDICT_RETRY || e->code == ERR_DRAINING;
     }
     if (verdict == VERDICT_CONTINUE)
-        count_received(fc, s, &list);
+        count_received(fc, s, t, &list);
     fleet_names_fini(&list);
     if (verdict != VERDICT_ABORT && n_dropped(fc, s) > n_before)
         release_dropped(fc, s);

@@ -5,10 +5,31 @@
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/packing_json.h"
+#include "weights/tensor_list.h"
+
+#include <string.h>
 
 static int no_memory(struct err *e)
 {
     return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
+}
+
+int fleet_inherit_list(struct fleet_control *fc, json_t *body, struct err *e)
+{
+    const char *plan_id = json_string_value(body_given(body, "plan_id"));
+    json_t *list;
+    int rc;
+
+    if (plan_id == NULL || strcmp(plan_id, TENSOR_LIST_ID_LAST) != 0 ||
+        body_given(body, "transport") == NULL || body_given(body, "names") != NULL)
+        return 0;
+    list = fleet_group_list(fc, json_string_value(body_given(body, "group_name")));
+    if (list == NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/names", TENSOR_LIST_NONE_BEFORE);
+    (void)json_object_del(body, "plan_id");
+    rc = json_object_update(body, list) == 0 ? 0 : no_memory(e);
+    json_decref(list);
+    return rc;
 }
 
 /* As in a server with GPUs of its own (nccl_request.c). */

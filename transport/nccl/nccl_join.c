@@ -75,9 +75,9 @@ static void publish_id(struct nccl_join *j)
     j->has_id = true;
     mtx_unlock(&j->lock);
     log_event_line(LOG_INFO, "nccl.join",
-             "joining %u ranks, from rank %u on; the trainer's NCCL is at %s",
-             (unsigned)j->cfg.group.world_size, (unsigned)j->cfg.group.rank_offset,
-             nccl_id_addr_text(j->id, text));
+                   "joining %u ranks, from rank %u on; the trainer's NCCL is at %s",
+                   (unsigned)j->cfg.group.world_size, (unsigned)j->cfg.group.rank_offset,
+                   nccl_id_addr_text(j->id, text));
 }
 
 static int join_group(struct nccl_join *j, struct err *e)

@@ -285,6 +285,12 @@ def as_sglang(f):
     # The next version's first tensor is the end of the one before.
     f.front.post(path, dict(columns(HALF), weight_version="one"))
     halved(f, *f.front.ask("POST", path, dict(columns(HALF), weight_version="two")), REST, len(ALL))
+    assert f.front.get("/v1/weight_transfer")["state"] == "none"  # its trainer may be in the broadcast
+    group(f)
+    for body in {}, {"names": [], "dtypes": [], "shapes": []}, {"names": None}:
+        status, said = f.front.ask("POST", path, body)
+        assert status == 400 and "tensors" in said["message"] or "names" in said["message"], said
+        group(f)
     pushed(f, "as_before", ALL)
 
 

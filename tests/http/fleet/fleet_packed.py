@@ -1,6 +1,6 @@
 """The packing of tensors is sent to each vLLM in the form of its release, whatever the trainer's release.
 
-The doubles take and refuse what 0.24, 0.26, 0.27 and 0.32 do, in their words.
+The doubles take and refuse what 0.24, 0.26, 0.27, 0.32 and 0.33 do, in their words.
 Usage: as fleet_control.py.
 """
 
@@ -78,6 +78,8 @@ def group_said_in_updates(f):
         assert "when its group is formed" in error, error
         assert all(not d.journal("update") or "packed" not in json.loads(d.journal("update")[-1]["body"])["update_info"]
                    for d in f.doubles)
+        join(f)
+        f.front.post("/start_weight_update")
         f.front.post("/update_weights", {"update_info": TENSORS})
     else:
         f.front.post("/update_weights", late)
@@ -131,20 +133,61 @@ def unique_id(f):
 
 
 def unknown(f):
-    """What is not known may change what travels: nobody is asked."""
+    """What is not known may change what travels: nobody is asked, and the trainer may be in its broadcast."""
     for info in (dict(STORE, world_size=2, schema_version=1), {"trainer_actor_names": ["t"]}):
         refused(f, 400, "POST", "/init_weight_transfer_engine", {"init_info": info})
-    join(f)
-    f.front.post("/start_weight_update")
     for more in ({"num_updates_list": [1, 1]}, {"update_kind": "sparse_flat"}, {"schema_version": 1}):
-        n = [len(d.journal("update")) for d in f.doubles]
+        join(f)
+        f.front.post("/start_weight_update")
+        n, left = ([len(d.journal(op)) for d in f.doubles] for op in ("update", "leave"))
         refused(f, 400, "POST", "/update_weights", {"update_info": dict(TENSORS, **more)})
         assert [len(d.journal("update")) for d in f.doubles] == n
-    f.front.post("/update_weights", {"update_info": TENSORS})
-    f.front.post("/finish_weight_update")
+        assert [len(d.journal("leave")) for d in f.doubles] == [
+            k + (release >= "0.32") for k, release in zip(left, f.releases)]
+        assert f.front.get("/v1/weight_transfer")["state"] == "none"
+        refused(f, 409, "POST", "/update_weights", {"update_info": TENSORS})
+    join(f)
+    step(f, TENSORS)
+
+
+EMPTY = {"names": [], "dtype_names": [], "shapes": []}
+
+
+def repeated(f):
+    """The trainer of 0.33 sends its lists once. Each engine gets them each time: a restarted one answers empty lists
+    with 200, and loads nothing."""
+    join(f, **BUFFERS)
+    for info in EMPTY, {}, [EMPTY]:
+        f.front.post("/start_weight_update")
+        refused(f, 400, "POST", "/update_weights", {"update_info": info})  # none came before
+        join(f, **BUFFERS)
+    step(f, TENSORS)
+    for info in EMPTY, {}, [EMPTY, EMPTY]:
+        step(f, info)
+        for sent in said(f, "update", "update_info"):
+            assert {m: sent[m] for m in TENSORS} == TENSORS, sent
+    # What was not committed is not what the trainer means.
+    f.front.post("/start_weight_update")
+    f.front.post("/update_weights", {"update_info": {m: column[:1] for m, column in TENSORS.items()}})
+    assert f.front.ask("POST", "/finish_weight_update", {})[0] == 422
+    step(f, EMPTY)
+    for sent in said(f, "update", "update_info"):
+        assert sent["names"] == TENSORS["names"], sent
+    n = [len(d.journal("update")) for d in f.doubles]
+    f.front.post("/start_weight_update")
+    refused(f, 400, "POST", "/update_weights", {"update_info": dict(EMPTY, names=["a"])})
+    join(f, **BUFFERS)  # which forgets them
+    f.front.post("/start_weight_update")
+    refused(f, 400, "POST", "/update_weights", {"update_info": EMPTY})
+    status, said_ = f.front.ask("POST", "/finish_weight_update", {})
+    assert status in (409, 422), said_
+    assert [len(d.journal("update")) for d in f.doubles] == n
 
 
 def main():
+    for releases in (("0.33.0",) * 2, ("0.24.0", "0.33.0")):
+        with Releases(*releases) as f:
+            told(f"repeated, {' '.join(releases)}", repeated, f)
     for releases in (("0.32.0",) * 2, ("0.24.0",) * 2, ("0.24.0", "0.26.0", "0.27.1", "0.32.0+cpu")):
         for what in (group_said_at_the_join, group_said_in_updates, handles, shut_down, unique_id, unknown):
             with Releases(*releases) as f:
