@@ -76,6 +76,7 @@ static void log_update(const struct update_record *u)
     log_u64(&r, "nbytes", u->nbytes);
     if (u->outcome != OUTCOME_REFUSED) {
         log_u64(&r, "n_tensors", u->n_tensors);
+        log_u64(&r, "n_checksums", u->n_checksums);
         log_ms(&r, "wait_ms", u->times.wait_us);
         log_ms(&r, "receive_ms", u->times.receive_us);
         log_ms(&r, "verify_ms", u->times.proof_us);

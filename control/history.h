@@ -38,6 +38,7 @@ struct update_record {
     uint64_t nbytes;                            /* received */
     uint32_t n_tensors;                         /* received */
     uint32_t n_upstreams;                       /* fleet: that serve the new version */
+    uint64_t n_checksums;                       /* as in struct update_info */
     const char *source;                         /* static, or NULL */
     const char *route;                          /* static: of a refused request; or NULL */
     const char *coverage;                       /* static: of a fleet's commit; or NULL */

@@ -124,7 +124,7 @@ json_t *update_json(const struct update_info *info)
             "{s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:I, s:I, s:I, s:o, s:I, s:I, s:o, s:f, s:f, "
             "s:I, "
             "s:o, s:I, s:o, "
-            "s:o, s:s?, s:o, s:o, s:o}",
+            "s:o, s:s?, s:I, s:o, s:o, s:o}",
             "update_id", info->id, "phase", update_phase_name(info->phase), "coverage",
             coverage(info), "mode", "staged", "placement",
             info->sharded || info->by_owner ? "sharded" : "replicated", "partial",
@@ -141,8 +141,9 @@ json_t *update_json(const struct update_info *info)
             "missing", names_json(info->missing, info->n_missing), "n_non_finite",
             (json_int_t)info->non_finite.n, "non_finite",
             names_json(info->non_finite.names, info->non_finite.n), "mappings", mappings_json(info),
-            "checksums_on", checksums_on(info), "timing", timing_json(info), "error",
-            error_json(&info->error), "changes", changes_json(&info->changes)),
+            "checksums_on", checksums_on(info), "n_checksums", (json_int_t)info->n_checksums,
+            "timing", timing_json(info), "error", error_json(&info->error), "changes",
+            changes_json(&info->changes)),
         info);
 }
 

@@ -54,6 +54,7 @@ static void update_ended(void *server, const struct update_info *info)
         .serial = info->serial,
         .nbytes = info->nbytes_done,
         .n_tensors = info->n_tensors_done,
+        .n_checksums = info->n_checksums,
         .source = info->source,
         .changes = info->changes,
         .times = {.receive_us = info->receive_us,

@@ -43,6 +43,13 @@ int api_is_version(const json_t *reply, const json_t *native, const char *member
     return *version != '\0' ? api_is_text(reply, member, version, e) : 0;
 }
 
+/* Something between here and the engine may answer anything with 200. */
+static bool changes_weights(enum api_op op)
+{
+    return op == API_INIT_TRANSFER || op == API_START_UPDATE || op == API_UPDATE_WEIGHTS ||
+           op == API_FINISH_UPDATE || op == API_SET_VERSION;
+}
+
 int api_check_success(enum api_op op, const json_t *native, const struct api_context *ctx,
                       const json_t *reply, struct err *e)
 {
@@ -52,6 +59,10 @@ int api_check_success(enum api_op op, const json_t *native, const struct api_con
     if (json_is_false(json_object_get(reply, "success")) || json_is_object(error) ||
         (json_is_string(error) && json_string_length(error) > 0))
         return err_set(e, ERR_UPSTREAM, "", "its reply says that it failed");
+    if (changes_weights(op) && json_object_size(reply) == 0)
+        return err_set(e, ERR_UPSTREAM, "",
+                       "its reply has status 200 and is no JSON object with members: it does not "
+                       "say that it was done");
     if ((op == API_SET_VERSION || op == API_FINISH_UPDATE) &&
         json_object_get(reply, "new_version") != NULL)
         return api_is_version(reply, native, "new_version", e);

@@ -192,7 +192,7 @@ const char *fleet_coverage_name(const struct fleet_session *s)
         return "partial";
     if (is_counted_here(s))
         return said != NULL ? said : "unknown";
-    if (!json_is_integer(n_missing) || (said != NULL && strcmp(said, "unknown") == 0))
+    if (said != NULL ? strcmp(said, "unknown") == 0 : !json_is_integer(n_missing))
         return "unknown";
     return json_integer_value(n_missing) > 0 ? "incomplete" : "whole";
 }

@@ -37,7 +37,8 @@ struct check {
     bool is_snapshot, must_match;
     const struct version *v; /* pinned; NULL: nothing is served, so nothing can be equal */
     char *piece;             /* owned; NULL when the host has the bytes */
-    json_t *found;           /* owned: sums by name, or an array of the names that differ */
+    uint32_t n_checked, n_skipped;
+    json_t *found; /* owned: sums by name, or an array of the names that differ */
 };
 
 static int check_cancelled(const struct check *c, struct err *e)
@@ -120,8 +121,11 @@ static int check_served(struct check *c, struct err *e)
     char sum[SUM_LEN + 1] = "";
 
     for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
-        if (skips(c, tensor_list->tensors[i].name))
+        if (skips(c, tensor_list->tensors[i].name)) {
+            c->n_skipped++;
             continue;
+        }
+        c->n_checked++;
         if (c->v != NULL && sum_tensor(sum, c, i, e) != 0)
             return -1;
         if (record_sum(c, tensor_list->tensors[i].name, sum, e) != 0)
@@ -245,9 +249,10 @@ static json_t *answer_json(const struct check *c)
     if (c->baseline == NULL)
         return json_pack("{s:s, s:o, s:o, s:O}", "algorithm", "sha256", "weight_version", label,
                          "serial", serial, "checksums", c->found);
-    return json_pack("{s:s, s:o, s:o, s:b, s:O}", "algorithm", "sha256", "weight_version", label,
-                     "serial", serial, "match", json_array_size(c->found) == 0, "mismatches",
-                     c->found);
+    return json_pack("{s:s, s:o, s:o, s:b, s:O, s:I, s:I}", "algorithm", "sha256", "weight_version",
+                     label, "serial", serial, "match", json_array_size(c->found) == 0, "mismatches",
+                     c->found, "n_compared", (json_int_t)c->n_checked, "n_skipped",
+                     (json_int_t)c->n_skipped);
 }
 
 static int refuse_mismatch(const struct check *c, struct err *e)
@@ -275,6 +280,9 @@ static int check(json_t **reply, struct check *c, const json_t *body, struct err
         return refuse_memory(e);
     if (check_served(c, e) != 0 || check_unknown_names(c, e) != 0)
         return -1;
+    if (c->n_checked == 0)
+        return err_set(e, ERR_BAD_REQUEST, "/skip",
+                       "skip leaves out every tensor of the model: nothing would be checked");
     if (c->is_snapshot)
         keep_snapshot(c);
     if (c->must_match && json_is_array(c->found) && json_array_size(c->found) > 0)

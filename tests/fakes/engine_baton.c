@@ -20,11 +20,11 @@ static json_t *update_json(const struct engine *e)
         label = label_json(e);
     }
     return json_pack(
-        "{s:s, s:s, s:b, s:o, s:o, s:I, s:i}", "update_id", e->update_id, "phase",
+        "{s:s, s:s, s:b, s:o, s:o, s:I, s:s}", "update_id", e->update_id, "phase",
         e->phase == UPDATE_OPEN && e->n_received > 0 ? "receiving" : phase_names[e->phase],
         "partial", e->update_partial, "weight_version", label, "serial",
         e->phase == UPDATE_COMMITTED ? json_integer((json_int_t)e->serial) : json_null(),
-        "n_tensors_done", (json_int_t)e->n_received, "n_missing", 0);
+        "n_tensors_done", (json_int_t)e->n_received, "coverage", "whole");
 }
 
 json_t *baton_pause_json(const struct engine *e)

@@ -248,7 +248,7 @@ void nccl_join_doubt(struct nccl_join *j)
 static int add_user_locked(struct nccl_join *j, bool sure, struct err *e)
 {
     if (join_has_ended(j->state))
-        return err_set(e, ERR_CONFLICT, "", "the group has failed: %.400s; join a new one",
+        return err_set(e, ERR_CONFLICT, "", "the group has failed: %.400s; join a new group",
                        j->end.msg);
     if (j->state != JOIN_JOINED && !(j->cfg.form == NCCL_FORM_TORCH && j->state == JOIN_COUNTED))
         return err_set(e, ERR_CONFLICT, "", "the group is still being joined");

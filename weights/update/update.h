@@ -108,6 +108,8 @@ struct update_info {
     struct non_finite_names non_finite;      /* of the chunks that arrived; NON_FINITE_WARN */
     uint32_t n_senders;                      /* 0: requests do not tell ranks apart */
     struct update_sender senders[UPDATE_SENDERS_MAX];
+    uint64_t n_checksums; /* of the trainer, that were compared with the bytes: for each request and
+                             each GPU, and by finish. 0: no byte is proven to be the trainer's */
     struct change_counts changes;              /* after commit */
     uint64_t receive_us, verify_us, commit_us; /* time spent so far in each phase */
     uint64_t whole_us;  /* since the update was started or queued, until its end */

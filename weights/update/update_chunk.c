@@ -41,8 +41,12 @@ int fill_verify(const struct fill *f, uint32_t rank, uint32_t i, const struct ch
     const struct tensor_spec *t = &r->tensor_list->tensors[i];
     char is[CHECKSUM_LEN + 1], wanted[CHECKSUM_LEN + 1], field[48];
 
-    if (!rank_has_sum(r, i) || checksum_equal(*found, r->checksums[i]))
+    if (!rank_has_sum(r, i))
         return 0;
+    if (checksum_equal(*found, r->checksums[i])) {
+        atomic_fetch_add_explicit(&f->job->session->n_checksums, 1, memory_order_relaxed);
+        return 0;
+    }
     checksum_text(found, is);
     checksum_text(&r->checksums[i], wanted);
     (void)snprintf(field, sizeof field, "/checksums/%u", i);

@@ -111,6 +111,8 @@ struct tie {
 };
 
 struct session {
+    atomic_uint_fast64_t n_checksums; /* relaxed: a counter */
+
     /* Guarded by the updates' lock. */
     uint32_t refs;
     struct session *next; /* of updates.live */

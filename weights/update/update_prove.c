@@ -351,16 +351,26 @@ static int refuse_sum(const struct store *s, uint32_t place, const char *name,
                    several ? store_place_name(s, place) : "", wanted);
 }
 
+static int refuse_unsent(const char *name, struct err *e)
+{
+    char field[ERR_FIELD_MAX];
+
+    (void)snprintf(field, sizeof field, "/checksums/%.*s", utf8_cut_name(name), name);
+    return err_set(e, ERR_CHECKSUM, field,
+                   "'%.*s' has a checksum, and no bytes of it arrived in this update",
+                   utf8_cut_name(name), name);
+}
+
 /* Checks the bytes of a tensor in every place that has it. */
-static int prove_sum(const struct session *s, const struct finish_sum *want, struct err *e)
+static int prove_sum(struct session *s, const struct finish_sum *want, struct err *e)
 {
     const struct store *store = s->staging->store;
     const struct alias *alias = want->alias;
     uint32_t index = alias != NULL && alias->kind == ALIAS_TIED ? alias->targets[0] : want->index;
     const char *name = alias != NULL ? alias->name
                                      : store->model_spec->tensor_list->tensors[index].name;
+    bool has, compared = false;
     struct checksum sum;
-    bool has;
 
     if (alias != NULL && alias->kind == ALIAS_IGNORED)
         return 0; /* no tensor is served under this name */
@@ -369,7 +379,11 @@ static int prove_sum(const struct session *s, const struct finish_sum *want, str
             return -1;
         if (has && !checksum_equal(sum, want->sum))
             return refuse_sum(store, p, name, &sum, &want->sum, e);
+        compared = compared || has;
     }
+    if (!compared)
+        return refuse_unsent(name, e);
+    atomic_fetch_add_explicit(&s->n_checksums, 1, memory_order_relaxed);
     return 0;
 }
 

@@ -368,6 +368,7 @@ void session_info_locked(struct updates *u, struct session *s, struct update_inf
     out->deadline_left_us = deadline_left(u, s);
     out->n_missing = tensor_states_missing_locked(u, s, out->missing, UPDATE_MISSING_MAX);
     out->non_finite = s->non_finite;
+    out->n_checksums = atomic_load_explicit(&s->n_checksums, memory_order_relaxed);
     senders_info_locked(s, out);
     out->changes = s->changes;
     out->receive_us = s->receive_us;

@@ -465,12 +465,17 @@ def checker(world, server):
     server.post(200, "/continue_generation", {})
     said = server.post(400, path, {"action": "compare"})
     must(said["success"] is False and "'model." in said["message"], f"{said}")
-    server.post(200, path, {"action": "compare", "skip_tensor_list": ["model.", "lm_head"]})
+    said = server.post(400, path, {"action": "compare", "skip_tensor_list": ["model.", "lm_head"]})
+    must("nothing would be checked" in said["message"], f"{said}")
     server.post(200, DISK, disk("step-00100"))
     must(server.post(200, path, {"action": "compare"})["success"] is True, "sent again")
     world.serves(server, "step-00100", "step-00100")
     native = server.post(200, "/v1/weights/check", {"action": "compare"})
     must(native["match"] is True and native["mismatches"] == [], f"{native}")
+    must(native["n_compared"] > 1 and native["n_skipped"] == 0, f"{native}")
+    some = server.post(200, "/v1/weights/check", {"action": "compare", "skip": ["layers"]})
+    must(some["n_skipped"] > 1 and some["n_compared"] + some["n_skipped"] == native["n_compared"], f"{some}")
+    must(server.ask("POST", "/v1/weights/check", {"action": "compare", "skip": [""]}).status == 400, "nothing")
     must(server.ask("POST", "/v1/weights/check", {"action": "checksum", "skip": "model"}).status == 400, "skip")
 
 

@@ -676,7 +676,8 @@ def as_vllm(f):
 
 def as_sglang(f):
     n = len(f.doubles)
-    f.front.post("/init_weights_update_group", dict(JOIN, rank_offset=1, world_size=1 + n * RANKS, group_name="g"))
+    group = dict(JOIN, rank_offset=1, world_size=1 + n * RANKS, group_name="g")
+    f.front.post("/init_weights_update_group", group)
     f.front.post("/pause_generation", {"mode": "in_place"})
     label = next(LABELS)
     for _ in range(2):
@@ -696,6 +697,7 @@ def as_sglang(f):
     if f.doubles[0].dialect == "baton":
         refused(f, 400, "POST", "/update_weights_from_distributed", step)
         assert f.front.post("/continue_generation", {})["status"] == "ok" and f.versions() == [one] * n
+        f.front.post("/init_weights_update_group", group)  # a refusal ends it: the trainer may be in its broadcast
     f.front.post("/update_weights_from_distributed", step)
     assert f.front.status()["weights"]["weight_version"] == one
     f.front.post("/continue_generation", {})

@@ -28,7 +28,8 @@ enum event {
 
 static json_t *chunk_body(unsigned chunk)
 {
-    json_t *body = json_pack("{s:i}", "chunk", (int)chunk);
+    json_t *body = json_pack("{s:i, s:[s]}", "chunk", (int)chunk, "serialized_named_tensors",
+                             "of unknown names");
 
     assert_non_null(body);
     if (w.by_handles)

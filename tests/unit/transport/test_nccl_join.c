@@ -97,7 +97,7 @@ static void test_join_ends_if_refused(void **state)
             source_close(s); /* it was refused before its first post */
         }
         assert_int_equal(info_of(j).error.code, ERR_CONFLICT);
-        refused(j, true, "join a new one");
+        refused(j, true, "join a new group");
         nccl_join_free(j);
         (void)nfx_end(&p, true);
     }

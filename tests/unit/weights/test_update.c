@@ -98,6 +98,7 @@ static void test_submit_whole_believes_no_source(void **state)
         give_checksums(c, 2);
         submit(&b, c);
         assert_int_equal(fx_await(&b.answer), ERR_NONE);
+        assert_int_equal(b.answer.info.n_checksums, b.answer.info.n_tensors_done);
     }
     assert_served(&b, 2, "serial-2", 2);
     bench_close(&b);
@@ -502,6 +503,7 @@ static void test_session_finish_checks_checksums(void **state)
     err_clear(&e);
     assert_int_equal(updates_finish(b.updates, info.id, "", sums, 4, fx_done, &b.answer, &e), 0);
     assert_int_equal(fx_await(&b.answer), ERR_NONE);
+    assert_int_equal(b.answer.info.n_checksums, 3); /* one of the names is not served */
     assert_served(&b, 1, "serial-1", 1);
     bench_close(&b);
 }
