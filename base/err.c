@@ -67,6 +67,13 @@ void err_fill_errno(struct err *e, enum err_code code, const char *field, int er
                    strerror_r(errnum, text, sizeof text), errnum);
 }
 
+void err_append(struct err *e, const char *text)
+{
+    size_t len = strlen(e->msg);
+
+    (void)snprintf(e->msg + len, sizeof e->msg - len, "%s", text);
+}
+
 void err_clear(struct err *e)
 {
     memset(e, 0, sizeof *e);

@@ -22,6 +22,7 @@
     X(ERR_NO_ENGINE, 409, "no_engine", false)                                                      \
     X(ERR_NO_GPU, 409, "no_gpu", false)                                                            \
     X(ERR_NO_NCCL, 409, "no_nccl", false)                                                          \
+    X(ERR_GROUP_LEFT, 409, "group_left", false)                                                    \
     X(ERR_HAS_UPSTREAMS, 409, "unsupported_in_proxy_mode", false)                                  \
     X(ERR_NO_UPSTREAMS, 409, "no_upstreams", false)                                                \
     X(ERR_ENDED, 409, "update_closed", false)                                                      \
@@ -98,6 +99,9 @@ __attribute__((format(printf, 4, 5))) void err_fill(struct err *e, enum err_code
 __attribute__((format(printf, 5, 6))) void err_fill_errno(struct err *e, enum err_code code,
                                                           const char *field, int errnum,
                                                           const char *fmt, ...);
+
+/* err_append - add to the message of an error; cut as err_set's. */
+void err_append(struct err *e, const char *text);
 
 /* err_clear - make `e` clean again (for a caller that handled the failure). */
 void err_clear(struct err *e);

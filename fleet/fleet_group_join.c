@@ -2,6 +2,8 @@
 #include "fleet/fleet_group_join.h"
 
 #include "base/clock.h"
+#include "base/log.h"
+#include "fleet/fleet_locks.h"
 #include "fleet/fleet_priv.h"
 
 #include <inttypes.h>
@@ -247,4 +249,36 @@ int fleet_group_leave(struct fleet_control *fc, const char *name, const json_t *
         return 0;
     *e = cause->why;
     return -1;
+}
+
+static bool is_receiving(struct fleet_control *fc)
+{
+    bool receiving;
+
+    mtx_lock(&fc->lock);
+    receiving = fc->session != NULL && fc->session->n_running > 0;
+    mtx_unlock(&fc->lock);
+    return receiving;
+}
+
+void fleet_group_leave_refused(struct fleet_control *fc, const char *name, struct err *e)
+{
+    struct fleet_group_reply reply = {0};
+    struct err ignored = {0};
+    struct fleet_group group;
+
+    if (!fleet_get_group(fc, name, &group) || !group.ends_if_refused || is_receiving(fc) ||
+        fleet_op_lock(fc, NULL, "the end of a group", &ignored) != 0)
+        return;
+    if (!is_receiving(fc)) {
+        log_line(LOG_WARN, "group.left", FLEET_GROUP_LEFT);
+        (void)fleet_group_leave(fc, group.name[0] != '\0' ? group.name : NULL, NULL, &reply,
+                                &ignored);
+        fleet_group_reply_fini(&reply);
+        mtx_lock(&fc->lock);
+        fc->transfer.left = true;
+        mtx_unlock(&fc->lock);
+        err_append(e, "; " FLEET_GROUP_LEFT ": join a new group");
+    }
+    fleet_op_unlock(fc);
 }

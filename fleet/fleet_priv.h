@@ -68,6 +68,7 @@ struct fleet_fence_pauses {
 struct fleet_transfer {
     struct fleet_group groups[FLEET_GROUPS_MAX]; /* the latest last */
     size_t n_groups;
+    bool left; /* fleet_group_leave_refused, and no group was joined since */
     struct fleet_handles handles;
 };
 

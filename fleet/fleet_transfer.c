@@ -76,6 +76,7 @@ void fleet_add_group(struct fleet_control *fc, const struct fleet_group *g)
     if (t->n_groups == FLEET_GROUPS_MAX)
         forget_locked(t, &t->groups[0]);
     t->groups[t->n_groups++] = *g;
+    t->left = false;
     mtx_unlock(&fc->lock);
 }
 

@@ -20,6 +20,11 @@ enum {
     FLEET_GROUP_NAME_MAX = 256 /* bytes */
 };
 
+/* What follows from a refused update, for messages. */
+#define FLEET_GROUP_LEFT                                                                           \
+    "an update was refused while its trainer may broadcast it, so the upstreams have left the "    \
+    "group, which NCCL reports there"
+
 struct fleet_group {
     struct api_packing packing;
     uint64_t world_size, rank_offset, began_us;

@@ -122,14 +122,14 @@ static int app_route(void *arg, struct http_request *x, struct http_server_route
 }
 
 /* Notifies the operation of a request that is refused before its handler has run. */
-static void notify_unread(struct app *app, const struct http_request *x)
+static void notify_unread(struct app *app, const struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
 
     if (route == NULL || !operation_is_embedded(app, route->operation))
         return;
     if (operation_embedded(route->operation)->unread != NULL)
-        operation_embedded(route->operation)->unread(app, x);
+        operation_embedded(route->operation)->unread(app, x, e);
 }
 
 static int route_handle(struct app *app, struct http_request *x, const struct route *route,
@@ -173,7 +173,7 @@ static void run_handler(struct app *app, struct http_request *x)
     x->route = route;
     if (http_request_disconnected(x)) {
         (void)err_set(&e, ERR_GONE, "", "the client disconnected while its request was queued");
-        notify_unread(app, x);
+        notify_unread(app, x, &e);
     } else if (route_handle(app, x, route, &e) == 0) {
         return;
     }
@@ -302,7 +302,7 @@ static void app_dispatch(void *arg, struct http_request *x)
     d = calloc(1, sizeof *d);
     if (d == NULL) {
         (void)err_set(&e, ERR_NO_MEMORY, "", "no memory for the request");
-        notify_unread(app, x);
+        notify_unread(app, x, &e);
         reply_error(x, &e, NULL);
         return;
     }
@@ -310,7 +310,7 @@ static void app_dispatch(void *arg, struct http_request *x)
     d->x = x;
     if (dispatch_post(app, d, executor, &e) != 0) {
         free(d);
-        notify_unread(app, x);
+        notify_unread(app, x, &e);
         reply_error(x, &e, NULL);
     }
 }
@@ -326,12 +326,13 @@ static void app_reject(void *arg, struct http_request *x, const struct err *e,
                        struct http_reply *out)
 {
     struct app *app = ((const struct listener_ctx *)arg)->app;
+    struct err told = *e;
 
     if (!refused_by_listener(e))
-        notify_unread(app, x);
-    http_request_note_error(x, e);
-    reply_error_make(x->route, e, NULL, out);
-    route_add_allow(out, x, app->settings.dialects, e);
+        notify_unread(app, x, &told);
+    http_request_note_error(x, &told);
+    reply_error_make(x->route, &told, NULL, out);
+    route_add_allow(out, x, app->settings.dialects, &told);
 }
 
 static void app_done(void *arg, const struct http_request *x, const struct http_server_outcome *o)

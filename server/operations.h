@@ -22,7 +22,7 @@ struct embedded_operation {
     operation_handler *handle;
     /* Called when a request is refused before its handler has run; NULL: not needed. Threads: any.
      * Blocks: no. */
-    void (*unread)(struct app *app, const struct http_request *x);
+    void (*unread)(struct app *app, const struct http_request *x, struct err *e);
 };
 
 /* In front of a fleet. */

@@ -56,8 +56,8 @@ int fleet_names_read(struct fleet_names *out, const struct fleet_control *fc,
  *
  * fleet_coverage_check - before the first byte of a request is sent. Errors: ERR_INCOMPLETE: its
  * names are unseen, and the configuration has a spec to compare them with; ERR_MISMATCH at
- * /shapes/<i>; ERR_PRECONDITION at /names/<i>: the tensor was sent before, and an engine would count
- * it as another one. */
+ * /shapes/<i>; ERR_PRECONDITION at /names/<i>: the tensor was sent before, and an engine would
+ * count it as another one. */
 int fleet_coverage_check(const struct fleet_control *fc, const struct fleet_session *s,
                          const struct fleet_names *l, struct err *e);
 

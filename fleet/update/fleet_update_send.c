@@ -179,6 +179,8 @@ static int find_group_locked(struct fleet_control *fc, const char *name,
     *out = fleet_group_locked(fc, name);
     if (*out != NULL)
         return 0;
+    if (fc->transfer.n_groups == 0 && fc->transfer.left)
+        return err_set(e, ERR_GROUP_LEFT, "/transport", "%s: join a new group", FLEET_GROUP_LEFT);
     if (fc->transfer.n_groups == 0)
         return err_set(e, ERR_CONFLICT, "/transport",
                        "there is no group to receive from; POST /v1/weight_transfer/init joins "

@@ -73,11 +73,6 @@ int fleet_inherit_packing(struct fleet_control *fc, json_t *body, struct err *e)
  * Errors: ERR_BAD_REQUEST at /names: there is none; ERR_NO_MEMORY. */
 int fleet_inherit_list(struct fleet_control *fc, json_t *body, struct err *e);
 
-/* fleet_leave_refused - an update by a group was refused before any engine received of it: if its
- * trainer may be in its broadcast by then (ends_if_refused), the engines leave the group, which
- * NCCL reports there. @name  NULL: the latest group. Blocks: as fleet_group_leave. */
-void fleet_leave_refused(struct app *app, const char *name);
-
 /* fleet_session_json - the update object (new), with `upstreams`; NULL: no memory. */
 json_t *fleet_session_json(const struct app *app, struct fleet_session *s);
 json_t *fleet_session_details(const struct app *app, struct fleet_session *s);

@@ -32,21 +32,34 @@ static bool is_proven(const json_t *row)
     return state != NULL && strcmp(state, "proven") == 0;
 }
 
+/* Equal to those of another engine, or to committed bytes: an engine without a checker is proven by
+ * its canary alone. */
+static bool has_equal_checksums(const json_t *row)
+{
+    const json_t *sums = json_object_get(json_object_get(row, "proof"), "checksums");
+    const char *state = json_string_value(json_object_get(sums, "state"));
+
+    return state != NULL && strcmp(state, "proven") == 0 &&
+           (json_integer_value(json_object_get(sums, "n_compared")) > 0 ||
+            json_integer_value(json_object_get(json_object_get(sums, "committed"), "n_equal")) > 0);
+}
+
 /* @asked  [FLEET_MAX] */
 static json_t *answer_json(const struct app *app, const bool *asked)
 {
     json_t *list = json_array();
-    size_t n_proven = 0;
+    size_t n_proven = 0, n_checksums = 0;
 
     for (size_t i = 0; i < FLEET_MAX; i++) {
         json_t *row = asked[i] ? fleet_upstream_json(app, i) : NULL;
 
         n_proven += is_proven(row);
+        n_checksums += has_equal_checksums(row);
         if (row != NULL)
             (void)json_array_append_new(list, row);
     }
-    return json_pack("{s:I, s:I, s:o}", "n", (json_int_t)json_array_size(list), "n_proven",
-                     (json_int_t)n_proven, "list", list);
+    return json_pack("{s:I, s:I, s:I, s:o}", "n", (json_int_t)json_array_size(list), "n_proven",
+                     (json_int_t)n_proven, "n_checksums", (json_int_t)n_checksums, "list", list);
 }
 
 int handle_fleet_prove(struct app *app, struct http_request *x, struct err *e)

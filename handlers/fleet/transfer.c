@@ -1,6 +1,5 @@
 /* The routes of a trainer's group in front of upstream engines. */
 #include "base/clock.h"
-#include "base/log.h"
 #include "fleet/fleet_control.h"
 #include "fleet/fleet_group_join.h"
 #include "fleet/fleet_locks.h"
@@ -151,24 +150,6 @@ int handle_fleet_transfer_get(struct app *app, struct http_request *x, struct er
     (void)e;
     reply_json(x, 200, group_json(app));
     return 0;
-}
-
-void fleet_leave_refused(struct app *app, const char *name)
-{
-    struct fleet_control *fc = app->fleet->control;
-    struct fleet_group_reply reply = {0};
-    struct err ignored = {0};
-    struct fleet_group group;
-
-    if (!fleet_get_group(fc, name, &group) || !group.ends_if_refused ||
-        fleet_op_lock(fc, NULL, "the end of a group", &ignored) != 0)
-        return;
-    log_line(LOG_WARN, "group.left",
-             "an update was refused, and its trainer may already broadcast it: the upstreams leave "
-             "the group, which NCCL reports there");
-    (void)fleet_group_leave(fc, group.name[0] != '\0' ? group.name : NULL, NULL, &reply, &ignored);
-    fleet_group_reply_fini(&reply);
-    fleet_op_unlock(fc);
 }
 
 int handle_fleet_transfer_delete(struct app *app, struct http_request *x, struct err *e)

@@ -2,6 +2,7 @@
 #include "handlers/fleet/update.h"
 
 #include "fleet/fleet_control.h"
+#include "fleet/fleet_group_join.h"
 #include "fleet/fleet_locks.h"
 #include "fleet/update/fleet_update.h"
 #include "handlers/app.h"
@@ -9,6 +10,7 @@
 #include "handlers/fleet/handlers.h"
 #include "handlers/reply.h"
 #include "handlers/route.h"
+#include "handlers/source/source_json.h"
 #include "handlers/tensor_list_json.h"
 #include "handlers/update_members.h"
 
@@ -380,7 +382,8 @@ static int update_with_body(struct app *app, struct http_request *x, const json_
     rc = send_tensors(app, s, &w, bare, e);
     json_decref(bare);
     if (rc != 0 && w.by_group && !entered)
-        fleet_leave_refused(app, json_string_value(body_given(body, "group_name")));
+        fleet_group_leave_refused(app->fleet->control,
+                                  json_string_value(body_given(body, "group_name")), e);
     if (rc != 0 && fleet_update_is_empty(app->fleet->control, s))
         (void)fleet_abort_update_wait(app->fleet->control, s, e, &ignored);
     return fleet_update_answer(app, x, s, rc, e);
@@ -388,18 +391,20 @@ static int update_with_body(struct app *app, struct http_request *x, const json_
 
 int handle_fleet_update(struct app *app, struct http_request *x, struct err *e)
 {
+    struct fleet_control *fc = app->fleet->control;
     json_t *body;
     int rc;
 
     if (body_parse(&body, x, x->route, e) != 0) {
-        fleet_leave_refused(app, NULL);
+        if (route_accepts_nccl(x))
+            fleet_group_leave_refused(fc, NULL, e);
         return -1;
     }
-    rc = fleet_inherit_list(app->fleet->control, body, e);
+    rc = fleet_inherit_list(fc, body, e);
     if (rc == 0)
         rc = update_with_body(app, x, body, e);
     if (rc != 0 && body_given(body, "transport") != NULL)
-        fleet_leave_refused(app, json_string_value(body_given(body, "group_name")));
+        fleet_group_leave_refused(fc, json_string_value(body_given(body, "group_name")), e);
     json_decref(body);
     return rc;
 }

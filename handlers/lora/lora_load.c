@@ -279,15 +279,14 @@ int handle_lora_load(struct app *app, struct http_request *x, struct err *e)
     if (check_app(app, e) != 0 ||
         (!stream && ((route->strict && x->n_query > 0 && refuse_query(x, e) != 0) ||
                      body_parse(&body, x, route, e) != 0))) {
-        update_refused_unread(app, x);
+        update_refused_unread(app, x, e);
         return -1;
     }
     if (stream)
         return load_from_stream(app, x, e);
     rc = load_from_json(app, x, body, e);
-    if (rc != 0 && body_given(body, "transport") != NULL)
-        weight_transfer_doubt(app->weights->transfer,
-                              json_string_value(body_given(body, "group_name")));
+    if (rc != 0)
+        update_refused(app, body, e);
     json_decref(body);
     return rc;
 }

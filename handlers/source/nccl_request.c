@@ -143,9 +143,9 @@ int nccl_from_body(struct update_chunk *c, const struct app_weights *weights, co
                                   req.group_name, inherited ? &group : NULL, req.digest != NULL, e);
 }
 
-/* A dialect's row whose translation never sets `transport` is not for broadcasts. */
-static bool accepts_nccl(const struct route *route)
+bool route_accepts_nccl(const struct http_request *x)
 {
+    const struct route *route = x->route;
     bool may = route->translated_members == NULL;
 
     for (size_t i = 0; !may && route->translated_members[i] != NULL; i++)
@@ -153,8 +153,15 @@ static bool accepts_nccl(const struct route *route)
     return may;
 }
 
-void update_refused_unread(struct app *app, const struct http_request *x)
+void update_refused(struct app *app, const json_t *body, struct err *e)
 {
-    if (app->weights->transfer != NULL && !body_is_tensors(x) && accepts_nccl(x->route))
-        weight_transfer_doubt(app->weights->transfer, NULL);
+    if (app->weights->transfer != NULL && body != NULL && body_given(body, "transport") != NULL)
+        weight_transfer_doubt(app->weights->transfer,
+                              json_string_value(body_given(body, "group_name")), e);
+}
+
+void update_refused_unread(struct app *app, const struct http_request *x, struct err *e)
+{
+    if (app->weights->transfer != NULL && !body_is_tensors(x) && route_accepts_nccl(x))
+        weight_transfer_doubt(app->weights->transfer, NULL, e);
 }

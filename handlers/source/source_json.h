@@ -58,9 +58,17 @@ int nccl_from_body(struct update_chunk *c, const struct app_weights *weights, co
 int named_tensors_from_body(struct update_chunk *c, const struct app_weights *weights,
                             const json_t *body, bool sharded, struct err *e);
 
-/* update_refused_unread - an update, or the load of an adapter, was refused before its body was
- * understood: the trainer may already broadcast it to its group (weight_transfer_doubt).
+/* route_accepts_nccl - may a request of this route be for broadcasts? Those of a dialect whose
+ * translation never sets `transport` are not. */
+bool route_accepts_nccl(const struct http_request *x);
+
+/* update_refused - an update, or the load of an adapter, was refused: the trainer may already
+ * broadcast it to its group (weight_transfer_doubt). update_refused_unread - before its body was
+ * understood.
+ * @body  NULL: the tensors are the body
+ * @e     as weight_transfer_doubt's
  * Threads: any. Blocks: no. */
-void update_refused_unread(struct app *app, const struct http_request *x);
+void update_refused(struct app *app, const json_t *body, struct err *e);
+void update_refused_unread(struct app *app, const struct http_request *x, struct err *e);
 
 #endif

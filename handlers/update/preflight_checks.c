@@ -301,6 +301,7 @@ static void add_skipped(struct preflight_report *r, const char *const *checks, c
 static const char *const checks_of_open[] = {"open", "event", NULL};
 static const char *const checks_of_handle[] = {"pid_namespace", "ref_counter", "open", "event",
                                                NULL};
+static const char *const checks_of_exporter[] = {"pid_namespace", "ref_counter", "event", NULL};
 static const char *const checks_of_gpu[] = {"peer_access", "open", "event", NULL};
 
 void preflight_check_rank(struct preflight_report *r, const struct app *app,
@@ -323,7 +324,10 @@ void preflight_check_rank(struct preflight_report *r, const struct app *app,
     first = first_handle(h, p.gpu);
     if (first == NULL) {
         (void)check_peer_access(r, &p);
-        add_skipped(r, checks_of_handle, place, "the tensors are empty, no memory was shared");
+        add_skipped(r, checks_of_exporter, place, "the tensors are empty, no memory was shared");
+        add_check(r, "open", CHECK_FAILED, place,
+                  "the tensors are empty, no memory was shared: nothing shows that a handle could "
+                  "be opened; send one of a tensor with elements");
         return;
     }
     check_exporter(r, first, place);

@@ -115,6 +115,7 @@ static int submit_chunk(struct app *app, struct http_request *x, struct update_c
     update_chunk_free(c);
     if (e->code == ERR_INCOMPLETE)
         set_missing_field(body, e);
+    update_refused(app, body, e);
     reply_error(x, e, details);
     return 0;
 }
@@ -354,13 +355,12 @@ int handle_update(struct app *app, struct http_request *x, struct err *e)
     if (pause_controller_allows(app->pause_controller, CALL_UPDATE_RECEIVE, e) != 0 ||
         (route->strict && x->n_query > 0 && refuse_query(x, e) != 0) ||
         body_parse_columns(&body, &text, x, route, app->weights->lists, e) != 0) {
-        update_refused_unread(app, x);
+        update_refused_unread(app, x, e);
         return -1;
     }
     rc = update_from_json(app, x, body, &text, e);
-    if (rc != 0 && app->weights->transfer != NULL && body_given(body, "transport") != NULL)
-        weight_transfer_doubt(app->weights->transfer,
-                              json_string_value(body_given(body, "group_name")));
+    if (rc != 0)
+        update_refused(app, body, e);
     json_decref(body);
     body_columns_fini(&text);
     return rc;

@@ -238,7 +238,8 @@ static bool receives(struct conn *c, const json_t *info)
     return c->e->group != NULL;
 }
 
-/* Since 0.33 empty lists are those of the update before: of none in a process that was restarted. */
+/* Since 0.33 empty lists are those of the update before: of none in a process that was restarted.
+ */
 static bool loads_nothing(const struct conn *c, const json_t *info)
 {
     return is_at_least(c, 33) && json_object_get(info, "ipc_handles_pickled") == NULL &&

@@ -1,9 +1,11 @@
 """What vLLM 0.33 itself says and takes on the wire of weight updates, without a server of it: its
-HTTPVLLMWeightSyncClient against baton's engine; its NCCL trainer through baton to a double of that
-release, and what the double got into its NCCL worker. The classes are vLLM's own, unmodified; only
-the endpoints of NCCL are stand-ins, since there is no GPU: what the trainer broadcasts, the worker
-receives. Usage: test_vllm_wire.py --baton PROGRAM"""
+HTTPVLLMWeightSyncClient and its NCCL trainer against baton's engine, and through baton to a double of
+that release, of which its own NCCL worker receives what the double got. The classes are vLLM's own,
+unmodified. Only what needs a GPU is a stand-in: streams, and the endpoint of NCCL, which before
+baton's engine is a rank of libfakenccl, and before the double hands to the worker what the trainer
+broadcasts. Usage: test_vllm_wire.py --baton PROGRAM"""
 
+import contextlib
 import functools
 import json
 import os
@@ -17,12 +19,17 @@ import real_world
 import requests
 import torch
 from real_world import ask, world
-from vllm.distributed.weight_transfer import ipc_engine, nccl_common, nccl_engine
+from vllm.distributed.weight_transfer import ipc_engine, nccl_common, nccl_engine, packed_tensor
 from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
 
-sys.path.insert(0, str(real_world.ROOT / "tests" / "http" / "lib"))
+TESTS = real_world.ROOT / "tests"
+sys.path[:0] = [str(TESTS / "http" / "lib"), str(TESTS / "fakes"), str(real_world.ROOT / "client")]
+import baton  # noqa: E402
 from fake_engine_world import Double  # noqa: E402
+from ipc_world import Server  # noqa: E402
+from nccl_trainer import TrainerError  # noqa: E402
+from transfer_world import Ended, Groups  # noqa: E402
 
 TENSORS = {"names": ["a", "b"], "dtype_names": ["bfloat16"] * 2, "shapes": [[1], [2, 3]]}
 BUFFERS = {"packed": True, "packed_buffer_size_bytes": 4096, "packed_num_buffers": 3}
@@ -94,44 +101,192 @@ def by_handles(checks, client, double):
     checks.same((info["ipc_handles"], info["tensor_sizes"]), ({}, [2, 12]), "handles and sizes")
 
 
+# --- the trainer
+
+
+class Stream:
+    """Of a GPU, on which all has been done."""
+
+    def synchronize(self):
+        pass
+
+    wait_event = wait_stream = synchronize
+
+
+def without_gpu():
+    torch.cuda.current_stream = torch.accelerator.current_stream = lambda *_: Stream()
+    torch.cuda.stream = contextlib.nullcontext
+    torch.accelerator.current_device_index = lambda: 0
+    torch.Tensor.record_stream = lambda *_: None
+    torch.Event = lambda: types.SimpleNamespace(record=lambda _: None)
+    packed_tensor._get_streams = lambda _, n: (Stream(),) * n
+
+
 class Endpoint:
-    """Of the trainer, and of the worker: what one sends is what the other gets."""
+    """Of the trainer; and of the worker, if it has what a trainer sent."""
 
-    def __init__(self):
-        self.sent, self.remote_error = [], False
+    def __init__(self, sent=None):
+        self.sent, self.receives, self.remote_error = list(sent or []), sent is not None, False
 
-    def broadcast(self, tensor, src, stream):
+    def broadcast(self, tensor, src, stream=None):
         if self.remote_error:
             raise RuntimeError("NCCL error: remote process exited or there was a network error")
-        self.sent.append(tensor.clone())
+        if self.receives:
+            tensor.copy_(self.sent.pop(0))
+        else:
+            self.sent.append(tensor.clone())
 
 
-class Receiver:
-    def __init__(self, sent):
-        self.left = list(sent)
+class FakeRank:
+    """Of the trainer: rank 0 of a group of libfakenccl. It looks at what NCCL reports of its peers,
+    as process groups of torch do, and as vLLM's PyNcclCommunicator does not."""
 
-    def broadcast(self, tensor, src, stream):
-        tensor.copy_(self.left.pop(0))
+    def __init__(self, rank0):
+        self.rank0 = rank0
+
+    def broadcast(self, tensor, src, stream=None):
+        self.rank0.ask("send_watched", [tensor.view(torch.uint8).numpy().tobytes()])
 
 
 class Source(WeightSource):
-    """Other bytes at each pass."""
+    """Other bytes at each pass. @passes  name -> tensor, of each"""
 
-    n = 0
+    def __init__(self, passes):
+        self.passes, self.n = passes, 0
 
     @functools.cached_property
     def metadata(self):
-        return [ParamMeta("a", torch.bfloat16, (1,)), ParamMeta("b", torch.bfloat16, (2, 3))]
+        return [ParamMeta(n, t.dtype, tuple(t.shape)) for n, t in self.passes[0].items()]
 
     def iter_full(self):
+        made = self.passes[self.n % len(self.passes)]
         self.n += 1
-        for m in self.metadata:
-            yield m.name, torch.full(m.shape, self.n, dtype=m.dtype)
+        yield from made.items()
+
+
+class Client(HTTPVLLMWeightSyncClient):
+    """What it sends is also kept."""
+
+    def __init__(self, url):
+        super().__init__(url, timeout=real_world.WAIT_S)
+        self.infos = []
+
+    def update_weights(self, info):
+        self.infos.append(info)
+        super().update_weights(info)
 
 
 class Trainer(nccl_engine.NCCLTrainerWeightTransferEngine):
+    endpoint = None  # called in the place of PyNcclCommunicator's init
+
     def _open_trainer_endpoint(self, init_info):
-        self.model_update_group = Endpoint()
+        self.model_update_group = type(self).endpoint(init_info)
+
+
+def a_trainer(url, source, packed, endpoint, port=29500):
+    info = nccl_engine.NCCLTrainerInitInfo(
+        rank=0, master_address="127.0.0.1", master_port=port, world_size=2, packed=packed,
+        packed_buffer_size_bytes=BUFFERS["packed_buffer_size_bytes"],
+    )
+    Trainer.endpoint = staticmethod(endpoint)
+    return Trainer.trainer_init(info, client=Client(url), source=source)
+
+
+# --- straight to baton's engine
+
+STEPS = ("step-00100", "step-01500", "step-00000")
+TIED = "lm_head.weight"  # in the files, not in the model's own list
+
+
+def checkpoint(step):
+    tensors = baton.load_file(str(world.MODEL / "checkpoints" / f"{step}.safetensors"))
+    return {
+        n: torch.frombuffer(bytearray(t.data), dtype=torch.bfloat16).view(*t.shape)
+        for n, t in tensors.items()
+        if n != TIED
+    }
+
+
+def fakes(args):
+    built = pathlib.Path(args.baton).resolve().parent / "tests" / "fakes"
+    cuda, nccl = built / "libcuda", built / "libnccl"
+    made = ("libfakecuda.so", "libfakenccl.so", "libfakecuda_foreign.so", "libfakenccl_foreign.so")
+    paths = [str((cuda if "cuda" in name else nccl) / name) for name in made]
+    return Groups(args.baton, str(world.MODEL), str(real_world.ROOT / "client"), *paths, 1)
+
+
+@contextlib.contextmanager
+def engine_of(groups, **environment):
+    report = os.path.join(groups.folder, f"nccl-{groups.n_reports}")
+    groups.n_reports += 1
+    server = Server(
+        groups, "--model", groups.model, "--weights",
+        f"{groups.model}/checkpoints/{STEPS[-1]}.safetensors", "--weight-version", STEPS[-1],
+        "--device", "cuda:0", "--nccl-library", groups.nccl, FAKENCCL_REPORT=report, **environment,
+    )
+    with Ended(server, report) as started:
+        yield started, f"http://127.0.0.1:{started.port}"
+
+
+def opened(groups, url, source, packed, stack, **environment):
+    rank0 = stack.enter_context(groups.nccl_trainer(**environment))
+    port = rank0.ask("open_store")
+
+    def endpoint(init_info):
+        rank0.ask("stateless", init_info.world_size)
+        return FakeRank(rank0)
+
+    return a_trainer(url, source, packed, endpoint, port)
+
+
+def is_served(server, tensors):
+    for name, tensor in tensors.items():
+        found = server.ask("GET", f"/v1/weights/{name}").raw
+        if found != tensor.view(torch.uint8).numpy().tobytes():
+            return name
+    return None
+
+
+def rounds(checks, groups, packed):
+    """From its second round on it sends no lists; an init forgets them on both sides."""
+    passes = [checkpoint(step) for step in STEPS]
+    with engine_of(groups) as (server, url), contextlib.ExitStack() as stack:
+        source = Source(passes)
+        for n_init in (1, 2):
+            trainer = opened(groups, url, source, packed, stack)
+            for n in range(len(STEPS) + 1):
+                made = passes[source.n % len(passes)]
+                trainer.send_weights()
+                about = f"packed {packed}, init {n_init}, round {n + 1}"
+                checks.same(len(trainer.client.infos[n]["names"]), 0 if n else len(made), about)
+                checks.same(is_served(server, made), None, f"{about}: a tensor that is not served")
+
+
+def refused_of_engine(checks, groups, packed):
+    """The trainer is in its broadcast when the refusal comes. Over a network NCCL reports that the
+    group was left; the answer says so too."""
+    passes, socket = [checkpoint(STEPS[0])], {"FAKENCCL_TRANSPORT": "socket"}
+    with engine_of(groups, **socket) as (server, url), contextlib.ExitStack() as stack:
+        trainer = opened(groups, url, Source(passes), packed, stack, **socket)
+        trainer.send_weights()
+        few = {n: t for n, t in passes[0].items() if "layers.0" not in n}
+        few["no.such.tensor"] = torch.zeros(300, 1000, dtype=torch.bfloat16)
+        trainer.source = Source([few])
+        e = failed(trainer.send_weights, (TrainerError, requests.HTTPError))
+        checks.that(e is not None, f"packed {packed}: a refused update ends in the trainer", e)
+        status, text = status_of(lambda: trainer.client.update_weights({}))
+        checks.that((status, "join a new group" in text) == (409, True), "what comes after it", text)
+        checks.same(is_served(server, passes[0]), None, "a tensor that is not served")
+
+
+def trained(args, checks):
+    groups = fakes(args)
+    for packed in (False, True):
+        rounds(checks, groups, packed)
+        refused_of_engine(checks, groups, packed)
+
+
+# --- in front of an engine
 
 
 class Model(torch.nn.Module):
@@ -145,39 +300,36 @@ class Model(torch.nn.Module):
         self.loaded.update({name: tensor.clone() for name, tensor in pairs})
 
 
-def a_trainer(url, source):
-    info = nccl_engine.NCCLTrainerInitInfo(
-        rank=0, master_address="127.0.0.1", master_port=29500, world_size=2, packed=False
-    )
-    client = HTTPVLLMWeightSyncClient(url, timeout=real_world.WAIT_S)
-    return Trainer.trainer_init(info, client=client, source=source)
+def small(n):
+    return {"a": torch.full((1,), n, dtype=torch.bfloat16), "b": torch.full((2, 3), n, dtype=torch.bfloat16)}
 
 
-def a_worker():
+def a_worker(packed):
     """As it is after a restart of its process, and an init."""
     config = types.SimpleNamespace(parallel_config=None, model_config=None)
     worker = nccl_engine.NCCLWeightTransferEngine(None, config, torch.device("cpu"), Model())
+    worker.packed, worker.packed_buffer_size_bytes = packed, BUFFERS["packed_buffer_size_bytes"]
     return worker
 
 
 def received(worker, info, sent):
-    worker.model_update_group = Receiver(sent)
+    worker.model_update_group = Endpoint(sent)
     worker.receive_weights(nccl_engine.NCCLWeightTransferUpdateInfo(**info))
     return {name: tensor.flatten()[0].item() for name, tensor in worker.model.loaded.items()}
 
 
-def by_trainer(checks, url, double):
+def by_trainer(checks, url, double, packed):
     """Its second round and all after it send no lists. A worker that was restarted has none."""
-    source = Source()
-    trainer = a_trainer(url, source)
-    for n in (1, 2, 3):
+    trainer = a_trainer(url, Source([small(n) for n in (1, 2, 3, 4)]), packed, lambda _: Endpoint())
+    for n in (1, 2, 3, 4):
         trainer.model_update_group.sent.clear()
         trainer.send_weights()
+        checks.same(len(trainer.client.infos[-1]["names"]), 0 if n > 1 else 2, f"names of round {n}")
         info = sent(double, "update", "update_info")
-        checks.same(info, TENSORS, f"the lists of round {n}")
-        loaded = received(a_worker(), info, trainer.model_update_group.sent)
+        checks.same(info, TENSORS, f"packed {packed}: what the engine got of round {n}")
+        loaded = received(a_worker(packed), info, trainer.model_update_group.sent)
         checks.same(loaded, {"a": float(n), "b": float(n)}, f"what a restarted worker loads of round {n}")
-    empty = received(a_worker(), {}, trainer.model_update_group.sent)
+    empty = received(a_worker(packed), {}, trainer.model_update_group.sent)
     checks.same(empty, {}, "what a restarted worker loads of empty lists, without an error")
 
 
@@ -190,26 +342,25 @@ def failed(call, kind):
 
 
 def by_refused_trainer(checks, url, double):
-    """A refusal comes while it broadcasts. What ends that is NCCL, which reports a group that was
-    left; the class has no limit of its own, so this error is what it goes by, or that of the call."""
-    source = Source()
-    trainer = a_trainer(url, source)
+    """What ends the trainer that the refusal leaves in its broadcast is NCCL, which reports a group
+    that was left, or the error of the call."""
+    trainer = a_trainer(url, Source([small(1)]), False, lambda _: Endpoint())
     trainer.send_weights()
     double.order("update", "status", status=400)
     n = len(double.journal("leave"))
     e = failed(trainer.send_weights, requests.HTTPError)
-    checks.that(e is not None, "a refused update is an error of the trainer", e)
+    told = e is not None and "join a new group" in e.response.text
+    checks.that(told, "a refused update is an error of the trainer", e and e.response.text)
     checks.same(len(double.journal("leave")), n + 1, "the engine was told to leave the group")
     trainer.model_update_group.remote_error = True
     e = failed(trainer.send_weights, Exception)
     checks.that(e is not None, "so is each one after it, without waiting", e)
-    trainer = a_trainer(url, source)
+    trainer = a_trainer(url, Source([small(2)]), False, lambda _: Endpoint())
     trainer.send_weights()
     checks.same(sent(double, "update", "update_info"), TENSORS, "a new trainer sends its lists")
 
 
 def to_vllm(args, checks):
-    torch.cuda.current_stream = lambda: None
     binary = pathlib.Path(args.baton).resolve().parent / "tests" / "fakes" / "fake_engine"
     options = ("--vllm-version", "0.33.0", "--weight-version", "step-0")
     with Double(str(binary), "vllm", *options) as double:
@@ -217,7 +368,8 @@ def to_vllm(args, checks):
             world.until(lambda: ask(front.url, "GET", "/readyz").status == 200, "baton is ready")
             client = HTTPVLLMWeightSyncClient(front.url, timeout=real_world.WAIT_S)
             by_group(checks, client, double)
-            by_trainer(checks, front.url, double)
+            for packed in (False, True):
+                by_trainer(checks, front.url, double, packed)
             by_refused_trainer(checks, front.url, double)
             by_handles(checks, client, double)
 
@@ -225,7 +377,8 @@ def to_vllm(args, checks):
 def main():
     args = real_world.options()
     checks = world.Checks()
-    for part in (to_baton, to_vllm):
+    without_gpu()
+    for part in (to_baton, trained, to_vllm):
         with checks.section(part.__name__):
             part(args, checks)
     return checks.done()

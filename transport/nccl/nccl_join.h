@@ -128,12 +128,18 @@ void nccl_join_free(struct nccl_join *j);
 void nccl_join_info(struct nccl_join *j,
                     struct nccl_join_info *out); /* any thread; does not block */
 
+/* What follows from a refused update by such a group, for its message. */
+#define NCCL_GROUP_LEFT                                                                            \
+    "its trainer may already broadcast it, so the group was left, which NCCL reports there: join " \
+    "a new group"
+
 /* nccl_join_doubt - an update was refused before its broadcast was entered. Its trainer may have
  * sent it nevertheless, and then the next receive would get its bytes: from now on only a caller
  * that is `sure` gets a source. A source that is closed before its first post has the same effect;
  * a source that is closed later, and has not received everything, ends the join. So does a doubt
- * if ends_if_refused, unless another source receives. Threads: any. */
-void nccl_join_doubt(struct nccl_join *j);
+ * if ends_if_refused, unless another source receives; then each later source is an ERR_GROUP_LEFT.
+ * Returns: has a refusal ended the join? Threads: any. */
+bool nccl_join_doubt(struct nccl_join *j);
 
 /* nccl_join_keep_list - the tensors that a source received completely were committed, or dropped:
  * their list is the one that nccl_join_list returns, or it is forgotten.

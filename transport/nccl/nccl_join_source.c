@@ -173,6 +173,11 @@ static int join_source_finish(struct source *base, struct progress *p, struct er
     return group->ops->finish != NULL ? group->ops->finish(group, p, e) : 0;
 }
 
+static bool is_left_locked(const struct nccl_join *j)
+{
+    return join_has_ended(j->state) && j->end.code == ERR_GROUP_LEFT;
+}
+
 /* @n_own  sources of the refused update: others may be receiving */
 static void doubt(struct nccl_join *j, uint32_t n_own)
 {
@@ -181,9 +186,9 @@ static void doubt(struct nccl_join *j, uint32_t n_own)
     mtx_lock(&j->lock);
     j->doubt = true;
     if (j->cfg.ends_if_refused && j->state == JOIN_JOINED && j->n_users <= n_own) {
-        (void)err_set(&why, ERR_CONFLICT, "",
-                      "an update was refused or aborted before its broadcast was entered, and its "
-                      "trainer may already send it: the group was left, which NCCL reports there");
+        (void)err_set(
+            &why, ERR_GROUP_LEFT, "",
+            "an update was refused or aborted before its broadcast was entered; " NCCL_GROUP_LEFT);
         join_end_locked(j, &why);
     }
     mtx_unlock(&j->lock);
@@ -238,15 +243,23 @@ static const struct source_ops join_source_ops = {
     .close = join_source_close,
 };
 
-void nccl_join_doubt(struct nccl_join *j)
+bool nccl_join_doubt(struct nccl_join *j)
 {
+    bool left;
+
     doubt(j, 0);
+    mtx_lock(&j->lock);
+    left = is_left_locked(j);
+    mtx_unlock(&j->lock);
+    return left;
 }
 
 /* A source may wait for a group that is not joined yet only if it is a torch group whose ranks are
  * counted. */
 static int add_user_locked(struct nccl_join *j, bool sure, struct err *e)
 {
+    if (is_left_locked(j))
+        return err_set(e, ERR_GROUP_LEFT, "", "%s", j->end.msg);
     if (join_has_ended(j->state))
         return err_set(e, ERR_CONFLICT, "", "the group has failed: %.400s; join a new group",
                        j->end.msg);

@@ -286,6 +286,7 @@ def refused_in_its_broadcast(world):
                 trainer.begin("send_watched", cut_each(made.specs, made.data))
                 found = server.ask("POST", "/update_weights", {"update_info": info})
                 must(found.status in (400, 422), f"{what}: {found}")
+                must("join a new group" in found.body["error"]["message"], f"{what}: {found}")
                 try:
                     trainer.result()
                 except TrainerError as e:
@@ -294,6 +295,8 @@ def refused_in_its_broadcast(world):
                     must(False, f"{what}: the broadcast was taken")
                 again = server.ask("POST", "/update_weights", {"update_info": wire(made.specs)})
                 must(again.status == 409 and "join a new" in again.body["error"]["message"], f"{again}")
+                again = server.ask("POST", "/v1/update_weights", {"transport": "nccl", **columns(made.specs)})
+                must((again.status, again.body["error"]["code"]) == (409, "group_left"), f"{again}")
                 must(server.ask("GET", "/weight_info").body == {"weight_version": what}, "unchanged")
 
 

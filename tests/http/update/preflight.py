@@ -99,7 +99,7 @@ def test_wrong(t):
     expect(ask(t.body(event=bytes(range(64)))), event=(False, "cuIpcOpenEventHandle"))
     empty = (None, "empty")
     expect(ask(t.body(handle=None, nbytes=0, counter=None, event=None)), pid_namespace=empty,
-           ref_counter=empty, open=empty, event=empty)
+           ref_counter=empty, open=(False, "empty"), event=empty)
 
 
 def test_counters(t):

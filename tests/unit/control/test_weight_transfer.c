@@ -74,7 +74,8 @@ static void test_without_a_group(void **state)
     assert_false(weight_transfer_info(t, &info));
     assert_string_equal(weight_transfer_state(t), "none");
     assert_int_equal(weight_transfer_leave(t, "any", left, NULL, &e), 0);
-    weight_transfer_doubt(t, NULL);
+    weight_transfer_doubt(t, NULL, &e);
+    assert_string_equal(e.msg, "");
     weight_transfer_stop(t);
     weight_transfer_stop(t);
     assert_int_equal(weight_transfer_join(t, &invitation, &packing, &e), -1);

@@ -77,6 +77,7 @@ static void test_join_ends_if_refused(void **state)
         struct nccl_join_cfg cfg = invitation(&i, NCCL_FORM_ID);
         struct nccl_join *j;
         struct source *s;
+        struct err e = {0};
 
         (void)state;
         memcpy(cfg.id, gfx_id(&id), sizeof cfg.id);
@@ -87,17 +88,18 @@ static void test_join_ends_if_refused(void **state)
         for (int k = 0; k < 2; k++)
             assert_int_equal(nfx_hear(&p).result, ncclSuccess);
         s = source_new(j);
-        nccl_join_doubt(j); /* of another request, while this one receives */
+        assert_false(nccl_join_doubt(j)); /* of another request, while this one receives */
         assert_int_equal(info_of(j).error.code, ERR_NONE);
         if (by_close == 0) {
             receive(s, &p, TENSORS);
             source_close(s);
-            nccl_join_doubt(j);
+            assert_true(nccl_join_doubt(j));
         } else {
             source_close(s); /* it was refused before its first post */
         }
-        assert_int_equal(info_of(j).error.code, ERR_CONFLICT);
-        refused(j, true, "join a new group");
+        assert_int_equal(info_of(j).error.code, ERR_GROUP_LEFT);
+        assert_null(source_of(j, true, &e));
+        assert_int_equal(e.code, ERR_GROUP_LEFT);
         nccl_join_free(j);
         (void)nfx_end(&p, true);
     }
