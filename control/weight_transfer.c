@@ -188,13 +188,14 @@ static int check_name_locked(struct weight_transfer *t, const char *name, struct
                    info.group_name, name);
 }
 
-void weight_transfer_doubt(struct weight_transfer *t, const char *group_name, struct err *e)
+void weight_transfer_doubt(struct weight_transfer *t, const char *group_name, uint64_t sent_us,
+                           struct err *e)
 {
     struct err other = {0};
 
     mtx_lock(&t->lock);
     if (has_group_locked(t) && check_name_locked(t, group_name, &other) == 0 &&
-        nccl_join_doubt(t->join) && e->code != ERR_GROUP_LEFT)
+        nccl_join_doubt(t->join, sent_us) && e->code != ERR_GROUP_LEFT)
         err_append(e, "; " NCCL_GROUP_LEFT);
     mtx_unlock(&t->lock);
 }

@@ -113,9 +113,11 @@ void weight_transfer_packing(struct weight_transfer *t, struct nccl_packing *out
 
 /* weight_transfer_doubt - an update by the group was refused (nccl_join_doubt).
  * @group_name  of the update; a group of another name is not in doubt. NULL: not given
+ * @sent_us     as nccl_join_doubt's
  * @e           the reason; its message tells that the group was left, if it was
  * Threads: any. */
-void weight_transfer_doubt(struct weight_transfer *t, const char *group_name, struct err *e);
+void weight_transfer_doubt(struct weight_transfer *t, const char *group_name, uint64_t sent_us,
+                           struct err *e);
 
 /* weight_transfer_ended - an update has ended: if it was committed, its list of tensors of the
  * group is the one that weight_transfer_list finds from now on. weight_transfer_list - find the

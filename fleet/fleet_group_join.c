@@ -251,26 +251,31 @@ int fleet_group_leave(struct fleet_control *fc, const char *name, const json_t *
     return -1;
 }
 
-static bool is_receiving(struct fleet_control *fc)
+/* Is it the group that a request of that time meant, and does nothing use it? */
+static bool may_leave(struct fleet_control *fc, const char *name, uint64_t sent_us,
+                      struct fleet_group *out)
 {
     bool receiving;
 
+    if (!fleet_get_group(fc, name, out) || !out->ends_if_refused || out->began_us > sent_us)
+        return false;
     mtx_lock(&fc->lock);
     receiving = fc->session != NULL && fc->session->n_running > 0;
     mtx_unlock(&fc->lock);
-    return receiving;
+    return !receiving;
 }
 
-void fleet_group_leave_refused(struct fleet_control *fc, const char *name, struct err *e)
+void fleet_group_leave_refused(struct fleet_control *fc, const char *name, uint64_t sent_us,
+                               struct err *e)
 {
     struct fleet_group_reply reply = {0};
     struct err ignored = {0};
     struct fleet_group group;
 
-    if (!fleet_get_group(fc, name, &group) || !group.ends_if_refused || is_receiving(fc) ||
+    if (!may_leave(fc, name, sent_us, &group) ||
         fleet_op_lock(fc, NULL, "the end of a group", &ignored) != 0)
         return;
-    if (!is_receiving(fc)) {
+    if (may_leave(fc, name, sent_us, &group)) {
         log_line(LOG_WARN, "group.left", FLEET_GROUP_LEFT);
         (void)fleet_group_leave(fc, group.name[0] != '\0' ? group.name : NULL, NULL, &reply,
                                 &ignored);

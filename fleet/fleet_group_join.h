@@ -57,14 +57,15 @@ int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *
 int fleet_group_leave(struct fleet_control *fc, const char *name, const json_t *body,
                       struct fleet_group_reply *reply, struct err *e);
 
-/* fleet_group_leave_refused - an update by a group was refused before any engine received of it: if
- * its trainer may be in its broadcast by then (ends_if_refused), the engines leave the group,
- * unless tensors of another request are being received. Each update after that is an
- * ERR_GROUP_LEFT, until a group is joined.
- * @name  as fleet_get_group's
- * @e     the reason; its message tells that the group was left, if it was
+/* fleet_group_leave_refused - an update by a group was refused, or failed: if its trainer may be in
+ * its broadcast by then (ends_if_refused), the engines leave the group, unless tensors of another
+ * request are being received. Each update after that is an ERR_GROUP_LEFT, until a group is joined.
+ * @name     as fleet_get_group's
+ * @sent_us  when the request came: a group that was joined later is not meant
+ * @e        the reason; its message tells that the group was left, if it was
  * Threads: any that owns no lock of the fleet. Blocks: for the operation lock, and as
  * fleet_group_leave. */
-void fleet_group_leave_refused(struct fleet_control *fc, const char *name, struct err *e);
+void fleet_group_leave_refused(struct fleet_control *fc, const char *name, uint64_t sent_us,
+                               struct err *e);
 
 #endif

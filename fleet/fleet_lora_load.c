@@ -148,20 +148,47 @@ static char *copy_request(const json_t *body)
     return NULL;
 }
 
-/* The digest of what was loaded, from the first reply that has it (new); NULL: none has. */
+/* The digest of what an engine has loaded (new); NULL: it reports none. */
+static json_t *digest_at(const struct fleet_result *result)
+{
+    json_t *answer = result->outcome == FLEET_OK && result->text != NULL
+                         ? json_loadb(result->text, result->text_len, 0, NULL)
+                         : NULL;
+    json_t *digest = json_object_get(answer, "digest");
+
+    digest = json_is_string(digest) ? json_incref(digest) : NULL;
+    json_decref(answer);
+    return digest;
+}
+
+/* From the first reply that has it (new). */
 static json_t *digest_of(const struct fleet_result *results, size_t n)
 {
     json_t *digest = NULL;
 
-    for (size_t i = 0; digest == NULL && i < n; i++) {
-        json_t *answer = results[i].outcome == FLEET_OK && results[i].text != NULL
-                             ? json_loadb(results[i].text, results[i].text_len, 0, NULL)
-                             : NULL;
-
-        digest = json_incref(json_object_get(answer, "digest"));
-        json_decref(answer);
-    }
+    for (size_t i = 0; digest == NULL && i < n; i++)
+        digest = digest_at(&results[i]);
     return digest;
+}
+
+/* Hosts may have other files at one path. */
+static void compare_digests(struct fleet_result *results, size_t n)
+{
+    json_t *first = digest_of(results, n);
+
+    for (size_t i = 0; i < n; i++) {
+        json_t *own = digest_at(&results[i]);
+
+        if (own != NULL && !json_equal(own, first)) {
+            results[i].outcome = FLEET_UNKNOWN;
+            (void)err_set(&results[i].why, ERR_UPSTREAM, "",
+                          "an upstream has loaded other files than the first that reports a digest "
+                          "(%.64s, not %.64s): the lora_path must have the same files on each host",
+                          json_string_value(own), json_string_value(first));
+        }
+        json_decref(own);
+    }
+    json_decref(first);
 }
 
 /* The fleet has the adapter: engines on which the load failed are asked again. */
@@ -255,6 +282,7 @@ int fleet_lora_load(struct fleet_control *fc, const struct fleet_lora_request *r
         return -1;
     }
     reply->n = n;
+    compare_digests(reply->results, n);
     return apply_load_results(fc, req, body, known, reply->results, n, &h, &reply->revision, e);
 }
 

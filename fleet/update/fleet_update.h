@@ -51,7 +51,6 @@ struct fleet_tensors {
                      their bodies name, or may yet. NULL: not needed */
     const char *chunk_id; /* NULL: none */
     const char *source;   /* static: how the bytes are sent, as struct source_ops names it */
-    bool *entered;        /* set: an engine may have begun to receive. NULL: not needed */
     bool by_group, abort_requests;
 };
 

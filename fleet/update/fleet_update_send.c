@@ -441,8 +441,6 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
         if (t->abort_requests)
             fleet_abort_all_requests(fc);
         verdict = send_with_chunk_id(fc, s, t, e);
-        if (t->entered != NULL)
-            *t->entered = verdict != VERDICT_RETRY || e->code == ERR_DRAINING;
     }
     if (verdict == VERDICT_CONTINUE)
         count_received(fc, s, t, &list);

@@ -92,7 +92,6 @@ struct update_request {
     const char *source;                       /* static, for the log */
     const struct actor *actor;                /* borrowed from the request */
     bool chunk_named, abort_requests, by_group;
-    bool *entered; /* as in struct fleet_tensors */
 };
 
 static int refuse_start_members(const json_t *body, struct err *e)
@@ -200,7 +199,6 @@ static int send_tensors(struct app *app, struct fleet_session *s, const struct u
                               .chunk_id = w->chunk_id,
                               .source = w->source,
                               .by_group = w->by_group,
-                              .entered = w->entered,
                               .abort_requests = w->abort_requests};
     json_t *nothing;
     int rc;
@@ -360,8 +358,7 @@ static int update_with_body(struct app *app, struct http_request *x, const json_
     const struct route *route = x->route;
     struct fleet_session *s;
     struct err ignored = {0};
-    bool entered = false;
-    struct update_request w = {.entered = &entered};
+    struct update_request w = {0};
     json_t *bare;
     int rc;
 
@@ -381,9 +378,9 @@ static int update_with_body(struct app *app, struct http_request *x, const json_
     }
     rc = send_tensors(app, s, &w, bare, e);
     json_decref(bare);
-    if (rc != 0 && w.by_group && !entered)
-        fleet_group_leave_refused(app->fleet->control,
-                                  json_string_value(body_given(body, "group_name")), e);
+    if (rc != 0 && w.by_group)
+        fleet_group_leave_refused(
+            app->fleet->control, json_string_value(body_given(body, "group_name")), x->began_us, e);
     if (rc != 0 && fleet_update_is_empty(app->fleet->control, s))
         (void)fleet_abort_update_wait(app->fleet->control, s, e, &ignored);
     return fleet_update_answer(app, x, s, rc, e);
@@ -397,14 +394,15 @@ int handle_fleet_update(struct app *app, struct http_request *x, struct err *e)
 
     if (body_parse(&body, x, x->route, e) != 0) {
         if (route_accepts_nccl(x))
-            fleet_group_leave_refused(fc, NULL, e);
+            fleet_group_leave_refused(fc, NULL, x->began_us, e);
         return -1;
     }
     rc = fleet_inherit_list(fc, body, e);
     if (rc == 0)
         rc = update_with_body(app, x, body, e);
     if (rc != 0 && body_given(body, "transport") != NULL)
-        fleet_group_leave_refused(fc, json_string_value(body_given(body, "group_name")), e);
+        fleet_group_leave_refused(fc, json_string_value(body_given(body, "group_name")),
+                                  x->began_us, e);
     json_decref(body);
     return rc;
 }

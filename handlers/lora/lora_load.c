@@ -286,7 +286,7 @@ int handle_lora_load(struct app *app, struct http_request *x, struct err *e)
         return load_from_stream(app, x, e);
     rc = load_from_json(app, x, body, e);
     if (rc != 0)
-        update_refused(app, body, e);
+        update_refused(app, x, body, e);
     json_decref(body);
     return rc;
 }

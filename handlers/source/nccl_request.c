@@ -153,15 +153,16 @@ bool route_accepts_nccl(const struct http_request *x)
     return may;
 }
 
-void update_refused(struct app *app, const json_t *body, struct err *e)
+void update_refused(struct app *app, const struct http_request *x, const json_t *body,
+                    struct err *e)
 {
     if (app->weights->transfer != NULL && body != NULL && body_given(body, "transport") != NULL)
         weight_transfer_doubt(app->weights->transfer,
-                              json_string_value(body_given(body, "group_name")), e);
+                              json_string_value(body_given(body, "group_name")), x->began_us, e);
 }
 
 void update_refused_unread(struct app *app, const struct http_request *x, struct err *e)
 {
     if (app->weights->transfer != NULL && !body_is_tensors(x) && route_accepts_nccl(x))
-        weight_transfer_doubt(app->weights->transfer, NULL, e);
+        weight_transfer_doubt(app->weights->transfer, NULL, x->began_us, e);
 }

@@ -68,7 +68,8 @@ bool route_accepts_nccl(const struct http_request *x);
  * @body  NULL: the tensors are the body
  * @e     as weight_transfer_doubt's
  * Threads: any. Blocks: no. */
-void update_refused(struct app *app, const json_t *body, struct err *e);
+void update_refused(struct app *app, const struct http_request *x, const json_t *body,
+                    struct err *e);
 void update_refused_unread(struct app *app, const struct http_request *x, struct err *e);
 
 #endif

@@ -115,7 +115,7 @@ static int submit_chunk(struct app *app, struct http_request *x, struct update_c
     update_chunk_free(c);
     if (e->code == ERR_INCOMPLETE)
         set_missing_field(body, e);
-    update_refused(app, body, e);
+    update_refused(app, x, body, e);
     reply_error(x, e, details);
     return 0;
 }
@@ -360,7 +360,7 @@ int handle_update(struct app *app, struct http_request *x, struct err *e)
     }
     rc = update_from_json(app, x, body, &text, e);
     if (rc != 0)
-        update_refused(app, body, e);
+        update_refused(app, x, body, e);
     json_decref(body);
     body_columns_fini(&text);
     return rc;

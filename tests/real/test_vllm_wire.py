@@ -12,6 +12,7 @@ import os
 import pathlib
 import sys
 import types
+import unittest.mock
 
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # as its workers read pickled handles
 
@@ -228,8 +229,14 @@ def engine_of(groups, **environment):
         yield started, f"http://127.0.0.1:{started.port}"
 
 
+def a_rank(groups, **environment):
+    """Rank 0, a process, which must not import this file, and vLLM with it."""
+    with unittest.mock.patch.dict(sys.modules, __main__=types.ModuleType("__main__")):
+        return groups.nccl_trainer(**environment)
+
+
 def opened(groups, url, source, packed, stack, **environment):
-    rank0 = stack.enter_context(groups.nccl_trainer(**environment))
+    rank0 = stack.enter_context(a_rank(groups, **environment))
     port = rank0.ask("open_store")
 
     def endpoint(init_info):

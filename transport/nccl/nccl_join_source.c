@@ -243,10 +243,12 @@ static const struct source_ops join_source_ops = {
     .close = join_source_close,
 };
 
-bool nccl_join_doubt(struct nccl_join *j)
+bool nccl_join_doubt(struct nccl_join *j, uint64_t sent_us)
 {
     bool left;
 
+    if (j->begun_us > sent_us)
+        return false;
     doubt(j, 0);
     mtx_lock(&j->lock);
     left = is_left_locked(j);

@@ -259,6 +259,12 @@ def changed_on_disk(f):
     def says(double, digest, times):
         double.order("lora_load", "status", status=200, acts=True, times=times,
                      text=json.dumps({"status": "ok", "lora_name": "mine", "digest": digest}))
+    for double, digest in zip(f.doubles, ("d1", "d2", *["d1"] * len(f.doubles))):
+        says(double, digest, 1)
+    status, said = f.front.ask("POST", "/v1/load_lora_adapter", LOAD)  # other files at the path of its host
+    assert (status, said["error"]["code"]) == (502, "upstream_error") and "other files" in said["error"]["message"], said
+    assert [u["ok"] for u in said["error"]["details"]["upstreams"]][:2] == [True, False], said
+    assert theirs(f) == [[]] * len(f.doubles)
     for double in f.doubles:
         says(double, "d1", 1)
     f.front.post("/v1/load_lora_adapter", LOAD)

@@ -184,7 +184,28 @@ def repeated(f):
     assert [len(d.journal("update")) for d in f.doubles] == n
 
 
+def refused_there(f):
+    """An engine refuses the tensors, and the trainer is in its broadcast: all leave the group."""
+    for which in (f.doubles[:1], f.doubles):
+        join(f, **BUFFERS)
+        step(f, TENSORS)
+        for d in which:
+            d.order("update", "status", status=400)
+        n = [len(d.journal("leave")) for d in f.doubles]
+        f.front.post("/start_weight_update")
+        status, said_ = f.front.ask("POST", "/update_weights", {"update_info": EMPTY})
+        assert status in (400, 502) and "join a new group" in said_["error"]["message"], said_
+        assert [len(d.journal("leave")) for d in f.doubles] == [k + 1 for k in n]
+        status, said_ = f.front.ask("POST", "/v1/update_weights", {"transport": "nccl", "names": ["a"], "dtypes": ["bfloat16"],
+                                                                   "shapes": [[1]]})
+        assert (status, said_["error"]["code"]) == (409, "group_left"), said_
+    join(f, **BUFFERS)
+    step(f, TENSORS)
+
+
 def main():
+    with Releases(*("0.33.0",) * 2) as f:
+        told("refused_there", refused_there, f)
     for releases in (("0.33.0",) * 2, ("0.24.0", "0.33.0")):
         with Releases(*releases) as f:
             told(f"repeated, {' '.join(releases)}", repeated, f)

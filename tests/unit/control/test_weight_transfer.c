@@ -1,6 +1,8 @@
 /* control/weight_transfer: the table of states, and a server that has no group. */
 #include "control/weight_transfer.h"
 
+#include "base/clock.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -74,7 +76,7 @@ static void test_without_a_group(void **state)
     assert_false(weight_transfer_info(t, &info));
     assert_string_equal(weight_transfer_state(t), "none");
     assert_int_equal(weight_transfer_leave(t, "any", left, NULL, &e), 0);
-    weight_transfer_doubt(t, NULL, &e);
+    weight_transfer_doubt(t, NULL, clock_now_us(), &e);
     assert_string_equal(e.msg, "");
     weight_transfer_stop(t);
     weight_transfer_stop(t);

@@ -88,12 +88,14 @@ static void test_join_ends_if_refused(void **state)
         for (int k = 0; k < 2; k++)
             assert_int_equal(nfx_hear(&p).result, ncclSuccess);
         s = source_new(j);
-        assert_false(nccl_join_doubt(j)); /* of another request, while this one receives */
+        assert_false(
+            nccl_join_doubt(j, clock_now_us())); /* of another request, while this one receives */
         assert_int_equal(info_of(j).error.code, ERR_NONE);
         if (by_close == 0) {
             receive(s, &p, TENSORS);
             source_close(s);
-            assert_true(nccl_join_doubt(j));
+            assert_false(nccl_join_doubt(j, 1)); /* of a request that came before the join */
+            assert_true(nccl_join_doubt(j, clock_now_us()));
         } else {
             source_close(s); /* it was refused before its first post */
         }
