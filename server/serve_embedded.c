@@ -68,7 +68,7 @@ static void update_ended(void *server, const struct update_info *info)
     memcpy(r.update_id, info->id, sizeof r.update_id);
     memcpy(r.weight_version, info->label, sizeof r.weight_version);
     history_add_update(s->app.history, &r);
-    if (s->weights.transfer != NULL)
+    if (s->weights.transfer != NULL && info->source != NULL && strcmp(info->source, "nccl") == 0)
         weight_transfer_ended(s->weights.transfer, info->phase == UPDATE_COMMITTED);
 }
 

@@ -261,6 +261,7 @@ def nothing(f):
     said = prove(f, {})
     assert (said["n"], said["n_proven"]) == (2, 2) and states_of(said) == {d.url: "proven" for d in f.doubles}, said
     assert [row["proof"]["checksums"]["n_compared"] for row in said["list"]] == [1, 1], said
+    assert said["n_checksums"] == 2, said
     assert [len(d.journal("checksums")) for d in f.doubles] == [1, 1]
     said = prove(f, {"upstream": one.url, "checksums": False})
     assert states_of(said) == {one.url: "proven"} and said["list"][0]["proof"]["checksums"] is None, said
@@ -268,6 +269,9 @@ def nothing(f):
     shown = subprocess.run([BATON, "upstreams", "prove", one.url, "--canary", "--url", f.front.url], capture_output=True, text=True, timeout=60, check=True)
     assert shown.stdout == f"{one.url}: proven, compared with 1 other\n", shown
     prove(f, {"upstream": "http://127.0.0.1:1"}, 404)
+    one.order("checksums", "status", status=404)
+    said = prove(f, {})
+    assert (said["n_proven"], said["n_checksums"]) == (2, 0), said  # the canary alone
     one.order("checksums", "status", status=404)
     shown = subprocess.run([BATON, "upstreams", "prove", one.url, "--url", f.front.url], capture_output=True, text=True, timeout=60, check=True)
     assert shown.stdout == f"{one.url}: proven, compared with 1 other; checksums: unknown, it has no checker that can be used\n", shown
