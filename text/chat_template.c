@@ -3,6 +3,7 @@
 
 #include "base/file.h"
 #include "text/jinja/jinja.h"
+#include "text/jinja/value.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -218,102 +219,142 @@ bool chat_template_takes_parts(const struct chat_template *t, bool has_tools)
     return j != NULL && jinja_walks_content(j);
 }
 
-/* The text of the last message; NULL when it has none. */
-static const json_t *final_text(const json_t *messages)
+/* A copy of a message that has its reasoning by each name that templates read. */
+static json_t *with_reasoning(const json_t *message)
 {
-    const json_t *last = json_array_get(messages, json_array_size(messages) - 1),
-                 *content = json_object_get(last, "content");
+    static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
+    const json_t *reasoning = NULL;
+    json_t *o;
 
-    for (size_t i = json_array_size(content); i-- > 0;) {
-        const json_t *text = json_object_get(json_array_get(content, i), "text");
+    for (size_t i = 0; i < 3 && (reasoning == NULL || json_is_null(reasoning)); i++)
+        reasoning = json_object_get(message, names[i]);
+    if (reasoning == NULL || json_is_null(reasoning))
+        return json_copy((json_t *)(uintptr_t)message);
+    o = json_pack("{s:O}", "thinking", reasoning);
+    if (o != NULL && json_object_update(o, (json_t *)(uintptr_t)message) == 0 &&
+        json_object_set(o, "reasoning_content", (json_t *)(uintptr_t)reasoning) == 0)
+        return o;
+    json_decref(o);
+    return NULL;
+}
 
-        if (json_is_string(text))
-            return text;
+/* The messages as the template gets them; new, NULL without memory. Only the outer two levels are
+ * copies. */
+static json_t *template_messages(const json_t *messages)
+{
+    json_t *copy = json_array(), *message;
+    size_t i;
+
+    json_array_foreach(messages, i, message)
+    {
+        if (copy != NULL && json_array_append_new(copy, with_reasoning(message)) != 0) {
+            json_decref(copy);
+            copy = NULL;
+        }
     }
-    return json_is_string(content) ? content : NULL;
+    return copy;
 }
 
-static bool is_space(char c)
+/* What marks the end of the final message's text in the prompt. A template that trims the message
+ * takes the space away. */
+static const char tag[] = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+/* o.member + tag. */
+static int set_tag(json_t *o, const char *member, const json_t *text)
 {
-    return c == ' ' || (c >= '\t' && c <= '\r');
+    return json_object_set_new(
+        o, member,
+        json_pack("s%+%", json_string_value(text), json_string_length(text), tag, sizeof tag - 1));
 }
 
-/* The last place of `what` in s, as an offset, or s's length. By a search from the other end, so
- * that time is linear in both. */
-static int find_last(const char *s, size_t len, const char *what, size_t n, size_t *at,
-                     struct err *e)
+/* Puts the tag behind the last message's text: content, or the last part that has a text. *text is
+ * borrowed from `given`, whose copy `messages` is. */
+static int tag_final(json_t *messages, const json_t *given, struct text *text, struct err *e)
 {
-    char *back = malloc(len + n + 1);
-    const char *found;
+    size_t last = json_array_size(given) - 1, i;
+    const json_t *content = json_object_get(json_array_get(given, last), "content");
+    json_t *message = json_array_get(messages, last), *parts;
+    int rc;
 
-    if (back == NULL)
+    if (json_is_array(content)) {
+        for (i = json_array_size(content); i > 0; i--) {
+            if (json_object_get(json_array_get(content, i - 1), "text") != NULL)
+                break;
+        }
+        parts = json_deep_copy(content);
+        content = i > 0 ? json_object_get(json_array_get(content, i - 1), "text") : NULL;
+        rc = json_is_string(content) ? set_tag(json_array_get(parts, i - 1), "text", content) : 0;
+        rc = json_object_set_new(message, "content", parts) != 0 ? -1 : rc;
+    } else {
+        rc = json_is_string(content) ? set_tag(message, "content", content) : 0;
+    }
+    if (rc != 0)
         return no_memory(e);
-    for (size_t i = 0; i < len; i++)
-        back[i] = s[len - 1 - i];
-    for (size_t i = 0; i < n; i++)
-        back[len + i] = what[n - 1 - i];
-    found = n > 0 ? memmem(back, len, back + len, n) : back;
-    *at = found != NULL ? len - (size_t)(found - back) - n : len;
-    free(back);
+    if (!json_is_string(content))
+        return err_set(e, ERR_BAD_REQUEST, "/continue_final_message",
+                       "the final message has no text that could be continued");
+    *text = (struct text){json_string_value(content), json_string_length(content)};
     return 0;
 }
 
-/* Cuts the text after the last place where it shows the final message. A template may trim the
- * message, so that white space around it does not count, but for what the text kept of it. */
-static int cut_after_final(const struct chat_input *in, size_t from, struct buf *out, struct err *e)
+/* Cuts the prompt at the last tag, and white space before it when the template trimmed the text. */
+static int cut_at_tag(struct buf *out, size_t from, struct text final, struct err *e)
 {
-    const json_t *final = final_text(in->messages);
-    const char *text = json_string_value(final);
-    size_t len = text != NULL ? json_string_length(final) : 0, at = 0, kept, rest;
+    struct text prompt = {out->data + from, out->len - from};
+    size_t n = sizeof tag - 2; /* without the space */
 
-    while (len > 0 && is_space(*text)) {
-        text++;
-        len--;
-    }
-    kept = len;
-    while (len > 0 && is_space(text[len - 1]))
-        len--;
-    if (len == 0)
-        return err_set(e, ERR_BAD_REQUEST, "/continue_final_message",
-                       "the final message has no text that could be continued");
-    if (out->len > from && find_last(out->data + from, out->len - from, text, len, &at, e) != 0)
-        return -1;
-    rest = out->len - from - at;
-    if (rest == 0)
+    final = text_strip(final, STRIP_BOTH);
+    if (memmem(prompt.p, prompt.len, tag, n) == NULL ||
+        (final.len > 0 && memmem(prompt.p, prompt.len, final.p, final.len) == NULL))
         return err_set(e, ERR_BAD_REQUEST, "/continue_final_message",
                        "the chat template does not show the text of the final message, so that it "
                        "cannot be continued");
-    out->len = from + at +
-               (rest >= kept && memcmp(out->data + from + at, text, kept) == 0 ? kept : len);
+    for (prompt.len -= n; memcmp(prompt.p + prompt.len, tag, n) != 0;)
+        prompt.len--;
+    if (prompt.p + prompt.len + n == out->data + out->len || prompt.p[prompt.len + n] != ' ')
+        prompt = text_strip(prompt, STRIP_RIGHT);
+    out->len = from + prompt.len;
     out->data[out->len] = '\0';
     return 0;
 }
 
-/* The variables that every template gets; a new object. */
-static json_t *template_variables(const struct chat_input *in)
+/* The variables that every template gets; a new object. Steals the messages. */
+static json_t *template_variables(const struct chat_input *in, json_t *messages)
 {
-    return json_pack("{s:O, s:O?, s:O?, s:b}", "messages", in->messages, "tools", in->tools,
+    return json_pack("{s:o, s:O?, s:O?, s:b}", "messages", messages, "tools", in->tools,
                      "documents", in->documents, "add_generation_prompt",
                      in->add_generation_prompt);
+}
+
+static int render(const struct chat_template *t, const struct chat_input *in, json_t *base,
+                  struct buf *out, struct err *e)
+{
+    const struct jinja *j = template_pick(t, in->tools != NULL);
+    const json_t *layers[3] = {in->kwargs, base, t->specials};
+    struct jinja_input input = {.layers = layers, .n_layers = 3, .now_s = in->now_s};
+
+    return j != NULL ? jinja_render(j, &input, out, e)
+                     : err_set(e, ERR_BAD_REQUEST, "/tools",
+                               "the model's only chat template is for requests with tools");
 }
 
 int chat_template_render(const struct chat_template *t, const struct chat_input *in,
                          struct buf *out, struct err *e)
 {
-    const struct jinja *j = template_pick(t, in->tools != NULL);
-    json_t *base = template_variables(in);
-    const json_t *layers[3] = {in->kwargs, base, t->specials};
-    struct jinja_input input = {.layers = layers, .n_layers = 3, .now_s = in->now_s};
+    json_t *messages = template_messages(in->messages), *base = NULL;
+    struct text final = {NULL, 0};
     size_t from = out->len;
-    int rc;
+    int rc = messages != NULL ? 0 : no_memory(e);
 
-    if (base == NULL)
-        return no_memory(e);
-    rc = j != NULL ? jinja_render(j, &input, out, e)
-                   : err_set(e, ERR_BAD_REQUEST, "/tools",
-                             "the model's only chat template is for requests with tools");
+    if (rc == 0 && in->continue_final)
+        rc = tag_final(messages, in->messages, &final, e);
+    if (rc == 0) {
+        base = template_variables(in, json_incref(messages));
+        rc = base != NULL ? render(t, in, base, out, e) : no_memory(e);
+    }
     json_decref(base);
-    if (rc == 0 && in->continue_final && cut_after_final(in, from, out, e) != 0) {
+    json_decref(messages);
+    if (rc == 0 && in->continue_final && cut_at_tag(out, from, final, e) != 0) {
         rc = -1;
         out->len = from;
         if (out->data != NULL)

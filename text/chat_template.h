@@ -3,7 +3,7 @@
  * As transformers does it: chat_template.jinja, or else `chat_template` of tokenizer_config.json, a
  * string or a list of {name, template}, of which "tool_use" serves requests with tools and
  * "default" the others. The special tokens of tokenizer_config.json are variables of the template.
- */
+ * A message's reasoning is read by any of its names: reasoning_content, thinking, reasoning. */
 #ifndef BATON_TEXT_CHAT_TEMPLATE_H
 #define BATON_TEXT_CHAT_TEMPLATE_H
 
@@ -44,7 +44,8 @@ struct chat_input {
     const json_t *kwargs; /* borrowed: an object of further variables, which go before the
                              others', or NULL */
     bool add_generation_prompt;
-    bool continue_final; /* end the text where the last message's content does */
+    bool continue_final; /* end the text where the last message's content does, also where that
+                            is empty or the template trims it; as transformers does it */
     int64_t now_s;       /* the time of strftime_now, in seconds since the epoch, UTC */
 };
 

@@ -105,6 +105,7 @@ static bool element(const struct value *v, int64_t i, struct value *out)
     at = text_offset(v->u.s, (size_t)i);
     *out = value_text(
         (struct text){v->u.s.p + at, text_char_len(v->u.s.p + at, v->u.s.p + v->u.s.len)});
+    out->markup = v->markup;
     return true;
 }
 
@@ -246,8 +247,12 @@ int run_slice(struct run *r, const struct value *v, const struct value part[3], 
         return -1;
     start = clamp(start, n, step < 0);
     stop = clamp(stop, n, step < 0);
-    if (v->type == V_STRING)
-        return slice_string(r, v->u.s, start, stop, step, out);
+    if (v->type == V_STRING) {
+        if (slice_string(r, v->u.s, start, stop, step, out) != 0)
+            return -1;
+        out->markup = v->markup;
+        return 0;
+    }
     return slice_list(r, v, start, stop, step, out);
 }
 

@@ -150,6 +150,7 @@ static int repeat(struct run *r, const struct value *v, int64_t n, struct value 
         for (size_t i = 0; i < (size_t)n; i++)
             memcpy(o + i * len, v->u.s.p, len);
         *out = value_text((struct text){o, len * (size_t)n});
+        out->markup = v->markup;
         return 0;
     }
     if (run_list(r, &l, 0) != 0)
@@ -180,6 +181,20 @@ static int join_lists(struct run *r, const struct value *a, const struct value *
     return 0;
 }
 
+static int join_strings(struct run *r, const struct value *a, const struct value *b,
+                        struct value *out)
+{
+    struct value left = *a, right = *b;
+    bool markup = a->markup || b->markup;
+
+    if (markup && (run_escape(r, a, &left) != 0 || run_escape(r, b, &right) != 0))
+        return -1;
+    if (run_concat(r, left.u.s, right.u.s, out) != 0)
+        return -1;
+    out->markup = markup;
+    return 0;
+}
+
 static bool repeats(const struct value *v)
 {
     return v->type == V_STRING || v->type == V_LIST || v->type == V_TUPLE;
@@ -194,7 +209,7 @@ int run_binary(struct run *r, enum binary_op op, const struct value *a, const st
         return whole ? int_op(r, op, value_as_int(a), value_as_int(b), out)
                      : float_op(r, op, value_as_float(a), value_as_float(b), out);
     if (op == OP_ADD && a->type == V_STRING && b->type == V_STRING)
-        return run_concat(r, a->u.s, b->u.s, out);
+        return join_strings(r, a, b, out);
     if (op == OP_ADD && a->type == b->type && (a->type == V_LIST || a->type == V_TUPLE))
         return join_lists(r, a, b, out);
     if (op == OP_MUL && repeats(a) && (b->type == V_INT || b->type == V_BOOL))
@@ -202,7 +217,7 @@ int run_binary(struct run *r, enum binary_op op, const struct value *a, const st
     if (op == OP_MUL && repeats(b) && (a->type == V_INT || a->type == V_BOOL))
         return repeat(r, b, value_as_int(a), out);
     if (op == OP_MOD && a->type == V_STRING)
-        return run_fail(r, "'%%' of a string is not supported");
+        return run_percent(r, a, b, out);
     if (a->type == V_UNDEFINED || b->type == V_UNDEFINED)
         return run_undefined(r, a->type == V_UNDEFINED ? a : b);
     return run_fail(r, "no arithmetic of types '%s' and '%s' here", value_type_name(a->type),

@@ -19,6 +19,7 @@ enum node_kind {
     N_ITEM,   /* kids: object, key */
     N_SLICE,  /* kids: object, start, stop, step; NULL where left out */
     N_CALL,   /* kids: callee, positional ..., named ...; names in keys */
+    N_FORMAT, /* the filter; kids: format; then as N_CALL */
     N_METHOD, /* kids: object; then the slots of its callee, NULL where left out */
     N_FILTER,
     N_TEST,
@@ -31,16 +32,18 @@ enum node_kind {
     N_BINARY,
     N_CONCAT,
     N_COMPARE, /* kids: operands; ops in keys' place: op of kid i+1 in ops[i] */
+    N_REFUSED, /* what fails when it is reached; the message in text */
     /* Statements. */
     N_DATA,
     N_OUTPUT,
-    N_IF,        /* kids: test, or NULL for else; body; next in other.nodes[0] */
-    N_FOR,       /* kids: target, iterable, filter or NULL; body; other = else */
-    N_SET,       /* kids: target, value */
-    N_SET_BLOCK, /* kids: target, filters over N_CAPTURED or NULL; body */
-    N_CAPTURED,  /* in the filters of a set block: the text of its body */
-    N_MACRO,     /* kids: defaults or NULL; params in syms; body */
-    N_SCOPE,     /* {% generation %} */
+    N_IF,           /* kids: test, or NULL for else; body; next in other.nodes[0] */
+    N_FOR,          /* kids: target, iterable, filter or NULL; body; other = else */
+    N_SET,          /* kids: target, value */
+    N_SET_BLOCK,    /* kids: target, filters over N_CAPTURED or NULL; body */
+    N_FILTER_BLOCK, /* kids: filters over N_CAPTURED; body */
+    N_CAPTURED,     /* in the filters of such a block: the text of its body */
+    N_MACRO,        /* kids: defaults or NULL; params in syms; body */
+    N_SCOPE,        /* {% generation %} */
     N_BREAK,
     N_CONTINUE
 };

@@ -15,15 +15,13 @@ struct call {
     uint32_t n_plain, n_named;
 };
 
-static int call_args(struct run *r, struct call *c)
+int run_args(struct run *r, const struct node *n, struct value **out)
 {
-    c->n_named = c->n->n_keys;
-    c->n_plain = c->n->n_kids - 1 - c->n_named;
-    c->v = arena_array(&r->arena, c->n->n_kids, sizeof *c->v);
-    if (c->v == NULL)
+    *out = arena_array(&r->arena, n->n_kids, sizeof **out);
+    if (*out == NULL)
         return run_no_memory(r);
-    for (uint32_t i = 0; i + 1 < c->n->n_kids; i++) {
-        if (run_eval(r, c->n->kids[i + 1], &c->v[i]) != 0)
+    for (uint32_t i = 0; i + 1 < n->n_kids; i++) {
+        if (run_eval(r, n->kids[i + 1], &(*out)[i]) != 0)
             return -1;
     }
     return 0;
@@ -231,16 +229,22 @@ static int call_any(struct run *r, const struct call *c, const struct value *cal
         return call_raise(r, c);
     case FUNCTION_RANGE:
         return call_range(r, c, out);
-    default:
+    case FUNCTION_STRFTIME_NOW:
         return call_strftime(r, c, out);
+    default:
+        return run_fail(r, "functions cycler, joiner and lipsum are not supported");
     }
 }
 
 int run_call(struct run *r, const struct node *n, const struct value *callee, struct value *out)
 {
-    struct call c = {.n = n};
+    struct call c = {.n = n, .n_plain = n->n_kids - 1 - n->n_keys, .n_named = n->n_keys};
 
+    if (callee->type == V_METHOD)
+        return run_fail(r, "calling method '%.*s' of a value of type '%s' is not supported",
+                        (int)(callee->u.s.len < 64 ? callee->u.s.len : 64), callee->u.s.p,
+                        value_type_name(callee->of));
     if (callee->type != V_MACRO && callee->type != V_FUNCTION)
         return run_wrong_type(r, callee, "something to call");
-    return call_args(r, &c) == 0 ? call_any(r, &c, callee, out) : -1;
+    return run_args(r, n, &c.v) == 0 ? call_any(r, &c, callee, out) : -1;
 }

@@ -236,6 +236,21 @@ static int eval_compare(struct run *r, const struct node *n, struct value *out)
     return 0;
 }
 
+/* format is the one method whose arguments may have any names. */
+static int eval_call(struct run *r, const struct node *n, struct value *out)
+{
+    const struct node *callee = n->kids[0];
+    struct value v;
+
+    if (callee->kind == N_ATTR && text_eq(callee->text, TEXT("format"))) {
+        if (run_eval(r, callee->kids[0], &v) != 0)
+            return -1;
+        if (v.type == V_STRING)
+            return run_format(r, n, &v, out);
+    }
+    return run_eval(r, callee, &v) == 0 ? run_call(r, n, &v, out) : -1;
+}
+
 static int eval_object(struct run *r, const struct node *n, struct value *out)
 {
     struct value a, b;
@@ -244,8 +259,8 @@ static int eval_object(struct run *r, const struct node *n, struct value *out)
         return -1;
     if (n->kind == N_ATTR)
         return run_attr(r, &a, n->text, out);
-    if (n->kind == N_CALL)
-        return run_call(r, n, &a, out);
+    if (n->kind == N_FORMAT)
+        return run_format_filter(r, n, &a, out);
     if (n->kind == N_NOT) {
         *out = value_bool(!value_truth(&a));
         return 0;
@@ -290,6 +305,11 @@ static int eval_any(struct run *r, const struct node *n, struct value *out)
         return eval_concat(r, n, out);
     case N_COMPARE:
         return eval_compare(r, n, out);
+    case N_CALL:
+        return eval_call(r, n, out);
+    case N_REFUSED:
+        r->line = n->line;
+        return run_fail(r, "%.*s", (int)n->text.len, n->text.p);
     default:
         return eval_object(r, n, out);
     }

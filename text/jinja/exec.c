@@ -142,6 +142,17 @@ static int exec_set_block(struct run *r, const struct node *n)
     return assign(r, r->scope, n->kids[0], &v);
 }
 
+static int exec_filter_block(struct run *r, const struct node *n)
+{
+    size_t mark = r->out->len;
+    struct value v;
+
+    if (exec_scope(r, &n->body) != EXEC_NEXT || run_taken(r, mark, &r->captured) != 0 ||
+        run_eval(r, n->kids[0], &v) != 0)
+        return -1;
+    return v.type == V_STRING ? run_write(r, v.u.s) : run_wrong_type(r, &v, "a string");
+}
+
 static int exec_macro(struct run *r, const struct node *n)
 {
     struct macro *m = arena_alloc(&r->arena, sizeof *m);
@@ -191,6 +202,9 @@ static enum exec exec_one(struct run *r, const struct node *n)
         break;
     case N_SET_BLOCK:
         rc = exec_set_block(r, n);
+        break;
+    case N_FILTER_BLOCK:
+        rc = exec_filter_block(r, n);
         break;
     case N_MACRO:
         rc = exec_macro(r, n);

@@ -300,11 +300,16 @@ int run_filter_by_id(struct run *r, unsigned id, const struct value *v, const st
     case FILTER_INDENT:
     case FILTER_LOWER:
     case FILTER_REPLACE:
+    case FILTER_SAFE:
     case FILTER_STRING:
     case FILTER_TITLE:
     case FILTER_TRIM:
     case FILTER_UPPER:
-        return text_filter(r, id, v, a, out);
+        if (text_filter(r, id, v, a, out) != 0)
+            return -1;
+        out->markup = id == FILTER_SAFE || (v->type == V_STRING && v->markup &&
+                                            id != FILTER_REPLACE && id != FILTER_TITLE);
+        return 0;
     default:
         return run_list_filter(r, id, v, a, out);
     }

@@ -1,10 +1,11 @@
 /* The part of the template language Jinja2 that chat templates are written in, as Hugging Face's
  * transformers sets it up: trim_blocks, lstrip_blocks, break and continue, {% generation %},
- * raise_exception, strftime_now, tojson without HTML escapes, nothing escaped, lists and dicts that
- * no method changes.
+ * raise_exception, strftime_now, tojson without HTML escapes, nothing escaped but what joins the
+ * result of `safe`, lists and dicts that no method changes.
  *
- * Parsed once into a tree; what is not supported is refused there, by line and name. Rendering is
- * bounded in work, memory, depth and output, whatever the template and the values are. Rejected:
+ * Parsed once into a tree. Syntax that is not supported is refused there, by line and name, and so
+ * is a filter or test that Jinja2 would not load; any other name that is not supported fails when it
+ * is reached, so that a template is served until then. Rendering is bounded in work, memory, depth and output, whatever the template and the values are. Rejected:
  * recognising templates by their hash, which serves only the models one has seen. */
 #ifndef BATON_TEXT_JINJA_JINJA_H
 #define BATON_TEXT_JINJA_JINJA_H

@@ -389,9 +389,50 @@ static int lex_tag(struct lexer *x, bool is_output)
     return jinja_refuse(x->e, line, "a tag '%s' that does not end", is_output ? "{{" : "{%");
 }
 
+/* The end of a tag at p that holds only `word`; NULL if it is another. */
+static const char *after_word(const char *p, const char *end, const char *word)
+{
+    size_t n = strlen(word), len;
+
+    p += p + 2 < end && (p[2] == '-' || p[2] == '+') ? 3 : 2;
+    while ((len = space_len(p, end)) > 0)
+        p += len;
+    if ((size_t)(end - p) < n || memcmp(p, word, n) != 0)
+        return NULL;
+    p += n;
+    while ((len = space_len(p, end)) > 0)
+        p += len;
+    p += p < end && (*p == '-' || *p == '+') ? 1 : 0;
+    return end - p >= 2 && memcmp(p, "%}", 2) == 0 ? p + 2 : NULL;
+}
+
+/* The text of {% raw %}, whose tag ends at `body`. */
+static int lex_raw(struct lexer *x, const char *body)
+{
+    const char *tag, *close = NULL;
+    uint32_t line = x->line;
+    struct text data;
+
+    advance(x, (size_t)(body - x->at));
+    trim_after(x, body[-3] == '-', false);
+    for (tag = find_tag(x->at, x->end); tag < x->end; tag = find_tag(tag + 1, x->end)) {
+        close = tag[1] == '%' ? after_word(tag, x->end, "endraw") : NULL;
+        if (close != NULL)
+            break;
+    }
+    if (close == NULL)
+        return jinja_refuse(x->e, line, "a tag 'raw' without its 'endraw'");
+    data = trim_before(x, (struct text){x->at, (size_t)(tag - x->at)}, tag[2], false);
+    if (data.len > 0 && push_plain(x, TOKEN_DATA, data.p, data.len) != 0)
+        return -1;
+    advance(x, (size_t)(close - x->at));
+    trim_after(x, close[-3] == '-', close[-3] != '+');
+    return 0;
+}
+
 static int lex_next(struct lexer *x)
 {
-    const char *tag = find_tag(x->at, x->end);
+    const char *tag = find_tag(x->at, x->end), *raw;
     struct text data = {x->at, (size_t)(tag - x->at)};
     char sign = x->end - tag > 2 ? tag[2] : '\0';
     bool is_output = tag < x->end && tag[1] == '{';
@@ -403,6 +444,9 @@ static int lex_next(struct lexer *x)
     advance(x, (size_t)(tag - x->at));
     if (tag == x->end)
         return 0;
+    raw = tag[1] == '%' ? after_word(tag, x->end, "raw") : NULL;
+    if (raw != NULL && raw[-3] != '+')
+        return lex_raw(x, raw);
     x->at += sign == '-' || sign == '+' ? 3 : 2;
     if (tag[1] == '#')
         return lex_comment(x);

@@ -241,7 +241,8 @@ static int method_remove(struct run *r, struct text s, const struct value *v, bo
     return run_charge_bytes(r, affix.len);
 }
 
-static int method_join(struct run *r, struct text s, const struct value *v, struct value *out)
+static int method_join(struct run *r, const struct value *s, const struct value *v,
+                       struct value *out)
 {
     size_t mark = r->out->len;
     struct list *l;
@@ -249,10 +250,13 @@ static int method_join(struct run *r, struct text s, const struct value *v, stru
     if (run_iterate(r, v, &l) != 0)
         return -1;
     for (size_t i = 0; i < l->n; i++) {
-        struct text item = TEXT("");
+        struct value item = l->items[i];
 
-        if (need_text(r, &l->items[i], &item) != 0 || (i > 0 && run_write(r, s) != 0) ||
-            run_write(r, item) != 0)
+        if (s->markup && run_escape(r, &l->items[i], &item) != 0)
+            return -1;
+        if (item.type != V_STRING)
+            return run_wrong_type(r, &item, "a string");
+        if ((i > 0 && run_write(r, s->u.s) != 0) || run_write(r, item.u.s) != 0)
             return -1;
     }
     return run_taken(r, mark, out);
@@ -271,15 +275,19 @@ static int method_isdigit(struct run *r, struct text s, struct value *out)
     return run_charge_bytes(r, s.len);
 }
 
-static int method_replace(struct run *r, struct text s, const struct args *a, struct value *out)
+static int method_replace(struct run *r, const struct value *s, const struct args *a,
+                          struct value *out)
 {
     struct text old = TEXT(""), new_text = TEXT("");
+    struct value to = a->v[1];
 
-    if (need_text(r, &a->v[0], &old) != 0 || need_text(r, &a->v[1], &new_text) != 0)
+    if (s->markup && run_escape(r, &a->v[1], &to) != 0)
+        return -1;
+    if (need_text(r, &a->v[0], &old) != 0 || need_text(r, &to, &new_text) != 0)
         return -1;
     if (a->given[2] && a->v[2].type != V_INT)
         return run_wrong_type(r, &a->v[2], "a number of replacements");
-    return run_replace(r, s, old, new_text, a->given[2] ? a->v[2].u.i : -1, out);
+    return run_replace(r, s->u.s, old, new_text, a->given[2] ? a->v[2].u.i : -1, out);
 }
 
 static int strip_method(struct run *r, unsigned id, struct text s, const struct args *a,
@@ -294,9 +302,11 @@ static int strip_method(struct run *r, unsigned id, struct text s, const struct 
     return 0;
 }
 
-static int string_method(struct run *r, unsigned id, struct text s, const struct args *a,
+static int string_method(struct run *r, unsigned id, const struct value *v, const struct args *a,
                          struct value *out)
 {
+    struct text s = v->u.s;
+
     switch (id) {
     case METHOD_CAPITALIZE:
         return run_case(r, s, CASE_CAPITALIZE, out);
@@ -317,12 +327,12 @@ static int string_method(struct run *r, unsigned id, struct text s, const struct
     case METHOD_ISDIGIT:
         return method_isdigit(r, s, out);
     case METHOD_JOIN:
-        return method_join(r, s, &a->v[0], out);
+        return method_join(r, v, &a->v[0], out);
     case METHOD_REMOVEPREFIX:
     case METHOD_REMOVESUFFIX:
         return method_remove(r, s, &a->v[0], id == METHOD_REMOVESUFFIX, out);
     case METHOD_REPLACE:
-        return method_replace(r, s, a, out);
+        return method_replace(r, v, a, out);
     case METHOD_SPLIT:
     case METHOD_RSPLIT:
         return method_split(r, s, a, id == METHOD_RSPLIT, out);
@@ -331,6 +341,18 @@ static int string_method(struct run *r, unsigned id, struct text s, const struct
     default:
         return strip_method(r, id, s, a, out);
     }
+}
+
+/* What methods of Markup give is Markup. */
+static int markup_method(struct run *r, unsigned id, const struct value *v, const struct args *a,
+                         struct value *out)
+{
+    if (string_method(r, id, v, a, out) != 0)
+        return -1;
+    out->markup = out->type == V_STRING;
+    for (size_t i = 0; out->type == V_LIST && i < out->u.list->n; i++)
+        out->u.list->items[i].markup = true;
+    return 0;
 }
 
 int run_pairs(struct run *r, const struct dict *d, enum value_type type, struct value *out)
@@ -413,7 +435,7 @@ int run_method(struct run *r, unsigned id, const struct value *v, const struct a
     if (v->type == V_UNDEFINED)
         return run_undefined(r, v);
     if (v->type == V_STRING && !of_dict && id != METHOD_CYCLE)
-        return string_method(r, id, v->u.s, a, out);
+        return v->markup ? markup_method(r, id, v, a, out) : string_method(r, id, v, a, out);
     if (v->type == V_DICT && of_dict)
         return dict_method(r, id, v->u.dict, a, out);
     if (v->type == V_LOOP && id == METHOD_CYCLE)

@@ -108,6 +108,20 @@ static bool in_words(const char *list, struct text name)
     return false;
 }
 
+bool jinja_has_filter(struct text name)
+{
+    return filter_named(name) != NULL ||
+           in_words("attr batch center e escape filesizeformat forceescape format groupby pprint "
+                    "random round slice striptags truncate urlencode urlize wordcount wordwrap "
+                    "xmlattr",
+                    name);
+}
+
+bool jinja_has_test(struct text name)
+{
+    return test_named(name) != NULL || in_words("escaped filter lower test upper", name);
+}
+
 bool method_of(enum value_type type, struct text name, bool *changes)
 {
     static const char str[] =

@@ -1,6 +1,6 @@
 /* What a template may call by name: filters, tests, methods, functions, with their parameters in
- * order. The tables are the list of what is supported; a name that is not there is refused when the
- * template is parsed. */
+ * order. The tables are the list of what is supported; a name that is not there fails when it is
+ * reached, as in Jinja2, which looks for a filter or test outside an if before it renders. */
 #ifndef BATON_TEXT_JINJA_NAMES_H
 #define BATON_TEXT_JINJA_NAMES_H
 
@@ -125,8 +125,12 @@ enum method_id {
 #undef X
 };
 
+/* Those that are only names here fail when they are called. */
 #define JINJA_FUNCTIONS(X)                                                                         \
+    X(CYCLER, "cycler")                                                                            \
     X(DICT, "dict")                                                                                \
+    X(JOINER, "joiner")                                                                            \
+    X(LIPSUM, "lipsum")                                                                            \
     X(NAMESPACE, "namespace")                                                                      \
     X(RAISE, "raise_exception")                                                                    \
     X(RANGE, "range")                                                                              \
@@ -143,6 +147,10 @@ const struct callee *filter_named(struct text name);
 const struct callee *test_named(struct text name);
 const struct callee *method_named(struct text name);
 bool function_named(struct text name, unsigned *id);
+
+/* Is it a filter or a test of Jinja2, supported or not? */
+bool jinja_has_filter(struct text name);
+bool jinja_has_test(struct text name);
 
 /* Does Python's type have this method, whatever we make of it? @changes  it changes its object, so
  * that the sandbox of transformers hides it */

@@ -2,9 +2,9 @@
  * parsing, `depth` of the tree for those that walk it later. */
 #include "text/jinja/parse.h"
 
-#include "text/jinja/names.h"
 #include "text/jinja/run.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -129,14 +129,8 @@ static void deepen(struct node *n, const struct node *kid)
 struct node *node_done(struct parser *p, struct node *n)
 {
     n->depth = 0;
-    for (uint32_t i = 0; i < n->n_kids; i++) {
+    for (uint32_t i = 0; i < n->n_kids; i++)
         deepen(n, n->kids[i]);
-        if (n->kids[i] != NULL && n->kids[i]->kind == N_FILTER && n->kids[i]->op == FILTER_SAFE) {
-            (void)jinja_refuse(p->e, n->line,
-                               "filter 'safe' is supported at the end of '{{ }}' only");
-            return NULL;
-        }
-    }
     for (uint32_t i = 0; i < n->body.n; i++)
         deepen(n, n->body.nodes[i]);
     for (uint32_t i = 0; i < n->other.n; i++)
@@ -147,6 +141,25 @@ struct node *node_done(struct parser *p, struct node *n)
         return NULL;
     }
     return n;
+}
+
+struct node *node_refused(struct parser *p, const char *fmt, ...)
+{
+    struct node *n = node_new(p, N_REFUSED, 0);
+    char *text = arena_bytes(&p->t->arena, ERR_MSG_MAX);
+    va_list ap;
+
+    if (n == NULL)
+        return NULL;
+    if (text == NULL) {
+        (void)jinja_no_memory(p->e, &p->t->arena);
+        return NULL;
+    }
+    va_start(ap, fmt);
+    (void)vsnprintf(text, ERR_MSG_MAX, fmt, ap);
+    va_end(ap);
+    n->text = (struct text){text, strlen(text)};
+    return node_done(p, n);
 }
 
 int kids_add(struct parser *p, struct kids *k, struct node *n)
@@ -211,6 +224,20 @@ static int parse_inner(struct parser *p, struct block *out, const char *const *e
 {
     (void)skip_op(p, ':');
     return end_block(p) == 0 ? parse_body(p, out, ends) : -1;
+}
+
+/* The same for a body with a scope of its own. */
+static int parse_scope(struct parser *p, struct block *out, const char *const *ends, bool in_loop)
+{
+    bool loop = p->in_loop, soft = p->soft;
+    int rc;
+
+    p->in_loop = in_loop;
+    p->soft = false;
+    rc = parse_inner(p, out, ends);
+    p->in_loop = loop;
+    p->soft = soft;
+    return rc;
 }
 
 static struct node *parse_if(struct parser *p)
@@ -322,15 +349,9 @@ static struct node *parse_for(struct parser *p)
 {
     static const char *const ends[] = {"else", "endfor", NULL}, *const last[] = {"endfor", NULL};
     struct node *n = node_new(p, N_FOR, 3);
-    bool outer = p->in_loop;
-    int rc;
 
-    if (n == NULL || parse_for_head(p, n) != 0)
-        return NULL;
-    p->in_loop = true;
-    rc = parse_inner(p, &n->body, ends);
-    p->in_loop = outer;
-    if (rc != 0 || (skip_name(p, "else") && parse_inner(p, &n->other, last) != 0))
+    if (n == NULL || parse_for_head(p, n) != 0 || parse_scope(p, &n->body, ends, true) != 0 ||
+        (skip_name(p, "else") && parse_scope(p, &n->other, last, p->in_loop) != 0))
         return NULL;
     p->tok++;
     return node_done(p, n);
@@ -340,8 +361,6 @@ static struct node *parse_set(struct parser *p)
 {
     static const char *const ends[] = {"endset", NULL};
     struct node *n = node_new(p, N_SET, 2);
-    bool outer = p->in_loop;
-    int rc;
 
     if (n == NULL || (n->kids[0] = parse_target(p, true)) == NULL)
         return NULL;
@@ -357,11 +376,24 @@ static struct node *parse_set(struct parser *p)
         if (n->kids[1] == NULL || (n->kids[1] = parse_filters(p, n->kids[1], true)) == NULL)
             return NULL;
     }
-    p->in_loop = false; /* what a break would do to the text is nobody's guess */
-    rc = parse_inner(p, &n->body, ends);
-    p->in_loop = outer;
+    if (parse_scope(p, &n->body, ends, false) != 0) /* what would a break do to the text? */
+        return NULL;
     p->tok++;
-    return rc == 0 ? node_done(p, n) : NULL;
+    return node_done(p, n);
+}
+
+static struct node *parse_filter_block(struct parser *p)
+{
+    static const char *const ends[] = {"endfilter", NULL};
+    struct node *n = node_new(p, N_FILTER_BLOCK, 1), *text = node_new(p, N_CAPTURED, 0);
+
+    p->tok--; /* to 'filter', in the place of the '|' */
+    if (n == NULL || text == NULL || (text = parse_filter(p, text)) == NULL ||
+        (n->kids[0] = parse_filters(p, text, true)) == NULL ||
+        parse_scope(p, &n->body, ends, false) != 0)
+        return NULL;
+    p->tok++;
+    return node_done(p, n);
 }
 
 static int parse_param(struct parser *p, struct kids *defaults, uint32_t *syms)
@@ -416,15 +448,13 @@ static struct node *parse_macro(struct parser *p)
 {
     static const char *const ends[] = {"endmacro", NULL};
     struct node *n = node_new(p, N_MACRO, 0);
-    bool in_loop = p->in_loop, in_macro = p->in_macro;
+    bool in_macro = p->in_macro;
     int rc;
 
     if (n == NULL || expect_name(p, &n->text) != 0 || intern(p, n->text, &n->sym) != 0)
         return NULL;
-    p->in_loop = false;
     p->in_macro = true;
-    rc = parse_params(p, n) == 0 ? parse_inner(p, &n->body, ends) : -1;
-    p->in_loop = in_loop;
+    rc = parse_params(p, n) == 0 ? parse_scope(p, &n->body, ends, false) : -1;
     p->in_macro = in_macro;
     p->tok++;
     return rc == 0 ? node_done(p, n) : NULL;
@@ -434,14 +464,11 @@ static struct node *parse_generation(struct parser *p)
 {
     static const char *const ends[] = {"endgeneration", NULL};
     struct node *n = node_new(p, N_SCOPE, 0);
-    bool in_loop = p->in_loop;
-    int rc;
 
-    p->in_loop = false;
-    rc = n != NULL ? parse_inner(p, &n->body, ends) : -1;
-    p->in_loop = in_loop;
+    if (n == NULL || parse_scope(p, &n->body, ends, false) != 0)
+        return NULL;
     p->tok++;
-    return rc == 0 ? node_done(p, n) : NULL;
+    return node_done(p, n);
 }
 
 static struct node *parse_jump(struct parser *p, enum node_kind kind, struct text name)
@@ -462,8 +489,17 @@ static struct node *parse_statement(struct parser *p)
 
     if (expect_name(p, &name) != 0)
         return NULL;
-    if (text_eq(name, TEXT("if")))
-        return parse_if(p);
+    if (text_eq(name, TEXT("if"))) {
+        bool soft = p->soft;
+        struct node *n;
+
+        p->soft = true;
+        n = parse_if(p);
+        p->soft = soft;
+        return n;
+    }
+    if (text_eq(name, TEXT("filter")))
+        return parse_filter_block(p);
     if (text_eq(name, TEXT("for")))
         return parse_for(p);
     if (text_eq(name, TEXT("set")))
@@ -483,16 +519,14 @@ static struct node *parse_statement(struct parser *p)
 
 static struct node *parse_output(struct parser *p)
 {
-    struct node *n = node_new(p, N_OUTPUT, 1), *v;
+    struct node *n = node_new(p, N_OUTPUT, 1);
 
     p->tok++;
-    if (n == NULL || (v = parse_tuple(p, true, NULL)) == NULL)
+    if (n == NULL || (n->kids[0] = parse_tuple(p, true, NULL)) == NULL)
         return NULL;
     if (p->tok->type != TOKEN_OUTPUT_END)
         return refuse_here(p, "}}");
     p->tok++;
-    /* Nothing is escaped here, so that 'safe' changes nothing but what would come after it. */
-    n->kids[0] = v->kind == N_FILTER && v->op == FILTER_SAFE ? v->kids[0] : v;
     return node_done(p, n);
 }
 
@@ -591,9 +625,12 @@ static int parse_all(struct jinja *t, const char *source, size_t len, struct err
     if (normal_source(t, source, len, &text, e) != 0 || jinja_lex(&tokens, &t->arena, text, e) != 0)
         return -1;
     p.tok = tokens.v;
-    if (intern(&p, TEXT("loop"), &t->loop_sym) != 0)
+    if (intern(&p, TEXT("loop"), &t->loop_sym) != 0 || parse_body(&p, &t->body, NULL) != 0)
         return -1;
-    return parse_body(&p, &t->body, NULL);
+    if (p.missing != NULL)
+        return jinja_refuse(e, p.missing->line, "%.*s", (int)p.missing->text.len,
+                            p.missing->text.p);
+    return 0;
 }
 
 int jinja_parse(struct jinja **out, const char *source, size_t len, struct err *e)

@@ -16,6 +16,9 @@ struct parser {
     const struct token *tok; /* the current one; the last is TOKEN_EOF */
     unsigned nest;
     bool in_loop, in_macro;
+    bool soft;                  /* in an if: Jinja2 looks for filters and tests there when it comes
+                                   to them, elsewhere before it renders */
+    const struct node *missing; /* the first N_REFUSED that Jinja2 itself would not load */
     struct err *e;
 };
 
@@ -39,6 +42,9 @@ struct spelled {
 struct spelled spell(struct text s);
 
 struct node *node_new(struct parser *p, enum node_kind kind, uint32_t n_kids);
+/* A node that fails when it is reached. Neither messages nor names are longer than ERR_MSG_MAX. */
+__attribute__((format(printf, 2, 3))) struct node *node_refused(struct parser *p, const char *fmt,
+                                                                ...);
 /* Settles the depth of a node whose kids are there. Returns it, or NULL when it is too deep. */
 struct node *node_done(struct parser *p, struct node *n);
 int kids_add(struct parser *p, struct kids *k, struct node *n);
@@ -52,6 +58,7 @@ struct node *parse_primary(struct parser *p);
 struct node *parse_postfix(struct parser *p, struct node *n);
 /* One expression, or a tuple when commas follow. @end  a name that ends it, or NULL */
 struct node *parse_tuple(struct parser *p, bool conditional, const char *end);
+struct node *parse_filter(struct parser *p, struct node *object);
 struct node *parse_filters(struct parser *p, struct node *n, bool only_filters);
 struct node *parse_test(struct parser *p, struct node *n);
 struct node *parse_method(struct parser *p, struct node *object, struct text name);

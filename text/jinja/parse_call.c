@@ -1,5 +1,6 @@
 /* Calls: of functions and macros, whose arguments are matched when they run, and of filters, tests
- * and methods, whose arguments find their places here, so that what they do not know is refused. */
+ * and methods, whose arguments find their places here. What has no place, and a name that is not
+ * known, becomes a node that fails when it is reached. */
 #include "text/jinja/names.h"
 #include "text/jinja/parse.h"
 
@@ -8,14 +9,17 @@
 struct call_args {
     struct kids plain, named;
     struct text names[JINJA_ARGS_MAX];
+    bool unpacks; /* a '*' or '**' */
 };
 
 static int parse_arg(struct parser *p, struct call_args *a)
 {
     struct node *n;
 
-    if (at_op(p, '*') || at_op(p, OP_2_POW))
-        return jinja_refuse(p->e, p->tok->line, "'*' and '**' in arguments are not supported");
+    if (skip_op(p, '*') || skip_op(p, OP_2_POW)) {
+        a->unpacks = true;
+        return parse_expression(p, true) != NULL ? 0 : -1;
+    }
     if (a->plain.n + a->named.n >= JINJA_ARGS_MAX)
         return jinja_refuse(p->e, p->tok->line, "more than %d arguments", JINJA_ARGS_MAX);
     if (p->tok->type == TOKEN_NAME && p->tok[1].type == TOKEN_OP && p->tok[1].op == '=') {
@@ -32,9 +36,10 @@ static int parse_arg(struct parser *p, struct call_args *a)
 
 static int parse_args(struct parser *p, struct call_args *a)
 {
-    p->tok++;
+    const struct token *open = p->tok++;
+
     while (!at_op(p, ')')) {
-        if (a->plain.n + a->named.n > 0 && expect_op(p, ',', ", or )") != 0)
+        if (p->tok != open + 1 && expect_op(p, ',', ", or )") != 0)
             return -1;
         if (at_op(p, ')'))
             break;
@@ -54,44 +59,58 @@ static int slot_of(const struct callee *c, struct text name)
     return -1;
 }
 
-/* Puts the arguments from the `skip`-th on where the callee wants them. */
-static int bind(struct parser *p, struct node **slots, const struct callee *c,
-                const struct call_args *a, uint32_t skip, const char *what)
+static int why_set(struct err *why, const char *what, struct text name, const char *rest)
 {
-    uint32_t line = p->tok->line, n = 0;
+    return err_set(why, ERR_BAD_REQUEST, "", "%s '%s' %s", what, spell(name).text, rest);
+}
+
+/* Puts the arguments from the `skip`-th on where the callee wants them; -1 with the reason. */
+static int bind(struct node **slots, const struct callee *c, const struct call_args *a,
+                uint32_t skip, const char *what, struct err *why)
+{
+    uint32_t n = 0;
 
     while (n < CALLEE_SLOTS_MAX && c->params[n] != NULL)
         n++;
+    if (a->unpacks)
+        return err_set(why, ERR_BAD_REQUEST, "", "'*' and '**' in arguments are not supported");
     if (a->plain.n - skip > n)
-        return jinja_refuse(p->e, line, "%s '%s' takes at most %u arguments here", what, c->name,
-                            n);
+        return err_set(why, ERR_BAD_REQUEST, "", "%s '%s' takes at most %u arguments here", what,
+                       c->name, n);
     for (uint32_t i = skip; i < a->plain.n; i++)
         slots[i - skip] = a->plain.v[i];
     for (uint32_t i = 0; i < a->named.n; i++) {
         int slot = slot_of(c, a->names[i]);
 
         if (slot < 0 || slots[slot] != NULL)
-            return jinja_refuse(p->e, line, "%s '%s' takes no argument '%s' here", what, c->name,
-                                spell(a->names[i]).text);
+            return err_set(why, ERR_BAD_REQUEST, "", "%s '%s' takes no argument '%s' here", what,
+                           c->name, spell(a->names[i]).text);
         slots[slot] = a->named.v[i];
     }
     for (uint32_t i = 0; i < c->n_required; i++) {
         if (slots[i] == NULL)
-            return jinja_refuse(p->e, line, "%s '%s' needs its argument '%s'", what, c->name,
-                                c->params[i]);
+            return err_set(why, ERR_BAD_REQUEST, "", "%s '%s' needs its argument '%s'", what,
+                           c->name, c->params[i]);
     }
     return 0;
 }
 
-static struct node *refuse_name(struct parser *p, const char *what, struct text name)
+/* A filter or test that is not known, with its arguments. */
+static struct node *unknown(struct parser *p, const char *what, struct text name, bool in_jinja)
 {
-    (void)jinja_refuse(p->e, p->tok->line, "%s '%s' is not supported", what, spell(name).text);
-    return NULL;
+    struct call_args a = {0};
+    struct node *n = node_refused(p, "%s '%s' is not supported", what, spell(name).text);
+
+    if (n == NULL || (at_op(p, '(') && parse_args(p, &a) != 0))
+        return NULL;
+    if (!in_jinja && !p->soft && p->missing == NULL)
+        p->missing = n;
+    return n;
 }
 
 /* map, select and the like: kids are the object, the attribute or NULL, the inner callee's slots;
  * of map(attribute=...) the default is in the first slot. */
-static int bind_inner(struct parser *p, struct node *n, struct call_args *a)
+static int bind_inner(struct node *n, const struct call_args *a, struct err *why)
 {
     bool is_map = n->op == FILTER_MAP;
     bool is_attr = n->op == FILTER_SELECTATTR || n->op == FILTER_REJECTATTR;
@@ -102,41 +121,64 @@ static int bind_inner(struct parser *p, struct node *n, struct call_args *a)
 
     n->inner = NO_INNER;
     if (is_attr && a->plain.n == 0)
-        return jinja_refuse(p->e, p->tok->line, "filter '%s' needs an attribute",
-                            spell(n->text).text);
+        return why_set(why, "filter", n->text, "needs an attribute");
     if (is_attr)
         n->kids[1] = a->plain.v[0];
     if (is_map && a->plain.n == 0) {
-        if (bind(p, n->kids + 2, &by_attribute, a, 0, "filter") != 0)
+        if (bind(n->kids + 2, &by_attribute, a, 0, "filter", why) != 0)
             return -1;
         n->kids[1] = n->kids[3];
         n->kids[3] = NULL;
-        return n->kids[1] != NULL
-                   ? 0
-                   : jinja_refuse(p->e, p->tok->line, "filter 'map' needs a filter or attribute=");
+        return n->kids[1] != NULL ? 0
+                                  : why_set(why, "filter", n->text, "needs a filter or attribute=");
     }
     if (a->plain.n == skip)
-        return a->named.n == 0 ? 0
-                               : jinja_refuse(p->e, p->tok->line,
-                                              "filter '%s' takes no named "
-                                              "argument here",
-                                              spell(n->text).text);
+        return a->named.n == 0 && !a->unpacks
+                   ? 0
+                   : why_set(why, "filter", n->text, "takes no such arguments here");
     if (a->plain.v[skip]->kind != N_CONST || a->plain.v[skip]->value.type != V_STRING)
-        return jinja_refuse(p->e, p->tok->line, "filter '%s' must name the %s as a string",
-                            spell(n->text).text, is_map ? "filter" : "test");
+        return why_set(why, "filter", n->text, "must name what it hands on to as a string");
     c = is_map ? filter_named(a->plain.v[skip]->value.u.s)
                : test_named(a->plain.v[skip]->value.u.s);
-    if (c == NULL || c->hands_on || (is_map && c->id == FILTER_SAFE)) {
-        (void)refuse_name(p, is_map ? "filter" : "test", a->plain.v[skip]->value.u.s);
-        return -1;
-    }
+    if (c == NULL || c->hands_on)
+        return why_set(why, is_map ? "filter" : "test", a->plain.v[skip]->value.u.s,
+                       "is not supported");
     n->inner = c->id;
-    return bind(p, n->kids + 2, c, a, skip + 1, is_map ? "filter" : "test");
+    return bind(n->kids + 2, c, a, skip + 1, is_map ? "filter" : "test", why);
 }
 
-static struct node *parse_filter(struct parser *p, struct node *object)
+/* `first`, then the arguments, as N_CALL has them. */
+static struct node *call_of(struct parser *p, enum node_kind kind, struct node *first)
 {
     struct call_args a = {0};
+    struct node *n;
+
+    if (at_op(p, '(') && parse_args(p, &a) != 0)
+        return NULL;
+    if (a.unpacks)
+        return node_refused(p, "'*' and '**' in arguments are not supported");
+    n = node_new(p, kind, 1 + a.plain.n + a.named.n);
+    if (n == NULL)
+        return NULL;
+    n->kids[0] = first;
+    if (a.plain.n > 0)
+        memcpy(n->kids + 1, a.plain.v, a.plain.n * sizeof *n->kids);
+    if (a.named.n > 0)
+        memcpy(n->kids + 1 + a.plain.n, a.named.v, a.named.n * sizeof *n->kids);
+    n->n_keys = a.named.n;
+    n->keys = arena_array(&p->t->arena, a.named.n, sizeof *n->keys);
+    if (n->keys == NULL) {
+        (void)jinja_no_memory(p->e, &p->t->arena);
+        return NULL;
+    }
+    memcpy(n->keys, a.names, a.named.n * sizeof *n->keys);
+    return node_done(p, n);
+}
+
+struct node *parse_filter(struct parser *p, struct node *object)
+{
+    struct call_args a = {0};
+    struct err why = {0};
     const struct callee *c;
     struct text name;
     struct node *n;
@@ -144,17 +186,20 @@ static struct node *parse_filter(struct parser *p, struct node *object)
     p->tok++;
     if (expect_name(p, &name) != 0)
         return NULL;
+    if (text_eq(name, TEXT("format")))
+        return call_of(p, N_FORMAT, object);
     c = filter_named(name);
     if (c == NULL)
-        return refuse_name(p, "filter", name);
+        return unknown(p, "filter", name, jinja_has_filter(name));
     n = node_new(p, N_FILTER, CALLEE_SLOTS_MAX + (c->hands_on ? 2 : 1));
     if (n == NULL || (at_op(p, '(') && parse_args(p, &a) != 0))
         return NULL;
     n->op = c->id;
     n->text = name;
     n->kids[0] = object;
-    if (c->hands_on ? bind_inner(p, n, &a) != 0 : bind(p, n->kids + 1, c, &a, 0, "filter") != 0)
-        return NULL;
+    if (c->hands_on ? bind_inner(n, &a, &why) != 0
+                    : bind(n->kids + 1, c, &a, 0, "filter", &why) != 0)
+        return node_refused(p, "%s", why.msg);
     return node_done(p, n);
 }
 
@@ -205,6 +250,7 @@ static int parse_test_args(struct parser *p, struct call_args *a)
 struct node *parse_test(struct parser *p, struct node *n)
 {
     struct call_args a = {0};
+    struct err why = {0};
     const struct callee *c;
     struct node *test;
     struct text name;
@@ -216,11 +262,12 @@ struct node *parse_test(struct parser *p, struct node *n)
         return NULL;
     c = test_named(name);
     if (c == NULL)
-        return refuse_name(p, "test", name);
+        return unknown(p, "test", name, jinja_has_test(name));
     test = node_new(p, N_TEST, CALLEE_SLOTS_MAX + 1);
-    if (test == NULL || parse_test_args(p, &a) != 0 ||
-        bind(p, test->kids + 1, c, &a, 0, "test") != 0)
+    if (test == NULL || parse_test_args(p, &a) != 0)
         return NULL;
+    if (bind(test->kids + 1, c, &a, 0, "test", &why) != 0)
+        return node_refused(p, "%s", why.msg);
     test->op = c->id;
     test->text = name;
     test->kids[0] = n;
@@ -238,19 +285,15 @@ struct node *parse_method(struct parser *p, struct node *object, struct text nam
 {
     const struct callee *c = method_named(name);
     struct call_args a = {0};
-    struct node *n;
+    struct err why = {0};
+    struct node *n = node_new(p, N_METHOD, CALLEE_SLOTS_MAX + 1);
 
-    if (c == NULL)
-        return refuse_name(p, "method", name);
-    n = node_new(p, N_METHOD, CALLEE_SLOTS_MAX + 1);
     if (n == NULL || parse_args(p, &a) != 0)
         return NULL;
-    if (a.named.n > 0 && c->id != METHOD_SPLIT && c->id != METHOD_RSPLIT) {
-        (void)jinja_refuse(p->e, p->tok->line, "method '%s' takes no named arguments", c->name);
-        return NULL;
-    }
-    if (bind(p, n->kids + 1, c, &a, 0, "method") != 0)
-        return NULL;
+    if (a.named.n > 0 && c->id != METHOD_SPLIT && c->id != METHOD_RSPLIT)
+        return node_refused(p, "method '%s' takes no named arguments", c->name);
+    if (bind(n->kids + 1, c, &a, 0, "method", &why) != 0)
+        return node_refused(p, "%s", why.msg);
     n->op = c->id;
     n->text = name;
     n->kids[0] = object;
@@ -259,32 +302,5 @@ struct node *parse_method(struct parser *p, struct node *object, struct text nam
 
 struct node *parse_function(struct parser *p, struct node *callee)
 {
-    struct call_args a = {0};
-    struct node *n;
-
-    if (callee->kind != N_NAME) {
-        (void)jinja_refuse(p->e, p->tok->line, "only names and methods can be called");
-        return NULL;
-    }
-    if (text_eq(callee->text, TEXT("lipsum")) || text_eq(callee->text, TEXT("cycler")) ||
-        text_eq(callee->text, TEXT("joiner")))
-        return refuse_name(p, "function", callee->text);
-    if (parse_args(p, &a) != 0)
-        return NULL;
-    n = node_new(p, N_CALL, 1 + a.plain.n + a.named.n);
-    if (n == NULL)
-        return NULL;
-    n->kids[0] = callee;
-    if (a.plain.n > 0)
-        memcpy(n->kids + 1, a.plain.v, a.plain.n * sizeof *n->kids);
-    if (a.named.n > 0)
-        memcpy(n->kids + 1 + a.plain.n, a.named.v, a.named.n * sizeof *n->kids);
-    n->n_keys = a.named.n;
-    n->keys = arena_array(&p->t->arena, a.named.n, sizeof *n->keys);
-    if (n->keys == NULL) {
-        (void)jinja_no_memory(p->e, &p->t->arena);
-        return NULL;
-    }
-    memcpy(n->keys, a.names, a.named.n * sizeof *n->keys);
-    return node_done(p, n);
+    return call_of(p, N_CALL, callee);
 }

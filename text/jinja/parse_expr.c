@@ -1,5 +1,6 @@
 /* Expressions. The order in which operators bind is Jinja2's, which is not Python's everywhere:
  * '~' binds tighter than '+', '**' joins from the left, a filter binds tighter than a sign. */
+#include "text/jinja/names.h"
 #include "text/jinja/parse.h"
 
 #include <string.h>
@@ -149,8 +150,9 @@ static struct node *parse_name(struct parser *p)
         return constant(p, VALUE_NONE);
     if (at_name(p, "self") || at_name(p, "super") || at_name(p, "caller") ||
         (p->in_macro && (at_name(p, "varargs") || at_name(p, "kwargs")))) {
-        (void)jinja_refuse(p->e, p->tok->line, "'%s' is not supported", spell(name).text);
-        return NULL;
+        n = node_refused(p, "'%s' is not supported", spell(name).text);
+        p->tok++;
+        return n;
     }
     n = node_new(p, N_NAME, 0);
     if (n == NULL || intern(p, name, &n->sym) != 0)
@@ -232,7 +234,7 @@ static struct node *parse_attribute(struct parser *p, struct node *object)
     }
     if (expect_name(p, &name) != 0)
         return NULL;
-    if (at_op(p, '('))
+    if (at_op(p, '(') && method_named(name) != NULL)
         return parse_method(p, object, name);
     n = unary(p, N_ATTR, object);
     if (n != NULL)
@@ -315,10 +317,6 @@ static struct node *parse_product(struct parser *p)
     unsigned op = 0;
 
     while (a != NULL && at_level(p, &products, &op)) {
-        if (op == OP_MOD && a->kind == N_CONST && a->value.type == V_STRING) {
-            (void)jinja_refuse(p->e, p->tok->line, "'%%' of a string is not supported");
-            return NULL;
-        }
         p->tok++;
         b = parse_power(p);
         a = b != NULL ? binary(p, N_BINARY, op, a, b) : NULL;
@@ -450,6 +448,7 @@ static struct node *parse_or(struct parser *p)
 /* "a if b else c": kids are b, a, c. */
 static struct node *parse_conditional(struct parser *p)
 {
+    const struct node *missing = p->missing;
     struct node *a = parse_or(p);
 
     while (a != NULL && skip_name(p, "if")) {
@@ -460,6 +459,7 @@ static struct node *parse_conditional(struct parser *p)
         n->kids[1] = a;
         if (skip_name(p, "else") && (n->kids[2] = parse_expression(p, true)) == NULL)
             return NULL;
+        p->missing = missing; /* whatever it was, it is in a conditional */
         a = node_done(p, n);
     }
     return a;

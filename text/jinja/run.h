@@ -85,6 +85,8 @@ struct json_style {
     struct text indent;    /* of one level */
     bool indented, sorted, ascii;
 };
+/* str() of a value as Markup: with &, <, >, " and ' escaped, unless it is Markup already. */
+int run_escape(struct run *r, const struct value *v, struct value *out);
 int run_print_json(struct run *r, const struct value *v, const struct json_style *style);
 
 /* compare.c */
@@ -122,6 +124,8 @@ struct args {
     const bool *given;
 };
 int run_call(struct run *r, const struct node *n, const struct value *callee, struct value *out);
+/* The arguments of a call, positional, then named: [n_kids - 1], of the arena. */
+int run_args(struct run *r, const struct node *n, struct value **out);
 int run_filter(struct run *r, const struct node *n, const struct value *in, const struct args *a,
                struct value *out);
 int run_filter_by_id(struct run *r, unsigned id, const struct value *in, const struct args *a,
@@ -135,14 +139,20 @@ int run_pairs(struct run *r, const struct dict *d, enum value_type type, struct 
 int run_filter_seq(struct run *r, const struct node *n, const struct value *in,
                    const struct args *a, struct value *out);
 
+/* format.c: `format % right`; the method format, called by the N_CALL `n`; the filter, an N_FORMAT.
+ */
+int run_percent(struct run *r, const struct value *format, const struct value *right,
+                struct value *out);
+int run_format(struct run *r, const struct node *n, const struct value *format, struct value *out);
+int run_format_filter(struct run *r, const struct node *n, const struct value *format,
+                      struct value *out);
+
 /* strings.c: what str does; all in code points. */
 size_t text_chars(struct text s);
 size_t text_char_len(const char *p, const char *end); /* bytes of the character there */
 uint32_t text_char(const char *p, size_t len);
 size_t text_offset(struct text s, size_t n_chars); /* byte offset, at most s.len */
 bool char_is_space(uint32_t c);
-enum { STRIP_LEFT = 1, STRIP_RIGHT = 2, STRIP_BOTH = 3 };
-struct text text_strip(struct text s, int sides);
 int run_strip(struct run *r, struct text s, const struct value *chars, int sides, struct text *out);
 enum text_case { CASE_UPPER, CASE_LOWER, CASE_TITLE, CASE_CAPITALIZE };
 int run_case(struct run *r, struct text s, enum text_case how, struct value *out);

@@ -156,7 +156,10 @@ static int repr(struct run *r, const struct value *v, unsigned depth)
     case V_FLOAT:
         return write_float(r, v->u.f, false);
     case V_STRING:
-        return repr_string(r, v->u.s);
+        if (!v->markup)
+            return repr_string(r, v->u.s);
+        return write_text(r, "Markup(") == 0 && repr_string(r, v->u.s) == 0 ? write_text(r, ")")
+                                                                            : -1;
     case V_UNDEFINED:
         return write_text(r, "Undefined");
     case V_LIST:
@@ -188,6 +191,31 @@ int run_str(struct run *r, const struct value *v, struct value *out)
     return run_print(r, v) == 0 ? run_taken(r, mark, out) : -1;
 }
 
+int run_escape(struct run *r, const struct value *v, struct value *out)
+{
+    static const char from[] = "&<>\"'";
+    static const char *const to[] = {"&amp;", "&lt;", "&gt;", "&#34;", "&#39;"};
+    size_t mark = r->out->len, done = 0;
+
+    if (run_str(r, v, out) != 0)
+        return -1;
+    for (size_t i = 0; i < out->u.s.len && !out->markup; i++) {
+        const char *at = out->u.s.p[i] != '\0' ? strchr(from, out->u.s.p[i]) : NULL;
+
+        if (at == NULL)
+            continue;
+        if (run_write(r, (struct text){out->u.s.p + done, i - done}) != 0 ||
+            write_text(r, to[at - from]) != 0)
+            return -1;
+        done = i + 1;
+    }
+    if (done > 0 && (run_write(r, (struct text){out->u.s.p + done, out->u.s.len - done}) != 0 ||
+                     run_taken(r, mark, out) != 0))
+        return -1;
+    out->markup = true;
+    return 0;
+}
+
 static int json_char(struct run *r, const char *p, size_t len, bool ascii)
 {
     static const char from[] = "\"\\\n\r\t\b\f", to[] = "\"\\nrtbf";
@@ -197,7 +225,7 @@ static int json_char(struct run *r, const char *p, size_t len, bool ascii)
 
     if (at != NULL)
         (void)snprintf(text, sizeof text, "\\%c", to[at - from]);
-    else if (c < 0x20 || (ascii && c >= 0x7f && c < 0x10000 && c != 0x7f))
+    else if (c < 0x20 || (ascii && c >= 0x7f && c < 0x10000))
         (void)snprintf(text, sizeof text, "\\u%04x", c);
     else if (ascii && c >= 0x10000)
         (void)snprintf(text, sizeof text, "\\u%04x\\u%04x", 0xd800 + ((c - 0x10000) >> 10),
@@ -213,7 +241,7 @@ static size_t plain_len(struct text s, bool ascii)
     size_t i = 0;
 
     while (i < s.len && (unsigned char)s.p[i] >= 0x20 && s.p[i] != '"' && s.p[i] != '\\' &&
-           !(ascii && (s.p[i] & 0x80) != 0))
+           !(ascii && (unsigned char)s.p[i] >= 0x7f))
         i++;
     return i;
 }

@@ -42,6 +42,7 @@ struct macro;
 struct value {
     enum value_type type;
     enum value_type of; /* V_UNDEFINED: what lacked the attribute; V_NONE: it was a name */
+    bool markup;        /* V_STRING: what 'safe' made, which escapes strings that join it */
     union {
         bool b;
         int64_t i;
@@ -132,6 +133,8 @@ static inline double value_as_float(const struct value *v) /* of numbers */
 
 bool text_eq(struct text a, struct text b);
 int text_cmp(struct text a, struct text b); /* by code point, as Python orders strings */
+enum { STRIP_LEFT = 1, STRIP_RIGHT = 2, STRIP_BOTH = 3 };
+struct text text_strip(struct text s, int sides); /* white space, as Python's str.strip() */
 
 /* value_type_name - as Python's errors name it: "str", "dict". */
 const char *value_type_name(enum value_type type);
