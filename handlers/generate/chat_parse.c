@@ -3,6 +3,7 @@
 #include "handlers/generate/chat_parse.h"
 
 #include "base/clock.h"
+#include "base/json_parse.h"
 #include "handlers/body.h"
 
 #include <stdio.h>
@@ -54,67 +55,97 @@ static void message_field(char field[ERR_FIELD_MAX], size_t i, const char *rest,
         (void)snprintf(field + n, ERR_FIELD_MAX - (size_t)n, "/%zu%s", part, member);
 }
 
-/* The text of one part. */
-static int part_text(const char **out, size_t *len, const json_t *part, size_t i, size_t k,
-                     struct err *e)
+/* The member of a part that is its text; NULL if it is no text. As in vLLM; and a part without a
+ * type is one of text if it has a text. */
+static const char *text_member(const json_t *part)
 {
-    const json_t *type = json_object_get(part, "type"), *text = json_object_get(part, "text");
-    char field[ERR_FIELD_MAX];
+    static const char *const members[][2] = {{"text", "text"},
+                                             {"input_text", "text"},
+                                             {"output_text", "text"},
+                                             {"refusal", "refusal"},
+                                             {"thinking", "thinking"}};
+    const json_t *type = json_object_get(part, "type");
 
-    if (json_is_string(part))
-        text = part;
-    else if (!json_is_string(type) || (strcmp(json_string_value(type), "text") != 0 &&
-                                       strcmp(json_string_value(type), "input_text") != 0)) {
-        message_field(field, i, "content", k, "/type");
-        return err_set(e, ERR_BAD_REQUEST, field,
-                       "a part of type '%.64s'; parts of type 'text' are supported",
-                       json_is_string(type) ? json_string_value(type) : found_name(type));
+    if (type == NULL && json_is_string(json_object_get(part, "text")))
+        return "text";
+    for (size_t i = 0; json_is_string(type) && i < sizeof members / sizeof members[0]; i++) {
+        if (strcmp(json_string_value(type), members[i][0]) == 0)
+            return members[i][1];
     }
-    if (!json_is_string(text)) {
-        message_field(field, i, "content", k, "/text");
-        return err_set(e, ERR_BAD_REQUEST, field, "%s, expected a string", found_name(text));
+    return NULL;
+}
+
+/* The text of one part; borrowed. */
+static int part_text(const json_t **out, const json_t *part, size_t i, size_t k, struct err *e)
+{
+    const char *member = text_member(part),
+               *type = json_string_value(json_object_get(part, "type"));
+    char field[ERR_FIELD_MAX], at[16];
+
+    *out = json_is_string(part) ? part : json_object_get(part, member != NULL ? member : "");
+    if (json_is_string(*out))
+        return 0;
+    (void)snprintf(at, sizeof at, "/%s", member != NULL ? member : "type");
+    message_field(field, i, "content", k, at);
+    if (member != NULL)
+        return err_set(e, ERR_BAD_REQUEST, field, "%s, expected a string", found_name(*out));
+    return err_set(e, ERR_BAD_REQUEST, field,
+                   "a part of type '%.64s'; parts of text are supported, of type 'text', "
+                   "'input_text', 'output_text', 'refusal' or 'thinking'",
+                   type != NULL ? type : found_name(json_object_get(part, "type")));
+}
+
+/* The parts as an array of {type, text}. Returns a new reference. */
+static int copy_parts(json_t **out, const json_t *parts, size_t i, struct err *e)
+{
+    json_t *list = json_array();
+    const json_t *text;
+
+    for (size_t k = 0; k < json_array_size(parts); k++) {
+        if (part_text(&text, json_array_get(parts, k), i, k, e) != 0) {
+            json_decref(list);
+            return -1;
+        }
+        if (json_array_append_new(list, json_pack("{s:s, s:O}", "type", "text", "text", text)) != 0)
+            break;
     }
-    *out = json_string_value(text);
-    *len = json_string_length(text);
+    if (list == NULL || json_array_size(list) < json_array_size(parts)) {
+        json_decref(list);
+        return no_memory(e);
+    }
+    *out = list;
     return 0;
 }
 
-/* The parts as an array of {type, text}, or joined by newlines. Returns a new reference. */
-static int join_parts(json_t **out, const json_t *parts, bool as_parts, size_t i, struct err *e)
+/* The texts joined by newlines. Returns a new reference.
+ * @keep_empty  an empty text is a line */
+static int join_parts(json_t **out, const json_t *parts, bool keep_empty, size_t i, struct err *e)
 {
-    json_t *list = json_array(), *v;
-    struct buf text = {0};
-    int rc = list == NULL ? no_memory(e) : 0;
+    struct buf joined = {0};
+    const json_t *text;
+    bool first = true;
+    int rc = 0;
 
     for (size_t k = 0; rc == 0 && k < json_array_size(parts); k++) {
-        const char *s = NULL;
-        size_t len = 0;
-
-        rc = part_text(&s, &len, json_array_get(parts, k), i, k, e);
-        if (rc != 0)
-            break;
-        buf_append(&text, "\n", k > 0 ? 1 : 0);
-        buf_append(&text, s, len);
-        v = as_parts ? json_pack("{s:s, s:s%}", "type", "text", "text", s, len) : NULL;
-        if (as_parts && json_array_append_new(list, v) != 0)
-            rc = no_memory(e);
+        rc = part_text(&text, json_array_get(parts, k), i, k, e);
+        if (rc != 0 || (json_string_length(text) == 0 && !keep_empty))
+            continue;
+        buf_append(&joined, "\n", first ? 0 : 1);
+        buf_append(&joined, json_string_value(text), json_string_length(text));
+        first = false;
     }
-    if (rc == 0 && !as_parts) {
-        json_decref(list);
-        list = text.failed ? NULL : json_stringn(text.len > 0 ? text.data : "", text.len);
-        rc = list == NULL ? no_memory(e) : 0;
+    if (rc == 0) {
+        *out = joined.failed ? NULL : json_stringn(joined.len > 0 ? joined.data : "", joined.len);
+        rc = *out == NULL ? no_memory(e) : 0;
     }
-    buf_fini(&text);
-    if (rc == 0)
-        *out = list;
-    else
-        json_decref(list);
+    buf_fini(&joined);
     return rc;
 }
 
 static int set_content(json_t *message, bool as_parts, size_t i, struct err *e)
 {
     const json_t *content = body_given(message, "content");
+    bool of_tool = strcmp(json_string_value(json_object_get(message, "role")), "tool") == 0;
     json_t *made = NULL;
     char field[ERR_FIELD_MAX];
 
@@ -127,29 +158,51 @@ static int set_content(json_t *message, bool as_parts, size_t i, struct err *e)
     }
     if (content == NULL)
         made = json_string("");
-    else if (join_parts(&made, content, as_parts, i, e) != 0)
+    else if ((as_parts && !of_tool ? copy_parts(&made, content, i, e)
+                                   : join_parts(&made, content, as_parts, i, e)) != 0)
         return -1;
     return json_object_set_new(message, "content", made) == 0 ? 0 : no_memory(e);
 }
 
-/* Templates expect arguments as an object; clients send them as JSON in a string. */
+/* Is it JSON to Python, though not to us? */
+static bool python_reads(const json_error_t *why, const char *text, size_t len)
+{
+    switch (json_error_code(why)) {
+    case json_error_numeric_overflow:
+    case json_error_null_byte_in_key:
+    case json_error_stack_overflow:
+        return true;
+    default:
+        return strncmp(why->text, "invalid Unicode", 15) == 0 || memmem(text, len, "NaN", 3) ||
+               memmem(text, len, "Infinity", 8);
+    }
+}
+
+/* Templates expect arguments as an object; clients send them as JSON in a string. As in vLLM, what
+ * is no object becomes an empty one, so that a conversation can go on after a model's mistake. */
 static int set_arguments(json_t *function, size_t i, size_t k, struct err *e)
 {
     const json_t *arguments = json_object_get(function, "arguments");
+    const char *text = json_string_value(arguments);
+    size_t len = json_string_length(arguments);
     char field[ERR_FIELD_MAX];
-    json_error_t je;
-    json_t *made;
+    json_t *made = NULL;
+    json_error_t why;
+    bool starved = false;
 
-    if (!json_is_string(arguments))
+    if (json_is_object(arguments))
         return 0;
-    made = json_string_length(arguments) == 0
-               ? json_object()
-               : json_loadb(json_string_value(arguments), json_string_length(arguments),
-                            JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &je);
-    if (made == NULL && json_string_length(arguments) > 0 &&
-        json_error_code(&je) != json_error_out_of_memory) {
+    if (len > 0)
+        made = json_parse(text, len, JSON_ALLOW_NUL | JSON_DECODE_ANY, &why, &starved);
+    if (starved)
+        return no_memory(e);
+    if (len > 0 && made == NULL && python_reads(&why, text, len)) {
         message_field(field, i, "tool_calls", k, "/function/arguments");
-        return err_set(e, ERR_BAD_REQUEST, field, "a string that is not JSON: %.100s", je.text);
+        return err_set(e, ERR_BAD_REQUEST, field, "JSON that is not supported: %.100s", why.text);
+    }
+    if (!json_is_object(made)) {
+        json_decref(made);
+        made = json_object();
     }
     return json_object_set_new(function, "arguments", made) == 0 ? 0 : no_memory(e);
 }
@@ -162,6 +215,8 @@ static int set_calls(json_t *message, size_t i, struct err *e)
 
     if (calls == NULL)
         return 0;
+    if (json_is_array(calls) && json_array_size(calls) == 0)
+        return json_object_del(message, "tool_calls");
     if (!json_is_array(calls)) {
         message_field(field, i, "tool_calls", 0, NULL);
         return err_set(e, ERR_BAD_REQUEST, field, "%s, expected an array", found_name(calls));
@@ -181,6 +236,20 @@ static int set_calls(json_t *message, size_t i, struct err *e)
     return 0;
 }
 
+/* Templates tell a member that is absent from one that is null; clients do not. */
+static void drop_nulls(json_t *message)
+{
+    const char *name;
+    json_t *v;
+    void *next;
+
+    json_object_foreach_safe(message, next, name, v)
+    {
+        if (json_is_null(v))
+            (void)json_object_del(message, name);
+    }
+}
+
 static int set_message(json_t *message, bool as_parts, size_t i, struct err *e)
 {
     char field[ERR_FIELD_MAX];
@@ -192,6 +261,7 @@ static int set_message(json_t *message, bool as_parts, size_t i, struct err *e)
     }
     if (set_content(message, as_parts, i, e) != 0)
         return -1;
+    drop_nulls(message);
     return set_calls(message, i, e);
 }
 

@@ -26,7 +26,9 @@ static const struct route chat = {.methods = METHOD_POST,
 static const char source[] =
     "{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('No role ' ~ m.role) }}{% "
     "endif %}{{ m.role }}: {{ m.content }}\n{% for c in m.tool_calls or [] %}{{ c.function.name "
-    "}}({{ c.function.arguments.x }})\n{% endfor %}{% endfor %}{% if tools %}{{ tools|length }}{% "
+    "}}({{ c.function.arguments.x }})\n{% endfor %}{% if 'mark' in m or m.tool_calls == [] %}!{% "
+    "endif "
+    "%}{% endfor %}{% if tools %}{{ tools|length }}{% "
     "endif %}{{ mood }}{% if add_generation_prompt %}assistant:{% endif %}";
 static const char text[] = "In the beginning God created the heaven";
 
@@ -186,6 +188,10 @@ static void test_chat_streams_deltas(void **state)
     plane_free(p);
 }
 
+#define CALLS(arguments)                                                                           \
+    "{\"messages\": [{\"role\": \"a\", \"tool_calls\": [{\"function\": {\"name\": \"f\", "         \
+    "\"arguments\": " arguments "}}]}]}"
+
 static void test_chat_makes_the_prompt_of_what_it_is_given(void **state)
 {
     static const struct {
@@ -207,6 +213,20 @@ static void test_chat_makes_the_prompt_of_what_it_is_given(void **state)
          "\"tool_choice\": \"auto\", \"chat_template_kwargs\": {\"mood\": \"glad\", "
          "\"add_generation_prompt\": false}}",
          "user: a\n2glad"},
+        {"{\"messages\": [{\"role\": \"user\", \"content\": [{\"text\": \"a\"}, \"\", "
+         "{\"type\": \"output_text\", \"text\": \"b\"}, {\"type\": \"refusal\", \"refusal\": "
+         "\"c\"}, {\"type\": \"thinking\", \"thinking\": \"d\"}]}]}",
+         "user: a\nb\nc\nd\nassistant:"},
+        {CALLS("\"{\""), "a: \nf()\nassistant:"},
+        {CALLS("\"[1]\""), "a: \nf()\nassistant:"},
+        {CALLS("\"7\""), "a: \nf()\nassistant:"},
+        {CALLS("\"\""), "a: \nf()\nassistant:"},
+        {CALLS("null"), "a: \nf()\nassistant:"},
+        {CALLS("\"{\\\"x\\\": 1, \\\"x\\\": 2}\""), "a: \nf(2)\nassistant:"},
+        {"{\"messages\": [{\"role\": \"a\", \"content\": \"\", \"tool_calls\": [], \"mark\": "
+         "null}]}",
+         "a: \nassistant:"},
+        {"{\"messages\": [{\"role\": \"a\", \"content\": \"\", \"mark\": 1}]}", "a: \n!assistant:"},
     };
 
     (void)state;
@@ -241,9 +261,11 @@ static const struct {
      "messages.0.content.0.type", "'image_url'"},
     {"{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"text\"}]}]}",
      "messages.0.content.0.text", "a string"},
-    {"{\"messages\": [{\"role\": \"a\", \"tool_calls\": [{\"function\": {\"arguments\": "
-     "\"{\"}}]}]}",
-     "messages.0.tool_calls.0.function.arguments", "not JSON"},
+    {CALLS("\"{\\\"x\\\": 99999999999999999999}\""), "messages.0.tool_calls.0.function.arguments",
+     "too big integer"},
+    {CALLS("\"{\\\"x\\\": NaN}\""), "messages.0.tool_calls.0.function.arguments", "not supported"},
+    {"{\"messages\": [{\"role\": \"user\", \"content\": [{}]}]}", "messages.0.content.0.type",
+     "'nothing'"},
     {"{\"messages\": [{\"role\": \"a\", \"tool_calls\": [{}]}]}",
      "messages.0.tool_calls.0.function", "object"},
     {"{\"messages\": [{\"role\": \"bad\", \"content\": \"\"}]}", "messages", "No role bad"},
