@@ -30,6 +30,8 @@ void tokenizer_free(struct tokenizer *t)
         regex_free(t->stages[i].re);
     bpe_fini(&t->bpe);
     free(t->added_raw.tokens);
+    for (size_t i = 0; i < t->added_normalized.n; i++)
+        free(t->added_normalized.tokens[i].normal);
     free(t->added_normalized.tokens);
     free(t->tokens);
     free(t->arena);

@@ -71,18 +71,13 @@ static size_t token_nbytes(size_t len)
     return len + 1 + TOKENIZER_REPLACE_GROWTH_MAX * len;
 }
 
-/* Gives an id its spelling and its bytes. */
-static void put_token(struct parse *p, uint32_t id, const char *text, size_t len)
+/* What a token with this spelling decodes to; `bytes` has space for TOKENIZER_REPLACE_GROWTH_MAX
+ * times `len`. */
+static void put_bytes(struct token *token, const struct decoder *d, const char *text, size_t len,
+                      unsigned char *bytes)
 {
-    const struct decoder *d = &p->t->decoder;
-    struct token *token = &p->t->tokens[id];
-    char *copy = arena_take(p, len + 1);
-    unsigned char *bytes = (unsigned char *)arena_take(p, TOKENIZER_REPLACE_GROWTH_MAX * len);
     size_t n_bytes = 0;
 
-    memcpy(copy, text, len + 1);
-    token->text = copy;
-    token->text_len = (uint32_t)len;
     token->byte = -1;
     token->mapped = d->kind == DECODER_BYTE_LEVEL && byte_level_unmap(text, len, bytes, &n_bytes);
     if (!token->mapped) {
@@ -96,6 +91,18 @@ static void put_token(struct parse *p, uint32_t id, const char *text, size_t len
     token->bytes = bytes;
     token->n_bytes = (uint32_t)n_bytes;
     token->whole = utf8_valid_prefix((const char *)bytes, n_bytes) == n_bytes;
+}
+
+/* Gives an id its spelling and its bytes. */
+static void put_token(struct parse *p, uint32_t id, const char *text, size_t len)
+{
+    struct token *token = &p->t->tokens[id];
+    char *copy = arena_take(p, token_nbytes(len));
+
+    memcpy(copy, text, len + 1);
+    token->text = copy;
+    token->text_len = (uint32_t)len;
+    put_bytes(token, &p->t->decoder, text, len, (unsigned char *)copy + len + 1);
 }
 
 /* Counts what the tokens take, and allocates it. Ids are checked here, before they size anything.
@@ -204,23 +211,49 @@ static int check_added_id(struct parse *p, const char *content, uint32_t id, con
     return 0;
 }
 
-/* An added token that is matched in normalised text must be so itself. (Otherwise Hugging Face's
- * tokenizers finds and spells it in another form, but knows it as special in the form given.) */
-static int check_normal(const struct tokenizer *t, const char *content, const char *base,
-                        struct err *e)
+/* An added token that is looked for in normalised text is itself normalised first, as Hugging
+ * Face's tokenizers does: with a step Prepend it is found where a text begins or after a space. One
+ * that this changes is decoded in the new form, and is not special (tokenizers 0.23: it looks for
+ * the new form among the special ones as they are given). */
+static int normal_content(struct added_token *a, const struct tokenizer *t, struct err *e)
 {
+    struct token *token = &t->tokens[a->id];
     struct buf scratch[2] = {{0}, {0}};
-    const char *text = content;
-    size_t len = strlen(content);
+    const char *text = a->content;
+    size_t len = a->len;
     int rc = normal_apply(t, scratch, &text, &len, e);
 
-    if (rc == 0 && (len != strlen(content) || memcmp(text, content, len) != 0))
-        rc = err_set(e, ERR_BAD_REQUEST, pointer_member(base, "content").text,
-                     "'%s' is matched after normalisation, but is not normalised itself",
-                     member_quote(content).text);
+    if (rc == 0) {
+        a->normal = malloc(token_nbytes(len));
+        rc = a->normal != NULL ? 0
+                               : err_set(e, ERR_NO_MEMORY, "", "no memory for the added tokens");
+    }
+    if (rc == 0) {
+        memcpy(a->normal, text, len);
+        if (len != a->len || memcmp(text, a->content, len) != 0) {
+            put_bytes(token, &t->decoder, a->normal, len, (unsigned char *)a->normal + len);
+            token->special = false;
+        }
+        a->content = a->normal;
+        a->len = len;
+    }
     buf_fini(&scratch[0]);
     buf_fini(&scratch[1]);
     return rc;
+}
+
+/* Two that are normalised to the same text could not be told apart. */
+static int check_distinct(const struct added_set *set, struct err *e)
+{
+    for (size_t i = 1; i < set->n; i++) {
+        const struct added_token *a = &set->tokens[i - 1], *b = &set->tokens[i];
+
+        if (a->len == b->len && memcmp(a->content, b->content, a->len) == 0)
+            return err_set(e, ERR_BAD_REQUEST, "/added_tokens",
+                           "tokens %u and %u are the same text once they are normalised", a->id,
+                           b->id);
+    }
+    return 0;
 }
 
 static int parse_added_token(struct parse *p, const json_t *v, const char *base, struct err *e)
@@ -242,10 +275,10 @@ static int parse_added_token(struct parse *p, const json_t *v, const char *base,
     if (p->t->tokens[a.id].text == NULL)
         put_token(p, a.id, content, strlen(content));
     p->t->tokens[a.id].special = special;
-    if (normalized && check_normal(p->t, content, base, e) != 0)
-        return -1;
     a.content = p->t->tokens[a.id].text;
     a.len = p->t->tokens[a.id].text_len;
+    if (normalized && normal_content(&a, p->t, e) != 0)
+        return -1;
     set = normalized ? &p->t->added_normalized : &p->t->added_raw;
     set->tokens[set->n++] = a;
     return 0;
@@ -272,7 +305,7 @@ static int parse_added(struct parse *p, const json_t *added, struct err *e)
     }
     added_set_sort(sets[0]);
     added_set_sort(sets[1]);
-    return 0;
+    return check_distinct(sets[1], e);
 }
 
 /* ---- model ---- */

@@ -43,6 +43,18 @@ static int parse_split(struct tokenizer *t, const json_t *v, const char *field, 
                      pointer_member(base.text, "String").text, e);
 }
 
+/* Digits: numbers are words of their own, or each of their characters is. */
+static int parse_digits(struct tokenizer *t, const json_t *v, const char *field, struct err *e)
+{
+    struct stage *stage;
+    bool individual;
+
+    if (member_bool(&individual, v, field, "individual_digits", e) != 0 ||
+        new_stage(t, &stage, field, e) != 0)
+        return -1;
+    return regex_new(&stage->re, "\\p{N}+", individual ? 5 : 6, false, field, e);
+}
+
 /* ByteLevel. Its mapping of bytes to characters is undone in the vocabulary. */
 static int parse_byte_level(struct tokenizer *t, const json_t *v, const char *field, struct err *e)
 {
@@ -101,6 +113,8 @@ static int parse_pre(struct tokenizer *t, const json_t *v, const char *field, un
                        member_quote(type).text, *byte_level ? "ByteLevel" : "Metaspace");
     if (strcmp(type, "Split") == 0)
         return parse_split(t, v, field, e);
+    if (strcmp(type, "Digits") == 0)
+        return parse_digits(t, v, field, e);
     if (strcmp(type, "ByteLevel") == 0 && t->decoder.kind == DECODER_BYTE_LEVEL) {
         *byte_level = true;
         return parse_byte_level(t, v, field, e);
@@ -110,8 +124,8 @@ static int parse_pre(struct tokenizer *t, const json_t *v, const char *field, un
     if (strcmp(type, "Sequence") != 0)
         return member_unsupported(field, type,
                                   t->decoder.kind == DECODER_BYTE_LEVEL
-                                      ? "Split, ByteLevel or Sequence"
-                                      : "with this decoder Split, Metaspace or Sequence",
+                                      ? "Split, Digits, ByteLevel or Sequence"
+                                      : "with this decoder Split, Digits, Metaspace or Sequence",
                                   e);
     if (depth == TOKENIZER_NESTING_MAX)
         return member_too_deep(field, e);

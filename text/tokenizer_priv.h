@@ -133,7 +133,8 @@ int regex_next(const struct regex *re, struct matcher *m, struct regex_walk *w, 
 /* ---- tokenizer_added.c: tokens that are found in the text itself ---- */
 
 struct added_token {
-    const char *content; /* borrowed from the tokenizer's arena */
+    const char *content; /* borrowed from the tokenizer's arena, or `normal` */
+    char *normal;        /* owned: the content, normalised; NULL unless the set is of such */
     size_t len;
     uint32_t id;
     bool single_word, lstrip, rstrip;
