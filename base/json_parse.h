@@ -17,4 +17,10 @@ void json_parse_init(void);
  * Threads: any. Returns: new; NULL: see *starved, then *why. */
 json_t *json_parse(const char *text, size_t len, size_t flags, json_error_t *why, bool *starved);
 
+/* json_parse_file - json_parse for files that other programs write, in which an integer may have
+ * any size (transformers writes 10^30 for "no limit"): one beyond 64 bits becomes a real, so that
+ * only a reader that needs it as an integer refuses it. */
+json_t *json_parse_file(const char *text, size_t len, size_t flags, json_error_t *why,
+                        bool *starved);
+
 #endif

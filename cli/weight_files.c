@@ -161,7 +161,7 @@ static int index_read(json_t **out, const char *dir, struct err *e)
         return -1;
     if (text == NULL)
         return 0;
-    *out = json_parse(text, len, 0, &why, &starved);
+    *out = json_parse_file(text, len, 0, &why, &starved);
     free(text);
     if (*out == NULL)
         return starved ? no_memory(e)

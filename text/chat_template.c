@@ -2,6 +2,7 @@
 #include "text/chat_template.h"
 
 #include "base/file.h"
+#include "base/json_parse.h"
 #include "text/jinja/jinja.h"
 #include "text/jinja/value.h"
 
@@ -98,20 +99,25 @@ static int load_config(json_t **out, const char *dir, struct err *e)
                             .path = "tokenizer_config.json",
                             .nbytes_max = CHAT_CONFIG_NBYTES_MAX,
                             .optional = true};
-    json_error_t je;
+    json_error_t why;
     json_t *o;
     char *text;
     size_t len = 0;
+    bool starved;
 
     *out = NULL;
     if (file_read(&text, &len, &file, e) != 0)
         return -1;
     if (text == NULL)
         return 0;
-    o = json_loadb(text, len, 0, &je);
+    o = json_parse_file(text, len, 0, &why, &starved);
     free(text);
-    if (o == NULL && json_error_code(&je) == json_error_out_of_memory)
+    if (starved)
         return no_memory(e);
+    if (o == NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/chat_template",
+                       "tokenizer_config.json is not JSON: line %d, column %d: %s", why.line,
+                       why.column, why.text);
     if (!json_is_object(o)) {
         json_decref(o);
         return err_set(e, ERR_BAD_REQUEST, "/chat_template",

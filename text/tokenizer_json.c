@@ -3,6 +3,7 @@
  *
  * Supported: BPE, byte-level (GPT-2, Qwen, Llama 3) or spelled, with byte fallback or without
  * (Llama 2, Mistral). The decoder decides which of the two; the other members must agree. */
+#include "base/json_parse.h"
 #include "text/tokenizer_members.h"
 #include "text/tokenizer_priv.h"
 
@@ -495,14 +496,15 @@ static int parse_root(struct parse *p, struct err *e)
 static int load_json(json_t **out, const char *json, size_t len, struct err *e)
 {
     json_error_t error;
+    bool starved;
 
     if (len > TOKENIZER_JSON_NBYTES_MAX)
         return err_set(e, ERR_BAD_REQUEST, "", "tokenizer.json has %zu bytes; %d are allowed", len,
                        TOKENIZER_JSON_NBYTES_MAX);
-    *out = json_loadb(json, len, JSON_REJECT_DUPLICATES, &error);
+    *out = json_parse_file(json, len, JSON_REJECT_DUPLICATES, &error, &starved);
     if (*out != NULL)
         return 0;
-    if (json_error_code(&error) == json_error_out_of_memory)
+    if (starved)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to read tokenizer.json");
     return err_set(e, ERR_BAD_REQUEST, "", "tokenizer.json, line %d: %s", error.line,
                    member_quote(error.text).text);

@@ -2,6 +2,7 @@
 #include "weights/model_spec.h"
 
 #include "base/file.h"
+#include "base/json_parse.h"
 #include "base/utf8.h"
 #include "weights/safetensors.h"
 
@@ -185,6 +186,7 @@ static int from_json(struct model_spec **out, const char *path, struct err *e)
 {
     struct file_cfg file = {.path = path, .nbytes_max = FILE_NBYTES_MAX};
     json_error_t why;
+    bool starved;
     json_t *root;
     char *text;
     size_t len;
@@ -192,8 +194,10 @@ static int from_json(struct model_spec **out, const char *path, struct err *e)
 
     if (file_read(&text, &len, &file, e) != 0)
         return -1;
-    root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &why);
+    root = json_parse_file(text, len, JSON_REJECT_DUPLICATES, &why, &starved);
     free(text);
+    if (starved)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to read the manifest");
     if (root == NULL)
         return err_set(e, ERR_BAD_REQUEST, "", "manifest: %s at line %d, column %d", why.text,
                        why.line, why.column);

@@ -395,7 +395,7 @@ static int parse_json(json_t **out, const char *json, size_t len, struct err *e)
         return err_set(e, ERR_TOO_LARGE, DICT,
                        "adapter_config.json has %zu bytes, at most %d are read", len,
                        ADAPTER_CONFIG_NBYTES_MAX);
-    *out = json_parse(json, len, JSON_REJECT_DUPLICATES, &why, &starved);
+    *out = json_parse_file(json, len, JSON_REJECT_DUPLICATES, &why, &starved);
     if (*out != NULL)
         return 0;
     if (starved)

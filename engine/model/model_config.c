@@ -5,6 +5,7 @@
 #include "engine/model/config_members.h"
 
 #include "base/file.h"
+#include "base/json_parse.h"
 
 #include <float.h>
 #include <jansson.h>
@@ -74,13 +75,14 @@ static int parse_biases(struct model_config *c, const struct arch *a, const json
 static int parse_json(json_t **out, const char *json, size_t len, const char *file, struct err *e)
 {
     json_error_t je;
+    bool starved;
     json_t *o;
 
     if (len > MODEL_CONFIG_NBYTES_MAX)
         return err_set(e, ERR_BAD_REQUEST, "", "%s has %zu bytes, at most %d are allowed", file,
                        len, MODEL_CONFIG_NBYTES_MAX);
-    o = json_loadb(json, len, JSON_REJECT_DUPLICATES, &je);
-    if (o == NULL && json_error_code(&je) == json_error_out_of_memory)
+    o = json_parse_file(json, len, JSON_REJECT_DUPLICATES, &je, &starved);
+    if (starved)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to read %s", file);
     if (o == NULL)
         return err_set(e, ERR_BAD_REQUEST, "", "%s is not JSON: line %d, column %d: %s", file,
@@ -345,15 +347,20 @@ int model_config_load(struct model_config *out, const char *dir, struct err *e)
 int model_config_ties(bool *out, const char *dir, struct err *e)
 {
     char *text = NULL;
+    json_error_t why;
     size_t len = 0;
+    bool starved;
     json_t *root;
 
     if (read_file(&text, &len, dir, "config.json", false, e) != 0)
         return -1;
-    root = json_loadb(text, len, 0, NULL);
+    root = json_parse_file(text, len, 0, &why, &starved);
     free(text);
+    if (starved)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory to read config.json");
     if (root == NULL)
-        return err_set(e, ERR_BAD_REQUEST, "", "config.json is not JSON");
+        return err_set(e, ERR_BAD_REQUEST, "", "config.json is not JSON: line %d, column %d: %s",
+                       why.line, why.column, why.text);
     *out = json_is_true(json_object_get(root, "tie_word_embeddings")) ||
            json_is_true(
                json_object_get(json_object_get(root, "text_config"), "tie_word_embeddings"));

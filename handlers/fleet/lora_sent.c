@@ -36,7 +36,7 @@ static int check_config(const char *text, struct err *e)
     if (text == NULL)
         return err_set(e, ERR_BAD_REQUEST, "/adapter_config",
                        "'adapter_config' is required, in the query when the body is tensors");
-    config = json_parse(text, strlen(text), JSON_REJECT_DUPLICATES, &why, &starved);
+    config = json_parse_file(text, strlen(text), JSON_REJECT_DUPLICATES, &why, &starved);
     if (starved)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the adapter's config");
     if (!json_is_object(config)) {

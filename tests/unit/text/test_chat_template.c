@@ -454,6 +454,11 @@ static void test_chat_template_load_finds_the_template(void **state)
     check_load("{\"chat_template\": 1}", NULL, false, NULL, ERR_BAD_REQUEST);
     check_load("{\"chat_template\": []}", NULL, false, NULL, ERR_BAD_REQUEST);
     check_load("[", NULL, false, NULL, ERR_BAD_REQUEST);
+    check_load("{\"chat_template\": ?}", NULL, false,
+               "tokenizer_config.json is not JSON: line 1, column 19: invalid token near '?'",
+               ERR_BAD_REQUEST);
+    check_load("{\"model_max_length\": 1000000000000000019884624838656, \"chat_template\": \"a\"}",
+               NULL, false, "a", ERR_NONE);
     check_load(NULL, "{% x %}", false, "line 1: tag 'x' is not supported", ERR_BAD_REQUEST);
     check_load("{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"T\"}]}", NULL, false,
                "the model's only chat template is for requests with tools", ERR_BAD_REQUEST);
