@@ -19,6 +19,7 @@ enum node_kind {
     N_ITEM,   /* kids: object, key */
     N_SLICE,  /* kids: object, start, stop, step; NULL where left out */
     N_CALL,   /* kids: callee, positional ..., named ...; names in keys */
+    N_UNPACK, /* an argument with a '*' */
     N_FORMAT, /* the filter; kids: format; then as N_CALL */
     N_METHOD, /* kids: object; then the slots of its callee, NULL where left out */
     N_FILTER,

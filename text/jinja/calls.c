@@ -15,15 +15,29 @@ struct call {
     uint32_t n_plain, n_named;
 };
 
-int run_args(struct run *r, const struct node *n, struct value **out)
+int run_args(struct run *r, const struct node *n, struct value **out, uint32_t *n_plain)
 {
-    *out = arena_array(&r->arena, n->n_kids, sizeof **out);
-    if (*out == NULL)
-        return run_no_memory(r);
-    for (uint32_t i = 0; i + 1 < n->n_kids; i++) {
-        if (run_eval(r, n->kids[i + 1], &(*out)[i]) != 0)
+    struct list *l, *more;
+    struct value v;
+
+    if (run_list(r, &l, n->n_kids) != 0)
+        return -1;
+    for (uint32_t i = 1; i < n->n_kids; i++) {
+        bool unpack = n->kids[i]->kind == N_UNPACK;
+
+        if (run_eval(r, unpack ? n->kids[i]->kids[0] : n->kids[i], &v) != 0)
             return -1;
+        if (unpack && run_iterate(r, &v, &more) != 0)
+            return -1;
+        for (size_t k = 0; k < (unpack ? more->n : 1); k++) {
+            if (run_push(r, l, unpack ? &more->items[k] : &v) != 0)
+                return -1;
+        }
     }
+    if (l->n > JINJA_ARGS_MAX)
+        return run_fail(r, "more than %d arguments", JINJA_ARGS_MAX);
+    *out = l->items;
+    *n_plain = (uint32_t)l->n - n->n_keys;
     return 0;
 }
 
@@ -238,7 +252,7 @@ static int call_any(struct run *r, const struct call *c, const struct value *cal
 
 int run_call(struct run *r, const struct node *n, const struct value *callee, struct value *out)
 {
-    struct call c = {.n = n, .n_plain = n->n_kids - 1 - n->n_keys, .n_named = n->n_keys};
+    struct call c = {.n = n, .n_named = n->n_keys};
 
     if (callee->type == V_METHOD)
         return run_fail(r, "calling method '%.*s' of a value of type '%s' is not supported",
@@ -246,5 +260,5 @@ int run_call(struct run *r, const struct node *n, const struct value *callee, st
                         value_type_name(callee->of));
     if (callee->type != V_MACRO && callee->type != V_FUNCTION)
         return run_wrong_type(r, callee, "something to call");
-    return run_args(r, n, &c.v) == 0 ? call_any(r, &c, callee, out) : -1;
+    return run_args(r, n, &c.v, &c.n_plain) == 0 ? call_any(r, &c, callee, out) : -1;
 }

@@ -172,14 +172,12 @@ static int next_brace(struct run *r, struct format *f, bool *numbered)
 /* The named arguments of a call, as a dict. */
 static int named_args(struct run *r, const struct node *n, const struct value *v, struct dict **out)
 {
-    uint32_t n_plain = n->n_kids - 1 - n->n_keys;
-
     if (run_dict(r, out, n->n_keys) != 0)
         return -1;
     for (uint32_t i = 0; i < n->n_keys; i++) {
         struct value key = value_text(n->keys[i]);
 
-        if (run_put(r, *out, &key, &v[n_plain + i]) != 0)
+        if (run_put(r, *out, &key, &v[i]) != 0)
             return -1;
     }
     return 0;
@@ -187,17 +185,18 @@ static int named_args(struct run *r, const struct node *n, const struct value *v
 
 int run_format(struct run *r, const struct node *n, const struct value *format, struct value *out)
 {
-    struct format f = {
-        .rest = format->u.s, .markup = format->markup, .n_plain = n->n_kids - 1 - n->n_keys};
+    struct format f = {.rest = format->u.s, .markup = format->markup};
     struct dict *named;
+    uint32_t n_plain;
     struct value *v;
     bool numbered = false;
     size_t mark;
     char at;
 
-    if (run_args(r, n, &v) != 0 || named_args(r, n, v, &named) != 0)
+    if (run_args(r, n, &v, &n_plain) != 0 || named_args(r, n, v + n_plain, &named) != 0)
         return -1;
     f.plain = v;
+    f.n_plain = n_plain;
     f.named = named;
     mark = r->out->len;
     for (;;) {
@@ -217,16 +216,15 @@ int run_format(struct run *r, const struct node *n, const struct value *format, 
 int run_format_filter(struct run *r, const struct node *n, const struct value *format,
                       struct value *out)
 {
-    uint32_t n_plain = n->n_kids - 1 - n->n_keys;
-    struct value right, text, *v;
+    struct value right = {.type = V_DICT}, text, *v;
+    uint32_t n_plain;
     struct list *l;
 
+    if (run_str(r, format, &text) != 0 || run_args(r, n, &v, &n_plain) != 0)
+        return -1;
     if (n_plain > 0 && n->n_keys > 0)
         return run_fail(r, "filter 'format' takes either named arguments or others");
-    if (run_str(r, format, &text) != 0 || run_args(r, n, &v) != 0)
-        return -1;
     if (n->n_keys > 0) {
-        right.type = V_DICT;
         if (named_args(r, n, v, &right.u.dict) != 0)
             return -1;
     } else {

@@ -48,6 +48,7 @@ __attribute__((format(printf, 2, 3))) struct node *node_refused(struct parser *p
 /* Settles the depth of a node whose kids are there. Returns it, or NULL when it is too deep. */
 struct node *node_done(struct parser *p, struct node *n);
 int kids_add(struct parser *p, struct kids *k, struct node *n);
+struct node *unary(struct parser *p, enum node_kind kind, struct node *a); /* a may be NULL */
 struct node *node_of(struct parser *p, enum node_kind kind, const struct kids *k);
 int intern(struct parser *p, struct text name, uint32_t *sym);
 int enter(struct parser *p);

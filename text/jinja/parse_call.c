@@ -9,19 +9,25 @@
 struct call_args {
     struct kids plain, named;
     struct text names[JINJA_ARGS_MAX];
-    bool unpacks; /* a '*' or '**' */
+    bool unpacks, keywords; /* a '*'; a '**' */
 };
 
 static int parse_arg(struct parser *p, struct call_args *a)
 {
     struct node *n;
 
-    if (skip_op(p, '*') || skip_op(p, OP_2_POW)) {
-        a->unpacks = true;
-        return parse_expression(p, true) != NULL ? 0 : -1;
-    }
     if (a->plain.n + a->named.n >= JINJA_ARGS_MAX)
         return jinja_refuse(p->e, p->tok->line, "more than %d arguments", JINJA_ARGS_MAX);
+    if (skip_op(p, OP_2_POW)) {
+        a->keywords = true;
+        return parse_expression(p, true) != NULL ? 0 : -1;
+    }
+    if (skip_op(p, '*')) {
+        a->unpacks = true;
+        n = parse_expression(p, true);
+        n = n != NULL ? unary(p, N_UNPACK, n) : NULL;
+        return n != NULL ? kids_add(p, &a->plain, n) : -1;
+    }
     if (p->tok->type == TOKEN_NAME && p->tok[1].type == TOKEN_OP && p->tok[1].op == '=') {
         a->names[a->named.n] = p->tok->text;
         p->tok += 2;
@@ -72,8 +78,9 @@ static int bind(struct node **slots, const struct callee *c, const struct call_a
 
     while (n < CALLEE_SLOTS_MAX && c->params[n] != NULL)
         n++;
-    if (a->unpacks)
-        return err_set(why, ERR_BAD_REQUEST, "", "'*' and '**' in arguments are not supported");
+    if (a->unpacks || a->keywords)
+        return err_set(why, ERR_BAD_REQUEST, "",
+                       "'*' and '**' in arguments of a %s are not supported", what);
     if (a->plain.n - skip > n)
         return err_set(why, ERR_BAD_REQUEST, "", "%s '%s' takes at most %u arguments here", what,
                        c->name, n);
@@ -133,7 +140,7 @@ static int bind_inner(struct node *n, const struct call_args *a, struct err *why
                                   : why_set(why, "filter", n->text, "needs a filter or attribute=");
     }
     if (a->plain.n == skip)
-        return a->named.n == 0 && !a->unpacks
+        return a->named.n == 0 && !a->keywords
                    ? 0
                    : why_set(why, "filter", n->text, "takes no such arguments here");
     if (a->plain.v[skip]->kind != N_CONST || a->plain.v[skip]->value.type != V_STRING)
@@ -155,8 +162,8 @@ static struct node *call_of(struct parser *p, enum node_kind kind, struct node *
 
     if (at_op(p, '(') && parse_args(p, &a) != 0)
         return NULL;
-    if (a.unpacks)
-        return node_refused(p, "'*' and '**' in arguments are not supported");
+    if (a.keywords)
+        return node_refused(p, "'**' in arguments is not supported");
     n = node_new(p, kind, 1 + a.plain.n + a.named.n);
     if (n == NULL)
         return NULL;

@@ -18,7 +18,7 @@ static struct node *binary(struct parser *p, enum node_kind kind, unsigned op, s
     return node_done(p, n);
 }
 
-static struct node *unary(struct parser *p, enum node_kind kind, struct node *a)
+struct node *unary(struct parser *p, enum node_kind kind, struct node *a)
 {
     struct node *n = a != NULL ? node_new(p, kind, 1) : NULL;
 

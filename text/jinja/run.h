@@ -124,8 +124,8 @@ struct args {
     const bool *given;
 };
 int run_call(struct run *r, const struct node *n, const struct value *callee, struct value *out);
-/* The arguments of a call, positional, then named: [n_kids - 1], of the arena. */
-int run_args(struct run *r, const struct node *n, struct value **out);
+/* The arguments of a call, positional, then named: [*n_plain + n_keys], of the arena. */
+int run_args(struct run *r, const struct node *n, struct value **out, uint32_t *n_plain);
 int run_filter(struct run *r, const struct node *n, const struct value *in, const struct args *a,
                struct value *out);
 int run_filter_by_id(struct run *r, unsigned id, const struct value *in, const struct args *a,
