@@ -110,45 +110,58 @@ static enum exec exec_for(struct run *r, const struct node *n)
     return run_block(r, &n->other); /* also when every turn broke off: Jinja2's `else` */
 }
 
-/* A body in a scope of its own. */
+/* Enters a scope of its own; the caller keeps the outer one and sets it again. */
+static int enter_scope(struct run *r)
+{
+    struct scope *s = arena_alloc(&r->arena, sizeof *s);
+
+    if (s == NULL)
+        return run_no_memory(r);
+    s->parent = r->scope;
+    r->scope = s;
+    return 0;
+}
+
 static enum exec exec_scope(struct run *r, const struct block *body)
 {
-    struct scope *s = arena_alloc(&r->arena, sizeof *s), *outer = r->scope;
-    enum exec rc;
+    struct scope *outer = r->scope;
+    enum exec rc = enter_scope(r) == 0 ? run_block(r, body) : EXEC_FAILED;
 
-    if (s == NULL) {
-        (void)run_no_memory(r);
-        return EXEC_FAILED;
+    r->scope = outer;
+    return rc;
+}
+
+/* What a body in a scope of its own writes, through the filters, which see that scope, or NULL. */
+static int exec_captured(struct run *r, const struct block *body, const struct node *filters,
+                         struct value *out)
+{
+    struct scope *outer = r->scope;
+    size_t mark = r->out->len;
+    int rc = enter_scope(r);
+
+    if (rc == 0)
+        rc = run_block(r, body) == EXEC_NEXT ? run_taken(r, mark, out) : -1;
+    if (rc == 0 && filters != NULL) {
+        r->captured = *out;
+        rc = run_eval(r, filters, out);
     }
-    s->parent = outer;
-    r->scope = s;
-    rc = run_block(r, body);
     r->scope = outer;
     return rc;
 }
 
 static int exec_set_block(struct run *r, const struct node *n)
 {
-    size_t mark = r->out->len;
     struct value v;
 
-    if (exec_scope(r, &n->body) != EXEC_NEXT || run_taken(r, mark, &v) != 0)
-        return -1;
-    if (n->kids[1] != NULL) {
-        r->captured = v;
-        if (run_eval(r, n->kids[1], &v) != 0)
-            return -1;
-    }
-    return assign(r, r->scope, n->kids[0], &v);
+    return exec_captured(r, &n->body, n->kids[1], &v) == 0 ? assign(r, r->scope, n->kids[0], &v)
+                                                           : -1;
 }
 
 static int exec_filter_block(struct run *r, const struct node *n)
 {
-    size_t mark = r->out->len;
     struct value v;
 
-    if (exec_scope(r, &n->body) != EXEC_NEXT || run_taken(r, mark, &r->captured) != 0 ||
-        run_eval(r, n->kids[0], &v) != 0)
+    if (exec_captured(r, &n->body, n->kids[0], &v) != 0)
         return -1;
     return v.type == V_STRING ? run_write(r, v.u.s) : run_wrong_type(r, &v, "a string");
 }

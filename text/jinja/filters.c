@@ -187,31 +187,32 @@ static int indent_of(struct run *r, const struct value *v, struct value *out)
     return run_binary(r, OP_MUL, &space, v, out);
 }
 
-static int filter_indent(struct run *r, struct text s, const struct args *a, struct value *out)
+static int filter_indent(struct run *r, const struct value *v, const struct args *a,
+                         struct value *out)
 {
     struct value four = value_int(4), indent;
     bool first = a->given[1] && value_truth(&a->v[1]), blank = a->given[2] && value_truth(&a->v[2]);
     size_t mark = r->out->len;
-    struct text newline = TEXT("\n");
+    struct text rest, line;
+    bool ended;
 
-    if (indent_of(r, a->given[0] ? &a->v[0] : &four, &indent) != 0)
+    if (v->type == V_UNDEFINED)
+        return run_undefined(r, v);
+    if (v->type != V_STRING)
+        return run_wrong_type(r, v, "a string to indent");
+    if (indent_of(r, a->given[0] ? &a->v[0] : &four, &indent) != 0 ||
+        run_charge_bytes(r, v->u.s.len) != 0)
         return -1;
-    for (size_t i = 0; i < s.len; i++) {
-        if ((s.p[i] >= '\v' && s.p[i] <= '\r') || (s.p[i] >= 0x1c && s.p[i] <= 0x1e) ||
-            (s.p[i] & 0x80) != 0)
-            return run_fail(r, "'indent' of text with other line ends than \\n, or characters "
-                               "outside ASCII, is not supported");
-    }
+    rest = v->u.s;
+    if (rest.len > 0 && rest.p[rest.len - 1] == '\r')
+        rest.len--; /* one line end with the \n that Jinja2 adds and takes off again */
     for (bool head = true;; head = false) {
-        const char *at = s.len > 0 ? memchr(s.p, '\n', s.len) : NULL;
-        struct text line = {s.p, at != NULL ? (size_t)(at - s.p) : s.len};
-
+        ended = text_line(&rest, &line);
         if (((head ? first : (blank || line.len > 0)) && run_write(r, indent.u.s) != 0) ||
-            run_write(r, line) != 0 || (at != NULL && run_write(r, newline) != 0))
+            run_write(r, line) != 0 || (ended && run_write(r, TEXT("\n")) != 0))
             return -1;
-        if (at == NULL)
+        if (!ended)
             break;
-        s = (struct text){at + 1, s.len - line.len - 1};
     }
     return run_taken(r, mark, out);
 }
@@ -267,7 +268,7 @@ static int text_filter(struct run *r, unsigned id, const struct value *v, const 
     case FILTER_TRIM:
         return filter_trim(r, s.u.s, a, out);
     case FILTER_INDENT:
-        return filter_indent(r, s.u.s, a, out);
+        return filter_indent(r, v, a, out);
     case FILTER_REPLACE:
         return filter_replace(r, s.u.s, a, out);
     default:

@@ -94,6 +94,8 @@ int run_percent(struct run *r, const struct value *format, const struct value *r
                 struct value *out)
 {
     bool tuple = right->type == V_TUPLE, dict = right->type == V_DICT;
+    bool may_be_left = dict || right->type == V_LIST || right->type == V_RANGE ||
+                       right->type == V_UNDEFINED; /* Python takes each for a mapping */
     struct format f = {.rest = format->u.s,
                        .markup = format->markup,
                        .plain = tuple ? right->u.list->items : right,
@@ -110,7 +112,7 @@ int run_percent(struct run *r, const struct value *format, const struct value *r
         if (percent_place(r, &f) != 0)
             return -1;
     }
-    if (f.next < f.n_plain && !dict && right->type != V_LIST && right->type != V_RANGE)
+    if (f.next < f.n_plain && !may_be_left)
         return run_fail(r, "a format has places for %zu of %zu values", f.next, f.n_plain);
     if (run_taken(r, mark, out) != 0)
         return -1;

@@ -153,32 +153,17 @@ static int method_split(struct run *r, struct text s, const struct args *a, bool
     return rc;
 }
 
-static bool ends_line(uint32_t c)
-{
-    return (c >= 0x0a && c <= 0x0d) || (c >= 0x1c && c <= 0x1e) || c == 0x85 || c == 0x2028 ||
-           c == 0x2029;
-}
-
 static int method_lines(struct run *r, struct text s, struct value *out)
 {
+    struct text line;
     struct list *l;
-    size_t from = 0, len;
 
     if (run_charge_bytes(r, s.len * 4) != 0 || run_list(r, &l, 0) != 0)
         return -1;
-    for (size_t i = 0; i < s.len; i += len) {
-        len = text_char_len(s.p + i, s.p + s.len);
-        len = len > 0 ? len : 1;
-        if (!ends_line(text_char(s.p + i, len)))
-            continue;
-        if (push_text(r, l, s.p + from, i - from) != 0)
+    while (text_line(&s, &line) || line.len > 0) {
+        if (push_text(r, l, line.p, line.len) != 0)
             return -1;
-        if (s.p[i] == '\r' && i + 1 < s.len && s.p[i + 1] == '\n')
-            len = 2;
-        from = i + len;
     }
-    if (from < s.len && push_text(r, l, s.p + from, s.len - from) != 0)
-        return -1;
     *out = value_list(V_LIST, l);
     return 0;
 }

@@ -357,6 +357,19 @@ static struct node *parse_for(struct parser *p)
     return node_done(p, n);
 }
 
+/* The filters of a set or filter block, which Jinja2 looks for before it renders, even in an if. */
+static struct node *parse_block_filters(struct parser *p)
+{
+    struct node *n = node_new(p, N_CAPTURED, 0);
+    bool soft = p->soft;
+
+    p->soft = false;
+    n = n != NULL ? parse_filter(p, n) : NULL;
+    n = n != NULL ? parse_filters(p, n, true) : NULL;
+    p->soft = soft;
+    return n;
+}
+
 static struct node *parse_set(struct parser *p)
 {
     static const char *const ends[] = {"endset", NULL};
@@ -371,11 +384,8 @@ static struct node *parse_set(struct parser *p)
     n->kind = N_SET_BLOCK;
     if (n->kids[0]->kind == N_TUPLE)
         return refuse_here(p, "=");
-    if (at_op(p, '|')) {
-        n->kids[1] = node_new(p, N_CAPTURED, 0);
-        if (n->kids[1] == NULL || (n->kids[1] = parse_filters(p, n->kids[1], true)) == NULL)
-            return NULL;
-    }
+    if (at_op(p, '|') && (n->kids[1] = parse_block_filters(p)) == NULL)
+        return NULL;
     if (parse_scope(p, &n->body, ends, false) != 0) /* what would a break do to the text? */
         return NULL;
     p->tok++;
@@ -385,11 +395,10 @@ static struct node *parse_set(struct parser *p)
 static struct node *parse_filter_block(struct parser *p)
 {
     static const char *const ends[] = {"endfilter", NULL};
-    struct node *n = node_new(p, N_FILTER_BLOCK, 1), *text = node_new(p, N_CAPTURED, 0);
+    struct node *n = node_new(p, N_FILTER_BLOCK, 1);
 
     p->tok--; /* to 'filter', in the place of the '|' */
-    if (n == NULL || text == NULL || (text = parse_filter(p, text)) == NULL ||
-        (n->kids[0] = parse_filters(p, text, true)) == NULL ||
+    if (n == NULL || (n->kids[0] = parse_block_filters(p)) == NULL ||
         parse_scope(p, &n->body, ends, false) != 0)
         return NULL;
     p->tok++;

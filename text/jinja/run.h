@@ -153,6 +153,8 @@ size_t text_char_len(const char *p, const char *end); /* bytes of the character 
 uint32_t text_char(const char *p, size_t len);
 size_t text_offset(struct text s, size_t n_chars); /* byte offset, at most s.len */
 bool char_is_space(uint32_t c);
+/* Takes a line off, with any end that str.splitlines() knows; false if it has none. */
+bool text_line(struct text *rest, struct text *line);
 int run_strip(struct run *r, struct text s, const struct value *chars, int sides, struct text *out);
 enum text_case { CASE_UPPER, CASE_LOWER, CASE_TITLE, CASE_CAPITALIZE };
 int run_case(struct run *r, struct text s, enum text_case how, struct value *out);

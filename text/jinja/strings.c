@@ -64,6 +64,33 @@ bool char_is_space(uint32_t c)
            c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
+static bool ends_line(uint32_t c)
+{
+    return (c >= 0x0a && c <= 0x0d) || (c >= 0x1c && c <= 0x1e) || c == 0x85 || c == 0x2028 ||
+           c == 0x2029;
+}
+
+bool text_line(struct text *rest, struct text *line)
+{
+    struct text s = *rest;
+    size_t len;
+
+    for (size_t i = 0; i < s.len; i += len) {
+        len = text_char_len(s.p + i, s.p + s.len);
+        len = len > 0 ? len : 1;
+        if (!ends_line(text_char(s.p + i, len)))
+            continue;
+        if (s.p[i] == '\r' && i + 1 < s.len && s.p[i + 1] == '\n')
+            len = 2;
+        *line = (struct text){s.p, i};
+        *rest = (struct text){s.p + i + len, s.len - i - len};
+        return true;
+    }
+    *line = s;
+    *rest = (struct text){s.p + s.len, 0};
+    return false;
+}
+
 /* Bytes of the last character. */
 static size_t last_len(struct text s)
 {
