@@ -127,7 +127,37 @@ static int load_config(json_t **out, const char *dir, struct err *e)
     return 0;
 }
 
-static int parse_named(struct chat_template *t, const json_t *list, struct err *e)
+/* Says which of a model's templates failed. -1. */
+static int name_template(struct err *e, const char *name)
+{
+    struct err named = {0};
+
+    (void)err_set(&named, e->code, e->field, "template '%s': %s", name, e->msg);
+    *e = named;
+    return -1;
+}
+
+static struct jinja **template_named(struct chat_template *t, const char *name)
+{
+    return strcmp(name, "default") == 0    ? &t->plain
+           : strcmp(name, "tool_use") == 0 ? &t->tool_use
+                                           : NULL;
+}
+
+/* The last of two with one name serves, as in transformers; those of other names are ignored. */
+static int parse_named(struct chat_template *t, const char *name, const char *source, size_t len,
+                       struct err *e)
+{
+    struct jinja **at = template_named(t, name);
+
+    if (at == NULL)
+        return 0;
+    jinja_free(*at);
+    *at = NULL;
+    return jinja_parse(at, source, len, e) == 0 ? 0 : name_template(e, name);
+}
+
+static int parse_list(struct chat_template *t, const json_t *list, struct err *e)
 {
     const json_t *item;
     size_t i;
@@ -137,19 +167,11 @@ static int parse_named(struct chat_template *t, const json_t *list, struct err *
         const json_t *name = json_object_get(item, "name"),
                      *source = json_object_get(item, "template");
         const char *text = json_string_value(name);
-        struct jinja **at;
 
         if (text == NULL || !json_is_string(source))
             return err_set(e, ERR_BAD_REQUEST, "/chat_template",
                            "entry %zu of the list has no name and template", i);
-        at = strcmp(text, "default") == 0    ? &t->plain
-             : strcmp(text, "tool_use") == 0 ? &t->tool_use
-                                             : NULL;
-        if (at == NULL)
-            continue;
-        jinja_free(*at);
-        *at = NULL;
-        if (jinja_parse(at, json_string_value(source), json_string_length(source), e) != 0)
+        if (parse_named(t, text, json_string_value(source), json_string_length(source), e) != 0)
             return -1;
     }
     if (t->plain == NULL && t->tool_use == NULL)
@@ -172,7 +194,7 @@ static int parse_config(struct chat_template *t, const json_t *config, struct er
     if (!json_is_array(v))
         return err_set(e, ERR_BAD_REQUEST, "/chat_template",
                        "chat_template in tokenizer_config.json is neither a string nor a list");
-    return parse_named(t, v, e);
+    return parse_list(t, v, e);
 }
 
 int chat_template_parse(struct chat_template **out, const char *source, size_t len,
@@ -192,25 +214,68 @@ int chat_template_parse(struct chat_template **out, const char *source, size_t l
     return 0;
 }
 
-int chat_template_load(struct chat_template **out, const char *dir, struct err *e)
+/* DIR/PATH, if it is there. */
+static int load_file(char **source, size_t *len, const char *dir, const char *path, struct err *e)
 {
-    struct file_cfg file = {.dir = dir,
-                            .path = "chat_template.jinja",
-                            .nbytes_max = JINJA_SOURCE_NBYTES_MAX,
-                            .optional = true};
-    json_t *config = NULL;
-    char *source = NULL;
+    struct file_cfg file = {
+        .dir = dir, .path = path, .nbytes_max = JINJA_SOURCE_NBYTES_MAX, .optional = true};
+
+    *source = NULL;
+    return file_read(source, len, &file, e);
+}
+
+/* Those that transformers writes beside chat_template.jinja when a model has several. */
+static int load_named(struct chat_template *t, const char *dir, const char *name, struct err *e)
+{
+    char path[64], *source;
     size_t len = 0;
     int rc;
 
+    (void)snprintf(path, sizeof path, "additional_chat_templates/%s.jinja", name);
+    if (load_file(&source, &len, dir, path, e) != 0)
+        return -1;
+    rc = source != NULL ? parse_named(t, name, source, len, e) : 0;
+    free(source);
+    return rc;
+}
+
+/* Files come before tokenizer_config.json. */
+static int load_templates(struct chat_template *t, const char *dir, const json_t *config,
+                          struct err *e)
+{
+    char *source;
+    size_t len = 0;
+    int rc;
+
+    if (load_file(&source, &len, dir, "chat_template.jinja", e) != 0)
+        return -1;
+    rc = source != NULL ? jinja_parse(&t->plain, source, len, e) : 0;
+    free(source);
+    if (rc != 0 || load_named(t, dir, "default", e) != 0 || load_named(t, dir, "tool_use", e) != 0)
+        return -1;
+    return t->plain != NULL || t->tool_use != NULL ? 0 : parse_config(t, config, e);
+}
+
+int chat_template_load(struct chat_template **out, const char *dir, struct err *e)
+{
+    struct chat_template *t;
+    json_t *config = NULL;
+
     if (load_config(&config, dir, e) != 0)
         return -1;
-    rc = file_read(&source, &len, &file, e);
-    if (rc == 0)
-        rc = chat_template_parse(out, source, len, config, e);
-    free(source);
+    t = calloc(1, sizeof *t);
+    if (t == NULL)
+        (void)no_memory(e);
+    if (t == NULL || load_templates(t, dir, config, e) != 0 ||
+        read_specials(&t->specials, config, e) != 0) {
+        chat_template_free(t);
+        t = NULL;
+    }
     json_decref(config);
-    return rc;
+    if (t == NULL)
+        return -1;
+    *out = t;
+    return 0;
 }
 
 static const struct jinja *template_pick(const struct chat_template *t, bool has_tools)
@@ -339,9 +404,12 @@ static int render(const struct chat_template *t, const struct chat_input *in, js
     const json_t *layers[3] = {in->kwargs, base, t->specials};
     struct jinja_input input = {.layers = layers, .n_layers = 3, .now_s = in->now_s};
 
-    return j != NULL ? jinja_render(j, &input, out, e)
-                     : err_set(e, ERR_BAD_REQUEST, "/tools",
-                               "the model's only chat template is for requests with tools");
+    if (j == NULL)
+        return err_set(e, ERR_BAD_REQUEST, "/tools",
+                       "the model's only chat template is for requests with tools");
+    if (jinja_render(j, &input, out, e) == 0)
+        return 0;
+    return j == t->tool_use ? name_template(e, "tool_use") : -1;
 }
 
 int chat_template_render(const struct chat_template *t, const struct chat_input *in,

@@ -1,9 +1,10 @@
 /* The chat template of a model directory: messages to the text that the model was trained to read.
  *
- * As transformers does it: chat_template.jinja, or else `chat_template` of tokenizer_config.json, a
- * string or a list of {name, template}, of which "tool_use" serves requests with tools and
- * "default" the others. The special tokens of tokenizer_config.json are variables of the template.
- * A message's reasoning is read by any of its names: reasoning_content, thinking, reasoning. */
+ * As transformers does it: chat_template.jinja and additional_chat_templates/NAME.jinja, or else
+ * `chat_template` of tokenizer_config.json, a string or a list of {name, template}. "tool_use"
+ * serves requests with tools, "default", which is also that of chat_template.jinja, the others. The
+ * special tokens of tokenizer_config.json are variables of the template. A message's reasoning is
+ * read by any of its names: reasoning_content, thinking, reasoning. */
 #ifndef BATON_TEXT_CHAT_TEMPLATE_H
 #define BATON_TEXT_CHAT_TEMPLATE_H
 

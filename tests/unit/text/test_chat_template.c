@@ -148,7 +148,7 @@ static void test_chat_template_random_ones_match_jinja2(void **state)
 static void test_chat_template_constructs_match_jinja2(void **state)
 {
     (void)state;
-    check_templates("constructs.json", 130);
+    check_templates("constructs.json", 150);
 }
 
 /* Renders one message; 0, or -1 with *e. */
@@ -397,18 +397,23 @@ static void write_file(const char *dir, const char *name, const char *text)
 
 static void remove_dir(const char *dir)
 {
-    static const char *const names[] = {"tokenizer_config.json", "chat_template.jinja"};
+    static const char *const names[] = {
+        "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates/default.jinja",
+        "additional_chat_templates/tool_use.jinja", "additional_chat_templates/rag.jinja"};
     char path[256];
 
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         (void)snprintf(path, sizeof path, "%s/%s", dir, names[i]);
         (void)unlink(path);
     }
+    (void)snprintf(path, sizeof path, "%s/additional_chat_templates", dir);
+    (void)rmdir(path);
     assert_int_equal(rmdir(dir), 0);
 }
 
-static void check_load(const char *config, const char *jinja, bool tools, const char *expected,
-                       enum err_code code)
+/* @more  a NULL-terminated list of names and sources, or NULL */
+static void check_load_all(const char *config, const char *jinja, const char *const *more,
+                           bool tools, const char *expected, enum err_code code)
 {
     char dir[] = "/tmp/test_chat_XXXXXX";
     json_t *messages = json_pack("[{s:s, s:s}]", "role", "user", "content", "hi"),
@@ -423,6 +428,13 @@ static void check_load(const char *config, const char *jinja, bool tools, const 
         write_file(dir, "tokenizer_config.json", config);
     if (jinja != NULL)
         write_file(dir, "chat_template.jinja", jinja);
+    for (size_t i = 0; more != NULL && more[i] != NULL; i += 2) {
+        char path[256];
+
+        (void)snprintf(path, sizeof path, "%s/additional_chat_templates", dir);
+        (void)mkdir(path, 0700);
+        write_file(path, more[i], more[i + 1]);
+    }
     if (chat_template_load(&t, dir, &e) == 0)
         (void)chat_template_render(t, &in, &out, &e);
     assert_int_equal(e.code, code);
@@ -433,6 +445,37 @@ static void check_load(const char *config, const char *jinja, bool tools, const 
     json_decref(messages);
     json_decref(some);
     remove_dir(dir);
+}
+
+static void check_load(const char *config, const char *jinja, bool tools, const char *expected,
+                       enum err_code code)
+{
+    check_load_all(config, jinja, NULL, tools, expected, code);
+}
+
+/* As transformers 5 saves and loads a model with several templates. */
+static void test_chat_template_load_finds_additional_ones(void **state)
+{
+    static const char config[] = "{\"chat_template\": \"C\"}";
+    static const char *const tool[] = {"tool_use.jinja", "T{{ tools|length }}", "rag.jinja",
+                                       "{% nonsense %}", NULL};
+    static const char *const other[] = {"default.jinja", "O", NULL};
+    static const char *const bad[] = {"tool_use.jinja", "\n{% x %}", NULL};
+    static const char *const fails[] = {"tool_use.jinja", "\n{{ nope.x }}", NULL};
+
+    (void)state;
+    check_load_all(config, "D", tool, true, "T0", ERR_NONE);
+    check_load_all(config, "D", tool, false, "D", ERR_NONE);
+    check_load_all(config, "D", other, true, "O", ERR_NONE);
+    check_load_all(config, NULL, other, false, "O", ERR_NONE);
+    check_load_all(config, NULL, tool, true, "T0", ERR_NONE);
+    check_load_all(config, NULL, tool, false,
+                   "the model's only chat template is for requests with tools", ERR_BAD_REQUEST);
+    check_load_all(config, "D", bad, false, "template 'tool_use': line 2: tag 'x' is not supported",
+                   ERR_BAD_REQUEST);
+    check_load_all(config, "D", fails, true,
+                   "template 'tool_use': chat template, line 2: 'nope' is undefined",
+                   ERR_BAD_REQUEST);
 }
 
 static void test_chat_template_load_finds_the_template(void **state)
@@ -630,6 +673,7 @@ int main(void)
         cmocka_unit_test(test_jinja_parse_bounds_depth_and_size),
         cmocka_unit_test(test_jinja_render_fits_the_stack_of_a_worker),
         cmocka_unit_test(test_chat_template_load_finds_the_template),
+        cmocka_unit_test(test_chat_template_load_finds_additional_ones),
         cmocka_unit_test(test_chat_template_render_ends_in_the_final_message),
         cmocka_unit_test(test_chat_template_reads_reasoning_by_each_name),
         cmocka_unit_test(test_chat_template_takes_parts_when_it_walks_them),
