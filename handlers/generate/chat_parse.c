@@ -164,17 +164,22 @@ static int set_content(json_t *message, bool as_parts, size_t i, struct err *e)
     return json_object_set_new(message, "content", made) == 0 ? 0 : no_memory(e);
 }
 
-/* Is it JSON to Python, though not to us? */
+/* Is it an object to Python, though no JSON to us? `why` is of the first place that is none. */
 static bool python_reads(const json_error_t *why, const char *text, size_t len)
 {
+    if (text[strspn(text, " \t\r\n")] != '{')
+        return false;
     switch (json_error_code(why)) {
     case json_error_numeric_overflow:
     case json_error_null_byte_in_key:
     case json_error_stack_overflow:
         return true;
     default:
-        return strncmp(why->text, "invalid Unicode", 15) == 0 || memmem(text, len, "NaN", 3) ||
-               memmem(text, len, "Infinity", 8);
+        return strncmp(why->text, "invalid Unicode", 15) == 0 ||
+               strstr(why->text, "near 'NaN'") != NULL ||
+               strstr(why->text, "near 'Infinity'") != NULL ||
+               (why->position > 0 && (size_t)why->position <= len &&
+                strncmp(text + why->position - 1, "-Infinity", 9) == 0);
     }
 }
 
@@ -250,6 +255,20 @@ static void drop_nulls(json_t *message)
     }
 }
 
+/* Two names of one thing: vLLM takes the first of these, transformers the second. */
+static int check_reasoning(const json_t *message, size_t i, struct err *e)
+{
+    const json_t *a = body_given(message, "reasoning"),
+                 *b = body_given(message, "reasoning_content");
+    char field[ERR_FIELD_MAX];
+
+    if (a == NULL || b == NULL || json_equal(a, b))
+        return 0;
+    message_field(field, i, "reasoning", 0, NULL);
+    return err_set(e, ERR_BAD_REQUEST, field,
+                   "'reasoning' and 'reasoning_content' differ; send one of them");
+}
+
 static int set_message(json_t *message, bool as_parts, size_t i, struct err *e)
 {
     char field[ERR_FIELD_MAX];
@@ -259,7 +278,7 @@ static int set_message(json_t *message, bool as_parts, size_t i, struct err *e)
                        json_is_object(message) ? "/role" : "");
         return err_set(e, ERR_BAD_REQUEST, field, "a message is an object with a string 'role'");
     }
-    if (set_content(message, as_parts, i, e) != 0)
+    if (check_reasoning(message, i, e) != 0 || set_content(message, as_parts, i, e) != 0)
         return -1;
     drop_nulls(message);
     return set_calls(message, i, e);
