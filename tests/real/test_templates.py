@@ -143,9 +143,9 @@ TALKS = (
     [said("user", "named", name="Ann"), said("assistant", "hi", name="Bob"), user()],
 )
 TOOLS = [{"type": "function", "function": {
-    "name": "get_weather", "description": "The \"weather\" <now> & 'then'",
+    "name": "get_weather", "description": "The \"weather\" <now> & 'then'\nà Zürich",
     "parameters": {"type": "object", "required": ["city"], "properties": {
-        "city": {"type": "string", "description": "Where\nto look"},
+        "city": {"type": "string", "description": "Où\nchercher\r\n"},
         "unit": {"type": "string", "enum": ["C", "F"], "default": "C"},
         "days": {"type": ["integer", "null"], "minimum": -1, "maximum": 1000.0}}}}}]
 TOOLS_DEEP = [*TOOLS, {"type": "function", "function": {
