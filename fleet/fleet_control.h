@@ -36,6 +36,7 @@ struct fleet_control_cfg {
     bool pause_fenced;         /* engines that are fenced for their weights are paused too */
     enum fleet_prove prove;    /* what each engine is asked for after an update */
     struct store *store;       /* the committed bytes, of --stage; NULL: none are here */
+    const char *model_dir;     /* of the model that the engines serve; NULL: where they name it */
     bool recomputes;           /* running generations recompute their KV after an update */
     bool finishes;             /* an update waits until running generations have ended */
     bool allow_unseen; /* a configured model spec does not refuse tensors whose names are unseen */

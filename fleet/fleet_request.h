@@ -19,6 +19,8 @@ enum {
     FLEET_STEP_US = 30000000,   /* a pause, a resume, the start of its own update */
     FLEET_ABORT_US = 10000000,  /* the abort of its update */
     FLEET_QUERY_US = 10000000,  /* a query of its state */
+    FLEET_CONFIG_US = 30000000, /* of its configuration: a vLLM inspects its host before the first
+                                   reply */
     FLEET_CACHE_US = 60000000,  /* a reset of its caches, an abort of its requests */
     FLEET_SLEEP_US = 300000000, /* a sleep or a wake: weights to or from host memory */
     FLEET_GRACE_US = 2000000    /* added where the request itself gives the engine a timeout */

@@ -9,8 +9,7 @@
 #include <stdlib.h>
 
 enum {
-    CONFIG_TIMEOUT_US = 30000000, /* a vLLM inspects its host before the first reply */
-    VALUE_SHOWN_MAX = 100,        /* bytes of a value that differs */
+    VALUE_SHOWN_MAX = 100, /* bytes of a value that differs */
     PATH_MAX_NBYTES = 64
 };
 
@@ -133,7 +132,7 @@ json_t *fleet_vllm_config_json(struct fleet_control *fc, struct err *e)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for requests to the upstreams");
     } else {
         n = fleet_reachable(fc, NULL, targets);
-        if (fleet_query(fc, API_GET_CONFIG, targets, n, CONFIG_TIMEOUT_US, &results, e) == 0) {
+        if (fleet_query(fc, API_GET_CONFIG, targets, n, FLEET_CONFIG_US, &results, e) == 0) {
             for (size_t i = 0; i < n; i++)
                 read_config(fc, &configs[i], &results[i]);
             out = common_json(configs, n, e);

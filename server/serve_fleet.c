@@ -153,6 +153,7 @@ static int open_control(struct server *s, struct err *e)
                                     .reconcile = s->app.generate_executor,
                                     .history = s->app.history,
                                     .store = s->weights.store,
+                                    .model_dir = s->config.model,
                                     .update_us = settings->update_timeout_ms * 1000,
                                     .recomputes = settings->on_update != GEN_ON_UPDATE_CONTINUE,
                                     .finishes = settings->on_update == GEN_ON_UPDATE_FINISH,

@@ -46,6 +46,20 @@ bool api_packs_handles_at_init(enum upstream_kind kind, const char *release)
     return api->packs_handles_at_init != NULL && api->packs_handles_at_init(release);
 }
 
+bool api_renames_for_lora(enum upstream_kind kind, const struct upstream_report *report)
+{
+    const struct upstream_api *api = kinds[kind];
+
+    return api->renames_for_lora != NULL && report->has_lora &&
+           api->renames_for_lora(report->release);
+}
+
+int api_names_for_lora(enum api_names *out, enum upstream_kind kind, const char *release,
+                       const char *architecture, const json_t *config, struct err *e)
+{
+    return kinds[kind]->names_for_lora(out, release, architecture, config, e);
+}
+
 const char *api_refuses_windows(enum upstream_kind kind, const char *release)
 {
     const struct upstream_api *api = kinds[kind];

@@ -51,6 +51,24 @@ const struct upstream_caps *upstream_caps(enum upstream_kind kind);
  * @release  of upstream_report; NULL or unreadable: the newest */
 bool api_packs_handles_at_init(enum upstream_kind kind, const char *release);
 
+/* What the parameters of a model are called in updates. */
+enum api_names {
+    API_NAMES_PLAIN, /* as in a checkpoint */
+    API_NAMES_LORA,  /* those of linear layers end in ".base_layer.weight" and ".base_layer.bias" */
+    API_NAMES_LORA_EMBEDDING /* and those of the embedding */
+};
+
+/* api_renames_for_lora - may an upstream not take plain names?
+ * api_names_for_lora - which names such a one takes.
+ * @release       of upstream_report
+ * @architecture  of its model, as in config.json; NULL: not known
+ * @config        of api_read_config
+ * Errors: ERR_CONFLICT: its names are not known, so that it cannot be updated; the message says
+ * why, as a predicate, and what to do. */
+bool api_renames_for_lora(enum upstream_kind kind, const struct upstream_report *report);
+int api_names_for_lora(enum api_names *out, enum upstream_kind kind, const char *release,
+                       const char *architecture, const json_t *config, struct err *e);
+
 /* The owner of a pause of engines that are fenced (--pause-fenced), as a baton reports it. */
 #define API_FENCE_OWNER "baton:fenced"
 
@@ -93,6 +111,7 @@ struct api_packing {
 /* What differs from upstream to upstream in one operation. All borrowed. */
 struct api_context {
     const char *release; /* of upstream_report; NULL or unreadable: the newest */
+    enum api_names names;
     struct api_packing group;
     const char *group_name; /* that it joined; NULL or "": none was given */
     const char *update_id;  /* a baton: its own, of its start. Others have none: the version to

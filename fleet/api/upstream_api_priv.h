@@ -66,6 +66,10 @@ struct upstream_api {
     bool (*has_no_ranks)(const json_t *reply);
     /* api_packs_handles_at_init; NULL: never. */
     bool (*packs_handles_at_init)(const char *release);
+    /* api_renames_for_lora, api_names_for_lora; both NULL: never. */
+    bool (*renames_for_lora)(const char *release);
+    int (*names_for_lora)(enum api_names *out, const char *release, const char *architecture,
+                          const json_t *config, struct err *e);
     /* api_refuses_windows; NULL: it takes them. */
     const char *(*refuses_windows)(const char *release);
     /* api_has_mapped_nothing; NULL: never known. */
@@ -80,6 +84,15 @@ const struct upstream_api *upstream_api(enum upstream_kind kind);
 /* vllm_has - is the release of a vLLM 0.`minor` or later? One that is unknown or cannot be read,
  * and one built from sources without their tags ("0.1.dev1+g…"), is taken for the newest. */
 bool vllm_has(const char *release, unsigned minor);
+
+/* ---- vllm_names.c: the names of parameters ---- */
+
+/* vllm_names_for_lora - as api_names_for_lora.
+ * vllm_with_names - update_info, with these names in place of a checkpoint's. Steals info; NULL: no
+ * memory. */
+int vllm_names_for_lora(enum api_names *out, const char *release, const char *architecture,
+                        const json_t *config, struct err *e);
+json_t *vllm_with_names(json_t *info, enum api_names names);
 
 /* ---- api_body.c: requests ---- */
 

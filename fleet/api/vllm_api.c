@@ -11,6 +11,7 @@ enum {
     VLLM_COPIES_PACKED_HANDLES = 24,
     VLLM_PACKS_HANDLES_AT_INIT = 27,
     VLLM_PACKS_GROUP_AT_INIT = 28,
+    VLLM_LOADS_THROUGH_LORA = 28,
     VLLM_TAKES_UNIQUE_ID = 30,
     VLLM_RELEASES_KV = 31,
     VLLM_SHUTS_TRANSFER_DOWN = 32,
@@ -32,6 +33,11 @@ bool vllm_has(const char *release, unsigned minor)
 static bool vllm_packs_handles_at_init(const char *release)
 {
     return vllm_has(release, VLLM_PACKS_HANDLES_AT_INIT);
+}
+
+static bool vllm_renames_for_lora(const char *release)
+{
+    return !vllm_has(release, VLLM_LOADS_THROUGH_LORA);
 }
 
 static const char *vllm_refuses_windows(const char *release)
@@ -218,7 +224,7 @@ static int vllm_update_weights(struct api_request *out, const json_t *native,
                    ": they accept tensors over NCCL, or ipc_handles_pickled", e) != 0 ||
         (packs_at_init && group && check_group_packing(native, ctx, e) != 0))
         return -1;
-    info = api_pick(native, members);
+    info = vllm_with_names(api_pick(native, members), ctx->names);
     if (!packs_at_init)
         info = with_update_packing(info, native);
     return api_set_body(out, info != NULL ? json_pack("{s:o}", "update_info", info) : NULL, e);
@@ -357,9 +363,11 @@ static int first_metric(const char **value, const char *text, size_t len, const 
 static void vllm_read_status(struct upstream_report *out, const char *text, size_t len)
 {
     const char *began = NULL, *made = NULL;
+    static const char lora[] = "vllm:lora_requests_info"; /* made with --enable-lora only */
     int n_began = first_metric(&began, text, len, "\nprocess_start_time_seconds ");
     int n_made = first_metric(&made, text, len, "\nvllm:num_preemptions_created{");
 
+    out->has_lora = memmem(text, len, lora, sizeof lora - 1) != NULL;
     if (n_began == 0)
         return;
     (void)snprintf(out->process, sizeof out->process, "%.*s", n_began, began);
@@ -465,5 +473,7 @@ const struct upstream_api vllm_api = {
     .check_done = api_check_success,
     .reset_is_proven = vllm_reset_is_proven,
     .packs_handles_at_init = vllm_packs_handles_at_init,
+    .renames_for_lora = vllm_renames_for_lora,
+    .names_for_lora = vllm_names_for_lora,
     .refuses_windows = vllm_refuses_windows,
 };

@@ -133,6 +133,7 @@ struct upstream_report {
     char label[FLEET_LABEL_MAX + 1];     /* of the weights that it serves */
     char not_ready[FLEET_LABEL_MAX + 1]; /* why it cannot serve now; "" if it can */
     char release[FLEET_RELEASE_MAX + 1]; /* of its software, if its API differs between releases */
+    bool has_lora;                       /* it can load adapters, if its API differs by that */
     char update_id[FLEET_UPDATE_ID_MAX +
                    1]; /* its own update that made the weights that it serves */
     const char *held;  /* static: "paused" or "asleep", but not by this server; NULL: neither, or it

@@ -16,7 +16,8 @@ void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part, cons
         .body = body,
         .until_down = s->repair,
         .given_up = s->given_up,
-        .ctx = {.update_id = p->update_id[0] != '\0' ? p->update_id : NULL,
+        .ctx = {.names = p->names,
+                .update_id = p->update_id[0] != '\0' ? p->update_id : NULL,
                 .has_begun = p->own_update == PART_UPDATE_OPEN && !p->two_phase}};
 }
 

@@ -97,6 +97,8 @@ struct fleet_part {
     bool committed; /* it has committed the update, though its finish failed: the
                        engines behind it lack the version so far */
     enum fleet_packing_state packing; /* of handles, as sent to it in this update */
+    enum api_names names;             /* of its parameters */
+    bool names_known;                 /* it was asked; else they are plain */
     struct fleet_incarnation
         incarnation; /* when its first tensors were sent, or its finish was sent */
     char old_label[API_VERSION_MAX +

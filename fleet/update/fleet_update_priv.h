@@ -55,6 +55,12 @@ bool fleet_must_start_parts(struct fleet_control *fc, const struct fleet_session
 int fleet_start_parts(struct fleet_control *fc, struct fleet_session *s, const json_t *tensors,
                       struct err *e);
 
+/* fleet_learn_names - ask the engines that may call their parameters otherwise than a checkpoint
+ * does, once in each update, and drop those that do not say, or whose names are not known. The
+ * caller sends tensors. Blocks: up to FLEET_CONFIG_US. Errors: too few engines are left;
+ * fleet_query's. */
+int fleet_learn_names(struct fleet_control *fc, struct fleet_session *s, struct err *e);
+
 /* fleet_set_cause - the error for the client, from the parts that are out.
  * @e  clean; set. No lock held. */
 void fleet_set_cause(struct fleet_control *fc, struct fleet_session *s, struct err *e);

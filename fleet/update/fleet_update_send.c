@@ -432,7 +432,7 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
     s->source = t->source;
     mtx_unlock(&fc->lock);
     n_before = n_dropped(fc, s);
-    if (fleet_coverage_check(fc, s, &list, e) != 0 ||
+    if (fleet_coverage_check(fc, s, &list, e) != 0 || fleet_learn_names(fc, s, e) != 0 ||
         (t->by_group && drop_non_members(fc, s, t->body, e) != 0) ||
         fleet_check_dirty_markers(fc, s, false, e) != 0 || prepare_parts(fc, s, t->body, e) != 0 ||
         fleet_send_packing(fc, s, t->body, e) != 0) {

@@ -3,6 +3,7 @@
  * Usage: fake_engine --dialect baton|vllm|sglang [--port N | --unix PATH] [--world-size N]
  *   [--model NAME] [--weight-version LABEL] [--key KEY] [--tokens N] [--interval-us U] [--pad N]
  *   [--vllm-version 0.24.0] [--vllm-config JSON] [--journal N] [--idle-ms N] [--plain-finish]
+ *   [--enable-lora]
  *   [--sglang-version 0.5.N] [--silent-reset] [--own-kv] [--hicache] */
 #include "tests/fakes/engine.h"
 
@@ -283,6 +284,10 @@ static void parse_other(struct options *o, int which)
         o->pad = number(optarg);
     else if (which == 'F')
         o->plain_finish = true;
+    else if (which == 'L')
+        o->lora = true;
+    else if (which == 'I')
+        o->idle_us = number(optarg) * 1000;
     else if (which == 'S')
         o->silent_reset = true;
     else if (which == 'K')
@@ -312,6 +317,7 @@ static void parse_options(struct options *o, int argc, char **argv)
                                           {"journal", 1, NULL, 'j'},
                                           {"idle-ms", 1, NULL, 'I'},
                                           {"plain-finish", 0, NULL, 'F'},
+                                          {"enable-lora", 0, NULL, 'L'},
                                           {"sglang-version", 1, NULL, 'V'},
                                           {"experts", 1, NULL, 'E'},
                                           {"silent-reset", 0, NULL, 'S'},
@@ -354,9 +360,6 @@ static void parse_options(struct options *o, int argc, char **argv)
             break;
         case 'j':
             o->n_journal = number(optarg);
-            break;
-        case 'I':
-            o->idle_us = number(optarg) * 1000;
             break;
         default:
             parse_other(o, which);

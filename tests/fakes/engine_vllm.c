@@ -45,9 +45,13 @@ static void metrics(struct conn *c, const json_t *body)
                    "# TYPE vllm:num_requests_running gauge\n"
                    "vllm:num_requests_running{engine=\"0\",model_name=\"%.128s\"} %zu.0\n"
                    "# TYPE vllm:num_requests_waiting gauge\n"
-                   "vllm:num_requests_waiting{engine=\"0\",model_name=\"%.128s\"} %zu.0\n",
+                   "vllm:num_requests_waiting{engine=\"0\",model_name=\"%.128s\"} %zu.0\n"
+                   "%s",
                    e->started_s, e->o.model, e->started_s, e->o.model, e->n_running, e->o.model,
-                   state_waiting(e));
+                   state_waiting(e),
+                   e->o.lora ? "# HELP vllm:lora_requests_info Running stats on lora requests.\n"
+                               "# TYPE vllm:lora_requests_info gauge\n"
+                             : "");
     conn_reply_text(c, 200, text);
 }
 
@@ -246,6 +250,42 @@ static bool loads_nothing(const struct conn *c, const json_t *info)
            json_array_size(json_object_get(info, "names")) == 0;
 }
 
+/* With --enable-lora the parameters of these layers are called ".base_layer.weight" in its model of
+ * a Qwen3. Until 0.28 it looks for the names that it gets; since then the wrapper of the layer
+ * takes what a checkpoint calls them, and nothing else. */
+static bool is_wrapped(const char *name)
+{
+    static const char *const layers[] = {"q_proj",  "k_proj",    "v_proj",    "o_proj",
+                                         "up_proj", "gate_proj", "down_proj", "embed_tokens"};
+
+    for (size_t i = 0; i < sizeof layers / sizeof layers[0]; i++)
+        if (strstr(name, layers[i]) != NULL)
+            return true;
+    return false;
+}
+
+static bool loads_names(struct conn *c, const json_t *names)
+{
+    bool by_parameter = c->e->o.lora && !is_at_least(c, 28);
+    const json_t *item;
+    size_t i;
+
+    json_array_foreach(names, i, item)
+    {
+        const char *name = json_string_value(item);
+        bool inner = strstr(name, ".base_layer.") != NULL;
+
+        if (inner == (by_parameter && is_wrapped(name)))
+            continue;
+        conn_refuse(c, 500, "internal_error",
+                    "Call to collective_rpc method failed: Worker failed with error 'KeyError: %s'",
+                    name);
+        c->e->torn = true;
+        return false;
+    }
+    return true;
+}
+
 static void update(struct conn *c, const json_t *body)
 {
     const json_t *info = json_object_get(body, "update_info");
@@ -262,7 +302,7 @@ static void update(struct conn *c, const json_t *body)
     }
     if (!state_columns(c, info, "names", "dtype_names"))
         return;
-    if (!receives(c, info)) {
+    if (!receives(c, info) || !loads_names(c, json_object_get(info, "names"))) {
         c->e->phase = UPDATE_NONE; /* in vLLM a failure ends the update */
         return;
     }

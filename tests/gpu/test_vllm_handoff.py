@@ -296,6 +296,15 @@ def held(play, server):
     return found
 
 
+def adapters(play):
+    """An engine with --enable-lora and an adapter, from a GPU and from host memory."""
+    with real.engine_with_lora(play) as engine:
+        for where in ("cuda:0", "host"):
+            with play.stage([engine], where=where) as server:
+                real.updates_under_an_adapter(play, server, engine)
+                say(server, "/v1/unload_lora_adapter", {"lora_name": "shout"})
+
+
 SECTIONS = {  # what is played, the GPUs that it takes, and whether vLLM's servers must be there
     "by ipc": (by_ipc, 1, True),
     "from host": (from_host, 1, True),
@@ -303,6 +312,7 @@ SECTIONS = {  # what is played, the GPUs that it takes, and whether vLLM's serve
     "many updates": (many, 1, True),
     "engine dies": (engine_dies, 1, True),
     "by nccl": (by_nccl, 1, True),
+    "adapters": (adapters, 1, False),
 }
 
 

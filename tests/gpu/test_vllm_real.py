@@ -1,7 +1,8 @@
 """A real vLLM with the weight-transfer routes of 0.20 to 0.27, and its own, unmodified trainer code
 on GPU 0: straight to vLLM, to baton, and to baton in front of vLLM. By NCCL (engine on GPU 1) and
 CUDA IPC (two engines on GPU 0), packed or not. Each update ends in the tokens and logprobs of the
-checkpoint that was pushed; an engine is killed in mid transfer, and started again. What baton
+checkpoint that was pushed; an engine is killed in mid transfer, and started again; one with
+--enable-lora is updated while it has an adapter. What baton
 receives itself and hands over (--stage) is in test_vllm_handoff.py.
 
 Usage: test_vllm_real.py --baton BATON [--only SECTION[,SECTION...]] [--budget-s S] [--out DIR]
@@ -23,6 +24,7 @@ import types
 import gpu_world as world
 import nccl_torch
 import nccl_world as nccl
+import test_ipc_torch as ipc
 import test_nccl_torch
 import vllm_engines as engines
 import vllm_trainer
@@ -142,9 +144,9 @@ class Play:
             say(server, "/resume")
         return step
 
-    def serves(self, servers, step, what):
+    def serves(self, servers, step, what, *tolerance):
         for name, server in servers:
-            found = engines.wrong(server, step)
+            found = engines.wrong(server, step, *tolerance)
             self.checks.same(found, [], f"{what}: {name} generates what {step} does")
 
     def ways(self, server, kind, behind=()):
@@ -321,6 +323,62 @@ def deaths(play):
                 back(play, server, kind, behind)
 
 
+# adapters
+
+SHOUT = world.MODEL / "adapters" / "shout"
+
+
+@contextlib.contextmanager
+def engine_with_lora(play):
+    engine = engines.Engine("lora", play.folder, "ipc", 0, engines.LORA_OPTIONS)
+    try:
+        engine.start(STEPS[0])
+        engines.await_ready([engine])
+        yield engine
+    finally:
+        engine.kill()
+
+
+def load_shout(server):
+    say(server, "/v1/load_lora_adapter", {"lora_name": "shout", "lora_path": str(SHOUT)})
+
+
+def shouts(play, servers, oracle, step, what):
+    """@oracle  baton's own engine, with the same adapter over the same checkpoint"""
+    for prompt, ids, _ in engines.questions(step):
+        expected = engines.generate(oracle, prompt, len(ids), "shout")
+        for name, server in servers:
+            found = engines.generate(server, prompt, len(ids), "shout")
+            found = engines.differs(found, *expected, engines.TOLERANCE_BF16)
+            play.checks.same(found, "", f"{what}: {name} generates by the adapter over {step}")
+
+
+def updates_under_an_adapter(play, server, engine):
+    """The trainer sends the names of a checkpoint. After each update the base model and the adapter
+    are right at once: before it the caches were filled by both."""
+    weights = ipc.CHECKPOINTS / f"{STEPS[0]}.safetensors"
+    own = ("--model", world.MODEL, "--weights", weights, "--allow-path", world.MODEL)
+    servers, steps = [("it", server), ("the engine", engine)], play.steps
+    say(server, "/init_weight_transfer_engine", {"init_info": {}})
+    load_shout(server)
+    with world.Server(play.args.baton, *own) as oracle:
+        load_shout(oracle)
+        for (way, members), step in zip(IPC_WAYS.items(), (STEPS[1], STEPS[0], STEPS[1])):
+            for prompt, ids, _ in engines.questions(step):
+                engines.must_answer_tokens(engines.generate(server, prompt, len(ids), "shout"))
+            play.steps = iter([step])
+            play.push(server, "ipc", way, members)
+            play.serves(servers, step, way, engines.TOLERANCE_BF16)
+            say(oracle, "/v1/update_weights", {"path": str(ipc.CHECKPOINTS / f"{step}.safetensors")})
+            shouts(play, servers, oracle, step, way)
+    play.steps = steps
+
+
+def adapters_through_baton(play):
+    with engine_with_lora(play) as engine, play.front([engine]) as server:
+        updates_under_an_adapter(play, server, engine)
+
+
 # --- main
 
 
@@ -334,6 +392,7 @@ SECTIONS = {  # what is played, the GPUs that it takes, and whether vLLM's serve
     "nccl through baton": (nccl_through_baton, 2, True),
     "versions": (versions, 1, True),
     "deaths": (deaths, 1, True),
+    "adapters through baton": (adapters_through_baton, 1, False),
 }
 
 

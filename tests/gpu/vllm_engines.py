@@ -19,6 +19,7 @@ from dialects_world import MODEL, cases_of, must_answer
 
 START_S = 200  # for an engine until it answers; side by side they take about 65 s
 TOLERANCE = 0.02  # of a logprob: float32 here and there, but tensor cores in the attention
+TOLERANCE_BF16 = 0.15  # where it computes in bfloat16
 SHARED = 16  # tokens of a prompt that the prefix cache keeps: a block
 
 
@@ -39,8 +40,12 @@ def free_port():
         return s.getsockname()[1]
 
 
+# Its kernels of adapters take no float32.
+LORA_OPTIONS = ("--enable-lora", "--max-lora-rank", "64", "--dtype", "bfloat16")
+
+
 class Engine:
-    """@backend  of weight transfer: nccl or ipc. @gpu  its index"""
+    """@backend  of weight transfer: nccl or ipc. @gpu  its index. @more  other options"""
 
     SOFTWARE, SERVED, PYTHON, START_S = "vllm", MODEL, sys.executable, START_S
     OPTIONS = (
@@ -51,13 +56,15 @@ class Engine:
     ENVIRONMENT = {
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
 
-    def __init__(self, name, folder, backend, gpu):
+    def __init__(self, name, folder, backend, gpu, more=()):
         self.name, self.backend, self.gpu, self.folder = name, backend, gpu, folder
+        self.more = more
         self.port, self.child, self.n_starts = free_port(), None, 0
         self.url = f"http://127.0.0.1:{self.port}"
         nccl.SERVERS.append(self)  # a watchdog that bites ends it too
@@ -67,6 +74,7 @@ class Engine:
 
     def command(self, step):
         command = [self.PYTHON, "-m", "vllm.entrypoints.openai.api_server", *self.OPTIONS]
+        command += self.more
         command += ["--model", str(self.model(step)), "--served-model-name", self.SERVED]
         command += ["--host", "127.0.0.1", "--port", str(self.port)]
         return command + ["--weight-transfer-config", json.dumps({"backend": self.backend})]
@@ -121,9 +129,9 @@ def await_ready(engines):
 # --- which weights generate?
 
 
-def generate(server, prompt, n):
-    """(token ids, logprobs), or the answer that is not a 200."""
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": n, "temperature": 0.0}
+def generate(server, prompt, n, model=MODEL):
+    """(token ids, logprobs), or the answer that is not a 200. @model  or an adapter"""
+    body = {"model": model, "prompt": prompt, "max_tokens": n, "temperature": 0.0}
     body.update(ignore_eos=True, logprobs=1, return_token_ids=True)
     answer = nccl.ask(server, "POST", "/v1/completions", body)
     if answer.status != 200:
@@ -143,7 +151,7 @@ def questions(step):
         yield prompt + ids[:SHARED], ids[SHARED:], logprobs[SHARED:]
 
 
-def differs(found, ids, logprobs):
+def differs(found, ids, logprobs, tolerance=TOLERANCE):
     """"" when the tokens are the expected ones, up to a choice between two that are equally likely:
     there the rest has another prefix, and no golden."""
     if isinstance(found, nccl.Answer):
@@ -151,18 +159,18 @@ def differs(found, ids, logprobs):
     if len(found[0]) != len(ids) or len(found[1]) != len(ids):
         return f"{len(found[0])} tokens and {len(found[1])} logprobs, expected {len(ids)}"
     for i, (token, logprob) in enumerate(zip(*found)):
-        if abs(logprob - logprobs[i]) > TOLERANCE:
+        if abs(logprob - logprobs[i]) > tolerance:
             return f"token {i}: a logprob of {logprob:.3f}, expected {logprobs[i]:.3f}"
         if token != ids[i]:
             return ""
     return ""
 
 
-def wrong(server, step):
+def wrong(server, step, tolerance=TOLERANCE):
     """What a server generates that is not that checkpoint's."""
     found = []
     for prompt, ids, logprobs in questions(step):
-        what = differs(generate(server, prompt, len(ids)), ids, logprobs)
+        what = differs(generate(server, prompt, len(ids)), ids, logprobs, tolerance)
         if what:
             found.append((prompt[:8], what))
     return found

@@ -4,9 +4,10 @@ which nothing is generated.
 Usage: as handoff.py says.
 """
 
+import json
 import time
 
-from handoff_world import Stage, run_cases
+from handoff_world import MODEL, Stage, content, run_cases
 
 RARELY_MS = 600000  # no probe is among the requests
 BARE = ("--prove", "none")  # and no canary
@@ -66,7 +67,25 @@ def passed_through(kind):
         check(s.taps[0], since, wanted(kind, "/update_weights_from_distributed"))
 
 
-CASES = {f.__name__: f for f in (handed_over, passed_through)}
+def with_lora(kind):
+    """A vLLM before 0.28 with --enable-lora gets its own names by a hand-off too, if its model's directory is here."""
+    if kind != "vllm":
+        return
+    for model in MODEL, "hub/name":
+        config = json.dumps({"model_config": {"model": model}})
+        with Stage(kind, options=BARE, ages=("--vllm-version", "0.24.0", "--enable-lora", "--vllm-config", config)) as s:
+            said = s.push("00100", "a", 200 if model is MODEL else 502)
+            updates = s.doubles[0].journal("update")
+            if model is MODEL:
+                sent = json.loads(updates[-1]["body"])["update_info"]["names"]
+                known = [n.replace(".base_layer.", ".") for n in sent]
+                assert sorted(known) == sorted(content("00100")) and len([n for n in sent if "_proj.base_layer" in n]) == 28, sent
+                assert {"model.embed_tokens.base_layer.weight", "model.norm.weight"} < set(sent), sent
+            else:  # the version is committed here, and the engine has its own
+                assert "--model DIR" in json.dumps(said) and updates == [], (said, updates)
+
+
+CASES = {f.__name__: f for f in (handed_over, passed_through, with_lora)}
 
 
 if __name__ == "__main__":

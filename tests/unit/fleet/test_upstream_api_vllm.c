@@ -202,9 +202,97 @@ static void test_read_release(void **state)
     }
 }
 
+/* The layers that are wrapped for adapters, in models whose embedding is wrapped and in others. */
+static void test_vllm_renames_wrapped_layers(void **state)
+{
+    static const struct {
+        enum api_names names;
+        const char *name, *theirs;
+    } cases[] = {
+        {API_NAMES_PLAIN, "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"},
+        {API_NAMES_LORA, "model.layers.0.mlp.up_proj.weight",
+         "model.layers.0.mlp.up_proj.base_layer.weight"},
+        {API_NAMES_LORA, "model.layers.0.self_attn.k_proj.bias",
+         "model.layers.0.self_attn.k_proj.base_layer.bias"},
+        {API_NAMES_LORA, "model.embed_tokens.weight", "model.embed_tokens.weight"},
+        {API_NAMES_LORA_EMBEDDING, "model.embed_tokens.weight",
+         "model.embed_tokens.base_layer.weight"},
+        {API_NAMES_LORA_EMBEDDING, "embed_tokens.weight", "embed_tokens.base_layer.weight"},
+        {API_NAMES_LORA_EMBEDDING, "lm_head.weight", "lm_head.weight"},
+        {API_NAMES_LORA_EMBEDDING, "model.layers.0.self_attn.q_norm.weight",
+         "model.layers.0.self_attn.q_norm.weight"},
+        {API_NAMES_LORA_EMBEDDING, "model.layers.0.mlp.up_proj.base_layer.weight",
+         "model.layers.0.mlp.up_proj.base_layer.weight"},
+        {API_NAMES_LORA_EMBEDDING, "my_up_proj.weight", "my_up_proj.weight"},
+        {API_NAMES_LORA_EMBEDDING, "up_proj", "up_proj"},
+        {API_NAMES_LORA_EMBEDDING, "", ""},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        json_t *info = vllm_with_names(json_pack("{s:[s]}", "names", cases[i].name),
+                                       cases[i].names);
+
+        assert_string_equal(json_string_value(json_array_get(json_object_get(info, "names"), 0)),
+                            cases[i].theirs);
+        json_decref(info);
+    }
+}
+
+static void test_names_for_lora(void **state)
+{
+    static const struct {
+        const char *release, *architecture, *config, *says; /* says NULL: `names` */
+        enum api_names names;
+    } cases[] = {
+        {"0.24.0", "Qwen3ForCausalLM", "{\"lora_config\":{\"target_modules\":null}}", NULL,
+         API_NAMES_LORA_EMBEDDING},
+        {"0.24.0", "Qwen2ForCausalLM", "{}", NULL, API_NAMES_LORA},
+        {"0.24.0", "MistralForCausalLM", "{}", NULL, API_NAMES_LORA},
+        {"0.23.1", "Qwen3ForCausalLM", "{}", "in 0.23.1 are not known", API_NAMES_PLAIN},
+        {"0.24.0", "GemmaForCausalLM", "{}", "those of GemmaForCausalLM in 0.24.0 are not known",
+         API_NAMES_PLAIN},
+        {"0.24.0", "Qwen3ForCausalLM", "{\"lora_config\":{\"target_modules\":[\"q_proj\"]}}",
+         "with target_modules", API_NAMES_PLAIN},
+        {"0.24.0", NULL, "{}", "--model DIR", API_NAMES_PLAIN},
+    };
+    static const struct {
+        const char *metrics, *release;
+        bool renames;
+    } engines[] = {{"# TYPE vllm:lora_requests_info gauge\n", "0.24.0", true},
+                   {"# TYPE vllm:lora_requests_info gauge\n", "0.27.1", true},
+                   {"# TYPE vllm:lora_requests_info gauge\n", "0.28.0", false},
+                   {"# TYPE vllm:lora_requests_info gauge\n", "", false},
+                   {"# TYPE vllm:num_requests_running gauge\n", "0.24.0", false}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        json_t *config = json_loads(cases[i].config, 0, NULL);
+        enum api_names names = API_NAMES_PLAIN;
+        struct err e = {0};
+        int rc = api_names_for_lora(&names, UPSTREAM_VLLM, cases[i].release, cases[i].architecture,
+                                    config, &e);
+
+        assert_int_equal(rc, cases[i].says != NULL ? -1 : 0);
+        assert_int_equal(names, cases[i].names);
+        assert_true(cases[i].says == NULL || strstr(e.msg, cases[i].says) != NULL);
+        json_decref(config);
+    }
+    for (size_t i = 0; i < sizeof engines / sizeof engines[0]; i++) {
+        struct upstream_report report = {.process = ""};
+
+        api_read_status(&report, UPSTREAM_VLLM, engines[i].metrics, strlen(engines[i].metrics));
+        (void)snprintf(report.release, sizeof report.release, "%s", engines[i].release);
+        assert_int_equal(api_renames_for_lora(UPSTREAM_VLLM, &report), engines[i].renames);
+        assert_false(api_renames_for_lora(UPSTREAM_SGLANG, &report));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_vllm_renames_wrapped_layers),
+        cmocka_unit_test(test_names_for_lora),
         cmocka_unit_test(test_vllm_gets_the_form_of_its_release),
         cmocka_unit_test(test_vllm_updates_are_packed_as_their_group),
         cmocka_unit_test(test_vllm_has),
