@@ -66,6 +66,37 @@ int fleet_abort_update(struct fleet_control *fc, struct fleet_session *s, const 
     return abort_session(fc, s, why, e);
 }
 
+static bool is_unused(struct fleet_control *fc, const struct fleet_session *s)
+{
+    bool unused;
+
+    mtx_lock(&fc->lock);
+    unused = fleet_session_is_open(s) && s->anonymous && s->handoff == 0 && !s->repair &&
+             s->n_received == 0 && s->n_running == 0;
+    mtx_unlock(&fc->lock);
+    return unused;
+}
+
+/* Asked again with the lock: tensors may have begun to come. */
+bool fleet_abort_unused_update(struct fleet_control *fc)
+{
+    struct fleet_session *s = fleet_open_session(fc);
+    struct err why = {0}, ignored = {0};
+    bool unused = s != NULL && is_unused(fc, s) && fleet_expiry_lock(fc, aborting, &ignored) == 0;
+
+    if (unused) {
+        unused = is_unused(fc, s);
+        (void)err_set(&why, ERR_CONFLICT, "", "it received nothing, and another start came");
+        if (unused)
+            fleet_abort_with_lock(fc, s, &why);
+        fleet_abort_unlock(fc);
+        fleet_reschedule(fc);
+    }
+    if (s != NULL)
+        fleet_unref(fc, s);
+    return unused;
+}
+
 void fleet_abort_update_at_stop(struct fleet_control *fc)
 {
     struct fleet_session *s = fleet_open_session(fc);

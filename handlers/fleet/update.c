@@ -63,6 +63,21 @@ static int start_parse(struct fleet_update_request *out, json_t *body, struct er
     return 0;
 }
 
+/* As of a server with weights (handlers/update/update_control.c). */
+static int start_session(struct app *app, const struct fleet_update_request *req,
+                         struct fleet_session **out, json_t **details, struct err *e)
+{
+    if (fleet_start_update(app->fleet->control, req, out, details, e) == 0)
+        return 0;
+    if (e->code != ERR_CONFLICT || !req->anonymous ||
+        !fleet_abort_unused_update(app->fleet->control))
+        return -1;
+    err_clear(e);
+    json_decref(*details);
+    *details = NULL;
+    return fleet_start_update(app->fleet->control, req, out, details, e);
+}
+
 int handle_fleet_update_start(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
@@ -76,7 +91,7 @@ int handle_fleet_update_start(struct app *app, struct http_request *x, struct er
         return -1;
     rc = start_parse(&req, body, e);
     if (rc == 0)
-        rc = fleet_start_update(app->fleet->control, &req, &s, &details, e);
+        rc = start_session(app, &req, &s, &details, e);
     json_decref(body);
     if (rc == 0)
         return fleet_update_answer(app, x, s, 0, e);

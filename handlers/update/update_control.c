@@ -98,6 +98,32 @@ static int abort_unreported(const struct app_weights *weights, const struct upda
     return err_set(e, ERR_NO_MEMORY, "", "no memory to answer");
 }
 
+/* A client whose requests name no update starts one although one is open that has received nothing.
+ * It is the same client again, or its successor: the open one ends. After tensors it does not:
+ * those of two trainers that both live would be mixed. */
+static bool abort_unused(struct app *app)
+{
+    struct update_info info;
+    struct err ignored = {0};
+
+    updates_current(app->weights->updates, &info);
+    return info.phase == UPDATE_OPEN && info.anonymous &&
+           updates_abort(app->weights->updates, info.id,
+                         "it received nothing, and another start came", &info, &ignored) == 0;
+}
+
+/* Errors: those of updates_start. */
+static int start_session(struct app *app, const struct update_start *req, struct update_info *info,
+                         struct err *e)
+{
+    if (updates_start(app->weights->updates, req, info, e) == 0)
+        return 0;
+    if (e->code != ERR_CONFLICT || !req->anonymous || !abort_unused(app))
+        return -1;
+    err_clear(e);
+    return updates_start(app->weights->updates, req, info, e);
+}
+
 int handle_update_start(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
@@ -114,7 +140,7 @@ int handle_update_start(struct app *app, struct http_request *x, struct err *e)
     req.anonymous = route->session != SESSION_NAMED;
     req.actor = x->actor;
     if (rc != 0 || pause_controller_allows(app->pause_controller, CALL_UPDATE_START, e) != 0 ||
-        updates_start(app->weights->updates, &req, &info, e) != 0)
+        start_session(app, &req, &info, e) != 0)
         return -1;
     if (!reply_json_make(x, 200, started_json(app, &info), &reply))
         return abort_unreported(app->weights, &info, e);
