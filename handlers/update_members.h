@@ -33,8 +33,8 @@ int mode_from_body(const json_t *body, struct err *e);
  * absent. Errors: ERR_BAD_REQUEST at /placement. */
 int placement_from_body(bool *sharded, const json_t *body, struct err *e);
 
-/* selector_from_body - read `selector`: "all" or "target", which mean the same, because there is
- * no draft model.
+/* selector_from_body - read `selector`: "all" or "target", which mean the same where there is no
+ * draft model.
  * @selector  static; unchanged if absent
  * Errors: ERR_BAD_REQUEST at /selector, also for a draft model's. */
 int selector_from_body(const char **selector, const json_t *body, struct err *e);

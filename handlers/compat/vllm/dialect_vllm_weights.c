@@ -169,11 +169,18 @@ int vllm_shutdown_response(json_t **reply, const struct http_request *x)
     return put_message(reply, "Weight transfer shut down");
 }
 
-static int refuse_draft(const char *field, struct err *e)
+/* An engine in front of which this server stands may have one. */
+static int refuse_draft(const struct http_request *x, const char *field, struct err *e)
 {
+    const struct app *app = x->app;
+
+    if (app != NULL && app->fleet != NULL)
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "a drafter's weights cannot be sent through this server: the engines behind "
+                       "it keep the drafters that they were started with; update the model alone");
     return err_set(e, ERR_BAD_REQUEST, field,
-                   "there is no drafter whose weights could be updated: this server does not "
-                   "decode speculatively");
+                   "there is no drafter whose weights could be updated: this server's engine does "
+                   "not decode speculatively");
 }
 
 /* is_checkpoint_format is ignored: names and shapes show the layout, and they are checked. */
@@ -181,12 +188,11 @@ int vllm_start_request(json_t **body, const struct http_request *x, struct err *
 {
     bool draft = false, format = true;
 
-    (void)x;
     if (body_bool(&draft, *body, "", "include_draft", e) != 0 ||
         body_bool(&format, *body, "", "is_checkpoint_format", e) != 0)
         return -1;
     if (draft)
-        return refuse_draft("/include_draft", e);
+        return refuse_draft(x, "/include_draft", e);
     (void)json_object_clear(*body);
     return dialect_set(*body, "lease_s", json_integer(UPDATE_ANONYMOUS_LEASE_S), e);
 }
@@ -200,8 +206,7 @@ int vllm_start_response(json_t **reply, const struct http_request *x)
 int vllm_draft_request(json_t **body, const struct http_request *x, struct err *e)
 {
     (void)body;
-    (void)x;
-    return refuse_draft("", e);
+    return refuse_draft(x, "", e);
 }
 
 /* Members of all releases: 0.24 to 0.26 send update_kind, 0.20 is_checkpoint_format. */
