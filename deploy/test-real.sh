@@ -10,7 +10,7 @@
 #      REAL_ENVS      the folder of the environments (default: build/real)
 #      VLLM_ENV, …    an existing environment of that peer, which is used unchanged.
 #                     With VLLM_ENV trl also runs in front of a real vLLM
-#      SLIME_SRC, SKYRL_SRC, PRIME_RL_SRC   a checkout of that peer, which is not on PyPI;
+#      SLIME_SRC, MILES_SRC, SKYRL_SRC, PRIME_RL_SRC   a checkout of that peer, which is not on PyPI;
 #                     without it the peer is skipped
 #      RECORD         a folder in which replies of the peers are recorded (see tests/real/record.py)
 set -euo pipefail
@@ -18,16 +18,16 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${PYTHON312:=python3.12}" "${REAL_ENVS:=build/real}" "${RECORD:=}"
 
 peers=(vllm vllm-wire sglang trl areal verl openai litellm schemathesis checkpoint-engine slime
-  skyrl prime-rl megatron router-replay templates)
+  miles skyrl prime-rl megatron router-replay templates)
 # Installed without their dependencies: the requirements are a complete lock, or the environment in
 # built_on has the dependencies.
 declare -A listed=([vllm]=1 [sglang]=1)
 declare -A built_on=(
   [vllm-wire]=vllm [trl]=vllm [areal]=vllm [checkpoint-engine]=vllm [skyrl]=vllm [prime-rl]=vllm
   [megatron]=vllm [router-replay]=vllm
-  [slime]=sglang [verl]=sglang
+  [slime]=sglang [miles]=sglang [verl]=sglang
 )
-declare -A from_checkout=([slime]=1 [skyrl]=1 [prime-rl]=1)
+declare -A from_checkout=([slime]=1 [miles]=1 [skyrl]=1 [prime-rl]=1)
 
 # variable PEER WORD: the name of the peer's variable, such as VLLM_ENV
 variable() {

@@ -77,11 +77,15 @@ struct app_generate {
     const struct err *chat_why;            /* ERR_NOT_FOUND: the model has no chat template */
     const struct model_defaults *defaults; /* of /v1/completions; NULL: the model has none */
     const char *model_name, *model_path;   /* "" without an engine */
-    uint32_t vocab_size, max_model_len;    /* 0 without an engine */
-    struct engine_info info;               /* zeroed without an engine */
-    struct generations *generations;       /* those under way */
-    struct admission *admission;           /* of generates */
-    struct admission *text_admission;      /* of requests on `text` */
+    /* What requests may call the base model, and no adapter: its name, its path as it was given,
+     * which is the name that vLLM would have, and that path made absolute. NULL without an engine
+     */
+    const char *const *base_names;
+    uint32_t vocab_size, max_model_len; /* 0 without an engine */
+    struct engine_info info;            /* zeroed without an engine */
+    struct generations *generations;    /* those under way */
+    struct admission *admission;        /* of generates */
+    struct admission *text_admission;   /* of requests on `text` */
     struct admission *prompt_admission; /* of completions whose prompts are tokenized on `text` */
 };
 

@@ -27,11 +27,12 @@ struct settings {
     enum gen_on_update on_update; /* of requests that do not set it */
     enum gen_logprobs_mode logprobs_mode;
     enum routed_experts_mode routed_experts;
-    uint64_t max_logprobs;      /* that a request may ask for with each token */
-    uint64_t max_unread_nbytes; /* of replies of generate routes that clients have not read yet */
-    const char *listen;           /* as given */
-    bool has_tls;                 /* there is a certificate */
-    bool sglang_memory_saver;     /* reported by /server_info */
+    uint64_t max_logprobs;       /* that a request may ask for with each token */
+    uint64_t max_unread_nbytes;  /* of replies of generate routes that clients have not read yet */
+    const char *listen;          /* as given */
+    bool has_tls;                /* there is a certificate */
+    bool sglang_memory_saver;    /* reported by /server_info */
+    uint64_t sglang_base_gpu_id; /* reported by /server_info; UINT64_MAX: what it is */
 };
 
 #endif

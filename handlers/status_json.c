@@ -14,6 +14,17 @@
 #include "weights/store/store.h"
 #include "weights/update/update.h"
 
+/* What the options set of SGLang's arguments. */
+static json_t *server_args_json(const struct app *app)
+{
+    uint64_t gpu = app->settings.sglang_base_gpu_id;
+
+    return json_pack("{s:b, s:b, s:o*}", "enable_memory_saver",
+                     (int)app->settings.sglang_memory_saver, "enable_return_routed_experts",
+                     app->generate != NULL && app->generate->info.n_route_layers > 0, "base_gpu_id",
+                     gpu != UINT64_MAX ? json_integer((json_int_t)gpu) : NULL);
+}
+
 json_t *status_head_json(const struct app *app)
 {
     struct err live_why = {0}, why = {0}, control_why = {0};
@@ -24,15 +35,13 @@ json_t *status_head_json(const struct app *app)
                            : json_pack("{s:s, s:s}", "code", err_wire_name(why.code), "message",
                                        why.msg);
 
-    return json_pack(
-        "{s:s, s:s, s:f, s:s, s:b, s:b, s:b, s:o, s:{s:b, s:b}, s:o, s:o}", "boot_id",
-        app->life->boot_id, "version", BATON_VERSION, "uptime_s",
-        (double)(clock_now_us() - app->life->started_us) / 1e6, "life",
-        life_state_name(life_state(app->life)), "live", (int)live, "ready", (int)ready,
-        "control_ready", (int)control, "reason", reason, "server_args", "enable_memory_saver",
-        (int)app->settings.sglang_memory_saver, "enable_return_routed_experts",
-        app->generate != NULL && app->generate->info.n_route_layers > 0, "recent_updates",
-        recent_updates_json(app->history), "recent_errors", recent_errors_json(app->history));
+    return json_pack("{s:s, s:s, s:f, s:s, s:b, s:b, s:b, s:o, s:o, s:o, s:o}", "boot_id",
+                     app->life->boot_id, "version", BATON_VERSION, "uptime_s",
+                     (double)(clock_now_us() - app->life->started_us) / 1e6, "life",
+                     life_state_name(life_state(app->life)), "live", (int)live, "ready", (int)ready,
+                     "control_ready", (int)control, "reason", reason, "server_args",
+                     server_args_json(app), "recent_updates", recent_updates_json(app->history),
+                     "recent_errors", recent_errors_json(app->history));
 }
 
 json_t *status_http_json(const struct app *app)

@@ -63,6 +63,7 @@ static struct settings settings_of(const struct config *c)
         .listen = c->listen,
         .has_tls = c->tls_cert != NULL && c->tls_cert[0] != '\0',
         .sglang_memory_saver = c->sglang_memory_saver,
+        .sglang_base_gpu_id = c->sglang_base_gpu_id,
     };
 }
 

@@ -140,10 +140,9 @@ static int build_adapters(struct server *s, struct err *e)
     struct adapters_config cfg = {.n_max = (uint32_t)c->max_loras,
                                   .rank_max = (uint32_t)c->max_lora_rank,
                                   .nbytes_max = c->max_lora_bytes,
-                                  .base_names = s->base_names};
+                                  .base_names = s->generate.base_names};
 
     (void)non_finite_policy_parse(&cfg.non_finite, c->non_finite);
-    s->base_names[0] = s->generate.model_name;
     s->generate.model = &s->model;
     if (adapters_new(&s->generate.adapters, &cfg, e) != 0)
         return -1;
@@ -195,6 +194,10 @@ static void describe_model(struct server *s)
     g->model_name = c->served_model_name != NULL ? c->served_model_name : s->model_name;
     absolute_path(c->model, s->model_path, sizeof s->model_path);
     g->model_path = s->model_path;
+    s->base_names[0] = g->model_name;
+    s->base_names[1] = c->model;
+    s->base_names[2] = g->model_path;
+    g->base_names = s->base_names;
 }
 
 /* Every reply would be refused. */

@@ -62,7 +62,7 @@ struct server {
     struct device *devices[STORE_DEVICES_MAX]; /* weights.n_devices of them, by rank */
     struct cuda_ipc_stats ipc_stats;
     char model_name[SERVER_PATH_MAX], model_path[SERVER_PATH_MAX];
-    const char *base_names[2]; /* names of the base model, which no adapter may have */
+    const char *base_names[4]; /* handlers/app.h */
 };
 
 /* server_has_engine - is there an embedded engine, or is it --engine none? */

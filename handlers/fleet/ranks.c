@@ -82,12 +82,20 @@ static json_t *arg_of(const json_t *reply, const char *name)
     return json_object_get(of_baton, name);
 }
 
-/* Removes from `args` what this engine does not report alike; takes all from the first engine. */
+/* Makes null in `args` what this engine does not report alike; takes all from the first engine. */
 static void intersect_args(json_t *args, bool first, const struct fleet_result *result)
 {
     static const char *const names[] = {"enable_memory_saver",
                                         "enable_return_routed_experts",
                                         "dtype",
+                                        "nnodes",
+                                        "gpu_id_step",
+                                        "base_gpu_id",
+                                        "ep_size",
+                                        "enable_lora",
+                                        "max_lora_rank",
+                                        "max_loras_per_batch",
+                                        "max_loaded_loras",
                                         "model_path",
                                         "tokenizer_path",
                                         "served_model_name",
@@ -99,8 +107,9 @@ static void intersect_args(json_t *args, bool first, const struct fleet_result *
 
         if (first && value != NULL)
             (void)json_object_set(args, names[i], value);
-        else if (!json_equal(json_object_get(args, names[i]), value))
-            (void)json_object_del(args, names[i]);
+        else if ((value != NULL || json_object_get(args, names[i]) != NULL) &&
+                 !json_equal(json_object_get(args, names[i]), value))
+            (void)json_object_set_new(args, names[i], json_null());
     }
     json_decref(reply);
 }
@@ -113,6 +122,8 @@ static int put_args(struct app *app, json_t *status, json_t *args)
     (void)json_object_del(own, "enable_return_routed_experts");
     if (app->settings.sglang_memory_saver)
         (void)json_object_del(args, "enable_memory_saver");
+    if (app->settings.sglang_base_gpu_id != UINT64_MAX)
+        (void)json_object_del(args, "base_gpu_id");
     return json_object_update(own, args);
 }
 

@@ -17,9 +17,17 @@ int generation_refuse_model(const struct app_generate *generate, const char *mod
                    model, generate->model_name);
 }
 
+static bool is_base(const struct app_generate *generate, const char *model)
+{
+    for (const char *const *name = generate->base_names; name != NULL && *name != NULL; name++)
+        if (strcmp(*name, model) == 0)
+            return true;
+    return false;
+}
+
 int generation_check_model(const struct app *app, const char *model, struct err *e)
 {
-    if (model == NULL || strcmp(model, app->generate->model_name) == 0)
+    if (model == NULL || is_base(app->generate, model))
         return 0;
     if (app->generate->adapters != NULL && adapters_has(app->generate->adapters, model))
         return 1;

@@ -1,5 +1,6 @@
 /* GET /v1/models and /v1/models/{id}: OpenAI's list. Adapters have a parent. Trainers compare `id`
- * exactly and read `max_model_len`. */
+ * exactly and read `max_model_len`. A path is listed beside the name, because it is the `id` that
+ * vLLM would have; the name comes first. */
 #include "control/life.h"
 #include "engine/lora/adapters.h"
 #include "handlers/control_plane.h"
@@ -44,22 +45,30 @@ static bool add_adapters(const struct app *app, json_t *data)
 }
 
 /* Returns NULL if there is no memory. */
-static json_t *base_card(const struct app *app)
+static json_t *base_card(const struct app *app, const char *name)
 {
-    return json_pack(
-        "{s:s, s:s, s:I, s:s, s:s, s:n, s:o, s:[o]}", "id", app->generate->model_name, "object",
-        "model", "created", (json_int_t)app->life->started_wall_s, "owned_by", "baton", "root",
-        app->generate->model_path, "parent", "max_model_len",
-        app->generate->max_model_len > 0 ? json_integer(app->generate->max_model_len) : json_null(),
-        "permission", permission(app));
+    return json_pack("{s:s, s:s, s:I, s:s, s:s, s:n, s:o, s:[o]}", "id", name, "object", "model",
+                     "created", (json_int_t)app->life->started_wall_s, "owned_by", "baton", "root",
+                     app->generate->model_path, "parent", "max_model_len",
+                     app->generate->max_model_len > 0 ? json_integer(app->generate->max_model_len)
+                                                      : json_null(),
+                     "permission", permission(app));
+}
+
+static bool add_bases(const struct app *app, json_t *data)
+{
+    const char *name = app->generate->model_name, *given = app->generate->base_names[1];
+
+    return json_array_append_new(data, base_card(app, name)) == 0 &&
+           (strchr(given, '/') == NULL || strcmp(given, name) == 0 ||
+            json_array_append_new(data, base_card(app, given)) == 0);
 }
 
 static json_t *cards(const struct app *app)
 {
     json_t *data = json_array();
 
-    if (app->generate->model_name[0] == '\0' ||
-        (json_array_append_new(data, base_card(app)) == 0 && add_adapters(app, data)))
+    if (app->generate->model_name[0] == '\0' || (add_bases(app, data) && add_adapters(app, data)))
         return data;
     json_decref(data);
     return NULL;

@@ -369,7 +369,7 @@ static int fill_http_request(struct request *r, const struct header_scan *h, str
     /* Each query member needs at most its text and two NULs; the path one NUL more. */
     nbytes = table + strlen(path) + 2 * n_query + 2 + text_nbytes(h->content_type) +
              text_nbytes(h->accept) + text_nbytes(h->authorization) + text_nbytes(h->session_id) +
-             text_nbytes(h->last_event_id) + text_nbytes(path);
+             text_nbytes(h->last_event_id) + text_nbytes(h->origin->host) + text_nbytes(path);
     block = malloc(nbytes);
     if (block == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request's headers");
@@ -381,6 +381,7 @@ static int fill_http_request(struct request *r, const struct header_scan *h, str
     x->authorization = put_text(&at, h->authorization);
     x->session_id = put_text(&at, h->session_id);
     x->last_event_id = put_text(&at, h->last_event_id);
+    x->host = put_text(&at, h->origin->host);
     x->wants_versions = h->weight_versions != NULL && strcmp(h->weight_versions, "1") == 0;
     x->target = put_text(&at, path);
     x->path = at;

@@ -165,6 +165,9 @@ enum { CONFIG_LIST_MAX = 256 };
     X(BOOL, sglang_memory_saver, "sglang-memory-saver", "", "false", 0, 0,                         \
       "report enable_memory_saver as on in /server_info: slime compares it with its "              \
       "--offload-rollout; sleeping works either way")                                              \
+    X(LIMIT, sglang_base_gpu_id, "sglang-base-gpu-id", "N", "-1", 0, 65535,                        \
+      "report N as base_gpu_id in /server_info: Miles compares it with the GPU that it would "     \
+      "have given to this engine; -1: the first GPU of --device, or 0")                            \
     X(LIMIT, max_logprobs, "max-logprobs", "N", "-1", 0, 16777216,                                 \
       "most logprobs that a request may ask for with each token, of prompt or output; "            \
       "more get 400; -1: as many as the vocabulary has")                                           \

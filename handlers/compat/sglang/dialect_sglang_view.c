@@ -3,6 +3,8 @@
 
 #include "memory/dtype.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 const char *const sglang_info_query[] = {"config_format", NULL};
@@ -29,6 +31,13 @@ static const char *path_of(const json_t *status)
     return path != NULL ? path : "";
 }
 
+static const char *name_of(const json_t *status)
+{
+    const char *name = json_string_value(status_member(status, "model", "name"));
+
+    return name != NULL ? name : "";
+}
+
 static json_int_t n_ranks(const json_t *status)
 {
     return (json_int_t)json_array_size(status_member(status, "cuda", "ranks"));
@@ -48,9 +57,13 @@ int sglang_model_response(json_t **reply, const struct http_request *x)
 
     (void)x;
     return dialect_replace(
-        reply, json_pack("{s:s, s:s, s:b, s:n, s:s}", "model_path", path_of(s), "tokenizer_path",
-                         path_of(s), "is_generation", json_is_object(json_object_get(s, "engine")),
-                         "preferred_sampling_params", "weight_version", version_of(s)));
+        reply,
+        json_pack("{s:s, s:s, s:s, s:b, s:n, s:s, s:s, s:n, s:n, s:s, s:b, s:b}", "model_path",
+                  path_of(s), "served_model_name", name_of(s), "tokenizer_path", path_of(s),
+                  "is_generation", json_is_object(json_object_get(s, "engine")),
+                  "preferred_sampling_params", "weight_version", version_of(s), "load_format",
+                  "auto", "reasoning_parser", "tool_call_parser", "disaggregation_mode", "null",
+                  "has_image_understanding", 0, "has_audio_understanding", 0));
 }
 
 int sglang_version_response(json_t **reply, const struct http_request *x)
@@ -69,10 +82,15 @@ static json_t *load_json(const json_t *status)
     json_int_t running = json_integer_value(json_object_get(generate, "running"));
     json_int_t waiting = json_integer_value(json_object_get(generate, "waiting"));
     json_t *used = status_member(status, "engine", "kv_tokens_used"); /* null: not known */
+    json_t *max = status_member(status, "engine", "kv_tokens_max");
 
-    return json_pack("{s:i, s:I, s:I, s:I, s:I, s:O?}", "dp_rank", 0, "num_running_reqs", running,
-                     "num_waiting_reqs", waiting, "num_reqs", running + waiting, "num_total_reqs",
-                     running + waiting, "num_tokens", used);
+    return json_pack("{s:i, s:I, s:I, s:I, s:I, s:O?, s:O?, s:O?, s:o}", "dp_rank", 0,
+                     "num_running_reqs", running, "num_waiting_reqs", waiting, "num_reqs",
+                     running + waiting, "num_total_reqs", running + waiting, "num_tokens", used,
+                     "num_used_tokens", used, "max_total_num_tokens", max, "token_usage",
+                     json_integer_value(max) > 0 ? json_real((double)json_integer_value(used) /
+                                                             (double)json_integer_value(max))
+                                                 : json_null());
 }
 
 int sglang_load_response(json_t **reply, const struct http_request *x)
@@ -99,12 +117,9 @@ int sglang_loads_response(json_t **reply, const struct http_request *x)
 /* internal_states: the state of one SGLang scheduler. */
 static json_t *internal_json(const json_t *status)
 {
-    json_t *max = status_member(status, "engine", "kv_tokens_max");
     json_t *state = load_json(status);
 
     if (state == NULL ||
-        json_object_set_new(state, "max_total_num_tokens",
-                            max != NULL ? json_incref(max) : json_null()) != 0 ||
         json_object_set_new(state, "weight_version", json_string(version_of(status))) != 0) {
         json_decref(state);
         return NULL;
@@ -184,7 +199,46 @@ static json_t *vllm_json(const json_t *status, const struct http_request *x)
         status);
 }
 
-/* The server arguments that slime compares with its own, with their true values here. */
+/* The address by which the client reaches this server, as Miles expects it: --listen may be any
+ * address of the host. `port` is null if the request does not name it. */
+static int add_address(json_t *reply, const char *host)
+{
+    const char *end = strrchr(host, ':');
+    char *rest;
+    unsigned long port;
+
+    if (end == NULL || strchr(end, ']') != NULL)
+        return json_object_update_new(reply, json_pack("{s:s, s:n}", "host", host, "port"));
+    port = strtoul(end + 1, &rest, 10);
+    return json_object_update_new(
+        reply, json_pack("{s:s%, s:o}", "host", host, (size_t)(end - host), "port",
+                         rest > end + 1 ? json_integer((json_int_t)port) : json_null()));
+}
+
+/* The number of the first GPU that has weights; of a server without one 0, SGLang's default. */
+static int base_gpu(const json_t *status)
+{
+    const json_t *first = json_array_get(status_member(status, "cuda", "ranks"), 0);
+    const char *place = json_string_value(json_object_get(first, "place"));
+    int id = 0;
+
+    return place != NULL && sscanf(place, "cuda:%d", &id) == 1 ? id : 0;
+}
+
+/* Adapters of this server; null in front of engines, unless they report them. */
+static int add_lora_args(json_t *reply, const json_t *status)
+{
+    const json_t *adapters = json_object_get(status, "adapters");
+    json_t *max = json_object_get(adapters, "max_loras");
+
+    return json_object_update_new(
+        reply, json_pack("{s:o, s:O?, s:O?, s:O?}", "enable_lora",
+                         adapters == NULL ? json_null() : json_boolean(json_is_object(adapters)),
+                         "max_lora_rank", json_object_get(adapters, "max_lora_rank"),
+                         "max_loras_per_batch", max, "max_loaded_loras", max));
+}
+
+/* The server arguments that slime and Miles compare with their own, with their true values here. */
 static int add_args(json_t *reply, const json_t *status)
 {
     const char *dtype = json_string_value(status_member(status, "weights", "dtype"));
@@ -192,6 +246,12 @@ static int add_args(json_t *reply, const json_t *status)
 
     if (dtype != NULL &&
         json_object_set_new(reply, "dtype", json_string(dtype_torch_name(dtype_parse(dtype)))) != 0)
+        return -1;
+    if (json_object_update_new(reply, json_pack("{s:i, s:i, s:i, s:i, s:i}", "nnodes", 1,
+                                                "node_rank", 0, "gpu_id_step", 1, "base_gpu_id",
+                                                base_gpu(status), "ep_size", 1)) != 0)
+        return -1;
+    if (add_lora_args(reply, status) != 0)
         return -1;
     return args == NULL ? 0 : json_object_update(reply, args);
 }
@@ -202,20 +262,19 @@ int sglang_server_response(json_t **reply, const struct http_request *x)
 {
     const json_t *s = *reply;
     json_int_t ranks = n_ranks(s), size = ranks > 0 ? ranks : 1;
-    const char *name = json_string_value(status_member(s, "model", "name"));
     json_t *max_len = status_member(s, "model", "max_model_len");
 
     json_t *made = json_pack(
         "{s:s, s:s, s:s, s:O?, s:I, s:i, s:i, s:I, s:I, s:s, s:n, s:b, s:s, s:o, s:O, "
         "s:O, s:o, s:{}, s:{}}",
-        "model_path", path_of(s), "tokenizer_path", path_of(s), "served_model_name",
-        name != NULL ? name : "", "context_length", max_len, "tp_size", size, "pp_size", 1,
-        "dp_size", 1, "num_gpus", n_gpus(s), "world_size", size, "disaggregation_mode", "null",
+        "model_path", path_of(s), "tokenizer_path", path_of(s), "served_model_name", name_of(s),
+        "context_length", max_len, "tp_size", size, "pp_size", 1, "dp_size", 1, "num_gpus",
+        n_gpus(s), "world_size", size, "disaggregation_mode", "null",
         "disaggregation_bootstrap_port", "encoder_only", 0, "weight_version", version_of(s),
         "internal_states", internal_json(s), "version", json_object_get(s, "version"), "boot_id",
         json_object_get(s, "boot_id"), "vllm_config", vllm_json(s, x), "vllm_env", "system_env");
 
-    if (made == NULL || add_args(made, s) != 0) {
+    if (made == NULL || add_address(made, x->host) != 0 || add_args(made, s) != 0) {
         json_decref(made);
         return -1;
     }

@@ -55,7 +55,7 @@ for adapter in shout rslora shout; do
   same '.status, .loaded_adapters.policy' "ok
 $MODEL/adapters/$adapter"
   expect 200 GET /v1/models
-  same '[.data[].id] | join(" ")' 'kjv-qwen3-1m policy'
+  same '[.data[].id] | join(" ")' "kjv-qwen3-1m $MODEL policy"
 done
 post 403 /load_lora_adapter '{"lora_name": "policy", "lora_path": "/etc"}'
 post 404 /unload_lora_adapter '{"lora_name": "nobody"}'

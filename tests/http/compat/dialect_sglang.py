@@ -417,7 +417,9 @@ def values(world, server):
 def views(world, server):
     info = server.ask("GET", "/get_model_info").body
     must(info == {"model_path": world.model, "tokenizer_path": world.model, "is_generation": True,
-                  "preferred_sampling_params": None, "weight_version": "back"}, f"{info}")
+                  "served_model_name": os.path.basename(world.model), "load_format": "auto", "reasoning_parser": None,
+                  "tool_call_parser": None, "disaggregation_mode": "null", "has_image_understanding": False,
+                  "has_audio_understanding": False, "preferred_sampling_params": None, "weight_version": "back"}, f"{info}")
     must(server.ask("GET", "/model_info").body == info, "both say the same")
     for path in "/get_server_info", "/server_info", "/server_info?config_format=json":
         found = server.ask("GET", path).body
@@ -431,12 +433,18 @@ def views(world, server):
         # slime's _sanity_check_server_args of an external engine, as its newest compares them
         must(found["enable_memory_saver"] is False and found["enable_return_routed_experts"] is False and
              found["dtype"] == "bfloat16", f"{found}")
+        # what Miles' compares: all but those that it skips
+        miles = dict(host="127.0.0.1", port=server.port, nnodes=1, node_rank=0, gpu_id_step=1, base_gpu_id=0,
+                     tp_size=1, dp_size=1, pp_size=1, ep_size=1, enable_lora=True, max_lora_rank=64)
+        must({k: found.get(k) for k in miles} == miles, f"{found}")
     run = frozen(server)
     for path in "/get_load", "/v1/loads?include=core":
         found = server.ask("GET", path).body
         for load in found if isinstance(found, list) else [found, *found["loads"]]:
             must((load["num_running_reqs"], load["num_waiting_reqs"], load["num_reqs"],
                   load["num_total_reqs"]) == (1, 0, 1, 1), f"{path}: {load}")
+            must(load["num_used_tokens"] == load["num_tokens"] <= load["max_total_num_tokens"] and
+                 abs(load["token_usage"] * load["max_total_num_tokens"] - load["num_tokens"]) < 1e-6, f"{path}: {load}")
     server.post(200, "/abort_request", {"abort_all": True})
     run.result()
     server.post(200, "/continue_generation", {})
@@ -571,8 +579,9 @@ def off(world):
     with world.serve_model("--compat", "vllm") as server:
         for path in "/pause_generation", DISTRIBUTED, "/abort_request", "/flush_cache":
             must(server.ask("POST", path, {}).status == 404, path)
-    with world.serve_model("--compat", "sglang", "--sglang-memory-saver") as server:
-        must(server.ask("GET", "/server_info").body["enable_memory_saver"] is True, "as --offload-rollout wants it")
+    with world.serve_model("--compat", "sglang", "--sglang-memory-saver", "--sglang-base-gpu-id", "4") as server:
+        args = server.ask("GET", "/server_info").body
+        must((args["enable_memory_saver"], args["base_gpu_id"]) == (True, 4), "as slime and Miles want it")
         run = frozen(server)
         server.post(200, "/update_weight_version", {"new_version": "named"})
         must(run.reason() == "abort", "SGLang's label ends what runs, unless told otherwise")

@@ -52,7 +52,7 @@ def values_of(world):
     """What the sessions mean by their ${names}, before any hook has run."""
     with open(f"{world.model}/golden.json", encoding="utf-8") as f:
         golden = json.load(f)["checkpoints"]
-    values = {"model": os.path.basename(world.model)}
+    values = {"model": os.path.basename(world.model), "model_path": world.model}
     for step in STEPS:
         made = Checkpoint(world.model, step)
         values["sums_" + step[5:]] = made.sums()

@@ -60,6 +60,9 @@ def drafts(f):
                        ("/update_weights_from_tensor", dict(draft, serialized_named_tensors=["a"] * RANKS))):
         said = refused(f, 400, "POST", path, body)
         assert "drafter" in json.dumps(said), said
+    for path, body in ("/start_draft_weight_update", {}), ("/start_weight_update", {"include_draft": True}):
+        said = refused(f, 400, "POST", path, body)
+        assert "the engines behind it keep the drafters" in json.dumps(said), said
     said = refused(f, 400, "POST", "/v1/update_weights/start", draft, "bad_request")
     assert said["error"]["param"] == "/selector", said
     refused(f, 400, "POST", "/begin_weight_update", {"selector": "odd"})
@@ -161,6 +164,9 @@ def arguments(f):
     for path in "/server_info", "/get_server_info":
         said = f.front.get(path)
         assert (said["enable_memory_saver"], said["enable_return_routed_experts"], said["dtype"]) == (True, False, "auto"), said
+        same = dict(nnodes=1, node_rank=0, gpu_id_step=1, base_gpu_id=4, ep_size=2, enable_lora=True, max_lora_rank=16)
+        assert {k: said[k] for k in same} == same, said
+        assert (said["host"], said["port"], said["max_loras_per_batch"]) == ("127.0.0.1", f.front.port, 8), said
     experts = ("sglang", "--experts", "vllm")
     for engines, found in ([experts, experts], True), ([experts, "sglang"], None):
         with Fleet(*engines) as g:

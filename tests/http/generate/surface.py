@@ -74,12 +74,20 @@ def server_info(logprobs_mode, max_logprobs):
 # ---- models ----
 
 def models():
-    name = ask("GET", "/v1/models")[2]["data"][0]["id"]
+    cards, path = ask("GET", "/v1/models")[2]["data"], sys.argv[4]
+    name = cards[0]["id"]
+    check([c["id"] for c in cards] == [name, path] and dict(cards[1], id=name) == cards[0], "as vLLM names it", cards)
+    for known in name, path:
+        asked = {"prompt": "A", "max_tokens": 1, "model": known}
+        for route in "/v1/completions", "/tokenize":
+            check(post(route, asked).get("model") in (name, None), route)
+        refused("/v1/load_lora_adapter", {"lora_name": known, "lora_path": f"{path}/adapters/shout"}, "base model")
+    check(post("/v1/completions", {"prompt": "A", "model": path + "x"}, 404)["error"]["code"] == 404, "no name")
     post("/v1/load_lora_adapter", {"lora_name": "team/shout", "lora_path": f"{sys.argv[4]}/adapters/shout"})
     for card in ask("GET", "/v1/models")[2]["data"]:
         found = ask("GET", f"/v1/models/{card['id']}")
         check(found[0] == 200 and found[2] == card, card, found)
-        check(found[2]["parent"] == (None if card["id"] == name else name), found)
+        check(found[2]["parent"] == (None if card["id"] in (name, path) else name), found)
     for missing in "nobody", name + "x", "team":
         found = ask("GET", f"/v1/models/{missing}")
         check(found[0] == 404 and found[2]["error"]["code"] == 404, found)

@@ -253,7 +253,7 @@ def run_chat():
     check(whole and case["greedy_text"].startswith(whole), whole)
     cards = {m["id"]: m for m in call("GET", "/v1/models")["data"]}
     check({k: v["parent"] for k, v in cards.items()} ==
-          {os.path.basename(MODEL): None, "shout": os.path.basename(MODEL),
+          {os.path.basename(MODEL): None, MODEL: None, "shout": os.path.basename(MODEL),
            "rslora": os.path.basename(MODEL)}, cards)
 
 
@@ -363,7 +363,7 @@ def run_words():
     post("/tokenize", {"model": name, "prompt": "x"})
 
     cards = {m["id"]: m for m in call("GET", "/v1/models")["data"]}
-    check(set(cards) == {os.path.basename(MODEL), name}, cards)
+    check(set(cards) == {os.path.basename(MODEL), MODEL, name}, cards)
     check(cards[name]["parent"] == os.path.basename(MODEL) and
           cards[name]["root"] == f"{ADAPTERS}/shout" and cards[name]["revision"] == 1, cards[name])
     item = listed()[name]

@@ -8,6 +8,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -242,11 +243,15 @@ static void test_outs(void **state)
         {sglang_version_response, "{\"weights\":{\"weight_version\":null}}",
          "{\"weight_version\":\"default\"}"},
         {sglang_model_response, "{\"engine\":null,\"model\":null}",
-         "{\"model_path\":\"\",\"tokenizer_path\":\"\",\"is_generation\":false,"
-         "\"preferred_sampling_params\":null,\"weight_version\":\"default\"}"},
+         "{\"model_path\":\"\",\"served_model_name\":\"\",\"tokenizer_path\":\"\","
+         "\"is_generation\":false,\"preferred_sampling_params\":null,"
+         "\"weight_version\":\"default\",\"load_format\":\"auto\",\"reasoning_parser\":null,"
+         "\"tool_call_parser\":null,\"disaggregation_mode\":\"null\","
+         "\"has_image_understanding\":false,\"has_audio_understanding\":false}"},
         {sglang_load_response, "{\"admission\":{\"generate\":{\"running\":2,\"waiting\":1}}}",
          "[{\"dp_rank\":0,\"num_running_reqs\":2,\"num_waiting_reqs\":1,\"num_reqs\":3,"
-         "\"num_total_reqs\":3,\"num_tokens\":null}]"},
+         "\"num_total_reqs\":3,\"num_tokens\":null,\"num_used_tokens\":null,"
+         "\"max_total_num_tokens\":null,\"token_usage\":null}]"},
     };
     static const struct http_request x = {0};
 
@@ -279,11 +284,15 @@ static void test_update_out_tells_what_is_served(void **state)
 /* Without GPUs it counts as one rank, and has none. */
 static void test_server_out_counts_ranks(void **state)
 {
-    static const struct http_request x = {0};
+    char host[] = "engine:8700";
+    const struct http_request x = {.host = host};
     static const struct {
         const char *ranks;
-        int tp_size, num_gpus;
-    } rows[] = {{"[]", 1, 0}, {"[{},{}]", 2, 2}};
+        int tp_size, num_gpus, base_gpu_id;
+    } rows[] = {{"[]", 1, 0, 0},
+                {"[{},{}]", 2, 2, 0},
+                {"[{\"place\":\"cpu\"}]", 1, 1, 0},
+                {"[{\"place\":\"cuda:3\"},{\"place\":\"cuda:4\"}]", 2, 2, 3}};
 
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -293,7 +302,35 @@ static void test_server_out_counts_ranks(void **state)
         assert_int_equal(sglang_server_response(&status, &x), 0);
         assert_int_equal(json_integer_value(json_object_get(status, "tp_size")), rows[i].tp_size);
         assert_int_equal(json_integer_value(json_object_get(status, "num_gpus")), rows[i].num_gpus);
+        assert_int_equal(json_integer_value(json_object_get(status, "base_gpu_id")),
+                         rows[i].base_gpu_id);
         json_decref(status);
+    }
+}
+
+/* Miles compares it with the address in its own arguments. */
+static void test_server_out_has_the_address_of_the_request(void **state)
+{
+    static const struct {
+        const char *header, *host;
+        int port; /* 0: null */
+    } rows[] = {{"127.0.0.1:8700", "127.0.0.1", 8700},
+                {"[::1]:81", "[::1]", 81},
+                {"[::1]", "[::1]", 0},
+                {"engine", "engine", 0},
+                {"engine:", "engine", 0},
+                {"", "", 0}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const struct http_request x = {.host = strdup(rows[i].header)};
+        json_t *status = json_pack("{s:s, s:s}", "version", "1", "boot_id", "b");
+
+        assert_int_equal(sglang_server_response(&status, &x), 0);
+        assert_string_equal(json_string_value(json_object_get(status, "host")), rows[i].host);
+        assert_int_equal(json_integer_value(json_object_get(status, "port")), rows[i].port);
+        json_decref(status);
+        free(x.host);
     }
 }
 
@@ -307,6 +344,7 @@ int main(void)
         cmocka_unit_test(test_outs),
         cmocka_unit_test(test_update_out_tells_what_is_served),
         cmocka_unit_test(test_server_out_counts_ranks),
+        cmocka_unit_test(test_server_out_has_the_address_of_the_request),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
