@@ -7,12 +7,16 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/openat2.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+enum { TRIES_MAX = 16 }; /* to open a path beneath a directory */
 
 static const char *file_field(const struct file_cfg *f)
 {
@@ -121,4 +125,67 @@ int file_read(char **out, size_t *len, const struct file_cfg *f, struct err *e)
         rc = read_open(out, len, fd, f, e);
     (void)close(fd);
     return rc;
+}
+
+static int open_resolved(int rootfd, const char *path, int flags, uint64_t resolve)
+{
+    struct open_how how = {.flags = (uint64_t)flags,
+                           .resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | resolve};
+    long fd = -1;
+
+    errno = EAGAIN; /* a rename elsewhere makes the kernel unsure of "..": try again */
+    for (int i = 0; i < TRIES_MAX && fd < 0 && errno == EAGAIN; i++)
+        fd = syscall(SYS_openat2, rootfd, path, &how, sizeof how);
+    return (int)fd;
+}
+
+int file_open_beneath(int rootfd, const char *path, int flags)
+{
+    return rootfd == AT_FDCWD ? openat(rootfd, path, flags) : open_resolved(rootfd, path, flags, 0);
+}
+
+/* readlinkat with a NUL; false with errno. */
+static bool read_link(int dirfd, const char *name, char out[PATH_MAX])
+{
+    ssize_t n = readlinkat(dirfd, name, out, PATH_MAX);
+
+    if (n == PATH_MAX)
+        errno = ENAMETOOLONG;
+    if (n < 0 || n == PATH_MAX)
+        return false;
+    out[n] = '\0';
+    return true;
+}
+
+static bool path_of(int fd, char out[PATH_MAX])
+{
+    char link[64];
+
+    (void)snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    return read_link(AT_FDCWD, link, out);
+}
+
+/* A file of an opened directory is opened by that descriptor. Only a link that leads out of the
+ * directory needs its path; the link is read by the descriptor too, so the files of a directory
+ * that is replaced meanwhile are not mixed with those of the new one. */
+int file_open_in(int rootfd, int dirfd, const char *name, int flags)
+{
+    char root[PATH_MAX], dir[PATH_MAX], target[PATH_MAX], path[2 * PATH_MAX];
+    size_t len;
+    int fd;
+
+    if (rootfd == AT_FDCWD)
+        return openat(dirfd, name, flags);
+    fd = open_resolved(dirfd, name, flags, RESOLVE_NO_SYMLINKS);
+    if (fd >= 0 || errno != ELOOP)
+        return fd;
+    if (!path_of(rootfd, root) || !path_of(dirfd, dir) || !read_link(dirfd, name, target))
+        return -1;
+    len = strcmp(root, "/") == 0 ? 0 : strlen(root);
+    if (strncmp(dir, root, len) != 0 || (dir[len] != '/' && dir[len] != '\0') || target[0] == '/') {
+        errno = EXDEV;
+        return -1;
+    }
+    (void)snprintf(path, sizeof path, ".%s/%s", dir + len, target);
+    return open_resolved(rootfd, path, flags, 0);
 }

@@ -4,6 +4,7 @@
  * and times are recorded before the header is read, and compared after the last byte. */
 #include "transport/file.h"
 
+#include "base/file.h"
 #include "base/file_stamp.h"
 #include "base/log.h"
 #include "base/utf8.h"
@@ -14,21 +15,18 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/openat2.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
-#define SINGLE_NAME    "model.safetensors"
-#define INDEX_NAME     "model.safetensors.index.json"
-#define RESOLVE_INSIDE (RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
+#define SINGLE_NAME "model.safetensors"
+#define INDEX_NAME  "model.safetensors.index.json"
 
 _Static_assert((int)FILE_INDEX_FILES_MAX <= (int)RANGES_FILES_MAX, "every file of an index fits");
 
-enum { OPEN_TRIES_MAX = 16, FILE_FLAGS = O_RDONLY | O_CLOEXEC | O_NONBLOCK };
+enum { FILE_FLAGS = O_RDONLY | O_CLOEXEC | O_NONBLOCK };
 
 struct file_source {
     struct source source; /* first */
@@ -46,7 +44,7 @@ struct part {
 /* The state while the files are opened one after the other. */
 struct loading {
     struct file_source *src;
-    uint64_t resolve;                /* of openat2; 0 = links are followed */
+    int rootfd;                      /* borrowed; nothing leads out of it; AT_FDCWD: no limit */
     struct tensor_list_builder *all; /* owned; every tensor of every file, in order */
     struct names names;              /* of those */
     struct part *parts;              /* owned; [names.n] */
@@ -112,31 +110,16 @@ static void file_close(struct source *s)
 static const struct source_ops file_ops = {
     .name = "path", .fill = file_fill, .finish = file_finish, .close = file_close};
 
-/* openat, or openat2 if `resolve` restricts the path. */
-static int open_at(int dirfd, const char *path, uint64_t resolve)
-{
-    struct open_how how = {.flags = FILE_FLAGS, .resolve = resolve};
-    long fd = -1;
-
-    if (resolve == 0)
-        return openat(dirfd, path, FILE_FLAGS);
-    errno = EAGAIN; /* a concurrent rename makes the kernel give up on "..": try again */
-    for (int i = 0; i < OPEN_TRIES_MAX && fd < 0 && errno == EAGAIN; i++)
-        fd = syscall(SYS_openat2, dirfd, path, &how, sizeof how);
-    return (int)fd;
-}
-
 static int cannot_open(const char *path, int errnum, struct err *e)
 {
     int cut = utf8_cut(path, 200);
 
     if (errnum == EXDEV)
-        return err_set(e, ERR_FORBIDDEN, "/path", "path '%.*s' leads outside the allowed paths",
-                       cut, path);
-    if (errnum == ELOOP)
         return err_set(e, ERR_FORBIDDEN, "/path",
-                       "path '%.*s' leads through a symbolic link, which is not followed", cut,
-                       path);
+                       "path '%.*s' leads outside its allowed path (--allow-path), or through a "
+                       "symbolic link that is absolute; links that are relative and stay below it "
+                       "are followed",
+                       cut, path);
     if (errnum == ENOENT || errnum == ENOTDIR)
         return err_set(e, ERR_NOT_FOUND, "/path", "there is no file or directory '%.*s'", cut,
                        path);
@@ -243,7 +226,7 @@ static int add_shards(struct loading *l, int dirfd, const struct file_index *ind
     memcpy(names, index->files.items, index->files.n * sizeof *names);
     qsort(names, index->files.n, sizeof *names, name_order);
     for (uint32_t i = 0; i < index->files.n; i++) {
-        fd = open_at(dirfd, names[i], l->resolve);
+        fd = file_open_in(l->rootfd, dirfd, names[i], FILE_FLAGS);
         if (fd < 0)
             return cannot_open(names[i], errno, e);
         if (add_file(l, names[i], fd, index, e) != 0)
@@ -263,28 +246,52 @@ static int add_shards(struct loading *l, int dirfd, const struct file_index *ind
     return 0;
 }
 
-static int add_directory(struct loading *l, const char *path, int dirfd, struct err *e)
+/* Two checkpoints in one directory: transformers reads the single file, vLLM and SGLang read those
+ * of the index, and either may be the stale one. */
+static int check_one_checkpoint(const char *path, int dirfd, const struct file_index *index,
+                                struct err *e)
 {
-    struct file_index index;
-    int fd = open_at(dirfd, SINGLE_NAME, l->resolve);
-    int rc;
+    struct stat st;
+
+    if (names_find(&index->files, SINGLE_NAME) != NAMES_NONE ||
+        fstatat(dirfd, SINGLE_NAME, &st, AT_SYMLINK_NOFOLLOW) != 0)
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, "/path",
+                   "directory '%.*s' has " SINGLE_NAME " beside an index (" INDEX_NAME
+                   ") of other files: remove what does not belong to the checkpoint, or name one "
+                   "file",
+                   utf8_cut(path, 160), path);
+}
+
+static int add_single(struct loading *l, const char *path, int dirfd, struct err *e)
+{
+    int fd = file_open_in(l->rootfd, dirfd, SINGLE_NAME, FILE_FLAGS);
 
     if (fd >= 0)
         return add_file(l, SINGLE_NAME, fd, NULL, e);
     if (errno != ENOENT)
         return cannot_open(SINGLE_NAME, errno, e);
-    fd = open_at(dirfd, INDEX_NAME, l->resolve);
+    return err_set(e, ERR_NOT_FOUND, "/path",
+                   "directory '%.*s' has neither " SINGLE_NAME " nor " INDEX_NAME,
+                   utf8_cut(path, 200), path);
+}
+
+static int add_directory(struct loading *l, const char *path, int dirfd, struct err *e)
+{
+    int fd = file_open_in(l->rootfd, dirfd, INDEX_NAME, FILE_FLAGS), rc;
+    struct file_index index;
+
     if (fd < 0 && errno == ENOENT)
-        return err_set(e, ERR_NOT_FOUND, "/path",
-                       "directory '%.*s' has neither " SINGLE_NAME " nor " INDEX_NAME,
-                       utf8_cut(path, 200), path);
+        return add_single(l, path, dirfd, e);
     if (fd < 0)
         return cannot_open(INDEX_NAME, errno, e);
     rc = file_index_read(&index, fd, e);
     (void)close(fd);
     if (rc != 0)
         return -1;
-    rc = add_shards(l, dirfd, &index, e);
+    rc = check_one_checkpoint(path, dirfd, &index, e);
+    if (rc == 0)
+        rc = add_shards(l, dirfd, &index, e);
     file_index_fini(&index);
     return rc;
 }
@@ -388,10 +395,10 @@ static int files_load(struct loading *l, const char *path, int fd, struct tensor
 }
 
 /* Takes over fd. */
-static int source_of(struct source **out, struct file_weights *w, const char *path, int fd,
-                     uint64_t resolve, struct tensor_list *tensor_list, struct err *e)
+static int source_of(struct source **out, struct file_weights *w, const char *path, int rootfd,
+                     int fd, struct tensor_list *tensor_list, struct err *e)
 {
-    struct loading l = {.resolve = resolve, .src = calloc(1, sizeof *l.src)};
+    struct loading l = {.rootfd = rootfd, .src = calloc(1, sizeof *l.src)};
     struct file_weights weights = {0};
     int rc;
 
@@ -421,29 +428,32 @@ static int source_of(struct source **out, struct file_weights *w, const char *pa
     return 0;
 }
 
+static int open_below(struct source **out, struct file_weights *w, int rootfd, const char *rest,
+                      const char *path, struct tensor_list *tensor_list, struct err *e)
+{
+    int fd = file_open_beneath(rootfd, rest, FILE_FLAGS);
+
+    if (fd < 0)
+        return cannot_open(path, errno, e);
+    return source_of(out, w, path, rootfd, fd, tensor_list, e);
+}
+
 int file_source_open(struct source **out, struct file_weights *w, const char *const *roots,
                      size_t n_roots, const char *path, struct tensor_list *tensor_list,
                      struct err *e)
 {
     const char *rest;
-    int dirfd, fd, errnum;
+    int rootfd, rc;
 
-    if (roots_open(&dirfd, &rest, roots, n_roots, path, "/path", e) != 0)
+    if (roots_open(&rootfd, &rest, roots, n_roots, path, "/path", e) != 0)
         return -1;
-    fd = open_at(dirfd, rest, RESOLVE_INSIDE);
-    errnum = errno;
-    (void)close(dirfd);
-    if (fd < 0)
-        return cannot_open(path, errnum, e);
-    return source_of(out, w, path, fd, RESOLVE_INSIDE, tensor_list, e);
+    rc = open_below(out, w, rootfd, rest, path, tensor_list, e);
+    (void)close(rootfd);
+    return rc;
 }
 
 int file_source_open_local(struct source **out, struct file_weights *w, const char *path,
                            struct err *e)
 {
-    int fd = open_at(AT_FDCWD, path, 0);
-
-    if (fd < 0)
-        return cannot_open(path, errno, e);
-    return source_of(out, w, path, fd, 0, NULL, e);
+    return open_below(out, w, AT_FDCWD, path, path, NULL, e);
 }

@@ -8,6 +8,7 @@
 #include "engine/lora/adapter_file.h"
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/mtx.h"
 #include "base/utf8.h"
 #include "weights/safetensors.h"
@@ -15,21 +16,18 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <linux/openat2.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#define CONFIG_NAME    "adapter_config.json"
-#define WEIGHTS_NAME   "adapter_model.safetensors"
-#define PICKLE_NAME    "adapter_model.bin"
-#define RESOLVE_INSIDE (RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
+#define CONFIG_NAME  "adapter_config.json"
+#define WEIGHTS_NAME "adapter_model.safetensors"
+#define PICKLE_NAME  "adapter_model.bin"
 
-enum { RACY_MS = 20, PIECE_NBYTES = 8 << 20, OPEN_TRIES_MAX = 16, PATH_CUT = 160 };
+enum { RACY_MS = 20, PIECE_NBYTES = 8 << 20, PATH_CUT = 160 };
 
 enum verdict { FINAL, ABSENT, UNSETTLED };
 
@@ -67,19 +65,6 @@ static int check_ended(const struct look *l, struct err *e)
     return 0;
 }
 
-static int open_at(int dirfd, const char *path, int flags, bool inside)
-{
-    struct open_how how = {.flags = (uint64_t)flags, .resolve = RESOLVE_INSIDE};
-    long fd = -1;
-
-    if (!inside)
-        return openat(dirfd, path, flags);
-    errno = EAGAIN; /* a rename elsewhere makes the kernel unsure of "..": try again */
-    for (int i = 0; i < OPEN_TRIES_MAX && fd < 0 && errno == EAGAIN; i++)
-        fd = syscall(SYS_openat2, dirfd, path, &how, sizeof how);
-    return (int)fd;
-}
-
 static int cannot_open(struct look *l, const char *name, int errnum, struct err *e)
 {
     const char *slash = name[0] != '\0' ? "/" : "";
@@ -93,7 +78,9 @@ static int cannot_open(struct look *l, const char *name, int errnum, struct err 
     }
     if (errnum == EXDEV || errnum == ELOOP)
         return err_set(e, ERR_FORBIDDEN, "/lora_path",
-                       "'%.*s%s%s' leads outside the allowed paths, or through a symbolic link",
+                       "'%.*s%s%s' leads outside its allowed path (--allow-path), or through a "
+                       "symbolic link that is absolute; links that are relative and stay below it "
+                       "are followed",
                        dir_cut(l), l->dir->path, slash, name);
     if (errnum == ENOTDIR)
         return err_set(e, ERR_BAD_REQUEST, "/lora_path", "'%.*s' is not a directory", dir_cut(l),
@@ -108,7 +95,7 @@ static int open_file(struct look *l, struct file *f, struct err *e)
     int64_t age;
 
     /* O_NONBLOCK: open must not wait on a FIFO, which is refused afterwards. */
-    f->fd = open_at(l->dirfd, f->name, O_RDONLY | O_CLOEXEC | O_NONBLOCK, l->dir->inside);
+    f->fd = file_open_in(l->dir->rootfd, l->dirfd, f->name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (f->fd < 0 || fstat(f->fd, &st) != 0)
         return cannot_open(l, f->name, errno, e);
     if (!S_ISREG(st.st_mode)) {
@@ -142,8 +129,7 @@ static int open_weights(struct look *l, struct err *e)
 
 static int open_all(struct look *l, struct err *e)
 {
-    l->dirfd = open_at(l->dir->dirfd, l->dir->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC,
-                       l->dir->inside);
+    l->dirfd = file_open_beneath(l->dir->rootfd, l->dir->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (l->dirfd < 0)
         return cannot_open(l, "", errno, e);
     if (open_weights(l, e) != 0 || open_file(l, &l->files[0], e) != 0)

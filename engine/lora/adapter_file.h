@@ -28,12 +28,11 @@ enum {
 };
 
 /* Where the directory is. Opened anew at each look, for trainers that rename a new one into place.
- * @dirfd   borrowed; `path` is relative to it (AT_FDCWD: as open)
- * @inside  the path may not lead out of dirfd, nor through symbolic links */
+ * @rootfd  borrowed; as file_open_beneath's: AT_FDCWD, or the directory that nothing leads out of
+ */
 struct adapter_dir {
-    int dirfd;
-    const char *path;
-    bool inside;
+    int rootfd;
+    const char *path; /* relative to it */
 };
 
 /* How long the call may take, and what may end it. */

@@ -47,7 +47,7 @@ int lora_read_directory(struct lora_load *l, struct adapter **out, struct adapte
                         struct err *e)
 {
     struct adapter_spec spec = spec_of(l);
-    struct adapter_dir dir = {.dirfd = l->root, .path = l->rest, .inside = true};
+    struct adapter_dir dir = {.rootfd = l->root, .path = l->rest};
     struct adapter_room room = {.take = reserve_memory, .arg = l->place};
     struct adapter_wait wait = {.deadline_us = l->deadline_us,
                                 .appear_us = l->appear_us,

@@ -33,7 +33,7 @@ static inline struct adapters_outcome load(struct adapters *set, const struct mo
     struct adapters_load *l;
     struct adapter *a;
     char path[512];
-    struct adapter_dir dir = {.dirfd = AT_FDCWD, .path = path};
+    struct adapter_dir dir = {.rootfd = AT_FDCWD, .path = path};
     struct adapter_sight sight = {0};
     struct err e = {0};
     int rc;

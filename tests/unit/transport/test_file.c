@@ -226,8 +226,11 @@ static void test_file_source_open_stays_beneath_the_root(void **state)
     refused("../out/secret.safetensors", NULL, ERR_FORBIDDEN, "/path", "outside");
     refused("x/../../out/secret.safetensors", NULL, ERR_NOT_FOUND, "/path", "no file");
     refused("./../out/secret.safetensors", NULL, ERR_FORBIDDEN, "/path", "outside");
-    refused("link/secret.safetensors", NULL, ERR_FORBIDDEN, "/path", "symbolic link");
-    refused("one-link", NULL, ERR_FORBIDDEN, "/path", "symbolic link");
+    refused("link/secret.safetensors", NULL, ERR_FORBIDDEN, "/path", "outside");
+    open_ok(&s, &w, "one-link", NULL);
+    source_close(s);
+    file_weights_fini(&w);
+    s = NULL;
     refused("abs-link", NULL, ERR_FORBIDDEN, "/path", "symbolic link");
     refused(path_of("out/secret.safetensors"), NULL, ERR_FORBIDDEN, "/path", "not below");
     refused(path_of("in/../out/secret.safetensors"), NULL, ERR_FORBIDDEN, "/path", "outside");
@@ -306,13 +309,83 @@ static void test_file_source_open_directory_with_one_file(void **state)
                       "{\"__metadata__\":{\"baton.weight_version\":\"step-3\",\"baton.checksum.a\":"
                       "\"0000000000000001000000000000000f\"}," A "," B "}",
                       "aaaabbbbBBBB");
-    write_text("in/single/" INDEX, "not read when there is a single file");
     open_ok(&s, &w, "single", NULL);
     assert_string_equal(w.weight_version, "step-3");
     assert_true(w.has_checksum[0] && !w.has_checksum[1]);
     assert_int_equal(w.checksums[0].b, 15);
     source_close(s);
     file_weights_fini(&w);
+    write_text("in/single/" INDEX, "{\"weight_map\":{\"a\":\"model.safetensors\"}}");
+    open_ok(&s, &w, "single", NULL);
+    assert_int_equal(w.tensor_list->n_tensors, 2);
+    source_close(s);
+    file_weights_fini(&w);
+}
+
+/* transformers reads the single file, vLLM those of the index: one of the two is stale. */
+static void test_file_source_open_refuses_two_checkpoints(void **state)
+{
+    static const char *const indexes[] = {
+        "{\"weight_map\":{\"a\":\"1.safetensors\"}}",
+        "{\"weight_map\":{\"a\":\"gone.safetensors\"}}",
+    };
+    struct file_weights w;
+    struct source *s;
+    struct err e = {0};
+
+    (void)state;
+    assert_int_equal(mkdir(path_of("in/two"), 0700), 0);
+    write_safetensors("in/two/model.safetensors", "{" A "}", "aaaa");
+    write_safetensors("in/two/1.safetensors", "{" A "}", "AAAA");
+    for (size_t i = 0; i < sizeof indexes / sizeof indexes[0]; i++) {
+        write_text("in/two/" INDEX, indexes[i]);
+        refused("two", NULL, ERR_BAD_REQUEST, "/path",
+                "has model.safetensors beside an index (model");
+        assert_int_equal(file_source_open_local(&s, &w, path_of("in/two"), &e), -1);
+        assert_non_null(strstr(e.msg, "has model.safetensors beside"));
+        err_clear(&e);
+    }
+}
+
+/* blobs/<hash>, and snapshots/<revision>/<name> -> ../../blobs/<hash>. */
+static void test_file_source_open_follows_the_links_of_a_cache(void **state)
+{
+    static const char *const dirs[] = {"in/hub", "in/hub/blobs", "in/hub/snapshots",
+                                       "in/hub/snapshots/rev"};
+    char hub_path[256], snapshots_path[256];
+    const char *const hub[] = {hub_path}, *const snapshots[] = {snapshots_path};
+    struct file_weights w;
+    struct source *s;
+    struct err e = {0};
+
+    (void)state;
+    (void)snprintf(hub_path, sizeof hub_path, "%s", path_of("in/hub/"));
+    (void)snprintf(snapshots_path, sizeof snapshots_path, "%s", path_of("in/hub/snapshots"));
+    for (size_t i = 0; i < sizeof dirs / sizeof dirs[0]; i++)
+        assert_int_equal(mkdir(path_of(dirs[i]), 0700), 0);
+    write_safetensors("in/hub/blobs/aa", "{" A "}", "aaaa");
+    write_text("in/hub/blobs/bb", "{\"weight_map\":{\"a\":\"1.safetensors\"}}");
+    assert_int_equal(symlink("../../blobs/aa", path_of("in/hub/snapshots/rev/1.safetensors")), 0);
+    assert_int_equal(symlink("../../blobs/bb", path_of("in/hub/snapshots/rev/" INDEX)), 0);
+    assert_int_equal(symlink("snapshots/rev", path_of("in/hub/latest")), 0);
+    open_ok(&s, &w, "hub/snapshots/rev", NULL);
+    assert_string_equal(w.tensor_list->tensors[0].name, "a");
+    source_close(s);
+    file_weights_fini(&w);
+    open_ok(&s, &w, "hub/latest/", NULL);
+    source_close(s);
+    file_weights_fini(&w);
+    assert_int_equal(file_source_open(&s, &w, hub, 1, "snapshots/rev", NULL, &e), 0);
+    source_close(s);
+    file_weights_fini(&w);
+    assert_int_equal(file_source_open(&s, &w, snapshots, 1, "rev", NULL, &e), -1);
+    assert_int_equal(e.code, ERR_FORBIDDEN);
+    assert_non_null(strstr(e.msg, INDEX "' leads outside its allowed path"));
+    assert_int_equal(unlink(path_of("in/hub/snapshots/rev/" INDEX)), 0);
+    assert_int_equal(symlink("../../../../out/secret.safetensors",
+                             path_of("in/hub/snapshots/rev/model.safetensors")),
+                     0);
+    refused("hub/snapshots/rev", NULL, ERR_FORBIDDEN, "/path", "'model.safetensors' leads outside");
 }
 
 static void write_shards(const char *index)
@@ -376,7 +449,7 @@ static void test_file_source_open_shard_refusals(void **state)
         {"{\"weight_map\":{\"a\":\"x\\\\y\"}}", ERR_BAD_REQUEST, "not a plain file name"},
         {"{\"weight_map\":{\"a\":\"x\\u0000y\"}}", ERR_BAD_REQUEST, "NUL"},
         {"{\"weight_map\":{\"a\":\"3.safetensors\"}}", ERR_NOT_FOUND, "'3.safetensors'"},
-        {"{\"weight_map\":{\"a\":\"link\"}}", ERR_FORBIDDEN, "symbolic link"},
+        {"{\"weight_map\":{\"a\":\"link\"}}", ERR_FORBIDDEN, "'link' leads outside"},
         {"{\"weight_map\":{\"a\":\"1.safetensors\",\"b\":\"2.safetensors\"}}", ERR_BAD_REQUEST,
          "tensor 'a' is in '2.safetensors', but the index says '1.safetensors'"},
         {"{\"weight_map\":{\"z\":\"1.safetensors\"}}", ERR_BAD_REQUEST,
@@ -401,7 +474,7 @@ static void test_file_source_open_shard_refusals(void **state)
                       "{\"__metadata__\":{\"baton.weight_version\":\"v1\"},"
                       "\"old\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}",
                       "o");
-    assert_int_equal(symlink("1.safetensors", path_of("in/shards/link")), 0);
+    assert_int_equal(symlink("../../out/secret.safetensors", path_of("in/shards/link")), 0);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         write_text("in/shards/" INDEX, rows[i].index);
         refused("shards", NULL, rows[i].code, "/path", rows[i].says);
@@ -524,6 +597,8 @@ int main(void)
         cmocka_unit_test(test_file_source_open_several_roots),
         cmocka_unit_test(test_file_source_open_refuses_other_kinds),
         cmocka_unit_test(test_file_source_open_directory_with_one_file),
+        cmocka_unit_test(test_file_source_open_refuses_two_checkpoints),
+        cmocka_unit_test(test_file_source_open_follows_the_links_of_a_cache),
         cmocka_unit_test(test_file_source_open_shards),
         cmocka_unit_test(test_file_source_open_shard_refusals),
         cmocka_unit_test(test_file_index_bounds_the_number_of_files),
