@@ -123,6 +123,20 @@ static int spec_of_fleet(struct server *s, struct err *e)
                          "must contain");
 }
 
+/* As in vLLM: a model beyond its positions answers, and answers nonsense. */
+static int check_max_model_len(const struct server *s, struct err *e)
+{
+    uint64_t most = s->model.max_position_embeddings;
+
+    if (s->config.max_model_len <= most)
+        return 0;
+    return err_set(
+        e, ERR_BAD_REQUEST, "--max-model-len",
+        "%llu is more than the %llu positions of the model (max_position_embeddings of "
+        "config.json, times the factor of a linear rope_scaling); lower it or leave it out",
+        (unsigned long long)s->config.max_model_len, (unsigned long long)most);
+}
+
 static int read_model(struct server *s, struct err *e)
 {
     const struct config *c = &s->config;
@@ -142,6 +156,13 @@ static int read_model(struct server *s, struct err *e)
     if (model_dir_check(c->model, e) != 0 || model_config_load(&s->model, c->model, e) != 0 ||
         tokenizer_load(&s->tokenizer, c->model, e) != 0)
         return serve_option_error(e, "--model", c->model);
+    if (check_max_model_len(s, e) != 0)
+        return -1;
+    if (s->model.eos_differs)
+        log_line(
+            LOG_WARN, "model.eos",
+            "config.json has an eos_token_id that generation_config.json lacks: it ends no reply "
+            "here, as in transformers; it does in SGLang");
     load_chat_template(s);
     return model_spec_of_config(&s->model_spec, &s->model, s->first_weights.tensor_list, e);
 }

@@ -14,23 +14,15 @@ static void make_sparse(struct model_experts *x, uint32_t layer)
 }
 
 /* Two spellings of one number: transformers 5 writes num_local_experts for every model. */
-static int read_n_experts(uint32_t *out, const json_t *o, const char *key, uint32_t least,
-                          struct err *e)
+static int read_n_experts(uint32_t *out, const json_t *o, const char *key, const char *other,
+                          uint32_t least, struct err *e)
 {
-    uint32_t a = UINT32_MAX, b = UINT32_MAX;
-    char found[32];
-
-    if (config_u32(&a, o, key, false, least, MODEL_EXPERTS_MAX, e) != 0 ||
-        config_u32(&b, o, "num_local_experts", false, least, MODEL_EXPERTS_MAX, e) != 0)
-        return -1;
-    if (a == UINT32_MAX && b == UINT32_MAX)
+    if (config_member(o, key) == NULL && config_member(o, other) == NULL)
         return config_missing(e, "", key, "the number of experts of a sparse layer");
-    if (a != UINT32_MAX && b != UINT32_MAX && a != b) {
-        (void)snprintf(found, sizeof found, "%u", b);
-        return config_refuse(e, "", "num_local_experts", found, "what the other name of it has");
-    }
-    *out = a != UINT32_MAX ? a : b;
-    return 0;
+    if (config_u32(out, o, key, false, least, MODEL_EXPERTS_MAX, e) != 0 ||
+        config_u32(out, o, other, false, least, MODEL_EXPERTS_MAX, e) != 0)
+        return -1;
+    return config_agree((struct config_key){o, "", key}, (struct config_key){o, "", other}, e);
 }
 
 static int read_n_per_token(struct model_experts *x, const json_t *o, struct err *e)
@@ -75,7 +67,7 @@ static int parse_qwen3_moe(struct model_config *c, const json_t *o, struct err *
     bool dense[MODEL_LAYERS_MAX] = {false};
     uint32_t step = 1;
 
-    if (read_n_experts(&x->n, o, "num_experts", 0, e) != 0 ||
+    if (read_n_experts(&x->n, o, "num_experts", "num_local_experts", 0, e) != 0 ||
         config_u32(&step, o, "decoder_sparse_step", false, 1, MODEL_LAYERS_MAX, e) != 0 ||
         read_dense_layers(dense, c->n_layers, o, e) != 0 ||
         config_bool(&x->normalize, o, "norm_topk_prob", e) != 0)
@@ -97,7 +89,7 @@ static int parse_mixtral(struct model_config *c, const json_t *o, struct err *e)
 {
     struct model_experts *x = &c->experts;
 
-    if (config_u32(&x->n, o, "num_local_experts", true, 1, MODEL_EXPERTS_MAX, e) != 0)
+    if (read_n_experts(&x->n, o, "num_local_experts", "num_experts", 1, e) != 0)
         return -1;
     x->normalize = true;
     x->intermediate_size = c->intermediate_size;
@@ -166,6 +158,9 @@ static int parse_deepseek_v3(struct model_config *c, const json_t *o, struct err
 
     x->sigmoid = true;
     if (refuse_other_routers(o, e) != 0 ||
+        config_agree((struct config_key){o, "", "num_nextn_predict_layers"},
+                     (struct config_key){o, "", "num_mtp_layers"}, e) != 0 ||
+        config_u32(&c->n_mtp_layers, o, "num_mtp_layers", false, 0, MODEL_LAYERS_MAX, e) != 0 ||
         config_u32(&c->n_mtp_layers, o, "num_nextn_predict_layers", false, 0, MODEL_LAYERS_MAX,
                    e) != 0 ||
         config_u32(&n_dense, o, "first_k_dense_replace", true, 0, MODEL_LAYERS_MAX, e) != 0)
@@ -176,8 +171,8 @@ static int parse_deepseek_v3(struct model_config *c, const json_t *o, struct err
     }
     for (uint32_t l = n_dense; l < c->n_layers; l++)
         make_sparse(x, l);
-    if (read_n_experts(&x->n, o, "n_routed_experts", 2, e) != 0 || read_n_per_token(x, o, e) != 0 ||
-        read_groups(x, o, e) != 0 ||
+    if (read_n_experts(&x->n, o, "n_routed_experts", "num_local_experts", 2, e) != 0 ||
+        read_n_per_token(x, o, e) != 0 || read_groups(x, o, e) != 0 ||
         config_bool_or_true(&x->normalize, o, "norm_topk_prob", e) != 0 ||
         read_scale(x, o, e) != 0 ||
         config_u32(&x->intermediate_size, o, "moe_intermediate_size", true, 1, MODEL_WIDTH_MAX,

@@ -39,6 +39,29 @@ const char *config_quoted(const json_t *v, char *out, size_t cap)
     return out;
 }
 
+static bool values_agree(const json_t *a, const json_t *b)
+{
+    double x = json_number_value(a), y = json_number_value(b);
+
+    if (a == NULL || b == NULL)
+        return true;
+    return json_is_number(a) && json_is_number(b) ? !(x < y || x > y) : json_equal(a, b) != 0;
+}
+
+int config_agree(struct config_key a, struct config_key b, struct err *e)
+{
+    const json_t *x = config_member(a.in, a.key), *y = config_member(b.in, b.key);
+    char field[ERR_FIELD_MAX], found[64], other[64];
+
+    if (values_agree(x, y))
+        return 0;
+    (void)snprintf(field, sizeof field, "%s/%s", b.where, b.key);
+    return err_set(e, ERR_BAD_REQUEST, field,
+                   "%s/%s is %s and %s is %s: they mean one thing; correct one or remove it",
+                   a.where, a.key, config_quoted(x, other, sizeof other), field,
+                   config_quoted(y, found, sizeof found));
+}
+
 int config_u32(uint32_t *out, const json_t *o, const char *key, bool required, uint32_t least,
                uint32_t most, struct err *e)
 {

@@ -24,6 +24,16 @@ int config_missing(struct err *e, const char *dict, const char *key, const char 
 int config_refuse(struct err *e, const char *dict, const char *key, const char *found,
                   const char *allowed);
 
+/* config_agree - refuse two members that mean one thing and differ: readers of the file do not
+ * agree which of them counts. Numbers are compared by value; an absent or null one agrees with all.
+ * @a, @b  the second is the field of the error, ERR_BAD_REQUEST */
+struct config_key {
+    const json_t *in;  /* or NULL */
+    const char *where; /* as `dict` of config_refuse */
+    const char *key;
+};
+int config_agree(struct config_key a, struct config_key b, struct err *e);
+
 /* Readers; an absent member leaves *out as it is. Errors: ERR_BAD_REQUEST at the key.
  * config_u32 takes an integer within [least, most], and refuses an absent one if `required`;
  * config_positive takes a finite number above 0; config_bool_or_true gives true for an absent one
@@ -37,8 +47,9 @@ int config_bool_or_true(bool *out, const json_t *o, const char *key, struct err 
 /* ---- config_rope.c ---- */
 
 /* config_rope - how angles follow from positions, under the old keys or the new.
- * @c  rope_theta holds the default of the architecture; rope_dim and max_position_embeddings are
- *     set, for angles that would not be finite are refused
+ * @c  rope_theta holds the default of the architecture; rope_dim, latents and
+ *     max_position_embeddings are set: angles that would not be finite are refused, and a linear
+ *     factor multiplies the context
  * Errors: ERR_BAD_REQUEST at the key that is the reason. */
 int config_rope(struct model_config *c, const json_t *o, struct err *e);
 

@@ -1,6 +1,8 @@
 /* Rotary embeddings of config.json. transformers 5 writes rope_parameters, with rope_theta inside;
  * older versions wrote rope_scaling beside rope_theta, where `type` is an old name of `rope_type`.
- */
+ *
+ * A file that has both is read only if both say the same: transformers 5 takes rope_scaling whole
+ * and drops rope_parameters, its rope_theta too, and older readers know rope_scaling alone. */
 #include "engine/kernels/attention.h"
 #include "engine/model/config_members.h"
 
@@ -36,9 +38,7 @@ static int read_llama3(struct model_config *c, const json_t *dict, const char *w
 
     if (read_needed(&s->factor, dict, where, "factor", e) != 0 ||
         read_needed(&s->low_freq_factor, dict, where, "low_freq_factor", e) != 0 ||
-        read_needed(&s->high_freq_factor, dict, where, "high_freq_factor", e) != 0 ||
-        read_needed(&s->original_positions, dict, where, "original_max_position_embeddings", e) !=
-            0)
+        read_needed(&s->high_freq_factor, dict, where, "high_freq_factor", e) != 0)
         return -1;
     if (!(s->low_freq_factor < s->high_freq_factor))
         return config_refuse(e, where, "high_freq_factor", "not above low_freq_factor",
@@ -107,14 +107,12 @@ static int read_yarn(struct model_config *c, const json_t *dict, const char *whe
     s->beta_fast = 32.0;
     s->beta_slow = 1.0;
     if (read_needed(&s->factor, dict, where, "factor", e) != 0 ||
-        read_needed(&s->original_positions, dict, where, "original_max_position_embeddings", e) !=
-            0 ||
         read_or_zero(&s->beta_fast, dict, where, "beta_fast", e) != 0 ||
         read_or_zero(&s->beta_slow, dict, where, "beta_slow", e) != 0 ||
         read_truncate(s, dict, where, e) != 0)
         return -1;
-    if (!(s->beta_slow < s->beta_fast))
-        return config_refuse(e, where, "beta_fast", "not above beta_slow", "a larger number");
+    if (!(s->beta_slow <= s->beta_fast))
+        return config_refuse(e, where, "beta_fast", "below beta_slow", "a larger number");
     return read_magnitudes(c, dict, where, e);
 }
 
@@ -125,6 +123,9 @@ static int read_kind(struct model_config *c, const json_t *dict, const char *whe
     const char *name = type == NULL ? "default" : json_string_value(type);
     char found[64];
 
+    if (config_agree((struct config_key){dict, where, "rope_type"},
+                     (struct config_key){dict, where, "type"}, e) != 0)
+        return -1;
     if (name != NULL && strcmp(name, "default") == 0)
         return 0;
     if (name != NULL && strcmp(name, "linear") == 0) {
@@ -169,35 +170,111 @@ static int check_angles(const struct model_config *c, const char *where_theta, c
     return 0;
 }
 
-int config_rope(struct model_config *c, const json_t *o, struct err *e)
+/* The context before it was stretched: inside the dictionary; or beside it, where it wins in
+ * transformers 5 and others do not look; else the one of the file. */
+static int read_original(struct model_config *c, const json_t *o, const json_t *dict,
+                         const char *where, struct err *e)
 {
-    const char *where = "/rope_parameters", *inner;
-    json_t *dict = config_member(o, "rope_parameters"), *v;
-    char found[64];
+    static const char key[] = "original_max_position_embeddings";
 
-    c->rope_kind = ROPE_DEFAULT;
-    if (dict == NULL) {
-        where = "/rope_scaling";
-        dict = config_member(o, "rope_scaling");
-    }
-    if (config_positive(&c->rope_theta, o, "", "rope_theta", e) != 0 ||
-        check_partial(o, "", e) != 0)
+    c->rope_scaling.original_positions = c->max_position_embeddings;
+    if (config_positive(&c->rope_scaling.original_positions, o, "", key, e) != 0 ||
+        config_positive(&c->rope_scaling.original_positions, dict, where, key, e) != 0)
         return -1;
-    if (dict == NULL)
-        return check_angles(c, "", "", e);
-    if (!json_is_object(dict))
-        return config_refuse(e, "", where + 1, config_quoted(dict, found, sizeof found),
-                             "an object");
+    return config_agree((struct config_key){dict, where, key}, (struct config_key){o, "", key}, e);
+}
+
+/* vLLM and SGLang count so: the other kinds have a max_position_embeddings that is scaled already.
+ */
+static void scale_context(struct model_config *c)
+{
+    double n = c->max_position_embeddings * c->rope_scaling.factor;
+
+    if (c->rope_kind == ROPE_LINEAR)
+        c->max_position_embeddings = (uint32_t)fmax(1.0, fmin(n, MODEL_POSITION_MAX));
+}
+
+/* @c  as config_rope's, with the rope_theta of the file
+ * @dict  the value of `where` in `o` */
+static int read_dict(struct model_config *c, const json_t *o, json_t *dict, const char *where,
+                     struct err *e)
+{
+    const char *inner;
+    json_t *v;
+
     json_object_foreach(dict, inner, v)
     {
         if (json_is_object(v)) /* one set for each layer type */
             return config_refuse(e, where, inner, "an object", "one set for all layers");
     }
     if (config_positive(&c->rope_theta, dict, where, "rope_theta", e) != 0 ||
-        check_partial(dict, where, e) != 0 || read_kind(c, dict, where, e) != 0)
+        config_agree((struct config_key){dict, where, "rope_theta"},
+                     (struct config_key){o, "", "rope_theta"}, e) != 0 ||
+        check_partial(dict, where, e) != 0 || read_original(c, o, dict, where, e) != 0 ||
+        read_kind(c, dict, where, e) != 0)
         return -1;
     if (c->latents.kv_rank > 0 && c->rope_kind != ROPE_DEFAULT && c->rope_kind != ROPE_YARN &&
         config_member(dict, "mscale_all_dim") != NULL)
         return config_refuse(e, where, "mscale_all_dim", "without yarn", "rope_type \"yarn\"");
+    scale_context(c);
     return check_angles(c, config_member(dict, "rope_theta") != NULL ? where : "", where, e);
+}
+
+/* NULL: absent, null or empty, which transformers takes for absent too. */
+static int find_dict(json_t **out, const json_t *o, const char *where, struct err *e)
+{
+    json_t *dict = config_member(o, where + 1);
+    char found[64];
+
+    *out = json_object_size(dict) > 0 ? dict : NULL;
+    return dict == NULL || json_is_object(dict)
+               ? 0
+               : config_refuse(e, "", where + 1, config_quoted(dict, found, sizeof found),
+                               "an object");
+}
+
+static bool rotates_alike(const struct model_config *a, const struct model_config *b)
+{
+    float x[MODEL_HEAD_DIM_MAX / 2], y[MODEL_HEAD_DIM_MAX / 2];
+    float x_row[MODEL_HEAD_DIM_MAX], y_row[MODEL_HEAD_DIM_MAX];
+    double x_scores = a->rope_kind == ROPE_YARN ? a->rope_scaling.scores : 1.0;
+    double y_scores = b->rope_kind == ROPE_YARN ? b->rope_scaling.scores : 1.0;
+
+    rope_frequencies(x, a);
+    rope_frequencies(y, b);
+    rope_row(x_row, x, a, 1);
+    rope_row(y_row, y, b, 1);
+    return memcmp(x, y, a->rope_dim / 2 * sizeof *x) == 0 &&
+           memcmp(x_row, y_row, a->rope_dim * sizeof *x_row) == 0 &&
+           !(x_scores < y_scores || x_scores > y_scores) &&
+           a->max_position_embeddings == b->max_position_embeddings;
+}
+
+int config_rope(struct model_config *c, const json_t *o, struct err *e)
+{
+    static const char first[] = "/rope_parameters", second[] = "/rope_scaling";
+    struct model_config other;
+    json_t *parameters, *scaling;
+
+    c->rope_kind = ROPE_DEFAULT;
+    if (find_dict(&parameters, o, first, e) != 0 || find_dict(&scaling, o, second, e) != 0 ||
+        config_positive(&c->rope_theta, o, "", "rope_theta", e) != 0 ||
+        check_partial(o, "", e) != 0)
+        return -1;
+    if (parameters == NULL && scaling == NULL)
+        return check_angles(c, "", "", e);
+    other = *c;
+    if (parameters != NULL && read_dict(c, o, parameters, first, e) != 0)
+        return -1;
+    if (scaling != NULL && read_dict(&other, o, scaling, second, e) != 0)
+        return -1;
+    if (parameters != NULL && scaling != NULL && !rotates_alike(c, &other))
+        return err_set(
+            e, ERR_BAD_REQUEST, second,
+            "rope_scaling and rope_parameters say different things: transformers 5 reads "
+            "rope_scaling and drops the other, with its rope_theta; put all into one of "
+            "them and remove the other");
+    if (parameters == NULL)
+        *c = other;
+    return 0;
 }

@@ -149,16 +149,17 @@ static int check_layer_types(const struct model_config *c, const json_t *o, stru
 }
 
 /* A window that no position can leave is none. Mistral's class has one when the key is absent;
- * Mixtral's has none then. */
+ * Qwen's have none without use_sliding_window. vLLM applies one to any other class, and
+ * transformers in its cache alone. */
 static int check_window(const struct model_config *c, const json_t *o, struct err *e)
 {
     enum { WINDOW_OF_CLASS = 4096 };
     const json_t *v = json_object_get(o, "sliding_window");
     json_int_t window = v == NULL ? WINDOW_OF_CLASS : json_integer_value(v);
+    bool qwen = c->arch == ARCH_QWEN2 || c->arch == ARCH_QWEN3 || c->arch == ARCH_QWEN3_MOE;
     char found[64];
 
-    if ((c->arch != ARCH_MISTRAL && c->arch != ARCH_MIXTRAL) || json_is_null(v) ||
-        (v == NULL && c->arch == ARCH_MIXTRAL))
+    if (qwen || json_is_null(v) || (v == NULL && c->arch != ARCH_MISTRAL))
         return 0;
     if ((v == NULL || json_is_integer(v)) && window >= (json_int_t)c->max_position_embeddings)
         return 0;
@@ -168,19 +169,39 @@ static int check_window(const struct model_config *c, const json_t *o, struct er
                          "null, or at least max_position_embeddings");
 }
 
+/* Keys that change what transformers or vLLM computes, whatever the architecture. */
+static int refuse_keys(const json_t *o, struct err *e)
+{
+    static const char *const absent[] = {"quantization_config",  "compression_config",
+                                         "text_config",          "dual_chunk_attention_config",
+                                         "attention_chunk_size", "llama_4_scaling",
+                                         "per_layer_config",     "transformers_weights"};
+    bool causal = true;
+    double scale = 1.0;
+
+    for (size_t i = 0; i < sizeof absent / sizeof absent[0]; i++)
+        if (config_member(o, absent[i]) != NULL)
+            return config_refuse(e, "", absent[i], "of any kind", "a config without it");
+    if (config_bool(&causal, o, "is_causal", e) != 0 ||
+        config_positive(&scale, o, "", "logit_scale", e) != 0)
+        return -1;
+    if (!causal)
+        return config_refuse(e, "", "is_causal", "false", "true");
+    if (scale < 1.0 || scale > 1.0)
+        return config_refuse(e, "", "logit_scale", "other than 1", "1");
+    return 0;
+}
+
 /* Refuses settings that change the arithmetic and are not supported. */
 static int refuse_unsupported(const struct model_config *c, const json_t *o, struct err *e)
 {
-    static const char *const absent[] = {"quantization_config", "compression_config", "text_config",
-                                         "dual_chunk_attention_config"};
     const json_t *act = config_member(o, "hidden_act");
     const char *name = act == NULL ? "silu" : json_string_value(act);
     bool sliding = false;
     char found[64];
 
-    for (size_t i = 0; i < sizeof absent / sizeof absent[0]; i++)
-        if (config_member(o, absent[i]) != NULL)
-            return config_refuse(e, "", absent[i], "of any kind", "a config without it");
+    if (refuse_keys(o, e) != 0)
+        return -1;
     if (name == NULL || (strcmp(name, "silu") != 0 && strcmp(name, "swish") != 0))
         return config_refuse(e, "", "hidden_act", config_quoted(act, found, sizeof found),
                              "\"silu\"");
@@ -228,6 +249,9 @@ static int parse_dtype(struct model_config *c, const json_t *o, struct err *e)
     enum dtype d = DTYPE_F32;
     char found[64];
 
+    if (config_agree((struct config_key){o, "", "dtype"}, (struct config_key){o, "", "torch_dtype"},
+                     e) != 0)
+        return -1;
     if (v != NULL)
         d = json_is_string(v) ? dtype_parse(json_string_value(v)) : DTYPE_NONE;
     if (d != DTYPE_F32 && d != DTYPE_BF16 && d != DTYPE_F16)
@@ -257,15 +281,34 @@ static int read_eos(struct model_config *c, const json_t *v, const char *file, s
     return 0;
 }
 
+static bool has_eos(const struct model_config *c, uint32_t id)
+{
+    for (uint32_t i = 0; i < c->n_eos; i++)
+        if (c->eos[i] == id)
+            return true;
+    return false;
+}
+
 static int parse_eos(struct model_config *c, const json_t *o, const json_t *generation,
                      struct err *e)
 {
-    const json_t *v = config_member(generation, "eos_token_id");
+    const json_t *first = config_member(generation, "eos_token_id");
+    const json_t *second = config_member(o, "eos_token_id");
+    struct model_config other = {0};
+    struct err unused = {0};
 
-    if (v != NULL)
-        return read_eos(c, v, "generation_config.json", e);
-    v = config_member(o, "eos_token_id");
-    return v != NULL ? read_eos(c, v, "config.json", e) : 0;
+    if (second != NULL && read_eos(&other, second, "config.json", first ? &unused : e) != 0 &&
+        first == NULL)
+        return -1;
+    if (first != NULL && read_eos(c, first, "generation_config.json", e) != 0)
+        return -1;
+    for (uint32_t i = 0; first != NULL && i < other.n_eos; i++)
+        c->eos_differs = c->eos_differs || !has_eos(c, other.eos[i]);
+    if (first == NULL) {
+        c->n_eos = other.n_eos;
+        memcpy(c->eos, other.eos, sizeof c->eos);
+    }
+    return 0;
 }
 
 static int parse_members(struct model_config *c, const json_t *o, struct err *e)
@@ -346,6 +389,8 @@ int model_config_load(struct model_config *out, const char *dir, struct err *e)
 
 int model_config_ties(bool *out, const char *dir, struct err *e)
 {
+    static const char key[] = "tie_word_embeddings";
+    const json_t *outer, *inner;
     char *text = NULL;
     json_error_t why;
     size_t len = 0;
@@ -354,16 +399,17 @@ int model_config_ties(bool *out, const char *dir, struct err *e)
 
     if (read_file(&text, &len, dir, "config.json", false, e) != 0)
         return -1;
-    root = json_parse_file(text, len, 0, &why, &starved);
+    root = json_parse_file(text, len, JSON_REJECT_DUPLICATES, &why, &starved);
     free(text);
     if (starved)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to read config.json");
     if (root == NULL)
         return err_set(e, ERR_BAD_REQUEST, "", "config.json is not JSON: line %d, column %d: %s",
                        why.line, why.column, why.text);
-    *out = json_is_true(json_object_get(root, "tie_word_embeddings")) ||
-           json_is_true(
-               json_object_get(json_object_get(root, "text_config"), "tie_word_embeddings"));
+    outer = config_member(root, key);
+    inner = config_member(json_object_get(root, "text_config"), key);
+    *out = (json_is_true(outer) || json_is_true(inner)) && !json_is_false(outer) &&
+           !json_is_false(inner);
     json_decref(root);
     return 0;
 }

@@ -99,8 +99,9 @@ struct model_config {
     bool qkv_bias, o_bias, mlp_bias, qk_norm; /* which tensors a layer has */
     enum dtype dtype; /* of the file's `dtype`/`torch_dtype` (BF16, F16, F32; absent: F32);
                          used where no weights decide it */
-    uint32_t n_eos;   /* generation_config.json wins over config.json */
+    uint32_t n_eos;   /* generation_config.json wins over config.json, as in transformers */
     uint32_t eos[MODEL_EOS_MAX];
+    bool eos_differs; /* and config.json has one that is not among them */
     struct model_defaults defaults;
     struct model_experts experts;
     uint32_t n_mtp_layers; /* of a checkpoint, after n_layers: they predict further tokens, and
@@ -119,8 +120,9 @@ int model_config_parse(struct model_config *out, const char *json, size_t len,
 /* model_config_load - the same from DIR. Errors: also ERR_NOT_FOUND, ERR_UNREADABLE. */
 int model_config_load(struct model_config *out, const char *dir, struct err *e);
 
-/* model_config_ties - does DIR's config.json, of any model, have "tie_word_embeddings": true?
- * Errors: ERR_BAD_REQUEST (not JSON), ERR_NOT_FOUND, ERR_UNREADABLE. */
+/* model_config_ties - does DIR's config.json, of any model, have "tie_word_embeddings": true,
+ * outside or in text_config, and not the contrary in the other? Readers differ which of the two
+ * counts. Errors: ERR_BAD_REQUEST (not JSON), ERR_NOT_FOUND, ERR_UNREADABLE. */
 int model_config_ties(bool *out, const char *dir, struct err *e);
 
 /* model_spec_of_dir - the tensors that an update of DIR's model must bring, for any engine: as

@@ -151,7 +151,7 @@ enum { CONFIG_LIST_MAX = 256 };
     X(INT, max_num_batched_tokens, "max-num-batched-tokens", "N", "512", 1, 65536,                 \
       "tokens in one step of the embedded engine")                                                 \
     X(INT, max_model_len, "max-model-len", "N", "0", 0, 16777216,                                  \
-      "longest prompt and output together; 0: the model's own")                                    \
+      "longest prompt and output together, at most the model's own; 0: that")                      \
     X(STR, logprobs_mode, "logprobs-mode", "MODE", "raw_logprobs", 0, 0,                           \
       "which logprobs of sampled tokens are returned, as in vLLM: raw_logprobs (of the "           \
       "model's logits) or processed_logprobs (of the distribution that the token was "             \

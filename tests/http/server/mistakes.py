@@ -63,6 +63,11 @@ COMMANDS = [
     ("serve --model {w}/sliding", 2,
      ["/sliding_window: sliding_window 256 is not supported; supported: null, or at least "
       "max_position_embeddings\n"]),
+    ("serve --check {m} --max-model-len 1025", 2, ["baton: --max-model-len: 1025 is more than the 1024 positions"]),
+    ("serve --check --model {w}/two-ropes", 2,
+     ["/rope_scaling: rope_scaling and rope_parameters say different things", "remove the other"]),
+    ("serve --check {m} --weights {w}/two-checkpoints", 2,
+     ["--weights: directory '{w}/two-checkpoints' has model.safetensors beside an index"]),
     ("serve {m} --weights nope", 2, ["baton: --weights: there is no file or directory 'nope'\n"]),
     ("serve {m} --weights {w}/empty", 2, ["--weights: directory '{w}/empty' has neither model.safetensors"]),
     ("serve {m} --weights {w}/x.pt", 2,
@@ -192,6 +197,11 @@ def files(work, model):
     text("bin/pytorch_model.bin", "")
     model_dir("gpt2", architectures=["GPT2LMHeadModel"], model_type="gpt2")
     model_dir("sliding", architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=256)
+    model_dir("two-ropes", rope_scaling={"rope_type": "linear", "factor": 2},
+              rope_parameters={"rope_type": "default"})
+    os.mkdir(os.path.join(work, "two-checkpoints"))
+    text("two-checkpoints/model.safetensors", "")
+    text("two-checkpoints/model.safetensors.index.json", '{"weight_map": {"a": "1.safetensors"}}')
     with zipfile.ZipFile(os.path.join(work, "x.pt"), "w") as z:
         z.writestr("x/data.pkl", b"\x80\2}q\0.")
     text("pointer.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")

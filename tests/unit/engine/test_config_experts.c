@@ -58,6 +58,7 @@ static void test_parse_sparse_layers(void **state)
         {QWEN3_MOE ",\"num_experts\":8,\"decoder_sparse_step\":7}", "000000"},
         {QWEN3_MOE ",\"num_experts\":0}", "000000"},
         {MIXTRAL ",\"num_local_experts\":4}", "11"},
+        {MIXTRAL ",\"num_experts\":4}", "11"}, /* an alias of transformers 5 */
     };
 
     (void)state;
@@ -110,6 +111,7 @@ static void test_parse_refusals_name_the_key(void **state)
         {QWEN3_MOE ",\"num_experts\":8,\"mlp_only_layers\":3}", "/mlp_only_layers"},
         {QWEN3_MOE ",\"num_experts\":8,\"mlp_only_layers\":[1,-1]}", "/mlp_only_layers/1"},
         {MIXTRAL "}", "/num_local_experts"},
+        {MIXTRAL ",\"num_local_experts\":4,\"num_experts\":8}", "/num_experts"},
         {MIXTRAL ",\"num_local_experts\":0}", "/num_local_experts"},
         {MIXTRAL ",\"num_local_experts\":4,\"sliding_window\":64}", "/sliding_window"},
         {MIXTRAL ",\"num_local_experts\":4,\"attention_bias\":true}", "/attention_bias"},

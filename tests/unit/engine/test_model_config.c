@@ -126,7 +126,7 @@ static void test_parse_architectures(void **state)
         {LLAMA ",\"head_dim\":null}", ARCH_LLAMA, 6, false, false, false, false},
         {LLAMA ",\"attention_bias\":true}", ARCH_LLAMA, 8, true, true, false, false},
         {LLAMA ",\"mlp_bias\":true}", ARCH_LLAMA, 8, false, false, true, false},
-        {LLAMA ",\"sliding_window\":16,\"hidden_act\":\"swish\"}", ARCH_LLAMA, 8, false, false,
+        {LLAMA ",\"sliding_window\":512,\"hidden_act\":\"swish\"}", ARCH_LLAMA, 8, false, false,
          false, false},
         {MISTRAL ",\"head_dim\":null,\"sliding_window\":null}", ARCH_MISTRAL, 6, false, false,
          false, false},
@@ -188,6 +188,60 @@ static void test_parse_scaled_rope_in_both_spellings(void **state)
     assert_true(c.rope_kind == ROPE_LLAMA3 && c.rope_scaling.original_positions == 8192.0);
 }
 
+/* transformers 5 takes it from the file's own context, or from beside the dictionary. */
+static void test_parse_original_positions(void **state)
+{
+    static const struct {
+        const char *patch;
+        double original;
+    } rows[] = {
+        {"{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4}}", 512},
+        {"{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,"
+         "\"high_freq_factor\":4}}",
+         512},
+        {"{\"original_max_position_embeddings\":128,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":"
+         "4}}",
+         128},
+        {"{\"original_max_position_embeddings\":64.0,\"rope_scaling\":" YARN "}}", 64},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        assert_true(accepted(rows[i].patch, NULL).rope_scaling.original_positions ==
+                    rows[i].original);
+}
+
+/* vLLM and SGLang multiply the context by a linear factor; YaRN's is scaled in the file. */
+static void test_parse_context_of_scaled_rope(void **state)
+{
+    (void)state;
+    assert_int_equal(accepted("{\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.5}}", NULL)
+                         .max_position_embeddings,
+                     1280);
+    assert_int_equal(accepted("{\"rope_scaling\":{\"type\":\"linear\",\"factor\":1e9}}", NULL)
+                         .max_position_embeddings,
+                     MODEL_POSITION_MAX);
+    assert_int_equal(accepted("{\"rope_scaling\":" YARN "}}", NULL).max_position_embeddings, 512);
+}
+
+/* Both dictionaries are read if each alone gives the same model, whatever a reader prefers. */
+static void test_parse_both_dictionaries_that_agree(void **state)
+{
+    static const char *const rows[] = {
+        "{\"rope_scaling\":" YARN "},\"rope_parameters\":" YARN ",\"rope_theta\":10000}}",
+        "{\"rope_scaling\":" YARN "},\"rope_parameters\":{}}",
+        "{\"rope_scaling\":{},\"rope_parameters\":" YARN "}}",
+        "{\"rope_scaling\":null,\"rope_parameters\":" YARN "}}",
+        "{\"rope_theta\":5e5,\"rope_scaling\":" YARN "},\"rope_parameters\":" YARN
+        ",\"rope_theta\":500000.0,\"beta_fast\":32}}",
+        "{\"rope_scaling\":" YARN ",\"beta_fast\":1.0,\"beta_slow\":1.0}}", /* Kimi-K2 */
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        assert_int_equal(accepted(rows[i], NULL).rope_kind, ROPE_YARN);
+}
+
 static void test_parse_sampling_defaults(void **state)
 {
     struct model_defaults d =
@@ -241,7 +295,7 @@ static void test_parse_both_spellings_of_rope(void **state)
         "{\"rope_theta\":1e6,\"rope_scaling\":null}",
         "{\"rope_theta\":1e6,\"rope_scaling\":{\"type\":\"default\"}}",
         "{\"rope_parameters\":{\"rope_theta\":1000000.0,\"rope_type\":\"default\"}}",
-        "{\"rope_parameters\":{\"rope_theta\":1000000},\"rope_theta\":10000}",
+        "{\"rope_parameters\":{\"rope_theta\":1000000},\"rope_theta\":1e6}",
         "{\"rope_theta\":1e6,\"rope_parameters\":null,\"partial_rotary_factor\":1.0}",
     };
 
@@ -255,8 +309,8 @@ static void test_parse_dtype_of_either_key(void **state)
     (void)state;
     assert_int_equal(accepted("{\"torch_dtype\":\"float16\"}", NULL).dtype, DTYPE_F16);
     assert_int_equal(accepted("{\"dtype\":\"bfloat16\"}", NULL).dtype, DTYPE_BF16);
-    assert_int_equal(accepted("{\"dtype\":\"float32\",\"torch_dtype\":\"float16\"}", NULL).dtype,
-                     DTYPE_F32);
+    assert_int_equal(accepted("{\"dtype\":\"float16\",\"torch_dtype\":\"float16\"}", NULL).dtype,
+                     DTYPE_F16);
 }
 
 static void test_parse_eos_of_generation_config_wins(void **state)
@@ -267,9 +321,12 @@ static void test_parse_eos_of_generation_config_wins(void **state)
     assert_int_equal(c.n_eos, 3);
     assert_int_equal(c.eos[0], 7);
     assert_int_equal(c.eos[2], 9);
+    assert_true(c.eos_differs);
+    assert_false(accepted("{\"eos_token_id\":[9,7]}", "{\"eos_token_id\":[7,8,9]}").eos_differs);
     c = accepted("{\"eos_token_id\":[5,6]}", "{\"top_p\":0.9}");
     assert_int_equal(c.n_eos, 2);
     assert_int_equal(c.eos[1], 6);
+    assert_false(c.eos_differs);
     c = accepted("{\"eos_token_id\":5}", "{\"eos_token_id\":null}");
     assert_int_equal(c.n_eos, 1);
     assert_int_equal(c.eos[0], 5);
@@ -315,9 +372,34 @@ static const struct {
     {"{\"hidden_act\":\"gelu\"}", "/hidden_act"},
     {"{\"hidden_act\":1}", "/hidden_act"},
     {"{\"rope_scaling\":{\"rope_type\":\"wavy\"}}", "/rope_scaling/rope_type"},
-    {"{\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4.0}}",
-     "/rope_scaling/original_max_position_embeddings"},
-    {"{\"rope_scaling\":" YARN ",\"beta_fast\":1}}", "/rope_scaling/beta_fast"},
+    {"{\"rope_scaling\":" YARN ",\"beta_fast\":1,\"beta_slow\":2}}", "/rope_scaling/beta_fast"},
+    {"{\"original_max_position_embeddings\":128,\"rope_scaling\":" YARN "}}",
+     "/original_max_position_embeddings"},
+    {"{\"rope_scaling\":" YARN "},\"rope_parameters\":{\"rope_type\":\"default\"}}",
+     "/rope_scaling"},
+    {"{\"rope_scaling\":{\"type\":\"linear\",\"factor\":2},\"rope_parameters\":{\"rope_theta\":1e4}"
+     "}",
+     "/rope_scaling"},
+    {"{\"rope_scaling\":{\"type\":\"linear\",\"factor\":2},\"rope_parameters\":{\"type\":"
+     "\"linear\","
+     "\"factor\":2.5}}",
+     "/rope_scaling"},
+    /* transformers 5 would turn by 1e4 here: what it drops with rope_parameters is rope_theta too
+     */
+    {"{\"rope_scaling\":" YARN "},\"rope_parameters\":" YARN ",\"rope_theta\":1e6}}",
+     "/rope_scaling"},
+    {"{\"rope_scaling\":" YARN ",\"attention_factor\":1},\"rope_parameters\":" YARN "}}",
+     "/rope_scaling"},
+    {"{\"rope_theta\":1e4,\"rope_parameters\":{\"rope_theta\":1e6}}", "/rope_theta"},
+    {"{\"rope_scaling\":{\"type\":\"default\",\"rope_type\":\"linear\",\"factor\":2}}",
+     "/rope_scaling/type"},
+    {"{\"dtype\":\"float32\",\"torch_dtype\":\"float16\"}", "/torch_dtype"},
+    {"{\"is_causal\":false}", "/is_causal"},
+    {"{\"logit_scale\":0.5}", "/logit_scale"},
+    {"{\"attention_chunk_size\":64}", "/attention_chunk_size"},
+    {"{\"per_layer_config\":[{}]}", "/per_layer_config"},
+    {"{\"transformers_weights\":\"other.safetensors\"}", "/transformers_weights"},
+    {LLAMA ",\"sliding_window\":16}", "/sliding_window"},
     {"{\"rope_scaling\":" YARN ",\"mscale\":\"1\"}}", "/rope_scaling/mscale"},
     {"{\"rope_scaling\":" YARN ",\"mscale_all_dim\":-1}}", "/rope_scaling/mscale_all_dim"},
     {"{\"rope_scaling\":" YARN ",\"attention_factor\":0}}", "/rope_scaling/attention_factor"},
@@ -335,9 +417,6 @@ static const struct {
     {"{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8}}", "/rope_scaling/low_freq_factor"},
     {"{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1}}",
      "/rope_scaling/high_freq_factor"},
-    {"{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,"
-     "\"high_freq_factor\":4}}",
-     "/rope_scaling/original_max_position_embeddings"},
     {"{\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,"
      "\"high_freq_factor\":4,\"original_max_position_embeddings\":64}}",
      "/rope_scaling/high_freq_factor"},
@@ -686,6 +765,9 @@ int main(void)
         cmocka_unit_test(test_load_reads_the_tiny_models),
         cmocka_unit_test(test_parse_both_spellings_of_rope),
         cmocka_unit_test(test_parse_scaled_rope_in_both_spellings),
+        cmocka_unit_test(test_parse_original_positions),
+        cmocka_unit_test(test_parse_context_of_scaled_rope),
+        cmocka_unit_test(test_parse_both_dictionaries_that_agree),
         cmocka_unit_test(test_parse_sampling_defaults),
         cmocka_unit_test(test_parse_refuses_sampling_defaults_out_of_range),
         cmocka_unit_test(test_parse_dtype_of_either_key),

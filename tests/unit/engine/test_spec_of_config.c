@@ -1,5 +1,4 @@
-/* Every allocation of model_spec_of_config fails in turn: it says that memory ran out, and leaves
- * the output alone: whoever asked frees what is there. */
+/* What decides which tensors a model has: the ties of config.json; memory that runs out. */
 #include "engine/model/model_config.h"
 #include "tests/unit/failing_alloc.h"
 #include "weights/model_spec.h"
@@ -10,9 +9,12 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
+/* Every allocation of model_spec_of_config fails in turn: the error is that memory ran out, and the
+ * output is untouched. */
 static void test_memory_runs_out(void **state)
 {
     static const char *const models[] = {"/kjv-qwen3-1m", "/tiny-llama3", "/tiny-llama2-spm"};
@@ -45,9 +47,44 @@ static void test_memory_runs_out(void **state)
     }
 }
 
+/* A model within a model has the member in two places, and readers differ which of them counts. */
+static void test_ties_if_nothing_denies_it(void **state)
+{
+    static const struct {
+        const char *config;
+        bool ties;
+    } rows[] = {
+        {"{}", false},
+        {"{\"tie_word_embeddings\":true}", true},
+        {"{\"text_config\":{\"tie_word_embeddings\":true}}", true},
+        {"{\"tie_word_embeddings\":true,\"text_config\":{}}", true},
+        {"{\"tie_word_embeddings\":false,\"text_config\":{\"tie_word_embeddings\":true}}", false},
+        {"{\"tie_word_embeddings\":true,\"text_config\":{\"tie_word_embeddings\":false}}", false},
+    };
+    char dir[] = "/tmp/baton-test-ties-XXXXXX", path[64];
+
+    (void)state;
+    assert_non_null(mkdtemp(dir));
+    (void)snprintf(path, sizeof path, "%s/config.json", dir);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        FILE *f = fopen(path, "w");
+        struct err e = {0};
+        bool ties = !rows[i].ties;
+
+        assert_non_null(f);
+        assert_true(fputs(rows[i].config, f) >= 0);
+        assert_int_equal(fclose(f), 0);
+        assert_int_equal(model_config_ties(&ties, dir, &e), 0);
+        assert_int_equal(ties, rows[i].ties);
+    }
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(dir), 0);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_memory_runs_out)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_memory_runs_out),
+                                       cmocka_unit_test(test_ties_if_nothing_denies_it)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
