@@ -160,6 +160,7 @@ void model_spec_free(struct model_spec *m)
         return;
     tensor_list_unref(w->m.tensor_list);
     free(w->m.rotary);
+    free(w->m.held);
     names_fini(&w->names);
     free(w->aliases);
     free(w->targets);
@@ -313,13 +314,15 @@ static int check_shape(const struct tensor_spec *t, uint32_t ndim, const uint64_
                    tensor_list_shape_text(&want, expected, sizeof expected));
 }
 
-static int check_dtype(const struct tensor_spec *t, enum dtype want, bool convert, uint32_t i,
-                       struct err *e)
+/* @held  `want` is F32, and a narrower float is widened */
+static int check_dtype(const struct tensor_spec *t, enum dtype want, bool held, bool convert,
+                       uint32_t i, struct err *e)
 {
     bool could = dtype_convertible(t->dtype, want);
     char field[ERR_FIELD_MAX];
 
-    if (t->dtype == want || (convert && could))
+    if (t->dtype == want || (convert && could) ||
+        (held && (t->dtype == DTYPE_BF16 || t->dtype == DTYPE_F16)))
         return 0;
     (void)snprintf(field, sizeof field, "/dtypes/%u", (unsigned)i);
     return err_set(e, ERR_MISMATCH, field, "tensor '%.*s' is %s, the model expects %s%s",
@@ -341,6 +344,21 @@ int model_spec_derive_rotary(struct model_spec *m, const float *inv_freq, uint32
         return err_set(e, ERR_NO_MEMORY, "", "no memory for %u rotary frequencies", (unsigned)n);
     memcpy(m->rotary, inv_freq, n * sizeof *m->rotary);
     m->n_rotary = n;
+    return 0;
+}
+
+int model_spec_hold(struct model_spec *m, const char *name, struct err *e)
+{
+    uint32_t i = tensor_list_find(m->tensor_list, name);
+
+    if (i == TENSOR_LIST_NO_TENSOR || m->tensor_list->tensors[i].dtype != DTYPE_F32)
+        return err_set(e, ERR_INTERNAL, "", "'%.*s' is no F32 tensor of the model",
+                       utf8_cut_name(name), name);
+    if (m->held == NULL)
+        m->held = calloc(m->tensor_list->n_tensors, sizeof *m->held);
+    if (m->held == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a manifest");
+    m->held[i] = true;
     return 0;
 }
 
@@ -446,9 +464,11 @@ static int check_match(const struct model_spec *m, const struct model_spec_match
     if (model_spec_check_shape(m, match, t, i, e) != 0)
         return -1;
     if (index != TENSOR_LIST_NO_TENSOR)
-        return check_dtype(t, m->tensor_list->tensors[index].dtype, convert, i, e);
-    return model_spec_is_rotary(t->name) && m->n_rotary > 0 ? check_dtype(t, DTYPE_F32, true, i, e)
-                                                            : 0;
+        return check_dtype(t, m->tensor_list->tensors[index].dtype,
+                           m->held != NULL && m->held[index], convert, i, e);
+    return model_spec_is_rotary(t->name) && m->n_rotary > 0
+               ? check_dtype(t, DTYPE_F32, false, true, i, e)
+               : 0;
 }
 
 int model_spec_match_next(const struct model_spec *m, const struct model_spec_match *last,

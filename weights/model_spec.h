@@ -13,6 +13,8 @@
 #include "base/err.h"
 #include "weights/tensor_list.h"
 
+#include <stdbool.h>
+
 enum alias_kind { ALIAS_TIED, ALIAS_IGNORED, ALIAS_FUSED };
 
 struct alias {
@@ -28,6 +30,7 @@ struct model_spec {
     struct tensor_list *tensor_list; /* one reference, owned */
     uint32_t n_aliases;
     const struct alias *aliases; /* owned */
+    bool *held;                  /* owned; [n_tensors], or NULL: none; see model_spec_hold */
     uint32_t n_rotary;           /* 0: not known */
     float *rotary;               /* owned; [n_rotary] what a stored inv_freq must be */
 };
@@ -54,7 +57,7 @@ struct model_spec_match {
 };
 
 /* model_spec_match - find `t` and check shape and dtype.
- * @convert  accept a dtype that dtype_convert can turn into the model spec's
+ * @convert  accept a dtype that dtype_convert can turn into the model spec's; see model_spec_hold
  * @i        its place in the request, for the error's field
  *
  * Names ending in ".rotary_emb.inv_freq", equal to an ignored alias, or below one that ends in '.'
@@ -90,6 +93,12 @@ int model_spec_check_shape(const struct model_spec *m, const struct model_spec_m
  * @inv_freq  [n], copied. Threads: before the model spec is shared. Errors: ERR_NO_MEMORY. */
 int model_spec_derive_rotary(struct model_spec *m, const float *inv_freq, uint32_t n,
                              struct err *e);
+
+/* model_spec_hold - the model computes the tensor `name` in float32, its dtype here, whatever a
+ * checkpoint has: BF16 and F16 are taken without `convert`, and widened, which loses nothing.
+ * Threads: before the model spec is shared. Errors: ERR_INTERNAL (no such F32 tensor),
+ * ERR_NO_MEMORY. */
+int model_spec_hold(struct model_spec *m, const char *name, struct err *e);
 
 /* model_spec_check_ignored - compare the bytes sent under an ignored name with the derived values.
  * @data  the tensor's bytes, unaligned

@@ -152,7 +152,13 @@ static int add_expert(const struct building *b, uint32_t layer, uint32_t expert,
     return 0;
 }
 
-/* The bias of the choice of experts is float32 in a model of any dtype, as trainers hold it. */
+/* The router of DeepSeek-V3 is float32 in a model of any dtype, as transformers holds and saves it.
+ */
+static bool is_float32(const struct model_config *c, enum layer_tensor t)
+{
+    return c->experts.sigmoid && (t == LAYER_ROUTER || t == LAYER_ROUTER_BIAS);
+}
+
 static int add_layer(const struct building *b, uint32_t layer, struct err *e)
 {
     char name[MODEL_NAME_MAX];
@@ -163,7 +169,7 @@ static int add_layer(const struct building *b, uint32_t layer, struct err *e)
 
         if (layer_tensor_needed(b->cfg, layer, (enum layer_tensor)t) &&
             add_tensor(b, layer_tensor_name(layer, (enum layer_tensor)t, name), shape, ndim,
-                       t == LAYER_ROUTER_BIAS ? DTYPE_F32 : DTYPE_NONE, e) != 0)
+                       is_float32(b->cfg, (enum layer_tensor)t) ? DTYPE_F32 : DTYPE_NONE, e) != 0)
             return -1;
     }
     for (uint32_t i = 0; model_layer_is_sparse(b->cfg, layer) && i < b->cfg->experts.n; i++)
@@ -195,6 +201,19 @@ static int build_tensor_list(struct tensor_list **out, const struct model_config
 drop:
     tensor_list_builder_free(b.builder);
     return -1;
+}
+
+static int hold_routers(struct model_spec *m, const struct model_config *c, struct err *e)
+{
+    char name[MODEL_NAME_MAX];
+
+    for (uint32_t layer = 0; layer < c->n_layers; layer++)
+        for (int t = 0; t < LAYER_TENSOR_COUNT; t++)
+            if (is_float32(c, (enum layer_tensor)t) &&
+                layer_tensor_needed(c, layer, (enum layer_tensor)t) &&
+                model_spec_hold(m, layer_tensor_name(layer, (enum layer_tensor)t, name), e) != 0)
+                return -1;
+    return 0;
 }
 
 /* Trainers may send the stored rotary frequencies: they must be those that this model computes. */
@@ -230,7 +249,7 @@ int model_spec_of_config(struct model_spec **out, const struct model_config *cfg
     spec_aliases_fini(&aliases);
     if (rc != 0)
         return -1;
-    if (derive_rotary(made, cfg, e) != 0) {
+    if (hold_routers(made, cfg, e) != 0 || derive_rotary(made, cfg, e) != 0) {
         model_spec_free(made);
         return -1;
     }

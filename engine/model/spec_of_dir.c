@@ -2,17 +2,49 @@
  * support models and dtypes that ours does not; then only the stored tensors are known. */
 #include "engine/model/model_config.h"
 
+#include <stdio.h>
 #include <string.h>
 
-static const char head_suffix[] = "lm_head.weight";
+static bool ends_in(const char *name, const char *suffix)
+{
+    size_t len = strlen(name), n = strlen(suffix);
 
-/* "lm_head.weight", or that of a model within a model. */
+    return len >= n && strcmp(name + len - n, suffix) == 0;
+}
+
+/* That of the model, or of a model within a model. */
 static bool is_head(const char *name)
 {
-    size_t len = strlen(name), n = sizeof head_suffix - 1;
+    return strcmp(name, "lm_head.weight") == 0 || ends_in(name, ".lm_head.weight");
+}
 
-    return len >= n && strcmp(name + len - n, head_suffix) == 0 &&
-           (len == n || name[len - n - 1] == '.');
+/* Routers that correct the choice of experts by a bias: those of DeepSeek-V3, and of GLM-4.5, Kimi,
+ * dots1 and others that took it over. transformers holds and saves both tensors in float32
+ * since 5.24
+ * (_keep_in_fp32_modules_strict); published checkpoints have BF16. */
+static bool is_float32(const struct tensor_list *stored, const struct tensor_spec *t)
+{
+    static const char weight[] = ".gate.weight", bias[] = ".gate.e_score_correction_bias";
+    size_t prefix = strlen(t->name) - (sizeof weight - 1);
+    char sibling[TENSOR_LIST_NAME_LEN_MAX + sizeof bias];
+
+    if (t->dtype != DTYPE_F32 && t->dtype != DTYPE_BF16 && t->dtype != DTYPE_F16)
+        return false;
+    if (ends_in(t->name, bias))
+        return true;
+    if (!ends_in(t->name, weight))
+        return false;
+    (void)snprintf(sibling, sizeof sibling, "%.*s%s", (int)prefix, t->name, bias);
+    return tensor_list_find(stored, sibling) != TENSOR_LIST_NO_TENSOR;
+}
+
+static int hold_routers(struct model_spec *m, const struct tensor_list *stored, struct err *e)
+{
+    for (uint32_t i = 0; i < stored->n_tensors; i++)
+        if (is_float32(stored, &stored->tensors[i]) &&
+            model_spec_hold(m, stored->tensors[i].name, e) != 0)
+            return -1;
+    return 0;
 }
 
 static int stored_model_spec(struct model_spec **out, const struct tensor_list *stored, bool ties,
@@ -20,6 +52,7 @@ static int stored_model_spec(struct model_spec **out, const struct tensor_list *
 {
     struct tensor_list_builder *b;
     struct tensor_list *tensor_list;
+    struct model_spec *made;
 
     if (tensor_list_builder_new(&b, e) != 0)
         return -1;
@@ -28,14 +61,21 @@ static int stored_model_spec(struct model_spec **out, const struct tensor_list *
 
         if (model_spec_is_rotary(t->name) || (ties && is_head(t->name)))
             continue;
-        if (tensor_list_builder_add(b, t->name, t->dtype, t->shape, t->ndim, UINT64_MAX, e) != 0) {
+        if (tensor_list_builder_add(b, t->name, is_float32(stored, t) ? DTYPE_F32 : t->dtype,
+                                    t->shape, t->ndim, UINT64_MAX, e) != 0) {
             tensor_list_builder_free(b);
             return -1;
         }
     }
-    return tensor_list_builder_finish(b, &tensor_list, e) == 0
-               ? model_spec_new(out, tensor_list, NULL, 0, e)
-               : -1;
+    if (tensor_list_builder_finish(b, &tensor_list, e) != 0 ||
+        model_spec_new(&made, tensor_list, NULL, 0, e) != 0)
+        return -1;
+    if (hold_routers(made, stored, e) != 0) {
+        model_spec_free(made);
+        return -1;
+    }
+    *out = made;
+    return 0;
 }
 
 int model_spec_of_dir(struct model_spec **out, const char *dir, const struct tensor_list *stored,

@@ -45,7 +45,9 @@ MODELS = {
             ),
         ),
     ),
-    # Queries without latents, one group, angles of halves, values wider than keys, every layer sparse.
+    # Queries without latents, one group, angles of halves, values wider than keys, every layer sparse;
+    # routers in float32, as transformers holds and saves them since 5.24 (the other has them as DeepSeek
+    # publishes them).
     "deepseek-flat": (
         transformers.DeepseekV3Config,
         transformers.DeepseekV3ForCausalLM,
@@ -74,11 +76,14 @@ def make_model(name):
             value.normal_(0, 0.3)
         else:
             value.normal_(0, 0.12)
+    routers = [m for m in model.modules() if hasattr(m, "e_score_correction_bias")]
+    gates = [m.weight.clone() for m in routers]
     model = model.to(torch.bfloat16)
-    for module in model.modules():  # stays float32, as DeepSeek publishes it
-        if hasattr(module, "e_score_correction_bias"):
-            bias = torch.empty_like(module.e_score_correction_bias, dtype=torch.float32)
-            module.e_score_correction_bias = bias.uniform_(-0.2, 0.2)
+    for module, gate in zip(routers, gates):  # stays float32, as DeepSeek publishes it
+        bias = torch.empty_like(module.e_score_correction_bias, dtype=torch.float32)
+        module.e_score_correction_bias = bias.uniform_(-0.2, 0.2)
+        if name == "deepseek-flat":
+            module.weight = torch.nn.Parameter(gate)
     return model
 
 

@@ -276,15 +276,13 @@ struct update_checksum {
 
 /* updates_finish - verify the whole update and commit it, on the worker; then call `done`.
  * @label      overrides the session's unless ""
- * @checksums  borrowed, copied; a name of the model spec or an alias; over the bytes as served
- *             (after conversion). Ignored names are not served and not checked.
- * Errors: ERR_NOT_FOUND, ERR_ENDED (aborted),
- *         ERR_CONFLICT (chunks are still queued, or it is being finished),
- *         ERR_MISMATCH at /checksums/<name> (unknown name).
- *         `done` may bring ERR_INCOMPLETE (info->missing; or a rank of the trainer has sent
- *         nothing: info->senders) or ERR_CHECKSUM: the update is then
- *         aborted and the old version stays served. Finishing a committed update again gives the
- *         first answer again. */
+ * @checksums  borrowed, copied; a name of the model spec or an alias; over the bytes as served, or,
+ * of a tensor that was widened by model_spec_hold, as sent (after conversion). Ignored names are
+ * not served and not checked. Errors: ERR_NOT_FOUND, ERR_ENDED (aborted), ERR_CONFLICT (chunks are
+ * still queued, or it is being finished), ERR_MISMATCH at /checksums/<name> (unknown name). `done`
+ * may bring ERR_INCOMPLETE (info->missing; or a rank of the trainer has sent nothing:
+ * info->senders) or ERR_CHECKSUM: the update is then aborted and the old version stays served.
+ * Finishing a committed update again gives the first answer again. */
 int updates_finish(struct updates *u, const char *id, const char *label,
                    const struct update_checksum *checksums, uint32_t n_checksums,
                    update_done_fn *done, void *done_arg, struct err *e);

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Models with experts: goldens through the routes; a checkpoint that holds a layer's experts as one
 # tensor, as transformers 5 names them, loaded and pushed; an expert that is missing is named.
-# A DeepSeek file may have layers for further tokens, which are dropped; its float32 bias among bfloat16
-# tensors comes as it is.
+# A DeepSeek file may have layers for further tokens, which are dropped; its router is float32 here,
+# whether the file has it so, as transformers saves it, or in bfloat16, and is never narrowed.
 # shellcheck source=tests/http/lib/lib.sh
 source "$(dirname "$0")/../lib/lib.sh"
 source "$(dirname "$0")/golden.sh"
@@ -93,4 +93,31 @@ for name in tiny-qwen3-moe tiny-mixtral tiny-deepseek; do
   fi
   stop_server
 done
+
+# served NAME: the dtype and the checksum of a tensor
+served() {
+  expect 200 GET /v1/weights
+  jq --raw-output --arg name "$1" '.tensors[] | select(.name == $name) | .dtype + " " + .checksum' <"$WORK/body"
+}
+
+gate=model.layers.1.mlp.gate.weight
+start_server --model "$FIXTURES/tiny-deepseek-flat" # float32
+golden_case "$FIXTURES/tiny-deepseek-flat" 0
+before=$(served $gate)
+[[ $before == "F32 "* ]] || fail "$gate is $before"
+expect 200 POST "/v1/update_weights?weight_version=converted&convert=true" \
+  --header 'Content-Type: application/vnd.safetensors' --data-binary @"$FIXTURES/tiny-deepseek-flat/model.safetensors"
+[[ $(served $gate) == "$before" ]] || fail "convert changed $gate"
+golden_case "$FIXTURES/tiny-deepseek-flat" 1
+stop_server
+
+start_server --model "$FIXTURES/tiny-deepseek" --weights none # bfloat16
+"$BATON" push "$FIXTURES/tiny-deepseek/model.safetensors" --url "$URL" >/dev/null || fail "bfloat16 routers are refused"
+[[ $(served $gate) == "F32 "* ]] || fail "$gate was not widened"
+golden_case "$FIXTURES/tiny-deepseek" 0
+"$BATON" weights verify "$FIXTURES/tiny-deepseek/model.safetensors" --url "$URL" >"$WORK/verify" ||
+  fail "verify: $(cat "$WORK/verify")"
+"$BATON" weights verify "$FIXTURES/tiny-deepseek-flat/model.safetensors" --url "$URL" >"$WORK/verify" &&
+  fail "verify takes other weights for the same"
+stop_server
 done_testing

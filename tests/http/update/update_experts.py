@@ -465,6 +465,11 @@ def by_the_client(world, server, _t):
 
 # Experts in one tensor, as transformers 5 holds them
 
+def widened(data):
+    """bfloat16 as float32."""
+    return b"".join(b"\0\0" + data[k:k + 2] for k in range(0, len(data), 2))
+
+
 class Checkpoint:
     """A model with experts, and its tensors by layer: separate, or those of a layer in two tensors."""
 
@@ -473,6 +478,10 @@ class Checkpoint:
         tensors = baton.load_file(f"{folder}/model.safetensors")
         self.specs = {n: Spec(n, t.dtype, t.shape) for n, t in tensors.items()}
         self.data = {n: bytes(t.data) for n, t in tensors.items()}
+        for n in [n.replace("e_score_correction_bias", "weight") for n in tensors if "e_score" in n]:
+            # the model has these routers in float32
+            self.specs[n] = Spec(n, "F32", self.specs[n].shape)
+            self.data[n] = widened(self.data[n])
         self.layers = sorted({n.split(".mlp.experts.")[0] for n in tensors if ".mlp.experts." in n})
 
     def new_bytes(self, world):
@@ -564,9 +573,9 @@ def fused_on_one_gpu(world, checkpoint):
 
 
 def float32_routers(world, server, checkpoint):
-    """The router's bias is float32 in a bfloat16 model: in another dtype only with convert."""
-    biases = [n for n, s in checkpoint.specs.items() if s.dtype == "F32"]
-    must(biases and all(n.endswith("e_score_correction_bias") for n in biases), f"{biases}")
+    """The router is float32 in a bfloat16 model: bfloat16 is widened, with convert and without."""
+    routers = [n for n, s in checkpoint.specs.items() if s.dtype == "F32"]
+    must({n.rsplit(".", 1)[1] for n in routers} == {"e_score_correction_bias", "weight"}, f"{routers}")
     with world.trainer(server) as t:
         ways = Senders(world, server, t)
         for way in (ways.shm, ways.body, ways.path, ways.ipc):
@@ -575,14 +584,18 @@ def float32_routers(world, server, checkpoint):
             world.rng.shuffle(specs)
             server.serve(checkpoint.data, taken(way(specs, checkpoint.data), "float32"))
             server.check("float32")
-        half = [Spec(s.name, "BF16" if s.dtype == "F32" else s.dtype, s.shape) for s in checkpoint.specs.values()]
-        data = {**checkpoint.data, **{n: checkpoint.data[n][:checkpoint.specs[n].nbytes // 2] for n in biases}}
-        i = [s.name for s in half].index(biases[0])
-        refused(ways.shm(half, data), 422, "manifest_mismatch", f"/dtypes/{i}", biases[0])
-        found = taken(ways.shm(half, data, convert=True), "converted")
-        wide = {n: b"".join(b"\0\0" + data[n][k:k + 2] for k in range(0, len(data[n]), 2)) for n in biases}
-        server.serve({**checkpoint.data, **wide}, found)
-        server.check("converted")
+            half = [Spec(s.name, "BF16" if s.dtype == "F32" else s.dtype, s.shape) for s in specs]
+            short = {n: world.data([Spec(n, "BF16", checkpoint.specs[n].shape)])[n] for n in routers}
+            found = taken(way(half, {**checkpoint.data, **short}), "bfloat16")
+            server.serve({**checkpoint.data, **{n: widened(x) for n, x in short.items()}}, found)
+            server.check("bfloat16")
+        found = taken(ways.shm(specs, checkpoint.data, convert=True), "convert")
+        server.serve(checkpoint.data, found)
+        server.check("convert narrows nothing")
+        expert = checkpoint.separate(checkpoint.layers[0])[0]
+        other = [Spec(s.name, "F16" if s.name == expert else s.dtype, s.shape) for s in specs]
+        i = [s.name for s in other].index(expert)
+        refused(ways.shm(other, checkpoint.data), 422, "manifest_mismatch", f"/dtypes/{i}", expert)
         ways.close()
 
 

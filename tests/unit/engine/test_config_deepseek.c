@@ -7,8 +7,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -225,7 +227,7 @@ static void test_spec_has_the_published_names(void **state)
     assert_tensor(m, LAYER(0) "self_attn.kv_b_proj.weight", DTYPE_BF16, 66, 14);
     assert_tensor(m, LAYER(0) "self_attn.o_proj.weight", DTYPE_BF16, 24, 30);
     assert_tensor(m, LAYER(0) "mlp.gate_proj.weight", DTYPE_BF16, 40, 24);
-    assert_tensor(m, LAYER(1) "mlp.gate.weight", DTYPE_BF16, 8, 24);
+    assert_tensor(m, LAYER(1) "mlp.gate.weight", DTYPE_F32, 8, 24);
     assert_tensor(m, LAYER(1) "mlp.gate.e_score_correction_bias", DTYPE_F32, 8, 0);
     assert_tensor(m, LAYER(1) "mlp.shared_experts.gate_proj.weight", DTYPE_BF16, 36, 24);
     assert_tensor(m, LAYER(1) "mlp.shared_experts.up_proj.weight", DTYPE_BF16, 36, 24);
@@ -279,31 +281,98 @@ static void test_spec_takes_other_names(void **state)
     model_spec_free(m);
 }
 
-/* A checkpoint may store the bias in bfloat16; a trainer holds and sends it in float32. */
-static void test_spec_keeps_the_bias_in_float32(void **state)
+/* Whether a trainer's update without `convert` is taken. */
+static bool is_taken(const struct model_spec *m, const char *name, enum dtype dtype)
 {
-    static const char bias[] = LAYER(1) "mlp.gate.e_score_correction_bias";
-    static const uint64_t n[] = {8}, too_many[] = {9};
-    struct model_config c = accepted("{}");
+    uint32_t i = tensor_list_find(m->tensor_list, name);
+    struct tensor_spec t = m->tensor_list->tensors[i];
+    struct model_spec_match match;
+    struct err e = {0};
+
+    t.dtype = dtype;
+    return model_spec_match(m, &t, false, 0, &match, &e) == 0;
+}
+
+static const char bias[] = LAYER(1) "mlp.gate.e_score_correction_bias";
+static const char gate[] = LAYER(1) "mlp.gate.weight", up[] = LAYER(1) "mlp.up_proj.weight";
+
+static struct tensor_list *list_of(const char *name, enum dtype dtype, const uint64_t *shape,
+                                   uint32_t ndim)
+{
+    static const uint64_t width[] = {6, 4};
     struct tensor_list_builder *b;
-    struct tensor_list *stored;
-    struct model_spec *m;
+    struct tensor_list *list;
+    struct err e = {0};
+
+    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
+    assert_int_equal(tensor_list_builder_add(b, name, dtype, shape, ndim, UINT64_MAX, &e), 0);
+    if (strcmp(name, gate) == 0) {
+        assert_int_equal(tensor_list_builder_add(b, bias, DTYPE_BF16, shape, 1, UINT64_MAX, &e), 0);
+        assert_int_equal(tensor_list_builder_add(b, up, DTYPE_BF16, width, 2, UINT64_MAX, &e), 0);
+        assert_int_equal(
+            tensor_list_builder_add(b, "other.gate.weight", DTYPE_BF16, width, 2, UINT64_MAX, &e),
+            0);
+    }
+    assert_int_equal(tensor_list_builder_finish(b, &list, &e), 0);
+    return list;
+}
+
+static void assert_routers_are_held(const struct model_spec *m)
+{
+    assert_tensor(m, gate, DTYPE_F32, 8, 24);
+    assert_tensor(m, bias, DTYPE_F32, 8, 0);
+    assert_true(is_taken(m, gate, DTYPE_F32) && is_taken(m, bias, DTYPE_F32));
+    assert_true(is_taken(m, gate, DTYPE_BF16) && is_taken(m, bias, DTYPE_BF16));
+    assert_true(is_taken(m, gate, DTYPE_F16) && !is_taken(m, gate, DTYPE_F64));
+}
+
+/* A checkpoint stores the router in bfloat16; transformers holds and sends it in float32, and older
+ * trainers in bfloat16: both are taken, and never narrowed. */
+static void test_spec_keeps_the_router_in_float32(void **state)
+{
+    static const uint64_t shape[] = {8, 24}, too_many[] = {9};
+    struct model_config c = accepted("{}");
+    struct tensor_list *stored = list_of(gate, DTYPE_BF16, shape, 2);
+    struct model_spec *m = spec_of("{}", stored);
     struct err e = {0};
 
     (void)state;
-    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
-    assert_int_equal(tensor_list_builder_add(b, bias, DTYPE_BF16, n, 1, UINT64_MAX, &e), 0);
-    assert_int_equal(tensor_list_builder_finish(b, &stored, &e), 0);
-    m = spec_of("{}", stored);
-    assert_tensor(m, bias, DTYPE_F32, 8, 0);
+    assert_routers_are_held(m);
+    assert_false(is_taken(m, LAYER(0) "mlp.gate_proj.weight", DTYPE_F16));
     model_spec_free(m);
     tensor_list_unref(stored);
-    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
-    assert_int_equal(tensor_list_builder_add(b, bias, DTYPE_F32, too_many, 1, UINT64_MAX, &e), 0);
-    assert_int_equal(tensor_list_builder_finish(b, &stored, &e), 0);
+    stored = list_of(bias, DTYPE_F32, too_many, 1);
     assert_int_equal(model_spec_of_config(&m, &c, stored, &e), -1);
     assert_non_null(strstr(e.msg, bias));
     tensor_list_unref(stored);
+}
+
+/* The same of a model that only other engines run, such as GLM-4.5: by its stored tensors. */
+static void test_stored_spec_keeps_the_router_in_float32(void **state)
+{
+    static const uint64_t shape[] = {8, 24};
+    struct tensor_list *stored = list_of(gate, DTYPE_BF16, shape, 2);
+    char dir[] = "/tmp/baton-test-router-XXXXXX", path[64];
+    struct model_spec *m;
+    struct err e = {0};
+    FILE *f;
+
+    (void)state;
+    assert_non_null(mkdtemp(dir));
+    (void)snprintf(path, sizeof path, "%s/config.json", dir);
+    f = fopen(path, "w");
+    assert_non_null(f);
+    assert_true(fputs("{\"architectures\":[\"Glm4MoeForCausalLM\"]}", f) >= 0);
+    assert_int_equal(fclose(f), 0);
+    assert_int_equal(model_spec_of_dir(&m, dir, stored, &e), 0);
+    assert_routers_are_held(m);
+    assert_tensor(m, up, DTYPE_BF16, 6, 4);
+    assert_tensor(m, "other.gate.weight", DTYPE_BF16, 6, 4);
+    assert_false(is_taken(m, up, DTYPE_F16));
+    model_spec_free(m);
+    tensor_list_unref(stored);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(dir), 0);
 }
 
 int main(void)
@@ -315,7 +384,8 @@ int main(void)
         cmocka_unit_test(test_parse_refusals_name_the_key),
         cmocka_unit_test(test_spec_has_the_published_names),
         cmocka_unit_test(test_spec_takes_other_names),
-        cmocka_unit_test(test_spec_keeps_the_bias_in_float32),
+        cmocka_unit_test(test_spec_keeps_the_router_in_float32),
+        cmocka_unit_test(test_stored_spec_keeps_the_router_in_float32),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

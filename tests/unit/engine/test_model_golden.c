@@ -53,7 +53,7 @@ static char *read_bytes(int fd, uint64_t from, uint64_t nbytes)
 static void load(struct loaded *l, const char *model, const char *weights)
 {
     const struct tensor_list *tensor_list;
-    char path[512], dir[256];
+    char path[512], dir[256], *stored;
     struct err e = {0};
     int fd;
 
@@ -63,17 +63,22 @@ static void load(struct loaded *l, const char *model, const char *weights)
     assert_int_equal(model_config_load(&l->cfg, dir, &e), 0);
     assert_int_equal(safetensors_open(&l->file, &fd, AT_FDCWD, path, &e), 0);
     assert_int_equal(model_spec_of_config(&l->model_spec, &l->cfg, l->file.tensor_list, &e), 0);
-    l->bytes = read_bytes(fd, l->file.nbytes_head, l->file.tensor_list->nbytes);
+    stored = read_bytes(fd, l->file.nbytes_head, l->file.tensor_list->nbytes);
     (void)close(fd);
     tensor_list = l->model_spec->tensor_list;
+    l->bytes = malloc(tensor_list->nbytes);
     l->views = calloc(tensor_list->n_tensors, sizeof *l->views);
-    assert_non_null(l->views);
+    assert_true(l->bytes != NULL && l->views != NULL);
     for (uint32_t i = 0; i < tensor_list->n_tensors; i++) {
-        uint32_t at = tensor_list_find(l->file.tensor_list, tensor_list->tensors[i].name);
+        const struct tensor_spec *t = &tensor_list->tensors[i], *from;
+        uint32_t at = tensor_list_find(l->file.tensor_list, t->name);
 
         assert_int_not_equal(at, TENSOR_LIST_NO_TENSOR);
-        l->views[i].data = l->bytes + l->file.tensor_list->tensors[at].offset;
+        from = &l->file.tensor_list->tensors[at];
+        dtype_convert(l->bytes + t->offset, t->dtype, stored + from->offset, from->dtype, t->numel);
+        l->views[i].data = l->bytes + t->offset;
     }
+    free(stored);
     l->version = (struct version){.serial = 1, .views = l->views};
     assert_int_equal(model_new(&l->model, &l->cfg, l->model_spec, ROWS_MAX, N_THREADS, &e), 0);
     assert_int_equal(kv_pool_new(&l->pool, &l->cfg, KV_NBYTES, &e), 0);
