@@ -75,6 +75,9 @@ enum cli_exit cmd_lora_load(struct cli *c)
     else if (rc == CLI_OK)
         (void)printf("%s: revision %.0f%s\n", c->args[0], cli_real(a.json, "revision"),
                      json_is_true(cli_at(a.json, "unchanged")) ? ", unchanged" : "");
+    if (rc == CLI_OK && json_is_string(cli_at(a.json, "warning")))
+        (void)fprintf(stderr, "baton lora load: warning: %s: %s\n", c->args[0],
+                      cli_text(a.json, "warning"));
     answer_fini(&a);
     return rc;
 }

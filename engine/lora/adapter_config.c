@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #define DICT "/adapter_config"
 
@@ -132,17 +133,23 @@ static int read_rslora(struct adapter_config *c, const char *key, const json_t *
 }
 
 /* Most methods only set where the training starts. Those listed here also subtract something from
- * the base weights, which the served weights still have. PEFT writes true after converting that. */
+ * the base weights, or quantize them (peft 0.21, layer.py); MiCA and EVA do not. PEFT writes true
+ * after converting that. It takes some names in any case. */
+bool adapter_method_changes_base(const char *method)
+{
+    static const char *const methods[] = {"pissa", "olora", "corda", "loftq", "lora_ga"};
+
+    for (size_t i = 0; method != NULL && i < sizeof methods / sizeof methods[0]; i++)
+        if (strncasecmp(method, methods[i], strlen(methods[i])) == 0)
+            return true;
+    return false;
+}
+
 static int read_init(struct adapter_config *c, const char *key, const json_t *v, struct err *e)
 {
-    static const char *const methods[] = {"pissa", "olora", "corda", "loftq", "mica"};
-    const char *text = json_string_value(v);
-
-    if (!json_is_boolean(v) && text == NULL)
+    if (!json_is_boolean(v) && !json_is_string(v))
         return value_refuse(key, v, "true, false and a method's name", e);
-    for (size_t i = 0; text != NULL && i < sizeof methods / sizeof methods[0]; i++)
-        if (strncmp(text, methods[i], strlen(methods[i])) == 0)
-            c->base_changed = true;
+    c->base_changed = adapter_method_changes_base(json_string_value(v));
     return 0;
 }
 

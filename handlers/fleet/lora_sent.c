@@ -1,6 +1,8 @@
 #include "handlers/fleet/lora_sent.h"
 
 #include "base/json_parse.h"
+#include "base/log.h"
+#include "engine/lora/adapter_config.h"
 #include "handlers/body.h"
 #include "weights/safetensors.h"
 
@@ -27,7 +29,21 @@ static int check_tensors(const struct http_request *x, struct err *e)
     return 0;
 }
 
-static int check_config(const char *text, struct err *e)
+/* The engines that get it do not look. */
+static void warn_base_changed(const json_t *config, const char *name)
+{
+    struct log_rec r;
+
+    if (!adapter_method_changes_base(
+            json_string_value(json_object_get(config, "init_lora_weights"))))
+        return;
+    log_begin(&r, LOG_WARN, "lora.base_changed");
+    log_str(&r, "lora_name", name != NULL ? name : "");
+    log_str(&r, "why", ADAPTER_BASE_CHANGED);
+    log_event(&r);
+}
+
+static int check_config(const char *text, const char *name, struct err *e)
 {
     json_error_t why;
     bool starved = false;
@@ -45,6 +61,7 @@ static int check_config(const char *text, struct err *e)
                        "it is not the JSON object of adapter_config.json: %.200s",
                        config != NULL ? "another value" : why.text);
     }
+    warn_base_changed(config, name);
     json_decref(config);
     return 0;
 }
@@ -97,7 +114,8 @@ int lora_sent_parse(struct lora_sent *out, json_t **body, struct http_request *x
 {
     const char *config = http_request_query(x, "adapter_config");
 
-    if (check_config(config, e) != 0 || members_of(body, x, e) != 0 || check_tensors(x, e) != 0)
+    if (check_config(config, http_request_query(x, "lora_name"), e) != 0 ||
+        members_of(body, x, e) != 0 || check_tensors(x, e) != 0)
         return -1;
     out->x = x;
     out->content = (struct adapter_content){.name = http_request_query(x, "lora_name"),

@@ -1,5 +1,6 @@
 /* The reply to a load of an adapter, and its log lines. */
 #include "base/log.h"
+#include "engine/lora/adapter_config.h"
 #include "handlers/app.h"
 #include "handlers/lora/lora_load.h"
 #include "handlers/lora_json.h"
@@ -29,7 +30,7 @@ static json_t *loaded_json(const struct lora_load *l, const struct lora_loaded *
 
     return json_pack(
         "{s:s, s:s, s:I, s:s, s:b, s:b, s:b, s:I, s:I, s:I, s:I, s:o, s:I, s:o, s:I, s:o, s:I, "
-        "s:o, s:I, s:o, s:I, s:b, s:o}",
+        "s:o, s:I, s:o, s:I, s:b, s:s?, s:o}",
         "status", "ok", "lora_name", l->name, "revision", (json_int_t)o->revision, "digest",
         d->digest, "unchanged", (int)o->unchanged, "replaced", (int)o->replaced, "pinned",
         (int)l->options.pinned, "rank", (json_int_t)d->rank, "nbytes", (json_int_t)d->nbytes,
@@ -39,7 +40,8 @@ static json_t *loaded_json(const struct lora_load *l, const struct lora_loaded *
         names_array_json(&r->ignored), "n_missing", (json_int_t)r->missing.n, "missing",
         names_array_json(&r->missing), "n_non_finite", (json_int_t)r->non_finite.n, "non_finite",
         names_array_json(&r->non_finite), "n_config_keys_ignored", (json_int_t)r->n_keys_ignored,
-        "base_changed", (int)r->base_changed, "loaded_adapters",
+        "base_changed", (int)r->base_changed, "warning",
+        r->base_changed ? ADAPTER_BASE_CHANGED : NULL, "loaded_adapters",
         lora_loaded_json(l->app->generate));
 }
 
@@ -58,10 +60,23 @@ void lora_reply_loaded(struct lora_load *l, const struct lora_loaded *d)
     http_reply(l->x, &r);
 }
 
+static void warn_base_changed(const struct lora_load *l, const struct lora_loaded *d)
+{
+    struct log_rec r;
+
+    log_begin(&r, LOG_WARN, "lora.base_changed");
+    log_str(&r, "lora_name", l->name);
+    log_u64(&r, "revision", d->outcome.revision);
+    log_str(&r, "why", ADAPTER_BASE_CHANGED);
+    log_event(&r);
+}
+
 void lora_log_loaded(const struct lora_load *l, const struct lora_loaded *d)
 {
     struct log_rec r;
 
+    if (d->report.base_changed)
+        warn_base_changed(l, d);
     log_begin(&r, LOG_INFO, d->outcome.unchanged ? "lora.unchanged" : "lora.loaded");
     log_str(&r, "lora_name", l->name);
     log_u64(&r, "revision", d->outcome.revision);

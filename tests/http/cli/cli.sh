@@ -235,6 +235,21 @@ run 1 lora unload shout
 complains "there is no adapter 'shout'"
 run 2 lora load shout "$WORK"
 complains "adapter_config.json"
+# PiSSA and others subtract from the base when they begin: over other weights the adapter is wrong
+cp --recursive "$MODEL/adapters/shout" "$WORK/ga"
+chmod --recursive u+w "$WORK/ga"
+jq '.init_lora_weights = "lora_ga"' "$MODEL/adapters/shout/adapter_config.json" >"$WORK/ga/adapter_config.json"
+run 0 lora load ga "$WORK/ga"
+complains "warning: ga: the base weights were changed when its training began"
+grep --quiet '"event":"lora.base_changed".*"lora_name":"ga"' "$WORK/log" || fail "the log does not warn"
+run 0 lora load ga "$WORK/ga" --json
+has "init_lora_weights"
+same .base_changed true
+run 0 lora load shout "$MODEL/adapters/shout" --json
+same .warning null
+[[ ! -s $WORK/errors ]] || fail "a warning of a plain adapter: $(cat "$WORK/errors")"
+run 0 lora unload shout
+run 0 lora unload ga
 
 # pause, resume, sleep, wake, abort
 run 0 pause --mode abort --reject --lease 60

@@ -376,6 +376,11 @@ def sent_and_healed(f):
     f.update_all()
     wait_all(f)
     assert d.journal("lora_load") == [] and kept() == os.listdir(KEPT) == []
+    status, said = send(f, "ga", safetensors(1), adapter_config=json.dumps({"init_lora_weights": "LoRA_GA"}))
+    assert status == 200, said
+    with open(f.front.log, encoding="utf-8") as log:
+        assert [line for line in log if '"event":"lora.base_changed"' in line and '"lora_name":"ga"' in line]
+    f.front.post("/v1/unload_lora_adapter", {"lora_name": "ga"})
 
 
 def sent_to_some(f):

@@ -132,7 +132,17 @@ static void test_parse_counts_what_it_passes_over(void **state)
         {"{\"lora_dropout\": 0.1, \"peft_version\": \"0.21.0\"}", 2, false},
         {"{\"later\": null, \"new\": {\"on\": false, \"list\": []}, \"text\": \"\"}", 3, false},
         {"{\"init_lora_weights\": \"gaussian\"}", 0, false},
+        {"{\"init_lora_weights\": \"pissa\"}", 0, true},
         {"{\"init_lora_weights\": \"pissa_niter_16\"}", 0, true},
+        {"{\"init_lora_weights\": \"PiSSA\"}", 0, true},
+        {"{\"init_lora_weights\": \"OLoRA\"}", 0, true},
+        {"{\"init_lora_weights\": \"corda\"}", 0, true},
+        {"{\"init_lora_weights\": \"loftq\"}", 0, true},
+        {"{\"init_lora_weights\": \"lora_ga\", \"lora_ga_config\": {\"scale\": \"stable\"}}", 1,
+         true},
+        {"{\"init_lora_weights\": \"MICA\"}", 0, false},
+        {"{\"init_lora_weights\": \"eva\"}", 0, false},
+        {"{\"init_lora_weights\": \"orthogonal\"}", 0, false},
         {"{\"auto_mapping\": {\"base_model_class\": \"X\", \"unsloth_fixed\": true}}", 1, false},
     };
 
