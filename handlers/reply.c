@@ -293,7 +293,7 @@ void reply_error_make(const struct route *route, const struct err *e, json_t *de
     else
         make_no_memory_reply(form, out);
     if (out->status == err_http_status(ERR_UNAUTHORIZED))
-        http_reply_header(out, "WWW-Authenticate", "Bearer realm=\"baton\"");
+        http_reply_header(out, "WWW-Authenticate", "%s", REPLY_CHALLENGE);
 }
 
 void reply_error(struct http_request *x, const struct err *e, json_t *details)

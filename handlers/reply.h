@@ -10,6 +10,9 @@
 #include <jansson.h>
 
 /* How JSON is written: compact; 9 digits represent every float32 exactly. */
+/* The value of WWW-Authenticate. */
+#define REPLY_CHALLENGE "Bearer realm=\"baton\""
+
 #define REPLY_JSON_FLAGS (JSON_COMPACT | JSON_REAL_PRECISION(9))
 
 /* reply_json - answer with `body`, translated for x's route. Consumes the caller's reference to

@@ -63,6 +63,7 @@ struct http_request {
     uint64_t began_us;           /* first header byte handled */
     bool peer_trusted;           /* this address needs no key: http_server_cfg.trusts */
     bool admitted;               /* its key or address may use the route; set by the application */
+    bool needs_key;              /* of a page: its data would need a key; set as admitted is */
     _Atomic(const void *) route; /* set by the application's route call; the handler's thread may
                                     choose another of the same path */
     uint64_t arrival; /* its number among those that generate, 0: none; set by the application when

@@ -56,11 +56,16 @@ static int listener_check(const struct listener_ctx *listener_ctx, struct http_r
         [ROLE_HEALTH] = AUTH_ANYONE,     [ROLE_PAGE] = AUTH_ANYONE,     [ROLE_VIEWER] = AUTH_VIEWER,
         [ROLE_GENERATE] = AUTH_GENERATE, [ROLE_CONTROL] = AUTH_CONTROL,
     };
+    struct err why = {0};
 
     if ((listener_ctx->roles & 1U << route->role) == 0)
         return err_set(e, ERR_NOT_FOUND, "",
                        "%.200s is not answered on this listener, use that of %s", x->path,
                        route->role == ROLE_GENERATE ? "--listen" : "--control-listen");
+    if (route->role == ROLE_PAGE)
+        x->needs_key = auth_check(listener_ctx->auth, "", x->peer_trusted, AUTH_VIEWER,
+                                  x->actor.key, &why) != 0 &&
+                       why.code == ERR_UNAUTHORIZED;
     return auth_check(listener_ctx->auth, x->authorization, x->peer_trusted, needs[route->role],
                       x->actor.key, e);
 }

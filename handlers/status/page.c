@@ -3,6 +3,7 @@
 #include "handlers/status/page.h"
 
 #include "handlers/control_plane.h"
+#include "handlers/reply.h"
 
 #include <nettle/base64.h>
 #include <nettle/sha2.h>
@@ -51,8 +52,9 @@ bool page_policy(char out[PAGE_POLICY_CAP], const struct page_file *page)
     return n > 0 && n < PAGE_POLICY_CAP;
 }
 
+/* @policy  NULL of what is no page; @needs_key: its data does, for this reader */
 static void reply_file(struct http_request *x, const char *type, const struct page_file *file,
-                       const char *policy)
+                       const char *policy, bool needs_key)
 {
     struct http_reply r = {
         .status = 200, .content_type = type, .data = file->data, .len = file->len};
@@ -60,18 +62,21 @@ static void reply_file(struct http_request *x, const char *type, const struct pa
     http_reply_header(&r, "Cache-Control", "no-cache");
     http_reply_header(&r, "X-Content-Type-Options", "nosniff");
     http_reply_header(&r, "Referrer-Policy", "no-referrer");
+    if (needs_key)
+        http_reply_header(&r, "WWW-Authenticate", "%s", REPLY_CHALLENGE);
     if (policy != NULL)
         http_reply_header(&r, "Content-Security-Policy", "%s", policy);
     http_reply(x, &r);
 }
 
-static int reply_page(struct http_request *x, const struct page_file *page, struct err *e)
+static int reply_page(struct http_request *x, const struct page_file *page, bool needs_key,
+                      struct err *e)
 {
     char policy[PAGE_POLICY_CAP];
 
     if (!page_policy(policy, page))
         return err_set(e, ERR_INTERNAL, "", "the page in this binary has no script or no style");
-    reply_file(x, "text/html; charset=utf-8", page, policy);
+    reply_file(x, "text/html; charset=utf-8", page, policy, needs_key);
     return 0;
 }
 
@@ -80,7 +85,7 @@ int handle_page(struct app *app, struct http_request *x, struct err *e)
     const struct page_file page = {page_status_html, page_status_html_len};
 
     (void)app;
-    return reply_page(x, &page, e);
+    return reply_page(x, &page, x->needs_key, e);
 }
 
 int handle_docs(struct app *app, struct http_request *x, struct err *e)
@@ -88,7 +93,7 @@ int handle_docs(struct app *app, struct http_request *x, struct err *e)
     const struct page_file page = {page_docs_html, page_docs_html_len};
 
     (void)app;
-    return reply_page(x, &page, e);
+    return reply_page(x, &page, false, e);
 }
 
 int handle_openapi(struct app *app, struct http_request *x, struct err *e)
@@ -97,6 +102,6 @@ int handle_openapi(struct app *app, struct http_request *x, struct err *e)
 
     (void)app;
     (void)e;
-    reply_file(x, "application/json", &file, NULL);
+    reply_file(x, "application/json", &file, NULL, false);
     return 0;
 }

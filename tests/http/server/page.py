@@ -146,20 +146,33 @@ def docs(server, browser):
     readable(browser)
 
 
+def refused(server):
+    """The requests that the server's log has with a status of 400 or more."""
+    with open(server.log, encoding="utf-8") as f:
+        lines = [json.loads(line) for line in f if line.endswith("}\n")]
+    return [line for line in lines if line["event"] in ("request", "auth.refused") and line["status"] >= 400]
+
+
 def with_key(browser):
     keys = os.path.join(WORK, "keys")
     with open(keys, "w", encoding="utf-8") as f:
         f.write(f"viewer {KEY}\n")
     os.chmod(keys, 0o600)
-    with Server(BATON, os.path.join(WORK, "log-keys"), *OPTIONS, "--api-key-file", keys) as server:
+    with Server(BATON, os.path.join(WORK, "log-keys"), *OPTIONS, "--api-key-file", keys, "--log-level", "debug") as server:
         browser.open(server.url + "/")
         browser.until("!document.querySelector('#ask').hidden")
-        assert "step-0" not in browser.text()
+        assert "step-0" not in browser.text() and browser.js("document.querySelector('#keywrong').hidden")
+        assert refused(server) == []  # by the page's own requests
         give = "(k => {{ document.querySelector('#key').value = k; document.querySelector('#ask button').click(); }})({})"
         browser.js(give.format(json.dumps("wrong-0123456789abcdef")))
         browser.until("!document.querySelector('#keywrong').hidden")
         browser.js(give.format(json.dumps(KEY)))
         browser.until("document.querySelector('#serving .big').innerText.trim() === 'step-0'")
+        browser.until("/List them/.test(document.querySelector('#adapters').innerText)")
+        assert [r["status"] for r in refused(server)] == [401], refused(server)  # of the wrong key
+        assert browser.js("document.querySelector('#raw').hidden")
+        browser.js("document.querySelector('#adapters button').click()")
+        browser.until("/This key does not/.test(document.querySelector('#adapters').innerText)")
         assert browser.js("localStorage.length") == 0 and browser.js("sessionStorage.length") == 1
         browser.open(server.url + "/")  # the tab has it still
         browser.until("document.querySelector('#serving .big').innerText.trim() === 'step-0'")
