@@ -189,6 +189,17 @@ void json_show(json_t *json)
     json_array_foreach(json, i, value) json_show(value);
 }
 
+static const char *hint_of_failure(const struct http_end *end)
+{
+    if (end->no_tls)
+        return "a server without TLS has an http:// URL; --ca-file FILE names the certificates to "
+               "trust instead of the system's";
+    if (end->outcome == HTTP_UNREACHABLE || end->outcome == HTTP_UNRESOLVED)
+        return "'baton serve' starts a server; --url or BATON_URL names one, as http://HOST:PORT, "
+               "https://HOST:PORT or unix:PATH";
+    return NULL;
+}
+
 static enum cli_exit answer_settle(struct connection *c, struct answer *a)
 {
     bool starved = false;
@@ -206,6 +217,7 @@ static enum cli_exit answer_settle(struct connection *c, struct answer *a)
         else if (c->end.outcome == HTTP_UNREACHABLE && strncmp(c->target.url, "unix:", 5) == 0)
             what = "no server accepts connections at this socket"; /* libcurl names a port */
         (void)snprintf(a->why, sizeof a->why, "%s", what);
+        a->hint = hint_of_failure(&c->end);
         a->status = 0;
         return CLI_UNREACHABLE;
     }
@@ -271,7 +283,7 @@ static const char *hint_of(const char *code, const char *param, const char *comm
         {"incomplete_update", NULL, "push", "--partial keeps the tensors that are not sent"},
         {"manifest_mismatch", "/dtypes", "push", "--convert converts float dtypes"},
         {"unsupported_in_proxy_mode", NULL, "push",
-         "--path lets the engines read the files themselves"},
+         "--path lets engines that are batons or SGLang read the files themselves"},
         {"unsupported_in_proxy_mode", NULL, "lora load",
          "--path lets the engines read the files themselves"},
     };
@@ -301,6 +313,12 @@ static void report_missing(const json_t *details)
         (void)fprintf(stderr, " and %zu more", n - SHOWN);
 }
 
+static void hint_print(const char *hint)
+{
+    if (hint != NULL)
+        (void)fprintf(stderr, "hint: %s\n", hint);
+}
+
 void answer_report(const struct answer *a, const struct connection *c, const char *what)
 {
     const json_t *error = json_object_get(a->json, "error");
@@ -310,20 +328,15 @@ void answer_report(const struct answer *a, const struct connection *c, const cha
 
     if (a->status == 0) {
         (void)fprintf(stderr, "baton %s: %s: %s\n", what, c->target.url, a->why);
-        (void)fputs(strncmp(c->target.url, "https:", 6) == 0
-                        ? "hint: a server without TLS has an http:// URL; --ca-file FILE names the "
-                          "certificates to trust instead of the system's\n"
-                        : "hint: 'baton serve' starts a server; --url or BATON_URL names one, as "
-                          "http://HOST:PORT, https://HOST:PORT or unix:PATH\n",
-                    stderr);
+        hint_print(a->hint);
         return;
     }
     if (is_good(a->status) && error == NULL) {
         (void)fprintf(stderr,
                       "baton %s: %s answered %d: this is not an answer of a baton server: %s\n",
                       what, c->target.url, a->status, a->why);
-        (void)fprintf(stderr, "hint: --url or BATON_URL names the server itself; what answered may "
-                              "be a proxy before it, or something else at this port\n");
+        hint_print("--url or BATON_URL names the server itself; what answered may be a proxy "
+                   "before it, or something else at this port");
         return;
     }
     if (message == NULL) {
@@ -344,8 +357,10 @@ void answer_report(const struct answer *a, const struct connection *c, const cha
     if (code != NULL && strcmp(code, "incomplete_update") == 0)
         report_missing(json_object_get(error, "details"));
     (void)fputc('\n', stderr);
-    if (hint_of(code, param, what) != NULL)
-        (void)fprintf(stderr, "hint: %s\n", hint_of(code, param, what));
+    if (code != NULL && strcmp(code, "unauthorized") == 0 && c->authorization[0] != '\0')
+        hint_print("the server knows another key than the one that --key-file or BATON_API_KEY has");
+    else
+        hint_print(hint_of(code, param, what));
 }
 
 const char *connection_url(const struct connection *c)

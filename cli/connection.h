@@ -58,6 +58,7 @@ struct answer {
     json_t *json;    /* owned; NULL: the text is no JSON, or no success of that route */
     char why[256];
     bool interrupted;
+    const char *hint; /* what a user can do if none came, or NULL; static */
 };
 
 /* json_show - every text in `json` becomes one line that a terminal may show (cli/terminal.h). */

@@ -96,6 +96,7 @@ bool http_is_answer(int status);
 struct http_end {
     enum http_outcome outcome;
     bool sent;              /* may the server have begun to process the request? */
+    bool no_tls;            /* it listens, but speaks no TLS, or its certificate is not trusted */
     char why[HTTP_WHY_MAX]; /* what happened, "" for HTTP_WHOLE */
 };
 

@@ -100,6 +100,7 @@ void call_describe(struct http_end *end, const struct http_call *call, CURLcode 
 {
     char *why = end->why;
 
+    end->no_tls = code == CURLE_SSL_CONNECT_ERROR || code == CURLE_PEER_FAILED_VERIFICATION;
     if (end->outcome == HTTP_WHOLE)
         return;
     if (code == CURLE_OK && call->head.status == 0)

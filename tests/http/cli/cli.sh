@@ -414,6 +414,8 @@ complains "the time is over: "
 run 3 status
 complains "$URL: "
 complains "hint: 'baton serve' starts a server"
+run 3 status --url "https://${URL#http://}"
+complains "hint: 'baton serve' starts a server"
 printf 'control %s name=trainer-1\n' 0123456789abcdef0123456789abcdef >"$WORK/keys"
 printf '%s\n' 0123456789abcdef0123456789abcdef >"$WORK/key"
 chmod 600 "$WORK/keys" "$WORK/key"
@@ -424,6 +426,8 @@ complains "401 unauthorized"
 complains "hint: give a key by --key-file"
 run 0 status --key-file "$WORK/key"
 run 0 status --key-file "$WORK/keys"
+BATON_API_KEY=another-0123456789abcdef run 1 status
+complains "hint: the server knows another key"
 BATON_API_KEY=0123456789abcdef0123456789abcdef run 0 status
 stop_server
 
