@@ -296,7 +296,7 @@ int cli_run(int argc, char **argv, const char *const *serve_flags)
     char name[CLI_TEXT_MAX];
     int n_words = 1, rc;
 
-    if (args == NULL || !terminal_guard())
+    if (args == NULL)
         return free(args), CLI_USAGE;
     c.command = command_find(argc - 1, argv + 1, &n_words);
     if (c.command == NULL) {

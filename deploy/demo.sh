@@ -9,5 +9,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 deploy/setup.sh build
 echo "building: about a minute"
 cmake --preset release -DBATON_TESTS=OFF -B build/demo >/dev/null
-cmake --build build/demo | tail -n 1
+cmake --build build/demo --target baton | tail -n 1
 exec python3 -B deploy/demo "$@" build/demo/baton tests/fixtures/kjv-qwen3-1m

@@ -247,7 +247,8 @@ def run(url, n_steps):
               f"logprobs agree to {error:.0e}", flush=True)
         if step in (0, n_steps - 1):
             for prompt, choice in zip(PROMPTS, choices[::GROUP]):
-                print(f"    {prompt} ...{choice['text']}".replace("\n", " / "))
+                text = f"{prompt} ...{choice['text']}".replace("\n", " / ")
+                print(f"    {baton.errors.shown(text)}")
     print(f"{n_steps + 1} pushes; each of {n_steps * len(choices)} completions was made by the last"
           f" pushed version.\nLargest difference between logprobs of baton and trainer: {worst:.0e}.")
     return curve

@@ -3,6 +3,7 @@
 #include "base/json_parse.h"
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/terminal.h"
 #include "driver/nccl.h"
 #include "server/config/config.h"
 #include "server/notify.h"
@@ -168,6 +169,8 @@ static int command_help_of(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    if (!terminal_guard()) /* arguments, files and servers have texts that others wrote */
+        return EXIT_USAGE;
     if (argc < 2)
         return usage_print(stderr, 2);
     if (strcmp(argv[1], "serve") == 0)

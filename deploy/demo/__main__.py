@@ -73,7 +73,9 @@ def main():
     servers, failure = [], None
     try:
         run(args, view, servers)
-        view.say("\nEvery line marked ok was checked; no process is left running.")
+        view.say("\nEvery line marked ok was checked; no process is left running.\n"
+                 "Next: docs/quickstart.md, with a model of your own; http://127.0.0.1:8700/ of a "
+                 "server shows all of this live.")
     except (CheckFailed, baton.BatonError) as e:
         failure = e
     except KeyboardInterrupt:

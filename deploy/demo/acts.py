@@ -89,7 +89,8 @@ def updates(world, server, streams):
         ("  longest, no update", f"{quiet:.1f} ms"),
         ("  longest, during an update and 0.5 s after", f"{max(p[0] for p in pushes):.1f} ms"),
         ("push of 1.84 MB, proven and served, as the trainer sees it",
-         " and ".join(f"{p[1]:.0f} ms" for p in pushes))]
+         " and ".join(f"{p[1]:.0f} ms" for p in pushes)),
+        ("  of that in the server", " and ".join(f"{p[2]:.0f} ms" for p in pushes))]
 
 
 def push_while_text_flows(world, server, streams, old, step, via):
@@ -98,6 +99,7 @@ def push_while_text_flows(world, server, streams, old, step, via):
     answer = baton.push(tensors, server.url, via=via, weight_version=label)
     took_ms = (time.monotonic() - begin) * 1e3
     check(answer["phase"] == "committed", f"{label} is committed: {answer}")
+    server_ms = sum(answer["timing"][f"{phase}_ms"] for phase in ("receive", "verify", "commit"))
     check_served(server, label, checksums_of(tensors))
     text = world.check_greedy(server.url, step)
     until(lambda: excerpt(streams, f"step-{old}", label), KILL_S, f"a sentence goes on with {label}")
@@ -106,7 +108,7 @@ def push_while_text_flows(world, server, streams, old, step, via):
     world.show.say(f"  ok  one sentence, two versions: {excerpt(streams, f'step-{old}', label)}")
     world.dwell(streams)
     streams.check_unbroken()
-    return streams.meter.longest_ms(begin, begin + took_ms / 1e3 + AFTER_S), took_ms
+    return streams.meter.longest_ms(begin, begin + took_ms / 1e3 + AFTER_S), took_ms, server_ms
 
 
 def refusals(world, server, streams):

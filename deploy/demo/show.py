@@ -25,6 +25,11 @@ def can_show_screen():
             size.columns >= WIDTH_MIN and size.lines >= HEIGHT_MIN)
 
 
+def shown(text):
+    """Without what could control a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
 class Lines:
     """One line for each thing that happened, as it happens."""
 
@@ -38,7 +43,7 @@ class Lines:
         self.say(f"\n{title}")
 
     def say(self, line):
-        print(line, flush=True)
+        print(shown(line), flush=True)
 
     def watch(self, streams, engines=None):
         """The streams that are shown from now on; `engines` returns a line for each engine."""
@@ -104,7 +109,7 @@ class Screen(Lines):
         self.title = title
 
     def say(self, line):
-        self.said.append(line)
+        self.said.append(shown(line))
 
     def watch(self, streams, engines=None):
         with self.lock:
@@ -160,7 +165,7 @@ class Screen(Lines):
     def _frame(self, width, height):
         n_columns = len(self.panes) if self.panes and width // len(self.panes) >= PANE_WIDTH_MIN else 4
         n_bands = max(1, -(-len(self.panes) // n_columns))
-        engines = self.engines() if self.engines else []
+        engines = [shown(row) for row in self.engines()] if self.engines else []
         n_said = max(6, height // 3) + len(engines) // 2
         n_lines = max(1, (height - 3 - n_said - len(engines)) // n_bands - 1)
         body = []

@@ -62,6 +62,14 @@ class Meter:
         return max(self.between(begin, end), default=0.0) * 1e3
 
 
+def message_of(body):
+    """That of an error of the server."""
+    try:
+        return json.loads(body)["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        return str(body[:100])
+
+
 class Stream(threading.Thread):
     """Streams one generation after another until stop(). `cells` has every token with the version
     that made it; `outcomes` counts how each request ended; `broken` has (boot_id, message) of each
@@ -111,11 +119,11 @@ class Stream(threading.Thread):
                            {"Content-Type": "application/json"})
         answer = connection.getresponse()
         if answer.status != 200:
-            raise Broken(f"{answer.status} {answer.read(300).decode(errors='replace')}")
+            raise Broken(f"{answer.status}: {message_of(answer.read())}")
         text, ids, live, last, spans = "", [], [], None, None
         for event in events_of(answer):
             if "error" in event:
-                raise Broken(str(event["error"]))
+                raise Broken(f"in mid stream: {message_of(json.dumps(event))}")
             now, meta = time.monotonic(), event["meta_info"]
             if last is not None:
                 self.meter.add(now, now - last)

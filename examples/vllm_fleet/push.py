@@ -19,6 +19,6 @@ client.init_communicator(device=DEVICE)  # one group of this process and both en
 client.update_model_params(model)
 answer = requests.post(f"{URL}/v1/completions", timeout=60,
                        json={"model": "policy", "prompt": "In the beginning", "max_tokens": 24})
-print(answer.json()["choices"][0]["text"])
+print(repr(answer.json()["choices"][0]["text"]))
 for engine in requests.get(f"{URL}/v1/upstreams", timeout=60).json()["list"]:
     print(engine["upstream"], engine["state"], engine.get("weight_version"))

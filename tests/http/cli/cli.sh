@@ -360,6 +360,13 @@ for word in run list ls ps stop get; do
 done
 run 0 -v
 has "baton 0."
+# of what others wrote nothing controls the terminal: words, options, a configuration file
+printf '{"no\\u001b[31mmember\\u202e": 1}' >"$WORK/evil.json"
+for words in $'no\e[31mcommand' $'serve --no\e[31moption' "serve --config $WORK/evil.json" $'serve --model no\e[31m\xe2\x80\xaedirectory'; do
+  # shellcheck disable=SC2086
+  run 2 $words
+  ! grep --quiet --fixed-strings -e $'\e' -e $'\xe2\x80\xae' "$WORK/errors" || fail "controls the terminal: $(cat -v "$WORK/errors")"
+done
 run 2 status --url ftp://here
 run 2 status --url "$URL/v1"
 complains "has more than scheme, host and port"
