@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""GRPO on the bundled model, on the CPU, in less than two minutes.
+"""GRPO on the bundled model, on the CPU, in one to two minutes.
 
     cmake --preset release -DBATON_TESTS=OFF && cmake --build --preset release
     python3 -m venv build/venv && build/venv/bin/pip install torch

@@ -75,7 +75,7 @@ struct app_generate {
     const struct model_config *model;      /* what adapters are checked against */
     const struct chat_template *chat;      /* NULL: chat_why says why */
     const struct err *chat_why;            /* ERR_NOT_FOUND: the model has no chat template */
-    const struct model_defaults *defaults; /* of /v1/completions; NULL: the model has none */
+    const struct model_defaults *defaults; /* of /v1/completions; NULL: there are none */
     const char *model_name, *model_path;   /* "" without an engine */
     /* What requests may call the base model, and no adapter: its name, its path as it was given,
      * which is the name that vLLM would have, and that path made absolute. NULL without an engine

@@ -187,7 +187,7 @@ static void describe_model(struct server *s)
     g->tokenizer = s->tokenizer;
     g->chat = s->chat;
     g->chat_why = &s->chat_why;
-    g->defaults = &s->model.defaults;
+    g->defaults = strcmp(c->generation_config, "auto") == 0 ? &s->model.defaults : NULL;
     g->vocab_size = g->info.vocab_size;
     g->max_model_len = g->info.max_model_len;
     base_name(c->model, s->model_name, sizeof s->model_name);

@@ -152,6 +152,10 @@ enum { CONFIG_LIST_MAX = 256 };
       "tokens in one step of the embedded engine")                                                 \
     X(INT, max_model_len, "max-model-len", "N", "0", 0, 16777216,                                  \
       "longest prompt and output together, at most the model's own; 0: that")                      \
+    X(STR, generation_config, "generation-config", "WHAT", "auto", 0, 0,                           \
+      "sampling defaults of completions and chat: auto: those of the model's "                     \
+      "generation_config.json; vllm: none, as of the option of this name of vLLM; token ids that " \
+      "end a sequence are taken from it all the same")                                             \
     X(STR, logprobs_mode, "logprobs-mode", "MODE", "raw_logprobs", 0, 0,                           \
       "which logprobs of sampled tokens are returned, as in vLLM: raw_logprobs (of the "           \
       "model's logits) or processed_logprobs (of the distribution that the token was "             \

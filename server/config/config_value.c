@@ -25,6 +25,7 @@ static const char *const level_words[] = {"debug", "info", "warn", "error", NULL
 static const char *const on_update_words[] = {"continue", "finish", "recompute", NULL};
 static const char *const logprobs_words[] = {"raw_logprobs", "processed_logprobs", NULL};
 static const char *const routed_words[] = {"on-request", "vllm", "prime-rl", NULL};
+static const char *const generation_words[] = {"auto", "vllm", NULL};
 static const char *const prove_words[] = {"none", "canary", "checksums", NULL};
 static const char *const placement_words[] = {"replicated", "sharded", NULL};
 static const char *const non_finite_words[] = {"refuse", "warn", "allow", NULL};
@@ -39,6 +40,7 @@ static const struct {
                {"on-update", on_update_words},
                {"non-finite", non_finite_words},
                {"return-routed-experts", routed_words},
+               {"generation-config", generation_words},
                {"prove", prove_words},
                {"placement", placement_words}};
 

@@ -76,6 +76,11 @@ same '.choices[0].token_ids | tojson' "$(jq --raw-output '.greedy_token_ids[:5] 
 post 200 /v1/completions "$(jq '{prompt: .prompt_token_ids, max_tokens: 5, top_k: 0, temperature: 2, seed: 1, ignore_eos: true, return_token_ids: true}' "$WORK/case")"
 same ".choices[0].token_ids == $(jq --compact-output '.greedy_token_ids[:5]' "$WORK/case")" false
 stop_server
+start_server --model "$WORK/sharded" --generation-config vllm
+post 200 /v1/completions "$(jq '{prompt: .prompt_token_ids, max_tokens: 9, temperature: 2, seed: 1, ignore_eos: true, return_token_ids: true}' "$WORK/case")"
+same '.choices[0].token_ids | length' 9
+same ".choices[0].token_ids[:5] == $(jq --compact-output '.greedy_token_ids[:5]' "$WORK/case")" false
+stop_server
 
 # refused KEY JQ_EDIT: of the sharded model's config.json.
 refused() {
