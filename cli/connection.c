@@ -358,7 +358,8 @@ void answer_report(const struct answer *a, const struct connection *c, const cha
         report_missing(json_object_get(error, "details"));
     (void)fputc('\n', stderr);
     if (code != NULL && strcmp(code, "unauthorized") == 0 && c->authorization[0] != '\0')
-        hint_print("the server knows another key than the one that --key-file or BATON_API_KEY has");
+        hint_print(
+            "the server knows another key than the one that --key-file or BATON_API_KEY has");
     else
         hint_print(hint_of(code, param, what));
 }

@@ -105,7 +105,7 @@ part_deb() {
   inside deb 'apt-get update --quiet=2
     apt-get install --yes --quiet=2 --no-install-recommends /baton.deb >/dev/null
     getent passwd baton
-    install --directory --owner=baton --group=baton /var/lib/baton
+    [[ $(stat --format=%U:%G:%a /var/lib/baton) == baton:baton:750 ]]
     ! baton serve --config /etc/baton/baton.json --check || exit 1 # there is no model yet
     cp --recursive /fixtures/kjv /var/lib/baton/model
     setpriv --reuid=baton --regid=baton --init-groups baton serve --config /etc/baton/baton.json --check'
@@ -166,7 +166,6 @@ part_service() {
   cp "$WORK"/packages/*.deb "$WORK/service/baton.deb"
   inside service 'apt-get update --quiet=2
     apt-get install --yes --quiet=2 --no-install-recommends systemd dbus /baton.deb >/dev/null
-    install --directory --owner=baton --group=baton /var/lib/baton
     mv /fixtures/kjv /var/lib/baton/model'
   service_script >"$WORK/service/script"
   chmod 755 "$WORK/service/script"

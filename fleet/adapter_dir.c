@@ -224,7 +224,7 @@ static int check_room(const struct adapter_dir *d, uint64_t nbytes, struct err *
 
     if (nbytes <= left)
         return 0;
-    return err_set(e, ERR_NO_STAGING, "",
+    return err_set(e, nbytes > d->nbytes_max ? ERR_TOO_LARGE : ERR_NO_STAGING, "",
                    "the adapter has %" PRIu64 " bytes, and %" PRIu64 " of the %" PRIu64
                    " of --max-lora-bytes are free in --adapter-dir: unload "
                    "adapters, or raise the limit",

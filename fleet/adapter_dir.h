@@ -43,7 +43,8 @@ struct adapter_content {
  * @path  the new directory, absolute, for free(); NULL on an error, which leaves no file
  * Threads: one at a time for each name. Blocks: on the disk.
  * Errors: ERR_BAD_REQUEST at /lora_name: the encoded name is longer than a file's name may be;
- *         ERR_NO_STAGING: over nbytes_max, or the disk refuses; ERR_NO_MEMORY. */
+ *         ERR_TOO_LARGE: more than nbytes_max; ERR_NO_STAGING: more than is free of it, or the disk
+ *         refuses; ERR_NO_MEMORY. */
 int adapter_dir_write(const struct adapter_dir *d, const struct adapter_content *from, char **path,
                       struct err *e);
 

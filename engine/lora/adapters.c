@@ -288,6 +288,10 @@ static int check_room_locked(const struct adapters_load *l, uint64_t nbytes, str
 
     if (nbytes <= s->cfg.nbytes_max && others <= s->cfg.nbytes_max - nbytes)
         return 0;
+    if (nbytes > s->cfg.nbytes_max)
+        return err_set(e, ERR_TOO_LARGE, "",
+                       "the adapter takes %" PRIu64 " bytes, and --max-lora-bytes allows %" PRIu64,
+                       nbytes, s->cfg.nbytes_max);
     for (const struct adapters_revision *r = s->older; r != NULL; r = r->next)
         older += adapter_nbytes(r->adapter);
     return err_set(e, ERR_NO_STAGING, "",

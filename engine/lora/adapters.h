@@ -55,7 +55,8 @@ int adapters_begin(struct adapters *s, const char *name, const struct adapters_o
 
 /* adapters_reserve - count `nbytes` against nbytes_max until the load ends, instead of what this
  * load has reserved so far: two loads at once cannot pass the limit together.
- * Errors: ERR_NO_STAGING; what was reserved so far stays. */
+ * Errors: ERR_TOO_LARGE (more than nbytes_max), ERR_NO_STAGING (more than is free of it); what was
+ *         reserved so far stays. */
 int adapters_reserve(struct adapters_load *load, uint64_t nbytes, struct err *e);
 
 /* adapters_cancel - end the load; release its place and bytes. Accepts NULL. */
@@ -71,8 +72,8 @@ struct adapters_outcome {
 /* adapters_put - make `a` what `name` means, at once, and end the load.
  * @a  taken over, also on failure
  * Errors: as adapters_begin (what others did meanwhile counts), ERR_BAD_REQUEST (rank over
- *         rank_max), ERR_NO_STAGING (more bytes than were reserved, and no memory for them),
- *         ERR_NO_MEMORY. What served before still serves. The load has ended all the same. */
+ *         rank_max), errors of adapters_reserve (more bytes than were reserved), ERR_NO_MEMORY.
+ * What served before still serves. The load has ended all the same. */
 int adapters_put(struct adapters_load *load, struct adapter *a, struct adapters_outcome *out,
                  struct err *e);
 

@@ -16,7 +16,7 @@ int fleet_check_alias_locked(const struct fleet *f, size_t upstream, const char 
     if (identity[0] == '\0')
         return 0;
     if (f->cfg.boot_id != NULL && strcmp(identity, f->cfg.boot_id) == 0)
-        return err_set(e, ERR_CONFLICT, "", "it is this server itself: remove it");
+        return err_set(e, ERR_PRECONDITION, "", "it is this server itself: remove it");
     for (size_t i = 0; i < f->n; i++)
         if (f->upstreams[i].join_order < f->upstreams[upstream].join_order &&
             has_identity(&f->upstreams[i], identity))

@@ -252,7 +252,7 @@ void fleet_store_report_locked(const struct fleet *f, struct upstream *u,
 /* ---- fleet_alias.c ---- */
 
 /* fleet_check_alias_locked - may an engine of this identity serve at this index? Errors:
- * ERR_CONFLICT: it is this server itself, or an engine that joined earlier. */
+ * ERR_PRECONDITION: it is this server itself; ERR_CONFLICT: an engine that joined earlier. */
 int fleet_check_alias_locked(const struct fleet *f, size_t upstream, const char *identity,
                              struct err *e);
 

@@ -135,7 +135,8 @@ int fleet_update_set_label(struct fleet_control *fc, struct fleet_session *s, co
                            struct err *e);
 
 /* fleet_update_set_selector - a request named how tensors are selected.
- * @selector  static; NULL: it named none. Errors: ERR_CONFLICT at /selector. */
+ * @selector  static; NULL: it named none. Errors: ERR_CONFLICT, or of a session that requests name
+ * ERR_PRECONDITION, at /selector. */
 int fleet_update_set_selector(struct fleet_control *fc, struct fleet_session *s,
                               const char *selector, struct err *e);
 

@@ -47,6 +47,7 @@ int fleet_update_set_selector(struct fleet_control *fc, struct fleet_session *s,
                               const char *selector, struct err *e)
 {
     const char *known;
+    bool anonymous;
 
     if (selector == NULL)
         return 0;
@@ -54,11 +55,12 @@ int fleet_update_set_selector(struct fleet_control *fc, struct fleet_session *s,
     if (s->selector == NULL)
         s->selector = selector;
     known = s->selector;
+    anonymous = s->anonymous; /* the same request may begin the next update */
     mtx_unlock(&fc->lock);
     if (strcmp(known, selector) == 0)
         return 0;
-    return err_set(e, ERR_CONFLICT, "/selector", "'%s', but this update began with '%s'", selector,
-                   known);
+    return err_set(e, anonymous ? ERR_CONFLICT : ERR_PRECONDITION, "/selector",
+                   "'%s', but this update began with '%s'", selector, known);
 }
 
 bool fleet_update_was_refused(struct fleet_control *fc, const struct fleet_session *s,

@@ -253,10 +253,10 @@ void chunk_refield(struct update_chunk *c, uint32_t rank, struct err *e);
  * Errors: ERR_NOT_FOUND    no such update_id
  *         ERR_ENDED        the session has ended, or is verified; the message says how
  *         ERR_CONFLICT     update_id "" while a session is open; at /names/<i>, /chunk_id: the
- *                          tensor, the chunk, is being received; at /weight_version: a rank of the
- *                          trainer names another than the update
+ *                          tensor, the chunk, is being received
  *         ERR_PRECONDITION which no repetition changes: at /names/<i>: the tensor has already
  *                          arrived; at /chunk_id: that chunk arrived with another tensor list; at
+ *                          /weight_version: a rank names another than the update; at
  *                          /placement: the source gives every rank the same bytes, but the update
  *                          shards the model over several ranks
  *         ERR_BAD_REQUEST  at /names/<i>: two names of the tensor list bring the same tensor; at

@@ -119,7 +119,7 @@ static int check_rank_version(const struct session *s, const struct update_job *
     if (!job->chunk->has_trainer_rank || s->label[0] == '\0' || label[0] == '\0' ||
         strcmp(s->label, label) == 0)
         return 0;
-    return err_set(e, ERR_CONFLICT, "/weight_version",
+    return err_set(e, ERR_PRECONDITION, "/weight_version",
                    "update %s is of version '%.64s', but trainer rank %u sends tensors of '%.64s': "
                    "all ranks send those of one version; abort the update if its name is wrong",
                    s->id, s->label, job->chunk->trainer_rank, label);

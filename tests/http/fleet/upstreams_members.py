@@ -473,7 +473,7 @@ def itself():
                 becomes(s, url, "down")
                 same(s.upstreams()[url]["error"]["message"], "it is this server itself: remove it")
                 same(s.upstreams()[url]["n_granted"], 0)
-                message = refused(s, 409, "conflict", "POST", "/v1/upstreams/resync", {"upstream": url})
+                message = refused(s, 409, "precondition_failed", "POST", "/v1/upstreams/resync", {"upstream": url})
                 check("it is this server itself" in message, message)
             same(s.get("/v1/upstreams")["n_serving"], 1)
             s.post("/v1/completions", completion())

@@ -203,6 +203,7 @@ static void test_limits_hold_for_loads_at_once(void **state)
     assert_int_equal(adapters_reserve(l[2], 1, &e), -1);
     err_clear(&e);
     assert_int_equal(adapters_reserve(l[2], UINT64_MAX, &e), -1);
+    assert_int_equal(e.code, ERR_TOO_LARGE);
     err_clear(&e);
     assert_int_equal(adapters_put(l[2], any(3), &(struct adapters_outcome){0}, &e), -1);
     assert_int_equal(e.code, ERR_NO_STAGING);

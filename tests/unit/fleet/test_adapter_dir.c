@@ -152,6 +152,10 @@ static void test_limit_counts_what_is_there(void **state)
     assert_null(path);
     adapter_dir_keep_only(d, "a", NULL);
     free(written(d, "b", big));
+    c.nbytes = NBYTES_MAX + 1;
+    err_clear(&e);
+    assert_int_equal(adapter_dir_write(d, &c, &path, &e), -1);
+    assert_int_equal(e.code, ERR_TOO_LARGE);
     adapter_dir_free(d);
 }
 

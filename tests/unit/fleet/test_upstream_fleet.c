@@ -708,6 +708,7 @@ static void test_own_process_never_serves(void **cmocka_state)
     assert_error(f, 0, itself);
     assert_int_equal(resync(f, 0, "", &e), -1);
     assert_string_equal(e.msg, itself);
+    assert_int_equal(e.code, ERR_PRECONDITION); /* no repetition changes it */
     fleet_free(f);
 }
 

@@ -258,7 +258,7 @@ static void test_ranks_of_two_versions_are_refused(void **state)
         submit(&b, of_version(&b, info.id, 0, EMBED | QKV, 1, "one"));
         assert_int_equal(fx_await(&b.answer), ERR_NONE);
         e = refused(&b, of_version(&b, info.id, 1, REST, 2, "two"));
-        assert_int_equal(e.code, ERR_CONFLICT);
+        assert_int_equal(e.code, ERR_PRECONDITION);
         assert_string_equal(e.field, "/weight_version");
         assert_non_null(strstr(e.msg, "'one'"));
         assert_non_null(strstr(e.msg, "'two'"));
