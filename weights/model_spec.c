@@ -178,7 +178,28 @@ static const char *known_name(const struct model_spec_whole *w, const char *name
     return i != NAMES_NONE ? w->aliases[i].name : NULL;
 }
 
-/* The usual mistakes of a trainer: a wrapper's prefix, a missing "model.", an extra ".weight". */
+/* The name without the parts that torch's wrappers put anywhere into it. */
+static void strip_wrappers(char *out, size_t cap, const char *name, size_t len)
+{
+    static const char *const parts[] = {"_fsdp_wrapped_module.", "_checkpoint_wrapped_module.",
+                                        "_orig_mod.", "module."};
+    size_t n = 0;
+
+    for (size_t at = 0; at < len && n + 1 < cap;) {
+        size_t skip = 0;
+
+        for (size_t k = 0; k < sizeof parts / sizeof parts[0] && skip == 0; k++)
+            if ((at == 0 || name[at - 1] == '.') &&
+                strncmp(name + at, parts[k], strlen(parts[k])) == 0)
+                skip = strlen(parts[k]);
+        if (skip == 0)
+            out[n++] = name[at++];
+        at += skip;
+    }
+    out[n] = '\0';
+}
+
+/* The usual mistakes of a trainer: wrappers, a missing "model.", an extra ".weight". */
 static const char *suggest_by_part(const struct model_spec_whole *w, const char *name)
 {
     char text[TENSOR_LIST_NAME_LEN_MAX + 16];
@@ -191,6 +212,10 @@ static const char *suggest_by_part(const struct model_spec_whole *w, const char 
             break;
         rest++;
         found = known_name(w, rest);
+    }
+    if (found == NULL) {
+        strip_wrappers(text, sizeof text, name, len);
+        found = known_name(w, text);
     }
     if (found == NULL) {
         (void)snprintf(text, sizeof text, "model.%.*s", (int)len, name);

@@ -223,6 +223,8 @@ static void test_model_spec_match_refusals(void **state)
          "mean 'model.norm.weight'"},
         {"_fsdp.module.lm_head.weight", DTYPE_BF16, 2, 16, 1, 0, false, "/names/7",
          "mean 'lm_head.weight'"},
+        {"_orig_mod.model._fsdp_wrapped_module.norm._checkpoint_wrapped_module.weight", DTYPE_BF16,
+         2, 16, 1, 0, false, "/names/7", "mean 'model.norm.weight'"},
         {"norm.weight", DTYPE_BF16, 2, 16, 1, 0, false, "/names/7", "mean 'model.norm.weight'"},
         {"model.norm", DTYPE_BF16, 2, 16, 1, 0, false, "/names/7", "mean 'model.norm.weight'"},
         {FUSED ".weight", DTYPE_BF16, 2, 16, 1, 0, false, "/names/7", "mean '" FUSED "'?"},
