@@ -4,12 +4,11 @@
 
 #include "base/utf8.h"
 
-#include <errno.h>
 #include <string.h>
 #include <unistd.h>
 
 struct guarded {
-    FILE *stream;
+    FILE *stream, *raw;
     int fd;
     bool passes;
     char rest[UTF8_MAX]; /* of a character whose end is not printed yet */
@@ -41,19 +40,21 @@ size_t terminal_show(struct buf *out, const char *text, size_t len, enum termina
     return 0;
 }
 
-static bool write_all(int fd, const char *data, size_t len)
+static bool write_all(struct guarded *g, const char *data, size_t len)
 {
-    while (len > 0) {
-        ssize_t n = write(fd, data, len);
+    return fwrite(data, 1, len, g->raw) == len && fflush(g->raw) == 0;
+}
 
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
+/* Without memory for more: what is not plain ASCII is a question mark. */
+static bool write_plain(struct guarded *g, const char *data, size_t len)
+{
+    for (size_t i = 0; i < len; i++) {
+        bool plain = (data[i] >= ' ' && data[i] <= '~') || data[i] == '\n' || data[i] == '\t';
+
+        if (putc(plain ? data[i] : '?', g->raw) == EOF)
             return false;
-        data += n;
-        len -= (size_t)n;
     }
-    return true;
+    return fflush(g->raw) == 0;
 }
 
 static ssize_t guarded_write(void *cookie, const char *data, size_t len)
@@ -63,14 +64,15 @@ static ssize_t guarded_write(void *cookie, const char *data, size_t len)
     bool wrote;
 
     if (g->passes)
-        return write_all(g->fd, data, len) ? (ssize_t)len : 0;
+        return write_all(g, data, len) ? (ssize_t)len : 0;
     buf_append(&whole, g->rest, g->n_rest);
     buf_append(&whole, data, len);
     if (!whole.failed) {
         g->n_rest = terminal_show(&shown, whole.data, whole.len, TERMINAL_TEXT);
         memcpy(g->rest, whole.data + whole.len - g->n_rest, g->n_rest);
     }
-    wrote = !whole.failed && !shown.failed && write_all(g->fd, shown.data, shown.len);
+    wrote = whole.failed || shown.failed ? write_plain(g, data, len)
+                                         : write_all(g, shown.data, shown.len);
     buf_fini(&whole);
     buf_fini(&shown);
     return wrote ? (ssize_t)len : 0;
@@ -87,6 +89,7 @@ static bool guard(struct guarded *g, FILE **stream)
         return false;
     if (isatty(g->fd) || g->fd == STDERR_FILENO)
         (void)setvbuf(to, NULL, _IOLBF, BUFSIZ);
+    g->raw = *stream;
     g->stream = to;
     *stream = to;
     return true;
@@ -104,8 +107,8 @@ void terminal_pass_stdout(void)
 
 void terminal_control(FILE *to, const char *sequence)
 {
-    const struct guarded *g = to == guarded_err.stream ? &guarded_err : &guarded_out;
+    struct guarded *g = to == guarded_err.stream ? &guarded_err : &guarded_out;
 
     (void)fflush(to);
-    (void)write_all(g->fd, sequence, strlen(sequence));
+    (void)write_all(g, sequence, strlen(sequence));
 }

@@ -169,8 +169,10 @@ static int command_help_of(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    if (!terminal_guard()) /* arguments, files and servers have texts that others wrote */
+    if (!terminal_guard()) { /* arguments, files and servers have texts that others wrote */
+        (void)fputs("baton: no memory\n", stderr);
         return EXIT_USAGE;
+    }
     if (argc < 2)
         return usage_print(stderr, 2);
     if (strcmp(argv[1], "serve") == 0)
