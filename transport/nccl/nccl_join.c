@@ -150,6 +150,7 @@ static void *joiner_main(void *arg)
         join_move(&j->state, JOIN_ON_JOINED);
     else
         join_end_locked(j, &e);
+    join_leave_if_refused_locked(j, 0);
     cnd_broadcast(&j->changed);
     mtx_unlock(&j->lock);
     return NULL;

@@ -137,9 +137,10 @@ void nccl_join_info(struct nccl_join *j,
  * sent it nevertheless, and then the next receive would get its bytes: from now on only a caller
  * that is `sure` gets a source. A source that is closed before its first post has the same effect;
  * a source that is closed later, and has not received everything, ends the join. So does a doubt
- * if ends_if_refused, unless another source receives; then each later source is an ERR_GROUP_LEFT.
+ * if ends_if_refused, as soon as the group is joined and no other source receives: each later
+ * source is an ERR_GROUP_LEFT.
  * @sent_us  when the request came: a join that began later is not meant
- * Returns: has a refusal ended the join? Threads: any. */
+ * Returns: has a refusal ended the join, or will it? Threads: any. */
 bool nccl_join_doubt(struct nccl_join *j, uint64_t sent_us);
 
 /* nccl_join_keep_list - the tensors that a source received completely were committed, or dropped:

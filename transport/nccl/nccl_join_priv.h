@@ -44,6 +44,10 @@ struct nccl_join {
 void join_end_locked(struct nccl_join *j, const struct err *why);
 void join_end(struct nccl_join *j, const struct err *why);
 
+/* join_leave_if_refused_locked - end a join with ends_if_refused that is in doubt, once it is
+ * joined and has no more than n_own sources: before that its trainer does not notice. */
+void join_leave_if_refused_locked(struct nccl_join *j, uint32_t n_own);
+
 /* nccl_rendezvous.c: called by the joiner, no lock held */
 
 /* rendezvous_count - connect to the store and count this server's ranks in it. @out  owned, on

@@ -21,6 +21,30 @@ static struct join_source *of(struct source *s)
     return (struct join_source *)s;
 }
 
+static int refuse_left(struct err *e)
+{
+    return err_set(
+        e, ERR_GROUP_LEFT, "",
+        "an update was refused or aborted before its broadcast was entered; " NCCL_GROUP_LEFT);
+}
+
+/* Was it left for a refused update, or will it be? */
+static bool is_left_locked(const struct nccl_join *j)
+{
+    return join_has_ended(j->state) ? j->end.code == ERR_GROUP_LEFT
+                                    : j->cfg.ends_if_refused && j->doubt;
+}
+
+void join_leave_if_refused_locked(struct nccl_join *j, uint32_t n_own)
+{
+    struct err why = {0};
+
+    if (!is_left_locked(j) || j->state != JOIN_JOINED || j->n_users > n_own)
+        return;
+    (void)refuse_left(&why);
+    join_end_locked(j, &why);
+}
+
 static int refuse_failed(const struct err *cause, struct err *e)
 {
     return err_set(e, cause->code, cause->field, "%.400s; the group has failed: join a new one",
@@ -173,24 +197,12 @@ static int join_source_finish(struct source *base, struct progress *p, struct er
     return group->ops->finish != NULL ? group->ops->finish(group, p, e) : 0;
 }
 
-static bool is_left_locked(const struct nccl_join *j)
-{
-    return join_has_ended(j->state) && j->end.code == ERR_GROUP_LEFT;
-}
-
 /* @n_own  sources of the refused update: others may be receiving */
 static void doubt(struct nccl_join *j, uint32_t n_own)
 {
-    struct err why = {0};
-
     mtx_lock(&j->lock);
     j->doubt = true;
-    if (j->cfg.ends_if_refused && j->state == JOIN_JOINED && j->n_users <= n_own) {
-        (void)err_set(
-            &why, ERR_GROUP_LEFT, "",
-            "an update was refused or aborted before its broadcast was entered; " NCCL_GROUP_LEFT);
-        join_end_locked(j, &why);
-    }
+    join_leave_if_refused_locked(j, n_own);
     mtx_unlock(&j->lock);
 }
 
@@ -216,6 +228,7 @@ static void remove_user(struct nccl_join *j)
 {
     mtx_lock(&j->lock);
     j->n_users--;
+    join_leave_if_refused_locked(j, 0);
     cnd_broadcast(&j->changed);
     mtx_unlock(&j->lock); /* from here on the supervisor may free the join */
 }
@@ -261,7 +274,7 @@ bool nccl_join_doubt(struct nccl_join *j, uint64_t sent_us)
 static int add_user_locked(struct nccl_join *j, bool sure, struct err *e)
 {
     if (is_left_locked(j))
-        return err_set(e, ERR_GROUP_LEFT, "", "%s", j->end.msg);
+        return refuse_left(e);
     if (join_has_ended(j->state))
         return err_set(e, ERR_CONFLICT, "", "the group has failed: %.400s; join a new group",
                        j->end.msg);

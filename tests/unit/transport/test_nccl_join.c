@@ -88,23 +88,47 @@ static void test_join_ends_if_refused(void **state)
         for (int k = 0; k < 2; k++)
             assert_int_equal(nfx_hear(&p).result, ncclSuccess);
         s = source_new(j);
-        assert_false(
-            nccl_join_doubt(j, clock_now_us())); /* of another request, while this one receives */
-        assert_int_equal(info_of(j).error.code, ERR_NONE);
+        assert_false(nccl_join_doubt(j, 1)); /* of a request that came before the join */
         if (by_close == 0) {
+            assert_true(nccl_join_doubt(j, clock_now_us())); /* of another, while this receives */
+            assert_int_equal(info_of(j).error.code, ERR_NONE);
             receive(s, &p, TENSORS);
-            source_close(s);
-            assert_false(nccl_join_doubt(j, 1)); /* of a request that came before the join */
-            assert_true(nccl_join_doubt(j, clock_now_us()));
-        } else {
-            source_close(s); /* it was refused before its first post */
         }
+        source_close(s); /* by_close: it was refused before its first post */
         assert_int_equal(info_of(j).error.code, ERR_GROUP_LEFT);
         assert_null(source_of(j, true, &e));
         assert_int_equal(e.code, ERR_GROUP_LEFT);
         nccl_join_free(j);
         (void)nfx_end(&p, true);
     }
+}
+
+/* A torch group is joined by its first collective, which is the refused update's broadcast. */
+static void test_torch_join_ends_if_refused_before_it_has_joined(void **state)
+{
+    struct inviter i = {0};
+    struct nccl_join_cfg cfg = invitation(&i, NCCL_FORM_TORCH);
+    struct store_server *store = store_of(&cfg);
+    struct nfx_peer p = nfx_spawn(NULL);
+    ncclUniqueId id = nfx_mint(&p);
+    struct nccl_join *j;
+    struct err e = {0};
+
+    (void)state;
+    cfg.ends_if_refused = true;
+    j = begin(&cfg);
+    assert_int_equal(await(&i)->code, ERR_NONE);
+    assert_true(nccl_join_doubt(j, clock_now_us()));
+    assert_null(source_of(j, true, &e));
+    assert_int_equal(e.code, ERR_GROUP_LEFT);
+    assert_int_equal(info_of(j).state, NCCL_GROUP_JOINING);
+    nfx_join(&p, 2, 0, id);
+    store_server_set(store, "/G/G//cuda//0", id.internal, sizeof id.internal);
+    assert_int_equal(nfx_hear(&p).result, ncclSuccess);
+    NFX_UNTIL(info_of(j).error.code == ERR_GROUP_LEFT);
+    nccl_join_free(j);
+    (void)nfx_end(&p, true);
+    store_server_free(store);
 }
 
 static void test_next_takes_the_previous_down(void **state)
@@ -283,6 +307,7 @@ int main(int argc, char **argv)
         GFX_TEST(test_join_by_id_and_receive),
         GFX_TEST(test_join_keeps_the_last_list),
         GFX_TEST(test_join_ends_if_refused),
+        GFX_TEST(test_torch_join_ends_if_refused_before_it_has_joined),
         GFX_TEST(test_next_takes_the_previous_down),
         GFX_TEST(test_torch_is_answered_before_it_has_joined),
         GFX_TEST(test_receive_does_not_wait_for_ever_for_a_torch_group),
