@@ -208,11 +208,11 @@ static int refuse_groupless_locked(const struct weight_transfer *t, struct err *
                                                   "/v1/weight_transfer/init joins one");
 }
 
-void weight_transfer_ended(struct weight_transfer *t, bool committed)
+void weight_transfer_keep_list(struct weight_transfer *t, struct tensor_list *list, uint64_t group)
 {
     mtx_lock(&t->lock);
     if (has_group_locked(t))
-        nccl_join_keep_list(t->join, committed);
+        nccl_join_keep_list(t->join, list, group);
     mtx_unlock(&t->lock);
 }
 

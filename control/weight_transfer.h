@@ -119,14 +119,14 @@ void weight_transfer_packing(struct weight_transfer *t, struct nccl_packing *out
 void weight_transfer_doubt(struct weight_transfer *t, const char *group_name, uint64_t sent_us,
                            struct err *e);
 
-/* weight_transfer_ended - an update has ended: if it was committed, its list of tensors of the
- * group is the one that weight_transfer_list finds from now on. weight_transfer_list - find the
- * list of the last committed update by the group that is joined; a group that is joined forgets the
- * one of the group before.
+/* weight_transfer_keep_list - an update was committed: its list is the one that
+ * weight_transfer_list finds from now on. @list, @group  as nccl_join_keep_list
+ * weight_transfer_list - find the list of the last committed update by the group that is joined; a
+ * group that is joined forgets the one of the group before.
  * @group_name  as weight_transfer_source's
  * Threads: any. Blocks: no. Errors: as weight_transfer_source; ERR_BAD_REQUEST at /names: there was
  * none. */
-void weight_transfer_ended(struct weight_transfer *t, bool committed);
+void weight_transfer_keep_list(struct weight_transfer *t, struct tensor_list *list, uint64_t group);
 int weight_transfer_list(struct weight_transfer *t, struct tensor_list **out,
                          const char *group_name, struct err *e);
 

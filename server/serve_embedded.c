@@ -68,8 +68,8 @@ static void update_ended(void *server, const struct update_info *info)
     memcpy(r.update_id, info->id, sizeof r.update_id);
     memcpy(r.weight_version, info->label, sizeof r.weight_version);
     history_add_update(s->app.history, &r);
-    if (s->weights.transfer != NULL && info->source != NULL && strcmp(info->source, "nccl") == 0)
-        weight_transfer_ended(s->weights.transfer, info->phase == UPDATE_COMMITTED);
+    if (s->weights.transfer != NULL && info->group_list != NULL)
+        weight_transfer_keep_list(s->weights.transfer, info->group_list, info->group);
 }
 
 /* The first weights do not wait for upstreams, which may start later than this server. */

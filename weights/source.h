@@ -114,6 +114,10 @@ struct source_ops {
     int (*receive)(struct source *s, struct progress *p, struct err *e);
     bool (*stuck)(const struct source *s);
 
+    /* group: identifies the group whose broadcasts a source of the third kind receives. May be
+     * NULL. */
+    uint64_t (*group)(const struct source *s);
+
     /* Called after the last fill or receive: fails if there are bytes that the request did not
      * declare. May be NULL. */
     int (*finish)(struct source *s, struct progress *p, struct err *e);

@@ -325,7 +325,6 @@ static void run_group(struct nccl_join *j)
 
 static void join_destroy(struct nccl_join *j)
 {
-    tensor_list_unref(j->received);
     tensor_list_unref(j->kept);
     cnd_fini(&j->changed);
     mtx_fini(&j->lock);

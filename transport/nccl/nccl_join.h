@@ -143,10 +143,11 @@ void nccl_join_info(struct nccl_join *j,
  * Returns: has a refusal ended the join, or will it? Threads: any. */
 bool nccl_join_doubt(struct nccl_join *j, uint64_t sent_us);
 
-/* nccl_join_keep_list - the tensors that a source received completely were committed, or dropped:
- * their list is the one that nccl_join_list returns, or it is forgotten.
+/* nccl_join_keep_list - an update was committed: its list is the one that nccl_join_list returns.
+ * @list   of its last request by a group; a reference is taken
+ * @group  that group, as its sources have it; unless it is this one, nothing changes
  * nccl_join_list - a reference to the list that was kept last; NULL: none was. Threads: any. */
-void nccl_join_keep_list(struct nccl_join *j, bool committed);
+void nccl_join_keep_list(struct nccl_join *j, struct tensor_list *list, uint64_t group);
 struct tensor_list *nccl_join_list(struct nccl_join *j);
 
 /* nccl_join_source_new - create a source of tensors that the group is about to broadcast. In a

@@ -13,14 +13,14 @@ struct nccl_join {
     struct mtx lock; /* rank MTX_LEAF; guards down to the blank line */
     struct cnd changed;
     enum join_state state;
-    struct err end; /* why the join ends: written once; clean until JOIN_ENDING */
-    bool left;      /* the end was requested; written with `end`, never after it */
-    bool answered;  /* the inviter was answered */
-    bool doubt;     /* nccl_join_doubt */
-    struct tensor_list *received, *kept; /* owned or NULL; nccl_join_keep_list */
-    bool has_id;                         /* `id` is written */
-    uint32_t n_users; /* sources that are open; none is added from JOIN_ENDING on */
-    uint32_t n_pins;  /* calls of nccl_group_info; none is added from JOIN_CLOSING on */
+    struct err end;           /* why the join ends: written once; clean until JOIN_ENDING */
+    bool left;                /* the end was requested; written with `end`, never after it */
+    bool answered;            /* the inviter was answered */
+    bool doubt;               /* nccl_join_doubt */
+    struct tensor_list *kept; /* one reference, or NULL; nccl_join_keep_list */
+    bool has_id;              /* `id` is written */
+    uint32_t n_users;         /* sources that are open; none is added from JOIN_ENDING on */
+    uint32_t n_pins;          /* calls of nccl_group_info; none is added from JOIN_CLOSING on */
     struct nccl_group
         *group; /* the supervisor's; other threads use it while they are users or pin it */
     struct nccl_group_info last; /* the last info of a group that was freed */

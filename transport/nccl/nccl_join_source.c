@@ -109,24 +109,13 @@ static int source_error(struct join_source *s, struct err *e)
     return refuse_failed(&cause, e);
 }
 
-static void list_received(struct nccl_join *j, struct tensor_list *list)
+void nccl_join_keep_list(struct nccl_join *j, struct tensor_list *list, uint64_t group)
 {
+    if (j->begun_us != group)
+        return;
     mtx_lock(&j->lock);
-    tensor_list_unref(j->received);
-    j->received = tensor_list_ref(list);
-    mtx_unlock(&j->lock);
-}
-
-void nccl_join_keep_list(struct nccl_join *j, bool committed)
-{
-    mtx_lock(&j->lock);
-    if (committed && j->received != NULL) {
-        tensor_list_unref(j->kept);
-        j->kept = j->received;
-    } else {
-        tensor_list_unref(j->received);
-    }
-    j->received = NULL;
+    tensor_list_unref(j->kept);
+    j->kept = tensor_list_ref(list);
     mtx_unlock(&j->lock);
 }
 
@@ -149,8 +138,6 @@ static void count_received(struct join_source *s)
     uint64_t nbytes = last->offset + last->nbytes - t[first].offset;
 
     s->n_received = first + n;
-    if (s->n_received == s->tensor_list->n_tensors)
-        list_received(s->join, s->tensor_list);
     atomic_fetch_add_explicit(&stats->n_broadcasts, nbytes > 0, memory_order_relaxed);
     atomic_fetch_add_explicit(&stats->nbytes_received, nbytes, memory_order_relaxed);
 }
@@ -188,6 +175,11 @@ static bool join_source_stuck(const struct source *base)
     const struct source *group = ((const struct join_source *)base)->group;
 
     return group->ops->stuck(group);
+}
+
+static uint64_t join_source_group(const struct source *base)
+{
+    return ((const struct join_source *)base)->join->begun_us;
 }
 
 static int join_source_finish(struct source *base, struct progress *p, struct err *e)
@@ -252,6 +244,7 @@ static const struct source_ops join_source_ops = {
     .post = join_source_post,
     .receive = join_source_receive,
     .stuck = join_source_stuck,
+    .group = join_source_group,
     .finish = join_source_finish,
     .close = join_source_close,
 };

@@ -114,8 +114,11 @@ struct update_info {
     uint64_t receive_us, verify_us, commit_us; /* time spent so far in each phase */
     uint64_t whole_us;  /* since the update was started or queued, until its end */
     const char *source; /* static; of its last chunk, as struct source_ops has it; or NULL */
-    struct actor actor; /* that started it */
-    struct err error;   /* why it was aborted; clean otherwise */
+    struct tensor_list *group_list; /* after commit: of its last request by a group, borrowed for
+                                       on_end; or NULL */
+    uint64_t group;                 /* that group, as struct source_ops has it */
+    struct actor actor;             /* that started it */
+    struct err error;               /* why it was aborted; clean otherwise */
 };
 
 struct updates;

@@ -146,6 +146,16 @@ static void close_scope(struct updates *u, struct session *s)
     mtx_unlock(&u->lock);
 }
 
+/* A trainer may send it once, and mean it again in its next update. */
+static void keep_list_locked(struct session *s, const struct update_chunk *c)
+{
+    if (c->source->ops->group == NULL)
+        return;
+    tensor_list_unref(s->group_list);
+    s->group_list = tensor_list_ref(c->tensor_list);
+    s->group = c->source->ops->group(c->source);
+}
+
 /* Records the result of a fill. An abort that came meanwhile takes precedence over any result. */
 static void settle_chunk(struct updates *u, struct update_job *job, struct err *e)
 {
@@ -174,6 +184,7 @@ static void settle_chunk(struct updates *u, struct update_job *job, struct err *
         tensor_states_arrive_locked(u, s, job);
         senders_arrive_locked(u, s, job);
         session_remember_locked(s, &job->key);
+        keep_list_locked(s, job->chunk);
         non_finite_join(&s->non_finite, &job->non_finite);
         u->stats.nbytes_received += chunk_nbytes(job->chunk, s->n_ranks);
         if (job->chunk->label[0] != '\0')

@@ -136,8 +136,10 @@ struct session {
     uint64_t nbytes_done;     /* as sent, of the chunks that arrived */
     uint64_t serial;
     uint64_t receive_us, verify_us, commit_us;
-    uint64_t ended_us;  /* 0 until then */
-    const char *source; /* static, or NULL */
+    uint64_t ended_us;              /* 0 until then */
+    const char *source;             /* static, or NULL */
+    struct tensor_list *group_list; /* one reference: of the last chunk by a group; or NULL */
+    uint64_t group;                 /* that group */
     struct err error;
     struct non_finite_names non_finite;
     struct change_counts changes; /* once committed */

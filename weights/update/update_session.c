@@ -85,6 +85,7 @@ void session_free(struct session *s)
     free(s->senders);
     free(s->brought_by);
     free(s->digests);
+    tensor_list_unref(s->group_list);
     free(s);
 }
 
@@ -376,6 +377,8 @@ void session_info_locked(struct updates *u, struct session *s, struct update_inf
     out->commit_us = s->commit_us;
     out->whole_us = (s->ended_us > 0 ? s->ended_us : clock_now_us()) - s->began_us;
     out->source = s->source;
+    out->group_list = s->phase == UPDATE_COMMITTED ? s->group_list : NULL;
+    out->group = s->group;
     out->actor = s->actor;
     out->error = s->error;
     if (s->running != NULL && !session_ended(s))

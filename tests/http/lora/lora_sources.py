@@ -363,7 +363,13 @@ def one_update(world, server, trainer, what):
     """Weights and adapters share the group, one after the other. The list of an adapter is not the update's last."""
     repeated = {"transport": "nccl", "plan_id": "last", "packed": True, "weight_version": f"{what} again"}
     a = world.shout
-    for body in wire(world.base, packed=True, weight_version=what), repeated:
+    update_id = server.post(200, f"{UPDATE}/start", {})["update_id"]
+    trainer.begin("send", cut_whole(world.base, world.base_data))
+    server.post(200, UPDATE, wire(world.base, packed=True, update_id=update_id))
+    trainer.result()
+    push(server, trainer, "y", a, wire(a.specs), cut_each(a.specs, a.data), "an adapter in its midst")
+    server.post(200, f"{UPDATE}/finish", {"update_id": update_id})
+    for body in repeated, wire(world.base, packed=True, weight_version=what), repeated:
         trainer.begin("send", cut_whole(world.base, world.base_data))
         found = server.post(200, UPDATE, body)
         must(found["phase"] == "committed" and found["n_tensors_done"] == len(world.base), f"{found}")

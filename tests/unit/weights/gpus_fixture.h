@@ -132,7 +132,20 @@ struct gpus {
     unsigned n_devices;
     struct mfx_watch watch;
     struct fakecuda_counts before;
+    uint32_t
+        n_listed; /* tensors in the last ended update's list of a group; read after its answer */
+    uint64_t group;
 };
+
+static inline void gpus_ended(void *gpus, const struct update_info *info)
+{
+    struct gpus *g = gpus;
+
+    mtx_lock(&g->watch.lock);
+    g->n_listed = info->group_list != NULL ? info->group_list->n_tensors : 0;
+    g->group = info->group;
+    mtx_unlock(&g->watch.lock);
+}
 
 static inline void gpus_open(struct gpus *g, struct mfx_lib *lib, struct gpus_cfg want)
 {
@@ -147,7 +160,9 @@ static inline void gpus_open(struct gpus *g, struct mfx_lib *lib, struct gpus_cf
                               .pin_timeout_us = RECEIVE_US,
                               .non_finite = want.non_finite,
                               .on_change = on_change,
-                              .arg = &g->b};
+                              .arg = &g->b,
+                              .on_end = gpus_ended,
+                              .end_arg = g};
     struct err e = {0};
 
     memset(g, 0, sizeof *g);

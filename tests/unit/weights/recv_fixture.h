@@ -6,7 +6,7 @@
 #include "tests/unit/weights/map_fixture.h"
 #include "weights/update/update_chunk_priv.h"
 
-enum { RFX_BUCKETS_MAX = 64 };
+enum { RFX_BUCKETS_MAX = 64, RFX_GROUP = 7 };
 
 /* What the senders of a test saw. Written by the worker; read when its sources are closed, or while
  * it waits at a gate. */
@@ -210,6 +210,12 @@ static inline void rfx_close(struct source *src)
     free(s);
 }
 
+static inline uint64_t rfx_group_of(const struct source *src)
+{
+    (void)src;
+    return RFX_GROUP;
+}
+
 /* A chunk that is received. @tensor_list moved in */
 static inline struct update_chunk *rfx_chunk(struct gpus *g, const char *id,
                                              struct tensor_list *tensor_list, struct rfx_cfg cfg)
@@ -219,6 +225,7 @@ static inline struct update_chunk *rfx_chunk(struct gpus *g, const char *id,
                                           .post = rfx_post,
                                           .receive = rfx_receive,
                                           .stuck = rfx_stuck,
+                                          .group = rfx_group_of,
                                           .finish = rfx_finish,
                                           .close = rfx_close};
     struct update_chunk *c = mfx_chunk_empty(g, id);

@@ -71,6 +71,8 @@ static void test_chunks_of_a_session_arrive(void **state)
             if (step > 1)
                 mfx_assert_step(&g, step - 1);
             assert_int_equal(finish(&g.b, info.id, "new"), ERR_NONE);
+            assert_int_equal(g.n_listed, 2); /* whatever came last in other ways */
+            assert_int_equal(g.group, RFX_GROUP);
             mfx_assert_step(&g, step);
         }
         gpus_close(&g);
