@@ -94,6 +94,7 @@ struct route {
     enum route_dialect dialect;
     enum route_session session;
     struct route_body_match body_match;
+    bool broadcasts; /* the request of a trainer that may broadcast its tensors before the answer */
     bool whole; /* the body is always parsed as a whole: `translate_request` makes or reads columns
                  */
     const char *const *translated_members; /* members that `translate_request` may make: those of

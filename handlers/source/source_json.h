@@ -64,7 +64,8 @@ bool route_accepts_nccl(const struct http_request *x);
 
 /* update_refused - an update, or the load of an adapter, was refused: the trainer may already
  * broadcast it to its group (weight_transfer_doubt). update_refused_unread - before its body was
- * understood.
+ * understood: a group that a refusal ends is meant only by a route that `broadcasts`, and while
+ * the open update has received nothing by it.
  * @body  NULL: the tensors are the body
  * @e     as weight_transfer_doubt's
  * Threads: any. Blocks: no. */

@@ -492,6 +492,7 @@ void nccl_join_info(struct nccl_join *j, struct nccl_join_info *out)
     out->nbytes_received = group.nbytes_received;
     out->n_broadcasts = group.n_broadcasts;
     out->begun_us = j->begun_us;
+    out->ends_if_refused = j->cfg.ends_if_refused;
     memcpy(out->master, j->master, sizeof out->master);
     memcpy(out->group_name, j->group_name, sizeof out->group_name);
     mtx_lock(&j->lock);

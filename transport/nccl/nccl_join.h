@@ -58,6 +58,7 @@ struct nccl_join_info {
     char group_name[NCCL_JOIN_GROUP_NAME_MAX + 1]; /* "" unless NCCL_FORM_TORCH */
     uint64_t nbytes_received, n_broadcasts;
     uint64_t begun_us;
+    bool ends_if_refused;
     struct err error; /* why it failed or was left; clean otherwise */
 };
 

@@ -55,9 +55,9 @@ int handle_areal_lora_meta(struct app *app, struct http_request *x, struct err *
         AREAL_ROW(ROUTE_BODY_CONFIG, "/areal_set_update_weight_meta", "arealMeta",                 \
                   OPERATION_AREAL_META, .whole = true, .members = areal_meta_members),             \
         AREAL_ROW(ROUTE_SMALL_MAX, "/areal_update_weights_xccl", "arealUpdateXccl",                \
-                  OPERATION_UPDATE, .session = SESSION_AUTO_COMMIT, .whole = true,                 \
-                  .translated_members = update_members, .error_members = areal_update_pairs,       \
-                  .translate_request = areal_update_request,                                       \
+                  OPERATION_UPDATE, .session = SESSION_AUTO_COMMIT, .broadcasts = true,            \
+                  .whole = true, .translated_members = update_members,                             \
+                  .error_members = areal_update_pairs, .translate_request = areal_update_request,  \
                   .translate_response = sglang_update_response)
 
 #define AREAL_LORA                                                                                 \
@@ -69,8 +69,8 @@ int handle_areal_lora_meta(struct app *app, struct http_request *x, struct err *
                   OPERATION_AREAL_LORA_META, .whole = true,                                        \
                   .members = areal_lora_tensors_members),                                          \
         AREAL_ROW(ROUTE_BODY_CONFIG, "/areal_update_weights_lora_xccl", "arealUpdateLoraXccl",     \
-                  OPERATION_LORA_LOAD, .whole = true, .members = areal_lora_tensors_members,       \
-                  .translated_members = lora_load_members,                                         \
+                  OPERATION_LORA_LOAD, .broadcasts = true, .whole = true,                          \
+                  .members = areal_lora_tensors_members, .translated_members = lora_load_members,  \
                   .error_members = areal_lora_tensors_pairs,                                       \
                   .translate_request = areal_lora_tensors_request,                                 \
                   .translate_response = areal_lora_response)

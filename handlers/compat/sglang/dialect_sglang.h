@@ -96,14 +96,14 @@ sglang_response sglang_loads_response;
 /* Tensors by the group: they belong to the session that is open. */
 #define SGLANG_BUCKETS                                                                             \
     SGLANG_LONG("/update_weights_from_distributed", "sglangUpdateOne", OPERATION_UPDATE,           \
-                .session = SESSION_AUTO_COMMIT, .body_match = {"name", NULL},                      \
+                .session = SESSION_AUTO_COMMIT, .broadcasts = true, .body_match = {"name", NULL},  \
                 .members = sglang_one_tensor_members, .whole = true,                               \
                 .translated_members = update_members, .error_members = sglang_one_tensor_pairs,    \
                 .translate_request = sglang_one_tensor_request,                                    \
                 .translate_response = sglang_update_response),                                     \
         SGLANG_LONG("/update_weights_from_distributed", "sglangUpdate", OPERATION_UPDATE,          \
-                    .session = SESSION_AUTO_COMMIT, .members = sglang_distributed_members,         \
-                    .translated_members = update_members,                                          \
+                    .session = SESSION_AUTO_COMMIT, .broadcasts = true,                            \
+                    .members = sglang_distributed_members, .translated_members = update_members,   \
                     .error_members = sglang_distributed_pairs,                                     \
                     .translate_request = sglang_distributed_request,                               \
                     .translate_response = sglang_update_response)

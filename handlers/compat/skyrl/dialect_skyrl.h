@@ -71,8 +71,9 @@ int skyrl_paused_response(json_t **reply, const struct http_request *x);
 /* Columns: path, operationId; then other members of the row. */
 #define SKYRL_UPDATE(path, id, ...)                                                                \
     SKYRL_POST(path, id, OPERATION_UPDATE, .body_max = ROUTE_BODY_CONFIG,                          \
-               .session = SESSION_AUTO_COMMIT, .translated_members = update_members,               \
-               .translate_response = dialect_reply_status, __VA_ARGS__)
+               .session = SESSION_AUTO_COMMIT, .broadcasts = true,                                 \
+               .translated_members = update_members, .translate_response = dialect_reply_status,   \
+               __VA_ARGS__)
 
 /* Rows of the route table. */
 #define SKYRL_NOW_ROUTES                                                                           \
@@ -82,7 +83,7 @@ int skyrl_paused_response(json_t **reply, const struct http_request *x);
         SKYRL_RPC("skyrlRpcIpc", "update_weights_ipc", OPERATION_UPDATE,                           \
                   .translated_members = update_members, .error_members = skyrl_rpc_update_pairs,   \
                   .error_at = "/kwargs/update_info", .translate_request = skyrl_rpc_ipc_request),  \
-        SKYRL_RPC("skyrlRpcNccl", "update_weights_nccl", OPERATION_UPDATE,                         \
+        SKYRL_RPC("skyrlRpcNccl", "update_weights_nccl", OPERATION_UPDATE, .broadcasts = true,     \
                   .translated_members = update_members, .error_members = skyrl_rpc_update_pairs,   \
                   .error_at = "/kwargs/update_info", .translate_request = skyrl_rpc_nccl_request), \
         SKYRL_RPC("skyrlRpcFinish", "skyrl_finish_weight_update", OPERATION_UPDATE_FINISH,         \

@@ -159,7 +159,7 @@ int vllm_reset_weights_response(json_t **reply, const struct http_request *x);
                      .translated_members = update_start_members,                                   \
                      .translate_request = vllm_draft_request),                                     \
         VLLM_POST(BODY_JSON, ROUTE_BODY_CONFIG, "/update_weights", "vllmUpdateWeights",            \
-                  OPERATION_UPDATE, .session = SESSION_AUTO_COMMIT,                                \
+                  OPERATION_UPDATE, .session = SESSION_AUTO_COMMIT, .broadcasts = true,            \
                   .members = vllm_update_members, .body_match = {"update_info", NULL},             \
                   .translated_members = update_members, .error_members = vllm_update_pairs,        \
                   .error_at = "/update_info", .translate_request = vllm_update_request,            \

@@ -266,6 +266,15 @@ REFUSED = {
 }
 
 
+def strays(server, *paths):
+    """Refused before they are understood, and not the trainer's: its group lives on."""
+    for path in paths:
+        found = server.ask("POST", path, {"update_info": "nothing", "lora_nmae": "x"})
+        must(found.status == 400 and "the group" not in found.body["error"]["message"], f"{path}: {found}")
+    found = server.ask("GET", "/v1/weight_transfer").body
+    must(found["state"] == "joined", f"{paths}: {found}")
+
+
 def refused_in_its_broadcast(world):
     """Its trainer is in NCCL when the answer comes: the group is left, which NCCL reports there, over a network."""
     made, socket = Checkpoint(world.model, STEPS[1]), {"FAKENCCL_TRANSPORT": "socket"}
@@ -277,10 +286,12 @@ def refused_in_its_broadcast(world):
                 server.post(200, "/init_weight_transfer_engine", {"init_info": {
                     "master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}})
                 trainer.result()
+                strays(server, "/v1/load_lora_adapter", "/v1/update_weights")
                 server.post(200, "/start_weight_update", {})
                 trainer.begin("send", cut_each(made.specs, made.data))
                 server.post(200, "/update_weights", {"update_info": wire(made.specs)})
                 trainer.result()
+                strays(server, "/v1/load_lora_adapter", "/v1/update_weights", "/update_weights")
                 server.post(200, "/finish_weight_update", {"weight_version": what})
                 server.post(200, "/start_weight_update", {})
                 trainer.begin("send_watched", cut_each(made.specs, made.data))

@@ -1,5 +1,6 @@
 /* The route table: who answers what. */
 #include "handlers/route.h"
+#include "handlers/source/source_json.h"
 
 #include "server/operations.h"
 
@@ -135,7 +136,9 @@ static void test_dialect_rows_translate(void **state)
     (void)state;
     for (size_t i = 0; i < n_routes; i++) {
         const struct route *r = &routes[i];
+        struct http_request x = {.route = r};
 
+        assert_true(!r->broadcasts || (r->dialect != DIALECT_NATIVE && route_accepts_nccl(&x)));
         if (r->dialect == DIALECT_NATIVE) {
             assert_true(r->translate_request == NULL && r->translate_response == NULL &&
                         r->translated_members == NULL);
