@@ -289,7 +289,7 @@ def as_sglang(f):
     group(f)
     for body in {}, {"names": [], "dtypes": [], "shapes": []}, {"names": None}:
         status, said = f.front.ask("POST", path, body)
-        assert status == 400 and "tensors" in said["message"] or "names" in said["message"], said
+        assert status == 400 and ("tensors" in said["message"] or "names" in said["message"]), said
         group(f)
     pushed(f, "as_before", ALL)
 
