@@ -188,6 +188,12 @@ static int check_name_locked(struct weight_transfer *t, const char *name, struct
                    info.group_name, name);
 }
 
+static void tell_left(struct err *e)
+{
+    if (e->code != ERR_GROUP_LEFT)
+        err_append(e, "; " NCCL_GROUP_LEFT);
+}
+
 void weight_transfer_doubt(struct weight_transfer *t, const char *group_name, uint64_t sent_us,
                            struct err *e)
 {
@@ -195,8 +201,21 @@ void weight_transfer_doubt(struct weight_transfer *t, const char *group_name, ui
 
     mtx_lock(&t->lock);
     if (has_group_locked(t) && check_name_locked(t, group_name, &other) == 0 &&
-        nccl_join_doubt(t->join, sent_us) && e->code != ERR_GROUP_LEFT)
-        err_append(e, "; " NCCL_GROUP_LEFT);
+        nccl_join_doubt(t->join, sent_us))
+        tell_left(e);
+    mtx_unlock(&t->lock);
+}
+
+void weight_transfer_tell(struct weight_transfer *t, uint64_t group, struct err *e)
+{
+    struct nccl_join_info info;
+
+    mtx_lock(&t->lock);
+    if (has_group_locked(t)) {
+        nccl_join_info(t->join, &info);
+        if (info.begun_us == group && nccl_join_left(t->join))
+            tell_left(e);
+    }
     mtx_unlock(&t->lock);
 }
 
@@ -228,8 +247,7 @@ int weight_transfer_list(struct weight_transfer *t, struct tensor_list **out,
     if (!has_group_locked(t)) {
         (void)refuse_groupless_locked(t, e);
     } else if (check_name_locked(t, group_name, e) == 0) {
-        *out = nccl_join_list(t->join);
-        rc = *out != NULL ? 0 : err_set(e, ERR_BAD_REQUEST, "/names", TENSOR_LIST_NONE_BEFORE);
+        rc = nccl_join_list(t->join, out, e);
     }
     mtx_unlock(&t->lock);
     return rc;

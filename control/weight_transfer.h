@@ -119,13 +119,18 @@ void weight_transfer_packing(struct weight_transfer *t, struct nccl_packing *out
 void weight_transfer_doubt(struct weight_transfer *t, const char *group_name, uint64_t sent_us,
                            struct err *e);
 
+/* weight_transfer_tell - a request by a group has failed, and its source is closed: add to the
+ * error that the group was left, if it was.
+ * @group  as struct source_ops has it
+ * Threads: any. Blocks: no. */
+void weight_transfer_tell(struct weight_transfer *t, uint64_t group, struct err *e);
+
 /* weight_transfer_keep_list - an update was committed: its list is the one that
  * weight_transfer_list finds from now on. @list, @group  as nccl_join_keep_list
  * weight_transfer_list - find the list of the last committed update by the group that is joined; a
  * group that is joined forgets the one of the group before.
  * @group_name  as weight_transfer_source's
- * Threads: any. Blocks: no. Errors: as weight_transfer_source; ERR_BAD_REQUEST at /names: there was
- * none. */
+ * Threads: any. Blocks: no. Errors: as weight_transfer_source, then nccl_join_list. */
 void weight_transfer_keep_list(struct weight_transfer *t, struct tensor_list *list, uint64_t group);
 int weight_transfer_list(struct weight_transfer *t, struct tensor_list **out,
                          const char *group_name, struct err *e);

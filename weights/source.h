@@ -114,8 +114,8 @@ struct source_ops {
     int (*receive)(struct source *s, struct progress *p, struct err *e);
     bool (*stuck)(const struct source *s);
 
-    /* group: identifies the group whose broadcasts a source of the third kind receives. May be
-     * NULL. */
+    /* group: identifies the group whose broadcasts a source of the third kind receives; not 0.
+     * NULL: none. */
     uint64_t (*group)(const struct source *s);
 
     /* Called after the last fill or receive: fails if there are bytes that the request did not
@@ -129,6 +129,11 @@ struct source_ops {
 struct source {
     const struct source_ops *ops;
 };
+
+static inline uint64_t source_group(const struct source *s)
+{
+    return s != NULL && s->ops->group != NULL ? s->ops->group(s) : 0;
+}
 
 static inline void source_close(struct source *s)
 {

@@ -113,6 +113,7 @@ static void load_run(void *arg)
 {
     struct lora_load *l = arg;
     struct lora_loaded d = {0};
+    uint64_t group = l->chunk != NULL ? source_group(l->chunk->source) : 0;
     struct err e = {0};
     int rc = load_adapter(l, &d, &e);
 
@@ -131,6 +132,8 @@ static void load_run(void *arg)
         lora_log_loaded(l, &d);
         lora_reply_loaded(l, &d);
     } else {
+        if (group != 0)
+            weight_transfer_tell(l->app->weights->transfer, group, &e);
         lora_log_failed(l, &e);
         reply_error(l->x, &e, NULL);
     }

@@ -98,7 +98,7 @@ static int submit_chunk(struct app *app, struct http_request *x, struct update_c
     struct update_requester *asker;
     json_t *details;
 
-    if (update_requester_new(&asker, app, x, e) != 0) {
+    if (update_requester_new(&asker, app, x, c->source, e) != 0) {
         update_chunk_free(c);
         return -1;
     }

@@ -258,7 +258,7 @@ static int finish_update(struct app *app, struct http_request *x, const json_t *
     if (pause_controller_allows(app->pause_controller, CALL_UPDATE_FINISH, e) != 0 ||
         checksums_parse(&sums, &n_sums, body, e) != 0)
         return -1;
-    rc = update_requester_new(&asker, app, x, e);
+    rc = update_requester_new(&asker, app, x, NULL, e);
     if (rc == 0)
         rc = commit ? updates_finish(app->weights->updates, id, label, sums, n_sums,
                                      update_reply_done, asker, e)

@@ -1,6 +1,7 @@
 /* The reply to a request whose update has ended. */
 #include "handlers/update/update_requester.h"
 
+#include "control/weight_transfer.h"
 #include "handlers/app.h"
 #include "handlers/lora_json.h"
 #include "handlers/reply.h"
@@ -12,16 +13,17 @@
 struct update_requester {
     struct app *app; /* borrowed */
     struct http_request *x;
+    uint64_t group; /* source_group */
 };
 
 int update_requester_new(struct update_requester **out, struct app *app, struct http_request *x,
-                         struct err *e)
+                         const struct source *source, struct err *e)
 {
     struct update_requester *a = malloc(sizeof *a);
 
     if (a == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
-    *a = (struct update_requester){.app = app, .x = x};
+    *a = (struct update_requester){.app = app, .x = x, .group = source_group(source)};
     *out = a;
     return 0;
 }
@@ -84,11 +86,14 @@ void update_note_end(struct http_request *x, const struct update_info *info, con
 void update_reply_done(void *arg, const struct update_info *info, const struct err *e)
 {
     struct update_requester a = *(struct update_requester *)arg;
+    struct err told = *e;
 
     update_requester_free(arg);
     update_note_end(a.x, info, e);
+    if (e->code != ERR_NONE && a.group != 0)
+        weight_transfer_tell(a.app->weights->transfer, a.group, &told);
     if (e->code != ERR_NONE)
-        reply_error(a.x, e, with_handed(update_details(info), a.app, info));
+        reply_error(a.x, &told, with_handed(update_details(info), a.app, info));
     else if (info->phase == UPDATE_COMMITTED)
         answer_committed(a.app, a.x, info);
     else

@@ -12,10 +12,12 @@ struct http_request;
 
 struct update_requester;
 
-/* update_requester_new - @x  borrowed; update_reply_done consumes the reference
+/* update_requester_new
+ * @x       borrowed; update_reply_done consumes the reference
+ * @source  of the request's tensors; NULL: it has none
  * Errors: ERR_NO_MEMORY. */
 int update_requester_new(struct update_requester **out, struct app *app, struct http_request *x,
-                         struct err *e);
+                         const struct source *source, struct err *e);
 void update_requester_free(struct update_requester *a); /* without an answer; accepts NULL */
 
 /* update_requester_disconnected - has its client disconnected? For update_chunk.gone; the
@@ -27,8 +29,9 @@ bool update_requester_disconnected(void *asker);
 void update_note_end(struct http_request *x, const struct update_info *info, const struct err *e);
 
 /* update_reply_done - an update_done_fn: answers the request with the update or its error, and
- * frees `arg`, a struct update_requester. The reply to a commit also lists which adapters stay
- * valid, and with --stage which upstreams have the version, as does the error of its hand-off. */
+ * frees `arg`, a struct update_requester. An error says also if its group was left. The reply to a
+ * commit also lists which adapters stay valid, and with --stage which upstreams have the version,
+ * as does the error of its hand-off. */
 void update_reply_done(void *arg, const struct update_info *info, const struct err *e);
 
 #endif

@@ -160,7 +160,7 @@ static int zmq_update_new(struct zmq_update **out, struct app *app, struct http_
         rc = zmq_update_parse(p, body, e);
     json_decref(body);
     if (rc == 0)
-        rc = update_requester_new(&p->asker, app, x, e);
+        rc = update_requester_new(&p->asker, app, x, NULL, e);
     if (rc == 0)
         p->actor = x->actor;
     if (rc != 0) {

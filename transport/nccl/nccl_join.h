@@ -147,9 +147,14 @@ bool nccl_join_doubt(struct nccl_join *j, uint64_t sent_us);
 /* nccl_join_keep_list - an update was committed: its list is the one that nccl_join_list returns.
  * @list   of its last request by a group; a reference is taken
  * @group  that group, as its sources have it; unless it is this one, nothing changes
- * nccl_join_list - a reference to the list that was kept last; NULL: none was. Threads: any. */
+ * nccl_join_list - @out  a reference to the list that was kept last; on success only
+ * Errors: ERR_GROUP_LEFT, ERR_CONFLICT (the group has failed); ERR_BAD_REQUEST at /names: none was.
+ * Threads: any. */
 void nccl_join_keep_list(struct nccl_join *j, struct tensor_list *list, uint64_t group);
-struct tensor_list *nccl_join_list(struct nccl_join *j);
+int nccl_join_list(struct nccl_join *j, struct tensor_list **out, struct err *e);
+
+/* nccl_join_left - has a refusal ended the join, or will it? Threads: any. */
+bool nccl_join_left(struct nccl_join *j);
 
 /* nccl_join_source_new - create a source of tensors that the group is about to broadcast. In a
  * torch process group that is not joined yet, the first post waits for that, until its own

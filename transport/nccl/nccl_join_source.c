@@ -119,14 +119,28 @@ void nccl_join_keep_list(struct nccl_join *j, struct tensor_list *list, uint64_t
     mtx_unlock(&j->lock);
 }
 
-struct tensor_list *nccl_join_list(struct nccl_join *j)
+static int check_ended_locked(const struct nccl_join *j, struct err *e)
 {
-    struct tensor_list *list;
+    if (is_left_locked(j))
+        return refuse_left(e);
+    if (join_has_ended(j->state))
+        return err_set(e, ERR_CONFLICT, "", "the group has failed: %.400s; join a new group",
+                       j->end.msg);
+    return 0;
+}
+
+int nccl_join_list(struct nccl_join *j, struct tensor_list **out, struct err *e)
+{
+    int rc;
 
     mtx_lock(&j->lock);
-    list = j->kept != NULL ? tensor_list_ref(j->kept) : NULL;
+    rc = check_ended_locked(j, e);
+    if (rc == 0 && j->kept == NULL)
+        rc = err_set(e, ERR_BAD_REQUEST, "/names", TENSOR_LIST_NONE_BEFORE);
+    if (rc == 0)
+        *out = tensor_list_ref(j->kept);
     mtx_unlock(&j->lock);
-    return list;
+    return rc;
 }
 
 /* Counts the oldest posted broadcast: they arrive in order. */
@@ -249,28 +263,30 @@ static const struct source_ops join_source_ops = {
     .close = join_source_close,
 };
 
-bool nccl_join_doubt(struct nccl_join *j, uint64_t sent_us)
+bool nccl_join_left(struct nccl_join *j)
 {
     bool left;
 
-    if (j->begun_us > sent_us)
-        return false;
-    doubt(j, 0);
     mtx_lock(&j->lock);
     left = is_left_locked(j);
     mtx_unlock(&j->lock);
     return left;
 }
 
+bool nccl_join_doubt(struct nccl_join *j, uint64_t sent_us)
+{
+    if (j->begun_us > sent_us)
+        return false;
+    doubt(j, 0);
+    return nccl_join_left(j);
+}
+
 /* A source may wait for a group that is not joined yet only if it is a torch group whose ranks are
  * counted. */
 static int add_user_locked(struct nccl_join *j, bool sure, struct err *e)
 {
-    if (is_left_locked(j))
-        return refuse_left(e);
-    if (join_has_ended(j->state))
-        return err_set(e, ERR_CONFLICT, "", "the group has failed: %.400s; join a new group",
-                       j->end.msg);
+    if (check_ended_locked(j, e) != 0)
+        return -1;
     if (j->state != JOIN_JOINED && !(j->cfg.form == NCCL_FORM_TORCH && j->state == JOIN_COUNTED))
         return err_set(e, ERR_CONFLICT, "", "the group is still being joined");
     if (j->doubt && !sure)

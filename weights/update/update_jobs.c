@@ -149,11 +149,11 @@ static void close_scope(struct updates *u, struct session *s)
 /* A trainer may send it once, and mean it again in its next update. */
 static void keep_list_locked(struct session *s, const struct update_chunk *c)
 {
-    if (c->source->ops->group == NULL)
+    if (source_group(c->source) == 0)
         return;
     tensor_list_unref(s->group_list);
     s->group_list = tensor_list_ref(c->tensor_list);
-    s->group = c->source->ops->group(c->source);
+    s->group = source_group(c->source);
 }
 
 /* Records the result of a fill. An abort that came meanwhile takes precedence over any result. */

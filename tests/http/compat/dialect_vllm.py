@@ -275,17 +275,35 @@ def strays(server, *paths):
     must(found["state"] == "joined", f"{paths}: {found}")
 
 
+def invite(server, trainer):
+    port = trainer.ask("open_store")
+    trainer.begin("stateless", 2)
+    server.post(200, "/init_weight_transfer_engine", {"init_info": {
+        "master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}})
+    trainer.result()
+
+
+def refused_late(world):
+    """For lack of memory, which is found when its turn comes; the next round's empty lists change nothing."""
+    specs = Checkpoint(world.model, STEPS[1]).specs
+    with serve(world, "--max-versions", "2", "--pin-timeout", "300", "--allow-path", f"{world.model}/checkpoints",
+               FAKENCCL_TRANSPORT="socket") as server, world.nccl_trainer(FAKENCCL_TRANSPORT="socket") as trainer:
+        invite(server, trainer)
+        must(server.ask("GET", "/v1/weights/handles").status == 200, "a lease")
+        update(server, world, STEPS[1])
+        server.post(200, "/start_weight_update", {})
+        for info in wire(specs), {"names": [], "dtype_names": [], "shapes": []}:
+            found = server.ask("POST", "/update_weights", {"update_info": info})
+            must(found.status == 409 and "join a new group" in found.body["error"]["message"], f"{found}")
+
+
 def refused_in_its_broadcast(world):
     """Its trainer is in NCCL when the answer comes: the group is left, which NCCL reports there, over a network."""
     made, socket = Checkpoint(world.model, STEPS[1]), {"FAKENCCL_TRANSPORT": "socket"}
     with serve(world, **socket) as server:
         for what, info in REFUSED.items():
             with world.nccl_trainer(**socket) as trainer:
-                port = trainer.ask("open_store")
-                trainer.begin("stateless", 2)
-                server.post(200, "/init_weight_transfer_engine", {"init_info": {
-                    "master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}})
-                trainer.result()
+                invite(server, trainer)
                 strays(server, "/v1/load_lora_adapter", "/v1/update_weights")
                 server.post(200, "/start_weight_update", {})
                 trainer.begin("send", cut_each(made.specs, made.data))
@@ -417,7 +435,8 @@ def main():
             if name.startswith("vllm-"):
                 session(world, values, name,
                         *OPTIONS.get(name, ()))
-        for step in (refused_in_its_broadcast, renamed_while_it_runs, aborted, remade, flags, sums_of_gpus):
+        for step in (refused_in_its_broadcast, refused_late, renamed_while_it_runs, aborted, remade, flags,
+                     sums_of_gpus):
             step(world)
     finally:
         shutil.rmtree(world.folder)

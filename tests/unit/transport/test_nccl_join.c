@@ -34,9 +34,11 @@ static void test_join_by_id_and_receive(void **state)
 
 static bool has_list(struct nccl_join *j)
 {
-    struct tensor_list *list = nccl_join_list(j);
-    bool has = list != NULL;
+    struct tensor_list *list = NULL;
+    struct err e = {0};
+    bool has = nccl_join_list(j, &list, &e) == 0;
 
+    assert_int_equal(e.code, has ? ERR_NONE : ERR_BAD_REQUEST);
     assert_true(!has || list->n_tensors == TENSORS);
     tensor_list_unref(list);
     return has;
@@ -68,6 +70,18 @@ static void test_join_keeps_the_last_list(void **state)
     (void)nfx_end(&p, true);
 }
 
+/* Which is said before anything of a list that was never received. */
+static void left(struct nccl_join *j)
+{
+    struct tensor_list *list = NULL;
+    struct err e = {0}, other = {0};
+
+    assert_null(source_of(j, true, &e));
+    assert_int_equal(e.code, ERR_GROUP_LEFT);
+    assert_int_equal(nccl_join_list(j, &list, &other), -1);
+    assert_int_equal(other.code, ERR_GROUP_LEFT);
+}
+
 /* A trainer that does not wait for the answer may be in its broadcast: it learns of the end. */
 static void test_join_ends_if_refused(void **state)
 {
@@ -78,7 +92,6 @@ static void test_join_ends_if_refused(void **state)
         struct nccl_join_cfg cfg = invitation(&i, NCCL_FORM_ID);
         struct nccl_join *j;
         struct source *s;
-        struct err e = {0};
 
         (void)state;
         memcpy(cfg.id, gfx_id(&id), sizeof cfg.id);
@@ -97,8 +110,7 @@ static void test_join_ends_if_refused(void **state)
         }
         source_close(s); /* by_close: it was refused before its first post */
         assert_int_equal(info_of(j).error.code, ERR_GROUP_LEFT);
-        assert_null(source_of(j, true, &e));
-        assert_int_equal(e.code, ERR_GROUP_LEFT);
+        left(j);
         nccl_join_free(j);
         (void)nfx_end(&p, true);
     }
@@ -113,15 +125,13 @@ static void test_torch_join_ends_if_refused_before_it_has_joined(void **state)
     struct nfx_peer p = nfx_spawn(NULL);
     ncclUniqueId id = nfx_mint(&p);
     struct nccl_join *j;
-    struct err e = {0};
 
     (void)state;
     cfg.ends_if_refused = true;
     j = begin(&cfg);
     assert_int_equal(await(&i)->code, ERR_NONE);
     assert_true(nccl_join_doubt(j, clock_now_us()));
-    assert_null(source_of(j, true, &e));
-    assert_int_equal(e.code, ERR_GROUP_LEFT);
+    left(j);
     assert_int_equal(info_of(j).state, NCCL_GROUP_JOINING);
     nfx_join(&p, 2, 0, id);
     store_server_set(store, "/G/G//cuda//0", id.internal, sizeof id.internal);
