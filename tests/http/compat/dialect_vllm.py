@@ -295,6 +295,16 @@ def refused_late(world):
         for info in wire(specs), {"names": [], "dtype_names": [], "shapes": []}:
             found = server.ask("POST", "/update_weights", {"update_info": info})
             must(found.status == 409 and "join a new group" in found.body["error"]["message"], f"{found}")
+    folder = f"{world.model}/adapters/shout"
+    with open(f"{folder}/adapter_config.json", encoding="utf-8") as f:
+        config = json.load(f)
+    specs = [Spec(name.replace("layers.0", "layers.99"), t.dtype, t.shape)
+             for name, t in baton.load_file(f"{folder}/adapter_model.safetensors").items()]
+    with serve(world) as server, world.nccl_trainer() as trainer:
+        invite(server, trainer)
+        found = server.ask("POST", "/v1/load_lora_adapter", {
+            "lora_name": "x", "adapter_config": config, "transport": "nccl", **columns(specs)})
+        must(found.status == 422 and "join a new group" in found.body["error"]["message"], f"{found}")
 
 
 def refused_in_its_broadcast(world):
