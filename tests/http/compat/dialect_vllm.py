@@ -300,11 +300,14 @@ def refused_late(world):
         config = json.load(f)
     specs = [Spec(name.replace("layers.0", "layers.99"), t.dtype, t.shape)
              for name, t in baton.load_file(f"{folder}/adapter_model.safetensors").items()]
-    with serve(world) as server, world.nccl_trainer() as trainer:
-        invite(server, trainer)
-        found = server.ask("POST", "/v1/load_lora_adapter", {
-            "lora_name": "x", "adapter_config": config, "transport": "nccl", **columns(specs)})
-        must(found.status == 422 and "join a new group" in found.body["error"]["message"], f"{found}")
+    body = {"transport": "nccl", **columns(specs)}
+    with serve(world) as server:
+        for path, more in (("/v1/load_lora_adapter", {"lora_name": "x", "adapter_config": config}),
+                           ("/v1/update_weights", {})):
+            with world.nccl_trainer() as trainer:
+                invite(server, trainer)
+                found = server.ask("POST", path, {**body, **more})
+                must(found.status == 422 and "join a new group" in found.body["error"]["message"], f"{found}")
 
 
 def refused_in_its_broadcast(world):
