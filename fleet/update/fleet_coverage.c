@@ -85,7 +85,7 @@ void fleet_names_fini(struct fleet_names *l)
     *l = (struct fleet_names){0};
 }
 
-/* Each rank may have a list of its own. */
+/* All names of the ranks' lists, each once. */
 static int add_tensors(struct tensor_list_builder *b, const struct tensor_list *tensor_list,
                        struct err *e)
 {
@@ -99,7 +99,7 @@ static int add_tensors(struct tensor_list_builder *b, const struct tensor_list *
     return 0;
 }
 
-/* Returns: false: one of them cannot be read. */
+/* @n  [TENSORS_RANKS_MAX] out: tensors of each string. Returns: false: one cannot be read. */
 static bool add_pickles(struct tensor_list_builder *b, const json_t *strings, uint32_t *n)
 {
     struct err ignored = {0};
@@ -107,7 +107,6 @@ static bool add_pickles(struct tensor_list_builder *b, const json_t *strings, ui
     bool good = json_is_array(strings) && json_array_size(strings) <= TENSORS_RANKS_MAX;
     size_t i;
 
-    *n = 0;
     for (i = 0; good && i < json_array_size(strings); i++) {
         struct torch_tensors t = {0};
 
@@ -116,24 +115,50 @@ static bool add_pickles(struct tensor_list_builder *b, const json_t *strings, ui
                torch_tensors_read(&t, json_string_value(text), json_string_length(text),
                                   (uint32_t)i, "", &ignored) == 0 &&
                add_tensors(b, t.tensor_list, &ignored) == 0;
-        *n += t.tensor_list != NULL ? t.tensor_list->n_tensors : 0;
+        n[i] = t.tensor_list != NULL ? t.tensor_list->n_tensors : 0;
         torch_tensors_fini(&t);
     }
     return good;
 }
 
-static int read_pickles(struct fleet_names *out, const json_t *strings, struct err *e)
+/* Each rank of an engine loads its own string only: what it lacks there it keeps as it was. */
+static int check_ranks(const struct tensor_list *all, const uint32_t *n, size_t n_ranks,
+                       struct err *e)
 {
+    char field[48];
+
+    for (size_t i = 0; i < n_ranks; i++) {
+        if (n[i] == all->n_tensors)
+            continue;
+        (void)snprintf(field, sizeof field, "/serialized_named_tensors/%zu", i);
+        return err_set(e, ERR_BAD_REQUEST, field,
+                       "it has %" PRIu32 " tensors, and the strings together name %" PRIu32
+                       ": each rank of an engine loads its own string only, so all must name the "
+                       "same tensors, unless the start of the update says placement sharded",
+                       n[i], all->n_tensors);
+    }
+    return 0;
+}
+
+static int read_pickles(struct fleet_names *out, const json_t *strings, bool sharded, struct err *e)
+{
+    uint32_t n[TENSORS_RANKS_MAX] = {0}, n_all = 0;
     struct tensor_list_builder *b;
-    uint32_t n;
 
     if (tensor_list_builder_new(&b, e) != 0)
         return -1;
-    out->seen = add_pickles(b, strings, &n);
-    if (out->seen && n > 0)
-        return tensor_list_builder_finish(b, &out->tensor_list, e);
-    tensor_list_builder_free(b);
-    return 0;
+    out->seen = add_pickles(b, strings, n);
+    for (size_t i = 0; i < TENSORS_RANKS_MAX; i++)
+        n_all += n[i];
+    if (!out->seen || n_all == 0) {
+        tensor_list_builder_free(b);
+        return 0;
+    }
+    if (tensor_list_builder_finish(b, &out->tensor_list, e) == 0 &&
+        (sharded || check_ranks(out->tensor_list, n, json_array_size(strings), e) == 0))
+        return 0;
+    fleet_names_fini(out);
+    return -1;
 }
 
 static bool is_given(const json_t *body, const char *member)
@@ -150,7 +175,7 @@ int fleet_names_read(struct fleet_names *out, const struct fleet_control *fc,
     if (s->coverage == NULL)
         return 0;
     if (is_given(body, "serialized_named_tensors"))
-        return read_pickles(out, json_object_get(body, "serialized_named_tensors"), e);
+        return read_pickles(out, json_object_get(body, "serialized_named_tensors"), s->sharded, e);
     if (is_given(body, "path"))
         return 0;
     if (!is_given(body, "names"))

@@ -48,7 +48,9 @@ void fleet_names_fini(struct fleet_names *l);
 
 /* fleet_names_read - read the names of a request that the handlers have checked. Pickles are
  * parsed, never executed. The names in a pickle that cannot be parsed, and those behind a path,
- * stay unknown. Errors: ERR_NO_MEMORY; those of cfg.tensor_list_of. */
+ * stay unknown. Errors: ERR_BAD_REQUEST at /serialized_named_tensors/<i>: that rank gets fewer
+ * tensors than others, and the update is not sharded; ERR_NO_MEMORY; those of cfg.tensor_list_of.
+ */
 int fleet_names_read(struct fleet_names *out, const struct fleet_control *fc,
                      const struct fleet_session *s, const json_t *body, struct err *e);
 

@@ -308,13 +308,15 @@ def count(shape):
 
 
 def as_pickles(f):
-    """The names stand in what is read and never executed; ranks may get different ones."""
+    """The names stand in what is read and never executed."""
     if ENGINE == "vllm":
         return
     n, path = len(f.doubles), "/update_weights_from_tensor"
+    unequal_ranks(f)
     f.front.post(path, {"serialized_named_tensors": [pickled(HALF)] * 2})
     halved(f, *f.front.ask("POST", "/continue_generation", {}), REST, len(ALL))
-    f.front.post(path, {"serialized_named_tensors": [pickled(HALF), pickled(HALF[:3] + REST)]})
+    f.front.post(path, {"serialized_named_tensors": [pickled(HALF), pickled(HALF)]})
+    f.front.post(path, {"serialized_named_tensors": [pickled(REST), pickled(REST)]})
     f.front.post("/continue_generation")
     f.wait(*["serving"] * n)
     assert f.front.status()["weights"]["coverage"] == "as_before"
@@ -325,6 +327,23 @@ def as_pickles(f):
     status, said = f.front.ask("POST", "/continue_generation", {})
     assert status == 400 and "no tensor" in said["error"]["message"], said
     pushed(f, "as_before", ALL)
+
+
+def unequal_ranks(f):
+    """Each rank loads its own string only: what another one gets does not make it whole."""
+    nothing_at_all = Pickles().text([])
+    f.clean()
+    for strings, at in (([pickled(ALL), nothing_at_all], 1), ([nothing_at_all, pickled(ALL)], 0),
+                        ([pickled(HALF), pickled(REST)], 0), ([pickled(HALF), pickled(HALF[:3] + REST)], 0)):
+        body = {"serialized_named_tensors": strings, "weight_version": next(LABELS)}
+        status, said = f.front.ask("POST", "/v1/update_weights", body)
+        assert (status, said["error"]["param"]) == (400, f"/serialized_named_tensors/{at}"), said
+        assert f.front.ask("POST", "/update_weights_from_tensor", body)[0] == 400
+    assert not [d for d in f.doubles if d.journal("update") or d.journal("pause")]
+    f.stays(*["serving"] * len(f.doubles))
+    sharded = {"update_id": f.front.post("/v1/update_weights/start", {"placement": "sharded"})["update_id"]}
+    f.front.post("/v1/update_weights", dict(sharded, serialized_named_tensors=[pickled(HALF), pickled(REST)]))
+    assert f.front.post("/v1/update_weights/finish", sharded)["n_missing"] == 0
 
 
 def at_once(f):
@@ -359,6 +378,8 @@ def given(f, source):
     assert not [d for d in f.doubles if d.journal("update") or d.journal("pause")]
     f.stays(*["serving"] * len(f.doubles))
     nothing(f)
+    if ENGINE == "sglang":
+        unequal_ranks(f)
     unread(f, source)
 
 
