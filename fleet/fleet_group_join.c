@@ -120,7 +120,8 @@ static void forget_replaced(struct fleet_control *fc, const struct fleet_join_re
 {
     if (!keeps_groups(fc, targets, n))
         fleet_forget_groups(fc);
-    (void)fleet_forget_group(fc, req->group_name != NULL ? req->group_name : SGLANG_GROUP_NAME);
+    (void)fleet_forget_group(fc, req->group_name != NULL ? req->group_name : SGLANG_GROUP_NAME,
+                             NULL);
 }
 
 /* Before the engines join: one that is restarted meanwhile may have missed it. */
@@ -197,53 +198,42 @@ static bool is_set_up(struct fleet_control *fc, const struct fleet_group *g, boo
            (handles && upstream_caps(at.kind)->keeps_handle_setup);
 }
 
-/* The engines that joined a group, or are set up for handles.
- * @meant  the group's name, or NULL: the latest
- * @name   out: the name that it was joined under. Returns: how many engines. */
-static size_t members_of(struct fleet_control *fc, const char *meant, const json_t *body,
-                         struct fleet_target *targets, char name[FLEET_GROUP_NAME_MAX + 1])
+/* Asks the engines that joined a group, or are set up for handles. It is forgotten already, or
+ * marked as left, so that no tensors follow. */
+static int ask_to_leave(struct fleet_control *fc, const struct fleet_group *g, const json_t *body,
+                        struct fleet_group_reply *reply, struct err *e)
 {
-    struct fleet_target reachable[FLEET_MAX];
-    size_t n = fleet_reachable(fc, body, reachable), n_targets = 0;
+    struct fleet_target reachable[FLEET_MAX], targets[FLEET_MAX];
+    size_t n = fleet_reachable(fc, body, reachable);
     struct fleet_handles handles;
-    struct fleet_group g;
 
-    (void)fleet_get_group(fc, meant, &g);
     fleet_get_handles(fc, &handles);
-    (void)snprintf(name, FLEET_GROUP_NAME_MAX + 1, "%s", g.name);
-    for (size_t i = 0; i < n; i++)
-        if (is_set_up(fc, &g, handles.set, reachable[i].upstream)) {
-            targets[n_targets] = reachable[i];
-            targets[n_targets++].ctx.group_name = name;
-        }
-    return n_targets;
-}
-
-/* Whatever engines replied: one that is down has left. Returns: are there other groups? */
-static bool forget_group(struct fleet_control *fc, const char *name)
-{
     fleet_set_handles(fc, NULL);
-    return fleet_forget_group(fc, name[0] != '\0' ? name : SGLANG_GROUP_NAME);
+    reply->n = 0;
+    for (size_t i = 0; i < n; i++)
+        if (is_set_up(fc, g, handles.set, reachable[i].upstream)) {
+            targets[reply->n] = reachable[i];
+            targets[reply->n++].ctx.group_name = g->name;
+        }
+    return fleet_request(fc, API_SHUTDOWN_TRANSFER, targets, reply->n, FLEET_LEAVE_US,
+                         &reply->results, e);
 }
 
 int fleet_group_leave(struct fleet_control *fc, const char *name, const json_t *body,
                       struct fleet_group_reply *reply, struct err *e)
 {
-    char left[FLEET_GROUP_NAME_MAX + 1];
-    struct fleet_target targets[FLEET_MAX];
     const struct fleet_result *cause;
-    bool more = true;
+    struct fleet_group g;
+    bool more;
 
     if (fleet_check_group_name(fc, name, e) != 0)
         return -1;
     do {
         fleet_group_reply_fini(reply);
-        reply->n = members_of(fc, name, body, targets, left);
-        if (fleet_request(fc, API_SHUTDOWN_TRANSFER, targets, reply->n, FLEET_LEAVE_US,
-                          &reply->results, e) != 0)
+        more = fleet_forget_group(fc, name, &g) && name == NULL;
+        if (ask_to_leave(fc, &g, body, reply, e) != 0)
             return -1;
         cause = fleet_results_cause(reply->results, reply->n);
-        more = forget_group(fc, left) && name == NULL;
     } while (more && cause == NULL);
     if (cause == NULL)
         return 0;
@@ -251,39 +241,134 @@ int fleet_group_leave(struct fleet_control *fc, const char *name, const json_t *
     return -1;
 }
 
-/* Is it the group that a request of that time meant, and does nothing use it? */
-static bool may_leave(struct fleet_control *fc, const char *name, uint64_t sent_us,
-                      struct fleet_group *out)
-{
-    bool receiving;
+/* leave after a refusal */
 
-    if (!fleet_get_group(fc, name, out) || !out->ends_if_refused || out->began_us > sent_us)
-        return false;
+/* A group that was left, and by which nothing is received any more: its engines are asked now. */
+static bool next_to_ask(struct fleet_control *fc, struct fleet_group *out)
+{
+    struct fleet_transfer *t = &fc->transfer;
+    bool found = false;
+
     mtx_lock(&fc->lock);
-    receiving = fc->session != NULL && fc->session->n_running > 0;
+    for (size_t i = 0; i < t->n_groups && !found; i++) {
+        struct fleet_group *g = &t->groups[i];
+
+        found = g->left && !g->asked && g->n_running == 0;
+        if (!found)
+            continue;
+        g->asked = true;
+        *out = *g;
+        out->list = NULL;
+    }
     mtx_unlock(&fc->lock);
-    return !receiving;
+    return found;
+}
+
+/* One that is not reached has no rank any more. */
+static bool has_left(const struct fleet_result *result)
+{
+    return result->outcome == FLEET_OK || result->outcome == FLEET_UNSENT;
+}
+
+/* A leave of the trainer asks those again that have not left. */
+static void note_left(struct fleet_control *fc, uint64_t began_us,
+                      const struct fleet_group_reply *reply)
+{
+    struct fleet_group *g;
+
+    mtx_lock(&fc->lock);
+    g = fleet_group_since_locked(fc, began_us);
+    for (size_t i = 0; g != NULL && i < reply->n; i++)
+        if (has_left(&reply->results[i]))
+            g->joined[reply->results[i].upstream] = false;
+    mtx_unlock(&fc->lock);
+}
+
+/* @why  of the request as a whole, or clean. @out  [ERR_MSG_MAX] */
+static void describe_leave(struct fleet_control *fc, const struct fleet_group_reply *reply,
+                           const struct err *why, char *out)
+{
+    const struct fleet_result *stays = NULL;
+    struct upstream_endpoint at = {0};
+    const char *reason = why->msg;
+
+    for (size_t i = 0; reply->results != NULL && i < reply->n && stays == NULL; i++)
+        if (!has_left(&reply->results[i]))
+            stays = &reply->results[i];
+    if (stays != NULL) {
+        upstreams_get(fc->upstreams, stays->upstream, &at);
+        reason = stays->outcome == FLEET_SKIPPED ? "its release has no call for that"
+                                                 : stays->why.msg;
+    }
+    if (stays == NULL && why->code == ERR_NONE)
+        (void)snprintf(out, ERR_MSG_MAX,
+                       FLEET_GROUP_REFUSED ", so the upstreams have left the group, which NCCL "
+                                           "reports there: join a new group");
+    else
+        (void)snprintf(out, ERR_MSG_MAX,
+                       FLEET_GROUP_REFUSED ", and %.80s has not left the group (%.150s), so the "
+                                           "broadcast may wait there: join a new group",
+                       stays != NULL ? at.name : "no upstream", reason);
+}
+
+/* @words  [ERR_MSG_MAX] out: of the last group; as it was if no engine was asked */
+static void leave_refused(struct fleet_control *fc, char *words)
+{
+    struct fleet_group_reply reply = {0};
+    struct fleet_group g;
+    struct err why = {0};
+
+    if (fleet_op_lock(fc, NULL, "the end of a group", &why) != 0)
+        return;
+    while (next_to_ask(fc, &g)) {
+        err_clear(&why);
+        (void)ask_to_leave(fc, &g, NULL, &reply, &why);
+        if (reply.results != NULL)
+            note_left(fc, g.began_us, &reply);
+        describe_leave(fc, &reply, &why, words);
+        log_line(LOG_WARN, "group.left", "%s", words);
+        fleet_group_reply_fini(&reply);
+    }
+    fleet_op_unlock(fc);
 }
 
 void fleet_group_leave_refused(struct fleet_control *fc, const char *name, uint64_t sent_us,
                                struct err *e)
 {
-    struct fleet_group_reply reply = {0};
-    struct err ignored = {0};
-    struct fleet_group group;
+    char words[ERR_MSG_MAX] = FLEET_GROUP_REFUSED
+        ", so the upstreams leave the group when what they receive by it has ended: join a new "
+        "group";
+    bool meant, running = false;
+    struct fleet_group *g;
 
-    if (!may_leave(fc, name, sent_us, &group) ||
-        fleet_op_lock(fc, NULL, "the end of a group", &ignored) != 0)
-        return;
-    if (may_leave(fc, name, sent_us, &group)) {
-        log_line(LOG_WARN, "group.left", FLEET_GROUP_LEFT);
-        (void)fleet_group_leave(fc, group.name[0] != '\0' ? group.name : NULL, NULL, &reply,
-                                &ignored);
-        fleet_group_reply_fini(&reply);
-        mtx_lock(&fc->lock);
-        fc->transfer.left = true;
-        mtx_unlock(&fc->lock);
-        err_append(e, "; " FLEET_GROUP_LEFT ": join a new group");
+    mtx_lock(&fc->lock);
+    g = fleet_any_group_locked(fc, name);
+    meant = g != NULL && g->ends_if_refused && g->began_us <= sent_us && !g->asked;
+    if (meant) {
+        g->left = true;
+        running = g->n_running > 0;
     }
-    fleet_op_unlock(fc);
+    mtx_unlock(&fc->lock);
+    if (!meant)
+        return;
+    if (!running)
+        leave_refused(fc, words);
+    if (e->code == ERR_GROUP_LEFT)
+        return;
+    err_append(e, "; ");
+    err_append(e, words);
+}
+
+void fleet_group_end_receive(struct fleet_control *fc, uint64_t began_us)
+{
+    struct fleet_group *g;
+    char words[ERR_MSG_MAX];
+    bool leaves;
+
+    mtx_lock(&fc->lock);
+    g = fleet_group_since_locked(fc, began_us);
+    leaves = g != NULL && --g->n_running == 0 && g->left;
+    mtx_unlock(&fc->lock);
+    if (leaves)
+        leave_refused(fc, words);
 }

@@ -58,14 +58,17 @@ int fleet_group_leave(struct fleet_control *fc, const char *name, const json_t *
                       struct fleet_group_reply *reply, struct err *e);
 
 /* fleet_group_leave_refused - an update by a group was refused, or failed: if its trainer may be in
- * its broadcast by then (ends_if_refused), the engines leave the group, unless tensors of another
- * request are being received. Each update after that is an ERR_GROUP_LEFT, until a group is joined.
+ * its broadcast by then (ends_if_refused), each later update by the group is an ERR_GROUP_LEFT, and
+ * the engines leave it: at once, or when no tensors are received by it any more.
  * @name     as fleet_get_group's
  * @sent_us  when the request came: a group that was joined later is not meant
- * @e        the reason; its message tells that the group was left, if it was
+ * @e        the reason; its message tells which engine has not left
+ * fleet_group_end_receive - a request that counted itself in the group's n_running has ended.
+ * @began_us  of the group
  * Threads: any that owns no lock of the fleet. Blocks: for the operation lock, and as
  * fleet_group_leave. */
 void fleet_group_leave_refused(struct fleet_control *fc, const char *name, uint64_t sent_us,
                                struct err *e);
+void fleet_group_end_receive(struct fleet_control *fc, uint64_t began_us);
 
 #endif

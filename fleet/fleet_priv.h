@@ -68,7 +68,6 @@ struct fleet_fence_pauses {
 struct fleet_transfer {
     struct fleet_group groups[FLEET_GROUPS_MAX]; /* the latest last */
     size_t n_groups;
-    bool left; /* fleet_group_leave_refused, and no group was joined since */
     struct fleet_handles handles;
 };
 
@@ -131,8 +130,14 @@ struct fleet_control {
     struct fleet_expiry expiry; /* of the loop's thread, but for `running` */
 };
 
-/* fleet_group_locked - a group by its name, as fleet_get_group. @name  NULL: the latest */
+/* fleet_group_locked - a group by its name, as fleet_get_group. @name  NULL: the latest
+ * fleet_any_group_locked - the same, also one that was left after a refusal.
+ * fleet_group_since_locked - the group that began then. NULL: it is forgotten */
 void fleet_transfer_clear(struct fleet_transfer *t); /* under the lock, or at shutdown */
+struct fleet_group *fleet_any_group_locked(struct fleet_control *fc, const char *name);
+int fleet_require_group_locked(struct fleet_control *fc, const char *name, struct fleet_group **out,
+                               struct err *e); /* fleet_require_group */
+struct fleet_group *fleet_group_since_locked(struct fleet_control *fc, uint64_t began_us);
 struct fleet_group *fleet_group_locked(struct fleet_control *fc, const char *name);
 
 /* ---- processes behind an upstream ---- */

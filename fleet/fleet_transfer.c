@@ -13,7 +13,7 @@ static bool is_named(const struct fleet_group *g, const char *name)
            (g->name[0] == '\0' && strcmp(name, SGLANG_GROUP_NAME) == 0);
 }
 
-struct fleet_group *fleet_group_locked(struct fleet_control *fc, const char *name)
+struct fleet_group *fleet_any_group_locked(struct fleet_control *fc, const char *name)
 {
     struct fleet_transfer *t = &fc->transfer;
 
@@ -23,6 +23,55 @@ struct fleet_group *fleet_group_locked(struct fleet_control *fc, const char *nam
         if (is_named(&t->groups[i], name))
             return &t->groups[i];
     return NULL;
+}
+
+struct fleet_group *fleet_group_locked(struct fleet_control *fc, const char *name)
+{
+    struct fleet_group *g = fleet_any_group_locked(fc, name);
+
+    return g != NULL && !g->left ? g : NULL;
+}
+
+struct fleet_group *fleet_group_since_locked(struct fleet_control *fc, uint64_t began_us)
+{
+    struct fleet_transfer *t = &fc->transfer;
+
+    for (size_t i = 0; i < t->n_groups; i++)
+        if (t->groups[i].began_us == began_us)
+            return &t->groups[i];
+    return NULL;
+}
+
+/* An SGLang process ends when it is asked to receive by a group that it has not joined. */
+int fleet_require_group_locked(struct fleet_control *fc, const char *name, struct fleet_group **out,
+                               struct err *e)
+{
+    *out = fleet_any_group_locked(fc, name);
+    if (*out != NULL && (*out)->left)
+        return err_set(e, ERR_GROUP_LEFT, "/transport",
+                       FLEET_GROUP_REFUSED ", so nothing is received by its group any more: join a "
+                                           "new group");
+    if (*out != NULL)
+        return 0;
+    if (fc->transfer.n_groups == 0)
+        return err_set(e, ERR_CONFLICT, "/transport",
+                       "there is no group to receive from; POST /v1/weight_transfer/init joins "
+                       "the upstreams to one");
+    return err_set(e, ERR_CONFLICT, "/group_name",
+                   "the group's name is '%.100s', not '%.100s': join it under the name that its "
+                   "updates have",
+                   fleet_any_group_locked(fc, NULL)->name, name);
+}
+
+int fleet_require_group(struct fleet_control *fc, const char *name, struct err *e)
+{
+    struct fleet_group *g;
+    int rc;
+
+    mtx_lock(&fc->lock);
+    rc = fleet_require_group_locked(fc, name, &g, e);
+    mtx_unlock(&fc->lock);
+    return rc;
 }
 
 bool fleet_get_group(struct fleet_control *fc, const char *name, struct fleet_group *out)
@@ -76,18 +125,21 @@ void fleet_add_group(struct fleet_control *fc, const struct fleet_group *g)
     if (t->n_groups == FLEET_GROUPS_MAX)
         forget_locked(t, &t->groups[0]);
     t->groups[t->n_groups++] = *g;
-    t->left = false;
     mtx_unlock(&fc->lock);
 }
 
-bool fleet_forget_group(struct fleet_control *fc, const char *name)
+bool fleet_forget_group(struct fleet_control *fc, const char *name, struct fleet_group *out)
 {
     struct fleet_group *g;
     bool more;
 
     assert(fleet_owns_op_lock(fc));
     mtx_lock(&fc->lock);
-    g = fleet_group_locked(fc, name);
+    g = fleet_any_group_locked(fc, name);
+    if (out != NULL)
+        *out = g != NULL ? *g : (struct fleet_group){0};
+    if (out != NULL)
+        out->list = NULL;
     if (g != NULL)
         forget_locked(&fc->transfer, g);
     more = fc->transfer.n_groups > 0;
@@ -119,7 +171,7 @@ void fleet_set_handles(struct fleet_control *fc, const struct fleet_handles *han
 
 json_t *fleet_list_of(const json_t *body)
 {
-    static const char *const members[] = {"names", "dtypes", "dtype_names", "shapes", "group_name"};
+    static const char *const members[] = {"names", "dtypes", "dtype_names", "shapes", "plan_id"};
     json_t *list = json_object();
 
     for (size_t i = 0; list != NULL && i < sizeof members / sizeof members[0]; i++) {
@@ -135,14 +187,11 @@ json_t *fleet_list_of(const json_t *body)
 
 void fleet_keep_list(struct fleet_control *fc, json_t *list, uint64_t began_us)
 {
-    const char *name = json_string_value(json_object_get(list, "group_name"));
     struct fleet_group *g;
 
-    if (list == NULL)
-        return;
     mtx_lock(&fc->lock);
-    g = fleet_group_locked(fc, name);
-    if (g != NULL && g->began_us == began_us) {
+    g = fleet_group_since_locked(fc, began_us);
+    if (g != NULL) {
         json_decref(g->list);
         g->list = json_incref(list);
     }
@@ -166,9 +215,9 @@ int fleet_check_group_name(struct fleet_control *fc, const char *name, struct er
     int rc = 0;
 
     mtx_lock(&fc->lock);
-    if (name != NULL && fc->transfer.n_groups > 0 && fleet_group_locked(fc, name) == NULL)
+    if (name != NULL && fc->transfer.n_groups > 0 && fleet_any_group_locked(fc, name) == NULL)
         rc = err_set(e, ERR_NOT_FOUND, "/group_name", "the group's name is '%.100s', not '%.100s'",
-                     fleet_group_locked(fc, NULL)->name, name);
+                     fleet_any_group_locked(fc, NULL)->name, name);
     mtx_unlock(&fc->lock);
     return rc;
 }

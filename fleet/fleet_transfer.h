@@ -20,10 +20,8 @@ enum {
     FLEET_GROUP_NAME_MAX = 256 /* bytes */
 };
 
-/* What follows from a refused update, for messages. */
-#define FLEET_GROUP_LEFT                                                                           \
-    "an update was refused while its trainer may broadcast it, so the upstreams have left the "    \
-    "group, which NCCL reports there"
+/* Why a group ends, for messages. */
+#define FLEET_GROUP_REFUSED "an update was refused while its trainer may broadcast it"
 
 struct fleet_group {
     struct api_packing packing;
@@ -33,7 +31,10 @@ struct fleet_group {
     bool joined[FLEET_MAX];
     uint64_t offset[FLEET_MAX], n_ranks[FLEET_MAX]; /* of each engine that joined */
     uint64_t incarnation[FLEET_MAX];                /* its process then (upstream_info) */
-    json_t *list; /* owned, immutable: fleet_keep_list's columns; NULL: none, and in copies */
+    json_t *list;       /* owned, immutable: fleet_keep_list's columns; NULL: none, and in copies */
+    unsigned n_running; /* requests whose tensors are received by it */
+    bool left;          /* fleet_group_leave_refused: it is kept to refuse what still comes by it */
+    bool asked;         /* then: the engines were asked to leave */
 };
 
 /* Of a trainer that sends handles and joins no group. */
@@ -43,8 +44,14 @@ struct fleet_handles {
 };
 
 /* fleet_get_group - a copy of a group. A group that was joined without a name has SGLang's default
- * name too. @name  NULL: the latest. Returns: false: there is none (zeroed then). */
+ * name too. @name  NULL: the latest. Returns: false: there is none, or it was left after a refusal
+ * (zeroed then). */
 bool fleet_get_group(struct fleet_control *fc, const char *name, struct fleet_group *out);
+
+/* fleet_require_group - may tensors be received by this group? @name  as fleet_get_group's
+ * Errors: ERR_GROUP_LEFT at /transport; ERR_CONFLICT at /transport or /group_name: there is none.
+ */
+int fleet_require_group(struct fleet_control *fc, const char *name, struct err *e);
 void fleet_get_handles(struct fleet_control *fc, struct fleet_handles *out);
 
 /* fleet_group_has - did this engine join the group, and is it the same process? A membership ends
@@ -55,9 +62,10 @@ bool fleet_group_has(struct fleet_control *fc, const struct fleet_group *g, size
  * trainer ended without leaving. */
 void fleet_add_group(struct fleet_control *fc, const struct fleet_group *g);
 
-/* fleet_forget_group - engines left it, or failed to join it; @name as fleet_get_group's.
+/* fleet_forget_group - engines leave it, or failed to join it; @name as fleet_get_group's.
+ * @out  a copy, also of one that was left; zeroed: there is none. NULL: not wanted
  * Returns: are there others? */
-bool fleet_forget_group(struct fleet_control *fc, const char *name);
+bool fleet_forget_group(struct fleet_control *fc, const char *name, struct fleet_group *out);
 void fleet_forget_groups(struct fleet_control *fc);
 
 /* fleet_set_handles - NULL: the trainer left. */
@@ -65,10 +73,11 @@ void fleet_set_handles(struct fleet_control *fc, const struct fleet_handles *han
 
 /* fleet_list_of - the tensor list of a request by a group, as fleet_keep_list takes it (new; with
  * references to the request's columns). NULL: no memory.
- * fleet_keep_list - an update by that list was committed. A group that was joined since `began_us`
- * (of fleet_group) does not get it. @list  NULL: nothing changes
+ * fleet_keep_list - an update by that list was committed, of the group that began then.
+ * @list  NULL: there was no memory for it; @began_us  of fleet_group; another group keeps its own
  * fleet_group_list - the columns names, dtypes or dtype_names, and shapes of the list that was kept
- * last (a reference). @name  as fleet_get_group's. NULL: there is none. Threads: any. */
+ * last, or its plan_id (a reference). @name  as fleet_get_group's. NULL: there is none. Threads:
+ * any. */
 json_t *fleet_list_of(const json_t *body);
 void fleet_keep_list(struct fleet_control *fc, json_t *list, uint64_t began_us);
 json_t *fleet_group_list(struct fleet_control *fc, const char *name);

@@ -61,8 +61,8 @@ struct fleet_session {
     struct err error;    /* the reason of the abort */
     struct err refused;  /* of its last tensors; clean: they were accepted */
     struct fleet_coverage *coverage; /* owned; NULL: only two-phase engines take part */
-    json_t *list;                    /* owned: of the last accepted request by a group; or NULL */
-    uint64_t list_began_us;          /* of that group */
+    json_t *list; /* owned: of the last accepted request by a group, until the end; or NULL */
+    uint64_t list_began_us; /* of that group; NULL list and not 0: no memory for it */
     json_t *report; /* owned, immutable; the last description of its own update by a two-phase
                        engine; without such engines the coverage (fleet_coverage.h) */
     size_t n_parts;

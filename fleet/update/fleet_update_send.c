@@ -5,10 +5,13 @@
  * then: their own start may already take the weights apart. */
 #include "fleet/update/fleet_update_priv.h"
 
+#include "fleet/fleet_group_join.h"
 #include "fleet/update/fleet_drain.h"
 
 #include <assert.h>
 #include <string.h>
+
+#define NO_GROUP UINT64_MAX
 
 /* before the first byte */
 
@@ -172,30 +175,13 @@ static void sending_end(struct fleet_control *fc, struct fleet_session *s, const
     fleet_reschedule(fc);
 }
 
-/* An SGLang process ends when it is asked to receive by a group that it has not joined. */
-static int find_group_locked(struct fleet_control *fc, const char *name,
-                             const struct fleet_group **out, struct err *e)
-{
-    *out = fleet_group_locked(fc, name);
-    if (*out != NULL)
-        return 0;
-    if (fc->transfer.n_groups == 0 && fc->transfer.left)
-        return err_set(e, ERR_GROUP_LEFT, "/transport", "%s: join a new group", FLEET_GROUP_LEFT);
-    if (fc->transfer.n_groups == 0)
-        return err_set(e, ERR_CONFLICT, "/transport",
-                       "there is no group to receive from; POST /v1/weight_transfer/init joins "
-                       "the upstreams to one");
-    return err_set(e, ERR_CONFLICT, "/group_name",
-                   "the group's name is '%.100s', not '%.100s': join it under the name that its "
-                   "updates have",
-                   fleet_group_locked(fc, NULL)->name, name);
-}
-
-/* An engine that has not joined the trainer's group gets nothing of what it broadcasts. */
+/* An engine that has not joined the trainer's group gets nothing of what it broadcasts. From now on
+ * the group is not left before fleet_group_end_receive.
+ * @began_us  out: when it began, if it was found */
 static int drop_non_members(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
-                            struct err *e)
+                            uint64_t *began_us, struct err *e)
 {
-    const struct fleet_group *group;
+    struct fleet_group *group;
     struct err never = {0}, ended = {0};
     bool has_quorum;
     int rc;
@@ -205,7 +191,12 @@ static int drop_non_members(struct fleet_control *fc, struct fleet_session *s, c
                   "it was restarted, added again or given a version by others, and is no longer in "
                   "the group: join again by POST /v1/weight_transfer/init");
     mtx_lock(&fc->lock);
-    rc = find_group_locked(fc, json_string_value(json_object_get(body, "group_name")), &group, e);
+    rc = fleet_require_group_locked(fc, json_string_value(json_object_get(body, "group_name")),
+                                    &group, e);
+    if (rc == 0) {
+        group->n_running++;
+        *began_us = group->began_us;
+    }
     for (size_t i = 0; rc == 0 && i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
@@ -393,23 +384,21 @@ static enum session_verdict send_with_chunk_id(struct fleet_control *fc, struct 
 }
 
 /* Without memory for its list, an update that repeats it is refused. */
-static void note_list_locked(struct fleet_control *fc, struct fleet_session *s, const json_t *body)
+static void note_list_locked(struct fleet_session *s, const json_t *body, uint64_t began_us)
 {
-    const char *name = json_string_value(json_object_get(body, "group_name"));
-    const struct fleet_group *g = fleet_group_locked(fc, name);
-
     json_decref(s->list);
-    s->list = g != NULL ? fleet_list_of(body) : NULL;
-    s->list_began_us = g != NULL ? g->began_us : 0;
+    s->list = fleet_list_of(body);
+    s->list_began_us = began_us;
 }
 
 static void count_received(struct fleet_control *fc, struct fleet_session *s,
-                           const struct fleet_tensors *t, const struct fleet_names *l)
+                           const struct fleet_tensors *t, uint64_t began_us,
+                           const struct fleet_names *l)
 {
     fleet_coverage_add(fc, s, l);
     mtx_lock(&fc->lock);
-    if (t->by_group)
-        note_list_locked(fc, s, t->body);
+    if (t->by_group && fleet_session_is_open(s))
+        note_list_locked(s, t->body, began_us);
     s->n_received += l->seen ? (l->tensor_list != NULL ? l->tensor_list->n_tensors : 0) : 1;
     mtx_unlock(&fc->lock);
 }
@@ -420,6 +409,7 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
     enum session_verdict verdict = VERDICT_RETRY;
     struct err ignored = {0};
     struct fleet_names list = {0};
+    uint64_t began_us = NO_GROUP;
     size_t n_before;
 
     if (tensors_validate(fc, s, t, e) != 0 || fleet_names_read(&list, fc, s, t->body, e) != 0)
@@ -433,7 +423,7 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
     mtx_unlock(&fc->lock);
     n_before = n_dropped(fc, s);
     if (fleet_coverage_check(fc, s, &list, e) != 0 || fleet_learn_names(fc, s, e) != 0 ||
-        (t->by_group && drop_non_members(fc, s, t->body, e) != 0) ||
+        (t->by_group && drop_non_members(fc, s, t->body, &began_us, e) != 0) ||
         fleet_check_dirty_markers(fc, s, false, e) != 0 || prepare_parts(fc, s, t->body, e) != 0 ||
         fleet_send_packing(fc, s, t->body, e) != 0) {
         verdict = fleet_has_quorum(fc, s) ? VERDICT_RETRY : VERDICT_ABORT;
@@ -443,13 +433,15 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
         verdict = send_with_chunk_id(fc, s, t, e);
     }
     if (verdict == VERDICT_CONTINUE)
-        count_received(fc, s, t, &list);
+        count_received(fc, s, t, began_us, &list);
     fleet_names_fini(&list);
     if (verdict != VERDICT_ABORT && n_dropped(fc, s) > n_before)
         release_dropped(fc, s);
     sending_end(fc, s, e);
     if (verdict == VERDICT_ABORT)
         (void)fleet_abort_update_wait(fc, s, e, &ignored);
+    if (began_us != NO_GROUP)
+        fleet_group_end_receive(fc, began_us);
     return e->code == ERR_NONE ? 0 : -1;
 }
 

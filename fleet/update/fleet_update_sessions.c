@@ -234,6 +234,8 @@ void fleet_close_session(struct fleet_control *fc, struct fleet_session *s, cons
 {
     mtx_lock(&fc->lock);
     s->error = *why;
+    json_decref(s->list); /* 16 sessions that ended are kept */
+    s->list = NULL;
     s->phase = why->code == ERR_NONE || why->code == ERR_NOT_HANDED_OVER ? UPDATE_COMMITTED
                                                                          : UPDATE_ABORTED;
     cnd_broadcast(&fc->changed);

@@ -70,7 +70,7 @@ int fleet_inherit_packing(struct fleet_control *fc, json_t *body, struct err *e)
 
 /* fleet_inherit_list - replace plan_id "last" by the columns of the last committed update of the
  * group: an engine that has restarted would take an empty list, and load nothing. @body  in, out
- * Errors: ERR_BAD_REQUEST at /names: there is none; ERR_NO_MEMORY. */
+ * Errors: ERR_BAD_REQUEST at /names: there is none; fleet_require_group's; ERR_NO_MEMORY. */
 int fleet_inherit_list(struct fleet_control *fc, json_t *body, struct err *e);
 
 /* fleet_session_json - the update object (new), with `upstreams`; NULL: no memory. */

@@ -17,13 +17,16 @@ static int no_memory(struct err *e)
 int fleet_inherit_list(struct fleet_control *fc, json_t *body, struct err *e)
 {
     const char *plan_id = json_string_value(body_given(body, "plan_id"));
+    const char *group = json_string_value(body_given(body, "group_name"));
     json_t *list;
     int rc;
 
     if (plan_id == NULL || strcmp(plan_id, TENSOR_LIST_ID_LAST) != 0 ||
         body_given(body, "transport") == NULL || body_given(body, "names") != NULL)
         return 0;
-    list = fleet_group_list(fc, json_string_value(body_given(body, "group_name")));
+    if (fleet_require_group(fc, group, e) != 0)
+        return -1;
+    list = fleet_group_list(fc, group);
     if (list == NULL)
         return err_set(e, ERR_BAD_REQUEST, "/names", TENSOR_LIST_NONE_BEFORE);
     (void)json_object_del(body, "plan_id");

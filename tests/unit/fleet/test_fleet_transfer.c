@@ -72,11 +72,11 @@ static void test_fleet_forget_group_returns_whether_others_exist(void **state)
 
     add(fc, "a", 2);
     add(fc, "b", 3);
-    assert_true(fleet_forget_group(fc, "a"));
+    assert_true(fleet_forget_group(fc, "a", NULL));
     assert_int_equal(world_size_of(fc, "a"), 0);
     assert_int_equal(world_size_of(fc, "b"), 3);
-    assert_true(fleet_forget_group(fc, "c"));
-    assert_false(fleet_forget_group(fc, "b"));
+    assert_true(fleet_forget_group(fc, "c", NULL));
+    assert_false(fleet_forget_group(fc, "b", NULL));
 }
 
 static void test_fleet_add_group_forgets_the_oldest(void **state)

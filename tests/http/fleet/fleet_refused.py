@@ -1,0 +1,187 @@
+"""What follows from a refused update by a group whose trainer broadcasts without waiting for the answer.
+
+Usage: as fleet_control.py.
+"""
+
+import json
+import threading
+
+import fleet_control
+from fleet_control import COLUMNS, JOIN, LABELS, RANKS, Fleet, told, until
+from fleet_packed import BUFFERS, EMPTY, PICKLED, TENSORS, Releases, join, step
+from fleet_world import Server
+
+fleet_control.TIMEOUT_MS = 8000
+ONE = {"names": ["a"], "dtypes": ["bfloat16"], "shapes": [[1]]}
+BAD = dict(ONE, dtypes=["zz"])
+SLOW_MS = 1500
+PATH = "/update_weights_from_distributed"
+
+
+def join_named(f, *names):
+    n = 1 + RANKS * len(f.doubles)
+    for name in names:
+        own = {} if name is None else {"group_name": name}
+        f.front.post("/init_weights_update_group", dict(JOIN, rank_offset=1, world_size=n, **own))
+
+
+def leaves(f):
+    return [[json.loads(r["body"] or "{}").get("group_name") for r in d.journal("leave")] for d in f.doubles]
+
+
+def clean(f):
+    f.clean()
+    f.front.ask("DELETE", "/v1/weight_transfer", {})
+    f.front.ask("POST", "/continue_generation", {})
+    f.clean()
+
+
+class Sent(threading.Thread):
+    """A request that takes long."""
+
+    def __init__(self, f, path, body, op="update"):
+        super().__init__(target=lambda: setattr(self, "said", f.front.ask("POST", path, body)))
+        n = [len(d.journal(op)) for d in f.doubles]
+        self.start()
+        until("it is there", lambda: all(len(d.journal(op)) > k for d, k in zip(f.doubles, n)))
+
+    def answer(self):
+        self.join()
+        return self.said
+
+
+def is_left(f, body):
+    status, said = f.front.ask("POST", PATH, body)
+    assert status == 400 and "nothing is received by its group any more" in said["message"], said
+
+
+def of_each_group(f):
+    """Tensors of one group are received while an update by another one is refused, which is left all the same."""
+    clean(f)
+    join_named(f, "pp0", "pp1")
+    for d in f.doubles:
+        d.order("update", "slow", ms=SLOW_MS)
+    receives = Sent(f, PATH, dict(ONE, group_name="pp0", weight_version="v1"))
+    status, said = f.front.ask("POST", PATH, dict(BAD, group_name="pp1"))
+    assert status == 400 and "have left the group" in said["message"], said
+    assert leaves(f) == [["pp1"]] * len(f.doubles), leaves(f)
+    is_left(f, dict(ONE, names=["b"], group_name="pp1", weight_version="v1"))
+    assert receives.answer()[0] == 200, receives.said
+    assert f.front.ask("POST", PATH, dict(ONE, names=["c"], group_name="pp0", weight_version="v1"))[0] == 200
+    assert leaves(f) == [["pp1"]] * len(f.doubles), leaves(f)
+    join_named(f, "pp1")
+    assert f.front.ask("POST", PATH, dict(ONE, group_name="pp1", weight_version="v2"))[0] == 200
+
+
+def after_what_it_receives(f):
+    """Of the same group: nothing follows by it, and it is left when those tensors have come."""
+    clean(f)
+    join_named(f, "g")
+    for d in f.doubles:
+        d.order("update", "slow", ms=SLOW_MS)
+    receives = Sent(f, PATH, dict(ONE, group_name="g", weight_version="v1"))
+    status, said = f.front.ask("POST", PATH, dict(BAD, group_name="g"))
+    assert status == 400 and "leave the group when" in said["message"], said
+    assert leaves(f) == [[]] * len(f.doubles), leaves(f)
+    receives.answer()
+    until("it is left", lambda: leaves(f) == [["g"]] * len(f.doubles))
+    is_left(f, dict(ONE, names=["b"], group_name="g", weight_version="v1"))
+
+
+def while_they_leave(f):
+    """Nothing is sent to an engine that is asked to leave: SGLang's process would end by it."""
+    clean(f)
+    join_named(f, "g")
+    body = dict(ONE, group_name="g", weight_version="v1")
+    assert f.front.ask("POST", PATH, body)[0] == 200
+    for d in f.doubles:
+        d.order("leave", "slow", ms=SLOW_MS)
+    n = [len(d.journal("update")) for d in f.doubles]
+    refusal = Sent(f, PATH, dict(BAD, group_name="g", weight_version="v1"), "leave")
+    is_left(f, dict(body, names=["b"]))
+    assert refusal.answer()[0] == 400
+    assert [len(d.journal("update")) for d in f.doubles] == n
+
+
+def by_name(f):
+    """The mark is the group's own, whatever other groups there are; also of one without a name."""
+    clean(f)
+    for name, meant in (("pp0", {"group_name": "pp0"}), (None, {})):
+        join_named(f, "pp1", name)
+        f.clean()
+        f.front.ask("POST", PATH, dict(BAD, **meant))
+        assert [len(x) for x in leaves(f)] == [1] * len(f.doubles), leaves(f)
+        is_left(f, dict(ONE, weight_version=next(LABELS), **meant))
+        assert f.front.ask("POST", PATH, dict(ONE, group_name="pp1", weight_version="v"))[0] == 200
+        join_named(f, name)
+        assert f.front.ask("POST", PATH, dict(ONE, weight_version="v", **meant))[0] == 200
+        clean(f)
+    # The name in a request that cannot be translated.
+    join_named(f, "pp0", "pp1")
+    f.front.ask("POST", PATH, dict(ONE, group_name="pp0", flush_cache=7))
+    assert leaves(f) == [["pp0"]] * len(f.doubles), leaves(f)
+
+
+def not_left(f):
+    """The message tells what became of the leave."""
+    clean(f)
+    join_named(f, "g")
+    f.doubles[0].order("leave", "status", status=500)
+    status, said = f.front.ask("POST", PATH, dict(BAD, group_name="g"))
+    assert f.doubles[0].url in said["message"] and "has not left the group" in said["message"], said
+    is_left(f, dict(ONE, group_name="g"))
+    f.front.good("DELETE", "/v1/weight_transfer")  # asks that one again
+    assert [len(x) for x in leaves(f)] == [2, 1], leaves(f)
+
+
+def no_call(f):
+    """vLLM before 0.32 has none to leave by."""
+    join(f)
+    f.front.post("/start_weight_update")
+    status, said = f.front.ask("POST", "/update_weights", {"update_info": dict(TENSORS, schema_version=1)})
+    assert status == 400 and "has not left the group (its release has no call" in said["error"]["message"], said
+
+
+def empty_lists(f):
+    """They mean the list before, and after a leave there is no round at all."""
+    join(f, **BUFFERS)
+    step(f, TENSORS)
+    f.front.post("/start_weight_update")
+    assert f.front.ask("POST", "/update_weights", {"update_info": dict(TENSORS, num_updates_list=[1])})[0] == 400
+    for info in EMPTY, TENSORS:
+        status, said = f.front.ask("POST", "/update_weights", {"update_info": info})
+        assert (status, said["error"]["code"]) == (409, "group_left"), said
+
+
+STRAY = (("/v1/update_weights", {"pth": "/x"}), ("/v1/load_lora_adapter", {"lora_nam": "x"}),
+         ("/update_weights_from_tensor", {"zzz": 1}), ("/update_weights_from_disk", {"zzz": 1}),
+         ("/update_weights", {"update_info": dict(PICKLED, zzz=1)}))
+
+
+def no_broadcast(f):
+    """A request that no broadcast belongs to leaves the group alone, also between two chunks."""
+    join(f, **BUFFERS)
+    n = [len(d.journal("leave")) for d in f.doubles]
+    for path, body in STRAY:
+        label = next(LABELS)
+        f.front.post("/start_weight_update")
+        for at in 0, 1:
+            f.front.post("/update_weights", {"update_info": {m: c[at:at + 1] for m, c in TENSORS.items()}})
+            status, said = f.front.ask("POST", path, body)
+            assert status >= 400 and "join a new group" not in json.dumps(said), said
+        f.front.post("/finish_weight_update", {"weight_version": label})
+        assert f.versions() == [label] * len(f.doubles)
+    assert [len(d.journal("leave")) for d in f.doubles] == n
+
+
+def main():
+    with Fleet("sglang", "sglang") as f:
+        for what in (of_each_group, after_what_it_receives, while_they_leave, by_name, not_left):
+            told(what.__name__, what, f)
+    for what, releases in ((no_call, ("0.24.0",)), (empty_lists, ("0.33.0",) * 2), (no_broadcast, ("0.33.0",) * 2)):
+        with Releases(*releases) as f:
+            told(what.__name__, what, f)
+
+
+if __name__ == "__main__":
+    main()
