@@ -107,6 +107,14 @@ uint32_t tally_n_sent(const struct tally *t)
     return t->n_came;
 }
 
+const char *tally_lacks(const struct tally *t, const struct tensor_list *list)
+{
+    for (uint32_t i = 0; i < list->n_tensors; i++)
+        if (tensor_list_builder_find(t->came, list->tensors[i].name) == TENSOR_LIST_NO_TENSOR)
+            return list->tensors[i].name;
+    return NULL;
+}
+
 uint32_t tally_missing(const struct tally *t, const char **out, uint32_t cap)
 {
     uint32_t n = 0;

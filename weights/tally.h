@@ -34,6 +34,9 @@ int tally_add(struct tally *t, const struct tensor_list *list, struct err *e);
 
 uint32_t tally_n_sent(const struct tally *t); /* names, of the model or not */
 
+/* tally_lacks - the first name of `list` that was not sent; NULL: all were. */
+const char *tally_lacks(const struct tally *t, const struct tensor_list *list);
+
 /* tally_missing - how many of the model's tensors were not sent; 0 if the model is not known.
  * @out  [cap] receives the first of their names, borrowed from the model spec */
 uint32_t tally_missing(const struct tally *t, const char **out, uint32_t cap);

@@ -24,6 +24,10 @@ struct fleet_coverage {
     struct fleet_spec *spec; /* one reference; NULL: no model spec is known */
     struct tally *tally;     /* owned */
     uint64_t n_unseen;       /* requests whose tensor names cannot be read here */
+
+    /* guarded by the lock of the fleet's control */
+    struct tensor_list *refused; /* one reference; all names that were refused; NULL: none */
+    bool refused_unread;         /* so were tensors of unknown names, and none came since */
 };
 
 /* the spec */
@@ -289,6 +293,7 @@ void fleet_coverage_free(struct fleet_coverage *c)
     if (c == NULL)
         return;
     tally_free(c->tally);
+    tensor_list_unref(c->refused);
     fleet_spec_unref(c->spec);
     free(c);
 }
@@ -339,10 +344,45 @@ void fleet_coverage_add(struct fleet_control *fc, struct fleet_session *s,
 
     if (c == NULL)
         return;
+    mtx_lock(&fc->lock);
+    c->refused_unread = false;
+    mtx_unlock(&fc->lock);
     if (!l->seen || (l->tensor_list != NULL && tally_add(c->tally, l->tensor_list, &ignored) != 0))
         c->n_unseen++;
     if (is_counted_here(s))
         coverage_report(fc, s);
+}
+
+/* Those of `list` too. */
+static int add_refused(struct fleet_coverage *c, const struct tensor_list *list)
+{
+    struct tensor_list_builder *b;
+    struct tensor_list *all;
+    struct err ignored = {0};
+
+    if (tensor_list_builder_new(&b, &ignored) != 0)
+        return -1;
+    if (add_tensors(b, c->refused, &ignored) != 0 || add_tensors(b, list, &ignored) != 0) {
+        tensor_list_builder_free(b);
+        return -1;
+    }
+    if (tensor_list_builder_finish(b, &all, &ignored) != 0)
+        return -1;
+    tensor_list_unref(c->refused);
+    c->refused = all;
+    return 0;
+}
+
+void fleet_coverage_refuse(struct fleet_control *fc, struct fleet_session *s,
+                           const struct fleet_names *l, const struct err *why)
+{
+    struct fleet_coverage *c = s->coverage;
+
+    mtx_lock(&fc->lock);
+    s->refused = *why;
+    if (c != NULL && (l->tensor_list == NULL || add_refused(c, l->tensor_list) != 0))
+        c->refused_unread = true;
+    mtx_unlock(&fc->lock);
 }
 
 /* the end */
@@ -384,8 +424,32 @@ static int refuse_missing(const struct fleet_coverage *c, uint32_t n_missing, st
         n_missing, n, names);
 }
 
-int fleet_coverage_verify(const struct fleet_control *fc, const struct fleet_session *s,
-                          struct err *e)
+/* What was refused may come again, in other requests too.
+ * @counted  nothing of a model spec is missing: tensors of unknown names came, or are none of it */
+static int check_refused(struct fleet_control *fc, const struct fleet_session *s, bool counted,
+                         struct err *e)
+{
+    const struct fleet_coverage *c = s->coverage;
+    const char *name = NULL;
+    struct err why;
+    bool unread;
+
+    mtx_lock(&fc->lock);
+    if (c->refused != NULL)
+        name = tally_lacks(c->tally, c->refused);
+    unread = c->refused_unread && !counted;
+    why = s->refused;
+    mtx_unlock(&fc->lock);
+    if (name == NULL && !unread)
+        return 0;
+    return err_set(e, ERR_INCOMPLETE, "",
+                   "tensors of this update were refused and did not come again (%s%.*s%s%.250s): "
+                   "send the update again",
+                   name != NULL ? "'" : "", name != NULL ? utf8_cut(name, COVER_NAME_MAX) : 0,
+                   name != NULL ? name : "", name != NULL ? "'; the last error: " : "", why.msg);
+}
+
+int fleet_coverage_verify(struct fleet_control *fc, const struct fleet_session *s, struct err *e)
 {
     const struct fleet_coverage *c = s->coverage;
     uint32_t n_missing;
@@ -393,11 +457,14 @@ int fleet_coverage_verify(const struct fleet_control *fc, const struct fleet_ses
     if (c == NULL)
         return 0;
     if (c->n_unseen > 0) /* also without memory to count them */
-        return is_configured(c) && !fc->cfg.allow_unseen ? refuse_unseen(c, e) : 0;
+        return is_configured(c) && !fc->cfg.allow_unseen ? refuse_unseen(c, e)
+                                                         : check_refused(fc, s, false, e);
     if (tally_n_sent(c->tally) == 0)
         return err_set(e, ERR_INCOMPLETE, "", "no tensor of the model arrived in this update");
     n_missing = tally_missing(c->tally, NULL, 0);
-    return s->partial || n_missing == 0 ? 0 : refuse_missing(c, n_missing, e);
+    if (!s->partial && n_missing > 0)
+        return refuse_missing(c, n_missing, e);
+    return check_refused(fc, s, !s->partial && c->spec != NULL, e);
 }
 
 static void log_unknown(const struct fleet_session *s)

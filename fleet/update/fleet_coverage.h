@@ -67,10 +67,16 @@ int fleet_coverage_check(const struct fleet_control *fc, const struct fleet_sess
 void fleet_coverage_add(struct fleet_control *fc, struct fleet_session *s,
                         const struct fleet_names *l);
 
-/* fleet_coverage_verify - did every tensor of the model arrive? Errors: ERR_INCOMPLETE, which names
- * some that did not; or unseen names, as above. */
-int fleet_coverage_verify(const struct fleet_control *fc, const struct fleet_session *s,
-                          struct err *e);
+/* fleet_coverage_refuse - a request with tensors was refused: they have to come again, or the
+ * update is not whole. @l  zeroed: its names are not known, and any tensors after it may be those
+ * again
+ * @why  kept in the session. Threads: any; no lock held. */
+void fleet_coverage_refuse(struct fleet_control *fc, struct fleet_session *s,
+                           const struct fleet_names *l, const struct err *why);
+
+/* fleet_coverage_verify - did every tensor of the model arrive, and all that were refused? Errors:
+ * ERR_INCOMPLETE, which names some that did not; or unseen names, as above. */
+int fleet_coverage_verify(struct fleet_control *fc, const struct fleet_session *s, struct err *e);
 
 /* fleet_coverage_commit - the update is committed: the next ones have to bring what this one
  * brought, unless the spec is from the configuration. */

@@ -162,10 +162,10 @@ static int sending_begin(struct fleet_control *fc, struct fleet_session *s, stru
     return rc;
 }
 
-static void sending_end(struct fleet_control *fc, struct fleet_session *s, const struct err *e)
+static void sending_end(struct fleet_control *fc, struct fleet_session *s)
 {
     mtx_lock(&fc->lock);
-    s->refused = *e;
+    err_clear(&s->refused);
     if (--s->n_running == 0)
         s->receive_us += clock_now_us() - s->receiving_since_us;
     s->sending = false;
@@ -412,9 +412,9 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
     uint64_t began_us = NO_GROUP;
     size_t n_before;
 
-    if (tensors_validate(fc, s, t, e) != 0 || fleet_names_read(&list, fc, s, t->body, e) != 0)
-        return -1;
-    if (sending_begin(fc, s, e) != 0) {
+    if (tensors_validate(fc, s, t, e) != 0 || fleet_names_read(&list, fc, s, t->body, e) != 0 ||
+        sending_begin(fc, s, e) != 0) {
+        fleet_coverage_refuse(fc, s, &list, e);
         fleet_names_fini(&list);
         return -1;
     }
@@ -434,10 +434,12 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
     }
     if (verdict == VERDICT_CONTINUE)
         count_received(fc, s, t, began_us, &list);
-    fleet_names_fini(&list);
     if (verdict != VERDICT_ABORT && n_dropped(fc, s) > n_before)
         release_dropped(fc, s);
-    sending_end(fc, s, e);
+    sending_end(fc, s);
+    if (e->code != ERR_NONE)
+        fleet_coverage_refuse(fc, s, &list, e);
+    fleet_names_fini(&list);
     if (verdict == VERDICT_ABORT)
         (void)fleet_abort_update_wait(fc, s, e, &ignored);
     if (began_us != NO_GROUP)
@@ -462,7 +464,7 @@ int fleet_drop_engine(struct fleet_control *fc, struct fleet_session *s, size_t 
         fleet_session_cause_error(s, min_ready, e);
     mtx_unlock(&fc->lock);
     fleet_fence_parts(fc, s);
-    sending_end(fc, s, e);
+    sending_end(fc, s);
     if (e->code != ERR_NONE)
         (void)fleet_abort_update_wait(fc, s, e, &ignored);
     return e->code == ERR_NONE ? 0 : -1;

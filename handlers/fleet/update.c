@@ -207,6 +207,17 @@ static int check_chunk(const struct fleet_session *s, const struct update_reques
                    "chunk twice; leave chunk_id out");
 }
 
+static int note_request(struct app *app, struct fleet_session *s, const struct update_request *w,
+                        struct err *e)
+{
+    if (check_chunk(s, w, e) == 0 &&
+        fleet_update_set_label(app->fleet->control, s, w->label, e) == 0 &&
+        fleet_update_set_selector(app->fleet->control, s, w->selector, e) == 0)
+        return 0;
+    fleet_coverage_refuse(app->fleet->control, s, &(struct fleet_names){0}, e);
+    return -1;
+}
+
 static int send_tensors(struct app *app, struct fleet_session *s, const struct update_request *w,
                         const json_t *bare, struct err *e)
 {
@@ -218,10 +229,7 @@ static int send_tensors(struct app *app, struct fleet_session *s, const struct u
     json_t *nothing;
     int rc;
 
-    if (check_chunk(s, w, e) != 0 ||
-        fleet_update_set_label(app->fleet->control, s, w->label, e) != 0 ||
-        fleet_update_set_selector(app->fleet->control, s, w->selector, e) != 0 ||
-        fleet_send_tensors(app->fleet->control, s, &t, e) != 0)
+    if (note_request(app, s, w, e) != 0 || fleet_send_tensors(app->fleet->control, s, &t, e) != 0)
         return -1;
     if (!fleet_update_is_covered(app->fleet->control, s))
         return 0;
@@ -401,6 +409,53 @@ static int update_with_body(struct app *app, struct http_request *x, const json_
     return fleet_update_answer(app, x, s, rc, e);
 }
 
+/* requests that no session got to see */
+
+/* Its tensors are missing in the update that it belongs to, if that is known.
+ * @body  NULL: it cannot be translated */
+static void note_refused(struct app *app, const struct http_request *x, const json_t *body,
+                         const struct err *why)
+{
+    const char *id = body != NULL ? json_string_value(body_given(body, "update_id")) : NULL;
+    struct fleet_control *fc = app->fleet->control;
+    struct fleet_session *s = NULL;
+
+    if (id != NULL)
+        (void)fleet_find_update(fc, id, &s, &(struct err){0});
+    else if (((const struct route *)x->route)->session != SESSION_NAMED)
+        (void)find_anonymous(app, &s, &(struct err){0});
+    if (s == NULL)
+        return;
+    if (fleet_update_is_open(fc, s))
+        fleet_coverage_refuse(fc, s, &(struct fleet_names){0}, why);
+    fleet_unref(fc, s);
+}
+
+/* May a request that cannot be translated be for broadcasts? The trainer of baton's own routes
+ * waits for the answer. */
+static bool may_be_broadcast(const struct http_request *x)
+{
+    static const char *const others[] = {"\"ipc_handles", "\"metadata_by_gpu\"",
+                                         "\"serialized_named_tensors\""};
+    const struct route *route = x->route;
+    bool may = route->dialect != DIALECT_NATIVE && route_accepts_nccl(x) &&
+               strcmp(route->pattern, "/update_weights_from_tensor") != 0;
+
+    for (size_t i = 0; x->body_len > 0 && i < sizeof others / sizeof others[0]; i++)
+        may = may && memmem(x->body, x->body_len, others[i], strlen(others[i])) == NULL;
+    return may;
+}
+
+static void leave_untranslated(struct app *app, const struct http_request *x, struct err *e)
+{
+    json_t *body = x->body_len > 0 ? json_loadb(x->body, x->body_len, 0, NULL) : NULL;
+
+    fleet_group_leave_refused(app->fleet->control,
+                              json_string_value(json_object_get(body, "group_name")), x->began_us,
+                              e);
+    json_decref(body);
+}
+
 int handle_fleet_update(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
@@ -408,13 +463,16 @@ int handle_fleet_update(struct app *app, struct http_request *x, struct err *e)
     int rc;
 
     if (body_parse(&body, x, x->route, e) != 0) {
-        if (route_accepts_nccl(x))
-            fleet_group_leave_refused(fc, NULL, x->began_us, e);
+        note_refused(app, x, NULL, e);
+        if (may_be_broadcast(x))
+            leave_untranslated(app, x, e);
         return -1;
     }
     rc = fleet_inherit_list(fc, body, e);
     if (rc == 0)
         rc = update_with_body(app, x, body, e);
+    if (rc != 0)
+        note_refused(app, x, body, e);
     if (rc != 0 && body_given(body, "transport") != NULL)
         fleet_group_leave_refused(fc, json_string_value(body_given(body, "group_name")),
                                   x->began_us, e);
