@@ -211,19 +211,32 @@ static bool is_counted_here(const struct fleet_session *s)
     return s->coverage != NULL && !fleet_session_has_part(s, true);
 }
 
+static const char *const coverage_words[] = {"incomplete", "unknown", "partial", "as_before",
+                                             "whole"}; /* the weakest first */
+
+/* What a report says, as an index of coverage_words. A word that is not known is no good news. */
+static size_t coverage_of_report(const json_t *report)
+{
+    const char *said = json_string_value(json_object_get(report, "coverage"));
+    const json_t *n_missing = json_object_get(report, "n_missing");
+    size_t n = sizeof coverage_words / sizeof coverage_words[0], i = 0;
+
+    if (said == NULL)
+        return !json_is_integer(n_missing) ? 1 : json_integer_value(n_missing) > 0 ? 0 : n - 1;
+    while (i < n && strcmp(said, coverage_words[i]) != 0)
+        i++;
+    return i < n ? i : 1;
+}
+
+bool fleet_coverage_is_weaker(const json_t *report, const json_t *than)
+{
+    return coverage_of_report(report) < coverage_of_report(than);
+}
+
 /* Reads only the last report: everything else in a copy of a session may change meanwhile. */
 const char *fleet_coverage_name(const struct fleet_session *s)
 {
-    const char *said = json_string_value(json_object_get(s->report, "coverage"));
-    const json_t *n_missing = json_object_get(s->report, "n_missing");
-
-    if (s->partial)
-        return "partial";
-    if (is_counted_here(s))
-        return said != NULL ? said : "unknown";
-    if (said != NULL ? strcmp(said, "unknown") == 0 : !json_is_integer(n_missing))
-        return "unknown";
-    return json_integer_value(n_missing) > 0 ? "incomplete" : "whole";
+    return s->partial ? "partial" : coverage_words[coverage_of_report(s->report)];
 }
 
 static json_t *names_json(const char *const *names, uint32_t n)

@@ -86,4 +86,7 @@ void fleet_coverage_commit(struct fleet_control *fc, struct fleet_session *s);
  * that the last whole update brought), "partial" (as its start said), "incomplete" or "unknown". */
 const char *fleet_coverage_name(const struct fleet_session *s);
 
+/* fleet_coverage_is_weaker - of two reports of an update, does this one promise less? */
+bool fleet_coverage_is_weaker(const json_t *report, const json_t *than);
+
 #endif

@@ -16,8 +16,9 @@ bool fleet_has_quorum(struct fleet_control *fc, struct fleet_session *s); /* wit
 int fleet_refuse_handoff(const struct fleet_session *s, struct err *e);
 int fleet_refuse_closed(const struct fleet_session *s, struct err *e);
 
-/* fleet_session_set_report - keep the first reply that describes an engine's own update. The caller
- * holds the lock of the fleet's control, or nobody else knows the session yet. */
+/* fleet_session_set_report - of the replies that describe an engine's own update, keep the one that
+ * promises least. The caller holds the lock of the fleet's control, or nobody else knows the
+ * session yet. */
 void fleet_session_set_report(struct fleet_session *s, const struct fleet_result *results,
                               size_t n);
 

@@ -141,19 +141,35 @@ int fleet_refuse_closed(const struct fleet_session *s, struct err *e)
     return err_set(e, ERR_ENDED, "", "update %s is %s", s->id, update_phase_name(s->phase));
 }
 
+static bool is_two_phase(const struct fleet_session *s, size_t upstream)
+{
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].upstream == upstream)
+            return s->parts[i].two_phase;
+    return false;
+}
+
 void fleet_session_set_report(struct fleet_session *s, const struct fleet_result *results, size_t n)
 {
-    json_t *report = NULL;
+    json_t *weakest = NULL;
 
-    for (size_t i = 0; report == NULL && i < n; i++)
-        if (results[i].outcome == FLEET_OK && results[i].text != NULL)
+    for (size_t i = 0; i < n; i++) {
+        json_t *report = NULL;
+
+        if (results[i].outcome == FLEET_OK && results[i].text != NULL &&
+            is_two_phase(s, results[i].upstream))
             report = json_loadb(results[i].text, results[i].text_len, 0, NULL);
-    if (!json_is_object(report)) {
+        if (json_is_object(report) &&
+            (weakest == NULL || fleet_coverage_is_weaker(report, weakest))) {
+            json_decref(weakest);
+            weakest = json_incref(report);
+        }
         json_decref(report);
-        return;
     }
+    if (weakest == NULL)
+        return;
     json_decref(s->report);
-    s->report = report;
+    s->report = weakest;
 }
 
 void part_drop_failed(struct fleet_part *p, const struct fleet_result *result)

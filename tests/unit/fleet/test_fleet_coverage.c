@@ -1,5 +1,6 @@
 /* Whether an update brought the whole model, from the names in its requests. */
 #include "fleet/fleet_priv.h"
+#include "fleet/update/fleet_update_priv.h"
 #include "handlers/tensor_list_json.h"
 
 #include <setjmp.h>
@@ -305,6 +306,75 @@ static void test_fleet_coverage_beside_batons(void **state)
     assert_int_equal(spec_size(w), 2); /* learned, for an update with the vLLM alone */
 }
 
+/* The replies of the parts to one request. */
+static void reported(struct world *w, const char *const *texts, const char *word)
+{
+    struct fleet_result results[4] = {{0}};
+
+    for (size_t i = 0; i < w->s->n_parts; i++) {
+        w->s->parts[i].upstream = i;
+        results[i] = (struct fleet_result){.upstream = i,
+                                           .outcome = FLEET_OK,
+                                           .text = (char *)(uintptr_t)texts[i],
+                                           .text_len = strlen(texts[i])};
+    }
+    fleet_session_set_report(w->s, results, w->s->n_parts);
+    assert_string_equal(fleet_coverage_name(w->s), word);
+}
+
+/* Of fronts too, which may know less than an engine: the weakest word is the fleet's. */
+static void test_fleet_coverage_of_several_reports(void **state)
+{
+    static const char whole[] = "{\"coverage\": \"whole\", \"n_missing\": 0}",
+                      as_before[] = "{\"coverage\": \"as_before\", \"n_missing\": 0}",
+                      unknown[] = "{\"coverage\": \"unknown\", \"n_missing\": 0}",
+                      incomplete[] = "{\"coverage\": \"incomplete\", \"n_missing\": 1}",
+                      partial[] = "{\"coverage\": \"partial\", \"n_missing\": 1}",
+                      other[] = "{\"message\": \"Weights updated\"}";
+    struct world *w = *state;
+
+    begin(w, "bbb", false);
+    reported(w, (const char *[]){whole, whole, whole}, "whole");
+    reported(w, (const char *[]){whole, as_before, whole}, "as_before");
+    ends(w, "as_before");
+    reported(w, (const char *[]){whole, as_before, unknown}, "unknown");
+    reported(w, (const char *[]){unknown, incomplete, whole}, "incomplete");
+    assert_int_equal(json_integer_value(json_object_get(w->s->report, "n_missing")), 1);
+    reported(w, (const char *[]){whole, as_before, partial}, "partial");
+    begin(w, "vbb", false);
+    reported(w, (const char *[]){other, whole, as_before}, "as_before");
+}
+
+static void test_fleet_coverage_of_refused_tensors(void **state)
+{
+    struct world *w = *state;
+    struct err why = {0}, e = {0};
+    struct fleet_names l = {0};
+    json_t *body = body_of("bc");
+
+    (void)err_set(&why, ERR_CONFLICT, "", "not now");
+    begin(w, "s", false);
+    assert_int_equal(fleet_names_read(&l, w->fc, w->s, body, &e), 0);
+    came(w, "a");
+    fleet_coverage_refuse(w->fc, w->s, &l, &why);
+    came(w, "b");
+    is_refused(w, "'c'; the last error: not now");
+    came(w, "c");
+    ends(w, "unknown");
+    begin(w, "s", false); /* in another one, of which abc is known now */
+    came(w, "abc");
+    fleet_coverage_refuse(w->fc, w->s, &(struct fleet_names){0}, &why);
+    ends(w, "as_before");
+    begin(w, "s", true);
+    came(w, "a");
+    fleet_coverage_refuse(w->fc, w->s, &(struct fleet_names){0}, &why);
+    is_refused(w, "(not now)");
+    came(w, "b");
+    ends(w, "partial");
+    fleet_names_fini(&l);
+    json_decref(body);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -316,6 +386,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_fleet_coverage_needs_names, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fleet_coverage_unseen_beside_a_spec, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fleet_coverage_beside_batons, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_coverage_of_several_reports, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_coverage_of_refused_tensors, setup, teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
