@@ -27,9 +27,12 @@ struct fleet_group *fleet_any_group_locked(struct fleet_control *fc, const char 
 
 struct fleet_group *fleet_group_locked(struct fleet_control *fc, const char *name)
 {
-    struct fleet_group *g = fleet_any_group_locked(fc, name);
+    struct fleet_transfer *t = &fc->transfer;
 
-    return g != NULL && !g->left ? g : NULL;
+    for (size_t i = t->n_groups; i-- > 0;)
+        if (!t->groups[i].left && (name == NULL || is_named(&t->groups[i], name)))
+            return &t->groups[i];
+    return NULL;
 }
 
 struct fleet_group *fleet_group_since_locked(struct fleet_control *fc, uint64_t began_us)

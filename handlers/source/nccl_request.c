@@ -161,18 +161,13 @@ void update_refused(struct app *app, const struct http_request *x, const json_t 
                               json_string_value(body_given(body, "group_name")), x->began_us, e);
 }
 
-/* A group that would be left has to have a reason: the request has the form of its trainer's, which
- * is not in the middle of an update. */
-static bool may_be_broadcast(const struct app *app, const struct http_request *x,
-                             const struct nccl_join_info *group)
+/* A group that would be left has to have a reason: the request has the form of its trainer's. In the
+ * middle of an update too, or the next request would take the broadcast of this one for its own. */
+static bool may_be_broadcast(const struct http_request *x, const struct nccl_join_info *group)
 {
     const struct route *route = x->route;
-    struct update_info update;
 
-    if (!group->ends_if_refused)
-        return route_accepts_nccl(x);
-    updates_current(app->weights->updates, &update);
-    return route->broadcasts && update.group != group->begun_us;
+    return group->ends_if_refused ? route->broadcasts : route_accepts_nccl(x);
 }
 
 void update_refused_unread(struct app *app, const struct http_request *x, struct err *e)
@@ -181,6 +176,6 @@ void update_refused_unread(struct app *app, const struct http_request *x, struct
     struct nccl_join_info group;
 
     if (transfer != NULL && !body_is_tensors(x) && weight_transfer_info(transfer, &group) &&
-        may_be_broadcast(app, x, &group))
+        may_be_broadcast(x, &group))
         weight_transfer_doubt(transfer, NULL, x->began_us, e);
 }

@@ -1,5 +1,6 @@
 /* Which groups are remembered, and by which names. */
 #include "fleet/fleet_priv.h"
+#include "fleet/update/fleet_update_priv.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -79,6 +80,83 @@ static void test_fleet_forget_group_returns_whether_others_exist(void **state)
     assert_false(fleet_forget_group(fc, "b", NULL));
 }
 
+static void test_fleet_require_group_by_its_own_mark(void **state)
+{
+    struct fleet_control *fc = *state;
+    struct fleet_group g;
+    struct err e = {0};
+
+    assert_int_equal(fleet_require_group(fc, NULL, &e), -1);
+    assert_int_equal(e.code, ERR_CONFLICT);
+    err_clear(&e);
+    add(fc, "a", 2);
+    add(fc, "", 3);
+    assert_int_equal(fleet_require_group(fc, NULL, &e), 0);
+    fleet_any_group_locked(fc, NULL)->left = true;
+    for (int named = 0; named < 2; named++) { /* the latest is not the one before it */
+        assert_int_equal(fleet_require_group(fc, named ? SGLANG_GROUP_NAME : NULL, &e), -1);
+        assert_int_equal(e.code, ERR_GROUP_LEFT);
+        err_clear(&e);
+    }
+    assert_int_equal(fleet_require_group(fc, "a", &e), 0);
+    assert_int_equal(world_size_of(fc, SGLANG_GROUP_NAME), 0);
+    assert_int_equal(world_size_of(fc, NULL), 2);
+    assert_int_equal(fleet_require_group(fc, "b", &e), -1);
+    assert_int_equal(e.code, ERR_CONFLICT);
+    assert_true(fleet_forget_group(fc, NULL, &g)); /* the mark too */
+    assert_true(g.left && g.world_size == 3);
+    assert_int_equal(fleet_require_group(fc, NULL, &e), 0);
+}
+
+static json_t *list_of(const char *member, const char *value)
+{
+    json_t *body = json_pack("{s:s}", member, value), *list = fleet_list_of(body);
+
+    json_decref(body);
+    return list;
+}
+
+/* What the last update of a group was by; without memory for it, nothing. */
+static void test_fleet_keep_list_of_its_group(void **state)
+{
+    struct fleet_control *fc = *state;
+    json_t *list = list_of("names", "a"), *plan = list_of("plan_id", "p");
+
+    add(fc, "a", 2);
+    add(fc, "b", 3);
+    fleet_any_group_locked(fc, "a")->began_us = 7;
+    fleet_any_group_locked(fc, "b")->began_us = 8;
+    fleet_keep_list(fc, list, 7);
+    fleet_keep_list(fc, list, 0); /* not by a group */
+    assert_null(fleet_group_list(fc, "b"));
+    fleet_keep_list(fc, plan, 8);
+    json_decref(list);
+    json_decref(plan);
+    list = fleet_group_list(fc, "a");
+    plan = fleet_group_list(fc, "b");
+    assert_string_equal(json_string_value(json_object_get(list, "names")), "a");
+    assert_string_equal(json_string_value(json_object_get(plan, "plan_id")), "p");
+    json_decref(list);
+    json_decref(plan);
+    fleet_keep_list(fc, NULL, 7);
+    assert_null(fleet_group_list(fc, "a"));
+    fleet_forget_groups(fc);
+}
+
+/* Sessions that ended are kept, and lists are long. */
+static void test_fleet_close_session_drops_its_list(void **state)
+{
+    struct fleet_control *fc = *state;
+    struct fleet_session *s;
+    struct err e = {0};
+
+    assert_int_equal(fleet_session_new(&s, 1, &e), 0);
+    s->list = list_of("names", "a");
+    fleet_close_session(fc, s, &e);
+    assert_null(s->list);
+    fleet_session_unref(s);
+}
+
 static void test_fleet_add_group_forgets_the_oldest(void **state)
 {
     struct fleet_control *fc = *state;
@@ -101,6 +179,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_fleet_get_group_by_name, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fleet_forget_group_returns_whether_others_exist, setup,
                                         teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_require_group_by_its_own_mark, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_keep_list_of_its_group, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_close_session_drops_its_list, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fleet_add_group_forgets_the_oldest, setup, teardown),
     };
 
