@@ -67,6 +67,7 @@ def drafts(f):
     assert said["error"]["param"] == "/selector", said
     refused(f, 400, "POST", "/begin_weight_update", {"selector": "odd"})
     assert f.versions() == before and f.came("start") == [] and f.came("update") == []
+    group(f)  # the refusal ended it
 
 
 def files(f):
