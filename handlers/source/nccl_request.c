@@ -161,8 +161,9 @@ void update_refused(struct app *app, const struct http_request *x, const json_t 
                               json_string_value(body_given(body, "group_name")), x->began_us, e);
 }
 
-/* A group that would be left has to have a reason: the request has the form of its trainer's. In the
- * middle of an update too, or the next request would take the broadcast of this one for its own. */
+/* A group that would be left has to have a reason: the request has the form of its trainer's. In
+ * the middle of an update too, or the next request would take the broadcast of this one for its
+ * own. */
 static bool may_be_broadcast(const struct http_request *x, const struct nccl_join_info *group)
 {
     const struct route *route = x->route;

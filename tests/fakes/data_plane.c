@@ -80,6 +80,8 @@ static const char *operation_name(size_t i)
     return "generate";
 }
 
+static const char *const base_names[] = {"fake-model", "/models/fake-model", NULL};
+
 struct plane *plane_new(size_t n_permits, size_t n_queue, const struct tokenizer *tokenizer)
 {
     struct plane *p = calloc(1, sizeof *p);
@@ -94,6 +96,7 @@ struct plane *plane_new(size_t n_permits, size_t n_queue, const struct tokenizer
     p->generate = (struct app_generate){.engine = &p->engine,
                                         .tokenizer = tokenizer,
                                         .model_name = "fake-model",
+                                        .base_names = base_names,
                                         .model_path = "",
                                         .vocab_size = PLANE_VOCAB,
                                         .max_model_len = PLANE_CONTEXT};

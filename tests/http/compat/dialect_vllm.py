@@ -322,7 +322,7 @@ def refused_in_its_broadcast(world):
                 trainer.begin("send", cut_each(made.specs, made.data))
                 server.post(200, "/update_weights", {"update_info": wire(made.specs)})
                 trainer.result()
-                strays(server, "/v1/load_lora_adapter", "/v1/update_weights", "/update_weights")
+                strays(server, "/v1/load_lora_adapter", "/v1/update_weights")
                 server.post(200, "/finish_weight_update", {"weight_version": what})
                 server.post(200, "/start_weight_update", {})
                 trainer.begin("send_watched", cut_each(made.specs, made.data))

@@ -4,7 +4,7 @@
 source "$(dirname "$0")/../lib/lib.sh"
 start_server --model "$MODEL/../tiny-qwen3-moe"
 experts=$URL experts_pid=$SERVER_PID
-start_server --model "$MODEL" --weights none
+start_server --model "$MODEL" --weights none --sglang-base-gpu-id 0
 "$PYTHON" "$(dirname "$0")/replies.py" "$URL" "$(dirname "$CLIENT")/../openapi/baton.yaml" \
   "$CHECKPOINTS/step-00100.safetensors" "$experts" || {
   kill "$experts_pid"

@@ -95,7 +95,8 @@ void __wrap_handoff_export_free(struct handoff_export *x)
 static json_t *export_body(const struct handoff_export *x, const char *member, struct err *e)
 {
     if (!chance(w.all_fail_percent))
-        return json_pack("{s:i, s:s}", "version", x->version, member, "x");
+        return json_pack("{s:i, s:s, s:[s], s:[s], s:[[i]]}", "version", x->version, member, "x",
+                         "names", "a", "dtypes", "bfloat16", "shapes", 1);
     (void)err_set(e, ERR_NO_MEMORY, "", "no memory to export the weights");
     return NULL;
 }

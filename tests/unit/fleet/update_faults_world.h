@@ -11,6 +11,7 @@
 #include "fleet/update/fleet_update_priv.h"
 
 #include "base/log.h"
+#include "handlers/tensor_list_json.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -737,11 +738,9 @@ static void expire(void)
     fleet_unref(w.fc, s);
 }
 
-static int no_tensor_list(struct tensor_list **out, const json_t *body, struct err *e)
+static int tensor_list_of(struct tensor_list **out, const json_t *body, struct err *e)
 {
-    (void)body;
-    *out = NULL;
-    return err_set(e, ERR_NO_MEMORY, "", "no names are sent here");
+    return tensor_list_from_body(out, body, NULL, e);
 }
 
 /* ---- its begin and its end ---- */
@@ -768,7 +767,7 @@ static void world_open(size_t n_engines, size_t min_ready, bool recomputes)
                             .n_permits = {9, 9},
                             .n_queue_max = {9, 9}};
     struct fleet_control_cfg control = {
-        .update_us = 60000000, .recomputes = recomputes, .tensor_list_of = no_tensor_list};
+        .update_us = 60000000, .recomputes = recomputes, .tensor_list_of = tensor_list_of};
     struct err e = {0};
 
     w.n_engines = n_engines;
