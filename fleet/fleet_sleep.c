@@ -79,10 +79,14 @@ static int set_sleep(struct fleet_control *fc, const struct fleet_sleep_request 
     bool asleep = req->level > 0;
     struct fleet_target targets[FLEET_MAX];
     size_t n_changed = 0;
+    int rc;
 
-    if (fleet_reachable_quorum(fc, body, targets, n, e) != 0 ||
-        fleet_request(fc, asleep ? API_SLEEP : API_WAKE, targets, *n, FLEET_SLEEP_US, results, e) !=
-            0)
+    if (fleet_reachable_quorum(fc, body, targets, n, e) != 0)
+        return -1;
+    fleet_proof_hold(fc);
+    rc = fleet_request(fc, asleep ? API_SLEEP : API_WAKE, targets, *n, FLEET_SLEEP_US, results, e);
+    fleet_proof_release(fc);
+    if (rc != 0)
         return -1;
     for (size_t i = 0; i < *n; i++)
         n_changed += (*results)[i].outcome == FLEET_OK || (*results)[i].outcome == FLEET_UNKNOWN;

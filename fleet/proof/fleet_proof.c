@@ -9,9 +9,10 @@
 #include <string.h>
 
 enum {
-    PROOF_INTERVAL_US = 250000,     /* between two looks at all engines */
-    PROOF_RETRY_US = 500000,        /* delay after the first failure; doubled each time … */
-    PROOF_RETRY_MAX_US = 30000000,  /* … up to this */
+    PROOF_INTERVAL_US = 250000,    /* between two looks at all engines */
+    PROOF_RETRY_US = 500000,       /* delay after the first failure; doubled each time … */
+    PROOF_RETRY_MAX_US = 30000000, /* … up to this */
+    PROOF_HOLD_US = 2000000,
     PROOF_CANARY_US = 60000000,     /* for one answer: an engine that is full queues the request */
     PROOF_CHECKSUMS_US = 600000000, /* it copies and hashes all of its weights */
     PROOF_CHECKSUMS_NBYTES_MAX = 256 << 20, /* of the reply: some 200 bytes for each parameter of
@@ -207,6 +208,8 @@ static void on_reply(void *arg, struct upstream_reply *replies, size_t n)
     upstreams_get(fc->upstreams, p->upstream, &at);
     fleet_info(fleet_of(fc), p->upstream, &info);
     mtx_lock(&fc->lock);
+    p->canary_sent = p->canary_sent && !is_canary;
+    cnd_broadcast(&fc->changed);
     read = p->asked == p->wanted && may_ask_locked(fc, p, &info);
     if (read && (is_canary || !replies->good)) {
         *answer = is_canary ? read_canary(p, at.kind, replies) : refused_checksums(replies);
@@ -247,6 +250,40 @@ static enum api_query next_query_locked(const struct fleet_control *fc,
     return API_QUERIES;
 }
 
+static void canary_ended(struct fleet_prover *p)
+{
+    mtx_lock(&p->fc->lock);
+    p->canary_sent = false;
+    cnd_broadcast(&p->fc->changed);
+    mtx_unlock(&p->fc->lock);
+}
+
+static bool is_any_canary_sent_locked(const struct fleet_control *fc)
+{
+    for (size_t i = 0; i < FLEET_MAX; i++)
+        if (fc->proof.list[i].canary_sent && fc->proof.list[i].compared)
+            return true;
+    return false;
+}
+
+void fleet_proof_hold(struct fleet_control *fc)
+{
+    uint64_t deadline_us = clock_after_us(PROOF_HOLD_US);
+
+    mtx_lock(&fc->lock);
+    fc->proof.n_holds++;
+    while (is_any_canary_sent_locked(fc) && cnd_wait(&fc->changed, &fc->lock, deadline_us)) {
+    }
+    mtx_unlock(&fc->lock);
+}
+
+void fleet_proof_release(struct fleet_control *fc)
+{
+    mtx_lock(&fc->lock);
+    fc->proof.n_holds--;
+    mtx_unlock(&fc->lock);
+}
+
 /* If there is no memory for the request, it is sent at the next look. */
 static void ask(struct fleet_prover *p, enum api_query query, uint64_t wanted)
 {
@@ -257,12 +294,14 @@ static void ask(struct fleet_prover *p, enum api_query query, uint64_t wanted)
     struct err ignored = {0};
 
     upstreams_get(p->fc->upstreams, p->upstream, &at);
-    if (api_make_query(&call.request, at.kind, query, &ignored) != 0)
-        return;
-    call.target = at.target;
     p->query = query;
-    p->asked = wanted;
-    (void)upstreams_send(p->fc->upstreams, &p->fanout, &call, on_reply, p, &ignored);
+    if (api_make_query(&call.request, at.kind, query, &ignored) == 0) {
+        call.target = at.target;
+        p->asked = wanted;
+        if (upstreams_send(p->fc->upstreams, &p->fanout, &call, on_reply, p, &ignored) == 0)
+            return;
+    }
+    canary_ended(p);
 }
 
 /* Nothing is known of another process, nor of one that served other weights in between. */
@@ -302,7 +341,7 @@ static void look_at(struct fleet_prover *p)
     struct upstream_info info;
     enum api_query query = API_QUERIES;
     uint64_t wanted;
-    bool may;
+    bool may, ends;
 
     fleet_info(fleet_of(fc), p->upstream, &info);
     mtx_lock(&fc->lock);
@@ -314,14 +353,16 @@ static void look_at(struct fleet_prover *p)
     p->compared = p->wanted > 0 && serves(&info);
     wanted = p->wanted;
     may = may_ask_locked(fc, p, &info);
-    if (may)
+    ends = p->fanout != NULL && (!may || p->asked != wanted);
+    if (may && fc->proof.n_holds == 0 && (ends || p->fanout == NULL))
         query = next_query_locked(fc, p);
+    p->canary_sent = query == API_GENERATE_CANARY || (p->canary_sent && !ends);
     mtx_unlock(&fc->lock);
-    if (p->fanout != NULL && (!may || p->asked != wanted)) {
+    if (ends) {
         upstream_fanout_cancel(p->fanout);
         p->fanout = NULL;
     }
-    if (p->fanout == NULL && query != API_QUERIES)
+    if (query != API_QUERIES)
         ask(p, query, wanted);
 }
 

@@ -65,7 +65,8 @@ struct fleet_prover {
     uint64_t due_us, wait_us; /* no request before; delay after the next failure */
     unsigned n_faults;        /* verdicts that it is faulty, with this process and version */
     uint64_t n_results[PROOF_STATES];
-    bool reading; /* the job has `reply`, for `read_for` (of `wanted`) */
+    bool reading;     /* the job has `reply`, for `read_for` (of `wanted`) */
+    bool canary_sent; /* its canary is under way */
 
     /* of the job while `reading`, else of the loop's thread */
     struct job job;
@@ -83,6 +84,7 @@ struct fleet_prover {
 struct fleet_provers {
     struct fleet_prover list[FLEET_MAX];
     uint64_t n_wanted;        /* the last number given */
+    unsigned n_holds;         /* no canary is sent meanwhile */
     uint64_t asking_until_us; /* fleet_proof_ask is under way, and ends by then; 0: none is */
     bool judge;               /* an answer has come, or an engine is not compared any more */
 
@@ -119,6 +121,14 @@ void fleet_proof_want(struct fleet_control *fc, size_t upstream);
 bool fleet_proof_is_beyond_repair(struct fleet_control *fc, size_t upstream);
 
 /* What a client asks to prove. */
+/* fleet_proof_hold - send no canary until fleet_proof_release, and wait for those under way: a vLLM
+ * ends if what asks for prompt_logprobs is preempted, as a reset of its cache in a pause by `keep`
+ * does it (0.24: "assert not prompt_logprobs_tensors"). Call it before engines are paused, and
+ * release when it is known that they are. Holds add up.
+ * Threads: any but the loop's; no lock held. Blocks: up to 2 s, for engines that serve. */
+void fleet_proof_hold(struct fleet_control *fc);
+void fleet_proof_release(struct fleet_control *fc);
+
 struct fleet_proof_request {
     const char *upstream; /* its name; NULL: each vLLM and SGLang that serves */
     bool checksums;       /* of its parameters too */

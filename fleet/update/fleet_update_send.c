@@ -60,6 +60,7 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s, const 
         .op = API_PAUSE, .bodies = bodies, .select = is_running, .on_result = on_paused, .arg = fc};
     int rc = -1;
 
+    fleet_proof_hold(fc);
     if (fleet_drain_pause_bodies(fc, s, late, bodies, e) == 0 &&
         fleet_pause_lock(fc, "the start of an update", e) == 0) {
         adopt_trainer_pause(fc, s);
@@ -68,6 +69,7 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s, const 
             rc = fanout_apply(fc, s, &f, e);
         fleet_pause_unlock(fc);
     }
+    fleet_proof_release(fc);
     for (size_t i = 0; i < s->n_parts; i++)
         json_decref(bodies[i]);
     return rc;

@@ -139,6 +139,22 @@ def late(f):
     until_proofs(f, "proven", "proven", "proven")
 
 
+def preempted(f):
+    """None is: an engine is paused once its canary has been answered, since a vLLM that preempts one ends."""
+    for pause in lambda: update(f), lambda: f.front.post("/v1/pause", {"mode": "keep"}):
+        f.clean()
+        f.doubles[0].order("canary", "slow", ms=700)
+        update(f)
+        until(lambda: n_canaries(f), lambda: n_canaries(f)[0] == 1)
+        n = len(f.doubles[0].journal("pause"))
+        pause()
+        until(lambda: f.doubles[0].journal("canary"), lambda: f.doubles[0].journal("canary")[0]["ended_us"])
+        canary, found = f.doubles[0].journal("canary")[0], f.doubles[0].journal("pause")[n]
+        assert found["came_us"] >= canary["ended_us"], (found, canary)
+    f.front.post("/v1/resume")
+    until_proofs(f, "proven", "proven", "proven")
+
+
 def unsupported(f):
     """An engine that refuses the request is unknown, and serves."""
     f.doubles[0].order("canary", "status", status=404)
@@ -395,7 +411,7 @@ def main():
     stops()
     first_version()
     first_tie()
-    rows = [((WHICH,) * 3, (), (equal, not_finite, minority, once, late, unsupported, paused, newer, restarts)),
+    rows = [((WHICH,) * 3, (), (equal, not_finite, minority, once, late, preempted, unsupported, paused, newer, restarts)),
             ((WHICH,) * 2, (), (tie, dies)),
             ((NEW,) * 3, ("--prove", "checksums"), (checksums,)),
             ((NEW,) * 2, ("--prove", "none"), (nothing,))]
