@@ -308,7 +308,7 @@ static void describe_leave(struct fleet_control *fc, const struct fleet_group_re
         (void)snprintf(out, ERR_MSG_MAX,
                        FLEET_GROUP_REFUSED ", and %.80s has not left the group (%.150s), so the "
                                            "broadcast may wait there: join a new group",
-                       stays != NULL ? at.name : "no upstream", reason);
+                       stays != NULL ? at.name : "an upstream", reason);
 }
 
 /* @words  [ERR_MSG_MAX] out: of the last group; as it was if no engine was asked */

@@ -85,9 +85,10 @@ static int set_sleep(struct fleet_control *fc, const struct fleet_sleep_request 
         return -1;
     fleet_proof_hold(fc);
     rc = fleet_request(fc, asleep ? API_SLEEP : API_WAKE, targets, *n, FLEET_SLEEP_US, results, e);
-    fleet_proof_release(fc);
-    if (rc != 0)
+    if (rc != 0) {
+        fleet_proof_release(fc);
         return -1;
+    }
     for (size_t i = 0; i < *n; i++)
         n_changed += (*results)[i].outcome == FLEET_OK || (*results)[i].outcome == FLEET_UNKNOWN;
     if (n_changed > 0) {
@@ -101,6 +102,7 @@ static int set_sleep(struct fleet_control *fc, const struct fleet_sleep_request 
             (void)fleet_abort_queued(fleet_of(fc), true);
         log_sleep(req, n_changed);
     }
+    fleet_proof_release(fc); /* fleet_set_sleep keeps canaries away from now on */
     return fleet_results_done(*results, *n, e) ? 0 : -1;
 }
 

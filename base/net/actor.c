@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <stdio.h>
+#include <string.h>
 
 static void set_unix_peer(struct actor *out, int fd)
 {
@@ -33,6 +34,21 @@ void actor_set_peer(struct actor *out, const struct sockaddr *peer, int fd)
     } else {
         set_unix_peer(out, fd);
     }
+}
+
+/* Without the port; a unix socket has none. */
+static size_t host_len(const struct actor *a)
+{
+    const char *port = strncmp(a->peer, "unix", 4) != 0 ? strrchr(a->peer, ':') : NULL;
+
+    return port != NULL ? (size_t)(port - a->peer) : strlen(a->peer);
+}
+
+bool actor_is_same_host(const struct actor *a, const struct actor *b)
+{
+    size_t len = host_len(a);
+
+    return len == host_len(b) && memcmp(a->peer, b->peer, len) == 0 && strcmp(a->key, b->key) == 0;
 }
 
 static const char *text_or_null(const char *text)

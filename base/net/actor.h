@@ -28,6 +28,9 @@ struct actor {
  * @fd  of a unix socket: its peer's user is written. Threads: any. Blocks: no. */
 void actor_set_peer(struct actor *out, const struct sockaddr *peer, int fd);
 
+/* actor_is_same_host - do both have the same address, whatever the port, and the same key? */
+bool actor_is_same_host(const struct actor *a, const struct actor *b);
+
 /* log_actor - add the members request_id, trace_id, span_id, peer and key, those that are not "".
  */
 void log_actor(struct log_rec *r, const struct actor *a);

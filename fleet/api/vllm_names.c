@@ -38,6 +38,10 @@ int vllm_names_for_lora(enum api_names *out, const char *release, const char *ar
     const json_t *lora = json_object_get(config, "lora_config");
     const struct known_model *known;
 
+    if (config != NULL && json_is_null(lora)) { /* restarted without it since the last probe */
+        *out = API_NAMES_PLAIN;
+        return 0;
+    }
     if (architecture == NULL)
         return err_set(e, ERR_CONFLICT, "/names",
                        "%s, which follow from the architecture of its model: start this server "

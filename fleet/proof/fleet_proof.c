@@ -357,6 +357,7 @@ static void look_at(struct fleet_prover *p)
     if (may && fc->proof.n_holds == 0 && (ends || p->fanout == NULL))
         query = next_query_locked(fc, p);
     p->canary_sent = query == API_GENERATE_CANARY || (p->canary_sent && !ends);
+    cnd_broadcast(&fc->changed); /* for fleet_proof_hold */
     mtx_unlock(&fc->lock);
     if (ends) {
         upstream_fanout_cancel(p->fanout);

@@ -102,9 +102,10 @@ void fleet_abort_update_at_stop(struct fleet_control *fc);
 int fleet_renew_update(struct fleet_control *fc, struct fleet_session *s, uint64_t lease_s,
                        struct err *e);
 
-/* fleet_abort_unused_update - abort the open update if its trainer cannot name it, and no tensors
- * have come and none are under way. Returns: was there one? Blocks: as fleet_abort_update_wait. */
-bool fleet_abort_unused_update(struct fleet_control *fc);
+/* fleet_abort_unused_update - abort the open update if its trainer cannot name it and is at the
+ * host of `actor`, and no tensors have come and none are under way. Returns: was there one? Blocks:
+ * as fleet_abort_update_wait. */
+bool fleet_abort_unused_update(struct fleet_control *fc, const struct actor *actor);
 
 /* ---- sessions ---- */
 

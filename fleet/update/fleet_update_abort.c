@@ -78,11 +78,12 @@ static bool is_unused(struct fleet_control *fc, const struct fleet_session *s)
 }
 
 /* Asked again with the lock: tensors may have begun to come. */
-bool fleet_abort_unused_update(struct fleet_control *fc)
+bool fleet_abort_unused_update(struct fleet_control *fc, const struct actor *actor)
 {
     struct fleet_session *s = fleet_open_session(fc);
     struct err why = {0}, ignored = {0};
-    bool unused = s != NULL && is_unused(fc, s) && fleet_expiry_lock(fc, aborting, &ignored) == 0;
+    bool unused = s != NULL && actor_is_same_host(&s->actor, actor) && is_unused(fc, s) &&
+                  fleet_expiry_lock(fc, aborting, &ignored) == 0;
 
     if (unused) {
         unused = is_unused(fc, s);

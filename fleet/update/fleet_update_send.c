@@ -438,9 +438,9 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
         count_received(fc, s, t, began_us, &list);
     if (verdict != VERDICT_ABORT && n_dropped(fc, s) > n_before)
         release_dropped(fc, s);
-    sending_end(fc, s);
-    if (e->code != ERR_NONE)
+    if (e->code != ERR_NONE) /* before a finish that waits can look */
         fleet_coverage_refuse(fc, s, &list, e);
+    sending_end(fc, s);
     fleet_names_fini(&list);
     if (verdict == VERDICT_ABORT)
         (void)fleet_abort_update_wait(fc, s, e, &ignored);

@@ -70,7 +70,7 @@ static int start_session(struct app *app, const struct fleet_update_request *req
     if (fleet_start_update(app->fleet->control, req, out, details, e) == 0)
         return 0;
     if (e->code != ERR_CONFLICT || !req->anonymous ||
-        !fleet_abort_unused_update(app->fleet->control))
+        !fleet_abort_unused_update(app->fleet->control, &req->actor))
         return -1;
     err_clear(e);
     json_decref(*details);
