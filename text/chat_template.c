@@ -371,6 +371,7 @@ static int tag_final(json_t *messages, const json_t *given, struct text *text, s
 /* Cuts the prompt at the last tag, and white space before it when the template trimmed the text. */
 static int cut_at_tag(struct buf *out, size_t from, struct text final, struct err *e)
 {
+    struct text prompt = {out->data != NULL ? out->data + from : "", out->len - from};
     struct text prompt = {out->data + from, out->len - from};
     size_t n = sizeof tag - 2; /* without the space */
 

@@ -166,12 +166,13 @@ static json_t *sglang_one(const struct aborted *a, size_t i)
 
 static json_t *whole_of(const struct aborted *a)
 {
-    json_t *list = json_array();
+    json_t *list;
 
     if (a->operation != OPERATION_SGLANG_GENERATE)
         return openai_reply(a, 0, a->n_seqs);
     if (!a->many)
         return sglang_one(a, 0);
+    list = json_array();
     for (size_t i = 0; i < a->n_seqs; i++)
         list = json_list_append(list, sglang_one(a, i));
     return list;
