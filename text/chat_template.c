@@ -372,7 +372,6 @@ static int tag_final(json_t *messages, const json_t *given, struct text *text, s
 static int cut_at_tag(struct buf *out, size_t from, struct text final, struct err *e)
 {
     struct text prompt = {out->data != NULL ? out->data + from : "", out->len - from};
-    struct text prompt = {out->data + from, out->len - from};
     size_t n = sizeof tag - 2; /* without the space */
 
     final = text_strip(final, STRIP_BOTH);
