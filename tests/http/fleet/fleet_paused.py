@@ -28,7 +28,7 @@ CHECKPOINT = os.path.join(MODEL, "checkpoints", "step-00000.safetensors")
 
 
 class Way:
-    """Between the server and an engine: keeps a request with the mark back until it is told."""
+    """A proxy before an engine. It holds back a request that contains the mark, until `go` is set."""
 
     def __init__(self, port):
         self.port, self.mark, self.kept, self.go = port, None, threading.Event(), threading.Event()

@@ -255,6 +255,8 @@ static void test_names_for_lora(void **state)
         {"0.24.0", "Qwen3ForCausalLM", "{\"lora_config\":{\"target_modules\":[\"q_proj\"]}}",
          "with target_modules", API_NAMES_PLAIN},
         {"0.24.0", NULL, "{}", "--model DIR", API_NAMES_PLAIN},
+        {"0.24.0", "Qwen3ForCausalLM", "{\"lora_config\":null}", NULL, API_NAMES_PLAIN},
+        {"0.24.0", NULL, "{\"lora_config\":null}", NULL, API_NAMES_PLAIN},
     };
     static const struct {
         const char *metrics, *release;
