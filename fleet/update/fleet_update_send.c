@@ -167,7 +167,6 @@ static int sending_begin(struct fleet_control *fc, struct fleet_session *s, stru
 static void sending_end(struct fleet_control *fc, struct fleet_session *s)
 {
     mtx_lock(&fc->lock);
-    err_clear(&s->refused);
     if (--s->n_running == 0)
         s->receive_us += clock_now_us() - s->receiving_since_us;
     s->sending = false;
@@ -401,6 +400,7 @@ static void count_received(struct fleet_control *fc, struct fleet_session *s,
     mtx_lock(&fc->lock);
     if (t->by_group && fleet_session_is_open(s))
         note_list_locked(s, t->body, began_us);
+    err_clear(&s->refused);
     s->n_received += l->seen ? (l->tensor_list != NULL ? l->tensor_list->n_tensors : 0) : 1;
     mtx_unlock(&fc->lock);
 }

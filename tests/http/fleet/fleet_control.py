@@ -92,7 +92,9 @@ class Fleet:
     # ---- what is so ----
 
     def states(self):
-        return [self.front.upstreams()[d.url]["state"] for d in self.doubles]
+        """None: not probed yet. One that was removed and added again is fenced before it is probed."""
+        found = [self.front.upstreams()[d.url] for d in self.doubles]
+        return [u["state"] if u["last_heard_s"] is not None else None for u in found]
 
     def wait(self, *states):
         until(lambda: f"{states}: {self.front.upstreams()}", lambda: self.states() == list(states))
