@@ -1,6 +1,6 @@
 /* The record of a pause: its state, its mode, its owner and its lease. A server with its own engine
  * has one (control/pause_controller.h), and a server in front of a fleet has one
- * (fleet/fleet_pause.c).
+ * (fleet/want/fleet_pause.c).
  *
  *     OFF --request--> PENDING --acknowledge--> HELD --request--> REPLACING --acknowledge--> HELD
  *

@@ -13,7 +13,7 @@
 #include "control/life.h"
 #include "control/lifecycle.h"
 #include "control/metrics.h"
-#include "fleet/adapter_dir.h"
+#include "fleet/ask/adapter_dir.h"
 #include "fleet/proxy/proxy.h"
 #include "handlers/body.h"
 #include "handlers/reply.h"

@@ -125,3 +125,11 @@ int api_make_query(struct api_request *out, enum upstream_kind kind, enum api_qu
     *out = made;
     return 0;
 }
+
+enum err_code api_error_code(const char *name)
+{
+    for (int code = ERR_NONE + 1; code < ERR_CODE_COUNT; code++)
+        if (strcmp(err_wire_name((enum err_code)code), name) == 0)
+            return (enum err_code)code;
+    return ERR_NONE;
+}

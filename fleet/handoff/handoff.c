@@ -3,7 +3,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mtx.h"
-#include "fleet/fleet_control.h"
+#include "fleet/calls/fleet_control.h"
 #include "fleet/handoff/handoff_export.h"
 #include "fleet/handoff/handoff_ranks.h"
 #include "fleet/handoff/handoff_windows.h"

@@ -1,7 +1,7 @@
 #include "fleet/handoff/handoff_ranks.h"
 
-#include "fleet/fleet_control.h"
-#include "fleet/fleet_request.h"
+#include "fleet/calls/fleet_control.h"
+#include "fleet/calls/fleet_request.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_session.h"
 #include "fleet/update/fleet_update.h"

@@ -4,7 +4,7 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "fleet/api/upstream_api.h"
-#include "fleet/fleet_control.h"
+#include "fleet/calls/fleet_control.h"
 #include "fleet/handoff/handoff_ranks.h"
 #include "fleet/handoff/handoff_torch.h"
 #include "fleet/handoff/window_plan.h"

@@ -2,7 +2,7 @@
 #include "fleet/members/fleet_priv.h"
 
 #include "base/clock.h"
-#include "fleet/fleet_result.h"
+#include "fleet/api/upstream_api.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -134,7 +134,7 @@ static const char not_ready_prefix[] = "it is not ready: ";
 /* The error has the code of the engine's own reason. */
 static void set_not_ready_error(struct upstream *u)
 {
-    enum err_code code = fleet_wire_code(u->report.not_ready);
+    enum err_code code = api_error_code(u->report.not_ready);
     struct err why = {0};
 
     (void)err_set(&why, code != ERR_NONE ? code : ERR_UNSYNCED, "", "%s%s", not_ready_prefix,
@@ -144,7 +144,7 @@ static void set_not_ready_error(struct upstream *u)
 
 static void set_held_error(struct upstream *u)
 {
-    enum err_code code = fleet_wire_code(u->report.held);
+    enum err_code code = api_error_code(u->report.held);
     struct err why = {0};
 
     (void)err_set(&why, code, "", "%s%s, and not by this server: POST %s", not_ready_prefix,

@@ -12,8 +12,8 @@
  * Checksums are read by a job of an executor, one engine at a time, since there may be many. With
  * --stage it also compares them with the committed bytes (fleet/proof/proof_committed.h).
  *
- * Rejected: to wait for answers in jobs of an executor, as in fleet/fleet_reconcile.h. An engine
- * that is full holds its answer back for as long as it likes, and would hold a thread. */
+ * Rejected: to wait for answers in jobs of an executor, as in fleet/want/fleet_reconcile.h. An
+ * engine that is full holds its answer back for as long as it likes, and would hold a thread. */
 #ifndef BATON_FLEET_PROOF_FLEET_PROOF_H
 #define BATON_FLEET_PROOF_FLEET_PROOF_H
 

@@ -1,6 +1,6 @@
 /* A proof on demand: what follows an update anyway is begun now, and waited for. */
 #include "control/life.h"
-#include "fleet/fleet_priv.h"
+#include "fleet/calls/fleet_priv.h"
 #include "fleet/proof/fleet_proof_priv.h"
 
 #include <inttypes.h>

@@ -2,7 +2,7 @@
 #include "fleet/proof/fleet_proof_priv.h"
 
 #include "base/log.h"
-#include "fleet/fleet_priv.h"
+#include "fleet/calls/fleet_priv.h"
 
 #include <math.h>
 #include <stdio.h>

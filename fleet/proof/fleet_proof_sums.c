@@ -1,7 +1,7 @@
 /* A job reads what an engine's checker answered: a reply may have hundreds of thousands of
  * checksums, and the committed bytes must be read for them. */
 #include "base/log.h"
-#include "fleet/fleet_priv.h"
+#include "fleet/calls/fleet_priv.h"
 #include "fleet/proof/fleet_proof_priv.h"
 
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 
 #include "base/log.h"
 #include "base/utf8.h"
-#include "fleet/fleet_priv.h"
+#include "fleet/calls/fleet_priv.h"
 #include "transport/ipc/torch_tensors.h"
 #include "weights/tally.h"
 

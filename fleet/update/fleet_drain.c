@@ -9,7 +9,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "fleet/fleet_priv.h"
+#include "fleet/calls/fleet_priv.h"
 
 #include <string.h>
 

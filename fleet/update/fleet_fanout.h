@@ -2,7 +2,7 @@
 #ifndef BATON_FLEET_UPDATE_FLEET_FANOUT_H
 #define BATON_FLEET_UPDATE_FLEET_FANOUT_H
 
-#include "fleet/fleet_priv.h"
+#include "fleet/calls/fleet_priv.h"
 
 /* Parts of one update, with the requests to send. */
 struct fleet_batch {

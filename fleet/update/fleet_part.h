@@ -25,7 +25,7 @@
 
 #include "base/err.h"
 #include "fleet/api/upstream_api.h"
-#include "fleet/fleet_result.h"
+#include "fleet/calls/fleet_result.h"
 #include "fleet/members/fleet.h"
 
 #include <stdbool.h>

@@ -13,7 +13,7 @@
 #include "base/lease_timer.h"
 #include "base/net/actor.h"
 #include "fleet/api/upstream_api.h"
-#include "fleet/fleet_result.h"
+#include "fleet/calls/fleet_result.h"
 #include "fleet/members/fleet.h"
 #include "fleet/update/fleet_coverage.h"
 #include "fleet/update/fleet_part.h"
@@ -111,5 +111,8 @@ void fleet_client_error(const struct err *why, struct err *e);
 /* fleet_session_cause_error - the error for the client: of the parts that are out, the first
  * refusal, else the first failure; removed engines have no say. @e  clean; set */
 void fleet_session_cause_error(const struct fleet_session *s, size_t min_ready, struct err *e);
+
+/* fleet_lease_expired_locked - has the lease of an open update ended, with no request under way? */
+bool fleet_lease_expired_locked(const struct fleet_session *s);
 
 #endif

@@ -1,6 +1,6 @@
 /* How an update of the fleet is finished: verified by all engines that can, then served by all. */
-#include "fleet/update/fleet_cache.h"
 #include "fleet/update/fleet_update_priv.h"
+#include "fleet/want/fleet_cache.h"
 
 #include "base/log.h"
 

@@ -1,5 +1,5 @@
 /* What the steps of an update share. "Operation lock" is the lock of a step or of an abort
- * (fleet/fleet_locks.h). */
+ * (fleet/calls/fleet_locks.h). */
 #ifndef BATON_FLEET_UPDATE_FLEET_UPDATE_PRIV_H
 #define BATON_FLEET_UPDATE_FLEET_UPDATE_PRIV_H
 

@@ -5,8 +5,8 @@
  * then: their own start may already take the weights apart. */
 #include "fleet/update/fleet_update_priv.h"
 
-#include "fleet/fleet_group_join.h"
 #include "fleet/update/fleet_drain.h"
+#include "fleet/want/fleet_group_join.h"
 
 #include <assert.h>
 #include <string.h>

@@ -4,7 +4,7 @@
  * An SGLang knows its requests by the rid in their bodies, aborts one at a time, and does not reply
  * whether there was one. So it gets one request for each id, and adds nothing to the count. */
 #include "base/clock.h"
-#include "fleet/fleet_control.h"
+#include "fleet/calls/fleet_control.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
 #include "handlers/body.h"

@@ -1,9 +1,9 @@
 /* Requests that end an auto-commit update, or give the served weights another version. With --stage
  * the name is recorded here first, where a commit may come in between and refuse it, and then given
  * to the upstreams: one that does not get it is out of step, and is repaired with it. */
-#include "fleet/fleet_control.h"
-#include "fleet/fleet_label.h"
-#include "fleet/fleet_locks.h"
+#include "fleet/ask/fleet_label.h"
+#include "fleet/calls/fleet_control.h"
+#include "fleet/calls/fleet_locks.h"
 #include "fleet/handoff/handoff.h"
 #include "fleet/update/fleet_update.h"
 #include "handlers/app.h"

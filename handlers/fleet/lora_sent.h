@@ -3,7 +3,7 @@
 #define BATON_HANDLERS_FLEET_LORA_SENT_H
 
 #include "base/err.h"
-#include "fleet/adapter_dir.h"
+#include "fleet/ask/adapter_dir.h"
 #include "http/http_request.h"
 
 #include <jansson.h>

@@ -1,7 +1,7 @@
 /* Engines that join and leave the fleet by a request. */
-#include "fleet/fleet_control.h"
-#include "fleet/fleet_reconcile.h"
+#include "fleet/calls/fleet_control.h"
 #include "fleet/members/upstreams.h"
+#include "fleet/want/fleet_reconcile.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"

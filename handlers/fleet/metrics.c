@@ -4,8 +4,8 @@
 
 #include "base/clock.h"
 #include "base/prometheus.h"
-#include "fleet/adapter_dir.h"
-#include "fleet/fleet_control.h"
+#include "fleet/ask/adapter_dir.h"
+#include "fleet/calls/fleet_control.h"
 #include "fleet/handoff/handoff.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"

@@ -1,7 +1,7 @@
 /* How tensors are packed: vLLM accepts it when a transfer is set up; before 0.27 (handles) and 0.28
  * (groups), in each update. A trainer for either release may work with engines of either. */
-#include "fleet/fleet_request.h"
-#include "fleet/fleet_transfer.h"
+#include "fleet/calls/fleet_request.h"
+#include "fleet/calls/fleet_transfer.h"
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/packing_json.h"

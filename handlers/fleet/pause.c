@@ -2,11 +2,11 @@
  *
  * A resume does not wait for a pause that still waits for running requests: a trainer that gave up
  * on the pause must be able to resume. The pause then undoes itself. */
-#include "fleet/fleet_pause.h"
+#include "fleet/want/fleet_pause.h"
 
 #include "base/clock.h"
-#include "fleet/fleet_control.h"
-#include "fleet/fleet_locks.h"
+#include "fleet/calls/fleet_control.h"
+#include "fleet/calls/fleet_locks.h"
 #include "fleet/update/fleet_update.h"
 #include "handlers/app.h"
 #include "handlers/body.h"

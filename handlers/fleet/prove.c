@@ -1,5 +1,5 @@
 /* POST /v1/upstreams/prove: a proof of the upstreams that is asked for, and waited for. */
-#include "fleet/fleet_control.h"
+#include "fleet/calls/fleet_control.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"

@@ -3,8 +3,8 @@
 #include "handlers/fleet/status.h"
 
 #include "fleet/api/upstream_api.h"
-#include "fleet/fleet_control.h"
-#include "fleet/fleet_request.h"
+#include "fleet/calls/fleet_control.h"
+#include "fleet/calls/fleet_request.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
 #include "handlers/reply.h"

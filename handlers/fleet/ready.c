@@ -2,7 +2,7 @@
  * pauses and sleeps. */
 #include "handlers/fleet/status.h"
 
-#include "fleet/fleet_control.h"
+#include "fleet/calls/fleet_control.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
 

@@ -1,7 +1,7 @@
 /* The routes of sleep and wake in front of upstream engines. */
-#include "fleet/fleet_control.h"
-#include "fleet/fleet_locks.h"
-#include "fleet/fleet_sleep.h"
+#include "fleet/ask/fleet_sleep.h"
+#include "fleet/calls/fleet_control.h"
+#include "fleet/calls/fleet_locks.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_update.h"
 #include "handlers/app.h"

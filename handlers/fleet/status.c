@@ -3,11 +3,11 @@
 
 #include "base/clock.h"
 #include "control/life.h"
-#include "fleet/fleet_control.h"
-#include "fleet/fleet_reconcile.h"
+#include "fleet/calls/fleet_control.h"
 #include "fleet/handoff/handoff.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_coverage.h"
+#include "fleet/want/fleet_reconcile.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"

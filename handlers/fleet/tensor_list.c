@@ -1,6 +1,6 @@
 /* POST /v1/weights/plans in front of upstream engines: each engine keeps the tensor list, and all
  * must give it the same id. */
-#include "fleet/fleet_control.h"
+#include "fleet/calls/fleet_control.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
 #include "handlers/body.h"

@@ -1,10 +1,10 @@
 /* The routes of a trainer's group in front of upstream engines. */
 #include "base/clock.h"
-#include "fleet/fleet_control.h"
-#include "fleet/fleet_group_join.h"
-#include "fleet/fleet_locks.h"
+#include "fleet/calls/fleet_control.h"
+#include "fleet/calls/fleet_locks.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_update.h"
+#include "fleet/want/fleet_group_join.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"

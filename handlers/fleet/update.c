@@ -1,10 +1,10 @@
 /* The routes that start an update in front of upstream engines, and send its tensors. */
 #include "handlers/fleet/update.h"
 
-#include "fleet/fleet_control.h"
-#include "fleet/fleet_group_join.h"
-#include "fleet/fleet_locks.h"
+#include "fleet/calls/fleet_control.h"
+#include "fleet/calls/fleet_locks.h"
 #include "fleet/update/fleet_update.h"
+#include "fleet/want/fleet_group_join.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/fleet/handlers.h"

@@ -1,7 +1,7 @@
 /* An update of the fleet as JSON: the members of a baton's own update, as one of the engines
  * reports them, with the fleet's members put over them, and each engine's result. */
 #include "base/clock.h"
-#include "fleet/fleet_control.h"
+#include "fleet/calls/fleet_control.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_update.h"
 

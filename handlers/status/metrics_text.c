@@ -9,7 +9,7 @@
 #include "control/life.h"
 #include "control/metrics.h"
 #include "control/pause_controller.h"
-#include "fleet/fleet_pause.h"
+#include "fleet/want/fleet_pause.h"
 #include "handlers/app.h"
 #include "handlers/dialect.h"
 #include "http/server/http_server.h"

@@ -5,8 +5,8 @@
 
 #include "base/workers.h"
 #include "control/pause_controller.h"
-#include "fleet/fleet_control.h"
-#include "fleet/fleet_pause.h"
+#include "fleet/calls/fleet_control.h"
+#include "fleet/want/fleet_pause.h"
 #include "handlers/reply.h"
 #include "handlers/update/update_requester.h"
 #include "handlers/update_json.h"

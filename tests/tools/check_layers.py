@@ -3,10 +3,11 @@
 
 A room may include only itself and the rooms above it in the table "Rooms" of ARCHITECTURE.md. A folder
 of handlers/ may include handlers/, handlers/source/, handlers/batch/ and itself, and no other folder of
-handlers/. The same holds for the functions that they call: OBJECTS is the folder of their object files. A
-private header, *_priv.h, may be included in its own room only. There are no exceptions.
+handlers/. The same holds for the functions that they call: BUILD is the folder of the object files. A folder
+of fleet/ calls only those before it in the row of its room. A private header, *_priv.h, may be included in its
+own room only. Files that call each other in a circle are counted for each room.
 
-Usage: tests/tools/check_layers.py [ROOT [OBJECTS]]"""
+Usage: tests/tools/check_layers.py [ROOT [BUILD]]"""
 import pathlib
 import re
 import subprocess
@@ -14,6 +15,10 @@ import sys
 
 SHARED = ("source", "batch")  # folders of handlers/ that the others may include
 FILES_MAX = 40  # sources and headers in one folder
+
+# Files in the largest circle of calls of a room, where it has more than CIRCLE_MAX. None may grow.
+CIRCLE_MAX = 5
+CIRCLES = {"http": 11, "weights": 10, "fleet": 9, "text": 8, "server": 8, "cli": 6}
 
 # Header -> the only places that may include it.
 LIBRARIES = {
@@ -46,23 +51,83 @@ def may_include(rooms, file, included):
                 and there[0] not in SHARED)
 
 
-def links(root, objects):
-    """(source, symbol) where an object of handlers/ needs a symbol of a folder that it may not include."""
-    defined, needed = {}, []
-    paths = [path for path in sorted(objects.rglob("*.o"))
-             if (root / "handlers" / path.relative_to(objects).with_suffix("")).exists()]  # not an old build's
+def folders_of(architecture, room):
+    """The folders of a room in the order of its row."""
+    row = re.search(rf"(?m)^\| `{room}/` \|.*$", architecture.read_text()).group()
+    return re.findall(r"`([a-z]+)/`", row)[1:]
+
+
+def calls_of(root, rooms, build):
+    """{source: {source that defines a symbol that it needs: symbols}}, of the object files below `build`."""
+    defined, needed, calls = {}, [], {}
+    paths = [path for room in rooms for path in sorted((build / room).rglob("*.o"))]
     for line in subprocess.run(["nm", "-A", *paths], capture_output=True, text=True, check=True).stdout.splitlines():
         path, rest = line.split(":", 1)
-        source = pathlib.Path(path).relative_to(objects).with_suffix("")
-        folder = source.parts[0] if len(source.parts) > 1 else ""
+        folder, _, inside = str(pathlib.Path(path).relative_to(build)).partition("CMakeFiles/")
+        source = folder + inside.split("/", 1)[1].removesuffix(".o")
+        if not (root / source).exists():
+            continue  # an old build's
         *_, kind, symbol = rest.split()
         if kind == "U":
-            needed.append((folder, "handlers" / source, symbol))
+            needed.append((source, symbol))
         elif kind.isupper():
-            defined[symbol] = folder
-    assert defined, f"no objects in {objects}"
-    return [(source, symbol) for folder, source, symbol in needed
-            if defined.get(symbol, "") not in ("", folder, *SHARED)]
+            defined[symbol] = source
+    assert defined, f"no objects in {build}"
+    for source, symbol in needed:
+        target = defined.get(symbol, source)
+        if target != source:
+            calls.setdefault(source, {}).setdefault(target, []).append(symbol)
+    return calls
+
+
+def may_call(rooms, folders, source, target):
+    if not may_include(rooms, source, target):
+        return False
+    if source.split("/")[0] != "fleet" or target.split("/")[0] != "fleet":
+        return True
+    at = [folders.index(folder[0]) if (folder := path.split("/")[1:-1]) else len(folders) for path in (source, target)]
+    return at[1] <= at[0]
+
+
+def circles_of(calls):
+    """Sets of files of which each calls each other, over others of the set too (Tarjan)."""
+    numbers, lowest, stack, circles = {}, {}, [], []
+
+    def visit(file):
+        numbers[file] = lowest[file] = len(numbers)
+        stack.append(file)
+        for target in calls.get(file, ()):
+            if target not in numbers:
+                visit(target)
+            if target in stack:
+                lowest[file] = min(lowest[file], lowest[target])
+        if lowest[file] == numbers[file]:
+            circle = stack[stack.index(file):]
+            del stack[stack.index(file):]
+            if len(circle) > 1:
+                circles.append(sorted(circle))
+
+    for file in sorted(calls):
+        if file not in numbers:
+            visit(file)
+    return circles
+
+
+def check_calls(root, rooms, build):
+    calls, folders = calls_of(root, rooms, build), folders_of(root / "ARCHITECTURE.md", "fleet")
+    wrong = [f"{source}: may not call {', '.join(symbols)}() of {target}"
+             for source, targets in sorted(calls.items()) for target, symbols in sorted(targets.items())
+             if not may_call(rooms, folders, source, target)]
+    largest = {}
+    for circle in circles_of(calls):
+        room = circle[0].split("/")[0]
+        largest[room] = max(largest.get(room, []), circle, key=len)
+    wrong += [f"{room}/: {len(circle)} files call each other in a circle, {CIRCLES.get(room, CIRCLE_MAX)} are allowed: "
+              + ", ".join(circle) for room, circle in sorted(largest.items())
+              if len(circle) > CIRCLES.get(room, CIRCLE_MAX)]
+    wrong += [f"{room}/: its largest circle has {len(largest.get(room, []))} files: allow no more than that"
+              for room, n in CIRCLES.items() if len(largest.get(room, [])) < n]
+    return wrong
 
 
 def main():
@@ -86,8 +151,7 @@ def main():
     wrong += [f"{folder.relative_to(root)}/: {n} files, {FILES_MAX} are allowed"
               for folder, n in sorted(per_folder.items()) if n > FILES_MAX]
     if len(sys.argv) > 2:
-        wrong += [f"{source}: calls {symbol}() of another folder of handlers/"
-                  for source, symbol in links(root, pathlib.Path(sys.argv[2]))]
+        wrong += check_calls(root, rooms, pathlib.Path(sys.argv[2]))
     if len(rooms) < 2 or n_files == 0:
         wrong.append("no rooms or no files were found")
     print("\n".join(wrong + [f"{len(rooms)} rooms, {n_files} files checked"]))

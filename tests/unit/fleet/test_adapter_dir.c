@@ -1,5 +1,5 @@
 /* The directory of adapters: what is written, what is removed, and what is never touched. */
-#include "fleet/adapter_dir.h"
+#include "fleet/ask/adapter_dir.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* Which engine has which adapter, which task it needs next, and which adapter keeps it out of
  * rotation. */
-#include "fleet/fleet_adapters.h"
+#include "fleet/calls/fleet_adapters.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

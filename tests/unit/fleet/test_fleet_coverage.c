@@ -1,5 +1,5 @@
 /* Whether an update brought the whole model, from the names in its requests. */
-#include "fleet/fleet_priv.h"
+#include "fleet/calls/fleet_priv.h"
 #include "fleet/update/fleet_update_priv.h"
 #include "handlers/tensor_list_json.h"
 

@@ -1,6 +1,6 @@
 /* Which thread owns the update lock: that of a step or of an abort, and no other; and what a pause
  * and a resume do to each other. */
-#include "fleet/fleet_priv.h"
+#include "fleet/calls/fleet_priv.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
 /* Results of engines' replies, in terms of our client's errors. */
-#include "fleet/fleet_result.h"
+#include "fleet/calls/fleet_result.h"
 
 #include "fleet/api/upstream_api.h"
 #include "fleet/members/upstream_fanout.h"
@@ -163,12 +163,12 @@ static void test_fleet_result_read_lost_update(void **state)
     free(result.text);
 }
 
-static void test_fleet_wire_code_knows_each_name(void **state)
+static void test_api_error_code_knows_each_name(void **state)
 {
     (void)state;
     for (int code = ERR_NONE + 1; code < ERR_CODE_COUNT; code++)
-        assert_int_equal(fleet_wire_code(err_wire_name((enum err_code)code)), code);
-    assert_int_equal(fleet_wire_code("odd"), ERR_NONE);
+        assert_int_equal(api_error_code(err_wire_name((enum err_code)code)), code);
+    assert_int_equal(api_error_code("odd"), ERR_NONE);
 }
 
 int main(void)
@@ -179,7 +179,7 @@ int main(void)
         cmocka_unit_test(test_fleet_results_cause_prefers_a_refusal),
         cmocka_unit_test(test_fleet_results_done_is_no_4xx_after_a_change),
         cmocka_unit_test(test_fleet_result_read_lost_update),
-        cmocka_unit_test(test_fleet_wire_code_knows_each_name),
+        cmocka_unit_test(test_api_error_code_knows_each_name),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /* Which groups are remembered, and by which names. */
-#include "fleet/fleet_priv.h"
+#include "fleet/calls/fleet_priv.h"
 #include "fleet/update/fleet_update_priv.h"
 
 #include <setjmp.h>

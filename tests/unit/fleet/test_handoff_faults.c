@@ -11,7 +11,7 @@
  * BATON_SEED=n runs one seed and prints what happens; BATON_SEEDS=n runs so many. */
 #include "update_faults_world.h"
 
-#include "fleet/fleet_sleep.h"
+#include "fleet/ask/fleet_sleep.h"
 #include "fleet/handoff/handoff.h"
 #include "fleet/handoff/handoff_export.h"
 

@@ -8,6 +8,7 @@
 #ifndef BATON_TESTS_UNIT_FLEET_UPDATE_FAULTS_WORLD_H
 #define BATON_TESTS_UNIT_FLEET_UPDATE_FAULTS_WORLD_H
 
+#include "fleet/fleet_root.h"
 #include "fleet/update/fleet_update_priv.h"
 
 #include "base/log.h"

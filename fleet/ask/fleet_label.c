@@ -1,0 +1,90 @@
+/* Sends another version to the engines in step, and makes it the fleet's. */
+#include "fleet/ask/fleet_label.h"
+
+#include "fleet/calls/fleet_priv.h"
+
+/* The engines that serve the fleet's version; only they can get its new name. Before the first
+ * update that is not known of an engine that is not ready. */
+static size_t engines_in_step(struct fleet_control *fc, const json_t *body,
+                              struct fleet_target *targets)
+{
+    struct fleet_target reachable[FLEET_MAX];
+    size_t n = fleet_reachable(fc, body, reachable), n_targets = 0;
+    struct upstream_info info;
+
+    for (size_t i = 0; i < n; i++) {
+        fleet_info(fleet_of(fc), reachable[i].upstream, &info);
+        if (info.synced && !info.fenced && (info.serial > 0 || info.report.not_ready[0] == '\0'))
+            targets[n_targets++] = reachable[i];
+    }
+    return n_targets;
+}
+
+static int check_serial(struct fleet_control *fc, uint64_t if_serial, struct err *e)
+{
+    struct fleet_stats stats;
+
+    fleet_stats(fleet_of(fc), &stats);
+    if (if_serial == 0 || if_serial == stats.serial)
+        return 0;
+    return err_set(e, ERR_PRECONDITION, "/if_serial", "serial %llu is served, not %llu",
+                   (unsigned long long)stats.serial, (unsigned long long)if_serial);
+}
+
+static int check_any(struct fleet_control *fc, size_t n, struct err *e)
+{
+    if (n > 0)
+        return 0;
+    if (fleet_version_undecided(fleet_of(fc), e))
+        return -1;
+    return err_set(e, ERR_UNSYNCED, "", "no upstream serves a version that could be named");
+}
+
+/* The engines that did not take the version are out of step then. */
+static void apply_results(struct fleet_control *fc, const struct fleet_label_request *req,
+                          const struct fleet_result *results, size_t n, uint64_t *serial)
+{
+    bool labelled[FLEET_MAX] = {false}, any = req->record != NULL;
+
+    for (size_t i = 0; i < n; i++) {
+        labelled[results[i].upstream] = result_ok(&results[i]);
+        any = any || result_ok(&results[i]);
+    }
+    if (any)
+        *serial = fleet_set_label(fleet_of(fc), req->label, labelled);
+    else
+        fleet_set_updating(fleet_of(fc), false);
+}
+
+static int name_engines(struct fleet_control *fc, const struct fleet_label_request *req,
+                        const struct fleet_target *targets, size_t n, struct fleet_result **results,
+                        uint64_t *serial, struct err *e)
+{
+    int rc;
+
+    fleet_set_updating(fleet_of(fc), true);
+    rc = fleet_request(fc, API_SET_VERSION, targets, n, fleet_step_us(fc), results, e);
+    apply_results(fc, req, *results, rc == 0 ? n : 0, serial);
+    if (req->abort_requests && *serial != 0)
+        fleet_abort_all_requests(fc);
+    return rc == 0 && fleet_results_done(*results, n, e) ? 0 : -1;
+}
+
+int fleet_label_all(struct fleet_control *fc, const struct fleet_label_request *req,
+                    struct fleet_result **results, size_t *n, uint64_t *serial, struct err *e)
+{
+    json_t *body = json_pack("{s:s}", "weight_version", req->label);
+    struct fleet_target targets[FLEET_MAX];
+    int rc = -1;
+
+    *results = NULL;
+    *serial = 0;
+    *n = engines_in_step(fc, body, targets);
+    if (body == NULL)
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for a version");
+    else if (check_any(fc, *n, e) == 0 && check_serial(fc, req->if_serial, e) == 0 &&
+             (req->record == NULL || req->record(req->arg, e) == 0))
+        rc = name_engines(fc, req, targets, *n, results, serial, e);
+    json_decref(body);
+    return rc;
+}

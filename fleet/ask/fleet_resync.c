@@ -1,0 +1,200 @@
+/* A resync: a trainer vouches for the weights of an engine. What is known of the engine is as old
+ * as its last reply, so it is queried now, and what it reports takes precedence. */
+#include "fleet/calls/fleet_priv.h"
+#include "fleet/want/fleet_cache.h"
+
+static int query_one(struct fleet_control *fc, enum api_query q, size_t upstream,
+                     struct fleet_result **result, struct err *e)
+{
+    const struct fleet_target target = {.upstream = upstream};
+
+    return fleet_query(fc, q, &target, 1, FLEET_QUERY_US, result, e);
+}
+
+static int refuse_unverified(const struct fleet_result *result, struct err *e)
+{
+    return err_set(e, ERR_CONFLICT, "", "its weights cannot be verified: %.400s", result->why.msg);
+}
+
+/* Which weights the engine serves now. Errors: ERR_CONFLICT: it does not report them. */
+static int query_version(struct fleet_control *fc, size_t upstream, struct upstream_report *report,
+                         struct err *e)
+{
+    struct fleet_result *status = NULL, *label = NULL;
+    struct upstream_endpoint at;
+    int rc = -1;
+
+    upstreams_get(fc->upstreams, upstream, &at);
+    if (query_one(fc, API_GET_STATUS, upstream, &status, e) != 0 ||
+        query_one(fc, API_GET_PROBE_VERSION, upstream, &label, e) != 0)
+        goto free_said;
+    if (status->outcome != FLEET_OK) {
+        rc = refuse_unverified(status, e);
+        goto free_said;
+    }
+    api_read_status(report, at.kind, status->text != NULL ? status->text : "", status->text_len);
+    if (label->outcome == FLEET_UNSENT || label->outcome == FLEET_UNKNOWN ||
+        api_is_auth_error(label->status))
+        rc = refuse_unverified(label, e);
+    else
+        rc = api_read_probe_version(report, at.kind, label->status,
+                                    label->text != NULL ? label->text : "", label->text_len, e);
+    if (e->code == ERR_UNREADABLE)
+        e->code = ERR_CONFLICT;
+free_said:
+    fleet_results_free(status, 1);
+    fleet_results_free(label, 1);
+    return rc;
+}
+
+/* An engine that understood the request and refused this token would generate others. */
+static bool can_generate(const struct fleet_result *result)
+{
+    return result->outcome == FLEET_OK ||
+           (result->outcome == FLEET_REFUSED && result->status < 500 && result->status != 408 &&
+            result->status != 429 && !api_is_auth_error(result->status));
+}
+
+/* An engine in rotation has shown that it generates. */
+static int probe_generation(struct fleet_control *fc, size_t upstream, struct err *e)
+{
+    struct fleet_result *result = NULL;
+    int rc = 0;
+
+    if (fleet_serves(fleet_of(fc), upstream))
+        return 0;
+    if (query_one(fc, API_GENERATE_TOKEN, upstream, &result, e) != 0)
+        return -1;
+    if (!can_generate(result))
+        rc = refuse_unverified(result, e);
+    fleet_results_free(result, 1);
+    return rc;
+}
+
+/* a sleep or a wake that the engine missed */
+
+enum sleep_state { SLEEP_NONE, SLEEP_ALL, SLEEP_PARTIAL, SLEEP_DROPPED };
+
+static enum sleep_state sleep_of(struct fleet_control *fc)
+{
+    enum sleep_state state = SLEEP_NONE;
+
+    mtx_lock(&fc->lock);
+    if (fc->sleep.weights && fc->sleep.level == 2)
+        state = SLEEP_DROPPED;
+    else if (fc->sleep.weights && fc->sleep.kv)
+        state = SLEEP_ALL;
+    else if (fc->sleep.weights || fc->sleep.kv)
+        state = SLEEP_PARTIAL;
+    mtx_unlock(&fc->lock);
+    return state;
+}
+
+/* Refuses what cannot be resolved, or not now. */
+static int check_sleep(const struct upstream_info *info, enum sleep_state state, struct err *e)
+{
+    if (state == SLEEP_DROPPED)
+        return err_set(
+            e, ERR_CONFLICT, "",
+            "the fleet is asleep and its weights were dropped (level 2): wake it and push "
+            "a whole update, which includes this upstream");
+    if (state == SLEEP_PARTIAL || (state != SLEEP_NONE && info->fence == FLEET_FENCE_WAKE))
+        return err_set(
+            e, ERR_CONFLICT, "",
+            "the fleet is asleep, in part or together with this upstream: wake all of it, "
+            "then resync this upstream again");
+    if (info->fence == FLEET_FENCE_WAKE && info->report.process[0] == '\0')
+        return err_set(
+            e, ERR_NEEDS_UPDATE, "",
+            "it was down when the fleet was woken and does not report its process: whether "
+            "it is still asleep is unknown; push a whole update");
+    return 0;
+}
+
+static int request_one(struct fleet_control *fc, enum api_op op, size_t upstream, struct err *e)
+{
+    const struct fleet_target target = {.upstream = upstream};
+    struct fleet_result *result = NULL;
+    int rc = 0;
+
+    if (fleet_request(fc, op, &target, 1, FLEET_SLEEP_US, &result, e) != 0)
+        return -1;
+    if (result->outcome == FLEET_UNKNOWN) /* it may be asleep or awake */
+        fleet_fence(fleet_of(fc), upstream, &result->why);
+    if (!result_ok(result))
+        rc = refuse_unverified(result, e);
+    fleet_results_free(result, 1);
+    return rc;
+}
+
+/* Only the process that was down during the wake may still sleep; one started since never slept. */
+static int wake_if_missed(struct fleet_control *fc, size_t upstream,
+                          const struct upstream_info *info, struct err *e)
+{
+    if (info->fence != FLEET_FENCE_WAKE || info->incarnation != info->fence_incarnation)
+        return 0;
+    return request_one(fc, API_WAKE, upstream, e);
+}
+
+static int sleep_if_missed(struct fleet_control *fc, size_t upstream,
+                           const struct upstream_info *info, enum sleep_state state, struct err *e)
+{
+    if (info->fence != FLEET_FENCE_SLEEP || state != SLEEP_ALL)
+        return 0;
+    if (request_one(fc, API_SLEEP, upstream, e) != 0)
+        return -1;
+    fleet_confirm_quiesced(fleet_of(fc), upstream, info->incarnation);
+    return 0;
+}
+
+static int refuse_if_paused(struct fleet_control *fc, struct err *e)
+{
+    if (!fleet_is_paused(fc))
+        return 0;
+    return err_set(e, ERR_CONFLICT, "",
+                   "generation is paused, and this upstream may have missed the pause: resume "
+                   "first");
+}
+
+/* Refusals that need no query come first. An engine generates only while it is awake: a wake that
+ * it missed is sent before the probe, a sleep after it. */
+static int resync_with_lock(struct fleet_control *fc, size_t upstream, struct err *e)
+{
+    enum sleep_state state = sleep_of(fc);
+    struct upstream_info info;
+    struct upstream_report report;
+
+    if (refuse_if_paused(fc, e) != 0)
+        return -1;
+    fleet_info(fleet_of(fc), upstream, &info);
+    if (fleet_may_resync(fleet_of(fc), upstream, e) != 0 ||
+        (info.fenced && check_sleep(&info, state, e) != 0))
+        return -1;
+    fleet_fence_pause_suspend(fc, upstream, true);
+    if (refuse_if_paused(fc, e) != 0 || wake_if_missed(fc, upstream, &info, e) != 0 ||
+        query_version(fc, upstream, &report, e) != 0 || probe_generation(fc, upstream, e) != 0 ||
+        sleep_if_missed(fc, upstream, &info, state, e) != 0)
+        return -1;
+    fleet_reset_caches_of(fc, upstream); /* its entries may be of other weights */
+    return fleet_resync(fleet_of(fc), upstream, &report, e);
+}
+
+int fleet_resync_one(struct fleet_control *fc, struct http_request *x, const char *name,
+                     size_t *out, struct err *e)
+{
+    int rc;
+
+    if (fleet_op_lock(fc, x, "a resync", e) != 0)
+        return -1;
+    upstreams_hold_indexes(fc->upstreams);
+    rc = upstreams_find(fc->upstreams, name, out, e);
+    if (rc == 0) {
+        rc = resync_with_lock(fc, *out, e);
+        fleet_fence_pause_suspend(fc, *out, false);
+    }
+    if (rc == 0)
+        fleet_proof_want(fc, *out);
+    upstreams_release_indexes(fc->upstreams);
+    fleet_op_unlock(fc);
+    return rc;
+}

@@ -1,0 +1,300 @@
+/* A list: there are few names. An adapter that was unloaded stays in it while an engine may still
+ * have it, so that it is unloaded there. */
+#include "fleet/calls/fleet_adapters.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void fleet_adapters_fini(struct fleet_adapters *fa)
+{
+    for (size_t i = 0; i < fa->n; i++) {
+        free(fa->list[i].path);
+        free(fa->list[i].load);
+    }
+    free(fa->list);
+    memset(fa, 0, sizeof *fa);
+}
+
+/* Also one that was unloaded and that an engine may still have. */
+static struct fleet_adapter *find(const struct fleet_adapters *fa, const char *name)
+{
+    for (size_t i = 0; i < fa->n; i++)
+        if (strcmp(fa->list[i].name, name) == 0)
+            return &fa->list[i];
+    return NULL;
+}
+
+const struct fleet_adapter *fleet_adapters_find(const struct fleet_adapters *fa, const char *name)
+{
+    struct fleet_adapter *a = find(fa, name);
+
+    return a != NULL && !a->removed ? a : NULL;
+}
+
+bool fleet_adapters_any_has(const struct fleet_adapters *fa, const uint8_t *has)
+{
+    for (size_t i = 0; i < FLEET_MAX; i++)
+        if (has[i] != FLEET_HAS_NONE && fa->incarnation[i] != FLEET_REMOVED)
+            return true;
+    return false;
+}
+
+static bool is_pending(const struct fleet_adapter *a)
+{
+    return memchr(a->pending, true, sizeof a->pending) != NULL;
+}
+
+static void set_source(struct fleet_adapter *a, char *path, char *load)
+{
+    free(a->path);
+    free(a->load);
+    a->path = path;
+    a->load = load;
+}
+
+static void forget(struct fleet_adapters *fa, struct fleet_adapter *a)
+{
+    set_source(a, NULL, NULL);
+    *a = fa->list[--fa->n];
+}
+
+/* Of those that were unloaded, and that only removed engines may still have. */
+static void forget_oldest(struct fleet_adapters *fa)
+{
+    struct fleet_adapter *oldest = NULL;
+
+    for (size_t i = 0; i < fa->n; i++) {
+        struct fleet_adapter *a = &fa->list[i];
+
+        if (a->removed && !is_pending(a) && !fleet_adapters_any_has(fa, a->has) &&
+            (oldest == NULL || a->change < oldest->change))
+            oldest = a;
+    }
+    if (oldest != NULL)
+        forget(fa, oldest);
+}
+
+int fleet_adapters_reserve(struct fleet_adapters *fa, const char *name, struct err *e)
+{
+    struct fleet_adapter *grown;
+
+    if (find(fa, name) != NULL)
+        return 0;
+    if (fa->n >= FLEET_ADAPTERS_MAX)
+        forget_oldest(fa);
+    if (fa->n >= FLEET_ADAPTERS_MAX)
+        return err_set(e, ERR_CONFLICT, "",
+                       "there are %d adapters, which is the limit; an unloaded one counts until "
+                       "every upstream has unloaded it",
+                       FLEET_ADAPTERS_MAX);
+    grown = realloc(fa->list, (fa->n + 1) * sizeof *grown);
+    if (grown == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for another adapter");
+    fa->list = grown;
+    return 0;
+}
+
+static struct fleet_adapter *add(struct fleet_adapters *fa, const char *name)
+{
+    struct fleet_adapter *a = find(fa, name);
+
+    if (a != NULL)
+        return a;
+    a = &fa->list[fa->n++];
+    memset(a, 0, sizeof *a);
+    (void)snprintf(a->name, sizeof a->name, "%s", name);
+    return a;
+}
+
+static const uint8_t has_none[FLEET_MAX] = {FLEET_HAS_NONE};
+
+static void forget_removed(struct fleet_adapters *fa)
+{
+    for (size_t i = fa->n; i-- > 0;) {
+        struct fleet_adapter *a = &fa->list[i];
+
+        if (a->removed && memcmp(a->has, has_none, sizeof has_none) == 0 && !is_pending(a))
+            forget(fa, a);
+    }
+}
+
+/* A task that is pending at an engine may change what it has after this reply. */
+static void set_has(struct fleet_adapters *fa, struct fleet_adapter *a, const uint8_t *has)
+{
+    for (size_t i = 0; i < FLEET_MAX; i++)
+        a->has[i] = a->pending[i] ? FLEET_HAS_OTHER : has[i];
+    fa->changes++;
+}
+
+uint64_t fleet_adapters_put(struct fleet_adapters *fa, const struct fleet_adapter_source *from,
+                            const uint8_t *has)
+{
+    struct fleet_adapter *a = add(fa, from->name);
+
+    a->removed = false;
+    a->timeout_us = from->timeout_us;
+    set_source(a, from->path, from->load);
+    (void)snprintf(a->digest, sizeof a->digest, "%s", from->digest != NULL ? from->digest : "");
+    set_has(fa, a, has);
+    a->change = fa->changes;
+    return ++a->revision;
+}
+
+void fleet_adapters_get_has(const struct fleet_adapters *fa, const char *name, uint8_t *has)
+{
+    const struct fleet_adapter *a = find(fa, name);
+
+    memcpy(has, a != NULL ? a->has : has_none, sizeof has_none);
+}
+
+void fleet_adapters_set_has(struct fleet_adapters *fa, const char *name, const uint8_t *has)
+{
+    struct fleet_adapter *a = find(fa, name);
+
+    if (a == NULL)
+        return;
+    set_has(fa, a, has);
+    a->change =
+        fa->changes; /* a pending load may have been processed before the adapter was lost */
+}
+
+static bool any_has(const uint8_t *has)
+{
+    return memcmp(has, has_none, sizeof has_none) != 0;
+}
+
+uint64_t fleet_adapters_remove(struct fleet_adapters *fa, const char *name, const uint8_t *left)
+{
+    const struct fleet_adapter *was = fleet_adapters_find(fa, name);
+    uint64_t revision = was != NULL ? was->revision : 0;
+    struct err full = {0};
+    struct fleet_adapter *a;
+
+    if (find(fa, name) == NULL && (!any_has(left) || fleet_adapters_reserve(fa, name, &full) != 0))
+        return 0;
+    a = add(fa, name);
+    a->removed = true;
+    a->revision = 0;
+    set_source(a, NULL, NULL);
+    set_has(fa, a, left);
+    a->change = fa->changes;
+    forget_removed(fa);
+    return revision;
+}
+
+void fleet_adapters_set_incarnation(struct fleet_adapters *fa, size_t upstream,
+                                    uint64_t incarnation, bool is_new)
+{
+    if (fa->incarnation[upstream] == incarnation)
+        return;
+    fa->incarnation[upstream] = incarnation;
+    fa->changes++;
+    for (size_t i = 0; i < fa->n; i++) {
+        struct fleet_adapter *a = &fa->list[i];
+
+        if (a->pending[upstream] || (!is_new && a->has[upstream] != FLEET_HAS_NONE))
+            a->has[upstream] = FLEET_HAS_OTHER;
+        else
+            a->has[upstream] = FLEET_HAS_NONE;
+    }
+    forget_removed(fa);
+}
+
+bool fleet_adapters_is_missing(const struct fleet_adapter *a, size_t upstream)
+{
+    return !a->removed && a->has[upstream] != FLEET_HAS_THIS;
+}
+
+static bool any_has_this(const struct fleet_adapter *a)
+{
+    return memchr(a->has, FLEET_HAS_THIS, sizeof a->has) != NULL;
+}
+
+/* One that cannot be loaded again, and that no engine has, is unloaded where there may be an older
+ * revision of it. */
+static bool has_task(const struct fleet_adapter *a, size_t upstream)
+{
+    enum fleet_has has = (enum fleet_has)a->has[upstream];
+
+    if (a->removed)
+        return has != FLEET_HAS_NONE;
+    return a->load != NULL ? has != FLEET_HAS_THIS : has == FLEET_HAS_OTHER && !any_has_this(a);
+}
+
+/* Adapters that the engine refused come last. */
+static struct fleet_adapter *next_task(const struct fleet_adapters *fa, size_t upstream)
+{
+    struct fleet_adapter *refused = NULL;
+
+    for (size_t i = 0; i < fa->n; i++) {
+        struct fleet_adapter *a = &fa->list[i];
+
+        if (has_task(a, upstream) && a->has[upstream] != FLEET_HAS_REFUSED)
+            return a;
+        if (has_task(a, upstream))
+            refused = a;
+    }
+    return refused;
+}
+
+bool fleet_adapters_has_task(const struct fleet_adapters *fa, size_t upstream)
+{
+    return next_task(fa, upstream) != NULL;
+}
+
+int fleet_adapters_begin_task(struct fleet_adapters *fa, size_t upstream,
+                              struct fleet_adapter_task *out)
+{
+    struct fleet_adapter *a = next_task(fa, upstream);
+    struct fleet_adapter_task task = {.incarnation = fa->incarnation[upstream]};
+
+    if (a == NULL)
+        return 0;
+    if (!a->removed && a->load != NULL) {
+        task.load = strdup(a->load);
+        if (task.load == NULL)
+            return -1;
+    }
+    memcpy(task.name, a->name, sizeof task.name);
+    memcpy(task.digest, a->digest, sizeof task.digest);
+    task.had = (enum fleet_has)a->has[upstream];
+    task.may_have = task.had != FLEET_HAS_NONE;
+    task.timeout_us = a->timeout_us;
+    task.change = a->change;
+    a->pending[upstream] = true;
+    *out = task;
+    return 1;
+}
+
+void fleet_adapters_end_task(struct fleet_adapters *fa, size_t upstream,
+                             struct fleet_adapter_task *task, enum fleet_has has)
+{
+    struct fleet_adapter *a = find(fa, task->name); /* not forgotten while a task is pending */
+
+    assert(a != NULL && a->pending[upstream]);
+    a->pending[upstream] = false;
+    a->has[upstream] = (uint8_t)has;
+    if (task->incarnation != fa->incarnation[upstream] || task->change != a->change)
+        a->has[upstream] = FLEET_HAS_OTHER;
+    fa->changes++;
+    forget_removed(fa);
+    free(task->load);
+    task->load = NULL;
+}
+
+const struct fleet_adapter *fleet_adapters_blocking(const struct fleet_adapters *fa,
+                                                    size_t upstream)
+{
+    for (size_t i = 0; i < fa->n; i++) {
+        const struct fleet_adapter *a = &fa->list[i];
+        enum fleet_has has = (enum fleet_has)a->has[upstream];
+        bool can_mend = has == FLEET_HAS_OTHER || (a->load != NULL && has != FLEET_HAS_REFUSED);
+
+        if (a->removed ? has != FLEET_HAS_NONE
+                       : has != FLEET_HAS_THIS && (can_mend || any_has_this(a)))
+            return a;
+    }
+    return NULL;
+}

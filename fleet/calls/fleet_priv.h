@@ -1,0 +1,229 @@
+/* The state of a fleet's control plane. Included by fleet/ and its folders only; handlers use
+ * fleet/calls/fleet_control.h and the headers beside it. */
+#ifndef BATON_FLEET_FLEET_PRIV_H
+#define BATON_FLEET_FLEET_PRIV_H
+
+#include "base/clock.h"
+#include "base/loop.h"
+#include "base/mtx.h"
+#include "base/workers.h"
+#include "fleet/calls/fleet_adapters.h"
+#include "fleet/calls/fleet_control.h"
+#include "fleet/calls/fleet_locks.h"
+#include "fleet/calls/fleet_request.h"
+#include "fleet/calls/fleet_transfer.h"
+#include "fleet/members/upstreams.h"
+#include "fleet/proof/fleet_proof.h"
+#include "fleet/update/fleet_coverage.h"
+#include "fleet/update/fleet_session.h"
+#include "fleet/update/fleet_update.h"
+#include "fleet/want/fleet_pause.h"
+#include "fleet/want/fleet_reconcile.h"
+#include "http/http_request.h"
+
+enum {
+    FLEET_ENDED_SESSIONS_MAX = 16,       /* updates that ended and can still be queried */
+    FLEET_MISSED_PAUSE_RETRY_US = 500000 /* between attempts to send a missed pause or resume */
+};
+
+/* Why engines are quiesced, besides a pause and a sleep. */
+struct fleet_quiesce {
+    unsigned
+        n_adapters_replacing;     /* loads under way that may replace an adapter of the same name */
+    unsigned n_probe_suspensions; /* fleet_suspend_generation_probes */
+    uint64_t order;               /* of the last decision; grows with each */
+};
+
+/* Which engines have the trainer's pause, and which missed the last pause or resume. */
+struct fleet_paused {
+    bool has[FLEET_MAX]; /* the engine took the pause, while there is one */
+    struct fleet_incarnation incarnation[FLEET_MAX]; /* then: the process that did */
+    bool missed[FLEET_MAX];     /* it was not reached when the others were paused, or resumed */
+    uint64_t missed_due_us;     /* the next attempt to reach those; CLOCK_NEVER: there are none */
+    uint64_t joined[FLEET_MAX]; /* join_incarnation of the engine that was last seen there */
+};
+
+/* Engines that are paused because they are fenced (fleet/want/fleet_fence_pause.c). By index, and
+ * of the process `incarnation`. */
+enum fleet_fence_pause {
+    FENCE_RUNS,
+    FENCE_PAUSE_IN_DOUBT, /* a request was sent, or another pause ended, and it may be paused */
+    FENCE_PAUSED,
+    FENCE_SUSPENDED /* it must run for a resync */
+};
+struct fleet_fence_pauses {
+    enum fleet_fence_pause state[FLEET_MAX];
+    uint64_t incarnation[FLEET_MAX];
+    uint64_t due_us[FLEET_MAX]; /* no request before */
+    bool held[FLEET_MAX];       /* its pause was logged */
+    bool told[FLEET_MAX];       /* so was the failure of its last request */
+    bool running;               /* the job is posted */
+
+    struct job job; /* of the loop's thread, and so are the next two */
+    struct loop_item item;
+    struct loop_timer timer;
+};
+
+/* What the engines joined for transfers (fleet/calls/fleet_transfer.h). */
+struct fleet_transfer {
+    struct fleet_group groups[FLEET_GROUPS_MAX]; /* the latest last */
+    size_t n_groups;
+    struct fleet_handles handles;
+};
+
+/* Reconciling one engine (fleet/want/fleet_reconcile.h). */
+struct fleet_reconciler {
+    struct fleet_control *fc; /* immutable, and so is the next one */
+    size_t upstream;
+    const char *name; /* of the engine that was last found there; valid as in upstream_endpoint */
+    struct job job;   /* of cfg.reconcile; posted while `running` */
+    bool running;
+    uint64_t due_us, wait_us; /* no attempt before; delay after the next failure */
+    struct err why;           /* of the last failure */
+    struct err stale;         /* why its caches could not be reset; clean: they are not stale */
+    bool untried;             /* they may be: this server has not yet reset those of the process */
+    uint64_t n_stale;         /* grows with each change of `stale` */
+};
+
+struct fleet_reconcilers {
+    struct fleet_reconciler list[FLEET_MAX];
+    unsigned n_running;
+    bool watching;         /* fleet_reconcile_watch */
+    struct loop_item item; /* of the loop's thread, and so is the next one */
+    struct loop_timer timer;
+};
+
+/* Leases that end, on the loop's timer; what follows blocks, so it is a job of cfg.abort. */
+struct fleet_expiry {
+    struct loop_item reschedule;
+    struct loop_timer timer;
+    struct job job;
+    bool running; /* the job is posted; guarded by the control's lock */
+};
+
+struct fleet_control {
+    struct mtx lock;    /* rank MTX_UPDATES; guards down to the blank line */
+    struct cnd changed; /* a lock was released, or a session changed */
+    struct fleet_locks locks;
+    struct fleet_quiesce quiesce;
+    struct fleet_session *session;  /* one reference; NULL: none is open */
+    struct fleet_session *starting; /* one reference; a copy of it, as it began; NULL: none */
+    struct fleet_session *ended[FLEET_ENDED_SESSIONS_MAX]; /* one reference each; the last first */
+    struct pause pause;                                    /* the trainer's */
+    struct fleet_paused paused;
+    struct fleet_fence_pauses fence_pauses;
+    struct fleet_sleep sleep;
+    struct fleet_spec *spec; /* one reference; NULL: the model's tensors are not known */
+    const char *coverage;    /* static: of the last committed update; NULL: there was none */
+    struct fleet_transfer transfer;
+    struct fleet_adapters adapters;
+    struct fleet_reconcilers reconcile;
+    struct fleet_provers proof;
+
+    /* written by the owner of the operation lock or abort lock; no lock */
+    bool update_in_doubt[FLEET_MAX]; /* a baton may have an update open that no session knows */
+    bool wake_in_doubt[FLEET_MAX];   /* it may be asleep, though the others were woken */
+
+    struct fleet_control_cfg cfg; /* immutable, and so is the next one */
+    struct upstreams *upstreams;  /* cfg's */
+
+    struct fleet_expiry expiry; /* of the loop's thread, but for `running` */
+};
+
+/* fleet_group_locked - a group by its name, as fleet_get_group. @name  NULL: the latest
+ * fleet_any_group_locked - the same, also one that was left after a refusal.
+ * fleet_group_since_locked - the group that began then. NULL: it is forgotten */
+void fleet_transfer_clear(struct fleet_transfer *t); /* under the lock, or at shutdown */
+struct fleet_group *fleet_any_group_locked(struct fleet_control *fc, const char *name);
+int fleet_require_group_locked(struct fleet_control *fc, const char *name, struct fleet_group **out,
+                               struct err *e); /* fleet_require_group */
+struct fleet_group *fleet_group_since_locked(struct fleet_control *fc, uint64_t began_us);
+struct fleet_group *fleet_group_locked(struct fleet_control *fc, const char *name);
+
+/* ---- processes behind an upstream ---- */
+
+/* fleet_incarnation_of - what identifies an engine's process now.
+ * fleet_is_other_incarnation - has the process changed since? One that does not name itself counts
+ * as changed if it was away. */
+void fleet_incarnation_of(struct fleet_control *fc, size_t upstream, struct fleet_incarnation *out);
+bool fleet_is_other_incarnation(struct fleet_control *fc, size_t upstream,
+                                const struct fleet_incarnation *incarnation);
+
+/* ---- pauses ---- */
+
+/* fleet_engine_is_paused_locked - did this engine take the trainer's pause, and is it the same
+ * process?
+ * fleet_engine_is_held_locked - does the open update keep this engine paused? */
+bool fleet_engine_is_paused_locked(struct fleet_control *fc, size_t upstream);
+bool fleet_engine_is_held_locked(const struct fleet_control *fc, size_t upstream);
+
+/* fleet_note_pause_results - a pause or a resume reached these engines, and no others. The others
+ * get it when they are back (fleet_send_missed_pauses). No lock held. */
+void fleet_note_pause_results(struct fleet_control *fc, const struct fleet_result *results,
+                              size_t n, bool paused);
+
+/* fleet_note_missed_pause - these engines get the pause or resume of the others later. No lock
+ * held.
+ */
+void fleet_note_missed_pause(struct fleet_control *fc, const struct fleet_target *targets,
+                             size_t n);
+
+/* fleet_note_joined - engines were added. One that was here before may be paused as it left, or
+ * run; if its API does not say which, it counts as having missed the last pause or resume. No lock
+ * held.
+ */
+void fleet_note_joined(struct fleet_control *fc);
+
+/* fleet_fence_pause_watch - with --pause-fenced: from now on pause the engines that are fenced for
+ * their weights, and resume them when they are not any more. Before upstreams_start, or later.
+ * Repeating is harmless. */
+void fleet_fence_pause_init(struct fleet_control *fc); /* part of fleet_control_new */
+void fleet_fence_pause_watch(struct fleet_control *fc);
+
+/* fleet_fence_keeps_paused_locked - must a resume for all engines leave this one out? One that is
+ * fenced may have part of an update. With --pause-fenced it counts as paused for its fence. */
+bool fleet_fence_keeps_paused_locked(struct fleet_control *fc, size_t upstream);
+
+/* fleet_fence_pause_suspend - on: resume an engine that is paused for its fence, and let it run,
+ * since a resync makes it generate, unless the fleet is paused by now; off: the resync has ended.
+ * Blocks: for the pause lock, then up
+ * to 2 s. No lock held. */
+void fleet_fence_pause_suspend(struct fleet_control *fc, size_t upstream, bool on);
+
+/* fleet_send_missed_pauses - send it to those that are back, if that is due. Blocks: for the pause
+ * lock, then up to fleet_step_us. No lock held. */
+void fleet_send_missed_pauses(struct fleet_control *fc);
+
+/* fleet_pause_expired_locked - has the lease of the trainer's pause ended? */
+bool fleet_pause_expired_locked(const struct fleet_control *fc);
+
+/* fleet_pause_body - the request that pauses an engine as the others are (new). NULL: no memory. */
+json_t *fleet_pause_body(const struct pause *p);
+
+/* ---- adapters ---- */
+
+/* fleet_run_adapter_task - send the load or unload of a task. Blocks: up to the time of a load, and
+ * of cache resets. No lock held. @why  clean; set if it failed. Returns: what the engine has now.
+ */
+enum fleet_has fleet_run_adapter_task(struct fleet_control *fc, size_t upstream,
+                                      const struct fleet_adapter_task *task, struct err *why);
+
+/* ---- quiesce and leases ---- */
+
+/* fleet_apply_quiesce - from the state as it is now: do engines get probes that generate a token,
+ * are engines that missed a pause out of rotation, do new generates wait here? No lock held. */
+void fleet_apply_quiesce(struct fleet_control *fc);
+
+/* fleet_reschedule - a lease has changed. Threads: any. Blocks: no. */
+void fleet_reschedule(struct fleet_control *fc);
+
+/* fleet_expire_update - abort, if its lease has still expired when the lock is taken. Blocks. */
+void fleet_expire_update(struct fleet_control *fc, struct fleet_session *s);
+
+/* fleet_send_packing - tell those vLLM whose releases take it only when a transfer is set up
+ * whether the handles of `body` are packed. An engine that fails is dropped from the update.
+ * Blocks. */
+int fleet_send_packing(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
+                       struct err *e);
+
+#endif

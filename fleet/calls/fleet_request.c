@@ -1,0 +1,234 @@
+/* All requests are made before the first is sent: an operation that one engine's API cannot express
+ * reaches no engine. */
+#include "fleet/calls/fleet_request.h"
+
+#include "base/net/trace.h"
+#include "fleet/calls/fleet_priv.h"
+#include "fleet/members/upstreams.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+uint64_t fleet_step_us(struct fleet_control *fc)
+{
+    uint64_t update_us = fleet_update_us(fc);
+
+    return update_us < FLEET_STEP_US ? update_us : FLEET_STEP_US;
+}
+
+/* requests */
+
+enum { OP_OF_TARGET = API_OPS }; /* as an operation: each target has its own */
+
+/* The form of a request depends on the engine's release, and on how the group with the trainer was
+ * made. */
+static int make_op(struct api_request *out, struct fleet_control *fc, enum upstream_kind kind,
+                   int op, const struct fleet_target *target, struct err *e)
+{
+    json_t *empty = target->body == NULL ? json_object() : NULL;
+    struct api_context ctx = target->ctx;
+    const struct fleet_group *group;
+    struct upstream_info info;
+    char name[FLEET_GROUP_NAME_MAX + 1] = "";
+    int rc;
+
+    fleet_info(upstreams_fleet(fc->upstreams), target->upstream, &info);
+    ctx.release = info.report.release;
+    mtx_lock(&fc->lock);
+    group = fleet_group_locked(fc, json_string_value(json_object_get(target->body, "group_name")));
+    if (group != NULL) {
+        ctx.group = group->packing;
+        memcpy(name, group->name, sizeof name);
+    }
+    mtx_unlock(&fc->lock);
+    if (ctx.group_name == NULL)
+        ctx.group_name = name;
+
+    if (target->body == NULL && empty == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for a request to an upstream");
+    rc = api_make_request(out, kind, op == OP_OF_TARGET ? target->op : (enum api_op)op,
+                          target->body != NULL ? target->body : empty, &ctx, e);
+    json_decref(empty);
+    return rc;
+}
+
+static int make_query(struct api_request *out, struct fleet_control *fc, enum upstream_kind kind,
+                      int q, const struct fleet_target *targets, struct err *e)
+{
+    (void)fc;
+    (void)targets;
+    return api_make_query(out, kind, (enum api_query)q, e);
+}
+
+typedef int make_fn(struct api_request *out, struct fleet_control *fc, enum upstream_kind kind,
+                    int what, const struct fleet_target *targets, struct err *e);
+
+static int make_calls(struct fleet_control *fc, make_fn *make, int what,
+                      const struct fleet_target *targets, size_t n, uint64_t timeout_us,
+                      struct upstream_call *calls, struct err *e)
+{
+    struct upstream_endpoint at;
+
+    for (size_t i = 0; i < n; i++) {
+        upstreams_get(fc->upstreams, targets[i].upstream, &at);
+        calls[i].target = at.target;
+        calls[i].timeout_us = targets[i].timeout_us > 0 ? targets[i].timeout_us : timeout_us;
+        calls[i].trace = trace_current();
+        calls[i].until_down = targets[i].until_down;
+        calls[i].given_up = targets[i].given_up;
+        calls[i].upstream = targets[i].upstream;
+        if (make(&calls[i].request, fc, at.kind, what, &targets[i], e) == 0)
+            continue;
+        while (i-- > 0)
+            api_request_fini(&calls[i].request);
+        return -1;
+    }
+    return 0;
+}
+
+/* The new process leaves rotation at once, not only at its next probe. */
+static void note_restart(struct fleet_control *fc, size_t upstream, const char *process)
+{
+    if (process[0] != '\0')
+        (void)fleet_check_process(fleet_of(fc), upstream, process);
+    upstreams_probe_now(fc->upstreams);
+}
+
+static int send_all(struct fleet_control *fc, make_fn *make, int what,
+                    const struct fleet_target *targets, size_t n, uint64_t timeout_us,
+                    struct fleet_result **out, struct err *e)
+{
+    struct upstream_call *calls = calloc(n + 1, sizeof *calls);
+    struct upstream_reply *replies = calloc(n + 1, sizeof *replies);
+    struct fleet_result *results = calloc(n + 1, sizeof *results);
+    struct upstream_endpoint at;
+    int rc = -1;
+
+    if (calls == NULL || replies == NULL || results == NULL)
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for requests to %zu upstreams", n);
+    else
+        rc = make_calls(fc, make, what, targets, n, timeout_us, calls, e);
+    if (rc == 0 && n > 0)
+        rc = upstreams_call(fc->upstreams, calls, n, replies, e);
+    for (size_t i = 0; rc == 0 && i < n; i++) {
+        results[i].upstream = targets[i].upstream;
+        upstreams_get(fc->upstreams, targets[i].upstream, &at);
+        fleet_result_read(&results[i], at.name, &replies[i]);
+        if (fleet_result_read_lost(&results[i], &targets[i].ctx, at.name))
+            note_restart(fc, targets[i].upstream, replies[i].process);
+        upstream_reply_fini(&replies[i]);
+    }
+    free(calls);
+    free(replies);
+    if (rc == 0)
+        *out = results;
+    else
+        free(results);
+    return rc;
+}
+
+/* Some engines reply 200 with a body that reports a failure. */
+static void check_done(struct fleet_control *fc, enum api_op op, const struct fleet_target *target,
+                       struct fleet_result *result)
+{
+    char words[FLEET_ERROR_TEXT_MAX] = "";
+    struct upstream_endpoint at;
+    struct err why = {0};
+
+    if (result->outcome != FLEET_OK)
+        return;
+    upstreams_get(fc->upstreams, target->upstream, &at);
+    if (api_check_done(at.kind, op, target->body, &target->ctx,
+                       result->text != NULL ? result->text : "", result->text_len, &why) == 0)
+        return;
+    api_read_error(words, sizeof words, result->text != NULL ? result->text : "", result->text_len);
+    result->outcome = FLEET_REFUSED;
+    (void)err_set(&result->why, ERR_UPSTREAM, "", "%.100s answered %d, but %s: %s", at.name,
+                  result->status, why.msg, words);
+}
+
+/* Not what it refused because of our client, nor an answer that was not waited for. */
+static bool is_engines_failure(const struct fleet_result *result, const struct fleet_target *target)
+{
+    bool given_up = target->given_up != NULL && __atomic_load_n(target->given_up, __ATOMIC_ACQUIRE);
+
+    return !result_ok(result) && !given_up &&
+           (result->why.code == ERR_UPSTREAM || result->why.code == ERR_UPSTREAM_TIMEOUT);
+}
+
+static int request_all(struct fleet_control *fc, int op, const struct fleet_target *targets,
+                       size_t n, uint64_t timeout_us, struct fleet_result **out, struct err *e)
+{
+    if (send_all(fc, make_op, op, targets, n, timeout_us, out, e) != 0)
+        return -1;
+    for (size_t i = 0; i < n; i++) {
+        enum api_op of = op == OP_OF_TARGET ? targets[i].op : (enum api_op)op;
+
+        check_done(fc, of, &targets[i], &(*out)[i]);
+        if (is_engines_failure(&(*out)[i], &targets[i]))
+            fleet_count_failure(fleet_of(fc), targets[i].upstream);
+        if ((of == API_RESUME || of == API_WAKE) && (*out)[i].outcome == FLEET_OK)
+            fleet_released(fleet_of(fc), targets[i].upstream);
+    }
+    return 0;
+}
+
+int fleet_request(struct fleet_control *fc, enum api_op op, const struct fleet_target *targets,
+                  size_t n, uint64_t timeout_us, struct fleet_result **out, struct err *e)
+{
+    assert(n <= FLEET_MAX);
+    return request_all(fc, (int)op, targets, n, timeout_us, out, e);
+}
+
+int fleet_requests(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
+                   uint64_t timeout_us, struct fleet_result **out, struct err *e)
+{
+    return request_all(fc, OP_OF_TARGET, targets, n, timeout_us, out, e);
+}
+
+int fleet_query(struct fleet_control *fc, enum api_query q, const struct fleet_target *targets,
+                size_t n, uint64_t timeout_us, struct fleet_result **out, struct err *e)
+{
+    return send_all(fc, make_query, (int)q, targets, n, timeout_us, out, e);
+}
+
+int fleet_validate(struct fleet_control *fc, enum api_op op, const struct fleet_target *targets,
+                   size_t n, struct err *e)
+{
+    struct api_request r;
+    struct upstream_endpoint at;
+
+    for (size_t i = 0; i < n; i++) {
+        upstreams_get(fc->upstreams, targets[i].upstream, &at);
+        if (make_op(&r, fc, at.kind, (int)op, &targets[i], e) != 0)
+            return -1;
+        api_request_fini(&r);
+    }
+    return 0;
+}
+
+int fleet_request_all(struct fleet_control *fc, enum api_op op, const json_t *body,
+                      uint64_t timeout_us, struct fleet_result **results, size_t *n, struct err *e)
+{
+    struct fleet_target targets[FLEET_MAX];
+
+    if (fleet_reachable_quorum(fc, body, targets, n, e) != 0)
+        return -1;
+    return fleet_request(fc, op, targets, *n, timeout_us, results, e);
+}
+
+void fleet_abort_all_requests(struct fleet_control *fc)
+{
+    json_t *all = json_pack("{s:b}", "all", 1);
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *results = NULL;
+    struct err ignored = {0};
+    size_t n = fleet_reachable(fc, all, targets);
+
+    (void)fleet_abort_queued(fleet_of(fc), true);
+    if (all != NULL &&
+        fleet_request(fc, API_ABORT_REQUESTS, targets, n, FLEET_CACHE_US, &results, &ignored) == 0)
+        fleet_results_free(results, n);
+    json_decref(all);
+}

@@ -1,0 +1,78 @@
+/* One request to several engines at the same time, and the result of each. */
+#ifndef BATON_FLEET_FLEET_REQUEST_H
+#define BATON_FLEET_FLEET_REQUEST_H
+
+#include "base/err.h"
+#include "fleet/api/upstream_api.h"
+#include "fleet/calls/fleet_result.h"
+#include "fleet/members/fleet.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct fleet_control;
+
+/* How long one engine may take. */
+enum {
+    FLEET_STEP_US = 30000000,   /* a pause, a resume, the start of its own update */
+    FLEET_ABORT_US = 10000000,  /* the abort of its update */
+    FLEET_QUERY_US = 10000000,  /* a query of its state */
+    FLEET_CONFIG_US = 30000000, /* of its configuration: a vLLM inspects its host before the first
+                                   reply */
+    FLEET_CACHE_US = 60000000,  /* a reset of its caches, an abort of its requests */
+    FLEET_SLEEP_US = 300000000, /* a sleep or a wake: weights to or from host memory */
+    FLEET_GRACE_US = 2000000    /* added where the request itself gives the engine a timeout */
+};
+
+struct fleet_target {
+    size_t upstream;
+    enum api_op op;      /* of fleet_requests; else the argument's */
+    const json_t *body;  /* borrowed; NULL: an empty object */
+    uint64_t timeout_us; /* 0: the argument's */
+    struct api_context ctx;
+    bool until_down;      /* stop waiting when the engine goes down: FLEET_UNKNOWN, ERR_UNSYNCED */
+    const bool *given_up; /* atomic: and when this becomes true; NULL: never */
+};
+
+/* fleet_request - send an operation to each target, and wait for the last reply. All requests are
+ * made before the first is sent. They are part of the calling thread's trace (base/net/trace.h).
+ * @targets  [n], n <= FLEET_MAX
+ * @results  [n], in the order of `targets`; written on success; free with fleet_results_free
+ * Threads: those that may wait for engines; no lock held. Blocks: up to timeout_us.
+ * Errors: api_make_request's, ERR_NO_MEMORY: nothing was sent; ERR_DRAINING: the engines may have
+ *         processed it. */
+int fleet_request(struct fleet_control *fc, enum api_op op, const struct fleet_target *targets,
+                  size_t n, uint64_t timeout_us, struct fleet_result **results, struct err *e);
+
+/* fleet_requests - the same with an operation for each target, of which several may be at one
+ * upstream: they reach it in any order. Any n. */
+int fleet_requests(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
+                   uint64_t timeout_us, struct fleet_result **results, struct err *e);
+
+/* fleet_query - the same with a query of an engine's state. */
+int fleet_query(struct fleet_control *fc, enum api_query q, const struct fleet_target *targets,
+                size_t n, uint64_t timeout_us, struct fleet_result **results, struct err *e);
+
+/* fleet_validate - can the request be made for each target? Nothing is sent.
+ * Errors: api_make_request's. */
+int fleet_validate(struct fleet_control *fc, enum api_op op, const struct fleet_target *targets,
+                   size_t n, struct err *e);
+
+/* fleet_step_us - FLEET_STEP_US, or the time of a step of an update (fleet_update_us) if that is
+ * shorter. */
+uint64_t fleet_step_us(struct fleet_control *fc);
+
+/* fleet_request_all - the same request to every engine that answers.
+ * @body  borrowed; @results, @n  as fleet_request's
+ * Errors: fleet_reachable_quorum's; fleet_request's. */
+int fleet_request_all(struct fleet_control *fc, enum api_op op, const json_t *body,
+                      uint64_t timeout_us, struct fleet_result **results, size_t *n, struct err *e);
+
+/* fleet_abort_all_requests - abort what waits for a permit here, and what runs on the engines that
+ * answer; failures are ignored.
+ * Threads and blocking as fleet_request: up to FLEET_CACHE_US. */
+void fleet_abort_all_requests(struct fleet_control *fc);
+
+#endif

@@ -1,0 +1,247 @@
+/* Results in terms of our client's errors: what an engine replied, or that it did not. */
+#include "fleet/calls/fleet_result.h"
+
+#include "fleet/calls/fleet_priv.h"
+#include "fleet/members/upstreams.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void fleet_results_free(struct fleet_result *results, size_t n)
+{
+    for (size_t i = 0; results != NULL && i < n; i++)
+        free(results[i].text);
+    free(results);
+}
+
+/* A 403 concerns our key, unless it names a member of the request, for instance a path: then it
+ * concerns our client's request. */
+static bool rejects_our_key(int status, const char *field)
+{
+    return api_is_auth_error(status) && !(status == 403 && field[0] != '\0');
+}
+
+/* For servers whose error bodies have no code. A status that concerns this server and not our
+ * client (a route that does not exist) is the upstream's failure. */
+static enum err_code code_of_status(int status)
+{
+    switch (status) {
+    case 400:
+        return ERR_BAD_REQUEST;
+    case 409:
+        return ERR_CONFLICT;
+    case 413:
+        return ERR_TOO_LARGE;
+    case 422:
+        return ERR_MISMATCH;
+    default:
+        return ERR_UPSTREAM;
+    }
+}
+
+static bool is_internal(enum err_code code)
+{
+    return code == ERR_INTERNAL || code == ERR_BAD_METHOD || code == ERR_MEDIA_TYPE ||
+           code == ERR_EXPECTATION || code == ERR_GONE;
+}
+
+/* The code in a baton's error body, if it belongs to the status. */
+static enum err_code code_of_body(const json_t *error, int status)
+{
+    const char *name = json_string_value(json_object_get(error, "code"));
+    enum err_code code = name != NULL ? api_error_code(name) : ERR_NONE;
+
+    if (code == ERR_NONE || err_http_status(code) != status)
+        return ERR_NONE;
+    return is_internal(code) ? ERR_UPSTREAM : code;
+}
+
+static void read_refusal(struct fleet_result *result, const char *name)
+{
+    const char *text = result->text != NULL ? result->text : "";
+    json_t *answer = json_loadb(text, result->text_len, 0, NULL);
+    const json_t *error = json_object_get(answer, "error");
+    const char *param = json_string_value(json_object_get(error, "param"));
+    const char *field = param != NULL && param[0] == '/' ? param : "";
+    bool refused = rejects_our_key(result->status, field);
+    enum err_code code = refused ? ERR_UPSTREAM_KEY : code_of_body(error, result->status);
+    char words[FLEET_ERROR_TEXT_MAX] = "";
+
+    if (result->text_len > 0)
+        api_read_error(words, sizeof words, text, result->text_len);
+    if (code == ERR_NONE)
+        code = code_of_status(result->status);
+    (void)err_set(&result->why, code, field, "%.100s %s%d: %s", name,
+                  refused && result->status != 421 ? "refuses the key of this server: "
+                                                   : "answered ",
+                  result->status, words);
+    json_decref(answer);
+}
+
+void fleet_result_read(struct fleet_result *result, const char *name, struct upstream_reply *a)
+{
+    result->status = a->status;
+    result->text = a->text;
+    result->text_len = a->text_len;
+    a->text = NULL;
+    if (a->good) {
+        result->outcome = a->requested ? FLEET_OK : FLEET_SKIPPED;
+    } else if (a->status >= 300) {
+        result->outcome = FLEET_REFUSED;
+        read_refusal(result, name);
+    } else {
+        result->outcome = a->sent ? FLEET_UNKNOWN : FLEET_UNSENT;
+        (void)err_set(&result->why, a->why.code, "", "%.100s: %.320s%s", name, a->why.msg,
+                      a->sent ? "; it may have been processed" : "");
+    }
+}
+
+/* The engine gave out that id itself; our client never saw it. */
+bool fleet_result_read_lost(struct fleet_result *result, const struct api_context *ctx,
+                            const char *name)
+{
+    if (result->outcome != FLEET_REFUSED || ctx->update_id == NULL ||
+        result->why.code != ERR_NOT_FOUND || strcmp(result->why.field, "/update_id") != 0)
+        return false;
+    result->outcome = FLEET_LOST;
+    err_clear(&result->why);
+    (void)err_set(&result->why, ERR_UPSTREAM, "",
+                  "%.100s was restarted during the update and has lost it: start the update again",
+                  name);
+    return true;
+}
+
+bool fleet_result_may_have_run(const struct fleet_result *result)
+{
+    static const int early[] = {401, 403, 404, 405, 413, 415, 421};
+
+    if (result->outcome == FLEET_SKIPPED || result->outcome == FLEET_UNSENT ||
+        result->outcome == FLEET_LOST)
+        return false;
+    for (size_t i = 0; i < sizeof early / sizeof early[0]; i++)
+        if (result->outcome == FLEET_REFUSED && result->status == early[i])
+            return false;
+    return true;
+}
+
+const struct fleet_result *fleet_results_cause(const struct fleet_result *results, size_t n)
+{
+    const struct fleet_result *cause = NULL;
+
+    for (size_t i = 0; i < n; i++) {
+        if (results[i].outcome == FLEET_REFUSED)
+            return &results[i];
+        if (cause == NULL && results[i].outcome != FLEET_OK && results[i].outcome != FLEET_SKIPPED)
+            cause = &results[i];
+    }
+    return cause;
+}
+
+uint64_t fleet_results_sum(const struct fleet_result *results, size_t n, const char *member)
+{
+    uint64_t sum = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        json_t *answer = results[i].text != NULL && results[i].outcome == FLEET_OK
+                             ? json_loadb(results[i].text, results[i].text_len, 0, NULL)
+                             : NULL;
+        json_int_t value = json_integer_value(json_object_get(answer, member));
+
+        sum += value > 0 ? (uint64_t)value : 0;
+        json_decref(answer);
+    }
+    return sum;
+}
+
+bool result_ok(const struct fleet_result *result)
+{
+    return result->outcome == FLEET_OK || result->outcome == FLEET_SKIPPED;
+}
+
+bool fleet_results_ok(const struct fleet_result *results, size_t n, struct err *e)
+{
+    const struct fleet_result *cause = fleet_results_cause(results, n);
+
+    if (cause == NULL)
+        return true;
+    *e = cause->why;
+    return false;
+}
+
+void fleet_error_after_change(struct err *e)
+{
+    if (err_http_status(e->code) >= 500)
+        return;
+    e->code = ERR_UPSTREAM;
+    e->field[0] = '\0';
+}
+
+bool fleet_results_done(const struct fleet_result *results, size_t n, struct err *e)
+{
+    bool any = false;
+
+    if (fleet_results_ok(results, n, e))
+        return true;
+    for (size_t i = 0; i < n; i++)
+        any = any || results[i].outcome == FLEET_OK || results[i].outcome == FLEET_UNKNOWN;
+    if (any)
+        fleet_error_after_change(e);
+    return false;
+}
+
+/* JSON */
+
+int fleet_json_set(json_t *reply, const char *member, json_t *value)
+{
+    return json_object_set_new(reply, member, value);
+}
+
+json_t *fleet_result_json(const char *name, bool ok, int status, const char *error)
+{
+    return json_pack("{s:s, s:b, s:o, s:s?}", "upstream", name, "ok", (int)ok, "status",
+                     status > 0 ? json_integer(status) : json_null(), "error", error);
+}
+
+/* For an engine to which nothing was sent. */
+static json_t *no_result_json(struct fleet_control *fc, size_t i,
+                              const struct upstream_endpoint *at)
+{
+    struct upstream_info info;
+    char why[ERR_MSG_MAX + 32];
+
+    fleet_info(fleet_of(fc), i, &info);
+    (void)snprintf(why, sizeof why, "it is %s%s%s",
+                   upstream_info_is_probed(&info) ? upstream_state_name(info.state)
+                                                  : "not yet probed",
+                   info.error.code != ERR_NONE ? ": " : "", info.error.msg);
+    return fleet_result_json(at->name, false, 0, info.alive ? "no request was sent to it" : why);
+}
+
+json_t *fleet_results_json(struct fleet_control *fc, const struct fleet_result *results, size_t n)
+{
+    size_t n_all = upstreams_n(fc->upstreams);
+    json_t *list = json_array();
+    struct upstream_endpoint at;
+
+    for (size_t i = 0; i < n_all; i++) {
+        const struct fleet_result *s = NULL;
+        json_t *one;
+
+        upstreams_get(fc->upstreams, i, &at);
+        for (size_t k = 0; k < n; k++)
+            if (results[k].upstream == i)
+                s = &results[k];
+        if (s == NULL && at.removed)
+            continue;
+        one = s == NULL ? no_result_json(fc, i, &at)
+                        : fleet_result_json(at.name,
+                                            s->outcome == FLEET_OK || s->outcome == FLEET_SKIPPED,
+                                            s->status, s->why.code != ERR_NONE ? s->why.msg : NULL);
+        if (json_array_append_new(list, one) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}

@@ -1,0 +1,84 @@
+/* The result of a request to an engine (fleet/calls/fleet_request.h), and its JSON. */
+#ifndef BATON_FLEET_FLEET_RESULT_H
+#define BATON_FLEET_FLEET_RESULT_H
+
+#include "base/err.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct api_context;
+struct fleet_control;
+struct upstream_reply;
+
+enum { FLEET_ERROR_TEXT_MAX = 300 }; /* bytes of an engine's error message that are passed on */
+
+enum fleet_outcome {
+    FLEET_SKIPPED, /* nothing had to be sent */
+    FLEET_OK,
+    FLEET_REFUSED, /* the engine replied with an error */
+    FLEET_LOST,    /* the engine does not know its own update: it was restarted */
+    FLEET_UNSENT,  /* the engine was not reached: nothing has changed there */
+    FLEET_UNKNOWN  /* no reply came: the engine may have processed the request, or may yet */
+};
+
+struct fleet_result {
+    size_t upstream;
+    enum fleet_outcome outcome;
+    int status;     /* of the reply; 0: none came */
+    struct err why; /* clean unless it failed; names the engine */
+    char *text;     /* owned; body of the reply; NULL: none */
+    size_t text_len;
+};
+void fleet_results_free(struct fleet_result *results, size_t n); /* accepts NULL */
+
+/* fleet_result_read - the result of an upstream's reply, in terms of our client's errors.
+ * @result  in: zeroed but for `upstream`
+ * @a       its text is moved out */
+void fleet_result_read(struct fleet_result *result, const char *name, struct upstream_reply *a);
+
+/* fleet_result_read_lost - was the request refused because the engine does not know the update_id
+ * that it gave out itself? Then `outcome` becomes FLEET_LOST.
+ * @result  of fleet_result_read */
+bool fleet_result_read_lost(struct fleet_result *result, const struct api_context *ctx,
+                            const char *name);
+
+/* result_ok - did the engine do it, or had nothing to be sent? */
+bool result_ok(const struct fleet_result *result);
+
+/* fleet_result_may_have_run - may the engine have begun to process the request? Not if it rejected
+ * it by a status that precedes any work (401, 403, 404, 405, 413, 415, 421). */
+bool fleet_result_may_have_run(const struct fleet_result *result);
+
+/* fleet_results_cause - the failure to report to the client: a refusal, which has a reason, before
+ * a missing reply. NULL: none failed. */
+const struct fleet_result *fleet_results_cause(const struct fleet_result *results, size_t n);
+
+/* fleet_results_ok - did none fail? @e  set to the cause if one did */
+bool fleet_results_ok(const struct fleet_result *results, size_t n, struct err *e);
+
+/* fleet_error_after_change - make an engine's 4xx, which says that nothing was changed,
+ * ERR_UPSTREAM. */
+void fleet_error_after_change(struct err *e);
+
+/* fleet_results_done - the same of a request that changes something. A 4xx says that nothing was
+ * changed, so an engine's is ERR_UPSTREAM if another engine did what was asked, or may have. */
+bool fleet_results_done(const struct fleet_result *results, size_t n, struct err *e);
+
+/* fleet_results_sum - sum of an integer member of the replies that are FLEET_OK. */
+uint64_t fleet_results_sum(const struct fleet_result *results, size_t n, const char *member);
+
+/* ---- JSON of results ---- */
+
+/* fleet_results_json - [{"upstream", "ok", "status", "error"}] (new), one for each configured
+ * engine; for one without a result, `error` says why there is none. NULL: no memory.
+ * fleet_result_json - one of them (new). @error  NULL: none */
+json_t *fleet_results_json(struct fleet_control *fc, const struct fleet_result *results, size_t n);
+json_t *fleet_result_json(const char *name, bool ok, int status, const char *error);
+
+/* fleet_json_set - reply[member] = value (stolen; NULL: no memory). Returns 0 or -1. */
+int fleet_json_set(json_t *reply, const char *member, json_t *value);
+
+#endif

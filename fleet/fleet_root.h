@@ -1,0 +1,14 @@
+/* The control plane of a fleet, composed: its state, and the timers of its leases. */
+#ifndef BATON_FLEET_FLEET_ROOT_H
+#define BATON_FLEET_FLEET_ROOT_H
+
+#include "fleet/calls/fleet_control.h"
+
+/* fleet_control_new - after upstreams_new. Errors: ERR_NO_MEMORY. */
+int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg *cfg,
+                      struct err *e);
+
+/* fleet_control_free - after upstreams_stop, when all executors have stopped. Accepts NULL. */
+void fleet_control_free(struct fleet_control *fc);
+
+#endif

@@ -1,0 +1,111 @@
+/* The requests that load a missing adapter on one engine, or unload one that the fleet has
+ * unloaded. */
+#include "fleet/calls/fleet_priv.h"
+#include "fleet/want/fleet_cache.h"
+
+#include <string.h>
+
+bool fleet_has_no_adapter(struct fleet_control *fc, const struct fleet_result *result,
+                          const char *name)
+{
+    struct upstream_endpoint at;
+
+    upstreams_get(fc->upstreams, result->upstream, &at);
+    return result->outcome == FLEET_REFUSED &&
+           api_adapter_is_absent(at.kind, name, result->status,
+                                 result->text != NULL ? result->text : "", result->text_len);
+}
+
+static enum fleet_has unload(struct fleet_control *fc, const struct fleet_target *target,
+                             const char *name, struct err *why)
+{
+    enum fleet_has has = FLEET_HAS_OTHER;
+    struct fleet_result *result = NULL;
+
+    if (fleet_request(fc, API_UNLOAD_ADAPTER, target, 1, FLEET_CACHE_US, &result, why) != 0)
+        return has;
+    fleet_reset_adapter_caches(fc, result, 1);
+    if (result->outcome == FLEET_OK || fleet_has_no_adapter(fc, result, name))
+        has = FLEET_HAS_NONE;
+    else
+        *why = result->why;
+    fleet_results_free(result, 1);
+    return has;
+}
+
+/* The files may have been replaced since the others read them; only an engine that reports a digest
+ * shows it. */
+static bool is_same(const struct fleet_result *result, const struct fleet_adapter_task *task,
+                    struct err *why)
+{
+    json_t *answer = json_loadb(result->text != NULL ? result->text : "", result->text_len, 0,
+                                NULL);
+    const char *digest = json_string_value(json_object_get(answer, "digest"));
+    bool same = digest == NULL || task->digest[0] == '\0' || strcmp(digest, task->digest) == 0;
+
+    json_decref(answer);
+    if (!same)
+        (void)err_set(
+            why, ERR_CONFLICT, "",
+            "the files at its lora_path have changed since the other upstreams loaded them");
+    return same;
+}
+
+/* An engine that refused a load keeps what it had under that name: without an unload it would
+ * serve it once no engine has this one (fleet_adapters_blocking).
+ * @had  before the load */
+static enum fleet_has after_refused(struct fleet_control *fc, const struct fleet_target *target,
+                                    const char *name, bool replaces, enum fleet_has had)
+{
+    struct err ignored = {0};
+
+    if (had == FLEET_HAS_OTHER && replaces)
+        had = unload(fc, target, name, &ignored);
+    return had == FLEET_HAS_OTHER ? FLEET_HAS_OTHER : FLEET_HAS_REFUSED;
+}
+
+static enum fleet_has load(struct fleet_control *fc, const struct fleet_target *target,
+                           const struct fleet_adapter_task *task, struct err *why)
+{
+    enum fleet_has has = task->had;
+    struct fleet_result *result = NULL;
+    struct err ignored = {0};
+    struct upstream_endpoint at;
+    bool replaces;
+
+    upstreams_get(fc->upstreams, target->upstream, &at);
+    replaces = upstream_caps(at.kind)->replaces_adapters;
+    if (task->may_have && !replaces)
+        has = unload(fc, target, task->name, &ignored);
+    if (fleet_request(fc, API_LOAD_ADAPTER, target, 1, task->timeout_us + FLEET_GRACE_US, &result,
+                      why) != 0)
+        return has;
+    fleet_reset_adapter_caches(fc, result, 1);
+    *why = result->why;
+    if (result->outcome == FLEET_OK)
+        has = is_same(result, task, why) ? FLEET_HAS_THIS : FLEET_HAS_OTHER;
+    else if (result->outcome == FLEET_REFUSED)
+        has = after_refused(fc, target, task->name, replaces, has);
+    else if (result->outcome == FLEET_UNKNOWN)
+        has = FLEET_HAS_OTHER;
+    fleet_results_free(result, 1);
+    return has;
+}
+
+enum fleet_has fleet_run_adapter_task(struct fleet_control *fc, size_t upstream,
+                                      const struct fleet_adapter_task *task, struct err *why)
+{
+    json_t *body = task->load != NULL ? json_loads(task->load, 0, NULL)
+                                      : json_pack("{s:s}", "lora_name", task->name);
+    struct fleet_target target = {.upstream = upstream, .body = body};
+    enum fleet_has has = task->had;
+
+    if (body == NULL)
+        (void)err_set(why, ERR_NO_MEMORY, "", "no memory to load or unload an adapter");
+    else if (task->load != NULL)
+        has = load(fc, &target, task, why);
+    else
+        has = unload(fc, &target, task->name, why);
+    json_decref(body);
+    return has;
+}

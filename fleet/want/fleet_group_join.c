@@ -1,0 +1,374 @@
+/* How engines join a trainer's group and leave it. */
+#include "fleet/want/fleet_group_join.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "fleet/calls/fleet_locks.h"
+#include "fleet/calls/fleet_priv.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+void fleet_group_reply_fini(struct fleet_group_reply *reply)
+{
+    fleet_results_free(reply->results, reply->n);
+    *reply = (struct fleet_group_reply){0};
+}
+
+/* join */
+
+static int read_ranks(uint64_t *out, const struct upstream_endpoint *at,
+                      const struct fleet_result *result, struct err *e)
+{
+    const char *text = result->text != NULL ? result->text : "";
+    struct err why = {0};
+
+    if (api_has_no_ranks(at->kind, text, result->text_len))
+        return err_set(e, ERR_NO_GPU, "",
+                       "%.100s keeps its weights in host memory, and NCCL needs GPUs: start it "
+                       "with --device cuda:0",
+                       at->name);
+    if (api_read_ranks(out, at->kind, text, result->text_len, &why) != 0)
+        return err_set(e, ERR_UPSTREAM, "", "%.100s: %.300s", at->name, why.msg);
+    return *out < FLEET_WORLD_SIZE_MAX
+               ? 0
+               : err_set(e, ERR_UPSTREAM, "", "%.100s reports %" PRIu64 " ranks", at->name, *out);
+}
+
+/* @n_ranks  [FLEET_MAX], by upstream */
+static int ask_ranks(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
+                     uint64_t *n_ranks, struct fleet_group_reply *reply, struct err *e)
+{
+    struct fleet_result *results = NULL;
+    const struct fleet_result *cause;
+    struct upstream_endpoint at;
+
+    if (fleet_query(fc, API_GET_RANKS, targets, n, fleet_step_us(fc), &results, e) != 0)
+        return -1;
+    for (size_t i = 0; i < n; i++) {
+        upstreams_get(fc->upstreams, results[i].upstream, &at);
+        if (results[i].outcome == FLEET_OK &&
+            read_ranks(&n_ranks[results[i].upstream], &at, &results[i], &results[i].why) != 0)
+            results[i].outcome = FLEET_REFUSED;
+    }
+    cause = fleet_results_cause(results, n);
+    if (cause != NULL) {
+        *e = cause->why;
+        *reply = (struct fleet_group_reply){results, n};
+        return -1;
+    }
+    fleet_results_free(results, n);
+    return 0;
+}
+
+/* The ranks of each engine follow those of the one before it. */
+static int place_ranks(const struct fleet_join_request *req, struct fleet_target *targets, size_t n,
+                       const uint64_t *n_ranks, struct err *e)
+{
+    uint64_t next = req->rank_offset;
+
+    for (size_t i = 0; i < n; i++) {
+        targets[i].ctx.has_rank_offset = true;
+        targets[i].ctx.rank_offset = next;
+        next += n_ranks[targets[i].upstream];
+    }
+    if (next <= req->world_size && (req->offset_given || next == req->world_size))
+        return 0;
+    return err_set(e, ERR_BAD_REQUEST, "/world_size",
+                   "the %zu upstreams are ranks %" PRIu64 " to %" PRIu64
+                   ", which with the trainer's before them make a world of %" PRIu64
+                   ", not of %" PRIu64,
+                   n, req->rank_offset, next - 1, next, req->world_size);
+}
+
+/* After a join that failed on some engines. */
+static void leave_again(struct fleet_control *fc, const struct fleet_join_request *req,
+                        const struct fleet_result *results, size_t n)
+{
+    struct api_context ctx = {.group_name = req->group_name != NULL ? req->group_name : ""};
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *left = NULL;
+    struct err ignored = {0};
+    size_t n_targets = 0;
+
+    for (size_t i = 0; i < n; i++)
+        if (results[i].outcome == FLEET_OK || results[i].outcome == FLEET_UNKNOWN)
+            targets[n_targets++] = (struct fleet_target){.upstream = results[i].upstream,
+                                                         .ctx = ctx};
+    if (fleet_request(fc, API_SHUTDOWN_TRANSFER, targets, n_targets, FLEET_LEAVE_US, &left,
+                      &ignored) == 0)
+        fleet_results_free(left, n_targets);
+}
+
+/* Does every engine stay in the groups that it joined before? */
+static bool keeps_groups(struct fleet_control *fc, const struct fleet_target *targets, size_t n)
+{
+    struct upstream_endpoint at;
+    bool keeps = true;
+
+    for (size_t i = 0; i < n; i++) {
+        upstreams_get(fc->upstreams, targets[i].upstream, &at);
+        keeps = keeps && upstream_caps(at.kind)->joins_many_groups;
+    }
+    return keeps;
+}
+
+/* A join replaces the group before, also a join that failed: engines left that one first. */
+static void forget_replaced(struct fleet_control *fc, const struct fleet_join_request *req,
+                            const struct fleet_target *targets, size_t n)
+{
+    if (!keeps_groups(fc, targets, n))
+        fleet_forget_groups(fc);
+    (void)fleet_forget_group(fc, req->group_name != NULL ? req->group_name : SGLANG_GROUP_NAME,
+                             NULL);
+}
+
+/* Before the engines join: one that is restarted meanwhile may have missed it. */
+static void make_group(struct fleet_group *g, struct fleet_control *fc,
+                       const struct fleet_join_request *req, const struct fleet_target *targets,
+                       size_t n, const uint64_t *n_ranks)
+{
+    struct upstream_info info;
+
+    *g = (struct fleet_group){.packing = req->packing,
+                              .ends_if_refused = req->ends_if_refused,
+                              .world_size = req->world_size,
+                              .rank_offset = req->rank_offset,
+                              .began_us = clock_now_us()};
+    if (req->group_name != NULL)
+        (void)snprintf(g->name, sizeof g->name, "%s", req->group_name);
+    for (size_t i = 0; i < n; i++) {
+        size_t upstream = targets[i].upstream;
+
+        fleet_info(fleet_of(fc), upstream, &info);
+        g->joined[upstream] = true;
+        g->offset[upstream] = targets[i].ctx.rank_offset;
+        g->n_ranks[upstream] = n_ranks[upstream];
+        g->incarnation[upstream] = info.incarnation;
+    }
+}
+
+int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *req,
+                     const json_t *body, struct fleet_group_reply *reply, struct err *e)
+{
+    uint64_t n_ranks[FLEET_MAX] = {0};
+    struct fleet_target targets[FLEET_MAX];
+    const struct fleet_result *cause;
+    struct fleet_group g;
+    size_t n;
+
+    if (fleet_reachable_quorum(fc, body, targets, &n, e) != 0 ||
+        (req->handles == NULL && (ask_ranks(fc, targets, n, n_ranks, reply, e) != 0 ||
+                                  place_ranks(req, targets, n, n_ranks, e) != 0)))
+        return -1;
+    make_group(&g, fc, req, targets, n, n_ranks);
+    if (fleet_request(fc, API_INIT_TRANSFER, targets, n, req->timeout_us + FLEET_GRACE_US,
+                      &reply->results, e) != 0)
+        return -1;
+    reply->n = n;
+    cause = fleet_results_cause(reply->results, n);
+    if (cause == NULL) {
+        if (req->handles != NULL) {
+            fleet_set_handles(fc, req->handles);
+        } else {
+            forget_replaced(fc, req, targets, n);
+            fleet_add_group(fc, &g);
+        }
+        return 0;
+    }
+    *e = cause->why;
+    if (req->handles == NULL) {
+        leave_again(fc, req, reply->results, n);
+        forget_replaced(fc, req, targets, n);
+    }
+    return -1;
+}
+
+/* leave */
+
+/* Has the engine anything to undo? Not every kind keeps anything of a set-up for handles. */
+static bool is_set_up(struct fleet_control *fc, const struct fleet_group *g, bool handles,
+                      size_t upstream)
+{
+    struct upstream_endpoint at;
+
+    upstreams_get(fc->upstreams, upstream, &at);
+    return fleet_group_has(fc, g, upstream) ||
+           (handles && upstream_caps(at.kind)->keeps_handle_setup);
+}
+
+/* Asks the engines that joined a group, or are set up for handles. It is forgotten already, or
+ * marked as left, so that no tensors follow. */
+static int ask_to_leave(struct fleet_control *fc, const struct fleet_group *g, const json_t *body,
+                        struct fleet_group_reply *reply, struct err *e)
+{
+    struct fleet_target reachable[FLEET_MAX], targets[FLEET_MAX];
+    size_t n = fleet_reachable(fc, body, reachable);
+    struct fleet_handles handles;
+
+    fleet_get_handles(fc, &handles);
+    fleet_set_handles(fc, NULL);
+    reply->n = 0;
+    for (size_t i = 0; i < n; i++)
+        if (is_set_up(fc, g, handles.set, reachable[i].upstream)) {
+            targets[reply->n] = reachable[i];
+            targets[reply->n++].ctx.group_name = g->name;
+        }
+    return fleet_request(fc, API_SHUTDOWN_TRANSFER, targets, reply->n, FLEET_LEAVE_US,
+                         &reply->results, e);
+}
+
+int fleet_group_leave(struct fleet_control *fc, const char *name, const json_t *body,
+                      struct fleet_group_reply *reply, struct err *e)
+{
+    const struct fleet_result *cause;
+    struct fleet_group g;
+    bool more;
+
+    if (fleet_check_group_name(fc, name, e) != 0)
+        return -1;
+    do {
+        fleet_group_reply_fini(reply);
+        more = fleet_forget_group(fc, name, &g) && name == NULL;
+        if (ask_to_leave(fc, &g, body, reply, e) != 0)
+            return -1;
+        cause = fleet_results_cause(reply->results, reply->n);
+    } while (more && cause == NULL);
+    if (cause == NULL)
+        return 0;
+    *e = cause->why;
+    return -1;
+}
+
+/* leave after a refusal */
+
+/* A group that was left, and by which nothing is received any more: its engines are asked now. */
+static bool next_to_ask(struct fleet_control *fc, struct fleet_group *out)
+{
+    struct fleet_transfer *t = &fc->transfer;
+    bool found = false;
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < t->n_groups && !found; i++) {
+        struct fleet_group *g = &t->groups[i];
+
+        found = g->left && !g->asked && g->n_running == 0;
+        if (!found)
+            continue;
+        g->asked = true;
+        *out = *g;
+        out->list = NULL;
+    }
+    mtx_unlock(&fc->lock);
+    return found;
+}
+
+/* One that is not reached has no rank any more. */
+static bool has_left(const struct fleet_result *result)
+{
+    return result->outcome == FLEET_OK || result->outcome == FLEET_UNSENT;
+}
+
+/* A leave of the trainer asks those again that have not left. */
+static void note_left(struct fleet_control *fc, uint64_t began_us,
+                      const struct fleet_group_reply *reply)
+{
+    struct fleet_group *g;
+
+    mtx_lock(&fc->lock);
+    g = fleet_group_since_locked(fc, began_us);
+    for (size_t i = 0; g != NULL && i < reply->n; i++)
+        if (has_left(&reply->results[i]))
+            g->joined[reply->results[i].upstream] = false;
+    mtx_unlock(&fc->lock);
+}
+
+/* @why  of the request as a whole, or clean. @out  [ERR_MSG_MAX] */
+static void describe_leave(struct fleet_control *fc, const struct fleet_group_reply *reply,
+                           const struct err *why, char *out)
+{
+    const struct fleet_result *stays = NULL;
+    struct upstream_endpoint at = {0};
+    const char *reason = why->msg;
+
+    for (size_t i = 0; reply->results != NULL && i < reply->n && stays == NULL; i++)
+        if (!has_left(&reply->results[i]))
+            stays = &reply->results[i];
+    if (stays != NULL) {
+        upstreams_get(fc->upstreams, stays->upstream, &at);
+        reason = stays->outcome == FLEET_SKIPPED ? "its release has no call for that"
+                                                 : stays->why.msg;
+    }
+    if (stays == NULL && why->code == ERR_NONE)
+        (void)snprintf(out, ERR_MSG_MAX,
+                       FLEET_GROUP_REFUSED ", so the upstreams have left the group, which NCCL "
+                                           "reports there: join a new group");
+    else
+        (void)snprintf(out, ERR_MSG_MAX,
+                       FLEET_GROUP_REFUSED ", and %.80s has not left the group (%.150s), so the "
+                                           "broadcast may wait there: join a new group",
+                       stays != NULL ? at.name : "an upstream", reason);
+}
+
+/* @words  [ERR_MSG_MAX] out: of the last group; as it was if no engine was asked */
+static void leave_refused(struct fleet_control *fc, char *words)
+{
+    struct fleet_group_reply reply = {0};
+    struct fleet_group g;
+    struct err why = {0};
+
+    if (fleet_op_lock(fc, NULL, "the end of a group", &why) != 0)
+        return;
+    while (next_to_ask(fc, &g)) {
+        err_clear(&why);
+        (void)ask_to_leave(fc, &g, NULL, &reply, &why);
+        if (reply.results != NULL)
+            note_left(fc, g.began_us, &reply);
+        describe_leave(fc, &reply, &why, words);
+        log_line(LOG_WARN, "group.left", "%s", words);
+        fleet_group_reply_fini(&reply);
+    }
+    fleet_op_unlock(fc);
+}
+
+void fleet_group_leave_refused(struct fleet_control *fc, const char *name, uint64_t sent_us,
+                               struct err *e)
+{
+    char words[ERR_MSG_MAX] = FLEET_GROUP_REFUSED
+        ", so the upstreams leave the group when what they receive by it has ended: join a new "
+        "group";
+    bool meant, running = false;
+    struct fleet_group *g;
+
+    mtx_lock(&fc->lock);
+    g = fleet_any_group_locked(fc, name);
+    meant = g != NULL && g->ends_if_refused && g->began_us <= sent_us && !g->asked;
+    if (meant) {
+        g->left = true;
+        running = g->n_running > 0;
+    }
+    mtx_unlock(&fc->lock);
+    if (!meant)
+        return;
+    if (!running)
+        leave_refused(fc, words);
+    if (e->code == ERR_GROUP_LEFT)
+        return;
+    err_append(e, "; ");
+    err_append(e, words);
+}
+
+void fleet_group_end_receive(struct fleet_control *fc, uint64_t began_us)
+{
+    struct fleet_group *g;
+    char words[ERR_MSG_MAX];
+    bool leaves;
+
+    mtx_lock(&fc->lock);
+    g = fleet_group_since_locked(fc, began_us);
+    leaves = g != NULL && --g->n_running == 0 && g->left;
+    mtx_unlock(&fc->lock);
+    if (leaves)
+        leave_refused(fc, words);
+}

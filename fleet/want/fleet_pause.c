@@ -1,0 +1,383 @@
+/* Pause and resume of all engines (fleet/want/fleet_pause.h). */
+#include "fleet/update/fleet_update_priv.h"
+
+#include "base/log.h"
+#include "fleet/want/fleet_pause_before.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum {
+    PAUSE_GRACE_US = 300000, /* after the timeout of its request a pause still takes replies */
+    PAUSE_UNDO_US = 300000,  /* and then waits so long for engines that it resumes */
+    RESUME_DOWN_US = 1000000 /* for an engine that is down: nobody waits for it */
+};
+
+/* A resume has ended the pending pause. */
+static bool is_overtaken(struct fleet_control *fc)
+{
+    bool pending;
+
+    mtx_lock(&fc->lock);
+    pending = pause_is_pending(&fc->pause);
+    mtx_unlock(&fc->lock);
+    return !pending;
+}
+
+static int refuse_overtaken(struct err *e)
+{
+    return err_set(e, ERR_CONFLICT, "", "generation was resumed before the pause took effect");
+}
+
+/* While a resume is under way no pause begins. */
+static int begin_pause(struct fleet_control *fc, const struct pause_request *req,
+                       struct pause *before, struct err *e)
+{
+    bool resuming;
+
+    mtx_lock(&fc->lock);
+    resuming = fc->locks.n_resumes > 0;
+    if (!resuming)
+        pause_set(&fc->pause, req, before);
+    mtx_unlock(&fc->lock);
+    return resuming ? refuse_overtaken(e) : 0;
+}
+
+/* Returns false: a resume has ended it. */
+static bool acknowledge_pause(struct fleet_control *fc, uint64_t n_aborted)
+{
+    bool pending;
+
+    mtx_lock(&fc->lock);
+    pending = pause_is_pending(&fc->pause);
+    if (pending) {
+        fc->pause.n_aborted = n_aborted;
+        pause_acknowledge(&fc->pause);
+    }
+    mtx_unlock(&fc->lock);
+    if (pending)
+        fleet_reschedule(fc);
+    return pending;
+}
+
+/* The pause failed: the one before it is in force again, unless a resume has ended it. */
+static void restore_pause(struct fleet_control *fc, const struct pause *before)
+{
+    mtx_lock(&fc->lock);
+    if (pause_is_pending(&fc->pause))
+        pause_undo(&fc->pause, before);
+    mtx_unlock(&fc->lock);
+    fleet_reschedule(fc);
+}
+
+/* An engine that does not answer in time gets the resume later. */
+static void apply_undone(struct fleet_control *fc, const struct fleet_result *results, size_t n)
+{
+    struct fleet_target missed[FLEET_MAX];
+    size_t n_missed = 0;
+
+    for (size_t i = 0; i < n; i++)
+        if (results[i].outcome == FLEET_REFUSED)
+            fleet_fence(fleet_of(fc), results[i].upstream, &results[i].why);
+        else if (!result_ok(&results[i]))
+            missed[n_missed++] = (struct fleet_target){.upstream = results[i].upstream};
+    if (n_missed > 0)
+        fleet_note_missed_pause(fc, missed, n_missed);
+}
+
+/* Resume the engines that paused, or may have; not those that the open update keeps paused. */
+static void resume_paused(struct fleet_control *fc, const struct fleet_result *results, size_t n)
+{
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *undone = NULL;
+    struct err ignored = {0};
+    size_t n_targets = 0;
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < n; i++)
+        if (fleet_result_may_have_run(&results[i]) &&
+            !fleet_engine_is_held_locked(fc, results[i].upstream) &&
+            !fleet_fence_keeps_paused_locked(fc, results[i].upstream))
+            targets[n_targets++] = (struct fleet_target){.upstream = results[i].upstream};
+    mtx_unlock(&fc->lock);
+    if (fleet_request(fc, API_RESUME, targets, n_targets, PAUSE_UNDO_US, &undone, &ignored) != 0)
+        return;
+    apply_undone(fc, undone, n_targets);
+    fleet_results_free(undone, n_targets);
+}
+
+/* Move the results of engines that went down meanwhile to `down`: those count as down before.
+ * Returns how many results are left. */
+static size_t split_off_down(struct fleet_result *results, size_t n, struct fleet_target *down,
+                             size_t *n_down)
+{
+    size_t n_kept = 0;
+
+    *n_down = 0;
+    for (size_t i = 0; i < n; i++)
+        if (results[i].outcome == FLEET_UNKNOWN && results[i].why.code == ERR_UNSYNCED) {
+            down[(*n_down)++] = (struct fleet_target){.upstream = results[i].upstream};
+            free(results[i].text);
+        } else {
+            results[n_kept++] = results[i];
+        }
+    return n_kept;
+}
+
+/* What a pause is carried out with. */
+struct pausing {
+    const json_t *body;
+    bool was_held; /* the fleet was paused before: it stays paused if this fails */
+    bool aborts;
+    size_t n_aborted; /* here */
+};
+
+static int evaluate_pause(struct fleet_control *fc, const struct fleet_result *results, size_t n,
+                          const struct pausing *p, struct err *e)
+{
+    const struct fleet_result *cause = fleet_results_cause(results, n);
+    bool overtaken = is_overtaken(fc), enough = n >= fleet_min_ready(fc);
+
+    if (!overtaken && cause == NULL && enough) {
+        fleet_note_pause_results(fc, results, n, true);
+        if (p->aborts)
+            fleet_end_aborted(fc);
+        if (acknowledge_pause(fc, p->n_aborted + fleet_results_sum(results, n, "aborted")))
+            return 0;
+        overtaken = true;
+    }
+    if (overtaken) {
+        resume_paused(fc, results, n);
+        return refuse_overtaken(e);
+    }
+    if (cause != NULL && p->aborts)
+        (void)fleet_results_done(results, n, e);
+    else if (cause != NULL)
+        *e = cause->why;
+    else
+        (void)err_set(e, ERR_UNSYNCED, "",
+                      "%zu upstreams paused, --min-ready is %zu: the others went down before they "
+                      "replied; generation continues as before",
+                      n, fleet_min_ready(fc));
+    if (p->n_aborted > 0)
+        fleet_error_after_change(e);
+    if (!p->was_held)
+        resume_paused(fc, results, n);
+    return -1;
+}
+
+static uint64_t left_us(uint64_t deadline_us)
+{
+    uint64_t now_us = clock_now_us();
+
+    return deadline_us > now_us ? deadline_us - now_us : 0;
+}
+
+static int pause_engines(struct fleet_control *fc, uint64_t deadline_us, const struct pausing *p,
+                         struct fleet_result **results, size_t *n, struct err *e)
+{
+    struct fleet_target targets[FLEET_MAX];
+    size_t n_down = 0;
+    int rc;
+
+    if (fleet_reachable_quorum(fc, p->body, targets, n, e) != 0)
+        return -1;
+    for (size_t i = 0; i < *n; i++)
+        targets[i].until_down = true;
+    fleet_suspend_generation_probes(fc, true);
+    rc = fleet_request(fc, API_PAUSE, targets, *n, left_us(deadline_us) + PAUSE_GRACE_US, results,
+                       e);
+    if (rc == 0) {
+        *n = split_off_down(*results, *n, targets, &n_down);
+        rc = evaluate_pause(fc, *results, *n, p, e);
+    }
+    if (rc != 0 && n_down > 0)
+        fleet_note_missed_pause(fc, targets, n_down);
+    fleet_suspend_generation_probes(fc, false);
+    return rc;
+}
+
+/* As the pause controller of a server with weights of its own logs it. */
+static void log_pause(struct fleet_control *fc, const char *event, const struct pause *p)
+{
+    struct log_rec r;
+    uint64_t epoch;
+
+    mtx_lock(&fc->lock);
+    epoch = fc->pause.epoch;
+    mtx_unlock(&fc->lock);
+    log_begin(&r, LOG_INFO, event);
+    log_str(&r, "mode", lifecycle_pause_name(p->mode));
+    log_str(&r, "owner", p->owner);
+    log_u64(&r, "epoch", epoch);
+    log_event(&r);
+}
+
+int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, uint64_t deadline_us,
+                    const json_t *body, struct fleet_result **results, size_t *n, struct err *e)
+{
+    struct pausing p = {.body = body, .aborts = req->mode == PAUSE_ABORT};
+    struct pause before, now;
+    int rc;
+
+    assert(fleet_owns_pause_lock(fc));
+    *results = NULL;
+    if (begin_pause(fc, req, &before, e) != 0)
+        return -1;
+    p.was_held = pause_is_held(&before);
+    rc = fleet_cover_queued(fc, req, &before, body, deadline_us, &p.n_aborted, e);
+    if (rc == 0) {
+        fleet_proof_hold(fc);
+        rc = pause_engines(fc, deadline_us, &p, results, n, e);
+        fleet_proof_release(fc);
+    }
+    fleet_release_since(fleet_of(fc));
+    if (rc == 0) {
+        fleet_get_pause(fc, &now);
+        log_pause(fc, "pause", &now);
+        return 0;
+    }
+    restore_pause(fc, &before);
+    return -1;
+}
+
+json_t *fleet_pause_body(const struct pause *p)
+{
+    return json_pack("{s:s, s:s*}", "mode", lifecycle_pause_name(p->mode), "new_requests",
+                     p->reject ? "reject" : NULL);
+}
+
+void fleet_get_pause(struct fleet_control *fc, struct pause *out)
+{
+    mtx_lock(&fc->lock);
+    *out = fc->pause;
+    out->paused_us = pause_total_us(&fc->pause);
+    mtx_unlock(&fc->lock);
+}
+
+bool fleet_is_paused(struct fleet_control *fc)
+{
+    bool on;
+
+    mtx_lock(&fc->lock);
+    on = pause_is_held(&fc->pause);
+    mtx_unlock(&fc->lock);
+    return on;
+}
+
+static size_t select_resumable(struct fleet_control *fc, struct fleet_target *targets)
+{
+    struct fleet_target alive[FLEET_MAX];
+    size_t n = fleet_reachable(fc, NULL, alive), n_targets = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        bool paused;
+
+        mtx_lock(&fc->lock);
+        paused = fleet_engine_is_held_locked(fc, alive[i].upstream) ||
+                 fleet_fence_keeps_paused_locked(fc, alive[i].upstream);
+        mtx_unlock(&fc->lock);
+        if (!paused)
+            targets[n_targets++] = alive[i];
+    }
+    return n_targets;
+}
+
+/* Engines that the open update keeps paused are resumed at its end, unless a trainer pauses then.
+ */
+static bool note_resume(struct fleet_control *fc)
+{
+    struct pause before;
+    bool was;
+
+    mtx_lock(&fc->lock);
+    before = fc->pause;
+    was = pause_is_held(&fc->pause);
+    pause_lift(&fc->pause);
+    mtx_unlock(&fc->lock);
+    if (was)
+        log_pause(fc, "resume", &before);
+    fleet_reschedule(fc);
+    return was;
+}
+
+static void note_resume_failed(struct fleet_control *fc)
+{
+    mtx_lock(&fc->lock);
+    pause_fail_resume(&fc->pause);
+    mtx_unlock(&fc->lock);
+    fleet_reschedule(fc);
+}
+
+/* Which engines that do not take part in a resume get one all the same. The caller holds the lock
+ * of the fleet's control. */
+typedef bool resume_filter(struct fleet_control *fc, const struct upstream_endpoint *at,
+                           const struct upstream_info *info, size_t upstream);
+
+/* An engine that an earlier server left paused, and that does not report it, is down because it
+ * makes no token for a probe. */
+static bool is_down_paused(struct fleet_control *fc, const struct upstream_endpoint *at,
+                           const struct upstream_info *info, size_t upstream)
+{
+    (void)fc;
+    (void)upstream;
+    return !at->removed && upstream_caps(at->kind)->hides_pause && !info->alive && !info->fenced &&
+           info->probe_ok_us != 0;
+}
+
+/* Requests that still run at an engine that was removed may end. */
+static bool is_removed_paused(struct fleet_control *fc, const struct upstream_endpoint *at,
+                              const struct upstream_info *info, size_t upstream)
+{
+    return at->removed && info->alive && fleet_engine_is_paused_locked(fc, upstream);
+}
+
+/* Their replies do not matter: the next probe finds out what the resume did. */
+static void resume_others(struct fleet_control *fc, resume_filter *filter, uint64_t timeout_us)
+{
+    size_t n = upstreams_n(fc->upstreams), n_targets = 0;
+    struct fleet_target targets[FLEET_MAX];
+    struct fleet_result *results = NULL;
+    struct upstream_info info;
+    struct upstream_endpoint at;
+    struct err ignored = {0};
+
+    for (size_t i = 0; i < n; i++) {
+        upstreams_get(fc->upstreams, i, &at);
+        fleet_info(fleet_of(fc), i, &info);
+        mtx_lock(&fc->lock);
+        if (filter(fc, &at, &info, i) && !fleet_engine_is_held_locked(fc, i))
+            targets[n_targets++] = (struct fleet_target){.upstream = i};
+        mtx_unlock(&fc->lock);
+    }
+    if (n_targets > 0 &&
+        fleet_request(fc, API_RESUME, targets, n_targets, timeout_us, &results, &ignored) == 0)
+        fleet_results_free(results, n_targets);
+}
+
+int fleet_resume_all(struct fleet_control *fc, bool expired, struct fleet_result **results,
+                     size_t *n, bool *was, struct err *e)
+{
+    struct fleet_target targets[FLEET_MAX];
+    int rc;
+
+    if (fleet_resume_lock(fc, expired, e) != 0)
+        return -1;
+    *n = select_resumable(fc, targets);
+    resume_others(fc, is_removed_paused, FLEET_STEP_US);
+    rc = fleet_request(fc, API_RESUME, targets, *n, FLEET_STEP_US, results, e);
+    if (rc == 0) {
+        fleet_note_pause_results(fc, *results, *n, false);
+        *was = note_resume(fc);
+    } else {
+        note_resume_failed(fc);
+    }
+    for (size_t i = 0; rc == 0 && i < *n; i++)
+        if (!result_ok(&(*results)[i]))
+            fleet_fence(fleet_of(fc), (*results)[i].upstream, &(*results)[i].why);
+    if (rc == 0)
+        resume_others(fc, is_down_paused, RESUME_DOWN_US);
+    fleet_resume_unlock(fc);
+    return rc;
+}

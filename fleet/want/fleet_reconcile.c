@@ -1,0 +1,400 @@
+/* One job for each engine, and a limit on how many run. They take no operation lock: a trainer's
+ * load may come at any moment, and is newer than what a job is doing
+ * (fleet/calls/fleet_adapters.h). */
+#include "fleet/want/fleet_reconcile.h"
+
+#include "base/log.h"
+#include "fleet/calls/fleet_priv.h"
+#include "fleet/want/fleet_cache.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    RECONCILE_INTERVAL_US = 250000,    /* between two checks of all engines */
+    RECONCILE_RETRY_US = 500000,       /* delay after the first failure; doubled each time … */
+    RECONCILE_RETRY_MAX_US = 30000000, /* … up to this */
+    /* The same for a cache that cannot be reset while requests run. */
+    RECONCILE_CACHE_RETRY_MAX_US = 1000000,
+    RECONCILE_JOBS_MAX = 4 /* at the same time: other work needs threads too */
+};
+
+static void on_timer(void *arg);
+static void reconcile_run(void *arg);
+
+void fleet_reconcile_init(struct fleet_control *fc)
+{
+    fc->reconcile.item = (struct loop_item){.run = on_timer, .arg = fc};
+    fc->reconcile.timer = (struct loop_timer){.fire = on_timer, .arg = fc};
+    for (size_t i = 0; i < FLEET_MAX; i++)
+        fc->reconcile.list[i] = (struct fleet_reconciler){.fc = fc, .upstream = i};
+}
+
+/* state of one engine */
+
+/* Has the engine surely lost its adapters, or never had any? One that was added again may be the
+ * same process as before, and so may one that does not report its process. */
+static bool is_new_locked(const struct fleet_control *fc, const struct fleet_reconciler *f,
+                          const struct upstream_endpoint *at, const struct upstream_info *info)
+{
+    uint64_t before = fc->adapters.incarnation[f->upstream];
+
+    if (f->name == NULL || strcmp(f->name, at->name) != 0)
+        return true;
+    return !at->removed && before != FLEET_REMOVED && before >= info->join_incarnation &&
+           upstream_caps(at->kind)->status_names_process;
+}
+
+void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, size_t upstream)
+{
+    struct fleet_reconciler *f = &fc->reconcile.list[upstream];
+    struct upstream_info info;
+    struct upstream_endpoint at;
+    uint64_t incarnation;
+
+    upstreams_get(fc->upstreams, upstream, &at);
+    fleet_info(fleet_of(fc), upstream, &info);
+    incarnation = at.removed ? FLEET_REMOVED : info.incarnation;
+    if (incarnation == fc->adapters.incarnation[upstream])
+        return;
+    fleet_adapters_set_incarnation(&fc->adapters, upstream, incarnation,
+                                   is_new_locked(fc, f, &at, &info));
+    f->name = at.name;
+    err_clear(&f->why);
+    err_clear(&f->stale);
+    f->untried = !at.removed && !upstream_caps(at.kind)->two_phase;
+    if (f->untried) {
+        (void)err_set(&f->stale, ERR_UNSYNCED, "", "no attempt was made yet");
+        f->n_stale++;
+    }
+    f->due_us = f->wait_us = 0;
+}
+
+static void describe_missing(const struct fleet_adapter *a, const struct err *why, struct err *out)
+{
+    const char *last = why->code != ERR_NONE ? "; last error: " : "";
+
+    if (a->removed)
+        (void)err_set(
+            out, ERR_UNSYNCED, "",
+            "it may still have adapter '%.60s', which the fleet has unloaded and which is "
+            "unloaded there before it gets requests%s%.180s",
+            a->name, last, why->msg);
+    else if (a->load != NULL)
+        (void)err_set(
+            out, ERR_UNSYNCED, "",
+            "it lacks adapter '%.60s', which is loaded there before it gets requests%s%.180s",
+            a->name, last, why->msg);
+    else
+        (void)err_set(out, ERR_UNSYNCED, "",
+                      "it lacks adapter '%.60s', of which this server has no files, as the "
+                      "upstreams read its tensors themselves: load it again or unload it; one "
+                      "that is sent as a body of tensors is kept in --adapter-dir",
+                      a->name);
+}
+
+static void describe_stale(const struct err *why, struct err *out)
+{
+    (void)err_set(out, ERR_UNSYNCED, "",
+                  "its caches may hold entries of other weights, and are reset before it gets "
+                  "requests: %.250s",
+                  why->msg);
+}
+
+static void publish(struct fleet_control *fc, size_t upstream)
+{
+    const struct fleet_adapter *a;
+    struct fleet_adapter_check check;
+    struct err missing = {0};
+
+    mtx_lock(&fc->lock);
+    fleet_reconcile_check_incarnation_locked(fc, upstream);
+    a = fleet_adapters_blocking(&fc->adapters, upstream);
+    if (fc->reconcile.list[upstream].stale.code != ERR_NONE)
+        describe_stale(&fc->reconcile.list[upstream].stale, &missing);
+    else if (a != NULL)
+        describe_missing(a, &fc->reconcile.list[upstream].why, &missing);
+    check = (struct fleet_adapter_check){.incarnation = fc->adapters.incarnation[upstream],
+                                         .change = fc->adapters.changes,
+                                         .missing = &missing};
+    mtx_unlock(&fc->lock);
+    fleet_set_missing_adapters(fleet_of(fc), upstream, &check);
+}
+
+void fleet_reconcile_start(struct fleet_control *fc)
+{
+    size_t n = upstreams_n(fc->upstreams);
+    struct upstream_endpoint at;
+
+    for (size_t i = 0; i < n; i++) {
+        upstreams_get(fc->upstreams, i, &at);
+        if (at.removed || upstream_caps(at.kind)->two_phase)
+            continue;
+        fleet_reconcile_watch(fc);
+        publish(fc, i);
+    }
+    fleet_note_joined(fc);
+    fleet_proof_watch(fc);
+    fleet_fence_pause_watch(fc);
+}
+
+void fleet_reconcile_all(struct fleet_control *fc)
+{
+    size_t n = upstreams_n(fc->upstreams);
+
+    mtx_lock(&fc->lock);
+    for (size_t i = 0; i < n; i++)
+        fc->reconcile.list[i].due_us = fc->reconcile.list[i].wait_us = 0;
+    mtx_unlock(&fc->lock);
+    for (size_t i = 0; i < n; i++)
+        publish(fc, i);
+}
+
+void fleet_reconcile_set_stale(struct fleet_control *fc, size_t upstream, const struct err *why)
+{
+    struct fleet_reconciler *f = &fc->reconcile.list[upstream];
+    bool changes;
+
+    if (why->code != ERR_NONE)
+        fleet_reconcile_watch(fc);
+    mtx_lock(&fc->lock);
+    fleet_reconcile_check_incarnation_locked(fc, upstream);
+    changes = why->code != ERR_NONE || f->stale.code != ERR_NONE;
+    f->stale = *why;
+    f->untried = false;
+    f->n_stale++;
+    f->due_us = f->wait_us = 0;
+    fc->adapters.changes += changes;
+    mtx_unlock(&fc->lock);
+    if (changes)
+        publish(fc, upstream);
+}
+
+bool fleet_reconcile_is_stale(struct fleet_control *fc, size_t upstream)
+{
+    bool stale;
+
+    mtx_lock(&fc->lock);
+    stale = fc->reconcile.list[upstream].stale.code != ERR_NONE;
+    mtx_unlock(&fc->lock);
+    return stale;
+}
+
+json_t *fleet_missing_adapters_json(struct fleet_control *fc, size_t upstream)
+{
+    char(*names)[FLEET_ADAPTER_NAME_MAX + 1] = NULL;
+    json_t *list = json_array();
+    size_t n = 0;
+
+    mtx_lock(&fc->lock);
+    fleet_reconcile_check_incarnation_locked(fc, upstream);
+    for (size_t i = 0; i < fc->adapters.n; i++)
+        n += fleet_adapters_is_missing(&fc->adapters.list[i], upstream);
+    if (n > 0)
+        names = malloc(n * sizeof *names);
+    n = 0;
+    for (size_t i = 0; names != NULL && i < fc->adapters.n; i++)
+        if (fleet_adapters_is_missing(&fc->adapters.list[i], upstream))
+            memcpy(names[n++], fc->adapters.list[i].name, sizeof *names);
+    mtx_unlock(&fc->lock);
+    for (size_t i = 0; i < n; i++)
+        (void)json_array_append_new(list, json_string(names[i]));
+    free(names);
+    return list;
+}
+
+/* jobs */
+
+static bool may_start_locked(struct fleet_control *fc, size_t upstream)
+{
+    const struct fleet_reconciler *f = &fc->reconcile.list[upstream];
+
+    return !f->running && fc->reconcile.n_running < RECONCILE_JOBS_MAX &&
+           f->due_us <= clock_now_us() && !fc->sleep.weights && !fc->sleep.kv &&
+           !fleet_engine_is_held_locked(fc, upstream) &&
+           (f->stale.code != ERR_NONE || fleet_adapters_has_task(&fc->adapters, upstream));
+}
+
+static void end_job_locked(struct fleet_reconciler *f)
+{
+    f->running = false;
+    f->fc->reconcile.n_running--;
+    upstreams_release_indexes(f->fc->upstreams);
+}
+
+static void start_job(struct fleet_reconciler *f)
+{
+    struct fleet_control *fc = f->fc;
+    struct err ignored = {0};
+
+    f->job = (struct job){.run = reconcile_run, .arg = f};
+    if (workers_post(fc->cfg.reconcile, &f->job, WORKERS_URGENT, &ignored) == 0)
+        return;
+    mtx_lock(&fc->lock);
+    end_job_locked(f);
+    mtx_unlock(&fc->lock);
+}
+
+static void check_one(struct fleet_control *fc, size_t upstream)
+{
+    struct fleet_reconciler *f = &fc->reconcile.list[upstream];
+    struct upstream_info info;
+    bool blocked, starts;
+
+    fleet_info(fleet_of(fc), upstream, &info);
+    mtx_lock(&fc->lock);
+    fleet_reconcile_check_incarnation_locked(fc, upstream);
+    blocked = f->stale.code != ERR_NONE || fleet_adapters_blocking(&fc->adapters, upstream) != NULL;
+    starts = info.alive && !info.removed && may_start_locked(fc, upstream);
+    if (starts) {
+        f->running = true;
+        fc->reconcile.n_running++;
+        upstreams_hold_indexes(fc->upstreams);
+    }
+    mtx_unlock(&fc->lock);
+    if (!info.removed && (blocked || info.missing_adapters)) /* the reason may have changed too */
+        publish(fc, upstream);
+    if (starts)
+        start_job(f);
+}
+
+/* On the thread of the upstreams' loop. */
+static void on_timer(void *arg)
+{
+    struct fleet_control *fc = arg;
+    size_t n = upstreams_n(fc->upstreams);
+
+    for (size_t i = 0; i < n; i++)
+        check_one(fc, i);
+    loop_timer_set(upstreams_loop(fc->upstreams), &fc->reconcile.timer,
+                   clock_after_us(RECONCILE_INTERVAL_US));
+}
+
+void fleet_reconcile_watch(struct fleet_control *fc)
+{
+    bool first;
+
+    mtx_lock(&fc->lock);
+    first = !fc->reconcile.watching;
+    fc->reconcile.watching = true;
+    mtx_unlock(&fc->lock);
+    if (!first)
+        return;
+    fleet_require_adapters(fleet_of(fc));
+    loop_post(upstreams_loop(fc->upstreams), &fc->reconcile.item);
+}
+
+/* tasks */
+
+static void log_task(const struct fleet_control *fc, size_t upstream,
+                     const struct fleet_adapter_task *task, const struct err *why)
+{
+    struct upstream_endpoint at;
+    struct log_rec r;
+
+    upstreams_get(fc->upstreams, upstream, &at);
+    log_begin(&r, why->code == ERR_NONE ? LOG_INFO : LOG_WARN,
+              task->load != NULL ? "fleet.adapter_reloaded" : "fleet.adapter_unloaded");
+    log_str(&r, "upstream", at.name);
+    log_str(&r, "lora_name", task->name);
+    log_str(&r, "error", why->code != ERR_NONE ? why->msg : NULL);
+    log_event(&r);
+}
+
+static void set_retry_locked(struct fleet_reconciler *f, uint64_t wait_max_us,
+                             const struct err *why)
+{
+    f->why = *why;
+    f->due_us = 0;
+    if (why->code == ERR_NONE) {
+        f->wait_us = 0;
+        return;
+    }
+    f->wait_us = f->wait_us == 0 ? RECONCILE_RETRY_US : 2 * f->wait_us;
+    if (f->wait_us > wait_max_us)
+        f->wait_us = wait_max_us;
+    f->due_us = clock_after_us(f->wait_us);
+}
+
+static void log_cache_reset(const struct fleet_control *fc, size_t upstream)
+{
+    struct upstream_endpoint at;
+    struct log_rec r;
+
+    upstreams_get(fc->upstreams, upstream, &at);
+    log_begin(&r, LOG_INFO, "fleet.cache_reset");
+    log_str(&r, "upstream", at.name);
+    log_end(&r);
+}
+
+/* At an engine without requests of this server, preemption makes no client recompute its KV.
+ * Returns false: it failed, and is due later. */
+static bool reconcile_cache(struct fleet_reconciler *f)
+{
+    struct fleet_control *fc = f->fc;
+    struct fleet_cache_reset one = {.upstream = f->upstream, .preempt = fleet_recomputes_kv(fc)};
+    struct upstream_info info;
+    struct err why = {0};
+    uint64_t n_stale;
+    bool stale;
+
+    mtx_lock(&fc->lock);
+    n_stale = f->n_stale;
+    stale = f->stale.code != ERR_NONE;
+    one.route_optional = f->untried;
+    mtx_unlock(&fc->lock);
+    if (!stale)
+        return true;
+    fleet_info(fleet_of(fc), f->upstream, &info);
+    one.preempt = one.preempt || info.n_outstanding[FLEET_GENERATE] == 0;
+    fleet_reset_caches(fc, &one, 1, &why);
+    mtx_lock(&fc->lock);
+    if (f->n_stale == n_stale) {
+        f->stale = why;
+        fc->adapters.changes++;
+    }
+    set_retry_locked(f, RECONCILE_CACHE_RETRY_MAX_US, &why);
+    mtx_unlock(&fc->lock);
+    if (why.code == ERR_NONE)
+        log_cache_reset(fc, f->upstream);
+    return why.code == ERR_NONE;
+}
+
+/* Returns false: nothing is left to do, or it failed and is due later. */
+static bool reconcile_adapter(struct fleet_reconciler *f)
+{
+    struct fleet_control *fc = f->fc;
+    struct fleet_adapter_task task;
+    struct err why = {0};
+    enum fleet_has has;
+    int found;
+
+    mtx_lock(&fc->lock);
+    fleet_reconcile_check_incarnation_locked(fc, f->upstream);
+    found = fleet_adapters_begin_task(&fc->adapters, f->upstream, &task);
+    mtx_unlock(&fc->lock);
+    if (found <= 0)
+        return false;
+    has = fleet_run_adapter_task(fc, f->upstream, &task, &why);
+    log_task(fc, f->upstream, &task, &why);
+    mtx_lock(&fc->lock);
+    fleet_reconcile_check_incarnation_locked(fc, f->upstream);
+    fleet_adapters_end_task(&fc->adapters, f->upstream, &task, has);
+    set_retry_locked(f, RECONCILE_RETRY_MAX_US, &why);
+    mtx_unlock(&fc->lock);
+    return why.code == ERR_NONE;
+}
+
+static void reconcile_run(void *arg)
+{
+    struct fleet_reconciler *f = arg;
+    struct fleet_control *fc = f->fc;
+
+    while (reconcile_cache(f) && reconcile_adapter(f))
+        continue;
+    publish(fc, f->upstream);
+    mtx_lock(&fc->lock);
+    end_job_locked(f);
+    mtx_unlock(&fc->lock);
+}
