@@ -10,20 +10,12 @@
 #include "cli/manual.h"
 #include "cli/terminal.h"
 
-#include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 enum { TIMEOUT_S = 600, TIMEOUT_S_MAX = 86400 };
-
-const struct option_row option_rows[CLI_OPTION_COUNT] = {
-#define X(constant, flag_, value_, text_) [constant] = {flag_, value_, text_},
-    CLI_OPTIONS(X)
-#undef X
-};
 
 #define BIT(o) (1u << (o))
 #define ASK    (BIT(OPT_URL) | BIT(OPT_KEY_FILE) | BIT(OPT_CA_FILE) | BIT(OPT_TIMEOUT) | BIT(OPT_HELP))
@@ -113,18 +105,6 @@ bool cli_is_command(const char *word)
         if (strcmp(c->name, word) == 0)
             return true;
     return false;
-}
-
-enum cli_exit cli_usage_error(const struct cli *c, const char *fmt, ...)
-{
-    va_list args;
-
-    (void)fprintf(stderr, "baton %s: ", c->name);
-    va_start(args, fmt);
-    (void)vfprintf(stderr, fmt, args);
-    va_end(args);
-    (void)fprintf(stderr, "; see 'baton %s --help'\n", c->name);
-    return CLI_USAGE;
 }
 
 static enum cli_exit option_unknown(const struct cli *c, const char *flag)
@@ -319,19 +299,4 @@ int cli_run(int argc, char **argv, const char *const *serve_flags)
     if (fflush(stdout) != 0 && rc == CLI_OK)
         rc = CLI_REFUSED;
     return rc;
-}
-
-enum cli_exit cli_number(const struct cli *c, enum cli_option o, double fallback, double least,
-                         double most, double *out)
-{
-    char *end;
-
-    *out = fallback;
-    if (!cli_has(c, o))
-        return CLI_OK;
-    *out = strtod(c->values[o], &end);
-    if (end == c->values[o] || *end != '\0' || !isfinite(*out) || *out < least || *out > most)
-        return cli_usage_error(c, "%s: expected a number of %.10g to %.10g, not '%.40s'",
-                               option_rows[o].flag, least, most, c->values[o]);
-    return CLI_OK;
 }

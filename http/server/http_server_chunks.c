@@ -3,15 +3,23 @@
  * libmicrohttpd 0.9.75 takes a bare LF for the end of a line there, a bare CR for a part of an
  * extension, and has no option against it: a proxy that reads such a line otherwise sees another
  * body, and a second request may hide in the difference. Of the bytes between the pieces of a body
- * it tells us nothing. But it reads by functions that http_server_library.c
- * puts before those of the system: what comes for chunked bodies is checked there, and the request
- * is refused at its next call. Head and body are still told apart by the library alone, so
+ * it tells us nothing. But it reads by recv and gnutls_record_recv, which the dynamic linker finds
+ * here first: what comes for chunked bodies is checked here, and the request is refused at its next
+ * call. Head and body are still told apart by the library alone, so
  * there is no second parser that could disagree on where a body begins.
  * Rejected: to close the connection after each chunked body, which prevents the harm, costs every
  * client its connection, and still takes such bodies. */
 #include "http/server/http_server_priv.h"
 
+#include <dlfcn.h>
+#include <gnutls/gnutls.h>
+#include <stdatomic.h>
 #include <string.h>
+#include <sys/socket.h>
+
+typedef ssize_t tls_recv_fn(gnutls_session_t session, void *data, size_t n);
+
+_Static_assert(sizeof(void *) == sizeof(tls_recv_fn *), "dlsym returns functions too");
 
 /* The daemon that runs on this thread, or NULL: what others read is none of our business. */
 static _Thread_local struct daemon *running;
@@ -128,16 +136,8 @@ int chunks_malformed(struct err *e)
                    "LF, so many bytes and CR LF");
 }
 
-enum MHD_Result chunks_refuse(struct request *r)
-{
-    struct err e = {0};
-
-    (void)chunks_malformed(&e);
-    request_send_refusal(r, &e);
-    return MHD_NO;
-}
-
-void chunks_read(bool tls, int fd, const char *data, ssize_t n)
+/* libmicrohttpd has read n bytes, by TLS or not; those of other callers are ignored. */
+static void chunks_read(bool tls, int fd, const char *data, ssize_t n)
 {
     struct request *r;
 
@@ -149,4 +149,38 @@ void chunks_read(bool tls, int fd, const char *data, ssize_t n)
         r = r->chunks.next;
     if (r != NULL)
         chunks_take(&r->chunks, data, (size_t)n);
+}
+
+/* Of the whole process, as recvfrom is. Flags: libmicrohttpd has none, we always have some. */
+__attribute__((visibility("default"))) ssize_t recv(int fd, void *data, size_t n, int flags)
+{
+    ssize_t got = recvfrom(fd, data, n, flags, NULL, NULL);
+
+    if (flags == 0)
+        chunks_read(false, fd, data, got);
+    return got;
+}
+
+static tls_recv_fn *find_tls_recv(void)
+{
+    static _Atomic(tls_recv_fn *) found;
+    tls_recv_fn *fn = atomic_load_explicit(&found, memory_order_relaxed);
+    void *at;
+
+    if (fn != NULL)
+        return fn;
+    at = dlsym(RTLD_NEXT, "gnutls_record_recv");
+    memcpy(&fn, &at, sizeof fn);
+    atomic_store_explicit(&found, fn, memory_order_relaxed);
+    return fn;
+}
+
+__attribute__((visibility("default"))) ssize_t gnutls_record_recv(gnutls_session_t session,
+                                                                  void *data, size_t n)
+{
+    tls_recv_fn *fn = find_tls_recv();
+    ssize_t got = fn != NULL ? fn(session, data, n) : GNUTLS_E_INTERNAL_ERROR;
+
+    chunks_read(true, gnutls_transport_get_int(session), data, got);
+    return got;
 }

@@ -10,20 +10,14 @@
  * of the same bytes; and the library's log, which does not tell of which
  * connection it speaks.
  *
- * What it reads passes here too, for http_server_chunks.c: by recv, or by gnutls_record_recv. */
+ * What it reads passes through http_server_chunks.c in the same way. */
 #include "http/server/http_server_priv.h"
 
 #include <dlfcn.h>
-#include <gnutls/gnutls.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/socket.h>
 
-typedef ssize_t tls_recv_fn(gnutls_session_t session, void *data, size_t n);
-
-_Static_assert(sizeof(void *) == sizeof(http_server_queue_fn *) &&
-                   sizeof(void *) == sizeof(tls_recv_fn *),
-               "dlsym returns functions too");
+_Static_assert(sizeof(void *) == sizeof(http_server_queue_fn *), "dlsym returns functions too");
 
 int http_server_find_library(struct http_server *f, struct err *e)
 {
@@ -110,38 +104,4 @@ MHD_queue_response(struct MHD_Connection *mc, unsigned status, struct MHD_Respon
         request_end(r, false); /* libmicrohttpd knows nothing of it */
     end_sending(c, mc);
     return c->shard->http_server->queue_response(mc, status, response);
-}
-
-/* Of the whole process, as recvfrom is. Flags: libmicrohttpd has none, we always have some. */
-__attribute__((visibility("default"))) ssize_t recv(int fd, void *data, size_t n, int flags)
-{
-    ssize_t got = recvfrom(fd, data, n, flags, NULL, NULL);
-
-    if (flags == 0)
-        chunks_read(false, fd, data, got);
-    return got;
-}
-
-static tls_recv_fn *find_tls_recv(void)
-{
-    static _Atomic(tls_recv_fn *) found;
-    tls_recv_fn *fn = atomic_load_explicit(&found, memory_order_relaxed);
-    void *at;
-
-    if (fn != NULL)
-        return fn;
-    at = dlsym(RTLD_NEXT, "gnutls_record_recv");
-    memcpy(&fn, &at, sizeof fn);
-    atomic_store_explicit(&found, fn, memory_order_relaxed);
-    return fn;
-}
-
-__attribute__((visibility("default"))) ssize_t gnutls_record_recv(gnutls_session_t session,
-                                                                  void *data, size_t n)
-{
-    tls_recv_fn *fn = find_tls_recv();
-    ssize_t got = fn != NULL ? fn(session, data, n) : GNUTLS_E_INTERNAL_ERROR;
-
-    chunks_read(true, gnutls_transport_get_int(session), data, got);
-    return got;
 }

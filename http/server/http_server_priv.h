@@ -360,10 +360,7 @@ struct request_line;
 void chunks_reading(struct daemon *p); /* libmicrohttpd runs on this thread; NULL: no more */
 void chunks_begin(struct request *r, const struct request_line *line); /* its head is complete */
 void chunks_end(struct request *r);
-/* libmicrohttpd has read n bytes, by TLS or not; those of other callers are ignored. */
-void chunks_read(bool tls, int fd, const char *data, ssize_t n);
-int chunks_malformed(struct err *e);              /* -1 */
-enum MHD_Result chunks_refuse(struct request *r); /* in the access handler: CHUNK_BAD */
+int chunks_malformed(struct err *e); /* -1; the answer to CHUNK_BAD */
 
 /* http_server_body.c: bodies. */
 void body_begin(struct request *r);

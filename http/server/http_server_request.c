@@ -230,6 +230,15 @@ static enum MHD_Result answer_no_memory(struct shard *s, struct MHD_Connection *
     return s->http_server->queue_response(mc, 503, s->http_server->no_memory);
 }
 
+static enum MHD_Result refuse_chunks(struct request *r)
+{
+    struct err e = {0};
+
+    (void)chunks_malformed(&e);
+    request_send_refusal(r, &e);
+    return MHD_NO;
+}
+
 enum MHD_Result request_handle(void *cls, struct MHD_Connection *mc, const char *url,
                                const char *method, const char *version, const char *data,
                                size_t *size, void **con_cls)
@@ -249,7 +258,7 @@ enum MHD_Result request_handle(void *cls, struct MHD_Connection *mc, const char 
     if (r->stage == STAGE_HEADERS)
         return first_call(r, &line);
     if (r->chunks.state == CHUNK_BAD)
-        return chunks_refuse(r);
+        return refuse_chunks(r);
     if (*size > 0)
         return body_piece(r, data, size);
     rc = last_call(r);
