@@ -24,11 +24,11 @@ int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg
     fc->cfg = *cfg;
     fc->upstreams = cfg->upstreams;
     pause_init(&fc->pause);
-    fc->paused.missed_due_us = CLOCK_NEVER;
+    fc->missed_pause_due_us = CLOCK_NEVER;
     fc->expiry.reschedule = (struct loop_item){.run = on_reschedule, .arg = fc};
     fc->expiry.timer = (struct loop_timer){.fire = on_expiry, .arg = fc};
     for (size_t i = 0; i < FLEET_MAX; i++)
-        fc->update_in_doubt[i] = true; /* an earlier server may have left one open */
+        fc->engines[i].update_in_doubt = true; /* an earlier server may have left one open */
     fleet_reconcile_init(fc);
     fleet_fence_pause_init(fc);
     if (fleet_proof_init(fc, e) != 0) {
@@ -67,8 +67,8 @@ static uint64_t due_locked(const struct fleet_control *fc)
     if (s != NULL && fleet_session_is_open(s) && s->n_running == 0 &&
         s->phase != UPDATE_VERIFYING && s->lease.end_us < due)
         due = s->lease.end_us;
-    if (fc->paused.missed_due_us < due)
-        due = fc->paused.missed_due_us;
+    if (fc->missed_pause_due_us < due)
+        due = fc->missed_pause_due_us;
     return fc->expiry.running ? CLOCK_NEVER : due;
 }
 

@@ -42,10 +42,10 @@ static void record_sleep(struct fleet_control *fc, const struct fleet_result *re
                          bool asleep)
 {
     for (size_t i = 0; i < FLEET_MAX; i++)
-        fc->wake_in_doubt[i] = !asleep;
+        fc->engines[i].wake_in_doubt = !asleep;
     for (size_t i = 0; i < n; i++)
         if (result_ok(&results[i])) {
-            fc->wake_in_doubt[results[i].upstream] = false;
+            fc->engines[results[i].upstream].wake_in_doubt = false;
             fleet_note_sleep(fleet_of(fc), results[i].upstream, asleep);
         }
 }

@@ -34,30 +34,32 @@ struct fleet_quiesce {
     uint64_t order;               /* of the last decision; grows with each */
 };
 
-/* Which engines have the trainer's pause, and which missed the last pause or resume. */
+/* Has an engine the trainer's pause, and did it miss the last pause or resume? */
 struct fleet_paused {
-    bool has[FLEET_MAX]; /* the engine took the pause, while there is one */
-    struct fleet_incarnation incarnation[FLEET_MAX]; /* then: the process that did */
-    bool missed[FLEET_MAX];     /* it was not reached when the others were paused, or resumed */
-    uint64_t missed_due_us;     /* the next attempt to reach those; CLOCK_NEVER: there are none */
-    uint64_t joined[FLEET_MAX]; /* join_incarnation of the engine that was last seen there */
+    bool has;                             /* it took the pause, while there is one */
+    struct fleet_incarnation incarnation; /* then: the process that did */
+    bool missed;     /* it was not reached when the others were paused, or resumed */
+    uint64_t joined; /* join_incarnation of the engine that was last seen here */
 };
 
-/* Engines that are paused because they are fenced (fleet/want/fleet_fence_pause.c). By index, and
- * of the process `incarnation`. */
-enum fleet_fence_pause {
+/* The pause of an engine that is fenced (fleet/want/fleet_fence_pause.c), of the process
+ * `incarnation`. */
+enum fleet_fence_pause_state {
     FENCE_RUNS,
     FENCE_PAUSE_IN_DOUBT, /* a request was sent, or another pause ended, and it may be paused */
     FENCE_PAUSED,
     FENCE_SUSPENDED /* it must run for a resync */
 };
+struct fleet_fence_pause {
+    enum fleet_fence_pause_state state;
+    uint64_t incarnation;
+    uint64_t due_us; /* no request before */
+    bool held;       /* its pause was logged */
+    bool told;       /* so was the failure of its last request */
+};
+
 struct fleet_fence_pauses {
-    enum fleet_fence_pause state[FLEET_MAX];
-    uint64_t incarnation[FLEET_MAX];
-    uint64_t due_us[FLEET_MAX]; /* no request before */
-    bool held[FLEET_MAX];       /* its pause was logged */
-    bool told[FLEET_MAX];       /* so was the failure of its last request */
-    bool running;               /* the job is posted */
+    bool running; /* the job is posted */
 
     struct job job; /* of the loop's thread, and so are the next two */
     struct loop_item item;
@@ -86,11 +88,22 @@ struct fleet_reconciler {
 };
 
 struct fleet_reconcilers {
-    struct fleet_reconciler list[FLEET_MAX];
     unsigned n_running;
     bool watching;         /* fleet_reconcile_watch */
     struct loop_item item; /* of the loop's thread, and so is the next one */
     struct loop_timer timer;
+};
+
+/* What is known of one upstream, by its index, beside its state in rotation. */
+struct fleet_engine {
+    struct fleet_paused paused;
+    struct fleet_fence_pause fence_pause;
+    struct fleet_reconciler reconcile;
+    struct fleet_prover proof;
+
+    /* written by the owner of the operation lock or abort lock; no lock */
+    bool update_in_doubt; /* a baton: it may have an update open that no session knows */
+    bool wake_in_doubt;   /* it may be asleep, though the others were woken */
 };
 
 /* Leases that end, on the loop's timer; what follows blocks, so it is a job of cfg.abort. */
@@ -110,7 +123,8 @@ struct fleet_control {
     struct fleet_session *starting; /* one reference; a copy of it, as it began; NULL: none */
     struct fleet_session *ended[FLEET_ENDED_SESSIONS_MAX]; /* one reference each; the last first */
     struct pause pause;                                    /* the trainer's */
-    struct fleet_paused paused;
+    uint64_t missed_pause_due_us; /* the next attempt to reach engines that missed a pause or a
+                                     resume; CLOCK_NEVER: there are none */
     struct fleet_fence_pauses fence_pauses;
     struct fleet_sleep sleep;
     struct fleet_spec *spec; /* one reference; NULL: the model's tensors are not known */
@@ -120,9 +134,7 @@ struct fleet_control {
     struct fleet_reconcilers reconcile;
     struct fleet_provers proof;
 
-    /* written by the owner of the operation lock or abort lock; no lock */
-    bool update_in_doubt[FLEET_MAX]; /* a baton may have an update open that no session knows */
-    bool wake_in_doubt[FLEET_MAX];   /* it may be asleep, though the others were woken */
+    struct fleet_engine engines[FLEET_MAX]; /* guarded by the lock too, but for what they say */
 
     struct fleet_control_cfg cfg; /* immutable, and so is the next one */
     struct upstreams *upstreams;  /* cfg's */

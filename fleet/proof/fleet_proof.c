@@ -40,7 +40,7 @@ int fleet_proof_init(struct fleet_control *fc, struct err *e)
     fc->proof.item = (struct loop_item){.run = on_timer, .arg = fc};
     fc->proof.timer = (struct loop_timer){.fire = on_timer, .arg = fc};
     for (size_t i = 0; i < FLEET_MAX; i++)
-        fc->proof.list[i] = (struct fleet_prover){.fc = fc, .upstream = i};
+        fc->engines[i].proof = (struct fleet_prover){.fc = fc, .upstream = i};
     if (fc->cfg.store == NULL)
         return 0;
     return proof_committed_new(&fc->proof.committed, fc->cfg.store, &fc->proof.stopping, e);
@@ -49,8 +49,8 @@ int fleet_proof_init(struct fleet_control *fc, struct err *e)
 void fleet_proof_fini(struct fleet_control *fc)
 {
     for (size_t i = 0; i < FLEET_MAX; i++) {
-        proof_sums_unref(fc->proof.list[i].sums);
-        proof_sums_unref(fc->proof.list[i].before);
+        proof_sums_unref(fc->engines[i].proof.sums);
+        proof_sums_unref(fc->engines[i].proof.before);
     }
     proof_committed_free(fc->proof.committed);
 }
@@ -60,7 +60,7 @@ void fleet_proof_stop(struct fleet_control *fc)
     if (fc != NULL)
         atomic_store_explicit(&fc->proof.stopping, true, memory_order_relaxed);
     for (size_t i = 0; fc != NULL && i < FLEET_MAX; i++) {
-        struct fleet_prover *p = &fc->proof.list[i];
+        struct fleet_prover *p = &fc->engines[i].proof;
 
         if (p->fanout != NULL)
             upstream_fanout_cancel(p->fanout);
@@ -86,7 +86,7 @@ static void forget_locked(struct fleet_prover *p)
 
 uint64_t fleet_proof_begin(struct fleet_control *fc, size_t upstream, bool checksums)
 {
-    struct fleet_prover *p = &fc->proof.list[upstream];
+    struct fleet_prover *p = &fc->engines[upstream].proof;
     struct upstream_endpoint at;
     struct upstream_info info;
     struct fleet_stats stats;
@@ -129,7 +129,7 @@ static void stop_proving(struct fleet_prover *p)
 void fleet_proof_want(struct fleet_control *fc, size_t upstream)
 {
     if (fc->cfg.prove == FLEET_PROVE_NONE)
-        stop_proving(&fc->proof.list[upstream]);
+        stop_proving(&fc->engines[upstream].proof);
     else
         (void)fleet_proof_begin(fc, upstream, false);
 }
@@ -229,7 +229,7 @@ static void on_reply(void *arg, struct upstream_reply *replies, size_t n)
 static bool is_reading_checksums(const struct fleet_control *fc)
 {
     for (size_t i = 0; i < FLEET_MAX; i++) {
-        const struct fleet_prover *p = &fc->proof.list[i];
+        const struct fleet_prover *p = &fc->engines[i].proof;
 
         if (p->reading || (p->fanout != NULL && p->query == API_GET_CHECKSUMS))
             return true;
@@ -261,7 +261,7 @@ static void canary_ended(struct fleet_prover *p)
 static bool is_any_canary_sent_locked(const struct fleet_control *fc)
 {
     for (size_t i = 0; i < FLEET_MAX; i++)
-        if (fc->proof.list[i].canary_sent && fc->proof.list[i].compared)
+        if (fc->engines[i].proof.canary_sent && fc->engines[i].proof.compared)
             return true;
     return false;
 }
@@ -374,8 +374,8 @@ static void on_timer(void *arg)
     size_t n = upstreams_n(fc->upstreams);
 
     for (size_t i = 0; i < n; i++) {
-        look_at(&fc->proof.list[i]);
-        begin_if_unasked(&fc->proof.list[i]);
+        look_at(&fc->engines[i].proof);
+        begin_if_unasked(&fc->engines[i].proof);
     }
     fleet_proof_judge(fc);
     loop_timer_set(upstreams_loop(fc->upstreams), &fc->proof.timer,
@@ -386,7 +386,7 @@ static void on_timer(void *arg)
 
 bool fleet_proof_is_beyond_repair(struct fleet_control *fc, size_t upstream)
 {
-    const struct fleet_prover *p = &fc->proof.list[upstream];
+    const struct fleet_prover *p = &fc->engines[upstream].proof;
     struct upstream_info info;
     struct fleet_stats stats;
     bool beyond;
@@ -425,7 +425,7 @@ static json_t *sums_json_locked(const struct fleet_prover *p)
 
 json_t *fleet_proof_json(struct fleet_control *fc, size_t upstream)
 {
-    const struct fleet_prover *p = &fc->proof.list[upstream];
+    const struct fleet_prover *p = &fc->engines[upstream].proof;
     json_t *out = json_null();
 
     mtx_lock(&fc->lock);
@@ -442,6 +442,7 @@ json_t *fleet_proof_json(struct fleet_control *fc, size_t upstream)
 void fleet_proof_counts(struct fleet_control *fc, size_t upstream, uint64_t out[PROOF_STATES])
 {
     mtx_lock(&fc->lock);
-    memcpy(out, fc->proof.list[upstream].n_results, sizeof fc->proof.list[upstream].n_results);
+    memcpy(out, fc->engines[upstream].proof.n_results,
+           sizeof fc->engines[upstream].proof.n_results);
     mtx_unlock(&fc->lock);
 }

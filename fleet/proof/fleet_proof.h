@@ -82,7 +82,6 @@ struct fleet_prover {
 };
 
 struct fleet_provers {
-    struct fleet_prover list[FLEET_MAX];
     uint64_t n_wanted;        /* the last number given */
     unsigned n_holds;         /* no canary is sent meanwhile */
     uint64_t asking_until_us; /* fleet_proof_ask is under way, and ends by then; 0: none is */

@@ -11,7 +11,7 @@ enum { ASK_LOOK_US = 100000 }; /* between two looks at whether the client is sti
 static bool is_decided_locked(struct fleet_control *fc, const uint64_t *wanted)
 {
     for (size_t i = 0; i < FLEET_MAX; i++) {
-        const struct fleet_prover *p = &fc->proof.list[i];
+        const struct fleet_prover *p = &fc->engines[i].proof;
 
         if (wanted[i] != 0 && p->wanted == wanted[i] && p->state == PROOF_UNPROVEN)
             return false;

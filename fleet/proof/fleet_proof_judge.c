@@ -71,7 +71,7 @@ static void collect_locked(struct fleet_control *fc, struct compared *c)
 
     fleet_stats(fleet_of(fc), &stats);
     for (size_t i = 0; i < FLEET_MAX; i++) {
-        struct fleet_prover *p = &fc->proof.list[i];
+        struct fleet_prover *p = &fc->engines[i].proof;
         struct compared_one *one = &c->list[c->n];
 
         if (!p->compared || !fleet_proof_is_of_version_locked(p, &stats))
@@ -337,7 +337,7 @@ bool fleet_proof_warning(struct fleet_control *fc, struct err *e)
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < FLEET_MAX; i++) {
-        const struct fleet_prover *p = &fc->proof.list[i];
+        const struct fleet_prover *p = &fc->engines[i].proof;
 
         if (p->wanted > 0 && p->compared && !p->faulty && p->state == PROOF_DIFFERS)
             add_undecided_locked(&u, p);

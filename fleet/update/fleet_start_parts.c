@@ -12,7 +12,7 @@ static bool may_be_asleep(const struct fleet_part *p, const void *arg)
     struct upstream_endpoint at;
 
     upstreams_get(fc->upstreams, p->upstream, &at);
-    return part_takes_part(p) && fc->wake_in_doubt[p->upstream] &&
+    return part_takes_part(p) && fc->engines[p->upstream].wake_in_doubt &&
            upstream_caps(at.kind)->wakes_twice;
 }
 
@@ -21,7 +21,7 @@ static void on_woken(struct fleet_part *p, size_t part, struct fleet_result *res
     struct fleet_control *fc = arg;
 
     (void)part;
-    fc->wake_in_doubt[p->upstream] = !result_ok(result);
+    fc->engines[p->upstream].wake_in_doubt = !result_ok(result);
     part_drop_failed(p, result);
 }
 

@@ -137,7 +137,7 @@ static void on_finished(struct fleet_part *p, size_t part, struct fleet_result *
     if (result_ok(result))
         part_apply(p, PART_ON_FINISH);
     else if (p->two_phase)
-        fc->update_in_doubt[p->upstream] = true;
+        fc->engines[p->upstream].update_in_doubt = true;
     p->committed = p->two_phase && result->outcome == FLEET_REFUSED &&
                    api_is_committed(result->text, result->text_len);
     part_drop_failed(p, result);
@@ -296,7 +296,7 @@ static void expect_open_updates_locked(struct fleet_control *fc, const struct fl
 {
     for (size_t i = 0; i < s->n_parts; i++)
         if (s->parts[i].two_phase && s->parts[i].removed && !part_takes_part(&s->parts[i]))
-            fc->update_in_doubt[s->parts[i].upstream] = true;
+            fc->engines[s->parts[i].upstream].update_in_doubt = true;
 }
 
 /* Checked twice: an engine may be restarted while the version is committed. Later restarts are

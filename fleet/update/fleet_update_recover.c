@@ -11,7 +11,7 @@ static bool may_have_open_update(const struct fleet_part *p, const void *arg)
 {
     const struct recovery *r = arg;
 
-    return p->two_phase && r->fc->update_in_doubt[p->upstream];
+    return p->two_phase && r->fc->engines[p->upstream].update_in_doubt;
 }
 
 static void on_open_update(struct fleet_part *p, size_t part, struct fleet_result *result,
@@ -22,7 +22,7 @@ static void on_open_update(struct fleet_part *p, size_t part, struct fleet_resul
     if (result->outcome != FLEET_OK)
         return;
     r->open.has[part] = api_read_open_update(p->update_id, result->text, result->text_len);
-    r->fc->update_in_doubt[p->upstream] = r->open.has[part];
+    r->fc->engines[p->upstream].update_in_doubt = r->open.has[part];
 }
 
 static void on_recovered(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
@@ -31,7 +31,7 @@ static void on_recovered(struct fleet_part *p, size_t part, struct fleet_result 
 
     (void)part;
     if (result->outcome == FLEET_OK)
-        r->fc->update_in_doubt[p->upstream] = false;
+        r->fc->engines[p->upstream].update_in_doubt = false;
 }
 
 /* A baton's id of the update may be unknown here, because its answer was lost, so it is asked
@@ -72,7 +72,7 @@ static void on_aborted(struct fleet_part *p, size_t part, struct fleet_result *r
     struct fleet_control *fc = arg;
 
     (void)part;
-    fc->update_in_doubt[p->upstream] = result->outcome != FLEET_OK;
+    fc->engines[p->upstream].update_in_doubt = result->outcome != FLEET_OK;
 }
 
 void fleet_abort_parts(struct fleet_control *fc, struct fleet_session *s, const char *reason)

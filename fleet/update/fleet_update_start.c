@@ -113,7 +113,7 @@ static int apply_start_results(struct fleet_control *fc, struct fleet_session *s
             check_process(fc, s, p, &results[i]);
         p->own_update = results[i].outcome == FLEET_OK ? PART_UPDATE_OPEN : PART_UPDATE_CLOSED;
         if (results[i].outcome == FLEET_UNKNOWN)
-            fc->update_in_doubt[p->upstream] = true;
+            fc->engines[p->upstream].update_in_doubt = true;
     }
     fleet_session_set_report(s, results, b->n);
     cause = fleet_results_cause(results, b->n);

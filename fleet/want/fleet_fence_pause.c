@@ -25,18 +25,18 @@ enum {
 enum step { STEP_NONE, STEP_PAUSE, STEP_RESUME };
 
 /* Which state it is in, for the process that is there now. */
-static enum fleet_fence_pause *state_locked(struct fleet_control *fc, size_t upstream,
-                                            const struct upstream_info *info)
+static enum fleet_fence_pause_state *state_locked(struct fleet_control *fc, size_t upstream,
+                                                  const struct upstream_info *info)
 {
-    struct fleet_fence_pauses *f = &fc->fence_pauses;
+    struct fleet_fence_pause *f = &fc->engines[upstream].fence_pause;
 
-    if (f->incarnation[upstream] != info->incarnation) {
-        f->incarnation[upstream] = info->incarnation;
-        f->state[upstream] = FENCE_RUNS;
-        f->due_us[upstream] = 0;
-        f->told[upstream] = false;
+    if (f->incarnation != info->incarnation) {
+        f->incarnation = info->incarnation;
+        f->state = FENCE_RUNS;
+        f->due_us = 0;
+        f->told = false;
     }
-    return &f->state[upstream];
+    return &f->state;
 }
 
 /* A client has paused it at the engine itself, which that client ends. */
@@ -62,7 +62,7 @@ static enum step step_of_fenced_locked(struct fleet_control *fc, size_t upstream
                                        const struct upstream_endpoint *at,
                                        const struct upstream_info *info)
 {
-    enum fleet_fence_pause state = *state_locked(fc, upstream, info);
+    enum fleet_fence_pause_state state = *state_locked(fc, upstream, info);
     bool trainer = pause_is_held(&fc->pause) && fleet_engine_is_paused_locked(fc, upstream);
 
     if (trainer || state == FENCE_SUSPENDED || (state == FENCE_PAUSED && !was_resumed(at, info)) ||
@@ -76,7 +76,7 @@ static enum step step_of_fenced_locked(struct fleet_control *fc, size_t upstream
 static enum step step_of_other_locked(struct fleet_control *fc, size_t upstream,
                                       const struct upstream_info *info)
 {
-    enum fleet_fence_pause *state = state_locked(fc, upstream, info);
+    enum fleet_fence_pause_state *state = state_locked(fc, upstream, info);
 
     if (*state == FENCE_RUNS && info->report.held_by_fence)
         *state = FENCE_PAUSE_IN_DOUBT; /* by an earlier server */
@@ -98,7 +98,7 @@ static enum step step_of_locked(struct fleet_control *fc, size_t upstream)
     upstreams_get(fc->upstreams, upstream, &at);
     fleet_info(fleet_of(fc), upstream, &info);
     if (!info.alive || fleet_engine_is_held_locked(fc, upstream) ||
-        fc->fence_pauses.due_us[upstream] > clock_now_us())
+        fc->engines[upstream].fence_pause.due_us > clock_now_us())
         return STEP_NONE;
     return is_fenced(&info) ? step_of_fenced_locked(fc, upstream, &at, &info)
                             : step_of_other_locked(fc, upstream, &info);
@@ -194,20 +194,19 @@ static void log_step(struct fleet_control *fc, const char *event, const struct f
 /* Each failure of one engine in a row is logged once. */
 static void apply(struct fleet_control *fc, enum step step, const struct fleet_result *result)
 {
-    struct fleet_fence_pauses *f = &fc->fence_pauses;
-    size_t i = result->upstream;
+    struct fleet_fence_pause *f = &fc->engines[result->upstream].fence_pause;
     bool ok = result_ok(result), tells;
 
     mtx_lock(&fc->lock);
-    tells = ok ? step == STEP_RESUME || !f->held[i] : !f->told[i];
-    f->told[i] = !ok;
+    tells = ok ? step == STEP_RESUME || !f->held : !f->told;
+    f->told = !ok;
     if (step == STEP_PAUSE && result->outcome == FLEET_REFUSED)
-        f->state[i] = FENCE_RUNS;
+        f->state = FENCE_RUNS;
     if (ok) {
-        f->state[i] = step == STEP_PAUSE ? FENCE_PAUSED : FENCE_RUNS;
-        f->held[i] = step == STEP_PAUSE;
+        f->state = step == STEP_PAUSE ? FENCE_PAUSED : FENCE_RUNS;
+        f->held = step == STEP_PAUSE;
     }
-    f->due_us[i] = ok && step == STEP_RESUME ? 0 : clock_after_us(FENCE_PAUSE_RETRY_US);
+    f->due_us = ok && step == STEP_RESUME ? 0 : clock_after_us(FENCE_PAUSE_RETRY_US);
     mtx_unlock(&fc->lock);
     if (tells)
         log_step(fc, step == STEP_PAUSE ? "upstream.fence_paused" : "upstream.fence_resumed",
@@ -223,7 +222,7 @@ static void send_step(struct fleet_control *fc, enum step step, const struct fle
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < n; i++)
-        fc->fence_pauses.state[targets[i].upstream] = FENCE_PAUSE_IN_DOUBT;
+        fc->engines[targets[i].upstream].fence_pause.state = FENCE_PAUSE_IN_DOUBT;
     mtx_unlock(&fc->lock);
     if (n == 0 || fleet_request(fc, step == STEP_PAUSE ? API_PAUSE : API_RESUME, targets, n,
                                 FENCE_PAUSE_TIMEOUT_US, &results, &ignored) != 0)
@@ -308,7 +307,7 @@ void fleet_fence_pause_suspend(struct fleet_control *fc, size_t upstream, bool o
 {
     struct fleet_target target = {.upstream = upstream};
     struct upstream_info info;
-    enum fleet_fence_pause *state;
+    enum fleet_fence_pause_state *state;
     bool was;
 
     fleet_info(fleet_of(fc), upstream, &info);

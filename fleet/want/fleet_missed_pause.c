@@ -31,8 +31,8 @@ bool fleet_is_other_incarnation(struct fleet_control *fc, size_t upstream,
 
 bool fleet_engine_is_paused_locked(struct fleet_control *fc, size_t upstream)
 {
-    return fc->paused.has[upstream] &&
-           !fleet_is_other_incarnation(fc, upstream, &fc->paused.incarnation[upstream]);
+    return fc->engines[upstream].paused.has &&
+           !fleet_is_other_incarnation(fc, upstream, &fc->engines[upstream].paused.incarnation);
 }
 
 static bool is_among(const struct fleet_result *results, size_t n, size_t upstream)
@@ -48,12 +48,12 @@ static void set_due_locked(struct fleet_control *fc)
     size_t n = upstreams_n(fc->upstreams);
     struct upstream_endpoint at;
 
-    fc->paused.missed_due_us = CLOCK_NEVER;
+    fc->missed_pause_due_us = CLOCK_NEVER;
     for (size_t i = 0; i < n; i++) {
         upstreams_get(fc->upstreams, i, &at);
-        fc->paused.missed[i] = fc->paused.missed[i] && !at.removed;
-        if (fc->paused.missed[i])
-            fc->paused.missed_due_us = clock_after_us(FLEET_MISSED_PAUSE_RETRY_US);
+        fc->engines[i].paused.missed = fc->engines[i].paused.missed && !at.removed;
+        if (fc->engines[i].paused.missed)
+            fc->missed_pause_due_us = clock_after_us(FLEET_MISSED_PAUSE_RETRY_US);
     }
 }
 
@@ -61,7 +61,7 @@ void fleet_note_missed_pause(struct fleet_control *fc, const struct fleet_target
 {
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < n; i++)
-        fc->paused.missed[targets[i].upstream] = true;
+        fc->engines[targets[i].upstream].paused.missed = true;
     set_due_locked(fc);
     mtx_unlock(&fc->lock);
     fleet_reschedule(fc);
@@ -75,13 +75,13 @@ void fleet_note_joined(struct fleet_control *fc)
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < n_all; i++) {
-        uint64_t before = fc->paused.joined[i];
+        uint64_t before = fc->engines[i].paused.joined;
 
         upstreams_get(fc->upstreams, i, &at);
         fleet_info(fleet_of(fc), i, &info);
-        fc->paused.joined[i] = info.join_incarnation;
+        fc->engines[i].paused.joined = info.join_incarnation;
         if (before != 0 && before != info.join_incarnation && upstream_caps(at.kind)->hides_pause)
-            fc->paused.missed[i] = true;
+            fc->engines[i].paused.missed = true;
     }
     set_due_locked(fc);
     mtx_unlock(&fc->lock);
@@ -98,16 +98,18 @@ void fleet_note_pause_results(struct fleet_control *fc, const struct fleet_resul
     struct upstream_endpoint at;
 
     mtx_lock(&fc->lock);
-    memset(fc->paused.has, 0, sizeof fc->paused.has);
+    for (size_t i = 0; i < n_all; i++)
+        fc->engines[i].paused.has = false;
     for (size_t i = 0; paused && i < n; i++) {
-        fc->paused.has[results[i].upstream] = result_ok(&results[i]);
-        fleet_incarnation_of(fc, results[i].upstream, &fc->paused.incarnation[results[i].upstream]);
+        fc->engines[results[i].upstream].paused.has = result_ok(&results[i]);
+        fleet_incarnation_of(fc, results[i].upstream,
+                             &fc->engines[results[i].upstream].paused.incarnation);
     }
     for (size_t i = 0; i < n_all; i++) {
         upstreams_get(fc->upstreams, i, &at);
         fleet_info(fleet_of(fc), i, &info);
-        fc->paused.missed[i] = !at.removed && !info.fenced && !is_among(results, n, i) &&
-                               !fleet_engine_is_held_locked(fc, i);
+        fc->engines[i].paused.missed = !at.removed && !info.fenced && !is_among(results, n, i) &&
+                                       !fleet_engine_is_held_locked(fc, i);
     }
     set_due_locked(fc);
     mtx_unlock(&fc->lock);
@@ -124,7 +126,7 @@ static size_t select_missed_pause(struct fleet_control *fc, const json_t *body,
     for (size_t i = 0; i < n; i++) {
         fleet_info(fleet_of(fc), alive[i].upstream, &info);
         mtx_lock(&fc->lock);
-        if (fc->paused.missed[alive[i].upstream] && !info.fenced &&
+        if (fc->engines[alive[i].upstream].paused.missed && !info.fenced &&
             !fleet_engine_is_held_locked(fc, alive[i].upstream)) {
             targets[n_targets] = alive[i];
             targets[n_targets++].until_down = true;
@@ -154,10 +156,11 @@ static void send_missed(struct fleet_control *fc, enum api_op op,
         if (op == API_PAUSE && result_ok(&results[i]))
             fleet_confirm_quiesced(fleet_of(fc), results[i].upstream, incarnation[i]);
         mtx_lock(&fc->lock);
-        fc->paused.missed[results[i].upstream] = !result_ok(&results[i]) &&
-                                                 results[i].outcome != FLEET_REFUSED;
-        fc->paused.has[results[i].upstream] = op == API_PAUSE && result_ok(&results[i]);
-        fleet_incarnation_of(fc, results[i].upstream, &fc->paused.incarnation[results[i].upstream]);
+        fc->engines[results[i].upstream].paused.missed = !result_ok(&results[i]) &&
+                                                         results[i].outcome != FLEET_REFUSED;
+        fc->engines[results[i].upstream].paused.has = op == API_PAUSE && result_ok(&results[i]);
+        fleet_incarnation_of(fc, results[i].upstream,
+                             &fc->engines[results[i].upstream].paused.incarnation);
         mtx_unlock(&fc->lock);
     }
     fleet_results_free(results, n);
@@ -187,7 +190,7 @@ void fleet_send_missed_pauses(struct fleet_control *fc)
     bool due;
 
     mtx_lock(&fc->lock);
-    due = fc->paused.missed_due_us <= clock_now_us();
+    due = fc->missed_pause_due_us <= clock_now_us();
     mtx_unlock(&fc->lock);
     if (!due)
         return;

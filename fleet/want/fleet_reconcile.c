@@ -28,7 +28,7 @@ void fleet_reconcile_init(struct fleet_control *fc)
     fc->reconcile.item = (struct loop_item){.run = on_timer, .arg = fc};
     fc->reconcile.timer = (struct loop_timer){.fire = on_timer, .arg = fc};
     for (size_t i = 0; i < FLEET_MAX; i++)
-        fc->reconcile.list[i] = (struct fleet_reconciler){.fc = fc, .upstream = i};
+        fc->engines[i].reconcile = (struct fleet_reconciler){.fc = fc, .upstream = i};
 }
 
 /* state of one engine */
@@ -48,7 +48,7 @@ static bool is_new_locked(const struct fleet_control *fc, const struct fleet_rec
 
 void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, size_t upstream)
 {
-    struct fleet_reconciler *f = &fc->reconcile.list[upstream];
+    struct fleet_reconciler *f = &fc->engines[upstream].reconcile;
     struct upstream_info info;
     struct upstream_endpoint at;
     uint64_t incarnation;
@@ -111,10 +111,10 @@ static void publish(struct fleet_control *fc, size_t upstream)
     mtx_lock(&fc->lock);
     fleet_reconcile_check_incarnation_locked(fc, upstream);
     a = fleet_adapters_blocking(&fc->adapters, upstream);
-    if (fc->reconcile.list[upstream].stale.code != ERR_NONE)
-        describe_stale(&fc->reconcile.list[upstream].stale, &missing);
+    if (fc->engines[upstream].reconcile.stale.code != ERR_NONE)
+        describe_stale(&fc->engines[upstream].reconcile.stale, &missing);
     else if (a != NULL)
-        describe_missing(a, &fc->reconcile.list[upstream].why, &missing);
+        describe_missing(a, &fc->engines[upstream].reconcile.why, &missing);
     check = (struct fleet_adapter_check){.incarnation = fc->adapters.incarnation[upstream],
                                          .change = fc->adapters.changes,
                                          .missing = &missing};
@@ -145,7 +145,7 @@ void fleet_reconcile_all(struct fleet_control *fc)
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < n; i++)
-        fc->reconcile.list[i].due_us = fc->reconcile.list[i].wait_us = 0;
+        fc->engines[i].reconcile.due_us = fc->engines[i].reconcile.wait_us = 0;
     mtx_unlock(&fc->lock);
     for (size_t i = 0; i < n; i++)
         publish(fc, i);
@@ -153,7 +153,7 @@ void fleet_reconcile_all(struct fleet_control *fc)
 
 void fleet_reconcile_set_stale(struct fleet_control *fc, size_t upstream, const struct err *why)
 {
-    struct fleet_reconciler *f = &fc->reconcile.list[upstream];
+    struct fleet_reconciler *f = &fc->engines[upstream].reconcile;
     bool changes;
 
     if (why->code != ERR_NONE)
@@ -176,7 +176,7 @@ bool fleet_reconcile_is_stale(struct fleet_control *fc, size_t upstream)
     bool stale;
 
     mtx_lock(&fc->lock);
-    stale = fc->reconcile.list[upstream].stale.code != ERR_NONE;
+    stale = fc->engines[upstream].reconcile.stale.code != ERR_NONE;
     mtx_unlock(&fc->lock);
     return stale;
 }
@@ -208,7 +208,7 @@ json_t *fleet_missing_adapters_json(struct fleet_control *fc, size_t upstream)
 
 static bool may_start_locked(struct fleet_control *fc, size_t upstream)
 {
-    const struct fleet_reconciler *f = &fc->reconcile.list[upstream];
+    const struct fleet_reconciler *f = &fc->engines[upstream].reconcile;
 
     return !f->running && fc->reconcile.n_running < RECONCILE_JOBS_MAX &&
            f->due_us <= clock_now_us() && !fc->sleep.weights && !fc->sleep.kv &&
@@ -238,7 +238,7 @@ static void start_job(struct fleet_reconciler *f)
 
 static void check_one(struct fleet_control *fc, size_t upstream)
 {
-    struct fleet_reconciler *f = &fc->reconcile.list[upstream];
+    struct fleet_reconciler *f = &fc->engines[upstream].reconcile;
     struct upstream_info info;
     bool blocked, starts;
 
