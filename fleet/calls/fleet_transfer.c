@@ -98,10 +98,10 @@ bool fleet_group_has(struct fleet_control *fc, const struct fleet_group *g, size
 {
     struct upstream_info info;
 
-    if (!g->joined[upstream])
+    if (!g->members[upstream].joined)
         return false;
     fleet_info(fleet_of(fc), upstream, &info);
-    return info.incarnation == g->incarnation[upstream];
+    return info.incarnation == g->members[upstream].incarnation;
 }
 
 void fleet_get_handles(struct fleet_control *fc, struct fleet_handles *out)

@@ -23,14 +23,19 @@ enum {
 /* Why a group ends, for messages. */
 #define FLEET_GROUP_REFUSED "an update was refused while its trainer may broadcast it"
 
+/* An engine that joined a group, by index. */
+struct fleet_group_member {
+    bool joined;
+    uint64_t offset, n_ranks; /* its ranks in the group */
+    uint64_t incarnation;     /* its process then (upstream_info) */
+};
+
 struct fleet_group {
     struct api_packing packing;
     uint64_t world_size, rank_offset, began_us;
     char name[FLEET_GROUP_NAME_MAX + 1]; /* "": it was joined without one */
     bool ends_if_refused;                /* as in struct nccl_join_cfg */
-    bool joined[FLEET_MAX];
-    uint64_t offset[FLEET_MAX], n_ranks[FLEET_MAX]; /* of each engine that joined */
-    uint64_t incarnation[FLEET_MAX];                /* its process then (upstream_info) */
+    struct fleet_group_member members[FLEET_MAX];
     json_t *list;       /* owned, immutable: fleet_keep_list's columns; NULL: none, and in copies */
     unsigned n_running; /* requests whose tensors are received by it */
     bool left;          /* fleet_group_leave_refused: it is kept to refuse what still comes by it */

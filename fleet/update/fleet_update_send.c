@@ -202,7 +202,7 @@ static int drop_non_members(struct fleet_control *fc, struct fleet_session *s, c
         struct fleet_part *p = &s->parts[i];
 
         if (part_takes_part(p) && !fleet_group_has(fc, group, p->upstream))
-            part_drop(p, FLEET_SKIPPED, 0, group->joined[p->upstream] ? &ended : &never);
+            part_drop(p, FLEET_SKIPPED, 0, group->members[p->upstream].joined ? &ended : &never);
     }
     has_quorum = fleet_session_has_quorum(s, fleet_session_min_ready_locked(fc, s));
     mtx_unlock(&fc->lock);

@@ -142,10 +142,12 @@ static void make_group(struct fleet_group *g, struct fleet_control *fc,
         size_t upstream = targets[i].upstream;
 
         fleet_info(fleet_of(fc), upstream, &info);
-        g->joined[upstream] = true;
-        g->offset[upstream] = targets[i].ctx.rank_offset;
-        g->n_ranks[upstream] = n_ranks[upstream];
-        g->incarnation[upstream] = info.incarnation;
+        g->members[upstream] = (struct fleet_group_member){
+            .joined = true,
+            .offset = targets[i].ctx.rank_offset,
+            .n_ranks = n_ranks[upstream],
+            .incarnation = info.incarnation,
+        };
     }
 }
 
@@ -280,7 +282,7 @@ static void note_left(struct fleet_control *fc, uint64_t began_us,
     g = fleet_group_since_locked(fc, began_us);
     for (size_t i = 0; g != NULL && i < reply->n; i++)
         if (has_left(&reply->results[i]))
-            g->joined[reply->results[i].upstream] = false;
+            g->members[reply->results[i].upstream].joined = false;
     mtx_unlock(&fc->lock);
 }
 

@@ -67,10 +67,11 @@ static json_t *ranks_json(struct app *app, const struct fleet_group *g)
 
     for (size_t i = 0; i < n; i++) {
         upstreams_get(app->fleet->upstreams, i, &at);
-        for (uint64_t r = 0; r < g->n_ranks[i] && fleet_group_has(app->fleet->control, g, i); r++)
+        for (uint64_t r = 0;
+             r < g->members[i].n_ranks && fleet_group_has(app->fleet->control, g, i); r++)
             (void)json_array_append_new(ranks, json_pack("{s:I, s:s}", "rank",
-                                                         (json_int_t)(g->offset[i] + r), "upstream",
-                                                         at.name));
+                                                         (json_int_t)(g->members[i].offset + r),
+                                                         "upstream", at.name));
     }
     return ranks;
 }
