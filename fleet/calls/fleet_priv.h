@@ -12,6 +12,7 @@
 #include "fleet/calls/fleet_locks.h"
 #include "fleet/calls/fleet_request.h"
 #include "fleet/calls/fleet_transfer.h"
+#include "fleet/members/retry.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/proof/fleet_proof.h"
 #include "fleet/update/fleet_coverage.h"
@@ -80,11 +81,11 @@ struct fleet_reconciler {
     const char *name; /* of the engine that was last found there; valid as in upstream_endpoint */
     struct job job;   /* of cfg.reconcile; posted while `running` */
     bool running;
-    uint64_t due_us, wait_us; /* no attempt before; delay after the next failure */
-    struct err why;           /* of the last failure */
-    struct err stale;         /* why its caches could not be reset; clean: they are not stale */
-    bool untried;             /* they may be: this server has not yet reset those of the process */
-    uint64_t n_stale;         /* grows with each change of `stale` */
+    struct retry retry;
+    struct err why;   /* of the last failure */
+    struct err stale; /* why its caches could not be reset; clean: they are not stale */
+    bool untried;     /* they may be: this server has not yet reset those of the process */
+    uint64_t n_stale; /* grows with each change of `stale` */
 };
 
 struct fleet_reconcilers {

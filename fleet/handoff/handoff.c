@@ -7,6 +7,7 @@
 #include "fleet/handoff/handoff_export.h"
 #include "fleet/handoff/handoff_ranks.h"
 #include "fleet/handoff/handoff_windows.h"
+#include "fleet/members/retry.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_update.h"
 
@@ -20,12 +21,6 @@ enum {
     REPAIR_GRACE_US = 1000000, /* a repair goes on for this time when a new version waits for it */
     RETRY_US = 500000,         /* delay after the first failure; doubled each time … */
     RETRY_MAX_US = 10000000    /* … up to this */
-};
-
-/* When something that failed is tried again. */
-struct retry {
-    uint64_t delay_us; /* after the last failure; 0: it did not fail */
-    uint64_t due_us;
 };
 
 /* What is handed over now. */
@@ -168,26 +163,16 @@ static void log_handed(const struct version *v, bool repair, uint64_t took_us,
     log_event(&r);
 }
 
-/* @failed  false: it is due at once when it is needed again */
-static void retry_note(struct retry *r, bool failed)
-{
-    if (!failed) {
-        *r = (struct retry){0};
-        return;
-    }
-    r->delay_us = r->delay_us == 0 ? RETRY_US : 2 * r->delay_us;
-    if (r->delay_us > RETRY_MAX_US)
-        r->delay_us = RETRY_MAX_US;
-    r->due_us = clock_after_us(r->delay_us);
-}
-
 static void note(struct handoff *h, const struct attempt *a, uint64_t took_us,
                  const struct err *why)
 {
     struct retry *retry = a->repair ? &h->repairs[a->upstream] : &h->all;
     bool done = why->code == ERR_NONE;
 
-    retry_note(retry, !done);
+    if (done)
+        retry_clear(retry);
+    else
+        retry_failed(retry, RETRY_US, RETRY_MAX_US);
     log_handed(a->v, a->repair, took_us, why);
     mtx_lock(&h->lock);
     h->info.why = *why;
@@ -221,8 +206,7 @@ static bool find_behind(struct handoff *h, size_t *upstream)
         upstreams_get(h->cfg.upstreams, i, &at);
         fleet_info(fleet_of(h->cfg.control), i, &info);
         if (at.removed || !info.alive || (info.synced && !info.fenced) ||
-            !clock_passed(h->repairs[i].due_us) ||
-            fleet_proof_is_beyond_repair(h->cfg.control, i) ||
+            !retry_is_due(&h->repairs[i]) || fleet_proof_is_beyond_repair(h->cfg.control, i) ||
             (found && h->repairs[i].delay_us >= h->repairs[*upstream].delay_us))
             continue;
         *upstream = i;
@@ -272,8 +256,7 @@ static bool wait_for_work(struct handoff *h, bool *news)
     if (!h->stopping && h->info.wanted <= h->tried)
         (void)cnd_wait(&h->changed, &h->lock, clock_after_us(LOOK_US));
     /* A version that was never tried does not wait for the delay after a failure. */
-    *news = h->info.wanted > h->tried ||
-            (h->info.wanted > h->info.done && clock_passed(h->all.due_us));
+    *news = h->info.wanted > h->tried || (h->info.wanted > h->info.done && retry_is_due(&h->all));
     go_on = !h->stopping;
     mtx_unlock(&h->lock);
     return go_on;
@@ -298,7 +281,7 @@ static void *handoff_main(void *arg)
     while (wait_for_work(h, &news)) {
         if (news)
             try_once(h, NULL);
-        else if (is_settled(h) && clock_passed(h->all.due_us) && find_behind(h, &upstream))
+        else if (is_settled(h) && retry_is_due(&h->all) && find_behind(h, &upstream))
             try_once(h, &upstream);
     }
     return NULL;

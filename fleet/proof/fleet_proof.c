@@ -80,7 +80,7 @@ static void forget_locked(struct fleet_prover *p)
     p->verdict = p->sums_verdict = (struct proof_verdict){.state = PROOF_UNPROVEN};
     p->state = PROOF_UNPROVEN;
     p->faulty = p->asked_again = false;
-    p->due_us = p->wait_us = 0;
+    retry_clear(&p->retry);
     p->fc->proof.judge = true;
 }
 
@@ -164,10 +164,7 @@ static bool may_ask_locked(struct fleet_control *fc, const struct fleet_prover *
 
 void fleet_proof_retry_locked(struct fleet_prover *p)
 {
-    p->wait_us = p->wait_us == 0 ? PROOF_RETRY_US : 2 * p->wait_us;
-    if (p->wait_us > PROOF_RETRY_MAX_US)
-        p->wait_us = PROOF_RETRY_MAX_US;
-    p->due_us = clock_after_us(p->wait_us);
+    retry_failed(&p->retry, PROOF_RETRY_US, PROOF_RETRY_MAX_US);
 }
 
 static enum proof_answer read_canary(struct fleet_prover *p, enum upstream_kind kind,
@@ -241,7 +238,7 @@ static bool is_reading_checksums(const struct fleet_control *fc)
 static enum api_query next_query_locked(const struct fleet_control *fc,
                                         const struct fleet_prover *p)
 {
-    if (p->due_us > clock_now_us())
+    if (!retry_is_due(&p->retry))
         return API_QUERIES;
     if (p->canary == PROOF_PENDING)
         return API_GENERATE_CANARY;

@@ -22,6 +22,7 @@
 #include "base/workers.h"
 #include "fleet/api/upstream_api.h"
 #include "fleet/members/fleet.h"
+#include "fleet/members/retry.h"
 #include "fleet/members/upstream_fanout.h"
 #include "fleet/proof/proof_committed.h"
 #include "fleet/proof/proof_sums.h"
@@ -58,12 +59,12 @@ struct fleet_prover {
     uint64_t before_of;
     bool told_different; /* that some of that process differ, which may be no fault */
     struct proof_verdict verdict, sums_verdict;
-    enum proof_state state;   /* of both */
-    bool faulty;              /* by either */
-    bool compared;            /* it serves what is to prove */
-    bool asked_again;         /* its canary was faulty once, and all were asked again */
-    uint64_t due_us, wait_us; /* no request before; delay after the next failure */
-    unsigned n_faults;        /* verdicts that it is faulty, with this process and version */
+    enum proof_state state; /* of both */
+    bool faulty;            /* by either */
+    bool compared;          /* it serves what is to prove */
+    bool asked_again;       /* its canary was faulty once, and all were asked again */
+    struct retry retry;
+    unsigned n_faults; /* verdicts that it is faulty, with this process and version */
     uint64_t n_results[PROOF_STATES];
     bool reading;     /* the job has `reply`, for `read_for` (of `wanted`) */
     bool canary_sent; /* its canary is under way */

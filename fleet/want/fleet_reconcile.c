@@ -68,7 +68,7 @@ void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, size_t u
         (void)err_set(&f->stale, ERR_UNSYNCED, "", "no attempt was made yet");
         f->n_stale++;
     }
-    f->due_us = f->wait_us = 0;
+    retry_clear(&f->retry);
 }
 
 static void describe_missing(const struct fleet_adapter *a, const struct err *why, struct err *out)
@@ -145,7 +145,7 @@ void fleet_reconcile_all(struct fleet_control *fc)
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < n; i++)
-        fc->engines[i].reconcile.due_us = fc->engines[i].reconcile.wait_us = 0;
+        retry_clear(&fc->engines[i].reconcile.retry);
     mtx_unlock(&fc->lock);
     for (size_t i = 0; i < n; i++)
         publish(fc, i);
@@ -164,7 +164,7 @@ void fleet_reconcile_set_stale(struct fleet_control *fc, size_t upstream, const 
     f->stale = *why;
     f->untried = false;
     f->n_stale++;
-    f->due_us = f->wait_us = 0;
+    retry_clear(&f->retry);
     fc->adapters.changes += changes;
     mtx_unlock(&fc->lock);
     if (changes)
@@ -210,9 +210,8 @@ static bool may_start_locked(struct fleet_control *fc, size_t upstream)
 {
     const struct fleet_reconciler *f = &fc->engines[upstream].reconcile;
 
-    return !f->running && fc->reconcile.n_running < RECONCILE_JOBS_MAX &&
-           f->due_us <= clock_now_us() && !fc->sleep.weights && !fc->sleep.kv &&
-           !fleet_engine_is_held_locked(fc, upstream) &&
+    return !f->running && fc->reconcile.n_running < RECONCILE_JOBS_MAX && retry_is_due(&f->retry) &&
+           !fc->sleep.weights && !fc->sleep.kv && !fleet_engine_is_held_locked(fc, upstream) &&
            (f->stale.code != ERR_NONE || fleet_adapters_has_task(&fc->adapters, upstream));
 }
 
@@ -306,15 +305,10 @@ static void set_retry_locked(struct fleet_reconciler *f, uint64_t wait_max_us,
                              const struct err *why)
 {
     f->why = *why;
-    f->due_us = 0;
-    if (why->code == ERR_NONE) {
-        f->wait_us = 0;
-        return;
-    }
-    f->wait_us = f->wait_us == 0 ? RECONCILE_RETRY_US : 2 * f->wait_us;
-    if (f->wait_us > wait_max_us)
-        f->wait_us = wait_max_us;
-    f->due_us = clock_after_us(f->wait_us);
+    if (why->code == ERR_NONE)
+        retry_clear(&f->retry);
+    else
+        retry_failed(&f->retry, RECONCILE_RETRY_US, wait_max_us);
 }
 
 static void log_cache_reset(const struct fleet_control *fc, size_t upstream)
