@@ -214,7 +214,7 @@ static json_t *no_result_json(struct fleet_control *fc, size_t i,
     (void)snprintf(why, sizeof why, "it is %s%s%s",
                    upstream_info_is_probed(&info) ? upstream_state_name(info.state)
                                                   : "not yet probed",
-                   info.error.code != ERR_NONE ? ": " : "", info.error.msg);
+                   info.error.why.code != ERR_NONE ? ": " : "", info.error.why.msg);
     return fleet_result_json(at->name, false, 0, info.alive ? "no request was sent to it" : why);
 }
 

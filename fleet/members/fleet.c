@@ -21,24 +21,6 @@ uint64_t fleet_hash_mix(uint64_t x)
     return x ^ x >> 31;
 }
 
-void fleet_set_error(struct upstream *u, const struct err *why)
-{
-    uint64_t hash = fleet_affinity(why->msg);
-
-    if (u->error_wall_s == 0 || hash != u->error_hash)
-        u->error_wall_s = clock_wall_s();
-    u->error_hash = hash;
-    u->error = *why;
-}
-
-const struct err *fleet_error_of(const struct upstream *u, int64_t *wall_s)
-{
-    bool failed = u->no_answer.code != ERR_NONE;
-
-    *wall_s = failed ? u->no_answer_wall_s : u->error_wall_s;
-    return failed ? &u->no_answer : &u->error;
-}
-
 const char *fleet_remedy(const struct fleet *f)
 {
     return f->cfg.staged ? "this server hands it the version (--stage)" : "push a whole update";
@@ -71,11 +53,10 @@ static void upstream_join_locked(struct fleet *f, size_t upstream, const char *n
     if (f->quiesced)
         upstream_state_apply(&fresh.out, UPSTREAM_ON_PAUSE_MISSED);
     if (fleet_is_out(&fresh, OUT_FENCES)) {
-        fleet_set_error(&fresh, &u->error);
-        fresh.error_wall_s = u->error_wall_s;
+        fresh.why[WHY_FENCED] = u->why[WHY_FENCED];
     } else if (f->serial > 0) {
-        FLEET_SET_ERROR(&fresh, "it was added after version '%s' was committed: %s", f->label,
-                        fleet_remedy_or_resync(f));
+        FLEET_SET_WHY(&fresh, WHY_WEIGHTS, "it was added after version '%s' was committed: %s",
+                      f->label, fleet_remedy_or_resync(f));
     }
     fresh.state = fresh.last_seen = fleet_state_of(&fresh);
     *u = fresh;
@@ -155,10 +136,8 @@ void fleet_change_end(struct fleet *f, struct fleet_change *c)
     bool closed = false, opened = false, any;
 
     fleet_decide_version_locked(f);
-    fleet_set_missing_errors_locked(f);
     for (size_t i = 0; i < f->n; i++)
-        if (f->upstreams[i].error.code == ERR_NONE)
-            f->upstreams[i].error_wall_s = 0;
+        fleet_tell_whys_locked(f, &f->upstreams[i]);
     rotation_snapshot(f, c->n, c->after);
     any = fleet_any_serving_locked(f);
     mtx_unlock(&f->lock);
@@ -209,8 +188,6 @@ void fleet_set_min_ready(struct fleet *f, size_t min_ready)
 
 static void clear_pause_missed_locked(const struct fleet *f, struct upstream *u)
 {
-    if (fleet_is_out(u, OUT_PAUSE_MISSED) && fleet_is_reliable(u) && u->error.code == ERR_UNSYNCED)
-        err_clear(&u->error);
     fleet_apply_event(f, u, UPSTREAM_ON_PAUSE_CLEARED);
 }
 

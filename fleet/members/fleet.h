@@ -432,6 +432,12 @@ uint64_t fleet_affinity(const char *session);
 
 /* ---- status ---- */
 
+/* What is wrong with an engine. */
+struct upstream_error {
+    struct err why;
+    int64_t wall_s; /* since when; of a missing answer, when the last attempt failed */
+};
+
 struct upstream_info {
     bool alive; /* it answers, and accepts our key for probes */
     bool synced, fenced, removed;
@@ -447,12 +453,16 @@ struct upstream_info {
     struct upstream_report report; /* the last one */
     size_t n_outstanding[FLEET_QUEUES];
     uint64_t n_granted;
-    uint64_t n_failures;  /* probes and requests that failed */
-    uint64_t probe_ok_us; /* when its last status probe succeeded; 0: never. base/clock.h */
-    struct err error;     /* what is wrong with it; clean: nothing */
-    int64_t error_wall_s; /* since when; of a failed request or probe, when the last one was */
+    uint64_t n_failures;         /* probes and requests that failed */
+    uint64_t probe_ok_us;        /* when its last status probe succeeded; 0: never. base/clock.h */
+    struct upstream_error error; /* the gravest of fleet_errors; clean: nothing is wrong */
 };
 void fleet_info(struct fleet *f, size_t upstream, struct upstream_info *out);
+
+/* fleet_errors - all that is wrong with an engine, the gravest first: a missing answer, then each
+ * kind of reason that keeps it out of rotation. @out  [UPSTREAM_ERRORS_MAX]. Returns: how many. */
+enum { UPSTREAM_ERRORS_MAX = 1 + UPSTREAM_WHYS };
+size_t fleet_errors(struct fleet *f, size_t upstream, struct upstream_error *out);
 
 /* upstream_info_is_probed - has it answered a probe, or failed to? Until then nothing is known. */
 bool upstream_info_is_probed(const struct upstream_info *info);

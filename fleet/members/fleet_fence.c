@@ -18,12 +18,12 @@ static void set_fence_error(struct upstream *u, const struct err *why)
     struct err bare = {0};
 
     if (len == 0 || strncmp(why->msg, u->name, len) != 0 || (*rest != ':' && *rest != ' ')) {
-        fleet_set_error(u, why);
+        fleet_set_why(u, WHY_FENCED, why);
         return;
     }
     (void)err_set(&bare, why->code, why->field, "%s%s", *rest == ':' ? "" : "it",
                   *rest == ':' ? rest + strspn(rest, ": ") : rest);
-    fleet_set_error(u, &bare);
+    fleet_set_why(u, WHY_FENCED, &bare);
 }
 
 void fleet_fence(struct fleet *f, size_t upstream, const struct err *why)
@@ -59,10 +59,10 @@ void fleet_fence_served(struct fleet *f, size_t upstream, uint64_t incarnation, 
 /* One that does not name its process: nothing tells whether it was restarted since. */
 static void set_asleep_error(const struct fleet *f, struct upstream *u)
 {
-    FLEET_SET_ERROR(u,
-                    "it was put to sleep, and was not here when the fleet was woken: restart it, "
-                    "then %s",
-                    fleet_remedy(f));
+    FLEET_SET_WHY(u, WHY_FENCED,
+                  "it was put to sleep, and was not here when the fleet was woken: restart it, "
+                  "then %s",
+                  fleet_remedy(f));
 }
 
 static void set_missed_error(const struct fleet *f, struct upstream *u)
@@ -71,10 +71,11 @@ static void set_missed_error(const struct fleet *f, struct upstream *u)
         set_asleep_error(f, u);
         return;
     }
-    FLEET_SET_ERROR(u, "it was not reachable when the fleet was %s: once it answers again, %s",
-                    fleet_is_out(u, OUT_SLEEP_MISSED) ? "put to sleep" : "woken",
-                    f->cfg.staged ? fleet_remedy(f)
-                                  : "resync it (/v1/upstreams/resync) or push a whole update");
+    FLEET_SET_WHY(u, WHY_FENCED,
+                  "it was not reachable when the fleet was %s: once it answers again, %s",
+                  fleet_is_out(u, OUT_SLEEP_MISSED) ? "put to sleep" : "woken",
+                  f->cfg.staged ? fleet_remedy(f)
+                                : "resync it (/v1/upstreams/resync) or push a whole update");
 }
 
 void fleet_fence_missed(struct fleet *f, size_t upstream, enum fleet_fence what)
@@ -192,7 +193,6 @@ int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_report 
         u->serial = f->serial;
         memcpy(u->update_id, report->update_id, sizeof u->update_id);
         f->weights_epoch++; /* probes that were sent before are outdated */
-        err_clear(&u->error);
     }
     fleet_change_end(f, &c);
     return rc;

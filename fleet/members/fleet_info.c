@@ -32,7 +32,7 @@ static bool next_change_locked(struct fleet *f, struct fleet_state_change *m)
     for (size_t i = 0; i < f->n; i++) {
         struct upstream *u = &f->upstreams[i];
         enum upstream_state now = fleet_state_of(u);
-        int64_t wall_s;
+        struct upstream_error error;
 
         if (!is_reportable(now, waits))
             continue;
@@ -40,13 +40,14 @@ static bool next_change_locked(struct fleet *f, struct fleet_state_change *m)
         u->last_seen = now;
         if (now == u->state || !may_report_locked(u))
             continue;
+        fleet_error_of(u, &error);
         *m = (struct fleet_state_change){.upstream = i,
                                          .name = u->name,
                                          .from = u->state,
                                          .to = now,
                                          .is_last = ++u->n_reports == FLEET_REPORTS_MAX,
                                          .n_unreported = u->n_unreported,
-                                         .why = *fleet_error_of(u, &wall_s)};
+                                         .why = error.why};
         memcpy(m->label,
                fleet_is_synced(u) && u->report.label[0] == '\0' ? f->label : u->report.label,
                sizeof m->label);
@@ -85,11 +86,8 @@ static enum fleet_fence fence_of(const struct upstream *u)
 void fleet_info(struct fleet *f, size_t upstream, struct upstream_info *out)
 {
     const struct upstream *u = &f->upstreams[upstream];
-    const struct err *error;
-    int64_t error_wall_s;
 
     mtx_lock(&f->lock);
-    error = fleet_error_of(u, &error_wall_s);
     *out = (struct upstream_info){.alive = !fleet_is_out(u, OUT_UNREACHABLE | OUT_AUTH_PROBE),
                                   .synced = fleet_is_synced(u),
                                   .missing_adapters = !fleet_has_adapters(u),
@@ -106,9 +104,8 @@ void fleet_info(struct fleet *f, size_t upstream, struct upstream_info *out)
                                   .report = u->report,
                                   .n_granted = u->n_granted,
                                   .n_failures = u->n_failures,
-                                  .probe_ok_us = u->probe_ok_us,
-                                  .error = *error,
-                                  .error_wall_s = error_wall_s};
+                                  .probe_ok_us = u->probe_ok_us};
+    fleet_error_of(u, &out->error);
     memcpy(out->n_outstanding, u->n_outstanding, sizeof out->n_outstanding);
     mtx_unlock(&f->lock);
 }

@@ -208,26 +208,27 @@ static bool is_empty_locked(const struct fleet *f)
  * decided. */
 static int set_unsynced_error_locked(const struct fleet *f, struct err *e)
 {
+    struct upstream_error error;
     size_t first = 0;
-    int64_t wall_s;
 
     if (is_empty_locked(f))
         return err_set(e, ERR_UNSYNCED, "",
                        "there is no upstream: add one by POST /v1/upstreams, or to --upstream-file "
                        "and send SIGHUP");
-    if (all_auth_failed_locked(f, &first))
+    if (all_auth_failed_locked(f, &first)) {
+        fleet_error_of(&f->upstreams[first], &error);
         return err_set(e, ERR_UPSTREAM_KEY, "", "no upstream serves; %s: %.250s",
-                       fleet_name(f, first).text,
-                       fleet_error_of(&f->upstreams[first], &wall_s)->msg);
+                       fleet_name(f, first).text, error.why.msg);
+    }
     if (fleet_version_undecided_locked(f, e))
         return -1;
     for (size_t i = 0; i < f->n; i++) {
         const struct upstream *u = &f->upstreams[i];
-        const struct err *error = fleet_error_of(u, &wall_s);
 
-        if (!fleet_is_out(u, OUT_REMOVED) && error->code != ERR_NONE)
+        fleet_error_of(u, &error);
+        if (!fleet_is_out(u, OUT_REMOVED) && error.why.code != ERR_NONE)
             return err_set(e, ERR_UNSYNCED, "", "no upstream serves; %s: %.250s",
-                           fleet_name(f, i).text, error->msg);
+                           fleet_name(f, i).text, error.why.msg);
     }
     return err_set(e, ERR_UNSYNCED, "", "no upstream serves: none has answered yet");
 }

@@ -44,12 +44,9 @@ struct upstream {
     uint64_t n_granted;
     uint64_t n_overwrites; /* fleet_note_overwrite */
 
-    /* Why it is out of rotation, as text. Written by fleet_set_error and by what clears it. */
-    struct err error; /* why it is not synced, is fenced or rejects our key; clean: it is fine */
-    int64_t error_wall_s; /* since when; 0: no error */
-    uint64_t error_hash;  /* of the text */
-    struct err no_answer; /* why the last probe or request failed; clean: it succeeded */
-    int64_t no_answer_wall_s;
+    /* Why it is out of rotation, as text (fleet_why.c): clean where it has no such reason. */
+    struct upstream_error why[UPSTREAM_WHYS];
+    struct upstream_error no_answer; /* why the last probe or request failed; clean: it succeeded */
 
     /* Its adapters (fleet_required_adapters.c). */
     bool requires_adapters;
@@ -109,21 +106,24 @@ const char *fleet_remedy_or_resync(const struct fleet *f);
 
 uint64_t fleet_hash_mix(uint64_t x); /* spreads the bits that differ over the whole word */
 
-/* fleet_set_error - why the engine is out of rotation from now on. The same text as before keeps
- * its time. */
-void fleet_set_error(struct upstream *u, const struct err *why);
+/* fleet_set_why - why the engine is out of rotation by reasons of this kind, from now on until it
+ * has none of them. The same text as before keeps its time.
+ * @which  WHY_FENCED, WHY_KEY, WHY_WEIGHTS: the others follow from what is known of it */
+void fleet_set_why(struct upstream *u, enum upstream_why which, const struct err *why);
 
-/* FLEET_SET_ERROR - fleet_set_error with ERR_UNSYNCED and a formatted text. */
-#define FLEET_SET_ERROR(u, ...)                                                                    \
+/* FLEET_SET_WHY - fleet_set_why with ERR_UNSYNCED and a formatted text. */
+#define FLEET_SET_WHY(u, which, ...)                                                               \
     do {                                                                                           \
         struct err why_ = {0};                                                                     \
         (void)err_set(&why_, ERR_UNSYNCED, "", __VA_ARGS__);                                       \
-        fleet_set_error((u), &why_);                                                               \
+        fleet_set_why((u), (which), &why_);                                                        \
     } while (0)
 
-/* fleet_error_of - what is wrong with the engine. A missing answer goes first, with the time of
- * the last one; other errors have the time when they began. */
-const struct err *fleet_error_of(const struct upstream *u, int64_t *wall_s);
+/* fleet_tell_whys_locked - make the texts agree with the reasons. */
+void fleet_tell_whys_locked(const struct fleet *f, struct upstream *u);
+
+/* fleet_error_of - the gravest of fleet_errors; clean: nothing is wrong. */
+void fleet_error_of(const struct upstream *u, struct upstream_error *out);
 
 /* fleet_clear_failure_locked - a request succeeded: clear no_answer, unless the engine is down or
  * its status probes fail. */
@@ -259,12 +259,6 @@ int fleet_check_alias_locked(const struct fleet *f, size_t upstream, const char 
 /* fleet_reject_alias_locked - as fleet_reject_alias. If it is not rejected, the engines that
  * joined later and have this identity are down. */
 bool fleet_reject_alias_locked(struct fleet *f, size_t upstream, const char *identity);
-
-/* ---- fleet_required_adapters.c ---- */
-
-/* fleet_set_missing_errors_locked - set the error of each engine that has none although it is out
- * of rotation: it rejects our key, has missed the pause, or lacks adapters. */
-void fleet_set_missing_errors_locked(struct fleet *f);
 
 /* ---- fleet_info.c ---- */
 

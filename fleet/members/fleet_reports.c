@@ -2,7 +2,6 @@
 #include "fleet/members/fleet_priv.h"
 
 #include "base/clock.h"
-#include "fleet/api/upstream_api.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -62,8 +61,7 @@ static void check_sync_locked(const struct fleet *f, struct upstream *u,
     if (why.code == ERR_NONE)
         return;
     fleet_apply_event(f, u, UPSTREAM_ON_UNSYNCED);
-    if (!fleet_is_out(u, OUT_FENCES)) /* the reason of a fence is more useful */
-        fleet_set_error(u, &why);
+    fleet_set_why(u, WHY_WEIGHTS, &why);
 }
 
 /* A new process is not paused, and has neither the adapters nor the state of the old one. */
@@ -97,20 +95,8 @@ void fleet_store_report_locked(const struct fleet *f, struct upstream *u,
     fleet_apply_event(f, u, UPSTREAM_ON_PROBE_OK);
     u->n_failures_in_row = 0;
     u->n_probe_failures = 0;
-    err_clear(&u->no_answer);
+    u->no_answer = (struct upstream_error){0};
     u->probe_ok_us = clock_now_us();
-}
-
-/* The error of the rejected key has replaced the one before it, so that one is made anew. */
-static void clear_auth_error_locked(const struct fleet *f, struct upstream *u)
-{
-    if (u->error.code != ERR_UPSTREAM_KEY || fleet_is_out(u, OUT_AUTH))
-        return;
-    err_clear(&u->error);
-    if (fleet_is_out(u, OUT_FENCES))
-        FLEET_SET_ERROR(u, "it is fenced: %s", fleet_remedy(f));
-    else if (!fleet_is_synced(u) && f->serial > 0)
-        FLEET_SET_ERROR(u, "its weights are not known to be version '%s'", f->label);
 }
 
 /* A dirty marker is left: the server that began that update did not end it. During an update of
@@ -122,35 +108,11 @@ static void fence_dirty_locked(const struct fleet *f, struct upstream *u)
         return;
     fleet_apply_event(f, u, UPSTREAM_ON_UPDATE_FAILED);
     if (strcmp(u->report.label, FLEET_FENCED_MARKER) == 0)
-        FLEET_SET_ERROR(u, "an earlier server fenced it (weight_version '%s'): %s", u->report.label,
-                        fleet_remedy(f));
+        FLEET_SET_WHY(u, WHY_FENCED, "an earlier server fenced it (weight_version '%s'): %s",
+                      u->report.label, fleet_remedy(f));
     else
-        FLEET_SET_ERROR(u, "an update of it never ended (weight_version '%s'): %s", u->report.label,
-                        fleet_remedy(f));
-}
-
-static const char not_ready_prefix[] = "it is not ready: ";
-
-/* The error has the code of the engine's own reason. */
-static void set_not_ready_error(struct upstream *u)
-{
-    enum err_code code = api_error_code(u->report.not_ready);
-    struct err why = {0};
-
-    (void)err_set(&why, code != ERR_NONE ? code : ERR_UNSYNCED, "", "%s%s", not_ready_prefix,
-                  u->report.not_ready);
-    fleet_set_error(u, &why);
-}
-
-static void set_held_error(struct upstream *u)
-{
-    enum err_code code = api_error_code(u->report.held);
-    struct err why = {0};
-
-    (void)err_set(&why, code, "", "%s%s, and not by this server: POST %s", not_ready_prefix,
-                  u->report.held,
-                  code == ERR_ASLEEP ? "/v1/wake wakes it" : "/v1/resume resumes it");
-    fleet_set_error(u, &why);
+        FLEET_SET_WHY(u, WHY_FENCED, "an update of it never ended (weight_version '%s'): %s",
+                      u->report.label, fleet_remedy(f));
 }
 
 /* An update that ended at the engine after it had failed here: its reply to the finish was lost, or
@@ -166,7 +128,6 @@ static void check_update_locked(const struct fleet *f, struct upstream *u,
         return;
     fleet_apply_event(f, u, UPSTREAM_ON_UPDATED);
     u->serial = f->serial;
-    err_clear(&u->error);
 }
 
 void fleet_probe_ok(struct fleet *f, size_t upstream, const struct upstream_report *report)
@@ -188,20 +149,12 @@ void fleet_probe_ok(struct fleet *f, size_t upstream, const struct upstream_repo
     check_sync_locked(f, u, &fresh_report);
     fleet_store_report_locked(f, u, &fresh_report);
     check_update_locked(f, u, &fresh_report);
-    clear_auth_error_locked(f, u);
     fence_dirty_locked(f, u);
     fleet_decide_version_locked(f);
     /* An engine that does not report its process has restarted if it has lost the version, but not
      * if it has a dirty marker, which a new process does not have. */
     u->incarnation += was && !fleet_is_synced(u) && report->process[0] == '\0' &&
                       !fleet_is_dirty_marker(report->label);
-    if (!fleet_is_out(u, OUT_UNRELIABLE | OUT_AUTH_REQUEST) ||
-        strncmp(u->error.msg, not_ready_prefix, sizeof not_ready_prefix - 1) == 0)
-        err_clear(&u->error);
-    if (u->error.code == ERR_NONE && u->report.not_ready[0] != '\0')
-        set_not_ready_error(u);
-    else if (u->error.code == ERR_NONE && u->report.held != NULL)
-        set_held_error(u);
     fleet_change_end(f, &c);
 }
 
@@ -211,9 +164,6 @@ void fleet_released(struct fleet *f, size_t upstream)
     struct fleet_change c;
 
     fleet_change_begin(f, &c);
-    if (u->report.held != NULL &&
-        strncmp(u->error.msg, not_ready_prefix, sizeof not_ready_prefix - 1) == 0)
-        err_clear(&u->error);
     u->report.held = NULL;
     u->report.held_by_fence = false;
     fleet_change_end(f, &c);
@@ -243,8 +193,7 @@ bool fleet_check_process(struct fleet *f, size_t upstream, const char *process)
     same = is_same_locked(u, process);
     if (!same) {
         set_restarted_error(f, &why);
-        if (!fleet_is_out(u, OUT_FENCES)) /* the reason of a fence is more useful */
-            fleet_set_error(u, &why);
+        fleet_set_why(u, WHY_WEIGHTS, &why);
         fleet_apply_event(f, u, UPSTREAM_ON_UNSYNCED);
         note_restart_locked(f, u);
         (void)snprintf(u->report.process, sizeof u->report.process, "%s", process);
@@ -266,14 +215,13 @@ static void count_failure_locked(const struct fleet *f, struct upstream *u, bool
         fleet_apply_event(f, u, UPSTREAM_ON_DOWN);
     else if (refused)
         fleet_apply_event(f, u, UPSTREAM_ON_CONNECTION_REFUSED);
-    u->no_answer = *why;
-    u->no_answer_wall_s = clock_wall_s();
+    u->no_answer = (struct upstream_error){*why, clock_wall_s()};
 }
 
 void fleet_clear_failure_locked(struct upstream *u)
 {
     if (fleet_is_alive(u) && u->n_probe_failures == 0)
-        err_clear(&u->no_answer);
+        u->no_answer = (struct upstream_error){0};
 }
 
 void fleet_count_failure(struct fleet *f, size_t upstream)
@@ -298,8 +246,8 @@ void fleet_probe_failed_locked(const struct fleet *f, struct upstream *u, bool r
     count_failure_locked(f, u, refused, why);
     u->n_probe_failures++;
     if (u->n_probe_failures >= FLEET_PROBE_FAILURES_MAX && u->probe_ok_us != 0) {
-        err_clear(&u->no_answer);
-        (void)err_set(&u->no_answer, why->code, "",
+        err_clear(&u->no_answer.why);
+        (void)err_set(&u->no_answer.why, why->code, "",
                       "its version is not known: %u probes in a row failed; %.300s",
                       u->n_probe_failures, why->msg);
     }
@@ -325,7 +273,7 @@ void fleet_auth_failed(struct fleet *f, size_t upstream, enum fleet_auth what,
     fleet_apply_event(f, u,
                       what == FLEET_AUTH_PROBE ? UPSTREAM_ON_PROBE_AUTH_FAILED
                                                : UPSTREAM_ON_REQUEST_AUTH_FAILED);
-    fleet_set_error(u, why);
+    fleet_set_why(u, WHY_KEY, why);
     fleet_clear_failure_locked(u);
     fleet_change_end(f, &c);
 }
@@ -337,6 +285,5 @@ void fleet_auth_ok(struct fleet *f, size_t upstream)
 
     fleet_change_begin(f, &c);
     fleet_apply_event(f, u, UPSTREAM_ON_REQUEST_AUTH_OK);
-    clear_auth_error_locked(f, u);
     fleet_change_end(f, &c);
 }

@@ -113,14 +113,11 @@ struct fleet_label_text fleet_label_text(const char *label)
     return n;
 }
 
-/* A graver error stays. */
 static void set_version_error_locked(const struct fleet *f, struct upstream *u)
 {
     bool undecided = !f->decided;
     struct err why = {0};
 
-    if (fleet_is_out(u, OUT_UNREACHABLE | OUT_FENCES) || u->error.code == ERR_UPSTREAM_KEY)
-        return;
     if (undecided)
         (void)err_set(&why, ERR_UNSYNCED, "",
                       "it serves version %s, and the version of the fleet is not decided",
@@ -128,14 +125,14 @@ static void set_version_error_locked(const struct fleet *f, struct upstream *u)
     else
         (void)err_set(&why, ERR_UNSYNCED, "", "it serves version %s, the fleet %s",
                       fleet_label_text(u->report.label).text, fleet_label_text(f->label).text);
-    fleet_set_error(u, &why);
+    fleet_set_why(u, WHY_WEIGHTS, &why);
 }
 
 /* An engine that is not ready is checked once it is ready. A label from before a restart, or from
  * before a change of ours, does not count against an engine. */
 static void check_version_locked(const struct fleet *f, struct upstream *u)
 {
-    bool was = fleet_is_synced(u), is = was;
+    bool is = fleet_is_synced(u);
 
     if (fleet_is_out(u, OUT_REMOVED)) /* its requests finish on the version that they began with */
         return;
@@ -148,8 +145,6 @@ static void check_version_locked(const struct fleet *f, struct upstream *u)
     fleet_apply_event(f, u, is ? UPSTREAM_ON_SYNCED : UPSTREAM_ON_UNSYNCED);
     if (!is && u->label_known)
         set_version_error_locked(f, u);
-    else if (is && !was && u->error.code == ERR_UNSYNCED && !fleet_is_out(u, OUT_FENCES))
-        err_clear(&u->error);
 }
 
 void fleet_await_commit(struct fleet *f, const char *why)
@@ -281,16 +276,13 @@ static void set_updated_locked(const struct fleet *f, struct upstream *u, bool d
         u->serial = f->serial;
         (void)snprintf(u->report.label, sizeof u->report.label, "%s", label);
         u->report.not_ready[0] = '\0';
-        err_clear(&u->error);
         fleet_clear_failure_locked(u);
         return;
     }
     if (fleet_is_out(u, OUT_REMOVED))
         return; /* its requests finish on the version that they began with */
     fleet_apply_event(f, u, UPSTREAM_ON_UNSYNCED);
-    if (fleet_is_out(u, OUT_FENCES))
-        return;
-    FLEET_SET_ERROR(u, "it did not get version '%s'", f->label);
+    FLEET_SET_WHY(u, WHY_WEIGHTS, "it did not get version '%s'", f->label);
 }
 
 static void set_version_locked(struct fleet *f, const char *label)

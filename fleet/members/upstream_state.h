@@ -50,6 +50,17 @@ enum upstream_out_reason {
     OUT_JOINED = OUT_NEVER_REACHED | OUT_OTHER_WEIGHTS                 /* a new engine */
 };
 
+/* Kinds of reasons that have one text together; the gravest first. */
+enum upstream_why {
+    WHY_FENCED,
+    WHY_KEY,
+    WHY_WEIGHTS,
+    WHY_PAUSE,
+    WHY_ADAPTERS,
+    WHY_NOT_READY,
+    UPSTREAM_WHYS
+};
+
 enum upstream_event {
     UPSTREAM_ON_PROBE_OK,
     UPSTREAM_ON_CONNECTION_REFUSED,

@@ -31,7 +31,7 @@ static void evict_requests(struct proxy_loop *pl, size_t upstream)
     for (struct proxy_request *r = pl->requests, *next; r != NULL; r = next) {
         next = r->next;
         if (r->call != NULL && r->ticket.upstream == upstream)
-            proxy_evict(r, &info.error);
+            proxy_evict(r, &info.error.why);
     }
 }
 

@@ -28,7 +28,7 @@ static void append_reason(char *text, size_t *len, const char *name,
                           const struct upstream_info *info)
 {
     char one[256];
-    const char *msg = info->error.msg;
+    const char *msg = info->error.why.msg;
     int len_shown = shown_len(msg);
     const char *rest = msg[len_shown] != '\0' ? " …" : "";
     int n = snprintf(one, sizeof one, "; %.80s: %s%s%.*s%s", name, upstream_state_name(info->state),

@@ -42,12 +42,29 @@ static json_t *last_heard_json(uint64_t probe_ok_us)
     return json_real(now > probe_ok_us ? (double)(now - probe_ok_us) / 1e6 : 0.0);
 }
 
-/* @paused  for its fence; @lacks, @proof  stolen */
+/* [{"code", "message", "at"}] (new) */
+static json_t *errors_json(const struct upstream_error *list, size_t n)
+{
+    json_t *all = json_array();
+
+    for (size_t i = 0; i < n; i++)
+        if (json_array_append_new(
+                all, json_pack("{s:s, s:s, s:I}", "code", err_wire_name(list[i].why.code),
+                               "message", list[i].why.msg, "at", (json_int_t)list[i].wall_s)) !=
+            0) {
+            json_decref(all);
+            return NULL;
+        }
+    return all;
+}
+
+/* @paused  for its fence; @errors, @lacks, @proof  stolen */
 static json_t *upstream_json(const struct upstream_endpoint *at, const struct upstream_info *info,
-                             bool paused, json_t *lacks, json_t *proof)
+                             bool paused, json_t *errors, json_t *lacks, json_t *proof)
 {
     return json_pack(
-        "{s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o, s:b, s:o, s:o}",
+        "{s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o, s:o, s:b, s:o, "
+        "s:o}",
         "upstream", at->name, "dialect", upstream_kind_name(at->kind), "origin",
         at->requested ? "request" : "configuration", "state", upstream_state_name(info->state),
         "weight_version", text_or_null(info->report.label), "serial",
@@ -56,26 +73,32 @@ static json_t *upstream_json(const struct upstream_endpoint *at, const struct up
         (json_int_t)info->n_outstanding[FLEET_GENERATE], "text",
         (json_int_t)info->n_outstanding[FLEET_TEXT], "n_granted", (json_int_t)info->n_granted,
         "n_missed", (json_int_t)info->n_failures, "last_heard_s",
-        last_heard_json(info->probe_ok_us), "error", error_or_null(&info->error), "last_error_at",
-        info->error.code != ERR_NONE ? json_integer(info->error_wall_s) : json_null(),
-        "fence_paused", (int)paused, "missing_adapters", lacks, "proof", proof);
+        last_heard_json(info->probe_ok_us), "error", error_or_null(&info->error.why),
+        "last_error_at",
+        info->error.why.code != ERR_NONE ? json_integer(info->error.wall_s) : json_null(), "errors",
+        errors, "fence_paused", (int)paused, "missing_adapters", lacks, "proof", proof);
 }
 
 json_t *fleet_upstream_json(const struct app *app, size_t upstream)
 {
+    struct fleet *f = upstreams_fleet(app->fleet->upstreams);
+    struct upstream_error errors[UPSTREAM_ERRORS_MAX];
     struct upstream_info info;
     struct upstream_endpoint at;
 
     upstreams_get(app->fleet->upstreams, upstream, &at);
-    fleet_info(upstreams_fleet(app->fleet->upstreams), upstream, &info);
+    fleet_info(f, upstream, &info);
     return upstream_json(&at, &info, fleet_fence_is_paused(app->fleet->control, upstream),
+                         errors_json(errors, fleet_errors(f, upstream, errors)),
                          fleet_missing_adapters_json(app->fleet->control, upstream),
                          fleet_proof_json(app->fleet->control, upstream));
 }
 
 json_t *fleet_removed_json(const struct upstream_endpoint *at, const struct upstream_info *info)
 {
-    return upstream_json(at, info, false, json_array(), json_null());
+    return upstream_json(at, info, false,
+                         errors_json(&info->error, info->error.why.code != ERR_NONE), json_array(),
+                         json_null());
 }
 
 /* A removed engine is listed while requests run there. */
@@ -173,8 +196,8 @@ static json_t *lane_json(const struct app *app, const struct fleet_stats *s, enu
 static json_t *handed_one_json(const char *name, const struct upstream_info *info, bool handed)
 {
     bool has = handed && info->alive && info->synced && !info->fenced;
-    const char *why = info->error.code != ERR_NONE
-                          ? info->error.msg
+    const char *why = info->error.why.code != ERR_NONE
+                          ? info->error.why.msg
                           : "the version is not handed over to it; that is tried again";
 
     return fleet_result_json(name, has, 0, has ? NULL : why);
@@ -306,7 +329,7 @@ int handle_fleet_upstream_ready(struct app *app, struct http_request *x, struct 
     else
         reply_json(x, 503,
                    json_pack("{s:b, s:s, s:s}", "ready", 0, "reason",
-                             upstream_state_name(info.state), "message", info.error.msg));
+                             upstream_state_name(info.state), "message", info.error.why.msg));
     return 0;
 }
 

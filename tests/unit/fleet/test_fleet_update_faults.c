@@ -374,7 +374,7 @@ static void test_an_engine_that_restarts_before_the_commit_is_fenced(void **stat
         assert_int_equal(version_of(&w.engines[last]), 0);
         assert_false(fleet_serves(w.fleet, last));
         assert_int_equal(info.state, UPSTREAM_FENCED);
-        assert_non_null(strstr(info.error.msg, "restarted"));
+        assert_non_null(strstr(info.error.why.msg, "restarted"));
         probe_all();
         check_served("after the restart");
         fleet_stats(w.fleet, &stats);

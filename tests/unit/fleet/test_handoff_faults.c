@@ -193,7 +193,7 @@ static void show(void)
                       g->paused ? ", paused" : "", g->weights_asleep ? ", asleep" : "",
                       g->down ? ", down" : "", g->changed ? ", changed" : "",
                       upstream_state_name(u.state), fleet_serves(w.fleet, i) ? ", serves" : "",
-                      (int)u.incarnation, (int)u.n_failures, u.error.msg);
+                      (int)u.incarnation, (int)u.n_failures, u.error.why.msg);
     }
 }
 

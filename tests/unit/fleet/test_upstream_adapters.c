@@ -64,16 +64,16 @@ static void test_new_process_waits_for_its_adapter_check(void **state)
     assert_false(fleet_serves(f, 0));
     assert_true(fleet_serves(f, 1));
     assert_string_equal(upstream_state_name(info_of(f, 0).state), "unsynced");
-    assert_non_null(strstr(info_of(f, 0).error.msg, "restarted"));
+    assert_non_null(strstr(info_of(f, 0).error.why.msg, "restarted"));
     check(f, incarnation, 1, NULL); /* of the process before */
     assert_false(fleet_serves(f, 0));
     check(f, info_of(f, 0).incarnation, 1, "it lacks 'x'");
     assert_false(fleet_serves(f, 0));
     report_ok(f, 0, "p2", "v");
-    assert_string_equal(info_of(f, 0).error.msg, "it lacks 'x'");
+    assert_string_equal(info_of(f, 0).error.why.msg, "it lacks 'x'");
     check(f, info_of(f, 0).incarnation, 2, NULL);
     assert_true(fleet_serves(f, 0));
-    assert_int_equal(info_of(f, 0).error.code, ERR_NONE);
+    assert_int_equal(info_of(f, 0).error.why.code, ERR_NONE);
     fleet_free(f);
 }
 
@@ -111,7 +111,7 @@ static void test_weights_do_not_replace_adapters(void **state)
     (void)fleet_commit_version(f, "w", 0, done, NULL);
     assert_false(fleet_serves(f, 0));
     assert_true(info_of(f, 0).synced && info_of(f, 0).missing_adapters);
-    assert_string_equal(info_of(f, 0).error.msg, "it lacks 'x'");
+    assert_string_equal(info_of(f, 0).error.why.msg, "it lacks 'x'");
     assert_int_equal(fleet_resync(f, 0, &report, &e), 0);
     assert_false(fleet_serves(f, 0));
     fleet_free(f);
@@ -163,7 +163,7 @@ static void test_engine_serves_when_the_last_reason_has_ended(void **state)
         fleet_auth_failed(f, 0, FLEET_AUTH_REQUEST, &key);
         for (int k = 0; k < N_REASONS; k++) {
             assert_false(fleet_serves(f, 0));
-            assert_int_not_equal(info_of(f, 0).error.code, ERR_NONE);
+            assert_int_not_equal(info_of(f, 0).error.why.code, ERR_NONE);
             switch ((first + k) % N_REASONS) {
             case ADAPTERS:
                 check(f, info_of(f, 0).incarnation, 1, NULL);
@@ -181,7 +181,7 @@ static void test_engine_serves_when_the_last_reason_has_ended(void **state)
         }
         assert_true(fleet_serves(f, 0));
         assert_string_equal(upstream_state_name(info_of(f, 0).state), "serving");
-        assert_int_equal(info_of(f, 0).error.code, ERR_NONE);
+        assert_int_equal(info_of(f, 0).error.why.code, ERR_NONE);
         fleet_free(f);
     }
 }

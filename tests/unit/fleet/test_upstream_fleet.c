@@ -361,8 +361,8 @@ static void test_engine_that_is_not_ready_gets_no_requests(void **cmocka_state)
     fleet_probe_ok(f, 0, &report);
     assert_string_equal(state(f, 0), "not_ready");
     fleet_info(f, 0, &info);
-    assert_non_null(strstr(info.error.msg, "non_finite_logits"));
-    assert_int_equal(info.error.code, ERR_LOGITS);
+    assert_non_null(strstr(info.error.why.msg, "non_finite_logits"));
+    assert_int_equal(info.error.why.code, ERR_LOGITS);
     assert_int_equal(left[0], 0);
     assert_int_equal(acquire(f, &b, ""), 1);
     fleet_permit_release(f, &b.ticket);
@@ -612,24 +612,71 @@ static void test_probe_ok_clears_the_missing_answer_only(void **state)
             fleet_probe_failed(f, u, false, &late);
     for (size_t u = 0; u < 2; u++) {
         fleet_info(f, u, &info);
-        assert_non_null(strstr(info.error.msg, "25 probes in a row failed; late"));
-        assert_true(info.error_wall_s > 0);
+        assert_non_null(strstr(info.error.why.msg, "25 probes in a row failed; late"));
+        assert_true(info.error.wall_s > 0);
         report_ok(f, u, u == 0 ? "p0" : "p1", "v1");
     }
     fleet_info(f, 0, &info);
-    assert_string_equal(info.error.msg, torn.msg); /* an answer does not clear this */
-    assert_true(info.error_wall_s > 0);
+    assert_string_equal(info.error.why.msg, torn.msg); /* an answer does not clear this */
+    assert_true(info.error.wall_s > 0);
     fleet_info(f, 1, &info);
-    assert_int_equal(info.error.code, ERR_NONE);
-    assert_int_equal(info.error_wall_s, 0);
+    assert_int_equal(info.error.why.code, ERR_NONE);
+    assert_int_equal(info.error.wall_s, 0);
     fleet_request_failed(f, 1, false, &late); /* cleared by a reply to a client */
     fleet_info(f, 1, &info);
-    assert_string_equal(info.error.msg, "late");
+    assert_string_equal(info.error.why.msg, "late");
     assert_int_equal(acquire(f, &a, ""), 1);
     a.ticket.responded = true;
     fleet_permit_release(f, &a.ticket);
     fleet_info(f, 1, &info);
-    assert_int_equal(info.error.code, ERR_NONE);
+    assert_int_equal(info.error.why.code, ERR_NONE);
+    fleet_free(f);
+}
+
+static void assert_errors(struct fleet *f, const char *const *messages, size_t n)
+{
+    struct upstream_error errors[UPSTREAM_ERRORS_MAX];
+    struct upstream_info info;
+
+    assert_int_equal(fleet_errors(f, 0, errors), n);
+    fleet_info(f, 0, &info);
+    assert_string_equal(info.error.why.msg, n > 0 ? messages[0] : "");
+    for (size_t i = 0; i < n; i++) {
+        assert_string_equal(errors[i].why.msg, messages[i]);
+        assert_true(errors[i].wall_s > 0);
+    }
+}
+
+/* Each error goes with its reason, and none hides another: when the key is right again, the fence
+ * has the text that it had. */
+static void test_each_reason_has_its_error(void **state)
+{
+    static const char torn[] = "it took half of an update", key[] = "it refused the key",
+                      late[] = "late", not_ready[] = "it is not ready: draining";
+    struct upstream_report report = {.process = "p0", .label = "v1", .not_ready = "draining"};
+    struct err e = {.code = ERR_UPSTREAM};
+    struct fleet *f = fleet_of(2);
+
+    (void)state;
+    report_ok(f, 0, "p0", "v1");
+    report_ok(f, 1, "p1", "v1");
+    assert_errors(f, NULL, 0);
+    (void)snprintf(e.msg, sizeof e.msg, "%s", torn);
+    fleet_fence(f, 0, &e);
+    e.code = ERR_UPSTREAM_KEY;
+    (void)snprintf(e.msg, sizeof e.msg, "%s", key);
+    fleet_auth_failed(f, 0, FLEET_AUTH_REQUEST, &e);
+    fleet_probe_ok(f, 0, &report);
+    assert_errors(f, (const char *const[]){torn, key, not_ready}, 3);
+    e.code = ERR_TIMEOUT;
+    (void)snprintf(e.msg, sizeof e.msg, "%s", late);
+    fleet_request_failed(f, 0, false, &e);
+    assert_errors(f, (const char *const[]){late, torn, key, not_ready}, 4);
+    fleet_auth_ok(f, 0);
+    report_ok(f, 0, "p0", "v1");
+    assert_errors(f, (const char *const[]){torn}, 1);
+    (void)fleet_commit_version(f, "v2", 0, (const bool[FLEET_MAX]){true}, NULL);
+    assert_errors(f, NULL, 0);
     fleet_free(f);
 }
 
@@ -647,7 +694,7 @@ static void assert_error(struct fleet *f, size_t i, const char *message)
     struct upstream_info info;
 
     fleet_info(f, i, &info);
-    assert_string_equal(info.error.msg, message);
+    assert_string_equal(info.error.why.msg, message);
     assert_false(info.alive);
 }
 
@@ -716,6 +763,7 @@ int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_probe_ok_clears_the_missing_answer_only),
+        cmocka_unit_test(test_each_reason_has_its_error),
         cmocka_unit_test(test_one_process_serves_under_one_url),
         cmocka_unit_test(test_own_process_never_serves),
         cmocka_unit_test(test_fleet_serves_once_enough_engines_answer),

@@ -131,9 +131,9 @@ static void test_prober_reports_each_reply(void **state)
     await_failures(&w, 1, 1);
     await_failures(&w, 2, 1);
     fleet_info(w.fleet, 1, &info);
-    assert_int_equal(info.error.code, ERR_UPSTREAM_TIMEOUT);
+    assert_int_equal(info.error.why.code, ERR_UPSTREAM_TIMEOUT);
     fleet_info(w.fleet, 2, &info);
-    assert_non_null(strstr(info.error.msg, "503"));
+    assert_non_null(strstr(info.error.why.msg, "503"));
     world_close(&w);
     peer_stop(&good);
     peer_stop(&hung);
@@ -153,10 +153,10 @@ static void test_engine_with_another_api_is_down(void **state)
     await_state(&w, 0, "down");
     await_state(&w, 1, "down"); /* it never answered */
     fleet_info(w.fleet, 0, &info);
-    assert_non_null(strstr(info.error.msg, "/v1/status with 404"));
-    assert_non_null(strstr(info.error.msg, "URL,vllm"));
+    assert_non_null(strstr(info.error.why.msg, "/v1/status with 404"));
+    assert_non_null(strstr(info.error.why.msg, "URL,vllm"));
     fleet_info(w.fleet, 1, &info);
-    assert_null(strstr(info.error.msg, "URL,vllm"));
+    assert_null(strstr(info.error.why.msg, "URL,vllm"));
     world_close(&w);
     peer_stop(&other);
 }
@@ -205,7 +205,7 @@ static void test_lack_of_descriptors_here_counts_against_no_engine(void **state)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
     for (size_t i = 0; i < N; i++) {
         fleet_info(w.fleet, i, &info);
-        assert_string_equal(info.error.msg, "");
+        assert_string_equal(info.error.why.msg, "");
         assert_int_equal(info.n_failures, 0);
     }
     world_close(&w);
@@ -243,12 +243,13 @@ static void test_generation_probe_finds_an_engine_that_generates_nothing(void **
     world_open(&w, (const char *const[N]){silent.url, "unix:/nowhere", "unix:/nowhere"}, 2);
     await_state(&w, 0, "down");
     fleet_info(w.fleet, 0, &info);
-    assert_non_null(strstr(info.error.msg, "/v1/completions"));
+    assert_non_null(strstr(info.error.why.msg, "/v1/completions"));
     await_failures(&w, 0, 2 * FLEET_FAILURES_DOWN); /* status probes do not restore it */
     fleet_info(w.fleet, 0, &info);
     assert_string_equal(upstream_state_name(info.state), "down");
-    fleet_fence(w.fleet, 0,
-                &info.error); /* a fenced engine may be paused, so only status probes are sent */
+    fleet_fence(
+        w.fleet, 0,
+        &info.error.why); /* a fenced engine may be paused, so only status probes are sent */
     await_alive(&w, 0);
     world_close(&w);
     peer_stop(&silent);
@@ -295,14 +296,14 @@ static void test_rejected_key_is_found_by_both_probes(void **state)
     await_state(&w, 1, "refused");
     await_state(&w, 2, "refused");
     fleet_info(w.fleet, 2, &info);
-    assert_int_equal(info.error.code, ERR_UPSTREAM_KEY);
-    assert_non_null(strstr(info.error.msg, "421"));
-    assert_non_null(strstr(info.error.msg, "--allowed-host"));
+    assert_int_equal(info.error.why.code, ERR_UPSTREAM_KEY);
+    assert_non_null(strstr(info.error.why.msg, "421"));
+    assert_non_null(strstr(info.error.why.msg, "--allowed-host"));
     for (size_t i = 0; i < 2; i++) {
         fleet_info(w.fleet, i, &info);
-        assert_int_equal(info.error.code, ERR_UPSTREAM_KEY);
-        assert_non_null(strstr(info.error.msg, "401"));
-        assert_non_null(strstr(info.error.msg, "requires a key"));
+        assert_int_equal(info.error.why.code, ERR_UPSTREAM_KEY);
+        assert_non_null(strstr(info.error.why.msg, "401"));
+        assert_non_null(strstr(info.error.why.msg, "requires a key"));
         assert_int_equal(info.alive, i == 1);
         assert_int_equal(info.n_failures, 0); /* it answered */
     }

@@ -75,8 +75,9 @@ static void test_dirty_marker_is_no_version(void **cmocka_state)
     report_all(f, &report);
     assert_states(f, EACH("fenced", "fenced", "fenced", "fenced"));
     fleet_info(f, 0, &info);
-    assert_non_null(strstr(
-        info.error.msg, "an update of it never ended (weight_version 'baton:unfinished:upd-1')"));
+    assert_non_null(
+        strstr(info.error.why.msg,
+               "an update of it never ended (weight_version 'baton:unfinished:upd-1')"));
     report_labels(f, EACH("v", "v", "v", "v")); /* another label proves nothing */
     assert_states(f, EACH("fenced", "fenced", "fenced", "fenced"));
     assert_int_equal(fleet_may_resync(f, 0, &e), -1);
@@ -151,7 +152,7 @@ static void test_reason_of_a_fence_is_kept(void **cmocka_state)
     report_labels(f, EACH(FLEET_DIRTY_MARKER "upd-1", "x", "w", "w"));
     assert_states(f, EACH("fenced", "unsynced", "serving", "serving"));
     fleet_info(f, 0, &info);
-    assert_string_equal(info.error.msg, "it ran out of memory");
+    assert_string_equal(info.error.why.msg, "it ran out of memory");
     fleet_free(f);
 }
 
@@ -302,7 +303,7 @@ static void test_restart_during_an_update_is_unsynced(void **cmocka_state)
     assert_string_equal(state(f, 0), "unsynced");
     assert_string_equal(state(f, 1), "serving");
     fleet_info(f, 0, &info);
-    assert_non_null(strstr(info.error.msg, "restarted"));
+    assert_non_null(strstr(info.error.why.msg, "restarted"));
     fleet_set_updating(f, false);
     assert_string_equal(state(f, 0), "unsynced");
     report_ok(f, 0, "q", "a");
@@ -348,7 +349,7 @@ static void test_engine_that_missed_the_pause_waits(void **cmocka_state)
     report_ok(f, 2, "q", "");
     assert_states(f, EACH("serving", "serving", "unsynced", "unsynced"));
     fleet_info(f, 2, &info);
-    assert_non_null(strstr(info.error.msg, "when they resume"));
+    assert_non_null(strstr(info.error.why.msg, "when they resume"));
     fleet_confirm_quiesced(f, 2, info.incarnation - 1); /* the process before */
     assert_states(f, EACH("serving", "serving", "unsynced", "unsynced"));
     fleet_confirm_quiesced(f, 2, info.incarnation);
@@ -358,7 +359,7 @@ static void test_engine_that_missed_the_pause_waits(void **cmocka_state)
     fleet_quiesce(f, false, 3);
     assert_states(f, EACH("serving", "serving", "serving", "serving"));
     fleet_info(f, 2, &info);
-    assert_int_equal(info.error.code, ERR_NONE);
+    assert_int_equal(info.error.why.code, ERR_NONE);
     fleet_quiesce(f, true, 2); /* an older call */
     report_ok(f, 2, "s", "");
     assert_string_equal(state(f, 2), "serving");
@@ -389,7 +390,7 @@ static void test_engine_that_rejects_our_key_gets_no_requests(void **cmocka_stat
     report_ok(f, 0, "p", "");     /* a status probe does not clear it */
     fleet_info(f, 0, &info);
     assert_true(info.alive && info.request_auth_failed);
-    assert_int_equal(info.error.code, ERR_UPSTREAM_KEY);
+    assert_int_equal(info.error.why.code, ERR_UPSTREAM_KEY);
     assert_int_equal(acquire(f, &b, ""), 1);
     fleet_permit_release(f, &b.ticket);
     reject_key(f, 1, FLEET_AUTH_PROBE);
@@ -403,7 +404,7 @@ static void test_engine_that_rejects_our_key_gets_no_requests(void **cmocka_stat
     fleet_auth_ok(f, 0);
     assert_string_equal(state(f, 0), "serving");
     fleet_info(f, 0, &info);
-    assert_int_equal(info.error.code, ERR_NONE);
+    assert_int_equal(info.error.why.code, ERR_NONE);
     fleet_permit_release(f, &a.ticket);
     fleet_free(f);
 }
@@ -418,14 +419,14 @@ static void test_accepted_key_clears_its_error(void **cmocka_state)
     report_ok(f, 0, "p", "b");
     fleet_info(f, 0, &info);
     assert_string_equal(upstream_state_name(info.state), "unsynced");
-    assert_non_null(strstr(info.error.msg, "it serves version 'b'"));
+    assert_non_null(strstr(info.error.why.msg, "it serves version 'b'"));
     (void)fleet_commit_version(f, "d", 0, (const bool[FLEET_MAX]){false, true, true, true}, NULL);
     reject_key(f, 0, FLEET_AUTH_PROBE);
     report_ok(f, 0, "p", "b");
     fleet_info(f, 0, &info);
     assert_string_equal(upstream_state_name(info.state), "unsynced");
-    assert_null(strstr(info.error.msg, "key"));
-    assert_int_equal(info.error.code, ERR_UNSYNCED);
+    assert_null(strstr(info.error.why.msg, "key"));
+    assert_int_equal(info.error.why.code, ERR_UNSYNCED);
     fleet_free(f);
 }
 
@@ -449,8 +450,8 @@ static void test_engine_whose_probes_fail_leaves_rotation(void **cmocka_state)
     }
     assert_string_equal(state(f, 0), "unsynced");
     fleet_info(f, 0, &info);
-    assert_non_null(strstr(info.error.msg, "10 probes in a row failed"));
-    assert_non_null(strstr(info.error.msg, "with 500"));
+    assert_non_null(strstr(info.error.why.msg, "10 probes in a row failed"));
+    assert_non_null(strstr(info.error.why.msg, "with 500"));
     assert_int_equal(info.n_failures, FLEET_PROBE_FAILURES_MAX);
     assert_int_equal(left[0], 0);
     report_ok(f, 0, "p", "");
@@ -609,7 +610,7 @@ static void test_update_of_another_client_is_noticed(void **cmocka_state)
     report_update(f, 0, "p", "b", "u9");
     assert_string_equal(state(f, 0), "unsynced");
     fleet_info(f, 0, &info);
-    assert_non_null(strstr(info.error.msg, "another client (u9)"));
+    assert_non_null(strstr(info.error.why.msg, "another client (u9)"));
     fleet_free(f);
 }
 
@@ -654,7 +655,7 @@ static void test_message_names_the_remedy_that_fits(void **cmocka_state)
         fleet_probe_ok(f, 0, &report);
         fleet_info(f, 0, &info);
         assert_int_equal(fleet_may_resync(f, 0, &e), -1);
-        assert_non_null(strstr(info.error.msg, fleet_remedy(f)));
+        assert_non_null(strstr(info.error.why.msg, fleet_remedy(f)));
         assert_non_null(strstr(e.msg, fleet_remedy(f)));
         assert_int_equal(strstr(e.msg, "push") == NULL, staged);
         fleet_free(f);
