@@ -458,6 +458,7 @@ def main():
             with Load(front, DIALECT, N_CLIENTS, N_TOKENS, versions) as load:
                 w = World(front, doubles, load, versions)
                 load.wait(N_CLIENTS)
+                until("all are here", lambda: all(u["last_heard_s"] is not None for u in front.upstreams().values()))
                 w.update_all(w.fresh("step"))
                 w.settle()
                 for at, (phase, fault) in enumerate(cases()):
