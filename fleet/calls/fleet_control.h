@@ -99,9 +99,4 @@ bool fleet_fence_is_paused(struct fleet_control *fc, size_t upstream);
 int fleet_resync_one(struct fleet_control *fc, struct http_request *x, const char *name,
                      size_t *out, struct err *e);
 
-/* fleet_vllm_config_json - the members of a vLLM's configuration that its clients use (new): the
- * value on which all reachable engines agree, or null; then `unknown` has the reason by the
- * member's name. Blocks: up to 30 s. Errors: ERR_NO_MEMORY; ERR_DRAINING. */
-json_t *fleet_vllm_config_json(struct fleet_control *fc, struct err *e);
-
 #endif

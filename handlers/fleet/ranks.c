@@ -156,7 +156,7 @@ static json_t *config_json(struct app *app, const struct http_request *x, struct
     const char *format = http_request_query(x, "config_format");
 
     return format != NULL && strcmp(format, "json") == 0
-               ? fleet_vllm_config_json(app->fleet->control, e)
+               ? fleet_vllm_config_json(app, e)
                : json_null();
 }
 

@@ -1,9 +1,11 @@
 /* The engines' configuration for clients of vLLM's /server_info: a member has a value if all
  * engines report the same. */
 #include "fleet/api/upstream_api.h"
-#include "fleet/calls/fleet_priv.h"
+#include "fleet/calls/fleet_control.h"
 #include "fleet/calls/fleet_request.h"
 #include "fleet/members/upstreams.h"
+#include "handlers/app.h"
+#include "handlers/fleet/status.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -103,13 +105,13 @@ static json_t *common_json(const struct engine_config *configs, size_t n, struct
     return NULL;
 }
 
-static void read_config(struct fleet_control *fc, struct engine_config *out,
+static void read_config(struct upstreams *u, struct engine_config *out,
                         const struct fleet_result *result)
 {
     struct upstream_endpoint at;
     struct err e = {0};
 
-    upstreams_get(fc->upstreams, result->upstream, &at);
+    upstreams_get(u, result->upstream, &at);
     out->name = at.name;
     out->why = result->why;
     if (result->outcome != FLEET_OK)
@@ -120,8 +122,9 @@ static void read_config(struct fleet_control *fc, struct engine_config *out,
         (void)err_set(&out->why, e.code, "", "%.200s: %.250s", at.name, e.msg);
 }
 
-json_t *fleet_vllm_config_json(struct fleet_control *fc, struct err *e)
+json_t *fleet_vllm_config_json(const struct app *app, struct err *e)
 {
+    struct fleet_control *fc = app->fleet->control;
     struct fleet_target *targets = calloc(FLEET_MAX, sizeof *targets);
     struct engine_config *configs = calloc(FLEET_MAX, sizeof *configs);
     struct fleet_result *results = NULL;
@@ -134,7 +137,7 @@ json_t *fleet_vllm_config_json(struct fleet_control *fc, struct err *e)
         n = fleet_reachable(fc, NULL, targets);
         if (fleet_query(fc, API_GET_CONFIG, targets, n, FLEET_CONFIG_US, &results, e) == 0) {
             for (size_t i = 0; i < n; i++)
-                read_config(fc, &configs[i], &results[i]);
+                read_config(app->fleet->upstreams, &configs[i], &results[i]);
             out = common_json(configs, n, e);
             for (size_t i = 0; i < n; i++)
                 json_decref(configs[i].config);
