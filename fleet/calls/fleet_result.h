@@ -32,7 +32,13 @@ struct fleet_result {
     char *text;     /* owned; body of the reply; NULL: none */
     size_t text_len;
 };
-void fleet_results_free(struct fleet_result *results, size_t n); /* accepts NULL */
+void fleet_results_free(struct fleet_result *results, size_t n);
+
+/* What each of several engines replied. */
+struct fleet_results {
+    struct fleet_result *list; /* owned; [n]; NULL: none was asked */
+    size_t n;
+}; /* accepts NULL */
 
 /* fleet_result_read - the result of an upstream's reply, in terms of our client's errors.
  * @result  in: zeroed but for `upstream`
@@ -69,16 +75,5 @@ bool fleet_results_done(const struct fleet_result *results, size_t n, struct err
 
 /* fleet_results_sum - sum of an integer member of the replies that are FLEET_OK. */
 uint64_t fleet_results_sum(const struct fleet_result *results, size_t n, const char *member);
-
-/* ---- JSON of results ---- */
-
-/* fleet_results_json - [{"upstream", "ok", "status", "error"}] (new), one for each configured
- * engine; for one without a result, `error` says why there is none. NULL: no memory.
- * fleet_result_json - one of them (new). @error  NULL: none */
-json_t *fleet_results_json(struct fleet_control *fc, const struct fleet_result *results, size_t n);
-json_t *fleet_result_json(const char *name, bool ok, int status, const char *error);
-
-/* fleet_json_set - reply[member] = value (stolen; NULL: no memory). Returns 0 or -1. */
-int fleet_json_set(json_t *reply, const char *member, json_t *value);
 
 #endif

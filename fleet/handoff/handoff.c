@@ -124,7 +124,8 @@ static int hand_over(struct handoff *h, const struct attempt *a, struct err *e)
                                        .handoff = a->v->serial,
                                        .anonymous = true,
                                        .lease_s = UPDATE_LEASE_S_DEFAULT};
-    json_t *start = json_object(), *details = NULL;
+    json_t *start = json_object();
+    struct fleet_results replies = {0};
     struct fleet_session *s;
     struct err ignored = {0};
     int rc = -1;
@@ -132,7 +133,7 @@ static int hand_over(struct handoff *h, const struct attempt *a, struct err *e)
     req.start = start;
     if (start == NULL) {
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the hand-off");
-    } else if (fleet_start_update(h->cfg.control, &req, &s, &details, e) == 0) {
+    } else if (fleet_start_update(h->cfg.control, &req, &s, &replies, e) == 0) {
         rc = send_version(h, s, a, e);
         if (rc == 0)
             rc = finish(h, s, a->v, e);
@@ -140,7 +141,7 @@ static int hand_over(struct handoff *h, const struct attempt *a, struct err *e)
             (void)fleet_abort_update_wait(h->cfg.control, s, e, &ignored);
         fleet_unref(h->cfg.control, s);
     }
-    json_decref(details);
+    fleet_results_free(replies.list, replies.n);
     json_decref(start);
     return rc;
 }

@@ -37,11 +37,11 @@ struct fleet_update_request {
 /* fleet_start_update - open an update. Blocks: for the operation lock, then up to the time of a
  * step.
  * @out      one reference
- * @details  new on some errors: what each engine replied
+ * @replies  zero before; on some errors what each engine replied: fleet_results_free
  * Errors: fleet_step_lock's; ERR_CONFLICT: one is open, or no engine needs the repair;
  * ERR_ASLEEP; ERR_UNSYNCED: too few engines; an engine's. */
 int fleet_start_update(struct fleet_control *fc, const struct fleet_update_request *req,
-                       struct fleet_session **out, json_t **details, struct err *e);
+                       struct fleet_session **out, struct fleet_results *replies, struct err *e);
 
 struct fleet_tensors {
     const json_t *body;    /* without update_id, weight_version, chunk_id, abort_requests */

@@ -373,8 +373,8 @@ static enum session_verdict send_with_chunk_id(struct fleet_control *fc, struct 
     enum session_verdict verdict;
     json_t *named = json_copy((json_t *)(uintptr_t)t->body);
 
-    if (named == NULL ||
-        (t->chunk_id != NULL && fleet_json_set(named, "chunk_id", json_string(t->chunk_id)) != 0)) {
+    if (named == NULL || (t->chunk_id != NULL &&
+                          json_object_set_new(named, "chunk_id", json_string(t->chunk_id)) != 0)) {
         json_decref(named);
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
         return VERDICT_RETRY;

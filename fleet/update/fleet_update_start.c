@@ -98,7 +98,7 @@ static void check_process(struct fleet_control *fc, const struct fleet_session *
 /* The replies of the batons to their start. */
 static int apply_start_results(struct fleet_control *fc, struct fleet_session *s,
                                const struct fleet_batch *b, struct fleet_result *results,
-                               json_t **details, struct err *e)
+                               struct err *e)
 {
     const struct fleet_result *cause;
 
@@ -120,14 +120,14 @@ static int apply_start_results(struct fleet_control *fc, struct fleet_session *s
     if (cause == NULL)
         return 0;
     *e = cause->why;
-    *details = json_pack("{s:o}", "upstreams", fleet_results_json(fc, results, b->n));
     fleet_abort_parts(fc, s, "another server could not start its update");
     fleet_recover(fc, s);
     return -1;
 }
 
 static int start_parts(struct fleet_control *fc, struct fleet_session *s,
-                       const struct fleet_update_request *req, json_t **details, struct err *e)
+                       const struct fleet_update_request *req, struct fleet_results *replies,
+                       struct err *e)
 {
     struct fleet_batch b = {0}, others = {0};
     struct fleet_result *results = NULL;
@@ -139,13 +139,16 @@ static int start_parts(struct fleet_control *fc, struct fleet_session *s,
                   s->parts[i].two_phase ? body : req->start);
     fleet_recover(fc, s);
     if (body == NULL ||
-        fleet_json_set(body, "lease_s", json_integer(baton_lease_s(fc, req->lease_s))) != 0)
+        json_object_set_new(body, "lease_s", json_integer(baton_lease_s(fc, req->lease_s))) != 0)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to start an update");
     else if (fleet_validate(fc, API_START_UPDATE, others.targets, others.n, e) == 0 &&
              fleet_request(fc, API_START_UPDATE, b.targets, b.n, fleet_step_us(fc), &results, e) ==
                  0)
-        rc = apply_start_results(fc, s, &b, results, details, e);
-    fleet_results_free(results, b.n);
+        rc = apply_start_results(fc, s, &b, results, e);
+    if (rc == 0)
+        fleet_results_free(results, b.n);
+    else
+        *replies = (struct fleet_results){results, b.n};
     json_decref(body);
     return rc;
 }
@@ -229,7 +232,8 @@ static void end_starting(struct fleet_control *fc, struct fleet_session *s)
 }
 
 static int request_session_start(struct fleet_control *fc, const struct fleet_update_request *req,
-                                 struct fleet_session **out, json_t **details, struct err *e)
+                                 struct fleet_session **out, struct fleet_results *replies,
+                                 struct err *e)
 {
     struct fleet_target targets[FLEET_MAX];
     struct fleet_session *s;
@@ -256,7 +260,7 @@ static int request_session_start(struct fleet_control *fc, const struct fleet_up
     lease_timer_set(&s->lease, req->lease_s);
     parts_init(fc, s, targets);
     if (show_starting(fc, s, e) != 0 || fleet_coverage_start(fc, s, e) != 0 ||
-        start_parts(fc, s, req, details, e) != 0) {
+        start_parts(fc, s, req, replies, e) != 0) {
         end_starting(fc, NULL);
         fleet_unref(fc, s);
         return -1;
@@ -280,7 +284,7 @@ static void log_started(const struct fleet_session *s)
 }
 
 int fleet_start_update(struct fleet_control *fc, const struct fleet_update_request *req,
-                       struct fleet_session **out, json_t **details, struct err *e)
+                       struct fleet_session **out, struct fleet_results *replies, struct err *e)
 {
     int rc;
 
@@ -288,7 +292,7 @@ int fleet_start_update(struct fleet_control *fc, const struct fleet_update_reque
         return -1;
     upstreams_hold_indexes(
         fc->upstreams); /* the session refers to engines by index, until fleet_close_session */
-    rc = request_session_start(fc, req, out, details, e);
+    rc = request_session_start(fc, req, out, replies, e);
     if (rc != 0)
         upstreams_release_indexes(fc->upstreams);
     else if (req->handoff == 0)

@@ -48,6 +48,12 @@ int handle_fleet_lora_load(struct app *app, struct http_request *x, struct err *
 int handle_fleet_lora_unload(struct app *app, struct http_request *x, struct err *e);
 int handle_fleet_lora_list(struct app *app, struct http_request *x, struct err *e);
 
+/* fleet_results_json - [{"upstream", "ok", "status", "error"}] (new), one for each configured
+ * engine; for one without a result, `error` says why there is none. NULL: no memory.
+ * fleet_result_json - one of them (new). @error  NULL: none */
+json_t *fleet_results_json(const struct app *app, const struct fleet_result *results, size_t n);
+json_t *fleet_result_json(const char *name, bool ok, int status, const char *error);
+
 /* fleet_reply - reply 200, with each engine's result. Steals reply. */
 void fleet_reply(struct app *app, struct http_request *x, json_t *reply,
                  const struct fleet_result *result, size_t n);

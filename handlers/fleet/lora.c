@@ -24,8 +24,8 @@ static json_t *loaded_json(struct fleet_control *fc)
     json_t *loaded = all != NULL ? json_object() : NULL;
 
     for (size_t i = 0; loaded != NULL && i < n; i++)
-        (void)fleet_json_set(loaded, all[i].name,
-                             all[i].path != NULL ? json_string(all[i].path) : json_null());
+        (void)json_object_set_new(loaded, all[i].name,
+                                  all[i].path != NULL ? json_string(all[i].path) : json_null());
     fleet_lora_list_free(all, n);
     return loaded;
 }

@@ -53,9 +53,10 @@ static int inherit_from_group(const struct api_packing *g, json_t *body, struct 
     if ((words.packed_given && !words.packed) ||
         (words.packed_given && (sized || words.bucket_nbytes != 0 || g->bucket_nbytes == 0)))
         return 0;
-    if (fleet_json_set(body, "packed", json_true()) != 0 ||
+    if (json_object_set_new(body, "packed", json_true()) != 0 ||
         (words.bucket_nbytes == 0 && g->bucket_nbytes != 0 &&
-         fleet_json_set(body, "bucket_nbytes", json_integer((json_int_t)g->bucket_nbytes)) != 0))
+         json_object_set_new(body, "bucket_nbytes", json_integer((json_int_t)g->bucket_nbytes)) !=
+             0))
         return no_memory(e);
     return 0;
 }
@@ -82,5 +83,6 @@ int fleet_inherit_packing(struct fleet_control *fc, json_t *body, struct err *e)
         return -1;
     if (!handles.on || body_given(body, "packed") != NULL)
         return 0;
-    return fleet_json_set(body, "packed", json_boolean(handles.packed)) == 0 ? 0 : no_memory(e);
+    return json_object_set_new(body, "packed", json_boolean(handles.packed)) == 0 ? 0
+                                                                                  : no_memory(e);
 }

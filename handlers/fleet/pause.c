@@ -45,8 +45,8 @@ json_t *fleet_pause_json(const struct app *app)
 void fleet_reply(struct app *app, struct http_request *x, json_t *reply,
                  const struct fleet_result *result, size_t n)
 {
-    if (reply != NULL && fleet_json_set(reply, "upstreams",
-                                        fleet_results_json(app->fleet->control, result, n)) != 0) {
+    if (reply != NULL &&
+        json_object_set_new(reply, "upstreams", fleet_results_json(app, result, n)) != 0) {
         json_decref(reply);
         reply = NULL;
     }
@@ -56,8 +56,7 @@ void fleet_reply(struct app *app, struct http_request *x, json_t *reply,
 void fleet_reply_error(struct app *app, struct http_request *x, const struct err *e,
                        const struct fleet_result *results, size_t n)
 {
-    reply_error(
-        x, e, json_pack("{s:o}", "upstreams", fleet_results_json(app->fleet->control, results, n)));
+    reply_error(x, e, json_pack("{s:o}", "upstreams", fleet_results_json(app, results, n)));
 }
 
 static int pause_with_lock(struct app *app, struct http_request *x, const struct pause_request *req,
@@ -169,8 +168,8 @@ static int request_all(struct app *app, struct http_request *x, enum api_op op, 
         fleet_reply_error(app, x, e, results, n);
     } else {
         if (counted != NULL)
-            (void)fleet_json_set(reply, counted,
-                                 json_integer((json_int_t)fleet_results_sum(results, n, counted)));
+            (void)json_object_set_new(
+                reply, counted, json_integer((json_int_t)fleet_results_sum(results, n, counted)));
         fleet_reply(app, x, reply, results, n);
     }
     fleet_results_free(results, n);

@@ -61,7 +61,7 @@ static int sleep_reply(struct app *app, struct http_request *x, int rc, int leve
     if (rc == 0) {
         reply = state_json(app->fleet->control);
         if (reply != NULL && level > 0)
-            (void)fleet_json_set(reply, "level", json_integer(level));
+            (void)json_object_set_new(reply, "level", json_integer(level));
         fleet_reply(app, x, reply, results, n);
     } else {
         fleet_reply_error(app, x, e, results, n);

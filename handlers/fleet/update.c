@@ -65,17 +65,28 @@ static int start_parse(struct fleet_update_request *out, json_t *body, struct er
 
 /* As of a server with weights (handlers/update/update_control.c). */
 static int start_session(struct app *app, const struct fleet_update_request *req,
-                         struct fleet_session **out, json_t **details, struct err *e)
+                         struct fleet_session **out, struct fleet_results *replies, struct err *e)
 {
-    if (fleet_start_update(app->fleet->control, req, out, details, e) == 0)
+    if (fleet_start_update(app->fleet->control, req, out, replies, e) == 0)
         return 0;
     if (e->code != ERR_CONFLICT || !req->anonymous ||
         !fleet_abort_unused_update(app->fleet->control, &req->actor))
         return -1;
     err_clear(e);
-    json_decref(*details);
-    *details = NULL;
-    return fleet_start_update(app->fleet->control, req, out, details, e);
+    fleet_results_free(replies->list, replies->n);
+    *replies = (struct fleet_results){0};
+    return fleet_start_update(app->fleet->control, req, out, replies, e);
+}
+
+/* Frees the replies. */
+static void refuse_start(struct app *app, struct http_request *x, struct fleet_results *replies,
+                         const struct err *e)
+{
+    if (replies->list != NULL)
+        fleet_reply_error(app, x, e, replies->list, replies->n);
+    else
+        reply_error(x, e, NULL);
+    fleet_results_free(replies->list, replies->n);
 }
 
 int handle_fleet_update_start(struct app *app, struct http_request *x, struct err *e)
@@ -83,19 +94,20 @@ int handle_fleet_update_start(struct app *app, struct http_request *x, struct er
     const struct route *route = x->route;
     struct fleet_update_request req = {
         .x = x, .actor = x->actor, .anonymous = route->session != SESSION_NAMED};
+    struct fleet_results replies = {0};
     struct fleet_session *s;
-    json_t *body, *details = NULL;
+    json_t *body;
     int rc;
 
     if (body_parse(&body, x, route, e) != 0)
         return -1;
     rc = start_parse(&req, body, e);
     if (rc == 0)
-        rc = start_session(app, &req, &s, &details, e);
+        rc = start_session(app, &req, &s, &replies, e);
     json_decref(body);
     if (rc == 0)
         return fleet_update_answer(app, x, s, 0, e);
-    reply_error(x, e, details);
+    refuse_start(app, x, &replies, e);
     return 0;
 }
 
@@ -241,7 +253,8 @@ static int send_tensors(struct app *app, struct fleet_session *s, const struct u
 }
 
 static int one_shot_run(struct app *app, const struct update_request *w, const json_t *bare,
-                        json_t *start, struct fleet_session **out, json_t **details, struct err *e)
+                        json_t *start, struct fleet_session **out, struct fleet_results *replies,
+                        struct err *e)
 {
     struct fleet_update_request req = {0};
     struct fleet_session *s;
@@ -254,7 +267,7 @@ static int one_shot_run(struct app *app, const struct update_request *w, const j
     req.label = w->label != NULL ? w->label : "";
     req.actor = *w->actor;
     req.lease_s = UPDATE_ANONYMOUS_LEASE_S;
-    if (fleet_start_update(app->fleet->control, &req, &s, details, e) != 0)
+    if (fleet_start_update(app->fleet->control, &req, &s, replies, e) != 0)
         return -1;
     *out = s;
     rc = send_tensors(app, s, w, bare, e);
@@ -271,7 +284,8 @@ static int one_shot_run(struct app *app, const struct update_request *w, const j
 static int one_shot_update(struct app *app, struct http_request *x, const struct update_request *w,
                            const json_t *body, struct err *e)
 {
-    json_t *start = json_object(), *bare = engine_body(body, start), *details = NULL;
+    json_t *start = json_object(), *bare = engine_body(body, start);
+    struct fleet_results replies = {0};
     struct fleet_session *s = NULL;
     int rc = -1;
 
@@ -279,14 +293,14 @@ static int one_shot_update(struct app *app, struct http_request *x, const struct
         (void)fleet_update_no_memory(e);
     } else if (fleet_inherit_packing(app->fleet->control, bare, e) == 0 &&
                fleet_one_shot_lock(app->fleet->control, e) == 0) {
-        rc = one_shot_run(app, w, bare, start, &s, &details, e);
+        rc = one_shot_run(app, w, bare, start, &s, &replies, e);
         fleet_one_shot_unlock(app->fleet->control);
     }
     json_decref(start);
     json_decref(bare);
     if (s != NULL)
         return fleet_update_answer(app, x, s, rc, e);
-    reply_error(x, e, details);
+    refuse_start(app, x, &replies, e);
     return 0;
 }
 
@@ -342,17 +356,18 @@ static int commit_previous(struct app *app, struct fleet_session **s, const char
 static int start_auto_commit(struct app *app, const struct update_request *w,
                              struct fleet_session **out, struct err *e)
 {
-    json_t *start = json_object(), *details = NULL;
+    json_t *start = json_object();
+    struct fleet_results replies = {0};
     struct fleet_update_request req = {.label = w->label != NULL ? w->label : "",
                                        .actor = *w->actor,
                                        .start = start,
                                        .auto_commit = true,
                                        .lease_s = UPDATE_ANONYMOUS_LEASE_S};
-    int rc = start != NULL ? fleet_start_update(app->fleet->control, &req, out, &details, e)
+    int rc = start != NULL ? fleet_start_update(app->fleet->control, &req, out, &replies, e)
                            : fleet_update_no_memory(e);
 
     json_decref(start);
-    json_decref(details);
+    fleet_results_free(replies.list, replies.n);
     if (rc == 0 || e->code != ERR_CONFLICT)
         return rc;
     /* another request may have just opened it */

@@ -77,10 +77,10 @@ static int put_defaults(json_t *reply)
 
     for (size_t i = 0; i < sizeof zero / sizeof zero[0]; i++)
         if (json_object_get(reply, zero[i]) == NULL &&
-            fleet_json_set(reply, zero[i], json_integer(0)) != 0)
+            json_object_set_new(reply, zero[i], json_integer(0)) != 0)
             return -1;
     if (json_object_get(reply, "missing") == NULL &&
-        fleet_json_set(reply, "missing", json_array()) != 0)
+        json_object_set_new(reply, "missing", json_array()) != 0)
         return -1;
     return 0;
 }

@@ -57,7 +57,8 @@ static int send_chunk(struct fleet_session *s, unsigned chunk)
 static int update_run(int target, unsigned n_chunks)
 {
     char label[16];
-    json_t *start = json_object(), *details = NULL;
+    json_t *start = json_object();
+    struct fleet_results replies = {0};
     struct fleet_update_request req = {.label = label, .start = start, .lease_s = LEASE_S};
     struct fleet_session *s;
     struct err e = {0}, why = {0}, ignored = {0};
@@ -65,9 +66,9 @@ static int update_run(int target, unsigned n_chunks)
 
     assert_non_null(start);
     (void)snprintf(label, sizeof label, "v%d", target);
-    rc = fleet_start_update(w.fc, &req, &s, &details, &e);
+    rc = fleet_start_update(w.fc, &req, &s, &replies, &e);
     json_decref(start);
-    json_decref(details);
+    fleet_results_free(replies.list, replies.n);
     if (rc != 0)
         return -1;
     w.target = target;
@@ -112,15 +113,16 @@ static void abort_open(bool wait)
 
 static void second_update(void)
 {
-    json_t *start = json_object(), *details = NULL;
+    json_t *start = json_object();
+    struct fleet_results replies = {0};
     struct fleet_update_request req = {.label = "v9", .start = start, .lease_s = LEASE_S};
     struct fleet_session *s = NULL;
     struct err e = {0};
 
-    if (fleet_start_update(w.fc, &req, &s, &details, &e) == 0)
+    if (fleet_start_update(w.fc, &req, &s, &replies, &e) == 0)
         abort_open(true);
     fleet_unref(w.fc, s);
-    json_decref(details);
+    fleet_results_free(replies.list, replies.n);
     json_decref(start);
 }
 

@@ -1,0 +1,55 @@
+/* What each engine replied, for the replies of operations on all of them. */
+#include "fleet/calls/fleet_result.h"
+#include "fleet/members/upstreams.h"
+#include "handlers/app.h"
+#include "handlers/fleet/handlers.h"
+
+#include <stdio.h>
+
+json_t *fleet_result_json(const char *name, bool ok, int status, const char *error)
+{
+    return json_pack("{s:s, s:b, s:o, s:s?}", "upstream", name, "ok", (int)ok, "status",
+                     status > 0 ? json_integer(status) : json_null(), "error", error);
+}
+
+/* For an engine to which nothing was sent. */
+static json_t *no_result_json(const struct app *app, size_t i, const struct upstream_endpoint *at)
+{
+    struct upstream_info info;
+    char why[ERR_MSG_MAX + 32];
+
+    fleet_info(upstreams_fleet(app->fleet->upstreams), i, &info);
+    (void)snprintf(why, sizeof why, "it is %s%s%s",
+                   upstream_info_is_probed(&info) ? upstream_state_name(info.state)
+                                                  : "not yet probed",
+                   info.error.why.code != ERR_NONE ? ": " : "", info.error.why.msg);
+    return fleet_result_json(at->name, false, 0, info.alive ? "no request was sent to it" : why);
+}
+
+json_t *fleet_results_json(const struct app *app, const struct fleet_result *results, size_t n)
+{
+    size_t n_all = upstreams_n(app->fleet->upstreams);
+    json_t *list = json_array();
+    struct upstream_endpoint at;
+
+    for (size_t i = 0; i < n_all; i++) {
+        const struct fleet_result *s = NULL;
+        json_t *one;
+
+        upstreams_get(app->fleet->upstreams, i, &at);
+        for (size_t k = 0; k < n; k++)
+            if (results[k].upstream == i)
+                s = &results[k];
+        if (s == NULL && at.removed)
+            continue;
+        one = s == NULL ? no_result_json(app, i, &at)
+                        : fleet_result_json(at.name,
+                                            s->outcome == FLEET_OK || s->outcome == FLEET_SKIPPED,
+                                            s->status, s->why.code != ERR_NONE ? s->why.msg : NULL);
+        if (json_array_append_new(list, one) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
