@@ -6,8 +6,8 @@
  * is read or removed. The files stay when the server stops: the upstreams still have the adapters,
  * and a vLLM may read them again. The next load or unload of the name that an engine takes removes
  * them. */
-#ifndef BATON_FLEET_ADAPTER_DIR_H
-#define BATON_FLEET_ADAPTER_DIR_H
+#ifndef BATON_FLEET_ASK_ADAPTER_DIR_H
+#define BATON_FLEET_ASK_ADAPTER_DIR_H
 
 #include "base/err.h"
 

@@ -1,6 +1,6 @@
 /* Another version name for what the engines of a fleet serve already. */
-#ifndef BATON_FLEET_FLEET_LABEL_H
-#define BATON_FLEET_FLEET_LABEL_H
+#ifndef BATON_FLEET_ASK_FLEET_LABEL_H
+#define BATON_FLEET_ASK_FLEET_LABEL_H
 
 #include "base/err.h"
 #include "fleet/calls/fleet_request.h"

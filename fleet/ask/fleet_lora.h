@@ -1,8 +1,8 @@
 /* The adapters of a fleet, for handlers: fleet/calls/fleet_adapters.h with its lock. Changed by the
  * owner of the operation lock (asserted), and by reconciling (fleet/want/fleet_reconcile.h).
  * Threads: any; no lock held. */
-#ifndef BATON_FLEET_FLEET_LORA_H
-#define BATON_FLEET_FLEET_LORA_H
+#ifndef BATON_FLEET_ASK_FLEET_LORA_H
+#define BATON_FLEET_ASK_FLEET_LORA_H
 
 #include "base/err.h"
 #include "fleet/calls/fleet_adapters.h"

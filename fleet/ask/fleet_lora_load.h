@@ -3,8 +3,8 @@
  * A load that fails on some engines is undone where the adapter was new. One that replaced an
  * adapter cannot be undone: the engines on which it failed are asked again, and get no requests
  * before they have it (fleet/want/fleet_reconcile.h). */
-#ifndef BATON_FLEET_FLEET_LORA_LOAD_H
-#define BATON_FLEET_FLEET_LORA_LOAD_H
+#ifndef BATON_FLEET_ASK_FLEET_LORA_LOAD_H
+#define BATON_FLEET_ASK_FLEET_LORA_LOAD_H
 
 #include "base/err.h"
 #include "fleet/calls/fleet_request.h"

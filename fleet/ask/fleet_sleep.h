@@ -1,7 +1,7 @@
 /* Sleep and wake of all engines of a fleet. Neither can be undone everywhere (dropped weights are
  * lost), so an engine on which it fails is fenced. */
-#ifndef BATON_FLEET_FLEET_SLEEP_H
-#define BATON_FLEET_FLEET_SLEEP_H
+#ifndef BATON_FLEET_ASK_FLEET_SLEEP_H
+#define BATON_FLEET_ASK_FLEET_SLEEP_H
 
 #include "base/err.h"
 #include "fleet/calls/fleet_request.h"

@@ -10,8 +10,8 @@
  *
  * An engine that is removed keeps its adapters, and may be added again: what it had is remembered
  * as long as its index is its own. It keeps no other out meanwhile. */
-#ifndef BATON_FLEET_FLEET_ADAPTERS_H
-#define BATON_FLEET_FLEET_ADAPTERS_H
+#ifndef BATON_FLEET_CALLS_FLEET_ADAPTERS_H
+#define BATON_FLEET_CALLS_FLEET_ADAPTERS_H
 
 #include "base/err.h"
 #include "fleet/members/fleet.h"

@@ -198,7 +198,7 @@ int fleet_check_serving(struct fleet_control *fc, const struct fleet_stats *s, s
     return rc;
 }
 
-/* leases */
+/* leases (fleet/fleet_root.c) */
 
 void fleet_reschedule(struct fleet_control *fc)
 {

@@ -4,8 +4,8 @@
  * No mutex is held while engines process requests. Operations exclude each other by
  * fleet/calls/fleet_locks.h. Requests that bring tensors of one update may overlap with each other
  * and with a pause. */
-#ifndef BATON_FLEET_FLEET_CONTROL_H
-#define BATON_FLEET_FLEET_CONTROL_H
+#ifndef BATON_FLEET_CALLS_FLEET_CONTROL_H
+#define BATON_FLEET_CALLS_FLEET_CONTROL_H
 
 #include "base/err.h"
 #include "fleet/calls/fleet_request.h"

@@ -14,8 +14,8 @@
  *
  * Rejected: one lock for all. A sleep or a finish that hung at one engine kept a trainer's pause,
  * and its abort, waiting for as long. */
-#ifndef BATON_FLEET_FLEET_LOCKS_H
-#define BATON_FLEET_FLEET_LOCKS_H
+#ifndef BATON_FLEET_CALLS_FLEET_LOCKS_H
+#define BATON_FLEET_CALLS_FLEET_LOCKS_H
 
 #include "base/err.h"
 

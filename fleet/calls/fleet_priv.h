@@ -1,7 +1,7 @@
 /* The state of a fleet's control plane. Included by fleet/ and its folders only; handlers use
  * fleet/calls/fleet_control.h and the headers beside it. */
-#ifndef BATON_FLEET_FLEET_PRIV_H
-#define BATON_FLEET_FLEET_PRIV_H
+#ifndef BATON_FLEET_CALLS_FLEET_PRIV_H
+#define BATON_FLEET_CALLS_FLEET_PRIV_H
 
 #include "base/clock.h"
 #include "base/loop.h"

@@ -1,6 +1,6 @@
 /* One request to several engines at the same time, and the result of each. */
-#ifndef BATON_FLEET_FLEET_REQUEST_H
-#define BATON_FLEET_FLEET_REQUEST_H
+#ifndef BATON_FLEET_CALLS_FLEET_REQUEST_H
+#define BATON_FLEET_CALLS_FLEET_REQUEST_H
 
 #include "base/err.h"
 #include "fleet/api/upstream_api.h"

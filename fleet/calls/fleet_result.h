@@ -1,6 +1,6 @@
-/* The result of a request to an engine (fleet/calls/fleet_request.h), and its JSON. */
-#ifndef BATON_FLEET_FLEET_RESULT_H
-#define BATON_FLEET_FLEET_RESULT_H
+/* The result of a request to an engine (fleet/calls/fleet_request.h). */
+#ifndef BATON_FLEET_CALLS_FLEET_RESULT_H
+#define BATON_FLEET_CALLS_FLEET_RESULT_H
 
 #include "base/err.h"
 
@@ -32,13 +32,13 @@ struct fleet_result {
     char *text;     /* owned; body of the reply; NULL: none */
     size_t text_len;
 };
-void fleet_results_free(struct fleet_result *results, size_t n);
+void fleet_results_free(struct fleet_result *results, size_t n); /* accepts NULL */
 
 /* What each of several engines replied. */
 struct fleet_results {
     struct fleet_result *list; /* owned; [n]; NULL: none was asked */
     size_t n;
-}; /* accepts NULL */
+};
 
 /* fleet_result_read - the result of an upstream's reply, in terms of our client's errors.
  * @result  in: zeroed but for `upstream`

@@ -1,8 +1,8 @@
 /* What the engines of a fleet joined for transfers from a trainer: NCCL groups, or handles of GPU
  * memory. Changed by the owner of the operation lock only, which is asserted. Threads: any; no lock
  * held. */
-#ifndef BATON_FLEET_FLEET_TRANSFER_H
-#define BATON_FLEET_FLEET_TRANSFER_H
+#ifndef BATON_FLEET_CALLS_FLEET_TRANSFER_H
+#define BATON_FLEET_CALLS_FLEET_TRANSFER_H
 
 #include "base/err.h"
 #include "fleet/api/upstream_api.h"

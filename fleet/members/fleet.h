@@ -459,10 +459,13 @@ struct upstream_info {
 };
 void fleet_info(struct fleet *f, size_t upstream, struct upstream_info *out);
 
-/* fleet_errors - all that is wrong with an engine, the gravest first: a missing answer, then each
- * kind of reason that keeps it out of rotation. @out  [UPSTREAM_ERRORS_MAX]. Returns: how many. */
+/* fleet_errors - all that is wrong with an engine, the gravest first: a missing answer, if that
+ * keeps it out of rotation, then each kind of reason that does, then a missing answer that does not
+ * yet. @out  [UPSTREAM_ERRORS_MAX]. Returns: how many.
+ * fleet_why_unreliable - why what runs there cannot be relied on (fleet_cfg.left_rotation) */
 enum { UPSTREAM_ERRORS_MAX = 1 + UPSTREAM_WHYS };
 size_t fleet_errors(struct fleet *f, size_t upstream, struct upstream_error *out);
+void fleet_why_unreliable(struct fleet *f, size_t upstream, struct err *out);
 
 /* upstream_info_is_probed - has it answered a probe, or failed to? Until then nothing is known. */
 bool upstream_info_is_probed(const struct upstream_info *info);

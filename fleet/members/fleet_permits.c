@@ -215,11 +215,9 @@ static int set_unsynced_error_locked(const struct fleet *f, struct err *e)
         return err_set(e, ERR_UNSYNCED, "",
                        "there is no upstream: add one by POST /v1/upstreams, or to --upstream-file "
                        "and send SIGHUP");
-    if (all_auth_failed_locked(f, &first)) {
-        fleet_error_of(&f->upstreams[first], &error);
+    if (all_auth_failed_locked(f, &first))
         return err_set(e, ERR_UPSTREAM_KEY, "", "no upstream serves; %s: %.250s",
-                       fleet_name(f, first).text, error.why.msg);
-    }
+                       fleet_name(f, first).text, fleet_key_error_of(&f->upstreams[first])->msg);
     if (fleet_version_undecided_locked(f, e))
         return -1;
     for (size_t i = 0; i < f->n; i++) {

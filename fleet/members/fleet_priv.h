@@ -108,7 +108,7 @@ uint64_t fleet_hash_mix(uint64_t x); /* spreads the bits that differ over the wh
 
 /* fleet_set_why - why the engine is out of rotation by reasons of this kind, from now on until it
  * has none of them. The same text as before keeps its time.
- * @which  WHY_FENCED, WHY_KEY, WHY_WEIGHTS: the others follow from what is known of it */
+ * @which  WHY_FENCED, WHY_KEY_*, WHY_WEIGHTS: the others follow from what is known of it */
 void fleet_set_why(struct upstream *u, enum upstream_why which, const struct err *why);
 
 /* FLEET_SET_WHY - fleet_set_why with ERR_UNSYNCED and a formatted text. */
@@ -122,8 +122,10 @@ void fleet_set_why(struct upstream *u, enum upstream_why which, const struct err
 /* fleet_tell_whys_locked - make the texts agree with the reasons. */
 void fleet_tell_whys_locked(const struct fleet *f, struct upstream *u);
 
-/* fleet_error_of - the gravest of fleet_errors; clean: nothing is wrong. */
+/* fleet_error_of - the gravest of fleet_errors; clean: nothing is wrong.
+ * fleet_key_error_of - of one that rejects our key */
 void fleet_error_of(const struct upstream *u, struct upstream_error *out);
+const struct err *fleet_key_error_of(const struct upstream *u);
 
 /* fleet_clear_failure_locked - a request succeeded: clear no_answer, unless the engine is down or
  * its status probes fail. */

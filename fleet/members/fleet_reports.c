@@ -273,7 +273,7 @@ void fleet_auth_failed(struct fleet *f, size_t upstream, enum fleet_auth what,
     fleet_apply_event(f, u,
                       what == FLEET_AUTH_PROBE ? UPSTREAM_ON_PROBE_AUTH_FAILED
                                                : UPSTREAM_ON_REQUEST_AUTH_FAILED);
-    fleet_set_why(u, WHY_KEY, why);
+    fleet_set_why(u, what == FLEET_AUTH_PROBE ? WHY_KEY_PROBE : WHY_KEY_REQUEST, why);
     fleet_clear_failure_locked(u);
     fleet_change_end(f, &c);
 }

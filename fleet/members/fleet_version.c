@@ -118,6 +118,8 @@ static void set_version_error_locked(const struct fleet *f, struct upstream *u)
     bool undecided = !f->decided;
     struct err why = {0};
 
+    if (fleet_is_out(u, OUT_UNREACHABLE | OUT_FENCES)) /* its label says nothing */
+        return;
     if (undecided)
         (void)err_set(&why, ERR_UNSYNCED, "",
                       "it serves version %s, and the version of the fleet is not decided",

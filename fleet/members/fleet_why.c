@@ -5,31 +5,7 @@
 #include "base/clock.h"
 #include "fleet/api/upstream_api.h"
 
-#include <assert.h>
 #include <string.h>
-
-static void tell_fence(const struct fleet *f, const struct upstream *u, struct err *out)
-{
-    (void)u;
-    (void)err_set(out, ERR_UNSYNCED, "", "it is fenced: %s", fleet_remedy(f));
-}
-
-static void tell_key(const struct fleet *f, const struct upstream *u, struct err *out)
-{
-    (void)f;
-    (void)u;
-    (void)err_set(out, ERR_UPSTREAM_KEY, "",
-                  "it refuses the key of this server, or requires one (key-file)");
-}
-
-/* Before the first update none is known to be right. */
-static void tell_weights(const struct fleet *f, const struct upstream *u, struct err *out)
-{
-    (void)u;
-    if (f->serial > 0)
-        (void)err_set(out, ERR_UNSYNCED, "", "its weights are not known to be version '%s'",
-                      f->label);
-}
 
 static void tell_pause(const struct fleet *f, const struct upstream *u, struct err *out)
 {
@@ -68,19 +44,18 @@ static void tell_not_ready(const struct fleet *f, const struct upstream *u, stru
                       reason);
 }
 
-/* @kept  the text is set by fleet_set_why, and `tell` is for an engine that has none; else `tell`
- * makes it from what is known now */
+/* @tell  makes the text from what is known now; NULL: fleet_set_why sets it, and it is kept */
 static const struct {
     unsigned any; /* reasons of fleet_out_reasons */
-    bool kept;
     void (*tell)(const struct fleet *f, const struct upstream *u, struct err *out);
 } whys[UPSTREAM_WHYS] = {
-    [WHY_FENCED] = {OUT_FENCES, true, tell_fence},
-    [WHY_KEY] = {OUT_AUTH, true, tell_key},
-    [WHY_WEIGHTS] = {OUT_OTHER_WEIGHTS, true, tell_weights},
-    [WHY_PAUSE] = {OUT_PAUSE_MISSED, false, tell_pause},
-    [WHY_ADAPTERS] = {OUT_ADAPTERS, false, tell_adapters},
-    [WHY_NOT_READY] = {OUT_NOT_READY, false, tell_not_ready},
+    [WHY_FENCED] = {OUT_FENCES, NULL},
+    [WHY_KEY_PROBE] = {OUT_AUTH_PROBE, NULL},
+    [WHY_KEY_REQUEST] = {OUT_AUTH_REQUEST, NULL},
+    [WHY_WEIGHTS] = {OUT_OTHER_WEIGHTS, NULL},
+    [WHY_PAUSE] = {OUT_PAUSE_MISSED, tell_pause},
+    [WHY_ADAPTERS] = {OUT_ADAPTERS, tell_adapters},
+    [WHY_NOT_READY] = {OUT_NOT_READY, tell_not_ready},
 };
 
 void fleet_set_why(struct upstream *u, enum upstream_why which, const struct err *why)
@@ -92,32 +67,39 @@ void fleet_set_why(struct upstream *u, enum upstream_why which, const struct err
     at->why = *why;
 }
 
+/* Called for each engine at each change of the table: one without a reason costs nothing. */
 void fleet_tell_whys_locked(const struct fleet *f, struct upstream *u)
 {
     unsigned out = fleet_out_reasons(u);
 
     for (int i = 0; i < UPSTREAM_WHYS; i++) {
-        bool is = (out & whys[i].any) != 0;
-        struct err why = {0};
+        struct err why;
 
-        if (is && whys[i].kept && u->why[i].why.code != ERR_NONE)
-            continue;
-        if (is)
+        if ((out & whys[i].any) == 0) {
+            if (u->why[i].wall_s != 0)
+                u->why[i] = (struct upstream_error){0};
+        } else if (whys[i].tell != NULL) {
+            err_clear(&why);
             whys[i].tell(f, u, &why);
-        fleet_set_why(u, (enum upstream_why)i, &why);
+            fleet_set_why(u, (enum upstream_why)i, &why);
+        }
     }
 }
 
-/* A missing answer goes first. */
+/* A missing answer goes first where it keeps the engine out, and last where it does not yet. */
 static size_t errors_of(const struct upstream *u, struct upstream_error *out, size_t max)
 {
+    bool missing = u->no_answer.why.code != ERR_NONE;
+    bool first = missing && (fleet_out_reasons(u) & (OUT_UNREACHABLE | OUT_PROBES_FAIL)) != 0;
     size_t n = 0;
 
-    if (n < max && u->no_answer.why.code != ERR_NONE)
+    if (first)
         out[n++] = u->no_answer;
     for (int i = 0; i < UPSTREAM_WHYS && n < max; i++)
         if (u->why[i].why.code != ERR_NONE)
             out[n++] = u->why[i];
+    if (missing && !first && n < max)
+        out[n++] = u->no_answer;
     return n;
 }
 
@@ -125,6 +107,24 @@ void fleet_error_of(const struct upstream *u, struct upstream_error *out)
 {
     *out = (struct upstream_error){0};
     (void)errors_of(u, out, 1);
+}
+
+const struct err *fleet_key_error_of(const struct upstream *u)
+{
+    return fleet_is_out(u, OUT_AUTH_PROBE) ? &u->why[WHY_KEY_PROBE].why
+                                           : &u->why[WHY_KEY_REQUEST].why;
+}
+
+void fleet_why_unreliable(struct fleet *f, size_t upstream, struct err *out)
+{
+    const struct upstream *u = &f->upstreams[upstream];
+
+    mtx_lock(&f->lock);
+    if (fleet_is_out(u, OUT_UNREACHABLE))
+        *out = u->no_answer.why;
+    else
+        *out = u->why[fleet_is_out(u, OUT_FENCES) ? WHY_FENCED : WHY_WEIGHTS].why;
+    mtx_unlock(&f->lock);
 }
 
 size_t fleet_errors(struct fleet *f, size_t upstream, struct upstream_error *out)

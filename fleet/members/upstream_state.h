@@ -53,7 +53,8 @@ enum upstream_out_reason {
 /* Kinds of reasons that have one text together; the gravest first. */
 enum upstream_why {
     WHY_FENCED,
-    WHY_KEY,
+    WHY_KEY_PROBE,
+    WHY_KEY_REQUEST,
     WHY_WEIGHTS,
     WHY_PAUSE,
     WHY_ADAPTERS,

@@ -25,13 +25,13 @@ static void on_left_rotation(void *arg, size_t upstream)
 
 static void evict_requests(struct proxy_loop *pl, size_t upstream)
 {
-    struct upstream_info info;
+    struct err why;
 
-    fleet_info(pl->proxy->fleet, upstream, &info);
+    fleet_why_unreliable(pl->proxy->fleet, upstream, &why);
     for (struct proxy_request *r = pl->requests, *next; r != NULL; r = next) {
         next = r->next;
         if (r->call != NULL && r->ticket.upstream == upstream)
-            proxy_evict(r, &info.error.why);
+            proxy_evict(r, &why);
     }
 }
 

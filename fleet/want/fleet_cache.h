@@ -1,6 +1,6 @@
 /* The caches of engines that overwrite the weights that they serve. */
-#ifndef BATON_FLEET_UPDATE_FLEET_CACHE_H
-#define BATON_FLEET_UPDATE_FLEET_CACHE_H
+#ifndef BATON_FLEET_WANT_FLEET_CACHE_H
+#define BATON_FLEET_WANT_FLEET_CACHE_H
 
 #include "base/err.h"
 #include "fleet/calls/fleet_request.h"

@@ -2,8 +2,8 @@
  *
  * Each engine is asked how many ranks it has, and gets the ranks that follow those of the engine
  * before it. Either all engines join, or those that did leave again, where their API can. */
-#ifndef BATON_FLEET_FLEET_GROUP_JOIN_H
-#define BATON_FLEET_FLEET_GROUP_JOIN_H
+#ifndef BATON_FLEET_WANT_FLEET_GROUP_JOIN_H
+#define BATON_FLEET_WANT_FLEET_GROUP_JOIN_H
 
 #include "base/err.h"
 #include "fleet/calls/fleet_request.h"

@@ -2,8 +2,8 @@
  *
  * A resume does not wait for a pause that still waits for running generations: a trainer that gave
  * up on that pause must be able to resume at once. The pause then undoes itself. */
-#ifndef BATON_FLEET_FLEET_PAUSE_H
-#define BATON_FLEET_FLEET_PAUSE_H
+#ifndef BATON_FLEET_WANT_FLEET_PAUSE_H
+#define BATON_FLEET_WANT_FLEET_PAUSE_H
 
 #include "base/err.h"
 #include "control/pause_state.h"

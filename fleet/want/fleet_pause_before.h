@@ -1,8 +1,8 @@
 /* The requests that came before a trainer's pause of a fleet, and that no engine is known to have:
  * they wait for a permit here, or are on the way. The pause covers them as an engine's pause covers
  * what is in the engine. */
-#ifndef BATON_FLEET_FLEET_PAUSE_BEFORE_H
-#define BATON_FLEET_FLEET_PAUSE_BEFORE_H
+#ifndef BATON_FLEET_WANT_FLEET_PAUSE_BEFORE_H
+#define BATON_FLEET_WANT_FLEET_PAUSE_BEFORE_H
 
 #include "base/err.h"
 #include "control/pause_state.h"

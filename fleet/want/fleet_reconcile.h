@@ -1,8 +1,8 @@
 /* Reconciling: an engine that lacks an adapter of the fleet, or still has one that was unloaded, or
  * whose caches may hold entries of other weights, is brought in line with the others before it gets
  * requests. Each engine has a job of its own, so that one that hangs does not delay the others. */
-#ifndef BATON_FLEET_FLEET_RECONCILE_H
-#define BATON_FLEET_FLEET_RECONCILE_H
+#ifndef BATON_FLEET_WANT_FLEET_RECONCILE_H
+#define BATON_FLEET_WANT_FLEET_RECONCILE_H
 
 #include "base/err.h"
 #include "fleet/calls/fleet_request.h"

@@ -58,10 +58,13 @@ static json_t *errors_json(const struct upstream_error *list, size_t n)
     return all;
 }
 
-/* @paused  for its fence; @errors, @lacks, @proof  stolen */
+/* @errors  [n_errors]; @paused  for its fence; @lacks, @proof  stolen */
 static json_t *upstream_json(const struct upstream_endpoint *at, const struct upstream_info *info,
-                             bool paused, json_t *errors, json_t *lacks, json_t *proof)
+                             const struct upstream_error *errors, size_t n_errors, bool paused,
+                             json_t *lacks, json_t *proof)
 {
+    const struct upstream_error *error = n_errors > 0 ? errors : &(struct upstream_error){0};
+
     return json_pack(
         "{s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o, s:o, s:b, s:o, "
         "s:o}",
@@ -73,10 +76,10 @@ static json_t *upstream_json(const struct upstream_endpoint *at, const struct up
         (json_int_t)info->n_outstanding[FLEET_GENERATE], "text",
         (json_int_t)info->n_outstanding[FLEET_TEXT], "n_granted", (json_int_t)info->n_granted,
         "n_missed", (json_int_t)info->n_failures, "last_heard_s",
-        last_heard_json(info->probe_ok_us), "error", error_or_null(&info->error.why),
-        "last_error_at",
-        info->error.why.code != ERR_NONE ? json_integer(info->error.wall_s) : json_null(), "errors",
-        errors, "fence_paused", (int)paused, "missing_adapters", lacks, "proof", proof);
+        last_heard_json(info->probe_ok_us), "error", error_or_null(&error->why), "last_error_at",
+        n_errors > 0 ? json_integer(error->wall_s) : json_null(), "errors",
+        errors_json(errors, n_errors), "fence_paused", (int)paused, "missing_adapters", lacks,
+        "proof", proof);
 }
 
 json_t *fleet_upstream_json(const struct app *app, size_t upstream)
@@ -88,17 +91,16 @@ json_t *fleet_upstream_json(const struct app *app, size_t upstream)
 
     upstreams_get(app->fleet->upstreams, upstream, &at);
     fleet_info(f, upstream, &info);
-    return upstream_json(&at, &info, fleet_fence_is_paused(app->fleet->control, upstream),
-                         errors_json(errors, fleet_errors(f, upstream, errors)),
+    return upstream_json(&at, &info, errors, fleet_errors(f, upstream, errors),
+                         fleet_fence_is_paused(app->fleet->control, upstream),
                          fleet_missing_adapters_json(app->fleet->control, upstream),
                          fleet_proof_json(app->fleet->control, upstream));
 }
 
 json_t *fleet_removed_json(const struct upstream_endpoint *at, const struct upstream_info *info)
 {
-    return upstream_json(at, info, false,
-                         errors_json(&info->error, info->error.why.code != ERR_NONE), json_array(),
-                         json_null());
+    return upstream_json(at, info, &info->error, info->error.why.code != ERR_NONE, false,
+                         json_array(), json_null());
 }
 
 /* A removed engine is listed while requests run there. */

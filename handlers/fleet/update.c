@@ -3,6 +3,7 @@
 
 #include "fleet/calls/fleet_control.h"
 #include "fleet/calls/fleet_locks.h"
+#include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_update.h"
 #include "fleet/want/fleet_group_join.h"
 #include "handlers/app.h"
@@ -79,14 +80,15 @@ static int start_session(struct app *app, const struct fleet_update_request *req
 }
 
 /* Frees the replies. */
-static void refuse_start(struct app *app, struct http_request *x, struct fleet_results *replies,
-                         const struct err *e)
+static int refuse_start(struct app *app, struct http_request *x, struct fleet_results *replies,
+                        const struct err *e)
 {
     if (replies->list != NULL)
         fleet_reply_error(app, x, e, replies->list, replies->n);
     else
         reply_error(x, e, NULL);
     fleet_results_free(replies->list, replies->n);
+    return 0;
 }
 
 int handle_fleet_update_start(struct app *app, struct http_request *x, struct err *e)
@@ -101,14 +103,17 @@ int handle_fleet_update_start(struct app *app, struct http_request *x, struct er
 
     if (body_parse(&body, x, route, e) != 0)
         return -1;
+    upstreams_hold_indexes(app->fleet->upstreams); /* of the replies */
     rc = start_parse(&req, body, e);
     if (rc == 0)
         rc = start_session(app, &req, &s, &replies, e);
     json_decref(body);
     if (rc == 0)
-        return fleet_update_answer(app, x, s, 0, e);
-    refuse_start(app, x, &replies, e);
-    return 0;
+        rc = fleet_update_answer(app, x, s, 0, e);
+    else
+        rc = refuse_start(app, x, &replies, e);
+    upstreams_release_indexes(app->fleet->upstreams);
+    return rc;
 }
 
 /* tensors */
@@ -289,6 +294,7 @@ static int one_shot_update(struct app *app, struct http_request *x, const struct
     struct fleet_session *s = NULL;
     int rc = -1;
 
+    upstreams_hold_indexes(app->fleet->upstreams); /* of the replies */
     if (start == NULL || bare == NULL) {
         (void)fleet_update_no_memory(e);
     } else if (fleet_inherit_packing(app->fleet->control, bare, e) == 0 &&
@@ -298,10 +304,9 @@ static int one_shot_update(struct app *app, struct http_request *x, const struct
     }
     json_decref(start);
     json_decref(bare);
-    if (s != NULL)
-        return fleet_update_answer(app, x, s, rc, e);
-    refuse_start(app, x, &replies, e);
-    return 0;
+    rc = s != NULL ? fleet_update_answer(app, x, s, rc, e) : refuse_start(app, x, &replies, e);
+    upstreams_release_indexes(app->fleet->upstreams);
+    return rc;
 }
 
 /* sessions that requests do not name */

@@ -671,7 +671,11 @@ static void test_each_reason_has_its_error(void **state)
     e.code = ERR_TIMEOUT;
     (void)snprintf(e.msg, sizeof e.msg, "%s", late);
     fleet_request_failed(f, 0, false, &e);
+    assert_errors(f, (const char *const[]){torn, key, not_ready, late}, 4);
+    fleet_request_failed(f, 0, true, &e); /* refused: it is down */
     assert_errors(f, (const char *const[]){late, torn, key, not_ready}, 4);
+    fleet_why_unreliable(f, 0, &e);
+    assert_string_equal(e.msg, late);
     fleet_auth_ok(f, 0);
     report_ok(f, 0, "p0", "v1");
     assert_errors(f, (const char *const[]){torn}, 1);
