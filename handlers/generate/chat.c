@@ -25,10 +25,12 @@ const char *const chat_members[] = {CHAT_MEMBERS "model",
                                     "function_call",
                                     "mm_processor_kwargs",
                                     "return_token_ids",
+                                    "return_prompt_text",
                                     "return_tokens_as_token_ids",
                                     "cache_salt",
                                     "priority",
                                     "kv_transfer_params",
+                                    "ec_transfer_params",
                                     "return_routed_experts",
                                     COMPLETIONS_SGLANG_NEUTRAL(GENERATE_MEMBER)
                                         GENERATE_SAMPLING_MEMBERS NULL};
@@ -41,6 +43,7 @@ static const struct neutral_rule chat_rules[] = {
     {"mm_processor_kwargs", NEUTRAL_EMPTY, 0},
     {"priority", NEUTRAL_NUMBER, 0},
     {"kv_transfer_params", NEUTRAL_NULL, 0},
+    {"ec_transfer_params", NEUTRAL_NULL, 0},
     COMPLETIONS_SGLANG_NEUTRAL(COMPLETIONS_RULE){NULL, NEUTRAL_NULL, 0}};
 
 /* Translates the sampling members to those of a completion: logprobs is a number, max_tokens. New.
@@ -116,6 +119,7 @@ int chat_op_parse(struct completions_op *op, const json_t *body, struct err *e)
     if (generation_parse_names(&op->request_id, g, body, e) != 0 ||
         generation_parse_stream(&op->stream, body, false, e) != 0 ||
         body_bool(&op->return_ids, body, "", "return_token_ids", e) != 0 ||
+        body_bool(&op->return_text, body, "", "return_prompt_text", e) != 0 ||
         body_bool(&op->as_ids, body, "", "return_tokens_as_token_ids", e) != 0 ||
         completions_parse_routed(op, body, e) != 0 ||
         generate_check_neutral(body, "", chat_rules, e) != 0 || parse_sampling(op, body, e) != 0 ||

@@ -113,7 +113,12 @@ void chat_put_tail(struct buf *out, struct completions_op *op, json_t *usage)
     if (op->prompt_sent)
         return;
     op->prompt_sent = true;
-    json_put_members(out, json_pack("{s:n, s:o}", "prompt_text", "prompt_token_ids",
+    json_put_name(out, "prompt_text");
+    if (op->return_text)
+        json_put_string(out, op->prompts[0].text, op->prompts[0].len);
+    else
+        json_put_null(out);
+    json_put_members(out, json_pack("{s:o}", "prompt_token_ids",
                                     op->return_ids
                                         ? generation_ids_json(g->prompts[0].ids, g->prompts[0].n)
                                         : json_null()));

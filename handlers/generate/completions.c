@@ -90,13 +90,16 @@ static int encode_prompt(struct completions_op *op, uint32_t i, struct err *e)
     return generation_check_prompt(app, out->n, field, e);
 }
 
-/* An echo needs the text of the prompt: the client's, or else the decoded ids. */
+/* An echo needs the text of the prompt: the client's, or else the decoded ids; and so does a chat
+ * whose reply has it. */
 static int prepare_prompt_text(struct completions_op *op, uint32_t i, struct err *e)
 {
     struct completions_prompt *p = &op->prompts[i];
     const struct generation_prompt *ids = &op->g.prompts[i];
     struct buf text = {0};
 
+    if (op->return_text)
+        return 0;
     if (!op->echo) {
         free(p->text);
         *p = (struct completions_prompt){0};

@@ -33,7 +33,7 @@ enum {
 #define COMPLETIONS_RULE(member, kind, number) {member, kind, number},
 
 struct completions_prompt {
-    char *text; /* owned; NULL for token ids that are not echoed */
+    char *text; /* owned; NULL for token ids that are not echoed, and once it is not needed */
     size_t len;
     uint64_t n_chars;
 };
@@ -53,7 +53,7 @@ struct completions_op {
     bool prompt_sent;                        /* the first event of a chat has been sent */
     bool is_text;                            /* the prompts are text, not token ids */
     bool is_list;                            /* an array of prompts: pointers have an index */
-    bool echo, add_special, return_ids, as_ids;
+    bool echo, add_special, return_ids, return_text /* of a chat's prompt */, as_ids;
     bool no_output; /* 0 tokens requested: the one token that the engine makes is not sent */
     int32_t logprobs, prompt_logprobs;  /* as requested; -1 = none */
     struct completions_prompt *prompts; /* [g.n_prompts]; owned */

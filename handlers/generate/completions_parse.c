@@ -26,6 +26,7 @@ const char *const completions_members[] = {"model",
                                            "priority",
                                            "prompt_embeds",
                                            "kv_transfer_params",
+                                           "ec_transfer_params",
                                            "return_routed_experts",
                                            COMPLETIONS_SGLANG_NEUTRAL(GENERATE_MEMBER)
                                                GENERATE_SAMPLING_MEMBERS NULL};
@@ -35,6 +36,7 @@ static const struct neutral_rule completions_rules[] = {
     {"priority", NEUTRAL_NUMBER, 0},
     {"prompt_embeds", NEUTRAL_NULL, 0},
     {"kv_transfer_params", NEUTRAL_NULL, 0},
+    {"ec_transfer_params", NEUTRAL_NULL, 0},
     COMPLETIONS_SGLANG_NEUTRAL(COMPLETIONS_RULE){NULL, NEUTRAL_NULL, 0}};
 
 void completions_prompt_field(char field[ERR_FIELD_MAX], const struct completions_op *op,

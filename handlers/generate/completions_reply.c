@@ -92,6 +92,7 @@ static const struct gen_output *prompt_output(const struct completions_part *p)
     return p->op->stream.on ? NULL : g->seqs[p->seq->prompt * g->params.n].out;
 }
 
+/* As in vLLM the text has no prompt if the reply has the prompt's ids; the logprobs have it. */
 static void echo_prompt(struct completions_part *p)
 {
     const struct completions_op *op = p->op;
@@ -99,7 +100,7 @@ static void echo_prompt(struct completions_part *p)
     const struct gen_output *out = prompt_output(p);
     struct completion_text echoed;
 
-    buf_append(&p->text, prompt->text, prompt->len);
+    buf_append(&p->text, prompt->text, op->return_ids ? 0 : prompt->len);
     if (op->logprobs < 0 || out == NULL || out->prompt == NULL)
         return;
     p->echoed = out;
@@ -345,7 +346,7 @@ static bool send_part_event(struct completions_op *op, struct generation_seq *se
     put_head(&event, op);
     put_part(&event, &p);
     completions_part_sent(&p);
-    put_tail(&event, op, op->stream.usage_each ? usage_json(op) : json_null());
+    put_tail(&event, op, generation_usage_each(seq, op->stream.usage_each));
     json_put_close(&event, '}');
     generation_event(&op->g, &event);
     return true;

@@ -82,6 +82,7 @@ struct generate_op {
     bool sampled_only; /* the dialect has only the logprob of the sampled token */
     enum routed_form routed_form;
     struct replay_layout replay; /* n_stages 0: none */
+    bool return_ids, prompt_sent;
 };
 
 static struct generate_op *op_of(struct generation *g)
@@ -202,15 +203,28 @@ static void put_head(struct buf *out, const struct generate_op *op)
 static void put_tail(struct buf *out, const struct generate_op *op, json_t *usage)
 {
     json_put_close(out, ']');
-    json_put_members(
-        out, json_pack("{s:o, s:s, s:o, s:I, s:s}", "usage", usage, "model",
-                       generation_model(&op->g), "adapter", generation_adapter_json(&op->g),
-                       "created", (json_int_t)op->created_s, "boot_id", op->g.app->life->boot_id));
+    json_put_members(out,
+                     json_pack("{s:o, s:s, s:o, s:I, s:s, s:s}", "usage", usage, "model",
+                               generation_model(&op->g), "adapter", generation_adapter_json(&op->g),
+                               "created", (json_int_t)op->created_s, "boot_id",
+                               op->g.app->life->boot_id, "output_mode", "tokens"));
+}
+
+/* In a stream in the first event. */
+static void put_prompt_ids(struct buf *out, struct generate_op *op)
+{
+    const struct generation_prompt *prompt = &op->g.prompts[0];
+
+    if (!op->return_ids || op->prompt_sent)
+        return;
+    op->prompt_sent = true;
+    json_put_name(out, "prompt_token_ids");
+    json_put_value(out, generation_ids_json(prompt->ids, prompt->n));
 }
 
 static void put_whole(struct buf *out, struct generation *g)
 {
-    const struct generate_op *op = op_of(g);
+    struct generate_op *op = op_of(g);
 
     put_head(out, op);
     for (uint32_t i = 0; i < g->n_seqs; i++) {
@@ -219,12 +233,15 @@ static void put_whole(struct buf *out, struct generation *g)
         put_choice(out, op, &g->seqs[i], made->tokens, 0, made->n_tokens, made);
     }
     put_tail(out, op, generation_usage_json(generation_n_prompt(g), generation_n_made(g)));
-    json_put_members(out, json_pack("{s:s}", "output_mode", "tokens"));
     json_put_name(out, "prompt_logprobs");
     generation_put_prompt_logprobs(out, op->sampled_only ? NULL : g->seqs[0].out, UINT32_MAX, NULL);
-    json_put_members(out, json_pack("{s:n, s:n, s:n, s:n, s:n, s:n}", "prompt_token_id_logprobs",
-                                    "prompt_token_ids", "mm_placeholders", "kv_transfer_params",
-                                    "ec_transfer_params", "metrics"));
+    if (op->return_ids)
+        put_prompt_ids(out, op);
+    else
+        json_put_members(out, json_pack("{s:n}", "prompt_token_ids"));
+    json_put_members(out, json_pack("{s:n, s:n, s:n, s:n, s:n}", "prompt_token_id_logprobs",
+                                    "mm_placeholders", "kv_transfer_params", "ec_transfer_params",
+                                    "metrics"));
     json_put_close(out, '}');
 }
 
@@ -250,13 +267,6 @@ static void put_skyrl(struct buf *out, struct generation *g)
     json_put_close(out, '}');
 }
 
-static json_t *usage_each(const struct generate_op *op)
-{
-    return op->stream.usage_each
-               ? generation_usage_json(generation_n_prompt(&op->g), generation_n_sent(&op->g))
-               : json_null();
-}
-
 /* Sends the next event of a sequence. Returns false if there is none yet. */
 static bool send_seq_event(struct generate_op *op, struct generation_seq *seq)
 {
@@ -278,7 +288,8 @@ static bool send_seq_event(struct generate_op *op, struct generation_seq *seq)
     put_choice(&event, op, seq, tokens, first, n, out);
     seq->n_sent = n;
     seq->last_event_sent = out != NULL;
-    put_tail(&event, op, usage_each(op));
+    put_tail(&event, op, generation_usage_each(seq, op->stream.usage_each));
+    put_prompt_ids(&event, op);
     json_put_close(&event, '}');
     generation_event(&op->g, &event);
     return true;
@@ -331,13 +342,12 @@ static const struct generation_ops whole_ops = {.finish = generate_finish, .free
 static const struct generation_ops stream_ops = {
     .on_tokens = generate_on_tokens, .finish = generate_finish, .free = generate_free};
 
-static int parse_mode(const json_t *body, struct err *e)
+static int parse_mode(struct generate_op *op, const json_t *body, struct err *e)
 {
     const char *mode = NULL;
-    bool flag = false;
 
     if (body_str(&mode, body, "", "output_mode", e) != 0 ||
-        body_bool(&flag, body, "", "return_token_ids", e) != 0)
+        body_bool(&op->return_ids, body, "", "return_token_ids", e) != 0)
         return -1;
     if (mode != NULL && strcmp(mode, "tokens") != 0)
         return err_set(e, ERR_BAD_REQUEST, "/output_mode",
@@ -405,8 +415,8 @@ static int parse_routed(struct generate_op *op, const json_t *body, struct err *
 static int generate_parse(struct generate_op *op, const json_t *body, bool strict, struct err *e)
 {
     if (generation_parse_names(&op->request_id, &op->g, body, e) != 0 ||
-        generation_parse_stream(&op->stream, body, strict, e) != 0 || parse_mode(body, e) != 0 ||
-        generation_parse_on_update(&op->g, body, e) != 0 ||
+        generation_parse_stream(&op->stream, body, strict, e) != 0 ||
+        parse_mode(op, body, e) != 0 || generation_parse_on_update(&op->g, body, e) != 0 ||
         generate_check_neutral(body, "", generate_rules, e) != 0 ||
         parse_routed(op, body, e) != 0 || parse_prompt(&op->g, body, e) != 0 ||
         parse_sampling(op, body, strict, e) != 0 ||

@@ -51,6 +51,8 @@ struct neutral_rule {
     X("repetition_detection", NEUTRAL_NULL, 0)                                                     \
     X("trace_decode_token_ids", NEUTRAL_NULL, 0)                                                   \
     X("logprob_token_ids", NEUTRAL_EMPTY, 0)                                                       \
+    X("prompt_logprob_token_ids", NEUTRAL_EMPTY, 0)                                                \
+    X("prompt_logprob_start", NEUTRAL_NUMBER, 0)                                                   \
     X("flat_logprobs", NEUTRAL_FALSE, 0)                                                           \
     X("extra_args", NEUTRAL_LOGPROBS_FORM, 0)                                                      \
     X("vllm_xargs", NEUTRAL_EMPTY, 0)

@@ -61,6 +61,11 @@ json_t *generation_usage_json(uint64_t n_prompt, uint64_t n_completion)
                      "completion_tokens_details");
 }
 
+json_t *generation_usage_each(const struct generation_seq *seq, bool each)
+{
+    return each ? generation_usage_json(seq->g->prompts[seq->prompt].n, seq->n_sent) : json_null();
+}
+
 json_t *generation_ids_json(const uint32_t *ids, uint32_t n)
 {
     json_t *array = json_array();

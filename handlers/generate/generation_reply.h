@@ -21,6 +21,9 @@ json_t *generation_stop_reason_json(const struct gen_output *out); /* string, id
  * model. */
 json_t *generation_adapter_json(const struct generation *g);
 json_t *generation_usage_json(uint64_t n_prompt, uint64_t n_completion);
+/* The usage in an event of a stream: of the choice that the event is of, as in vLLM; null unless
+ * each event has one. */
+json_t *generation_usage_each(const struct generation_seq *seq, bool each);
 json_t *generation_ids_json(const uint32_t *ids, uint32_t n);
 
 /* Large parts are written as text (handlers/json_put.h). */

@@ -37,6 +37,8 @@
     X("return_prompt_token_ids", NEUTRAL_FALSE, 0)                                                 \
     X("return_flat_raw_top_logprobs", NEUTRAL_FALSE, 0)                                            \
     X("return_flat_raw_top_logprobs_b64", NEUTRAL_FALSE, 0)                                        \
+    X("return_flat_raw_output_top_logprobs", NEUTRAL_FALSE, 0)                                     \
+    X("watermark", NEUTRAL_NULL, 0)                                                                \
     X("return_bytes", NEUTRAL_FALSE, 0)                                                            \
     X("session_params", NEUTRAL_EMPTY, 0)                                                          \
     X("lora_id", NEUTRAL_EMPTY, 0)                                                                 \

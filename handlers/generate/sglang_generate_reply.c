@@ -165,6 +165,8 @@ static void put_logprobs(struct buf *out, const struct sglang_op *op,
     if (!op->c.stream.on)
         put_part_logprobs(out, op, p);
     json_put_close(out, ']');
+    json_put_name(out, "output_token_logprobs_length");
+    json_put_int(out, sent->n_tokens);
     if (op->n_top > 0) {
         json_put_name(out, "output_top_logprobs");
         json_put_open(out, '[');
@@ -190,6 +192,14 @@ static void put_routed(struct buf *out, const struct sglang_op *op,
     json_put_int(out, op->c.g.params.routes_start);
 }
 
+/* Of the whole sequence: seconds since the request came. */
+static void put_latency(struct buf *out, const struct generation_seq *seq)
+{
+    json_put_name(out, "e2e_latency");
+    json_put_real(out, (double)(seq->ended_us - seq->g->began_us) / 1e6);
+}
+
+/* The engine never retracts a sequence that it has begun, and no parser looks for reasoning. */
 static void put_meta(struct buf *out, const struct sglang_op *op, const struct completions_part *p)
 {
     const struct generation_seq *seq = p->seq;
@@ -197,16 +207,18 @@ static void put_meta(struct buf *out, const struct sglang_op *op, const struct c
     const struct generation *g = &op->c.g;
 
     json_put_open(out, '{');
-    json_put_members(out,
-                     json_pack("{s:s, s:o, s:I, s:I, s:i, s:o, s:o, s:s}", "id",
-                               op->rids[seq->index], "finish_reason", finish_json(op, made),
-                               "prompt_tokens", (json_int_t)g->prompts[seq->prompt].n,
-                               "completion_tokens", (json_int_t)op->sent[seq->index].n_tokens,
-                               "cached_tokens", 0, "weight_version", version_json(op, p), "adapter",
-                               generation_adapter_json(g), "boot_id", g->app->life->boot_id));
+    json_put_members(
+        out, json_pack("{s:s, s:o, s:I, s:I, s:i, s:n, s:i, s:i, s:n, s:o, s:o, s:s}", "id",
+                       op->rids[seq->index], "finish_reason", finish_json(op, made),
+                       "prompt_tokens", (json_int_t)g->prompts[seq->prompt].n, "completion_tokens",
+                       (json_int_t)op->sent[seq->index].n_tokens, "cached_tokens", 0,
+                       "cached_tokens_details", "num_retractions", 0, "reasoning_tokens", 0,
+                       "dp_rank", "weight_version", version_json(op, p), "adapter",
+                       generation_adapter_json(g), "boot_id", g->app->life->boot_id));
     put_logprobs(out, op, p);
     put_routed(out, op, p);
     if (made != NULL) {
+        put_latency(out, seq);
         json_put_name(out, "weight_versions");
         json_put_value(out, completions_versions_json(&op->c, made));
     }

@@ -43,12 +43,14 @@ cmp "$WORK/batch" "$WORK/single" || fail "a batch differs: $(cat "$WORK/batch" "
 body="{\"text\": \"In the beginning\", \"rid\": \"same\", \"return_logprob\": true, \"logprob_start_len\": 2, \"top_logprobs_num\": 2,
   \"sampling_params\": {\"temperature\": 0.8, \"max_new_tokens\": 300, \"sampling_seed\": 11}"
 post 200 /generate "$body}"
-jq --sort-keys . "$WORK/body" >"$WORK/whole"
+same '.meta_info | [.num_retractions, .reasoning_tokens, .dp_rank, .cached_tokens_details] | tojson' '[0,0,null,null]'
+same '.meta_info | .output_token_logprobs_length == .completion_tokens and .e2e_latency > 0 and .e2e_latency < 600' true
+jq --sort-keys 'del(.meta_info.e2e_latency)' "$WORK/body" >"$WORK/whole"
 post 200 /generate "$body, \"stream\": true}"
 [[ $(header Content-Type) == text/event-stream* ]] || fail "a stream is text/event-stream"
 [[ $(tail --lines=2 "$WORK/body" | head --lines=1) == 'data: [DONE]' ]] || fail "no [DONE]"
 sed --quiet 's/^data: {/{/p' "$WORK/body" >"$WORK/events"
-tail --lines=1 "$WORK/events" | jq --sort-keys . >"$WORK/last"
+tail --lines=1 "$WORK/events" | jq --sort-keys 'del(.meta_info.e2e_latency)' >"$WORK/last"
 cmp "$WORK/whole" "$WORK/last" || fail "the last event is not the answer: $(cat "$WORK/last")"
 jq --slurp 'last.text as $all | last.output_ids as $ids | map(select(.text as $t | $all | startswith($t) | not)) +
   map(select(.output_ids != $ids[:(.output_ids | length)])) | length' "$WORK/events" >"$WORK/n"

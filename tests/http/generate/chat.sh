@@ -49,6 +49,11 @@ nulls() {
     [[ $members == *"\"$name\""* ]] || fail "$1 has no null $name: $members"
   done
 }
+post 200 /v1/chat/completions "{$CHAT, \"max_tokens\": 1, \"return_prompt_text\": true}"
+same .prompt_text 'In the beginning'
+post 400 /v1/chat/completions "{$CHAT, \"ec_transfer_params\": {\"a\": 1}}"
+same .error.param ec_transfer_params
+post 200 /v1/chat/completions "{$CHAT, \"max_tokens\": 1, \"add_generation_prompt\": false}"
 nulls . 'prompt_logprobs prompt_text prompt_token_ids kv_transfer_params ec_transfer_params metrics'
 nulls '.choices[0]' 'routed_experts'
 nulls '.choices[0].message' 'refusal annotations audio function_call reasoning'

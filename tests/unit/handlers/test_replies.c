@@ -41,9 +41,18 @@ static int teardown(void **state)
     return 0;
 }
 
-/* When it was made, and by which release. */
+/* When it was made, how long it took, and by which release. */
 static void blank(json_t *reply)
 {
+    json_t *meta = json_object_get(reply, "meta_info"), *item;
+    size_t i;
+
+    json_array_foreach(reply, i, item)
+    {
+        blank(item);
+    }
+    if (json_object_get(meta, "e2e_latency") != NULL)
+        assert_int_equal(json_object_set_new(meta, "e2e_latency", json_real(0.5)), 0);
     if (json_object_get(reply, "system_fingerprint") != NULL)
         assert_int_equal(json_object_set_new(reply, "system_fingerprint", json_string("")), 0);
     if (json_object_get(reply, "created") != NULL)
@@ -186,19 +195,23 @@ static const struct {
     {"completion-as-ids", "/v1/completions",
      TEXT(",\"logprobs\":2,\"return_tokens_as_token_ids\":true"), 1, false},
     {"completion-echo", "/v1/completions", TEXT(",\"echo\":true,\"logprobs\":1"), 1, false},
+    {"completion-echo-ids", "/v1/completions",
+     TEXT(",\"echo\":true,\"logprobs\":1,\"return_token_ids\":true"), 1, false},
     {"completion-prompt", "/v1/completions", TEXT(",\"prompt_logprobs\":0"), 1, false},
-    {"completion-stream", "/v1/completions", TEXT(",\"logprobs\":2" COUNTED), 1, true},
+    {"completion-stream", "/v1/completions", TEXT(",\"n\":2,\"logprobs\":2" COUNTED), 2, true},
     {"chat", "/v1/chat/completions", CHAT(""), 1, false},
     {"chat-logprobs", "/v1/chat/completions",
      CHAT(",\"logprobs\":true,\"top_logprobs\":5,\"n\":2,\"return_token_ids\":true"), 2, false},
     {"chat-as-ids", "/v1/chat/completions",
      CHAT(",\"logprobs\":true,\"top_logprobs\":1,\"return_tokens_as_token_ids\":true"), 1, false},
-    {"chat-stream", "/v1/chat/completions", CHAT(",\"logprobs\":true,\"top_logprobs\":2" COUNTED),
-     1, true},
+    {"chat-prompt", "/v1/chat/completions", CHAT(",\"return_prompt_text\":true"), 1, false},
+    {"chat-stream", "/v1/chat/completions",
+     CHAT(",\"logprobs\":true,\"top_logprobs\":2,\"return_prompt_text\":true" COUNTED), 1, true},
     {"generate", "/v1/generate", IDS("", ""), 1, false},
     {"generate-logprobs", "/inference/v1/generate",
-     IDS(",\"logprobs\":5,\"n\":2,\"prompt_logprobs\":0", ""), 2, false},
-    {"generate-stream", "/v1/generate", IDS(",\"logprobs\":2", COUNTED), 1, true},
+     IDS(",\"logprobs\":5,\"n\":2,\"prompt_logprobs\":0", ",\"return_token_ids\":true"), 2, false},
+    {"generate-stream", "/v1/generate",
+     IDS(",\"n\":2,\"logprobs\":2", ",\"return_token_ids\":true" COUNTED), 2, true},
     {"skyrl", "/skyrl/v1/generate", PLAIN(",\"logprobs\":3,\"prompt_logprobs\":0"), 1, false},
     {"skyrl-plain", "/skyrl/v1/generate", PLAIN(""), 1, false},
     {"sglang", "/generate", SGLANG("", ""), 1, false},
