@@ -95,6 +95,16 @@ static int parse_json(json_t **out, const char *json, size_t len, const char *fi
     return 0;
 }
 
+/* Kimi-K2 is DeepSeek-V3 by another name: vLLM reads it by that class, and so does transformers
+ * where it is the text model of Kimi-K2.5. */
+static bool is_type_of(const json_t *type, const struct arch *a)
+{
+    const char *name = json_string_value(type);
+
+    return name != NULL && (strcmp(name, a->model_type) == 0 ||
+                            (a->arch == ARCH_DEEPSEEK_V3 && strcmp(name, "kimi_k2") == 0));
+}
+
 static int find_arch(const struct arch **out, const json_t *o, struct err *e)
 {
     const json_t *list = config_member(o, "architectures"), *type = config_member(o, "model_type");
@@ -117,8 +127,7 @@ static int find_arch(const struct arch **out, const json_t *o, struct err *e)
         return err_set(e, ERR_BAD_REQUEST, "/architectures",
                        "architecture %s is not supported; supported: %s",
                        config_quoted(list, found, sizeof found), known);
-    if (type != NULL &&
-        (!json_is_string(type) || strcmp(json_string_value(type), a->model_type) != 0))
+    if (type != NULL && !is_type_of(type, a))
         return err_set(e, ERR_BAD_REQUEST, "/model_type", "model_type %s is not '%s' of %s",
                        config_quoted(type, found, sizeof found), a->model_type, a->name);
     *out = a;

@@ -109,6 +109,28 @@ static void test_parse_yarn(void **state)
     assert_near(c.rope_scaling.rotation, (0.05 * log(40) + 1) / mscale);
 }
 
+/* Kimi-K2's config.json is one of DeepSeek-V3, but for the name. */
+static void test_parse_kimi_k2(void **state)
+{
+    struct model_config c = accepted(
+        "{\"model_type\":\"kimi_k2\",\"n_group\":1,\"topk_group\":1,\"n_shared_experts\":1,"
+        "\"q_lora_rank\":20,\"routed_scaling_factor\":2.827,\"rms_norm_eps\":1e-06,"
+        "\"eos_token_id\":3,\"rope_scaling\":{\"beta_fast\":1.0,\"beta_slow\":1.0,\"factor\":32.0,"
+        "\"mscale\":1.0,\"mscale_all_dim\":1.0,\"original_max_position_embeddings\":4096,"
+        "\"type\":\"yarn\"}}");
+    struct err e = {0};
+
+    (void)state;
+    assert_true(c.arch == ARCH_DEEPSEEK_V3 && c.rope_interleave && c.rope_kind == ROPE_YARN);
+    assert_true(c.experts.sigmoid && c.experts.n_groups == 1 && c.experts.scale == 2.827F);
+    assert_int_equal(parse(&c, "{\"model_type\":\"kimi_k25\"}", &e), -1);
+    assert_string_equal(e.field, "/model_type");
+    e = (struct err){0};
+    assert_int_equal(
+        parse(&c, "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"kimi_k2\"}", &e), -1);
+    assert_string_equal(e.field, "/model_type");
+}
+
 static void test_parse_experts(void **state)
 {
     struct model_config c = accepted("{}");
@@ -380,6 +402,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parse_attention),
         cmocka_unit_test(test_parse_yarn),
+        cmocka_unit_test(test_parse_kimi_k2),
         cmocka_unit_test(test_parse_experts),
         cmocka_unit_test(test_parse_refusals_name_the_key),
         cmocka_unit_test(test_spec_has_the_published_names),
