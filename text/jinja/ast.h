@@ -58,7 +58,8 @@ struct node;
 
 struct block {
     struct node **nodes; /* [n] */
-    uint32_t n;
+    uint32_t *unset;     /* [n_unset]: names that are undefined where it begins (frames.h) */
+    uint32_t n, n_unset;
 };
 
 struct node {

@@ -173,13 +173,30 @@ static int param_of(const struct run *r, const struct node *m, struct text name)
     return -1;
 }
 
-/* Puts the arguments into the macro's scope; what was not given is its default, which may read the
- * parameters before it. */
+/* Sets the parameters that were not given to their defaults, in order: a default reads those before
+ * it, those that were given, and itself as undefined. */
+static int bind_defaults(struct run *r, const struct node *m, const struct value *const *given,
+                         struct scope *s)
+{
+    struct scope *outer = r->scope;
+    struct value v;
+    int rc = 0;
+
+    r->scope = s;
+    for (uint32_t i = 0; i < m->n_kids && rc == 0; i++) {
+        if (given[i] != NULL || m->kids[i] == NULL)
+            continue;
+        rc = run_eval(r, m->kids[i], &v);
+        rc = rc != 0 ? rc : scope_set(r, s, m->syms[i], &v);
+    }
+    r->scope = outer;
+    return rc;
+}
+
+/* Puts the arguments into the macro's scope. */
 static int bind_macro(struct run *r, const struct call *c, const struct node *m, struct scope *s)
 {
     const struct value *given[JINJA_ARGS_MAX] = {NULL};
-    struct scope *outer = r->scope;
-    int rc = 0;
 
     if (c->n_plain > m->n_kids)
         return run_fail(r, "macro takes %u arguments, %u are given", m->n_kids, c->n_plain);
@@ -194,18 +211,13 @@ static int bind_macro(struct run *r, const struct call *c, const struct node *m,
                             c->n->keys[i].p);
         given[at] = &c->v[c->n_plain + i];
     }
-    r->scope = s;
-    for (uint32_t i = 0; i < m->n_kids && rc == 0; i++) {
-        struct value v = value_undefined(r->t->symbols[m->syms[i]], V_NONE);
+    for (uint32_t i = 0; i < m->n_kids; i++) {
+        struct value none = value_undefined(r->t->symbols[m->syms[i]], V_NONE);
 
-        if (given[i] != NULL)
-            v = *given[i];
-        else if (m->kids[i] != NULL)
-            rc = run_eval(r, m->kids[i], &v);
-        rc = rc != 0 ? rc : scope_set(r, s, m->syms[i], &v);
+        if (scope_set(r, s, m->syms[i], given[i] != NULL ? given[i] : &none) != 0)
+            return -1;
     }
-    r->scope = outer;
-    return rc;
+    return bind_defaults(r, m, given, s);
 }
 
 static int call_macro(struct run *r, const struct call *c, const struct macro *m, struct value *out)
@@ -218,7 +230,7 @@ static int call_macro(struct run *r, const struct call *c, const struct macro *m
     if (s == NULL)
         return run_no_memory(r);
     s->parent = m->scope;
-    if (bind_macro(r, c, m->node, s) != 0)
+    if (scope_begin(r, s, &m->node->body) != 0 || bind_macro(r, c, m->node, s) != 0)
         return -1;
     r->scope = s;
     rc = run_block(r, &m->node->body);

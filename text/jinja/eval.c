@@ -30,6 +30,17 @@ int scope_set(struct run *r, struct scope *s, uint32_t sym, const struct value *
     return 0;
 }
 
+int scope_begin(struct run *r, struct scope *s, const struct block *body)
+{
+    for (uint32_t i = 0; i < body->n_unset; i++) {
+        struct value v = value_undefined(r->t->symbols[body->unset[i]], V_NONE);
+
+        if (scope_set(r, s, body->unset[i], &v) != 0)
+            return -1;
+    }
+    return 0;
+}
+
 int run_lookup(struct run *r, uint32_t sym, struct value *out)
 {
     for (const struct scope *s = r->scope; s != NULL; s = s->parent) {

@@ -1,5 +1,5 @@
-/* Statements, and the render itself. A loop's body, a macro and a set block each have a scope of
- * their own, an if has none. */
+/* Statements, and the render itself. A loop's body, its else, a macro and a set block each have a
+ * scope of their own, an if has none. */
 #include "text/jinja/names.h"
 #include "text/jinja/run.h"
 
@@ -75,11 +75,32 @@ static enum exec exec_turn(struct run *r, const struct node *n, const struct val
     if (s == NULL)
         return run_no_memory(r) == 0 ? EXEC_NEXT : EXEC_FAILED;
     s->parent = outer;
-    if (run_charge(r, 1) != 0 || scope_set(r, s, r->t->loop_sym, loop) != 0 ||
-        assign(r, s, n->kids[0], item) != 0)
+    if (run_charge(r, 1) != 0 || scope_begin(r, s, &n->body) != 0 ||
+        scope_set(r, s, r->t->loop_sym, loop) != 0 || assign(r, s, n->kids[0], item) != 0)
         return EXEC_FAILED;
     r->scope = s;
     rc = run_block(r, &n->body);
+    r->scope = outer;
+    return rc;
+}
+
+/* Enters the body's own scope; the caller keeps the outer one and sets it again. */
+static int enter_scope(struct run *r, const struct block *body)
+{
+    struct scope *s = arena_alloc(&r->arena, sizeof *s);
+
+    if (s == NULL)
+        return run_no_memory(r);
+    s->parent = r->scope;
+    r->scope = s;
+    return scope_begin(r, s, body);
+}
+
+static enum exec exec_scope(struct run *r, const struct block *body)
+{
+    struct scope *outer = r->scope;
+    enum exec rc = enter_scope(r, body) == 0 ? run_block(r, body) : EXEC_FAILED;
+
     r->scope = outer;
     return rc;
 }
@@ -107,28 +128,7 @@ static enum exec exec_for(struct run *r, const struct node *n)
     r->loop_depth--;
     if (rc == EXEC_FAILED || whole)
         return rc == EXEC_FAILED ? EXEC_FAILED : EXEC_NEXT;
-    return run_block(r, &n->other); /* also when every turn broke off: Jinja2's `else` */
-}
-
-/* Enters a scope of its own; the caller keeps the outer one and sets it again. */
-static int enter_scope(struct run *r)
-{
-    struct scope *s = arena_alloc(&r->arena, sizeof *s);
-
-    if (s == NULL)
-        return run_no_memory(r);
-    s->parent = r->scope;
-    r->scope = s;
-    return 0;
-}
-
-static enum exec exec_scope(struct run *r, const struct block *body)
-{
-    struct scope *outer = r->scope;
-    enum exec rc = enter_scope(r) == 0 ? run_block(r, body) : EXEC_FAILED;
-
-    r->scope = outer;
-    return rc;
+    return exec_scope(r, &n->other); /* also when every turn broke off: Jinja2's `else` */
 }
 
 /* What a body in a scope of its own writes, through the filters, which see that scope, or NULL. */
@@ -137,7 +137,7 @@ static int exec_captured(struct run *r, const struct block *body, const struct n
 {
     struct scope *outer = r->scope;
     size_t mark = r->out->len;
-    int rc = enter_scope(r);
+    int rc = enter_scope(r, body);
 
     if (rc == 0)
         rc = run_block(r, body) == EXEC_NEXT ? run_taken(r, mark, out) : -1;
@@ -288,7 +288,10 @@ int jinja_render(const struct jinja *t, const struct jinja_input *in, struct buf
                     .in = in,
                     .scope = &top,
                     .e = e};
-    int rc = make_context(&r) == 0 && run_block(&r, &t->body) == EXEC_NEXT ? 0 : -1;
+    int rc = make_context(&r) == 0 && scope_begin(&r, &top, &t->body) == 0 &&
+                     run_block(&r, &t->body) == EXEC_NEXT
+                 ? 0
+                 : -1;
 
     arena_fini(&r.arena);
     if (rc != 0 && out->data != NULL) {

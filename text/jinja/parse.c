@@ -1,6 +1,7 @@
 /* Statements, and what all of the parser stands on. Recursion is bounded twice: `nest` while
  * parsing, `depth` of the tree for those that walk it later. */
 #include "text/jinja/parse.h"
+#include "text/jinja/frames.h"
 
 #include "text/jinja/run.h"
 
@@ -598,7 +599,7 @@ static int parse_body(struct parser *p, struct block *out, const char *const *en
             return -1;
     }
     p->nest--;
-    *out = (struct block){k.v, k.n};
+    *out = (struct block){.nodes = k.v, .n = k.n};
     return 0;
 }
 
@@ -636,6 +637,8 @@ static int parse_all(struct jinja *t, const char *source, size_t len, struct err
     p.tok = tokens.v;
     if (intern(&p, TEXT("loop"), &t->loop_sym) != 0 || parse_body(&p, &t->body, NULL) != 0)
         return -1;
+    if (frames_find(t) != 0)
+        return jinja_no_memory(e, &t->arena);
     if (p.missing != NULL)
         return jinja_refuse(e, p.missing->line, "%.*s", (int)p.missing->text.len,
                             p.missing->text.p);

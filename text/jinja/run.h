@@ -113,7 +113,8 @@ int run_binary(struct run *r, enum binary_op op, const struct value *a, const st
                struct value *out);
 enum exec { EXEC_FAILED = -1, EXEC_NEXT, EXEC_BREAK, EXEC_CONTINUE };
 enum exec run_block(struct run *r, const struct block *b);
-int scope_push(struct run *r, struct scope *s, struct scope *parent);
+/* What a scope begins with: the names that its body assigns before it reads them are undefined. */
+int scope_begin(struct run *r, struct scope *s, const struct block *body);
 int scope_set(struct run *r, struct scope *s, uint32_t sym, const struct value *v);
 int run_lookup(struct run *r, uint32_t sym, struct value *out);
 
