@@ -16,6 +16,7 @@
     X(ERR_UNAUTHORIZED, 401, "unauthorized", false)                                                \
     X(ERR_FORBIDDEN, 403, "forbidden", false)                                                      \
     X(ERR_NOT_FOUND, 404, "not_found", false)                                                      \
+    X(ERR_NO_ROUTE, 404, "no_route", false)                                                        \
     X(ERR_BAD_METHOD, 405, "method_not_allowed", false)                                            \
     X(ERR_TIMEOUT, 408, "timeout", true)                                                           \
     X(ERR_CONFLICT, 409, "conflict", true)                                                         \

@@ -321,6 +321,16 @@ const char *api_wrong_kind_hint(enum upstream_kind kind, int status)
     return status == 404 || status == 405 ? upstream_api(kind)->wrong_kind_hint : "";
 }
 
+bool api_lacks_route(int status, const char *text, size_t len)
+{
+    json_t *reply = status == 404 ? json_loadb(text, len, 0, NULL) : NULL;
+    const char *detail = json_string_value(json_object_get(reply, "detail"));
+    bool lacks = detail != NULL && strcmp(detail, "Not Found") == 0 && json_object_size(reply) == 1;
+
+    json_decref(reply);
+    return lacks;
+}
+
 /* {"error": {"message"}}, {"error": "…"}, {"message"}, {"detail"}, {"error_message"}. */
 static const char *message_of(const json_t *reply)
 {

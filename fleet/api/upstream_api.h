@@ -296,6 +296,10 @@ const char *api_wrong_kind_hint(enum upstream_kind kind, int status);
 /* api_error_code - the error code of that name in our own error bodies; ERR_NONE: there is none. */
 enum err_code api_error_code(const char *name);
 
+/* api_lacks_route - is it the reply of a server of FastAPI's, as vLLM and SGLang are, to a path
+ * that it does not know? Their other replies of 404 have another form. */
+bool api_lacks_route(int status, const char *text, size_t len);
+
 /* api_read_error - the message of a reply that is no success, in the form of any of the kinds, or
  * else the beginning of its text. @out  at least 2 bytes; "" when the reply is empty */
 void api_read_error(char *out, size_t cap, const char *text, size_t len);

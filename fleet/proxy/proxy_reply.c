@@ -6,6 +6,7 @@
  */
 #include "base/buf.h"
 #include "base/log.h"
+#include "fleet/api/upstream_api.h"
 #include "fleet/proxy/proxy_priv.h"
 
 #include <stdlib.h>
@@ -78,6 +79,19 @@ static int add_versions(struct proxy_request *r)
     free(r->body);
     r->body = buf_take(&out, &r->len);
     return 0;
+}
+
+/* What came says neither whose answer it is nor what to do. */
+static void fail_no_route(struct proxy_request *r)
+{
+    struct err e = {0};
+
+    (void)err_set(
+        &e, ERR_NO_ROUTE, "",
+        "%.200s (%s) has no route %.160s: the request was passed on, and this engine does "
+        "not serve it",
+        r->at.name, upstream_kind_name(r->at.kind), r->x->path);
+    proxy_fail(r, &e);
 }
 
 static void send_reply(struct proxy_request *r)
@@ -341,6 +355,9 @@ static void on_done(void *arg, const struct http_end *end)
         note_made(r);
         http_request_stream_close(r->x, complete);
         r->x = NULL;
+    } else if (api_lacks_route(r->head.status, r->body, r->len)) {
+        fail_no_route(r);
+        return;
     } else if (add_versions(r) != 0) {
         fail_no_memory(r);
         return;

@@ -216,6 +216,22 @@ def rows_of(said):
     return np.frombuffer(base64.b64decode(experts["data"]), experts["dtype"]).reshape(experts["shape"])
 
 
+def absent_route(dialect):
+    """The 404 of a route that the engine lacks says so; another 404 is forwarded as it came."""
+    with world(dialect, server=("--probe-interval", NEVER_MS)) as (s, d):
+        for text, ours in (('{"detail":"Not Found"}', True), ('{"detail": "Not Found"}', True), ('{"detail":"no model"}', False),
+                           ('{"detail":"Not Found","a":1}', False), ("Not Found", False), ("", False)):
+            d.order("completions", "status", status=404, text=text)
+            status, _, _, said, by = post(s, completion())
+            assert status == 404 and by == d.url, (status, by)
+            if not ours:
+                assert said == text.encode(), (text, said)
+                continue
+            error = json.loads(said)["error"]
+            assert f"{d.url} ({dialect}) has no route /v1/completions" in error["message"], error
+            assert error["type"] == "NotFoundError" and error["code"] == 404, error
+
+
 def routed_experts(dialect):
     """Asked for and returned in the engine's own form, whole and streamed, short and long."""
     with world(dialect, doubles=("--experts", "vllm"), server=("--probe-interval", NEVER_MS)) as (s, d):
@@ -600,6 +616,8 @@ def main():
     experts_of_two_versions()
     rollouts_refused("vllm")
     rollouts_refused("sglang")
+    absent_route("vllm")
+    absent_route("sglang")
     for dialect in ("baton", "vllm", "sglang"):
         for promise in (as_it_came, odd_answers, not_twice, elsewhere, refused_text, broken_streams, leaving, slow_reader,
                         placement, full, silent_upstream, drain, crowd):
