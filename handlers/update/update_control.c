@@ -98,28 +98,18 @@ static int abort_unreported(const struct app_weights *weights, const struct upda
     return err_set(e, ERR_NO_MEMORY, "", "no memory to answer");
 }
 
-/* A client whose requests name no update starts one although one from the same host is open that
- * has received nothing. It is the same client again, or its successor: the open one ends. After
+/* If a client whose requests name no update starts one although one from the same host is open that
+ * has received nothing, it is the same client again, or its successor: the open one ends. After
  * tensors it does not, nor for another host: those of two trainers that both live would be mixed.
- */
-static bool abort_unused(struct app *app, const struct actor *actor)
-{
-    struct update_info info;
-    struct err ignored = {0};
-
-    updates_current(app->weights->updates, &info);
-    return info.phase == UPDATE_OPEN && info.anonymous && actor_is_same_host(&info.actor, actor) &&
-           updates_abort(app->weights->updates, info.id,
-                         "it received nothing, and another start came", &info, &ignored) == 0;
-}
-
-/* Errors: those of updates_start. */
+ * Errors: those of updates_start. */
 static int start_session(struct app *app, const struct update_start *req, struct update_info *info,
                          struct err *e)
 {
     if (updates_start(app->weights->updates, req, info, e) == 0)
         return 0;
-    if (e->code != ERR_CONFLICT || !req->anonymous || !abort_unused(app, &req->actor))
+    if (e->code != ERR_CONFLICT || !req->anonymous ||
+        !updates_abort_unused(app->weights->updates, &req->actor,
+                              "it received nothing, and another start came"))
         return -1;
     err_clear(e);
     return updates_start(app->weights->updates, req, info, e);

@@ -571,6 +571,29 @@ int updates_fail(struct updates *u, const char *id, const struct err *why, struc
     return rc;
 }
 
+bool updates_abort_unused(struct updates *u, const struct actor *actor, const char *reason)
+{
+    struct session *s, *to_free = NULL;
+    struct update_info info;
+    struct err why = {0}, ignored = {0};
+    bool changed = false;
+
+    (void)err_set(&why, ERR_CONFLICT, "", "aborted on request: %.256s", reason);
+    mtx_lock(&u->lock);
+    s = u->open;
+    if (s != NULL && s->phase == UPDATE_OPEN && s->n_jobs == 0 && s->anonymous &&
+        actor_is_same_host(&s->actor, actor) &&
+        abort_locked(u, s, &why, &to_free, &changed, &ignored) == 0)
+        session_info_locked(u, s, &info);
+    mtx_unlock(&u->lock);
+    session_free(to_free);
+    if (changed) {
+        updates_ended(u, &info);
+        updates_changed(u);
+    }
+    return changed;
+}
+
 int updates_renew(struct updates *u, const char *id, uint32_t lease_s, struct update_info *out,
                   struct err *e)
 {

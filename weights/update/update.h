@@ -308,6 +308,11 @@ int updates_abort(struct updates *u, const char *id, const char *reason, struct 
 int updates_fail(struct updates *u, const char *id, const struct err *why, struct update_info *out,
                  struct err *e);
 
+/* updates_abort_unused - abort the open session if its client's requests do not name it, it was
+ * started from the same host, and no chunk has come, queued ones included. Returns whether it did.
+ */
+bool updates_abort_unused(struct updates *u, const struct actor *actor, const char *reason);
+
 /* updates_renew - end the lease `lease_s` seconds from now, and keep that length for later renewals
  * (0: the length it has). Errors: ERR_NOT_FOUND, ERR_ENDED. */
 int updates_renew(struct updates *u, const char *id, uint32_t lease_s, struct update_info *out,

@@ -203,6 +203,55 @@ static void test_submit_whole_update_follows_a_failed_one(void **state)
     fx_pause_controller_fini(&pause_controller);
 }
 
+/* The reply to a chunk, which the worker makes, waits. */
+static void done_late(void *arg, const struct update_info *info, const struct err *why)
+{
+    struct progress p = {.deadline_us = CLOCK_NEVER};
+    struct err ignored = {0};
+
+    (void)info;
+    (void)why;
+    (void)fx_wait_pause_controller(arg, &p, &ignored);
+}
+
+/* A start may take the place of an update that got nothing, but not of one whose chunk waits. */
+static void test_abort_unused_counts_what_is_queued(void **state)
+{
+    struct actor one = {.peer = "10.0.0.1:1"}, other = {.peer = "10.0.0.2:1"};
+    struct fx_pause_controller pause_controller;
+    struct update_info info;
+    struct update_chunk *c;
+    struct err e = {0};
+    struct bench b;
+
+    (void)state;
+    fx_pause_controller_init(&pause_controller);
+    bench_open(&b);
+    info = start(&b, (struct update_start){.actor = one});
+    assert_false(updates_abort_unused(b.updates, &one, "again")); /* its client names it */
+    c = named_chunk(&b, info.id, FX_ALL, FX_STEP(1));
+    c->done = done_late;
+    c->done_arg = &pause_controller;
+    submit(&b, c);
+    fx_pause_controller_await(&pause_controller);
+    assert_int_equal(updates_abort(b.updates, info.id, "", &info, &e), 0);
+    info = start(&b, (struct update_start){.anonymous = true, .actor = one});
+    assert_false(updates_abort_unused(b.updates, &other, "again"));
+    assert_true(updates_abort_unused(b.updates, &one, "again"));
+    assert_false(updates_abort_unused(b.updates, &one, "again"));
+    info = start(&b, (struct update_start){.anonymous = true, .actor = one});
+    submit(&b, named_chunk(&b, info.id, FX_ALL, FX_STEP(2)));
+    updates_current(b.updates, &info);
+    assert_int_equal(info.phase, UPDATE_OPEN);
+    assert_false(updates_abort_unused(b.updates, &one, "again"));
+    fx_pause_controller_open(&pause_controller);
+    assert_int_equal(fx_await(&b.answer), ERR_NONE);
+    assert_int_equal(finish(&b, info.id, "two"), ERR_NONE);
+    assert_served(&b, 2, "two", 1);
+    bench_close(&b);
+    fx_pause_controller_fini(&pause_controller);
+}
+
 static bool left(void *arg)
 {
     (void)arg;
@@ -614,6 +663,7 @@ int main(void)
         cmocka_unit_test(test_submit_whole_believes_no_source),
         cmocka_unit_test(test_submit_refuses_what_is_not_the_model),
         cmocka_unit_test(test_submit_whole_updates_queue_up),
+        cmocka_unit_test(test_abort_unused_counts_what_is_queued),
         cmocka_unit_test(test_submit_whole_update_follows_a_failed_one),
         cmocka_unit_test(test_submit_whole_of_a_client_that_left_is_not_taken),
         cmocka_unit_test(test_submit_whole_repeated_is_known_by_its_label),
