@@ -266,10 +266,32 @@ static bool next_to_ask(struct fleet_control *fc, struct fleet_group *out)
     return found;
 }
 
-/* One that is not reached has no rank any more. */
+/* Whether one that was not reached has ended, or waits in NCCL, is not known. */
 static bool has_left(const struct fleet_result *result)
 {
-    return result->outcome == FLEET_OK || result->outcome == FLEET_UNSENT;
+    return result->outcome == FLEET_OK;
+}
+
+/* A member of the group that a probe missed, so that it was not asked. False: none.
+ * @g  as it was before */
+static bool find_unasked(struct fleet_control *fc, const struct fleet_group *g,
+                         const struct fleet_group_reply *reply, struct upstream_endpoint *at)
+{
+    for (size_t u = 0; u < FLEET_MAX; u++) {
+        struct upstream_endpoint member;
+        bool asked = false;
+
+        for (size_t i = 0; reply->results != NULL && i < reply->n; i++)
+            asked = asked || reply->results[i].upstream == u;
+        if (asked || !fleet_group_has(fc, g, u))
+            continue;
+        upstreams_get(fc->upstreams, u, &member);
+        if (member.removed)
+            continue;
+        *at = member;
+        return true;
+    }
+    return false;
 }
 
 /* A leave of the trainer asks those again that have not left. */
@@ -287,8 +309,8 @@ static void note_left(struct fleet_control *fc, uint64_t began_us,
 }
 
 /* @why  of the request as a whole, or clean. @out  [ERR_MSG_MAX] */
-static void describe_leave(struct fleet_control *fc, const struct fleet_group_reply *reply,
-                           const struct err *why, char *out)
+static void describe_leave(struct fleet_control *fc, const struct fleet_group *g,
+                           const struct fleet_group_reply *reply, const struct err *why, char *out)
 {
     const struct fleet_result *stays = NULL;
     struct upstream_endpoint at = {0};
@@ -301,8 +323,10 @@ static void describe_leave(struct fleet_control *fc, const struct fleet_group_re
         upstreams_get(fc->upstreams, stays->upstream, &at);
         reason = stays->outcome == FLEET_SKIPPED ? "its release has no call for that"
                                                  : stays->why.msg;
+    } else if (why->code == ERR_NONE && find_unasked(fc, g, reply, &at)) {
+        reason = "it does not answer";
     }
-    if (stays == NULL && why->code == ERR_NONE)
+    if (at.name == NULL && why->code == ERR_NONE)
         (void)snprintf(out, ERR_MSG_MAX,
                        FLEET_GROUP_REFUSED ", so the upstreams have left the group, which NCCL "
                                            "reports there: join a new group");
@@ -310,7 +334,7 @@ static void describe_leave(struct fleet_control *fc, const struct fleet_group_re
         (void)snprintf(out, ERR_MSG_MAX,
                        FLEET_GROUP_REFUSED ", and %.80s has not left the group (%.150s), so the "
                                            "broadcast may wait there: join a new group",
-                       stays != NULL ? at.name : "an upstream", reason);
+                       at.name != NULL ? at.name : "an upstream", reason);
 }
 
 /* @words  [ERR_MSG_MAX] out: of the last group; as it was if no engine was asked */
@@ -327,7 +351,7 @@ static void leave_refused(struct fleet_control *fc, char *words)
         (void)ask_to_leave(fc, &g, NULL, &reply, &why);
         if (reply.results != NULL)
             note_left(fc, g.began_us, &reply);
-        describe_leave(fc, &reply, &why, words);
+        describe_leave(fc, &g, &reply, &why, words);
         log_line(LOG_WARN, "group.left", "%s", words);
         fleet_group_reply_fini(&reply);
     }

@@ -134,6 +134,18 @@ def not_left(f):
     assert [len(x) for x in leaves(f)] == [2, 1], leaves(f)
 
 
+def not_reached(f, probed):
+    """Nobody knows whether an engine has left that does not answer: here, or to the probe before."""
+    join_named(f, "g")
+    gone = f.doubles[1]
+    gone.kill()
+    if probed:
+        f.wait("serving", "down")
+    status, said = f.front.ask("POST", PATH, dict(BAD, group_name="g"))
+    assert status == 400 and f"{gone.url} has not left the group" in said["message"], said
+    assert len(f.doubles[0].journal("leave")) == 1
+
+
 def no_call(f):
     """vLLM before 0.32 has none to leave by."""
     join(f)
@@ -221,6 +233,9 @@ def main():
     with Fleet("sglang", "sglang") as f:
         for what in (of_each_group, after_what_it_receives, while_they_leave, by_name, not_left):
             told(what.__name__, what, f)
+    for probed in (False, True):
+        with Fleet("sglang", "sglang", min_ready=1) as f:
+            told(f"not_reached, probed: {probed}", not_reached, f, probed)
     with Releases("0.33.0") as f:
         told("half, in a new fleet", half, f, ({"zzz": 1},))  # in which no spec was learned
     for what in half_of_a_group, come_again:
