@@ -349,19 +349,32 @@ int fleet_coverage_check(const struct fleet_control *fc, const struct fleet_sess
     return tally_check(c->tally, l->tensor_list, is_configured(c), rejects_repeats(s), e);
 }
 
+/* Tensors were accepted: the refusal is over, unless some of what was refused has yet to come. */
+static void clear_refusal(struct fleet_control *fc, struct fleet_session *s)
+{
+    struct fleet_coverage *c = s->coverage;
+
+    mtx_lock(&fc->lock);
+    if (c != NULL)
+        c->refused_unread = false;
+    if (c == NULL || c->refused == NULL || tally_lacks(c->tally, c->refused) == NULL)
+        err_clear(&s->refused);
+    mtx_unlock(&fc->lock);
+}
+
 void fleet_coverage_add(struct fleet_control *fc, struct fleet_session *s,
                         const struct fleet_names *l)
 {
     struct fleet_coverage *c = s->coverage;
     struct err ignored = {0};
 
-    if (c == NULL)
+    if (c == NULL) {
+        clear_refusal(fc, s);
         return;
-    mtx_lock(&fc->lock);
-    c->refused_unread = false;
-    mtx_unlock(&fc->lock);
+    }
     if (!l->seen || (l->tensor_list != NULL && tally_add(c->tally, l->tensor_list, &ignored) != 0))
         c->n_unseen++;
+    clear_refusal(fc, s);
     if (is_counted_here(s))
         coverage_report(fc, s);
 }

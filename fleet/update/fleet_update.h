@@ -141,8 +141,8 @@ int fleet_update_set_label(struct fleet_control *fc, struct fleet_session *s, co
 int fleet_update_set_selector(struct fleet_control *fc, struct fleet_session *s,
                               const char *selector, struct err *e);
 
-/* fleet_update_was_refused - were its last tensors refused? Then a trainer that aborts it does so
- * because of that. @why  set to the error, or clean */
+/* fleet_update_was_refused - were tensors refused that have yet to come again? Then a trainer that
+ * aborts it does so because of that. @why  set to the error, or clean */
 bool fleet_update_was_refused(struct fleet_control *fc, const struct fleet_session *s,
                               struct err *why);
 

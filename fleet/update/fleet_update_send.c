@@ -400,7 +400,6 @@ static void count_received(struct fleet_control *fc, struct fleet_session *s,
     mtx_lock(&fc->lock);
     if (t->by_group && fleet_session_is_open(s))
         note_list_locked(s, t->body, began_us);
-    err_clear(&s->refused);
     s->n_received += l->seen ? (l->tensor_list != NULL ? l->tensor_list->n_tensors : 0) : 1;
     mtx_unlock(&fc->lock);
 }

@@ -359,7 +359,10 @@ static void test_fleet_coverage_of_refused_tensors(void **state)
     fleet_coverage_refuse(w->fc, w->s, &l, &why);
     came(w, "b");
     is_refused(w, "'c'; the last error: not now");
+    assert_true(fleet_update_was_refused(w->fc, w->s, &e)); /* an abort names it */
+    err_clear(&e);
     came(w, "c");
+    assert_false(fleet_update_was_refused(w->fc, w->s, &e));
     ends(w, "unknown");
     begin(w, "s", false); /* in another one, of which abc is known now */
     came(w, "abc");
