@@ -2,7 +2,7 @@
  * kind. Of each state: is there always a request, a time, or a reason that a person can act on; do
  * good answers lead to what is wanted; and is nothing sent that the facts do not allow? What is
  * allowed is written here a second time, from the engines' point of view. */
-#include "fleet/want/aspects_priv.h"
+#include "tests/unit/fleet/model/aspects_priv.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* Random histories of a fleet, each event at each turn of an update, and whether each rule that is
  * broken on purpose is noticed. With arguments, only histories: how many, and the first one's seed:
  * test_fleet_simulation 1000000 0 */
-#include "sim_fleet.h"
+#include "tests/unit/fleet/model/sim_fleet.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

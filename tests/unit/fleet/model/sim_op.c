@@ -1,6 +1,6 @@
 /* Operations of the simulated loop: doubt, sent, executed or not, answered or not; and what must
  * hold when one is sent. */
-#include "sim_fleet.h"
+#include "tests/unit/fleet/model/sim_fleet.h"
 
 #include <stdio.h>
 #include <string.h>

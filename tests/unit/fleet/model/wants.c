@@ -1,4 +1,4 @@
-#include "fleet/want/wants.h"
+#include "tests/unit/fleet/model/wants.h"
 
 #include <string.h>
 

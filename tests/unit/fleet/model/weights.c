@@ -1,6 +1,6 @@
 /* Weights. The only requests that may neither be repeated nor be sent from unknown: twice the same
  * tensors would count twice, and a finish would make half of an update look whole. */
-#include "fleet/want/aspects_priv.h"
+#include "tests/unit/fleet/model/aspects_priv.h"
 
 #include <string.h>
 

@@ -1,10 +1,10 @@
 /* What was asked of all engines of a fleet, and what the open update asks of one of them. What one
  * engine should be is computed from both; nothing is stored in the engine, so that one which joins
  * or restarts has nothing to be told. Pure functions. Threads: the one that owns the fleet. */
-#ifndef BATON_FLEET_WANT_WANTS_H
-#define BATON_FLEET_WANT_WANTS_H
+#ifndef BATON_TESTS_MODEL_WANTS_H
+#define BATON_TESTS_MODEL_WANTS_H
 
-#include "fleet/engine/have.h"
+#include "tests/unit/fleet/model/have.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,7 +1,7 @@
 /* Caches: what an engine computed with weights, or an adapter, that it has no more. What an SGLang
  * evicts from its memory may be written to its storage, so that is emptied last. Batons empty
  * theirs by themselves. */
-#include "fleet/want/aspects_priv.h"
+#include "tests/unit/fleet/model/aspects_priv.h"
 
 void caches_add(const struct engine_now *e, struct step *step)
 {

@@ -1,6 +1,6 @@
 /* What must hold after each turn. The truth is in the doubles; what the fleet believes does not
  * count. A restart that no probe has noticed yet is nobody's fault. */
-#include "sim_fleet.h"
+#include "tests/unit/fleet/model/sim_fleet.h"
 
 #include <stdlib.h>
 #include <string.h>

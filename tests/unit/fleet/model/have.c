@@ -1,6 +1,6 @@
 /* One switch for the doubt and one for the answers, so that a request without a line in either is
  * seen. A refusal gives back what was known before; what was unknown then stays so. */
-#include "fleet/engine/have.h"
+#include "tests/unit/fleet/model/have.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,9 +1,9 @@
 /* The rows of the table: what each aspect comes to, and whether it keeps an engine out of rotation.
  */
-#ifndef BATON_FLEET_WANT_ASPECTS_PRIV_H
-#define BATON_FLEET_WANT_ASPECTS_PRIV_H
+#ifndef BATON_TESTS_MODEL_ASPECTS_PRIV_H
+#define BATON_TESTS_MODEL_ASPECTS_PRIV_H
 
-#include "fleet/want/aspects.h"
+#include "tests/unit/fleet/model/aspects.h"
 
 /* next: what has to be sent, or why nothing is. out: it is not known to be as wanted. */
 typedef struct step aspect_next_fn(const struct engine_now *e, const struct wants *w);

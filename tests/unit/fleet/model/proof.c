@@ -1,5 +1,5 @@
 /* Proof: an engine that serves is asked whether it serves what it got. */
-#include "fleet/want/aspects_priv.h"
+#include "tests/unit/fleet/model/aspects_priv.h"
 
 struct step proof_next(const struct engine_now *e, const struct wants *w)
 {

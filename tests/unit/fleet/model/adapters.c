@@ -1,5 +1,5 @@
 /* Adapters, one at a time, in the order of the fleet's list. */
-#include "fleet/want/aspects_priv.h"
+#include "tests/unit/fleet/model/aspects_priv.h"
 
 static bool has(const struct adapter_have *have, const struct adapter_want *want)
 {

@@ -1,5 +1,5 @@
 /* The simulated loop: probes, processes, the pause of all engines, turns. */
-#include "sim_fleet.h"
+#include "tests/unit/fleet/model/sim_fleet.h"
 
 #include <stdio.h>
 #include <string.h>

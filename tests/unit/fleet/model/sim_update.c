@@ -1,7 +1,7 @@
 /* An update of the simulated fleet: phases with barriers. A phase sets the goal of each part; it
  * ends when each part has reached the goal or is out. What a part that is out still needs, the loop
  * does. */
-#include "sim_fleet.h"
+#include "tests/unit/fleet/model/sim_fleet.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-#include "sim_double.h"
+#include "tests/unit/fleet/model/sim_double.h"
 
 #include <stdio.h>
 #include <stdlib.h>

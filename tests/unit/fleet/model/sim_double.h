@@ -4,7 +4,7 @@
 #ifndef BATON_TESTS_UNIT_FLEET_SIM_DOUBLE_H
 #define BATON_TESTS_UNIT_FLEET_SIM_DOUBLE_H
 
-#include "fleet/want/aspects.h"
+#include "tests/unit/fleet/model/aspects.h"
 
 enum { SIM_ADAPTERS = 2, SIM_TORN = -1, SIM_DROPPED = -2, SIM_LABEL_MAX = 40 };
 

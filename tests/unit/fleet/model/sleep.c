@@ -1,6 +1,6 @@
 /* Sleep. A second wake, or a second sleep, ends an SGLang; so from unknown it gets neither, and
  * stays out until it makes a token or is restarted. A vLLM may be told twice, a baton is asked. */
-#include "fleet/want/aspects_priv.h"
+#include "tests/unit/fleet/model/aspects_priv.h"
 
 static bool can_repeat(const struct engine_now *e)
 {

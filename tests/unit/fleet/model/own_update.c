@@ -3,7 +3,7 @@
  *
  * An engine whose weights are torn is not told to end its update: a vLLM would serve them. That
  * waits for the next update, which overwrites them all. */
-#include "fleet/want/aspects_priv.h"
+#include "tests/unit/fleet/model/aspects_priv.h"
 
 bool own_is_of_part(const struct engine_now *e)
 {

@@ -5,7 +5,7 @@
  * weights that the fleet has or had, its own update closed, its label, and an attempt to empty its
  * caches. Only an attempt: an SGLang may refuse while it holds requests, which end by the resume.
  */
-#include "fleet/want/aspects_priv.h"
+#include "tests/unit/fleet/model/aspects_priv.h"
 
 static struct step close_gate(const struct engine_now *e, const struct wants *w)
 {

@@ -7,8 +7,8 @@
  *
  * Facts begin as "not ours": what others did to an engine is shown, and is not undone. Pure
  * functions: nothing is sent. Threads: the one that owns the engine; nothing blocks. */
-#ifndef BATON_FLEET_ENGINE_HAVE_H
-#define BATON_FLEET_ENGINE_HAVE_H
+#ifndef BATON_TESTS_MODEL_HAVE_H
+#define BATON_TESTS_MODEL_HAVE_H
 
 #include "fleet/api/upstream_api.h"
 

@@ -1,6 +1,6 @@
 /* The order of the rows is that in which requests are sent where several could be: a resume comes
  * first among what clients notice, a proof last. */
-#include "fleet/want/aspects_priv.h"
+#include "tests/unit/fleet/model/aspects_priv.h"
 
 enum { HALF_S = 500000, ONE_S = 1000000, TEN_S = 10000000, THIRTY_S = 30000000 };
 

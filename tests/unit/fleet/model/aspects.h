@@ -1,18 +1,19 @@
 /* The table of aspects: in which ways an engine can differ from what it should be, and which
  * request makes it the same again. One row, one small file for each; a new kind of drift is one
- * row. fleet/want/aspects.c has the table, in the order in which aspects are driven.
+ * row. tests/unit/fleet/model/aspects.c has the table, in the order in which aspects are driven.
  *
- * The functions are pure: they know facts (fleet/engine/have.h), wants and the goal of the open
- * update (fleet/want/wants.h), and neither requests of clients nor phases. Who sends what they
- * plan calls have_doubt before the first byte, and have_answer with each answer. Each row states
- * by itself what it needs; nothing is safe only because another row comes before it.
+ * The functions are pure: they know facts (tests/unit/fleet/model/have.h), wants and the goal of
+ * the open update (tests/unit/fleet/model/wants.h), and neither requests of clients nor phases. Who
+ * sends what they plan calls have_doubt before the first byte, and have_answer with each answer.
+ * Each row states by itself what it needs; nothing is safe only because another row comes before
+ * it.
  *
  * Threads: the one that owns the fleet. Nothing blocks. */
-#ifndef BATON_FLEET_WANT_ASPECTS_H
-#define BATON_FLEET_WANT_ASPECTS_H
+#ifndef BATON_TESTS_MODEL_ASPECTS_H
+#define BATON_TESTS_MODEL_ASPECTS_H
 
 #include "fleet/members/retry.h"
-#include "fleet/want/wants.h"
+#include "tests/unit/fleet/model/wants.h"
 
 #include <stdbool.h>
 #include <stddef.h>

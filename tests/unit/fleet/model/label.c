@@ -1,7 +1,7 @@
 /* The label that an engine reports: read, and set. From before the first byte of an update to its
  * end it is the marker of that update, so that a restart, another client and a crash of this server
  * can be seen. A label is not set before the one that is there was read. */
-#include "fleet/want/aspects_priv.h"
+#include "tests/unit/fleet/model/aspects_priv.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* Rules that are broken on purpose. What the table is told passes through sim_see: there a rule is
  * broken by a wrong fact, which does what a forgotten condition would do. */
-#include "sim_fleet.h"
+#include "tests/unit/fleet/model/sim_fleet.h"
 
 #include <stdio.h>
 

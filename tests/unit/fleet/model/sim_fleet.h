@@ -6,7 +6,7 @@
 #ifndef BATON_TESTS_UNIT_FLEET_SIM_FLEET_H
 #define BATON_TESTS_UNIT_FLEET_SIM_FLEET_H
 
-#include "sim_double.h"
+#include "tests/unit/fleet/model/sim_double.h"
 
 /* What becomes of a request, other than that it is answered well. */
 enum sim_fault {
