@@ -16,7 +16,7 @@ import time
 from fake_engine_world import SGLANG, Double, serves
 from fleet_world import Server, until
 
-BATON, ENGINE, LOG, CLIENT, WORK, WHICH = sys.argv[1:7]
+BATON, ENGINE, LOG, CLIENT, WORK, WHICH = sys.argv[1:7] or [""] * 6  # processes that fork trainers have none
 sys.path.insert(0, CLIENT)
 import baton  # noqa: E402  (the client, from where the test was told)
 
