@@ -86,7 +86,7 @@ class Journal(Fleet):
 
     def __init__(self, name, *kinds, stage=False, ages=(), **more):
         self.name, self.kinds, self.stage, self.taps = name, kinds, stage, []
-        self.barriers, self.lone_resets = True, True
+        self.barriers, self.lone_resets, self.apart = True, True, ()
         self.lines, self.seen = [], [0] * len(kinds)
         self.log = f"{LOG}-{name}"
         super().__init__(*[(*OPTIONS[k], *ages) for k in kinds], **more)
@@ -132,11 +132,12 @@ class Journal(Fleet):
     # ---- what is written ----
 
     def requests(self, i):
-        """New ones that change something."""
+        """New ones that change something; last those ops that come at any time."""
         d = self.doubles[i]
         new = [r for r in d.journal() if r["n"] > self.seen[i]]
         self.seen[i] = max([self.seen[i], *(r["n"] for r in new)])
-        return [r for r in new if r["method"] != "GET" and r["op"] not in LEFT_OUT]
+        changing = [r for r in new if r["method"] != "GET" and r["op"] not in LEFT_OUT]
+        return sorted(changing, key=lambda r: r["op"] in self.apart)
 
     def flush(self):
         """What came in the step that ends."""
@@ -264,10 +265,14 @@ class Journal(Fleet):
             self.emptied(i)
         self.wait(*states)
 
-    def emptied(self, i):
-        """In this step its caches are."""
+    def got(self, i, *ops):
+        """In this step it gets them."""
         d, n = self.doubles[i], self.seen[i]
-        self.until_seen("its caches are emptied", lambda: RESETS[d.dialect] <= {r["op"] for r in d.journal() if r["n"] > n})
+        self.until_seen(f"{i} gets {ops}", lambda: set(ops) <= {r["op"] for r in d.journal() if r["n"] > n})
+
+    def emptied(self, i):
+        """Its caches are, in this step."""
+        self.got(i, *RESETS[self.doubles[i].dialect])
 
     def until_seen(self, what, condition):
         until(lambda: f"{self.name}: {what}: {self.states()} {[u['error'] for u in self.front.upstreams().values()]}", condition, WAIT_S)

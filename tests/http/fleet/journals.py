@@ -342,6 +342,8 @@ def restarts_in_a_group(f):
     f.post("/v1/upstreams", {"upstream": f"{f.doubles[1].url},{f.doubles[1].dialect}"})
     f.wait("serving", "unsynced")
     f.emptied(1)
+    if KIND == "sglang":  # which may be paused since before
+        f.got(1, "resume")
     mine = start(f, weight_version="d")
     send(f, mine, BROADCAST)
     f.ask("POST", "/v1/update_weights/finish", mine)
@@ -449,10 +451,12 @@ def pause_fenced(f):
     join(f)
     f.order(1, "finish", "status")
     whole(f, "a", "serving", "fenced", "serving")
-    f.until_seen("it is paused", lambda: f.pauses()[1] is not None)
+    f.until_seen("it is paused", lambda: f.front.upstreams()[f.doubles[1].url]["fence_paused"])
     f.post("/v1/pause")
     f.post("/v1/resume")
     f.until_seen("it is paused still", lambda: [p is not None for p in f.pauses()] == [False, True, False])
+    if KIND == "sglang":  # which does not say so
+        f.got(1, "pause")
     heal(f)
     f.until_seen("it goes on", lambda: f.pauses() == [None] * 3)
 
@@ -675,7 +679,7 @@ def handed_over_with_adapters(f):
     push(f, "00100", "a")
     f.post("/v1/load_lora_adapter", LOAD)
     push(f, "01500", "b")
-    f.lone_resets = False
+    f.lone_resets, f.apart = False, ("lora_load", "lora_unload")
     f.restart(1, DOWN, *OK)
     f.until_seen("it has it", lambda: list(f.doubles[1].state()["adapters"]) == ["mine"])
 
