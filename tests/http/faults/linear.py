@@ -12,12 +12,14 @@ their calls is then checked:
    8  no token comes within a pause
    9  clients and servers end well, and answers say what they are
   10  a name that was refused is never seen
-  11  with --stage: /v1/status names no older version than one that was seen before it was asked for
+  11  with --stage, or in front of doubles: /v1/status names no older version than one that was seen before it was asked for
 
-Rules 7 and 11 are known failures (docs/guarantees.md): they are counted, and fail nothing. The history is
-left in WORK/history.json. A seed repeats the choices of the clients, but not the moments of their calls.
+Engines may be doubles of vLLM or SGLang (modes passed and staged), whose tokens show what made them: rule 1 finds stale
+caches and torn weights, rule 5 tokens of another prompt, or of more versions than were named. Rule 11, and rule 7 in front
+of batons, are known failures (docs/guarantees.md): they are counted, and fail nothing. The history is left in
+WORK/history.json. A seed repeats the choices of the clients, but not the moments of their calls.
 
-Usage: linear.py --baton PATH --model DIR --work DIR --mode single|fleet|stage [option...]
+Usage: linear.py --baton PATH --model DIR --work DIR --mode single|fleet|stage|passed|staged [option...]
 """
 
 import argparse
@@ -27,6 +29,7 @@ import os
 import signal
 import sys
 
+import linear_doubles
 from linear_check import KNOWN, Check
 from linear_clients import clients_of
 from linear_self_test import check_rules
@@ -46,7 +49,7 @@ def options_of(arguments):
     for name in "baton", "model", "work", "mode":
         parser.add_argument(f"--{name}", required=True)
     for name, default in (("seconds", 60.0), ("seed", 1), ("engines", 2), ("min-ready", 1), ("kill-every", 6.0),
-                          ("slack-s", 0.25), ("cuda", ""), ("stage", "cuda:0"), ("on-update", "")):
+                          ("slack-s", 0.25), ("cuda", ""), ("stage", "cuda:0"), ("on-update", ""), ("engine", "vllm"), ("fake-engine", "")):
         parser.add_argument(f"--{name}", type=type(default), default=default)
     parser.add_argument("--serve-arg", action="append", default=[], help="an option of the server, or of the one in front")
     parser.add_argument("--self-test", action="store_true", help="broken histories and exchanged contents must be found")
@@ -84,7 +87,7 @@ def shown(call):
 
 def report(check, options):
     """Prints what was found. Was any of it not known?"""
-    print(f"seed {options.seed}, mode {options.mode} {options.stage if options.mode == 'stage' else ''}")
+    print(f"seed {options.seed}, mode {options.mode} {options.engine if options.mode in linear_doubles.MODES else ''}")
     for rule, n in sorted(collections.Counter(v.rule for v in check.known()).items()):
         print(f"  known failure, rule {rule}, {n} times: {KNOWN[options.mode, rule]}")
     n_shown = collections.Counter()
@@ -110,7 +113,10 @@ def main(arguments):
     count = collections.Counter((c["op"], str(c["status"])) for c in calls)
     print("calls:", ", ".join(f"{op} {status}: {n}" for (op, status), n in sorted(count.items())))
     check = Check(calls, options.mode, options.slack_s).run()
-    print(check_tokens(world, check, options.self_test))
+    if options.mode in linear_doubles.MODES:
+        print(linear_doubles.check_tokens(check, options.self_test))
+    else:
+        print(check_tokens(world, check, options.self_test))
     for text in wrong:
         check.violation(9, text)
     for c in calls:

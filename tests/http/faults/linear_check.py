@@ -5,10 +5,11 @@ import bisect
 import collections
 
 LEASE_S = 4  # of a pause
+FLEETS, STAGES = ("fleet", "passed"), ("stage", "staged")  # in front of engines: without and with --stage
 # docs/guarantees.md, "Known limits of a fleet".
 BATONS = "the batons of a fleet switch one by one: a new request may still get the old version"
-KNOWN = {("fleet", 7): BATONS, ("stage", 7): BATONS,
-         ("stage", 11): "/v1/status of a server with --stage lags behind the tokens of its upstreams"}
+LAGS = "/v1/status of a server with --stage, or in front of vLLM or SGLang, lags behind the tokens of its upstreams"
+KNOWN = {("fleet", 7): BATONS, ("stage", 7): BATONS, **{(mode, 11): LAGS for mode in ("stage", "staged", "passed")}}
 
 LOST_S = 10  # an update whose front was killed is ended by another
 
@@ -64,7 +65,7 @@ class Check:
 
     def run(self):
         self.names_exist()
-        if self.mode != "fleet":  # whose serials are those of its engines
+        if self.mode not in FLEETS:  # whose serials are those of its engines
             self.serials_name_one_push()
             self.serials_follow_answers()
             self.find_contents()
@@ -104,7 +105,7 @@ class Check:
                 if self.order.setdefault(c["serial"], c) is not c:
                     self.violation(3, f"serial {c['serial']} of two pushes", c, self.order[c["serial"]])
         for s in self.seen:
-            if self.mode != "stage" or s.kind != "token":  # tokens have the serial of the engine
+            if self.mode not in STAGES or s.kind != "token":  # tokens have the serial of the engine
                 self._check_serial(s)
 
     def _check_serial(self, s):
@@ -168,7 +169,7 @@ class Check:
     def _rule_of(self, seen, before):
         """Known are only new requests, while the update that made the later version has not ended: none is known of
         one that was never answered LOST_S after it was seen."""
-        if self.mode == "stage" and seen.kind == "read":
+        if (self.mode, 11) in KNOWN and seen.kind == "read":
             return 11
         ended = is_done(self.pushes[before.label])  # and not before this was asked, by rule 2
         return 7 if seen.kind == "token" and (ended or seen.asked < before.at + LOST_S) else 2
@@ -197,14 +198,19 @@ class Check:
                 for text in self._faults_of(c):
                     self.violation(3, text, c)
 
-    @staticmethod
-    def _faults_of(c):
+    def _is_older(self, one, other):
+        """It was answered before the other was asked for."""
+        one, other = (self.pushes.get(s["version"]) for s in (one, other))
+        return one is not None and other is not None and one["resp"] is not None and one["resp"] < other["inv"]
+
+    def _faults_of(self, c):
         spans, n = c["spans"], len(c["tokens"])
         serials = [s["serial"] for s in spans if s.get("serial") is not None]
         ends = [0, *(s["end"] for s in spans)]
         return [text for text, wrong in {
             "spans do not cover the tokens": [s["start"] for s in spans] != ends[:-1] or ends[-1] != n,
             "versions go back within a reply": serials != sorted(serials),
+            "older versions come after newer ones": any(self._is_older(b, a) for a, b in zip(spans, spans[1:])),
             "on_update finish, and two versions": c["on_update"] == "finish" and len(set(serials)) > 1,
             "logprobs and tokens differ in number": len(c["lps"]) not in (0, n),
             f"finish_reason length with {n} of {c['n']} tokens": c["finish"] == "length" and n != c["n"],

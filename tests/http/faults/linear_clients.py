@@ -6,6 +6,8 @@ import random
 import socket
 import threading
 
+import linear_doubles
+from linear_check import FLEETS
 from linear_contents import N_ADAPTERS, N_CONTENTS, misnamed
 from linear_world import CALL_S
 
@@ -45,7 +47,7 @@ class Client(threading.Thread):
         self.world.history.end(call, *answer, **more)
 
     def new_label(self, form):
-        return form.format(next(self.world.history.labels))
+        return self.world.new_label(form)
 
 
 def clients_of(world):
@@ -68,9 +70,14 @@ def data_of(c, call):
     return c.world.contents.data(call["content"], call["partial"])
 
 
+def named(c, call):
+    """What it is: a vLLM has no word for partial, not even for one that is not."""
+    said = call["partial"] or c.world.mode != "passed"
+    return {"weight_version": call["label"], **({"partial": call["partial"]} if said else {})}
+
+
 def by_path(c, call):
-    return c.post("/v1/update_weights", {"path": c.world.contents.path(call["content"], call["partial"]),
-                                         "weight_version": call["label"], "partial": call["partial"]})
+    return c.post("/v1/update_weights", dict(c.world.body(call), **named(c, call)))
 
 
 def by_body(c, call):
@@ -79,8 +86,7 @@ def by_body(c, call):
 
 def by_session(c, call):
     """Started, sent, verified or not, and finished or aborted."""
-    status, said = c.post("/v1/update_weights/start",
-                          {"weight_version": call["label"], "partial": call["partial"], "lease_s": 5})
+    status, said = c.post("/v1/update_weights/start", dict(named(c, call), lease_s=5))
     if status != 200:
         call["never"] = True
         return status, said
@@ -101,7 +107,14 @@ def by_session(c, call):
 def send_within(c, call, mine):
     if c.world.takes_bodies:
         return c.post(f"/v1/update_weights?update_id={mine['update_id']}", data_of(c, call), kind=FILE)
-    return c.post("/v1/update_weights", dict(mine, path=c.world.contents.path(call["content"], call["partial"])))
+    return c.post("/v1/update_weights", dict(mine, **c.world.body(call)))
+
+
+def by_group(c, call):
+    """By a group of the trainer, which its engines join first."""
+    world_size = 1 + len(c.world.engines)
+    c.post("/v1/weight_transfer/init", {"transport": "nccl", "master_address": "10.0.0.1", "master_port": 29500, "world_size": world_size})
+    return c.post("/v1/update_weights", dict(linear_doubles.COLUMNS, transport="nccl", weight_version=call["label"]))
 
 
 def by_cut(c, call):
@@ -123,6 +136,8 @@ def by_mistake(c, call):
     call["never"] = True
     if c.world.takes_bodies:
         answer = c.post(query_of(call), misnamed(data_of(c, call), c.rand), kind=FILE)
+    elif c.world.mode == "passed":
+        answer = c.post("/v1/update_weights", dict(linear_doubles.WRONG, transport="nccl", weight_version=call["label"]))
     else:
         path = f"{c.world.contents.adapter_path(0)}/adapter_model.safetensors"
         answer = c.post("/v1/update_weights", {"path": path, "weight_version": call["label"]})
@@ -131,12 +146,16 @@ def by_mistake(c, call):
 
 
 WAYS = {"path": by_path, "body": by_body, "session": by_session, "verify": by_session, "abort": by_session,
-        "cut": by_cut, "wrong": by_mistake}
+        "cut": by_cut, "wrong": by_mistake, "group": by_group}
+
+
+def can(world, way):
+    return world.mode == "passed" if way == "group" else world.takes_bodies or way not in ("body", "cut")
 
 
 def trainer(c):
     k, partial = c.rand.randrange(N_CONTENTS), c.rand.random() < PARTIAL_SHARE
-    how = c.rand.choice([way for way in WAYS if c.world.takes_bodies or way not in ("body", "cut")])
+    how = c.rand.choice([way for way in WAYS if can(c.world, way)])
     call = c.begin("push", label=c.new_label("v{}-" + f"{'p' if partial else 'c'}{k}"), content=k, partial=partial, how=how)
     status, said = WAYS[how](c, call)
     c.end(call, (status, said), serial=said.get("serial") if status == 200 else None)
@@ -149,7 +168,7 @@ def trainer(c):
 
 def labeller(c):
     label, body = c.new_label("L{}"), {}
-    if c.rand.random() < 0.5 and c.world.mode != "fleet":
+    if c.rand.random() < 0.5 and c.world.mode not in FLEETS:
         at = (c.status()[1].get("weights") or {}).get("serial")
         body = {"if_serial": at} if at else {}
     call = c.begin("label", label=label, if_serial=body.get("if_serial"))
@@ -264,11 +283,15 @@ def generator(c):
     model = "ad" if c.world.mode == "single" and c.rand.random() < ADAPTER_SHARE else None
     body = {"token_ids": prompt, "on_update": mode, "stream": True, **({"model": model} if model else {}),
             "sampling_params": {"max_tokens": n, "temperature": 0, "ignore_eos": True, "logprobs": 1}}
+    path, headers, reply = "/v1/generate", {}, Reply(c.world.history.now)
+    if c.world.mode in linear_doubles.MODES:
+        path, body, headers = linear_doubles.request_of(prompt, n)
+        reply = linear_doubles.Reply(c.world.history.now, c.world.tags)
     quit_at = c.rand.randrange(1, 400) if c.rand.random() < HANGUP_SHARE else None
-    call, reply = c.begin("generate", prompt=prompt, on_update=mode, n=n, model=model), Reply(c.world.history.now)
+    call = c.begin("generate", prompt=prompt, on_update=mode, n=n, model=model)
     connection = http.client.HTTPConnection("127.0.0.1", c.world.port, timeout=CALL_S)
     try:
-        connection.request("POST", "/v1/generate", json.dumps(body), {"Content-Type": "application/json"})
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **headers})
         reply.read(connection.getresponse(), quit_at)
     except (OSError, http.client.HTTPException, ValueError) as e:
         reply.said = {"lost": repr(e)}

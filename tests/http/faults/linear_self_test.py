@@ -46,6 +46,11 @@ CASES = [  # (mode, rules that are broken, history)
     ("fleet", [7], [A, push("b", 3, 9, 3), reply(3.2, ("b", 1)), reply(4.5, ("a", 9))]),
     ("stage", [7], [A, push("b", 3, 9, 3), reply(3.2, ("b", 1)), reply(4.5, ("a", 9))]),
     ("stage", [11], [A, push("b", 3, 9, 3), reply(3.2, ("b", 1)), read("a", 2, 4.5)]),
+    ("passed", [11], [A, push("b", 3, 9), reply(3.2, ("b", None)), read("a", None, 4.5), read("a", 1, 4.6)]),
+    ("passed", [7], [A, push("b", 3, 9), reply(3.2, ("b", None)), reply(4.5, ("a", None))]),
+    ("passed", [3], [A, B, reply(3.2, ("b", None), ("a", None))]),
+    ("passed", [1], [A, reply(2.5, ("stale:a", None))]),
+    ("staged", [1], [A, reply(2.5, ("torn", None))]),
     ("single", [3], [A, push("b", 3, 4, 2)]),
     ("single", [3], [push("a", 1, 2, 3), push("b", 3, 4, 2)]),  # a later one has a smaller serial
     ("single", [3], [A, read("a", 3, 2.5)]),

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 
+import linear_doubles
 from linear_contents import Contents
 from soak_world import WAIT_S, Process, Trouble
 
@@ -74,6 +75,11 @@ class Server:
     def signal(self, number):
         self.process.process.send_signal(number)
 
+    def stop(self):
+        if self.process.process.poll() is None:
+            self.signal(signal.SIGCONT)
+            self.signal(signal.SIGTERM)
+
     def die(self, number):
         self.signal(number)
         self.process.process.wait(WAIT_S)
@@ -95,7 +101,8 @@ class World:
     def __init__(self, options):
         self.options, self.mode, self.stop = options, options.mode, threading.Event()
         self.contents, self.history, self.engines = Contents(options.model, options.work), History(), []
-        self.takes_bodies = self.mode != "fleet"  # one in front of batons passes paths on
+        self.tags = linear_doubles.Tags()
+        self.takes_bodies = self.mode not in ("fleet", "passed")  # which pass on what engines take
         own = ("--model", options.model, "--weights", self.contents.path(0), "--allow-path", options.work,
                "--engine-threads", 1)
         if self.mode == "single":
@@ -112,6 +119,9 @@ class World:
         return "--state-dir", f"{self.options.work}/state-{name}", "--snapshot", 1
 
     def _serve_engines(self, own):
+        if self.mode in linear_doubles.MODES:
+            self.engines = [linear_doubles.DoubleServer(self.options, f"engine{i}") for i in range(self.options.engines)]
+            return
         gpu = ("--device", "cuda:0", "--cuda-library", self.options.cuda)
         for name in (f"engine{i}" for i in range(self.options.engines)):
             more = gpu if self.mode == "stage" else self._state(name)
@@ -119,11 +129,25 @@ class World:
 
     def _serve_front(self):
         o = self.options
-        upstreams = [a for e in self.engines for a in ("--upstream", f"http://127.0.0.1:{e.port}")]
+        upstreams = [a for e in self.engines for a in ("--upstream", self.upstream(e))]
         staged = ("--stage", o.stage, "--cuda-library", o.cuda, "--manifest", self.contents.path(0), "--allow-path", o.work,
                   *self._state("front"))
         self.front = Server(o, "front", *self._common(), *upstreams, "--min-ready", o.min_ready, "--probe-interval", 100,
-                            "--probe-timeout", 1000, *(staged if self.mode == "stage" else ()), *o.serve_arg)
+                            "--probe-timeout", 1000, *(staged if self.mode in ("stage", "staged") else ()), *o.serve_arg)
+
+    def upstream(self, engine):
+        return f"http://127.0.0.1:{engine.port}" + (f",{self.options.engine}" if self.mode in linear_doubles.MODES else "")
+
+    def body(self, call):
+        """What a trainer sends in JSON"""
+        path = self.contents.path(call["content"], call["partial"])
+        return linear_doubles.body_of(self.options.engine, path) if self.mode == "passed" else {"path": path}
+
+    def new_label(self, form):
+        while True:
+            label = form.format(next(self.history.labels))
+            if self.tags.take(label):
+                return label
 
     def ask(self, method, path, body=None, **more):
         return ask(self.port, method, path, body, **more)
@@ -139,9 +163,7 @@ class World:
         """Ends all servers. What was wrong with how they ended."""
         servers = [self.front, *self.engines]
         for s in servers:
-            if s.process.process.poll() is None:
-                s.signal(signal.SIGCONT)
-                s.signal(signal.SIGTERM)
+            s.stop()
         return [wrong for wrong in [s.end() for s in servers] if wrong]
 
     # ---- what is done to them ----
@@ -151,6 +173,8 @@ class World:
         if self.stop.is_set():
             return
         server = c.rand.choice([self.front, *self.engines * 2])
+        if server is self.front and self.mode == "passed" and not linear_doubles.is_whole(self.ask):
+            return  # the next one would not know that others had more
         kinds = ["kill"] * 3 + ["term"]
         if server is not self.front:
             kinds += ["stop", "leave"] * 2
@@ -175,10 +199,9 @@ class World:
 
     def _leave(self, server, c, _):
         """Removed by a request, and added again."""
-        upstream = {"upstream": f"http://127.0.0.1:{server.port}"}
-        self.ask("POST", "/v1/upstreams/remove", upstream)
+        self.ask("POST", "/v1/upstreams/remove", {"upstream": f"http://127.0.0.1:{server.port}"})
         self.stop.wait(c.rand.random() * AWAY_S)
-        while self.ask("POST", "/v1/upstreams", upstream)[0] != 200 and not self.stop.is_set():
+        while self.ask("POST", "/v1/upstreams", {"upstream": self.upstream(server)})[0] != 200 and not self.stop.is_set():
             self.stop.wait(0.3)
 
 

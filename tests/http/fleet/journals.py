@@ -293,6 +293,9 @@ def lease_ends(f):
     mine = start(f, weight_version="a", lease_s=1)
     send(f, mine)
     f.until_seen("the lease ended", lambda: f.front.get("/v1/update_weights/" + mine["update_id"])["phase"] == "aborted")
+    if KIND == "baton":
+        for i in range(2):
+            f.got(i, "abort")
     f.wait(*["serving" if d.dialect == "baton" else "fenced" for d in f.doubles])
     heal(f)
 
