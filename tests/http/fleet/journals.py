@@ -704,18 +704,16 @@ def kinds_of(n):
 
 
 def played(play, more, n):
-    """The scenario as text."""
-    began = time.monotonic()
+    """(the scenario as text, did it end well?)"""
     options = ("--update-timeout", 30000, *more.pop("options", ()))
-    f = Journal(play.__name__, *kinds_of(n), stage=KIND.endswith("_staged"), options=options, **more)
+    began, f = time.monotonic(), Journal(play.__name__, *kinds_of(n), stage=KIND.endswith("_staged"), options=options, **more)
     try:
         with f:
             play(f)
-    except BaseException:
-        print(*f.lines, f"--- {play.__name__} failed here", sep="\n", flush=True)
-        raise
+    except Exception:  # pylint: disable=broad-except
+        return "\n".join([*f.lines, "  failed: " + traceback.format_exc()]), False
     print(f"  {play.__name__}: {time.monotonic() - began:.2f} s", file=sys.stderr, flush=True)
-    return "\n".join(f.lines) + "\n"
+    return "\n".join(f.lines) + "\n", True
 
 
 def main(arguments):
@@ -723,27 +721,20 @@ def main(arguments):
     write_file()
     os.makedirs(WORK + "/other", exist_ok=True)
     names = [a for a in arguments if not a.startswith("-")]
-    todo = [s for s in SCENARIOS if not names or s[0].__name__ in names]
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        jobs = [pool.submit(played, *s) for s in todo]
-    failed = [job.exception() for job in jobs if job.exception()]
-    for e in failed:
-        traceback.print_exception(e)
-    if failed:
-        return 1
-    found = [job.result() for job in jobs]
+        found = list(pool.map(lambda s: played(*s), [s for s in SCENARIOS if not names or s[0].__name__ in names]))
+    text, well = "\n".join(one for one, _ in found), all(good for _, good in found)
     if names:
-        print("\n".join(found))
-        return 0
-    text = "\n".join(found)
-    if "--write" in arguments:
+        print(text)
+        return int(not well)
+    if "--write" in arguments and well:
         with open(HERE, "w", encoding="utf-8") as out:
             out.write(text)
         return 0
     with open(HERE, encoding="utf-8") as file_:
         kept = file_.read()
     sys.stdout.writelines(difflib.unified_diff(kept.splitlines(True), text.splitlines(True), HERE, "now", n=12))
-    return int(kept != text)
+    return int(not well or kept != text)
 
 
 if __name__ == "__main__":
