@@ -5,7 +5,7 @@
 source "$(dirname "$0")/../lib/lib.sh"
 
 mkdir "$WORK/files"
-export JOURNALS_MODEL=$MODEL PYTHONPATH=$PYTHONPATH:$(realpath "$(dirname "$0")/../../fakes")
+export JOURNALS_MODEL=$MODEL
 JOURNALS_CUDA=$(realpath "$5") JOURNALS_FOREIGN=$(realpath "$6") FAKECUDA_DEVICES=2 \
   "$PYTHON" -B "$(dirname "$0")/journals.py" "$BATON" "$(realpath "$4")" "$WORK/log" "$3" "$WORK/files" none "${@:7}" ||
   fail "other requests than those of journals/$7.txt: see above; if they are meant, journals.sh … $7 --write"
