@@ -12,7 +12,7 @@ their calls is then checked:
    8  no token comes within a pause
    9  clients and servers end well, and answers say what they are
   10  a name that was refused is never seen
-  11  with --stage, or in front of doubles: /v1/status names no older version than one that was seen before it was asked for
+  11  fleets: /v1/status names no older version than one that was seen before it was asked for
 
 Engines may be doubles of vLLM or SGLang (modes passed and staged), whose tokens show what made them: rule 1 finds stale
 caches and torn weights, rule 5 tokens of another prompt, or of more versions than were named. Rule 11, and rule 7 in front

@@ -8,8 +8,8 @@ LEASE_S = 4  # of a pause
 FLEETS, STAGES = ("fleet", "passed"), ("stage", "staged")  # in front of engines: without and with --stage
 # docs/guarantees.md, "Known limits of a fleet".
 BATONS = "the batons of a fleet switch one by one: a new request may still get the old version"
-LAGS = "/v1/status of a server with --stage, or in front of vLLM or SGLang, lags behind the tokens of its upstreams"
-KNOWN = {("fleet", 7): BATONS, ("stage", 7): BATONS, **{(mode, 11): LAGS for mode in ("stage", "staged", "passed")}}
+LAGS = "/v1/status lags behind the tokens of its upstreams"
+KNOWN = {("fleet", 7): BATONS, ("stage", 7): BATONS, **{(mode, 11): LAGS for mode in (*FLEETS, *STAGES)}}
 
 LOST_S = 10  # an update whose front was killed is ended by another
 
@@ -167,12 +167,12 @@ class Check:
                                      f"seen at {before.at:.3f}", s.call, before.call, push)
 
     def _rule_of(self, seen, before):
-        """Known are only new requests, while the update that made the later version has not ended: none is known of
+        """Known is only what was asked while the update that made the later version has not ended: none is known of
         one that was never answered LOST_S after it was seen."""
-        if (self.mode, 11) in KNOWN and seen.kind == "read":
-            return 11
         ended = is_done(self.pushes[before.label])  # and not before this was asked, by rule 2
-        return 7 if seen.kind == "token" and (ended or seen.asked < before.at + LOST_S) else 2
+        if not ended and seen.asked >= before.at + LOST_S:
+            return 2
+        return {"token": 7, "read": 11}[seen.kind]
 
     def labels_never_go_back(self):
         """Names of one serial."""

@@ -46,6 +46,8 @@ CASES = [  # (mode, rules that are broken, history)
     ("fleet", [7], [A, push("b", 3, 9, 3), reply(3.2, ("b", 1)), reply(4.5, ("a", 9))]),
     ("stage", [7], [A, push("b", 3, 9, 3), reply(3.2, ("b", 1)), reply(4.5, ("a", 9))]),
     ("stage", [11], [A, push("b", 3, 9, 3), reply(3.2, ("b", 1)), read("a", 2, 4.5)]),
+    ("fleet", [11], [A, push("b", 3, 9, 3), reply(3.2, ("b", 1)), read("a", 2, 4.5)]),
+    ("staged", [2], [A, push("b", 3, None, None, None), reply(3.2, ("b", None)), read("a", 2, 14)]),
     ("passed", [11], [A, push("b", 3, 9), reply(3.2, ("b", None)), read("a", None, 4.5), read("a", 1, 4.6)]),
     ("passed", [7], [A, push("b", 3, 9), reply(3.2, ("b", None)), reply(4.5, ("a", None))]),
     ("passed", [3], [A, B, reply(3.2, ("b", None), ("a", None))]),
