@@ -1,6 +1,7 @@
 """The requests that upstreams get in each scenario are those of journals/KIND.txt.
 
-Usage: journals.py as journals.sh calls it, then KIND [--write] [scenario...]; --write renews the file.
+Usage: journals.py as journals.sh calls it, then KIND [--write] [scenario...]; --write renews the file, and scenarios that
+are named are only shown.
 """
 
 import concurrent.futures
