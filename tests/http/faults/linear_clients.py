@@ -112,8 +112,8 @@ def send_within(c, call, mine):
 
 def by_group(c, call):
     """By a group of the trainer, which its engines join first."""
-    world_size = 1 + len(c.world.engines)
-    c.post("/v1/weight_transfer/init", {"transport": "nccl", "master_address": "10.0.0.1", "master_port": 29500, "world_size": world_size})
+    c.post("/v1/weight_transfer/init", {"transport": "nccl", "master_address": "10.0.0.1", "master_port": 29500,
+                                        "world_size": 1 + len(c.world.engines)})
     return c.post("/v1/update_weights", dict(linear_doubles.COLUMNS, transport="nccl", weight_version=call["label"]))
 
 

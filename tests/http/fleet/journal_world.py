@@ -178,7 +178,8 @@ class Journal(Fleet):
 
     def written(self, i, r):
         query = f"?{r['query']}" if r["query"] else ""
-        outcome = "" if (r["status"], r["end"]) == (200, "answered") else f" -> {r['status'] if r['end'] == 'answered' else r['end']}"
+        end = r["status"] if r["end"] == "answered" else r["end"]
+        outcome = "" if end == 200 else f" -> {end}"
         method = "" if r["method"] == "POST" else f"{r['method']} "
         return self.names[i].of(method + r["path"] + query) + self.names[i].body(r["body"]) + outcome
 
@@ -187,8 +188,8 @@ class Journal(Fleet):
         found, out = self.front.upstreams(), []
         for url, d in zip(self.urls(), self.doubles):
             u, state = found.get(url), d.state()
-            flags = [state["version"] or "-", *[f"pause {state['pause']}"] * (state["pause"] is not None), *["torn"] * state["torn"],
-                     *["asleep"] * state["weights_asleep"], *["without KV"] * state["kv_released"],
+            flags = [state["version"] or "-", *[f"pause {state['pause']}"] * (state["pause"] is not None),
+                     *["torn"] * state["torn"], *["asleep"] * state["weights_asleep"], *["without KV"] * state["kv_released"],
                      *[f"update {state['update']}"] * (state["update"] == "open"), *["in a group"] * (state["group"] is not None),
                      *(f"{name}={path}" for name, path in sorted(state["adapters"].items()))]
             error = f" ({u['error']['code']})" if u is not None and u["error"] else ""
@@ -275,7 +276,9 @@ class Journal(Fleet):
         self.got(i, *RESETS[self.doubles[i].dialect])
 
     def until_seen(self, what, condition):
-        until(lambda: f"{self.name}: {what}: {self.states()} {[u['error'] for u in self.front.upstreams().values()]}", condition, WAIT_S)
+        def told():
+            return f"{self.name}: {what}: {self.states()} {[u['error'] for u in self.front.upstreams().values()]}"
+        until(told, condition, WAIT_S)
 
     def wait(self, *states):
         self.until_seen(states, lambda: self.states() == list(states))
