@@ -122,6 +122,13 @@ extern const size_t n_routes;
 const struct route *route_find(const char *path, enum http_request_method method, unsigned dialects,
                                size_t *arg, struct err *e);
 
+/* route_converts - are float tensors of another dtype than the model's converted unasked? The
+ * servers that dialects belong to do so, and their clients cannot ask for it. */
+static inline bool route_converts(const struct route *r)
+{
+    return r->dialect != DIALECT_NATIVE;
+}
+
 /* route_add_allow - add the Allow header to a reply, if `e` is route_find's ERR_BAD_METHOD.
  * Other errors add nothing. */
 void route_add_allow(struct http_reply *out, const struct http_request *x, unsigned dialects,

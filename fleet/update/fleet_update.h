@@ -21,8 +21,9 @@ struct fleet_update_request {
     const json_t *start;    /* of our own start, without its label */
     const char *selector;   /* static, or NULL */
     bool auto_commit, anonymous, partial, sharded;
-    bool repair; /* only `upstream` takes part, which is out of rotation because of its weights; it
-                    gets the fleet's version, and the others go on */
+    bool convert; /* tell engines that convert only if asked to */
+    bool repair;  /* only `upstream` takes part, which is out of rotation because of its weights; it
+                     gets the fleet's version, and the others go on */
     size_t upstream;      /* of a repair */
     const bool *given_up; /* of a repair, atomic, borrowed until it has ended: once it is true, no
                              reply is waited for; NULL: never */

@@ -138,7 +138,7 @@ static int start_parts(struct fleet_control *fc, struct fleet_session *s,
         batch_add(s->parts[i].two_phase ? &b : &others, s, i,
                   s->parts[i].two_phase ? body : req->start);
     fleet_recover(fc, s);
-    if (body == NULL ||
+    if (body == NULL || (req->convert && json_object_set_new(body, "convert", json_true()) != 0) ||
         json_object_set_new(body, "lease_s", json_integer(baton_lease_s(fc, req->lease_s))) != 0)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory to start an update");
     else if (fleet_validate(fc, API_START_UPDATE, others.targets, others.n, e) == 0 &&

@@ -94,8 +94,10 @@ static int refuse_start(struct app *app, struct http_request *x, struct fleet_re
 int handle_fleet_update_start(struct app *app, struct http_request *x, struct err *e)
 {
     const struct route *route = x->route;
-    struct fleet_update_request req = {
-        .x = x, .actor = x->actor, .anonymous = route->session != SESSION_NAMED};
+    struct fleet_update_request req = {.x = x,
+                                       .actor = x->actor,
+                                       .anonymous = route->session != SESSION_NAMED,
+                                       .convert = route_converts(route)};
     struct fleet_results replies = {0};
     struct fleet_session *s;
     json_t *body;
@@ -123,7 +125,7 @@ struct update_request {
     const char *selector;                     /* static, or NULL */
     const char *source;                       /* static, for the log */
     const struct actor *actor;                /* borrowed from the request */
-    bool chunk_named, abort_requests, by_group;
+    bool chunk_named, abort_requests, by_group, convert;
 };
 
 static int refuse_start_members(const json_t *body, struct err *e)
@@ -188,6 +190,7 @@ static int update_parse(struct update_request *w, const struct http_request *x, 
     if (w->chunk_id == NULL && x->request_id_given && w->update_id != NULL)
         w->chunk_id = x->actor.request_id;
     w->by_group = body_given(body, "transport") != NULL;
+    w->convert = route_converts(route);
     return 0;
 }
 
@@ -271,6 +274,7 @@ static int one_shot_run(struct app *app, const struct update_request *w, const j
         return -1;
     req.label = w->label != NULL ? w->label : "";
     req.actor = *w->actor;
+    req.convert = w->convert;
     req.lease_s = UPDATE_ANONYMOUS_LEASE_S;
     if (fleet_start_update(app->fleet->control, &req, &s, replies, e) != 0)
         return -1;
@@ -367,6 +371,7 @@ static int start_auto_commit(struct app *app, const struct update_request *w,
                                        .actor = *w->actor,
                                        .start = start,
                                        .auto_commit = true,
+                                       .convert = w->convert,
                                        .lease_s = UPDATE_ANONYMOUS_LEASE_S};
     int rc = start != NULL ? fleet_start_update(app->fleet->control, &req, out, &replies, e)
                            : fleet_update_no_memory(e);

@@ -2,6 +2,7 @@
 #include "handlers/update/update_params.h"
 
 #include "handlers/body.h"
+#include "handlers/route.h"
 #include "handlers/update_members.h"
 
 #include <stdio.h>
@@ -46,7 +47,7 @@ void update_params_apply(struct update_chunk *c, const struct update_params *w,
     if (w->label != NULL)
         (void)snprintf(c->label, sizeof c->label, "%s", w->label);
     c->partial = w->partial;
-    c->convert = w->convert;
+    c->convert = w->convert || route_converts(x->route);
     c->sharded = w->sharded;
     c->has_trainer_rank = w->trainer_rank_given;
     c->trainer_rank = (uint32_t)w->trainer_rank;

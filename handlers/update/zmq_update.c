@@ -349,7 +349,7 @@ static int run_step(struct zmq_update *p, struct err *e)
 
 static int start_update(struct zmq_update *p, struct err *e)
 {
-    struct update_start req = {.lease_s = UPDATE_LEASE_S_DEFAULT};
+    struct update_start req = {.convert = true, .lease_s = UPDATE_LEASE_S_DEFAULT};
     const struct settings *s = &p->app->settings;
     struct update_info info;
 

@@ -330,7 +330,7 @@ def wrong_lists(world, server):
         ("twice", [at(large, 0), at(large, half)], 400, ["large"]),
         ("unknown name", [at(large, 0, name="nobody")], 422, ["nobody"]),
         ("shape", [{**at(large, 0), "shape": (500, 400)}], 422, ["large"]),
-        ("dtype", [{**one[0], "dtype": entry("", [], "float16", 0)["dtype"]}], 422, ["large"]),
+        ("dtype", [{**one[0], "dtype": entry("", [], "int8", 0)["dtype"]}], 422, ["large"]),
         ("no dtype", [{**one[0], "dtype": "bfloat16"}], 400, ["dtype"]),
         ("no offset", [{k: v for k, v in one[0].items() if k != "offset"}], 400, ["no 'offset'"]),
         ("member", [{**one[0], "scale": 1}], 400, ["'scale'"]),

@@ -266,7 +266,7 @@ def groups(world, server):
                                        "weight_version": "pp_1"})
         trainer.result()
         world.serves(server, "step-00000", "pp_1")
-        said = server.post(400, DISTRIBUTED, {**few, "group_name": "pp_1", "dtypes": ["float32"]})
+        said = server.post(400, DISTRIBUTED, {**few, "group_name": "pp_1", "dtypes": ["int8"]})
         said = server.post(400, DISTRIBUTED, {**few, "group_name": "pp_1"})
         must("join a new group" in said["message"], f"{said}")
         for _ in range(2):

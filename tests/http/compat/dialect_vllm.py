@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import shutil
+import struct
 import sys
 
 sys.dont_write_bytecode = True
@@ -258,6 +259,24 @@ def aborted(world):
         server.post(200, "/resume", {})
 
 
+def as_float32(world):
+    """As trainers hold their weights; vLLM converts what it loads, and its clients cannot ask for that."""
+    made = Checkpoint(world.model, STEPS[1])
+    wide = [Spec(s.name, "F32", s.shape) for s in made.specs]
+    words = {s.name: struct.unpack(f"<{s.numel}H", made.data[s.name]) for s in made.specs}
+    sent = [struct.pack(f"<{len(w)}I", *(x << 16 | 1 for x in w)) for w in words.values()]
+    with serve(world) as server, world.nccl_trainer() as trainer:
+        invite(server, trainer)
+        server.post(200, "/start_weight_update", {})
+        trainer.begin("send", sent)
+        server.post(200, "/update_weights", {"update_info": wire(wide)})
+        trainer.result()
+        server.post(200, "/finish_weight_update", {})
+        for s in made.specs:
+            found = server.ask("GET", f"/v1/weights/{s.name}")
+            must(found.raw == made.data[s.name], f"{s.name} is not what was sent, rounded")
+
+
 REFUSED = {
     "another backend": {"num_updates_list": [1], "names": ["a"]},
     "unequal columns": {"names": ["a", "b"], "dtype_names": ["bfloat16"], "shapes": [[1]]},
@@ -448,7 +467,7 @@ def main():
             if name.startswith("vllm-"):
                 session(world, values, name,
                         *OPTIONS.get(name, ()))
-        for step in (refused_in_its_broadcast, refused_late, renamed_while_it_runs, aborted, remade, flags,
+        for step in (as_float32, refused_in_its_broadcast, refused_late, renamed_while_it_runs, aborted, remade, flags,
                      sums_of_gpus):
             step(world)
     finally:

@@ -658,6 +658,8 @@ def as_vllm(f):
     refused(f, 409, "POST", "/finish_weight_update", {})
     f.front.post("/pause?mode=keep")
     f.front.post("/start_weight_update", {"is_checkpoint_format": True})
+    starts = [json.loads(d.journal("start")[-1]["body"]) for d in f.doubles if d.dialect == "baton"]
+    assert all(body["convert"] for body in starts), starts
     f.front.post("/update_weights", {"update_info": VLLM_INFO})
     label = next(LABELS)
     assert f.front.post("/finish_weight_update", {"weight_version": label})["message"]
