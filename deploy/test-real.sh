@@ -132,7 +132,8 @@ for peer in "${peers[@]}"; do
 done
 if [[ -z $only_install && -z ${BATON:-} ]]; then
   cmake --preset release -DBATON_TESTS=ON >/dev/null
-  cmake --build --preset release -- baton fakecuda fakecuda_foreign fake_engine render_chat | tail -n 1
+  cmake --build --preset release -- baton fakecuda fakecuda_foreign fakenccl fakenccl_foreign \
+    fake_engine render_chat | tail -n 1
   BATON=build/release/baton
 fi
 

@@ -8,14 +8,17 @@ import os
 import sys
 
 _TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PEERS = os.path.join(_TESTS, "real")
 _CONTEXT = multiprocessing.get_context("forkserver")
 _started = []  # anything, once it runs
 
 
 def _modules():
-    """Those of the tests that are loaded; a forked process finds them there."""
-    return [name for name, module in sys.modules.items() if not name.startswith("__m") and
-            (getattr(module, "__file__", None) or "").startswith(_TESTS)]
+    """Those of the tests that are loaded, but what imports a real peer, which takes long; a forked
+    process finds them there."""
+    files = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
+    return [name for name, file in files.items() if not name.startswith("__m") and
+            file.startswith(_TESTS) and not file.startswith(_PEERS)]
 
 
 def context():

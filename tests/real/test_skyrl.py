@@ -1,5 +1,4 @@
-"""SkyRL's RemoteInferenceClient, unmodified, from a checkout in SKYRL_SRC, against baton: each of
-its calls but those that send by NCCL or CUDA IPC, which need a GPU.
+"""SkyRL's RemoteInferenceClient and its senders, unmodified, from a checkout in SKYRL_SRC, against baton.
 Usage: test_skyrl.py --baton PROGRAM [--record DIR]"""
 
 import asyncio
@@ -10,8 +9,9 @@ import sys
 import real_world
 from real_world import CHAT, MODEL, SAYS, world
 
-sys.path.insert(0, os.environ["SKYRL_SRC"])
+sys.path[:0] = [os.environ["SKYRL_SRC"], os.path.join(os.environ["SKYRL_SRC"], "skyrl-gym")]
 
+import skyrl_senders  # noqa: E402
 from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import (  # noqa: E402
     RemoteInferenceClient,
 )
@@ -149,6 +149,7 @@ def main():
     experts, cases = real_world.with_experts(args)
     with experts as server, checks.section("SkyRL, routed experts"):
         asyncio.run(routed(checks, server.url, cases))
+    skyrl_senders.senders(args, checks, sys.modules[__name__])
     return checks.done()
 
 

@@ -1,7 +1,7 @@
 """TRL's VLLMClient, unmodified, against baton; against baton in front of two batons; and in front of
 a real vLLM, and of two that are updated meanwhile, if VLLM_ENV names their environment or --only asks
-for it. Its weight updates need a GPU: those are what tests/gpu/test_vllm_real.py makes.
-Usage: test_trl.py --baton PROGRAM [--only alone,batons,vllm,labelled] [--record DIR]"""
+for it; and TRL's trainers, with stand-ins for a GPU (trl_trainers).
+Usage: test_trl.py --baton PROGRAM [--only alone,batons,grpo,async,vllm,labelled] [--record DIR]"""
 
 import contextlib
 import os
@@ -14,6 +14,7 @@ import types
 import file_trainer
 import real_world
 import test_vllm
+import trl_trainers
 import vllm_engines
 import vllm_versions
 from real_world import CHAT, MODEL, ask, world
@@ -180,13 +181,14 @@ def labelled(args, checks):
 def main():
     args = real_world.options()
     checks = world.Checks()
-    of_vllm = ["vllm", "labelled"] * bool(VLLM_ENV)
-    wanted = args.only.split(",") if args.only else ["alone", "batons", *of_vllm]
-    for part in (alone, batons, vllm, labelled):
-        if part.__name__ not in wanted:
-            checks.skip(part.__name__, "not asked for: --only, or VLLM_ENV for vllm and labelled")
+    of_vllm = {"vllm": vllm, "labelled": labelled}
+    ours = {"alone": alone, "batons": batons, "grpo": trl_trainers.grpo, "async": trl_trainers.async_grpo}
+    wanted = args.only.split(",") if args.only else [*ours, *(of_vllm if VLLM_ENV else ())]
+    for name, part in {**ours, **of_vllm}.items():
+        if name not in wanted:
+            checks.skip(name, "not asked for: --only, or VLLM_ENV for vllm and labelled")
             continue
-        with checks.section(part.__name__):
+        with checks.section(name):
             part(args, checks)
     return checks.done()
 

@@ -12,7 +12,6 @@ import os
 import pathlib
 import sys
 import types
-import unittest.mock
 
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # as its workers read pickled handles
 
@@ -20,17 +19,17 @@ import real_world
 import requests
 import torch
 from real_world import ask, world
-from vllm.distributed.weight_transfer import ipc_engine, nccl_common, nccl_engine, packed_tensor
+from vllm.distributed.weight_transfer import ipc_engine, nccl_common, nccl_engine
 from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
 
-TESTS = real_world.ROOT / "tests"
-sys.path[:0] = [str(TESTS / "http" / "lib"), str(TESTS / "fakes"), str(real_world.ROOT / "client")]
+import fake_gpu  # noqa: E402
+from fake_gpu import is_served  # noqa: E402
+
+sys.path.insert(0, str(real_world.ROOT / "client"))
 import baton  # noqa: E402
 from fake_engine_world import Double  # noqa: E402
-from ipc_world import Server  # noqa: E402
 from nccl_trainer import TrainerError  # noqa: E402
-from transfer_world import Ended, Groups  # noqa: E402
 
 TENSORS = {"names": ["a", "b"], "dtype_names": ["bfloat16"] * 2, "shapes": [[1], [2, 3]]}
 BUFFERS = {"packed": True, "packed_buffer_size_bytes": 4096, "packed_num_buffers": 3}
@@ -105,24 +104,6 @@ def by_handles(checks, client, double):
 # --- the trainer
 
 
-class Stream:
-    """Of a GPU, on which all has been done."""
-
-    def synchronize(self):
-        pass
-
-    wait_event = wait_stream = synchronize
-
-
-def without_gpu():
-    torch.cuda.current_stream = torch.accelerator.current_stream = lambda *_: Stream()
-    torch.cuda.stream = contextlib.nullcontext
-    torch.accelerator.current_device_index = lambda: 0
-    torch.Tensor.record_stream = lambda *_: None
-    torch.Event = lambda: types.SimpleNamespace(record=lambda _: None)
-    packed_tensor._get_streams = lambda _, n: (Stream(),) * n
-
-
 class Endpoint:
     """Of the trainer; and of the worker, if it has what a trainer sent."""
 
@@ -136,17 +117,6 @@ class Endpoint:
             tensor.copy_(self.sent.pop(0))
         else:
             self.sent.append(tensor.clone())
-
-
-class FakeRank:
-    """Of the trainer: rank 0 of a group of libfakenccl. It looks at what NCCL reports of its peers,
-    as process groups of torch do, and as vLLM's PyNcclCommunicator does not."""
-
-    def __init__(self, rank0):
-        self.rank0 = rank0
-
-    def broadcast(self, tensor, src, stream=None):
-        self.rank0.ask("send_watched", [tensor.view(torch.uint8).numpy().tobytes()])
 
 
 class Source(WeightSource):
@@ -170,11 +140,14 @@ class Client(HTTPVLLMWeightSyncClient):
 
     def __init__(self, url):
         super().__init__(url, timeout=real_world.WAIT_S)
-        self.infos = []
+        self.infos, self.n_answered = [], 0
 
     def update_weights(self, info):
         self.infos.append(info)
-        super().update_weights(info)
+        try:
+            super().update_weights(info)
+        finally:
+            self.n_answered += 1
 
 
 class Trainer(nccl_engine.NCCLTrainerWeightTransferEngine):
@@ -208,50 +181,16 @@ def checkpoint(step):
     }
 
 
-def fakes(args):
-    built = pathlib.Path(args.baton).resolve().parent / "tests" / "fakes"
-    cuda, nccl = built / "libcuda", built / "libnccl"
-    made = ("libfakecuda.so", "libfakenccl.so", "libfakecuda_foreign.so", "libfakenccl_foreign.so")
-    paths = [str((cuda if "cuda" in name else nccl) / name) for name in made]
-    return Groups(args.baton, str(world.MODEL), str(real_world.ROOT / "client"), *paths, 1)
-
-
-@contextlib.contextmanager
-def engine_of(groups, **environment):
-    report = os.path.join(groups.folder, f"nccl-{groups.n_reports}")
-    groups.n_reports += 1
-    server = Server(
-        groups, "--model", groups.model, "--weights",
-        f"{groups.model}/checkpoints/{STEPS[-1]}.safetensors", "--weight-version", STEPS[-1],
-        "--device", "cuda:0", "--nccl-library", groups.nccl, FAKENCCL_REPORT=report, **environment,
-    )
-    with Ended(server, report) as started:
-        yield started, f"http://127.0.0.1:{started.port}"
-
-
-def a_rank(groups, **environment):
-    """Rank 0, a process, which must not import this file, and vLLM with it."""
-    with unittest.mock.patch.dict(sys.modules, __main__=types.ModuleType("__main__")):
-        return groups.nccl_trainer(**environment)
-
-
 def opened(groups, url, source, packed, stack, **environment):
-    rank0 = stack.enter_context(a_rank(groups, **environment))
-    port = rank0.ask("open_store")
-
-    def endpoint(init_info):
-        rank0.ask("stateless", init_info.world_size)
-        return FakeRank(rank0)
-
-    return a_trainer(url, source, packed, endpoint, port)
+    port, endpoint = fake_gpu.endpoint_of(groups, stack, **environment)
+    joins = lambda init_info: endpoint(init_info.world_size)  # noqa: E731
+    return a_trainer(url, source, packed, joins, port)
 
 
-def is_served(server, tensors):
-    for name, tensor in tensors.items():
-        found = server.ask("GET", f"/v1/weights/{name}").raw
-        if found != tensor.view(torch.uint8).numpy().tobytes():
-            return name
-    return None
+def engine_of(groups, **environment):
+    first = f"{groups.model}/checkpoints/{STEPS[-1]}.safetensors"
+    options = ("--model", groups.model, "--weights", first, "--weight-version", STEPS[-1])
+    return fake_gpu.engine_of(groups, *options, **environment)
 
 
 def rounds(checks, groups, packed):
@@ -287,7 +226,7 @@ def refused_of_engine(checks, groups, packed):
 
 
 def trained(args, checks):
-    groups = fakes(args)
+    groups = fake_gpu.fakes(args)
     for packed in (False, True):
         rounds(checks, groups, packed)
         refused_of_engine(checks, groups, packed)
@@ -362,6 +301,7 @@ def by_refused_trainer(checks, url, double):
     trainer.model_update_group.remote_error = True
     e = failed(trainer.send_weights, Exception)
     checks.that(e is not None, "so is each one after it, without waiting", e)
+    world.until(lambda: trainer.client.n_answered == 3, "the request that its trainer left behind")
     trainer = a_trainer(url, Source([small(2)]), False, lambda _: Endpoint())
     trainer.send_weights()
     checks.same(sent(double, "update", "update_info"), TENSORS, "a new trainer sends its lists")
@@ -384,7 +324,7 @@ def to_vllm(args, checks):
 def main():
     args = real_world.options()
     checks = world.Checks()
-    without_gpu()
+    fake_gpu.without_gpu()
     for part in (to_baton, trained, to_vllm):
         with checks.section(part.__name__):
             part(args, checks)
