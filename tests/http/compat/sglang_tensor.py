@@ -213,8 +213,9 @@ def refused(world, server):
         s = world.specs[-1]
         turned = Spec(s.name, s.dtype, [*s.shape, 1])
         refuse(server, [flattened(t, p, 0, [turned], data)], s.name, what="another shape")
-        other = Spec(s.name, "F16" if s.dtype == "BF16" else "BF16", s.shape)
-        refuse(server, [flattened(t, p, 0, [other], data)], s.name, what="another dtype")
+        other = Spec(s.name, "I8", s.shape)  # floats are converted, as SGLang does
+        refuse(server, [flattened(t, p, 0, [other], {s.name: data[s.name][:other.nbytes]})], s.name,
+               what="another dtype")
         index = Pickles(rebuild=None)
         refuse(server, [flattened(t, index, 0, world.specs, data)] * 2,
                "by the sender's index", what="two strings by index")

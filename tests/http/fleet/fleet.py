@@ -282,7 +282,7 @@ def data(w, d, fault):
     """One that takes everything and answers nothing is found by what it is asked about itself."""
     stray = w.order(d, "*" if fault == "hang" else "chat", fault)()
     if fault in GONE + ("hang", "wrong_version"):
-        w.wait_for(d, "down", "unsynced")
+        w.wait_for(d, "down", "unsynced", "fenced")  # fenced: the new process was asked for the canary of the old one
     return stray, Said(None, 200, {})
 
 
