@@ -25,7 +25,9 @@ class Fenced(Fleet):
         self.clean()
         if WHICH == "baton":
             self.doubles[0].order("finish", "status", status=500)
-        else:
+        else:  # the canary of the update before takes none of them
+            until("nothing is left to prove", lambda: all((u["proof"] or {"state": "proven"})["state"] == "proven"
+                                                          for u in self.front.upstreams().values()))
             answers(self.doubles[0], WRONG, times=2)
         update(self)
         self.wait("fenced", "serving", "serving")
