@@ -137,7 +137,7 @@ void fleet_change_end(struct fleet *f, struct fleet_change *c)
 
     fleet_decide_version_locked(f);
     for (size_t i = 0; i < f->n; i++)
-        fleet_tell_whys_locked(f, &f->upstreams[i]);
+        fleet_describe_whys_locked(f, &f->upstreams[i]);
     rotation_snapshot(f, c->n, c->after);
     any = fleet_any_serving_locked(f);
     mtx_unlock(&f->lock);

@@ -119,8 +119,8 @@ void fleet_set_why(struct upstream *u, enum upstream_why which, const struct err
         fleet_set_why((u), (which), &why_);                                                        \
     } while (0)
 
-/* fleet_tell_whys_locked - make the texts agree with the reasons. */
-void fleet_tell_whys_locked(const struct fleet *f, struct upstream *u);
+/* fleet_describe_whys_locked - make the texts agree with the reasons. */
+void fleet_describe_whys_locked(const struct fleet *f, struct upstream *u);
 
 /* fleet_error_of - the gravest of fleet_errors; clean: nothing is wrong.
  * fleet_key_error_of - of one that rejects our key */

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-static void tell_pause(const struct fleet *f, const struct upstream *u, struct err *out)
+static void describe_pause(const struct fleet *f, const struct upstream *u, struct err *out)
 {
     (void)f;
     if (fleet_is_alive(u))
@@ -16,7 +16,7 @@ static void tell_pause(const struct fleet *f, const struct upstream *u, struct e
                       "again when they resume");
 }
 
-static void tell_adapters(const struct fleet *f, const struct upstream *u, struct err *out)
+static void describe_adapters(const struct fleet *f, const struct upstream *u, struct err *out)
 {
     (void)f;
     if (!fleet_is_alive(u))
@@ -29,7 +29,7 @@ static void tell_adapters(const struct fleet *f, const struct upstream *u, struc
 }
 
 /* The error has the code of the engine's own reason. */
-static void tell_not_ready(const struct fleet *f, const struct upstream *u, struct err *out)
+static void describe_not_ready(const struct fleet *f, const struct upstream *u, struct err *out)
 {
     bool held = u->report.not_ready[0] == '\0';
     const char *reason = held ? u->report.held : u->report.not_ready;
@@ -44,18 +44,18 @@ static void tell_not_ready(const struct fleet *f, const struct upstream *u, stru
                       reason);
 }
 
-/* @tell  makes the text from what is known now; NULL: fleet_set_why sets it, and it is kept */
+/* @describe  makes the text from what is known now; NULL: fleet_set_why sets it, and it is kept */
 static const struct {
     unsigned any; /* reasons of fleet_out_reasons */
-    void (*tell)(const struct fleet *f, const struct upstream *u, struct err *out);
+    void (*describe)(const struct fleet *f, const struct upstream *u, struct err *out);
 } whys[UPSTREAM_WHYS] = {
     [WHY_FENCED] = {OUT_FENCES, NULL},
     [WHY_KEY_PROBE] = {OUT_AUTH_PROBE, NULL},
     [WHY_KEY_REQUEST] = {OUT_AUTH_REQUEST, NULL},
     [WHY_WEIGHTS] = {OUT_OTHER_WEIGHTS, NULL},
-    [WHY_PAUSE] = {OUT_PAUSE_MISSED, tell_pause},
-    [WHY_ADAPTERS] = {OUT_ADAPTERS, tell_adapters},
-    [WHY_NOT_READY] = {OUT_NOT_READY, tell_not_ready},
+    [WHY_PAUSE] = {OUT_PAUSE_MISSED, describe_pause},
+    [WHY_ADAPTERS] = {OUT_ADAPTERS, describe_adapters},
+    [WHY_NOT_READY] = {OUT_NOT_READY, describe_not_ready},
 };
 
 void fleet_set_why(struct upstream *u, enum upstream_why which, const struct err *why)
@@ -68,7 +68,7 @@ void fleet_set_why(struct upstream *u, enum upstream_why which, const struct err
 }
 
 /* Called for each engine at each change of the table: one without a reason costs nothing. */
-void fleet_tell_whys_locked(const struct fleet *f, struct upstream *u)
+void fleet_describe_whys_locked(const struct fleet *f, struct upstream *u)
 {
     unsigned out = fleet_out_reasons(u);
 
@@ -78,9 +78,9 @@ void fleet_tell_whys_locked(const struct fleet *f, struct upstream *u)
         if ((out & whys[i].any) == 0) {
             if (u->why[i].wall_s != 0)
                 u->why[i] = (struct upstream_error){0};
-        } else if (whys[i].tell != NULL) {
+        } else if (whys[i].describe != NULL) {
             err_clear(&why);
-            whys[i].tell(f, u, &why);
+            whys[i].describe(f, u, &why);
             fleet_set_why(u, (enum upstream_why)i, &why);
         }
     }

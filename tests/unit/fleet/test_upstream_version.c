@@ -409,6 +409,32 @@ static void test_engine_that_rejects_our_key_gets_no_requests(void **cmocka_stat
     fleet_free(f);
 }
 
+/* What is said is what matters there: to a client that no engine serves, the key that all of them
+ * refuse; of a request that is cut, what made its engine unreliable. */
+static void test_the_reason_that_matters(void **state)
+{
+    struct err torn = {.code = ERR_UPSTREAM, .msg = "it took half of an update"}, e = {0};
+    struct fleet *f = fleet_of(1);
+    struct requester a;
+
+    (void)state;
+    report_ok(f, 0, "p0", "v1");
+    (void)fleet_commit_version(f, "v2", 0, (const bool[FLEET_MAX]){true}, NULL);
+    reject_key(f, 0, FLEET_AUTH_REQUEST);
+    report_ok(f, 0, "p1", "v1"); /* another process */
+    fleet_why_unreliable(f, 0, &e);
+    assert_non_null(strstr(e.msg, "it was restarted"));
+    fleet_fence(f, 0, &torn);
+    fleet_why_unreliable(f, 0, &e);
+    assert_string_equal(e.msg, torn.msg);
+    err_clear(&e);
+    make_requester(&a, "");
+    assert_int_equal(fleet_permit_acquire(f, &a.ticket, &e), -1);
+    assert_int_equal(e.code, ERR_UPSTREAM_KEY);
+    assert_non_null(strstr(e.msg, "it refuses the key"));
+    fleet_free(f);
+}
+
 static void test_accepted_key_clears_its_error(void **cmocka_state)
 {
     struct fleet *f = fleet_alive(N);
@@ -686,6 +712,7 @@ int main(void)
         cmocka_unit_test(test_message_names_the_remedy_that_fits),
         cmocka_unit_test(test_engine_that_missed_the_pause_waits),
         cmocka_unit_test(test_engine_that_rejects_our_key_gets_no_requests),
+        cmocka_unit_test(test_the_reason_that_matters),
         cmocka_unit_test(test_accepted_key_clears_its_error),
         cmocka_unit_test(test_engine_whose_probes_fail_leaves_rotation),
         cmocka_unit_test(test_state_changes_are_reported),

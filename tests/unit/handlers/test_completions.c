@@ -93,7 +93,7 @@ static void test_completion_of_text(void **state)
     assert_string_equal(str(reply, "object"), "text_completion");
     assert_string_equal(str(reply, "boot_id"), p->life.boot_id);
     c = json_array_get(json_object_get(reply, "choices"), 0);
-    assert_string_equal(str(c, "text"), text); /* the prompt is told as ids */
+    assert_string_equal(str(c, "text"), text); /* the prompt was given as ids */
     assert_string_equal(str(c, "finish_reason"), "length");
     assert_int_equal(json_array_size(json_object_get(c, "token_ids")), n_ids);
     assert_true(json_is_null(json_array_get(json_object_get(c, "prompt_logprobs"), 0)));

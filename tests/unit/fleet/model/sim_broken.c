@@ -1,4 +1,4 @@
-/* Rules that are broken on purpose. What the table is told passes through sim_see: there a rule is
+/* Rules that are broken on purpose. What the table sees passes through sim_see: there a rule is
  * broken by a wrong fact, which does what a forgotten condition would do. */
 #include "tests/unit/fleet/model/sim_fleet.h"
 
@@ -61,7 +61,7 @@ static void lie_about_part(const struct sim *s, const struct sim_engine *e, stru
     }
 }
 
-/* What the table is told: the facts, but for a broken rule. */
+/* What the table sees: the facts, but for a broken rule. */
 void sim_see(const struct sim *s, const struct sim_engine *e, struct engine_have *out)
 {
     struct engine_now now = sim_now(e);
