@@ -130,6 +130,7 @@ struct fleet_control {
     struct fleet_sleep sleep;
     struct fleet_spec *spec; /* one reference; NULL: the model's tensors are not known */
     const char *coverage;    /* static: of the last committed update; NULL: there was none */
+    struct fleet_cut_off cut_off;
     struct fleet_transfer transfer;
     struct fleet_adapters adapters;
     struct fleet_reconcilers reconcile;

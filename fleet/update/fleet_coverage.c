@@ -28,6 +28,7 @@ struct fleet_coverage {
     /* guarded by the lock of the fleet's control */
     struct tensor_list *refused; /* one reference; all names that were refused; NULL: none */
     bool refused_unread;         /* so were tensors of unknown names, and none came since */
+    bool cut_off_unread;         /* they were of a push before (struct fleet_cut_off) */
 };
 
 /* the spec */
@@ -279,6 +280,17 @@ static void coverage_report(struct fleet_control *fc, struct fleet_session *s)
     mtx_unlock(&fc->lock);
 }
 
+/* What follows may be the rest of that push only. */
+static void take_cut_off(struct fleet_control *fc, struct fleet_session *s)
+{
+    mtx_lock(&fc->lock);
+    s->refused = fc->cut_off.why;
+    s->coverage->cut_off_unread = fc->cut_off.unread;
+    if (fc->cut_off.names != NULL)
+        s->coverage->refused = tensor_list_ref(fc->cut_off.names);
+    mtx_unlock(&fc->lock);
+}
+
 int fleet_coverage_start(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
     struct fleet_coverage *c;
@@ -296,6 +308,8 @@ int fleet_coverage_start(struct fleet_control *fc, struct fleet_session *s, stru
     s->coverage = c; /* freed with the session */
     if (tally_new(&c->tally, c->spec != NULL ? c->spec->model_spec : NULL, e) != 0)
         return -1;
+    if (s->auto_commit)
+        take_cut_off(fc, s);
     if (is_counted_here(s))
         coverage_report(fc, s);
     return 0;
@@ -357,7 +371,8 @@ static void clear_refusal(struct fleet_control *fc, struct fleet_session *s)
     mtx_lock(&fc->lock);
     if (c != NULL)
         c->refused_unread = false;
-    if (c == NULL || c->refused == NULL || tally_lacks(c->tally, c->refused) == NULL)
+    if (c == NULL ||
+        (!c->cut_off_unread && (c->refused == NULL || tally_lacks(c->tally, c->refused) == NULL)))
         err_clear(&s->refused);
     mtx_unlock(&fc->lock);
 }
@@ -409,6 +424,37 @@ void fleet_coverage_refuse(struct fleet_control *fc, struct fleet_session *s,
     if (c != NULL && (l->tensor_list == NULL || add_refused(c, l->tensor_list) != 0))
         c->refused_unread = true;
     mtx_unlock(&fc->lock);
+}
+
+void fleet_cut_off_clear(struct fleet_cut_off *cut)
+{
+    tensor_list_unref(cut->names);
+    *cut = (struct fleet_cut_off){0};
+}
+
+void fleet_coverage_cut_off(struct fleet_control *fc, struct fleet_session *s)
+{
+    struct fleet_coverage *c = s->coverage;
+    struct model_spec *sent = NULL;
+    struct fleet_cut_off *cut = &fc->cut_off;
+    struct err ignored = {0};
+    bool lost;
+
+    if (c == NULL || !s->auto_commit)
+        return;
+    lost = tally_n_sent(c->tally) > 0 && tally_model_spec(&sent, c->tally, &ignored) != 0;
+    mtx_lock(&fc->lock);
+    lost = (sent != NULL && add_refused(c, sent->tensor_list) != 0) || lost;
+    fleet_cut_off_clear(cut);
+    if (!s->begun_again)
+        *cut = (struct fleet_cut_off){
+            .names = c->refused != NULL ? tensor_list_ref(c->refused) : NULL,
+            .unread = lost || c->n_unseen > 0 || c->refused_unread || c->cut_off_unread};
+    if (cut->names != NULL || cut->unread)
+        (void)err_set(&cut->why, ERR_INCOMPLETE, "",
+                      "update %s, which this may be the rest of: %.250s", s->id, s->error.msg);
+    mtx_unlock(&fc->lock);
+    model_spec_free(sent);
 }
 
 /* the end */
@@ -463,7 +509,7 @@ static int check_refused(struct fleet_control *fc, const struct fleet_session *s
     mtx_lock(&fc->lock);
     if (c->refused != NULL)
         name = tally_lacks(c->tally, c->refused);
-    unread = c->refused_unread && !counted;
+    unread = (c->refused_unread || c->cut_off_unread) && !counted;
     why = s->refused;
     mtx_unlock(&fc->lock);
     if (name == NULL && !unread)
@@ -534,6 +580,7 @@ void fleet_coverage_commit(struct fleet_control *fc, struct fleet_session *s)
     if (defines_spec(s) && tally_model_spec(&m, s->coverage->tally, &ignored) == 0)
         (void)spec_new(&spec, m, NULL, &ignored);
     mtx_lock(&fc->lock);
+    fleet_cut_off_clear(&fc->cut_off);
     fc->coverage = word;
     if (spec != NULL) {
         before = fc->spec;

@@ -74,6 +74,23 @@ void fleet_coverage_add(struct fleet_control *fc, struct fleet_session *s,
 void fleet_coverage_refuse(struct fleet_control *fc, struct fleet_session *s,
                            const struct fleet_names *l, const struct err *why);
 
+/* A push of no update's name that was aborted. Its trainer may go on with the rest of it, which
+ * looks like another. Guarded by the lock of the fleet's control. */
+struct fleet_cut_off {
+    struct err why; /* clean: there is none */
+    struct tensor_list
+        *names;  /* one reference; of what came, and of what was refused; NULL: none */
+    bool unread; /* so were tensors of unknown names */
+};
+
+void fleet_cut_off_clear(struct fleet_cut_off *cut); /* under the lock, or at shutdown */
+
+/* fleet_coverage_cut_off - an update was aborted: if requests cannot name it, what it had has to
+ * come in the next such update, unless another one is committed or fleet_begin_push comes first.
+ * Tensors whose names are not known cannot be told from the rest, so that no such update is
+ * committed before. The caller owns the update lock; no other lock held. */
+void fleet_coverage_cut_off(struct fleet_control *fc, struct fleet_session *s);
+
 /* fleet_coverage_verify - did every tensor of the model arrive, and all that were refused? Errors:
  * ERR_INCOMPLETE, which names some that did not; or unseen names, as above. */
 int fleet_coverage_verify(struct fleet_control *fc, const struct fleet_session *s, struct err *e);

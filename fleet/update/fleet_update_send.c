@@ -222,6 +222,7 @@ static int begin_receiving(struct fleet_control *fc, struct fleet_session *s,
     mtx_lock(&fc->lock);
     if (!fleet_session_is_open(s))
         rc = fleet_refuse_closed(s, e);
+    s->begun_again = s->begun_again && rc != 0;
     for (size_t i = 0; rc == 0 && i < b->n; i++) {
         struct fleet_part *p = &s->parts[b->part[i]];
 

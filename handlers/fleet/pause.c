@@ -92,6 +92,7 @@ int handle_fleet_pause(struct app *app, struct http_request *x, struct err *e)
     if (rc == 0)
         rc = fleet_trainer_pause_lock(app->fleet->control, x, (uint64_t)req.timeout_s * 1000000, e);
     if (rc == 0) {
+        fleet_begin_push(app->fleet->control);
         rc = pause_with_lock(app, x, &req, body, e);
         fleet_pause_unlock(app->fleet->control);
     }
@@ -109,6 +110,7 @@ int handle_fleet_resume(struct app *app, struct http_request *x, struct err *e)
     bool was;
     size_t n;
 
+    fleet_begin_push(fc);
     if (fleet_resume_all(fc, false, &results, &n, &was, e) != 0)
         return -1;
     fleet_get_pause(fc, &now);
@@ -137,6 +139,7 @@ int handle_fleet_commit_resume(struct app *app, struct http_request *x, struct e
         fleet_unref(app->fleet->control, s);
         return handle_fleet_resume(app, x, e);
     }
+    fleet_begin_push(app->fleet->control);
     if (fleet_resume_all(app->fleet->control, false, &results, &n, &was, &ignored) == 0)
         fleet_results_free(results, n);
     (void)err_set(e, why.code, why.field,

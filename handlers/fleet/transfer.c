@@ -136,6 +136,8 @@ int handle_fleet_transfer_init(struct app *app, struct http_request *x, struct e
     if (rc == 0)
         abort_previous(app, x->route);
     if (rc == 0)
+        fleet_begin_push(fc);
+    if (rc == 0)
         rc = fleet_op_lock(fc, x, "the start of a group", e);
     if (rc == 0) {
         rc = fleet_group_join(fc, &req.join, body, &reply, e);

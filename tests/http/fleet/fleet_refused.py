@@ -7,7 +7,7 @@ import json
 import threading
 
 import fleet_control
-from fleet_control import COLUMNS, JOIN, LABELS, RANKS, Fleet, told, until
+from fleet_control import COLUMNS, JOIN, LABELS, RANKS, Fleet, reboot, told, until
 from fleet_packed import BUFFERS, EMPTY, PICKLED, TENSORS, Releases, join, step
 from fleet_world import Server
 
@@ -229,7 +229,67 @@ def come_again(f):
         assert mine("/v1/update_weights/finish")[0] == (200 if again else 422)
 
 
+PUSH = "/update_weights_from_tensor"  # of no update's name, and with tensors of unknown names
+UNREAD = {"serialized_named_tensors": ["bm8gcGlja2xl"] * 2}
+
+
+def restarted_within(f):
+    """The rest of a push is refused that an engine's restart cut off: it would be served as if it were the whole."""
+    f.front.post("/pause_generation")
+    f.front.post(PUSH, UNREAD)
+    f.doubles[0].must_be_fresh = False
+    reboot(f.doubles[0])
+    status, said = f.front.ask("POST", PUSH, UNREAD)
+    assert status == 502 and "restarted" in said["message"], said
+
+
+def rest_of_it(f):
+    restarted_within(f)
+    f.front.post(PUSH, UNREAD)  # of a trainer that did not look at the answer
+    status, said = f.front.ask("POST", "/continue_generation", {})
+    assert status == 400 and "refused and did not come again" in said["message"], said
+    f.wait("fenced")
+    f.front.post("/pause_generation")
+    f.front.post(PUSH, UNREAD)  # the next push
+    f.front.post("/continue_generation")
+    f.wait("serving")
+
+
+def rest_by_names(f):
+    """Where names are read, those of the push that failed have to come again."""
+    one, two = ({m: c[at:at + 1] for m, c in PICKLED.items() if m in TENSORS} for at in (0, 1))
+    handles = {"ipc_handles_pickled": PICKLED["ipc_handles_pickled"]}
+    for again in (False, True):
+        f.front.post("/update_weights", {"update_info": dict(one, **handles)})
+        reboot(f.doubles[0])
+        f.doubles[0].must_be_fresh = False
+        status, said = f.front.ask("POST", "/update_weights", {"update_info": dict(two, **handles)})
+        assert status == 502, said
+        for chunk in (one, two) if again else (two,):
+            f.front.post("/update_weights", {"update_info": dict(chunk, **handles)})
+        status, said = f.front.ask("POST", "/resume")
+        assert status == (200 if again else 422), said
+
+
+def another_push(f):
+    """A pause after tensors, then others: they are not of the push that the restart cut off, and are not refused."""
+    f.front.post("/pause_generation")
+    f.front.post(PUSH, UNREAD)
+    f.doubles[0].must_be_fresh = False
+    reboot(f.doubles[0])
+    f.front.post("/pause_generation")
+    for _ in range(2):
+        f.front.post(PUSH, UNREAD)
+    f.front.post("/continue_generation")
+    f.wait("serving")
+
+
 def main():
+    for what in rest_of_it, another_push:
+        with Fleet("sglang") as f:
+            told(what.__name__, what, f)
+    with Releases("0.33.0") as f:
+        told("rest_by_names", rest_by_names, f)
     with Fleet("sglang", "sglang") as f:
         for what in (of_each_group, after_what_it_receives, while_they_leave, by_name, not_left):
             told(what.__name__, what, f)
