@@ -83,10 +83,10 @@ static int set_sleep(struct fleet_control *fc, const struct fleet_sleep_request 
 
     if (fleet_reachable_quorum(fc, body, targets, n, e) != 0)
         return -1;
-    fleet_proof_hold(fc);
+    fleet_proof_hold(fc, FLEET_MAX);
     rc = fleet_request(fc, asleep ? API_SLEEP : API_WAKE, targets, *n, FLEET_SLEEP_US, results, e);
     if (rc != 0) {
-        fleet_proof_release(fc);
+        fleet_proof_release(fc, FLEET_MAX);
         return -1;
     }
     for (size_t i = 0; i < *n; i++)
@@ -102,7 +102,7 @@ static int set_sleep(struct fleet_control *fc, const struct fleet_sleep_request 
             (void)fleet_abort_queued(fleet_of(fc), true);
         log_sleep(req, n_changed);
     }
-    fleet_proof_release(fc); /* fleet_set_sleep keeps canaries away from now on */
+    fleet_proof_release(fc, FLEET_MAX); /* fleet_set_sleep keeps canaries away from now on */
     return fleet_results_done(*results, *n, e) ? 0 : -1;
 }
 

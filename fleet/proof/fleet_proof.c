@@ -148,7 +148,7 @@ static bool is_same_process(const struct fleet_prover *p, const struct upstream_
 
 static bool serves(const struct upstream_info *info)
 {
-    return info->alive && info->synced && !info->fenced;
+    return info->alive && info->synced && !info->fenced && !info->missing_adapters;
 }
 
 /* May it generate now? */
@@ -255,29 +255,36 @@ static void canary_ended(struct fleet_prover *p)
     mtx_unlock(&p->fc->lock);
 }
 
-static bool is_any_canary_sent_locked(const struct fleet_control *fc)
+static bool is_canary_sent_locked(const struct fleet_control *fc, size_t upstream)
 {
     for (size_t i = 0; i < FLEET_MAX; i++)
-        if (fc->engines[i].proof.canary_sent && fc->engines[i].proof.compared)
+        if ((i == upstream || upstream == FLEET_MAX) && fc->engines[i].proof.canary_sent &&
+            fc->engines[i].proof.compared)
             return true;
     return false;
 }
 
-void fleet_proof_hold(struct fleet_control *fc)
+static unsigned *holds_of(struct fleet_control *fc, size_t upstream)
+{
+    return upstream == FLEET_MAX ? &fc->proof.n_holds : &fc->engines[upstream].proof.n_holds;
+}
+
+void fleet_proof_hold(struct fleet_control *fc, size_t upstream)
 {
     uint64_t deadline_us = clock_after_us(PROOF_HOLD_US);
 
     mtx_lock(&fc->lock);
-    fc->proof.n_holds++;
-    while (is_any_canary_sent_locked(fc) && cnd_wait(&fc->changed, &fc->lock, deadline_us)) {
+    ++*holds_of(fc, upstream);
+    while (is_canary_sent_locked(fc, upstream) &&
+           cnd_wait(&fc->changed, &fc->lock, deadline_us)) {
     }
     mtx_unlock(&fc->lock);
 }
 
-void fleet_proof_release(struct fleet_control *fc)
+void fleet_proof_release(struct fleet_control *fc, size_t upstream)
 {
     mtx_lock(&fc->lock);
-    fc->proof.n_holds--;
+    --*holds_of(fc, upstream);
     mtx_unlock(&fc->lock);
 }
 
@@ -351,7 +358,7 @@ static void look_at(struct fleet_prover *p)
     wanted = p->wanted;
     may = may_ask_locked(fc, p, &info);
     ends = p->fanout != NULL && (!may || p->asked != wanted);
-    if (may && fc->proof.n_holds == 0 && (ends || p->fanout == NULL))
+    if (may && fc->proof.n_holds + p->n_holds == 0 && (ends || p->fanout == NULL))
         query = next_query_locked(fc, p);
     p->canary_sent = query == API_GENERATE_CANARY || (p->canary_sent && !ends);
     cnd_broadcast(&fc->changed); /* for fleet_proof_hold */

@@ -68,6 +68,7 @@ struct fleet_prover {
     uint64_t n_results[PROOF_STATES];
     bool reading;     /* the job has `reply`, for `read_for` (of `wanted`) */
     bool canary_sent; /* its canary is under way */
+    unsigned n_holds; /* no canary is sent meanwhile */
 
     /* of the job while `reading`, else of the loop's thread */
     struct job job;
@@ -84,7 +85,7 @@ struct fleet_prover {
 
 struct fleet_provers {
     uint64_t n_wanted;        /* the last number given */
-    unsigned n_holds;         /* no canary is sent meanwhile */
+    unsigned n_holds;         /* of all engines: no canary is sent meanwhile */
     uint64_t asking_until_us; /* fleet_proof_ask is under way, and ends by then; 0: none is */
     bool judge;               /* an answer has come, or an engine is not compared any more */
 
@@ -122,12 +123,13 @@ bool fleet_proof_is_beyond_repair(struct fleet_control *fc, size_t upstream);
 
 /* What a client asks to prove. */
 /* fleet_proof_hold - send no canary until fleet_proof_release, and wait for those under way: a vLLM
- * ends if what asks for prompt_logprobs is preempted, as a reset of its cache in a pause by `keep`
- * does it (0.24: "assert not prompt_logprobs_tensors"). Call it before engines are paused, and
- * release when it is known that they are. Holds add up.
+ * ends if what asks for prompt_logprobs is preempted, as a reset of its cache does it, at once or in
+ * a pause by `keep` (0.24: "assert not prompt_logprobs_tensors"). Call it before engines are paused,
+ * and release when it is known that they are; or around the reset. Holds add up.
+ * @upstream  FLEET_MAX: all
  * Threads: any but the loop's; no lock held. Blocks: up to 2 s, for engines that serve. */
-void fleet_proof_hold(struct fleet_control *fc);
-void fleet_proof_release(struct fleet_control *fc);
+void fleet_proof_hold(struct fleet_control *fc, size_t upstream);
+void fleet_proof_release(struct fleet_control *fc, size_t upstream);
 
 struct fleet_proof_request {
     const char *upstream; /* its name; NULL: each vLLM and SGLang that serves */

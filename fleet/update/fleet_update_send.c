@@ -60,7 +60,7 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s, const 
         .op = API_PAUSE, .bodies = bodies, .select = is_running, .on_result = on_paused, .arg = fc};
     int rc = -1;
 
-    fleet_proof_hold(fc);
+    fleet_proof_hold(fc, FLEET_MAX);
     if (fleet_drain_pause_bodies(fc, s, late, bodies, e) == 0 &&
         fleet_pause_lock(fc, "the start of an update", e) == 0) {
         adopt_trainer_pause(fc, s);
@@ -69,7 +69,7 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s, const 
             rc = fanout_apply(fc, s, &f, e);
         fleet_pause_unlock(fc);
     }
-    fleet_proof_release(fc);
+    fleet_proof_release(fc, FLEET_MAX);
     for (size_t i = 0; i < s->n_parts; i++)
         json_decref(bodies[i]);
     return rc;

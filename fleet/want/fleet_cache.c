@@ -211,6 +211,8 @@ void fleet_reset_caches(struct fleet_control *fc, const struct fleet_cache_reset
     struct err e = {0};
     size_t n_sent;
 
+    for (size_t i = 0; i < n; i++)
+        fleet_proof_hold(fc, list[i].upstream);
     fleet_resets_begin(&r, fc, list, n);
     n_sent = r.n_targets;
     results = send_targets(&r, &e);
@@ -220,6 +222,8 @@ void fleet_reset_caches(struct fleet_control *fc, const struct fleet_cache_reset
     results = send_targets(&r, &e);
     fleet_resets_end(&r, results, &e);
     fleet_results_free(results, n_sent);
+    for (size_t i = 0; i < n; i++)
+        fleet_proof_release(fc, list[i].upstream);
     memcpy(why, r.why, n * sizeof *why);
 }
 

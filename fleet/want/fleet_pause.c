@@ -228,9 +228,9 @@ int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, u
     p.was_held = pause_is_held(&before);
     rc = fleet_cover_queued(fc, req, &before, body, deadline_us, &p.n_aborted, e);
     if (rc == 0) {
-        fleet_proof_hold(fc);
+        fleet_proof_hold(fc, FLEET_MAX);
         rc = pause_engines(fc, deadline_us, &p, results, n, e);
-        fleet_proof_release(fc);
+        fleet_proof_release(fc, FLEET_MAX);
     }
     fleet_release_since(fleet_of(fc));
     if (rc == 0) {

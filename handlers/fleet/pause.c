@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/calls/fleet_locks.h"
+#include "fleet/proof/fleet_proof.h"
 #include "fleet/update/fleet_update.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -181,16 +182,19 @@ static int request_all(struct app *app, struct http_request *x, enum api_op op, 
 
 int handle_fleet_reset_cache(struct app *app, struct http_request *x, struct err *e)
 {
+    struct fleet_control *fc = app->fleet->control;
     json_t *body;
     int rc;
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
+    fleet_proof_hold(fc, FLEET_MAX);
     rc = request_all(app, x, API_RESET_PREFIX_CACHE, body, "entries_dropped",
                      json_pack("{s:b, s:n, s:i, s:s}", "reset", 1, "prefix_cache",
                                "entries_dropped", 0, "message",
                                "every upstream was asked to reset its prefix cache"),
                      e);
+    fleet_proof_release(fc, FLEET_MAX);
     json_decref(body);
     return rc;
 }

@@ -155,6 +155,29 @@ def preempted(f):
     until_proofs(f, "proven", "proven", "proven")
 
 
+def reset_within(f):
+    """The caches of its engine are emptied once it is answered, and it is asked once they are: a reset preempts."""
+    def ended_before(op, other, n=0):
+        until(op, lambda: f.doubles[0].journal(op) and f.doubles[0].journal(op)[0]["ended_us"])
+        until(other, lambda: len(f.doubles[0].journal(other)) > n)
+        first, then = f.doubles[0].journal(op)[0], f.doubles[0].journal(other)[n]
+        assert then["came_us"] >= first["ended_us"], (first, then)
+    if WHICH == "vllm":
+        f.clean()
+        f.doubles[0].order("canary", "slow", ms=700)
+        update(f)
+        until(lambda: n_canaries(f), lambda: n_canaries(f)[0] == 1)
+        n = len(f.doubles[0].journal("reset_cache"))
+        f.front.post("/reset_prefix_cache?reset_running_requests=true")
+        ended_before("canary", "reset_cache", n)
+    f.front.__exit__(None)
+    f.clean()
+    f.doubles[0].order("reset_cache", "slow", ms=700)
+    f.serve()
+    ended_before("reset_cache", "canary")
+    until_proofs(f, "proven", "proven", "proven")
+
+
 def unsupported(f):
     """An engine that refuses the request is unknown, and serves."""
     f.doubles[0].order("canary", "status", status=404)
@@ -411,7 +434,7 @@ def main():
     stops()
     first_version()
     first_tie()
-    rows = [((WHICH,) * 3, (), (equal, not_finite, minority, once, late, preempted, unsupported, paused, newer, restarts)),
+    rows = [((WHICH,) * 3, (), (equal, not_finite, minority, once, late, preempted, reset_within, unsupported, paused, newer, restarts)),
             ((WHICH,) * 2, (), (tie, dies)),
             ((NEW,) * 3, ("--prove", "checksums"), (checksums,)),
             ((NEW,) * 2, ("--prove", "none"), (nothing,))]
