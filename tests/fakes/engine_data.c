@@ -1,11 +1,11 @@
 /* The data plane: tokens that show which version made them.
  *
- * Token i of an answer is 256 * (fnv1a32(maker) % 997) + (fnv1a32(prompt) + 31 * i) % 256, where
+ * Token i of an answer is 256 * (fnv1a32(maker) % 65521) + (fnv1a32(prompt) + 31 * i) % 256, where
  * the prompt is its ids, 4 bytes each, the low one first, and the maker the version's label: or
  * "v<serial>" where it has none, or "torn" while weights have come that belong to no version yet;
  * "/<adapter>#<n>" behind it for the nth load of an adapter, and "stale:" before it where the KV of
  * what came before was made by other weights (engine_cache.c). Its text is " t<id>"; every other
- * byte of a text is a token too, 997 * 256 + that byte. */
+ * byte of a text is a token too, 65521 * 256 + that byte. */
 #include "tests/fakes/engine_ids.h"
 
 #include "base/clock.h"

@@ -4,7 +4,7 @@
 
 #include "tests/fakes/engine.h"
 
-enum { TAGS = 997, STEPS = 256, BYTES = TAGS * STEPS, VOCAB = BYTES + 256 };
+enum { TAGS = 65521, STEPS = 256, BYTES = TAGS * STEPS, VOCAB = BYTES + 256 };
 
 struct ids {
     uint32_t *at; /* owned */

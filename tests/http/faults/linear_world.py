@@ -13,6 +13,7 @@ import linear_doubles
 from linear_contents import Contents
 from soak_world import WAIT_S, Process, Trouble
 
+TRIES_OF_A_LABEL = 100  # of two tags each, of 65521
 CALL_S = 60
 STOP_S, AWAY_S = 6, 3  # the longest time for which a process is stopped, or an engine removed
 ENDS_WELL = (0, 3)  # 3: the deadline of the drain cut running work
@@ -144,10 +145,11 @@ class World:
         return linear_doubles.body_of(self.options.engine, path) if self.mode == "passed" else {"path": path}
 
     def new_label(self, form):
-        while True:
+        for _ in range(TRIES_OF_A_LABEL):
             label = form.format(next(self.history.labels))
             if self.tags.take(label):
                 return label
+        raise Trouble("the doubles have too few tags for this many versions")
 
     def ask(self, method, path, body=None, **more):
         return ask(self.port, method, path, body, **more)
