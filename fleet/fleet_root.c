@@ -12,6 +12,39 @@ static void on_reschedule(void *arg);
 static void on_expiry(void *arg);
 static void expiry_run(void *arg);
 
+static void engine_free(struct fleet_engine *engine)
+{
+    fleet_prover_fini(&engine->proof);
+    free(engine);
+}
+
+int fleet_engine_join(void *arg, struct upstream *upstream, struct err *e)
+{
+    struct fleet_engine *engine = calloc(1, sizeof *engine);
+    struct fleet_control *fc = arg;
+
+    if (engine == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for an upstream");
+    engine->update_in_doubt = true; /* an earlier server may have left one open */
+    mtx_lock(&fc->lock);
+    engine->wake_in_doubt = fc->wake_in_doubt;
+    fleet_adapters_join(&fc->adapters, &engine->adapters);
+    mtx_unlock(&fc->lock);
+    engine->reconcile.fc = engine->proof.fc = fc;
+    engine->reconcile.upstream = engine->proof.upstream = upstream;
+    upstream_set_control(upstream, engine, engine_free);
+    return 0;
+}
+
+void fleet_engine_leave(void *arg, struct upstream *upstream)
+{
+    struct fleet_control *fc = arg;
+
+    mtx_lock(&fc->lock);
+    fleet_adapters_leave(&fc->adapters, &fleet_engine(upstream)->adapters);
+    mtx_unlock(&fc->lock);
+}
+
 int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg *cfg,
                       struct err *e)
 {
@@ -27,11 +60,11 @@ int fleet_control_new(struct fleet_control **out, const struct fleet_control_cfg
     fc->missed_pause_due_us = CLOCK_NEVER;
     fc->expiry.reschedule = (struct loop_item){.run = on_reschedule, .arg = fc};
     fc->expiry.timer = (struct loop_timer){.fire = on_expiry, .arg = fc};
-    for (size_t i = 0; i < FLEET_MAX; i++)
-        fc->engines[i].update_in_doubt = true; /* an earlier server may have left one open */
     fleet_reconcile_init(fc);
     fleet_fence_pause_init(fc);
-    if (fleet_proof_init(fc, e) != 0) {
+    if (fleet_proof_init(fc, e) != 0 ||
+        upstreams_on_joined(fc->upstreams, fleet_engine_join, fleet_engine_leave, fc, e) != 0) {
+        fleet_proof_fini(fc);
         cnd_fini(&fc->changed);
         mtx_fini(&fc->lock);
         free(fc);

@@ -112,14 +112,16 @@ static int open_upstreams(struct server *s, struct err *e)
 /* Batons prove what they serve; others may be added later. */
 static void warn_of_batons_only(struct upstreams *u, enum fleet_prove prove)
 {
-    size_t n = upstreams_n(u), n_batons = 0;
+    struct upstream_list *all = upstreams_list(u);
+    size_t n = all->n, n_batons = 0;
 
     for (size_t i = 0; i < n; i++) {
         struct upstream_endpoint at;
 
-        upstreams_get(u, i, &at);
+        upstreams_get(u, all->items[i], &at);
         n_batons += at.kind == UPSTREAM_BATON;
     }
+    upstream_list_unref(all);
     if (prove == FLEET_PROVE_CHECKSUMS && n > 0 && n_batons == n)
         log_line(LOG_WARN, "prove.unused",
                  "all upstreams are batons, which prove each update before they serve it: --prove "
@@ -302,12 +304,12 @@ void serve_fleet_log(const struct app_fleet *fleet, struct log_rec *r)
     log_u64(r, "min_ready", s.min_ready);
 }
 
-static void put_upstream(struct upstreams *u, size_t i, FILE *to)
+static void put_upstream(struct upstreams *u, const struct upstream *it, FILE *to)
 {
     struct upstream_endpoint at;
     unsigned port;
 
-    upstreams_get(u, i, &at);
+    upstreams_get(u, it, &at);
     port = http_target_port_meant(at.name);
     (void)fprintf(to, "upstream: %s, %s%s%s", at.name, upstream_kind_name(at.kind),
                   at.target->authorization != NULL ? ", with a key" : "",
@@ -315,6 +317,15 @@ static void put_upstream(struct upstreams *u, size_t i, FILE *to)
     if (port > 0)
         (void)fprintf(to, ", at the default port %u", port);
     (void)fputc('\n', to);
+}
+
+static void put_upstreams(struct upstreams *u, FILE *to)
+{
+    struct upstream_list *all = upstreams_list(u);
+
+    for (size_t i = 0; i < all->n; i++)
+        put_upstream(u, all->items[i], to);
+    upstream_list_unref(all);
 }
 
 static void put_spec(const struct model_spec *spec, const char *from, FILE *to)
@@ -354,8 +365,7 @@ int serve_fleet_check(struct listeners *l, FILE *to, struct err *busy, struct er
     fleet_stats(upstreams_fleet(u), &s);
     (void)fprintf(to, "upstreams: %zu, of which %zu must serve the current version\n",
                   s.n_upstreams, s.min_ready);
-    for (size_t i = 0; i < s.n_upstreams; i++)
-        put_upstream(u, i, to);
+    put_upstreams(u, to);
     warn_of_min_ready(u);
     if (config_has_stage(c))
         serve_stage_warn(u);

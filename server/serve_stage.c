@@ -59,14 +59,13 @@ static bool is_elsewhere(const char *url)
 
 void serve_stage_warn(struct upstreams *u)
 {
-    struct fleet_stats s;
+    struct upstream_list *all = upstreams_list(u);
 
-    fleet_stats(upstreams_fleet(u), &s);
-    for (size_t i = 0; i < s.n_upstreams; i++) {
+    for (size_t i = 0; i < all->n; i++) {
         struct upstream_endpoint at;
         struct log_rec r;
 
-        upstreams_get(u, i, &at);
+        upstreams_get(u, all->items[i], &at);
         if (!is_elsewhere(at.name))
             continue;
         log_begin(&r, LOG_WARN, "upstream.elsewhere");
@@ -77,4 +76,5 @@ void serve_stage_warn(struct upstreams *u)
                 "if the address leads to an engine here, as that of a proxy may, ignore this");
         log_event(&r);
     }
+    upstream_list_unref(all);
 }

@@ -5,11 +5,11 @@
 
 /* The engines that serve the fleet's version; only they can get its new name. Before the first
  * update that is not known of an engine that is not ready. */
-static size_t engines_in_step(struct fleet_control *fc, const json_t *body,
-                              struct fleet_target *targets)
+static size_t engines_in_step(struct fleet_control *fc, const struct upstream_list *all,
+                              const json_t *body, struct fleet_target *targets)
 {
     struct fleet_target reachable[FLEET_MAX];
-    size_t n = fleet_reachable(fc, body, reachable), n_targets = 0;
+    size_t n = fleet_reachable(fc, all, body, reachable), n_targets = 0;
     struct upstream_info info;
 
     for (size_t i = 0; i < n; i++) {
@@ -44,14 +44,14 @@ static int check_any(struct fleet_control *fc, size_t n, struct err *e)
 static void apply_results(struct fleet_control *fc, const struct fleet_label_request *req,
                           const struct fleet_result *results, size_t n, uint64_t *serial)
 {
-    bool labelled[FLEET_MAX] = {false}, any = req->record != NULL;
+    const struct upstream *labelled[FLEET_MAX];
+    size_t n_labelled = 0;
 
-    for (size_t i = 0; i < n; i++) {
-        labelled[results[i].upstream] = result_ok(&results[i]);
-        any = any || result_ok(&results[i]);
-    }
-    if (any)
-        *serial = fleet_set_label(fleet_of(fc), req->label, labelled);
+    for (size_t i = 0; i < n; i++)
+        if (result_ok(&results[i]))
+            labelled[n_labelled++] = results[i].upstream;
+    if (n_labelled > 0 || req->record != NULL)
+        *serial = fleet_set_label(fleet_of(fc), req->label, labelled, n_labelled);
     else
         fleet_set_updating(fleet_of(fc), false);
 }
@@ -73,18 +73,20 @@ static int name_engines(struct fleet_control *fc, const struct fleet_label_reque
 int fleet_label_all(struct fleet_control *fc, const struct fleet_label_request *req,
                     struct fleet_result **results, size_t *n, uint64_t *serial, struct err *e)
 {
+    struct upstream_list *all = upstreams_list(fc->upstreams);
     json_t *body = json_pack("{s:s}", "weight_version", req->label);
     struct fleet_target targets[FLEET_MAX];
     int rc = -1;
 
     *results = NULL;
     *serial = 0;
-    *n = engines_in_step(fc, body, targets);
+    *n = engines_in_step(fc, all, body, targets);
     if (body == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for a version");
     else if (check_any(fc, *n, e) == 0 && check_serial(fc, req->if_serial, e) == 0 &&
              (req->record == NULL || req->record(req->arg, e) == 0))
         rc = name_engines(fc, req, targets, *n, results, serial, e);
     json_decref(body);
+    upstream_list_unref(all);
     return rc;
 }

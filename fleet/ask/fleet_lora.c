@@ -8,17 +8,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-void fleet_lora_read(struct fleet_control *fc, const char *name, struct fleet_lora *out)
+static void check_incarnations_locked(struct fleet_control *fc)
 {
-    size_t n = upstreams_n(fc->upstreams);
+    struct upstream_list *all = upstreams_list(fc->upstreams);
 
-    memset(out, 0, sizeof *out);
+    for (size_t i = 0; i < all->n; i++)
+        fleet_reconcile_check_incarnation_locked(fc, all->items[i]);
+    upstream_list_unref(all);
+}
+
+void fleet_lora_read(struct fleet_control *fc, const char *name)
+{
     mtx_lock(&fc->lock);
-    for (size_t i = 0; i < n; i++)
-        fleet_reconcile_check_incarnation_locked(fc, i);
-    memcpy(out->incarnation, fc->adapters.incarnation, sizeof out->incarnation);
-    fleet_adapters_get_has(&fc->adapters, name, out->has);
+    check_incarnations_locked(fc);
+    fleet_adapters_find_has(&fc->adapters, name);
     mtx_unlock(&fc->lock);
+}
+
+uint8_t *fleet_lora_found(const struct upstream *upstream)
+{
+    return &fleet_engine(upstream)->adapters.found;
 }
 
 bool fleet_lora_exists(struct fleet_control *fc, const char *name)
@@ -57,60 +66,56 @@ int fleet_lora_reserve(struct fleet_control *fc, const char *name, struct err *e
     return rc;
 }
 
-static void check_incarnations_locked(struct fleet_control *fc, struct fleet_lora *l)
+static void doubt_restarted_locked(struct fleet_control *fc)
 {
-    size_t n = upstreams_n(fc->upstreams);
-
-    for (size_t i = 0; i < n; i++) {
-        fleet_reconcile_check_incarnation_locked(fc, i);
-        if (l->incarnation[i] != fc->adapters.incarnation[i])
-            l->has[i] = FLEET_HAS_OTHER;
-    }
+    check_incarnations_locked(fc);
+    for (struct fleet_engine_adapters *e = fc->adapters.engines; e != NULL; e = e->next)
+        if (e->found_incarnation != e->incarnation)
+            e->found = FLEET_HAS_OTHER;
 }
 
-uint64_t fleet_lora_put(struct fleet_control *fc, const struct fleet_adapter_source *from,
-                        struct fleet_lora *l)
+uint64_t fleet_lora_put(struct fleet_control *fc, const struct fleet_adapter_source *from)
 {
     uint64_t revision;
 
     assert(fleet_owns_op_lock(fc));
     mtx_lock(&fc->lock);
-    check_incarnations_locked(fc, l);
-    revision = fleet_adapters_put(&fc->adapters, from, l->has);
+    doubt_restarted_locked(fc);
+    revision = fleet_adapters_put(&fc->adapters, from);
     mtx_unlock(&fc->lock);
     return revision;
 }
 
-uint64_t fleet_lora_remove(struct fleet_control *fc, const char *name, struct fleet_lora *l)
+uint64_t fleet_lora_remove(struct fleet_control *fc, const char *name)
 {
     uint64_t revision;
 
     assert(fleet_owns_op_lock(fc));
     mtx_lock(&fc->lock);
-    check_incarnations_locked(fc, l);
-    revision = fleet_adapters_remove(&fc->adapters, name, l->has);
+    doubt_restarted_locked(fc);
+    revision = fleet_adapters_remove(&fc->adapters, name);
     mtx_unlock(&fc->lock);
     return revision;
 }
 
-void fleet_lora_set_has(struct fleet_control *fc, const char *name, struct fleet_lora *l)
+void fleet_lora_set_has(struct fleet_control *fc, const char *name)
 {
     assert(fleet_owns_op_lock(fc));
     mtx_lock(&fc->lock);
-    check_incarnations_locked(fc, l);
-    fleet_adapters_set_has(&fc->adapters, name, l->has);
+    doubt_restarted_locked(fc);
+    fleet_adapters_set_has(&fc->adapters, name);
     mtx_unlock(&fc->lock);
 }
 
-void fleet_lora_keep(struct fleet_control *fc, const char *name, struct fleet_lora *l)
+void fleet_lora_keep(struct fleet_control *fc, const char *name)
 {
     assert(fleet_owns_op_lock(fc));
     mtx_lock(&fc->lock);
-    check_incarnations_locked(fc, l);
-    if (!fleet_adapters_any_has(&fc->adapters, l->has))
-        (void)fleet_adapters_remove(&fc->adapters, name, l->has);
+    doubt_restarted_locked(fc);
+    if (!fleet_adapters_any_found(&fc->adapters))
+        (void)fleet_adapters_remove(&fc->adapters, name);
     else
-        fleet_adapters_set_has(&fc->adapters, name, l->has);
+        fleet_adapters_set_has(&fc->adapters, name);
     mtx_unlock(&fc->lock);
 }
 

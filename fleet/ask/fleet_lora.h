@@ -14,14 +14,12 @@
 
 struct fleet_control;
 
-/* What each engine has under an adapter's name (enum fleet_has), and which process had it then. */
-struct fleet_lora {
-    uint8_t has[FLEET_MAX];
-    uint64_t incarnation[FLEET_MAX];
-};
-
-/* fleet_lora_read - what is known now, also of an adapter that was unloaded. */
-void fleet_lora_read(struct fleet_control *fc, const char *name, struct fleet_lora *out);
+/* fleet_lora_read - what is known now of each engine, also of an adapter that was unloaded: `found`
+ * (fleet/calls/fleet_adapters.h). It is the caller's until fleet_lora_put, _remove, _set_has or
+ * _keep, in which an engine that was restarted since becomes FLEET_HAS_OTHER first.
+ * fleet_lora_found - of one engine. */
+void fleet_lora_read(struct fleet_control *fc, const char *name);
+uint8_t *fleet_lora_found(const struct upstream *upstream);
 
 /* fleet_lora_exists - does the fleet have an adapter of that name? */
 bool fleet_lora_exists(struct fleet_control *fc, const char *name);
@@ -34,16 +32,14 @@ int fleet_lora_path(struct fleet_control *fc, const char *name, char **out);
  * fleet_adapters_reserve. */
 int fleet_lora_reserve(struct fleet_control *fc, const char *name, struct err *e);
 
-/* fleet_lora_put, _remove, _set_has - as fleet_adapters_put and so on. In `l`, an engine that was
- * restarted since fleet_lora_read becomes FLEET_HAS_OTHER first. */
-uint64_t fleet_lora_put(struct fleet_control *fc, const struct fleet_adapter_source *from,
-                        struct fleet_lora *l);
-uint64_t fleet_lora_remove(struct fleet_control *fc, const char *name, struct fleet_lora *l);
-void fleet_lora_set_has(struct fleet_control *fc, const char *name, struct fleet_lora *l);
+/* fleet_lora_put, _remove, _set_has - as fleet_adapters_put and so on. */
+uint64_t fleet_lora_put(struct fleet_control *fc, const struct fleet_adapter_source *from);
+uint64_t fleet_lora_remove(struct fleet_control *fc, const char *name);
+void fleet_lora_set_has(struct fleet_control *fc, const char *name);
 
 /* fleet_lora_keep - no engine took a load that was to replace the adapter: fleet_lora_set_has, or
  * fleet_lora_remove if every engine had to unload it first. */
-void fleet_lora_keep(struct fleet_control *fc, const char *name, struct fleet_lora *l);
+void fleet_lora_keep(struct fleet_control *fc, const char *name);
 
 struct fleet_lora_entry {
     char name[FLEET_ADAPTER_NAME_MAX + 1];

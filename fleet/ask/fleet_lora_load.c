@@ -26,7 +26,7 @@ static bool is_given(const json_t *body, const char *member)
 
 /* An engine that cannot replace an adapter unloads it first. One that fails may still have it. */
 static void unload_first(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
-                         const json_t *body, const char *name, struct fleet_lora *h)
+                         const json_t *body, const char *name)
 {
     struct fleet_target few[FLEET_MAX];
     struct fleet_result *results = NULL;
@@ -43,9 +43,9 @@ static void unload_first(struct fleet_control *fc, const struct fleet_target *ta
         return;
     for (size_t i = 0; i < n_few; i++)
         if (result_ok(&results[i]) || fleet_has_no_adapter(fc, &results[i], name))
-            h->has[results[i].upstream] = FLEET_HAS_NONE;
+            *fleet_lora_found(results[i].upstream) = FLEET_HAS_NONE;
         else if (fleet_result_may_have_run(&results[i]))
-            h->has[results[i].upstream] = FLEET_HAS_OTHER;
+            *fleet_lora_found(results[i].upstream) = FLEET_HAS_OTHER;
     fleet_results_free(results, n_few);
 }
 
@@ -54,7 +54,7 @@ static void unload_first(struct fleet_control *fc, const struct fleet_target *ta
  * that name from before this server started: it would be the only engine that has it, so it unloads
  * it too. If all engines refused the load, nothing has changed. */
 static void undo_load(struct fleet_control *fc, const struct fleet_result *results, size_t n,
-                      const char *name, struct fleet_lora *h)
+                      const char *name)
 {
     json_t *body = json_pack("{s:s}", "lora_name", name);
     struct fleet_target targets[FLEET_MAX];
@@ -71,7 +71,7 @@ static void undo_load(struct fleet_control *fc, const struct fleet_result *resul
     if (body != NULL && fleet_request(fc, API_UNLOAD_ADAPTER, targets, n_targets, FLEET_STEP_US,
                                       &gone, &ignored) == 0) {
         for (size_t i = 0; i < n_targets; i++) {
-            uint8_t *has = &h->has[gone[i].upstream];
+            uint8_t *has = fleet_lora_found(gone[i].upstream);
 
             if (result_ok(&gone[i]) ||
                 (gone[i].outcome == FLEET_REFUSED && *has != FLEET_HAS_THIS) ||
@@ -81,7 +81,7 @@ static void undo_load(struct fleet_control *fc, const struct fleet_result *resul
         fleet_results_free(gone, n_targets);
     }
     json_decref(body);
-    (void)fleet_lora_remove(fc, name, h);
+    (void)fleet_lora_remove(fc, name);
 }
 
 static size_t n_good(const struct fleet_result *results, size_t n)
@@ -111,10 +111,10 @@ static int set_cause(const struct fleet_result *results, size_t n, bool changes,
 }
 
 /* What each engine has after a load: one on which it failed keeps what it had. */
-static void set_after_load(const struct fleet_result *results, size_t n, struct fleet_lora *h)
+static void set_after_load(const struct fleet_result *results, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        uint8_t *has = &h->has[results[i].upstream];
+        uint8_t *has = fleet_lora_found(results[i].upstream);
 
         if (result_ok(&results[i]))
             *has = FLEET_HAS_THIS;
@@ -124,11 +124,13 @@ static void set_after_load(const struct fleet_result *results, size_t n, struct 
 }
 
 /* What engines have under the name is another revision now. */
-static void set_outdated(struct fleet_lora *h)
+static void set_outdated(struct fleet_control *fc)
 {
-    for (size_t i = 0; i < FLEET_MAX; i++)
-        if (h->has[i] != FLEET_HAS_NONE)
-            h->has[i] = FLEET_HAS_OTHER;
+    mtx_lock(&fc->lock);
+    for (struct fleet_engine_adapters *e = fc->adapters.engines; e != NULL; e = e->next)
+        if (e->found != FLEET_HAS_NONE)
+            e->found = FLEET_HAS_OTHER;
+    mtx_unlock(&fc->lock);
 }
 
 /* The request, to be sent again later (owned). NULL: the tensors are with its sender only, or it is
@@ -193,8 +195,7 @@ static void compare_digests(struct fleet_result *results, size_t n)
 
 /* The fleet has the adapter: engines on which the load failed are asked again. */
 static uint64_t add_adapter(struct fleet_control *fc, const struct fleet_lora_request *req,
-                            const json_t *body, const struct fleet_result *results, size_t n,
-                            struct fleet_lora *h)
+                            const json_t *body, const struct fleet_result *results, size_t n)
 {
     json_t *digest = digest_of(results, n);
     struct fleet_adapter_source from = {.name = req->name,
@@ -204,27 +205,27 @@ static uint64_t add_adapter(struct fleet_control *fc, const struct fleet_lora_re
                                         .timeout_us = req->timeout_us};
     uint64_t revision;
 
-    revision = fleet_lora_put(fc, &from, h);
+    revision = fleet_lora_put(fc, &from);
     json_decref(digest);
     return revision;
 }
 
 static int apply_load_results(struct fleet_control *fc, const struct fleet_lora_request *req,
                               const json_t *body, bool known, const struct fleet_result *results,
-                              size_t n, struct fleet_lora *h, uint64_t *revision, struct err *e)
+                              size_t n, uint64_t *revision, struct err *e)
 {
     const struct fleet_result *cause = fleet_results_cause(results, n);
     bool changes = cause == NULL || (known && n_good(results, n) > 0);
 
     if (changes)
-        set_outdated(h);
-    set_after_load(results, n, h);
+        set_outdated(fc);
+    set_after_load(results, n);
     if (changes)
-        *revision = add_adapter(fc, req, body, results, n, h);
+        *revision = add_adapter(fc, req, body, results, n);
     else if (known)
-        fleet_lora_keep(fc, req->name, h);
+        fleet_lora_keep(fc, req->name);
     else
-        undo_load(fc, results, n, req->name, h);
+        undo_load(fc, results, n, req->name);
     fleet_reconcile_all(fc);
     return set_cause(results, n, changes, e);
 }
@@ -247,43 +248,53 @@ static int request_load(struct fleet_control *fc, const struct fleet_lora_reques
     return rc;
 }
 
-static int load_prepare(struct fleet_control *fc, const struct fleet_lora_request *req,
-                        const json_t *body, bool known, struct fleet_target *targets, size_t *n,
-                        struct err *e)
+static int load_prepare(struct fleet_control *fc, const struct upstream_list *all,
+                        const struct fleet_lora_request *req, const json_t *body, bool known,
+                        struct fleet_target *targets, size_t *n, struct err *e)
 {
     if (fleet_lora_reserve(fc, req->name, e) != 0)
         return -1;
     if (known && !req->in_place)
         return err_set(e, ERR_BAD_REQUEST, "/lora_name",
                        "there is an adapter '%.128s', and load_inplace is false", req->name);
-    if (fleet_reachable_quorum(fc, body, targets, n, e) != 0)
+    if (fleet_reachable_quorum(fc, all, body, targets, n, e) != 0)
         return -1;
     return fleet_validate(fc, API_LOAD_ADAPTER, targets, *n, e);
 }
 
-int fleet_lora_load(struct fleet_control *fc, const struct fleet_lora_request *req,
-                    const json_t *body, struct fleet_lora_reply *reply, struct err *e)
+static int load(struct fleet_control *fc, const struct upstream_list *all,
+                const struct fleet_lora_request *req, const json_t *body,
+                struct fleet_lora_reply *reply, struct err *e)
 {
     bool known = fleet_lora_exists(fc, req->name);
     struct fleet_target targets[FLEET_MAX];
-    struct fleet_lora h;
     size_t n;
 
-    if (load_prepare(fc, req, body, known, targets, &n, e) != 0)
+    if (load_prepare(fc, all, req, body, known, targets, &n, e) != 0)
         return -1;
     fleet_reconcile_watch(fc);
-    fleet_lora_read(fc, req->name, &h);
+    fleet_lora_read(fc, req->name);
     if (known)
-        unload_first(fc, targets, n, body, req->name, &h);
+        unload_first(fc, targets, n, body, req->name);
     if (request_load(fc, req, targets, n, &reply->results, e) != 0) {
         if (known)
-            fleet_lora_keep(fc, req->name, &h);
+            fleet_lora_keep(fc, req->name);
         fleet_reconcile_all(fc);
         return -1;
     }
     reply->n = n;
     compare_digests(reply->results, n);
-    return apply_load_results(fc, req, body, known, reply->results, n, &h, &reply->revision, e);
+    return apply_load_results(fc, req, body, known, reply->results, n, &reply->revision, e);
+}
+
+int fleet_lora_load(struct fleet_control *fc, const struct fleet_lora_request *req,
+                    const json_t *body, struct fleet_lora_reply *reply, struct err *e)
+{
+    struct upstream_list *all = upstreams_list(fc->upstreams);
+    int rc = load(fc, all, req, body, reply, e);
+
+    upstream_list_unref(all);
+    return rc;
 }
 
 /* unload */
@@ -305,45 +316,43 @@ static size_t accept_absent(struct fleet_control *fc, struct fleet_result *resul
 }
 
 /* What each engine has after an unload that worked somewhere. */
-static void set_after_unload(const struct fleet_result *results, size_t n, struct fleet_lora *h)
+static void set_after_unload(struct fleet_control *fc, const struct fleet_result *results, size_t n)
 {
-    set_outdated(h);
+    set_outdated(fc);
     for (size_t i = 0; i < n; i++)
         if (result_ok(&results[i]))
-            h->has[results[i].upstream] = FLEET_HAS_NONE;
+            *fleet_lora_found(results[i].upstream) = FLEET_HAS_NONE;
         else if (results[i].outcome != FLEET_UNSENT)
-            h->has[results[i].upstream] = FLEET_HAS_OTHER;
+            *fleet_lora_found(results[i].upstream) = FLEET_HAS_OTHER;
 }
 
 /* Engines on which it failed are out of rotation and asked again, unless it failed on all. */
 static uint64_t apply_unload_results(struct fleet_control *fc, const char *name,
-                                     const struct fleet_result *results, size_t n,
-                                     struct fleet_lora *h)
+                                     const struct fleet_result *results, size_t n)
 {
     uint64_t revision = 0;
 
     if (n_good(results, n) > 0) {
-        set_after_unload(results, n, h);
-        revision = fleet_lora_remove(fc, name, h);
+        set_after_unload(fc, results, n);
+        revision = fleet_lora_remove(fc, name);
     } else {
-        set_after_load(results, n, h);
-        fleet_lora_set_has(fc, name, h);
+        set_after_load(results, n);
+        fleet_lora_set_has(fc, name);
     }
     fleet_reconcile_all(fc);
     return revision;
 }
 
-int fleet_lora_unload(struct fleet_control *fc, const char *name, const json_t *body,
-                      struct fleet_lora_reply *reply, struct err *e)
+static int unload(struct fleet_control *fc, const struct upstream_list *all, const char *name,
+                  const json_t *body, struct fleet_lora_reply *reply, struct err *e)
 {
     struct fleet_target targets[FLEET_MAX];
-    struct fleet_lora h;
     size_t n;
 
-    if (fleet_reachable_quorum(fc, body, targets, &n, e) != 0)
+    if (fleet_reachable_quorum(fc, all, body, targets, &n, e) != 0)
         return -1;
     fleet_reconcile_watch(fc);
-    fleet_lora_read(fc, name, &h);
+    fleet_lora_read(fc, name);
     if (fleet_request(fc, API_UNLOAD_ADAPTER, targets, n, FLEET_CACHE_US, &reply->results, e) != 0)
         return -1;
     reply->n = n;
@@ -352,6 +361,16 @@ int fleet_lora_unload(struct fleet_control *fc, const char *name, const json_t *
         return err_set(e, ERR_NOT_FOUND, "/lora_name", "no upstream has an adapter '%.128s'", name);
     }
     fleet_reset_adapter_caches(fc, reply->results, n);
-    reply->revision = apply_unload_results(fc, name, reply->results, n, &h);
+    reply->revision = apply_unload_results(fc, name, reply->results, n);
     return set_cause(reply->results, n, n_good(reply->results, n) > 0, e);
+}
+
+int fleet_lora_unload(struct fleet_control *fc, const char *name, const json_t *body,
+                      struct fleet_lora_reply *reply, struct err *e)
+{
+    struct upstream_list *all = upstreams_list(fc->upstreams);
+    int rc = unload(fc, all, name, body, reply, e);
+
+    upstream_list_unref(all);
+    return rc;
 }

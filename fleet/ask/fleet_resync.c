@@ -3,7 +3,7 @@
 #include "fleet/calls/fleet_priv.h"
 #include "fleet/want/fleet_cache.h"
 
-static int query_one(struct fleet_control *fc, enum api_query q, size_t upstream,
+static int query_one(struct fleet_control *fc, enum api_query q, struct upstream *upstream,
                      struct fleet_result **result, struct err *e)
 {
     const struct fleet_target target = {.upstream = upstream};
@@ -17,8 +17,8 @@ static int refuse_unverified(const struct fleet_result *result, struct err *e)
 }
 
 /* Which weights the engine serves now. Errors: ERR_CONFLICT: it does not report them. */
-static int query_version(struct fleet_control *fc, size_t upstream, struct upstream_report *report,
-                         struct err *e)
+static int query_version(struct fleet_control *fc, struct upstream *upstream,
+                         struct upstream_report *report, struct err *e)
 {
     struct fleet_result *status = NULL, *label = NULL;
     struct upstream_endpoint at;
@@ -56,7 +56,7 @@ static bool can_generate(const struct fleet_result *result)
 }
 
 /* An engine in rotation has shown that it generates. */
-static int probe_generation(struct fleet_control *fc, size_t upstream, struct err *e)
+static int probe_generation(struct fleet_control *fc, struct upstream *upstream, struct err *e)
 {
     struct fleet_result *result = NULL;
     int rc = 0;
@@ -111,7 +111,8 @@ static int check_sleep(const struct upstream_info *info, enum sleep_state state,
     return 0;
 }
 
-static int request_one(struct fleet_control *fc, enum api_op op, size_t upstream, struct err *e)
+static int request_one(struct fleet_control *fc, enum api_op op, struct upstream *upstream,
+                       struct err *e)
 {
     const struct fleet_target target = {.upstream = upstream};
     struct fleet_result *result = NULL;
@@ -128,7 +129,7 @@ static int request_one(struct fleet_control *fc, enum api_op op, size_t upstream
 }
 
 /* Only the process that was down during the wake may still sleep; one started since never slept. */
-static int wake_if_missed(struct fleet_control *fc, size_t upstream,
+static int wake_if_missed(struct fleet_control *fc, struct upstream *upstream,
                           const struct upstream_info *info, struct err *e)
 {
     if (info->fence != FLEET_FENCE_WAKE || info->incarnation != info->fence_incarnation)
@@ -136,7 +137,7 @@ static int wake_if_missed(struct fleet_control *fc, size_t upstream,
     return request_one(fc, API_WAKE, upstream, e);
 }
 
-static int sleep_if_missed(struct fleet_control *fc, size_t upstream,
+static int sleep_if_missed(struct fleet_control *fc, struct upstream *upstream,
                            const struct upstream_info *info, enum sleep_state state, struct err *e)
 {
     if (info->fence != FLEET_FENCE_SLEEP || state != SLEEP_ALL)
@@ -158,7 +159,7 @@ static int refuse_if_paused(struct fleet_control *fc, struct err *e)
 
 /* Refusals that need no query come first. An engine generates only while it is awake: a wake that
  * it missed is sent before the probe, a sleep after it. */
-static int resync_with_lock(struct fleet_control *fc, size_t upstream, struct err *e)
+static int resync_with_lock(struct fleet_control *fc, struct upstream *upstream, struct err *e)
 {
     enum sleep_state state = sleep_of(fc);
     struct upstream_info info;
@@ -180,13 +181,13 @@ static int resync_with_lock(struct fleet_control *fc, size_t upstream, struct er
 }
 
 int fleet_resync_one(struct fleet_control *fc, struct http_request *x, const char *name,
-                     size_t *out, struct err *e)
+                     struct upstream **out, struct err *e)
 {
     int rc;
 
+    *out = NULL;
     if (fleet_op_lock(fc, x, "a resync", e) != 0)
         return -1;
-    upstreams_hold_indexes(fc->upstreams);
     rc = upstreams_find(fc->upstreams, name, out, e);
     if (rc == 0) {
         rc = resync_with_lock(fc, *out, e);
@@ -194,7 +195,6 @@ int fleet_resync_one(struct fleet_control *fc, struct http_request *x, const cha
     }
     if (rc == 0)
         fleet_proof_want(fc, *out);
-    upstreams_release_indexes(fc->upstreams);
     fleet_op_unlock(fc);
     return rc;
 }

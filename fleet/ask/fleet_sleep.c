@@ -13,7 +13,7 @@ static void fence_failed(struct fleet_control *fc, const struct fleet_result *re
 
 /* An engine that was removed is not asked, and may be added again. Other kinds report a sleep. */
 static bool hides_its_sleep(struct fleet_control *fc, const struct upstream_endpoint *at,
-                            size_t upstream)
+                            struct upstream *upstream)
 {
     struct upstream_info info;
 
@@ -21,31 +21,40 @@ static bool hides_its_sleep(struct fleet_control *fc, const struct upstream_endp
     return upstream_caps(at->kind)->hides_pause && info.asleep;
 }
 
-/* An engine that was down is in another state than the others when it is back, until a resync. */
-static void fence_missed(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
-                         bool asleep)
+static bool is_among(const struct fleet_target *targets, size_t n, const struct upstream *it)
 {
-    bool asked[FLEET_MAX] = {false};
-    size_t n_all = upstreams_n(fc->upstreams);
+    for (size_t i = 0; i < n; i++)
+        if (targets[i].upstream == it)
+            return true;
+    return false;
+}
+
+/* An engine that was down is in another state than the others when it is back, until a resync. */
+static void fence_missed(struct fleet_control *fc, const struct upstream_list *all,
+                         const struct fleet_target *targets, size_t n, bool asleep)
+{
     struct upstream_endpoint at;
 
-    for (size_t i = 0; i < n; i++)
-        asked[targets[i].upstream] = true;
-    for (size_t i = 0; i < n_all; i++) {
-        upstreams_get(fc->upstreams, i, &at);
-        if (!asked[i] && (!at.removed || (!asleep && hides_its_sleep(fc, &at, i))))
-            fleet_fence_missed(fleet_of(fc), i, asleep ? FLEET_FENCE_SLEEP : FLEET_FENCE_WAKE);
+    for (size_t i = 0; i < all->n; i++) {
+        struct upstream *it = all->items[i];
+
+        upstreams_get(fc->upstreams, it, &at);
+        if (!is_among(targets, n, it) && (!at.removed || (!asleep && hides_its_sleep(fc, &at, it))))
+            fleet_fence_missed(fleet_of(fc), it, asleep ? FLEET_FENCE_SLEEP : FLEET_FENCE_WAKE);
     }
 }
 
-static void record_sleep(struct fleet_control *fc, const struct fleet_result *results, size_t n,
-                         bool asleep)
+static void record_sleep(struct fleet_control *fc, const struct upstream_list *all,
+                         const struct fleet_result *results, size_t n, bool asleep)
 {
-    for (size_t i = 0; i < FLEET_MAX; i++)
-        fc->engines[i].wake_in_doubt = !asleep;
+    mtx_lock(&fc->lock);
+    fc->wake_in_doubt = !asleep;
+    mtx_unlock(&fc->lock);
+    for (size_t i = 0; i < all->n; i++)
+        fleet_engine(all->items[i])->wake_in_doubt = !asleep;
     for (size_t i = 0; i < n; i++)
         if (result_ok(&results[i])) {
-            fc->engines[results[i].upstream].wake_in_doubt = false;
+            fleet_engine(results[i].upstream)->wake_in_doubt = false;
             fleet_note_sleep(fleet_of(fc), results[i].upstream, asleep);
         }
 }
@@ -73,28 +82,29 @@ static void log_sleep(const struct fleet_sleep_request *req, size_t n_upstreams)
     log_event(&r);
 }
 
-static int set_sleep(struct fleet_control *fc, const struct fleet_sleep_request *req,
-                     const json_t *body, struct fleet_result **results, size_t *n, struct err *e)
+static int set_sleep_of(struct fleet_control *fc, const struct upstream_list *all,
+                        const struct fleet_sleep_request *req, const json_t *body,
+                        struct fleet_result **results, size_t *n, struct err *e)
 {
     bool asleep = req->level > 0;
     struct fleet_target targets[FLEET_MAX];
     size_t n_changed = 0;
     int rc;
 
-    if (fleet_reachable_quorum(fc, body, targets, n, e) != 0)
+    if (fleet_reachable_quorum(fc, all, body, targets, n, e) != 0)
         return -1;
-    fleet_proof_hold(fc, FLEET_MAX);
+    fleet_proof_hold(fc, NULL);
     rc = fleet_request(fc, asleep ? API_SLEEP : API_WAKE, targets, *n, FLEET_SLEEP_US, results, e);
     if (rc != 0) {
-        fleet_proof_release(fc, FLEET_MAX);
+        fleet_proof_release(fc, NULL);
         return -1;
     }
     for (size_t i = 0; i < *n; i++)
         n_changed += (*results)[i].outcome == FLEET_OK || (*results)[i].outcome == FLEET_UNKNOWN;
     if (n_changed > 0) {
         fence_failed(fc, *results, *n);
-        fence_missed(fc, targets, *n, asleep);
-        record_sleep(fc, *results, *n, asleep);
+        fence_missed(fc, all, targets, *n, asleep);
+        record_sleep(fc, all, *results, *n, asleep);
         if (req->weights && req->level == 2)
             fence_dropped(fc, *results, *n);
         fleet_set_sleep(fc, req->weights, req->kv, req->level);
@@ -102,8 +112,18 @@ static int set_sleep(struct fleet_control *fc, const struct fleet_sleep_request 
             (void)fleet_abort_queued(fleet_of(fc), true);
         log_sleep(req, n_changed);
     }
-    fleet_proof_release(fc, FLEET_MAX); /* fleet_set_sleep keeps canaries away from now on */
+    fleet_proof_release(fc, NULL); /* fleet_set_sleep keeps canaries away from now on */
     return fleet_results_done(*results, *n, e) ? 0 : -1;
+}
+
+static int set_sleep(struct fleet_control *fc, const struct fleet_sleep_request *req,
+                     const json_t *body, struct fleet_result **results, size_t *n, struct err *e)
+{
+    struct upstream_list *all = upstreams_list(fc->upstreams);
+    int rc = set_sleep_of(fc, all, req, body, results, n, e);
+
+    upstream_list_unref(all);
+    return rc;
 }
 
 int fleet_sleep_all(struct fleet_control *fc, const struct fleet_sleep_request *req,

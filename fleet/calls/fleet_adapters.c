@@ -33,17 +33,34 @@ const struct fleet_adapter *fleet_adapters_find(const struct fleet_adapters *fa,
     return a != NULL && !a->removed ? a : NULL;
 }
 
-bool fleet_adapters_any_has(const struct fleet_adapters *fa, const uint8_t *has)
+void fleet_adapters_join(struct fleet_adapters *fa, struct fleet_engine_adapters *engine)
 {
-    for (size_t i = 0; i < FLEET_MAX; i++)
-        if (has[i] != FLEET_HAS_NONE && fa->incarnation[i] != FLEET_REMOVED)
+    engine->next = fa->engines;
+    fa->engines = engine;
+}
+
+bool fleet_adapters_any_found(const struct fleet_adapters *fa)
+{
+    for (const struct fleet_engine_adapters *e = fa->engines; e != NULL; e = e->next)
+        if (e->found != FLEET_HAS_NONE && e->incarnation != FLEET_REMOVED)
             return true;
     return false;
 }
 
-static bool is_pending(const struct fleet_adapter *a)
+static bool may_any_member_have(const struct fleet_adapters *fa, const struct fleet_adapter *a)
 {
-    return memchr(a->pending, true, sizeof a->pending) != NULL;
+    for (const struct fleet_engine_adapters *e = fa->engines; e != NULL; e = e->next)
+        if (e->at[a->slot].has != FLEET_HAS_NONE && e->incarnation != FLEET_REMOVED)
+            return true;
+    return false;
+}
+
+static bool is_pending(const struct fleet_adapters *fa, const struct fleet_adapter *a)
+{
+    for (const struct fleet_engine_adapters *e = fa->engines; e != NULL; e = e->next)
+        if (e->at[a->slot].pending)
+            return true;
+    return false;
 }
 
 static void set_source(struct fleet_adapter *a, char *path, char *load)
@@ -57,6 +74,9 @@ static void set_source(struct fleet_adapter *a, char *path, char *load)
 static void forget(struct fleet_adapters *fa, struct fleet_adapter *a)
 {
     set_source(a, NULL, NULL);
+    for (struct fleet_engine_adapters *e = fa->engines; e != NULL; e = e->next)
+        e->at[a->slot].has = FLEET_HAS_NONE;
+    fa->used[a->slot] = false;
     *a = fa->list[--fa->n];
 }
 
@@ -68,7 +88,7 @@ static void forget_oldest(struct fleet_adapters *fa)
     for (size_t i = 0; i < fa->n; i++) {
         struct fleet_adapter *a = &fa->list[i];
 
-        if (a->removed && !is_pending(a) && !fleet_adapters_any_has(fa, a->has) &&
+        if (a->removed && !is_pending(fa, a) && !may_any_member_have(fa, a) &&
             (oldest == NULL || a->change < oldest->change))
             oldest = a;
     }
@@ -105,31 +125,49 @@ static struct fleet_adapter *add(struct fleet_adapters *fa, const char *name)
     a = &fa->list[fa->n++];
     memset(a, 0, sizeof *a);
     (void)snprintf(a->name, sizeof a->name, "%s", name);
+    while (fa->used[a->slot])
+        a->slot++;
+    fa->used[a->slot] = true;
     return a;
 }
 
-static const uint8_t has_none[FLEET_MAX] = {FLEET_HAS_NONE};
+static bool may_any_have(const struct fleet_adapters *fa, const struct fleet_adapter *a)
+{
+    for (const struct fleet_engine_adapters *e = fa->engines; e != NULL; e = e->next)
+        if (e->at[a->slot].has != FLEET_HAS_NONE)
+            return true;
+    return false;
+}
 
 static void forget_removed(struct fleet_adapters *fa)
 {
     for (size_t i = fa->n; i-- > 0;) {
         struct fleet_adapter *a = &fa->list[i];
 
-        if (a->removed && memcmp(a->has, has_none, sizeof has_none) == 0 && !is_pending(a))
+        if (a->removed && !may_any_have(fa, a) && !is_pending(fa, a))
             forget(fa, a);
     }
 }
 
-/* A task that is pending at an engine may change what it has after this reply. */
-static void set_has(struct fleet_adapters *fa, struct fleet_adapter *a, const uint8_t *has)
+void fleet_adapters_leave(struct fleet_adapters *fa, struct fleet_engine_adapters *engine)
 {
-    for (size_t i = 0; i < FLEET_MAX; i++)
-        a->has[i] = a->pending[i] ? FLEET_HAS_OTHER : has[i];
+    struct fleet_engine_adapters **at = &fa->engines;
+
+    while (*at != engine)
+        at = &(*at)->next;
+    *at = engine->next;
+    forget_removed(fa);
+}
+
+/* A task that is pending at an engine may change what it has after this reply. */
+static void set_has(struct fleet_adapters *fa, struct fleet_adapter *a)
+{
+    for (struct fleet_engine_adapters *e = fa->engines; e != NULL; e = e->next)
+        e->at[a->slot].has = e->at[a->slot].pending ? FLEET_HAS_OTHER : e->found;
     fa->changes++;
 }
 
-uint64_t fleet_adapters_put(struct fleet_adapters *fa, const struct fleet_adapter_source *from,
-                            const uint8_t *has)
+uint64_t fleet_adapters_put(struct fleet_adapters *fa, const struct fleet_adapter_source *from)
 {
     struct fleet_adapter *a = add(fa, from->name);
 
@@ -137,118 +175,132 @@ uint64_t fleet_adapters_put(struct fleet_adapters *fa, const struct fleet_adapte
     a->timeout_us = from->timeout_us;
     set_source(a, from->path, from->load);
     (void)snprintf(a->digest, sizeof a->digest, "%s", from->digest != NULL ? from->digest : "");
-    set_has(fa, a, has);
+    set_has(fa, a);
     a->change = fa->changes;
     return ++a->revision;
 }
 
-void fleet_adapters_get_has(const struct fleet_adapters *fa, const char *name, uint8_t *has)
+void fleet_adapters_find_has(struct fleet_adapters *fa, const char *name)
 {
     const struct fleet_adapter *a = find(fa, name);
 
-    memcpy(has, a != NULL ? a->has : has_none, sizeof has_none);
+    for (struct fleet_engine_adapters *e = fa->engines; e != NULL; e = e->next) {
+        e->found = a != NULL ? e->at[a->slot].has : FLEET_HAS_NONE;
+        e->found_incarnation = e->incarnation;
+    }
 }
 
-void fleet_adapters_set_has(struct fleet_adapters *fa, const char *name, const uint8_t *has)
+void fleet_adapters_set_has(struct fleet_adapters *fa, const char *name)
 {
     struct fleet_adapter *a = find(fa, name);
 
     if (a == NULL)
         return;
-    set_has(fa, a, has);
+    set_has(fa, a);
     a->change =
         fa->changes; /* a pending load may have been processed before the adapter was lost */
 }
 
-static bool any_has(const uint8_t *has)
+static bool may_any_have_found(const struct fleet_adapters *fa)
 {
-    return memcmp(has, has_none, sizeof has_none) != 0;
+    for (const struct fleet_engine_adapters *e = fa->engines; e != NULL; e = e->next)
+        if (e->found != FLEET_HAS_NONE)
+            return true;
+    return false;
 }
 
-uint64_t fleet_adapters_remove(struct fleet_adapters *fa, const char *name, const uint8_t *left)
+uint64_t fleet_adapters_remove(struct fleet_adapters *fa, const char *name)
 {
     const struct fleet_adapter *was = fleet_adapters_find(fa, name);
     uint64_t revision = was != NULL ? was->revision : 0;
     struct err full = {0};
     struct fleet_adapter *a;
 
-    if (find(fa, name) == NULL && (!any_has(left) || fleet_adapters_reserve(fa, name, &full) != 0))
+    if (find(fa, name) == NULL &&
+        (!may_any_have_found(fa) || fleet_adapters_reserve(fa, name, &full) != 0))
         return 0;
     a = add(fa, name);
     a->removed = true;
     a->revision = 0;
     set_source(a, NULL, NULL);
-    set_has(fa, a, left);
+    set_has(fa, a);
     a->change = fa->changes;
     forget_removed(fa);
     return revision;
 }
 
-void fleet_adapters_set_incarnation(struct fleet_adapters *fa, size_t upstream,
+void fleet_adapters_set_incarnation(struct fleet_adapters *fa, struct fleet_engine_adapters *engine,
                                     uint64_t incarnation, bool is_new)
 {
-    if (fa->incarnation[upstream] == incarnation)
+    if (engine->incarnation == incarnation)
         return;
-    fa->incarnation[upstream] = incarnation;
+    engine->incarnation = incarnation;
     fa->changes++;
     for (size_t i = 0; i < fa->n; i++) {
         struct fleet_adapter *a = &fa->list[i];
 
-        if (a->pending[upstream] || (!is_new && a->has[upstream] != FLEET_HAS_NONE))
-            a->has[upstream] = FLEET_HAS_OTHER;
+        if (engine->at[a->slot].pending || (!is_new && engine->at[a->slot].has != FLEET_HAS_NONE))
+            engine->at[a->slot].has = FLEET_HAS_OTHER;
         else
-            a->has[upstream] = FLEET_HAS_NONE;
+            engine->at[a->slot].has = FLEET_HAS_NONE;
     }
     forget_removed(fa);
 }
 
-bool fleet_adapters_is_missing(const struct fleet_adapter *a, size_t upstream)
+bool fleet_adapters_is_missing(const struct fleet_adapter *a,
+                               const struct fleet_engine_adapters *engine)
 {
-    return !a->removed && a->has[upstream] != FLEET_HAS_THIS;
+    return !a->removed && engine->at[a->slot].has != FLEET_HAS_THIS;
 }
 
-static bool any_has_this(const struct fleet_adapter *a)
+static bool any_has_this(const struct fleet_adapters *fa, const struct fleet_adapter *a)
 {
-    return memchr(a->has, FLEET_HAS_THIS, sizeof a->has) != NULL;
+    for (const struct fleet_engine_adapters *e = fa->engines; e != NULL; e = e->next)
+        if (e->at[a->slot].has == FLEET_HAS_THIS)
+            return true;
+    return false;
 }
 
 /* One that cannot be loaded again, and that no engine has, is unloaded where there may be an older
  * revision of it. */
-static bool has_task(const struct fleet_adapter *a, size_t upstream)
+static bool has_task(const struct fleet_adapters *fa, const struct fleet_adapter *a,
+                     const struct fleet_engine_adapters *engine)
 {
-    enum fleet_has has = (enum fleet_has)a->has[upstream];
+    enum fleet_has has = (enum fleet_has)engine->at[a->slot].has;
 
     if (a->removed)
         return has != FLEET_HAS_NONE;
-    return a->load != NULL ? has != FLEET_HAS_THIS : has == FLEET_HAS_OTHER && !any_has_this(a);
+    return a->load != NULL ? has != FLEET_HAS_THIS : has == FLEET_HAS_OTHER && !any_has_this(fa, a);
 }
 
 /* Adapters that the engine refused come last. */
-static struct fleet_adapter *next_task(const struct fleet_adapters *fa, size_t upstream)
+static struct fleet_adapter *next_task(const struct fleet_adapters *fa,
+                                       const struct fleet_engine_adapters *engine)
 {
     struct fleet_adapter *refused = NULL;
 
     for (size_t i = 0; i < fa->n; i++) {
         struct fleet_adapter *a = &fa->list[i];
 
-        if (has_task(a, upstream) && a->has[upstream] != FLEET_HAS_REFUSED)
+        if (has_task(fa, a, engine) && engine->at[a->slot].has != FLEET_HAS_REFUSED)
             return a;
-        if (has_task(a, upstream))
+        if (has_task(fa, a, engine))
             refused = a;
     }
     return refused;
 }
 
-bool fleet_adapters_has_task(const struct fleet_adapters *fa, size_t upstream)
+bool fleet_adapters_has_task(const struct fleet_adapters *fa,
+                             const struct fleet_engine_adapters *engine)
 {
-    return next_task(fa, upstream) != NULL;
+    return next_task(fa, engine) != NULL;
 }
 
-int fleet_adapters_begin_task(struct fleet_adapters *fa, size_t upstream,
+int fleet_adapters_begin_task(struct fleet_adapters *fa, struct fleet_engine_adapters *engine,
                               struct fleet_adapter_task *out)
 {
-    struct fleet_adapter *a = next_task(fa, upstream);
-    struct fleet_adapter_task task = {.incarnation = fa->incarnation[upstream]};
+    struct fleet_adapter *a = next_task(fa, engine);
+    struct fleet_adapter_task task = {.incarnation = engine->incarnation};
 
     if (a == NULL)
         return 0;
@@ -259,25 +311,25 @@ int fleet_adapters_begin_task(struct fleet_adapters *fa, size_t upstream,
     }
     memcpy(task.name, a->name, sizeof task.name);
     memcpy(task.digest, a->digest, sizeof task.digest);
-    task.had = (enum fleet_has)a->has[upstream];
+    task.had = (enum fleet_has)engine->at[a->slot].has;
     task.may_have = task.had != FLEET_HAS_NONE;
     task.timeout_us = a->timeout_us;
     task.change = a->change;
-    a->pending[upstream] = true;
+    engine->at[a->slot].pending = true;
     *out = task;
     return 1;
 }
 
-void fleet_adapters_end_task(struct fleet_adapters *fa, size_t upstream,
+void fleet_adapters_end_task(struct fleet_adapters *fa, struct fleet_engine_adapters *engine,
                              struct fleet_adapter_task *task, enum fleet_has has)
 {
     struct fleet_adapter *a = find(fa, task->name); /* not forgotten while a task is pending */
 
-    assert(a != NULL && a->pending[upstream]);
-    a->pending[upstream] = false;
-    a->has[upstream] = (uint8_t)has;
-    if (task->incarnation != fa->incarnation[upstream] || task->change != a->change)
-        a->has[upstream] = FLEET_HAS_OTHER;
+    assert(a != NULL && engine->at[a->slot].pending);
+    engine->at[a->slot].pending = false;
+    engine->at[a->slot].has = (uint8_t)has;
+    if (task->incarnation != engine->incarnation || task->change != a->change)
+        engine->at[a->slot].has = FLEET_HAS_OTHER;
     fa->changes++;
     forget_removed(fa);
     free(task->load);
@@ -285,15 +337,15 @@ void fleet_adapters_end_task(struct fleet_adapters *fa, size_t upstream,
 }
 
 const struct fleet_adapter *fleet_adapters_blocking(const struct fleet_adapters *fa,
-                                                    size_t upstream)
+                                                    const struct fleet_engine_adapters *engine)
 {
     for (size_t i = 0; i < fa->n; i++) {
         const struct fleet_adapter *a = &fa->list[i];
-        enum fleet_has has = (enum fleet_has)a->has[upstream];
+        enum fleet_has has = (enum fleet_has)engine->at[a->slot].has;
         bool can_mend = has == FLEET_HAS_OTHER || (a->load != NULL && has != FLEET_HAS_REFUSED);
 
         if (a->removed ? has != FLEET_HAS_NONE
-                       : has != FLEET_HAS_THIS && (can_mend || any_has_this(a)))
+                       : has != FLEET_HAS_THIS && (can_mend || any_has_this(fa, a)))
             return a;
     }
     return NULL;

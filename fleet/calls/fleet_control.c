@@ -52,7 +52,7 @@ struct fleet *fleet_of(const struct fleet_control *fc)
     return upstreams_fleet(fc->upstreams);
 }
 
-bool fleet_engine_is_held_locked(const struct fleet_control *fc, size_t upstream)
+bool fleet_engine_is_held_locked(const struct fleet_control *fc, struct upstream *upstream)
 {
     const struct fleet_session *s = fc->session;
 
@@ -66,17 +66,18 @@ bool fleet_engine_is_held_locked(const struct fleet_control *fc, size_t upstream
 
 /* reachable engines */
 
-size_t fleet_reachable(struct fleet_control *fc, const json_t *body, struct fleet_target *targets)
+size_t fleet_reachable(struct fleet_control *fc, const struct upstream_list *all,
+                       const json_t *body, struct fleet_target *targets)
 {
-    size_t n = upstreams_n(fc->upstreams), n_reachable = 0;
+    size_t n_reachable = 0;
     struct upstream_info info;
     struct upstream_endpoint at;
 
-    for (size_t i = 0; i < n && i < FLEET_MAX; i++) {
-        upstreams_get(fc->upstreams, i, &at);
-        fleet_info(fleet_of(fc), i, &info);
+    for (size_t i = 0; i < all->n; i++) {
+        upstreams_get(fc->upstreams, all->items[i], &at);
+        fleet_info(fleet_of(fc), all->items[i], &info);
         if (!at.removed && info.alive)
-            targets[n_reachable++] = (struct fleet_target){.upstream = i, .body = body};
+            targets[n_reachable++] = (struct fleet_target){.upstream = all->items[i], .body = body};
     }
     return n_reachable;
 }
@@ -90,16 +91,17 @@ size_t fleet_min_ready(struct fleet_control *fc)
 }
 
 /* "; down: http://a, http://b" of those that were probed, or were not yet; "" if there are none. */
-static void list_unreachable(struct fleet_control *fc, bool probed, char *out, size_t cap)
+static void list_unreachable(struct fleet_control *fc, const struct upstream_list *all, bool probed,
+                             char *out, size_t cap)
 {
-    size_t n = upstreams_n(fc->upstreams), len = 0;
+    size_t len = 0;
     struct upstream_info info;
     struct upstream_endpoint at;
 
     out[0] = '\0';
-    for (size_t i = 0; i < n && len < cap; i++) {
-        upstreams_get(fc->upstreams, i, &at);
-        fleet_info(fleet_of(fc), i, &info);
+    for (size_t i = 0; i < all->n && len < cap; i++) {
+        upstreams_get(fc->upstreams, all->items[i], &at);
+        fleet_info(fleet_of(fc), all->items[i], &info);
         if (at.removed || info.alive || upstream_info_is_probed(&info) != probed)
             continue;
         len += (size_t)snprintf(out + len, cap - len, "%s%s",
@@ -110,21 +112,22 @@ static void list_unreachable(struct fleet_control *fc, bool probed, char *out, s
     }
 }
 
-int fleet_reachable_quorum(struct fleet_control *fc, const json_t *body,
-                           struct fleet_target *targets, size_t *n, struct err *e)
+int fleet_reachable_quorum(struct fleet_control *fc, const struct upstream_list *all,
+                           const json_t *body, struct fleet_target *targets, size_t *n,
+                           struct err *e)
 {
     struct fleet_stats stats;
     char down[ERR_MSG_MAX / 2], unprobed[ERR_MSG_MAX / 2];
 
     fleet_stats(fleet_of(fc), &stats);
-    *n = fleet_reachable(fc, body, targets);
+    *n = fleet_reachable(fc, all, body, targets);
     if (*n >= stats.min_ready)
         return 0;
     if (stats.n_upstreams == 0)
         return err_set(e, ERR_UNSYNCED, "",
                        "there is no upstream yet: add one by POST /v1/upstreams; nothing was sent");
-    list_unreachable(fc, true, down, sizeof down);
-    list_unreachable(fc, false, unprobed, sizeof unprobed);
+    list_unreachable(fc, all, true, down, sizeof down);
+    list_unreachable(fc, all, false, unprobed, sizeof unprobed);
     return err_set(e, ERR_UNSYNCED, "",
                    "%zu of %zu upstreams are reachable, --min-ready is %zu: nothing was sent%s%s",
                    *n, stats.n_upstreams, stats.min_ready, down, unprobed);

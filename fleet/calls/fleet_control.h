@@ -53,14 +53,17 @@ uint64_t fleet_update_us(const struct fleet_control *fc);
 
 size_t fleet_min_ready(struct fleet_control *fc);
 
-/* fleet_reachable - all configured engines that reply to probes.
+/* fleet_reachable - the engines of a list that are configured and reply to probes.
+ * @all      of upstreams_list; the targets are valid as long as it is
  * @targets  [FLEET_MAX], each with `body`. Returns: how many. */
-size_t fleet_reachable(struct fleet_control *fc, const json_t *body, struct fleet_target *targets);
+size_t fleet_reachable(struct fleet_control *fc, const struct upstream_list *all,
+                       const json_t *body, struct fleet_target *targets);
 
 /* fleet_reachable_quorum - the same. Errors: ERR_UNSYNCED: fewer than --min-ready; the message
  * names the others. */
-int fleet_reachable_quorum(struct fleet_control *fc, const json_t *body,
-                           struct fleet_target *targets, size_t *n, struct err *e);
+int fleet_reachable_quorum(struct fleet_control *fc, const struct upstream_list *all,
+                           const json_t *body, struct fleet_target *targets, size_t *n,
+                           struct err *e);
 
 /* fleet_suspend_generation_probes - while on, engines get no probe that generates a token. Calls
  * are counted: each `true` needs a `false`. No lock held. */
@@ -87,16 +90,16 @@ int fleet_check_serving(struct fleet_control *fc, const struct fleet_stats *s, s
 
 /* fleet_fence_is_paused - is the engine paused because it is fenced (--pause-fenced)? Threads: any;
  * no lock held. */
-bool fleet_fence_is_paused(struct fleet_control *fc, size_t upstream);
+bool fleet_fence_is_paused(struct fleet_control *fc, struct upstream *upstream);
 
 /* fleet_resync_one - query which weights an engine serves, and put it back in rotation by that.
  * @x    the request whose client waits for the operation lock
- * @out  the engine's index
+ * @out  the engine; a reference; NULL: there is none of that name
  * Blocks: for the operation lock, then FLEET_QUERY_US for each of three queries, and for a wake or
  * sleep that the engine missed. Errors: fleet_op_lock's; ERR_NOT_FOUND: no such engine;
  * ERR_CONFLICT: the fleet is paused, the engine did not reply, or as fleet_resync;
  * ERR_NEEDS_UPDATE. */
 int fleet_resync_one(struct fleet_control *fc, struct http_request *x, const char *name,
-                     size_t *out, struct err *e);
+                     struct upstream **out, struct err *e);
 
 #endif

@@ -76,10 +76,10 @@ struct fleet_transfer {
 
 /* Reconciling one engine (fleet/want/fleet_reconcile.h). */
 struct fleet_reconciler {
-    struct fleet_control *fc; /* immutable, and so is the next one */
-    size_t upstream;
-    const char *name; /* of the engine that was last found there; valid as in upstream_endpoint */
-    struct job job;   /* of cfg.reconcile; posted while `running` */
+    struct fleet_control *fc;  /* immutable, and so is the next one */
+    struct upstream *upstream; /* the engine itself; counted while `running` */
+    bool known;                /* its adapters were looked at before */
+    struct job job;            /* of cfg.reconcile; posted while `running` */
     bool running;
     struct retry retry;
     struct err why;   /* of the last failure */
@@ -95,17 +95,26 @@ struct fleet_reconcilers {
     struct loop_timer timer;
 };
 
-/* What is known of one upstream, by its index, beside its state in rotation. */
+/* What is known of one upstream beside its state in rotation; a part of it. Guarded by the
+ * control's lock, but for what a line says. */
 struct fleet_engine {
     struct fleet_paused paused;
     struct fleet_fence_pause fence_pause;
     struct fleet_reconciler reconcile;
     struct fleet_prover proof;
+    struct fleet_engine_adapters adapters; /* `found` is of the owner of the operation lock */
+
+    struct retry repair; /* of the hand-off's thread */
 
     /* written by the owner of the operation lock or abort lock; no lock */
     bool update_in_doubt; /* a baton: it may have an update open that no session knows */
     bool wake_in_doubt;   /* it may be asleep, though the others were woken */
 };
+
+static inline struct fleet_engine *fleet_engine(const struct upstream *upstream)
+{
+    return upstream_control(upstream);
+}
 
 /* Leases that end, on the loop's timer; what follows blocks, so it is a job of cfg.abort. */
 struct fleet_expiry {
@@ -128,6 +137,7 @@ struct fleet_control {
                                      resume; CLOCK_NEVER: there are none */
     struct fleet_fence_pauses fence_pauses;
     struct fleet_sleep sleep;
+    bool wake_in_doubt;      /* of engines that join: the others were woken */
     struct fleet_spec *spec; /* one reference; NULL: the model's tensors are not known */
     const char *coverage;    /* static: of the last committed update; NULL: there was none */
     struct fleet_cut_off cut_off;
@@ -136,13 +146,18 @@ struct fleet_control {
     struct fleet_reconcilers reconcile;
     struct fleet_provers proof;
 
-    struct fleet_engine engines[FLEET_MAX]; /* guarded by the lock too, but for what they say */
-
     struct fleet_control_cfg cfg; /* immutable, and so is the next one */
     struct upstreams *upstreams;  /* cfg's */
 
     struct fleet_expiry expiry; /* of the loop's thread, but for `running` */
 };
+
+/* fleet_engine_join - make that part of an engine that joins. @arg  struct fleet_control
+ * Errors: ERR_NO_MEMORY. */
+int fleet_engine_join(void *arg, struct upstream *upstream, struct err *e);
+
+/* fleet_engine_leave - nothing refers to an engine any more, and it leaves the list. */
+void fleet_engine_leave(void *arg, struct upstream *upstream);
 
 /* fleet_group_locked - a group by its name, as fleet_get_group. @name  NULL: the latest
  * fleet_any_group_locked - the same, also one that was left after a refusal.
@@ -159,8 +174,9 @@ struct fleet_group *fleet_group_locked(struct fleet_control *fc, const char *nam
 /* fleet_incarnation_of - what identifies an engine's process now.
  * fleet_is_other_incarnation - has the process changed since? One that does not name itself counts
  * as changed if it was away. */
-void fleet_incarnation_of(struct fleet_control *fc, size_t upstream, struct fleet_incarnation *out);
-bool fleet_is_other_incarnation(struct fleet_control *fc, size_t upstream,
+void fleet_incarnation_of(struct fleet_control *fc, struct upstream *upstream,
+                          struct fleet_incarnation *out);
+bool fleet_is_other_incarnation(struct fleet_control *fc, struct upstream *upstream,
                                 const struct fleet_incarnation *incarnation);
 
 /* ---- pauses ---- */
@@ -168,8 +184,8 @@ bool fleet_is_other_incarnation(struct fleet_control *fc, size_t upstream,
 /* fleet_engine_is_paused_locked - did this engine take the trainer's pause, and is it the same
  * process?
  * fleet_engine_is_held_locked - does the open update keep this engine paused? */
-bool fleet_engine_is_paused_locked(struct fleet_control *fc, size_t upstream);
-bool fleet_engine_is_held_locked(const struct fleet_control *fc, size_t upstream);
+bool fleet_engine_is_paused_locked(struct fleet_control *fc, struct upstream *upstream);
+bool fleet_engine_is_held_locked(const struct fleet_control *fc, struct upstream *upstream);
 
 /* fleet_note_pause_results - a pause or a resume reached these engines, and no others. The others
  * get it when they are back (fleet_send_missed_pauses). No lock held. */
@@ -196,13 +212,13 @@ void fleet_fence_pause_watch(struct fleet_control *fc);
 
 /* fleet_fence_keeps_paused_locked - must a resume for all engines leave this one out? One that is
  * fenced may have part of an update. With --pause-fenced it counts as paused for its fence. */
-bool fleet_fence_keeps_paused_locked(struct fleet_control *fc, size_t upstream);
+bool fleet_fence_keeps_paused_locked(struct fleet_control *fc, struct upstream *upstream);
 
 /* fleet_fence_pause_suspend - on: resume an engine that is paused for its fence, and let it run,
  * since a resync makes it generate, unless the fleet is paused by now; off: the resync has ended.
  * Blocks: for the pause lock, then up
  * to 2 s. No lock held. */
-void fleet_fence_pause_suspend(struct fleet_control *fc, size_t upstream, bool on);
+void fleet_fence_pause_suspend(struct fleet_control *fc, struct upstream *upstream, bool on);
 
 /* fleet_send_missed_pauses - send it to those that are back, if that is due. Blocks: for the pause
  * lock, then up to fleet_step_us. No lock held. */
@@ -219,7 +235,7 @@ json_t *fleet_pause_body(const struct pause *p);
 /* fleet_run_adapter_task - send the load or unload of a task. Blocks: up to the time of a load, and
  * of cache resets. No lock held. @why  clean; set if it failed. Returns: what the engine has now.
  */
-enum fleet_has fleet_run_adapter_task(struct fleet_control *fc, size_t upstream,
+enum fleet_has fleet_run_adapter_task(struct fleet_control *fc, struct upstream *upstream,
                                       const struct fleet_adapter_task *task, struct err *why);
 
 /* ---- quiesce and leases ---- */

@@ -88,7 +88,7 @@ static int make_calls(struct fleet_control *fc, make_fn *make, int what,
 }
 
 /* The new process leaves rotation at once, not only at its next probe. */
-static void note_restart(struct fleet_control *fc, size_t upstream, const char *process)
+static void note_restart(struct fleet_control *fc, struct upstream *upstream, const char *process)
 {
     if (process[0] != '\0')
         (void)fleet_check_process(fleet_of(fc), upstream, process);
@@ -112,7 +112,7 @@ static int send_all(struct fleet_control *fc, make_fn *make, int what,
     if (rc == 0 && n > 0)
         rc = upstreams_call(fc->upstreams, calls, n, replies, e);
     for (size_t i = 0; rc == 0 && i < n; i++) {
-        results[i].upstream = targets[i].upstream;
+        results[i].upstream = upstream_ref(targets[i].upstream);
         upstreams_get(fc->upstreams, targets[i].upstream, &at);
         fleet_result_read(&results[i], at.name, &replies[i]);
         if (fleet_result_read_lost(&results[i], &targets[i].ctx, at.name))
@@ -211,24 +211,29 @@ int fleet_validate(struct fleet_control *fc, enum api_op op, const struct fleet_
 int fleet_request_all(struct fleet_control *fc, enum api_op op, const json_t *body,
                       uint64_t timeout_us, struct fleet_result **results, size_t *n, struct err *e)
 {
+    struct upstream_list *all = upstreams_list(fc->upstreams);
     struct fleet_target targets[FLEET_MAX];
+    int rc = fleet_reachable_quorum(fc, all, body, targets, n, e);
 
-    if (fleet_reachable_quorum(fc, body, targets, n, e) != 0)
-        return -1;
-    return fleet_request(fc, op, targets, *n, timeout_us, results, e);
+    if (rc == 0)
+        rc = fleet_request(fc, op, targets, *n, timeout_us, results, e);
+    upstream_list_unref(all);
+    return rc;
 }
 
 void fleet_abort_all_requests(struct fleet_control *fc)
 {
-    json_t *all = json_pack("{s:b}", "all", 1);
+    struct upstream_list *all = upstreams_list(fc->upstreams);
+    json_t *body = json_pack("{s:b}", "all", 1);
     struct fleet_target targets[FLEET_MAX];
     struct fleet_result *results = NULL;
     struct err ignored = {0};
-    size_t n = fleet_reachable(fc, all, targets);
+    size_t n = fleet_reachable(fc, all, body, targets);
 
     (void)fleet_abort_queued(fleet_of(fc), true);
-    if (all != NULL &&
+    if (body != NULL &&
         fleet_request(fc, API_ABORT_REQUESTS, targets, n, FLEET_CACHE_US, &results, &ignored) == 0)
         fleet_results_free(results, n);
-    json_decref(all);
+    json_decref(body);
+    upstream_list_unref(all);
 }

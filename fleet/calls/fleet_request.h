@@ -27,10 +27,10 @@ enum {
 };
 
 struct fleet_target {
-    size_t upstream;
-    enum api_op op;      /* of fleet_requests; else the argument's */
-    const json_t *body;  /* borrowed; NULL: an empty object */
-    uint64_t timeout_us; /* 0: the argument's */
+    struct upstream *upstream; /* borrowed: of a list, a result or a part that the caller has */
+    enum api_op op;            /* of fleet_requests; else the argument's */
+    const json_t *body;        /* borrowed; NULL: an empty object */
+    uint64_t timeout_us;       /* 0: the argument's */
     struct api_context ctx;
     bool until_down;      /* stop waiting when the engine goes down: FLEET_UNKNOWN, ERR_UNSYNCED */
     const bool *given_up; /* atomic: and when this becomes true; NULL: never */

@@ -8,10 +8,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+void fleet_result_fini(struct fleet_result *result)
+{
+    upstream_unref(result->upstream);
+    free(result->text);
+    *result = (struct fleet_result){0};
+}
+
 void fleet_results_free(struct fleet_result *results, size_t n)
 {
     for (size_t i = 0; results != NULL && i < n; i++)
-        free(results[i].text);
+        fleet_result_fini(&results[i]);
     free(results);
 }
 

@@ -25,13 +25,14 @@ enum fleet_outcome {
 };
 
 struct fleet_result {
-    size_t upstream;
+    struct upstream *upstream; /* a reference; NULL: none */
     enum fleet_outcome outcome;
     int status;     /* of the reply; 0: none came */
     struct err why; /* clean unless it failed; names the engine */
     char *text;     /* owned; body of the reply; NULL: none */
     size_t text_len;
 };
+void fleet_result_fini(struct fleet_result *result);             /* accepts a zeroed one */
 void fleet_results_free(struct fleet_result *results, size_t n); /* accepts NULL */
 
 /* What each of several engines replied. */

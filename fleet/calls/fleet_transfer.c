@@ -94,14 +94,33 @@ bool fleet_get_group(struct fleet_control *fc, const char *name, struct fleet_gr
     return found;
 }
 
-bool fleet_group_has(struct fleet_control *fc, const struct fleet_group *g, size_t upstream)
+static const struct fleet_group_member *find_member(const struct fleet_group *g,
+                                                    const struct upstream *upstream)
 {
+    for (size_t i = 0; i < g->n_members; i++)
+        if (g->members[i].number == upstream_number(upstream))
+            return &g->members[i];
+    return NULL;
+}
+
+struct fleet_group_member *fleet_group_member_of(struct fleet_group *g,
+                                                 const struct upstream *upstream)
+{
+    const struct fleet_group_member *m = find_member(g, upstream);
+
+    return m != NULL ? &g->members[m - g->members] : NULL;
+}
+
+bool fleet_group_has(struct fleet_control *fc, const struct fleet_group *g,
+                     struct upstream *upstream)
+{
+    const struct fleet_group_member *m = find_member(g, upstream);
     struct upstream_info info;
 
-    if (!g->members[upstream].joined)
+    if (m == NULL)
         return false;
     fleet_info(fleet_of(fc), upstream, &info);
-    return info.incarnation == g->members[upstream].incarnation;
+    return info.incarnation == m->incarnation;
 }
 
 void fleet_get_handles(struct fleet_control *fc, struct fleet_handles *out)

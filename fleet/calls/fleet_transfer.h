@@ -23,9 +23,9 @@ enum {
 /* Why a group ends, for messages. */
 #define FLEET_GROUP_REFUSED "an update was refused while its trainer may broadcast it"
 
-/* An engine that joined a group, by index. */
+/* An engine that joined a group. */
 struct fleet_group_member {
-    bool joined;
+    uint64_t number;          /* upstream_number; 0: it left */
     uint64_t offset, n_ranks; /* its ranks in the group */
     uint64_t incarnation;     /* its process then (upstream_info) */
 };
@@ -35,7 +35,8 @@ struct fleet_group {
     uint64_t world_size, rank_offset, began_us;
     char name[FLEET_GROUP_NAME_MAX + 1]; /* "": it was joined without one */
     bool ends_if_refused;                /* as in struct nccl_join_cfg */
-    struct fleet_group_member members[FLEET_MAX];
+    size_t n_members;
+    struct fleet_group_member members[FLEET_MAX]; /* [n_members] */
     json_t *list;       /* owned, immutable: fleet_keep_list's columns; NULL: none, and in copies */
     unsigned n_running; /* requests whose tensors are received by it */
     bool left;          /* fleet_group_leave_refused: it is kept to refuse what still comes by it */
@@ -61,7 +62,12 @@ void fleet_get_handles(struct fleet_control *fc, struct fleet_handles *out);
 
 /* fleet_group_has - did this engine join the group, and is it the same process? A membership ends
  * with the process, and when the engine is removed, also if it is added again. */
-bool fleet_group_has(struct fleet_control *fc, const struct fleet_group *g, size_t upstream);
+bool fleet_group_has(struct fleet_control *fc, const struct fleet_group *g,
+                     struct upstream *upstream);
+
+/* fleet_group_member_of - the engine's membership, also if it has ended; NULL: there is none. */
+struct fleet_group_member *fleet_group_member_of(struct fleet_group *g,
+                                                 const struct upstream *upstream);
 
 /* fleet_add_group - engines joined it. When there are FLEET_GROUPS_MAX the oldest is forgotten: its
  * trainer ended without leaving. */

@@ -3,7 +3,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mtx.h"
-#include "fleet/calls/fleet_control.h"
+#include "fleet/calls/fleet_priv.h"
 #include "fleet/handoff/handoff_export.h"
 #include "fleet/handoff/handoff_ranks.h"
 #include "fleet/handoff/handoff_windows.h"
@@ -26,8 +26,8 @@ enum {
 /* What is handed over now. */
 struct attempt {
     const struct version *v;
-    bool repair;     /* to one engine that lacks it, else to all */
-    size_t upstream; /* of a repair */
+    bool repair;               /* to one engine that lacks it, else to all */
+    struct upstream *upstream; /* of a repair; borrowed */
 };
 
 struct handoff {
@@ -41,32 +41,31 @@ struct handoff {
     struct handoff_cfg cfg;          /* immutable, as is the next */
     struct handoff_windows *windows; /* owned; NULL: the version is on GPUs */
     pthread_t thread;
-    bool joined;                     /* of the owner's thread */
-    struct retry all;                /* of the hand-off's thread, and so are the next two */
-    struct retry repairs[FLEET_MAX]; /* by upstream */
+    bool joined;      /* of the owner's thread */
+    struct retry all; /* of the hand-off's thread, and so is the next one */
     struct handoff_ranks ranks;
 };
 
 /* one hand-off */
 
-static void free_bodies(json_t **bodies)
+static void free_bodies(json_t **bodies, const struct fleet_session *s)
 {
-    for (size_t i = 0; i < FLEET_MAX; i++)
+    for (size_t i = 0; i < s->n_parts; i++)
         json_decref(bodies[i]);
     free(bodies);
 }
 
-/* An SGLang gets one string for each of its ranks. @out  [FLEET_MAX]; free_bodies */
+/* An SGLang gets one string for each of its ranks. @out  [s->n_parts]; free_bodies */
 static int make_bodies(json_t ***out, struct handoff *h, struct fleet_session *s,
                        const struct handoff_export *x, struct err *e)
 {
-    json_t **bodies = calloc(FLEET_MAX, sizeof *bodies);
+    json_t **bodies = calloc(s->n_parts, sizeof *bodies);
     int rc;
 
     if (bodies == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the hand-off");
     rc = handoff_ranks_read(&h->ranks, h->cfg.control, h->cfg.upstreams, s, e);
-    for (size_t i = 0; i < FLEET_MAX && rc == 0; i++) {
+    for (size_t i = 0; i < s->n_parts && rc == 0; i++) {
         if (!h->ranks.is_in[i])
             continue;
         bodies[i] = handoff_export_serialized(x, h->ranks.of[i].n_entries, e);
@@ -75,7 +74,7 @@ static int make_bodies(json_t ***out, struct handoff *h, struct fleet_session *s
     if (rc == 0)
         *out = bodies;
     else
-        free_bodies(bodies);
+        free_bodies(bodies, s);
     return rc;
 }
 
@@ -98,7 +97,7 @@ static int send_version(struct handoff *h, struct fleet_session *s, const struct
         rc = fleet_send_tensors(h->cfg.control, s, &t, e);
     }
     if (bodies != NULL)
-        free_bodies(bodies);
+        free_bodies(bodies, s);
     json_decref(handles);
     handoff_export_free(x);
     return rc;
@@ -167,7 +166,7 @@ static void log_handed(const struct version *v, bool repair, uint64_t took_us,
 static void note(struct handoff *h, const struct attempt *a, uint64_t took_us,
                  const struct err *why)
 {
-    struct retry *retry = a->repair ? &h->repairs[a->upstream] : &h->all;
+    struct retry *retry = a->repair ? &fleet_engine(a->upstream)->repair : &h->all;
     bool done = why->code == ERR_NONE;
 
     if (done)
@@ -193,26 +192,31 @@ static void note(struct handoff *h, const struct attempt *a, uint64_t took_us,
 
 /* An engine that is awake (a repair is refused while weights are asleep), lacks the version, and is
  * due: the one that has failed least often, so that one which hangs does not keep others waiting
- * again and again. Returns: false: there is none. */
-static bool find_behind(struct handoff *h, size_t *upstream)
+ * again and again. A reference; NULL: there is none. */
+static struct upstream *find_behind(struct handoff *h)
 {
+    struct upstream_list *all = upstreams_list(h->cfg.upstreams);
+    struct upstream *found = NULL;
     struct upstream_endpoint at;
     struct upstream_info info;
     struct fleet_sleep sleep;
-    size_t n = upstreams_n(h->cfg.upstreams);
-    bool found = false;
 
     fleet_get_sleep(h->cfg.control, &sleep);
-    for (size_t i = 0; i < n && !sleep.weights; i++) {
-        upstreams_get(h->cfg.upstreams, i, &at);
-        fleet_info(fleet_of(h->cfg.control), i, &info);
-        if (at.removed || !info.alive || (info.synced && !info.fenced) ||
-            !retry_is_due(&h->repairs[i]) || fleet_proof_is_beyond_repair(h->cfg.control, i) ||
-            (found && h->repairs[i].delay_us >= h->repairs[*upstream].delay_us))
+    for (size_t i = 0; i < all->n && !sleep.weights; i++) {
+        struct upstream *it = all->items[i];
+        const struct retry *retry = &fleet_engine(it)->repair;
+
+        upstreams_get(h->cfg.upstreams, it, &at);
+        fleet_info(fleet_of(h->cfg.control), it, &info);
+        if (at.removed || !info.alive || (info.synced && !info.fenced) || !retry_is_due(retry) ||
+            fleet_proof_is_beyond_repair(h->cfg.control, it) ||
+            (found != NULL && retry->delay_us >= fleet_engine(found)->repair.delay_us))
             continue;
-        *upstream = i;
-        found = true;
+        found = it;
     }
+    if (found != NULL)
+        (void)upstream_ref(found);
+    upstream_list_unref(all);
     return found;
 }
 
@@ -228,9 +232,9 @@ static void begin_attempt(struct handoff *h, struct attempt *a)
 }
 
 /* @upstream  to repair it; NULL: for all */
-static void try_once(struct handoff *h, const size_t *upstream)
+static void try_once(struct handoff *h, struct upstream *upstream)
 {
-    struct attempt a = {.repair = upstream != NULL, .upstream = upstream != NULL ? *upstream : 0};
+    struct attempt a = {.repair = upstream != NULL, .upstream = upstream};
     uint64_t began_us = clock_now_us();
     struct err why = {0};
 
@@ -276,14 +280,16 @@ static bool is_settled(struct handoff *h)
 static void *handoff_main(void *arg)
 {
     struct handoff *h = arg;
-    size_t upstream;
+    struct upstream *upstream;
     bool news;
 
     while (wait_for_work(h, &news)) {
         if (news)
             try_once(h, NULL);
-        else if (is_settled(h) && retry_is_due(&h->all) && find_behind(h, &upstream))
-            try_once(h, &upstream);
+        else if (is_settled(h) && retry_is_due(&h->all) && (upstream = find_behind(h)) != NULL) {
+            try_once(h, upstream);
+            upstream_unref(upstream);
+        }
     }
     return NULL;
 }

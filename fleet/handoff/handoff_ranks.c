@@ -8,8 +8,8 @@
 
 #include <stdlib.h>
 
-/* @out  [FLEET_MAX] */
-static size_t find_sglangs(struct fleet_target *out, struct upstreams *u,
+/* @out, @parts  [s->n_parts] */
+static size_t find_sglangs(struct fleet_target *out, size_t *parts, struct upstreams *u,
                            const struct fleet_session *s)
 {
     size_t n = 0;
@@ -18,9 +18,10 @@ static size_t find_sglangs(struct fleet_target *out, struct upstreams *u,
         struct upstream_endpoint at;
 
         upstreams_get(u, s->parts[i].upstream, &at);
-        if (at.kind == UPSTREAM_SGLANG)
-            out[n++] = (struct fleet_target){.upstream = s->parts[i].upstream,
-                                             .given_up = s->given_up};
+        if (at.kind != UPSTREAM_SGLANG)
+            continue;
+        parts[n] = i;
+        out[n++] = (struct fleet_target){.upstream = s->parts[i].upstream, .given_up = s->given_up};
     }
     return n;
 }
@@ -28,15 +29,16 @@ static size_t find_sglangs(struct fleet_target *out, struct upstreams *u,
 /* One that does not say has no part in the hand-off: with a wrong number, a rank would find no
  * entry of its own, or a window would be overwritten while a stage still reads it. */
 static int note_answer(struct handoff_ranks *ranks, struct fleet_control *fc, struct upstreams *u,
-                       struct fleet_session *s, const struct fleet_result *r, struct err *e)
+                       struct fleet_session *s, size_t part, const struct fleet_result *r,
+                       struct err *e)
 {
     struct upstream_endpoint at;
     struct err cause = r->why, why = {0};
 
     if (r->outcome == FLEET_OK &&
-        api_read_bucket_ranks(&ranks->of[r->upstream], r->text != NULL ? r->text : "", r->text_len,
+        api_read_bucket_ranks(&ranks->of[part], r->text != NULL ? r->text : "", r->text_len,
                               &cause) == 0) {
-        ranks->is_in[r->upstream] = true;
+        ranks->is_in[part] = true;
         return 0;
     }
     upstreams_get(u, r->upstream, &at);
@@ -52,16 +54,16 @@ int handoff_ranks_read(struct handoff_ranks *ranks, struct fleet_control *fc, st
 {
     struct fleet_target *all = calloc(FLEET_MAX, sizeof *all);
     struct fleet_result *results = NULL;
-    size_t n;
+    size_t parts[FLEET_MAX], n;
     int rc;
 
     if (all == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the hand-off");
     *ranks = (struct handoff_ranks){0};
-    n = find_sglangs(all, u, s);
+    n = find_sglangs(all, parts, u, s);
     rc = fleet_query(fc, API_GET_RANKS, all, n, fleet_step_us(fc), &results, e);
     for (size_t i = 0; i < n && rc == 0; i++)
-        rc = note_answer(ranks, fc, u, s, &results[i], e);
+        rc = note_answer(ranks, fc, u, s, parts[i], &results[i], e);
     fleet_results_free(results, results != NULL ? n : 0);
     free(all);
     return rc;

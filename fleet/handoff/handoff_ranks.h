@@ -14,8 +14,8 @@ struct fleet_session;
 struct upstreams;
 
 struct handoff_ranks {
-    bool is_in[FLEET_MAX];                 /* by upstream: an SGLang in the update */
-    struct api_bucket_ranks of[FLEET_MAX]; /* by upstream: of such a one */
+    bool is_in[FLEET_MAX];                 /* by part: an SGLang in the update */
+    struct api_bucket_ranks of[FLEET_MAX]; /* by part: of such a one */
 };
 
 /* handoff_ranks_read - ask the SGLangs in an update. One that does not say how many ranks it has is

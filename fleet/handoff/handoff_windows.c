@@ -42,7 +42,11 @@ struct handoff_windows {
     char ref_name[IPC_REF_NAME_MAX + 1];
     struct device_batch
         *filling[WINDOW_HALVES]; /* of the sending thread; owned; NULL: none is running */
-    struct window_reader readers[FLEET_MAX]; /* of the sending thread; by upstream: SGLangs */
+    size_t n_readers;            /* of the sending thread, and so is the next one */
+    struct {
+        uint64_t number; /* upstream_number */
+        struct window_reader r;
+    } readers[FLEET_MAX]; /* [n_readers]: SGLangs that got a window */
 };
 
 /* the halves */
@@ -129,8 +133,8 @@ void handoff_windows_free(struct handoff_windows *w)
 {
     if (w == NULL)
         return;
-    for (size_t i = 0; i < FLEET_MAX; i++)
-        window_reader_forget(&w->readers[i]);
+    for (size_t i = 0; i < w->n_readers; i++)
+        window_reader_forget(&w->readers[i].r);
     slab_unref(w->slab);
     slab_pool_free(w->pool);
     window_plan_fini(&w->plan);
@@ -247,10 +251,60 @@ static char *bucket_entry(const struct handoff_windows *w, uint32_t k, const cha
     return text;
 }
 
-static json_t *bucket_body(const struct handoff_windows *w, size_t upstream, uint64_t n_ranks,
+/* Of an SGLang that got a window; NULL: it did not. */
+static struct window_reader *find_reader(struct handoff_windows *w, const struct upstream *upstream)
+{
+    for (size_t i = 0; i < w->n_readers; i++)
+        if (w->readers[i].number == upstream_number(upstream))
+            return &w->readers[i].r;
+    return NULL;
+}
+
+/* There is place: those that have gone were forgotten, and the others are in the list. */
+static struct window_reader *add_reader(struct handoff_windows *w, const struct upstream *upstream)
+{
+    struct window_reader *r = find_reader(w, upstream);
+
+    if (r != NULL)
+        return r;
+    assert(w->n_readers < FLEET_MAX);
+    w->readers[w->n_readers].number = upstream_number(upstream);
+    w->readers[w->n_readers].r = (struct window_reader){0};
+    return &w->readers[w->n_readers++].r;
+}
+
+static void forget_reader(struct handoff_windows *w, const struct upstream *upstream)
+{
+    struct window_reader *r = find_reader(w, upstream);
+
+    if (r != NULL)
+        window_reader_forget(r);
+}
+
+static bool is_in_list(const struct upstream_list *all, uint64_t number)
+{
+    for (size_t i = 0; i < all->n; i++)
+        if (upstream_number(all->items[i]) == number)
+            return true;
+    return false;
+}
+
+/* SGLangs that have left the list. */
+static void forget_gone(struct handoff_windows *w)
+{
+    struct upstream_list *all = upstreams_list(w->cfg.upstreams);
+
+    for (size_t i = w->n_readers; i-- > 0;)
+        if (!is_in_list(all, w->readers[i].number)) {
+            window_reader_forget(&w->readers[i].r);
+            w->readers[i] = w->readers[--w->n_readers];
+        }
+    upstream_list_unref(all);
+}
+
+static json_t *bucket_body(const struct handoff_windows *w, const char *ref_name, uint64_t n_ranks,
                            uint32_t k, struct err *e)
 {
-    const char *ref_name = w->readers[upstream].ref_name;
     json_t *entries = json_array(), *body;
 
     for (uint64_t rank = 0; rank < n_ranks && e->code == ERR_NONE; rank++) {
@@ -270,23 +324,25 @@ static json_t *bucket_body(const struct handoff_windows *w, size_t upstream, uin
 /* For an SGLang in the update: it has no window now, since it would have been dropped.
  * @body  set to a new one; NULL: it is out of the update */
 static int make_body(struct handoff_windows *w, struct fleet_session *s,
-                     const struct handoff_ranks *ranks, size_t upstream, uint32_t k, json_t **body,
+                     const struct handoff_ranks *ranks, size_t part, uint32_t k, json_t **body,
                      struct err *e)
 {
-    uint64_t n_ranks = ranks->of[upstream].n_entries;
+    struct upstream *upstream = s->parts[part].upstream;
+    uint64_t n_ranks = ranks->of[part].n_entries;
     struct upstream_endpoint at;
     struct upstream_info info;
+    struct window_reader *r;
 
-    if (!ranks->is_in[upstream] || !fleet_update_has_engine(w->cfg.control, s, upstream))
+    if (!ranks->is_in[part] || !fleet_update_has_engine(w->cfg.control, s, upstream))
         return 0;
+    r = add_reader(w, upstream);
     upstreams_get(w->cfg.upstreams, upstream, &at);
     fleet_info(upstreams_fleet(w->cfg.upstreams), upstream, &info);
-    if (window_reader_expect(&w->readers[upstream], k % WINDOW_HALVES, n_ranks, at.name, &info,
-                             e) != 0)
+    if (window_reader_expect(r, k % WINDOW_HALVES, n_ranks, at.name, &info, e) != 0)
         return -1;
-    *body = bucket_body(w, upstream, n_ranks, k, e);
+    *body = bucket_body(w, r->ref_name, n_ranks, k, e);
     if (*body == NULL)
-        window_reader_forget(&w->readers[upstream]);
+        window_reader_forget(r);
     return *body != NULL ? 0 : -1;
 }
 
@@ -299,13 +355,13 @@ static int send_window(struct handoff_windows *w, struct fleet_session *s,
         .source = "handoff", .body = body, .bodies = bodies, .mapped = mapped};
     int rc = body != NULL ? 0 : -1;
 
-    for (size_t i = 0; i < FLEET_MAX && rc == 0; i++)
+    for (size_t i = 0; i < s->n_parts && rc == 0; i++)
         rc = make_body(w, s, ranks, i, k, &bodies[i], e);
     if (rc == 0)
         rc = fleet_send_tensors(w->cfg.control, s, &t, e);
-    for (size_t i = 0; i < FLEET_MAX; i++) {
+    for (size_t i = 0; i < s->n_parts; i++) {
         if (bodies[i] != NULL && !mapped[i])
-            window_reader_forget(&w->readers[i]);
+            window_reader_forget(find_reader(w, s->parts[i].upstream));
         json_decref(bodies[i]);
     }
     json_decref(body);
@@ -320,21 +376,23 @@ static int wait_read(struct handoff_windows *w, struct fleet_session *s, struct 
     uint64_t deadline_us = clock_after_us(READ_US);
     int rc = 0;
 
-    for (size_t i = 0; i < FLEET_MAX && rc == 0; i++) {
+    for (size_t i = 0; i < s->n_parts && rc == 0; i++) {
+        struct upstream *it = s->parts[i].upstream;
+        const struct window_reader *r = find_reader(w, it);
         struct upstream_endpoint at;
         struct err why = {0};
 
-        while (window_reader_has_window(&w->readers[i]) &&
-               fleet_update_has_engine(w->cfg.control, s, i) && !clock_passed(deadline_us))
+        while (r != NULL && window_reader_has_window(r) &&
+               fleet_update_has_engine(w->cfg.control, s, it) && !clock_passed(deadline_us))
             (void)nanosleep(&nap, NULL);
-        if (!window_reader_has_window(&w->readers[i]) ||
-            !fleet_update_has_engine(w->cfg.control, s, i))
+        if (r == NULL || !window_reader_has_window(r) ||
+            !fleet_update_has_engine(w->cfg.control, s, it))
             continue;
-        upstreams_get(w->cfg.upstreams, i, &at);
+        upstreams_get(w->cfg.upstreams, it, &at);
         (void)err_set(&why, ERR_TIMEOUT, "",
                       "%.200s: %d s after its reply it still has the window; " READER_REMEDY,
                       at.name, (int)(READ_US / 1000000));
-        rc = fleet_drop_engine(w->cfg.control, s, i, &why, e);
+        rc = fleet_drop_engine(w->cfg.control, s, it, &why, e);
     }
     return rc;
 }
@@ -342,11 +400,11 @@ static int wait_read(struct handoff_windows *w, struct fleet_session *s, struct 
 /* upstreams that cannot take windows */
 
 /* @why  clean; set if an SGLang cannot be sent a window now */
-static void check_reader(struct handoff_windows *w, size_t upstream,
+static void check_reader(struct handoff_windows *w, struct upstream *upstream,
                          const struct upstream_endpoint *at, const struct upstream_info *info,
                          const struct api_bucket_ranks *ranks, struct err *why)
 {
-    struct window_reader *r = &w->readers[upstream];
+    struct window_reader *r = find_reader(w, upstream);
 
     if (ranks->n_stages > 1)
         (void)err_set(why, ERR_CONFLICT, "",
@@ -357,7 +415,7 @@ static void check_reader(struct handoff_windows *w, size_t upstream,
         (void)err_set(why, ERR_CONFLICT, "",
                       "%.200s: it has more than %d ranks: give a GPU, as in --stage cuda:0",
                       at->name, (int)WINDOW_RANKS_MAX);
-    if (why->code != ERR_NONE || !window_reader_has_window(r))
+    if (why->code != ERR_NONE || r == NULL || !window_reader_has_window(r))
         return;
     if (window_reader_has_ended(r, at->name, info))
         window_reader_forget(r);
@@ -373,29 +431,30 @@ static void check_reader(struct handoff_windows *w, size_t upstream,
 static int check_upstreams(struct handoff_windows *w, struct fleet_session *s,
                            const struct handoff_ranks *ranks, struct err *e)
 {
-    size_t n = upstreams_n(w->cfg.upstreams);
     int rc = 0;
 
-    for (size_t i = 0; i < n && rc == 0; i++) {
+    forget_gone(w);
+    for (size_t i = 0; i < s->n_parts && rc == 0; i++) {
+        struct upstream *it = s->parts[i].upstream;
         struct upstream_endpoint at;
         struct upstream_info info;
         struct err why = {0};
         const char *text;
 
-        if (!fleet_update_has_engine(w->cfg.control, s, i))
+        if (!fleet_update_has_engine(w->cfg.control, s, it))
             continue;
-        upstreams_get(w->cfg.upstreams, i, &at);
-        fleet_info(upstreams_fleet(w->cfg.upstreams), i, &info);
+        upstreams_get(w->cfg.upstreams, it, &at);
+        fleet_info(upstreams_fleet(w->cfg.upstreams), it, &info);
         text = api_refuses_windows(at.kind,
                                    ranks->is_in[i] ? ranks->of[i].release : info.report.release);
         if (text != NULL)
             (void)err_set(&why, ERR_CONFLICT, "", "%.200s: %s", at.name, text);
         else if (ranks->is_in[i])
-            check_reader(w, i, &at, &info, &ranks->of[i], &why);
-        else /* what the index was before: an SGLang that got windows has gone */
-            window_reader_forget(&w->readers[i]);
+            check_reader(w, it, &at, &info, &ranks->of[i], &why);
+        else /* it is of another kind now: the SGLang that got windows has gone */
+            forget_reader(w, it);
         if (why.code != ERR_NONE)
-            rc = fleet_drop_engine(w->cfg.control, s, i, &why, e);
+            rc = fleet_drop_engine(w->cfg.control, s, it, &why, e);
     }
     return rc;
 }

@@ -33,33 +33,54 @@ const char *fleet_remedy_or_resync(const struct fleet *f)
                            "that version";
 }
 
-static void upstream_join_locked(struct fleet *f, size_t upstream, const char *name)
+/* One that was removed keeps what a process would keep: it may be the same one. */
+static void upstream_join_locked(struct fleet *f, struct upstream *u)
 {
-    struct upstream *u = &f->upstreams[upstream];
-    bool same = name != NULL && u->name != NULL && strcmp(name, u->name) == 0;
-    struct upstream fresh = {.name = name,
-                             .requires_adapters = f->requires_adapters,
-                             .out = OUT_JOINED | (same ? u->out & OUT_FENCES : 0),
-                             .fence_incarnation = u->fence_incarnation,
-                             .asleep = same && u->asleep,
-                             .incarnation = u->incarnation + 1,
-                             .join_incarnation = u->incarnation + 1,
-                             .adapters_change = u->adapters_change,
-                             .n_overwrites = u->n_overwrites,
-                             .join_order = ++f->n_joined};
+    struct upstream_error fenced = u->why[WHY_FENCED];
+    bool fences = fleet_is_out(u, OUT_FENCES);
 
-    fresh.hash = name != NULL ? fleet_affinity(name) : fleet_hash_mix(upstream);
-    memcpy(fresh.n_outstanding, u->n_outstanding, sizeof fresh.n_outstanding);
+    u->no_pause_queue = u->found_wrong = u->label_known = false;
+    u->join_order = ++f->n_joined;
+    u->out = OUT_JOINED | (u->out & OUT_FENCES);
+    u->probe_ok_us = u->serial = u->n_failures = u->n_granted = 0;
+    u->n_failures_in_row = u->n_probe_failures = 0;
+    u->update_id[0] = '\0';
+    u->report = (struct upstream_report){0};
+    u->no_answer = (struct upstream_error){0};
+    memset(u->why, 0, sizeof u->why);
+    u->requires_adapters = f->requires_adapters;
+    u->join_incarnation = ++u->incarnation;
+    u->adapters_incarnation = 0;
+    err_clear(&u->missing);
+    u->reports_us = u->n_unreported = 0;
+    u->n_reports = 0;
     if (f->quiesced)
-        upstream_state_apply(&fresh.out, UPSTREAM_ON_PAUSE_MISSED);
-    if (fleet_is_out(&fresh, OUT_FENCES)) {
-        fresh.why[WHY_FENCED] = u->why[WHY_FENCED];
-    } else if (f->serial > 0) {
-        FLEET_SET_WHY(&fresh, WHY_WEIGHTS, "it was added after version '%s' was committed: %s",
-                      f->label, fleet_remedy_or_resync(f));
+        upstream_state_apply(&u->out, UPSTREAM_ON_PAUSE_MISSED);
+    if (fences)
+        u->why[WHY_FENCED] = fenced;
+    else if (f->serial > 0)
+        FLEET_SET_WHY(u, WHY_WEIGHTS, "it was added after version '%s' was committed: %s", f->label,
+                      fleet_remedy_or_resync(f));
+    u->state = u->last_seen = fleet_state_of(u);
+}
+
+/* The list of the first engines; they have no name where cfg->names is NULL. */
+static struct upstream_list *first_list(const struct fleet_cfg *cfg)
+{
+    struct upstream_list *list = upstream_list_new(cfg->n_upstreams);
+
+    for (size_t i = 0; list != NULL && i < cfg->n_upstreams; i++) {
+        struct upstream *u = upstream_new(cfg->names != NULL ? cfg->names[i] : NULL);
+
+        if (u == NULL) {
+            upstream_list_unref(list);
+            return NULL;
+        }
+        upstream_list_add(list, u);
+        upstream_unref(u);
+        u->hash = u->name != NULL ? fleet_affinity(u->name) : fleet_hash_mix(i);
     }
-    fresh.state = fresh.last_seen = fleet_state_of(&fresh);
-    *u = fresh;
+    return list;
 }
 
 int fleet_new(struct fleet **out, const struct fleet_cfg *cfg, struct err *e)
@@ -68,8 +89,8 @@ int fleet_new(struct fleet **out, const struct fleet_cfg *cfg, struct err *e)
 
     assert(cfg->n_upstreams <= FLEET_MAX);
     if (f != NULL)
-        f->upstreams = calloc(FLEET_MAX, sizeof *f->upstreams);
-    if (f == NULL || f->upstreams == NULL) {
+        f->list = first_list(cfg);
+    if (f == NULL || f->list == NULL) {
         free(f);
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the upstreams");
     }
@@ -78,13 +99,10 @@ int fleet_new(struct fleet **out, const struct fleet_cfg *cfg, struct err *e)
     cnd_init(&f->before_settled);
     for (size_t queue = 0; queue < FLEET_QUEUES; queue++)
         f->queues[queue].tail = &f->queues[queue].head;
-    f->n = cfg->n_upstreams;
     f->weights_epoch = 1; /* 0 is none */
     f->min_ready = cfg->min_ready;
-    for (size_t i = 0; i < FLEET_MAX; i++)
-        f->upstreams[i].out = OUT_JOINED;
-    for (size_t i = 0; i < f->n; i++)
-        upstream_join_locked(f, i, cfg->names != NULL ? cfg->names[i] : NULL);
+    for (size_t i = 0; i < f->list->n; i++)
+        upstream_join_locked(f, f->list->items[i]);
     f->cfg = *cfg;
     f->cfg.names = NULL; /* the array is the caller's */
     *out = f;
@@ -97,93 +115,127 @@ void fleet_free(struct fleet *f)
         return;
     for (size_t queue = 0; queue < FLEET_QUEUES; queue++)
         assert(f->queues[queue].n_waiting == 0 && f->queues[queue].n_running == 0);
+    upstream_list_unref(f->list);
     cnd_fini(&f->idle);
     cnd_fini(&f->before_settled);
     mtx_fini(&f->lock);
-    free(f->upstreams);
     free(f);
 }
 
-struct fleet_name fleet_name(const struct fleet *f, size_t upstream)
+struct upstream_list *fleet_list(struct fleet *f)
 {
-    const char *name = f->upstreams[upstream].name;
+    struct upstream_list *list;
+
+    mtx_lock(&f->lock);
+    list = upstream_list_ref(f->list);
+    mtx_unlock(&f->lock);
+    return list;
+}
+
+struct fleet_name fleet_name(const struct upstream *u)
+{
     struct fleet_name w;
 
-    if (name != NULL)
-        (void)snprintf(w.text, sizeof w.text, "%s", name);
+    if (u->name != NULL)
+        (void)snprintf(w.text, sizeof w.text, "%s", u->name);
     else
-        (void)snprintf(w.text, sizeof w.text, "upstream %zu", upstream);
+        (void)snprintf(w.text, sizeof w.text, "upstream %llu",
+                       (unsigned long long)u->join_order - 1);
     return w;
 }
 
-static void rotation_snapshot(const struct fleet *f, size_t n, struct fleet_rotation *out)
-{
-    for (size_t i = 0; i < n; i++)
-        out[i] = (struct fleet_rotation){fleet_is_reliable(&f->upstreams[i]),
-                                         fleet_in_rotation(&f->upstreams[i])};
-}
-
-void fleet_change_begin(struct fleet *f, struct fleet_change *c)
+void fleet_change_begin(struct fleet *f)
 {
     mtx_lock(&f->lock);
-    c->n = f->n;
-    rotation_snapshot(f, c->n, c->before);
+    for (size_t i = 0; i < f->list->n; i++) {
+        struct upstream *u = f->list->items[i];
+
+        u->was_reliable = fleet_is_reliable(u);
+        u->was_in_rotation = fleet_in_rotation(u);
+    }
+}
+
+/* What the change did to the engines of the table. */
+struct change_effect {
+    bool lost, closed, opened;
+};
+
+static void note_effect_locked(struct upstream *u, struct change_effect *effect)
+{
+    bool lost = u->was_reliable && !fleet_is_reliable(u), in = fleet_in_rotation(u);
+
+    if (lost)
+        (void)atomic_fetch_add_explicit(&u->n_lost, 1, memory_order_relaxed);
+    effect->lost = effect->lost || lost;
+    effect->closed = effect->closed || (!lost && u->was_in_rotation && !in);
+    effect->opened = effect->opened || (!u->was_in_rotation && in);
 }
 
 /* Reports engines that are not reliable any more, and that no engine is left in rotation. */
-void fleet_change_end(struct fleet *f, struct fleet_change *c)
+void fleet_change_end(struct fleet *f)
 {
-    bool closed = false, opened = false, any;
+    struct change_effect effect = {0};
+    bool none;
 
     fleet_decide_version_locked(f);
-    for (size_t i = 0; i < f->n; i++)
-        fleet_describe_whys_locked(f, &f->upstreams[i]);
-    rotation_snapshot(f, c->n, c->after);
-    any = fleet_any_serving_locked(f);
-    mtx_unlock(&f->lock);
-    for (size_t i = 0; i < c->n; i++) {
-        bool lost = c->before[i].reliable && !c->after[i].reliable;
-
-        if (lost && f->cfg.left_rotation != NULL)
-            f->cfg.left_rotation(f->cfg.arg, i);
-        closed = closed || (!lost && c->before[i].in_rotation && !c->after[i].in_rotation);
-        opened = opened || (!c->before[i].in_rotation && c->after[i].in_rotation);
+    for (size_t i = 0; i < f->list->n; i++) {
+        fleet_describe_whys_locked(f, f->list->items[i]);
+        note_effect_locked(f->list->items[i], &effect);
     }
-    if (closed && !any && f->cfg.left_rotation != NULL)
-        f->cfg.left_rotation(f->cfg.arg, FLEET_MAX);
-    if (opened)
+    none = effect.closed && !fleet_any_serving_locked(f);
+    mtx_unlock(&f->lock);
+    if ((effect.lost || none) && f->cfg.left_rotation != NULL)
+        f->cfg.left_rotation(f->cfg.arg);
+    if (effect.opened)
         fleet_grant_all(f);
     fleet_report_states(f);
 }
 
-void fleet_add(struct fleet *f, size_t upstream, const char *name)
+bool fleet_is_lost(const struct fleet_ticket *t)
 {
-    mtx_lock(&f->lock);
-    assert(upstream < FLEET_MAX && upstream <= f->n);
-    assert(upstream == f->n || fleet_is_out(&f->upstreams[upstream], OUT_REMOVED));
-    upstream_join_locked(f, upstream, name);
-    if (upstream == f->n)
-        f->n++;
-    mtx_unlock(&f->lock);
+    return t->n_lost != atomic_load_explicit(&t->upstream->n_lost, memory_order_relaxed);
 }
 
-void fleet_remove(struct fleet *f, size_t upstream)
+/* @grown  empty, with room */
+static void fill_list(struct upstream_list *grown, const struct upstream_list *from,
+                      const struct upstream *drop, struct upstream *u)
 {
-    struct fleet_change c;
+    for (size_t i = 0; i < from->n; i++)
+        if (from->items[i] != drop)
+            upstream_list_add(grown, from->items[i]);
+    upstream_list_add(grown, u);
+}
 
-    fleet_change_begin(f, &c);
-    assert(upstream < f->n);
-    fleet_apply_event(f, &f->upstreams[upstream], UPSTREAM_ON_REMOVED);
-    fleet_change_end(f, &c);
+void fleet_add(struct fleet *f, struct upstream *u, struct upstream_list *grown,
+               const struct upstream *drop)
+{
+    struct upstream_list *before = NULL;
+
+    mtx_lock(&f->lock);
+    assert(grown != NULL || fleet_is_out(u, OUT_REMOVED));
+    upstream_join_locked(f, u);
+    if (grown != NULL) {
+        u->hash = u->name != NULL ? fleet_affinity(u->name) : fleet_hash_mix(f->list->n);
+        fill_list(grown, f->list, drop, u);
+        before = f->list;
+        f->list = grown;
+    }
+    mtx_unlock(&f->lock);
+    upstream_list_unref(before);
+}
+
+void fleet_remove(struct fleet *f, struct upstream *u)
+{
+    fleet_change_begin(f);
+    fleet_apply_event(f, u, UPSTREAM_ON_REMOVED);
+    fleet_change_end(f);
 }
 
 void fleet_set_min_ready(struct fleet *f, size_t min_ready)
 {
-    struct fleet_change c;
-
-    fleet_change_begin(f, &c);
+    fleet_change_begin(f);
     f->min_ready = min_ready;
-    fleet_change_end(f, &c);
+    fleet_change_end(f);
 }
 
 static void clear_pause_missed_locked(const struct fleet *f, struct upstream *u)
@@ -191,27 +243,24 @@ static void clear_pause_missed_locked(const struct fleet *f, struct upstream *u)
     fleet_apply_event(f, u, UPSTREAM_ON_PAUSE_CLEARED);
 }
 
-void fleet_confirm_quiesced(struct fleet *f, size_t upstream, uint64_t incarnation)
+void fleet_confirm_quiesced(struct fleet *f, struct upstream *u, uint64_t incarnation)
 {
-    struct upstream *u = &f->upstreams[upstream];
-    struct fleet_change c;
 
-    fleet_change_begin(f, &c);
+    fleet_change_begin(f);
     if (u->incarnation == incarnation)
         clear_pause_missed_locked(f, u);
-    fleet_change_end(f, &c);
+    fleet_change_end(f);
 }
 
 /* The caller sends the pause to the engines that are alive. */
 void fleet_quiesce(struct fleet *f, bool on, uint64_t order)
 {
-    struct fleet_change c;
     bool changes;
 
-    fleet_change_begin(f, &c);
+    fleet_change_begin(f);
     changes = order > f->quiesce_order && on != f->quiesced;
-    for (size_t i = 0; i < f->n && changes; i++) {
-        struct upstream *u = &f->upstreams[i];
+    for (size_t i = 0; i < f->list->n && changes; i++) {
+        struct upstream *u = f->list->items[i];
 
         clear_pause_missed_locked(f, u);
         if (on && !fleet_is_alive(u))
@@ -221,13 +270,13 @@ void fleet_quiesce(struct fleet *f, bool on, uint64_t order)
         f->quiesced = on;
     if (order > f->quiesce_order)
         f->quiesce_order = order;
-    fleet_change_end(f, &c);
+    fleet_change_end(f);
 }
 
-void fleet_set_pause_queue(struct fleet *f, size_t upstream, bool has_pause_queue)
+void fleet_set_pause_queue(struct fleet *f, struct upstream *u, bool has_pause_queue)
 {
     mtx_lock(&f->lock);
-    f->upstreams[upstream].no_pause_queue = !has_pause_queue;
+    u->no_pause_queue = !has_pause_queue;
     mtx_unlock(&f->lock);
 }
 

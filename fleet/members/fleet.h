@@ -23,8 +23,6 @@
  *                 very end is fenced until it reports that update (fleet_expect_update)
  *   removed       the configuration does not name it any more; requests that run there may finish
  *
- * An engine keeps its index until it is removed. fleet_add can then give the index to another one.
- *
  * Permits are counted for each engine and queue (generate, text); there is one queue of waiting
  * requests for each of the two. A request of a session goes to the session's own engine unless that
  * engine has more than its share (rendezvous hashing with bounded load); other requests go to the
@@ -33,6 +31,7 @@
 #define BATON_FLEET_MEMBERS_FLEET_H
 
 #include "base/err.h"
+#include "fleet/members/upstream.h"
 #include "fleet/members/upstream_state.h"
 
 #include <stdbool.h>
@@ -71,7 +70,6 @@ bool fleet_is_dirty_marker(const char *label);
 /* A change of an engine's state. Changes of one engine are reported in their order, unless two
  * threads make them at the same moment. */
 struct fleet_state_change {
-    size_t upstream;
     const char *name; /* or NULL */
     enum upstream_state from, to;
     char label[FLEET_LABEL_MAX + 1]; /* of the weights that it serves, as far as known */
@@ -88,10 +86,10 @@ struct fleet_cfg {
     size_t min_ready;                 /* 1.. */
     bool staged;         /* this server has a copy of the version, and repairs engines from it */
     const char *boot_id; /* this server's; borrowed until fleet_free; NULL: not known */
-    /* What runs at this engine is not reliable any more and may never end. FLEET_MAX: no engine
-     * is in rotation any more, or requests were aborted: some wait in vain. Called without a lock,
-     * on any thread; must not block. May be NULL. */
-    void (*left_rotation)(void *arg, size_t upstream);
+    /* What runs at some engines is not reliable any more and may never end (fleet_is_lost); or no
+     * engine is in rotation any more, or requests were aborted: some wait in vain. Called without a
+     * lock, on any thread; must not block. May be NULL. */
+    void (*left_rotation)(void *arg);
     /* The state of one engine has changed. Called like left_rotation. May be NULL. */
     void (*state_changed)(void *arg, const struct fleet_state_change *change);
     void *arg;
@@ -109,17 +107,21 @@ const char *fleet_remedy(const struct fleet *f);
 
 /* ---- members ---- */
 
-/* fleet_add - add an engine of which nothing is known yet. If the fleet has a version already, the
- * engine is not synced: before the first update until it reports that version, later until the next
- * update or a resync.
- * @upstream  the next index, or that of a removed engine. If another engine had the index, it must
- *            be idle, and nothing may still refer to it by index
- * @name      borrowed until fleet_free
+/* fleet_list - all engines (a reference). Threads: any. */
+struct upstream_list *fleet_list(struct fleet *f);
+
+/* fleet_add - add an engine of which nothing is known, or one that was removed before. If the fleet
+ * has a version already, the engine is not synced: before the first update until it reports that
+ * version, later until the next update or a resync.
+ * @u      its name is borrowed until fleet_free
+ * @grown  memory for the list with it (upstream_list_new); moved in. NULL: it is in the list
+ * @drop   leaves the list, to make place; NULL: none
  * Threads: one at a time; also true of the next two functions. */
-void fleet_add(struct fleet *f, size_t upstream, const char *name);
+void fleet_add(struct fleet *f, struct upstream *u, struct upstream_list *grown,
+               const struct upstream *drop);
 
 /* fleet_remove - send it no more requests; those that run there may finish. */
-void fleet_remove(struct fleet *f, size_t upstream);
+void fleet_remove(struct fleet *f, struct upstream *upstream);
 
 /* fleet_set_min_ready - how many engines have to serve. */
 void fleet_set_min_ready(struct fleet *f, size_t min_ready);
@@ -147,22 +149,23 @@ struct upstream_report {
 
 /* fleet_probe_ok - a probe succeeded. Labels are not compared while an update runs. It counts as
  * one that failed if fleet_reject_alias rejects report->identity. Threads: any. */
-void fleet_probe_ok(struct fleet *f, size_t upstream, const struct upstream_report *report);
+void fleet_probe_ok(struct fleet *f, struct upstream *upstream,
+                    const struct upstream_report *report);
 
 /* fleet_reject_alias - a probe was answered by the process of this identity. If that is this server
  * itself, or an engine that joined earlier under another URL, the probe failed and the engine is
  * down at once. Returns: was it rejected? Threads: any.
  * @identity  as in upstream_report */
-bool fleet_reject_alias(struct fleet *f, size_t upstream, const char *identity);
+bool fleet_reject_alias(struct fleet *f, struct upstream *upstream, const char *identity);
 
 /* fleet_released - it was resumed or woken: it is not held any more. Threads: any. */
-void fleet_released(struct fleet *f, size_t upstream);
+void fleet_released(struct fleet *f, struct upstream *upstream);
 
 /* fleet_check_process - a reply (to a client, or to a step of an update) named the process that
  * made it. If this is not the known process, the engine has restarted: it is not synced any more,
  * and the new process becomes the known one.
  * Returns: is it the known process? Threads: any. */
-bool fleet_check_process(struct fleet *f, size_t upstream, const char *process);
+bool fleet_check_process(struct fleet *f, struct upstream *upstream, const char *process);
 
 /* fleet_may_report_version - may a reply to a client name this version? No if the fleet has another
  * version and already had it when the request was sent: then the engine no longer serves what it
@@ -173,21 +176,23 @@ bool fleet_may_report_version(struct fleet *f, const char *label, uint64_t weigh
 /* fleet_request_failed - a request of a client failed, or a generation probe.
  * fleet_probe_failed - a status probe failed, or its reply was malformed.
  * @refused  the connection was refused: the engine is down at once */
-void fleet_request_failed(struct fleet *f, size_t upstream, bool refused, const struct err *why);
-void fleet_probe_failed(struct fleet *f, size_t upstream, bool refused, const struct err *why);
+void fleet_request_failed(struct fleet *f, struct upstream *upstream, bool refused,
+                          const struct err *why);
+void fleet_probe_failed(struct fleet *f, struct upstream *upstream, bool refused,
+                        const struct err *why);
 
 /* fleet_count_failure - the engine failed a request of an operation or of an update: it is counted,
  * and nothing else follows. */
-void fleet_count_failure(struct fleet *f, size_t upstream);
+void fleet_count_failure(struct fleet *f, struct upstream *upstream);
 
 /* fleet_auth_failed - the engine rejected our key, for a probe (FLEET_AUTH_PROBE: holds until
  * fleet_probe_ok) or for a request of a client (FLEET_AUTH_REQUEST: holds until fleet_auth_ok).
  * Requests that run there may finish.
  * @why  of ERR_UPSTREAM_KEY */
 enum fleet_auth { FLEET_AUTH_PROBE, FLEET_AUTH_REQUEST };
-void fleet_auth_failed(struct fleet *f, size_t upstream, enum fleet_auth what,
+void fleet_auth_failed(struct fleet *f, struct upstream *upstream, enum fleet_auth what,
                        const struct err *why);
-void fleet_auth_ok(struct fleet *f, size_t upstream);
+void fleet_auth_ok(struct fleet *f, struct upstream *upstream);
 
 /* fleet_set_updating - an update begins to change what engines serve (on), or has ended without a
  * new version (off; fleet_commit_version also ends it). Meanwhile neither the old nor the new label
@@ -209,12 +214,12 @@ void fleet_hold_generates(struct fleet *f, bool on, uint64_t order);
 
 /* fleet_set_pause_queue - does the engine itself keep back requests that arrive while it is paused?
  * A baton does; the default is yes. Threads: as fleet_add. */
-void fleet_set_pause_queue(struct fleet *f, size_t upstream, bool has_pause_queue);
+void fleet_set_pause_queue(struct fleet *f, struct upstream *upstream, bool has_pause_queue);
 
 /* fleet_confirm_quiesced - an engine that had missed the pause is quiesced now.
  * @incarnation  of upstream_info, read before it was paused; ignored if the engine has restarted
  *               since */
-void fleet_confirm_quiesced(struct fleet *f, size_t upstream, uint64_t incarnation);
+void fleet_confirm_quiesced(struct fleet *f, struct upstream *upstream, uint64_t incarnation);
 
 /* fleet_weights_epoch - a number that changes with each fleet_set_updating, fleet_commit_version,
  * fleet_repair_version, fleet_set_label and fleet_resync. A label from a reply whose request was
@@ -232,23 +237,23 @@ enum fleet_fence {
 /* fleet_fence_missed - the engine was unreachable when the others were put to sleep or woken. It is
  * fenced until fleet_resync or an update; an earlier fence stays as it is.
  * @what  FLEET_FENCE_SLEEP or FLEET_FENCE_WAKE */
-void fleet_fence_missed(struct fleet *f, size_t upstream, enum fleet_fence what);
+void fleet_fence_missed(struct fleet *f, struct upstream *upstream, enum fleet_fence what);
 
 /* fleet_note_sleep - the engine was put to sleep or woken together with the others. If it is fenced
  * for a missed sleep or wake, the kind of the fence follows; the fence itself stays. */
-void fleet_note_sleep(struct fleet *f, size_t upstream, bool asleep);
+void fleet_note_sleep(struct fleet *f, struct upstream *upstream, bool asleep);
 
 /* fleet_fence - an update began to change the engine and failed there. */
-void fleet_fence(struct fleet *f, size_t upstream, const struct err *why);
+void fleet_fence(struct fleet *f, struct upstream *upstream, const struct err *why);
 
 /* fleet_fence_served - what an engine serves was found to be wrong: fence it, unless it has got
  * another version or was restarted since.
  * @incarnation, @serial  of upstream_info, when it was found */
-void fleet_fence_served(struct fleet *f, size_t upstream, uint64_t incarnation, uint64_t serial,
-                        const struct err *why);
+void fleet_fence_served(struct fleet *f, struct upstream *upstream, uint64_t incarnation,
+                        uint64_t serial, const struct err *why);
 
 /* fleet_may_resync - would fleet_resync fail for any report? Errors: as of fleet_resync. */
-int fleet_may_resync(struct fleet *f, size_t upstream, struct err *e);
+int fleet_may_resync(struct fleet *f, struct upstream *upstream, struct err *e);
 
 /* fleet_resync - an operator declares that the engine has the right weights: it is synced, and a
  * fence for a missed sleep or wake ends, or by fleet_fence_served if it was restarted since. If the
@@ -260,7 +265,7 @@ int fleet_may_resync(struct fleet *f, size_t upstream, struct err *e);
  *         ERR_CONFLICT      it is not ready, an update runs, or as of fleet_reject_alias
  *         ERR_NOT_FOUND     it is removed
  *         After an error nothing has changed. */
-int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_report *report,
+int fleet_resync(struct fleet *f, struct upstream *upstream, const struct upstream_report *report,
                  struct err *e);
 
 /* fleet_require_adapters - from now on the fleet may have adapters. An engine that may have
@@ -276,7 +281,7 @@ struct fleet_adapter_check {
     uint64_t incarnation, change;
     const struct err *missing;
 };
-void fleet_set_missing_adapters(struct fleet *f, size_t upstream,
+void fleet_set_missing_adapters(struct fleet *f, struct upstream *upstream,
                                 const struct fleet_adapter_check *check);
 
 /* fleet_version_undecided - do engines answer, although the fleet has no version yet?
@@ -293,29 +298,33 @@ void fleet_await_commit(struct fleet *f, const char *why);
  * serial, and are not fenced any more; the others are not synced.
  * @serial  of a hand-off: the store's, which is not smaller than the fleet's, and equal to it if
  *          the hand-off of one version is repeated; 0: the fleet's next one
- * @done   [FLEET_MAX]; false for engines that were added during the update
- * @named  [FLEET_MAX]: the engines in `done` that report the label themselves; NULL: none
+ * @done   [n]
  * Returns: the serial. */
-uint64_t fleet_commit_version(struct fleet *f, const char *label, uint64_t serial, const bool *done,
-                              const bool *named);
+struct fleet_updated {
+    const struct upstream *upstream;
+    bool named; /* it reports the label itself */
+};
+uint64_t fleet_commit_version(struct fleet *f, const char *label, uint64_t serial,
+                              const struct fleet_updated *done, size_t n);
 
 /* fleet_expect_update - the fleet's version reached this engine by its own update `id`, which it
  * has proven. From now on a probe that reports this update and the fleet's label shows that the
  * engine serves the version: it is synced, and a fence because its update failed ends. Until the
  * next version. */
-void fleet_expect_update(struct fleet *f, size_t upstream, const char *id);
+void fleet_expect_update(struct fleet *f, struct upstream *upstream, const char *id);
 
 /* fleet_repair_version - the engines in `done` serve `label` too now, as the others do, and are not
  * fenced any more. If the fleet's label has changed meanwhile, they are not synced.
- * @done, @named  as above. Returns: the serial, which does not change. */
-uint64_t fleet_repair_version(struct fleet *f, const char *label, const bool *done,
-                              const bool *named);
+ * Returns: the serial, which does not change. */
+uint64_t fleet_repair_version(struct fleet *f, const char *label, const struct fleet_updated *done,
+                              size_t n);
 
 /* fleet_set_label - the engines in `named` serve the same weights under another label; others that
  * served the fleet's version are not synced any more. Ends fleet_set_updating.
- * @named  [number of engines]
+ * @named  [n]
  * Returns: the serial, which does not change. */
-uint64_t fleet_set_label(struct fleet *f, const char *label, const bool *named);
+uint64_t fleet_set_label(struct fleet *f, const char *label, const struct upstream *const *named,
+                         size_t n);
 
 /* ---- which versions made a reply ---- */
 
@@ -341,7 +350,7 @@ struct fleet_versions {
 
 /* fleet_note_overwrite - from now on the weights of this engine, which it serves, may be changed in
  * place. Call it before the first byte is sent, once the engine makes no tokens. Threads: any. */
-void fleet_note_overwrite(struct fleet *f, size_t upstream);
+void fleet_note_overwrite(struct fleet *f, struct upstream *upstream);
 
 /* fleet_versions_since - what may have made the tokens of a reply of which no byte is missing.
  * @t  granted, not yet released. Threads: any. */
@@ -351,7 +360,7 @@ void fleet_versions_since(struct fleet *f, const struct fleet_ticket *t,
 
 /* fleet_await_idle - wait until no generate request has a permit of this engine. Returns: has none.
  * Threads: any that may wait; no lock held. */
-bool fleet_await_idle(struct fleet *f, size_t upstream, uint64_t deadline_us);
+bool fleet_await_idle(struct fleet *f, struct upstream *upstream, uint64_t deadline_us);
 
 /* ---- permits ---- */
 
@@ -360,16 +369,18 @@ struct fleet_ticket {
     uint64_t affinity; /* of a session; 0: none */
     /* Called once when the permit is granted: within fleet_permit_acquire, or later on the thread
      * that released a permit or reported on an engine. No lock held; must not block. */
-    void (*granted)(void *arg, size_t upstream);
+    void (*granted)(void *arg);
     void *arg;
-    bool avoid_one; /* prefer any other engine to `avoid`, which has just failed */
-    size_t avoid;
-    bool responded;              /* the engine has replied; set before fleet_permit_release */
+    uint64_t avoid; /* prefer any other engine to that of this upstream_number, which has just
+                       failed; 0: none */
+    bool responded; /* the engine has replied; set before fleet_permit_release */
     struct fleet_version served; /* written at the grant: the fleet's version */
+
+    struct upstream *upstream; /* since it was granted; a reference until it is released */
 
     /* Private to the fleet. */
     struct fleet_ticket *next, **prev_next;
-    size_t upstream;
+    unsigned n_lost;                             /* at the grant */
     uint64_t n_named, n_overwrites, incarnation; /* at the grant */
     uint64_t granted_us;
     int state;
@@ -387,6 +398,10 @@ int fleet_permit_acquire(struct fleet *f, struct fleet_ticket *t, struct err *e)
 
 /* fleet_permit_cancel - remove a queued ticket. Returns: false if it was granted already. */
 bool fleet_permit_cancel(struct fleet *f, struct fleet_ticket *t);
+
+/* fleet_is_lost - has what runs at its engine become unreliable since the permit was granted?
+ * Threads: any. */
+bool fleet_is_lost(const struct fleet_ticket *t);
 
 /* fleet_permit_release - give a granted permit back. If t->responded, the engine's count of
  * failures in a row starts anew. */
@@ -425,7 +440,7 @@ void fleet_permits_close(struct fleet *f);
 bool fleet_is_closed(struct fleet *f);
 
 /* fleet_serves - is the engine in rotation? Threads: any. */
-bool fleet_serves(struct fleet *f, size_t upstream);
+bool fleet_serves(struct fleet *f, struct upstream *upstream);
 
 /* fleet_affinity - a hash of a session's name; 0 for "". */
 uint64_t fleet_affinity(const char *session);
@@ -457,15 +472,15 @@ struct upstream_info {
     uint64_t probe_ok_us;        /* when its last status probe succeeded; 0: never. base/clock.h */
     struct upstream_error error; /* the gravest of fleet_errors; clean: nothing is wrong */
 };
-void fleet_info(struct fleet *f, size_t upstream, struct upstream_info *out);
+void fleet_info(struct fleet *f, struct upstream *upstream, struct upstream_info *out);
 
 /* fleet_errors - all that is wrong with an engine, the gravest first: a missing answer, if that
  * keeps it out of rotation, then each kind of reason that does, then a missing answer that does not
  * yet. @out  [UPSTREAM_ERRORS_MAX]. Returns: how many.
  * fleet_why_unreliable - why what runs there cannot be relied on (fleet_cfg.left_rotation) */
 enum { UPSTREAM_ERRORS_MAX = 1 + UPSTREAM_WHYS };
-size_t fleet_errors(struct fleet *f, size_t upstream, struct upstream_error *out);
-void fleet_why_unreliable(struct fleet *f, size_t upstream, struct err *out);
+size_t fleet_errors(struct fleet *f, struct upstream *upstream, struct upstream_error *out);
+void fleet_why_unreliable(struct fleet *f, struct upstream *upstream, struct err *out);
 
 /* upstream_info_is_probed - has it answered a probe, or failed to? Until then nothing is known. */
 bool upstream_info_is_probed(const struct upstream_info *info);

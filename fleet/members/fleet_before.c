@@ -68,7 +68,7 @@ void fleet_release_since(struct fleet *f)
 static void report_aborted(const struct fleet *f)
 {
     if (f->cfg.left_rotation != NULL)
-        f->cfg.left_rotation(f->cfg.arg, FLEET_MAX);
+        f->cfg.left_rotation(f->cfg.arg);
 }
 
 size_t fleet_abort_queued(struct fleet *f, bool all)

@@ -26,26 +26,22 @@ static void set_fence_error(struct upstream *u, const struct err *why)
     fleet_set_why(u, WHY_FENCED, &bare);
 }
 
-void fleet_fence(struct fleet *f, size_t upstream, const struct err *why)
+void fleet_fence(struct fleet *f, struct upstream *u, const struct err *why)
 {
-    struct upstream *u = &f->upstreams[upstream];
-    struct fleet_change c;
 
-    fleet_change_begin(f, &c);
+    fleet_change_begin(f);
     fleet_apply_event(f, u, UPSTREAM_ON_UPDATE_FAILED);
     u->found_wrong = false;
     u->fence_incarnation = u->incarnation;
     set_fence_error(u, why);
-    fleet_change_end(f, &c);
+    fleet_change_end(f);
 }
 
-void fleet_fence_served(struct fleet *f, size_t upstream, uint64_t incarnation, uint64_t serial,
+void fleet_fence_served(struct fleet *f, struct upstream *u, uint64_t incarnation, uint64_t serial,
                         const struct err *why)
 {
-    struct upstream *u = &f->upstreams[upstream];
-    struct fleet_change c;
 
-    fleet_change_begin(f, &c);
+    fleet_change_begin(f);
     if (u->incarnation == incarnation && u->serial == serial && fleet_is_synced(u)) {
         fleet_apply_event(f, u, UPSTREAM_ON_UPDATE_FAILED);
         fleet_apply_event(f, u, UPSTREAM_ON_UNSYNCED); /* whatever it reports */
@@ -53,7 +49,7 @@ void fleet_fence_served(struct fleet *f, size_t upstream, uint64_t incarnation, 
         u->fence_incarnation = u->incarnation;
         set_fence_error(u, why);
     }
-    fleet_change_end(f, &c);
+    fleet_change_end(f);
 }
 
 /* One that does not name its process: nothing tells whether it was restarted since. */
@@ -78,13 +74,11 @@ static void set_missed_error(const struct fleet *f, struct upstream *u)
                                 : "resync it (/v1/upstreams/resync) or push a whole update");
 }
 
-void fleet_fence_missed(struct fleet *f, size_t upstream, enum fleet_fence what)
+void fleet_fence_missed(struct fleet *f, struct upstream *u, enum fleet_fence what)
 {
-    struct upstream *u = &f->upstreams[upstream];
-    struct fleet_change c;
     bool fences;
 
-    fleet_change_begin(f, &c);
+    fleet_change_begin(f);
     fences = !fleet_is_out(u, OUT_FENCES);
     upstream_state_apply(&u->out, what == FLEET_FENCE_SLEEP ? UPSTREAM_ON_SLEEP_MISSED
                                                             : UPSTREAM_ON_WAKE_MISSED);
@@ -92,12 +86,11 @@ void fleet_fence_missed(struct fleet *f, size_t upstream, enum fleet_fence what)
         u->fence_incarnation = u->incarnation;
         set_missed_error(f, u);
     }
-    fleet_change_end(f, &c);
+    fleet_change_end(f);
 }
 
-void fleet_note_sleep(struct fleet *f, size_t upstream, bool asleep)
+void fleet_note_sleep(struct fleet *f, struct upstream *u, bool asleep)
 {
-    struct upstream *u = &f->upstreams[upstream];
 
     mtx_lock(&f->lock);
     fleet_apply_event(f, u, asleep ? UPSTREAM_ON_SLEEP : UPSTREAM_ON_WAKE);
@@ -116,14 +109,13 @@ static bool has_shed_fault(const struct upstream *u)
     return u->found_wrong && u->incarnation != u->fence_incarnation;
 }
 
-static int may_resync_locked(const struct fleet *f, size_t upstream, struct err *e)
+static int may_resync_locked(const struct fleet *f, struct upstream *u, struct err *e)
 {
-    const struct upstream *u = &f->upstreams[upstream];
-    struct fleet_name name = fleet_name(f, upstream);
+    struct fleet_name name = fleet_name(u);
 
     if (fleet_is_out(u, OUT_REMOVED))
         return err_set(e, ERR_NOT_FOUND, "", "%s is no longer configured", name.text);
-    if (fleet_check_alias_locked(f, upstream, u->report.identity, e) != 0)
+    if (fleet_check_alias_locked(f, u, u->report.identity, e) != 0)
         return -1;
     if (fleet_is_out(u, OUT_UPDATE_FAILED) && !has_shed_fault(u))
         return err_set(e, ERR_NEEDS_UPDATE, "",
@@ -137,49 +129,46 @@ static int may_resync_locked(const struct fleet *f, size_t upstream, struct err 
     return 0;
 }
 
-int fleet_may_resync(struct fleet *f, size_t upstream, struct err *e)
+int fleet_may_resync(struct fleet *f, struct upstream *u, struct err *e)
 {
     int rc;
 
     mtx_lock(&f->lock);
-    rc = may_resync_locked(f, upstream, e);
+    rc = may_resync_locked(f, u, e);
     mtx_unlock(&f->lock);
     return rc;
 }
 
-static int check_resync_locked(const struct fleet *f, size_t upstream,
+static int check_resync_locked(const struct fleet *f, struct upstream *u,
                                const struct upstream_report *report, struct err *e)
 {
     bool decided = f->serial > 0 || f->decided;
 
-    if (may_resync_locked(f, upstream, e) != 0 ||
-        fleet_check_alias_locked(f, upstream, report->identity, e) != 0)
+    if (may_resync_locked(f, u, e) != 0 || fleet_check_alias_locked(f, u, report->identity, e) != 0)
         return -1;
     if (report->not_ready[0] != '\0')
-        return err_set(e, ERR_CONFLICT, "", "%s is not ready: %s", fleet_name(f, upstream).text,
+        return err_set(e, ERR_CONFLICT, "", "%s is not ready: %s", fleet_name(u).text,
                        report->not_ready);
     if (fleet_is_dirty_marker(report->label))
         return err_set(e, ERR_NEEDS_UPDATE, "",
-                       "an update of %s never ended (weight_version '%s'): %s",
-                       fleet_name(f, upstream).text, report->label, fleet_remedy(f));
+                       "an update of %s never ended (weight_version '%s'): %s", fleet_name(u).text,
+                       report->label, fleet_remedy(f));
     if (!decided || (f->serial > 0 && report->label[0] == '\0') ||
         strcmp(report->label, f->label) == 0)
         return 0;
     return err_set(e, ERR_NEEDS_UPDATE, "", "%s serves version %s, and the fleet %s: %s",
-                   fleet_name(f, upstream).text, fleet_label_text(report->label).text,
+                   fleet_name(u).text, fleet_label_text(report->label).text,
                    fleet_label_text(f->label).text,
                    f->cfg.staged ? fleet_remedy(f) : "push an update");
 }
 
-int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_report *report,
+int fleet_resync(struct fleet *f, struct upstream *u, const struct upstream_report *report,
                  struct err *e)
 {
-    struct upstream *u = &f->upstreams[upstream];
-    struct fleet_change c;
     int rc;
 
-    fleet_change_begin(f, &c);
-    rc = check_resync_locked(f, upstream, report, e);
+    fleet_change_begin(f);
+    rc = check_resync_locked(f, u, report, e);
     if (rc == 0) {
         if (f->serial == 0 && !f->decided) {
             f->decided = true;
@@ -194,6 +183,6 @@ int fleet_resync(struct fleet *f, size_t upstream, const struct upstream_report 
         memcpy(u->update_id, report->update_id, sizeof u->update_id);
         f->weights_epoch++; /* probes that were sent before are outdated */
     }
-    fleet_change_end(f, &c);
+    fleet_change_end(f);
     return rc;
 }

@@ -29,8 +29,8 @@ static bool next_change_locked(struct fleet *f, struct fleet_state_change *m)
 {
     bool waits = fleet_awaits_probes_locked(f);
 
-    for (size_t i = 0; i < f->n; i++) {
-        struct upstream *u = &f->upstreams[i];
+    for (size_t i = 0; i < f->list->n; i++) {
+        struct upstream *u = f->list->items[i];
         enum upstream_state now = fleet_state_of(u);
         struct upstream_error error;
 
@@ -41,8 +41,7 @@ static bool next_change_locked(struct fleet *f, struct fleet_state_change *m)
         if (now == u->state || !may_report_locked(u))
             continue;
         fleet_error_of(u, &error);
-        *m = (struct fleet_state_change){.upstream = i,
-                                         .name = u->name,
+        *m = (struct fleet_state_change){.name = u->name,
                                          .from = u->state,
                                          .to = now,
                                          .is_last = ++u->n_reports == FLEET_REPORTS_MAX,
@@ -83,9 +82,8 @@ static enum fleet_fence fence_of(const struct upstream *u)
     return fleet_is_out(u, OUT_WAKE_MISSED) ? FLEET_FENCE_WAKE : FLEET_FENCE_NONE;
 }
 
-void fleet_info(struct fleet *f, size_t upstream, struct upstream_info *out)
+void fleet_info(struct fleet *f, struct upstream *u, struct upstream_info *out)
 {
-    const struct upstream *u = &f->upstreams[upstream];
 
     mtx_lock(&f->lock);
     *out = (struct upstream_info){.alive = !fleet_is_out(u, OUT_UNREACHABLE | OUT_AUTH_PROBE),
@@ -121,9 +119,9 @@ void fleet_stats(struct fleet *f, struct fleet_stats *out)
     memset(out, 0, sizeof *out);
     mtx_lock(&f->lock);
     out->min_ready = f->min_ready;
-    for (size_t i = 0; i < f->n; i++) {
-        out->n_upstreams += !fleet_is_out(&f->upstreams[i], OUT_REMOVED);
-        out->n_serving += fleet_in_rotation(&f->upstreams[i]);
+    for (size_t i = 0; i < f->list->n; i++) {
+        out->n_upstreams += !fleet_is_out(f->list->items[i], OUT_REMOVED);
+        out->n_serving += fleet_in_rotation(f->list->items[i]);
     }
     for (size_t queue = 0; queue < FLEET_QUEUES; queue++) {
         out->n_waiting[queue] = f->queues[queue].n_waiting;

@@ -29,12 +29,12 @@ struct search {
 
 static bool has_free_permit(const struct search *s, size_t i)
 {
-    const struct upstream *u = &s->f->upstreams[i];
+    const struct upstream *u = s->f->list->items[i];
     enum fleet_queue queue = s->t->queue;
 
     return fleet_in_rotation(u) && u->n_outstanding[queue] < s->f->cfg.n_permits[queue] &&
            !(s->f->generates_held && u->no_pause_queue && queue == FLEET_GENERATE) &&
-           !(s->avoid && s->t->avoid == i);
+           !(s->avoid && s->t->avoid == u->number);
 }
 
 /* The session's own engine, unless it has more than its share. */
@@ -44,13 +44,13 @@ static bool find_by_affinity(const struct search *s, size_t *out)
     uint64_t best = 0;
     bool found = false;
 
-    for (size_t i = 0; i < s->f->n; i++) {
-        uint64_t score = fleet_hash_mix(s->t->affinity ^ s->f->upstreams[i].hash);
+    for (size_t i = 0; i < s->f->list->n; i++) {
+        uint64_t score = fleet_hash_mix(s->t->affinity ^ s->f->list->items[i]->hash);
 
         if (!has_free_permit(s, i) || (found && score <= best))
             continue;
         /* at most ceil(share / n_open), with this request */
-        if (s->f->upstreams[i].n_outstanding[s->t->queue] * 100 * s->n_open >= share)
+        if (s->f->list->items[i]->n_outstanding[s->t->queue] * 100 * s->n_open >= share)
             continue;
         best = score;
         *out = i;
@@ -61,14 +61,14 @@ static bool find_by_affinity(const struct search *s, size_t *out)
 
 static bool find_least_loaded(const struct search *s, size_t *out)
 {
-    size_t n = s->f->n, best = SIZE_MAX;
+    size_t n = s->f->list->n, best = SIZE_MAX;
 
     for (size_t k = 0; k < n; k++) {
         size_t i = (s->f->next_upstream + k) % n;
 
-        if (!has_free_permit(s, i) || s->f->upstreams[i].n_outstanding[s->t->queue] >= best)
+        if (!has_free_permit(s, i) || s->f->list->items[i]->n_outstanding[s->t->queue] >= best)
             continue;
-        best = s->f->upstreams[i].n_outstanding[s->t->queue];
+        best = s->f->list->items[i]->n_outstanding[s->t->queue];
         *out = i;
     }
     return best != SIZE_MAX;
@@ -77,26 +77,27 @@ static bool find_least_loaded(const struct search *s, size_t *out)
 /* An engine with a free permit. The engine to avoid is taken if it is the only one in rotation. */
 static bool find_engine_locked(const struct fleet *f, const struct fleet_ticket *t, size_t *out)
 {
-    struct search s = {.f = f, .t = t, .avoid = t->avoid_one};
+    struct search s = {.f = f, .t = t, .avoid = t->avoid != 0};
 
-    for (size_t i = 0; i < f->n; i++) {
-        s.n_open += fleet_in_rotation(&f->upstreams[i]);
-        s.n_outstanding += f->upstreams[i].n_outstanding[t->queue];
+    for (size_t i = 0; i < f->list->n; i++) {
+        s.n_open += fleet_in_rotation(f->list->items[i]);
+        s.n_outstanding += f->list->items[i]->n_outstanding[t->queue];
     }
     if (t->affinity != 0 && find_by_affinity(&s, out))
         return true;
     if (find_least_loaded(&s, out))
         return true;
     s.avoid = false;
-    return t->avoid_one && s.n_open == 1 && find_least_loaded(&s, out);
+    return t->avoid != 0 && s.n_open == 1 && find_least_loaded(&s, out);
 }
 
-static void grant_locked(struct fleet *f, struct fleet_ticket *t, size_t upstream)
+static void grant_locked(struct fleet *f, struct fleet_ticket *t, size_t at)
 {
-    struct upstream *u = &f->upstreams[upstream];
+    struct upstream *u = f->list->items[at];
 
     t->state = TICKET_GRANTED;
-    t->upstream = upstream;
+    t->upstream = upstream_ref(u);
+    t->n_lost = atomic_load_explicit(&u->n_lost, memory_order_relaxed);
     u->n_outstanding[t->queue]++;
     u->n_granted++;
     t->served.serial = f->serial;
@@ -106,7 +107,7 @@ static void grant_locked(struct fleet *f, struct fleet_ticket *t, size_t upstrea
     t->incarnation = u->incarnation;
     t->granted_us = clock_now_us();
     f->queues[t->queue].n_running++;
-    f->next_upstream = (upstream + 1) % f->n;
+    f->next_upstream = (at + 1) % f->list->n;
 }
 
 static void queue_locked(struct permit_queue *q, struct fleet_ticket *t)
@@ -135,14 +136,14 @@ static void unqueue_locked(struct permit_queue *q, struct fleet_ticket *t)
 /* The first queued ticket that an engine can take. If there is none for a ticket, there is none for
  * those behind it either, unless the ticket avoids an engine or is kept. */
 static struct fleet_ticket *first_grantable_locked(const struct fleet *f,
-                                                   const struct permit_queue *q, size_t *upstream)
+                                                   const struct permit_queue *q, size_t *at)
 {
     for (struct fleet_ticket *t = q->head; t != NULL; t = t->next) {
         if (fleet_is_kept_locked(f, t))
             continue;
-        if (find_engine_locked(f, t, upstream))
+        if (find_engine_locked(f, t, at))
             return t;
-        if (!t->avoid_one)
+        if (t->avoid == 0)
             break;
     }
     return NULL;
@@ -152,22 +153,22 @@ static struct fleet_ticket *first_grantable_locked(const struct fleet *f,
 static bool grant_first(struct fleet *f, enum fleet_queue queue)
 {
     struct permit_queue *q = &f->queues[queue];
-    void (*granted)(void *arg, size_t upstream) = NULL;
+    void (*granted)(void *arg) = NULL;
     struct fleet_ticket *t;
     void *arg = NULL;
-    size_t upstream = 0;
+    size_t at = 0;
 
     mtx_lock(&f->lock);
-    t = first_grantable_locked(f, q, &upstream);
+    t = first_grantable_locked(f, q, &at);
     if (t != NULL) {
         unqueue_locked(q, t);
-        grant_locked(f, t, upstream);
+        grant_locked(f, t, at);
         granted = t->granted;
         arg = t->arg;
     }
     mtx_unlock(&f->lock);
     if (granted != NULL)
-        granted(arg, upstream);
+        granted(arg);
     return granted != NULL;
 }
 
@@ -179,18 +180,18 @@ void fleet_grant_all(struct fleet *f)
 }
 
 /* Do all configured engines reject our key? */
-static bool all_auth_failed_locked(const struct fleet *f, size_t *first)
+static bool all_auth_failed_locked(const struct fleet *f, const struct upstream **first)
 {
     size_t n = 0;
 
-    for (size_t i = f->n; i-- > 0;) {
-        const struct upstream *u = &f->upstreams[i];
+    for (size_t i = f->list->n; i-- > 0;) {
+        const struct upstream *u = f->list->items[i];
 
         if (fleet_is_out(u, OUT_REMOVED))
             continue;
         if (!fleet_is_out(u, OUT_AUTH))
             return false;
-        *first = i;
+        *first = u;
         n++;
     }
     return n > 0;
@@ -198,8 +199,8 @@ static bool all_auth_failed_locked(const struct fleet *f, size_t *first)
 
 static bool is_empty_locked(const struct fleet *f)
 {
-    for (size_t i = 0; i < f->n; i++)
-        if (!fleet_is_out(&f->upstreams[i], OUT_REMOVED))
+    for (size_t i = 0; i < f->list->n; i++)
+        if (!fleet_is_out(f->list->items[i], OUT_REMOVED))
             return false;
     return true;
 }
@@ -209,7 +210,7 @@ static bool is_empty_locked(const struct fleet *f)
 static int set_unsynced_error_locked(const struct fleet *f, struct err *e)
 {
     struct upstream_error error;
-    size_t first = 0;
+    const struct upstream *first = NULL;
 
     if (is_empty_locked(f))
         return err_set(e, ERR_UNSYNCED, "",
@@ -217,24 +218,24 @@ static int set_unsynced_error_locked(const struct fleet *f, struct err *e)
                        "and send SIGHUP");
     if (all_auth_failed_locked(f, &first))
         return err_set(e, ERR_UPSTREAM_KEY, "", "no upstream serves; %s: %.250s",
-                       fleet_name(f, first).text, fleet_key_error_of(&f->upstreams[first])->msg);
+                       fleet_name(first).text, fleet_key_error_of(first)->msg);
     if (fleet_version_undecided_locked(f, e))
         return -1;
-    for (size_t i = 0; i < f->n; i++) {
-        const struct upstream *u = &f->upstreams[i];
+    for (size_t i = 0; i < f->list->n; i++) {
+        const struct upstream *u = f->list->items[i];
 
         fleet_error_of(u, &error);
         if (!fleet_is_out(u, OUT_REMOVED) && error.why.code != ERR_NONE)
             return err_set(e, ERR_UNSYNCED, "", "no upstream serves; %s: %.250s",
-                           fleet_name(f, i).text, error.why.msg);
+                           fleet_name(f->list->items[i]).text, error.why.msg);
     }
     return err_set(e, ERR_UNSYNCED, "", "no upstream serves: none has answered yet");
 }
 
 bool fleet_any_serving_locked(const struct fleet *f)
 {
-    for (size_t i = 0; i < f->n; i++)
-        if (fleet_in_rotation(&f->upstreams[i]))
+    for (size_t i = 0; i < f->list->n; i++)
+        if (fleet_in_rotation(f->list->items[i]))
             return true;
     return false;
 }
@@ -243,7 +244,7 @@ int fleet_permit_acquire(struct fleet *f, struct fleet_ticket *t, struct err *e)
 {
     struct permit_queue *q = &f->queues[t->queue];
     bool granted = false;
-    size_t upstream = 0;
+    size_t at = 0;
     int rc = 0;
 
     mtx_lock(&f->lock);
@@ -254,8 +255,8 @@ int fleet_permit_acquire(struct fleet *f, struct fleet_ticket *t, struct err *e)
         rc = set_unsynced_error_locked(f, e);
     else if (fleet_arrive_locked(f, t, e) != 0)
         rc = -1;
-    else if (!fleet_is_kept_locked(f, t) && first_grantable_locked(f, q, &upstream) == NULL &&
-             find_engine_locked(f, t, &upstream))
+    else if (!fleet_is_kept_locked(f, t) && first_grantable_locked(f, q, &at) == NULL &&
+             find_engine_locked(f, t, &at))
         granted = true; /* no queued ticket can be granted now */
     else if (q->n_waiting >= f->cfg.n_queue_max[t->queue])
         rc = err_set(e, ERR_OVERLOADED, "", "the queue is full: %zu requests run and %zu wait",
@@ -263,12 +264,12 @@ int fleet_permit_acquire(struct fleet *f, struct fleet_ticket *t, struct err *e)
     else
         queue_locked(q, t);
     if (granted)
-        grant_locked(f, t, upstream);
+        grant_locked(f, t, at);
     q->n_refused += rc != 0;
     mtx_unlock(&f->lock);
     /* A queued ticket may be granted and freed by now: do not touch it any more. */
     if (granted)
-        t->granted(t->arg, upstream);
+        t->granted(t->arg);
     return rc;
 }
 
@@ -289,7 +290,7 @@ bool fleet_permit_cancel(struct fleet *f, struct fleet_ticket *t)
 void fleet_permit_release(struct fleet *f, struct fleet_ticket *t)
 {
     enum fleet_queue queue = t->queue;
-    struct upstream *u = &f->upstreams[t->upstream];
+    struct upstream *u = t->upstream;
     bool waiting;
 
     mtx_lock(&f->lock);
@@ -304,17 +305,19 @@ void fleet_permit_release(struct fleet *f, struct fleet_ticket *t)
     if (f->n_idle_waits > 0 && u->n_outstanding[FLEET_GENERATE] == 0)
         cnd_broadcast(&f->idle);
     waiting = f->queues[queue].head != NULL;
+    t->upstream = NULL;
     mtx_unlock(&f->lock);
+    upstream_unref(u);
     if (waiting)
         (void)grant_first(f, queue);
 }
 
-bool fleet_serves(struct fleet *f, size_t upstream)
+bool fleet_serves(struct fleet *f, struct upstream *u)
 {
     bool serves;
 
     mtx_lock(&f->lock);
-    serves = fleet_in_rotation(&f->upstreams[upstream]);
+    serves = fleet_in_rotation(u);
     mtx_unlock(&f->lock);
     return serves;
 }

@@ -5,6 +5,8 @@
 #include "base/mtx.h"
 #include "control/arrivals.h"
 #include "fleet/members/fleet.h"
+#include "fleet/members/prober.h"
+#include "fleet/members/upstream_fanout.h"
 #include "fleet/members/upstream_state.h"
 
 enum {
@@ -14,13 +16,40 @@ enum {
 
 enum ticket_state { TICKET_IDLE, TICKET_QUEUED, TICKET_GRANTED };
 
-/* One engine. Guarded by the fleet's lock, like the table that it is in. */
+/* The probe of one engine (fleet/members/prober.c). Of the prober's loop. */
+struct probe {
+    struct prober *prober;
+    struct probe *next, **prev_next; /* of those under way */
+    struct upstream *upstream;       /* counted while a probe is under way */
+    struct upstream_fanout *fanout;  /* NULL: no probe is under way */
+    struct probe_peer peer;          /* of the last probe */
+    enum api_query query;
+    uint64_t weights_epoch; /* when the probe was sent */
+    uint64_t n_granted;     /* at the last probe; unchanged since: the engine is idle */
+    unsigned n_probes, generation_probes_change;
+    bool no_token; /* the last generation probe failed */
+};
+
+/* One engine. Guarded by the fleet's lock, unless a line says otherwise. */
 struct upstream {
+    atomic_uint n_refs;
+    atomic_uint n_loose;          /* of those: upstream_loosen */
+    uint64_t number;              /* immutable */
+    const char *name;             /* immutable; borrowed; NULL: none */
+    struct fleet_engine *control; /* owned; immutable once it is in a list; NULL: none */
+    void (*control_free)(struct fleet_engine *control);
+    struct probe probe; /* of the prober's loop */
+
+    /* Guarded by the lock of struct upstreams. */
+    const struct upstream_config *config; /* of a retained one; NULL: a fleet without upstreams */
+    bool removed;
+
     /* Written by fleet_add; no_pause_queue by fleet_set_pause_queue. */
-    const char *name; /* borrowed; NULL: none */
-    uint64_t hash;    /* of the name, or of the index if there is none: for affinity */
+    uint64_t hash; /* of the name, or of its place if there is none: for affinity */
     bool no_pause_queue;
-    uint64_t join_order; /* a larger number joined later */
+    uint64_t join_order; /* a larger number joined later; 0: not yet */
+    atomic_uint n_lost;  /* how often what runs there became unreliable; relaxed reads need no lock
+                          */
 
     /* What keeps it out of rotation. Written by fleet_apply_event alone, once it has joined. */
     unsigned out; /* set of enum upstream_out_reason, without what fleet_out_reasons adds */
@@ -42,7 +71,8 @@ struct upstream {
     /* Permits (fleet_permits.c). */
     size_t n_outstanding[FLEET_QUEUES];
     uint64_t n_granted;
-    uint64_t n_overwrites; /* fleet_note_overwrite */
+    uint64_t n_overwrites;              /* fleet_note_overwrite */
+    bool was_reliable, was_in_rotation; /* when the change of the table began */
 
     /* Why it is out of rotation, as text (fleet_why.c): clean where it has no such reason. */
     struct upstream_error why[UPSTREAM_WHYS];
@@ -70,10 +100,11 @@ struct permit_queue {
 
 struct fleet {
     struct mtx lock;            /* rank MTX_ADMISSION; guards down to the blank line */
-    struct upstream *upstreams; /* [FLEET_MAX], of which n are used */
-    size_t n, min_ready;
+    struct upstream_list *list; /* a reference */
+    size_t min_ready;
     struct permit_queue queues[FLEET_QUEUES];
-    size_t next_upstream; /* where the search for the least loaded begins: round robin of equals */
+    size_t next_upstream; /* the place in the list where the search for the least loaded begins:
+                             round robin of equals */
     uint64_t serial, weights_epoch, quiesce_order, hold_order, n_joined;
     char label[FLEET_LABEL_MAX + 1]; /* of the fleet's version, once it is decided */
     uint64_t n_named;                /* versions and names of versions that were set */
@@ -99,7 +130,7 @@ struct fleet_name {
 };
 
 /* fleet_name - "http://10.0.0.1:8000", or "upstream 3" for an engine without a name. */
-struct fleet_name fleet_name(const struct fleet *f, size_t upstream);
+struct fleet_name fleet_name(const struct upstream *u);
 
 /* fleet_remedy_or_resync - the same as fleet_remedy, for an engine that may have the version. */
 const char *fleet_remedy_or_resync(const struct fleet *f);
@@ -194,14 +225,19 @@ bool fleet_any_serving_locked(const struct fleet *f);
 /* Each change of the table is made between these two. fleet_change_end decides the fleet's version
  * anew if that is still open, releases the lock, and then calls the callbacks of fleet_cfg and
  * grants permits. */
-struct fleet_change {
-    size_t n;
-    struct fleet_rotation { /* a removed engine can be reliable: it finishes what it has */
-        bool reliable, in_rotation;
-    } before[FLEET_MAX], after[FLEET_MAX];
-};
-void fleet_change_begin(struct fleet *f, struct fleet_change *c); /* takes the lock */
-void fleet_change_end(struct fleet *f, struct fleet_change *c);
+void fleet_change_begin(struct fleet *f); /* takes the lock */
+void fleet_change_end(struct fleet *f);
+
+/* ---- upstream.c ---- */
+
+/* upstream_new - an engine of which nothing is known; one reference. NULL: no memory.
+ * upstream_is_idle - are all references to it loose? Those of lists are.
+ * upstream_list_new - an empty list with room for n. NULL: no memory.
+ * upstream_list_add - at its end, with a reference. Before other threads have the list. */
+struct upstream *upstream_new(const char *name);
+bool upstream_is_idle(const struct upstream *u);
+struct upstream_list *upstream_list_new(size_t n);
+void upstream_list_add(struct upstream_list *list, struct upstream *u);
 
 /* ---- fleet_permits.c ---- */
 
@@ -253,14 +289,14 @@ void fleet_store_report_locked(const struct fleet *f, struct upstream *u,
 
 /* ---- fleet_alias.c ---- */
 
-/* fleet_check_alias_locked - may an engine of this identity serve at this index? Errors:
+/* fleet_check_alias_locked - may this engine, of this identity, serve? Errors:
  * ERR_PRECONDITION: it is this server itself; ERR_CONFLICT: an engine that joined earlier. */
-int fleet_check_alias_locked(const struct fleet *f, size_t upstream, const char *identity,
+int fleet_check_alias_locked(const struct fleet *f, struct upstream *u, const char *identity,
                              struct err *e);
 
 /* fleet_reject_alias_locked - as fleet_reject_alias. If it is not rejected, the engines that
  * joined later and have this identity are down. */
-bool fleet_reject_alias_locked(struct fleet *f, size_t upstream, const char *identity);
+bool fleet_reject_alias_locked(struct fleet *f, struct upstream *u, const char *identity);
 
 /* ---- fleet_info.c ---- */
 

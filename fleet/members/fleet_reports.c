@@ -130,20 +130,18 @@ static void check_update_locked(const struct fleet *f, struct upstream *u,
     u->serial = f->serial;
 }
 
-void fleet_probe_ok(struct fleet *f, size_t upstream, const struct upstream_report *report)
+void fleet_probe_ok(struct fleet *f, struct upstream *u, const struct upstream_report *report)
 {
-    struct upstream *u = &f->upstreams[upstream];
     struct upstream_report fresh_report = *report;
-    struct fleet_change c;
     bool was;
 
-    fleet_change_begin(f, &c);
+    fleet_change_begin(f);
     was = fleet_is_synced(u);
     fresh_report.is_stale |= report->sent_epoch != 0 && report->sent_epoch != f->weights_epoch;
     /* The marker is that of our own update, and goes when the update ends. */
     fresh_report.is_stale |= f->updating && fleet_is_dirty_marker(report->label);
-    if (fleet_reject_alias_locked(f, upstream, report->identity)) {
-        fleet_change_end(f, &c);
+    if (fleet_reject_alias_locked(f, u, report->identity)) {
+        fleet_change_end(f);
         return;
     }
     check_sync_locked(f, u, &fresh_report);
@@ -155,18 +153,16 @@ void fleet_probe_ok(struct fleet *f, size_t upstream, const struct upstream_repo
      * if it has a dirty marker, which a new process does not have. */
     u->incarnation += was && !fleet_is_synced(u) && report->process[0] == '\0' &&
                       !fleet_is_dirty_marker(report->label);
-    fleet_change_end(f, &c);
+    fleet_change_end(f);
 }
 
-void fleet_released(struct fleet *f, size_t upstream)
+void fleet_released(struct fleet *f, struct upstream *u)
 {
-    struct upstream *u = &f->upstreams[upstream];
-    struct fleet_change c;
 
-    fleet_change_begin(f, &c);
+    fleet_change_begin(f);
     u->report.held = NULL;
     u->report.held_by_fence = false;
-    fleet_change_end(f, &c);
+    fleet_change_end(f);
 }
 
 static bool is_same_locked(const struct upstream *u, const char *process)
@@ -177,10 +173,8 @@ static bool is_same_locked(const struct upstream *u, const char *process)
 /* Called with each reply of a baton, so the usual case takes the lock once. The new process becomes
  * the known one: an update that it completes syncs it. Before the first update the next probe tells
  * which version it has. */
-bool fleet_check_process(struct fleet *f, size_t upstream, const char *process)
+bool fleet_check_process(struct fleet *f, struct upstream *u, const char *process)
 {
-    struct upstream *u = &f->upstreams[upstream];
-    struct fleet_change c;
     struct err why = {0};
     bool same;
 
@@ -189,7 +183,7 @@ bool fleet_check_process(struct fleet *f, size_t upstream, const char *process)
     mtx_unlock(&f->lock);
     if (same)
         return true;
-    fleet_change_begin(f, &c);
+    fleet_change_begin(f);
     same = is_same_locked(u, process);
     if (!same) {
         set_restarted_error(f, &why);
@@ -202,7 +196,7 @@ bool fleet_check_process(struct fleet *f, size_t upstream, const char *process)
         u->report.held_by_fence = false;
         u->label_known = false;
     }
-    fleet_change_end(f, &c);
+    fleet_change_end(f);
     return same;
 }
 
@@ -224,20 +218,19 @@ void fleet_clear_failure_locked(struct upstream *u)
         u->no_answer = (struct upstream_error){0};
 }
 
-void fleet_count_failure(struct fleet *f, size_t upstream)
+void fleet_count_failure(struct fleet *f, struct upstream *u)
 {
     mtx_lock(&f->lock);
-    f->upstreams[upstream].n_failures++;
+    u->n_failures++;
     mtx_unlock(&f->lock);
 }
 
-void fleet_request_failed(struct fleet *f, size_t upstream, bool refused, const struct err *why)
+void fleet_request_failed(struct fleet *f, struct upstream *u, bool refused, const struct err *why)
 {
-    struct fleet_change c;
 
-    fleet_change_begin(f, &c);
-    count_failure_locked(f, &f->upstreams[upstream], refused, why);
-    fleet_change_end(f, &c);
+    fleet_change_begin(f);
+    count_failure_locked(f, u, refused, why);
+    fleet_change_end(f);
 }
 
 void fleet_probe_failed_locked(const struct fleet *f, struct upstream *u, bool refused,
@@ -253,37 +246,32 @@ void fleet_probe_failed_locked(const struct fleet *f, struct upstream *u, bool r
     }
 }
 
-void fleet_probe_failed(struct fleet *f, size_t upstream, bool refused, const struct err *why)
+void fleet_probe_failed(struct fleet *f, struct upstream *u, bool refused, const struct err *why)
 {
-    struct fleet_change c;
 
-    fleet_change_begin(f, &c);
-    fleet_probe_failed_locked(f, &f->upstreams[upstream], refused, why);
-    fleet_change_end(f, &c);
+    fleet_change_begin(f);
+    fleet_probe_failed_locked(f, u, refused, why);
+    fleet_change_end(f);
 }
 
-void fleet_auth_failed(struct fleet *f, size_t upstream, enum fleet_auth what,
+void fleet_auth_failed(struct fleet *f, struct upstream *u, enum fleet_auth what,
                        const struct err *why)
 {
-    struct upstream *u = &f->upstreams[upstream];
-    struct fleet_change c;
 
     assert(why->code == ERR_UPSTREAM_KEY);
-    fleet_change_begin(f, &c);
+    fleet_change_begin(f);
     fleet_apply_event(f, u,
                       what == FLEET_AUTH_PROBE ? UPSTREAM_ON_PROBE_AUTH_FAILED
                                                : UPSTREAM_ON_REQUEST_AUTH_FAILED);
     fleet_set_why(u, what == FLEET_AUTH_PROBE ? WHY_KEY_PROBE : WHY_KEY_REQUEST, why);
     fleet_clear_failure_locked(u);
-    fleet_change_end(f, &c);
+    fleet_change_end(f);
 }
 
-void fleet_auth_ok(struct fleet *f, size_t upstream)
+void fleet_auth_ok(struct fleet *f, struct upstream *u)
 {
-    struct upstream *u = &f->upstreams[upstream];
-    struct fleet_change c;
 
-    fleet_change_begin(f, &c);
+    fleet_change_begin(f);
     fleet_apply_event(f, u, UPSTREAM_ON_REQUEST_AUTH_OK);
-    fleet_change_end(f, &c);
+    fleet_change_end(f);
 }

@@ -7,25 +7,23 @@ void fleet_require_adapters(struct fleet *f)
 {
     mtx_lock(&f->lock);
     f->requires_adapters = true;
-    for (size_t i = 0; i < f->n; i++) {
-        f->upstreams[i].requires_adapters = true;
-        f->upstreams[i].adapters_incarnation = f->upstreams[i].incarnation;
+    for (size_t i = 0; i < f->list->n; i++) {
+        f->list->items[i]->requires_adapters = true;
+        f->list->items[i]->adapters_incarnation = f->list->items[i]->incarnation;
     }
     mtx_unlock(&f->lock);
 }
 
 /* A check of an earlier process, or one that is older than the last, is ignored. */
-void fleet_set_missing_adapters(struct fleet *f, size_t upstream,
+void fleet_set_missing_adapters(struct fleet *f, struct upstream *u,
                                 const struct fleet_adapter_check *o)
 {
-    struct upstream *u = &f->upstreams[upstream];
-    struct fleet_change c;
 
-    fleet_change_begin(f, &c);
+    fleet_change_begin(f);
     if (o->incarnation == u->incarnation && o->change >= u->adapters_change) {
         u->adapters_incarnation = o->incarnation;
         u->adapters_change = o->change;
         u->missing = *o->missing;
     }
-    fleet_change_end(f, &c);
+    fleet_change_end(f);
 }

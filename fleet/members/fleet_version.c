@@ -62,8 +62,8 @@ static void sort_versions(struct versions *v)
 static void count_versions_locked(const struct fleet *f, struct versions *v)
 {
     v->n = v->n_reported = v->n_awaited = 0;
-    for (size_t i = 0; i < f->n; i++) {
-        const struct upstream *u = &f->upstreams[i];
+    for (size_t i = 0; i < f->list->n; i++) {
+        const struct upstream *u = f->list->items[i];
 
         v->n_awaited += is_report_awaited(u);
         if (!reports_version(u))
@@ -77,8 +77,8 @@ static void count_versions_locked(const struct fleet *f, struct versions *v)
 /* An engine that does not answer now may have the fleet's version. */
 static bool may_be_served_locked(const struct fleet *f)
 {
-    for (size_t i = 0; i < f->n; i++) {
-        const struct upstream *u = &f->upstreams[i];
+    for (size_t i = 0; i < f->list->n; i++) {
+        const struct upstream *u = f->list->items[i];
 
         if (!fleet_is_out(u, OUT_REMOVED | OUT_FENCES) &&
             (!fleet_is_alive(u) || !u->label_known || strcmp(u->report.label, f->label) == 0))
@@ -167,16 +167,16 @@ void fleet_decide_version_locked(struct fleet *f)
     }
     if (!f->decided)
         choose_version_locked(f);
-    for (size_t i = 0; i < f->n; i++)
-        check_version_locked(f, &f->upstreams[i]);
+    for (size_t i = 0; i < f->list->n; i++)
+        check_version_locked(f, f->list->items[i]);
 }
 
 bool fleet_awaits_probes_locked(const struct fleet *f)
 {
     if (f->serial > 0 || f->decided)
         return false;
-    for (size_t i = 0; i < f->n; i++)
-        if (is_report_awaited(&f->upstreams[i]))
+    for (size_t i = 0; i < f->list->n; i++)
+        if (is_report_awaited(f->list->items[i]))
             return true;
     return false;
 }
@@ -239,12 +239,11 @@ bool fleet_version_undecided(struct fleet *f, struct err *e)
 
 void fleet_set_updating(struct fleet *f, bool on)
 {
-    struct fleet_change c;
 
-    fleet_change_begin(f, &c);
+    fleet_change_begin(f);
     f->updating = on;
     f->weights_epoch++;
-    fleet_change_end(f, &c);
+    fleet_change_end(f);
 }
 
 uint64_t fleet_weights_epoch(struct fleet *f)
@@ -296,70 +295,89 @@ static void set_version_locked(struct fleet *f, const char *label)
     fleet_keep_name_locked(f);
 }
 
-uint64_t fleet_commit_version(struct fleet *f, const char *label, uint64_t serial, const bool *done,
-                              const bool *named)
+static const struct fleet_updated *find_updated(const struct fleet_updated *done, size_t n,
+                                                const struct upstream *u)
 {
-    struct fleet_change c;
+    for (size_t i = 0; i < n; i++)
+        if (done[i].upstream == u)
+            return &done[i];
+    return NULL;
+}
 
-    fleet_change_begin(f, &c);
+uint64_t fleet_commit_version(struct fleet *f, const char *label, uint64_t serial,
+                              const struct fleet_updated *done, size_t n)
+{
+    fleet_change_begin(f);
     if (serial == 0)
         serial = f->serial + 1;
     assert(serial >= f->serial);
     f->serial = serial;
     set_version_locked(f, label);
-    for (size_t i = 0; i < f->n; i++) {
-        f->upstreams[i].update_id[0] = '\0';
-        set_updated_locked(f, &f->upstreams[i], done[i], named != NULL && named[i] ? f->label : "");
+    for (size_t i = 0; i < f->list->n; i++) {
+        struct upstream *u = f->list->items[i];
+        const struct fleet_updated *it = find_updated(done, n, u);
+
+        u->update_id[0] = '\0';
+        set_updated_locked(f, u, it != NULL, it != NULL && it->named ? f->label : "");
     }
-    fleet_change_end(f, &c);
+    fleet_change_end(f);
     return serial;
 }
 
-void fleet_expect_update(struct fleet *f, size_t upstream, const char *id)
+void fleet_expect_update(struct fleet *f, struct upstream *u, const char *id)
 {
-    struct upstream *u = &f->upstreams[upstream];
 
     mtx_lock(&f->lock);
     (void)snprintf(u->update_id, sizeof u->update_id, "%s", id);
     mtx_unlock(&f->lock);
 }
 
-uint64_t fleet_repair_version(struct fleet *f, const char *label, const bool *done,
-                              const bool *named)
+uint64_t fleet_repair_version(struct fleet *f, const char *label, const struct fleet_updated *done,
+                              size_t n)
 {
-    struct fleet_change c;
     uint64_t serial;
     bool same;
 
-    fleet_change_begin(f, &c);
+    fleet_change_begin(f);
     serial = f->serial;
     same = strcmp(label, f->label) == 0;
-    for (size_t i = 0; i < f->n; i++)
-        if (done[i] && same)
-            set_updated_locked(f, &f->upstreams[i], true, named[i] ? f->label : "");
+    for (size_t i = 0; i < f->list->n && same; i++) {
+        const struct fleet_updated *it = find_updated(done, n, f->list->items[i]);
+
+        if (it != NULL)
+            set_updated_locked(f, f->list->items[i], true, it->named ? f->label : "");
+    }
     f->weights_epoch++; /* a probe that was sent before may report the dirty marker */
-    fleet_change_end(f, &c);
+    fleet_change_end(f);
     return serial;
 }
 
-uint64_t fleet_set_label(struct fleet *f, const char *label, const bool *named)
+static bool is_named(const struct upstream *const *named, size_t n, const struct upstream *u)
 {
-    struct fleet_change c;
+    for (size_t i = 0; i < n; i++)
+        if (named[i] == u)
+            return true;
+    return false;
+}
+
+uint64_t fleet_set_label(struct fleet *f, const char *label, const struct upstream *const *named,
+                         size_t n)
+{
     uint64_t serial;
 
-    fleet_change_begin(f, &c);
+    fleet_change_begin(f);
     serial = f->serial;
     set_version_locked(f, label);
-    for (size_t i = 0; i < f->n; i++) {
-        struct upstream *u = &f->upstreams[i];
+    for (size_t i = 0; i < f->list->n; i++) {
+        struct upstream *u = f->list->items[i];
 
-        if (named[i]) {
+        if (is_named(named, n, u)) {
             u->report.label[0] = '\0';
             u->label_known = false;
         } else if (u->serial == serial && fleet_is_synced(u)) {
             set_updated_locked(f, u, false, "");
         }
     }
-    fleet_change_end(f, &c);
+    fleet_change_end(f);
     return serial;
 }

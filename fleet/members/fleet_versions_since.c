@@ -19,10 +19,10 @@ void fleet_keep_name_locked(struct fleet *f)
     f->n_named++;
 }
 
-void fleet_note_overwrite(struct fleet *f, size_t upstream)
+void fleet_note_overwrite(struct fleet *f, struct upstream *u)
 {
     mtx_lock(&f->lock);
-    f->upstreams[upstream].n_overwrites++;
+    u->n_overwrites++;
     mtx_unlock(&f->lock);
 }
 
@@ -39,7 +39,7 @@ static bool is_same(const struct fleet_version *a, const struct fleet_version *b
 
 void fleet_versions_since(struct fleet *f, const struct fleet_ticket *t, struct fleet_versions *out)
 {
-    const struct upstream *u = &f->upstreams[t->upstream];
+    const struct upstream *u = t->upstream;
     uint64_t from = t->n_named;
 
     out->n = 1;
@@ -60,9 +60,9 @@ void fleet_versions_since(struct fleet *f, const struct fleet_ticket *t, struct 
     mtx_unlock(&f->lock);
 }
 
-bool fleet_await_idle(struct fleet *f, size_t upstream, uint64_t deadline_us)
+bool fleet_await_idle(struct fleet *f, struct upstream *u, uint64_t deadline_us)
 {
-    const size_t *n = &f->upstreams[upstream].n_outstanding[FLEET_GENERATE];
+    const size_t *n = &u->n_outstanding[FLEET_GENERATE];
     bool idle, in_time = true;
 
     mtx_lock(&f->lock);

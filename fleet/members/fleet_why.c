@@ -115,9 +115,8 @@ const struct err *fleet_key_error_of(const struct upstream *u)
                                            : &u->why[WHY_KEY_REQUEST].why;
 }
 
-void fleet_why_unreliable(struct fleet *f, size_t upstream, struct err *out)
+void fleet_why_unreliable(struct fleet *f, struct upstream *u, struct err *out)
 {
-    const struct upstream *u = &f->upstreams[upstream];
 
     mtx_lock(&f->lock);
     if (fleet_is_out(u, OUT_UNREACHABLE))
@@ -127,12 +126,12 @@ void fleet_why_unreliable(struct fleet *f, size_t upstream, struct err *out)
     mtx_unlock(&f->lock);
 }
 
-size_t fleet_errors(struct fleet *f, size_t upstream, struct upstream_error *out)
+size_t fleet_errors(struct fleet *f, struct upstream *u, struct upstream_error *out)
 {
     size_t n;
 
     mtx_lock(&f->lock);
-    n = errors_of(&f->upstreams[upstream], out, UPSTREAM_ERRORS_MAX);
+    n = errors_of(u, out, UPSTREAM_ERRORS_MAX);
     mtx_unlock(&f->lock);
     return n;
 }

@@ -2,34 +2,43 @@
 #include "fleet/members/prober.h"
 
 #include "base/clock.h"
-#include "fleet/members/upstream_fanout.h"
+#include "fleet/members/fleet_priv.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 
 enum { N_STATUS_CALLS = 5 }; /* of a status probe: process, version, release, pause, sleep */
 
-struct probe {
-    struct prober *prober;
-    size_t upstream;
-    struct upstream_fanout *fanout; /* NULL: no probe is under way */
-    struct probe_peer peer;         /* of the last probe */
-    enum api_query query;
-    uint64_t weights_epoch; /* when the probe was sent */
-    uint64_t n_granted;     /* at the last probe; unchanged since: the engine is idle */
-    unsigned n_probes, generation_probes_change;
-    bool no_token; /* the last generation probe failed */
-};
-
 struct prober {
     struct prober_cfg cfg; /* immutable */
     struct loop_timer timer;
     struct loop_item probe_now;
+    struct probe *under_way;              /* the loop's thread */
     atomic_bool generation_probes;        /* relaxed: a hint for the next probe */
     atomic_uint generation_probes_change; /* relaxed: counts prober_enable_generation_probes */
     atomic_uint_fast64_t round_us;        /* relaxed: only a time */
-    struct probe probes[FLEET_MAX];
 };
+
+/* An engine may leave the list while it is probed, but is there until the probe has ended. */
+static void link_probe(struct probe *p)
+{
+    struct prober *prober = p->prober;
+
+    upstream_loosen(upstream_ref(p->upstream));
+    p->next = prober->under_way;
+    p->prev_next = &prober->under_way;
+    if (p->next != NULL)
+        p->next->prev_next = &p->next;
+    prober->under_way = p;
+}
+
+static void unlink_probe(struct probe *p)
+{
+    *p->prev_next = p->next;
+    if (p->next != NULL)
+        p->next->prev_next = p->prev_next;
+    upstream_unref_loose(p->upstream);
+}
 
 /* An engine that rejects a request is alive. */
 static bool is_alive(const struct upstream_reply *a)
@@ -147,16 +156,16 @@ static void on_replies(void *arg, struct upstream_reply *replies, size_t n)
     struct probe *p = arg;
     const struct prober_cfg *cfg = &p->prober->cfg;
     struct probe_peer now;
+    /* Its configuration may have changed; and memory may be short, which is this server's fault. */
+    bool counts = cfg->find_peer(cfg->arg, p->upstream, &now) && now.target == p->peer.target &&
+                  !was_out_of_memory(replies, n);
 
     p->fanout = NULL;
-    if (!cfg->find_peer(cfg->arg, p->upstream, &now) || now.target != p->peer.target)
-        return; /* the index has another engine by now, or its configuration has changed */
-    if (was_out_of_memory(replies, n))
-        return; /* the fault of this server */
-    if (p->query == API_GENERATE_TOKEN)
+    if (counts && p->query == API_GENERATE_TOKEN)
         on_token(p, replies);
-    else
+    else if (counts)
         on_status(p, replies);
+    unlink_probe(p);
 }
 
 /* A generation probe goes only to an engine that could serve and that had no generate request since
@@ -211,19 +220,26 @@ static void send_probe(struct probe *p)
             api_request_fini(&calls[i].request);
         return;
     }
-    (void)upstream_fanout_start(&p->fanout, cfg->client, calls, n, on_replies, p, &ignored);
+    link_probe(p);
+    if (upstream_fanout_start(&p->fanout, cfg->client, calls, n, on_replies, p, &ignored) != 0)
+        unlink_probe(p);
 }
 
 static void probe_all(void *arg)
 {
     struct prober *p = arg;
 
-    for (size_t i = 0; i < FLEET_MAX; i++) {
-        struct probe *probe = &p->probes[i];
+    struct upstream_list *all = fleet_list(p->cfg.fleet);
 
-        if (probe->fanout == NULL && p->cfg.find_peer(p->cfg.arg, i, &probe->peer))
+    for (size_t i = 0; i < all->n; i++) {
+        struct probe *probe = &all->items[i]->probe;
+
+        probe->prober = p;
+        probe->upstream = all->items[i];
+        if (probe->fanout == NULL && p->cfg.find_peer(p->cfg.arg, probe->upstream, &probe->peer))
             send_probe(probe);
     }
+    upstream_list_unref(all);
     atomic_store_explicit(&p->round_us, clock_now_us(), memory_order_relaxed);
 }
 
@@ -247,8 +263,6 @@ int prober_new(struct prober **out, const struct prober_cfg *cfg, struct err *e)
     p->timer = (struct loop_timer){.fire = on_tick, .arg = p};
     p->probe_now = (struct loop_item){.run = probe_all, .arg = p};
     atomic_init(&p->round_us, clock_now_us());
-    for (size_t i = 0; i < FLEET_MAX; i++)
-        p->probes[i] = (struct probe){.prober = p, .upstream = i};
     loop_timer_set(cfg->loop, &p->timer, clock_now_us());
     *out = p;
     return 0;
@@ -272,12 +286,17 @@ void prober_enable_generation_probes(struct prober *p, bool on)
 
 void prober_free(struct prober *p)
 {
+    struct probe *next;
+
     if (p == NULL)
         return;
     loop_timer_cancel(p->cfg.loop, &p->timer);
     loop_unpost(p->cfg.loop, &p->probe_now);
-    for (size_t i = 0; i < FLEET_MAX; i++)
-        if (p->probes[i].fanout != NULL)
-            upstream_fanout_cancel(p->probes[i].fanout);
+    for (struct probe *probe = p->under_way; probe != NULL; probe = next) {
+        next = probe->next;
+        upstream_fanout_cancel(probe->fanout);
+        probe->fanout = NULL;
+        unlink_probe(probe);
+    }
     free(p);
 }

@@ -26,9 +26,9 @@ struct prober_cfg {
     struct fleet *fleet; /* borrowed, like the next two; the client uses this loop */
     struct loop *loop;
     struct http_client *client;
-    /* Which engine has index i now, of [0, FLEET_MAX)? Returns: false if none, or if it is not to
-     * be probed. Called on the loop's thread, before each probe and when its replies arrive. */
-    bool (*find_peer)(void *arg, size_t i, struct probe_peer *out);
+    /* Where is this engine now? Returns: false if it is not to be probed. Called on the loop's
+     * thread, before each probe and when its replies arrive. */
+    bool (*find_peer)(void *arg, struct upstream *upstream, struct probe_peer *out);
     void *arg;
     uint64_t interval_us; /* between two probes of one engine */
     uint64_t timeout_us;  /* of a probe */

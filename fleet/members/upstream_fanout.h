@@ -25,7 +25,7 @@ struct upstream_call {
     size_t text_max;                   /* bytes of the reply; 0: UPSTREAM_REPLY_TEXT_MAX */
     const struct trace_context *trace; /* outlives the fan-out; NULL: none */
     bool until_down; /* upstreams_call: stop waiting when the engine is not alive any more */
-    size_t upstream; /* its index; read only if until_down */
+    struct upstream *upstream; /* borrowed; read only if until_down */
     const bool
         *given_up; /* atomic, outlives the fan-out: stop waiting once it is true; NULL: never */
 };

@@ -1,5 +1,5 @@
-/* A table of engines by index under one leaf lock, and a loop. A configuration in the table is
- * never changed, only replaced, and stays in memory after that, since requests may still use it. A
+/* Where the engines of the fleet are, under one leaf lock, and a loop. A configuration is never
+ * changed, only replaced, and stays in memory after that, since requests may still use it. A
  * reload that changes nothing keeps no memory.
  *
  * Rejected: reference counts of the targets. They would cost two atomic operations for each proxied
@@ -17,10 +17,10 @@ enum {
     LIVE_ROUND_MAX_US = 60000000
 }; /* the loop is dead after this time without a round of probes */
 
-static void on_left_rotation(void *arg, size_t upstream)
+static void on_left_rotation(void *arg)
 {
     struct upstreams *u = arg;
-    void (*left_rotation)(void *arg, size_t upstream);
+    void (*left_rotation)(void *arg);
     void *left_rotation_arg;
 
     mtx_lock(&u->lock);
@@ -28,7 +28,7 @@ static void on_left_rotation(void *arg, size_t upstream)
     left_rotation_arg = u->left_rotation_arg;
     mtx_unlock(&u->lock);
     if (left_rotation != NULL)
-        left_rotation(left_rotation_arg, upstream);
+        left_rotation(left_rotation_arg);
 }
 
 /* The log tells why requests are rejected. */
@@ -54,23 +54,19 @@ static void on_state_changed(void *arg, const struct fleet_state_change *m)
 }
 
 /* A removed engine is probed until its last request has finished. */
-static bool find_peer(void *arg, size_t i, struct probe_peer *out)
+static bool find_peer(void *arg, struct upstream *upstream, struct probe_peer *out)
 {
     struct upstreams *u = arg;
+    struct upstream_endpoint at;
     struct upstream_info info;
-    struct slot slot;
 
-    mtx_lock(&u->lock);
-    slot = u->slots[i];
-    mtx_unlock(&u->lock);
-    if (slot.config == NULL)
-        return false;
-    if (slot.removed) {
-        fleet_info(u->fleet, i, &info);
+    upstreams_get(u, upstream, &at);
+    if (at.removed) {
+        fleet_info(u->fleet, upstream, &info);
         if (info.n_outstanding[FLEET_GENERATE] + info.n_outstanding[FLEET_TEXT] == 0)
             return false;
     }
-    *out = (struct probe_peer){&slot.config->target, slot.config->kind};
+    *out = (struct probe_peer){at.target, at.kind};
     return true;
 }
 
@@ -106,39 +102,47 @@ const struct upstream_config *upstreams_retain(struct upstreams *u,
     return config;
 }
 
-static int init_slots(struct upstreams *u, struct upstream_config_list *list, struct err *e)
+/* @configs  [list->n] */
+static int retain_all(struct upstreams *u, struct upstream_config_list *list,
+                      const struct upstream_config **configs, struct err *e)
 {
     for (size_t i = 0; i < list->n; i++) {
         struct retained *retained = calloc(1, sizeof *retained);
 
         if (retained == NULL)
             return err_set(e, ERR_NO_MEMORY, "", "no memory for %zu upstreams", list->n);
-        u->slots[i].config = upstreams_retain(u, list, i, retained);
+        configs[i] = upstreams_retain(u, list, i, retained);
     }
-    u->n = list->n;
     return 0;
 }
 
-static int make_fleet(struct upstreams *u, struct err *e)
+static int make_fleet(struct upstreams *u, struct upstream_config_list *list, struct err *e)
 {
+    const struct upstream_config *configs[FLEET_MAX];
     const char *names[FLEET_MAX];
-    struct fleet_cfg cfg = {.n_upstreams = u->n,
+    struct fleet_cfg cfg = {.n_upstreams = list->n,
                             .names = names,
-                            .min_ready = upstreams_min_ready(&u->cfg, u->n),
+                            .min_ready = upstreams_min_ready(&u->cfg, list->n),
                             .staged = u->cfg.staged,
                             .boot_id = u->cfg.boot_id,
                             .left_rotation = on_left_rotation,
                             .state_changed = on_state_changed,
                             .arg = u};
 
-    for (size_t i = 0; i < u->n; i++)
-        names[i] = u->slots[i].config->url;
+    if (retain_all(u, list, configs, e) != 0)
+        return -1;
+    for (size_t i = 0; i < list->n; i++)
+        names[i] = configs[i]->url;
     memcpy(cfg.n_permits, u->cfg.n_permits, sizeof cfg.n_permits);
     memcpy(cfg.n_queue_max, u->cfg.n_queue_max, sizeof cfg.n_queue_max);
     if (fleet_new(&u->fleet, &cfg, e) != 0)
         return -1;
-    for (size_t i = 0; i < u->n; i++)
-        fleet_set_pause_queue(u->fleet, i, upstream_caps(u->slots[i].config->kind)->two_phase);
+    for (size_t i = 0; i < list->n; i++) {
+        struct upstream *upstream = u->fleet->list->items[i];
+
+        upstream->config = configs[i];
+        fleet_set_pause_queue(u->fleet, upstream, upstream_caps(configs[i]->kind)->two_phase);
+    }
     return 0;
 }
 
@@ -160,7 +164,7 @@ static int init_members(struct upstreams *u, struct upstream_config_list *list, 
 {
     struct loop_cfg loop = {.name = "upstream"};
 
-    if (init_slots(u, list, e) != 0 || make_fleet(u, e) != 0 || loop_new(&u->loop, &loop, e) != 0)
+    if (make_fleet(u, list, e) != 0 || loop_new(&u->loop, &loop, e) != 0)
         return -1;
     return http_client_new(&u->client, u->loop, e) == 0 ? make_prober(u, e) : -1;
 }
@@ -247,40 +251,61 @@ struct fleet *upstreams_fleet(struct upstreams *u)
     return u->fleet;
 }
 
+int upstreams_on_joined(struct upstreams *u, upstreams_joined_fn *joined, upstreams_left_fn *left,
+                        void *arg, struct err *e)
+{
+    const struct upstream_list *list = u->fleet->list;
+
+    u->joined = joined;
+    u->left = left;
+    u->joined_arg = arg;
+    for (size_t i = 0; i < list->n; i++)
+        if (joined(arg, list->items[i], e) != 0)
+            return -1;
+    return 0;
+}
+
+struct upstream_list *upstreams_list(struct upstreams *u)
+{
+    return fleet_list(u->fleet);
+}
+
 size_t upstreams_n(struct upstreams *u)
 {
-    size_t n;
+    struct upstream_list *all = upstreams_list(u);
+    size_t n = all->n;
 
-    mtx_lock(&u->lock);
-    n = u->n;
-    mtx_unlock(&u->lock);
+    upstream_list_unref(all);
     return n;
 }
 
-void upstreams_get(struct upstreams *u, size_t i, struct upstream_endpoint *out)
+void upstreams_get(struct upstreams *u, const struct upstream *upstream,
+                   struct upstream_endpoint *out)
 {
-    struct slot slot;
+    const struct upstream_config *config;
+    bool removed;
 
     mtx_lock(&u->lock);
-    assert(i < u->n);
-    slot = u->slots[i];
+    config = upstream->config;
+    removed = upstream->removed;
     mtx_unlock(&u->lock);
-    *out = (struct upstream_endpoint){.target = &slot.config->target,
-                                      .name = slot.config->url,
-                                      .kind = slot.config->kind,
-                                      .removed = slot.removed,
-                                      .requested = slot.config->requested};
+    *out = (struct upstream_endpoint){.target = &config->target,
+                                      .name = config->url,
+                                      .kind = config->kind,
+                                      .removed = removed,
+                                      .requested = config->requested};
 }
 
-static int set_not_found(struct upstreams *u, const char *name, struct err *e)
+static int set_not_found(struct upstreams *u, const struct upstream_list *all, const char *name,
+                         struct err *e)
 {
     enum { N_NAMED = 3 };
     const char *some[N_NAMED] = {"", "", ""};
-    size_t n = upstreams_n(u), n_named = 0;
     struct upstream_endpoint at;
+    size_t n_named = 0;
 
-    for (size_t i = 0; i < n && n_named < N_NAMED; i++) {
-        upstreams_get(u, i, &at);
+    for (size_t i = 0; i < all->n && n_named < N_NAMED; i++) {
+        upstreams_get(u, all->items[i], &at);
         if (!at.removed)
             some[n_named++] = at.name;
     }
@@ -295,19 +320,29 @@ static int set_not_found(struct upstreams *u, const char *name, struct err *e)
                    n_named > 1 ? ", " : "", some[1], n_named > 2 ? ", " : "", some[2]);
 }
 
-int upstreams_find(struct upstreams *u, const char *name, size_t *out, struct err *e)
+struct upstream *upstreams_find_any(const struct upstream_list *list, const char *name)
 {
-    size_t n = upstreams_n(u);
-    struct upstream_endpoint at;
+    for (size_t i = 0; i < list->n; i++)
+        if (strcmp(list->items[i]->name, name) == 0)
+            return list->items[i];
+    return NULL;
+}
 
-    for (size_t i = 0; i < n; i++) {
-        upstreams_get(u, i, &at);
-        if (at.removed || strcmp(at.name, name) != 0)
-            continue;
-        *out = i;
-        return 0;
-    }
-    return set_not_found(u, name, e);
+int upstreams_find(struct upstreams *u, const char *name, struct upstream **out, struct err *e)
+{
+    struct upstream_list *all = upstreams_list(u);
+    struct upstream *found = upstreams_find_any(all, name);
+    struct upstream_endpoint at = {.removed = true};
+    int rc = 0;
+
+    if (found != NULL)
+        upstreams_get(u, found, &at);
+    if (!at.removed)
+        *out = upstream_ref(found);
+    else
+        rc = set_not_found(u, all, name, e);
+    upstream_list_unref(all);
+    return rc;
 }
 
 int upstreams_send(struct upstreams *u, struct upstream_fanout **out, struct upstream_call *call,
@@ -342,8 +377,7 @@ struct loop *upstreams_loop(struct upstreams *u)
     return u->loop;
 }
 
-void upstreams_on_left_rotation(struct upstreams *u, void (*fn)(void *arg, size_t upstream),
-                                void *arg)
+void upstreams_on_left_rotation(struct upstreams *u, void (*fn)(void *arg), void *arg)
 {
     mtx_lock(&u->lock);
     u->left_rotation = fn;

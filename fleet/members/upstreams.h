@@ -44,13 +44,13 @@ int upstreams_new(struct upstreams **out, const struct upstreams_cfg *cfg, struc
 /* upstreams_start - start the thread and the probes. Errors: ERR_INTERNAL. */
 int upstreams_start(struct upstreams *u, struct err *e);
 
-/* upstreams_reload - read the file and all keys again. A new engine gets an index: one that was
- * never used, or else that of a removed engine on which nothing runs any more, unless the indexes
- * are held. Engines without an entry are removed, unless a request added them. A changed key, CA or
- * kind is used from now on.
+/* upstreams_reload - read the file and all keys again. If there are FLEET_MAX engines, a new one
+ * takes the place of the removed one that joined first of those which nothing refers to any more.
+ * Engines without an entry are removed, unless a request added them. A changed key, CA or kind is
+ * used from now on.
  * Threads: any but the loop's.
  * Blocks:  on the disk, and up to UPSTREAMS_CHANGE_WAIT_US on another change, also of the next two.
- * Errors:  as of upstreams_new, and ERR_CONFLICT: no index is free, or another change does not end.
+ * Errors:  as of upstreams_new, and ERR_CONFLICT: no place is free, or another change does not end.
  *          After an error nothing has changed. */
 enum { UPSTREAMS_CHANGE_WAIT_US = 10000000 };
 int upstreams_reload(struct upstreams *u, struct err *e);
@@ -59,12 +59,12 @@ int upstreams_reload(struct upstreams *u, struct err *e);
  * description nothing changes.
  * @entry  as in fleet/members/upstream_config.h; it may name only files that the configuration
  *         names, at --upstream or in the file
- * @out    its index
+ * @out    the engine; a reference
  * Threads, blocking: as upstreams_reload.
  * Errors:  at /upstream: ERR_BAD_REQUEST  as of upstreams_new
  *          ERR_CONFLICT  it is there with another description; and as of upstreams_reload
  *          After an error nothing has changed. */
-int upstreams_add(struct upstreams *u, const char *entry, size_t *out, struct err *e);
+int upstreams_add(struct upstreams *u, const char *entry, struct upstream **out, struct err *e);
 
 /* upstreams_stop - end the probes and the thread. Calls of upstreams_call, those under way and
  * later ones, fail with ERR_DRAINING. Timers on the loop do not fire any more. Accepts NULL.
@@ -74,8 +74,7 @@ void upstreams_free(struct upstreams *u); /* stops first; accepts NULL */
 
 struct fleet *upstreams_fleet(struct upstreams *u);
 
-/* An engine. Its index is the same in the fleet, and stays its own until the engine is removed;
- * then a reload can give it to another engine, but not while the indexes are held. */
+/* Where an engine is. */
 struct upstream_endpoint {
     const struct http_target *target; /* valid until upstreams_free, even after a reload */
     const char *name;                 /* its URL; valid until upstreams_free */
@@ -84,33 +83,38 @@ struct upstream_endpoint {
     bool requested; /* added by a request */
 };
 
-/* upstreams_hold_indexes, upstreams_release_indexes - between the two no index goes to another
- * engine. For code that keeps indexes longer than one request, such as an update. They nest.
- * Threads: any. */
-void upstreams_hold_indexes(struct upstreams *u);
-void upstreams_release_indexes(struct upstreams *u);
-
 /* upstreams_n_needed - how many of n engines have to serve: --min-ready, or all; never 0. Threads:
  * any. */
 size_t upstreams_n_needed(const struct upstreams *u, size_t n);
 
-/* upstreams_n - indexes used so far, also those of removed engines. Threads: any. */
+/* upstreams_list - all engines there are, the removed ones included; a reference. Threads: any. */
+struct upstream_list *upstreams_list(struct upstreams *u);
+
+/* upstreams_n - how many those are. Threads: any. */
 size_t upstreams_n(struct upstreams *u);
 
-/* upstreams_get - @i  < upstreams_n. Threads: any. */
-void upstreams_get(struct upstreams *u, size_t i, struct upstream_endpoint *out);
+/* upstreams_get - @upstream  one of the list. Threads: any. */
+void upstreams_get(struct upstreams *u, const struct upstream *upstream,
+                   struct upstream_endpoint *out);
 
-/* upstreams_find - the index of the engine with this name. Threads: any.
+/* upstreams_find - the engine with this name; a reference. Threads: any.
  * Errors: ERR_NOT_FOUND, with a few names that exist. */
-int upstreams_find(struct upstreams *u, const char *name, size_t *out, struct err *e);
+int upstreams_find(struct upstreams *u, const char *name, struct upstream **out, struct err *e);
 
 /* upstreams_remove - remove an engine: it gets no more requests, and those that run there may
  * finish. The last one may be removed too.
- * @at, @info  what is known of it then: its index may go to another engine at once
+ * @out  the engine; a reference
  * Threads, blocking: as upstreams_reload.
  * Errors:  ERR_NOT_FOUND, as of upstreams_find; ERR_CONFLICT: another change does not end. */
-int upstreams_remove(struct upstreams *u, const char *name, struct upstream_endpoint *at,
-                     struct upstream_info *info, struct err *e);
+int upstreams_remove(struct upstreams *u, const char *name, struct upstream **out, struct err *e);
+
+/* upstreams_on_joined - call `joined` for each engine there is, and for each that joins, before
+ * another thread has it; and `left` for each that leaves the list. On any thread, without a lock.
+ * Before upstreams_start. Errors: of `joined`, which may fail. */
+typedef int upstreams_joined_fn(void *arg, struct upstream *upstream, struct err *e);
+typedef void upstreams_left_fn(void *arg, struct upstream *upstream);
+int upstreams_on_joined(struct upstreams *u, upstreams_joined_fn *joined, upstreams_left_fn *left,
+                        void *arg, struct err *e);
 
 /* upstreams_call - send one request to each of several engines at the same time, and wait until
  * each has replied or its timeout is over.
@@ -144,7 +148,6 @@ struct loop *upstreams_loop(struct upstreams *u);
 
 /* upstreams_on_left_rotation - call fn as fleet_cfg.left_rotation. Set it before upstreams_start;
  * reset it (NULL) after all users of permits have stopped. */
-void upstreams_on_left_rotation(struct upstreams *u, void (*fn)(void *arg, size_t upstream),
-                                void *arg);
+void upstreams_on_left_rotation(struct upstreams *u, void (*fn)(void *arg), void *arg);
 
 #endif

@@ -4,7 +4,7 @@
 
 #include "base/loop.h"
 #include "base/mtx.h"
-#include "fleet/members/prober.h"
+#include "fleet/members/fleet_priv.h"
 #include "fleet/members/upstream_config.h"
 #include "fleet/members/upstreams.h"
 
@@ -12,11 +12,6 @@
 struct retained {
     struct retained *next;          /* of all */
     struct upstream_config *config; /* owned */
-};
-
-struct slot {
-    const struct upstream_config *config; /* of a retained one; NULL: the index was never used */
-    bool removed;
 };
 
 /* One call of upstreams_call; lives on its caller's stack. */
@@ -36,15 +31,17 @@ struct call_batch {
 
 struct upstreams {
     struct mtx lock; /* rank MTX_LEAF; guards down to the blank line */
-    struct slot slots[FLEET_MAX];
-    size_t n, n_holds;
     struct call_batch *batches;
     bool stopped;
-    bool changing; /* one thread changes the slots, and alone may read them without the lock */
-    void (*left_rotation)(void *arg, size_t upstream);
+    bool changing; /* one thread changes engines, and alone may read what they have without it */
+    void (*left_rotation)(void *arg);
     void *left_rotation_arg;
     struct cnd ended;   /* a batch has ended or was posted */
     struct cnd changed; /* `changing` is false */
+
+    upstreams_joined_fn *joined; /* immutable since upstreams_start; NULL: nothing to call */
+    upstreams_left_fn *left;
+    void *joined_arg;
 
     struct upstreams_cfg cfg; /* immutable, and so are the pointers that follow */
     struct fleet *fleet;
@@ -66,18 +63,17 @@ size_t upstreams_min_ready(const struct upstreams_cfg *cfg, size_t n);
 int upstreams_change_begin(struct upstreams *u, struct err *e);
 void upstreams_change_end(struct upstreams *u);
 
-/* upstreams_find_slot - the index of the engine with this name, or of a removed one. Threads: of
- * the change. Returns: is there one? */
-bool upstreams_find_slot(const struct upstreams *u, const char *name, size_t *out);
+/* upstreams_find_any - the engine with this name in the list, or a removed one; NULL: none. */
+struct upstream *upstreams_find_any(const struct upstream_list *list, const char *name);
 
-/* upstreams_apply - make the engines of the list, and those of `kept`, the only ones. Entries that
- * the table gets are moved out of the list.
- * @kept   [FLEET_MAX], by index: they stay as they are; changed here
- * @field  for errors
+/* upstreams_apply - make the engines of the list the only ones. Entries that engines get are moved
+ * out of the list.
+ * @keeps    those that have no entry stay as they are, but for `except`
+ * @field    for errors
  * Threads: of the change.
- * Errors:  ERR_CONFLICT: no index is free; ERR_NO_MEMORY. After an error nothing has changed. */
-int upstreams_apply(struct upstreams *u, struct upstream_config_list *list, bool *kept,
-                    const char *field, struct err *e);
+ * Errors:  ERR_CONFLICT: no place is free; ERR_NO_MEMORY. After an error nothing has changed. */
+int upstreams_apply(struct upstreams *u, struct upstream_config_list *list, bool keeps,
+                    const struct upstream *except, const char *field, struct err *e);
 
 /* upstreams_retain - move entry i out of the list and keep it until upstreams_free. One that was
  * kept before is used again, so that engines which come and go take no memory each time.

@@ -11,93 +11,96 @@
 
 /* What a change does for one entry of its list. */
 struct entry_change {
-    size_t index;              /* its index, old or new */
-    bool is_new;               /* the engine is new, or had been removed */
-    struct retained *retained; /* owned; NULL: the entry has not changed */
+    struct upstream *upstream;   /* the engine that has it, old or new; a reference */
+    bool is_new;                 /* the engine is new, or had been removed */
+    struct upstream_list *grown; /* owned; for fleet_add; NULL: the engine is in the list */
+    struct upstream *drop;       /* so that there is place; NULL: there is */
+    struct retained *retained;   /* owned; NULL: the entry has not changed */
 };
 
 struct change {
-    struct entry_change changes[FLEET_MAX]; /* [list->n] */
-    bool *named;                            /* [FLEET_MAX]; the index has an entry, or is kept */
-    size_t n;                               /* indexes used afterwards */
-    const char *field;                      /* for errors */
+    struct upstream_list *before; /* a reference */
+    size_t n, n_grown;
+    bool keeps; /* engines without an entry stay, but for `except` */
+    const struct upstream *except;
+    const char *field;             /* for errors */
+    struct entry_change changes[]; /* [n] */
 };
 
-bool upstreams_find_slot(const struct upstreams *u, const char *name, size_t *out)
+static bool is_named(const struct change *r, const struct upstream *upstream)
 {
-    for (size_t i = 0; i < u->n; i++)
-        if (u->slots[i].config != NULL && strcmp(u->slots[i].config->url, name) == 0) {
-            *out = i;
+    for (size_t i = 0; i < r->n; i++)
+        if (r->changes[i].upstream == upstream)
             return true;
-        }
     return false;
 }
 
-static bool is_upstream_idle(struct upstreams *u, size_t i)
+static bool is_dropped(const struct change *r, const struct upstream *upstream)
 {
-    struct upstream_info info;
-
-    fleet_info(u->fleet, i, &info);
-    for (size_t queue = 0; queue < FLEET_QUEUES; queue++)
-        if (info.n_outstanding[queue] > 0)
-            return false;
-    return true;
+    for (size_t i = 0; i < r->n; i++)
+        if (r->changes[i].drop == upstream)
+            return true;
+    return false;
 }
 
-/* An index for a new engine. Those of removed engines are used last, so that code which has just
- * read such an index has most time to forget it. */
-static bool find_free_index(struct upstreams *u, const struct change *r, bool held, size_t *out)
+/* A removed engine to which nothing refers any more; of those, the one that joined first. */
+static struct upstream *find_victim(const struct change *r)
 {
-    if (r->n < FLEET_MAX) {
-        *out = r->n;
-        return true;
+    struct upstream *victim = NULL;
+
+    for (size_t i = 0; i < r->before->n; i++) {
+        struct upstream *it = r->before->items[i];
+
+        if (it->removed && upstream_is_idle(it) && !is_named(r, it) && !is_dropped(r, it) &&
+            (victim == NULL || it->join_order < victim->join_order))
+            victim = it;
     }
-    for (size_t i = 0; i < u->n && !held; i++)
-        if (!r->named[i] && u->slots[i].removed && is_upstream_idle(u, i)) {
-            *out = i;
-            return true;
-        }
-    return false;
+    return victim;
+}
+
+static int plan_new(struct upstreams *u, struct change *r, struct entry_change *c,
+                    const struct upstream_config *s, struct err *e)
+{
+    c->upstream = upstream_new(NULL); /* it is named when the table has the entry */
+    c->grown = upstream_list_new(FLEET_MAX);
+    c->is_new = true;
+    if (c->upstream == NULL || c->grown == NULL)
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for '%.200s'", s->url);
+    if (r->before->n + r->n_grown < FLEET_MAX)
+        r->n_grown++;
+    else if ((c->drop = find_victim(r)) == NULL)
+        return err_set(e, ERR_CONFLICT, r->field,
+                       "no index is free for '%.200s': all %d are used, some by removed "
+                       "upstreams that still serve requests, or that an update or another "
+                       "operation includes; try again when it has ended",
+                       s->url, FLEET_MAX);
+    return u->joined != NULL ? u->joined(u->joined_arg, c->upstream, e) : 0;
 }
 
 static int plan_entry(struct upstreams *u, struct change *r, struct entry_change *c,
-                      const struct upstream_config *s, bool held, struct err *e)
+                      const struct upstream_config *s, struct err *e)
 {
-    const struct slot *slot;
-
-    if (c->index == FLEET_MAX) {
-        if (!find_free_index(u, r, held, &c->index))
-            return err_set(e, ERR_CONFLICT, r->field,
-                           "no index is free for '%.200s': all %d are used, some by removed "
-                           "upstreams that still serve requests, or that an update or another "
-                           "operation includes; try again when it has ended",
-                           s->url, FLEET_MAX);
-        c->is_new = true;
-    }
-    r->named[c->index] = true;
-    if (c->index >= r->n)
-        r->n = c->index + 1;
-    slot = &u->slots[c->index];
-    c->is_new = c->is_new || slot->removed;
-    if (!c->is_new && upstream_config_same(slot->config, s))
+    if (c->upstream == NULL && plan_new(u, r, c, s, e) != 0)
+        return -1;
+    c->is_new = c->is_new || c->upstream->removed;
+    if (!c->is_new && upstream_config_same(c->upstream->config, s))
         return 0;
     c->retained = calloc(1, sizeof *c->retained);
     return c->retained != NULL ? 0
                                : err_set(e, ERR_NO_MEMORY, "", "no memory for '%.200s'", s->url);
 }
 
-/* Engines that keep their index are found first, so that no new engine gets it. */
+/* Engines that are there are found first, so that none of them leaves for a new one. */
 static int plan_change(struct upstreams *u, struct change *r,
-                       const struct upstream_config_list *list, bool held, struct err *e)
+                       const struct upstream_config_list *list, struct err *e)
 {
-    r->n = u->n;
     for (size_t i = 0; i < list->n; i++) {
-        r->changes[i].index = FLEET_MAX;
-        if (upstreams_find_slot(u, list->items[i]->url, &r->changes[i].index))
-            r->named[r->changes[i].index] = true;
+        r->changes[i].upstream = upstreams_find_any(r->before, list->items[i]->url);
+        if (r->changes[i].upstream != NULL)
+            (void)upstream_ref(r->changes[i].upstream);
     }
     for (size_t i = 0; i < list->n; i++)
-        if (plan_entry(u, r, &r->changes[i], list->items[i], held, e) != 0)
+        if (plan_entry(u, r, &r->changes[i], list->items[i], e) != 0)
             return -1;
     return 0;
 }
@@ -113,13 +116,12 @@ static void log_change(const char *what, const struct upstream_config *s)
     log_event(&r);
 }
 
-static void set_slot(struct upstreams *u, size_t i, const struct upstream_config *config,
-                     bool removed)
+static void set_member(struct upstreams *u, struct upstream *upstream,
+                       const struct upstream_config *config, bool removed)
 {
     mtx_lock(&u->lock);
-    u->slots[i] = (struct slot){config, removed};
-    if (i >= u->n)
-        u->n = i + 1;
+    upstream->config = config;
+    upstream->removed = removed;
     mtx_unlock(&u->lock);
 }
 
@@ -132,48 +134,67 @@ static void apply_entry(struct upstreams *u, struct entry_change *c,
         return;
     config = upstreams_retain(u, list, i, c->retained);
     c->retained = NULL;
-    set_slot(u, c->index, config, false);
+    set_member(u, c->upstream, config, false);
+    if (c->grown != NULL)
+        c->upstream->name = config->url;
     if (c->is_new)
-        fleet_add(u->fleet, c->index, config->url);
-    fleet_set_pause_queue(u->fleet, c->index, upstream_caps(config->kind)->two_phase);
+        fleet_add(u->fleet, c->upstream, c->grown, c->drop);
+    if (c->drop != NULL && u->left != NULL)
+        u->left(u->joined_arg, c->drop);
+    c->grown = NULL;
+    fleet_set_pause_queue(u->fleet, c->upstream, upstream_caps(config->kind)->two_phase);
     log_change(c->is_new ? "upstream.added" : "upstream.changed", config);
 }
 
 static void remove_unnamed(struct upstreams *u, const struct change *r)
 {
-    for (size_t i = 0; i < u->n; i++) {
-        if (r->named[i] || u->slots[i].removed)
+    for (size_t i = 0; i < r->before->n; i++) {
+        struct upstream *it = r->before->items[i];
+
+        if (it->removed || is_named(r, it) || (r->keeps && it != r->except))
             continue;
-        set_slot(u, i, u->slots[i].config, true);
-        fleet_remove(u->fleet, i);
-        log_change("upstream.removed", u->slots[i].config);
+        set_member(u, it, it->config, true);
+        fleet_remove(u->fleet, it);
+        log_change("upstream.removed", it->config);
     }
 }
 
-static size_t count_members(const struct upstreams *u)
+static size_t count_members(struct upstreams *u)
 {
+    struct upstream_list *all = upstreams_list(u);
     size_t n = 0;
 
-    for (size_t i = 0; i < u->n; i++)
-        n += !u->slots[i].removed;
+    for (size_t i = 0; i < all->n; i++)
+        n += !all->items[i]->removed;
+    upstream_list_unref(all);
     return n;
 }
 
-int upstreams_apply(struct upstreams *u, struct upstream_config_list *list, bool *kept,
-                    const char *field, struct err *e)
+static void change_free(struct upstreams *u, struct change *r)
 {
-    struct change *r = calloc(1, sizeof *r);
-    bool held;
+    for (size_t i = 0; i < r->n; i++) {
+        struct entry_change *c = &r->changes[i];
+
+        if (c->grown != NULL && c->upstream != NULL && c->upstream->control != NULL)
+            u->left(u->joined_arg, c->upstream); /* another entry was refused */
+        free(c->retained);
+        upstream_list_unref(c->grown);
+        upstream_unref(c->upstream);
+    }
+    upstream_list_unref(r->before);
+    free(r);
+}
+
+int upstreams_apply(struct upstreams *u, struct upstream_config_list *list, bool keeps,
+                    const struct upstream *except, const char *field, struct err *e)
+{
+    struct change *r = calloc(1, sizeof *r + list->n * sizeof r->changes[0]);
     int rc;
 
     if (r == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory to change the upstreams");
-    r->named = kept;
-    r->field = field;
-    mtx_lock(&u->lock);
-    held = u->n_holds > 0 || u->batches != NULL;
-    mtx_unlock(&u->lock);
-    rc = plan_change(u, r, list, held, e);
+    *r = (struct change){upstreams_list(u), list->n, 0, keeps, except, field};
+    rc = plan_change(u, r, list, e);
     if (rc == 0) {
         for (size_t i = 0; i < list->n; i++)
             apply_entry(u, &r->changes[i], list, i);
@@ -181,9 +202,7 @@ int upstreams_apply(struct upstreams *u, struct upstream_config_list *list, bool
         fleet_set_min_ready(u->fleet, upstreams_min_ready(&u->cfg, count_members(u)));
         prober_probe_now(u->prober);
     }
-    for (size_t i = 0; i < list->n; i++)
-        free(r->changes[i].retained);
-    free(r);
+    change_free(u, r);
     return rc;
 }
 
@@ -214,14 +233,14 @@ void upstreams_change_end(struct upstreams *u)
 
 /* Engines that were added by requests, unless the configuration names them now. Their keys are read
  * again too. */
-static int add_requested(const struct upstreams *u, struct upstream_config_list *list,
+static int add_requested(const struct upstream_list *all, struct upstream_config_list *list,
                          struct err *e)
 {
     size_t n_configured = list->n;
 
-    for (size_t i = 0; i < u->n; i++) {
-        const struct upstream_config *s = u->slots[i].config;
-        bool configured = u->slots[i].removed || !s->requested;
+    for (size_t i = 0; i < all->n; i++) {
+        const struct upstream_config *s = all->items[i]->config;
+        bool configured = all->items[i]->removed || !s->requested;
 
         for (size_t k = 0; k < n_configured && !configured; k++)
             configured = strcmp(list->items[k]->url, s->url) == 0;
@@ -238,13 +257,15 @@ static int reload(struct upstreams *u, struct err *e)
 {
     const struct upstreams_cfg *cfg = &u->cfg;
     struct upstream_config_list list;
-    bool kept[FLEET_MAX] = {false};
+    struct upstream_list *all;
     int rc = -1;
 
     if (upstream_config_list_read(&list, cfg->entries, cfg->n_entries, cfg->file, e) != 0)
         return -1;
-    if (add_requested(u, &list, e) == 0)
-        rc = upstreams_apply(u, &list, kept, "--upstream-file", e);
+    all = upstreams_list(u);
+    if (add_requested(all, &list, e) == 0)
+        rc = upstreams_apply(u, &list, false, NULL, "--upstream-file", e);
+    upstream_list_unref(all);
     upstream_config_list_fini(&list);
     return rc;
 }
@@ -258,19 +279,4 @@ int upstreams_reload(struct upstreams *u, struct err *e)
     rc = reload(u, e);
     upstreams_change_end(u);
     return rc;
-}
-
-void upstreams_hold_indexes(struct upstreams *u)
-{
-    mtx_lock(&u->lock);
-    u->n_holds++;
-    mtx_unlock(&u->lock);
-}
-
-void upstreams_release_indexes(struct upstreams *u)
-{
-    mtx_lock(&u->lock);
-    assert(u->n_holds > 0);
-    u->n_holds--;
-    mtx_unlock(&u->lock);
 }

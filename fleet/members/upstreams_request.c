@@ -15,19 +15,13 @@ static bool is_path(const char *a, const char *b)
 /* Does an entry name this file? That of a removed engine counts: one often replaces another. */
 static bool is_configured_file(void *arg, const char *path)
 {
-    const struct upstreams *u = arg;
+    const struct upstream_list *all = arg;
 
-    for (size_t i = 0; i < u->n; i++)
-        if (is_path(u->slots[i].config->key_file, path) ||
-            is_path(u->slots[i].config->ca_file, path))
+    for (size_t i = 0; i < all->n; i++)
+        if (is_path(all->items[i]->config->key_file, path) ||
+            is_path(all->items[i]->config->ca_file, path))
             return true;
     return false;
-}
-
-static void keep_all(const struct upstreams *u, bool kept[FLEET_MAX])
-{
-    for (size_t i = 0; i < FLEET_MAX; i++)
-        kept[i] = i < u->n && !u->slots[i].removed;
 }
 
 static int check_same(const struct upstream_config *there, const struct upstream_config *asked,
@@ -44,37 +38,40 @@ static int check_same(const struct upstream_config *there, const struct upstream
 }
 
 /* @list  of one entry */
-static int add_one(struct upstreams *u, struct upstream_config_list *list, size_t *out,
-                   struct err *e)
+static int add_one(struct upstreams *u, const struct upstream_list *all,
+                   struct upstream_config_list *list, struct upstream **out, struct err *e)
 {
-    bool kept[FLEET_MAX];
+    const struct upstream *there = upstreams_find_any(all, list->items[0]->url);
     char url[UPSTREAM_CONFIG_LEN_MAX + 1];
 
     (void)snprintf(url, sizeof url, "%s", list->items[0]->url); /* the table takes the entry */
-    if (upstreams_find_slot(u, url, out) && !u->slots[*out].removed)
-        return check_same(u->slots[*out].config, list->items[0], e);
-    list->items[0]->requested = true;
-    keep_all(u, kept);
-    if (upstreams_apply(u, list, kept, field, e) != 0)
-        return -1;
-    (void)upstreams_find_slot(u, url, out);
-    return 0;
+    if (there != NULL && !there->removed) {
+        if (check_same(there->config, list->items[0], e) != 0)
+            return -1;
+    } else {
+        list->items[0]->requested = true;
+        if (upstreams_apply(u, list, true, NULL, field, e) != 0)
+            return -1;
+    }
+    return upstreams_find(u, url, out, e);
 }
 
-static int add(struct upstreams *u, const char *entry, size_t *out, struct err *e)
+static int add(struct upstreams *u, const char *entry, struct upstream **out, struct err *e)
 {
+    struct upstream_list *all = upstreams_list(u);
     struct upstream_config_list list = {.n = 0};
-    int rc;
+    int rc = -1;
 
-    if (upstream_config_check_files(entry, is_configured_file, u, field, e) != 0 ||
-        upstream_config_list_add(&list, entry, field, e) != 0)
-        return -1;
-    rc = add_one(u, &list, out, e);
-    upstream_config_list_fini(&list);
+    if (upstream_config_check_files(entry, is_configured_file, all, field, e) == 0 &&
+        upstream_config_list_add(&list, entry, field, e) == 0) {
+        rc = add_one(u, all, &list, out, e);
+        upstream_config_list_fini(&list);
+    }
+    upstream_list_unref(all);
     return rc;
 }
 
-int upstreams_add(struct upstreams *u, const char *entry, size_t *out, struct err *e)
+int upstreams_add(struct upstreams *u, const char *entry, struct upstream **out, struct err *e)
 {
     int rc;
 
@@ -85,26 +82,21 @@ int upstreams_add(struct upstreams *u, const char *entry, size_t *out, struct er
     return rc;
 }
 
-int upstreams_remove(struct upstreams *u, const char *name, struct upstream_endpoint *at,
-                     struct upstream_info *info, struct err *e)
+int upstreams_remove(struct upstreams *u, const char *name, struct upstream **out, struct err *e)
 {
     struct upstream_config_list none = {.n = 0};
-    bool kept[FLEET_MAX];
-    size_t i;
+    struct upstream *found = NULL;
     int rc;
 
     if (upstreams_change_begin(u, e) != 0)
         return -1;
-    rc = upstreams_find(u, name, &i, e);
-    if (rc == 0) {
-        keep_all(u, kept);
-        kept[i] = false;
-        rc = upstreams_apply(u, &none, kept, field, e);
-    }
-    if (rc == 0) {
-        upstreams_get(u, i, at);
-        fleet_info(u->fleet, i, info);
-    }
+    rc = upstreams_find(u, name, &found, e);
+    if (rc == 0)
+        rc = upstreams_apply(u, &none, true, found, field, e);
     upstreams_change_end(u);
+    if (rc == 0)
+        *out = found;
+    else
+        upstream_unref(found);
     return rc;
 }

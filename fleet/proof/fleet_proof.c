@@ -39,8 +39,6 @@ int fleet_proof_init(struct fleet_control *fc, struct err *e)
 {
     fc->proof.item = (struct loop_item){.run = on_timer, .arg = fc};
     fc->proof.timer = (struct loop_timer){.fire = on_timer, .arg = fc};
-    for (size_t i = 0; i < FLEET_MAX; i++)
-        fc->engines[i].proof = (struct fleet_prover){.fc = fc, .upstream = i};
     if (fc->cfg.store == NULL)
         return 0;
     return proof_committed_new(&fc->proof.committed, fc->cfg.store, &fc->proof.stopping, e);
@@ -48,24 +46,51 @@ int fleet_proof_init(struct fleet_control *fc, struct err *e)
 
 void fleet_proof_fini(struct fleet_control *fc)
 {
-    for (size_t i = 0; i < FLEET_MAX; i++) {
-        proof_sums_unref(fc->engines[i].proof.sums);
-        proof_sums_unref(fc->engines[i].proof.before);
-    }
     proof_committed_free(fc->proof.committed);
+    fc->proof.committed = NULL;
+}
+
+void fleet_prover_fini(struct fleet_prover *p)
+{
+    proof_sums_unref(p->sums);
+    proof_sums_unref(p->before);
+}
+
+/* An engine may leave the list while it is asked, but is there until the request has ended. */
+static void link_request(struct fleet_prover *p)
+{
+    struct fleet_prover **first = &p->fc->proof.under_way;
+
+    upstream_loosen(upstream_ref(p->upstream));
+    p->next = *first;
+    p->prev_next = first;
+    if (p->next != NULL)
+        p->next->prev_next = &p->next;
+    *first = p;
+}
+
+static void unlink_request(struct fleet_prover *p)
+{
+    *p->prev_next = p->next;
+    if (p->next != NULL)
+        p->next->prev_next = p->prev_next;
+    upstream_unref_loose(p->upstream);
+}
+
+static void cancel(struct fleet_prover *p)
+{
+    upstream_fanout_cancel(p->fanout);
+    p->fanout = NULL;
+    unlink_request(p);
 }
 
 void fleet_proof_stop(struct fleet_control *fc)
 {
-    if (fc != NULL)
-        atomic_store_explicit(&fc->proof.stopping, true, memory_order_relaxed);
-    for (size_t i = 0; fc != NULL && i < FLEET_MAX; i++) {
-        struct fleet_prover *p = &fc->engines[i].proof;
-
-        if (p->fanout != NULL)
-            upstream_fanout_cancel(p->fanout);
-        p->fanout = NULL;
-    }
+    if (fc == NULL)
+        return;
+    atomic_store_explicit(&fc->proof.stopping, true, memory_order_relaxed);
+    while (fc->proof.under_way != NULL)
+        cancel(fc->proof.under_way);
 }
 
 /* what is to prove */
@@ -84,9 +109,9 @@ static void forget_locked(struct fleet_prover *p)
     p->fc->proof.judge = true;
 }
 
-uint64_t fleet_proof_begin(struct fleet_control *fc, size_t upstream, bool checksums)
+uint64_t fleet_proof_begin(struct fleet_control *fc, struct upstream *upstream, bool checksums)
 {
-    struct fleet_prover *p = &fc->engines[upstream].proof;
+    struct fleet_prover *p = &fleet_engine(upstream)->proof;
     struct upstream_endpoint at;
     struct upstream_info info;
     struct fleet_stats stats;
@@ -126,10 +151,10 @@ static void stop_proving(struct fleet_prover *p)
     mtx_unlock(&p->fc->lock);
 }
 
-void fleet_proof_want(struct fleet_control *fc, size_t upstream)
+void fleet_proof_want(struct fleet_control *fc, struct upstream *upstream)
 {
     if (fc->cfg.prove == FLEET_PROVE_NONE)
-        stop_proving(&fc->engines[upstream].proof);
+        stop_proving(&fleet_engine(upstream)->proof);
     else
         (void)fleet_proof_begin(fc, upstream, false);
 }
@@ -219,19 +244,23 @@ static void on_reply(void *arg, struct upstream_reply *replies, size_t n)
     if (read)
         fleet_proof_read_sums(p, replies);
     loop_post(upstreams_loop(fc->upstreams), &fc->proof.item);
+    unlink_request(p);
 }
 
 /* requests */
 
 static bool is_reading_checksums(const struct fleet_control *fc)
 {
-    for (size_t i = 0; i < FLEET_MAX; i++) {
-        const struct fleet_prover *p = &fc->engines[i].proof;
+    struct upstream_list *all = upstreams_list(fc->upstreams);
+    bool reading = false;
 
-        if (p->reading || (p->fanout != NULL && p->query == API_GET_CHECKSUMS))
-            return true;
+    for (size_t i = 0; i < all->n && !reading; i++) {
+        const struct fleet_prover *p = &fleet_engine(all->items[i])->proof;
+
+        reading = p->reading || (p->fanout != NULL && p->query == API_GET_CHECKSUMS);
     }
-    return false;
+    upstream_list_unref(all);
+    return reading;
 }
 
 /* One engine at a time stands still for its checksums. API_QUERIES: nothing is due. */
@@ -255,33 +284,38 @@ static void canary_ended(struct fleet_prover *p)
     mtx_unlock(&p->fc->lock);
 }
 
-static bool is_canary_sent_locked(const struct fleet_control *fc, size_t upstream)
+/* @one  NULL: any */
+static bool is_canary_sent_locked(const struct fleet_control *fc, const struct upstream *one)
 {
-    for (size_t i = 0; i < FLEET_MAX; i++)
-        if ((i == upstream || upstream == FLEET_MAX) && fc->engines[i].proof.canary_sent &&
-            fc->engines[i].proof.compared)
-            return true;
-    return false;
+    struct upstream_list *all = upstreams_list(fc->upstreams);
+    bool sent = false;
+
+    for (size_t i = 0; i < all->n; i++) {
+        const struct fleet_prover *p = &fleet_engine(all->items[i])->proof;
+
+        sent = sent || ((one == NULL || one == all->items[i]) && p->canary_sent && p->compared);
+    }
+    upstream_list_unref(all);
+    return sent;
 }
 
-static unsigned *holds_of(struct fleet_control *fc, size_t upstream)
+static unsigned *holds_of(struct fleet_control *fc, const struct upstream *upstream)
 {
-    return upstream == FLEET_MAX ? &fc->proof.n_holds : &fc->engines[upstream].proof.n_holds;
+    return upstream == NULL ? &fc->proof.n_holds : &fleet_engine(upstream)->proof.n_holds;
 }
 
-void fleet_proof_hold(struct fleet_control *fc, size_t upstream)
+void fleet_proof_hold(struct fleet_control *fc, struct upstream *upstream)
 {
     uint64_t deadline_us = clock_after_us(PROOF_HOLD_US);
 
     mtx_lock(&fc->lock);
     ++*holds_of(fc, upstream);
-    while (is_canary_sent_locked(fc, upstream) &&
-           cnd_wait(&fc->changed, &fc->lock, deadline_us)) {
+    while (is_canary_sent_locked(fc, upstream) && cnd_wait(&fc->changed, &fc->lock, deadline_us)) {
     }
     mtx_unlock(&fc->lock);
 }
 
-void fleet_proof_release(struct fleet_control *fc, size_t upstream)
+void fleet_proof_release(struct fleet_control *fc, struct upstream *upstream)
 {
     mtx_lock(&fc->lock);
     --*holds_of(fc, upstream);
@@ -302,8 +336,10 @@ static void ask(struct fleet_prover *p, enum api_query query, uint64_t wanted)
     if (api_make_query(&call.request, at.kind, query, &ignored) == 0) {
         call.target = at.target;
         p->asked = wanted;
+        link_request(p);
         if (upstreams_send(p->fc->upstreams, &p->fanout, &call, on_reply, p, &ignored) == 0)
             return;
+        unlink_request(p);
     }
     canary_ended(p);
 }
@@ -363,10 +399,8 @@ static void look_at(struct fleet_prover *p)
     p->canary_sent = query == API_GENERATE_CANARY || (p->canary_sent && !ends);
     cnd_broadcast(&fc->changed); /* for fleet_proof_hold */
     mtx_unlock(&fc->lock);
-    if (ends) {
-        upstream_fanout_cancel(p->fanout);
-        p->fanout = NULL;
-    }
+    if (ends)
+        cancel(p);
     if (query != API_QUERIES)
         ask(p, query, wanted);
 }
@@ -375,12 +409,13 @@ static void look_at(struct fleet_prover *p)
 static void on_timer(void *arg)
 {
     struct fleet_control *fc = arg;
-    size_t n = upstreams_n(fc->upstreams);
+    struct upstream_list *all = upstreams_list(fc->upstreams);
 
-    for (size_t i = 0; i < n; i++) {
-        look_at(&fc->engines[i].proof);
-        begin_if_unasked(&fc->engines[i].proof);
+    for (size_t i = 0; i < all->n; i++) {
+        look_at(&fleet_engine(all->items[i])->proof);
+        begin_if_unasked(&fleet_engine(all->items[i])->proof);
     }
+    upstream_list_unref(all);
     fleet_proof_judge(fc);
     loop_timer_set(upstreams_loop(fc->upstreams), &fc->proof.timer,
                    clock_after_us(PROOF_INTERVAL_US));
@@ -388,9 +423,9 @@ static void on_timer(void *arg)
 
 /* what is known */
 
-bool fleet_proof_is_beyond_repair(struct fleet_control *fc, size_t upstream)
+bool fleet_proof_is_beyond_repair(struct fleet_control *fc, struct upstream *upstream)
 {
-    const struct fleet_prover *p = &fc->engines[upstream].proof;
+    const struct fleet_prover *p = &fleet_engine(upstream)->proof;
     struct upstream_info info;
     struct fleet_stats stats;
     bool beyond;
@@ -427,9 +462,9 @@ static json_t *sums_json_locked(const struct fleet_prover *p)
                      bytes_json_locked(p));
 }
 
-json_t *fleet_proof_json(struct fleet_control *fc, size_t upstream)
+json_t *fleet_proof_json(struct fleet_control *fc, struct upstream *upstream)
 {
-    const struct fleet_prover *p = &fc->engines[upstream].proof;
+    const struct fleet_prover *p = &fleet_engine(upstream)->proof;
     json_t *out = json_null();
 
     mtx_lock(&fc->lock);
@@ -443,10 +478,11 @@ json_t *fleet_proof_json(struct fleet_control *fc, size_t upstream)
     return out;
 }
 
-void fleet_proof_counts(struct fleet_control *fc, size_t upstream, uint64_t out[PROOF_STATES])
+void fleet_proof_counts(struct fleet_control *fc, struct upstream *upstream,
+                        uint64_t out[PROOF_STATES])
 {
     mtx_lock(&fc->lock);
-    memcpy(out, fc->engines[upstream].proof.n_results,
-           sizeof fc->engines[upstream].proof.n_results);
+    memcpy(out, fleet_engine(upstream)->proof.n_results,
+           sizeof fleet_engine(upstream)->proof.n_results);
     mtx_unlock(&fc->lock);
 }

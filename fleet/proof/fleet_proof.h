@@ -44,9 +44,9 @@ int fleet_prove_parse(enum fleet_prove *out, const char *name, const char *field
 
 /* One engine. Guarded by the control's lock. */
 struct fleet_prover {
-    struct fleet_control *fc; /* immutable, and so is the next one */
-    size_t upstream;
-    uint64_t wanted; /* a new number for each of its updates; 0: nothing is to prove */
+    struct fleet_control *fc;  /* immutable, and so is the next one */
+    struct upstream *upstream; /* the engine itself; counted for each request and job under way */
+    uint64_t wanted;           /* a new number for each of its updates; 0: nothing is to prove */
     uint64_t incarnation, serial;
     char label[FLEET_LABEL_MAX + 1];
     bool with_checksums; /* its checksums are asked for too */
@@ -78,7 +78,8 @@ struct fleet_prover {
     uint64_t read_for, read_serial, read_incarnation;
 
     /* of the loop's thread */
-    struct upstream_fanout *fanout; /* NULL: no request is under way */
+    struct upstream_fanout *fanout;         /* NULL: no request is under way */
+    struct fleet_prover *next, **prev_next; /* of those under way */
     enum api_query query;
     uint64_t asked; /* `wanted` when it was sent */
 };
@@ -92,14 +93,16 @@ struct fleet_provers {
     struct proof_committed *committed; /* owned; of the job; NULL: no bytes are committed here */
     atomic_bool stopping;              /* relaxed: jobs end early */
 
-    struct loop_item item; /* of the loop's thread, and so is the next one */
+    struct loop_item item; /* of the loop's thread, and so are the next two */
     struct loop_timer timer;
+    struct fleet_prover *under_way; /* requests */
 };
 
 /* fleet_proof_init, fleet_proof_fini - part of fleet_control_new and fleet_control_free.
- * Errors: ERR_NO_MEMORY; then fleet_proof_fini is not called. */
+ * Errors: ERR_NO_MEMORY. */
 int fleet_proof_init(struct fleet_control *fc, struct err *e);
-void fleet_proof_fini(struct fleet_control *fc);
+void fleet_proof_fini(struct fleet_control *fc); /* repeating is harmless */
+void fleet_prover_fini(struct fleet_prover *p);  /* part of the end of an engine */
 
 /* fleet_proof_watch - from now on prove also engines that serve the fleet's version without an
  * update. Before upstreams_start, or later. Threads: any. Repeating is harmless; with --prove none
@@ -114,22 +117,22 @@ void fleet_proof_stop(struct fleet_control *fc);
 /* fleet_proof_want - the engine has got the fleet's version just now, also if it had it: prove it.
  * Engines with two phases prove themselves; for them, and with --prove none, this does nothing.
  * Threads: any; no lock held. Blocks: no. */
-void fleet_proof_want(struct fleet_control *fc, size_t upstream);
+void fleet_proof_want(struct fleet_control *fc, struct upstream *upstream);
 
 /* fleet_proof_is_beyond_repair - was the engine found faulty, got the same version once more, and
  * was found faulty again? Then only another version, or its restart, is worth another try. Threads:
  * any; no lock held. */
-bool fleet_proof_is_beyond_repair(struct fleet_control *fc, size_t upstream);
+bool fleet_proof_is_beyond_repair(struct fleet_control *fc, struct upstream *upstream);
 
 /* What a client asks to prove. */
-/* fleet_proof_hold - send no canary until fleet_proof_release, and wait for those under way: a vLLM
- * ends if what asks for prompt_logprobs is preempted, as a reset of its cache does it, at once or in
- * a pause by `keep` (0.24: "assert not prompt_logprobs_tensors"). Call it before engines are paused,
- * and release when it is known that they are; or around the reset. Holds add up.
- * @upstream  FLEET_MAX: all
+/* fleet_proof_hold - send no canary until fleet_proof_release, and wait for those under way: a
+ * vLLM ends if what asks for prompt_logprobs is preempted, as a reset of its cache does it, at once
+ * or in a pause by `keep` (0.24: "assert not prompt_logprobs_tensors"). Call it before engines are
+ * paused, and release when it is known that they are; or around the reset. Holds add up.
+ * @upstream  NULL: all
  * Threads: any but the loop's; no lock held. Blocks: up to 2 s, for engines that serve. */
-void fleet_proof_hold(struct fleet_control *fc, size_t upstream);
-void fleet_proof_release(struct fleet_control *fc, size_t upstream);
+void fleet_proof_hold(struct fleet_control *fc, struct upstream *upstream);
+void fleet_proof_release(struct fleet_control *fc, struct upstream *upstream);
 
 struct fleet_proof_request {
     const char *upstream; /* its name; NULL: each vLLM and SGLang that serves */
@@ -141,16 +144,18 @@ struct fleet_proof_request {
 /* fleet_proof_ask - prove upstreams now, whatever --prove says, and wait for the verdicts. What
  * they are fleet_proof_json says; one without a verdict by then is unproven.
  * @x      the request whose client waits
- * @asked  [FLEET_MAX]; written in any case
+ * @all    of upstreams_list: the engines that may be asked
+ * @asked  [all->n], of false: those that were
  * Threads: any but the loop's; no lock held. Blocks: up to timeout_us.
  * Errors: ERR_NOT_FOUND; ERR_BAD_REQUEST at /upstream: a baton; ERR_CONFLICT: another such request
  *         is under way, or no upstream that may be asked serves the fleet's version;
  *         ERR_PAUSED, ERR_ASLEEP: they may not generate; ERR_GONE, ERR_DRAINING. */
 int fleet_proof_ask(struct fleet_control *fc, struct http_request *x,
-                    const struct fleet_proof_request *r, bool *asked, struct err *e);
+                    const struct fleet_proof_request *r, const struct upstream_list *all,
+                    bool *asked, struct err *e);
 
 /* fleet_proof_json - for the status (new): null: nothing is to prove. NULL: no memory. */
-json_t *fleet_proof_json(struct fleet_control *fc, size_t upstream);
+json_t *fleet_proof_json(struct fleet_control *fc, struct upstream *upstream);
 
 /* fleet_proof_warning - do engines that serve differ, and no majority agrees, so that clients get
  * tokens of weights of which some are wrong? Threads: any; no lock held.
@@ -158,6 +163,7 @@ json_t *fleet_proof_json(struct fleet_control *fc, size_t upstream);
 bool fleet_proof_warning(struct fleet_control *fc, struct err *e);
 
 /* fleet_proof_counts - results so far, by state. Threads: any; no lock held. */
-void fleet_proof_counts(struct fleet_control *fc, size_t upstream, uint64_t out[PROOF_STATES]);
+void fleet_proof_counts(struct fleet_control *fc, struct upstream *upstream,
+                        uint64_t out[PROOF_STATES]);
 
 #endif

@@ -7,27 +7,32 @@
 
 enum { ASK_LOOK_US = 100000 }; /* between two looks at whether the client is still there */
 
-/* wanted [FLEET_MAX]; 0: it is not asked */
-static bool is_decided_locked(struct fleet_control *fc, const uint64_t *wanted)
-{
-    for (size_t i = 0; i < FLEET_MAX; i++) {
-        const struct fleet_prover *p = &fc->engines[i].proof;
+/* What is asked for. */
+struct asked {
+    const struct upstream_list *all;
+    uint64_t wanted[FLEET_MAX]; /* [all->n]; 0: it is not asked */
+};
 
-        if (wanted[i] != 0 && p->wanted == wanted[i] && p->state == PROOF_UNPROVEN)
+static bool is_decided_locked(const struct asked *a)
+{
+    for (size_t i = 0; i < a->all->n; i++) {
+        const struct fleet_prover *p = &fleet_engine(a->all->items[i])->proof;
+
+        if (a->wanted[i] != 0 && p->wanted == a->wanted[i] && p->state == PROOF_UNPROVEN)
             return false;
     }
     return true;
 }
 
 static int await(struct fleet_control *fc, struct http_request *x,
-                 const struct fleet_proof_request *r, const uint64_t *wanted, uint64_t deadline_us,
+                 const struct fleet_proof_request *r, const struct asked *a, uint64_t deadline_us,
                  struct err *e)
 {
     bool decided = false, gone = false, stopping = false;
 
     while (!decided && !gone && !stopping && !clock_passed(deadline_us)) {
         mtx_lock(&fc->lock);
-        decided = is_decided_locked(fc, wanted);
+        decided = is_decided_locked(a);
         if (!decided)
             (void)cnd_wait(&fc->changed, &fc->lock, clock_after_us(ASK_LOOK_US));
         mtx_unlock(&fc->lock);
@@ -42,7 +47,7 @@ static int await(struct fleet_control *fc, struct http_request *x,
     return 0;
 }
 
-static bool may_be_asked(struct fleet_control *fc, size_t upstream)
+static bool may_be_asked(struct fleet_control *fc, struct upstream *upstream)
 {
     struct upstream_endpoint at;
     struct upstream_info info;
@@ -53,7 +58,7 @@ static bool may_be_asked(struct fleet_control *fc, size_t upstream)
            !info.fenced;
 }
 
-static int refuse_one(struct fleet_control *fc, size_t upstream, struct err *e)
+static int refuse_one(struct fleet_control *fc, struct upstream *upstream, struct err *e)
 {
     struct upstream_endpoint at;
 
@@ -69,31 +74,45 @@ static int refuse_one(struct fleet_control *fc, size_t upstream, struct err *e)
                    at.name);
 }
 
-/* @wanted  [FLEET_MAX] */
-static int begin(struct fleet_control *fc, const struct fleet_proof_request *r, uint64_t *wanted,
-                 struct err *e)
+/* @one  NULL: each that may be asked */
+static int begin_some(struct fleet_control *fc, const struct fleet_proof_request *r,
+                      const struct upstream *one, struct asked *a, struct err *e)
 {
-    size_t one = FLEET_MAX, n = upstreams_n(fc->upstreams), n_asked = 0;
     struct fleet_stats stats;
+    size_t n_asked = 0;
 
     fleet_stats(fleet_of(fc), &stats);
-    if (r->upstream != NULL && upstreams_find(fc->upstreams, r->upstream, &one, e) != 0)
-        return -1;
-    if (one < FLEET_MAX && !may_be_asked(fc, one))
-        return refuse_one(fc, one, e);
     if (fleet_check_serving(fc, &stats, e) != 0)
         return -1;
-    for (size_t i = 0; i < n; i++) {
-        if ((one < FLEET_MAX && i != one) || !may_be_asked(fc, i))
+    for (size_t i = 0; i < a->all->n; i++) {
+        struct upstream *it = a->all->items[i];
+
+        if ((one != NULL && it != one) || !may_be_asked(fc, it))
             continue;
-        wanted[i] = fleet_proof_begin(fc, i, r->checksums);
-        n_asked += wanted[i] != 0;
+        a->wanted[i] = fleet_proof_begin(fc, it, r->checksums);
+        n_asked += a->wanted[i] != 0;
     }
     if (n_asked == 0)
         return err_set(e, ERR_CONFLICT, "",
                        "no vLLM or SGLang serves the fleet's version: GET /v1/upstreams says why; "
                        "batons prove each update before they serve it");
     return 0;
+}
+
+static int begin(struct fleet_control *fc, const struct fleet_proof_request *r, struct asked *a,
+                 struct err *e)
+{
+    struct upstream *one = NULL;
+    int rc;
+
+    if (r->upstream != NULL && upstreams_find(fc->upstreams, r->upstream, &one, e) != 0)
+        return -1;
+    if (one != NULL && !may_be_asked(fc, one))
+        rc = refuse_one(fc, one, e);
+    else
+        rc = begin_some(fc, r, one, a, e);
+    upstream_unref(one);
+    return rc;
 }
 
 static int refuse_second(uint64_t other_us, struct err *e)
@@ -108,9 +127,11 @@ static int refuse_second(uint64_t other_us, struct err *e)
 }
 
 int fleet_proof_ask(struct fleet_control *fc, struct http_request *x,
-                    const struct fleet_proof_request *r, bool *asked, struct err *e)
+                    const struct fleet_proof_request *r, const struct upstream_list *all,
+                    bool *asked, struct err *e)
 {
-    uint64_t deadline_us = clock_after_us(r->timeout_us), wanted[FLEET_MAX] = {0};
+    uint64_t deadline_us = clock_after_us(r->timeout_us);
+    struct asked a = {.all = all};
     uint64_t other_us;
     int rc;
 
@@ -121,13 +142,11 @@ int fleet_proof_ask(struct fleet_control *fc, struct http_request *x,
     mtx_unlock(&fc->lock);
     if (other_us != 0)
         return refuse_second(other_us, e);
-    upstreams_hold_indexes(fc->upstreams);
-    rc = begin(fc, r, wanted, e);
+    rc = begin(fc, r, &a, e);
     if (rc == 0)
-        rc = await(fc, x, r, wanted, deadline_us, e);
-    upstreams_release_indexes(fc->upstreams);
-    for (size_t i = 0; i < FLEET_MAX; i++)
-        asked[i] = wanted[i] != 0;
+        rc = await(fc, x, r, &a, deadline_us, e);
+    for (size_t i = 0; i < all->n; i++)
+        asked[i] = a.wanted[i] != 0;
     mtx_lock(&fc->lock);
     fc->proof.asking_until_us = 0;
     mtx_unlock(&fc->lock);

@@ -65,13 +65,14 @@ static double sums_distance(const void *arg, size_t a, size_t b)
 }
 
 /* A fenced engine keeps its last verdict. */
-static void collect_locked(struct fleet_control *fc, struct compared *c)
+static void collect_locked(struct fleet_control *fc, const struct upstream_list *all,
+                           struct compared *c)
 {
     struct fleet_stats stats;
 
     fleet_stats(fleet_of(fc), &stats);
-    for (size_t i = 0; i < FLEET_MAX; i++) {
-        struct fleet_prover *p = &fc->engines[i].proof;
+    for (size_t i = 0; i < all->n; i++) {
+        struct fleet_prover *p = &fleet_engine(all->items[i])->proof;
         struct compared_one *one = &c->list[c->n];
 
         if (!p->compared || !fleet_proof_is_of_version_locked(p, &stats))
@@ -279,6 +280,7 @@ static void report(struct fleet_control *fc, const struct compared *c)
 void fleet_proof_judge(struct fleet_control *fc)
 {
     struct compared *c = NULL;
+    struct upstream_list *all;
     bool wanted;
 
     mtx_lock(&fc->lock);
@@ -288,9 +290,10 @@ void fleet_proof_judge(struct fleet_control *fc)
         c = calloc(1, sizeof *c);
     if (c == NULL) /* without memory: at the next look */
         return;
+    all = upstreams_list(fc->upstreams);
     mtx_lock(&fc->lock);
     fc->proof.judge = false;
-    collect_locked(fc, c);
+    collect_locked(fc, all, c);
     mtx_unlock(&fc->lock);
     judge(c);
     mtx_lock(&fc->lock);
@@ -302,6 +305,7 @@ void fleet_proof_judge(struct fleet_control *fc)
     cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);
     report(fc, c);
+    upstream_list_unref(all);
     free(c);
 }
 
@@ -333,16 +337,18 @@ static void add_undecided_locked(struct undecided *u, const struct fleet_prover 
 
 bool fleet_proof_warning(struct fleet_control *fc, struct err *e)
 {
+    struct upstream_list *all = upstreams_list(fc->upstreams);
     struct undecided u = {0};
 
     mtx_lock(&fc->lock);
-    for (size_t i = 0; i < FLEET_MAX; i++) {
-        const struct fleet_prover *p = &fc->engines[i].proof;
+    for (size_t i = 0; i < all->n; i++) {
+        const struct fleet_prover *p = &fleet_engine(all->items[i])->proof;
 
         if (p->wanted > 0 && p->compared && !p->faulty && p->state == PROOF_DIFFERS)
             add_undecided_locked(&u, p);
     }
     mtx_unlock(&fc->lock);
+    upstream_list_unref(all);
     if (u.n == 0)
         return false;
     (void)err_set(

@@ -15,7 +15,7 @@ bool fleet_proof_is_of_version_locked(const struct fleet_prover *p, const struct
 
 /* fleet_proof_begin - forget what is known of an engine, and let it be asked anew. Returns: the new
  * `wanted`; 0: it is not to be proven. */
-uint64_t fleet_proof_begin(struct fleet_control *fc, size_t upstream, bool checksums);
+uint64_t fleet_proof_begin(struct fleet_control *fc, struct upstream *upstream, bool checksums);
 
 /* fleet_proof_read_sums - let a job read a reply with checksums. It stores the answer, unless the
  * engine is to be proven anew meanwhile; PROOF_PENDING: it is asked again later.

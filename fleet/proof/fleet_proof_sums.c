@@ -127,6 +127,7 @@ static void read_job(void *arg)
     if (tells)
         tell(p, &r);
     loop_post(upstreams_loop(fc->upstreams), &fc->proof.item);
+    upstream_unref(p->upstream);
 }
 
 void fleet_proof_read_sums(struct fleet_prover *p, struct upstream_reply *reply)
@@ -141,6 +142,7 @@ void fleet_proof_read_sums(struct fleet_prover *p, struct upstream_reply *reply)
     p->reply_len = reply->text_len;
     reply->text = NULL;
     p->job = (struct job){.run = read_job, .arg = p};
+    (void)upstream_ref(p->upstream); /* until the job ends */
     mtx_lock(&fc->lock);
     p->reading = true;
     p->read_for = p->asked;
@@ -154,4 +156,5 @@ void fleet_proof_read_sums(struct fleet_prover *p, struct upstream_reply *reply)
     p->reply = NULL;
     p->reading = false;
     mtx_unlock(&fc->lock);
+    upstream_unref(p->upstream); /* not the last one: on_reply has its own */
 }

@@ -104,12 +104,11 @@ void proxy_fail(struct proxy_request *r, const struct err *e)
 static void send_request(struct proxy_request *r);
 
 /* Called at once, within fleet_permit_acquire, or later, on any thread. */
-static void on_granted(void *arg, size_t upstream)
+static void on_granted(void *arg)
 {
     struct proxy_request *r = arg;
     struct proxy *proxy = r->loop->proxy;
 
-    (void)upstream; /* the ticket has it too */
     if (loop_is_current(r->loop->loop) && r->acquiring) {
         r->has_permit = true;
         return;
@@ -179,7 +178,7 @@ static void handle_granted(void *arg)
         proxy_request_free(r);
     else if (fleet_is_aborted(r->loop->proxy->fleet, &r->ticket, false))
         proxy_abort(r);
-    else if (fleet_serves(r->loop->proxy->fleet, r->ticket.upstream))
+    else if (fleet_serves(r->loop->proxy->fleet, r->ticket.upstream) && !fleet_is_lost(&r->ticket))
         send_request(r);
     else
         readmit(r, NULL);
@@ -246,8 +245,7 @@ static bool may_retry(const struct proxy_request *r)
 
 static void retry_elsewhere(struct proxy_request *r, const struct err *why)
 {
-    r->ticket.avoid_one = true;
-    r->ticket.avoid = r->ticket.upstream;
+    r->ticket.avoid = upstream_number(r->ticket.upstream);
     readmit(r, why);
 }
 

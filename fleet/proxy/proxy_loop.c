@@ -9,29 +9,28 @@
 
 /* notices */
 
-/* Any thread, no lock held. @upstream  FLEET_MAX: none in particular, the last one has left */
-static void on_left_rotation(void *arg, size_t upstream)
+/* Any thread, no lock held. */
+static void on_left_rotation(void *arg)
 {
     struct proxy *proxy = arg;
 
     mtx_lock(&proxy->lock);
-    for (struct proxy_loop *pl = proxy->loops; pl != NULL; pl = pl->next) {
-        if (upstream < FLEET_MAX)
-            pl->has_left[upstream] = true;
+    for (struct proxy_loop *pl = proxy->loops; pl != NULL; pl = pl->next)
         loop_post(pl->loop, &pl->left_rotation);
-    }
     mtx_unlock(&proxy->lock);
 }
 
-static void evict_requests(struct proxy_loop *pl, size_t upstream)
+/* Those at upstreams that have left. */
+static void evict_requests(struct proxy_loop *pl)
 {
-    struct err why;
-
-    fleet_why_unreliable(pl->proxy->fleet, upstream, &why);
     for (struct proxy_request *r = pl->requests, *next; r != NULL; r = next) {
+        struct err why;
+
         next = r->next;
-        if (r->call != NULL && r->ticket.upstream == upstream)
-            proxy_evict(r, &why);
+        if (r->call == NULL || !fleet_is_lost(&r->ticket))
+            continue;
+        fleet_why_unreliable(pl->proxy->fleet, r->ticket.upstream, &why);
+        proxy_evict(r, &why);
     }
 }
 
@@ -68,15 +67,8 @@ static void abort_requests(struct proxy_loop *pl)
 static void handle_left_rotation(void *arg)
 {
     struct proxy_loop *pl = arg;
-    bool has_left[FLEET_MAX];
 
-    mtx_lock(&pl->proxy->lock);
-    memcpy(has_left, pl->has_left, sizeof has_left);
-    memset(pl->has_left, 0, sizeof pl->has_left);
-    mtx_unlock(&pl->proxy->lock);
-    for (size_t i = 0; i < FLEET_MAX; i++)
-        if (has_left[i])
-            evict_requests(pl, i);
+    evict_requests(pl);
     fail_queued(pl);
     abort_requests(pl);
 }

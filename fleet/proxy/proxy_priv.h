@@ -30,7 +30,6 @@ struct proxy {
 struct proxy_loop {
     struct proxy *proxy;
     struct proxy_loop *next;                 /* proxy->lock */
-    bool has_left[FLEET_MAX];                /* proxy->lock: evict the requests of this upstream */
     struct loop *loop;                       /* immutable */
     struct loop_item left_rotation, stopped; /* posted by any thread */
     struct proxy_request *requests;

@@ -34,7 +34,7 @@ static bool may_wait(struct fleet_control *fc, const struct fleet_session *s)
     return may;
 }
 
-static void log_late(struct fleet_control *fc, size_t upstream)
+static void log_late(struct fleet_control *fc, struct upstream *upstream)
 {
     struct upstream_endpoint at;
     struct log_rec r;
@@ -47,8 +47,8 @@ static void log_late(struct fleet_control *fc, size_t upstream)
 }
 
 /* Returns: false if the deadline has passed. */
-static bool await_idle(struct fleet_control *fc, const struct fleet_session *s, size_t upstream,
-                       uint64_t deadline_us)
+static bool await_idle(struct fleet_control *fc, const struct fleet_session *s,
+                       struct upstream *upstream, uint64_t deadline_us)
 {
     while (may_wait(fc, s)) {
         uint64_t poll_us = clock_after_us(DRAIN_POLL_US);

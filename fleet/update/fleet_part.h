@@ -80,7 +80,8 @@ struct fleet_incarnation {
 };
 
 struct fleet_part {
-    size_t upstream; /* immutable since the update started, and so are the next five */
+    struct upstream *upstream; /* a reference; immutable since the update started, and so are the
+                                  next five */
     bool two_phase;
     bool no_process_id; /* it does not name its process; its version names the update (update_id)
                            instead */

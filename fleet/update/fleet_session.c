@@ -21,10 +21,35 @@ void fleet_session_unref(struct fleet_session *s)
 {
     if (s == NULL || --s->n_refs > 0)
         return;
+    if (s->is_shown_only)
+        for (size_t i = 0; i < s->n_parts; i++)
+            upstream_unref_loose(s->parts[i].upstream);
+    else
+        fleet_session_release_engines(s);
     fleet_coverage_free(s->coverage);
     json_decref(s->list);
     json_decref(s->report);
     free(s);
+}
+
+void fleet_session_hold_engines(const struct fleet_session *s)
+{
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (s->parts[i].upstream != NULL)
+            (void)upstream_ref(s->parts[i].upstream);
+}
+
+void fleet_session_release_engines(const struct fleet_session *s)
+{
+    for (size_t i = 0; i < s->n_parts; i++)
+        upstream_unref(s->parts[i].upstream);
+}
+
+void fleet_session_end(struct fleet_session *s)
+{
+    s->is_shown_only = true;
+    for (size_t i = 0; i < s->n_parts; i++)
+        upstream_loosen(s->parts[i].upstream);
 }
 
 bool fleet_session_is_open(const struct fleet_session *s)

@@ -67,12 +67,21 @@ struct fleet_session {
     json_t *report; /* owned, immutable; the last description of its own update by a two-phase
                        engine; without such engines the coverage (fleet_coverage.h) */
     size_t n_parts;
+    bool is_shown_only; /* fleet_session_end */
     struct fleet_part parts[];
 };
 
 /* fleet_session_new - allocate a session with n_parts zeroed parts. Errors: ERR_NO_MEMORY. */
 int fleet_session_new(struct fleet_session **out, size_t n_parts, struct err *e);
 void fleet_session_unref(struct fleet_session *s); /* accepts NULL */
+
+/* fleet_session_hold_engines - one more reference to the engine of each part, until
+ * fleet_session_release_engines. */
+void fleet_session_hold_engines(const struct fleet_session *s);
+void fleet_session_release_engines(const struct fleet_session *s);
+
+/* fleet_session_end - it is kept to be shown only: its references to engines are loose. */
+void fleet_session_end(struct fleet_session *s);
 
 bool fleet_session_is_open(const struct fleet_session *s);
 

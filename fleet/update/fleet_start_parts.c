@@ -12,16 +12,15 @@ static bool may_be_asleep(const struct fleet_part *p, const void *arg)
     struct upstream_endpoint at;
 
     upstreams_get(fc->upstreams, p->upstream, &at);
-    return part_takes_part(p) && fc->engines[p->upstream].wake_in_doubt &&
+    return part_takes_part(p) && fleet_engine(p->upstream)->wake_in_doubt &&
            upstream_caps(at.kind)->wakes_twice;
 }
 
 static void on_woken(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
-    struct fleet_control *fc = arg;
-
     (void)part;
-    fc->engines[p->upstream].wake_in_doubt = !result_ok(result);
+    (void)arg;
+    fleet_engine(p->upstream)->wake_in_doubt = !result_ok(result);
     part_drop_failed(p, result);
 }
 

@@ -24,7 +24,7 @@ struct fleet_update_request {
     bool convert; /* tell engines that convert only if asked to */
     bool repair;  /* only `upstream` takes part, which is out of rotation because of its weights; it
                      gets the fleet's version, and the others go on */
-    size_t upstream;      /* of a repair */
+    struct upstream *upstream; /* of a repair */
     const bool *given_up; /* of a repair, atomic, borrowed until it has ended: once it is true, no
                              reply is waited for; NULL: never */
     uint64_t handoff; /* of this server itself (fleet/handoff/): the serial of the version in its
@@ -46,9 +46,9 @@ int fleet_start_update(struct fleet_control *fc, const struct fleet_update_reque
 
 struct fleet_tensors {
     const json_t *body;    /* without update_id, weight_version, chunk_id, abort_requests */
-    json_t *const *bodies; /* [FLEET_MAX], borrowed: by upstream, of the same tensors, where it is
+    json_t *const *bodies; /* [s->n_parts], borrowed: by part, of the same tensors, where it is
                               not `body`; NULL entries: `body`. NULL: `body` for all */
-    bool *mapped; /* [FLEET_MAX], of false: set for upstreams that may have mapped the memory which
+    bool *mapped; /* [s->n_parts], of false: set for parts that may have mapped the memory which
                      their bodies name, or may yet. NULL: not needed */
     const char *chunk_id; /* NULL: none */
     const char *source;   /* static: how the bytes are sent, as struct source_ops names it */
@@ -66,10 +66,10 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
  * Blocks: for the end of a request that sends tensors; as fleet_abort_update_wait.
  * Errors: as fleet_send_tensors.
  * fleet_update_has_engine - is the update open, and does the engine take part? */
-int fleet_drop_engine(struct fleet_control *fc, struct fleet_session *s, size_t upstream,
+int fleet_drop_engine(struct fleet_control *fc, struct fleet_session *s, struct upstream *upstream,
                       const struct err *why, struct err *e);
 bool fleet_update_has_engine(struct fleet_control *fc, const struct fleet_session *s,
-                             size_t upstream);
+                             struct upstream *upstream);
 
 /* fleet_finish_update - verify, and commit if asked. @body  of our own finish: its checksums
  * Errors: fleet_step_lock's; an engine's; ERR_CONFLICT, ERR_ENDED, ERR_INCOMPLETE. The update is

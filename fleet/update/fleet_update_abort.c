@@ -8,12 +8,11 @@
 static const char aborting[] = "an abort";
 
 /* The session is closed first, so that requests under way see it. Until the end of this function
- * engines may still report our marker, which counts as an update of ours; their indexes must not be
- * given to others before that. */
+ * engines may still report our marker, which counts as an update of ours: they stay in the list. */
 void fleet_abort_with_lock(struct fleet_control *fc, struct fleet_session *s, const struct err *why)
 {
     assert(fleet_owns_update_lock(fc));
-    upstreams_hold_indexes(fc->upstreams);
+    fleet_session_hold_engines(s);
     fleet_close_session(fc, s, why);
     fleet_coverage_cut_off(fc, s);
     fleet_report_ended(fc, s, 0);
@@ -21,7 +20,7 @@ void fleet_abort_with_lock(struct fleet_control *fc, struct fleet_session *s, co
     fleet_release_unchanged(fc, s, false);
     if (!s->repair)
         fleet_set_updating(fleet_of(fc), false);
-    upstreams_release_indexes(fc->upstreams);
+    fleet_session_release_engines(s);
 }
 
 static enum update_phase session_phase(struct fleet_control *fc, const struct fleet_session *s)

@@ -139,6 +139,7 @@ struct fleet_session *fleet_update_copy(struct fleet_control *fc, const struct f
     mtx_lock(&fc->lock);
     memcpy(copy, s, nbytes);
     json_incref(copy->report);
+    fleet_session_hold_engines(copy);
     mtx_unlock(&fc->lock);
     return copy;
 }
@@ -148,6 +149,7 @@ void fleet_update_copy_free(struct fleet_control *fc, struct fleet_session *copy
     mtx_lock(&fc->lock);
     json_decref(copy->report);
     mtx_unlock(&fc->lock);
+    fleet_session_release_engines(copy);
     free(copy);
 }
 

@@ -129,15 +129,14 @@ static void record_incarnations(struct fleet_control *fc, struct fleet_session *
 
 static void on_finished(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
-    struct fleet_control *fc = arg;
-
     (void)part;
+    (void)arg;
     p->outcome = result->outcome;
     p->status = result->status;
     if (result_ok(result))
         part_apply(p, PART_ON_FINISH);
     else if (p->two_phase)
-        fc->engines[p->upstream].update_in_doubt = true;
+        fleet_engine(p->upstream)->update_in_doubt = true;
     p->committed = p->two_phase && result->outcome == FLEET_REFUSED &&
                    api_is_committed(result->text, result->text_len);
     part_drop_failed(p, result);
@@ -292,33 +291,36 @@ static void expect_updates(struct fleet_control *fc, const struct fleet_session 
 }
 
 /* A baton that was removed and failed may keep the update open, until its lease ends there. */
-static void expect_open_updates_locked(struct fleet_control *fc, const struct fleet_session *s)
+static void expect_open_updates_locked(const struct fleet_session *s)
 {
     for (size_t i = 0; i < s->n_parts; i++)
         if (s->parts[i].two_phase && s->parts[i].removed && !part_takes_part(&s->parts[i]))
-            fc->engines[s->parts[i].upstream].update_in_doubt = true;
+            fleet_engine(s->parts[i].upstream)->update_in_doubt = true;
 }
 
 /* Checked twice: an engine may be restarted while the version is committed. Later restarts are
  * found by probes, since the process in rotation is then the one that finished. */
 static size_t commit_version(struct fleet_control *fc, struct fleet_session *s)
 {
-    bool done[FLEET_MAX] = {false}, named[FLEET_MAX] = {false};
+    struct fleet_updated done[FLEET_MAX];
     uint64_t serial = 0;
+    size_t n_done = 0;
 
     fence_restarted(fc, s);
     for (size_t i = 0; i < s->n_parts; i++) {
         const struct fleet_part *p = &s->parts[i];
 
-        done[p->upstream] = p->state == PART_FINISHED;
+        if (p->state != PART_FINISHED)
+            continue;
         /* A baton's reply to finish was compared with the version already. */
-        named[p->upstream] = p->two_phase || strcmp(p->reported_label, s->label) == 0;
+        done[n_done++] = (struct fleet_updated){
+            p->upstream, p->two_phase || strcmp(p->reported_label, s->label) == 0};
     }
     if (s->repair) { /* the others serve the version already */
         if (n_finished(s) > 0)
-            serial = fleet_repair_version(fleet_of(fc), s->label, done, named);
+            serial = fleet_repair_version(fleet_of(fc), s->label, done, n_done);
     } else if (is_committed_anywhere(s)) {
-        serial = fleet_commit_version(fleet_of(fc), s->label, s->handoff, done, named);
+        serial = fleet_commit_version(fleet_of(fc), s->label, s->handoff, done, n_done);
     }
     if (serial > 0)
         expect_updates(fc, s);
@@ -328,7 +330,7 @@ static size_t commit_version(struct fleet_control *fc, struct fleet_session *s)
             fleet_proof_want(fc, s->parts[i].upstream);
     mtx_lock(&fc->lock);
     s->serial = serial;
-    expect_open_updates_locked(fc, s);
+    expect_open_updates_locked(s);
     mtx_unlock(&fc->lock);
     return n_finished(s);
 }

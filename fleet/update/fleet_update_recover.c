@@ -9,9 +9,8 @@ struct recovery {
 
 static bool may_have_open_update(const struct fleet_part *p, const void *arg)
 {
-    const struct recovery *r = arg;
-
-    return p->two_phase && r->fc->engines[p->upstream].update_in_doubt;
+    (void)arg;
+    return p->two_phase && fleet_engine(p->upstream)->update_in_doubt;
 }
 
 static void on_open_update(struct fleet_part *p, size_t part, struct fleet_result *result,
@@ -22,16 +21,15 @@ static void on_open_update(struct fleet_part *p, size_t part, struct fleet_resul
     if (result->outcome != FLEET_OK)
         return;
     r->open.has[part] = api_read_open_update(p->update_id, result->text, result->text_len);
-    r->fc->engines[p->upstream].update_in_doubt = r->open.has[part];
+    fleet_engine(p->upstream)->update_in_doubt = r->open.has[part];
 }
 
 static void on_recovered(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
-    struct recovery *r = arg;
-
     (void)part;
+    (void)arg;
     if (result->outcome == FLEET_OK)
-        r->fc->engines[p->upstream].update_in_doubt = false;
+        fleet_engine(p->upstream)->update_in_doubt = false;
 }
 
 /* A baton's id of the update may be unknown here, because its answer was lost, so it is asked
@@ -69,10 +67,9 @@ static bool has_own_update(const struct fleet_part *p, const void *arg)
 
 static void on_aborted(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
-    struct fleet_control *fc = arg;
-
     (void)part;
-    fc->engines[p->upstream].update_in_doubt = result->outcome != FLEET_OK;
+    (void)arg;
+    fleet_engine(p->upstream)->update_in_doubt = result->outcome != FLEET_OK;
 }
 
 void fleet_abort_parts(struct fleet_control *fc, struct fleet_session *s, const char *reason)

@@ -60,7 +60,7 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s, const 
         .op = API_PAUSE, .bodies = bodies, .select = is_running, .on_result = on_paused, .arg = fc};
     int rc = -1;
 
-    fleet_proof_hold(fc, FLEET_MAX);
+    fleet_proof_hold(fc, NULL);
     if (fleet_drain_pause_bodies(fc, s, late, bodies, e) == 0 &&
         fleet_pause_lock(fc, "the start of an update", e) == 0) {
         adopt_trainer_pause(fc, s);
@@ -69,7 +69,7 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s, const 
             rc = fanout_apply(fc, s, &f, e);
         fleet_pause_unlock(fc);
     }
-    fleet_proof_release(fc, FLEET_MAX);
+    fleet_proof_release(fc, NULL);
     for (size_t i = 0; i < s->n_parts; i++)
         json_decref(bodies[i]);
     return rc;
@@ -202,7 +202,8 @@ static int drop_non_members(struct fleet_control *fc, struct fleet_session *s, c
         struct fleet_part *p = &s->parts[i];
 
         if (part_takes_part(p) && !fleet_group_has(fc, group, p->upstream))
-            part_drop(p, FLEET_SKIPPED, 0, group->members[p->upstream].joined ? &ended : &never);
+            part_drop(p, FLEET_SKIPPED, 0,
+                      fleet_group_member_of(group, p->upstream) != NULL ? &ended : &never);
     }
     has_quorum = fleet_session_has_quorum(s, fleet_session_min_ready_locked(fc, s));
     mtx_unlock(&fc->lock);
@@ -279,15 +280,14 @@ static void note_mapped(struct fleet_control *fc, const struct fleet_tensors *t,
 {
     for (size_t i = 0; t->mapped != NULL && i < b->n; i++) {
         const struct fleet_result *r = results != NULL ? &results[i] : NULL;
-        size_t upstream = b->targets[i].upstream;
         struct upstream_endpoint at;
 
-        upstreams_get(fc->upstreams, upstream, &at);
-        t->mapped[upstream] = r == NULL || (fleet_result_may_have_run(r) &&
-                                            (r->outcome != FLEET_REFUSED ||
-                                             !api_has_mapped_nothing(at.kind, r->status,
-                                                                     r->text != NULL ? r->text : "",
-                                                                     r->text_len)));
+        upstreams_get(fc->upstreams, b->targets[i].upstream, &at);
+        t->mapped[b->part[i]] = r == NULL || (fleet_result_may_have_run(r) &&
+                                              (r->outcome != FLEET_REFUSED ||
+                                               !api_has_mapped_nothing(
+                                                   at.kind, r->status,
+                                                   r->text != NULL ? r->text : "", r->text_len)));
     }
 }
 
@@ -318,11 +318,11 @@ static void release_dropped(struct fleet_control *fc, struct fleet_session *s)
 
 /* @named  the body with its chunk_id, for two-phase engines; NULL: none is sent now */
 static const json_t *body_for(const struct fleet_tensors *t, const json_t *named,
-                              const struct fleet_part *p)
+                              const struct fleet_session *s, size_t part)
 {
-    if (t->bodies != NULL && t->bodies[p->upstream] != NULL)
-        return t->bodies[p->upstream];
-    return p->two_phase ? named : t->body;
+    if (t->bodies != NULL && t->bodies[part] != NULL)
+        return t->bodies[part];
+    return s->parts[part].two_phase ? named : t->body;
 }
 
 static enum session_verdict send_to_parts(struct fleet_control *fc, struct fleet_session *s,
@@ -336,7 +336,7 @@ static enum session_verdict send_to_parts(struct fleet_control *fc, struct fleet
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
         if (part_takes_part(&s->parts[i]))
-            batch_add(&b, s, i, body_for(t, named, &s->parts[i]));
+            batch_add(&b, s, i, body_for(t, named, s, i));
     mtx_unlock(&fc->lock);
     if (begin_receiving(fc, s, &b, e) != 0)
         return VERDICT_RETRY;
@@ -363,7 +363,7 @@ static int tensors_validate(struct fleet_control *fc, struct fleet_session *s,
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
         if (!s->parts[i].two_phase && part_takes_part(&s->parts[i]))
-            batch_add(&b, s, i, body_for(t, NULL, &s->parts[i]));
+            batch_add(&b, s, i, body_for(t, NULL, s, i));
     mtx_unlock(&fc->lock);
     return fleet_validate(fc, API_UPDATE_WEIGHTS, b.targets, b.n, e);
 }
@@ -449,7 +449,7 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
     return e->code == ERR_NONE ? 0 : -1;
 }
 
-int fleet_drop_engine(struct fleet_control *fc, struct fleet_session *s, size_t upstream,
+int fleet_drop_engine(struct fleet_control *fc, struct fleet_session *s, struct upstream *upstream,
                       const struct err *why, struct err *e)
 {
     struct err ignored = {0};

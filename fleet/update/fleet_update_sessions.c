@@ -87,7 +87,7 @@ bool fleet_update_is_open(struct fleet_control *fc, const struct fleet_session *
 }
 
 bool fleet_update_has_engine(struct fleet_control *fc, const struct fleet_session *s,
-                             size_t upstream)
+                             struct upstream *upstream)
 {
     bool has = false;
 
@@ -141,7 +141,7 @@ int fleet_refuse_closed(const struct fleet_session *s, struct err *e)
     return err_set(e, ERR_ENDED, "", "update %s is %s", s->id, update_phase_name(s->phase));
 }
 
-static bool is_two_phase(const struct fleet_session *s, size_t upstream)
+static bool is_two_phase(const struct fleet_session *s, struct upstream *upstream)
 {
     for (size_t i = 0; i < s->n_parts; i++)
         if (s->parts[i].upstream == upstream)
@@ -263,7 +263,7 @@ void fleet_close_session(struct fleet_control *fc, struct fleet_session *s, cons
         memmove(&fc->ended[1], &fc->ended[0], sizeof fc->ended - sizeof fc->ended[0]);
         fc->ended[0] = s;
         fc->session = NULL;
-        upstreams_release_indexes(fc->upstreams);
+        fleet_session_end(s);
     }
     mtx_unlock(&fc->lock);
 }

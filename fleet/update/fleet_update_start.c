@@ -58,7 +58,7 @@ static void parts_init(struct fleet_control *fc, struct fleet_session *s,
 
         upstreams_get(fc->upstreams, targets[i].upstream, &at);
         fleet_info(fleet_of(fc), targets[i].upstream, &info);
-        p->upstream = targets[i].upstream;
+        p->upstream = upstream_ref(targets[i].upstream);
         p->two_phase = upstream_caps(at.kind)->two_phase;
         p->no_process_id = !upstream_caps(at.kind)->status_names_process;
         p->finish_takes_no_label = upstream_caps(at.kind)->finish_takes_no_version;
@@ -113,7 +113,7 @@ static int apply_start_results(struct fleet_control *fc, struct fleet_session *s
             check_process(fc, s, p, &results[i]);
         p->own_update = results[i].outcome == FLEET_OK ? PART_UPDATE_OPEN : PART_UPDATE_CLOSED;
         if (results[i].outcome == FLEET_UNKNOWN)
-            fc->engines[p->upstream].update_in_doubt = true;
+            fleet_engine(p->upstream)->update_in_doubt = true;
     }
     fleet_session_set_report(s, results, b->n);
     cause = fleet_results_cause(results, b->n);
@@ -176,13 +176,14 @@ static int keep_engines_in_step(struct fleet_control *fc, struct fleet_target *t
 }
 
 /* That engine, if it answers and does not serve the fleet's version. */
-static int keep_engine_behind(struct fleet_control *fc, size_t upstream,
-                              struct fleet_target *targets, size_t *n, struct err *e)
+static int keep_engine_behind(struct fleet_control *fc, const struct upstream_list *all,
+                              const struct upstream *upstream, struct fleet_target *targets,
+                              size_t *n, struct err *e)
 {
     struct upstream_info info;
     size_t n_kept = 0;
 
-    *n = fleet_reachable(fc, NULL, targets);
+    *n = fleet_reachable(fc, all, NULL, targets);
     for (size_t i = 0; i < *n; i++) {
         fleet_info(fleet_of(fc), targets[i].upstream, &info);
         if (targets[i].upstream == upstream && (!info.synced || info.fenced))
@@ -194,12 +195,13 @@ static int keep_engine_behind(struct fleet_control *fc, size_t upstream,
                                 "the upstream does not answer, or serves the fleet's version");
 }
 
-static int choose_engines(struct fleet_control *fc, const struct fleet_update_request *req,
-                          struct fleet_target *targets, size_t *n, struct err *e)
+static int choose_engines(struct fleet_control *fc, const struct upstream_list *all,
+                          const struct fleet_update_request *req, struct fleet_target *targets,
+                          size_t *n, struct err *e)
 {
     if (req->repair)
-        return keep_engine_behind(fc, req->upstream, targets, n, e);
-    if (fleet_reachable_quorum(fc, NULL, targets, n, e) != 0)
+        return keep_engine_behind(fc, all, req->upstream, targets, n, e);
+    if (fleet_reachable_quorum(fc, all, NULL, targets, n, e) != 0)
         return -1;
     return req->partial ? keep_engines_in_step(fc, targets, n, e) : 0;
 }
@@ -212,6 +214,7 @@ static int show_starting(struct fleet_control *fc, const struct fleet_session *s
     if (fleet_session_new(&copy, s->n_parts, e) != 0)
         return -1;
     memcpy(copy, s, sizeof *s + s->n_parts * sizeof s->parts[0]);
+    fleet_session_hold_engines(copy);
     copy->starting = true;
     mtx_lock(&fc->lock);
     fc->starting = copy;
@@ -231,9 +234,9 @@ static void end_starting(struct fleet_control *fc, struct fleet_session *s)
     mtx_unlock(&fc->lock);
 }
 
-static int request_session_start(struct fleet_control *fc, const struct fleet_update_request *req,
-                                 struct fleet_session **out, struct fleet_results *replies,
-                                 struct err *e)
+static int request_session_start(struct fleet_control *fc, const struct upstream_list *all,
+                                 const struct fleet_update_request *req, struct fleet_session **out,
+                                 struct fleet_results *replies, struct err *e)
 {
     struct fleet_target targets[FLEET_MAX];
     struct fleet_session *s;
@@ -241,7 +244,7 @@ static int request_session_start(struct fleet_control *fc, const struct fleet_up
     size_t n;
 
     assert(fleet_owns_update_lock(fc));
-    if (check_none_open(fc, req, e) != 0 || choose_engines(fc, req, targets, &n, e) != 0 ||
+    if (check_none_open(fc, req, e) != 0 || choose_engines(fc, all, req, targets, &n, e) != 0 ||
         fleet_session_new(&s, n, e) != 0)
         return -1;
     id_make(id);
@@ -286,16 +289,15 @@ static void log_started(const struct fleet_session *s)
 int fleet_start_update(struct fleet_control *fc, const struct fleet_update_request *req,
                        struct fleet_session **out, struct fleet_results *replies, struct err *e)
 {
+    struct upstream_list *all;
     int rc;
 
     if (fleet_step_lock(fc, req->x, "the start of an update", e) != 0)
         return -1;
-    upstreams_hold_indexes(
-        fc->upstreams); /* the session refers to engines by index, until fleet_close_session */
-    rc = request_session_start(fc, req, out, replies, e);
-    if (rc != 0)
-        upstreams_release_indexes(fc->upstreams);
-    else if (req->handoff == 0)
+    all = upstreams_list(fc->upstreams);
+    rc = request_session_start(fc, all, req, out, replies, e);
+    upstream_list_unref(all);
+    if (rc == 0 && req->handoff == 0)
         log_started(*out);
     fleet_op_unlock(fc);
     fleet_reschedule(fc);

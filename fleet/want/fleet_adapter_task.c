@@ -92,7 +92,7 @@ static enum fleet_has load(struct fleet_control *fc, const struct fleet_target *
     return has;
 }
 
-enum fleet_has fleet_run_adapter_task(struct fleet_control *fc, size_t upstream,
+enum fleet_has fleet_run_adapter_task(struct fleet_control *fc, struct upstream *upstream,
                                       const struct fleet_adapter_task *task, struct err *why)
 {
     json_t *body = task->load != NULL ? json_loads(task->load, 0, NULL)

@@ -227,7 +227,7 @@ void fleet_reset_caches(struct fleet_control *fc, const struct fleet_cache_reset
     memcpy(why, r.why, n * sizeof *why);
 }
 
-static void log_stale(struct fleet_control *fc, size_t upstream, const struct err *why)
+static void log_stale(struct fleet_control *fc, struct upstream *upstream, const struct err *why)
 {
     struct upstream_endpoint at;
     struct log_rec r;
@@ -352,7 +352,7 @@ void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_res
         reset_or_set_stale(fc, list, n_list);
 }
 
-void fleet_reset_caches_of(struct fleet_control *fc, size_t upstream)
+void fleet_reset_caches_of(struct fleet_control *fc, struct upstream *upstream)
 {
     const struct fleet_cache_reset one = {.upstream = upstream, .preempt = fleet_recomputes_kv(fc)};
     struct upstream_endpoint at;

@@ -13,7 +13,7 @@ struct fleet_control;
 
 /* One engine whose caches are to be emptied. */
 struct fleet_cache_reset {
-    size_t upstream;
+    struct upstream *upstream;
     bool paused;          /* its requests do not run on when they give up their KV */
     bool route_optional;  /* an engine without a route for it counts as one with empty caches */
     bool preempt;         /* requests that hold KV give it up, and compute it again */
@@ -82,6 +82,6 @@ void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_res
 
 /* fleet_reset_caches_of - of one engine whose weights another client changed. Failures as in
  * fleet_reset_parts_end. No lock held. */
-void fleet_reset_caches_of(struct fleet_control *fc, size_t upstream);
+void fleet_reset_caches_of(struct fleet_control *fc, struct upstream *upstream);
 
 #endif

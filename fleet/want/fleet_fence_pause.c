@@ -25,10 +25,10 @@ enum {
 enum step { STEP_NONE, STEP_PAUSE, STEP_RESUME };
 
 /* Which state it is in, for the process that is there now. */
-static enum fleet_fence_pause_state *state_locked(struct fleet_control *fc, size_t upstream,
+static enum fleet_fence_pause_state *state_locked(struct upstream *upstream,
                                                   const struct upstream_info *info)
 {
-    struct fleet_fence_pause *f = &fc->engines[upstream].fence_pause;
+    struct fleet_fence_pause *f = &fleet_engine(upstream)->fence_pause;
 
     if (f->incarnation != info->incarnation) {
         f->incarnation = info->incarnation;
@@ -58,11 +58,11 @@ static bool is_fenced(const struct upstream_info *info)
     return info->fence == FLEET_FENCE_UPDATE && !info->removed;
 }
 
-static enum step step_of_fenced_locked(struct fleet_control *fc, size_t upstream,
+static enum step step_of_fenced_locked(struct fleet_control *fc, struct upstream *upstream,
                                        const struct upstream_endpoint *at,
                                        const struct upstream_info *info)
 {
-    enum fleet_fence_pause_state state = *state_locked(fc, upstream, info);
+    enum fleet_fence_pause_state state = *state_locked(upstream, info);
     bool trainer = pause_is_held(&fc->pause) && fleet_engine_is_paused_locked(fc, upstream);
 
     if (trainer || state == FENCE_SUSPENDED || (state == FENCE_PAUSED && !was_resumed(at, info)) ||
@@ -73,10 +73,10 @@ static enum step step_of_fenced_locked(struct fleet_control *fc, size_t upstream
 
 /* A trainer's pause that is held outlasts ours: its resume reaches this engine too, unless it was
  * removed. One that sleeps is resumed when it is awake. */
-static enum step step_of_other_locked(struct fleet_control *fc, size_t upstream,
+static enum step step_of_other_locked(struct fleet_control *fc, struct upstream *upstream,
                                       const struct upstream_info *info)
 {
-    enum fleet_fence_pause_state *state = state_locked(fc, upstream, info);
+    enum fleet_fence_pause_state *state = state_locked(upstream, info);
 
     if (*state == FENCE_RUNS && info->report.held_by_fence)
         *state = FENCE_PAUSE_IN_DOUBT; /* by an earlier server */
@@ -90,7 +90,7 @@ static enum step step_of_other_locked(struct fleet_control *fc, size_t upstream,
 }
 
 /* An update pauses and resumes by itself the engines that take part in it. */
-static enum step step_of_locked(struct fleet_control *fc, size_t upstream)
+static enum step step_of_locked(struct fleet_control *fc, struct upstream *upstream)
 {
     struct upstream_endpoint at;
     struct upstream_info info;
@@ -98,21 +98,21 @@ static enum step step_of_locked(struct fleet_control *fc, size_t upstream)
     upstreams_get(fc->upstreams, upstream, &at);
     fleet_info(fleet_of(fc), upstream, &info);
     if (!info.alive || fleet_engine_is_held_locked(fc, upstream) ||
-        fc->engines[upstream].fence_pause.due_us > clock_now_us())
+        fleet_engine(upstream)->fence_pause.due_us > clock_now_us())
         return STEP_NONE;
     return is_fenced(&info) ? step_of_fenced_locked(fc, upstream, &at, &info)
                             : step_of_other_locked(fc, upstream, &info);
 }
 
-static size_t select_targets(struct fleet_control *fc, enum step step, const json_t *body,
-                             struct fleet_target *targets)
+static size_t select_targets(struct fleet_control *fc, const struct upstream_list *all,
+                             enum step step, const json_t *body, struct fleet_target *targets)
 {
-    size_t n = upstreams_n(fc->upstreams), n_targets = 0;
+    size_t n_targets = 0;
 
     mtx_lock(&fc->lock);
-    for (size_t i = 0; i < n; i++)
-        if (step_of_locked(fc, i) == step)
-            targets[n_targets++] = (struct fleet_target){.upstream = i, .body = body};
+    for (size_t i = 0; i < all->n; i++)
+        if (step_of_locked(fc, all->items[i]) == step)
+            targets[n_targets++] = (struct fleet_target){.upstream = all->items[i], .body = body};
     mtx_unlock(&fc->lock);
     return n_targets;
 }
@@ -121,7 +121,7 @@ static size_t select_targets(struct fleet_control *fc, enum step step, const jso
 
 /* The process that was fenced, which does not have a marker yet. What another one loaded since is
  * not known to be wrong. */
-static bool must_mark(struct fleet_control *fc, size_t upstream)
+static bool must_mark(struct fleet_control *fc, struct upstream *upstream)
 {
     struct upstream_endpoint at;
     struct upstream_info info;
@@ -194,7 +194,7 @@ static void log_step(struct fleet_control *fc, const char *event, const struct f
 /* Each failure of one engine in a row is logged once. */
 static void apply(struct fleet_control *fc, enum step step, const struct fleet_result *result)
 {
-    struct fleet_fence_pause *f = &fc->engines[result->upstream].fence_pause;
+    struct fleet_fence_pause *f = &fleet_engine(result->upstream)->fence_pause;
     bool ok = result_ok(result), tells;
 
     mtx_lock(&fc->lock);
@@ -222,7 +222,7 @@ static void send_step(struct fleet_control *fc, enum step step, const struct fle
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < n; i++)
-        fc->engines[targets[i].upstream].fence_pause.state = FENCE_PAUSE_IN_DOUBT;
+        fleet_engine(targets[i].upstream)->fence_pause.state = FENCE_PAUSE_IN_DOUBT;
     mtx_unlock(&fc->lock);
     if (n == 0 || fleet_request(fc, step == STEP_PAUSE ? API_PAUSE : API_RESUME, targets, n,
                                 FENCE_PAUSE_TIMEOUT_US, &results, &ignored) != 0)
@@ -235,20 +235,21 @@ static void send_step(struct fleet_control *fc, enum step step, const struct fle
 static void run(void *arg)
 {
     struct fleet_control *fc = arg;
+    struct upstream_list *all = upstreams_list(fc->upstreams);
     struct fleet_target targets[FLEET_MAX];
     json_t *keep = json_pack("{s:s, s:s}", "mode", "keep", "owner", API_FENCE_OWNER);
 
-    mark(fc, targets, select_targets(fc, STEP_PAUSE, NULL, targets));
+    mark(fc, targets, select_targets(fc, all, STEP_PAUSE, NULL, targets));
     if (keep != NULL && fleet_pause_lock_unless_pausing(fc, "the pause of a fenced upstream")) {
-        send_step(fc, STEP_PAUSE, targets, select_targets(fc, STEP_PAUSE, keep, targets));
-        send_step(fc, STEP_RESUME, targets, select_targets(fc, STEP_RESUME, NULL, targets));
+        send_step(fc, STEP_PAUSE, targets, select_targets(fc, all, STEP_PAUSE, keep, targets));
+        send_step(fc, STEP_RESUME, targets, select_targets(fc, all, STEP_RESUME, NULL, targets));
         fleet_pause_unlock(fc);
     }
     json_decref(keep);
     mtx_lock(&fc->lock);
     fc->fence_pauses.running = false;
     mtx_unlock(&fc->lock);
-    upstreams_release_indexes(fc->upstreams);
+    upstream_list_unref(all);
 }
 
 /* On the thread of the upstreams' loop. The job is refused only when the server stops. */
@@ -256,20 +257,19 @@ static void on_timer(void *arg)
 {
     struct fleet_control *fc = arg;
     struct fleet_fence_pauses *f = &fc->fence_pauses;
-    size_t n = upstreams_n(fc->upstreams);
+    struct upstream_list *all = upstreams_list(fc->upstreams);
     struct err ignored = {0};
     bool starts = false;
 
     mtx_lock(&fc->lock);
-    for (size_t i = 0; i < n && !f->running; i++)
-        starts = starts || step_of_locked(fc, i) != STEP_NONE;
+    for (size_t i = 0; i < all->n && !f->running; i++)
+        starts = starts || step_of_locked(fc, all->items[i]) != STEP_NONE;
     f->running = f->running || starts;
     mtx_unlock(&fc->lock);
+    upstream_list_unref(all);
     if (starts) {
-        upstreams_hold_indexes(fc->upstreams);
         f->job = (struct job){.run = run, .arg = fc};
-        if (workers_post(fc->cfg.reconcile, &f->job, WORKERS_URGENT, &ignored) != 0)
-            upstreams_release_indexes(fc->upstreams);
+        (void)workers_post(fc->cfg.reconcile, &f->job, WORKERS_URGENT, &ignored);
     }
     loop_timer_set(upstreams_loop(fc->upstreams), &f->timer,
                    clock_after_us(FENCE_PAUSE_INTERVAL_US));
@@ -289,7 +289,7 @@ void fleet_fence_pause_watch(struct fleet_control *fc)
         loop_post(upstreams_loop(fc->upstreams), &fc->fence_pauses.item);
 }
 
-bool fleet_fence_keeps_paused_locked(struct fleet_control *fc, size_t upstream)
+bool fleet_fence_keeps_paused_locked(struct fleet_control *fc, struct upstream *upstream)
 {
     struct upstream_endpoint at;
     struct upstream_info info;
@@ -297,13 +297,13 @@ bool fleet_fence_keeps_paused_locked(struct fleet_control *fc, size_t upstream)
     upstreams_get(fc->upstreams, upstream, &at);
     fleet_info(fleet_of(fc), upstream, &info);
     if (fc->cfg.pause_fenced && is_fenced(&info)) {
-        *state_locked(fc, upstream, &info) = FENCE_PAUSE_IN_DOUBT;
+        *state_locked(upstream, &info) = FENCE_PAUSE_IN_DOUBT;
         return true;
     }
     return info.fenced && !upstream_caps(at.kind)->two_phase;
 }
 
-void fleet_fence_pause_suspend(struct fleet_control *fc, size_t upstream, bool on)
+void fleet_fence_pause_suspend(struct fleet_control *fc, struct upstream *upstream, bool on)
 {
     struct fleet_target target = {.upstream = upstream};
     struct upstream_info info;
@@ -312,7 +312,7 @@ void fleet_fence_pause_suspend(struct fleet_control *fc, size_t upstream, bool o
 
     fleet_info(fleet_of(fc), upstream, &info);
     mtx_lock(&fc->lock);
-    state = state_locked(fc, upstream, &info);
+    state = state_locked(upstream, &info);
     was = *state != FENCE_RUNS;
     mtx_unlock(&fc->lock);
     if (on && was && fleet_pause_lock_unless_pausing(fc, "a resync")) {
@@ -321,7 +321,7 @@ void fleet_fence_pause_suspend(struct fleet_control *fc, size_t upstream, bool o
         fleet_pause_unlock(fc);
     }
     mtx_lock(&fc->lock);
-    state = state_locked(fc, upstream, &info);
+    state = state_locked(upstream, &info);
     if (on && *state == FENCE_RUNS && fc->cfg.pause_fenced)
         *state = FENCE_SUSPENDED;
     else if (!on && *state == FENCE_SUSPENDED)
@@ -329,14 +329,14 @@ void fleet_fence_pause_suspend(struct fleet_control *fc, size_t upstream, bool o
     mtx_unlock(&fc->lock);
 }
 
-bool fleet_fence_is_paused(struct fleet_control *fc, size_t upstream)
+bool fleet_fence_is_paused(struct fleet_control *fc, struct upstream *upstream)
 {
     struct upstream_info info;
     bool paused;
 
     fleet_info(fleet_of(fc), upstream, &info);
     mtx_lock(&fc->lock);
-    paused = *state_locked(fc, upstream, &info) == FENCE_PAUSED;
+    paused = *state_locked(upstream, &info) == FENCE_PAUSED;
     mtx_unlock(&fc->lock);
     return paused;
 }

@@ -36,7 +36,7 @@ static int read_ranks(uint64_t *out, const struct upstream_endpoint *at,
                : err_set(e, ERR_UPSTREAM, "", "%.100s reports %" PRIu64 " ranks", at->name, *out);
 }
 
-/* @n_ranks  [FLEET_MAX], by upstream */
+/* @n_ranks  [n], of each target */
 static int ask_ranks(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
                      uint64_t *n_ranks, struct fleet_group_reply *reply, struct err *e)
 {
@@ -49,7 +49,7 @@ static int ask_ranks(struct fleet_control *fc, const struct fleet_target *target
     for (size_t i = 0; i < n; i++) {
         upstreams_get(fc->upstreams, results[i].upstream, &at);
         if (results[i].outcome == FLEET_OK &&
-            read_ranks(&n_ranks[results[i].upstream], &at, &results[i], &results[i].why) != 0)
+            read_ranks(&n_ranks[i], &at, &results[i], &results[i].why) != 0)
             results[i].outcome = FLEET_REFUSED;
     }
     cause = fleet_results_cause(results, n);
@@ -71,7 +71,7 @@ static int place_ranks(const struct fleet_join_request *req, struct fleet_target
     for (size_t i = 0; i < n; i++) {
         targets[i].ctx.has_rank_offset = true;
         targets[i].ctx.rank_offset = next;
-        next += n_ranks[targets[i].upstream];
+        next += n_ranks[i];
     }
     if (next <= req->world_size && (req->offset_given || next == req->world_size))
         return 0;
@@ -139,20 +139,19 @@ static void make_group(struct fleet_group *g, struct fleet_control *fc,
     if (req->group_name != NULL)
         (void)snprintf(g->name, sizeof g->name, "%s", req->group_name);
     for (size_t i = 0; i < n; i++) {
-        size_t upstream = targets[i].upstream;
-
-        fleet_info(fleet_of(fc), upstream, &info);
-        g->members[upstream] = (struct fleet_group_member){
-            .joined = true,
+        fleet_info(fleet_of(fc), targets[i].upstream, &info);
+        g->members[g->n_members++] = (struct fleet_group_member){
+            .number = upstream_number(targets[i].upstream),
             .offset = targets[i].ctx.rank_offset,
-            .n_ranks = n_ranks[upstream],
+            .n_ranks = n_ranks[i],
             .incarnation = info.incarnation,
         };
     }
 }
 
-int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *req,
-                     const json_t *body, struct fleet_group_reply *reply, struct err *e)
+static int join(struct fleet_control *fc, const struct upstream_list *all,
+                const struct fleet_join_request *req, const json_t *body,
+                struct fleet_group_reply *reply, struct err *e)
 {
     uint64_t n_ranks[FLEET_MAX] = {0};
     struct fleet_target targets[FLEET_MAX];
@@ -160,7 +159,7 @@ int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *
     struct fleet_group g;
     size_t n;
 
-    if (fleet_reachable_quorum(fc, body, targets, &n, e) != 0 ||
+    if (fleet_reachable_quorum(fc, all, body, targets, &n, e) != 0 ||
         (req->handles == NULL && (ask_ranks(fc, targets, n, n_ranks, reply, e) != 0 ||
                                   place_ranks(req, targets, n, n_ranks, e) != 0)))
         return -1;
@@ -187,11 +186,21 @@ int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *
     return -1;
 }
 
+int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *req,
+                     const json_t *body, struct fleet_group_reply *reply, struct err *e)
+{
+    struct upstream_list *all = upstreams_list(fc->upstreams);
+    int rc = join(fc, all, req, body, reply, e);
+
+    upstream_list_unref(all);
+    return rc;
+}
+
 /* leave */
 
 /* Has the engine anything to undo? Not every kind keeps anything of a set-up for handles. */
 static bool is_set_up(struct fleet_control *fc, const struct fleet_group *g, bool handles,
-                      size_t upstream)
+                      struct upstream *upstream)
 {
     struct upstream_endpoint at;
 
@@ -205,9 +214,11 @@ static bool is_set_up(struct fleet_control *fc, const struct fleet_group *g, boo
 static int ask_to_leave(struct fleet_control *fc, const struct fleet_group *g, const json_t *body,
                         struct fleet_group_reply *reply, struct err *e)
 {
+    struct upstream_list *all = upstreams_list(fc->upstreams);
     struct fleet_target reachable[FLEET_MAX], targets[FLEET_MAX];
-    size_t n = fleet_reachable(fc, body, reachable);
+    size_t n = fleet_reachable(fc, all, body, reachable);
     struct fleet_handles handles;
+    int rc;
 
     fleet_get_handles(fc, &handles);
     fleet_set_handles(fc, NULL);
@@ -217,8 +228,10 @@ static int ask_to_leave(struct fleet_control *fc, const struct fleet_group *g, c
             targets[reply->n] = reachable[i];
             targets[reply->n++].ctx.group_name = g->name;
         }
-    return fleet_request(fc, API_SHUTDOWN_TRANSFER, targets, reply->n, FLEET_LEAVE_US,
-                         &reply->results, e);
+    rc = fleet_request(fc, API_SHUTDOWN_TRANSFER, targets, reply->n, FLEET_LEAVE_US,
+                       &reply->results, e);
+    upstream_list_unref(all);
+    return rc;
 }
 
 int fleet_group_leave(struct fleet_control *fc, const char *name, const json_t *body,
@@ -277,21 +290,30 @@ static bool has_left(const struct fleet_result *result)
 static bool find_unasked(struct fleet_control *fc, const struct fleet_group *g,
                          const struct fleet_group_reply *reply, struct upstream_endpoint *at)
 {
-    for (size_t u = 0; u < FLEET_MAX; u++) {
-        struct upstream_endpoint member;
+    struct upstream_list *all = upstreams_list(fc->upstreams);
+    bool found = false;
+
+    for (size_t u = 0; u < all->n && !found; u++) {
+        struct upstream *it = all->items[u];
         bool asked = false;
 
         for (size_t i = 0; reply->results != NULL && i < reply->n; i++)
-            asked = asked || reply->results[i].upstream == u;
-        if (asked || !fleet_group_has(fc, g, u))
+            asked = asked || reply->results[i].upstream == it;
+        if (asked || !fleet_group_has(fc, g, it))
             continue;
-        upstreams_get(fc->upstreams, u, &member);
-        if (member.removed)
-            continue;
-        *at = member;
-        return true;
+        upstreams_get(fc->upstreams, it, at);
+        found = !at->removed;
     }
-    return false;
+    upstream_list_unref(all);
+    return found;
+}
+
+static void end_membership(struct fleet_group *g, const struct upstream *upstream)
+{
+    struct fleet_group_member *m = fleet_group_member_of(g, upstream);
+
+    if (m != NULL)
+        m->number = 0;
 }
 
 /* A leave of the trainer asks those again that have not left. */
@@ -304,7 +326,7 @@ static void note_left(struct fleet_control *fc, uint64_t began_us,
     g = fleet_group_since_locked(fc, began_us);
     for (size_t i = 0; g != NULL && i < reply->n; i++)
         if (has_left(&reply->results[i]))
-            g->members[reply->results[i].upstream].joined = false;
+            end_membership(g, reply->results[i].upstream);
     mtx_unlock(&fc->lock);
 }
 
@@ -325,6 +347,8 @@ static void describe_leave(struct fleet_control *fc, const struct fleet_group *g
                                                  : stays->why.msg;
     } else if (why->code == ERR_NONE && find_unasked(fc, g, reply, &at)) {
         reason = "it does not answer";
+    } else {
+        at = (struct upstream_endpoint){0};
     }
     if (at.name == NULL && why->code == ERR_NONE)
         (void)snprintf(out, ERR_MSG_MAX,

@@ -6,7 +6,8 @@
 #include <assert.h>
 #include <string.h>
 
-void fleet_incarnation_of(struct fleet_control *fc, size_t upstream, struct fleet_incarnation *out)
+void fleet_incarnation_of(struct fleet_control *fc, struct upstream *upstream,
+                          struct fleet_incarnation *out)
 {
     struct upstream_info info;
 
@@ -17,7 +18,7 @@ void fleet_incarnation_of(struct fleet_control *fc, size_t upstream, struct flee
     out->synced = info.synced;
 }
 
-bool fleet_is_other_incarnation(struct fleet_control *fc, size_t upstream,
+bool fleet_is_other_incarnation(struct fleet_control *fc, struct upstream *upstream,
                                 const struct fleet_incarnation *before)
 {
     struct fleet_incarnation now;
@@ -29,13 +30,13 @@ bool fleet_is_other_incarnation(struct fleet_control *fc, size_t upstream,
            now.n_failures >= before->n_failures + FLEET_FAILURES_DOWN;
 }
 
-bool fleet_engine_is_paused_locked(struct fleet_control *fc, size_t upstream)
+bool fleet_engine_is_paused_locked(struct fleet_control *fc, struct upstream *upstream)
 {
-    return fc->engines[upstream].paused.has &&
-           !fleet_is_other_incarnation(fc, upstream, &fc->engines[upstream].paused.incarnation);
+    return fleet_engine(upstream)->paused.has &&
+           !fleet_is_other_incarnation(fc, upstream, &fleet_engine(upstream)->paused.incarnation);
 }
 
-static bool is_among(const struct fleet_result *results, size_t n, size_t upstream)
+static bool is_among(const struct fleet_result *results, size_t n, struct upstream *upstream)
 {
     for (size_t i = 0; i < n; i++)
         if (results[i].upstream == upstream)
@@ -45,23 +46,26 @@ static bool is_among(const struct fleet_result *results, size_t n, size_t upstre
 
 static void set_due_locked(struct fleet_control *fc)
 {
-    size_t n = upstreams_n(fc->upstreams);
+    struct upstream_list *all = upstreams_list(fc->upstreams);
     struct upstream_endpoint at;
 
     fc->missed_pause_due_us = CLOCK_NEVER;
-    for (size_t i = 0; i < n; i++) {
-        upstreams_get(fc->upstreams, i, &at);
-        fc->engines[i].paused.missed = fc->engines[i].paused.missed && !at.removed;
-        if (fc->engines[i].paused.missed)
+    for (size_t i = 0; i < all->n; i++) {
+        struct fleet_paused *paused = &fleet_engine(all->items[i])->paused;
+
+        upstreams_get(fc->upstreams, all->items[i], &at);
+        paused->missed = paused->missed && !at.removed;
+        if (paused->missed)
             fc->missed_pause_due_us = clock_after_us(FLEET_MISSED_PAUSE_RETRY_US);
     }
+    upstream_list_unref(all);
 }
 
 void fleet_note_missed_pause(struct fleet_control *fc, const struct fleet_target *targets, size_t n)
 {
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < n; i++)
-        fc->engines[targets[i].upstream].paused.missed = true;
+        fleet_engine(targets[i].upstream)->paused.missed = true;
     set_due_locked(fc);
     mtx_unlock(&fc->lock);
     fleet_reschedule(fc);
@@ -69,22 +73,24 @@ void fleet_note_missed_pause(struct fleet_control *fc, const struct fleet_target
 
 void fleet_note_joined(struct fleet_control *fc)
 {
-    size_t n_all = upstreams_n(fc->upstreams);
+    struct upstream_list *all = upstreams_list(fc->upstreams);
     struct upstream_endpoint at;
     struct upstream_info info;
 
     mtx_lock(&fc->lock);
-    for (size_t i = 0; i < n_all; i++) {
-        uint64_t before = fc->engines[i].paused.joined;
+    for (size_t i = 0; i < all->n; i++) {
+        struct fleet_paused *paused = &fleet_engine(all->items[i])->paused;
+        uint64_t before = paused->joined;
 
-        upstreams_get(fc->upstreams, i, &at);
-        fleet_info(fleet_of(fc), i, &info);
-        fc->engines[i].paused.joined = info.join_incarnation;
+        upstreams_get(fc->upstreams, all->items[i], &at);
+        fleet_info(fleet_of(fc), all->items[i], &info);
+        paused->joined = info.join_incarnation;
         if (before != 0 && before != info.join_incarnation && upstream_caps(at.kind)->hides_pause)
-            fc->engines[i].paused.missed = true;
+            paused->missed = true;
     }
     set_due_locked(fc);
     mtx_unlock(&fc->lock);
+    upstream_list_unref(all);
     fleet_reschedule(fc);
 }
 
@@ -93,40 +99,45 @@ void fleet_note_joined(struct fleet_control *fc)
 void fleet_note_pause_results(struct fleet_control *fc, const struct fleet_result *results,
                               size_t n, bool paused)
 {
-    size_t n_all = upstreams_n(fc->upstreams);
+    struct upstream_list *all = upstreams_list(fc->upstreams);
     struct upstream_info info;
     struct upstream_endpoint at;
 
     mtx_lock(&fc->lock);
-    for (size_t i = 0; i < n_all; i++)
-        fc->engines[i].paused.has = false;
+    for (size_t i = 0; i < all->n; i++)
+        fleet_engine(all->items[i])->paused.has = false;
     for (size_t i = 0; paused && i < n; i++) {
-        fc->engines[results[i].upstream].paused.has = result_ok(&results[i]);
-        fleet_incarnation_of(fc, results[i].upstream,
-                             &fc->engines[results[i].upstream].paused.incarnation);
+        struct fleet_paused *p = &fleet_engine(results[i].upstream)->paused;
+
+        p->has = result_ok(&results[i]);
+        fleet_incarnation_of(fc, results[i].upstream, &p->incarnation);
     }
-    for (size_t i = 0; i < n_all; i++) {
-        upstreams_get(fc->upstreams, i, &at);
-        fleet_info(fleet_of(fc), i, &info);
-        fc->engines[i].paused.missed = !at.removed && !info.fenced && !is_among(results, n, i) &&
-                                       !fleet_engine_is_held_locked(fc, i);
+    for (size_t i = 0; i < all->n; i++) {
+        struct upstream *it = all->items[i];
+
+        upstreams_get(fc->upstreams, it, &at);
+        fleet_info(fleet_of(fc), it, &info);
+        fleet_engine(it)->paused.missed = !at.removed && !info.fenced &&
+                                          !is_among(results, n, it) &&
+                                          !fleet_engine_is_held_locked(fc, it);
     }
     set_due_locked(fc);
     mtx_unlock(&fc->lock);
+    upstream_list_unref(all);
 }
 
 /* @targets  [FLEET_MAX]: those that missed it and are back */
-static size_t select_missed_pause(struct fleet_control *fc, const json_t *body,
-                                  struct fleet_target *targets)
+static size_t select_missed_pause(struct fleet_control *fc, const struct upstream_list *all,
+                                  const json_t *body, struct fleet_target *targets)
 {
     struct fleet_target alive[FLEET_MAX];
-    size_t n = fleet_reachable(fc, body, alive), n_targets = 0;
+    size_t n = fleet_reachable(fc, all, body, alive), n_targets = 0;
     struct upstream_info info;
 
     for (size_t i = 0; i < n; i++) {
         fleet_info(fleet_of(fc), alive[i].upstream, &info);
         mtx_lock(&fc->lock);
-        if (fc->engines[alive[i].upstream].paused.missed && !info.fenced &&
+        if (fleet_engine(alive[i].upstream)->paused.missed && !info.fenced &&
             !fleet_engine_is_held_locked(fc, alive[i].upstream)) {
             targets[n_targets] = alive[i];
             targets[n_targets++].until_down = true;
@@ -156,17 +167,17 @@ static void send_missed(struct fleet_control *fc, enum api_op op,
         if (op == API_PAUSE && result_ok(&results[i]))
             fleet_confirm_quiesced(fleet_of(fc), results[i].upstream, incarnation[i]);
         mtx_lock(&fc->lock);
-        fc->engines[results[i].upstream].paused.missed = !result_ok(&results[i]) &&
-                                                         results[i].outcome != FLEET_REFUSED;
-        fc->engines[results[i].upstream].paused.has = op == API_PAUSE && result_ok(&results[i]);
+        fleet_engine(results[i].upstream)->paused.missed = !result_ok(&results[i]) &&
+                                                           results[i].outcome != FLEET_REFUSED;
+        fleet_engine(results[i].upstream)->paused.has = op == API_PAUSE && result_ok(&results[i]);
         fleet_incarnation_of(fc, results[i].upstream,
-                             &fc->engines[results[i].upstream].paused.incarnation);
+                             &fleet_engine(results[i].upstream)->paused.incarnation);
         mtx_unlock(&fc->lock);
     }
     fleet_results_free(results, n);
 }
 
-static void send_missed_with_lock(struct fleet_control *fc)
+static void send_missed_with_lock(struct fleet_control *fc, const struct upstream_list *all)
 {
     struct fleet_target targets[FLEET_MAX];
     struct pause pause;
@@ -180,13 +191,14 @@ static void send_missed_with_lock(struct fleet_control *fc)
         body = fleet_pause_body(&pause);
     if (!pause_is_held(&pause) || body != NULL)
         send_missed(fc, pause_is_held(&pause) ? API_PAUSE : API_RESUME, targets,
-                    select_missed_pause(fc, body, targets));
+                    select_missed_pause(fc, all, body, targets));
     json_decref(body);
 }
 
 void fleet_send_missed_pauses(struct fleet_control *fc)
 {
     struct fleet_target targets[FLEET_MAX];
+    struct upstream_list *all;
     bool due;
 
     mtx_lock(&fc->lock);
@@ -194,11 +206,13 @@ void fleet_send_missed_pauses(struct fleet_control *fc)
     mtx_unlock(&fc->lock);
     if (!due)
         return;
-    if (select_missed_pause(fc, NULL, targets) > 0 &&
+    all = upstreams_list(fc->upstreams);
+    if (select_missed_pause(fc, all, NULL, targets) > 0 &&
         fleet_pause_lock_unless_pausing(fc, "what an upstream missed")) {
-        send_missed_with_lock(fc);
+        send_missed_with_lock(fc, all);
         fleet_pause_unlock(fc);
     }
+    upstream_list_unref(all);
     mtx_lock(&fc->lock);
     set_due_locked(fc);
     mtx_unlock(&fc->lock);

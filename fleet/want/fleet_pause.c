@@ -118,7 +118,7 @@ static size_t split_off_down(struct fleet_result *results, size_t n, struct flee
     for (size_t i = 0; i < n; i++)
         if (results[i].outcome == FLEET_UNKNOWN && results[i].why.code == ERR_UNSYNCED) {
             down[(*n_down)++] = (struct fleet_target){.upstream = results[i].upstream};
-            free(results[i].text);
+            fleet_result_fini(&results[i]);
         } else {
             results[n_kept++] = results[i];
         }
@@ -174,14 +174,15 @@ static uint64_t left_us(uint64_t deadline_us)
     return deadline_us > now_us ? deadline_us - now_us : 0;
 }
 
-static int pause_engines(struct fleet_control *fc, uint64_t deadline_us, const struct pausing *p,
+static int pause_engines(struct fleet_control *fc, const struct upstream_list *all,
+                         uint64_t deadline_us, const struct pausing *p,
                          struct fleet_result **results, size_t *n, struct err *e)
 {
     struct fleet_target targets[FLEET_MAX];
     size_t n_down = 0;
     int rc;
 
-    if (fleet_reachable_quorum(fc, p->body, targets, n, e) != 0)
+    if (fleet_reachable_quorum(fc, all, p->body, targets, n, e) != 0)
         return -1;
     for (size_t i = 0; i < *n; i++)
         targets[i].until_down = true;
@@ -218,6 +219,7 @@ int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, u
                     const json_t *body, struct fleet_result **results, size_t *n, struct err *e)
 {
     struct pausing p = {.body = body, .aborts = req->mode == PAUSE_ABORT};
+    struct upstream_list *all;
     struct pause before, now;
     int rc;
 
@@ -228,9 +230,11 @@ int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, u
     p.was_held = pause_is_held(&before);
     rc = fleet_cover_queued(fc, req, &before, body, deadline_us, &p.n_aborted, e);
     if (rc == 0) {
-        fleet_proof_hold(fc, FLEET_MAX);
-        rc = pause_engines(fc, deadline_us, &p, results, n, e);
-        fleet_proof_release(fc, FLEET_MAX);
+        fleet_proof_hold(fc, NULL);
+        all = upstreams_list(fc->upstreams);
+        rc = pause_engines(fc, all, deadline_us, &p, results, n, e);
+        upstream_list_unref(all);
+        fleet_proof_release(fc, NULL);
     }
     fleet_release_since(fleet_of(fc));
     if (rc == 0) {
@@ -266,10 +270,11 @@ bool fleet_is_paused(struct fleet_control *fc)
     return on;
 }
 
-static size_t select_resumable(struct fleet_control *fc, struct fleet_target *targets)
+static size_t select_resumable(struct fleet_control *fc, const struct upstream_list *all,
+                               struct fleet_target *targets)
 {
     struct fleet_target alive[FLEET_MAX];
-    size_t n = fleet_reachable(fc, NULL, alive), n_targets = 0;
+    size_t n = fleet_reachable(fc, all, NULL, alive), n_targets = 0;
 
     for (size_t i = 0; i < n; i++) {
         bool paused;
@@ -313,12 +318,12 @@ static void note_resume_failed(struct fleet_control *fc)
 /* Which engines that do not take part in a resume get one all the same. The caller holds the lock
  * of the fleet's control. */
 typedef bool resume_filter(struct fleet_control *fc, const struct upstream_endpoint *at,
-                           const struct upstream_info *info, size_t upstream);
+                           const struct upstream_info *info, struct upstream *upstream);
 
 /* An engine that an earlier server left paused, and that does not report it, is down because it
  * makes no token for a probe. */
 static bool is_down_paused(struct fleet_control *fc, const struct upstream_endpoint *at,
-                           const struct upstream_info *info, size_t upstream)
+                           const struct upstream_info *info, struct upstream *upstream)
 {
     (void)fc;
     (void)upstream;
@@ -328,27 +333,30 @@ static bool is_down_paused(struct fleet_control *fc, const struct upstream_endpo
 
 /* Requests that still run at an engine that was removed may end. */
 static bool is_removed_paused(struct fleet_control *fc, const struct upstream_endpoint *at,
-                              const struct upstream_info *info, size_t upstream)
+                              const struct upstream_info *info, struct upstream *upstream)
 {
     return at->removed && info->alive && fleet_engine_is_paused_locked(fc, upstream);
 }
 
 /* Their replies do not matter: the next probe finds out what the resume did. */
-static void resume_others(struct fleet_control *fc, resume_filter *filter, uint64_t timeout_us)
+static void resume_others(struct fleet_control *fc, const struct upstream_list *all,
+                          resume_filter *filter, uint64_t timeout_us)
 {
-    size_t n = upstreams_n(fc->upstreams), n_targets = 0;
+    size_t n_targets = 0;
     struct fleet_target targets[FLEET_MAX];
     struct fleet_result *results = NULL;
     struct upstream_info info;
     struct upstream_endpoint at;
     struct err ignored = {0};
 
-    for (size_t i = 0; i < n; i++) {
-        upstreams_get(fc->upstreams, i, &at);
-        fleet_info(fleet_of(fc), i, &info);
+    for (size_t i = 0; i < all->n; i++) {
+        struct upstream *it = all->items[i];
+
+        upstreams_get(fc->upstreams, it, &at);
+        fleet_info(fleet_of(fc), it, &info);
         mtx_lock(&fc->lock);
-        if (filter(fc, &at, &info, i) && !fleet_engine_is_held_locked(fc, i))
-            targets[n_targets++] = (struct fleet_target){.upstream = i};
+        if (filter(fc, &at, &info, it) && !fleet_engine_is_held_locked(fc, it))
+            targets[n_targets++] = (struct fleet_target){.upstream = it};
         mtx_unlock(&fc->lock);
     }
     if (n_targets > 0 &&
@@ -360,12 +368,14 @@ int fleet_resume_all(struct fleet_control *fc, bool expired, struct fleet_result
                      size_t *n, bool *was, struct err *e)
 {
     struct fleet_target targets[FLEET_MAX];
+    struct upstream_list *all;
     int rc;
 
     if (fleet_resume_lock(fc, expired, e) != 0)
         return -1;
-    *n = select_resumable(fc, targets);
-    resume_others(fc, is_removed_paused, FLEET_STEP_US);
+    all = upstreams_list(fc->upstreams);
+    *n = select_resumable(fc, all, targets);
+    resume_others(fc, all, is_removed_paused, FLEET_STEP_US);
     rc = fleet_request(fc, API_RESUME, targets, *n, FLEET_STEP_US, results, e);
     if (rc == 0) {
         fleet_note_pause_results(fc, *results, *n, false);
@@ -377,7 +387,8 @@ int fleet_resume_all(struct fleet_control *fc, bool expired, struct fleet_result
         if (!result_ok(&(*results)[i]))
             fleet_fence(fleet_of(fc), (*results)[i].upstream, &(*results)[i].why);
     if (rc == 0)
-        resume_others(fc, is_down_paused, RESUME_DOWN_US);
+        resume_others(fc, all, is_down_paused, RESUME_DOWN_US);
     fleet_resume_unlock(fc);
+    upstream_list_unref(all);
     return rc;
 }

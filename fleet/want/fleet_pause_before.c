@@ -55,17 +55,28 @@ static int await_before(struct fleet_control *fc, const struct pause *before, ui
     return 0;
 }
 
+/* Could the pause be sent? */
+static int check_engines(struct fleet_control *fc, const json_t *body, struct err *e)
+{
+    struct upstream_list *all = upstreams_list(fc->upstreams);
+    struct fleet_target targets[FLEET_MAX];
+    size_t n;
+    int rc = fleet_reachable_quorum(fc, all, body, targets, &n, e);
+
+    if (rc == 0)
+        rc = fleet_validate(fc, API_PAUSE, targets, n, e);
+    upstream_list_unref(all);
+    return rc;
+}
+
 int fleet_cover_queued(struct fleet_control *fc, const struct pause_request *req,
                        const struct pause *before, const json_t *body, uint64_t deadline_us,
                        size_t *n_aborted, struct err *e)
 {
-    struct fleet_target targets[FLEET_MAX];
     struct fleet *f = fleet_of(fc);
-    size_t n;
 
     *n_aborted = 0;
-    if (fleet_reachable_quorum(fc, body, targets, &n, e) != 0 ||
-        fleet_validate(fc, API_PAUSE, targets, n, e) != 0)
+    if (check_engines(fc, body, e) != 0)
         return -1;
     if (req->mode == PAUSE_KEEP) {
         fleet_draw_line(f, pause_begins_anew(before, req->mode), false);

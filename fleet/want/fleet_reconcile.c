@@ -27,28 +27,26 @@ void fleet_reconcile_init(struct fleet_control *fc)
 {
     fc->reconcile.item = (struct loop_item){.run = on_timer, .arg = fc};
     fc->reconcile.timer = (struct loop_timer){.fire = on_timer, .arg = fc};
-    for (size_t i = 0; i < FLEET_MAX; i++)
-        fc->engines[i].reconcile = (struct fleet_reconciler){.fc = fc, .upstream = i};
 }
 
 /* state of one engine */
 
 /* Has the engine surely lost its adapters, or never had any? One that was added again may be the
  * same process as before, and so may one that does not report its process. */
-static bool is_new_locked(const struct fleet_control *fc, const struct fleet_reconciler *f,
-                          const struct upstream_endpoint *at, const struct upstream_info *info)
+static bool is_new_locked(const struct fleet_reconciler *f, const struct upstream_endpoint *at,
+                          const struct upstream_info *info)
 {
-    uint64_t before = fc->adapters.incarnation[f->upstream];
+    uint64_t before = fleet_engine(f->upstream)->adapters.incarnation;
 
-    if (f->name == NULL || strcmp(f->name, at->name) != 0)
+    if (!f->known)
         return true;
     return !at->removed && before != FLEET_REMOVED && before >= info->join_incarnation &&
            upstream_caps(at->kind)->status_names_process;
 }
 
-void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, size_t upstream)
+void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, struct upstream *upstream)
 {
-    struct fleet_reconciler *f = &fc->engines[upstream].reconcile;
+    struct fleet_reconciler *f = &fleet_engine(upstream)->reconcile;
     struct upstream_info info;
     struct upstream_endpoint at;
     uint64_t incarnation;
@@ -56,11 +54,11 @@ void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, size_t u
     upstreams_get(fc->upstreams, upstream, &at);
     fleet_info(fleet_of(fc), upstream, &info);
     incarnation = at.removed ? FLEET_REMOVED : info.incarnation;
-    if (incarnation == fc->adapters.incarnation[upstream])
+    if (incarnation == fleet_engine(upstream)->adapters.incarnation)
         return;
-    fleet_adapters_set_incarnation(&fc->adapters, upstream, incarnation,
-                                   is_new_locked(fc, f, &at, &info));
-    f->name = at.name;
+    fleet_adapters_set_incarnation(&fc->adapters, &fleet_engine(upstream)->adapters, incarnation,
+                                   is_new_locked(f, &at, &info));
+    f->known = true;
     err_clear(&f->why);
     err_clear(&f->stale);
     f->untried = !at.removed && !upstream_caps(at.kind)->two_phase;
@@ -102,7 +100,7 @@ static void describe_stale(const struct err *why, struct err *out)
                   why->msg);
 }
 
-static void publish(struct fleet_control *fc, size_t upstream)
+static void publish(struct fleet_control *fc, struct upstream *upstream)
 {
     const struct fleet_adapter *a;
     struct fleet_adapter_check check;
@@ -110,30 +108,32 @@ static void publish(struct fleet_control *fc, size_t upstream)
 
     mtx_lock(&fc->lock);
     fleet_reconcile_check_incarnation_locked(fc, upstream);
-    a = fleet_adapters_blocking(&fc->adapters, upstream);
-    if (fc->engines[upstream].reconcile.stale.code != ERR_NONE)
-        describe_stale(&fc->engines[upstream].reconcile.stale, &missing);
+    a = fleet_adapters_blocking(&fc->adapters, &fleet_engine(upstream)->adapters);
+    if (fleet_engine(upstream)->reconcile.stale.code != ERR_NONE)
+        describe_stale(&fleet_engine(upstream)->reconcile.stale, &missing);
     else if (a != NULL)
-        describe_missing(a, &fc->engines[upstream].reconcile.why, &missing);
-    check = (struct fleet_adapter_check){.incarnation = fc->adapters.incarnation[upstream],
-                                         .change = fc->adapters.changes,
-                                         .missing = &missing};
+        describe_missing(a, &fleet_engine(upstream)->reconcile.why, &missing);
+    check = (struct fleet_adapter_check){
+        .incarnation = fleet_engine(upstream)->adapters.incarnation,
+        .change = fc->adapters.changes,
+        .missing = &missing};
     mtx_unlock(&fc->lock);
     fleet_set_missing_adapters(fleet_of(fc), upstream, &check);
 }
 
 void fleet_reconcile_start(struct fleet_control *fc)
 {
-    size_t n = upstreams_n(fc->upstreams);
+    struct upstream_list *all = upstreams_list(fc->upstreams);
     struct upstream_endpoint at;
 
-    for (size_t i = 0; i < n; i++) {
-        upstreams_get(fc->upstreams, i, &at);
+    for (size_t i = 0; i < all->n; i++) {
+        upstreams_get(fc->upstreams, all->items[i], &at);
         if (at.removed || upstream_caps(at.kind)->two_phase)
             continue;
         fleet_reconcile_watch(fc);
-        publish(fc, i);
+        publish(fc, all->items[i]);
     }
+    upstream_list_unref(all);
     fleet_note_joined(fc);
     fleet_proof_watch(fc);
     fleet_fence_pause_watch(fc);
@@ -141,19 +141,21 @@ void fleet_reconcile_start(struct fleet_control *fc)
 
 void fleet_reconcile_all(struct fleet_control *fc)
 {
-    size_t n = upstreams_n(fc->upstreams);
+    struct upstream_list *all = upstreams_list(fc->upstreams);
 
     mtx_lock(&fc->lock);
-    for (size_t i = 0; i < n; i++)
-        retry_clear(&fc->engines[i].reconcile.retry);
+    for (size_t i = 0; i < all->n; i++)
+        retry_clear(&fleet_engine(all->items[i])->reconcile.retry);
     mtx_unlock(&fc->lock);
-    for (size_t i = 0; i < n; i++)
-        publish(fc, i);
+    for (size_t i = 0; i < all->n; i++)
+        publish(fc, all->items[i]);
+    upstream_list_unref(all);
 }
 
-void fleet_reconcile_set_stale(struct fleet_control *fc, size_t upstream, const struct err *why)
+void fleet_reconcile_set_stale(struct fleet_control *fc, struct upstream *upstream,
+                               const struct err *why)
 {
-    struct fleet_reconciler *f = &fc->engines[upstream].reconcile;
+    struct fleet_reconciler *f = &fleet_engine(upstream)->reconcile;
     bool changes;
 
     if (why->code != ERR_NONE)
@@ -171,17 +173,17 @@ void fleet_reconcile_set_stale(struct fleet_control *fc, size_t upstream, const 
         publish(fc, upstream);
 }
 
-bool fleet_reconcile_is_stale(struct fleet_control *fc, size_t upstream)
+bool fleet_reconcile_is_stale(struct fleet_control *fc, struct upstream *upstream)
 {
     bool stale;
 
     mtx_lock(&fc->lock);
-    stale = fc->engines[upstream].reconcile.stale.code != ERR_NONE;
+    stale = fleet_engine(upstream)->reconcile.stale.code != ERR_NONE;
     mtx_unlock(&fc->lock);
     return stale;
 }
 
-json_t *fleet_missing_adapters_json(struct fleet_control *fc, size_t upstream)
+json_t *fleet_missing_adapters_json(struct fleet_control *fc, struct upstream *upstream)
 {
     char(*names)[FLEET_ADAPTER_NAME_MAX + 1] = NULL;
     json_t *list = json_array();
@@ -190,12 +192,12 @@ json_t *fleet_missing_adapters_json(struct fleet_control *fc, size_t upstream)
     mtx_lock(&fc->lock);
     fleet_reconcile_check_incarnation_locked(fc, upstream);
     for (size_t i = 0; i < fc->adapters.n; i++)
-        n += fleet_adapters_is_missing(&fc->adapters.list[i], upstream);
+        n += fleet_adapters_is_missing(&fc->adapters.list[i], &fleet_engine(upstream)->adapters);
     if (n > 0)
         names = malloc(n * sizeof *names);
     n = 0;
     for (size_t i = 0; names != NULL && i < fc->adapters.n; i++)
-        if (fleet_adapters_is_missing(&fc->adapters.list[i], upstream))
+        if (fleet_adapters_is_missing(&fc->adapters.list[i], &fleet_engine(upstream)->adapters))
             memcpy(names[n++], fc->adapters.list[i].name, sizeof *names);
     mtx_unlock(&fc->lock);
     for (size_t i = 0; i < n; i++)
@@ -206,20 +208,26 @@ json_t *fleet_missing_adapters_json(struct fleet_control *fc, size_t upstream)
 
 /* jobs */
 
-static bool may_start_locked(struct fleet_control *fc, size_t upstream)
+static bool may_start_locked(struct fleet_control *fc, struct upstream *upstream)
 {
-    const struct fleet_reconciler *f = &fc->engines[upstream].reconcile;
+    const struct fleet_reconciler *f = &fleet_engine(upstream)->reconcile;
 
     return !f->running && fc->reconcile.n_running < RECONCILE_JOBS_MAX && retry_is_due(&f->retry) &&
            !fc->sleep.weights && !fc->sleep.kv && !fleet_engine_is_held_locked(fc, upstream) &&
-           (f->stale.code != ERR_NONE || fleet_adapters_has_task(&fc->adapters, upstream));
+           (f->stale.code != ERR_NONE ||
+            fleet_adapters_has_task(&fc->adapters, &fleet_engine(upstream)->adapters));
 }
 
-static void end_job_locked(struct fleet_reconciler *f)
+/* It may be gone with its engine afterwards. */
+static void end_job(struct fleet_reconciler *f)
 {
+    struct fleet_control *fc = f->fc;
+
+    mtx_lock(&fc->lock);
     f->running = false;
-    f->fc->reconcile.n_running--;
-    upstreams_release_indexes(f->fc->upstreams);
+    fc->reconcile.n_running--;
+    mtx_unlock(&fc->lock);
+    upstream_unref(f->upstream);
 }
 
 static void start_job(struct fleet_reconciler *f)
@@ -230,26 +238,25 @@ static void start_job(struct fleet_reconciler *f)
     f->job = (struct job){.run = reconcile_run, .arg = f};
     if (workers_post(fc->cfg.reconcile, &f->job, WORKERS_URGENT, &ignored) == 0)
         return;
-    mtx_lock(&fc->lock);
-    end_job_locked(f);
-    mtx_unlock(&fc->lock);
+    end_job(f);
 }
 
-static void check_one(struct fleet_control *fc, size_t upstream)
+static void check_one(struct fleet_control *fc, struct upstream *upstream)
 {
-    struct fleet_reconciler *f = &fc->engines[upstream].reconcile;
+    struct fleet_reconciler *f = &fleet_engine(upstream)->reconcile;
     struct upstream_info info;
     bool blocked, starts;
 
     fleet_info(fleet_of(fc), upstream, &info);
     mtx_lock(&fc->lock);
     fleet_reconcile_check_incarnation_locked(fc, upstream);
-    blocked = f->stale.code != ERR_NONE || fleet_adapters_blocking(&fc->adapters, upstream) != NULL;
+    blocked = f->stale.code != ERR_NONE ||
+              fleet_adapters_blocking(&fc->adapters, &fleet_engine(upstream)->adapters) != NULL;
     starts = info.alive && !info.removed && may_start_locked(fc, upstream);
     if (starts) {
         f->running = true;
         fc->reconcile.n_running++;
-        upstreams_hold_indexes(fc->upstreams);
+        (void)upstream_ref(upstream); /* until end_job */
     }
     mtx_unlock(&fc->lock);
     if (!info.removed && (blocked || info.missing_adapters)) /* the reason may have changed too */
@@ -262,10 +269,11 @@ static void check_one(struct fleet_control *fc, size_t upstream)
 static void on_timer(void *arg)
 {
     struct fleet_control *fc = arg;
-    size_t n = upstreams_n(fc->upstreams);
+    struct upstream_list *all = upstreams_list(fc->upstreams);
 
-    for (size_t i = 0; i < n; i++)
-        check_one(fc, i);
+    for (size_t i = 0; i < all->n; i++)
+        check_one(fc, all->items[i]);
+    upstream_list_unref(all);
     loop_timer_set(upstreams_loop(fc->upstreams), &fc->reconcile.timer,
                    clock_after_us(RECONCILE_INTERVAL_US));
 }
@@ -286,7 +294,7 @@ void fleet_reconcile_watch(struct fleet_control *fc)
 
 /* tasks */
 
-static void log_task(const struct fleet_control *fc, size_t upstream,
+static void log_task(const struct fleet_control *fc, struct upstream *upstream,
                      const struct fleet_adapter_task *task, const struct err *why)
 {
     struct upstream_endpoint at;
@@ -311,7 +319,7 @@ static void set_retry_locked(struct fleet_reconciler *f, uint64_t wait_max_us,
         retry_failed(&f->retry, RECONCILE_RETRY_US, wait_max_us);
 }
 
-static void log_cache_reset(const struct fleet_control *fc, size_t upstream)
+static void log_cache_reset(const struct fleet_control *fc, struct upstream *upstream)
 {
     struct upstream_endpoint at;
     struct log_rec r;
@@ -366,7 +374,7 @@ static bool reconcile_adapter(struct fleet_reconciler *f)
 
     mtx_lock(&fc->lock);
     fleet_reconcile_check_incarnation_locked(fc, f->upstream);
-    found = fleet_adapters_begin_task(&fc->adapters, f->upstream, &task);
+    found = fleet_adapters_begin_task(&fc->adapters, &fleet_engine(f->upstream)->adapters, &task);
     mtx_unlock(&fc->lock);
     if (found <= 0)
         return false;
@@ -374,7 +382,7 @@ static bool reconcile_adapter(struct fleet_reconciler *f)
     log_task(fc, f->upstream, &task, &why);
     mtx_lock(&fc->lock);
     fleet_reconcile_check_incarnation_locked(fc, f->upstream);
-    fleet_adapters_end_task(&fc->adapters, f->upstream, &task, has);
+    fleet_adapters_end_task(&fc->adapters, &fleet_engine(f->upstream)->adapters, &task, has);
     set_retry_locked(f, RECONCILE_RETRY_MAX_US, &why);
     mtx_unlock(&fc->lock);
     return why.code == ERR_NONE;
@@ -388,7 +396,5 @@ static void reconcile_run(void *arg)
     while (reconcile_cache(f) && reconcile_adapter(f))
         continue;
     publish(fc, f->upstream);
-    mtx_lock(&fc->lock);
-    end_job_locked(f);
-    mtx_unlock(&fc->lock);
+    end_job(f);
 }

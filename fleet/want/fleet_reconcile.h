@@ -34,18 +34,19 @@ void fleet_reconcile_all(struct fleet_control *fc);
 /* fleet_reconcile_set_stale - the caches of an engine may hold entries of other weights than it
  * serves: it is out of rotation until they were reset, which is retried.
  * @why  why they could not be reset; clean: they were. Threads: any; no lock held. Blocks: no. */
-void fleet_reconcile_set_stale(struct fleet_control *fc, size_t upstream, const struct err *why);
+void fleet_reconcile_set_stale(struct fleet_control *fc, struct upstream *upstream,
+                               const struct err *why);
 
 /* fleet_reconcile_is_stale - by the last fleet_reconcile_set_stale. Threads: any; no lock held. */
-bool fleet_reconcile_is_stale(struct fleet_control *fc, size_t upstream);
+bool fleet_reconcile_is_stale(struct fleet_control *fc, struct upstream *upstream);
 
 /* fleet_reconcile_check_incarnation_locked - if the engine was restarted: what the process before
  * had is lost. */
-void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, size_t upstream);
+void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, struct upstream *upstream);
 
 /* fleet_missing_adapters_json - names of the fleet's adapters that an engine lacks (new; NULL: no
  * memory). Threads: any; no lock held. */
-json_t *fleet_missing_adapters_json(struct fleet_control *fc, size_t upstream);
+json_t *fleet_missing_adapters_json(struct fleet_control *fc, struct upstream *upstream);
 
 /* fleet_has_no_adapter - was an unload refused because the engine has no adapter of that name? */
 bool fleet_has_no_adapter(struct fleet_control *fc, const struct fleet_result *result,

@@ -111,14 +111,16 @@ static int send_first(struct app *app, const json_t *ids, struct fleet_target *t
     return rc;
 }
 
-static int abort_on_engines(struct app *app, const json_t *ids, const json_t *body,
-                            struct fleet_result **results, size_t *n, struct err *e)
+static int abort_on_engines(struct app *app, const struct upstream_list *all, const json_t *ids,
+                            const json_t *body, struct fleet_result **results, size_t *n,
+                            struct err *e)
 {
     uint64_t deadline_us = clock_after_us(FLEET_CACHE_US);
     struct fleet_target targets[FLEET_MAX];
     struct one_by_one b = {0};
 
-    *n = fleet_reachable(app->fleet->control, body, targets); /* fewer than --min-ready will do */
+    /* fewer than --min-ready will do */
+    *n = fleet_reachable(app->fleet->control, all, body, targets);
     if (*n == 0)
         return err_set(e, ERR_UNSYNCED, "", "no upstream is reachable: nothing was sent");
     if (send_first(app, ids, targets, *n, &b, results, e) != 0)
@@ -141,6 +143,7 @@ static int abort_on_engines(struct app *app, const json_t *ids, const json_t *bo
 
 int handle_fleet_abort_requests(struct app *app, struct http_request *x, struct err *e)
 {
+    struct upstream_list *all;
     struct fleet_result *results = NULL;
     const json_t *ids = NULL;
     size_t n = 0, n_queued = 0;
@@ -153,8 +156,10 @@ int handle_fleet_abort_requests(struct app *app, struct http_request *x, struct 
     rc = abort_parse(&ids, body, e);
     if (rc == 0 && ids == NULL)
         n_queued = fleet_abort_queued(fleet_of(app->fleet->control), true);
+    all = upstreams_list(app->fleet->upstreams);
     if (rc == 0)
-        rc = abort_on_engines(app, ids, body, &results, &n, e);
+        rc = abort_on_engines(app, all, ids, body, &results, &n, e);
+    upstream_list_unref(all);
     json_decref(body);
     if (rc != 0)
         return -1;

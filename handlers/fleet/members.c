@@ -23,17 +23,18 @@ static int parse(json_t **body, const char **out, struct http_request *x, struct
 int handle_fleet_upstream_add(struct app *app, struct http_request *x, struct err *e)
 {
     const char *entry = NULL;
+    struct upstream *it;
     json_t *body;
-    size_t i = 0;
     int rc = parse(&body, &entry, x, e);
 
     if (rc == 0)
-        rc = upstreams_add(app->fleet->upstreams, entry, &i, e);
+        rc = upstreams_add(app->fleet->upstreams, entry, &it, e);
     json_decref(body);
     if (rc != 0)
         return -1;
     fleet_reconcile_start(app->fleet->control);
-    reply_json(x, 200, fleet_upstream_json(app, i));
+    reply_json(x, 200, fleet_upstream_json(app, it));
+    upstream_unref(it);
     return 0;
 }
 
@@ -42,13 +43,18 @@ int handle_fleet_upstream_remove(struct app *app, struct http_request *x, struct
     struct upstream_endpoint at;
     struct upstream_info info;
     const char *name = NULL;
+    struct upstream *it;
     json_t *body;
     int rc = parse(&body, &name, x, e);
 
     if (rc == 0)
-        rc = upstreams_remove(app->fleet->upstreams, name, &at, &info, e);
+        rc = upstreams_remove(app->fleet->upstreams, name, &it, e);
     json_decref(body);
-    if (rc == 0)
-        reply_json(x, 200, fleet_removed_json(&at, &info));
-    return rc;
+    if (rc != 0)
+        return -1;
+    upstreams_get(app->fleet->upstreams, it, &at);
+    fleet_info(upstreams_fleet(app->fleet->upstreams), it, &info);
+    upstream_unref(it);
+    reply_json(x, 200, fleet_removed_json(&at, &info));
+    return 0;
 }

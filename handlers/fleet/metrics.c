@@ -30,19 +30,21 @@ struct rows {
 
 static void read_rows(struct app *app, struct rows *out)
 {
-    size_t n = upstreams_n(app->fleet->upstreams);
+    struct upstream_list *all = upstreams_list(app->fleet->upstreams);
 
-    for (size_t i = 0; i < n && i < FLEET_MAX; i++) {
+    for (size_t i = 0; i < all->n; i++) {
+        struct upstream *it = all->items[i];
         struct upstream_endpoint at;
 
-        upstreams_get(app->fleet->upstreams, i, &at);
+        upstreams_get(app->fleet->upstreams, it, &at);
         if (at.removed)
             continue;
         out->items[out->n].name = at.name;
-        fleet_info(upstreams_fleet(app->fleet->upstreams), i, &out->items[out->n].info);
-        fleet_proof_counts(app->fleet->control, i, out->items[out->n].n_proofs);
+        fleet_info(upstreams_fleet(app->fleet->upstreams), it, &out->items[out->n].info);
+        fleet_proof_counts(app->fleet->control, it, out->items[out->n].n_proofs);
         out->n++;
     }
+    upstream_list_unref(all);
 }
 
 static void put_states(const struct rows *rows, struct buf *out)

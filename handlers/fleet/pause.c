@@ -188,13 +188,13 @@ int handle_fleet_reset_cache(struct app *app, struct http_request *x, struct err
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    fleet_proof_hold(fc, FLEET_MAX);
+    fleet_proof_hold(fc, NULL);
     rc = request_all(app, x, API_RESET_PREFIX_CACHE, body, "entries_dropped",
                      json_pack("{s:b, s:n, s:i, s:s}", "reset", 1, "prefix_cache",
                                "entries_dropped", 0, "message",
                                "every upstream was asked to reset its prefix cache"),
                      e);
-    fleet_proof_release(fc, FLEET_MAX);
+    fleet_proof_release(fc, NULL);
     json_decref(body);
     return rc;
 }

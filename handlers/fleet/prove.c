@@ -1,5 +1,6 @@
 /* POST /v1/upstreams/prove: a proof of the upstreams that is asked for, and waited for. */
 #include "fleet/calls/fleet_control.h"
+#include "fleet/members/upstreams.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
 #include "handlers/control_plane.h"
@@ -44,14 +45,15 @@ static bool has_equal_checksums(const json_t *row)
             json_integer_value(json_object_get(json_object_get(sums, "committed"), "n_equal")) > 0);
 }
 
-/* @asked  [FLEET_MAX] */
-static json_t *answer_json(const struct app *app, const bool *asked)
+/* @asked  [all->n] */
+static json_t *answer_json(const struct app *app, const struct upstream_list *all,
+                           const bool *asked)
 {
     json_t *list = json_array();
     size_t n_proven = 0, n_checksums = 0;
 
-    for (size_t i = 0; i < FLEET_MAX; i++) {
-        json_t *row = asked[i] ? fleet_upstream_json(app, i) : NULL;
+    for (size_t i = 0; i < all->n; i++) {
+        json_t *row = asked[i] ? fleet_upstream_json(app, all->items[i]) : NULL;
 
         n_proven += is_proven(row);
         n_checksums += has_equal_checksums(row);
@@ -64,6 +66,7 @@ static json_t *answer_json(const struct app *app, const bool *asked)
 
 int handle_fleet_prove(struct app *app, struct http_request *x, struct err *e)
 {
+    struct upstream_list *all;
     struct fleet_proof_request r;
     bool asked[FLEET_MAX] = {false};
     json_t *body;
@@ -73,10 +76,12 @@ int handle_fleet_prove(struct app *app, struct http_request *x, struct err *e)
         return -1;
     rc = parse(&r, body, e);
     r.life = app->life;
+    all = upstreams_list(app->fleet->upstreams);
     if (rc == 0)
-        rc = fleet_proof_ask(app->fleet->control, x, &r, asked, e);
+        rc = fleet_proof_ask(app->fleet->control, x, &r, all, asked, e);
     json_decref(body);
     if (rc == 0)
-        reply_json(x, 200, answer_json(app, asked));
+        reply_json(x, 200, answer_json(app, all, asked));
+    upstream_list_unref(all);
     return rc;
 }

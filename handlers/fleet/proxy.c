@@ -36,17 +36,19 @@ int handle_fleet_proxy(struct app *app, struct http_request *x, struct err *e)
 /* Which engine gets the request is not known before it has a permit, so all must have the route. */
 int handle_fleet_rollouts(struct app *app, struct http_request *x, struct err *e)
 {
-    size_t n = upstreams_n(app->fleet->upstreams);
+    struct upstream_list *all = upstreams_list(app->fleet->upstreams);
     struct upstream_endpoint at;
+    int rc = 0;
 
-    for (size_t i = 0; i < n; i++) {
-        upstreams_get(app->fleet->upstreams, i, &at);
+    for (size_t i = 0; i < all->n && rc == 0; i++) {
+        upstreams_get(app->fleet->upstreams, all->items[i], &at);
         if (!at.removed && !upstream_caps(at.kind)->makes_rollouts)
-            return err_set(e, ERR_HAS_UPSTREAMS, "",
-                           "%.200s is of kind %s and makes no batches: generate each prompt by "
-                           "itself, and put the replies together by assemble_rollouts() of the "
-                           "Python client",
-                           at.name, upstream_kind_name(at.kind));
+            rc = err_set(e, ERR_HAS_UPSTREAMS, "",
+                         "%.200s is of kind %s and makes no batches: generate each prompt by "
+                         "itself, and put the replies together by assemble_rollouts() of the "
+                         "Python client",
+                         at.name, upstream_kind_name(at.kind));
     }
-    return handle_fleet_proxy(app, x, e);
+    upstream_list_unref(all);
+    return rc == 0 ? handle_fleet_proxy(app, x, e) : -1;
 }

@@ -129,16 +129,17 @@ static int put_args(struct app *app, json_t *status, json_t *args)
 
 static int query_ranks(struct app *app, struct group_view *view, struct err *e)
 {
+    struct upstream_list *all = upstreams_list(app->fleet->upstreams);
     struct fleet_target *targets = calloc(FLEET_MAX, sizeof *targets);
     struct fleet_result *results = NULL;
     size_t n;
     int rc = -1;
 
-    if (targets == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory to ask the upstreams");
-    if (fleet_reachable_quorum(app->fleet->control, NULL, targets, &n, e) == 0 &&
-        fleet_query(app->fleet->control, API_GET_RANKS, targets, n, RANKS_TIMEOUT_US, &results,
-                    e) == 0) {
+    if (targets == NULL) {
+        rc = err_set(e, ERR_NO_MEMORY, "", "no memory to ask the upstreams");
+    } else if (fleet_reachable_quorum(app->fleet->control, all, NULL, targets, &n, e) == 0 &&
+               fleet_query(app->fleet->control, API_GET_RANKS, targets, n, RANKS_TIMEOUT_US,
+                           &results, e) == 0) {
         rc = 0;
         for (size_t i = 0; i < n && rc == 0; i++) {
             rc = add_ranks(app, view, &results[i], e);
@@ -146,6 +147,7 @@ static int query_ranks(struct app *app, struct group_view *view, struct err *e)
         }
         fleet_results_free(results, n);
     }
+    upstream_list_unref(all);
     free(targets);
     return rc;
 }
@@ -155,9 +157,8 @@ static json_t *config_json(struct app *app, const struct http_request *x, struct
 {
     const char *format = http_request_query(x, "config_format");
 
-    return format != NULL && strcmp(format, "json") == 0
-               ? fleet_vllm_config_json(app, e)
-               : json_null();
+    return format != NULL && strcmp(format, "json") == 0 ? fleet_vllm_config_json(app, e)
+                                                         : json_null();
 }
 
 int handle_fleet_ranks(struct app *app, struct http_request *x, struct err *e)

@@ -43,17 +43,19 @@ static void append_reason(char *text, size_t *len, const char *name,
 static int refuse_too_few(const struct app *app, const struct fleet_stats *s, struct err *why)
 {
     struct fleet *f = upstreams_fleet(app->fleet->upstreams);
-    size_t n = upstreams_n(app->fleet->upstreams), len = 0;
+    struct upstream_list *all = upstreams_list(app->fleet->upstreams);
+    size_t len = 0;
     char text[WHY_ALL_MAX] = "";
     struct upstream_info info;
     struct upstream_endpoint at;
 
-    for (size_t i = 0; i < n; i++) {
-        upstreams_get(app->fleet->upstreams, i, &at);
-        fleet_info(f, i, &info);
+    for (size_t i = 0; i < all->n; i++) {
+        upstreams_get(app->fleet->upstreams, all->items[i], &at);
+        fleet_info(f, all->items[i], &info);
         if (!at.removed && info.state != UPSTREAM_SERVING)
             append_reason(text, &len, at.name, &info);
     }
+    upstream_list_unref(all);
     return err_set(why, ERR_UNSYNCED, "", "%zu of %zu upstreams serve, %zu are needed%s",
                    s->n_serving, s->n_upstreams, s->min_ready, text);
 }

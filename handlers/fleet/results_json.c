@@ -13,12 +13,13 @@ json_t *fleet_result_json(const char *name, bool ok, int status, const char *err
 }
 
 /* For an engine to which nothing was sent. */
-static json_t *no_result_json(const struct app *app, size_t i, const struct upstream_endpoint *at)
+static json_t *no_result_json(const struct app *app, struct upstream *it,
+                              const struct upstream_endpoint *at)
 {
     struct upstream_info info;
     char why[ERR_MSG_MAX + 32];
 
-    fleet_info(upstreams_fleet(app->fleet->upstreams), i, &info);
+    fleet_info(upstreams_fleet(app->fleet->upstreams), it, &info);
     (void)snprintf(why, sizeof why, "it is %s%s%s",
                    upstream_info_is_probed(&info) ? upstream_state_name(info.state)
                                                   : "not yet probed",
@@ -28,28 +29,30 @@ static json_t *no_result_json(const struct app *app, size_t i, const struct upst
 
 json_t *fleet_results_json(const struct app *app, const struct fleet_result *results, size_t n)
 {
-    size_t n_all = upstreams_n(app->fleet->upstreams);
+    struct upstream_list *all = upstreams_list(app->fleet->upstreams);
     json_t *list = json_array();
     struct upstream_endpoint at;
 
-    for (size_t i = 0; i < n_all; i++) {
+    for (size_t i = 0; i < all->n && list != NULL; i++) {
+        struct upstream *it = all->items[i];
         const struct fleet_result *s = NULL;
         json_t *one;
 
-        upstreams_get(app->fleet->upstreams, i, &at);
+        upstreams_get(app->fleet->upstreams, it, &at);
         for (size_t k = 0; k < n; k++)
-            if (results[k].upstream == i)
+            if (results[k].upstream == it)
                 s = &results[k];
         if (s == NULL && at.removed)
             continue;
-        one = s == NULL ? no_result_json(app, i, &at)
+        one = s == NULL ? no_result_json(app, it, &at)
                         : fleet_result_json(at.name,
                                             s->outcome == FLEET_OK || s->outcome == FLEET_SKIPPED,
                                             s->status, s->why.code != ERR_NONE ? s->why.msg : NULL);
         if (json_array_append_new(list, one) != 0) {
             json_decref(list);
-            return NULL;
+            list = NULL;
         }
     }
+    upstream_list_unref(all);
     return list;
 }

@@ -82,7 +82,7 @@ static json_t *upstream_json(const struct upstream_endpoint *at, const struct up
         "proof", proof);
 }
 
-json_t *fleet_upstream_json(const struct app *app, size_t upstream)
+json_t *fleet_upstream_json(const struct app *app, struct upstream *upstream)
 {
     struct fleet *f = upstreams_fleet(app->fleet->upstreams);
     struct upstream_error errors[UPSTREAM_ERRORS_MAX];
@@ -112,18 +112,20 @@ static bool is_listed(const struct upstream_info *info)
 
 static json_t *all_upstreams_json(const struct app *app)
 {
-    size_t n = upstreams_n(app->fleet->upstreams);
+    struct upstream_list *all = upstreams_list(app->fleet->upstreams);
     json_t *list = json_array();
 
-    for (size_t i = 0; i < n && list != NULL; i++) {
+    for (size_t i = 0; i < all->n && list != NULL; i++) {
+        struct upstream *it = all->items[i];
         struct upstream_info info;
 
-        fleet_info(upstreams_fleet(app->fleet->upstreams), i, &info);
-        if (!is_listed(&info) || json_array_append_new(list, fleet_upstream_json(app, i)) == 0)
+        fleet_info(upstreams_fleet(app->fleet->upstreams), it, &info);
+        if (!is_listed(&info) || json_array_append_new(list, fleet_upstream_json(app, it)) == 0)
             continue;
         json_decref(list);
         list = NULL;
     }
+    upstream_list_unref(all);
     return list;
 }
 
@@ -207,23 +209,24 @@ static json_t *handed_one_json(const char *name, const struct upstream_info *inf
 
 json_t *fleet_handed_json(const struct app *app, uint64_t serial)
 {
-    size_t n = upstreams_n(app->fleet->upstreams);
+    struct upstream_list *all = upstreams_list(app->fleet->upstreams);
     json_t *list = json_array();
     struct handoff_info now;
 
     handoff_info_get(app->fleet->handoff, &now);
-    for (size_t i = 0; i < n && list != NULL; i++) {
+    for (size_t i = 0; i < all->n && list != NULL; i++) {
         struct upstream_endpoint at;
         struct upstream_info info;
 
-        upstreams_get(app->fleet->upstreams, i, &at);
-        fleet_info(upstreams_fleet(app->fleet->upstreams), i, &info);
+        upstreams_get(app->fleet->upstreams, all->items[i], &at);
+        fleet_info(upstreams_fleet(app->fleet->upstreams), all->items[i], &info);
         if (at.removed ||
             json_array_append_new(list, handed_one_json(at.name, &info, now.done >= serial)) == 0)
             continue;
         json_decref(list);
         list = NULL;
     }
+    upstream_list_unref(all);
     return list;
 }
 
@@ -319,13 +322,14 @@ int handle_fleet_upstream_ready(struct app *app, struct http_request *x, struct 
 {
     const char *name = http_request_query(x, upstream_ready_query[0]);
     struct upstream_info info;
-    size_t i;
+    struct upstream *it;
 
     if (name == NULL)
         return err_set(e, ERR_BAD_REQUEST, "/upstream", "is missing: the URL of an upstream");
-    if (upstreams_find(app->fleet->upstreams, name, &i, e) != 0)
+    if (upstreams_find(app->fleet->upstreams, name, &it, e) != 0)
         return -1;
-    fleet_info(upstreams_fleet(app->fleet->upstreams), i, &info);
+    fleet_info(upstreams_fleet(app->fleet->upstreams), it, &info);
+    upstream_unref(it);
     if (info.state == UPSTREAM_SERVING)
         reply_json(x, 200, json_pack("{s:b}", "ready", 1));
     else
@@ -346,17 +350,18 @@ int handle_upstreams(struct app *app, struct http_request *x, struct err *e)
 int handle_fleet_resync(struct app *app, struct http_request *x, struct err *e)
 {
     const char *name = NULL;
+    struct upstream *it = NULL;
     json_t *body;
-    size_t i = 0;
     int rc = -1;
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
     if (body_required(body, "", "upstream", e) == 0 &&
         body_str(&name, body, "", "upstream", e) == 0)
-        rc = fleet_resync_one(app->fleet->control, x, name, &i, e);
+        rc = fleet_resync_one(app->fleet->control, x, name, &it, e);
     json_decref(body);
     if (rc == 0)
-        reply_json(x, 200, fleet_upstream_json(app, i));
+        reply_json(x, 200, fleet_upstream_json(app, it));
+    upstream_unref(it);
     return rc;
 }

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 struct app;
+struct upstream;
 struct upstream_endpoint;
 struct upstream_info;
 
@@ -26,7 +27,7 @@ void metrics_fleet(struct app *app, struct buf *out);
 json_t *fleet_status_json(const struct app *app);
 
 /* fleet_upstream_json - the row of one engine in GET /v1/upstreams (new); NULL: no memory. */
-json_t *fleet_upstream_json(const struct app *app, size_t upstream);
+json_t *fleet_upstream_json(const struct app *app, struct upstream *upstream);
 
 /* fleet_removed_json - the same of an engine that was removed just now. */
 json_t *fleet_removed_json(const struct upstream_endpoint *at, const struct upstream_info *info);

@@ -59,20 +59,24 @@ static int init_parse(struct init_req *req, const struct app *app, const json_t 
     return 0;
 }
 
-static json_t *ranks_json(struct app *app, const struct fleet_group *g)
+static json_t *ranks_json(struct app *app, struct fleet_group *g)
 {
-    size_t n = upstreams_n(app->fleet->upstreams);
+    struct upstream_list *all = upstreams_list(app->fleet->upstreams);
     json_t *ranks = json_array();
     struct upstream_endpoint at;
 
-    for (size_t i = 0; i < n; i++) {
-        upstreams_get(app->fleet->upstreams, i, &at);
+    for (size_t i = 0; i < all->n; i++) {
+        struct upstream *it = all->items[i];
+        const struct fleet_group_member *m = fleet_group_member_of(g, it);
+
+        upstreams_get(app->fleet->upstreams, it, &at);
         for (uint64_t r = 0;
-             r < g->members[i].n_ranks && fleet_group_has(app->fleet->control, g, i); r++)
-            (void)json_array_append_new(ranks, json_pack("{s:I, s:s}", "rank",
-                                                         (json_int_t)(g->members[i].offset + r),
-                                                         "upstream", at.name));
+             m != NULL && r < m->n_ranks && fleet_group_has(app->fleet->control, g, it); r++)
+            (void)json_array_append_new(
+                ranks,
+                json_pack("{s:I, s:s}", "rank", (json_int_t)(m->offset + r), "upstream", at.name));
     }
+    upstream_list_unref(all);
     return ranks;
 }
 

@@ -105,7 +105,6 @@ int handle_fleet_update_start(struct app *app, struct http_request *x, struct er
 
     if (body_parse(&body, x, route, e) != 0)
         return -1;
-    upstreams_hold_indexes(app->fleet->upstreams); /* of the replies */
     rc = start_parse(&req, body, e);
     if (rc == 0)
         rc = start_session(app, &req, &s, &replies, e);
@@ -114,7 +113,6 @@ int handle_fleet_update_start(struct app *app, struct http_request *x, struct er
         rc = fleet_update_answer(app, x, s, 0, e);
     else
         rc = refuse_start(app, x, &replies, e);
-    upstreams_release_indexes(app->fleet->upstreams);
     return rc;
 }
 
@@ -298,7 +296,6 @@ static int one_shot_update(struct app *app, struct http_request *x, const struct
     struct fleet_session *s = NULL;
     int rc = -1;
 
-    upstreams_hold_indexes(app->fleet->upstreams); /* of the replies */
     if (start == NULL || bare == NULL) {
         (void)fleet_update_no_memory(e);
     } else if (fleet_inherit_packing(app->fleet->control, bare, e) == 0 &&
@@ -309,7 +306,6 @@ static int one_shot_update(struct app *app, struct http_request *x, const struct
     json_decref(start);
     json_decref(bare);
     rc = s != NULL ? fleet_update_answer(app, x, s, rc, e) : refuse_start(app, x, &replies, e);
-    upstreams_release_indexes(app->fleet->upstreams);
     return rc;
 }
 

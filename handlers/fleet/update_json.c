@@ -29,7 +29,8 @@ static json_t *part_json(const struct fleet_session *s, const struct fleet_part 
     return fleet_result_json(name, ok, p->status, error);
 }
 
-static const struct fleet_part *part_of(const struct fleet_session *s, size_t upstream)
+static const struct fleet_part *part_of(const struct fleet_session *s,
+                                        const struct upstream *upstream)
 {
     for (size_t i = 0; i < s->n_parts; i++)
         if (s->parts[i].upstream == upstream)
@@ -49,23 +50,24 @@ static const char *absence_reason(const struct fleet_session *s)
 
 static json_t *parts_json(const struct app *app, const struct fleet_session *s)
 {
-    size_t n = upstreams_n(app->fleet->upstreams);
+    struct upstream_list *all = upstreams_list(app->fleet->upstreams);
     json_t *list = json_array();
     struct upstream_endpoint at;
 
-    for (size_t i = 0; i < n; i++) {
-        const struct fleet_part *p = part_of(s, i);
+    for (size_t i = 0; i < all->n && list != NULL; i++) {
+        const struct fleet_part *p = part_of(s, all->items[i]);
 
-        upstreams_get(app->fleet->upstreams, i, &at);
+        upstreams_get(app->fleet->upstreams, all->items[i], &at);
         if (p == NULL && at.removed)
             continue;
         if (json_array_append_new(
                 list, p != NULL ? part_json(s, p, at.name)
                                 : fleet_result_json(at.name, false, 0, absence_reason(s))) != 0) {
             json_decref(list);
-            return NULL;
+            list = NULL;
         }
     }
+    upstream_list_unref(all);
     return list;
 }
 

@@ -125,6 +125,7 @@ static void read_config(struct upstreams *u, struct engine_config *out,
 json_t *fleet_vllm_config_json(const struct app *app, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
+    struct upstream_list *all = upstreams_list(app->fleet->upstreams);
     struct fleet_target *targets = calloc(FLEET_MAX, sizeof *targets);
     struct engine_config *configs = calloc(FLEET_MAX, sizeof *configs);
     struct fleet_result *results = NULL;
@@ -134,7 +135,7 @@ json_t *fleet_vllm_config_json(const struct app *app, struct err *e)
     if (targets == NULL || configs == NULL) {
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for requests to the upstreams");
     } else {
-        n = fleet_reachable(fc, NULL, targets);
+        n = fleet_reachable(fc, all, NULL, targets);
         if (fleet_query(fc, API_GET_CONFIG, targets, n, FLEET_CONFIG_US, &results, e) == 0) {
             for (size_t i = 0; i < n; i++)
                 read_config(app->fleet->upstreams, &configs[i], &results[i]);
@@ -144,6 +145,7 @@ json_t *fleet_vllm_config_json(const struct app *app, struct err *e)
             fleet_results_free(results, n);
         }
     }
+    upstream_list_unref(all);
     free(targets);
     free(configs);
     return out;

@@ -1,5 +1,7 @@
 /* Whether an update brought the whole model, from the names in its requests. */
 #include "fleet/calls/fleet_priv.h"
+
+#include "fleet/members/fleet_priv.h"
 #include "fleet/update/fleet_update_priv.h"
 #include "handlers/tensor_list_json.h"
 
@@ -312,8 +314,9 @@ static void reported(struct world *w, const char *const *texts, const char *word
     struct fleet_result results[4] = {{0}};
 
     for (size_t i = 0; i < w->s->n_parts; i++) {
-        w->s->parts[i].upstream = i;
-        results[i] = (struct fleet_result){.upstream = i,
+        if (w->s->parts[i].upstream == NULL)
+            assert_non_null(w->s->parts[i].upstream = upstream_new(NULL));
+        results[i] = (struct fleet_result){.upstream = w->s->parts[i].upstream,
                                            .outcome = FLEET_OK,
                                            .text = (char *)(uintptr_t)texts[i],
                                            .text_len = strlen(texts[i])};

@@ -2,6 +2,8 @@
  * with the lock. */
 #include "fleet/update/fleet_fanout.h"
 
+#include "fleet/members/fleet_priv.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +17,7 @@ enum { N = 4 };
 int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
                          const struct fleet_target *targets, size_t n, uint64_t timeout_us,
                          struct fleet_result **results, struct err *e);
-void __wrap_fleet_fence(struct fleet *f, size_t upstream, const struct err *why);
+__typeof__(fleet_fence) __wrap_fleet_fence;
 struct fleet *__wrap_upstreams_fleet(struct upstreams *u);
 
 struct world {
@@ -26,6 +28,16 @@ struct world {
 };
 
 static struct world *world; /* of the running test */
+
+/* Which part the engine has. */
+static size_t part_of(const struct upstream *upstream)
+{
+    size_t i = 0;
+
+    while (world->s->parts[i].upstream != upstream)
+        i++;
+    return i;
+}
 
 int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
                          const struct fleet_target *targets, size_t n, uint64_t timeout_us,
@@ -40,21 +52,22 @@ int __wrap_fleet_request(struct fleet_control *fc, enum api_op op,
     *results = calloc(n, sizeof **results);
     assert_non_null(*results);
     for (size_t i = 0; i < n; i++) {
-        char answer = world->answers[targets[i].upstream];
+        size_t part = part_of(targets[i].upstream);
+        char answer = world->answers[part];
 
-        world->asked[targets[i].upstream] = answer;
-        (*results)[i] = (struct fleet_result){.upstream = targets[i].upstream,
+        world->asked[part] = answer;
+        (*results)[i] = (struct fleet_result){.upstream = upstream_ref(targets[i].upstream),
                                               .outcome = answer == 'g' ? FLEET_OK : FLEET_REFUSED};
     }
     return 0;
 }
 
-void __wrap_fleet_fence(struct fleet *f, size_t upstream, const struct err *why)
+void __wrap_fleet_fence(struct fleet *f, struct upstream *upstream, const struct err *why)
 {
     (void)f;
     (void)why;
     mtx_assert_none();
-    world->fenced[upstream] = 'x';
+    world->fenced[part_of(upstream)] = 'x';
 }
 
 struct fleet *__wrap_upstreams_fleet(struct upstreams *u)
@@ -72,7 +85,7 @@ static int setup(void **state)
     mtx_init(&world->fc.lock, MTX_UPDATES);
     assert_int_equal(fleet_session_new(&world->s, N, &e), 0);
     for (size_t i = 0; i < N; i++)
-        world->s->parts[i].upstream = i;
+        assert_non_null(world->s->parts[i].upstream = upstream_new(NULL));
     world->s->sending = true;
     world->s->sender = pthread_self();
     memset(world->asked, '.', N);
@@ -105,7 +118,7 @@ static void take(struct fleet_part *p, size_t part, struct fleet_result *result,
     struct world *w = arg;
 
     mtx_assert_held(&w->fc.lock);
-    assert_int_equal(p->upstream, result->upstream);
+    assert_ptr_equal(p->upstream, result->upstream);
     assert_ptr_equal(p, &w->s->parts[part]);
     assert_int_equal(w->taken[part], '.');
     w->taken[part] = result->outcome == FLEET_OK        ? 'g'

@@ -81,7 +81,6 @@ static struct fleet_session *session_of(const char *parts)
 
     assert_int_equal(fleet_session_new(&s, N, &e), 0);
     for (size_t i = 0; i < N; i++) {
-        s->parts[i].upstream = i;
         s->parts[i].two_phase = parts[3 * i] == 'b' || parts[3 * i] == 'B';
         s->parts[i].removed = parts[3 * i] == 'B' || parts[3 * i] == 'L';
     }

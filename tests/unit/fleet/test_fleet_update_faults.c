@@ -226,7 +226,7 @@ static void check_served(const char *when)
         int version = g->kind == UPSTREAM_BATON ? g->version : version_of(g);
         char label[16];
 
-        if (!fleet_serves(w.fleet, i))
+        if (!fleet_serves(w.fleet, engine_at(w.fleet, i)))
             continue;
         (void)snprintf(label, sizeof label, "v%d", version);
         if (version == TORN || strcmp(label, stats.label) != 0)
@@ -261,7 +261,7 @@ static void run(unsigned seed)
     probe_all();
     check_served("after a whole update");
     for (size_t i = 0; i < w.n_engines; i++) {
-        if (!fleet_serves(w.fleet, i))
+        if (!fleet_serves(w.fleet, engine_at(w.fleet, i)))
             fail_msg("seed %u: engine %zu serves nobody after a whole update", seed, i);
         if (w.engines[i].paused)
             fail_msg("seed %u: engine %zu is still paused after a whole update", seed, i);
@@ -371,10 +371,10 @@ static void test_an_engine_that_restarts_before_the_commit_is_fenced(void **stat
         struct fleet_stats stats;
         int rc = update_while_engines_restart(kinds[k], 1);
 
-        fleet_info(w.fleet, last, &info);
+        fleet_info(w.fleet, engine_at(w.fleet, last), &info);
         assert_int_equal(rc, 0);
         assert_int_equal(version_of(&w.engines[last]), 0);
-        assert_false(fleet_serves(w.fleet, last));
+        assert_false(fleet_serves(w.fleet, engine_at(w.fleet, last)));
         assert_int_equal(info.state, UPSTREAM_FENCED);
         assert_non_null(strstr(info.error.why.msg, "restarted"));
         probe_all();

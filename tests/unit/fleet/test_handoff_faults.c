@@ -168,8 +168,8 @@ static bool runs(size_t i)
 {
     const struct engine *g = &w.engines[i];
 
-    return fleet_serves(w.fleet, i) && !g->paused && !g->weights_asleep && !g->kv_asleep &&
-           !g->down && !g->changed;
+    return fleet_serves(w.fleet, engine_at(w.fleet, i)) && !g->paused && !g->weights_asleep &&
+           !g->kv_asleep && !g->down && !g->changed;
 }
 
 /* What is known of the fleet, and what is true. */
@@ -187,12 +187,13 @@ static void show(void)
     for (size_t i = 0; i < w.n_engines; i++) {
         const struct engine *g = &w.engines[i];
 
-        fleet_info(w.fleet, i, &u);
+        fleet_info(w.fleet, engine_at(w.fleet, i), &u);
         print_message("  engine %zu (%s): v%d as '%s'%s%s%s%s; %s%s, process %d, failures %d: %s\n",
                       i, upstream_kind_name(g->kind), version_of(g), g->label,
                       g->paused ? ", paused" : "", g->weights_asleep ? ", asleep" : "",
                       g->down ? ", down" : "", g->changed ? ", changed" : "",
-                      upstream_state_name(u.state), fleet_serves(w.fleet, i) ? ", serves" : "",
+                      upstream_state_name(u.state),
+                      fleet_serves(w.fleet, engine_at(w.fleet, i)) ? ", serves" : "",
                       (int)u.incarnation, (int)u.n_failures, u.error.why.msg);
     }
 }
@@ -386,8 +387,8 @@ static bool is_right(size_t i)
 {
     const struct engine *g = &w.engines[i];
 
-    return fleet_serves(w.fleet, i) && !g->paused && !g->weights_asleep && !g->kv_asleep &&
-           version_of(g) == w.version && strcmp(g->label, labels[w.version]) == 0;
+    return fleet_serves(w.fleet, engine_at(w.fleet, i)) && !g->paused && !g->weights_asleep &&
+           !g->kv_asleep && version_of(g) == w.version && strcmp(g->label, labels[w.version]) == 0;
 }
 
 static bool all_are_right(void)

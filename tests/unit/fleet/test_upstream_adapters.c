@@ -1,13 +1,5 @@
 /* An engine that may lack adapters of the fleet is out of rotation. */
-#include "fleet/members/fleet.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/unit/fleet/upstream_fleet_world.h"
 
 static struct fleet *new_fleet(void)
 {
@@ -20,20 +12,11 @@ static struct fleet *new_fleet(void)
     return f;
 }
 
-static void report_ok(struct fleet *f, size_t i, const char *process, const char *label)
-{
-    struct upstream_report report = {0};
-
-    (void)snprintf(report.process, sizeof report.process, "%s", process);
-    (void)snprintf(report.label, sizeof report.label, "%s", label);
-    fleet_probe_ok(f, i, &report);
-}
-
 static struct upstream_info info_of(struct fleet *f, size_t i)
 {
     struct upstream_info info;
 
-    fleet_info(f, i, &info);
+    fleet_info(f, engine_at(f, i), &info);
     return info;
 }
 
@@ -43,7 +26,7 @@ static void check(struct fleet *f, uint64_t incarnation, uint64_t change, const 
 
     if (missing != NULL)
         (void)err_set(&why, ERR_UNSYNCED, "", "%s", missing);
-    fleet_set_missing_adapters(f, 0,
+    fleet_set_missing_adapters(f, engine_at(f, 0),
                                &(struct fleet_adapter_check){
                                    .incarnation = incarnation, .change = change, .missing = &why});
 }
@@ -56,23 +39,23 @@ static void test_new_process_waits_for_its_adapter_check(void **state)
     (void)state;
     report_ok(f, 0, "p1", "v");
     report_ok(f, 1, "q1", "v");
-    assert_true(fleet_serves(f, 0));
+    assert_true(fleet_serves(f, engine_at(f, 0)));
     fleet_require_adapters(f);
-    assert_true(fleet_serves(f, 0)); /* there were no adapters before */
+    assert_true(fleet_serves(f, engine_at(f, 0))); /* there were no adapters before */
     incarnation = info_of(f, 0).incarnation;
     report_ok(f, 0, "p2", "v");
-    assert_false(fleet_serves(f, 0));
-    assert_true(fleet_serves(f, 1));
+    assert_false(fleet_serves(f, engine_at(f, 0)));
+    assert_true(fleet_serves(f, engine_at(f, 1)));
     assert_string_equal(upstream_state_name(info_of(f, 0).state), "unsynced");
     assert_non_null(strstr(info_of(f, 0).error.why.msg, "restarted"));
     check(f, incarnation, 1, NULL); /* of the process before */
-    assert_false(fleet_serves(f, 0));
+    assert_false(fleet_serves(f, engine_at(f, 0)));
     check(f, info_of(f, 0).incarnation, 1, "it lacks 'x'");
-    assert_false(fleet_serves(f, 0));
+    assert_false(fleet_serves(f, engine_at(f, 0)));
     report_ok(f, 0, "p2", "v");
     assert_string_equal(info_of(f, 0).error.why.msg, "it lacks 'x'");
     check(f, info_of(f, 0).incarnation, 2, NULL);
-    assert_true(fleet_serves(f, 0));
+    assert_true(fleet_serves(f, engine_at(f, 0)));
     assert_int_equal(info_of(f, 0).error.why.code, ERR_NONE);
     fleet_free(f);
 }
@@ -89,9 +72,9 @@ static void test_older_adapter_check_is_ignored(void **state)
     incarnation = info_of(f, 0).incarnation;
     check(f, incarnation, 5, "it lacks 'x'");
     check(f, incarnation, 4, NULL);
-    assert_false(fleet_serves(f, 0));
+    assert_false(fleet_serves(f, engine_at(f, 0)));
     check(f, incarnation, 5, NULL);
-    assert_true(fleet_serves(f, 0));
+    assert_true(fleet_serves(f, engine_at(f, 0)));
     fleet_free(f);
 }
 
@@ -108,12 +91,12 @@ static void test_weights_do_not_replace_adapters(void **state)
     report_ok(f, 1, "q1", "v");
     fleet_require_adapters(f);
     check(f, info_of(f, 0).incarnation, 1, "it lacks 'x'");
-    (void)fleet_commit_version(f, "w", 0, done, NULL);
-    assert_false(fleet_serves(f, 0));
+    (void)commit(f, "w", 0, done, NULL);
+    assert_false(fleet_serves(f, engine_at(f, 0)));
     assert_true(info_of(f, 0).synced && info_of(f, 0).missing_adapters);
     assert_string_equal(info_of(f, 0).error.why.msg, "it lacks 'x'");
-    assert_int_equal(fleet_resync(f, 0, &report, &e), 0);
-    assert_false(fleet_serves(f, 0));
+    assert_int_equal(fleet_resync(f, engine_at(f, 0), &report, &e), 0);
+    assert_false(fleet_serves(f, engine_at(f, 0)));
     fleet_free(f);
 }
 
@@ -128,15 +111,15 @@ static void test_incarnation_never_repeats(void **state)
     fleet_require_adapters(f);
     report_ok(f, 0, "", "v");
     report_ok(f, 1, "q1", "v");
-    (void)fleet_commit_version(f, "w", 0, done, NULL);
+    (void)commit(f, "w", 0, done, NULL);
     report_ok(f, 0, "", "w");
-    assert_true(fleet_serves(f, 0));
+    assert_true(fleet_serves(f, engine_at(f, 0)));
     incarnation = info_of(f, 0).incarnation;
     report_ok(f, 0, "", "default");
     assert_true(info_of(f, 0).incarnation > incarnation && info_of(f, 0).missing_adapters);
     incarnation = info_of(f, 0).incarnation;
-    fleet_remove(f, 0);
-    fleet_add(f, 0, "http://another");
+    fleet_remove(f, engine_at(f, 0));
+    add_again(f, 0);
     assert_true(info_of(f, 0).incarnation > incarnation && info_of(f, 0).missing_adapters);
     fleet_free(f);
 }
@@ -159,27 +142,27 @@ static void test_engine_serves_when_the_last_reason_has_ended(void **state)
         fleet_require_adapters(f);
         fleet_quiesce(f, true, 1);
         report_ok(f, 0, "p2", "w");
-        fleet_fence(f, 0, &why);
-        fleet_auth_failed(f, 0, FLEET_AUTH_REQUEST, &key);
+        fleet_fence(f, engine_at(f, 0), &why);
+        fleet_auth_failed(f, engine_at(f, 0), FLEET_AUTH_REQUEST, &key);
         for (int k = 0; k < N_REASONS; k++) {
-            assert_false(fleet_serves(f, 0));
+            assert_false(fleet_serves(f, engine_at(f, 0)));
             assert_int_not_equal(info_of(f, 0).error.why.code, ERR_NONE);
             switch ((first + k) % N_REASONS) {
             case ADAPTERS:
                 check(f, info_of(f, 0).incarnation, 1, NULL);
                 break;
             case FENCED: /* and unsynced */
-                (void)fleet_commit_version(f, "x", 0, done, NULL);
+                (void)commit(f, "x", 0, done, NULL);
                 break;
             case PAUSE:
                 fleet_quiesce(f, false, 2);
                 break;
             default:
-                fleet_auth_ok(f, 0);
+                fleet_auth_ok(f, engine_at(f, 0));
             }
             report_ok(f, 0, "p2", "x");
         }
-        assert_true(fleet_serves(f, 0));
+        assert_true(fleet_serves(f, engine_at(f, 0)));
         assert_string_equal(upstream_state_name(info_of(f, 0).state), "serving");
         assert_int_equal(info_of(f, 0).error.why.code, ERR_NONE);
         fleet_free(f);

@@ -9,7 +9,7 @@ static void test_fleet_serves_once_enough_engines_answer(void **cmocka_state)
     struct err e = {0};
 
     (void)cmocka_state;
-    make_requester(&a, "");
+    make_requester(f, &a, "");
     assert_int_equal(fleet_permit_acquire(f, &a.ticket, &e), -1);
     assert_int_equal(e.code, ERR_UNSYNCED);
     assert_string_equal(state(f, 0), "unknown");
@@ -53,7 +53,7 @@ static void test_permit_acquire_queues_in_order_then_is_overloaded(void **cmocka
     (void)cmocka_state;
     for (size_t i = 0; i < PERMITS + QUEUE; i++)
         assert_int_equal(acquire(f, &a[i], ""), i < PERMITS ? 0 : NO_ENGINE);
-    make_requester(&more, "");
+    make_requester(f, &more, "");
     assert_int_equal(fleet_permit_acquire(f, &more.ticket, &e), -1);
     assert_int_equal(e.code, ERR_OVERLOADED);
     assert_true(fleet_permit_cancel(f, &a[PERMITS].ticket));
@@ -76,7 +76,7 @@ static void test_queues_have_separate_permits(void **cmocka_state)
     (void)cmocka_state;
     for (size_t i = 0; i < PERMITS; i++)
         (void)acquire(f, &a[i], "");
-    make_requester(&text, "");
+    make_requester(f, &text, "");
     text.ticket.queue = FLEET_TEXT;
     assert_int_equal(fleet_permit_acquire(f, &text.ticket, &e), 0);
     assert_int_equal(text.got, 0);
@@ -136,17 +136,15 @@ static void test_permit_acquire_avoids_the_failed_engine(void **cmocka_state)
 
     (void)cmocka_state;
     for (size_t i = 0; i < 4; i++) {
-        make_requester(&a, "");
-        a.ticket.avoid_one = true;
-        a.ticket.avoid = 1;
+        make_requester(f, &a, "");
+        a.ticket.avoid = upstream_number(engine_at(f, 1));
         assert_int_equal(fleet_permit_acquire(f, &a.ticket, &e), 0);
         assert_int_equal(a.got, 0);
         fleet_permit_release(f, &a.ticket);
     }
     fail_request(f, 0, true);
-    make_requester(&a, "");
-    a.ticket.avoid_one = true;
-    a.ticket.avoid = 1;
+    make_requester(f, &a, "");
+    a.ticket.avoid = upstream_number(engine_at(f, 1));
     assert_int_equal(fleet_permit_acquire(f, &a.ticket, &e), 0);
     assert_int_equal(a.got, 1);
     fleet_permit_release(f, &a.ticket);
@@ -166,7 +164,7 @@ static void test_failures_take_an_engine_down_and_a_probe_restores_it(void **cmo
         fail_request(f, 0, false);
     }
     assert_string_equal(state(f, 0), "down");
-    assert_int_equal(left[0], 1);
+    assert_int_equal(n_lost(f, 0), 1);
     fleet_permit_release(f, &a[0].ticket); /* a free permit, but no engine in rotation */
     assert_int_equal(a[PERMITS].n_granted, 0);
     report_ok(f, 0, "p", "");
@@ -185,15 +183,15 @@ static void test_restarted_engine_is_unsynced_after_the_first_update(void **cmoc
     (void)cmocka_state;
     report_ok(f, 0, "p2", "");
     assert_string_equal(state(f, 0), "serving"); /* before the first update */
-    assert_int_equal(fleet_commit_version(f, "step-1", 0, all, NULL), 1);
+    assert_int_equal(commit(f, "step-1", 0, all, NULL), 1);
     report_ok(f, 0, "p2", "step-1");
     assert_string_equal(state(f, 0), "serving");
     report_ok(f, 0, "p3", "step-1");
     assert_string_equal(state(f, 0), "unsynced");
-    assert_int_equal(left[0], 1);
+    assert_int_equal(n_lost(f, 0), 1);
     report_ok(f, 1, "p", "other");
     assert_string_equal(state(f, 1), "unsynced");
-    assert_int_equal(fleet_commit_version(f, "step-2", 0, all, NULL), 2);
+    assert_int_equal(commit(f, "step-2", 0, all, NULL), 2);
     assert_string_equal(state(f, 0), "serving");
     assert_string_equal(state(f, 1), "serving");
     /* An engine that reports no process is not synced after it was down. */
@@ -213,18 +211,18 @@ static void test_fence_holds_until_an_update_succeeds(void **cmocka_state)
 
     (void)cmocka_state;
     (void)err_set(&why, ERR_UPSTREAM, "", "it answered 500 in mid-update");
-    fleet_fence(f, 1, &why);
+    fleet_fence(f, engine_at(f, 1), &why);
     assert_string_equal(state(f, 1), "fenced");
     assert_int_equal(resync(f, 1, "", &e), -1);
     assert_int_equal(e.code, ERR_NEEDS_UPDATE);
     report_ok(f, 1, "p", "");
     assert_string_equal(state(f, 1), "fenced");
-    (void)fleet_commit_version(f, "a", 0, first, NULL);
+    (void)commit(f, "a", 0, first, NULL);
     assert_string_equal(state(f, 0), "serving");
     assert_string_equal(state(f, 1), "fenced");
-    (void)fleet_commit_version(f, "b", 0, both, NULL);
+    (void)commit(f, "b", 0, both, NULL);
     assert_string_equal(state(f, 1), "serving");
-    (void)fleet_commit_version(f, "c", 0, first, NULL);
+    (void)commit(f, "c", 0, first, NULL);
     assert_string_equal(state(f, 1), "unsynced");
     err_clear(&e);
     assert_int_equal(resync(f, 1, "b", &e), -1);
@@ -246,9 +244,8 @@ static void test_ticket_that_avoids_an_engine_delays_no_other(void **cmocka_stat
     (void)cmocka_state;
     for (size_t i = 0; i < 2 * PERMITS; i++)
         (void)acquire(f, &busy[i], "");
-    make_requester(&picky, "");
-    picky.ticket.avoid_one = true;
-    picky.ticket.avoid = busy[0].got;
+    make_requester(f, &picky, "");
+    picky.ticket.avoid = upstream_number(engine_at(f, busy[0].got));
     assert_int_equal(fleet_permit_acquire(f, &picky.ticket, &e), 0);
     assert_int_equal(acquire(f, &next, ""), NO_ENGINE);
     fleet_permit_release(f, &busy[0].ticket);
@@ -271,16 +268,16 @@ static void test_left_rotation_reports_that_no_engine_serves(void **cmocka_state
     struct fleet *f = fleet_alive(2);
 
     (void)cmocka_state;
-    fleet_probe_ok(f, 0, &starts);
-    assert_int_equal(n_none_left, 0);
-    fleet_probe_ok(f, 1, &starts);
-    assert_int_equal(n_none_left, 1);
+    fleet_probe_ok(f, engine_at(f, 0), &starts);
+    assert_int_equal(n_left, 0);
+    fleet_probe_ok(f, engine_at(f, 1), &starts);
+    assert_int_equal(n_left, 1);
     report_ok(f, 1, "", "");
-    fleet_remove(f, 0);
-    assert_int_equal(n_none_left, 1);
-    fleet_remove(f, 1);
-    assert_int_equal(n_none_left, 2);
-    assert_int_equal(left[0] + left[1], 0); /* requests there may finish */
+    fleet_remove(f, engine_at(f, 0));
+    assert_int_equal(n_left, 1);
+    fleet_remove(f, engine_at(f, 1));
+    assert_int_equal(n_left, 2);
+    assert_int_equal(n_lost(f, 0) + n_lost(f, 1), 0); /* requests there may finish */
     fleet_free(f);
 }
 
@@ -296,17 +293,17 @@ static void test_requests_at_a_removed_engine_may_finish(void **cmocka_state)
     (void)cmocka_state;
     while (acquire(f, &a[0], "") != 0)
         fleet_permit_release(f, &a[0].ticket);
-    fleet_remove(f, 0);
+    fleet_remove(f, engine_at(f, 0));
     assert_string_equal(state(f, 0), "removed");
     assert_int_equal(acquire(f, &a[1], ""), 1);
     assert_int_equal(acquire(f, &a[2], ""), 1);
     assert_int_equal(resync(f, 0, "", &e), -1);
     assert_int_equal(e.code, ERR_NOT_FOUND);
-    (void)fleet_commit_version(f, "v", 0, (const bool[]){false, true}, NULL);
-    assert_int_equal(left[0], 0);
+    (void)commit(f, "v", 0, (const bool[]){false, true}, NULL);
+    assert_int_equal(n_lost(f, 0), 0);
     fail_request(f, 0, true);
-    assert_int_equal(left[0], 1);
-    fleet_info(f, 0, &info);
+    assert_int_equal(n_lost(f, 0), 1);
+    fleet_info(f, engine_at(f, 0), &info);
     assert_int_equal(info.n_outstanding[FLEET_GENERATE], 1);
     for (size_t i = 0; i < 3; i++)
         fleet_permit_release(f, &a[i].ticket);
@@ -321,20 +318,20 @@ static void test_engine_added_after_an_update_is_unsynced(void **cmocka_state)
     struct err e = {0};
 
     (void)cmocka_state;
-    fleet_add(f, 1, "http://b:1");
+    add_new(f, "http://b:1", NULL);
     assert_string_equal(state(f, 1), "unknown");
     report_ok(f, 1, "p", "v");
     assert_string_equal(state(f, 1), "unsynced");
     report_ok(f, 1, "p", "");
     assert_string_equal(state(f, 1), "serving"); /* before the first update its report is enough */
-    (void)fleet_commit_version(f, "v", 0, (const bool[]){true, true}, NULL);
-    fleet_add(f, 2, "http://c:1");
+    (void)commit(f, "v", 0, (const bool[]){true, true}, NULL);
+    add_new(f, "http://c:1", NULL);
     report_ok(f, 2, "p", "v");
     assert_string_equal(state(f, 2), "unsynced");
     assert_int_equal(resync(f, 2, "v", &e), 0);
     assert_string_equal(state(f, 2), "serving");
-    fleet_remove(f, 1);
-    fleet_add(f, 1, "http://b:1");
+    fleet_remove(f, engine_at(f, 1));
+    add_again(f, 1);
     assert_string_equal(state(f, 1), "unknown");
     report_ok(f, 1, "p", "v");
     assert_string_equal(state(f, 1), "unsynced");
@@ -358,19 +355,18 @@ static void test_engine_that_is_not_ready_gets_no_requests(void **cmocka_state)
     (void)cmocka_state;
     while (acquire(f, &a, "") != 0)
         fleet_permit_release(f, &a.ticket);
-    fleet_probe_ok(f, 0, &report);
+    fleet_probe_ok(f, engine_at(f, 0), &report);
     assert_string_equal(state(f, 0), "not_ready");
-    fleet_info(f, 0, &info);
+    fleet_info(f, engine_at(f, 0), &info);
     assert_non_null(strstr(info.error.why.msg, "non_finite_logits"));
     assert_int_equal(info.error.why.code, ERR_LOGITS);
-    assert_int_equal(left[0], 0);
+    assert_int_equal(n_lost(f, 0), 0);
     assert_int_equal(acquire(f, &b, ""), 1);
     fleet_permit_release(f, &b.ticket);
     report_ok(f, 0, "p", "");
     assert_string_equal(state(f, 0), "serving");
-    fleet_probe_ok(f, 0, &report);
-    (void)fleet_commit_version(f, "v", 0, (const bool[]){true, true},
-                               NULL); /* it has weights now */
+    fleet_probe_ok(f, engine_at(f, 0), &report);
+    (void)commit(f, "v", 0, (const bool[]){true, true}, NULL); /* it has weights now */
     assert_string_equal(state(f, 0), "serving");
     fleet_permit_release(f, &a.ticket);
     fleet_free(f);
@@ -382,7 +378,7 @@ static void test_labels_are_not_compared_during_an_update(void **cmocka_state)
     uint64_t epoch = fleet_weights_epoch(f);
 
     (void)cmocka_state;
-    (void)fleet_commit_version(f, "v1", 0, (const bool[]){true, true}, NULL);
+    (void)commit(f, "v1", 0, (const bool[]){true, true}, NULL);
     assert_true(fleet_weights_epoch(f) != epoch);
     fleet_set_updating(f, true);
     report_ok(f, 0, "p", "v2"); /* it has the new version already */
@@ -406,13 +402,13 @@ static void test_a_repair_outdates_earlier_probes(void **cmocka_state)
     uint64_t epoch;
 
     (void)cmocka_state;
-    (void)fleet_commit_version(f, "v1", 0, (const bool[]){true, true}, NULL);
+    (void)commit(f, "v1", 0, (const bool[]){true, true}, NULL);
     (void)err_set(&why, ERR_UPSTREAM, "", "it failed");
-    fleet_fence(f, 1, &why);
+    fleet_fence(f, engine_at(f, 1), &why);
     epoch = fleet_weights_epoch(f);
-    (void)fleet_repair_version(f, "v1", (const bool[]){false, true}, (const bool[]){false, false});
+    (void)repair(f, "v1", (const bool[]){false, true}, (const bool[]){false, false});
     report.is_stale = fleet_weights_epoch(f) != epoch;
-    fleet_probe_ok(f, 1, &report);
+    fleet_probe_ok(f, engine_at(f, 1), &report);
     assert_string_equal(state(f, 1), "serving");
     fleet_free(f);
 }
@@ -424,14 +420,14 @@ static void test_probe_of_an_update_that_was_given_up(void **cmocka_state)
     struct upstream_report report = {.label = FLEET_DIRTY_MARKER "upd-1"};
 
     (void)cmocka_state;
-    (void)fleet_commit_version(f, "v1", 0, (const bool[]){true}, NULL);
+    (void)commit(f, "v1", 0, (const bool[]){true}, NULL);
     fleet_set_updating(f, true);
     report.sent_epoch = fleet_weights_epoch(f);
     fleet_set_updating(f, false);
-    fleet_probe_ok(f, 0, &report);
+    fleet_probe_ok(f, engine_at(f, 0), &report);
     assert_string_equal(state(f, 0), "serving");
     report.sent_epoch = fleet_weights_epoch(f);
-    fleet_probe_ok(f, 0, &report);
+    fleet_probe_ok(f, engine_at(f, 0), &report);
     assert_string_equal(state(f, 0), "fenced");
     fleet_free(f);
 }
@@ -441,9 +437,9 @@ static void test_set_label_syncs_no_other_engine(void **cmocka_state)
     struct fleet *f = fleet_alive(3);
 
     (void)cmocka_state;
-    (void)fleet_commit_version(f, "v1", 0, (const bool[]){true, true, false}, NULL);
+    (void)commit(f, "v1", 0, (const bool[]){true, true, false}, NULL);
     fleet_set_updating(f, true);
-    assert_int_equal(fleet_set_label(f, "v1b", (const bool[]){true, false, false}), 1);
+    assert_int_equal(name_them(f, "v1b", (const bool[]){true, false, false}), 1);
     assert_string_equal(state(f, 0), "serving");
     assert_string_equal(state(f, 1), "unsynced"); /* it did not take the label */
     assert_string_equal(state(f, 2), "unsynced"); /* a label syncs no engine */
@@ -486,7 +482,7 @@ static void test_permit_acquire_fails_after_close(void **cmocka_state)
 
     (void)cmocka_state;
     fleet_permits_close(f);
-    make_requester(&a, "");
+    make_requester(f, &a, "");
     assert_int_equal(fleet_permit_acquire(f, &a.ticket, &e), -1);
     assert_int_equal(e.code, ERR_DRAINING);
     fleet_free(f);
@@ -513,7 +509,7 @@ static void move_ticket(struct walk *w)
     struct err e = {0};
 
     if (!w->in[k]) {
-        make_requester(&w->a[k], sessions[draw(w, 4)]);
+        make_requester(w->f, &w->a[k], sessions[draw(w, 4)]);
         w->in[k] = fleet_permit_acquire(w->f, &w->a[k].ticket, &e) == 0;
     } else if (w->a[k].n_granted > 0) {
         fleet_permit_release(w->f, &w->a[k].ticket);
@@ -539,9 +535,9 @@ static void move_upstream(struct walk *w)
     else if (what < 6)
         fail_request(w->f, i, draw(w, 2) == 0);
     else if (what == 6)
-        fleet_fence(w->f, i, &why);
+        fleet_fence(w->f, engine_at(w->f, i), &why);
     else
-        (void)fleet_commit_version(w->f, "v", 0, done, NULL);
+        (void)commit(w->f, "v", 0, done, NULL);
 }
 
 static void check(struct walk *w)
@@ -562,7 +558,7 @@ static void check(struct walk *w)
         struct upstream_info info;
         bool serves;
 
-        fleet_info(w->f, i, &info);
+        fleet_info(w->f, engine_at(w->f, i), &info);
         serves = strcmp(upstream_state_name(info.state), "serving") == 0;
         assert_int_equal(info.n_outstanding[FLEET_GENERATE], n_held[i]);
         assert_true(n_held[i] <= PERMITS);
@@ -606,29 +602,29 @@ static void test_probe_ok_clears_the_missing_answer_only(void **state)
     (void)state;
     report_ok(f, 0, "p0", "v1");
     report_ok(f, 1, "p1", "v1");
-    fleet_fence(f, 0, &torn);
+    fleet_fence(f, engine_at(f, 0), &torn);
     for (int i = 0; i < 25; i++)
         for (size_t u = 0; u < 2; u++)
-            fleet_probe_failed(f, u, false, &late);
+            fleet_probe_failed(f, engine_at(f, u), false, &late);
     for (size_t u = 0; u < 2; u++) {
-        fleet_info(f, u, &info);
+        fleet_info(f, engine_at(f, u), &info);
         assert_non_null(strstr(info.error.why.msg, "25 probes in a row failed; late"));
         assert_true(info.error.wall_s > 0);
         report_ok(f, u, u == 0 ? "p0" : "p1", "v1");
     }
-    fleet_info(f, 0, &info);
+    fleet_info(f, engine_at(f, 0), &info);
     assert_string_equal(info.error.why.msg, torn.msg); /* an answer does not clear this */
     assert_true(info.error.wall_s > 0);
-    fleet_info(f, 1, &info);
+    fleet_info(f, engine_at(f, 1), &info);
     assert_int_equal(info.error.why.code, ERR_NONE);
     assert_int_equal(info.error.wall_s, 0);
-    fleet_request_failed(f, 1, false, &late); /* cleared by a reply to a client */
-    fleet_info(f, 1, &info);
+    fleet_request_failed(f, engine_at(f, 1), false, &late); /* cleared by a reply to a client */
+    fleet_info(f, engine_at(f, 1), &info);
     assert_string_equal(info.error.why.msg, "late");
     assert_int_equal(acquire(f, &a, ""), 1);
     a.ticket.responded = true;
     fleet_permit_release(f, &a.ticket);
-    fleet_info(f, 1, &info);
+    fleet_info(f, engine_at(f, 1), &info);
     assert_int_equal(info.error.why.code, ERR_NONE);
     fleet_free(f);
 }
@@ -638,8 +634,8 @@ static void assert_errors(struct fleet *f, const char *const *messages, size_t n
     struct upstream_error errors[UPSTREAM_ERRORS_MAX];
     struct upstream_info info;
 
-    assert_int_equal(fleet_errors(f, 0, errors), n);
-    fleet_info(f, 0, &info);
+    assert_int_equal(fleet_errors(f, engine_at(f, 0), errors), n);
+    fleet_info(f, engine_at(f, 0), &info);
     assert_string_equal(info.error.why.msg, n > 0 ? messages[0] : "");
     for (size_t i = 0; i < n; i++) {
         assert_string_equal(errors[i].why.msg, messages[i]);
@@ -662,24 +658,24 @@ static void test_each_reason_has_its_error(void **state)
     report_ok(f, 1, "p1", "v1");
     assert_errors(f, NULL, 0);
     (void)snprintf(e.msg, sizeof e.msg, "%s", torn);
-    fleet_fence(f, 0, &e);
+    fleet_fence(f, engine_at(f, 0), &e);
     e.code = ERR_UPSTREAM_KEY;
     (void)snprintf(e.msg, sizeof e.msg, "%s", key);
-    fleet_auth_failed(f, 0, FLEET_AUTH_REQUEST, &e);
-    fleet_probe_ok(f, 0, &report);
+    fleet_auth_failed(f, engine_at(f, 0), FLEET_AUTH_REQUEST, &e);
+    fleet_probe_ok(f, engine_at(f, 0), &report);
     assert_errors(f, (const char *const[]){torn, key, not_ready}, 3);
     e.code = ERR_TIMEOUT;
     (void)snprintf(e.msg, sizeof e.msg, "%s", late);
-    fleet_request_failed(f, 0, false, &e);
+    fleet_request_failed(f, engine_at(f, 0), false, &e);
     assert_errors(f, (const char *const[]){torn, key, not_ready, late}, 4);
-    fleet_request_failed(f, 0, true, &e); /* refused: it is down */
+    fleet_request_failed(f, engine_at(f, 0), true, &e); /* refused: it is down */
     assert_errors(f, (const char *const[]){late, torn, key, not_ready}, 4);
-    fleet_why_unreliable(f, 0, &e);
+    fleet_why_unreliable(f, engine_at(f, 0), &e);
     assert_string_equal(e.msg, late);
-    fleet_auth_ok(f, 0);
+    fleet_auth_ok(f, engine_at(f, 0));
     report_ok(f, 0, "p0", "v1");
     assert_errors(f, (const char *const[]){torn}, 1);
-    (void)fleet_commit_version(f, "v2", 0, (const bool[FLEET_MAX]){true}, NULL);
+    (void)commit(f, "v2", 0, (const bool[FLEET_MAX]){true}, NULL);
     assert_errors(f, NULL, 0);
     fleet_free(f);
 }
@@ -690,14 +686,14 @@ static void report_identity(struct fleet *f, size_t i, const char *identity)
 
     (void)snprintf(report.process, sizeof report.process, "%s", identity);
     (void)snprintf(report.identity, sizeof report.identity, "%s", identity);
-    fleet_probe_ok(f, i, &report);
+    fleet_probe_ok(f, engine_at(f, i), &report);
 }
 
 static void assert_error(struct fleet *f, size_t i, const char *message)
 {
     struct upstream_info info;
 
-    fleet_info(f, i, &info);
+    fleet_info(f, engine_at(f, i), &info);
     assert_string_equal(info.error.why.msg, message);
     assert_false(info.alive);
 }
@@ -722,10 +718,10 @@ static void test_one_process_serves_under_one_url(void **cmocka_state)
     for (int i = 0; i < FLEET_FAILURES_DOWN; i++)
         report_identity(f, 1, "p");
     assert_string_equal(state(f, 1), "down");
-    fleet_remove(f, 0);
+    fleet_remove(f, engine_at(f, 0));
     report_identity(f, 1, "p");
     assert_string_equal(state(f, 1), "serving");
-    fleet_add(f, 0, "u://d"); /* an index of before */
+    add_again(f, 0);
     report_identity(f, 0, "p");
     assert_string_equal(state(f, 1), "serving");
     assert_error(f, 0, "it is the same process as u://b: remove one of the two");
@@ -748,9 +744,9 @@ static void test_own_process_never_serves(void **cmocka_state)
 
     (void)cmocka_state;
     assert_int_equal(fleet_new(&f, &cfg, &e), 0);
-    assert_false(fleet_reject_alias(f, 0, ""));
-    assert_false(fleet_reject_alias(f, 0, "other"));
-    assert_true(fleet_reject_alias(f, 1, "own"));
+    assert_false(fleet_reject_alias(f, engine_at(f, 0), ""));
+    assert_false(fleet_reject_alias(f, engine_at(f, 0), "other"));
+    assert_true(fleet_reject_alias(f, engine_at(f, 1), "own"));
     assert_error(f, 1, itself);
     report_identity(f, 0, "other");
     assert_string_equal(state(f, 0), "serving");

@@ -1,6 +1,7 @@
 /* The prober reports replies of engines, and missing ones, to the fleet. */
 #include "fleet/members/prober.h"
 
+#include "tests/unit/fleet/upstream_at.h"
 #include "tests/unit/fleet/upstream_peer.h"
 
 #include <poll.h>
@@ -18,9 +19,10 @@ struct world {
     enum upstream_kind dialects[N];
 };
 
-static bool find_peer(void *arg, size_t i, struct probe_peer *out)
+static bool find_peer(void *arg, struct upstream *upstream, struct probe_peer *out)
 {
     const struct world *w = arg;
+    size_t i = index_of(w->fleet, upstream);
 
     if (i < N)
         *out = (struct probe_peer){&w->targets[i], w->dialects[i]};
@@ -74,7 +76,7 @@ static void await_state(struct world *w, size_t i, const char *state)
     struct upstream_info info;
 
     for (int ms = 0; ms < LONG_MS; ms++) {
-        fleet_info(w->fleet, i, &info);
+        fleet_info(w->fleet, engine_at(w->fleet, i), &info);
         if (strcmp(upstream_state_name(info.state), state) == 0)
             return;
         (void)poll(NULL, 0, 1);
@@ -87,7 +89,7 @@ static void await_failures(struct world *w, size_t i, uint64_t n)
     struct upstream_info info;
 
     for (int ms = 0; ms < LONG_MS; ms++) {
-        fleet_info(w->fleet, i, &info);
+        fleet_info(w->fleet, engine_at(w->fleet, i), &info);
         if (info.n_failures >= n)
             return;
         (void)poll(NULL, 0, 1);
@@ -100,7 +102,7 @@ static void await_alive(struct world *w, size_t i)
     struct upstream_info info = {0};
 
     for (int ms = 0; ms < LONG_MS && !info.alive; ms++) {
-        fleet_info(w->fleet, i, &info);
+        fleet_info(w->fleet, engine_at(w->fleet, i), &info);
         (void)poll(NULL, 0, 1);
     }
     assert_true(info.alive);
@@ -125,14 +127,14 @@ static void test_prober_reports_each_reply(void **state)
     peer_start(&busy, refusal);
     world_open(&w, (const char *const[N]){good.url, hung.url, busy.url}, 0);
     await_state(&w, 0, "serving");
-    fleet_info(w.fleet, 0, &info);
+    fleet_info(w.fleet, engine_at(w.fleet, 0), &info);
     assert_string_equal(info.report.process, "b1");
     assert_string_equal(info.report.label, "v1");
     await_failures(&w, 1, 1);
     await_failures(&w, 2, 1);
-    fleet_info(w.fleet, 1, &info);
+    fleet_info(w.fleet, engine_at(w.fleet, 1), &info);
     assert_int_equal(info.error.why.code, ERR_UPSTREAM_TIMEOUT);
-    fleet_info(w.fleet, 2, &info);
+    fleet_info(w.fleet, engine_at(w.fleet, 2), &info);
     assert_non_null(strstr(info.error.why.msg, "503"));
     world_close(&w);
     peer_stop(&good);
@@ -152,10 +154,10 @@ static void test_engine_with_another_api_is_down(void **state)
     world_open(&w, (const char *const[N]){other.url, "unix:/nowhere", "unix:/nowhere"}, 0);
     await_state(&w, 0, "down");
     await_state(&w, 1, "down"); /* it never answered */
-    fleet_info(w.fleet, 0, &info);
+    fleet_info(w.fleet, engine_at(w.fleet, 0), &info);
     assert_non_null(strstr(info.error.why.msg, "/v1/status with 404"));
     assert_non_null(strstr(info.error.why.msg, "URL,vllm"));
-    fleet_info(w.fleet, 1, &info);
+    fleet_info(w.fleet, engine_at(w.fleet, 1), &info);
     assert_null(strstr(info.error.why.msg, "URL,vllm"));
     world_close(&w);
     peer_stop(&other);
@@ -204,7 +206,7 @@ static void test_lack_of_descriptors_here_counts_against_no_engine(void **state)
     loop_stop(w.loop);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
     for (size_t i = 0; i < N; i++) {
-        fleet_info(w.fleet, i, &info);
+        fleet_info(w.fleet, engine_at(w.fleet, i), &info);
         assert_string_equal(info.error.why.msg, "");
         assert_int_equal(info.n_failures, 0);
     }
@@ -242,13 +244,13 @@ static void test_generation_probe_finds_an_engine_that_generates_nothing(void **
     assert_int_equal(pthread_create(&silent.thread, NULL, silent_main, &silent), 0);
     world_open(&w, (const char *const[N]){silent.url, "unix:/nowhere", "unix:/nowhere"}, 2);
     await_state(&w, 0, "down");
-    fleet_info(w.fleet, 0, &info);
+    fleet_info(w.fleet, engine_at(w.fleet, 0), &info);
     assert_non_null(strstr(info.error.why.msg, "/v1/completions"));
     await_failures(&w, 0, 2 * FLEET_FAILURES_DOWN); /* status probes do not restore it */
-    fleet_info(w.fleet, 0, &info);
+    fleet_info(w.fleet, engine_at(w.fleet, 0), &info);
     assert_string_equal(upstream_state_name(info.state), "down");
     fleet_fence(
-        w.fleet, 0,
+        w.fleet, engine_at(w.fleet, 0),
         &info.error.why); /* a fenced engine may be paused, so only status probes are sent */
     await_alive(&w, 0);
     world_close(&w);
@@ -295,12 +297,12 @@ static void test_rejected_key_is_found_by_both_probes(void **state)
     await_state(&w, 0, "refused");
     await_state(&w, 1, "refused");
     await_state(&w, 2, "refused");
-    fleet_info(w.fleet, 2, &info);
+    fleet_info(w.fleet, engine_at(w.fleet, 2), &info);
     assert_int_equal(info.error.why.code, ERR_UPSTREAM_KEY);
     assert_non_null(strstr(info.error.why.msg, "421"));
     assert_non_null(strstr(info.error.why.msg, "--allowed-host"));
     for (size_t i = 0; i < 2; i++) {
-        fleet_info(w.fleet, i, &info);
+        fleet_info(w.fleet, engine_at(w.fleet, i), &info);
         assert_int_equal(info.error.why.code, ERR_UPSTREAM_KEY);
         assert_non_null(strstr(info.error.why.msg, "401"));
         assert_non_null(strstr(info.error.why.msg, "requires a key"));
@@ -327,7 +329,7 @@ static void test_accepted_key_restores_the_engine(void **state)
     world_open(&w, (const char *const[N]){half.url, "unix:/nowhere", "unix:/nowhere"}, 1000);
     await_state(&w, 0, "serving");
     (void)err_set(&why, ERR_UPSTREAM_KEY, "", "it answered 401");
-    fleet_auth_failed(w.fleet, 0, FLEET_AUTH_REQUEST, &why);
+    fleet_auth_failed(w.fleet, engine_at(w.fleet, 0), FLEET_AUTH_REQUEST, &why);
     await_state(&w, 0, "serving"); /* by an extra generation probe */
     world_close(&w);
     peer_stop(&half);

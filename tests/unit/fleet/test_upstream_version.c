@@ -3,14 +3,14 @@
 
 static void report_labels(struct fleet *f, const char *const labels[N])
 {
-    for (size_t i = 0; i < N; i++)
+    for (size_t i = 0; i < n_engines(f); i++)
         report_ok(f, i, "p", labels[i]);
 }
 
 static void report_all(struct fleet *f, const struct upstream_report *report)
 {
     for (size_t i = 0; i < N; i++)
-        fleet_probe_ok(f, i, report);
+        fleet_probe_ok(f, engine_at(f, i), report);
 }
 
 static void assert_states(struct fleet *f, const char *const wanted[N])
@@ -24,7 +24,7 @@ static void assert_unsynced(struct fleet *f, const char *wanted)
     struct requester a;
     struct err e = {0};
 
-    make_requester(&a, "");
+    make_requester(f, &a, "");
     assert_int_equal(fleet_permit_acquire(f, &a.ticket, &e), -1);
     assert_int_equal(e.code, ERR_UNSYNCED);
     if (strstr(e.msg, wanted) == NULL)
@@ -58,7 +58,7 @@ static void test_first_version_is_that_of_most_engines(void **cmocka_state)
     assert_int_equal(s.serial, 0);
     report_ok(f, 1, "q", "old"); /* restarted, and behind */
     assert_string_equal(state(f, 1), "unsynced");
-    assert_int_equal(left[1], 1);
+    assert_int_equal(n_lost(f, 1), 1);
     fleet_free(f);
 }
 
@@ -74,14 +74,14 @@ static void test_dirty_marker_is_no_version(void **cmocka_state)
     (void)cmocka_state;
     report_all(f, &report);
     assert_states(f, EACH("fenced", "fenced", "fenced", "fenced"));
-    fleet_info(f, 0, &info);
+    fleet_info(f, engine_at(f, 0), &info);
     assert_non_null(
         strstr(info.error.why.msg,
                "an update of it never ended (weight_version 'baton:unfinished:upd-1')"));
     report_labels(f, EACH("v", "v", "v", "v")); /* another label proves nothing */
     assert_states(f, EACH("fenced", "fenced", "fenced", "fenced"));
-    assert_int_equal(fleet_may_resync(f, 0, &e), -1);
-    assert_int_equal(fleet_commit_version(f, "w", 0, done, NULL), 1);
+    assert_int_equal(fleet_may_resync(f, engine_at(f, 0), &e), -1);
+    assert_int_equal(commit(f, "w", 0, done, NULL), 1);
     report_labels(f, EACH("w", "w", "w", "w"));
     assert_states(f, EACH("serving", "serving", "serving", "serving"));
     fleet_free(f);
@@ -126,12 +126,12 @@ static void test_marker_of_our_running_update_fences_nothing(void **cmocka_state
     fleet_set_updating(f, true);
     report_all(f, &report);
     assert_states(f, EACH("serving", "serving", "serving", "serving"));
-    assert_int_equal(fleet_commit_version(f, "w", 0, done, NULL), 1);
+    assert_int_equal(commit(f, "w", 0, done, NULL), 1);
     report.is_stale = true;
     report_all(f, &report);
     assert_states(f, EACH("serving", "serving", "serving", "serving"));
     report.is_stale = false;
-    assert_int_equal(fleet_resync(f, 0, &report, &e), -1);
+    assert_int_equal(fleet_resync(f, engine_at(f, 0), &report, &e), -1);
     assert_non_null(strstr(e.msg, "never ended"));
     fleet_free(f);
 }
@@ -146,12 +146,12 @@ static void test_reason_of_a_fence_is_kept(void **cmocka_state)
 
     (void)cmocka_state;
     report_labels(f, EACH("v", "v", "v", "v"));
-    assert_int_equal(fleet_commit_version(f, "w", 0, done, NULL), 1);
+    assert_int_equal(commit(f, "w", 0, done, NULL), 1);
     (void)err_set(&why, ERR_UPSTREAM, "", "it ran out of memory");
-    fleet_fence(f, 0, &why);
+    fleet_fence(f, engine_at(f, 0), &why);
     report_labels(f, EACH(FLEET_DIRTY_MARKER "upd-1", "x", "w", "w"));
     assert_states(f, EACH("fenced", "unsynced", "serving", "serving"));
-    fleet_info(f, 0, &info);
+    fleet_info(f, engine_at(f, 0), &info);
     assert_string_equal(info.error.why.msg, "it ran out of memory");
     fleet_free(f);
 }
@@ -188,7 +188,7 @@ static void test_no_engine_serves_without_a_majority(void **cmocka_state)
     assert_int_equal(resync(f, 0, "a", &e), -1);
     assert_int_equal(e.code, ERR_NEEDS_UPDATE);
     /* An update needs no version before it. */
-    (void)fleet_commit_version(g, "d", 0, (const bool[]){true, true, true, true}, NULL);
+    (void)commit(g, "d", 0, (const bool[]){true, true, true, true}, NULL);
     assert_states(g, EACH("serving", "serving", "serving", "serving"));
     fleet_free(f);
     fleet_free(g);
@@ -218,16 +218,16 @@ static void test_engine_that_is_not_ready_does_not_count_for_the_version(void **
     struct fleet *f = fleet_of(N);
 
     (void)cmocka_state;
-    fleet_probe_ok(f, 0, &starts);
-    fleet_probe_ok(f, 1, &starts);
+    fleet_probe_ok(f, engine_at(f, 0), &starts);
+    fleet_probe_ok(f, engine_at(f, 1), &starts);
     report_ok(f, 2, "p", "a");
-    fleet_probe_ok(f, 3, &late); /* a stale report: its label is ignored */
+    fleet_probe_ok(f, engine_at(f, 3), &late); /* a stale report: its label is ignored */
     assert_states(f, EACH("not_ready", "not_ready", "unsynced", "unsynced"));
     report_ok(f, 3, "p", "a");
     assert_states(f, EACH("not_ready", "not_ready", "serving", "serving"));
     report_ok(f, 0, "p", "b");
     assert_string_equal(state(f, 0), "unsynced");
-    fleet_probe_ok(f, 2, &late); /* does not count against it */
+    fleet_probe_ok(f, engine_at(f, 2), &late); /* does not count against it */
     assert_string_equal(state(f, 2), "serving");
     fleet_free(f);
 }
@@ -237,8 +237,8 @@ static void test_new_process_must_report_its_version(void **cmocka_state)
     struct fleet *f = fleet_alive(2);
 
     (void)cmocka_state;
-    assert_true(fleet_check_process(f, 0, "p"));
-    assert_false(fleet_check_process(f, 0, "q"));
+    assert_true(fleet_check_process(f, engine_at(f, 0), "p"));
+    assert_false(fleet_check_process(f, engine_at(f, 0), "q"));
     assert_string_equal(state(f, 0), "unsynced");
     report_ok(f, 0, "q", "");
     assert_string_equal(state(f, 0), "serving");
@@ -251,12 +251,12 @@ static void test_process_that_took_an_update_is_synced(void **cmocka_state)
     struct fleet *f = fleet_alive(2);
 
     (void)cmocka_state;
-    (void)fleet_commit_version(f, "v6", 0, (const bool[FLEET_MAX]){true, true}, NULL);
-    assert_false(fleet_check_process(f, 0, "q"));
+    (void)commit(f, "v6", 0, (const bool[FLEET_MAX]){true, true}, NULL);
+    assert_false(fleet_check_process(f, engine_at(f, 0), "q"));
     assert_string_equal(state(f, 0), "unsynced");
-    assert_true(fleet_check_process(f, 0, "q"));
+    assert_true(fleet_check_process(f, engine_at(f, 0), "q"));
     assert_string_equal(state(f, 0), "unsynced");
-    (void)fleet_commit_version(f, "v7", 0, (const bool[FLEET_MAX]){true, true}, NULL);
+    (void)commit(f, "v7", 0, (const bool[FLEET_MAX]){true, true}, NULL);
     report_ok(f, 0, "q", "v7");
     assert_string_equal(state(f, 0), "serving");
     report_ok(f, 0, "r", "v7"); /* restarted after it */
@@ -278,10 +278,10 @@ static void test_commit_keeps_labels_that_engines_reported(void **cmocka_state)
     (void)cmocka_state;
     for (size_t i = 0; i < 3; i++)
         report_ok(f, i, "p", "v0");
-    (void)fleet_commit_version(f, "v1", 0, done, named);
-    fleet_probe_ok(f, 0, &late); /* sent before the commit */
+    (void)commit(f, "v1", 0, done, named);
+    fleet_probe_ok(f, engine_at(f, 0), &late); /* sent before the commit */
     for (size_t i = 0; i < 3; i++) {
-        fleet_info(f, i, &info);
+        fleet_info(f, engine_at(f, i), &info);
         assert_string_equal(info.report.label, wanted[i]);
     }
     fleet_free(f);
@@ -302,7 +302,7 @@ static void test_restart_during_an_update_is_unsynced(void **cmocka_state)
     report_ok(f, 0, "q", "b");
     assert_string_equal(state(f, 0), "unsynced");
     assert_string_equal(state(f, 1), "serving");
-    fleet_info(f, 0, &info);
+    fleet_info(f, engine_at(f, 0), &info);
     assert_non_null(strstr(info.error.why.msg, "restarted"));
     fleet_set_updating(f, false);
     assert_string_equal(state(f, 0), "unsynced");
@@ -320,16 +320,16 @@ static void test_engine_added_again_stays_fenced(void **cmocka_state)
 
     (void)cmocka_state;
     (void)err_set(&why, ERR_UNSYNCED, "", "half of an update is in it");
-    fleet_fence(f, 1, &why);
-    fleet_remove(f, 1);
-    fleet_add(f, 1, "http://b");
+    fleet_fence(f, engine_at(f, 1), &why);
+    fleet_remove(f, engine_at(f, 1));
+    add_again(f, 1);
     report_ok(f, 1, "p", "");
     assert_string_equal(state(f, 1), "fenced");
-    (void)fleet_commit_version(f, "d", 0, (const bool[FLEET_MAX]){true, true}, NULL);
+    (void)commit(f, "d", 0, (const bool[FLEET_MAX]){true, true}, NULL);
     assert_string_equal(state(f, 1), "serving");
-    fleet_fence(f, 1, &why);
-    fleet_remove(f, 1);
-    fleet_add(f, 1, "http://c"); /* another engine is not fenced */
+    fleet_fence(f, engine_at(f, 1), &why);
+    fleet_remove(f, engine_at(f, 1));
+    add_new(f, "http://c", engine_at(f, 1)); /* another engine is not fenced */
     report_ok(f, 1, "p", "");
     assert_string_equal(state(f, 1), "unsynced");
     fleet_free(f);
@@ -348,17 +348,17 @@ static void test_engine_that_missed_the_pause_waits(void **cmocka_state)
     report_ok(f, 3, "p", "");
     report_ok(f, 2, "q", "");
     assert_states(f, EACH("serving", "serving", "unsynced", "unsynced"));
-    fleet_info(f, 2, &info);
+    fleet_info(f, engine_at(f, 2), &info);
     assert_non_null(strstr(info.error.why.msg, "when they resume"));
-    fleet_confirm_quiesced(f, 2, info.incarnation - 1); /* the process before */
+    fleet_confirm_quiesced(f, engine_at(f, 2), info.incarnation - 1); /* the process before */
     assert_states(f, EACH("serving", "serving", "unsynced", "unsynced"));
-    fleet_confirm_quiesced(f, 2, info.incarnation);
+    fleet_confirm_quiesced(f, engine_at(f, 2), info.incarnation);
     assert_states(f, EACH("serving", "serving", "serving", "unsynced"));
     report_ok(f, 2, "r", "");
     assert_states(f, EACH("serving", "serving", "unsynced", "unsynced"));
     fleet_quiesce(f, false, 3);
     assert_states(f, EACH("serving", "serving", "serving", "serving"));
-    fleet_info(f, 2, &info);
+    fleet_info(f, engine_at(f, 2), &info);
     assert_int_equal(info.error.why.code, ERR_NONE);
     fleet_quiesce(f, true, 2); /* an older call */
     report_ok(f, 2, "s", "");
@@ -371,7 +371,7 @@ static void reject_key(struct fleet *f, size_t i, enum fleet_auth what)
     struct err why = {0};
 
     (void)err_set(&why, ERR_UPSTREAM_KEY, "", "it refuses the key");
-    fleet_auth_failed(f, i, what, &why);
+    fleet_auth_failed(f, engine_at(f, i), what, &why);
 }
 
 static void test_engine_that_rejects_our_key_gets_no_requests(void **cmocka_state)
@@ -386,24 +386,24 @@ static void test_engine_that_rejects_our_key_gets_no_requests(void **cmocka_stat
         fleet_permit_release(f, &a.ticket);
     reject_key(f, 0, FLEET_AUTH_REQUEST);
     assert_string_equal(state(f, 0), "refused");
-    assert_int_equal(left[0], 0); /* requests there may finish */
-    report_ok(f, 0, "p", "");     /* a status probe does not clear it */
-    fleet_info(f, 0, &info);
+    assert_int_equal(n_lost(f, 0), 0); /* requests there may finish */
+    report_ok(f, 0, "p", "");          /* a status probe does not clear it */
+    fleet_info(f, engine_at(f, 0), &info);
     assert_true(info.alive && info.request_auth_failed);
     assert_int_equal(info.error.why.code, ERR_UPSTREAM_KEY);
     assert_int_equal(acquire(f, &b, ""), 1);
     fleet_permit_release(f, &b.ticket);
     reject_key(f, 1, FLEET_AUTH_PROBE);
-    fleet_info(f, 1, &info);
+    fleet_info(f, engine_at(f, 1), &info);
     assert_false(info.alive);
-    make_requester(&b, "");
+    make_requester(f, &b, "");
     assert_int_equal(fleet_permit_acquire(f, &b.ticket, &e), -1);
     assert_int_equal(e.code, ERR_UPSTREAM_KEY);
     report_ok(f, 1, "p", "");
     assert_string_equal(state(f, 1), "serving");
-    fleet_auth_ok(f, 0);
+    fleet_auth_ok(f, engine_at(f, 0));
     assert_string_equal(state(f, 0), "serving");
-    fleet_info(f, 0, &info);
+    fleet_info(f, engine_at(f, 0), &info);
     assert_int_equal(info.error.why.code, ERR_NONE);
     fleet_permit_release(f, &a.ticket);
     fleet_free(f);
@@ -419,16 +419,16 @@ static void test_the_reason_that_matters(void **state)
 
     (void)state;
     report_ok(f, 0, "p0", "v1");
-    (void)fleet_commit_version(f, "v2", 0, (const bool[FLEET_MAX]){true}, NULL);
+    (void)commit(f, "v2", 0, (const bool[FLEET_MAX]){true}, NULL);
     reject_key(f, 0, FLEET_AUTH_REQUEST);
     report_ok(f, 0, "p1", "v1"); /* another process */
-    fleet_why_unreliable(f, 0, &e);
+    fleet_why_unreliable(f, engine_at(f, 0), &e);
     assert_non_null(strstr(e.msg, "it was restarted"));
-    fleet_fence(f, 0, &torn);
-    fleet_why_unreliable(f, 0, &e);
+    fleet_fence(f, engine_at(f, 0), &torn);
+    fleet_why_unreliable(f, engine_at(f, 0), &e);
     assert_string_equal(e.msg, torn.msg);
     err_clear(&e);
-    make_requester(&a, "");
+    make_requester(f, &a, "");
     assert_int_equal(fleet_permit_acquire(f, &a.ticket, &e), -1);
     assert_int_equal(e.code, ERR_UPSTREAM_KEY);
     assert_non_null(strstr(e.msg, "it refuses the key"));
@@ -443,13 +443,13 @@ static void test_accepted_key_clears_its_error(void **cmocka_state)
     (void)cmocka_state;
     reject_key(f, 0, FLEET_AUTH_PROBE);
     report_ok(f, 0, "p", "b");
-    fleet_info(f, 0, &info);
+    fleet_info(f, engine_at(f, 0), &info);
     assert_string_equal(upstream_state_name(info.state), "unsynced");
     assert_non_null(strstr(info.error.why.msg, "it serves version 'b'"));
-    (void)fleet_commit_version(f, "d", 0, (const bool[FLEET_MAX]){false, true, true, true}, NULL);
+    (void)commit(f, "d", 0, (const bool[FLEET_MAX]){false, true, true, true}, NULL);
     reject_key(f, 0, FLEET_AUTH_PROBE);
     report_ok(f, 0, "p", "b");
-    fleet_info(f, 0, &info);
+    fleet_info(f, engine_at(f, 0), &info);
     assert_string_equal(upstream_state_name(info.state), "unsynced");
     assert_null(strstr(info.error.why.msg, "key"));
     assert_int_equal(info.error.why.code, ERR_UNSYNCED);
@@ -470,16 +470,16 @@ static void test_engine_whose_probes_fail_leaves_rotation(void **cmocka_state)
         assert_string_equal(state(f, 0), "serving");
         while (acquire(f, &a, "") != 0)
             fleet_permit_release(f, &a.ticket);
-        fleet_probe_failed(f, 0, false, &why);
+        fleet_probe_failed(f, engine_at(f, 0), false, &why);
         a.ticket.responded = true;
         fleet_permit_release(f, &a.ticket);
     }
     assert_string_equal(state(f, 0), "unsynced");
-    fleet_info(f, 0, &info);
+    fleet_info(f, engine_at(f, 0), &info);
     assert_non_null(strstr(info.error.why.msg, "10 probes in a row failed"));
     assert_non_null(strstr(info.error.why.msg, "with 500"));
     assert_int_equal(info.n_failures, FLEET_PROBE_FAILURES_MAX);
-    assert_int_equal(left[0], 0);
+    assert_int_equal(n_lost(f, 0), 0);
     report_ok(f, 0, "p", "");
     assert_string_equal(state(f, 0), "serving");
     fleet_free(f);
@@ -502,7 +502,6 @@ static void test_state_changes_are_reported(void **cmocka_state)
     assert_int_equal(n_changes, 2);
     fail_request(f, 1, true);
     assert_int_equal(n_changes, 3);
-    assert_int_equal(changes[2].upstream, 1);
     assert_string_equal(upstream_state_name(changes[2].from), "serving");
     assert_string_equal(upstream_state_name(changes[2].to), "down");
     assert_string_equal(changes[2].why.msg, "connection refused");
@@ -543,7 +542,7 @@ static void test_may_report_version_accepts_the_fleets_version_only(void **cmock
     assert_true(fleet_may_report_version(f, FLEET_DIRTY_MARKER "x", fleet_weights_epoch(f)));
     assert_true(fleet_may_report_version(f, "new", fleet_weights_epoch(f)));
     epoch = fleet_weights_epoch(f);
-    (void)fleet_commit_version(f, "new", 0, done, NULL);
+    (void)commit(f, "new", 0, done, NULL);
     assert_true(fleet_may_report_version(f, "old", epoch)); /* sent before the commit */
     assert_false(fleet_may_report_version(f, "old", fleet_weights_epoch(f)));
     assert_false(fleet_may_report_version(f, "", fleet_weights_epoch(f)));
@@ -560,7 +559,7 @@ static void report_update(struct fleet *f, size_t i, const char *process, const 
     (void)snprintf(report.process, sizeof report.process, "%s", process);
     (void)snprintf(report.label, sizeof report.label, "%s", label);
     (void)snprintf(report.update_id, sizeof report.update_id, "%s", update_id);
-    fleet_probe_ok(f, i, &report);
+    fleet_probe_ok(f, engine_at(f, i), &report);
 }
 
 /* Two engines; the second failed to finish its update "u2" of version "b". */
@@ -572,10 +571,10 @@ static struct fleet *fleet_with_late_engine(void)
     report_update(f, 0, "p", "a", "");
     report_update(f, 1, "q", "a", "");
     (void)err_set(&why, ERR_UPSTREAM, "", "it answered 502");
-    fleet_fence(f, 1, &why);
-    (void)fleet_commit_version(f, "b", 0, (const bool[FLEET_MAX]){true}, NULL);
-    fleet_expect_update(f, 0, "u1");
-    fleet_expect_update(f, 1, "u2");
+    fleet_fence(f, engine_at(f, 1), &why);
+    (void)commit(f, "b", 0, (const bool[FLEET_MAX]){true}, NULL);
+    fleet_expect_update(f, engine_at(f, 0), "u1");
+    fleet_expect_update(f, engine_at(f, 1), "u2");
     return f;
 }
 
@@ -597,7 +596,7 @@ static void test_engine_that_ends_its_update_late_is_synced(void **cmocka_state)
     assert_string_equal(state(f, 1), "unsynced");
     report_update(f, 1, "r", "b", "u2");
     assert_string_equal(state(f, 1), "serving");
-    (void)fleet_commit_version(f, "b", 0, (const bool[FLEET_MAX]){true}, NULL);
+    (void)commit(f, "b", 0, (const bool[FLEET_MAX]){true}, NULL);
     report_update(f, 1, "r", "b", "u2"); /* the same label, another version */
     assert_string_equal(state(f, 1), "unsynced");
     fleet_free(f);
@@ -614,13 +613,13 @@ static void test_label_of_a_fenced_engine_is_not_compared(void **cmocka_state)
     (void)cmocka_state;
     report_ok(f, 0, "", "a");
     report_ok(f, 1, "", "a");
-    (void)fleet_commit_version(f, "b", 0, both, both);
+    (void)commit(f, "b", 0, both, both);
     (void)err_set(&why, ERR_UPSTREAM, "", "its weights were dropped");
-    fleet_fence(f, 1, &why);
+    fleet_fence(f, engine_at(f, 1), &why);
     report_ok(f, 1, "", FLEET_DIRTY_MARKER "repair");
-    fleet_info(f, 1, &info);
+    fleet_info(f, engine_at(f, 1), &info);
     assert_true(info.synced && info.fenced);
-    (void)fleet_repair_version(f, "b", (const bool[FLEET_MAX]){false, true}, both);
+    (void)repair(f, "b", (const bool[FLEET_MAX]){false, true}, both);
     assert_string_equal(state(f, 1), "serving");
     fleet_free(f);
 }
@@ -635,7 +634,7 @@ static void test_update_of_another_client_is_noticed(void **cmocka_state)
     assert_string_equal(state(f, 0), "serving");
     report_update(f, 0, "p", "b", "u9");
     assert_string_equal(state(f, 0), "unsynced");
-    fleet_info(f, 0, &info);
+    fleet_info(f, engine_at(f, 0), &info);
     assert_non_null(strstr(info.error.why.msg, "another client (u9)"));
     fleet_free(f);
 }
@@ -652,12 +651,11 @@ static void test_version_of_a_hand_off_has_the_serial_of_the_store(void **cmocka
     (void)cmocka_state;
     report_labels(f, EACH("old", "old"));
     for (size_t i = 0; i < sizeof serials / sizeof serials[0]; i++) {
-        assert_int_equal(fleet_commit_version(f, "v", serials[i], i == 0 ? one : both, NULL),
-                         serials[i]);
+        assert_int_equal(commit(f, "v", serials[i], i == 0 ? one : both, NULL), serials[i]);
         fleet_stats(f, &s);
         assert_int_equal(s.serial, serials[i]);
         assert_string_equal(state(f, 1), i == 0 ? "unsynced" : "serving");
-        fleet_info(f, 0, &info);
+        fleet_info(f, engine_at(f, 0), &info);
         assert_int_equal(info.serial, serials[i]);
     }
     fleet_free(f);
@@ -678,9 +676,9 @@ static void test_message_names_the_remedy_that_fits(void **cmocka_state)
 
         cfg.staged = staged != 0;
         assert_int_equal(fleet_new(&f, &cfg, &e), 0);
-        fleet_probe_ok(f, 0, &report);
-        fleet_info(f, 0, &info);
-        assert_int_equal(fleet_may_resync(f, 0, &e), -1);
+        fleet_probe_ok(f, engine_at(f, 0), &report);
+        fleet_info(f, engine_at(f, 0), &info);
+        assert_int_equal(fleet_may_resync(f, engine_at(f, 0), &e), -1);
         assert_non_null(strstr(info.error.why.msg, fleet_remedy(f)));
         assert_non_null(strstr(e.msg, fleet_remedy(f)));
         assert_int_equal(strstr(e.msg, "push") == NULL, staged);

@@ -3,7 +3,9 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "fleet/members/fleet_priv.h"
 #include "fleet/members/upstream_config.h"
+#include "tests/unit/fleet/upstream_at.h"
 #include "tests/unit/fleet/upstream_peer.h"
 
 #include <fcntl.h>
@@ -191,7 +193,7 @@ static void await_state(struct upstreams *u, size_t i, const char *state)
     struct upstream_info info;
 
     for (int ms = 0; ms < LONG_MS; ms++) {
-        fleet_info(upstreams_fleet(u), i, &info);
+        fleet_info(upstreams_fleet(u), engine_at(upstreams_fleet(u), i), &info);
         if (strcmp(upstream_state_name(info.state), state) == 0)
             return;
         (void)poll(NULL, 0, 1);
@@ -205,7 +207,7 @@ static void make_call(struct upstreams *u, struct upstream_call *call, size_t i,
     struct err e = {0};
     struct upstream_endpoint at;
 
-    upstreams_get(u, i, &at);
+    upstreams_get(u, engine_at(upstreams_fleet(u), i), &at);
     *call = (struct upstream_call){.target = at.target, .timeout_us = timeout_us};
     assert_int_equal(api_make_query(&call->request, at.kind, API_GET_STATUS, &e), 0);
 }
@@ -338,7 +340,7 @@ static void *call_again_main(void *arg)
     struct upstream_reply reply;
     struct upstream_endpoint at;
 
-    upstreams_get(a->u, 0, &at);
+    upstreams_get(a->u, engine_at(upstreams_fleet(a->u), 0), &at);
     do {
         struct upstream_call call = {.target = at.target, .timeout_us = 1}; /* no request */
 
@@ -396,9 +398,9 @@ static void test_min_ready_counts_engines_to_come(void **state)
     upstreams_free(u);
 }
 
-static void left(void *arg, size_t upstream)
+static void left(void *arg)
 {
-    atomic_store((atomic_size_t *)arg, upstream + 1);
+    atomic_fetch_add((atomic_size_t *)arg, 1);
 }
 
 static void test_on_left_rotation_is_called(void **state)
@@ -421,7 +423,7 @@ static void test_on_left_rotation_is_called(void **state)
     peer_stop(&b);
     await_state(u, 1, "down");
     upstreams_stop(u); /* no callback runs any more */
-    assert_int_equal(atomic_load(&gone), 2);
+    assert_int_equal(atomic_load(&gone), 1);
     upstreams_free(u);
     peer_stop(&a);
 }
@@ -445,23 +447,24 @@ static void assert_reload_fails(struct upstreams *u, const char *text, const cha
         fail_msg("refused with '%s', not with '%s'", e.msg, wanted);
 }
 
-static void granted(void *arg, size_t upstream)
+static void granted(void *arg)
 {
-    *(size_t *)arg = upstream;
+    (*(size_t *)arg)++;
 }
 
 static void test_reload_adds_and_removes(void **state)
 {
-    size_t at = FLEET_MAX;
-    struct fleet_ticket t = {.granted = granted, .arg = &at};
+    size_t n_granted = 0;
+    struct fleet_ticket t = {.granted = granted, .arg = &n_granted};
     const struct upstream_report report = {.label = "v1"};
+    struct fleet_updated done = {.named = false};
     struct upstreams_cfg cfg;
     struct fleet_stats s;
     struct upstreams *u;
     struct err e = {0};
     struct peer a, b;
     char text[256];
-    size_t i;
+    struct upstream *i;
 
     (void)state;
     peer_start(&a, ok);
@@ -469,9 +472,10 @@ static void test_reload_adds_and_removes(void **state)
     cfg = cfg_of(NULL, 0, file_of("entries", a.url));
     u = upstreams_of(&cfg);
     await_state(u, 0, "serving");
-    (void)fleet_commit_version(upstreams_fleet(u), "v1", 0, (const bool[FLEET_MAX]){true}, NULL);
+    done.upstream = engine_at(upstreams_fleet(u), 0);
+    (void)fleet_commit_version(upstreams_fleet(u), "v1", 0, &done, 1);
     assert_int_equal(fleet_permit_acquire(upstreams_fleet(u), &t, &e), 0);
-    assert_int_equal(at, 0);
+    assert_ptr_equal(t.upstream, engine_at(upstreams_fleet(u), 0));
 
     (void)snprintf(text, sizeof text, "%s\n%s\n", a.url, b.url);
     reload(u, text);
@@ -480,7 +484,8 @@ static void test_reload_adds_and_removes(void **state)
     assert_int_equal(s.n_upstreams, 2);
     assert_int_equal(s.min_ready, 2); /* all, and now that is two */
     assert_false(s.ready);
-    assert_int_equal(fleet_resync(upstreams_fleet(u), 1, &report, &e), 0);
+    assert_int_equal(
+        fleet_resync(upstreams_fleet(u), engine_at(upstreams_fleet(u), 1), &report, &e), 0);
     await_state(u, 1, "serving");
 
     reload(u, b.url);
@@ -492,7 +497,8 @@ static void test_reload_adds_and_removes(void **state)
     assert_non_null(strstr(e.msg, b.url));
     fleet_permit_release(upstreams_fleet(u), &t); /* its last request has finished */
     assert_int_equal(fleet_permit_acquire(upstreams_fleet(u), &t, &(struct err){0}), 0);
-    assert_int_equal(at, 1);
+    assert_ptr_equal(t.upstream, engine_at(upstreams_fleet(u), 1));
+    assert_int_equal(n_granted, 2);
     fleet_permit_release(upstreams_fleet(u), &t);
 
     reload(u, text); /* added again: its version is not known */
@@ -516,11 +522,11 @@ static void test_failed_reload_changes_nothing(void **state)
     cfg = cfg_of(NULL, 0, file_of("entries", a.url));
     cfg.min_ready = 1;
     u = upstreams_of(&cfg);
-    upstreams_get(u, 0, &before);
+    upstreams_get(u, engine_at(upstreams_fleet(u), 0), &before);
     assert_reload_fails(u, "", "empty");
     (void)snprintf(text, sizeof text, "%s\nhttp://b:1,key-file=/nowhere\n", a.url);
     assert_reload_fails(u, text, "line 2");
-    upstreams_get(u, 0, &after);
+    upstreams_get(u, engine_at(upstreams_fleet(u), 0), &after);
     assert_ptr_equal(before.target, after.target);
     assert_int_equal(upstreams_n(u), 1);
     await_state(u, 0, "serving");
@@ -544,13 +550,13 @@ static void test_reload_uses_a_changed_key(void **state)
     cfg = cfg_of(NULL, 0, file_of("entries", text));
     u = upstreams_of(&cfg);
     await_state(u, 0, "serving");
-    upstreams_get(u, 0, &before);
+    upstreams_get(u, engine_at(upstreams_fleet(u), 0), &before);
     reload(u, text);
-    upstreams_get(u, 0, &same);
+    upstreams_get(u, engine_at(upstreams_fleet(u), 0), &same);
     assert_ptr_equal(before.target, same.target);
     (void)file_of("rolled", "second\n");
     reload(u, text);
-    upstreams_get(u, 0, &after);
+    upstreams_get(u, engine_at(upstreams_fleet(u), 0), &after);
     assert_string_equal(before.target->authorization, "Bearer first");
     assert_string_equal(after.target->authorization, "Bearer second");
     await_state(u, 0, "serving");
@@ -566,14 +572,14 @@ static void many_lines(char *text, int from, int n)
         len += (size_t)sprintf(text + len, "unix:/nowhere/%d\n", i);
 }
 
-static void test_indexes_of_removed_engines_are_used_again(void **state)
+static void test_places_of_removed_engines_are_used_again(void **state)
 {
     char *text = malloc((size_t)FLEET_MAX * 32);
     struct upstreams_cfg cfg;
     struct upstream_endpoint at;
+    struct upstream *held, *i;
     struct upstreams *u;
     struct err e = {0};
-    size_t i = 0;
 
     (void)state;
     assert_non_null(text);
@@ -582,19 +588,20 @@ static void test_indexes_of_removed_engines_are_used_again(void **state)
     cfg.min_ready = 1;
     u = upstreams_of(&cfg);
     for (int round = 1; round <= 3; round++) {
+        held = upstream_ref(engine_at(upstreams_fleet(u), 0));
         many_lines(text, round, FLEET_MAX - 1); /* one is removed */
         reload(u, text);
         many_lines(text, round, FLEET_MAX); /* another is added */
-        upstreams_hold_indexes(u);
         assert_reload_fails(u, text, "an update or another operation includes; try again when it");
-        upstreams_release_indexes(u);
+        upstream_unref(held);
         reload(u, text);
         assert_int_equal(upstreams_n(u), FLEET_MAX);
         (void)snprintf(text, 64, "unix:/nowhere/%d", round + FLEET_MAX - 1);
         assert_int_equal(upstreams_find(u, text, &i, &e), 0);
         upstreams_get(u, i, &at);
         assert_false(at.removed);
-        assert_int_equal(i, (size_t)round - 1);
+        assert_ptr_equal(i, engine_at(upstreams_fleet(u), FLEET_MAX - 1));
+        upstream_unref(i);
     }
     free(text);
     upstreams_free(u);
@@ -603,7 +610,7 @@ static void test_indexes_of_removed_engines_are_used_again(void **state)
 static void assert_not_added(struct upstreams *u, const char *entry, enum err_code code,
                              const char *wanted)
 {
-    size_t i;
+    struct upstream *i;
     struct err e = {0};
 
     assert_int_equal(upstreams_add(u, entry, &i, &e), -1);
@@ -623,7 +630,7 @@ static void test_add_and_remove(void **state)
     struct peer a;
     struct upstream_info info;
     char text[256];
-    size_t first, i;
+    struct upstream *first, *i;
 
     (void)state;
     peer_start(&a, ok);
@@ -633,32 +640,38 @@ static void test_add_and_remove(void **state)
     assert_int_equal(s.n_upstreams, 0);
     assert_int_equal(s.min_ready, 1); /* a fleet without engines is not ready */
     assert_false(s.ready);
-    assert_int_equal(upstreams_remove(u, a.url, &at, &info, &e), -1);
+    assert_int_equal(upstreams_remove(u, a.url, &i, &e), -1);
     assert_int_equal(e.code, ERR_NOT_FOUND);
     err_clear(&e);
 
     assert_int_equal(upstreams_add(u, a.url, &first, &e), 0);
-    await_state(u, first, "serving");
+    await_state(u, 0, "serving");
     upstreams_get(u, first, &at);
     assert_true(at.requested);
     assert_int_equal(upstreams_add(u, a.url, &i, &e), 0); /* again: nothing changes */
-    assert_int_equal(i, first);
-    await_state(u, first, "serving");
+    assert_ptr_equal(i, first);
+    upstream_unref(i);
+    await_state(u, 0, "serving");
     (void)file_of("entries", "# none\n");
     assert_int_equal(upstreams_reload(u, &e), 0);
-    await_state(u, first, "serving");
+    await_state(u, 0, "serving");
     (void)snprintf(text, sizeof text, "%s,vllm", a.url);
     assert_not_added(u, text, ERR_CONFLICT, "another description (baton, without a key");
 
-    assert_int_equal(upstreams_remove(u, a.url, &at, &info, &e), 0);
+    assert_int_equal(upstreams_remove(u, a.url, &i, &e), 0);
+    upstreams_get(u, i, &at);
+    fleet_info(upstreams_fleet(u), i, &info);
+    upstream_unref(i);
     assert_true(at.removed && info.removed);
     assert_string_equal(at.name, a.url);
-    await_state(u, first, "removed");
+    await_state(u, 0, "removed");
     assert_int_equal(upstreams_add(u, a.url, &i, &e), 0);
-    assert_int_equal(i, first);
+    assert_ptr_equal(i, first);
+    upstream_unref(i);
     reload(u, a.url); /* now the configuration has it */
     upstreams_get(u, first, &at);
     assert_false(at.requested || at.removed);
+    upstream_unref(first);
     upstreams_free(u);
     peer_stop(&a);
 }
@@ -671,7 +684,7 @@ static void test_add_reads_only_files_of_the_configuration(void **state)
     struct upstreams_cfg cfg;
     struct upstreams *u;
     struct err e = {0};
-    size_t i;
+    struct upstream *i;
 
     (void)state;
     (void)snprintf(entry, sizeof entry, "unix:/nowhere/1,key-file=%s", key);
@@ -692,23 +705,23 @@ static void test_add_reads_only_files_of_the_configuration(void **state)
     assert_int_equal(upstreams_reload(u, &e), 0);
     upstreams_get(u, i, &at);
     assert_string_equal(at.target->authorization, "Bearer rolled");
+    upstream_unref(i);
     upstreams_free(u);
     free(key);
     free(other);
 }
 
-/* The same engine takes no more memory each time, and others use the indexes of removed ones. */
+/* The same engine takes no more memory each time, and others take the places of removed ones. */
 static void test_engines_come_and_go(void **state)
 {
     enum { N = 2 * FLEET_MAX };
     struct upstreams_cfg cfg = cfg_of(NULL, 0, file_of("entries", "# none\n"));
     const struct http_target *target = NULL;
     struct upstream_endpoint at;
-    struct upstream_info info;
     struct upstreams *u;
     struct err e = {0};
     char url[64];
-    size_t i;
+    struct upstream *i;
 
     (void)state;
     u = upstreams_of(&cfg);
@@ -717,13 +730,18 @@ static void test_engines_come_and_go(void **state)
         upstreams_get(u, i, &at);
         assert_true(target == NULL || target == at.target);
         target = at.target;
-        assert_int_equal(upstreams_remove(u, "unix:/nowhere", &at, &info, &e), 0);
+        upstream_unref(i);
+        assert_int_equal(upstreams_remove(u, "unix:/nowhere", &i, &e), 0);
+        upstream_unref(i);
     }
     for (int n = 0; n < N; n++) {
         (void)snprintf(url, sizeof url, "unix:/nowhere/%d", n);
         assert_int_equal(upstreams_add(u, url, &i, &e), 0);
-        if (n % 2 == 0)
-            assert_int_equal(upstreams_remove(u, url, &at, &info, &e), 0);
+        upstream_unref(i);
+        if (n % 2 != 0)
+            continue;
+        assert_int_equal(upstreams_remove(u, url, &i, &e), 0);
+        upstream_unref(i);
     }
     assert_int_equal(upstreams_n(u), FLEET_MAX);
     assert_not_added(u, "unix:/one/too/many", ERR_CONFLICT, "no index is free");
@@ -768,7 +786,7 @@ int main(void)
         cmocka_unit_test(test_reload_adds_and_removes),
         cmocka_unit_test(test_failed_reload_changes_nothing),
         cmocka_unit_test(test_reload_uses_a_changed_key),
-        cmocka_unit_test(test_indexes_of_removed_engines_are_used_again),
+        cmocka_unit_test(test_places_of_removed_engines_are_used_again),
         cmocka_unit_test(test_add_and_remove),
         cmocka_unit_test(test_add_reads_only_files_of_the_configuration),
         cmocka_unit_test(test_engines_come_and_go),

@@ -14,6 +14,8 @@
 #include "base/log.h"
 #include "handlers/tensor_list_json.h"
 
+#include "tests/unit/fleet/upstream_at.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -201,10 +203,10 @@ static const char *const engine_names[ENGINES_MAX] = {"http://a", "http://b", "h
                                                       "http://d", "http://e", "http://f"};
 
 struct fleet *__wrap_upstreams_fleet(struct upstreams *u);
-size_t __wrap_upstreams_n(struct upstreams *u);
+__typeof__(upstreams_list) __wrap_upstreams_list;
+__typeof__(upstreams_on_joined) __wrap_upstreams_on_joined;
 __typeof__(upstreams_n_needed) __wrap_upstreams_n_needed;
 __typeof__(upstreams_get) __wrap_upstreams_get;
-__typeof__(upstreams_hold_indexes) __wrap_upstreams_hold_indexes, __wrap_upstreams_release_indexes;
 __typeof__(upstreams_enable_generation_probes) __wrap_upstreams_enable_generation_probes;
 __typeof__(fleet_reschedule) __wrap_fleet_reschedule;
 __typeof__(fleet_reconcile_set_stale) __wrap_fleet_reconcile_set_stale;
@@ -221,10 +223,20 @@ struct fleet *__wrap_upstreams_fleet(struct upstreams *u)
     return w.fleet;
 }
 
-size_t __wrap_upstreams_n(struct upstreams *u)
+struct upstream_list *__wrap_upstreams_list(struct upstreams *u)
 {
     (void)u;
-    return w.n_engines;
+    return fleet_list(w.fleet);
+}
+
+int __wrap_upstreams_on_joined(struct upstreams *u, upstreams_joined_fn *joined,
+                               upstreams_left_fn *gone, void *arg, struct err *e)
+{
+    (void)u;
+    (void)gone;
+    for (size_t i = 0; i < w.n_engines; i++)
+        assert_int_equal(joined(arg, engine_at(w.fleet, i), e), 0);
+    return 0;
 }
 
 size_t __wrap_upstreams_n_needed(const struct upstreams *u, size_t n)
@@ -232,20 +244,13 @@ size_t __wrap_upstreams_n_needed(const struct upstreams *u, size_t n)
     return u == NULL ? fleet_min_ready(w.fc) : n;
 }
 
-void __wrap_upstreams_get(struct upstreams *u, size_t i, struct upstream_endpoint *out)
+void __wrap_upstreams_get(struct upstreams *u, const struct upstream *upstream,
+                          struct upstream_endpoint *out)
 {
+    size_t i = index_of(w.fleet, upstream);
+
     (void)u;
     *out = (struct upstream_endpoint){.name = engine_names[i], .kind = w.engines[i].kind};
-}
-
-void __wrap_upstreams_hold_indexes(struct upstreams *u)
-{
-    (void)u;
-}
-
-void __wrap_upstreams_release_indexes(struct upstreams *u)
-{
-    (void)u;
 }
 
 void __wrap_upstreams_enable_generation_probes(struct upstreams *u, bool on)
@@ -260,7 +265,7 @@ void __wrap_fleet_reschedule(struct fleet_control *fc)
     (void)fc;
 }
 
-void __wrap_fleet_reconcile_set_stale(struct fleet_control *fc, size_t upstream,
+void __wrap_fleet_reconcile_set_stale(struct fleet_control *fc, struct upstream *upstream,
                                       const struct err *why)
 {
     (void)fc;
@@ -299,7 +304,7 @@ void __wrap_part_apply(struct fleet_part *p, enum part_event event)
         abort();
     }
     reached[p->two_phase][p->state][event] = true;
-    trace("event %d at %zu in state %d", (int)event, p->upstream, (int)p->state);
+    trace("event %d at %zu in state %d", (int)event, index_of(w.fleet, p->upstream), (int)p->state);
     __real_part_apply(p, event);
 }
 
@@ -318,7 +323,7 @@ static void engine_restart(struct engine *g)
 
     (void)err_set(&why, ERR_UPSTREAM, "", "connection refused");
     if (g->kind == UPSTREAM_SGLANG || chance(50))
-        fleet_probe_failed(w.fleet, (size_t)(g - w.engines), true, &why);
+        fleet_probe_failed(w.fleet, engine_at(w.fleet, (size_t)(g - w.engines)), true, &why);
     g->process++;
     g->changed = true;
     g->version = 0;
@@ -501,11 +506,11 @@ static void set_failure(struct fleet_result *r, enum fleet_outcome outcome, int 
 
 static void answer_op(struct fleet_result *r, enum api_op op, const struct fleet_target *t)
 {
-    struct engine *g = &w.engines[t->upstream];
+    struct engine *g = &w.engines[index_of(w.fleet, t->upstream)];
     char process[FLEET_LABEL_MAX + 1];
     int status;
 
-    r->upstream = t->upstream;
+    r->upstream = upstream_ref(t->upstream);
     if (!is_asked(g, op, t)) {
         r->outcome = FLEET_SKIPPED;
         return;
@@ -552,9 +557,9 @@ static void answer_op(struct fleet_result *r, enum api_op op, const struct fleet
 
 static void answer_query(struct fleet_result *r, enum api_query q, const struct fleet_target *t)
 {
-    const struct engine *g = &w.engines[t->upstream];
+    const struct engine *g = &w.engines[index_of(w.fleet, t->upstream)];
 
-    r->upstream = t->upstream;
+    r->upstream = upstream_ref(t->upstream);
     if (g->down || chance(w.fault_percent)) {
         set_failure(r, g->down || chance(50) ? FLEET_UNSENT : FLEET_UNKNOWN, 0);
         return;
@@ -603,7 +608,7 @@ static int request_all(struct fleet_control *fc, enum api_op op, const struct fl
         size_t i = (first + k) % n;
         enum api_op of = op == API_OPS ? targets[i].op : op;
         answer_op(&(*results)[i], of, &targets[i]);
-        trace("op %d at %zu: outcome %d (%d)", (int)of, targets[i].upstream,
+        trace("op %d at %zu: outcome %d (%d)", (int)of, index_of(w.fleet, targets[i].upstream),
               (int)(*results)[i].outcome, (*results)[i].status);
         if (w.check != NULL)
             w.check();
@@ -649,7 +654,8 @@ int __wrap_fleet_query(struct fleet_control *fc, enum api_query q,
     assert_non_null(*results);
     for (size_t i = 0; i < n; i++) {
         answer_query(&(*results)[i], q, &targets[i]);
-        trace("query %d at %zu: %d", (int)q, targets[i].upstream, (int)(*results)[i].outcome);
+        trace("query %d at %zu: %d", (int)q, index_of(w.fleet, targets[i].upstream),
+              (int)(*results)[i].outcome);
         may_switch(w.switch_percent);
     }
     if (w.after_query != NULL)
@@ -670,7 +676,7 @@ static void probe(size_t i)
 
     if (g->down) {
         (void)err_set(&why, ERR_UPSTREAM, "", "connection refused");
-        fleet_probe_failed(w.fleet, i, true, &why);
+        fleet_probe_failed(w.fleet, engine_at(w.fleet, i), true, &why);
         return;
     }
     if (g->kind != UPSTREAM_SGLANG)
@@ -682,10 +688,10 @@ static void probe(size_t i)
     report.is_stale = fleet_weights_epoch(w.fleet) != epoch;
     if (change != w.generation_probes_change || !w.generation_probes)
         report.held = NULL;
-    fleet_probe_ok(w.fleet, i, &report);
+    fleet_probe_ok(w.fleet, engine_at(w.fleet, i), &report);
     /* Its version was compared, and is another one. */
     if (!was_open && w.fc->session == NULL && !report.is_stale &&
-        !fleet_is_dirty_marker(report.label) && !fleet_serves(w.fleet, i))
+        !fleet_is_dirty_marker(report.label) && !fleet_serves(w.fleet, engine_at(w.fleet, i)))
         g->changed = false;
 }
 

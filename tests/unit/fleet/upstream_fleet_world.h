@@ -3,7 +3,8 @@
 #ifndef BATON_TESTS_UNIT_FLEET_UPSTREAM_FLEET_WORLD_H
 #define BATON_TESTS_UNIT_FLEET_UPSTREAM_FLEET_WORLD_H
 
-#include "fleet/members/fleet.h"
+#include "fleet/members/fleet_priv.h"
+#include "tests/unit/fleet/upstream_at.h"
 
 #include "base/mtx.h"
 
@@ -18,17 +19,75 @@
 
 enum { N = 4, PERMITS = 3, QUEUE = 5, NO_ENGINE = 999 };
 
-static size_t left[N];     /* calls of left_rotation, of each engine */
-static size_t n_none_left; /* calls of left_rotation: no engine is in rotation */
+static size_t n_left; /* calls of left_rotation */
 
-static inline void on_left(void *arg, size_t upstream)
+static inline void on_left(void *arg)
 {
     (void)arg;
     mtx_assert_none();
-    if (upstream == FLEET_MAX)
-        n_none_left++;
-    else
-        left[upstream]++;
+    n_left++;
+}
+
+/* How often what ran there became unreliable. */
+static inline size_t n_lost(struct fleet *f, size_t i)
+{
+    return atomic_load(&engine_at(f, i)->n_lost);
+}
+
+/* A new engine at the end of the list. @drop  leaves it; NULL: none */
+static inline void add_new(struct fleet *f, const char *name, const struct upstream *drop)
+{
+    struct upstream *u = upstream_new(name);
+    struct upstream_list *grown = upstream_list_new(N + 1);
+
+    assert_true(u != NULL && grown != NULL);
+    fleet_add(f, u, grown, drop);
+    upstream_unref(u);
+}
+
+/* That one again, which was removed. */
+static inline void add_again(struct fleet *f, size_t i)
+{
+    fleet_add(f, engine_at(f, i), NULL, NULL);
+}
+
+/* @done, @named  of each engine; @named  NULL: none */
+static inline size_t updated_of(struct fleet *f, struct fleet_updated *out, const bool *done,
+                                const bool *named)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < n_engines(f); i++)
+        if (done[i])
+            out[n++] = (struct fleet_updated){engine_at(f, i), named != NULL && named[i]};
+    return n;
+}
+
+static inline uint64_t commit(struct fleet *f, const char *label, uint64_t serial, const bool *done,
+                              const bool *named)
+{
+    struct fleet_updated list[N + 1];
+
+    return fleet_commit_version(f, label, serial, list, updated_of(f, list, done, named));
+}
+
+static inline uint64_t repair(struct fleet *f, const char *label, const bool *done,
+                              const bool *named)
+{
+    struct fleet_updated list[N + 1];
+
+    return fleet_repair_version(f, label, list, updated_of(f, list, done, named));
+}
+
+static inline uint64_t name_them(struct fleet *f, const char *label, const bool *named)
+{
+    const struct upstream *list[N + 1];
+    size_t n = 0;
+
+    for (size_t i = 0; i < n_engines(f); i++)
+        if (named[i])
+            list[n++] = engine_at(f, i);
+    return fleet_set_label(f, label, list, n);
 }
 
 /* Calls of state_changed. */
@@ -55,8 +114,7 @@ static inline struct fleet *fleet_with(const char *const *names, size_t n)
     struct fleet *f = NULL;
     struct err e = {0};
 
-    memset(left, 0, sizeof left);
-    n_none_left = 0;
+    n_left = 0;
     n_changes = 0;
     assert_int_equal(fleet_new(&f, &cfg, &e), 0);
     return f;
@@ -74,7 +132,7 @@ static inline void report_ok(struct fleet *f, size_t i, const char *process, con
     memset(&report, 0, sizeof report);
     (void)snprintf(report.process, sizeof report.process, "%s", process);
     (void)snprintf(report.label, sizeof report.label, "%s", label);
-    fleet_probe_ok(f, i, &report);
+    fleet_probe_ok(f, engine_at(f, i), &report);
 }
 
 /* A resync of an engine that reports this label. */
@@ -85,7 +143,7 @@ static inline int resync(struct fleet *f, size_t i, const char *label, struct er
     memset(&report, 0, sizeof report);
     (void)snprintf(report.process, sizeof report.process, "p");
     (void)snprintf(report.label, sizeof report.label, "%s", label);
-    return fleet_resync(f, i, &report, e);
+    return fleet_resync(f, engine_at(f, i), &report, e);
 }
 
 static inline struct fleet *fleet_alive(size_t n)
@@ -111,38 +169,39 @@ static inline void fail_request(struct fleet *f, size_t i, bool refused)
     struct err why = {0};
 
     (void)err_set(&why, ERR_INTERNAL, "", "connection refused");
-    fleet_request_failed(f, i, refused, &why);
+    fleet_request_failed(f, engine_at(f, i), refused, &why);
 }
 
 struct requester {
+    struct fleet *f;
     struct fleet_ticket ticket;
     size_t got;
     int n_granted;
 };
 
-static inline void on_granted(void *arg, size_t upstream)
+static inline void on_granted(void *arg)
 {
     struct requester *a = arg;
 
     mtx_assert_none();
-    a->got = upstream;
+    a->got = index_of(a->f, a->ticket.upstream);
     a->n_granted++;
 }
 
-static inline void make_requester(struct requester *a, const char *session)
+static inline void make_requester(struct fleet *f, struct requester *a, const char *session)
 {
-    *a = (struct requester){.got = NO_ENGINE};
+    *a = (struct requester){.f = f, .got = NO_ENGINE};
     a->ticket = (struct fleet_ticket){.queue = FLEET_GENERATE,
                                       .affinity = fleet_affinity(session),
                                       .granted = on_granted,
                                       .arg = a};
 }
 
-static size_t acquire(struct fleet *f, struct requester *a, const char *session)
+static inline size_t acquire(struct fleet *f, struct requester *a, const char *session)
 {
     struct err e = {0};
 
-    make_requester(a, session);
+    make_requester(f, a, session);
     assert_int_equal(fleet_permit_acquire(f, &a->ticket, &e), 0);
     return a->got;
 }
@@ -151,7 +210,7 @@ static inline const char *state(struct fleet *f, size_t i)
 {
     struct upstream_info info;
 
-    fleet_info(f, i, &info);
+    fleet_info(f, engine_at(f, i), &info);
     return upstream_state_name(info.state);
 }
 

@@ -1,0 +1,103 @@
+/* References to engines, and lists of them. */
+#include "fleet/members/upstream.h"
+
+#include "fleet/members/fleet_priv.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+struct upstream *upstream_new(const char *name)
+{
+    static atomic_uint_fast64_t n_made; /* relaxed: only numbers */
+    struct upstream *u = calloc(1, sizeof *u);
+
+    if (u == NULL)
+        return NULL;
+    atomic_init(&u->n_refs, 1);
+    atomic_init(&u->n_loose, 0);
+    atomic_init(&u->n_lost, 0);
+    u->number = atomic_fetch_add_explicit(&n_made, 1, memory_order_relaxed) + 1;
+    u->name = name;
+    u->out = OUT_JOINED;
+    return u;
+}
+
+struct upstream *upstream_ref(struct upstream *u)
+{
+    (void)atomic_fetch_add_explicit(&u->n_refs, 1, memory_order_relaxed);
+    return u;
+}
+
+void upstream_unref(struct upstream *u)
+{
+    if (u == NULL || atomic_fetch_sub_explicit(&u->n_refs, 1, memory_order_acq_rel) > 1)
+        return;
+    if (u->control != NULL)
+        u->control_free(u->control);
+    free(u);
+}
+
+void upstream_loosen(struct upstream *u)
+{
+    (void)atomic_fetch_add_explicit(&u->n_loose, 1, memory_order_relaxed);
+}
+
+void upstream_unref_loose(struct upstream *u)
+{
+    (void)atomic_fetch_sub_explicit(&u->n_loose, 1, memory_order_relaxed);
+    upstream_unref(u);
+}
+
+bool upstream_is_idle(const struct upstream *u)
+{
+    unsigned n_loose = atomic_load_explicit(&u->n_loose, memory_order_relaxed);
+
+    return atomic_load_explicit(&u->n_refs, memory_order_acquire) <= n_loose;
+}
+
+uint64_t upstream_number(const struct upstream *u)
+{
+    return u->number;
+}
+
+void upstream_set_control(struct upstream *u, struct fleet_engine *control,
+                          void (*control_free)(struct fleet_engine *control))
+{
+    u->control = control;
+    u->control_free = control_free;
+}
+
+struct fleet_engine *upstream_control(const struct upstream *u)
+{
+    return u->control;
+}
+
+struct upstream_list *upstream_list_new(size_t n)
+{
+    struct upstream_list *list = calloc(1, sizeof *list + n * sizeof list->items[0]);
+
+    if (list != NULL)
+        atomic_init(&list->n_refs, 1);
+    return list;
+}
+
+void upstream_list_add(struct upstream_list *list, struct upstream *u)
+{
+    upstream_loosen(upstream_ref(u));
+    list->items[list->n++] = u;
+}
+
+struct upstream_list *upstream_list_ref(struct upstream_list *list)
+{
+    (void)atomic_fetch_add_explicit(&list->n_refs, 1, memory_order_relaxed);
+    return list;
+}
+
+void upstream_list_unref(struct upstream_list *list)
+{
+    if (list == NULL || atomic_fetch_sub_explicit(&list->n_refs, 1, memory_order_acq_rel) > 1)
+        return;
+    for (size_t i = 0; i < list->n; i++)
+        upstream_unref_loose(list->items[i]);
+    free(list);
+}

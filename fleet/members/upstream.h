@@ -1,0 +1,49 @@
+/* One engine, from when it is added until nothing refers to it any more. It is counted: the list of
+ * the fleet has a reference, and so has each permit, request, result, part of an update and job
+ * that is about it. One that was removed stays in the list, so that it is the same engine if it is
+ * added again, until another one needs its place.
+ *
+ * What is known of it belongs to fleet/members (struct upstream in fleet_priv.h), and beside that
+ * to the control plane (struct fleet_engine). */
+#ifndef BATON_FLEET_MEMBERS_UPSTREAM_H
+#define BATON_FLEET_MEMBERS_UPSTREAM_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct fleet_engine;
+struct upstream;
+
+/* upstream_ref - a reference; returns `u`, which the caller refers to already, or has from a list.
+ * upstream_unref - the last one frees it. Accepts NULL. Threads: any. */
+struct upstream *upstream_ref(struct upstream *u);
+void upstream_unref(struct upstream *u);
+
+/* upstream_loosen - the caller's reference is loose from now on: the engine may leave the list all
+ * the same. upstream_unref_loose ends such a one. Threads: any. */
+void upstream_loosen(struct upstream *u);
+void upstream_unref_loose(struct upstream *u);
+
+/* upstream_number - a larger one was made later; never 0, and never the same again. */
+uint64_t upstream_number(const struct upstream *u);
+
+/* upstream_set_control - what the control plane knows of it; freed with it. Before it is in a list
+ * that other threads have. upstream_control - NULL: there is no control plane. Threads: any. */
+void upstream_set_control(struct upstream *u, struct fleet_engine *control,
+                          void (*control_free)(struct fleet_engine *control));
+struct fleet_engine *upstream_control(const struct upstream *u);
+
+/* Engines in the order in which they were added, the removed ones included. Immutable and counted,
+ * with a reference to each: they are there as long as the list is. */
+struct upstream_list {
+    atomic_uint n_refs;
+    size_t n;
+    struct upstream *items[]; /* [n] */
+};
+
+/* upstream_list_ref, upstream_list_unref - as above. Threads: any. */
+struct upstream_list *upstream_list_ref(struct upstream_list *list);
+void upstream_list_unref(struct upstream_list *list);
+
+#endif
