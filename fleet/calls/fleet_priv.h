@@ -40,7 +40,7 @@ struct fleet_paused {
     bool has;                             /* it took the pause, while there is one */
     struct fleet_incarnation incarnation; /* then: the process that did */
     bool missed;     /* it was not reached when the others were paused, or resumed */
-    uint64_t joined; /* join_incarnation of the engine that was last seen here */
+    uint64_t joined; /* join_incarnation, when it was last looked at; 0: never */
 };
 
 /* The pause of an engine that is fenced (fleet/want/fleet_fence_pause.c), of the process

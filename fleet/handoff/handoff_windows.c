@@ -338,7 +338,7 @@ static int make_body(struct handoff_windows *w, struct fleet_session *s,
     r = add_reader(w, upstream);
     upstreams_get(w->cfg.upstreams, upstream, &at);
     fleet_info(upstreams_fleet(w->cfg.upstreams), upstream, &info);
-    if (window_reader_expect(r, k % WINDOW_HALVES, n_ranks, at.name, &info, e) != 0)
+    if (window_reader_expect(r, k % WINDOW_HALVES, n_ranks, &info, e) != 0)
         return -1;
     *body = bucket_body(w, r->ref_name, n_ranks, k, e);
     if (*body == NULL)
@@ -417,7 +417,7 @@ static void check_reader(struct handoff_windows *w, struct upstream *upstream,
                       at->name, (int)WINDOW_RANKS_MAX);
     if (why->code != ERR_NONE || r == NULL || !window_reader_has_window(r))
         return;
-    if (window_reader_has_ended(r, at->name, info))
+    if (window_reader_has_ended(r, info))
         window_reader_forget(r);
     else
         (void)err_set(why, ERR_CONFLICT, "",

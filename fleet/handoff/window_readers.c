@@ -5,7 +5,7 @@
 #include <assert.h>
 #include <string.h>
 
-int window_reader_expect(struct window_reader *r, uint32_t half, uint64_t n_ranks, const char *name,
+int window_reader_expect(struct window_reader *r, uint32_t half, uint64_t n_ranks,
                          const struct upstream_info *info, struct err *e)
 {
     assert(half < WINDOW_HALVES && n_ranks > 0 && n_ranks <= WINDOW_RANKS_MAX);
@@ -16,7 +16,6 @@ int window_reader_expect(struct window_reader *r, uint32_t half, uint64_t n_rank
             return -1;
     }
     r->n_ranks = (uint32_t)n_ranks;
-    r->name = name;
     r->incarnation = info->incarnation;
     for (uint32_t rank = 0; rank < r->n_ranks; rank++)
         ref_counter_expect(&r->counter, window_reader_slot(half, rank));
@@ -33,11 +32,8 @@ bool window_reader_has_window(const struct window_reader *r)
     return false;
 }
 
-bool window_reader_has_ended(const struct window_reader *r, const char *name,
-                             const struct upstream_info *info)
+bool window_reader_has_ended(const struct window_reader *r, const struct upstream_info *info)
 {
-    if (r->name == NULL || strcmp(r->name, name) != 0)
-        return true;
     return r->incarnation != info->incarnation && !info->report.is_stale &&
            !fleet_is_dirty_marker(info->report.label);
 }

@@ -35,17 +35,15 @@ struct window_reader {
     struct ref_counter counter; /* owned; zeroed: none */
     char ref_name[IPC_REF_NAME_MAX + 1];
     uint32_t n_ranks;     /* that were sent the last window */
-    const char *name;     /* of the upstream then; borrowed until window_reader_forget */
     uint64_t incarnation; /* of upstream_info then */
 };
 
 /* window_reader_expect - its ranks are about to be sent the window in a half.
  * @r        has no window (asserted)
  * @n_ranks  1..WINDOW_RANKS_MAX
- * @name     valid until window_reader_forget
  * @info     as it is now
  * Errors: ref_counter_create's; nothing is expected then. */
-int window_reader_expect(struct window_reader *r, uint32_t half, uint64_t n_ranks, const char *name,
+int window_reader_expect(struct window_reader *r, uint32_t half, uint64_t n_ranks,
                          const struct upstream_info *info, struct err *e);
 
 /* window_reader_slot - the slot that a rank decrements, of a half. */
@@ -57,12 +55,10 @@ static inline uint32_t window_reader_slot(uint32_t half, uint64_t rank)
 /* window_reader_has_window - may a rank still have one? */
 bool window_reader_has_window(const struct window_reader *r);
 
-/* window_reader_has_ended - is this another upstream, or another process of it, than the one that
- * got a window? An SGLang does not name its process. If it was away and answers again, it is
- * another one, unless it still reports the dirty marker of the update: it got no windows after one
- * that it kept. */
-bool window_reader_has_ended(const struct window_reader *r, const char *name,
-                             const struct upstream_info *info);
+/* window_reader_has_ended - is this another process of the upstream than the one that got a window?
+ * An SGLang does not name its process. If it was away and answers again, it is another one, unless
+ * it still reports the dirty marker of the update: it got no windows after one that it kept. */
+bool window_reader_has_ended(const struct window_reader *r, const struct upstream_info *info);
 
 /* window_reader_forget - it has mapped nothing, or its process has ended. Repeating is harmless. */
 void window_reader_forget(struct window_reader *r);

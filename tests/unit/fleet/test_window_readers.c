@@ -16,8 +16,6 @@
 
 enum { RANKS = 4, ROUNDS = 500 };
 
-static const char engine[] = "http://127.0.0.1:1";
-
 static struct upstream_info info_of(uint64_t incarnation, const char *label)
 {
     struct upstream_info info = {.incarnation = incarnation};
@@ -31,7 +29,7 @@ static void expect(struct window_reader *r, uint32_t half, uint64_t n_ranks)
     struct upstream_info info = info_of(1, "a");
     struct err e = {0};
 
-    assert_int_equal(window_reader_expect(r, half, n_ranks, engine, &info, &e), 0);
+    assert_int_equal(window_reader_expect(r, half, n_ranks, &info, &e), 0);
 }
 
 /* As torch in a rank. */
@@ -109,14 +107,13 @@ static void test_an_ended_process(void **state)
     (void)state;
     stale.report.is_stale = true;
     expect(&r, 0, 1);
-    assert_false(window_reader_has_ended(&r, engine, &same));
+    assert_false(window_reader_has_ended(&r, &same));
     same.synced = true; /* what is known of its weights says nothing of its process */
     same.n_failures = 100;
-    assert_false(window_reader_has_ended(&r, engine, &same));
-    assert_true(window_reader_has_ended(&r, engine, &other));
-    assert_false(window_reader_has_ended(&r, engine, &marked));
-    assert_false(window_reader_has_ended(&r, engine, &stale));
-    assert_true(window_reader_has_ended(&r, "http://127.0.0.1:2", &same));
+    assert_false(window_reader_has_ended(&r, &same));
+    assert_true(window_reader_has_ended(&r, &other));
+    assert_false(window_reader_has_ended(&r, &marked));
+    assert_false(window_reader_has_ended(&r, &stale));
     window_reader_forget(&r);
 }
 
@@ -132,7 +129,7 @@ static void test_a_failure_expects_nothing(void **state)
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &was), 0);
     none = (struct rlimit){.rlim_cur = 0, .rlim_max = was.rlim_max};
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
-    assert_int_equal(window_reader_expect(&r, 0, 1, engine, &info, &e), -1);
+    assert_int_equal(window_reader_expect(&r, 0, 1, &info, &e), -1);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &was), 0);
     assert_int_not_equal(e.code, ERR_NONE);
     assert_false(window_reader_has_window(&r));
