@@ -21,13 +21,17 @@ struct fleet_spec {
 };
 
 struct fleet_coverage {
-    struct fleet_spec *spec; /* one reference; NULL: no model spec is known */
+    struct fleet_spec *spec; /* one reference; NULL: no model spec is known, or batons have it */
+    struct mtx lock;         /* MTX_LEAF: batons get several requests at once; guards what follows,
+                                which the end of an update reads without it */
     struct tally *tally;     /* owned */
     uint64_t n_unseen;       /* requests whose tensor names cannot be read here */
+    bool is_cut_off;         /* the tally is gone; a request that was under way is not counted */
 
     /* guarded by the lock of the fleet's control */
     struct tensor_list *refused; /* one reference; all names that were refused; NULL: none */
-    bool refused_unread;         /* so were tensors of unknown names, and none came since */
+    uint64_t n_unread;           /* refused requests of unknown names */
+    bool refused_unread;         /* nothing came that began after the last of them */
     bool cut_off_unread;         /* they were of a push before (struct fleet_cut_off) */
 };
 
@@ -173,12 +177,28 @@ static bool is_given(const json_t *body, const char *member)
     return value != NULL && !json_is_null(value);
 }
 
-int fleet_names_read(struct fleet_names *out, const struct fleet_control *fc,
+/* Batons check what they get: what cannot be read here is sent to them all the same. */
+static int read_for_batons(struct fleet_names *out, const struct fleet_control *fc,
+                           const json_t *body)
+{
+    struct err ignored = {0};
+
+    out->seen = is_given(body, "names") &&
+                fc->cfg.tensor_list_of(&out->tensor_list, body, &ignored) == 0;
+    return 0;
+}
+
+int fleet_names_read(struct fleet_names *out, struct fleet_control *fc,
                      const struct fleet_session *s, const json_t *body, struct err *e)
 {
     *out = (struct fleet_names){0};
     if (s->coverage == NULL)
         return 0;
+    mtx_lock(&fc->lock);
+    out->n_unread = s->coverage->n_unread;
+    mtx_unlock(&fc->lock);
+    if (!fleet_session_overwrites(s))
+        return read_for_batons(out, fc, body);
     if (is_given(body, "serialized_named_tensors"))
         return read_pickles(out, json_object_get(body, "serialized_named_tensors"), s->sharded, e);
     if (is_given(body, "path"))
@@ -189,6 +209,32 @@ int fleet_names_read(struct fleet_names *out, const struct fleet_control *fc,
                        "gets none loads nothing, and reports success");
     out->seen = true;
     return fc->cfg.tensor_list_of(&out->tensor_list, body, e);
+}
+
+void fleet_names_of_refused(struct fleet_names *out, const json_t *body)
+{
+    const json_t *info = json_object_get(body, "update_info"), *name;
+    const json_t *names = json_object_get(info != NULL ? info : body, "names");
+    struct tensor_list_builder *b;
+    struct err ignored = {0};
+    int rc = 0;
+    size_t i;
+
+    *out = (struct fleet_names){0};
+    if (json_array_size(names) == 0 || tensor_list_builder_new(&b, &ignored) != 0)
+        return;
+    json_array_foreach(names, i, name)
+    {
+        if (rc == 0 && json_is_string(name) &&
+            tensor_list_builder_find(b, json_string_value(name)) == TENSOR_LIST_NO_TENSOR)
+            rc = tensor_list_builder_add(b, json_string_value(name), DTYPE_U8, NULL, 0, UINT64_MAX,
+                                         &ignored);
+        rc = json_is_string(name) ? rc : -1;
+    }
+    if (rc != 0)
+        tensor_list_builder_free(b);
+    else
+        out->seen = tensor_list_builder_finish(b, &out->tensor_list, &ignored) == 0;
 }
 
 /* a session */
@@ -209,7 +255,7 @@ static const char *coverage_name(const struct fleet_session *s, uint32_t n_missi
 /* Are tensors counted here? Not where a two-phase engine counts them. */
 static bool is_counted_here(const struct fleet_session *s)
 {
-    return s->coverage != NULL && !fleet_session_has_part(s, true);
+    return s->coverage != NULL && fleet_session_overwrites(s) && !fleet_session_has_part(s, true);
 }
 
 static const char *const coverage_words[] = {"incomplete", "unknown", "partial", "as_before",
@@ -269,8 +315,11 @@ static json_t *coverage_json(const struct fleet_session *s)
 /* Without memory for a new report the last one is kept. */
 static void coverage_report(struct fleet_control *fc, struct fleet_session *s)
 {
-    json_t *report = coverage_json(s), *before;
+    json_t *report, *before;
 
+    mtx_lock(&s->coverage->lock);
+    report = s->coverage->is_cut_off ? NULL : coverage_json(s);
+    mtx_unlock(&s->coverage->lock);
     if (report == NULL)
         return;
     mtx_lock(&fc->lock);
@@ -293,15 +342,13 @@ static void take_cut_off(struct fleet_control *fc, struct fleet_session *s)
 
 int fleet_coverage_start(struct fleet_control *fc, struct fleet_session *s, struct err *e)
 {
-    struct fleet_coverage *c;
+    struct fleet_coverage *c = calloc(1, sizeof *c);
 
-    if (!fleet_session_overwrites(s))
-        return 0;
-    c = calloc(1, sizeof *c);
     if (c == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for an update");
+    mtx_init(&c->lock, MTX_LEAF);
     mtx_lock(&fc->lock);
-    c->spec = fc->spec;
+    c->spec = fleet_session_overwrites(s) ? fc->spec : NULL;
     if (c->spec != NULL)
         c->spec->n_refs++;
     mtx_unlock(&fc->lock);
@@ -320,6 +367,7 @@ void fleet_coverage_free(struct fleet_coverage *c)
     if (c == NULL)
         return;
     tally_free(c->tally);
+    mtx_fini(&c->lock);
     tensor_list_unref(c->refused);
     fleet_spec_unref(c->spec);
     free(c);
@@ -356,40 +404,53 @@ int fleet_coverage_check(const struct fleet_control *fc, const struct fleet_sess
 {
     const struct fleet_coverage *c = s->coverage;
 
-    if (c != NULL && !l->seen && is_configured(c) && !fc->cfg.allow_unseen)
+    if (c == NULL || !fleet_session_overwrites(s))
+        return 0;
+    if (!l->seen && is_configured(c) && !fc->cfg.allow_unseen)
         return refuse_unseen(c, e);
-    if (c == NULL || l->tensor_list == NULL)
+    if (l->tensor_list == NULL)
         return 0;
     return tally_check(c->tally, l->tensor_list, is_configured(c), rejects_repeats(s), e);
 }
 
-/* Tensors were accepted: the refusal is over, unless some of what was refused has yet to come. */
-static void clear_refusal(struct fleet_control *fc, struct fleet_session *s)
+/* Parallel requests may add to the tally meanwhile. The caller holds the lock of the control. */
+static const char *lacking_refused(struct fleet_coverage *c)
 {
-    struct fleet_coverage *c = s->coverage;
+    const char *name;
 
-    mtx_lock(&fc->lock);
-    if (c != NULL)
-        c->refused_unread = false;
-    if (c == NULL ||
-        (!c->cut_off_unread && (c->refused == NULL || tally_lacks(c->tally, c->refused) == NULL)))
-        err_clear(&s->refused);
-    mtx_unlock(&fc->lock);
+    if (c->refused == NULL)
+        return NULL;
+    mtx_lock(&c->lock);
+    name = c->is_cut_off ? NULL : tally_lacks(c->tally, c->refused);
+    mtx_unlock(&c->lock);
+    return name;
+}
+
+static void count(struct fleet_coverage *c, const struct fleet_names *l)
+{
+    struct err ignored = {0};
+
+    mtx_lock(&c->lock);
+    if (!c->is_cut_off && (!l->seen || (l->tensor_list != NULL &&
+                                        tally_add(c->tally, l->tensor_list, &ignored) != 0)))
+        c->n_unseen++;
+    mtx_unlock(&c->lock);
 }
 
 void fleet_coverage_add(struct fleet_control *fc, struct fleet_session *s,
                         const struct fleet_names *l)
 {
     struct fleet_coverage *c = s->coverage;
-    struct err ignored = {0};
 
-    if (c == NULL) {
-        clear_refusal(fc, s);
+    if (c == NULL)
         return;
-    }
-    if (!l->seen || (l->tensor_list != NULL && tally_add(c->tally, l->tensor_list, &ignored) != 0))
-        c->n_unseen++;
-    clear_refusal(fc, s);
+    count(c, l);
+    mtx_lock(&fc->lock);
+    if (l->n_unread == c->n_unread)
+        c->refused_unread = false;
+    if (lacking_refused(c) == NULL && !c->refused_unread && !c->cut_off_unread)
+        err_clear(&s->refused);
+    mtx_unlock(&fc->lock);
     if (is_counted_here(s))
         coverage_report(fc, s);
 }
@@ -421,8 +482,10 @@ void fleet_coverage_refuse(struct fleet_control *fc, struct fleet_session *s,
 
     mtx_lock(&fc->lock);
     s->refused = *why;
-    if (c != NULL && (l->tensor_list == NULL || add_refused(c, l->tensor_list) != 0))
+    if (c != NULL && (l->tensor_list == NULL || add_refused(c, l->tensor_list) != 0)) {
         c->refused_unread = true;
+        c->n_unread++;
+    }
     mtx_unlock(&fc->lock);
 }
 
@@ -442,7 +505,10 @@ void fleet_coverage_cut_off(struct fleet_control *fc, struct fleet_session *s)
 
     if (c == NULL || !s->auto_commit)
         return;
+    mtx_lock(&c->lock);
+    c->is_cut_off = true;
     lost = tally_n_sent(c->tally) > 0 && tally_model_spec(&sent, c->tally, &ignored) != 0;
+    mtx_unlock(&c->lock);
     mtx_lock(&fc->lock);
     lost = (sent != NULL && add_refused(c, sent->tensor_list) != 0) || lost;
     fleet_cut_off_clear(cut);
@@ -501,14 +567,13 @@ static int refuse_missing(const struct fleet_coverage *c, uint32_t n_missing, st
 static int check_refused(struct fleet_control *fc, const struct fleet_session *s, bool counted,
                          struct err *e)
 {
-    const struct fleet_coverage *c = s->coverage;
-    const char *name = NULL;
+    struct fleet_coverage *c = s->coverage;
+    const char *name;
     struct err why;
     bool unread;
 
     mtx_lock(&fc->lock);
-    if (c->refused != NULL)
-        name = tally_lacks(c->tally, c->refused);
+    name = lacking_refused(c);
     unread = (c->refused_unread || c->cut_off_unread) && !counted;
     why = s->refused;
     mtx_unlock(&fc->lock);
@@ -521,6 +586,13 @@ static int check_refused(struct fleet_control *fc, const struct fleet_session *s
                    name != NULL ? name : "", name != NULL ? "'; the last error: " : "", why.msg);
 }
 
+/* Do the batons that have verified the update know all names of their model? One in front of
+ * engines may not, and never hears of what is refused here. */
+static bool is_whole_at_batons(const struct fleet_session *s)
+{
+    return !s->partial && strcmp(fleet_coverage_name(s), "whole") == 0;
+}
+
 int fleet_coverage_verify(struct fleet_control *fc, const struct fleet_session *s, struct err *e)
 {
     const struct fleet_coverage *c = s->coverage;
@@ -528,6 +600,8 @@ int fleet_coverage_verify(struct fleet_control *fc, const struct fleet_session *
 
     if (c == NULL)
         return 0;
+    if (!is_counted_here(s))
+        return is_whole_at_batons(s) ? 0 : check_refused(fc, s, false, e);
     if (c->n_unseen > 0) /* also without memory to count them */
         return is_configured(c) && !fc->cfg.allow_unseen ? refuse_unseen(c, e)
                                                          : check_refused(fc, s, false, e);
@@ -562,8 +636,8 @@ static bool defines_spec(const struct fleet_session *s)
 {
     const struct fleet_coverage *c = s->coverage;
 
-    return c != NULL && !s->partial && c->n_unseen == 0 && tally_n_sent(c->tally) > 0 &&
-           (c->spec == NULL || c->spec->from == NULL);
+    return c != NULL && fleet_session_overwrites(s) && !s->partial && c->n_unseen == 0 &&
+           tally_n_sent(c->tally) > 0 && (c->spec == NULL || c->spec->from == NULL);
 }
 
 void fleet_coverage_commit(struct fleet_control *fc, struct fleet_session *s)

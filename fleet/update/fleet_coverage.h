@@ -6,7 +6,8 @@
  *
  * Only missing names are refused, and shapes that differ from a configured spec. Anything else
  * (scales of quantized tensors, another dtype) is left to the engine. Where two-phase engines take
- * part, their verification decides. */
+ * part, their verification decides, and whether all came again that was refused here, of which they
+ * never heard. */
 #ifndef BATON_FLEET_UPDATE_FLEET_COVERAGE_H
 #define BATON_FLEET_UPDATE_FLEET_COVERAGE_H
 
@@ -43,6 +44,7 @@ void fleet_coverage_free(
 struct fleet_names {
     bool seen;
     struct tensor_list *tensor_list; /* one reference; NULL: it has none, or they cannot be read */
+    uint64_t n_unread; /* requests of unknown names that had been refused when this one began */
 };
 void fleet_names_fini(struct fleet_names *l);
 
@@ -51,8 +53,12 @@ void fleet_names_fini(struct fleet_names *l);
  * stay unknown. Errors: ERR_BAD_REQUEST at /serialized_named_tensors/<i>: that rank gets fewer
  * tensors than others, and the update is not sharded; ERR_NO_MEMORY; those of cfg.tensor_list_of.
  */
-int fleet_names_read(struct fleet_names *out, const struct fleet_control *fc,
+int fleet_names_read(struct fleet_names *out, struct fleet_control *fc,
                      const struct fleet_session *s, const json_t *body, struct err *e);
+
+/* fleet_names_of_refused - those in a request that may be wrong in anything, in any dialect's form;
+ * zeroed if it names none. */
+void fleet_names_of_refused(struct fleet_names *out, const json_t *body);
 
 /* All below are called by the owner of the parts (`sending`, or the owner of the operation lock).
  *
@@ -63,13 +69,14 @@ int fleet_names_read(struct fleet_names *out, const struct fleet_control *fc,
 int fleet_coverage_check(const struct fleet_control *fc, const struct fleet_session *s,
                          const struct fleet_names *l, struct err *e);
 
-/* fleet_coverage_add - the engines that still take part accepted the tensors. */
+/* fleet_coverage_add - the engines that still take part accepted the tensors. Threads: any, where
+ * only batons take part. */
 void fleet_coverage_add(struct fleet_control *fc, struct fleet_session *s,
                         const struct fleet_names *l);
 
 /* fleet_coverage_refuse - a request with tensors was refused: they have to come again, or the
- * update is not whole. @l  zeroed: its names are not known, and any tensors after it may be those
- * again
+ * update is not whole. @l  zeroed: its names are not known, and any request that begins after it
+ * may be that one again
  * @why  kept in the session. Threads: any; no lock held. */
 void fleet_coverage_refuse(struct fleet_control *fc, struct fleet_session *s,
                            const struct fleet_names *l, const struct err *why);

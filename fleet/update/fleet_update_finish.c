@@ -93,7 +93,7 @@ static int verify_parts(struct fleet_control *fc, struct fleet_session *s, const
         fleet_set_cause(fc, s, e);
         return -1;
     }
-    return fleet_session_has_part(s, true) ? 0 : fleet_coverage_verify(fc, s, e);
+    return fleet_coverage_verify(fc, s, e);
 }
 
 /* commit */

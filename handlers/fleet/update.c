@@ -225,14 +225,25 @@ static int check_chunk(const struct fleet_session *s, const struct update_reques
                    "chunk twice; leave chunk_id out");
 }
 
+/* @body  whatever is wrong in it; or NULL */
+static void note_missing(struct app *app, struct fleet_session *s, const json_t *body,
+                         const struct err *why)
+{
+    struct fleet_names names;
+
+    fleet_names_of_refused(&names, body);
+    fleet_coverage_refuse(app->fleet->control, s, &names, why);
+    fleet_names_fini(&names);
+}
+
 static int note_request(struct app *app, struct fleet_session *s, const struct update_request *w,
-                        struct err *e)
+                        const json_t *bare, struct err *e)
 {
     if (check_chunk(s, w, e) == 0 &&
         fleet_update_set_label(app->fleet->control, s, w->label, e) == 0 &&
         fleet_update_set_selector(app->fleet->control, s, w->selector, e) == 0)
         return 0;
-    fleet_coverage_refuse(app->fleet->control, s, &(struct fleet_names){0}, e);
+    note_missing(app, s, bare, e);
     return -1;
 }
 
@@ -247,7 +258,8 @@ static int send_tensors(struct app *app, struct fleet_session *s, const struct u
     json_t *nothing;
     int rc;
 
-    if (note_request(app, s, w, e) != 0 || fleet_send_tensors(app->fleet->control, s, &t, e) != 0)
+    if (note_request(app, s, w, bare, e) != 0 ||
+        fleet_send_tensors(app->fleet->control, s, &t, e) != 0)
         return -1;
     if (!fleet_update_is_covered(app->fleet->control, s))
         return 0;
@@ -443,8 +455,7 @@ static int update_with_body(struct app *app, struct http_request *x, const json_
 
 /* requests that no session got to see */
 
-/* Its tensors are missing in the update that it belongs to, if that is known.
- * @body  NULL: it cannot be translated */
+/* Its tensors are missing in the update that it belongs to, if that is known. */
 static void note_refused(struct app *app, const struct http_request *x, const json_t *body,
                          const struct err *why)
 {
@@ -459,7 +470,7 @@ static void note_refused(struct app *app, const struct http_request *x, const js
     if (s == NULL)
         return;
     if (fleet_update_is_open(fc, s))
-        fleet_coverage_refuse(fc, s, &(struct fleet_names){0}, why);
+        note_missing(app, s, body, why);
     fleet_unref(fc, s);
 }
 
@@ -478,13 +489,15 @@ static bool may_be_broadcast(const struct http_request *x)
     return may;
 }
 
-static void leave_untranslated(struct app *app, const struct http_request *x, struct err *e)
+static void note_untranslated(struct app *app, const struct http_request *x, struct err *e)
 {
     json_t *body = x->body_len > 0 ? json_loadb(x->body, x->body_len, 0, NULL) : NULL;
 
-    fleet_group_leave_refused(app->fleet->control,
-                              json_string_value(json_object_get(body, "group_name")), x->began_us,
-                              e);
+    note_refused(app, x, body, e);
+    if (may_be_broadcast(x))
+        fleet_group_leave_refused(app->fleet->control,
+                                  json_string_value(json_object_get(body, "group_name")),
+                                  x->began_us, e);
     json_decref(body);
 }
 
@@ -495,9 +508,7 @@ int handle_fleet_update(struct app *app, struct http_request *x, struct err *e)
     int rc;
 
     if (body_parse(&body, x, x->route, e) != 0) {
-        note_refused(app, x, NULL, e);
-        if (may_be_broadcast(x))
-            leave_untranslated(app, x, e);
+        note_untranslated(app, x, e);
         return -1;
     }
     rc = fleet_inherit_list(fc, body, e);

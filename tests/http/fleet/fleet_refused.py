@@ -3,6 +3,8 @@
 Usage: as fleet_control.py.
 """
 
+import contextlib
+import itertools
 import json
 import threading
 
@@ -284,6 +286,35 @@ def another_push(f):
     f.wait("serving")
 
 
+@contextlib.contextmanager
+def before(f):
+    """A server in front of f.front, which has learned no names yet."""
+    own = f.front
+    with Server(fleet_control.BATON, fleet_control.LOG, "--probe-interval", fleet_control.PROBE_MS, "--compat", "all",
+                "--upstream", f"{own.url},baton") as f.front:
+        until("it is ready", f.front.ready)
+        yield
+    f.front = own
+
+
+def ignored(f):
+    """A trainer goes on after a refusal: of one in front, its batons never hear."""
+    handles = {"ipc_handles_pickled": PICKLED["ipc_handles_pickled"]}
+    one, two = ({m: c[at:at + 1] for m, c in COLUMNS.items()} for at in (0, 1))
+    for again, bad in itertools.product((False, True), ({"zzz": 1}, {"chunk_id": "/"}, {"selector": "none"})):
+        label = next(LABELS)
+        it = {"update_id": f.front.post("/v1/update_weights/start", {"weight_version": label})["update_id"]}
+        status, said = f.front.ask("POST", "/v1/update_weights", dict(two, **handles, **bad, **it))
+        assert status == 400, said
+        f.front.post("/v1/update_weights", dict(one, **handles, **it))
+        if again:
+            f.front.post("/v1/update_weights", dict(two, **handles, **it))
+        status, said = f.front.ask("POST", "/v1/update_weights/finish", it)
+        assert status == (200 if again else 422), (bad, said)
+        assert again or "refused and did not come again" in said["error"]["message"], said
+        assert (f.versions() == [label]) == again, (bad, f.versions())
+
+
 def main():
     for what in rest_of_it, another_push:
         with Fleet("sglang") as f:
@@ -298,6 +329,10 @@ def main():
             told(f"not_reached, probed: {probed}", not_reached, f, probed)
     with Releases("0.33.0") as f:
         told("half, in a new fleet", half, f, ({"zzz": 1},))  # in which no spec was learned
+    with Releases("0.33.0") as f:
+        told("ignored", ignored, f)
+    with Releases("0.33.0") as f, before(f):
+        told("ignored, in front of a baton", ignored, f)
     for what in half_of_a_group, come_again:
         with Releases(*("0.33.0",) * 2) as f:
             told(what.__name__, what, f)

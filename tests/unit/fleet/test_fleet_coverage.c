@@ -287,7 +287,6 @@ static void test_fleet_coverage_beside_batons(void **state)
     struct world *w = *state;
 
     begin(w, "bb", false);
-    assert_null(w->s->coverage);
     came(w, "a");
     assert_null(w->s->report);
     ends(w, "unknown"); /* no report is not a whole one */
@@ -381,6 +380,41 @@ static void test_fleet_coverage_of_refused_tensors(void **state)
     json_decref(body);
 }
 
+/* Those in front of engines know no names, and never heard of what was refused here. */
+static void test_fleet_coverage_of_refused_tensors_for_batons(void **state)
+{
+    static const char *const known[] = {"{\"n_missing\": 0}", "{\"coverage\": \"unknown\"}"};
+    struct world *w = *state;
+    struct err why = {0}, e = {0};
+    struct fleet_names l = {0}, late = {0};
+    json_t *body = json_pack("{s:{s:[s, s, s]}, s:i}", "update_info", "names", "b", "c", "b", "zz",
+                             1),
+           *path = json_pack("{s:s}", "path", "/p");
+
+    (void)err_set(&why, ERR_BAD_REQUEST, "/zz", "no such member");
+    begin(w, "b", false);
+    fleet_names_of_refused(&l, body);
+    assert_int_equal(l.tensor_list->n_tensors, 2);
+    fleet_coverage_refuse(w->fc, w->s, &l, &why);
+    came(w, "ab");
+    reported(w, &known[1], "unknown");
+    is_refused(w, "'c'; the last error: no such member");
+    reported(w, &known[0], "whole"); /* its engine is its own */
+    ends(w, "whole");
+    reported(w, &known[1], "unknown");
+    came(w, "c");
+    ends(w, "unknown");
+    begin(w, "b", false); /* of unknown names: what had begun before is not that one again */
+    assert_int_equal(fleet_names_read(&late, w->fc, w->s, path, &e), 0);
+    fleet_coverage_refuse(w->fc, w->s, &(struct fleet_names){0}, &why);
+    fleet_coverage_add(w->fc, w->s, &late);
+    is_refused(w, "(no such member)");
+    assert_int_equal(send_body(w, path, &e), 0);
+    ends(w, "unknown");
+    fleet_names_fini(&l);
+    json_decref(body);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -394,6 +428,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_fleet_coverage_beside_batons, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fleet_coverage_of_several_reports, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fleet_coverage_of_refused_tensors, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fleet_coverage_of_refused_tensors_for_batons, setup,
+                                        teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
