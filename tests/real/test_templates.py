@@ -11,6 +11,7 @@ import datetime
 import io
 import itertools
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -21,12 +22,32 @@ from transformers.utils import chat_template_utils as reference
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build" / "real" / "chat-templates"
+BUILDERS = ("scikit_build_core.build", "setuptools.build_meta")  # of the packages
 PACKAGES = ("llama_cpp_python==0.3.36", "vllm==0.33.0")
 NOW_S = 1784730896  # a Wednesday
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
 # --- the templates
+
+
+def _stub_builders(folder):
+    """pip builds a source distribution's metadata before it keeps the archive, for which it would
+    install torch and CMake: these modules stand in for what builds the packages."""
+    text = ("import email, pathlib\n"
+            "def prepare_metadata_for_build_wheel(out, settings=None):\n"
+            "    text = pathlib.Path('PKG-INFO').read_text(encoding='utf-8')\n"
+            "    said = email.message_from_string(text)\n"
+            "    info = pathlib.Path(out, f'{said[\"Name\"]}-{said[\"Version\"]}.dist-info')\n"
+            "    info.mkdir()\n"
+            "    info.joinpath('METADATA').write_text(text, encoding='utf-8')\n"
+            "    return info.name\n")
+    for module in BUILDERS:
+        path = folder / (module.replace(".", "/") + ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.joinpath("__init__.py").touch()
+        path.write_text(text)
+    return folder
 
 
 def _download(package):
@@ -38,7 +59,8 @@ def _download(package):
     part.mkdir(parents=True, exist_ok=True)
     name = package.partition("==")[0]
     subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
-                    "--no-deps", "--no-binary", name, "--dest", part, package], check=True)
+                    "--no-deps", "--no-build-isolation", "--no-binary", name, "--dest", part, package],
+                   env={**os.environ, "PYTHONPATH": str(_stub_builders(part))}, check=True)
     (archive,) = part.glob(f"{name}-*.tar.gz")
     files = {}
     with tarfile.open(archive) as tar:
