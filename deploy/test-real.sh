@@ -24,8 +24,8 @@ peers=(vllm vllm-wire sglang trl areal verl openai litellm schemathesis checkpoi
 declare -A listed=([vllm]=1 [sglang]=1)
 declare -A built_on=(
   [vllm-wire]=vllm [trl]=vllm [areal]=vllm [checkpoint-engine]=vllm [skyrl]=vllm [prime-rl]=vllm
-  [megatron]=vllm [router-replay]=vllm [files]=vllm
-  [slime]=sglang [miles]=sglang [verl]=sglang
+  [megatron]=vllm [router-replay]=vllm [files]=vllm [miles]=vllm
+  [slime]=sglang [verl]=sglang
 )
 declare -A from_checkout=([slime]=1 [miles]=1 [skyrl]=1 [prime-rl]=1)
 
