@@ -12,6 +12,7 @@
 
 const char *const chat_members[] = {CHAT_MEMBERS "model",
                                     "request_id",
+                                    "rid",
                                     "session_id",
                                     "user",
                                     "stream",

@@ -19,7 +19,8 @@ enum {
     COMPLETIONS_MAX_TOKENS_DEFAULT = 16
 };
 
-/* Members that SGLang's servers take on these routes and vLLM's do not. Refused unless neutral. */
+/* Members that SGLang's servers take on these routes and vLLM's do not, by which a prompt, tokens
+ * or the reply would be others. Refused unless neutral. */
 #define COMPLETIONS_SGLANG_NEUTRAL(X)                                                              \
     X("lora_path", NEUTRAL_EMPTY, 0)                                                               \
     X("json_schema", NEUTRAL_EMPTY, 0)                                                             \
@@ -29,6 +30,20 @@ enum {
     X("stop_regex", NEUTRAL_EMPTY, 0)                                                              \
     X("no_stop_trim", NEUTRAL_FALSE, 0)                                                            \
     X("custom_logit_processor", NEUTRAL_EMPTY, 0)                                                  \
+    X("input_ids", NEUTRAL_NULL, 0)                                                                \
+    X("task", NEUTRAL_EMPTY, 0)                                                                    \
+    X("watermark", NEUTRAL_EMPTY, 0)                                                               \
+    X("session_params", NEUTRAL_EMPTY, 0)                                                          \
+    X("sampling_logprobs_mode", NEUTRAL_NULL, 0)                                                   \
+    X("routed_experts_start_len", NEUTRAL_NUMBER, 0)                                               \
+    X("return_prompt_token_ids", NEUTRAL_FALSE, 0)                                                 \
+    X("return_meta_info", NEUTRAL_FALSE, 0)                                                        \
+    X("return_input_ids_in_sglext", NEUTRAL_FALSE, 0)                                              \
+    X("return_output_ids_in_sglext", NEUTRAL_FALSE, 0)                                             \
+    X("return_cached_tokens_details", NEUTRAL_FALSE, 0)                                            \
+    X("return_spec_tokens_details", NEUTRAL_FALSE, 0)                                              \
+    X("return_sampling_mask", NEUTRAL_FALSE, 0)                                                    \
+    X("return_flat_raw_output_top_logprobs", NEUTRAL_FALSE, 0)                                     \
     X("return_hidden_states", NEUTRAL_FALSE, 0)
 #define COMPLETIONS_RULE(member, kind, number) {member, kind, number},
 

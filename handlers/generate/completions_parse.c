@@ -13,6 +13,7 @@
 const char *const completions_members[] = {"model",
                                            "prompt",
                                            "request_id",
+                                           "rid",
                                            "session_id",
                                            "user",
                                            "stream",

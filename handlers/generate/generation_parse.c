@@ -41,14 +41,16 @@ static int parse_model(struct generation *g, const char *model, struct err *e)
 int generation_parse_names(char **request_id, struct generation *g, const json_t *body,
                            struct err *e)
 {
-    const char *model = NULL, *id = NULL, *salt = NULL, *session = NULL;
+    const char *model = NULL, *id = NULL, *salt = NULL, *session = NULL, *rid = NULL;
 
     if (body_str(&model, body, "", "model", e) != 0 ||
-        body_str(&id, body, "", "request_id", e) != 0 ||
+        body_str(&id, body, "", "request_id", e) != 0 || body_str(&rid, body, "", "rid", e) != 0 ||
         body_str(&salt, body, "", "cache_salt", e) != 0 ||
         body_str(&session, body, "", "session_id", e) != 0 || parse_model(g, model, e) != 0 ||
-        check_len(id, "/request_id", GENERATION_REQUEST_ID_MAX, e) != 0 || check_salt(salt, e) != 0)
+        check_len(id, "/request_id", GENERATION_REQUEST_ID_MAX, e) != 0 ||
+        check_len(rid, "/rid", GENERATION_REQUEST_ID_MAX, e) != 0 || check_salt(salt, e) != 0)
         return -1;
+    id = id != NULL ? id : rid;
     *request_id = strdup(id != NULL ? id : g->x->actor.request_id);
     if (*request_id == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request id");

@@ -18,9 +18,9 @@ struct generation_stream {
     bool usage_each; /* and put the usage so far into each event */
 };
 
-/* generation_parse_names - parse model (the base model or a loaded adapter), request_id,
- * cache_salt, session_id. A cache salt is checked and has no effect: requests share no prompt cache
- * here.
+/* generation_parse_names - parse model (the base model or a loaded adapter), request_id (or rid,
+ * where a route has it), cache_salt, session_id. A cache salt is checked and has no effect:
+ * requests share no prompt cache here.
  * @request_id  on success a copy of the body's member, or else of the HTTP request's id; the caller
  *              owns it
  * Errors: ERR_NOT_FOUND at /model, ERR_BAD_REQUEST, ERR_NO_MEMORY. */

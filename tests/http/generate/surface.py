@@ -281,7 +281,8 @@ def aborted(path, body, ids):
     for request_id in ids:
         post("/pause?mode=keep", {})
         with futures.ThreadPoolExecutor() as pool:
-            run = pool.submit(post, path, {**body, "request_id": "rid-7"})
+            name = "rid" if path.startswith("/v1/c") else "request_id"  # as clients of SGLang call it
+            run = pool.submit(post, path, {**body, name: "rid-7"})
             while ask("GET", "/v1/status")[2]["admission"]["generate"]["waiting"] + ask("GET", "/v1/status")[2]["admission"]["generate"]["running"] == 0:
                 time.sleep(0.005)
             found = post("/abort_requests", {"request_ids": ["nobody", request_id]})
