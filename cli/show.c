@@ -276,6 +276,7 @@ static enum cli_exit show(struct cli *c, const char *path,
                           enum cli_exit (*print)(const struct cli *c, const json_t *s))
 {
     const struct timespec second = {.tv_sec = 1};
+    unsigned n_shown = 0;
     enum cli_exit rc;
 
     for (;;) {
@@ -284,6 +285,8 @@ static enum cli_exit show(struct cli *c, const char *path,
         rc = connection_json(c->connection, "GET", path, NULL, &a);
         if (rc == CLI_OK && cli_has(c, OPT_WATCH) && isatty(STDOUT_FILENO))
             terminal_control(stdout, "\033[H\033[2J");
+        else if (rc == CLI_OK && n_shown++ > 0 && !cli_has(c, OPT_JSON))
+            (void)putchar('\n');
         if (rc == CLI_OK && cli_has(c, OPT_JSON))
             cli_print_json(&a);
         else if (rc == CLI_OK)

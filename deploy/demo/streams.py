@@ -63,10 +63,11 @@ class Meter:
 
 
 def message_of(body):
-    """That of an error of the server."""
+    """That of an error of the server, in the form of either route."""
     try:
-        return json.loads(body)["error"]["message"]
-    except (ValueError, LookupError, TypeError):
+        said = json.loads(body)
+        return said.get("error", said)["message"]
+    except (ValueError, LookupError, TypeError, AttributeError):
         return str(body[:100])
 
 

@@ -278,12 +278,13 @@ complains "no_upstreams"
 run 2 upstreams remove
 complains "expected URL"
 
-# a watch ends well when it is interrupted
+# a watch ends well when it is interrupted; in a file an empty line is between two answers
 BATON_URL=$URL "$BATON" status --watch >"$WORK/body" &
 WATCH=$!
-until [[ -s $WORK/body ]]; do sleep 0.1; done
+until (($(grep --count --regexp='^baton ' "$WORK/body") > 1)); do sleep 0.1; done
 kill -INT "$WATCH"
 wait "$WATCH" || fail "an interrupted watch ended with $?"
+[[ $(grep --line-regexp --after-context=1 '' "$WORK/body") == *baton* ]] || fail "$(cat "$WORK/body")"
 
 # an interrupted push leaves no open update: a proxy takes the tensors, and passes nothing on
 "$PYTHON" -B "$(dirname "${BASH_SOURCE[0]}")/stall.py" "${URL##*:}" >"$WORK/stall" &
