@@ -267,6 +267,7 @@ def rest_by_names(f):
         f.doubles[0].must_be_fresh = False
         status, said = f.front.ask("POST", "/update_weights", {"update_info": dict(two, **handles)})
         assert status == 502, said
+        f.stays(*f.states())  # until probes have seen the new process: else it seems to restart within the next update
         for chunk in (one, two) if again else (two,):
             f.front.post("/update_weights", {"update_info": dict(chunk, **handles)})
         status, said = f.front.ask("POST", "/resume")
@@ -303,6 +304,7 @@ def ignored(f):
     one, two = ({m: c[at:at + 1] for m, c in COLUMNS.items()} for at in (0, 1))
     for again, bad in itertools.product((False, True), ({"zzz": 1}, {"chunk_id": "/"}, {"selector": "none"})):
         label = next(LABELS)
+        until("a slow probe is over", lambda: all(u["state"] != "down" for u in f.front.upstreams().values()))
         it = {"update_id": f.front.post("/v1/update_weights/start", {"weight_version": label})["update_id"]}
         status, said = f.front.ask("POST", "/v1/update_weights", dict(two, **handles, **bad, **it))
         assert status == 400, said
