@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import threading
+from concurrent import futures
 
 import fleet_control
 from fleet_control import COLUMNS, JOIN, LABELS, RANKS, Fleet, reboot, told, until
@@ -317,6 +318,20 @@ def ignored(f):
         assert (f.versions() == [label]) == again, (bad, f.versions())
 
 
+def ignored_beside_others(f):
+    """One of many that are sent at the same time."""
+    for bad, ends in (({"zzz": 1}, 422), ({}, 200)):
+        label = next(LABELS)
+        it = {"update_id": f.front.post("/v1/update_weights/start", {"weight_version": label})["update_id"],
+              "ipc_handles_pickled": PICKLED["ipc_handles_pickled"]}
+        chunks = [dict(ONE, names=[f"t{i}"], **it, **(bad if i == 5 else {})) for i in range(16)]
+        with futures.ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda chunk: f.front.ask("POST", "/v1/update_weights", chunk)[0], chunks))
+        assert found == [400 if bad and i == 5 else 200 for i in range(16)], found
+        status, said = f.front.ask("POST", "/v1/update_weights/finish", {"update_id": it["update_id"]})
+        assert status == ends and (f.versions() == [label]) == (ends == 200), said
+
+
 def main():
     for what in rest_of_it, another_push:
         with Fleet("sglang") as f:
@@ -333,8 +348,9 @@ def main():
         told("half, in a new fleet", half, f, ({"zzz": 1},))  # in which no spec was learned
     with Releases("0.33.0") as f:
         told("ignored", ignored, f)
-    with Releases("0.33.0") as f, before(f):
-        told("ignored, in front of a baton", ignored, f)
+    for what in ignored, ignored_beside_others:
+        with Releases("0.33.0") as f, before(f):
+            told(f"{what.__name__}, in front of a baton", what, f)
     for what in half_of_a_group, come_again:
         with Releases(*("0.33.0",) * 2) as f:
             told(what.__name__, what, f)
