@@ -108,6 +108,13 @@ static bool may_hold(const struct probe *p)
            !atomic_load_explicit(&p->prober->generation_probes, memory_order_relaxed);
 }
 
+/* A baton in front of engines refuses a generation probe while none of them serves, and its status
+ * says so. It is not down then: an update through this server is what they wait for. */
+static bool is_asked_in_turn(const struct probe *p)
+{
+    return p->peer.kind == UPSTREAM_BATON;
+}
+
 /* @a  in the order of the queries of send_probe */
 static void on_status(struct probe *p, const struct upstream_reply *a)
 {
@@ -128,12 +135,14 @@ static void on_status(struct probe *p, const struct upstream_reply *a)
         fleet_probe_failed(fleet, p->upstream, a[0].unreachable, &why);
         return;
     }
-    if (p->no_token)
+    if (p->no_token && !is_asked_in_turn(p))
         return; /* a status probe does not show that it generates */
     if (read_report(&report, p, a, &why) != 0) {
         fleet_probe_failed(fleet, p->upstream, false, &why);
         return;
     }
+    if (p->no_token && report.not_ready[0] == '\0')
+        return;
     report.sent_epoch = p->weights_epoch;
     if (may_hold(p))
         report.held = NULL;
@@ -170,9 +179,9 @@ static void on_replies(void *arg, struct upstream_reply *replies, size_t n)
 
 /* A generation probe goes only to an engine that could serve and that had no generate request since
  * the last probe. After a failed one only generation probes follow until one succeeds, so that
- * FLEET_FAILURES_DOWN in a row can happen; but not for an engine that could not serve, which may be
- * paused. An engine that rejects our key for requests gets them in turn with status probes: nothing
- * else would show that it accepts the key again. */
+ * FLEET_FAILURES_DOWN in a row can happen, for a baton in turn with status probes; but not for an
+ * engine that could not serve, which may be paused. An engine that rejects our key for requests
+ * gets them in turn with status probes: nothing else would show that it accepts the key again. */
 static enum api_query next_query(struct probe *p)
 {
     struct prober *prober = p->prober;
@@ -190,7 +199,8 @@ static enum api_query next_query(struct probe *p)
         p->no_token = false;
     may = every > 0 && serves &&
           atomic_load_explicit(&prober->generation_probes, memory_order_relaxed);
-    if (may && (p->no_token || (info.request_auth_failed && p->query != API_GENERATE_TOKEN) ||
+    if (may && ((p->no_token && !(is_asked_in_turn(p) && p->query == API_GENERATE_TOKEN)) ||
+                (info.request_auth_failed && p->query != API_GENERATE_TOKEN) ||
                 (idle && info.alive && p->n_probes % every == 0)))
         return API_GENERATE_TOKEN;
     return API_GET_STATUS;

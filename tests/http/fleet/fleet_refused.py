@@ -236,6 +236,13 @@ PUSH = "/update_weights_from_tensor"  # of no update's name, and with tensors of
 UNREAD = {"serialized_named_tensors": ["bm8gcGlja2xl"] * 2}
 
 
+def probed(f):
+    """The new process has been seen: else it seems to restart within the next update."""
+    n = [d.state()["requests"] for d in f.doubles]
+    until("it is probed", lambda: all(d.state()["requests"] >= k + 3 for d, k in zip(f.doubles, n)))
+    until("it answered", lambda: not {"down", None} & set(f.states()))
+
+
 def restarted_within(f):
     """The rest of a push is refused that an engine's restart cut off: it would be served as if it were the whole."""
     f.front.post("/pause_generation")
@@ -244,6 +251,7 @@ def restarted_within(f):
     reboot(f.doubles[0])
     status, said = f.front.ask("POST", PUSH, UNREAD)
     assert status == 502 and "restarted" in said["message"], said
+    probed(f)
 
 
 def rest_of_it(f):
@@ -268,7 +276,7 @@ def rest_by_names(f):
         f.doubles[0].must_be_fresh = False
         status, said = f.front.ask("POST", "/update_weights", {"update_info": dict(two, **handles)})
         assert status == 502, said
-        f.stays(*f.states())  # until probes have seen the new process: else it seems to restart within the next update
+        probed(f)
         for chunk in (one, two) if again else (two,):
             f.front.post("/update_weights", {"update_info": dict(chunk, **handles)})
         status, said = f.front.ask("POST", "/resume")
@@ -292,11 +300,16 @@ def another_push(f):
 def before(f):
     """A server in front of f.front, which has learned no names yet."""
     own = f.front
-    with Server(fleet_control.BATON, fleet_control.LOG, "--probe-interval", fleet_control.PROBE_MS, "--compat", "all",
-                "--upstream", f"{own.url},baton") as f.front:
+    with Server(fleet_control.BATON, fleet_control.LOG, "--probe-interval", fleet_control.PROBE_MS, "--probe-timeout", 5000,
+                "--compat", "all", "--upstream", f"{own.url},baton") as f.front:
         until("it is ready", f.front.ready)
         yield
     f.front = own
+
+
+def started(f, label):
+    until("it is not down", lambda: all(u["state"] != "down" for u in f.front.upstreams().values()))
+    return {"update_id": f.front.post("/v1/update_weights/start", {"weight_version": label})["update_id"]}
 
 
 def ignored(f):
@@ -305,8 +318,7 @@ def ignored(f):
     one, two = ({m: c[at:at + 1] for m, c in COLUMNS.items()} for at in (0, 1))
     for again, bad in itertools.product((False, True), ({"zzz": 1}, {"chunk_id": "/"}, {"selector": "none"})):
         label = next(LABELS)
-        until("a slow probe is over", lambda: all(u["state"] != "down" for u in f.front.upstreams().values()))
-        it = {"update_id": f.front.post("/v1/update_weights/start", {"weight_version": label})["update_id"]}
+        it = started(f, label)
         status, said = f.front.ask("POST", "/v1/update_weights", dict(two, **handles, **bad, **it))
         assert status == 400, said
         f.front.post("/v1/update_weights", dict(one, **handles, **it))
@@ -322,8 +334,7 @@ def ignored_beside_others(f):
     """One of many that are sent at the same time."""
     for bad, ends in (({"zzz": 1}, 422), ({}, 200)):
         label = next(LABELS)
-        it = {"update_id": f.front.post("/v1/update_weights/start", {"weight_version": label})["update_id"],
-              "ipc_handles_pickled": PICKLED["ipc_handles_pickled"]}
+        it = dict(started(f, label), ipc_handles_pickled=PICKLED["ipc_handles_pickled"])
         chunks = [dict(ONE, names=[f"t{i}"], **it, **(bad if i == 5 else {})) for i in range(16)]
         with futures.ThreadPoolExecutor(8) as pool:
             found = list(pool.map(lambda chunk: f.front.ask("POST", "/v1/update_weights", chunk)[0], chunks))

@@ -257,6 +257,54 @@ static void test_generation_probe_finds_an_engine_that_generates_nothing(void **
     peer_stop(&silent);
 }
 
+/* As a baton in front of engines, the last of which is fenced right before a generation probe. */
+static void *fenced_main(void *arg)
+{
+    static const char fenced[] =
+        "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+        "{\"boot_id\":\"b1\",\"ready\":false,\"reason\":{\"code\":\"no_weights\"},"
+        "\"weights\":{\"weight_version\":\"v1\"}}";
+    const char *status = status_ok;
+    struct peer *p = arg;
+    char text[4096];
+    int fd;
+
+    while ((fd = accept(p->fd, NULL, NULL)) >= 0) {
+        ssize_t n = recv(fd, text, sizeof text - 1, 0);
+        bool asks = n > 3 && memcmp(text, "GET", 3) == 0;
+
+        (void)send(fd, asks ? status : refusal, strlen(asks ? status : refusal), MSG_NOSIGNAL);
+        (void)shutdown(fd, SHUT_WR);
+        if (!asks)
+            status = fenced;
+        while (n > 0)
+            n = recv(fd, text, sizeof text, 0);
+        (void)close(fd);
+    }
+    return NULL;
+}
+
+/* Else no update through this server could reach it, which is what it waits for. */
+static void test_baton_without_engines_is_not_down(void **state)
+{
+    struct upstream_info info = {0};
+    struct peer front;
+    struct world w;
+
+    (void)state;
+    peer_listen(&front);
+    assert_int_equal(pthread_create(&front.thread, NULL, fenced_main, &front), 0);
+    world_open(&w, (const char *const[N]){front.url, "unix:/nowhere", "unix:/nowhere"}, 2);
+    for (int ms = 0; ms < LONG_MS && info.report.not_ready[0] == '\0'; ms++) {
+        fleet_info(w.fleet, engine_at(w.fleet, 0), &info);
+        (void)poll(NULL, 0, 1);
+    }
+    assert_string_equal(info.report.not_ready, "no_weights");
+    await_alive(&w, 0);
+    world_close(&w);
+    peer_stop(&front);
+}
+
 static const char unauthorized[] =
     "HTTP/1.1 401 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 static const char text_ok[] = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
@@ -343,6 +391,7 @@ int main(void)
         cmocka_unit_test(test_engine_that_stops_is_down),
         cmocka_unit_test(test_lack_of_descriptors_here_counts_against_no_engine),
         cmocka_unit_test(test_generation_probe_finds_an_engine_that_generates_nothing),
+        cmocka_unit_test(test_baton_without_engines_is_not_down),
         cmocka_unit_test(test_rejected_key_is_found_by_both_probes),
         cmocka_unit_test(test_accepted_key_restores_the_engine),
     };
