@@ -82,7 +82,7 @@ void fleet_control_free(struct fleet_control *fc)
     for (size_t i = 0; i < FLEET_ENDED_SESSIONS_MAX; i++)
         fleet_session_unref(fc->ended[i]);
     fleet_spec_unref(fc->spec);
-    fleet_cut_off_clear(&fc->cut_off);
+    fleet_session_unref(fc->cut_off);
     fleet_transfer_clear(&fc->transfer);
     fleet_adapters_fini(&fc->adapters);
     fleet_proof_fini(fc);

@@ -94,6 +94,7 @@ static int set_sleep_of(struct fleet_control *fc, const struct upstream_list *al
     if (fleet_reachable_quorum(fc, all, body, targets, n, e) != 0)
         return -1;
     fleet_proof_hold(fc, NULL);
+    fleet_proof_await(fc);
     rc = fleet_request(fc, asleep ? API_SLEEP : API_WAKE, targets, *n, FLEET_SLEEP_US, results, e);
     if (rc != 0) {
         fleet_proof_release(fc, NULL);

@@ -140,7 +140,9 @@ struct fleet_control {
     bool wake_in_doubt;      /* of engines that join: the others were woken */
     struct fleet_spec *spec; /* one reference; NULL: the model's tensors are not known */
     const char *coverage;    /* static: of the last committed update; NULL: there was none */
-    struct fleet_cut_off cut_off;
+    struct fleet_session
+        *cut_off; /* one reference: a push that requests cannot name, aborted before
+                     its trainer ended it; NULL: none, or fleet_begin_push came */
     struct fleet_transfer transfer;
     struct fleet_adapters adapters;
     struct fleet_reconcilers reconcile;

@@ -77,6 +77,14 @@ static void unlink_request(struct fleet_prover *p)
     upstream_unref_loose(p->upstream);
 }
 
+static void canary_ended(struct fleet_prover *p)
+{
+    mtx_lock(&p->fc->lock);
+    p->canary_sent = false;
+    cnd_broadcast(&p->fc->changed);
+    mtx_unlock(&p->fc->lock);
+}
+
 static void cancel(struct fleet_prover *p)
 {
     upstream_fanout_cancel(p->fanout);
@@ -89,8 +97,12 @@ void fleet_proof_stop(struct fleet_control *fc)
     if (fc == NULL)
         return;
     atomic_store_explicit(&fc->proof.stopping, true, memory_order_relaxed);
-    while (fc->proof.under_way != NULL)
-        cancel(fc->proof.under_way);
+    while (fc->proof.under_way != NULL) {
+        struct fleet_prover *p = fc->proof.under_way;
+
+        cancel(p);
+        canary_ended(p);
+    }
 }
 
 /* what is to prove */
@@ -173,7 +185,15 @@ static bool is_same_process(const struct fleet_prover *p, const struct upstream_
 
 static bool serves(const struct upstream_info *info)
 {
-    return info->alive && info->synced && !info->fenced && !info->missing_adapters;
+    return info->alive && info->synced && !info->fenced;
+}
+
+/* A reset of its caches is to come, or under way, and would preempt a canary. */
+static bool has_stale_caches_locked(const struct fleet_prover *p, const struct upstream_info *info)
+{
+    const struct fleet_engine *en = fleet_engine(p->upstream);
+
+    return en->reconcile.stale.code != ERR_NONE || en->adapters.incarnation != info->incarnation;
 }
 
 /* May it generate now? */
@@ -182,7 +202,7 @@ static bool may_ask_locked(struct fleet_control *fc, const struct fleet_prover *
 {
     return is_same_process(p, info) && serves(info) && info->report.held == NULL &&
            !pause_is_held(&fc->pause) && !fc->sleep.weights && !fc->sleep.kv &&
-           !fleet_engine_is_held_locked(fc, p->upstream);
+           !fleet_engine_is_held_locked(fc, p->upstream) && !has_stale_caches_locked(p, info);
 }
 
 /* answers */
@@ -276,16 +296,9 @@ static enum api_query next_query_locked(const struct fleet_control *fc,
     return API_QUERIES;
 }
 
-static void canary_ended(struct fleet_prover *p)
-{
-    mtx_lock(&p->fc->lock);
-    p->canary_sent = false;
-    cnd_broadcast(&p->fc->changed);
-    mtx_unlock(&p->fc->lock);
-}
-
 /* @one  NULL: any */
-static bool is_canary_sent_locked(const struct fleet_control *fc, const struct upstream *one)
+/* To an engine that is held. */
+static bool is_canary_sent_locked(const struct fleet_control *fc)
 {
     struct upstream_list *all = upstreams_list(fc->upstreams);
     bool sent = false;
@@ -293,7 +306,7 @@ static bool is_canary_sent_locked(const struct fleet_control *fc, const struct u
     for (size_t i = 0; i < all->n; i++) {
         const struct fleet_prover *p = &fleet_engine(all->items[i])->proof;
 
-        sent = sent || ((one == NULL || one == all->items[i]) && p->canary_sent && p->compared);
+        sent = sent || (fc->proof.n_holds + p->n_holds > 0 && p->canary_sent && p->compared);
     }
     upstream_list_unref(all);
     return sent;
@@ -306,11 +319,17 @@ static unsigned *holds_of(struct fleet_control *fc, const struct upstream *upstr
 
 void fleet_proof_hold(struct fleet_control *fc, struct upstream *upstream)
 {
+    mtx_lock(&fc->lock);
+    ++*holds_of(fc, upstream);
+    mtx_unlock(&fc->lock);
+}
+
+void fleet_proof_await(struct fleet_control *fc)
+{
     uint64_t deadline_us = clock_after_us(PROOF_HOLD_US);
 
     mtx_lock(&fc->lock);
-    ++*holds_of(fc, upstream);
-    while (is_canary_sent_locked(fc, upstream) && cnd_wait(&fc->changed, &fc->lock, deadline_us)) {
+    while (is_canary_sent_locked(fc) && cnd_wait(&fc->changed, &fc->lock, deadline_us)) {
     }
     mtx_unlock(&fc->lock);
 }
@@ -397,7 +416,7 @@ static void look_at(struct fleet_prover *p)
     if (may && fc->proof.n_holds + p->n_holds == 0 && (ends || p->fanout == NULL))
         query = next_query_locked(fc, p);
     p->canary_sent = query == API_GENERATE_CANARY || (p->canary_sent && !ends);
-    cnd_broadcast(&fc->changed); /* for fleet_proof_hold */
+    cnd_broadcast(&fc->changed); /* for fleet_proof_await */
     mtx_unlock(&fc->lock);
     if (ends)
         cancel(p);

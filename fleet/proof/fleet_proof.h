@@ -124,16 +124,18 @@ void fleet_proof_want(struct fleet_control *fc, struct upstream *upstream);
  * any; no lock held. */
 bool fleet_proof_is_beyond_repair(struct fleet_control *fc, struct upstream *upstream);
 
-/* What a client asks to prove. */
-/* fleet_proof_hold - send no canary until fleet_proof_release, and wait for those under way: a
- * vLLM ends if what asks for prompt_logprobs is preempted, as a reset of its cache does it, at once
- * or in a pause by `keep` (0.24: "assert not prompt_logprobs_tensors"). Call it before engines are
- * paused, and release when it is known that they are; or around the reset. Holds add up.
- * @upstream  NULL: all
- * Threads: any but the loop's; no lock held. Blocks: up to 2 s, for engines that serve. */
+/* fleet_proof_hold - send no canary until fleet_proof_release: a vLLM ends if what asks for
+ * prompt_logprobs is preempted, as a reset of its cache does it, at once or in a pause by `keep`
+ * (0.24: "assert not prompt_logprobs_tensors"). Hold before engines are paused, and release when it
+ * is known that they are; or hold around the reset. Holds add up.
+ * @upstream  NULL: all. Threads: any; no lock held. Blocks: no.
+ * fleet_proof_await - wait for the canaries that are under way at engines that are held. Threads:
+ * any but the loop's; no lock held. Blocks: up to 2 s in all, for engines that serve. */
 void fleet_proof_hold(struct fleet_control *fc, struct upstream *upstream);
+void fleet_proof_await(struct fleet_control *fc);
 void fleet_proof_release(struct fleet_control *fc, struct upstream *upstream);
 
+/* What a client asks to prove. */
 struct fleet_proof_request {
     const char *upstream; /* its name; NULL: each vLLM and SGLang that serves */
     bool checksums;       /* of its parameters too */

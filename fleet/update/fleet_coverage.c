@@ -32,7 +32,7 @@ struct fleet_coverage {
     struct tensor_list *refused; /* one reference; all names that were refused; NULL: none */
     uint64_t n_unread;           /* refused requests of unknown names */
     bool refused_unread;         /* nothing came that began after the last of them */
-    bool cut_off_unread;         /* they were of a push before (struct fleet_cut_off) */
+    struct fleet_cut_off before; /* of the push before, which was cut off */
 };
 
 /* the spec */
@@ -329,15 +329,53 @@ static void coverage_report(struct fleet_control *fc, struct fleet_session *s)
     mtx_unlock(&fc->lock);
 }
 
-/* What follows may be the rest of that push only. */
-static void take_cut_off(struct fleet_control *fc, struct fleet_session *s)
+/* Those of `list` too. @all  NULL: none yet */
+static int add_names(struct tensor_list **all, const struct tensor_list *list)
 {
-    mtx_lock(&fc->lock);
-    s->refused = fc->cut_off.why;
-    s->coverage->cut_off_unread = fc->cut_off.unread;
-    if (fc->cut_off.names != NULL)
-        s->coverage->refused = tensor_list_ref(fc->cut_off.names);
-    mtx_unlock(&fc->lock);
+    struct tensor_list_builder *b;
+    struct tensor_list *both;
+    struct err ignored = {0};
+
+    if (tensor_list_builder_new(&b, &ignored) != 0)
+        return -1;
+    if (add_tensors(b, *all, &ignored) != 0 || add_tensors(b, list, &ignored) != 0) {
+        tensor_list_builder_free(b);
+        return -1;
+    }
+    if (tensor_list_builder_finish(b, &both, &ignored) != 0)
+        return -1;
+    tensor_list_unref(*all);
+    *all = both;
+    return 0;
+}
+
+/* What follows may be the rest of that push only. A request of it that is still under way is not
+ * counted any more, so that its names are not known. The caller holds the lock. */
+static void take_cut_off_locked(struct fleet_control *fc, struct fleet_cut_off *out)
+{
+    struct fleet_session *s = fc->cut_off;
+    struct fleet_coverage *c = s->coverage;
+    struct model_spec *sent = NULL;
+    struct err ignored = {0};
+
+    out->unread = s->n_running > 0 || c->before.unread;
+    mtx_lock(&c->lock);
+    out->unread = out->unread || c->n_unseen > 0;
+    if (!c->is_cut_off && tally_n_sent(c->tally) > 0)
+        out->unread = tally_model_spec(&sent, c->tally, &ignored) != 0 || out->unread;
+    c->is_cut_off = true;
+    mtx_unlock(&c->lock);
+    if (sent != NULL && add_names(&c->refused, sent->tensor_list) != 0)
+        out->unread = true;
+    model_spec_free(sent);
+    if (c->before.names != NULL && add_names(&c->refused, c->before.names) != 0)
+        out->unread = true;
+    if (c->refused != NULL)
+        out->names = tensor_list_ref(c->refused);
+    out->why = c->before.why;
+    if (out->why.code == ERR_NONE)
+        (void)err_set(&out->why, ERR_INCOMPLETE, "", "this may be the rest of update %s: %.250s",
+                      s->id, s->error.msg);
 }
 
 int fleet_coverage_start(struct fleet_control *fc, struct fleet_session *s, struct err *e)
@@ -355,8 +393,10 @@ int fleet_coverage_start(struct fleet_control *fc, struct fleet_session *s, stru
     s->coverage = c; /* freed with the session */
     if (tally_new(&c->tally, c->spec != NULL ? c->spec->model_spec : NULL, e) != 0)
         return -1;
-    if (s->auto_commit)
-        take_cut_off(fc, s);
+    mtx_lock(&fc->lock);
+    if (s->auto_commit && fc->cut_off != NULL)
+        take_cut_off_locked(fc, &c->before);
+    mtx_unlock(&fc->lock);
     if (is_counted_here(s))
         coverage_report(fc, s);
     return 0;
@@ -369,6 +409,7 @@ void fleet_coverage_free(struct fleet_coverage *c)
     tally_free(c->tally);
     mtx_fini(&c->lock);
     tensor_list_unref(c->refused);
+    tensor_list_unref(c->before.names);
     fleet_spec_unref(c->spec);
     free(c);
 }
@@ -414,14 +455,14 @@ int fleet_coverage_check(const struct fleet_control *fc, const struct fleet_sess
 }
 
 /* Parallel requests may add to the tally meanwhile. The caller holds the lock of the control. */
-static const char *lacking_refused(struct fleet_coverage *c)
+static const char *lacking(struct fleet_coverage *c, const struct tensor_list *list)
 {
     const char *name;
 
-    if (c->refused == NULL)
+    if (list == NULL)
         return NULL;
     mtx_lock(&c->lock);
-    name = c->is_cut_off ? NULL : tally_lacks(c->tally, c->refused);
+    name = c->is_cut_off ? NULL : tally_lacks(c->tally, list);
     mtx_unlock(&c->lock);
     return name;
 }
@@ -448,31 +489,11 @@ void fleet_coverage_add(struct fleet_control *fc, struct fleet_session *s,
     mtx_lock(&fc->lock);
     if (l->n_unread == c->n_unread)
         c->refused_unread = false;
-    if (lacking_refused(c) == NULL && !c->refused_unread && !c->cut_off_unread)
+    if (lacking(c, c->refused) == NULL && !c->refused_unread)
         err_clear(&s->refused);
     mtx_unlock(&fc->lock);
     if (is_counted_here(s))
         coverage_report(fc, s);
-}
-
-/* Those of `list` too. */
-static int add_refused(struct fleet_coverage *c, const struct tensor_list *list)
-{
-    struct tensor_list_builder *b;
-    struct tensor_list *all;
-    struct err ignored = {0};
-
-    if (tensor_list_builder_new(&b, &ignored) != 0)
-        return -1;
-    if (add_tensors(b, c->refused, &ignored) != 0 || add_tensors(b, list, &ignored) != 0) {
-        tensor_list_builder_free(b);
-        return -1;
-    }
-    if (tensor_list_builder_finish(b, &all, &ignored) != 0)
-        return -1;
-    tensor_list_unref(c->refused);
-    c->refused = all;
-    return 0;
 }
 
 void fleet_coverage_refuse(struct fleet_control *fc, struct fleet_session *s,
@@ -482,45 +503,19 @@ void fleet_coverage_refuse(struct fleet_control *fc, struct fleet_session *s,
 
     mtx_lock(&fc->lock);
     s->refused = *why;
-    if (c != NULL && (l->tensor_list == NULL || add_refused(c, l->tensor_list) != 0)) {
+    if (c != NULL && (l->tensor_list == NULL || add_names(&c->refused, l->tensor_list) != 0)) {
         c->refused_unread = true;
         c->n_unread++;
     }
     mtx_unlock(&fc->lock);
 }
 
-void fleet_cut_off_clear(struct fleet_cut_off *cut)
+void fleet_coverage_begin_push(struct fleet_session *s)
 {
-    tensor_list_unref(cut->names);
-    *cut = (struct fleet_cut_off){0};
-}
-
-void fleet_coverage_cut_off(struct fleet_control *fc, struct fleet_session *s)
-{
-    struct fleet_coverage *c = s->coverage;
-    struct model_spec *sent = NULL;
-    struct fleet_cut_off *cut = &fc->cut_off;
-    struct err ignored = {0};
-    bool lost;
-
-    if (c == NULL || !s->auto_commit)
+    if (s->coverage == NULL)
         return;
-    mtx_lock(&c->lock);
-    c->is_cut_off = true;
-    lost = tally_n_sent(c->tally) > 0 && tally_model_spec(&sent, c->tally, &ignored) != 0;
-    mtx_unlock(&c->lock);
-    mtx_lock(&fc->lock);
-    lost = (sent != NULL && add_refused(c, sent->tensor_list) != 0) || lost;
-    fleet_cut_off_clear(cut);
-    if (!s->begun_again)
-        *cut = (struct fleet_cut_off){
-            .names = c->refused != NULL ? tensor_list_ref(c->refused) : NULL,
-            .unread = lost || c->n_unseen > 0 || c->refused_unread || c->cut_off_unread};
-    if (cut->names != NULL || cut->unread)
-        (void)err_set(&cut->why, ERR_INCOMPLETE, "",
-                      "update %s, which this may be the rest of: %.250s", s->id, s->error.msg);
-    mtx_unlock(&fc->lock);
-    model_spec_free(sent);
+    tensor_list_unref(s->coverage->before.names);
+    s->coverage->before = (struct fleet_cut_off){0};
 }
 
 /* the end */
@@ -573,9 +568,14 @@ static int check_refused(struct fleet_control *fc, const struct fleet_session *s
     bool unread;
 
     mtx_lock(&fc->lock);
-    name = lacking_refused(c);
-    unread = (c->refused_unread || c->cut_off_unread) && !counted;
-    why = s->refused;
+    name = lacking(c, c->before.names);
+    unread = c->before.unread && !counted;
+    why = c->before.why;
+    if (name == NULL && !unread) {
+        name = lacking(c, c->refused);
+        unread = c->refused_unread && !counted;
+        why = s->refused;
+    }
     mtx_unlock(&fc->lock);
     if (name == NULL && !unread)
         return 0;
@@ -654,7 +654,6 @@ void fleet_coverage_commit(struct fleet_control *fc, struct fleet_session *s)
     if (defines_spec(s) && tally_model_spec(&m, s->coverage->tally, &ignored) == 0)
         (void)spec_new(&spec, m, NULL, &ignored);
     mtx_lock(&fc->lock);
-    fleet_cut_off_clear(&fc->cut_off);
     fc->coverage = word;
     if (spec != NULL) {
         before = fc->spec;

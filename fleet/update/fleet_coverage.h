@@ -34,8 +34,9 @@ void fleet_spec_unref(struct fleet_spec *spec); /* under the lock, or at shutdow
 json_t *fleet_spec_json(struct fleet_control *fc);
 const char *fleet_last_coverage(struct fleet_control *fc);
 
-/* fleet_coverage_start - count the tensors of a session that is about to open. Errors:
- * ERR_NO_MEMORY. */
+/* fleet_coverage_start - count the tensors of a session that is about to open. If it may be the
+ * rest of a push that was cut off (cut_off of the fleet's control), what that one had has to come
+ * in it. Errors: ERR_NO_MEMORY. */
 int fleet_coverage_start(struct fleet_control *fc, struct fleet_session *s, struct err *e);
 void fleet_coverage_free(
     struct fleet_coverage *c); /* under the lock, or at shutdown; accepts NULL */
@@ -81,22 +82,18 @@ void fleet_coverage_add(struct fleet_control *fc, struct fleet_session *s,
 void fleet_coverage_refuse(struct fleet_control *fc, struct fleet_session *s,
                            const struct fleet_names *l, const struct err *why);
 
-/* A push of no update's name that was aborted. Its trainer may go on with the rest of it, which
- * looks like another. Guarded by the lock of the fleet's control. */
+/* What a push of no update's name had when it was aborted, before its trainer ended it. Its trainer
+ * may go on with the rest of it, which looks like another. Of several in a row the first cause. */
 struct fleet_cut_off {
-    struct err why; /* clean: there is none */
+    struct err why; /* clean: there was none */
     struct tensor_list
         *names;  /* one reference; of what came, and of what was refused; NULL: none */
-    bool unread; /* so were tensors of unknown names */
+    bool unread; /* tensors of unknown names came too, or may have */
 };
 
-void fleet_cut_off_clear(struct fleet_cut_off *cut); /* under the lock, or at shutdown */
-
-/* fleet_coverage_cut_off - an update was aborted: if requests cannot name it, what it had has to
- * come in the next such update, unless another one is committed or fleet_begin_push comes first.
- * Tensors whose names are not known cannot be told from the rest, so that no such update is
- * committed before. The caller owns the update lock; no other lock held. */
-void fleet_coverage_cut_off(struct fleet_control *fc, struct fleet_session *s);
+/* fleet_coverage_begin_push - what comes from now on is not the rest of a push before. Under the
+ * lock of the fleet's control. */
+void fleet_coverage_begin_push(struct fleet_session *s);
 
 /* fleet_coverage_verify - did every tensor of the model arrive, and all that were refused? Errors:
  * ERR_INCOMPLETE, which names some that did not; or unseen names, as above. */

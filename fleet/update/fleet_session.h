@@ -60,7 +60,6 @@ struct fleet_session {
     uint64_t serial;     /* of the fleet; 0 until it is committed */
     struct err error;    /* the reason of the abort */
     struct err refused;  /* of tensors that have yet to come again; clean: there are none */
-    bool begun_again;    /* fleet_begin_push came since its last tensors were sent */
     struct fleet_coverage *coverage; /* owned */
     json_t *list; /* owned: of the last accepted request by a group, until the end; or NULL */
     uint64_t list_began_us; /* of that group; NULL list and not 0: no memory for it */

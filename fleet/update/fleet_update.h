@@ -156,14 +156,10 @@ bool fleet_update_is_covered(struct fleet_control *fc, const struct fleet_sessio
 bool fleet_update_is_other_version(struct fleet_control *fc, const struct fleet_session *s,
                                    const char *label);
 
-/* fleet_begin_push - a request came that trainers send before or after a push, and never within:
- * a pause, a resume, a new group. The tensors that follow are none of the push before. Threads:
- * any; no lock held. */
+/* fleet_begin_push - a request came that trainers send before or after a push, and never within: a
+ * pause, a resume, a sleep, a wake, a start, a new group. The tensors that follow are none of the
+ * push before (struct fleet_cut_off). Threads: any; no lock held. */
 void fleet_begin_push(struct fleet_control *fc);
-
-/* fleet_update_is_of_push_before - was it aborted, and did fleet_begin_push come since its last
- * tensors were sent? Then a request that it refused is of another push. */
-bool fleet_update_is_of_push_before(struct fleet_control *fc, const struct fleet_session *s);
 
 /* fleet_update_is_empty - an update that its trainer cannot name: did no tensors arrive, and is no
  * request under way? */

@@ -14,7 +14,6 @@ void fleet_abort_with_lock(struct fleet_control *fc, struct fleet_session *s, co
     assert(fleet_owns_update_lock(fc));
     fleet_session_hold_engines(s);
     fleet_close_session(fc, s, why);
-    fleet_coverage_cut_off(fc, s);
     fleet_report_ended(fc, s, 0);
     fleet_abort_parts(fc, s, why->msg);
     fleet_release_unchanged(fc, s, false);

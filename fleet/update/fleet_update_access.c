@@ -112,20 +112,11 @@ bool fleet_update_is_empty(struct fleet_control *fc, const struct fleet_session 
 void fleet_begin_push(struct fleet_control *fc)
 {
     mtx_lock(&fc->lock);
-    fleet_cut_off_clear(&fc->cut_off);
-    if (fc->session != NULL && fc->session->auto_commit)
-        fc->session->begun_again = true;
+    fleet_session_unref(fc->cut_off);
+    fc->cut_off = NULL;
+    if (fc->session != NULL)
+        fleet_coverage_begin_push(fc->session);
     mtx_unlock(&fc->lock);
-}
-
-bool fleet_update_is_of_push_before(struct fleet_control *fc, const struct fleet_session *s)
-{
-    bool before;
-
-    mtx_lock(&fc->lock);
-    before = s->begun_again && s->phase == UPDATE_ABORTED;
-    mtx_unlock(&fc->lock);
-    return before;
 }
 
 /* Others may encode the same report: references to it are counted under the lock only. */

@@ -61,6 +61,7 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s, const 
     int rc = -1;
 
     fleet_proof_hold(fc, NULL);
+    fleet_proof_await(fc);
     if (fleet_drain_pause_bodies(fc, s, late, bodies, e) == 0 &&
         fleet_pause_lock(fc, "the start of an update", e) == 0) {
         adopt_trainer_pause(fc, s);
@@ -223,7 +224,6 @@ static int begin_receiving(struct fleet_control *fc, struct fleet_session *s,
     mtx_lock(&fc->lock);
     if (!fleet_session_is_open(s))
         rc = fleet_refuse_closed(s, e);
-    s->begun_again = s->begun_again && rc != 0;
     for (size_t i = 0; rc == 0 && i < b->n; i++) {
         struct fleet_part *p = &s->parts[b->part[i]];
 

@@ -246,14 +246,30 @@ void fleet_report_ended(struct fleet_control *fc, const struct fleet_session *s,
 
 /* Until the engines that may have part of the update are fenced, the session keeps them from a
  * resume by the trainer (fleet_engine_is_held_locked). */
+/* One that fails in the call by which its trainer ends it has no rest. */
+static void note_cut_off_locked(struct fleet_control *fc, struct fleet_session *s, bool aborted)
+{
+    if (!s->anonymous)
+        return;
+    fleet_session_unref(fc->cut_off);
+    fc->cut_off = NULL;
+    if (aborted && s->coverage != NULL &&
+        (s->phase == UPDATE_OPEN || s->phase == UPDATE_RECEIVING)) {
+        fc->cut_off = s;
+        s->n_refs++;
+    }
+}
+
 void fleet_close_session(struct fleet_control *fc, struct fleet_session *s, const struct err *why)
 {
+    bool committed = why->code == ERR_NONE || why->code == ERR_NOT_HANDED_OVER;
+
     mtx_lock(&fc->lock);
+    note_cut_off_locked(fc, s, !committed);
     s->error = *why;
     json_decref(s->list); /* 16 sessions that ended are kept */
     s->list = NULL;
-    s->phase = why->code == ERR_NONE || why->code == ERR_NOT_HANDED_OVER ? UPDATE_COMMITTED
-                                                                         : UPDATE_ABORTED;
+    s->phase = committed ? UPDATE_COMMITTED : UPDATE_ABORTED;
     cnd_broadcast(&fc->changed);
     mtx_unlock(&fc->lock);
     fleet_fence_parts(fc, s);

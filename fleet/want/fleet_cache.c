@@ -213,6 +213,7 @@ void fleet_reset_caches(struct fleet_control *fc, const struct fleet_cache_reset
 
     for (size_t i = 0; i < n; i++)
         fleet_proof_hold(fc, list[i].upstream);
+    fleet_proof_await(fc);
     fleet_resets_begin(&r, fc, list, n);
     n_sent = r.n_targets;
     results = send_targets(&r, &e);

@@ -231,6 +231,7 @@ int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, u
     rc = fleet_cover_queued(fc, req, &before, body, deadline_us, &p.n_aborted, e);
     if (rc == 0) {
         fleet_proof_hold(fc, NULL);
+        fleet_proof_await(fc);
         all = upstreams_list(fc->upstreams);
         rc = pause_engines(fc, all, deadline_us, &p, results, n, e);
         upstream_list_unref(all);

@@ -183,18 +183,24 @@ static int request_all(struct app *app, struct http_request *x, enum api_op op, 
 int handle_fleet_reset_cache(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
+    bool preempts;
     json_t *body;
     int rc;
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    fleet_proof_hold(fc, NULL);
+    preempts = json_is_true(json_object_get(body, "running"));
+    if (preempts) {
+        fleet_proof_hold(fc, NULL);
+        fleet_proof_await(fc);
+    }
     rc = request_all(app, x, API_RESET_PREFIX_CACHE, body, "entries_dropped",
                      json_pack("{s:b, s:n, s:i, s:s}", "reset", 1, "prefix_cache",
                                "entries_dropped", 0, "message",
                                "every upstream was asked to reset its prefix cache"),
                      e);
-    fleet_proof_release(fc, NULL);
+    if (preempts)
+        fleet_proof_release(fc, NULL);
     json_decref(body);
     return rc;
 }

@@ -89,6 +89,7 @@ int handle_fleet_sleep(struct app *app, struct http_request *x, struct err *e)
     if (rc == 0)
         rc = fleet_op_lock(fc, x, "a sleep", e);
     if (rc == 0) {
+        fleet_begin_push(fc);
         rc = fleet_sleep_all(fc, &req, body, &results, &n, e);
         rc = sleep_reply(app, x, rc, req.level, results, n, e);
         fleet_op_unlock(fc);
@@ -123,6 +124,7 @@ int handle_fleet_wake(struct app *app, struct http_request *x, struct err *e)
     if (rc == 0)
         rc = fleet_op_lock(fc, x, "a wake", e);
     if (rc == 0) {
+        fleet_begin_push(fc);
         rc = fleet_wake_all(fc, &req, body, &results, &n, e);
         rc = sleep_reply(app, x, rc, 0, results, n, e);
         fleet_op_unlock(fc);

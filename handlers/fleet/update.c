@@ -106,6 +106,8 @@ int handle_fleet_update_start(struct app *app, struct http_request *x, struct er
     if (body_parse(&body, x, route, e) != 0)
         return -1;
     rc = start_parse(&req, body, e);
+    if (rc == 0 && req.anonymous)
+        fleet_begin_push(app->fleet->control);
     if (rc == 0)
         rc = start_session(app, &req, &s, &replies, e);
     json_decref(body);
@@ -433,18 +435,7 @@ static int update_with_body(struct app *app, struct http_request *x, const json_
         return -1;
     }
     rc = send_tensors(app, s, &w, bare, e);
-    if (rc != 0 && !w.by_group && fleet_update_is_of_push_before(app->fleet->control, s)) {
-        fleet_unref(app->fleet->control, s);
-        err_clear(e);
-        rc = find_session(app, route, &w, &s, e);
-        if (rc == 0)
-            rc = send_tensors(app, s, &w, bare, e);
-        else
-            s = NULL;
-    }
     json_decref(bare);
-    if (s == NULL)
-        return -1;
     if (rc != 0 && w.by_group)
         fleet_group_leave_refused(
             app->fleet->control, json_string_value(body_given(body, "group_name")), x->began_us, e);

@@ -283,13 +283,42 @@ def rest_by_names(f):
         assert status == (200 if again else 422), said
 
 
-def another_push(f):
-    """A pause after tensors, then others: they are not of the push that the restart cut off, and are not refused."""
+def rest_of_one_begun(f):
+    """Also one that was begun: its rest opens another, which the call that ends it would end."""
+    f.front.post("/begin_weight_update", {})
+    restarted_within(f)
+    f.front.post(PUSH, UNREAD)
+    status, said = f.front.ask("POST", "/end_weight_update", {})
+    assert status == 400 and "refused and did not come again" in said["message"], said
+    for _ in range(2):
+        f.front.post("/begin_weight_update", {})
+        f.front.post(PUSH, UNREAD)
+        f.front.post("/end_weight_update", {})
+        f.wait("serving")
+
+
+def begun_again(f):
+    """A pause says that a push begins, also after a stray chunk; but never that a chunk before it did not come."""
+    restarted_within(f)
+    f.front.post(PUSH, UNREAD)
+    f.front.post("/pause_generation")
+    for _ in range(2):
+        f.front.post(PUSH, UNREAD)
+    f.front.post("/continue_generation")
+    f.wait("serving")
     f.front.post("/pause_generation")
     f.front.post(PUSH, UNREAD)
-    f.doubles[0].must_be_fresh = False
     reboot(f.doubles[0])
+    f.front.post("/pause_generation")  # by another rank, late
+    status, said = f.front.ask("POST", PUSH, UNREAD)
+    assert status == 502, said
+
+
+def repeated(f):
+    """A first chunk that no engine accepted may come again."""
     f.front.post("/pause_generation")
+    f.doubles[0].order("update", "status", status=413)
+    assert f.front.ask("POST", PUSH, UNREAD)[0] >= 400
     for _ in range(2):
         f.front.post(PUSH, UNREAD)
     f.front.post("/continue_generation")
@@ -344,7 +373,7 @@ def ignored_beside_others(f):
 
 
 def main():
-    for what in rest_of_it, another_push:
+    for what in rest_of_it, rest_of_one_begun, begun_again, repeated:
         with Fleet("sglang") as f:
             told(what.__name__, what, f)
     with Releases("0.33.0") as f:
