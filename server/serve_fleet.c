@@ -14,7 +14,6 @@
 #include "fleet/want/fleet_reconcile.h"
 #include "handlers/fleet/handlers.h"
 #include "handlers/fleet/status.h"
-#include "handlers/tensor_list_json.h"
 #include "server/listeners.h"
 #include "server/model_dir.h"
 #include "server/serve.h"
@@ -89,11 +88,6 @@ int serve_fleet_spec(struct model_spec **out, const char **from, const struct co
     return 0;
 }
 
-static int tensor_list_of(struct tensor_list **out, const json_t *body, struct err *e)
-{
-    return tensor_list_from_body(out, body, NULL, e);
-}
-
 static int open_upstreams(struct server *s, struct err *e)
 {
     struct upstreams_cfg cfg = cfg_of(&s->config);
@@ -161,8 +155,7 @@ static int open_control(struct server *s, struct err *e)
                                     .recomputes = settings->on_update != GEN_ON_UPDATE_CONTINUE,
                                     .finishes = settings->on_update == GEN_ON_UPDATE_FINISH,
                                     .pause_fenced = s->config.pause_fenced,
-                                    .allow_unseen = s->config.allow_unseen_tensors,
-                                    .tensor_list_of = tensor_list_of};
+                                    .allow_unseen = s->config.allow_unseen_tensors};
 
     if (fleet_prove_parse(&cfg.prove, s->config.prove, "--prove", e) != 0)
         return -1;

@@ -1,5 +1,7 @@
 #include "fleet/api/upstream_api_priv.h"
 
+#include "weights/tensor_list.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,13 +103,9 @@ int api_check_word(const char *word, const char *const *words, const char *field
     return err_set(e, ERR_BAD_REQUEST, field, "'%.32s' is not one of %s", word, known);
 }
 
-int api_check_mode(const char *mode, const json_t *native, const char *kind, struct err *e)
+int api_check_pause(const struct api_pause *pause, const char *kind, struct err *e)
 {
-    static const char *const modes[] = {"keep", "wait", "abort", NULL};
-
-    if (api_check_word(mode, modes, "/mode", e) != 0)
-        return -1;
-    if (strcmp(api_text(native, "new_requests", "queue"), "reject") != 0)
+    if (!pause->reject)
         return 0;
     return err_set(
         e, ERR_BAD_REQUEST, "/new_requests",
@@ -139,37 +137,161 @@ int api_refuse_tensor_list(const char *kind, struct err *e)
         kind);
 }
 
-int api_load_adapter(struct api_request *out, const char *kind, const json_t *native, bool in_place,
-                     struct err *e)
+int api_load_adapter(struct api_request *out, const char *kind, const struct api_adapter *adapter,
+                     bool in_place, struct err *e)
 {
-    static const struct api_member members[] = {
-        {"lora_name", "lora_name"}, {"lora_path", "lora_path"}, {0}};
     json_t *body;
 
-    if (!api_has(native, "lora_path"))
+    if (adapter->path == NULL)
         return err_set(e, ERR_BAD_REQUEST, "/lora_path",
                        "%s upstreams load adapters only from a directory: send lora_path, or the "
                        "tensors as the body, to a server that has --adapter-dir",
                        kind);
-    body = api_pick(native, members);
+    body = json_pack("{s:s, s:s}", "lora_name", adapter->name, "lora_path", adapter->path);
     return api_set_body(out, in_place ? api_with(body, "load_inplace", json_true()) : body, e);
 }
 
-int api_unload_adapter(struct api_request *out, const json_t *native, const struct api_context *ctx,
-                       struct err *e)
+int api_unload_adapter(struct api_request *out, const struct api_args *args,
+                       const struct api_context *ctx, struct err *e)
 {
-    static const struct api_member members[] = {{"lora_name", "lora_name"}, {0}};
-
     (void)ctx;
-    return api_set_body(out, api_pick(native, members), e);
+    return api_set_body(out, json_pack("{s:s}", "lora_name", args->adapter->name), e);
 }
 
-int api_set_version(struct api_request *out, const json_t *native, const struct api_context *ctx,
-                    struct err *e)
+int api_set_version(struct api_request *out, const struct api_args *args,
+                    const struct api_context *ctx, struct err *e)
 {
+    const char *label = args->label != NULL ? args->label->label : args->finish->label;
+
     (void)ctx;
-    return api_set_body(out,
-                        json_pack("{s:s, s:b}", "new_version",
-                                  api_text(native, "weight_version", ""), "abort_all_requests", 0),
+    return api_set_body(out, json_pack("{s:s, s:b}", "new_version", label, "abort_all_requests", 0),
                         e);
+}
+
+/* our own bodies */
+
+void api_native_fini(struct api_native *n)
+{
+    free(n->text);
+    n->text = NULL;
+}
+
+char *api_load_again(const struct api_native *native)
+{
+    json_t *again = json_copy((json_t *)(uintptr_t)native->body);
+    char *text = NULL;
+
+    (void)json_object_del(again, "if_revision");
+    if (again != NULL && json_object_set_new(again, "load_inplace", json_true()) == 0)
+        text = json_dumps(again, JSON_COMPACT);
+    json_decref(again);
+    return text;
+}
+
+/* Steals body; NULL: no memory. */
+static struct api_native *native_of(json_t *body)
+{
+    struct api_native *n = body != NULL ? malloc(sizeof *n) : NULL;
+
+    if (n != NULL)
+        *n = (struct api_native){.body = body, .owned = body};
+    else
+        json_decref(body);
+    return n;
+}
+
+struct api_native *api_native_parse(const char *text)
+{
+    return native_of(json_loads(text, 0, NULL));
+}
+
+void api_native_free(struct api_native *n)
+{
+    if (n == NULL)
+        return;
+    json_decref(n->owned);
+    api_native_fini(n);
+    free(n);
+}
+
+const json_t *api_own(const struct api_args *args)
+{
+    return args->native != NULL ? args->native->body : NULL;
+}
+
+/* Adds the columns of a list. @sized  and the bytes of each tensor */
+static int put_columns(json_t *to, const struct tensor_list *list, bool sized)
+{
+    json_t *names = json_array(), *dtypes = json_array(), *shapes = json_array(),
+           *sizes = json_array();
+
+    for (uint32_t i = 0; i < list->n_tensors; i++) {
+        const struct tensor_spec *t = &list->tensors[i];
+        json_t *shape = json_array();
+
+        for (uint32_t k = 0; k < t->ndim; k++)
+            (void)json_array_append_new(shape, json_integer((json_int_t)t->shape[k]));
+        (void)json_array_append_new(names, json_string(t->name));
+        (void)json_array_append_new(dtypes, json_string(dtype_torch_name(t->dtype)));
+        (void)json_array_append_new(shapes, shape);
+        (void)json_array_append_new(sizes, json_integer((json_int_t)t->nbytes));
+    }
+    if (json_array_size(names) + json_array_size(dtypes) + json_array_size(shapes) +
+            json_array_size(sizes) ==
+        4 * (size_t)list->n_tensors)
+        (void)json_object_update_new(to, json_pack("{s:O, s:O, s:O, s:O*}", "names", names,
+                                                   "dtypes", dtypes, "shapes", shapes,
+                                                   "tensor_sizes", sized ? sizes : NULL));
+    json_decref(names);
+    json_decref(dtypes);
+    json_decref(shapes);
+    json_decref(sizes);
+    return json_object_size(to) > 0 ? 0 : -1;
+}
+
+static json_t *entries_json(const struct api_tensors *t)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < t->n_entries; i++)
+        (void)json_array_append_new(list, json_string(t->entries[i]));
+    if (json_array_size(list) == t->n_entries)
+        return list;
+    json_decref(list);
+    return NULL;
+}
+
+static json_t *tensors_json(const struct api_tensors *t)
+{
+    json_t *body = json_object();
+
+    if (t->format != NULL)
+        body = api_with_text(body, "serialized_format", t->format);
+    if (t->serialized)
+        return api_with(body, "serialized_named_tensors", entries_json(t));
+    if (t->list != NULL && put_columns(body, t->list, t->packed) != 0) {
+        json_decref(body);
+        return NULL;
+    }
+    if (t->packed)
+        body = api_with(body, "packed", json_true());
+    return api_with_text(body, "ipc_handles_pickled", t->handles);
+}
+
+struct api_native *api_native_of(const struct api_tensors *t)
+{
+    return native_of(tensors_json(t));
+}
+
+json_t *api_tags(const struct api_args *args)
+{
+    const struct api_sleep *sleep = args->sleep;
+
+    if (args->native != NULL)
+        return api_has(args->native->body, "tags")
+                   ? json_incref(json_object_get(args->native->body, "tags"))
+                   : NULL;
+    if (sleep == NULL || sleep->weights == sleep->kv)
+        return NULL;
+    return json_pack("[s]", sleep->weights ? "weights" : "kv_cache");
 }

@@ -6,6 +6,7 @@
 #include "base/utf8.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* for the kinds */
@@ -36,11 +37,14 @@ int api_is_text(const json_t *reply, const char *member, const char *expected, s
     return strcmp(is, expected) == 0 ? 0 : api_is_not(e, member, is, expected);
 }
 
-int api_is_version(const json_t *reply, const json_t *native, const char *member, struct err *e)
+int api_is_version(const json_t *reply, const struct api_args *args, const char *member,
+                   struct err *e)
 {
-    const char *version = api_text(native, "weight_version", "");
+    const char *version = args->label != NULL    ? args->label->label
+                          : args->finish != NULL ? args->finish->label
+                                                 : NULL;
 
-    return *version != '\0' ? api_is_text(reply, member, version, e) : 0;
+    return version != NULL && *version != '\0' ? api_is_text(reply, member, version, e) : 0;
 }
 
 /* Something between here and the engine may answer anything with 200. */
@@ -50,7 +54,7 @@ static bool changes_weights(enum api_op op)
            op == API_FINISH_UPDATE || op == API_SET_VERSION;
 }
 
-int api_check_success(enum api_op op, const json_t *native, const struct api_context *ctx,
+int api_check_success(enum api_op op, const struct api_args *args, const struct api_context *ctx,
                       const json_t *reply, struct err *e)
 {
     const json_t *error = json_object_get(reply, "error");
@@ -65,7 +69,7 @@ int api_check_success(enum api_op op, const json_t *native, const struct api_con
                        "say that it was done");
     if ((op == API_SET_VERSION || op == API_FINISH_UPDATE) &&
         json_object_get(reply, "new_version") != NULL)
-        return api_is_version(reply, native, "new_version", e);
+        return api_is_version(reply, args, "new_version", e);
     return 0;
 }
 
@@ -187,6 +191,29 @@ json_t *api_read_config(enum upstream_kind kind, const char *text, size_t len, s
     return NULL;
 }
 
+char *api_read_model(enum upstream_kind kind, const char *text, size_t len)
+{
+    struct err ignored = {0};
+    json_t *config = api_read_config(kind, text, len, &ignored);
+    const char *model = json_string_value(
+        json_object_get(json_object_get(config, "model_config"), "model"));
+    char *copy = model != NULL ? strdup(model) : NULL;
+
+    json_decref(config);
+    return copy;
+}
+
+char *api_read_architecture(const char *text, size_t len)
+{
+    json_t *model = json_loadb(text, len, 0, NULL);
+    const char *name = json_string_value(
+        json_array_get(json_object_get(model, "architectures"), 0));
+    char *copy = name != NULL ? strdup(name) : NULL;
+
+    json_decref(model);
+    return copy;
+}
+
 /* canary and checksums */
 
 const int api_canary_ids[API_CANARY_IDS] = {17, 42, 23, 61, 34, 52, 19, 58,
@@ -229,21 +256,41 @@ void api_read_canary(struct api_canary *out, enum upstream_kind kind, int status
     }
 }
 
-json_t *api_read_checksums(enum upstream_kind kind, const char *text, size_t len, struct err *e)
+int api_read_checksums(struct api_checksums *out, enum upstream_kind kind, const char *text,
+                       size_t len, struct err *e)
 {
     const struct upstream_api *api = upstream_api(kind);
-    json_t *reply = json_loadb(text, len, 0, NULL);
+    json_t *reply = json_loadb(text, len, 0, NULL), *sum;
     json_t *sums = api->checksums != NULL ? api->checksums(reply) : NULL;
+    const char *key;
 
     json_decref(reply);
-    if (json_object_size(sums) > 0)
-        return sums;
-    json_decref(sums);
-    (void)err_set(e, ERR_UNREADABLE, "", "its reply to %s has no checksums",
-                  api->queries[API_GET_CHECKSUMS].path != NULL
-                      ? api->queries[API_GET_CHECKSUMS].path
-                      : "a request for them");
-    return NULL;
+    *out = (struct api_checksums){.reply = sums};
+    if (json_object_size(sums) == 0) {
+        api_checksums_fini(out);
+        return err_set(e, ERR_UNREADABLE, "", "its reply to %s has no checksums",
+                       api->queries[API_GET_CHECKSUMS].path != NULL
+                           ? api->queries[API_GET_CHECKSUMS].path
+                           : "a request for them");
+    }
+    out->list = calloc(json_object_size(sums), sizeof *out->list);
+    if (out->list == NULL) {
+        api_checksums_fini(out);
+        return err_set(e, ERR_NO_MEMORY, "", "no memory for checksums");
+    }
+    json_object_foreach(sums, key, sum)
+    {
+        out->list[out->n++] = (struct api_checksum){
+            key, json_is_string(sum) ? json_string_value(sum) : ""};
+    }
+    return 0;
+}
+
+void api_checksums_fini(struct api_checksums *c)
+{
+    free(c->list);
+    json_decref(c->reply);
+    *c = (struct api_checksums){0};
 }
 
 const char *api_checksum_parameter(enum upstream_kind kind, const char *key)
@@ -258,22 +305,22 @@ const char *api_checksum_parameter(enum upstream_kind kind, const char *key)
 
 /* operations */
 
-int api_check_done(enum upstream_kind kind, enum api_op op, const json_t *native,
+int api_check_done(enum upstream_kind kind, enum api_op op, const struct api_args *args,
                    const struct api_context *ctx, const char *text, size_t len, struct err *e)
 {
     json_t *reply = json_loadb(text, len, 0, NULL);
-    int rc = upstream_api(kind)->check_done(op, native, ctx, reply, e);
+    int rc = upstream_api(kind)->check_done(op, args, ctx, reply, e);
 
     json_decref(reply);
     return rc;
 }
 
-bool api_reset_is_proven(enum upstream_kind kind, const json_t *native, const char *text,
+bool api_reset_is_proven(enum upstream_kind kind, const struct api_args *args, const char *text,
                          size_t len)
 {
     const struct upstream_api *api = upstream_api(kind);
     json_t *reply = json_loadb(text, len, 0, NULL);
-    bool proven = api->reset_is_proven == NULL || api->reset_is_proven(native, reply);
+    bool proven = api->reset_is_proven == NULL || api->reset_is_proven(args, reply);
 
     json_decref(reply);
     return proven;
@@ -329,6 +376,37 @@ bool api_lacks_route(int status, const char *text, size_t len)
 
     json_decref(reply);
     return lacks;
+}
+
+void api_read_refusal(struct api_refusal *out, const char *text, size_t len)
+{
+    json_t *reply = json_loadb(text, len, 0, NULL);
+    const json_t *error = json_object_get(reply, "error");
+    const char *param = api_text(error, "param", "");
+
+    *out = (struct api_refusal){.code = api_error_code(api_text(error, "code", ""))};
+    if (param[0] == '/')
+        (void)snprintf(out->field, sizeof out->field, "%s", param);
+    json_decref(reply);
+}
+
+uint64_t api_read_count(const char *text, size_t len, const char *member)
+{
+    json_t *reply = text != NULL ? json_loadb(text, len, 0, NULL) : NULL;
+    uint64_t n = api_positive(json_object_get(reply, member));
+
+    json_decref(reply);
+    return n;
+}
+
+char *api_read_digest(const char *text, size_t len)
+{
+    json_t *reply = text != NULL ? json_loadb(text, len, 0, NULL) : NULL;
+    const char *digest = api_text(reply, "digest", NULL);
+    char *copy = digest != NULL ? strdup(digest) : NULL;
+
+    json_decref(reply);
+    return copy;
 }
 
 /* {"error": {"message"}}, {"error": "…"}, {"message"}, {"detail"}, {"error_message"}. */

@@ -2,27 +2,126 @@
 #include "fleet/api/upstream_api_priv.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* requests */
 
-static int baton_body(struct api_request *out, const json_t *native, const struct api_context *ctx,
-                      struct err *e)
+/* The body of a request that no client sent. New; NULL: no memory. */
+static json_t *own_body(const struct api_args *a)
 {
-    json_t *body = json_copy((json_t *)(uintptr_t)native);
+    if (a->pause != NULL)
+        return json_pack("{s:s, s:s*, s:s*}", "mode", lifecycle_pause_name(a->pause->mode),
+                         "new_requests", a->pause->reject ? "reject" : NULL, "owner",
+                         a->pause->owner);
+    if (a->label != NULL)
+        return json_pack("{s:s}", "weight_version", a->label->label);
+    if (a->finish != NULL && a->finish->label != NULL)
+        return json_pack("{s:s}", "weight_version", a->finish->label);
+    if (a->adapter != NULL)
+        return json_pack("{s:s}", "lora_name", a->adapter->name);
+    if (a->caches != NULL)
+        return json_pack("{s:b, s:b}", "external", (int)a->caches->external, "running",
+                         (int)a->caches->running);
+    if (a->abort != NULL)
+        return json_pack("{s:s}", "reason", a->abort->reason);
+    if (a->abort_requests != NULL)
+        return json_pack("{s:b}", "all", 1);
+    return a->lease != NULL ? json_pack("{s:I}", "lease_s", (json_int_t)a->lease->s)
+                            : json_object();
+}
 
-    return api_set_body(out, api_with_rank(body, ctx), e);
+/* What the fleet adds to the body of a client. New; NULL: no memory. */
+static json_t *added(const struct api_args *a, const char *update_id, const struct api_context *ctx)
+{
+    json_t *more = json_object();
+
+    if (a->start != NULL && a->start->convert)
+        more = api_with(more, "convert", json_true());
+    if (a->start != NULL && a->start->lease_s > 0)
+        more = api_with(more, "lease_s", json_integer((json_int_t)a->start->lease_s));
+    if (a->tensors != NULL)
+        more = api_with_text(more, "chunk_id", a->tensors->chunk_id);
+    return api_with_rank(api_with_text(more, "update_id", update_id), ctx);
+}
+
+static bool has_any(const json_t *body, const json_t *members)
+{
+    const char *name;
+    json_t *ignored;
+
+    json_object_foreach((json_t *)(uintptr_t)members, name, ignored)
+    {
+        if (json_object_get(body, name) != NULL)
+            return true;
+    }
+    return false;
+}
+
+static int set_merged(struct api_request *out, json_t *body, const json_t *more, struct err *e)
+{
+    if (json_object_update(body, (json_t *)(uintptr_t)more) != 0) {
+        json_decref(body);
+        body = NULL;
+    }
+    return api_set_body(out, body, e);
+}
+
+/* A client's body as text, which is made once for all batons, and what is added behind it. */
+static int set_spliced(struct api_request *out, struct api_native *native, const json_t *more,
+                       struct err *e)
+{
+    bool alone = json_object_size(native->body) == 0, none = json_object_size(more) == 0;
+    char *end;
+    size_t len, cap;
+
+    if (native->text == NULL)
+        native->text = json_dumps(native->body, JSON_COMPACT | JSON_REAL_PRECISION(17));
+    end = json_dumps(more, JSON_COMPACT);
+    if (native->text == NULL || end == NULL) {
+        free(end);
+        return api_no_memory(e);
+    }
+    len = strlen(native->text);
+    cap = len + strlen(end) + 1;
+    out->body = malloc(cap);
+    if (out->body != NULL) /* {"a":1} and {"b":2}: the last and the first byte become a comma */
+        out->body_len = (size_t)snprintf(out->body, cap, "%.*s%s%s", (int)(len - !none),
+                                         native->text, none || alone ? "" : ",",
+                                         none ? "" : end + 1);
+    free(end);
+    return out->body != NULL ? 0 : api_no_memory(e);
+}
+
+static int set_own_body(struct api_request *out, const struct api_args *args, const char *update_id,
+                        const struct api_context *ctx, struct err *e)
+{
+    json_t *more = added(args, update_id, ctx);
+    int rc;
+
+    if (more == NULL)
+        return api_no_memory(e);
+    if (args->native == NULL)
+        rc = set_merged(out, own_body(args), more, e);
+    else if (has_any(args->native->body, more))
+        rc = set_merged(out, json_copy((json_t *)(uintptr_t)args->native->body), more, e);
+    else
+        rc = set_spliced(out, args->native, more, e);
+    json_decref(more);
+    return rc;
+}
+
+static int baton_body(struct api_request *out, const struct api_args *args,
+                      const struct api_context *ctx, struct err *e)
+{
+    return set_own_body(out, args, NULL, ctx, e);
 }
 
 /* A step of an update names the update that is open at this upstream. */
-static int baton_step(struct api_request *out, const json_t *native, const struct api_context *ctx,
-                      struct err *e)
+static int baton_step(struct api_request *out, const struct api_args *args,
+                      const struct api_context *ctx, struct err *e)
 {
-    json_t *body = json_copy((json_t *)(uintptr_t)native);
-
-    if (ctx->update_id != NULL)
-        body = api_with(body, "update_id", json_string(ctx->update_id));
-    return api_set_body(out, api_with_rank(body, ctx), e);
+    return set_own_body(out, args, ctx->update_id, ctx, e);
 }
 
 /* replies */
@@ -180,14 +279,12 @@ static int is_in_phase(const json_t *reply, const struct api_context *ctx, const
     return is_this_update(reply, ctx, e) == 0 ? api_is_text(reply, "phase", phase, e) : -1;
 }
 
-static int baton_check_done(enum api_op op, const json_t *native, const struct api_context *ctx,
-                            const json_t *reply, struct err *e)
+static int baton_check_done(enum api_op op, const struct api_args *args,
+                            const struct api_context *ctx, const json_t *reply, struct err *e)
 {
     switch (op) {
     case API_INIT_TRANSFER:
-        return strcmp(api_text(native, "transport", ""), "nccl") == 0
-                   ? api_is_text(reply, "state", "joined", e)
-                   : 0;
+        return args->join->by_handles ? 0 : api_is_text(reply, "state", "joined", e);
     case API_UPDATE_WEIGHTS:
     case API_RENEW_UPDATE:
         return is_open(reply, ctx, e);
@@ -195,7 +292,7 @@ static int baton_check_done(enum api_op op, const json_t *native, const struct a
         return is_in_phase(reply, ctx, "verified", e);
     case API_FINISH_UPDATE:
         return is_in_phase(reply, ctx, "committed", e) == 0
-                   ? api_is_version(reply, native, "weight_version", e)
+                   ? api_is_version(reply, args, "weight_version", e)
                    : -1;
     case API_ABORT_UPDATE:
         return is_in_phase(reply, ctx, "aborted", e);
@@ -204,7 +301,7 @@ static int baton_check_done(enum api_op op, const json_t *native, const struct a
     case API_RESUME:
         return is_bool(reply, "paused", false, e);
     case API_SET_VERSION:
-        return api_is_version(reply, native, "weight_version", e);
+        return api_is_version(reply, args, "weight_version", e);
     default:
         return 0;
     }

@@ -10,7 +10,7 @@ enum { SGLANG_MINOR = 5, SGLANG_MIXES_DTYPES = 6 };
 
 /* the transfer */
 
-static int sglang_init_transfer(struct api_request *out, const json_t *native,
+static int sglang_init_transfer(struct api_request *out, const struct api_args *args,
                                 const struct api_context *ctx, struct err *e)
 {
     static const struct api_member members[] = {
@@ -18,36 +18,36 @@ static int sglang_init_transfer(struct api_request *out, const json_t *native,
         {"world_size", "world_size"},         {"rank_offset", "rank_offset"},
         {"group_name", "group_name"},         {0}};
     static const char *const unknown[] = {"nccl_unique_id", NULL};
+    const json_t *own = api_own(args);
     json_t *body;
 
-    if (api_refuse(native, unknown, "sglang", "", e) != 0)
+    if (api_refuse(own, unknown, "sglang", "", e) != 0)
         return -1;
-    if (strcmp(api_text(native, "transport", "nccl"), "ipc") == 0)
+    if (args->join->by_handles)
         return api_send_nothing(out); /* handles need no group */
-    body = api_with_text(api_pick(native, members), "backend", "nccl");
+    body = api_with_text(api_pick(own, members), "backend", "nccl");
     return api_set_body(out, api_with_rank(body, ctx), e);
 }
 
-static int sglang_shutdown_transfer(struct api_request *out, const json_t *native,
+static int sglang_shutdown_transfer(struct api_request *out, const struct api_args *args,
                                     const struct api_context *ctx, struct err *e)
 {
-    (void)native;
+    (void)args;
     return api_set_body(out, api_with_text(json_object(), "group_name", ctx->group_name), e);
 }
 
 /* updates */
 
 /* Since 0.5.18. Without a selector it means all: the model and its draft model. */
-static int sglang_start_update(struct api_request *out, const json_t *native,
+static int sglang_start_update(struct api_request *out, const struct api_args *args,
                                const struct api_context *ctx, struct err *e)
 {
-    static const struct api_member members[] = {{"selector", "selector"}, {0}};
     static const char *const unknown[] = {"trainer_ranks", NULL};
 
     (void)ctx;
-    if (api_refuse(native, unknown, "sglang", "", e) != 0)
+    if (api_refuse(api_own(args), unknown, "sglang", "", e) != 0)
         return -1;
-    return api_set_body(out, api_pick(native, members), e);
+    return api_set_body(out, api_with_text(json_object(), "selector", args->start->selector), e);
 }
 
 /* The version that it serves until the update gives it its own: an SGLang that reports this one has
@@ -136,7 +136,7 @@ static int update_from_group(struct api_request *out, const json_t *native,
     return api_set_body(out, api_with_text(body, "load_format", load_format), e);
 }
 
-static int sglang_update_weights(struct api_request *out, const json_t *native,
+static int sglang_update_weights(struct api_request *out, const struct api_args *args,
                                  const struct api_context *ctx, struct err *e)
 {
     static const char *const unknown[] = {"shm",
@@ -152,6 +152,7 @@ static int sglang_update_weights(struct api_request *out, const json_t *native,
                                           "chunk_id",
                                           "trainer_rank",
                                           NULL};
+    const json_t *native = api_own(args);
 
     if (api_refuse(native, unknown, "sglang",
                    ": they accept tensors over NCCL, serialized_named_tensors or a path", e) != 0)
@@ -165,96 +166,95 @@ static int sglang_update_weights(struct api_request *out, const json_t *native,
 
 /* The end of an update takes no version. If none has begun there, only the version is left to set.
  */
-static int sglang_finish_update(struct api_request *out, const json_t *native,
+static int sglang_finish_update(struct api_request *out, const struct api_args *args,
                                 const struct api_context *ctx, struct err *e)
 {
     static const char *const unknown[] = {"checksums", NULL};
 
-    if (api_refuse(native, unknown, "sglang", "", e) != 0)
+    if (api_refuse(api_own(args), unknown, "sglang", "", e) != 0)
         return -1;
     if (ctx->has_begun)
         return api_set_body(out, json_object(), e);
-    if (!api_has(native, "weight_version"))
+    if (args->finish == NULL || args->finish->label == NULL)
         return api_send_nothing(out);
     (void)api_set_path(out, "/update_weight_version");
-    return api_set_version(out, native, ctx, e);
+    return api_set_version(out, args, ctx, e);
 }
 
 /* pause, sleep, caches */
 
 /* It cannot wait for running requests. "in_place" holds them, and a resume continues them. */
-static int sglang_pause(struct api_request *out, const json_t *native,
+static int sglang_pause(struct api_request *out, const struct api_args *args,
                         const struct api_context *ctx, struct err *e)
 {
-    const char *mode = api_text(native, "mode", "keep");
+    enum lifecycle_pause mode = args->pause->mode;
 
     (void)ctx;
-    if (api_check_mode(mode, native, "sglang", e) != 0)
+    if (api_check_pause(args->pause, "sglang", e) != 0)
         return -1;
-    if (strcmp(mode, "wait") == 0)
+    if (mode == PAUSE_WAIT)
         return err_set(
             e, ERR_BAD_REQUEST, "/mode",
             "sglang upstreams cannot wait for running requests: pause with keep or abort");
-    return api_set_body(
-        out, json_pack("{s:s}", "mode", strcmp(mode, "keep") == 0 ? "in_place" : "abort"), e);
+    return api_set_body(out, json_pack("{s:s}", "mode", mode == PAUSE_KEEP ? "in_place" : "abort"),
+                        e);
 }
 
-static int sglang_retract(struct api_request *out, const json_t *native,
+static int sglang_retract(struct api_request *out, const struct api_args *args,
                           const struct api_context *ctx, struct err *e)
 {
-    (void)native;
+    (void)args;
     (void)ctx;
     return api_set_body(out, json_pack("{s:s}", "mode", "retract"), e);
 }
 
 /* The body {}, of routes that want one and take no member of ours. */
-static int empty_body(struct api_request *out, const json_t *native, const struct api_context *ctx,
-                      struct err *e)
+static int empty_body(struct api_request *out, const struct api_args *args,
+                      const struct api_context *ctx, struct err *e)
 {
-    (void)native;
+    (void)args;
     (void)ctx;
     return api_set_body(out, json_object(), e);
 }
 
-static int sglang_tags(struct api_request *out, const json_t *native, const struct api_context *ctx,
-                       struct err *e)
+static int sglang_tags(struct api_request *out, const struct api_args *args,
+                       const struct api_context *ctx, struct err *e)
 {
-    static const struct api_member members[] = {{"tags", "tags"}, {0}};
+    json_t *tags = api_tags(args), *body = json_object();
 
     (void)ctx;
-    return api_set_body(out, api_pick(native, members), e);
+    return api_set_body(out, tags != NULL ? api_with(body, "tags", tags) : body, e);
 }
 
 /* One at a time, by the rid that its client gave it. */
-static int sglang_abort_requests(struct api_request *out, const json_t *native,
+static int sglang_abort_requests(struct api_request *out, const struct api_args *args,
                                  const struct api_context *ctx, struct err *e)
 {
-    const json_t *ids = json_object_get(native, "request_ids");
-    const char *rid = json_string_value(json_array_get(ids, 0));
+    const struct api_abort_requests *which = args->abort_requests;
 
     (void)ctx;
-    if (!api_has(native, "request_ids"))
+    if (which->all)
         return api_set_body(out, json_pack("{s:b}", "abort_all", 1), e);
-    if (json_array_size(ids) == 0)
+    if (which->n == 0)
         return api_send_nothing(out);
-    if (json_array_size(ids) > 1 || rid == NULL || rid[0] == '\0')
+    if (which->n > 1 || which->ids[0] == NULL || which->ids[0][0] == '\0')
         return err_set(e, ERR_BAD_REQUEST, "/request_ids",
                        "sglang upstreams abort one request at a time, by its rid: send one id");
-    return api_set_body(out, json_pack("{s:s}", "rid", rid), e);
+    return api_set_body(out, json_pack("{s:s}", "rid", which->ids[0]), e);
 }
 
-static int sglang_load_adapter(struct api_request *out, const json_t *native,
+static int sglang_load_adapter(struct api_request *out, const struct api_args *args,
                                const struct api_context *ctx, struct err *e)
 {
     (void)ctx;
-    return api_load_adapter(out, "sglang", native, false, e);
+    return api_load_adapter(out, "sglang", args->adapter, false, e);
 }
 
-static int sglang_refuse_tensor_list(struct api_request *out, const json_t *native,
+static int sglang_refuse_tensor_list(struct api_request *out, const struct api_args *args,
                                      const struct api_context *ctx, struct err *e)
 {
     (void)out;
-    (void)native;
+    (void)args;
     (void)ctx;
     return api_refuse_tensor_list("sglang", e);
 }

@@ -55,9 +55,14 @@ bool api_renames_for_lora(enum upstream_kind kind, const struct upstream_report 
 }
 
 int api_names_for_lora(enum api_names *out, enum upstream_kind kind, const char *release,
-                       const char *architecture, const json_t *config, struct err *e)
+                       const char *architecture, const char *text, size_t len, struct err *e)
 {
-    return kinds[kind]->names_for_lora(out, release, architecture, config, e);
+    json_t *config = api_read_config(kind, text, len, e);
+    int rc = config != NULL ? kinds[kind]->names_for_lora(out, release, architecture, config, e)
+                            : -1;
+
+    json_decref(config);
+    return rc;
 }
 
 const char *api_refuses_windows(enum upstream_kind kind, const char *release)
@@ -79,19 +84,51 @@ bool api_has_mapped_nothing(enum upstream_kind kind, int status, const char *tex
 
 void api_request_fini(struct api_request *r)
 {
-    free(r->body);
+    if (r->n_refs == NULL || atomic_fetch_sub_explicit(r->n_refs, 1, memory_order_acq_rel) == 1) {
+        free(r->body);
+        free(r->n_refs);
+    }
     memset(r, 0, sizeof *r);
 }
 
+int api_request_share(struct api_request *out, struct api_request *from, struct err *e)
+{
+    memset(out, 0, sizeof *out);
+    if (from->body != NULL && from->n_refs == NULL) {
+        from->n_refs = malloc(sizeof *from->n_refs);
+        if (from->n_refs == NULL)
+            return api_no_memory(e);
+        atomic_init(from->n_refs, 1);
+    }
+    *out = *from;
+    if (out->n_refs != NULL)
+        atomic_fetch_add_explicit(out->n_refs, 1, memory_order_relaxed);
+    return 0;
+}
+
+static bool is_same_text(const char *a, const char *b)
+{
+    return a == b || (a != NULL && b != NULL && strcmp(a, b) == 0);
+}
+
+bool api_context_equal(const struct api_context *a, const struct api_context *b)
+{
+    return is_same_text(a->release, b->release) && a->names == b->names &&
+           a->group.packed == b->group.packed && a->group.bucket_nbytes == b->group.bucket_nbytes &&
+           is_same_text(a->group_name, b->group_name) && is_same_text(a->update_id, b->update_id) &&
+           a->has_rank_offset == b->has_rank_offset && a->rank_offset == b->rank_offset &&
+           a->has_begun == b->has_begun;
+}
+
 int api_make_request(struct api_request *out, enum upstream_kind kind, enum api_op op,
-                     const json_t *native, const struct api_context *ctx, struct err *e)
+                     const struct api_args *args, const struct api_context *ctx, struct err *e)
 {
     const struct api_op_row *row = &kinds[kind]->ops[op];
     struct api_request made = {.method = row->method};
 
     if (row->path != NULL)
         (void)api_set_path(&made, row->path);
-    if (row->make != NULL && row->make(&made, native, ctx, e) != 0) {
+    if (row->make != NULL && row->make(&made, args, ctx, e) != 0) {
         api_request_fini(&made);
         *out = made;
         return -1;

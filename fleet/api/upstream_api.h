@@ -5,9 +5,10 @@
 #define BATON_FLEET_API_UPSTREAM_API_H
 
 #include "base/err.h"
+#include "fleet/api/api_args.h"
 #include "fleet/members/fleet.h"
 
-#include <jansson.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -62,12 +63,12 @@ enum api_names {
  * api_names_for_lora - which names such a one takes.
  * @release       of upstream_report
  * @architecture  of its model, as in config.json; NULL: not known
- * @config        of api_read_config
- * Errors: ERR_CONFLICT: its names are not known, so that it cannot be updated; the message says
- * why, as a predicate, and what to do. */
+ * @text          its reply 200 to API_GET_CONFIG
+ * Errors: ERR_UNREADABLE: that is none; ERR_CONFLICT: its names are not known, so that it cannot be
+ * updated; the message says why, as a predicate, and what to do. */
 bool api_renames_for_lora(enum upstream_kind kind, const struct upstream_report *report);
 int api_names_for_lora(enum api_names *out, enum upstream_kind kind, const char *release,
-                       const char *architecture, const json_t *config, struct err *e);
+                       const char *architecture, const char *text, size_t len, struct err *e);
 
 /* The owner of a pause of engines that are fenced (--pause-fenced), as a baton reports it. */
 #define API_FENCE_OWNER "baton:fenced"
@@ -130,15 +131,22 @@ struct api_request {
                         */
     char *body;        /* owned, NUL-terminated; NULL: none */
     size_t body_len;
+    atomic_uint *n_refs; /* of `body`, shared by requests; NULL: it is this one's alone */
 };
 void api_request_fini(struct api_request *r); /* accepts a zeroed one */
 
+/* api_request_share - the same request once more, with the same body; each needs its own fini, on
+ * any thread. Errors: ERR_NO_MEMORY; *out is empty then.
+ * api_context_equal - do they make the same request of the same arguments? */
+int api_request_share(struct api_request *out, struct api_request *from, struct err *e);
+bool api_context_equal(const struct api_context *a, const struct api_context *b);
+
 /* api_make_request - the request that performs an operation at one upstream.
- * @native  borrowed; the body that our own route takes for it
+ * @args  borrowed; those of the operation
  * Errors: ERR_BAD_REQUEST at the member that this kind cannot express; ERR_NO_MEMORY.
  *         *out is empty then. */
 int api_make_request(struct api_request *out, enum upstream_kind kind, enum api_op op,
-                     const json_t *native, const struct api_context *ctx, struct err *e);
+                     const struct api_args *args, const struct api_context *ctx, struct err *e);
 
 enum api_query {
     API_GET_STATUS,        /* the process, and the version that it serves */
@@ -204,10 +212,11 @@ struct api_bucket_ranks {
 int api_read_bucket_ranks(struct api_bucket_ranks *out, const char *text, size_t len,
                           struct err *e);
 
-/* api_read_config - of a reply 200 to API_GET_CONFIG: an object with the names of a vLLM's
- * configuration, of an SGLang the equivalent of these. New; NULL on errors.
- * Errors: ERR_UNREADABLE: it does not say. */
-json_t *api_read_config(enum upstream_kind kind, const char *text, size_t len, struct err *e);
+/* api_read_model - of a reply 200 to API_GET_CONFIG: the model's name or directory there. New;
+ * NULL: it does not say, or no memory. api_read_architecture - of the text of a model's
+ * config.json. New; NULL: as above. */
+char *api_read_model(enum upstream_kind kind, const char *text, size_t len);
+char *api_read_architecture(const char *text, size_t len);
 
 /* Log-probabilities of the tokens of the canary's prompt, but for the first token, which has none.
  */
@@ -227,10 +236,20 @@ struct api_canary {
 void api_read_canary(struct api_canary *out, enum upstream_kind kind, int status, const char *text,
                      size_t len);
 
-/* api_read_checksums - of a reply 200 to API_GET_CHECKSUMS: an object, from the upstream's name of
- * each parameter, with its rank if it has several, to its checksum. New; NULL on errors.
- * Errors: ERR_UNREADABLE: it does not say. */
-json_t *api_read_checksums(enum upstream_kind kind, const char *text, size_t len, struct err *e);
+/* api_read_checksums - of a reply 200 to API_GET_CHECKSUMS: the upstream's name of each parameter,
+ * with its rank if it has several, and its checksum. At least one.
+ * @out  api_checksums_fini; zeroed on errors. Errors: ERR_UNREADABLE: it does not say;
+ *       ERR_NO_MEMORY. */
+struct api_checksums {
+    struct api_checksum {
+        const char *key, *sum; /* borrowed from `reply`; sum "": it is no text */
+    } * list;                  /* owned; [n] */
+    size_t n;
+    void *reply; /* owned */
+};
+int api_read_checksums(struct api_checksums *out, enum upstream_kind kind, const char *text,
+                       size_t len, struct err *e);
+void api_checksums_fini(struct api_checksums *c); /* accepts a zeroed one */
 
 /* api_checksum_parameter - the parameter's name in a key of api_read_checksums: the end of it. */
 const char *api_checksum_parameter(enum upstream_kind kind, const char *key);
@@ -251,15 +270,15 @@ bool api_read_open_update(char out[API_UPDATE_ID_MAX + 1], const char *text, siz
 bool api_is_committed(const char *text, size_t len);
 
 /* api_check_done - does a reply 200 say that the operation was done as requested?
- * @native, @ctx  as they were given to api_make_request
+ * @args, @ctx  as they were given to api_make_request
  * Errors: ERR_UPSTREAM: what it says instead. */
-int api_check_done(enum upstream_kind kind, enum api_op op, const json_t *native,
+int api_check_done(enum upstream_kind kind, enum api_op op, const struct api_args *args,
                    const struct api_context *ctx, const char *text, size_t len, struct err *e);
 
 /* api_reset_is_proven - does a reply of success to API_RESET_PREFIX_CACHE prove that the cache is
  * empty?
- * @native  as it was given to api_make_request */
-bool api_reset_is_proven(enum upstream_kind kind, const json_t *native, const char *text,
+ * @args  as they were given to api_make_request */
+bool api_reset_is_proven(enum upstream_kind kind, const struct api_args *args, const char *text,
                          size_t len);
 
 /* api_adapter_is_absent - does a reply that refuses API_UNLOAD_ADAPTER say that the upstream has no
@@ -295,6 +314,19 @@ const char *api_wrong_kind_hint(enum upstream_kind kind, int status);
 
 /* api_error_code - the error code of that name in our own error bodies; ERR_NONE: there is none. */
 enum err_code api_error_code(const char *name);
+
+/* api_read_refusal - what the error body of a baton says; ERR_NONE and "" of other bodies. */
+struct api_refusal {
+    enum err_code code;        /* ERR_NONE: it has none of ours */
+    char field[ERR_FIELD_MAX]; /* JSON pointer of the member that it blames; "": none */
+};
+void api_read_refusal(struct api_refusal *out, const char *text, size_t len);
+
+/* api_read_count - a member of a reply that counts something; 0: it does not say. @text  or NULL
+ * api_read_digest - of a reply to API_LOAD_ADAPTER: the digest of what was loaded. New; NULL: it
+ * does not say, or no memory. @text  or NULL */
+uint64_t api_read_count(const char *text, size_t len, const char *member);
+char *api_read_digest(const char *text, size_t len);
 
 /* api_lacks_route - is it the reply of a server of FastAPI's, as vLLM and SGLang are, to a path
  * that it does not know? Their other replies of 404 have another form. */

@@ -1,13 +1,14 @@
 /* What the files of fleet/api share: the description of one kind of upstream, and helpers that
- * build and read JSON bodies. `native` is always the body of our own route. */
+ * build and read JSON bodies. */
 #ifndef BATON_FLEET_API_UPSTREAM_API_PRIV_H
 #define BATON_FLEET_API_UPSTREAM_API_PRIV_H
 
+#include "fleet/api/api_json.h"
 #include "fleet/api/upstream_api.h"
 
 /* Completes a request whose method and path are those of its row: sets the body, changes the path,
  * or calls api_send_nothing(). Errors: api_make_request's; api_make_request() cleans up. */
-typedef int api_make_fn(struct api_request *out, const json_t *native,
+typedef int api_make_fn(struct api_request *out, const struct api_args *args,
                         const struct api_context *ctx, struct err *e);
 
 /* A zeroed row: this kind needs no request for the operation. */
@@ -56,10 +57,10 @@ struct upstream_api {
     /* Of a reply to API_GET_CONFIG: new; NULL: it does not say, or no memory. */
     json_t *(*config)(const json_t *reply);
     /* api_check_done. */
-    int (*check_done)(enum api_op op, const json_t *native, const struct api_context *ctx,
+    int (*check_done)(enum api_op op, const struct api_args *args, const struct api_context *ctx,
                       const json_t *reply, struct err *e);
     /* api_reset_is_proven; NULL: every success is a proof. */
-    bool (*reset_is_proven)(const json_t *native, const json_t *reply);
+    bool (*reset_is_proven)(const struct api_args *args, const json_t *reply);
     /* api_adapter_is_absent; NULL: status 404 says so, and nothing else. */
     bool (*adapter_is_absent)(const char *name, int status, const json_t *reply);
     /* api_has_no_ranks; NULL: never. */
@@ -95,6 +96,11 @@ int vllm_names_for_lora(enum api_names *out, const char *release, const char *ar
 json_t *vllm_with_names(json_t *info, enum api_names names);
 
 /* ---- api_body.c: requests ---- */
+
+/* api_own - the body of a client, borrowed; NULL: no client sent the request.
+ * api_tags - `tags` of a sleep or a wake: as the client has them. New; NULL: none. */
+const json_t *api_own(const struct api_args *args);
+json_t *api_tags(const struct api_args *args);
 
 /* A member of our own body and its name in the upstream's. */
 struct api_member {
@@ -134,9 +140,9 @@ json_t *api_with_rank(json_t *body, const struct api_context *ctx);
  * client gets into a path only through this. @words  up to a NULL */
 int api_check_word(const char *word, const char *const *words, const char *field, struct err *e);
 
-/* api_check_mode - the mode of a pause, and that it does not reject new requests, which only a
- * baton can. Errors: ERR_BAD_REQUEST at /mode, /new_requests. */
-int api_check_mode(const char *mode, const json_t *native, const char *kind, struct err *e);
+/* api_check_pause - a pause that rejects new requests, which only a baton can. Errors:
+ * ERR_BAD_REQUEST at /new_requests. */
+int api_check_pause(const struct api_pause *pause, const char *kind, struct err *e);
 
 /* api_refuse - Errors: ERR_BAD_REQUEST at the first of these members that is there.
  * @members  up to a NULL  @takes  what this kind takes instead; "" */
@@ -148,8 +154,8 @@ int api_refuse_tensor_list(const char *kind, struct err *e);
 
 /* api_load_adapter - the body of a load from a directory. Errors: ERR_BAD_REQUEST at /lora_path,
  * ERR_NO_MEMORY. @in_place  ask to replace an adapter of this name */
-int api_load_adapter(struct api_request *out, const char *kind, const json_t *native, bool in_place,
-                     struct err *e);
+int api_load_adapter(struct api_request *out, const char *kind, const struct api_adapter *adapter,
+                     bool in_place, struct err *e);
 
 /* The same in vLLM and SGLang. */
 api_make_fn api_unload_adapter, api_set_version;
@@ -168,11 +174,12 @@ int api_is_text(const json_t *reply, const char *member, const char *expected, s
 /* api_is_not - the error of a reply whose member has another value than expected. Returns -1. */
 int api_is_not(struct err *e, const char *member, const char *is, const char *expected);
 
-/* api_is_version - api_is_text for the version of the native body, if it has one. */
-int api_is_version(const json_t *reply, const json_t *native, const char *member, struct err *e);
+/* api_is_version - api_is_text for the version that was to be set, if there is one. */
+int api_is_version(const json_t *reply, const struct api_args *args, const char *member,
+                   struct err *e);
 
 /* The same in vLLM and SGLang: many of their replies have no body, or one that says nothing. */
-int api_check_success(enum api_op op, const json_t *native, const struct api_context *ctx,
+int api_check_success(enum api_op op, const struct api_args *args, const struct api_context *ctx,
                       const json_t *reply, struct err *e);
 const json_t *api_top_version(const json_t *reply);
 

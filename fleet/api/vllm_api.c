@@ -88,11 +88,11 @@ static json_t *with_init_packing(json_t *info, const json_t *native)
 }
 
 /* IPC handles need no group, and no buffer of ours. */
-static json_t *handles_init_info(const json_t *native, const struct api_context *ctx)
+static json_t *handles_init_info(const struct api_join *join, const struct api_context *ctx)
 {
-    static const struct api_member packed[] = {{"packed", "packed"}, {0}}, none[] = {{0}};
-
-    return api_pick(native, vllm_packs_handles_at_init(ctx->release) ? packed : none);
+    if (!join->packed_given || !vllm_packs_handles_at_init(ctx->release))
+        return json_object();
+    return json_pack("{s:b}", "packed", (int)join->packed);
 }
 
 static json_t *group_init_info(const json_t *native, const struct api_context *ctx)
@@ -109,12 +109,12 @@ static json_t *group_init_info(const json_t *native, const struct api_context *c
                                                             : info;
 }
 
-static int vllm_init_transfer(struct api_request *out, const json_t *native,
+static int vllm_init_transfer(struct api_request *out, const struct api_args *args,
                               const struct api_context *ctx, struct err *e)
 {
     static const char *const unknown[] = {"group_name", NULL}, *const id[] = {"nccl_unique_id",
                                                                               NULL};
-    bool handles = strcmp(api_text(native, "transport", "nccl"), "ipc") == 0;
+    const json_t *native = api_own(args);
     json_t *info;
 
     if (api_refuse(native, unknown, "vllm", "", e) != 0 ||
@@ -124,27 +124,28 @@ static int vllm_init_transfer(struct api_request *out, const json_t *native,
     if (json_is_false(json_object_get(native, "warm_up")))
         return err_set(e, ERR_BAD_REQUEST, "/warm_up",
                        "vllm upstreams always start with an all-reduce: leave warm_up out");
-    info = handles ? handles_init_info(native, ctx) : group_init_info(native, ctx);
+    info = args->join->by_handles ? handles_init_info(args->join, ctx)
+                                  : group_init_info(native, ctx);
     return api_set_body(out, info != NULL ? json_pack("{s:o}", "init_info", info) : NULL, e);
 }
 
-static int vllm_shutdown_transfer(struct api_request *out, const json_t *native,
+static int vllm_shutdown_transfer(struct api_request *out, const struct api_args *args,
                                   const struct api_context *ctx, struct err *e)
 {
-    (void)native;
+    (void)args;
     (void)e;
     return vllm_has(ctx->release, VLLM_SHUTS_TRANSFER_DOWN) ? 0 : api_send_nothing(out);
 }
 
 /* updates */
 
-static int vllm_start_update(struct api_request *out, const json_t *native,
+static int vllm_start_update(struct api_request *out, const struct api_args *args,
                              const struct api_context *ctx, struct err *e)
 {
     static const char *const unknown[] = {"partial", "convert", "trainer_ranks", NULL};
 
     (void)ctx;
-    if (api_refuse(native, unknown, "vllm", "", e) != 0)
+    if (api_refuse(api_own(args), unknown, "vllm", "", e) != 0)
         return -1;
     return api_set_body(out, json_pack("{s:b}", "is_checkpoint_format", 1), e);
 }
@@ -191,7 +192,7 @@ static json_t *with_update_packing(json_t *info, const json_t *native)
                     json_integer((json_int_t)broadcast_nbytes_max(native)));
 }
 
-static int vllm_update_weights(struct api_request *out, const json_t *native,
+static int vllm_update_weights(struct api_request *out, const struct api_args *args,
                                const struct api_context *ctx, struct err *e)
 {
     static const struct api_member members[] = {{"names", "names"},
@@ -215,6 +216,7 @@ static int vllm_update_weights(struct api_request *out, const json_t *native,
                                           "group_name",
                                           "trainer_rank",
                                           NULL};
+    const json_t *native = api_own(args);
     bool group = api_has(native, "transport");
     bool packs_at_init = vllm_has(ctx->release,
                                   group ? VLLM_PACKS_GROUP_AT_INIT : VLLM_PACKS_HANDLES_AT_INIT);
@@ -230,60 +232,58 @@ static int vllm_update_weights(struct api_request *out, const json_t *native,
     return api_set_body(out, info != NULL ? json_pack("{s:o}", "update_info", info) : NULL, e);
 }
 
-static int vllm_finish_update(struct api_request *out, const json_t *native,
+static int vllm_finish_update(struct api_request *out, const struct api_args *args,
                               const struct api_context *ctx, struct err *e)
 {
-    static const struct api_member members[] = {{"weight_version", "weight_version"}, {0}};
     static const char *const unknown[] = {"checksums", NULL};
+    const char *label = args->finish != NULL ? args->finish->label : NULL;
 
     (void)ctx;
-    if (api_refuse(native, unknown, "vllm", "", e) != 0)
+    if (api_refuse(api_own(args), unknown, "vllm", "", e) != 0)
         return -1;
-    return api_set_body(out, api_pick(native, members), e);
+    return api_set_body(out, api_with_text(json_object(), "weight_version", label), e);
 }
 
 /* pause, sleep, caches */
 
-static int vllm_pause(struct api_request *out, const json_t *native, const struct api_context *ctx,
-                      struct err *e)
+static int vllm_pause(struct api_request *out, const struct api_args *args,
+                      const struct api_context *ctx, struct err *e)
 {
-    const char *mode = api_text(native, "mode", "keep");
-
     (void)ctx;
-    if (api_check_mode(mode, native, "vllm", e) != 0)
+    if (api_check_pause(args->pause, "vllm", e) != 0)
         return -1;
-    (void)snprintf(out->path, sizeof out->path, "/pause?mode=%s&clear_cache=false", mode);
+    (void)snprintf(out->path, sizeof out->path, "/pause?mode=%s&clear_cache=false",
+                   lifecycle_pause_name(args->pause->mode));
     return 0;
 }
 
 /* Its sleep takes no tags; since 0.31 another route releases the KV cache alone. */
-static int vllm_sleep(struct api_request *out, const json_t *native, const struct api_context *ctx,
-                      struct err *e)
+static int vllm_sleep(struct api_request *out, const struct api_args *args,
+                      const struct api_context *ctx, struct err *e)
 {
-    const json_t *level = json_object_get(native, "level"), *tags = json_object_get(native, "tags");
+    json_t *tags = api_tags(args);
     const char *tag = json_string_value(json_array_get(tags, 0));
+    bool one = json_array_size(tags) == 1, kv = tag != NULL && strcmp(tag, "kv_cache") == 0;
 
-    if (json_array_size(tags) == 1 && tag != NULL && strcmp(tag, "kv_cache") == 0 &&
-        vllm_has(ctx->release, VLLM_RELEASES_KV))
+    json_decref(tags);
+    if (one && kv && vllm_has(ctx->release, VLLM_RELEASES_KV))
         return api_set_path(out, "/release_kv_cache_memory");
-    if (json_array_size(tags) == 1)
+    if (one)
         return err_set(
             e, ERR_BAD_REQUEST, "/tags",
             "vllm upstreams release everything, or since 0.31 kv_cache alone: leave tags "
             "out, and send them to wake");
-    (void)snprintf(out->path, sizeof out->path, "/sleep?level=%" JSON_INTEGER_FORMAT,
-                   json_is_integer(level) ? json_integer_value(level) : 1);
+    (void)snprintf(out->path, sizeof out->path, "/sleep?level=%d",
+                   args->sleep != NULL ? args->sleep->level : 1);
     return 0;
 }
 
-static int vllm_wake(struct api_request *out, const json_t *native, const struct api_context *ctx,
-                     struct err *e)
+static int put_tags(struct api_request *out, const json_t *tags, struct err *e)
 {
     static const char *const known[] = {"weights", "kv_cache", NULL};
-    const json_t *tags = json_object_get(native, "tags"), *tag;
     size_t i, len = strlen(out->path);
+    const json_t *tag;
 
-    (void)ctx;
     if (json_array_size(tags) > 2)
         return err_set(e, ERR_BAD_REQUEST, "/tags", "expected at most two tags: weights, kv_cache");
     json_array_foreach(tags, i, tag)
@@ -298,10 +298,21 @@ static int vllm_wake(struct api_request *out, const json_t *native, const struct
     return 0;
 }
 
-static int vllm_reset_prefix_cache(struct api_request *out, const json_t *native,
+static int vllm_wake(struct api_request *out, const struct api_args *args,
+                     const struct api_context *ctx, struct err *e)
+{
+    json_t *tags = api_tags(args);
+    int rc = put_tags(out, tags, e);
+
+    (void)ctx;
+    json_decref(tags);
+    return rc;
+}
+
+static int vllm_reset_prefix_cache(struct api_request *out, const struct api_args *args,
                                    const struct api_context *ctx, struct err *e)
 {
-    bool running = is_on(native, "running"), external = is_on(native, "external");
+    bool running = args->caches->running, external = args->caches->external;
 
     (void)ctx;
     (void)e;
@@ -312,30 +323,30 @@ static int vllm_reset_prefix_cache(struct api_request *out, const json_t *native
 }
 
 /* An empty list means all requests there: none is sent. */
-static int vllm_abort_requests(struct api_request *out, const json_t *native,
+static int vllm_abort_requests(struct api_request *out, const struct api_args *args,
                                const struct api_context *ctx, struct err *e)
 {
     static const struct api_member members[] = {{"request_ids", "request_ids"}, {0}};
+    const json_t *own = api_own(args);
 
     (void)ctx;
-    if (api_has(native, "request_ids") &&
-        json_array_size(json_object_get(native, "request_ids")) == 0)
+    if (api_has(own, "request_ids") && json_array_size(json_object_get(own, "request_ids")) == 0)
         return api_send_nothing(out);
-    return api_set_body(out, api_pick(native, members), e);
+    return api_set_body(out, api_pick(own, members), e);
 }
 
-static int vllm_load_adapter(struct api_request *out, const json_t *native,
+static int vllm_load_adapter(struct api_request *out, const struct api_args *args,
                              const struct api_context *ctx, struct err *e)
 {
     (void)ctx;
-    return api_load_adapter(out, "vllm", native, true, e);
+    return api_load_adapter(out, "vllm", args->adapter, true, e);
 }
 
-static int vllm_refuse_tensor_list(struct api_request *out, const json_t *native,
+static int vllm_refuse_tensor_list(struct api_request *out, const struct api_args *args,
                                    const struct api_context *ctx, struct err *e)
 {
     (void)out;
-    (void)native;
+    (void)args;
     (void)ctx;
     return api_refuse_tensor_list("vllm", e);
 }
@@ -383,9 +394,9 @@ static uint64_t vllm_n_ranks(const json_t *reply)
 
 /* Many releases reply alike when nothing was reset, but never when they were asked to preempt
  * running requests. */
-static bool vllm_reset_is_proven(const json_t *native, const json_t *reply)
+static bool vllm_reset_is_proven(const struct api_args *args, const json_t *reply)
 {
-    return is_on(native, "running") || json_is_true(json_object_get(reply, "success"));
+    return args->caches->running || json_is_true(json_object_get(reply, "success"));
 }
 
 /* {"choices": [{"prompt_logprobs": [null, {"42": {"logprob": -1.5}, "7": {}}]}]}. A request for

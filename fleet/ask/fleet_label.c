@@ -6,10 +6,10 @@
 /* The engines that serve the fleet's version; only they can get its new name. Before the first
  * update that is not known of an engine that is not ready. */
 static size_t engines_in_step(struct fleet_control *fc, const struct upstream_list *all,
-                              const json_t *body, struct fleet_target *targets)
+                              const struct api_args *args, struct fleet_target *targets)
 {
     struct fleet_target reachable[FLEET_MAX];
-    size_t n = fleet_reachable(fc, all, body, reachable), n_targets = 0;
+    size_t n = fleet_reachable(fc, all, args, reachable), n_targets = 0;
     struct upstream_info info;
 
     for (size_t i = 0; i < n; i++) {
@@ -74,19 +74,16 @@ int fleet_label_all(struct fleet_control *fc, const struct fleet_label_request *
                     struct fleet_result **results, size_t *n, uint64_t *serial, struct err *e)
 {
     struct upstream_list *all = upstreams_list(fc->upstreams);
-    json_t *body = json_pack("{s:s}", "weight_version", req->label);
+    const struct api_args args = {.label = &(struct api_label){req->label}};
     struct fleet_target targets[FLEET_MAX];
     int rc = -1;
 
     *results = NULL;
     *serial = 0;
-    *n = engines_in_step(fc, all, body, targets);
-    if (body == NULL)
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for a version");
-    else if (check_any(fc, *n, e) == 0 && check_serial(fc, req->if_serial, e) == 0 &&
-             (req->record == NULL || req->record(req->arg, e) == 0))
+    *n = engines_in_step(fc, all, &args, targets);
+    if (check_any(fc, *n, e) == 0 && check_serial(fc, req->if_serial, e) == 0 &&
+        (req->record == NULL || req->record(req->arg, e) == 0))
         rc = name_engines(fc, req, targets, *n, results, serial, e);
-    json_decref(body);
     upstream_list_unref(all);
     return rc;
 }

@@ -15,19 +15,13 @@ void fleet_lora_reply_fini(struct fleet_lora_reply *reply)
     *reply = (struct fleet_lora_reply){0};
 }
 
-static bool is_given(const json_t *body, const char *member)
-{
-    const json_t *value = json_object_get(body, member);
-
-    return value != NULL && !json_is_null(value);
-}
-
 /* load */
 
 /* An engine that cannot replace an adapter unloads it first. One that fails may still have it. */
 static void unload_first(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
-                         const json_t *body, const char *name)
+                         const char *name)
 {
+    const struct api_args args = {.adapter = &(struct api_adapter){.name = name}};
     struct fleet_target few[FLEET_MAX];
     struct fleet_result *results = NULL;
     struct err ignored = {0};
@@ -37,7 +31,7 @@ static void unload_first(struct fleet_control *fc, const struct fleet_target *ta
     for (size_t i = 0; i < n; i++) {
         upstreams_get(fc->upstreams, targets[i].upstream, &at);
         if (!upstream_caps(at.kind)->replaces_adapters)
-            few[n_few++] = (struct fleet_target){.upstream = targets[i].upstream, .body = body};
+            few[n_few++] = (struct fleet_target){.upstream = targets[i].upstream, .args = &args};
     }
     if (fleet_request(fc, API_UNLOAD_ADAPTER, few, n_few, FLEET_STEP_US, &results, &ignored) != 0)
         return;
@@ -56,7 +50,7 @@ static void unload_first(struct fleet_control *fc, const struct fleet_target *ta
 static void undo_load(struct fleet_control *fc, const struct fleet_result *results, size_t n,
                       const char *name)
 {
-    json_t *body = json_pack("{s:s}", "lora_name", name);
+    const struct api_args args = {.adapter = &(struct api_adapter){.name = name}};
     struct fleet_target targets[FLEET_MAX];
     struct fleet_result *gone = NULL;
     struct err ignored = {0};
@@ -67,9 +61,9 @@ static void undo_load(struct fleet_control *fc, const struct fleet_result *resul
     for (size_t i = 0; n_took > 0 && i < n; i++)
         if (results[i].outcome != FLEET_UNSENT)
             targets[n_targets++] = (struct fleet_target){.upstream = results[i].upstream,
-                                                         .body = body};
-    if (body != NULL && fleet_request(fc, API_UNLOAD_ADAPTER, targets, n_targets, FLEET_STEP_US,
-                                      &gone, &ignored) == 0) {
+                                                         .args = &args};
+    if (fleet_request(fc, API_UNLOAD_ADAPTER, targets, n_targets, FLEET_STEP_US, &gone, &ignored) ==
+        0) {
         for (size_t i = 0; i < n_targets; i++) {
             uint8_t *has = fleet_lora_found(gone[i].upstream);
 
@@ -80,7 +74,6 @@ static void undo_load(struct fleet_control *fc, const struct fleet_result *resul
         }
         fleet_results_free(gone, n_targets);
     }
-    json_decref(body);
     (void)fleet_lora_remove(fc, name);
 }
 
@@ -135,15 +128,10 @@ static void set_outdated(struct fleet_control *fc)
 
 /* The request, to be sent again later (owned). NULL: the tensors are with its sender only, or it is
  * too long to be kept. */
-static char *copy_request(const json_t *body)
+static char *copy_request(const struct fleet_lora_request *req, const struct api_native *native)
 {
-    json_t *again = is_given(body, "lora_path") ? json_copy((json_t *)(uintptr_t)body) : NULL;
-    char *text = NULL;
+    char *text = req->path != NULL ? api_load_again(native) : NULL;
 
-    (void)json_object_del(again, "if_revision");
-    if (again != NULL && json_object_set_new(again, "load_inplace", json_true()) == 0)
-        text = json_dumps(again, JSON_COMPACT);
-    json_decref(again);
     if (text == NULL || strlen(text) <= FLEET_ADAPTER_LOAD_MAX)
         return text;
     free(text);
@@ -151,22 +139,15 @@ static char *copy_request(const json_t *body)
 }
 
 /* The digest of what an engine has loaded (new); NULL: it reports none. */
-static json_t *digest_at(const struct fleet_result *result)
+static char *digest_at(const struct fleet_result *result)
 {
-    json_t *answer = result->outcome == FLEET_OK && result->text != NULL
-                         ? json_loadb(result->text, result->text_len, 0, NULL)
-                         : NULL;
-    json_t *digest = json_object_get(answer, "digest");
-
-    digest = json_is_string(digest) ? json_incref(digest) : NULL;
-    json_decref(answer);
-    return digest;
+    return result->outcome == FLEET_OK ? api_read_digest(result->text, result->text_len) : NULL;
 }
 
 /* From the first reply that has it (new). */
-static json_t *digest_of(const struct fleet_result *results, size_t n)
+static char *digest_of(const struct fleet_result *results, size_t n)
 {
-    json_t *digest = NULL;
+    char *digest = NULL;
 
     for (size_t i = 0; digest == NULL && i < n; i++)
         digest = digest_at(&results[i]);
@@ -176,43 +157,45 @@ static json_t *digest_of(const struct fleet_result *results, size_t n)
 /* Hosts may have other files at one path. */
 static void compare_digests(struct fleet_result *results, size_t n)
 {
-    json_t *first = digest_of(results, n);
+    char *first = digest_of(results, n);
 
     for (size_t i = 0; i < n; i++) {
-        json_t *own = digest_at(&results[i]);
+        char *own = digest_at(&results[i]);
 
-        if (own != NULL && !json_equal(own, first)) {
+        if (own != NULL && first != NULL && strcmp(own, first) != 0) {
             results[i].outcome = FLEET_UNKNOWN;
             (void)err_set(&results[i].why, ERR_UPSTREAM, "",
                           "an upstream has loaded other files than the first that reports a digest "
                           "(%.64s, not %.64s): the lora_path must have the same files on each host",
-                          json_string_value(own), json_string_value(first));
+                          own, first);
         }
-        json_decref(own);
+        free(own);
     }
-    json_decref(first);
+    free(first);
 }
 
 /* The fleet has the adapter: engines on which the load failed are asked again. */
 static uint64_t add_adapter(struct fleet_control *fc, const struct fleet_lora_request *req,
-                            const json_t *body, const struct fleet_result *results, size_t n)
+                            const struct api_native *native, const struct fleet_result *results,
+                            size_t n)
 {
-    json_t *digest = digest_of(results, n);
+    char *digest = digest_of(results, n);
     struct fleet_adapter_source from = {.name = req->name,
-                                        .digest = json_string_value(digest),
+                                        .digest = digest,
                                         .path = req->path != NULL ? strdup(req->path) : NULL,
-                                        .load = copy_request(body),
+                                        .load = copy_request(req, native),
                                         .timeout_us = req->timeout_us};
     uint64_t revision;
 
     revision = fleet_lora_put(fc, &from);
-    json_decref(digest);
+    free(digest);
     return revision;
 }
 
 static int apply_load_results(struct fleet_control *fc, const struct fleet_lora_request *req,
-                              const json_t *body, bool known, const struct fleet_result *results,
-                              size_t n, uint64_t *revision, struct err *e)
+                              const struct api_native *native, bool known,
+                              const struct fleet_result *results, size_t n, uint64_t *revision,
+                              struct err *e)
 {
     const struct fleet_result *cause = fleet_results_cause(results, n);
     bool changes = cause == NULL || (known && n_good(results, n) > 0);
@@ -221,7 +204,7 @@ static int apply_load_results(struct fleet_control *fc, const struct fleet_lora_
         set_outdated(fc);
     set_after_load(results, n);
     if (changes)
-        *revision = add_adapter(fc, req, body, results, n);
+        *revision = add_adapter(fc, req, native, results, n);
     else if (known)
         fleet_lora_keep(fc, req->name);
     else
@@ -249,33 +232,35 @@ static int request_load(struct fleet_control *fc, const struct fleet_lora_reques
 }
 
 static int load_prepare(struct fleet_control *fc, const struct upstream_list *all,
-                        const struct fleet_lora_request *req, const json_t *body, bool known,
-                        struct fleet_target *targets, size_t *n, struct err *e)
+                        const struct fleet_lora_request *req, const struct api_args *args,
+                        bool known, struct fleet_target *targets, size_t *n, struct err *e)
 {
     if (fleet_lora_reserve(fc, req->name, e) != 0)
         return -1;
     if (known && !req->in_place)
         return err_set(e, ERR_BAD_REQUEST, "/lora_name",
                        "there is an adapter '%.128s', and load_inplace is false", req->name);
-    if (fleet_reachable_quorum(fc, all, body, targets, n, e) != 0)
+    if (fleet_reachable_quorum(fc, all, args, targets, n, e) != 0)
         return -1;
     return fleet_validate(fc, API_LOAD_ADAPTER, targets, *n, e);
 }
 
 static int load(struct fleet_control *fc, const struct upstream_list *all,
-                const struct fleet_lora_request *req, const json_t *body,
+                const struct fleet_lora_request *req, struct api_native *native,
                 struct fleet_lora_reply *reply, struct err *e)
 {
+    const struct api_adapter adapter = {.name = req->name, .path = req->path};
+    const struct api_args args = {.native = native, .adapter = &adapter};
     bool known = fleet_lora_exists(fc, req->name);
     struct fleet_target targets[FLEET_MAX];
     size_t n;
 
-    if (load_prepare(fc, all, req, body, known, targets, &n, e) != 0)
+    if (load_prepare(fc, all, req, &args, known, targets, &n, e) != 0)
         return -1;
     fleet_reconcile_watch(fc);
     fleet_lora_read(fc, req->name);
     if (known)
-        unload_first(fc, targets, n, body, req->name);
+        unload_first(fc, targets, n, req->name);
     if (request_load(fc, req, targets, n, &reply->results, e) != 0) {
         if (known)
             fleet_lora_keep(fc, req->name);
@@ -284,14 +269,14 @@ static int load(struct fleet_control *fc, const struct upstream_list *all,
     }
     reply->n = n;
     compare_digests(reply->results, n);
-    return apply_load_results(fc, req, body, known, reply->results, n, &reply->revision, e);
+    return apply_load_results(fc, req, native, known, reply->results, n, &reply->revision, e);
 }
 
 int fleet_lora_load(struct fleet_control *fc, const struct fleet_lora_request *req,
-                    const json_t *body, struct fleet_lora_reply *reply, struct err *e)
+                    struct api_native *native, struct fleet_lora_reply *reply, struct err *e)
 {
     struct upstream_list *all = upstreams_list(fc->upstreams);
-    int rc = load(fc, all, req, body, reply, e);
+    int rc = load(fc, all, req, native, reply, e);
 
     upstream_list_unref(all);
     return rc;
@@ -344,12 +329,14 @@ static uint64_t apply_unload_results(struct fleet_control *fc, const char *name,
 }
 
 static int unload(struct fleet_control *fc, const struct upstream_list *all, const char *name,
-                  const json_t *body, struct fleet_lora_reply *reply, struct err *e)
+                  struct api_native *native, struct fleet_lora_reply *reply, struct err *e)
 {
+    const struct api_adapter adapter = {.name = name};
+    const struct api_args args = {.native = native, .adapter = &adapter};
     struct fleet_target targets[FLEET_MAX];
     size_t n;
 
-    if (fleet_reachable_quorum(fc, all, body, targets, &n, e) != 0)
+    if (fleet_reachable_quorum(fc, all, &args, targets, &n, e) != 0)
         return -1;
     fleet_reconcile_watch(fc);
     fleet_lora_read(fc, name);
@@ -365,11 +352,11 @@ static int unload(struct fleet_control *fc, const struct upstream_list *all, con
     return set_cause(reply->results, n, n_good(reply->results, n) > 0, e);
 }
 
-int fleet_lora_unload(struct fleet_control *fc, const char *name, const json_t *body,
+int fleet_lora_unload(struct fleet_control *fc, const char *name, struct api_native *native,
                       struct fleet_lora_reply *reply, struct err *e)
 {
     struct upstream_list *all = upstreams_list(fc->upstreams);
-    int rc = unload(fc, all, name, body, reply, e);
+    int rc = unload(fc, all, name, native, reply, e);
 
     upstream_list_unref(all);
     return rc;

@@ -9,7 +9,6 @@
 #include "base/err.h"
 #include "fleet/calls/fleet_request.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -31,20 +30,20 @@ struct fleet_lora_reply {
 void fleet_lora_reply_fini(struct fleet_lora_reply *reply);
 
 /* fleet_lora_load - load an adapter on every engine that answers.
- * @body  of the native request
+ * @native  the client's body
  * @reply  zeroed; also set on errors, as far as engines were asked
  * Threads: the owner of the operation lock (fleet/calls/fleet_locks.h). Blocks: up to timeout_us
  * and the times of three more requests to the engines. Errors: ERR_BAD_REQUEST (the adapter exists
  * and in_place is false), ERR_CONFLICT (too many adapters), ERR_UNSYNCED (fewer than --min-ready
  * engines answer), ERR_NO_MEMORY; an engine's; ERR_NOT_FOUND where an engine answers 404. */
 int fleet_lora_load(struct fleet_control *fc, const struct fleet_lora_request *req,
-                    const json_t *body, struct fleet_lora_reply *reply, struct err *e);
+                    struct api_native *native, struct fleet_lora_reply *reply, struct err *e);
 
 /* fleet_lora_unload - unload it from every engine that answers; an engine that does not have it
  * counts as unloaded. Engines on which it fails are asked again, unless it failed on all.
  * Arguments, threads and errors as fleet_lora_load's; ERR_NOT_FOUND at /lora_name: neither the
  * fleet nor an engine has it. Blocks: up to FLEET_CACHE_US, and the reset of caches. */
-int fleet_lora_unload(struct fleet_control *fc, const char *name, const json_t *body,
+int fleet_lora_unload(struct fleet_control *fc, const char *name, struct api_native *native,
                       struct fleet_lora_reply *reply, struct err *e);
 
 #endif

@@ -83,15 +83,17 @@ static void log_sleep(const struct fleet_sleep_request *req, size_t n_upstreams)
 }
 
 static int set_sleep_of(struct fleet_control *fc, const struct upstream_list *all,
-                        const struct fleet_sleep_request *req, const json_t *body,
+                        const struct fleet_sleep_request *req, struct api_native *native,
                         struct fleet_result **results, size_t *n, struct err *e)
 {
+    const struct api_sleep asked = {.level = req->level, .weights = req->weights, .kv = req->kv};
+    const struct api_args args = {.native = native, .sleep = &asked};
     bool asleep = req->level > 0;
     struct fleet_target targets[FLEET_MAX];
     size_t n_changed = 0;
     int rc;
 
-    if (fleet_reachable_quorum(fc, all, body, targets, n, e) != 0)
+    if (fleet_reachable_quorum(fc, all, &args, targets, n, e) != 0)
         return -1;
     fleet_proof_hold(fc, NULL);
     fleet_proof_await(fc);
@@ -118,17 +120,19 @@ static int set_sleep_of(struct fleet_control *fc, const struct upstream_list *al
 }
 
 static int set_sleep(struct fleet_control *fc, const struct fleet_sleep_request *req,
-                     const json_t *body, struct fleet_result **results, size_t *n, struct err *e)
+                     struct api_native *native, struct fleet_result **results, size_t *n,
+                     struct err *e)
 {
     struct upstream_list *all = upstreams_list(fc->upstreams);
-    int rc = set_sleep_of(fc, all, req, body, results, n, e);
+    int rc = set_sleep_of(fc, all, req, native, results, n, e);
 
     upstream_list_unref(all);
     return rc;
 }
 
 int fleet_sleep_all(struct fleet_control *fc, const struct fleet_sleep_request *req,
-                    const json_t *body, struct fleet_result **results, size_t *n, struct err *e)
+                    struct api_native *native, struct fleet_result **results, size_t *n,
+                    struct err *e)
 {
     int rc;
 
@@ -136,16 +140,17 @@ int fleet_sleep_all(struct fleet_control *fc, const struct fleet_sleep_request *
     if (fleet_check_no_update(fc, false, e) != 0)
         return -1;
     fleet_suspend_generation_probes(fc, true);
-    rc = set_sleep(fc, req, body, results, n, e);
+    rc = set_sleep(fc, req, native, results, n, e);
     fleet_suspend_generation_probes(fc, false);
     return rc;
 }
 
 int fleet_wake_all(struct fleet_control *fc, const struct fleet_sleep_request *req,
-                   const json_t *body, struct fleet_result **results, size_t *n, struct err *e)
+                   struct api_native *native, struct fleet_result **results, size_t *n,
+                   struct err *e)
 {
     *results = NULL;
     if (req->kv && fleet_check_no_update(fc, true, e) != 0)
         return -1;
-    return set_sleep(fc, req, body, results, n, e);
+    return set_sleep(fc, req, native, results, n, e);
 }

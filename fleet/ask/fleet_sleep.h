@@ -6,7 +6,6 @@
 #include "base/err.h"
 #include "fleet/calls/fleet_request.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -21,7 +20,7 @@ struct fleet_sleep_request {
  * fleet_wake_all - wake them.
  * An engine that does not answer is fenced until a resync or an update; an engine whose weights
  * were dropped until a whole update. If all engines refuse, nothing changes.
- * @body     of the native request
+ * @native   the client's body; NULL: none
  * @results  [n], owned by the caller (fleet_results_free), also on errors; NULL: no engine was
  *           asked
  * Threads: the owner of the operation lock (fleet/calls/fleet_locks.h). Blocks: up to
@@ -29,8 +28,10 @@ struct fleet_sleep_request {
  * engines paused);
  * ERR_UNSYNCED: fewer than --min-ready engines answer; an engine's. */
 int fleet_sleep_all(struct fleet_control *fc, const struct fleet_sleep_request *req,
-                    const json_t *body, struct fleet_result **results, size_t *n, struct err *e);
+                    struct api_native *native, struct fleet_result **results, size_t *n,
+                    struct err *e);
 int fleet_wake_all(struct fleet_control *fc, const struct fleet_sleep_request *req,
-                   const json_t *body, struct fleet_result **results, size_t *n, struct err *e);
+                   struct api_native *native, struct fleet_result **results, size_t *n,
+                   struct err *e);
 
 #endif

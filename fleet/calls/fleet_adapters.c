@@ -306,8 +306,12 @@ int fleet_adapters_begin_task(struct fleet_adapters *fa, struct fleet_engine_ada
         return 0;
     if (!a->removed && a->load != NULL) {
         task.load = strdup(a->load);
-        if (task.load == NULL)
+        task.path = a->path != NULL ? strdup(a->path) : NULL;
+        if (task.load == NULL || (a->path != NULL && task.path == NULL)) {
+            free(task.load);
+            free(task.path);
             return -1;
+        }
     }
     memcpy(task.name, a->name, sizeof task.name);
     memcpy(task.digest, a->digest, sizeof task.digest);
@@ -333,7 +337,8 @@ void fleet_adapters_end_task(struct fleet_adapters *fa, struct fleet_engine_adap
     fa->changes++;
     forget_removed(fa);
     free(task->load);
-    task->load = NULL;
+    free(task->path);
+    task->load = task->path = NULL;
 }
 
 const struct fleet_adapter *fleet_adapters_blocking(const struct fleet_adapters *fa,

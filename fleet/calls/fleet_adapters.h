@@ -124,7 +124,7 @@ void fleet_adapters_set_incarnation(struct fleet_adapters *fa, struct fleet_engi
 struct fleet_adapter_task {
     char name[FLEET_ADAPTER_NAME_MAX + 1];
     char digest[FLEET_ADAPTER_DIGEST_MAX + 1];
-    char *load;          /* owned; NULL: an unload */
+    char *load, *path;   /* owned; load NULL: an unload */
     bool may_have;       /* the engine may have one of that name */
     enum fleet_has had;  /* what it had before */
     uint64_t timeout_us; /* for a load */

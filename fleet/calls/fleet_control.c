@@ -67,7 +67,7 @@ bool fleet_engine_is_held_locked(const struct fleet_control *fc, struct upstream
 /* reachable engines */
 
 size_t fleet_reachable(struct fleet_control *fc, const struct upstream_list *all,
-                       const json_t *body, struct fleet_target *targets)
+                       const struct api_args *args, struct fleet_target *targets)
 {
     size_t n_reachable = 0;
     struct upstream_info info;
@@ -77,7 +77,7 @@ size_t fleet_reachable(struct fleet_control *fc, const struct upstream_list *all
         upstreams_get(fc->upstreams, all->items[i], &at);
         fleet_info(fleet_of(fc), all->items[i], &info);
         if (!at.removed && info.alive)
-            targets[n_reachable++] = (struct fleet_target){.upstream = all->items[i], .body = body};
+            targets[n_reachable++] = (struct fleet_target){.upstream = all->items[i], .args = args};
     }
     return n_reachable;
 }
@@ -113,14 +113,14 @@ static void list_unreachable(struct fleet_control *fc, const struct upstream_lis
 }
 
 int fleet_reachable_quorum(struct fleet_control *fc, const struct upstream_list *all,
-                           const json_t *body, struct fleet_target *targets, size_t *n,
+                           const struct api_args *args, struct fleet_target *targets, size_t *n,
                            struct err *e)
 {
     struct fleet_stats stats;
     char down[ERR_MSG_MAX / 2], unprobed[ERR_MSG_MAX / 2];
 
     fleet_stats(fleet_of(fc), &stats);
-    *n = fleet_reachable(fc, all, body, targets);
+    *n = fleet_reachable(fc, all, args, targets);
     if (*n >= stats.min_ready)
         return 0;
     if (stats.n_upstreams == 0)

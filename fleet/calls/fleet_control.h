@@ -11,7 +11,6 @@
 #include "fleet/calls/fleet_request.h"
 #include "fleet/proof/fleet_proof.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -22,7 +21,6 @@ struct fleet;
 struct fleet_control;
 struct fleet_stats;
 struct store;
-struct tensor_list;
 struct upstreams;
 struct workers;
 
@@ -40,9 +38,6 @@ struct fleet_control_cfg {
     bool recomputes;           /* running generations recompute their KV after an update */
     bool finishes;             /* an update waits until running generations have ended */
     bool allow_unseen; /* a configured model spec does not refuse tensors whose names are unseen */
-    /* Reads the tensors that a request lists (one reference). Errors: ERR_BAD_REQUEST at the
-     * member; ERR_NO_MEMORY. Threads: any. */
-    int (*tensor_list_of)(struct tensor_list **out, const json_t *body, struct err *e);
 };
 
 /* fleet_of - what is known of each engine (fleet/members/fleet.h); borrowed. */
@@ -55,14 +50,14 @@ size_t fleet_min_ready(struct fleet_control *fc);
 
 /* fleet_reachable - the engines of a list that are configured and reply to probes.
  * @all      of upstreams_list; the targets are valid as long as it is
- * @targets  [FLEET_MAX], each with `body`. Returns: how many. */
+ * @targets  [FLEET_MAX], each with `args`. Returns: how many. */
 size_t fleet_reachable(struct fleet_control *fc, const struct upstream_list *all,
-                       const json_t *body, struct fleet_target *targets);
+                       const struct api_args *args, struct fleet_target *targets);
 
 /* fleet_reachable_quorum - the same. Errors: ERR_UNSYNCED: fewer than --min-ready; the message
  * names the others. */
 int fleet_reachable_quorum(struct fleet_control *fc, const struct upstream_list *all,
-                           const json_t *body, struct fleet_target *targets, size_t *n,
+                           const struct api_args *args, struct fleet_target *targets, size_t *n,
                            struct err *e);
 
 /* fleet_suspend_generation_probes - while on, engines get no probe that generates a token. Calls

@@ -230,7 +230,6 @@ void fleet_send_missed_pauses(struct fleet_control *fc);
 bool fleet_pause_expired_locked(const struct fleet_control *fc);
 
 /* fleet_pause_body - the request that pauses an engine as the others are (new). NULL: no memory. */
-json_t *fleet_pause_body(const struct pause *p);
 
 /* ---- adapters ---- */
 
@@ -253,9 +252,9 @@ void fleet_reschedule(struct fleet_control *fc);
 void fleet_expire_update(struct fleet_control *fc, struct fleet_session *s);
 
 /* fleet_send_packing - tell those vLLM whose releases take it only when a transfer is set up
- * whether the handles of `body` are packed. An engine that fails is dropped from the update.
+ * whether the handles of `tensors` are packed. An engine that fails is dropped from the update.
  * Blocks. */
-int fleet_send_packing(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
-                       struct err *e);
+int fleet_send_packing(struct fleet_control *fc, struct fleet_session *s,
+                       const struct api_tensors *tensors, struct err *e);
 
 #endif

@@ -19,58 +19,100 @@ uint64_t fleet_step_us(struct fleet_control *fc)
 
 /* requests */
 
-enum { OP_OF_TARGET = API_OPS }; /* as an operation: each target has its own */
+static const struct api_args *args_of(const struct fleet_target *target)
+{
+    static const struct api_args none = {0};
+
+    return target->args != NULL ? target->args : &none;
+}
+
+/* The name of the group that the request is about, or that brings its tensors. */
+static const char *group_of(const struct api_args *args)
+{
+    return args->tensors != NULL ? args->tensors->group
+           : args->join != NULL  ? args->join->group
+                                 : NULL;
+}
 
 /* The form of a request depends on the engine's release, and on how the group with the trainer was
  * made. */
-static int make_op(struct api_request *out, struct fleet_control *fc, enum upstream_kind kind,
-                   int op, const struct fleet_target *target, struct err *e)
+struct form {
+    struct api_context ctx; /* may point to the members below */
+    char release[FLEET_RELEASE_MAX + 1];
+    char group_name[FLEET_GROUP_NAME_MAX + 1];
+};
+
+static void form_read(struct form *f, struct fleet_control *fc, const struct fleet_target *target)
 {
-    json_t *empty = target->body == NULL ? json_object() : NULL;
-    struct api_context ctx = target->ctx;
     const struct fleet_group *group;
     struct upstream_info info;
-    char name[FLEET_GROUP_NAME_MAX + 1] = "";
-    int rc;
 
+    *f = (struct form){.ctx = target->ctx};
     fleet_info(upstreams_fleet(fc->upstreams), target->upstream, &info);
-    ctx.release = info.report.release;
+    memcpy(f->release, info.report.release, sizeof f->release);
+    f->ctx.release = f->release;
     mtx_lock(&fc->lock);
-    group = fleet_group_locked(fc, json_string_value(json_object_get(target->body, "group_name")));
+    group = fleet_group_locked(fc, group_of(args_of(target)));
     if (group != NULL) {
-        ctx.group = group->packing;
-        memcpy(name, group->name, sizeof name);
+        f->ctx.group = group->packing;
+        memcpy(f->group_name, group->name, sizeof f->group_name);
     }
     mtx_unlock(&fc->lock);
-    if (ctx.group_name == NULL)
-        ctx.group_name = name;
-
-    if (target->body == NULL && empty == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for a request to an upstream");
-    rc = api_make_request(out, kind, op == OP_OF_TARGET ? target->op : (enum api_op)op,
-                          target->body != NULL ? target->body : empty, &ctx, e);
-    json_decref(empty);
-    return rc;
+    if (f->ctx.group_name == NULL)
+        f->ctx.group_name = f->group_name;
 }
 
-static int make_query(struct api_request *out, struct fleet_control *fc, enum upstream_kind kind,
-                      int q, const struct fleet_target *targets, struct err *e)
+/* What is sent: a query, an operation, or that of each target. */
+struct what {
+    enum { WHAT_QUERY, WHAT_OP, WHAT_OP_OF_TARGET } kind;
+    enum api_query query;
+    enum api_op op;
+};
+
+static enum api_op op_of(const struct what *w, const struct fleet_target *target)
 {
-    (void)fc;
-    (void)targets;
-    return api_make_query(out, kind, (enum api_query)q, e);
+    return w->kind == WHAT_OP ? w->op : target->op;
 }
 
-typedef int make_fn(struct api_request *out, struct fleet_control *fc, enum upstream_kind kind,
-                    int what, const struct fleet_target *targets, struct err *e);
+/* The request that was made last for each kind. Most engines of a fleet get the same, and a body
+ * may have the names of a whole model: it is made once, and they share it. */
+struct last {
+    struct api_request *made; /* borrowed; NULL: none yet */
+    struct form forms[2];     /* of `made`, and of the next */
+    unsigned at;              /* which is that of `made` */
+    const struct api_args *args;
+    enum api_op op;
+};
 
-static int make_calls(struct fleet_control *fc, make_fn *make, int what,
+static int make_op(struct api_request *out, struct fleet_control *fc, enum upstream_kind kind,
+                   enum api_op op, const struct fleet_target *target, struct last *last,
+                   struct err *e)
+{
+    struct form *form = &last->forms[1 - last->at];
+
+    form_read(form, fc, target);
+    if (last->made != NULL && last->args == args_of(target) && last->op == op &&
+        api_context_equal(&form->ctx, &last->forms[last->at].ctx))
+        return api_request_share(out, last->made, e);
+    if (api_make_request(out, kind, op, args_of(target), &form->ctx, e) != 0)
+        return -1;
+    last->made = out;
+    last->args = args_of(target);
+    last->op = op;
+    last->at = 1 - last->at;
+    return 0;
+}
+
+static int make_calls(struct fleet_control *fc, const struct what *w,
                       const struct fleet_target *targets, size_t n, uint64_t timeout_us,
                       struct upstream_call *calls, struct err *e)
 {
+    struct last last[UPSTREAM_KINDS] = {{0}};
     struct upstream_endpoint at;
 
     for (size_t i = 0; i < n; i++) {
+        struct api_request *r = &calls[i].request;
+
         upstreams_get(fc->upstreams, targets[i].upstream, &at);
         calls[i].target = at.target;
         calls[i].timeout_us = targets[i].timeout_us > 0 ? targets[i].timeout_us : timeout_us;
@@ -78,7 +120,9 @@ static int make_calls(struct fleet_control *fc, make_fn *make, int what,
         calls[i].until_down = targets[i].until_down;
         calls[i].given_up = targets[i].given_up;
         calls[i].upstream = targets[i].upstream;
-        if (make(&calls[i].request, fc, at.kind, what, &targets[i], e) == 0)
+        if ((w->kind == WHAT_QUERY ? api_make_query(r, at.kind, w->query, e)
+                                   : make_op(r, fc, at.kind, op_of(w, &targets[i]), &targets[i],
+                                             &last[at.kind], e)) == 0)
             continue;
         while (i-- > 0)
             api_request_fini(&calls[i].request);
@@ -95,7 +139,7 @@ static void note_restart(struct fleet_control *fc, struct upstream *upstream, co
     upstreams_probe_now(fc->upstreams);
 }
 
-static int send_all(struct fleet_control *fc, make_fn *make, int what,
+static int send_all(struct fleet_control *fc, const struct what *w,
                     const struct fleet_target *targets, size_t n, uint64_t timeout_us,
                     struct fleet_result **out, struct err *e)
 {
@@ -108,7 +152,7 @@ static int send_all(struct fleet_control *fc, make_fn *make, int what,
     if (calls == NULL || replies == NULL || results == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for requests to %zu upstreams", n);
     else
-        rc = make_calls(fc, make, what, targets, n, timeout_us, calls, e);
+        rc = make_calls(fc, w, targets, n, timeout_us, calls, e);
     if (rc == 0 && n > 0)
         rc = upstreams_call(fc->upstreams, calls, n, replies, e);
     for (size_t i = 0; rc == 0 && i < n; i++) {
@@ -139,7 +183,7 @@ static void check_done(struct fleet_control *fc, enum api_op op, const struct fl
     if (result->outcome != FLEET_OK)
         return;
     upstreams_get(fc->upstreams, target->upstream, &at);
-    if (api_check_done(at.kind, op, target->body, &target->ctx,
+    if (api_check_done(at.kind, op, args_of(target), &target->ctx,
                        result->text != NULL ? result->text : "", result->text_len, &why) == 0)
         return;
     api_read_error(words, sizeof words, result->text != NULL ? result->text : "", result->text_len);
@@ -157,13 +201,14 @@ static bool is_engines_failure(const struct fleet_result *result, const struct f
            (result->why.code == ERR_UPSTREAM || result->why.code == ERR_UPSTREAM_TIMEOUT);
 }
 
-static int request_all(struct fleet_control *fc, int op, const struct fleet_target *targets,
-                       size_t n, uint64_t timeout_us, struct fleet_result **out, struct err *e)
+static int request_all(struct fleet_control *fc, const struct what *w,
+                       const struct fleet_target *targets, size_t n, uint64_t timeout_us,
+                       struct fleet_result **out, struct err *e)
 {
-    if (send_all(fc, make_op, op, targets, n, timeout_us, out, e) != 0)
+    if (send_all(fc, w, targets, n, timeout_us, out, e) != 0)
         return -1;
     for (size_t i = 0; i < n; i++) {
-        enum api_op of = op == OP_OF_TARGET ? targets[i].op : (enum api_op)op;
+        enum api_op of = op_of(w, &targets[i]);
 
         check_done(fc, of, &targets[i], &(*out)[i]);
         if (is_engines_failure(&(*out)[i], &targets[i]))
@@ -177,43 +222,48 @@ static int request_all(struct fleet_control *fc, int op, const struct fleet_targ
 int fleet_request(struct fleet_control *fc, enum api_op op, const struct fleet_target *targets,
                   size_t n, uint64_t timeout_us, struct fleet_result **out, struct err *e)
 {
+    const struct what w = {.kind = WHAT_OP, .op = op};
+
     assert(n <= FLEET_MAX);
-    return request_all(fc, (int)op, targets, n, timeout_us, out, e);
+    return request_all(fc, &w, targets, n, timeout_us, out, e);
 }
 
 int fleet_requests(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
                    uint64_t timeout_us, struct fleet_result **out, struct err *e)
 {
-    return request_all(fc, OP_OF_TARGET, targets, n, timeout_us, out, e);
+    const struct what w = {.kind = WHAT_OP_OF_TARGET};
+
+    return request_all(fc, &w, targets, n, timeout_us, out, e);
 }
 
 int fleet_query(struct fleet_control *fc, enum api_query q, const struct fleet_target *targets,
                 size_t n, uint64_t timeout_us, struct fleet_result **out, struct err *e)
 {
-    return send_all(fc, make_query, (int)q, targets, n, timeout_us, out, e);
+    const struct what w = {.kind = WHAT_QUERY, .query = q};
+
+    return send_all(fc, &w, targets, n, timeout_us, out, e);
 }
 
 int fleet_validate(struct fleet_control *fc, enum api_op op, const struct fleet_target *targets,
                    size_t n, struct err *e)
 {
-    struct api_request r;
-    struct upstream_endpoint at;
+    const struct what w = {.kind = WHAT_OP, .op = op};
+    struct upstream_call *calls = calloc(n + 1, sizeof *calls);
+    int rc = calls != NULL ? make_calls(fc, &w, targets, n, 0, calls, e)
+                           : err_set(e, ERR_NO_MEMORY, "", "no memory for requests");
 
-    for (size_t i = 0; i < n; i++) {
-        upstreams_get(fc->upstreams, targets[i].upstream, &at);
-        if (make_op(&r, fc, at.kind, (int)op, &targets[i], e) != 0)
-            return -1;
-        api_request_fini(&r);
-    }
-    return 0;
+    for (size_t i = 0; rc == 0 && i < n; i++)
+        api_request_fini(&calls[i].request);
+    free(calls);
+    return rc;
 }
 
-int fleet_request_all(struct fleet_control *fc, enum api_op op, const json_t *body,
+int fleet_request_all(struct fleet_control *fc, enum api_op op, const struct api_args *args,
                       uint64_t timeout_us, struct fleet_result **results, size_t *n, struct err *e)
 {
     struct upstream_list *all = upstreams_list(fc->upstreams);
     struct fleet_target targets[FLEET_MAX];
-    int rc = fleet_reachable_quorum(fc, all, body, targets, n, e);
+    int rc = fleet_reachable_quorum(fc, all, args, targets, n, e);
 
     if (rc == 0)
         rc = fleet_request(fc, op, targets, *n, timeout_us, results, e);
@@ -223,17 +273,15 @@ int fleet_request_all(struct fleet_control *fc, enum api_op op, const json_t *bo
 
 void fleet_abort_all_requests(struct fleet_control *fc)
 {
+    const struct api_args args = {.abort_requests = &(struct api_abort_requests){.all = true}};
     struct upstream_list *all = upstreams_list(fc->upstreams);
-    json_t *body = json_pack("{s:b}", "all", 1);
     struct fleet_target targets[FLEET_MAX];
     struct fleet_result *results = NULL;
     struct err ignored = {0};
-    size_t n = fleet_reachable(fc, all, body, targets);
+    size_t n = fleet_reachable(fc, all, &args, targets);
 
     (void)fleet_abort_queued(fleet_of(fc), true);
-    if (body != NULL &&
-        fleet_request(fc, API_ABORT_REQUESTS, targets, n, FLEET_CACHE_US, &results, &ignored) == 0)
+    if (fleet_request(fc, API_ABORT_REQUESTS, targets, n, FLEET_CACHE_US, &results, &ignored) == 0)
         fleet_results_free(results, n);
-    json_decref(body);
     upstream_list_unref(all);
 }

@@ -7,7 +7,6 @@
 #include "fleet/calls/fleet_result.h"
 #include "fleet/members/fleet.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -27,10 +26,10 @@ enum {
 };
 
 struct fleet_target {
-    struct upstream *upstream; /* borrowed: of a list, a result or a part that the caller has */
-    enum api_op op;            /* of fleet_requests; else the argument's */
-    const json_t *body;        /* borrowed; NULL: an empty object */
-    uint64_t timeout_us;       /* 0: the argument's */
+    struct upstream *upstream;   /* borrowed: of a list, a result or a part that the caller has */
+    enum api_op op;              /* of fleet_requests; else the argument's */
+    const struct api_args *args; /* borrowed, those of the operation; NULL: it has none */
+    uint64_t timeout_us;         /* 0: the argument's */
     struct api_context ctx;
     bool until_down;      /* stop waiting when the engine goes down: FLEET_UNKNOWN, ERR_UNSYNCED */
     const bool *given_up; /* atomic: and when this becomes true; NULL: never */
@@ -65,9 +64,9 @@ int fleet_validate(struct fleet_control *fc, enum api_op op, const struct fleet_
 uint64_t fleet_step_us(struct fleet_control *fc);
 
 /* fleet_request_all - the same request to every engine that answers.
- * @body  borrowed; @results, @n  as fleet_request's
+ * @args  borrowed; @results, @n  as fleet_request's
  * Errors: fleet_reachable_quorum's; fleet_request's. */
-int fleet_request_all(struct fleet_control *fc, enum api_op op, const json_t *body,
+int fleet_request_all(struct fleet_control *fc, enum api_op op, const struct api_args *args,
                       uint64_t timeout_us, struct fleet_result **results, size_t *n, struct err *e);
 
 /* fleet_abort_all_requests - abort what waits for a permit here, and what runs on the engines that

@@ -54,11 +54,8 @@ static bool is_internal(enum err_code code)
 }
 
 /* The code in a baton's error body, if it belongs to the status. */
-static enum err_code code_of_body(const json_t *error, int status)
+static enum err_code code_of_body(enum err_code code, int status)
 {
-    const char *name = json_string_value(json_object_get(error, "code"));
-    enum err_code code = name != NULL ? api_error_code(name) : ERR_NONE;
-
     if (code == ERR_NONE || err_http_status(code) != status)
         return ERR_NONE;
     return is_internal(code) ? ERR_UPSTREAM : code;
@@ -67,23 +64,22 @@ static enum err_code code_of_body(const json_t *error, int status)
 static void read_refusal(struct fleet_result *result, const char *name)
 {
     const char *text = result->text != NULL ? result->text : "";
-    json_t *answer = json_loadb(text, result->text_len, 0, NULL);
-    const json_t *error = json_object_get(answer, "error");
-    const char *param = json_string_value(json_object_get(error, "param"));
-    const char *field = param != NULL && param[0] == '/' ? param : "";
-    bool refused = rejects_our_key(result->status, field);
-    enum err_code code = refused ? ERR_UPSTREAM_KEY : code_of_body(error, result->status);
+    struct api_refusal r;
+    enum err_code code;
+    bool refused;
     char words[FLEET_ERROR_TEXT_MAX] = "";
 
+    api_read_refusal(&r, text, result->text_len);
+    refused = rejects_our_key(result->status, r.field);
+    code = refused ? ERR_UPSTREAM_KEY : code_of_body(r.code, result->status);
     if (result->text_len > 0)
         api_read_error(words, sizeof words, text, result->text_len);
     if (code == ERR_NONE)
         code = code_of_status(result->status);
-    (void)err_set(&result->why, code, field, "%.100s %s%d: %s", name,
+    (void)err_set(&result->why, code, r.field, "%.100s %s%d: %s", name,
                   refused && result->status != 421 ? "refuses the key of this server: "
                                                    : "answered ",
                   result->status, words);
-    json_decref(answer);
 }
 
 void fleet_result_read(struct fleet_result *result, const char *name, struct upstream_reply *a)
@@ -149,15 +145,9 @@ uint64_t fleet_results_sum(const struct fleet_result *results, size_t n, const c
 {
     uint64_t sum = 0;
 
-    for (size_t i = 0; i < n; i++) {
-        json_t *answer = results[i].text != NULL && results[i].outcome == FLEET_OK
-                             ? json_loadb(results[i].text, results[i].text_len, 0, NULL)
-                             : NULL;
-        json_int_t value = json_integer_value(json_object_get(answer, member));
-
-        sum += value > 0 ? (uint64_t)value : 0;
-        json_decref(answer);
-    }
+    for (size_t i = 0; i < n; i++)
+        if (results[i].outcome == FLEET_OK)
+            sum += api_read_count(results[i].text, results[i].text_len, member);
     return sum;
 }
 

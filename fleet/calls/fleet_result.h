@@ -4,7 +4,6 @@
 
 #include "base/err.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -134,7 +134,7 @@ static void forget_locked(struct fleet_transfer *t, struct fleet_group *g)
 {
     struct fleet_group *end = &t->groups[t->n_groups--];
 
-    json_decref(g->list);
+    api_object_unref(g->list);
     memmove(g, g + 1, (size_t)(end - (g + 1)) * sizeof *g);
 }
 
@@ -191,43 +191,27 @@ void fleet_set_handles(struct fleet_control *fc, const struct fleet_handles *han
     mtx_unlock(&fc->lock);
 }
 
-json_t *fleet_list_of(const json_t *body)
-{
-    static const char *const members[] = {"names", "dtypes", "dtype_names", "shapes", "plan_id"};
-    json_t *list = json_object();
-
-    for (size_t i = 0; list != NULL && i < sizeof members / sizeof members[0]; i++) {
-        json_t *value = json_object_get(body, members[i]);
-
-        if (value != NULL && json_object_set(list, members[i], value) != 0) {
-            json_decref(list);
-            return NULL;
-        }
-    }
-    return list;
-}
-
-void fleet_keep_list(struct fleet_control *fc, json_t *list, uint64_t began_us)
+void fleet_keep_list(struct fleet_control *fc, struct api_object *list, uint64_t began_us)
 {
     struct fleet_group *g;
 
     mtx_lock(&fc->lock);
     g = fleet_group_since_locked(fc, began_us);
     if (g != NULL) {
-        json_decref(g->list);
-        g->list = json_incref(list);
+        api_object_unref(g->list);
+        g->list = api_object_ref(list);
     }
     mtx_unlock(&fc->lock);
 }
 
-json_t *fleet_group_list(struct fleet_control *fc, const char *name)
+struct api_object *fleet_group_list(struct fleet_control *fc, const char *name)
 {
     struct fleet_group *g;
-    json_t *list;
+    struct api_object *list;
 
     mtx_lock(&fc->lock);
     g = fleet_group_locked(fc, name);
-    list = g != NULL ? json_incref(g->list) : NULL;
+    list = g != NULL ? api_object_ref(g->list) : NULL;
     mtx_unlock(&fc->lock);
     return list;
 }

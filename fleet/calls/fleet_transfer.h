@@ -5,10 +5,10 @@
 #define BATON_FLEET_CALLS_FLEET_TRANSFER_H
 
 #include "base/err.h"
+#include "fleet/api/api_object.h"
 #include "fleet/api/upstream_api.h"
 #include "fleet/members/fleet.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -37,7 +37,8 @@ struct fleet_group {
     bool ends_if_refused;                /* as in struct nccl_join_cfg */
     size_t n_members;
     struct fleet_group_member members[FLEET_MAX]; /* [n_members] */
-    json_t *list;       /* owned, immutable: fleet_keep_list's columns; NULL: none, and in copies */
+    struct api_object
+        *list;          /* one reference: fleet_keep_list's columns; NULL: none, and in copies */
     unsigned n_running; /* requests whose tensors are received by it */
     bool left;          /* fleet_group_leave_refused: it is kept to refuse what still comes by it */
     bool asked;         /* then: the engines were asked to leave */
@@ -82,16 +83,14 @@ void fleet_forget_groups(struct fleet_control *fc);
 /* fleet_set_handles - NULL: the trainer left. */
 void fleet_set_handles(struct fleet_control *fc, const struct fleet_handles *handles);
 
-/* fleet_list_of - the tensor list of a request by a group, as fleet_keep_list takes it (new; with
- * references to the request's columns). NULL: no memory.
- * fleet_keep_list - an update by that list was committed, of the group that began then.
+/* fleet_keep_list - an update by that list (api_columns_of) was committed, of the group that began
+ * then.
  * @list  NULL: there was no memory for it; @began_us  of fleet_group; another group keeps its own
  * fleet_group_list - the columns names, dtypes or dtype_names, and shapes of the list that was kept
  * last, or its plan_id (a reference). @name  as fleet_get_group's. NULL: there is none. Threads:
  * any. */
-json_t *fleet_list_of(const json_t *body);
-void fleet_keep_list(struct fleet_control *fc, json_t *list, uint64_t began_us);
-json_t *fleet_group_list(struct fleet_control *fc, const char *name);
+void fleet_keep_list(struct fleet_control *fc, struct api_object *list, uint64_t began_us);
+struct api_object *fleet_group_list(struct fleet_control *fc, const char *name);
 
 /* fleet_check_group_name - may a request name this group? @name  NULL: it names none
  * Errors: ERR_NOT_FOUND at /group_name: there are groups, and none of that name. */

@@ -23,6 +23,8 @@ enum {
     RETRY_MAX_US = 10000000    /* … up to this */
 };
 
+#define NO_MEMORY "no memory for the hand-off"
+
 /* What is handed over now. */
 struct attempt {
     const struct version *v;
@@ -48,33 +50,76 @@ struct handoff {
 
 /* one hand-off */
 
-static void free_bodies(json_t **bodies, const struct fleet_session *s)
+/* The tensors of each SGLang, by part: one string for each of its ranks, which is the same for all.
+ */
+struct serialized {
+    struct api_tensors tensors[FLEET_MAX];
+    struct api_args of[FLEET_MAX]; /* `native` owned */
+    const char **entries;
+    char *text;
+};
+
+static void serialized_free(struct serialized *z)
 {
-    for (size_t i = 0; i < s->n_parts; i++)
-        json_decref(bodies[i]);
-    free(bodies);
+    for (size_t i = 0; z != NULL && i < FLEET_MAX; i++)
+        api_native_free(z->of[i].native);
+    if (z == NULL)
+        return;
+    free(z->entries);
+    free(z->text);
+    free(z);
 }
 
-/* An SGLang gets one string for each of its ranks. @out  [s->n_parts]; free_bodies */
-static int make_bodies(json_t ***out, struct handoff *h, struct fleet_session *s,
-                       const struct handoff_export *x, struct err *e)
+static int serialize(struct serialized *z, size_t n_parts, const struct handoff_ranks *ranks,
+                     const struct handoff_export *x, struct err *e)
 {
-    json_t **bodies = calloc(s->n_parts, sizeof *bodies);
-    int rc;
+    uint64_t n_max = 0;
 
-    if (bodies == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for the hand-off");
-    rc = handoff_ranks_read(&h->ranks, h->cfg.control, h->cfg.upstreams, s, e);
-    for (size_t i = 0; i < s->n_parts && rc == 0; i++) {
-        if (!h->ranks.is_in[i])
+    for (size_t i = 0; i < n_parts; i++)
+        if (ranks->is_in[i] && ranks->of[i].n_entries > n_max)
+            n_max = ranks->of[i].n_entries;
+    if (n_max == 0)
+        return 0;
+    z->text = handoff_export_named(x, e);
+    z->entries = z->text != NULL ? calloc(n_max, sizeof *z->entries) : NULL;
+    if (z->entries == NULL)
+        return e->code != ERR_NONE ? -1 : err_set(e, ERR_NO_MEMORY, "", NO_MEMORY);
+    for (uint64_t i = 0; i < n_max; i++)
+        z->entries[i] = z->text;
+    for (size_t i = 0; i < n_parts; i++) {
+        z->tensors[i] = (struct api_tensors){
+            .serialized = true, .entries = z->entries, .n_entries = ranks->of[i].n_entries};
+        if (!ranks->is_in[i])
             continue;
-        bodies[i] = handoff_export_serialized(x, h->ranks.of[i].n_entries, e);
-        rc = bodies[i] != NULL ? 0 : -1;
+        z->of[i] = (struct api_args){api_native_of(&z->tensors[i]), .tensors = &z->tensors[i]};
+        if (z->of[i].native == NULL)
+            return err_set(e, ERR_NO_MEMORY, "", NO_MEMORY);
     }
-    if (rc == 0)
-        *out = bodies;
-    else
-        free_bodies(bodies, s);
+    return 0;
+}
+
+static int send_export(struct handoff *h, struct fleet_session *s, const struct handoff_export *x,
+                       struct err *e)
+{
+    char *handles = handoff_export_handles(x, e);
+    struct serialized *z = handles != NULL ? calloc(1, sizeof *z) : NULL;
+    const struct api_tensors tensors = {
+        .list = handoff_export_list(x), .by_handles = true, .handles = handles};
+    struct fleet_tensors t = {.source = "handoff", .args = {.tensors = &tensors}};
+    int rc = -1;
+
+    t.args.native = z != NULL ? api_native_of(&tensors) : NULL;
+    if (handles != NULL && t.args.native == NULL)
+        (void)err_set(e, ERR_NO_MEMORY, "", NO_MEMORY);
+    if (t.args.native != NULL &&
+        handoff_ranks_read(&h->ranks, h->cfg.control, h->cfg.upstreams, s, e) == 0 &&
+        serialize(z, s->n_parts, &h->ranks, x, e) == 0) {
+        t.of = z->of;
+        rc = fleet_send_tensors(h->cfg.control, s, &t, e);
+    }
+    serialized_free(z);
+    api_native_free(t.args.native);
+    free(handles);
     return rc;
 }
 
@@ -82,35 +127,15 @@ static int send_version(struct handoff *h, struct fleet_session *s, const struct
                         struct err *e)
 {
     struct handoff_export *x = NULL;
-    struct fleet_tensors t = {.source = "handoff"};
-    json_t **bodies = NULL, *handles = NULL;
     int rc = -1;
 
     if (h->windows != NULL)
         return handoff_ranks_read(&h->ranks, h->cfg.control, h->cfg.upstreams, s, e) == 0
                    ? handoff_windows_send(h->windows, s, a->v, &h->ranks, e)
                    : -1;
-    if (handoff_export_new(&x, h->cfg.store, a->v, h->cfg.cuda, e) == 0 &&
-        (handles = handoff_export_handles(x, e)) != NULL && make_bodies(&bodies, h, s, x, e) == 0) {
-        t.body = handles;
-        t.bodies = bodies;
-        rc = fleet_send_tensors(h->cfg.control, s, &t, e);
-    }
-    if (bodies != NULL)
-        free_bodies(bodies, s);
-    json_decref(handles);
+    if (handoff_export_new(&x, h->cfg.store, a->v, h->cfg.cuda, e) == 0)
+        rc = send_export(h, s, x, e);
     handoff_export_free(x);
-    return rc;
-}
-
-static int finish(struct handoff *h, struct fleet_session *s, const struct version *v,
-                  struct err *e)
-{
-    json_t *body = json_object();
-    int rc = body != NULL ? fleet_finish_update(h->cfg.control, s, v->label, body, true, e)
-                          : err_set(e, ERR_NO_MEMORY, "", "no memory to end the hand-off");
-
-    json_decref(body);
     return rc;
 }
 
@@ -123,25 +148,20 @@ static int hand_over(struct handoff *h, const struct attempt *a, struct err *e)
                                        .handoff = a->v->serial,
                                        .anonymous = true,
                                        .lease_s = UPDATE_LEASE_S_DEFAULT};
-    json_t *start = json_object();
     struct fleet_results replies = {0};
     struct fleet_session *s;
     struct err ignored = {0};
     int rc = -1;
 
-    req.start = start;
-    if (start == NULL) {
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the hand-off");
-    } else if (fleet_start_update(h->cfg.control, &req, &s, &replies, e) == 0) {
+    if (fleet_start_update(h->cfg.control, &req, &s, &replies, e) == 0) {
         rc = send_version(h, s, a, e);
         if (rc == 0)
-            rc = finish(h, s, a->v, e);
+            rc = fleet_finish_update(h->cfg.control, s, a->v->label, NULL, true, e);
         if (rc != 0 && fleet_update_is_open(h->cfg.control, s))
             (void)fleet_abort_update_wait(h->cfg.control, s, e, &ignored);
         fleet_unref(h->cfg.control, s);
     }
     fleet_results_free(replies.list, replies.n);
-    json_decref(start);
     return rc;
 }
 

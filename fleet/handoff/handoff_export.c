@@ -11,10 +11,10 @@
 _Static_assert((int)IPC_MEM_NBYTES == (int)DEVICE_IPC_NBYTES, "the driver's handle is torch's");
 
 struct handoff_export {
-    const struct tensor_list *list; /* borrowed from the store */
-    struct handoff_gpus gpus;       /* GPU i of the store is place i */
-    struct torch_slab *slabs;       /* owned; of all places */
-    struct torch_place **places;    /* owned; [gpus.n_store][n_tensors] */
+    struct tensor_list *list;    /* borrowed from the store */
+    struct handoff_gpus gpus;    /* GPU i of the store is place i */
+    struct torch_slab *slabs;    /* owned; of all places */
+    struct torch_place **places; /* owned; [gpus.n_store][n_tensors] */
     char ref_name[IPC_REF_NAME_MAX + 1];
     struct torch_exports exports;
 };
@@ -131,44 +131,21 @@ int handoff_export_new(struct handoff_export **out, struct store *store,
     return 0;
 }
 
-json_t *handoff_export_handles(const struct handoff_export *x, struct err *e)
+char *handoff_export_handles(const struct handoff_export *x, struct err *e)
 {
     struct torch_gpu gpus[IPC_GPUS_MAX];
-    struct handoff_columns c;
-    json_t *body;
-    char *pickled;
 
     for (uint32_t i = 0; i < x->gpus.n; i++)
         gpus[i] = (struct torch_gpu){x->gpus.uuids[i], x->places[i < x->gpus.n_store ? i : 0]};
-    pickled = torch_export_handles(&x->exports, gpus, x->gpus.n, e);
-    handoff_columns_init(&c);
-    for (uint32_t i = 0; i < x->list->n_tensors; i++)
-        handoff_columns_add(&c, &x->list->tensors[i]);
-    body = json_pack("{s:o, s:o, s:o, s:s?}", "names", c.names, "dtypes", c.dtypes, "shapes",
-                     c.shapes, "ipc_handles_pickled", pickled);
-    free(pickled);
-    if (pickled != NULL && json_array_size(c.shapes) == x->list->n_tensors)
-        return body;
-    json_decref(body);
-    if (e->code == ERR_NONE)
-        (void)refuse_memory(e);
-    return NULL;
+    return torch_export_handles(&x->exports, gpus, x->gpus.n, e);
 }
 
-json_t *handoff_export_serialized(const struct handoff_export *x, uint64_t n_ranks, struct err *e)
+char *handoff_export_named(const struct handoff_export *x, struct err *e)
 {
-    char *text = torch_export_named(&x->exports, x->places[0], e);
-    json_t *one = json_string(text), *list = json_array(), *body;
+    return torch_export_named(&x->exports, x->places[0], e);
+}
 
-    free(text);
-    for (uint64_t i = 0; one != NULL && i < n_ranks; i++)
-        (void)json_array_append(list, one);
-    json_decref(one);
-    body = json_pack("{s:o}", "serialized_named_tensors", list);
-    if (body != NULL && json_array_size(list) == n_ranks)
-        return body;
-    json_decref(body);
-    if (e->code == ERR_NONE)
-        (void)refuse_memory(e);
-    return NULL;
+struct tensor_list *handoff_export_list(const struct handoff_export *x)
+{
+    return x->list;
 }

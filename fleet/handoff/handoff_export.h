@@ -7,7 +7,6 @@
 #include "driver/cuda_info.h"
 #include "weights/store/store.h"
 
-#include <jansson.h>
 #include <stdint.h>
 
 struct handoff_export;
@@ -21,12 +20,13 @@ int handoff_export_new(struct handoff_export **out, struct store *store,
                        const struct version *version, const struct cuda_info *cuda, struct err *e);
 void handoff_export_free(struct handoff_export *x); /* accepts NULL */
 
-/* handoff_export_handles - the body of an update for vLLM and baton (new): names, dtypes, shapes,
- * ipc_handles_pickled.
- * handoff_export_serialized - the body for an SGLang with n_ranks tensor-parallel ranks (new):
- * serialized_named_tensors.
- * Threads: any. Errors: ERR_NO_MEMORY; NULL then. */
-json_t *handoff_export_handles(const struct handoff_export *x, struct err *e);
-json_t *handoff_export_serialized(const struct handoff_export *x, uint64_t n_ranks, struct err *e);
+/* handoff_export_handles - the handles of an update for vLLM and baton.
+ * handoff_export_named - the tensors of an update for SGLang: the string of each of its ranks.
+ * New text. Threads: any. Errors: ERR_NO_MEMORY; NULL then. */
+char *handoff_export_handles(const struct handoff_export *x, struct err *e);
+char *handoff_export_named(const struct handoff_export *x, struct err *e);
+
+/* handoff_export_list - the tensors, in the order of the handles; borrowed. */
+struct tensor_list *handoff_export_list(const struct handoff_export *x);
 
 #endif

@@ -39,19 +39,3 @@ void handoff_ref_name(char out[IPC_REF_NAME_MAX + 1])
     (void)snprintf(out, IPC_REF_NAME_MAX + 1, "/torch_%ld_%llu_0", (long)getpid(),
                    (unsigned long long)id_random_u64());
 }
-
-void handoff_columns_init(struct handoff_columns *c)
-{
-    *c = (struct handoff_columns){json_array(), json_array(), json_array()};
-}
-
-void handoff_columns_add(struct handoff_columns *c, const struct tensor_spec *t)
-{
-    json_t *shape = json_array();
-
-    for (uint32_t k = 0; k < t->ndim; k++)
-        (void)json_array_append_new(shape, json_integer((json_int_t)t->shape[k]));
-    (void)json_array_append_new(c->names, json_string(t->name));
-    (void)json_array_append_new(c->dtypes, json_string(dtype_torch_name(t->dtype)));
-    (void)json_array_append_new(c->shapes, shape);
-}

@@ -6,7 +6,6 @@
 #include "transport/ipc/ipc_handle.h"
 #include "weights/store/store.h"
 
-#include <jansson.h>
 #include <stdint.h>
 
 /* UUIDs of the host's GPUs, bare: first those of the store, by place, then the others that engines
@@ -20,12 +19,5 @@ void handoff_gpus_list(struct handoff_gpus *out, struct store *store, const stru
 /* handoff_ref_name - a new name in torch's form for a counter of references (ref_counter.h), which
  * nothing has. If no object is made under it, torch counts nothing. */
 void handoff_ref_name(char out[IPC_REF_NAME_MAX + 1]);
-
-/* The columns `names`, `dtypes` and `shapes` of an update. */
-struct handoff_columns {
-    json_t *names, *dtypes, *shapes; /* owned */
-};
-void handoff_columns_init(struct handoff_columns *c);
-void handoff_columns_add(struct handoff_columns *c, const struct tensor_spec *t);
 
 #endif

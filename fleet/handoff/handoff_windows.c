@@ -187,42 +187,52 @@ static int fill_end(struct handoff_windows *w, uint32_t k, struct err *e)
 
 /* requests */
 
-static json_t *refuse_memory(struct err *e)
+static int refuse_memory(struct err *e)
 {
-    if (e->code == ERR_NONE)
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to describe a window");
-    return NULL;
+    return e->code != ERR_NONE ? -1
+                               : err_set(e, ERR_NO_MEMORY, "", "no memory to describe a window");
 }
 
-/* For vLLM and baton. */
-static json_t *packed_body(const struct handoff_windows *w, uint32_t k, struct err *e)
+/* The tensors of a window, in its order. One reference. */
+static int list_of(struct tensor_list **out, const struct handoff_windows *w, uint32_t k,
+                   struct err *e)
 {
     const struct tensor_spec *specs = store_model_spec(w->cfg.store)->tensor_list->tensors;
-    const struct torch_exports x = {&w->exported[k % WINDOW_HALVES], 1, 1, w->ref_name, 0};
-    const struct torch_place at = {&w->bytes, 0, 0};
-    struct torch_gpu gpus[IPC_GPUS_MAX];
-    struct handoff_columns c;
-    json_t *sizes = json_array(), *body;
-    char *pickled;
+    struct tensor_list_builder *b;
 
-    for (uint32_t i = 0; i < w->gpus.n; i++)
-        gpus[i] = (struct torch_gpu){w->gpus.uuids[i], &at};
-    handoff_columns_init(&c);
+    if (tensor_list_builder_new(&b, e) != 0)
+        return -1;
     for (uint32_t i = w->plan.first[k]; i < w->plan.first[k + 1]; i++) {
         const struct tensor_spec *t = &specs[w->plan.tensors[i].index];
 
-        handoff_columns_add(&c, t);
-        (void)json_array_append_new(sizes, json_integer((json_int_t)t->nbytes));
+        if (tensor_list_builder_add(b, t->name, t->dtype, t->shape, t->ndim, t->numel, e) != 0) {
+            tensor_list_builder_free(b);
+            return -1;
+        }
     }
-    pickled = torch_export_packed(&x, gpus, w->gpus.n, e);
-    body = json_pack("{s:o, s:o, s:o, s:o, s:b, s:s?}", "names", c.names, "dtypes", c.dtypes,
-                     "shapes", c.shapes, "tensor_sizes", sizes, "packed", 1, "ipc_handles_pickled",
-                     pickled);
-    free(pickled);
-    if (pickled != NULL && json_array_size(sizes) == w->plan.first[k + 1] - w->plan.first[k])
-        return body;
-    json_decref(body);
-    return refuse_memory(e);
+    return tensor_list_builder_finish(b, out, e);
+}
+
+/* What a window is sent as: to vLLM and baton, and to each SGLang. */
+struct window_request {
+    struct api_tensors packed, buckets[FLEET_MAX];
+    struct api_args of[FLEET_MAX]; /* SGLangs; `native` owned */
+    char *handles;                 /* owned */
+};
+
+/* For vLLM and baton. */
+static int make_packed(struct window_request *r, const struct handoff_windows *w, uint32_t k,
+                       struct err *e)
+{
+    const struct torch_exports x = {&w->exported[k % WINDOW_HALVES], 1, 1, w->ref_name, 0};
+    const struct torch_place at = {&w->bytes, 0, 0};
+    struct torch_gpu gpus[IPC_GPUS_MAX];
+
+    for (uint32_t i = 0; i < w->gpus.n; i++)
+        gpus[i] = (struct torch_gpu){w->gpus.uuids[i], &at};
+    r->handles = torch_export_packed(&x, gpus, w->gpus.n, e);
+    r->packed = (struct api_tensors){.by_handles = true, .packed = true, .handles = r->handles};
+    return r->handles != NULL ? list_of(&r->packed.list, w, k, e) : -1;
 }
 
 /* One entry of an SGLang's serialized_named_tensors: the same for each rank, but for its counter.
@@ -302,30 +312,39 @@ static void forget_gone(struct handoff_windows *w)
     upstream_list_unref(all);
 }
 
-static json_t *bucket_body(const struct handoff_windows *w, const char *ref_name, uint64_t n_ranks,
-                           uint32_t k, struct err *e)
+static void free_entries(struct api_tensors *t)
 {
-    json_t *entries = json_array(), *body;
-
-    for (uint64_t rank = 0; rank < n_ranks && e->code == ERR_NONE; rank++) {
-        char *text = bucket_entry(w, k, ref_name, window_reader_slot(k % WINDOW_HALVES, rank), e);
-
-        (void)json_array_append_new(entries, json_string(text));
-        free(text);
-    }
-    body = json_pack("{s:s, s:o}", "serialized_format", "flattened_bucket",
-                     "serialized_named_tensors", entries);
-    if (body != NULL && json_array_size(entries) == n_ranks)
-        return body;
-    json_decref(body);
-    return refuse_memory(e);
+    for (size_t i = 0; i < t->n_entries; i++)
+        free((char *)(uintptr_t)t->entries[i]);
+    free((void *)(uintptr_t)t->entries);
+    *t = (struct api_tensors){0};
 }
 
-/* For an SGLang in the update: it has no window now, since it would have been dropped.
- * @body  set to a new one; NULL: it is out of the update */
-static int make_body(struct handoff_windows *w, struct fleet_session *s,
-                     const struct handoff_ranks *ranks, size_t part, uint32_t k, json_t **body,
-                     struct err *e)
+static int make_bucket(struct api_tensors *out, const struct handoff_windows *w,
+                       const char *ref_name, uint64_t n_ranks, uint32_t k, struct err *e)
+{
+    const char **entries = calloc(n_ranks, sizeof *entries);
+
+    *out = (struct api_tensors){
+        .serialized = true, .entries = entries, .format = "flattened_bucket"};
+    if (entries == NULL)
+        return refuse_memory(e);
+    for (; out->n_entries < n_ranks; out->n_entries++) {
+        uint32_t slot = window_reader_slot(k % WINDOW_HALVES, out->n_entries);
+
+        entries[out->n_entries] = bucket_entry(w, k, ref_name, slot, e);
+        if (entries[out->n_entries] == NULL) {
+            free_entries(out);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* For an SGLang in the update: it has no window now, since it would have been dropped. It may be
+ * out of the update: then nothing is made. */
+static int make_for(struct window_request *q, struct handoff_windows *w, struct fleet_session *s,
+                    const struct handoff_ranks *ranks, size_t part, uint32_t k, struct err *e)
 {
     struct upstream *upstream = s->parts[part].upstream;
     uint64_t n_ranks = ranks->of[part].n_entries;
@@ -340,31 +359,53 @@ static int make_body(struct handoff_windows *w, struct fleet_session *s,
     fleet_info(upstreams_fleet(w->cfg.upstreams), upstream, &info);
     if (window_reader_expect(r, k % WINDOW_HALVES, n_ranks, &info, e) != 0)
         return -1;
-    *body = bucket_body(w, r->ref_name, n_ranks, k, e);
-    if (*body == NULL)
+    if (make_bucket(&q->buckets[part], w, r->ref_name, n_ranks, k, e) != 0) {
         window_reader_forget(r);
-    return *body != NULL ? 0 : -1;
+        return -1;
+    }
+    q->of[part] = (struct api_args){api_native_of(&q->buckets[part]), .tensors = &q->buckets[part]};
+    return q->of[part].native != NULL ? 0 : refuse_memory(e);
+}
+
+static int send_request(struct handoff_windows *w, struct fleet_session *s,
+                        struct window_request *r, const struct handoff_ranks *ranks, uint32_t k,
+                        struct err *e)
+{
+    bool mapped[FLEET_MAX] = {false};
+    struct fleet_tensors t = {
+        .source = "handoff", .args = {.tensors = &r->packed}, .of = r->of, .mapped = mapped};
+    int rc = make_packed(r, w, k, e);
+
+    t.args.native = rc == 0 ? api_native_of(&r->packed) : NULL;
+    if (rc == 0 && t.args.native == NULL)
+        rc = refuse_memory(e);
+
+    for (size_t i = 0; i < s->n_parts && rc == 0; i++)
+        rc = make_for(r, w, s, ranks, i, k, e);
+    if (rc == 0)
+        rc = fleet_send_tensors(w->cfg.control, s, &t, e);
+    for (size_t i = 0; i < s->n_parts; i++)
+        if (r->of[i].tensors != NULL && !mapped[i])
+            window_reader_forget(find_reader(w, s->parts[i].upstream));
+    api_native_free(t.args.native);
+    return rc;
 }
 
 static int send_window(struct handoff_windows *w, struct fleet_session *s,
                        const struct handoff_ranks *ranks, uint32_t k, struct err *e)
 {
-    json_t *bodies[FLEET_MAX] = {NULL}, *body = packed_body(w, k, e);
-    bool mapped[FLEET_MAX] = {false};
-    const struct fleet_tensors t = {
-        .source = "handoff", .body = body, .bodies = bodies, .mapped = mapped};
-    int rc = body != NULL ? 0 : -1;
+    struct window_request *r = calloc(1, sizeof *r);
+    int rc = r != NULL ? send_request(w, s, r, ranks, k, e) : refuse_memory(e);
 
-    for (size_t i = 0; i < s->n_parts && rc == 0; i++)
-        rc = make_body(w, s, ranks, i, k, &bodies[i], e);
-    if (rc == 0)
-        rc = fleet_send_tensors(w->cfg.control, s, &t, e);
-    for (size_t i = 0; i < s->n_parts; i++) {
-        if (bodies[i] != NULL && !mapped[i])
-            window_reader_forget(find_reader(w, s->parts[i].upstream));
-        json_decref(bodies[i]);
+    for (size_t i = 0; r != NULL && i < FLEET_MAX; i++) {
+        api_native_free(r->of[i].native);
+        free_entries(&r->buckets[i]);
     }
-    json_decref(body);
+    if (r != NULL) {
+        tensor_list_unref(r->packed.list);
+        free(r->handles);
+    }
+    free(r);
     return rc;
 }
 

@@ -458,43 +458,24 @@ bool fleet_proof_is_beyond_repair(struct fleet_control *fc, struct upstream *ups
     return beyond;
 }
 
-static json_t *bytes_json_locked(const struct fleet_prover *p)
-{
-    const struct proof_compared *c = &p->compared_bytes;
-
-    if (!p->has_compared)
-        return json_null();
-    return json_pack("{s:I, s:I, s:I, s:I}", "n_checked", (json_int_t)c->n_checked, "n_equal",
-                     (json_int_t)c->n_equal, "n_different", (json_int_t)c->n_different, "n_wrong",
-                     (json_int_t)c->n_wrong);
-}
-
-static json_t *sums_json_locked(const struct fleet_prover *p)
-{
-    const struct proof_verdict *v = &p->sums_verdict;
-
-    if (!p->with_checksums)
-        return json_null();
-    return json_pack("{s:s, s:I, s:I, s:I, s:o}", "state", proof_state_name(v->state), "n",
-                     (json_int_t)(p->sums != NULL ? p->sums->n : 0), "n_different",
-                     (json_int_t)v->distance, "n_compared", (json_int_t)v->n_others, "committed",
-                     bytes_json_locked(p));
-}
-
-json_t *fleet_proof_json(struct fleet_control *fc, struct upstream *upstream)
+bool fleet_proof_get(struct fleet_control *fc, struct upstream *upstream,
+                     struct fleet_proof_info *out)
 {
     const struct fleet_prover *p = &fleet_engine(upstream)->proof;
-    json_t *out = json_null();
+    bool wanted;
 
     mtx_lock(&fc->lock);
-    if (p->wanted > 0)
-        out = json_pack("{s:s, s:s, s:I, s:o, s:o}", "state", proof_state_name(p->state),
-                        "weight_version", p->label, "n_compared", (json_int_t)p->verdict.n_others,
-                        "largest_difference",
-                        p->verdict.n_others > 0 ? json_real(p->verdict.distance) : json_null(),
-                        "checksums", sums_json_locked(p));
+    wanted = p->wanted > 0;
+    *out = (struct fleet_proof_info){.state = p->state,
+                                     .verdict = p->verdict,
+                                     .with_checksums = p->with_checksums,
+                                     .sums_verdict = p->sums_verdict,
+                                     .n_sums = p->sums != NULL ? p->sums->n : 0,
+                                     .has_compared = p->has_compared,
+                                     .compared = p->compared_bytes};
+    memcpy(out->label, p->label, sizeof out->label);
     mtx_unlock(&fc->lock);
-    return out;
+    return wanted;
 }
 
 void fleet_proof_counts(struct fleet_control *fc, struct upstream *upstream,

@@ -28,7 +28,6 @@
 #include "fleet/proof/proof_sums.h"
 #include "fleet/proof/proof_verdict.h"
 
-#include <jansson.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -144,7 +143,7 @@ struct fleet_proof_request {
 };
 
 /* fleet_proof_ask - prove upstreams now, whatever --prove says, and wait for the verdicts. What
- * they are fleet_proof_json says; one without a verdict by then is unproven.
+ * they are fleet_proof_get says; one without a verdict by then is unproven.
  * @x      the request whose client waits
  * @all    of upstreams_list: the engines that may be asked
  * @asked  [all->n], of false: those that were
@@ -156,8 +155,19 @@ int fleet_proof_ask(struct fleet_control *fc, struct http_request *x,
                     const struct fleet_proof_request *r, const struct upstream_list *all,
                     bool *asked, struct err *e);
 
-/* fleet_proof_json - for the status (new): null: nothing is to prove. NULL: no memory. */
-json_t *fleet_proof_json(struct fleet_control *fc, struct upstream *upstream);
+/* fleet_proof_get - what is known of an engine's proof. Threads: any; no lock held. Returns: false:
+ * nothing is to prove. */
+struct fleet_proof_info {
+    enum proof_state state;
+    char label[FLEET_LABEL_MAX + 1];
+    struct proof_verdict verdict, sums_verdict; /* of the canary, of checksums */
+    bool with_checksums;
+    size_t n_sums;
+    bool has_compared; /* with the committed bytes: */
+    struct proof_compared compared;
+};
+bool fleet_proof_get(struct fleet_control *fc, struct upstream *upstream,
+                     struct fleet_proof_info *out);
 
 /* fleet_proof_warning - do engines that serve differ, and no majority agrees, so that clients get
  * tokens of weights of which some are wrong? Threads: any; no lock held.

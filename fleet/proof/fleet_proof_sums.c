@@ -16,16 +16,19 @@ struct reading {
 
 static void read_reply(struct reading *out, const struct fleet_prover *p)
 {
-    struct err ignored = {0};
-    json_t *sums = api_read_checksums(p->read_kind, p->reply != NULL ? p->reply : "", p->reply_len,
-                                      &ignored);
+    struct err why = {0};
+    struct api_checksums sums;
 
     *out = (struct reading){.answer = PROOF_NO_VALUE};
-    if (sums == NULL)
+    if (api_read_checksums(&sums, p->read_kind, p->reply != NULL ? p->reply : "", p->reply_len,
+                           &why) != 0) {
+        if (why.code == ERR_NO_MEMORY)
+            out->answer = PROOF_PENDING;
         return;
-    out->sums = proof_sums_new(p->read_kind, sums);
+    }
+    out->sums = proof_sums_new(p->read_kind, &sums);
     out->answer = out->sums != NULL ? PROOF_VALUE : PROOF_PENDING;
-    json_decref(sums);
+    api_checksums_fini(&sums);
 }
 
 static struct proof_sums *before_of(struct fleet_prover *p)

@@ -8,21 +8,12 @@ static int by_key(const void *a, const void *b)
     return strcmp(((const struct proof_sum *)a)->key, ((const struct proof_sum *)b)->key);
 }
 
-static const char *text_of(const json_t *sum)
-{
-    return json_is_string(sum) ? json_string_value(sum) : "";
-}
-
-static size_t text_nbytes(const json_t *sums)
+static size_t text_nbytes(const struct api_checksums *from)
 {
     size_t nbytes = 0;
-    const char *key;
-    json_t *sum;
 
-    json_object_foreach((json_t *)(uintptr_t)sums, key, sum)
-    {
-        nbytes += strlen(key) + strlen(text_of(sum)) + 2;
-    }
+    for (size_t i = 0; i < from->n; i++)
+        nbytes += strlen(from->list[i].key) + strlen(from->list[i].sum) + 2;
     return nbytes;
 }
 
@@ -44,19 +35,16 @@ static const char *copy_text(char **at, const char *text)
     return copy;
 }
 
-static void fill(struct proof_sums *out, enum upstream_kind kind, const json_t *sums)
+static void fill(struct proof_sums *out, enum upstream_kind kind, const struct api_checksums *from)
 {
     char *at = out->text;
-    const char *key;
-    json_t *sum;
 
-    json_object_foreach((json_t *)(uintptr_t)sums, key, sum)
-    {
+    for (size_t i = 0; i < from->n; i++) {
         struct proof_sum *s = &out->list[out->n++];
 
-        s->key = copy_text(&at, key);
+        s->key = copy_text(&at, from->list[i].key);
         s->name = api_checksum_parameter(kind, s->key);
-        s->sum = copy_text(&at, text_of(sum));
+        s->sum = copy_text(&at, from->list[i].sum);
     }
     qsort(out->list, out->n, sizeof *out->list, by_key);
     out->hash = 14695981039346656037U;
@@ -64,20 +52,20 @@ static void fill(struct proof_sums *out, enum upstream_kind kind, const json_t *
         out->hash = hash_text(hash_text(out->hash, out->list[i].key), out->list[i].sum);
 }
 
-struct proof_sums *proof_sums_new(enum upstream_kind kind, const json_t *sums)
+struct proof_sums *proof_sums_new(enum upstream_kind kind, const struct api_checksums *from)
 {
     struct proof_sums *s = calloc(1, sizeof *s);
 
     if (s == NULL)
         return NULL;
     s->n_refs = 1;
-    s->list = calloc(json_object_size(sums) + 1, sizeof *s->list);
-    s->text = malloc(text_nbytes(sums) + 1);
+    s->list = calloc(from->n + 1, sizeof *s->list);
+    s->text = malloc(text_nbytes(from) + 1);
     if (s->list == NULL || s->text == NULL) {
         proof_sums_unref(s);
         return NULL;
     }
-    fill(s, kind, sums);
+    fill(s, kind, from);
     return s;
 }
 

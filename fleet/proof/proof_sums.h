@@ -6,7 +6,6 @@
 #include "base/err.h"
 #include "fleet/api/upstream_api.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -28,8 +27,8 @@ struct proof_sums {
     char *text;             /* of all */
 };
 
-/* proof_sums_new - of an object of api_read_checksums. One reference. NULL: no memory. */
-struct proof_sums *proof_sums_new(enum upstream_kind kind, const json_t *sums);
+/* proof_sums_new - of what an engine reported. One reference. NULL: no memory. */
+struct proof_sums *proof_sums_new(enum upstream_kind kind, const struct api_checksums *from);
 
 /* proof_sums_ref - one more; returns `s`. Both accept NULL. */
 struct proof_sums *proof_sums_ref(struct proof_sums *s);

@@ -2,7 +2,6 @@
 
 #include "base/utf8.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 void reply_spans_init(struct reply_spans *s, struct fleet *f, const struct fleet_ticket *t,
@@ -16,7 +15,7 @@ void reply_spans_init(struct reply_spans *s, struct fleet *f, const struct fleet
 
 void reply_spans_fini(struct reply_spans *s)
 {
-    json_decref(s->own);
+    api_spans_fini(&s->own);
 }
 
 void reply_spans_next_text(struct reply_spans *s)
@@ -29,43 +28,22 @@ void reply_spans_next_text(struct reply_spans *s)
 
 /* the engine's own lists */
 
-static bool is_span(const json_t *span)
-{
-    return json_is_string(json_object_get(span, "version")) &&
-           json_is_integer(json_object_get(span, "start")) &&
-           json_is_integer(json_object_get(span, "end"));
-}
-
-static bool is_list(const json_t *list)
-{
-    size_t n = json_array_size(list);
-
-    for (size_t i = 0; i < n; i++)
-        if (!is_span(json_array_get(list, i)))
-            return false;
-    return n > 0;
-}
-
-static const char *label_at(const json_t *list, size_t i)
-{
-    return json_string_value(json_object_get(json_array_get(list, i), "version"));
-}
-
 static void end_list(struct reply_spans *s)
 {
-    json_t *list = json_loadb(s->list, s->list_len, 0, NULL);
+    struct api_spans list;
 
     s->n_lists++;
-    if (!is_list(list) || s->is_odd) {
+    if (!api_spans_read(&list, s->list, s->list_len) || s->is_odd) {
         s->is_odd = true;
-    } else if (s->own == NULL) {
-        s->own = json_incref(list);
-        s->is_single = json_array_size(list) == 1;
+    } else if (s->own.n == 0) {
+        s->own = list;
+        s->is_single = list.n == 1;
+        return;
     } else {
-        s->is_single = s->is_single && json_array_size(list) == 1 &&
-                       strcmp(label_at(list, 0), label_at(s->own, 0)) == 0;
+        s->is_single = s->is_single && list.n == 1 &&
+                       strcmp(list.list[0].version, s->own.list[0].version) == 0;
     }
-    json_decref(list);
+    api_spans_fini(&list);
 }
 
 static void add_to_list(struct reply_spans *s, char c)
@@ -118,8 +96,7 @@ static void begin_value(struct reply_spans *s, char c)
 
 static void forget_own(struct reply_spans *s)
 {
-    json_decref(s->own);
-    s->own = NULL;
+    api_spans_fini(&s->own);
     s->n_lists = s->n_finished = 0;
     s->is_odd = s->is_single = s->has_member = false;
 }
@@ -189,28 +166,21 @@ enum reply_object reply_spans_byte(struct reply_spans *s, char c)
 /* the member */
 
 /* @v           NULL: not known
- * @start, @end  -1: not known; of `end` also: the last token */
-static void put_span(struct buf *out, const struct fleet_version *v, json_int_t start,
-                     json_int_t end, bool exact)
+ * @start, @end  as of api_spans_put */
+static void put_span(struct buf *out, const struct fleet_version *v, int64_t start, int64_t end,
+                     bool exact)
 {
-    char label[FLEET_LABEL_MAX + 1] = "", *text;
-    json_t *span;
+    char label[FLEET_LABEL_MAX + 1] = "";
+    const struct api_span_put span = {.version = label,
+                                      .start = start,
+                                      .end = end,
+                                      .serial = v != NULL ? &v->serial : NULL,
+                                      .exact = exact};
 
     if (v != NULL)
         memcpy(label, v->label, sizeof label);
     (void)utf8_clean(label);
-    span = json_pack("{s:o, s:o, s:o, s:o, s:b}", "version",
-                     label[0] != '\0' ? json_string(label) : json_null(), "start",
-                     start >= 0 ? json_integer(start) : json_null(), "end",
-                     end >= 0 ? json_integer(end) : json_null(), "serial",
-                     v != NULL ? json_integer((json_int_t)v->serial) : json_null(), "exact", exact);
-    text = span != NULL ? json_dumps(span, JSON_COMPACT) : NULL;
-    if (text == NULL)
-        out->failed = true;
-    else
-        buf_puts(out, text);
-    free(text);
-    json_decref(span);
+    api_spans_put(out, &span);
 }
 
 /* Do two versions have the same label? Then a label does not tell which of them it is. */
@@ -238,29 +208,23 @@ static const struct fleet_version *find_version(const struct fleet_versions *v, 
 /* Does the engine name each sequence's versions, all of which were served here since the grant? */
 static bool own_are_known(const struct reply_spans *s, const struct fleet_versions *v)
 {
-    size_t n = json_array_size(s->own);
-
     if (s->is_odd || (s->n_lists > 1 && !s->is_single) || (!v->one && !v->complete) ||
         (!v->one && is_ambiguous(v)))
         return false;
-    for (size_t i = 0, at = 0; i < n; i++)
-        if (find_version(v, label_at(s->own, i), &at) == NULL)
+    for (size_t i = 0, at = 0; i < s->own.n; i++)
+        if (find_version(v, s->own.list[i].version, &at) == NULL)
             return false;
     return true;
 }
 
 static void put_own(const struct reply_spans *s, const struct fleet_versions *v, struct buf *out)
 {
-    size_t n = json_array_size(s->own);
-
-    for (size_t i = 0, at = 0; i < n; i++) {
-        const json_t *span = json_array_get(s->own, i);
-        const struct fleet_version *made = find_version(v, label_at(s->own, i), &at);
-        json_int_t end = json_integer_value(json_object_get(span, "end"));
+    for (size_t i = 0, at = 0; i < s->own.n; i++) {
+        const struct api_span *span = &s->own.list[i];
+        const struct fleet_version *made = find_version(v, span->version, &at);
 
         buf_puts(out, i > 0 ? "," : "");
-        put_span(out, made, json_integer_value(json_object_get(span, "start")),
-                 s->n_lists > 1 ? -1 : end, true);
+        put_span(out, made, span->start, s->n_lists > 1 ? -1 : span->end, true);
     }
 }
 

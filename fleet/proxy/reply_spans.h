@@ -9,9 +9,9 @@
 #define BATON_FLEET_PROXY_REPLY_SPANS_H
 
 #include "base/buf.h"
+#include "fleet/api/api_spans.h"
 #include "fleet/members/fleet.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -29,7 +29,7 @@ struct reply_spans {
     bool has_member;              /* the object, or the stream, has the member itself */
 
     /* The engine's own lists, since the object began, or the stream. */
-    json_t *own; /* owned; the first one */
+    struct api_spans own; /* the first one; zeroed: none can be read */
     size_t n_lists, n_finished;
     bool is_odd;    /* one cannot be read */
     bool is_single; /* all are of one version, the same */

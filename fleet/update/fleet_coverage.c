@@ -63,17 +63,18 @@ int fleet_spec_set(struct fleet_control *fc, struct model_spec *m, const char *f
     return spec_new(&fc->spec, m, from, e);
 }
 
-json_t *fleet_spec_json(struct fleet_control *fc)
+bool fleet_spec_get(struct fleet_control *fc, const char **from, uint32_t *n_tensors)
 {
-    json_t *spec;
+    bool known;
 
     mtx_lock(&fc->lock);
-    spec = fc->spec == NULL
-               ? json_null()
-               : json_pack("{s:s, s:I}", "from", fc->spec->from != NULL ? fc->spec->from : "update",
-                           "n_tensors", (json_int_t)fc->spec->model_spec->tensor_list->n_tensors);
+    known = fc->spec != NULL;
+    if (known) {
+        *from = fc->spec->from != NULL ? fc->spec->from : "update";
+        *n_tensors = fc->spec->model_spec->tensor_list->n_tensors;
+    }
     mtx_unlock(&fc->lock);
-    return spec;
+    return known;
 }
 
 const char *fleet_last_coverage(struct fleet_control *fc)
@@ -109,20 +110,17 @@ static int add_tensors(struct tensor_list_builder *b, const struct tensor_list *
 }
 
 /* @n  [TENSORS_RANKS_MAX] out: tensors of each string. Returns: false: one cannot be read. */
-static bool add_pickles(struct tensor_list_builder *b, const json_t *strings, uint32_t *n)
+static bool add_pickles(struct tensor_list_builder *b, const struct api_tensors *from, uint32_t *n)
 {
     struct err ignored = {0};
-    const json_t *text;
-    bool good = json_is_array(strings) && json_array_size(strings) <= TENSORS_RANKS_MAX;
-    size_t i;
+    bool good = from->entries != NULL && from->n_entries <= TENSORS_RANKS_MAX;
 
-    for (i = 0; good && i < json_array_size(strings); i++) {
+    for (size_t i = 0; good && i < from->n_entries; i++) {
+        const char *text = from->entries[i];
         struct torch_tensors t = {0};
 
-        text = json_array_get(strings, i);
-        good = json_is_string(text) &&
-               torch_tensors_read(&t, json_string_value(text), json_string_length(text),
-                                  (uint32_t)i, "", &ignored) == 0 &&
+        good = text != NULL &&
+               torch_tensors_read(&t, text, strlen(text), (uint32_t)i, "", &ignored) == 0 &&
                add_tensors(b, t.tensor_list, &ignored) == 0;
         n[i] = t.tensor_list != NULL ? t.tensor_list->n_tensors : 0;
         torch_tensors_fini(&t);
@@ -149,14 +147,15 @@ static int check_ranks(const struct tensor_list *all, const uint32_t *n, size_t 
     return 0;
 }
 
-static int read_pickles(struct fleet_names *out, const json_t *strings, bool sharded, struct err *e)
+static int read_pickles(struct fleet_names *out, const struct api_tensors *from, bool sharded,
+                        struct err *e)
 {
     uint32_t n[TENSORS_RANKS_MAX] = {0}, n_all = 0;
     struct tensor_list_builder *b;
 
     if (tensor_list_builder_new(&b, e) != 0)
         return -1;
-    out->seen = add_pickles(b, strings, n);
+    out->seen = add_pickles(b, from, n);
     for (size_t i = 0; i < TENSORS_RANKS_MAX; i++)
         n_all += n[i];
     if (!out->seen || n_all == 0) {
@@ -164,33 +163,26 @@ static int read_pickles(struct fleet_names *out, const json_t *strings, bool sha
         return 0;
     }
     if (tensor_list_builder_finish(b, &out->tensor_list, e) == 0 &&
-        (sharded || check_ranks(out->tensor_list, n, json_array_size(strings), e) == 0))
+        (sharded || check_ranks(out->tensor_list, n, from->n_entries, e) == 0))
         return 0;
     fleet_names_fini(out);
     return -1;
 }
 
-static bool is_given(const json_t *body, const char *member)
-{
-    const json_t *value = json_object_get(body, member);
-
-    return value != NULL && !json_is_null(value);
-}
-
 /* Batons check what they get: what cannot be read here is sent to them all the same. */
-static int read_for_batons(struct fleet_names *out, const struct fleet_control *fc,
-                           const json_t *body)
+static int read_for_batons(struct fleet_names *out, const struct api_tensors *tensors)
 {
-    struct err ignored = {0};
-
-    out->seen = is_given(body, "names") &&
-                fc->cfg.tensor_list_of(&out->tensor_list, body, &ignored) == 0;
+    out->seen = tensors->list != NULL;
+    if (out->seen)
+        out->tensor_list = tensor_list_ref(tensors->list);
     return 0;
 }
 
 int fleet_names_read(struct fleet_names *out, struct fleet_control *fc,
-                     const struct fleet_session *s, const json_t *body, struct err *e)
+                     const struct fleet_session *s, const struct fleet_tensors *t, struct err *e)
 {
+    const struct api_tensors *tensors = t->args.tensors;
+
     *out = (struct fleet_names){0};
     if (s->coverage == NULL)
         return 0;
@@ -198,38 +190,38 @@ int fleet_names_read(struct fleet_names *out, struct fleet_control *fc,
     out->n_unread = s->coverage->n_unread;
     mtx_unlock(&fc->lock);
     if (!fleet_session_overwrites(s))
-        return read_for_batons(out, fc, body);
-    if (is_given(body, "serialized_named_tensors"))
-        return read_pickles(out, json_object_get(body, "serialized_named_tensors"), s->sharded, e);
-    if (is_given(body, "path"))
+        return read_for_batons(out, tensors);
+    if (tensors->serialized)
+        return read_pickles(out, tensors, s->sharded, e);
+    if (tensors->by_path)
         return 0;
-    if (!is_given(body, "names"))
+    if (tensors->list == NULL && t->list_error.code == ERR_NONE)
         return err_set(e, ERR_BAD_REQUEST, "/names",
                        "names is missing, it is required, with dtypes and shapes: an engine that "
                        "gets none loads nothing, and reports success");
     out->seen = true;
-    return fc->cfg.tensor_list_of(&out->tensor_list, body, e);
+    if (tensors->list == NULL) {
+        *e = t->list_error;
+        return -1;
+    }
+    out->tensor_list = tensor_list_ref(tensors->list);
+    return 0;
 }
 
-void fleet_names_of_refused(struct fleet_names *out, const json_t *body)
+void fleet_names_of_refused(struct fleet_names *out, const char *const *names, size_t n)
 {
-    const json_t *info = json_object_get(body, "update_info"), *name;
-    const json_t *names = json_object_get(info != NULL ? info : body, "names");
     struct tensor_list_builder *b;
     struct err ignored = {0};
     int rc = 0;
-    size_t i;
 
     *out = (struct fleet_names){0};
-    if (json_array_size(names) == 0 || tensor_list_builder_new(&b, &ignored) != 0)
+    if (names == NULL || n == 0 || tensor_list_builder_new(&b, &ignored) != 0)
         return;
-    json_array_foreach(names, i, name)
-    {
-        if (rc == 0 && json_is_string(name) &&
-            tensor_list_builder_find(b, json_string_value(name)) == TENSOR_LIST_NO_TENSOR)
-            rc = tensor_list_builder_add(b, json_string_value(name), DTYPE_U8, NULL, 0, UINT64_MAX,
-                                         &ignored);
-        rc = json_is_string(name) ? rc : -1;
+    for (size_t i = 0; i < n && rc == 0; i++) {
+        if (names[i] == NULL)
+            rc = -1;
+        else if (tensor_list_builder_find(b, names[i]) == TENSOR_LIST_NO_TENSOR)
+            rc = tensor_list_builder_add(b, names[i], DTYPE_U8, NULL, 0, UINT64_MAX, &ignored);
     }
     if (rc != 0)
         tensor_list_builder_free(b);
@@ -262,20 +254,20 @@ static const char *const coverage_words[] = {"incomplete", "unknown", "partial",
                                              "whole"}; /* the weakest first */
 
 /* What a report says, as an index of coverage_words. A word that is not known is no good news. */
-static size_t coverage_of_report(const json_t *report)
+static size_t coverage_of_report(const struct api_object *report)
 {
-    const char *said = json_string_value(json_object_get(report, "coverage"));
-    const json_t *n_missing = json_object_get(report, "n_missing");
+    const char *said = api_report_coverage(report);
     size_t n = sizeof coverage_words / sizeof coverage_words[0], i = 0;
+    int64_t n_missing;
 
     if (said == NULL)
-        return !json_is_integer(n_missing) ? 1 : json_integer_value(n_missing) > 0 ? 0 : n - 1;
+        return !api_report_missing(report, &n_missing) ? 1 : n_missing > 0 ? 0 : n - 1;
     while (i < n && strcmp(said, coverage_words[i]) != 0)
         i++;
     return i < n ? i : 1;
 }
 
-bool fleet_coverage_is_weaker(const json_t *report, const json_t *than)
+bool fleet_coverage_is_weaker(const struct api_object *report, const struct api_object *than)
 {
     return coverage_of_report(report) < coverage_of_report(than);
 }
@@ -286,47 +278,43 @@ const char *fleet_coverage_name(const struct fleet_session *s)
     return s->partial ? "partial" : coverage_words[coverage_of_report(s->report)];
 }
 
-static json_t *names_json(const char *const *names, uint32_t n)
-{
-    json_t *list = json_array();
-
-    for (uint32_t i = 0; i < n && i < UPDATE_MISSING_MAX; i++)
-        if (json_array_append_new(list, json_string(names[i])) != 0) {
-            json_decref(list);
-            return NULL;
-        }
-    return list;
-}
-
-static json_t *coverage_json(const struct fleet_session *s)
+/* @missing  [UPDATE_MISSING_MAX], set */
+static struct api_report_counts counts_of(const struct fleet_session *s, const char **missing)
 {
     const struct fleet_coverage *c = s->coverage;
-    const char *missing[UPDATE_MISSING_MAX];
     uint32_t n_missing = tally_missing(c->tally, missing, UPDATE_MISSING_MAX);
     uint32_t n = c->spec != NULL ? c->spec->model_spec->tensor_list->n_tensors : 0;
 
-    return json_pack("{s:s, s:I, s:I, s:I, s:o, s:I}", "coverage", coverage_name(s, n_missing),
-                     "n_tensors_total", (json_int_t)n, "n_tensors_done",
-                     (json_int_t)(c->spec != NULL ? n - n_missing : tally_n_sent(c->tally)),
-                     "n_missing", (json_int_t)n_missing, "missing", names_json(missing, n_missing),
-                     "n_unseen", (json_int_t)c->n_unseen);
+    return (struct api_report_counts){
+        .coverage = coverage_name(s, n_missing),
+        .n_total = n,
+        .n_done = c->spec != NULL ? n - n_missing : tally_n_sent(c->tally),
+        .n_missing = n_missing,
+        .n_unseen = c->n_unseen,
+        .missing = missing,
+        .n_named = n_missing < UPDATE_MISSING_MAX ? n_missing : UPDATE_MISSING_MAX};
 }
 
 /* Without memory for a new report the last one is kept. */
 static void coverage_report(struct fleet_control *fc, struct fleet_session *s)
 {
-    json_t *report, *before;
+    const char *missing[UPDATE_MISSING_MAX];
+    struct api_object *report = NULL, *before;
 
     mtx_lock(&s->coverage->lock);
-    report = s->coverage->is_cut_off ? NULL : coverage_json(s);
+    if (!s->coverage->is_cut_off) {
+        const struct api_report_counts counts = counts_of(s, missing);
+
+        report = api_report_make(&counts);
+    }
     mtx_unlock(&s->coverage->lock);
     if (report == NULL)
         return;
     mtx_lock(&fc->lock);
     before = s->report;
     s->report = report;
-    json_decref(before);
     mtx_unlock(&fc->lock);
+    api_object_unref(before);
 }
 
 /* Those of `list` too. @all  NULL: none yet */

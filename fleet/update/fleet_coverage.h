@@ -14,13 +14,14 @@
 #include "base/err.h"
 #include "weights/model_spec.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 
+struct api_object;
 struct fleet_control;
 struct fleet_session;
 struct fleet_spec;
 struct fleet_coverage;
+struct fleet_tensors;
 
 /* fleet_spec_set - the model spec that each update has to bring, from the configuration.
  * @m     moved, also on failure
@@ -29,9 +30,10 @@ struct fleet_coverage;
 int fleet_spec_set(struct fleet_control *fc, struct model_spec *m, const char *from, struct err *e);
 void fleet_spec_unref(struct fleet_spec *spec); /* under the lock, or at shutdown; accepts NULL */
 
-/* fleet_spec_json - {"from", "n_tensors"} (new), or JSON null: no spec is known. NULL: no memory.
+/* fleet_spec_get - where the spec is from (static: an option, or "update"), and its size. Returns
+ * false: no spec is known.
  * fleet_last_coverage - of the last committed update: static; NULL: there was none. */
-json_t *fleet_spec_json(struct fleet_control *fc);
+bool fleet_spec_get(struct fleet_control *fc, const char **from, uint32_t *n_tensors);
 const char *fleet_last_coverage(struct fleet_control *fc);
 
 /* fleet_coverage_start - count the tensors of a session that is about to open. If it may be the
@@ -52,14 +54,14 @@ void fleet_names_fini(struct fleet_names *l);
 /* fleet_names_read - read the names of a request that the handlers have checked. Pickles are
  * parsed, never executed. The names in a pickle that cannot be parsed, and those behind a path,
  * stay unknown. Errors: ERR_BAD_REQUEST at /serialized_named_tensors/<i>: that rank gets fewer
- * tensors than others, and the update is not sharded; ERR_NO_MEMORY; those of cfg.tensor_list_of.
- */
+ * tensors than others, and the update is not sharded; ERR_NO_MEMORY; t->list_error. */
 int fleet_names_read(struct fleet_names *out, struct fleet_control *fc,
-                     const struct fleet_session *s, const json_t *body, struct err *e);
+                     const struct fleet_session *s, const struct fleet_tensors *t, struct err *e);
 
-/* fleet_names_of_refused - those in a request that may be wrong in anything, in any dialect's form;
- * zeroed if it names none. */
-void fleet_names_of_refused(struct fleet_names *out, const json_t *body);
+/* fleet_names_of_refused - those in a request that may be wrong in anything; zeroed if it names
+ * none, or not all of them can be read.
+ * @names  [n]; NULL: none; a NULL in it: not a name */
+void fleet_names_of_refused(struct fleet_names *out, const char *const *names, size_t n);
 
 /* All below are called by the owner of the parts (`sending`, or the owner of the operation lock).
  *
@@ -108,6 +110,6 @@ void fleet_coverage_commit(struct fleet_control *fc, struct fleet_session *s);
 const char *fleet_coverage_name(const struct fleet_session *s);
 
 /* fleet_coverage_is_weaker - of two reports of an update, does this one promise less? */
-bool fleet_coverage_is_weaker(const json_t *report, const json_t *than);
+bool fleet_coverage_is_weaker(const struct api_object *report, const struct api_object *than);
 
 #endif

@@ -103,22 +103,20 @@ static bool takes_part(const struct fleet_part *p, const void *arg)
 int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s,
                             const struct part_set *named, struct err *e)
 {
-    json_t *body = json_pack("{s:s+}", "weight_version", FLEET_DIRTY_MARKER, s->id);
+    char marker[sizeof FLEET_DIRTY_MARKER + UPDATE_ID_MAX];
+    const struct api_args args = {.label = &(struct api_label){marker}};
     const struct fanout f = {.op = API_SET_VERSION,
-                             .body = body,
+                             .args = &args,
                              .only = named,
                              .select = takes_part,
                              .on_result = on_marker_set};
-    int rc = -1;
+    int rc;
 
     assert(fleet_owns_update_lock(fc));
-    if (body == NULL)
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to start an update");
-    else
-        rc = fanout_apply(fc, s, &f, e);
+    (void)snprintf(marker, sizeof marker, FLEET_DIRTY_MARKER "%s", s->id);
+    rc = fanout_apply(fc, s, &f, e);
     if (rc != 0 && e->code == ERR_DRAINING)
         markers_in_doubt(fc, s, named);
-    json_decref(body);
     return rc;
 }
 
@@ -218,25 +216,20 @@ static void on_label_restored(struct fleet_part *p, size_t part, struct fleet_re
 static void restore_labels(struct fleet_control *fc, struct fleet_session *s,
                            const struct part_set *ours)
 {
-    json_t *bodies[FLEET_MAX] = {NULL};
+    struct api_label labels[FLEET_MAX];
+    struct api_args args[FLEET_MAX];
     const struct fanout f = {.op = API_SET_VERSION,
-                             .bodies = bodies,
+                             .of = args,
                              .timeout_us = undo_timeout_us(fc),
                              .only = ours,
                              .on_result = on_label_restored};
     struct err why = {0};
-    bool made = true;
 
-    for (size_t i = 0; i < s->n_parts; i++)
-        if (ours->has[i]) {
-            bodies[i] = json_pack("{s:s}", "weight_version", s->parts[i].old_label);
-            made = made && bodies[i] != NULL;
-        }
-    if (!made)
-        (void)err_set(&why, ERR_NO_MEMORY, "", "no memory to restore the versions of upstreams");
+    for (size_t i = 0; i < s->n_parts; i++) {
+        labels[i] = (struct api_label){s->parts[i].old_label};
+        args[i] = (struct api_args){.label = &labels[i]};
+    }
     fanout_apply_or_fail(fc, s, &f, &why);
-    for (size_t i = 0; i < s->n_parts; i++)
-        json_decref(bodies[i]);
 }
 
 static void out_of_step_in_doubt(struct fleet_control *fc, struct fleet_session *s,
@@ -358,16 +351,13 @@ static void on_label_set(struct fleet_part *p, size_t part, struct fleet_result 
 static void set_new_labels(struct fleet_control *fc, struct fleet_session *s, struct fanout *f,
                            struct err *why)
 {
-    json_t *body = json_pack("{s:s}", "weight_version", s->label);
+    const struct api_args args = {.label = &(struct api_label){s->label}};
 
     f->op = API_SET_VERSION;
-    f->body = body;
+    f->args = &args;
     f->on_result = on_label_set;
     f->arg = s->label;
-    if (body == NULL)
-        (void)err_set(why, ERR_NO_MEMORY, "", "no memory to set the version");
     fanout_apply_or_fail(fc, s, f, why);
-    json_decref(body);
 }
 
 static void on_label_checked(struct fleet_part *p, size_t part, struct fleet_result *result,

@@ -78,27 +78,22 @@ void fleet_drain_parts(struct fleet_control *fc, struct fleet_session *s, struct
     }
 }
 
-static const char *pause_mode(struct fleet_control *fc, const struct fleet_part *p, bool late)
+static enum lifecycle_pause pause_mode(struct fleet_control *fc, const struct fleet_part *p,
+                                       bool late)
 {
     struct upstream_endpoint at;
 
     if (late)
-        return "abort";
+        return PAUSE_ABORT;
     upstreams_get(fc->upstreams, p->upstream, &at);
-    return fc->cfg.finishes && upstream_caps(at.kind)->waits_in_pause ? "wait" : "keep";
+    return fc->cfg.finishes && upstream_caps(at.kind)->waits_in_pause ? PAUSE_WAIT : PAUSE_KEEP;
 }
 
-int fleet_drain_pause_bodies(struct fleet_control *fc, const struct fleet_session *s,
-                             const struct part_set *late, json_t **bodies, struct err *e)
+void fleet_drain_pauses(struct fleet_control *fc, const struct fleet_session *s,
+                        const struct part_set *late, struct api_pause *out)
 {
-    for (size_t i = 0; i < s->n_parts; i++) {
-        const char *mode = pause_mode(fc, &s->parts[i], late->has[i]);
-
-        bodies[i] = json_pack("{s:s}", "mode", mode);
-        if (bodies[i] == NULL)
-            return err_set(e, ERR_NO_MEMORY, "", "no memory to pause upstreams");
-    }
-    return 0;
+    for (size_t i = 0; i < s->n_parts; i++)
+        out[i] = (struct api_pause){.mode = pause_mode(fc, &s->parts[i], late->has[i])};
 }
 
 void fleet_drain_note_overwrites(struct fleet_control *fc, const struct fleet_session *s,

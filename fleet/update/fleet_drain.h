@@ -16,11 +16,10 @@ struct fleet_control;
  * Threads: the one that sends tensors; no lock held. Blocks: that long. */
 void fleet_drain_parts(struct fleet_control *fc, struct fleet_session *s, struct part_set *late);
 
-/* fleet_drain_pause_bodies - the bodies of the pauses before the first byte: `wait` where the
- * engine can wait, after a drain; `abort` for parts in `late`; else `keep`.
- * @bodies  out, zeroed: [s->n_parts], the caller's, also after an error. Errors: ERR_NO_MEMORY. */
-int fleet_drain_pause_bodies(struct fleet_control *fc, const struct fleet_session *s,
-                             const struct part_set *late, json_t **bodies, struct err *e);
+/* fleet_drain_pauses - the pauses before the first byte: `wait` where the engine can wait, after a
+ * drain; `abort` for parts in `late`; else `keep`. @out  [s->n_parts] */
+void fleet_drain_pauses(struct fleet_control *fc, const struct fleet_session *s,
+                        const struct part_set *late, struct api_pause *out);
 
 /* fleet_drain_note_overwrites - the parts are paused: what they have made was made by the version
  * before (fleet_note_overwrite). Blocks: up to a second for the ends of replies that were aborted

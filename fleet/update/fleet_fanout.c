@@ -6,14 +6,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part, const json_t *body)
+void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part,
+               const struct api_args *args)
 {
     struct fleet_part *p = &s->parts[part];
 
     b->part[b->n] = part;
     b->targets[b->n++] = (struct fleet_target){
         .upstream = p->upstream,
-        .body = body,
+        .args = args,
         .until_down = s->repair,
         .given_up = s->given_up,
         .ctx = {.names = p->names,
@@ -29,7 +30,7 @@ size_t fanout_select(struct fleet_control *fc, struct fleet_session *s, const st
     for (size_t i = 0; i < s->n_parts; i++)
         if ((f->only == NULL || f->only->has[i]) &&
             (f->select == NULL || f->select(&s->parts[i], f->arg)))
-            batch_add(b, s, i, f->bodies != NULL ? f->bodies[i] : f->body);
+            batch_add(b, s, i, f->of != NULL ? &f->of[i] : f->args);
     mtx_unlock(&fc->lock);
     return b->n;
 }

@@ -10,7 +10,8 @@ struct fleet_batch {
     size_t part[FLEET_MAX]; /* indexes of s->parts */
     struct fleet_target targets[FLEET_MAX];
 };
-void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part, const json_t *body);
+void batch_add(struct fleet_batch *b, struct fleet_session *s, size_t part,
+               const struct api_args *args);
 
 /* A set of parts of one update, by index. */
 struct part_set {
@@ -31,8 +32,8 @@ struct fanout {
     bool is_query; /* `query` is sent, else `op` */
     enum api_op op;
     enum api_query query;
-    const json_t *body;          /* borrowed; NULL: an empty one */
-    json_t *const *bodies;       /* borrowed, one for each part; NULL: `body` for all */
+    const struct api_args *args; /* borrowed; NULL: none */
+    const struct api_args *of;   /* borrowed, of each part; NULL: `args` for all */
     uint64_t timeout_us;         /* 0: fleet_step_us */
     const struct part_set *only; /* borrowed; NULL: all parts */
     /* Does the request go to this part? NULL: to all of `only`. */

@@ -47,47 +47,39 @@ static void on_config(struct fleet_part *p, size_t part, struct fleet_result *re
 
 /* New text, or NULL: it is not known. The engine's own directory may be on another host, and then
  * --model has the same model here. */
-static char *architecture_of(const struct fleet_control *fc, const json_t *config)
+static char *architecture_of(const struct fleet_control *fc, const char *theirs)
 {
-    const char *theirs = json_string_value(
-        json_object_get(json_object_get(config, "model_config"), "model"));
     const char *dir = fc->cfg.model_dir != NULL ? fc->cfg.model_dir : theirs;
     struct file_cfg file = {.dir = dir, .path = "config.json", .nbytes_max = CONFIG_NBYTES_MAX};
     struct err ignored = {0};
-    const char *name;
-    char *text = NULL, *copy;
-    json_t *model;
+    char *text = NULL, *name;
     size_t len;
 
     if (dir == NULL || (dir == theirs && dir[0] != '/') ||
         file_read(&text, &len, &file, &ignored) != 0)
         return NULL;
-    model = json_loadb(text, len, 0, NULL);
-    name = json_string_value(json_array_get(json_object_get(model, "architectures"), 0));
-    copy = name != NULL ? strdup(name) : NULL;
-    json_decref(model);
+    name = api_read_architecture(text, len);
     free(text);
-    return copy;
+    return name;
 }
 
 static void learn(struct names_request *r, struct fleet_session *s, size_t part)
 {
     const struct names_reply *reply = &r->replies[part];
+    const char *text = reply->text != NULL ? reply->text : "";
     struct err why = {0}, named = {0};
     struct upstream_endpoint at;
     struct upstream_info info;
     enum api_names names = API_NAMES_PLAIN;
-    char *architecture = NULL;
-    json_t *config;
-    int rc = -1;
+    char *model, *architecture;
+    int rc;
 
     upstreams_get(r->fc->upstreams, s->parts[part].upstream, &at);
-    config = api_read_config(at.kind, reply->text != NULL ? reply->text : "", reply->len, &why);
-    if (config != NULL) {
-        architecture = architecture_of(r->fc, config);
-        fleet_info(fleet_of(r->fc), s->parts[part].upstream, &info);
-        rc = api_names_for_lora(&names, at.kind, info.report.release, architecture, config, &why);
-    }
+    fleet_info(fleet_of(r->fc), s->parts[part].upstream, &info);
+    model = api_read_model(at.kind, text, reply->len);
+    architecture = architecture_of(r->fc, model);
+    rc = api_names_for_lora(&names, at.kind, info.report.release, architecture, text, reply->len,
+                            &why);
     mtx_lock(&r->fc->lock);
     s->parts[part].names = names;
     s->parts[part].names_known = rc == 0;
@@ -96,7 +88,7 @@ static void learn(struct names_request *r, struct fleet_session *s, size_t part)
         part_drop(&s->parts[part], FLEET_REFUSED, 0, &named);
     }
     mtx_unlock(&r->fc->lock);
-    json_decref(config);
+    free(model);
     free(architecture);
 }
 

@@ -2,18 +2,6 @@
  * request leaves out was added before (handlers/fleet/packing.c). */
 #include "fleet/update/fleet_update_priv.h"
 
-static int no_memory(struct err *e)
-{
-    return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
-}
-
-static bool is_given(const json_t *body, const char *member)
-{
-    const json_t *value = json_object_get(body, member);
-
-    return value != NULL && !json_is_null(value);
-}
-
 struct packing_request {
     struct fleet_control *fc;
     enum fleet_packing_state now;
@@ -48,26 +36,22 @@ static void on_packing_set(struct fleet_part *p, size_t part, struct fleet_resul
 
 /* An engine that was not told takes handles for unpacked, also after a restart; one that an earlier
  * server has told keeps that. */
-int fleet_send_packing(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
-                       struct err *e)
+int fleet_send_packing(struct fleet_control *fc, struct fleet_session *s,
+                       const struct api_tensors *tensors, struct err *e)
 {
-    struct packing_request t = {.fc = fc};
-    struct fanout f = {
-        .op = API_INIT_TRANSFER, .select = needs_packing, .on_result = on_packing_set, .arg = &t};
-    bool packed = json_is_true(json_object_get(body, "packed"));
-    json_t *init;
-    int rc;
+    const struct api_join join = {
+        .by_handles = true, .packed_given = true, .packed = tensors->packed};
+    const struct api_args args = {.join = &join};
+    struct packing_request t = {.fc = fc, .now = tensors->packed ? FLEET_PACKED : FLEET_UNPACKED};
+    const struct fanout f = {.op = API_INIT_TRANSFER,
+                             .args = &args,
+                             .select = needs_packing,
+                             .on_result = on_packing_set,
+                             .arg = &t};
 
-    if (!is_given(body, "ipc_handles_pickled") && !is_given(body, "ipc_handles"))
+    if (!tensors->by_handles)
         return 0;
-    t.now = packed ? FLEET_PACKED : FLEET_UNPACKED;
-    init = json_pack("{s:s, s:b}", "transport", "ipc", "packed", (int)packed);
-    if (init == NULL)
-        return no_memory(e);
-    f.body = init;
-    rc = fanout_apply(fc, s, &f, e);
-    json_decref(init);
-    if (rc != 0)
+    if (fanout_apply(fc, s, &f, e) != 0)
         return -1;
     if (t.n_asked == 0 || fleet_has_quorum(fc, s))
         return 0;

@@ -27,8 +27,8 @@ void fleet_session_unref(struct fleet_session *s)
     else
         fleet_session_release_engines(s);
     fleet_coverage_free(s->coverage);
-    json_decref(s->list);
-    json_decref(s->report);
+    api_object_unref(s->list);
+    api_object_unref(s->report);
     free(s);
 }
 

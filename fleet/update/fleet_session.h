@@ -12,6 +12,7 @@
 #include "base/err.h"
 #include "base/lease_timer.h"
 #include "base/net/actor.h"
+#include "fleet/api/api_object.h"
 #include "fleet/api/upstream_api.h"
 #include "fleet/calls/fleet_result.h"
 #include "fleet/members/fleet.h"
@@ -19,7 +20,6 @@
 #include "fleet/update/fleet_part.h"
 #include "weights/update/update.h"
 
-#include <jansson.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -61,10 +61,11 @@ struct fleet_session {
     struct err error;    /* the reason of the abort */
     struct err refused;  /* of tensors that have yet to come again; clean: there are none */
     struct fleet_coverage *coverage; /* owned */
-    json_t *list; /* owned: of the last accepted request by a group, until the end; or NULL */
-    uint64_t list_began_us; /* of that group; NULL list and not 0: no memory for it */
-    json_t *report; /* owned, immutable; the last description of its own update by a two-phase
-                       engine; without such engines the coverage (fleet_coverage.h) */
+    struct api_object
+        *list; /* one reference: of the last accepted request by a group, until the end; or NULL */
+    uint64_t list_began_us;    /* of that group; NULL list and not 0: no memory for it */
+    struct api_object *report; /* one reference; the last description of its own update by a
+                       two-phase engine; without such engines the coverage (fleet_coverage.h) */
     size_t n_parts;
     bool is_shown_only; /* fleet_session_end */
     struct fleet_part parts[];

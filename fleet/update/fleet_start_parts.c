@@ -33,18 +33,14 @@ int fleet_wake_parts(struct fleet_control *fc, struct fleet_session *s, struct e
                        .select = may_be_asleep,
                        .on_result = on_woken,
                        .arg = fc};
-    json_t *body;
-    int rc;
+    const struct api_args args = {.sleep = &(struct api_sleep){.weights = true}};
 
     fleet_get_sleep(fc, &sleep);
     if (sleep.weights) /* as they all are */
         return 0;
-    body = sleep.kv ? json_pack("{s:[s]}", "tags", "weights") : json_object();
-    f.body = body;
-    rc = body != NULL ? fanout_apply(fc, s, &f, e)
-                      : err_set(e, ERR_NO_MEMORY, "", "no memory to wake upstreams");
-    json_decref(body);
-    return rc;
+    if (sleep.kv)
+        f.args = &args;
+    return fanout_apply(fc, s, &f, e);
 }
 
 /* started */
@@ -127,31 +123,26 @@ static void on_started_again(struct fleet_part *p, size_t part, struct fleet_res
     part_drop_failed(p, result);
 }
 
-static int start_engines(struct fleet_control *fc, struct start_request *b, const json_t *start,
-                         struct err *e)
+static int start_engines(struct fleet_control *fc, struct start_request *b,
+                         const struct api_args *start, struct err *e)
 {
     const struct fanout first = {.op = API_START_UPDATE,
-                                 .body = start,
+                                 .args = start,
                                  .select = needs_start,
                                  .on_result = on_started,
                                  .arg = b};
     const struct fanout again = {
-        .op = API_START_UPDATE, .body = start, .only = &b->again, .on_result = on_started_again};
+        .op = API_START_UPDATE, .args = start, .only = &b->again, .on_result = on_started_again};
 
     if (fanout_apply(fc, b->s, &first, e) != 0 || close_open_updates(fc, b->s, &again, e) != 0)
         return -1;
     return fanout_apply(fc, b->s, &again, e);
 }
 
-static bool has_path(const json_t *tensors)
-{
-    return json_object_get(tensors, "path") != NULL;
-}
-
 bool fleet_must_start_parts(struct fleet_control *fc, const struct fleet_session *s,
-                            const json_t *tensors)
+                            const struct api_tensors *tensors)
 {
-    const struct start_request b = {.by_path = has_path(tensors)};
+    const struct start_request b = {.by_path = tensors->by_path};
     bool any = false;
 
     mtx_lock(&fc->lock);
@@ -168,20 +159,15 @@ static bool needs_close_before_file(const struct fleet_part *p, const void *arg)
     return needs_start(p, arg) && may_have_open_update(b->s, p);
 }
 
-int fleet_start_parts(struct fleet_control *fc, struct fleet_session *s, const json_t *tensors,
-                      struct err *e)
+int fleet_start_parts(struct fleet_control *fc, struct fleet_session *s,
+                      const struct api_tensors *tensors, struct err *e)
 {
-    struct start_request files = {.s = s, .by_path = has_path(tensors), .files = true};
+    struct start_request files = {.s = s, .by_path = tensors->by_path, .files = true};
     struct start_request rest = {.s = s, .by_path = files.by_path};
     const struct fanout to_close = {.select = needs_close_before_file, .arg = &files};
-    json_t *start = s->selector != NULL ? json_pack("{s:s}", "selector", s->selector)
-                                        : json_object();
-    int rc = -1;
+    const struct api_args start = {.start = &(struct api_start){.selector = s->selector}};
 
-    if (start == NULL)
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to start an update");
-    else if (close_open_updates(fc, s, &to_close, e) == 0)
-        rc = start_engines(fc, &rest, start, e);
-    json_decref(start);
-    return rc;
+    if (close_open_updates(fc, s, &to_close, e) != 0)
+        return -1;
+    return start_engines(fc, &rest, &start, e);
 }

@@ -8,7 +8,6 @@
 #include "base/err.h"
 #include "fleet/update/fleet_session.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -16,10 +15,10 @@ struct fleet_control;
 struct http_request;
 
 struct fleet_update_request {
-    struct http_request *x; /* whose client waits for the operation lock; or NULL */
-    const char *label;      /* "": none */
-    const json_t *start;    /* of our own start, without its label */
-    const char *selector;   /* static, or NULL */
+    struct http_request *x;    /* whose client waits for the operation lock; or NULL */
+    const char *label;         /* "": none */
+    struct api_native *native; /* of our own start, without its label; NULL: no client sent one */
+    const char *selector;      /* static, or NULL */
     bool auto_commit, anonymous, partial, sharded;
     bool convert; /* tell engines that convert only if asked to */
     bool repair;  /* only `upstream` takes part, which is out of rotation because of its weights; it
@@ -45,13 +44,15 @@ int fleet_start_update(struct fleet_control *fc, const struct fleet_update_reque
                        struct fleet_session **out, struct fleet_results *replies, struct err *e);
 
 struct fleet_tensors {
-    const json_t *body;    /* without update_id, weight_version, chunk_id, abort_requests */
-    json_t *const *bodies; /* [s->n_parts], borrowed: by part, of the same tensors, where it is
-                              not `body`; NULL entries: `body`. NULL: `body` for all */
+    struct api_args args; /* with `tensors`; the client's body is without update_id, weight_version,
+                             chunk_id, abort_requests */
+    const struct api_args *of; /* [s->n_parts], borrowed: by part, of the same tensors, where it
+                                  is not `args`; without `tensors`: `args`. NULL: `args` for all */
+    struct err list_error;     /* why a list of names that the client sent is no list; clean: it is
+                                  one, or it sent none */
     bool *mapped; /* [s->n_parts], of false: set for parts that may have mapped the memory which
                      their bodies name, or may yet. NULL: not needed */
-    const char *chunk_id; /* NULL: none */
-    const char *source;   /* static: how the bytes are sent, as struct source_ops names it */
+    const char *source; /* static: how the bytes are sent, as struct source_ops names it */
     bool by_group, abort_requests;
 };
 
@@ -71,13 +72,14 @@ int fleet_drop_engine(struct fleet_control *fc, struct fleet_session *s, struct 
 bool fleet_update_has_engine(struct fleet_control *fc, const struct fleet_session *s,
                              struct upstream *upstream);
 
-/* fleet_finish_update - verify, and commit if asked. @body  of our own finish: its checksums
+/* fleet_finish_update - verify, and commit if asked.
+ * @checksums  of our own finish, in the client's body; NULL: none
  * Errors: fleet_step_lock's; an engine's; ERR_CONFLICT, ERR_ENDED, ERR_INCOMPLETE. The update is
  * aborted then, unless it could not be finished now at all (a lock, a phase, a request that an
  * engine's API cannot express). ERR_NOT_HANDED_OVER: it is committed, also at batons whose engines
  * lack it so far and without which fewer than --min-ready have it; the same again until they do. */
 int fleet_finish_update(struct fleet_control *fc, struct fleet_session *s, const char *label,
-                        const json_t *body, bool commit, struct err *e);
+                        struct api_native *checksums, bool commit, struct err *e);
 
 /* fleet_commit_open_update - finish the auto-commit update that is open, if there is one.
  * @out  one reference, also on failure; NULL: there is none. Errors: as fleet_finish_update. */
@@ -167,6 +169,6 @@ bool fleet_update_is_empty(struct fleet_control *fc, const struct fleet_session 
 
 /* fleet_update_copy - a copy to read without the lock; its report is shared. NULL: no memory. */
 struct fleet_session *fleet_update_copy(struct fleet_control *fc, const struct fleet_session *s);
-void fleet_update_copy_free(struct fleet_control *fc, struct fleet_session *copy);
+void fleet_update_copy_free(struct fleet_session *copy);
 
 #endif

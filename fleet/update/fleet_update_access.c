@@ -74,14 +74,13 @@ bool fleet_update_was_refused(struct fleet_control *fc, const struct fleet_sessi
 
 bool fleet_update_is_covered(struct fleet_control *fc, const struct fleet_session *s)
 {
-    const json_t *missing;
+    int64_t n_missing;
     bool covered;
 
     mtx_lock(&fc->lock);
-    missing = json_object_get(s->report, "n_missing");
     covered = s->auto_commit && fleet_session_is_open(s) && s->n_running == 0 &&
-              fleet_session_has_part(s, true) && json_is_integer(missing) &&
-              json_integer_value(missing) == 0;
+              fleet_session_has_part(s, true) && api_report_missing(s->report, &n_missing) &&
+              n_missing == 0;
     mtx_unlock(&fc->lock);
     return covered;
 }
@@ -129,17 +128,15 @@ struct fleet_session *fleet_update_copy(struct fleet_control *fc, const struct f
         return NULL;
     mtx_lock(&fc->lock);
     memcpy(copy, s, nbytes);
-    json_incref(copy->report);
+    (void)api_object_ref(copy->report);
     fleet_session_hold_engines(copy);
     mtx_unlock(&fc->lock);
     return copy;
 }
 
-void fleet_update_copy_free(struct fleet_control *fc, struct fleet_session *copy)
+void fleet_update_copy_free(struct fleet_session *copy)
 {
-    mtx_lock(&fc->lock);
-    json_decref(copy->report);
-    mtx_unlock(&fc->lock);
+    api_object_unref(copy->report);
     fleet_session_release_engines(copy);
     free(copy);
 }
@@ -158,19 +155,17 @@ static int renew_locked(struct fleet_session *s, uint32_t lease_s, struct err *e
 int fleet_renew_update(struct fleet_control *fc, struct fleet_session *s, uint64_t lease_s,
                        struct err *e)
 {
-    json_t *body = json_pack("{s:i}", "lease_s", UPDATE_LEASE_S_MAX);
+    const struct api_args args = {.lease = &(struct api_lease){UPDATE_LEASE_S_MAX}};
     struct fleet_target targets[FLEET_MAX];
     struct fleet_result *results = NULL;
     size_t n = 0;
     int rc;
 
-    if (body == NULL)
-        return err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
         if (s->parts[i].two_phase && part_takes_part(&s->parts[i]))
             targets[n++] = (struct fleet_target){.upstream = s->parts[i].upstream,
-                                                 .body = body,
+                                                 .args = &args,
                                                  .ctx = {.update_id = s->parts[i].update_id}};
     rc = renew_locked(s, (uint32_t)lease_s, e);
     mtx_unlock(&fc->lock);
@@ -178,7 +173,6 @@ int fleet_renew_update(struct fleet_control *fc, struct fleet_session *s, uint64
         fleet_reschedule(fc);
         rc = fleet_request(fc, API_RENEW_UPDATE, targets, n, FLEET_QUERY_US, &results, e);
     }
-    json_decref(body);
     if (rc != 0)
         return -1;
     rc = fleet_results_ok(results, n, e) ? 0 : -1;

@@ -12,14 +12,14 @@
 /* verify */
 
 /* If one engine's API cannot express the finish, no engine gets one. */
-static int finish_validate(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
-                           struct err *e)
+static int finish_validate(struct fleet_control *fc, struct fleet_session *s,
+                           const struct api_args *args, struct err *e)
 {
     struct fleet_batch b = {0};
 
     for (size_t i = 0; i < s->n_parts; i++)
         if (!s->parts[i].two_phase && part_takes_part(&s->parts[i]))
-            batch_add(&b, s, i, body);
+            batch_add(&b, s, i, args);
     return fleet_validate(fc, API_FINISH_UPDATE, b.targets, b.n, e);
 }
 
@@ -75,11 +75,11 @@ static void on_verified(struct fleet_part *p, size_t part, struct fleet_result *
     part_drop_failed(p, result);
 }
 
-static int verify_parts(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
-                        struct err *e)
+static int verify_parts(struct fleet_control *fc, struct fleet_session *s,
+                        const struct api_args *args, struct err *e)
 {
     const struct fanout f = {.op = API_VERIFY_UPDATE,
-                             .body = body,
+                             .args = args,
                              .timeout_us = fleet_update_us(fc),
                              .select = is_to_verify,
                              .on_result = on_verified};
@@ -145,22 +145,18 @@ static void on_finished(struct fleet_part *p, size_t part, struct fleet_result *
 static int send_finish(struct fleet_control *fc, struct fleet_session *s, struct fanout_with *with,
                        struct err *e)
 {
-    json_t *body = json_pack("{s:s}", "weight_version", s->label);
+    const struct api_args args = {.finish = &(struct api_finish){s->label}};
     const struct fanout f = {.op = API_FINISH_UPDATE,
-                             .body = body,
+                             .args = &args,
                              .timeout_us = fleet_update_us(fc),
                              .select = is_to_finish,
                              .on_result = on_finished,
                              .arg = fc,
                              .fence_failed = true,
                              .with = with};
-    int rc;
 
     record_incarnations(fc, s);
-    rc = body != NULL ? fanout_apply(fc, s, &f, e)
-                      : err_set(e, ERR_NO_MEMORY, "", "no memory to end the update");
-    json_decref(body);
-    return rc;
+    return fanout_apply(fc, s, &f, e);
 }
 
 /* The finish, and the new version where the finish takes none. Caches are emptied at the same time:
@@ -207,19 +203,17 @@ static int align_pauses_with_lock(struct fleet_control *fc, struct fleet_session
 {
     struct fanout f = {
         .select = may_have_missed_pause, .on_result = on_pause_aligned, .fence_failed = true};
+    struct api_pause asked;
+    const struct api_args args = {.pause = &asked};
     struct pause pause;
-    json_t *body;
-    int rc;
 
     mtx_lock(&fc->lock);
     pause = fc->pause;
     mtx_unlock(&fc->lock);
-    body = pause_is_held(&pause) ? fleet_pause_body(&pause) : NULL;
+    asked = (struct api_pause){.mode = pause.mode, .reject = pause.reject};
     f.op = pause_is_held(&pause) ? API_PAUSE : API_RESUME;
-    f.body = body;
-    rc = fanout_apply(fc, s, &f, e);
-    json_decref(body);
-    return rc;
+    f.args = pause_is_held(&pause) ? &args : NULL;
+    return fanout_apply(fc, s, &f, e);
 }
 
 /* A baton that was out of rotation when the update started may have missed a pause, or a resume. */
@@ -404,8 +398,9 @@ static void log_proven(const struct fleet_session *s)
 }
 
 static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, const char *label,
-                            const json_t *body, bool commit, struct err *e)
+                            struct api_native *checksums, bool commit, struct err *e)
 {
+    const struct api_args args = {.native = checksums, .finish = &(struct api_finish){NULL}};
     enum update_phase phase;
     uint64_t verify_began_us;
     int rc;
@@ -415,14 +410,14 @@ static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, c
 
     if (rc != 0)
         return rc > 0 ? 0 : -1;
-    if (finish_validate(fc, s, body, e) != 0) {
+    if (finish_validate(fc, s, &args, e) != 0) {
         mtx_lock(&fc->lock);
         s->phase = phase;
         mtx_unlock(&fc->lock);
         return -1;
     }
     verify_began_us = clock_now_us();
-    rc = verify_parts(fc, s, body, e);
+    rc = verify_parts(fc, s, &args, e);
     mtx_lock(&fc->lock);
     s->verify_us += clock_now_us() - verify_began_us;
     mtx_unlock(&fc->lock);
@@ -451,13 +446,13 @@ static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, c
 }
 
 int fleet_finish_update(struct fleet_control *fc, struct fleet_session *s, const char *label,
-                        const json_t *body, bool commit, struct err *e)
+                        struct api_native *checksums, bool commit, struct err *e)
 {
     int rc;
 
     if (fleet_step_lock(fc, NULL, "the end of an update", e) != 0)
         return -1;
-    rc = finish_with_lock(fc, s, label, body, commit, e);
+    rc = finish_with_lock(fc, s, label, checksums, commit, e);
     fleet_op_unlock(fc);
     fleet_reschedule(fc);
     return rc;
@@ -467,7 +462,6 @@ int fleet_commit_open_update(struct fleet_control *fc, const char *label,
                              struct fleet_session **out, struct err *e)
 {
     struct fleet_session *s = fleet_open_session(fc);
-    json_t *body;
     int rc;
 
     *out = NULL;
@@ -477,10 +471,7 @@ int fleet_commit_open_update(struct fleet_control *fc, const char *label,
         fleet_unref(fc, s);
         return 0;
     }
-    body = json_object();
-    rc = body != NULL ? fleet_finish_update(fc, s, label, body, true, e)
-                      : err_set(e, ERR_NO_MEMORY, "", "no memory to end the update");
-    json_decref(body);
+    rc = fleet_finish_update(fc, s, label, NULL, true, e);
     *out = s;
     return rc;
 }

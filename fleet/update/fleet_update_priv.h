@@ -52,9 +52,9 @@ int fleet_wake_parts(struct fleet_control *fc, struct fleet_session *s, struct e
  * lock, and the engines are paused. Blocks: up to the time of three steps. Errors: fleet_request's;
  * ERR_NO_MEMORY. */
 bool fleet_must_start_parts(struct fleet_control *fc, const struct fleet_session *s,
-                            const json_t *tensors);
-int fleet_start_parts(struct fleet_control *fc, struct fleet_session *s, const json_t *tensors,
-                      struct err *e);
+                            const struct api_tensors *tensors);
+int fleet_start_parts(struct fleet_control *fc, struct fleet_session *s,
+                      const struct api_tensors *tensors, struct err *e);
 
 /* fleet_learn_names - ask the engines that may call their parameters otherwise than a checkpoint
  * does, once in each update, and drop those that do not say, or whose names are not known. The

@@ -75,15 +75,13 @@ static void on_aborted(struct fleet_part *p, size_t part, struct fleet_result *r
 void fleet_abort_parts(struct fleet_control *fc, struct fleet_session *s, const char *reason)
 {
     struct err ignored = {0};
-    json_t *body = json_pack("{s:s}", "reason", reason);
+    const struct api_args args = {.abort = &(struct api_abort){reason}};
     const struct fanout f = {.op = API_ABORT_UPDATE,
-                             .body = body,
+                             .args = &args,
                              .timeout_us = FLEET_ABORT_US,
                              .select = has_own_update,
                              .on_result = on_aborted,
                              .arg = fc};
 
-    if (body != NULL)
-        (void)fanout_apply(fc, s, &f, &ignored);
-    json_decref(body);
+    (void)fanout_apply(fc, s, &f, &ignored);
 }

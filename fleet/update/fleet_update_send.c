@@ -52,18 +52,23 @@ static void on_paused(struct fleet_part *p, size_t part, struct fleet_result *re
  * pause, in which engines may be replaced.
  * @late   as of fleet_drain_parts
  * @named  as of fleet_read_old_labels */
-static int pause_parts(struct fleet_control *fc, struct fleet_session *s, const json_t *tensors,
-                       const struct part_set *late, struct part_set *named, struct err *e)
+static int pause_parts(struct fleet_control *fc, struct fleet_session *s,
+                       const struct api_tensors *tensors, const struct part_set *late,
+                       struct part_set *named, struct err *e)
 {
-    json_t *bodies[FLEET_MAX] = {NULL};
+    struct api_pause pauses[FLEET_MAX];
+    struct api_args args[FLEET_MAX];
     const struct fanout f = {
-        .op = API_PAUSE, .bodies = bodies, .select = is_running, .on_result = on_paused, .arg = fc};
+        .op = API_PAUSE, .of = args, .select = is_running, .on_result = on_paused, .arg = fc};
     int rc = -1;
+
+    fleet_drain_pauses(fc, s, late, pauses);
+    for (size_t i = 0; i < s->n_parts; i++)
+        args[i] = (struct api_args){.pause = &pauses[i]};
 
     fleet_proof_hold(fc, NULL);
     fleet_proof_await(fc);
-    if (fleet_drain_pause_bodies(fc, s, late, bodies, e) == 0 &&
-        fleet_pause_lock(fc, "the start of an update", e) == 0) {
+    if (fleet_pause_lock(fc, "the start of an update", e) == 0) {
         adopt_trainer_pause(fc, s);
         if (fleet_send_packing(fc, s, tensors, e) == 0 &&
             fleet_read_old_labels(fc, s, named, e) == 0)
@@ -71,14 +76,13 @@ static int pause_parts(struct fleet_control *fc, struct fleet_session *s, const 
         fleet_pause_unlock(fc);
     }
     fleet_proof_release(fc, NULL);
-    for (size_t i = 0; i < s->n_parts; i++)
-        json_decref(bodies[i]);
     return rc;
 }
 
 /* Returns: -1 also if the update was aborted meanwhile, or too few engines are left. */
 static int prepare_with_lock(struct fleet_control *fc, struct fleet_session *s,
-                             const json_t *tensors, const struct part_set *late, struct err *e)
+                             const struct api_tensors *tensors, const struct part_set *late,
+                             struct err *e)
 {
     struct part_set named = {{false}};
     int rc = -1;
@@ -114,8 +118,8 @@ static void set_prepare_begun(struct fleet_control *fc, struct fleet_session *s,
     fleet_apply_quiesce(fc);
 }
 
-static int prepare_parts(struct fleet_control *fc, struct fleet_session *s, const json_t *tensors,
-                         struct err *e)
+static int prepare_parts(struct fleet_control *fc, struct fleet_session *s,
+                         const struct api_tensors *tensors, struct err *e)
 {
     struct part_set late;
     int rc;
@@ -180,7 +184,7 @@ static void sending_end(struct fleet_control *fc, struct fleet_session *s)
 /* An engine that has not joined the trainer's group gets nothing of what it broadcasts. From now on
  * the group is not left before fleet_group_end_receive.
  * @began_us  out: when it began, if it was found */
-static int drop_non_members(struct fleet_control *fc, struct fleet_session *s, const json_t *body,
+static int drop_non_members(struct fleet_control *fc, struct fleet_session *s, const char *name,
                             uint64_t *began_us, struct err *e)
 {
     struct fleet_group *group;
@@ -193,8 +197,7 @@ static int drop_non_members(struct fleet_control *fc, struct fleet_session *s, c
                   "it was restarted, added again or given a version by others, and is no longer in "
                   "the group: join again by POST /v1/weight_transfer/init");
     mtx_lock(&fc->lock);
-    rc = fleet_require_group_locked(fc, json_string_value(json_object_get(body, "group_name")),
-                                    &group, e);
+    rc = fleet_require_group_locked(fc, name, &group, e);
     if (rc == 0) {
         group->n_running++;
         *began_us = group->began_us;
@@ -316,18 +319,13 @@ static void release_dropped(struct fleet_control *fc, struct fleet_session *s)
     fleet_op_unlock(fc);
 }
 
-/* @named  the body with its chunk_id, for two-phase engines; NULL: none is sent now */
-static const json_t *body_for(const struct fleet_tensors *t, const json_t *named,
-                              const struct fleet_session *s, size_t part)
+static const struct api_args *args_for(const struct fleet_tensors *t, size_t part)
 {
-    if (t->bodies != NULL && t->bodies[part] != NULL)
-        return t->bodies[part];
-    return s->parts[part].two_phase ? named : t->body;
+    return t->of != NULL && t->of[part].tensors != NULL ? &t->of[part] : &t->args;
 }
 
 static enum session_verdict send_to_parts(struct fleet_control *fc, struct fleet_session *s,
-                                          const struct fleet_tensors *t, const json_t *named,
-                                          struct err *e)
+                                          const struct fleet_tensors *t, struct err *e)
 {
     enum session_verdict verdict = VERDICT_RETRY;
     struct fleet_result *results = NULL;
@@ -336,14 +334,14 @@ static enum session_verdict send_to_parts(struct fleet_control *fc, struct fleet
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
         if (part_takes_part(&s->parts[i]))
-            batch_add(&b, s, i, body_for(t, named, s, i));
+            batch_add(&b, s, i, args_for(t, i));
     mtx_unlock(&fc->lock);
     if (begin_receiving(fc, s, &b, e) != 0)
         return VERDICT_RETRY;
     if (fleet_request(fc, API_UPDATE_WEIGHTS, b.targets, b.n, fleet_update_us(fc), &results, e) ==
         0) {
         note_mapped(fc, t, &b, results);
-        verdict = apply_send_results(fc, s, &b, results, t->chunk_id != NULL, e);
+        verdict = apply_send_results(fc, s, &b, results, t->args.tensors->chunk_id != NULL, e);
     } else if (e->code == ERR_DRAINING) {
         note_mapped(fc, t, &b, NULL);
         apply_unanswered(fc, s, &b, PART_ON_DOUBT);
@@ -363,33 +361,17 @@ static int tensors_validate(struct fleet_control *fc, struct fleet_session *s,
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
         if (!s->parts[i].two_phase && part_takes_part(&s->parts[i]))
-            batch_add(&b, s, i, body_for(t, NULL, s, i));
+            batch_add(&b, s, i, args_for(t, i));
     mtx_unlock(&fc->lock);
     return fleet_validate(fc, API_UPDATE_WEIGHTS, b.targets, b.n, e);
 }
 
-static enum session_verdict send_with_chunk_id(struct fleet_control *fc, struct fleet_session *s,
-                                               const struct fleet_tensors *t, struct err *e)
-{
-    enum session_verdict verdict;
-    json_t *named = json_copy((json_t *)(uintptr_t)t->body);
-
-    if (named == NULL || (t->chunk_id != NULL &&
-                          json_object_set_new(named, "chunk_id", json_string(t->chunk_id)) != 0)) {
-        json_decref(named);
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for the update");
-        return VERDICT_RETRY;
-    }
-    verdict = send_to_parts(fc, s, t, named, e);
-    json_decref(named);
-    return verdict;
-}
-
 /* Without memory for its list, an update that repeats it is refused. */
-static void note_list_locked(struct fleet_session *s, const json_t *body, uint64_t began_us)
+static void note_list_locked(struct fleet_session *s, const struct api_native *native,
+                             uint64_t began_us)
 {
-    json_decref(s->list);
-    s->list = fleet_list_of(body);
+    api_object_unref(s->list);
+    s->list = api_columns_of(native);
     s->list_began_us = began_us;
 }
 
@@ -400,7 +382,7 @@ static void count_received(struct fleet_control *fc, struct fleet_session *s,
     fleet_coverage_add(fc, s, l);
     mtx_lock(&fc->lock);
     if (t->by_group && fleet_session_is_open(s))
-        note_list_locked(s, t->body, began_us);
+        note_list_locked(s, t->args.native, began_us);
     s->n_received += l->seen ? (l->tensor_list != NULL ? l->tensor_list->n_tensors : 0) : 1;
     mtx_unlock(&fc->lock);
 }
@@ -410,11 +392,12 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
 {
     enum session_verdict verdict = VERDICT_RETRY;
     struct err ignored = {0};
+    const struct api_tensors *tensors = t->args.tensors;
     struct fleet_names list = {0};
     uint64_t began_us = NO_GROUP;
     size_t n_before;
 
-    if (tensors_validate(fc, s, t, e) != 0 || fleet_names_read(&list, fc, s, t->body, e) != 0 ||
+    if (tensors_validate(fc, s, t, e) != 0 || fleet_names_read(&list, fc, s, t, e) != 0 ||
         sending_begin(fc, s, e) != 0) {
         fleet_coverage_refuse(fc, s, &list, e);
         fleet_names_fini(&list);
@@ -425,14 +408,14 @@ int fleet_send_tensors(struct fleet_control *fc, struct fleet_session *s,
     mtx_unlock(&fc->lock);
     n_before = n_dropped(fc, s);
     if (fleet_coverage_check(fc, s, &list, e) != 0 || fleet_learn_names(fc, s, e) != 0 ||
-        (t->by_group && drop_non_members(fc, s, t->body, &began_us, e) != 0) ||
-        fleet_check_dirty_markers(fc, s, false, e) != 0 || prepare_parts(fc, s, t->body, e) != 0 ||
-        fleet_send_packing(fc, s, t->body, e) != 0) {
+        (t->by_group && drop_non_members(fc, s, tensors->group, &began_us, e) != 0) ||
+        fleet_check_dirty_markers(fc, s, false, e) != 0 || prepare_parts(fc, s, tensors, e) != 0 ||
+        fleet_send_packing(fc, s, tensors, e) != 0) {
         verdict = fleet_has_quorum(fc, s) ? VERDICT_RETRY : VERDICT_ABORT;
     } else {
         if (t->abort_requests)
             fleet_abort_all_requests(fc);
-        verdict = send_with_chunk_id(fc, s, t, e);
+        verdict = send_to_parts(fc, s, t, e);
     }
     if (verdict == VERDICT_CONTINUE)
         count_received(fc, s, t, began_us, &list);

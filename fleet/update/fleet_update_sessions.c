@@ -151,24 +151,23 @@ static bool is_two_phase(const struct fleet_session *s, struct upstream *upstrea
 
 void fleet_session_set_report(struct fleet_session *s, const struct fleet_result *results, size_t n)
 {
-    json_t *weakest = NULL;
+    struct api_object *weakest = NULL;
 
     for (size_t i = 0; i < n; i++) {
-        json_t *report = NULL;
+        struct api_object *report = NULL;
 
         if (results[i].outcome == FLEET_OK && results[i].text != NULL &&
             is_two_phase(s, results[i].upstream))
-            report = json_loadb(results[i].text, results[i].text_len, 0, NULL);
-        if (json_is_object(report) &&
-            (weakest == NULL || fleet_coverage_is_weaker(report, weakest))) {
-            json_decref(weakest);
-            weakest = json_incref(report);
+            report = api_report_read(results[i].text, results[i].text_len);
+        if (report != NULL && (weakest == NULL || fleet_coverage_is_weaker(report, weakest))) {
+            api_object_unref(weakest);
+            weakest = api_object_ref(report);
         }
-        json_decref(report);
+        api_object_unref(report);
     }
     if (weakest == NULL)
         return;
-    json_decref(s->report);
+    api_object_unref(s->report);
     s->report = weakest;
 }
 
@@ -203,14 +202,6 @@ void fleet_fence_parts(struct fleet_control *fc, struct fleet_session *s)
     }
 }
 
-/* A member of the last description of its own update by a baton; 0: none takes part. */
-static uint64_t reported(const struct fleet_session *s, const char *member)
-{
-    json_int_t n = json_integer_value(json_object_get(s->report, member));
-
-    return n > 0 ? (uint64_t)n : 0;
-}
-
 void fleet_report_ended(struct fleet_control *fc, const struct fleet_session *s, size_t n_done)
 {
     bool committed = s->phase == UPDATE_COMMITTED;
@@ -219,9 +210,9 @@ void fleet_report_ended(struct fleet_control *fc, const struct fleet_session *s,
     struct update_record r = {
         .outcome = committed ? OUTCOME_COMMITTED : OUTCOME_ABORTED,
         .serial = s->serial,
-        .nbytes = reported(s, "nbytes_done"),
-        .n_tensors = (uint32_t)reported(s, "n_tensors_done"),
-        .n_checksums = reported(s, "n_checksums"),
+        .nbytes = api_report_count(s->report, "nbytes_done"),
+        .n_tensors = (uint32_t)api_report_count(s->report, "n_tensors_done"),
+        .n_checksums = api_report_count(s->report, "n_checksums"),
         .n_upstreams = (uint32_t)n_done,
         .source = s->source,
         .coverage = committed ? fleet_coverage_name(s) : NULL,
@@ -267,7 +258,7 @@ void fleet_close_session(struct fleet_control *fc, struct fleet_session *s, cons
     mtx_lock(&fc->lock);
     note_cut_off_locked(fc, s, !committed);
     s->error = *why;
-    json_decref(s->list); /* 16 sessions that ended are kept */
+    api_object_unref(s->list); /* 16 sessions that ended are kept */
     s->list = NULL;
     s->phase = committed ? UPDATE_COMMITTED : UPDATE_ABORTED;
     cnd_broadcast(&fc->changed);

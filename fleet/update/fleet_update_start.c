@@ -130,26 +130,23 @@ static int start_parts(struct fleet_control *fc, struct fleet_session *s,
                        struct err *e)
 {
     struct fleet_batch b = {0}, others = {0};
+    const struct api_start start = {.selector = req->selector,
+                                    .convert = req->convert,
+                                    .lease_s = baton_lease_s(fc, req->lease_s)};
+    const struct api_args args = {.native = req->native, .start = &start};
     struct fleet_result *results = NULL;
-    json_t *body = json_copy((json_t *)(uintptr_t)req->start);
     int rc = -1;
 
     for (size_t i = 0; i < s->n_parts; i++)
-        batch_add(s->parts[i].two_phase ? &b : &others, s, i,
-                  s->parts[i].two_phase ? body : req->start);
+        batch_add(s->parts[i].two_phase ? &b : &others, s, i, &args);
     fleet_recover(fc, s);
-    if (body == NULL || (req->convert && json_object_set_new(body, "convert", json_true()) != 0) ||
-        json_object_set_new(body, "lease_s", json_integer(baton_lease_s(fc, req->lease_s))) != 0)
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory to start an update");
-    else if (fleet_validate(fc, API_START_UPDATE, others.targets, others.n, e) == 0 &&
-             fleet_request(fc, API_START_UPDATE, b.targets, b.n, fleet_step_us(fc), &results, e) ==
-                 0)
+    if (fleet_validate(fc, API_START_UPDATE, others.targets, others.n, e) == 0 &&
+        fleet_request(fc, API_START_UPDATE, b.targets, b.n, fleet_step_us(fc), &results, e) == 0)
         rc = apply_start_results(fc, s, &b, results, e);
     if (rc == 0)
         fleet_results_free(results, b.n);
     else
         *replies = (struct fleet_results){results, b.n};
-    json_decref(body);
     return rc;
 }
 

@@ -3,6 +3,7 @@
 #include "fleet/calls/fleet_priv.h"
 #include "fleet/want/fleet_cache.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 bool fleet_has_no_adapter(struct fleet_control *fc, const struct fleet_result *result,
@@ -38,12 +39,10 @@ static enum fleet_has unload(struct fleet_control *fc, const struct fleet_target
 static bool is_same(const struct fleet_result *result, const struct fleet_adapter_task *task,
                     struct err *why)
 {
-    json_t *answer = json_loadb(result->text != NULL ? result->text : "", result->text_len, 0,
-                                NULL);
-    const char *digest = json_string_value(json_object_get(answer, "digest"));
+    char *digest = api_read_digest(result->text, result->text_len);
     bool same = digest == NULL || task->digest[0] == '\0' || strcmp(digest, task->digest) == 0;
 
-    json_decref(answer);
+    free(digest);
     if (!same)
         (void)err_set(
             why, ERR_CONFLICT, "",
@@ -95,17 +94,18 @@ static enum fleet_has load(struct fleet_control *fc, const struct fleet_target *
 enum fleet_has fleet_run_adapter_task(struct fleet_control *fc, struct upstream *upstream,
                                       const struct fleet_adapter_task *task, struct err *why)
 {
-    json_t *body = task->load != NULL ? json_loads(task->load, 0, NULL)
-                                      : json_pack("{s:s}", "lora_name", task->name);
-    struct fleet_target target = {.upstream = upstream, .body = body};
+    struct api_native *native = task->load != NULL ? api_native_parse(task->load) : NULL;
+    const struct api_adapter adapter = {.name = task->name, .path = task->path};
+    const struct api_args args = {.native = native, .adapter = &adapter};
+    const struct fleet_target target = {.upstream = upstream, .args = &args};
     enum fleet_has has = task->had;
 
-    if (body == NULL)
-        (void)err_set(why, ERR_NO_MEMORY, "", "no memory to load or unload an adapter");
-    else if (task->load != NULL)
-        has = load(fc, &target, task, why);
-    else
+    if (task->load == NULL)
         has = unload(fc, &target, task->name, why);
-    json_decref(body);
+    else if (native == NULL)
+        (void)err_set(why, ERR_NO_MEMORY, "", "no memory to load an adapter");
+    else
+        has = load(fc, &target, task, why);
+    api_native_free(native);
     return has;
 }

@@ -94,7 +94,7 @@ static void apply_reset_result(struct fleet_resets *r, size_t k, const struct fl
     if (!result_ok(result) && !has_no_cache(target->op, r->list[r->of[k]].route_optional, result))
         *why = result->why;
     else if (target->op == API_RESET_PREFIX_CACHE && result->outcome == FLEET_OK &&
-             !api_reset_is_proven(at.kind, target->body, result->text != NULL ? result->text : "",
+             !api_reset_is_proven(at.kind, target->args, result->text != NULL ? result->text : "",
                                   result->text_len))
         (void)err_set(why, ERR_UPSTREAM, "", "%.100s does not report whether its cache is empty",
                       at.name);
@@ -103,13 +103,19 @@ static void apply_reset_result(struct fleet_resets *r, size_t k, const struct fl
 
 static void add_targets(struct fleet_resets *r, enum api_op op, filter_fn *filter)
 {
+    static const struct api_caches keep = {.external = true},
+                                   preempt = {.external = true, .running = true};
+    static const struct api_abort_requests all = {.all = true};
+    static const struct api_args caches[] = {{.caches = &keep}, {.caches = &preempt}};
+    static const struct api_args requests = {.abort_requests = &all};
+
     for (size_t i = 0; i < r->n; i++)
         if (filter(r, i)) {
             r->of[r->n_targets] = i;
             r->targets[r->n_targets++] = (struct fleet_target){
                 .upstream = r->list[i].upstream,
                 .op = op,
-                .body = r->bodies[r->list[i].preempt],
+                .args = op == API_ABORT_REQUESTS ? &requests : &caches[r->list[i].preempt],
                 .given_up = r->list[i].given_up,
                 .timeout_us = fleet_step_us(r->fc)};
         }
@@ -169,22 +175,14 @@ static void retract_and_flush(struct fleet_resets *r)
 void fleet_resets_begin(struct fleet_resets *r, struct fleet_control *fc,
                         const struct fleet_cache_reset *list, size_t n)
 {
-    struct err e = {0};
-
     r->fc = fc;
     r->n = n;
     memcpy(r->list, list, n * sizeof *list);
     memset(r->why, 0, n * sizeof r->why[0]);
     memset(r->failed, 0, n * sizeof r->failed[0]);
     r->n_targets = 0;
-    r->bodies[0] = json_pack("{s:b}", "external", 1);
-    r->bodies[1] = json_pack("{s:b, s:b}", "external", 1, "running", 1);
-    if (r->bodies[0] == NULL || r->bodies[1] == NULL)
-        (void)err_set(&e, ERR_NO_MEMORY, "", "no memory to empty caches");
     add_targets(r, API_RESET_PREFIX_CACHE, is_any);
     add_targets(r, API_RESET_ENCODER_CACHE, is_any);
-    if (e.code != ERR_NONE)
-        apply_results(r, NULL, &e);
 }
 
 void fleet_resets_apply(struct fleet_resets *r, const struct fleet_result *results,
@@ -199,8 +197,6 @@ void fleet_resets_end(struct fleet_resets *r, const struct fleet_result *results
                       const struct err *e)
 {
     apply_results(r, results, e);
-    json_decref(r->bodies[0]);
-    json_decref(r->bodies[1]);
 }
 
 void fleet_reset_caches(struct fleet_control *fc, const struct fleet_cache_reset *list, size_t n,
@@ -299,21 +295,17 @@ static void log_held(struct fleet_control *fc, const struct fleet_result *result
 /* A failure is only reported: the engine may have ended, and with it what it held. */
 static void abort_stale_requests(struct fleet_resets *r)
 {
-    json_t *all = json_pack("{s:b}", "all", 1);
     struct fleet_result *results;
     struct err ignored = {0};
     size_t n;
 
     add_targets(r, API_ABORT_REQUESTS, holds_stale_requests);
     n = r->n_targets;
-    for (size_t k = 0; k < n; k++)
-        r->targets[k].body = all;
-    results = all != NULL ? send_targets(r, &ignored) : NULL;
+    results = send_targets(r, &ignored);
     for (size_t k = 0; k < n && results != NULL; k++)
         log_held(r->fc, &results[k]);
     fleet_results_free(results, n);
     r->n_targets = 0;
-    json_decref(all);
 }
 
 void fleet_reset_parts_end(struct fleet_resets *r, struct fleet_session *s,

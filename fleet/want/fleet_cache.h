@@ -31,7 +31,6 @@ struct fleet_resets {
     size_t of[2 * FLEET_MAX]; /* of each target: an index of `list` */
 
     struct fleet_control *fc;
-    json_t *bodies[2]; /* owned; without and with preemption */
     size_t n;
     struct fleet_cache_reset list[FLEET_MAX];
     struct err why[FLEET_MAX]; /* of `list`: why the caches could not be emptied; clean: they were,

@@ -105,14 +105,15 @@ static enum step step_of_locked(struct fleet_control *fc, struct upstream *upstr
 }
 
 static size_t select_targets(struct fleet_control *fc, const struct upstream_list *all,
-                             enum step step, const json_t *body, struct fleet_target *targets)
+                             enum step step, const struct api_args *args,
+                             struct fleet_target *targets)
 {
     size_t n_targets = 0;
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < all->n; i++)
         if (step_of_locked(fc, all->items[i]) == step)
-            targets[n_targets++] = (struct fleet_target){.upstream = all->items[i], .body = body};
+            targets[n_targets++] = (struct fleet_target){.upstream = all->items[i], .args = args};
     mtx_unlock(&fc->lock);
     return n_targets;
 }
@@ -154,7 +155,7 @@ static bool is_expected(struct fleet_control *fc, const struct fleet_result *res
 /* Engines that take no version have no marker, and are paused all the same. */
 static void mark(struct fleet_control *fc, const struct fleet_target *targets, size_t n)
 {
-    json_t *body = json_pack("{s:s}", "weight_version", FLEET_FENCED_MARKER);
+    const struct api_args marker = {.label = &(struct api_label){FLEET_FENCED_MARKER}};
     struct fleet_target marked[FLEET_MAX];
     struct fleet_result *results = NULL;
     struct err ignored = {0};
@@ -162,10 +163,10 @@ static void mark(struct fleet_control *fc, const struct fleet_target *targets, s
 
     for (size_t i = 0; i < n; i++)
         if (must_mark(fc, targets[i].upstream))
-            marked[n_read++] = (struct fleet_target){.upstream = targets[i].upstream, .body = body};
-    if (body != NULL && n_read > 0 &&
-        fleet_query(fc, API_GET_VERSION, marked, n_read, FENCE_PAUSE_TIMEOUT_US, &results,
-                    &ignored) == 0) {
+            marked[n_read++] = (struct fleet_target){.upstream = targets[i].upstream,
+                                                     .args = &marker};
+    if (n_read > 0 && fleet_query(fc, API_GET_VERSION, marked, n_read, FENCE_PAUSE_TIMEOUT_US,
+                                  &results, &ignored) == 0) {
         for (size_t i = 0; i < n_read; i++)
             if (is_expected(fc, &results[i]))
                 marked[n_marked++] = marked[i];
@@ -174,7 +175,6 @@ static void mark(struct fleet_control *fc, const struct fleet_target *targets, s
                                           FENCE_PAUSE_TIMEOUT_US, &results, &ignored) == 0)
             fleet_results_free(results, n_marked);
     }
-    json_decref(body);
 }
 
 /* requests */
@@ -237,15 +237,15 @@ static void run(void *arg)
     struct fleet_control *fc = arg;
     struct upstream_list *all = upstreams_list(fc->upstreams);
     struct fleet_target targets[FLEET_MAX];
-    json_t *keep = json_pack("{s:s, s:s}", "mode", "keep", "owner", API_FENCE_OWNER);
+    const struct api_pause asked = {.mode = PAUSE_KEEP, .owner = API_FENCE_OWNER};
+    const struct api_args keep = {.pause = &asked};
 
     mark(fc, targets, select_targets(fc, all, STEP_PAUSE, NULL, targets));
-    if (keep != NULL && fleet_pause_lock_unless_pausing(fc, "the pause of a fenced upstream")) {
-        send_step(fc, STEP_PAUSE, targets, select_targets(fc, all, STEP_PAUSE, keep, targets));
+    if (fleet_pause_lock_unless_pausing(fc, "the pause of a fenced upstream")) {
+        send_step(fc, STEP_PAUSE, targets, select_targets(fc, all, STEP_PAUSE, &keep, targets));
         send_step(fc, STEP_RESUME, targets, select_targets(fc, all, STEP_RESUME, NULL, targets));
         fleet_pause_unlock(fc);
     }
-    json_decref(keep);
     mtx_lock(&fc->lock);
     fc->fence_pauses.running = false;
     mtx_unlock(&fc->lock);

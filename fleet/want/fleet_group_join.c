@@ -150,16 +150,22 @@ static void make_group(struct fleet_group *g, struct fleet_control *fc,
 }
 
 static int join(struct fleet_control *fc, const struct upstream_list *all,
-                const struct fleet_join_request *req, const json_t *body,
+                const struct fleet_join_request *req, struct api_native *native,
                 struct fleet_group_reply *reply, struct err *e)
 {
+    const struct fleet_handles *handles = req->handles;
+    const struct api_join join = {.group = req->group_name,
+                                  .by_handles = handles != NULL,
+                                  .packed_given = handles != NULL && handles->on,
+                                  .packed = handles != NULL && handles->packed};
+    const struct api_args args = {.native = native, .join = &join};
     uint64_t n_ranks[FLEET_MAX] = {0};
     struct fleet_target targets[FLEET_MAX];
     const struct fleet_result *cause;
     struct fleet_group g;
     size_t n;
 
-    if (fleet_reachable_quorum(fc, all, body, targets, &n, e) != 0 ||
+    if (fleet_reachable_quorum(fc, all, &args, targets, &n, e) != 0 ||
         (req->handles == NULL && (ask_ranks(fc, targets, n, n_ranks, reply, e) != 0 ||
                                   place_ranks(req, targets, n, n_ranks, e) != 0)))
         return -1;
@@ -187,10 +193,10 @@ static int join(struct fleet_control *fc, const struct upstream_list *all,
 }
 
 int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *req,
-                     const json_t *body, struct fleet_group_reply *reply, struct err *e)
+                     struct api_native *native, struct fleet_group_reply *reply, struct err *e)
 {
     struct upstream_list *all = upstreams_list(fc->upstreams);
-    int rc = join(fc, all, req, body, reply, e);
+    int rc = join(fc, all, req, native, reply, e);
 
     upstream_list_unref(all);
     return rc;
@@ -211,12 +217,12 @@ static bool is_set_up(struct fleet_control *fc, const struct fleet_group *g, boo
 
 /* Asks the engines that joined a group, or are set up for handles. It is forgotten already, or
  * marked as left, so that no tensors follow. */
-static int ask_to_leave(struct fleet_control *fc, const struct fleet_group *g, const json_t *body,
+static int ask_to_leave(struct fleet_control *fc, const struct fleet_group *g,
                         struct fleet_group_reply *reply, struct err *e)
 {
     struct upstream_list *all = upstreams_list(fc->upstreams);
     struct fleet_target reachable[FLEET_MAX], targets[FLEET_MAX];
-    size_t n = fleet_reachable(fc, all, body, reachable);
+    size_t n = fleet_reachable(fc, all, NULL, reachable);
     struct fleet_handles handles;
     int rc;
 
@@ -234,8 +240,8 @@ static int ask_to_leave(struct fleet_control *fc, const struct fleet_group *g, c
     return rc;
 }
 
-int fleet_group_leave(struct fleet_control *fc, const char *name, const json_t *body,
-                      struct fleet_group_reply *reply, struct err *e)
+int fleet_group_leave(struct fleet_control *fc, const char *name, struct fleet_group_reply *reply,
+                      struct err *e)
 {
     const struct fleet_result *cause;
     struct fleet_group g;
@@ -246,7 +252,7 @@ int fleet_group_leave(struct fleet_control *fc, const char *name, const json_t *
     do {
         fleet_group_reply_fini(reply);
         more = fleet_forget_group(fc, name, &g) && name == NULL;
-        if (ask_to_leave(fc, &g, body, reply, e) != 0)
+        if (ask_to_leave(fc, &g, reply, e) != 0)
             return -1;
         cause = fleet_results_cause(reply->results, reply->n);
     } while (more && cause == NULL);
@@ -372,7 +378,7 @@ static void leave_refused(struct fleet_control *fc, char *words)
         return;
     while (next_to_ask(fc, &g)) {
         err_clear(&why);
-        (void)ask_to_leave(fc, &g, NULL, &reply, &why);
+        (void)ask_to_leave(fc, &g, &reply, &why);
         if (reply.results != NULL)
             note_left(fc, g.began_us, &reply);
         describe_leave(fc, &g, &reply, &why, words);

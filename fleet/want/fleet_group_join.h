@@ -9,7 +9,6 @@
 #include "fleet/calls/fleet_request.h"
 #include "fleet/calls/fleet_transfer.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -38,7 +37,7 @@ struct fleet_group_reply {
 void fleet_group_reply_fini(struct fleet_group_reply *reply);
 
 /* fleet_group_join - all engines that answer join a group, or are set up for handles of GPU memory.
- * @body   of the native request
+ * @native  the client's body
  * @reply  zeroed; also set on errors, as far as engines were asked
  * Threads: the owner of the operation lock (fleet/calls/fleet_locks.h). Blocks: up to timeout_us,
  * fleet_step_us and FLEET_LEAVE_US.
@@ -47,15 +46,15 @@ void fleet_group_reply_fini(struct fleet_group_reply *reply);
  * group have been asked to leave. A group that this one was to replace is forgotten then too, since
  * engines leave it before they join. */
 int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *req,
-                     const json_t *body, struct fleet_group_reply *reply, struct err *e);
+                     struct api_native *native, struct fleet_group_reply *reply, struct err *e);
 
 /* fleet_group_leave - all engines that joined leave, and what they set up for handles is undone.
  * @name   NULL: every group
  * @reply  as fleet_group_join's. The group is forgotten, whatever they reply.
  * Threads: as fleet_group_join. Blocks: up to FLEET_LEAVE_US for each group.
  * Errors: ERR_NOT_FOUND at /group_name; an engine's. */
-int fleet_group_leave(struct fleet_control *fc, const char *name, const json_t *body,
-                      struct fleet_group_reply *reply, struct err *e);
+int fleet_group_leave(struct fleet_control *fc, const char *name, struct fleet_group_reply *reply,
+                      struct err *e);
 
 /* fleet_group_leave_refused - an update by a group was refused, or failed: if its trainer may be in
  * its broadcast by then (ends_if_refused), each later update by the group is an ERR_GROUP_LEFT, and

@@ -128,10 +128,10 @@ void fleet_note_pause_results(struct fleet_control *fc, const struct fleet_resul
 
 /* @targets  [FLEET_MAX]: those that missed it and are back */
 static size_t select_missed_pause(struct fleet_control *fc, const struct upstream_list *all,
-                                  const json_t *body, struct fleet_target *targets)
+                                  const struct api_args *args, struct fleet_target *targets)
 {
     struct fleet_target alive[FLEET_MAX];
-    size_t n = fleet_reachable(fc, all, body, alive), n_targets = 0;
+    size_t n = fleet_reachable(fc, all, args, alive), n_targets = 0;
     struct upstream_info info;
 
     for (size_t i = 0; i < n; i++) {
@@ -180,19 +180,19 @@ static void send_missed(struct fleet_control *fc, enum api_op op,
 static void send_missed_with_lock(struct fleet_control *fc, const struct upstream_list *all)
 {
     struct fleet_target targets[FLEET_MAX];
+    struct api_pause asked;
+    const struct api_args args = {.pause = &asked};
     struct pause pause;
-    json_t *body = NULL;
+    bool on;
 
     assert(fleet_owns_pause_lock(fc));
     mtx_lock(&fc->lock);
     pause = fc->pause;
     mtx_unlock(&fc->lock);
-    if (pause_is_held(&pause))
-        body = fleet_pause_body(&pause);
-    if (!pause_is_held(&pause) || body != NULL)
-        send_missed(fc, pause_is_held(&pause) ? API_PAUSE : API_RESUME, targets,
-                    select_missed_pause(fc, all, body, targets));
-    json_decref(body);
+    on = pause_is_held(&pause);
+    asked = (struct api_pause){.mode = pause.mode, .reject = pause.reject};
+    send_missed(fc, on ? API_PAUSE : API_RESUME, targets,
+                select_missed_pause(fc, all, on ? &args : NULL, targets));
 }
 
 void fleet_send_missed_pauses(struct fleet_control *fc)

@@ -127,7 +127,7 @@ static size_t split_off_down(struct fleet_result *results, size_t n, struct flee
 
 /* What a pause is carried out with. */
 struct pausing {
-    const json_t *body;
+    const struct api_args *args;
     bool was_held; /* the fleet was paused before: it stays paused if this fails */
     bool aborts;
     size_t n_aborted; /* here */
@@ -182,7 +182,7 @@ static int pause_engines(struct fleet_control *fc, const struct upstream_list *a
     size_t n_down = 0;
     int rc;
 
-    if (fleet_reachable_quorum(fc, all, p->body, targets, n, e) != 0)
+    if (fleet_reachable_quorum(fc, all, p->args, targets, n, e) != 0)
         return -1;
     for (size_t i = 0; i < *n; i++)
         targets[i].until_down = true;
@@ -216,9 +216,12 @@ static void log_pause(struct fleet_control *fc, const char *event, const struct 
 }
 
 int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, uint64_t deadline_us,
-                    const json_t *body, struct fleet_result **results, size_t *n, struct err *e)
+                    struct api_native *native, struct fleet_result **results, size_t *n,
+                    struct err *e)
 {
-    struct pausing p = {.body = body, .aborts = req->mode == PAUSE_ABORT};
+    const struct api_pause asked = {.mode = req->mode, .reject = req->reject};
+    const struct api_args args = {.native = native, .pause = &asked};
+    struct pausing p = {.args = &args, .aborts = req->mode == PAUSE_ABORT};
     struct upstream_list *all;
     struct pause before, now;
     int rc;
@@ -228,7 +231,7 @@ int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, u
     if (begin_pause(fc, req, &before, e) != 0)
         return -1;
     p.was_held = pause_is_held(&before);
-    rc = fleet_cover_queued(fc, req, &before, body, deadline_us, &p.n_aborted, e);
+    rc = fleet_cover_queued(fc, req, &before, &args, deadline_us, &p.n_aborted, e);
     if (rc == 0) {
         fleet_proof_hold(fc, NULL);
         fleet_proof_await(fc);
@@ -245,12 +248,6 @@ int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, u
     }
     restore_pause(fc, &before);
     return -1;
-}
-
-json_t *fleet_pause_body(const struct pause *p)
-{
-    return json_pack("{s:s, s:s*}", "mode", lifecycle_pause_name(p->mode), "new_requests",
-                     p->reject ? "reject" : NULL);
 }
 
 void fleet_get_pause(struct fleet_control *fc, struct pause *out)

@@ -9,7 +9,6 @@
 #include "control/pause_state.h"
 #include "fleet/calls/fleet_request.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -31,13 +30,14 @@ bool fleet_is_paused(struct fleet_control *fc);
  * meanwhile is not waited for, and is paused when it is back. One that does not answer its resume
  * in time gets it later.
  * @deadline_us  base/clock.h; engines that have not answered by then fail the pause
- * @body     of the request to each engine, in our own form
+ * @native   the client's body, for batons; NULL: none
  * @results  [n], also on failure; free with fleet_results_free; NULL: nothing was sent
  * Blocks: until the deadline and less than a second more.
  * Errors: fleet_cover_queued's, fleet_request's, an engine's; ERR_UNSYNCED: too many engines
  * went down meanwhile; ERR_CONFLICT: it was resumed. */
 int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, uint64_t deadline_us,
-                    const json_t *body, struct fleet_result **results, size_t *n, struct err *e);
+                    struct api_native *native, struct fleet_result **results, size_t *n,
+                    struct err *e);
 
 /* fleet_resume_all - resume every reachable engine but those that the open update keeps paused and
  * those that are fenced because they have part of an update. An engine that fails is fenced.

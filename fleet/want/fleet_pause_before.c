@@ -56,12 +56,12 @@ static int await_before(struct fleet_control *fc, const struct pause *before, ui
 }
 
 /* Could the pause be sent? */
-static int check_engines(struct fleet_control *fc, const json_t *body, struct err *e)
+static int check_engines(struct fleet_control *fc, const struct api_args *args, struct err *e)
 {
     struct upstream_list *all = upstreams_list(fc->upstreams);
     struct fleet_target targets[FLEET_MAX];
     size_t n;
-    int rc = fleet_reachable_quorum(fc, all, body, targets, &n, e);
+    int rc = fleet_reachable_quorum(fc, all, args, targets, &n, e);
 
     if (rc == 0)
         rc = fleet_validate(fc, API_PAUSE, targets, n, e);
@@ -70,13 +70,13 @@ static int check_engines(struct fleet_control *fc, const json_t *body, struct er
 }
 
 int fleet_cover_queued(struct fleet_control *fc, const struct pause_request *req,
-                       const struct pause *before, const json_t *body, uint64_t deadline_us,
-                       size_t *n_aborted, struct err *e)
+                       const struct pause *before, const struct api_args *args,
+                       uint64_t deadline_us, size_t *n_aborted, struct err *e)
 {
     struct fleet *f = fleet_of(fc);
 
     *n_aborted = 0;
-    if (check_engines(fc, body, e) != 0)
+    if (check_engines(fc, args, e) != 0)
         return -1;
     if (req->mode == PAUSE_KEEP) {
         fleet_draw_line(f, pause_begins_anew(before, req->mode), false);

@@ -7,10 +7,10 @@
 #include "base/err.h"
 #include "control/pause_state.h"
 
-#include <jansson.h>
 #include <stddef.h>
 #include <stdint.h>
 
+struct api_args;
 struct fleet_control;
 
 /* fleet_cover_queued - do here what the pause does, before it is sent to the engines: `abort` ends
@@ -20,11 +20,11 @@ struct fleet_control;
  * @before     the pause before
  * @n_aborted  how many were aborted
  * Blocks: with wait, until the deadline.
- * Errors: ERR_TIMEOUT; ERR_CONFLICT: it was resumed; ERR_DRAINING; of the body, those of
+ * Errors: ERR_TIMEOUT; ERR_CONFLICT: it was resumed; ERR_DRAINING; those of
  * fleet_reachable_quorum and fleet_validate. */
 int fleet_cover_queued(struct fleet_control *fc, const struct pause_request *req,
-                       const struct pause *before, const json_t *body, uint64_t deadline_us,
-                       size_t *n_aborted, struct err *e);
+                       const struct pause *before, const struct api_args *args,
+                       uint64_t deadline_us, size_t *n_aborted, struct err *e);
 
 /* fleet_end_aborted - the engines have taken a pause with abort: wait until what they have aborted
  * is answered, and end what still has no reply, because it came to its engine after the pause.

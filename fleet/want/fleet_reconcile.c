@@ -183,27 +183,24 @@ bool fleet_reconcile_is_stale(struct fleet_control *fc, struct upstream *upstrea
     return stale;
 }
 
-json_t *fleet_missing_adapters_json(struct fleet_control *fc, struct upstream *upstream)
+size_t fleet_missing_adapters(struct fleet_control *fc, struct upstream *upstream,
+                              char (**names)[FLEET_ADAPTER_NAME_MAX + 1])
 {
-    char(*names)[FLEET_ADAPTER_NAME_MAX + 1] = NULL;
-    json_t *list = json_array();
     size_t n = 0;
 
+    *names = NULL;
     mtx_lock(&fc->lock);
     fleet_reconcile_check_incarnation_locked(fc, upstream);
     for (size_t i = 0; i < fc->adapters.n; i++)
         n += fleet_adapters_is_missing(&fc->adapters.list[i], &fleet_engine(upstream)->adapters);
     if (n > 0)
-        names = malloc(n * sizeof *names);
+        *names = malloc(n * sizeof **names);
     n = 0;
-    for (size_t i = 0; names != NULL && i < fc->adapters.n; i++)
+    for (size_t i = 0; *names != NULL && i < fc->adapters.n; i++)
         if (fleet_adapters_is_missing(&fc->adapters.list[i], &fleet_engine(upstream)->adapters))
-            memcpy(names[n++], fc->adapters.list[i].name, sizeof *names);
+            memcpy((*names)[n++], fc->adapters.list[i].name, sizeof **names);
     mtx_unlock(&fc->lock);
-    for (size_t i = 0; i < n; i++)
-        (void)json_array_append_new(list, json_string(names[i]));
-    free(names);
-    return list;
+    return n;
 }
 
 /* jobs */

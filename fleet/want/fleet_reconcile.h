@@ -5,9 +5,9 @@
 #define BATON_FLEET_WANT_FLEET_RECONCILE_H
 
 #include "base/err.h"
+#include "fleet/calls/fleet_adapters.h"
 #include "fleet/calls/fleet_request.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -44,9 +44,11 @@ bool fleet_reconcile_is_stale(struct fleet_control *fc, struct upstream *upstrea
  * had is lost. */
 void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, struct upstream *upstream);
 
-/* fleet_missing_adapters_json - names of the fleet's adapters that an engine lacks (new; NULL: no
- * memory). Threads: any; no lock held. */
-json_t *fleet_missing_adapters_json(struct fleet_control *fc, struct upstream *upstream);
+/* fleet_missing_adapters - names of the fleet's adapters that an engine lacks.
+ * @names  [return value], the caller's to free; NULL: none, or no memory
+ * Threads: any; no lock held. Returns: how many. */
+size_t fleet_missing_adapters(struct fleet_control *fc, struct upstream *upstream,
+                              char (**names)[FLEET_ADAPTER_NAME_MAX + 1]);
 
 /* fleet_has_no_adapter - was an unload refused because the engine has no adapter of that name? */
 bool fleet_has_no_adapter(struct fleet_control *fc, const struct fleet_result *result,

@@ -4,6 +4,7 @@
  * An SGLang knows its requests by the rid in their bodies, aborts one at a time, and does not reply
  * whether there was one. So it gets one request for each id, and adds nothing to the count. */
 #include "base/clock.h"
+#include "fleet/api/api_json.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
@@ -59,19 +60,17 @@ static int abort_parse(const json_t **ids, const json_t *body, struct err *e)
 static int send_next(struct app *app, const json_t *id, uint64_t timeout_us, struct one_by_one *b,
                      struct fleet_result *results, struct err *e)
 {
-    json_t *body = json_pack("{s:[O]}", "request_ids", id);
+    const char *rid = json_string_value(id);
+    const struct api_abort_requests which = {.ids = &rid, .n = 1};
+    const struct api_args args = {.abort_requests = &which};
     struct fleet_target targets[FLEET_MAX];
     struct fleet_result *more = NULL;
     size_t n = b->n;
-    int rc;
 
     for (size_t i = 0; i < n; i++)
-        targets[i] = (struct fleet_target){.upstream = results[b->at[i]].upstream, .body = body};
-    rc = body != NULL ? fleet_request(app->fleet->control, API_ABORT_REQUESTS, targets, n,
-                                      timeout_us, &more, e)
-                      : err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
-    json_decref(body);
-    if (rc != 0)
+        targets[i] = (struct fleet_target){.upstream = results[b->at[i]].upstream, .args = &args};
+    if (fleet_request(app->fleet->control, API_ABORT_REQUESTS, targets, n, timeout_us, &more, e) !=
+        0)
         return -1;
     b->n = 0;
     for (size_t i = 0; i < n; i++) {
@@ -90,37 +89,36 @@ static int send_next(struct app *app, const json_t *id, uint64_t timeout_us, str
 static int send_first(struct app *app, const json_t *ids, struct fleet_target *targets, size_t n,
                       struct one_by_one *b, struct fleet_result **results, struct err *e)
 {
-    json_t *first = json_array_size(ids) > 0
-                        ? json_pack("{s:[O]}", "request_ids", json_array_get(ids, 0))
-                        : NULL;
+    const char *rid = json_string_value(json_array_get(ids, 0));
+    const struct api_abort_requests which = {.ids = &rid, .n = 1};
+    const struct api_args first = {.abort_requests = &which};
     struct upstream_endpoint at;
-    int rc;
 
     for (size_t i = 0; i < n; i++) {
         upstreams_get(app->fleet->upstreams, targets[i].upstream, &at);
-        if (!upstream_caps(at.kind)->aborts_one_request || first == NULL)
+        if (!upstream_caps(at.kind)->aborts_one_request || json_array_size(ids) == 0)
             continue;
-        targets[i].body = first;
+        targets[i].args = &first;
         b->at[b->n++] = i;
     }
-    rc = b->n > 0 ? check_one_by_one(ids, e) : 0;
-    if (rc == 0)
-        rc = fleet_request(app->fleet->control, API_ABORT_REQUESTS, targets, n, FLEET_CACHE_US,
-                           results, e);
-    json_decref(first);
-    return rc;
+    if (b->n > 0 && check_one_by_one(ids, e) != 0)
+        return -1;
+    return fleet_request(app->fleet->control, API_ABORT_REQUESTS, targets, n, FLEET_CACHE_US,
+                         results, e);
 }
 
 static int abort_on_engines(struct app *app, const struct upstream_list *all, const json_t *ids,
-                            const json_t *body, struct fleet_result **results, size_t *n,
+                            struct api_native *native, struct fleet_result **results, size_t *n,
                             struct err *e)
 {
     uint64_t deadline_us = clock_after_us(FLEET_CACHE_US);
+    const struct api_abort_requests which = {.all = ids == NULL};
+    const struct api_args args = {.native = native, .abort_requests = &which};
     struct fleet_target targets[FLEET_MAX];
     struct one_by_one b = {0};
 
     /* fewer than --min-ready will do */
-    *n = fleet_reachable(app->fleet->control, all, body, targets);
+    *n = fleet_reachable(app->fleet->control, all, &args, targets);
     if (*n == 0)
         return err_set(e, ERR_UNSYNCED, "", "no upstream is reachable: nothing was sent");
     if (send_first(app, ids, targets, *n, &b, results, e) != 0)
@@ -145,6 +143,7 @@ int handle_fleet_abort_requests(struct app *app, struct http_request *x, struct 
 {
     struct upstream_list *all;
     struct fleet_result *results = NULL;
+    struct api_native native = {0};
     const json_t *ids = NULL;
     size_t n = 0, n_queued = 0;
     uint64_t aborted;
@@ -153,13 +152,15 @@ int handle_fleet_abort_requests(struct app *app, struct http_request *x, struct 
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
+    native.body = body;
     rc = abort_parse(&ids, body, e);
     if (rc == 0 && ids == NULL)
         n_queued = fleet_abort_queued(fleet_of(app->fleet->control), true);
     all = upstreams_list(app->fleet->upstreams);
     if (rc == 0)
-        rc = abort_on_engines(app, all, ids, body, &results, &n, e);
+        rc = abort_on_engines(app, all, ids, &native, &results, &n, e);
     upstream_list_unref(all);
+    api_native_fini(&native);
     json_decref(body);
     if (rc != 0)
         return -1;

@@ -5,6 +5,7 @@
 #include "fleet/want/fleet_pause.h"
 
 #include "base/clock.h"
+#include "fleet/api/api_json.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/calls/fleet_locks.h"
 #include "fleet/proof/fleet_proof.h"
@@ -63,13 +64,15 @@ void fleet_reply_error(struct app *app, struct http_request *x, const struct err
 static int pause_with_lock(struct app *app, struct http_request *x, const struct pause_request *req,
                            const json_t *body, struct err *e)
 {
+    struct api_native native = {.body = body};
     struct fleet_control *fc = app->fleet->control;
     struct fleet_result *results;
     struct pause now;
     size_t n;
     uint64_t deadline_us = x->began_us + (uint64_t)req->timeout_s * 1000000;
-    int rc = fleet_pause_all(fc, req, deadline_us, body, &results, &n, e);
+    int rc = fleet_pause_all(fc, req, deadline_us, &native, &results, &n, e);
 
+    api_native_fini(&native);
     if (results == NULL)
         return -1;
     fleet_get_pause(fc, &now);
@@ -155,15 +158,16 @@ int handle_fleet_commit_resume(struct app *app, struct http_request *x, struct e
 /* caches */
 
 /* The same request to every engine, for operations that no engine can be out of step with. */
-static int request_all(struct app *app, struct http_request *x, enum api_op op, const json_t *body,
-                       const char *counted, json_t *reply, struct err *e)
+static int request_all(struct app *app, struct http_request *x, enum api_op op,
+                       const struct api_args *args, const char *counted, json_t *reply,
+                       struct err *e)
 {
     struct fleet_result *results = NULL;
     size_t n = 0;
 
     if (reply == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the request");
-    if (fleet_request_all(app->fleet->control, op, body, FLEET_CACHE_US, &results, &n, e) != 0) {
+    if (fleet_request_all(app->fleet->control, op, args, FLEET_CACHE_US, &results, &n, e) != 0) {
         json_decref(reply);
         return -1;
     }
@@ -183,24 +187,29 @@ static int request_all(struct app *app, struct http_request *x, enum api_op op, 
 int handle_fleet_reset_cache(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
-    bool preempts;
+    struct api_native native = {0};
+    struct api_caches caches;
+    const struct api_args args = {.native = &native, .caches = &caches};
     json_t *body;
     int rc;
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    preempts = json_is_true(json_object_get(body, "running"));
-    if (preempts) {
+    native.body = body;
+    caches = (struct api_caches){.running = json_is_true(json_object_get(body, "running")),
+                                 .external = json_is_true(json_object_get(body, "external"))};
+    if (caches.running) {
         fleet_proof_hold(fc, NULL);
         fleet_proof_await(fc);
     }
-    rc = request_all(app, x, API_RESET_PREFIX_CACHE, body, "entries_dropped",
+    rc = request_all(app, x, API_RESET_PREFIX_CACHE, &args, "entries_dropped",
                      json_pack("{s:b, s:n, s:i, s:s}", "reset", 1, "prefix_cache",
                                "entries_dropped", 0, "message",
                                "every upstream was asked to reset its prefix cache"),
                      e);
-    if (preempts)
+    if (caches.running)
         fleet_proof_release(fc, NULL);
+    api_native_fini(&native);
     json_decref(body);
     return rc;
 }

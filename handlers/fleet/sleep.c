@@ -1,4 +1,5 @@
 /* The routes of sleep and wake in front of upstream engines. */
+#include "fleet/api/api_json.h"
 #include "fleet/ask/fleet_sleep.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/calls/fleet_locks.h"
@@ -74,6 +75,7 @@ int handle_fleet_sleep(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
     struct fleet_sleep_request req = {0};
+    struct api_native native = {0};
     struct fleet_result *results;
     uint64_t level = 1;
     json_t *body;
@@ -82,6 +84,7 @@ int handle_fleet_sleep(struct app *app, struct http_request *x, struct err *e)
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
+    native.body = body;
     rc = body_u64(&level, body, "", "level", 1, 2, e);
     req.level = (int)level;
     if (rc == 0)
@@ -90,10 +93,11 @@ int handle_fleet_sleep(struct app *app, struct http_request *x, struct err *e)
         rc = fleet_op_lock(fc, x, "a sleep", e);
     if (rc == 0) {
         fleet_begin_push(fc);
-        rc = fleet_sleep_all(fc, &req, body, &results, &n, e);
+        rc = fleet_sleep_all(fc, &req, &native, &results, &n, e);
         rc = sleep_reply(app, x, rc, req.level, results, n, e);
         fleet_op_unlock(fc);
     }
+    api_native_fini(&native);
     json_decref(body);
     return rc;
 }
@@ -105,6 +109,7 @@ int handle_fleet_wake(struct app *app, struct http_request *x, struct err *e)
     struct fleet_control *fc = app->fleet->control;
     struct fleet_session *s = NULL;
     struct fleet_sleep_request req = {0};
+    struct api_native native = {0};
     struct fleet_result *results;
     json_t *body;
     size_t n = 0;
@@ -112,6 +117,7 @@ int handle_fleet_wake(struct app *app, struct http_request *x, struct err *e)
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
+    native.body = body;
     rc = tags_parse(&req, body, e);
     if (rc == 0 && req.kv) {
         rc = fleet_commit_open_update(fc, "", &s, e);
@@ -125,10 +131,11 @@ int handle_fleet_wake(struct app *app, struct http_request *x, struct err *e)
         rc = fleet_op_lock(fc, x, "a wake", e);
     if (rc == 0) {
         fleet_begin_push(fc);
-        rc = fleet_wake_all(fc, &req, body, &results, &n, e);
+        rc = fleet_wake_all(fc, &req, &native, &results, &n, e);
         rc = sleep_reply(app, x, rc, 0, results, n, e);
         fleet_op_unlock(fc);
     }
+    api_native_fini(&native);
     json_decref(body);
     return rc;
 }

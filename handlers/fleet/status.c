@@ -17,6 +17,7 @@
 #include "weights/store/store.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* one engine */
@@ -82,6 +83,53 @@ static json_t *upstream_json(const struct upstream_endpoint *at, const struct up
         "proof", proof);
 }
 
+static json_t *missing_adapters_json(struct fleet_control *fc, struct upstream *upstream)
+{
+    char(*names)[FLEET_ADAPTER_NAME_MAX + 1];
+    size_t n = fleet_missing_adapters(fc, upstream, &names);
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < n; i++)
+        (void)json_array_append_new(list, json_string(names[i]));
+    free(names);
+    return list;
+}
+
+static json_t *bytes_json(const struct fleet_proof_info *p)
+{
+    const struct proof_compared *c = &p->compared;
+
+    if (!p->has_compared)
+        return json_null();
+    return json_pack("{s:I, s:I, s:I, s:I}", "n_checked", (json_int_t)c->n_checked, "n_equal",
+                     (json_int_t)c->n_equal, "n_different", (json_int_t)c->n_different, "n_wrong",
+                     (json_int_t)c->n_wrong);
+}
+
+static json_t *sums_json(const struct fleet_proof_info *p)
+{
+    const struct proof_verdict *v = &p->sums_verdict;
+
+    if (!p->with_checksums)
+        return json_null();
+    return json_pack("{s:s, s:I, s:I, s:I, s:o}", "state", proof_state_name(v->state), "n",
+                     (json_int_t)p->n_sums, "n_different", (json_int_t)v->distance, "n_compared",
+                     (json_int_t)v->n_others, "committed", bytes_json(p));
+}
+
+static json_t *proof_json(struct fleet_control *fc, struct upstream *upstream)
+{
+    struct fleet_proof_info p;
+
+    if (!fleet_proof_get(fc, upstream, &p))
+        return json_null();
+    return json_pack("{s:s, s:s, s:I, s:o, s:o}", "state", proof_state_name(p.state),
+                     "weight_version", p.label, "n_compared", (json_int_t)p.verdict.n_others,
+                     "largest_difference",
+                     p.verdict.n_others > 0 ? json_real(p.verdict.distance) : json_null(),
+                     "checksums", sums_json(&p));
+}
+
 json_t *fleet_upstream_json(const struct app *app, struct upstream *upstream)
 {
     struct fleet *f = upstreams_fleet(app->fleet->upstreams);
@@ -93,8 +141,8 @@ json_t *fleet_upstream_json(const struct app *app, struct upstream *upstream)
     fleet_info(f, upstream, &info);
     return upstream_json(&at, &info, errors, fleet_errors(f, upstream, errors),
                          fleet_fence_is_paused(app->fleet->control, upstream),
-                         fleet_missing_adapters_json(app->fleet->control, upstream),
-                         fleet_proof_json(app->fleet->control, upstream));
+                         missing_adapters_json(app->fleet->control, upstream),
+                         proof_json(app->fleet->control, upstream));
 }
 
 json_t *fleet_removed_json(const struct upstream_endpoint *at, const struct upstream_info *info)
@@ -167,13 +215,23 @@ static json_t *update_id_json(const struct app *app, const struct fleet_stats *s
     return s->ready && now.done == info.serial ? status_update_id_json(&info) : json_null();
 }
 
+static json_t *spec_json(struct fleet_control *fc)
+{
+    const char *from;
+    uint32_t n;
+
+    return fleet_spec_get(fc, &from, &n)
+               ? json_pack("{s:s, s:I}", "from", from, "n_tensors", (json_int_t)n)
+               : json_null();
+}
+
 static json_t *weights_json(const struct app *app, const struct fleet_stats *s)
 {
     return json_pack("{s:s, s:o, s:o, s:o, s:s?, s:o}", "state", weights_state(app, s), "serial",
                      s->serial > 0 ? json_integer((json_int_t)s->serial) : json_null(), "update_id",
                      update_id_json(app, s), "weight_version", text_or_null(s->label), "coverage",
                      fleet_last_coverage(app->fleet->control), "spec",
-                     fleet_spec_json(app->fleet->control));
+                     spec_json(app->fleet->control));
 }
 
 /* As an engine of the server's own has it. */

@@ -1,5 +1,6 @@
 /* POST /v1/weights/plans in front of upstream engines: each engine keeps the tensor list, and all
  * must give it the same id. */
+#include "fleet/api/api_json.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/members/upstreams.h"
 #include "handlers/app.h"
@@ -40,12 +41,16 @@ static int compare_ids(struct app *app, const struct fleet_result *results, size
 static int put_tensor_list(struct app *app, struct http_request *x, const json_t *body,
                            struct err *e)
 {
+    struct api_native native = {.body = body};
+    const struct api_args args = {.native = &native};
     struct fleet_result *results = NULL;
     json_t *reply = NULL;
     size_t n;
+    int rc = fleet_request_all(app->fleet->control, API_PUT_TENSOR_LIST, &args, FLEET_CACHE_US,
+                               &results, &n, e);
 
-    if (fleet_request_all(app->fleet->control, API_PUT_TENSOR_LIST, body, FLEET_CACHE_US, &results,
-                          &n, e) != 0)
+    api_native_fini(&native);
+    if (rc != 0)
         return -1;
     if (fleet_results_ok(results, n, e) && compare_ids(app, results, n, &reply, e) == 0) {
         fleet_reply(app, x, reply, results, n);

@@ -1,5 +1,6 @@
 /* The routes of a trainer's group in front of upstream engines. */
 #include "base/clock.h"
+#include "fleet/api/api_json.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/calls/fleet_locks.h"
 #include "fleet/members/upstreams.h"
@@ -130,11 +131,13 @@ int handle_fleet_transfer_init(struct app *app, struct http_request *x, struct e
     struct fleet_control *fc = app->fleet->control;
     struct fleet_group_reply reply = {0};
     struct init_req req = {0};
+    struct api_native native = {0};
     json_t *body;
     int rc;
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
+    native.body = body;
     rc = init_parse(&req, app, body, e);
     req.join.ends_if_refused = ((const struct route *)x->route)->dialect != DIALECT_NATIVE;
     if (rc == 0)
@@ -144,10 +147,11 @@ int handle_fleet_transfer_init(struct app *app, struct http_request *x, struct e
     if (rc == 0)
         rc = fleet_op_lock(fc, x, "the start of a group", e);
     if (rc == 0) {
-        rc = fleet_group_join(fc, &req.join, body, &reply, e);
+        rc = fleet_group_join(fc, &req.join, &native, &reply, e);
         rc = group_reply(app, x, rc, &reply, e);
         fleet_op_unlock(fc);
     }
+    api_native_fini(&native);
     json_decref(body);
     return rc;
 }
@@ -174,7 +178,7 @@ int handle_fleet_transfer_delete(struct app *app, struct http_request *x, struct
     if (rc == 0)
         rc = fleet_op_lock(app->fleet->control, x, "the end of a group", e);
     if (rc == 0) {
-        rc = fleet_group_leave(app->fleet->control, name, body, &reply, e);
+        rc = fleet_group_leave(app->fleet->control, name, &reply, e);
         rc = group_reply(app, x, rc, &reply, e);
         fleet_op_unlock(app->fleet->control);
     }

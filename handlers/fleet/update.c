@@ -1,6 +1,7 @@
 /* The routes that start an update in front of upstream engines, and send its tensors. */
 #include "handlers/fleet/update.h"
 
+#include "fleet/api/api_json.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/calls/fleet_locks.h"
 #include "fleet/members/upstreams.h"
@@ -16,6 +17,7 @@
 #include "handlers/update_members.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* An update that this request ended has been reported with the request's error. */
@@ -59,7 +61,6 @@ static int start_parse(struct fleet_update_request *out, json_t *body, struct er
     if (label != NULL && label_check(label, "/weight_version", e) != 0)
         return -1;
     out->label = label != NULL ? label : "";
-    out->start = body;
     out->lease_s = (uint32_t)lease_s;
     return 0;
 }
@@ -99,17 +100,21 @@ int handle_fleet_update_start(struct app *app, struct http_request *x, struct er
                                        .anonymous = route->session != SESSION_NAMED,
                                        .convert = route_converts(route)};
     struct fleet_results replies = {0};
+    struct api_native native = {0};
     struct fleet_session *s;
     json_t *body;
     int rc;
 
     if (body_parse(&body, x, route, e) != 0)
         return -1;
+    native.body = body;
+    req.native = &native;
     rc = start_parse(&req, body, e);
     if (rc == 0 && req.anonymous)
         fleet_begin_push(app->fleet->control);
     if (rc == 0)
         rc = start_session(app, &req, &s, &replies, e);
+    api_native_fini(&native);
     json_decref(body);
     if (rc == 0)
         rc = fleet_update_answer(app, x, s, 0, e);
@@ -227,13 +232,30 @@ static int check_chunk(const struct fleet_session *s, const struct update_reques
                    "chunk twice; leave chunk_id out");
 }
 
+/* The texts of a list, NULL for what is no text. NULL: it is no list, or there is no memory. */
+static const char **texts_of(const json_t *strings, size_t *n)
+{
+    const char **entries = json_is_array(strings)
+                               ? calloc(json_array_size(strings) + 1, sizeof *entries)
+                               : NULL;
+
+    *n = json_array_size(strings);
+    for (size_t i = 0; entries != NULL && i < *n; i++)
+        entries[i] = json_string_value(json_array_get(strings, i));
+    return entries;
+}
+
 /* @body  whatever is wrong in it; or NULL */
 static void note_missing(struct app *app, struct fleet_session *s, const json_t *body,
                          const struct err *why)
 {
+    const json_t *info = json_object_get(body, "update_info");
+    size_t n;
+    const char **texts = texts_of(json_object_get(info != NULL ? info : body, "names"), &n);
     struct fleet_names names;
 
-    fleet_names_of_refused(&names, body);
+    fleet_names_of_refused(&names, texts, n);
+    free((void *)(uintptr_t)texts);
     fleet_coverage_refuse(app->fleet->control, s, &names, why);
     fleet_names_fini(&names);
 }
@@ -249,37 +271,64 @@ static int note_request(struct app *app, struct fleet_session *s, const struct u
     return -1;
 }
 
+/* What the fleet looks at (tensors_fini). An error in the list of names is told when it gets to
+ * them. */
+static void tensors_read(struct api_tensors *out, struct err *list_error,
+                         const struct update_request *w, const json_t *body)
+{
+    const json_t *strings = body_given(body, "serialized_named_tensors");
+
+    *out = (struct api_tensors){
+        .group = json_string_value(body_given(body, "group_name")),
+        .chunk_id = w->chunk_id,
+        .by_path = body_given(body, "path") != NULL,
+        .by_handles = body_given(body, "ipc_handles_pickled") != NULL ||
+                      body_given(body, "ipc_handles") != NULL,
+        .packed = json_is_true(json_object_get(body, "packed")),
+        .serialized = strings != NULL,
+    };
+    if (strings != NULL)
+        out->entries = texts_of(strings, &out->n_entries);
+    if (body_given(body, "names") != NULL)
+        (void)tensor_list_from_body(&out->list, body, NULL, list_error);
+}
+
+static void tensors_fini(struct api_tensors *t)
+{
+    free((void *)(uintptr_t)t->entries);
+    tensor_list_unref(t->list);
+}
+
 static int send_tensors(struct app *app, struct fleet_session *s, const struct update_request *w,
                         const json_t *bare, struct err *e)
 {
-    struct fleet_tensors t = {.body = bare,
-                              .chunk_id = w->chunk_id,
+    struct api_native native = {.body = bare};
+    struct api_tensors tensors = {0};
+    struct fleet_tensors t = {.args = {.native = &native, .tensors = &tensors},
                               .source = w->source,
                               .by_group = w->by_group,
                               .abort_requests = w->abort_requests};
-    json_t *nothing;
-    int rc;
+    int rc = note_request(app, s, w, bare, e);
 
-    if (note_request(app, s, w, bare, e) != 0 ||
-        fleet_send_tensors(app->fleet->control, s, &t, e) != 0)
-        return -1;
-    if (!fleet_update_is_covered(app->fleet->control, s))
-        return 0;
-    nothing = json_object();
-    rc = nothing != NULL ? fleet_finish_update(app->fleet->control, s, "", nothing, true, e)
-                         : fleet_update_no_memory(e);
-    json_decref(nothing);
-    return rc;
+    if (rc == 0) {
+        tensors_read(&tensors, &t.list_error, w, bare);
+        rc = fleet_send_tensors(app->fleet->control, s, &t, e);
+    }
+    tensors_fini(&tensors);
+    api_native_fini(&native);
+    if (rc != 0 || !fleet_update_is_covered(app->fleet->control, s))
+        return rc;
+    return fleet_finish_update(app->fleet->control, s, "", NULL, true, e);
 }
 
 static int one_shot_run(struct app *app, const struct update_request *w, const json_t *bare,
                         json_t *start, struct fleet_session **out, struct fleet_results *replies,
                         struct err *e)
 {
-    struct fleet_update_request req = {0};
+    struct api_native native = {.body = start};
+    struct fleet_update_request req = {.native = &native};
     struct fleet_session *s;
     struct err ignored = {0};
-    json_t *nothing;
     int rc;
 
     if (start_parse(&req, start, e) != 0)
@@ -288,15 +337,14 @@ static int one_shot_run(struct app *app, const struct update_request *w, const j
     req.actor = *w->actor;
     req.convert = w->convert;
     req.lease_s = UPDATE_ANONYMOUS_LEASE_S;
-    if (fleet_start_update(app->fleet->control, &req, &s, replies, e) != 0)
+    rc = fleet_start_update(app->fleet->control, &req, &s, replies, e);
+    api_native_fini(&native);
+    if (rc != 0)
         return -1;
     *out = s;
     rc = send_tensors(app, s, w, bare, e);
-    nothing = json_object();
     if (rc == 0)
-        rc = nothing != NULL ? fleet_finish_update(app->fleet->control, s, "", nothing, true, e)
-                             : fleet_update_no_memory(e);
-    json_decref(nothing);
+        rc = fleet_finish_update(app->fleet->control, s, "", NULL, true, e);
     if (rc != 0)
         (void)fleet_abort_update_wait(app->fleet->control, s, e, &ignored);
     return rc;
@@ -375,18 +423,14 @@ static int commit_previous(struct app *app, struct fleet_session **s, const char
 static int start_auto_commit(struct app *app, const struct update_request *w,
                              struct fleet_session **out, struct err *e)
 {
-    json_t *start = json_object();
     struct fleet_results replies = {0};
     struct fleet_update_request req = {.label = w->label != NULL ? w->label : "",
                                        .actor = *w->actor,
-                                       .start = start,
                                        .auto_commit = true,
                                        .convert = w->convert,
                                        .lease_s = UPDATE_ANONYMOUS_LEASE_S};
-    int rc = start != NULL ? fleet_start_update(app->fleet->control, &req, out, &replies, e)
-                           : fleet_update_no_memory(e);
+    int rc = fleet_start_update(app->fleet->control, &req, out, &replies, e);
 
-    json_decref(start);
     fleet_results_free(replies.list, replies.n);
     if (rc == 0 || e->code != ERR_CONFLICT)
         return rc;

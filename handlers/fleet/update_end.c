@@ -2,6 +2,7 @@
  * its lease. */
 #include "handlers/fleet/update.h"
 
+#include "fleet/api/api_json.h"
 #include "fleet/update/fleet_update.h"
 #include "handlers/app.h"
 #include "handlers/body.h"
@@ -29,6 +30,7 @@ static int finish_with_body(struct app *app, struct http_request *x, const json_
     struct fleet_session *s;
     const char *label = "";
     const json_t *sums = NULL;
+    struct api_native native = {0};
     json_t *proof;
     int rc;
 
@@ -39,8 +41,10 @@ static int finish_with_body(struct app *app, struct http_request *x, const json_
                                          : fleet_update_find_open(app, &s, e)) != 0)
         return -1;
     proof = sums != NULL ? json_pack("{s:O}", "checksums", sums) : json_object();
-    rc = proof != NULL ? fleet_finish_update(app->fleet->control, s, label, proof, commit, e)
+    native.body = proof;
+    rc = proof != NULL ? fleet_finish_update(app->fleet->control, s, label, &native, commit, e)
                        : fleet_update_no_memory(e);
+    api_native_fini(&native);
     json_decref(proof);
     return fleet_update_answer(app, x, s, rc, e);
 }

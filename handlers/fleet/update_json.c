@@ -1,6 +1,7 @@
 /* An update of the fleet as JSON: the members of a baton's own update, as one of the engines
  * reports them, with the fleet's members put over them, and each engine's result. */
 #include "base/clock.h"
+#include "fleet/api/api_json.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_update.h"
@@ -89,7 +90,7 @@ static int put_defaults(json_t *reply)
 
 static json_t *session_json(const struct app *app, const struct fleet_session *s)
 {
-    json_t *reply = s->report != NULL ? json_deep_copy(s->report) : json_object();
+    json_t *reply = s->report != NULL ? json_deep_copy(api_object_json(s->report)) : json_object();
     double left_s = fleet_session_is_open(s) ? (double)lease_timer_left_us(&s->lease) / 1e6 : 0;
     json_t *own = json_pack(
         "{s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:f, s:f, s:s, s:o, s:o}", "update_id", s->id,
@@ -121,7 +122,7 @@ json_t *fleet_session_json(const struct app *app, struct fleet_session *s)
     if (copy == NULL)
         return NULL;
     reply = session_json(app, copy);
-    fleet_update_copy_free(app->fleet->control, copy);
+    fleet_update_copy_free(copy);
     return reply;
 }
 
@@ -132,11 +133,12 @@ json_t *fleet_session_details(const struct app *app, struct fleet_session *s)
 
     if (copy == NULL)
         return NULL;
-    details = json_pack("{s:s, s:s, s:o, s:o*, s:o*}", "update_id", copy->id, "phase",
-                        update_phase_name(copy->phase), "upstreams", parts_json(app, copy),
-                        "n_missing", json_deep_copy(json_object_get(copy->report, "n_missing")),
-                        "missing", json_deep_copy(json_object_get(copy->report, "missing")));
-    fleet_update_copy_free(app->fleet->control, copy);
+    details = json_pack(
+        "{s:s, s:s, s:o, s:o*, s:o*}", "update_id", copy->id, "phase",
+        update_phase_name(copy->phase), "upstreams", parts_json(app, copy), "n_missing",
+        json_deep_copy(json_object_get(api_object_json(copy->report), "n_missing")), "missing",
+        json_deep_copy(json_object_get(api_object_json(copy->report), "missing")));
+    fleet_update_copy_free(copy);
     return details;
 }
 

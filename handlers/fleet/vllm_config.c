@@ -1,6 +1,6 @@
 /* The engines' configuration for clients of vLLM's /server_info: a member has a value if all
  * engines report the same. */
-#include "fleet/api/upstream_api.h"
+#include "fleet/api/api_json.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/calls/fleet_request.h"
 #include "fleet/members/upstreams.h"

@@ -8,7 +8,7 @@
 
 #include "base/clock.h"
 #include "base/utf8.h"
-#include "fleet/api/upstream_api.h"
+#include "fleet/api/api_json.h"
 #include "http/client/http.h"
 
 #include <pthread.h>
@@ -92,7 +92,8 @@ static void check_done(enum api_op op, const json_t *answer)
         CHECK(json_is_false(json_object_get(answer, "paused")));
 }
 
-static void read_done(enum upstream_kind d, const json_t *native, const char *text, size_t len)
+static void read_done(enum upstream_kind d, const struct api_args *args, const char *text,
+                      size_t len)
 {
     static const enum err_code codes[] = {ERR_UPSTREAM, ERR_NONE};
     const struct api_context ctx = {.update_id = "u-1"};
@@ -101,7 +102,7 @@ static void read_done(enum upstream_kind d, const json_t *native, const char *te
     for (int op = 0; op < API_OPS; op++) {
         struct err e = {0};
 
-        if (api_check_done(d, (enum api_op)op, native, &ctx, text, len, &e) != 0)
+        if (api_check_done(d, (enum api_op)op, args, &ctx, text, len, &e) != 0)
             check_refusal(&e, codes, "");
         else if (d == UPSTREAM_BATON)
             check_done((enum api_op)op, answer);
@@ -111,16 +112,19 @@ static void read_done(enum upstream_kind d, const json_t *native, const char *te
     json_decref(answer);
 }
 
-static void make_requests(enum upstream_kind d, const json_t *native)
+static void make_requests(enum upstream_kind d, const struct api_args *all)
 {
     static const enum err_code codes[] = {ERR_BAD_REQUEST, ERR_NONE};
     const struct api_context ctx = {.update_id = "u-1", .has_rank_offset = true, .rank_offset = 3};
 
     for (int op = 0; op < API_OPS; op++) {
+        struct api_args args = *all;
         struct api_request r;
         struct err e = {0};
 
-        if (api_make_request(&r, d, (enum api_op)op, native, &ctx, &e) != 0) {
+        args.tensors = op == API_UPDATE_WEIGHTS ? all->tensors : NULL;
+        args.start = op == API_START_UPDATE ? all->start : NULL;
+        if (api_make_request(&r, d, (enum api_op)op, &args, &ctx, &e) != 0) {
             check_refusal(&e, codes, "");
             CHECK(r.method == NULL && r.body == NULL);
             continue;
@@ -149,6 +153,35 @@ static void read_error(const char *text, size_t len, size_t cap)
     CHECK(strpbrk(out, "\r\n\t") == NULL);
 }
 
+static void check_kinds(const json_t *native, const char *text, size_t len)
+{
+    static const char *const ids[] = {"a"};
+    struct api_native own = {.body = native};
+    const struct api_args args = {
+        .native = &own,
+        .start = &(struct api_start){.convert = true, .lease_s = 9},
+        .tensors = &(struct api_tensors){.chunk_id = "c\"\n"},
+        .finish = &(struct api_finish){"v"},
+        .join = &(struct api_join){.packed_given = true},
+        .pause = &(struct api_pause){.mode = PAUSE_KEEP},
+        .sleep = &(struct api_sleep){.level = 1},
+        .label = &(struct api_label){"v"},
+        .adapter = &(struct api_adapter){"a", "/a"},
+        .caches = &(struct api_caches){.running = true},
+        .abort = &(struct api_abort){"why"},
+        .abort_requests = &(struct api_abort_requests){.ids = ids, .n = 1},
+        .lease = &(struct api_lease){9}};
+
+    for (int d = 0; d < UPSTREAM_KINDS; d++) {
+        read_questions((enum upstream_kind)d, text, len);
+        read_done((enum upstream_kind)d, &args, text, len);
+        make_requests((enum upstream_kind)d, &args);
+        (void)api_adapter_is_absent((enum upstream_kind)d, "a", 400, text, len);
+        CHECK(api_adapter_is_absent((enum upstream_kind)d, "a", 404, text, len));
+    }
+    api_native_fini(&own);
+}
+
 static void check_answer(const char *data, size_t len)
 {
     const char *nul = len > 0 ? memchr(data, '\0', len) : NULL;
@@ -163,13 +196,7 @@ static void check_answer(const char *data, size_t len)
         native = json_pack("{s:s, s:s}", "weight_version", "v", "mode", "keep");
     }
     memcpy(text, data, n);
-    for (int d = 0; d < UPSTREAM_KINDS; d++) {
-        read_questions((enum upstream_kind)d, text, n);
-        read_done((enum upstream_kind)d, native, text, n);
-        make_requests((enum upstream_kind)d, native);
-        (void)api_adapter_is_absent((enum upstream_kind)d, "a", 400, text, n);
-        CHECK(api_adapter_is_absent((enum upstream_kind)d, "a", 404, text, n));
-    }
+    check_kinds(native, text, n);
     read_error(text, n, 2);
     read_error(text, n, 256);
     json_decref(native);

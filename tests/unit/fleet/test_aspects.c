@@ -62,14 +62,9 @@ static const struct {
 static const struct {
     enum weights_fact state;
     uint64_t serial;
-} weights[] = {{WEIGHTS_SERIAL, SERIAL_NOW},
-               {WEIGHTS_UNKNOWN, 0},
-               {WEIGHTS_SERIAL, SERIAL_NEXT},
-               {WEIGHTS_SERIAL, SERIAL_BEFORE},
-               {WEIGHTS_OTHER, 0},
-               {WEIGHTS_TORN, 0},
-               {WEIGHTS_DROPPED, 0},
-               {WEIGHTS_WRONG, 0}};
+} weights[] = {{WEIGHTS_SERIAL, SERIAL_NOW},    {WEIGHTS_UNKNOWN, 0}, {WEIGHTS_SERIAL, SERIAL_NEXT},
+               {WEIGHTS_SERIAL, SERIAL_BEFORE}, {WEIGHTS_OTHER, 0},   {WEIGHTS_TORN, 0},
+               {WEIGHTS_WERE_DROPPED, 0},       {WEIGHTS_WRONG, 0}};
 /* Caches and adapters do not depend on each other. */
 static const struct {
     struct cache_facts caches;

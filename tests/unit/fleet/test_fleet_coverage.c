@@ -3,7 +3,6 @@
 
 #include "fleet/members/fleet_priv.h"
 #include "fleet/update/fleet_update_priv.h"
-#include "handlers/tensor_list_json.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,11 +17,6 @@ struct world {
     struct fleet_session *s; /* the open one */
 };
 
-static int tensor_list_of(struct tensor_list **out, const json_t *body, struct err *e)
-{
-    return tensor_list_from_body(out, body, NULL, e);
-}
-
 static int setup(void **state)
 {
     struct world *w = calloc(1, sizeof *w);
@@ -31,7 +25,6 @@ static int setup(void **state)
     w->fc = calloc(1, sizeof *w->fc);
     assert_non_null(w->fc);
     mtx_init(&w->fc->lock, MTX_UPDATES);
-    w->fc->cfg.tensor_list_of = tensor_list_of;
     *state = w;
     return 0;
 }
@@ -63,28 +56,30 @@ static void begin(struct world *w, const char *kinds, bool partial)
     assert_int_equal(fleet_coverage_start(w->fc, w->s, &e), 0);
 }
 
-/* A request for tensors of shape [4]; a letter for each name. */
-static json_t *body_of(const char *names)
+/* Tensors of shape [4]; a letter for each name. */
+static struct tensor_list *list_of(const char *names, uint64_t dim)
 {
-    json_t *body = json_pack("{s:o, s:o, s:o}", "names", json_array(), "dtypes", json_array(),
-                             "shapes", json_array());
+    struct tensor_list_builder *b;
+    struct tensor_list *list;
+    struct err e = {0};
 
+    assert_int_equal(tensor_list_builder_new(&b, &e), 0);
     for (; *names != '\0'; names++) {
-        (void)json_array_append_new(json_object_get(body, "names"), json_stringn(names, 1));
-        (void)json_array_append_new(json_object_get(body, "dtypes"), json_string("float32"));
-        (void)json_array_append_new(json_object_get(body, "shapes"), json_pack("[i]", 4));
+        const char name[] = {*names, '\0'};
+
+        assert_int_equal(tensor_list_builder_add(b, name, DTYPE_F32, &dim, 1, UINT64_MAX, &e), 0);
     }
-    return body;
+    assert_int_equal(tensor_list_builder_finish(b, &list, &e), 0);
+    return list;
 }
 
-/* Refused before it is sent: -1. Steals body. */
-static int send_body(struct world *w, json_t *body, struct err *e)
+/* Refused before it is sent: -1. */
+static int send_tensors(struct world *w, const struct api_tensors *tensors, struct err *e)
 {
+    const struct fleet_tensors t = {.args = {.tensors = tensors}};
     struct fleet_names list;
-    int rc;
+    int rc = fleet_names_read(&list, w->fc, w->s, &t, e);
 
-    rc = fleet_names_read(&list, w->fc, w->s, body, e);
-    json_decref(body);
     if (rc == 0)
         rc = fleet_coverage_check(w->fc, w->s, &list, e);
     if (rc == 0)
@@ -93,11 +88,25 @@ static int send_body(struct world *w, json_t *body, struct err *e)
     return rc;
 }
 
+/* Steals list. */
+static int send_list(struct world *w, struct tensor_list *list, struct err *e)
+{
+    int rc = send_tensors(w, &(struct api_tensors){.list = list}, e);
+
+    tensor_list_unref(list);
+    return rc;
+}
+
+static int send_path(struct world *w, struct err *e)
+{
+    return send_tensors(w, &(struct api_tensors){.by_path = true}, e);
+}
+
 static void came(struct world *w, const char *names)
 {
     struct err e = {0};
 
-    assert_int_equal(send_body(w, body_of(names), &e), 0);
+    assert_int_equal(send_list(w, list_of(names, 4), &e), 0);
 }
 
 static void ends(struct world *w, const char *word)
@@ -121,10 +130,10 @@ static void is_refused(struct world *w, const char *names)
 
 static size_t spec_size(struct world *w)
 {
-    json_t *spec = fleet_spec_json(w->fc);
-    size_t n = (size_t)json_integer_value(json_object_get(spec, "n_tensors"));
+    const char *from;
+    uint32_t n = 0;
 
-    json_decref(spec);
+    (void)fleet_spec_get(w->fc, &from, &n);
     return n;
 }
 
@@ -184,11 +193,7 @@ static void test_fleet_coverage_of_a_given_spec(void **state)
     ends(w, "whole");
     assert_int_equal(spec_size(w), 5); /* given, and not learned */
     begin(w, "v", false);
-    assert_int_equal(send_body(w,
-                               json_pack("{s:[s], s:[s], s:[[i]]}", "names", "b", "dtypes",
-                                         "float32", "shapes", 5),
-                               &e),
-                     -1);
+    assert_int_equal(send_list(w, list_of("b", 5), &e), -1);
     assert_int_equal(e.code, ERR_MISMATCH);
 }
 
@@ -203,7 +208,7 @@ static void test_fleet_coverage_of_a_repeated_name(void **state)
     ends(w, "unknown");
     begin(w, "sv", false);
     came(w, "ab");
-    assert_int_equal(send_body(w, body_of("cb"), &e), -1);
+    assert_int_equal(send_list(w, list_of("cb", 4), &e), -1);
     assert_int_equal(e.code, ERR_PRECONDITION);
     assert_string_equal(e.field, "/names/1");
     part_apply(&w->s->parts[1], PART_ON_FAILURE);
@@ -226,6 +231,7 @@ static void test_fleet_coverage_of_a_partial_update(void **state)
 
 static void test_fleet_coverage_without_names(void **state)
 {
+    static const char *const strings[] = {"not a pickle", NULL};
     struct world *w = *state;
     struct err e = {0};
 
@@ -233,30 +239,37 @@ static void test_fleet_coverage_without_names(void **state)
     came(w, "ab");
     ends(w, "unknown");
     begin(w, "s", false);
-    assert_int_equal(send_body(w, json_pack("{s:s}", "path", "/p"), &e), 0);
+    assert_int_equal(send_path(w, &e), 0);
     came(w, "a");
     ends(w, "unknown");
     assert_int_equal(spec_size(w), 2);
     begin(w, "s", false);
     assert_int_equal(
-        send_body(w, json_pack("{s:[s, n]}", "serialized_named_tensors", "not a pickle"), &e), 0);
+        send_tensors(
+            w, &(struct api_tensors){.serialized = true, .entries = strings, .n_entries = 2}, &e),
+        0);
+    assert_int_equal(send_tensors(w, &(struct api_tensors){.serialized = true}, &e), 0);
     ends(w, "unknown");
 }
 
 /* A broadcast without names is nothing at a vLLM of 0.33, and success there. */
 static void test_fleet_coverage_needs_names(void **state)
 {
+    struct fleet_tensors no_list = {.args = {.tensors = &(struct api_tensors){.group = "g"}}};
+    struct fleet_names names;
     struct world *w = *state;
     struct err e = {0};
 
     begin(w, "v", false);
-    assert_int_equal(send_body(w, json_pack("{s:s}", "transport", "nccl"), &e), -1);
+    assert_int_equal(send_tensors(w, &(struct api_tensors){.group = "g"}, &e), -1);
     assert_int_equal(e.code, ERR_BAD_REQUEST);
     assert_string_equal(e.field, "/names");
     err_clear(&e);
-    assert_int_equal(send_body(w, json_pack("{s:s, s:n}", "transport", "nccl", "names"), &e), -1);
+    assert_int_equal(send_tensors(w, &(struct api_tensors){.by_handles = true}, &e), -1);
     err_clear(&e);
-    assert_int_equal(send_body(w, json_pack("{s:s}", "ipc_handles_pickled", "x"), &e), -1);
+    (void)err_set(&no_list.list_error, ERR_BAD_REQUEST, "/dtypes/1", "not a dtype");
+    assert_int_equal(fleet_names_read(&names, w->fc, w->s, &no_list, &e), -1);
+    assert_string_equal(e.field, "/dtypes/1");
     assert_int_equal(fleet_coverage_verify(w->fc, w->s, &(struct err){0}), -1); /* nothing came */
 }
 
@@ -270,15 +283,22 @@ static void test_fleet_coverage_unseen_beside_a_spec(void **state)
     for (int partial = 0; partial < 2; partial++) {
         err_clear(&e);
         begin(w, "s", partial != 0);
-        assert_int_equal(send_body(w, json_pack("{s:s}", "path", "/p"), &e), -1);
+        assert_int_equal(send_path(w, &e), -1);
         assert_int_equal(e.code, ERR_INCOMPLETE);
         assert_non_null(strstr(e.msg, "--allow-unseen-tensors"));
     }
     err_clear(&e);
     w->fc->cfg.allow_unseen = true;
     begin(w, "s", false);
-    assert_int_equal(send_body(w, json_pack("{s:s}", "path", "/p"), &e), 0);
+    assert_int_equal(send_path(w, &e), 0);
     ends(w, "unknown");
+}
+
+static void reports(struct world *w, const char *text)
+{
+    api_object_unref(w->s->report);
+    w->s->report = api_report_read(text, strlen(text));
+    assert_non_null(w->s->report);
 }
 
 /* Batons verify on their own, and the coverage is what they report. */
@@ -289,20 +309,18 @@ static void test_fleet_coverage_beside_batons(void **state)
     begin(w, "bb", false);
     came(w, "a");
     assert_null(w->s->report);
-    ends(w, "unknown"); /* no report is not a whole one */
-    w->s->report = json_pack("{s:i, s:s}", "n_missing", 0, "coverage", "unknown"); /* a front's */
+    ends(w, "unknown");                                       /* no report is not a whole one */
+    reports(w, "{\"n_missing\":0,\"coverage\":\"unknown\"}"); /* a front's */
     ends(w, "unknown");
-    json_decref(w->s->report);
-    w->s->report = json_pack("{s:i}", "n_missing", 0);
+    reports(w, "{\"n_missing\":0}");
     ends(w, "whole");
     assert_null(w->fc->spec);
     begin(w, "bv", false);
     came(w, "ab");
     assert_null(w->s->report);
-    w->s->report = json_pack("{s:i}", "n_missing", 2);
+    reports(w, "{\"n_missing\":2}");
     assert_string_equal(fleet_coverage_name(w->s), "incomplete");
-    json_decref(w->s->report);
-    w->s->report = json_pack("{s:i}", "n_missing", 0);
+    reports(w, "{\"n_missing\":0}");
     ends(w, "whole");
     assert_int_equal(spec_size(w), 2); /* learned, for an update with the vLLM alone */
 }
@@ -334,6 +352,7 @@ static void test_fleet_coverage_of_several_reports(void **state)
                       partial[] = "{\"coverage\": \"partial\", \"n_missing\": 1}",
                       other[] = "{\"message\": \"Weights updated\"}";
     struct world *w = *state;
+    int64_t n_missing;
 
     begin(w, "bbb", false);
     reported(w, (const char *[]){whole, whole, whole}, "whole");
@@ -341,7 +360,8 @@ static void test_fleet_coverage_of_several_reports(void **state)
     ends(w, "as_before");
     reported(w, (const char *[]){whole, as_before, unknown}, "unknown");
     reported(w, (const char *[]){unknown, incomplete, whole}, "incomplete");
-    assert_int_equal(json_integer_value(json_object_get(w->s->report, "n_missing")), 1);
+    assert_true(api_report_missing(w->s->report, &n_missing));
+    assert_int_equal(n_missing, 1);
     reported(w, (const char *[]){whole, as_before, partial}, "partial");
     begin(w, "vbb", false);
     reported(w, (const char *[]){other, whole, as_before}, "as_before");
@@ -351,12 +371,10 @@ static void test_fleet_coverage_of_refused_tensors(void **state)
 {
     struct world *w = *state;
     struct err why = {0}, e = {0};
-    struct fleet_names l = {0};
-    json_t *body = body_of("bc");
+    struct fleet_names l = {.seen = true, .tensor_list = list_of("bc", 4)};
 
     (void)err_set(&why, ERR_CONFLICT, "", "not now");
     begin(w, "s", false);
-    assert_int_equal(fleet_names_read(&l, w->fc, w->s, body, &e), 0);
     came(w, "a");
     fleet_coverage_refuse(w->fc, w->s, &l, &why);
     came(w, "b");
@@ -377,7 +395,6 @@ static void test_fleet_coverage_of_refused_tensors(void **state)
     came(w, "b");
     ends(w, "partial");
     fleet_names_fini(&l);
-    json_decref(body);
 }
 
 /* Those in front of engines know no names, and never heard of what was refused here. */
@@ -387,13 +404,11 @@ static void test_fleet_coverage_of_refused_tensors_for_batons(void **state)
     struct world *w = *state;
     struct err why = {0}, e = {0};
     struct fleet_names l = {0}, late = {0};
-    json_t *body = json_pack("{s:{s:[s, s, s]}, s:i}", "update_info", "names", "b", "c", "b", "zz",
-                             1),
-           *path = json_pack("{s:s}", "path", "/p");
+    const struct fleet_tensors path = {.args = {.tensors = &(struct api_tensors){.by_path = true}}};
 
     (void)err_set(&why, ERR_BAD_REQUEST, "/zz", "no such member");
     begin(w, "b", false);
-    fleet_names_of_refused(&l, body);
+    fleet_names_of_refused(&l, (const char *[]){"b", "c", "b"}, 3);
     assert_int_equal(l.tensor_list->n_tensors, 2);
     fleet_coverage_refuse(w->fc, w->s, &l, &why);
     came(w, "ab");
@@ -405,14 +420,13 @@ static void test_fleet_coverage_of_refused_tensors_for_batons(void **state)
     came(w, "c");
     ends(w, "unknown");
     begin(w, "b", false); /* of unknown names: what had begun before is not that one again */
-    assert_int_equal(fleet_names_read(&late, w->fc, w->s, path, &e), 0);
+    assert_int_equal(fleet_names_read(&late, w->fc, w->s, &path, &e), 0);
     fleet_coverage_refuse(w->fc, w->s, &(struct fleet_names){0}, &why);
     fleet_coverage_add(w->fc, w->s, &late);
     is_refused(w, "(no such member)");
-    assert_int_equal(send_body(w, path, &e), 0);
+    assert_int_equal(send_path(w, &e), 0);
     ends(w, "unknown");
     fleet_names_fini(&l);
-    json_decref(body);
 }
 
 int main(void)

@@ -1,4 +1,5 @@
 /* Which groups are remembered, and by which names. */
+#include "fleet/api/api_json.h"
 #include "fleet/calls/fleet_priv.h"
 #include "fleet/update/fleet_update_priv.h"
 
@@ -108,19 +109,29 @@ static void test_fleet_require_group_by_its_own_mark(void **state)
     assert_int_equal(fleet_require_group(fc, NULL, &e), 0);
 }
 
-static json_t *list_of(const char *member, const char *value)
+static struct api_object *list_of(const char *member, const char *value)
 {
-    json_t *body = json_pack("{s:s}", member, value), *list = fleet_list_of(body);
+    json_t *body = json_pack("{s:s, s:i}", member, value, "other", 1);
+    struct api_object *list = api_columns_of(&(struct api_native){.body = body});
 
     json_decref(body);
     return list;
+}
+
+static void is_list(struct api_object *list, const char *member, const char *value)
+{
+    const json_t *json = api_object_json(list);
+
+    assert_int_equal(json_object_size(json), 1);
+    assert_string_equal(json_string_value(json_object_get(json, member)), value);
+    api_object_unref(list);
 }
 
 /* What the last update of a group was by; without memory for it, nothing. */
 static void test_fleet_keep_list_of_its_group(void **state)
 {
     struct fleet_control *fc = *state;
-    json_t *list = list_of("names", "a"), *plan = list_of("plan_id", "p");
+    struct api_object *list = list_of("names", "a"), *plan = list_of("plan_id", "p");
 
     add(fc, "a", 2);
     add(fc, "b", 3);
@@ -130,14 +141,10 @@ static void test_fleet_keep_list_of_its_group(void **state)
     fleet_keep_list(fc, list, 0); /* not by a group */
     assert_null(fleet_group_list(fc, "b"));
     fleet_keep_list(fc, plan, 8);
-    json_decref(list);
-    json_decref(plan);
-    list = fleet_group_list(fc, "a");
-    plan = fleet_group_list(fc, "b");
-    assert_string_equal(json_string_value(json_object_get(list, "names")), "a");
-    assert_string_equal(json_string_value(json_object_get(plan, "plan_id")), "p");
-    json_decref(list);
-    json_decref(plan);
+    api_object_unref(list);
+    api_object_unref(plan);
+    is_list(fleet_group_list(fc, "a"), "names", "a");
+    is_list(fleet_group_list(fc, "b"), "plan_id", "p");
     fleet_keep_list(fc, NULL, 7);
     assert_null(fleet_group_list(fc, "a"));
     fleet_forget_groups(fc);

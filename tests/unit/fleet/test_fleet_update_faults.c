@@ -26,30 +26,25 @@ enum event {
 
 /* ---- the trainer ---- */
 
-static json_t *chunk_body(unsigned chunk)
-{
-    json_t *body = json_pack("{s:i, s:[s]}", "chunk", (int)chunk, "serialized_named_tensors",
-                             "of unknown names");
-
-    assert_non_null(body);
-    if (w.by_handles)
-        assert_int_equal(json_object_set_new(body, "ipc_handles_pickled", json_string("x")), 0);
-    if (w.by_path)
-        assert_int_equal(json_object_set_new(body, "path", json_string("/x")), 0);
-    return body;
-}
-
 static int send_chunk(struct fleet_session *s, unsigned chunk)
 {
-    json_t *body = chunk_body(chunk);
-    struct fleet_tensors t = {.body = body};
+    static const char *const entries[] = {"of unknown names"};
+    char number[16];
+    const struct api_tensors tensors = {.serialized = true,
+                                        .entries = entries,
+                                        .n_entries = 1,
+                                        .format = number,
+                                        .by_handles = w.by_handles,
+                                        .by_path = w.by_path};
+    const struct fleet_tensors t = {.args = {.tensors = &tensors}};
     struct err e = {0};
-    int rc = fleet_send_tensors(w.fc, s, &t, &e);
+    int rc;
 
+    (void)snprintf(number, sizeof number, "%u", chunk);
+    rc = fleet_send_tensors(w.fc, s, &t, &e);
     assert_int_equal(rc == 0, e.code == ERR_NONE);
     if (rc == 0)
         w.accepted |= 1u << chunk;
-    json_decref(body);
     return rc;
 }
 
@@ -57,17 +52,14 @@ static int send_chunk(struct fleet_session *s, unsigned chunk)
 static int update_run(int target, unsigned n_chunks)
 {
     char label[16];
-    json_t *start = json_object();
     struct fleet_results replies = {0};
-    struct fleet_update_request req = {.label = label, .start = start, .lease_s = LEASE_S};
+    struct fleet_update_request req = {.label = label, .lease_s = LEASE_S};
     struct fleet_session *s;
     struct err e = {0}, why = {0}, ignored = {0};
     int rc;
 
-    assert_non_null(start);
     (void)snprintf(label, sizeof label, "v%d", target);
     rc = fleet_start_update(w.fc, &req, &s, &replies, &e);
-    json_decref(start);
     fleet_results_free(replies.list, replies.n);
     if (rc != 0)
         return -1;
@@ -113,9 +105,8 @@ static void abort_open(bool wait)
 
 static void second_update(void)
 {
-    json_t *start = json_object();
     struct fleet_results replies = {0};
-    struct fleet_update_request req = {.label = "v9", .start = start, .lease_s = LEASE_S};
+    struct fleet_update_request req = {.label = "v9", .lease_s = LEASE_S};
     struct fleet_session *s = NULL;
     struct err e = {0};
 
@@ -123,7 +114,6 @@ static void second_update(void)
         abort_open(true);
     fleet_unref(w.fc, s);
     fleet_results_free(replies.list, replies.n);
-    json_decref(start);
 }
 
 /* Another request of the trainer's, at the same time. */

@@ -4,10 +4,23 @@
 #include "fleet/proof/tensor_digest.h"
 #include "tests/unit/weights_fixture.h"
 
+#include <jansson.h>
+
 static struct proof_sums *sums_of(enum upstream_kind kind, json_t *from)
 {
-    struct proof_sums *s = proof_sums_new(kind, from);
+    struct api_checksum list[8];
+    struct api_checksums sums = {.list = list};
+    struct proof_sums *s;
+    const char *key;
+    json_t *sum;
 
+    json_object_foreach(from, key, sum)
+    {
+        assert_true(sums.n < sizeof list / sizeof list[0]);
+        list[sums.n++] = (struct api_checksum){key,
+                                               json_is_string(sum) ? json_string_value(sum) : ""};
+    }
+    s = proof_sums_new(kind, &sums);
     assert_non_null(s);
     json_decref(from);
     return s;

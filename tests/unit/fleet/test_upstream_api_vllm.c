@@ -1,5 +1,6 @@
 /* The requests of the releases of vLLM: how tensors are packed, and what newer ones have. */
 #include "fleet/api/upstream_api_priv.h"
+#include "tests/unit/fleet/api_args_of.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -65,24 +66,18 @@ static const struct row {
      "{\"update_info\":{" THEIRS BUFFERS "}}"},
 };
 
-static json_t *parse(const char *text)
-{
-    json_t *native = json_loads(text, 0, NULL);
-
-    assert_non_null(native);
-    return native;
-}
-
 static void check_row(const struct row *row)
 {
     const struct api_context ctx = {.release = row->release};
-    json_t *native = parse(row->native);
+    struct own_args own;
     struct api_request r;
     struct err e = {0};
     char line[API_PATH_MAX + 16];
 
-    assert_int_equal(api_make_request(&r, UPSTREAM_VLLM, row->op, native, &ctx, &e), 0);
-    json_decref(native);
+    assert_int_equal(api_make_request(&r, UPSTREAM_VLLM, row->op,
+                                      own_args_of(&own, row->op, row->native), &ctx, &e),
+                     0);
+    own_args_fini(&own);
     if (row->path == NULL) {
         assert_null(r.method);
         return;
@@ -132,12 +127,12 @@ static void test_vllm_updates_are_packed_as_their_group(void **state)
         struct api_request r;
         struct err e = {0};
         char text[256];
-        json_t *native;
+        struct own_args own;
 
         (void)snprintf(text, sizeof text, "{\"transport\":\"nccl\"," COLUMNS "%s}",
                        cases[i].packing);
-        native = parse(text);
-        if (api_make_request(&r, UPSTREAM_VLLM, API_UPDATE_WEIGHTS, native, &ctx, &e) == 0) {
+        if (api_make_request(&r, UPSTREAM_VLLM, API_UPDATE_WEIGHTS,
+                             own_args_of(&own, API_UPDATE_WEIGHTS, text), &ctx, &e) == 0) {
             assert_true(cases[i].good);
             assert_string_equal(r.body, "{\"update_info\":{" THEIRS "}}");
             api_request_fini(&r);
@@ -145,7 +140,7 @@ static void test_vllm_updates_are_packed_as_their_group(void **state)
             assert_false(cases[i].good);
             assert_string_equal(e.field, "/packed");
         }
-        json_decref(native);
+        own_args_fini(&own);
     }
 }
 
@@ -269,16 +264,16 @@ static void test_names_for_lora(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        json_t *config = json_loads(cases[i].config, 0, NULL);
+        char text[128];
         enum api_names names = API_NAMES_PLAIN;
         struct err e = {0};
+        int len = snprintf(text, sizeof text, "{\"vllm_config\":%s}", cases[i].config);
         int rc = api_names_for_lora(&names, UPSTREAM_VLLM, cases[i].release, cases[i].architecture,
-                                    config, &e);
+                                    text, (size_t)len, &e);
 
         assert_int_equal(rc, cases[i].says != NULL ? -1 : 0);
         assert_int_equal(names, cases[i].names);
         assert_true(cases[i].says == NULL || strstr(e.msg, cases[i].says) != NULL);
-        json_decref(config);
     }
     for (size_t i = 0; i < sizeof engines / sizeof engines[0]; i++) {
         struct upstream_report report = {.process = ""};

@@ -12,10 +12,10 @@
 #include "fleet/update/fleet_update_priv.h"
 
 #include "base/log.h"
-#include "handlers/tensor_list_json.h"
 
 #include "tests/unit/fleet/upstream_at.h"
 
+#include <jansson.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -376,17 +376,24 @@ static void engine_finish(struct engine *g, const char *label)
     g->open = false;
 }
 
+/* The version that the request sets; NULL: none. */
+static const char *label_of(const struct fleet_target *t)
+{
+    static const struct api_args none = {0};
+    const struct api_args *a = t->args != NULL ? t->args : &none;
+
+    return a->label != NULL ? a->label->label : a->finish != NULL ? a->finish->label : NULL;
+}
+
 /* Has the engine words for it? Else nothing is sent to it. */
 static bool is_asked(const struct engine *g, enum api_op op, const struct fleet_target *t)
 {
-    bool label = json_object_get(t->body, "weight_version") != NULL;
-
     switch (op) {
     case API_VERIFY_UPDATE:
     case API_ABORT_UPDATE:
         return g->kind == UPSTREAM_BATON;
     case API_FINISH_UPDATE:
-        return g->kind != UPSTREAM_SGLANG || t->ctx.has_begun || label;
+        return g->kind != UPSTREAM_SGLANG || t->ctx.has_begun || label_of(t) != NULL;
     case API_INIT_TRANSFER:
         return g->kind == UPSTREAM_VLLM;
     case API_RESET_ENCODER_CACHE:
@@ -399,20 +406,24 @@ static bool is_asked(const struct engine *g, enum api_op op, const struct fleet_
     }
 }
 
-/* A version whose memory was given back must not be read any more. */
-static int version_of_handles(const json_t *body)
+/* Of the hand-off: a version, whose memory must not have been given back; of a trainer: a chunk. */
+static void engine_take_tensors(struct engine *g, const struct api_tensors *t)
 {
-    int version = (int)json_integer_value(json_object_get(body, "version"));
+    const char *text = t->handles != NULL ? t->handles : t->entries != NULL ? t->entries[0] : "";
+    int version;
 
-    if (!w.pinned[version])
+    if (sscanf(text, "version %d", &version) != 1)
+        engine_take(g, (unsigned)atoi(t->format));
+    else if (w.pinned[version])
+        engine_take_version(g, version);
+    else
         fail_msg("seed %u: version %d is read after it was given back", w.seed, version);
-    return version;
 }
 
 /* Returns the status of its answer. */
 static int engine_do(struct engine *g, enum api_op op, const struct fleet_target *t)
 {
-    const char *label = json_string_value(json_object_get(t->body, "weight_version"));
+    const char *label = label_of(t);
     bool baton = g->kind == UPSTREAM_BATON;
 
     g->n_asked[op]++;
@@ -434,14 +445,11 @@ static int engine_do(struct engine *g, enum api_op op, const struct fleet_target
             engine_restart(g);
             return 500;
         }
-        if (json_object_get(t->body, "version") != NULL)
-            engine_take_version(g, version_of_handles(t->body));
-        else
-            engine_take(g, (unsigned)json_integer_value(json_object_get(t->body, "chunk")));
+        engine_take_tensors(g, t->args->tensors);
         return 200;
     case API_SLEEP:
         g->weights_asleep = g->kv_asleep = true;
-        if (json_integer_value(json_object_get(t->body, "level")) == 2)
+        if (t->args != NULL && t->args->sleep->level == 2)
             g->version = TORN;
         return 200;
     case API_WAKE:
@@ -705,16 +713,14 @@ static void pause_all(void)
 {
     struct pause_request req = {.mode = PAUSE_KEEP, .timeout_s = 10, .owner = "test"};
     struct fleet_result *results = NULL;
-    json_t *body = json_object();
     struct err e = {0};
     size_t n = 0;
 
     if (fleet_trainer_pause_lock(w.fc, NULL, FLEET_OP_WAIT_US, &e) == 0) {
-        (void)fleet_pause_all(w.fc, &req, clock_after_us(FLEET_STEP_US), body, &results, &n, &e);
+        (void)fleet_pause_all(w.fc, &req, clock_after_us(FLEET_STEP_US), NULL, &results, &n, &e);
         fleet_results_free(results, n);
         fleet_pause_unlock(w.fc);
     }
-    json_decref(body);
 }
 
 static void resume_all(void)
@@ -745,11 +751,6 @@ static void expire(void)
     fleet_unref(w.fc, s);
 }
 
-static int tensor_list_of(struct tensor_list **out, const json_t *body, struct err *e)
-{
-    return tensor_list_from_body(out, body, NULL, e);
-}
-
 /* ---- its begin and its end ---- */
 
 static void world_begin(unsigned seed)
@@ -773,8 +774,7 @@ static void world_open(size_t n_engines, size_t min_ready, bool recomputes)
                             .min_ready = min_ready,
                             .n_permits = {9, 9},
                             .n_queue_max = {9, 9}};
-    struct fleet_control_cfg control = {
-        .update_us = 60000000, .recomputes = recomputes, .tensor_list_of = tensor_list_of};
+    struct fleet_control_cfg control = {.update_us = 60000000, .recomputes = recomputes};
     struct err e = {0};
 
     w.n_engines = n_engines;

@@ -106,7 +106,7 @@ static void doubt_sleep(struct engine_have *have, const struct call *call)
     if (call->sleep_of & SLEEP_OF_KV)
         have->sleep.kv = SLEEP_UNKNOWN;
     if (call->request == REQUEST_SLEEP && call->level > 1 && have->weights.state != WEIGHTS_TORN)
-        have->weights.state = WEIGHTS_DROPPED;
+        have->weights.state = WEIGHTS_WERE_DROPPED;
 }
 
 static void doubt_load(struct engine_have *have, const struct upstream_caps *caps, size_t adapter)

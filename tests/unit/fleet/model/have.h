@@ -27,12 +27,12 @@ enum own_fact {
     OWN_NO_ROUTE /* this release has no such call, and needs none */
 };
 enum weights_fact {
-    WEIGHTS_UNKNOWN, /* the next report of its version says */
-    WEIGHTS_SERIAL,  /* those of one version of the fleet */
-    WEIGHTS_OTHER,   /* whole, but of none that is known here */
-    WEIGHTS_TORN,    /* a part of an update may have been written over them */
-    WEIGHTS_DROPPED, /* a sleep of level 2 dropped them */
-    WEIGHTS_WRONG    /* a proof found them wrong */
+    WEIGHTS_UNKNOWN,      /* the next report of its version says */
+    WEIGHTS_SERIAL,       /* those of one version of the fleet */
+    WEIGHTS_OTHER,        /* whole, but of none that is known here */
+    WEIGHTS_TORN,         /* a part of an update may have been written over them */
+    WEIGHTS_WERE_DROPPED, /* a sleep of level 2 dropped them */
+    WEIGHTS_WRONG         /* a proof found them wrong */
 };
 enum adapter_fact {
     ADAPTER_UNKNOWN, /* it may have another one under this name */

@@ -14,7 +14,7 @@ bool part_overwrites(const struct engine_now *e)
 
 bool is_fenced(const struct engine_have *have)
 {
-    return have->weights.state == WEIGHTS_TORN || have->weights.state == WEIGHTS_DROPPED ||
+    return have->weights.state == WEIGHTS_TORN || have->weights.state == WEIGHTS_WERE_DROPPED ||
            have->weights.state == WEIGHTS_WRONG;
 }
 

@@ -1,0 +1,119 @@
+/* What an operation asks of an engine, whatever its kind. Each kind makes its own request of it
+ * (fleet/api/upstream_api.h). */
+#ifndef BATON_FLEET_API_API_ARGS_H
+#define BATON_FLEET_API_API_ARGS_H
+
+#include "control/lifecycle.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct tensor_list;
+
+/* The body that a client sent to our own route, without what only the fleet uses. It is opaque, so
+ * that no member of ours can be lost on the way: a baton gets all of it, with the members of its
+ * own request behind them; another kind refuses, by name, what it cannot express. Of one thread:
+ * its text is made once, for all batons. Made by fleet/api/api_json.h. */
+struct api_native;
+
+/* api_load_again - the request that loads an adapter, as text to be kept (new): it loads whatever
+ * is there by then. NULL: no memory. api_native_parse - of such a text (new); NULL: no memory.
+ * api_native_free - accepts NULL. */
+char *api_load_again(const struct api_native *native);
+struct api_native *api_native_parse(const char *text);
+void api_native_free(struct api_native *n);
+
+/* api_native_of - the body of a request of the hand-off, as if a client sent it (new). It is made
+ * once for all engines that get these tensors. NULL: no memory. */
+struct api_tensors;
+struct api_native *api_native_of(const struct api_tensors *tensors);
+
+struct api_start {
+    const char *selector; /* NULL: none */
+    bool convert;         /* told to batons only, as is the next */
+    uint32_t lease_s;     /* 0: not told */
+};
+
+/* What the fleet looks at; all of it is in the body, of the client or of the hand-off
+ * (api_native_of). */
+struct api_tensors {
+    struct tensor_list *list;   /* NULL: none, or not read */
+    const char *group;          /* name of the group that brings them; NULL: none is named */
+    const char *chunk_id;       /* told to batons only; NULL: none */
+    bool by_path;               /* read from a directory */
+    bool by_handles, packed;    /* mapped from a GPU; packed: all of them back to back */
+    bool serialized;            /* `entries`, of SGLang's form */
+    const char *const *entries; /* [n_entries], a string for each rank; NULL: none is readable */
+    size_t n_entries;
+
+    const char *handles; /* of the hand-off, as text; NULL: none */
+    const char *format;  /* of `entries`; NULL: the usual one */
+};
+
+struct api_finish {
+    const char *label; /* NULL: none */
+};
+
+struct api_join {
+    const char *group;         /* NULL: none is named */
+    bool by_handles;           /* no group: set up for handles */
+    bool packed_given, packed; /* of handles */
+};
+
+struct api_pause {
+    enum lifecycle_pause mode;
+    bool reject;       /* new requests are refused, else they wait */
+    const char *owner; /* NULL: none is named */
+};
+
+struct api_sleep {
+    int level;        /* 1: weights to host memory; 2: dropped; 0: a wake */
+    bool weights, kv; /* what sleeps, or wakes */
+};
+
+struct api_label {
+    const char *label;
+};
+
+struct api_adapter {
+    const char *name, *path; /* path NULL: from no directory */
+};
+
+struct api_caches {
+    bool running;  /* preempt running requests */
+    bool external; /* its storage too */
+};
+
+struct api_abort {
+    const char *reason;
+};
+
+struct api_abort_requests {
+    const char *const *ids; /* [n], of clients; NULL: all requests, or ids of the client's body */
+    size_t n;
+    bool all;
+};
+
+struct api_lease {
+    uint32_t s;
+};
+
+/* The arguments of an operation: those of its name are set. All borrowed. */
+struct api_args {
+    struct api_native *native; /* NULL: no client sent it */
+    const struct api_start *start;
+    const struct api_tensors *tensors;
+    const struct api_finish *finish; /* and of a verification */
+    const struct api_join *join;
+    const struct api_pause *pause;
+    const struct api_sleep *sleep; /* and of a wake */
+    const struct api_label *label;
+    const struct api_adapter *adapter;
+    const struct api_caches *caches;
+    const struct api_abort *abort;
+    const struct api_abort_requests *abort_requests;
+    const struct api_lease *lease;
+};
+
+#endif
