@@ -1,8 +1,10 @@
 """Promises of the data plane under load, one command each: cancel, queued, flood, prompts.
 
 Usage: serving.py URL COMMAND
+Environment: SERVING_PROMPT, bytes of a long prompt (default 1 MiB)
 """
 import json
+import os
 import re
 import socket
 import sys
@@ -14,6 +16,7 @@ URL, COMMAND = sys.argv[1:3]
 PORT = int(URL.rsplit(":", 1)[1])
 PROMPT = [40, 77, 258, 803, 264, 77, 290]
 PATIENCE_S = 240
+LONG = int(os.environ.get("SERVING_PROMPT", 1 << 20))
 
 
 def head(path, nbytes):
@@ -165,7 +168,7 @@ def prompts():
     """Long prompts wait for each other; short text work and running streams pass between them."""
     n = 32
     text = "And God said, Let there be light: and there was light. " * 60000
-    body = {"prompt": text[:1 << 20], "max_tokens": 1}
+    body = {"prompt": text[:LONG], "max_tokens": 1}
     done = []
 
     def client(c):
