@@ -345,15 +345,23 @@ def processed_logprobs():
             check(abs(v - kept.get(i, FLOOR)) < 1e-3, temperature, top_k, top_p, i, v, kept.get(i))
 
 
+def keep_raw_row():
+    """For the run with processed ones: {id: raw logprob} after the prompt."""
+    made = post("/v1/completions", {"prompt": PROMPT, "max_tokens": 1, "logprobs": -1,
+                                    "return_tokens_as_token_ids": True})["choices"][0]
+    with open(os.path.join(WORK, "raw_row"), "w", encoding="ascii") as f:
+        json.dump(tops_of(made)[0], f)
+
+
 def raw_row():
-    """{id: raw logprob} after the prompt: a prompt's logprobs are raw in every mode."""
-    row = {}
-    for first in range(0, VOCAB, 256):
-        prompts = [PROMPT + [i] for i in range(first, first + 256)]
-        for choice in post("/v1/completions", {"prompt": prompts, "max_tokens": 1, "prompt_logprobs": 0})["choices"]:
-            last = choice["prompt_logprobs"][-1]
-            (token, entry), = last.items()
-            row[int(token)] = entry["logprob"]
+    """What keep_raw_row() kept. A prompt's logprobs are raw in every mode."""
+    with open(os.path.join(WORK, "raw_row"), encoding="ascii") as f:
+        row = {int(i): v for i, v in json.load(f).items()}
+    check(sorted(row) == list(range(VOCAB)), len(row))
+    prompts = [PROMPT + [i] for i in range(0, VOCAB, 32)]
+    for choice in post("/v1/completions", {"prompt": prompts, "max_tokens": 1, "prompt_logprobs": 0})["choices"]:
+        (token, entry), = choice["prompt_logprobs"][-1].items()
+        check(math.isclose(entry["logprob"], row[int(token)], abs_tol=1e-6), token, entry, row[int(token)])
     return row
 
 
@@ -378,6 +386,7 @@ def main():
         scored()
         an_event_for_each_token()
         aborts()
+        keep_raw_row()
     else:
         server_info("processed_logprobs", 20)
         processed_logprobs()
