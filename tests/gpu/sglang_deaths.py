@@ -161,7 +161,19 @@ def trainer_dies(play):
     play.engine_is_up()
     world.until(play.front.heard, "baton has found the engine again")
     one_of(play, play.front, (), "the engine came back with what it started with")
+    if scenario_of(play).way != "nccl":  # where a new group ends it
+        told_of_what_was_open(play)
     rejoin(play, play.front, "the trainer was killed in mid transfer")
+
+
+def told_of_what_was_open(play):
+    """The update of the dead trainer ends with the next one's first request."""
+    columns = play.trainers.get().ask(trainer_side.load, play.next_step())
+    updates.pause(play.front, scenario_of(play))
+    request = updates.request(play, scenario_of(play), columns, (0, 1), {"flush_cache": False})
+    answer = nccl.ask(play.front, "POST", *request)
+    told = answer.status == 502 and "restarted" in str(answer.body)
+    play.checks.that(told, "the next trainer is told of what was left open", answer)
 
 
 CASES = {
