@@ -139,7 +139,7 @@ def requests_of(dialect):
     yield "POST", "/v1/completions", json.dumps(completion(prompt=[7] * 300_000)).encode()
     yield "POST", "/v1/chat/completions/render", json.dumps(chat).encode()
     yield "POST", "/tokenize", b'{"prompt":"H\xc3\xa9llo"}'
-    yield "POST", "/detokenize", b'{"tokens":[255305, 255342]}'
+    yield "POST", "/detokenize", b'{"tokens":[16773449, 16773486]}'
     yield "GET", "/v1/models", None
     yield "GET", "/v1/models?x=%20y", None
     for path in PROXIED:
@@ -166,7 +166,7 @@ def as_it_came(dialect):
             said = fetch(s.port, method, path, body, headers)
             direct = fetch(d.port, method, path, body, headers)
             assert said[:4] == direct[:4] and said[4] == d.url, (path, said, direct)
-            proxied, asked = d.journal()[n:]
+            proxied, asked = [r for r in d.journal()[n:] if r["op"] != "canary"]
             for member in ("method", "path", "query", "body", "body_nbytes", "status"):
                 assert proxied[member] == asked[member], (path, member, proxied, asked)
             sent = {k.lower(): v for k, v in proxied["headers"].items()}
