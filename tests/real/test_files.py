@@ -1,7 +1,7 @@
 """Files that people bring, against the programs that write and read them: config.json against transformers, and
 adapters against PEFT. A tiny random model is made for each shape of config.json, as the hub spells it and as
 transformers saves it; baton serves the directory, and its logprobs must be those of transformers, or the start is
-refused by the key that the row names. Usage: test_files.py --baton PROGRAM"""
+refused by the key that the row names. Usage: test_files.py --baton PROGRAM [--adapters]"""
 
 import copy
 import json
@@ -122,6 +122,10 @@ ADAPTERS = {
 }
 
 
+EVERYWHERE = ("plain", "alpha", "rslora", "a regular expression", "rank 64", "rank_pattern", "alpha_pattern", "both patterns",
+              "excluded", "layers", "layers and their list", "gaussian")
+
+
 def logprobs_of(server, model, ids=PROMPT):
     """Of each token of the prompt but the first."""
     answer = baton.request(server.url, "POST", "/v1/generate", {
@@ -224,28 +228,51 @@ def adapter(base, name, members, folder):
     return changed, peft.PeftModel.from_pretrained(copy.deepcopy(base), folder).eval()
 
 
-def adapters(work):
-    bad, largest = [], 0.0
-    model, step = FIXTURES / "kjv-qwen3-1m", FIXTURES / "kjv-qwen3-1m/checkpoints/step-01500.safetensors"
-    base_folder = work / "base"
-    base_folder.mkdir()
+def bases(work):
+    """(name, folder, the adapters that it gets): the checkpoint of a trained model, and random models of other kinds."""
+    folder, model = work / "base", FIXTURES / "kjv-qwen3-1m"
+    folder.mkdir()
     for name in ("config.json", "generation_config.json", "tokenizer.json"):
-        shutil.copy(model / name, base_folder)
-    shutil.copy(step, base_folder / "model.safetensors")
-    base = loaded(base_folder)
-    with Server(BATON, work / "log", "--model", base_folder, "--allow-path", work, "--max-lora-rank", "64") as server:
-        for name, members in ADAPTERS.items():
-            changed, expected = adapter(base, name, members, work / "adapter")
-            reply = baton.request(server.url, "POST", "/v1/load_lora_adapter",
-                                  {"lora_name": "x", "lora_path": str(work / "adapter"), "load_inplace": True})
-            found = worst(logprobs_of(server, "x"), expected_of(expected))
-            largest = max(largest, 0.0 if changed else found)  # PEFT changes the base again when it loads some
-            if found > SAME and not changed:
-                bad.append(f"adapter, {name}: logprobs differ by {found:.2g}")
-            if reply["base_changed"] != changed or (reply["warning"] is None) == changed:
-                bad.append(f"adapter, {name}: PEFT changes the base: {changed}, baton says {reply['base_changed']}")
+        shutil.copy(model / name, folder)
+    shutil.copy(model / "checkpoints/step-01500.safetensors", folder / "model.safetensors")
+    yield "Qwen3", folder, ADAPTERS
+    for kind, members in (("Llama", {"attention_bias": True, "mlp_bias": True}), ("Mixtral", {}), ("Qwen3Moe", {})):
+        shutil.rmtree(folder)
+        folder.mkdir()
+        weights(kind, {**COMMON, **CLASSES[kind][0], **members, "num_hidden_layers": 4,
+                       "model_type": getattr(transformers, f"{kind}Config").model_type,
+                       "architectures": [f"{kind}ForCausalLM"]}, folder)
+        yield kind, folder, {name: ADAPTERS[name] for name in EVERYWHERE}
+
+
+def load(server, folder):
+    return baton.request(server.url, "POST", "/v1/load_lora_adapter",
+                         {"lora_name": "x", "lora_path": str(folder), "load_inplace": True})
+
+
+def adapters(work):
+    bad, largest, n = [], 0.0, 0
+    for kind, base_folder, rows in bases(work):
+        base = loaded(base_folder)
+        with Server(BATON, work / "log", "--model", base_folder, "--allow-path", work, "--max-lora-rank", "64") as server:
+            for name, members in rows.items():
+                changed, expected = adapter(base, name, members, work / "adapter")
+                reply, n = load(server, work / "adapter"), n + 1
+                found = worst(logprobs_of(server, "x"), expected_of(expected))
+                largest = max(largest, 0.0 if changed else found)  # PEFT changes the base again when it loads some
+                if found > SAME and not changed:
+                    bad.append(f"adapter of {kind}, {name}: logprobs differ by {found:.2g}")
+                if reply["base_changed"] != changed or (reply["warning"] is None) == changed:
+                    bad.append(f"adapter of {kind}, {name}: PEFT changes the base: {changed}, baton says {reply['base_changed']}")
+                shutil.rmtree(work / "adapter")
+            adapter(base, "rank 100", {"r": 100}, work / "adapter")
+            try:
+                bad.append(f"adapter of {kind}, rank 100: it is loaded: {load(server, work / 'adapter')}")
+            except baton.BatonError as e:
+                if "100" not in str(e) or "64" not in str(e):
+                    bad.append(f"adapter of {kind}, rank 100: {e}")
             shutil.rmtree(work / "adapter")
-    print(f"{len(ADAPTERS)} adapters, logprobs differ by at most {largest:.2g}")
+    print(f"{n} adapters, logprobs differ by at most {largest:.2g}; of rank 100 each is refused")
     return bad
 
 
@@ -255,7 +282,7 @@ def main():
     transformers.utils.logging.disable_progress_bar()
     print(f"transformers {transformers.__version__}, peft {peft.__version__}, torch {torch.__version__}")
     with tempfile.TemporaryDirectory() as work:
-        bad = configs(pathlib.Path(work)) + adapters(pathlib.Path(work))
+        bad = (configs(pathlib.Path(work)) if "--adapters" not in sys.argv else []) + adapters(pathlib.Path(work))
     for line in bad:
         print("FAIL", line)
     sys.exit(1 if bad else 0)
