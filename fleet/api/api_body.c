@@ -249,12 +249,18 @@ static int put_columns(json_t *to, const struct tensor_list *list, bool sized)
     return json_object_size(to) > 0 ? 0 : -1;
 }
 
+/* The ranks of a hand-off have one text, which may name a whole model. */
 static json_t *entries_json(const struct api_tensors *t)
 {
-    json_t *list = json_array();
+    json_t *list = json_array(), *entry = NULL;
 
-    for (size_t i = 0; i < t->n_entries; i++)
-        (void)json_array_append_new(list, json_string(t->entries[i]));
+    for (size_t i = 0; i < t->n_entries; i++) {
+        if (i > 0 && t->entries[i] == t->entries[i - 1])
+            json_incref(entry);
+        else
+            entry = json_string(t->entries[i]);
+        (void)json_array_append_new(list, entry);
+    }
     if (json_array_size(list) == t->n_entries)
         return list;
     json_decref(list);

@@ -72,8 +72,8 @@ static int set_spliced(struct api_request *out, struct api_native *native, const
                        struct err *e)
 {
     bool alone = json_object_size(native->body) == 0, none = json_object_size(more) == 0;
+    size_t len, n_more;
     char *end;
-    size_t len, cap;
 
     if (native->text == NULL)
         native->text = json_dumps(native->body, JSON_COMPACT | JSON_REAL_PRECISION(17));
@@ -82,13 +82,17 @@ static int set_spliced(struct api_request *out, struct api_native *native, const
         free(end);
         return api_no_memory(e);
     }
-    len = strlen(native->text);
-    cap = len + strlen(end) + 1;
-    out->body = malloc(cap);
-    if (out->body != NULL) /* {"a":1} and {"b":2}: the last and the first byte become a comma */
-        out->body_len = (size_t)snprintf(out->body, cap, "%.*s%s%s", (int)(len - !none),
-                                         native->text, none || alone ? "" : ",",
-                                         none ? "" : end + 1);
+    len = strlen(native->text) - !none;
+    n_more = none ? 0 : strlen(end) - alone;
+    out->body = malloc(len + n_more + 1);
+    if (out->body != NULL) { /* {"a":1} and {"b":2}: the last and the first byte become a comma */
+        memcpy(out->body, native->text, len);
+        memcpy(out->body + len, end + alone, n_more);
+        if (!none && !alone)
+            out->body[len] = ',';
+        out->body_len = len + n_more;
+        out->body[out->body_len] = '\0';
+    }
     free(end);
     return out->body != NULL ? 0 : api_no_memory(e);
 }

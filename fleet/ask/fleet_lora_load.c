@@ -187,6 +187,10 @@ static uint64_t add_adapter(struct fleet_control *fc, const struct fleet_lora_re
                                         .timeout_us = req->timeout_us};
     uint64_t revision;
 
+    if (from.path == NULL) { /* without memory for it nothing could be sent again */
+        free(from.load);
+        from.load = NULL;
+    }
     revision = fleet_lora_put(fc, &from);
     free(digest);
     return revision;

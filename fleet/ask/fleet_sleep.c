@@ -90,6 +90,7 @@ static int set_sleep_of(struct fleet_control *fc, const struct upstream_list *al
     const struct api_args args = {.native = native, .sleep = &asked};
     bool asleep = req->level > 0;
     struct fleet_target targets[FLEET_MAX];
+    struct upstream_list *now;
     size_t n_changed = 0;
     int rc;
 
@@ -106,8 +107,10 @@ static int set_sleep_of(struct fleet_control *fc, const struct upstream_list *al
         n_changed += (*results)[i].outcome == FLEET_OK || (*results)[i].outcome == FLEET_UNKNOWN;
     if (n_changed > 0) {
         fence_failed(fc, *results, *n);
-        fence_missed(fc, all, targets, *n, asleep);
-        record_sleep(fc, all, *results, *n, asleep);
+        now = upstreams_list(fc->upstreams); /* with those that were added meanwhile */
+        fence_missed(fc, now, targets, *n, asleep);
+        record_sleep(fc, now, *results, *n, asleep);
+        upstream_list_unref(now);
         if (req->weights && req->level == 2)
             fence_dropped(fc, *results, *n);
         fleet_set_sleep(fc, req->weights, req->kv, req->level);

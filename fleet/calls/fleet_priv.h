@@ -229,8 +229,6 @@ void fleet_send_missed_pauses(struct fleet_control *fc);
 /* fleet_pause_expired_locked - has the lease of the trainer's pause ended? */
 bool fleet_pause_expired_locked(const struct fleet_control *fc);
 
-/* fleet_pause_body - the request that pauses an engine as the others are (new). NULL: no memory. */
-
 /* ---- adapters ---- */
 
 /* fleet_run_adapter_task - send the load or unload of a task. Blocks: up to the time of a load, and

@@ -153,10 +153,11 @@ static int send_all(struct fleet_control *fc, const struct what *w,
         (void)err_set(e, ERR_NO_MEMORY, "", "no memory for requests to %zu upstreams", n);
     else
         rc = make_calls(fc, w, targets, n, timeout_us, calls, e);
+    for (size_t i = 0; rc == 0 && i < n; i++) /* they keep their places meanwhile */
+        results[i].upstream = upstream_ref(targets[i].upstream);
     if (rc == 0 && n > 0)
         rc = upstreams_call(fc->upstreams, calls, n, replies, e);
     for (size_t i = 0; rc == 0 && i < n; i++) {
-        results[i].upstream = upstream_ref(targets[i].upstream);
         upstreams_get(fc->upstreams, targets[i].upstream, &at);
         fleet_result_read(&results[i], at.name, &replies[i]);
         if (fleet_result_read_lost(&results[i], &targets[i].ctx, at.name))
@@ -168,7 +169,7 @@ static int send_all(struct fleet_control *fc, const struct what *w,
     if (rc == 0)
         *out = results;
     else
-        free(results);
+        fleet_results_free(results, n);
     return rc;
 }
 

@@ -33,7 +33,7 @@ struct probe {
 /* One engine. Guarded by the fleet's lock, unless a line says otherwise. */
 struct upstream {
     atomic_uint n_refs;
-    atomic_uint n_loose;          /* of those: upstream_loosen */
+    atomic_uint n_strong;         /* of those: without the ones of upstream_loosen */
     uint64_t number;              /* immutable */
     const char *name;             /* immutable; borrowed; NULL: none */
     struct fleet_engine *control; /* owned; immutable once it is in a list; NULL: none */

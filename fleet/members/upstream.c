@@ -14,7 +14,7 @@ struct upstream *upstream_new(const char *name)
     if (u == NULL)
         return NULL;
     atomic_init(&u->n_refs, 1);
-    atomic_init(&u->n_loose, 0);
+    atomic_init(&u->n_strong, 1);
     atomic_init(&u->n_lost, 0);
     u->number = atomic_fetch_add_explicit(&n_made, 1, memory_order_relaxed) + 1;
     u->name = name;
@@ -25,34 +25,35 @@ struct upstream *upstream_new(const char *name)
 struct upstream *upstream_ref(struct upstream *u)
 {
     (void)atomic_fetch_add_explicit(&u->n_refs, 1, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&u->n_strong, 1, memory_order_relaxed);
     return u;
 }
 
 void upstream_unref(struct upstream *u)
 {
-    if (u == NULL || atomic_fetch_sub_explicit(&u->n_refs, 1, memory_order_acq_rel) > 1)
+    if (u == NULL)
+        return;
+    upstream_loosen(u);
+    upstream_unref_loose(u);
+}
+
+void upstream_loosen(struct upstream *u)
+{
+    (void)atomic_fetch_sub_explicit(&u->n_strong, 1, memory_order_release);
+}
+
+void upstream_unref_loose(struct upstream *u)
+{
+    if (atomic_fetch_sub_explicit(&u->n_refs, 1, memory_order_acq_rel) > 1)
         return;
     if (u->control != NULL)
         u->control_free(u->control);
     free(u);
 }
 
-void upstream_loosen(struct upstream *u)
-{
-    (void)atomic_fetch_add_explicit(&u->n_loose, 1, memory_order_relaxed);
-}
-
-void upstream_unref_loose(struct upstream *u)
-{
-    (void)atomic_fetch_sub_explicit(&u->n_loose, 1, memory_order_relaxed);
-    upstream_unref(u);
-}
-
 bool upstream_is_idle(const struct upstream *u)
 {
-    unsigned n_loose = atomic_load_explicit(&u->n_loose, memory_order_relaxed);
-
-    return atomic_load_explicit(&u->n_refs, memory_order_acquire) <= n_loose;
+    return atomic_load_explicit(&u->n_strong, memory_order_acquire) == 0;
 }
 
 uint64_t upstream_number(const struct upstream *u)

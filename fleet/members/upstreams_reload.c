@@ -70,7 +70,7 @@ static int plan_new(struct upstreams *u, struct change *r, struct entry_change *
         r->n_grown++;
     else if ((c->drop = find_victim(r)) == NULL)
         return err_set(e, ERR_CONFLICT, r->field,
-                       "no index is free for '%.200s': all %d are used, some by removed "
+                       "no place is free for '%.200s': all %d are used, some by removed "
                        "upstreams that still serve requests, or that an update or another "
                        "operation includes; try again when it has ended",
                        s->url, FLEET_MAX);

@@ -98,10 +98,8 @@ void fleet_proof_stop(struct fleet_control *fc)
         return;
     atomic_store_explicit(&fc->proof.stopping, true, memory_order_relaxed);
     while (fc->proof.under_way != NULL) {
-        struct fleet_prover *p = fc->proof.under_way;
-
-        cancel(p);
-        canary_ended(p);
+        canary_ended(fc->proof.under_way);
+        cancel(fc->proof.under_way); /* which may be the last reference to its engine */
     }
 }
 
@@ -296,7 +294,6 @@ static enum api_query next_query_locked(const struct fleet_control *fc,
     return API_QUERIES;
 }
 
-/* @one  NULL: any */
 /* To an engine that is held. */
 static bool is_canary_sent_locked(const struct fleet_control *fc)
 {

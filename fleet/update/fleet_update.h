@@ -17,7 +17,7 @@ struct http_request;
 struct fleet_update_request {
     struct http_request *x;    /* whose client waits for the operation lock; or NULL */
     const char *label;         /* "": none */
-    struct api_native *native; /* of our own start, without its label; NULL: no client sent one */
+    struct api_native *native; /* of our own start; NULL: no client sent one */
     const char *selector;      /* static, or NULL */
     bool auto_commit, anonymous, partial, sharded;
     bool convert; /* tell engines that convert only if asked to */

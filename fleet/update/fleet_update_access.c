@@ -118,7 +118,7 @@ void fleet_begin_push(struct fleet_control *fc)
     mtx_unlock(&fc->lock);
 }
 
-/* Others may encode the same report: references to it are counted under the lock only. */
+/* Others may encode the same report, which the copy keeps. */
 struct fleet_session *fleet_update_copy(struct fleet_control *fc, const struct fleet_session *s)
 {
     size_t nbytes = sizeof *s + s->n_parts * sizeof s->parts[0];

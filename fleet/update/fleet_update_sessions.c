@@ -235,8 +235,6 @@ void fleet_report_ended(struct fleet_control *fc, const struct fleet_session *s,
         history_add_error(history, NULL, &s->error);
 }
 
-/* Until the engines that may have part of the update are fenced, the session keeps them from a
- * resume by the trainer (fleet_engine_is_held_locked). */
 /* One that fails in the call by which its trainer ends it has no rest. */
 static void note_cut_off_locked(struct fleet_control *fc, struct fleet_session *s, bool aborted)
 {
@@ -251,6 +249,8 @@ static void note_cut_off_locked(struct fleet_control *fc, struct fleet_session *
     }
 }
 
+/* Until the engines that may have part of the update are fenced, the session keeps them from a
+ * resume by the trainer (fleet_engine_is_held_locked). */
 void fleet_close_session(struct fleet_control *fc, struct fleet_session *s, const struct err *why)
 {
     bool committed = why->code == ERR_NONE || why->code == ERR_NOT_HANDED_OVER;

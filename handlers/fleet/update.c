@@ -46,7 +46,7 @@ int fleet_update_no_memory(struct err *e)
 
 /* start */
 
-/* @out  borrows from `body`, of which the version is removed */
+/* @out  borrows from `body` */
 static int start_parse(struct fleet_update_request *out, json_t *body, struct err *e)
 {
     const char *label = NULL;

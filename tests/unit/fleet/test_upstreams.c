@@ -744,7 +744,7 @@ static void test_engines_come_and_go(void **state)
         upstream_unref(i);
     }
     assert_int_equal(upstreams_n(u), FLEET_MAX);
-    assert_not_added(u, "unix:/one/too/many", ERR_CONFLICT, "no index is free");
+    assert_not_added(u, "unix:/one/too/many", ERR_CONFLICT, "no place is free");
     upstreams_free(u);
 }
 
