@@ -14,6 +14,8 @@ struct tally {
     uint32_t first;                   /* all before this one were sent */
     struct tensor_list_builder *came; /* owned; each name once; NULL after tally_model_spec */
     uint32_t n_came;
+    uint32_t n_unknown;               /* of those: names that the model spec does not have */
+    char unknown[TALLY_NAME_MAX + 1]; /* the first of them, cut */
 };
 
 int tally_new(struct tally **out, const struct model_spec *m, struct err *e)
@@ -88,7 +90,10 @@ int tally_add(struct tally *t, const struct tensor_list *list, struct err *e)
     for (uint32_t i = 0; i < list->n_tensors; i++) {
         const struct tensor_spec *one = &list->tensors[i];
 
-        if (t->model_spec != NULL && model_spec_find(t->model_spec, &match, one->name, &match))
+        bool known = t->model_spec == NULL ||
+                     model_spec_find(t->model_spec, &match, one->name, &match);
+
+        if (t->model_spec != NULL && known)
             tally_mark(t, &match);
         if (tensor_list_builder_find(t->came, one->name) != TENSOR_LIST_NO_TENSOR)
             continue;
@@ -96,6 +101,9 @@ int tally_add(struct tally *t, const struct tensor_list *list, struct err *e)
                                     UINT64_MAX, e) != 0)
             return -1;
         t->n_came++;
+        if (!known && t->n_unknown++ == 0)
+            (void)snprintf(t->unknown, sizeof t->unknown, "%.*s",
+                           utf8_cut(one->name, TALLY_NAME_MAX), one->name);
     }
     while (t->n_missing > 0 && t->has[t->first])
         t->first++;
@@ -105,6 +113,12 @@ int tally_add(struct tally *t, const struct tensor_list *list, struct err *e)
 uint32_t tally_n_sent(const struct tally *t)
 {
     return t->n_came;
+}
+
+uint32_t tally_unknown(const struct tally *t, const char **name)
+{
+    *name = t->unknown;
+    return t->n_unknown;
 }
 
 const char *tally_lacks(const struct tally *t, const struct tensor_list *list)

@@ -13,6 +13,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+enum { TALLY_NAME_MAX = 80 };
+
 struct tally;
 
 /* tally_new - an empty tally.
@@ -33,6 +35,10 @@ int tally_check(const struct tally *t, const struct tensor_list *list, bool shap
 int tally_add(struct tally *t, const struct tensor_list *list, struct err *e);
 
 uint32_t tally_n_sent(const struct tally *t); /* names, of the model or not */
+
+/* tally_unknown - how many names were sent that the model does not have; 0 if it is not known.
+ * @name  the first of them, at most TALLY_NAME_MAX bytes, borrowed until tally_free; "": none */
+uint32_t tally_unknown(const struct tally *t, const char **name);
 
 /* tally_lacks - the first name of `list` that was not sent; NULL: all were. */
 const char *tally_lacks(const struct tally *t, const struct tensor_list *list);

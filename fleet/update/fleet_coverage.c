@@ -525,24 +525,24 @@ static void name_missing(const struct tally *t, uint32_t n_missing, char *out, s
 
 static int refuse_missing(const struct fleet_coverage *c, uint32_t n_missing, struct err *e)
 {
-    uint32_t n = c->spec->model_spec->tensor_list->n_tensors;
-    char names[COVER_NAMED * (COVER_NAME_MAX + 4) + 24];
+    uint32_t n = c->spec->model_spec->tensor_list->n_tensors, n_unknown;
+    char names[COVER_NAMED * (COVER_NAME_MAX + 4) + 24], others[COVER_NAME_MAX + 80] = "";
+    bool configured = c->spec->from != NULL;
+    const char *unknown;
 
     name_missing(c->tally, n_missing, names, sizeof names);
-    if (c->spec->from != NULL)
-        return err_set(
-            e, ERR_INCOMPLETE, "",
-            "%" PRIu32 " of the %" PRIu32
-            " tensors of %s are missing: %s; send all of them in one update: the upstreams that "
-            "received some are fenced (they get no requests) until a whole update succeeds",
-            n_missing, n, c->spec->from, names);
-    return err_set(
-        e, ERR_INCOMPLETE, "",
-        "%" PRIu32 " of the %" PRIu32
-        " tensors of the last whole update are missing: %s; send all of them in one update: "
-        "the upstreams that received some are fenced (they get no requests) until a whole "
-        "update succeeds; if the model has other tensors now, restart the server",
-        n_missing, n, names);
+    n_unknown = tally_unknown(c->tally, &unknown);
+    if (n_unknown > 0)
+        (void)snprintf(others, sizeof others, " (of what came, %" PRIu32 " %s none of them: '%s')",
+                       n_unknown, n_unknown == 1 ? "is" : "are", unknown);
+    return err_set(e, ERR_INCOMPLETE, "",
+                   "%" PRIu32 " of the %" PRIu32
+                   " tensors of %s are missing: %s%s; send all of them in one update: the "
+                   "upstreams that received some are fenced (they get no requests) until a whole "
+                   "update succeeds%s",
+                   n_missing, n, configured ? c->spec->from : "the last whole update", names,
+                   others,
+                   configured ? "" : "; if the model has other tensors now, restart the server");
 }
 
 /* What was refused may come again, in other requests too.

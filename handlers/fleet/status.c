@@ -117,11 +117,12 @@ static json_t *sums_json(const struct fleet_proof_info *p)
                      (json_int_t)v->n_others, "committed", bytes_json(p));
 }
 
-static json_t *proof_json(struct fleet_control *fc, struct upstream *upstream)
+/* What was found wrong is why an engine is fenced; of another fence nothing is proven. */
+static json_t *proof_json(struct fleet_control *fc, struct upstream *upstream, bool fenced)
 {
     struct fleet_proof_info p;
 
-    if (!fleet_proof_get(fc, upstream, &p))
+    if (!fleet_proof_get(fc, upstream, &p) || (fenced && p.state == PROOF_PROVEN))
         return json_null();
     return json_pack("{s:s, s:s, s:I, s:o, s:o}", "state", proof_state_name(p.state),
                      "weight_version", p.label, "n_compared", (json_int_t)p.verdict.n_others,
@@ -142,7 +143,7 @@ json_t *fleet_upstream_json(const struct app *app, struct upstream *upstream)
     return upstream_json(&at, &info, errors, fleet_errors(f, upstream, errors),
                          fleet_fence_is_paused(app->fleet->control, upstream),
                          missing_adapters_json(app->fleet->control, upstream),
-                         proof_json(app->fleet->control, upstream));
+                         proof_json(app->fleet->control, upstream, info.fenced));
 }
 
 json_t *fleet_removed_json(const struct upstream_endpoint *at, const struct upstream_info *info)

@@ -220,9 +220,10 @@ static json_t *update_message(const json_t *update)
     if (phase != NULL && strcmp(phase, "committed") == 0)
         return json_sprintf("the weights are served. Weight version updated to %s.",
                             label != NULL ? label : "what was sent");
-    if (total == 0) /* in front of engines, while the model's tensors are not known */
-        return json_sprintf("received: %lld tensors, which are served once the update ends or "
-                            "generation is continued",
+    if (json_object_get(update, "upstreams") != NULL) /* no engine tells when it has all */
+        return json_sprintf("received: %lld tensors, which are served once the update ends "
+                            "(/end_weight_update) or generation is continued "
+                            "(/continue_generation); new requests wait until then",
                             done);
     return json_sprintf("received: %lld of %lld tensors, which are served once all are received or "
                         "generation is continued",

@@ -378,9 +378,19 @@ def given(f, source):
     assert not [d for d in f.doubles if d.journal("update") or d.journal("pause")]
     f.stays(*["serving"] * len(f.doubles))
     nothing(f)
+    none_of_it(f)
     if ENGINE == "sglang":
         unequal_ranks(f)
     unread(f, source)
+
+
+def none_of_it(f):
+    """Names of another program are told."""
+    status, said = push(f, ["actor." + HALF[0]], shapes={"actor." + HALF[0]: SHAPES[HALF[0]]})
+    assert status == 422 and f"1 is none of them: 'actor.{HALF[0]}'" in said["error"]["message"], said
+    f.wait(*["fenced"] * len(f.doubles))
+    assert all(u["proof"] is None for u in f.front.upstreams().values()), f.front.upstreams()
+    pushed(f, "whole", ALL)
 
 
 def nothing(f):

@@ -166,6 +166,24 @@ static void test_tally_model_spec_of_nothing(void **state)
     end(&w);
 }
 
+static void test_tally_tells_what_is_unknown(void **state)
+{
+    struct world w = begin(model_spec_of_model());
+    const struct row other = {"actor.norm", DTYPE_F32, {1, 4}};
+    const char *name;
+
+    (void)state;
+    come_one(&w, norm);
+    assert_int_equal(tally_unknown(w.t, &name), 0);
+    assert_string_equal(name, "");
+    come_one(&w, other);
+    come_one(&w, other);
+    come_one(&w, (struct row){"actor.head", DTYPE_F32, {1, 4}});
+    assert_int_equal(tally_unknown(w.t, &name), 2);
+    assert_string_equal(name, "actor.norm");
+    end(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -174,6 +192,7 @@ int main(void)
         cmocka_unit_test(test_tally_check_refuses),
         cmocka_unit_test(test_tally_model_spec_is_what_came),
         cmocka_unit_test(test_tally_model_spec_of_nothing),
+        cmocka_unit_test(test_tally_tells_what_is_unknown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
