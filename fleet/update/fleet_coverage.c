@@ -362,8 +362,9 @@ static void take_cut_off_locked(struct fleet_control *fc, struct fleet_cut_off *
         out->names = tensor_list_ref(c->refused);
     out->why = c->before.why;
     if (out->why.code == ERR_NONE)
-        (void)err_set(&out->why, ERR_INCOMPLETE, "", "this may be the rest of update %s: %.250s",
-                      s->id, s->error.msg);
+        (void)err_set(&out->why, ERR_INCOMPLETE, "",
+                      "this may be the rest of update %s, which was aborted: %.220s", s->id,
+                      s->error.msg);
 }
 
 int fleet_coverage_start(struct fleet_control *fc, struct fleet_session *s, struct err *e)
@@ -553,13 +554,14 @@ static int check_refused(struct fleet_control *fc, const struct fleet_session *s
     struct fleet_coverage *c = s->coverage;
     const char *name;
     struct err why;
-    bool unread;
+    bool unread, rest;
 
     mtx_lock(&fc->lock);
     name = lacking(c, c->before.names);
     unread = c->before.unread && !counted;
     why = c->before.why;
-    if (name == NULL && !unread) {
+    rest = name != NULL || unread;
+    if (!rest) {
         name = lacking(c, c->refused);
         unread = c->refused_unread && !counted;
         why = s->refused;
@@ -567,6 +569,14 @@ static int check_refused(struct fleet_control *fc, const struct fleet_session *s
     mtx_unlock(&fc->lock);
     if (name == NULL && !unread)
         return 0;
+    if (rest)
+        return err_set(
+            e, ERR_INCOMPLETE, "",
+            "%.300s; what that one had did not come again (%s%.*s%s): send all tensors in "
+            "one update",
+            why.msg, name != NULL ? "'" : "tensors of unknown names",
+            name != NULL ? utf8_cut(name, COVER_NAME_MAX) : 0, name != NULL ? name : "",
+            name != NULL ? "'" : "");
     return err_set(e, ERR_INCOMPLETE, "",
                    "tensors of this update were refused and did not come again (%s%.*s%s%.250s): "
                    "send the update again",

@@ -98,6 +98,10 @@ static int upstreams_fit(const struct config_loader *l, struct err *e)
             e);
     if (adapters_fit(l, e) != 0 || (config_has_stage(&l->config) && state_fits(l, e) != 0))
         return -1;
+    if (l->config.allow_unseen_tensors && l->config.model == NULL && l->config.model_spec == NULL)
+        return option_refuse(
+            l, config_find("allow-unseen-tensors", strlen("allow-unseen-tensors")),
+            "it has no effect without --model or --manifest: names are compared with neither", e);
     if (l->config.stage_window != 0 && !config_stage_is_host(&l->config))
         return option_refuse(
             l, config_find("stage-window", strlen("stage-window")),

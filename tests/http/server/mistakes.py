@@ -75,6 +75,8 @@ COMMANDS = [
     ("serve {m} --weights {w}/pointer.safetensors", 2, ["a Git LFS pointer", "'git lfs pull'"]),
     ("serve --check --upstream http://127.0.0.1:1 --max-loras 3", 2, ["--max-loras: ", "remove --upstream"]),
     ("serve --check {m} --min-ready 1", 2, ["--min-ready: it has no effect without --upstream"]),
+    ("serve --check --upstream http://127.0.0.1:1,vllm --allow-unseen-tensors", 2,
+     ["--allow-unseen-tensors: it has no effect without --model or --manifest"]),
 ]
 
 # What is no mistake, and is answered on standard output.
