@@ -127,14 +127,15 @@ static json_t *openai_reply(const struct aborted *a, size_t from, size_t to)
 
     for (size_t i = from; i < to; i++)
         choices = json_list_append(choices, openai_choice(a, i));
-    return json_pack("{s:o, s:s*, s:I, s:O?, s:o, s:o}", ids ? "request_id" : "id",
+    return json_pack("{s:o, s:s*, s:I, s:O?, s:o, s:o, s:o*}", ids ? "request_id" : "id",
                      json_sprintf("%s%s",
                                   ids    ? ""
                                   : chat ? "chatcmpl-"
                                          : "cmpl-",
                                   json_is_string(id) ? json_string_value(id) : a->id),
                      "object", ids ? NULL : object, "created", (json_int_t)clock_wall_s(), "model",
-                     json_object_get(a->body, "model"), "choices", choices, "usage", usage_of(a));
+                     json_object_get(a->body, "model"), "choices", choices, "usage", usage_of(a),
+                     "boot_id", ids ? json_null() : NULL);
 }
 
 static json_t *sglang_id(const struct aborted *a, size_t i)
