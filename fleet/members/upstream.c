@@ -3,7 +3,6 @@
 
 #include "fleet/members/fleet_priv.h"
 
-#include <assert.h>
 #include <stdlib.h>
 
 struct upstream *upstream_new(const char *name)

@@ -271,7 +271,7 @@ static int note_request(struct app *app, struct fleet_session *s, const struct u
     return -1;
 }
 
-/* What the fleet looks at (tensors_fini). An error in the list of names is told when it gets to
+/* What the fleet looks at (tensors_fini). An error in the list of names is reported when it gets to
  * them. */
 static void tensors_read(struct api_tensors *out, struct err *list_error,
                          const struct update_request *w, const json_t *body)

@@ -173,7 +173,7 @@ def told_of_what_was_open(play):
     request = updates.request(play, scenario_of(play), columns, (0, 1), {"flush_cache": False})
     answer = nccl.ask(play.front, "POST", *request)
     told = answer.status == 502 and "restarted" in str(answer.body)
-    play.checks.that(told, "the next trainer is told of what was left open", answer)
+    play.checks.that(told, "the next trainer is refused once: an update was left open", answer)
 
 
 CASES = {
