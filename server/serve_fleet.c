@@ -110,10 +110,8 @@ static void warn_of_batons_only(struct upstreams *u, enum fleet_prove prove)
     size_t n = all->n, n_batons = 0;
 
     for (size_t i = 0; i < n; i++) {
-        struct upstream_endpoint at;
 
-        upstreams_get(u, all->items[i], &at);
-        n_batons += at.kind == UPSTREAM_BATON;
+        n_batons += upstream_kind(all->items[i]) == UPSTREAM_BATON;
     }
     upstream_list_unref(all);
     if (prove == FLEET_PROVE_CHECKSUMS && n > 0 && n_batons == n)
@@ -297,16 +295,15 @@ void serve_fleet_log(const struct app_fleet *fleet, struct log_rec *r)
     log_u64(r, "min_ready", s.min_ready);
 }
 
-static void put_upstream(struct upstreams *u, const struct upstream *it, FILE *to)
+static void put_upstream(const struct upstream *it, FILE *to)
 {
-    struct upstream_endpoint at;
     unsigned port;
 
-    upstreams_get(u, it, &at);
-    port = http_target_port_meant(at.name);
-    (void)fprintf(to, "upstream: %s, %s%s%s", at.name, upstream_kind_name(at.kind),
-                  at.target->authorization != NULL ? ", with a key" : "",
-                  at.target->ca_file != NULL ? ", with a CA of its own" : "");
+    port = http_target_port_meant(upstream_name(it));
+    (void)fprintf(to, "upstream: %s, %s%s%s", upstream_name(it),
+                  upstream_kind_name(upstream_kind(it)),
+                  upstream_target(it)->authorization != NULL ? ", with a key" : "",
+                  upstream_target(it)->ca_file != NULL ? ", with a CA of its own" : "");
     if (port > 0)
         (void)fprintf(to, ", at the default port %u", port);
     (void)fputc('\n', to);
@@ -317,7 +314,7 @@ static void put_upstreams(struct upstreams *u, FILE *to)
     struct upstream_list *all = upstreams_list(u);
 
     for (size_t i = 0; i < all->n; i++)
-        put_upstream(u, all->items[i], to);
+        put_upstream(all->items[i], to);
     upstream_list_unref(all);
 }
 

@@ -62,14 +62,12 @@ void serve_stage_warn(struct upstreams *u)
     struct upstream_list *all = upstreams_list(u);
 
     for (size_t i = 0; i < all->n; i++) {
-        struct upstream_endpoint at;
         struct log_rec r;
 
-        upstreams_get(u, all->items[i], &at);
-        if (!is_elsewhere(at.name))
+        if (!is_elsewhere(upstream_name(all->items[i])))
             continue;
         log_begin(&r, LOG_WARN, "upstream.elsewhere");
-        log_str(&r, "upstream", at.name);
+        log_str(&r, "upstream", upstream_name(all->items[i]));
         log_str(&r, "why",
                 "its address is of no interface of this host, and an engine can map the memory of "
                 "--stage on this host only: run a baton with --stage on the host of the engine; "

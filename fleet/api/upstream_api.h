@@ -6,7 +6,7 @@
 
 #include "base/err.h"
 #include "fleet/api/api_args.h"
-#include "fleet/members/fleet.h"
+#include "fleet/api/upstream_report.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>

@@ -25,18 +25,16 @@ static void unload_first(struct fleet_control *fc, const struct fleet_target *ta
     struct fleet_target few[FLEET_MAX];
     struct fleet_result *results = NULL;
     struct err ignored = {0};
-    struct upstream_endpoint at;
     size_t n_few = 0;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_get(fc->upstreams, targets[i].upstream, &at);
-        if (!upstream_caps(at.kind)->replaces_adapters)
+        if (!upstream_caps_of(targets[i].upstream)->replaces_adapters)
             few[n_few++] = (struct fleet_target){.upstream = targets[i].upstream, .args = &args};
     }
     if (fleet_request(fc, API_UNLOAD_ADAPTER, few, n_few, FLEET_STEP_US, &results, &ignored) != 0)
         return;
     for (size_t i = 0; i < n_few; i++)
-        if (result_ok(&results[i]) || fleet_has_no_adapter(fc, &results[i], name))
+        if (result_ok(&results[i]) || fleet_has_no_adapter(&results[i], name))
             *fleet_lora_found(results[i].upstream) = FLEET_HAS_NONE;
         else if (fleet_result_may_have_run(&results[i]))
             *fleet_lora_found(results[i].upstream) = FLEET_HAS_OTHER;
@@ -69,7 +67,7 @@ static void undo_load(struct fleet_control *fc, const struct fleet_result *resul
 
             if (result_ok(&gone[i]) ||
                 (gone[i].outcome == FLEET_REFUSED && *has != FLEET_HAS_THIS) ||
-                fleet_has_no_adapter(fc, &gone[i], name))
+                fleet_has_no_adapter(&gone[i], name))
                 *has = FLEET_HAS_NONE;
         }
         fleet_results_free(gone, n_targets);
@@ -289,13 +287,12 @@ int fleet_lora_load(struct fleet_control *fc, const struct fleet_lora_request *r
 /* unload */
 
 /* An engine that does not have the adapter counts as unloaded. Returns: how many do not. */
-static size_t accept_absent(struct fleet_control *fc, struct fleet_result *results, size_t n,
-                            const char *name)
+static size_t accept_absent(struct fleet_result *results, size_t n, const char *name)
 {
     size_t n_absent = 0;
 
     for (size_t i = 0; i < n; i++) {
-        if (!fleet_has_no_adapter(fc, &results[i], name))
+        if (!fleet_has_no_adapter(&results[i], name))
             continue;
         results[i].outcome = FLEET_SKIPPED;
         err_clear(&results[i].why);
@@ -347,7 +344,7 @@ static int unload(struct fleet_control *fc, const struct upstream_list *all, con
     if (fleet_request(fc, API_UNLOAD_ADAPTER, targets, n, FLEET_CACHE_US, &reply->results, e) != 0)
         return -1;
     reply->n = n;
-    if (accept_absent(fc, reply->results, n, name) == n && !fleet_lora_exists(fc, name)) {
+    if (accept_absent(reply->results, n, name) == n && !fleet_lora_exists(fc, name)) {
         fleet_lora_reply_fini(reply);
         return err_set(e, ERR_NOT_FOUND, "/lora_name", "no upstream has an adapter '%.128s'", name);
     }

@@ -21,10 +21,8 @@ static int query_version(struct fleet_control *fc, struct upstream *upstream,
                          struct upstream_report *report, struct err *e)
 {
     struct fleet_result *status = NULL, *label = NULL;
-    struct upstream_endpoint at;
     int rc = -1;
 
-    upstreams_get(fc->upstreams, upstream, &at);
     if (query_one(fc, API_GET_STATUS, upstream, &status, e) != 0 ||
         query_one(fc, API_GET_PROBE_VERSION, upstream, &label, e) != 0)
         goto free_said;
@@ -32,12 +30,13 @@ static int query_version(struct fleet_control *fc, struct upstream *upstream,
         rc = refuse_unverified(status, e);
         goto free_said;
     }
-    api_read_status(report, at.kind, status->text != NULL ? status->text : "", status->text_len);
+    api_read_status(report, upstream_kind(upstream), status->text != NULL ? status->text : "",
+                    status->text_len);
     if (label->outcome == FLEET_UNSENT || label->outcome == FLEET_UNKNOWN ||
         api_is_auth_error(label->status))
         rc = refuse_unverified(label, e);
     else
-        rc = api_read_probe_version(report, at.kind, label->status,
+        rc = api_read_probe_version(report, upstream_kind(upstream), label->status,
                                     label->text != NULL ? label->text : "", label->text_len, e);
     if (e->code == ERR_UNREADABLE)
         e->code = ERR_CONFLICT;

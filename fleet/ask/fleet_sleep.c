@@ -12,13 +12,12 @@ static void fence_failed(struct fleet_control *fc, const struct fleet_result *re
 }
 
 /* An engine that was removed is not asked, and may be added again. Other kinds report a sleep. */
-static bool hides_its_sleep(struct fleet_control *fc, const struct upstream_endpoint *at,
-                            struct upstream *upstream)
+static bool hides_its_sleep(struct fleet_control *fc, struct upstream *upstream)
 {
     struct upstream_info info;
 
     fleet_info(fleet_of(fc), upstream, &info);
-    return upstream_caps(at->kind)->hides_pause && info.asleep;
+    return upstream_caps_of(upstream)->hides_pause && info.asleep;
 }
 
 static bool is_among(const struct fleet_target *targets, size_t n, const struct upstream *it)
@@ -33,13 +32,11 @@ static bool is_among(const struct fleet_target *targets, size_t n, const struct 
 static void fence_missed(struct fleet_control *fc, const struct upstream_list *all,
                          const struct fleet_target *targets, size_t n, bool asleep)
 {
-    struct upstream_endpoint at;
-
     for (size_t i = 0; i < all->n; i++) {
         struct upstream *it = all->items[i];
 
-        upstreams_get(fc->upstreams, it, &at);
-        if (!is_among(targets, n, it) && (!at.removed || (!asleep && hides_its_sleep(fc, &at, it))))
+        if (!is_among(targets, n, it) &&
+            (!upstream_is_removed(it) || (!asleep && hides_its_sleep(fc, it))))
             fleet_fence_missed(fleet_of(fc), it, asleep ? FLEET_FENCE_SLEEP : FLEET_FENCE_WAKE);
     }
 }

@@ -71,12 +71,10 @@ size_t fleet_reachable(struct fleet_control *fc, const struct upstream_list *all
 {
     size_t n_reachable = 0;
     struct upstream_info info;
-    struct upstream_endpoint at;
 
     for (size_t i = 0; i < all->n; i++) {
-        upstreams_get(fc->upstreams, all->items[i], &at);
         fleet_info(fleet_of(fc), all->items[i], &info);
-        if (!at.removed && info.alive)
+        if (!upstream_is_removed(all->items[i]) && info.alive)
             targets[n_reachable++] = (struct fleet_target){.upstream = all->items[i], .args = args};
     }
     return n_reachable;
@@ -96,19 +94,18 @@ static void list_unreachable(struct fleet_control *fc, const struct upstream_lis
 {
     size_t len = 0;
     struct upstream_info info;
-    struct upstream_endpoint at;
 
     out[0] = '\0';
     for (size_t i = 0; i < all->n && len < cap; i++) {
-        upstreams_get(fc->upstreams, all->items[i], &at);
         fleet_info(fleet_of(fc), all->items[i], &info);
-        if (at.removed || info.alive || upstream_info_is_probed(&info) != probed)
+        if (upstream_is_removed(all->items[i]) || info.alive ||
+            upstream_info_is_probed(&info) != probed)
             continue;
         len += (size_t)snprintf(out + len, cap - len, "%s%s",
                                 len > 0  ? ", "
                                 : probed ? "; down: "
                                          : "; not yet probed: ",
-                                at.name);
+                                upstream_name(all->items[i]));
     }
 }
 

@@ -108,21 +108,20 @@ static int make_calls(struct fleet_control *fc, const struct what *w,
                       struct upstream_call *calls, struct err *e)
 {
     struct last last[UPSTREAM_KINDS] = {{0}};
-    struct upstream_endpoint at;
 
     for (size_t i = 0; i < n; i++) {
         struct api_request *r = &calls[i].request;
 
-        upstreams_get(fc->upstreams, targets[i].upstream, &at);
-        calls[i].target = at.target;
+        calls[i].target = upstream_target(targets[i].upstream);
         calls[i].timeout_us = targets[i].timeout_us > 0 ? targets[i].timeout_us : timeout_us;
         calls[i].trace = trace_current();
         calls[i].until_down = targets[i].until_down;
         calls[i].given_up = targets[i].given_up;
         calls[i].upstream = targets[i].upstream;
-        if ((w->kind == WHAT_QUERY ? api_make_query(r, at.kind, w->query, e)
-                                   : make_op(r, fc, at.kind, op_of(w, &targets[i]), &targets[i],
-                                             &last[at.kind], e)) == 0)
+        if ((w->kind == WHAT_QUERY
+                 ? api_make_query(r, upstream_kind(targets[i].upstream), w->query, e)
+                 : make_op(r, fc, upstream_kind(targets[i].upstream), op_of(w, &targets[i]),
+                           &targets[i], &last[upstream_kind(targets[i].upstream)], e)) == 0)
             continue;
         while (i-- > 0)
             api_request_fini(&calls[i].request);
@@ -146,7 +145,6 @@ static int send_all(struct fleet_control *fc, const struct what *w,
     struct upstream_call *calls = calloc(n + 1, sizeof *calls);
     struct upstream_reply *replies = calloc(n + 1, sizeof *replies);
     struct fleet_result *results = calloc(n + 1, sizeof *results);
-    struct upstream_endpoint at;
     int rc = -1;
 
     if (calls == NULL || replies == NULL || results == NULL)
@@ -158,9 +156,9 @@ static int send_all(struct fleet_control *fc, const struct what *w,
     if (rc == 0 && n > 0)
         rc = upstreams_call(fc->upstreams, calls, n, replies, e);
     for (size_t i = 0; rc == 0 && i < n; i++) {
-        upstreams_get(fc->upstreams, targets[i].upstream, &at);
-        fleet_result_read(&results[i], at.name, &replies[i]);
-        if (fleet_result_read_lost(&results[i], &targets[i].ctx, at.name))
+        fleet_result_read(&results[i], upstream_name(targets[i].upstream), &replies[i]);
+        if (fleet_result_read_lost(&results[i], &targets[i].ctx,
+                                   upstream_name(targets[i].upstream)))
             note_restart(fc, targets[i].upstream, replies[i].process);
         upstream_reply_fini(&replies[i]);
     }
@@ -174,23 +172,21 @@ static int send_all(struct fleet_control *fc, const struct what *w,
 }
 
 /* Some engines reply 200 with a body that reports a failure. */
-static void check_done(struct fleet_control *fc, enum api_op op, const struct fleet_target *target,
+static void check_done(enum api_op op, const struct fleet_target *target,
                        struct fleet_result *result)
 {
     char words[FLEET_ERROR_TEXT_MAX] = "";
-    struct upstream_endpoint at;
     struct err why = {0};
 
     if (result->outcome != FLEET_OK)
         return;
-    upstreams_get(fc->upstreams, target->upstream, &at);
-    if (api_check_done(at.kind, op, args_of(target), &target->ctx,
+    if (api_check_done(upstream_kind(target->upstream), op, args_of(target), &target->ctx,
                        result->text != NULL ? result->text : "", result->text_len, &why) == 0)
         return;
     api_read_error(words, sizeof words, result->text != NULL ? result->text : "", result->text_len);
     result->outcome = FLEET_REFUSED;
-    (void)err_set(&result->why, ERR_UPSTREAM, "", "%.100s answered %d, but %s: %s", at.name,
-                  result->status, why.msg, words);
+    (void)err_set(&result->why, ERR_UPSTREAM, "", "%.100s answered %d, but %s: %s",
+                  upstream_name(target->upstream), result->status, why.msg, words);
 }
 
 /* Not what it refused because of our client, nor an answer that was not waited for. */
@@ -211,7 +207,7 @@ static int request_all(struct fleet_control *fc, const struct what *w,
     for (size_t i = 0; i < n; i++) {
         enum api_op of = op_of(w, &targets[i]);
 
-        check_done(fc, of, &targets[i], &(*out)[i]);
+        check_done(of, &targets[i], &(*out)[i]);
         if (is_engines_failure(&(*out)[i], &targets[i]))
             fleet_count_failure(fleet_of(fc), targets[i].upstream);
         if ((of == API_RESUME || of == API_WAKE) && (*out)[i].outcome == FLEET_OK)

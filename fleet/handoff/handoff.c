@@ -111,8 +111,7 @@ static int send_export(struct handoff *h, struct fleet_session *s, const struct 
     t.args.native = z != NULL ? api_native_of(&tensors) : NULL;
     if (handles != NULL && t.args.native == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", NO_MEMORY);
-    if (t.args.native != NULL &&
-        handoff_ranks_read(&h->ranks, h->cfg.control, h->cfg.upstreams, s, e) == 0 &&
+    if (t.args.native != NULL && handoff_ranks_read(&h->ranks, h->cfg.control, s, e) == 0 &&
         serialize(z, s->n_parts, &h->ranks, x, e) == 0) {
         t.of = z->of;
         rc = fleet_send_tensors(h->cfg.control, s, &t, e);
@@ -130,7 +129,7 @@ static int send_version(struct handoff *h, struct fleet_session *s, const struct
     int rc = -1;
 
     if (h->windows != NULL)
-        return handoff_ranks_read(&h->ranks, h->cfg.control, h->cfg.upstreams, s, e) == 0
+        return handoff_ranks_read(&h->ranks, h->cfg.control, s, e) == 0
                    ? handoff_windows_send(h->windows, s, a->v, &h->ranks, e)
                    : -1;
     if (handoff_export_new(&x, h->cfg.store, a->v, h->cfg.cuda, e) == 0)
@@ -217,7 +216,6 @@ static struct upstream *find_behind(struct handoff *h)
 {
     struct upstream_list *all = upstreams_list(h->cfg.upstreams);
     struct upstream *found = NULL;
-    struct upstream_endpoint at;
     struct upstream_info info;
     struct fleet_sleep sleep;
 
@@ -226,10 +224,9 @@ static struct upstream *find_behind(struct handoff *h)
         struct upstream *it = all->items[i];
         const struct retry *retry = &fleet_engine(it)->repair;
 
-        upstreams_get(h->cfg.upstreams, it, &at);
         fleet_info(fleet_of(h->cfg.control), it, &info);
-        if (at.removed || !info.alive || (info.synced && !info.fenced) || !retry_is_due(retry) ||
-            fleet_proof_is_beyond_repair(h->cfg.control, it) ||
+        if (upstream_is_removed(it) || !info.alive || (info.synced && !info.fenced) ||
+            !retry_is_due(retry) || fleet_proof_is_beyond_repair(h->cfg.control, it) ||
             (found != NULL && retry->delay_us >= fleet_engine(found)->repair.delay_us))
             continue;
         found = it;

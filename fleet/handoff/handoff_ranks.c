@@ -9,16 +9,13 @@
 #include <stdlib.h>
 
 /* @out, @parts  [s->n_parts] */
-static size_t find_sglangs(struct fleet_target *out, size_t *parts, struct upstreams *u,
-                           const struct fleet_session *s)
+static size_t find_sglangs(struct fleet_target *out, size_t *parts, const struct fleet_session *s)
 {
     size_t n = 0;
 
     for (size_t i = 0; i < s->n_parts; i++) {
-        struct upstream_endpoint at;
 
-        upstreams_get(u, s->parts[i].upstream, &at);
-        if (at.kind != UPSTREAM_SGLANG)
+        if (upstream_kind(s->parts[i].upstream) != UPSTREAM_SGLANG)
             continue;
         parts[n] = i;
         out[n++] = (struct fleet_target){.upstream = s->parts[i].upstream, .given_up = s->given_up};
@@ -28,11 +25,10 @@ static size_t find_sglangs(struct fleet_target *out, size_t *parts, struct upstr
 
 /* One that does not say has no part in the hand-off: with a wrong number, a rank would find no
  * entry of its own, or a window would be overwritten while a stage still reads it. */
-static int note_answer(struct handoff_ranks *ranks, struct fleet_control *fc, struct upstreams *u,
+static int note_answer(struct handoff_ranks *ranks, struct fleet_control *fc,
                        struct fleet_session *s, size_t part, const struct fleet_result *r,
                        struct err *e)
 {
-    struct upstream_endpoint at;
     struct err cause = r->why, why = {0};
 
     if (r->outcome == FLEET_OK &&
@@ -41,15 +37,14 @@ static int note_answer(struct handoff_ranks *ranks, struct fleet_control *fc, st
         ranks->is_in[part] = true;
         return 0;
     }
-    upstreams_get(u, r->upstream, &at);
     (void)err_set(&why, cause.code != ERR_NONE ? cause.code : ERR_UPSTREAM, "",
                   "%.200s: nothing was sent to it, as it did not say how many ranks it has; it is "
                   "asked again at the next try: %.300s",
-                  at.name, cause.msg);
+                  upstream_name(r->upstream), cause.msg);
     return fleet_drop_engine(fc, s, r->upstream, &why, e);
 }
 
-int handoff_ranks_read(struct handoff_ranks *ranks, struct fleet_control *fc, struct upstreams *u,
+int handoff_ranks_read(struct handoff_ranks *ranks, struct fleet_control *fc,
                        struct fleet_session *s, struct err *e)
 {
     struct fleet_target *all = calloc(FLEET_MAX, sizeof *all);
@@ -60,10 +55,10 @@ int handoff_ranks_read(struct handoff_ranks *ranks, struct fleet_control *fc, st
     if (all == NULL)
         return err_set(e, ERR_NO_MEMORY, "", "no memory for the hand-off");
     *ranks = (struct handoff_ranks){0};
-    n = find_sglangs(all, parts, u, s);
+    n = find_sglangs(all, parts, s);
     rc = fleet_query(fc, API_GET_RANKS, all, n, fleet_step_us(fc), &results, e);
     for (size_t i = 0; i < n && rc == 0; i++)
-        rc = note_answer(ranks, fc, u, s, parts[i], &results[i], e);
+        rc = note_answer(ranks, fc, s, parts[i], &results[i], e);
     fleet_results_free(results, results != NULL ? n : 0);
     free(all);
     return rc;

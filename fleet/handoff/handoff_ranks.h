@@ -24,7 +24,7 @@ struct handoff_ranks {
  * @ranks  out
  * Threads: one at a time; no lock held. Blocks: up to the time of a step; as fleet_drop_engine.
  * Errors: those of fleet_query and fleet_drop_engine. */
-int handoff_ranks_read(struct handoff_ranks *ranks, struct fleet_control *fc, struct upstreams *u,
+int handoff_ranks_read(struct handoff_ranks *ranks, struct fleet_control *fc,
                        struct fleet_session *s, struct err *e);
 
 #endif

@@ -348,14 +348,12 @@ static int make_for(struct window_request *q, struct handoff_windows *w, struct 
 {
     struct upstream *upstream = s->parts[part].upstream;
     uint64_t n_ranks = ranks->of[part].n_entries;
-    struct upstream_endpoint at;
     struct upstream_info info;
     struct window_reader *r;
 
     if (!ranks->is_in[part] || !fleet_update_has_engine(w->cfg.control, s, upstream))
         return 0;
     r = add_reader(w, upstream);
-    upstreams_get(w->cfg.upstreams, upstream, &at);
     fleet_info(upstreams_fleet(w->cfg.upstreams), upstream, &info);
     if (window_reader_expect(r, k % WINDOW_HALVES, n_ranks, &info, e) != 0)
         return -1;
@@ -420,7 +418,6 @@ static int wait_read(struct handoff_windows *w, struct fleet_session *s, struct 
     for (size_t i = 0; i < s->n_parts && rc == 0; i++) {
         struct upstream *it = s->parts[i].upstream;
         const struct window_reader *r = find_reader(w, it);
-        struct upstream_endpoint at;
         struct err why = {0};
 
         while (r != NULL && window_reader_has_window(r) &&
@@ -429,10 +426,9 @@ static int wait_read(struct handoff_windows *w, struct fleet_session *s, struct 
         if (r == NULL || !window_reader_has_window(r) ||
             !fleet_update_has_engine(w->cfg.control, s, it))
             continue;
-        upstreams_get(w->cfg.upstreams, it, &at);
         (void)err_set(&why, ERR_TIMEOUT, "",
                       "%.200s: %d s after its reply it still has the window; " READER_REMEDY,
-                      at.name, (int)(READ_US / 1000000));
+                      upstream_name(it), (int)(READ_US / 1000000));
         rc = fleet_drop_engine(w->cfg.control, s, it, &why, e);
     }
     return rc;
@@ -442,8 +438,8 @@ static int wait_read(struct handoff_windows *w, struct fleet_session *s, struct 
 
 /* @why  clean; set if an SGLang cannot be sent a window now */
 static void check_reader(struct handoff_windows *w, struct upstream *upstream,
-                         const struct upstream_endpoint *at, const struct upstream_info *info,
-                         const struct api_bucket_ranks *ranks, struct err *why)
+                         const struct upstream_info *info, const struct api_bucket_ranks *ranks,
+                         struct err *why)
 {
     struct window_reader *r = find_reader(w, upstream);
 
@@ -451,11 +447,11 @@ static void check_reader(struct handoff_windows *w, struct upstream *upstream,
         (void)err_set(why, ERR_CONFLICT, "",
                       "%.200s: its %llu pipeline stages would count down one counter, which torch "
                       "does not do safely: give a GPU, as in --stage cuda:0",
-                      at->name, (unsigned long long)ranks->n_stages);
+                      upstream_name(upstream), (unsigned long long)ranks->n_stages);
     else if (ranks->n_entries > WINDOW_RANKS_MAX)
         (void)err_set(why, ERR_CONFLICT, "",
                       "%.200s: it has more than %d ranks: give a GPU, as in --stage cuda:0",
-                      at->name, (int)WINDOW_RANKS_MAX);
+                      upstream_name(upstream), (int)WINDOW_RANKS_MAX);
     if (why->code != ERR_NONE || r == NULL || !window_reader_has_window(r))
         return;
     if (window_reader_has_ended(r, info))
@@ -464,7 +460,7 @@ static void check_reader(struct handoff_windows *w, struct upstream *upstream,
         (void)err_set(why, ERR_CONFLICT, "",
                       "%.200s: nothing was sent to it, as it still has a window of an earlier "
                       "try; " READER_REMEDY,
-                      at->name);
+                      upstream_name(upstream));
 }
 
 /* An upstream's release is known only once it was probed; an SGLang's was asked for just now. One
@@ -477,21 +473,19 @@ static int check_upstreams(struct handoff_windows *w, struct fleet_session *s,
     forget_gone(w);
     for (size_t i = 0; i < s->n_parts && rc == 0; i++) {
         struct upstream *it = s->parts[i].upstream;
-        struct upstream_endpoint at;
         struct upstream_info info;
         struct err why = {0};
         const char *text;
 
         if (!fleet_update_has_engine(w->cfg.control, s, it))
             continue;
-        upstreams_get(w->cfg.upstreams, it, &at);
         fleet_info(upstreams_fleet(w->cfg.upstreams), it, &info);
-        text = api_refuses_windows(at.kind,
+        text = api_refuses_windows(upstream_kind(it),
                                    ranks->is_in[i] ? ranks->of[i].release : info.report.release);
         if (text != NULL)
-            (void)err_set(&why, ERR_CONFLICT, "", "%.200s: %s", at.name, text);
+            (void)err_set(&why, ERR_CONFLICT, "", "%.200s: %s", upstream_name(it), text);
         else if (ranks->is_in[i])
-            check_reader(w, it, &at, &info, &ranks->of[i], &why);
+            check_reader(w, it, &info, &ranks->of[i], &why);
         else /* it is of another kind now: the SGLang that got windows has gone */
             forget_reader(w, it);
         if (why.code != ERR_NONE)

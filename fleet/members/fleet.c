@@ -42,6 +42,7 @@ static void upstream_join_locked(struct fleet *f, struct upstream *u)
     u->no_pause_queue = u->found_wrong = u->label_known = false;
     u->join_order = ++f->n_joined;
     u->out = OUT_JOINED | (u->out & OUT_FENCES);
+    atomic_store_explicit(&u->removed, false, memory_order_release);
     u->probe_ok_us = u->serial = u->n_failures = u->n_granted = 0;
     u->n_failures_in_row = u->n_probe_failures = 0;
     u->update_id[0] = '\0';
@@ -228,6 +229,7 @@ void fleet_remove(struct fleet *f, struct upstream *u)
 {
     fleet_change_begin(f);
     fleet_apply_event(f, u, UPSTREAM_ON_REMOVED);
+    atomic_store_explicit(&u->removed, true, memory_order_release);
     fleet_change_end(f);
 }
 

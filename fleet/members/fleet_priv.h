@@ -40,9 +40,9 @@ struct upstream {
     void (*control_free)(struct fleet_engine *control);
     struct probe probe; /* of the prober's loop */
 
-    /* Guarded by the lock of struct upstreams. */
-    const struct upstream_config *config; /* of a retained one; NULL: a fleet without upstreams */
-    bool removed;
+    /* Written by the thread that changes the table. */
+    _Atomic(const struct upstream_config *) config; /* NULL: a fleet without upstreams */
+    atomic_bool removed;                            /* as OUT_REMOVED, for those without the lock */
 
     /* Written by fleet_add; no_pause_queue by fleet_set_pause_queue. */
     uint64_t hash; /* of the name, or of its place if there is none: for affinity */

@@ -2,6 +2,7 @@
 #include "fleet/members/upstream.h"
 
 #include "fleet/members/fleet_priv.h"
+#include "fleet/members/upstream_config.h"
 
 #include <stdlib.h>
 
@@ -15,6 +16,8 @@ struct upstream *upstream_new(const char *name)
     atomic_init(&u->n_refs, 1);
     atomic_init(&u->n_strong, 1);
     atomic_init(&u->n_lost, 0);
+    atomic_init(&u->config, NULL);
+    atomic_init(&u->removed, false);
     u->number = atomic_fetch_add_explicit(&n_made, 1, memory_order_relaxed) + 1;
     u->name = name;
     u->out = OUT_JOINED;
@@ -58,6 +61,36 @@ bool upstream_is_idle(const struct upstream *u)
 uint64_t upstream_number(const struct upstream *u)
 {
     return u->number;
+}
+
+const struct upstream_config *upstream_config(const struct upstream *u)
+{
+    return atomic_load_explicit(&u->config, memory_order_acquire);
+}
+
+const char *upstream_name(const struct upstream *u)
+{
+    return u->name;
+}
+
+enum upstream_kind upstream_kind(const struct upstream *u)
+{
+    return upstream_config(u)->kind;
+}
+
+const struct upstream_caps *upstream_caps_of(const struct upstream *u)
+{
+    return upstream_caps(upstream_kind(u));
+}
+
+const struct http_target *upstream_target(const struct upstream *u)
+{
+    return &upstream_config(u)->target;
+}
+
+bool upstream_is_removed(const struct upstream *u)
+{
+    return atomic_load_explicit(&u->removed, memory_order_acquire);
 }
 
 void upstream_set_control(struct upstream *u, struct fleet_engine *control,

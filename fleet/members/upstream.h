@@ -8,12 +8,17 @@
 #ifndef BATON_FLEET_MEMBERS_UPSTREAM_H
 #define BATON_FLEET_MEMBERS_UPSTREAM_H
 
+#include "fleet/api/upstream_api.h"
+
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 struct fleet_engine;
+struct http_target;
 struct upstream;
+struct upstream_config;
 
 /* upstream_ref - a reference; returns `u`, which the caller refers to already, or has from a list.
  * upstream_unref - the last one frees it. Accepts NULL. Threads: any. */
@@ -27,6 +32,17 @@ void upstream_unref_loose(struct upstream *u);
 
 /* upstream_number - a larger one was made later; never 0, and never the same again. */
 uint64_t upstream_number(const struct upstream *u);
+
+/* upstream_config - how the engine is reached and asked: the newest, which stays as it is, and
+ * valid until upstreams_free, after another one replaced it. upstream_name, its URL, never changes.
+ * upstream_kind, upstream_caps_of, upstream_target - of its configuration now.
+ * upstream_is_removed - is it not configured any more? Threads: any. */
+const struct upstream_config *upstream_config(const struct upstream *u);
+const char *upstream_name(const struct upstream *u);
+enum upstream_kind upstream_kind(const struct upstream *u);
+const struct upstream_caps *upstream_caps_of(const struct upstream *u);
+const struct http_target *upstream_target(const struct upstream *u);
+bool upstream_is_removed(const struct upstream *u);
 
 /* upstream_set_control - what the control plane knows of it; freed with it. Before it is in a list
  * that other threads have. upstream_control - NULL: there is no control plane. Threads: any. */

@@ -57,16 +57,15 @@ static void on_state_changed(void *arg, const struct fleet_state_change *m)
 static bool find_peer(void *arg, struct upstream *upstream, struct probe_peer *out)
 {
     struct upstreams *u = arg;
-    struct upstream_endpoint at;
+    const struct upstream_config *config = upstream_config(upstream);
     struct upstream_info info;
 
-    upstreams_get(u, upstream, &at);
-    if (at.removed) {
+    if (upstream_is_removed(upstream)) {
         fleet_info(u->fleet, upstream, &info);
         if (info.n_outstanding[FLEET_GENERATE] + info.n_outstanding[FLEET_TEXT] == 0)
             return false;
     }
-    *out = (struct probe_peer){at.target, at.kind};
+    *out = (struct probe_peer){&config->target, config->kind};
     return true;
 }
 
@@ -140,7 +139,7 @@ static int make_fleet(struct upstreams *u, struct upstream_config_list *list, st
     for (size_t i = 0; i < list->n; i++) {
         struct upstream *upstream = u->fleet->list->items[i];
 
-        upstream->config = configs[i];
+        atomic_init(&upstream->config, configs[i]);
         fleet_set_pause_queue(u->fleet, upstream, upstream_caps(configs[i]->kind)->two_phase);
     }
     return 0;
@@ -279,36 +278,15 @@ size_t upstreams_n(struct upstreams *u)
     return n;
 }
 
-void upstreams_get(struct upstreams *u, const struct upstream *upstream,
-                   struct upstream_endpoint *out)
-{
-    const struct upstream_config *config;
-    bool removed;
-
-    mtx_lock(&u->lock);
-    config = upstream->config;
-    removed = upstream->removed;
-    mtx_unlock(&u->lock);
-    *out = (struct upstream_endpoint){.target = &config->target,
-                                      .name = config->url,
-                                      .kind = config->kind,
-                                      .removed = removed,
-                                      .requested = config->requested};
-}
-
-static int set_not_found(struct upstreams *u, const struct upstream_list *all, const char *name,
-                         struct err *e)
+static int set_not_found(const struct upstream_list *all, const char *name, struct err *e)
 {
     enum { N_NAMED = 3 };
     const char *some[N_NAMED] = {"", "", ""};
-    struct upstream_endpoint at;
     size_t n_named = 0;
 
-    for (size_t i = 0; i < all->n && n_named < N_NAMED; i++) {
-        upstreams_get(u, all->items[i], &at);
-        if (!at.removed)
-            some[n_named++] = at.name;
-    }
+    for (size_t i = 0; i < all->n && n_named < N_NAMED; i++)
+        if (!upstream_is_removed(all->items[i]))
+            some[n_named++] = upstream_name(all->items[i]);
     if (n_named == 0)
         return err_set(e, ERR_NOT_FOUND, "",
                        "there is no upstream '%.100s', nor any other: none is configured, and none "
@@ -332,15 +310,12 @@ int upstreams_find(struct upstreams *u, const char *name, struct upstream **out,
 {
     struct upstream_list *all = upstreams_list(u);
     struct upstream *found = upstreams_find_any(all, name);
-    struct upstream_endpoint at = {.removed = true};
     int rc = 0;
 
-    if (found != NULL)
-        upstreams_get(u, found, &at);
-    if (!at.removed)
+    if (found != NULL && !upstream_is_removed(found))
         *out = upstream_ref(found);
     else
-        rc = set_not_found(u, all, name, e);
+        rc = set_not_found(all, name, e);
     upstream_list_unref(all);
     return rc;
 }

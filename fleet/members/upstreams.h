@@ -74,15 +74,6 @@ void upstreams_free(struct upstreams *u); /* stops first; accepts NULL */
 
 struct fleet *upstreams_fleet(struct upstreams *u);
 
-/* Where an engine is. */
-struct upstream_endpoint {
-    const struct http_target *target; /* valid until upstreams_free, even after a reload */
-    const char *name;                 /* its URL; valid until upstreams_free */
-    enum upstream_kind kind;
-    bool removed;   /* not configured any more */
-    bool requested; /* added by a request */
-};
-
 /* upstreams_n_needed - how many of n engines have to serve: --min-ready, or all; never 0. Threads:
  * any. */
 size_t upstreams_n_needed(const struct upstreams *u, size_t n);
@@ -92,10 +83,6 @@ struct upstream_list *upstreams_list(struct upstreams *u);
 
 /* upstreams_n - how many those are. Threads: any. */
 size_t upstreams_n(struct upstreams *u);
-
-/* upstreams_get - @upstream  one of the list. Threads: any. */
-void upstreams_get(struct upstreams *u, const struct upstream *upstream,
-                   struct upstream_endpoint *out);
 
 /* upstreams_find - the engine with this name; a reference. Threads: any.
  * Errors: ERR_NOT_FOUND, with a few names that exist. */

@@ -51,8 +51,8 @@ static struct upstream *find_victim(const struct change *r)
     for (size_t i = 0; i < r->before->n; i++) {
         struct upstream *it = r->before->items[i];
 
-        if (it->removed && upstream_is_idle(it) && !is_named(r, it) && !is_dropped(r, it) &&
-            (victim == NULL || it->join_order < victim->join_order))
+        if (upstream_is_removed(it) && upstream_is_idle(it) && !is_named(r, it) &&
+            !is_dropped(r, it) && (victim == NULL || it->join_order < victim->join_order))
             victim = it;
     }
     return victim;
@@ -82,8 +82,8 @@ static int plan_entry(struct upstreams *u, struct change *r, struct entry_change
 {
     if (c->upstream == NULL && plan_new(u, r, c, s, e) != 0)
         return -1;
-    c->is_new = c->is_new || c->upstream->removed;
-    if (!c->is_new && upstream_config_same(c->upstream->config, s))
+    c->is_new = c->is_new || upstream_is_removed(c->upstream);
+    if (!c->is_new && upstream_config_same(upstream_config(c->upstream), s))
         return 0;
     c->retained = calloc(1, sizeof *c->retained);
     return c->retained != NULL ? 0
@@ -116,15 +116,6 @@ static void log_change(const char *what, const struct upstream_config *s)
     log_event(&r);
 }
 
-static void set_member(struct upstreams *u, struct upstream *upstream,
-                       const struct upstream_config *config, bool removed)
-{
-    mtx_lock(&u->lock);
-    upstream->config = config;
-    upstream->removed = removed;
-    mtx_unlock(&u->lock);
-}
-
 static void apply_entry(struct upstreams *u, struct entry_change *c,
                         struct upstream_config_list *list, size_t i)
 {
@@ -134,7 +125,7 @@ static void apply_entry(struct upstreams *u, struct entry_change *c,
         return;
     config = upstreams_retain(u, list, i, c->retained);
     c->retained = NULL;
-    set_member(u, c->upstream, config, false);
+    atomic_store_explicit(&c->upstream->config, config, memory_order_release);
     if (c->grown != NULL)
         c->upstream->name = config->url;
     if (c->is_new)
@@ -151,11 +142,10 @@ static void remove_unnamed(struct upstreams *u, const struct change *r)
     for (size_t i = 0; i < r->before->n; i++) {
         struct upstream *it = r->before->items[i];
 
-        if (it->removed || is_named(r, it) || (r->keeps && it != r->except))
+        if (upstream_is_removed(it) || is_named(r, it) || (r->keeps && it != r->except))
             continue;
-        set_member(u, it, it->config, true);
         fleet_remove(u->fleet, it);
-        log_change("upstream.removed", it->config);
+        log_change("upstream.removed", upstream_config(it));
     }
 }
 
@@ -165,7 +155,7 @@ static size_t count_members(struct upstreams *u)
     size_t n = 0;
 
     for (size_t i = 0; i < all->n; i++)
-        n += !all->items[i]->removed;
+        n += !upstream_is_removed(all->items[i]);
     upstream_list_unref(all);
     return n;
 }
@@ -239,8 +229,8 @@ static int add_requested(const struct upstream_list *all, struct upstream_config
     size_t n_configured = list->n;
 
     for (size_t i = 0; i < all->n; i++) {
-        const struct upstream_config *s = all->items[i]->config;
-        bool configured = all->items[i]->removed || !s->requested;
+        const struct upstream_config *s = upstream_config(all->items[i]);
+        bool configured = upstream_is_removed(all->items[i]) || !s->requested;
 
         for (size_t k = 0; k < n_configured && !configured; k++)
             configured = strcmp(list->items[k]->url, s->url) == 0;

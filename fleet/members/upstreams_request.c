@@ -18,8 +18,8 @@ static bool is_configured_file(void *arg, const char *path)
     const struct upstream_list *all = arg;
 
     for (size_t i = 0; i < all->n; i++)
-        if (is_path(all->items[i]->config->key_file, path) ||
-            is_path(all->items[i]->config->ca_file, path))
+        if (is_path(upstream_config(all->items[i])->key_file, path) ||
+            is_path(upstream_config(all->items[i])->ca_file, path))
             return true;
     return false;
 }
@@ -45,8 +45,8 @@ static int add_one(struct upstreams *u, const struct upstream_list *all,
     char url[UPSTREAM_CONFIG_LEN_MAX + 1];
 
     (void)snprintf(url, sizeof url, "%s", list->items[0]->url); /* the table takes the entry */
-    if (there != NULL && !there->removed) {
-        if (check_same(there->config, list->items[0], e) != 0)
+    if (there != NULL && !upstream_is_removed(there)) {
+        if (check_same(upstream_config(there), list->items[0], e) != 0)
             return -1;
     } else {
         list->items[0]->requested = true;

@@ -122,15 +122,13 @@ static void forget_locked(struct fleet_prover *p)
 uint64_t fleet_proof_begin(struct fleet_control *fc, struct upstream *upstream, bool checksums)
 {
     struct fleet_prover *p = &fleet_engine(upstream)->proof;
-    struct upstream_endpoint at;
     struct upstream_info info;
     struct fleet_stats stats;
     uint64_t wanted;
 
-    upstreams_get(fc->upstreams, upstream, &at);
     fleet_info(fleet_of(fc), upstream, &info);
     fleet_stats(fleet_of(fc), &stats);
-    if (upstream_caps(at.kind)->two_phase || !stats.decided)
+    if (upstream_caps_of(upstream)->two_phase || !stats.decided)
         return 0;
     mtx_lock(&fc->lock);
     if (p->incarnation != info.incarnation || p->serial != stats.serial)
@@ -238,21 +236,20 @@ static void on_reply(void *arg, struct upstream_reply *replies, size_t n)
 {
     struct fleet_prover *p = arg;
     struct fleet_control *fc = p->fc;
-    struct upstream_endpoint at;
     struct upstream_info info;
     bool is_canary = p->query == API_GENERATE_CANARY, read;
     enum proof_answer *answer = is_canary ? &p->canary : &p->checksums;
 
     (void)n;
     p->fanout = NULL;
-    upstreams_get(fc->upstreams, p->upstream, &at);
     fleet_info(fleet_of(fc), p->upstream, &info);
     mtx_lock(&fc->lock);
     p->canary_sent = p->canary_sent && !is_canary;
     cnd_broadcast(&fc->changed);
     read = p->asked == p->wanted && may_ask_locked(fc, p, &info);
     if (read && (is_canary || !replies->good)) {
-        *answer = is_canary ? read_canary(p, at.kind, replies) : refused_checksums(replies);
+        *answer = is_canary ? read_canary(p, upstream_kind(p->upstream), replies)
+                            : refused_checksums(replies);
         if (*answer == PROOF_PENDING)
             fleet_proof_retry_locked(p);
         fc->proof.judge = true;
@@ -344,13 +341,11 @@ static void ask(struct fleet_prover *p, enum api_query query, uint64_t wanted)
     bool is_canary = query == API_GENERATE_CANARY;
     struct upstream_call call = {.timeout_us = is_canary ? PROOF_CANARY_US : PROOF_CHECKSUMS_US,
                                  .text_max = is_canary ? 0 : PROOF_CHECKSUMS_NBYTES_MAX};
-    struct upstream_endpoint at;
     struct err ignored = {0};
 
-    upstreams_get(p->fc->upstreams, p->upstream, &at);
     p->query = query;
-    if (api_make_query(&call.request, at.kind, query, &ignored) == 0) {
-        call.target = at.target;
+    if (api_make_query(&call.request, upstream_kind(p->upstream), query, &ignored) == 0) {
+        call.target = upstream_target(p->upstream);
         p->asked = wanted;
         link_request(p);
         if (upstreams_send(p->fc->upstreams, &p->fanout, &call, on_reply, p, &ignored) == 0)

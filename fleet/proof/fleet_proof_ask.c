@@ -49,29 +49,25 @@ static int await(struct fleet_control *fc, struct http_request *x,
 
 static bool may_be_asked(struct fleet_control *fc, struct upstream *upstream)
 {
-    struct upstream_endpoint at;
     struct upstream_info info;
 
-    upstreams_get(fc->upstreams, upstream, &at);
     fleet_info(fleet_of(fc), upstream, &info);
-    return !at.removed && !upstream_caps(at.kind)->two_phase && info.alive && info.synced &&
-           !info.fenced;
+    return !upstream_is_removed(upstream) && !upstream_caps_of(upstream)->two_phase && info.alive &&
+           info.synced && !info.fenced;
 }
 
-static int refuse_one(struct fleet_control *fc, struct upstream *upstream, struct err *e)
+static int refuse_one(struct upstream *upstream, struct err *e)
 {
-    struct upstream_endpoint at;
 
-    upstreams_get(fc->upstreams, upstream, &at);
-    if (upstream_caps(at.kind)->two_phase)
+    if (upstream_caps_of(upstream)->two_phase)
         return err_set(e, ERR_BAD_REQUEST, "/upstream",
                        "%.150s is a baton, which proves each update before it serves it: send "
                        "POST /v1/weights/check to it for its checksums",
-                       at.name);
+                       upstream_name(upstream));
     return err_set(e, ERR_CONFLICT, "/upstream",
                    "%.150s does not serve the current version: GET /v1/upstreams says why, and a "
                    "whole update helps",
-                   at.name);
+                   upstream_name(upstream));
 }
 
 /* @one  NULL: each that may be asked */
@@ -108,7 +104,7 @@ static int begin(struct fleet_control *fc, const struct fleet_proof_request *r, 
     if (r->upstream != NULL && upstreams_find(fc->upstreams, r->upstream, &one, e) != 0)
         return -1;
     if (one != NULL && !may_be_asked(fc, one))
-        rc = refuse_one(fc, one, e);
+        rc = refuse_one(one, e);
     else
         rc = begin_some(fc, r, one, a, e);
     upstream_unref(one);

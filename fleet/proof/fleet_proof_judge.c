@@ -236,20 +236,18 @@ static void judge(struct compared *c)
 
 /* reports */
 
-static void log_verdict(struct fleet_control *fc, const struct compared_one *news)
+static void log_verdict(const struct compared_one *news)
 {
     const struct fleet_prover *p = &news->was;
     bool good = p->state == PROOF_PROVEN;
-    struct upstream_endpoint at;
     struct log_rec r;
 
-    upstreams_get(fc->upstreams, p->upstream, &at);
     log_begin(&r,
               good                        ? LOG_DEBUG
               : p->state == PROOF_UNKNOWN ? LOG_INFO
                                           : LOG_WARN,
               "upstream.proof");
-    log_str(&r, "upstream", at.name);
+    log_str(&r, "upstream", upstream_name(p->upstream));
     log_str(&r, "state", proof_state_name(p->state));
     log_str(&r, "weight_version", p->label);
     log_u64(&r, "n_compared", p->verdict.n_others);
@@ -269,7 +267,7 @@ static void report(struct fleet_control *fc, const struct compared *c)
         const struct compared_one *news = &c->list[i];
 
         if (news->is_new)
-            log_verdict(fc, news);
+            log_verdict(news);
         if (news->is_new && news->was.faulty)
             fleet_fence_served(fleet_of(fc), news->was.upstream, news->was.incarnation,
                                news->was.serial, &news->why);
@@ -321,12 +319,10 @@ struct undecided {
 static void add_undecided_locked(struct undecided *u, const struct fleet_prover *p)
 {
     size_t len = strlen(u->names);
-    struct upstream_endpoint at;
 
-    upstreams_get(p->fc->upstreams, p->upstream, &at);
     if (u->n < NAMES_LISTED)
         (void)snprintf(u->names + len, sizeof u->names - len, "%s%.80s", u->n > 0 ? ", " : "",
-                       at.name);
+                       upstream_name(p->upstream));
     else if (u->n == NAMES_LISTED)
         (void)snprintf(u->names + len, sizeof u->names - len, ", …");
     u->n++;

@@ -92,12 +92,10 @@ static bool must_tell_locked(struct fleet_prover *p, const struct reading *r)
 
 static void tell(struct fleet_prover *p, const struct reading *r)
 {
-    struct upstream_endpoint at;
     struct log_rec rec;
 
-    upstreams_get(p->fc->upstreams, p->upstream, &at);
     log_begin(&rec, LOG_WARN, "upstream.layout");
-    log_str(&rec, "upstream", at.name);
+    log_str(&rec, "upstream", upstream_name(p->upstream));
     log_u64(&rec, "n_equal", r->compared.n_equal);
     log_u64(&rec, "n_different", r->compared.n_different);
     log_str(
@@ -136,11 +134,9 @@ static void read_job(void *arg)
 void fleet_proof_read_sums(struct fleet_prover *p, struct upstream_reply *reply)
 {
     struct fleet_control *fc = p->fc;
-    struct upstream_endpoint at;
     struct err ignored = {0};
 
-    upstreams_get(fc->upstreams, p->upstream, &at);
-    p->read_kind = at.kind;
+    p->read_kind = upstream_kind(p->upstream);
     p->reply = reply->text;
     p->reply_len = reply->text_len;
     reply->text = NULL;

@@ -60,7 +60,7 @@ static void log_aborted(const struct proxy_request *r, const char *why)
         return;
     log_begin(&rec, LOG_WARN, "proxy.aborted");
     log_actor(&rec, &r->x->actor);
-    log_str(&rec, "upstream", r->at.name);
+    log_str(&rec, "upstream", r->at != NULL ? r->at->url : NULL);
     log_str(&rec, "why", why);
     log_end(&rec);
 }
@@ -126,7 +126,7 @@ int proxy_admit(struct proxy_request *r, struct err *e)
 
     r->stage = PROXY_QUEUED;
     r->grant_posted = false;
-    r->at.name = NULL;
+    r->at = NULL;
     r->acquiring = true;
     rc = fleet_permit_acquire(r->loop->proxy->fleet, &r->ticket, e);
     r->acquiring = false;
@@ -216,17 +216,17 @@ static void send_request(struct proxy_request *r)
     struct http_events events = proxy_events(r);
     struct err e = {0};
 
-    upstreams_get(r->loop->proxy->upstreams, r->ticket.upstream, &r->at);
+    r->at = upstream_config(r->ticket.upstream);
     r->epoch = fleet_weights_epoch(r->loop->proxy->fleet);
     memset(&r->scan, 0, sizeof r->scan);
-    req.target = r->at.target;
+    req.target = &r->at->target;
     add_header(&req, headers, "Content-Type", x->content_type);
     add_header(&req, headers, "Accept", x->accept);
     add_header(&req, headers, "X-Session-ID", x->session_id);
     add_header(&req, headers, "X-Request-Id", x->actor.request_id);
     add_header(&req, headers, "traceparent", x->trace.traceparent);
     add_header(&req, headers, "tracestate", x->trace.tracestate);
-    if (x->wants_versions && upstream_caps(r->at.kind)->reply_has_spans)
+    if (x->wants_versions && upstream_caps(r->at->kind)->reply_has_spans)
         add_header(&req, headers, "X-Baton-Weight-Versions", "1");
     add_header(&req, headers, "Accept-Encoding", "identity"); /* whatever the client accepts */
     r->stage = PROXY_SENT;
@@ -255,8 +255,8 @@ void proxy_auth_failed(struct proxy_request *r)
     struct err e = {0};
 
     proxy_cancel_call(r);
-    (void)err_set(&e, ERR_UPSTREAM_KEY, "", "%.*s %s: it replied %d", WHY_MAX, r->at.name,
-                  api_auth_error_text(r->head.status, r->at.target->authorization != NULL),
+    (void)err_set(&e, ERR_UPSTREAM_KEY, "", "%.*s %s: it replied %d", WHY_MAX, r->at->url,
+                  api_auth_error_text(r->head.status, r->at->target.authorization != NULL),
                   r->head.status);
     fleet_auth_failed(r->loop->proxy->fleet, r->ticket.upstream, FLEET_AUTH_REQUEST, &e);
     upstreams_probe_now(r->loop->proxy->upstreams);
@@ -272,7 +272,7 @@ static void set_unsent_error(const struct proxy_request *r, const struct http_en
     bool late = end->outcome == HTTP_TIMED_OUT;
 
     (void)err_set(e, late ? ERR_UPSTREAM_TIMEOUT : ERR_UPSTREAM, "",
-                  "%.*s cannot be reached, nothing was sent: %.*s", WHY_MAX, r->at.name, WHY_MAX,
+                  "%.*s cannot be reached, nothing was sent: %.*s", WHY_MAX, r->at->url, WHY_MAX,
                   end->why);
 }
 
@@ -280,12 +280,12 @@ static void set_sent_error(const struct proxy_request *r, const struct http_end 
 {
     if (end->outcome == HTTP_TIMED_OUT)
         (void)err_set(e, ERR_UPSTREAM_TIMEOUT, "", "%.*s did not reply within %d ms", WHY_MAX,
-                      r->at.name, PROXY_TEXT_MS);
+                      r->at->url, PROXY_TEXT_MS);
     else
         (void)err_set(e, ERR_UPSTREAM, "",
                       "the connection to %.*s was lost after the request was sent, which may have "
                       "been processed: %.*s",
-                      WHY_MAX, r->at.name, WHY_MAX, end->why);
+                      WHY_MAX, r->at->url, WHY_MAX, end->why);
 }
 
 static void set_resource_error(const struct http_end *end, struct err *e)
@@ -337,7 +337,7 @@ void proxy_evict(struct proxy_request *r, const struct err *why)
         return;
     }
     (void)err_set(&e, ERR_UPSTREAM, "", "%.*s left rotation before its reply was complete%s: %.*s",
-                  WHY_MAX, r->at.name,
+                  WHY_MAX, r->at->url,
                   r->stage == PROXY_STREAMING || !sent ? "" : "; it may have been processed",
                   WHY_MAX, why->msg);
     proxy_fail(r, &e);

@@ -5,6 +5,7 @@
 
 #include "base/mtx.h"
 #include "fleet/members/fleet.h"
+#include "fleet/members/upstream_config.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/members/version_scan.h"
 #include "fleet/proxy/proxy.h"
@@ -63,11 +64,11 @@ struct proxy_request {
     bool is_paused;    /* reading the reply is paused: the client is slow */
     bool grant_posted; /* proxy->lock: a later grant was posted to the loop */
     size_t n_attempts;
-    struct upstream_endpoint at;     /* of the last attempt; name NULL: there was none */
-    uint64_t epoch;                  /* fleet_weights_epoch at the last attempt */
-    struct version_scan scan;        /* of the versions in its reply */
-    struct reply_versions *versions; /* owned; NULL: the reply passes unchanged */
-    struct http_call *call;          /* NULL: none is under way */
+    const struct upstream_config *at; /* of the last attempt; NULL: there was none */
+    uint64_t epoch;                   /* fleet_weights_epoch at the last attempt */
+    struct version_scan scan;         /* of the versions in its reply */
+    struct reply_versions *versions;  /* owned; NULL: the reply passes unchanged */
+    struct http_call *call;           /* NULL: none is under way */
     struct loop_item granted, disconnected, drained;
     struct http_head head; /* of the reply */
     char *body;            /* owned [head.content_length]; NULL: none */

@@ -14,8 +14,8 @@
 
 void proxy_name_upstream(const struct proxy_request *r, struct http_reply *out)
 {
-    if (r->at.name != NULL)
-        http_reply_header(out, "X-Baton-Upstream", "%s", r->at.name);
+    if (r->at != NULL)
+        http_reply_header(out, "X-Baton-Upstream", "%s", r->at->url);
 }
 
 /* The version at the grant; or what the upstream says itself, as a baton in front of engines does.
@@ -24,7 +24,7 @@ static void name_version(const struct proxy_request *r, struct http_reply *out)
 {
     if (r->queue != FLEET_GENERATE || r->head.status != 200)
         return;
-    if (upstream_caps(r->at.kind)->reply_has_spans && r->head.weight_version[0] != '\0')
+    if (upstream_caps(r->at->kind)->reply_has_spans && r->head.weight_version[0] != '\0')
         http_reply_header(out, "X-Baton-Weight-Version", "%s", r->head.weight_version);
     else if (r->ticket.served.label[0] != '\0')
         http_reply_header_text(out, "X-Baton-Weight-Version", r->ticket.served.label);
@@ -90,7 +90,7 @@ static void fail_no_route(struct proxy_request *r)
         &e, ERR_NO_ROUTE, "",
         "%.200s (%s) has no route %.160s: the request was passed on, and this engine does "
         "not serve it",
-        r->at.name, upstream_kind_name(r->at.kind), r->x->path);
+        r->at->url, upstream_kind_name(r->at->kind), r->x->path);
     proxy_fail(r, &e);
 }
 
@@ -140,7 +140,7 @@ static void begin_streaming(struct proxy_request *r)
  * serves other weights than the fleet. */
 static bool process_changed(const struct proxy_request *r)
 {
-    return upstream_caps(r->at.kind)->reply_names_process && r->head.boot_id[0] != '\0' &&
+    return upstream_caps(r->at->kind)->reply_names_process && r->head.boot_id[0] != '\0' &&
            !fleet_check_process(r->loop->proxy->fleet, r->ticket.upstream, r->head.boot_id);
 }
 
@@ -150,7 +150,7 @@ static void fail_process_changed(struct proxy_request *r)
 
     (void)err_set(&e, ERR_UPSTREAM, "",
                   "%.200s was restarted: its reply may not be of the version that is served",
-                  r->at.name);
+                  r->at->url);
     proxy_fail(r, &e);
 }
 
@@ -158,7 +158,7 @@ static void fail_process_changed(struct proxy_request *r)
  * last probe serves the weights that it started with. */
 static bool has_other_version(struct proxy_request *r, const char *data, size_t len)
 {
-    if (!upstream_caps(r->at.kind)->reply_names_version || r->queue != FLEET_GENERATE ||
+    if (!upstream_caps(r->at->kind)->reply_names_version || r->queue != FLEET_GENERATE ||
         r->head.status != 200)
         return false;
     while (version_scan_next(&r->scan, &data, &len))
@@ -173,7 +173,7 @@ static void fail_other_version(struct proxy_request *r)
 
     (void)err_set(&e, ERR_UPSTREAM, "",
                   "%.200s replied with weights '%s', which are not the version that is served",
-                  r->at.name, r->scan.name);
+                  r->at->url, r->scan.name);
     upstreams_probe_now(r->loop->proxy->upstreams);
     proxy_fail(r, &e);
 }
@@ -186,7 +186,7 @@ static void fail_bad_status(struct proxy_request *r)
     struct err e = {0};
 
     (void)err_set(&e, ERR_UPSTREAM, "", "%.200s replied %d, which cannot be forwarded: %s",
-                  r->at.name, r->head.status,
+                  r->at->url, r->head.status,
                   redirects
                       ? "redirects are not followed"
                       : "it is not the status of a reply; the request may have been processed");
@@ -200,7 +200,7 @@ static void fail_bad_status(struct proxy_request *r)
 static int begin_versions(struct proxy_request *r)
 {
     if (!r->x->wants_versions || r->queue != FLEET_GENERATE ||
-        upstream_caps(r->at.kind)->reply_has_spans || !reply_versions_applies(&r->head))
+        upstream_caps(r->at->kind)->reply_has_spans || !reply_versions_applies(&r->head))
         return 0;
     r->versions = reply_versions_new(r->loop->proxy->fleet, &r->ticket, &r->head);
     return r->versions != NULL ? 0 : -1;
@@ -224,7 +224,7 @@ static void on_head(void *arg, const struct http_head *head)
     r->ticket.responded = true; /* unless it fails later (proxy_upstream_failed) */
     if (process_changed(r))
         fail_process_changed(r);
-    else if (api_is_auth_error_proxied(r->at.kind, head->status))
+    else if (api_is_auth_error_proxied(r->at->kind, head->status))
         proxy_auth_failed(r);
     else if (!http_is_answer(head->status))
         fail_bad_status(r);

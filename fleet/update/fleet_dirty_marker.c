@@ -48,26 +48,19 @@ static uint64_t undo_timeout_us(struct fleet_control *fc)
 
 /* Reads the version that the engine reports (p->reported_label). The result becomes FLEET_SKIPPED
  * if its API has none. The caller holds the lock. */
-static void read_label(struct fleet_control *fc, struct fleet_part *p, struct fleet_result *result)
+static void read_label(struct fleet_part *p, struct fleet_result *result)
 {
     const char *text = result->text != NULL ? result->text : "";
-    struct upstream_endpoint at;
     struct err why = {0};
 
-    upstreams_get(fc->upstreams, p->upstream, &at);
     p->reported_label[0] = '\0';
-    if (refuses_labels(result) ||
-        (result->outcome == FLEET_OK &&
-         api_read_version(p->reported_label, at.kind, text, result->text_len, &why) != 0))
+    if (refuses_labels(result) || (result->outcome == FLEET_OK &&
+                                   api_read_version(p->reported_label, upstream_kind(p->upstream),
+                                                    text, result->text_len, &why) != 0))
         result->outcome = FLEET_SKIPPED;
 }
 
 /* ---- before the first byte ---- */
-
-struct label_reading {
-    struct fleet_control *fc;
-    struct part_set *named;
-};
 
 static void on_marker_set(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
@@ -134,24 +127,23 @@ static bool needs_marker(const struct fleet_part *p, const void *arg)
 
 static void on_old_label(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
 {
-    struct label_reading *m = arg;
+    struct part_set *named = arg;
 
-    read_label(m->fc, p, result);
+    read_label(p, result);
     if (can_be_restored(p->old_label))
         memcpy(p->old_label, p->reported_label, sizeof p->old_label);
-    m->named->has[part] = result->outcome == FLEET_OK;
+    named->has[part] = result->outcome == FLEET_OK;
     part_drop_failed(p, result);
 }
 
 int fleet_read_old_labels(struct fleet_control *fc, struct fleet_session *s, struct part_set *named,
                           struct err *e)
 {
-    struct label_reading m = {.fc = fc, .named = named};
     const struct fanout f = {.is_query = true,
                              .query = API_GET_VERSION,
                              .select = needs_marker,
                              .on_result = on_old_label,
-                             .arg = &m};
+                             .arg = named};
 
     assert(fleet_owns_update_lock(fc));
     return fanout_apply(fc, s, &f, e);
@@ -169,7 +161,6 @@ static void part_set_in_doubt(struct fleet_part *p, const struct err *why)
 }
 
 struct marker_clearing {
-    struct fleet_control *fc;
     bool dropped;         /* only engines that are out */
     struct part_set ours; /* engines that still report our marker */
 };
@@ -193,7 +184,7 @@ static void on_marker_read(struct fleet_part *p, size_t part, struct fleet_resul
 {
     struct marker_clearing *u = arg;
 
-    read_label(u->fc, p, result);
+    read_label(p, result);
     if (result->outcome != FLEET_OK)
         part_set_in_doubt(p, &result->why);
     else if (has_our_marker(p))
@@ -251,7 +242,7 @@ static void out_of_step_in_doubt(struct fleet_control *fc, struct fleet_session 
 
 void fleet_clear_dirty_markers(struct fleet_control *fc, struct fleet_session *s, bool dropped)
 {
-    struct marker_clearing u = {.fc = fc, .dropped = dropped};
+    struct marker_clearing u = {.dropped = dropped};
     const struct fanout f = {.is_query = true,
                              .query = API_GET_VERSION,
                              .timeout_us = undo_timeout_us(fc),
@@ -269,10 +260,9 @@ void fleet_clear_dirty_markers(struct fleet_control *fc, struct fleet_session *s
 /* ---- during the update, and at its end ---- */
 
 /* An engine that was given no marker may report no version. The caller holds the lock. */
-static void check_label(struct fleet_control *fc, struct fleet_part *p,
-                        const struct fleet_result *result, const char *expected)
+static void check_label(struct fleet_part *p, const struct fleet_result *result,
+                        const char *expected)
 {
-    struct upstream_endpoint at;
     struct err why = {0};
 
     if (!p->may_have_marker &&
@@ -281,17 +271,15 @@ static void check_label(struct fleet_control *fc, struct fleet_part *p,
         return;
     if (result->outcome == FLEET_OK && strcmp(p->reported_label, expected) == 0)
         return;
-    upstreams_get(fc->upstreams, p->upstream, &at);
     if (result->outcome == FLEET_OK || result->outcome == FLEET_SKIPPED)
         (void)err_set(&why, ERR_UPSTREAM, "",
                       "%.200s: it was restarted, or changed by another client, during the update: "
                       "it reports version '%.100s'",
-                      at.name, p->reported_label);
+                      upstream_name(p->upstream), p->reported_label);
     part_drop(p, FLEET_UNKNOWN, result->status, why.code != ERR_NONE ? &why : &result->why);
 }
 
 struct marker_check {
-    struct fleet_control *fc;
     bool all; /* also engines that name their process */
     size_t n_asked;
     const char *label;     /* the new version */
@@ -313,14 +301,14 @@ static void on_marker_checked(struct fleet_part *p, size_t part, struct fleet_re
 
     (void)part;
     c->n_asked++;
-    read_label(c->fc, p, results);
-    check_label(c->fc, p, results, p->update_id);
+    read_label(p, results);
+    check_label(p, results, p->update_id);
 }
 
 int fleet_check_dirty_markers(struct fleet_control *fc, struct fleet_session *s, bool all,
                               struct err *e)
 {
-    struct marker_check c = {.fc = fc, .all = all};
+    struct marker_check c = {.all = all};
     const struct fanout f = {.is_query = true,
                              .query = API_GET_VERSION,
                              .select = needs_marker_check,
@@ -365,11 +353,11 @@ static void on_label_checked(struct fleet_part *p, size_t part, struct fleet_res
 {
     struct marker_check *c = arg;
 
-    read_label(c->fc, p, result);
+    read_label(p, result);
     if (c->kept != NULL && part_needs_start(p) && result->outcome == FLEET_OK && has_our_marker(p))
         c->kept->has[part] = true;
     else
-        check_label(c->fc, p, result, c->label);
+        check_label(p, result, c->label);
 }
 
 static bool is_finished_with_label(const struct fleet_part *p, const void *arg)
@@ -388,7 +376,7 @@ static void check_labels(struct fleet_control *fc, struct fleet_session *s,
                          bool (*select)(const struct fleet_part *p, const void *arg),
                          struct part_set *kept)
 {
-    struct marker_check c = {.fc = fc, .label = s->label, .kept = kept};
+    struct marker_check c = {.label = s->label, .kept = kept};
     const struct fanout f = {.is_query = true,
                              .query = API_GET_VERSION,
                              .select = select,

@@ -34,14 +34,12 @@ static bool may_wait(struct fleet_control *fc, const struct fleet_session *s)
     return may;
 }
 
-static void log_late(struct fleet_control *fc, struct upstream *upstream)
+static void log_late(struct upstream *upstream)
 {
-    struct upstream_endpoint at;
     struct log_rec r;
 
-    upstreams_get(fc->upstreams, upstream, &at);
     log_begin(&r, LOG_WARN, "fleet.finish_late");
-    log_str(&r, "upstream", at.name);
+    log_str(&r, "upstream", upstream_name(upstream));
     log_str(&r, "effect", "requests that have not ended are aborted for the update");
     log_end(&r);
 }
@@ -74,19 +72,18 @@ void fleet_drain_parts(struct fleet_control *fc, struct fleet_session *s, struct
         mtx_unlock(&fc->lock);
         late->has[i] = drains && !await_idle(fc, s, s->parts[i].upstream, deadline_us);
         if (late->has[i])
-            log_late(fc, s->parts[i].upstream);
+            log_late(s->parts[i].upstream);
     }
 }
 
 static enum lifecycle_pause pause_mode(struct fleet_control *fc, const struct fleet_part *p,
                                        bool late)
 {
-    struct upstream_endpoint at;
 
     if (late)
         return PAUSE_ABORT;
-    upstreams_get(fc->upstreams, p->upstream, &at);
-    return fc->cfg.finishes && upstream_caps(at.kind)->waits_in_pause ? PAUSE_WAIT : PAUSE_KEEP;
+    return fc->cfg.finishes && upstream_caps_of(p->upstream)->waits_in_pause ? PAUSE_WAIT
+                                                                             : PAUSE_KEEP;
 }
 
 void fleet_drain_pauses(struct fleet_control *fc, const struct fleet_session *s,

@@ -22,14 +22,12 @@ struct names_request {
 static bool needs_names(const struct fleet_part *p, const void *arg)
 {
     const struct names_request *r = arg;
-    struct upstream_endpoint at;
     struct upstream_info info;
 
     if (p->two_phase || p->names_known || !part_takes_part(p))
         return false;
-    upstreams_get(r->fc->upstreams, p->upstream, &at);
     fleet_info(fleet_of(r->fc), p->upstream, &info);
-    return api_renames_for_lora(at.kind, &info.report);
+    return api_renames_for_lora(upstream_kind(p->upstream), &info.report);
 }
 
 static void on_config(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
@@ -68,23 +66,22 @@ static void learn(struct names_request *r, struct fleet_session *s, size_t part)
     const struct names_reply *reply = &r->replies[part];
     const char *text = reply->text != NULL ? reply->text : "";
     struct err why = {0}, named = {0};
-    struct upstream_endpoint at;
     struct upstream_info info;
     enum api_names names = API_NAMES_PLAIN;
     char *model, *architecture;
     int rc;
 
-    upstreams_get(r->fc->upstreams, s->parts[part].upstream, &at);
     fleet_info(fleet_of(r->fc), s->parts[part].upstream, &info);
-    model = api_read_model(at.kind, text, reply->len);
+    model = api_read_model(upstream_kind(s->parts[part].upstream), text, reply->len);
     architecture = architecture_of(r->fc, model);
-    rc = api_names_for_lora(&names, at.kind, info.report.release, architecture, text, reply->len,
-                            &why);
+    rc = api_names_for_lora(&names, upstream_kind(s->parts[part].upstream), info.report.release,
+                            architecture, text, reply->len, &why);
     mtx_lock(&r->fc->lock);
     s->parts[part].names = names;
     s->parts[part].names_known = rc == 0;
     if (rc != 0) {
-        (void)err_set(&named, why.code, why.field, "%.120s %.380s", at.name, why.msg);
+        (void)err_set(&named, why.code, why.field, "%.120s %.380s",
+                      upstream_name(s->parts[part].upstream), why.msg);
         part_drop(&s->parts[part], FLEET_REFUSED, 0, &named);
     }
     mtx_unlock(&r->fc->lock);

@@ -13,13 +13,11 @@ struct packing_request {
 static bool needs_packing(const struct fleet_part *p, const void *arg)
 {
     const struct packing_request *t = arg;
-    struct upstream_endpoint at;
     struct upstream_info info;
 
-    upstreams_get(t->fc->upstreams, p->upstream, &at);
     fleet_info(fleet_of(t->fc), p->upstream, &info);
     return part_needs_start(p) && part_takes_part(p) && p->packing != t->now &&
-           api_packs_handles_at_init(at.kind, info.report.release);
+           api_packs_handles_at_init(upstream_kind(p->upstream), info.report.release);
 }
 
 static void on_packing_set(struct fleet_part *p, size_t part, struct fleet_result *results,

@@ -8,12 +8,9 @@
 
 static bool may_be_asleep(const struct fleet_part *p, const void *arg)
 {
-    const struct fleet_control *fc = arg;
-    struct upstream_endpoint at;
-
-    upstreams_get(fc->upstreams, p->upstream, &at);
+    (void)arg;
     return part_takes_part(p) && fleet_engine(p->upstream)->wake_in_doubt &&
-           upstream_caps(at.kind)->wakes_twice;
+           upstream_caps_of(p->upstream)->wakes_twice;
 }
 
 static void on_woken(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
@@ -31,8 +28,7 @@ int fleet_wake_parts(struct fleet_control *fc, struct fleet_session *s, struct e
     struct fanout f = {.op = API_WAKE,
                        .timeout_us = FLEET_SLEEP_US,
                        .select = may_be_asleep,
-                       .on_result = on_woken,
-                       .arg = fc};
+                       .on_result = on_woken};
     const struct api_args args = {.sleep = &(struct api_sleep){.weights = true}};
 
     fleet_get_sleep(fc, &sleep);

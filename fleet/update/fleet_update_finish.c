@@ -240,15 +240,13 @@ static void fence_restarted(struct fleet_control *fc, struct fleet_session *s)
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
         struct err why = {0};
-        struct upstream_endpoint at;
 
         if (p->state != PART_FINISHED ||
             !fleet_is_other_incarnation(fc, p->upstream, &p->incarnation))
             continue;
-        upstreams_get(fc->upstreams, p->upstream, &at);
         (void)err_set(&why, ERR_UPSTREAM, "",
                       "%.100s was restarted, or was not reachable, before the update ended",
-                      at.name);
+                      upstream_name(p->upstream));
         mtx_lock(&fc->lock);
         part_drop(p, FLEET_UNKNOWN, 0, &why);
         mtx_unlock(&fc->lock);

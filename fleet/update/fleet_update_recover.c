@@ -2,11 +2,6 @@
  * was killed. A baton that did not confirm it is asked again before the next update. */
 #include "fleet/update/fleet_update_priv.h"
 
-struct recovery {
-    struct fleet_control *fc;
-    struct part_set open;
-};
-
 static bool may_have_open_update(const struct fleet_part *p, const void *arg)
 {
     (void)arg;
@@ -16,12 +11,12 @@ static bool may_have_open_update(const struct fleet_part *p, const void *arg)
 static void on_open_update(struct fleet_part *p, size_t part, struct fleet_result *result,
                            void *arg)
 {
-    struct recovery *r = arg;
+    struct part_set *open = arg;
 
     if (result->outcome != FLEET_OK)
         return;
-    r->open.has[part] = api_read_open_update(p->update_id, result->text, result->text_len);
-    fleet_engine(p->upstream)->update_in_doubt = r->open.has[part];
+    open->has[part] = api_read_open_update(p->update_id, result->text, result->text_len);
+    fleet_engine(p->upstream)->update_in_doubt = open->has[part];
 }
 
 static void on_recovered(struct fleet_part *p, size_t part, struct fleet_result *result, void *arg)
@@ -36,27 +31,26 @@ static void on_recovered(struct fleet_part *p, size_t part, struct fleet_result 
  * first. */
 void fleet_recover(struct fleet_control *fc, struct fleet_session *s)
 {
-    struct recovery r = {.fc = fc};
+    struct part_set open = {{false}};
     const struct fanout status = {.is_query = true,
                                   .query = API_GET_STATUS,
                                   .select = may_have_open_update,
                                   .on_result = on_open_update,
-                                  .arg = &r};
+                                  .arg = &open};
     const struct fanout end = {.op = API_ABORT_UPDATE,
                                .timeout_us = FLEET_ABORT_US,
-                               .only = &r.open,
-                               .on_result = on_recovered,
-                               .arg = &r};
+                               .only = &open,
+                               .on_result = on_recovered};
     struct err ignored = {0};
 
     if (fanout_apply(fc, s, &status, &ignored) != 0)
         return;
     (void)fanout_apply(fc, s, &end, &ignored);
-    mtx_lock(&r.fc->lock);
+    mtx_lock(&fc->lock);
     for (size_t i = 0; i < s->n_parts; i++)
-        if (r.open.has[i])
+        if (open.has[i])
             s->parts[i].update_id[0] = '\0';
-    mtx_unlock(&r.fc->lock);
+    mtx_unlock(&fc->lock);
 }
 
 static bool has_own_update(const struct fleet_part *p, const void *arg)
@@ -80,8 +74,7 @@ void fleet_abort_parts(struct fleet_control *fc, struct fleet_session *s, const 
                              .args = &args,
                              .timeout_us = FLEET_ABORT_US,
                              .select = has_own_update,
-                             .on_result = on_aborted,
-                             .arg = fc};
+                             .on_result = on_aborted};
 
     (void)fanout_apply(fc, s, &f, &ignored);
 }

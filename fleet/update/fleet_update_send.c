@@ -278,18 +278,16 @@ static enum session_verdict apply_send_results(struct fleet_control *fc, struct 
 }
 
 /* @results  NULL: the answers are lost */
-static void note_mapped(struct fleet_control *fc, const struct fleet_tensors *t,
-                        const struct fleet_batch *b, const struct fleet_result *results)
+static void note_mapped(const struct fleet_tensors *t, const struct fleet_batch *b,
+                        const struct fleet_result *results)
 {
     for (size_t i = 0; t->mapped != NULL && i < b->n; i++) {
         const struct fleet_result *r = results != NULL ? &results[i] : NULL;
-        struct upstream_endpoint at;
 
-        upstreams_get(fc->upstreams, b->targets[i].upstream, &at);
         t->mapped[b->part[i]] = r == NULL || (fleet_result_may_have_run(r) &&
                                               (r->outcome != FLEET_REFUSED ||
                                                !api_has_mapped_nothing(
-                                                   at.kind, r->status,
+                                                   upstream_kind(b->targets[i].upstream), r->status,
                                                    r->text != NULL ? r->text : "", r->text_len)));
     }
 }
@@ -340,10 +338,10 @@ static enum session_verdict send_to_parts(struct fleet_control *fc, struct fleet
         return VERDICT_RETRY;
     if (fleet_request(fc, API_UPDATE_WEIGHTS, b.targets, b.n, fleet_update_us(fc), &results, e) ==
         0) {
-        note_mapped(fc, t, &b, results);
+        note_mapped(t, &b, results);
         verdict = apply_send_results(fc, s, &b, results, t->args.tensors->chunk_id != NULL, e);
     } else if (e->code == ERR_DRAINING) {
-        note_mapped(fc, t, &b, NULL);
+        note_mapped(t, &b, NULL);
         apply_unanswered(fc, s, &b, PART_ON_DOUBT);
     } else {
         apply_unanswered(fc, s, &b, PART_ON_REFUSED);

@@ -100,12 +100,10 @@ bool fleet_update_has_engine(struct fleet_control *fc, const struct fleet_sessio
 
 size_t fleet_session_min_ready_locked(struct fleet_control *fc, struct fleet_session *s)
 {
-    struct upstream_endpoint at;
     size_t n = 0;
 
     for (size_t i = 0; i < s->n_parts; i++) {
-        upstreams_get(fc->upstreams, s->parts[i].upstream, &at);
-        s->parts[i].removed = s->parts[i].removed || at.removed;
+        s->parts[i].removed = s->parts[i].removed || upstream_is_removed(s->parts[i].upstream);
         n += !s->parts[i].removed;
     }
     return s->repair ? 1 : upstreams_n_needed(fc->upstreams, n);

@@ -49,19 +49,17 @@ static void parts_init(struct fleet_control *fc, struct fleet_session *s,
                        const struct fleet_target *targets)
 {
     struct upstream_info info;
-    struct upstream_endpoint at;
     struct err ignored = {0};
     bool undecided = fleet_version_undecided(fleet_of(fc), &ignored);
 
     for (size_t i = 0; i < s->n_parts; i++) {
         struct fleet_part *p = &s->parts[i];
 
-        upstreams_get(fc->upstreams, targets[i].upstream, &at);
         fleet_info(fleet_of(fc), targets[i].upstream, &info);
         p->upstream = upstream_ref(targets[i].upstream);
-        p->two_phase = upstream_caps(at.kind)->two_phase;
-        p->no_process_id = !upstream_caps(at.kind)->status_names_process;
-        p->finish_takes_no_label = upstream_caps(at.kind)->finish_takes_no_version;
+        p->two_phase = upstream_caps_of(targets[i].upstream)->two_phase;
+        p->no_process_id = !upstream_caps_of(targets[i].upstream)->status_names_process;
+        p->finish_takes_no_label = upstream_caps_of(targets[i].upstream)->finish_takes_no_version;
         if (!p->two_phase)
             (void)snprintf(p->update_id, sizeof p->update_id, FLEET_DIRTY_MARKER "%s", s->id);
         p->before = info.fenced   ? PART_WAS_FENCED
@@ -78,7 +76,6 @@ static void check_process(struct fleet_control *fc, const struct fleet_session *
                           struct fleet_part *p, struct fleet_result *result)
 {
     char process[FLEET_LABEL_MAX + 1];
-    struct upstream_endpoint at;
 
     api_read_boot_id(process, result->text, result->text_len);
     if (process[0] == '\0' || fleet_check_process(fleet_of(fc), p->upstream, process))
@@ -87,12 +84,11 @@ static void check_process(struct fleet_control *fc, const struct fleet_session *
         p->before = PART_WAS_OUT_OF_STEP;
     if (!s->partial)
         return;
-    upstreams_get(fc->upstreams, p->upstream, &at);
     result->outcome = FLEET_UNKNOWN;
     (void)err_set(&result->why, ERR_UPSTREAM, "",
                   "%.100s was restarted: it does not serve the fleet's version, and a partial "
                   "update cannot bring it there; send it again for the others, or a whole one",
-                  at.name);
+                  upstream_name(p->upstream));
 }
 
 /* The replies of the batons to their start. */

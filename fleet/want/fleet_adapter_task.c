@@ -6,14 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool fleet_has_no_adapter(struct fleet_control *fc, const struct fleet_result *result,
-                          const char *name)
+bool fleet_has_no_adapter(const struct fleet_result *result, const char *name)
 {
-    struct upstream_endpoint at;
 
-    upstreams_get(fc->upstreams, result->upstream, &at);
     return result->outcome == FLEET_REFUSED &&
-           api_adapter_is_absent(at.kind, name, result->status,
+           api_adapter_is_absent(upstream_kind(result->upstream), name, result->status,
                                  result->text != NULL ? result->text : "", result->text_len);
 }
 
@@ -26,7 +23,7 @@ static enum fleet_has unload(struct fleet_control *fc, const struct fleet_target
     if (fleet_request(fc, API_UNLOAD_ADAPTER, target, 1, FLEET_CACHE_US, &result, why) != 0)
         return has;
     fleet_reset_adapter_caches(fc, result, 1);
-    if (result->outcome == FLEET_OK || fleet_has_no_adapter(fc, result, name))
+    if (result->outcome == FLEET_OK || fleet_has_no_adapter(result, name))
         has = FLEET_HAS_NONE;
     else
         *why = result->why;
@@ -69,11 +66,9 @@ static enum fleet_has load(struct fleet_control *fc, const struct fleet_target *
     enum fleet_has has = task->had;
     struct fleet_result *result = NULL;
     struct err ignored = {0};
-    struct upstream_endpoint at;
     bool replaces;
 
-    upstreams_get(fc->upstreams, target->upstream, &at);
-    replaces = upstream_caps(at.kind)->replaces_adapters;
+    replaces = upstream_caps_of(target->upstream)->replaces_adapters;
     if (task->may_have && !replaces)
         has = unload(fc, target, task->name, &ignored);
     if (fleet_request(fc, API_LOAD_ADAPTER, target, 1, task->timeout_us + FLEET_GRACE_US, &result,

@@ -51,11 +51,9 @@ static bool is_reset(const struct fleet_resets *r, size_t i)
 /* An SGLang that refused and is paused: the requests that it holds may be retracted. */
 static bool is_paused_and_refused(const struct fleet_resets *r, size_t i)
 {
-    struct upstream_endpoint at;
 
-    upstreams_get(r->fc->upstreams, r->list[i].upstream, &at);
-    return upstream_caps(at.kind)->retracts_requests && r->list[i].paused && r->list[i].preempt &&
-           r->why[i].code != ERR_NONE;
+    return upstream_caps_of(r->list[i].upstream)->retracts_requests && r->list[i].paused &&
+           r->list[i].preempt && r->why[i].code != ERR_NONE;
 }
 
 /* An engine without such a cache has no route for it; an SGLang without HiCache answers 400 where
@@ -86,19 +84,18 @@ static void apply_reset_result(struct fleet_resets *r, size_t k, const struct fl
 {
     const struct fleet_target *target = &r->targets[k];
     struct err *why = &r->why[r->of[k]];
-    struct upstream_endpoint at;
 
     if (why->code != ERR_NONE)
         return;
-    upstreams_get(r->fc->upstreams, target->upstream, &at);
     if (!result_ok(result) && !has_no_cache(target->op, r->list[r->of[k]].route_optional, result))
         *why = result->why;
     else if (target->op == API_RESET_PREFIX_CACHE && result->outcome == FLEET_OK &&
-             !api_reset_is_proven(at.kind, target->args, result->text != NULL ? result->text : "",
-                                  result->text_len))
+             !api_reset_is_proven(upstream_kind(target->upstream), target->args,
+                                  result->text != NULL ? result->text : "", result->text_len))
         (void)err_set(why, ERR_UPSTREAM, "", "%.100s does not report whether its cache is empty",
-                      at.name);
-    r->failed[r->of[k]] = why->code != ERR_NONE && is_failure(at.kind, result);
+                      upstream_name(target->upstream));
+    r->failed[r->of[k]] = why->code != ERR_NONE &&
+                          is_failure(upstream_kind(target->upstream), result);
 }
 
 static void add_targets(struct fleet_resets *r, enum api_op op, filter_fn *filter)
@@ -224,14 +221,12 @@ void fleet_reset_caches(struct fleet_control *fc, const struct fleet_cache_reset
     memcpy(why, r.why, n * sizeof *why);
 }
 
-static void log_stale(struct fleet_control *fc, struct upstream *upstream, const struct err *why)
+static void log_stale(struct upstream *upstream, const struct err *why)
 {
-    struct upstream_endpoint at;
     struct log_rec r;
 
-    upstreams_get(fc->upstreams, upstream, &at);
     log_begin(&r, LOG_WARN, "fleet.cache_stale");
-    log_str(&r, "upstream", at.name);
+    log_str(&r, "upstream", upstream_name(upstream));
     log_str(&r, "error", why->msg);
     log_end(&r);
 }
@@ -241,7 +236,7 @@ static void set_stale(struct fleet_control *fc, const struct fleet_cache_reset *
 {
     for (size_t i = 0; i < n; i++) {
         if (why[i].code != ERR_NONE)
-            log_stale(fc, list[i].upstream, &why[i]);
+            log_stale(list[i].upstream, &why[i]);
         fleet_reconcile_set_stale(fc, list[i].upstream, &why[i]);
     }
 }
@@ -280,14 +275,12 @@ static bool holds_stale_requests(const struct fleet_resets *r, size_t i)
     return r->list[i].preempt && r->list[i].paused && r->why[i].code != ERR_NONE && r->failed[i];
 }
 
-static void log_held(struct fleet_control *fc, const struct fleet_result *result)
+static void log_held(const struct fleet_result *result)
 {
-    struct upstream_endpoint at;
     struct log_rec r;
 
-    upstreams_get(fc->upstreams, result->upstream, &at);
     log_begin(&r, LOG_WARN, "fleet.held_aborted");
-    log_str(&r, "upstream", at.name);
+    log_str(&r, "upstream", upstream_name(result->upstream));
     log_str(&r, "error", result_ok(result) ? NULL : result->why.msg);
     log_end(&r);
 }
@@ -303,7 +296,7 @@ static void abort_stale_requests(struct fleet_resets *r)
     n = r->n_targets;
     results = send_targets(r, &ignored);
     for (size_t k = 0; k < n && results != NULL; k++)
-        log_held(r->fc, &results[k]);
+        log_held(&results[k]);
     fleet_results_free(results, n);
     r->n_targets = 0;
 }
@@ -329,12 +322,10 @@ void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_res
                                 size_t n)
 {
     struct fleet_cache_reset list[FLEET_MAX];
-    struct upstream_endpoint at;
     size_t n_list = 0;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_get(fc->upstreams, results[i].upstream, &at);
-        if (upstream_caps(at.kind)->caches_by_adapter_name &&
+        if (upstream_caps_of(results[i].upstream)->caches_by_adapter_name &&
             fleet_result_may_have_run(&results[i]))
             list[n_list++] = (struct fleet_cache_reset){
                 .upstream = results[i].upstream,
@@ -348,9 +339,7 @@ void fleet_reset_adapter_caches(struct fleet_control *fc, const struct fleet_res
 void fleet_reset_caches_of(struct fleet_control *fc, struct upstream *upstream)
 {
     const struct fleet_cache_reset one = {.upstream = upstream, .preempt = fleet_recomputes_kv(fc)};
-    struct upstream_endpoint at;
 
-    upstreams_get(fc->upstreams, upstream, &at);
-    if (!upstream_caps(at.kind)->two_phase)
+    if (!upstream_caps_of(upstream)->two_phase)
         reset_or_set_stale(fc, &one, 1);
 }

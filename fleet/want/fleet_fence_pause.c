@@ -48,9 +48,9 @@ static bool is_held_by_client(const struct upstream_info *info)
 
 /* Was it resumed at the engine itself? A report from before the pause may say so too: then it is
  * paused twice. */
-static bool was_resumed(const struct upstream_endpoint *at, const struct upstream_info *info)
+static bool was_resumed(const struct upstream *upstream, const struct upstream_info *info)
 {
-    return !upstream_caps(at->kind)->hides_pause && info->report.held == NULL;
+    return !upstream_caps_of(upstream)->hides_pause && info->report.held == NULL;
 }
 
 static bool is_fenced(const struct upstream_info *info)
@@ -59,13 +59,13 @@ static bool is_fenced(const struct upstream_info *info)
 }
 
 static enum step step_of_fenced_locked(struct fleet_control *fc, struct upstream *upstream,
-                                       const struct upstream_endpoint *at,
                                        const struct upstream_info *info)
 {
     enum fleet_fence_pause_state state = *state_locked(upstream, info);
     bool trainer = pause_is_held(&fc->pause) && fleet_engine_is_paused_locked(fc, upstream);
 
-    if (trainer || state == FENCE_SUSPENDED || (state == FENCE_PAUSED && !was_resumed(at, info)) ||
+    if (trainer || state == FENCE_SUSPENDED ||
+        (state == FENCE_PAUSED && !was_resumed(upstream, info)) ||
         (state == FENCE_RUNS && is_held_by_client(info)))
         return STEP_NONE;
     return STEP_PAUSE;
@@ -92,15 +92,13 @@ static enum step step_of_other_locked(struct fleet_control *fc, struct upstream 
 /* An update pauses and resumes by itself the engines that take part in it. */
 static enum step step_of_locked(struct fleet_control *fc, struct upstream *upstream)
 {
-    struct upstream_endpoint at;
     struct upstream_info info;
 
-    upstreams_get(fc->upstreams, upstream, &at);
     fleet_info(fleet_of(fc), upstream, &info);
     if (!info.alive || fleet_engine_is_held_locked(fc, upstream) ||
         fleet_engine(upstream)->fence_pause.due_us > clock_now_us())
         return STEP_NONE;
-    return is_fenced(&info) ? step_of_fenced_locked(fc, upstream, &at, &info)
+    return is_fenced(&info) ? step_of_fenced_locked(fc, upstream, &info)
                             : step_of_other_locked(fc, upstream, &info);
 }
 
@@ -124,12 +122,10 @@ static size_t select_targets(struct fleet_control *fc, const struct upstream_lis
  * not known to be wrong. */
 static bool must_mark(struct fleet_control *fc, struct upstream *upstream)
 {
-    struct upstream_endpoint at;
     struct upstream_info info;
 
-    upstreams_get(fc->upstreams, upstream, &at);
     fleet_info(fleet_of(fc), upstream, &info);
-    return !upstream_caps(at.kind)->two_phase && info.incarnation == info.fence_incarnation &&
+    return !upstream_caps_of(upstream)->two_phase && info.incarnation == info.fence_incarnation &&
            !fleet_is_dirty_marker(info.report.label);
 }
 
@@ -138,17 +134,16 @@ static bool must_mark(struct fleet_control *fc, struct upstream *upstream)
 static bool is_expected(struct fleet_control *fc, const struct fleet_result *result)
 {
     char label[API_VERSION_MAX + 1];
-    struct upstream_endpoint at;
     struct upstream_info info;
     struct fleet_stats stats;
     struct err why = {0};
 
-    upstreams_get(fc->upstreams, result->upstream, &at);
     fleet_info(fleet_of(fc), result->upstream, &info);
     fleet_stats(fleet_of(fc), &stats);
     return result->outcome == FLEET_OK &&
-           api_read_version(label, at.kind, result->text != NULL ? result->text : "",
-                            result->text_len, &why) == 0 &&
+           api_read_version(label, upstream_kind(result->upstream),
+                            result->text != NULL ? result->text : "", result->text_len,
+                            &why) == 0 &&
            (strcmp(label, info.report.label) == 0 || strcmp(label, stats.label) == 0);
 }
 
@@ -179,14 +174,12 @@ static void mark(struct fleet_control *fc, const struct fleet_target *targets, s
 
 /* requests */
 
-static void log_step(struct fleet_control *fc, const char *event, const struct fleet_result *result)
+static void log_step(const char *event, const struct fleet_result *result)
 {
-    struct upstream_endpoint at;
     struct log_rec r;
 
-    upstreams_get(fc->upstreams, result->upstream, &at);
     log_begin(&r, result_ok(result) ? LOG_INFO : LOG_WARN, event);
-    log_str(&r, "upstream", at.name);
+    log_str(&r, "upstream", upstream_name(result->upstream));
     log_str(&r, "error", result_ok(result) ? NULL : result->why.msg);
     log_event(&r);
 }
@@ -209,8 +202,7 @@ static void apply(struct fleet_control *fc, enum step step, const struct fleet_r
     f->due_us = ok && step == STEP_RESUME ? 0 : clock_after_us(FENCE_PAUSE_RETRY_US);
     mtx_unlock(&fc->lock);
     if (tells)
-        log_step(fc, step == STEP_PAUSE ? "upstream.fence_paused" : "upstream.fence_resumed",
-                 result);
+        log_step(step == STEP_PAUSE ? "upstream.fence_paused" : "upstream.fence_resumed", result);
 }
 
 /* That an engine may be paused is recorded before the request is sent. */
@@ -291,16 +283,14 @@ void fleet_fence_pause_watch(struct fleet_control *fc)
 
 bool fleet_fence_keeps_paused_locked(struct fleet_control *fc, struct upstream *upstream)
 {
-    struct upstream_endpoint at;
     struct upstream_info info;
 
-    upstreams_get(fc->upstreams, upstream, &at);
     fleet_info(fleet_of(fc), upstream, &info);
     if (fc->cfg.pause_fenced && is_fenced(&info)) {
         *state_locked(upstream, &info) = FENCE_PAUSE_IN_DOUBT;
         return true;
     }
-    return info.fenced && !upstream_caps(at.kind)->two_phase;
+    return info.fenced && !upstream_caps_of(upstream)->two_phase;
 }
 
 void fleet_fence_pause_suspend(struct fleet_control *fc, struct upstream *upstream, bool on)

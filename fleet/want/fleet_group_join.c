@@ -18,22 +18,23 @@ void fleet_group_reply_fini(struct fleet_group_reply *reply)
 
 /* join */
 
-static int read_ranks(uint64_t *out, const struct upstream_endpoint *at,
-                      const struct fleet_result *result, struct err *e)
+static int read_ranks(uint64_t *out, const struct fleet_result *result, struct err *e)
 {
     const char *text = result->text != NULL ? result->text : "";
+    const char *name = upstream_name(result->upstream);
+    enum upstream_kind kind = upstream_kind(result->upstream);
     struct err why = {0};
 
-    if (api_has_no_ranks(at->kind, text, result->text_len))
+    if (api_has_no_ranks(kind, text, result->text_len))
         return err_set(e, ERR_NO_GPU, "",
                        "%.100s keeps its weights in host memory, and NCCL needs GPUs: start it "
                        "with --device cuda:0",
-                       at->name);
-    if (api_read_ranks(out, at->kind, text, result->text_len, &why) != 0)
-        return err_set(e, ERR_UPSTREAM, "", "%.100s: %.300s", at->name, why.msg);
+                       name);
+    if (api_read_ranks(out, kind, text, result->text_len, &why) != 0)
+        return err_set(e, ERR_UPSTREAM, "", "%.100s: %.300s", name, why.msg);
     return *out < FLEET_WORLD_SIZE_MAX
                ? 0
-               : err_set(e, ERR_UPSTREAM, "", "%.100s reports %" PRIu64 " ranks", at->name, *out);
+               : err_set(e, ERR_UPSTREAM, "", "%.100s reports %" PRIu64 " ranks", name, *out);
 }
 
 /* @n_ranks  [n], of each target */
@@ -42,14 +43,12 @@ static int ask_ranks(struct fleet_control *fc, const struct fleet_target *target
 {
     struct fleet_result *results = NULL;
     const struct fleet_result *cause;
-    struct upstream_endpoint at;
 
     if (fleet_query(fc, API_GET_RANKS, targets, n, fleet_step_us(fc), &results, e) != 0)
         return -1;
     for (size_t i = 0; i < n; i++) {
-        upstreams_get(fc->upstreams, results[i].upstream, &at);
         if (results[i].outcome == FLEET_OK &&
-            read_ranks(&n_ranks[i], &at, &results[i], &results[i].why) != 0)
+            read_ranks(&n_ranks[i], &results[i], &results[i].why) != 0)
             results[i].outcome = FLEET_REFUSED;
     }
     cause = fleet_results_cause(results, n);
@@ -102,14 +101,12 @@ static void leave_again(struct fleet_control *fc, const struct fleet_join_reques
 }
 
 /* Does every engine stay in the groups that it joined before? */
-static bool keeps_groups(struct fleet_control *fc, const struct fleet_target *targets, size_t n)
+static bool keeps_groups(const struct fleet_target *targets, size_t n)
 {
-    struct upstream_endpoint at;
     bool keeps = true;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_get(fc->upstreams, targets[i].upstream, &at);
-        keeps = keeps && upstream_caps(at.kind)->joins_many_groups;
+        keeps = keeps && upstream_caps_of(targets[i].upstream)->joins_many_groups;
     }
     return keeps;
 }
@@ -118,7 +115,7 @@ static bool keeps_groups(struct fleet_control *fc, const struct fleet_target *ta
 static void forget_replaced(struct fleet_control *fc, const struct fleet_join_request *req,
                             const struct fleet_target *targets, size_t n)
 {
-    if (!keeps_groups(fc, targets, n))
+    if (!keeps_groups(targets, n))
         fleet_forget_groups(fc);
     (void)fleet_forget_group(fc, req->group_name != NULL ? req->group_name : SGLANG_GROUP_NAME,
                              NULL);
@@ -208,11 +205,9 @@ int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *
 static bool is_set_up(struct fleet_control *fc, const struct fleet_group *g, bool handles,
                       struct upstream *upstream)
 {
-    struct upstream_endpoint at;
 
-    upstreams_get(fc->upstreams, upstream, &at);
     return fleet_group_has(fc, g, upstream) ||
-           (handles && upstream_caps(at.kind)->keeps_handle_setup);
+           (handles && upstream_caps_of(upstream)->keeps_handle_setup);
 }
 
 /* Asks the engines that joined a group, or are set up for handles. It is forgotten already, or
@@ -291,24 +286,23 @@ static bool has_left(const struct fleet_result *result)
     return result->outcome == FLEET_OK;
 }
 
-/* A member of the group that a probe missed, so that it was not asked. False: none.
+/* The name of a member of the group that a probe missed, so that it was not asked; valid until
+ * upstreams_free. NULL: none.
  * @g  as it was before */
-static bool find_unasked(struct fleet_control *fc, const struct fleet_group *g,
-                         const struct fleet_group_reply *reply, struct upstream_endpoint *at)
+static const char *find_unasked(struct fleet_control *fc, const struct fleet_group *g,
+                                const struct fleet_group_reply *reply)
 {
     struct upstream_list *all = upstreams_list(fc->upstreams);
-    bool found = false;
+    const char *found = NULL;
 
-    for (size_t u = 0; u < all->n && !found; u++) {
+    for (size_t u = 0; u < all->n && found == NULL; u++) {
         struct upstream *it = all->items[u];
         bool asked = false;
 
         for (size_t i = 0; reply->results != NULL && i < reply->n; i++)
             asked = asked || reply->results[i].upstream == it;
-        if (asked || !fleet_group_has(fc, g, it))
-            continue;
-        upstreams_get(fc->upstreams, it, at);
-        found = !at->removed;
+        if (!asked && fleet_group_has(fc, g, it) && !upstream_is_removed(it))
+            found = upstream_name(it);
     }
     upstream_list_unref(all);
     return found;
@@ -341,22 +335,19 @@ static void describe_leave(struct fleet_control *fc, const struct fleet_group *g
                            const struct fleet_group_reply *reply, const struct err *why, char *out)
 {
     const struct fleet_result *stays = NULL;
-    struct upstream_endpoint at = {0};
-    const char *reason = why->msg;
+    const char *reason = why->msg, *name = NULL;
 
     for (size_t i = 0; reply->results != NULL && i < reply->n && stays == NULL; i++)
         if (!has_left(&reply->results[i]))
             stays = &reply->results[i];
     if (stays != NULL) {
-        upstreams_get(fc->upstreams, stays->upstream, &at);
+        name = upstream_name(stays->upstream);
         reason = stays->outcome == FLEET_SKIPPED ? "its release has no call for that"
                                                  : stays->why.msg;
-    } else if (why->code == ERR_NONE && find_unasked(fc, g, reply, &at)) {
+    } else if (why->code == ERR_NONE && (name = find_unasked(fc, g, reply)) != NULL) {
         reason = "it does not answer";
-    } else {
-        at = (struct upstream_endpoint){0};
     }
-    if (at.name == NULL && why->code == ERR_NONE)
+    if (name == NULL && why->code == ERR_NONE)
         (void)snprintf(out, ERR_MSG_MAX,
                        FLEET_GROUP_REFUSED ", so the upstreams have left the group, which NCCL "
                                            "reports there: join a new group");
@@ -364,7 +355,7 @@ static void describe_leave(struct fleet_control *fc, const struct fleet_group *g
         (void)snprintf(out, ERR_MSG_MAX,
                        FLEET_GROUP_REFUSED ", and %.80s has not left the group (%.150s), so the "
                                            "broadcast may wait there: join a new group",
-                       at.name != NULL ? at.name : "an upstream", reason);
+                       name != NULL ? name : "an upstream", reason);
 }
 
 /* @words  [ERR_MSG_MAX] out: of the last group; as it was if no engine was asked */

@@ -47,14 +47,12 @@ static bool is_among(const struct fleet_result *results, size_t n, struct upstre
 static void set_due_locked(struct fleet_control *fc)
 {
     struct upstream_list *all = upstreams_list(fc->upstreams);
-    struct upstream_endpoint at;
 
     fc->missed_pause_due_us = CLOCK_NEVER;
     for (size_t i = 0; i < all->n; i++) {
         struct fleet_paused *paused = &fleet_engine(all->items[i])->paused;
 
-        upstreams_get(fc->upstreams, all->items[i], &at);
-        paused->missed = paused->missed && !at.removed;
+        paused->missed = paused->missed && !upstream_is_removed(all->items[i]);
         if (paused->missed)
             fc->missed_pause_due_us = clock_after_us(FLEET_MISSED_PAUSE_RETRY_US);
     }
@@ -74,7 +72,6 @@ void fleet_note_missed_pause(struct fleet_control *fc, const struct fleet_target
 void fleet_note_joined(struct fleet_control *fc)
 {
     struct upstream_list *all = upstreams_list(fc->upstreams);
-    struct upstream_endpoint at;
     struct upstream_info info;
 
     mtx_lock(&fc->lock);
@@ -82,10 +79,10 @@ void fleet_note_joined(struct fleet_control *fc)
         struct fleet_paused *paused = &fleet_engine(all->items[i])->paused;
         uint64_t before = paused->joined;
 
-        upstreams_get(fc->upstreams, all->items[i], &at);
         fleet_info(fleet_of(fc), all->items[i], &info);
         paused->joined = info.join_incarnation;
-        if (before != 0 && before != info.join_incarnation && upstream_caps(at.kind)->hides_pause)
+        if (before != 0 && before != info.join_incarnation &&
+            upstream_caps_of(all->items[i])->hides_pause)
             paused->missed = true;
     }
     set_due_locked(fc);
@@ -101,7 +98,6 @@ void fleet_note_pause_results(struct fleet_control *fc, const struct fleet_resul
 {
     struct upstream_list *all = upstreams_list(fc->upstreams);
     struct upstream_info info;
-    struct upstream_endpoint at;
 
     mtx_lock(&fc->lock);
     for (size_t i = 0; i < all->n; i++)
@@ -115,9 +111,8 @@ void fleet_note_pause_results(struct fleet_control *fc, const struct fleet_resul
     for (size_t i = 0; i < all->n; i++) {
         struct upstream *it = all->items[i];
 
-        upstreams_get(fc->upstreams, it, &at);
         fleet_info(fleet_of(fc), it, &info);
-        fleet_engine(it)->paused.missed = !at.removed && !info.fenced &&
+        fleet_engine(it)->paused.missed = !upstream_is_removed(it) && !info.fenced &&
                                           !is_among(results, n, it) &&
                                           !fleet_engine_is_held_locked(fc, it);
     }

@@ -315,25 +315,24 @@ static void note_resume_failed(struct fleet_control *fc)
 
 /* Which engines that do not take part in a resume get one all the same. The caller holds the lock
  * of the fleet's control. */
-typedef bool resume_filter(struct fleet_control *fc, const struct upstream_endpoint *at,
-                           const struct upstream_info *info, struct upstream *upstream);
+typedef bool resume_filter(struct fleet_control *fc, const struct upstream_info *info,
+                           struct upstream *upstream);
 
 /* An engine that an earlier server left paused, and that does not report it, is down because it
  * makes no token for a probe. */
-static bool is_down_paused(struct fleet_control *fc, const struct upstream_endpoint *at,
-                           const struct upstream_info *info, struct upstream *upstream)
+static bool is_down_paused(struct fleet_control *fc, const struct upstream_info *info,
+                           struct upstream *upstream)
 {
     (void)fc;
-    (void)upstream;
-    return !at->removed && upstream_caps(at->kind)->hides_pause && !info->alive && !info->fenced &&
-           info->probe_ok_us != 0;
+    return !info->removed && upstream_caps_of(upstream)->hides_pause && !info->alive &&
+           !info->fenced && info->probe_ok_us != 0;
 }
 
 /* Requests that still run at an engine that was removed may end. */
-static bool is_removed_paused(struct fleet_control *fc, const struct upstream_endpoint *at,
-                              const struct upstream_info *info, struct upstream *upstream)
+static bool is_removed_paused(struct fleet_control *fc, const struct upstream_info *info,
+                              struct upstream *upstream)
 {
-    return at->removed && info->alive && fleet_engine_is_paused_locked(fc, upstream);
+    return info->removed && info->alive && fleet_engine_is_paused_locked(fc, upstream);
 }
 
 /* Their replies do not matter: the next probe finds out what the resume did. */
@@ -344,16 +343,14 @@ static void resume_others(struct fleet_control *fc, const struct upstream_list *
     struct fleet_target targets[FLEET_MAX];
     struct fleet_result *results = NULL;
     struct upstream_info info;
-    struct upstream_endpoint at;
     struct err ignored = {0};
 
     for (size_t i = 0; i < all->n; i++) {
         struct upstream *it = all->items[i];
 
-        upstreams_get(fc->upstreams, it, &at);
         fleet_info(fleet_of(fc), it, &info);
         mtx_lock(&fc->lock);
-        if (filter(fc, &at, &info, it) && !fleet_engine_is_held_locked(fc, it))
+        if (filter(fc, &info, it) && !fleet_engine_is_held_locked(fc, it))
             targets[n_targets++] = (struct fleet_target){.upstream = it};
         mtx_unlock(&fc->lock);
     }

@@ -33,35 +33,32 @@ void fleet_reconcile_init(struct fleet_control *fc)
 
 /* Has the engine surely lost its adapters, or never had any? One that was added again may be the
  * same process as before, and so may one that does not report its process. */
-static bool is_new_locked(const struct fleet_reconciler *f, const struct upstream_endpoint *at,
-                          const struct upstream_info *info)
+static bool is_new_locked(const struct fleet_reconciler *f, const struct upstream_info *info)
 {
     uint64_t before = fleet_engine(f->upstream)->adapters.incarnation;
 
     if (!f->known)
         return true;
-    return !at->removed && before != FLEET_REMOVED && before >= info->join_incarnation &&
-           upstream_caps(at->kind)->status_names_process;
+    return !info->removed && before != FLEET_REMOVED && before >= info->join_incarnation &&
+           upstream_caps_of(f->upstream)->status_names_process;
 }
 
 void fleet_reconcile_check_incarnation_locked(struct fleet_control *fc, struct upstream *upstream)
 {
     struct fleet_reconciler *f = &fleet_engine(upstream)->reconcile;
     struct upstream_info info;
-    struct upstream_endpoint at;
     uint64_t incarnation;
 
-    upstreams_get(fc->upstreams, upstream, &at);
     fleet_info(fleet_of(fc), upstream, &info);
-    incarnation = at.removed ? FLEET_REMOVED : info.incarnation;
+    incarnation = info.removed ? FLEET_REMOVED : info.incarnation;
     if (incarnation == fleet_engine(upstream)->adapters.incarnation)
         return;
     fleet_adapters_set_incarnation(&fc->adapters, &fleet_engine(upstream)->adapters, incarnation,
-                                   is_new_locked(f, &at, &info));
+                                   is_new_locked(f, &info));
     f->known = true;
     err_clear(&f->why);
     err_clear(&f->stale);
-    f->untried = !at.removed && !upstream_caps(at.kind)->two_phase;
+    f->untried = !info.removed && !upstream_caps_of(upstream)->two_phase;
     if (f->untried) {
         (void)err_set(&f->stale, ERR_UNSYNCED, "", "no attempt was made yet");
         f->n_stale++;
@@ -124,11 +121,9 @@ static void publish(struct fleet_control *fc, struct upstream *upstream)
 void fleet_reconcile_start(struct fleet_control *fc)
 {
     struct upstream_list *all = upstreams_list(fc->upstreams);
-    struct upstream_endpoint at;
 
     for (size_t i = 0; i < all->n; i++) {
-        upstreams_get(fc->upstreams, all->items[i], &at);
-        if (at.removed || upstream_caps(at.kind)->two_phase)
+        if (upstream_is_removed(all->items[i]) || upstream_caps_of(all->items[i])->two_phase)
             continue;
         fleet_reconcile_watch(fc);
         publish(fc, all->items[i]);
@@ -291,16 +286,14 @@ void fleet_reconcile_watch(struct fleet_control *fc)
 
 /* tasks */
 
-static void log_task(const struct fleet_control *fc, struct upstream *upstream,
-                     const struct fleet_adapter_task *task, const struct err *why)
+static void log_task(struct upstream *upstream, const struct fleet_adapter_task *task,
+                     const struct err *why)
 {
-    struct upstream_endpoint at;
     struct log_rec r;
 
-    upstreams_get(fc->upstreams, upstream, &at);
     log_begin(&r, why->code == ERR_NONE ? LOG_INFO : LOG_WARN,
               task->load != NULL ? "fleet.adapter_reloaded" : "fleet.adapter_unloaded");
-    log_str(&r, "upstream", at.name);
+    log_str(&r, "upstream", upstream_name(upstream));
     log_str(&r, "lora_name", task->name);
     log_str(&r, "error", why->code != ERR_NONE ? why->msg : NULL);
     log_event(&r);
@@ -316,14 +309,12 @@ static void set_retry_locked(struct fleet_reconciler *f, uint64_t wait_max_us,
         retry_failed(&f->retry, RECONCILE_RETRY_US, wait_max_us);
 }
 
-static void log_cache_reset(const struct fleet_control *fc, struct upstream *upstream)
+static void log_cache_reset(struct upstream *upstream)
 {
-    struct upstream_endpoint at;
     struct log_rec r;
 
-    upstreams_get(fc->upstreams, upstream, &at);
     log_begin(&r, LOG_INFO, "fleet.cache_reset");
-    log_str(&r, "upstream", at.name);
+    log_str(&r, "upstream", upstream_name(upstream));
     log_end(&r);
 }
 
@@ -356,7 +347,7 @@ static bool reconcile_cache(struct fleet_reconciler *f)
     set_retry_locked(f, RECONCILE_CACHE_RETRY_MAX_US, &why);
     mtx_unlock(&fc->lock);
     if (why.code == ERR_NONE)
-        log_cache_reset(fc, f->upstream);
+        log_cache_reset(f->upstream);
     return why.code == ERR_NONE;
 }
 
@@ -376,7 +367,7 @@ static bool reconcile_adapter(struct fleet_reconciler *f)
     if (found <= 0)
         return false;
     has = fleet_run_adapter_task(fc, f->upstream, &task, &why);
-    log_task(fc, f->upstream, &task, &why);
+    log_task(f->upstream, &task, &why);
     mtx_lock(&fc->lock);
     fleet_reconcile_check_incarnation_locked(fc, f->upstream);
     fleet_adapters_end_task(&fc->adapters, &fleet_engine(f->upstream)->adapters, &task, has);

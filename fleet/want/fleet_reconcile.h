@@ -51,7 +51,6 @@ size_t fleet_missing_adapters(struct fleet_control *fc, struct upstream *upstrea
                               char (**names)[FLEET_ADAPTER_NAME_MAX + 1]);
 
 /* fleet_has_no_adapter - was an unload refused because the engine has no adapter of that name? */
-bool fleet_has_no_adapter(struct fleet_control *fc, const struct fleet_result *result,
-                          const char *name);
+bool fleet_has_no_adapter(const struct fleet_result *result, const char *name);
 
 #endif

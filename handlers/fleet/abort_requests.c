@@ -92,11 +92,9 @@ static int send_first(struct app *app, const json_t *ids, struct fleet_target *t
     const char *rid = json_string_value(json_array_get(ids, 0));
     const struct api_abort_requests which = {.ids = &rid, .n = 1};
     const struct api_args first = {.abort_requests = &which};
-    struct upstream_endpoint at;
 
     for (size_t i = 0; i < n; i++) {
-        upstreams_get(app->fleet->upstreams, targets[i].upstream, &at);
-        if (!upstream_caps(at.kind)->aborts_one_request || json_array_size(ids) == 0)
+        if (!upstream_caps_of(targets[i].upstream)->aborts_one_request || json_array_size(ids) == 0)
             continue;
         targets[i].args = &first;
         b->at[b->n++] = i;

@@ -40,8 +40,6 @@ int handle_fleet_upstream_add(struct app *app, struct http_request *x, struct er
 
 int handle_fleet_upstream_remove(struct app *app, struct http_request *x, struct err *e)
 {
-    struct upstream_endpoint at;
-    struct upstream_info info;
     const char *name = NULL;
     struct upstream *it;
     json_t *body;
@@ -52,9 +50,7 @@ int handle_fleet_upstream_remove(struct app *app, struct http_request *x, struct
     json_decref(body);
     if (rc != 0)
         return -1;
-    upstreams_get(app->fleet->upstreams, it, &at);
-    fleet_info(upstreams_fleet(app->fleet->upstreams), it, &info);
+    reply_json(x, 200, fleet_removed_json(app, it));
     upstream_unref(it);
-    reply_json(x, 200, fleet_removed_json(&at, &info));
     return 0;
 }

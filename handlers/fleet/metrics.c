@@ -34,12 +34,10 @@ static void read_rows(struct app *app, struct rows *out)
 
     for (size_t i = 0; i < all->n; i++) {
         struct upstream *it = all->items[i];
-        struct upstream_endpoint at;
 
-        upstreams_get(app->fleet->upstreams, it, &at);
-        if (at.removed)
+        if (upstream_is_removed(it))
             continue;
-        out->items[out->n].name = at.name;
+        out->items[out->n].name = upstream_name(it);
         fleet_info(upstreams_fleet(app->fleet->upstreams), it, &out->items[out->n].info);
         fleet_proof_counts(app->fleet->control, it, out->items[out->n].n_proofs);
         out->n++;

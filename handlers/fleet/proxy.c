@@ -37,17 +37,16 @@ int handle_fleet_proxy(struct app *app, struct http_request *x, struct err *e)
 int handle_fleet_rollouts(struct app *app, struct http_request *x, struct err *e)
 {
     struct upstream_list *all = upstreams_list(app->fleet->upstreams);
-    struct upstream_endpoint at;
     int rc = 0;
 
     for (size_t i = 0; i < all->n && rc == 0; i++) {
-        upstreams_get(app->fleet->upstreams, all->items[i], &at);
-        if (!at.removed && !upstream_caps(at.kind)->makes_rollouts)
+        if (!upstream_is_removed(all->items[i]) && !upstream_caps_of(all->items[i])->makes_rollouts)
             rc = err_set(e, ERR_HAS_UPSTREAMS, "",
                          "%.200s is of kind %s and makes no batches: generate each prompt by "
                          "itself, and put the replies together by assemble_rollouts() of the "
                          "Python client",
-                         at.name, upstream_kind_name(at.kind));
+                         upstream_name(all->items[i]),
+                         upstream_kind_name(upstream_kind(all->items[i])));
     }
     upstream_list_unref(all);
     return rc == 0 ? handle_fleet_proxy(app, x, e) : -1;

@@ -25,41 +25,40 @@ struct group_view {
 };
 
 /* @n_gpus  raised by those of this engine */
-static int read_ranks(const struct fleet_result *result, const struct upstream_endpoint *at,
-                      uint64_t *out, uint64_t *n_gpus, struct err *e)
+static int read_ranks(const struct fleet_result *result, uint64_t *out, uint64_t *n_gpus,
+                      struct err *e)
 {
+    enum upstream_kind kind = upstream_kind(result->upstream);
     struct err why = {0};
 
     if (result->outcome != FLEET_OK || result->text == NULL) {
         why = result->why;
-    } else if (api_read_ranks(out, at->kind, result->text, result->text_len, &why) == 0) {
+    } else if (api_read_ranks(out, kind, result->text, result->text_len, &why) == 0) {
         if (*out <= RANKS_EACH_MAX) {
             *n_gpus += *out;
             return 0;
         }
         (void)err_set(&why, ERR_UPSTREAM, "", "it reports %llu ranks", (unsigned long long)*out);
-    } else if (api_has_no_ranks(at->kind, result->text, result->text_len)) {
+    } else if (api_has_no_ranks(kind, result->text, result->text_len)) {
         /* a baton without a GPU counts as one rank, as in its own world size */
         *out = 1;
         return 0;
     }
     return err_set(e, ERR_UPSTREAM, "", "%.200s does not report its number of ranks: %.250s",
-                   at->name, why.msg);
+                   upstream_name(result->upstream), why.msg);
 }
 
-static int add_ranks(struct app *app, struct group_view *view, const struct fleet_result *result,
-                     struct err *e)
+static int add_ranks(struct group_view *view, const struct fleet_result *result, struct err *e)
 {
-    struct upstream_endpoint at;
     uint64_t n = 0;
 
-    upstreams_get(app->fleet->upstreams, result->upstream, &at);
-    if (read_ranks(result, &at, &n, &view->n_gpus, e) != 0)
+    if (read_ranks(result, &n, &view->n_gpus, e) != 0)
         return -1;
     for (uint64_t i = 0; i < n; i++)
-        if (json_array_append_new(view->ranks, json_pack("{s:I, s:s}", "rank",
-                                                         (json_int_t)json_array_size(view->ranks),
-                                                         "upstream", at.name)) != 0)
+        if (json_array_append_new(view->ranks,
+                                  json_pack("{s:I, s:s}", "rank",
+                                            (json_int_t)json_array_size(view->ranks), "upstream",
+                                            upstream_name(result->upstream))) != 0)
             return err_set(e, ERR_NO_MEMORY, "", "no memory for the ranks");
     return 0;
 }
@@ -142,7 +141,7 @@ static int query_ranks(struct app *app, struct group_view *view, struct err *e)
                            &results, e) == 0) {
         rc = 0;
         for (size_t i = 0; i < n && rc == 0; i++) {
-            rc = add_ranks(app, view, &results[i], e);
+            rc = add_ranks(view, &results[i], e);
             intersect_args(view->args, i == 0, &results[i]);
         }
         fleet_results_free(results, n);

@@ -47,13 +47,11 @@ static int refuse_too_few(const struct app *app, const struct fleet_stats *s, st
     size_t len = 0;
     char text[WHY_ALL_MAX] = "";
     struct upstream_info info;
-    struct upstream_endpoint at;
 
     for (size_t i = 0; i < all->n; i++) {
-        upstreams_get(app->fleet->upstreams, all->items[i], &at);
         fleet_info(f, all->items[i], &info);
-        if (!at.removed && info.state != UPSTREAM_SERVING)
-            append_reason(text, &len, at.name, &info);
+        if (!upstream_is_removed(all->items[i]) && info.state != UPSTREAM_SERVING)
+            append_reason(text, &len, upstream_name(all->items[i]), &info);
     }
     upstream_list_unref(all);
     return err_set(why, ERR_UNSYNCED, "", "%zu of %zu upstreams serve, %zu are needed%s",

@@ -13,8 +13,7 @@ json_t *fleet_result_json(const char *name, bool ok, int status, const char *err
 }
 
 /* For an engine to which nothing was sent. */
-static json_t *no_result_json(const struct app *app, struct upstream *it,
-                              const struct upstream_endpoint *at)
+static json_t *no_result_json(const struct app *app, struct upstream *it)
 {
     struct upstream_info info;
     char why[ERR_MSG_MAX + 32];
@@ -24,28 +23,27 @@ static json_t *no_result_json(const struct app *app, struct upstream *it,
                    upstream_info_is_probed(&info) ? upstream_state_name(info.state)
                                                   : "not yet probed",
                    info.error.why.code != ERR_NONE ? ": " : "", info.error.why.msg);
-    return fleet_result_json(at->name, false, 0, info.alive ? "no request was sent to it" : why);
+    return fleet_result_json(upstream_name(it), false, 0,
+                             info.alive ? "no request was sent to it" : why);
 }
 
 json_t *fleet_results_json(const struct app *app, const struct fleet_result *results, size_t n)
 {
     struct upstream_list *all = upstreams_list(app->fleet->upstreams);
     json_t *list = json_array();
-    struct upstream_endpoint at;
 
     for (size_t i = 0; i < all->n && list != NULL; i++) {
         struct upstream *it = all->items[i];
         const struct fleet_result *s = NULL;
         json_t *one;
 
-        upstreams_get(app->fleet->upstreams, it, &at);
         for (size_t k = 0; k < n; k++)
             if (results[k].upstream == it)
                 s = &results[k];
-        if (s == NULL && at.removed)
+        if (s == NULL && upstream_is_removed(it))
             continue;
-        one = s == NULL ? no_result_json(app, it, &at)
-                        : fleet_result_json(at.name,
+        one = s == NULL ? no_result_json(app, it)
+                        : fleet_result_json(upstream_name(it),
                                             s->outcome == FLEET_OK || s->outcome == FLEET_SKIPPED,
                                             s->status, s->why.code != ERR_NONE ? s->why.msg : NULL);
         if (json_array_append_new(list, one) != 0) {

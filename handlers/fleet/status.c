@@ -5,6 +5,7 @@
 #include "control/life.h"
 #include "fleet/calls/fleet_control.h"
 #include "fleet/handoff/handoff.h"
+#include "fleet/members/upstream_config.h"
 #include "fleet/members/upstreams.h"
 #include "fleet/update/fleet_coverage.h"
 #include "fleet/want/fleet_reconcile.h"
@@ -60,7 +61,7 @@ static json_t *errors_json(const struct upstream_error *list, size_t n)
 }
 
 /* @errors  [n_errors]; @paused  for its fence; @lacks, @proof  stolen */
-static json_t *upstream_json(const struct upstream_endpoint *at, const struct upstream_info *info,
+static json_t *upstream_json(const struct upstream *upstream, const struct upstream_info *info,
                              const struct upstream_error *errors, size_t n_errors, bool paused,
                              json_t *lacks, json_t *proof)
 {
@@ -69,11 +70,11 @@ static json_t *upstream_json(const struct upstream_endpoint *at, const struct up
     return json_pack(
         "{s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:I}, s:I, s:I, s:o, s:o, s:o, s:o, s:b, s:o, "
         "s:o}",
-        "upstream", at->name, "dialect", upstream_kind_name(at->kind), "origin",
-        at->requested ? "request" : "configuration", "state", upstream_state_name(info->state),
-        "weight_version", text_or_null(info->report.label), "serial",
-        info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(), "process",
-        text_or_null(info->report.process), "outstanding", "generate",
+        "upstream", upstream_name(upstream), "dialect", upstream_kind_name(upstream_kind(upstream)),
+        "origin", upstream_config(upstream)->requested ? "request" : "configuration", "state",
+        upstream_state_name(info->state), "weight_version", text_or_null(info->report.label),
+        "serial", info->serial > 0 ? json_integer((json_int_t)info->serial) : json_null(),
+        "process", text_or_null(info->report.process), "outstanding", "generate",
         (json_int_t)info->n_outstanding[FLEET_GENERATE], "text",
         (json_int_t)info->n_outstanding[FLEET_TEXT], "n_granted", (json_int_t)info->n_granted,
         "n_missed", (json_int_t)info->n_failures, "last_heard_s",
@@ -136,19 +137,20 @@ json_t *fleet_upstream_json(const struct app *app, struct upstream *upstream)
     struct fleet *f = upstreams_fleet(app->fleet->upstreams);
     struct upstream_error errors[UPSTREAM_ERRORS_MAX];
     struct upstream_info info;
-    struct upstream_endpoint at;
 
-    upstreams_get(app->fleet->upstreams, upstream, &at);
     fleet_info(f, upstream, &info);
-    return upstream_json(&at, &info, errors, fleet_errors(f, upstream, errors),
+    return upstream_json(upstream, &info, errors, fleet_errors(f, upstream, errors),
                          fleet_fence_is_paused(app->fleet->control, upstream),
                          missing_adapters_json(app->fleet->control, upstream),
                          proof_json(app->fleet->control, upstream, info.fenced));
 }
 
-json_t *fleet_removed_json(const struct upstream_endpoint *at, const struct upstream_info *info)
+json_t *fleet_removed_json(const struct app *app, struct upstream *upstream)
 {
-    return upstream_json(at, info, &info->error, info->error.why.code != ERR_NONE, false,
+    struct upstream_info info;
+
+    fleet_info(upstreams_fleet(app->fleet->upstreams), upstream, &info);
+    return upstream_json(upstream, &info, &info.error, info.error.why.code != ERR_NONE, false,
                          json_array(), json_null());
 }
 
@@ -274,13 +276,12 @@ json_t *fleet_handed_json(const struct app *app, uint64_t serial)
 
     handoff_info_get(app->fleet->handoff, &now);
     for (size_t i = 0; i < all->n && list != NULL; i++) {
-        struct upstream_endpoint at;
         struct upstream_info info;
 
-        upstreams_get(app->fleet->upstreams, all->items[i], &at);
         fleet_info(upstreams_fleet(app->fleet->upstreams), all->items[i], &info);
-        if (at.removed ||
-            json_array_append_new(list, handed_one_json(at.name, &info, now.done >= serial)) == 0)
+        if (upstream_is_removed(all->items[i]) ||
+            json_array_append_new(list, handed_one_json(upstream_name(all->items[i]), &info,
+                                                        now.done >= serial)) == 0)
             continue;
         json_decref(list);
         list = NULL;

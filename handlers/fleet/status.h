@@ -12,7 +12,6 @@
 
 struct app;
 struct upstream;
-struct upstream_endpoint;
 struct upstream_info;
 
 /* fleet_ready - would a generate that is sent now be served? Threads: any. Blocks: no.
@@ -30,7 +29,7 @@ json_t *fleet_status_json(const struct app *app);
 json_t *fleet_upstream_json(const struct app *app, struct upstream *upstream);
 
 /* fleet_removed_json - the same of an engine that was removed just now. */
-json_t *fleet_removed_json(const struct upstream_endpoint *at, const struct upstream_info *info);
+json_t *fleet_removed_json(const struct app *app, struct upstream *upstream);
 
 /* fleet_handed_json - with --stage: each upstream, and whether it has the version that was
  * committed here with this serial (new); NULL: no memory. Threads: any. Blocks: no. */

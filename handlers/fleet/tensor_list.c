@@ -10,11 +10,9 @@
 #include <string.h>
 
 /* Compares the ids. @reply  the first engine's (new) */
-static int compare_ids(struct app *app, const struct fleet_result *results, size_t n,
-                       json_t **reply, struct err *e)
+static int compare_ids(const struct fleet_result *results, size_t n, json_t **reply, struct err *e)
 {
     const char *first = NULL;
-    struct upstream_endpoint at;
 
     for (size_t i = 0; i < n; i++) {
         json_t *answer = results[i].text != NULL
@@ -22,10 +20,10 @@ static int compare_ids(struct app *app, const struct fleet_result *results, size
                              : NULL;
         const char *id = json_string_value(json_object_get(answer, "plan_id"));
 
-        upstreams_get(app->fleet->upstreams, results[i].upstream, &at);
         if (id == NULL || (first != NULL && strcmp(first, id) != 0)) {
             json_decref(answer);
-            return err_set(e, ERR_UPSTREAM, "", "%.100s made %s of these tensors", at.name,
+            return err_set(e, ERR_UPSTREAM, "", "%.100s made %s of these tensors",
+                           upstream_name(results[i].upstream),
                            id == NULL ? "no plan" : "another plan");
         }
         if (first == NULL) {
@@ -52,7 +50,7 @@ static int put_tensor_list(struct app *app, struct http_request *x, const json_t
     api_native_fini(&native);
     if (rc != 0)
         return -1;
-    if (fleet_results_ok(results, n, e) && compare_ids(app, results, n, &reply, e) == 0) {
+    if (fleet_results_ok(results, n, e) && compare_ids(results, n, &reply, e) == 0) {
         fleet_reply(app, x, reply, results, n);
     } else {
         json_decref(reply);

@@ -64,18 +64,16 @@ static json_t *ranks_json(struct app *app, struct fleet_group *g)
 {
     struct upstream_list *all = upstreams_list(app->fleet->upstreams);
     json_t *ranks = json_array();
-    struct upstream_endpoint at;
 
     for (size_t i = 0; i < all->n; i++) {
         struct upstream *it = all->items[i];
         const struct fleet_group_member *m = fleet_group_member_of(g, it);
 
-        upstreams_get(app->fleet->upstreams, it, &at);
         for (uint64_t r = 0;
              m != NULL && r < m->n_ranks && fleet_group_has(app->fleet->control, g, it); r++)
-            (void)json_array_append_new(
-                ranks,
-                json_pack("{s:I, s:s}", "rank", (json_int_t)(m->offset + r), "upstream", at.name));
+            (void)json_array_append_new(ranks,
+                                        json_pack("{s:I, s:s}", "rank", (json_int_t)(m->offset + r),
+                                                  "upstream", upstream_name(it)));
     }
     upstream_list_unref(all);
     return ranks;

@@ -53,17 +53,16 @@ static json_t *parts_json(const struct app *app, const struct fleet_session *s)
 {
     struct upstream_list *all = upstreams_list(app->fleet->upstreams);
     json_t *list = json_array();
-    struct upstream_endpoint at;
 
     for (size_t i = 0; i < all->n && list != NULL; i++) {
         const struct fleet_part *p = part_of(s, all->items[i]);
 
-        upstreams_get(app->fleet->upstreams, all->items[i], &at);
-        if (p == NULL && at.removed)
+        if (p == NULL && upstream_is_removed(all->items[i]))
             continue;
-        if (json_array_append_new(
-                list, p != NULL ? part_json(s, p, at.name)
-                                : fleet_result_json(at.name, false, 0, absence_reason(s))) != 0) {
+        if (json_array_append_new(list, p != NULL
+                                            ? part_json(s, p, upstream_name(all->items[i]))
+                                            : fleet_result_json(upstream_name(all->items[i]), false,
+                                                                0, absence_reason(s))) != 0) {
             json_decref(list);
             list = NULL;
         }

@@ -105,21 +105,19 @@ static json_t *common_json(const struct engine_config *configs, size_t n, struct
     return NULL;
 }
 
-static void read_config(struct upstreams *u, struct engine_config *out,
-                        const struct fleet_result *result)
+static void read_config(struct engine_config *out, const struct fleet_result *result)
 {
-    struct upstream_endpoint at;
     struct err e = {0};
 
-    upstreams_get(u, result->upstream, &at);
-    out->name = at.name;
+    out->name = upstream_name(result->upstream);
     out->why = result->why;
     if (result->outcome != FLEET_OK)
         return;
-    out->config = api_read_config(at.kind, result->text != NULL ? result->text : "",
-                                  result->text_len, &e);
+    out->config = api_read_config(upstream_kind(result->upstream),
+                                  result->text != NULL ? result->text : "", result->text_len, &e);
     if (out->config == NULL)
-        (void)err_set(&out->why, e.code, "", "%.200s: %.250s", at.name, e.msg);
+        (void)err_set(&out->why, e.code, "", "%.200s: %.250s", upstream_name(result->upstream),
+                      e.msg);
 }
 
 json_t *fleet_vllm_config_json(const struct app *app, struct err *e)
@@ -138,7 +136,7 @@ json_t *fleet_vllm_config_json(const struct app *app, struct err *e)
         n = fleet_reachable(fc, all, NULL, targets);
         if (fleet_query(fc, API_GET_CONFIG, targets, n, FLEET_CONFIG_US, &results, e) == 0) {
             for (size_t i = 0; i < n; i++)
-                read_config(app->fleet->upstreams, &configs[i], &results[i]);
+                read_config(&configs[i], &results[i]);
             out = common_json(configs, n, e);
             for (size_t i = 0; i < n; i++)
                 json_decref(configs[i].config);

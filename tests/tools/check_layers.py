@@ -25,7 +25,6 @@ CIRCLES = {
 
 # Headers that are included from a folder before theirs in the row of fleet/: the control plane is one struct.
 INCLUDED_BEFORE = {
-    ("fleet/api/upstream_api.h", "fleet/members/fleet.h"),
     ("fleet/calls/fleet_control.h", "fleet/proof/fleet_proof.h"),
     ("fleet/calls/fleet_priv.h", "fleet/proof/fleet_proof.h"),
     ("fleet/calls/fleet_priv.h", "fleet/update/fleet_coverage.h"),

@@ -205,11 +205,11 @@ static void make_call(struct upstreams *u, struct upstream_call *call, size_t i,
                       uint64_t timeout_us)
 {
     struct err e = {0};
-    struct upstream_endpoint at;
+    const struct upstream_config *at;
 
-    upstreams_get(u, engine_at(upstreams_fleet(u), i), &at);
-    *call = (struct upstream_call){.target = at.target, .timeout_us = timeout_us};
-    assert_int_equal(api_make_query(&call->request, at.kind, API_GET_STATUS, &e), 0);
+    at = upstream_config(engine_at(upstreams_fleet(u), i));
+    *call = (struct upstream_call){.target = &at->target, .timeout_us = timeout_us};
+    assert_int_equal(api_make_query(&call->request, at->kind, API_GET_STATUS, &e), 0);
 }
 
 static void test_upstreams_call_keeps_replies_apart(void **state)
@@ -338,11 +338,10 @@ static void *call_again_main(void *arg)
 {
     struct caller *a = arg;
     struct upstream_reply reply;
-    struct upstream_endpoint at;
+    const struct upstream_config *at = upstream_config(engine_at(upstreams_fleet(a->u), 0));
 
-    upstreams_get(a->u, engine_at(upstreams_fleet(a->u), 0), &at);
     do {
-        struct upstream_call call = {.target = at.target, .timeout_us = 1}; /* no request */
+        struct upstream_call call = {.target = &at->target, .timeout_us = 1}; /* no request */
 
         a->rc = upstreams_call(a->u, &call, 1, &reply, &a->e);
         atomic_store(&a->began, true);
@@ -512,7 +511,7 @@ static void test_reload_adds_and_removes(void **state)
 static void test_failed_reload_changes_nothing(void **state)
 {
     struct upstreams_cfg cfg;
-    struct upstream_endpoint before, after;
+    const struct upstream_config *before, *after;
     struct upstreams *u;
     struct peer a;
     char text[256];
@@ -522,12 +521,12 @@ static void test_failed_reload_changes_nothing(void **state)
     cfg = cfg_of(NULL, 0, file_of("entries", a.url));
     cfg.min_ready = 1;
     u = upstreams_of(&cfg);
-    upstreams_get(u, engine_at(upstreams_fleet(u), 0), &before);
+    before = upstream_config(engine_at(upstreams_fleet(u), 0));
     assert_reload_fails(u, "", "empty");
     (void)snprintf(text, sizeof text, "%s\nhttp://b:1,key-file=/nowhere\n", a.url);
     assert_reload_fails(u, text, "line 2");
-    upstreams_get(u, engine_at(upstreams_fleet(u), 0), &after);
-    assert_ptr_equal(before.target, after.target);
+    after = upstream_config(engine_at(upstreams_fleet(u), 0));
+    assert_ptr_equal(&before->target, &after->target);
     assert_int_equal(upstreams_n(u), 1);
     await_state(u, 0, "serving");
     upstreams_free(u);
@@ -538,7 +537,7 @@ static void test_failed_reload_changes_nothing(void **state)
 static void test_reload_uses_a_changed_key(void **state)
 {
     const char *key = file_of("rolled", "first\n");
-    struct upstream_endpoint before, same, after;
+    const struct upstream_config *before, *same, *after;
     struct upstreams_cfg cfg;
     struct upstreams *u;
     struct peer a;
@@ -550,15 +549,15 @@ static void test_reload_uses_a_changed_key(void **state)
     cfg = cfg_of(NULL, 0, file_of("entries", text));
     u = upstreams_of(&cfg);
     await_state(u, 0, "serving");
-    upstreams_get(u, engine_at(upstreams_fleet(u), 0), &before);
+    before = upstream_config(engine_at(upstreams_fleet(u), 0));
     reload(u, text);
-    upstreams_get(u, engine_at(upstreams_fleet(u), 0), &same);
-    assert_ptr_equal(before.target, same.target);
+    same = upstream_config(engine_at(upstreams_fleet(u), 0));
+    assert_ptr_equal(&before->target, &same->target);
     (void)file_of("rolled", "second\n");
     reload(u, text);
-    upstreams_get(u, engine_at(upstreams_fleet(u), 0), &after);
-    assert_string_equal(before.target->authorization, "Bearer first");
-    assert_string_equal(after.target->authorization, "Bearer second");
+    after = upstream_config(engine_at(upstreams_fleet(u), 0));
+    assert_string_equal(before->target.authorization, "Bearer first");
+    assert_string_equal(after->target.authorization, "Bearer second");
     await_state(u, 0, "serving");
     upstreams_free(u);
     peer_stop(&a);
@@ -576,7 +575,6 @@ static void test_places_of_removed_engines_are_used_again(void **state)
 {
     char *text = malloc((size_t)FLEET_MAX * 32);
     struct upstreams_cfg cfg;
-    struct upstream_endpoint at;
     struct upstream *held, *i;
     struct upstreams *u;
     struct err e = {0};
@@ -598,8 +596,7 @@ static void test_places_of_removed_engines_are_used_again(void **state)
         assert_int_equal(upstreams_n(u), FLEET_MAX);
         (void)snprintf(text, 64, "unix:/nowhere/%d", round + FLEET_MAX - 1);
         assert_int_equal(upstreams_find(u, text, &i, &e), 0);
-        upstreams_get(u, i, &at);
-        assert_false(at.removed);
+        assert_false(upstream_is_removed(i));
         assert_ptr_equal(i, engine_at(upstreams_fleet(u), FLEET_MAX - 1));
         upstream_unref(i);
     }
@@ -623,7 +620,7 @@ static void assert_not_added(struct upstreams *u, const char *entry, enum err_co
 static void test_add_and_remove(void **state)
 {
     struct upstreams_cfg cfg = cfg_of(NULL, 0, file_of("entries", "# none\n"));
-    struct upstream_endpoint at;
+    const struct upstream_config *at;
     struct fleet_stats s;
     struct upstreams *u;
     struct err e = {0};
@@ -646,8 +643,8 @@ static void test_add_and_remove(void **state)
 
     assert_int_equal(upstreams_add(u, a.url, &first, &e), 0);
     await_state(u, 0, "serving");
-    upstreams_get(u, first, &at);
-    assert_true(at.requested);
+    at = upstream_config(first);
+    assert_true(at->requested);
     assert_int_equal(upstreams_add(u, a.url, &i, &e), 0); /* again: nothing changes */
     assert_ptr_equal(i, first);
     upstream_unref(i);
@@ -659,18 +656,18 @@ static void test_add_and_remove(void **state)
     assert_not_added(u, text, ERR_CONFLICT, "another description (baton, without a key");
 
     assert_int_equal(upstreams_remove(u, a.url, &i, &e), 0);
-    upstreams_get(u, i, &at);
+    at = upstream_config(i);
     fleet_info(upstreams_fleet(u), i, &info);
     upstream_unref(i);
-    assert_true(at.removed && info.removed);
-    assert_string_equal(at.name, a.url);
+    assert_true(upstream_is_removed(i) && info.removed);
+    assert_string_equal(at->url, a.url);
     await_state(u, 0, "removed");
     assert_int_equal(upstreams_add(u, a.url, &i, &e), 0);
     assert_ptr_equal(i, first);
     upstream_unref(i);
     reload(u, a.url); /* now the configuration has it */
-    upstreams_get(u, first, &at);
-    assert_false(at.requested || at.removed);
+    at = upstream_config(first);
+    assert_false(at->requested || upstream_is_removed(first));
     upstream_unref(first);
     upstreams_free(u);
     peer_stop(&a);
@@ -680,7 +677,7 @@ static void test_add_reads_only_files_of_the_configuration(void **state)
 {
     char entry[512], *key = strdup(file_of("key", "first\n")),
                      *other = strdup(file_of("f", "second\n"));
-    struct upstream_endpoint at;
+    const struct upstream_config *at;
     struct upstreams_cfg cfg;
     struct upstreams *u;
     struct err e = {0};
@@ -699,12 +696,12 @@ static void test_add_reads_only_files_of_the_configuration(void **state)
     assert_not_added(u, entry, ERR_BAD_REQUEST, "only as the configuration does");
     (void)snprintf(entry, sizeof entry, "unix:/nowhere/2,key-file=%s", key);
     assert_int_equal(upstreams_add(u, entry, &i, &e), 0);
-    upstreams_get(u, i, &at);
-    assert_string_equal(at.target->authorization, "Bearer first");
+    at = upstream_config(i);
+    assert_string_equal(at->target.authorization, "Bearer first");
     (void)file_of("key", "rolled\n");
     assert_int_equal(upstreams_reload(u, &e), 0);
-    upstreams_get(u, i, &at);
-    assert_string_equal(at.target->authorization, "Bearer rolled");
+    at = upstream_config(i);
+    assert_string_equal(at->target.authorization, "Bearer rolled");
     upstream_unref(i);
     upstreams_free(u);
     free(key);
@@ -717,7 +714,7 @@ static void test_engines_come_and_go(void **state)
     enum { N = 2 * FLEET_MAX };
     struct upstreams_cfg cfg = cfg_of(NULL, 0, file_of("entries", "# none\n"));
     const struct http_target *target = NULL;
-    struct upstream_endpoint at;
+    const struct upstream_config *at;
     struct upstreams *u;
     struct err e = {0};
     char url[64];
@@ -727,9 +724,9 @@ static void test_engines_come_and_go(void **state)
     u = upstreams_of(&cfg);
     for (int round = 0; round < 3; round++) {
         assert_int_equal(upstreams_add(u, "unix:/nowhere", &i, &e), 0);
-        upstreams_get(u, i, &at);
-        assert_true(target == NULL || target == at.target);
-        target = at.target;
+        at = upstream_config(i);
+        assert_true(target == NULL || target == &at->target);
+        target = &at->target;
         upstream_unref(i);
         assert_int_equal(upstreams_remove(u, "unix:/nowhere", &i, &e), 0);
         upstream_unref(i);

@@ -9,6 +9,8 @@
 #define BATON_TESTS_UNIT_FLEET_UPDATE_FAULTS_WORLD_H
 
 #include "fleet/fleet_root.h"
+#include "fleet/members/fleet_priv.h"
+#include "fleet/members/upstream_config.h"
 #include "fleet/update/fleet_update_priv.h"
 
 #include "base/log.h"
@@ -73,6 +75,7 @@ static struct world {
     struct fleet *fleet;
     struct fleet_control *fc;
     struct engine engines[ENGINES_MAX];
+    struct upstream_config configs[ENGINES_MAX];
     size_t n_engines;
     int version, target; /* committed by this test's trainers; of the update that is sent now */
     unsigned accepted;   /* the chunks of it that the fleet has taken, a bit for each */
@@ -206,7 +209,6 @@ struct fleet *__wrap_upstreams_fleet(struct upstreams *u);
 __typeof__(upstreams_list) __wrap_upstreams_list;
 __typeof__(upstreams_on_joined) __wrap_upstreams_on_joined;
 __typeof__(upstreams_n_needed) __wrap_upstreams_n_needed;
-__typeof__(upstreams_get) __wrap_upstreams_get;
 __typeof__(upstreams_enable_generation_probes) __wrap_upstreams_enable_generation_probes;
 __typeof__(fleet_reschedule) __wrap_fleet_reschedule;
 __typeof__(fleet_reconcile_set_stale) __wrap_fleet_reconcile_set_stale;
@@ -242,15 +244,6 @@ int __wrap_upstreams_on_joined(struct upstreams *u, upstreams_joined_fn *joined,
 size_t __wrap_upstreams_n_needed(const struct upstreams *u, size_t n)
 {
     return u == NULL ? fleet_min_ready(w.fc) : n;
-}
-
-void __wrap_upstreams_get(struct upstreams *u, const struct upstream *upstream,
-                          struct upstream_endpoint *out)
-{
-    size_t i = index_of(w.fleet, upstream);
-
-    (void)u;
-    *out = (struct upstream_endpoint){.name = engine_names[i], .kind = w.engines[i].kind};
 }
 
 void __wrap_upstreams_enable_generation_probes(struct upstreams *u, bool on)
@@ -779,12 +772,14 @@ static void world_open(size_t n_engines, size_t min_ready, bool recomputes)
 
     w.n_engines = n_engines;
     assert_int_equal(fleet_new(&w.fleet, &cfg, &e), 0);
+    for (size_t i = 0; i < n_engines; i++)
+        atomic_store(&engine_at(w.fleet, i)->config, &w.configs[i]);
     assert_int_equal(fleet_control_new(&w.fc, &control, &e), 0);
 }
 
 static void engine_start(struct engine *g, enum upstream_kind kind)
 {
-    g->kind = kind;
+    g->kind = w.configs[g - w.engines].kind = kind;
     g->knows_start = kind != UPSTREAM_SGLANG || chance(50);
     (void)snprintf(g->label, sizeof g->label, "v0");
 }

@@ -11,6 +11,7 @@
 #define BATON_TESTS_MODEL_HAVE_H
 
 #include "fleet/api/upstream_api.h"
+#include "fleet/members/fleet.h"
 
 #include <stdbool.h>
 #include <stddef.h>
