@@ -11,6 +11,15 @@ enum {
     FLEET_UPDATE_ID_MAX = 64 /* bytes of the id of an engine's own update */
 };
 
+/* The dirty marker: the prefix of the label that an engine has from before the first byte of an
+ * update until its end, if it overwrites the weights that it serves and takes labels. The update's
+ * id follows. If this server crashes during the update, the next one fences engines that still have
+ * such a label. */
+#define FLEET_DIRTY_MARKER "baton:unfinished:"
+
+/* The same of an engine that was fenced for another reason, and paused (--pause-fenced). */
+#define FLEET_FENCED_MARKER FLEET_DIRTY_MARKER "fenced"
+
 /* What an engine's reply to a probe says; "" for each member that the reply does not have. */
 struct upstream_report {
     char process[FLEET_LABEL_MAX + 1];   /* id of the process; a new one at each start */

@@ -138,39 +138,6 @@ static void note_restart(struct fleet_control *fc, struct upstream *upstream, co
     upstreams_probe_now(fc->upstreams);
 }
 
-static int send_all(struct fleet_control *fc, const struct what *w,
-                    const struct fleet_target *targets, size_t n, uint64_t timeout_us,
-                    struct fleet_result **out, struct err *e)
-{
-    struct upstream_call *calls = calloc(n + 1, sizeof *calls);
-    struct upstream_reply *replies = calloc(n + 1, sizeof *replies);
-    struct fleet_result *results = calloc(n + 1, sizeof *results);
-    int rc = -1;
-
-    if (calls == NULL || replies == NULL || results == NULL)
-        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for requests to %zu upstreams", n);
-    else
-        rc = make_calls(fc, w, targets, n, timeout_us, calls, e);
-    for (size_t i = 0; rc == 0 && i < n; i++) /* they keep their places meanwhile */
-        results[i].upstream = upstream_ref(targets[i].upstream);
-    if (rc == 0 && n > 0)
-        rc = upstreams_call(fc->upstreams, calls, n, replies, e);
-    for (size_t i = 0; rc == 0 && i < n; i++) {
-        fleet_result_read(&results[i], upstream_name(targets[i].upstream), &replies[i]);
-        if (fleet_result_read_lost(&results[i], &targets[i].ctx,
-                                   upstream_name(targets[i].upstream)))
-            note_restart(fc, targets[i].upstream, replies[i].process);
-        upstream_reply_fini(&replies[i]);
-    }
-    free(calls);
-    free(replies);
-    if (rc == 0)
-        *out = results;
-    else
-        fleet_results_free(results, n);
-    return rc;
-}
-
 /* Some engines reply 200 with a body that reports a failure. */
 static void check_done(enum api_op op, const struct fleet_target *target,
                        struct fleet_result *result)
@@ -198,22 +165,74 @@ static bool is_engines_failure(const struct fleet_result *result, const struct f
            (result->why.code == ERR_UPSTREAM || result->why.code == ERR_UPSTREAM_TIMEOUT);
 }
 
-static int request_all(struct fleet_control *fc, const struct what *w,
-                       const struct fleet_target *targets, size_t n, uint64_t timeout_us,
-                       struct fleet_result **out, struct err *e)
+/* What the answer to an operation says of the engine. */
+static void apply_answer(struct fleet_control *fc, enum api_op op,
+                         const struct fleet_target *target, const struct have_before *before,
+                         struct fleet_result *result)
 {
-    if (send_all(fc, w, targets, n, timeout_us, out, e) != 0)
-        return -1;
-    for (size_t i = 0; i < n; i++) {
-        enum api_op of = op_of(w, &targets[i]);
+    struct fleet *f = fleet_of(fc);
 
-        check_done(of, &targets[i], &(*out)[i]);
-        if (is_engines_failure(&(*out)[i], &targets[i]))
-            fleet_count_failure(fleet_of(fc), targets[i].upstream);
-        if ((of == API_RESUME || of == API_WAKE) && (*out)[i].outcome == FLEET_OK)
-            fleet_released(fleet_of(fc), targets[i].upstream);
+    check_done(op, target, result);
+    fleet_answer(f, target->upstream, op, before, fleet_result_answer(result));
+    if (is_engines_failure(result, target))
+        fleet_count_failure(f, target->upstream);
+    if ((op == API_RESUME || op == API_WAKE) && result->outcome == FLEET_OK)
+        fleet_released(f, target->upstream);
+}
+
+/* What the operations change is in doubt from before the first byte until their answers. */
+static int call_all(struct fleet_control *fc, const struct what *w,
+                    const struct fleet_target *targets, size_t n, struct upstream_call *calls,
+                    struct upstream_reply *replies, struct have_before *before, struct err *e)
+{
+    bool changes = w->kind != WHAT_QUERY;
+    int rc;
+
+    for (size_t i = 0; changes && i < n; i++)
+        fleet_doubt(fleet_of(fc), targets[i].upstream, op_of(w, &targets[i]), &before[i]);
+    rc = upstreams_call(fc->upstreams, calls, n, replies, e);
+    for (size_t i = 0; rc != 0 && changes && i < n; i++)
+        fleet_answer(fleet_of(fc), targets[i].upstream, op_of(w, &targets[i]), &before[i],
+                     HAVE_LOST);
+    return rc;
+}
+
+static int send_all(struct fleet_control *fc, const struct what *w,
+                    const struct fleet_target *targets, size_t n, uint64_t timeout_us,
+                    struct fleet_result **out, struct err *e)
+{
+    struct upstream_call *calls = calloc(n + 1, sizeof *calls);
+    struct upstream_reply *replies = calloc(n + 1, sizeof *replies);
+    struct fleet_result *results = calloc(n + 1, sizeof *results);
+    struct have_before *before = calloc(n + 1, sizeof *before);
+    int rc = -1;
+
+    if (calls == NULL || replies == NULL || results == NULL || before == NULL)
+        (void)err_set(e, ERR_NO_MEMORY, "", "no memory for requests to %zu upstreams", n);
+    else
+        rc = make_calls(fc, w, targets, n, timeout_us, calls, e);
+    for (size_t i = 0; rc == 0 && i < n; i++) /* they keep their places meanwhile */
+        results[i].upstream = upstream_ref(targets[i].upstream);
+    if (rc == 0 && n > 0)
+        rc = call_all(fc, w, targets, n, calls, replies, before, e);
+    for (size_t i = 0; rc == 0 && i < n; i++) {
+        const char *name = upstream_name(targets[i].upstream);
+
+        fleet_result_read(&results[i], name, &replies[i]);
+        if (fleet_result_read_lost(&results[i], &targets[i].ctx, name))
+            note_restart(fc, targets[i].upstream, replies[i].process);
+        upstream_reply_fini(&replies[i]);
+        if (w->kind != WHAT_QUERY)
+            apply_answer(fc, op_of(w, &targets[i]), &targets[i], &before[i], &results[i]);
     }
-    return 0;
+    free(calls);
+    free(replies);
+    free(before);
+    if (rc == 0)
+        *out = results;
+    else
+        fleet_results_free(results, n);
+    return rc;
 }
 
 int fleet_request(struct fleet_control *fc, enum api_op op, const struct fleet_target *targets,
@@ -222,7 +241,7 @@ int fleet_request(struct fleet_control *fc, enum api_op op, const struct fleet_t
     const struct what w = {.kind = WHAT_OP, .op = op};
 
     assert(n <= FLEET_MAX);
-    return request_all(fc, &w, targets, n, timeout_us, out, e);
+    return send_all(fc, &w, targets, n, timeout_us, out, e);
 }
 
 int fleet_requests(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
@@ -230,7 +249,7 @@ int fleet_requests(struct fleet_control *fc, const struct fleet_target *targets,
 {
     const struct what w = {.kind = WHAT_OP_OF_TARGET};
 
-    return request_all(fc, &w, targets, n, timeout_us, out, e);
+    return send_all(fc, &w, targets, n, timeout_us, out, e);
 }
 
 int fleet_query(struct fleet_control *fc, enum api_query q, const struct fleet_target *targets,

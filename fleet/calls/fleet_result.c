@@ -115,6 +115,13 @@ bool fleet_result_read_lost(struct fleet_result *result, const struct api_contex
     return true;
 }
 
+enum have_answer fleet_result_answer(const struct fleet_result *result)
+{
+    if (result_ok(result))
+        return HAVE_GOOD;
+    return result->outcome == FLEET_UNKNOWN ? HAVE_LOST : HAVE_REFUSED;
+}
+
 bool fleet_result_may_have_run(const struct fleet_result *result)
 {
     static const int early[] = {401, 403, 404, 405, 413, 415, 421};

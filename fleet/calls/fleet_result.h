@@ -3,6 +3,7 @@
 #define BATON_FLEET_CALLS_FLEET_RESULT_H
 
 #include "base/err.h"
+#include "fleet/members/have.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -53,6 +54,9 @@ bool fleet_result_read_lost(struct fleet_result *result, const struct api_contex
 
 /* result_ok - did the engine do it, or had nothing to be sent? */
 bool result_ok(const struct fleet_result *result);
+
+/* fleet_result_answer - what it says of the engine's facts (fleet/members/have.h). */
+enum have_answer fleet_result_answer(const struct fleet_result *result);
 
 /* fleet_result_may_have_run - may the engine have begun to process the request? Not if it rejected
  * it by a status that precedes any work (401, 403, 404, 405, 413, 415, 421). */

@@ -50,7 +50,8 @@ static void upstream_join_locked(struct fleet *f, struct upstream *u)
     u->no_answer = (struct upstream_error){0};
     memset(u->why, 0, sizeof u->why);
     u->requires_adapters = f->requires_adapters;
-    u->join_incarnation = ++u->incarnation;
+    fleet_reset_locked(u, false);
+    u->join_incarnation = u->incarnation;
     u->adapters_incarnation = 0;
     err_clear(&u->missing);
     u->reports_us = u->n_unreported = 0;

@@ -32,6 +32,7 @@
 
 #include "base/err.h"
 #include "fleet/api/upstream_report.h"
+#include "fleet/members/have.h"
 #include "fleet/members/upstream.h"
 #include "fleet/members/upstream_state.h"
 
@@ -52,15 +53,6 @@ enum {
 enum fleet_queue { FLEET_GENERATE, FLEET_TEXT, FLEET_QUEUES };
 
 struct fleet;
-
-/* The dirty marker: the prefix of the label that an engine has from before the first byte of an
- * update until its end, if it overwrites the weights that it serves and takes labels. The update's
- * id follows. If this server crashes during the update, the next one fences engines that still have
- * such a label. */
-#define FLEET_DIRTY_MARKER "baton:unfinished:"
-
-/* The same of an engine that was fenced for another reason, and paused (--pause-fenced). */
-#define FLEET_FENCED_MARKER FLEET_DIRTY_MARKER "fenced"
 
 /* fleet_is_dirty_marker - does the label begin with the dirty marker? */
 bool fleet_is_dirty_marker(const char *label);
@@ -139,6 +131,15 @@ bool fleet_reject_alias(struct fleet *f, struct upstream *upstream, const char *
 
 /* fleet_released - it was resumed or woken: it is not held any more. Threads: any. */
 void fleet_released(struct fleet *f, struct upstream *upstream);
+
+/* fleet_doubt - the operation is about to be sent to the engine: what it changes there is unknown
+ * until fleet_answer, which each call of this needs, also if nothing was sent in the end.
+ * @before  out; for fleet_answer
+ * Threads: any. */
+void fleet_doubt(struct fleet *f, struct upstream *upstream, enum api_op op,
+                 struct have_before *before);
+void fleet_answer(struct fleet *f, struct upstream *upstream, enum api_op op,
+                  const struct have_before *before, enum have_answer answer);
 
 /* fleet_check_process - a reply (to a client, or to a step of an update) named the process that
  * made it. If this is not the known process, the engine has restarted: it is not synced any more,
@@ -439,9 +440,10 @@ struct upstream_info {
     uint64_t fence_incarnation; /* when it was fenced */
     bool asleep;                /* fleet_note_sleep said so last, and no other process is known */
     bool request_auth_failed;   /* fleet_auth_failed with FLEET_AUTH_REQUEST */
-    bool missing_adapters;      /* or it has not been checked since it started */
-    uint64_t incarnation;       /* counts its processes, as far as known; never the same again */
-    uint64_t join_incarnation;  /* when it was last added */
+    struct engine_have have;
+    bool missing_adapters;     /* or it has not been checked since it started */
+    uint64_t incarnation;      /* counts its processes, as far as known; never the same again */
+    uint64_t join_incarnation; /* when it was last added */
     enum upstream_state state;
     uint64_t serial; /* of the fleet's version that it serves; 0: the one that it started with */
     struct upstream_report report; /* the last one */

@@ -88,6 +88,7 @@ void fleet_info(struct fleet *f, struct upstream *u, struct upstream_info *out)
     mtx_lock(&f->lock);
     *out = (struct upstream_info){.alive = !fleet_is_out(u, OUT_UNREACHABLE | OUT_AUTH_PROBE),
                                   .synced = fleet_is_synced(u),
+                                  .have = u->have,
                                   .missing_adapters = !fleet_has_adapters(u),
                                   .incarnation = u->incarnation,
                                   .join_incarnation = u->join_incarnation,

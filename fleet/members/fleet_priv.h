@@ -58,6 +58,8 @@ struct upstream {
     bool asleep; /* it was put to sleep with the others and not woken since, also if it was removed
                     in between; false once another process is known there */
 
+    struct engine_have have; /* of the process `incarnation` */
+
     /* What it reported, and what failed (fleet_reports.c). */
     uint64_t probe_ok_us;       /* 0: never */
     bool label_known;           /* report.label is what it serves now, as far as it reports that */
@@ -282,6 +284,9 @@ bool fleet_version_undecided_locked(const struct fleet *f, struct err *e);
 /* fleet_probe_failed_locked - as fleet_probe_failed. */
 void fleet_probe_failed_locked(const struct fleet *f, struct upstream *u, bool refused,
                                const struct err *why);
+
+/* fleet_reset_locked - another process of it is there. @certain  as of have_reset */
+void fleet_reset_locked(struct upstream *u, bool certain);
 
 /* fleet_store_report_locked - keep what a probe reported, and note a restart. */
 void fleet_store_report_locked(const struct fleet *f, struct upstream *u,

@@ -64,10 +64,32 @@ static void check_sync_locked(const struct fleet *f, struct upstream *u,
     fleet_set_why(u, WHY_WEIGHTS, &why);
 }
 
+void fleet_reset_locked(struct upstream *u, bool certain)
+{
+    u->incarnation++;
+    have_reset(&u->have, certain);
+}
+
+void fleet_doubt(struct fleet *f, struct upstream *u, enum api_op op, struct have_before *before)
+{
+    mtx_lock(&f->lock);
+    before->incarnation = u->incarnation;
+    have_doubt(&u->have, op, before);
+    mtx_unlock(&f->lock);
+}
+
+void fleet_answer(struct fleet *f, struct upstream *u, enum api_op op,
+                  const struct have_before *before, enum have_answer answer)
+{
+    fleet_change_begin(f);
+    have_answer(&u->have, op, before, answer, before->incarnation == u->incarnation);
+    fleet_change_end(f);
+}
+
 /* A new process is not paused, and has neither the adapters nor the state of the old one. */
 static void note_restart_locked(const struct fleet *f, struct upstream *u)
 {
-    u->incarnation++;
+    fleet_reset_locked(u, u->report.process[0] != '\0');
     u->asleep = u->asleep && u->report.process[0] == '\0';
     if (f->quiesced)
         fleet_apply_event(f, u, UPSTREAM_ON_PAUSE_MISSED);
@@ -151,8 +173,9 @@ void fleet_probe_ok(struct fleet *f, struct upstream *u, const struct upstream_r
     fleet_decide_version_locked(f);
     /* An engine that does not report its process has restarted if it has lost the version, but not
      * if it has a dirty marker, which a new process does not have. */
-    u->incarnation += was && !fleet_is_synced(u) && report->process[0] == '\0' &&
-                      !fleet_is_dirty_marker(report->label);
+    if (was && !fleet_is_synced(u) && report->process[0] == '\0' &&
+        !fleet_is_dirty_marker(report->label))
+        fleet_reset_locked(u, false);
     fleet_change_end(f);
 }
 

@@ -21,6 +21,7 @@ struct upstream *upstream_new(const char *name)
     u->number = atomic_fetch_add_explicit(&n_made, 1, memory_order_relaxed) + 1;
     u->name = name;
     u->out = OUT_JOINED;
+    have_init(&u->have);
     return u;
 }
 

@@ -591,6 +591,7 @@ static int request_all(struct fleet_control *fc, enum api_op op, const struct fl
                        size_t n, uint64_t timeout_us, struct fleet_result **results, struct err *e)
 {
     size_t first = n > 0 ? draw((unsigned)n) : 0;
+    struct have_before before[4 * ENGINES_MAX];
     bool sent = false;
     int rc;
 
@@ -605,12 +606,16 @@ static int request_all(struct fleet_control *fc, enum api_op op, const struct fl
         return -1;
     *results = calloc(n + 1, sizeof **results);
     assert_non_null(*results);
+    for (size_t i = 0; i < n; i++)
+        fleet_doubt(w.fleet, targets[i].upstream, op == API_OPS ? targets[i].op : op, &before[i]);
     for (size_t k = 0; k < n; k++) {
         size_t i = (first + k) % n;
         enum api_op of = op == API_OPS ? targets[i].op : op;
         answer_op(&(*results)[i], of, &targets[i]);
         trace("op %d at %zu: outcome %d (%d)", (int)of, index_of(w.fleet, targets[i].upstream),
               (int)(*results)[i].outcome, (*results)[i].status);
+        fleet_answer(w.fleet, targets[i].upstream, of, &before[i],
+                     rc != 0 ? HAVE_LOST : fleet_result_answer(&(*results)[i]));
         if (w.check != NULL)
             w.check();
         may_switch(w.switch_percent);

@@ -11,7 +11,6 @@
 #define BATON_TESTS_MODEL_HAVE_H
 
 #include "fleet/api/upstream_api.h"
-#include "fleet/members/fleet.h"
 
 #include <stdbool.h>
 #include <stddef.h>

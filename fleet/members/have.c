@@ -1,0 +1,68 @@
+/* One switch for the doubt and one for the answers, so that an operation without a line in either
+ * is seen. What was unknown before a refusal stays so. */
+#include "fleet/members/have.h"
+
+#include <assert.h>
+
+void have_init(struct engine_have *have)
+{
+    *have = (struct engine_have){.gate = GATE_NOT_OURS};
+}
+
+/* Calls that are under way end later, at whichever process. */
+void have_reset(struct engine_have *have, bool certain)
+{
+    if (have->n_gate_calls > 0)
+        have->gate = GATE_UNKNOWN; /* the new process may execute it */
+    else if (certain)
+        have->gate = GATE_RUNNING;
+    else if (have->gate == GATE_PAUSED)
+        have->gate = GATE_UNKNOWN;
+}
+
+static void doubt_gate(struct engine_have *have)
+{
+    have->gate = GATE_UNKNOWN;
+    have->gate_calls_overlap = have->n_gate_calls++ > 0;
+}
+
+void have_doubt(struct engine_have *have, enum api_op op, struct have_before *before)
+{
+    before->gate = have->gate;
+    switch (op) {
+    case API_PAUSE:
+    case API_RESUME:
+        doubt_gate(have);
+        break;
+    default:
+        break;
+    }
+}
+
+static void answer_gate(struct engine_have *have, enum gate_fact now,
+                        const struct have_before *before, enum have_answer answer, bool same)
+{
+    assert(have->n_gate_calls > 0);
+    have->n_gate_calls--;
+    if (!same || have->gate_calls_overlap)
+        return;
+    if (answer == HAVE_GOOD)
+        have->gate = now;
+    else if (answer == HAVE_REFUSED)
+        have->gate = before->gate;
+}
+
+void have_answer(struct engine_have *have, enum api_op op, const struct have_before *before,
+                 enum have_answer answer, bool same)
+{
+    switch (op) {
+    case API_PAUSE:
+        answer_gate(have, GATE_PAUSED, before, answer, same);
+        break;
+    case API_RESUME:
+        answer_gate(have, GATE_RUNNING, before, answer, same);
+        break;
+    default:
+        break;
+    }
+}
