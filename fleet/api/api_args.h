@@ -29,12 +29,6 @@ void api_native_free(struct api_native *n);
 struct api_tensors;
 struct api_native *api_native_of(const struct api_tensors *tensors);
 
-struct api_start {
-    const char *selector; /* NULL: none */
-    bool convert;         /* told to batons only, as is the next */
-    uint32_t lease_s;     /* 0: not told */
-};
-
 /* What the fleet looks at; all of it is in the body, of the client or of the hand-off
  * (api_native_of). */
 struct api_tensors {
@@ -49,10 +43,6 @@ struct api_tensors {
 
     const char *handles; /* of the hand-off, as text; NULL: none */
     const char *format;  /* of `entries`; NULL: the usual one */
-};
-
-struct api_finish {
-    const char *label; /* NULL: none */
 };
 
 struct api_join {
@@ -72,48 +62,24 @@ struct api_sleep {
     bool weights, kv; /* what sleeps, or wakes */
 };
 
-struct api_label {
-    const char *label;
-};
-
-struct api_adapter {
-    const char *name, *path; /* path NULL: from no directory */
-};
-
-struct api_caches {
-    bool running;  /* preempt running requests */
-    bool external; /* its storage too */
-};
-
-struct api_abort {
-    const char *reason;
-};
-
-struct api_abort_requests {
-    const char *const *ids; /* [n], of clients; NULL: all requests, or ids of the client's body */
-    size_t n;
-    bool all;
-};
-
-struct api_lease {
-    uint32_t s;
-};
-
 /* The arguments of an operation: those of its name are set. All borrowed. */
 struct api_args {
     struct api_native *native; /* NULL: no client sent it */
-    const struct api_start *start;
     const struct api_tensors *tensors;
-    const struct api_finish *finish; /* and of a verification */
     const struct api_join *join;
     const struct api_pause *pause;
     const struct api_sleep *sleep; /* and of a wake */
-    const struct api_label *label;
-    const struct api_adapter *adapter;
-    const struct api_caches *caches;
-    const struct api_abort *abort;
-    const struct api_abort_requests *abort_requests;
-    const struct api_lease *lease;
+
+    const char *label;      /* of a finish, and to be set; NULL: none */
+    const char *selector;   /* of a start; NULL: none */
+    bool convert;           /* of a start; told to batons only, as is the next */
+    uint32_t lease_s;       /* of a start, and of a renewal; 0: not told */
+    const char *reason;     /* of an abort */
+    const char *name, *dir; /* of an adapter; dir NULL: from no directory */
+    bool running, external; /* of a reset: preempt running requests; its storage too */
+    const char *const *ids; /* [n_ids], of requests to be aborted; NULL: none, or in the body */
+    size_t n_ids;
+    bool all; /* requests are to be aborted */
 };
 
 #endif

@@ -11,10 +11,10 @@ int api_no_memory(struct err *e)
     return err_set(e, ERR_NO_MEMORY, "", "no memory for a request to an upstream");
 }
 
-int api_send_nothing(struct api_request *out)
+int api_send_nothing(const struct api_draft *d)
 {
-    out->method = NULL;
-    out->path[0] = '\0';
+    d->out->method = NULL;
+    d->out->path[0] = '\0';
     return 0;
 }
 
@@ -24,23 +24,25 @@ int api_set_path(struct api_request *out, const char *path)
     return 0;
 }
 
-int api_set_body(struct api_request *out, json_t *body, struct err *e)
+int api_set_body(const struct api_draft *d, json_t *body)
 {
+    struct api_request *out = d->out;
+
     if (body != NULL)
         out->body = json_dumps(body, JSON_COMPACT | JSON_REAL_PRECISION(17));
     json_decref(body);
     if (out->body == NULL)
-        return api_no_memory(e);
+        return api_no_memory(d->e);
     out->body_len = strlen(out->body);
     return 0;
 }
 
-json_t *api_pick(const json_t *from, const struct api_member *members)
+json_t *api_pick(const json_t *own, const struct api_member *members)
 {
     json_t *to = json_object();
 
     for (; to != NULL && members->ours != NULL; members++) {
-        json_t *value = json_object_get(from, members->ours);
+        json_t *value = json_object_get(own, members->ours);
 
         if (value == NULL || json_is_null(value))
             continue;
@@ -52,16 +54,16 @@ json_t *api_pick(const json_t *from, const struct api_member *members)
     return to;
 }
 
-bool api_has(const json_t *native, const char *member)
+bool api_has(const json_t *own, const char *member)
 {
-    const json_t *value = json_object_get(native, member);
+    const json_t *value = json_object_get(own, member);
 
     return value != NULL && !json_is_null(value);
 }
 
-const char *api_text(const json_t *native, const char *member, const char *otherwise)
+const char *api_text(const json_t *object, const char *member, const char *otherwise)
 {
-    const json_t *value = json_object_get(native, member);
+    const json_t *value = json_object_get(object, member);
 
     return json_is_string(value) ? json_string_value(value) : otherwise;
 }
@@ -103,69 +105,64 @@ int api_check_word(const char *word, const char *const *words, const char *field
     return err_set(e, ERR_BAD_REQUEST, field, "'%.32s' is not one of %s", word, known);
 }
 
-int api_check_pause(const struct api_pause *pause, const char *kind, struct err *e)
+int api_check_pause(const struct api_draft *d)
 {
-    if (!pause->reject)
+    if (!d->args->pause->reject)
         return 0;
     return err_set(
-        e, ERR_BAD_REQUEST, "/new_requests",
+        d->e, ERR_BAD_REQUEST, "/new_requests",
         "%s upstreams queue new requests while they are paused: leave new_requests out, or "
         "send queue",
-        kind);
+        d->api->name);
 }
 
-int api_refuse(const json_t *native, const char *const *members, const char *kind,
-               const char *takes, struct err *e)
+int api_refuse(const struct api_draft *d, const struct api_op_row *row)
 {
     char field[64];
+    int len;
 
-    for (; *members != NULL; members++) {
-        if (!api_has(native, *members))
-            continue;
-        (void)snprintf(field, sizeof field, "/%s", *members);
-        return err_set(e, ERR_BAD_REQUEST, field, "%s upstreams do not support %s%s", kind,
-                       *members, takes);
+    for (const char *at = row->refuses; at != NULL && *at != '\0'; at += len + (at[len] == ' ')) {
+        len = (int)strcspn(at, " ");
+        (void)snprintf(field, sizeof field, "/%.*s", len, at);
+        if (api_has(d->own, field + 1))
+            return err_set(d->e, ERR_BAD_REQUEST, field, "%s upstreams do not support %s%s",
+                           d->api->name, field + 1, row->takes != NULL ? row->takes : "");
     }
     return 0;
 }
 
-int api_refuse_tensor_list(const char *kind, struct err *e)
+int api_refuse_tensor_list(const struct api_draft *d)
 {
     return err_set(
-        e, ERR_BAD_REQUEST, "",
+        d->e, ERR_BAD_REQUEST, "",
         "%s upstreams do not store tensor lists: send names, dtypes and shapes in each update",
-        kind);
+        d->api->name);
 }
 
-int api_load_adapter(struct api_request *out, const char *kind, const struct api_adapter *adapter,
-                     bool in_place, struct err *e)
+int api_load_adapter(const struct api_draft *d)
 {
     json_t *body;
 
-    if (adapter->path == NULL)
-        return err_set(e, ERR_BAD_REQUEST, "/lora_path",
+    if (d->args->dir == NULL)
+        return err_set(d->e, ERR_BAD_REQUEST, "/lora_path",
                        "%s upstreams load adapters only from a directory: send lora_path, or the "
                        "tensors as the body, to a server that has --adapter-dir",
-                       kind);
-    body = json_pack("{s:s, s:s}", "lora_name", adapter->name, "lora_path", adapter->path);
-    return api_set_body(out, in_place ? api_with(body, "load_inplace", json_true()) : body, e);
+                       d->api->name);
+    body = json_pack("{s:s, s:s}", "lora_name", d->args->name, "lora_path", d->args->dir);
+    if (d->api->caps.replaces_adapters)
+        body = api_with(body, "load_inplace", json_true());
+    return api_set_body(d, body);
 }
 
-int api_unload_adapter(struct api_request *out, const struct api_args *args,
-                       const struct api_context *ctx, struct err *e)
+int api_unload_adapter(const struct api_draft *d)
 {
-    (void)ctx;
-    return api_set_body(out, json_pack("{s:s}", "lora_name", args->adapter->name), e);
+    return api_set_body(d, json_pack("{s:s}", "lora_name", d->args->name));
 }
 
-int api_set_version(struct api_request *out, const struct api_args *args,
-                    const struct api_context *ctx, struct err *e)
+int api_set_version(const struct api_draft *d)
 {
-    const char *label = args->label != NULL ? args->label->label : args->finish->label;
-
-    (void)ctx;
-    return api_set_body(out, json_pack("{s:s, s:b}", "new_version", label, "abort_all_requests", 0),
-                        e);
+    return api_set_body(
+        d, json_pack("{s:s, s:b}", "new_version", d->args->label, "abort_all_requests", 0));
 }
 
 /* our own bodies */
@@ -212,11 +209,6 @@ void api_native_free(struct api_native *n)
     json_decref(n->owned);
     api_native_fini(n);
     free(n);
-}
-
-const json_t *api_own(const struct api_args *args)
-{
-    return args->native != NULL ? args->native->body : NULL;
 }
 
 /* Adds the columns of a list. @sized  and the bytes of each tensor */
@@ -289,14 +281,12 @@ struct api_native *api_native_of(const struct api_tensors *t)
     return native_of(tensors_json(t));
 }
 
-json_t *api_tags(const struct api_args *args)
+json_t *api_tags(const struct api_draft *d)
 {
-    const struct api_sleep *sleep = args->sleep;
+    const struct api_sleep *sleep = d->args->sleep;
 
-    if (args->native != NULL)
-        return api_has(args->native->body, "tags")
-                   ? json_incref(json_object_get(args->native->body, "tags"))
-                   : NULL;
+    if (d->own != NULL)
+        return api_has(d->own, "tags") ? json_incref(json_object_get(d->own, "tags")) : NULL;
     if (sleep == NULL || sleep->weights == sleep->kv)
         return NULL;
     return json_pack("[s]", sleep->weights ? "weights" : "kv_cache");

@@ -40,9 +40,7 @@ int api_is_text(const json_t *reply, const char *member, const char *expected, s
 int api_is_version(const json_t *reply, const struct api_args *args, const char *member,
                    struct err *e)
 {
-    const char *version = args->label != NULL    ? args->label->label
-                          : args->finish != NULL ? args->finish->label
-                                                 : NULL;
+    const char *version = args->label;
 
     return version != NULL && *version != '\0' ? api_is_text(reply, member, version, e) : 0;
 }

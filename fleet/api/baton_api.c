@@ -10,122 +10,81 @@
 /* The body of a request that no client sent. New; NULL: no memory. */
 static json_t *own_body(const struct api_args *a)
 {
-    if (a->pause != NULL)
-        return json_pack("{s:s, s:s*, s:s*}", "mode", lifecycle_pause_name(a->pause->mode),
-                         "new_requests", a->pause->reject ? "reject" : NULL, "owner",
-                         a->pause->owner);
-    if (a->label != NULL)
-        return json_pack("{s:s}", "weight_version", a->label->label);
-    if (a->finish != NULL && a->finish->label != NULL)
-        return json_pack("{s:s}", "weight_version", a->finish->label);
-    if (a->adapter != NULL)
-        return json_pack("{s:s}", "lora_name", a->adapter->name);
-    if (a->caches != NULL)
-        return json_pack("{s:b, s:b}", "external", (int)a->caches->external, "running",
-                         (int)a->caches->running);
-    if (a->abort != NULL)
-        return json_pack("{s:s}", "reason", a->abort->reason);
-    if (a->abort_requests != NULL)
-        return json_pack("{s:b}", "all", 1);
-    return a->lease != NULL ? json_pack("{s:I}", "lease_s", (json_int_t)a->lease->s)
-                            : json_object();
+    const struct api_pause *pause = a->pause;
+    bool resets = a->running || a->external;
+
+    return json_pack("{s:s*, s:s*, s:s*, s:s*, s:s*, s:o*, s:o*, s:s*, s:o*}", "mode",
+                     pause != NULL ? lifecycle_pause_name(pause->mode) : NULL, "new_requests",
+                     pause != NULL && pause->reject ? "reject" : NULL, "owner",
+                     pause != NULL ? pause->owner : NULL, "weight_version", a->label, "lora_name",
+                     a->name, "external", resets ? json_boolean(a->external) : NULL, "running",
+                     resets ? json_boolean(a->running) : NULL, "reason", a->reason, "all",
+                     a->all ? json_true() : NULL);
 }
 
-/* What the fleet adds to the body of a client. New; NULL: no memory. */
-static json_t *added(const struct api_args *a, const char *update_id, const struct api_context *ctx)
+/* Adds what is the fleet's to a body. Steals it; NULL: no memory. */
+static json_t *with_ours(json_t *body, const struct api_draft *d, const char *update_id)
 {
-    json_t *more = json_object();
+    const struct api_args *a = d->args;
 
-    if (a->start != NULL && a->start->convert)
-        more = api_with(more, "convert", json_true());
-    if (a->start != NULL && a->start->lease_s > 0)
-        more = api_with(more, "lease_s", json_integer((json_int_t)a->start->lease_s));
+    if (a->convert)
+        body = api_with(body, "convert", json_true());
+    if (a->lease_s > 0)
+        body = api_with(body, "lease_s", json_integer((json_int_t)a->lease_s));
     if (a->tensors != NULL)
-        more = api_with_text(more, "chunk_id", a->tensors->chunk_id);
-    return api_with_rank(api_with_text(more, "update_id", update_id), ctx);
+        body = api_with_text(body, "chunk_id", a->tensors->chunk_id);
+    return api_with_rank(api_with_text(body, "update_id", update_id), d->ctx);
 }
 
-static bool has_any(const json_t *body, const json_t *members)
+/* A body that names tensors is big: it is made text once for all batons, and ours go behind it.
+ * {"a":1} and {"b":2}: the last and the first byte become a comma. Steals ours. */
+static int set_spliced(const struct api_draft *d, json_t *ours)
 {
-    const char *name;
-    json_t *ignored;
+    struct api_native *native = d->args->native;
+    struct api_request *out = d->out;
+    char *end = json_dumps(ours, JSON_COMPACT);
+    size_t n;
 
-    json_object_foreach((json_t *)(uintptr_t)members, name, ignored)
-    {
-        if (json_object_get(body, name) != NULL)
-            return true;
-    }
-    return false;
-}
-
-static int set_merged(struct api_request *out, json_t *body, const json_t *more, struct err *e)
-{
-    if (json_object_update(body, (json_t *)(uintptr_t)more) != 0) {
-        json_decref(body);
-        body = NULL;
-    }
-    return api_set_body(out, body, e);
-}
-
-/* A client's body as text, which is made once for all batons, and what is added behind it. */
-static int set_spliced(struct api_request *out, struct api_native *native, const json_t *more,
-                       struct err *e)
-{
-    bool alone = json_object_size(native->body) == 0, none = json_object_size(more) == 0;
-    size_t len, n_more;
-    char *end;
-
+    json_decref(ours);
     if (native->text == NULL)
-        native->text = json_dumps(native->body, JSON_COMPACT | JSON_REAL_PRECISION(17));
-    end = json_dumps(more, JSON_COMPACT);
-    if (native->text == NULL || end == NULL) {
-        free(end);
-        return api_no_memory(e);
-    }
-    len = strlen(native->text) - !none;
-    n_more = none ? 0 : strlen(end) - alone;
-    out->body = malloc(len + n_more + 1);
-    if (out->body != NULL) { /* {"a":1} and {"b":2}: the last and the first byte become a comma */
-        memcpy(out->body, native->text, len);
-        memcpy(out->body + len, end + alone, n_more);
-        if (!none && !alone)
-            out->body[len] = ',';
-        out->body_len = len + n_more;
-        out->body[out->body_len] = '\0';
+        native->text = json_dumps(d->own, JSON_COMPACT | JSON_REAL_PRECISION(17));
+    n = native->text != NULL ? strlen(native->text) - 1 : 0;
+    out->body = n > 0 && end != NULL ? malloc(n + strlen(end) + 1) : NULL;
+    if (out->body != NULL) {
+        memcpy(out->body, native->text, n);
+        memcpy(out->body + n, end, strlen(end) + 1);
+        out->body[n] = ',';
+        out->body_len = n + strlen(end);
     }
     free(end);
-    return out->body != NULL ? 0 : api_no_memory(e);
+    return out->body != NULL ? 0 : api_no_memory(d->e);
 }
 
-static int set_own_body(struct api_request *out, const struct api_args *args, const char *update_id,
-                        const struct api_context *ctx, struct err *e)
+static int set_own_body(const struct api_draft *d, const char *update_id)
 {
-    json_t *more = added(args, update_id, ctx);
-    int rc;
+    json_t *body = with_ours(
+        d->own != NULL ? json_copy((json_t *)(uintptr_t)d->own) : own_body(d->args), d, update_id);
+    json_t *ours = with_ours(json_object(), d, update_id);
+    size_t n = json_object_size(d->own), n_ours = json_object_size(ours);
 
-    if (more == NULL)
-        return api_no_memory(e);
-    if (args->native == NULL)
-        rc = set_merged(out, own_body(args), more, e);
-    else if (has_any(args->native->body, more))
-        rc = set_merged(out, json_copy((json_t *)(uintptr_t)args->native->body), more, e);
-    else
-        rc = set_spliced(out, args->native, more, e);
-    json_decref(more);
-    return rc;
+    if (d->args->tensors == NULL || n == 0 || n_ours == 0 ||
+        json_object_size(body) != n + n_ours) { /* nothing to splice, or ours replace theirs */
+        json_decref(ours);
+        return api_set_body(d, body);
+    }
+    json_decref(body);
+    return set_spliced(d, ours);
 }
 
-static int baton_body(struct api_request *out, const struct api_args *args,
-                      const struct api_context *ctx, struct err *e)
+static int baton_body(const struct api_draft *d)
 {
-    return set_own_body(out, args, NULL, ctx, e);
+    return set_own_body(d, NULL);
 }
 
 /* A step of an update names the update that is open at this upstream. */
-static int baton_step(struct api_request *out, const struct api_args *args,
-                      const struct api_context *ctx, struct err *e)
+static int baton_step(const struct api_draft *d)
 {
-    return set_own_body(out, args, ctx->update_id, ctx, e);
+    return set_own_body(d, d->ctx->update_id);
 }
 
 /* replies */

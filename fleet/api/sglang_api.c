@@ -10,77 +10,59 @@ enum { SGLANG_MINOR = 5, SGLANG_MIXES_DTYPES = 6 };
 
 /* the transfer */
 
-static int sglang_init_transfer(struct api_request *out, const struct api_args *args,
-                                const struct api_context *ctx, struct err *e)
+static int sglang_init_transfer(const struct api_draft *d)
 {
     static const struct api_member members[] = {
         {"master_address", "master_address"}, {"master_port", "master_port"},
         {"world_size", "world_size"},         {"rank_offset", "rank_offset"},
         {"group_name", "group_name"},         {0}};
-    static const char *const unknown[] = {"nccl_unique_id", NULL};
-    const json_t *own = api_own(args);
     json_t *body;
 
-    if (api_refuse(own, unknown, "sglang", "", e) != 0)
-        return -1;
-    if (args->join->by_handles)
-        return api_send_nothing(out); /* handles need no group */
-    body = api_with_text(api_pick(own, members), "backend", "nccl");
-    return api_set_body(out, api_with_rank(body, ctx), e);
+    if (d->args->join->by_handles)
+        return api_send_nothing(d); /* handles need no group */
+    body = api_with_text(api_pick(d->own, members), "backend", "nccl");
+    return api_set_body(d, api_with_rank(body, d->ctx));
 }
 
-static int sglang_shutdown_transfer(struct api_request *out, const struct api_args *args,
-                                    const struct api_context *ctx, struct err *e)
+static int sglang_shutdown_transfer(const struct api_draft *d)
 {
-    (void)args;
-    return api_set_body(out, api_with_text(json_object(), "group_name", ctx->group_name), e);
+    return api_set_body(d, api_with_text(json_object(), "group_name", d->ctx->group_name));
 }
 
 /* updates */
 
 /* Since 0.5.18. Without a selector it means all: the model and its draft model. */
-static int sglang_start_update(struct api_request *out, const struct api_args *args,
-                               const struct api_context *ctx, struct err *e)
+static int sglang_start_update(const struct api_draft *d)
 {
-    static const char *const unknown[] = {"trainer_ranks", NULL};
-
-    (void)ctx;
-    if (api_refuse(api_own(args), unknown, "sglang", "", e) != 0)
-        return -1;
-    return api_set_body(out, api_with_text(json_object(), "selector", args->start->selector), e);
+    return api_set_body(d, api_with_text(json_object(), "selector", d->args->selector));
 }
 
-/* The version that it serves until the update gives it its own: an SGLang that reports this one has
- * received all tensors since. Steals body. */
-static json_t *with_marker(json_t *body, const struct api_context *ctx)
+/* Its version is the one that it serves until the update gives it its own: an SGLang that reports
+ * this one has received all tensors since. It flushes nothing, whatever the trainer asked for: an
+ * older SGLang that holds requests does not survive a flush that fails, and the caches of all
+ * upstreams are reset at the end of the update. */
+static json_t *update_body(const struct api_draft *d, const struct api_member *members)
 {
-    return api_with_text(body, "weight_version", ctx->update_id);
-}
+    json_t *body = api_with_text(api_pick(d->own, members), "weight_version", d->ctx->update_id);
 
-/* Whatever the trainer asked for: an older SGLang that holds requests does not survive a flush that
- * fails, and the caches of all upstreams are reset at the end of the update. Steals body. */
-static json_t *without_flush(json_t *body)
-{
     return api_with(body, "flush_cache", json_false());
 }
 
-static int update_from_disk(struct api_request *out, const json_t *native,
-                            const struct api_context *ctx, struct err *e)
+static int update_from_disk(const struct api_draft *d)
 {
     static const struct api_member members[] = {
         {"path", "model_path"}, {"weight_version", "weight_version"}, {0}};
 
-    if (ctx->has_begun) /* its end would process a second time what has been processed */
-        return err_set(e, ERR_BAD_REQUEST, "/path",
+    if (d->ctx->has_begun) /* its end would process a second time what has been processed */
+        return err_set(d->e, ERR_BAD_REQUEST, "/path",
                        "sglang upstreams load files only in an update without tensors: finish the "
                        "open update first");
-    (void)api_set_path(out, "/update_weights_from_disk");
-    return api_set_body(out, without_flush(with_marker(api_pick(native, members), ctx)), e);
+    (void)api_set_path(d->out, "/update_weights_from_disk");
+    return api_set_body(d, update_body(d, members));
 }
 
 /* Tensors in Python's serialized form, which describe themselves. */
-static int update_from_tensors(struct api_request *out, const json_t *native,
-                               const struct api_context *ctx, struct err *e)
+static int update_from_tensors(const struct api_draft *d)
 {
     static const struct api_member members[] = {
         {"serialized_named_tensors", "serialized_named_tensors"},
@@ -88,29 +70,29 @@ static int update_from_tensors(struct api_request *out, const json_t *native,
         {"weight_version", "weight_version"},
         {"selector", "selector"},
         {0}};
-    json_t *body = without_flush(with_marker(api_pick(native, members), ctx));
+    json_t *body = update_body(d, members);
 
     /* What "target" is called before 0.5.18. Tensors of a group mean it there without a member. */
-    if (strcmp(api_text(native, "selector", ""), "target") == 0)
+    if (strcmp(api_text(d->own, "selector", ""), "target") == 0)
         body = api_with(body, "disable_draft_model", json_true());
-    (void)api_set_path(out, "/update_weights_from_tensor");
-    return api_set_body(out, body, e);
+    (void)api_set_path(d->out, "/update_weights_from_tensor");
+    return api_set_body(d, body);
 }
 
 /* One broadcast of all tensors back to back is a flattened bucket there. */
-static int choose_load_format(const json_t *native, const char **load_format, struct err *e)
+static int choose_load_format(const struct api_draft *d, const char **load_format)
 {
-    const json_t *bucket = json_object_get(native, "bucket_nbytes");
-    bool whole = api_has(native, "sizes") || json_integer_value(bucket) == INT64_MAX;
+    const json_t *bucket = json_object_get(d->own, "bucket_nbytes");
+    bool whole = api_has(d->own, "sizes") || json_integer_value(bucket) == INT64_MAX;
 
-    if (!json_is_true(json_object_get(native, "packed")))
-        return api_has(native, "bucket_nbytes")
-                   ? err_set(e, ERR_BAD_REQUEST, "/bucket_nbytes",
+    if (!json_is_true(json_object_get(d->own, "packed")))
+        return api_has(d->own, "bucket_nbytes")
+                   ? err_set(d->e, ERR_BAD_REQUEST, "/bucket_nbytes",
                              "bucket_nbytes is allowed only with packed")
                    : 0;
     if (!whole)
         return err_set(
-            e, ERR_BAD_REQUEST, "/packed",
+            d->e, ERR_BAD_REQUEST, "/packed",
             "sglang upstreams receive one broadcast for each tensor, or one for all: send "
             "sizes, or leave packed out");
     *load_format = "flattened_bucket";
@@ -118,8 +100,7 @@ static int choose_load_format(const json_t *native, const char **load_format, st
 }
 
 /* It may be in several groups, and exits if it is in none of that name. */
-static int update_from_group(struct api_request *out, const json_t *native,
-                             const struct api_context *ctx, struct err *e)
+static int update_from_group(const struct api_draft *d)
 {
     static const struct api_member members[] = {
         {"names", "names"},           {"dtypes", "dtypes"},
@@ -129,134 +110,81 @@ static int update_from_group(struct api_request *out, const json_t *native,
     const char *load_format = NULL;
     json_t *body;
 
-    if (choose_load_format(native, &load_format, e) != 0)
+    if (choose_load_format(d, &load_format) != 0)
         return -1;
-    body = without_flush(with_marker(api_pick(native, members), ctx));
-    body = api_with_text(body, "group_name", ctx->group_name);
-    return api_set_body(out, api_with_text(body, "load_format", load_format), e);
+    body = update_body(d, members);
+    body = api_with_text(body, "group_name", d->ctx->group_name);
+    return api_set_body(d, api_with_text(body, "load_format", load_format));
 }
 
-static int sglang_update_weights(struct api_request *out, const struct api_args *args,
-                                 const struct api_context *ctx, struct err *e)
+static int sglang_update_weights(const struct api_draft *d)
 {
-    static const char *const unknown[] = {"shm",
-                                          "ipc_handles",
-                                          "ipc_handles_pickled",
-                                          "buckets",
-                                          "plan_id",
-                                          "per_gpu",
-                                          "checksums",
-                                          "metadata_by_gpu",
-                                          "packed_buffer_size_bytes",
-                                          "expected_digest",
-                                          "chunk_id",
-                                          "trainer_rank",
-                                          NULL};
-    const json_t *native = api_own(args);
-
-    if (api_refuse(native, unknown, "sglang",
-                   ": they accept tensors over NCCL, serialized_named_tensors or a path", e) != 0)
-        return -1;
-    if (api_has(native, "serialized_named_tensors"))
-        return update_from_tensors(out, native, ctx, e);
-    if (api_has(native, "path"))
-        return update_from_disk(out, native, ctx, e);
-    return update_from_group(out, native, ctx, e);
+    if (api_has(d->own, "serialized_named_tensors"))
+        return update_from_tensors(d);
+    if (api_has(d->own, "path"))
+        return update_from_disk(d);
+    return update_from_group(d);
 }
 
 /* The end of an update takes no version. If none has begun there, only the version is left to set.
  */
-static int sglang_finish_update(struct api_request *out, const struct api_args *args,
-                                const struct api_context *ctx, struct err *e)
+static int sglang_finish_update(const struct api_draft *d)
 {
-    static const char *const unknown[] = {"checksums", NULL};
-
-    if (api_refuse(api_own(args), unknown, "sglang", "", e) != 0)
-        return -1;
-    if (ctx->has_begun)
-        return api_set_body(out, json_object(), e);
-    if (args->finish == NULL || args->finish->label == NULL)
-        return api_send_nothing(out);
-    (void)api_set_path(out, "/update_weight_version");
-    return api_set_version(out, args, ctx, e);
+    if (d->ctx->has_begun)
+        return api_set_body(d, json_object());
+    if (d->args->label == NULL)
+        return api_send_nothing(d);
+    (void)api_set_path(d->out, "/update_weight_version");
+    return api_set_version(d);
 }
 
 /* pause, sleep, caches */
 
 /* It cannot wait for running requests. "in_place" holds them, and a resume continues them. */
-static int sglang_pause(struct api_request *out, const struct api_args *args,
-                        const struct api_context *ctx, struct err *e)
+static int sglang_pause(const struct api_draft *d)
 {
-    enum lifecycle_pause mode = args->pause->mode;
+    enum lifecycle_pause mode = d->args->pause->mode;
 
-    (void)ctx;
-    if (api_check_pause(args->pause, "sglang", e) != 0)
+    if (api_check_pause(d) != 0)
         return -1;
     if (mode == PAUSE_WAIT)
         return err_set(
-            e, ERR_BAD_REQUEST, "/mode",
+            d->e, ERR_BAD_REQUEST, "/mode",
             "sglang upstreams cannot wait for running requests: pause with keep or abort");
-    return api_set_body(out, json_pack("{s:s}", "mode", mode == PAUSE_KEEP ? "in_place" : "abort"),
-                        e);
+    return api_set_body(d, json_pack("{s:s}", "mode", mode == PAUSE_KEEP ? "in_place" : "abort"));
 }
 
-static int sglang_retract(struct api_request *out, const struct api_args *args,
-                          const struct api_context *ctx, struct err *e)
+static int sglang_retract(const struct api_draft *d)
 {
-    (void)args;
-    (void)ctx;
-    return api_set_body(out, json_pack("{s:s}", "mode", "retract"), e);
+    return api_set_body(d, json_pack("{s:s}", "mode", "retract"));
 }
 
 /* The body {}, of routes that want one and take no member of ours. */
-static int empty_body(struct api_request *out, const struct api_args *args,
-                      const struct api_context *ctx, struct err *e)
+static int empty_body(const struct api_draft *d)
 {
-    (void)args;
-    (void)ctx;
-    return api_set_body(out, json_object(), e);
+    return api_set_body(d, json_object());
 }
 
-static int sglang_tags(struct api_request *out, const struct api_args *args,
-                       const struct api_context *ctx, struct err *e)
+static int sglang_tags(const struct api_draft *d)
 {
-    json_t *tags = api_tags(args), *body = json_object();
+    json_t *tags = api_tags(d), *body = json_object();
 
-    (void)ctx;
-    return api_set_body(out, tags != NULL ? api_with(body, "tags", tags) : body, e);
+    return api_set_body(d, tags != NULL ? api_with(body, "tags", tags) : body);
 }
 
 /* One at a time, by the rid that its client gave it. */
-static int sglang_abort_requests(struct api_request *out, const struct api_args *args,
-                                 const struct api_context *ctx, struct err *e)
+static int sglang_abort_requests(const struct api_draft *d)
 {
-    const struct api_abort_requests *which = args->abort_requests;
+    const char *const *ids = d->args->ids;
 
-    (void)ctx;
-    if (which->all)
-        return api_set_body(out, json_pack("{s:b}", "abort_all", 1), e);
-    if (which->n == 0)
-        return api_send_nothing(out);
-    if (which->n > 1 || which->ids[0] == NULL || which->ids[0][0] == '\0')
-        return err_set(e, ERR_BAD_REQUEST, "/request_ids",
+    if (d->args->all)
+        return api_set_body(d, json_pack("{s:b}", "abort_all", 1));
+    if (d->args->n_ids == 0)
+        return api_send_nothing(d);
+    if (d->args->n_ids > 1 || ids[0] == NULL || ids[0][0] == '\0')
+        return err_set(d->e, ERR_BAD_REQUEST, "/request_ids",
                        "sglang upstreams abort one request at a time, by its rid: send one id");
-    return api_set_body(out, json_pack("{s:s}", "rid", which->ids[0]), e);
-}
-
-static int sglang_load_adapter(struct api_request *out, const struct api_args *args,
-                               const struct api_context *ctx, struct err *e)
-{
-    (void)ctx;
-    return api_load_adapter(out, "sglang", args->adapter, false, e);
-}
-
-static int sglang_refuse_tensor_list(struct api_request *out, const struct api_args *args,
-                                     const struct api_context *ctx, struct err *e)
-{
-    (void)out;
-    (void)args;
-    (void)ctx;
-    return api_refuse_tensor_list("sglang", e);
+    return api_set_body(d, json_pack("{s:s}", "rid", ids[0]));
 }
 
 /* replies */
@@ -401,13 +329,18 @@ const struct upstream_api sglang_api = {
              .joins_many_groups = true},
     .ops =
         {
-            [API_INIT_TRANSFER] = {"POST", "/init_weights_update_group", sglang_init_transfer},
+            [API_INIT_TRANSFER] = {"POST", "/init_weights_update_group", sglang_init_transfer,
+                                   "nccl_unique_id"},
             [API_SHUTDOWN_TRANSFER] = {"POST", "/destroy_weights_update_group",
                                        sglang_shutdown_transfer},
-            [API_START_UPDATE] = {"POST", "/begin_weight_update", sglang_start_update},
-            [API_UPDATE_WEIGHTS] = {"POST", "/update_weights_from_distributed",
-                                    sglang_update_weights},
-            [API_FINISH_UPDATE] = {"POST", "/end_weight_update", sglang_finish_update},
+            [API_START_UPDATE] = {"POST", "/begin_weight_update", sglang_start_update,
+                                  "trainer_ranks"},
+            [API_UPDATE_WEIGHTS] =
+                {"POST", "/update_weights_from_distributed", sglang_update_weights,
+                 "shm ipc_handles ipc_handles_pickled buckets plan_id per_gpu checksums "
+                 "metadata_by_gpu packed_buffer_size_bytes expected_digest chunk_id trainer_rank",
+                 ": they accept tensors over NCCL, serialized_named_tensors or a path"},
+            [API_FINISH_UPDATE] = {"POST", "/end_weight_update", sglang_finish_update, "checksums"},
             [API_PAUSE] = {"POST", "/pause_generation", sglang_pause},
             [API_RESUME] = {"POST", "/continue_generation", empty_body},
             [API_SLEEP] = {"POST", "/release_memory_occupation", sglang_tags},
@@ -416,9 +349,9 @@ const struct upstream_api sglang_api = {
             [API_RESET_STORAGE_CACHE] = {"POST", "/hicache/storage-backend/clear", NULL},
             [API_RETRACT_REQUESTS] = {"POST", "/pause_generation", sglang_retract},
             [API_ABORT_REQUESTS] = {"POST", "/abort_request", sglang_abort_requests},
-            [API_LOAD_ADAPTER] = {"POST", "/load_lora_adapter", sglang_load_adapter},
+            [API_LOAD_ADAPTER] = {"POST", "/load_lora_adapter", api_load_adapter},
             [API_UNLOAD_ADAPTER] = {"POST", "/unload_lora_adapter", api_unload_adapter},
-            [API_PUT_TENSOR_LIST] = {NULL, NULL, sglang_refuse_tensor_list},
+            [API_PUT_TENSOR_LIST] = {NULL, NULL, api_refuse_tensor_list},
             [API_SET_VERSION] = {"POST", "/update_weight_version", api_set_version},
         },
     .queries =

@@ -125,16 +125,23 @@ int api_make_request(struct api_request *out, enum upstream_kind kind, enum api_
 {
     const struct api_op_row *row = &kinds[kind]->ops[op];
     struct api_request made = {.method = row->method};
+    const struct api_draft d = {.api = kinds[kind],
+                                .args = args,
+                                .ctx = ctx,
+                                .own = args->native != NULL ? args->native->body : NULL,
+                                .out = &made,
+                                .e = e};
+    int rc;
 
     if (row->path != NULL)
         (void)api_set_path(&made, row->path);
-    if (row->make != NULL && row->make(&made, args, ctx, e) != 0) {
+    rc = api_refuse(&d, row);
+    if (rc == 0 && row->make != NULL)
+        rc = row->make(&d);
+    if (rc != 0)
         api_request_fini(&made);
-        *out = made;
-        return -1;
-    }
     *out = made;
-    return 0;
+    return rc;
 }
 
 static int set_query_body(struct api_request *out, const char *body, struct err *e)

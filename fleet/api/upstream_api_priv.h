@@ -6,15 +6,26 @@
 #include "fleet/api/api_json.h"
 #include "fleet/api/upstream_api.h"
 
-/* Completes a request whose method and path are those of its row: sets the body, changes the path,
- * or calls api_send_nothing(). Errors: api_make_request's; api_make_request() cleans up. */
-typedef int api_make_fn(struct api_request *out, const struct api_args *args,
-                        const struct api_context *ctx, struct err *e);
+/* A request that is being made; its method and path are those of its row. All borrowed. */
+struct api_draft {
+    const struct upstream_api *api;
+    const struct api_args *args;
+    const struct api_context *ctx;
+    const json_t *own; /* the body of a client; NULL: no client sent the request */
+    struct api_request *out;
+    struct err *e;
+};
+
+/* Completes it: sets the body, changes the path, or calls api_send_nothing(). Errors:
+ * api_make_request's; api_make_request() cleans up. */
+typedef int api_make_fn(const struct api_draft *d);
 
 /* A zeroed row: this kind needs no request for the operation. */
 struct api_op_row {
     const char *method, *path; /* NULL: none, `make` only refuses */
     api_make_fn *make;         /* NULL: the request has no body */
+    const char *refuses; /* members of our own body, between spaces, that it cannot express; NULL */
+    const char *takes;   /* what it takes instead of these; NULL: nothing */
 };
 
 /* A zeroed row: this kind does not have the query. */
@@ -97,11 +108,6 @@ json_t *vllm_with_names(json_t *info, enum api_names names);
 
 /* ---- api_body.c: requests ---- */
 
-/* api_own - the body of a client, borrowed; NULL: no client sent the request.
- * api_tags - `tags` of a sleep or a wake: as the client has them. New; NULL: none. */
-const json_t *api_own(const struct api_args *args);
-json_t *api_tags(const struct api_args *args);
-
 /* A member of our own body and its name in the upstream's. */
 struct api_member {
     const char *ours, *theirs;
@@ -110,22 +116,25 @@ struct api_member {
 int api_no_memory(struct err *e);
 
 /* api_send_nothing - this upstream needs no request. Returns 0. */
-int api_send_nothing(struct api_request *out);
+int api_send_nothing(const struct api_draft *d);
 
 int api_set_path(struct api_request *out, const char *path);
 
 /* api_set_body - steals body; NULL: building it ran out of memory. Errors: ERR_NO_MEMORY. */
-int api_set_body(struct api_request *out, json_t *body, struct err *e);
+int api_set_body(const struct api_draft *d, json_t *body);
 
-/* api_pick - a new object with those members of `from` that are there and not null. NULL: no
- * memory. @members  up to a zeroed one */
-json_t *api_pick(const json_t *from, const struct api_member *members);
+/* api_tags - `tags` of a sleep or a wake: as the client has them. New; NULL: none. */
+json_t *api_tags(const struct api_draft *d);
+
+/* api_pick - a new object with those members of the client's body that are there and not null.
+ * NULL: no memory. @members  up to a zeroed one */
+json_t *api_pick(const json_t *own, const struct api_member *members);
 
 /* api_has - is the member there, and not null? */
-bool api_has(const json_t *native, const char *member);
+bool api_has(const json_t *own, const char *member);
 
 /* api_text - borrowed; `otherwise` if the member is no string. */
-const char *api_text(const json_t *native, const char *member, const char *otherwise);
+const char *api_text(const json_t *object, const char *member, const char *otherwise);
 
 /* api_with - body with one more member. Steals body and value; either is NULL: no memory, returns
  * NULL.
@@ -142,23 +151,15 @@ int api_check_word(const char *word, const char *const *words, const char *field
 
 /* api_check_pause - a pause that rejects new requests, which only a baton can. Errors:
  * ERR_BAD_REQUEST at /new_requests. */
-int api_check_pause(const struct api_pause *pause, const char *kind, struct err *e);
+int api_check_pause(const struct api_draft *d);
 
-/* api_refuse - Errors: ERR_BAD_REQUEST at the first of these members that is there.
- * @members  up to a NULL  @takes  what this kind takes instead; "" */
-int api_refuse(const json_t *native, const char *const *members, const char *kind,
-               const char *takes, struct err *e);
-
-/* api_refuse_tensor_list - Errors: ERR_BAD_REQUEST, always. */
-int api_refuse_tensor_list(const char *kind, struct err *e);
-
-/* api_load_adapter - the body of a load from a directory. Errors: ERR_BAD_REQUEST at /lora_path,
- * ERR_NO_MEMORY. @in_place  ask to replace an adapter of this name */
-int api_load_adapter(struct api_request *out, const char *kind, const struct api_adapter *adapter,
-                     bool in_place, struct err *e);
+/* api_refuse - Errors: ERR_BAD_REQUEST at the first member that the client sent and the row
+ * refuses.
+ */
+int api_refuse(const struct api_draft *d, const struct api_op_row *row);
 
 /* The same in vLLM and SGLang. */
-api_make_fn api_unload_adapter, api_set_version;
+api_make_fn api_load_adapter, api_unload_adapter, api_set_version, api_refuse_tensor_list;
 
 /* ---- api_reply.c: replies ---- */
 

@@ -69,33 +69,32 @@ static uint64_t bucket_nbytes(const json_t *native)
 /* Adds how tensors are packed to init_info. Steals info; NULL: no memory. */
 static json_t *with_init_packing(json_t *info, const json_t *native)
 {
-    static const struct api_member members[] = {{"packed", "packed"}, {0}};
-    static const struct api_member buffers[] = {
+    static const struct api_member members[] = {
+        {"packed", "packed"},
         {"bucket_nbytes", "packed_buffer_size_bytes"},
         {"packed_buffer_size_bytes", "packed_buffer_size_bytes"},
         {"packed_num_buffers", "packed_num_buffers"},
         {0}};
-    json_t *packed = api_pick(native, members), *sizes = api_pick(native, buffers);
+    static const struct api_member whether[] = {{"packed", "packed"}, {0}};
+    json_t *packing = api_pick(native, is_on(native, "packed") ? members : whether);
 
-    if (info == NULL || packed == NULL || sizes == NULL || json_object_update(info, packed) != 0 ||
-        (is_on(native, "packed") && json_object_update(info, sizes) != 0)) {
-        json_decref(info);
-        info = NULL;
-    }
-    json_decref(packed);
-    json_decref(sizes);
-    return info;
+    if (packing != NULL && json_object_update_new(info, packing) == 0)
+        return info;
+    json_decref(info);
+    return NULL;
 }
 
 /* IPC handles need no group, and no buffer of ours. */
-static json_t *handles_init_info(const struct api_join *join, const struct api_context *ctx)
+static json_t *handles_init_info(const struct api_draft *d)
 {
-    if (!join->packed_given || !vllm_packs_handles_at_init(ctx->release))
+    const struct api_join *join = d->args->join;
+
+    if (!join->packed_given || !vllm_packs_handles_at_init(d->ctx->release))
         return json_object();
     return json_pack("{s:b}", "packed", (int)join->packed);
 }
 
-static json_t *group_init_info(const json_t *native, const struct api_context *ctx)
+static json_t *group_init_info(const struct api_draft *d)
 {
     static const struct api_member members[] = {{"master_address", "master_address"},
                                                 {"master_port", "master_port"},
@@ -103,51 +102,35 @@ static json_t *group_init_info(const json_t *native, const struct api_context *c
                                                 {"rank_offset", "rank_offset"},
                                                 {"nccl_unique_id", "nccl_unique_id_b64"},
                                                 {0}};
-    json_t *info = api_with_rank(api_pick(native, members), ctx);
+    json_t *info = api_with_rank(api_pick(d->own, members), d->ctx);
 
-    return vllm_has(ctx->release, VLLM_PACKS_GROUP_AT_INIT) ? with_init_packing(info, native)
-                                                            : info;
+    return vllm_has(d->ctx->release, VLLM_PACKS_GROUP_AT_INIT) ? with_init_packing(info, d->own)
+                                                               : info;
 }
 
-static int vllm_init_transfer(struct api_request *out, const struct api_args *args,
-                              const struct api_context *ctx, struct err *e)
+static int vllm_init_transfer(const struct api_draft *d)
 {
-    static const char *const unknown[] = {"group_name", NULL}, *const id[] = {"nccl_unique_id",
-                                                                              NULL};
-    const json_t *native = api_own(args);
-    json_t *info;
-
-    if (api_refuse(native, unknown, "vllm", "", e) != 0 ||
-        (!vllm_has(ctx->release, VLLM_TAKES_UNIQUE_ID) &&
-         api_refuse(native, id, "vllm (before 0.30)", "", e) != 0))
-        return -1;
-    if (json_is_false(json_object_get(native, "warm_up")))
-        return err_set(e, ERR_BAD_REQUEST, "/warm_up",
+    if (!vllm_has(d->ctx->release, VLLM_TAKES_UNIQUE_ID) && api_has(d->own, "nccl_unique_id"))
+        return err_set(d->e, ERR_BAD_REQUEST, "/nccl_unique_id",
+                       "vllm (before 0.30) upstreams do not support nccl_unique_id");
+    if (json_is_false(json_object_get(d->own, "warm_up")))
+        return err_set(d->e, ERR_BAD_REQUEST, "/warm_up",
                        "vllm upstreams always start with an all-reduce: leave warm_up out");
-    info = args->join->by_handles ? handles_init_info(args->join, ctx)
-                                  : group_init_info(native, ctx);
-    return api_set_body(out, info != NULL ? json_pack("{s:o}", "init_info", info) : NULL, e);
+    return api_set_body(
+        d, json_pack("{s:o}", "init_info",
+                     d->args->join->by_handles ? handles_init_info(d) : group_init_info(d)));
 }
 
-static int vllm_shutdown_transfer(struct api_request *out, const struct api_args *args,
-                                  const struct api_context *ctx, struct err *e)
+static int vllm_shutdown_transfer(const struct api_draft *d)
 {
-    (void)args;
-    (void)e;
-    return vllm_has(ctx->release, VLLM_SHUTS_TRANSFER_DOWN) ? 0 : api_send_nothing(out);
+    return vllm_has(d->ctx->release, VLLM_SHUTS_TRANSFER_DOWN) ? 0 : api_send_nothing(d);
 }
 
 /* updates */
 
-static int vllm_start_update(struct api_request *out, const struct api_args *args,
-                             const struct api_context *ctx, struct err *e)
+static int vllm_start_update(const struct api_draft *d)
 {
-    static const char *const unknown[] = {"partial", "convert", "trainer_ranks", NULL};
-
-    (void)ctx;
-    if (api_refuse(api_own(args), unknown, "vllm", "", e) != 0)
-        return -1;
-    return api_set_body(out, json_pack("{s:b}", "is_checkpoint_format", 1), e);
+    return api_set_body(d, json_pack("{s:b}", "is_checkpoint_format", 1));
 }
 
 /* With sizes all tensors are one broadcast, which has no bound. */
@@ -161,16 +144,17 @@ static uint64_t broadcast_nbytes_max(const json_t *native)
 }
 
 /* All that comes through its group is cut as was declared when the group was formed. */
-static int check_group_packing(const json_t *native, const struct api_context *ctx, struct err *e)
+static int check_group_packing(const struct api_draft *d)
 {
+    const struct api_context *ctx = d->ctx;
     uint64_t of_group = ctx->group.bucket_nbytes != 0 ? ctx->group.bucket_nbytes
                                                       : VLLM_BUCKET_NBYTES;
-    bool packed = is_on(native, "packed");
+    bool packed = is_on(d->own, "packed");
 
-    if (packed == ctx->group.packed && (!packed || broadcast_nbytes_max(native) == of_group))
+    if (packed == ctx->group.packed && (!packed || broadcast_nbytes_max(d->own) == of_group))
         return 0;
     return err_set(
-        e, ERR_BAD_REQUEST, "/packed",
+        d->e, ERR_BAD_REQUEST, "/packed",
         "vllm %s takes how tensors are packed when its group is formed, and there %s: send "
         "packed and bucket_nbytes (packed_buffer_size_bytes) to the init as in the update",
         ctx->release != NULL && ctx->release[0] != '\0' ? ctx->release : "of an unknown release",
@@ -192,8 +176,7 @@ static json_t *with_update_packing(json_t *info, const json_t *native)
                     json_integer((json_int_t)broadcast_nbytes_max(native)));
 }
 
-static int vllm_update_weights(struct api_request *out, const struct api_args *args,
-                               const struct api_context *ctx, struct err *e)
+static int vllm_update_weights(const struct api_draft *d)
 {
     static const struct api_member members[] = {{"names", "names"},
                                                 {"dtypes", "dtype_names"},
@@ -202,95 +185,70 @@ static int vllm_update_weights(struct api_request *out, const struct api_args *a
                                                 {"tensor_sizes", "tensor_sizes"},
                                                 {"ipc_handles_pickled", "ipc_handles_pickled"},
                                                 {0}};
-    static const char *const unknown[] = {"shm",
-                                          "path",
-                                          "ipc_handles",
-                                          "buckets",
-                                          "plan_id",
-                                          "per_gpu",
-                                          "checksums",
-                                          "metadata_by_gpu",
-                                          "expected_digest",
-                                          "serialized_named_tensors",
-                                          "chunk_id",
-                                          "group_name",
-                                          "trainer_rank",
-                                          NULL};
-    const json_t *native = api_own(args);
-    bool group = api_has(native, "transport");
-    bool packs_at_init = vllm_has(ctx->release,
+    bool group = api_has(d->own, "transport");
+    bool packs_at_init = vllm_has(d->ctx->release,
                                   group ? VLLM_PACKS_GROUP_AT_INIT : VLLM_PACKS_HANDLES_AT_INIT);
     json_t *info;
 
-    if (api_refuse(native, unknown, "vllm",
-                   ": they accept tensors over NCCL, or ipc_handles_pickled", e) != 0 ||
-        (packs_at_init && group && check_group_packing(native, ctx, e) != 0))
+    if (packs_at_init && group && check_group_packing(d) != 0)
         return -1;
-    info = vllm_with_names(api_pick(native, members), ctx->names);
+    info = vllm_with_names(api_pick(d->own, members), d->ctx->names);
     if (!packs_at_init)
-        info = with_update_packing(info, native);
-    return api_set_body(out, info != NULL ? json_pack("{s:o}", "update_info", info) : NULL, e);
+        info = with_update_packing(info, d->own);
+    return api_set_body(d, json_pack("{s:o}", "update_info", info));
 }
 
-static int vllm_finish_update(struct api_request *out, const struct api_args *args,
-                              const struct api_context *ctx, struct err *e)
+static int vllm_finish_update(const struct api_draft *d)
 {
-    static const char *const unknown[] = {"checksums", NULL};
-    const char *label = args->finish != NULL ? args->finish->label : NULL;
-
-    (void)ctx;
-    if (api_refuse(api_own(args), unknown, "vllm", "", e) != 0)
-        return -1;
-    return api_set_body(out, api_with_text(json_object(), "weight_version", label), e);
+    return api_set_body(d, api_with_text(json_object(), "weight_version", d->args->label));
 }
 
 /* pause, sleep, caches */
 
-static int vllm_pause(struct api_request *out, const struct api_args *args,
-                      const struct api_context *ctx, struct err *e)
+static int vllm_pause(const struct api_draft *d)
 {
-    (void)ctx;
-    if (api_check_pause(args->pause, "vllm", e) != 0)
+    if (api_check_pause(d) != 0)
         return -1;
-    (void)snprintf(out->path, sizeof out->path, "/pause?mode=%s&clear_cache=false",
-                   lifecycle_pause_name(args->pause->mode));
+    (void)snprintf(d->out->path, sizeof d->out->path, "/pause?mode=%s&clear_cache=false",
+                   lifecycle_pause_name(d->args->pause->mode));
     return 0;
 }
 
 /* Its sleep takes no tags; since 0.31 another route releases the KV cache alone. */
-static int vllm_sleep(struct api_request *out, const struct api_args *args,
-                      const struct api_context *ctx, struct err *e)
+static int vllm_sleep(const struct api_draft *d)
 {
-    json_t *tags = api_tags(args);
+    json_t *tags = api_tags(d);
     const char *tag = json_string_value(json_array_get(tags, 0));
     bool one = json_array_size(tags) == 1, kv = tag != NULL && strcmp(tag, "kv_cache") == 0;
 
     json_decref(tags);
-    if (one && kv && vllm_has(ctx->release, VLLM_RELEASES_KV))
-        return api_set_path(out, "/release_kv_cache_memory");
+    if (one && kv && vllm_has(d->ctx->release, VLLM_RELEASES_KV))
+        return api_set_path(d->out, "/release_kv_cache_memory");
     if (one)
         return err_set(
-            e, ERR_BAD_REQUEST, "/tags",
+            d->e, ERR_BAD_REQUEST, "/tags",
             "vllm upstreams release everything, or since 0.31 kv_cache alone: leave tags "
             "out, and send them to wake");
-    (void)snprintf(out->path, sizeof out->path, "/sleep?level=%d",
-                   args->sleep != NULL ? args->sleep->level : 1);
+    (void)snprintf(d->out->path, sizeof d->out->path, "/sleep?level=%d",
+                   d->args->sleep != NULL ? d->args->sleep->level : 1);
     return 0;
 }
 
-static int put_tags(struct api_request *out, const json_t *tags, struct err *e)
+static int put_tags(const struct api_draft *d, const json_t *tags)
 {
     static const char *const known[] = {"weights", "kv_cache", NULL};
+    struct api_request *out = d->out;
     size_t i, len = strlen(out->path);
     const json_t *tag;
 
     if (json_array_size(tags) > 2)
-        return err_set(e, ERR_BAD_REQUEST, "/tags", "expected at most two tags: weights, kv_cache");
+        return err_set(d->e, ERR_BAD_REQUEST, "/tags",
+                       "expected at most two tags: weights, kv_cache");
     json_array_foreach(tags, i, tag)
     {
         const char *word = json_is_string(tag) ? json_string_value(tag) : "";
 
-        if (api_check_word(word, known, "/tags", e) != 0)
+        if (api_check_word(word, known, "/tags", d->e) != 0)
             return -1;
         len += (size_t)snprintf(out->path + len, sizeof out->path - len, "%ctags=%s",
                                 i == 0 ? '?' : '&', word);
@@ -298,57 +256,34 @@ static int put_tags(struct api_request *out, const json_t *tags, struct err *e)
     return 0;
 }
 
-static int vllm_wake(struct api_request *out, const struct api_args *args,
-                     const struct api_context *ctx, struct err *e)
+static int vllm_wake(const struct api_draft *d)
 {
-    json_t *tags = api_tags(args);
-    int rc = put_tags(out, tags, e);
+    json_t *tags = api_tags(d);
+    int rc = put_tags(d, tags);
 
-    (void)ctx;
     json_decref(tags);
     return rc;
 }
 
-static int vllm_reset_prefix_cache(struct api_request *out, const struct api_args *args,
-                                   const struct api_context *ctx, struct err *e)
+static int vllm_reset_prefix_cache(const struct api_draft *d)
 {
-    bool running = args->caches->running, external = args->caches->external;
+    bool running = d->args->running, external = d->args->external;
 
-    (void)ctx;
-    (void)e;
-    (void)snprintf(out->path, sizeof out->path, "/reset_prefix_cache%s%s%s%s",
+    (void)snprintf(d->out->path, sizeof d->out->path, "/reset_prefix_cache%s%s%s%s",
                    running || external ? "?" : "", running ? "reset_running_requests=true" : "",
                    running && external ? "&" : "", external ? "reset_external=true" : "");
     return 0;
 }
 
 /* An empty list means all requests there: none is sent. */
-static int vllm_abort_requests(struct api_request *out, const struct api_args *args,
-                               const struct api_context *ctx, struct err *e)
+static int vllm_abort_requests(const struct api_draft *d)
 {
     static const struct api_member members[] = {{"request_ids", "request_ids"}, {0}};
-    const json_t *own = api_own(args);
 
-    (void)ctx;
-    if (api_has(own, "request_ids") && json_array_size(json_object_get(own, "request_ids")) == 0)
-        return api_send_nothing(out);
-    return api_set_body(out, api_pick(own, members), e);
-}
-
-static int vllm_load_adapter(struct api_request *out, const struct api_args *args,
-                             const struct api_context *ctx, struct err *e)
-{
-    (void)ctx;
-    return api_load_adapter(out, "vllm", args->adapter, true, e);
-}
-
-static int vllm_refuse_tensor_list(struct api_request *out, const struct api_args *args,
-                                   const struct api_context *ctx, struct err *e)
-{
-    (void)out;
-    (void)args;
-    (void)ctx;
-    return api_refuse_tensor_list("vllm", e);
+    if (api_has(d->own, "request_ids") &&
+        json_array_size(json_object_get(d->own, "request_ids")) == 0)
+        return api_send_nothing(d);
+    return api_set_body(d, api_pick(d->own, members));
 }
 
 /* replies */
@@ -396,7 +331,7 @@ static uint64_t vllm_n_ranks(const json_t *reply)
  * running requests. */
 static bool vllm_reset_is_proven(const struct api_args *args, const json_t *reply)
 {
-    return args->caches->running || json_is_true(json_object_get(reply, "success"));
+    return args->running || json_is_true(json_object_get(reply, "success"));
 }
 
 /* {"choices": [{"prompt_logprobs": [null, {"42": {"logprob": -1.5}, "7": {}}]}]}. A request for
@@ -439,12 +374,19 @@ const struct upstream_api vllm_api = {
              .keeps_handle_setup = true},
     .ops =
         {
-            [API_INIT_TRANSFER] = {"POST", "/init_weight_transfer_engine", vllm_init_transfer},
+            [API_INIT_TRANSFER] = {"POST", "/init_weight_transfer_engine", vllm_init_transfer,
+                                   "group_name"},
             [API_SHUTDOWN_TRANSFER] = {"POST", "/shutdown_weight_transfer_engine",
                                        vllm_shutdown_transfer},
-            [API_START_UPDATE] = {"POST", "/start_weight_update", vllm_start_update},
-            [API_UPDATE_WEIGHTS] = {"POST", "/update_weights", vllm_update_weights},
-            [API_FINISH_UPDATE] = {"POST", "/finish_weight_update", vllm_finish_update},
+            [API_START_UPDATE] = {"POST", "/start_weight_update", vllm_start_update,
+                                  "partial convert trainer_ranks"},
+            [API_UPDATE_WEIGHTS] = {"POST", "/update_weights", vllm_update_weights,
+                                    "shm path ipc_handles buckets plan_id per_gpu checksums "
+                                    "metadata_by_gpu expected_digest "
+                                    "serialized_named_tensors chunk_id group_name trainer_rank",
+                                    ": they accept tensors over NCCL, or ipc_handles_pickled"},
+            [API_FINISH_UPDATE] = {"POST", "/finish_weight_update", vllm_finish_update,
+                                   "checksums"},
             [API_PAUSE] = {"POST", "/pause", vllm_pause},
             [API_RESUME] = {"POST", "/resume", NULL},
             [API_SLEEP] = {"POST", "/sleep", vllm_sleep},
@@ -452,9 +394,9 @@ const struct upstream_api vllm_api = {
             [API_RESET_PREFIX_CACHE] = {"POST", "/reset_prefix_cache", vllm_reset_prefix_cache},
             [API_RESET_ENCODER_CACHE] = {"POST", "/reset_encoder_cache", NULL},
             [API_ABORT_REQUESTS] = {"POST", "/abort_requests", vllm_abort_requests},
-            [API_LOAD_ADAPTER] = {"POST", "/v1/load_lora_adapter", vllm_load_adapter},
+            [API_LOAD_ADAPTER] = {"POST", "/v1/load_lora_adapter", api_load_adapter},
             [API_UNLOAD_ADAPTER] = {"POST", "/v1/unload_lora_adapter", api_unload_adapter},
-            [API_PUT_TENSOR_LIST] = {NULL, NULL, vllm_refuse_tensor_list},
+            [API_PUT_TENSOR_LIST] = {NULL, NULL, api_refuse_tensor_list},
             [API_SET_VERSION] = {"POST", "/update_weight_version", api_set_version},
         },
     .queries =

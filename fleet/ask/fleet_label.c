@@ -74,7 +74,7 @@ int fleet_label_all(struct fleet_control *fc, const struct fleet_label_request *
                     struct fleet_result **results, size_t *n, uint64_t *serial, struct err *e)
 {
     struct upstream_list *all = upstreams_list(fc->upstreams);
-    const struct api_args args = {.label = &(struct api_label){req->label}};
+    const struct api_args args = {.label = req->label};
     struct fleet_target targets[FLEET_MAX];
     int rc = -1;
 

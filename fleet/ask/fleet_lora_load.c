@@ -21,7 +21,7 @@ void fleet_lora_reply_fini(struct fleet_lora_reply *reply)
 static void unload_first(struct fleet_control *fc, const struct fleet_target *targets, size_t n,
                          const char *name)
 {
-    const struct api_args args = {.adapter = &(struct api_adapter){.name = name}};
+    const struct api_args args = {.name = name};
     struct fleet_target few[FLEET_MAX];
     struct fleet_result *results = NULL;
     struct err ignored = {0};
@@ -48,7 +48,7 @@ static void unload_first(struct fleet_control *fc, const struct fleet_target *ta
 static void undo_load(struct fleet_control *fc, const struct fleet_result *results, size_t n,
                       const char *name)
 {
-    const struct api_args args = {.adapter = &(struct api_adapter){.name = name}};
+    const struct api_args args = {.name = name};
     struct fleet_target targets[FLEET_MAX];
     struct fleet_result *gone = NULL;
     struct err ignored = {0};
@@ -251,8 +251,7 @@ static int load(struct fleet_control *fc, const struct upstream_list *all,
                 const struct fleet_lora_request *req, struct api_native *native,
                 struct fleet_lora_reply *reply, struct err *e)
 {
-    const struct api_adapter adapter = {.name = req->name, .path = req->path};
-    const struct api_args args = {.native = native, .adapter = &adapter};
+    const struct api_args args = {.native = native, .name = req->name, .dir = req->path};
     bool known = fleet_lora_exists(fc, req->name);
     struct fleet_target targets[FLEET_MAX];
     size_t n;
@@ -332,8 +331,7 @@ static uint64_t apply_unload_results(struct fleet_control *fc, const char *name,
 static int unload(struct fleet_control *fc, const struct upstream_list *all, const char *name,
                   struct api_native *native, struct fleet_lora_reply *reply, struct err *e)
 {
-    const struct api_adapter adapter = {.name = name};
-    const struct api_args args = {.native = native, .adapter = &adapter};
+    const struct api_args args = {.native = native, .name = name};
     struct fleet_target targets[FLEET_MAX];
     size_t n;
 

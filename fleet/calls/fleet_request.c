@@ -289,7 +289,7 @@ int fleet_request_all(struct fleet_control *fc, enum api_op op, const struct api
 
 void fleet_abort_all_requests(struct fleet_control *fc)
 {
-    const struct api_args args = {.abort_requests = &(struct api_abort_requests){.all = true}};
+    const struct api_args args = {.all = true};
     struct upstream_list *all = upstreams_list(fc->upstreams);
     struct fleet_target targets[FLEET_MAX];
     struct fleet_result *results = NULL;

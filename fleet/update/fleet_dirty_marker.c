@@ -97,7 +97,7 @@ int fleet_set_dirty_markers(struct fleet_control *fc, struct fleet_session *s,
                             const struct part_set *named, struct err *e)
 {
     char marker[sizeof FLEET_DIRTY_MARKER + UPDATE_ID_MAX];
-    const struct api_args args = {.label = &(struct api_label){marker}};
+    const struct api_args args = {.label = marker};
     const struct fanout f = {.op = API_SET_VERSION,
                              .args = &args,
                              .only = named,
@@ -207,7 +207,6 @@ static void on_label_restored(struct fleet_part *p, size_t part, struct fleet_re
 static void restore_labels(struct fleet_control *fc, struct fleet_session *s,
                            const struct part_set *ours)
 {
-    struct api_label labels[FLEET_MAX];
     struct api_args args[FLEET_MAX];
     const struct fanout f = {.op = API_SET_VERSION,
                              .of = args,
@@ -216,10 +215,8 @@ static void restore_labels(struct fleet_control *fc, struct fleet_session *s,
                              .on_result = on_label_restored};
     struct err why = {0};
 
-    for (size_t i = 0; i < s->n_parts; i++) {
-        labels[i] = (struct api_label){s->parts[i].old_label};
-        args[i] = (struct api_args){.label = &labels[i]};
-    }
+    for (size_t i = 0; i < s->n_parts; i++)
+        args[i] = (struct api_args){.label = s->parts[i].old_label};
     fanout_apply_or_fail(fc, s, &f, &why);
 }
 
@@ -339,7 +336,7 @@ static void on_label_set(struct fleet_part *p, size_t part, struct fleet_result 
 static void set_new_labels(struct fleet_control *fc, struct fleet_session *s, struct fanout *f,
                            struct err *why)
 {
-    const struct api_args args = {.label = &(struct api_label){s->label}};
+    const struct api_args args = {.label = s->label};
 
     f->op = API_SET_VERSION;
     f->args = &args;

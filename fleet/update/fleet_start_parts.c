@@ -161,7 +161,7 @@ int fleet_start_parts(struct fleet_control *fc, struct fleet_session *s,
     struct start_request files = {.s = s, .by_path = tensors->by_path, .files = true};
     struct start_request rest = {.s = s, .by_path = files.by_path};
     const struct fanout to_close = {.select = needs_close_before_file, .arg = &files};
-    const struct api_args start = {.start = &(struct api_start){.selector = s->selector}};
+    const struct api_args start = {.selector = s->selector};
 
     if (close_open_updates(fc, s, &to_close, e) != 0)
         return -1;

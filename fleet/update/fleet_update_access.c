@@ -155,7 +155,7 @@ static int renew_locked(struct fleet_session *s, uint32_t lease_s, struct err *e
 int fleet_renew_update(struct fleet_control *fc, struct fleet_session *s, uint64_t lease_s,
                        struct err *e)
 {
-    const struct api_args args = {.lease = &(struct api_lease){UPDATE_LEASE_S_MAX}};
+    const struct api_args args = {.lease_s = UPDATE_LEASE_S_MAX};
     struct fleet_target targets[FLEET_MAX];
     struct fleet_result *results = NULL;
     size_t n = 0;

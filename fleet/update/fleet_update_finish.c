@@ -145,7 +145,7 @@ static void on_finished(struct fleet_part *p, size_t part, struct fleet_result *
 static int send_finish(struct fleet_control *fc, struct fleet_session *s, struct fanout_with *with,
                        struct err *e)
 {
-    const struct api_args args = {.finish = &(struct api_finish){s->label}};
+    const struct api_args args = {.label = s->label};
     const struct fanout f = {.op = API_FINISH_UPDATE,
                              .args = &args,
                              .timeout_us = fleet_update_us(fc),
@@ -398,7 +398,7 @@ static void log_proven(const struct fleet_session *s)
 static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, const char *label,
                             struct api_native *checksums, bool commit, struct err *e)
 {
-    const struct api_args args = {.native = checksums, .finish = &(struct api_finish){NULL}};
+    const struct api_args args = {.native = checksums};
     enum update_phase phase;
     uint64_t verify_began_us;
     int rc;

@@ -69,7 +69,7 @@ static void on_aborted(struct fleet_part *p, size_t part, struct fleet_result *r
 void fleet_abort_parts(struct fleet_control *fc, struct fleet_session *s, const char *reason)
 {
     struct err ignored = {0};
-    const struct api_args args = {.abort = &(struct api_abort){reason}};
+    const struct api_args args = {.reason = reason};
     const struct fanout f = {.op = API_ABORT_UPDATE,
                              .args = &args,
                              .timeout_us = FLEET_ABORT_US,

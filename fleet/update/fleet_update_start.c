@@ -126,10 +126,10 @@ static int start_parts(struct fleet_control *fc, struct fleet_session *s,
                        struct err *e)
 {
     struct fleet_batch b = {0}, others = {0};
-    const struct api_start start = {.selector = req->selector,
-                                    .convert = req->convert,
-                                    .lease_s = baton_lease_s(fc, req->lease_s)};
-    const struct api_args args = {.native = req->native, .start = &start};
+    const struct api_args args = {.native = req->native,
+                                  .selector = req->selector,
+                                  .convert = req->convert,
+                                  .lease_s = baton_lease_s(fc, req->lease_s)};
     struct fleet_result *results = NULL;
     int rc = -1;
 

@@ -90,8 +90,7 @@ enum fleet_has fleet_run_adapter_task(struct fleet_control *fc, struct upstream 
                                       const struct fleet_adapter_task *task, struct err *why)
 {
     struct api_native *native = task->load != NULL ? api_native_parse(task->load) : NULL;
-    const struct api_adapter adapter = {.name = task->name, .path = task->path};
-    const struct api_args args = {.native = native, .adapter = &adapter};
+    const struct api_args args = {.native = native, .name = task->name, .dir = task->path};
     const struct fleet_target target = {.upstream = upstream, .args = &args};
     enum fleet_has has = task->had;
 

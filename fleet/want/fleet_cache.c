@@ -100,11 +100,9 @@ static void apply_reset_result(struct fleet_resets *r, size_t k, const struct fl
 
 static void add_targets(struct fleet_resets *r, enum api_op op, filter_fn *filter)
 {
-    static const struct api_caches keep = {.external = true},
-                                   preempt = {.external = true, .running = true};
-    static const struct api_abort_requests all = {.all = true};
-    static const struct api_args caches[] = {{.caches = &keep}, {.caches = &preempt}};
-    static const struct api_args requests = {.abort_requests = &all};
+    static const struct api_args caches[] = {{.external = true},
+                                             {.external = true, .running = true}};
+    static const struct api_args requests = {.all = true};
 
     for (size_t i = 0; i < r->n; i++)
         if (filter(r, i)) {

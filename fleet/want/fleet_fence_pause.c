@@ -150,7 +150,7 @@ static bool is_expected(struct fleet_control *fc, const struct fleet_result *res
 /* Engines that take no version have no marker, and are paused all the same. */
 static void mark(struct fleet_control *fc, const struct fleet_target *targets, size_t n)
 {
-    const struct api_args marker = {.label = &(struct api_label){FLEET_FENCED_MARKER}};
+    const struct api_args marker = {.label = FLEET_FENCED_MARKER};
     struct fleet_target marked[FLEET_MAX];
     struct fleet_result *results = NULL;
     struct err ignored = {0};

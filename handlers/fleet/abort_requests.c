@@ -61,8 +61,7 @@ static int send_next(struct app *app, const json_t *id, uint64_t timeout_us, str
                      struct fleet_result *results, struct err *e)
 {
     const char *rid = json_string_value(id);
-    const struct api_abort_requests which = {.ids = &rid, .n = 1};
-    const struct api_args args = {.abort_requests = &which};
+    const struct api_args args = {.ids = &rid, .n_ids = 1};
     struct fleet_target targets[FLEET_MAX];
     struct fleet_result *more = NULL;
     size_t n = b->n;
@@ -90,8 +89,7 @@ static int send_first(struct app *app, const json_t *ids, struct fleet_target *t
                       struct one_by_one *b, struct fleet_result **results, struct err *e)
 {
     const char *rid = json_string_value(json_array_get(ids, 0));
-    const struct api_abort_requests which = {.ids = &rid, .n = 1};
-    const struct api_args first = {.abort_requests = &which};
+    const struct api_args first = {.ids = &rid, .n_ids = 1};
 
     for (size_t i = 0; i < n; i++) {
         if (!upstream_caps_of(targets[i].upstream)->aborts_one_request || json_array_size(ids) == 0)
@@ -110,8 +108,7 @@ static int abort_on_engines(struct app *app, const struct upstream_list *all, co
                             struct err *e)
 {
     uint64_t deadline_us = clock_after_us(FLEET_CACHE_US);
-    const struct api_abort_requests which = {.all = ids == NULL};
-    const struct api_args args = {.native = native, .abort_requests = &which};
+    const struct api_args args = {.native = native, .all = ids == NULL};
     struct fleet_target targets[FLEET_MAX];
     struct one_by_one b = {0};
 

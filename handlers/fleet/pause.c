@@ -188,17 +188,16 @@ int handle_fleet_reset_cache(struct app *app, struct http_request *x, struct err
 {
     struct fleet_control *fc = app->fleet->control;
     struct api_native native = {0};
-    struct api_caches caches;
-    const struct api_args args = {.native = &native, .caches = &caches};
+    struct api_args args = {.native = &native};
     json_t *body;
     int rc;
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
     native.body = body;
-    caches = (struct api_caches){.running = json_is_true(json_object_get(body, "running")),
-                                 .external = json_is_true(json_object_get(body, "external"))};
-    if (caches.running) {
+    args.running = json_is_true(json_object_get(body, "running"));
+    args.external = json_is_true(json_object_get(body, "external"));
+    if (args.running) {
         fleet_proof_hold(fc, NULL);
         fleet_proof_await(fc);
     }
@@ -207,7 +206,7 @@ int handle_fleet_reset_cache(struct app *app, struct http_request *x, struct err
                                "entries_dropped", 0, "message",
                                "every upstream was asked to reset its prefix cache"),
                      e);
-    if (caches.running)
+    if (args.running)
         fleet_proof_release(fc, NULL);
     api_native_fini(&native);
     json_decref(body);

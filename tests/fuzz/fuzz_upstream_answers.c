@@ -123,7 +123,6 @@ static void make_requests(enum upstream_kind d, const struct api_args *all)
         struct err e = {0};
 
         args.tensors = op == API_UPDATE_WEIGHTS ? all->tensors : NULL;
-        args.start = op == API_START_UPDATE ? all->start : NULL;
         if (api_make_request(&r, d, (enum api_op)op, &args, &ctx, &e) != 0) {
             check_refusal(&e, codes, "");
             CHECK(r.method == NULL && r.body == NULL);
@@ -157,20 +156,20 @@ static void check_kinds(const json_t *native, const char *text, size_t len)
 {
     static const char *const ids[] = {"a"};
     struct api_native own = {.body = native};
-    const struct api_args args = {
-        .native = &own,
-        .start = &(struct api_start){.convert = true, .lease_s = 9},
-        .tensors = &(struct api_tensors){.chunk_id = "c\"\n"},
-        .finish = &(struct api_finish){"v"},
-        .join = &(struct api_join){.packed_given = true},
-        .pause = &(struct api_pause){.mode = PAUSE_KEEP},
-        .sleep = &(struct api_sleep){.level = 1},
-        .label = &(struct api_label){"v"},
-        .adapter = &(struct api_adapter){"a", "/a"},
-        .caches = &(struct api_caches){.running = true},
-        .abort = &(struct api_abort){"why"},
-        .abort_requests = &(struct api_abort_requests){.ids = ids, .n = 1},
-        .lease = &(struct api_lease){9}};
+    const struct api_args args = {.native = &own,
+                                  .tensors = &(struct api_tensors){.chunk_id = "c\"\n"},
+                                  .join = &(struct api_join){.packed_given = true},
+                                  .pause = &(struct api_pause){.mode = PAUSE_KEEP},
+                                  .sleep = &(struct api_sleep){.level = 1},
+                                  .label = "v",
+                                  .convert = true,
+                                  .lease_s = 9,
+                                  .reason = "why",
+                                  .name = "a",
+                                  .dir = "/a",
+                                  .running = true,
+                                  .ids = ids,
+                                  .n_ids = 1};
 
     for (int d = 0; d < UPSTREAM_KINDS; d++) {
         read_questions((enum upstream_kind)d, text, len);

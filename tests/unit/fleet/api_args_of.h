@@ -18,16 +18,10 @@ struct own_args {
     struct api_args args;
     json_t *body; /* owned */
     struct api_native native;
-    struct api_start start;
     struct api_tensors tensors;
-    struct api_finish finish;
     struct api_join join;
     struct api_pause pause;
     struct api_sleep sleep;
-    struct api_label label;
-    struct api_adapter adapter;
-    struct api_caches caches;
-    struct api_abort_requests abort_requests;
     const char *ids[OWN_IDS_MAX];
 };
 
@@ -74,9 +68,6 @@ static inline const struct api_args *own_args_of(struct own_args *o, enum api_op
     assert_non_null(b);
     assert_true(json_array_size(ids) <= OWN_IDS_MAX);
     *o = (struct own_args){.body = b, .native = {.body = b}};
-    o->args.native = &o->native;
-    o->start.selector = own_text(b, "selector");
-    o->finish.label = o->label.label = own_text(b, "weight_version");
     o->tensors.group = o->join.group = own_text(b, "group_name");
     o->join.by_handles = own_is(b, "transport", "ipc");
     o->join.packed_given = json_object_get(b, "packed") != NULL;
@@ -86,22 +77,22 @@ static inline const struct api_args *own_args_of(struct own_args *o, enum api_op
                                                                        : PAUSE_KEEP,
                                   .reject = own_is(b, "new_requests", "reject")};
     own_read_tags(&o->sleep, b);
-    o->adapter = (struct api_adapter){own_text(b, "lora_name"), own_text(b, "lora_path")};
-    o->caches = (struct api_caches){own_on(b, "running"), own_on(b, "external")};
     for (size_t i = 0; i < json_array_size(ids); i++)
         o->ids[i] = json_string_value(json_array_get(ids, i));
-    o->abort_requests = (struct api_abort_requests){o->ids, json_array_size(ids), own_on(b, "all")};
-
-    o->args.start = op == API_START_UPDATE ? &o->start : NULL;
-    o->args.tensors = op == API_UPDATE_WEIGHTS ? &o->tensors : NULL;
-    o->args.finish = op == API_FINISH_UPDATE ? &o->finish : NULL;
-    o->args.join = op == API_INIT_TRANSFER ? &o->join : NULL;
-    o->args.pause = op == API_PAUSE ? &o->pause : NULL;
-    o->args.sleep = op == API_SLEEP || op == API_WAKE ? &o->sleep : NULL;
-    o->args.label = op == API_SET_VERSION ? &o->label : NULL;
-    o->args.adapter = op == API_LOAD_ADAPTER || op == API_UNLOAD_ADAPTER ? &o->adapter : NULL;
-    o->args.caches = op == API_RESET_PREFIX_CACHE ? &o->caches : NULL;
-    o->args.abort_requests = op == API_ABORT_REQUESTS ? &o->abort_requests : NULL;
+    o->args = (struct api_args){.native = &o->native,
+                                .tensors = op == API_UPDATE_WEIGHTS ? &o->tensors : NULL,
+                                .join = &o->join,
+                                .pause = &o->pause,
+                                .sleep = &o->sleep,
+                                .label = own_text(b, "weight_version"),
+                                .selector = own_text(b, "selector"),
+                                .name = own_text(b, "lora_name"),
+                                .dir = own_text(b, "lora_path"),
+                                .running = own_on(b, "running"),
+                                .external = own_on(b, "external"),
+                                .ids = o->ids,
+                                .n_ids = json_array_size(ids),
+                                .all = own_on(b, "all")};
     return &o->args;
 }
 

@@ -59,7 +59,7 @@ static void test_requests_share_a_body(void **state)
                                         {.release = "1", .group_name = "g", .has_begun = true},
                                         {.release = "1", .group_name = "g", .update_id = "u"},
                                         {.release = "1", .group_name = "g", .rank_offset = 1}};
-    const struct api_args start = {.start = &(struct api_start){0}};
+    const struct api_args start = {0};
     struct api_request r[3];
     struct err e = {0};
 
@@ -113,7 +113,7 @@ static void test_requests_of_the_server_itself(void **state)
     const struct api_args buckets = {
         .tensors = &(struct api_tensors){
             .serialized = true, .entries = entries, .n_entries = 2, .format = "flattened_bucket"}};
-    const struct api_args start = {.start = &(struct api_start){.lease_s = 9}};
+    const struct api_args start = {.lease_s = 9};
     const struct api_args pause = {.pause = &(struct api_pause){.mode = PAUSE_KEEP, .owner = "o"}};
 
     (void)state;

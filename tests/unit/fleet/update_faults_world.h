@@ -372,10 +372,7 @@ static void engine_finish(struct engine *g, const char *label)
 /* The version that the request sets; NULL: none. */
 static const char *label_of(const struct fleet_target *t)
 {
-    static const struct api_args none = {0};
-    const struct api_args *a = t->args != NULL ? t->args : &none;
-
-    return a->label != NULL ? a->label->label : a->finish != NULL ? a->finish->label : NULL;
+    return t->args != NULL ? t->args->label : NULL;
 }
 
 /* Has the engine words for it? Else nothing is sent to it. */
