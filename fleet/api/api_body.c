@@ -41,16 +41,9 @@ json_t *api_pick(const json_t *own, const struct api_member *members)
 {
     json_t *to = json_object();
 
-    for (; to != NULL && members->ours != NULL; members++) {
-        json_t *value = json_object_get(own, members->ours);
-
-        if (value == NULL || json_is_null(value))
-            continue;
-        if (json_object_set(to, members->theirs, value) != 0) {
-            json_decref(to);
-            return NULL;
-        }
-    }
+    for (; members->ours != NULL; members++)
+        if (api_has(own, members->ours))
+            to = api_with(to, members->theirs, json_incref(json_object_get(own, members->ours)));
     return to;
 }
 
@@ -175,14 +168,11 @@ void api_native_fini(struct api_native *n)
 
 char *api_load_again(const struct api_native *native)
 {
-    json_t *again = json_copy((json_t *)(uintptr_t)native->body);
-    char *text = NULL;
+    json_auto_t *again = api_with(json_copy((json_t *)(uintptr_t)native->body), "load_inplace",
+                                  json_true());
 
     (void)json_object_del(again, "if_revision");
-    if (again != NULL && json_object_set_new(again, "load_inplace", json_true()) == 0)
-        text = json_dumps(again, JSON_COMPACT);
-    json_decref(again);
-    return text;
+    return json_dumps(again, JSON_COMPACT);
 }
 
 /* Steals body; NULL: no memory. */
@@ -214,8 +204,8 @@ void api_native_free(struct api_native *n)
 /* Adds the columns of a list. @sized  and the bytes of each tensor */
 static int put_columns(json_t *to, const struct tensor_list *list, bool sized)
 {
-    json_t *names = json_array(), *dtypes = json_array(), *shapes = json_array(),
-           *sizes = json_array();
+    json_auto_t *names = json_array(), *dtypes = json_array(), *shapes = json_array(),
+                *sizes = json_array();
 
     for (uint32_t i = 0; i < list->n_tensors; i++) {
         const struct tensor_spec *t = &list->tensors[i];
@@ -234,10 +224,6 @@ static int put_columns(json_t *to, const struct tensor_list *list, bool sized)
         (void)json_object_update_new(to, json_pack("{s:O, s:O, s:O, s:O*}", "names", names,
                                                    "dtypes", dtypes, "shapes", shapes,
                                                    "tensor_sizes", sized ? sizes : NULL));
-    json_decref(names);
-    json_decref(dtypes);
-    json_decref(shapes);
-    json_decref(sizes);
     return json_object_size(to) > 0 ? 0 : -1;
 }
 

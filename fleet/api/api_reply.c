@@ -93,9 +93,8 @@ void api_read_status(struct upstream_report *out, enum upstream_kind kind, const
 int api_read_probe_version(struct upstream_report *out, enum upstream_kind kind, int status,
                            const char *text, size_t len, struct err *e)
 {
-    json_t *reply;
+    json_auto_t *reply = NULL;
     const json_t *version;
-    bool says;
 
     if (status == 0)
         return 0;
@@ -104,60 +103,53 @@ int api_read_probe_version(struct upstream_report *out, enum upstream_kind kind,
         return 0;
     reply = json_loadb(text, len, 0, NULL);
     version = api_top_version(reply);
-    says = status == 200 && (json_is_string(version) || json_is_null(version));
-    if (says)
-        api_copy_text(out->label, version);
-    json_decref(reply);
-    return says ? 0
-                : err_set(e, ERR_UNREADABLE, "",
-                          "its reply to %s, with status %d, has no weight_version",
-                          upstream_api(kind)->queries[API_GET_PROBE_VERSION].path, status);
+    if (status != 200 || (!json_is_string(version) && !json_is_null(version)))
+        return err_set(e, ERR_UNREADABLE, "",
+                       "its reply to %s, with status %d, has no weight_version",
+                       upstream_api(kind)->queries[API_GET_PROBE_VERSION].path, status);
+    api_copy_text(out->label, version);
+    return 0;
 }
 
 void api_read_release(struct upstream_report *out, int status, const char *text, size_t len)
 {
-    json_t *reply = status == 200 ? json_loadb(text, len, 0, NULL) : NULL;
+    json_auto_t *reply = status == 200 ? json_loadb(text, len, 0, NULL) : NULL;
     const char *release = json_string_value(json_object_get(reply, "version"));
 
     if (release != NULL && strlen(release) <= FLEET_RELEASE_MAX)
         (void)snprintf(out->release, sizeof out->release, "%s", release);
-    json_decref(reply);
 }
 
 void api_read_held(struct upstream_report *out, int status, const char *text, size_t len)
 {
-    json_t *reply = status == 200 ? json_loadb(text, len, 0, NULL) : NULL;
+    json_auto_t *reply = status == 200 ? json_loadb(text, len, 0, NULL) : NULL;
 
     if (json_is_true(json_object_get(reply, "is_paused")))
         out->held = "paused";
     if (json_is_true(json_object_get(reply, "is_sleeping")))
         out->held = "asleep";
-    json_decref(reply);
 }
 
 int api_read_version(char out[API_VERSION_MAX + 1], enum upstream_kind kind, const char *text,
                      size_t len, struct err *e)
 {
-    json_t *reply = json_loadb(text, len, 0, NULL);
+    json_auto_t *reply = json_loadb(text, len, 0, NULL);
     const json_t *version = upstream_api(kind)->version(reply);
-    bool says = json_is_string(version) || json_is_null(version);
 
-    if (says)
-        (void)snprintf(out, API_VERSION_MAX + 1, "%s",
-                       json_is_string(version) ? json_string_value(version) : "");
-    json_decref(reply);
-    return says ? 0
-                : err_set(e, ERR_UNREADABLE, "", "its reply to %s has no weight_version",
-                          upstream_api(kind)->queries[API_GET_VERSION].path);
+    if (!json_is_string(version) && !json_is_null(version))
+        return err_set(e, ERR_UNREADABLE, "", "its reply to %s has no weight_version",
+                       upstream_api(kind)->queries[API_GET_VERSION].path);
+    (void)snprintf(out, API_VERSION_MAX + 1, "%s",
+                   json_is_string(version) ? json_string_value(version) : "");
+    return 0;
 }
 
 int api_read_ranks(uint64_t *out, enum upstream_kind kind, const char *text, size_t len,
                    struct err *e)
 {
-    json_t *reply = json_loadb(text, len, 0, NULL);
+    json_auto_t *reply = json_loadb(text, len, 0, NULL);
     uint64_t n = upstream_api(kind)->n_ranks(reply);
 
-    json_decref(reply);
     if (n == 0)
         return err_set(e, ERR_UNREADABLE, "", "its reply to %s does not say how many ranks it has",
                        upstream_api(kind)->queries[API_GET_RANKS].path);
@@ -168,19 +160,16 @@ int api_read_ranks(uint64_t *out, enum upstream_kind kind, const char *text, siz
 bool api_has_no_ranks(enum upstream_kind kind, const char *text, size_t len)
 {
     const struct upstream_api *api = upstream_api(kind);
-    json_t *reply = json_loadb(text, len, 0, NULL);
-    bool none = api->has_no_ranks != NULL && api->has_no_ranks(reply);
+    json_auto_t *reply = json_loadb(text, len, 0, NULL);
 
-    json_decref(reply);
-    return none;
+    return api->has_no_ranks != NULL && api->has_no_ranks(reply);
 }
 
 json_t *api_read_config(enum upstream_kind kind, const char *text, size_t len, struct err *e)
 {
-    json_t *reply = json_loadb(text, len, 0, NULL);
+    json_auto_t *reply = json_loadb(text, len, 0, NULL);
     json_t *config = upstream_api(kind)->config(reply);
 
-    json_decref(reply);
     if (json_is_object(config))
         return config;
     json_decref(config);
@@ -189,27 +178,25 @@ json_t *api_read_config(enum upstream_kind kind, const char *text, size_t len, s
     return NULL;
 }
 
+/* New; NULL: it is no string, or no memory. */
+static char *copy_of(const json_t *value)
+{
+    return json_is_string(value) ? strdup(json_string_value(value)) : NULL;
+}
+
 char *api_read_model(enum upstream_kind kind, const char *text, size_t len)
 {
     struct err ignored = {0};
-    json_t *config = api_read_config(kind, text, len, &ignored);
-    const char *model = json_string_value(
-        json_object_get(json_object_get(config, "model_config"), "model"));
-    char *copy = model != NULL ? strdup(model) : NULL;
+    json_auto_t *config = api_read_config(kind, text, len, &ignored);
 
-    json_decref(config);
-    return copy;
+    return copy_of(json_object_get(json_object_get(config, "model_config"), "model"));
 }
 
 char *api_read_architecture(const char *text, size_t len)
 {
-    json_t *model = json_loadb(text, len, 0, NULL);
-    const char *name = json_string_value(
-        json_array_get(json_object_get(model, "architectures"), 0));
-    char *copy = name != NULL ? strdup(name) : NULL;
+    json_auto_t *model = json_loadb(text, len, 0, NULL);
 
-    json_decref(model);
-    return copy;
+    return copy_of(json_array_get(json_object_get(model, "architectures"), 0));
 }
 
 /* canary and checksums */
@@ -236,7 +223,6 @@ void api_read_canary(struct api_canary *out, enum upstream_kind kind, int status
                      size_t len)
 {
     const struct upstream_api *api = upstream_api(kind);
-    json_t *reply;
 
     *out = (struct api_canary){.kind = API_CANARY_NONE};
     if (api->canary_value == NULL) {
@@ -247,10 +233,10 @@ void api_read_canary(struct api_canary *out, enum upstream_kind kind, int status
                !api_is_auth_error(status)) {
         out->kind = API_CANARY_UNSUPPORTED;
     } else if (status == 200) {
-        reply = json_loadb(text, len, 0, NULL);
+        json_auto_t *reply = json_loadb(text, len, 0, NULL);
+
         out->kind = API_CANARY_VALUES_READ;
         read_values(out, api, reply);
-        json_decref(reply);
     }
 }
 
@@ -258,11 +244,10 @@ int api_read_checksums(struct api_checksums *out, enum upstream_kind kind, const
                        size_t len, struct err *e)
 {
     const struct upstream_api *api = upstream_api(kind);
-    json_t *reply = json_loadb(text, len, 0, NULL), *sum;
-    json_t *sums = api->checksums != NULL ? api->checksums(reply) : NULL;
+    json_auto_t *reply = json_loadb(text, len, 0, NULL);
+    json_t *sum, *sums = api->checksums != NULL ? api->checksums(reply) : NULL;
     const char *key;
 
-    json_decref(reply);
     *out = (struct api_checksums){.reply = sums};
     if (json_object_size(sums) == 0) {
         api_checksums_fini(out);
@@ -306,37 +291,28 @@ const char *api_checksum_parameter(enum upstream_kind kind, const char *key)
 int api_check_done(enum upstream_kind kind, enum api_op op, const struct api_args *args,
                    const struct api_context *ctx, const char *text, size_t len, struct err *e)
 {
-    json_t *reply = json_loadb(text, len, 0, NULL);
-    int rc = upstream_api(kind)->check_done(op, args, ctx, reply, e);
+    json_auto_t *reply = json_loadb(text, len, 0, NULL);
 
-    json_decref(reply);
-    return rc;
+    return upstream_api(kind)->check_done(op, args, ctx, reply, e);
 }
 
 bool api_reset_is_proven(enum upstream_kind kind, const struct api_args *args, const char *text,
                          size_t len)
 {
     const struct upstream_api *api = upstream_api(kind);
-    json_t *reply = json_loadb(text, len, 0, NULL);
-    bool proven = api->reset_is_proven == NULL || api->reset_is_proven(args, reply);
+    json_auto_t *reply = json_loadb(text, len, 0, NULL);
 
-    json_decref(reply);
-    return proven;
+    return api->reset_is_proven == NULL || api->reset_is_proven(args, reply);
 }
 
 bool api_adapter_is_absent(enum upstream_kind kind, const char *name, int status, const char *text,
                            size_t len)
 {
     const struct upstream_api *api = upstream_api(kind);
-    json_t *reply;
-    bool absent;
+    json_auto_t *reply = json_loadb(text, len, 0, NULL);
 
-    if (api->adapter_is_absent == NULL)
-        return status == 404;
-    reply = json_loadb(text, len, 0, NULL);
-    absent = api->adapter_is_absent(name, status, reply);
-    json_decref(reply);
-    return absent;
+    return api->adapter_is_absent != NULL ? api->adapter_is_absent(name, status, reply)
+                                          : status == 404;
 }
 
 /* errors */
@@ -368,43 +344,35 @@ const char *api_wrong_kind_hint(enum upstream_kind kind, int status)
 
 bool api_lacks_route(int status, const char *text, size_t len)
 {
-    json_t *reply = status == 404 ? json_loadb(text, len, 0, NULL) : NULL;
+    json_auto_t *reply = status == 404 ? json_loadb(text, len, 0, NULL) : NULL;
     const char *detail = json_string_value(json_object_get(reply, "detail"));
-    bool lacks = detail != NULL && strcmp(detail, "Not Found") == 0 && json_object_size(reply) == 1;
 
-    json_decref(reply);
-    return lacks;
+    return detail != NULL && strcmp(detail, "Not Found") == 0 && json_object_size(reply) == 1;
 }
 
 void api_read_refusal(struct api_refusal *out, const char *text, size_t len)
 {
-    json_t *reply = json_loadb(text, len, 0, NULL);
+    json_auto_t *reply = json_loadb(text, len, 0, NULL);
     const json_t *error = json_object_get(reply, "error");
     const char *param = api_text(error, "param", "");
 
     *out = (struct api_refusal){.code = api_error_code(api_text(error, "code", ""))};
     if (param[0] == '/')
         (void)snprintf(out->field, sizeof out->field, "%s", param);
-    json_decref(reply);
 }
 
 uint64_t api_read_count(const char *text, size_t len, const char *member)
 {
-    json_t *reply = text != NULL ? json_loadb(text, len, 0, NULL) : NULL;
-    uint64_t n = api_positive(json_object_get(reply, member));
+    json_auto_t *reply = json_loadb(text, len, 0, NULL);
 
-    json_decref(reply);
-    return n;
+    return api_positive(json_object_get(reply, member));
 }
 
 char *api_read_digest(const char *text, size_t len)
 {
-    json_t *reply = text != NULL ? json_loadb(text, len, 0, NULL) : NULL;
-    const char *digest = api_text(reply, "digest", NULL);
-    char *copy = digest != NULL ? strdup(digest) : NULL;
+    json_auto_t *reply = json_loadb(text, len, 0, NULL);
 
-    json_decref(reply);
-    return copy;
+    return copy_of(json_object_get(reply, "digest"));
 }
 
 /* {"error": {"message"}}, {"error": "…"}, {"message"}, {"detail"}, {"error_message"}. */
@@ -422,14 +390,13 @@ static const char *message_of(const json_t *reply)
 
 void api_read_error(char *out, size_t cap, const char *text, size_t len)
 {
-    json_t *reply = json_loadb(text, len, 0, NULL);
+    json_auto_t *reply = json_loadb(text, len, 0, NULL);
     const char *message = message_of(reply);
 
     if (message != NULL)
         (void)snprintf(out, cap, "%s", message);
     else
         (void)snprintf(out, cap, "%.*s", (int)(len < cap ? len : cap - 1), text);
-    json_decref(reply);
     for (char *c = out; *c != '\0'; c++)
         if ((unsigned char)*c < 0x20)
             *c = ' ';

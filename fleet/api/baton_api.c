@@ -37,15 +37,14 @@ static json_t *with_ours(json_t *body, const struct api_draft *d, const char *up
 }
 
 /* A body that names tensors is big: it is made text once for all batons, and ours go behind it.
- * {"a":1} and {"b":2}: the last and the first byte become a comma. Steals ours. */
-static int set_spliced(const struct api_draft *d, json_t *ours)
+ * {"a":1} and {"b":2}: the last and the first byte become a comma. */
+static int set_spliced(const struct api_draft *d, const json_t *ours)
 {
     struct api_native *native = d->args->native;
     struct api_request *out = d->out;
     char *end = json_dumps(ours, JSON_COMPACT);
     size_t n;
 
-    json_decref(ours);
     if (native->text == NULL)
         native->text = json_dumps(d->own, JSON_COMPACT | JSON_REAL_PRECISION(17));
     n = native->text != NULL ? strlen(native->text) - 1 : 0;
@@ -62,17 +61,14 @@ static int set_spliced(const struct api_draft *d, json_t *ours)
 
 static int set_own_body(const struct api_draft *d, const char *update_id)
 {
-    json_t *body = with_ours(
+    json_auto_t *body = with_ours(
         d->own != NULL ? json_copy((json_t *)(uintptr_t)d->own) : own_body(d->args), d, update_id);
-    json_t *ours = with_ours(json_object(), d, update_id);
+    json_auto_t *ours = with_ours(json_object(), d, update_id);
     size_t n = json_object_size(d->own), n_ours = json_object_size(ours);
 
     if (d->args->tensors == NULL || n == 0 || n_ours == 0 ||
-        json_object_size(body) != n + n_ours) { /* nothing to splice, or ours replace theirs */
-        json_decref(ours);
-        return api_set_body(d, body);
-    }
-    json_decref(body);
+        json_object_size(body) != n + n_ours) /* nothing to splice, or ours replace theirs */
+        return api_set_body(d, json_incref(body));
     return set_spliced(d, ours);
 }
 
@@ -134,7 +130,7 @@ static void read_update_id(struct upstream_report *out, const json_t *status)
 
 static void baton_read_status(struct upstream_report *out, const char *text, size_t len)
 {
-    json_t *status = json_loadb(text, len, 0, NULL);
+    json_auto_t *status = json_loadb(text, len, 0, NULL);
 
     api_copy_text(out->process, json_object_get(status, "boot_id"));
     memcpy(out->identity, out->process, sizeof out->identity);
@@ -142,7 +138,6 @@ static void baton_read_status(struct upstream_report *out, const char *text, siz
     read_update_id(out, status);
     read_not_ready(out, status);
     read_held(out, status);
-    json_decref(status);
 }
 
 static const json_t *baton_ranks(const json_t *reply)
@@ -164,11 +159,10 @@ static bool baton_has_no_ranks(const json_t *reply)
 
 void api_read_boot_id(char out[FLEET_LABEL_MAX + 1], const char *text, size_t len)
 {
-    json_t *reply = json_loadb(text, len, 0, NULL);
+    json_auto_t *reply = json_loadb(text, len, 0, NULL);
 
     out[0] = '\0';
     api_copy_text(out, json_object_get(reply, "boot_id"));
-    json_decref(reply);
 }
 
 static bool copy_update_id(char out[API_UPDATE_ID_MAX + 1], const json_t *from)
@@ -183,30 +177,26 @@ static bool copy_update_id(char out[API_UPDATE_ID_MAX + 1], const json_t *from)
 
 int api_read_update_id(char out[API_UPDATE_ID_MAX + 1], const char *text, size_t len, struct err *e)
 {
-    json_t *reply = json_loadb(text, len, 0, NULL);
-    bool found = copy_update_id(out, reply);
+    json_auto_t *reply = json_loadb(text, len, 0, NULL);
 
-    json_decref(reply);
-    return found ? 0 : err_set(e, ERR_UNREADABLE, "", "its reply to start has no update_id");
+    return copy_update_id(out, reply)
+               ? 0
+               : err_set(e, ERR_UNREADABLE, "", "its reply to start has no update_id");
 }
 
 bool api_is_committed(const char *text, size_t len)
 {
-    json_t *reply = text != NULL ? json_loadb(text, len, 0, NULL) : NULL;
+    json_auto_t *reply = json_loadb(text, len, 0, NULL);
     const json_t *details = json_object_get(json_object_get(reply, "error"), "details");
-    bool committed = strcmp(api_text(details, "phase", ""), "committed") == 0;
 
-    json_decref(reply);
-    return committed;
+    return strcmp(api_text(details, "phase", ""), "committed") == 0;
 }
 
 bool api_read_open_update(char out[API_UPDATE_ID_MAX + 1], const char *text, size_t len)
 {
-    json_t *reply = json_loadb(text, len, 0, NULL);
-    bool open = copy_update_id(out, json_object_get(reply, "update"));
+    json_auto_t *reply = json_loadb(text, len, 0, NULL);
 
-    json_decref(reply);
-    return open;
+    return copy_update_id(out, json_object_get(reply, "update"));
 }
 
 /* is it done? */

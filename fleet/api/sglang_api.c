@@ -191,10 +191,9 @@ static int sglang_abort_requests(const struct api_draft *d)
 
 static void sglang_read_status(struct upstream_report *out, const char *text, size_t len)
 {
-    json_t *reply = json_loadb(text, len, 0, NULL);
+    json_auto_t *reply = json_loadb(text, len, 0, NULL);
 
     api_copy_text(out->label, api_top_version(reply));
-    json_decref(reply);
 }
 
 static uint64_t sglang_n_ranks(const json_t *reply)
@@ -302,13 +301,12 @@ static bool sglang_has_mapped_nothing(int status, const json_t *reply)
 
 int api_read_bucket_ranks(struct api_bucket_ranks *out, const char *text, size_t len, struct err *e)
 {
-    json_t *reply = json_loadb(text, len, 0, NULL);
+    json_auto_t *reply = json_loadb(text, len, 0, NULL);
     uint64_t pp = api_positive(json_object_get(reply, "pp_size"));
 
     *out = (struct api_bucket_ranks){.n_entries = api_positive(json_object_get(reply, "tp_size")),
                                      .n_stages = pp > 0 ? pp : 1};
     (void)snprintf(out->release, sizeof out->release, "%s", api_text(reply, "version", ""));
-    json_decref(reply);
     return out->n_entries > 0 ? 0
                               : err_set(e, ERR_UNREADABLE, "",
                                         "its reply to %s does not say how many ranks it has",

@@ -57,12 +57,9 @@ bool api_renames_for_lora(enum upstream_kind kind, const struct upstream_report 
 int api_names_for_lora(enum api_names *out, enum upstream_kind kind, const char *release,
                        const char *architecture, const char *text, size_t len, struct err *e)
 {
-    json_t *config = api_read_config(kind, text, len, e);
-    int rc = config != NULL ? kinds[kind]->names_for_lora(out, release, architecture, config, e)
-                            : -1;
+    json_auto_t *config = api_read_config(kind, text, len, e);
 
-    json_decref(config);
-    return rc;
+    return config != NULL ? kinds[kind]->names_for_lora(out, release, architecture, config, e) : -1;
 }
 
 const char *api_refuses_windows(enum upstream_kind kind, const char *release)
@@ -75,11 +72,9 @@ const char *api_refuses_windows(enum upstream_kind kind, const char *release)
 bool api_has_mapped_nothing(enum upstream_kind kind, int status, const char *text, size_t len)
 {
     const struct upstream_api *api = kinds[kind];
-    json_t *reply = json_loadb(text, len, 0, NULL);
-    bool nothing = api->has_mapped_nothing != NULL && api->has_mapped_nothing(status, reply);
+    json_auto_t *reply = json_loadb(text, len, 0, NULL);
 
-    json_decref(reply);
-    return nothing;
+    return api->has_mapped_nothing != NULL && api->has_mapped_nothing(status, reply);
 }
 
 void api_request_fini(struct api_request *r)

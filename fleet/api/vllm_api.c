@@ -217,11 +217,10 @@ static int vllm_pause(const struct api_draft *d)
 /* Its sleep takes no tags; since 0.31 another route releases the KV cache alone. */
 static int vllm_sleep(const struct api_draft *d)
 {
-    json_t *tags = api_tags(d);
+    json_auto_t *tags = api_tags(d);
     const char *tag = json_string_value(json_array_get(tags, 0));
     bool one = json_array_size(tags) == 1, kv = tag != NULL && strcmp(tag, "kv_cache") == 0;
 
-    json_decref(tags);
     if (one && kv && vllm_has(d->ctx->release, VLLM_RELEASES_KV))
         return api_set_path(d->out, "/release_kv_cache_memory");
     if (one)
@@ -234,11 +233,12 @@ static int vllm_sleep(const struct api_draft *d)
     return 0;
 }
 
-static int put_tags(const struct api_draft *d, const json_t *tags)
+static int vllm_wake(const struct api_draft *d)
 {
     static const char *const known[] = {"weights", "kv_cache", NULL};
-    struct api_request *out = d->out;
-    size_t i, len = strlen(out->path);
+    json_auto_t *tags = api_tags(d);
+    char *path = d->out->path;
+    size_t i, len = strlen(path);
     const json_t *tag;
 
     if (json_array_size(tags) > 2)
@@ -250,19 +250,10 @@ static int put_tags(const struct api_draft *d, const json_t *tags)
 
         if (api_check_word(word, known, "/tags", d->e) != 0)
             return -1;
-        len += (size_t)snprintf(out->path + len, sizeof out->path - len, "%ctags=%s",
-                                i == 0 ? '?' : '&', word);
+        len += (size_t)snprintf(path + len, API_PATH_MAX - len, "%ctags=%s", i == 0 ? '?' : '&',
+                                word);
     }
     return 0;
-}
-
-static int vllm_wake(const struct api_draft *d)
-{
-    json_t *tags = api_tags(d);
-    int rc = put_tags(d, tags);
-
-    json_decref(tags);
-    return rc;
 }
 
 static int vllm_reset_prefix_cache(const struct api_draft *d)
