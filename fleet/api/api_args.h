@@ -4,6 +4,7 @@
 #define BATON_FLEET_API_API_ARGS_H
 
 #include "control/lifecycle.h"
+#include "fleet/api/api_object.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -11,26 +12,8 @@
 
 struct tensor_list;
 
-/* The body that a client sent to our own route, without what only the fleet uses. It is opaque, so
- * that no member of ours can be lost on the way: a baton gets all of it, with the members of its
- * own request behind them; another kind refuses, by name, what it cannot express. Of one thread:
- * its text is made once, for all batons. Made by fleet/api/api_json.h. */
-struct api_native;
-
-/* api_load_again - the request that loads an adapter, as text to be kept (new): it loads whatever
- * is there by then. NULL: no memory. api_native_parse - of such a text (new); NULL: no memory.
- * api_native_free - accepts NULL. */
-char *api_load_again(const struct api_native *native);
-struct api_native *api_native_parse(const char *text);
-void api_native_free(struct api_native *n);
-
-/* api_native_of - the body of a request of the hand-off, as if a client sent it (new). It is made
- * once for all engines that get these tensors. NULL: no memory. */
-struct api_tensors;
-struct api_native *api_native_of(const struct api_tensors *tensors);
-
 /* What the fleet looks at; all of it is in the body, of the client or of the hand-off
- * (api_native_of). */
+ * (api_object_of). */
 struct api_tensors {
     struct tensor_list *list;   /* NULL: none, or not read */
     const char *group;          /* name of the group that brings them; NULL: none is named */
@@ -64,7 +47,11 @@ struct api_sleep {
 
 /* The arguments of an operation: those of its name are set. All borrowed. */
 struct api_args {
-    struct api_native *native; /* NULL: no client sent it */
+    /* The body that a client sent to our own route, without what only the fleet uses, or that of
+     * the hand-off. It is opaque, so that no member of ours can be lost on the way: a baton gets
+     * all of it, with the members of its own request behind them; another kind refuses, by name,
+     * what it cannot express. NULL: no client sent it */
+    struct api_object *native;
     const struct api_tensors *tensors;
     const struct api_join *join;
     const struct api_pause *pause;

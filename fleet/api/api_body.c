@@ -1,7 +1,5 @@
 #include "fleet/api/upstream_api_priv.h"
 
-#include "weights/tensor_list.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -156,115 +154,6 @@ int api_set_version(const struct api_draft *d)
 {
     return api_set_body(
         d, json_pack("{s:s, s:b}", "new_version", d->args->label, "abort_all_requests", 0));
-}
-
-/* our own bodies */
-
-void api_native_fini(struct api_native *n)
-{
-    free(n->text);
-    n->text = NULL;
-}
-
-char *api_load_again(const struct api_native *native)
-{
-    json_auto_t *again = api_with(json_copy((json_t *)(uintptr_t)native->body), "load_inplace",
-                                  json_true());
-
-    (void)json_object_del(again, "if_revision");
-    return json_dumps(again, JSON_COMPACT);
-}
-
-/* Steals body; NULL: no memory. */
-static struct api_native *native_of(json_t *body)
-{
-    struct api_native *n = body != NULL ? malloc(sizeof *n) : NULL;
-
-    if (n != NULL)
-        *n = (struct api_native){.body = body, .owned = body};
-    else
-        json_decref(body);
-    return n;
-}
-
-struct api_native *api_native_parse(const char *text)
-{
-    return native_of(json_loads(text, 0, NULL));
-}
-
-void api_native_free(struct api_native *n)
-{
-    if (n == NULL)
-        return;
-    json_decref(n->owned);
-    api_native_fini(n);
-    free(n);
-}
-
-/* Adds the columns of a list. @sized  and the bytes of each tensor */
-static int put_columns(json_t *to, const struct tensor_list *list, bool sized)
-{
-    json_auto_t *names = json_array(), *dtypes = json_array(), *shapes = json_array(),
-                *sizes = json_array();
-
-    for (uint32_t i = 0; i < list->n_tensors; i++) {
-        const struct tensor_spec *t = &list->tensors[i];
-        json_t *shape = json_array();
-
-        for (uint32_t k = 0; k < t->ndim; k++)
-            (void)json_array_append_new(shape, json_integer((json_int_t)t->shape[k]));
-        (void)json_array_append_new(names, json_string(t->name));
-        (void)json_array_append_new(dtypes, json_string(dtype_torch_name(t->dtype)));
-        (void)json_array_append_new(shapes, shape);
-        (void)json_array_append_new(sizes, json_integer((json_int_t)t->nbytes));
-    }
-    if (json_array_size(names) + json_array_size(dtypes) + json_array_size(shapes) +
-            json_array_size(sizes) ==
-        4 * (size_t)list->n_tensors)
-        (void)json_object_update_new(to, json_pack("{s:O, s:O, s:O, s:O*}", "names", names,
-                                                   "dtypes", dtypes, "shapes", shapes,
-                                                   "tensor_sizes", sized ? sizes : NULL));
-    return json_object_size(to) > 0 ? 0 : -1;
-}
-
-/* The ranks of a hand-off have one text, which may name a whole model. */
-static json_t *entries_json(const struct api_tensors *t)
-{
-    json_t *list = json_array(), *entry = NULL;
-
-    for (size_t i = 0; i < t->n_entries; i++) {
-        if (i > 0 && t->entries[i] == t->entries[i - 1])
-            json_incref(entry);
-        else
-            entry = json_string(t->entries[i]);
-        (void)json_array_append_new(list, entry);
-    }
-    if (json_array_size(list) == t->n_entries)
-        return list;
-    json_decref(list);
-    return NULL;
-}
-
-static json_t *tensors_json(const struct api_tensors *t)
-{
-    json_t *body = json_object();
-
-    if (t->format != NULL)
-        body = api_with_text(body, "serialized_format", t->format);
-    if (t->serialized)
-        return api_with(body, "serialized_named_tensors", entries_json(t));
-    if (t->list != NULL && put_columns(body, t->list, t->packed) != 0) {
-        json_decref(body);
-        return NULL;
-    }
-    if (t->packed)
-        body = api_with(body, "packed", json_true());
-    return api_with_text(body, "ipc_handles_pickled", t->handles);
-}
-
-struct api_native *api_native_of(const struct api_tensors *t)
-{
-    return native_of(tensors_json(t));
 }
 
 json_t *api_tags(const struct api_draft *d)

@@ -6,13 +6,15 @@
 #include "fleet/api/upstream_api.h"
 
 #include <jansson.h>
+#include <stdatomic.h>
 
-struct api_native {
-    const json_t *body; /* borrowed; not changed while this is in use */
+struct api_object {
+    const json_t *json; /* not changed while this is in use */
     char *text;         /* owned; the same as text, once a baton got it; NULL: not yet */
-    json_t *owned;      /* of api_native_parse; else NULL */
+    json_t *owned;      /* NULL: `json` is borrowed, and this is the caller's: api_object_fini */
+    atomic_uint n_refs; /* of one that owns */
 };
-void api_native_fini(struct api_native *n); /* accepts a zeroed one */
+void api_object_fini(struct api_object *o); /* accepts a zeroed one */
 
 /* api_object_json - borrowed; NULL of NULL. */
 const json_t *api_object_json(const struct api_object *o);

@@ -1,12 +1,8 @@
 #include "fleet/api/upstream_api_priv.h"
 
-#include <stdatomic.h>
-#include <stdlib.h>
+#include "weights/tensor_list.h"
 
-struct api_object {
-    atomic_uint n_refs;
-    json_t *json; /* owned */
-};
+#include <stdlib.h>
 
 /* Steals json; NULL: no memory. */
 static struct api_object *object_of(json_t *json)
@@ -17,8 +13,8 @@ static struct api_object *object_of(json_t *json)
         json_decref(json);
         return NULL;
     }
+    *o = (struct api_object){.json = json, .owned = json};
     atomic_init(&o->n_refs, 1);
-    o->json = json;
     return o;
 }
 
@@ -33,8 +29,15 @@ void api_object_unref(struct api_object *o)
 {
     if (o == NULL || atomic_fetch_sub_explicit(&o->n_refs, 1, memory_order_acq_rel) > 1)
         return;
-    json_decref(o->json);
+    json_decref(o->owned);
+    free(o->text);
     free(o);
+}
+
+void api_object_fini(struct api_object *o)
+{
+    free(o->text);
+    o->text = NULL;
 }
 
 const json_t *api_object_json(const struct api_object *o)
@@ -42,33 +45,105 @@ const json_t *api_object_json(const struct api_object *o)
     return o != NULL ? o->json : NULL;
 }
 
-struct api_object *api_columns_of(const struct api_native *native)
+struct api_object *api_object_parse(const char *text, size_t len)
+{
+    json_auto_t *json = json_loadb(text, len, 0, NULL);
+
+    return json_is_object(json) ? object_of(json_incref(json)) : NULL;
+}
+
+struct api_object *api_columns_of(const struct api_object *native)
 {
     static const char *const members[] = {"names", "dtypes", "dtype_names", "shapes", "plan_id"};
     json_t *list = json_object();
 
-    for (size_t i = 0; list != NULL && i < sizeof members / sizeof members[0]; i++) {
-        json_t *value = json_object_get(native->body, members[i]);
+    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
+        json_t *value = json_object_get(native->json, members[i]);
 
-        if (value != NULL && json_object_set(list, members[i], value) != 0) {
-            json_decref(list);
-            return NULL;
-        }
+        if (value != NULL)
+            list = api_with(list, members[i], json_incref(value));
     }
     return object_of(list);
 }
 
-/* what the fleet reads of an update */
-
-struct api_object *api_report_read(const char *text, size_t len)
+char *api_load_again(const struct api_object *native)
 {
-    json_t *report = json_loadb(text, len, 0, NULL);
+    json_auto_t *again = api_with(json_copy((json_t *)(uintptr_t)native->json), "load_inplace",
+                                  json_true());
 
-    if (json_is_object(report))
-        return object_of(report);
-    json_decref(report);
+    (void)json_object_del(again, "if_revision");
+    return json_dumps(again, JSON_COMPACT);
+}
+
+/* of the hand-off */
+
+/* Adds the columns of a list. @sized  and the bytes of each tensor */
+static int put_columns(json_t *to, const struct tensor_list *list, bool sized)
+{
+    json_auto_t *names = json_array(), *dtypes = json_array(), *shapes = json_array(),
+                *sizes = json_array();
+
+    for (uint32_t i = 0; i < list->n_tensors; i++) {
+        const struct tensor_spec *t = &list->tensors[i];
+        json_t *shape = json_array();
+
+        for (uint32_t k = 0; k < t->ndim; k++)
+            (void)json_array_append_new(shape, json_integer((json_int_t)t->shape[k]));
+        (void)json_array_append_new(names, json_string(t->name));
+        (void)json_array_append_new(dtypes, json_string(dtype_torch_name(t->dtype)));
+        (void)json_array_append_new(shapes, shape);
+        (void)json_array_append_new(sizes, json_integer((json_int_t)t->nbytes));
+    }
+    if (json_array_size(names) + json_array_size(dtypes) + json_array_size(shapes) +
+            json_array_size(sizes) ==
+        4 * (size_t)list->n_tensors)
+        (void)json_object_update_new(to, json_pack("{s:O, s:O, s:O, s:O*}", "names", names,
+                                                   "dtypes", dtypes, "shapes", shapes,
+                                                   "tensor_sizes", sized ? sizes : NULL));
+    return json_object_size(to) > 0 ? 0 : -1;
+}
+
+/* The ranks of a hand-off have one text, which may name a whole model. */
+static json_t *entries_json(const struct api_tensors *t)
+{
+    json_t *list = json_array(), *entry = NULL;
+
+    for (size_t i = 0; i < t->n_entries; i++) {
+        if (i > 0 && t->entries[i] == t->entries[i - 1])
+            json_incref(entry);
+        else
+            entry = json_string(t->entries[i]);
+        (void)json_array_append_new(list, entry);
+    }
+    if (json_array_size(list) == t->n_entries)
+        return list;
+    json_decref(list);
     return NULL;
 }
+
+static json_t *tensors_json(const struct api_tensors *t)
+{
+    json_t *body = json_object();
+
+    if (t->format != NULL)
+        body = api_with_text(body, "serialized_format", t->format);
+    if (t->serialized)
+        return api_with(body, "serialized_named_tensors", entries_json(t));
+    if (t->list != NULL && put_columns(body, t->list, t->packed) != 0) {
+        json_decref(body);
+        return NULL;
+    }
+    if (t->packed)
+        body = api_with(body, "packed", json_true());
+    return api_with_text(body, "ipc_handles_pickled", t->handles);
+}
+
+struct api_object *api_object_of(const struct api_tensors *t)
+{
+    return object_of(tensors_json(t));
+}
+
+/* what the fleet reads of an update */
 
 struct api_object *api_report_make(const struct api_report_counts *c)
 {

@@ -40,7 +40,7 @@ static json_t *with_ours(json_t *body, const struct api_draft *d, const char *up
  * {"a":1} and {"b":2}: the last and the first byte become a comma. */
 static int set_spliced(const struct api_draft *d, const json_t *ours)
 {
-    struct api_native *native = d->args->native;
+    struct api_object *native = d->args->native;
     struct api_request *out = d->out;
     char *end = json_dumps(ours, JSON_COMPACT);
     size_t n;

@@ -123,7 +123,7 @@ int api_make_request(struct api_request *out, enum upstream_kind kind, enum api_
     const struct api_draft d = {.api = kinds[kind],
                                 .args = args,
                                 .ctx = ctx,
-                                .own = args->native != NULL ? args->native->body : NULL,
+                                .own = args->native != NULL ? args->native->json : NULL,
                                 .out = &made,
                                 .e = e};
     int rc;

@@ -126,7 +126,7 @@ static void set_outdated(struct fleet_control *fc)
 
 /* The request, to be sent again later (owned). NULL: the tensors are with its sender only, or it is
  * too long to be kept. */
-static char *copy_request(const struct fleet_lora_request *req, const struct api_native *native)
+static char *copy_request(const struct fleet_lora_request *req, const struct api_object *native)
 {
     char *text = req->path != NULL ? api_load_again(native) : NULL;
 
@@ -174,7 +174,7 @@ static void compare_digests(struct fleet_result *results, size_t n)
 
 /* The fleet has the adapter: engines on which the load failed are asked again. */
 static uint64_t add_adapter(struct fleet_control *fc, const struct fleet_lora_request *req,
-                            const struct api_native *native, const struct fleet_result *results,
+                            const struct api_object *native, const struct fleet_result *results,
                             size_t n)
 {
     char *digest = digest_of(results, n);
@@ -195,7 +195,7 @@ static uint64_t add_adapter(struct fleet_control *fc, const struct fleet_lora_re
 }
 
 static int apply_load_results(struct fleet_control *fc, const struct fleet_lora_request *req,
-                              const struct api_native *native, bool known,
+                              const struct api_object *native, bool known,
                               const struct fleet_result *results, size_t n, uint64_t *revision,
                               struct err *e)
 {
@@ -248,7 +248,7 @@ static int load_prepare(struct fleet_control *fc, const struct upstream_list *al
 }
 
 static int load(struct fleet_control *fc, const struct upstream_list *all,
-                const struct fleet_lora_request *req, struct api_native *native,
+                const struct fleet_lora_request *req, struct api_object *native,
                 struct fleet_lora_reply *reply, struct err *e)
 {
     const struct api_args args = {.native = native, .name = req->name, .dir = req->path};
@@ -274,7 +274,7 @@ static int load(struct fleet_control *fc, const struct upstream_list *all,
 }
 
 int fleet_lora_load(struct fleet_control *fc, const struct fleet_lora_request *req,
-                    struct api_native *native, struct fleet_lora_reply *reply, struct err *e)
+                    struct api_object *native, struct fleet_lora_reply *reply, struct err *e)
 {
     struct upstream_list *all = upstreams_list(fc->upstreams);
     int rc = load(fc, all, req, native, reply, e);
@@ -329,7 +329,7 @@ static uint64_t apply_unload_results(struct fleet_control *fc, const char *name,
 }
 
 static int unload(struct fleet_control *fc, const struct upstream_list *all, const char *name,
-                  struct api_native *native, struct fleet_lora_reply *reply, struct err *e)
+                  struct api_object *native, struct fleet_lora_reply *reply, struct err *e)
 {
     const struct api_args args = {.native = native, .name = name};
     struct fleet_target targets[FLEET_MAX];
@@ -351,7 +351,7 @@ static int unload(struct fleet_control *fc, const struct upstream_list *all, con
     return set_cause(reply->results, n, n_good(reply->results, n) > 0, e);
 }
 
-int fleet_lora_unload(struct fleet_control *fc, const char *name, struct api_native *native,
+int fleet_lora_unload(struct fleet_control *fc, const char *name, struct api_object *native,
                       struct fleet_lora_reply *reply, struct err *e)
 {
     struct upstream_list *all = upstreams_list(fc->upstreams);

@@ -37,13 +37,13 @@ void fleet_lora_reply_fini(struct fleet_lora_reply *reply);
  * and in_place is false), ERR_CONFLICT (too many adapters), ERR_UNSYNCED (fewer than --min-ready
  * engines answer), ERR_NO_MEMORY; an engine's; ERR_NOT_FOUND where an engine answers 404. */
 int fleet_lora_load(struct fleet_control *fc, const struct fleet_lora_request *req,
-                    struct api_native *native, struct fleet_lora_reply *reply, struct err *e);
+                    struct api_object *native, struct fleet_lora_reply *reply, struct err *e);
 
 /* fleet_lora_unload - unload it from every engine that answers; an engine that does not have it
  * counts as unloaded. Engines on which it fails are asked again, unless it failed on all.
  * Arguments, threads and errors as fleet_lora_load's; ERR_NOT_FOUND at /lora_name: neither the
  * fleet nor an engine has it. Blocks: up to FLEET_CACHE_US, and the reset of caches. */
-int fleet_lora_unload(struct fleet_control *fc, const char *name, struct api_native *native,
+int fleet_lora_unload(struct fleet_control *fc, const char *name, struct api_object *native,
                       struct fleet_lora_reply *reply, struct err *e);
 
 #endif

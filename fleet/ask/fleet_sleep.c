@@ -80,7 +80,7 @@ static void log_sleep(const struct fleet_sleep_request *req, size_t n_upstreams)
 }
 
 static int set_sleep_of(struct fleet_control *fc, const struct upstream_list *all,
-                        const struct fleet_sleep_request *req, struct api_native *native,
+                        const struct fleet_sleep_request *req, struct api_object *native,
                         struct fleet_result **results, size_t *n, struct err *e)
 {
     const struct api_sleep asked = {.level = req->level, .weights = req->weights, .kv = req->kv};
@@ -120,7 +120,7 @@ static int set_sleep_of(struct fleet_control *fc, const struct upstream_list *al
 }
 
 static int set_sleep(struct fleet_control *fc, const struct fleet_sleep_request *req,
-                     struct api_native *native, struct fleet_result **results, size_t *n,
+                     struct api_object *native, struct fleet_result **results, size_t *n,
                      struct err *e)
 {
     struct upstream_list *all = upstreams_list(fc->upstreams);
@@ -131,7 +131,7 @@ static int set_sleep(struct fleet_control *fc, const struct fleet_sleep_request 
 }
 
 int fleet_sleep_all(struct fleet_control *fc, const struct fleet_sleep_request *req,
-                    struct api_native *native, struct fleet_result **results, size_t *n,
+                    struct api_object *native, struct fleet_result **results, size_t *n,
                     struct err *e)
 {
     int rc;
@@ -146,7 +146,7 @@ int fleet_sleep_all(struct fleet_control *fc, const struct fleet_sleep_request *
 }
 
 int fleet_wake_all(struct fleet_control *fc, const struct fleet_sleep_request *req,
-                   struct api_native *native, struct fleet_result **results, size_t *n,
+                   struct api_object *native, struct fleet_result **results, size_t *n,
                    struct err *e)
 {
     *results = NULL;

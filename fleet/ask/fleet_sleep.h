@@ -28,10 +28,10 @@ struct fleet_sleep_request {
  * engines paused);
  * ERR_UNSYNCED: fewer than --min-ready engines answer; an engine's. */
 int fleet_sleep_all(struct fleet_control *fc, const struct fleet_sleep_request *req,
-                    struct api_native *native, struct fleet_result **results, size_t *n,
+                    struct api_object *native, struct fleet_result **results, size_t *n,
                     struct err *e);
 int fleet_wake_all(struct fleet_control *fc, const struct fleet_sleep_request *req,
-                   struct api_native *native, struct fleet_result **results, size_t *n,
+                   struct api_object *native, struct fleet_result **results, size_t *n,
                    struct err *e);
 
 #endif

@@ -62,7 +62,7 @@ struct serialized {
 static void serialized_free(struct serialized *z)
 {
     for (size_t i = 0; z != NULL && i < FLEET_MAX; i++)
-        api_native_free(z->of[i].native);
+        api_object_unref(z->of[i].native);
     if (z == NULL)
         return;
     free(z->entries);
@@ -91,7 +91,7 @@ static int serialize(struct serialized *z, size_t n_parts, const struct handoff_
             .serialized = true, .entries = z->entries, .n_entries = ranks->of[i].n_entries};
         if (!ranks->is_in[i])
             continue;
-        z->of[i] = (struct api_args){api_native_of(&z->tensors[i]), .tensors = &z->tensors[i]};
+        z->of[i] = (struct api_args){api_object_of(&z->tensors[i]), .tensors = &z->tensors[i]};
         if (z->of[i].native == NULL)
             return err_set(e, ERR_NO_MEMORY, "", NO_MEMORY);
     }
@@ -108,7 +108,7 @@ static int send_export(struct handoff *h, struct fleet_session *s, const struct 
     struct fleet_tensors t = {.source = "handoff", .args = {.tensors = &tensors}};
     int rc = -1;
 
-    t.args.native = z != NULL ? api_native_of(&tensors) : NULL;
+    t.args.native = z != NULL ? api_object_of(&tensors) : NULL;
     if (handles != NULL && t.args.native == NULL)
         (void)err_set(e, ERR_NO_MEMORY, "", NO_MEMORY);
     if (t.args.native != NULL && handoff_ranks_read(&h->ranks, h->cfg.control, s, e) == 0 &&
@@ -117,7 +117,7 @@ static int send_export(struct handoff *h, struct fleet_session *s, const struct 
         rc = fleet_send_tensors(h->cfg.control, s, &t, e);
     }
     serialized_free(z);
-    api_native_free(t.args.native);
+    api_object_unref(t.args.native);
     free(handles);
     return rc;
 }

@@ -361,7 +361,7 @@ static int make_for(struct window_request *q, struct handoff_windows *w, struct 
         window_reader_forget(r);
         return -1;
     }
-    q->of[part] = (struct api_args){api_native_of(&q->buckets[part]), .tensors = &q->buckets[part]};
+    q->of[part] = (struct api_args){api_object_of(&q->buckets[part]), .tensors = &q->buckets[part]};
     return q->of[part].native != NULL ? 0 : refuse_memory(e);
 }
 
@@ -374,7 +374,7 @@ static int send_request(struct handoff_windows *w, struct fleet_session *s,
         .source = "handoff", .args = {.tensors = &r->packed}, .of = r->of, .mapped = mapped};
     int rc = make_packed(r, w, k, e);
 
-    t.args.native = rc == 0 ? api_native_of(&r->packed) : NULL;
+    t.args.native = rc == 0 ? api_object_of(&r->packed) : NULL;
     if (rc == 0 && t.args.native == NULL)
         rc = refuse_memory(e);
 
@@ -385,7 +385,7 @@ static int send_request(struct handoff_windows *w, struct fleet_session *s,
     for (size_t i = 0; i < s->n_parts; i++)
         if (r->of[i].tensors != NULL && !mapped[i])
             window_reader_forget(find_reader(w, s->parts[i].upstream));
-    api_native_free(t.args.native);
+    api_object_unref(t.args.native);
     return rc;
 }
 
@@ -396,7 +396,7 @@ static int send_window(struct handoff_windows *w, struct fleet_session *s,
     int rc = r != NULL ? send_request(w, s, r, ranks, k, e) : refuse_memory(e);
 
     for (size_t i = 0; r != NULL && i < FLEET_MAX; i++) {
-        api_native_free(r->of[i].native);
+        api_object_unref(r->of[i].native);
         free_entries(&r->buckets[i]);
     }
     if (r != NULL) {

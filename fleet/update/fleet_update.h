@@ -17,7 +17,7 @@ struct http_request;
 struct fleet_update_request {
     struct http_request *x;    /* whose client waits for the operation lock; or NULL */
     const char *label;         /* "": none */
-    struct api_native *native; /* of our own start; NULL: no client sent one */
+    struct api_object *native; /* of our own start; NULL: no client sent one */
     const char *selector;      /* static, or NULL */
     bool auto_commit, anonymous, partial, sharded;
     bool convert; /* tell engines that convert only if asked to */
@@ -79,7 +79,7 @@ bool fleet_update_has_engine(struct fleet_control *fc, const struct fleet_sessio
  * engine's API cannot express). ERR_NOT_HANDED_OVER: it is committed, also at batons whose engines
  * lack it so far and without which fewer than --min-ready have it; the same again until they do. */
 int fleet_finish_update(struct fleet_control *fc, struct fleet_session *s, const char *label,
-                        struct api_native *checksums, bool commit, struct err *e);
+                        struct api_object *checksums, bool commit, struct err *e);
 
 /* fleet_commit_open_update - finish the auto-commit update that is open, if there is one.
  * @out  one reference, also on failure; NULL: there is none. Errors: as fleet_finish_update. */

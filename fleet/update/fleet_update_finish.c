@@ -396,7 +396,7 @@ static void log_proven(const struct fleet_session *s)
 }
 
 static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, const char *label,
-                            struct api_native *checksums, bool commit, struct err *e)
+                            struct api_object *checksums, bool commit, struct err *e)
 {
     const struct api_args args = {.native = checksums};
     enum update_phase phase;
@@ -444,7 +444,7 @@ static int finish_with_lock(struct fleet_control *fc, struct fleet_session *s, c
 }
 
 int fleet_finish_update(struct fleet_control *fc, struct fleet_session *s, const char *label,
-                        struct api_native *checksums, bool commit, struct err *e)
+                        struct api_object *checksums, bool commit, struct err *e)
 {
     int rc;
 

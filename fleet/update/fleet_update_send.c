@@ -365,7 +365,7 @@ static int tensors_validate(struct fleet_control *fc, struct fleet_session *s,
 }
 
 /* Without memory for its list, an update that repeats it is refused. */
-static void note_list_locked(struct fleet_session *s, const struct api_native *native,
+static void note_list_locked(struct fleet_session *s, const struct api_object *native,
                              uint64_t began_us)
 {
     api_object_unref(s->list);

@@ -156,7 +156,7 @@ void fleet_session_set_report(struct fleet_session *s, const struct fleet_result
 
         if (results[i].outcome == FLEET_OK && results[i].text != NULL &&
             is_two_phase(s, results[i].upstream))
-            report = api_report_read(results[i].text, results[i].text_len);
+            report = api_object_parse(results[i].text, results[i].text_len);
         if (report != NULL && (weakest == NULL || fleet_coverage_is_weaker(report, weakest))) {
             api_object_unref(weakest);
             weakest = api_object_ref(report);

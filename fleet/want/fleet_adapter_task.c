@@ -89,7 +89,9 @@ static enum fleet_has load(struct fleet_control *fc, const struct fleet_target *
 enum fleet_has fleet_run_adapter_task(struct fleet_control *fc, struct upstream *upstream,
                                       const struct fleet_adapter_task *task, struct err *why)
 {
-    struct api_native *native = task->load != NULL ? api_native_parse(task->load) : NULL;
+    struct api_object *native = task->load != NULL
+                                    ? api_object_parse(task->load, strlen(task->load))
+                                    : NULL;
     const struct api_args args = {.native = native, .name = task->name, .dir = task->path};
     const struct fleet_target target = {.upstream = upstream, .args = &args};
     enum fleet_has has = task->had;
@@ -100,6 +102,6 @@ enum fleet_has fleet_run_adapter_task(struct fleet_control *fc, struct upstream 
         (void)err_set(why, ERR_NO_MEMORY, "", "no memory to load an adapter");
     else
         has = load(fc, &target, task, why);
-    api_native_free(native);
+    api_object_unref(native);
     return has;
 }

@@ -147,7 +147,7 @@ static void make_group(struct fleet_group *g, struct fleet_control *fc,
 }
 
 static int join(struct fleet_control *fc, const struct upstream_list *all,
-                const struct fleet_join_request *req, struct api_native *native,
+                const struct fleet_join_request *req, struct api_object *native,
                 struct fleet_group_reply *reply, struct err *e)
 {
     const struct fleet_handles *handles = req->handles;
@@ -190,7 +190,7 @@ static int join(struct fleet_control *fc, const struct upstream_list *all,
 }
 
 int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *req,
-                     struct api_native *native, struct fleet_group_reply *reply, struct err *e)
+                     struct api_object *native, struct fleet_group_reply *reply, struct err *e)
 {
     struct upstream_list *all = upstreams_list(fc->upstreams);
     int rc = join(fc, all, req, native, reply, e);

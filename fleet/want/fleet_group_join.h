@@ -46,7 +46,7 @@ void fleet_group_reply_fini(struct fleet_group_reply *reply);
  * group have been asked to leave. A group that this one was to replace is forgotten then too, since
  * engines leave it before they join. */
 int fleet_group_join(struct fleet_control *fc, const struct fleet_join_request *req,
-                     struct api_native *native, struct fleet_group_reply *reply, struct err *e);
+                     struct api_object *native, struct fleet_group_reply *reply, struct err *e);
 
 /* fleet_group_leave - all engines that joined leave, and what they set up for handles is undone.
  * @name   NULL: every group

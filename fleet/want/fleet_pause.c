@@ -216,7 +216,7 @@ static void log_pause(struct fleet_control *fc, const char *event, const struct 
 }
 
 int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, uint64_t deadline_us,
-                    struct api_native *native, struct fleet_result **results, size_t *n,
+                    struct api_object *native, struct fleet_result **results, size_t *n,
                     struct err *e)
 {
     const struct api_pause asked = {.mode = req->mode, .reject = req->reject};

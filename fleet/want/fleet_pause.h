@@ -36,7 +36,7 @@ bool fleet_is_paused(struct fleet_control *fc);
  * Errors: fleet_cover_queued's, fleet_request's, an engine's; ERR_UNSYNCED: too many engines
  * went down meanwhile; ERR_CONFLICT: it was resumed. */
 int fleet_pause_all(struct fleet_control *fc, const struct pause_request *req, uint64_t deadline_us,
-                    struct api_native *native, struct fleet_result **results, size_t *n,
+                    struct api_object *native, struct fleet_result **results, size_t *n,
                     struct err *e);
 
 /* fleet_resume_all - resume every reachable engine but those that the open update keeps paused and

@@ -104,7 +104,7 @@ static int send_first(struct app *app, const json_t *ids, struct fleet_target *t
 }
 
 static int abort_on_engines(struct app *app, const struct upstream_list *all, const json_t *ids,
-                            struct api_native *native, struct fleet_result **results, size_t *n,
+                            struct api_object *native, struct fleet_result **results, size_t *n,
                             struct err *e)
 {
     uint64_t deadline_us = clock_after_us(FLEET_CACHE_US);
@@ -138,7 +138,7 @@ int handle_fleet_abort_requests(struct app *app, struct http_request *x, struct 
 {
     struct upstream_list *all;
     struct fleet_result *results = NULL;
-    struct api_native native = {0};
+    struct api_object native = {0};
     const json_t *ids = NULL;
     size_t n = 0, n_queued = 0;
     uint64_t aborted;
@@ -147,7 +147,7 @@ int handle_fleet_abort_requests(struct app *app, struct http_request *x, struct 
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    native.body = body;
+    native.json = body;
     rc = abort_parse(&ids, body, e);
     if (rc == 0 && ids == NULL)
         n_queued = fleet_abort_queued(fleet_of(app->fleet->control), true);
@@ -155,7 +155,7 @@ int handle_fleet_abort_requests(struct app *app, struct http_request *x, struct 
     if (rc == 0)
         rc = abort_on_engines(app, all, ids, &native, &results, &n, e);
     upstream_list_unref(all);
-    api_native_fini(&native);
+    api_object_fini(&native);
     json_decref(body);
     if (rc != 0)
         return -1;

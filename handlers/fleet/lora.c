@@ -166,7 +166,7 @@ static void remove_old_files(struct app *app, const char *name, bool known, cons
 static int load_on_all(struct app *app, struct fleet_lora_request *req, json_t *body,
                        struct lora_sent *sent, struct fleet_lora_reply *reply, struct err *e)
 {
-    struct api_native native = {.body = body};
+    struct api_object native = {.json = body};
     bool known = fleet_lora_exists(app->fleet->control, req->name);
     char *path = NULL;
     int rc = 0;
@@ -177,7 +177,7 @@ static int load_on_all(struct app *app, struct fleet_lora_request *req, json_t *
         req->path = path;
     if (rc == 0)
         rc = fleet_lora_load(app->fleet->control, req, &native, reply, e);
-    api_native_fini(&native);
+    api_object_fini(&native);
     remove_old_files(app, req->name, known, path, reply, e);
     free(path);
     req->path = NULL;
@@ -187,11 +187,11 @@ static int load_on_all(struct app *app, struct fleet_lora_request *req, json_t *
 static int unload_on_all(struct app *app, const char *name, const json_t *body,
                          struct fleet_lora_reply *reply, struct err *e)
 {
-    struct api_native native = {.body = body};
+    struct api_object native = {.json = body};
     bool known = fleet_lora_exists(app->fleet->control, name);
     int rc = fleet_lora_unload(app->fleet->control, name, &native, reply, e);
 
-    api_native_fini(&native);
+    api_object_fini(&native);
     remove_old_files(app, name, known, NULL, reply, e);
     return rc;
 }

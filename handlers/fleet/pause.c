@@ -64,7 +64,7 @@ void fleet_reply_error(struct app *app, struct http_request *x, const struct err
 static int pause_with_lock(struct app *app, struct http_request *x, const struct pause_request *req,
                            const json_t *body, struct err *e)
 {
-    struct api_native native = {.body = body};
+    struct api_object native = {.json = body};
     struct fleet_control *fc = app->fleet->control;
     struct fleet_result *results;
     struct pause now;
@@ -72,7 +72,7 @@ static int pause_with_lock(struct app *app, struct http_request *x, const struct
     uint64_t deadline_us = x->began_us + (uint64_t)req->timeout_s * 1000000;
     int rc = fleet_pause_all(fc, req, deadline_us, &native, &results, &n, e);
 
-    api_native_fini(&native);
+    api_object_fini(&native);
     if (results == NULL)
         return -1;
     fleet_get_pause(fc, &now);
@@ -187,14 +187,14 @@ static int request_all(struct app *app, struct http_request *x, enum api_op op,
 int handle_fleet_reset_cache(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
-    struct api_native native = {0};
+    struct api_object native = {0};
     struct api_args args = {.native = &native};
     json_t *body;
     int rc;
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    native.body = body;
+    native.json = body;
     args.running = json_is_true(json_object_get(body, "running"));
     args.external = json_is_true(json_object_get(body, "external"));
     if (args.running) {
@@ -208,7 +208,7 @@ int handle_fleet_reset_cache(struct app *app, struct http_request *x, struct err
                      e);
     if (args.running)
         fleet_proof_release(fc, NULL);
-    api_native_fini(&native);
+    api_object_fini(&native);
     json_decref(body);
     return rc;
 }

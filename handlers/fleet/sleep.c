@@ -75,7 +75,7 @@ int handle_fleet_sleep(struct app *app, struct http_request *x, struct err *e)
 {
     struct fleet_control *fc = app->fleet->control;
     struct fleet_sleep_request req = {0};
-    struct api_native native = {0};
+    struct api_object native = {0};
     struct fleet_result *results;
     uint64_t level = 1;
     json_t *body;
@@ -84,7 +84,7 @@ int handle_fleet_sleep(struct app *app, struct http_request *x, struct err *e)
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    native.body = body;
+    native.json = body;
     rc = body_u64(&level, body, "", "level", 1, 2, e);
     req.level = (int)level;
     if (rc == 0)
@@ -97,7 +97,7 @@ int handle_fleet_sleep(struct app *app, struct http_request *x, struct err *e)
         rc = sleep_reply(app, x, rc, req.level, results, n, e);
         fleet_op_unlock(fc);
     }
-    api_native_fini(&native);
+    api_object_fini(&native);
     json_decref(body);
     return rc;
 }
@@ -109,7 +109,7 @@ int handle_fleet_wake(struct app *app, struct http_request *x, struct err *e)
     struct fleet_control *fc = app->fleet->control;
     struct fleet_session *s = NULL;
     struct fleet_sleep_request req = {0};
-    struct api_native native = {0};
+    struct api_object native = {0};
     struct fleet_result *results;
     json_t *body;
     size_t n = 0;
@@ -117,7 +117,7 @@ int handle_fleet_wake(struct app *app, struct http_request *x, struct err *e)
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    native.body = body;
+    native.json = body;
     rc = tags_parse(&req, body, e);
     if (rc == 0 && req.kv) {
         rc = fleet_commit_open_update(fc, "", &s, e);
@@ -135,7 +135,7 @@ int handle_fleet_wake(struct app *app, struct http_request *x, struct err *e)
         rc = sleep_reply(app, x, rc, 0, results, n, e);
         fleet_op_unlock(fc);
     }
-    api_native_fini(&native);
+    api_object_fini(&native);
     json_decref(body);
     return rc;
 }

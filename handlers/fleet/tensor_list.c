@@ -39,7 +39,7 @@ static int compare_ids(const struct fleet_result *results, size_t n, json_t **re
 static int put_tensor_list(struct app *app, struct http_request *x, const json_t *body,
                            struct err *e)
 {
-    struct api_native native = {.body = body};
+    struct api_object native = {.json = body};
     const struct api_args args = {.native = &native};
     struct fleet_result *results = NULL;
     json_t *reply = NULL;
@@ -47,7 +47,7 @@ static int put_tensor_list(struct app *app, struct http_request *x, const json_t
     int rc = fleet_request_all(app->fleet->control, API_PUT_TENSOR_LIST, &args, FLEET_CACHE_US,
                                &results, &n, e);
 
-    api_native_fini(&native);
+    api_object_fini(&native);
     if (rc != 0)
         return -1;
     if (fleet_results_ok(results, n, e) && compare_ids(results, n, &reply, e) == 0) {

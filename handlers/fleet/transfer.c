@@ -129,13 +129,13 @@ int handle_fleet_transfer_init(struct app *app, struct http_request *x, struct e
     struct fleet_control *fc = app->fleet->control;
     struct fleet_group_reply reply = {0};
     struct init_req req = {0};
-    struct api_native native = {0};
+    struct api_object native = {0};
     json_t *body;
     int rc;
 
     if (body_parse(&body, x, x->route, e) != 0)
         return -1;
-    native.body = body;
+    native.json = body;
     rc = init_parse(&req, app, body, e);
     req.join.ends_if_refused = ((const struct route *)x->route)->dialect != DIALECT_NATIVE;
     if (rc == 0)
@@ -149,7 +149,7 @@ int handle_fleet_transfer_init(struct app *app, struct http_request *x, struct e
         rc = group_reply(app, x, rc, &reply, e);
         fleet_op_unlock(fc);
     }
-    api_native_fini(&native);
+    api_object_fini(&native);
     json_decref(body);
     return rc;
 }

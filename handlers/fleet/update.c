@@ -100,21 +100,21 @@ int handle_fleet_update_start(struct app *app, struct http_request *x, struct er
                                        .anonymous = route->session != SESSION_NAMED,
                                        .convert = route_converts(route)};
     struct fleet_results replies = {0};
-    struct api_native native = {0};
+    struct api_object native = {0};
     struct fleet_session *s;
     json_t *body;
     int rc;
 
     if (body_parse(&body, x, route, e) != 0)
         return -1;
-    native.body = body;
+    native.json = body;
     req.native = &native;
     rc = start_parse(&req, body, e);
     if (rc == 0 && req.anonymous)
         fleet_begin_push(app->fleet->control);
     if (rc == 0)
         rc = start_session(app, &req, &s, &replies, e);
-    api_native_fini(&native);
+    api_object_fini(&native);
     json_decref(body);
     if (rc == 0)
         rc = fleet_update_answer(app, x, s, 0, e);
@@ -302,7 +302,7 @@ static void tensors_fini(struct api_tensors *t)
 static int send_tensors(struct app *app, struct fleet_session *s, const struct update_request *w,
                         const json_t *bare, struct err *e)
 {
-    struct api_native native = {.body = bare};
+    struct api_object native = {.json = bare};
     struct api_tensors tensors = {0};
     struct fleet_tensors t = {.args = {.native = &native, .tensors = &tensors},
                               .source = w->source,
@@ -315,7 +315,7 @@ static int send_tensors(struct app *app, struct fleet_session *s, const struct u
         rc = fleet_send_tensors(app->fleet->control, s, &t, e);
     }
     tensors_fini(&tensors);
-    api_native_fini(&native);
+    api_object_fini(&native);
     if (rc != 0 || !fleet_update_is_covered(app->fleet->control, s))
         return rc;
     return fleet_finish_update(app->fleet->control, s, "", NULL, true, e);
@@ -325,7 +325,7 @@ static int one_shot_run(struct app *app, const struct update_request *w, const j
                         json_t *start, struct fleet_session **out, struct fleet_results *replies,
                         struct err *e)
 {
-    struct api_native native = {.body = start};
+    struct api_object native = {.json = start};
     struct fleet_update_request req = {.native = &native};
     struct fleet_session *s;
     struct err ignored = {0};
@@ -338,7 +338,7 @@ static int one_shot_run(struct app *app, const struct update_request *w, const j
     req.convert = w->convert;
     req.lease_s = UPDATE_ANONYMOUS_LEASE_S;
     rc = fleet_start_update(app->fleet->control, &req, &s, replies, e);
-    api_native_fini(&native);
+    api_object_fini(&native);
     if (rc != 0)
         return -1;
     *out = s;

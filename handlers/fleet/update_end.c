@@ -30,7 +30,7 @@ static int finish_with_body(struct app *app, struct http_request *x, const json_
     struct fleet_session *s;
     const char *label = "";
     const json_t *sums = NULL;
-    struct api_native native = {0};
+    struct api_object native = {0};
     json_t *proof;
     int rc;
 
@@ -41,10 +41,10 @@ static int finish_with_body(struct app *app, struct http_request *x, const json_
                                          : fleet_update_find_open(app, &s, e)) != 0)
         return -1;
     proof = sums != NULL ? json_pack("{s:O}", "checksums", sums) : json_object();
-    native.body = proof;
+    native.json = proof;
     rc = proof != NULL ? fleet_finish_update(app->fleet->control, s, label, &native, commit, e)
                        : fleet_update_no_memory(e);
-    api_native_fini(&native);
+    api_object_fini(&native);
     json_decref(proof);
     return fleet_update_answer(app, x, s, rc, e);
 }

@@ -155,7 +155,7 @@ static void read_error(const char *text, size_t len, size_t cap)
 static void check_kinds(const json_t *native, const char *text, size_t len)
 {
     static const char *const ids[] = {"a"};
-    struct api_native own = {.body = native};
+    struct api_object own = {.json = native};
     const struct api_args args = {.native = &own,
                                   .tensors = &(struct api_tensors){.chunk_id = "c\"\n"},
                                   .join = &(struct api_join){.packed_given = true},
@@ -178,7 +178,7 @@ static void check_kinds(const json_t *native, const char *text, size_t len)
         (void)api_adapter_is_absent((enum upstream_kind)d, "a", 400, text, len);
         CHECK(api_adapter_is_absent((enum upstream_kind)d, "a", 404, text, len));
     }
-    api_native_fini(&own);
+    api_object_fini(&own);
 }
 
 static void check_answer(const char *data, size_t len)

@@ -17,7 +17,7 @@ enum { OWN_IDS_MAX = 4 };
 struct own_args {
     struct api_args args;
     json_t *body; /* owned */
-    struct api_native native;
+    struct api_object native;
     struct api_tensors tensors;
     struct api_join join;
     struct api_pause pause;
@@ -67,7 +67,7 @@ static inline const struct api_args *own_args_of(struct own_args *o, enum api_op
 
     assert_non_null(b);
     assert_true(json_array_size(ids) <= OWN_IDS_MAX);
-    *o = (struct own_args){.body = b, .native = {.body = b}};
+    *o = (struct own_args){.body = b, .native = {.json = b}};
     o->tensors.group = o->join.group = own_text(b, "group_name");
     o->join.by_handles = own_is(b, "transport", "ipc");
     o->join.packed_given = json_object_get(b, "packed") != NULL;
@@ -98,7 +98,7 @@ static inline const struct api_args *own_args_of(struct own_args *o, enum api_op
 
 static inline void own_args_fini(struct own_args *o)
 {
-    api_native_fini(&o->native);
+    api_object_fini(&o->native);
     json_decref(o->body);
 }
 

@@ -297,7 +297,7 @@ static void test_fleet_coverage_unseen_beside_a_spec(void **state)
 static void reports(struct world *w, const char *text)
 {
     api_object_unref(w->s->report);
-    w->s->report = api_report_read(text, strlen(text));
+    w->s->report = api_object_parse(text, strlen(text));
     assert_non_null(w->s->report);
 }
 

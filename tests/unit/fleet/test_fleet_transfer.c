@@ -112,7 +112,7 @@ static void test_fleet_require_group_by_its_own_mark(void **state)
 static struct api_object *list_of(const char *member, const char *value)
 {
     json_t *body = json_pack("{s:s, s:i}", member, value, "other", 1);
-    struct api_object *list = api_columns_of(&(struct api_native){.body = body});
+    struct api_object *list = api_columns_of(&(struct api_object){.json = body});
 
     json_decref(body);
     return list;

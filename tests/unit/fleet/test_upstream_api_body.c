@@ -91,11 +91,11 @@ static void is_sent(enum upstream_kind kind, enum api_op op, const struct api_ar
     struct api_request r;
     struct err e = {0};
 
-    own.native = args->tensors != NULL ? api_native_of(args->tensors) : NULL;
+    own.native = args->tensors != NULL ? api_object_of(args->tensors) : NULL;
     assert_int_equal(api_make_request(&r, kind, op, &own, &(struct api_context){0}, &e), 0);
     assert_string_equal(r.body, wanted);
     api_request_fini(&r);
-    api_native_free(own.native);
+    api_object_unref(own.native);
 }
 
 /* The hand-off has no client. */
