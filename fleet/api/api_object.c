@@ -77,8 +77,8 @@ char *api_load_again(const struct api_object *native)
 
 /* of the hand-off */
 
-/* Adds the columns of a list. @sized  and the bytes of each tensor */
-static int put_columns(json_t *to, const struct tensor_list *list, bool sized)
+/* Adds the columns of a list. Steals body; NULL: no memory. @sized  and the bytes of each tensor */
+static json_t *with_columns(json_t *body, const struct tensor_list *list, bool sized)
 {
     json_auto_t *names = json_array(), *dtypes = json_array(), *shapes = json_array(),
                 *sizes = json_array();
@@ -95,12 +95,14 @@ static int put_columns(json_t *to, const struct tensor_list *list, bool sized)
         (void)json_array_append_new(sizes, json_integer((json_int_t)t->nbytes));
     }
     if (json_array_size(names) + json_array_size(dtypes) + json_array_size(shapes) +
-            json_array_size(sizes) ==
-        4 * (size_t)list->n_tensors)
-        (void)json_object_update_new(to, json_pack("{s:O, s:O, s:O, s:O*}", "names", names,
-                                                   "dtypes", dtypes, "shapes", shapes,
-                                                   "tensor_sizes", sized ? sizes : NULL));
-    return json_object_size(to) > 0 ? 0 : -1;
+                json_array_size(sizes) ==
+            4 * (size_t)list->n_tensors &&
+        json_object_update_new(body, json_pack("{s:O, s:O, s:O, s:O*}", "names", names, "dtypes",
+                                               dtypes, "shapes", shapes, "tensor_sizes",
+                                               sized ? sizes : NULL)) == 0)
+        return body;
+    json_decref(body);
+    return NULL;
 }
 
 /* The ranks of a hand-off have one text, which may name a whole model. */
@@ -123,16 +125,12 @@ static json_t *entries_json(const struct api_tensors *t)
 
 static json_t *tensors_json(const struct api_tensors *t)
 {
-    json_t *body = json_object();
+    json_t *body = api_with_text(json_object(), "serialized_format", t->format);
 
-    if (t->format != NULL)
-        body = api_with_text(body, "serialized_format", t->format);
     if (t->serialized)
         return api_with(body, "serialized_named_tensors", entries_json(t));
-    if (t->list != NULL && put_columns(body, t->list, t->packed) != 0) {
-        json_decref(body);
-        return NULL;
-    }
+    if (t->list != NULL)
+        body = with_columns(body, t->list, t->packed);
     if (t->packed)
         body = api_with(body, "packed", json_true());
     return api_with_text(body, "ipc_handles_pickled", t->handles);

@@ -119,13 +119,14 @@ static const json_t *baton_version(const json_t *reply)
     return json_object_get(json_object_get(reply, "weights"), "weight_version");
 }
 
-static void read_update_id(struct upstream_report *out, const json_t *status)
+static bool copy_update_id(char out[API_UPDATE_ID_MAX + 1], const json_t *from)
 {
-    const char *id = json_string_value(
-        json_object_get(json_object_get(status, "weights"), "update_id"));
+    const char *id = json_string_value(json_object_get(from, "update_id"));
 
-    if (id != NULL && strlen(id) <= FLEET_UPDATE_ID_MAX)
-        (void)snprintf(out->update_id, sizeof out->update_id, "%s", id);
+    if (id == NULL || id[0] == '\0' || strlen(id) > API_UPDATE_ID_MAX)
+        return false;
+    (void)snprintf(out, API_UPDATE_ID_MAX + 1, "%s", id);
+    return true;
 }
 
 static void baton_read_status(struct upstream_report *out, const char *text, size_t len)
@@ -135,7 +136,7 @@ static void baton_read_status(struct upstream_report *out, const char *text, siz
     api_copy_text(out->process, json_object_get(status, "boot_id"));
     memcpy(out->identity, out->process, sizeof out->identity);
     api_copy_text(out->label, baton_version(status));
-    read_update_id(out, status);
+    (void)copy_update_id(out->update_id, json_object_get(status, "weights"));
     read_not_ready(out, status);
     read_held(out, status);
 }
@@ -163,16 +164,6 @@ void api_read_boot_id(char out[FLEET_LABEL_MAX + 1], const char *text, size_t le
 
     out[0] = '\0';
     api_copy_text(out, json_object_get(reply, "boot_id"));
-}
-
-static bool copy_update_id(char out[API_UPDATE_ID_MAX + 1], const json_t *from)
-{
-    const char *id = json_string_value(json_object_get(from, "update_id"));
-
-    if (id == NULL || id[0] == '\0' || strlen(id) > API_UPDATE_ID_MAX)
-        return false;
-    (void)snprintf(out, API_UPDATE_ID_MAX + 1, "%s", id);
-    return true;
 }
 
 int api_read_update_id(char out[API_UPDATE_ID_MAX + 1], const char *text, size_t len, struct err *e)

@@ -139,16 +139,6 @@ int api_make_request(struct api_request *out, enum upstream_kind kind, enum api_
     return rc;
 }
 
-static int set_query_body(struct api_request *out, const char *body, struct err *e)
-{
-    out->method = "POST";
-    out->body = strdup(body);
-    if (out->body == NULL)
-        return api_no_memory(e);
-    out->body_len = strlen(body);
-    return 0;
-}
-
 int api_make_query(struct api_request *out, enum upstream_kind kind, enum api_query query,
                    struct err *e)
 {
@@ -159,8 +149,13 @@ int api_make_query(struct api_request *out, enum upstream_kind kind, enum api_qu
     if (row->path == NULL)
         return 0;
     (void)api_set_path(&made, row->path);
-    if (row->body != NULL && set_query_body(&made, row->body, e) != 0)
-        return -1;
+    if (row->body != NULL) {
+        made.method = "POST";
+        made.body = strdup(row->body);
+        made.body_len = strlen(row->body);
+        if (made.body == NULL)
+            return api_no_memory(e);
+    }
     *out = made;
     return 0;
 }

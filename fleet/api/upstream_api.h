@@ -258,7 +258,7 @@ const char *api_checksum_parameter(enum upstream_kind kind, const char *key);
 void api_read_boot_id(char out[FLEET_LABEL_MAX + 1], const char *text, size_t len);
 
 /* api_read_update_id - of a baton's reply to API_START_UPDATE. Errors: ERR_UNREADABLE. */
-enum { API_UPDATE_ID_MAX = 64 };
+enum { API_UPDATE_ID_MAX = FLEET_UPDATE_ID_MAX };
 int api_read_update_id(char out[API_UPDATE_ID_MAX + 1], const char *text, size_t len,
                        struct err *e);
 
