@@ -107,21 +107,6 @@ int api_check_pause(const struct api_draft *d)
         d->api->name);
 }
 
-int api_refuse(const struct api_draft *d, const struct api_op_row *row)
-{
-    char field[64];
-    int len;
-
-    for (const char *at = row->refuses; at != NULL && *at != '\0'; at += len + (at[len] == ' ')) {
-        len = (int)strcspn(at, " ");
-        (void)snprintf(field, sizeof field, "/%.*s", len, at);
-        if (api_has(d->own, field + 1))
-            return err_set(d->e, ERR_BAD_REQUEST, field, "%s upstreams do not support %s%s",
-                           d->api->name, field + 1, row->takes != NULL ? row->takes : "");
-    }
-    return 0;
-}
-
 int api_refuse_tensor_list(const struct api_draft *d)
 {
     return err_set(

@@ -115,6 +115,22 @@ bool api_context_equal(const struct api_context *a, const struct api_context *b)
            a->has_begun == b->has_begun;
 }
 
+/* Errors: ERR_BAD_REQUEST at the first member that the row refuses and a client sent. */
+static int refuse(const struct api_draft *d, const struct api_op_row *row)
+{
+    char field[64];
+    int len;
+
+    for (const char *at = row->refuses; at != NULL && *at != '\0'; at += len + (at[len] == ' ')) {
+        len = (int)strcspn(at, " ");
+        (void)snprintf(field, sizeof field, "/%.*s", len, at);
+        if (api_has(d->own, field + 1))
+            return err_set(d->e, ERR_BAD_REQUEST, field, "%s upstreams do not support %s%s",
+                           d->api->name, field + 1, row->takes != NULL ? row->takes : "");
+    }
+    return 0;
+}
+
 int api_make_request(struct api_request *out, enum upstream_kind kind, enum api_op op,
                      const struct api_args *args, const struct api_context *ctx, struct err *e)
 {
@@ -130,7 +146,7 @@ int api_make_request(struct api_request *out, enum upstream_kind kind, enum api_
 
     if (row->path != NULL)
         (void)api_set_path(&made, row->path);
-    rc = api_refuse(&d, row);
+    rc = refuse(&d, row);
     if (rc == 0 && row->make != NULL)
         rc = row->make(&d);
     if (rc != 0)

@@ -24,7 +24,8 @@ typedef int api_make_fn(const struct api_draft *d);
 struct api_op_row {
     const char *method, *path; /* NULL: none, `make` only refuses */
     api_make_fn *make;         /* NULL: the request has no body */
-    const char *refuses; /* members of our own body, between spaces, that it cannot express; NULL */
+    const char *refuses; /* members of our own body that it cannot express, between spaces; NULL:
+                            none */
     const char *takes;   /* what it takes instead of these; NULL: nothing */
 };
 
@@ -153,12 +154,8 @@ int api_check_word(const char *word, const char *const *words, const char *field
  * ERR_BAD_REQUEST at /new_requests. */
 int api_check_pause(const struct api_draft *d);
 
-/* api_refuse - Errors: ERR_BAD_REQUEST at the first member that the client sent and the row
- * refuses.
- */
-int api_refuse(const struct api_draft *d, const struct api_op_row *row);
-
-/* The same in vLLM and SGLang. */
+/* The same in vLLM and SGLang. A load is from a directory: else ERR_BAD_REQUEST at /lora_path. A
+ * tensor list is always refused: ERR_BAD_REQUEST. */
 api_make_fn api_load_adapter, api_unload_adapter, api_set_version, api_refuse_tensor_list;
 
 /* ---- api_reply.c: replies ---- */
